@@ -463,6 +463,7 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 // elsewhere are the guards that TestPanicOfAnyGoroutine leaves out.
 var elsewhere = []string{
 	"OnError", "slog.Handler", // of functions of users: TestOnErrorEnds, TestLoggerEnds
+	"question for a certificate",                                       // of functions of users: TestOwnCertificate
 	"close of a store",                                                 // leaves goroutines of Pebble behind: TestPanicInClose
 	"end of a replica",                                                 // leaves those of Raft behind: TestPanicOfStateMachine
 	"late snapshot",                                                    // comes by chance: TestLateSnapshot

@@ -15,12 +15,13 @@ import (
 )
 
 // A node that may have lost entries which it has acknowledged has a new ID since it was opened (see
-// manifest.Volatile and manifest.Lives). By the former one it is still a voter, whom nobody reaches: its groups go on if
-// a majority of the voters has lost nothing, and such a majority has, and elects nobody without, all
-// that was ever acknowledged. It then lets the node take its old place, in one shard after the
-// other: as a member that does not vote, and is sent what it lacks, and then as one that does.
-// Until then the node asks for it. If a majority may have lost something, nobody can tell what was
-// acknowledged, and all stand still until RecoverCluster decides for one of them.
+// manifest.Volatile and manifest.Lives). By the former one it is still a voter, whom nobody
+// reaches: its groups go on if a majority of the voters has lost nothing, and such a majority has,
+// and elects nobody without, all that was ever acknowledged. It then lets the node take its old
+// place, in one shard after the other: as a member that does not vote, and is sent what it lacks,
+// and then as one that does. Until then the node asks for it. If a majority may have lost
+// something, nobody can tell what was acknowledged, and all stand still until RecoverCluster
+// decides for one of them.
 
 // joining is how a node asks to be made a member.
 type joining struct {
@@ -38,7 +39,8 @@ func (n *Node) former() []string {
 	return n.c.Directory.Former
 }
 
-// rejoin asks the other nodes to take this one back, until one has, or the node is about to be closed.
+// rejoin asks the other nodes to take this one back, until one has, or the node is about to be
+// closed.
 func (n *Node) rejoin() {
 	n.log.Warn("the node may have lost what it has acknowledged, as its power has failed since it was open, or its directory "+
 		"is an older copy: it asks the others to take it back", "id", n.self.ID, "former", n.former())
@@ -205,8 +207,8 @@ func (g *Group) standstill() error {
 		"RecoverCluster lets the furthest node go on alone", base.ErrPowerLost, voters, strings.Join(lost, ", "))
 }
 
-// admit lets a node take the place that it had by a former ID, and gives it a vote. As for a removal,
-// the first shard decides whether it is a member: a removal may have come halfway.
+// admit lets a node take the place that it had by a former ID, and gives it a vote. As for a
+// removal, the first shard decides whether it is a member: a removal may have come halfway.
 func (n *Node) admit(ctx context.Context, j joining) error {
 	if len(j.Former) == 0 {
 		return n.add(ctx, j.Peer)
@@ -227,10 +229,10 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 	return n.giveVotes(ctx, j.Peer)
 }
 
-// readmit makes a node whose directory has a new ID a member by that, and no more by its former ones,
-// one step at a time. The new ID comes first, so that a node which is not there by any was removed;
-// and with an address that is none, since Raft wants those of all members to be different. It gets its
-// own at last.
+// readmit makes a node whose directory has a new ID a member by that, and no more by its former
+// ones, one step at a time. The new ID comes first, so that a node which is not there by any was
+// removed; and with an address that is none, since Raft wants those of all members to be different.
+// It gets its own at last.
 func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64, p Peer, former []string) error {
 	isFormer := func(m raft.Server) bool { o := peerOf(m); return o.Node == p.Node && slices.Contains(former, o.ID) }
 	old := slices.IndexFunc(members, isFormer)

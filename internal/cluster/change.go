@@ -1,0 +1,267 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+)
+
+// Change is a change of a group, or what must hold before one.
+type Change byte
+
+const (
+	AddNode          Change = iota // as one that does not vote
+	GiveVote                       // to a node that was added
+	RemoveNode                     // for good
+	MakeLeader                     // of a node; none: it undoes that
+	CheckRemoval                   // whether a node can be removed
+	CheckReplacement               // whether a node can be removed once another one votes
+	CheckMember                    // whether a node is a member
+	CheckLeader                    // whether a node can lead
+	Readmit                        // a node whose directory had other IDs
+	EndOfChanges
+)
+
+// ErrLastNode: a node cannot be removed as its group has no other.
+var ErrLastNode = errors.New("the last node")
+
+// errReconfigured: the group was changed in the meantime.
+var errReconfigured = fmt.Errorf("%w: the members have changed", base.ErrNotLeader)
+
+// configTimeout bounds how long a change of a group waits for the one before.
+const configTimeout = 10 * time.Second
+
+// Change changes the group, and tells settle the outcome, on a goroutine for which Close waits. It
+// is called on the node that leads the group, before the Leader has ended. former are the IDs that
+// the node's directory had.
+func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) {
+	g.node.background.Go(func() {
+		settle(g.node.guarded("change of members", func() error {
+			ctx, cancel := context.WithTimeout(g.node.ctx, configTimeout)
+			defer cancel()
+			for {
+				err := g.changeInTurn(ctx, how, p, former)
+				if !errors.Is(err, errReconfigured) || ctx.Err() != nil {
+					return err
+				}
+				Pause(ctx, nil)
+			}
+		}))
+	})
+}
+
+// changeInTurn is change. What adds or removes a node is done one at a time: the addition of a node
+// that the first shard has then removed comes before its removal here.
+func (g *Group) changeInTurn(ctx context.Context, how Change, p Peer, former []string) error {
+	switch how {
+	case AddNode, Readmit, RemoveNode:
+		select {
+		case g.changing <- struct{}{}:
+			defer func() { <-g.changing }()
+		case <-ctx.Done():
+			return fmt.Errorf("%w: shard %d: another change of its members takes long", base.ErrNotLeader, g.index)
+		}
+	}
+	return g.change(ctx, how, p, former)
+}
+
+func (g *Group) change(ctx context.Context, how Change, p Peer, former []string) error {
+	index, members := g.configuration.get()
+	at := slices.IndexFunc(members, func(m raft.Server) bool { return peerOf(m).Node == p.Node })
+	if at >= 0 && p.ID == "" {
+		p = peerOf(members[at])
+	}
+	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
+	switch how {
+	case AddNode:
+		return g.addLearner(ctx, members, index, p)
+	case GiveVote:
+		if at < 0 || members[at].ID != id {
+			return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, p.Node)
+		}
+		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, index, configTimeout) })
+	case CheckMember, CheckRemoval, CheckReplacement, RemoveNode:
+		switch {
+		case at < 0 && how != RemoveNode, how == CheckMember && !hasID(members, id):
+			return fmt.Errorf("%w: node %q", base.ErrNotMember, p.Node)
+		case at < 0 || how == CheckMember:
+			return nil
+		case g.index == 0:
+			if names := removing(g.node.Status(ctx)); len(names) > 0 {
+				return fmt.Errorf("%w: shard %d: nodes %q are being removed from other shards", base.ErrNotLeader, g.index, names)
+			}
+		}
+		newcomers := 0
+		if how == CheckReplacement {
+			newcomers = 1
+		}
+		rest := slices.DeleteFunc(slices.Clone(members), func(m raft.Server) bool { return peerOf(m).Node == p.Node })
+		if err := g.checkRest(ctx, rest, newcomers); err != nil || how != RemoveNode {
+			return err
+		}
+		if id == g.node.self.ServerID() && g.handOver() == nil {
+			// so that the next leader is asked
+			return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
+		} // or else it leads until it has removed itself
+		if g.index == 0 {
+			if err := g.node.c.Leaders.Forget(ctx, g.index, string(id)); err != nil {
+				return err
+			}
+		}
+		err := g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
+		if err == nil && len(rest) < len(members)-1 {
+			return errReconfigured // it is being taken back, and there by another ID as well
+		}
+		return err
+	case Readmit:
+		return g.readmit(ctx, members, index, p, former)
+	case MakeLeader, CheckLeader:
+		switch {
+		case p.Node == "":
+			g.node.routes.changed() // for balance to look
+			return nil
+		case at < 0:
+			return fmt.Errorf("%w: node %s", base.ErrNotFound, p.Node)
+		case id == g.node.self.ServerID() && g.node.drained():
+			return fmt.Errorf("shard %d: %w: node %s: it is drained", g.index, base.ErrCannotLead, p.Node)
+		case id == g.node.self.ServerID():
+			return nil
+		case how == CheckLeader:
+			return g.isFit(ctx, members[at])
+		}
+		err := g.transfer(members[at])
+		if err == nil || errors.Is(err, base.ErrCannotLead) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", base.ErrUncertain, err)
+	}
+	return ErrMalformedCall
+}
+
+// hasID reports whether a directory is that of a member.
+func hasID(members []raft.Server, id raft.ServerID) bool {
+	return slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == id })
+}
+
+// checkRemoved returns an error if the first shard has removed a node that is not there, by any of
+// the IDs that its directory has had.
+func (g *Group) checkRemoved(ctx context.Context, p Peer, former ...string) error {
+	if g.index > 0 {
+		return g.node.c.Leaders.Change(ctx, 0, CheckMember, p)
+	}
+	for _, id := range slices.Concat(former, []string{p.ID}) {
+		removed, err := g.machine.IsForgotten(string(Peer{Node: p.Node, ID: id}.ServerID()))
+		if err != nil {
+			return fmt.Errorf("%w: shard %d: %w", base.ErrNotLeader, g.index, err)
+		}
+		if removed {
+			return fmt.Errorf("%w: node %q was removed from the cluster with its directory; it may be added again with an empty one",
+				base.ErrNotMember, p.Node)
+		}
+	}
+	return nil
+}
+
+// addLearner makes a node a member that does not vote, or lets a member have another address.
+func (g *Group) addLearner(ctx context.Context, members []raft.Server, index uint64, p Peer) error {
+	known := make([]Peer, len(members))
+	for i, m := range members {
+		known[i] = peerOf(m)
+	}
+	if err := cmp.Or(namesake(known, p), addressee(known, p)); err != nil {
+		return err
+	}
+	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
+	if !hasID(members, id) {
+		if err := g.checkRemoved(ctx, p); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(members, raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
+		return nil // it has been added before
+	}
+	return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, index, configTimeout) })
+}
+
+// checkRest makes sure that the members that would be left, and so many newcomers, have a majority
+// that answers: without it the group would have no leader any more.
+func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	voters := slices.DeleteFunc(slices.Clone(rest), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
+	if len(voters)+newcomers == 0 {
+		return ErrLastNode
+	}
+	silent := make([]error, len(voters))
+	var asking sync.WaitGroup
+	for i, m := range voters {
+		asking.Go(func() {
+			g.node.contain("question for a state", func() {
+				s, err := g.stateAt(ctx, m)
+				if err == nil && s.Failed {
+					err = errors.New("its replica has failed")
+				}
+				silent[i] = err
+			}, func(err error) { silent[i] = err })
+		})
+	}
+	asking.Wait()
+	answers, need := newcomers, (len(voters)+newcomers)/2+1
+	var why []string // texts: a node that cannot be asked is no error of the group
+	for i, err := range silent {
+		if err == nil {
+			answers++
+		} else {
+			why = append(why, fmt.Sprintf("node %s: %s", peerOf(voters[i]).Node, strings.TrimPrefix(err.Error(), "codeq: ")))
+		}
+	}
+	if answers >= need {
+		return nil
+	}
+	return fmt.Errorf("%w: shard %d: %d of the %d that would be left have answered: %s", base.ErrNoMajority, g.index,
+		answers, len(voters)+newcomers, strings.Join(why, "; "))
+}
+
+// reconfigure returns when Raft has changed the group.
+func (g *Group) reconfigure(change func() raft.Future) error {
+	if err := g.enter(); err != nil {
+		return err
+	}
+	defer g.asking.leave()
+	err := change().Error()
+	if err == nil {
+		return nil
+	}
+	if strings.HasPrefix(err.Error(), "configuration changed since") { // Raft has no better word for it
+		return fmt.Errorf("%w: %w", errReconfigured, err)
+	}
+	if err = raftError(err); !errors.Is(err, base.ErrNotLeader) {
+		err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
+	}
+	return err
+}
+
+// members is the group of the shard as this node knows it.
+func (g *Group) members() ([]raft.Server, error) {
+	f := g.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return nil, raftError(err)
+	}
+	return f.Configuration().Servers, nil
+}
+
+// HasMember reports whether a node is a member of the group, as the leader knows it.
+// REQUIRES: this node leads the group, and has applied all that its predecessors have decided.
+func (g *Group) HasMember(node string) (bool, error) {
+	members, err := g.members()
+	return slices.ContainsFunc(members, func(m raft.Server) bool { return peerOf(m).Node == node }), err
+}

@@ -1,0 +1,143 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"codeq/internal/base"
+	"codeq/internal/peer"
+	"codeq/internal/wire"
+)
+
+// join lets the nodes of the cluster add this one.
+func (n *Node) join() error {
+	if n.votes() {
+		return n.checkCluster()
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, joinTimeout)
+	defer cancel()
+	var by []Peer
+	for again := n.NewPatience(); ; {
+		var err error
+		if by, err = n.chooseCluster(ctx); err == nil {
+			break
+		}
+		if !errors.Is(err, errNotBegun) || !again.Wait(ctx, nil) {
+			return fmt.Errorf("codeq: join the cluster: %w", err)
+		}
+	}
+	var errs []error
+	for _, p := range by {
+		if err := n.joinBy(ctx, p, joining{Peer: n.self, Join: true}); err != nil {
+			errs = append(errs, fmt.Errorf("node %q: %w", p.Node, err))
+			continue
+		}
+		return n.poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
+	}
+	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
+}
+
+// checkCluster refuses a node that is part of a cluster, but not of that of its peers.
+func (n *Node) checkCluster() error {
+	ctx, cancel := context.WithTimeout(n.ctx, n.c.HeartbeatTimeout/foundingShare)
+	defer cancel()
+	own, others, other := 0, 0, ""
+	for _, a := range n.introduceAll(ctx, n.c.Peers) {
+		switch {
+		case a.err != nil || a.Cluster == "":
+		case a.Cluster == n.Cluster():
+			own++
+		default:
+			others, other = others+1, a.Cluster
+		}
+	}
+	if others > own && 2*others >= len(n.c.Peers) {
+		return fmt.Errorf("codeq: join the cluster: %w: node %q is of cluster %s, its peers are of %s",
+			base.ErrNotMember, n.self.Node, n.Cluster(), other)
+	}
+	return nil
+}
+
+// errNotBegun: a cluster is about to be founded.
+var errNotBegun = fmt.Errorf("%w: the cluster has not begun", base.ErrNotLeader)
+
+// chooseCluster makes the node one of the cluster of its peers, and returns those that have
+// answered. Half of them must be of one cluster: one address may be another cluster's by now.
+func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
+	var errs []error
+	of := make(map[string][]introduction) // by cluster
+	peers := slices.DeleteFunc(slices.Clone(n.c.Peers), func(p Peer) bool { return p.Node == n.self.Node })
+	for _, a := range n.introduceAll(ctx, peers) {
+		switch {
+		case a.err != nil:
+			errs = append(errs, refusal(a.err))
+		case a.Cluster == "":
+			errs = append(errs, fmt.Errorf("node %q: %w", a.Node, errNotBegun))
+		default:
+			of[a.Cluster] = append(of[a.Cluster], a.introduction)
+		}
+	}
+	for cluster, answers := range of {
+		if len(answers) < len(peers)-len(answers) || len(of) > 1 && 2*len(answers) == len(peers) {
+			continue
+		}
+		for _, i := range answers {
+			if err := namesake(i.Members, n.self); err != nil {
+				return nil, err
+			}
+			at := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == i.Node })
+			by = append(by, Peer{Node: i.Node, ID: i.ID, Address: peers[at].Address})
+		}
+		return by, n.adopt(cluster)
+	}
+	return nil, errors.Join(append(errs, fmt.Errorf("%w: less than half of its %d peers have answered, and are of one cluster",
+		base.ErrNotLeader, len(peers)))...)
+}
+
+// joinBy lets a node of the cluster add this one.
+func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
+	to, err := p.target()
+	if err != nil {
+		return err
+	}
+	if _, err = n.peer.Call(ctx, to, kindJoin, wire.AppendJSON(nil, j)); err != nil {
+		return n.callError(ctx, err)
+	}
+	return nil
+}
+
+// joinTimeout bounds how long a new node waits to be part of a cluster.
+const joinTimeout = 5 * time.Minute
+
+// votes reports whether this node is a voter of every shard's group.
+func (n *Node) votes() bool {
+	for _, s := range n.state() {
+		if !slices.Contains(s.Members, memberState{n.self, true}) {
+			return false
+		}
+	}
+	return true
+}
+
+// serveJoin adds the node that asks for it.
+func (n *Node) serveJoin(r *peer.Request) error {
+	var j joining
+	if err := json.Unmarshal(r.Body, &j); err != nil || j.Node != r.From.Name || j.ID != r.From.ID.String() || j.Address == "" {
+		return ErrMalformedCall
+	}
+	ctx, cancel := context.WithCancel(n.ctx)
+	r.OnCancel(cancel)
+	n.background.Go(func() {
+		defer cancel()
+		if err := n.guarded("joining of a node", func() error { return n.admit(ctx, j) }); err != nil {
+			r.Fail(n.c.EncodeError(err))
+			return
+		}
+		r.Reply(nil)
+	})
+	return nil
+}
