@@ -102,10 +102,11 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 	}
 }
 
-// wasResolved reports whether err, if it is not uncertain, is what an owner has decided.
+// wasResolved reports whether err, if it is not uncertain, is what an owner has decided. It decides
+// nothing about what it refuses for want of room.
 func wasResolved(err error) bool {
 	return !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrFailed) &&
-		!errors.Is(err, ErrNotMember)
+		!errors.Is(err, ErrNotMember) && !errors.Is(err, ErrDiskFull)
 }
 
 // doHere is do without a ctx, for an operation that nobody else has. It does not

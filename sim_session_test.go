@@ -9,6 +9,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/store"
 )
 
 // Messages of a produce that come late: after the life of their node, or after its removal.
@@ -129,6 +131,42 @@ func TestProduceAmidRemoval(t *testing.T) {
 		c.requireReady(t, 2)
 		c.drop(caller)
 	})
+}
+
+// TestProduceAmidFullDisk: a produce is stored, its answer is lost, and the leader's disk is full when
+// it asks again: the outcome is unknown until there is room.
+func TestProduceAmidFullDisk(t *testing.T) {
+	for _, room := range []bool{false, true} {
+		t.Run(fmt.Sprint("room later ", room), func(t *testing.T) {
+			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+				leader, caller := c.lead()
+				q := simQueue(caller)
+				produce(t, q, Task{Queue: "a"})
+				c.net.SetCut(leader.name, caller.name, true)
+				done := make(chan error, 1)
+				go func() {
+					_, err := q.Produce(context.Background(), Task{Queue: "a"})
+					done <- err
+				}()
+				time.Sleep(100 * time.Millisecond)
+				leader.fuse.free.Store(0)
+				time.Sleep(store.LookEvery * time.Millisecond)
+				_, err := simQueue(leader).Produce(context.Background(), Task{Queue: "a"})
+				require.ErrorIs(t, err, ErrDiskFull)
+				c.net.Heal(true)
+				if time.Sleep(simCallTimeout / 3); room {
+					leader.fuse.free.Store(simFree)
+					require.NoError(t, <-done)
+				} else {
+					err = <-done
+					require.ErrorIs(t, err, ErrUncertain)
+					require.NotErrorIs(t, err, ErrDiskFull)
+					leader.fuse.free.Store(simFree)
+				}
+				c.requireReady(t, 2)
+			})
+		})
+	}
 }
 
 // TestLivesOfNodes: the removal of a node that comes late, when the node is a member again, ends no
