@@ -17,7 +17,7 @@ import (
 // first. Each imports those below it only, and whatever of internal is in no layer.
 var layers = [][]string{
 	{"base"}, {"keys", "record", "peer", "inbox", "bulk"}, {"store", "manifest"}, {"schema", "cluster"}, {"conversion"},
-	{"engine", "fsck", "checkpoint", "permits"}, {"dispatch", "listing", "call", "diskspace", "ownerclock"},
+	{"engine", "fsck", "checkpoint", "permits"}, {"dispatch", "listing", "call", "taskbatch", "diskspace", "ownerclock"},
 	{"broadcast", "claimlines"},
 }
 
