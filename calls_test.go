@@ -245,22 +245,6 @@ func FuzzErrors(f *testing.F) {
 	})
 }
 
-// FuzzEntry: a damaged log entry is refused, or is one.
-func FuzzEntry(f *testing.F) {
-	e := entry{batch: []byte("batch"), broadcast: []byte("broadcast")}
-	f.Add(e.append(nil))
-	f.Add([]byte{})
-	f.Add((&entry{}).append(nil))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := parseEntry(b)
-		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
-			return
-		}
-		require.Equal(t, b, e.append(nil))
-	})
-}
-
 // TestClusterOptions: what cannot be is refused before anything is made.
 func TestClusterOptions(t *testing.T) {
 	dir := t.TempDir() + "/q"

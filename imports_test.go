@@ -16,7 +16,7 @@ import (
 // layers are the packages that know what is stored, and others that share their errors, the lowest
 // first. Each imports those below it only, and whatever of internal is in no layer.
 var layers = [][]string{
-	{"base"}, {"keys", "record", "peer", "inbox", "bulk"}, {"store", "manifest"}, {"schema", "cluster"}, {"conversion"},
+	{"base"}, {"keys", "record", "peer", "inbox", "bulk"}, {"store", "manifest"}, {"schema", "cluster", "logentry"}, {"conversion"},
 	{"engine", "fsck", "checkpoint", "permits"}, {"dispatch", "listing", "call", "taskbatch", "diskspace", "ownerclock"},
 	{"broadcast", "claimlines"},
 }

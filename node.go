@@ -37,7 +37,7 @@ func (q *Queue) newNode() *node {
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
 		r := &replica{index: i, node: n, producing: session{life: q.dir.Life}}
-		q.replicas[i], machines[i] = r, &stateMachine{replica: r, adopt: r.adoptFormat}
+		q.replicas[i], machines[i] = r, newStateMachine(r)
 	}
 	var peers []cluster.Peer
 	for _, p := range c.Peers {
