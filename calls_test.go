@@ -293,23 +293,6 @@ func TestNoCluster(t *testing.T) {
 	require.ErrorIs(t, RecoverCluster(dir, nil), ErrNoCluster)
 }
 
-// TestSessions: a produce that is tried again has its first outcome, as long as
-// its caller may ask.
-func TestSessions(t *testing.T) {
-	calls := session{life: 5}
-	one, two := calls.begin(), calls.begin()
-	require.Equal(t, engine.CallNumber{Life: 5, Seq: 1, Low: 1}, one)
-	require.Equal(t, engine.CallNumber{Life: 5, Seq: 2, Low: 1}, two)
-	calls.end(two.Seq)
-	require.EqualValues(t, 1, calls.begin().Low, "the first is still open")
-	calls.end(one.Seq)
-	require.EqualValues(t, 3, calls.begin().Low)
-	calls.outlive(4)
-	require.EqualValues(t, 5, calls.begin().Life)
-	calls.outlive(5)
-	require.Greater(t, calls.begin().Life, uint64(5))
-}
-
 // pageOf is a reader that has read a page.
 func pageOf(o ListOptions, page ...listed) *lister {
 	l := newLister(o)
