@@ -213,20 +213,11 @@ func encodeError(err error) (code byte, text string) {
 func decodeError(code byte, text string) error {
 	switch {
 	case code == codeDuplicate:
-		err := new(DuplicateError)
-		if json.Unmarshal([]byte(text), err) == nil {
-			return err
-		}
+		return decodeDetails(text, new(DuplicateError))
 	case code == codeInvalid:
-		err := new(InvalidError)
-		if json.Unmarshal([]byte(text), err) == nil {
-			return err
-		}
+		return decodeDetails(text, new(InvalidError))
 	case code == codeLifeOver:
-		err := new(engine.LifeOverError)
-		if json.Unmarshal([]byte(text), err) == nil {
-			return err
-		}
+		return decodeDetails(text, new(engine.LifeOverError))
 	case code == codePowerLost:
 		return &textError{text, []error{ErrNotLeader, ErrPowerLost}}
 	case code == codeLeaseCanceled:
@@ -235,6 +226,14 @@ func decodeError(code byte, text string) error {
 		return &textError{text, []error{sentErrors[code]}}
 	}
 	return &textError{text, nil}
+}
+
+// decodeDetails reads an error that was sent with its fields.
+func decodeDetails(text string, err error) error {
+	if json.Unmarshal([]byte(text), err) != nil {
+		return &textError{text, nil}
+	}
+	return err
 }
 
 // produce is do for a produce, which gets a number (session), so that it has its effect once,
