@@ -29,7 +29,7 @@ var (
 	ErrCanceled = base.ErrCanceled
 	// ErrInvalid: an argument was refused before anything was written. The error is an
 	// *InvalidError that names the field, the value and the limit.
-	ErrInvalid = errors.New("codeq: invalid argument")
+	ErrInvalid = base.ErrInvalid
 	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not applied.
 	ErrClosed = base.ErrClosed
 	// ErrFailed: the shard stopped because its storage failed, and refuses operations until the

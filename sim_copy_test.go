@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -188,6 +189,36 @@ func TestOlderCopyGoesOnAlone(t *testing.T) {
 			c.close()
 		})
 	}
+}
+
+// TestCopyFromBeforeTheCluster: a copy of a directory that was of no cluster yet is noticed as well.
+func TestCopyFromBeforeTheCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 0, Options{Shards: 1})
+		for i := range 3 {
+			c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
+			c.nodes = append(c.nodes, c.node(false))
+		}
+		n := c.nodes[2]
+		n.start() // alone
+		image := n.image()
+		require.Empty(t, n.queueDirectory().Cluster)
+		c.nodes[0].start()
+		c.nodes[1].start()
+		n.produce(t, 10)
+		n.stop()
+		n.start()
+		c.awaitSeenAfter(n, image.life)
+		n.stop()
+		n.putBack(image)
+		n.start()
+		n.requireOldCopy(t)
+		n.start()
+		require.NotEqual(t, image.id, n.id())
+		c.awaitVotes()
+		require.Equal(t, 10, n.count(t))
+		c.close()
+	})
 }
 
 // simOlderCopy lets a node have an older copy of its directory, with whom only those are connected then

@@ -7,6 +7,9 @@ import "errors"
 // Errors of stored data.
 var ErrCorrupt = errors.New("codeq: stored data is corrupt")
 
+// ErrInvalid: an argument was refused before anything was written.
+var ErrInvalid = errors.New("codeq: invalid argument")
+
 // Errors of a queue's directory.
 var (
 	ErrNotMember  = errors.New("codeq: not a member of the cluster")

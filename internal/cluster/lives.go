@@ -60,7 +60,7 @@ func (n *Node) makeKnown() {
 	ctx := n.membership.ctx
 	greeted, began, pause := make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
 	for {
-		others := n.others()
+		others := n.others(ctx)
 		strangers := slices.DeleteFunc(slices.Clone(others), func(p Peer) bool { return greeted[p.ID] })
 		for i, err := range n.greet(ctx, strangers) {
 			var refused *peer.RefusedError
@@ -93,9 +93,21 @@ func (n *Node) makeKnown() {
 	}
 }
 
-// others are the other members; each of them has one of its addresses, should it have several.
-func (n *Node) others() (others []Peer) {
-	for _, p := range n.known() {
+// others are the other members; each of them has one of its addresses, should it have several. A node
+// that knows none may be a copy from before it had any: then they are those of its peers that are of
+// its cluster.
+func (n *Node) others(ctx context.Context) (others []Peer) {
+	members := n.known()
+	if len(members) == 0 && n.Cluster() != "" {
+		ctx, cancel := context.WithTimeout(ctx, n.c.HeartbeatTimeout)
+		defer cancel()
+		for _, a := range n.introduceAll(ctx, n.c.Peers) {
+			if a.err == nil && a.Cluster == n.Cluster() {
+				members = append(members, a.peer())
+			}
+		}
+	}
+	for _, p := range members {
 		if p.ID != n.self.ID && !slices.ContainsFunc(others, func(o Peer) bool { return o.ID == p.ID }) {
 			others = append(others, p)
 		}

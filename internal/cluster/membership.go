@@ -254,7 +254,8 @@ func (n *Node) check(ctx context.Context, how Change, node string) error {
 }
 
 // Leave takes this node out of the cluster if that is asked for, and it is part of one. If other
-// nodes leave, too, it waits for its turn.
+// nodes leave, too, it waits for its turn. The last one stays a member, and waits until the others
+// are removed from all shards: they need it for that, and it could not lead a shard later that still has one of them.
 func (n *Node) Leave() error {
 	if !n.c.LeaveOnClose || n.Cluster() == "" {
 		return nil
@@ -262,15 +263,29 @@ func (n *Node) Leave() error {
 	for members := len(n.groups) * len(n.known()); ; {
 		left, err := n.tryLeave()
 		waits := errors.Is(err, base.ErrNotLeader) || errors.Is(err, base.ErrUncertain)
-		if !waits && left == len(n.groups) {
-			// This is the last node: others that have just left may have yet to hear of it.
-			time.Sleep(2 * n.c.ElectionTimeout)
+		if errors.Is(err, base.ErrInvalid) {
+			n.letLeave()
+			return err
 		}
 		if !waits || left >= members {
 			return err
 		}
 		members = left // others have left meanwhile
 	}
+}
+
+// letLeave finishes the removals of all other nodes, as the only one that the first shard still has.
+func (n *Node) letLeave() {
+	ctx, cancel := context.WithTimeout(n.ctx, n.c.CallTimeout)
+	defer cancel()
+	_ = n.poll(ctx, func() (bool, error) {
+		if _, err := n.finishRemovals(ctx); err != nil {
+			return false, nil // no leader yet
+		}
+		_, all := n.membersOf(ctx)
+		return all == len(n.groups), nil
+	}) // or the end of ctx
+	time.Sleep(2 * n.c.ElectionTimeout) // others that have just left may have yet to hear of it
 }
 
 // tryLeave also returns how many members all shards have together. While it removes this node it asks
