@@ -499,7 +499,8 @@ func (m *crowd) refuses(tasks []Task) bool {
 		t := &tasks[i]
 		rec := t.record()
 		parents += len(t.After)
-		bytes += len(rec.Encode()) + len(t.Queue) + len(t.Tenant) + taskCost + len(t.After)*parentCost
+		bytes += len(rec.Encode()) + len(t.Queue) + len(t.Tenant)
+		bytes += 300 + 64*len(t.After) // as Limits.CommitBytes says
 		nth = nth || slices.ContainsFunc(t.After, func(id ID) bool { _, nth := keys.NthOf(id); return nth })
 		if t.Unique.Key != "" {
 			replaces = replaces || known[rec.Unique] && t.Unique.Replace

@@ -6,13 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
-	"codeq/internal/manifest"
+	"codeq/internal/session"
 	"codeq/internal/wire"
 )
 
@@ -215,20 +214,11 @@ func encodeError(err error) (code byte, text string) {
 func decodeError(code byte, text string) error {
 	switch {
 	case code == codeDuplicate:
-		err := new(DuplicateError)
-		if json.Unmarshal([]byte(text), err) == nil {
-			return err
-		}
+		return decodeDetails(text, new(DuplicateError))
 	case code == codeInvalid:
-		err := new(InvalidError)
-		if json.Unmarshal([]byte(text), err) == nil {
-			return err
-		}
+		return decodeDetails(text, new(InvalidError))
 	case code == codeLifeOver:
-		err := new(engine.LifeOverError)
-		if json.Unmarshal([]byte(text), err) == nil {
-			return err
-		}
+		return decodeDetails(text, new(engine.LifeOverError))
 	case code == codePowerLost:
 		return &textError{text, []error{ErrNotLeader, ErrPowerLost}}
 	case code == codeLeaseCanceled:
@@ -239,66 +229,19 @@ func decodeError(code byte, text string) error {
 	return &textError{text, nil}
 }
 
-// In a cluster a produce whose outcome is unknown, because the leader of its
-// shard was lost, is tried again with the next leader, and has its effect once:
-// the node of its caller numbers its produces into each shard, and the shard
-// stores what it answered to those whose callers may not know yet, in the commit
-// of the tasks. With each produce the node says which ones it knows of, so that
-// what is kept is no more than what was under way lately. It says as well in which of its lives it
-// was numbered: a shard refuses those of a life that is over.
-//
-// The idea is that of RIFL (Lee, Park, Kejriwal, Matsushita, Ousterhout,
-// "Implementing Linearizability at Large Scale and Low Latency", 2015).
-
-// session numbers the produces of this node into one shard.
-type session struct {
-	mu      sync.Mutex // guards what follows
-	life    uint64     // of the node, as the shard is to know it: see manifest.LifeAfter
-	last    uint64
-	low     uint64 // the first call that is under way, or the next one
-	pending map[uint64]struct{}
-}
-
-// begin returns the number of a produce, but for the node.
-func (s *session) begin() engine.CallNumber {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.pending == nil {
-		s.pending, s.low = make(map[uint64]struct{}), 1
+// decodeDetails reads an error that was sent with its fields.
+func decodeDetails(text string, err error) error {
+	if json.Unmarshal([]byte(text), err) != nil {
+		return &textError{text, nil}
 	}
-	s.last++
-	s.pending[s.last] = struct{}{}
-	return engine.CallNumber{Life: s.life, Seq: s.last, Low: s.low}
+	return err
 }
 
-// end is when the caller of a produce knows its outcome, or will never ask again.
-func (s *session) end(seq uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.pending, seq)
-	for s.low <= s.last {
-		if _, ok := s.pending[s.low]; ok {
-			return
-		}
-		s.low++
-	}
-}
-
-// outlive begins another life, unless the present one is later than the given one, which the shard
-// knows. It nearly always is: it is not if its clock is behind that of a lost directory of its name.
-func (s *session) outlive(latest uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.life <= latest {
-		s.life = manifest.LifeAfter(latest)
-	}
-}
-
-// produce is do for a produce, which gets a number. One that is refused with the node's life gets a
-// number of another life: no try of it has been applied, or do would say that its outcome is
-// unknown.
+// produce is do for a produce, which gets a number (session), so that it has its effect once,
+// however often it is tried. One that is refused with the node's life gets a number of another
+// life: no try of it has been applied, or do would say that its outcome is unknown.
 func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
-	calls := &n.queue.replicas[shard].producing
+	calls := n.queue.replicas[shard].producing
 	for patience := (cluster.Patience{}); ; op.again() {
 		if settled, err = n.doNumbered(ctx, shard, calls, op); err == nil || !settled {
 			return settled, err
@@ -307,7 +250,7 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 		if !errors.As(err, &over) {
 			return true, err
 		}
-		calls.outlive(over.Latest)
+		calls.Outlive(over.Latest)
 		if patience == (cluster.Patience{}) {
 			patience = n.NewPatience()
 		}
@@ -317,9 +260,9 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 	}
 }
 
-func (n *node) doNumbered(ctx context.Context, shard int, calls *session, op *produceOp) (bool, error) {
-	op.call = calls.begin()
+func (n *node) doNumbered(ctx context.Context, shard int, calls *session.Calls, op *produceOp) (bool, error) {
+	op.call = calls.Begin()
 	op.call.Node = n.Self().Node
-	defer calls.end(op.call.Seq)
+	defer calls.End(op.call.Seq)
 	return n.do(ctx, shard, op)
 }

@@ -245,22 +245,6 @@ func FuzzErrors(f *testing.F) {
 	})
 }
 
-// FuzzEntry: a damaged log entry is refused, or is one.
-func FuzzEntry(f *testing.F) {
-	e := entry{batch: []byte("batch"), broadcast: []byte("broadcast")}
-	f.Add(e.append(nil))
-	f.Add([]byte{})
-	f.Add((&entry{}).append(nil))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := parseEntry(b)
-		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
-			return
-		}
-		require.Equal(t, b, e.append(nil))
-	})
-}
-
 // TestClusterOptions: what cannot be is refused before anything is made.
 func TestClusterOptions(t *testing.T) {
 	dir := t.TempDir() + "/q"
@@ -307,23 +291,6 @@ func TestNoCluster(t *testing.T) {
 	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:1", Peers: []Peer{{"b", "b:1"}}}})
 	require.ErrorIs(t, err, ErrNotMember)
 	require.ErrorIs(t, RecoverCluster(dir, nil), ErrNoCluster)
-}
-
-// TestSessions: a produce that is tried again has its first outcome, as long as
-// its caller may ask.
-func TestSessions(t *testing.T) {
-	calls := session{life: 5}
-	one, two := calls.begin(), calls.begin()
-	require.Equal(t, engine.CallNumber{Life: 5, Seq: 1, Low: 1}, one)
-	require.Equal(t, engine.CallNumber{Life: 5, Seq: 2, Low: 1}, two)
-	calls.end(two.Seq)
-	require.EqualValues(t, 1, calls.begin().Low, "the first is still open")
-	calls.end(one.Seq)
-	require.EqualValues(t, 3, calls.begin().Low)
-	calls.outlive(4)
-	require.EqualValues(t, 5, calls.begin().Life)
-	calls.outlive(5)
-	require.Greater(t, calls.begin().Life, uint64(5))
 }
 
 // pageOf is a reader that has read a page.

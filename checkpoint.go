@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"codeq/internal/base"
 	"codeq/internal/checkpoint"
 	"codeq/internal/store"
@@ -126,21 +124,6 @@ func (q *Queue) beginCopy(dir string) (*checkpoint.Copy, error) {
 // eachReplica calls do for all shards at the same time.
 func (q *Queue) eachReplica(do func(r *replica) error) error {
 	return q.inParallel("copy of a shard", len(q.replicas), func(i int) error { return do(q.replicas[i]) })
-}
-
-// inParallel calls do for the first n shards at the same time.
-func (q *Queue) inParallel(what string, n int, do func(shard int) error) error {
-	var g errgroup.Group
-	for i := range n {
-		g.Go(func() error {
-			err := guarded(q.opts.log, what, func() error { return do(i) })
-			if err != nil {
-				return fmt.Errorf("shard %d: %w", i, err)
-			}
-			return nil
-		})
-	}
-	return g.Wait()
 }
 
 // cutTries is how often a copy is tried at the most, if shards have not stood still to the end.

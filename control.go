@@ -50,7 +50,7 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) (err error) {
 		return err
 	}
 	task := Task{Queue: "any", RunAt: t}
-	if err := task.check(&q.opts.Limits); err != nil {
+	if err := task.check(&q.opts.Limits, 0); err != nil {
 		return err
 	}
 	return q.alter(ctx, id, engine.AlterRunAt, runAtMillis(t))

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -16,9 +15,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
-	"codeq/internal/schema"
 	"codeq/internal/simnet"
-	"codeq/internal/store"
 	"codeq/internal/testalloc"
 )
 
@@ -78,49 +75,6 @@ func FuzzSettings(f *testing.F) {
 		after, err := json.Marshal(again.Settings)
 		require.NoError(t, err)
 		require.Equal(t, string(value), string(after))
-	})
-}
-
-// FuzzBatch: a batch of a log entry, whatever is in it, is applied or fails the
-// store, and does not bring the process down.
-func FuzzBatch(f *testing.F) {
-	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x:1"}, MemTableBytes: 256 << 10}).withDefaults()
-	require.NoError(f, err)
-	caches := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)
-	f.Cleanup(caches.Close)
-	var st *store.Store
-	stores := 0
-	open := func(t testing.TB) {
-		opts.fs = vfs.NewMem()
-		stores++
-		var err error
-		st, err = store.Open(fmt.Sprint("store", stores), opts.storeConfig(), caches, true)
-		require.NoError(t, err)
-	}
-	open(f)
-	f.Cleanup(func() { _ = st.Close() })
-	b := st.DB().NewBatch()
-	require.NoError(f, b.Set([]byte("k"), []byte("v"), nil))
-	f.Add(bytes.Clone(b.Repr()))
-	require.NoError(f, b.SingleDelete([]byte("k"), nil))
-	require.NoError(f, b.DeleteRange([]byte("a"), []byte("b"), nil))
-	require.NoError(f, b.LogData([]byte("data"), nil))
-	f.Add(bytes.Clone(b.Repr()))
-	f.Add(b.Repr()[:len(b.Repr())-1])
-	require.NoError(f, b.Close())
-	f.Add([]byte("short"))
-	index := uint64(0)
-	f.Fuzz(func(t *testing.T, repr []byte) {
-		m := &stateMachine{replica: &replica{store: st}, adopt: func([]byte) error { return nil }}
-		index++
-		if err := m.write(&entry{batch: repr}, index, 1); err != nil {
-			_ = st.Close()
-			open(t)
-			return
-		}
-		got, _, err := schema.Applied(st.DB())
-		require.NoError(t, err)
-		require.Equal(t, index, got)
 	})
 }
 

@@ -16,8 +16,9 @@ import (
 // layers are the packages that know what is stored, and others that share their errors, the lowest
 // first. Each imports those below it only, and whatever of internal is in no layer.
 var layers = [][]string{
-	{"base"}, {"keys", "record", "peer", "inbox", "bulk"}, {"store", "manifest"}, {"schema", "cluster"}, {"conversion"},
-	{"engine", "fsck", "checkpoint", "permits"}, {"dispatch", "listing", "call", "diskspace", "ownerclock"},
+	{"base"}, {"keys", "record", "peer", "inbox", "bulk"}, {"store", "manifest"},
+	{"schema", "cluster", "logentry"}, {"conversion"}, {"engine", "fsck", "checkpoint", "permits"},
+	{"dispatch", "listing", "call", "taskbatch", "session", "diskspace", "ownerclock"},
 	{"broadcast", "claimlines"},
 }
 

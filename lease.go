@@ -7,6 +7,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/record"
+	"codeq/internal/taskbatch"
 	"codeq/internal/wire"
 )
 
@@ -165,13 +166,8 @@ func checkResult(result []byte, l *Limits) error {
 // checkFollowUps refuses follow-ups that lie in another shard than the siblings for which they
 // wait.
 func (q *Queue) checkFollowUps(op *completeOp) error {
-	if !refersToSiblings(op.next) {
-		return nil
-	}
-	for i := range op.next {
-		if home, bound := op.next[i].Home(len(q.replicas)); bound && home != q.shardOf(op.receipt.ID) {
-			return errScattered("Complete")
-		}
+	if taskbatch.IsScattered(op.next, q.shardOf(op.receipt.ID), len(q.replicas)) {
+		return errScattered("Complete")
 	}
 	return nil
 }
@@ -204,13 +200,13 @@ func (op *completeOp) resolve(s *shard) {
 
 func (op *completeOp) encode(dst []byte) (callKind, []byte) {
 	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), op.result)
-	return callComplete, appendTasks(dst, op.next)
+	return callComplete, taskbatch.Append(dst, op.next)
 }
 
 func (op *completeOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
 	op.setWaits(r.Bool())
-	op.result, op.next = r.Bytes(), readTasks(r)
+	op.result, op.next = r.Bytes(), taskbatch.Read(r)
 }
 
 // failOp ends a lease without completing the task.

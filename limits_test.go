@@ -15,6 +15,7 @@ import (
 
 	"codeq/internal/dispatch"
 	"codeq/internal/record"
+	"codeq/internal/taskbatch"
 )
 
 // testLimits are small, so that tests come up to them.
@@ -505,13 +506,13 @@ func TestLargestBatch(t *testing.T) {
 	_, err = q.ProduceBatch(ctx, tasks)
 	require.NoError(t, err)
 	require.NoError(t, q.checkAll())
-	var cost commitCost
+	var cost taskbatch.Cost
 	for i := range tasks {
 		n := prepare(&tasks[i], nil)
-		require.NoError(t, cost.add(&n, &farLimits))
+		require.NoError(t, cost.Add(&n, taskbatch.MaxLimits))
 	}
 	st, err := q.StorageStats()
 	require.NoError(t, err)
-	require.LessOrEqual(t, st.Shards[0].Steps[StepCommit].MaxBytes, int64(cost.bytes), "the cost is not underestimated")
+	require.LessOrEqual(t, st.Shards[0].Steps[StepCommit].MaxBytes, int64(cost.Bytes), "the cost is not underestimated")
 	require.GreaterOrEqual(t, counting.largest, uint32(400*2+200*200))
 }

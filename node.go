@@ -10,6 +10,7 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/peer"
 	"codeq/internal/raftlog"
+	"codeq/internal/session"
 )
 
 // node is what makes a queue part of a cluster: the node itself, and what the queue keeps for it.
@@ -36,8 +37,8 @@ func (q *Queue) newNode() *node {
 	}
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
-		r := &replica{index: i, node: n, producing: session{life: q.dir.Life}}
-		q.replicas[i], machines[i] = r, &stateMachine{replica: r, adopt: r.adoptFormat}
+		r := &replica{index: i, node: n, producing: session.New(q.dir.Life)}
+		q.replicas[i], machines[i] = r, newStateMachine(r)
 	}
 	var peers []cluster.Peer
 	for _, p := range c.Peers {

@@ -337,7 +337,7 @@ func TestOpenRefusesShards(t *testing.T) {
 		before, err := os.ReadDir(dir)
 		require.NoError(t, err)
 		for range 2 { // the first refusal does not make an empty shard
-			require.ErrorIs(t, refused("shard 1 of"), ErrCorrupt)
+			require.ErrorIs(t, refused(dir+": shard 1: "), ErrCorrupt)
 			after, err := os.ReadDir(dir)
 			require.NoError(t, err)
 			require.Len(t, after, len(before))

@@ -15,6 +15,7 @@ import (
 	"codeq/internal/logqueue"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
+	"codeq/internal/taskbatch"
 )
 
 // Durability says where an operation's writes are when its call returns without an error.
@@ -168,15 +169,15 @@ type Limits struct {
 	CommitBytes int
 }
 
+// ofCommit returns the limits of what is written at once.
+func (l *Limits) ofCommit() taskbatch.Limits {
+	return taskbatch.Limits{Parents: l.Parents, Bytes: l.CommitBytes}
+}
+
 const (
 	maxShards = manifest.MaxShards
 	maxLease  = 365 * 24 * time.Hour
 	minLease  = 10 * time.Millisecond
-
-	// A group has no more than two operations beyond its budgets, of maxCommitBytes each, and
-	// Pebble refuses a batch of 4 GiB.
-	maxCommitBytes  = 1 << 30
-	maxBatchParents = 1 << 20
 )
 
 // clusterShards is the default in a cluster, where GOMAXPROCS may differ between machines.
@@ -226,8 +227,8 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.Limits.Name", &c.Limits.Name, 1, 255, 4096},
 		{"Options.Limits.Batch", &c.Limits.Batch, 1, 10_000, 1 << 20},
 		{"Options.Limits.BatchBytes", &c.Limits.BatchBytes, 1, 16 << 20, 256 << 20},
-		{"Options.Limits.Parents", &c.Limits.Parents, 1, 100_000, maxBatchParents},
-		{"Options.Limits.CommitBytes", &c.Limits.CommitBytes, 1, 0, maxCommitBytes},
+		{"Options.Limits.Parents", &c.Limits.Parents, 1, 100_000, taskbatch.MaxLimits.Parents},
+		{"Options.Limits.CommitBytes", &c.Limits.CommitBytes, 1, 0, taskbatch.MaxLimits.Bytes},
 	} {
 		if *f.value == 0 {
 			*f.value = f.def

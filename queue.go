@@ -136,25 +136,15 @@ func newQueue(o *Options, d *manifest.Directory) *Queue {
 
 // openShards opens the shards of a queue that is by itself, and starts their owners.
 func (q *Queue) openShards() error {
-	var g errgroup.Group
 	shards, gates := make([]*shard, len(q.replicas)), dispatch.NewGates()
-	for i := range shards {
-		g.Go(func() error {
-			err := guarded(q.opts.log, "opening of a shard", func() (err error) {
-				shards[i], err = q.openAlone(i, gates)
-				return err
-			})
-			if err != nil {
-				return fmt.Errorf("codeq: open shard %d of %s: %w", i, q.dir.Path, err)
-			}
-			return nil
-		})
+	err := q.inParallel("opening of a shard", len(shards), func(i int) (err error) {
+		shards[i], err = q.openAlone(i, gates)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("codeq: open %s: %w", q.dir.Path, err)
 	}
-	err := g.Wait()
-	if err == nil {
-		err = q.dir.FinishCreation()
-	}
-	if err == nil {
+	if err = q.dir.FinishCreation(); err == nil {
 		err = q.dir.FinishLeaving()
 	}
 	if err != nil {
@@ -169,6 +159,21 @@ func (q *Queue) openShards() error {
 		go s.runGuarded()
 	}
 	return nil
+}
+
+// inParallel calls do for the first n shards at the same time.
+func (q *Queue) inParallel(what string, n int, do func(shard int) error) error {
+	var g errgroup.Group
+	for i := range n {
+		g.Go(func() error {
+			err := guarded(q.opts.log, what, func() error { return do(i) })
+			if err != nil {
+				return fmt.Errorf("shard %d: %w", i, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
 }
 
 // openAlone opens a shard of a queue that is by itself.

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -15,184 +14,54 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
+	"codeq/internal/logentry"
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
-// With Options.Cluster, the batch of a group is an entry in the log of the
-// shard's Raft group. The leader has decided everything that is in it, times
-// and IDs included; to apply an entry is to write its bytes, on every replica
-// the same ones in the same order.
-//
-// Invariant: the index and term of the last entry that a store has applied are written in
-// the batch of that entry, so that none is applied twice, whatever Raft replays, and
-// none of another history is taken for it; keys that are written once and removed by
-// SINGLEDEL rely on it.
-
-// entry is what a group of operations is in the log of Raft:
-//
-//	header  cluster.EntryHeader bytes
-//	length  4 bytes  of the batch
-//	batch            Pebble's representation; may be empty
-//	broadcast        what callers and subscribers on all nodes learn
-type entry struct {
-	batch     []byte
-	broadcast []byte
-}
-
-const lengthLen = 4
-
-func (e *entry) append(dst []byte) []byte {
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(e.batch)))
-	return append(append(dst, e.batch...), e.broadcast...)
-}
-
-// parseEntry takes an entry apart, which begins after the header. The parts alias b.
-func parseEntry(b []byte) (entry, error) {
-	if len(b) < lengthLen {
-		return entry{}, fmt.Errorf("%w: log entry of %d bytes", ErrCorrupt, len(b))
-	}
-	n := uint64(binary.BigEndian.Uint32(b))
-	if b = b[lengthLen:]; n > uint64(len(b)) {
-		return entry{}, fmt.Errorf("%w: log entry with a batch of %d bytes in %d", ErrCorrupt, n, len(b))
-	}
-	return entry{batch: b[:n], broadcast: b[n:]}, nil
-}
+// With Options.Cluster, the batch of a group is an entry (logentry) in the log of the shard's Raft
+// group. The leader has decided everything that is in it, times and IDs included; to apply an entry
+// is to write its bytes, on every replica the same ones in the same order.
 
 // stateMachine is a replica as the shard's Raft group knows it. It applies the log to the store.
 type stateMachine struct {
 	replica *replica
-	adopt   func(identity []byte) error // replica.adoptFormat
-	batch   *pebble.Batch               // nil after a restore
-	buf     []byte                      // memory of batch
+	writer  logentry.Writer
+}
+
+func newStateMachine(r *replica) *stateMachine {
+	return &stateMachine{replica: r, writer: logentry.Writer{Adopt: r.adoptFormat}}
 }
 
 // Apply writes what an entry says, and tells this node of it.
 func (m *stateMachine) Apply(l cluster.Entry) error {
-	e, err := parseEntry(l.Data)
+	e, err := logentry.Parse(l.Data)
 	if err != nil {
 		return err
 	}
-	if err := m.write(&e, l.Index, l.Term); err != nil {
+	r := m.replica
+	clock, err := m.writer.Write(r.store, &e, l.Index, l.Term)
+	if err != nil {
 		return err
 	}
-	r := m.replica
+	if clock {
+		r.noteClock()
+	}
 	if l.Reclaim > 0 {
 		r.store.Reclaim(l.Reclaim)
 	}
 	if !l.Replayed {
-		if err := r.publish(e.broadcast); err != nil {
+		if err := r.publish(e.Broadcast); err != nil {
 			r.node.log.Error("broadcast lost", "shard", r.index, "err", err)
 		}
 	}
 	return nil
 }
 
-// write commits an entry's batch with its index and term. Pebble keeps the memory of a
-// large batch until it is flushed.
-func (m *stateMachine) write(e *entry, index, term uint64) error {
-	st := m.replica.store
-	large := len(e.batch) > largeBatch
-	if m.batch == nil || large {
-		m.batch, m.buf = st.DB().NewBatch(), nil
-	}
-	b := m.batch
-	b.Reset()
-	var has batchContents
-	if len(e.batch) > 0 {
-		// Pebble writes into the bytes of a batch, and those of the log are
-		// still on their way to other nodes.
-		m.buf = append(m.buf[:0], e.batch...)
-		var err error
-		if has, err = setRepr(b, m.buf); err != nil {
-			return err
-		}
-	}
-	if has.identity != nil {
-		if err := m.adopt(has.identity); err != nil {
-			return err
-		}
-	}
-	var key [1]byte
-	op := b.SetDeferred(len(key), keys.AppliedLen)
-	op.Key[0] = keys.Applied
-	keys.PutApplied(op.Value, index, term)
-	if err := op.Finish(); err != nil {
-		return store.Error(err)
-	}
-	if err := st.Commit(b); err != nil {
-		return err
-	}
-	if has.ranged {
-		st.DeletedRanges(has.trimmed)
-	}
-	if has.clock {
-		m.replica.noteClock()
-	}
-	m.buf = b.Repr()[:0]
-	if large {
-		m.batch = nil
-	}
-	return nil
-}
-
-// batchContents is what the replica has to know of a batch.
-type batchContents struct {
-	ranged  bool // it deletes by range
-	trimmed bool // and so what was consumed
-	clock   bool // it stores the clock of leases
-	// identity is that of the shard, which it stores; nil: it does not. It aliases the batch.
-	identity []byte
-}
-
-// setRepr lets a batch consist of these bytes, if they are one: Pebble panics in the middle of a
-// commit if they are not.
-func setRepr(b *pebble.Batch, repr []byte) (has batchContents, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: batch: %v", ErrCorrupt, p)
-		}
-	}()
-	if err := b.SetRepr(repr); err != nil {
-		return batchContents{}, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
-	}
-	n, r := uint32(0), b.Reader()
-	for {
-		kind, key, value, ok, err := r.Next()
-		if err != nil {
-			return batchContents{}, fmt.Errorf("%w: batch: %w", ErrCorrupt, err)
-		}
-		if !ok {
-			break
-		}
-		switch kind {
-		case pebble.InternalKeyKindSet, pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete:
-			has.clock = has.clock || len(key) > 0 && key[0] == keys.LeaseTime
-			if kind == pebble.InternalKeyKindSet && len(key) > 0 && key[0] == keys.Meta {
-				has.identity = value
-			}
-			n++
-		case pebble.InternalKeyKindRangeDelete:
-			has.ranged = true
-			has.trimmed = has.trimmed || len(key) > 0 && (key[0] == keys.Task || key[0] == keys.Scheduled)
-			n++
-		default:
-			return batchContents{}, fmt.Errorf("%w: batch: %s", ErrCorrupt, kind)
-		}
-	}
-	if n != b.Count() {
-		return batchContents{}, fmt.Errorf("%w: batch: %d operations, it says %d", ErrCorrupt, n, b.Count())
-	}
-	return has, nil
-}
-
-// largeBatch is below what Pebble keeps the memory of: half of the smallest MemTableBytes.
-const largeBatch = 64 << 10
-
 // Open opens the store, and closes the one before.
 func (m *stateMachine) Open(install func() error) (last cluster.Position, err error) {
-	m.batch, m.buf = nil, nil
+	m.writer.Reset()
 	r := m.replica
 	q := r.node.queue
 	r.mu.Lock()
@@ -227,7 +96,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 		if err != nil || identity == nil { // the shard has not been led yet
 			return err
 		}
-		return m.adopt(identity)
+		return r.adoptFormat(identity)
 	})
 	if err != nil {
 		return last, errors.Join(err, st.Close())
@@ -366,16 +235,16 @@ type proposer struct {
 }
 
 func (p *proposer) Commit(b *pebble.Batch) error {
-	var e entry
+	var e logentry.Entry
 	if b != nil {
-		e.batch = b.Repr()
+		e.Batch = b.Repr()
 	}
 	if p.effects != nil {
-		e.broadcast = broadcast.Encode(p.effects)
+		e.Broadcast = broadcast.Encode(p.effects)
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
-	data := make([]byte, cluster.EntryHeader, cluster.EntryHeader+lengthLen+len(e.batch)+len(e.broadcast))
-	return p.replica.group.Propose(p.term, e.append(data))
+	data := make([]byte, cluster.EntryHeader, cluster.EntryHeader+e.Size())
+	return p.replica.group.Propose(p.term, e.Append(data))
 }
 
 // Confirm makes sure that what has been read is still so.

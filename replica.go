@@ -10,6 +10,7 @@ import (
 
 	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
+	"codeq/internal/session"
 	"codeq/internal/snapshot"
 	"codeq/internal/steps"
 	"codeq/internal/store"
@@ -33,7 +34,7 @@ type replica struct {
 	group     *cluster.Group
 	source    *liveStore                // of the snapshots; guarded by mu; nil while the store is being replaced
 	clockedAt atomic.Pointer[time.Time] // when the store got the clock of leases that it has
-	producing session
+	producing *session.Calls            // of this node
 	awaits    broadcast.Awaiting
 }
 

@@ -194,10 +194,7 @@ func (s *Schedule) checkTask(l *Limits) error {
 	}
 	const widest = 999 // a tick with milliseconds
 	t := tickTask(&s.Task, s.Name, widest)
-	if err := t.check(l); err != nil {
-		return err
-	}
-	return checkNth(&t, 0)
+	return t.check(l, 0)
 }
 
 // tickTask returns the task of a tick.

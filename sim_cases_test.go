@@ -395,7 +395,8 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	st, err := store.Open("store", opts.storeConfig(), shared, true)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, st.Close()) }()
-	m := &stateMachine{replica: &replica{store: st}, adopt: func([]byte) error { return nil }}
+	m := newStateMachine(&replica{store: st})
+	m.writer.Adopt = func([]byte) error { return nil }
 	applied := uint64(0)
 	for _, log := range logs {
 		for _, l := range log {

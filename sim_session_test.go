@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/session"
 	"codeq/internal/store"
 )
 
@@ -177,15 +178,19 @@ func TestLivesOfNodes(t *testing.T) {
 		for i, caller := range []*simNode{leader, other} {
 			q := simQueue(caller)
 			produce(t, q, Task{Queue: fmt.Sprint(i)})
-			calls := &q.replicas[0].producing
-			life := calls.life
+			lifeOf := func() uint64 {
+				call := q.replicas[0].producing.Begin()
+				defer q.replicas[0].producing.End(call.Seq)
+				return call.Life
+			}
+			life := lifeOf()
 			require.NotZero(t, life)
 			require.NoError(t, (*leaders)(simQueue(leader).node).Forget(t.Context(), 0, caller.name))
 			produce(t, q, Task{Queue: fmt.Sprint(i)})
-			require.Equal(t, life, calls.life)
-			calls.life--
+			require.Equal(t, life, lifeOf())
+			q.replicas[0].producing = session.New(life - 1)
 			produce(t, q, Task{Queue: fmt.Sprint(i)})
-			require.Greater(t, calls.life, life)
+			require.Greater(t, lifeOf(), life)
 			require.Equal(t, Counts{Ready: 3}, countsOf(t, q, fmt.Sprint(i)))
 		}
 	})

@@ -192,8 +192,9 @@ func (b Backoff) Delay(attempt int, chance float64) time.Duration {
 	return time.Duration(d)
 }
 
-// check refuses a task that exceeds the limits.
-func (t *Task) check(l *Limits) error {
+// check refuses a task that exceeds the limits, or waits for one of its batch that does not come
+// before it. index is its place in the batch.
+func (t *Task) check(l *Limits, index int) error {
 	if err := checkName("Task.Queue", t.Queue, l.Name); err != nil {
 		return err
 	}
@@ -238,6 +239,15 @@ func (t *Task) check(l *Limits) error {
 	}
 	if len(t.After) > MaxParents {
 		return &InvalidError{"Task.After", len(t.After), atMostTasks(MaxParents)}
+	}
+	for _, id := range t.After {
+		if i, ok := keys.NthOf(id); ok && i >= index {
+			allowed := fmt.Sprintf("tasks of the batch before the task itself, %d", index)
+			return &InvalidError{"Task.After", fmt.Sprintf("Nth(%d)", i), allowed}
+		}
+		if id == (ID{}) {
+			return &InvalidError{"Task.After", id, "IDs of tasks"}
+		}
 	}
 	if t.OnDead > RunOnDead {
 		return &InvalidError{"Task.OnDead", t.OnDead, "HoldOnDead, CancelOnDead or RunOnDead"}

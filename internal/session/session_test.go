@@ -1,0 +1,26 @@
+package session
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
+)
+
+// TestCalls: a call that is tried again has its first outcome, as long as its caller may ask.
+func TestCalls(t *testing.T) {
+	t.Parallel()
+	calls := New(5)
+	one, two := calls.Begin(), calls.Begin()
+	require.Equal(t, engine.CallNumber{Life: 5, Seq: 1, Low: 1}, one)
+	require.Equal(t, engine.CallNumber{Life: 5, Seq: 2, Low: 1}, two)
+	calls.End(two.Seq)
+	require.EqualValues(t, 1, calls.Begin().Low, "the first is still open")
+	calls.End(one.Seq)
+	require.EqualValues(t, 3, calls.Begin().Low)
+	calls.Outlive(4)
+	require.EqualValues(t, 5, calls.Begin().Life)
+	calls.Outlive(5)
+	require.Greater(t, calls.Begin().Life, uint64(5))
+}

@@ -1,0 +1,171 @@
+// Package taskbatch has what concerns several new tasks that are stored together: which shard
+// stores which of them, which of them have the same idempotency key or wait for each other, how
+// much their commit writes, and how they are sent to another node.
+package taskbatch
+
+import (
+	"fmt"
+	"slices"
+
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// Part is the tasks of a batch that one shard stores.
+type Part struct {
+	Shard int
+	Tasks []int // indexes
+	again bool  // some of them would be stored again if the batch were
+}
+
+// Split divides a batch between the shards that store it: nil means that any shard may store all
+// tasks. Parts of which nothing would be stored again if the batch were come first.
+func Split(tasks []engine.NewTask, shards int) []Part {
+	isBound := func(t engine.NewTask) bool {
+		_, bound := t.Home(shards)
+		return bound
+	}
+	if !slices.ContainsFunc(tasks, isBound) {
+		return nil
+	}
+	var parts []Part
+	var free []int
+	for i := range tasks {
+		home, bound := tasks[i].Home(shards)
+		if !bound {
+			free = append(free, i)
+			continue
+		}
+		n := slices.IndexFunc(parts, func(p Part) bool { return p.Shard == home })
+		if n < 0 {
+			n = len(parts)
+			parts = append(parts, Part{Shard: home})
+		}
+		parts[n].Tasks = append(parts[n].Tasks, i)
+		parts[n].again = parts[n].again || tasks[i].Tied.Unique == [keys.UniqueLen]byte{}
+	}
+	slices.SortStableFunc(parts, func(a, b Part) int {
+		switch {
+		case a.again == b.again:
+			return 0
+		case a.again:
+			return 1
+		}
+		return -1
+	})
+	last := &parts[len(parts)-1]
+	last.Tasks = append(last.Tasks, free...)
+	slices.Sort(last.Tasks)
+	return parts
+}
+
+// HasSiblings reports whether a task waits for another one of the batch.
+func HasSiblings(tasks []engine.NewTask) bool {
+	return slices.ContainsFunc(tasks, func(t engine.NewTask) bool { return t.RefersToSiblings() })
+}
+
+// IsScattered reports whether tasks that are given to one shard wait for each other, and some of
+// them belong to another shard.
+func IsScattered(tasks []engine.NewTask, shard, shards int) bool {
+	return HasSiblings(tasks) && slices.ContainsFunc(tasks, func(t engine.NewTask) bool {
+		home, bound := t.Home(shards)
+		return bound && home != shard
+	})
+}
+
+// MarkParents sets Parent in the records of tasks for which others of the batch wait, directly or
+// through a twin that is not stored. REQUIRES: the twins are found.
+func MarkParents(tasks []engine.NewTask) {
+	for i := range tasks {
+		if tasks[i].Tied == nil {
+			continue
+		}
+		for _, p := range tasks[i].Tied.Parents {
+			n, ok := keys.NthOf(p)
+			if !ok {
+				continue
+			}
+			parent := &tasks[n]
+			if parent.Tied != nil && parent.Tied.Twin >= 0 {
+				parent = &tasks[parent.Tied.Twin]
+			}
+			if parent.Tied == nil {
+				parent.Tied = &engine.Tied{Twin: -1}
+			}
+			if !parent.Tied.Parent {
+				parent.Tied.Parent = true
+				rec, err := record.Decode(parent.Rec)
+				if err != nil {
+					panic("codeq: a record that was just encoded: " + err.Error())
+				}
+				rec.Parent = true
+				parent.Rec = rec.Encode()
+			}
+		}
+	}
+}
+
+// FindTwins finds the tasks of a batch that have the same idempotency key as an earlier one. It
+// returns the index of the first one that would have to replace the earlier one, or -1.
+func FindTwins(tasks []engine.NewTask) int {
+	first := make(map[[keys.UniqueLen]byte]int)
+	for i := range tasks {
+		t := tasks[i].Tied
+		if t == nil || t.Unique == [keys.UniqueLen]byte{} {
+			continue
+		}
+		n, ok := first[t.Unique]
+		if !ok {
+			first[t.Unique] = i
+			continue
+		}
+		if t.Flags&record.ReplaceWaiting != 0 {
+			return i
+		}
+		t.Twin = n
+	}
+	return -1
+}
+
+// Limits bound what a batch writes.
+type Limits struct {
+	Parents int // of all tasks
+	Bytes   int
+}
+
+// MaxLimits are the largest limits of any node. A group has no more than two operations beyond its
+// budgets, of so many bytes each, and Pebble refuses a batch of 4 GiB.
+var MaxLimits = Limits{Parents: 1 << 20, Bytes: 1 << 30}
+
+// Cost is about how much new tasks write in their commit.
+type Cost struct{ Parents, Bytes int }
+
+// The bytes that a new task writes at the most in addition to its record: its keys, and entries in
+// the catalogue and counters; and those for each parent, a key or a message.
+const (
+	taskCost   = 300
+	parentCost = 64
+)
+
+// Add adds a task. The error, an *engine.Invalid, says which limit is exceeded.
+func (c *Cost) Add(t *engine.NewTask, l Limits) error {
+	c.Bytes += len(t.Rec) + len(t.Key.Queue) + len(t.Key.Tenant) + taskCost
+	if t.Tied != nil {
+		c.Parents += len(t.Tied.Parents)
+		c.Bytes += len(t.Tied.Parents) * parentCost
+	}
+	switch {
+	case c.Parents > l.Parents:
+		return &engine.Invalid{
+			Field: "parents of the batch",
+			Value: fmt.Sprint(c.Parents, " and more"), Limit: fmt.Sprint("at most ", l.Parents),
+		}
+	case c.Bytes > l.Bytes:
+		return &engine.Invalid{
+			Field: "bytes to be written at once",
+			Value: fmt.Sprint(c.Bytes, " bytes and more"), Limit: fmt.Sprint("at most ", l.Bytes, " bytes"),
+		}
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package taskbatch
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/testalloc"
+	"codeq/internal/wire"
+)
+
+// newTask returns a task of the lane (a, t, 3).
+func newTask(rec record.Record) (t engine.NewTask) {
+	t.Key = engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}
+	rec.Child = len(rec.Parents) > 0
+	t.Encode(&rec, nil)
+	return t
+}
+
+// inGroup is a task that belongs to a shard.
+func inGroup(shard uint64, parents ...[record.IDLen]byte) engine.NewTask {
+	return newTask(record.Record{Head: record.Head{Ties: record.Ties{Group: 4 * shard}}, Parents: parents, GroupKey: "g"})
+}
+
+// withKey is a task that has an idempotency key, by which it belongs to a shard of four.
+func withKey(key byte, flags uint8) engine.NewTask {
+	return newTask(record.Record{Head: record.Head{Ties: record.Ties{Unique: [keys.UniqueLen]byte{7: 4 * key}, Flags: flags}}, UniqueKey: "k"})
+}
+
+// TestSplit: each task goes to its shard, tasks without one go with the last part, and tasks that
+// would be stored again come last.
+func TestSplit(t *testing.T) {
+	free := newTask(record.Record{Payload: []byte("p")})
+	require.Nil(t, Split([]engine.NewTask{free, free}, 4))
+
+	parts := Split([]engine.NewTask{inGroup(2), free, withKey(1, 0), inGroup(2), withKey(3, 0), free}, 4)
+	require.Equal(t, []Part{
+		{Shard: 1, Tasks: []int{2}},
+		{Shard: 3, Tasks: []int{4}},
+		{Shard: 2, Tasks: []int{0, 1, 3, 5}, again: true},
+	}, parts)
+}
+
+// TestScattered: tasks that wait for each other lie in the shard that stores them.
+func TestScattered(t *testing.T) {
+	child, free := newTask(record.Record{Parents: [][record.IDLen]byte{keys.Nth(0)}}), newTask(record.Record{})
+	require.True(t, HasSiblings([]engine.NewTask{free, child}))
+	require.False(t, HasSiblings([]engine.NewTask{free, inGroup(2, [record.IDLen]byte{1})}), "the parent is no sibling")
+	require.False(t, IsScattered([]engine.NewTask{inGroup(2), child}, 2, 4))
+	require.True(t, IsScattered([]engine.NewTask{inGroup(2), child}, 3, 4), "the parent is elsewhere")
+	require.True(t, IsScattered([]engine.NewTask{free, inGroup(2, keys.Nth(0))}, 3, 4), "the child is elsewhere")
+	require.False(t, IsScattered([]engine.NewTask{free, inGroup(2)}, 3, 4), "nobody waits")
+}
+
+// TestTwinsAndParents: the first task of a key is the twin of the others, and the parent of those
+// who wait for one of them.
+func TestTwinsAndParents(t *testing.T) {
+	tasks := []engine.NewTask{
+		newTask(record.Record{}), withKey(1, 0), withKey(2, 0), withKey(1, record.ReleaseOnDead),
+		newTask(record.Record{Parents: [][record.IDLen]byte{keys.Nth(0), keys.Nth(3)}}),
+	}
+	require.Equal(t, -1, FindTwins(tasks))
+	MarkParents(tasks)
+	for i, want := range []struct {
+		parent bool
+		twin   int
+	}{{true, -1}, {true, -1}, {false, -1}, {false, 1}, {false, -1}} {
+		rec, err := record.Decode(tasks[i].Rec)
+		require.NoError(t, err)
+		require.Equal(t, want.parent, rec.Parent, i)
+		require.Equal(t, want.parent, tasks[i].Tied.Parent, i)
+		require.Equal(t, want.twin, tasks[i].Tied.Twin, i)
+	}
+	tasks = append(tasks, withKey(2, record.ReplaceWaiting))
+	require.Equal(t, 5, FindTwins(tasks), "it would replace a task of its own batch")
+}
+
+// TestCost: a batch is refused with the limit that it exceeds.
+func TestCost(t *testing.T) {
+	task := newTask(record.Record{Parents: make([][record.IDLen]byte, 3), Payload: make([]byte, 100)})
+	var cost Cost
+	require.NoError(t, cost.Add(&task, MaxLimits))
+	require.Equal(t, Cost{Parents: 3, Bytes: len(task.Rec) + len("at") + taskCost + 3*parentCost}, cost)
+	var invalid *engine.Invalid
+	require.ErrorAs(t, cost.Add(&task, Limits{Parents: 5, Bytes: 1 << 20}), &invalid)
+	require.Equal(t, engine.Invalid{Field: "parents of the batch", Value: "6 and more", Limit: "at most 5"}, *invalid)
+	cost = Cost{Bytes: 1000}
+	require.ErrorAs(t, cost.Add(&task, Limits{Parents: 5, Bytes: 1100}), &invalid)
+	require.Equal(t, "bytes to be written at once", invalid.Field)
+	require.Regexp(t, `^\d+ bytes and more$`, invalid.Value)
+	require.Equal(t, "at most 1100 bytes", invalid.Limit)
+}
+
+// FuzzRead: tasks of another node are refused, or are sent again as the same bytes.
+func FuzzRead(f *testing.F) {
+	f.Add(Append(nil, nil))
+	f.Add(Append(nil, []engine.NewTask{newTask(record.Record{}), withKey(1, 0), inGroup(2, keys.Nth(0)), withKey(1, 0)}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := wire.NewReader(b)
+		var tasks []engine.NewTask
+		testalloc.Decode(t, len(b), func() { tasks = Read(r) })
+		if r.Done() != nil {
+			return
+		}
+		sent := Append(nil, tasks)
+		again := wire.NewReader(sent)
+		require.Equal(t, tasks, Read(again))
+		require.NoError(t, again.Done())
+	})
+}
