@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -230,5 +231,30 @@ func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 		require.NoError(t, leader.close())
 		require.ErrorIs(t, <-produced, ErrUncertain)
 		fill(simFree)
+	})
+}
+
+// TestMembersOnFullDisk: on a full disk the members of a shard are not changed, but a change that Raft
+// has begun is stored: a leader goes by it in any case.
+func TestMembersOnFullDisk(t *testing.T) {
+	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		group := simQueue(leader).replicas[0].group
+		leader.fill(diskTestFree/4 - 1)
+		time.Sleep(2 * store.LookEvery * time.Millisecond)
+		change := func(how cluster.Change) error {
+			done := make(chan error, 1)
+			group.Change(how, cluster.Peer{Node: other.name}, nil, func(err error) { done <- err })
+			return <-done
+		}
+		require.NoError(t, change(cluster.CheckMember))
+		require.ErrorIs(t, change(cluster.GiveVote), ErrDiskFull)
+		node := cluster.Peer{Node: "n9", ID: manifest.NewID()}
+		require.NoError(t, group.Raft().AddNonvoter(node.ServerID(), "nowhere", 0, time.Second).Error())
+		require.NoError(t, group.Raft().RemoveServer(node.ServerID(), 0, time.Second).Error())
+		require.Equal(t, leader, c.leader(0))
+		leader.fill(simFree)
+		time.Sleep(2 * store.LookEvery * time.Millisecond)
+		produce(t, simQueue(other), Task{Queue: "a"})
 	})
 }

@@ -186,7 +186,7 @@ func (g *Group) addLearner(ctx context.Context, members []raft.Server, index uin
 			return err
 		}
 	}
-	if slices.Contains(members, raft.Server{Suffrage: raft.Voter, ID: id, Address: addr}) {
+	if slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == id && m.Address == addr }) {
 		return nil // it has been added before
 	}
 	return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, index, configTimeout) })
@@ -237,6 +237,9 @@ func (g *Group) reconfigure(change func() raft.Future) error {
 		return err
 	}
 	defer g.asking.leave()
+	if g.log.full(0) {
+		return fmt.Errorf("shard %d: %w", g.index, errNoRoom)
+	}
 	err := change().Error()
 	if err == nil {
 		return nil

@@ -101,8 +101,10 @@ func (l *groupLog) GetLog(index uint64, log *raft.Log) error {
 // StoreLog is raft.LogStore's.
 func (l *groupLog) StoreLog(log *raft.Log) error { return l.StoreLogs([]*raft.Log{log}) }
 
-// StoreLogs is raft.LogStore's. What takes the place of a deleted end is not
-// refused, even if the disk is full: Raft would take the old end for what is there.
+// StoreLogs is raft.LogStore's. What takes the place of a deleted end is not refused, even if the
+// disk is full: Raft would take the old end for what is there. Neither is a change of the members, for
+// which reconfigure has found room; and if it fails, so does the group, since a leader goes by a change
+// whether it is stored or not.
 func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	if err := l.group.Failure(); err != nil {
 		return fmt.Errorf("%w: %w", errNotStored, err)
@@ -117,8 +119,8 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 			return l.diverged(err)
 		}
 	}
-	full, cut := l.full(bytes), l.cut.Load()
-	if full && !cut {
+	full, cut, members := l.full(bytes), l.cut.Load(), l.changesMembers(logs)
+	if full && !cut && !members {
 		return errNoRoom
 	}
 	err := l.LogStore.StoreLogs(logs)
@@ -131,10 +133,16 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	switch {
 	case err == nil:
 		l.cut.Store(false)
-	case l.group.running && (cut || errors.Is(err, raftlog.ErrFailed)): // or else Raft would try for ever
+	case l.group.running && (cut || members || errors.Is(err, raftlog.ErrFailed)): // or else Raft would try for ever
 		l.group.lose(err)
 	}
 	return err
+}
+
+// changesMembers reports whether this node, as the leader, is to store a change of the members.
+func (l *groupLog) changesMembers(logs []*raft.Log) bool {
+	r := l.raft.Load()
+	return len(logs) == 1 && logs[0].Type == raft.LogConfiguration && r != nil && r.State() == raft.Leader
 }
 
 // DeleteRange is raft.LogStore's. The oldest entries, or all, may always be deleted.
