@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -342,14 +343,14 @@ func (f *simFeatures) checkGroups(tasks []*simFeatureTask) {
 		}
 	}
 	for _, a := range leases {
-		at := 0
+		var at []string
 		for _, b := range leases {
 			if !b.begin.After(a.begin) && a.begin.Before(b.end) {
-				at++
+				at = append(at, fmt.Sprintf("%s of group %s, token %x, %v", b.t.payload, b.t.group, b.token, b.span))
 			}
 		}
-		if at > simLimit {
-			f.t.Errorf("%d tasks are leased at %v; at most %d may be", at, a.begin, simLimit)
+		if len(at) > simLimit {
+			f.t.Errorf("%d tasks are leased at %v, at most %d may be: %s", len(at), a.begin, simLimit, strings.Join(at, "; "))
 		}
 	}
 }
