@@ -176,7 +176,9 @@ func (f *simFeatures) claim(c *simClient, queue string) (*Lease, *simFeatureTask
 		f.t.Errorf("a task of queue %s that nobody has produced: %q", queue, l.Payload)
 		return nil, nil
 	}
-	t.leases = append(t.leases, simLease{span{time.Now(), begin.Add(simGroupLease - simSlack)}, l.Receipt.Token})
+	now := time.Now()
+	granted, _ := f.h.granted(begin, now, l, simGroupLease)
+	t.leases = append(t.leases, simLease{span{now, granted.Add(simGroupLease - simSlack)}, l.Receipt.Token})
 	f.uses++
 	return l, t
 }

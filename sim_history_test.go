@@ -194,19 +194,28 @@ func (h *simHistory) seen(serial int, id ID) {
 // deadline of any of them tells when the lease was granted.
 const clockStep = 10 * time.Minute
 
-func (h *simHistory) claimed(c *simCall, l *Lease, duration time.Duration) {
-	one := *c
-	one.serial, one.token, one.attempt, one.duration = serialOf(l.Payload), l.Receipt.Token, l.Attempt, duration
+// simUnderWay is how long a lease may be under way to whoever claims it. It may have been granted for
+// another claim of the same node, before this one began.
+const simUnderWay = 10 * time.Second
+
+// granted is when a lease was granted, between a time and another one, to a claim that began and ended
+// at the given times.
+func (h *simHistory) granted(begin, end time.Time, l *Lease, duration time.Duration) (earliest, latest time.Time) {
+	if h.drifting { // no deadline tells
+		return begin.Add(-simUnderWay), end
+	}
 	// The last moment before the return that the deadline may stand for.
-	late := c.end.Add(duration).Sub(l.Deadline) % clockStep
+	late := end.Add(duration).Sub(l.Deadline) % clockStep
 	if late < 0 {
 		late += clockStep
 	}
-	one.granted = c.end.Add(-late)
-	one.latest = one.granted
-	if h.drifting { // no deadline tells
-		one.granted, one.latest = c.begin, c.end
-	}
+	return end.Add(-late), end.Add(-late)
+}
+
+func (h *simHistory) claimed(c *simCall, l *Lease, duration time.Duration) {
+	one := *c
+	one.serial, one.token, one.attempt, one.duration = serialOf(l.Payload), l.Receipt.Token, l.Attempt, duration
+	one.granted, one.latest = h.granted(c.begin, c.end, l, duration)
 	h.mu.Lock()
 	h.seen(one.serial, l.ID)
 	h.mu.Unlock()
