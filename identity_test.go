@@ -276,27 +276,35 @@ func TestAddressChanges(t *testing.T) {
 	})
 }
 
-// TestRemovedNodeIsLeftAlone: nobody dials a node that was removed.
+// TestRemovedNodeIsLeftAlone: nobody dials a node that was removed, whether it was there or not.
 func TestRemovedNodeIsLeftAlone(t *testing.T) {
-	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
-		leader, removed := c.lead()
-		var w Mux
-		Handle(&w, "b", func(context.Context, *Job[int]) error { return nil })
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan error, 1)
-		go func() { ended <- simQueue(leader).Run(ctx, &w, nil) }()
-		require.NoError(t, simQueue(leader).RemoveNode(ctx, removed.name))
-		time.Sleep(30 * time.Second)
-		before := c.net.Dials(removed.name)
-		c.drop(removed)
-		for range 60 {
-			time.Sleep(time.Second)
-			leader.count(t)
-		}
-		require.Equal(t, before, c.net.Dials(removed.name))
-		cancel()
-		require.NoError(t, <-ended)
-	})
+	for _, there := range []bool{true, false} {
+		t.Run(fmt.Sprint("there ", there), func(t *testing.T) {
+			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+				leader, removed := c.lead()
+				var w Mux
+				Handle(&w, "b", func(context.Context, *Job[int]) error { return nil })
+				ctx, cancel := context.WithCancel(context.Background())
+				ended := make(chan error, 1)
+				go func() { ended <- simQueue(leader).Run(ctx, &w, nil) }()
+				if !there {
+					removed.crash(100)
+					time.Sleep(10 * time.Second)
+				}
+				require.NoError(t, simQueue(leader).RemoveNode(ctx, removed.name))
+				time.Sleep(30 * time.Second)
+				before := c.net.Dials(removed.name)
+				c.drop(removed)
+				for range 60 {
+					time.Sleep(time.Second)
+					leader.count(t)
+				}
+				require.Equal(t, before, c.net.Dials(removed.name))
+				cancel()
+				require.NoError(t, <-ended)
+			})
+		})
+	}
 }
 
 // TestCertificateNames: with TLS a node must show a certificate for its name, and a configuration

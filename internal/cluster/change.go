@@ -262,6 +262,12 @@ func (g *Group) members() ([]raft.Server, error) {
 	return f.Configuration().Servers, nil
 }
 
+// hasRemoved reports whether a node, to which this one has replicated, is no member any more.
+func (g *Group) hasRemoved(id raft.ServerID) bool {
+	members, err := g.members()
+	return err == nil && !hasID(members, id)
+}
+
 // HasMember reports whether a node is a member of the group, as the leader knows it.
 // REQUIRES: this node leads the group, and has applied all that its predecessors have decided.
 func (g *Group) HasMember(node string) (bool, error) {

@@ -208,8 +208,10 @@ func (t *transport) AppendEntries(
 	}
 	if isHeartbeat(req) {
 		err := t.beat(id, target, req, resp)
-		t.group.health.note(id, req.Term, err == nil)
+		removed := err != nil && t.group.hasRemoved(id)
+		t.group.health.note(id, req.Term, err == nil || removed) // nothing is to wait for who was removed
 		switch {
+		case removed:
 		case err != nil:
 			t.group.node.missed(peerOf(raft.Server{ID: id, Address: target}), err)
 		case resp.Term > req.Term:
