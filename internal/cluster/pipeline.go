@@ -124,7 +124,6 @@ func (p *pipeline) send(
 		return nil, err
 	}
 	if !p.look() { // without a wait: see inFlight
-		_ = p.Close() // never fails
 		return nil, raft.ErrPipelineShutdown
 	}
 	p.newest = f
@@ -132,7 +131,7 @@ func (p *pipeline) send(
 }
 
 // look waits for the answer to the newest message, unless it has looked at it, and reports whether
-// Raft goes on behind it.
+// Raft goes on behind it. If it does not, the pipeline is closed.
 func (p *pipeline) look() bool {
 	f := p.newest
 	p.newest = nil
@@ -140,6 +139,7 @@ func (p *pipeline) look() bool {
 		return true
 	}
 	if f.Error() != nil || !f.Response().Success || f.Response().Term > f.Request().Term {
+		_ = p.Close() // never fails
 		return false
 	}
 	p.group.acknowledge(p.to, f.Request().PrevLogEntry+uint64(len(f.Request().Entries)))
@@ -155,11 +155,13 @@ func (p *pipeline) isTold(req *raft.AppendEntriesRequest) bool {
 // rest waits until there is an entry to be sent, and is true then. It is false when the request is
 // to be sent nevertheless: a node has missed heartbeats, so that the connection may have ended as
 // well, or has answered one by a later term, which Raft learns from the request; the term or the
-// pipeline is over; or it was sent long ago. Nothing is answered in the node's place: Raft hears of
-// the node by heartbeats, and misses it when they fail.
+// pipeline is over, as when the node has not agreed to the last message; or it was sent long ago.
+// Nothing is answered in the node's place: Raft hears of the node by heartbeats, and misses it when
+// they fail.
 func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 	g := p.group
-	long := time.NewTimer(longRest)
+	answered, long := time.NewTimer(g.node.c.HeartbeatTimeout), time.NewTimer(longRest)
+	defer answered.Stop()
 	defer long.Stop()
 	for {
 		grown, doubted, change := g.log.grown.next(), g.health.doubted.next(), g.route.next()
@@ -174,6 +176,10 @@ func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 		case <-change:
 		case <-doubted:
 			return false
+		case <-answered.C: // most likely; to wait earlier would keep an entry back
+			if !p.look() {
+				return false
+			}
 		case <-long.C:
 			return false
 		case <-p.ended:

@@ -358,6 +358,28 @@ func TestRepeatedRequestWaits(t *testing.T) {
 	})
 }
 
+// TestRefusalEndsRest: a node that has refused the last message, or was not reached by it, is sent it
+// again soon, although there is nothing new.
+func TestRefusalEndsRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := loneGroup(vfs.NewMem(), nil)
+		g.log = loneLog(t, vfs.NewMem())
+		g.node.c.HeartbeatTimeout = 500 * time.Millisecond
+		require.NoError(t, g.log.StoreLogs(entriesFrom(1, 3)))
+		inner := newFakePipeline(100 * time.Millisecond)
+		inner.answer = func(*raft.AppendEntriesResponse) {}
+		p := newPipeline(inner, g, "b")
+		go listenTo(p)
+		req := raft.AppendEntriesRequest{PrevLogEntry: 3, PrevLogTerm: 1, LeaderCommitIndex: 3}
+		_, err := p.AppendEntries(&req, new(raft.AppendEntriesResponse))
+		require.NoError(t, err)
+		begun := time.Now()
+		_, err = p.AppendEntries(&req, new(raft.AppendEntriesResponse))
+		require.ErrorIs(t, err, raft.ErrPipelineShutdown)
+		require.Equal(t, g.node.c.HeartbeatTimeout, time.Since(begun))
+	})
+}
+
 func first(messages int, _ time.Duration) int { return messages }
 
 // TestLargeEntryIsSentAlone: no two that are larger than a message are under way.
