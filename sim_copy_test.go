@@ -221,6 +221,38 @@ func TestCopyFromBeforeTheCluster(t *testing.T) {
 	})
 }
 
+// TestCopyFromBeforeAnUpgrade: a copy that a build has made which stores nothing of lives is noticed
+// once the cluster has risen, although it may have been opened before without being noticed.
+func TestCopyFromBeforeAnUpgrade(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		n.stop()
+		image := n.image()
+		for _, m := range c.members() {
+			require.NoError(t, m.become(0))
+		}
+		c.awaitFormat()
+		n.produce(t, 10)
+		n.stop()
+		n.start()
+		c.awaitSeenAfter(n, image.life)
+		n.stop()
+		n.putBack(image)
+		c.net.Isolate(n.name, c.names())
+		for range 2 {
+			n.start() // it meets nobody
+			n.stop()
+		}
+		c.net.Heal(true)
+		n.start()
+		n.requireOldCopy(t)
+		n.start()
+		require.NotEqual(t, image.id, n.id())
+		c.awaitVotes()
+		require.Equal(t, 10, n.count(t))
+	})
+}
+
 // simOlderCopy lets a node have an older copy of its directory, with whom only those are connected then
 // who may lack what it has acknowledged since.
 var simOlderCopy = simFault{"older copy", 2, func(s *schedule) {

@@ -160,9 +160,7 @@ func (n *Node) nextLife(over bool) error {
 // outdate ends the node, whose directory is an older copy. It has another ID when it is opened again.
 func (n *Node) outdate(cause error) {
 	n.membership.mu.Lock()
-	d := n.c.Directory
-	d.Outdated = true
-	err := d.Write() // or else it is noticed again
+	err := n.c.Directory.Outdate() // or else it is noticed again
 	n.membership.mu.Unlock()
 	n.failAll(errors.Join(fmt.Errorf("%w; opened again, it comes back without a vote until it has what it lacks: %w",
 		base.ErrOldCopy, cause), err))
