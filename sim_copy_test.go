@@ -12,6 +12,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/manifest"
 )
 
 // What becomes of a node whose directory is put back from an older copy: see manifest.Lives.
@@ -218,6 +220,30 @@ func TestCopyFromBeforeTheCluster(t *testing.T) {
 		c.awaitVotes()
 		require.Equal(t, 10, n.count(t))
 		c.close()
+	})
+}
+
+// TestMachineIsPutBack: a process that goes on where it was earlier, as its machine was put back with its
+// memory, is an older copy as well. All nodes knew its life then.
+func TestMachineIsPutBack(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		time.Sleep(time.Minute)
+		id := n.id()
+		for _, o := range c.members() {
+			if o != n {
+				o.stop()
+				d := manifest.New(o.disk, "queue", *o.queueDirectory())
+				d.Seen[id] = manifest.LifeAfter(d.Seen[id])
+				require.NoError(t, d.Write())
+				o.start()
+			}
+		}
+		time.Sleep(time.Minute)
+		n.requireOldCopy(t)
+		n.start()
+		require.NotEqual(t, id, n.id())
+		c.awaitVotes()
 	})
 }
 

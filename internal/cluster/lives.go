@@ -61,12 +61,12 @@ func (n *Node) makeKnown() {
 	greeted, began, pause := make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
 	for {
 		others := n.others(ctx)
-		strangers := slices.DeleteFunc(slices.Clone(others), func(p Peer) bool { return greeted[p.ID] })
+		strangers := slices.DeleteFunc(slices.Clone(others), func(p Peer) bool { return greeted[p.ID] && !n.isRefused(p) })
 		for i, err := range n.greet(ctx, strangers) {
-			var refused *peer.RefusedError
-			if err == nil {
-				greeted[strangers[i].ID], pause = true, n.c.HeartbeatTimeout
-			} else if errors.As(err, &refused) && refused.Reason == peer.RefusedCopy {
+			switch id := strangers[i].ID; {
+			case err == nil && !greeted[id]:
+				greeted[id], pause = true, n.c.HeartbeatTimeout
+			case refusesCopy(err):
 				n.outdate(err)
 				return
 			}
@@ -91,6 +91,19 @@ func (n *Node) makeKnown() {
 		}
 		pause = min(2*pause, maxGreetPause*n.c.HeartbeatTimeout)
 	}
+}
+
+// refusesCopy reports whether another node has refused this one as an older copy.
+func refusesCopy(err error) bool {
+	var refused *peer.RefusedError
+	return errors.As(err, &refused) && refused.Reason == peer.RefusedCopy
+}
+
+// isRefused reports whether a node has refused the last connection of this one as that of an older
+// copy. One that knew the current life may do so when the machine was put back with its memory.
+func (n *Node) isRefused(p Peer) bool {
+	to, err := p.target()
+	return err == nil && refusesCopy(n.peer.Failure(to))
 }
 
 // others are the other members; each of them has one of its addresses, should it have several. A node
