@@ -448,3 +448,37 @@ func TestFoundingIsInterrupted(t *testing.T) {
 		})
 	}
 }
+
+// TestJoinByWhoReachesTheNode: a node that some peers cannot reach joins by another one; if none can,
+// Open says why, and has changed nothing.
+func TestJoinByWhoReachesTheNode(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		by, joins := c.members()[2], c.node(true)
+		require.NoError(t, simQueue(by).TransferLeadership(t.Context(), 0, by.name))
+		for _, n := range c.members()[:2] {
+			n.stop()
+			o, fuse := c.options(n)
+			dial := o.Cluster.dial
+			o.Cluster.dial = func(ctx context.Context, addr string) (net.Conn, error) {
+				if addr == joins.name {
+					return nil, errors.New("no route")
+				}
+				return dial(ctx, addr)
+			}
+			q, err := Open("queue", o)
+			require.NoError(t, err)
+			n.q, n.fuse = q, fuse
+		}
+		begun := time.Now()
+		o, _ := c.options(joins)
+		o.Cluster.Advertise = "elsewhere:1"
+		_, err := Open("queue", o)
+		require.ErrorIs(t, err, ErrNotLeader)
+		require.ErrorContains(t, err, "dial sim: elsewhere:1")
+		require.Len(t, membersOf(by, 0), 3)
+
+		joins.start()
+		c.nodes = append(c.nodes, joins)
+		require.Less(t, time.Since(begun), time.Minute)
+	})
+}

@@ -133,11 +133,29 @@ func (n *Node) serveJoin(r *peer.Request) error {
 	r.OnCancel(cancel)
 	n.background.Go(func() {
 		defer cancel()
-		if err := n.guarded("joining of a node", func() error { return n.admit(ctx, j) }); err != nil {
+		err := n.guarded("joining of a node", func() error {
+			if err := n.checkReach(ctx, j.Peer); err != nil {
+				return err // another member may reach it
+			}
+			return n.admit(ctx, j)
+		})
+		if err != nil {
 			r.Fail(n.c.EncodeError(err))
 			return
 		}
 		r.Reply(nil)
 	})
+	return nil
+}
+
+// checkReach returns an error if this node does not find another one at its address.
+func (n *Node) checkReach(ctx context.Context, p Peer) error {
+	i, err := n.introduce(ctx, p)
+	if err == nil && i.ID != p.ID {
+		err = fmt.Errorf("node %q at %s has another directory", p.Node, p.Address)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: it does not find the node that asks for it: %w", base.ErrNotLeader, err)
+	}
 	return nil
 }
