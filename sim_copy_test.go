@@ -223,6 +223,49 @@ func TestCopyFromBeforeTheCluster(t *testing.T) {
 	})
 }
 
+// TestCopyIsPutBackAgain: an older copy does not know by which ID its node has come back since, and takes
+// its place nevertheless; but not that of a directory that has replaced one which was removed.
+func TestCopyIsPutBackAgain(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		n.stop()
+		image := n.image()
+		n.start()
+		c.awaitSeenAfter(n, image.life)
+		n.produce(t, 10)
+		for range 3 {
+			n.stop()
+			n.putBack(image)
+			n.start()
+			n.requireOldCopy(t)
+			n.start()
+			c.awaitVotes()
+			require.Equal(t, 10, n.count(t))
+		}
+		leader, removed := c.lead()
+		image = removed.image()
+		removed.stop()
+		removed.start()
+		c.awaitSeenAfter(removed, image.life)
+		require.NoError(t, simQueue(leader).RemoveNode(t.Context(), removed.name))
+		replace := func(image simImage, join bool) {
+			removed.stop()
+			removed.putBack(image)
+			removed.join = join
+			removed.start()
+		}
+		replace(simImage{disk: vfs.NewCrashableMem(), votes: newSimVotes()}, true)
+		c.awaitVotes()
+		members := membersOf(leader, 0)
+		replace(image, false)
+		removed.requireOldCopy(t)
+		removed.start()
+		time.Sleep(time.Minute)
+		require.Equal(t, members, membersOf(leader, 0))
+		c.drop(removed)
+	})
+}
+
 // TestMachineIsPutBack: a process that goes on where it was earlier, as its machine was put back with its
 // memory, is an older copy as well. All nodes knew its life then.
 func TestMachineIsPutBack(t *testing.T) {

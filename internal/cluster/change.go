@@ -158,14 +158,20 @@ func (g *Group) checkRemoved(ctx context.Context, p Peer, former ...string) erro
 	if g.index > 0 {
 		return g.node.c.Leaders.Change(ctx, 0, CheckMember, p)
 	}
-	for _, id := range slices.Concat(former, []string{p.ID}) {
-		removed, err := g.machine.IsForgotten(string(Peer{Node: p.Node, ID: id}.ServerID()))
+	return g.checkForgotten(p.Node, append(slices.Clone(former), p.ID)...)
+}
+
+// checkForgotten returns an error if a node was removed by one of some IDs.
+// REQUIRES: the group is that of the first shard.
+func (g *Group) checkForgotten(node string, ids ...string) error {
+	for _, id := range ids {
+		removed, err := g.machine.IsForgotten(string(Peer{Node: node, ID: id}.ServerID()))
 		if err != nil {
 			return fmt.Errorf("%w: shard %d: %w", base.ErrNotLeader, g.index, err)
 		}
 		if removed {
 			return fmt.Errorf("%w: node %q was removed from the cluster with its directory; it may be added again with an empty one",
-				base.ErrNotMember, p.Node)
+				base.ErrNotMember, node)
 		}
 	}
 	return nil

@@ -130,12 +130,16 @@ func (n *Node) missed(p Peer, err error) {
 	})
 }
 
-// find takes a member back that has another ID. It returns when it is worth looking for one again.
+// find takes a member back that has another ID. It returns when it is worth looking for one again. If
+// the member has had that ID for some time, a copy of its directory from before does not know it.
 func (n *Node) find(ctx context.Context, p Peer) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
 	i, err := n.introduce(ctx, p)
-	if err == nil && i.Cluster == n.Cluster() && slices.Contains(i.Former, p.ID) {
+	if err == nil && i.Cluster == n.Cluster() && i.ID != p.ID && len(i.Former) > 0 {
+		if !slices.Contains(i.Former, p.ID) {
+			i.Former = append(i.Former, p.ID)
+		}
 		p.ID = i.ID
 		err = n.admit(ctx, joining{Peer: p, Former: i.Former})
 	}
@@ -234,6 +238,12 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 // removed; and with an address that is none, since Raft wants those of all members to be different.
 // It gets its own at last.
 func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64, p Peer, former []string) error {
+	if g.index == 0 {
+		isMember := func(id string) bool { return hasID(members, Peer{Node: p.Node, ID: id}.ServerID()) }
+		if err := g.checkForgotten(p.Node, slices.DeleteFunc(slices.Clone(former), isMember)...); err != nil {
+			return err
+		}
+	}
 	isFormer := func(m raft.Server) bool { o := peerOf(m); return o.Node == p.Node && slices.Contains(former, o.ID) }
 	old := slices.IndexFunc(members, isFormer)
 	switch added := hasID(members, p.ServerID()); {
