@@ -146,7 +146,7 @@ func (n *Node) remove(ctx context.Context, node string) error {
 // halfway is the outcome of what has begun, and has then failed: it is not one that says that nothing
 // was done.
 func halfway(err error) error {
-	if errors.Is(err, base.ErrClosed) {
+	if errors.Is(err, base.ErrClosed) || errors.Is(err, base.ErrNoMajority) {
 		return fmt.Errorf("%w: %v", base.ErrUncertain, err)
 	}
 	return fmt.Errorf("%w: %w", base.ErrUncertain, err)

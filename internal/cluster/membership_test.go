@@ -16,12 +16,13 @@ import (
 type trioLeaders struct {
 	nodes   []*Node
 	checked func() // called when the first group has said who is a member
-	closed  int    // the shard whose changes find the queue closed; -1: all, when they forget the node
+	fails   int    // the shard whose changes fail; -1: all, when they forget the node
+	with    error
 }
 
 func (l *trioLeaders) Change(_ context.Context, shard int, how Change, p Peer, former ...string) error {
-	if how == RemoveNode && l.closed > 0 && shard == l.closed {
-		return base.ErrClosed
+	if how == RemoveNode && l.fails > 0 && shard == l.fails {
+		return l.with
 	}
 	for _, n := range l.nodes {
 		if g := n.Group(shard); g.leads() {
@@ -40,28 +41,30 @@ func (l *trioLeaders) Change(_ context.Context, shard int, how Change, p Peer, f
 func (l *trioLeaders) Applied(context.Context, int) (uint64, error) { return 0, nil }
 
 func (l *trioLeaders) Forget(_ context.Context, shard int, name string) error {
-	if l.closed < 0 && !strings.Contains(name, idSeparator) {
-		return base.ErrClosed
+	if l.fails < 0 && !strings.Contains(name, idSeparator) {
+		return l.with
 	}
 	return nil
 }
 
-// TestRemovalEndsHalfway: a removal that ends after the first change does not say that the queue was
-// closed, as a call does that has done nothing.
+// TestRemovalEndsHalfway: a removal that ends after the first change does not match an error that says
+// that nothing was done.
 func TestRemovalEndsHalfway(t *testing.T) {
-	for _, closed := range []int{1, -1} {
-		synctest.Test(t, func(t *testing.T) {
-			nodes, _ := openTrio(t, 2)
-			l := &trioLeaders{nodes: nodes, closed: closed}
-			for _, n := range nodes {
-				n.c.Leaders = l
-			}
-			err := nodes[0].Remove(t.Context(), "c")
-			require.ErrorIs(t, err, base.ErrUncertain)
-			require.ErrorContains(t, err, base.ErrClosed.Error())
-			require.NotErrorIs(t, err, base.ErrClosed)
-			closeAll(t, nodes)
-		})
+	for _, with := range []error{base.ErrClosed, base.ErrNoMajority} {
+		for _, fails := range []int{1, -1} {
+			synctest.Test(t, func(t *testing.T) {
+				nodes, _ := openTrio(t, 2)
+				l := &trioLeaders{nodes: nodes, fails: fails, with: with}
+				for _, n := range nodes {
+					n.c.Leaders = l
+				}
+				err := nodes[0].Remove(t.Context(), "c")
+				require.ErrorIs(t, err, base.ErrUncertain)
+				require.ErrorContains(t, err, with.Error())
+				require.NotErrorIs(t, err, with)
+				closeAll(t, nodes)
+			})
+		}
 	}
 }
 
