@@ -16,6 +16,7 @@ import (
 func TestApply(t *testing.T) {
 	opts, err := (&Options{fs: vfs.NewMem(), Cluster: &Cluster{Node: "x", Listen: "x:1"}}).withDefaults()
 	require.NoError(t, err)
+	opts.setShards(1)
 	caches := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)
 	defer caches.Close()
 	st, err := store.Open("store", opts.storeConfig(), caches, true)
