@@ -412,7 +412,7 @@ func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
 	if err := d.Take(o.AcceptCopy, o.boot, o.volatile()); err != nil {
 		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
 	}
-	o.Shards = d.Shards
+	o.setShards(d.Shards)
 	q := newQueue(o, d)
 	return errors.Join(do(q.newNode().Node), q.closeFiles())
 }

@@ -362,6 +362,7 @@ func TestOpenRefusesShards(t *testing.T) {
 	rename(second, aside)
 	o, err := (*Options)(nil).withDefaults()
 	require.NoError(t, err)
+	o.setShards(1)
 	caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 1)
 	empty, err := store.Open(second, o.storeConfig(), caches, true)
 	require.NoError(t, err)
@@ -404,6 +405,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 		writeFile(t, filepath.Join(dir, manifest.Name), creating)
 		o, err := (&Options{Shards: 2}).withDefaults()
 		require.NoError(t, err)
+		o.setShards(2)
 		d, err := manifest.Open(vfs.Default, dir, manifest.Want{Shards: 2, Node: ""})
 		require.NoError(t, err)
 		caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 2)
@@ -611,7 +613,7 @@ func TestOptionDefaults(t *testing.T) {
 			WindowTasks:   4096,
 			WindowBytes:   32 << 20,
 			CacheBytes:    16 << 20,
-			MemTableBytes: 16 << 20,
+			MemTableBytes: 0, // by Shards
 			idleLanes:     engine.IdleLanes,
 			sweepLanes:    engine.SweepLanes,
 			groupBytes:    engine.GroupBytes,
@@ -630,4 +632,14 @@ func TestOptionDefaults(t *testing.T) {
 	o, err = (&Options{Backoff: Backoff{Base: 2 * time.Hour}}).withDefaults()
 	require.NoError(t, err)
 	require.Equal(t, 2*time.Hour, o.Backoff.Max, "a large Base moves the default of Max")
+
+	memTable := func(o Options, shards int) int {
+		o.setShards(shards)
+		return o.MemTableBytes
+	}
+	require.Equal(t, 16<<20, memTable(Options{}, 8))
+	for shards, bytes := range map[int]int{1: 16 << 20, 2: 12 << 20, 3: 8 << 20, 6: 4 << 20, 256: 4 << 20} {
+		require.Equal(t, bytes, memTable(Options{Cluster: new(Cluster)}, shards), shards)
+	}
+	require.Equal(t, 1<<20, memTable(Options{Cluster: new(Cluster), MemTableBytes: 1 << 20}, 3))
 }

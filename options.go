@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
@@ -87,13 +88,13 @@ type Options struct {
 	WindowTasks int
 	// WindowBytes bounds the memory of all windows together. Default: 32 MiB.
 	WindowBytes int
-	// CacheBytes is the size of the block cache that all shards share. The memtables take at most 6
-	// MemTableBytes for each shard in addition, and more only for batches as large as half of one.
-	// While a shard does not commit, the cache may use what its memtables do not need. Default: 16
-	// MiB.
+	// CacheBytes is the size of the block cache that all shards share. In addition, memtables usually
+	// take 2 MemTableBytes for each shard, at most 4 and 2 more of all; and more only for batches as
+	// large as half of one. While a shard does not commit, the cache may use what its memtables do
+	// not need. Default: 16 MiB.
 	CacheBytes int64
 	// MemTableBytes is how much each shard collects in memory before it writes a sorted table.
-	// Default: 16 MiB.
+	// Default: 16 MiB; with Cluster 24 MiB divided by the number of shards, but 4 to 16 MiB.
 	MemTableBytes int
 
 	// MinFreeBytes is how much space has to stay free on the disk. While less is free, calls that
@@ -221,7 +222,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.trimBytes", &c.trimBytes, 1, engine.TrimBytes, math.MaxInt32},
 		{"Options.trimLane", &c.trimLane, 1, engine.TrimLane, math.MaxInt32},
 		{"Options.reclaimFrom", &c.reclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},
-		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 16 << 20, 1 << 30},
+		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 0, 1 << 30}, // 0: setShards
 		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
 		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},
 		{"Options.Limits.Name", &c.Limits.Name, 1, 255, 4096},
@@ -305,9 +306,9 @@ func (b *Backoff) setDefaults() error {
 // setShards sets the number of shards and the defaults that depend on it.
 func (o *Options) setShards(shards int) {
 	o.Shards = shards
-	if o.MinFreeBytes == 0 {
-		o.MinFreeBytes = 64<<20 + int64(shards)*store.MemTables*int64(o.MemTableBytes)
-	}
+	o.MemTableBytes = cmp.Or(o.MemTableBytes, store.MemTableBytes(shards, o.Cluster != nil))
+	unflushed := store.MemTables * int64(shards) * int64(o.MemTableBytes)
+	o.MinFreeBytes = cmp.Or(o.MinFreeBytes, 64<<20+unflushed)
 }
 
 // storeConfig returns the configuration of the shards' stores.

@@ -132,7 +132,7 @@ func TestNoSpace(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{errorfs.OpCreate}, ".sst")
 			l := New(slog.New(slog.DiscardHandler), "store")
-			l.Limit(memory)
+			l.Limit(memory, memory/4, NewMemory(memory))
 			o := &pebble.Options{
 				FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableSize: 64 << 10, MemTableStopWritesThreshold: 100,
 			}

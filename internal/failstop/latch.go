@@ -61,11 +61,10 @@ type Latch struct {
 
 	reserve reserve
 
-	// memory is what memtables may take before Throttle waits for flushes, wrote what was committed
-	// since lags last read the metrics, both in bytes. Only the goroutine that commits uses them.
-	memory, wrote int
-	measure       func(*pebble.Metrics) // nil: not wanted
-	listener      Listener              // nil: none
+	memory   memory
+	wrote    int                   // bytes since lags last read the metrics; only who commits uses it
+	measure  func(*pebble.Metrics) // nil: not wanted
+	listener Listener              // nil: none
 }
 
 // ErrNoSpace says that nothing more can be written because the disk is full.
@@ -111,13 +110,15 @@ func (l *Latch) Hurry() {
 // tables.
 const tooManyTables = 24
 
-// Limit sets how many bytes memtables may take before Throttle and Ready wait for flushes. It is
-// called before Open, whose MemTableStopWritesThreshold must be larger by what is committed between
-// two calls.
-func (l *Latch) Limit(memory int) { l.memory = memory }
+// Limit sets how many bytes memtables may take before Throttle and Ready wait for flushes: most, or
+// a memtable less while the memory is used up that the store shares with others. It is called before
+// Open, whose MemTableStopWritesThreshold must be larger by what is committed between two calls.
+func (l *Latch) Limit(most, memTable int, shared *Memory) {
+	l.memory.most, l.memory.memTable, l.memory.shared = int64(most), int64(memTable), shared
+}
 
 // Measure makes the latch call f with the metrics that Throttle and Ready read: after each flush,
-// and whenever an eighth of the memory that Limit allows was committed. It is called before Open.
+// and whenever half a memtable was committed. It is called before Open, and Limit too.
 func (l *Latch) Measure(f func(*pebble.Metrics)) { l.measure = f }
 
 // Listener is called for background work, while Pebble's locks are held: it must not block.
@@ -178,7 +179,7 @@ func (l *Latch) Takes(db *pebble.DB, bytes int) bool {
 	}
 	m := db.Metrics()
 	return m.Levels[0].Sublevels < tooManyTables/2 &&
-		(m.MemTable.Count <= 1 || m.MemTable.Size+uint64(bytes) <= uint64(l.memory)*3/4)
+		(m.MemTable.Count <= 1 || !l.memory.isLow(int64(m.MemTable.Size)+int64(bytes)))
 }
 
 // NoSpace reports whether flushes fail for lack of space, or the reserve is in use.
@@ -187,7 +188,7 @@ func (l *Latch) NoSpace() bool { return l.flushFull.Load() || !l.hasReserve() }
 // lags reports whether too many tables wait for compactions, and whether too much memory waits for
 // flushes.
 func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
-	if !l.grown.Load() && (l.memory == 0 || l.wrote < l.memory/8) {
+	if !l.grown.Load() && (l.memory.most == 0 || int64(l.wrote) < l.memory.memTable/2) {
 		return false, false
 	}
 	l.grown.Store(false)
@@ -196,8 +197,12 @@ func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
 	if l.measure != nil {
 		l.measure(m)
 	}
-	tables = m.Levels[0].Sublevels >= tooManyTables
-	memory = l.memory > 0 && m.MemTable.Size >= uint64(l.memory)
+	size := int64(m.MemTable.Size)
+	l.memory.note(size)
+	if l.grown.Load() { // a flush has ended meanwhile: it may be the last one for long
+		l.memory.note(0)
+	}
+	tables, memory = m.Levels[0].Sublevels >= tooManyTables, l.memory.isUsed(size)
 	if tables || memory {
 		l.grown.Store(true)
 	}
@@ -242,6 +247,9 @@ func (l *Latch) guard(o *pebble.Options, dir string) {
 	e.FlushEnd = func(i pebble.FlushInfo) {
 		l.flushFull.Store(IsNoSpace(i.Err))
 		l.grown.Store(true)
+		if i.Err == nil {
+			l.memory.note(0) // lags sees what is left, before anything else is committed
+		}
 		l.proceed()
 		if l.listener != nil && i.Err == nil {
 			l.listener.FlushEnds()

@@ -156,6 +156,7 @@ func (l *Latch) unlock() error {
 // abandoned with its goroutines and memory. It may be opened again.
 func (l *Latch) Close(db *pebble.DB) error {
 	l.Hurry()
+	l.memory.note(0)
 	l.reserve.end()
 	closed := make(chan error, 1)
 	select {

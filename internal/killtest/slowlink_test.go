@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -38,12 +39,13 @@ const (
 
 // slowConfig is what a node is told on its start.
 type slowConfig struct {
-	Dir   string
-	Self  int
-	Peers []codeq.Peer
-	Rate  int // bytes per second of what comes; 0: no limit
-	Fill  int // bytes to produce at once
-	Load  int // bytes per second to produce then
+	Dir    string
+	Self   int
+	Peers  []codeq.Peer
+	Shards int // 0: the default
+	Rate   int // bytes per second of what comes; 0: no limit
+	Fill   int // bytes to produce at once
+	Load   int // bytes per second to produce then
 }
 
 // slowReport is what a node says ten times a second.
@@ -52,7 +54,7 @@ type slowReport struct {
 	Filled bool
 	Memory int64            // resident bytes
 	Heap   int64            // those of Go's heap
-	Lacks  map[string]int64 // entries, by node; of those that answer
+	Lacks  map[string]int64 // entries of all shards, by node; of those that answer
 }
 
 // slowListener limits the rate of all connections together.
@@ -98,7 +100,7 @@ func slowChild() error {
 		l = slowListener{l, rate.NewLimiter(rate.Limit(c.Rate), slowRead)}
 	}
 	q, err := codeq.Open(c.Dir, &codeq.Options{
-		Shards: 1, Durability: codeq.DurabilityProcess, Logger: slowLogger(),
+		Shards: c.Shards, Durability: codeq.DurabilityProcess, Logger: slowLogger(),
 		Cluster: &codeq.Cluster{Node: c.Peers[c.Self].Node, Listener: l, Peers: c.Peers},
 	})
 	if err != nil {
@@ -163,12 +165,17 @@ func slowReports(ctx context.Context, q *codeq.Queue, self int, filled *atomic.B
 		if err != nil {
 			return // the queue is closed
 		}
-		leader := replicaOf(shards[0], shards[0].Leader)
-		for _, p := range shards[0].Replicas {
-			if leader != nil && p.LastError == "" {
-				r.Lacks[p.Node] = int64(leader.Applied) - int64(p.Applied)
+		known := map[string]int{}
+		for _, shard := range shards {
+			leader := replicaOf(shard, shard.Leader)
+			for _, p := range shard.Replicas {
+				if leader != nil && p.LastError == "" {
+					r.Lacks[p.Node] += int64(leader.Applied) - int64(p.Applied)
+					known[p.Node]++
+				}
 			}
 		}
+		maps.DeleteFunc(r.Lacks, func(node string, _ int64) bool { return known[node] < len(shards) })
 		b, err := json.Marshal(r)
 		if err == nil {
 			_, err = os.Stdout.Write(append(b, '\n'))
@@ -203,25 +210,29 @@ func TestSlowLink(t *testing.T) {
 		t.Skip("gigabytes over slow links, with -long; memory is known on Linux")
 	}
 	for _, mb := range []int{110, 40, 10} {
-		t.Run(fmt.Sprint(mb, " MB per second"), func(t *testing.T) { slowLink(t, mb*1e6) })
+		t.Run(fmt.Sprint(mb, " MB per second"), func(t *testing.T) { slowLink(t, mb*1e6, 0) })
+		t.Run(fmt.Sprint(mb, " MB per second, one shard"), func(t *testing.T) { slowLink(t, mb*1e6, 1) })
 	}
 }
 
-func slowLink(t *testing.T, limit int) {
+func slowLink(t *testing.T, limit, shards int) {
 	dir := t.TempDir()
-	c := slowConfig{Load: min(slowLoad, limit*3/10)}
+	c := slowConfig{Load: min(slowLoad, limit*3/10), Shards: shards}
 	for i, a := range freePorts(t, testkit.Seeded(t), 3) {
 		c.Peers = append(c.Peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: a})
 	}
 	reports, over := make(chan slowReport), make(chan struct{})
 	run := func(node int, c slowConfig) (end func()) {
 		c.Self, c.Dir = node, filepath.Join(dir, c.Peers[node].Node)
-		end = sync.OnceFunc(slowProcess(t, c, func(r slowReport) {
+		ending := make(chan struct{}) // nobody may take its reports any more
+		stop := slowProcess(t, c, func(r slowReport) {
 			select {
 			case reports <- r:
+			case <-ending:
 			case <-over:
 			}
-		}))
+		})
+		end = sync.OnceFunc(func() { close(ending); stop() })
 		t.Cleanup(end)
 		return end
 	}

@@ -34,19 +34,23 @@ type Group struct {
 	heads  heads
 }
 
-func openGroup(s *Store, n uint32) (*Group, error) {
-	done, err := s.use()
+func newGroup(s *Store, n uint32) *Group {
+	return &Group{store: s, number: n, recent: recent{all: &s.recent}, heads: newHeads()}
+}
+
+// load finds the bounds of the log. REQUIRES: nobody else uses the group.
+func (g *Group) load() error {
+	done, err := g.store.use()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer done()
-	g := &Group{store: s, number: n, recent: recent{limit: s.cacheBytes}, heads: newHeads()}
-	it, err := s.db.NewIter(&pebble.IterOptions{
-		LowerBound: appendKey(nil, n, 0),
-		UpperBound: appendKey(nil, n, maxIndex),
+	it, err := g.store.db.NewIter(&pebble.IterOptions{
+		LowerBound: appendKey(nil, g.number, 0),
+		UpperBound: appendKey(nil, g.number, maxIndex),
 	})
 	if err != nil {
-		return nil, storageError(err)
+		return storageError(err)
 	}
 	if it.First() {
 		g.first = indexOf(it.Key())
@@ -54,7 +58,7 @@ func openGroup(s *Store, n uint32) (*Group, error) {
 			g.last = indexOf(it.Key())
 		}
 	}
-	return g, storageError(it.Close())
+	return storageError(it.Close())
 }
 
 // FirstIndex returns the index of the oldest entry, 0 if there is none.
@@ -193,21 +197,28 @@ func (g *Group) add(logs []*raft.Log, first, last uint64) error {
 		return fmt.Errorf("raftlog: store group %d, index %d: %w", g.number, from, err)
 	}
 
+	g.added(logs, replace)
+	g.store.trim()
+	return nil
+}
+
+// added notes entries that have been stored; replace: in place of all others.
+func (g *Group) added(logs []*raft.Log, replace bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	first, last := g.first, g.last
 	if replace {
 		g.recent.dropThrough(last)
 		g.heads.dropFrom(first)
 	}
 	if replace || first == 0 {
-		g.first = from
+		g.first = logs[0].Index
 	}
 	g.last = logs[len(logs)-1].Index
 	for _, l := range logs {
 		g.recent.add(l)
 		g.heads.add(l)
 	}
-	return nil
 }
 
 // DeleteRange deletes the entries from one index through another. They must be the oldest or the

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -46,14 +47,14 @@ const (
 	SyncNone                // nothing: up to 32 KiB wait in the process
 )
 
-// DefaultCacheBytes is the cache of a group if Options does not say.
+// DefaultCacheBytes is the cache of all groups if Options does not say.
 const DefaultCacheBytes = 8 << 20
 
 // Options of Open.
 type Options struct {
 	FS         vfs.FS // required
 	Sync       Sync
-	CacheBytes int64        // newest entries that each group keeps in memory; 0: DefaultCacheBytes
+	CacheBytes int64        // newest entries of all groups in memory; 0: DefaultCacheBytes
 	Logger     *slog.Logger // nil: nothing is logged
 }
 
@@ -68,10 +69,11 @@ type Store struct {
 	durable    bool         // StoreLogs waits for Pebble's sync, real or not
 	synced     walfs.Switch // on: it waits for a real one
 	cacheBytes int64
+	recent     atomic.Int64 // bytes of the newest entries that groups hold
 	log        *slog.Logger
 	latch      *failstop.Latch
 
-	mu     sync.Mutex // guards groups
+	mu     sync.Mutex // guards groups, and is taken before Group.mu
 	groups map[uint32]*Group
 
 	// using is read-locked by callers of db, and locked by Close. It is taken after Group.writing.
@@ -84,11 +86,12 @@ type Store struct {
 const storeFormat = pebble.FormatColumnarBlocks
 
 // A batch of half a memtable makes Pebble begin a new log, which Raft's batches should not.
-// Memtables beyond the first take memory only while flushes lag behind. The directory grows to a
-// few memtables, as many logs, and less than twice what the logs keep (BenchmarkTruncation).
+// Memtables beyond the second, which Pebble keeps for later, take memory only while flushes lag
+// behind, and then that of the block cache. The directory grows to a few memtables, as many logs, and
+// less than twice what the logs keep (BenchmarkTruncation).
 const (
-	memTableBytes = 32 << 20
-	memTables     = 3
+	memTableBytes = 16 << 20
+	memTables     = 6
 	// for readers far behind, which read each entry once: indexes of tables
 	blockCacheBytes = 4 << 20
 )
@@ -119,7 +122,7 @@ func Open(dir string, o Options) (*Store, error) {
 			return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(err))
 		}
 	}
-	cache := pebble.NewCache(blockCacheBytes + memTables*memTableBytes) // it pays for memtables
+	cache := pebble.NewCache(blockCacheBytes + 2*memTableBytes) // it pays for memtables
 	defer cache.Unref()
 	opts := &pebble.Options{
 		FS:                          fs,
@@ -143,16 +146,22 @@ func Open(dir string, o Options) (*Store, error) {
 // Group returns the log of a group, which is empty if nothing was stored in it. It may be called
 // once for each group.
 func (s *Store) Group(n uint32) (*Group, error) {
+	g := newGroup(s, n)
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.groups[n] != nil {
+	taken := s.groups[n] != nil
+	if !taken {
+		s.groups[n] = g
+	}
+	s.mu.Unlock()
+	if taken {
 		return nil, fmt.Errorf("raftlog: group %d is in use", n)
 	}
-	var g *Group
-	if err := s.latch.Read(func() (err error) { g, err = openGroup(s, n); return err }); err != nil {
+	if err := s.latch.Read(g.load); err != nil {
+		s.mu.Lock()
+		delete(s.groups, n)
+		s.mu.Unlock()
 		return nil, fmt.Errorf("raftlog: open group %d: %w", n, storageError(err))
 	}
-	s.groups[n] = g
 	return g, nil
 }
 

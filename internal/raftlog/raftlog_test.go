@@ -260,7 +260,10 @@ func TestRecentEntriesAreShared(t *testing.T) {
 
 func TestRecentIsBounded(t *testing.T) {
 	const limit = 10_000
-	r := recent{limit: limit}
+	s := &Store{cacheBytes: limit}
+	g := newGroup(s, 0)
+	s.groups = map[uint32]*Group{0: g}
+	r := &g.recent
 	rng := rand.New(rand.NewPCG(1, 2))
 	var want []raft.Log // newest entries, beyond the limit too
 	next := uint64(1)
@@ -286,6 +289,7 @@ func TestRecentIsBounded(t *testing.T) {
 			}
 			l := raft.Log{Index: next, Term: rng.Uint64(), Data: make([]byte, size)}
 			r.add(&l)
+			s.trim()
 			want = append(want, l)
 			next++
 		}
@@ -300,7 +304,8 @@ func TestRecentIsBounded(t *testing.T) {
 			held++
 		}
 		want = want[len(want)-held:] // what is not held never comes back
-		require.Equal(t, r.bytes, bytes)
+		require.Equal(t, r.bytes.Load(), bytes)
+		require.Equal(t, s.recent.Load(), bytes)
 		require.LessOrEqual(t, bytes, int64(limit))
 		require.Len(t, r.entries[r.head:], held)
 		require.Nil(t, r.get(next))
@@ -313,7 +318,6 @@ func TestRecentIsBounded(t *testing.T) {
 	}
 }
 
-// TestRecentHoldsWhatFits: an entry is removed only for lack of room.
 // TestHeadsAreReadOnce: the data of large entries is read once after the store was opened, to tell
 // how long it is, and forgotten when the entries are removed.
 func TestHeadsAreReadOnce(t *testing.T) {
@@ -344,18 +348,65 @@ func TestHeadsAreReadOnce(t *testing.T) {
 	requireHead(t, g, mixed(2, 6, 6)[0])
 }
 
+// TestRecentHoldsWhatFits: an entry is removed only for lack of room, and of the group that holds
+// most: groups at work share what an idle one had.
 func TestRecentHoldsWhatFits(t *testing.T) {
-	one := raft.Log{Data: make([]byte, 100)}
-	r := recent{limit: 3 * cost(&one)}
-	for i := range uint64(10) {
-		one.Index = i + 1
-		r.add(&one)
-		require.Len(t, r.entries[r.head:], min(int(i)+1, 3))
+	entry := func(i int) []*raft.Log { return []*raft.Log{{Index: uint64(i), Data: make([]byte, 100)}} }
+	s := open(t, vfs.NewMem(), Options{CacheBytes: 6 * cost(entry(1)[0])})
+	defer func() { require.NoError(t, s.Close()) }()
+	var groups [3]*Group
+	for n := range groups {
+		groups[n] = group(t, s, uint32(n))
+	}
+	hold := func() (n [3]int) {
+		for i, g := range groups {
+			n[i] = len(g.recent.entries) - g.recent.head
+		}
+		return n
+	}
+	for i := 1; i <= 10; i++ {
+		require.NoError(t, groups[0].StoreLogs(entry(i)))
+		require.Equal(t, [3]int{min(i, 6), 0, 0}, hold())
+	}
+	for i := 1; i <= 10; i++ {
+		require.NoError(t, groups[1].StoreLogs(entry(i)))
+		require.Equal(t, [3]int{6 - min(i, 3), min(i, 3), 0}, hold())
+	}
+	for i := 1; i <= 10; i++ {
+		require.NoError(t, groups[2].StoreLogs(entry(i)))
+	}
+	require.Equal(t, [3]int{2, 2, 2}, hold())
+	require.NoError(t, groups[0].DeleteRange(1, 10))
+	require.NoError(t, groups[1].StoreLogs([]*raft.Log{{Index: 11, Data: make([]byte, 1000)}}))
+	require.Equal(t, [3]int{0, 0, 2}, hold(), "what does not fit takes nothing from others")
+	require.Equal(t, 2*cost(entry(1)[0]), s.recent.Load())
+}
+
+// TestBlockCacheIsSmall: what was read of the log does not stay in memory, beside memtables.
+func TestBlockCacheIsSmall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes 80 MB")
+	}
+	const entryBytes, n = 1 << 20, 80
+	s := open(t, vfs.NewMem(), Options{CacheBytes: 1})
+	defer func() { require.NoError(t, s.Close()) }()
+	g := group(t, s, 0)
+	data := make([]byte, entryBytes)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(data)
+	for i := uint64(1); i <= n; i++ {
+		require.NoError(t, g.StoreLog(&raft.Log{Index: i, Data: data}))
+	}
+	require.NoError(t, s.db.Flush())
+	for i := uint64(1); i <= n; i++ {
+		require.NoError(t, g.GetLog(i, new(raft.Log)))
+		m := s.db.Metrics()
+		memTables := int64(m.MemTable.Size + m.MemTable.ZombieSize)
+		require.LessOrEqual(t, m.BlockCache.Size+memTables, int64(blockCacheBytes+2*memTableBytes))
 	}
 }
 
 // TestTruncationBoundsDisk appends 704 MB and keeps a tail of 50 MB. The directory must stop growing:
-// memtables and logs of 32 MB count for more than the tail.
+// memtables and logs count for more than the tail.
 func TestTruncationBoundsDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 704 MB")

@@ -1,6 +1,7 @@
 package raftlog
 
 import (
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/hashicorp/raft"
@@ -10,12 +11,36 @@ import (
 // just stored. Its entries share Data and Extensions with those that Raft stored: nobody changes
 // these.
 //
-// Invariant: the indexes of the entries are consecutive, and bytes <= limit. Group.mu guards it.
+// Invariant: the indexes of the entries are consecutive. Group.mu guards all but bytes, which is
+// changed with Group.mu held.
 type recent struct {
-	limit   int64
-	bytes   int64
+	all     *atomic.Int64 // bytes of all groups
+	bytes   atomic.Int64
 	head    int        // entries before it were removed, and are zero
 	entries []raft.Log // oldest first
+}
+
+// trim removes entries until those of all groups fit in Options.CacheBytes: the oldest one of the
+// group that holds most, again and again. An entry that is larger is removed as well.
+func (s *Store) trim() {
+	if s.recent.Load() <= s.cacheBytes {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.recent.Load() > s.cacheBytes {
+		var largest *Group
+		for _, g := range s.groups {
+			if largest == nil || g.recent.bytes.Load() > largest.recent.bytes.Load() {
+				largest = g
+			}
+		}
+		largest.mu.Lock()
+		if largest.recent.bytes.Load() > 0 { // or else another change has removed it
+			largest.recent.dropOldest()
+		}
+		largest.mu.Unlock()
+	}
 }
 
 func cost(l *raft.Log) int64 {
@@ -31,14 +56,15 @@ func (r *recent) get(index uint64) *raft.Log {
 	return &held[index-held[0].Index]
 }
 
-// add appends an entry, which follows the newest, and removes old ones. An entry that is larger
-// than the limit is removed as well.
+// add appends an entry, which follows the newest. The caller calls Store.trim, without Group.mu.
 func (r *recent) add(l *raft.Log) {
 	r.entries = append(r.entries, *l)
-	r.bytes += cost(l)
-	for r.bytes > r.limit {
-		r.dropOldest()
-	}
+	r.count(cost(l))
+}
+
+func (r *recent) count(bytes int64) {
+	r.bytes.Add(bytes)
+	r.all.Add(bytes)
 }
 
 // dropThrough removes the entries up to an index.
@@ -51,14 +77,14 @@ func (r *recent) dropThrough(index uint64) {
 // dropFrom removes the entries from an index on.
 func (r *recent) dropFrom(index uint64) {
 	for n := len(r.entries) - 1; n >= r.head && r.entries[n].Index >= index; n-- {
-		r.bytes -= cost(&r.entries[n])
+		r.count(-cost(&r.entries[n]))
 		r.entries[n] = raft.Log{}
 		r.entries = r.entries[:n]
 	}
 }
 
 func (r *recent) dropOldest() {
-	r.bytes -= cost(&r.entries[r.head])
+	r.count(-cost(&r.entries[r.head]))
 	r.entries[r.head] = raft.Log{}
 	r.head++
 	// each entry is moved at most once for each removed one

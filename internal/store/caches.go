@@ -1,16 +1,22 @@
 package store
 
-import "github.com/cockroachdb/pebble/v2"
+import (
+	"github.com/cockroachdb/pebble/v2"
 
-// Caches are shared by the stores of all shards.
+	"codeq/internal/failstop"
+)
+
+// Caches are shared by the stores of all shards, and with them the memory for memtables that wait for
+// flushes.
 //
 // Pebble subtracts the memory of memtables from the block cache, so that a cache of CacheBytes
 // would hold nothing. The cache is therefore larger, by the most that memtables can take, and each
 // store reserves what its own memtables do not take at the moment (memTableShare): the rest,
 // CacheBytes, is for readers.
 type Caches struct {
-	blocks *pebble.Cache
-	files  *pebble.FileCache
+	blocks    *pebble.Cache
+	files     *pebble.FileCache
+	memTables *failstop.Memory
 }
 
 const openFiles = 1000
@@ -18,7 +24,10 @@ const openFiles = 1000
 // NewCaches returns the caches for a number of stores, with cacheBytes for readers.
 func NewCaches(cacheBytes int64, memTableBytes, stores int) *Caches {
 	blocks := pebble.NewCache(cacheBytes + int64(stores)*memTableShareOf(memTableBytes))
-	return &Caches{blocks: blocks, files: pebble.NewFileCache(stores, openFiles)}
+	return &Caches{
+		blocks: blocks, files: pebble.NewFileCache(stores, openFiles),
+		memTables: failstop.NewMemory((stores + MemTables - 2) * memTableBytes), // one each is flushed
+	}
 }
 
 // Close releases the caches. REQUIRES: the stores are closed.

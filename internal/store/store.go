@@ -90,7 +90,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	}
 	log := c.Log.With("dir", dir)
 	latch := failstop.New(log, "store")
-	latch.Limit(MemTables * c.MemTableBytes)
+	latch.Limit(MemTables*c.MemTableBytes, c.MemTableBytes, shared.memTables)
 	st := &Store{
 		fs: deferred, dir: dir, log: log, write: write, replicated: replicated, latch: latch, partition: new(partition),
 		share:     &memTableShare{cache: shared.blocks, memTable: int64(c.MemTableBytes)},
@@ -206,9 +206,21 @@ func openError(dir string, err error) error {
 // Failure returns why the store has failed, or nil.
 func (st *Store) Failure() error { return Error(st.latch.Err()) }
 
-// MemTables is how many memtables a store may have filled before commits wait. Flushing lags behind
+// MemTables is how many memtables a store may have filled before commits wait: one is being filled,
+// one flushed, and two wait. If more wait of all stores together, it is one less. Flushing lags behind
 // for a moment when a compaction takes the other core; writes go on meanwhile.
 const MemTables = 4
+
+// MemTableBytes is the default size of memtables. A node of a cluster has replicas of all shards: so
+// that its memory does not grow with their number, memtables shrink with it. A batch of half a
+// memtable becomes a table by itself, and so they do not shrink below 4 MiB.
+func MemTableBytes(shards int, replicas bool) int {
+	const most = 16 << 20
+	if !replicas {
+		return most
+	}
+	return min(max(most*3/2/shards, most/4), most)
+}
 
 // maxManifest limits what a checkpoint copies of Pebble's own manifest, which grows with every
 // flush and compaction. Pebble's default is 128 MiB.

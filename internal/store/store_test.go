@@ -9,7 +9,10 @@ import (
 	"math/rand/v2"
 	"path"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -122,4 +125,107 @@ func TestMarkersNameWhatExists(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestStoresShareMemory: what waits for flushes is bounded for all stores together. A store waits for
+// its own flush alone, whatever others have, and leaves its part to them when it has been written, or
+// the store was closed.
+func TestStoresShareMemory(t *testing.T) {
+	for _, durability := range []Durability{Process, Replicated} {
+		synctest.Test(t, func(t *testing.T) { sharedMemory(t, durability) })
+	}
+}
+
+func sharedMemory(t *testing.T, durability Durability) {
+	const stores, memTable, commit = 3, 256 << 10, 16 << 10
+	shared := NewCaches(1<<20, memTable, stores)
+	defer shared.Close()
+	var all [stores]*Store
+	var flushes [stores]chan struct{} // with an element: none goes on
+	var full atomic.Bool
+	stop, goOn := func(store int) { flushes[store] <- struct{}{} }, func(store int) { <-flushes[store] }
+	for i := range all {
+		flushes[i] = make(chan struct{}, 1)
+		fs := &testkit.HookFS{FS: vfs.NewMem(), Before: func(op, name string) error {
+			if op == "create" && path.Ext(name) == ".sst" {
+				stop(i)
+				goOn(i)
+				if full.Load() {
+					return syscall.ENOSPC
+				}
+			}
+			return nil
+		}}
+		c := Config{FS: fs, Log: slog.New(slog.DiscardHandler), MemTableBytes: memTable, Durability: durability}
+		st, err := Open("store", c, shared, true)
+		require.NoError(t, err)
+		all[i] = st
+	}
+	memory := func(store int) int { return int(all[store].DB().Metrics().MemTable.Size) }
+	const some, much = 31, 300 // commits: three memtables, and many
+	fill := func(store, commits int) (end <-chan error) {
+		ended := make(chan error, 1)
+		go func() {
+			var err error
+			for ; commits > 0 && all[store].HasSpace() && err == nil; commits-- {
+				b := all[store].DB().NewBatch()
+				require.NoError(t, b.Set([]byte("k"), make([]byte, commit), nil))
+				err = errors.Join(all[store].Commit(b), b.Close())
+			}
+			ended <- err
+		}()
+		synctest.Wait()
+		return ended
+	}
+
+	alone := func(store int) { // the others wait for nothing, or not for much
+		stop(store)
+		end := fill(store, much)
+		require.Equal(t, MemTables*memTable, memory(store))
+		goOn(store)
+		require.NoError(t, <-end)
+		synctest.Wait()
+	}
+
+	alone(0)
+	var ends [stores]<-chan error
+	total := 0
+	for i := range all {
+		stop(i)
+		ends[i] = fill(i, much)
+		require.Empty(t, ends[i])
+		require.GreaterOrEqual(t, memory(i), 3*memTable)
+		total += memory(i)
+	}
+	require.Equal(t, (3*stores+1)*memTable, total)
+	goOn(1)
+	require.NoError(t, <-ends[1])
+	require.NoError(t, <-fill(1, much), "the others still wait")
+	for _, i := range []int{0, 2} {
+		goOn(i)
+		require.NoError(t, <-ends[i])
+	}
+
+	for _, i := range []int{0, 2} {
+		stop(i)
+		require.NoError(t, <-fill(i, some))
+		goOn(i)
+	}
+	synctest.Wait()
+	alone(1)
+
+	stop(2)
+	require.NoError(t, <-fill(2, some))
+	stop(0)
+	ends[0] = fill(0, much)
+	full.Store(true)
+	goOn(0)
+	synctest.Wait()
+	all[0].Hurry()
+	<-ends[0]          // it may have failed, or not begun
+	_ = all[0].Close() // the disk is full
+	full.Store(false)
+	alone(1)
+	goOn(2)
+	require.NoError(t, errors.Join(all[1].Close(), all[2].Close()))
 }
