@@ -194,7 +194,9 @@ func TestPipelineLetsRaftLook(t *testing.T) {
 
 // TestMessagesAreBounded: what Raft sends is divided by bytes; each part has the data of its
 // entries, follows the one before, and tells no more than it proves.
-func TestMessagesAreBounded(t *testing.T) {
+func TestMessagesAreBounded(t *testing.T) { synctest.Test(t, messagesAreBounded) }
+
+func messagesAreBounded(t *testing.T) {
 	log := loneLog(t, vfs.NewMem())
 	g := log.group
 	g.log = log
@@ -237,25 +239,23 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 	require.Empty(t, req.Entries)
 
-	synctest.Test(t, func(t *testing.T) {
-		inner := newFakePipeline(time.Millisecond)
-		lone := loneGroup(vfs.NewMem(), nil)
-		lone.log = log
-		p := newPipeline(inner, lone, "b")
-		go listenTo(p)
-		req := request()
-		req.Term = 0 // there is no Raft to ask whether it is over
-		_, err := p.AppendEntries(req, new(raft.AppendEntriesResponse))
-		require.NoError(t, err)
-		require.Len(t, inner.got, len(parts))
-		for i, part := range parts {
-			inner.got[i].Term = 4
-			check(part, &inner.got[i])
-			require.Equal(t, min(uint64(i), 1)*3, inner.got[i].PrevLogTerm)
-		}
-		require.Len(t, req.Entries, len(sizes), "Raft goes on behind them")
-		require.NoError(t, p.Close())
-	})
+	inner := newFakePipeline(time.Millisecond)
+	lone := loneGroup(vfs.NewMem(), nil)
+	lone.log = log
+	p := newPipeline(inner, lone, "b")
+	go listenTo(p)
+	req = request()
+	req.Term = 0 // there is no Raft to ask whether it is over
+	_, err := p.AppendEntries(req, new(raft.AppendEntriesResponse))
+	require.NoError(t, err)
+	require.Len(t, inner.got, len(parts))
+	for i, part := range parts {
+		inner.got[i].Term = 4
+		check(part, &inner.got[i])
+		require.Equal(t, min(uint64(i), 1)*3, inner.got[i].PrevLogTerm)
+	}
+	require.Len(t, req.Entries, len(sizes), "Raft goes on behind them")
+	require.NoError(t, p.Close())
 }
 
 // TestReferences: the data of a large entry is there when it is applied, of the term that was
