@@ -318,9 +318,9 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, err)
 		return
 	}
-	var deadline time.Time
+	var deadline *time.Time
 	if l.Timeout > 0 {
-		deadline = time.Now().Add(l.Timeout)
+		deadline = new(time.Now().Add(l.Timeout))
 	}
 	f.Begin(r.values, deadline)
 	if !w.Own(f) {

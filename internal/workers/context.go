@@ -10,7 +10,7 @@ import (
 // their context ends: ending, which says so, is made when one does.
 type Context struct {
 	values   context.Context
-	deadline time.Time // zero: none
+	deadline *time.Time // nil: none, as most tasks have
 
 	mu     sync.Mutex              // guards what follows
 	over   bool                    // the context has ended
@@ -19,9 +19,9 @@ type Context struct {
 	cancel context.CancelCauseFunc // of ending
 }
 
-// Begin gives the context its values and its deadline; a zero one is none. REQUIRES: nobody uses
-// the context yet.
-func (c *Context) Begin(values context.Context, deadline time.Time) {
+// Begin gives the context its values and its deadline; nil is none. REQUIRES: nobody uses the
+// context yet.
+func (c *Context) Begin(values context.Context, deadline *time.Time) {
 	c.values, c.deadline = values, deadline
 }
 
@@ -38,7 +38,12 @@ func (c *Context) Value(key any) any {
 }
 
 // Deadline returns the deadline.
-func (c *Context) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
+func (c *Context) Deadline() (time.Time, bool) {
+	if c.deadline == nil {
+		return time.Time{}, false
+	}
+	return *c.deadline, true
+}
 
 // Done returns a channel that is closed when the context ends.
 func (c *Context) Done() <-chan struct{} {
@@ -59,7 +64,7 @@ func (c *Context) Err() error {
 func (c *Context) usedEnding() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over || c.ending == nil && !c.deadline.IsZero() && time.Until(c.deadline) <= 0 {
+	if c.over || c.ending == nil && c.deadline != nil && time.Until(*c.deadline) <= 0 {
 		return c.makeEnding()
 	}
 	return c.ending
@@ -72,10 +77,10 @@ func (c *Context) makeEnding() context.Context {
 		if c.over {
 			c.cancel(c.cause)
 		}
-		if !c.deadline.IsZero() {
+		if c.deadline != nil {
 			var stop context.CancelFunc
 			cancel := c.cancel
-			c.ending, stop = context.WithDeadline(c.ending, c.deadline)
+			c.ending, stop = context.WithDeadline(c.ending, *c.deadline)
 			c.cancel = func(cause error) {
 				cancel(cause)
 				stop()

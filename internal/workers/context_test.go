@@ -18,7 +18,7 @@ func TestContextEnds(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	for _, early := range []bool{true, false} {
 		f := new(workers.Context)
-		f.Begin(context.Background(), time.Time{})
+		f.Begin(context.Background(), nil)
 		require.NoError(t, f.Err())
 		require.NoError(t, context.Cause(f))
 		var child context.Context
@@ -50,7 +50,7 @@ func TestContextDeadline(t *testing.T) {
 			begun := time.Now()
 			newContext := func() *workers.Context {
 				c := new(workers.Context)
-				c.Begin(context.Background(), begun.Add(time.Second))
+				c.Begin(context.Background(), new(begun.Add(time.Second)))
 				return c
 			}
 			f, ended := newContext(), newContext()

@@ -149,7 +149,7 @@ func TestDrain(t *testing.T) {
 		h.jobs <- soon
 		h.jobs <- never
 		for _, j := range []*job{soon, never} {
-			j.Begin(context.Background(), time.Time{})
+			j.Begin(context.Background(), nil)
 		}
 		stop := h.run(t)
 		synctest.Wait()
