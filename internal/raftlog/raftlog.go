@@ -92,6 +92,8 @@ const storeFormat = pebble.FormatColumnarBlocks
 const (
 	memTableBytes = 16 << 20
 	memTables     = 6
+	// l0Tables is how many tables wait for a compaction: most of them are of truncated entries by then.
+	l0Tables = 8
 	// for readers far behind, which read each entry once: indexes of tables
 	blockCacheBytes = 4 << 20
 )
@@ -130,6 +132,8 @@ func Open(dir string, o Options) (*Store, error) {
 		FormatMajorVersion:          storeFormat,
 		MemTableSize:                memTableBytes,
 		MemTableStopWritesThreshold: memTables,
+		L0CompactionThreshold:       l0Tables,
+		L0StopWritesThreshold:       3 * l0Tables,
 	}
 	opts.Experimental.SpanPolicyFunc = spanOfGroup
 	// The second compaction is for deleting whole tables, which must not wait for another one.
