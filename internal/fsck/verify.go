@@ -194,7 +194,18 @@ func (v *verifier) content(index int, dir string) (r Shard, err error) {
 	if err != nil {
 		v.found(Problem{Shard: index, Text: err.Error(), Repairable: repairable})
 	}
-	return r, db.Close()
+	return r, v.close(index, dir, db, repairable)
+}
+
+// close closes a store. Pebble panics if it has lost an iterator over damaged data: then a file stays
+// open.
+func (v *verifier) close(index int, dir string, db *pebble.DB, repairable bool) error {
+	err := store.Protect(db.Close)
+	if errors.Is(err, base.ErrCorrupt) {
+		v.found(Problem{Shard: index, File: v.FS.PathBase(dir), Text: "cannot be closed: " + err.Error(), Repairable: repairable})
+		return nil
+	}
+	return err
 }
 
 // identity checks that a store belongs to the shard, as Open does.
@@ -244,7 +255,7 @@ func (v *verifier) store(index int, dir string, repairable bool, r *Shard) (*peb
 		return nil, nil
 	}
 	if err := v.tables(index, dir, db, repairable); err != nil {
-		return nil, errors.Join(err, db.Close())
+		return nil, errors.Join(err, v.close(index, dir, db, repairable))
 	}
 	return db, nil
 }
@@ -303,7 +314,7 @@ func (v *verifier) logs() error {
 		if err != nil {
 			v.found(Problem{Shard: -1, File: manifest.RaftDir, Text: err.Error()})
 		}
-		if err := db.Close(); err != nil {
+		if err := v.close(-1, dir, db, false); err != nil {
 			return err
 		}
 	}
