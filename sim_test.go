@@ -116,6 +116,7 @@ type schedule struct {
 	length   time.Duration
 	faults   []simFault
 	kill     bool // crashes are of the process only
+	large    bool // see drawLoad
 	clients  sync.WaitGroup
 	over     atomic.Bool
 
@@ -126,6 +127,8 @@ type schedule struct {
 	moving atomic.Bool    // a change of membership is under way
 	dark   *simNode       // its power failed last; only strike uses it
 	rushed atomic.Int64   // clients of rush, ever
+
+	backlogged atomic.Int64 // bytes, of backlogs
 
 	copying  sync.Mutex // guards what follows
 	copies   []simCopy
@@ -157,6 +160,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	if rng.IntN(3) == 0 {
 		opts.WindowTasks = 4
 	}
+	s.drawLoad(&opts)
 	s.length = time.Duration(10+rng.IntN(30)) * time.Second
 	s.h.drifting, s.h.broken = rng.IntN(6) == 0, true
 	for _, f := range append(slices.Concat(simFaults, simLinks, simDisks), simOlderCopy) {
@@ -223,6 +227,10 @@ func (s *schedule) run() simCounts {
 	s.done.Wait()
 	wait()
 	s.mend(true)
+	if s.large {
+		s.catchUp()
+		s.mend(true)
+	}
 	s.note("drain")
 	s.drain()
 	stop()
