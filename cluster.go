@@ -333,13 +333,13 @@ func (op *memberOp) settle(err error) {
 	})
 }
 
-func (op *memberOp) encode(dst []byte) (callKind, []byte) {
+func (op *memberOp) encode(dst []byte) []byte {
 	dst = wire.AppendBytes(append(dst, byte(op.how)), op.peer.Node)
 	dst = wire.AppendBytes(wire.AppendBytes(dst, op.peer.Address), op.peer.ID)
 	for _, id := range op.former {
 		dst = wire.AppendBytes(dst, id)
 	}
-	return callMember, dst
+	return dst
 }
 
 func (op *memberOp) decode(r *wire.Reader) {
