@@ -1,0 +1,76 @@
+package codeq_test
+
+import (
+	"bytes"
+	"go/ast"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// receiverOf returns the name of the type that a function is a method of; "": of none.
+func receiverOf(f *ast.FuncDecl) string {
+	if f.Recv == nil {
+		return ""
+	}
+	of := f.Recv.List[0].Type
+	if star, ok := of.(*ast.StarExpr); ok {
+		of = star.X
+	}
+	if generic, ok := of.(*ast.IndexExpr); ok {
+		of = generic.X
+	}
+	return of.(*ast.Ident).Name
+}
+
+// TestRootIsSmall: the root holds the API and the pipeline, in files that one can find one's way in.
+func TestRootIsSmall(t *testing.T) {
+	t.Parallel()
+	paths, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	files, lines := 0, 0
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		files++
+		lines += bytes.Count(text, []byte("\n"))
+	}
+	require.Positive(t, files)
+	require.LessOrEqual(t, files, 40)
+	require.LessOrEqual(t, lines, 9500)
+}
+
+// TestShardIsSmall: a shard's owner has few fields, and its methods are in few files.
+func TestShardIsSmall(t *testing.T) {
+	t.Parallel()
+	fset, all := sources(t)
+	fields, files := 0, make(map[string]bool)
+	for _, file := range all["."] {
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if receiverOf(n) == "shard" {
+					files[fset.Position(n.Pos()).Filename] = true
+				}
+				return false
+			case *ast.TypeSpec:
+				if of, ok := n.Type.(*ast.StructType); ok && n.Name.Name == "shard" {
+					for _, field := range of.Fields.List {
+						fields += max(1, len(field.Names))
+					}
+				}
+			}
+			return true
+		})
+	}
+	require.Positive(t, fields)
+	require.LessOrEqual(t, fields, 25)
+	require.NotEmpty(t, files)
+	require.LessOrEqual(t, len(files), 6, "%v", files)
+}
