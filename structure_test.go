@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +21,10 @@ func receiverOf(f *ast.FuncDecl) string {
 	if star, ok := of.(*ast.StarExpr); ok {
 		of = star.X
 	}
-	if generic, ok := of.(*ast.IndexExpr); ok {
+	switch generic := of.(type) {
+	case *ast.IndexExpr:
+		of = generic.X
+	case *ast.IndexListExpr:
 		of = generic.X
 	}
 	return of.(*ast.Ident).Name
@@ -73,4 +77,46 @@ func TestShardIsSmall(t *testing.T) {
 	require.LessOrEqual(t, fields, 25)
 	require.NotEmpty(t, files)
 	require.LessOrEqual(t, len(files), 6, "%v", files)
+}
+
+// TestSurfaceOfRules: what engine exports grows with what a caller may ask of a shard, and with
+// nothing else. ARCHITECTURE.md says what it consists of.
+func TestSurfaceOfRules(t *testing.T) {
+	t.Parallel()
+	_, all := sources(t)
+	probes := []string{"Probe", "Usage", "CacheUsage", "MostGroups", "MostUniques"}
+	var forTests, others, constants int
+	count := func(of, name string) {
+		switch {
+		case !ast.IsExported(name) || of != "" && !ast.IsExported(of):
+		case of == "Probe" || slices.Contains(probes, name):
+			forTests++
+		default:
+			others++
+		}
+	}
+	for _, file := range all[filepath.Join("internal", "engine")] {
+		for _, decl := range file.Decls {
+			switch d := decl.(type) {
+			case *ast.FuncDecl:
+				count(receiverOf(d), d.Name.Name)
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					switch spec := spec.(type) {
+					case *ast.TypeSpec:
+						count("", spec.Name.Name)
+					case *ast.ValueSpec:
+						for _, name := range spec.Names {
+							if name.IsExported() {
+								constants++
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	require.LessOrEqual(t, others, 137, "types, functions and methods")
+	require.LessOrEqual(t, constants, 71, "constants and variables")
+	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")
 }
