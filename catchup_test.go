@@ -13,6 +13,7 @@ import (
 // TestVoteAwaitsCatchUp: a node that is added over a slow link gets a vote when it lacks no more than
 // four messages, however few entries that is.
 func TestVoteAwaitsCatchUp(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		leader, other := c.lead()

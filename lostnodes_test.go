@@ -14,6 +14,7 @@ import (
 // of another cluster. While they are no majority of that, they do nothing, and say why; if they are
 // one, they go on beside the other node. In neither case does a task come from there to here.
 func TestLostNodesAreRefused(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []struct{ nodes, back int }{{3, 1}, {5, 2}, {3, 2}} {
 		t.Run(fmt.Sprintf("%d of %d", kind.back, kind.nodes), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -83,6 +83,7 @@ func TestLeaveBesideDeadNode(t *testing.T) {
 // TestRemovalLooksAtAllShards: a node that one of the shards cannot do without stays a member of all of
 // them: nothing is changed before all shards were asked.
 func TestRemovalLooksAtAllShards(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		c := newSimCluster(t, 1, 0, Options{Shards: 3})
@@ -134,6 +135,7 @@ func TestRemovalLooksAtAllShards(t *testing.T) {
 // TestReplaceAtItsAddress: a node takes the place of another one at the address of that, which is
 // removed first.
 func TestReplaceAtItsAddress(t *testing.T) {
+	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		leader, old := c.lead()
 		leader.produce(t, 10)
