@@ -172,7 +172,7 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 // sentErrors are those that callers branch on, by code.
 var sentErrors = [...]error{
 	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
-	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead,
+	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead, cluster.ErrBehind,
 }
 
 const (
