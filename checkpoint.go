@@ -97,7 +97,7 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	if q.node != nil {
 		c.Format = q.node.Format() // which all of its nodes know
 	}
-	err = q.eachReplica(func(r *replica) error { return c.Adopt(r.index, q.opts.storeConfig(), q.caches) })
+	err = q.eachReplica(func(r *replica) error { return c.Adopt(r.index, q.opts.storeConfigIn(c.Format), q.caches) })
 	if err != nil {
 		return err
 	}

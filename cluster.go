@@ -357,11 +357,11 @@ func (op *memberOp) decode(r *wire.Reader) {
 // RecoverCluster lets a node go on without a majority of its cluster, which is lost for good, or
 // may lack what it had acknowledged ([ErrPowerLost]), or has diverged from it ([ErrDiverged]): in
 // its directory, which must be closed, the node becomes the only member of a new cluster. Then it
-// is opened as ever. If several nodes are left, recover one, the one that is furthest
-// (ClusterStatus shows Applied and LastIndex), and let the others join it under new names with
-// empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node. Nodes of the old
-// cluster that come back are refused; if they are a majority of it, they go on beside the new one,
-// without a word to it. It can be called again if it fails, or its process ends.
+// is opened as ever. If several nodes are left, recover one, the one that is furthest (by the
+// larger of Applied and LastIndex of its shards, see ClusterStatus), and let the others join it
+// under new names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node.
+// Nodes of the old cluster that come back are refused; if they are a majority of it, they go on
+// beside the new one, without a word to it. It can be called again if it fails, or its process ends.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
 // of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
