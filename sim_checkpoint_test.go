@@ -3,6 +3,7 @@ package codeq
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -16,12 +17,14 @@ type simCopy struct {
 	call *simCall
 }
 
-// checkpoint has a node copy the queue, however long that takes.
-func (s *schedule) checkpoint(n *simNode, dir string) {
+// checkpoint has a node copy the queue, however long that takes. It is false if the node is down.
+func (s *schedule) checkpoint(n *simNode) bool {
 	q, life := n.queue()
 	if q == nil {
-		return
+		return false
 	}
+	s.copied++
+	dir := fmt.Sprint("copies/", s.copied)
 	s.done.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -37,6 +40,7 @@ func (s *schedule) checkpoint(n *simNode, dir string) {
 		defer s.copying.Unlock()
 		s.copies = append(s.copies, simCopy{node: n, dir: dir, call: call})
 	})
+	return true
 }
 
 // readCopies opens the copies on the disks of their nodes, which may have crashed since, and

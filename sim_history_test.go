@@ -317,7 +317,7 @@ var simModel = (&porcupine.NondeterministicModel{
 	Equal: func(a, b any) bool { return a == b },
 }).ToModel()
 
-// check returns what in the history must not be.
+// check returns what in the history must not be. REQUIRES: it is not called in a bubble.
 func (h *simHistory) check() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -344,7 +344,7 @@ func (h *simHistory) check() []string {
 	return h.failures
 }
 
-// porcupineTimeout is by the wall clock, or, in a bubble, by that of the bubble.
+// porcupineTimeout is how long the history of one task may take to check. It never ends in a bubble.
 const porcupineTimeout = 20 * time.Second
 
 func checkSimTask(calls []*simCall) string {

@@ -401,8 +401,8 @@ func TestUnsyncedNodeIsKilled(t *testing.T) {
 }
 
 // simPower is drawn in schedules in which a node that loses power loses what it had acknowledged. It
-// strikes nobody while a node is taken back, but for that node.
-var simPower = simFault{"power", 6, func(s *schedule) {
+// happens to nobody while a node is taken back, but for that node.
+var simPower = simFault{"power", 6, func(s *schedule) bool {
 	percent := []int{0, 0, 50}[s.rng.IntN(3)]
 	n := s.someNode()
 	if s.moving.CompareAndSwap(false, true) {
@@ -412,10 +412,10 @@ var simPower = simFault{"power", 6, func(s *schedule) {
 			s.awaitReturn(n)
 		})
 	} else if n = s.dark; n == nil || n.isBack() {
-		return
+		return false
 	}
 	s.note("power of %s fails, %d%% of what is not synced stays", n.name, percent)
-	n.crash(percent)
+	return n.crash(percent)
 }}
 
 // isBack reports whether the node is up, and has been taken back since its power failed.
@@ -448,7 +448,7 @@ func (s *schedule) loseMajority() (furthest *simNode) {
 	half := len(nodes) / 2
 	lost := half + 1 + s.rng.IntN(len(nodes)-half)
 	s.note("power of %d nodes fails", lost)
-	s.struck["power of a majority"]++
+	s.happened("power of a majority")
 	for i, at := range s.rng.Perm(len(nodes)) {
 		percent := 100
 		if i < lost {
