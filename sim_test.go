@@ -265,6 +265,11 @@ func (s *schedule) run() simCounts {
 		rng := rand.New(rand.NewPCG(s.seed, uint64(200+i)))
 		s.clients.Go(func() { (&simClient{schedule: s, number: 500 + i, home: i, rng: rng}).probe() })
 	}
+	watch, watched := s.watchLeases()
+	for i, use := range []func(c *simClient){func(c *simClient) { c.abandon(watch) }, (*simClient).chains} {
+		rng := rand.New(rand.NewPCG(s.seed, uint64(300+i)))
+		s.clients.Go(func() { use(&simClient{schedule: s, number: 600 + i, home: i, rng: rng}) })
+	}
 	wait, stop := s.features.begin()
 	for end := time.Now().Add(s.length); time.Now().Before(end); {
 		time.Sleep(s.upTo(2 * time.Second))
@@ -281,8 +286,11 @@ func (s *schedule) run() simCounts {
 	wait()
 	s.mend(true)
 	s.note("drain")
+	reclaimed := watch.reclaim()
 	s.drain()
 	stop()
+	reclaimed()
+	watched()
 	s.awaitFormat()
 	s.note("rest")
 	s.rest()
