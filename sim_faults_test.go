@@ -46,7 +46,7 @@ var simLinks = []simFault{
 func (s *schedule) backlog(n *simNode, size int) {
 	const tasks, bytes = 200, 2 << 20
 	rng := rand.New(rand.NewPCG(s.seed, uint64(size)))
-	for stored := 0; stored < min(tasks, bytes/size); stored++ {
+	for stored := 0; stored < min(tasks, bytes/size) && !s.ending(); stored++ {
 		q, life := n.queue()
 		if q == nil {
 			return
@@ -182,24 +182,17 @@ func (s *schedule) flip(n *simNode) {
 // majority has lost power before, it goes on with what it has.
 // REQUIRES: the cluster is at rest.
 func (s *schedule) recoverAlone(tasks map[ID]*TaskInfo) {
-	n := s.anyNode()
+	n, nodes := s.anyNode(), len(s.members())
+	beside := (nodes - 1) / 2
 	if s.kill && s.rng.IntN(2) == 0 {
-		n, tasks = s.loseMajority(), nil
+		n, beside, tasks = s.loseMajority(), nodes-1, nil
 	}
-	s.note("%s goes on alone", n.name)
-	s.happened("recover")
 	for _, other := range s.members() {
 		other.crash(100)
 	}
-	if err := s.recover(n); err != nil {
-		s.t.Errorf("RecoverCluster: %v", err)
+	if !s.goOn(n, beside) {
 		return
 	}
-	n.mu.Lock()
-	n.join = false
-	n.mu.Unlock()
-	n.start()
-	s.awaitLeaders()
 	s.grow(s.note)
 	s.rest()
 	now, err := s.tasks()

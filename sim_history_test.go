@@ -29,6 +29,7 @@ type simHistory struct {
 	drifting bool // clocks of nodes run at other rates
 	broken   bool // disks of nodes may fail, or be full
 	failures []string
+	answered *simCall // by a shard: of these calls the one that began last
 }
 
 func newSimHistory() *simHistory {
@@ -113,6 +114,10 @@ func (h *simHistory) finish(c *simCall, err error, alive bool) {
 	defer h.mu.Unlock()
 	h.clock++
 	c.ret, c.end, c.err = h.clock, time.Now(), err
+	byShard := err == nil || errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrEmpty)
+	if alive && byShard && (h.answered == nil || h.answered.call < c.call) {
+		h.answered = c
+	}
 	switch {
 	case !alive, errors.Is(err, ErrUncertain):
 		c.outcome = simUnknown

@@ -26,7 +26,7 @@ func (p *simProbe) idle() {
 // chains lets tasks follow each other from shard to shard, each chain in a queue of its own, which is
 // not idle before the last one is completed. Meanwhile others wait for that.
 func (c *simClient) chains() {
-	for n := 0; !c.over.Load(); n++ {
+	for n := 0; !c.ending(); n++ {
 		time.Sleep(c.upTo(3 * time.Second))
 		c.chain(fmt.Sprintf("chain %d-%d", c.number, n), 1+c.rng.IntN(10))
 	}
@@ -51,7 +51,7 @@ func (c *simClient) chain(queue string, length int) {
 		w := &simClient{schedule: c.schedule, number: c.number, home: c.rng.IntN(100), rng: rand.New(rand.NewPCG(c.rng.Uint64(), 0))}
 		waiting.Go(func() { w.awaitEnd(queue, &over) })
 	}
-	for ; length > 0 && !c.over.Load(); length-- {
+	for ; length > 0 && !c.ending(); length-- {
 		var l *Lease
 		call, ok := c.call(simClaim, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
 			l, err = q.Claim(ctx, ClaimRequest{Queues: []string{queue}, LeaseFor: simGroupLease})

@@ -52,7 +52,7 @@ type simHeld struct {
 
 // watchLeases looks at the leaders until stop is called.
 func (s *schedule) watchLeases() (w *leaseWatch, stop func()) {
-	const every = 50 * time.Millisecond
+	const every = 100 * time.Millisecond
 	w = &leaseWatch{schedule: s, shards: make([]watchedShard, s.opts.Shards)}
 	for i := range w.shards {
 		w.shards[i].at = time.Now()
@@ -126,12 +126,12 @@ func (n *simNode) isFull() bool {
 }
 
 // abandon claims tasks, each in a queue of its own, and lets them go.
-func (c *simClient) abandon(w *leaseWatch) {
-	for n := 0; !c.over.Load(); n++ {
+func (w *leaseWatch) abandon(c *simClient) {
+	for n := 0; !c.ending(); n++ {
 		time.Sleep(c.upTo(3 * time.Second))
 		held := simHeld{
 			queue:    fmt.Sprintf("lease %d-%d", c.number, n),
-			duration: 5*time.Second + time.Duration(c.rng.Int64N(int64(30*time.Second))).Round(time.Millisecond),
+			duration: 5*time.Second + time.Duration(c.rng.Int64N(int64(20*time.Second))).Round(time.Millisecond),
 		}
 		call, ok := c.call(simProduce, func(ctx context.Context, q *Queue, _ *simCall) error {
 			id, err := q.Produce(ctx, Task{Queue: held.queue, MaxAttempts: 1000})

@@ -251,9 +251,9 @@ const probeLease = 90 * time.Second
 
 // probe works and reads in one queue after the other, until the schedule is over.
 func (c *simClient) probe() {
-	for n := 0; !c.over.Load(); n++ {
+	for n := 0; !c.ending(); n++ {
 		p := &simProbe{simClient: c, queue: fmt.Sprintf("probe %d-%d", c.number, n)}
-		for known := true; known && !c.over.Load(); {
+		for known := true; known && !c.ending(); {
 			time.Sleep(c.upTo(200 * time.Millisecond))
 			if c.rng.IntN(3) == 0 {
 				known = p.step()

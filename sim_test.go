@@ -172,16 +172,21 @@ type schedule struct {
 	faults   []simFault
 	kill     bool // crashes are of the process only
 	clients  sync.WaitGroup
+	load     simLoad
+	loads    int       // how many were begun
+	until    time.Time // when the schedule is over
 	over     atomic.Bool
+	lost     atomic.Bool // what was acknowledged may be lost, and nobody calls
 
-	noting sync.Mutex // guards events and counts
-	events []string
-	counts map[string]int // of faults that have happened, by kind
-	done   sync.WaitGroup // faults that end by themselves
-	moving atomic.Bool    // a change of membership is under way
-	dark   *simNode       // its power failed last; only inject uses it
-	rushed atomic.Int64   // clients of rush, ever
-	copied int            // how many copies were begun
+	noting    sync.Mutex // guards events and counts
+	events    []string
+	counts    map[string]int // of faults that have happened, by kind
+	done      sync.WaitGroup // faults that end by themselves
+	moving    atomic.Bool    // a change of membership is under way
+	dark      *simNode       // its power failed last; only inject uses it
+	rushed    atomic.Int64   // clients of rush, ever
+	copied    int            // how many copies were begun
+	blackouts int            // of simBlackout
 
 	copying  sync.Mutex // guards what follows
 	copies   []simCopy
@@ -221,8 +226,10 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 			s.faults = append(s.faults, f)
 		}
 	}
-	if s.kill && rng.IntN(2) == 0 {
-		s.faults = append(s.faults, simPower)
+	for _, f := range []simFault{simPower, simBlackout} {
+		if s.kill && rng.IntN(2) == 0 {
+			s.faults = append(s.faults, f)
+		}
 	}
 	if len(s.faults) > 0 {
 		s.faults = append(s.faults, simMending...)
@@ -255,23 +262,34 @@ func (s *schedule) story() string {
 	return text
 }
 
-func (s *schedule) run() simCounts {
+// begin starts the clients.
+func (s *schedule) begin() {
+	first := s.loads * 10_000 // of the numbers of the clients
+	s.loads++
+	client := func(number, home int, use func(c *simClient)) {
+		number += first
+		rng := rand.New(rand.NewPCG(s.seed, uint64(100+number)))
+		s.clients.Go(func() { use(&simClient{schedule: s, number: number, home: home, rng: rng}) })
+	}
 	const perNode = 2
 	for i := range len(s.members()) * perNode {
-		rng := rand.New(rand.NewPCG(s.seed, uint64(100+i)))
-		s.clients.Go(func() { (&simClient{schedule: s, number: i, home: i / perNode, rng: rng}).run() })
+		client(i, i/perNode, (*simClient).run)
 	}
 	for i := range 3 {
-		rng := rand.New(rand.NewPCG(s.seed, uint64(200+i)))
-		s.clients.Go(func() { (&simClient{schedule: s, number: 500 + i, home: i, rng: rng}).probe() })
+		client(500+i, i, (*simClient).probe)
 	}
-	watch, watched := s.watchLeases()
-	for i, use := range []func(c *simClient){func(c *simClient) { c.abandon(watch) }, (*simClient).chains} {
-		rng := rand.New(rand.NewPCG(s.seed, uint64(300+i)))
-		s.clients.Go(func() { use(&simClient{schedule: s, number: 600 + i, home: i, rng: rng}) })
-	}
-	wait, stop := s.features.begin()
-	for end := time.Now().Add(s.length); time.Now().Before(end); {
+	s.load.watch, s.load.watched = s.watchLeases()
+	client(600, 0, s.load.watch.abandon)
+	client(601, 1, (*simClient).chains)
+	s.load.wait, s.load.stop = s.features.begin(first)
+}
+
+// ending reports whether the clients are to end.
+func (s *schedule) ending() bool { return s.over.Load() || s.lost.Load() }
+
+func (s *schedule) run() simCounts {
+	s.begin()
+	for s.until = time.Now().Add(s.length); time.Now().Before(s.until); {
 		time.Sleep(s.upTo(2 * time.Second))
 		s.inject()
 	}
@@ -283,14 +301,14 @@ func (s *schedule) run() simCounts {
 	s.mend(true)
 	s.clients.Wait()
 	s.done.Wait()
-	wait()
+	s.load.wait()
 	s.mend(true)
 	s.note("drain")
-	reclaimed := watch.reclaim()
+	reclaimed := s.load.watch.reclaim()
 	s.drain()
-	stop()
+	s.load.stop(true)
 	reclaimed()
-	watched()
+	s.load.watched()
 	s.awaitFormat()
 	s.note("rest")
 	s.rest()
@@ -318,13 +336,16 @@ func (s *schedule) run() simCounts {
 	}
 	s.note("close")
 	s.close()
-	counts := simCounts{Calls: len(s.h.calls), Faults: s.counts, Tasks: len(s.h.ids), Copies: len(s.copies), Uses: s.features.uses}
-	for _, c := range s.h.calls {
-		switch c.outcome {
-		case simUnknown:
-			counts.Unknown++
-		case simLost:
-			counts.Lost++
+	counts := simCounts{Faults: s.counts, Copies: len(s.copies), Uses: s.features.uses}
+	for _, h := range append(s.past, s.h) {
+		counts.Calls, counts.Tasks = counts.Calls+len(h.calls), counts.Tasks+len(h.ids)
+		for _, c := range h.calls {
+			switch c.outcome {
+			case simUnknown:
+				counts.Unknown++
+			case simLost:
+				counts.Lost++
+			}
 		}
 	}
 	return counts
@@ -672,7 +693,7 @@ type simClient struct {
 }
 
 func (c *simClient) run() {
-	for !c.over.Load() {
+	for !c.ending() {
 		time.Sleep(c.upTo(time.Second))
 		switch c.rng.IntN(7) {
 		case 0, 1:
@@ -744,7 +765,7 @@ func (c *simClient) produce() {
 func (c *simClient) claim() (l *Lease, call *simCall) {
 	duration := 2*time.Second + c.upTo(4*time.Second).Round(time.Millisecond)
 	call, ok := c.call(simClaim, func(ctx context.Context, q *Queue, call *simCall) (err error) {
-		l, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: duration, NoWait: c.rng.IntN(4) == 0 || c.over.Load()})
+		l, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: duration, NoWait: c.rng.IntN(4) == 0 || c.ending()})
 		return err
 	})
 	if !ok || l == nil {
