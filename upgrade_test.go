@@ -274,10 +274,13 @@ func (c *simCluster) requireRefused(n *simNode) {
 }
 
 // simUpgrade lets a node be killed, and come back with this build.
-var simUpgrade = simFault{"upgrade", 8, func(s *schedule) {
-	if n := s.anyNode(); n.upgrade() {
-		s.note("upgrade %s", n.name)
+var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
+	n := s.anyNode()
+	if !n.upgrade() {
+		return false
 	}
+	s.note("upgrade %s", n.name)
+	return true
 }}
 
 // upgrade kills the node if its build is older than this one, and lets the next life have this one.
