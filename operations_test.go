@@ -52,9 +52,9 @@ func TestOperateDiskLost(t *testing.T) {
 	})
 }
 
-// furthest is the node, of those that answer, that has most of what was stored, as ClusterStatus of
+// furthestByStatus is the node, of those that answer, that has most of what was stored, as ClusterStatus of
 // any of them tells an operator: the larger of Applied and LastIndex.
-func furthest(t *testing.T, by *simNode) (node string) {
+func furthestByStatus(t *testing.T, by *simNode) (node string) {
 	t.Helper()
 	st, err := simQueue(by).ClusterStatus(context.Background())
 	require.NoError(t, err)
@@ -109,7 +109,7 @@ func TestOperateMajorityLost(t *testing.T) {
 		_, err := simQueue(behind).Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrNotLeader)
 		for _, asked := range []*simNode{ahead, behind} {
-			require.Equal(t, ahead.name, furthest(t, asked))
+			require.Equal(t, ahead.name, furthestByStatus(t, asked))
 		}
 		behind.stop()
 		ahead.stop()
@@ -161,7 +161,7 @@ func TestOperatePowerLost(t *testing.T) {
 			for _, n := range c.members() {
 				_, err := simQueue(n).Produce(t.Context(), Task{Queue: "a"})
 				require.ErrorIs(t, err, ErrPowerLost)
-				chosen[furthest(t, n)] = true
+				chosen[furthestByStatus(t, n)] = true
 			}
 			require.Len(t, chosen, 1, "each says the same")
 			for _, n := range c.members() {
