@@ -11,7 +11,7 @@ import (
 // that lacks much catches up over a slow link, by the log or by the files of the store.
 
 const (
-	simLoad       = 16 << 20 // bytes: at most, of the backlogs of a schedule; what a node lacks in large entries
+	simBacklog    = 16 << 20 // bytes: at most, of the backlogs of a schedule; what a node lacks in large entries
 	simFiles      = 4 << 20  // bytes: what it lacks in small ones
 	simLargeEntry = 8 << 20  // bytes of tasks at most
 )
@@ -49,10 +49,10 @@ func (s *schedule) backlog(n *simNode, size, perBatch, bytes int) {
 	rng := rand.New(rand.NewPCG(s.seed, uint64(size)))
 	for range max(bytes/(size*perBatch), 1) {
 		q, life := n.queue()
-		if q == nil {
+		if q == nil || s.ending() {
 			return
 		}
-		if s.large && s.backlogged.Add(int64(size*perBatch)) > simLoad {
+		if s.large && s.backlogged.Add(int64(size*perBatch)) > simBacklog {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -88,7 +88,7 @@ func (s *schedule) catchUp() {
 	term := ahead.Raft().CurrentTerm()
 	size, perBatch, lacks := 1<<10+s.rng.IntN(6<<10), 1, simFiles // more entries than the log holds
 	if s.opts.snapshotBytes == 0 {
-		size, perBatch, lacks = 256<<10, 1+s.rng.IntN(simLargeEntry/(256<<10)), simLoad
+		size, perBatch, lacks = 256<<10, 1+s.rng.IntN(simLargeEntry/(256<<10)), simBacklog
 	}
 	stored, entry := int64(0), size*perBatch
 	tasks, err := s.tasks()
@@ -154,7 +154,7 @@ func (s *schedule) catchUp() {
 	if got := sent() - before; got > stored*3/2+2<<20 {
 		s.t.Errorf("%d bytes were sent to %s, of %d that are stored", got, victim.name, stored)
 	}
-	if limit := int64(max(entry, 4<<20) + entry + 1<<20); lacks == simLoad && most.Load() > limit {
+	if limit := int64(max(entry, 4<<20) + entry + 1<<20); lacks == simBacklog && most.Load() > limit {
 		s.t.Errorf("the leader had %d bytes of the log in memory for %s, of entries of %d", most.Load(), victim.name, entry)
 	}
 	if now := ahead.Raft().CurrentTerm(); now != term {
