@@ -108,9 +108,10 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 		if err := g.checkRest(ctx, rest, newcomers); err != nil || how != RemoveNode {
 			return err
 		}
-		if id == g.node.self.ServerID() && g.handOver() == nil {
-			// so that the next leader is asked
-			return fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
+		// The next leader is asked. If it is to be removed as well, it makes the removal that waits
+		// before it hands the shard over; else both would do so for ever.
+		if id == g.node.self.ServerID() && (g.beganLately() || g.handOver() == nil) {
+			return fmt.Errorf("%w: shard %d: node %s is to be removed", base.ErrNotLeader, g.index, p.Node)
 		} // or else it leads until it has removed itself
 		if g.index == 0 {
 			if err := g.node.c.Leaders.Forget(ctx, g.index, string(id)); err != nil {

@@ -127,7 +127,7 @@ func (g *Group) start() error {
 	logger := newRaftLogger(n.log.With("shard", g.index))
 	conf := n.raftConfig(logger)
 	trans := newTransport(g, &raft.NetworkTransportConfig{
-		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: 3, MaxRPCsInFlight: inFlight,
+		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: maxPool, MaxRPCsInFlight: inFlight,
 		Timeout: raftTimeout, Logger: logger,
 	}, diverged)
 	snapshots := groupSnapshots{g.snapshots, g}

@@ -28,6 +28,7 @@ type leaderTerm struct {
 	leaving chan struct{} // capacity 1
 	mu      sync.Mutex    // guards what follows
 	leader  Leader        // nil: another node decides, or nobody does
+	begun   time.Time     // when leader began
 	seen    uint64        // the latest term of which an entry has been applied
 	offer   offer         // the last one
 	handing bool          // the shard is being handed over: nobody comes to lead it here
@@ -99,7 +100,7 @@ func (g *Group) serve(l Leader, term uint64) bool {
 	if g.leading.seen > term || g.leading.handing {
 		return false
 	}
-	g.leading.leader = l
+	g.leading.leader, g.leading.begun = l, time.Now()
 	l.Serve()
 	return true
 }
@@ -112,6 +113,14 @@ func (g *Group) leader() Leader {
 
 // leads reports whether this node decides for the shard.
 func (g *Group) leads() bool { return g.leader() != nil }
+
+// beganLately reports whether the leader that is here has just begun: a call for which another node
+// has handed the shard over may be on its way.
+func (g *Group) beganLately() bool {
+	g.leading.mu.Lock()
+	defer g.leading.mu.Unlock()
+	return g.leading.leader != nil && time.Since(g.leading.begun) < g.node.c.HeartbeatTimeout
+}
 
 // leave ends the leader that is here, and returns when it has ended, whoever
 // ends it. It is false if there is none.

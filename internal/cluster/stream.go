@@ -22,10 +22,15 @@ func (s stream) Addr() net.Addr { return advertised(s.address) }
 func (s stream) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	c, err := s.StreamLayer.Dial(address, timeout)
 	if err != nil {
-		return nil, err
+		return nil, &dialError{err}
 	}
 	return &patientConn{Conn: c}, nil
 }
+
+// dialError is why there is no connection.
+type dialError struct{ error }
+
+func (e *dialError) Unwrap() error { return e.error }
 
 type advertised string
 

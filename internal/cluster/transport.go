@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -77,7 +78,7 @@ func (t *transport) RequestVote(
 	if err != nil {
 		return err
 	}
-	return t.NetworkTransport.RequestVote(id, to, req, resp)
+	return t.anew(func() error { return t.NetworkTransport.RequestVote(id, to, req, resp) })
 }
 
 // RequestPreVote is raft.WithPreVote's.
@@ -88,7 +89,7 @@ func (t *transport) RequestPreVote(
 	if err != nil {
 		return err
 	}
-	return t.NetworkTransport.RequestPreVote(id, to, req, resp)
+	return t.anew(func() error { return t.NetworkTransport.RequestPreVote(id, to, req, resp) })
 }
 
 // TimeoutNow is raft.Transport's.
@@ -99,7 +100,25 @@ func (t *transport) TimeoutNow(
 	if err != nil {
 		return err
 	}
-	return t.NetworkTransport.TimeoutNow(id, to, req, resp)
+	return t.anew(func() error { return t.NetworkTransport.TimeoutNow(id, to, req, resp) })
+}
+
+// maxPool is how many connections to a node Raft keeps for its next messages.
+const maxPool = 3
+
+// anew sends a message that a node may get more than once. Raft does not notice that a connection
+// which it keeps has ended, as the node was opened again, before it has sent something; then another
+// connection is used. A node that does not answer in time, or cannot be dialed, is not asked again.
+func (t *transport) anew(send func() error) error {
+	for range maxPool {
+		began := time.Now()
+		err := send()
+		var dialed *dialError
+		if err == nil || errors.As(err, &dialed) || time.Since(began) >= t.group.node.c.HeartbeatTimeout {
+			return err
+		}
+	}
+	return send()
 }
 
 // SetHeartbeatHandler is raft.Transport's. Raft calls it last before its goroutines begin.

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"io"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -165,6 +166,61 @@ func TestCutMessageClaimsLess(t *testing.T) {
 	require.Len(t, rpc.Command.(*raft.AppendEntriesRequest).Entries, 1)
 	require.EqualValues(t, 11, rpc.Command.(*raft.AppendEntriesRequest).LeaderCommitIndex)
 }
+
+// TestVotesOutliveConnections: all connections that Raft keeps to a node have ended, as it was opened
+// again. Questions for its vote, and the offer to lead, reach it nevertheless.
+func TestVotesOutliveConnections(t *testing.T) {
+	from, err := raft.NewTCPTransport("127.0.0.1:0", nil, maxPool, time.Minute, io.Discard)
+	require.NoError(t, err)
+	defer from.Close()
+	g := loneGroup(vfs.NewMem(), nil)
+	g.node.c.HeartbeatTimeout = time.Minute
+	tr := &transport{NetworkTransport: from, group: g}
+	open := func(at string) *raft.NetworkTransport {
+		to, err := raft.NewTCPTransport(at, nil, maxPool, time.Minute, io.Discard)
+		require.NoError(t, err)
+		return to
+	}
+	offer := func(to *raft.NetworkTransport) error {
+		return from.TimeoutNow("b", to.LocalAddr(), new(raft.TimeoutNowRequest), new(raft.TimeoutNowResponse))
+	}
+	life := open("127.0.0.1:0")
+	var kept [maxPool]raft.RPC
+	sent := make(chan error, maxPool)
+	for i := range kept { // at one moment, so that each has a connection
+		go func() { sent <- offer(life) }()
+		kept[i] = <-life.Consumer()
+	}
+	for _, rpc := range kept {
+		rpc.Respond(new(raft.TimeoutNowResponse), nil)
+		require.NoError(t, <-sent)
+	}
+	at := string(life.LocalAddr())
+	life.CloseStreams()
+	require.NoError(t, life.Close())
+	life = open(at)
+	defer life.Close()
+	require.Error(t, offer(life), "one of them is used first")
+	go func() { sent <- tr.anew(func() error { return offer(life) }) }()
+	rpc := <-life.Consumer()
+	rpc.Respond(new(raft.TimeoutNowResponse), nil)
+	require.NoError(t, <-sent)
+
+	require.NoError(t, life.Close())
+	from.CloseStreams()
+	tries := 0
+	require.Error(t, tr.anew(func() error {
+		tries++
+		_, err := stream{StreamLayer: noStream{}}.Dial("b", 0)
+		return err
+	}))
+	require.Equal(t, 1, tries, "a node that cannot be dialed")
+}
+
+// noStream dials nobody.
+type noStream struct{ raft.StreamLayer }
+
+func (noStream) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) { return nil, errBroken }
 
 // connected returns two transports.
 func connected(t *testing.T) (ends [2]*raft.NetworkTransport) {
