@@ -187,8 +187,8 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 		}
 		// While the call waited for one shard, a completion there may have caused a produce into
 		// another; and between two operations a task may have moved from a shard that was not asked
-		// yet to one that was. If no task arrived between two rounds, and no shard got another leader,
-		// which counts from 0, all shards were idle at one moment.
+		// yet to one that was. If no task arrived between two rounds, and no shard got another
+		// leader, which counts from 0, all shards were idle at one moment.
 		if !waited && (now == last || len(q.replicas) == 1) {
 			return nil
 		}

@@ -162,8 +162,8 @@ func (g *Group) start() error {
 	return nil
 }
 
-// Place notes which node is to lead, as the shard has stored it; "": any. The Leader calls it when it
-// begins, and when it changes that.
+// Place notes which node is to lead, as the shard has stored it; "": any. The Leader calls it when
+// it begins, and when it changes that.
 func (g *Group) Place(node string) { g.placement.Store(&node) }
 
 // Raft is for tests.

@@ -82,8 +82,8 @@ func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 	return nil
 }
 
-// stateToLead asks a node for the state of its replica of the shard. The error, which is no error of
-// the shard, says why the node cannot lead.
+// stateToLead asks a node for the state of its replica of the shard. The error, which is no error
+// of the shard, says why the node cannot lead.
 func (g *Group) stateToLead(ctx context.Context, m raft.Server) (replicaState, error) {
 	name := peerOf(m).Node
 	s, err := g.stateAt(ctx, m)

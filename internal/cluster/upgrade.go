@@ -49,7 +49,8 @@ func (g *Group) AdoptFormat(format int) error {
 	return nil
 }
 
-// adoptFormat makes the node one that may have stored something of a format, and the others know it.
+// adoptFormat makes the node one that may have stored something of a format, and the others know
+// it.
 func (n *Node) adoptFormat(format int) error {
 	if err := n.announceFormat(format); err != nil {
 		return err

@@ -1,4 +1,5 @@
-// Package ownerclock has the time by which the owner of a shard decides whether leases have expired.
+// Package ownerclock has the time by which the owner of a shard decides whether leases have
+// expired.
 package ownerclock
 
 import "codeq/internal/engine"
@@ -50,7 +51,8 @@ func (c *Clock) Tick(at uint64, full bool) (now uint64) {
 }
 
 // Look notes that the owner has emptied its inbox, not before now. The first operations on leases
-// that wait for room came at the given times, by the monotonic clock: those taken now, and those left.
+// that wait for room came at the given times, by the monotonic clock: those taken now, and those
+// left.
 // REQUIRES: the operations that it took before are decided, or deferred.
 func (c *Clock) Look(now, taken, left uint64) {
 	c.taken = min(c.waiting, c.counted(taken))

@@ -9,9 +9,9 @@ import (
 	"codeq/internal/base"
 )
 
-// The directory of a node may be an older copy of itself, which lacks what the node has acknowledged
-// since. So both sides of a connection between members say the lives of their directories, and each
-// refuses the other one if its Config.Meet does.
+// The directory of a node may be an older copy of itself, which lacks what the node has
+// acknowledged since. So both sides of a connection between members say the lives of their
+// directories, and each refuses the other one if its Config.Meet does.
 
 // MaxLives is how many lives a node says at most.
 const MaxLives = 16

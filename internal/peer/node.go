@@ -29,12 +29,12 @@ type Config struct {
 	// Raise is called before this node comes to require a later format, which it knows, since
 	// another one of its cluster does. Until it returns, that one sends nothing. Defaults to none.
 	Raise func(format int) error
-	// Lives are those of this node's directory, at most MaxLives; SetLives replaces them. The last one
-	// is the current one. Defaults to none.
+	// Lives are those of this node's directory, at most MaxLives; SetLives replaces them. The last
+	// one is the current one. Defaults to none.
 	Lives []uint64
-	// Meet is called for each connection between members, before it is used, with what the other side
-	// says of its lives. After an error it is not used; base.ErrOldCopy is told to the other side.
-	// Defaults to accepting all.
+	// Meet is called for each connection between members, before it is used, with what the other
+	// side says of its lives. After an error it is not used; base.ErrOldCopy is told to the other
+	// side. Defaults to accepting all.
 	Meet func(other Identity, lives []uint64) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
@@ -52,8 +52,8 @@ type Config struct {
 	// in which they were sent, so it must not block. It answers by Request.Reply or Request.Fail,
 	// at once or later, from any goroutine. Each connection has its own reader.
 	Handler func(*Request)
-	// Files takes the files that another node sends for a group, and returns when no more come. It is
-	// called for each connection of OpenFiles, which ends then.
+	// Files takes the files that another node sends for a group, and returns when no more come. It
+	// is called for each connection of OpenFiles, which ends then.
 	Files func(group int, from net.Conn)
 	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of
 	// waiting for any bytes while calls are pending. Defaults to 5 seconds.
@@ -450,7 +450,8 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 	return c, err
 }
 
-// dial opens a connection to a target; old: to one that knows nothing of formats. ctx has a deadline.
+// dial opens a connection to a target; old: to one that knows nothing of formats. ctx has a
+// deadline.
 func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, error) {
 	raw, err := n.c.Dial(ctx, to.Address)
 	if err != nil {
