@@ -101,7 +101,7 @@ type indexOp struct {
 
 func (op *indexOp) resolve(s *shard) {
 	op.applied = s.replica.group.Applied()
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *indexOp) encode(dst []byte) (callKind, []byte) { return callIndex, dst }
@@ -208,7 +208,7 @@ type idleOp struct {
 func (op *idleOp) resolve(s *shard) {
 	op.epoch = s.epoch
 	if s.Idle(&op.Idleness) {
-		s.settle(op)
+		s.settleAfterCommit(op)
 		return
 	}
 	op.waited = true

@@ -295,7 +295,7 @@ func (op *barrierOp) standStill(s *shard) {
 		var refused error
 		resume, known, refused = s.inbox.Pick(known, ends)
 		if resume != nil {
-			s.settle(resume) // in a separate group, which confirms that this node has led all the time
+			s.settleAfterCommit(resume) // in a separate group, which confirms that this node has led all the time
 			break
 		}
 		if refused != nil {
@@ -334,7 +334,7 @@ type resumeOp struct {
 
 func (op *resumeOp) resolve(s *shard) {
 	op.err = errNoBarrier
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *resumeOp) encode(dst []byte) (callKind, []byte) {

@@ -297,7 +297,7 @@ func (op *claimOp) resolve(s *shard) {
 	case dispatch.Pending:
 		s.undecided.deferred = append(s.undecided.deferred, op)
 	case dispatch.Nothing:
-		op.passOn(s)
+		op.toNextShard(s)
 	}
 }
 
@@ -347,13 +347,13 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 	return rand.IntN(len(led))
 }
 
-// passOn lets a claim wait in this shard, except with NoWait, and passes it to the next one.
-func (op *claimOp) passOn(s *shard) {
+// toNextShard lets a claim wait in this shard, except with NoWait, and passes it to the next one.
+func (op *claimOp) toNextShard(s *shard) {
 	s.claims.EndVisit(&op.Claim)
 	if next := op.next(); next != nil {
 		if op.NoWait && s.node != nil {
 			op.onward = next
-			s.settle(op)
+			s.settleAfterCommit(op)
 		} else {
 			op.visit(next)
 		}
@@ -361,7 +361,7 @@ func (op *claimOp) passOn(s *shard) {
 	}
 	if op.NoWait && op.Take() {
 		op.err = cmp.Or(op.full, ErrEmpty)
-		s.settle(op)
+		s.settleAfterCommit(op)
 	} else if op.remoteWait.table != nil && !op.NoWait {
 		op.remoteWait.table.add(op)
 		return

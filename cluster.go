@@ -323,7 +323,7 @@ func (op *memberOp) resolve(s *shard) {
 		s.SetPlacement(op.peer.Node)
 		op.at.group.Place(op.peer.Node)
 	}
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *memberOp) settle(err error) {

@@ -69,15 +69,15 @@ func (s *shard) holdsBack() bool {
 	return !s.HasRoom(engine.RoomLow) || !s.HasRoom(engine.Roomy) && s.TicksAreDue()
 }
 
-// putOff lets an operation wait for room if nobody would call again, and refuses any other.
-func (s *shard) putOff(op operation) {
+// parkOrRefuse lets an operation wait for room if nobody would call again, and refuses any other.
+func (s *shard) parkOrRefuse(op operation) {
 	if c, ok := op.(*claimOp); ok {
 		if c.IsTaken() {
 			c.unref()
 			return
 		}
 		c.full = s.space.Refusal(s.index)
-		c.passOn(s)
+		c.toNextShard(s)
 		return
 	}
 	if w, ok := op.(roomWaiter); op.verb().is(waitsRoom) || ok && w.waitsForRoom() {

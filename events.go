@@ -278,7 +278,7 @@ type interestOp struct {
 }
 
 func (op *interestOp) resolve(s *shard) {
-	s.settle(op)
+	s.settleAfterCommit(op)
 	if op.gone {
 		var member bool
 		if member, op.err = s.replica.group.HasMember(op.node); member || op.err != nil {

@@ -352,7 +352,7 @@ type witness struct {
 
 func (w *witness) resolve(s *shard) {
 	s.Probe().Admit(&w.task)
-	s.settle(w)
+	s.settleAfterCommit(w)
 }
 
 func (w *witness) verb() *verb { return &internal }

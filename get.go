@@ -70,7 +70,7 @@ type readOp struct {
 
 func (op *readOp) resolve(s *shard) {
 	op.shard = s
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 // settle is called by the owner between two commits, unless the operation is refused.

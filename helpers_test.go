@@ -60,7 +60,7 @@ type probeOp struct {
 
 func (op *probeOp) resolve(s *shard) {
 	op.err = op.look(s)
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *probeOp) verb() *verb { return &internal }
@@ -124,7 +124,7 @@ func (q *Queue) checkGates() error {
 // checkMemory returns what in the shard's memory is not as its disk says it
 // should be. The owner goroutine calls it.
 func (s *shard) checkMemory(q *Queue) error {
-	if !s.IsAtRest() || len(s.undecided.deferred) > 0 || s.claims.AreHungry() || s.due() {
+	if !s.IsAtRest() || len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)

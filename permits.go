@@ -48,12 +48,12 @@ func (m permitMail) Ask(a *dispatch.PermitAllocator, shard int, q *engine.Queue)
 	})
 }
 
-func (m permitMail) Reply(r *dispatch.PermitRequest) { m.settle(r.Caller.(*permitsOp)) }
+func (m permitMail) Reply(r *dispatch.PermitRequest) { m.settleAfterCommit(r.Caller.(*permitsOp)) }
 func (m permitMail) Refuse(r *dispatch.PermitRequest, reason error) {
 	r.Caller.(*permitsOp).settle(reason)
 }
 
-func (m permitMail) Retry(c *dispatch.Claim)                     { m.postponeOp(c.Caller.(*claimOp)) }
+func (m permitMail) Retry(c *dispatch.Claim)                     { m.deferOp(c.Caller.(*claimOp)) }
 func (m permitMail) RetryNow(c *dispatch.Claim)                  { c.Caller.(*claimOp).resolve(m.shard) }
 func (m permitMail) RefuseClaim(c *dispatch.Claim, reason error) { refuse(c.Caller.(*claimOp), reason) }
 
@@ -83,7 +83,7 @@ func (op *permitsOp) resolve(s *shard) {
 	default:
 		return
 	}
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *permitsOp) encode(dst []byte) (callKind, []byte) {
@@ -127,7 +127,7 @@ type askPermitsOp struct {
 }
 
 func (op *askPermitsOp) resolve(s *shard) {
-	s.settle(op)
+	s.settleAfterCommit(op)
 	if op.err = s.refusal(s.Adopt(op.queue, op.value)); op.err != nil {
 		return
 	}

@@ -337,19 +337,19 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			r.settle(w, f, errGoexit)
+			r.storeOutcome(w, f, errGoexit)
 			w.Restart()
 		}
 	}()
 	err := r.call(f)
 	returned = true
-	r.settle(w, f, err)
+	r.storeOutcome(w, f, err)
 }
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
-// settle stores the outcome of a task whose handler has ended.
-func (r *runner) settle(w *worker, f *taskContext, err error) {
+// storeOutcome stores the outcome of a task whose handler has ended.
+func (r *runner) storeOutcome(w *worker, f *taskContext, err error) {
 	f.End(nil)
 	switch {
 	case !w.Disown(): // the task was given back, or its lease was lost

@@ -275,7 +275,7 @@ func (p *PermitGate) report() {
 	p.drop, p.covered = t.mail.Report(p, q.Name, &r), len(p.asking)
 }
 
-// hangUp ends the call whose answer is void.
+// hangUp ends the call whose answer would be outdated.
 func (p *PermitGate) hangUp() {
 	if p.drop != nil {
 		p.drop()

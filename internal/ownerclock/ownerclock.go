@@ -79,9 +79,9 @@ func (c *Clock) Sleep(ms uint64) {
 // Wake notes the end of the sleep; nothing has come before the time at, of the monotonic clock.
 func (c *Clock) Wake(at uint64) { c.waiting = c.counted(at) }
 
-// PutOff notes that an operation, which may have come at the time came, is deferred to the next
+// Defer notes that an operation, which may have come at the time came, is deferred to the next
 // group.
-func (c *Clock) PutOff(came uint64) { c.deferred = min(c.deferred, came) }
+func (c *Clock) Defer(came uint64) { c.deferred = min(c.deferred, came) }
 
 // Retry returns the earliest time at which the deferred operations may have come, which are now
 // decided again.
