@@ -43,7 +43,7 @@ func (m permitMail) Ask(a *dispatch.PermitAllocator, shard int, q *engine.Queue)
 		change := m.node.queue.replicas[shard].group.Changed()
 		err := m.node.doHere(shard, op)
 		if pace(m.node.ctx, change, err) {
-			_ = m.inbox.Pass(&permitsTold{allocator: a, shard: shard, op: op, err: err}) // the next allocator asks again
+			_ = m.inbox.Pass(&askPermitsDone{allocator: a, shard: shard, op: op, err: err}) // the next allocator asks again
 		}
 	})
 }
@@ -132,7 +132,7 @@ func (op *askPermitsOp) resolve(s *shard) {
 		return
 	}
 	s.follow()
-	op.Report = s.permits.Tell(s.QueueNamed(op.queue))
+	op.Report = s.permits.ReportNow(s.QueueNamed(op.queue))
 }
 
 func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {
@@ -145,13 +145,13 @@ func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.Report.Append
 
 func (op *askPermitsOp) decodeReply(r *wire.Reader) { op.Report = permits.ReadReport(r) }
 
-// permitsTold is what has become of an askPermitsOp.
-type permitsTold struct {
+// askPermitsDone is what has become of an askPermitsOp.
+type askPermitsDone struct {
 	allocator *dispatch.PermitAllocator
 	shard     int
 	op        *askPermitsOp
 	err       error
 }
 
-func (t *permitsTold) resolve(*shard) { t.allocator.Answered(t.shard, &t.op.Report, t.err) }
-func (t *permitsTold) settle(error)   {}
+func (t *askPermitsDone) resolve(*shard) { t.allocator.Answered(t.shard, &t.op.Report, t.err) }
+func (t *askPermitsDone) settle(error)   {}

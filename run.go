@@ -198,7 +198,7 @@ func (r *runner) run(ctx context.Context) error {
 	r.number = r.queue.runs.Add(r)
 	defer r.queue.runs.Remove(r.number)
 	for i := range r.queue.replicas {
-		h := &leaseRenewer{Heart: heartbeat.New(), runner: r, shard: i}
+		h := &leaseRenewer{Heartbeat: heartbeat.New(), runner: r, shard: i}
 		r.renewers = append(r.renewers, h)
 		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}

@@ -31,14 +31,14 @@ const (
 	maxGreetPause = 32
 )
 
-// meet is peer.Config.Meet. What it has noted is durable when it returns.
-func (n *Node) meet(other peer.Identity, lives []uint64) error {
+// checkLives is peer.Config.CheckLives. What it has noted is durable when it returns.
+func (n *Node) checkLives(other peer.Identity, lives []uint64) error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
 	d, id := n.c.Directory, other.ID.String()
 	before := maps.Clone(d.Seen)
-	news, err := d.See(id, lives)
-	if err != nil || !news {
+	isNew, err := d.See(id, lives)
+	if err != nil || !isNew {
 		return err
 	}
 	if len(d.Seen) > maxSeen && n.ready.Load() {

@@ -196,8 +196,8 @@ func (t *Permits) Hear(queue string, shard int, r *PermitRequest) bool {
 	return true
 }
 
-// Tell returns what the shard has of the permits of a queue, for a new allocator.
-func (t *Permits) Tell(q *engine.Queue) permits.Report {
+// ReportNow returns what the shard has of the permits of a queue, for a new allocator.
+func (t *Permits) ReportNow(q *engine.Queue) permits.Report {
 	c := t.claims.Of(q)
 	p, leased := c.permits(), int(c.Counts.Leased)
 	if p == nil { // it needs none, by newer settings
@@ -206,7 +206,7 @@ func (t *Permits) Tell(q *engine.Queue) permits.Report {
 	}
 	p.hangUp()
 	t.markDirty(c)
-	return p.Holder.Tell(leased, t.claims.rules.Now)
+	return p.Holder.ReportNow(leased, t.claims.rules.Now)
 }
 
 // Look reports whether there is a permit. If there is none, one is asked for as soon as the group
@@ -261,14 +261,14 @@ func (p *PermitGate) IsBusy() bool { return p.drop != nil || len(p.asking) > 0 }
 // report tells the allocator what it is to know.
 func (p *PermitGate) report() {
 	q, t := p.queue, p.permits
-	r, tell := p.Report(int(q.Counts.Leased), p.need(), len(p.asking) > 0, t.claims.rules.Now)
+	r, send := p.Report(int(q.Counts.Leased), p.need(), len(p.asking) > 0, t.claims.rules.Now)
 	if p.Unused() > 0 {
 		t.markDirty(q) // until they are used: who wants them may change his mind
 	}
 	if r.Want == 0 {
 		p.answerAsking()
 	}
-	if !tell {
+	if !send {
 		return
 	}
 	p.hangUp()
@@ -371,11 +371,11 @@ func (a *PermitAllocator) Answered(shard int, r *permits.Report, err error) {
 		return
 	}
 	if err != nil {
-		a.Untold(shard)
+		a.NotReported(shard)
 		a.permits.markDirty(a.queue)
 		return
 	}
-	if a.Told(shard, r, time.Now()) {
+	if a.Reported(shard, r, time.Now()) {
 		a.dismiss(shard)
 	}
 	a.allot()

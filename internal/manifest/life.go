@@ -59,11 +59,11 @@ func (m *Manifest) BeginLife() {
 // nobody knows what it lacks.
 func (m *Manifest) ForgetEarlier() { m.Earlier = nil }
 
-// See notes that the directory of another node was seen, with its lives. news says that the
+// See notes that the directory of another node was seen, with its lives. isNew says that the
 // manifest is to be written before the other node is relied on. Before the format in which lives
 // are stored nothing is noted, since the other node may lack its own when it is opened again; whom
 // one meets later has risen to it.
-func (m *Manifest) See(id string, lives []uint64) (news bool, err error) {
+func (m *Manifest) See(id string, lives []uint64) (isNew bool, err error) {
 	seen, now := m.Seen[id], lives[len(lives)-1]
 	switch {
 	case m.Format < formatOfLives || seen == now:

@@ -32,10 +32,10 @@ type Config struct {
 	// Lives are those of this node's directory, at most MaxLives; SetLives replaces them. The last
 	// one is the current one. Defaults to none.
 	Lives []uint64
-	// Meet is called for each connection between members, before it is used, with what the other
-	// side says of its lives. After an error it is not used; base.ErrOldCopy is told to the other
-	// side. Defaults to accepting all.
-	Meet func(other Identity, lives []uint64) error
+	// CheckLives is called for each connection between members, before it is used, with what the
+	// other side says of its lives. After an error it is not used; base.ErrOldCopy is told to the
+	// other side. Defaults to accepting all.
+	CheckLives func(other Identity, lives []uint64) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
 	Verify func(conn net.Conn, name string, accepted bool) error
@@ -168,8 +168,8 @@ func New(c Config) *Node {
 	if n.c.Raise == nil {
 		n.c.Raise = func(int) error { return nil }
 	}
-	if n.c.Meet == nil {
-		n.c.Meet = func(Identity, []uint64) error { return nil }
+	if n.c.CheckLives == nil {
+		n.c.CheckLives = func(Identity, []uint64) error { return nil }
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.waiters.New = func() any { return &waiter{done: make(chan struct{}, 1)} }
@@ -343,7 +343,7 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 		if refused = n.refusal(c, h); refused != nil {
 			break
 		}
-		if err := n.meet(h.use, h.from, h.lives); err != nil {
+		if err := n.checkLives(h.use, h.from, h.lives); err != nil {
 			if refused = refusedCopy(err); refused == nil {
 				return h, err
 			}
@@ -500,7 +500,7 @@ func (n *Node) greet(c *conn, h header) error {
 	if h.use != useIntroduction && got != h.to {
 		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
 	}
-	if err := n.meet(h.use, got, a.lives); err != nil {
+	if err := n.checkLives(h.use, got, a.lives); err != nil {
 		return err
 	}
 	if _, refused := n.agree(c, h.use, got, a.formats); refused != nil {
