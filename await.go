@@ -38,7 +38,7 @@ func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
 	if q.node != nil {
 		return q.node.await(ctx, id)
 	}
-	op := &awaitOp{completion: newCompletion(), id: id}
+	op := &awaitOp{completion: newCompletion(callAwait), id: id}
 	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
 		op.GiveUp()
 		return nil, base.EndOf(ctx)
@@ -58,7 +58,7 @@ func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 	asking, heard := context.WithCancel(ctx)
 	defer heard()
 	w := r.awaits.Listen(id, heard)
-	op := &awaitOp{completion: newCompletion(), id: id}
+	op := &awaitOp{completion: newCompletion(callAwait), id: id}
 	settled, err := n.do(asking, r.index, op)
 	if !settled {
 		op.GiveUp()
@@ -88,7 +88,7 @@ func (n *node) catchUp(ctx context.Context, r *replica) error {
 
 // appliedBy is the index of the last entry that the leader of a shard has applied.
 func (n *node) appliedBy(ctx context.Context, shard int) (uint64, error) {
-	op := &indexOp{completion: newCompletion()}
+	op := &indexOp{completion: newCompletion(callIndex)}
 	err := n.queue.ask(ctx, shard, op)
 	return op.applied, err
 }
@@ -104,10 +104,10 @@ func (op *indexOp) resolve(s *shard) {
 	s.settleAfterCommit(op)
 }
 
-func (op *indexOp) encode(dst []byte) (callKind, []byte) { return callIndex, dst }
-func (op *indexOp) decode(*wire.Reader)                  {}
-func (op *indexOp) encodeReply(dst []byte) []byte        { return wire.AppendUint(dst, op.applied) }
-func (op *indexOp) decodeReply(r *wire.Reader)           { op.applied = r.Uint() }
+func (op *indexOp) encode(dst []byte) []byte      { return dst }
+func (op *indexOp) decode(*wire.Reader)           {}
+func (op *indexOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
+func (op *indexOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
 
 // awaitOp waits for the end of a task.
 type awaitOp struct {
@@ -132,24 +132,10 @@ func (op *awaitOp) resolve(s *shard) {
 
 func (op *awaitOp) abandon(*shard) { op.GiveUp() }
 
-func (op *awaitOp) encode(dst []byte) (callKind, []byte) { return callAwait, append(dst, op.id[:]...) }
-func (op *awaitOp) decode(r *wire.Reader)                { op.id = keys.ReadID(r) }
-func (op *awaitOp) encodeReply(dst []byte) []byte        { return broadcast.AppendOutcome(dst, &op.outcome) }
-func (op *awaitOp) decodeReply(r *wire.Reader)           { op.outcome = broadcast.ReadOutcome(r) }
-
-// waiting yields the calls that wait for the end of a task, or for queues to become idle.
-func (s *shard) waiting(yield func(operation) bool) {
-	for _, op := range s.idlers {
-		if !yield(op) {
-			return
-		}
-	}
-	for op := range s.awaits.All {
-		if !yield(op) {
-			return
-		}
-	}
-}
+func (op *awaitOp) encode(dst []byte) []byte      { return append(dst, op.id[:]...) }
+func (op *awaitOp) decode(r *wire.Reader)         { op.id = keys.ReadID(r) }
+func (op *awaitOp) encodeReply(dst []byte) []byte { return broadcast.AppendOutcome(dst, &op.outcome) }
+func (op *awaitOp) decodeReply(r *wire.Reader)    { op.outcome = broadcast.ReadOutcome(r) }
 
 // outcomeOf converts an outcome of the engine.
 func outcomeOf(o *engine.Outcome) *Outcome {
@@ -176,7 +162,7 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 	for last := (round{arrived: engine.Never}); ; {
 		waited, now := false, round{}
 		for i := range q.replicas {
-			op := &idleOp{completion: newCompletion(), Idleness: engine.Idleness{Queues: queues}}
+			op := &idleOp{completion: newCompletion(callIdle), Idleness: engine.Idleness{Queues: queues}}
 			if settled, err := q.do(ctx, i, op); !settled {
 				op.GiveUp()
 				return base.EndOf(ctx)
@@ -217,8 +203,8 @@ func (op *idleOp) resolve(s *shard) {
 
 func (op *idleOp) abandon(*shard) { op.GiveUp() }
 
-func (op *idleOp) encode(dst []byte) (callKind, []byte) {
-	return callIdle, wire.AppendStrings(dst, op.Queues)
+func (op *idleOp) encode(dst []byte) []byte {
+	return wire.AppendStrings(dst, op.Queues)
 }
 func (op *idleOp) decode(r *wire.Reader) { op.Queues = r.Strings() }
 

@@ -25,7 +25,7 @@ type request interface {
 	operation
 	base() *completion
 	// encode appends the arguments, for decode.
-	encode(dst []byte) (callKind, []byte)
+	encode(dst []byte) []byte
 	decode(r *wire.Reader)
 	// encodeReply appends what resolve has decided, if it was not an error, for
 	// decodeReply.
@@ -129,8 +129,8 @@ func (n *node) doHere(shard int, op request) error {
 
 // ask sends an operation to the node that leads a shard.
 func (n *node) ask(ctx context.Context, r *replica, op request) error {
-	kind, body := op.encode(make([]byte, cluster.CallHeader, 256))
-	reply, err := r.group.Call(ctx, byte(kind), body, op.verb().is(urgent))
+	body := op.encode(make([]byte, cluster.CallHeader, 256))
+	reply, err := r.group.Call(ctx, byte(op.base().kind), body, op.verb().is(urgent))
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 // sentErrors are those that callers branch on, by code.
 var sentErrors = [...]error{
 	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
-	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead,
+	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead, cluster.ErrBehind,
 }
 
 const (

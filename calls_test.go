@@ -33,52 +33,52 @@ func sampleCalls() map[string]request {
 	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
-		"produce": &produceOp{
+		"produce": &produceOp{completion: newCompletion(callProduce),
 			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
 			call: engine.CallNumber{Node: "caller", Life: 7, Seq: 8, Low: 3},
 		},
-		"claim": &claimOp{Claim: dispatch.Claim{
+		"claim": &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
 			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true}, Remote: true,
 			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: &engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
 		}},
-		"complete":       &completeOp{receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
-		"fail":           &failOp{receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},
-		"extend":         &extendOp{receipt: receipt, duration: 5},
+		"complete":       &completeOp{completion: newCompletion(callComplete), receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
+		"fail":           &failOp{completion: newCompletion(callFail), receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},
+		"extend":         &extendOp{completion: newCompletion(callExtend), receipt: receipt, duration: 5},
 		"renew":          rule(callRenew, &call.Renew{Receipts: receipts, Duration: 5, Lost: receipts, Errs: []error{engine.LeaseLost(receipt.inner(), true)}}),
 		"alter":          rule(callAlter, &call.Alter{ID: id(1), How: engine.AlterRunAt, Arg: 77}),
 		"await":          endedAwait(id(1), engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 3}),
 		"bulk":           rule(callBulk, &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}}),
 		"stats":          rule(callStats, &call.Stats{Counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}}),
-		"idle":           &idleOp{Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, epoch: 7, waited: true},
+		"idle":           &idleOp{completion: newCompletion(callIdle), Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, epoch: 7, waited: true},
 		"releaseKey":     rule(callReleaseKey, &call.ReleaseKey{Hash: [16]byte{1}, Key: "k"}),
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": rule(callDeleteSchedule, &call.DeleteSchedule{Name: "s"}),
 		"schedules":      rule(callSchedules, &schedulesPart{call.Schedules[ScheduleInfo]{After: "s", More: true, Infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}}}),
-		"messages": &messageBatch{from: 2, first: 5, messages: []keys.Message{
+		"messages": &messageBatch{completion: newCompletion(callMessages), from: 2, first: 5, messages: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
 		}},
-		"get":       &readOp{id: id(3), task: info},
-		"list":      &readOp{list: pageOf(ListOptions{State: Done, Queue: "a"}, listed{Task: info, At: 4})},
-		"index":     &indexOp{applied: 12},
-		"interest":  &interestOp{node: "n", kinds: allKinds, gone: true},
+		"get":       &readOp{completion: newCompletion(callRead), id: id(3), task: info},
+		"list":      &readOp{completion: newCompletion(callRead), list: pageOf(ListOptions{State: Done, Queue: "a"}, listed{Task: info, At: 4})},
+		"index":     &indexOp{completion: newCompletion(callIndex), applied: 12},
+		"interest":  &interestOp{completion: newCompletion(callInterest), node: "n", kinds: allKinds, gone: true},
 		"settings":  rule(callSettings, &call.Settings{Queue: "a", Value: []byte("v")}),
 		"configure": rule(callConfigure, &call.Configure{Queue: "a", Value: []byte("v"), Late: true}),
 		"adopt":     rule(callAdopt, &call.Adopt{Queue: "a", Value: []byte("v")}),
-		"permits": &permitsOp{
+		"permits": &permitsOp{completion: newCompletion(callPermits),
 			queue: "a", shard: 2, PermitRequest: dispatch.PermitRequest{
 				Answer:  permits.Answer{Granted: 3, Over: true},
 				Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true},
 			},
 		},
-		"askPermits": &askPermitsOp{queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1}},
-		"member":     &memberOp{how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
-		"barrier":    &barrierOp{id: 7, applied: 9},
-		"resume":     &resumeOp{id: 7},
+		"askPermits": &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1}},
+		"member":     &memberOp{completion: newCompletion(callMember), how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
+		"barrier":    &barrierOp{completion: newCompletion(callBarrier), id: 7, applied: 9},
+		"resume":     &resumeOp{completion: newCompletion(callResume), id: 7},
 	}
 }
 
 func endedAwait(id ID, o engine.Outcome) request {
-	return &awaitOp{id: id, outcome: o}
+	return &awaitOp{completion: newCompletion(callAwait), id: id, outcome: o}
 }
 
 func scheduleCall() request {
@@ -95,12 +95,12 @@ func TestCallsTravel(t *testing.T) {
 	seen := make(map[callKind]bool)
 	for name, op := range sampleCalls() {
 		t.Run(name, func(t *testing.T) {
-			kind, args := op.encode(nil)
-			require.Same(t, &verbs[kind], op.verb())
+			kind, args := op.base().kind, op.encode(nil)
 			seen[kind] = true
 			there := decodable(kind)
 			require.NoError(t, parse(args, there.decode))
-			_, again := there.encode(nil)
+			again := there.encode(nil)
+			require.Same(t, &verbs[kind], there.verb())
 			require.Equal(t, args, again, "arguments")
 
 			reply := op.encodeReply(nil)
@@ -130,7 +130,7 @@ func TestFarTimesTravel(t *testing.T) {
 	for name, op := range map[string]*readOp{
 		"get": {task: info}, "list": {list: pageOf(ListOptions{State: Scheduled, Tenants: []string{"", "\xff"}, From: from, To: to}, listed{Task: info})},
 	} {
-		_, args := op.encode(nil)
+		args := op.encode(nil)
 		there, back := new(readOp), new(readOp)
 		require.NoError(t, parse(args, there.decode), name)
 		require.NoError(t, parse(args, back.decode))
@@ -144,7 +144,7 @@ func TestFarTimesTravel(t *testing.T) {
 		require.Equal(t, 10_000, got.At.Year(), "by the local clock")
 		require.EqualValues(t, lastMoment.UnixMilli(), got.RunAt.UnixMilli())
 	}
-	_, args := (&readOp{list: newLister(ListOptions{State: Done})}).encode(nil)
+	args := (&readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Done})}).encode(nil)
 	there := new(readOp)
 	require.NoError(t, parse(args, there.decode))
 	require.True(t, there.list.From.IsZero() && there.list.To.IsZero())
@@ -153,9 +153,9 @@ func TestFarTimesTravel(t *testing.T) {
 // TestNoTaskTravels: an answer without the task that it is about is malformed.
 func TestNoTaskTravels(t *testing.T) {
 	require.Error(t, parse([]byte("null"), new(readOp).decodeReply))
-	reply := (&readOp{list: pageOf(ListOptions{State: Done}, listed{Task: new(TaskInfo)})}).encodeReply(nil)
+	reply := (&readOp{completion: newCompletion(callRead), list: pageOf(ListOptions{State: Done}, listed{Task: new(TaskInfo)})}).encodeReply(nil)
 	for _, page := range []string{"[null]", "[{}]", `[{"Task":null}]`} {
-		op := &readOp{list: newLister(ListOptions{State: Done})}
+		op := &readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Done})}
 		require.NoError(t, parse(reply, op.decodeReply))
 		op.list.Page = nil
 		at := bytes.Index(reply, []byte("[{"))
@@ -199,7 +199,7 @@ func TestErrorsTravel(t *testing.T) {
 // outcome of one, that can be sent on as it is.
 func FuzzCalls(f *testing.F) {
 	for _, op := range sampleCalls() {
-		kind, args := op.encode(nil)
+		kind, args := op.base().kind, op.encode(nil)
 		f.Add(byte(kind), args, op.encodeReply(nil))
 	}
 	f.Fuzz(func(t *testing.T, kind byte, args, reply []byte) {
@@ -212,10 +212,10 @@ func FuzzCalls(f *testing.F) {
 		if err != nil {
 			return
 		}
-		_, sent := op.encode(nil)
+		sent := op.encode(nil)
 		second := decodable(callKind(kind))
 		require.NoError(t, parse(sent, second.decode))
-		_, again := second.encode(nil)
+		again := second.encode(nil)
 		require.Equal(t, sent, again)
 
 		testalloc.Decode(t, len(reply), func() { err = parse(reply, op.decodeReply) })

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/call"
-	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -316,19 +315,6 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 		require.NoError(t, err)
 		require.LessOrEqual(t, q.catalogueSize(t, 0).queuesInMemory, len(stats)+opts.idleLanes+8)
 		requireSettled(t, q)
-	})
-}
-
-// TestDoubtfulQueuesAreForgotten: queues of which some might have had marks leave memory as soon as no
-// marks are on disk only, whether or not anything else happens.
-func TestDoubtfulQueuesAreForgotten(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.Probe().Doubt(names("unused", 4*engine.DoubtsAtOnce))
-			return nil
-		}))
-		synctest.Wait()
-		require.Zero(t, q.catalogueSize(t, 0).queuesInMemory)
 	})
 }
 

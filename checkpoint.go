@@ -100,7 +100,7 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	if q.node != nil {
 		c.Format = q.node.Format() // which all of its nodes know
 	}
-	err = q.eachReplica(func(r *replica) error { return c.Adopt(r.index, q.opts.storeConfig(), q.caches) })
+	err = q.eachReplica(func(r *replica) error { return c.Adopt(r.index, q.opts.storeConfigIn(c.Format), q.caches) })
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ var errNoBarrier = fmt.Errorf("%w: the shard has not stood still", ErrUncertain)
 func (q *Queue) raiseBarrier(ctx context.Context) (*barrier, error) {
 	b := &barrier{queue: q, id: rand.Uint64()}
 	for i := range q.replicas {
-		op := &barrierOp{completion: newCompletion(), id: b.id, gone: make(chan struct{})}
+		op := &barrierOp{completion: newCompletion(callBarrier), id: b.id, gone: make(chan struct{})}
 		settled, err := q.do(ctx, i, op)
 		switch {
 		case !settled:
@@ -232,7 +232,7 @@ func (b *barrier) resume() error {
 		defer cancel()
 	}
 	return b.queue.inParallel("end of a barrier", b.asked, func(i int) error {
-		_, err := b.queue.do(ctx, i, &resumeOp{completion: newCompletion(), id: b.id})
+		_, err := b.queue.do(ctx, i, &resumeOp{completion: newCompletion(callResume), id: b.id})
 		return err
 	})
 }
@@ -314,8 +314,8 @@ func (op *barrierOp) standStill(s *shard) {
 
 func (op *barrierOp) abandon(*shard) { close(op.gone) }
 
-func (op *barrierOp) encode(dst []byte) (callKind, []byte) {
-	return callBarrier, wire.AppendUint(dst, op.id)
+func (op *barrierOp) encode(dst []byte) []byte {
+	return wire.AppendUint(dst, op.id)
 }
 
 func (op *barrierOp) decode(r *wire.Reader) {
@@ -337,8 +337,8 @@ func (op *resumeOp) resolve(s *shard) {
 	s.settleAfterCommit(op)
 }
 
-func (op *resumeOp) encode(dst []byte) (callKind, []byte) {
-	return callResume, wire.AppendUint(dst, op.id)
+func (op *resumeOp) encode(dst []byte) []byte {
+	return wire.AppendUint(dst, op.id)
 }
 
 func (op *resumeOp) decode(r *wire.Reader) { op.id = r.Uint() }

@@ -113,7 +113,7 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	op, ok := q.pools.claim.Get().(*claimOp)
 	if !ok {
-		op = &claimOp{completion: newCompletion(), pool: &q.pools.claim}
+		op = &claimOp{completion: newCompletion(callClaim), pool: &q.pools.claim}
 		op.Caller = op
 	}
 	switch {
@@ -266,7 +266,7 @@ func (op *claimOp) settle(err error) {
 		return
 	}
 	if op.onward = nil; err != nil {
-		refuse(op, err)
+		op.refuse(err)
 		return
 	}
 	op.visit(next)
@@ -274,7 +274,7 @@ func (op *claimOp) settle(err error) {
 
 func (op *claimOp) visit(next *shard) {
 	if err := next.inbox.Pass(op); err != nil {
-		refuse(op, err)
+		op.refuse(err)
 	}
 }
 
@@ -398,7 +398,7 @@ func (op *claimOp) abandon(s *shard) {
 	}
 }
 
-func (op *claimOp) encode(dst []byte) (callKind, []byte) { return callClaim, op.Claim.Append(dst) }
+func (op *claimOp) encode(dst []byte) []byte { return op.Claim.Append(dst) }
 
 func (op *claimOp) decode(r *wire.Reader) {
 	op.Claim.Read(r)
@@ -440,21 +440,24 @@ type ownerPort struct{ inbox *inbox.Inbox[operation] }
 func (p ownerPort) Open(queue string) { _ = p.inbox.Pass(&serveOp{queue}) }
 func (p ownerPort) Sweep()            { _ = p.inbox.Pass(&sweepOp{}) }
 
-// refuse settles an operation that will not be resolved.
-func refuse(op operation, reason error) {
-	c, isClaim := op.(*claimOp)
-	if !isClaim {
+func (op *claimOp) refuse(reason error) {
+	if op.remoteWait.table != nil && !op.NoWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting on another node
+		op.remoteWait.table.add(op)
+		return
+	}
+	if op.Take() {
 		op.settle(reason)
+	}
+	op.unref()
+}
+
+func (op *claimOp) noRoom(s *shard) {
+	if op.IsTaken() {
+		op.unref()
 		return
 	}
-	if c.remoteWait.table != nil && !c.NoWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting on another node
-		c.remoteWait.table.add(c)
-		return
-	}
-	if c.Take() {
-		c.settle(reason)
-	}
-	c.unref()
+	op.full = s.space.Refusal(s.index)
+	op.toNextShard(s)
 }
 
 // leaseOf decodes a grant into a new Lease.

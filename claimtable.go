@@ -180,7 +180,7 @@ func (h *claimHost) Watch(shard int) (elsewhere bool, change <-chan struct{}) {
 }
 
 func (h *claimHost) Claim(ctx context.Context, shard int, r claimlines.Request) ([]engine.Grant, error) {
-	op := &claimOp{completion: newCompletion(), Claim: dispatch.Claim{
+	op := &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
 		Queues: r.Queues, Weights: r.Weights, List: r.List, Duration: r.Duration,
 		Holder: engine.Holder{Local: r.Local}, Max: r.Max, Remote: true,
 	}}

@@ -43,7 +43,7 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		for range claims {
-			_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
+			_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
 			require.NoError(t, err)
 		}
 		time.Sleep(time.Minute)
@@ -57,7 +57,7 @@ func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 		other := q.shard(1)
 		liar := dispatch.New(&other.State, dispatch.Config{Index: 1, Shards: 2})
 		liar.Join(q.heads)
-		_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
+		_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
 		require.NoError(t, err)
 		for range 20 { // some begin at the other shard
 			require.NoError(t, other.probe(func(s *shard) error {

@@ -28,7 +28,8 @@ import (
 type Cluster struct {
 	// Node is this node's name, of 1 to 255 bytes. It is the name of its directory as well: a node
 	// that has lost its directory comes back under another name, and [Open] refuses an empty one.
-	// Required.
+	// If the others do not answer Open within a quarter of HeartbeatTimeout, it succeeds, and calls
+	// and [Queue.Close] return that error once they have answered. Required.
 	Node string
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
@@ -171,10 +172,11 @@ const (
 
 // AddNode makes a node part of the cluster: in the Raft group of every shard it first follows, and
 // votes when it has caught up. The node must be open, with [Cluster.Join] (whose [Open] calls
-// AddNode) or with the Peers of this cluster; AddNode waits for it until ctx ends. A member that
-// has another address now is added again. ErrNotMember says that the cluster knows the name with
-// another directory (see [Queue.ReplaceNode]), that the node is of another cluster, that another
-// node has the address, or that the node was removed: it may come back with an empty directory.
+// AddNode) or with the Peers of this cluster; AddNode waits for it, and until it has caught up, as
+// long as ctx does not end, and logs why. A member that has another address now is added again.
+// ErrNotMember says that the cluster knows the name with another directory (see
+// [Queue.ReplaceNode]), that the node is of another cluster, that another node has the address, or
+// that the node was removed: it may come back with an empty directory.
 //
 // AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
 // what has been done stays done, and more may be done later, but not after a later
@@ -339,13 +341,13 @@ func (op *memberOp) settle(err error) {
 	})
 }
 
-func (op *memberOp) encode(dst []byte) (callKind, []byte) {
+func (op *memberOp) encode(dst []byte) []byte {
 	dst = wire.AppendBytes(append(dst, byte(op.how)), op.peer.Node)
 	dst = wire.AppendBytes(wire.AppendBytes(dst, op.peer.Address), op.peer.ID)
 	for _, id := range op.former {
 		dst = wire.AppendBytes(dst, id)
 	}
-	return callMember, dst
+	return dst
 }
 
 func (op *memberOp) decode(r *wire.Reader) {
@@ -361,10 +363,12 @@ func (op *memberOp) decode(r *wire.Reader) {
 // RecoverCluster lets a node go on without a majority of its cluster, which is lost for good, or
 // may lack what it had acknowledged ([ErrPowerLost]), or has diverged from it ([ErrDiverged]): in
 // its directory, which must be closed, the node becomes the only member of a new cluster. Then it
-// is opened as ever. If several nodes are left, recover one, the one that is furthest
-// ([ClusterStatus] shows Applied and LastIndex), and let the others join it under new names with
-// empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node. Nodes of the old
-// cluster that come back are refused. It can be called again if it fails, or its process ends.
+// is opened as ever. If several nodes are left, recover one, the one that is furthest (by the
+// larger of Applied and LastIndex of its shards, see [ClusterStatus]), and let the others join it
+// under new names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node.
+// Nodes of the old cluster that come back are refused; if they are a majority of it, they go on
+// beside the new one, without a word to it. It can be called again if it fails, or its process
+// ends.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
 // of it, it is gone, and what it has in its log without a majority's knowing becomes so. What

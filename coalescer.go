@@ -27,7 +27,7 @@ import (
 // operation is one unit of work of a shard.
 type operation interface {
 	// resolve decides the operation against the shard's memory and adds its
-	// keys to the group. It calls shard.settle once it is decided, now or,
+	// keys to the group. It calls shard.settleAfterCommit once it is decided, now or,
 	// for a claim that waits, in a later group.
 	resolve(s *shard)
 	// verb is what else there is to know of the operation.
@@ -37,18 +37,43 @@ type operation interface {
 	settle(err error)
 }
 
+// sharedOp is an operation that may wait in several shards, one of which answers it: a claim.
+type sharedOp interface {
+	operation
+	// noRoom lets it go on in another shard, as this one has no room for what it writes.
+	noRoom(s *shard)
+	// refuse is called in place of settle if this shard will not resolve it. It gives up the
+	// shard's reference.
+	refuse(reason error)
+	// Take makes the caller's answer that of this shard; false: the answer is another one's.
+	Take() bool
+}
+
+// refuse settles an operation that will not be resolved.
+func refuse(op operation, reason error) {
+	if shared, ok := op.(sharedOp); ok {
+		shared.refuse(reason)
+		return
+	}
+	op.settle(reason)
+}
+
 // completion is the part of an operation that its caller waits on.
 type completion struct {
 	done chan error // capacity 1: a caller that has gone does not block the owner
 	err  error      // decided by resolve
+	kind callKind   // which of verbs it is
 	// reply is called in place of sending to done, if the caller is elsewhere.
 	// It must not block.
 	reply func(error)
 }
 
-func newCompletion() completion { return completion{done: make(chan error, 1)} }
+func newCompletion(kind callKind) completion {
+	return completion{done: make(chan error, 1), kind: kind}
+}
 
 func (c *completion) base() *completion { return c }
+func (c *completion) verb() *verb       { return &verbs[c.kind] }
 
 func (c *completion) settle(err error) {
 	if err == nil {
@@ -142,7 +167,7 @@ type undecided struct {
 	again    []operation // memory for the next deferred
 	retrying []operation // those of deferred that are about to be decided; nil: none
 	deciding operation   // nil: none
-	large    inbox.Line[*produceOp]
+	large    inbox.Line[operation]
 	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
 }
 
@@ -150,21 +175,21 @@ type undecided struct {
 // 256 KiB.
 const largePart = 4
 
-// recordBytes is the size of the records of an operation's tasks.
-func (op *produceOp) recordBytes() (n int) {
-	for i := range op.tasks {
-		n += len(op.tasks[i].Rec)
+// recordBytes is the size of the records of the tasks that an operation produces.
+func recordBytes(op operation) (n int) {
+	tasks := op.verb().tasks(op)
+	for i := range tasks {
+		n += len(tasks[i].Rec)
 	}
 	return n
 }
 
 // putInLine puts an operation in the line if it is large.
 func (s *shard) putInLine(op operation) bool {
-	p, ok := op.(*produceOp)
-	if !ok || p.recordBytes() < s.opts.groupBytes/largePart {
+	if !op.verb().is(mayBeLarge) || recordBytes(op) < s.opts.groupBytes/largePart {
 		return false
 	}
-	s.undecided.large.Add(p)
+	s.undecided.large.Add(op)
 	return true
 }
 
@@ -179,11 +204,25 @@ func (s *shard) decideLarge(others bool) {
 	if !ok {
 		return
 	}
-	if patient && s.HasRoom(op.verb().room(op)) && !s.Store.Takes(op.recordBytes()) {
+	if patient && s.HasRoom(op.verb().room(op)) && !s.Store.Takes(recordBytes(op)) {
 		l.Wait(s.Now)
 		return
 	}
 	l.Remove()
 	s.Budget, s.Judged = s.NewBudget(engine.CallerBudget, s.steps.At), s.clock.Taken()
 	s.decide(op)
+}
+
+// waiting yields the calls that wait for the end of a task, or for queues to become idle.
+func (s *shard) waiting(yield func(operation) bool) {
+	for _, op := range s.idlers {
+		if !yield(op) {
+			return
+		}
+	}
+	for op := range s.awaits.All {
+		if !yield(op) {
+			return
+		}
+	}
 }

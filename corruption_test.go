@@ -118,7 +118,7 @@ func (q *Queue) quiesce(t *testing.T) {
 			require.Eventually(t, func() bool {
 				idle := false
 				require.NoError(t, s.probe(func(s *shard) error {
-					idle = !s.Probe().IsSending() && !s.due()
+					idle = !s.isSending() && !s.due()
 					return nil
 				}))
 				return idle

@@ -71,13 +71,8 @@ func (s *shard) holdsBack() bool {
 
 // parkOrRefuse lets an operation wait for room if nobody would call again, and refuses any other.
 func (s *shard) parkOrRefuse(op operation) {
-	if c, ok := op.(*claimOp); ok {
-		if c.IsTaken() {
-			c.unref()
-			return
-		}
-		c.full = s.space.Refusal(s.index)
-		c.toNextShard(s)
+	if shared, ok := op.(sharedOp); ok {
+		shared.noRoom(s)
 		return
 	}
 	if w, ok := op.(roomWaiter); op.verb().is(waitsRoom) || ok && w.waitsForRoom() {

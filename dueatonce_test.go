@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,59 +10,6 @@ import (
 
 	"codeq/internal/engine"
 )
-
-// walkedFor is how many keys the owner of the first shard steps over until do
-// has returned and the shard rests.
-func walkedFor(t *testing.T, q *Queue, do func()) (keys uint64) {
-	t.Helper()
-	walked := func() (n uint64) {
-		require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.Probe().Usage().Walked; return nil }))
-		return n
-	}
-	before := walked()
-	do()
-	synctest.Wait()
-	return walked() - before
-}
-
-// TestDueAtOnce: what tasks cost that become due at one moment is in proportion to their
-// number, however many groups it takes: each is read once. So are idempotency keys
-// that become free at one moment.
-func TestDueAtOnce(t *testing.T) {
-	t.Parallel()
-	const batch, batches, slack = 512, 20, 4
-	tasks := func(template Task, n int) []Task {
-		all := make([]Task, n)
-		for i := range all {
-			all[i] = template
-		}
-		return all
-	}
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		due := time.Now().Add(time.Hour)
-		const n = batch * batches
-		for range batches {
-			_, err := q.ProduceBatch(t.Context(), tasks(Task{Queue: "a", RunAt: due}, batch))
-			require.NoError(t, err)
-		}
-		require.LessOrEqual(t, walkedFor(t, q, func() { time.Sleep(time.Hour) }), uint64(slack*n))
-		stats, err := q.Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, n, stats["a"].Ready)
-		requireSettled(t, q)
-
-		for g := range batches {
-			unique := tasks(Task{Queue: "b"}, batch)
-			for i := range unique {
-				unique[i].Unique = Unique{Key: fmt.Sprint(g, " ", i), For: 24 * time.Hour}
-			}
-			_, err := q.ProduceBatch(t.Context(), unique)
-			require.NoError(t, err)
-		}
-		require.LessOrEqual(t, walkedFor(t, q, func() { time.Sleep(25 * time.Hour) }), uint64(slack*n))
-		requireSettled(t, q)
-	})
-}
 
 // TestDueAtOnceClockSetBack: the clock is set back when some of the tasks are ready
 // that were due at one moment, others are scheduled to that moment again, whose IDs are before

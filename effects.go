@@ -155,13 +155,13 @@ func (p *messageBatch) resolve(s *shard) {
 	s.settleAfterCommit(p)
 }
 
-func (p *messageBatch) encode(dst []byte) (callKind, []byte) {
+func (p *messageBatch) encode(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendUint(dst, uint64(p.from)), p.first)
 	dst = wire.AppendUint(dst, uint64(len(p.messages)))
 	for i := range p.messages {
 		dst = wire.AppendBytes(dst, p.messages[i].Append(nil))
 	}
-	return callMessages, dst
+	return dst
 }
 
 func (p *messageBatch) decode(r *wire.Reader) {
@@ -192,7 +192,7 @@ func (p *messageBatch) again() { p.taken, p.err = 0, nil }
 // deliver sends messages to the leader of their receiver, and tells the sender's owner when they
 // are taken. If the receiver takes no more, they stay where they are until the next Open.
 func (s *shard) deliver(o *engine.Outgoing) {
-	p := &messageBatch{completion: newCompletion(), from: s.index, to: o.To, first: o.First, messages: o.Messages}
+	p := &messageBatch{completion: newCompletion(callMessages), from: s.index, to: o.To, first: o.First, messages: o.Messages}
 	if s.node != nil {
 		s.goFor("messages", func() {
 			n := s.node

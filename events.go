@@ -260,7 +260,7 @@ func (n *node) wantCancels(ctx context.Context) (err error) {
 func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error {
 	return n.interests.Set(ctx, kinds, n.queue.events.Wanted, func(all engine.KindSet) error {
 		for i := range n.queue.replicas {
-			op := &interestOp{completion: newCompletion(), node: n.Self().Node, kinds: all}
+			op := &interestOp{completion: newCompletion(callInterest), node: n.Self().Node, kinds: all}
 			if err := n.queue.ask(ctx, i, op); err != nil {
 				return err
 			}
@@ -288,8 +288,8 @@ func (op *interestOp) resolve(s *shard) {
 	s.SetInterest(op.node, op.kinds, op.gone)
 }
 
-func (op *interestOp) encode(dst []byte) (callKind, []byte) {
-	return callInterest, wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, op.node), uint64(op.kinds)), op.gone)
+func (op *interestOp) encode(dst []byte) []byte {
+	return wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, op.node), uint64(op.kinds)), op.gone)
 }
 
 func (op *interestOp) decode(r *wire.Reader) {

@@ -351,7 +351,7 @@ type witness struct {
 }
 
 func (w *witness) resolve(s *shard) {
-	s.Probe().Admit(&w.task)
+	_, w.err = s.Produce([]engine.NewTask{w.task}, new(engine.CallNumber), new(engine.Produced))
 	s.settleAfterCommit(w)
 }
 
@@ -365,7 +365,7 @@ func (w *witness) settle(err error) {
 // TestEventsPrecedeTheReturn: a caller finds the event of what it did.
 func TestEventsPrecedeTheReturn(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		w := &witness{completion: newCompletion(), sub: subscribe(t, q, SubscribeOptions{})}
+		w := &witness{completion: newCompletion(0), sub: subscribe(t, q, SubscribeOptions{})}
 		w.task = prepare(&Task{Queue: "a"}, nil)
 		_, err := q.shard(0).do(context.Background(), w, &w.completion)
 		require.NoError(t, err)

@@ -368,18 +368,6 @@ func keyOf(queue string, shard, shards int) string {
 	}
 }
 
-// TestNewParentsStayWithinMemory: a task that becomes a parent takes more room
-// in its window.
-func TestNewParentsStayWithinMemory(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "a", Tenant: "x"})
-		s := q.shard(0)
-		require.NoError(t, s.probe(func(s *shard) error { s.Probe().LimitWindows(); return nil }))
-		produce(t, q, Task{Queue: "b", After: ids[:1], RunAt: time.Now().Add(time.Hour)})
-		requireSettled(t, q)
-	})
-}
-
 // TestAlterAsParentsEnd: a task is altered in the group in which the last of its parents
 // ends. It goes on in the next one, and nothing says any more that it waits.
 func TestAlterAsParentsEnd(t *testing.T) {

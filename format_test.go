@@ -267,6 +267,7 @@ func TestFormats(t *testing.T) {
 				if how == "killed" {
 					requireOutbound(t, disk)
 				}
+				requirePebbleFormat(t, disk, manifest.PebbleFormat(f))
 				before := filesBelow(t, disk, "queue")
 				r := verifyImage(t, disk, false)
 				require.True(t, r.OK(), "%v", r.Problems)
@@ -287,11 +288,31 @@ func TestFormats(t *testing.T) {
 				m, err := manifest.Read(disk, "queue")
 				require.NoError(t, err)
 				require.Equal(t, manifest.Format, m.Format)
+				requirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.Format))
 				r = verifyImage(t, disk, false)
 				require.True(t, r.OK(), "%v", r.Problems)
 				finishGolden(t, disk)
 			})
 		}
+	}
+}
+
+// requirePebbleFormat makes sure of the format of all Pebble stores of a directory.
+func requirePebbleFormat(t *testing.T, disk vfs.FS, format pebble.FormatMajorVersion) {
+	t.Helper()
+	m, err := manifest.Read(disk, "queue")
+	require.NoError(t, err)
+	var stores []string
+	for shard := range m.Shards {
+		stores = append(stores, manifest.ShardDir(disk, "queue", shard))
+	}
+	if m.Node != "" {
+		stores = append(stores, disk.PathJoin("queue", manifest.RaftDir))
+	}
+	for _, dir := range stores {
+		desc, err := pebble.Peek(dir, disk)
+		require.NoError(t, err)
+		require.Equal(t, format, desc.FormatMajorVersion, dir)
 	}
 }
 

@@ -101,25 +101,25 @@ func loneNode(t testing.TB, shards int) *Queue {
 // refused or resolved; and the shard goes on.
 func FuzzServe(f *testing.F) {
 	for _, op := range sampleCalls() {
-		kind, args := op.encode(nil)
+		kind, args := op.base().kind, op.encode(nil)
 		f.Add(byte(kind), args)
 	}
 	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // headers that are not there
 	strange := engine.NewTask{Key: engine.LaneKey{Queue: "a", Priority: 200}, Rec: []byte{0}}
 	for _, op := range []request{
-		&produceOp{tasks: []engine.NewTask{bad}}, &produceOp{tasks: []engine.NewTask{strange}},
-		&messageBatch{from: 1, first: 1, messages: []keys.Message{
+		&produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{bad}}, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{strange}},
+		&messageBatch{completion: newCompletion(callMessages), from: 1, first: 1, messages: []keys.Message{
 			{Kind: keys.MsgAdmit, Queue: "a", Record: bad.Rec},
 			{Kind: keys.MsgAdmit, Queue: "a", Priority: 200, Record: strange.Rec},
 			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte("{}")},
 			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte(`{"Rate":-1}`)},
 			{Kind: keys.MsgDepend, Parent: keys.ID{1}, Child: keys.ID{2}, Outcome: 77},
 		}},
-		&messageBatch{from: 3, first: 1},
+		&messageBatch{completion: newCompletion(callMessages), from: 3, first: 1},
 		rule(callConfigure, &call.Configure{Queue: "b", Value: []byte(`{"Concurrency":1}`)}),
-		&permitsOp{queue: "b", shard: 99},
+		&permitsOp{completion: newCompletion(callPermits), queue: "b", shard: 99},
 	} {
-		kind, args := op.encode(nil)
+		kind, args := op.base().kind, op.encode(nil)
 		f.Add(byte(kind), args)
 	}
 	q := loneNode(f, 3)

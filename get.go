@@ -45,7 +45,7 @@ type TaskInfo struct {
 // cluster), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 	defer public(&err)
-	op := &readOp{completion: newCompletion(), id: id}
+	op := &readOp{completion: newCompletion(callRead), id: id}
 	if settled, err := q.doFor(ctx, id, op); !settled {
 		return nil, base.EndOf(ctx)
 	} else if err != nil {
@@ -132,11 +132,11 @@ func (op *readOp) read(v *view) (again bool, err error) {
 	return again && err == nil, err
 }
 
-func (op *readOp) encode(dst []byte) (callKind, []byte) {
+func (op *readOp) encode(dst []byte) []byte {
 	if op.list == nil {
-		return callRead, append(append(dst, 0), op.id[:]...)
+		return append(append(dst, 0), op.id[:]...)
 	}
-	return callRead, op.list.Append(append(dst, 1))
+	return op.list.Append(append(dst, 1))
 }
 
 func (op *readOp) decode(r *wire.Reader) {

@@ -35,11 +35,11 @@ var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "go
 // handOn are functions that a goroutine calls outside of its guard: they only hand on what has become of it.
 var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "Errorf"}
 
-// sources are the files of the library by package directory.
-func sources(t *testing.T) (*token.FileSet, map[string][]*ast.File) {
+// sources are the files of the library by package directory, and those below other directories.
+func sources(t *testing.T, others ...string) (*token.FileSet, map[string][]*ast.File) {
 	all := make(map[string][]*ast.File)
 	fset := token.NewFileSet()
-	for _, root := range []string{".", "internal"} {
+	for _, root := range append([]string{".", "internal"}, others...) {
 		require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			switch {
 			case err != nil:
@@ -727,7 +727,7 @@ func TestAbandonedEnds(t *testing.T) {
 		Handle(&m, "a", untilCancelled)
 		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { told <- err }})
 		require.NoError(t, err)
-		for _, op := range []leaseEnd{&completeOp{completion: newCompletion()}, &failOp{completion: newCompletion()}} {
+		for _, op := range []leaseEnd{&completeOp{completion: newCompletion(callComplete)}, &failOp{completion: newCompletion(callFail)}} {
 			r.pool.Outcomes.Add(1)
 			*op.of() = ofRunner{r, new(Lease)}
 			abandon(op, errBroken)

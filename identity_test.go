@@ -220,6 +220,66 @@ func TestNoLeaderSaysWhy(t *testing.T) {
 	})
 }
 
+// TestNoLeaderSaysWhichCertificate: a call of a node that does not trust the others' certificates, or
+// for which they have expired, says so.
+func TestNoLeaderSaysWhichCertificate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca, other := testcert.New(t), testcert.New(t)
+		c := newSimCluster(t, 1, 0, Options{Shards: 1})
+		open := func(n *simNode, conf *tls.Config) {
+			o, fuse := c.options(n)
+			dial := o.Cluster.dial
+			o.Cluster.TLS = conf
+			o.Cluster.dial = func(ctx context.Context, address string) (net.Conn, error) {
+				raw, err := dial(ctx, address)
+				if err != nil {
+					return nil, err
+				}
+				to := conf.Clone()
+				to.ServerName = address
+				conn := tls.Client(raw, to)
+				if err := conn.HandshakeContext(ctx); err != nil {
+					return nil, errors.Join(err, raw.Close())
+				}
+				return conn, nil
+			}
+			q, err := Open("queue", o)
+			require.NoError(t, err)
+			n.q, n.fuse = q, fuse
+		}
+		for i := range 3 {
+			c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
+		}
+		for range 3 {
+			n := c.node(false)
+			open(n, ca.Config(t, ca, n.name))
+			c.nodes = append(c.nodes, n)
+		}
+		leader, left := c.lead()
+		left.stop()
+		open(left, other.Config(t, other, left.name))
+		time.Sleep(time.Second)
+		_, err := simQueue(left).Produce(context.Background(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrNotLeader)
+		for _, n := range c.members() {
+			if n != left {
+				require.ErrorContains(t, err, "node "+n.name+": peer: dial "+n.name+": tls: failed to verify certificate: x509: certificate signed by unknown authority")
+			}
+		}
+		leader.produce(t, 1)
+		left.stop()
+		late := ca.Config(t, ca, left.name)
+		late.Time = func() time.Time { return time.Now().Add(2 * time.Hour) }
+		open(left, late)
+		time.Sleep(time.Second)
+		_, err = simQueue(left).Produce(context.Background(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrNotLeader)
+		require.ErrorContains(t, err, "x509: certificate has expired")
+		c.close()
+	})
+}
+
 // TestKnownNameElsewhere: nobody adds a node that has the name of another one.
 func TestKnownNameElsewhere(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {

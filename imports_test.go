@@ -3,6 +3,7 @@ package codeq_test
 import (
 	"go/ast"
 	"go/token"
+	"maps"
 	"path"
 	"path/filepath"
 	"slices"
@@ -14,84 +15,161 @@ import (
 )
 
 // layers are the packages that know what is stored, and others that share their errors, the lowest
-// first. Each imports those below it only, and whatever of internal is in no layer.
+// first. Each is as high as those that import it allow, and imports those below it only, and
+// whatever of internal is in no layer. On top are the API and what uses it.
 var layers = [][]string{
-	{"base"}, {"keys", "record", "peer", "inbox", "bulk"}, {"store", "manifest"},
-	{"schema", "cluster", "logentry"}, {"conversion"}, {"engine", "fsck", "checkpoint", "permits"},
-	{"dispatch", "listing", "call", "taskbatch", "session", "diskspace", "ownerclock"},
-	{"broadcast", "claimlines"},
+	{"internal/base"},
+	{"internal/keys", "internal/record"},
+	{"internal/store", "internal/manifest"},
+	{"internal/schema", "internal/peer"},
+	{"internal/conversion"},
+	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
+	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
+	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk"},
+	{"."},
+	{"codeqtest"},
+	{"bench", "examples"},
 }
 
-func layerOf(name string) int {
-	return slices.IndexFunc(layers, func(layer []string) bool { return slices.Contains(layer, name) })
-}
-
-// TestImportsRunOneWay: no package imports one of its own layer or above, and what is in no layer
-// imports none of them.
-func TestImportsRunOneWay(t *testing.T) {
-	t.Parallel()
-	_, all := sources(t)
-	edges := 0
-	for dir, files := range all {
-		if dir == "." {
-			continue
-		}
-		from := filepath.Base(dir)
-		for _, file := range files {
-			for _, spec := range file.Imports {
-				name, err := strconv.Unquote(spec.Path.Value)
-				require.NoError(t, err)
-				to := layerOf(path.Base(name))
-				if !strings.HasPrefix(name, "codeq/internal/") || to < 0 {
-					continue
-				}
-				edges++
-				require.Less(t, to, layerOf(from), "%s imports %s", dir, name)
+// layerOf returns the layer of a directory, and which entry of it the directory is of; -1: none.
+func layerOf(dir string) (layer int, entry string) {
+	for n, entries := range layers {
+		for _, entry := range entries {
+			if dir == entry || entry != "." && strings.HasPrefix(dir, entry+"/") {
+				return n, entry
 			}
 		}
 	}
-	require.Greater(t, edges, 8)
+	return -1, ""
+}
+
+// importsOf are the paths that a file imports, by the names that it uses for them.
+func importsOf(t *testing.T, file *ast.File) map[string]string {
+	names := make(map[string]string)
+	for _, spec := range file.Imports {
+		imported, err := strconv.Unquote(spec.Path.Value)
+		require.NoError(t, err)
+		name := path.Base(imported)
+		if len(name) > 1 && name[0] == 'v' && strings.Trim(name[1:], "0123456789") == "" { // a major version
+			name = path.Base(path.Dir(imported))
+		}
+		if spec.Name != nil {
+			name = spec.Name.Name
+		}
+		names[name] = imported
+	}
+	return names
+}
+
+// TestImportsRunOneWay: no package imports one of its own layer or above, and what is in no layer
+// imports none of them. What uses the API knows nothing of what is below it, but for the hook that
+// sets a Queue's file system and clock.
+func TestImportsRunOneWay(t *testing.T) {
+	t.Parallel()
+	_, all := sources(t, "codeqtest", "bench", "examples")
+	edges := 0
+	for dir, files := range all {
+		from, entry := layerOf(filepath.ToSlash(dir))
+		api, _ := layerOf(".")
+		for _, file := range files {
+			for _, imported := range importsOf(t, file) {
+				to, ok := strings.CutPrefix(imported, "codeq/")
+				switch {
+				case imported == "codeq":
+					to = "."
+				case !ok:
+					continue
+				}
+				layer, of := layerOf(to)
+				if entry == of && from > api { // the parts of bench
+					continue
+				}
+				edges++
+				if from > api && strings.HasPrefix(to, "internal/") {
+					require.Equal(t, "internal/hook", to, "%s imports it", dir)
+				} else if layer >= 0 {
+					require.Less(t, layer, from, "%s imports %s", dir, imported)
+				}
+			}
+		}
+	}
+	require.Greater(t, edges, 100)
 	for _, layer := range layers {
-		for _, name := range layer {
-			require.Contains(t, all, filepath.Join("internal", name))
+		for _, dir := range layer {
+			if dir != "examples" { // which is a directory of programs
+				require.Contains(t, all, filepath.FromSlash(dir))
+			}
 		}
 	}
 }
 
-// TestRulesAreDeterministic: the rules of a shard, and the protocol of permits, use no goroutine, lock,
-// file, socket, clock or global randomness, and Raft neither.
+// pure are the packages that know no world beside their arguments, and all that they import. Of
+// time, math/rand/v2 and fmt they use what allowedOf has.
+var pure = map[string][]string{
+	"engine": {
+		"bytes", "cmp", "encoding/binary", "encoding/hex", "encoding/json", "errors", "fmt", "maps", "math", "math/bits",
+		"math/rand/v2", "reflect", "slices", "sort", "strconv", "strings", "time", "unicode/utf8", "unsafe",
+		"github.com/cespare/xxhash/v2", "github.com/cockroachdb/pebble/v2",
+		"codeq/internal/arena", "codeq/internal/base", "codeq/internal/chunked", "codeq/internal/fingerprint", "codeq/internal/keys",
+		"codeq/internal/numset", "codeq/internal/recent", "codeq/internal/record", "codeq/internal/schema", "codeq/internal/store",
+		"codeq/internal/ticks", "codeq/internal/timeheap", "codeq/internal/wheel", "codeq/internal/window", "codeq/internal/wire",
+	},
+	"permits": {"math", "time", "codeq/internal/wire"},
+}
+
+// allowedOf is what the rules use of packages that have clocks, files or randomness of everybody's.
+var allowedOf = map[string][]string{
+	"time":         {"Duration", "Hour", "Millisecond", "RFC3339", "Second", "Time", "UnixMilli"},
+	"math/rand/v2": {"New", "NewChaCha8", "Rand"},
+	"fmt":          {"Errorf", "Fprintf", "Sprint", "Sprintf"},
+	"github.com/cockroachdb/pebble/v2": {
+		"Batch", "DB", "DeferredBatchOp", "ErrNotFound", "InternalIterCall", "InternalKeyKind", "InternalKeyKindDelete", "InternalKeyKindRangeDelete",
+		"InternalKeyKindSet", "InternalKeyKindSingleDelete", "IterOptions", "IterValid", "Iterator", "Reader",
+	},
+}
+
+// TestRulesAreDeterministic: the rules of a shard, and the protocol of permits, import what pure
+// lists, and use no goroutine, channel, clock or global randomness.
 func TestRulesAreDeterministic(t *testing.T) {
 	t.Parallel()
 	fset, all := sources(t)
-	for _, dir := range []string{"engine", "permits"} {
-		files := all[filepath.Join("internal", dir)]
-		require.NotEmpty(t, files)
-		for _, file := range files {
+	for dir, allowed := range pure {
+		imported := make(map[string]bool)
+		for _, file := range all[filepath.Join("internal", dir)] {
 			requireDeterministic(t, fset, file)
+			for _, name := range importsOf(t, file) {
+				imported[name] = true
+			}
 		}
+		require.ElementsMatch(t, allowed, slices.Collect(maps.Keys(imported)), "imports of %s", dir)
 	}
 }
 
 func requireDeterministic(t *testing.T, fset *token.FileSet, file *ast.File) {
-	for _, spec := range file.Imports {
-		name, err := strconv.Unquote(spec.Path.Value)
-		require.NoError(t, err)
-		first, _, _ := strings.Cut(name, "/")
-		require.NotContains(t, []string{"sync", "os", "net"}, first, "%s", fset.Position(spec.Pos()))
-		require.NotContains(t, name, "raft", "%s", fset.Position(spec.Pos()))
-		require.NotContains(t, []string{"hash/maphash", "crypto/rand", "math/rand"}, name, "%s", fset.Position(spec.Pos()))
-	}
+	bad := func(n ast.Node, what string) { t.Errorf("%s: %s", fset.Position(n.Pos()), what) }
+	names := importsOf(t, file)
+	require.NotContains(t, names, ".", "%s", fset.Position(file.Pos()))
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
-		case *ast.GoStmt, *ast.SelectStmt, *ast.SendStmt:
-			t.Errorf("%s: a goroutine or a channel", fset.Position(n.Pos()))
+		case *ast.GoStmt:
+			bad(n, "a goroutine")
+		case *ast.SelectStmt, *ast.SendStmt, *ast.ChanType:
+			bad(n, "a channel")
+		case *ast.UnaryExpr:
+			if n.Op == token.ARROW {
+				bad(n, "a channel")
+			}
+		case *ast.CallExpr:
+			if f, ok := n.Fun.(*ast.Ident); ok && (f.Name == "close" || f.Name == "println" || f.Name == "print") {
+				bad(n, f.Name)
+			}
 		case *ast.SelectorExpr:
 			x, ok := n.X.(*ast.Ident)
-			if ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "AfterFunc", "NewTimer", "NewTicker", "Sleep", "Tick"}, n.Sel.Name) {
-				t.Errorf("%s: time.%s", fset.Position(n.Pos()), n.Sel.Name)
+			if !ok {
+				return true
 			}
-			if ok && x.Name == "rand" && n.Sel.Name != "Rand" && !strings.HasPrefix(n.Sel.Name, "New") {
-				t.Errorf("%s: rand.%s, of a source that is everybody's", fset.Position(n.Pos()), n.Sel.Name)
+			if allowed, ok := allowedOf[names[x.Name]]; ok && !slices.Contains(allowed, n.Sel.Name) {
+				bad(n, x.Name+"."+n.Sel.Name)
 			}
 		}
 		return true

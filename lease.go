@@ -103,7 +103,7 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err err
 	if d < minLease || d > maxLease {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
-	op := &extendOp{completion: newCompletion(), receipt: r, duration: record.Millis(d)}
+	op := &extendOp{completion: newCompletion(callExtend), receipt: r, duration: record.Millis(d)}
 	_, err = q.doFor(ctx, r.ID, op)
 	return err
 }
@@ -150,7 +150,7 @@ func (o *ofRunner) tell(op leaseEnd, err error) bool {
 func (q *Queue) completeOp(r Receipt) *completeOp {
 	op, ok := q.pools.complete.Get().(*completeOp)
 	if !ok {
-		op = &completeOp{completion: newCompletion()}
+		op = &completeOp{completion: newCompletion(callComplete)}
 	}
 	op.receipt = r
 	return op
@@ -198,9 +198,9 @@ func (op *completeOp) resolve(s *shard) {
 	s.conclude(op, &op.completion, v, err)
 }
 
-func (op *completeOp) encode(dst []byte) (callKind, []byte) {
+func (op *completeOp) encode(dst []byte) []byte {
 	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), op.result)
-	return callComplete, taskbatch.Append(dst, op.next)
+	return taskbatch.Append(dst, op.next)
 }
 
 func (op *completeOp) decode(r *wire.Reader) {
@@ -232,7 +232,7 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 	if cause != nil {
 		op.cause = errorText(cause)
 	}
-	op.completion = newCompletion()
+	op.completion = newCompletion(callFail)
 	op.receipt = r
 	_, err := q.doFor(ctx, r.ID, &op)
 	return err
@@ -243,9 +243,9 @@ func (op *failOp) resolve(s *shard) {
 	s.conclude(op, &op.completion, v, err)
 }
 
-func (op *failOp) encode(dst []byte) (callKind, []byte) {
+func (op *failOp) encode(dst []byte) []byte {
 	dst = append(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), byte(op.how))
-	return callFail, wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause)
+	return wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause)
 }
 
 func (op *failOp) decode(r *wire.Reader) {
@@ -265,8 +265,8 @@ func (op *extendOp) resolve(s *shard) {
 	s.conclude(op, &op.completion, engine.Decided, s.Extend(op.receipt.inner(), op.duration))
 }
 
-func (op *extendOp) encode(dst []byte) (callKind, []byte) {
-	return callExtend, wire.AppendUint(appendReceipt(dst, op.receipt), op.duration)
+func (op *extendOp) encode(dst []byte) []byte {
+	return wire.AppendUint(appendReceipt(dst, op.receipt), op.duration)
 }
 
 func (op *extendOp) decode(r *wire.Reader) { op.receipt, op.duration = readReceipt(r), r.Uint() }

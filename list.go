@@ -53,7 +53,7 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 			heads[i] = newLister(opts)
 		}
 		fetch := func(shard int, l *lister) error {
-			return q.ask(ctx, shard, &readOp{completion: newCompletion(), list: l})
+			return q.ask(ctx, shard, &readOp{completion: newCompletion(callRead), list: l})
 		}
 		err := listing.Merge(heads, listKey, fetch, func(t *TaskInfo) bool { return yield(t, nil) })
 		if err != nil {

@@ -48,7 +48,7 @@ func TestPageIsReadAgain(t *testing.T) {
 			produce(t, q, Task{Queue: "a"})
 		}
 		s := q.led()[0]
-		op := &readOp{completion: newCompletion(), list: newLister(ListOptions{State: Ready})}
+		op := &readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Ready})}
 		visit := func() (again bool) { // what the owner does, and then who reads
 			require.NoError(t, s.probe(func(s *shard) (err error) {
 				v := viewOf(s)

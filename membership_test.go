@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -440,5 +441,116 @@ func TestVoteForUnknownNode(t *testing.T) {
 		require.Equal(t, joined, c.leader(0))
 		require.Equal(t, 10, behind.count(t))
 		leader.start()
+	})
+}
+
+// blank starts a node that is of no cluster.
+func (c *simCluster) blank() *simNode {
+	n := c.node(false)
+	n.start()
+	return n
+}
+
+// TestMembershipCallsEnd: without a majority, or with a node that does not come, or never catches up,
+// each call that changes the cluster ends, and says which node is missed and why. What waits for a
+// node logs that.
+func TestMembershipCallsEnd(t *testing.T) {
+	t.Parallel()
+	t.Run("no majority", func(t *testing.T) {
+		simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+			ctx := context.Background()
+			lost, left := c.lead()
+			added := c.blank()
+			for _, n := range c.members() {
+				if n != left {
+					n.crash(100)
+				}
+			}
+			q := simQueue(left)
+			for name, call := range map[string]func() error{
+				"AddNode":            func() error { return q.AddNode(ctx, Peer{added.name, added.name}) },
+				"RemoveNode":         func() error { return q.RemoveNode(ctx, lost.name) },
+				"RemoveNode, itself": func() error { return q.RemoveNode(ctx, left.name) },
+				"ReplaceNode":        func() error { return q.ReplaceNode(ctx, lost.name, Peer{added.name, added.name}) },
+				"ReplaceNode, there": func() error { return q.ReplaceNode(ctx, lost.name, Peer{added.name, lost.name}) },
+				"TransferLeadership": func() error { return q.TransferLeadership(ctx, 0, left.name) },
+			} {
+				begun := time.Now()
+				err := call()
+				require.ErrorIs(t, err, ErrNotLeader, name)
+				require.ErrorContains(t, err, "node "+lost.name+": peer: dial "+lost.name+": dial sim: "+lost.name+": connection refused", name)
+				require.Less(t, time.Since(begun), 2*simCallTimeout, name)
+			}
+			require.NoError(t, q.Drain(ctx), "it leads nothing")
+			require.NoError(t, q.Undrain(ctx))
+			added.stop()
+		})
+	})
+	t.Run("new node", func(t *testing.T) {
+		simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+			time.Sleep(2 * time.Minute) // the leader is at home
+			leader, by := c.lead()
+			by.stop()
+			o, fuse := c.options(by)
+			seen := newUserHandler(func(string) {})
+			o.Logger = slog.New(seen)
+			q, err := Open("queue", o)
+			require.NoError(t, err)
+			by.q, by.fuse = q, fuse
+			c.awaitLeaders()
+			for range 20 { // more than four messages
+				produce(t, simQueue(leader), Task{Queue: "a", Payload: make([]byte, 1<<20)})
+			}
+			far, slow := c.blank(), c.blank()
+			c.net.Isolate(far.name, c.names())
+			for _, m := range c.members() {
+				c.net.SetBandwidth(m.name, slow.name, 32<<10)
+			}
+			for _, call := range []struct {
+				node, cause, logged string
+			}{
+				{"nobody", "dial sim: nobody: connection refused", "node that is to be added does not answer"},
+				{far.name, "context deadline exceeded", "node that is to be added does not answer"},
+				{slow.name, "node " + slow.name + " has applied", "node does not vote yet"},
+			} {
+				for _, replaces := range []bool{false, true} {
+					if replaces && call.node == slow.name {
+						continue // it is a member already
+					}
+					*seen.seen = nil
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					if replaces {
+						err = q.ReplaceNode(ctx, leader.name, Peer{call.node, call.node})
+					} else {
+						err = q.AddNode(ctx, Peer{call.node, call.node})
+					}
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.ErrorContains(t, err, call.node)
+					require.ErrorContains(t, err, call.cause)
+					time.Sleep(time.Second)
+					seen.mu.Lock()
+					logs := slices.DeleteFunc(slices.Clone(*seen.seen), func(s string) bool { return !strings.Contains(s, call.logged) })
+					seen.mu.Unlock()
+					require.NotEmpty(t, logs)
+					require.Less(t, len(logs), 10)
+					require.Contains(t, logs[0], call.node)
+					require.Contains(t, logs[0], call.cause)
+				}
+			}
+			require.Len(t, membersOf(leader, 0), 4)
+
+			// With patience the same calls succeed.
+			outcome := make(chan error, 2)
+			for _, n := range []*simNode{far, slow} {
+				go func() { outcome <- q.AddNode(context.Background(), Peer{n.name, n.name}) }()
+			}
+			time.Sleep(time.Minute)
+			c.net.Heal(true)
+			c.net.Unshape()
+			require.NoError(t, <-outcome)
+			require.NoError(t, <-outcome)
+			c.nodes = append(c.nodes, far, slow)
+		})
 	})
 }

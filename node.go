@@ -49,7 +49,7 @@ func (q *Queue) newNode() *node {
 		AllowAnonymous:   c.AllowAnonymous,
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, LeaveOnClose: c.LeaveOnClose,
 		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend,
-		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log, Newest: c.newest,
+		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log, Newest: c.newest, PebbleFormat: q.opts.pebble,
 		Machines: machines, Leaders: (*leaders)(n), Serve: n.serve, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
 		Wall: q.opts.wall, Dial: c.dial, Votes: c.stable, Log: c.log,
 	})
@@ -74,7 +74,7 @@ func (n *node) close() error {
 type leaders node
 
 func (l *leaders) Change(ctx context.Context, shard int, how cluster.Change, p cluster.Peer, former ...string) error {
-	_, err := (*node)(l).do(ctx, shard, &memberOp{completion: newCompletion(), how: how, peer: p, former: former})
+	_, err := (*node)(l).do(ctx, shard, &memberOp{completion: newCompletion(callMember), how: how, peer: p, former: former})
 	return err
 }
 
@@ -83,7 +83,7 @@ func (l *leaders) Applied(ctx context.Context, shard int) (uint64, error) {
 }
 
 func (l *leaders) Forget(ctx context.Context, shard int, name string) error {
-	_, err := (*node)(l).do(ctx, shard, &interestOp{completion: newCompletion(), node: name, gone: true})
+	_, err := (*node)(l).do(ctx, shard, &interestOp{completion: newCompletion(callInterest), node: name, gone: true})
 	return err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -187,6 +188,98 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 		require.NoError(t, q.Close())
 	}
 	c.nodes = nil
+	c.close()
+}
+
+// load produces tasks, each with a payload of its own, on all members that are up, until stop is called.
+// It returns those that were acknowledged.
+func (c *simCluster) load(name string) (stop func() (acknowledged []string)) {
+	var over atomic.Bool
+	var producing sync.WaitGroup
+	var all [3][]string
+	for i := range all {
+		producing.Go(func() {
+			for n := 0; !over.Load(); n++ {
+				members, payload := c.members(), fmt.Sprint(name, i, "-", n)
+				if q, _ := members[(n+i)%len(members)].queue(); q != nil {
+					if _, err := q.Produce(context.Background(), Task{Queue: "a", Payload: []byte(payload)}); err == nil {
+						all[i] = append(all[i], payload)
+					}
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+	}
+	return func() []string {
+		over.Store(true)
+		producing.Wait()
+		return slices.Concat(all[:]...)
+	}
+}
+
+// TestCheckpointBecomesCluster: a checkpoint of a queue by itself, and one of a node of three, made
+// amid their load, becomes a new cluster of three nodes, under load and while a node is killed. It has
+// each task that was acknowledged before the checkpoint, or by the new cluster, once.
+func TestCheckpointBecomesCluster(t *testing.T) {
+	t.Parallel()
+	for _, nodes := range []int{0, 3} {
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { checkpointBecomesCluster(t, nodes) })
+		})
+	}
+}
+
+func checkpointBecomesCluster(t *testing.T, nodes int) {
+	ctx := context.Background()
+	old, from := firstNode(t, 1, Options{Shards: 3})
+	if nodes == 0 {
+		from.q = from.alone(t)
+		old.nodes = []*simNode{from}
+	} else {
+		old.begin(from)
+		for range nodes - 1 {
+			from = old.another()
+		}
+	}
+	stop := old.load("before")
+	time.Sleep(2 * time.Second)
+	want := stop()
+	require.NotEmpty(t, want)
+	stop = old.load("beside")
+	time.Sleep(time.Second)
+	require.NoError(t, simQueue(from).Checkpoint(ctx, "copy"))
+	time.Sleep(time.Second)
+	stop()
+	old.close()
+
+	c, first := firstNode(t, 2, Options{Shards: 3})
+	first.disk = from.disk
+	require.NoError(t, first.disk.RemoveAll("queue"))
+	require.NoError(t, first.disk.Rename("copy", "queue"))
+	c.begin(first)
+	stop = c.load("after")
+	c.another()
+	killed := c.another()
+	c.awaitLeaders()
+	killed.crash(100)
+	time.Sleep(3 * time.Second)
+	killed.start()
+	time.Sleep(time.Second)
+	want = append(want, stop()...)
+	c.rest()
+	require.NoError(t, c.check())
+	found := make(map[string]int)
+	for {
+		l := claimNow(t, simQueue(killed), "a")
+		if l == nil {
+			break
+		}
+		found[string(l.Payload)]++
+		require.Equal(t, 1, found[string(l.Payload)], "%s", l.Payload)
+	}
+	for _, payload := range want {
+		require.Equal(t, 1, found[payload], payload)
+	}
 	c.close()
 }
 

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"maps"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -50,26 +52,179 @@ func TestOperateDiskLost(t *testing.T) {
 	})
 }
 
-// TestOperateMajorityLost: of three nodes two are lost for good. The third one goes on alone, and
-// others join it.
+// furthestByStatus is the node, of those that answer, that has most of what was stored, as ClusterStatus of
+// any of them tells an operator: the larger of Applied and LastIndex.
+func furthestByStatus(t *testing.T, by *simNode) (node string) {
+	t.Helper()
+	st, err := simQueue(by).ClusterStatus(context.Background())
+	require.NoError(t, err)
+	has := make(map[string]uint64)
+	for _, sh := range st.Shards {
+		for _, r := range sh.Replicas {
+			if has[r.Node] += max(r.Applied, r.LastIndex); has[r.Node] > has[node] {
+				node = r.Node
+			}
+		}
+	}
+	return node
+}
+
+// named returns the node of a name.
+func (c *simCluster) named(name string) *simNode {
+	nodes := c.members()
+	return nodes[slices.IndexFunc(nodes, func(n *simNode) bool { return n.name == name })]
+}
+
+// goOn lets a node that is down go on alone, with so many tasks, and two others join it.
+func (c *simCluster) goOn(t *testing.T, n *simNode, tasks int) {
+	t.Helper()
+	require.NoError(t, c.recover(n)) // RecoverCluster
+	n.start()
+	require.Equal(t, tasks, n.count(t))
+	for range 2 {
+		joined := c.another() // Open with Join, under new names
+		require.NoError(t, simQueue(joined).WaitReady(context.Background()))
+		require.Equal(t, tasks, joined.count(t))
+	}
+	require.Len(t, n.membersOfShards(t)[0], 3)
+}
+
+// TestOperateMajorityLost: of five nodes three are lost for good, and one of the others lacks what was
+// acknowledged last. The furthest goes on alone, and others join it.
 func TestOperateMajorityLost(t *testing.T) {
-	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
-		ctx := context.Background()
-		left, _ := c.lead()
-		left.produce(t, 10)
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 5, Options{Shards: 2})
+		leader, behind := c.lead()
+		leader.produce(t, 10)
+		c.net.Isolate(behind.name, c.names())
+		leader.produce(t, 10)
+		time.Sleep(time.Second) // all others have it
+		ahead := c.members()[slices.IndexFunc(c.members(), func(n *simNode) bool { return n != leader && n != behind })]
 		for _, n := range c.members() {
-			if n != left {
+			if n != ahead && n != behind {
 				n.crash(100)
 			}
 		}
-		left.stop()
-		require.NoError(t, c.recover(left)) // RecoverCluster
-		left.start()
-		for range 2 {
-			n := c.another() // Open with Join, under new names
-			require.Equal(t, 10, n.count(t))
+		c.net.Heal(true)
+		_, err := simQueue(behind).Produce(t.Context(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrNotLeader)
+		for _, asked := range []*simNode{ahead, behind} {
+			require.Equal(t, ahead.name, furthestByStatus(t, asked))
 		}
-		require.NoError(t, simQueue(left).WaitReady(ctx))
+		behind.stop()
+		ahead.stop()
+		c.goOn(t, ahead, 20)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestOperatePowerLost: the power of all nodes fails. With DurabilityDisk they are opened again, and
+// go on; below it, all say that nobody knows what was acknowledged, and the furthest goes on alone.
+func TestOperatePowerLost(t *testing.T) {
+	t.Run("disk", func(t *testing.T) {
+		simCase(t, Options{Durability: DurabilityDisk}, func(t *testing.T, c *simCluster) {
+			c.members()[0].produce(t, 10)
+			for _, n := range c.members() {
+				n.crash(0)
+			}
+			for _, n := range c.members() {
+				n.start()
+			}
+			for _, n := range c.members() {
+				require.NoError(t, simQueue(n).WaitReady(t.Context()))
+				require.Equal(t, 10, n.count(t))
+			}
+		})
+	})
+	t.Run("process", func(t *testing.T) {
+		simCase(t, Options{Durability: DurabilityProcess}, func(t *testing.T, c *simCluster) {
+			leader, behind := c.lead()
+			leader.produce(t, 10)
+			c.net.Isolate(behind.name, c.names())
+			leader.produce(t, 10)
+			for _, n := range c.members() {
+				if n == leader || n == behind { // the system has written what these have
+					n.crash(100)
+					n.boot++
+				} else {
+					n.crash(0)
+				}
+			}
+			c.net.Heal(true)
+			for _, n := range c.members() {
+				n.start()
+			}
+			time.Sleep(10 * time.Second)
+			chosen := make(map[string]bool)
+			for _, n := range c.members() {
+				_, err := simQueue(n).Produce(t.Context(), Task{Queue: "a"})
+				require.ErrorIs(t, err, ErrPowerLost)
+				chosen[furthestByStatus(t, n)] = true
+			}
+			require.Len(t, chosen, 1, "each says the same")
+			for _, n := range c.members() {
+				n.stop()
+			}
+			c.goOn(t, c.named(slices.Collect(maps.Keys(chosen))[0]), 20)
+		})
+	})
+}
+
+// TestOperateUpgrade: the nodes of a cluster are closed one after the other, those that lead most
+// shards last, and opened with the version that is next, as "Upgrade" of REPLICATION.md says.
+func TestOperateUpgrade(t *testing.T) {
+	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
+		c.nodes[0].produce(t, 10)
+		// settled waits until all nodes are up, and lag little. It returns how many shards each leads.
+		settled := func() (leads map[string]int) {
+			t.Helper()
+			c.until("a cluster without an error and without a lag", func() bool {
+				st, err := simQueue(c.nodes[0]).ClusterStatus(t.Context())
+				require.NoError(t, err)
+				leads = make(map[string]int)
+				return !slices.ContainsFunc(st.Shards, func(sh ShardStatus) bool {
+					leads[sh.Leader]++
+					require.Equal(t, oldFormat, sh.Format, "before all nodes know the next one")
+					return sh.Leader == "" || slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool {
+						return r.LastError != "" || r.Lag > 8
+					})
+				})
+			})
+			return leads
+		}
+		known := func(node string) int {
+			t.Helper()
+			st, err := simQueue(c.nodes[0]).ClusterStatus(t.Context())
+			require.NoError(t, err)
+			at := slices.IndexFunc(st.Shards[0].Replicas, func(r ReplicaStatus) bool { return r.Node == node })
+			return st.Shards[0].Replicas[at].NewestFormat
+		}
+		require.NoError(t, simQueue(c.nodes[0]).Checkpoint(t.Context(), "copy"))
+		for left := c.members(); len(left) > 0; left = left[1:] {
+			leads := settled()
+			slices.SortFunc(left, func(a, b *simNode) int { return leads[a.name] - leads[b.name] })
+			n := left[0]
+			versions := []int{newFormat}
+			if len(left) == 2 { // it goes back in between
+				versions = []int{newFormat, oldFormat, newFormat}
+			}
+			for _, version := range versions {
+				require.NoError(t, n.become(version))
+				require.NoError(t, simQueue(n).WaitReady(t.Context()))
+				require.Equal(t, version, known(n.name))
+			}
+			n.produce(t, 1)
+			time.Sleep(10 * time.Second)
+		}
+		for _, n := range c.nodes {
+			for shard := range c.opts.Shards {
+				require.Equal(t, newFormat, formatOf(t, simQueue(n), shard))
+			}
+			require.Equal(t, 13, n.count(t))
+		}
+		require.Equal(t, newFormat, known(c.nodes[2].name))
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/bootid"
@@ -151,6 +152,9 @@ type Options struct {
 	boot string           // of the machine. Default: bootid.Read
 	wall func() time.Time // default: time.Now; its monotonic part is not used
 
+	// pebble is Pebble's format by that of the directory. Default: manifest.PebbleFormat
+	pebble func(format int) pebble.FormatMajorVersion
+
 	idleLanes, sweepLanes, groupBytes, maxAppend    int // default: the constants of these names
 	trimBytes, trimLane, reclaimFrom, snapshotBytes int // likewise
 }
@@ -273,6 +277,9 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.wall == nil {
 		c.wall = time.Now
 	}
+	if c.pebble == nil {
+		c.pebble = manifest.PebbleFormat
+	}
 	if c.boot == "" {
 		c.boot = bootid.Read()
 	}
@@ -312,7 +319,14 @@ func (o *Options) setShards(shards int) {
 	o.MinFreeBytes = cmp.Or(o.MinFreeBytes, 64<<20+unflushed)
 }
 
-// storeConfig returns the configuration of the shards' stores.
+// storeConfigIn returns the configuration of the shards' stores in a directory of a format.
+func (o *Options) storeConfigIn(format int) store.Config {
+	c := o.storeConfig()
+	c.Format = o.pebble(format)
+	return c
+}
+
+// storeConfig returns the configuration of the shards' stores, in the newest format.
 func (o *Options) storeConfig() store.Config {
 	c := store.Config{
 		FS: o.fs, Log: o.log, Durability: store.Process,

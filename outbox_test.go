@@ -53,6 +53,11 @@ func payloadsOf(tasks ...[]Task) (all []string) {
 
 func byLength(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) }
 
+// isSending reports whether some messages of a shard are not confirmed.
+func (s *shard) isSending() bool {
+	return slices.ContainsFunc(s.Probe().Usage().OutWaiting, func(n uint64) bool { return n > 0 })
+}
+
 // UnderWay is how many messages of a shard are not confirmed.
 func (f *FlowTest) UnderWay(from int) (n uint64) {
 	f.Helper()

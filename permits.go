@@ -20,7 +20,7 @@ func (m permitMail) Epoch() uint64 { return m.epoch }
 func (m permitMail) IsReachable() bool { return m.node.queue.replicas[0].group.HasLeader() }
 
 func (m permitMail) Report(g *dispatch.PermitGate, queue string, r *permits.Request) context.CancelFunc {
-	op := &permitsOp{completion: newCompletion(), queue: queue, shard: m.index}
+	op := &permitsOp{completion: newCompletion(callPermits), queue: queue, shard: m.index}
 	op.Request = *r
 	ctx, drop := context.WithCancel(m.node.ctx)
 	m.goFor("report of permits", func() {
@@ -38,7 +38,7 @@ func (m permitMail) Report(g *dispatch.PermitGate, queue string, r *permits.Requ
 }
 
 func (m permitMail) Ask(a *dispatch.PermitAllocator, shard int, q *engine.Queue) {
-	op := &askPermitsOp{completion: newCompletion(), queue: q.Name, value: q.Value}
+	op := &askPermitsOp{completion: newCompletion(callAskPermits), queue: q.Name, value: q.Value}
 	m.goFor("question for permits", func() {
 		change := m.node.queue.replicas[shard].group.Changed()
 		err := m.node.doHere(shard, op)
@@ -86,9 +86,9 @@ func (op *permitsOp) resolve(s *shard) {
 	s.settleAfterCommit(op)
 }
 
-func (op *permitsOp) encode(dst []byte) (callKind, []byte) {
+func (op *permitsOp) encode(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendBytes(dst, op.queue), uint64(op.shard))
-	return callPermits, op.Request.Append(dst)
+	return op.Request.Append(dst)
 }
 
 func (op *permitsOp) decode(r *wire.Reader) {
@@ -135,8 +135,8 @@ func (op *askPermitsOp) resolve(s *shard) {
 	op.Report = s.permits.ReportNow(s.QueueNamed(op.queue))
 }
 
-func (op *askPermitsOp) encode(dst []byte) (callKind, []byte) {
-	return callAskPermits, wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
+func (op *askPermitsOp) encode(dst []byte) []byte {
+	return wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
 }
 
 func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value = r.String(), r.Bytes() }

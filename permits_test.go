@@ -703,7 +703,7 @@ func TestPermitsLateReport(t *testing.T) {
 			{Epoch: s.epoch - 1, Seq: 1000},
 			{Epoch: s.epoch, Seq: 0, Try: 7},
 		} {
-			op := &permitsOp{completion: newCompletion(), queue: "a", shard: 1}
+			op := &permitsOp{completion: newCompletion(callPermits), queue: "a", shard: 1}
 			op.Report = late
 			_, err := c.queue(0).shard(0).do(t.Context(), op, op.base())
 			require.ErrorIs(t, err, ErrNotLeader)
@@ -787,7 +787,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 			value = s.Queues["a"].Value
 			return nil
 		}))
-		ask := &askPermitsOp{completion: newCompletion(), queue: "a", value: value}
+		ask := &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: value}
 		_, err := s.do(t.Context(), ask, ask.base())
 		require.NoError(t, err)
 		require.Zero(t, ask.Held)

@@ -238,7 +238,7 @@ func (q *Queue) produceOp() *produceOp {
 	if op, ok := q.pools.produce.Get().(*produceOp); ok {
 		return op
 	}
-	return &produceOp{completion: newCompletion()}
+	return &produceOp{completion: newCompletion(callProduce)}
 }
 
 // recycleProduce keeps an operation for reuse. REQUIRES: it is settled, or was never given to a
@@ -263,24 +263,11 @@ func (op *produceOp) resolve(s *shard) {
 	s.conclude(op, &op.completion, v, err)
 }
 
-// checkCaller refuses a produce that would begin a session of a node that is no member. Who has
-// been removed may not know, and a message of before the removal may come late.
-func (s *shard) checkCaller(call *engine.CallNumber) error {
-	if call.Node == "" || s.Continues(call) {
-		return nil
-	}
-	member, err := s.replica.group.HasMember(call.Node)
-	if err == nil && !member {
-		err = fmt.Errorf("%w: node %q, from which the call comes", ErrNotMember, call.Node)
-	}
-	return err
-}
-
-func (op *produceOp) encode(dst []byte) (callKind, []byte) {
+func (op *produceOp) encode(dst []byte) []byte {
 	dst = wire.AppendUint(dst, op.call.Life)
 	dst = wire.AppendUint(dst, op.call.Seq)
 	dst = wire.AppendUint(dst, op.call.Low)
-	return callProduce, taskbatch.Append(dst, op.tasks)
+	return taskbatch.Append(dst, op.tasks)
 }
 
 // decode does not read the node in op.call, which newProduce has set from the connection.

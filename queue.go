@@ -380,7 +380,7 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 	if err := fsck.FinishRepair(d.FS, d.Path, index); err != nil {
 		return nil, err
 	}
-	st, err := store.Open(dir, opts.storeConfig(), shared, d.Creating)
+	st, err := store.Open(dir, opts.storeConfigIn(d.Format), shared, d.Creating)
 	if err != nil {
 		return nil, err
 	}

@@ -79,7 +79,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 	if err := fsck.FinishRepair(q.dir.FS, q.dir.Path, r.index); err != nil {
 		return last, err // of a queue by itself, before it became a node
 	}
-	st, err := store.Open(manifest.ShardDir(q.dir.FS, q.dir.Path, r.index), q.opts.storeConfig(), q.caches, q.dir.Creating)
+	st, err := store.Open(manifest.ShardDir(q.dir.FS, q.dir.Path, r.index), q.opts.storeConfigIn(r.node.Format()), q.caches, q.dir.Creating)
 	if err != nil {
 		return last, err
 	}

@@ -107,7 +107,7 @@ func TestListBeginsBehindTheConsumed(t *testing.T) {
 		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 	}
 	l := newLister(ListOptions{State: Ready, Queue: "a"})
-	op := &readOp{completion: newCompletion(), list: l}
+	op := &readOp{completion: newCompletion(callRead), list: l}
 	_, err = q.do(ctx, 0, op)
 	require.NoError(t, err)
 	s := q.shard(0)

@@ -3,8 +3,10 @@ package codeq
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -75,5 +77,91 @@ func TestLeaveBesideDeadNode(t *testing.T) {
 		leaves.leaves = false
 		leaves.start()
 		require.Equal(t, 10, leaves.count(t))
+	})
+}
+
+// TestRemovalLooksAtAllShards: a node that one of the shards cannot do without stays a member of all of
+// them: nothing is changed before all shards were asked.
+func TestRemovalLooksAtAllShards(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 0, Options{Shards: 3})
+		c.peers = []Peer{{"n0", "n0"}, {"n1", "n1"}, {"n2", "n2"}}
+		for i := range c.peers {
+			n := c.node(false)
+			n.leaves = i == 1
+			n.start()
+			c.nodes = append(c.nodes, n)
+		}
+		c.spread()
+		by, needed, broken := c.nodes[0], c.nodes[1], c.nodes[2]
+		c.nodes[0].produce(t, 10)
+		for shard := range 3 {
+			require.NoError(t, simQueue(by).TransferLeadership(ctx, shard, needed.name))
+		}
+		simQueue(broken).replicas[2].group.Fail(errBroken)
+		time.Sleep(time.Second)
+		members := func() (all [][]string) {
+			for shard := range 3 {
+				all = append(all, membersOf(by, shard))
+			}
+			return all
+		}
+		before := members()
+		refused := func(err error) {
+			t.Helper()
+			require.ErrorIs(t, err, ErrNoMajority)
+			require.NotErrorIs(t, err, ErrUncertain)
+			require.ErrorContains(t, err, "shard 2")
+			require.ErrorContains(t, err, "node n2: its replica has failed")
+			time.Sleep(time.Second)
+			require.Equal(t, before, members())
+		}
+		refused(simQueue(by).RemoveNode(ctx, needed.name))
+		// At the address of the other node, the new one comes after its removal.
+		refused(simQueue(by).ReplaceNode(ctx, needed.name, Peer{"n9", needed.name}))
+		refused(needed.close())
+		needed.leaves = false
+		needed.start()
+		require.ErrorIs(t, broken.close(), ErrFailed)
+		broken.start()
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestReplaceAtItsAddress: a node takes the place of another one at the address of that, which is
+// removed first.
+func TestReplaceAtItsAddress(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, old := c.lead()
+		leader.produce(t, 10)
+		c.drop(old)
+		n := &simNode{cluster: c, name: old.name, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+		o, _ := c.options(n)
+		o.Cluster.Node = "n9"
+		q, err := Open("queue", o)
+		require.NoError(t, err)
+		require.NoError(t, simQueue(leader).ReplaceNode(context.Background(), old.name, Peer{"n9", old.name}))
+		st, err := q.ClusterStatus(context.Background())
+		require.NoError(t, err)
+		addresses := make(map[string]string)
+		for _, r := range st.Shards[0].Replicas {
+			require.True(t, r.Voter, r.Node)
+			require.Empty(t, r.LastError, r.Node)
+			addresses[r.Node] = r.Address
+		}
+		want := map[string]string{"n9": old.name}
+		for _, m := range c.members() {
+			want[m.name] = m.name
+		}
+		require.Equal(t, want, addresses)
+		n.q = q
+		c.nodes = append(c.nodes, n)
+		n.produce(t, 10)
+		require.Equal(t, 20, leader.count(t))
 	})
 }

@@ -372,7 +372,7 @@ func (r *runner) fail(l *Lease, err error) {
 	if op.how != engine.FailRelease {
 		r.report(l, err)
 	}
-	op.completion, op.receipt, op.gone = newCompletion(), l.Receipt, r.storing.Done()
+	op.completion, op.receipt, op.gone = newCompletion(callFail), l.Receipt, r.storing.Done()
 	r.end(&op, l)
 }
 

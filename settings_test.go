@@ -196,7 +196,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 		require.EqualValues(f, 2, f.UnderWay(0))
 		for i, paused := range []bool{true, false, false} {
 			v := f.Q.peek(f.Q.shard(i))
-			value, err := schema.Lookup(v.snap, engine.SettingsKey("a"))
+			value, err := schema.Lookup(v.snap, append([]byte{keys.Settings}, "a"...))
 			v.close()
 			require.NoError(f, err)
 			c, err := engine.ParseSettings(value)
@@ -253,7 +253,7 @@ func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 		for i := range 3 {
 			f.ProduceAt(i, Task{Queue: "a"})
 		}
-		require.NoError(f, f.Q.shard(0).Store.DB().Set(engine.SettingsKey("a"), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
+		require.NoError(f, f.Q.shard(0).Store.DB().Set(append([]byte{keys.Settings}, "a"...), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
 		require.NoError(f, f.Q.Close())
 		f.Open()
 		require.Nil(f, claimNow(t, f.Q, "a"))

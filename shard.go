@@ -362,6 +362,19 @@ func (s *shard) decideInRoom(op operation) {
 	s.parkOrRefuse(op)
 }
 
+// checkCaller refuses a produce that would begin a session of a node that is no member. Who has
+// been removed may not know, and a message of before the removal may come late.
+func (s *shard) checkCaller(call *engine.CallNumber) error {
+	if call.Node == "" || s.Continues(call) {
+		return nil
+	}
+	member, err := s.replica.group.HasMember(call.Node)
+	if err == nil && !member {
+		err = fmt.Errorf("%w: node %q, from which the call comes", ErrNotMember, call.Node)
+	}
+	return err
+}
+
 // persist commits the group.
 func (s *shard) persist() error {
 	s.Seal()
@@ -533,7 +546,7 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 			continue
 		}
 		listed[op] = true
-		if c, ok := op.(*claimOp); ok && c != taken && !c.Take() { // it was served
+		if shared, ok := op.(sharedOp); ok && op != operation(taken) && !shared.Take() { // it was served
 			continue
 		}
 		contain(s.opts.log, "end of operation", func() { abandon(op, outcome) }, nil)

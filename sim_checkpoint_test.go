@@ -3,6 +3,7 @@ package codeq
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -13,30 +14,35 @@ type simCopy struct {
 	node *simNode
 	lost *vfs.MemFS // on which it lies, if the node has lost that disk since
 	dir  string
+	h    *simHistory
 	call *simCall
 }
 
-// checkpoint has a node copy the queue, however long that takes.
-func (s *schedule) checkpoint(n *simNode, dir string) {
+// checkpoint has a node copy the queue, however long that takes. It is false if the node is down.
+func (s *schedule) checkpoint(n *simNode) bool {
 	q, life := n.queue()
 	if q == nil {
-		return
+		return false
 	}
+	s.copied++
+	dir := fmt.Sprint("copies/", s.copied)
 	s.done.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		call := s.h.begin(simStored, 0, n.name)
+		h := s.h
+		call := h.begin(simStored, 0, n.name)
 		err := q.Checkpoint(ctx, dir)
 		if err != nil || !n.alive(life) { // it may be that the copy is whole, and its node did not live to say so
 			s.note("no copy on %s: %v", n.name, err)
 			return
 		}
-		s.h.finish(call, nil, true)
+		h.finish(call, nil, true)
 		s.note("copied on %s to %s", n.name, dir)
 		s.copying.Lock()
 		defer s.copying.Unlock()
-		s.copies = append(s.copies, simCopy{node: n, dir: dir, call: call})
+		s.copies = append(s.copies, simCopy{node: n, dir: dir, h: h, call: call})
 	})
+	return true
 }
 
 // readCopies opens the copies on the disks of their nodes, which may have crashed since, and
@@ -59,7 +65,7 @@ func (s *schedule) readCopies() {
 		for _, info := range list {
 			tasks[info.ID] = info
 		}
-		s.h.stored(c.call, tasks)
+		c.h.stored(c.call, tasks)
 		if err := q.Close(); err != nil {
 			s.t.Errorf("copy on %s: %v", c.node.name, err)
 		}

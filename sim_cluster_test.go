@@ -244,16 +244,17 @@ func (n *simNode) hold() (release func()) {
 // crash ends the node as a kill -9 does, or a power loss after which so many
 // percent of what was not synced are left. What is left of the process ends in its
 // own time, and reaches neither the network nor the disk and the votes that the next life has.
-func (n *simNode) crash(percent int) { n.die(nil, percent, n.cluster.seed()) }
+// It is false if the node is down.
+func (n *simNode) crash(percent int) bool { return n.die(nil, percent, n.cluster.seed()) }
 
 // die is crash, of the life that has the fuse, if one is given.
-func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
+func (n *simNode) die(fuse *simFuse, percent int, seed uint64) bool {
 	c := n.cluster
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	q := n.q
 	if q == nil || fuse != nil && fuse != n.fuse {
-		return
+		return false
 	}
 	n.q, n.fuse = nil, nil
 	if percent == 100 {
@@ -271,6 +272,7 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) {
 		_ = q.Close() // it misses the others
 		c.ends.Add(-1)
 	})
+	return true
 }
 
 // simFuse has a node crash in the middle of its work: before the operation on its disk
@@ -363,13 +365,17 @@ func (n *simNode) fill(free int64) {
 	}
 }
 
-// light has the node crash before that many operations on its disk.
-func (n *simNode) light(operations int64, percent int) {
+// light has the node crash before that many operations on its disk, and calls then when it has.
+func (n *simNode) light(operations int64, percent int, then ...func()) {
 	seed := n.cluster.seed()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if f := n.fuse; f != nil && f.operations.Load() == 0 {
-		f.burnt = func() { n.die(f, percent, seed) }
+		f.burnt = func() {
+			if n.die(f, percent, seed) {
+				callAll(then)
+			}
+		}
 		f.operations.Store(operations)
 	}
 }
@@ -491,13 +497,16 @@ func (c *simCluster) awaitLeaders() {
 	}
 }
 
-// transfer has a node, by the word of another one, lead a shard, if that can be done soon.
-func (c *simCluster) transfer(by *simNode, shard int, to *simNode) {
+// transfer has a node, by the word of another one, lead a shard, if that can be done soon, and
+// calls then when it does.
+func (c *simCluster) transfer(by *simNode, shard int, to *simNode, then ...func()) {
 	if q, _ := by.queue(); q != nil {
 		c.ended.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()
-			_ = q.TransferLeadership(ctx, shard, to.name)
+			if q.TransferLeadership(ctx, shard, to.name) == nil {
+				callAll(then)
+			}
 		})
 	}
 }
@@ -524,8 +533,15 @@ func (c *simCluster) spread() {
 	}
 }
 
-// snapshot has a node take a snapshot of a shard and keep so many entries of the log.
-func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
+func callAll(fs []func()) {
+	for _, f := range fs {
+		f()
+	}
+}
+
+// snapshot has a node take a snapshot of a shard and keep so many entries of the log, and calls then
+// when it has.
+func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64, then ...func()) {
 	q, _ := n.queue()
 	if q == nil {
 		return
@@ -535,7 +551,9 @@ func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64) {
 		set := r.ReloadableConfig()
 		set.TrailingLogs = trailing
 		_ = r.ReloadConfig(set)
-		_ = r.Snapshot().Error() // nothing new, or the node crashes
+		if r.Snapshot().Error() == nil { // or nothing is new, or the node crashes
+			callAll(then)
+		}
 	})
 }
 

@@ -324,10 +324,10 @@ func TestCopyFromBeforeAnUpgrade(t *testing.T) {
 
 // simOlderCopy lets a node have an older copy of its directory, with whom only those are connected then
 // who may lack what it has acknowledged since.
-var simOlderCopy = simFault{"older copy", 2, func(s *schedule) {
+var simOlderCopy = simFault{"older copy", 2, func(s *schedule) bool {
 	n := s.someNode()
 	if n.broken.Load() || !n.isBack() || !s.canLose(n) || !s.moving.CompareAndSwap(false, true) {
-		return
+		return false
 	}
 	s.note("the directory of %s is copied", n.name)
 	n.stop()
@@ -338,17 +338,21 @@ var simOlderCopy = simFault{"older copy", 2, func(s *schedule) {
 	s.done.Go(func() {
 		defer s.moving.Store(false)
 		n.raise()
-		s.putBackLater(n, image, others[:len(others)/2], others[len(others)/2:], busy, away)
+		if s.putBackLater(n, image, others[:len(others)/2], others[len(others)/2:], busy, away) {
+			s.happened("older copy")
+		}
 	})
+	return false
 }}
 
 // putBackLater puts an image of a node back when all others know of a later life, and the node has been
-// busy for some time without those who are behind. Then the others are away for some time.
-func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*simNode, busy, away time.Duration) {
+// busy for some time without those who are behind. Then the others are away for some time. It is false if
+// they do not come to know.
+func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*simNode, busy, away time.Duration) bool {
 	for end := time.Now().Add(20 * time.Second); !s.isSeenAfter(n, image.life); time.Sleep(200 * time.Millisecond) {
 		if s.over.Load() || time.Now().After(end) {
 			s.note("not all have seen %s again", n.name)
-			return
+			return false
 		}
 	}
 	cut := func(cut bool) {
@@ -374,6 +378,7 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 		o.raise()
 	}
 	s.awaitRenewal(n, image)
+	return true
 }
 
 // awaitRenewal waits until a node with an older copy is back, and opens it again when it has noticed.

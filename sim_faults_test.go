@@ -11,30 +11,34 @@ import (
 
 // simLinks are links that are slow or long, and what makes that matter.
 var simLinks = []simFault{
-	{"slow link", 3, func(s *schedule) {
-		a, b := s.someNode().name, s.anyNode().name
+	{"slow link", 3, func(s *schedule) bool {
+		a, b := s.someLink()
 		rate := int64(64<<10) << s.rng.IntN(8)
 		s.note("%s -> %s passes %d bytes/s", a, b, rate)
-		s.net.SetBandwidth(a, b, rate)
+		there, back := s.net.SetBandwidth(a, b, rate), false
 		if s.rng.IntN(2) == 0 {
-			s.net.SetBandwidth(b, a, rate)
+			back = s.net.SetBandwidth(b, a, rate)
 		}
+		return there || back
 	}},
-	{"long link", 3, func(s *schedule) {
-		a, b, d := s.someNode().name, s.anyNode().name, s.upTo(2*time.Second)
+	{"long link", 3, func(s *schedule) bool {
+		a, b := s.someLink()
+		d := s.upTo(2 * time.Second)
 		s.note("%s -> %s is %v late", a, b, d)
-		s.net.SetDelay(a, b, d)
+		return s.net.SetDelay(a, b, d)
 	}},
-	{"backlog", 2, func(s *schedule) {
+	{"backlog", 2, func(s *schedule) bool {
 		n, size := s.anyNode(), 1+s.rng.IntN(128<<10)
 		s.note("backlog of tasks of %d bytes by %s", size, n.name)
 		s.done.Go(func() { s.backlog(n, size) })
+		return simQueue(n) != nil
 	}},
-	{"drift", 4, func(s *schedule) {
+	{"drift", 4, func(s *schedule) bool {
 		if n := s.anyNode(); s.h.drifting {
 			n.drift.Store(s.rng.Int64N(1_000_000) - 500_000)
 			s.note("the clock of %s gains %d ms a second", n.name, n.drift.Load()/1000)
 		}
+		return s.h.drifting
 	}},
 }
 
@@ -42,7 +46,7 @@ var simLinks = []simFault{
 func (s *schedule) backlog(n *simNode, size int) {
 	const tasks, bytes = 200, 2 << 20
 	rng := rand.New(rand.NewPCG(s.seed, uint64(size)))
-	for stored := 0; stored < min(tasks, bytes/size); stored++ {
+	for stored := 0; stored < min(tasks, bytes/size) && !s.ending(); stored++ {
 		q, life := n.queue()
 		if q == nil {
 			return
@@ -79,10 +83,10 @@ func (s *schedule) checkBacklogs(tasks map[ID]*TaskInfo) {
 
 // simDisks are disks that fail or are full, and nodes that go for good.
 var simDisks = []simFault{
-	{"broken disk", 2, func(s *schedule) {
+	{"broken disk", 2, func(s *schedule) bool {
 		n, fault, d := s.someNode(), simDiskFaults[s.rng.IntN(len(simDiskFaults))], s.upTo(10*time.Second)
 		if q, _ := n.queue(); q == nil || n.broken.Swap(true) {
-			return
+			return false
 		}
 		s.note("on %s fail %s, until its process is started again in %v", n.name, fault.what, d)
 		n.breakDisk(fault.fails)
@@ -91,35 +95,37 @@ var simDisks = []simFault{
 			n.crash(100)
 			n.raise()
 		})
+		return true
 	}},
-	{"full disk", 2, func(s *schedule) {
+	{"full disk", 2, func(s *schedule) bool {
 		n, d := s.someNode(), s.upTo(10*time.Second)
 		n.mu.Lock()
 		fuse := n.fuse
 		n.mu.Unlock()
-		if fuse == nil {
-			return
+		if fuse == nil || fuse.free.Swap(0) == 0 {
+			return false
 		}
 		s.note("the disk of %s is full for %v", n.name, d)
-		fuse.free.Store(0)
 		s.done.Go(func() {
 			time.Sleep(d)
 			fuse.free.Store(simFree)
 		})
+		return true
 	}},
-	{"flip", 2, func(s *schedule) {
+	{"flip", 2, func(s *schedule) bool {
 		n := s.someNode()
 		if q, _ := n.queue(); q == nil || n.broken.Load() || !s.canLose(n) || !s.moving.CompareAndSwap(false, true) {
-			return
+			return false
 		}
 		s.flip(n)
+		return true
 	}},
-	{"remove beside a dead node", 2, func(s *schedule) {
+	{"remove beside a dead node", 2, func(s *schedule) bool {
 		nodes := s.members()
 		i := s.rng.Perm(len(nodes))
 		dead, live, by := nodes[i[0]], nodes[i[1]], nodes[i[2]]
-		if !s.moving.CompareAndSwap(false, true) {
-			return
+		if q, _ := by.queue(); q == nil || !s.moving.CompareAndSwap(false, true) {
+			return false
 		}
 		s.note("crash %s; %s removes %s", dead.name, by.name, live.name)
 		dead.crash(100)
@@ -140,6 +146,7 @@ var simDisks = []simFault{
 			s.grow(s.note) // it may be removed from some shards
 			s.remove(live, s.note, nil)
 		})
+		return true
 	}},
 }
 
@@ -175,24 +182,17 @@ func (s *schedule) flip(n *simNode) {
 // majority has lost power before, it goes on with what it has.
 // REQUIRES: the cluster is at rest.
 func (s *schedule) recoverAlone(tasks map[ID]*TaskInfo) {
-	n := s.anyNode()
+	n, nodes := s.anyNode(), len(s.members())
+	beside := (nodes - 1) / 2
 	if s.kill && s.rng.IntN(2) == 0 {
-		n, tasks = s.loseMajority(), nil
+		n, beside, tasks = s.loseMajority(), nodes-1, nil
 	}
-	s.note("%s goes on alone", n.name)
-	s.struck["recover"]++
 	for _, other := range s.members() {
 		other.crash(100)
 	}
-	if err := s.recover(n); err != nil {
-		s.t.Errorf("RecoverCluster: %v", err)
+	if !s.goOn(n, beside) {
 		return
 	}
-	n.mu.Lock()
-	n.join = false
-	n.mu.Unlock()
-	n.start()
-	s.awaitLeaders()
 	s.grow(s.note)
 	s.rest()
 	now, err := s.tasks()

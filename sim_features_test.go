@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -55,16 +56,16 @@ func newSimFeatures(s *schedule) *simFeatures {
 	return &simFeatures{schedule: s, tasks: make(map[string]*simFeatureTask)}
 }
 
-// begin starts the clients of some features, and returns what waits for them when the schedule is
-// over, and what then stops the workers, after their queue is empty.
-func (f *simFeatures) begin() (wait, stop func()) {
+// begin starts the clients of some features, with numbers from a first one on, and returns what waits
+// for them when they are to end, and what then stops the workers, perhaps when their queue is empty.
+func (f *simFeatures) begin(first int) (wait func(), stop func(empty bool)) {
 	var clients, workers sync.WaitGroup
-	number := 3000
+	number := 3000 + first
 	client := func(work func(c *simClient)) {
 		c := &simClient{schedule: f.schedule, number: number, home: number, rng: rand.New(rand.NewPCG(f.seed, uint64(number)))}
 		number++
 		clients.Go(func() {
-			for !f.over.Load() {
+			for !f.ending() {
 				time.Sleep(c.upTo(2 * time.Second))
 				work(c)
 			}
@@ -82,12 +83,14 @@ func (f *simFeatures) begin() (wait, stop func()) {
 	if f.rng.IntN(3) == 0 {
 		client(func(c *simClient) { f.produce(c, &simFeatureTask{queue: simRuns}) })
 		for i := range f.members() {
-			rng := rand.New(rand.NewPCG(f.seed, uint64(4000+i)))
+			rng := rand.New(rand.NewPCG(f.seed, uint64(4000+first+i)))
 			workers.Go(func() { f.work(ctx, i, rng) })
 		}
 	}
-	return clients.Wait, func() {
-		f.await(simRuns)
+	return clients.Wait, func(empty bool) {
+		if empty {
+			f.await(simRuns)
+		}
 		cancel()
 		workers.Wait()
 	}
@@ -292,11 +295,15 @@ func (f *simFeatures) check(stored map[ID]*TaskInfo) {
 		}
 		there[info.Queue][string(info.Payload)]++
 	}
-	var tasks []*simFeatureTask
 	for _, t := range f.tasks {
-		tasks = append(tasks, t)
 		f.checkStored(t, there[t.queue][t.payload], there[simFollowUps][t.payload])
 	}
+	f.checkOrder()
+}
+
+// checkOrder compares what the clients know of different tasks. REQUIRES: mu is held.
+func (f *simFeatures) checkOrder() {
+	tasks := slices.Collect(maps.Values(f.tasks))
 	slices.SortFunc(tasks, func(a, b *simFeatureTask) int { return a.produce.begin.Compare(b.produce.begin) })
 	f.checkGroups(tasks)
 	f.checkKeys(tasks)

@@ -29,6 +29,7 @@ type simHistory struct {
 	drifting bool // clocks of nodes run at other rates
 	broken   bool // disks of nodes may fail, or be full
 	failures []string
+	answered *simCall // by a shard: of these calls the one that began last
 }
 
 func newSimHistory() *simHistory {
@@ -113,6 +114,10 @@ func (h *simHistory) finish(c *simCall, err error, alive bool) {
 	defer h.mu.Unlock()
 	h.clock++
 	c.ret, c.end, c.err = h.clock, time.Now(), err
+	byShard := err == nil || errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrEmpty)
+	if alive && byShard && (h.answered == nil || h.answered.call < c.call) {
+		h.answered = c
+	}
 	switch {
 	case !alive, errors.Is(err, ErrUncertain):
 		c.outcome = simUnknown
@@ -317,7 +322,7 @@ var simModel = (&porcupine.NondeterministicModel{
 	Equal: func(a, b any) bool { return a == b },
 }).ToModel()
 
-// check returns what in the history must not be.
+// check returns what in the history must not be. REQUIRES: it is not called in a bubble.
 func (h *simHistory) check() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -344,7 +349,7 @@ func (h *simHistory) check() []string {
 	return h.failures
 }
 
-// porcupineTimeout is by the wall clock, or, in a bubble, by that of the bubble.
+// porcupineTimeout is how long the history of one task may take to check. It never ends in a bubble.
 const porcupineTimeout = 20 * time.Second
 
 func checkSimTask(calls []*simCall) string {

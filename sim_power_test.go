@@ -401,8 +401,8 @@ func TestUnsyncedNodeIsKilled(t *testing.T) {
 }
 
 // simPower is drawn in schedules in which a node that loses power loses what it had acknowledged. It
-// strikes nobody while a node is taken back, but for that node.
-var simPower = simFault{"power", 6, func(s *schedule) {
+// happens to nobody while a node is taken back, but for that node.
+var simPower = simFault{"power", 6, func(s *schedule) bool {
 	percent := []int{0, 0, 50}[s.rng.IntN(3)]
 	n := s.someNode()
 	if s.moving.CompareAndSwap(false, true) {
@@ -412,10 +412,10 @@ var simPower = simFault{"power", 6, func(s *schedule) {
 			s.awaitReturn(n)
 		})
 	} else if n = s.dark; n == nil || n.isBack() {
-		return
+		return false
 	}
 	s.note("power of %s fails, %d%% of what is not synced stays", n.name, percent)
-	n.crash(percent)
+	return n.crash(percent)
 }}
 
 // isBack reports whether the node is up, and has been taken back since its power failed.
@@ -443,12 +443,12 @@ func (s *schedule) awaitReturn(n *simNode) {
 
 // loseMajority lets the power of a majority of the nodes fail, after which nobody acknowledges
 // anything. It closes all nodes, and returns the one that is furthest.
-func (s *schedule) loseMajority() (furthest *simNode) {
+func (s *schedule) loseMajority() *simNode {
 	nodes := s.members()
 	half := len(nodes) / 2
 	lost := half + 1 + s.rng.IntN(len(nodes)-half)
 	s.note("power of %d nodes fails", lost)
-	s.struck["power of a majority"]++
+	s.happened("power of a majority")
 	for i, at := range s.rng.Perm(len(nodes)) {
 		percent := 100
 		if i < lost {
@@ -460,21 +460,14 @@ func (s *schedule) loseMajority() (furthest *simNode) {
 		n.start()
 	}
 	time.Sleep(20 * time.Second)
-	var most uint64
 	for _, n := range nodes {
 		if _, err := simQueue(n).Produce(context.Background(), Task{Queue: "a"}); !errors.Is(err, ErrNotLeader) { // which of the nodes says ErrPowerLost depends on what it has seen
 			s.t.Errorf("produce on %s after %d of %d nodes have lost power: %v", n.name, lost, len(nodes), err)
 		}
-		applied := uint64(0)
-		for _, r := range simQueue(n).replicas {
-			applied += r.group.Applied()
-		}
-		if applied >= most {
-			furthest, most = n, applied
-		}
 	}
+	n := furthest(nodes)
 	for _, n := range nodes {
 		n.stop()
 	}
-	return furthest
+	return n
 }

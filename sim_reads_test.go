@@ -251,9 +251,9 @@ const probeLease = 90 * time.Second
 
 // probe works and reads in one queue after the other, until the schedule is over.
 func (c *simClient) probe() {
-	for n := 0; !c.over.Load(); n++ {
+	for n := 0; !c.ending(); n++ {
 		p := &simProbe{simClient: c, queue: fmt.Sprintf("probe %d-%d", c.number, n)}
-		for known := true; known && !c.over.Load(); {
+		for known := true; known && !c.ending(); {
 			time.Sleep(c.upTo(200 * time.Millisecond))
 			if c.rng.IntN(3) == 0 {
 				known = p.step()
@@ -360,7 +360,7 @@ func (p *simProbe) fails(format string, args ...any) {
 // read makes sure that a read shows what there is. It is false if it is unknown whether it has
 // changed the task.
 func (p *simProbe) read() (known bool) {
-	switch p.rng.IntN(4) {
+	switch p.rng.IntN(5) {
 	case 0:
 		p.get(func(info *TaskInfo) bool {
 			return info == nil && p.state == 0 || info != nil && info.State == p.state && info.Attempts == p.attempts
@@ -390,6 +390,8 @@ func (p *simProbe) read() (known bool) {
 			p.fails("Stats: %+v", counts)
 		}
 	case 3:
+		p.idle()
+	case 4:
 		if p.state == Ready {
 			break
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,7 +21,9 @@ import (
 
 var (
 	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: 24, 8 with -short, 250 with -long")
+	simFor       = flag.Duration("sim.for", 0, "for how long TestSimulation begins new schedules, in place of a number of them")
 	simSeed      = flag.Uint64("sim.seed", 0, "the seed of the only schedule that TestSimulation runs; 0: random ones")
+	simTries     = flag.Int("sim.tries", 1, "how often TestSimulation runs the schedule of -sim.seed; it counts how often that fails")
 )
 
 // TestSimulation runs a cluster under faults that a seed has drawn, and checks
@@ -31,46 +34,85 @@ var (
 // need several tries.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
-	if *simSeed != 0 {
-		runSchedule(t, *simSeed)
-		return
-	}
-	n := *simSchedules
-	if n == 0 {
-		n = testkit.Sized(8, 24, 250)
-	}
-	var mu sync.Mutex // guards what follows
-	var ran int
-	var total simCounts
-	var failed bool
-	t.Cleanup(func() { t.Logf("%d schedules: %+v", ran, total) })
-	for range n {
-		seed := rand.Uint64()>>16 + 1
-		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
-			t.Parallel()
-			mu.Lock()
-			over := failed
-			mu.Unlock()
-			if over {
-				t.Skip("another one has failed")
+	var tally simTally
+	t.Cleanup(func() { t.Logf("%d schedules: %+v", tally.ran, tally.total) })
+	switch {
+	case *simSeed != 0:
+		t.Run("tries", func(t *testing.T) {
+			for i := range *simTries {
+				t.Run(fmt.Sprint("try=", i+1), func(t *testing.T) {
+					t.Parallel()
+					tally.run(t, *simSeed)
+				})
 			}
-			var counts simCounts
-			defer func() {
-				mu.Lock()
-				defer mu.Unlock()
-				failed = failed || t.Failed()
-				ran++
-				total.add(counts)
-			}()
-			counts = runSchedule(t, seed)
 		})
+		t.Logf("%d of %d tries failed", tally.failed, tally.ran)
+	case *simFor != 0:
+		end := time.Now().Add(*simFor)
+		for i := range runtime.GOMAXPROCS(0) {
+			t.Run(fmt.Sprint("worker=", i), func(t *testing.T) {
+				t.Parallel()
+				for time.Now().Before(end) && !tally.haveFailed() {
+					tally.draw(t, false)
+				}
+			})
+		}
+	default:
+		n := *simSchedules
+		if n == 0 {
+			n = testkit.Sized(8, 24, 250)
+		}
+		for range n {
+			tally.draw(t, true)
+		}
 	}
+}
+
+// simTally counts the schedules of a test.
+type simTally struct {
+	mu          sync.Mutex // guards what follows
+	ran, failed int
+	total       simCounts
+}
+
+// draw runs a schedule of a seed of its own, in a test of its own. If it runs beside others, it ends
+// when one has failed.
+func (r *simTally) draw(t *testing.T, parallel bool) {
+	seed := rand.Uint64()>>16 + 1
+	t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+		if parallel {
+			t.Parallel()
+		}
+		if r.haveFailed() {
+			t.Skip("another one has failed")
+		}
+		r.run(t, seed)
+	})
+}
+
+func (r *simTally) haveFailed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed > 0
+}
+
+func (r *simTally) run(t *testing.T, seed uint64) {
+	var counts simCounts
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.ran++; t.Failed() {
+			r.failed++
+		}
+		r.total.add(counts)
+	}()
+	counts = runSchedule(t, seed)
 }
 
 // simCounts is what a simulation has come to.
 type simCounts struct {
 	Calls, Unknown, Tasks, Lost, Copies, Uses int
-	Faults                                    map[string]int // by kind
+	Faults                                    map[string]int // by kind; all: without the mends
 }
 
 func (c *simCounts) add(o simCounts) {
@@ -78,20 +120,26 @@ func (c *simCounts) add(o simCounts) {
 	if c.Faults == nil {
 		c.Faults = make(map[string]int)
 	}
+	mends := func(kind string) bool {
+		return slices.ContainsFunc(simMending, func(f simFault) bool { return f.name == kind })
+	}
 	for kind, n := range o.Faults {
 		c.Faults[kind] += n
-		c.Faults["all"] += n
+		if !mends(kind) {
+			c.Faults["all"] += n
+		}
 	}
 }
 
 func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 	defer func() {
 		if t.Failed() {
-			t.Logf("repeat: go test -run 'TestSimulation$' -sim.seed=%d -count=10 .", seed)
+			t.Logf("repeat: go test -run 'TestSimulation$' . -sim.seed=%d -sim.tries=10", seed)
 		}
 	}()
+	var s *schedule
 	synctest.Test(t, func(t *testing.T) {
-		s := newSchedule(t, seed)
+		s = newSchedule(t, seed)
 		defer func() {
 			if p := recover(); p != nil {
 				fmt.Fprintln(os.Stderr, s.tell()) // the log of a test that panics is not printed
@@ -99,10 +147,16 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 			}
 		}()
 		counts = s.run()
-		if t.Failed() {
-			t.Log(s.story())
-		}
 	})
+	// Outside of the bubble, whose clock does not run while histories are checked.
+	for _, h := range append(s.past, s.h) {
+		for _, problem := range h.check() {
+			t.Error(problem)
+		}
+	}
+	if t.Failed() {
+		t.Log(s.story())
+	}
 	return counts
 }
 
@@ -110,6 +164,7 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 type schedule struct {
 	*simCluster
 	h        *simHistory
+	past     []*simHistory // that ended with a loss
 	features *simFeatures
 	rng      *rand.Rand // of the faults
 	seed     uint64
@@ -117,15 +172,21 @@ type schedule struct {
 	faults   []simFault
 	kill     bool // crashes are of the process only
 	clients  sync.WaitGroup
+	load     simLoad
+	loads    int       // how many were begun
+	until    time.Time // when the schedule is over
 	over     atomic.Bool
+	lost     atomic.Bool // what was acknowledged may be lost, and nobody calls
 
-	noting sync.Mutex // guards events
-	events []string
-	struck map[string]int // faults, by kind
-	done   sync.WaitGroup // faults that end by themselves
-	moving atomic.Bool    // a change of membership is under way
-	dark   *simNode       // its power failed last; only strike uses it
-	rushed atomic.Int64   // clients of rush, ever
+	noting    sync.Mutex // guards events and counts
+	events    []string
+	counts    map[string]int // of faults that have happened, by kind
+	done      sync.WaitGroup // faults that end by themselves
+	moving    atomic.Bool    // a change of membership is under way
+	dark      *simNode       // its power failed last; only inject uses it
+	rushed    atomic.Int64   // clients of rush, ever
+	copied    int            // how many copies were begun
+	blackouts int            // of simBlackout
 
 	copying  sync.Mutex // guards what follows
 	copies   []simCopy
@@ -136,12 +197,13 @@ type schedule struct {
 type simFault struct {
 	name   string
 	weight int
-	strike func(s *schedule)
+	// inject reports whether it has happened. If it may happen later, happened is called then.
+	inject func(s *schedule) bool
 }
 
 func newSchedule(t *testing.T, seed uint64) *schedule {
 	rng := rand.New(rand.NewPCG(seed, 0))
-	s := &schedule{h: newSimHistory(), rng: rng, seed: seed, struck: make(map[string]int)}
+	s := &schedule{h: newSimHistory(), rng: rng, seed: seed, counts: make(map[string]int)}
 	s.features = newSimFeatures(s)
 	opts := Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096, maxAppend: 4}
 	nodes := 3
@@ -164,8 +226,10 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 			s.faults = append(s.faults, f)
 		}
 	}
-	if s.kill && rng.IntN(2) == 0 {
-		s.faults = append(s.faults, simPower)
+	for _, f := range []simFault{simPower, simBlackout} {
+		if s.kill && rng.IntN(2) == 0 {
+			s.faults = append(s.faults, f)
+		}
 	}
 	if len(s.faults) > 0 {
 		s.faults = append(s.faults, simMending...)
@@ -198,20 +262,36 @@ func (s *schedule) story() string {
 	return text
 }
 
-func (s *schedule) run() simCounts {
+// begin starts the clients.
+func (s *schedule) begin() {
+	first := s.loads * 10_000 // of the numbers of the clients
+	s.loads++
+	client := func(number, home int, use func(c *simClient)) {
+		number += first
+		rng := rand.New(rand.NewPCG(s.seed, uint64(100+number)))
+		s.clients.Go(func() { use(&simClient{schedule: s, number: number, home: home, rng: rng}) })
+	}
 	const perNode = 2
 	for i := range len(s.members()) * perNode {
-		rng := rand.New(rand.NewPCG(s.seed, uint64(100+i)))
-		s.clients.Go(func() { (&simClient{schedule: s, number: i, home: i / perNode, rng: rng}).run() })
+		client(i, i/perNode, (*simClient).run)
 	}
 	for i := range 3 {
-		rng := rand.New(rand.NewPCG(s.seed, uint64(200+i)))
-		s.clients.Go(func() { (&simClient{schedule: s, number: 500 + i, home: i, rng: rng}).probe() })
+		client(500+i, i, (*simClient).probe)
 	}
-	wait, stop := s.features.begin()
-	for end := time.Now().Add(s.length); time.Now().Before(end); {
-		time.Sleep(s.upTo(3 * time.Second))
-		s.strike()
+	s.load.watch, s.load.watched = s.watchLeases()
+	client(600, 0, s.load.watch.abandon)
+	client(601, 1, (*simClient).chains)
+	s.load.wait, s.load.stop = s.features.begin(first)
+}
+
+// ending reports whether the clients are to end.
+func (s *schedule) ending() bool { return s.over.Load() || s.lost.Load() }
+
+func (s *schedule) run() simCounts {
+	s.begin()
+	for s.until = time.Now().Add(s.length); time.Now().Before(s.until); {
+		time.Sleep(s.upTo(2 * time.Second))
+		s.inject()
 	}
 	s.over.Store(true)
 	s.note("mend")
@@ -221,11 +301,14 @@ func (s *schedule) run() simCounts {
 	s.mend(true)
 	s.clients.Wait()
 	s.done.Wait()
-	wait()
+	s.load.wait()
 	s.mend(true)
 	s.note("drain")
+	reclaimed := s.load.watch.reclaim()
 	s.drain()
-	stop()
+	s.load.stop(true)
+	reclaimed()
+	s.load.watched()
 	s.awaitFormat()
 	s.note("rest")
 	s.rest()
@@ -240,9 +323,6 @@ func (s *schedule) run() simCounts {
 	s.h.finish(last, nil, true)
 	s.readCopies()
 	s.h.stored(last, tasks)
-	for _, problem := range s.h.check() {
-		s.t.Error(problem)
-	}
 	for id, info := range tasks {
 		if info.Queue != "a" {
 			continue // of a probe
@@ -256,13 +336,16 @@ func (s *schedule) run() simCounts {
 	}
 	s.note("close")
 	s.close()
-	counts := simCounts{Calls: len(s.h.calls), Faults: s.struck, Tasks: len(s.h.ids), Copies: len(s.copies), Uses: s.features.uses}
-	for _, c := range s.h.calls {
-		switch c.outcome {
-		case simUnknown:
-			counts.Unknown++
-		case simLost:
-			counts.Lost++
+	counts := simCounts{Faults: s.counts, Copies: len(s.copies), Uses: s.features.uses}
+	for _, h := range append(s.past, s.h) {
+		counts.Calls, counts.Tasks = counts.Calls+len(h.calls), counts.Tasks+len(h.ids)
+		for _, c := range h.calls {
+			switch c.outcome {
+			case simUnknown:
+				counts.Unknown++
+			case simLost:
+				counts.Lost++
+			}
 		}
 	}
 	return counts
@@ -274,23 +357,30 @@ func (s *schedule) upTo(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * f * f)
 }
 
-// strike has a fault happen.
-func (s *schedule) strike() {
+// inject has a fault happen, one that can.
+func (s *schedule) inject() {
 	total := 0
 	for _, f := range s.faults {
 		total += f.weight
 	}
-	if total == 0 {
-		return
-	}
-	lot := s.rng.IntN(total)
-	for _, f := range s.faults {
-		if lot -= f.weight; lot < 0 {
-			s.struck[f.name]++
-			f.strike(s)
+	for range 5 {
+		if total == 0 {
+			return
+		}
+		lot := s.rng.IntN(total)
+		at := slices.IndexFunc(s.faults, func(f simFault) bool { lot -= f.weight; return lot < 0 })
+		if f := s.faults[at]; f.inject(s) {
+			s.happened(f.name)
 			return
 		}
 	}
+}
+
+// happened counts a fault.
+func (s *schedule) happened(fault string) {
+	s.noting.Lock()
+	defer s.noting.Unlock()
+	s.counts[fault]++
 }
 
 func (s *schedule) anyNode() *simNode {
@@ -308,23 +398,32 @@ func (s *schedule) someNode() *simNode {
 	return s.anyNode()
 }
 
+// someLink is two nodes.
+func (s *schedule) someLink() (from, to string) {
+	for from, to = s.someNode().name, s.anyNode().name; from == to; {
+		to = s.anyNode().name
+	}
+	return from, to
+}
+
 // simFaults: those that last are ended by a later one.
 var simFaults = []simFault{
-	{"cut", 4, func(s *schedule) {
-		a, b := s.someNode().name, s.anyNode().name
+	{"cut", 4, func(s *schedule) bool {
+		a, b := s.someLink()
 		s.note("cut %s -> %s", a, b)
-		s.net.SetCut(a, b, true)
+		there, back := s.net.SetCut(a, b, true), false
 		if s.rng.IntN(2) == 0 {
 			s.note("cut %s -> %s", b, a)
-			s.net.SetCut(b, a, true)
+			back = s.net.SetCut(b, a, true)
 		}
+		return there || back
 	}},
-	{"isolate", 4, func(s *schedule) {
+	{"isolate", 4, func(s *schedule) bool {
 		n := s.someNode()
 		s.note("isolate %s", n.name)
-		s.net.Isolate(n.name, s.names())
+		return s.net.Isolate(n.name, s.names())
 	}},
-	{"split", 2, func(s *schedule) {
+	{"split", 2, func(s *schedule) (changed bool) {
 		side := make(map[string]bool)
 		for _, n := range s.members() {
 			side[n.name] = s.rng.IntN(2) == 0
@@ -332,24 +431,28 @@ var simFaults = []simFault{
 		s.note("split %v", side)
 		for a := range side {
 			for b := range side {
-				if side[a] != side[b] {
-					s.net.SetCut(a, b, true)
+				if side[a] != side[b] && s.net.SetCut(a, b, true) {
+					changed = true
 				}
 			}
 		}
+		return changed
 	}},
-	{"pause", 3, func(s *schedule) {
+	{"pause", 3, func(s *schedule) bool {
 		n := s.someNode()
+		if q, _ := n.queue(); q == nil || !s.net.Pause(n.name, true) {
+			return false
+		}
 		s.note("pause %s", n.name)
-		s.net.Pause(n.name, true)
 		d := s.upTo(15 * time.Second)
 		s.done.Go(func() {
 			time.Sleep(d)
 			s.note("resume %s", n.name)
 			s.net.Pause(n.name, false)
 		})
+		return true
 	}},
-	{"crash", 5, func(s *schedule) {
+	{"crash", 5, func(s *schedule) bool {
 		n := s.someNode()
 		percent := []int{0, 0, 50, 100}[s.rng.IntN(4)]
 		if s.kill {
@@ -357,46 +460,54 @@ var simFaults = []simFault{
 		}
 		if s.rng.IntN(3) == 0 {
 			s.note("crash %s, %d%% of what is not synced stays", n.name, percent)
-			n.crash(percent)
-			return
+			return n.crash(percent)
 		}
 		operations := 1 + s.rng.Int64N(30)
 		s.note("crash %s %d operations on its disk later, %d%% of what is not synced stays", n.name, operations, percent)
-		n.light(operations, percent)
+		n.light(operations, percent, func() { s.happened("crash") })
+		return false
 	}},
-	{"blackout", 1, func(s *schedule) {
+	{"blackout", 1, func(s *schedule) (crashed bool) {
 		percent := 0
 		if s.kill {
 			percent = 100
 		}
 		s.note("crash all")
 		for _, n := range s.members() {
-			n.crash(percent)
+			crashed = n.crash(percent) || crashed
 		}
 		time.Sleep(s.upTo(2 * time.Second))
 		s.raise()
+		return crashed
 	}},
-	{"close", 2, func(s *schedule) {
+	{"close", 2, func(s *schedule) bool {
 		n := s.someNode()
+		if q, _ := n.queue(); q == nil {
+			return false
+		}
 		s.note("close %s", n.name)
 		n.stop() // of one whose disk fails it is an error
+		return true
 	}},
-	{"clock", 3, func(s *schedule) {
+	{"clock", 3, func(s *schedule) bool {
 		n := s.someNode()
 		d := clockStep * time.Duration(s.rng.IntN(25)-12)
 		s.note("clock of %s is set to %v", n.name, d)
-		n.ahead.Store(int64(d))
+		return n.ahead.Swap(int64(d)) != int64(d)
 	}},
-	{"transfer", 4, func(s *schedule) {
+	{"transfer", 4, func(s *schedule) bool {
 		by, shard, to := s.anyNode(), s.rng.IntN(s.opts.Shards), s.anyNode()
-		s.note("%s transfers shard %d to %s", by.name, shard, to.name)
-		s.transfer(by, shard, to)
+		if s.leader(shard) != to {
+			s.note("%s transfers shard %d to %s", by.name, shard, to.name)
+			s.transfer(by, shard, to, func() { s.happened("transfer") })
+		}
+		return false
 	}},
-	{"coup", 5, func(s *schedule) {
+	{"coup", 5, func(s *schedule) bool {
 		shard, heir := s.rng.IntN(s.opts.Shards), s.anyNode()
 		old := s.leader(shard)
-		if old == nil || old == heir {
-			return
+		if q, _ := heir.queue(); q == nil || old == nil || old == heir {
+			return false
 		}
 		before, until := s.upTo(400*time.Millisecond), s.upTo(600*time.Millisecond)
 		s.note("%s is not heard by %s, and stands for election of shard %d in %v; %s hears of others %v later", heir.name, old.name, shard, before, old.name, until)
@@ -415,53 +526,62 @@ var simFaults = []simFault{
 			time.Sleep(until)
 			s.net.SetCut(heir.name, old.name, false)
 		})
+		return true
 	}},
-	{"replace", 6, func(s *schedule) {
-		if old := s.someNode(); s.moving.CompareAndSwap(false, true) {
-			s.done.Go(func() {
-				defer s.moving.Store(false)
-				s.replace(old, s.note, func() (end func()) {
-					s.h.leaves(old.name)
-					return s.rush(old)
-				})
-			})
+	{"replace", 6, func(s *schedule) bool {
+		old := s.someNode()
+		if !s.moving.CompareAndSwap(false, true) {
+			return false
 		}
-	}},
-	{"lose disk", 2, func(s *schedule) {
-		if old := s.someNode(); s.canLose(old) && s.moving.CompareAndSwap(false, true) {
-			s.note("%s loses its disk", old.name)
-			s.loseDisk(old)
-			s.done.Go(func() {
-				defer s.moving.Store(false)
-				s.replace(old, s.note, nil)
+		s.done.Go(func() {
+			defer s.moving.Store(false)
+			s.replace(old, s.note, func() (end func()) {
+				s.h.leaves(old.name)
+				return s.rush(old)
 			})
-		}
+		})
+		return true
 	}},
-	{"stranger", 2, func(s *schedule) {
+	{"lose disk", 2, func(s *schedule) bool {
+		old := s.someNode()
+		if !s.canLose(old) || !s.moving.CompareAndSwap(false, true) {
+			return false
+		}
+		s.note("%s loses its disk", old.name)
+		s.loseDisk(old)
+		s.done.Go(func() {
+			defer s.moving.Store(false)
+			s.replace(old, s.note, nil)
+		})
+		return true
+	}},
+	{"stranger", 2, func(s *schedule) bool {
 		n := s.someNode()
 		s.note("another cluster has the address of %s", n.name)
 		n.crash(100)
 		s.stranger(n.name, s.upTo(10*time.Second))
+		return true
 	}},
-	{"snapshot", 4, func(s *schedule) {
+	{"snapshot", 4, func(s *schedule) bool {
 		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(4*s.opts.maxAppend+s.rng.IntN(16)) // see trailingMessages
 		s.note("snapshot of shard %d on %s, %d trailing", shard, n.name, trailing)
-		s.snapshot(n, shard, trailing)
+		s.snapshot(n, shard, trailing, func() { s.happened("snapshot") })
+		return false
 	}},
-	{"checkpoint", 3, func(s *schedule) {
+	{"checkpoint", 3, func(s *schedule) bool {
 		n := s.anyNode()
 		s.note("checkpoint on %s", n.name)
-		s.checkpoint(n, fmt.Sprint("copies/", s.struck["checkpoint"]))
+		return s.checkpoint(n)
 	}},
 }
 
 // simMending is drawn in every schedule.
 var simMending = []simFault{
-	{"heal", 6, func(s *schedule) {
+	{"heal", 6, func(s *schedule) bool {
 		reset := s.rng.IntN(2) == 0
 		s.note("heal, reset %t", reset)
-		s.net.Heal(reset)
-		s.net.Unshape()
+		shaped := s.net.Unshape()
+		return s.net.Heal(reset) || shaped
 	}},
 	{"restart", 8, (*schedule).raise},
 }
@@ -552,13 +672,15 @@ func (s *schedule) rush(n *simNode) (end func()) {
 	}
 }
 
-// raise starts the nodes that are down.
-func (s *schedule) raise() {
+// raise starts the nodes that are down, and reports whether any was.
+func (s *schedule) raise() (raised bool) {
 	for _, n := range s.members() {
 		if n.raise() {
+			raised = true
 			s.note("start %s", n.name)
 		}
 	}
+	return raised
 }
 
 // simClient produces tasks and works on them, mostly on one node, until the schedule is over.
@@ -571,7 +693,7 @@ type simClient struct {
 }
 
 func (c *simClient) run() {
-	for !c.over.Load() {
+	for !c.ending() {
 		time.Sleep(c.upTo(time.Second))
 		switch c.rng.IntN(7) {
 		case 0, 1:
@@ -643,7 +765,7 @@ func (c *simClient) produce() {
 func (c *simClient) claim() (l *Lease, call *simCall) {
 	duration := 2*time.Second + c.upTo(4*time.Second).Round(time.Millisecond)
 	call, ok := c.call(simClaim, func(ctx context.Context, q *Queue, call *simCall) (err error) {
-		l, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: duration, NoWait: c.rng.IntN(4) == 0 || c.over.Load()})
+		l, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: duration, NoWait: c.rng.IntN(4) == 0 || c.ending()})
 		return err
 	})
 	if !ok || l == nil {

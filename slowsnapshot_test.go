@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/cluster"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
@@ -136,6 +137,45 @@ func TestSnapshotOverSlowLink(t *testing.T) {
 		require.Less(t, s.bytes(), begun*27/20)
 		require.Empty(t, s.remains(s.leader))
 		require.Empty(t, s.remains(s.victim))
+	})
+}
+
+// newestOf is the newest snapshot of a node.
+func (s *slowSnapshot) newestOf(n *simNode) *raft.SnapshotMeta {
+	list, err := simQueue(n).replicas[0].group.Snapshots()
+	require.NoError(s.t, err)
+	require.NotEmpty(s.t, list)
+	return list[0]
+}
+
+// TestSnapshotOfEarlierMembers: a node that gets the files of a snapshot has the members that were in
+// force at its index, although they have changed since, and comes to the new ones by the log.
+func TestSnapshotOfEarlierMembers(t *testing.T) {
+	t.Parallel()
+	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+		s.net.Isolate(s.victim.name, s.names())
+		taken := s.newestOf(s.leader)
+		for taken.Index == s.newestOf(s.leader).Index { // or else the transfer begins with another one
+			s.produce(1, snapshotTask)
+			time.Sleep(snapshotPause)
+		}
+		taken = s.newestOf(s.leader)
+		r := simQueue(s.leader).replicas[0].group.Raft()
+		x := cluster.Peer{Node: "x", Address: "x", ID: manifest.NewID()}
+		require.NoError(t, r.AddNonvoter(x.ServerID(), raft.ServerAddress(x.Address), 0, 0).Error())
+		s.net.Heal(true)
+		s.work(snapshotTime, func() bool { return s.installs > 0 })
+		got := s.newestOf(s.victim)
+		require.Equal(t, taken.Index, got.Index)
+		require.Equal(t, taken.Configuration, got.Configuration)
+		require.Equal(t, taken.ConfigurationIndex, got.ConfigurationIndex)
+		require.Len(t, got.Configuration.Servers, 3)
+		s.work(snapshotTime, s.caughtUp)
+		require.True(t, s.caughtUp())
+		require.Equal(t, 1, s.installs)
+		require.Equal(t, membersOf(s.leader, 0), membersOf(s.victim, 0))
+		require.Len(t, membersOf(s.victim, 0), 4)
+		require.NoError(t, r.RemoveServer(x.ServerID(), 0, 0).Error())
 	})
 }
 

@@ -65,7 +65,7 @@ func TestTellChildrenInPieces(t *testing.T) {
 							for tries := 0; errors.Is(err, errBusy) && tries < n; tries++ {
 								time.Sleep(time.Millisecond)
 								err = s.probe(func(s *shard) error {
-									if s.Probe().Usage().Telling > 0 || s.Probe().IsSending() || s.due() {
+									if s.Probe().Usage().Telling > 0 || s.isSending() || s.due() {
 										return errBusy
 									}
 									return nil

@@ -471,8 +471,7 @@ func TestReplaceCorrupt(t *testing.T) {
 		task.Unique.Replace = true
 		id := produce(t, q, task)[0]
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.Probe().Plant(keys.AppendByID(nil, keys.Index, id), []byte{0xff})
-			return nil
+			return s.Group.Batch.Set(keys.AppendByID(nil, keys.Index, id), []byte{0xff}, nil)
 		}))
 		_, err = q.Produce(context.Background(), task)
 		require.ErrorIs(t, err, ErrUncertain)
@@ -758,7 +757,7 @@ func TestKeyOfCanceledChild(t *testing.T) {
 		p.Step()
 		p.Pass(time.Minute - time.Millisecond)
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
-			err := s.Probe().Cancel(parent)
+			_, err := s.Alter(keys.ID(parent), engine.AlterCancel, 0)
 			p.Skew.Add(int64(time.Millisecond)) // for the next group, which cancels the child
 			return err
 		}))
@@ -848,4 +847,10 @@ func TestUniqueRefused(t *testing.T) {
 	accepted, err := q.ProduceBatch(ctx, []Task{replacing, keyed(text(10)), keyed("twin")})
 	require.Equal(t, map[int]ID{2: accepted[0]}, duplicates(t, err))
 	require.NoError(t, q.checkAll())
+}
+
+// readsOf is how many entries the owner of the only shard has read.
+func (q *Queue) readsOf(t *testing.T) (n int) {
+	require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.Probe().Usage().Read; return nil }))
+	return n
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
@@ -26,8 +27,12 @@ func formatOf(t *testing.T, q *Queue, shard int) int {
 // upgradeCase lets a story happen on a cluster of three nodes whose build knows the format before
 // this one.
 func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluster)) {
+	upgradeCaseWith(t, Options{Shards: shards}, story)
+}
+
+func upgradeCaseWith(t *testing.T, opts Options, story func(t *testing.T, c *simCluster)) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newSimClusterOf(t, 1, 3, Options{Shards: shards}, oldFormat)
+		c := newSimClusterOf(t, 1, 3, opts, oldFormat)
 		c.awaitLeaders()
 		story(t, c)
 		c.mend(true)
@@ -173,6 +178,39 @@ func TestUpgradeBesideDeadNode(t *testing.T) {
 	})
 }
 
+// TestUpgradeOfPebble: the stores and the log of a node are in Pebble's format of the format that its
+// directory had when it was opened: in none that only new builds can read before all nodes have one.
+func TestUpgradeOfPebble(t *testing.T) {
+	const before, after = pebble.FormatColumnarBlocks, pebble.FormatTableFormatV6
+	formats := func(format int) pebble.FormatMajorVersion {
+		if format < newFormat {
+			return before
+		}
+		return after
+	}
+	upgradeCaseWith(t, Options{Shards: 2, pebble: formats}, func(t *testing.T, c *simCluster) {
+		for _, n := range c.nodes {
+			n.produce(t, 3)
+			requirePebbleFormat(t, n.disk, before)
+			require.NoError(t, n.become(newFormat))
+			requirePebbleFormat(t, n.disk, before)
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		for _, n := range c.nodes {
+			requirePebbleFormat(t, n.disk, before)
+			n.stop()
+			n.start()
+			requirePebbleFormat(t, n.disk, after)
+			require.Equal(t, 9, n.count(t))
+		}
+		require.NoError(t, simQueue(c.nodes[0]).Checkpoint(t.Context(), "copy"))
+		desc, err := pebble.Peek(manifest.ShardDir(c.nodes[0].disk, "copy", 0), c.nodes[0].disk)
+		require.NoError(t, err)
+		require.Equal(t, after, desc.FormatMajorVersion)
+	})
+}
+
 // TestFoundersOfTwoBuilds: a new cluster has the newest format that all founders know.
 func TestFoundersOfTwoBuilds(t *testing.T) {
 	for _, old := range []int{-1, 0, 2} {
@@ -236,10 +274,13 @@ func (c *simCluster) requireRefused(n *simNode) {
 }
 
 // simUpgrade lets a node be killed, and come back with this build.
-var simUpgrade = simFault{"upgrade", 8, func(s *schedule) {
-	if n := s.anyNode(); n.upgrade() {
-		s.note("upgrade %s", n.name)
+var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
+	n := s.anyNode()
+	if !n.upgrade() {
+		return false
 	}
+	s.note("upgrade %s", n.name)
+	return true
 }}
 
 // upgrade kills the node if its build is older than this one, and lets the next life have this one.

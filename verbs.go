@@ -11,10 +11,10 @@ import (
 // verb is what the pipeline knows of an operation. The entries of verbs name no fields, so that
 // none can be omitted.
 type verb struct {
-	new        func(from string) request      // for decoding a call of another node; nil: nodes do not call it
-	room       func(operation) engine.Room    // the level of free space down to which it still runs
-	repeatable func(request) bool             // resolved twice, it has the same effect as once
-	tasks      func(request) []engine.NewTask // the tasks that it produces
+	new        func(from string) request        // for decoding a call of another node; nil: nodes do not call it
+	room       func(operation) engine.Room      // the level of free space down to which it still runs
+	repeatable func(request) bool               // resolved twice, it has the same effect as once
+	tasks      func(operation) []engine.NewTask // the tasks that it produces
 	traits     trait
 }
 
@@ -27,6 +27,7 @@ const (
 	waitsRoom                    // waits for room, as nobody would call again
 	passesFull                   // is accepted by a full inbox: the owner waits for it
 	ofMembers                    // is refused to a node that was removed: its workers may end what they have begun
+	mayBeLarge                   // waits in a line of its own if the records of its tasks are large
 	urgent                       // waits for nothing that is sent between nodes: it is short, and keeps leases
 )
 
@@ -70,33 +71,33 @@ var _ [cluster.OwnKinds - endOfRequests]struct{} // larger kinds are those of th
 
 // verbs describes the operations of calls.
 var verbs = [endOfRequests]verb{
-	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, 0},
+	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, mayBeLarge},
 	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, ofMembers},
-	callComplete:       {blank[completeOp], roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
-	callFail:           {blank[failOp], upTo(engine.RoomScarce), yes, none, onLease | endsLease},
-	callExtend:         {blank[extendOp], upTo(engine.RoomScarce), yes, none, onLease | urgent},
+	callComplete:       {blank[completeOp](callComplete), roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
+	callFail:           {blank[failOp](callFail), upTo(engine.RoomScarce), yes, none, onLease | endsLease},
+	callExtend:         {blank[extendOp](callExtend), upTo(engine.RoomScarce), yes, none, onLease | urgent},
 	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
 	callAlter:          {ruled[call.Alter](callAlter), roomOfAlter, no, none, ofMembers},
-	callAwait:          {blank[awaitOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 	callBulk:           {ruled[call.Bulk](callBulk), roomOfBulk, no, none, ofMembers},
 	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callIdle:           {blank[idleOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers}, // unless the task has not ended
 	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, none, ofMembers},
 	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, none, ofMembers},
 	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callMessages:       {blank[messageBatch], upTo(engine.RoomLow), yes, none, waitsRoom},
-	callRead:           {blank[readOp], upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callIndex:          {blank[indexOp], upTo(engine.RoomEmpty), yes, none, ofMembers},
-	callInterest:       {blank[interestOp], upTo(engine.RoomScarce), yes, none, waitsRoom},
+	callMessages:       {blank[messageBatch](callMessages), upTo(engine.RoomLow), yes, none, waitsRoom},
+	callRead:           {blank[readOp](callRead), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callIndex:          {blank[indexOp](callIndex), upTo(engine.RoomEmpty), yes, none, ofMembers},
+	callInterest:       {blank[interestOp](callInterest), upTo(engine.RoomScarce), yes, none, waitsRoom},
 	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, none, ofMembers},
 	callAdopt:          {ruled[call.Adopt](callAdopt), upTo(engine.RoomScarce), yes, none, 0},
-	callMember:         {blank[memberOp], upTo(engine.RoomScarce), yes, none, 0},
-	callPermits:        {blank[permitsOp], upTo(engine.RoomEmpty), yes, none, 0},
-	callAskPermits:     {blank[askPermitsOp], upTo(engine.RoomEmpty), yes, none, 0},
-	callBarrier:        {blank[barrierOp], upTo(engine.RoomScarce), no, none, ofMembers},
-	callResume:         {blank[resumeOp], upTo(engine.RoomEmpty), no, none, passesFull},
+	callMember:         {blank[memberOp](callMember), upTo(engine.RoomScarce), yes, none, 0},
+	callPermits:        {blank[permitsOp](callPermits), upTo(engine.RoomEmpty), yes, none, 0},
+	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, 0},
+	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, none, ofMembers},
+	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, none, passesFull},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.
@@ -105,24 +106,6 @@ var (
 	internalParks = verb{nil, upTo(engine.RoomScarce), no, none, waitsRoom}
 	confirmVerb   = verb{nil, upTo(engine.RoomNone), no, none, waitsRoom}
 )
-
-func (op *produceOp) verb() *verb    { return &verbs[callProduce] }
-func (op *claimOp) verb() *verb      { return &verbs[callClaim] }
-func (op *completeOp) verb() *verb   { return &verbs[callComplete] }
-func (op *failOp) verb() *verb       { return &verbs[callFail] }
-func (op *extendOp) verb() *verb     { return &verbs[callExtend] }
-func (op *awaitOp) verb() *verb      { return &verbs[callAwait] }
-func (op *idleOp) verb() *verb       { return &verbs[callIdle] }
-func (p *messageBatch) verb() *verb  { return &verbs[callMessages] }
-func (op *readOp) verb() *verb       { return &verbs[callRead] }
-func (op *ruling) verb() *verb       { return &verbs[op.kind] }
-func (op *indexOp) verb() *verb      { return &verbs[callIndex] }
-func (op *interestOp) verb() *verb   { return &verbs[callInterest] }
-func (op *memberOp) verb() *verb     { return &verbs[callMember] }
-func (op *permitsOp) verb() *verb    { return &verbs[callPermits] }
-func (op *askPermitsOp) verb() *verb { return &verbs[callAskPermits] }
-func (op *barrierOp) verb() *verb    { return &verbs[callBarrier] }
-func (op *resumeOp) verb() *verb     { return &verbs[callResume] }
 
 func (op *confirmOp) verb() *verb     { return &confirmVerb }
 func (op *joinOp) verb() *verb        { return &internalParks }
@@ -135,10 +118,12 @@ func (op *sweptOp) verb() *verb       { return &internal }
 func (op *dropSetOp) verb() *verb     { return &internal }
 func (op *crashOp) verb() *verb       { return &internal }
 
-func newProduce(from string) request { return &produceOp{call: engine.CallNumber{Node: from}} }
+func newProduce(from string) request {
+	return &produceOp{completion: completion{kind: callProduce}, call: engine.CallNumber{Node: from}}
+}
 
 func newClaim(string) request {
-	op := &claimOp{Claim: dispatch.Claim{Remote: true}}
+	op := &claimOp{completion: completion{kind: callClaim}, Claim: dispatch.Claim{Remote: true}}
 	op.Caller = op
 	return op
 }
@@ -146,20 +131,23 @@ func newClaim(string) request {
 func blank[T any, P interface {
 	*T
 	request
-}](string) request {
-	return P(new(T))
+}](kind callKind) func(string) request {
+	return func(string) request {
+		op := P(new(T))
+		op.base().kind = kind
+		return op
+	}
 }
 
 // ruling is an operation that the rules decide by themselves.
 type ruling struct {
 	completion
 	call.Body
-	kind callKind
 }
 
 // rule makes an operation of a call.
 func rule(kind callKind, b call.Body) *ruling {
-	return &ruling{completion: newCompletion(), Body: b, kind: kind}
+	return &ruling{completion: newCompletion(kind), Body: b}
 }
 
 func ruled[T any, P interface {
@@ -174,11 +162,11 @@ func (op *ruling) resolve(s *shard) {
 	s.conclude(op, &op.completion, v, err)
 }
 
-func (op *ruling) encode(dst []byte) (callKind, []byte) { return op.kind, op.Append(dst) }
-func (op *ruling) decode(r *wire.Reader)                { op.Read(r) }
-func (op *ruling) encodeReply(dst []byte) []byte        { return op.AppendReply(dst) }
-func (op *ruling) decodeReply(r *wire.Reader)           { op.ReadReply(r) }
-func (op *ruling) again()                               { op.Again(); op.err = nil }
+func (op *ruling) encode(dst []byte) []byte      { return op.Append(dst) }
+func (op *ruling) decode(r *wire.Reader)         { op.Read(r) }
+func (op *ruling) encodeReply(dst []byte) []byte { return op.AppendReply(dst) }
+func (op *ruling) decodeReply(r *wire.Reader)    { op.ReadReply(r) }
+func (op *ruling) again()                        { op.Again(); op.err = nil }
 
 // upTo returns the room of operations that all run down to the same level.
 func upTo(level engine.Room) func(operation) engine.Room {
@@ -199,6 +187,6 @@ func yes(request) bool           { return true }
 func no(request) bool            { return false }
 func isNumbered(op request) bool { return op.(*produceOp).call.Seq != 0 }
 
-func none(request) []engine.NewTask               { return nil }
-func tasksOfProduce(op request) []engine.NewTask  { return op.(*produceOp).tasks }
-func tasksOfComplete(op request) []engine.NewTask { return op.(*completeOp).next }
+func none(operation) []engine.NewTask               { return nil }
+func tasksOfProduce(op operation) []engine.NewTask  { return op.(*produceOp).tasks }
+func tasksOfComplete(op operation) []engine.NewTask { return op.(*completeOp).next }

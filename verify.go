@@ -142,11 +142,5 @@ var storedRules = &fsck.Rules{
 		set, err := engine.ParseSettings(value)
 		return set.Version, err
 	},
-	Schedule: func(key, value []byte) (name string, err error) {
-		r, err := engine.ParseRecurring(key, value)
-		if err != nil {
-			return "", err
-		}
-		return r.Name, nil
-	},
+	Schedule: engine.CheckSchedule,
 }

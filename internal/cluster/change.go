@@ -20,7 +20,7 @@ type Change byte
 
 const (
 	AddNode          Change = iota // as one that does not vote
-	GiveVote                       // to a node that was added
+	GiveVote                       // to a node that was added, and has caught up
 	RemoveNode                     // for good
 	MakeLeader                     // of a node; none: it undoes that
 	CheckRemoval                   // whether a node can be removed
@@ -87,6 +87,9 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 	case GiveVote:
 		if at < 0 || members[at].ID != id {
 			return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, p.Node)
+		}
+		if err := g.checkCaughtUp(ctx, members[at]); err != nil {
+			return err
 		}
 		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, index, configTimeout) })
 	case CheckMember, CheckRemoval, CheckReplacement, RemoveNode:

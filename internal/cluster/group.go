@@ -172,6 +172,9 @@ func (g *Group) Raft() *raft.Raft { return g.raft }
 // FirstIndex is the first entry that the log has. It is for tests.
 func (g *Group) FirstIndex() (uint64, error) { return g.log.FirstIndex() }
 
+// Snapshots are the group's snapshots, the newest one first. It is for tests.
+func (g *Group) Snapshots() ([]*raft.SnapshotMeta, error) { return g.snapshots.List() }
+
 // Receive hands Raft a message as if another node had sent it. It is for tests.
 func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -28,6 +29,7 @@ func (n *Node) Add(ctx context.Context, p Peer) error {
 func (n *Node) invite(ctx context.Context, p Peer) (joining, error) {
 	j := joining{Peer: p, Join: true}
 	var away error // why the node has not answered, the last time
+	waits := n.newWait()
 	err := n.poll(ctx, func() (bool, error) {
 		i, err := n.introduce(ctx, p)
 		var refused *peer.RefusedError
@@ -35,6 +37,7 @@ func (n *Node) invite(ctx context.Context, p Peer) (joining, error) {
 			return false, refusal(err)
 		}
 		if away = err; err != nil {
+			waits.note("node that is to be added does not answer", away)
 			return false, nil
 		}
 		if i.Cluster != "" && i.Cluster != n.Cluster() {
@@ -92,18 +95,80 @@ func (n *Node) add(ctx context.Context, p Peer) error {
 	return n.giveVotes(ctx, p)
 }
 
+// ErrBehind: a node has not caught up with a shard, and gets no vote yet.
+var ErrBehind = errors.New("codeq: node has not caught up")
+
 // giveVotes lets a member vote in each shard, as soon as it has caught up.
 func (n *Node) giveVotes(ctx context.Context, p Peer) error {
 	for i := range n.groups {
-		err := n.awaitCatchUp(ctx, i, p)
-		if err == nil {
-			err = n.c.Leaders.Change(ctx, i, GiveVote, p)
-		}
-		if err != nil {
+		if err := n.giveVote(ctx, i, p); err != nil {
 			return fmt.Errorf("give node %s a vote in shard %d: %w", p.Node, i, err)
 		}
 	}
 	return nil
+}
+
+func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
+	var behind error // the last time
+	waits := n.newWait()
+	err := n.poll(ctx, func() (bool, error) {
+		err := n.countBehind(ctx, shard, p)
+		if err == nil {
+			err = n.c.Leaders.Change(ctx, shard, GiveVote, p)
+		}
+		if !errors.Is(err, ErrBehind) {
+			return true, err
+		}
+		behind = err
+		waits.note("node does not vote yet", behind, "member", p.Node, "shard", shard)
+		return false, nil
+	})
+	if err != nil && behind != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", err, behind)
+	}
+	return err
+}
+
+// closeBehind is how many entries a node may lack when a leader is asked to give it a vote.
+const closeBehind = MaxAppend * closeMessages
+
+// countBehind returns an error if a node lacks many entries. The leader also looks at how large
+// they are, if its build knows that.
+func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
+	applied, err := n.c.Leaders.Applied(ctx, shard)
+	if err != nil {
+		return err
+	}
+	states, err := n.stateOf(ctx, p)
+	switch {
+	case err == nil && shard >= len(states):
+		err = ErrMalformedCall
+	case err == nil && states[shard].Applied+closeBehind <= applied:
+		err = fmt.Errorf("it has applied %d of %d entries", states[shard].Applied, applied)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: node %s: %s", ErrBehind, p.Node, err)
+	}
+	return nil
+}
+
+// wait is what waits for a node, perhaps for long, and says so in the log now and then.
+type wait struct {
+	log  *slog.Logger
+	next time.Time // when it says so
+}
+
+// waitNote is how long a wait is silent.
+const waitNote = 10 * time.Second
+
+func (n *Node) newWait() *wait { return &wait{n.log, time.Now().Add(waitNote)} }
+
+// note says why the wait goes on, if it was silent for long.
+func (w *wait) note(what string, why error, args ...any) {
+	if now := time.Now(); !now.Before(w.next) {
+		w.next = now.Add(waitNote)
+		w.log.Warn(what, append(args, "err", why)...)
+	}
 }
 
 // Remove takes a node out of the cluster. Before the first change it makes sure that all shards can
@@ -353,28 +418,4 @@ func (n *Node) learnRemovals() bool {
 		g.removed.Store(!g.HasLeader() && sh.Leader != "" && !sh.has(n.self.Node))
 	}
 	return true
-}
-
-// How much a node may lack when it gets a vote, in entries, or leads, in messages.
-const (
-	closeBehind   = 256
-	closeMessages = 4
-)
-
-// awaitCatchUp waits until a new node has nearly caught up with a shard.
-func (n *Node) awaitCatchUp(ctx context.Context, shard int, p Peer) error {
-	var unknown error // why the state of the new node was, the last time
-	err := n.poll(ctx, func() (bool, error) {
-		applied, err := n.c.Leaders.Applied(ctx, shard)
-		if err != nil {
-			return false, err
-		}
-		var states []replicaState
-		states, unknown = n.stateOf(ctx, p)
-		return unknown == nil && shard < len(states) && states[shard].Applied+closeBehind > applied, nil
-	})
-	if ctx.Err() != nil {
-		return errors.Join(err, unknown)
-	}
-	return err
 }

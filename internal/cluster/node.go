@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
@@ -72,7 +73,9 @@ type Config struct {
 	MinFree   int64 // bytes; see logRoom
 	MaxAppend int   // entries of a message between nodes, at most; at most the constant
 	Newest    int   // format that the node knows; 0: manifest.Format. Tests say less
-	Logger    *slog.Logger
+	// PebbleFormat is Pebble's of the log, by that of the directory. Default: manifest.PebbleFormat
+	PebbleFormat func(format int) pebble.FormatMajorVersion
+	Logger       *slog.Logger
 	// SnapshotBytes is of how much log a snapshot is taken; half as much stays.
 	SnapshotBytes int64
 
@@ -148,6 +151,9 @@ func New(c Config) *Node {
 		c.Log = func(g *raftlog.Group) LogStore { return g }
 	}
 	c.Newest = cmp.Or(c.Newest, manifest.Format)
+	if c.PebbleFormat == nil {
+		c.PebbleFormat = manifest.PebbleFormat
+	}
 	self := Peer{c.Node, cmp.Or(c.Advertise, c.Listen), c.Directory.ID}
 	if self.Address == "" && c.Listener != nil {
 		self.Address = c.Listener.Addr().String()
@@ -265,7 +271,9 @@ func (n *Node) openReplicas() (err error) {
 			return fmt.Errorf("codeq: open shard %d of %s: %w", g.index, d.Path, err)
 		}
 	}
-	n.logs, err = raftlog.Open(d.FS.PathJoin(d.Path, manifest.RaftDir), raftlog.Options{FS: d.FS, Sync: n.c.Sync, Logger: n.log})
+	n.logs, err = raftlog.Open(d.FS.PathJoin(d.Path, manifest.RaftDir), raftlog.Options{
+		FS: d.FS, Sync: n.c.Sync, Format: n.c.PebbleFormat(n.Format()), Logger: n.log,
+	})
 	if err != nil {
 		return fmt.Errorf("codeq: open the log of %s: %w", d.Path, damageOf(err))
 	}

@@ -73,11 +73,41 @@ func (g *Group) transfer(to raft.Server) (err error) {
 // isFit reports whether a node can lead soon, if this one ends.
 func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 	s, err := g.stateToLead(ctx, m)
-	if err == nil && s.Applied+g.log.newest(g.Applied(), closeMessages) < g.Applied() {
-		err = fmt.Errorf("node %s has applied %d of %d entries", peerOf(m).Node, s.Applied, g.Applied())
+	if err == nil {
+		err = g.lackOf(m, s)
 	}
 	if err != nil {
 		return fmt.Errorf("shard %d: %w: %s", g.index, base.ErrCannotLead, err)
+	}
+	return nil
+}
+
+// checkCaughtUp returns an error if a node that does not vote lacks too much to do so: while it is
+// sent that, it would be of no use to the majority for which it counts.
+func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
+	if m.Suffrage == raft.Voter {
+		return nil
+	}
+	s, err := g.stateAt(ctx, m)
+	if err == nil {
+		err = g.lackOf(m, s)
+	} else {
+		err = fmt.Errorf("node %s: %s", peerOf(m).Node, strings.TrimPrefix(err.Error(), "codeq: "))
+	}
+	if err != nil {
+		return fmt.Errorf("shard %d: %w: %s", g.index, ErrBehind, err)
+	}
+	return nil
+}
+
+// closeMessages is how much a node may lack when it gets a vote, or leads.
+const closeMessages = 4
+
+// lackOf returns an error if a node lacks more than closeMessages of what this one has applied.
+func (g *Group) lackOf(m raft.Server, s replicaState) error {
+	applied := g.Applied()
+	if s.Applied+g.log.newest(applied, closeMessages) < applied {
+		return fmt.Errorf("node %s has applied %d of %d entries", peerOf(m).Node, s.Applied, applied)
 	}
 	return nil
 }

@@ -16,13 +16,14 @@ import (
 
 // A cluster is upgraded node by node, so its nodes run different builds meanwhile, which know
 // different formats (manifest.Format). Each shard has a format, which is stored in its store and
-// thus replicated, and in which all of its nodes write entries, keys, snapshots and Pebble's files.
-// The leader of a shard raises it, by an entry, when every member of the group runs a build that
-// knows the next one: also those that are away, which count as they were last seen, since what they
-// get one day is in the log by now.
+// thus replicated, and in which all of its nodes write entries, keys and snapshots. The leader of a
+// shard raises it, by an entry, when every member of the group runs a build that knows the next
+// one: also those that are away, which count as they were last seen, since what they get one day is
+// in the log by now.
 //
 // The manifest of a node has the latest format of what it may have stored, so that an older build
-// refuses the directory, and this node requires of the others that they know it (peer.Formats).
+// refuses the directory, and this node requires of the others that they know it (peer.Formats). It
+// is also the format by which Pebble's is chosen when a store, or the log, is opened.
 //
 // Invariant: nothing of a format is sent to a node, nor stored by it, before its manifest has that
 // format. A node that raises a shard requires the format before it applies the entry, which ends

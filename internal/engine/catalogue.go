@@ -243,7 +243,7 @@ func (s *State) Rest(q *Queue) {
 
 // forgetIdle drops from memory the lanes that have been idle longest, beyond those that may stay,
 // and reports the queues that are no longer needed. Its cost grows with what the group did, and
-// with DoubtsAtOnce.
+// with doubtsAtOnce.
 // REQUIRES: the group is empty.
 func (s *State) forgetIdle() {
 	c := &s.catalogue
@@ -257,15 +257,15 @@ func (s *State) forgetIdle() {
 	s.forgetQueues()
 }
 
-// DoubtsAtOnce is how many doubtful queues a group checks once no wakeups are on disk only.
-const DoubtsAtOnce = 1 << 10
+// doubtsAtOnce is how many doubtful queues a group checks once no wakeups are on disk only.
+const doubtsAtOnce = 1 << 10
 
 // forgetQueues reports the queues that the rules no longer need: the owner drops them, unless it
 // needs them itself. A queue with wakeups in memory stays until they are applied. While wakeups are
 // on disk only, a queue that may have some of them is doubtful, and stays as well.
 func (s *State) forgetQueues() {
 	if !s.wakeups.onDisk {
-		for range min(s.doubtful.Len(), DoubtsAtOnce) {
+		for range min(s.doubtful.Len(), doubtsAtOnce) {
 			s.resting = append(s.resting, s.doubtful.Pop())
 		}
 	}
@@ -461,7 +461,7 @@ func (s *State) readLanes(emit func(storedLane) error) error {
 			return fmt.Errorf("%w: malformed lane key %x", base.ErrCorrupt, key)
 		}
 		v, err := keys.ParseLaneValue(value)
-		if err != nil || v.Queue == 0 || v.Priority > MaxPriority {
+		if err != nil || v.Queue == 0 || v.Priority > maxPriority {
 			return fmt.Errorf("%w: lane %d has value %x", base.ErrCorrupt, n, value)
 		}
 		return emit(storedLane{n, v})

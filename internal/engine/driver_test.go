@@ -214,19 +214,13 @@ func (d *driver) lose(s *drivenShard) {
 
 // rules say what is good of the stored values that users see.
 var rules = &fsck.Rules{
-	MaxPriority: MaxPriority,
+	MaxPriority: maxPriority,
 	MaxOnDead:   uint8(RunOnDead),
 	Settings: func(value []byte) (uint64, error) {
 		set, err := ParseSettings(value)
 		return set.Version, err
 	},
-	Schedule: func(key, value []byte) (string, error) {
-		r, err := ParseRecurring(key, value)
-		if err != nil {
-			return "", err
-		}
-		return r.Name, nil
-	},
+	Schedule: CheckSchedule,
 }
 
 // check makes sure that the disk of a shard does not contradict itself, nor its memory, if nothing

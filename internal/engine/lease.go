@@ -59,18 +59,18 @@ type leaseTable struct {
 }
 
 // A lease has a copy of its task's record if the record is small, as long as the copies of a shard
-// take at most CopiesCap: the end of an attempt then reads nothing. It is a copy because the
+// take at most copiesCap: the end of an attempt then reads nothing. It is a copy because the
 // worker, which gets the record, may change the payload, and because records share memory.
 const (
-	CopyCap   = 512      // bytes of a record
-	CopiesCap = 16 << 20 // bytes
+	copyCap   = 512      // bytes of a record
+	copiesCap = 16 << 20 // bytes
 )
 
 // copyRecord keeps a copy of the current record of a lease's task.
 func (t *leaseTable) copyRecord(l *lease, rec []byte) {
 	t.held -= len(l.copied)
 	l.copied = l.copied[:0]
-	if len(rec) <= CopyCap && t.held+len(rec) <= CopiesCap {
+	if len(rec) <= copyCap && t.held+len(rec) <= copiesCap {
 		l.copied = append(l.copied, rec...)
 		t.held += len(rec)
 	}

@@ -69,7 +69,7 @@ func (t *NewTask) Valid(rec *record.Record, n int) bool {
 			return false
 		}
 	}
-	return t.Key.Priority <= MaxPriority
+	return t.Key.Priority <= maxPriority
 }
 
 // IsScattered reports whether a shard would have to send the task to another one, which does not

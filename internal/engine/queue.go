@@ -50,7 +50,7 @@ type Queue struct {
 	arrived uint64 // tasks that have come from other shards since the queue is in memory
 	Configured
 
-	rings [MaxPriority + 1]*ring // nil: no lane may have a ready task
+	rings [maxPriority + 1]*ring // nil: no lane may have a ready task
 	Mask  uint16                 // bit p: there is rings[p]
 	asked uint32                 // the last epoch in which a claim asked for the queue
 
@@ -61,7 +61,7 @@ type Queue struct {
 }
 
 func newQueue(name string) *Queue {
-	return &Queue{Name: name, Configured: Unconfigured}
+	return &Queue{Name: name, Configured: unconfigured}
 }
 
 // lane returns the queue's lane in memory; nil if there is none.

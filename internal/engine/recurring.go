@@ -43,7 +43,7 @@ func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: schedule %q: %w", base.ErrCorrupt, name, err)
 	}
-	if v.Priority > MaxPriority || v.Missed > MissedAll {
+	if v.Priority > maxPriority || v.Missed > MissedAll {
 		return nil, fmt.Errorf("%w: schedule %q: priority %d, missed %d", base.ErrCorrupt, name, v.Priority, v.Missed)
 	}
 	return &recurring{Name: name, value: v, template: rec, next: Never, place: -1}, nil
@@ -237,7 +237,7 @@ func (s *State) storeRecurring(r *recurring) {
 // tick, but does not keep the queue from opening.
 func (s *State) loadRecurring() error {
 	return schema.Scan(s.Store.DB(), keys.Schedule, func(key, value []byte) error {
-		r, err := ParseRecurring(key, bytes.Clone(value))
+		r, err := parseRecurring(key, bytes.Clone(value))
 		if err != nil {
 			return err
 		}
@@ -292,8 +292,8 @@ func CheckTimes(cron, zone string, every time.Duration, now uint64) (ticks.Seque
 	return times, err
 }
 
-// ParseRecurring decodes an entry of the schedule range. The result keeps value.
-func ParseRecurring(key, value []byte) (*recurring, error) {
+// parseRecurring decodes an entry of the schedule range. The result keeps value.
+func parseRecurring(key, value []byte) (*recurring, error) {
 	name, err := keys.ParseSchedule(key)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
@@ -303,4 +303,13 @@ func ParseRecurring(key, value []byte) (*recurring, error) {
 		return nil, fmt.Errorf("%w: schedule %q: %w", base.ErrCorrupt, name, err)
 	}
 	return newRecurring(name, v)
+}
+
+// CheckSchedule returns the name of a stored schedule, or what is wrong with it.
+func CheckSchedule(key, value []byte) (name string, err error) {
+	r, err := parseRecurring(key, value)
+	if err != nil {
+		return "", err
+	}
+	return r.Name, nil
 }

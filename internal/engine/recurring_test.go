@@ -27,7 +27,7 @@ func FuzzSchedule(f *testing.F) {
 	f.Add(huge.Append(nil), uint64(1<<44))
 	f.Fuzz(func(t *testing.T, value []byte, now uint64) {
 		now %= 1 << 44 // the year 2527
-		r, err := ParseRecurring(keys.AppendSchedule(nil, "s"), value)
+		r, err := parseRecurring(keys.AppendSchedule(nil, "s"), value)
 		if err != nil {
 			require.ErrorIs(t, err, base.ErrCorrupt)
 			return

@@ -33,8 +33,8 @@ type refiller struct {
 }
 
 const (
-	RefillTasks = 1024    // end a pass; also the limit of one lane in a pass
-	RefillBytes = 1 << 20 // end a pass
+	refillTasks = 1024    // end a pass; also the limit of one lane in a pass
+	refillBytes = 1 << 20 // end a pass
 	refillLanes = 1024    // that a pass reads at most
 	refillLooks = 4096    // lanes that a pass looks at for each ring, whether it reads them or not
 
@@ -46,7 +46,7 @@ const (
 func (s *State) want(r *ring) {
 	if !r.wanted {
 		r.wanted = true
-		r.reach = min(max(2*r.reach, RingReach), r.lanes)
+		r.reach = min(max(2*r.reach, ringReach), r.lanes)
 		s.refiller.wants = append(s.refiller.wants, r)
 	}
 }
@@ -97,7 +97,7 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 func (s *State) Refill() {
 	f := &s.refiller
 	if f.most == 0 {
-		f.most = RingReach
+		f.most = ringReach
 	}
 	f.plan = f.plan[:0]
 	part := max(1, f.most/len(f.wants))
@@ -189,7 +189,7 @@ func (s *State) pass() (full bool, err error) {
 			return false, err
 		}
 		took = s.config.Elapsed() - begin
-		if stopped = full || i+1 < len(f.plan) && (f.count >= RefillTasks || f.bytes >= s.passBytes() || took >= refillStop); stopped {
+		if stopped = full || i+1 < len(f.plan) && (f.count >= refillTasks || f.bytes >= s.passBytes() || took >= refillStop); stopped {
 			break
 		}
 	}
@@ -206,7 +206,7 @@ func (s *State) pass() (full bool, err error) {
 	return full, nil
 }
 
-func (s *State) passBytes() int { return max(1, min(RefillBytes, s.windows.limit/8)) }
+func (s *State) passBytes() int { return max(1, min(refillBytes, s.windows.limit/8)) }
 
 // fill reads the next tasks of a lane, up to its share. full says that there was no memory for the
 // next one.
@@ -215,7 +215,7 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 	f.lanes++
 	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
 	f.end = keys.AppendLane(f.end[:0], l.number+1)
-	room := min(RefillTasks, s.config.WindowTasks-w.Len())
+	room := min(refillTasks, s.config.WindowTasks-w.Len())
 	share := s.windows.laneShare(l)
 	s.windows.renew(l)
 	l.pass = s.windows.pass

@@ -27,8 +27,8 @@ type ring struct {
 // spareRings is how many unused rings a shard keeps.
 const spareRings = 64
 
-// RingReach is how many lanes the first refill brings ahead; each later one doubles the number.
-const RingReach = 64
+// ringReach is how many lanes the first refill brings ahead; each later one doubles the number.
+const ringReach = 64
 
 // joinRing puts a lane that may have ready tasks into its ring, last in order.
 func (s *State) joinRing(l *Lane) {

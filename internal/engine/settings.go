@@ -22,9 +22,9 @@ type Configured struct {
 	Value    []byte // both, as stored; nil: there are none
 }
 
-var Unconfigured = Configured{Settings: new(Settings)}
+var unconfigured = Configured{Settings: new(Settings)}
 
-func SettingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
+func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
 
 // loadSettings reads the settings that the shard has stored.
 // REQUIRES: the counts are loaded.
@@ -71,7 +71,7 @@ func (s *State) adopt(queue string, c Configured, fresh bool) {
 	if c.Version <= q.Version {
 		return
 	}
-	s.Group.set(SettingsKey(queue), c.Value)
+	s.Group.set(settingsKey(queue), c.Value)
 	s.applySettings(q, c, fresh)
 }
 
@@ -120,8 +120,8 @@ func (e *Invalid) Error() string {
 	return fmt.Sprintf("invalid %s: %v (allowed: %s)", e.Field, e.Value, e.Limit)
 }
 
-// MaxWeight keeps the sum of the weights of any list of queues in an int.
-const MaxWeight = 1 << 16
+// maxWeight keeps the sum of the weights of any list of queues in an int.
+const maxWeight = 1 << 16
 
 // Check returns an *Invalid for settings that are not allowed.
 func (s *Settings) Check() error {
@@ -144,8 +144,8 @@ func (s *Settings) Check() error {
 		if !utf8.ValidString(tenant) { // they are stored as JSON
 			return &Invalid{"Settings.TenantWeights", strconv.Quote(tenant), "names in UTF-8"}
 		}
-		if w < 1 || w > MaxWeight {
-			return &Invalid{"Settings.TenantWeights of " + tenant, w, fmt.Sprint("1 to ", MaxWeight)}
+		if w < 1 || w > maxWeight {
+			return &Invalid{"Settings.TenantWeights of " + tenant, w, fmt.Sprint("1 to ", maxWeight)}
 		}
 	}
 	for _, f := range []struct {

@@ -9,8 +9,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// MaxPriority is the highest priority of a task; the lowest one is 0.
-const MaxPriority = 9
+// maxPriority is the highest priority of a task; the lowest one is 0.
+const maxPriority = 9
 
 // TaskState is the state of a task.
 type TaskState uint8

@@ -58,9 +58,9 @@ type wakeupList struct {
 // wakeupsSorted is how many wakeups are sorted together by their keys.
 const wakeupsSorted = 512
 
-// WakeupsCap is how many wakeups memory holds at most between two groups, except for those that
+// wakeupsCap is how many wakeups memory holds at most between two groups, except for those that
 // result from applying others.
-const WakeupsCap = 1 << 12
+const wakeupsCap = 1 << 12
 
 func (s *State) wakeupKey(m wakeup) []byte {
 	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
@@ -80,7 +80,7 @@ func (s *State) wake(q *Queue, scope uint64, id keys.ID, how byte) {
 func (l *wakeupList) note(m wakeup, key []byte, how byte) {
 	if _, ok := l.how[m]; !ok {
 		beyond := l.onDisk && bytes.Compare(key, l.from) >= 0
-		if !l.busy && (beyond || len(l.order) >= WakeupsCap) {
+		if !l.busy && (beyond || len(l.order) >= wakeupsCap) {
 			if !beyond {
 				l.onDisk, l.from = true, bytes.Clone(key)
 			}

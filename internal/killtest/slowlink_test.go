@@ -31,7 +31,7 @@ import (
 
 const (
 	slowChildEnv = "CODEQ_SLOW_CHILD"
-	slowMemory   = 300 << 20 // of a process
+	slowMemory   = 300_000_000 // of a process
 	slowBehind   = 2_000_000_000
 	slowLoad     = 12 << 20 // bytes per second, at most
 	slowPayload  = 64 << 10
@@ -281,8 +281,8 @@ func slowLink(t *testing.T, limit, shards int) {
 		}
 		return r.Node == 0 && known && behind > 1000 && lacks < 32
 	})
-	t.Logf("%d entries behind, caught up within %v; most memory of the nodes: %d, %d, %d MiB, and in Go's heap %d, %d, %d; without the third %d, %d",
-		behind, time.Since(begun).Round(time.Second), most[0]>>20, most[1]>>20, most[2]>>20, heap[0]>>20, heap[1]>>20, heap[2]>>20, before[0]>>20, before[1]>>20)
+	t.Logf("%d entries behind, caught up within %v; most memory of the nodes: %d, %d, %d MB, and in Go's heap %d, %d, %d; without the third %d, %d",
+		behind, time.Since(begun).Round(time.Second), most[0]/1e6, most[1]/1e6, most[2]/1e6, heap[0]/1e6, heap[1]/1e6, heap[2]/1e6, before[0]/1e6, before[1]/1e6)
 	for node, bytes := range most {
 		require.Less(t, bytes, int64(slowMemory), "node %d", node)
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"hash/crc32"
 
+	"github.com/cockroachdb/pebble/v2"
+
 	"codeq/internal/base"
 )
 
@@ -42,6 +44,8 @@ const (
 // they are upgraded, and rise together (internal/cluster, upgrade.go). Until then they are of
 // OldestOfNodes, which every build knows that may be among them.
 //
+// Pebble's format is by that of the directory, too (PebbleFormat).
+//
 //	3  the first that can be upgraded
 //	4  as 3; what is new has its own keys, trailing fields or flags, and the
 //	   manifest says where an open queue lies
@@ -52,6 +56,19 @@ const (
 	OldestOfNodes = Format - 1
 	formatOfLives = 5
 )
+
+// pebbleFormats are the formats of Pebble in which the stores of a directory and the logs of its
+// node are written, by the format of the directory, from OldestFormat on. None is lower than the
+// one before, and none is newer than internal/walfs allows.
+var pebbleFormats = [Format - OldestFormat + 1]pebble.FormatMajorVersion{
+	pebble.FormatColumnarBlocks, // 3
+	pebble.FormatColumnarBlocks, // 4
+	pebble.FormatColumnarBlocks, // 5
+}
+
+// PebbleFormat is the format of Pebble with which stores are opened in a directory of a format that
+// this build knows. Pebble raises a store to it when it opens the store, and lowers none.
+func PebbleFormat(format int) pebble.FormatMajorVersion { return pebbleFormats[format-OldestFormat] }
 
 // MaxShards is how many shards a queue may have.
 const MaxShards = 256

@@ -4,12 +4,23 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
 	"codeq/internal/testalloc"
 )
+
+// TestPebbleFormat: directories of a format have stores of one of Pebble's, which changes only with
+// the format: what older builds of a cluster may get, they can read.
+func TestPebbleFormat(t *testing.T) {
+	golden := map[int]pebble.FormatMajorVersion{3: 19, 4: 19, 5: 19}
+	require.Len(t, golden, Format-OldestFormat+1)
+	for format := OldestFormat; format <= Format; format++ {
+		require.Equal(t, golden[format], PebbleFormat(format), "format %d", format)
+	}
+}
 
 // FuzzManifest: a directory whose manifest has any content is refused for one of the reasons that
 // Open gives, or the manifest can be written again unchanged.

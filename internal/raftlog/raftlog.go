@@ -12,6 +12,7 @@
 package raftlog
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -54,8 +55,9 @@ const DefaultCacheBytes = 8 << 20
 type Options struct {
 	FS         vfs.FS // required
 	Sync       Sync
-	CacheBytes int64        // newest entries of all groups in memory; 0: DefaultCacheBytes
-	Logger     *slog.Logger // nil: nothing is logged
+	Format     pebble.FormatMajorVersion // to which the store is raised if it is older; 0: storeFormat
+	CacheBytes int64                     // newest entries of all groups in memory; 0: DefaultCacheBytes
+	Logger     *slog.Logger              // nil: nothing is logged
 }
 
 // Store holds the logs of the groups of one node. All methods may be called concurrently.
@@ -82,7 +84,7 @@ type Store struct {
 }
 
 // storeFormat is the newest format whose log may be written without a sync and still be read after
-// a power loss; see internal/walfs. It is never raised silently.
+// a power loss; see internal/walfs.
 const storeFormat = pebble.FormatColumnarBlocks
 
 // A batch of half a memtable makes Pebble begin a new log, which Raft's batches should not.
@@ -130,7 +132,7 @@ func Open(dir string, o Options) (*Store, error) {
 	opts := &pebble.Options{
 		FS:                          fs,
 		Cache:                       cache,
-		FormatMajorVersion:          storeFormat,
+		FormatMajorVersion:          cmp.Or(o.Format, storeFormat),
 		MemTableSize:                memTableBytes,
 		MemTableStopWritesThreshold: memTables,
 		L0CompactionThreshold:       l0Tables,

@@ -94,46 +94,62 @@ func (n *Net) Dials(to string) int {
 	return n.dials[to]
 }
 
-// SetCut cuts or heals one direction of a link.
-func (n *Net) SetCut(from, to string, cut bool) {
-	n.update(func() { n.cut[link{from, to}] = cut })
+// SetCut cuts or heals one direction of a link, and reports whether it was not so before.
+func (n *Net) SetCut(from, to string, cut bool) (changed bool) {
+	return set(n, n.cut, link{from, to}, cut)
 }
 
 // SetBandwidth limits what one direction of a link passes from now on, in bytes per second; 0:
-// there is no limit.
-func (n *Net) SetBandwidth(from, to string, rate int64) {
-	n.update(func() { n.rates[link{from, to}] = rate })
+// there is no limit. It reports whether that is another limit than before.
+func (n *Net) SetBandwidth(from, to string, rate int64) (changed bool) {
+	return set(n, n.rates, link{from, to}, rate)
 }
 
-// SetDelay makes what one direction of a link passes from now on arrive later by d.
-func (n *Net) SetDelay(from, to string, d time.Duration) {
-	n.update(func() { n.delays[link{from, to}] = d })
+// SetDelay makes what one direction of a link passes from now on arrive later by d, and reports
+// whether that is another delay than before.
+func (n *Net) SetDelay(from, to string, d time.Duration) (changed bool) {
+	return set(n, n.delays, link{from, to}, d)
 }
 
-// Unshape ends the limits and delays of all links.
-func (n *Net) Unshape() {
+// set sets what holds of a link or a host, and reports whether that is new.
+func set[K, V comparable](n *Net, values map[K]V, key K, value V) (changed bool) {
 	n.update(func() {
+		changed = values[key] != value
+		values[key] = value
+	})
+	return changed
+}
+
+// Unshape ends the limits and delays of all links, and reports whether there were any.
+func (n *Net) Unshape() (changed bool) {
+	n.update(func() {
+		changed = len(n.rates)+len(n.delays) > 0
 		clear(n.rates)
 		clear(n.busy)
 		clear(n.delays)
 	})
+	return changed
 }
 
-// Isolate cuts a host off from others, in both directions.
-func (n *Net) Isolate(name string, others []string) {
-	n.update(func() {
-		for _, o := range others {
-			if o != name {
-				n.cut[link{name, o}], n.cut[link{o, name}] = true, true
-			}
+// Isolate cuts a host off from others, in both directions, and reports whether any link was not cut
+// before.
+func (n *Net) Isolate(name string, others []string) (changed bool) {
+	for _, o := range others {
+		if o != name {
+			to, from := n.SetCut(name, o, true), n.SetCut(o, name, true)
+			changed = changed || to || from
 		}
-	})
+	}
+	return changed
 }
 
-// Heal heals all links. If reset is set, connections over those that were cut end
-// with an error.
-func (n *Net) Heal(reset bool) {
+// Heal heals all links, and reports whether any was cut. If reset is set, connections over those
+// that were cut end with an error.
+func (n *Net) Heal(reset bool) (changed bool) {
 	n.update(func() {
+		for _, cut := range n.cut {
+			changed = changed || cut
+		}
 		for c := range n.conns {
 			if reset && n.cut[link{c.local, c.remote}] {
 				c.reset, c.peer.reset = true, true
@@ -141,10 +157,14 @@ func (n *Net) Heal(reset bool) {
 		}
 		clear(n.cut)
 	})
+	return changed
 }
 
-// Pause stops a host from sending and receiving, or lets it go on.
-func (n *Net) Pause(name string, paused bool) { n.update(func() { n.paused[name] = paused }) }
+// Pause stops a host from sending and receiving, or lets it go on. It reports whether it was not so
+// before.
+func (n *Net) Pause(name string, paused bool) (changed bool) {
+	return set(n, n.paused, name, paused)
+}
 
 // Crash ends a host's listener and connections without a word: the other ends notice when something
 // from the host would have reached them. What is on its way is lost.

@@ -4,6 +4,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,9 +23,9 @@ import (
 	"codeq/internal/walfs"
 )
 
-// Format is Pebble's on-disk format, never raised silently. It is the newest one whose write-ahead
-// log can be written without a sync and still be read after a power loss, which DurabilityProcess
-// needs; see internal/walfs.
+// Format is the newest of Pebble's on-disk formats that is used. Its write-ahead log can be written
+// without a sync and still be read after a power loss, which DurabilityProcess needs; no newer one
+// can: see internal/walfs.
 const Format = pebble.FormatColumnarBlocks
 
 // Store is the Pebble instance of one shard: everything is written by Commit.
@@ -56,6 +57,7 @@ type Config struct {
 	FS            vfs.FS
 	Log           *slog.Logger
 	Durability    Durability
+	Format        pebble.FormatMajorVersion // to which the store is raised if it is older; 0: Format
 	MemTableBytes int
 	ReclaimFrom   int  // as the constant ReclaimFrom; negative: dead records are always reclaimed
 	Still         bool // tables are not changed: a copy that will soon be closed again
@@ -106,7 +108,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 		DisableWAL:                  replicated,
 		Cache:                       shared.blocks,
 		FileCache:                   shared.files,
-		FormatMajorVersion:          Format,
+		FormatMajorVersion:          cmp.Or(c.Format, Format),
 		MemTableSize:                uint64(c.MemTableBytes),
 		MemTableStopWritesThreshold: 4 * MemTables, // the latch stops earlier, before a group
 		MaxManifestFileSize:         maxManifest,

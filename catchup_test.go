@@ -1,0 +1,44 @@
+package codeq
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+)
+
+// TestVoteAwaitsCatchUp: a node that is added over a slow link gets a vote when it lacks no more than
+// four messages, however few entries that is.
+func TestVoteAwaitsCatchUp(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		leader, other := c.lead()
+		const entries, close = 24, 4 * 4 // of 1 MiB; a message has at most 4 MiB
+		for range entries {
+			produce(t, simQueue(leader), Task{Queue: "a", Payload: make([]byte, 1<<20)})
+		}
+		added := c.node(false)
+		for _, m := range c.members() {
+			c.net.SetBandwidth(m.name, added.name, slowLink)
+		}
+		added.start()
+		outcome := make(chan error, 1)
+		go func() { outcome <- simQueue(other).AddNode(context.Background(), Peer{added.name, added.name}) }()
+		ahead, behind := simQueue(leader).replicas[0].group, simQueue(added).replicas[0].group
+		votes := func() bool {
+			return slices.ContainsFunc(ahead.Raft().GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
+				return string(s.Address) == added.name && s.Suffrage == raft.Voter
+			})
+		}
+		for begun := time.Now(); !votes(); time.Sleep(10 * time.Millisecond) {
+			require.Less(t, time.Since(begun), time.Duration(2*entries<<20/slowLink)*time.Second)
+		}
+		require.LessOrEqual(t, ahead.Applied(), behind.Applied()+close)
+		require.NoError(t, <-outcome)
+		c.nodes = append(c.nodes, added)
+	})
+}

@@ -1,0 +1,302 @@
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/record"
+	"codeq/internal/testkit"
+)
+
+// TestRefillsReadWhatIsServed: with more tenants than memory has room for, each task is read
+// about once, in few passes; and what windows hold stays within its bound.
+func TestRefillsReadWhatIsServed(t *testing.T) {
+	t.Parallel()
+	const each, payload, windowBytes = 20, 100, 128 << 10
+	for _, c := range []struct{ tenants, claim int }{{300, 1}, {300, 64}, {1000, 1}, {1000, 64}} {
+		t.Run(fmt.Sprintf("%d tenants, claims of %d", c.tenants, c.claim), func(t *testing.T) {
+			r := newRuled(t, Config{WindowBytes: windowBytes})
+			r.produceFor("a", payload, each, namesOf("tenant", c.tenants)...)
+			tasks := uint64(each * c.tenants)
+			for claimed := uint64(0); claimed < tasks; {
+				n := len(r.claim("a", c.claim))
+				require.Positive(t, n)
+				claimed += uint64(n)
+				require.LessOrEqual(t, r.windows.bytes, windowBytes)
+			}
+			f := &r.refiller
+			t.Logf("%d tasks: %d passes, %d lanes, %d tasks and %d bytes read", tasks, f.passes, f.lanes, f.tasks, f.read)
+			require.LessOrEqual(t, f.tasks, tasks*5/4)
+			require.LessOrEqual(t, f.lanes, tasks*5/4)
+			require.LessOrEqual(t, f.passes, tasks/8)
+			r.settle()
+		})
+	}
+}
+
+// TestRefillsEnd: however little memory windows have, less than one task or more, an owner whom nobody
+// asks for anything does not go on reading.
+func TestRefillsEnd(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(100) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		r := newRuled(t, Config{WindowBytes: []int{1, 900, 3000}[rng.IntN(3)], WindowTasks: 2 + rng.IntN(3)})
+		for range 60 {
+			if rng.IntN(3) > 0 {
+				tasks := make([]NewTask, 1+rng.IntN(8))
+				for i := range tasks {
+					payload := make([]byte, []int{10, 100, 300, 2000}[rng.IntN(4)])
+					key := LaneKey{fmt.Sprint(rng.IntN(3)), fmt.Sprint(rng.IntN(5)), uint8(rng.IntN(2))}
+					tasks[i] = newTask(key, record.Record{Payload: payload})
+				}
+				r.produce(tasks...)
+			} else {
+				r.claim(fmt.Sprint(rng.IntN(3)), 1+rng.IntN(3))
+			}
+			const groups = 50
+			before := r.refiller.passes
+			for range groups {
+				r.begin(r.drivenShard)
+				r.end()
+			}
+			require.Less(t, r.refiller.passes-before, uint64(groups*9/10), "seed %d", seed)
+		}
+	}
+}
+
+// TestTurnsAreKept: however little of it is in memory, tenants take turns: each has had as
+// many claims as any other, but for one.
+func TestTurnsAreKept(t *testing.T) {
+	t.Parallel()
+	for _, windowBytes := range []int{1, 64 << 10, 32 << 20} {
+		t.Run(fmt.Sprint(windowBytes, " bytes"), func(t *testing.T) {
+			tenants, each := testkit.Sized(2000, 10_000, 10_000), 4
+			if windowBytes == 1 { // one task at a time
+				tenants = 100
+			}
+			r := newRuled(t, Config{WindowBytes: windowBytes})
+			r.produceFor("a", 100, each, namesOf("tenant", tenants)...)
+			seen := make(map[string]int)
+			claimed := 0
+			claim := func(n int) {
+				for end := claimed + n; claimed < end; {
+					batch := r.claim("a", min(97, end-claimed))
+					require.NotEmpty(t, batch)
+					for i := range batch {
+						tenant := batch[i].Tenant
+						require.Equal(t, claimed/tenants, seen[tenant], "claim %d, of %s", claimed, tenant)
+						seen[tenant]++
+						claimed++
+					}
+				}
+			}
+			claim(tenants + tenants/2)
+			r.settle()
+			claim(tenants/2 + tenants)
+			r.reopen()
+			claim(tenants)
+			require.Empty(t, r.claim("a", 1))
+			r.settle()
+		})
+	}
+}
+
+// TestTurnsByWeight: tenants whose tasks are not in memory get as many claims in a row as
+// their weight.
+func TestTurnsByWeight(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{WindowTasks: 4, WindowBytes: 4 << 10})
+	r.configure("a", `{"TenantWeights":{"A":3,"C":2}}`)
+	r.produceFor("a", 500, 40, "A", "B", "C", "D", "E")
+	for range 10 {
+		require.Equal(t, "AAABCCDE", r.tenantsOf("a", 8))
+	}
+	r.settle()
+}
+
+// TestFirstClaimReadsFewLanes: the first claim after a load reads what it needs, however
+// many tenants have tasks.
+func TestFirstClaimReadsFewLanes(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	r.produceFor("a", 0, 2, namesOf("tenant", 5000)...)
+	r.reopen()
+	require.Equal(t, "tenant 00000", r.tenantsOf("a", 1))
+	require.LessOrEqual(t, r.refiller.lanes, uint64(ringReach))
+	require.LessOrEqual(t, r.refiller.passes, uint64(2))
+	r.settle()
+}
+
+// TestLanesWithoutTasksAreSkipped: lanes that have lost their tasks before a load cost a
+// claim no more than a look.
+func TestLanesWithoutTasksAreSkipped(t *testing.T) {
+	t.Parallel()
+	const tenants = 5000
+	r := newRuled(t, Config{})
+	all := namesOf("tenant", tenants)
+	r.produceFor("a", 0, 1, all...)
+	for n := 0; n < tenants-1; {
+		batch := r.claim("a", min(500, tenants-1-n))
+		r.complete(batch...)
+		n += len(batch)
+	}
+	r.reopen()
+	require.Equal(t, all[tenants-1], r.tenantsOf("a", 1))
+	require.LessOrEqual(t, r.refiller.lanes, uint64(tenants))
+	require.Empty(t, r.claim("a", 1))
+	r.settle()
+}
+
+// TestInnocentQueueReadsNothing: beside queues that do not fit into memory, tasks that are
+// claimed as they come are claimed from memory.
+func TestInnocentQueueReadsNothing(t *testing.T) {
+	t.Parallel()
+	const queues, each = 60, 40
+	r := newRuled(t, Config{WindowBytes: 512 << 10})
+	all := namesOf("queue", queues)
+	for _, name := range all {
+		r.produceFor(name, 1<<10, each, "")
+	}
+	for i := range queues * each {
+		require.Len(t, r.claim(all[i%queues], 1), 1)
+		r.produceFor("innocent", 0, 2, "")
+		for range 2 {
+			r.complete(r.claim("innocent", 1)...)
+		}
+	}
+	require.Zero(t, r.countsOf("innocent").Ready)
+	require.Zero(t, r.Queues["innocent"].lane("", 0).pass, "the refill that has read it")
+	require.LessOrEqual(t, r.refiller.tasks, uint64(queues*each*5/4))
+	r.settle()
+}
+
+// TestRefillIsBounded: one refill reads no more than a pass may, and a task.
+func TestRefillIsBounded(t *testing.T) {
+	t.Parallel()
+	const payload = 10 << 10
+	r := newRuled(t, Config{WindowBytes: 8 * refillBytes})
+	tenants := namesOf("tenant", 100)
+	r.produceFor("large", payload, 20, tenants...)
+	r.produceFor("small", 0, 500, tenants...)
+	refills := 0
+	for _, queue := range []string{"large", "small", "large", "small"} {
+		for range 20 {
+			for r.WantsRefill() {
+				before := r.reading
+				r.begin(r.drivenShard)
+				refills++
+				require.LessOrEqual(t, r.reading.bytes-before.bytes, refillBytes+2*payload)
+				require.LessOrEqual(t, r.reading.entries-before.entries, 2*refillTasks)
+				r.end()
+			}
+			r.claim(queue, 50)
+		}
+	}
+	require.Positive(t, refills)
+	r.settle()
+}
+
+// TestMemoryMovesToWhoClaims: a lane gives back what it has taken alone, when others that
+// claims ask for need it.
+func TestMemoryMovesToWhoClaims(t *testing.T) {
+	t.Parallel()
+	const windowBytes = 64 << 10
+	r := newRuled(t, Config{WindowBytes: windowBytes})
+	held := func(queue string) (n int) {
+		for l := r.windows.oldest; l != nil; l = l.newer {
+			if l.queue.Name == queue {
+				n += l.window.Footprint()
+			}
+		}
+		return n
+	}
+	r.produceFor("idle", 1000, 100, "")
+	require.Greater(t, held("idle"), windowBytes/2)
+	r.produceFor("a", 1000, 10, namesOf("tenant", 20)...)
+	for range 20 * 3 {
+		require.Len(t, r.claim("a", 1), 1)
+	}
+	r.settle()
+	require.Greater(t, held("a"), windowBytes/3)
+	require.Len(t, r.claim("idle", 1), 1)
+	r.settle()
+}
+
+// TestTaskLargerThanMemory: a task that alone is larger than the bound is claimed all the same.
+func TestTaskLargerThanMemory(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{WindowBytes: 1000})
+	r.produceFor("a", 4000, 5, "A", "B")
+	r.produceFor("b", 0, 5, "A")
+	require.Equal(t, "ABABABABAB", r.tenantsOf("a", 10))
+	require.Equal(t, "AAAAA", r.tenantsOf("b", 5))
+	r.settle()
+}
+
+// TestNewParentsStayWithinMemory: a task that becomes a parent takes more room in its window.
+func TestNewParentsStayWithinMemory(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	id := r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "a", Tenant: "x"}, record.Record{}))[0]
+	r.windows.limit = r.windows.bytes
+	child := record.Record{Parents: [][record.IDLen]byte{id}}
+	child.RunAt = storyStart + 3_600_000
+	r.produce(newTask(LaneKey{Queue: "b"}, child))
+	r.settle()
+}
+
+// TestManyTenants: ten thousand tenants take turns, and what memory holds is bounded by
+// Config.WindowBytes, and a little for each tenant.
+func TestManyTenants(t *testing.T) {
+	const tenants, each, bytes = 10_000, 2, 512 << 10
+	const perTenant = 1 << 10
+	r := newRuled(t, Config{WindowBytes: bytes})
+	before := heap()
+	r.produceFor("a", 200, each, namesOf("tenant", tenants)...)
+	require.LessOrEqual(t, r.windows.bytes, bytes)
+	r.settle()
+	grown := heap() - before
+	// The table in memory of Pebble, and the file system of the test, have each task.
+	stored := int64(tenants * each * (200 + 300))
+	t.Logf("heap has grown by %d KiB", grown>>10)
+	require.Less(t, grown, bytes+2*stored+tenants*perTenant)
+
+	seen := make(map[string]int)
+	for range each {
+		for claimed := 0; claimed < tenants; {
+			batch := r.claim("a", min(1000, tenants-claimed))
+			require.NotEmpty(t, batch)
+			for i := range batch {
+				seen[batch[i].Tenant]++
+			}
+			claimed += len(batch)
+			require.LessOrEqual(t, r.windows.bytes, bytes)
+		}
+	}
+	require.Len(t, seen, tenants)
+	for name, n := range seen {
+		require.Equal(t, each, n, name)
+	}
+	require.Empty(t, r.claim("a", 1))
+	r.settle()
+}
+
+// heap is how many bytes are in use.
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// TestLaneIsSmall: what a lane costs in memory that has no task there.
+func TestLaneIsSmall(t *testing.T) {
+	if runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64" {
+		require.LessOrEqual(t, unsafe.Sizeof(Lane{}), uintptr(256))
+	}
+}

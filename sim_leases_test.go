@@ -1,0 +1,197 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Leases end: a task whose worker is gone can be claimed again when its lease is over, whoever leads.
+
+const (
+	// simClockEvery is how often a leader stores the clock of leases, of which the next leader may
+	// not know how much it has gone on since.
+	simClockEvery = 5 * time.Second
+	// simGrace is how long a lease lasts after a change of the leader at least.
+	simGrace = time.Second
+	// simPulse is how long a shard may take to commit something before that counts as a pause.
+	simPulse = 200 * time.Millisecond
+	// simClaimTime is how long a claim takes to get a task at the most, once all nodes are up.
+	simClaimTime = 5 * time.Second
+)
+
+// leaseWatch measures by how much leases may last too long: by the times for which their shard had no
+// leader, or one that committed nothing, or had no room to end a lease, and by what each leader did
+// not know of the clock of leases when it began.
+type leaseWatch struct {
+	*schedule
+	mu     sync.Mutex // guards what follows
+	shards []watchedShard
+	leases []simHeld
+}
+
+type watchedShard struct {
+	leader *shard
+	index  uint64    // that was the last one of its log
+	at     time.Time // then
+	full   time.Time // when it had no room last
+	extra  time.Duration
+}
+
+// simHeld is a lease whose holder is gone.
+type simHeld struct {
+	queue    string
+	shard    int
+	attempt  int
+	duration time.Duration
+	granted  time.Time     // at the latest
+	extra    time.Duration // of the shard, before that
+}
+
+// watchLeases looks at the leaders until stop is called.
+func (s *schedule) watchLeases() (w *leaseWatch, stop func()) {
+	const every = 100 * time.Millisecond
+	w = &leaseWatch{schedule: s, shards: make([]watchedShard, s.opts.Shards)}
+	for i := range w.shards {
+		w.shards[i].at = time.Now()
+	}
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			w.look(every)
+			select {
+			case <-over:
+				return
+			case <-time.After(every):
+			}
+		}
+	}()
+	return w, func() { close(over); <-ended }
+}
+
+// look takes a sample, one of which is taken at intervals.
+func (w *leaseWatch) look(every time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	for i := range w.shards {
+		sh := &w.shards[i]
+		n := w.leader(i)
+		if n == nil {
+			continue
+		}
+		q := simQueue(n)
+		if q == nil || q.shard(i) == nil {
+			continue
+		}
+		leader, group := q.shard(i), q.replicas[i].group.Raft()
+		if n.isFull() {
+			sh.full = now
+		}
+		if now.Sub(sh.full) < 2*simGrace { // the leader looks at intervals
+			sh.extra += every
+		}
+		switch {
+		case leader != sh.leader:
+			known := min(time.Duration(leader.ClockAge)*time.Millisecond, simClockEvery)
+			sh.extra += now.Sub(sh.at) + simClockEvery - known + simGrace
+		case group.CommitIndex() < sh.index:
+			continue
+		case now.Sub(sh.at) > simPulse:
+			sh.extra += now.Sub(sh.at)
+		}
+		sh.leader, sh.at, sh.index = leader, now, group.LastIndex()
+	}
+}
+
+// extra is by how much leases of a shard may have lasted too long, ever.
+func (w *leaseWatch) extra(shard int) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sh := &w.shards[shard]
+	if pause := time.Since(sh.at); pause > simPulse {
+		return sh.extra + pause
+	}
+	return sh.extra
+}
+
+// isFull reports whether the disk of the node is full.
+func (n *simNode) isFull() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.fuse != nil && n.fuse.free.Load() == 0
+}
+
+// abandon claims tasks, each in a queue of its own, and lets them go.
+func (w *leaseWatch) abandon(c *simClient) {
+	for n := 0; !c.ending(); n++ {
+		time.Sleep(c.upTo(3 * time.Second))
+		held := simHeld{
+			queue:    fmt.Sprintf("lease %d-%d", c.number, n),
+			duration: 5*time.Second + time.Duration(c.rng.Int64N(int64(20*time.Second))).Round(time.Millisecond),
+		}
+		call, ok := c.call(simProduce, func(ctx context.Context, q *Queue, _ *simCall) error {
+			id, err := q.Produce(ctx, Task{Queue: held.queue, MaxAttempts: 1000})
+			held.shard = q.shardOf(id)
+			return err
+		})
+		if !ok || call.outcome != simDone {
+			continue
+		}
+		held.extra = w.extra(held.shard)
+		call, ok = c.call(simClaim, func(ctx context.Context, q *Queue, _ *simCall) error {
+			l, err := q.Claim(ctx, ClaimRequest{Queues: []string{held.queue}, LeaseFor: held.duration, NoWait: true})
+			if err == nil {
+				held.attempt = l.Attempt
+			}
+			return err
+		})
+		if !ok || call.outcome != simDone {
+			continue
+		}
+		held.granted = time.Now()
+		w.mu.Lock()
+		w.leases = append(w.leases, held)
+		w.mu.Unlock()
+	}
+}
+
+// reclaim claims the tasks of all leases that were let go, and returns what waits for that.
+// REQUIRES: all nodes are up and connected.
+func (w *leaseWatch) reclaim() (wait func()) {
+	w.awaitLeaders()
+	var claims sync.WaitGroup
+	from, nodes := time.Now(), w.members()
+	for i, held := range w.leases {
+		claims.Go(func() { w.claimAgain(held, nodes[i%len(nodes)], from) })
+	}
+	return claims.Wait
+}
+
+func (w *leaseWatch) claimAgain(held simHeld, n *simNode, from time.Time) {
+	ctx, cancel := context.WithTimeout(context.Background(), simPatience)
+	defer cancel()
+	q := simQueue(n)
+	for {
+		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{held.queue}, LeaseFor: simPatience})
+		if errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) {
+			continue
+		}
+		if err != nil {
+			w.t.Errorf("claim of %s, leased at %v for %v: %v", held.queue, held.granted, held.duration, err)
+			return
+		}
+		ends := held.granted.Add(held.duration + w.extra(held.shard) - held.extra)
+		if ends.Before(from) {
+			ends = from
+		}
+		if late := time.Since(ends); late > simClaimTime && l.Attempt == held.attempt+1 {
+			w.t.Errorf("%s was leased at %s for %v, and can be claimed %v too late", held.queue, held.granted.Format("04:05.000"), held.duration, late)
+		}
+		_ = q.Complete(ctx, l.Receipt, nil) // or its lease is there at the end
+		return
+	}
+}

@@ -1,0 +1,122 @@
+package codeq_test
+
+import (
+	"bytes"
+	"go/ast"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// receiverOf returns the name of the type that a function is a method of; "": of none.
+func receiverOf(f *ast.FuncDecl) string {
+	if f.Recv == nil {
+		return ""
+	}
+	of := f.Recv.List[0].Type
+	if star, ok := of.(*ast.StarExpr); ok {
+		of = star.X
+	}
+	switch generic := of.(type) {
+	case *ast.IndexExpr:
+		of = generic.X
+	case *ast.IndexListExpr:
+		of = generic.X
+	}
+	return of.(*ast.Ident).Name
+}
+
+// TestRootIsSmall: the root holds the API and the pipeline, in files that one can find one's way in.
+func TestRootIsSmall(t *testing.T) {
+	t.Parallel()
+	paths, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	files, lines := 0, 0
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		files++
+		lines += bytes.Count(text, []byte("\n"))
+	}
+	require.Positive(t, files)
+	require.LessOrEqual(t, files, 40)
+	require.LessOrEqual(t, lines, 9500)
+}
+
+// TestShardIsSmall: a shard's owner has few fields, and its methods are in few files.
+func TestShardIsSmall(t *testing.T) {
+	t.Parallel()
+	fset, all := sources(t)
+	fields, files := 0, make(map[string]bool)
+	for _, file := range all["."] {
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if receiverOf(n) == "shard" {
+					files[fset.Position(n.Pos()).Filename] = true
+				}
+				return false
+			case *ast.TypeSpec:
+				if of, ok := n.Type.(*ast.StructType); ok && n.Name.Name == "shard" {
+					for _, field := range of.Fields.List {
+						fields += max(1, len(field.Names))
+					}
+				}
+			}
+			return true
+		})
+	}
+	require.Positive(t, fields)
+	require.LessOrEqual(t, fields, 25)
+	require.NotEmpty(t, files)
+	require.LessOrEqual(t, len(files), 6, "%v", files)
+}
+
+// TestSurfaceOfRules: what engine exports grows with what a caller may ask of a shard, and with
+// nothing else. ARCHITECTURE.md says what it consists of.
+func TestSurfaceOfRules(t *testing.T) {
+	t.Parallel()
+	_, all := sources(t)
+	probes := []string{"Probe", "Usage", "CacheUsage", "MostGroups", "MostUniques"}
+	var forTests, others, constants int
+	count := func(of, name string) {
+		switch {
+		case !ast.IsExported(name) || of != "" && !ast.IsExported(of):
+		case of == "Probe" || slices.Contains(probes, name):
+			forTests++
+		default:
+			others++
+		}
+	}
+	for _, file := range all[filepath.Join("internal", "engine")] {
+		for _, decl := range file.Decls {
+			switch d := decl.(type) {
+			case *ast.FuncDecl:
+				count(receiverOf(d), d.Name.Name)
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					switch spec := spec.(type) {
+					case *ast.TypeSpec:
+						count("", spec.Name.Name)
+					case *ast.ValueSpec:
+						for _, name := range spec.Names {
+							if name.IsExported() {
+								constants++
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	require.LessOrEqual(t, others, 137, "types, functions and methods")
+	require.LessOrEqual(t, constants, 71, "constants and variables")
+	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")
+}
