@@ -19,6 +19,8 @@ type simFeatures struct {
 	serials int
 	tasks   map[string]*simFeatureTask // by payload
 	uses    int
+
+	runs bool // there are workers
 }
 
 // simFeatureTask is what the clients know of a task.
@@ -80,7 +82,7 @@ func (f *simFeatures) begin(first int) (wait func(), stop func(empty bool)) {
 	}
 	f.limit()
 	ctx, cancel := context.WithCancel(context.Background())
-	if f.rng.IntN(3) == 0 {
+	if f.runs = f.rng.IntN(3) == 0 || f.runs; f.runs { // again after a loss: tasks may be left
 		client(func(c *simClient) { f.produce(c, &simFeatureTask{queue: simRuns}) })
 		for i := range f.members() {
 			rng := rand.New(rand.NewPCG(f.seed, uint64(4000+first+i)))

@@ -43,9 +43,52 @@ func (c *simCluster) fallBehind(leader, victim *simNode) (lacks int64) {
 	return lacks
 }
 
+// heldFor is how long a lease lasts that is not renewed: less than what is sent takes.
+const heldFor = 4 * time.Second
+
+// holdLease lets a Run of the node work at a task until the function that it returns is called, which
+// makes sure that the lease was kept.
+func (n *simNode) holdLease(t *testing.T) (end func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var m Mux
+	began, release, ended := make(chan bool, 10), make(chan bool), make(chan error, 1)
+	Handle(&m, "held", func(ctx context.Context, _ *Job[[]byte]) error {
+		began <- true
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	_, err := simQueue(n).Produce(ctx, Task{Queue: "held", Payload: []byte("held")})
+	require.NoError(t, err)
+	go func() { ended <- simQueue(n).Run(ctx, &m, &RunOptions{LeaseFor: heldFor}) }()
+	<-began
+	return func() {
+		t.Helper()
+		counts := countsOf(t, simQueue(n), "held")
+		close(release)
+		cancel()
+		require.NoError(t, <-ended)
+		require.Equal(t, Counts{Leased: 1}, counts)
+		require.Empty(t, began, "it is delivered once")
+		require.Equal(t, Counts{}, countsOf(t, simQueue(n), "held"))
+	}
+}
+
+// requireContact makes sure that the node has heard from its leader within some HeartbeatTimeouts.
+func (n *simNode) requireContact(t *testing.T, timeouts time.Duration) {
+	t.Helper()
+	q := simQueue(n)
+	last := q.replicas[0].group.Raft().LastContact()
+	require.Less(t, time.Since(last), timeouts*q.opts.Cluster.HeartbeatTimeout)
+}
+
 // TestBehindOverSlowLink: a node that lacks large entries catches up over a link on which a message
 // of them all would take too long, or one of them. Each is sent once, the leader has few of them in
-// memory, and leads on; who calls it does not wait.
+// memory, and leads on; who calls it does not wait. The node hears from its leader meanwhile, and a
+// Run on it keeps its lease.
 func TestBehindOverSlowLink(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
@@ -59,8 +102,10 @@ func TestBehindOverSlowLink(t *testing.T) {
 			held := loaded.Add(int64(bytes)) - (c.net.Sent(leader.name, victim.name) - before)
 			most.Store(max(most.Load(), held))
 		})
+		release := victim.holdLease(t)
 		begun := time.Now()
 		for behind.Applied() < ahead.Applied() {
+			victim.requireContact(t, 1)
 			at := time.Now()
 			_, err := simQueue(leader).Produce(t.Context(), Task{Queue: "b"})
 			require.NoError(t, err)
@@ -68,6 +113,8 @@ func TestBehindOverSlowLink(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 			require.Less(t, time.Since(begun), time.Duration(lacks/slowLink)*time.Second*5/4)
 		}
+		require.Greater(t, time.Since(begun), 4*heldFor)
+		release()
 		require.Less(t, c.net.Sent(leader.name, victim.name)-before, lacks*5/4)
 		require.Less(t, most.Load(), int64(largeEntry+1<<20))
 		require.Equal(t, term, ahead.Raft().CurrentTerm())

@@ -127,12 +127,16 @@ func (s *slowSnapshot) remains(n *simNode) []string {
 }
 
 // TestSnapshotOverSlowLink: a node gets the files of the store once, over a link on which they take
-// longer than the log lasts without them, and goes on with the log.
+// longer than the log lasts without them, and goes on with the log. It hears from its leader
+// meanwhile, and a Run on it keeps its lease.
 func TestSnapshotOverSlowLink(t *testing.T) {
 	slowSnapshotCase(t, snapshotState, func(t *testing.T, s *slowSnapshot) {
 		begun := s.lacks
-		s.work(2*snapshotTime, s.caughtUp)
+		release := s.victim.holdLease(t)
+		s.work(2*snapshotTime, func() bool { s.victim.requireContact(t, 2); return s.caughtUp() })
 		require.True(t, s.caughtUp())
+		require.Greater(t, time.Since(s.begun), 4*heldFor)
+		release()
 		require.Equal(t, 1, s.installs)
 		require.Less(t, s.bytes(), begun*27/20)
 		require.Empty(t, s.remains(s.leader))

@@ -112,15 +112,15 @@ func (t *Transfer) Offer(term uint64) error {
 		return err
 	}
 	a, err := readAnswer(t.conn)
-	if err == nil { // from now on Send limits what is waited for
-		err = t.conn.SetReadDeadline(time.Time{})
-	}
 	if err != nil {
 		return err
 	}
-	if a.kind == answerComplete {
+	if a.kind == answerComplete { // the other side may have closed the connection by now
 		t.has = true
 		return nil
+	}
+	if err := t.conn.SetReadDeadline(time.Time{}); err != nil { // from now on Send limits what is waited for
+		return err
 	}
 	t.offset = a.offset
 	t.files, err = c.from(a.offset)
