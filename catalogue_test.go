@@ -41,8 +41,8 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 	return size
 }
 
-// TestForgottenQueuesLeaveNothing: a queue that follows one that memory has forgotten has settings and
-// claims of its own, also if the other one has changed last by a cancel.
+// TestForgottenQueuesLeaveNothing: a queue that follows one that memory has forgotten has settings
+// and claims of its own, also if the other one has changed last by a cancel.
 func TestForgottenQueuesLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := Open("queue", &Options{fs: vfs.NewMem(), Shards: 2, idleLanes: 1})
@@ -250,9 +250,9 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 	})
 }
 
-// TestMarkedQueuesAreForgotten: queues with marks stay until the last of their marks is obeyed, also if
-// their tasks end before that, marks are on disk only, and load finds a lane of theirs under two numbers; then
-// they leave memory.
+// TestMarkedQueuesAreForgotten: queues with marks stay until the last of their marks is obeyed,
+// also if their tasks end before that, marks are on disk only, and load finds a lane of theirs
+// under two numbers; then they leave memory.
 func TestMarkedQueuesAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -361,7 +361,8 @@ func TestCorruption(t *testing.T) {
 	}
 }
 
-// TestCorruptionOfOptions: a flipped bit in OPTIONS has Pebble take the next line for the directory of the log.
+// TestCorruptionOfOptions: a flipped bit in OPTIONS has Pebble take the next line for the directory
+// of the log.
 func TestCorruptionOfOptions(t *testing.T) {
 	t.Parallel()
 	disk := vfs.NewCrashableMem()

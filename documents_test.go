@@ -8,9 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -174,3 +176,59 @@ func TestNamesInDocuments(t *testing.T) {
 		}
 	}
 }
+
+// maxWidth is how many columns a line of a comment or of a document may have; a tab has 4.
+const maxWidth = 100
+
+// TestLineWidth: whole lines of comments, and the prose of documents, are not longer. Tables, code,
+// and what programs have written may be.
+func TestLineWidth(t *testing.T) {
+	t.Parallel()
+	width := func(line string) int { return utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")) }
+	generated, err := filepath.Glob("bench/results/*.md")
+	require.NoError(t, err)
+	generated = slices.DeleteFunc(generated, func(name string) bool { return slices.Contains(byHand, filepath.Base(name)) })
+	comments, prose := 0, 0
+	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+		ext := filepath.Ext(path)
+		if err != nil || e.IsDir() || ext != ".go" && ext != ".md" || slices.Contains(generated, path) {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		inCode, quoted := false, false
+		n := 0
+		for line := range strings.Lines(string(text)) {
+			n++
+			line = strings.TrimSuffix(line, "\n")
+			if ext == ".go" {
+				if comment := strings.TrimLeft(line, "\t"); !strings.HasPrefix(comment, "// ") {
+					continue
+				}
+				comments++
+			} else {
+				switch {
+				case strings.HasPrefix(line, "```"):
+					inCode = !inCode
+				case strings.HasPrefix(line, "<!-- from "):
+					quoted = true
+				case strings.HasPrefix(line, "<!-- end "):
+					quoted = false
+				}
+				if inCode || quoted || strings.HasPrefix(line, "|") || strings.HasPrefix(line, "    ") {
+					continue
+				}
+				prose++
+			}
+			if width(line) > maxWidth {
+				t.Errorf("%s:%d: %d columns", path, n, width(line))
+			}
+		}
+		return nil
+	}))
+	require.Greater(t, comments, 10_000)
+	require.Greater(t, prose, 1_000)
+}
+
+// byHand are the documents of bench/results that no program has written.
+var byHand = []string{"README.md", "depth.md", "odd-loads.md", "space.md"}

@@ -247,8 +247,8 @@ func ExampleQueue_WaitReady() {
 	// Output: <nil>
 }
 
-// One of two machines is gone for good. The other one goes on alone, with what it has, and new nodes
-// can join it.
+// One of two machines is gone for good. The other one goes on alone, with what it has, and new
+// nodes can join it.
 func ExampleRecoverCluster() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "codeq-recover")

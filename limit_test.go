@@ -288,7 +288,8 @@ func (g countedGate) Look(d *dispatch.Dispatcher, now time.Time) (bool, time.Dur
 	return g.Gateway.Look(d, now)
 }
 
-// TestRatesOfManyQueues: when the rate of one queue lets a claim pass, nobody looks at those of the others.
+// TestRatesOfManyQueues: when the rate of one queue lets a claim pass, nobody looks at those of the
+// others.
 func TestRatesOfManyQueues(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const queues = 100

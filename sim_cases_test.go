@@ -269,8 +269,8 @@ func TestDeposedLeaderServesNobody(t *testing.T) {
 	})
 }
 
-// TestLateAnswerOfAClaim: a lease whose answer arrives when the task has long been completed by somebody else
-// goes to no claim that has come since.
+// TestLateAnswerOfAClaim: a lease whose answer arrives when the task has long been completed by
+// somebody else goes to no claim that has come since.
 func TestLateAnswerOfAClaim(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()

@@ -232,8 +232,8 @@ func (n *simNode) raise() bool {
 	return down
 }
 
-// hold returns when nobody else starts or closes the node, and waits for it as goroutines of a bubble
-// have to: time passes only for those that sleep.
+// hold returns when nobody else starts or closes the node, and waits for it as goroutines of a
+// bubble have to: time passes only for those that sleep.
 func (n *simNode) hold() (release func()) {
 	for !n.turn.TryLock() {
 		time.Sleep(10 * time.Millisecond)
@@ -539,8 +539,8 @@ func callAll(fs []func()) {
 	}
 }
 
-// snapshot has a node take a snapshot of a shard and keep so many entries of the log, and calls then
-// when it has.
+// snapshot has a node take a snapshot of a shard and keep so many entries of the log, and calls
+// then when it has.
 func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64, then ...func()) {
 	q, _ := n.queue()
 	if q == nil {

@@ -75,8 +75,8 @@ type simTally struct {
 	total       simCounts
 }
 
-// draw runs a schedule of a seed of its own, in a test of its own. If it runs beside others, it ends
-// when one has failed.
+// draw runs a schedule of a seed of its own, in a test of its own. If it runs beside others, it
+// ends when one has failed.
 func (r *simTally) draw(t *testing.T, parallel bool) {
 	seed := rand.Uint64()>>16 + 1
 	t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
@@ -586,8 +586,8 @@ var simMending = []simFault{
 	{"restart", 8, (*schedule).raise},
 }
 
-// canLose reports whether the others can do without a node for good: they are up, and the cluster has
-// begun.
+// canLose reports whether the others can do without a node for good: they are up, and the cluster
+// has begun.
 func (s *schedule) canLose(old *simNode) bool {
 	for shard := range s.opts.Shards {
 		if s.leader(shard) == nil {

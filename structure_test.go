@@ -30,7 +30,8 @@ func receiverOf(f *ast.FuncDecl) string {
 	return of.(*ast.Ident).Name
 }
 
-// TestRootIsSmall: the root holds the API and the pipeline, in files that one can find one's way in.
+// TestRootIsSmall: the root holds the API and the pipeline, in files that one can find one's way
+// in.
 func TestRootIsSmall(t *testing.T) {
 	t.Parallel()
 	paths, err := filepath.Glob("*.go")

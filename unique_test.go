@@ -571,8 +571,8 @@ func TestReleaseKey(t *testing.T) {
 	}
 }
 
-// TestReleaseKeyAtOnce: a key is released in the group that produces its task, or completes it, and the end of the
-// task does not touch it afterwards.
+// TestReleaseKeyAtOnce: a key is released in the group that produces its task, or completes it, and
+// the end of the task does not touch it afterwards.
 func TestReleaseKeyAtOnce(t *testing.T) {
 	for _, taken := range []time.Duration{0, time.Hour} {
 		bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
@@ -666,8 +666,8 @@ func TestManyKeys(t *testing.T) {
 	})
 }
 
-// TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there are,
-// also after Open, when all are listed; until then the others are looked up.
+// TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there
+// are, also after Open, when all are listed; until then the others are looked up.
 func TestNewKeysReadNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

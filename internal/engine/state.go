@@ -109,8 +109,8 @@ type Instant struct {
 	Now  uint64 // monotonic, without the time that does not count
 	Wall uint64 // since 1970
 	// Ahead is by how much Wall may be ahead of time; Never: that is not known. What is deleted for
-	// good is not deleted before that has passed. It need not be set unless Wall says that something
-	// is to be deleted (HasExpired).
+	// good is not deleted before that has passed. It need not be set unless Wall says that
+	// something is to be deleted (HasExpired).
 	Ahead  uint64
 	Uptime uint64 // monotonic
 	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now

@@ -514,8 +514,8 @@ func (s *State) NextTime() uint64 {
 	return at
 }
 
-// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease, or that
-// the clock of leases is stored.
+// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease, or
+// that the clock of leases is stored.
 func (s *State) NextDue() (uptime, now uint64) {
 	uptime, now = Never, Never
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {

@@ -101,8 +101,8 @@ func TestFront(t *testing.T) {
 	}
 }
 
-// TestDoubtfulQueuesAreForgotten: queues of which some might have had wakeups leave memory as soon as no
-// wakeups are on disk only, whether or not anything else happens.
+// TestDoubtfulQueuesAreForgotten: queues of which some might have had wakeups leave memory as soon
+// as no wakeups are on disk only, whether or not anything else happens.
 func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
