@@ -370,7 +370,7 @@ type panicIn struct {
 	hit []string
 }
 
-func (p *panicIn) strikes(what string) bool {
+func (p *panicIn) hits(what string) bool {
 	if what == p.first && p.begun.CompareAndSwap(false, true) {
 		return true
 	}
@@ -392,7 +392,7 @@ func (p *panicIn) left() []string {
 
 func (p *panicIn) begin(t *testing.T) {
 	guard.SetHook(func(what string) {
-		if p.armed.Load() && p.strikes(what) {
+		if p.armed.Load() && p.hits(what) {
 			panic(injected("into " + what))
 		}
 	})

@@ -75,7 +75,7 @@ func (p *Process) Step() {
 		return
 	case forgets:
 		for _, s := range p.led() {
-			require.NoError(p.t, s.probe(forgetMirrors))
+			require.NoError(p.t, s.probe(forgetCaches))
 		}
 	case closed:
 		require.NoError(p.t, p.Close())
@@ -163,8 +163,8 @@ func (p *Process) Stored(prefix byte) (n int) {
 	return n
 }
 
-// forgetMirrors has the next look at an entry go to disk, and keys listed again.
-func forgetMirrors(s *shard) error {
+// forgetCaches makes the next look at an entry go to disk, and lists keys again.
+func forgetCaches(s *shard) error {
 	if !s.Probe().ForgetCaches() {
 		return errBusy
 	}
