@@ -30,9 +30,9 @@ func (s *shard) followSettings() {
 		s.Effects.Configured[i] = engine.Reconfigured{}
 		q := s.claims.Of(r.Queue)
 		if s.claims.HasGates() {
-			s.claims.Limit(q, r.Fresh)
+			s.claims.Limit(q, r.AfterOpen)
 		} else {
-			s.permits.Limit(q, r.Fresh)
+			s.permits.Limit(q, r.AfterOpen)
 		}
 		s.claims.Open(q)
 	}

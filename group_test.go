@@ -88,7 +88,7 @@ func TestGroupsBeyondMemory(t *testing.T) {
 		opts := Options{fs: vfs.NewMem(), WindowTasks: 1 << 17}
 		q := openForRun(t, opts)
 		const followed, batch = 50, 5000
-		most := engine.MostGroups()
+		most := engine.MostTurns()
 		groups := most + 500
 		produceAll := func(n int, payload string) {
 			for from := 0; from < n; from += batch {

@@ -89,7 +89,7 @@ func (s *shard) join(peers []*shard) {
 	for i, peer := range peers {
 		states[i] = &peer.State
 	}
-	s.Meet(states)
+	s.Reconcile(states)
 	s.follow()
 	s.claims.FeedAll()
 	s.showAll()

@@ -85,7 +85,7 @@ func TestShardIsSmall(t *testing.T) {
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
 	_, all := sources(t)
-	probes := []string{"Probe", "Usage", "CacheUsage", "MostGroups", "MostUniques"}
+	probes := []string{"Probe", "Usage", "CacheUsage", "MostTurns", "MostUniques"}
 	var forTests, others, constants int
 	count := func(of, name string) {
 		switch {

@@ -89,11 +89,11 @@ func limitsOf(set *engine.Settings) permits.Limits {
 // Reports returns how many reports the shard has sent to allocators.
 func (t *Permits) Reports() uint64 { return t.reports }
 
-// Limit applies the limits of a queue for all its shards. fresh is as in engine.Reconfigured.
-func (t *Permits) Limit(q *Queue, fresh bool) {
+// Limit applies the limits of a queue for all its shards. afterOpen is as in engine.Reconfigured.
+func (t *Permits) Limit(q *Queue, afterOpen bool) {
 	t.hold(q)
 	if t.claims.index == 0 {
-		t.allocate(q, fresh)
+		t.allocate(q, afterOpen)
 	}
 }
 
@@ -330,9 +330,9 @@ func (p *PermitGate) Answered(r *permits.Request, a permits.Answer, err error) {
 	}
 }
 
-// allocate makes the first shard's owner the allocator of a queue that has limits. fresh is as in
-// engine.Reconfigured.
-func (t *Permits) allocate(q *Queue, fresh bool) {
+// allocate makes the first shard's owner the allocator of a queue that has limits. afterOpen is as
+// in engine.Reconfigured.
+func (t *Permits) allocate(q *Queue, afterOpen bool) {
 	limits, a := limitsOf(q.Settings), q.allocator
 	if limits.Any() {
 		if a == nil {
@@ -341,7 +341,7 @@ func (t *Permits) allocate(q *Queue, fresh bool) {
 			q.allocator = a
 			t.markDirty(q)
 		}
-		a.Set(limits, fresh, time.Now())
+		a.Set(limits, afterOpen, time.Now())
 		a.allot()
 		return
 	}

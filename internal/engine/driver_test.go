@@ -82,7 +82,7 @@ func (d *driver) load() (resting []*recurring) {
 		s.Effects.Resting = nil
 	}
 	for _, s := range d.shards {
-		s.Meet(states)
+		s.Reconcile(states)
 		s.Effects.Configured, s.Effects.Shown = nil, nil
 	}
 	return resting

@@ -50,7 +50,7 @@ type State struct {
 
 	recurring recurringTable
 	uniques   uniqueCache
-	groups    groupCache
+	turns     turnCache
 	pending   pendingCache
 	teller    teller
 	pins      pins
@@ -139,8 +139,8 @@ type Effects struct {
 
 // Reconfigured is a queue that has got other settings.
 type Reconfigured struct {
-	Queue *Queue
-	Fresh bool // the settings have changed after Open
+	Queue     *Queue
+	AfterOpen bool // the settings have changed after Open
 }
 
 func NewState(c Config, st *store.Store) State {
@@ -155,7 +155,7 @@ func NewState(c Config, st *store.Store) State {
 		nextDue:   nothingDue,
 		nextFreed: nothingDue,
 		uniques:   newUniqueCache(),
-		groups:    newGroupCache(),
+		turns:     newTurnCache(),
 		pending:   newPendingCache(),
 		teller:    newTeller(),
 		pins:      newPins(),

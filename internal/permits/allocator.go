@@ -35,11 +35,11 @@ func NewAllocator(shards int) *Allocator {
 	return &Allocator{shards: make([]shardGrant, shards), unknown: shards}
 }
 
-// Set changes the limits. fresh: there was certainly no rate for the leases granted before.
+// Set changes the limits. noRateBefore: there was certainly no rate for the leases granted before.
 // REQUIRES: l.Any().
-func (a *Allocator) Set(l Limits, fresh bool, now time.Time) {
+func (a *Allocator) Set(l Limits, noRateBefore bool, now time.Time) {
 	a.limits = l
-	a.tokens.set(&l, fresh, now)
+	a.tokens.set(&l, noRateBefore, now)
 }
 
 // Ask reports whether the caller has to ask a shard for its permits: Reported or NotReported
