@@ -263,7 +263,7 @@ func TestBuffersAreTheCallers(t *testing.T) {
 	}
 }
 
-// standStill has the owner of a shard wait, before it decides what comes next, until goOn is
+// standStill makes the owner of a shard wait, before it decides what comes next, until goOn is
 // called.
 func standStill(s *shard) (goOn func()) {
 	stands, over := make(chan struct{}), make(chan struct{})

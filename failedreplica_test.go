@@ -24,7 +24,7 @@ func failedReplicaCase(t *testing.T, story func(t *testing.T, c *simCluster) (fa
 	})
 }
 
-// produceTo has the leader of a shard produce a task there.
+// produceTo lets the leader of a shard produce a task there.
 func produceTo(t *testing.T, c *simCluster, shard int, task Task) ID {
 	q := simQueue(c.leader(shard))
 	for range 100 {

@@ -50,7 +50,7 @@ func (f *FlowTest) Reopen() {
 	f.Check()
 }
 
-// Check waits until nothing is under way, and has the checkers look.
+// Check waits until nothing is under way, and lets the checkers look.
 func (f *FlowTest) Check() {
 	f.Helper()
 	synctest.Wait()

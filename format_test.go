@@ -439,7 +439,7 @@ func TestRaiseInterrupted(t *testing.T) {
 	}
 }
 
-// ofOldFormat has the directory of a closed node be one of an older format.
+// ofOldFormat makes the directory of a closed node one of an older format.
 func ofOldFormat(t *testing.T, disk vfs.FS, format int) {
 	t.Helper()
 	m, err := manifest.Read(disk, "queue")

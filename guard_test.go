@@ -567,7 +567,7 @@ func bounded(t *testing.T, what string, f func()) {
 	}
 }
 
-// useVerbs has all verbs called, whatever they return, by callers who wait as long as it takes.
+// useVerbs calls all verbs, whatever they return, by callers who wait as long as it takes.
 func useVerbs(t *testing.T, q *Queue, copyTo string) {
 	ctx := context.Background()
 	var m Mux

@@ -25,13 +25,13 @@ func (q *Queue) peek(s *shard) *view {
 	return newView(r, s.Store.DB().NewSnapshot())
 }
 
-// check has the checker walk the shard's disk.
+// check lets the checker walk the shard's disk.
 func (v *view) check(index, shards int) error { return fsck.Check(v.snap, storedRules, index, shards) }
 
 // recordRanges are the ranges in which the records of tasks lie.
 var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
 
-// checkAll has the checker walk every shard's disk.
+// checkAll lets the checker walk every shard's disk.
 func (q *Queue) checkAll() error {
 	var errs []error
 	for i, s := range q.led() {

@@ -112,7 +112,7 @@ func (c *limitedCluster) produce(node, tasks int) {
 
 const permitLease = 5 * time.Second
 
-// work has a worker of a node complete tasks, for each of which it takes up to the
+// work lets a worker of a node complete tasks, for each of which it takes up to the
 // given time; of so many, one is left to expire, or given back.
 func (c *limitedCluster) work(node int, most time.Duration, spoil int) {
 	seed := rand.Uint64()
@@ -716,7 +716,7 @@ func TestPermitsLateReport(t *testing.T) {
 }
 
 // takeOnlyPermit limits the queue to one lease, puts a task into the second and the
-// third shard, and has the node of the second lease the one there.
+// third shard, and lets the node of the second lease the one there.
 func (c *limitedCluster) takeOnlyPermit() *Lease {
 	c.t.Helper()
 	c.configure(func(s *Settings) { s.Concurrency = 1 })

@@ -142,7 +142,7 @@ func TestConfigureTriesAgain(t *testing.T) {
 	})
 }
 
-// takeSettings has the first shard take settings, as a Configure does whose caller is
+// takeSettings makes the first shard take settings, as a Configure does whose caller is
 // then gone.
 func takeSettings(t *testing.T, q *Queue, queue string, version uint64, set string) {
 	t.Helper()

@@ -275,11 +275,11 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) bool {
 	return true
 }
 
-// simFuse has a node crash in the middle of its work: before the operation on its disk
+// simFuse makes a node crash in the middle of its work: before the operation on its disk
 // that brings operations to 0. (Time in a bubble passes only when all goroutines wait, and
 // so do crashes that come at a certain time.)
 //
-// It is also what has operations fail, and how much room there is.
+// It also makes operations fail, and says how much room there is.
 type simFuse struct {
 	operations atomic.Int64
 	burnt      func()
@@ -340,7 +340,7 @@ func (f *simFuse) broken(op, name string) bool {
 	return fails != nil && (*fails)(op, name)
 }
 
-// breakDisk has operations on the node's disk fail until its next life.
+// breakDisk makes operations on the node's disk fail until its next life.
 func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -349,14 +349,14 @@ func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	}
 }
 
-// watchLoads has seen told what the node reads of Raft's log, until its next life.
+// watchLoads tells seen what the node reads of Raft's log, until its next life.
 func (n *simNode) watchLoads(seen func(bytes int)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.fuse.loads.Store(&seen)
 }
 
-// fill has the node's disk have that many free bytes until its next life.
+// fill leaves that many bytes free on the node's disk until its next life.
 func (n *simNode) fill(free int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -365,7 +365,7 @@ func (n *simNode) fill(free int64) {
 	}
 }
 
-// light has the node crash before that many operations on its disk, and calls then when it has.
+// light crashes the node before that many operations on its disk, and then calls then.
 func (n *simNode) light(operations int64, percent int, then ...func()) {
 	seed := n.cluster.seed()
 	n.mu.Lock()
@@ -497,7 +497,7 @@ func (c *simCluster) awaitLeaders() {
 	}
 }
 
-// transfer has a node, by the word of another one, lead a shard, if that can be done soon, and
+// transfer asks one node to let another one lead a shard, if that can be done soon, and
 // calls then when it does.
 func (c *simCluster) transfer(by *simNode, shard int, to *simNode, then ...func()) {
 	if q, _ := by.queue(); q != nil {
@@ -511,7 +511,7 @@ func (c *simCluster) transfer(by *simNode, shard int, to *simNode, then ...func(
 	}
 }
 
-// spread has each of the first three nodes lead the shard that belongs there: leaders stay then.
+// spread lets each of the first three nodes lead the shard that belongs there: leaders stay then.
 func (c *simCluster) spread() {
 	spread := func() bool {
 		for i, n := range c.nodes[:3] {
@@ -539,7 +539,7 @@ func callAll(fs []func()) {
 	}
 }
 
-// snapshot has a node take a snapshot of a shard and keep so many entries of the log, and calls
+// snapshot lets a node take a snapshot of a shard and keep so many entries of the log, and calls
 // then when it has.
 func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64, then ...func()) {
 	q, _ := n.queue()
@@ -663,7 +663,7 @@ func (c *simCluster) rest() {
 	}
 }
 
-// check compares the replicas byte for byte, and has the checker look at one of
+// check compares the replicas byte for byte, and lets the checker look at one of
 // each shard. REQUIRES: the cluster is at rest.
 func (c *simCluster) check() error {
 	var errs []error

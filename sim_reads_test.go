@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stand has a node stand for election at once, while others have a leader. Who hands the leadership
-// over asks for it by a message that may be late.
+// stand makes a node stand for election at once, while others have a leader. Who hands the
+// leadership over asks for it by a message that may be late.
 func (n *simNode) stand(shard int) {
 	if q, _ := n.queue(); q != nil && q.node.Cluster() != "" {
 		q.replicas[shard].group.Receive(raft.RPC{
@@ -326,7 +326,7 @@ func (p *simProbe) step() (known bool) {
 	}
 }
 
-// compare has clients work on one node and read on another, until end is called.
+// compare lets clients work on one node and read on another, until end is called.
 func (s *schedule) compare(works, reads *simNode) (end func()) {
 	const clients = 4
 	var over atomic.Bool

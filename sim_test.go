@@ -357,7 +357,7 @@ func (s *schedule) upTo(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * f * f)
 }
 
-// inject has a fault happen, one that can.
+// inject makes a fault happen, one that can.
 func (s *schedule) inject() {
 	total := 0
 	for _, f := range s.faults {
@@ -714,7 +714,7 @@ func (c *simClient) upTo(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * f * f)
 }
 
-// call has a verb called on a node that is up, and records it. It is false if there was none.
+// call calls a verb on a node that is up, and records it. It is false if there was none.
 func (c *simClient) call(verb simVerb, do func(ctx context.Context, q *Queue, call *simCall) error) (*simCall, bool) {
 	nodes := c.members()
 	n := nodes[c.home%len(nodes)]

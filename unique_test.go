@@ -66,7 +66,7 @@ func (p *Process) open() {
 	p.Queue = q
 }
 
-// Step checks disk and memory, and has the process end and begin again.
+// Step checks disk and memory, and ends the process and begins it again.
 func (p *Process) Step() {
 	p.t.Helper()
 	p.Check()
@@ -257,7 +257,7 @@ func TestReplace(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		task Task
-		wait func(p *Process, task Task) ID // has the task wait
+		wait func(p *Process, task Task) ID // makes the task wait
 		from State
 		to   State                       // when the new one has no RunAt
 		free func(p *Process, parent ID) // lets it go on; nil: nothing holds it

@@ -265,8 +265,8 @@ func mustStats(t *testing.T, q *Queue) map[string]Counts {
 	return stats
 }
 
-// TestRepairOfFiles flips bits in the files of a queue and has it repaired: what it
-// then has is as it was.
+// TestRepairOfFiles flips bits in the files of a queue and repairs it: then all is as it
+// was.
 func TestRepairOfFiles(t *testing.T) {
 	t.Parallel()
 	disk, tasks := variedDisk(t)

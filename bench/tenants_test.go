@@ -122,7 +122,7 @@ func closeQueue(b *testing.B, q *codeq.Queue) {
 	}
 }
 
-// BenchmarkTenantsCalls has eight workers claim and complete by single calls, from
+// BenchmarkTenantsCalls lets eight workers claim and complete by single calls, from
 // tenants with 1,500 tasks of 100 bytes each: more than memory holds from three
 // hundred tenants on.
 func BenchmarkTenantsCalls(b *testing.B) {

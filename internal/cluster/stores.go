@@ -126,7 +126,7 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	err := l.LogStore.StoreLogs(logs)
 	l.grown.changed()
 	if err == nil && (logs[0].Index == 1 || l.group.node.founding.Load()) {
-		// With whom the cluster began is durable at any level: a node that knows nobody takes no
+		// The founders of the cluster are durable at any level: a node that knows nobody takes no
 		// part in elections, and nobody would be told why.
 		err = l.group.node.logs.Flush()
 	}

@@ -425,7 +425,7 @@ func (m *model) pin(parent, child *modelTask) {
 	parent.pins[child.id] = true
 }
 
-// unpin has a task let go of its parents, which are kept until a time at least.
+// unpin lets a task release its parents, which are kept until a time at least.
 func (m *model) unpin(child *modelTask, until uint64) {
 	for _, parent := range child.rec.Parents {
 		p := m.tasks[parent]

@@ -517,7 +517,7 @@ func (h *clusterHistory) run(build string, c clusterConfig) *clusterProcess {
 	return p
 }
 
-// dump has a node write what its goroutines are at to the standard error, which ends it.
+// dump makes a node write what its goroutines are at to the standard error, which ends it.
 func (p *clusterProcess) dump() {
 	_ = resume(p.cmd.Process)                         // it may have ended
 	if p.cmd.Process.Signal(syscall.SIGQUIT) == nil { // else it has ended
