@@ -51,11 +51,12 @@ type simNode struct {
 	cluster *simCluster
 	name    string
 	join    bool
-	leaves  bool         // it is removed when it is closed
-	ahead   atomic.Int64 // of the wall clock, in ns
-	drift   atomic.Int64 // of the wall clock, in parts per million
-	began   time.Time    // the drift counts from then on
-	broken  atomic.Bool  // its disk fails
+	leaves  bool                            // it is removed when it is closed
+	ahead   atomic.Int64                    // of the wall clock, in ns
+	drift   atomic.Int64                    // of the wall clock, in parts per million
+	began   time.Time                       // the drift counts from then on
+	broken  atomic.Bool                     // its disk fails
+	loads   atomic.Pointer[func(bytes int)] // is told what is read of Raft's log; or nil
 
 	turn sync.Mutex // see hold
 
@@ -180,7 +181,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout, newest: newest,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
 		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
-		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse} },
+		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse, n} },
 	}
 	return &o, fuse
 }
@@ -285,7 +286,6 @@ type simFuse struct {
 	burnt      func()
 	fails      atomic.Pointer[func(op, name string) bool]
 	free       atomic.Int64
-	loads      atomic.Pointer[func(bytes int)] // is told what is read of Raft's log
 }
 
 const simFree = 1 << 40
@@ -305,6 +305,7 @@ func (fs simFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
 type simLog struct {
 	*raftlog.Group
 	fuse *simFuse
+	node *simNode
 }
 
 func (l simLog) GetLog(index uint64, log *raft.Log) error {
@@ -312,7 +313,7 @@ func (l simLog) GetLog(index uint64, log *raft.Log) error {
 		return errBroken
 	}
 	err := l.Group.GetLog(index, log)
-	if seen := l.fuse.loads.Load(); seen != nil && err == nil {
+	if seen := l.node.loads.Load(); seen != nil && err == nil {
 		(*seen)(len(log.Data))
 	}
 	return err
@@ -349,12 +350,8 @@ func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	}
 }
 
-// watchLoads tells seen what the node reads of Raft's log, until its next life.
-func (n *simNode) watchLoads(seen func(bytes int)) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.fuse.loads.Store(&seen)
-}
+// watchLoads tells seen what the node reads of Raft's log.
+func (n *simNode) watchLoads(seen func(bytes int)) { n.loads.Store(&seen) }
 
 // fill leaves that many bytes free on the node's disk until its next life.
 func (n *simNode) fill(free int64) {

@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -28,9 +27,14 @@ var simLinks = []simFault{
 		return s.net.SetDelay(a, b, d)
 	}},
 	{"backlog", 2, func(s *schedule) bool {
-		n, size := s.anyNode(), 1+s.rng.IntN(128<<10)
-		s.note("backlog of tasks of %d bytes by %s", size, n.name)
-		s.done.Go(func() { s.backlog(n, size) })
+		n, size, perBatch, bytes := s.anyNode(), 1+s.rng.IntN(128<<10), 1, 2<<20
+		if s.large {
+			size, bytes = 1+s.rng.IntN(1<<20), simBacklog
+			perBatch = 1 + s.rng.IntN(min(simLargeEntry/size, 256))
+		}
+		bytes = min(bytes, 200*size*perBatch)
+		s.note("backlog of batches of %d tasks of %d bytes by %s", perBatch, size, n.name)
+		s.done.Go(func() { s.backlog(n, size, perBatch, bytes) })
 		return simQueue(n) != nil
 	}},
 	{"drift", 4, func(s *schedule) bool {
@@ -40,34 +44,6 @@ var simLinks = []simFault{
 		}
 		return s.h.drifting
 	}},
-}
-
-// backlog stores large tasks, which nobody claims.
-func (s *schedule) backlog(n *simNode, size int) {
-	const tasks, bytes = 200, 2 << 20
-	rng := rand.New(rand.NewPCG(s.seed, uint64(size)))
-	for stored := 0; stored < min(tasks, bytes/size) && !s.ending(); stored++ {
-		q, life := n.queue()
-		if q == nil {
-			return
-		}
-		payload := make([]byte, size)
-		for i := range payload {
-			payload[i] = byte(rng.Uint32())
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		id, err := q.Produce(ctx, Task{Queue: "backlog", Payload: payload})
-		cancel()
-		if err != nil || !n.alive(life) {
-			continue
-		}
-		s.copying.Lock()
-		if s.backlogs == nil {
-			s.backlogs = make(map[ID]bool)
-		}
-		s.backlogs[id] = true
-		s.copying.Unlock()
-	}
 }
 
 // checkBacklogs makes sure that every task of a backlog that was acknowledged is stored.

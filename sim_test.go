@@ -171,6 +171,7 @@ type schedule struct {
 	length   time.Duration
 	faults   []simFault
 	kill     bool // crashes are of the process only
+	large    bool // see drawLoad
 	clients  sync.WaitGroup
 	load     simLoad
 	loads    int       // how many were begun
@@ -187,6 +188,8 @@ type schedule struct {
 	rushed    atomic.Int64   // clients of rush, ever
 	copied    int            // how many copies were begun
 	blackouts int            // of simBlackout
+
+	backlogged atomic.Int64 // bytes, of backlogs
 
 	copying  sync.Mutex // guards what follows
 	copies   []simCopy
@@ -219,6 +222,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	if rng.IntN(3) == 0 {
 		opts.WindowTasks = 4
 	}
+	s.drawLoad(&opts)
 	s.length = time.Duration(10+rng.IntN(30)) * time.Second
 	s.h.drifting, s.h.broken = rng.IntN(6) == 0, true
 	for _, f := range append(slices.Concat(simFaults, simLinks, simDisks), simOlderCopy) {
@@ -303,6 +307,10 @@ func (s *schedule) run() simCounts {
 	s.done.Wait()
 	s.load.wait()
 	s.mend(true)
+	if s.large {
+		s.catchUp()
+		s.mend(true)
+	}
 	s.note("drain")
 	reclaimed := s.load.watch.reclaim()
 	s.drain()
