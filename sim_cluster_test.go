@@ -233,6 +233,14 @@ func (n *simNode) raise() bool {
 	return down
 }
 
+// joinsNoMore is called before the node is removed. It is started again if it crashes, since its
+// vote may be needed, but then it must not join again.
+func (n *simNode) joinsNoMore() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.join = false
+}
+
 // hold returns when nobody else starts or closes the node, and waits for it as goroutines of a
 // bubble have to: time passes only for those that sleep.
 func (n *simNode) hold() (release func()) {
@@ -585,10 +593,7 @@ func (c *simCluster) grow(note func(string, ...any)) {
 // remove removes a node.
 func (c *simCluster) remove(old *simNode, note func(string, ...any), busy func() (end func())) {
 	note("%s is removed", old.name)
-	// It is started again if it crashes, since its vote may be needed. But it must not join again.
-	old.mu.Lock()
-	old.join = false
-	old.mu.Unlock()
+	old.joinsNoMore()
 	if busy != nil {
 		defer busy()()
 	}

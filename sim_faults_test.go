@@ -114,6 +114,7 @@ var simDisks = []simFault{
 			if q == nil {
 				return
 			}
+			live.joinsNoMore()
 			err := q.RemoveNode(ctx, live.name)
 			s.note("%s removes %s: %v", by.name, live.name, err)
 			if errors.Is(err, ErrNoMajority) {
