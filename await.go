@@ -101,7 +101,7 @@ type indexOp struct {
 
 func (op *indexOp) resolve(s *shard) {
 	op.applied = s.replica.group.Applied()
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *indexOp) encode(dst []byte) []byte      { return dst }
@@ -173,8 +173,8 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 		}
 		// While the call waited for one shard, a completion there may have caused a produce into
 		// another; and between two operations a task may have moved from a shard that was not asked
-		// yet to one that was. If no task arrived between two rounds, and no shard got another leader,
-		// which counts from 0, all shards were idle at one moment.
+		// yet to one that was. If no task arrived between two rounds, and no shard got another
+		// leader, which counts from 0, all shards were idle at one moment.
 		if !waited && (now == last || len(q.replicas) == 1) {
 			return nil
 		}
@@ -194,7 +194,7 @@ type idleOp struct {
 func (op *idleOp) resolve(s *shard) {
 	op.epoch = s.epoch
 	if s.Idle(&op.Idleness) {
-		s.settle(op)
+		s.settleAfterCommit(op)
 		return
 	}
 	op.waited = true

@@ -223,8 +223,8 @@ var bufferCalls = map[string]func(ctx context.Context, bt *bufferTest, b *buffer
 	},
 }
 
-// TestBuffersAreTheCallers: whatever a caller hands in, the caller may overwrite as soon as the verb has
-// returned, even if the operation is still under way because ctx has ended.
+// TestBuffersAreTheCallers: whatever a caller hands in, the caller may overwrite as soon as the
+// verb has returned, even if the operation is still under way because ctx has ended.
 func TestBuffersAreTheCallers(t *testing.T) {
 	for name, call := range bufferCalls {
 		t.Run(name, func(t *testing.T) {
@@ -263,7 +263,8 @@ func TestBuffersAreTheCallers(t *testing.T) {
 	}
 }
 
-// standStill has the owner of a shard wait, before it decides what comes next, until goOn is called.
+// standStill makes the owner of a shard wait, before it decides what comes next, until goOn is
+// called.
 func standStill(s *shard) (goOn func()) {
 	stands, over := make(chan struct{}), make(chan struct{})
 	go s.probe(func(*shard) error { close(stands); <-over; return nil })
@@ -271,8 +272,9 @@ func standStill(s *shard) (goOn func()) {
 	return func() { close(over) }
 }
 
-// TestBuffersAreTheHandlers: what a handler hands over as a result or follow-up, it may overwrite before it
-// returns, and whoever gets the memory back that it took from a pool may do so at any time.
+// TestBuffersAreTheHandlers: what a handler hands over as a result or follow-up, it may overwrite
+// before it returns, and whoever gets the memory back that it took from a pool may do so at any
+// time.
 func TestBuffersAreTheHandlers(t *testing.T) {
 	for name, middleware := range map[string][]Middleware{
 		"": nil, "middleware": {func(next Handler) Handler { return next }},
@@ -308,8 +310,8 @@ func TestBuffersAreTheHandlers(t *testing.T) {
 	}
 }
 
-// TestBuffersOfReceivers: what one receiver is given, it may overwrite and append to; no other one sees it, nor does
-// the queue.
+// TestBuffersOfReceivers: what one receiver is given, it may overwrite and append to; no other one
+// sees it, nor does the queue.
 func TestBuffersOfReceivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{Retention: time.Hour})
@@ -381,8 +383,8 @@ func TestBuffersOfReceivers(t *testing.T) {
 	})
 }
 
-// TestClaimsThatGiveUp: the owner of a shard may be amid a claim whose caller gives up, and then writes to
-// the list of queues. It is for the race detector.
+// TestClaimsThatGiveUp: the owner of a shard may be amid a claim whose caller gives up, and then
+// writes to the list of queues. It is for the race detector.
 func TestClaimsThatGiveUp(t *testing.T) {
 	t.Parallel()
 	q := openForRun(t, Options{Shards: 2})

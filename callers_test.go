@@ -991,7 +991,7 @@ func (m *crowd) lowDisk(*rapid.T) {
 	m.settle(false)
 }
 
-// setRoom sets the level of room, and has all shards find it.
+// setRoom sets the level of room, and lets all shards find it.
 func (m *crowd) setRoom(level engine.Room) {
 	m.free.Store(diskTestLevels[level])
 	for _, s := range m.q.led() {

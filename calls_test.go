@@ -119,8 +119,8 @@ func TestCallsTravel(t *testing.T) {
 	}
 }
 
-// TestFarTimesTravel: a list may have any bounds, and a task is shown whose RunAt is as late as can be,
-// wherever nodes are.
+// TestFarTimesTravel: a list may have any bounds, and a task is shown whose RunAt is as late as can
+// be, wherever nodes are.
 func TestFarTimesTravel(t *testing.T) {
 	local := time.Local
 	time.Local = time.FixedZone("east", 12*3600)

@@ -41,8 +41,8 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 	return size
 }
 
-// TestForgottenQueuesLeaveNothing: a queue that follows one that memory has forgotten has settings and
-// claims of its own, also if the other one has changed last by a cancel.
+// TestForgottenQueuesLeaveNothing: a queue that follows one that memory has forgotten has settings
+// and claims of its own, also if the other one has changed last by a cancel.
 func TestForgottenQueuesLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := Open("queue", &Options{fs: vfs.NewMem(), Shards: 2, idleLanes: 1})
@@ -250,10 +250,10 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 	})
 }
 
-// TestMarkedQueuesAreForgotten: queues with marks stay until the last of their marks is obeyed, also if
-// their tasks end before that, marks are on disk only, and load finds a lane of theirs under two numbers; then
-// they leave memory.
-func TestMarkedQueuesAreForgotten(t *testing.T) {
+// TestQueuesWithWakeupsAreForgotten: queues with wakeups stay until the last of these is applied,
+// also if their tasks end before that, wakeups are on disk only, and load finds a lane of theirs
+// under two numbers; then they leave memory.
+func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const children = 10_000
@@ -285,17 +285,17 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 				require.NoError(t, err)
 			}
 			v := q.peek(q.shard(0))
-			var marked []ID
+			var woken []ID
 			require.NoError(t, schema.Scan(v.snap, keys.Wake, func(key, _ []byte) error {
 				_, _, id, err := keys.ParseGrouped(key)
-				marked = append(marked, id)
+				woken = append(woken, id)
 				return err
 			}))
 			v.close()
 			var calls sync.WaitGroup
-			for _, id := range marked[max(0, len(marked)-16):] { // the last to be obeyed
+			for _, id := range woken[max(0, len(woken)-16):] { // the last to be applied
 				calls.Go(func() {
-					if err := q.Cancel(t.Context(), id); !errors.Is(err, ErrNotFound) { // its mark has come first
+					if err := q.Cancel(t.Context(), id); !errors.Is(err, ErrNotFound) { // its wakeup has come first
 						assert.NoError(t, err)
 					}
 					if l := claimNow(t, q, queues[id]); l != nil {
@@ -309,7 +309,7 @@ func TestMarkedQueuesAreForgotten(t *testing.T) {
 				return nil
 			}))
 		}
-		require.Positive(t, doubtful, "queues that may have marks on disk")
+		require.Positive(t, doubtful, "queues that may have wakeups on disk")
 		synctest.Wait()
 		stats, err := q.Stats(t.Context())
 		require.NoError(t, err)

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestVoteAwaitsCatchUp: a node that is added over a slow link gets a vote when it lacks no more than
-// four messages, however few entries that is.
+// TestVoteAwaitsCatchUp: a node that is added over a slow link gets a vote when it lacks no more
+// than four messages, however few entries that is.
 func TestVoteAwaitsCatchUp(t *testing.T) {
 	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {

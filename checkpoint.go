@@ -18,7 +18,7 @@ import (
 // Checkpoint copies the queue to dir, while the queue goes on working. The copy is the whole queue
 // at one moment during the call: everything that had been acknowledged before the call, in all
 // shards, and nothing that began after it. It is durable when Checkpoint returns, and independent
-// of the original: Open it where it is, or copy its directory to another machine by any means;
+// of the original: [Open] it where it is, or copy its directory to another machine by any means;
 // nothing writes to it until it is opened.
 //
 // Large files are shared by hard links, so dir must be on the file system of the queue. At first a
@@ -32,10 +32,10 @@ import (
 // whose name ends with ".unfinished".) A Checkpoint that returns an error has removed everything
 // that it had made, except empty directories.
 //
-// In the copy, the tasks that were leased at that moment are leased: those of Run are ready again
-// as soon as the copy is opened, others when their leases expire. If the copy is opened while the
-// original is in use, tasks are done twice. The copy has a new identity, so that its shards cannot
-// be mixed with those of the original.
+// In the copy, the tasks that were leased at that moment are leased: those of [Queue.Run] are ready
+// again as soon as the copy is opened, others when their leases expire. If the copy is opened while
+// the original is in use, tasks are done twice. The copy has a new identity, so that its shards
+// cannot be mixed with those of the original.
 //
 // In a cluster Checkpoint may be called on any node. The node copies its own replicas of all
 // shards, after they have caught up with their leaders; the shards stop for this time too, for 5 s
@@ -47,8 +47,11 @@ import (
 // make a queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if there is no room for
 // the copy, [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before all shards
 // have stopped, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stop for long
-// enough. If ctx ends before all shards have stopped, the error matches the cause of ctx as well.
-// Checkpoint is safe for concurrent use; calls follow each other.
+// enough. Checkpoint is safe for concurrent use; calls follow each other.
+//
+// Errors: [ErrInvalid], [io/fs.ErrExist], [ErrLocked], [ErrDiskFull], [ErrCorrupt], [ErrFailed],
+// [ErrNotLeader], [ErrUncertain], [ErrClosed], that of ctx if it ends before all shards have
+// stopped, and those of the file system.
 func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -292,7 +295,7 @@ func (op *barrierOp) standStill(s *shard) {
 		var refused error
 		resume, known, refused = s.inbox.Pick(known, ends)
 		if resume != nil {
-			s.settle(resume) // in a separate group, which confirms that this node has led all the time
+			s.settleAfterCommit(resume) // in a separate group, which confirms that this node has led all the time
 			break
 		}
 		if refused != nil {
@@ -331,7 +334,7 @@ type resumeOp struct {
 
 func (op *resumeOp) resolve(s *shard) {
 	op.err = errNoBarrier
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *resumeOp) encode(dst []byte) []byte {

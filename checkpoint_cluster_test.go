@@ -78,7 +78,8 @@ func TestCheckpointWithoutMajority(t *testing.T) {
 	})
 }
 
-// atCopy has do be called when a node begins to copy its stores, which is while the shards stand still.
+// atCopy calls do when a node begins to copy its stores, which is while the shards stand
+// still.
 func (n *simNode) atCopy(do func()) {
 	var once sync.Once
 	n.breakDisk(func(_, name string) bool {

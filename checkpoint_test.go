@@ -57,7 +57,7 @@ func newCopyLoad(t *testing.T, opts Options, seed uint64) *copyLoad {
 	return l
 }
 
-// run has producers and workers at work, on all queues, until during has returned.
+// run lets producers and workers work on all queues until during has returned.
 func (l *copyLoad) run(during func()) {
 	ctx, stop := context.WithCancel(l.t.Context())
 	var load sync.WaitGroup
@@ -163,7 +163,7 @@ func (l *copyLoad) produce(ctx context.Context, producer int) error {
 	return nil
 }
 
-// work has q's tasks done until ctx ends.
+// work does q's tasks until ctx ends.
 func (l *copyLoad) work(ctx context.Context, q *Queue, note func(payload string)) error {
 	for {
 		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 1 + l.chance(4)})
@@ -210,7 +210,7 @@ func (l *copyLoad) after(n int) {
 	<-reached
 }
 
-// checkpoint has q copied to a directory of its file system.
+// checkpoint copies q to a directory of its file system.
 func (l *copyLoad) checkpoint(q *Queue, dir string) copied {
 	c := copied{fs: q.opts.fs, dir: dir}
 	l.mu.Lock()
@@ -264,7 +264,7 @@ func payloadsOfAll(t *testing.T, q *Queue, state State) (all, inState map[string
 	return all, inState
 }
 
-// drain has all tasks of a queue done, and checks that they are those of the
+// drain does all tasks of a queue, and checks that they are those of the
 // first calls of each producer, with all that follows from them, each once.
 func (l *copyLoad) drain(q *Queue, calls []int) {
 	t := l.t

@@ -35,7 +35,7 @@ import (
 // A task whose lease expires for the first time keeps its place, and so does one whose lease ends
 // because the process restarts. When its lease expires again it goes behind the others of its lane
 // (a queue, tenant and priority), so that a task that hangs its workers does not delay the others.
-// RedriveDead resets this.
+// [Queue.RedriveDead] resets this.
 //
 // Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
 // first, and [ErrClosed] when the queue is closed. ErrEmpty is linearizable, on a queue by itself
@@ -61,12 +61,13 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (_ *Lease, err erro
 	return leaseOf(&op.Grants[0])
 }
 
-// ClaimBatch is Claim for up to req.Max tasks at once. It returns as soon as there is one, with as
-// many as are ready in one shard: of the first queue, then of the queues that follow. It returns
-// fewer if another shard has more urgent ones, or if the next ones have to be read from disk first,
-// as soon after Open or in a long backlog.
+// ClaimBatch is [Queue.Claim] for up to req.Max tasks at once. It returns as soon as there is one,
+// with as many as are ready in one shard: of the first queue, then of the queues that follow. It
+// returns fewer if another shard has more urgent ones, or if the next ones have to be read from
+// disk first, as soon after [Open] or in a long backlog.
 //
-// Errors: those of [Queue.Claim].
+// Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
+// [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (q *Queue) ClaimBatch(ctx context.Context, req ClaimRequest) (_ []*Lease, err error) {
 	defer public(&err)
 	op, err := q.claim(ctx, &req, nil)
@@ -296,7 +297,7 @@ func (op *claimOp) resolve(s *shard) {
 	case dispatch.Pending:
 		s.undecided.deferred = append(s.undecided.deferred, op)
 	case dispatch.Nothing:
-		op.passOn(s)
+		op.toNextShard(s)
 	}
 }
 
@@ -346,13 +347,13 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 	return rand.IntN(len(led))
 }
 
-// passOn lets a claim wait in this shard, except with NoWait, and passes it to the next one.
-func (op *claimOp) passOn(s *shard) {
+// toNextShard lets a claim wait in this shard, except with NoWait, and passes it to the next one.
+func (op *claimOp) toNextShard(s *shard) {
 	s.claims.EndVisit(&op.Claim)
 	if next := op.next(); next != nil {
 		if op.NoWait && s.node != nil {
 			op.onward = next
-			s.settle(op)
+			s.settleAfterCommit(op)
 		} else {
 			op.visit(next)
 		}
@@ -360,7 +361,7 @@ func (op *claimOp) passOn(s *shard) {
 	}
 	if op.NoWait && op.Take() {
 		op.err = cmp.Or(op.full, ErrEmpty)
-		s.settle(op)
+		s.settleAfterCommit(op)
 	} else if op.remoteWait.table != nil && !op.NoWait {
 		op.remoteWait.table.add(op)
 		return
@@ -456,7 +457,7 @@ func (op *claimOp) noRoom(s *shard) {
 		return
 	}
 	op.full = s.space.Refusal(s.index)
-	op.passOn(s)
+	op.toNextShard(s)
 }
 
 // leaseOf decodes a grant into a new Lease.

@@ -144,8 +144,8 @@ func TestLocalClaim(t *testing.T) {
 	})
 }
 
-// TestQueueOfManyWaitersDelaysNoOther: while the claims that wait for one queue are served group by group,
-// those that wait for others are, too.
+// TestQueueOfManyWaitersDelaysNoOther: while the claims that wait for one queue are served group by
+// group, those that wait for others are, too.
 func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
 	for name, more := range map[string][]string{"queues": nil, "lists": make([]string, dispatch.ShortList)} {
 		t.Run(name, func(t *testing.T) {

@@ -161,7 +161,7 @@ func (op *joinOp) resolve(s *shard) {
 		return
 	}
 	if op.list != nil && !s.claims.Build(op.list) {
-		s.postponeOp(op)
+		s.deferOp(op)
 		return
 	}
 	s.claims.WaitBy(op.ticket, op.queues, op.list, false)
@@ -202,7 +202,7 @@ func (h *claimHost) GiveBack(ctx context.Context, lease engine.Receipt) {
 func (h *claimHost) Served(c *dispatch.Claim) {
 	op := c.Caller.(*claimOp)
 	for _, s := range op.shards {
-		s.claims.CountVoid(op.Tickets())
+		s.claims.CountStale(op.Tickets())
 	}
 	op.completion.settle(nil)
 }

@@ -22,8 +22,8 @@ func ownCluster(t *testing.T, story func(t *testing.T, c *simCluster, q *Queue))
 	})
 }
 
-// TestClaimOutlivesTheShardItBeginsAt: a claim that lies before a shard whose leader goes waits in all
-// others that this node leads, and in those that it comes to lead.
+// TestClaimOutlivesTheShardItBeginsAt: a claim that lies before a shard whose leader goes waits in
+// all others that this node leads, and in those that it comes to lead.
 func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 	ownCluster(t, func(t *testing.T, c *simCluster, q *Queue) {
 		const claims = 10

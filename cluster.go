@@ -23,13 +23,13 @@ import (
 // github.com/hashicorp/raft). What is acknowledged is in the logs of a majority of the nodes, and
 // any node serves any call. Three nodes go on without one of them, five without two.
 //
-// [Options.Limits], LeaseFor, MaxAttempts, Backoff and Retention are those of the node
-// that leads a task's shard: give all nodes the same.
+// [Options.Limits], [Options.LeaseFor], [Options.MaxAttempts], [Options.Backoff] and
+// [Options.Retention] are those of the node that leads a task's shard: give all nodes the same.
 type Cluster struct {
 	// Node is this node's name, of 1 to 255 bytes. It is the name of its directory as well: a node
-	// that has lost its directory comes back under another name, and Open refuses an empty one. If
-	// the others do not answer Open within a quarter of HeartbeatTimeout, it succeeds, and calls and
-	// Close return that error once they have answered. Required.
+	// that has lost its directory comes back under another name, and [Open] refuses an empty one.
+	// If the others do not answer Open within a quarter of HeartbeatTimeout, it succeeds, and calls
+	// and [Queue.Close] return that error once they have answered. Required.
 	Node string
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
@@ -40,19 +40,20 @@ type Cluster struct {
 	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
 	Advertise string
 	// Peers are the nodes with which a new cluster begins; this one may be among them or not. If
-	// they name no other node, a queue by itself, or a Checkpoint, may be opened as the first node
-	// of a new cluster, with all that it has, and others join it. When they have been removed, and
-	// it is closed, the only node is opened without Options.Cluster as a queue by itself again. All
-	// nodes of a new cluster give the same, and it begins when all of them have been open at the
-	// same time. Once it has begun, the cluster itself knows its members, and Peers has no meaning.
+	// they name no other node, a queue by itself, or a [Queue.Checkpoint], may be opened as the
+	// first node of a new cluster, with all that it has, and others join it. When they have been
+	// removed, and it is closed, the only node is opened without [Options.Cluster] as a queue by
+	// itself again. All nodes of a new cluster give the same, and it begins when all of them have
+	// been open at the same time. Once it has begun, the cluster itself knows its members, and
+	// Peers has no meaning.
 	Peers []Peer
-	// Join makes a new node part of the cluster of Peers, which exists already: Open asks them to
+	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
 	// add it, and returns when it votes. Half of them must answer, and be of one cluster.
-	// Options.Shards is that of the cluster. In a directory that was part of the cluster before,
+	// [Options.Shards] is that of the cluster. In a directory that was part of the cluster before,
 	// Join has no meaning.
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their certificate from it, which
-	// has the node's name among its subject alternative names, as a DNS name or a URI. Open looks
+	// has the node's name among its subject alternative names, as a DNS name or a URI. [Open] looks
 	// at Certificates, and asks GetCertificate and GetClientCertificate once. ClientAuth must be
 	// tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and ClientCAs to
 	// the authority of the nodes' certificates. ServerName, if it is empty, is the host that is
@@ -71,10 +72,10 @@ type Cluster struct {
 	// CallTimeout is how long a call waits for a shard that has no leader, or
 	// whose leader cannot be reached, if its ctx does not end before. Default: 10 s.
 	CallTimeout time.Duration
-	// LeaveOnClose lets Close remove the node from the cluster, for good, as RemoveNode does; Close
-	// returns the error if that is refused, as it is to the last node. Nodes that are closed at one
-	// moment leave one after the other. By default a closed node stays a member, and is missed
-	// until it is back.
+	// LeaveOnClose lets [Queue.Close] remove the node from the cluster, for good, as
+	// [Queue.RemoveNode] does; Close returns the error if that is refused, as it is to the last
+	// node. Nodes that are closed at one moment leave one after the other. By default a closed node
+	// stays a member, and is missed until it is back.
 	LeaveOnClose bool
 
 	// Tests replace these.
@@ -170,7 +171,7 @@ const (
 )
 
 // AddNode makes a node part of the cluster: in the Raft group of every shard it first follows, and
-// votes when it has caught up. The node must be open, with [Cluster.Join] (whose Open calls
+// votes when it has caught up. The node must be open, with [Cluster.Join] (whose [Open] calls
 // AddNode) or with the Peers of this cluster; AddNode waits for it, and until it has caught up, as
 // long as ctx does not end, and logs why. A member that has another address now is added again.
 // ErrNotMember says that the cluster knows the name with another directory (see
@@ -178,7 +179,8 @@ const (
 // that the node was removed: it may come back with an empty directory.
 //
 // AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
-// what has been done stays done, and more may be done later, but not after a later RemoveNode.
+// what has been done stays done, and more may be done later, but not after a later
+// [Queue.RemoveNode].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrFormat],
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -212,9 +214,10 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 }
 
 // ReplaceNode adds a node and then removes another one, such as one that has lost its disk. The new
-// one has another name, and is no member yet: it is open with the Peers of this cluster, and without
-// [Cluster.Join]. If it is one, as after a ReplaceNode that has returned an error, RemoveNode of the
-// other one is left. Before anything is changed, the nodes are asked as by [Queue.RemoveNode].
+// one has another name, and is no member yet: it is open with the Peers of this cluster, and
+// without [Cluster.Join]. If it is one, as after a ReplaceNode that has returned an error,
+// RemoveNode of the other one is left. Before anything is changed, the nodes are asked as by
+// [Queue.RemoveNode].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -262,8 +265,8 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 // workers as ever. If no other node can lead a shard, Drain tries again for [Cluster.CallTimeout],
 // and then tells why ([ErrCannotLead]); the node stays drained, and goes on trying.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrCannotLead], [ErrUncertain], [ErrFailed], [ErrClosed], and
-// that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrCannotLead], [ErrUncertain], [ErrFailed], [ErrClosed],
+// and that of ctx.
 func (q *Queue) Drain(ctx context.Context) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil {
@@ -274,11 +277,14 @@ func (q *Queue) Drain(ctx context.Context) (err error) {
 
 // Undrain undoes [Queue.Drain]: after a while the node leads its share again.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrFailed], [ErrClosed].
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Undrain(ctx context.Context) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return base.EndOf(ctx)
 	}
 	return q.node.Undrain()
 }
@@ -319,7 +325,7 @@ func (op *memberOp) resolve(s *shard) {
 		s.SetPlacement(op.peer.Node)
 		op.at.group.Place(op.peer.Node)
 	}
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *memberOp) settle(err error) {
@@ -358,10 +364,11 @@ func (op *memberOp) decode(r *wire.Reader) {
 // may lack what it had acknowledged ([ErrPowerLost]), or has diverged from it ([ErrDiverged]): in
 // its directory, which must be closed, the node becomes the only member of a new cluster. Then it
 // is opened as ever. If several nodes are left, recover one, the one that is furthest (by the
-// larger of Applied and LastIndex of its shards, see ClusterStatus), and let the others join it
+// larger of Applied and LastIndex of its shards, see [ClusterStatus]), and let the others join it
 // under new names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node.
 // Nodes of the old cluster that come back are refused; if they are a majority of it, they go on
-// beside the new one, without a word to it. It can be called again if it fails, or its process ends.
+// beside the new one, without a word to it. It can be called again if it fails, or its process
+// ends.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
 // of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
@@ -448,7 +455,7 @@ type ReplicaStatus struct {
 	Suspect bool `json:",omitempty"`
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string `json:",omitempty"`
-	// Drained is whether the node leads nothing while another one can (Drain).
+	// Drained is whether the node leads nothing while another one can ([Queue.Drain]).
 	Drained bool `json:",omitempty"`
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
@@ -468,12 +475,13 @@ type ReplicaStatus struct {
 	ClockAhead time.Duration
 }
 
-// WaitReady waits until every shard has a leader that this node can call, as after Open or while
-// other nodes are started: other calls, but for Run and for claims that wait, wait for a leader no
-// longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, or was removed from
-// its cluster. If ctx ends before, the error tells why a shard cannot be called.
+// WaitReady waits until every shard has a leader that this node can call, as after [Open] or while
+// other nodes are started: other calls, but for [Queue.Run] and for claims that wait, wait for a
+// leader no longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, or was
+// removed from its cluster. If ctx ends before, the error tells why a shard cannot be called.
 //
-// Errors: [ErrInvalid], [ErrNotLeader] (the node was removed), [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNotLeader] (the node was removed), [ErrFailed], [ErrClosed], and that
+// of ctx.
 func (q *Queue) WaitReady(ctx context.Context) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil && err != ErrNoCluster {

@@ -27,7 +27,7 @@ import (
 // operation is one unit of work of a shard.
 type operation interface {
 	// resolve decides the operation against the shard's memory and adds its
-	// keys to the group. It calls shard.settle once it is decided, now or,
+	// keys to the group. It calls shard.settleAfterCommit once it is decided, now or,
 	// for a claim that waits, in a later group.
 	resolve(s *shard)
 	// verb is what else there is to know of the operation.

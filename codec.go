@@ -24,13 +24,13 @@ func (JSON) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
 // Unmarshal calls [json.Unmarshal].
 func (JSON) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
 
-// PayloadOption sets how the payloads and results of a queue are encoded. Handle, NewTask and
-// ResultAs need the same options for the same queue.
+// PayloadOption sets how the payloads and results of a queue are encoded. [Handle], [NewTask] and
+// [ResultAs] need the same options for the same queue.
 type PayloadOption func(*encoding)
 
 // WithCodec sets the codec. Default: [JSON].
 //
-// It is an option of each queue and not of the Mux, because the producers and the handler of one
+// It is an option of each queue and not of the [Mux], because the producers and the handler of one
 // queue agree on the encoding: queues of one program may differ in it, and change it one at a time.
 func WithCodec(c Codec) PayloadOption { return func(e *encoding) { e.codec = c } }
 
@@ -73,9 +73,11 @@ func (e *encoding) decode(data []byte, v any) error {
 	return e.codec.Unmarshal(data, v)
 }
 
-// NewTask returns a task whose payload is args, encoded as Handle decodes it: by JSON unless
+// NewTask returns a task whose payload is args, encoded as [Handle] decodes it: by JSON unless
 // options set another codec; a []byte is copied as it is. The caller sets the other fields of the
-// task. NewTask returns the error of the codec, or an [InvalidError] if an option is nil.
+// task.
+//
+// Errors: that of the codec, and [ErrInvalid] if an option is nil.
 func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err error) {
 	defer public(&err)
 	e, err := encodingOf(opts)
@@ -92,9 +94,10 @@ func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err er
 	return Task{Queue: queue, Payload: payload}, nil
 }
 
-// ResultAs returns the result of a completed task, decoded as Handle decodes payloads; the result
-// of a task that was completed without one is the zero T. ResultAs returns the error of the codec,
-// or an [InvalidError] if the task is not Done or an option is nil.
+// ResultAs returns the result of a completed task, decoded as [Handle] decodes payloads; the result
+// of a task that was completed without one is the zero T.
+//
+// Errors: that of the codec, and [ErrInvalid] if the task is not [Done] or an option is nil.
 func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
 	defer public(&err)
 	var result T

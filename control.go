@@ -9,10 +9,10 @@ import (
 )
 
 // Cancel ends a task that has not been completed: the task is not delivered again, and is kept as
-// Canceled for its retention. If a handler of Run is working on it, the handler's context is
-// cancelled with the cause [ErrCanceled], and what the handler returns has no effect; any other
+// [Canceled] for its retention. If a handler of [Queue.Run] is working on it, the handler's context
+// is cancelled with the cause [ErrCanceled], and what the handler returns has no effect; any other
 // worker gets an error that matches [ErrLeaseLost] and [ErrCanceled] when it next uses its receipt.
-// Tasks that wait for a canceled one are canceled too. Dead letters can be canceled.
+// Tasks that wait for a canceled one are canceled too. A dead letter can be canceled as well.
 //
 // Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
 // [ErrNotWaiting] if it is completed or canceled already.
@@ -40,7 +40,7 @@ func (q *Queue) SetPriority(ctx context.Context, id ID, priority int) (err error
 
 // SetRunAt changes when a waiting task (ready, scheduled or blocked) becomes ready; zero or past:
 // now, unless something else holds it back. A task that was ready already goes behind the other
-// ready tasks. Errors are those of SetPriority.
+// ready tasks. Errors are those of [Queue.SetPriority].
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrNotWaiting], [ErrDiskFull], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed], and that of ctx.

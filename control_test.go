@@ -16,7 +16,7 @@ import (
 	"codeq/internal/keys"
 )
 
-// inState is a way to have a task of queue "a", with an idempotency key, in a state.
+// inState is a way to bring a task of queue "a", with an idempotency key, into a state.
 type inState struct {
 	name  string
 	state State
@@ -349,7 +349,7 @@ func TestSetRunAtOrder(t *testing.T) {
 }
 
 // TestSetRunAtOfTurn: a task that has the turn of its group keeps it while it
-// is put off; one that waits for the turn has others go first.
+// is put off; one that waits for the turn lets others go first.
 func TestSetRunAtOfTurn(t *testing.T) {
 	t.Parallel()
 	throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *Process) {
@@ -387,7 +387,7 @@ func TestPause(t *testing.T) {
 			throughSteps(t, Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *Process) {
 				ctx := context.Background()
 				var got chan ID
-				wait := func() { // has claims wait, as a process does that has begun
+				wait := func() { // lets claims wait, as a process does that has begun
 					got = make(chan ID, 5)
 					for range 5 {
 						go func(q *Queue, got chan ID) {

@@ -113,7 +113,7 @@ func variedQueue(t *testing.T, fs vfs.FS) *Queue {
 // quiesce waits until nothing is under way between the shards.
 func (q *Queue) quiesce(t *testing.T) {
 	t.Helper()
-	for range 2 { // what one shard sends may have another one send
+	for range 2 { // what one shard sends may make another one send
 		for _, s := range q.led() {
 			require.Eventually(t, func() bool {
 				idle := false
@@ -361,7 +361,8 @@ func TestCorruption(t *testing.T) {
 	}
 }
 
-// TestCorruptionOfOptions: a flipped bit in OPTIONS has Pebble take the next line for the directory of the log.
+// TestCorruptionOfOptions: a flipped bit in OPTIONS makes Pebble take the next line for the
+// directory of the log.
 func TestCorruptionOfOptions(t *testing.T) {
 	t.Parallel()
 	disk := vfs.NewCrashableMem()

@@ -40,7 +40,8 @@ func (f panickyFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.File.ReadAt(p, off)
 }
 
-// TestDamageThatPanics: damage at which Pebble panics, while a store is opened, is an error of Open.
+// TestDamageThatPanics: damage at which Pebble panics, while a store is opened, is an error of
+// Open.
 func TestDamageThatPanics(t *testing.T) {
 	abandonsStores(t)
 	for name, open := range map[string]func(vfs.FS) (*Queue, error){

@@ -10,15 +10,15 @@ import (
 	"codeq/internal/keys"
 )
 
-// DeadFilter selects the dead letters for RedriveAllDead and PurgeDead. The zero DeadFilter selects
-// all that died before the call begins, by the wall clock.
+// DeadFilter selects the dead letters for [Queue.RedriveAllDead] and [Queue.PurgeDead]. The zero
+// DeadFilter selects all that died before the call begins, by the wall clock.
 type DeadFilter struct {
 	Queue   string   // "": of all queues
 	Tenants []string // none: of all tenants; "" stands for tasks without one
 	// From and To bound the time of death: at or after From, and before To. Zero: no bound.
 	From, To time.Time
 	// Match, if not nil, is called for each of them, and selects it by returning true. It must not
-	// keep the TaskInfo.
+	// keep the [TaskInfo].
 	Match func(*TaskInfo) bool
 	// Rate is how many a second are redriven or purged. 0: as fast as possible.
 	Rate float64

@@ -234,8 +234,8 @@ func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 	})
 }
 
-// TestMembersOnFullDisk: on a full disk the members of a shard are not changed, but a change that Raft
-// has begun is stored: a leader goes by it in any case.
+// TestMembersOnFullDisk: on a full disk the members of a shard are not changed, but a change that
+// Raft has begun is stored: a leader goes by it in any case.
 func TestMembersOnFullDisk(t *testing.T) {
 	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()

@@ -69,8 +69,8 @@ func (s *shard) holdsBack() bool {
 	return !s.HasRoom(engine.RoomLow) || !s.HasRoom(engine.Roomy) && s.TicksAreDue()
 }
 
-// putOff lets an operation wait for room if nobody would call again, and refuses any other.
-func (s *shard) putOff(op operation) {
+// parkOrRefuse lets an operation wait for room if nobody would call again, and refuses any other.
+func (s *shard) parkOrRefuse(op operation) {
 	if shared, ok := op.(sharedOp); ok {
 		shared.noRoom(s)
 		return

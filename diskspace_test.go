@@ -418,8 +418,8 @@ func TestDiskFullForRun(t *testing.T) {
 	})
 }
 
-// TestDiskScarceAmidTelling: while there is no room to tell all who waited for a task that it has ended, what
-// would change the task is refused, and not tried again and again.
+// TestDiskScarceAmidTelling: while there is no room to tell all who waited for a task that it has
+// ended, what would change the task is refused, and not tried again and again.
 func TestDiskScarceAmidTelling(t *testing.T) {
 	for _, end := range []codeq.State{codeq.Done, codeq.Dead} {
 		t.Run(end.String(), func(t *testing.T) {
@@ -665,8 +665,9 @@ func TestDiskReallyFull(t *testing.T) {
 	}
 }
 
-// TestLogWithoutSpace: when the log cannot be written, whatever the file system says of its free space, calls
-// that write are refused in time, reads go on, no shard fails, and work goes on when there is room.
+// TestLogWithoutSpace: when the log cannot be written, whatever the file system says of its free
+// space, calls that write are refused in time, reads go on, no shard fails, and work goes on when
+// there is room.
 func TestLogWithoutSpace(t *testing.T) {
 	t.Parallel()
 	rng := testkit.Seeded(t)

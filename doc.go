@@ -14,7 +14,7 @@
 //
 // # Guarantees
 //
-// A call that returns without an error has persisted at the Durability of the queue. Tasks are
+// A call that returns without an error has persisted at the [Durability] of the queue. Tasks are
 // delivered at least once: a claimed task whose lease expires is delivered again, with the attempt
 // counted, until it is out of attempts and becomes a dead letter. A lease that has expired or ended
 // cannot finish its task: the verbs that take its [Receipt] return [ErrLeaseLost]. Follow-up tasks
@@ -45,11 +45,11 @@
 //
 // # JSON
 //
-// Task, Lease, TaskInfo, Outcome, Event, Schedule and ScheduleInfo are encoded as JSON that decodes
-// to the same values. The names are those of the fields, and zero fields are omitted. States and
-// other kinds, IDs and receipts are strings. A payload or a result is in base64, as encoding/json
-// writes bytes; a time is as in RFC 3339, in its own zone; a duration is a number of nanoseconds,
-// and Forever is -1.
+// [Task], [Lease], [TaskInfo], [Outcome], [Event], [Schedule] and [ScheduleInfo] are encoded as
+// JSON that decodes to the same values. The names are those of the fields, and zero fields are
+// omitted. States and other kinds, IDs and receipts are strings. A payload or a result is in
+// base64, as encoding/json writes bytes; a time is as in RFC 3339, in its own zone; a duration is a
+// number of nanoseconds, and [Forever] is -1.
 //
 // # Several nodes
 //
@@ -66,7 +66,7 @@
 //
 // Branch on errors with errors.Is: a returned error wraps one of the errors of this package, adds
 // what failed and the value that was refused, and its text begins with "codeq: ". Each verb lists
-// the errors that it may return. After ErrInvalid, ErrClosed, ErrFailed, ErrNotLeader and
+// the errors that it may return. After [ErrInvalid], [ErrClosed], ErrFailed, ErrNotLeader and
 // ErrDiskFull nothing was applied; [ErrUncertain] leaves that open. The error of a call whose ctx
 // has ended matches context.Canceled or context.DeadlineExceeded, and the cause of ctx if it has
 // one; if the operation was under way, it matches ErrUncertain as well. A field named LastError is
@@ -76,9 +76,9 @@
 //
 // # Concurrency
 //
-// All methods of Queue are safe for concurrent use. The library logs only to [Options.Logger].
-// Close ends every goroutine that it has started, except a compaction of Pebble that cannot read
-// its tables: that one is blocked for ever. The library never exits or panics the process when
+// All methods of [Queue] are safe for concurrent use. The library logs only to [Options.Logger].
+// [Queue.Close] ends every goroutine that it has started, except a compaction of Pebble that cannot
+// read its tables: that one is blocked for ever. The library never exits or panics the process when
 // storage fails: the shard concerned then returns [ErrUncertain] for the operations under way and
 // [ErrFailed] for all later ones, until the queue is closed and opened again. While the disk is
 // nearly full, calls return [ErrDiskFull]; see [Options.MinFreeBytes].

@@ -83,6 +83,9 @@ func TestDrain(t *testing.T) {
 		n.stand(0) // as when the others are missing for a moment
 		time.Sleep(looks)
 		require.Zero(t, c.led()["n1"])
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		require.ErrorIs(t, simQueue(n).Undrain(ended), context.Canceled)
 		require.NoError(t, simQueue(n).Undrain(ctx))
 		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})
 	})
@@ -178,8 +181,8 @@ func TestTransferSaysWhy(t *testing.T) {
 	})
 }
 
-// TestFailingNodeIsDistrusted: a node that has failed twice leads again after a minute only, although
-// it is at home in the shard, and one that hands over by itself at once.
+// TestFailingNodeIsDistrusted: a node that has failed twice leads again after a minute only,
+// although it is at home in the shard, and one that hands over by itself at once.
 func TestFailingNodeIsDistrusted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -212,8 +215,8 @@ func TestFailingNodeIsDistrusted(t *testing.T) {
 	})
 }
 
-// TestDrainAfterClose: a call of Drain that Close overtakes does not write the manifest, which may be
-// that of the node's next life.
+// TestDrainAfterClose: a call of Drain that Close overtakes does not write the manifest, which may
+// be that of the node's next life.
 func TestDrainAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := firstNode(t, 1, Options{Shards: 1})

@@ -30,9 +30,9 @@ func (s *shard) followSettings() {
 		s.Effects.Configured[i] = engine.Reconfigured{}
 		q := s.claims.Of(r.Queue)
 		if s.claims.HasGates() {
-			s.claims.Limit(q, r.Fresh)
+			s.claims.Limit(q, r.AfterOpen)
 		} else {
-			s.permits.Limit(q, r.Fresh)
+			s.permits.Limit(q, r.AfterOpen)
 		}
 		s.claims.Open(q)
 	}
@@ -95,7 +95,7 @@ func (s *shard) answerAll() {
 			e := &s.Effects.Endings[i]
 			for _, op := range s.awaits.Of(e.ID) {
 				op.outcome = broadcast.Clone(&e.Outcome) // the memory of the result belongs to who has completed the task
-				s.settle(op)
+				s.settleAfterCommit(op)
 			}
 			s.awaits.Drop(e.ID)
 		}
@@ -108,7 +108,7 @@ func (s *shard) answerAll() {
 			if !s.Idle(&op.Idleness) {
 				return false
 			}
-			s.settle(op)
+			s.settleAfterCommit(op)
 			return true
 		})
 	}
@@ -122,11 +122,11 @@ func (s *shard) collectServed() {
 		if served.Waited {
 			for _, other := range op.shards {
 				if other != s {
-					other.claims.CountVoid(op.Tickets())
+					other.claims.CountStale(op.Tickets())
 				}
 			}
 		}
-		s.settle(op)
+		s.settleAfterCommit(op)
 	}
 	s.claims.Served = s.claims.Served[:0]
 }
@@ -144,15 +144,15 @@ type messageBatch struct {
 func (p *messageBatch) resolve(s *shard) {
 	if p.from >= s.opts.Shards { // decode does not know how many shards there are
 		p.err = errMalformedCall
-		s.settle(p)
+		s.settleAfterCommit(p)
 		return
 	}
 	p.taken += s.TakeMessages(p.from, p.first+uint64(p.taken), p.messages[p.taken:])
 	if p.taken < len(p.messages) {
-		s.postponeOp(p)
+		s.deferOp(p)
 		return
 	}
-	s.settle(p)
+	s.settleAfterCommit(p)
 }
 
 func (p *messageBatch) encode(dst []byte) []byte {

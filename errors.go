@@ -11,7 +11,7 @@ import (
 // Errors on which callers branch with errors.Is. A returned error wraps one of them, and adds what
 // failed and the value that was refused.
 var (
-	// ErrEmpty: a Claim that does not wait found no ready task.
+	// ErrEmpty: a [Queue.Claim] that does not wait found no ready task.
 	ErrEmpty = errors.New("codeq: no task is ready")
 	// ErrLeaseLost: the lease of the receipt is not in force. It has expired, or the task has been
 	// finished; another worker may do again what this one has done with the task since then.
@@ -20,7 +20,7 @@ var (
 	// this name.
 	ErrNotFound = base.ErrNotFound
 	// ErrDuplicate: the idempotency key of a task is taken. The error is, or joins, a
-	// *DuplicateError.
+	// [*DuplicateError].
 	ErrDuplicate = errors.New("codeq: duplicate task")
 	// ErrNotWaiting: the task is leased, or has ended.
 	ErrNotWaiting = base.ErrNotWaiting
@@ -28,16 +28,17 @@ var (
 	// handler's context ends, and comes with ErrLeaseLost from the verbs that take a receipt.
 	ErrCanceled = base.ErrCanceled
 	// ErrInvalid: an argument was refused before anything was written. The error is an
-	// *InvalidError that names the field, the value and the limit.
+	// [*InvalidError] that names the field, the value and the limit.
 	ErrInvalid = base.ErrInvalid
-	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not applied.
+	// ErrClosed: the queue is closed or closing, or was never opened. The operation was not
+	// applied.
 	ErrClosed = base.ErrClosed
 	// ErrFailed: the shard stopped because its storage failed, and refuses operations until the
 	// queue is closed and opened again. The operation was not applied.
 	ErrFailed = base.ErrFailed
 	// ErrDiskFull: there is less room on the disk than the operation needs, see
-	// Options.MinFreeBytes. It was not applied. The same call works once there is room, and a lease
-	// does not expire as long as it can be neither ended nor extended.
+	// [Options.MinFreeBytes]. It was not applied. The same call works once there is room, and a
+	// lease does not expire as long as it can be neither ended nor extended.
 	ErrDiskFull = base.ErrDiskFull
 	// ErrUncertain: it is not known whether the operation was applied, because storage failed, ctx
 	// ended or a leader was lost while it was being committed.
@@ -47,50 +48,50 @@ var (
 	// applied.
 	ErrNotLeader = base.ErrNotLeader
 	// ErrDiverged: what this node has of a shard contradicts what its cluster has, as after a power
-	// loss below DurabilityDisk. It comes with ErrFailed: the shard goes on without this node. See
-	// [Queue.ReplaceNode] and [RecoverCluster].
+	// loss below [DurabilityDisk]. It comes with ErrFailed: the shard goes on without this node.
+	// See [Queue.ReplaceNode] and [RecoverCluster].
 	ErrDiverged = base.ErrDiverged
 	// ErrOldCopy: the directory of this node is an older copy, which lacks what the node had
 	// acknowledged since. It comes with ErrFailed. Opened again, the node comes back by itself.
 	ErrOldCopy = base.ErrOldCopy
-	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below DurabilityDisk,
-	// or are older copies, that the others are no majority. It comes with ErrNotLeader. See
-	// [RecoverCluster].
+	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below
+	// [DurabilityDisk], or are older copies, that the others are no majority. It comes with
+	// ErrNotLeader. See [RecoverCluster].
 	ErrPowerLost = base.ErrPowerLost
-	// ErrNoCluster: the queue was opened without Options.Cluster.
+	// ErrNoCluster: the queue was opened without [Options.Cluster].
 	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
-	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does not
-	// answer. Nothing has changed.
+	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does
+	// not answer. Nothing has changed.
 	ErrNoMajority = base.ErrNoMajority
-	// ErrCannotLead: a node cannot lead a shard now, as when it cannot be reached, does not vote, lags
-	// behind or is drained; or no other node can.
+	// ErrCannotLead: a node cannot lead a shard now, as when it cannot be reached, does not vote,
+	// lags behind or is drained; or no other node can.
 	ErrCannotLead = base.ErrCannotLead
-	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it; or
-	// the cluster knows the name of the node with another directory, or the node is of another
+	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it;
+	// or the cluster knows the name of the node with another directory, or the node is of another
 	// cluster; or no member has the name of the node that was to be removed; or the node from which
 	// the call comes was removed from the cluster, or another process has opened it since. The
 	// operation was not applied.
 	ErrNotMember = base.ErrNotMember
 
-	// ErrNotQueue: the directory given to Open holds something other than a queue.
+	// ErrNotQueue: the directory given to [Open] holds something other than a queue.
 	ErrNotQueue = base.ErrNotQueue
 	// ErrFormat: the queue was written by a version of codeq with another format; or a node of a
 	// cluster runs an older version than the others, which have raised the cluster's format.
 	ErrFormat = base.ErrFormat
-	// ErrShardCount: Options.Shards differs from the count fixed at creation.
+	// ErrShardCount: [Options.Shards] differs from the count fixed at creation.
 	ErrShardCount = base.ErrShardCount
-	// ErrLocked: another process, or another Queue of this one, has the directory open.
+	// ErrLocked: another process, or another [Queue] of this one, has the directory open.
 	ErrLocked = base.ErrLocked
 	// ErrCopied: the files are a copy that was made while the queue was open, or after its process
-	// had died: see Options.AcceptCopy. Use Checkpoint to copy an open queue.
+	// had died: see [Options.AcceptCopy]. Use [Queue.Checkpoint] to copy an open queue.
 	ErrCopied = base.ErrCopied
-	// ErrCorrupt: stored data is damaged, or contradicts itself; see Verify.
+	// ErrCorrupt: stored data is damaged, or contradicts itself; see [Verify].
 	ErrCorrupt = base.ErrCorrupt
 
-	// ErrNoHandler: the Mux given to Run has no handlers, or none for one of the queues.
+	// ErrNoHandler: the [Mux] given to [Queue.Run] has no handlers, or none for one of the queues.
 	ErrNoHandler = errors.New("codeq: no handler")
-	// ErrHandlersRunning: Run gave up waiting for handlers that ignored the end of their context.
-	// Their leases have been released.
+	// ErrHandlersRunning: [Queue.Run] gave up waiting for handlers that ignored the end of their
+	// context. Their leases have been released.
 	ErrHandlersRunning = errors.New("codeq: handlers still running")
 )
 

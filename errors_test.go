@@ -17,8 +17,8 @@ import (
 	"codeq"
 )
 
-// requirePrefix: an error that leaves the package begins with its name, which it has once, as
-// has each line of joined errors.
+// requirePrefix: an error that leaves the package begins with its name, which it has once; so
+// does each line of joined errors.
 func requirePrefix(t *testing.T, what string, err error) {
 	t.Helper()
 	require.Error(t, err, what)

@@ -20,14 +20,14 @@ type Event struct {
 	ID     ID        `json:",omitzero"`
 	Queue  string    `json:",omitzero"`
 	Tenant string    `json:",omitzero"`
-	// Attempt is the number of attempts after the change, like TaskInfo.Attempts: EventClaimed
-	// includes the attempt that begins, EventReleased does not include the one given back.
+	// Attempt is the number of attempts after the change, like [TaskInfo.Attempts]: [EventClaimed]
+	// includes the attempt that begins, [EventReleased] does not include the one given back.
 	Attempt int `json:",omitzero"`
 	// Time is the wall clock time of the commit, to the millisecond. Changes that were committed
 	// together have the same Time.
 	Time time.Time `json:",omitzero"`
-	// LastError is the error of the attempt, for EventRetried and EventDeadLettered:
-	// Lease.LastError of the next attempt. Otherwise it is empty.
+	// LastError is the error of the attempt, for [EventRetried] and [EventDeadLettered]:
+	// [Lease.LastError] of the next attempt. Otherwise it is empty.
 	LastError string `json:",omitzero"`
 }
 
@@ -52,7 +52,7 @@ var eventKinds = enum[EventKind]{"EventKind", []string{
 	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired",
 }}
 
-// String returns the kind in lower case; that of EventDeadLettered is "dead".
+// String returns the kind in lower case; that of [EventDeadLettered] is "dead".
 func (k EventKind) String() string { return eventKinds.text(k) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
@@ -68,7 +68,7 @@ const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, Ev
 
 const allKinds engine.KindSet = 1<<endOfKinds - 2
 
-// SubscribeOptions are the options of Subscribe. A zero field means its documented default.
+// SubscribeOptions are the options of [Queue.Subscribe]. A zero field means its documented default.
 type SubscribeOptions struct {
 	// Queues are the queues whose events are collected; they need not exist yet. Default: all.
 	Queues []string
@@ -90,12 +90,12 @@ const (
 // defined. When the call that makes a change returns, its event has reached the subscription.
 //
 // Events report changes, but are no complete record of them. Earlier changes are not reported;
-// among them are leases that expired while the queue was closed, if Open has already taken the
+// among them are leases that expired while the queue was closed, if [Open] has already taken the
 // tasks back. A commit that fails is not reported, although the next Open may find its changes
 // stored; its shard sends no further events, and the subscription goes on with those of the others.
 //
 // Subscribe returns an error that matches [ErrInvalid] when an option is out of bounds, and
-// [ErrClosed] when the queue is closed. Close the subscription when you do not read it any more;
+// [ErrClosed] when the queue is closed. Call [Subscription.Close] when you do not read it any more;
 // until then it uses the memory of its buffer. The queue never waits for it.
 //
 // Errors: [ErrInvalid], [ErrClosed], and [ErrNotLeader] or [ErrUncertain] in a cluster.
@@ -141,13 +141,14 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 	return &Subscription{events}, nil
 }
 
-// Subscription is a bounded buffer of events, made by Subscribe. Its methods are safe for
+// Subscription is a bounded buffer of events, made by [Queue.Subscribe]. Its methods are safe for
 // concurrent use; each event goes to one of several readers. A nil or zero Subscription has ended.
 type Subscription struct{ events *broadcast.Subscription }
 
-// Next returns the oldest unread event, and waits for one if there is none. It returns the error of
-// ctx when ctx ends, and [ErrClosed] after Close, or when the queue is closed and its last event
-// has been read.
+// Next returns the oldest unread event, and waits for one if there is none. It returns [ErrClosed]
+// after [Subscription.Close], or when the queue is closed and its last event has been read.
+//
+// Errors: [ErrInvalid], [ErrClosed], and that of ctx.
 func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
 	defer public(&err)
 	switch {
@@ -175,7 +176,9 @@ var errNotSubscribed = fmt.Errorf("%w: this Subscription was not made by Subscri
 // isMade reports whether Subscribe has made the subscription.
 func (sub *Subscription) isMade() bool { return sub != nil && sub.events != nil }
 
-// All yields the results of Next, and ends after the first error: that of ctx, or [ErrClosed].
+// All yields the results of Next, and ends after the first error.
+//
+// Errors: [ErrInvalid], [ErrClosed], and that of ctx.
 func (sub *Subscription) All(ctx context.Context) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		for {
@@ -207,8 +210,8 @@ func (sub *Subscription) Close() {
 // In a cluster, what others want to hear of a change (subscribers of events, callers of Await,
 // handlers whose task is canceled) is in the log entry of the change, so that all nodes hear of it
 // in the order of the log, whichever node led the shard then and leads it now. The interest of a
-// node is stored in each shard: then the leader adds what the node wants to its entries, and so does
-// the next leader. While no node is interested, entries have no broadcast.
+// node is stored in each shard: then the leader adds what the node wants to its entries, and so
+// does the next leader. While no node is interested, entries have no broadcast.
 
 // publish tells this node what an entry of the log says, which is in the store, before anybody
 // learns that it has been applied.
@@ -275,7 +278,7 @@ type interestOp struct {
 }
 
 func (op *interestOp) resolve(s *shard) {
-	s.settle(op)
+	s.settleAfterCommit(op)
 	if op.gone {
 		var member bool
 		if member, op.err = s.replica.group.HasMember(op.node); member || op.err != nil {

@@ -44,7 +44,7 @@ func brief(sub *Subscription) (lines []string) {
 	return lines
 }
 
-// TestEventKinds has each verb make its change, and looks as soon as the verb
+// TestEventKinds lets each verb make its change, and looks as soon as the verb
 // has returned.
 func TestEventKinds(t *testing.T) {
 	bubble(t, Options{Shards: 1, MaxAttempts: 3}, func(t *testing.T, q *Queue) {
@@ -352,7 +352,7 @@ type witness struct {
 
 func (w *witness) resolve(s *shard) {
 	_, w.err = s.Produce([]engine.NewTask{w.task}, new(engine.CallNumber), new(engine.Produced))
-	s.settle(w)
+	s.settleAfterCommit(w)
 }
 
 func (w *witness) verb() *verb { return &internal }

@@ -55,8 +55,8 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 	}
 }
 
-// newcomer opens a node that is to become part of a cluster. If it joins, its Open lets the others call
-// AddNode for it; otherwise it waits for AddNode or ReplaceNode.
+// newcomer opens a node that is to become part of a cluster. If it joins, Open asks the other nodes
+// to add it; otherwise it waits for AddNode or ReplaceNode.
 func newcomer(name string, peers []codeq.Peer, joins bool) (address string, end func()) {
 	dir, err := os.MkdirTemp("", "codeq-"+name)
 	if err != nil {
@@ -127,8 +127,26 @@ func ExampleQueue_ReplaceNode() {
 	// dan
 }
 
-// Nodes are added and removed while the cluster runs.
+// A node that was opened without Join waits until it is added.
 func ExampleQueue_AddNode() {
+	ctx := context.Background()
+	nodes, peers, end := cluster()
+	defer end()
+	address, leave := newcomer("dan", peers, false)
+	defer leave()
+	if err := nodes[0].AddNode(ctx, codeq.Peer{Node: "dan", Address: address}); err != nil {
+		log.Fatal(err)
+	}
+	st, err := nodes[0].ClusterStatus(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(st.Shards[0].Replicas), "nodes")
+	// Output: 4 nodes
+}
+
+// A node that has joined leaves again, while the cluster runs.
+func ExampleQueue_RemoveNode() {
 	ctx := context.Background()
 	nodes, peers, end := cluster()
 	defer end()
@@ -151,8 +169,8 @@ func ExampleQueue_AddNode() {
 	// 3 nodes
 }
 
-// Before a machine is taken away for a while, its shards can be led elsewhere.
-// Close does it as well.
+// Before somebody takes a machine away for a while, other nodes can take over its shards. Close
+// hands them over as well.
 func ExampleQueue_TransferLeadership() {
 	ctx := context.Background()
 	nodes, _, end := cluster()
@@ -229,8 +247,8 @@ func ExampleQueue_WaitReady() {
 	// Output: <nil>
 }
 
-// One of two machines is gone for good. The other one goes on alone, with what it has, and new nodes
-// can join it.
+// One of two machines is gone for good. The other one goes on alone, with what it has, and new
+// nodes can join it.
 func ExampleRecoverCluster() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "codeq-recover")

@@ -67,6 +67,41 @@ func ExampleQueue_Pause() {
 	// resumed: hello
 }
 
+// A claim that waits gets a task as soon as the queue is resumed.
+func ExampleQueue_Resume() {
+	q, done := open()
+	defer done()
+	check(q.Pause(ctx, "mail"))
+	_, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("hello")})
+	check(err)
+
+	claimed := make(chan *codeq.Lease)
+	go func() {
+		lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+		check(err)
+		claimed <- lease
+	}()
+	check(q.Resume(ctx, "mail"))
+	fmt.Printf("%s\n", (<-claimed).Payload)
+	// Output: hello
+}
+
+// The settings of a queue are those that Configure has stored, also while the queue is paused.
+func ExampleQueue_Settings() {
+	q, done := open()
+	defer done()
+	check(q.Configure(ctx, "video", func(s *codeq.Settings) { s.Concurrency = 2 }))
+	check(q.Pause(ctx, "video"))
+
+	settings, err := q.Settings("video")
+	check(err)
+	fmt.Println("concurrency:", settings.Concurrency)
+	fmt.Println("paused:", settings.Paused)
+	// Output:
+	// concurrency: 2
+	// paused: true
+}
+
 // Stats has the queues that have settings, too, tasks or none: here it finds those
 // that are paused.
 func ExampleQueue_Stats_settings() {

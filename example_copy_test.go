@@ -11,8 +11,9 @@ import (
 	"codeq"
 )
 
-// Files of a queue that was not closed, copied one after the other, are refused: they may be of different
-// moments. Who knows that nobody wrote them meanwhile, as the process had died, accepts them.
+// Files of a queue that was not closed, copied one after the other, are refused: they may be of
+// different moments. Who knows that nobody wrote them meanwhile, as the process had died, accepts
+// them.
 func ExampleErrCopied() {
 	root, err := os.MkdirTemp("", "")
 	check(err)

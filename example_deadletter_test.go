@@ -8,8 +8,8 @@ import (
 	"codeq"
 )
 
-// bury has a task for each address end as a dead letter.
-func bury(q *codeq.Queue, cause string, addresses ...string) (ids []codeq.ID) {
+// makeDead makes a task for each address a dead letter.
+func makeDead(q *codeq.Queue, cause string, addresses ...string) (ids []codeq.ID) {
 	for _, to := range addresses {
 		_, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte(to)})
 		check(err)
@@ -25,7 +25,7 @@ func bury(q *codeq.Queue, cause string, addresses ...string) (ids []codeq.ID) {
 func ExampleQueue_RedriveDead() {
 	q, done := open()
 	defer done()
-	ids := bury(q, "no such mailbox", "anna@example.com")
+	ids := makeDead(q, "no such mailbox", "anna@example.com")
 
 	check(q.RedriveDead(ctx, ids[0]))
 
@@ -45,8 +45,8 @@ func ExampleQueue_RedriveDead() {
 func ExampleQueue_RedriveAllDead() {
 	q, done := open()
 	defer done()
-	bury(q, "connection refused", "anna@example.com", "bert@example.com")
-	bury(q, "no such mailbox", "nobody@example.com")
+	makeDead(q, "connection refused", "anna@example.com", "bert@example.com")
+	makeDead(q, "no such mailbox", "nobody@example.com")
 
 	n, err := q.RedriveAllDead(ctx, codeq.DeadFilter{
 		Queue: "mail",
@@ -68,7 +68,7 @@ func ExampleQueue_RedriveAllDead() {
 func ExampleQueue_PurgeDead() {
 	q, done := open()
 	defer done()
-	bury(q, "no such mailbox", "anna@example.com", "bert@example.com")
+	makeDead(q, "no such mailbox", "anna@example.com", "bert@example.com")
 
 	n, err := q.PurgeDead(ctx, codeq.DeadFilter{Queue: "mail"})
 	check(err)

@@ -63,3 +63,66 @@ func ExampleSubscription_All() {
 	// mail mailbox full
 	// lost: 0
 }
+
+// A reader waits for the next event, as long as its context allows.
+func ExampleSubscription_Next() {
+	q, done := open()
+	defer done()
+	sub, err := q.Subscribe(codeq.SubscribeOptions{})
+	check(err)
+	defer sub.Close()
+
+	go func() {
+		_, err := q.Produce(ctx, codeq.Task{Queue: "mail"})
+		check(err)
+	}()
+	e, err := sub.Next(ctx)
+	check(err)
+	fmt.Println(e.Kind, e.Queue)
+
+	short, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	_, err = sub.Next(short)
+	fmt.Println("nothing else:", errors.Is(err, context.DeadlineExceeded))
+	// Output:
+	// produced mail
+	// nothing else: true
+}
+
+// A reader that falls behind loses the oldest events, and knows how many.
+func ExampleSubscription_Lost() {
+	q, done := open()
+	defer done()
+	sub, err := q.Subscribe(codeq.SubscribeOptions{Buffer: 2})
+	check(err)
+	defer sub.Close()
+
+	for _, tenant := range []string{"anna", "bert", "cora"} {
+		_, err := q.Produce(ctx, codeq.Task{Queue: "mail", Tenant: tenant})
+		check(err)
+	}
+	fmt.Println("lost:", sub.Lost())
+	e, err := sub.Next(ctx)
+	check(err)
+	fmt.Println("next:", e.Tenant)
+	// Output:
+	// lost: 1
+	// next: bert
+}
+
+// Whoever waits for an event of a subscription learns that it has been closed.
+func ExampleSubscription_Close() {
+	q, done := open()
+	defer done()
+	sub, err := q.Subscribe(codeq.SubscribeOptions{})
+	check(err)
+
+	ended := make(chan error)
+	go func() {
+		_, err := sub.Next(ctx)
+		ended <- err
+	}()
+	sub.Close()
+	fmt.Println(errors.Is(<-ended, codeq.ErrClosed))
+	// Output: true
+}

@@ -81,7 +81,7 @@ func (gobCodec) Unmarshal(data []byte, v any) error {
 }
 
 // Producer, handler and reader of a queue name the same codec.
-func ExampleHandle_codec() {
+func ExampleWithCodec() {
 	q, done := open()
 	defer done()
 
@@ -112,6 +112,63 @@ func ExampleHandle_codec() {
 	check(err)
 	fmt.Println(sum)
 	// Output: 5
+}
+
+// Each queue with a handler is one that Run works on, unless [codeq.RunOptions] name some of them.
+func ExampleMux_Queues() {
+	var mux codeq.Mux
+	for _, queue := range []string{"video", "mail"} {
+		codeq.Handle(&mux, queue, func(context.Context, *codeq.Job[[]byte]) error { return nil })
+	}
+	fmt.Println(mux.Queues())
+	// Output: [mail video]
+}
+
+// The result of a handler is kept with its task for the retention of the task.
+func ExampleJob_SetResult() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "shout", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		job.SetResult(bytes.ToUpper(job.Args))
+		return nil
+	})
+	id, err := q.Produce(ctx, codeq.Task{Queue: "shout", Payload: []byte("hello"), Retention: time.Hour})
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+
+	task, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Printf("%s\n", task.Result)
+	// Output: HELLO
+}
+
+// A result can be any value that the codec of the queue encodes, here as JSON.
+func ExampleJob_SetResultValue() {
+	q, done := open()
+	defer done()
+
+	type Size struct{ Width, Height int }
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "halve", func(ctx context.Context, job *codeq.Job[Size]) error {
+		defer stop()
+		return job.SetResultValue(Size{job.Args.Width / 2, job.Args.Height / 2})
+	})
+	task, err := codeq.NewTask("halve", Size{640, 480})
+	check(err)
+	task.Retention = time.Hour
+	id, err := q.Produce(ctx, task)
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Printf("%s\n", info.Result)
+	// Output: {"Width":320,"Height":240}
 }
 
 func ExampleNewTask() {

@@ -2,6 +2,7 @@ package codeq_test
 
 import (
 	"fmt"
+	"time"
 
 	"codeq"
 )
@@ -36,4 +37,16 @@ func ExampleQueue_StorageStats_steps() {
 		}
 	}
 	// Output: group true true
+}
+
+// Of four steps, three took from 1 to 2 us, and one from 8 to 16 us.
+func ExampleStepStats_Quantile() {
+	s := codeq.StepStats{Count: 4, Max: 11 * time.Microsecond}
+	s.Buckets[1], s.Buckets[4] = 3, 1
+
+	fmt.Println("half of them within", s.Quantile(0.5))
+	fmt.Println("all of them within", s.Quantile(1))
+	// Output:
+	// half of them within 2µs
+	// all of them within 11µs
 }

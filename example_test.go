@@ -464,6 +464,56 @@ func ExampleQueue_Stats() {
 	// video: 1
 }
 
+// The number of tasks of a queue, whatever their state.
+func ExampleCounts_Total() {
+	q, done := open()
+	defer done()
+	_, err := q.ProduceBatch(ctx, []codeq.Task{
+		{Queue: "mail"},
+		{Queue: "mail", RunAt: time.Now().Add(time.Hour)},
+	})
+	check(err)
+
+	counts, err := q.Stats(ctx)
+	check(err)
+	fmt.Println(counts["mail"].Ready, "of", counts["mail"].Total())
+	// Output: 1 of 2
+}
+
+// An ID that a user of a web page gives, to look at a task.
+func ExampleParseID() {
+	id, err := codeq.ParseID("0193b3c0-7a1e-7b2c-9d3e-4f5061728394")
+	check(err)
+	fmt.Println(id)
+
+	_, err = codeq.ParseID("42")
+	fmt.Println(errors.Is(err, codeq.ErrInvalid))
+	// Output:
+	// 0193b3c0-7a1e-7b2c-9d3e-4f5061728394
+	// true
+}
+
+// An ID says when its task was produced.
+func ExampleID_Time() {
+	id, err := codeq.ParseID("0193b3c0-7a1e-7b2c-9d3e-4f5061728394")
+	check(err)
+	fmt.Println(id.Time().UTC())
+	// Output: 2024-12-11 03:25:56.126 +0000 UTC
+}
+
+// The waits of a task that fails again and again, without their random part.
+func ExampleBackoff_Delay() {
+	b := codeq.Backoff{Base: time.Second, Max: time.Minute, Factor: 4, Jitter: -1}
+	for attempt := 1; attempt <= 4; attempt++ {
+		fmt.Println(b.Delay(attempt, 0))
+	}
+	// Output:
+	// 1s
+	// 4s
+	// 16s
+	// 1m0s
+}
+
 func ExampleQueue_Get() {
 	q, done := open()
 	defer done()

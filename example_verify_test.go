@@ -46,3 +46,16 @@ func ExampleVerify() {
 	fmt.Println(tasks, "ready,", len(report.Problems), "problems")
 	// Output: 1 ready, 0 problems
 }
+
+// A problem that has been repaired is still reported.
+func ExampleVerifyReport_OK() {
+	report := codeq.VerifyReport{Problems: []codeq.Problem{
+		{Shard: 2, File: "000004.sst", Text: "a block is damaged", Repairable: true},
+	}}
+	fmt.Println(report.OK())
+	report.Problems[0].Repaired = true
+	fmt.Println(report.OK())
+	// Output:
+	// false
+	// true
+}

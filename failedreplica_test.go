@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// failedReplicaCase runs a story on three nodes that lead a shard each. Its end closes the node whose replica has failed.
+// failedReplicaCase runs a story on three nodes that lead a shard each. Its end closes the node
+// whose replica has failed.
 func failedReplicaCase(t *testing.T, story func(t *testing.T, c *simCluster) (failed *simNode)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 3})
@@ -23,7 +24,7 @@ func failedReplicaCase(t *testing.T, story func(t *testing.T, c *simCluster) (fa
 	})
 }
 
-// produceTo has the leader of a shard produce a task there.
+// produceTo lets the leader of a shard produce a task there.
 func produceTo(t *testing.T, c *simCluster, shard int, task Task) ID {
 	q := simQueue(c.leader(shard))
 	for range 100 {
@@ -35,8 +36,8 @@ func produceTo(t *testing.T, c *simCluster, shard int, task Task) ID {
 	return ID{}
 }
 
-// TestFailedReplicaIsNotToLead: a shard whose home is a node whose replica of it has failed stays with another node, and is
-// served there without a pause, however long that lasts.
+// TestFailedReplicaIsNotToLead: a shard whose home is a node whose replica of it has failed stays
+// with another node, and is served there without a pause, however long that lasts.
 func TestFailedReplicaIsNotToLead(t *testing.T) {
 	t.Parallel()
 	failedReplicaCase(t, func(t *testing.T, c *simCluster) *simNode {
@@ -56,8 +57,8 @@ func TestFailedReplicaIsNotToLead(t *testing.T) {
 	})
 }
 
-// TestBatchToFailedReplica: a shard has messages for one whose replica on the same node has failed. It does not try to
-// send them without a pause, and the shard's next leader sends them.
+// TestBatchToFailedReplica: a shard has messages for one whose replica on the same node has failed.
+// It does not try to send them without a pause, and the shard's next leader sends them.
 func TestBatchToFailedReplica(t *testing.T) {
 	t.Parallel()
 	failedReplicaCase(t, func(t *testing.T, c *simCluster) *simNode {

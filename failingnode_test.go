@@ -31,7 +31,7 @@ var simDiskFaults = []struct {
 	{"all that writes", func(op, _ string) bool { return op != "open" && op != "read" }, false},
 }
 
-// TestFailingDiskOfANode has the disk of a leader or of a follower fail under a
+// TestFailingDiskOfANode makes the disk of a leader or of a follower fail under a
 // load: the other nodes go on, nothing on the node itself hangs, and with a sound
 // disk it has everything that was acknowledged.
 func TestFailingDiskOfANode(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 )
 
 // TestFeatureTable: every example and test that FEATURES.md, TESTING.md and REPLICATION.md name
-// exists, and every row of FEATURES.md has a test.
+// exists, and so does every test that .ci/run skips; every row of FEATURES.md has a test.
 func TestFeatureTable(t *testing.T) {
 	t.Parallel()
 	exists := make(map[string]bool)
@@ -55,5 +55,16 @@ func TestFeatureTable(t *testing.T) {
 	})
 	for _, name := range []string{"TESTING.md", "REPLICATION.md"} {
 		rows(name, func(string, []string) {})
+	}
+
+	// What .ci/run leaves out: ^TestName$ and ^Test(One|Other)$.
+	script, err := os.ReadFile(".ci/run")
+	require.NoError(t, err)
+	skipped := regexp.MustCompile(`\^(Test\w*)(?:\(([\w|]+)\))?\$`).FindAllStringSubmatch(string(script), -1)
+	require.NotEmpty(t, skipped)
+	for _, m := range skipped {
+		for end := range strings.SplitSeq(m[2], "|") {
+			require.True(t, exists[m[1]+end], "%s in .ci/run", m[1]+end)
+		}
 	}
 }

@@ -347,7 +347,7 @@ func TestNthIsRefused(t *testing.T) {
 		require.NoError(f, err)
 		require.Equal(f, map[string]codeq.Counts{"start": {Leased: 1}}, stats, "nothing was stored")
 
-		// Of one shard they may be.
+		// They may be of one shard.
 		together := []codeq.Task{{Queue: "a"}, {Queue: "a", LimitKey: keyOf("a", 0, 3), After: []codeq.ID{codeq.Nth(0)}}}
 		f.Batch(together...)
 		f.Complete("a")

@@ -50,7 +50,7 @@ func (f *FlowTest) Reopen() {
 	f.Check()
 }
 
-// Check waits until nothing is under way, and has the checkers look.
+// Check waits until nothing is under way, and lets the checkers look.
 func (f *FlowTest) Check() {
 	f.Helper()
 	synctest.Wait()
@@ -421,8 +421,9 @@ func TestAlterAsParentsEnd(t *testing.T) {
 	}
 }
 
-// TestChildrenGoOnInOneCommit: the end of a task lets the first of those go on that wait for nobody else, in its own
-// commit, and looks up nothing but their records; one that waits for another parent too goes on with the last of them.
+// TestChildrenGoOnInOneCommit: the end of a task lets the first of those go on that wait for nobody
+// else, in its own commit, and looks up nothing but their records; one that waits for another
+// parent too goes on with the last of them.
 func TestChildrenGoOnInOneCommit(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		family := []Task{{Queue: "parent"}, {Queue: "parent"}, {Queue: "both", After: []ID{Nth(0), Nth(1)}}}

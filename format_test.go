@@ -254,7 +254,8 @@ func asInJSON(tasks map[ID]*TaskInfo) map[ID]*TaskInfo {
 	return tasks
 }
 
-// TestFormats opens golden directories of all formats: each task is where it was, and all of them can be finished.
+// TestFormats opens golden directories of all formats: each task is where it was, and all of them
+// can be finished.
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	if *writeGolden {
@@ -387,7 +388,8 @@ func finishGolden(t *testing.T, disk *vfs.MemFS) {
 }
 
 // TestRaiseInterrupted cuts the power at changes of files while a directory of an older
-// format is raised, with -corrupt.for at each: the next Open does what is left of it, and no task is lost.
+// format is raised, with -corrupt.for at each: the next Open does what is left of it, and no task
+// is lost.
 func TestRaiseInterrupted(t *testing.T) {
 	t.Parallel()
 	rng := testkit.Seeded(t)
@@ -437,7 +439,7 @@ func TestRaiseInterrupted(t *testing.T) {
 	}
 }
 
-// ofOldFormat has the directory of a closed node be one of an older format.
+// ofOldFormat makes the directory of a closed node one of an older format.
 func ofOldFormat(t *testing.T, disk vfs.FS, format int) {
 	t.Helper()
 	m, err := manifest.Read(disk, "queue")
@@ -453,7 +455,8 @@ func ofOldFormat(t *testing.T, disk vfs.FS, format int) {
 	require.NoError(t, manifest.New(disk, "queue", *m).Write())
 }
 
-// TestRaiseOfNode: a node of a cluster of an older format is raised, and its leaders raise the shards.
+// TestRaiseOfNode: a node of a cluster of an older format is raised, and its leaders raise the
+// shards.
 func TestRaiseOfNode(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -25,13 +25,13 @@ type TaskInfo struct {
 	Attempts int `json:",omitzero"`
 	// LastError is the error of the last failed attempt.
 	LastError string `json:",omitzero"`
-	// At is a time that depends on the state. Ready: since when it is ready, by the clock that
+	// At is a time that depends on the state. [Ready]: since when it is ready, by the clock that
 	// orders the tasks of its shard; this clock is ahead of the wall clock after the wall clock was
 	// set back. A task keeps this time if its lease has expired for the first time or ended by a
-	// restart, or if Run gives it back unstarted, and gets a new one if it comes back in any other
-	// way. Scheduled: when it becomes ready. Blocked: when it was produced. Leased: when the lease
-	// expires; for a task of Run, when it would expire if Run did not renew it any more. Dead,
-	// Done, Canceled: since when it is.
+	// restart, or if [Queue.Run] gives it back unstarted, and gets a new one if it comes back in
+	// any other way. [Scheduled]: when it becomes ready. [Blocked]: when it was produced. [Leased]:
+	// when the lease expires; for a task of Run, when it would expire if Run did not renew it any
+	// more. [Dead], [Done], [Canceled]: since when it is.
 	At time.Time `json:",omitzero"`
 	// Result is the result of a completed task.
 	Result []byte `json:",omitempty"`
@@ -70,7 +70,7 @@ type readOp struct {
 
 func (op *readOp) resolve(s *shard) {
 	op.shard = s
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 // settle is called by the owner between two commits, unless the operation is refused.

@@ -365,7 +365,7 @@ func TestGroupsDrained(t *testing.T) {
 	}
 }
 
-// drainGroups has 16 workers work on as many tasks, whose payloads count up
+// drainGroups lets 16 workers work on as many tasks, whose payloads count up
 // from 0 in each group.
 func drainGroups(t *testing.T, q *codeq.Queue, tasks int) {
 	ctx, stop := context.WithCancel(t.Context())

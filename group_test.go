@@ -88,7 +88,7 @@ func TestGroupsBeyondMemory(t *testing.T) {
 		opts := Options{fs: vfs.NewMem(), WindowTasks: 1 << 17}
 		q := openForRun(t, opts)
 		const followed, batch = 50, 5000
-		most := engine.MostGroups()
+		most := engine.MostTurns()
 		groups := most + 500
 		produceAll := func(n int, payload string) {
 			for from := 0; from < n; from += batch {
@@ -148,8 +148,8 @@ func TestGroupsBeyondMemory(t *testing.T) {
 	})
 }
 
-// TestTurnPassesInOneCommit: the next of a group is ready in the commit that ends the task before it, without a
-// read; of those that wait and are not in memory several are read at a time.
+// TestTurnPassesInOneCommit: the next of a group is ready in the commit that ends the task before
+// it, without a read; of those that wait and are not in memory several are read at a time.
 func TestTurnPassesInOneCommit(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const waiting = 10 * engine.WaitersAhead

@@ -32,7 +32,8 @@ import (
 // guardFuncs are those that call a function in a guard, whose name is their first literal.
 var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain"}
 
-// handOn are functions that a goroutine calls outside of its guard: they only hand on what has become of it.
+// handOn are functions that a goroutine calls outside of its guard: they only hand on what has
+// become of it.
 var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "Errorf"}
 
 // sources are the files of the library by package directory, and those below other directories.
@@ -70,8 +71,8 @@ func calleeOf(call *ast.CallExpr) string {
 	return ""
 }
 
-// startedBy is what the functions of a package start: what is called in go statements, and what is given
-// to Go of a WaitGroup or errgroup, and to AfterFunc.
+// startedBy is what the functions of a package start: what is called in go statements, and what is
+// given to Go of a WaitGroup or errgroup, and to AfterFunc.
 func startedBy(files []*ast.File) (started []ast.Expr) {
 	for _, file := range files {
 		ast.Inspect(file, func(n ast.Node) bool {
@@ -180,8 +181,8 @@ func guardNames(t *testing.T) (names []string) {
 	return names
 }
 
-// TestPanicOfOwner: the owner of a shard panics amid a group. Whoever waits for the shard gets an answer, the
-// other shards go on, Close returns, and the next Open finds all that was acknowledged.
+// TestPanicOfOwner: the owner of a shard panics amid a group. Whoever waits for the shard gets an
+// answer, the other shards go on, Close returns, and the next Open finds all that was acknowledged.
 func TestPanicOfOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newUserHandler(func(string) {})
@@ -261,8 +262,8 @@ func (g *panickyGate) Leave(int) []*dispatch.Dispatcher { return nil }
 func (g *panickyGate) MayAsk() bool                     { return false }
 func (g *panickyGate) Ask(*dispatch.Claim) bool         { return false }
 
-// TestPanicOfOwnerAmidClaim: the owner panics while it serves a claim that it has taken, one that waits or that
-// has just come, for one queue or for a list of them. The claim gets an answer.
+// TestPanicOfOwnerAmidClaim: the owner panics while it serves a claim that it has taken, one that
+// waits or that has just come, for one queue or for a list of them. The claim gets an answer.
 func TestPanicOfOwnerAmidClaim(t *testing.T) {
 	for _, queues := range [...]int{1, dispatch.ShortList + 1} {
 		for _, waits := range [...]bool{false, true} {
@@ -296,8 +297,8 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 	}
 }
 
-// TestCrashOnFullDisk: a shard on which nothing is written for want of room ends as well when what it relies on
-// has panicked.
+// TestCrashOnFullDisk: a shard on which nothing is written for want of room ends as well when what
+// it relies on has panicked.
 func TestCrashOnFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
@@ -332,8 +333,8 @@ func TestPanicOfCommit(t *testing.T) {
 	})
 }
 
-// TestPanicOfLeader: a replica whose owner has panicked steps down, another one leads, and no caller notices more
-// than a pause.
+// TestPanicOfLeader: a replica whose owner has panicked steps down, another one leads, and no
+// caller notices more than a pause.
 func TestPanicOfLeader(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
@@ -358,8 +359,8 @@ func TestPanicOfLeader(t *testing.T) {
 	})
 }
 
-// panicIn makes the guarded functions of each name panic once, when it is armed. Another name, if one
-// is given, panics once as well.
+// panicIn makes the guarded functions of each name panic once, when it is armed. Another name, if
+// one is given, panics once as well.
 type panicIn struct {
 	names        []string
 	first        string
@@ -369,7 +370,7 @@ type panicIn struct {
 	hit []string
 }
 
-func (p *panicIn) strikes(what string) bool {
+func (p *panicIn) hits(what string) bool {
 	if what == p.first && p.begun.CompareAndSwap(false, true) {
 		return true
 	}
@@ -391,15 +392,16 @@ func (p *panicIn) left() []string {
 
 func (p *panicIn) begin(t *testing.T) {
 	guard.SetHook(func(what string) {
-		if p.armed.Load() && p.strikes(what) {
+		if p.armed.Load() && p.hits(what) {
 			panic(injected("into " + what))
 		}
 	})
 	t.Cleanup(func() { guard.SetHook(nil) })
 }
 
-// TestPanicOfStateMachine: a replica whose state machine panics is one that has failed. All shards go on, that one on
-// the other nodes; the node's other replicas stay; Close returns and tells of it, and the next Open has everything.
+// TestPanicOfStateMachine: a replica whose state machine panics is one that has failed. All shards
+// go on, that one on the other nodes; the node's other replicas stay; Close returns and tells of
+// it, and the next Open has everything.
 func TestPanicOfStateMachine(t *testing.T) {
 	for _, then := range []string{"", "end of a replica"} {
 		t.Run("then "+then, func(t *testing.T) {
@@ -477,8 +479,9 @@ var afterAnother = map[string]string{
 	"end of owner": "owner", "end of operation": "messages",
 }
 
-// TestPanicOfAnyGoroutine: whichever goroutine of codeq panics, the process goes on, all calls return, and so does Close.
-// In a cluster some panic in one story, and with -long each in a story of its own.
+// TestPanicOfAnyGoroutine: whichever goroutine of codeq panics, the process goes on, all calls
+// return, and so does Close. In a cluster some panic in one story, and with -long each in a story
+// of its own.
 func TestPanicOfAnyGoroutine(t *testing.T) {
 	if testing.Short() {
 		t.Skip("some ten seconds")
@@ -518,8 +521,8 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 	}
 }
 
-// TestPanicAtTheBeginning: a node that panics while it founds a cluster can be closed, and founds it when
-// it is opened again.
+// TestPanicAtTheBeginning: a node that panics while it founds a cluster can be closed, and founds
+// it when it is opened again.
 func TestPanicAtTheBeginning(t *testing.T) {
 	p := &panicIn{names: []string{"beginning of a cluster"}}
 	p.begin(t)
@@ -564,7 +567,7 @@ func bounded(t *testing.T, what string, f func()) {
 	}
 }
 
-// useVerbs has all verbs called, whatever they return, by callers who wait as long as it takes.
+// useVerbs calls all verbs, whatever they return, by callers who wait as long as it takes.
 func useVerbs(t *testing.T, q *Queue, copyTo string) {
 	ctx := context.Background()
 	var m Mux
@@ -719,7 +722,8 @@ func pauseOne(c *simCluster, q *Queue, paused *simNode) {
 	}
 }
 
-// TestAbandonedEnds: whoever ends a lease for Run, and whose outcome is not known any more, hears of it once.
+// TestAbandonedEnds: whoever ends a lease for Run, and whose outcome is not known any more, hears
+// of it once.
 func TestAbandonedEnds(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		told := make(chan error, 3)

@@ -91,8 +91,8 @@ func TestTenantsTakeTurnsOverShards(t *testing.T) {
 	})
 }
 
-// TestBatchOverManyQueuesKeepsItsTokens: a batch over a list of many queues that ends where another shard
-// has something more urgent takes no token of that queue's rate.
+// TestBatchOverManyQueuesKeepsItsTokens: a batch over a list of many queues that ends where another
+// shard has something more urgent takes no token of that queue's rate.
 func TestBatchOverManyQueuesKeepsItsTokens(t *testing.T) {
 	bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 		names, _ := manyQueues(100)

@@ -15,10 +15,10 @@ import (
 // a shard that stalls delays the renewals of no other. It renews three times in the length of a
 // lease, and sleeps while no handler runs.
 type leaseRenewer struct {
-	*heartbeat.Heart // woken when handlers are about to run
-	runner           *runner
-	shard            int
-	renewedAt        time.Time // when the shard last renewed leases
+	*heartbeat.Heartbeat // woken when handlers are about to run
+	runner               *runner
+	shard                int
+	renewedAt            time.Time // when the shard last renewed leases
 }
 
 func (h *leaseRenewer) run() {

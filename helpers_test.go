@@ -25,13 +25,13 @@ func (q *Queue) peek(s *shard) *view {
 	return newView(r, s.Store.DB().NewSnapshot())
 }
 
-// check has the checker walk the shard's disk.
+// check lets the checker walk the shard's disk.
 func (v *view) check(index, shards int) error { return fsck.Check(v.snap, storedRules, index, shards) }
 
 // recordRanges are the ranges in which the records of tasks lie.
 var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
 
-// checkAll has the checker walk every shard's disk.
+// checkAll lets the checker walk every shard's disk.
 func (q *Queue) checkAll() error {
 	var errs []error
 	for i, s := range q.led() {
@@ -60,7 +60,7 @@ type probeOp struct {
 
 func (op *probeOp) resolve(s *shard) {
 	op.err = op.look(s)
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *probeOp) verb() *verb { return &internal }
@@ -124,7 +124,7 @@ func (q *Queue) checkGates() error {
 // checkMemory returns what in the shard's memory is not as its disk says it
 // should be. The owner goroutine calls it.
 func (s *shard) checkMemory(q *Queue) error {
-	if !s.IsAtRest() || len(s.undecided.deferred) > 0 || s.claims.AreHungry() || s.due() {
+	if !s.IsAtRest() || len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)

@@ -23,7 +23,8 @@ func (id ID) String() string { return keys.FormatID(id) }
 // MarshalText returns the canonical form of the UUID.
 func (id ID) MarshalText() ([]byte, error) { return keys.AppendIDText(nil, id), nil }
 
-// UnmarshalText reads the canonical form of a UUID.
+// UnmarshalText reads the canonical form of a UUID, and returns an error that matches [ErrInvalid]
+// for anything else.
 func (id *ID) UnmarshalText(b []byte) error {
 	read, ok := keys.ParseID(b)
 	if !ok {
@@ -34,6 +35,8 @@ func (id *ID) UnmarshalText(b []byte) error {
 }
 
 // ParseID reads the canonical form of a UUID.
+//
+// Errors: [ErrInvalid].
 func ParseID(s string) (ID, error) {
 	var id ID
 	err := id.UnmarshalText([]byte(s))

@@ -40,8 +40,8 @@ func (n *simNode) produce(t *testing.T, tasks int) {
 	}
 }
 
-// TestRecycledAddress: a new cluster one of whose nodes has the address of a node of another cluster
-// neither takes over what that one has, nor loses anything to it.
+// TestRecycledAddress: a new cluster one of whose nodes has the address of a node of another
+// cluster neither takes over what that one has, nor loses anything to it.
 func TestRecycledAddress(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		leader, lost := c.lead()
@@ -140,8 +140,8 @@ func TestWipedDisk(t *testing.T) {
 	}
 }
 
-// TestWipedMajority: two nodes whose disks are new do not found a cluster while the third one, which
-// has everything, cannot be reached.
+// TestWipedMajority: two nodes whose disks are new do not found a cluster while the third one,
+// which has everything, cannot be reached.
 func TestWipedMajority(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		left := c.members()[2]
@@ -220,8 +220,8 @@ func TestNoLeaderSaysWhy(t *testing.T) {
 	})
 }
 
-// TestNoLeaderSaysWhichCertificate: a call of a node that does not trust the others' certificates, or
-// for which they have expired, says so.
+// TestNoLeaderSaysWhichCertificate: a call of a node that does not trust the others' certificates,
+// or for which they have expired, says so.
 func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -509,8 +509,8 @@ func TestFoundingIsInterrupted(t *testing.T) {
 	}
 }
 
-// TestJoinByWhoReachesTheNode: a node that some peers cannot reach joins by another one; if none can,
-// Open says why, and has changed nothing.
+// TestJoinByWhoReachesTheNode: a node that some peers cannot reach joins by another one; if none
+// can, Open says why, and has changed nothing.
 func TestJoinByWhoReachesTheNode(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		by, joins := c.members()[2], c.node(true)

@@ -27,8 +27,8 @@ func (c sizedCommitter) Commit(b *pebble.Batch) error {
 	return c.committer.Commit(b)
 }
 
-// TestSmallPassLarge: a small operation waits for one large one at the most, however many there are, and large
-// ones go on however many small ones come.
+// TestSmallPassLarge: a small operation waits for one large one at the most, however many there
+// are, and large ones go on however many small ones come.
 func TestSmallPassLarge(t *testing.T) {
 	t.Parallel()
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
@@ -64,7 +64,8 @@ func TestSmallPassLarge(t *testing.T) {
 	})
 }
 
-// TestLargeWaitForFlushes: large operations wait while memtables are flushed, and small ones do not.
+// TestLargeWaitForFlushes: large operations wait while memtables are flushed, and small ones do
+// not.
 func TestLargeWaitForFlushes(t *testing.T) {
 	t.Parallel()
 	bubble(t, Options{Shards: 1, MemTableBytes: 1 << 20}, func(t *testing.T, q *Queue) {
@@ -89,8 +90,8 @@ func TestLargeWaitForFlushes(t *testing.T) {
 	})
 }
 
-// TestLargeAtTheEnd: large operations that wait are decided before the queue closes, or refused when the
-// shard fails.
+// TestLargeAtTheEnd: large operations that wait are decided before the queue closes, or refused
+// when the shard fails.
 func TestLargeAtTheEnd(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []bool{false, true} {

@@ -22,7 +22,7 @@ import (
 // complete again until a call succeeds or returns [ErrLeaseLost], which it does at the latest when
 // the lease would have expired.
 //
-// All verbs that take a Receipt are safe for concurrent use; if several end the same lease, one
+// All verbs that take a [Receipt] are safe for concurrent use; if several end the same lease, one
 // succeeds.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
@@ -94,7 +94,7 @@ func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err err
 }
 
 // Extend moves the deadline of a lease to d from now. d is 10 ms to 365 days. A task whose lease
-// expires is ready again, and the attempt counts; see Claim for its place.
+// expires is ready again, and the attempt counts; see [Queue.Claim] for its place.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -299,7 +299,8 @@ func (r Receipt) String() string { return r.inner().String() }
 // MarshalText returns the text form, ID.token.
 func (r Receipt) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText reads the text form.
+// UnmarshalText reads the text form, and returns an error that matches [ErrInvalid] for anything
+// else.
 func (r *Receipt) UnmarshalText(b []byte) error {
 	read, ok := engine.ParseReceipt(b)
 	if !ok {
@@ -315,11 +316,11 @@ func receiptOf(r engine.Receipt) Receipt { return Receipt{ID: r.ID, Token: r.Tok
 // inner converts a receipt for the engine.
 func (r Receipt) inner() engine.Receipt { return engine.Receipt{ID: r.ID, Token: r.Token} }
 
-// RetryOptions are the options of Retry.
+// RetryOptions are the options of [Queue.Retry].
 type RetryOptions struct {
-	// Err is stored with the task; its text is LastError of the next Lease.
+	// Err is stored with the task; its text is LastError of the next [Lease].
 	Err error
-	// After is how long the task waits before it is ready again. 0: by Options.Backoff; negative:
+	// After is how long the task waits before it is ready again. 0: by [Options.Backoff]; negative:
 	// not at all.
 	After time.Duration
 }

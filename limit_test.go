@@ -19,8 +19,8 @@ import (
 	"codeq/internal/dispatch"
 )
 
-// requireSettled waits until nothing moves any more, and has every shard's disk
-// and memory checked.
+// requireSettled waits until nothing moves any more, and checks every shard's disk
+// and memory.
 func requireSettled(t *testing.T, q *Queue) {
 	t.Helper()
 	synctest.Wait()
@@ -136,7 +136,7 @@ func TestLimitKeyCrashWhileParked(t *testing.T) {
 	})
 }
 
-// hammer has workers claim tasks of a queue and end each lease one way or the
+// hammer lets workers claim tasks of a queue and end each lease one way or the
 // other until as many are completed, and watches how many leases there are.
 // It returns the largest number by key.
 func hammer(t *testing.T, q *Queue, queue string, workers, tasks int, key func(*Lease) string) map[string]int {
@@ -288,7 +288,8 @@ func (g countedGate) Look(d *dispatch.Dispatcher, now time.Time) (bool, time.Dur
 	return g.Gateway.Look(d, now)
 }
 
-// TestRatesOfManyQueues: when the rate of one queue lets a claim pass, nobody looks at those of the others.
+// TestRatesOfManyQueues: when the rate of one queue lets a claim pass, nobody looks at those of the
+// others.
 func TestRatesOfManyQueues(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const queues = 100

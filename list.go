@@ -11,23 +11,23 @@ import (
 	"codeq/internal/schema"
 )
 
-// ListOptions selects the tasks that List yields.
+// ListOptions selects the tasks that [Queue.List] yields.
 type ListOptions struct {
 	State   State    // required
 	Queue   string   // "": all queues
 	Tenants []string // none: all tenants; "" stands for tasks without one
-	// From and To bound TaskInfo.At: at or after From, and before To. Zero: no bound.
+	// From and To bound [TaskInfo.At]: at or after From, and before To. Zero: no bound.
 	From, To time.Time
 }
 
 // List yields the tasks of one state, of all shards in one order:
 //
-//   - Ready and Leased: by queue, by priority (the highest first), by tenant, then by the time
+//   - [Ready] and [Leased]: by queue, by priority (the highest first), by tenant, then by the time
 //     since when they are ready;
-//   - Scheduled: by time;
-//   - Blocked: by queue; tasks that wait for the same parent, group or limit are together;
-//   - Dead, Done, Canceled: by queue, by the time until which they are kept (rounded), then by the
-//     time of their produce.
+//   - [Scheduled]: by time;
+//   - [Blocked]: by queue; tasks that wait for the same parent, group or limit are together;
+//   - [Dead], [Done], [Canceled]: by queue, by the time until which they are kept (rounded), then
+//     by the time of their produce.
 //
 // List reads some hundred tasks of a shard at a time. Such a page is linearizable, on a queue by
 // itself as in a cluster: it shows the shard at one moment, with what any call had done that

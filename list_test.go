@@ -40,8 +40,8 @@ func (f *FlowTest) Spread(tasks ...Task) (ids []ID) {
 	return ids
 }
 
-// TestPageIsReadAgain: a page that is read again, as the shard's leader has changed meanwhile, is read
-// from where it begins.
+// TestPageIsReadAgain: a page that is read again, as the shard's leader has changed meanwhile, is
+// read from where it begins.
 func TestPageIsReadAgain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		for range listing.PageTasks + 1 {

@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLostNodesAreRefused: nodes that were lost, and come back when another one has gone on alone, are
-// of another cluster. While they are no majority of that, they do nothing, and say why; if they are
-// one, they go on beside the other node. In neither case does a task come from there to here.
+// TestLostNodesAreRefused: nodes that were lost, and come back when another one has gone on alone,
+// are of another cluster. While they are no majority of that, they do nothing, and say why; if they
+// are one, they go on beside the other node. In neither case does a task come from there to here.
 func TestLostNodesAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []struct{ nodes, back int }{{3, 1}, {5, 2}, {3, 2}} {

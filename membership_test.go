@@ -259,8 +259,8 @@ func TestRemovedNodeIsTold(t *testing.T) {
 	})
 }
 
-// TestCallsOfRemovedNode: a node that was removed, by itself or another one, is told so by whatever it
-// asks, at once and later.
+// TestCallsOfRemovedNode: a node that was removed, by itself or another one, is told so by whatever
+// it asks, at once and later.
 func TestCallsOfRemovedNode(t *testing.T) {
 	for _, itself := range []bool{false, true} {
 		for _, leads := range []bool{false, true} {
@@ -418,8 +418,8 @@ func TestRunAwaitsLeaders(t *testing.T) {
 	})
 }
 
-// TestVoteForUnknownNode: a voter that lags elects a node of which it has not heard, if that has what
-// the cluster has acknowledged: the two are all that is left.
+// TestVoteForUnknownNode: a voter that lags elects a node of which it has not heard, if that has
+// what the cluster has acknowledged: the two are all that is left.
 func TestVoteForUnknownNode(t *testing.T) {
 	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
@@ -451,9 +451,9 @@ func (c *simCluster) blank() *simNode {
 	return n
 }
 
-// TestMembershipCallsEnd: without a majority, or with a node that does not come, or never catches up,
-// each call that changes the cluster ends, and says which node is missed and why. What waits for a
-// node logs that.
+// TestMembershipCallsEnd: without a majority, or with a node that does not come, or never catches
+// up, each call that changes the cluster ends, and says which node is missed and why. What waits
+// for a node logs that.
 func TestMembershipCallsEnd(t *testing.T) {
 	t.Parallel()
 	t.Run("no majority", func(t *testing.T) {

@@ -14,12 +14,12 @@ import (
 	"codeq/internal/record"
 )
 
-// Mux maps queues to the handlers that work on their tasks. Fill it before Run and do not change it
-// afterwards; several Runs may share it.
+// Mux maps queues to the handlers that work on their tasks. Fill it before [Queue.Run] and do not
+// change it afterwards; several Runs may share it.
 //
 // Run claims only tasks of queues that have a handler; others wait until a Run has a handler for
-// them. Handle and Use do not return errors; Run refuses an invalid Mux, with an [InvalidError] for
-// each mistake, before it claims anything.
+// them. [Handle] and Use do not return errors; Run refuses an invalid Mux, with an [InvalidError]
+// for each mistake, before it claims anything.
 type Mux struct {
 	handlers   map[string]handler
 	middleware []Middleware
@@ -33,10 +33,10 @@ type handler func(ctx context.Context, l *Lease, f *taskContext) error
 // Handler is the handler of a queue as middleware sees it: the payload is decoded inside it.
 type Handler func(ctx context.Context, l *Lease) error
 
-// Middleware wraps handlers. It is called once for each queue when Run begins, and the Handler that
-// it returns is called for each task, by several goroutines at a time.
+// Middleware wraps handlers. It is called once for each queue when [Queue.Run] begins, and the
+// [Handler] that it returns is called for each task, by several goroutines at a time.
 //
-// The error that next returns says what is to happen to the task: nil, the verdicts that Handle
+// The error that next returns says what is to happen to the task: nil, the verdicts that [Handle]
 // lists, the error of a payload that could not be decoded, or a [*PanicError] if the handler
 // panicked. The error that the outermost Handler returns decides. If a Handler of a Middleware
 // panics, this is an error like the panic of a handler.
@@ -109,7 +109,7 @@ func (h handler) last() Handler {
 	}
 }
 
-// Job is the task on which a handler works. Handle makes it; SetResult and FollowUp panic for any
+// Job is the task on which a handler works. [Handle] makes it; SetResult and FollowUp panic for any
 // other Job, since nothing would store their arguments.
 type Job[T any] struct {
 	*Lease
@@ -138,9 +138,11 @@ func (j *Job[T]) isMade() bool { return j != nil && j.taskCtx != nil }
 
 var errJobNotMade = errors.New("codeq: this Job was not made by Handle")
 
-// SetResultValue calls SetResult with v, encoded like the payloads of the queue; ResultAs decodes
+// SetResultValue calls SetResult with v, encoded like the payloads of the queue; [ResultAs] decodes
 // it. If v cannot be encoded, it returns an error that makes the task a dead letter when the
 // handler returns it.
+//
+// Errors: that of the codec.
 func (j *Job[T]) SetResultValue(v any) error {
 	if !j.isMade() {
 		return errJobNotMade
@@ -179,8 +181,8 @@ func (j *Job[T]) FollowUp(tasks ...Task) {
 // returned as an error counts as an error too, whatever its method Error does. A result or
 // follow-up tasks that exceed the limits make the task a dead letter.
 //
-// LeaseFrom and LoggerFrom get the task from the handler's context. The context has the values of
-// the context of Run, and a deadline if the task has a Timeout.
+// [LeaseFrom] and [LoggerFrom] get the task from the handler's context. The context has the values
+// of the context of [Queue.Run], and a deadline if the task has a Timeout.
 //
 // A queue has one handler: Run returns an [InvalidError] for a second one, and for a nil one.
 func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error, opts ...PayloadOption) {

@@ -54,8 +54,8 @@ func (c *simCluster) another() *simNode {
 }
 
 // TestOneToThreeAndBack: a queue by itself becomes the first node of a cluster, two others join it
-// while it is used and nodes are killed, they are removed, and it is a queue by itself again. No task
-// that was acknowledged is lost, and none is there twice.
+// while it is used and nodes are killed, they are removed, and it is a queue by itself again. No
+// task that was acknowledged is lost, and none is there twice.
 func TestOneToThreeAndBack(t *testing.T) {
 	t.Parallel()
 	for range testkit.Sized(1, 1, 100) {
@@ -191,8 +191,8 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 	c.close()
 }
 
-// load produces tasks, each with a payload of its own, on all members that are up, until stop is called.
-// It returns those that were acknowledged.
+// load produces tasks, each with a payload of its own, on all members that are up, until stop is
+// called. It returns those that were acknowledged.
 func (c *simCluster) load(name string) (stop func() (acknowledged []string)) {
 	var over atomic.Bool
 	var producing sync.WaitGroup
@@ -218,8 +218,8 @@ func (c *simCluster) load(name string) (stop func() (acknowledged []string)) {
 }
 
 // TestCheckpointBecomesCluster: a checkpoint of a queue by itself, and one of a node of three, made
-// amid their load, becomes a new cluster of three nodes, under load and while a node is killed. It has
-// each task that was acknowledged before the checkpoint, or by the new cluster, once.
+// amid their load, becomes a new cluster of three nodes, under load and while a node is killed. It
+// has each task that was acknowledged before the checkpoint, or by the new cluster, once.
 func TestCheckpointBecomesCluster(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{0, 3} {
@@ -340,8 +340,8 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 	c.close()
 }
 
-// TestKilledNodeBecomesAlone: a node whose process was killed, while its machine ran on, is a queue by
-// itself again with what it had acknowledged below DurabilityDisk.
+// TestKilledNodeBecomesAlone: a node whose process was killed, while its machine ran on, is a queue
+// by itself again with what it had acknowledged below DurabilityDisk.
 func TestKilledNodeBecomesAlone(t *testing.T) {
 	if bootid.Read() == "" {
 		t.Skip("the system does not tell one boot from another")
@@ -363,8 +363,8 @@ func TestKilledNodeBecomesAlone(t *testing.T) {
 	})
 }
 
-// TestNodeWithoutPowerBecomesAlone: below DurabilityDisk the only node of a cluster may have lost, with
-// its power, that others had joined it. It is a queue by itself again after RecoverCluster.
+// TestNodeWithoutPowerBecomesAlone: below DurabilityDisk the only node of a cluster may have lost,
+// with its power, that others had joined it. It is a queue by itself again after RecoverCluster.
 func TestNodeWithoutPowerBecomesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := firstNode(t, 1, Options{Shards: 2, Durability: DurabilityProcess})
@@ -406,8 +406,8 @@ func TestFailedFoundingIsUndone(t *testing.T) {
 	})
 }
 
-// TestOneDoesNotBecomeAnother: a queue by itself neither joins a cluster nor founds one with others,
-// and a node that is not the only one of its cluster does not become a queue by itself.
+// TestOneDoesNotBecomeAnother: a queue by itself neither joins a cluster nor founds one with
+// others, and a node that is not the only one of its cluster does not become a queue by itself.
 func TestOneDoesNotBecomeAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 1})

@@ -599,7 +599,8 @@ func TestOptionDefaults(t *testing.T) {
 		require.NotNil(t, o.wall)
 		require.Equal(t, vfs.Default, o.fs)
 		require.Equal(t, bootid.Read(), o.boot)
-		o.Logger, o.log, o.wall, o.fs, o.boot = nil, nil, nil, nil, ""
+		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.pebble(manifest.Format))
+		o.Logger, o.log, o.wall, o.fs, o.boot, o.pebble = nil, nil, nil, nil, "", nil
 		require.Equal(t, &Options{
 			Shards:        0, // by the manifest, or the machine
 			Durability:    DurabilityProcess,

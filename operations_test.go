@@ -52,8 +52,8 @@ func TestOperateDiskLost(t *testing.T) {
 	})
 }
 
-// furthestByStatus is the node, of those that answer, that has most of what was stored, as ClusterStatus of
-// any of them tells an operator: the larger of Applied and LastIndex.
+// furthestByStatus is the node, of those that answer, that has most of what was stored, as
+// ClusterStatus of any of them tells an operator: the larger of Applied and LastIndex.
 func furthestByStatus(t *testing.T, by *simNode) (node string) {
 	t.Helper()
 	st, err := simQueue(by).ClusterStatus(context.Background())
@@ -89,8 +89,8 @@ func (c *simCluster) goOn(t *testing.T, n *simNode, tasks int) {
 	require.Len(t, n.membersOfShards(t)[0], 3)
 }
 
-// TestOperateMajorityLost: of five nodes three are lost for good, and one of the others lacks what was
-// acknowledged last. The furthest goes on alone, and others join it.
+// TestOperateMajorityLost: of five nodes three are lost for good, and one of the others lacks what
+// was acknowledged last. The furthest goes on alone, and others join it.
 func TestOperateMajorityLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 5, Options{Shards: 2})
@@ -120,8 +120,9 @@ func TestOperateMajorityLost(t *testing.T) {
 	})
 }
 
-// TestOperatePowerLost: the power of all nodes fails. With DurabilityDisk they are opened again, and
-// go on; below it, all say that nobody knows what was acknowledged, and the furthest goes on alone.
+// TestOperatePowerLost: the power of all nodes fails. With DurabilityDisk they are opened again,
+// and go on; below it, all say that nobody knows what was acknowledged, and the furthest goes on
+// alone.
 func TestOperatePowerLost(t *testing.T) {
 	t.Run("disk", func(t *testing.T) {
 		simCase(t, Options{Durability: DurabilityDisk}, func(t *testing.T, c *simCluster) {
@@ -177,7 +178,8 @@ func TestOperatePowerLost(t *testing.T) {
 func TestOperateUpgrade(t *testing.T) {
 	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
 		c.nodes[0].produce(t, 10)
-		// settled waits until all nodes are up, and lag little. It returns how many shards each leads.
+		// settled waits until all nodes are up, and lag little. It returns how many shards each
+		// leads.
 		settled := func() (leads map[string]int) {
 			t.Helper()
 			c.until("a cluster without an error and without a lag", func() bool {
@@ -246,7 +248,8 @@ func TestOperateMaintenance(t *testing.T) {
 	})
 }
 
-// TestOperateOneToThree: a queue by itself becomes a cluster of three nodes, and one by itself again.
+// TestOperateOneToThree: a queue by itself becomes a cluster of three nodes, and one by itself
+// again.
 func TestOperateOneToThree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
@@ -270,8 +273,8 @@ func TestOperateOneToThree(t *testing.T) {
 	})
 }
 
-// TestOperateCertificates: the certificates of all nodes, and then the authority, are replaced while
-// the nodes are open, by functions of tls.Config that read the current ones.
+// TestOperateCertificates: the certificates of all nodes, and then the authority, are replaced
+// while the nodes are open, by functions of tls.Config that read the current ones.
 func TestOperateCertificates(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

@@ -24,22 +24,22 @@ import (
 type Durability uint8
 
 const (
-	// DurabilityDefault is DurabilityDisk with Options.Cluster, and otherwise DurabilityProcess.
+	// DurabilityDefault is DurabilityDisk with [Options.Cluster], and otherwise DurabilityProcess.
 	DurabilityDefault Durability = iota
 	// DurabilityProcess: handed to the operating system. The end of the process, even by kill -9,
 	// loses nothing that was acknowledged; a power loss may lose the last operations, but the queue
 	// stays consistent. In a cluster nothing is lost as long as a majority of the nodes keeps its
 	// power: a node that has lost it does not count until the others have taken it back, which they
-	// do by themselves. If a majority has lost it, the cluster stands still (ErrPowerLost). Linux and
-	// macOS tell whether the machine was booted; on other systems a killed node counts as one that
-	// has lost power.
+	// do by themselves. If a majority has lost it, the cluster stands still ([ErrPowerLost]). Linux
+	// and macOS tell whether the machine was booted; on other systems a killed node counts as one
+	// that has lost power.
 	DurabilityProcess
 	// DurabilityDisk: forced to the disk, with one fsync for each group of operations. A power loss
 	// loses nothing that was acknowledged.
 	DurabilityDisk
-	// DurabilityNone: held in memory until there are 32 KiB of log, or until Close. The end of the
-	// process may lose the operations since then, even after seconds of idleness, but the queue
-	// stays consistent. In a cluster it is as a power loss with DurabilityProcess.
+	// DurabilityNone: held in memory until there are 32 KiB of log, or until [Queue.Close]. The end
+	// of the process may lose the operations since then, even after seconds of idleness, but the
+	// queue stays consistent. In a cluster it is as a power loss with DurabilityProcess.
 	DurabilityNone
 )
 
@@ -56,15 +56,16 @@ func (d Durability) MarshalText() ([]byte, error) { return durabilities.marshal(
 // anything else; so flag.TextVar makes a flag of a Durability.
 func (d *Durability) UnmarshalText(b []byte) error { return durabilities.unmarshal(d, b) }
 
-// Options are the options of Open. A zero field means its documented default; a nil *Options means
-// all defaults. Open makes a deep copy of them, except Listener and Logger.
+// Options are the options of [Open]. A zero field means its documented default; a nil *Options
+// means all defaults. Open makes a deep copy of them, except Listener and Logger.
 type Options struct {
 	// Shards is how many independent stores share the tasks, each with its own log and its own
 	// owner goroutine. It is fixed when the queue is created; later Opens take 0 or the same
 	// number. 1 to 256. Default of a new queue: a third of GOMAXPROCS rounded up, at most 8 (12
-	// cores: 4; 4 cores: 2; 2 cores: 1); with Cluster 3, and the number must be the same on all nodes.
+	// cores: 4; 4 cores: 2; 2 cores: 1); with Cluster 3, and the number must be the same on all
+	// nodes.
 	Shards int
-	// Durability may be different at each Open. Default: DurabilityDefault.
+	// Durability may be different at each [Open]. Default: [DurabilityDefault].
 	Durability Durability
 
 	// LeaseFor is how long a lease lasts if neither the claim nor the task sets it. Default: 30 s.
@@ -89,30 +90,30 @@ type Options struct {
 	WindowTasks int
 	// WindowBytes bounds the memory of all windows together. Default: 32 MiB.
 	WindowBytes int
-	// CacheBytes is the size of the block cache that all shards share. In addition, memtables usually
-	// take 2 MemTableBytes for each shard, at most 4 and 2 more of all; and more only for batches as
-	// large as half of one. While a shard does not commit, the cache may use what its memtables do
-	// not need. Default: 16 MiB.
+	// CacheBytes is the size of the block cache that all shards share. In addition, memtables
+	// usually take 2 MemTableBytes for each shard, at most 4 and 2 more of all; and more only for
+	// batches as large as half of one. While a shard does not commit, the cache may use what its
+	// memtables do not need. Default: 16 MiB.
 	CacheBytes int64
 	// MemTableBytes is how much each shard collects in memory before it writes a sorted table.
 	// Default: 16 MiB; with Cluster 24 MiB divided by the number of shards, but 4 to 16 MiB.
 	MemTableBytes int
 
 	// MinFreeBytes is how much space has to stay free on the disk. While less is free, calls that
-	// need more room than there is return ErrDiskFull, level by level; the room between two levels
-	// is for the operations that still run at the lower one:
+	// need more room than there is return [ErrDiskFull], level by level; the room between two
+	// levels is for the operations that still run at the lower one:
 	//
-	//   - below MinFreeBytes, no tasks are added: Produce, ProduceBatch and SetSchedule are
-	//     refused, ticks of schedules wait.
+	//   - below MinFreeBytes, no tasks are added: [Queue.Produce], [Queue.ProduceBatch] and
+	//     [Queue.SetSchedule] are refused, ticks of schedules wait.
 	//   - below 3/4 of it, no leases are granted: a claim that waits goes on waiting, one with
-	//     NoWait is refused, and so are RedriveDead, SetPriority and SetRunAt; scheduled and
-	//     blocked tasks do not become ready. Leases can still be ended and extended, also by
-	//     Complete with follow-ups.
-	//   - below 1/2, only operations that free space run: Complete without follow-ups and Cancel,
-	//     of tasks without retention, PurgeDead, DeleteSchedule, ReleaseKey (of a task that has
-	//     ended), and the end of retentions. No lease expires, as nobody can extend it; if the
-	//     queue is opened meanwhile, leases of Claim begin again. Run keeps what its handlers
-	//     return.
+	//     NoWait is refused, and so are [Queue.RedriveDead], [Queue.SetPriority] and
+	//     [Queue.SetRunAt]; scheduled and blocked tasks do not become ready. Leases can still be
+	//     ended and extended, also by [Queue.Complete] with follow-ups.
+	//   - below 1/2, only operations that free space run: Complete without follow-ups and
+	//     [Queue.Cancel], of tasks without retention, [Queue.PurgeDead], [Queue.DeleteSchedule],
+	//     [Queue.ReleaseKey] (of a task that has ended), and the end of retentions. No lease
+	//     expires, as nobody can extend it; if the queue is opened meanwhile, leases of
+	//     [Queue.Claim] begin again. [Queue.Run] keeps what its handlers return.
 	//   - below 1/4, nothing is written. The same holds while tables or the log cannot be written
 	//     for want of inodes or because of a quota, or while the disk is full with a negative
 	//     MinFreeBytes, until 4 MiB are free for each shard.
@@ -120,18 +121,18 @@ type Options struct {
 	// Below one and a half times MinFreeBytes, the space of deleted records is freed at once, and
 	// not within half a minute.
 	//
-	// Get, List and Stats always work, and all other calls work again as soon as there is room. The
-	// file system is asked at most once in a second or 4 MiB (0.1 s when little is free), so that
-	// it may be noticed too late when another program fills the disk fast. In a cluster the disk of
-	// a shard's leader counts; followers accept nothing below 1/4. Negative: no limit. Default: 64
-	// MiB, plus 4 MemTableBytes for each shard.
+	// [Queue.Get], [Queue.List] and [Queue.Stats] always work, and all other calls work again as
+	// soon as there is room. The file system is asked at most once in a second or 4 MiB (0.1 s when
+	// little is free), so that it may be noticed too late when another program fills the disk fast.
+	// In a cluster the disk of a shard's leader counts; followers accept nothing below 1/4.
+	// Negative: no limit. Default: 64 MiB, plus 4 MemTableBytes for each shard.
 	MinFreeBytes int64
 
 	// Cluster makes this process one of several nodes. Default: nil, no other nodes and no socket.
 	Cluster *Cluster
 
-	// AcceptCopy makes Open accept a directory that it would refuse with ErrCopied. Set it if you
-	// know that nothing wrote the files while they were copied: if the process had died and its
+	// AcceptCopy makes [Open] accept a directory that it would refuse with [ErrCopied]. Set it if
+	// you know that nothing wrote the files while they were copied: if the process had died and its
 	// directory was moved to another file system, or restored from a snapshot of all its files at
 	// one moment. A queue that was closed may be copied by any means, and needs no AcceptCopy; nor
 	// does a rename, or a clone of a whole volume. On Windows copies are not recognized. On file
@@ -141,8 +142,8 @@ type Options struct {
 	AcceptCopy bool
 	// Logger gets the messages for operators. Its handler is called on a separate goroutine, and so
 	// may be slow: up to 1024 records wait, further ones are dropped, and the next record is
-	// preceded by one that counts the dropped ones. Close waits for it, but not longer than a
-	// second. The logger of LoggerFrom calls the handler directly. Default: nothing is logged.
+	// preceded by one that counts the dropped ones. [Queue.Close] waits for it, but not longer than
+	// a second. The logger of [LoggerFrom] calls the handler directly. Default: nothing is logged.
 	Logger *slog.Logger
 
 	log  *slog.Logger     // logs to Logger without waiting

@@ -39,8 +39,8 @@ var ownPanics panicList
 func TestMain(m *testing.M) {
 	guard.Observe(ownPanics.add)
 	flag.Parse()
-	// Queues and disks in memory come and go: collecting them is much of the work. The race detector
-	// takes as much memory again.
+	// Queues and disks in memory come and go: collecting them is much of the work. The race
+	// detector takes as much memory again.
 	debug.SetGCPercent(400)
 	debug.SetMemoryLimit(int64(testkit.Sized(1, 2, 2)) << 30)
 	overlapWaits()
@@ -81,8 +81,8 @@ func (l *panicList) report() bool {
 	return len(l.found) == 0
 }
 
-// panicHandler fails its test when codeq logs a panic of its own that was not injected. Records go on to
-// next, which may be nil.
+// panicHandler fails its test when codeq logs a panic of its own that was not injected. Records go
+// on to next, which may be nil.
 type panicHandler struct {
 	t    *testing.T
 	next slog.Handler

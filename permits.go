@@ -43,17 +43,17 @@ func (m permitMail) Ask(a *dispatch.PermitAllocator, shard int, q *engine.Queue)
 		change := m.node.queue.replicas[shard].group.Changed()
 		err := m.node.doHere(shard, op)
 		if pace(m.node.ctx, change, err) {
-			_ = m.inbox.Pass(&permitsTold{allocator: a, shard: shard, op: op, err: err}) // the next allocator asks again
+			_ = m.inbox.Pass(&askPermitsDone{allocator: a, shard: shard, op: op, err: err}) // the next allocator asks again
 		}
 	})
 }
 
-func (m permitMail) Reply(r *dispatch.PermitRequest) { m.settle(r.Caller.(*permitsOp)) }
+func (m permitMail) Reply(r *dispatch.PermitRequest) { m.settleAfterCommit(r.Caller.(*permitsOp)) }
 func (m permitMail) Refuse(r *dispatch.PermitRequest, reason error) {
 	r.Caller.(*permitsOp).settle(reason)
 }
 
-func (m permitMail) Retry(c *dispatch.Claim)                     { m.postponeOp(c.Caller.(*claimOp)) }
+func (m permitMail) Retry(c *dispatch.Claim)                     { m.deferOp(c.Caller.(*claimOp)) }
 func (m permitMail) RetryNow(c *dispatch.Claim)                  { c.Caller.(*claimOp).resolve(m.shard) }
 func (m permitMail) RefuseClaim(c *dispatch.Claim, reason error) { refuse(c.Caller.(*claimOp), reason) }
 
@@ -83,7 +83,7 @@ func (op *permitsOp) resolve(s *shard) {
 	default:
 		return
 	}
-	s.settle(op)
+	s.settleAfterCommit(op)
 }
 
 func (op *permitsOp) encode(dst []byte) []byte {
@@ -127,12 +127,12 @@ type askPermitsOp struct {
 }
 
 func (op *askPermitsOp) resolve(s *shard) {
-	s.settle(op)
+	s.settleAfterCommit(op)
 	if op.err = s.refusal(s.Adopt(op.queue, op.value)); op.err != nil {
 		return
 	}
 	s.follow()
-	op.Report = s.permits.Tell(s.QueueNamed(op.queue))
+	op.Report = s.permits.ReportNow(s.QueueNamed(op.queue))
 }
 
 func (op *askPermitsOp) encode(dst []byte) []byte {
@@ -145,13 +145,13 @@ func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.Report.Append
 
 func (op *askPermitsOp) decodeReply(r *wire.Reader) { op.Report = permits.ReadReport(r) }
 
-// permitsTold is what has become of an askPermitsOp.
-type permitsTold struct {
+// askPermitsDone is what has become of an askPermitsOp.
+type askPermitsDone struct {
 	allocator *dispatch.PermitAllocator
 	shard     int
 	op        *askPermitsOp
 	err       error
 }
 
-func (t *permitsTold) resolve(*shard) { t.allocator.Answered(t.shard, &t.op.Report, t.err) }
-func (t *permitsTold) settle(error)   {}
+func (t *askPermitsDone) resolve(*shard) { t.allocator.Answered(t.shard, &t.op.Report, t.err) }
+func (t *askPermitsDone) settle(error)   {}

@@ -112,7 +112,7 @@ func (c *limitedCluster) produce(node, tasks int) {
 
 const permitLease = 5 * time.Second
 
-// work has a worker of a node complete tasks, for each of which it takes up to the
+// work lets a worker of a node complete tasks, for each of which it takes up to the
 // given time; of so many, one is left to expire, or given back.
 func (c *limitedCluster) work(node int, most time.Duration, spoil int) {
 	seed := rand.Uint64()
@@ -186,8 +186,8 @@ func (c *limitedCluster) drain() {
 	}
 }
 
-// requireReturned makes sure that, at rest, nobody has a permit, and that nobody says more: then one
-// shard gets all of them.
+// requireReturned makes sure that, at rest, nobody has a permit, and that nobody says more: then
+// one shard gets all of them.
 func (c *limitedCluster) requireReturned() {
 	c.t.Helper()
 	c.stop()
@@ -273,8 +273,8 @@ func TestPermitsOneShard(t *testing.T) {
 						c.produce(at, 60)
 						c.drain()
 						require.EqualValues(t, limit, c.most.Load())
-						// A task takes 20 ms at work, and messages of 5 ms at most before and after; with
-						// its share alone a shard would have room for a third.
+						// A task takes 20 ms at work, and messages of 5 ms at most before and
+						// after; with its share alone a shard would have room for a third.
 						require.Less(t, time.Since(begin), 60/time.Duration(limit)*50*time.Millisecond, "the room is not used")
 					}
 					c.requireReturned()
@@ -567,8 +567,9 @@ func TestPermitsOfLists(t *testing.T) {
 	}
 }
 
-// TestPermitsLeftByLists: a claim of a list waits for permits that others, of the same list, have looked for in
-// vain, and wait for no more: one that does not wait, and one that got a task of another queue.
+// TestPermitsLeftByLists: a claim of a list waits for permits that others, of the same list, have
+// looked for in vain, and wait for no more: one that does not wait, and one that got a task of
+// another queue.
 func TestPermitsLeftByLists(t *testing.T) {
 	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
@@ -715,7 +716,7 @@ func TestPermitsLateReport(t *testing.T) {
 }
 
 // takeOnlyPermit limits the queue to one lease, puts a task into the second and the
-// third shard, and has the node of the second lease the one there.
+// third shard, and lets the node of the second lease the one there.
 func (c *limitedCluster) takeOnlyPermit() *Lease {
 	c.t.Helper()
 	c.configure(func(s *Settings) { s.Concurrency = 1 })

@@ -85,7 +85,8 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	_, err = codeq.Open(at("moved"), nil)
 	require.ErrorIs(t, err, codeq.ErrCopied)
 
-	// Into the directory in which the files were, or another root of a volume: its inode is the same.
+	// Into the directory in which the files were, or another root of a volume: its inode is the
+	// same.
 	leaveOpen(t, at("renamed"), "")
 	path := filepath.Join(at("renamed"), manifest.Name)
 	open := readFile(t, path)
@@ -161,7 +162,8 @@ func TestCopyOfOpenNode(t *testing.T) {
 	requireTask("node", options(false), id)
 }
 
-// TestOpenThatFails leaves a closed queue closed, so that it may be copied to where it is looked at.
+// TestOpenThatFails leaves a closed queue closed, so that it may be copied to where it is looked
+// at.
 func TestOpenThatFails(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

@@ -109,7 +109,7 @@ func (p *powerLoad) before(op, name string) error {
 	return nil
 }
 
-// wrote has the operating system write back what it has, at a time of its own
+// wrote lets the operating system write back what it has, at a time of its own
 // choosing.
 func (p *powerLoad) wrote(f vfs.File) {
 	if p.chance(10) == 0 {

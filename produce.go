@@ -63,7 +63,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 //
 // A task whose idempotency key is taken is not stored, but the others are: its ID is that of the
 // task that has the key, and the error joins a [*DuplicateError] ([ErrDuplicate]) for each such
-// task. Other errors are those of Produce; the error of an invalid task contains its index.
+// task. Other errors are those of [Queue.Produce]; the error of an invalid task contains its index.
 //
 // With several shards, tasks with a LimitKey, Group or idempotency key belong to a certain shard,
 // and a batch that belongs to several shards is stored in one commit for each. If one of these

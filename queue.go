@@ -25,7 +25,7 @@ import (
 	"codeq/internal/store"
 )
 
-// Queue is an open queue directory, made by Open. Its methods are safe for concurrent use.
+// Queue is an open queue directory, made by [Open]. Its methods are safe for concurrent use.
 //
 // Each method of a nil Queue, and of one that Open has not made, returns or yields an error that
 // matches [ErrClosed]. A nil context is refused with an [InvalidError].
@@ -54,13 +54,13 @@ type Queue struct {
 }
 
 // Open opens the queue in dir, and creates it if dir does not exist or is empty. A nil opts means
-// the defaults. One Queue at a time may have a directory open.
+// the defaults. One [Queue] at a time may have a directory open.
 //
 // Open returns an error that matches [ErrNotQueue] when dir holds something else, [ErrShardCount]
 // when opts.Shards differs from the count fixed at creation, [ErrFormat] when the queue has a
 // format that this version does not know, [ErrLocked] when the directory is open already,
 // [ErrCopied] when its files were copied while it was open, [ErrCorrupt] when stored data is
-// damaged or contradicts itself (see Verify), or [ErrInvalid] when an option is out of bounds;
+// damaged or contradicts itself (see [Verify]), or [ErrInvalid] when an option is out of bounds;
 // each before anything is changed. It returns one that matches [ErrDiskFull] when the disk has no
 // room for the tables and logs that it begins with.
 //
@@ -71,6 +71,9 @@ type Queue struct {
 // With cgo and the GNU C library, Open makes malloc return freed blocks of 4 MiB and more to the
 // system (M_MMAP_THRESHOLD, of the process), unless the environment sets it: freed memtables would
 // stay with the process.
+//
+// Errors: [ErrInvalid], [ErrNotQueue], [ErrNotMember], [ErrShardCount], [ErrFormat], [ErrLocked],
+// [ErrCopied], [ErrCorrupt], [ErrPowerLost], [ErrDiskFull], and those of the file system.
 func Open(dir string, opts *Options) (_ *Queue, err error) {
 	defer public(&err)
 	q, err := open(dir, opts)
@@ -219,9 +222,9 @@ func (q *Queue) enter() error {
 	return nil
 }
 
-// untilClosing returns a context that also ends with ErrClosed when the queue is about to be closed,
-// for a call that has entered. The call passes its error to stop at its end, and returns what that
-// returns: only the end of its own ctx matches context.Canceled.
+// untilClosing returns a context that also ends with ErrClosed when the queue is about to be
+// closed, for a call that has entered. The call passes its error to stop at its end, and returns
+// what that returns: only the end of its own ctx matches context.Canceled.
 func (q *Queue) untilClosing(own context.Context, what string) (_ context.Context, stop func(error) error) {
 	ctx, cancel := context.WithCancelCause(own)
 	var watch sync.WaitGroup
@@ -298,16 +301,18 @@ func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err
 	return q.do(ctx, q.shardOf(id), op)
 }
 
-// Close ends the queue. First calls of Run drain and return, and calls of Checkpoint end, while
-// other calls still work; then new work is refused with [ErrClosed], what was accepted is finished,
-// and claims that wait get [ErrClosed]. When Close returns, no goroutine of the queue is left,
-// except a compaction of Pebble that cannot read its tables, which waits for ever; and everything
-// that was acknowledged is with the operating system at least. The error matches [ErrFailed] if the
-// storage of a shard, or of a node, has failed or could not be closed; the next Open then finds
-// what Durability promises.
+// Close ends the queue. First calls of [Queue.Run] drain and return, and calls of
+// [Queue.Checkpoint] end, while other calls still work; then new work is refused with [ErrClosed],
+// what was accepted is finished, and claims that wait get [ErrClosed]. When Close returns, no
+// goroutine of the queue is left, except a compaction of Pebble that cannot read its tables, which
+// waits for ever; and everything that was acknowledged is with the operating system at least. The
+// error matches [ErrFailed] if the storage of a shard, or of a node, has failed or could not be
+// closed; the next [Open] then finds what [Durability] promises.
 //
-// It is safe to call Close twice and at any moment, but not from a handler of
-// Run, which would wait for itself.
+// It is safe to call Close twice and at any moment, but not from a handler of Run, which would wait
+// for itself.
+//
+// Errors: [ErrFailed], and [ErrClosed] if the queue was never opened.
 func (q *Queue) Close() (err error) {
 	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {

@@ -80,8 +80,8 @@ func TestLeaveBesideDeadNode(t *testing.T) {
 	})
 }
 
-// TestRemovalLooksAtAllShards: a node that one of the shards cannot do without stays a member of all of
-// them: nothing is changed before all shards were asked.
+// TestRemovalLooksAtAllShards: a node that one of the shards cannot do without stays a member of
+// all of them: nothing is changed before all shards were asked.
 func TestRemovalLooksAtAllShards(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// TestRenewalsPassOtherCalls: a lease is extended at once while a large call, and many smaller ones,
-// go to the same node over a slow link.
+// TestRenewalsPassOtherCalls: a lease is extended at once while a large call, and many smaller
+// ones, go to the same node over a slow link.
 func TestRenewalsPassOtherCalls(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()

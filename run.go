@@ -18,26 +18,28 @@ import (
 	"codeq/internal/workers"
 )
 
-// RunOptions are the options of Run. A zero field means its documented default.
+// RunOptions are the options of [Queue.Run]. A zero field means its documented default.
 type RunOptions struct {
 	// Concurrency is how many handlers run at the same time. Default: four times GOMAXPROCS.
 	Concurrency int
-	// Queues are the queues from which Run claims, in strict order unless Weights are given; see
-	// ClaimRequest. Default: all queues of the Mux, by Weights, or with equal weights.
+	// Queues are the queues from which [Queue.Run] claims, in strict order unless Weights are
+	// given; see [ClaimRequest]. Default: all queues of the [Mux], by Weights, or with equal
+	// weights.
 	Queues  []string
 	Weights map[string]int
-	// LeaseFor is how long a lease lasts that is not renewed. Run renews the lease of every running
-	// handler, so only a process that stands still for so long loses its tasks. Default:
-	// Options.LeaseFor.
+	// LeaseFor is how long a lease lasts that is not renewed. [Queue.Run] renews the lease of every
+	// running handler, so only a process that stands still for so long loses its tasks. Default:
+	// [Options.LeaseFor].
 	LeaseFor time.Duration
-	// Grace is how long handlers may go on when Run ends; then their context is cancelled and their
-	// tasks are given back. On a full disk the outcomes of handlers wait for room as long again.
-	// Default: 10 s; negative: no grace.
+	// Grace is how long handlers may go on when [Queue.Run] ends; then their context is cancelled
+	// and their tasks are given back. On a full disk the outcomes of handlers wait for room as long
+	// again. Default: 10 s; negative: no grace.
 	Grace time.Duration
-	// OnError is called for every failed attempt (a handler's error or a *PanicError, but not
-	// Snooze) and for every outcome that could not be stored, such as ErrLeaseLost. Several
+	// OnError is called for every failed attempt (a handler's error or a [*PanicError], but not
+	// [Snooze]) and for every outcome that could not be stored, such as [ErrLeaseLost]. Several
 	// goroutines call it at a time. If it panics, this is logged. The worker waits for it: a call
-	// that blocks for ever blocks its worker for ever, and may keep Run and Close from returning.
+	// that blocks for ever blocks its worker for ever, and may keep [Queue.Run] and [Queue.Close]
+	// from returning.
 	OnError func(l *Lease, err error)
 }
 
@@ -49,7 +51,7 @@ const fetchCap = 256
 // itself returns after the last commit.
 //
 // A lease of Run belongs to the process: it lasts as long as its handler runs, and its renewal
-// writes nothing. If the process dies the task is ready again at the next Open, with the attempt
+// writes nothing. If the process dies the task is ready again at the next [Open], with the attempt
 // counted. In a cluster the renewals are stored, and the tasks of a process that dies are ready
 // again when their leases expire. The context of a handler is cancelled when its task's Timeout has
 // passed (cause context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost], or
@@ -196,7 +198,7 @@ func (r *runner) run(ctx context.Context) error {
 	r.number = r.queue.runs.Add(r)
 	defer r.queue.runs.Remove(r.number)
 	for i := range r.queue.replicas {
-		h := &leaseRenewer{Heart: heartbeat.New(), runner: r, shard: i}
+		h := &leaseRenewer{Heartbeat: heartbeat.New(), runner: r, shard: i}
 		r.renewers = append(r.renewers, h)
 		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}
@@ -335,19 +337,19 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			r.settle(w, f, errGoexit)
+			r.storeOutcome(w, f, errGoexit)
 			w.Restart()
 		}
 	}()
 	err := r.call(f)
 	returned = true
-	r.settle(w, f, err)
+	r.storeOutcome(w, f, err)
 }
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
-// settle stores the outcome of a task whose handler has ended.
-func (r *runner) settle(w *worker, f *taskContext, err error) {
+// storeOutcome stores the outcome of a task whose handler has ended.
+func (r *runner) storeOutcome(w *worker, f *taskContext, err error) {
 	f.End(nil)
 	switch {
 	case !w.Disown(): // the task was given back, or its lease was lost

@@ -688,8 +688,8 @@ func TestLeaseLostToHandler(t *testing.T) {
 	})
 }
 
-// TestLeaseLostAtTheEnd: a handler that ends before it is told of the loss of
-// its lease has its outcome refused, whatever it is.
+// TestLeaseLostAtTheEnd: the outcome of a handler that ends before it is told of the
+// loss of its lease is refused, whatever it is.
 func TestLeaseLostAtTheEnd(t *testing.T) {
 	boom := errors.New("boom")
 	for name, verdict := range map[string]error{"completed": nil, "failed": boom, "snoozed": codeq.Snooze(time.Hour)} {

@@ -37,14 +37,14 @@ type Schedule struct {
 	// repeated, or UTC.
 	Cron string `json:",omitzero"`
 	// Every is the time from tick to tick, in place of Cron: at least one second, rounded up to the
-	// millisecond. It counts from the SetSchedule that created the schedule or changed when it
-	// ticks; the first tick is one interval later.
+	// millisecond. It counts from the [Queue.SetSchedule] that created the schedule or changed when
+	// it ticks; the first tick is one interval later.
 	Every time.Duration `json:",omitzero"`
 	// TimeZone is the IANA name, such as "Europe/Berlin", of the time zone of Cron. "": UTC. The
 	// machine must know the name, or the program must import time/tzdata.
 	TimeZone string `json:",omitzero"`
 	// Task is produced by each tick, and is ready at once: RunAt must be zero. Two headers are
-	// added, TickHeader and ScheduleHeader; Headers must not contain them.
+	// added, [TickHeader] and [ScheduleHeader]; Headers must not contain them.
 	Task Task `json:",omitzero"`
 	// Missed says what to do about missed ticks.
 	Missed MissedPolicy `json:",omitzero"`
@@ -98,8 +98,8 @@ type ScheduleInfo struct {
 
 // SetSchedule stores a schedule, or replaces the one with the same name. Programs may call it at
 // every start: a schedule that is replaced by an equal one goes on unchanged. It also keeps its
-// position if only Task or Missed differ; these apply from the next tick on. If Cron, Every or
-// TimeZone differ it begins again, with the first tick after now.
+// position if only [Schedule.Task] or Missed differ; these apply from the next tick on. If Cron,
+// Every or TimeZone differ it begins again, with the first tick after now.
 //
 // SetSchedule returns an [InvalidError] for an invalid schedule, such as one that never ticks. An
 // error that matches [ErrUncertain] leaves open whether it was stored; after any other error it was

@@ -16,17 +16,17 @@ import (
 // Settings are the settings of a queue. They are stored with it, and may change while it runs. The
 // zero Settings are those of a queue that was never configured.
 type Settings struct {
-	// Paused: nothing is claimed from the queue. Leased tasks, and produces, go on.
+	// Paused: nothing is claimed from the queue. [Leased] tasks, and produces, go on.
 	Paused bool `json:",omitzero"`
 	// Concurrency is how many tasks of the queue may be leased at the same time. 0: no limit.
 	// Lowering it ends no lease. In a cluster it bounds all nodes together, whichever fail. When
 	// another node becomes the leader of the first shard, tasks of queues with a Concurrency or
 	// Rate may have to wait until each shard has a leader.
 	Concurrency int `json:",omitzero"`
-	// ConcurrencyPerKey is the same for the tasks of each Task.LimitKey.
+	// ConcurrencyPerKey is the same for the tasks of each [Task.LimitKey].
 	ConcurrencyPerKey int `json:",omitzero"`
 	// Rate is how many tasks a second may be claimed from the queue, on average; 0: any number. It
-	// is the rate of a token bucket (golang.org/x/time/rate) that is empty after Open, and in a
+	// is the rate of a token bucket (golang.org/x/time/rate) that is empty after [Open], and in a
 	// cluster whenever another node becomes the leader of the first shard.
 	Rate float64 `json:",omitzero"`
 	// Burst is how many tasks may be claimed at once after a pause in the claims, while Rate is
@@ -37,17 +37,17 @@ type Settings struct {
 	// TenantWeights are how many claims in a row the tenants get when it is their turn. Tenants
 	// that are not named have weight 1.
 	TenantWeights map[string]int `json:",omitempty"`
-	// Retention is how long completed and canceled tasks without a Task.Retention are kept. 0:
-	// Options.Retention; Forever: without end.
+	// Retention is how long completed and canceled tasks without a [Task.Retention] are kept. 0:
+	// [Options.Retention]; [Forever]: without end.
 	Retention time.Duration `json:",omitzero"`
-	// DeadRetention is how long dead letters are kept. 0 or Forever: until they are redriven,
-	// purged or canceled. Dead letters that other tasks wait for, or that hold the turn of a group,
-	// are kept in any case.
+	// DeadRetention is how long dead letters are kept. 0 or [Forever]: until they are redriven,
+	// purged or canceled. A dead letter that other tasks wait for, or that holds the turn of a
+	// group, is kept in any case.
 	DeadRetention time.Duration `json:",omitzero"`
-	// HoldGroups lets a task that becomes a dead letter hold the turn of its Task.Group: the group
-	// waits until the dead letter is redriven (then it goes first again), purged or canceled. By
-	// default the turn passes to the next task of the group. A change applies to tasks that become
-	// dead letters after it: a dead letter that holds a turn still holds it.
+	// HoldGroups lets a task that becomes a dead letter hold the turn of its [Task.Group]: the
+	// group waits until the dead letter is redriven (then it goes first again), purged or canceled.
+	// By default the turn passes to the next task of the group. A change applies to tasks that
+	// become dead letters after it: a dead letter that holds a turn still holds it.
 	HoldGroups bool `json:",omitzero"`
 }
 
@@ -59,7 +59,7 @@ func (s *Settings) check() error {
 	return nil
 }
 
-// Settings returns the settings of a queue that the last Configure has stored.
+// Settings returns the settings of a queue that the last [Queue.Configure] has stored.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed].
 func (q *Queue) Settings(queue string) (_ Settings, err error) {
@@ -105,9 +105,9 @@ func (q *Queue) checkQueue(ctx context.Context, name string) error {
 // lost. When Configure returns, the settings, or newer ones, are stored and in force in all shards.
 // The end of ctx has no effect after the first commit.
 //
-// If change calls Configure, Pause or Resume of this Queue or any other, the inner call returns an
-// error that matches [ErrInvalid]. change must not wait for a goroutine that calls them either: it
-// would wait for ever.
+// If change calls Configure, [Queue.Pause] or [Queue.Resume] of this Queue or any other, the inner
+// call returns an error that matches [ErrInvalid]. change must not wait for a goroutine that calls
+// them either: it would wait for ever.
 //
 // Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
 // and that of ctx.
@@ -168,7 +168,7 @@ func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 	return errors.Join(errs...)
 }
 
-// Pause stops claims from the queue until Resume.
+// Pause stops claims from the queue until [Queue.Resume].
 //
 // Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
 // and that of ctx.
@@ -177,7 +177,7 @@ func (q *Queue) Pause(ctx context.Context, queue string) (err error) {
 	return q.Configure(ctx, queue, func(s *Settings) { s.Paused = true })
 }
 
-// Resume ends a Pause.
+// Resume ends a [Queue.Pause].
 //
 // Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
 // and that of ctx.

@@ -142,7 +142,7 @@ func TestConfigureTriesAgain(t *testing.T) {
 	})
 }
 
-// takeSettings has the first shard take settings, as a Configure does whose caller is
+// takeSettings makes the first shard take settings, as a Configure does whose caller is
 // then gone.
 func takeSettings(t *testing.T, q *Queue, queue string, version uint64, set string) {
 	t.Helper()
@@ -265,8 +265,8 @@ func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 	})
 }
 
-// TestRefusedSettings: settings that another process or node has stored, and this one does not allow, are
-// refused by an error that callers know.
+// TestRefusedSettings: settings that another process or node has stored, and this one does not
+// allow, are refused by an error that callers know.
 func TestRefusedSettings(t *testing.T) {
 	inFlow(t, Options{Shards: 1}, func(f *FlowTest) {
 		value := keys.SettingsValue{Version: 1, JSON: []byte(`{"Concurrency":-1}`)}.Append(nil)

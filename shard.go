@@ -89,7 +89,7 @@ func (s *shard) join(peers []*shard) {
 	for i, peer := range peers {
 		states[i] = &peer.State
 	}
-	s.Meet(states)
+	s.Reconcile(states)
 	s.follow()
 	s.claims.FeedAll()
 	s.showAll()
@@ -169,7 +169,7 @@ func (s *shard) gather() bool {
 			return true
 		}
 		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.Now) || s.WantsRefill() ||
-			s.claims.AreHungry() && s.HasRoom(engine.RoomLow) || s.due()
+			s.claims.MayServe() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.linger()
 		}
@@ -292,7 +292,7 @@ func (s *shard) resolve() {
 	s.decideAll()
 	s.CloseReaders()
 	s.endStep(StepOperations)
-	if s.claims.FeedAll(); s.claims.AreHungry() && s.HasRoom(engine.RoomLow) {
+	if s.claims.FeedAll(); s.claims.MayServe() && s.HasRoom(engine.RoomLow) {
 		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
 		s.claims.Serve()
 		s.collectServed()
@@ -318,7 +318,7 @@ func (s *shard) decideAll() {
 		}
 		s.undecided.retrying = nil
 		if n < len(retry) {
-			s.clock.PutOff(s.Judged)
+			s.clock.Defer(s.Judged)
 			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // before what has had its part and wants more
 		}
 		clear(retry)
@@ -359,7 +359,7 @@ func (s *shard) decideInRoom(op operation) {
 		op.resolve(s)
 		return
 	}
-	s.putOff(op)
+	s.parkOrRefuse(op)
 }
 
 // checkCaller refuses a produce that would begin a session of a node that is no member. Who has
@@ -394,10 +394,10 @@ func (s *shard) persist() error {
 	return err
 }
 
-// postponeOp resolves an operation again in the next group, when disk has what
+// deferOp resolves an operation again in the next group, when disk has what
 // it asks for. REQUIRES: the operation has changed nothing yet.
-func (s *shard) postponeOp(op operation) {
-	s.clock.PutOff(s.Judged)
+func (s *shard) deferOp(op operation) {
+	s.clock.Defer(s.Judged)
 	s.undecided.deferred = append(s.undecided.deferred, op)
 }
 
@@ -405,14 +405,14 @@ func (s *shard) postponeOp(op operation) {
 func (s *shard) conclude(op operation, c *completion, v engine.Verdict, err error) {
 	switch v {
 	case engine.Again:
-		s.postponeOp(op)
+		s.deferOp(op)
 	case engine.Full:
-		s.putOff(op)
+		s.parkOrRefuse(op)
 	default:
 		if err != nil {
 			c.err = s.refusal(err)
 		}
-		s.settle(op)
+		s.settleAfterCommit(op)
 	}
 }
 
@@ -447,8 +447,8 @@ func translated(err error) error {
 	return &textError{err.Error(), []error{known}} // with what failed
 }
 
-// settle wakes the caller of op when the group has persisted.
-func (s *shard) settle(op operation) {
+// settleAfterCommit wakes the caller of op when the group has persisted.
+func (s *shard) settleAfterCommit(op operation) {
 	if s.node != nil {
 		if r, ok := op.(request); ok && r.base().reply != nil {
 			s.callers.answered = append(s.callers.answered, op)
@@ -518,7 +518,7 @@ func (s *shard) crash(cause error) {
 	inHand := append(slices.Clone(s.undecided.retrying), s.undecided.deciding, s.callers.waking)
 	s.collectServed()
 	var taken *claimOp
-	if c := s.claims.Giving(); c != nil {
+	if c := s.claims.Serving(); c != nil {
 		taken = c.Caller.(*claimOp)
 	}
 	contain(s.opts.log, "end of owner", func() { s.rescue(inHand, taken, cause) }, nil)

@@ -10,8 +10,8 @@ import (
 	"codeq/internal/manifest"
 )
 
-// Power fails everywhere below DurabilityDisk, amid load. Nobody acknowledges anything then, until one
-// node goes on alone with what it has, and others join it.
+// Power fails everywhere below DurabilityDisk, amid load. Nobody acknowledges anything then, until
+// one node goes on alone with what it has, and others join it.
 
 // simLoad is the clients of a cluster.
 type simLoad struct {
@@ -21,7 +21,8 @@ type simLoad struct {
 	stop    func(empty bool) // ends workers, perhaps when their queue is empty
 }
 
-// simBlackout is drawn in schedules in which a node that loses power loses what it had acknowledged.
+// simBlackout is drawn in schedules in which a node that loses power loses what it had
+// acknowledged.
 var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 	const most = 2 // each may be followed by a recovery
 	if s.blackouts == most || !s.moving.CompareAndSwap(false, true) {
@@ -95,8 +96,8 @@ func (s *schedule) hasMajority() bool {
 	return sound > len(nodes)/2
 }
 
-// requireSilence makes sure that no call was answered by a shard that began after some moment of the
-// history, and that none is.
+// requireSilence makes sure that no call was answered by a shard that began after some moment of
+// the history, and that none is.
 func (s *schedule) requireSilence(from int64) {
 	for _, n := range s.members() {
 		if _, err := simQueue(n).Produce(context.Background(), Task{Queue: "a"}); !errors.Is(err, ErrNotLeader) {
@@ -125,8 +126,8 @@ func furthest(nodes []*simNode) (furthest *simNode) {
 	return furthest
 }
 
-// goOn lets a node go on by itself, while so many of the others, which it has lost, are started beside
-// it. REQUIRES: all are down; those that are started are no majority that votes.
+// goOn lets a node go on by itself, while so many of the others, which it has lost, are started
+// beside it. REQUIRES: all are down; those that are started are no majority that votes.
 func (s *schedule) goOn(n *simNode, beside int) bool {
 	s.note("%s goes on alone", n.name)
 	lost := slices.DeleteFunc(s.members(), func(o *simNode) bool { return o == n })
@@ -192,8 +193,8 @@ func (s *schedule) requireRefused(lost *simNode) {
 	}
 }
 
-// beginAnew lets what is known of tasks begin with what a node has that goes on alone: what the clients
-// have seen stored at some moment. REQUIRES: no client calls.
+// beginAnew lets what is known of tasks begin with what a node has that goes on alone: what the
+// clients have seen stored at some moment. REQUIRES: no client calls.
 func (s *schedule) beginAnew() {
 	tasks, err := s.tasks()
 	if err != nil {

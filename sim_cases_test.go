@@ -20,7 +20,7 @@ import (
 	"codeq/internal/store"
 )
 
-// What a cluster must not get wrong, each by itself; TestSimulation has them meet.
+// What a cluster must not get wrong, each by itself; TestSimulation lets them meet.
 
 // simCase runs a story on three nodes and one shard, and makes sure at its end that all
 // replicas are equal.
@@ -269,8 +269,8 @@ func TestDeposedLeaderServesNobody(t *testing.T) {
 	})
 }
 
-// TestLateAnswerOfAClaim: a lease whose answer arrives when the task has long been completed by somebody else
-// goes to no claim that has come since.
+// TestLateAnswerOfAClaim: a lease whose answer arrives when the task has long been completed by
+// somebody else goes to no claim that has come since.
 func TestLateAnswerOfAClaim(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
@@ -362,7 +362,7 @@ func TestLogIsDeterministic(t *testing.T) {
 	})
 }
 
-// readLog is the log of a shard, as a node has it that is stopped for that.
+// readLog is the log of a shard, as it is on a node, which is stopped for that.
 func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
 	n.stop()
 	store, err := raftlog.Open("queue/raft", raftlog.Options{FS: n.disk})

@@ -18,7 +18,7 @@ type simCopy struct {
 	call *simCall
 }
 
-// checkpoint has a node copy the queue, however long that takes. It is false if the node is down.
+// checkpoint lets a node copy the queue, however long that takes. It is false if the node is down.
 func (s *schedule) checkpoint(n *simNode) bool {
 	q, life := n.queue()
 	if q == nil {

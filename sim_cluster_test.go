@@ -233,16 +233,16 @@ func (n *simNode) raise() bool {
 	return down
 }
 
-// joinsNoMore is called before the node is removed. It is started again if it crashes, since its vote
-// may be needed, but then it must not join again.
+// joinsNoMore is called before the node is removed. It is started again if it crashes, since its
+// vote may be needed, but then it must not join again.
 func (n *simNode) joinsNoMore() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.join = false
 }
 
-// hold returns when nobody else starts or closes the node, and waits for it as goroutines of a bubble
-// have to: time passes only for those that sleep.
+// hold returns when nobody else starts or closes the node, and waits for it as goroutines of a
+// bubble have to: time passes only for those that sleep.
 func (n *simNode) hold() (release func()) {
 	for !n.turn.TryLock() {
 		time.Sleep(10 * time.Millisecond)
@@ -284,11 +284,11 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) bool {
 	return true
 }
 
-// simFuse has a node crash in the middle of its work: before the operation on its disk
+// simFuse makes a node crash in the middle of its work: before the operation on its disk
 // that brings operations to 0. (Time in a bubble passes only when all goroutines wait, and
 // so do crashes that come at a certain time.)
 //
-// It is also what has operations fail, and how much room there is.
+// It also makes operations fail, and says how much room there is.
 type simFuse struct {
 	operations atomic.Int64
 	burnt      func()
@@ -349,7 +349,7 @@ func (f *simFuse) broken(op, name string) bool {
 	return fails != nil && (*fails)(op, name)
 }
 
-// breakDisk has operations on the node's disk fail until its next life.
+// breakDisk makes operations on the node's disk fail until its next life.
 func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -358,10 +358,10 @@ func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	}
 }
 
-// watchLoads has seen told what the node reads of Raft's log.
+// watchLoads tells seen what the node reads of Raft's log.
 func (n *simNode) watchLoads(seen func(bytes int)) { n.loads.Store(&seen) }
 
-// fill has the node's disk have that many free bytes until its next life.
+// fill leaves that many bytes free on the node's disk until its next life.
 func (n *simNode) fill(free int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -370,7 +370,7 @@ func (n *simNode) fill(free int64) {
 	}
 }
 
-// light has the node crash before that many operations on its disk, and calls then when it has.
+// light crashes the node before that many operations on its disk, and then calls then.
 func (n *simNode) light(operations int64, percent int, then ...func()) {
 	seed := n.cluster.seed()
 	n.mu.Lock()
@@ -502,7 +502,7 @@ func (c *simCluster) awaitLeaders() {
 	}
 }
 
-// transfer has a node, by the word of another one, lead a shard, if that can be done soon, and
+// transfer asks one node to let another one lead a shard, if that can be done soon, and
 // calls then when it does.
 func (c *simCluster) transfer(by *simNode, shard int, to *simNode, then ...func()) {
 	if q, _ := by.queue(); q != nil {
@@ -516,7 +516,7 @@ func (c *simCluster) transfer(by *simNode, shard int, to *simNode, then ...func(
 	}
 }
 
-// spread has each of the first three nodes lead the shard that belongs there: leaders stay then.
+// spread lets each of the first three nodes lead the shard that belongs there: leaders stay then.
 func (c *simCluster) spread() {
 	spread := func() bool {
 		for i, n := range c.nodes[:3] {
@@ -544,8 +544,8 @@ func callAll(fs []func()) {
 	}
 }
 
-// snapshot has a node take a snapshot of a shard and keep so many entries of the log, and calls then
-// when it has.
+// snapshot lets a node take a snapshot of a shard and keep so many entries of the log, and calls
+// then when it has.
 func (c *simCluster) snapshot(n *simNode, shard int, trailing uint64, then ...func()) {
 	q, _ := n.queue()
 	if q == nil {
@@ -665,7 +665,7 @@ func (c *simCluster) rest() {
 	}
 }
 
-// check compares the replicas byte for byte, and has the checker look at one of
+// check compares the replicas byte for byte, and lets the checker look at one of
 // each shard. REQUIRES: the cluster is at rest.
 func (c *simCluster) check() error {
 	var errs []error

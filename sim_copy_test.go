@@ -46,8 +46,8 @@ func (n *simNode) putBack(image simImage) {
 	n.disk, n.votes = cloned(image.disk), image.votes.clone()
 }
 
-// isSeenAfter reports whether all other nodes have stored that they have seen a node in a life after a
-// given one.
+// isSeenAfter reports whether all other nodes have stored that they have seen a node in a life
+// after a given one.
 func (c *simCluster) isSeenAfter(n *simNode, life uint64) bool {
 	id := n.queueDirectory().ID
 	return !slices.ContainsFunc(c.members(), func(o *simNode) bool { return o != n && o.queueDirectory().Seen[id] <= life })
@@ -123,8 +123,8 @@ func TestOlderCopyIsPutBack(t *testing.T) {
 	}
 }
 
-// TestCopyIsPutBack: a directory that was closed may be put back if nothing was done since, and those
-// of all nodes together may be older. Nobody fails.
+// TestCopyIsPutBack: a directory that was closed may be put back if nothing was done since, and
+// those of all nodes together may be older. Nobody fails.
 func TestCopyIsPutBack(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		restore := func(since func()) {
@@ -193,7 +193,8 @@ func TestOlderCopyGoesOnAlone(t *testing.T) {
 	}
 }
 
-// TestCopyFromBeforeTheCluster: a copy of a directory that was of no cluster yet is noticed as well.
+// TestCopyFromBeforeTheCluster: a copy of a directory that was of no cluster yet is noticed as
+// well.
 func TestCopyFromBeforeTheCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, Options{Shards: 1})
@@ -223,8 +224,9 @@ func TestCopyFromBeforeTheCluster(t *testing.T) {
 	})
 }
 
-// TestCopyIsPutBackAgain: an older copy does not know by which ID its node has come back since, and takes
-// its place nevertheless; but not that of a directory that has replaced one which was removed.
+// TestCopyIsPutBackAgain: an older copy does not know by which ID its node has come back since, and
+// takes its place nevertheless; but not that of a directory that has replaced one which was
+// removed.
 func TestCopyIsPutBackAgain(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		_, n := c.lead()
@@ -266,8 +268,8 @@ func TestCopyIsPutBackAgain(t *testing.T) {
 	})
 }
 
-// TestMachineIsPutBack: a process that goes on where it was earlier, as its machine was put back with its
-// memory, is an older copy as well. All nodes knew its life then.
+// TestMachineIsPutBack: a process that goes on where it was earlier, as its machine was put back
+// with its memory, is an older copy as well. All nodes knew its life then.
 func TestMachineIsPutBack(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		_, n := c.lead()
@@ -290,8 +292,9 @@ func TestMachineIsPutBack(t *testing.T) {
 	})
 }
 
-// TestCopyFromBeforeAnUpgrade: a copy that a build has made which stores nothing of lives is noticed
-// once the cluster has risen, although it may have been opened before without being noticed.
+// TestCopyFromBeforeAnUpgrade: a copy that a build has made which stores nothing of lives is
+// noticed once the cluster has risen, although it may have been opened before without being
+// noticed.
 func TestCopyFromBeforeAnUpgrade(t *testing.T) {
 	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
 		_, n := c.lead()
@@ -322,8 +325,8 @@ func TestCopyFromBeforeAnUpgrade(t *testing.T) {
 	})
 }
 
-// simOlderCopy lets a node have an older copy of its directory, with whom only those are connected then
-// who may lack what it has acknowledged since.
+// simOlderCopy lets a node have an older copy of its directory, with whom only those are connected
+// then who may lack what it has acknowledged since.
 var simOlderCopy = simFault{"older copy", 2, func(s *schedule) bool {
 	n := s.someNode()
 	if n.broken.Load() || !n.isBack() || !s.canLose(n) || !s.moving.CompareAndSwap(false, true) {
@@ -345,9 +348,9 @@ var simOlderCopy = simFault{"older copy", 2, func(s *schedule) bool {
 	return false
 }}
 
-// putBackLater puts an image of a node back when all others know of a later life, and the node has been
-// busy for some time without those who are behind. Then the others are away for some time. It is false if
-// they do not come to know.
+// putBackLater puts an image of a node back when all others know of a later life, and the node has
+// been busy for some time without those who are behind. Then the others are away for some time. It
+// is false if they do not come to know.
 func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*simNode, busy, away time.Duration) bool {
 	for end := time.Now().Add(20 * time.Second); !s.isSeenAfter(n, image.life); time.Sleep(200 * time.Millisecond) {
 		if s.over.Load() || time.Now().After(end) {
@@ -381,7 +384,8 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 	return true
 }
 
-// awaitRenewal waits until a node with an older copy is back, and opens it again when it has noticed.
+// awaitRenewal waits until a node with an older copy is back, and opens it again when it has
+// noticed.
 func (s *schedule) awaitRenewal(n *simNode, image simImage) {
 	var over time.Time
 	for ; !n.isBack() || n.id() == image.id; time.Sleep(500 * time.Millisecond) {

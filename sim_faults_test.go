@@ -127,9 +127,9 @@ var simDisks = []simFault{
 	}},
 }
 
-// flip closes a node and changes a bit in one of its files. The node notices that when it is opened,
-// and is replaced. (Blocks of tables are checked when they are read; goroutines of Pebble that find
-// such damage may never end, which a bubble does not allow.)
+// flip closes a node and changes a bit in one of its files. The node notices that when it is
+// opened, and is replaced. (Blocks of tables are checked when they are read; goroutines of Pebble
+// that find such damage may never end, which a bubble does not allow.)
 func (s *schedule) flip(n *simNode) {
 	n.stop()
 	c := &corruptible{t: s.t, disk: n.disk, content: make(map[string][]byte)}

@@ -58,8 +58,9 @@ func newSimFeatures(s *schedule) *simFeatures {
 	return &simFeatures{schedule: s, tasks: make(map[string]*simFeatureTask)}
 }
 
-// begin starts the clients of some features, with numbers from a first one on, and returns what waits
-// for them when they are to end, and what then stops the workers, perhaps when their queue is empty.
+// begin starts the clients of some features, with numbers from a first one on, and returns what
+// waits for them when they are to end, and what then stops the workers, perhaps when their queue is
+// empty.
 func (f *simFeatures) begin(first int) (wait func(), stop func(empty bool)) {
 	var clients, workers sync.WaitGroup
 	number := 3000 + first

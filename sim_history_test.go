@@ -199,12 +199,12 @@ func (h *simHistory) seen(serial int, id ID) {
 // deadline of any of them tells when the lease was granted.
 const clockStep = 10 * time.Minute
 
-// simUnderWay is how long a lease may be under way to whoever claims it. It may have been granted for
-// another claim of the same node, before this one began.
+// simUnderWay is how long a lease may be under way to whoever claims it. It may have been granted
+// for another claim of the same node, before this one began.
 const simUnderWay = 10 * time.Second
 
-// granted is when a lease was granted, between a time and another one, to a claim that began and ended
-// at the given times.
+// granted is when a lease was granted, between a time and another one, to a claim that began and
+// ended at the given times.
 func (h *simHistory) granted(begin, end time.Time, l *Lease, duration time.Duration) (earliest, latest time.Time) {
 	if h.drifting { // no deadline tells
 		return begin.Add(-simUnderWay), end
@@ -349,7 +349,8 @@ func (h *simHistory) check() []string {
 	return h.failures
 }
 
-// porcupineTimeout is how long the history of one task may take to check. It never ends in a bubble.
+// porcupineTimeout is how long the history of one task may take to check. It never ends in a
+// bubble.
 const porcupineTimeout = 20 * time.Second
 
 func checkSimTask(calls []*simCall) string {
@@ -391,7 +392,8 @@ func checkSimLeases(calls []*simCall) string {
 				continue
 			}
 			if c.outcome == simLost && !finished {
-				// An Extend is made again when its answer is lost, and may have shortened the lease by then.
+				// An Extend is made again when its answer is lost, and may have shortened the lease
+				// by then.
 				if next := c.begin.Add(c.duration); c.verb == simExtend && next.Before(until) {
 					until = next
 				}

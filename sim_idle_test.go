@@ -23,8 +23,8 @@ func (p *simProbe) idle() {
 	}
 }
 
-// chains lets tasks follow each other from shard to shard, each chain in a queue of its own, which is
-// not idle before the last one is completed. Meanwhile others wait for that.
+// chains lets tasks follow each other from shard to shard, each chain in a queue of its own, which
+// is not idle before the last one is completed. Meanwhile others wait for that.
 func (c *simClient) chains() {
 	for n := 0; !c.ending(); n++ {
 		time.Sleep(c.upTo(3 * time.Second))

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Leases end: a task whose worker is gone can be claimed again when its lease is over, whoever leads.
+// Leases end: a task whose worker is gone can be claimed again when its lease is over, whoever
+// leads.
 
 const (
 	// simClockEvery is how often a leader stores the clock of leases, of which the next leader may
@@ -22,9 +23,9 @@ const (
 	simClaimTime = 5 * time.Second
 )
 
-// leaseWatch measures by how much leases may last too long: by the times for which their shard had no
-// leader, or one that committed nothing, or had no room to end a lease, and by what each leader did
-// not know of the clock of leases when it began.
+// leaseWatch measures by how much leases may last too long: by the times for which their shard had
+// no leader, or one that committed nothing, or had no room to end a lease, and by what each leader
+// did not know of the clock of leases when it began.
 type leaseWatch struct {
 	*schedule
 	mu     sync.Mutex // guards what follows

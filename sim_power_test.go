@@ -32,8 +32,8 @@ func membersOf(n *simNode, shard int) (members []string) {
 	return members
 }
 
-// awaitVotes waits until all nodes vote in every shard, by the IDs that they have, and nobody else is
-// a member.
+// awaitVotes waits until all nodes vote in every shard, by the IDs that they have, and nobody else
+// is a member.
 func (c *simCluster) awaitVotes() {
 	var want []string
 	for _, n := range c.members() {
@@ -59,8 +59,8 @@ func (c *simCluster) awaitVotes() {
 }
 
 // TestPowerLossOfOneNode: a node that has lost the end of its log with the power of its machine
-// neither elects nor acknowledges what contradicts that. It comes back by itself under a new ID, and
-// then counts again.
+// neither elects nor acknowledges what contradicts that. It comes back by itself under a new ID,
+// and then counts again.
 func TestPowerLossOfOneNode(t *testing.T) {
 	t.Parallel()
 	for _, leads := range []bool{false, true} {
@@ -109,8 +109,8 @@ func TestPowerLossOfOneNode(t *testing.T) {
 	}
 }
 
-// TestManyPowerLosses: a node that loses its power again and again while nobody takes it back has one
-// former ID, and keeps its new one.
+// TestManyPowerLosses: a node that loses its power again and again while nobody takes it back has
+// one former ID, and keeps its new one.
 func TestManyPowerLosses(t *testing.T) {
 	t.Parallel()
 	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
@@ -154,8 +154,8 @@ func (n *simNode) queueDirectory() *manifest.Manifest {
 	return m
 }
 
-// TestPowerLossIsNone: nothing is lost, and nobody asks, if a process is killed, if a node was closed
-// before its machine was booted, and with DurabilityDisk.
+// TestPowerLossIsNone: nothing is lost, and nobody asks, if a process is killed, if a node was
+// closed before its machine was booted, and with DurabilityDisk.
 func TestPowerLossIsNone(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -191,8 +191,8 @@ func TestPowerLossIsNone(t *testing.T) {
 	}
 }
 
-// TestPowerLossOfTwoNodes: when two of three nodes have lost power, nothing is acknowledged any more,
-// and all of them say what is to be done.
+// TestPowerLossOfTwoNodes: when two of three nodes have lost power, nothing is acknowledged any
+// more, and all of them say what is to be done.
 func TestPowerLossOfTwoNodes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -285,8 +285,8 @@ func TestPowerLossAmidReturn(t *testing.T) {
 	}
 }
 
-// TestPowerLossOfFounder: the node that founds a cluster loses power before the others know with whom
-// each shard begins. The cluster begins nevertheless.
+// TestPowerLossOfFounder: the node that founds a cluster loses power before the others know with
+// whom each shard begins. The cluster begins nevertheless.
 func TestPowerLossOfFounder(t *testing.T) {
 	t.Parallel()
 	for i := range uint64(testkit.Sized(6, 12, 200)) {
@@ -331,8 +331,8 @@ func TestPowerLossAmongStrangers(t *testing.T) {
 	})
 }
 
-// TestPowerLossOfRemovedNode: a node that was removed while it was down is not taken back, whether it
-// had been taken back halfway or not.
+// TestPowerLossOfRemovedNode: a node that was removed while it was down is not taken back, whether
+// it had been taken back halfway or not.
 func TestPowerLossOfRemovedNode(t *testing.T) {
 	t.Parallel()
 	for _, halfway := range []bool{false, true} {
@@ -360,8 +360,8 @@ func TestPowerLossOfRemovedNode(t *testing.T) {
 	}
 }
 
-// TestPowerLossAmidRemoval: a node that loses power while it is being removed is not taken back: what
-// the first shard has decided, the others follow.
+// TestPowerLossAmidRemoval: a node that loses power while it is being removed is not taken back:
+// what the first shard has decided, the others follow.
 func TestPowerLossAmidRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 2, Durability: DurabilityProcess})
@@ -400,8 +400,8 @@ func TestUnsyncedNodeIsKilled(t *testing.T) {
 	})
 }
 
-// simPower is drawn in schedules in which a node that loses power loses what it had acknowledged. It
-// happens to nobody while a node is taken back, but for that node.
+// simPower is drawn in schedules in which a node that loses power loses what it had acknowledged.
+// It happens to nobody while a node is taken back, but for that node.
 var simPower = simFault{"power", 6, func(s *schedule) bool {
 	percent := []int{0, 0, 50}[s.rng.IntN(3)]
 	n := s.someNode()

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stand has a node stand for election at once, while others have a leader. Who hands the leadership
-// over asks for it by a message that may be late.
+// stand makes a node stand for election at once, while others have a leader. Who hands the
+// leadership over asks for it by a message that may be late.
 func (n *simNode) stand(shard int) {
 	if q, _ := n.queue(); q != nil && q.node.Cluster() != "" {
 		q.replicas[shard].group.Receive(raft.RPC{
@@ -127,8 +127,8 @@ type simCount struct {
 	tasks uint64
 }
 
-// checkCounts compares what Stats has counted with the tasks that were there all the time, and those
-// that may have been there at some moment of the call. REQUIRES: mu is held.
+// checkCounts compares what Stats has counted with the tasks that were there all the time, and
+// those that may have been there at some moment of the call. REQUIRES: mu is held.
 func (h *simHistory) checkCounts(tasks map[int][]*simCall) {
 	for _, count := range h.counts {
 		var least, most uint64
@@ -235,8 +235,8 @@ func (h *simHistory) saw(c *simCall, serial int, info *TaskInfo) {
 	h.calls = append(h.calls, &one)
 }
 
-// simProbe has a queue of its own with at most one task, so that it knows what every read must show,
-// whichever node it asks.
+// simProbe has a queue of its own with at most one task, so that it knows what every read must
+// show, whichever node it asks.
 type simProbe struct {
 	*simClient
 	queue    string
@@ -246,7 +246,8 @@ type simProbe struct {
 	receipt  Receipt
 }
 
-// probeLease is longer than a schedule, and ends soon after it: a shard with leases is never at rest.
+// probeLease is longer than a schedule, and ends soon after it: a shard with leases is never at
+// rest.
 const probeLease = 90 * time.Second
 
 // probe works and reads in one queue after the other, until the schedule is over.
@@ -325,7 +326,7 @@ func (p *simProbe) step() (known bool) {
 	}
 }
 
-// compare has clients work on one node and read on another, until end is called.
+// compare lets clients work on one node and read on another, until end is called.
 func (s *schedule) compare(works, reads *simNode) (end func()) {
 	const clients = 4
 	var over atomic.Bool

@@ -168,9 +168,10 @@ func (l *logLoss) goOn(n *simNode) (missing int) {
 	return missing
 }
 
-// TestPowerLossOfAllNodes: nodes lose power at once, or are killed. If a majority was killed only, it
-// goes on, and nothing that was ever acknowledged is missing. Otherwise nobody acknowledges anything:
-// all say so, the furthest node goes on after RecoverCluster with what it has, and others join it.
+// TestPowerLossOfAllNodes: nodes lose power at once, or are killed. If a majority was killed only,
+// it goes on, and nothing that was ever acknowledged is missing. Otherwise nobody acknowledges
+// anything: all say so, the furthest node goes on after RecoverCluster with what it has, and others
+// join it.
 func TestPowerLossOfAllNodes(t *testing.T) {
 	t.Parallel()
 	var wedged, missing int
@@ -206,9 +207,10 @@ func TestPowerLossOfAllNodes(t *testing.T) {
 	require.Positive(t, wedged)
 }
 
-// TestDisksThatLose: disks lose what they had said to have, and nobody notices. What is acknowledged
-// afterwards is stored. Either a majority goes on from what it has, or no shard does; whoever
-// contradicts the others has failed, and says so. The furthest node goes on after RecoverCluster.
+// TestDisksThatLose: disks lose what they had said to have, and nobody notices. What is
+// acknowledged afterwards is stored. Either a majority goes on from what it has, or no shard does;
+// whoever contradicts the others has failed, and says so. The furthest node goes on after
+// RecoverCluster.
 func TestDisksThatLose(t *testing.T) {
 	t.Parallel()
 	var diverged, wedged int
@@ -267,8 +269,8 @@ func disksThatLose(t *testing.T, seed uint64) (diverged int, led bool) {
 	return diverged, led
 }
 
-// TestPowerLossOfNewCluster: what a node of a new cluster has stored may be lost with its power, below
-// DurabilityDisk; with whom the cluster began is not, so that it knows whom to ask.
+// TestPowerLossOfNewCluster: what a node of a new cluster has stored may be lost with its power,
+// below DurabilityDisk; with whom the cluster began is not, so that it knows whom to ask.
 func TestPowerLossOfNewCluster(t *testing.T) {
 	simCase(t, Options{Durability: DurabilityProcess}, func(t *testing.T, c *simCluster) {
 		n := c.members()[0]

@@ -134,8 +134,8 @@ func TestProduceAmidRemoval(t *testing.T) {
 	})
 }
 
-// TestProduceAmidFullDisk: a produce is stored, its answer is lost, and the leader's disk is full when
-// it asks again: the outcome is unknown until there is room.
+// TestProduceAmidFullDisk: a produce is stored, its answer is lost, and the leader's disk is full
+// when it asks again: the outcome is unknown until there is room.
 func TestProduceAmidFullDisk(t *testing.T) {
 	for _, room := range []bool{false, true} {
 		t.Run(fmt.Sprint("room later ", room), func(t *testing.T) {

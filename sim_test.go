@@ -75,8 +75,8 @@ type simTally struct {
 	total       simCounts
 }
 
-// draw runs a schedule of a seed of its own, in a test of its own. If it runs beside others, it ends
-// when one has failed.
+// draw runs a schedule of a seed of its own, in a test of its own. If it runs beside others, it
+// ends when one has failed.
 func (r *simTally) draw(t *testing.T, parallel bool) {
 	seed := rand.Uint64()>>16 + 1
 	t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
@@ -365,7 +365,7 @@ func (s *schedule) upTo(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * f * f)
 }
 
-// inject has a fault happen, one that can.
+// inject makes a fault happen, one that can.
 func (s *schedule) inject() {
 	total := 0
 	for _, f := range s.faults {
@@ -594,8 +594,8 @@ var simMending = []simFault{
 	{"restart", 8, (*schedule).raise},
 }
 
-// canLose reports whether the others can do without a node for good: they are up, and the cluster has
-// begun.
+// canLose reports whether the others can do without a node for good: they are up, and the cluster
+// has begun.
 func (s *schedule) canLose(old *simNode) bool {
 	for shard := range s.opts.Shards {
 		if s.leader(shard) == nil {
@@ -722,7 +722,7 @@ func (c *simClient) upTo(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * f * f)
 }
 
-// call has a verb called on a node that is up, and records it. It is false if there was none.
+// call calls a verb on a node that is up, and records it. It is false if there was none.
 func (c *simClient) call(verb simVerb, do func(ctx context.Context, q *Queue, call *simCall) error) (*simCall, bool) {
 	nodes := c.members()
 	n := nodes[c.home%len(nodes)]

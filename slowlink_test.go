@@ -46,8 +46,8 @@ func (c *simCluster) fallBehind(leader, victim *simNode) (lacks int64) {
 // heldFor is how long a lease lasts that is not renewed: less than what is sent takes.
 const heldFor = 4 * time.Second
 
-// holdLease lets a Run of the node work at a task until the function that it returns is called, which
-// makes sure that the lease was kept.
+// holdLease lets a Run of the node work at a task until the function that it returns is called,
+// which makes sure that the lease was kept.
 func (n *simNode) holdLease(t *testing.T) (end func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var m Mux

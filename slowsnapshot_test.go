@@ -152,8 +152,8 @@ func (s *slowSnapshot) newestOf(n *simNode) *raft.SnapshotMeta {
 	return list[0]
 }
 
-// TestSnapshotOfEarlierMembers: a node that gets the files of a snapshot has the members that were in
-// force at its index, although they have changed since, and comes to the new ones by the log.
+// TestSnapshotOfEarlierMembers: a node that gets the files of a snapshot has the members that were
+// in force at its index, although they have changed since, and comes to the new ones by the log.
 func TestSnapshotOfEarlierMembers(t *testing.T) {
 	t.Parallel()
 	slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {

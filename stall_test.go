@@ -29,7 +29,7 @@ func (c *slowCommitter) Commit(b *pebble.Batch) error {
 	return c.committer.Commit(b)
 }
 
-// slowDown has each commit of a shard take a time from now on.
+// slowDown makes each commit of a shard take a time from now on.
 func slowDown(t *testing.T, s *shard, takes time.Duration) *slowCommitter {
 	t.Helper()
 	c := &slowCommitter{takes: takes}

@@ -63,7 +63,7 @@ func addCounts(to Counts, c keys.Counts) Counts {
 type StorageStats struct {
 	Shards []ShardStorage // by the number of the shard
 	// CacheBytes is the memory used by the block cache that the shards share. CacheHits and
-	// CacheMisses are how many blocks were found in it, or were not, since Open.
+	// CacheMisses are how many blocks were found in it, or were not, since [Open].
 	CacheBytes, CacheHits, CacheMisses int64
 }
 
@@ -81,8 +81,8 @@ type ShardStorage struct {
 	// that are in a table count; those of the last seconds may not be.
 	DeadBytes int64
 	// LinkedBytes is how much of TableBytes is in files that have other links, such as those of a
-	// Checkpoint on the same file system: their space is freed when the last link is removed. 0
-	// where that is not known.
+	// [Queue.Checkpoint] on the same file system: their space is freed when the last link is
+	// removed. 0 where that is not known.
 	LinkedBytes int64
 	// L0Tables is how many tables no compaction has merged yet. Commits wait while more than 24 of
 	// them overlap.
@@ -93,7 +93,7 @@ type ShardStorage struct {
 	CompactionDebt int64
 	// MemTableBytes is the memory used for records that are in no table yet.
 	MemTableBytes int64
-	// LogBytes is how much of the log is in no table yet, so that Open would read it; 0 in a
+	// LogBytes is how much of the log is in no table yet, so that [Open] would read it; 0 in a
 	// cluster, where Raft keeps the log.
 	LogBytes int64
 
@@ -103,9 +103,9 @@ type ShardStorage struct {
 	// by compactions so far. The sum, divided by LoggedBytes, is the write amplification.
 	LoggedBytes, FlushedBytes, CompactedBytes int64
 
-	// Steps is how long the steps of the shard's owner have taken, one entry for each StepKind in
-	// their order. An operation waits for at most its own group and the one before: see StepGroup.
-	// In a cluster they are the steps that this node has taken as the shard's leader.
+	// Steps is how long the steps of the shard's owner have taken, one entry for each [StepKind] in
+	// their order. An operation waits for at most its own group and the one before: see
+	// [StepGroup]. In a cluster they are the steps that this node has taken as the shard's leader.
 	Steps []StepStats
 }
 
@@ -113,8 +113,10 @@ type ShardStorage struct {
 // cluster the replicas of this node, whichever node leads them. It takes some microseconds for each
 // shard and each table, and more for tables with deletions of ranges, which it reads. It disturbs
 // no other call; it waits while a store is being replaced by a snapshot. A shard that has failed
-// still has numbers. It returns [ErrClosed] once Close has begun, and [ErrFailed] if a store could
-// not be opened again after a snapshot.
+// still has numbers. It returns [ErrClosed] once [Queue.Close] has begun, and [ErrFailed] if a
+// store could not be opened again after a snapshot.
+//
+// Errors: [ErrFailed], [ErrClosed].
 func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {

@@ -157,8 +157,8 @@ func TestClusterStorageStats(t *testing.T) {
 	r.mu.Unlock()
 }
 
-// TestCacheBytes: readers have as much of the block cache as Options says, whatever memtables occupy, and
-// find there what they have read before.
+// TestCacheBytes: readers have as much of the block cache as Options says, whatever memtables
+// occupy, and find there what they have read before.
 func TestCacheBytes(t *testing.T) {
 	t.Parallel()
 	const cache, memTable, shards = 8 << 20, 2 << 20, 2

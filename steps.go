@@ -63,8 +63,8 @@ type StepStats struct {
 	// Max is how long the longest took.
 	Max time.Duration
 	// MaxRecords is how many entries one step read and wrote at the most, MaxBytes how many bytes
-	// it added to its commit at the most, keys included. For StepCommit they are those of the whole
-	// commit; for StepRelease, MaxRecords is the number of callers that it woke.
+	// it added to its commit at the most, keys included. For [StepCommit] they are those of the
+	// whole commit; for [StepRelease], MaxRecords is the number of callers that it woke.
 	MaxRecords, MaxBytes int64
 	// Buckets counts the steps by duration: Buckets[0] those of less than 1 us, Buckets[i] those
 	// from 2^(i-1) us to less than 2^i us, and the last one also all that took longer.

@@ -170,7 +170,7 @@ func (f *failingQueue) requireStored(fs vfs.FS, all bool) {
 	require.NoError(t, err)
 }
 
-// TestStoreFailure has the log of a shard fail in the middle of a load.
+// TestStoreFailure makes the log of a shard fail in the middle of a load.
 func TestStoreFailure(t *testing.T) {
 	for _, tc := range []struct {
 		level Durability

@@ -30,7 +30,8 @@ func receiverOf(f *ast.FuncDecl) string {
 	return of.(*ast.Ident).Name
 }
 
-// TestRootIsSmall: the root holds the API and the pipeline, in files that one can find one's way in.
+// TestRootIsSmall: the root holds the API and the pipeline, in files that one can find one's way
+// in.
 func TestRootIsSmall(t *testing.T) {
 	t.Parallel()
 	paths, err := filepath.Glob("*.go")
@@ -84,7 +85,7 @@ func TestShardIsSmall(t *testing.T) {
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
 	_, all := sources(t)
-	probes := []string{"Probe", "Usage", "CacheUsage", "MostGroups", "MostUniques"}
+	probes := []string{"Probe", "Usage", "CacheUsage", "MostTurns", "MostUniques"}
 	var forTests, others, constants int
 	count := func(of, name string) {
 		switch {

@@ -25,10 +25,10 @@ const Forever time.Duration = -1
 // Task is the input of a producer. Only Queue is required. Durations are stored in milliseconds,
 // rounded up.
 type Task struct {
-	// Queue is the name of the queue, which also selects the handler of Run.
+	// Queue is the name of the queue, which also selects the handler of [Queue.Run].
 	Queue string `json:",omitzero"`
-	// Payload is the data for the worker. Produce copies it; the Payload of a Lease belongs to the
-	// worker.
+	// Payload is the data for the worker. [Queue.Produce] copies it; the Payload of a [Lease]
+	// belongs to the worker.
 	Payload []byte `json:",omitempty"`
 	// Headers are small attributes of the task, such as a trace context.
 	Headers map[string]string `json:",omitempty"`
@@ -38,41 +38,42 @@ type Task struct {
 	// tenants in turn.
 	Tenant string `json:",omitzero"`
 	// MaxAttempts is how often the task is tried before it becomes a dead letter. 0:
-	// Options.MaxAttempts.
+	// [Options.MaxAttempts].
 	MaxAttempts int `json:",omitzero"`
 	// RunAt is when the task becomes ready. Zero or past: at once.
 	RunAt time.Time `json:",omitzero"`
-	// LeaseFor is how long each lease of this task lasts. 0: as the claim says. Run renews its
-	// leases itself and ignores it.
+	// LeaseFor is how long each lease of this task lasts. 0: as the claim says. [Queue.Run] renews
+	// its leases itself and ignores it.
 	LeaseFor time.Duration `json:",omitzero"`
-	// Timeout bounds one run of the handler: Run cancels its context after it. 0: no bound.
+	// Timeout bounds one run of the handler: [Queue.Run] cancels its context after it. 0: no bound.
 	Timeout time.Duration `json:",omitzero"`
 	// Retention is how long the task is kept with its result after it was completed or canceled. It
 	// is kept at least so long, and until the last task that waited for it (After) has ended; then
 	// it is deleted within an eighth of Retention, or within a second if that is longer. 0:
-	// Settings.Retention of the queue, or else Options.Retention; Forever: without end.
+	// [Settings.Retention] of the queue, or else [Options.Retention]; [Forever]: without end.
 	Retention time.Duration `json:",omitzero"`
 
 	// Unique prevents a second task with the same idempotency key.
 	Unique Unique `json:",omitzero"`
 	// Group makes tasks follow each other: among those with the same queue, tenant, LimitKey and
 	// Group, only one has the turn, and the next one becomes ready when that one has ended after
-	// all its attempts (completed, canceled, or dead; with Settings.HoldGroups the group waits for
-	// a dead letter). The first to become due goes first; of several that wait, the one that was
-	// produced first.
+	// all its attempts (completed, canceled, or dead; with [Settings.HoldGroups] the group waits
+	// for a dead letter). The first to become due goes first; of several that wait, the one that
+	// was produced first.
 	Group string `json:",omitzero"`
-	// LimitKey counts the task against Settings.ConcurrencyPerKey of its queue. When a claim finds
-	// a task that would exceed the limit, the task becomes Blocked; blocked tasks go on in the
-	// order of their IDs, whatever their priorities.
+	// LimitKey counts the task against [Settings.ConcurrencyPerKey] of its queue. When a claim
+	// finds a task that would exceed the limit, the task becomes [Blocked]; blocked tasks go on in
+	// the order of their IDs, whatever their priorities.
 	LimitKey string `json:",omitzero"`
 	// After lists the parents of the task: it waits until each of them is completed. A parent that
 	// no longer exists counts as completed; a canceled parent cancels the task; OnDead says what a
-	// parent that is a dead letter does. Nth refers to tasks of the same batch. Get returns the
-	// results of parents that have a Retention. Such a parent is kept until its Retention has
-	// passed and this task has been completed, canceled or purged. If this task becomes a dead
-	// letter, the parents are kept as long as the dead letter; if Settings.DeadRetention limits
-	// that time, a redrive of the task does not make it longer. A moment may pass between the
-	// return of the call that completes the last parent and the time when this task is ready.
+	// parent that is a dead letter does. [Nth] refers to tasks of the same batch. [Queue.Get]
+	// returns the results of parents that have a Retention. Such a parent is kept until its
+	// Retention has passed and this task has been completed, canceled or purged. If this task
+	// becomes a dead letter, the parents are kept as long as the dead letter; if
+	// [Settings.DeadRetention] limits that time, a redrive of the task does not make it longer. A
+	// moment may pass between the return of the call that completes the last parent and the time
+	// when this task is ready.
 	After []ID `json:",omitempty"`
 	// OnDead is what happens to the task when one of After becomes a dead letter.
 	OnDead OnDead `json:",omitzero"`
@@ -81,7 +82,7 @@ type Task struct {
 // OnDead is what happens to a task when a parent becomes a dead letter.
 type OnDead uint8
 
-// The values of OnDead.
+// The values of [OnDead].
 const (
 	// HoldOnDead lets the task wait: it goes on when the parent is redriven and completed, and is
 	// canceled when the parent is purged or canceled. The default.
@@ -109,9 +110,9 @@ func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.unmarshal(d, b) 
 const MaxParents = 10_000
 
 // Nth returns an ID that refers, in [Task.After], to the i-th task (from 0) of the same batch: of a
-// ProduceBatch, or of the follow-ups of a completion. That task must come before the one that waits
-// for it. All tasks of such a batch lie in one shard: with several shards, tasks with a LimitKey,
-// Group or [Unique.Key] are allowed in it only if all of them belong to the same shard.
+// [Queue.ProduceBatch], or of the follow-ups of a completion. That task must come before the one
+// that waits for it. All tasks of such a batch lie in one shard: with several shards, tasks with a
+// LimitKey, Group or [Unique.Key] are allowed in it only if all of them belong to the same shard.
 func Nth(i int) ID { return keys.Nth(i) }
 
 // State is the state of a task.
@@ -143,27 +144,27 @@ func (s State) MarshalText() ([]byte, error) { return taskStates.marshal(s) }
 // anything else.
 func (s *State) UnmarshalText(b []byte) error { return taskStates.unmarshal(s, b) }
 
-// ClaimRequest says which tasks a Claim takes, and how.
+// ClaimRequest says which tasks a [Queue.Claim] takes, and how.
 type ClaimRequest struct {
-	// Queues are searched in this order: Claim takes a task of the first one that has a ready task.
-	// At least one is required.
+	// Queues are searched in this order: [Queue.Claim] takes a task of the first one that has a
+	// ready task. At least one is required.
 	Queues []string
 	// Weights, unless it is empty, makes the order random for each claim: a queue comes first with
 	// a probability in proportion to its weight, 1 to 65,536. Queues that it does not name have
 	// weight 1; it must not name others.
 	Weights map[string]int
-	// LeaseFor is how long the lease lasts. 0: Options.LeaseFor.
+	// LeaseFor is how long the lease lasts. 0: [Options.LeaseFor].
 	LeaseFor time.Duration
-	// Max is how many tasks ClaimBatch takes at the most. 0: 1. Claim ignores it.
+	// Max is how many tasks [Queue.ClaimBatch] takes at the most. 0: 1. [Queue.Claim] ignores it.
 	Max int
-	// Local binds the lease to this process, as Run does. Extend writes nothing. If the process
-	// ends before the task does, the task is ready again soon after the next Open, with the attempt
-	// counted, and does not wait until the lease expires. So it is for workers in this process, not
-	// for remote ones, which may outlive it. Task.LeaseFor has no effect on such a lease. In a
-	// cluster, where another node may come to lead the shard of the task, Extend is stored, and the
-	// lease does not end with the process, but when it expires.
+	// Local binds the lease to this process, as [Queue.Run] does. [Queue.Extend] writes nothing. If
+	// the process ends before the task does, the task is ready again soon after the next [Open],
+	// with the attempt counted, and does not wait until the lease expires. So it is for workers in
+	// this process, not for remote ones, which may outlive it. [Task.LeaseFor] has no effect on
+	// such a lease. In a cluster, where another node may come to lead the shard of the task, Extend
+	// is stored, and the lease does not end with the process, but when it expires.
 	Local bool
-	// NoWait returns ErrEmpty instead of waiting for a task.
+	// NoWait returns [ErrEmpty] instead of waiting for a task.
 	NoWait bool
 }
 

@@ -96,8 +96,9 @@ func storesOf(t *testing.T, q *Queue) (sum ShardStorage) {
 	return sum
 }
 
-// TestSpaceComesBack: what ends of large tasks takes no more of the disk after half a minute, whatever the way
-// in which it ended, also if it is killed or closed before, and opened again; what is alive stays.
+// TestSpaceComesBack: what ends of large tasks takes no more of the disk after half a minute,
+// whatever the way in which it ended, also if it is killed or closed before, and opened again; what
+// is alive stays.
 func TestSpaceComesBack(t *testing.T) {
 	tasks := testkit.Sized(512, 512, 1024) // 8 MiB
 	plain := func(int) Task { return Task{Queue: "a"} }
@@ -213,8 +214,8 @@ func TestSpaceComesBack(t *testing.T) {
 	}
 }
 
-// TestDeadTablesAreNotRead: what is drained from a deep lane is dropped while it is drained, and not
-// read again by compactions.
+// TestDeadTablesAreNotRead: what is drained from a deep lane is dropped while it is drained, and
+// not read again by compactions.
 func TestDeadTablesAreNotRead(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -244,8 +245,8 @@ func TestDeadTablesAreNotRead(t *testing.T) {
 	})
 }
 
-// TestLivingIsNotWrittenAgain: small tasks that come and go among large ones that stay do not have those written
-// again and again.
+// TestLivingIsNotWrittenAgain: small tasks that come and go among large ones that stay do not have
+// those written again and again.
 func TestLivingIsNotWrittenAgain(t *testing.T) {
 	t.Parallel()
 	const lanes, stay, come = 64, 16, 4
@@ -283,7 +284,8 @@ func TestLivingIsNotWrittenAgain(t *testing.T) {
 	})
 }
 
-// TestSmallDeletionsCompactNothing: deletions of small tasks do not count as if they were of the large ones around.
+// TestSmallDeletionsCompactNothing: deletions of small tasks do not count as if they were of the
+// large ones around.
 func TestSmallDeletionsCompactNothing(t *testing.T) {
 	t.Parallel()
 	bubble(t, reclaimTest(), func(t *testing.T, q *Queue) {
@@ -309,7 +311,8 @@ func TestSmallDeletionsCompactNothing(t *testing.T) {
 	})
 }
 
-// TestLargeAmongSmallGo: large tasks that have gone are given back though many small ones around them stay, or go with them.
+// TestLargeAmongSmallGo: large tasks that have gone are given back though many small ones around
+// them stay, or go with them.
 func TestLargeAmongSmallGo(t *testing.T) {
 	t.Parallel()
 	for name, alsoSmall := range map[string]bool{"large": false, "and a hundred times as many small": true} {
@@ -343,8 +346,9 @@ func TestLargeAmongSmallGo(t *testing.T) {
 	}
 }
 
-// TestTrimSparesTheLiving: behind the front of a lane, what is leased stays, and what is given back, woken or
-// moved to a place there after it has been trimmed; nothing comes back that has ended.
+// TestTrimSparesTheLiving: behind the front of a lane, what is leased stays, and what is given
+// back, woken or moved to a place there after it has been trimmed; nothing comes back that has
+// ended.
 func TestTrimSparesTheLiving(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -421,8 +425,8 @@ func TestTrimSparesTheLiving(t *testing.T) {
 	})
 }
 
-// TestTrimIsNoMisuse: range deletions drop a task's table before its SINGLEDEL has come to it; the store
-// is as good as before.
+// TestTrimIsNoMisuse: range deletions drop a task's table before its SINGLEDEL has come to it; the
+// store is as good as before.
 func TestTrimIsNoMisuse(t *testing.T) {
 	opts := reclaimTest()
 	bubble(t, opts, func(t *testing.T, q *Queue) {
@@ -453,8 +457,8 @@ func TestTrimIsNoMisuse(t *testing.T) {
 	})
 }
 
-// TestFullDiskIsReclaimed: a queue that has filled its disk, and is drained, takes tasks again within seconds,
-// whatever the way in which the disk is too small, and that in which the tasks go.
+// TestFullDiskIsReclaimed: a queue that has filled its disk, and is drained, takes tasks again
+// within seconds, whatever the way in which the disk is too small, and that in which the tasks go.
 func TestFullDiskIsReclaimed(t *testing.T) {
 	ctx := context.Background()
 	complete := func(t *testing.T, q *Queue, _ []ID) { drain(t, q, "a", completing(q)) }
@@ -585,7 +589,8 @@ func cancelMost(t *testing.T, q *Queue, ids []ID) {
 	}
 }
 
-// TestTightDiskIsReclaimedAtOnce: on a tight disk the space of what ends comes back long before it does elsewhere.
+// TestTightDiskIsReclaimedAtOnce: on a tight disk the space of what ends comes back long before it
+// does elsewhere.
 func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 	t.Parallel()
 	const tasks = 1024
@@ -613,8 +618,8 @@ func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 	}
 }
 
-// TestFullDiskOfFollowerIsReclaimed: a follower whose disk has become low gets its space back within seconds, and its
-// leader goes on meanwhile.
+// TestFullDiskOfFollowerIsReclaimed: a follower whose disk has become low gets its space back
+// within seconds, and its leader goes on meanwhile.
 func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
 	t.Parallel()
 	const low, tasks = 8 << 20, 512

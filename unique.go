@@ -24,10 +24,10 @@ type Unique struct {
 	// longer. 0: until the task has ended.
 	For time.Duration `json:",omitzero"`
 	// Replace lets the new task replace one that still waits (ready, scheduled or blocked). The ID
-	// stays, and so do After and OnDead; everything else is that of the new task: its attempts
+	// stays, and so do After and [OnDead]; everything else is that of the new task: its attempts
 	// count from 0, it waits from the beginning, and when it is ready it goes behind the others. So
 	// a task that is produced again and again for a moment later runs once, after the last produce.
-	// A leased task is not replaced: the new one is refused with ErrDuplicate.
+	// A leased task is not replaced: the new one is refused with [ErrDuplicate].
 	Replace bool `json:",omitzero"`
 	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed, or becomes a dead
 	// letter.

@@ -66,7 +66,7 @@ func (p *Process) open() {
 	p.Queue = q
 }
 
-// Step checks disk and memory, and has the process end and begin again.
+// Step checks disk and memory, and ends the process and begins it again.
 func (p *Process) Step() {
 	p.t.Helper()
 	p.Check()
@@ -75,7 +75,7 @@ func (p *Process) Step() {
 		return
 	case forgets:
 		for _, s := range p.led() {
-			require.NoError(p.t, s.probe(forgetMirrors))
+			require.NoError(p.t, s.probe(forgetCaches))
 		}
 	case closed:
 		require.NoError(p.t, p.Close())
@@ -163,8 +163,8 @@ func (p *Process) Stored(prefix byte) (n int) {
 	return n
 }
 
-// forgetMirrors has the next look at an entry go to disk, and keys listed again.
-func forgetMirrors(s *shard) error {
+// forgetCaches makes the next look at an entry go to disk, and lists keys again.
+func forgetCaches(s *shard) error {
 	if !s.Probe().ForgetCaches() {
 		return errBusy
 	}
@@ -257,7 +257,7 @@ func TestReplace(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		task Task
-		wait func(p *Process, task Task) ID // has the task wait
+		wait func(p *Process, task Task) ID // makes the task wait
 		from State
 		to   State                       // when the new one has no RunAt
 		free func(p *Process, parent ID) // lets it go on; nil: nothing holds it
@@ -571,8 +571,8 @@ func TestReleaseKey(t *testing.T) {
 	}
 }
 
-// TestReleaseKeyAtOnce: a key is released in the group that produces its task, or completes it, and the end of the
-// task does not touch it afterwards.
+// TestReleaseKeyAtOnce: a key is released in the group that produces its task, or completes it, and
+// the end of the task does not touch it afterwards.
 func TestReleaseKeyAtOnce(t *testing.T) {
 	for _, taken := range []time.Duration{0, time.Hour} {
 		bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
@@ -666,8 +666,8 @@ func TestManyKeys(t *testing.T) {
 	})
 }
 
-// TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there are,
-// also after Open, when all are listed; until then the others are looked up.
+// TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there
+// are, also after Open, when all are listed; until then the others are looked up.
 func TestNewKeysReadNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -178,8 +178,9 @@ func TestUpgradeBesideDeadNode(t *testing.T) {
 	})
 }
 
-// TestUpgradeOfPebble: the stores and the log of a node are in Pebble's format of the format that its
-// directory had when it was opened: in none that only new builds can read before all nodes have one.
+// TestUpgradeOfPebble: the stores and the log of a node are in Pebble's format of the format that
+// its directory had when it was opened: in none that only new builds can read before all nodes have
+// one.
 func TestUpgradeOfPebble(t *testing.T) {
 	const before, after = pebble.FormatColumnarBlocks, pebble.FormatTableFormatV6
 	formats := func(format int) pebble.FormatMajorVersion {

@@ -16,8 +16,8 @@ import (
 	"codeq"
 )
 
-// TestOnErrorEnds: an OnError that panics, or ends its goroutine, keeps no attempt from being stored, and no worker
-// from working.
+// TestOnErrorEnds: an OnError that panics, or ends its goroutine, keeps no attempt from being
+// stored, and no worker from working.
 func TestOnErrorEnds(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("OnError") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +72,8 @@ func (c panickyCodec) Marshal(any) ([]byte, error) { c.end(); return nil, nil }
 
 func (c panickyCodec) Unmarshal([]byte, any) error { c.end(); return nil }
 
-// TestHandlersThatEnd: codecs and middleware that panic, or end the goroutine, fail the attempt and nothing else.
+// TestHandlersThatEnd: codecs and middleware that panic, or end the goroutine, fail the attempt and
+// nothing else.
 func TestHandlersThatEnd(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("user") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +108,8 @@ func TestHandlersThatEnd(t *testing.T) {
 	}
 }
 
-// TestConfigureWithinItself: it would wait for its own end; or, of another queue, perhaps for who waits for it.
+// TestConfigureWithinItself: it would wait for its own end; or, of another queue, perhaps for who
+// waits for it.
 func TestConfigureWithinItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, other := openForRun(t, codeq.Options{}), openForRun(t, codeq.Options{})

@@ -30,7 +30,8 @@ func (hostileErr) As(any) bool          { panic("As") }
 func (hostileErr) String() string       { panic("String") }
 func (hostileErr) LogValue() slog.Value { panic("LogValue") }
 
-// TestErrorsThatPanic: whatever error a handler returns, its attempt has failed as the handler says, and Run goes on.
+// TestErrorsThatPanic: whatever error a handler returns, its attempt has failed as the handler
+// says, and Run goes on.
 func TestErrorsThatPanic(t *testing.T) {
 	var null *myErr
 	for name, tc := range map[string]struct {
@@ -99,8 +100,8 @@ func TestCausesThatPanic(t *testing.T) {
 	})
 }
 
-// TestCallersFunctionsEnd: a function that a caller hands in panics, or ends the goroutine, in the caller's
-// call; nothing is left of that call, and all that follow work.
+// TestCallersFunctionsEnd: a function that a caller hands in panics, or ends the goroutine, in the
+// caller's call; nothing is left of that call, and all that follow work.
 func TestCallersFunctionsEnd(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(q *Queue, end func()){
@@ -181,7 +182,8 @@ func (h userHandler) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestLoggerBlocks: nothing waits for a handler of log records, and what it was not in time for is counted.
+// TestLoggerBlocks: nothing waits for a handler of log records, and what it was not in time for is
+// counted.
 func TestLoggerBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})

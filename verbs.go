@@ -107,16 +107,16 @@ var (
 	confirmVerb   = verb{nil, upTo(engine.RoomNone), no, none, waitsRoom}
 )
 
-func (op *confirmOp) verb() *verb    { return &confirmVerb }
-func (op *joinOp) verb() *verb       { return &internalParks }
-func (a *permitsAnswer) verb() *verb { return &internalParks }
-func (op *serveOp) verb() *verb      { return &internalParks }
-func (t *permitsTold) verb() *verb   { return &internal }
-func (op *leaveOp) verb() *verb      { return &internal }
-func (op *sweepOp) verb() *verb      { return &internal }
-func (op *sweptOp) verb() *verb      { return &internal }
-func (op *dropSetOp) verb() *verb    { return &internal }
-func (op *crashOp) verb() *verb      { return &internal }
+func (op *confirmOp) verb() *verb     { return &confirmVerb }
+func (op *joinOp) verb() *verb        { return &internalParks }
+func (a *permitsAnswer) verb() *verb  { return &internalParks }
+func (op *serveOp) verb() *verb       { return &internalParks }
+func (t *askPermitsDone) verb() *verb { return &internal }
+func (op *leaveOp) verb() *verb       { return &internal }
+func (op *sweepOp) verb() *verb       { return &internal }
+func (op *sweptOp) verb() *verb       { return &internal }
+func (op *dropSetOp) verb() *verb     { return &internal }
+func (op *crashOp) verb() *verb       { return &internal }
 
 func newProduce(from string) request {
 	return &produceOp{completion: completion{kind: callProduce}, call: engine.CallNumber{Node: from}}

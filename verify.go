@@ -9,7 +9,7 @@ import (
 	"codeq/internal/fsck"
 )
 
-// VerifyOptions are the options of Verify. With a nil *VerifyOptions Verify changes nothing.
+// VerifyOptions are the options of [Verify]. With a nil *VerifyOptions Verify changes nothing.
 type VerifyOptions struct {
 	// Repair repairs every shard with a problem. If the shard was closed in order, and one bit is
 	// wrong in its logs or in its MANIFEST, that bit is corrected. If more is wrong, the shard is
@@ -26,17 +26,17 @@ type VerifyOptions struct {
 	// end is free. If the end of a log or of a MANIFEST is lost, so are the last changes: tasks
 	// produced then are gone, and tasks that ended then are delivered again. If a table, a
 	// MANIFEST, a marker or OPTIONS is missing or cut short, ended tasks may be back: see
-	// ShardReport.MayRepeat. The directory of a node of a cluster is not repaired, since replicas
-	// are equal: see ReplaceNode.
+	// [ShardReport.MayRepeat]. The directory of a node of a cluster is not repaired, since replicas
+	// are equal: see [Queue.ReplaceNode].
 	Repair bool
-	// AcceptCopy makes Verify accept a directory that ErrCopied would refuse: see
-	// Options.AcceptCopy.
+	// AcceptCopy makes [Verify] accept a directory that [ErrCopied] would refuse: see
+	// [Options.AcceptCopy].
 	AcceptCopy bool
 
 	fs vfs.FS
 }
 
-// VerifyReport is the result of Verify.
+// VerifyReport is the result of [Verify].
 type VerifyReport struct {
 	Node     string        // name of the cluster node; "": not a node of a cluster
 	Shards   []ShardReport // by the number of the shard
@@ -70,7 +70,7 @@ type ShardReport struct {
 	MayRepeat int
 }
 
-// Problem is one case of damage or contradiction that Verify has found.
+// Problem is one case of damage or contradiction that [Verify] has found.
 type Problem struct {
 	Shard      int    // -1: not in a shard
 	File       string // in the queue's directory; "": stored values contradict each other
@@ -91,17 +91,19 @@ func (p Problem) String() string {
 }
 
 // Verify reads everything in the directory of a closed queue, and reports damage and
-// contradictions. It checks the seals that Close leaves, the checksum of every block, the order of
-// Pebble's levels, and then whether records, index, counters, leases and all other entries agree.
-// Without Repair it changes nothing. It reads everything two or three times, one shard after the
-// other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
+// contradictions. It checks the seals that [Queue.Close] leaves, the checksum of every block, the
+// order of Pebble's levels, and then whether records, index, counters, leases and all other entries
+// agree. Without Repair it changes nothing. It reads everything two or three times, one shard after
+// the other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
 //
-// The error says why the directory could not be verified: [ErrNotQueue], [ErrLocked], [ErrFormat],
-// [ErrCopied], [ErrCorrupt] if the manifest of the queue is damaged, or an error of the file
-// system. Problems in the report are not returned as an error.
+// An error says why the directory could not be verified; it matches [ErrCorrupt] if the manifest of
+// the queue is damaged. Problems in the report are not returned as an error.
 //
 // A repair is all or nothing for each shard, whenever it is interrupted; the next repair starts
-// again, and Open finishes one that was complete.
+// again, and [Open] finishes one that was complete.
+//
+// Errors: [ErrNotQueue], [ErrLocked], [ErrFormat], [ErrCopied], [ErrCorrupt], and those of the file
+// system.
 func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	defer public(&err)
 	o := VerifyOptions{fs: vfs.Default}

@@ -265,8 +265,8 @@ func mustStats(t *testing.T, q *Queue) map[string]Counts {
 	return stats
 }
 
-// TestRepairOfFiles flips bits in the files of a queue and has it repaired: what it
-// then has is as it was.
+// TestRepairOfFiles flips bits in the files of a queue and repairs it: then all is as it
+// was.
 func TestRepairOfFiles(t *testing.T) {
 	t.Parallel()
 	disk, tasks := variedDisk(t)
@@ -340,7 +340,8 @@ func recordsIn(t *testing.T, disk vfs.FS, dir string) map[ID][]byte {
 	return found
 }
 
-// unreadable is those of the tasks of a shard of which its store, which is damaged, does not give the record.
+// unreadable is those of the tasks of a shard of which its store, which is damaged, does not give
+// the record.
 func unreadable(t *testing.T, disk vfs.FS, dir string, records map[ID][]byte) map[ID]bool {
 	t.Helper()
 	db, err := store.OpenForReading(disk, dir)
@@ -509,9 +510,10 @@ func TestRepairInterrupted(t *testing.T) {
 	require.Less(t, finished, interrupted)
 }
 
-// TestRepairOfMissingFiles removes files of each kind of a shard, with -long all of them, or cuts it short or to nothing, after the queue
-// was closed and after its process was killed: Open refuses it with ErrCorrupt or has what it had; and Repair
-// succeeds where Verify says so, with a queue that does not contradict itself.
+// TestRepairOfMissingFiles removes files of each kind of a shard, with -long all of them, or cuts
+// it short or to nothing, after the queue was closed and after its process was killed: Open refuses
+// it with ErrCorrupt or has what it had; and Repair succeeds where Verify says so, with a queue
+// that does not contradict itself.
 func TestRepairOfMissingFiles(t *testing.T) {
 	t.Parallel()
 	disk := vfs.NewCrashableMem()
@@ -574,8 +576,8 @@ func TestRepairOfMissingFiles(t *testing.T) {
 	}
 }
 
-// TestRepairOfLostKeys: when it is lost who had the idempotency keys, tasks that have not ended hold theirs again,
-// for as long as they would have.
+// TestRepairOfLostKeys: when it is lost who had the idempotency keys, tasks that have not ended
+// hold theirs again, for as long as they would have.
 func TestRepairOfLostKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk, ctx := vfs.NewMem(), t.Context()

@@ -131,7 +131,7 @@ func backlogRates(b *testing.B, q *codeq.Queue) (produces, claims float64) {
 	return produces, claims
 }
 
-// ratePerSecond has callers call f for a quarter of the window, or until it
+// ratePerSecond lets callers call f for a quarter of the window, or until it
 // returns ErrEmpty.
 func ratePerSecond(b *testing.B, callers int, f func(ctx context.Context, n int) error) float64 {
 	ctx := context.Background()

@@ -18,16 +18,17 @@ import (
 
 var depthBacklog = flag.Int("depth.backlog", 0, "BenchmarkDepth: one more backlog, in tasks, and as many keys behind")
 
-// BenchmarkDepth is each feature behind a backlog: 400,000 tasks (40,000 with -short) that use it are
-// produced in batches of 1,000 by four callers, and then worked off by Run with 128 workers; at backlog 0
-// Run works while they are produced. One caller beside them produces to another queue every 2 ms. Of the
-// backlog that -depth.backlog adds, no more than the first 2,000,000 tasks are worked off, but all where
-// tasks go on behind the others (workload.FeatureLoad.Worked). With that flag, key-1h-behind=N is key-1h
-// after N other tasks with keys for an hour have been produced and worked off.
+// BenchmarkDepth is each feature behind a backlog: 400,000 tasks (40,000 with -short) that use it
+// are produced in batches of 1,000 by four callers, and then worked off by Run with 128 workers; at
+// backlog 0 Run works while they are produced. One caller beside them produces to another queue
+// every 2 ms. Of the backlog that -depth.backlog adds, no more than the first 2,000,000 tasks are
+// worked off, but all where tasks go on behind the others (workload.FeatureLoad.Worked). With that
+// flag, key-1h-behind=N is key-1h after N other tasks with keys for an hour have been produced and
+// worked off.
 //
-// The rows of three nodes are of a cluster in this process, with callers and workers spread over the nodes:
-// memory and blocks are those of all nodes. What is reported as of-plain is a part of the row "plain" of the
-// same run and backlog.
+// The rows of three nodes are of a cluster in this process, with callers and workers spread over
+// the nodes: memory and blocks are those of all nodes. What is reported as of-plain is a part of
+// the row "plain" of the same run and backlog.
 func BenchmarkDepth(b *testing.B) {
 	tasks := 400_000
 	if testing.Short() {
@@ -147,7 +148,8 @@ func depthCache(b *testing.B, queues []*codeq.Queue) (hits, misses, bytes int64)
 	return hits, misses, bytes
 }
 
-// produceBeside produces to a queue of its own every 2 ms until ctx ends, and then says how long that took.
+// produceBeside produces to a queue of its own every 2 ms until ctx ends, and then says how long
+// that took.
 func produceBeside(ctx context.Context, q *codeq.Queue) <-chan workload.Latencies {
 	took := make(chan workload.Latencies, 1)
 	go func() {
@@ -171,7 +173,8 @@ func produceBeside(ctx context.Context, q *codeq.Queue) <-chan workload.Latencie
 	return took
 }
 
-// BenchmarkDepthDead is RedriveAllDead and PurgeDead of 2,000,000 dead letters (100,000 with -short).
+// BenchmarkDepthDead is RedriveAllDead and PurgeDead of 2,000,000 dead letters (100,000 with
+// -short).
 func BenchmarkDepthDead(b *testing.B) {
 	dead := 2_000_000
 	if testing.Short() {
@@ -212,9 +215,9 @@ func BenchmarkDepthDead(b *testing.B) {
 	}
 }
 
-// BenchmarkDepthLarge is what a caller beside waits, who produces small tasks to another queue, while others
-// produce large operations for 10 s: batches of 1,000 tasks of 8 KiB by four callers, single payloads of 4 MiB
-// and of 32 MiB by one.
+// BenchmarkDepthLarge is what a caller beside waits, who produces small tasks to another queue,
+// while others produce large operations for 10 s: batches of 1,000 tasks of 8 KiB by four callers,
+// single payloads of 4 MiB and of 32 MiB by one.
 func BenchmarkDepthLarge(b *testing.B) {
 	for _, load := range []struct {
 		name                 string
@@ -270,8 +273,8 @@ func BenchmarkDepthLarge(b *testing.B) {
 	}
 }
 
-// BenchmarkDepthDue is how late tasks run that are due evenly over 30 s, 10,000 and 100,000 a second (over 3 s
-// with -short), all produced before.
+// BenchmarkDepthDue is how late tasks run that are due evenly over 30 s, 10,000 and 100,000 a
+// second (over 3 s with -short), all produced before.
 func BenchmarkDepthDue(b *testing.B) {
 	seconds := 30
 	if testing.Short() {

@@ -52,7 +52,7 @@ func BenchmarkFeatures(b *testing.B) {
 	}
 }
 
-// BenchmarkFairness has one tenant with a million waiting tasks, and a hundred
+// BenchmarkFairness begins with one tenant with a million waiting tasks, and a hundred
 // that arrive with one each: after how many claims have these been served?
 func BenchmarkFairness(b *testing.B) {
 	const late = 100

@@ -96,7 +96,8 @@ func startProfiles(b *testing.B) (stop func()) {
 }
 
 // reportSteps reports how long the longest step of an owner has taken since Open, in ms: of those
-// that look after what is stored, of those that decide and serve what callers ask for, and of commits.
+// that look after what is stored, of those that decide and serve what callers ask for, and of
+// commits.
 func reportSteps(b *testing.B, queues ...*codeq.Queue) {
 	var shards []codeq.ShardStorage
 	for _, q := range queues {

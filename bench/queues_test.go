@@ -12,9 +12,9 @@ import (
 )
 
 // BenchmarkIdleQueues is what 1,000,000 queues cost (100,000 with -short): emptied, when each
-// has had a task, and stocked, while each has one. It reports the heap for each queue, the time of a
-// Stats, what a produce waits beside it at the most, the time of Open, and that from Open to
-// the first task that is claimed.
+// has had a task, and stocked, while each has one. It reports the heap for each queue, the time of
+// a Stats, what a produce waits beside it at the most, the time of Open, and that from Open to the
+// first task that is claimed.
 func BenchmarkIdleQueues(b *testing.B) {
 	queues := 1_000_000
 	if testing.Short() {

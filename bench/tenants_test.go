@@ -122,7 +122,7 @@ func closeQueue(b *testing.B, q *codeq.Queue) {
 	}
 }
 
-// BenchmarkTenantsCalls has eight workers claim and complete by single calls, from
+// BenchmarkTenantsCalls lets eight workers claim and complete by single calls, from
 // tenants with 1,500 tasks of 100 bytes each: more than memory holds from three
 // hundred tenants on.
 func BenchmarkTenantsCalls(b *testing.B) {
@@ -143,8 +143,9 @@ func BenchmarkTenantsCalls(b *testing.B) {
 }
 
 // BenchmarkQueuesBeside is one worker that produces, claims and completes a task
-// at a time in a queue of its own, alone, and beside a backlog of others: 60 queues with 3,000 tasks of
-// 1 KiB each, or a thousand tenants with 150. The backlog is left alone, or drained by eight workers.
+// at a time in a queue of its own, alone, and beside a backlog of others: 60 queues with 3,000
+// tasks of 1 KiB each, or a thousand tenants with 150. The backlog is left alone, or drained by
+// eight workers.
 func BenchmarkQueuesBeside(b *testing.B) {
 	var queues []string
 	for i := range 60 {

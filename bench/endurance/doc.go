@@ -1,4 +1,4 @@
-// Endurance has a queue work for a long time and looks whether it gets slower
+// Endurance lets a queue work for a long time and looks whether it gets slower
 // or larger. From the root of the repository:
 //
 //	go run -C bench/endurance . -for 10m

@@ -88,7 +88,7 @@ func (m *measurer) stocked(ctx context.Context, dir string, s setting) (res resu
 	return res, nil
 }
 
-// stockSection has tasks done and tasks produced apart, since they are not so at the same time.
+// stockSection reports tasks done and tasks produced apart, since they are not so at the same time.
 func (r *results) stockSection(d *report.Document, dir string, sw *sweep, outcomes [][]outcome) error {
 	done, produced := "scaling-"+sw.name+".svg", "scaling-"+sw.name+"-produced.svg"
 	d.Image(sw.title+", tasks done", done)
@@ -115,7 +115,7 @@ func (r *results) stockSection(d *report.Document, dir string, sw *sweep, outcom
 		sw.drawStock(filepath.Join(dir, produced), sw.title+", tasks produced", outcomes, func(r result) float64 { return r.produced }))
 }
 
-// drawStock has the values of the sweep side by side, since no logarithm has a place for none.
+// drawStock draws the values of the sweep side by side, since no logarithm has a place for none.
 func (sw *sweep) drawStock(path, title string, outcomes [][]outcome, of func(result) float64) error {
 	axes := report.Axes{Title: title, X: sw.axis, Y: "tasks/s", LogY: sw.logY}
 	for _, v := range sw.values {

@@ -4,9 +4,9 @@
 //
 //	go run -C bench/scaling . -out ../results
 //
-// It takes a quarter of an hour, and writes scaling.md, scaling.csv and a chart for each sweep. At both ends of each
-// line a further window is profiled, and scaling.md says what the profiles do: where
-// the processors' time goes, what is done one after the other, and what is contended.
+// It takes a quarter of an hour, and writes scaling.md, scaling.csv and a chart for each sweep. At
+// both ends of each line a further window is profiled, and scaling.md says what the profiles do:
+// where the processors' time goes, what is done one after the other, and what is contended.
 package main
 
 import (

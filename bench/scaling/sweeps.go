@@ -90,7 +90,7 @@ func load(producers int) workload.Load {
 	return workload.Load{Producers: producers, Workers: workersOf * producers}
 }
 
-// bounded has producers wait for workers, as a service with back-pressure does.
+// bounded makes producers wait for workers, as a service with back-pressure does.
 func (s setting) bounded() setting {
 	if s.load.Backlog == 0 {
 		s.load.Backlog = min(2*s.load.Producers*max(s.load.Batch, 1), maxBacklog)

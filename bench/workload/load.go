@@ -18,7 +18,7 @@ type Driver interface {
 	// a producer, and returns when they are acknowledged. It does not keep the
 	// payloads.
 	Produce(ctx context.Context, producer, n int, payloads [][]byte) error
-	// Work has workers claim tasks and complete them until ctx ends, and then
+	// Work lets workers claim tasks and complete them until ctx ends, and then
 	// returns nil. It calls done with the payload of each task that it has
 	// completed.
 	Work(ctx context.Context, workers int, done func(payload []byte)) error

@@ -9,7 +9,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// TestOutcomesOfANode: callers on one node hear of an end from one log entry, and share nothing of it.
+// TestOutcomesOfANode: callers on one node hear of an end from one log entry, and share nothing of
+// it.
 func TestOutcomesOfANode(t *testing.T) {
 	var a Awaiting
 	id := keys.ID{1}

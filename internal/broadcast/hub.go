@@ -1,5 +1,6 @@
 // Package broadcast is what a change of a shard makes known, how that is written into the log of a
-// cluster, and who learns of it: subscribers of events, and callers that wait for the end of a task.
+// cluster, and who learns of it: subscribers of events, and callers that wait for the end of a
+// task.
 package broadcast
 
 import (

@@ -47,7 +47,8 @@ type Config struct {
 
 // Host asks other nodes for tasks.
 type Host interface {
-	// Watch reports whether another node leads a shard. change is closed when this may have changed.
+	// Watch reports whether another node leads a shard. change is closed when this may have
+	// changed.
 	Watch(shard int) (elsewhere bool, change <-chan struct{})
 	// Claim waits for tasks of a shard.
 	Claim(ctx context.Context, shard int, r Request) ([]engine.Grant, error)

@@ -11,9 +11,9 @@ import (
 )
 
 // A queue by itself becomes the first node of a cluster when it is opened as that: its stores get a
-// position in logs that are still to begin, and the first snapshot of each group is the store, which
-// other nodes get when they join. The only node of a cluster becomes a queue by itself when its
-// stores have all that its logs have.
+// position in logs that are still to begin, and the first snapshot of each group is the store,
+// which other nodes get when they join. The only node of a cluster becomes a queue by itself when
+// its stores have all that its logs have.
 
 // beginFromStore begins the group of a new cluster whose first node was a queue by itself.
 func (g *Group) beginFromStore(votes *groupVotes) error {

@@ -14,10 +14,10 @@ import (
 
 // Leaders are spread over the nodes: of the nodes that vote, in the order of
 // their names, each has its turn to be at home in a shard. A shard that was transferred by hand is
-// at home where it was transferred to, until that is undone; the shard stores it. A node that leads a
-// shard that is at home elsewhere hands it over when the other one is there,
-// has what it takes, is not drained, and has not failed too often; that is looked at some time after
-// the leaders have changed, for the nodes to have settled, and again as long as it is not so.
+// at home where it was transferred to, until that is undone; the shard stores it. A node that leads
+// a shard that is at home elsewhere hands it over when the other one is there, has what it takes,
+// is not drained, and has not failed too often; that is looked at some time after the leaders have
+// changed, for the nodes to have settled, and again as long as it is not so.
 const (
 	settleTime   = 2 * time.Second
 	balanceEvery = 5 * time.Second

@@ -151,7 +151,8 @@ func Pause(ctx context.Context, change <-chan struct{}) {
 	(&Patience{pause: maxPause}).Wait(ctx, change)
 }
 
-// poll asks again and again until the answer is yes, or an error, or the node is about to be closed.
+// poll asks again and again until the answer is yes, or an error, or the node is about to be
+// closed.
 func (n *Node) poll(ctx context.Context, ask func() (yes bool, err error)) error {
 	for again := (Patience{}); ; {
 		if yes, err := ask(); yes || err != nil {

@@ -243,7 +243,7 @@ func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int
 
 // reconfigure returns when Raft has changed the group.
 func (g *Group) reconfigure(change func() raft.Future) error {
-	if err := g.enter(); err != nil {
+	if err := g.beginProposal(); err != nil {
 		return err
 	}
 	defer g.asking.leave()

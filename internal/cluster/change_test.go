@@ -45,8 +45,8 @@ func (m *asked) IsForgotten(name string) (bool, error) {
 	return m.lead.IsForgotten(name)
 }
 
-// TestChangeIsDecidedAgain: a change whose members have changed while it was decided is decided again,
-// with the new ones: one name is never added with two directories.
+// TestChangeIsDecidedAgain: a change whose members have changed while it was decided is decided
+// again, with the new ones: one name is never added with two directories.
 func TestChangeIsDecidedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := new(asked)

@@ -9,12 +9,12 @@ import (
 )
 
 // The wall clock of a leader decides when what is kept for a time is deleted, for good. So that one
-// that is set wrong deletes nothing too early, it is compared with those of the other members, which
-// are in their answers to heartbeats.
+// that is set wrong deletes nothing too early, it is compared with those of the other members,
+// which are in their answers to heartbeats.
 
 const (
-	// clockBound is how far wall clocks may differ. It is more than they do if they are synchronized
-	// at all, and more than the error of a reading, which is half of a round trip.
+	// clockBound is how far wall clocks may differ. It is more than they do if they are
+	// synchronized at all, and more than the error of a reading, which is half of a round trip.
 	clockBound = 10 * time.Second
 	// clockFresh is how long a reading says what a clock shows, which goes on at the pace of this
 	// node's monotonic one.

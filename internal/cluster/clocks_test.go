@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestClockAhead: by how much a clock is ahead follows from the majority of the voters, and is known
-// only while they answer.
+// TestClockAhead: by how much a clock is ahead follows from the majority of the voters, and is
+// known only while they answer.
 func TestClockAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var skew [3]atomic.Int64

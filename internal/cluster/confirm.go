@@ -40,7 +40,7 @@ type question struct {
 // read in it is still so. It takes as long as a message to the voters and back; what is asked
 // meanwhile shares the next message.
 func (g *Group) Confirm(term uint64) error {
-	if err := g.enter(); err != nil {
+	if err := g.beginProposal(); err != nil {
 		return err
 	}
 	defer g.asking.leave()

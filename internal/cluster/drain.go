@@ -11,8 +11,8 @@ import (
 )
 
 // A drained node votes, stores and forwards calls, but leads nothing if another node can: it hands
-// over what it leads, and no other node hands over to it. It notes that in its manifest, and tells it
-// with its state.
+// over what it leads, and no other node hands over to it. It notes that in its manifest, and tells
+// it with its state.
 
 // Drain durably makes the node one that leads nothing, and returns when that is so. If another node
 // cannot lead within CallTimeout, it says why; the node goes on trying.

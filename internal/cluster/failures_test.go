@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFailures: the first failure of a node has no consequence, the next ones each twice that of the
-// one before, up to a bound, and after a quiet time all is forgotten. Shards that are lost at one
-// moment are one failure.
+// TestFailures: the first failure of a node has no consequence, the next ones each twice that of
+// the one before, up to a bound, and after a quiet time all is forgotten. Shards that are lost at
+// one moment are one failure.
 func TestFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var f failures

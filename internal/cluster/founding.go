@@ -189,9 +189,9 @@ func names(peers []Peer) (names []string) {
 // begin founds the cluster. If the node ends amid it, it goes on when it is opened again: the
 // manifest has the founders until all groups have begun.
 //
-// The others hear of the cluster before they hear of all groups. So until a majority knows with whom a
-// group begins, it depends on this node, which must not lose power and come back as another one:
-// meanwhile what it acknowledges is on its disk, at any level.
+// The others hear of the cluster before they hear of all groups. So until a majority knows with
+// whom a group begins, it depends on this node, which must not lose power and come back as another
+// one: meanwhile what it acknowledges is on its disk, at any level.
 func (n *Node) begin(founders []Peer) error {
 	d, all := n.c.Directory, foundersOf(founders)
 	if err := n.adoptFormat(n.formatOfFounders(all)); err != nil {

@@ -162,8 +162,8 @@ func (g *Group) start() error {
 	return nil
 }
 
-// Place notes which node is to lead, as the shard has stored it; "": any. The Leader calls it when it
-// begins, and when it changes that.
+// Place notes which node is to lead, as the shard has stored it; "": any. The Leader calls it when
+// it begins, and when it changes that.
 func (g *Group) Place(node string) { g.placement.Store(&node) }
 
 // Raft is for tests.
@@ -184,7 +184,7 @@ func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }
 // error it is unknown.
 func (g *Group) Propose(term uint64, entry []byte) error {
 	binary.BigEndian.PutUint64(entry, term)
-	if err := g.enter(); err != nil {
+	if err := g.beginProposal(); err != nil {
 		return err
 	}
 	defer g.asking.leave()
@@ -260,9 +260,9 @@ func (g *Group) shutDown() {
 	_ = g.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
 }
 
-// enter lets a proposal go to Raft, which answers it; the caller then has asking
+// beginProposal lets a proposal go to Raft, which answers it; the caller then has asking
 // left. It never waits.
-func (g *Group) enter() error {
+func (g *Group) beginProposal() error {
 	if g.Failure() != nil || !g.asking.enter() {
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, cmp.Or(g.Failure(), base.ErrClosed))
 	}

@@ -13,17 +13,18 @@ import (
 	"codeq/internal/wire"
 )
 
-// Raft sends the heartbeats of each group to each follower by themselves. What they cost is not their
-// bytes but that each wakes two processes. So those of all groups leave a node at the same moment,
-// over one connection to each other node; and if others arrive meanwhile, then.
+// Raft sends the heartbeats of each group to each follower by themselves. What they cost is not
+// their bytes but that each wakes two processes. So those of all groups leave a node at the same
+// moment, over one connection to each other node; and if others arrive meanwhile, then.
 //
 // Raft's heartbeat is due between a tenth and a fifth of HeartbeatTimeout after the one before, and
 // waits for another fifth at most. So a follower hears from its leader at least every two fifths of
-// the time after which either of them would miss the other, and a stall of three fifths does no harm.
+// the time after which either of them would miss the other, and a stall of three fifths does no
+// harm.
 //
-// They share the connection, and no more: each group answers for itself, when it can. The connection
-// may be silent while the node is not. So what has not been answered after another two fifths goes
-// again, on a connection of its group.
+// They share the connection, and no more: each group answers for itself, when it can. The
+// connection may be silent while the node is not. So what has not been answered after another two
+// fifths goes again, on a connection of its group.
 
 // departures lets heartbeats leave together. The zero departures is ready for use.
 type departures struct {
@@ -38,8 +39,8 @@ type departure struct {
 	late chan struct{} // they go again if they have not been answered
 }
 
-// join returns the departure of the heartbeats that wait, which is due a while from now at most, and
-// is answered soon after that.
+// join returns the departure of the heartbeats that wait, which is due a while from now at most,
+// and is answered soon after that.
 func (d *departures) join(while, answer time.Duration) *departure {
 	d.mu.Lock()
 	defer d.mu.Unlock()

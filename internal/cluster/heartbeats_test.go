@@ -153,8 +153,8 @@ func TestGroupsAnswerForThemselves(t *testing.T) {
 	})
 }
 
-// TestSilentNode: a node that accepts what it is sent, and says nothing, delays neither the heartbeats
-// to others nor their elections.
+// TestSilentNode: a node that accepts what it is sent, and says nothing, delays neither the
+// heartbeats to others nor their elections.
 func TestSilentNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, network := openTrio(t, 6)
@@ -254,8 +254,8 @@ func TestIdleLeaderThatIsCutOff(t *testing.T) {
 	})
 }
 
-// TestIdleLeaderWhoseFollowersHaveAnother: a leader with nothing to send steps down when a node that
-// answers it has elected another one, which cannot reach it.
+// TestIdleLeaderWhoseFollowersHaveAnother: a leader with nothing to send steps down when a node
+// that answers it has elected another one, which cannot reach it.
 func TestIdleLeaderWhoseFollowersHaveAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, network := openTrio(t, 1)

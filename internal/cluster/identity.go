@@ -49,8 +49,8 @@ func (p Peer) target() (t peer.Target, err error) {
 type membership struct {
 	mu      sync.Mutex // guards what follows, and the directory's manifest while the node is open
 	waiting error      // why the node is of no cluster yet, or not taken back; nil: not known
-	// suspects are the IDs of directories that may have lost what was acknowledged by them. By former
-	// ID.
+	// suspects are the IDs of directories that may have lost what was acknowledged by them. By
+	// former ID.
 	suspects  map[string]string
 	searching atomic.Bool // a member is being looked for
 

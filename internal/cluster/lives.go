@@ -26,19 +26,19 @@ const (
 	lifeLength = 10 * time.Minute // how long the directory has one life, if others know of it
 	// maxSeen is from how many directories on those that are no members are dropped.
 	maxSeen = 64
-	// maxGreetPause is how many times HeartbeatTimeout the longest pause is between two tries to reach
-	// a member that does not know the current life.
+	// maxGreetPause is how many times HeartbeatTimeout the longest pause is between two tries to
+	// reach a member that does not know the current life.
 	maxGreetPause = 32
 )
 
-// meet is peer.Config.Meet. What it has noted is durable when it returns.
-func (n *Node) meet(other peer.Identity, lives []uint64) error {
+// checkLives is peer.Config.CheckLives. What it has noted is durable when it returns.
+func (n *Node) checkLives(other peer.Identity, lives []uint64) error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
 	d, id := n.c.Directory, other.ID.String()
 	before := maps.Clone(d.Seen)
-	news, err := d.See(id, lives)
-	if err != nil || !news {
+	isNew, err := d.See(id, lives)
+	if err != nil || !isNew {
 		return err
 	}
 	if len(d.Seen) > maxSeen && n.ready.Load() {
@@ -54,8 +54,8 @@ func (n *Node) meet(other peer.Identity, lives []uint64) error {
 	return nil
 }
 
-// makeKnown makes the current life of this node known to all members, as they come and go, until the
-// node is about to be closed, or is an older copy.
+// makeKnown makes the current life of this node known to all members, as they come and go, until
+// the node is about to be closed, or is an older copy.
 func (n *Node) makeKnown() {
 	ctx := n.membership.ctx
 	greeted, began, pause := make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
@@ -106,9 +106,9 @@ func (n *Node) isRefused(p Peer) bool {
 	return err == nil && refusesCopy(n.peer.Failure(to))
 }
 
-// others are the other members; each of them has one of its addresses, should it have several. A node
-// that knows none may be a copy from before it had any: then they are those of its peers that are of
-// its cluster.
+// others are the other members; each of them has one of its addresses, should it have several. A
+// node that knows none may be a copy from before it had any: then they are those of its peers that
+// are of its cluster.
 func (n *Node) others(ctx context.Context) (others []Peer) {
 	members := n.known()
 	if len(members) == 0 && n.Cluster() != "" {
@@ -170,7 +170,8 @@ func (n *Node) nextLife(over bool) error {
 	return nil
 }
 
-// outdate ends the node, whose directory is an older copy. It has another ID when it is opened again.
+// outdate ends the node, whose directory is an older copy. It has another ID when it is opened
+// again.
 func (n *Node) outdate(cause error) {
 	n.membership.mu.Lock()
 	err := n.c.Directory.Outdate() // or else it is noticed again

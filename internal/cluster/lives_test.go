@@ -30,23 +30,23 @@ func TestMeeting(t *testing.T) {
 		return m.Seen
 	}
 	a := peer.Identity{ID: peer.ID{1}, Name: "a"}
-	require.NoError(t, n.meet(a, []uint64{3, 5}))
+	require.NoError(t, n.checkLives(a, []uint64{3, 5}))
 	require.Equal(t, map[string]uint64{a.ID.String(): 5}, seen())
-	require.ErrorIs(t, n.meet(a, []uint64{4, 6}), base.ErrOldCopy)
+	require.ErrorIs(t, n.checkLives(a, []uint64{4, 6}), base.ErrOldCopy)
 
 	broken = errors.New("broken")
-	require.NoError(t, n.meet(a, []uint64{3, 5}), "nothing is new")
+	require.NoError(t, n.checkLives(a, []uint64{3, 5}), "nothing is new")
 	for range 2 {
-		require.ErrorIs(t, n.meet(a, []uint64{3, 5, 7}), broken)
+		require.ErrorIs(t, n.checkLives(a, []uint64{3, 5, 7}), broken)
 	}
 	broken = nil
-	require.NoError(t, n.meet(a, []uint64{3, 5, 8}), "life 7 was not relied on")
+	require.NoError(t, n.checkLives(a, []uint64{3, 5, 8}), "life 7 was not relied on")
 	require.Equal(t, map[string]uint64{a.ID.String(): 8}, seen())
 
 	n.ready.Store(true)
 	for i := range 3 * maxSeen {
 		b := peer.Identity{ID: peer.ID{2, byte(i)}}
-		require.NoError(t, n.meet(b, []uint64{1}))
+		require.NoError(t, n.checkLives(b, []uint64{1}))
 		require.Contains(t, seen(), b.ID.String())
 		require.LessOrEqual(t, len(seen()), maxSeen)
 	}

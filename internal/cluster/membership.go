@@ -24,8 +24,8 @@ func (n *Node) Add(ctx context.Context, p Peer) error {
 	return n.admit(ctx, j)
 }
 
-// invite makes a node that is to be added one of this cluster, and returns it with its IDs. It waits
-// for the node to be there.
+// invite makes a node that is to be added one of this cluster, and returns it with its IDs. It
+// waits for the node to be there.
 func (n *Node) invite(ctx context.Context, p Peer) (joining, error) {
 	j := joining{Peer: p, Join: true}
 	var away error // why the node has not answered, the last time
@@ -132,8 +132,8 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 // closeBehind is how many entries a node may lack when a leader is asked to give it a vote.
 const closeBehind = MaxAppend * closeMessages
 
-// countBehind returns an error if a node lacks many entries. The leader also looks at how large they
-// are, if its build knows that.
+// countBehind returns an error if a node lacks many entries. The leader also looks at how large
+// they are, if its build knows that.
 func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
 	applied, err := n.c.Leaders.Applied(ctx, shard)
 	if err != nil {
@@ -175,12 +175,12 @@ func (w *wait) note(what string, why error, args ...any) {
 // do without the node.
 //
 // Removals follow each other, whoever asks for them: each is decided by the first shard, which
-// refuses the next one until all shards have made the last. If two nodes were removed from different
-// shards first, each shard could lose its majority to the other removal.
+// refuses the next one until all shards have made the last. If two nodes were removed from
+// different shards first, each shard could lose its majority to the other removal.
 //
 // A message that adds the node may still be under way. So the first shard remembers the directories
-// that it has removed, and takes none of them back; and the other shards add only what is a member of
-// the first one.
+// that it has removed, and takes none of them back; and the other shards add only what is a member
+// of the first one.
 func (n *Node) Remove(ctx context.Context, node string) error {
 	finished, err := n.finishRemovals(ctx)
 	if err != nil || slices.Contains(finished, node) {
@@ -208,8 +208,8 @@ func (n *Node) remove(ctx context.Context, node string) error {
 	return nil
 }
 
-// halfway is the outcome of what has begun, and has then failed: it is not one that says that nothing
-// was done.
+// halfway is the outcome of what has begun, and has then failed: it is not one that says that
+// nothing was done.
 func halfway(err error) error {
 	if errors.Is(err, base.ErrClosed) || errors.Is(err, base.ErrNoMajority) {
 		return fmt.Errorf("%w: %v", base.ErrUncertain, err)
@@ -230,8 +230,8 @@ func (n *Node) forget(ctx context.Context, node string) error {
 	return nil
 }
 
-// finishRemovals removes the nodes that the first shard has removed, and others not yet, and returns
-// their names.
+// finishRemovals removes the nodes that the first shard has removed, and others not yet, and
+// returns their names.
 func (n *Node) finishRemovals(ctx context.Context) (finished []string, err error) {
 	shards := n.Status(ctx)
 	for _, name := range removing(shards) {
@@ -272,9 +272,9 @@ func removing(shards []ShardStatus) (names []string) {
 // ErrIsMember: a node is part of the cluster that is to take the place of another one.
 var ErrIsMember = errors.New("a member already")
 
-// Replace adds a node and then removes another one, if all shards can do without that one. A node at
-// the address of the other one takes its place after the removal. There are as many nodes as before:
-// one that votes already is refused.
+// Replace adds a node and then removes another one, if all shards can do without that one. A node
+// at the address of the other one takes its place after the removal. There are as many nodes as
+// before: one that votes already is refused.
 func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
 	lacks := func(sh ShardStatus) bool {
 		return sh.Leader == "" || !slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == p.Node && r.Voter })
@@ -320,7 +320,8 @@ func (n *Node) check(ctx context.Context, how Change, node string) error {
 
 // Leave takes this node out of the cluster if that is asked for, and it is part of one. If other
 // nodes leave, too, it waits for its turn. The last one stays a member, and waits until the others
-// are removed from all shards: they need it for that, and it could not lead a shard later that still has one of them.
+// are removed from all shards: they need it for that, and it could not lead a shard later that
+// still has one of them.
 func (n *Node) Leave() error {
 	if !n.c.LeaveOnClose || n.Cluster() == "" {
 		return nil
@@ -339,7 +340,8 @@ func (n *Node) Leave() error {
 	}
 }
 
-// letLeave finishes the removals of all other nodes, as the only one that the first shard still has.
+// letLeave finishes the removals of all other nodes, as the only one that the first shard still
+// has.
 func (n *Node) letLeave() {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.CallTimeout)
 	defer cancel()
@@ -353,8 +355,9 @@ func (n *Node) letLeave() {
 	time.Sleep(2 * n.c.ElectionTimeout) // others that have just left may have yet to hear of it
 }
 
-// tryLeave also returns how many members all shards have together. While it removes this node it asks
-// the others whether that is done: another node may have finished it, and be about to be closed.
+// tryLeave also returns how many members all shards have together. While it removes this node it
+// asks the others whether that is done: another node may have finished it, and be about to be
+// closed.
 func (n *Node) tryLeave() (left int, err error) {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.CallTimeout)
 	defer cancel()
@@ -404,8 +407,8 @@ func (n *Node) CheckMember(shards []ShardStatus) error {
 // IsRemoved reports whether the group has a leader elsewhere, and this node is no member any more.
 func (g *Group) IsRemoved() bool { return g.removed.Load() }
 
-// learnRemovals asks the others about the groups that have no leader, as far as this node knows: who
-// was removed hears nothing of it. It reports whether there are any.
+// learnRemovals asks the others about the groups that have no leader, as far as this node knows:
+// who was removed hears nothing of it. It reports whether there are any.
 func (n *Node) learnRemovals() bool {
 	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.HasLeader() }) {
 		return false

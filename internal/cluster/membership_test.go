@@ -47,8 +47,8 @@ func (l *trioLeaders) Forget(_ context.Context, shard int, name string) error {
 	return nil
 }
 
-// TestRemovalEndsHalfway: a removal that ends after the first change does not match an error that says
-// that nothing was done.
+// TestRemovalEndsHalfway: a removal that ends after the first change does not match an error that
+// says that nothing was done.
 func TestRemovalEndsHalfway(t *testing.T) {
 	for _, with := range []error{base.ErrClosed, base.ErrNoMajority} {
 		for _, fails := range []int{1, -1} {
@@ -68,8 +68,8 @@ func TestRemovalEndsHalfway(t *testing.T) {
 	}
 }
 
-// TestAdditionAmidRemoval: a node that another shard is adding while it is removed from the first one
-// is removed from both.
+// TestAdditionAmidRemoval: a node that another shard is adding while it is removed from the first
+// one is removed from both.
 func TestAdditionAmidRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, _ := openTrio(t, 2)

@@ -308,7 +308,7 @@ func (n *Node) listen() error {
 		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve,
 		Files: n.receiveFiles, Logger: n.log,
 		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.announceFormat,
-		Lives: n.c.Directory.Lives(), Meet: n.meet,
+		Lives: n.c.Directory.Lives(), CheckLives: n.checkLives,
 	})
 	return nil
 }

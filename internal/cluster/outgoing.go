@@ -128,8 +128,8 @@ func (g *Group) maySend(to raft.ServerID, term uint64) error {
 	return fmt.Errorf("shard %d: node %s is no member", g.index, to)
 }
 
-// trySending sends what a node lacks of files on one connection. It reports whether it has sent more
-// than any connection before.
+// trySending sends what a node lacks of files on one connection. It reports whether it has sent
+// more than any connection before.
 func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (further bool, err error) {
 	target, err := peerOf(to).target()
 	if err != nil {
@@ -308,7 +308,8 @@ func (o *outgoing) removeUnused(files *sharedFiles) {
 	files.Remove()
 }
 
-// moves notes how far a node has come in the files, and reports whether that is further than before.
+// moves notes how far a node has come in the files, and reports whether that is further than
+// before.
 func (o *outgoing) moves(id raft.ServerID, offset uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

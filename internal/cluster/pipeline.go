@@ -190,8 +190,8 @@ func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 	}
 }
 
-// longRest is how long nothing is sent: then Raft looks whether it is to stop, and a connection that
-// was lost in silence is missed.
+// longRest is how long nothing is sent: then Raft looks whether it is to stop, and a connection
+// that was lost in silence is missed.
 const longRest = 5 * time.Second
 
 // A node that catches up leaves most of the time to the calls of others: after each message but the

@@ -358,8 +358,8 @@ func TestRepeatedRequestWaits(t *testing.T) {
 	})
 }
 
-// TestRefusalEndsRest: a node that has refused the last message, or was not reached by it, is sent it
-// again soon, although there is nothing new.
+// TestRefusalEndsRest: a node that has refused the last message, or was not reached by it, is sent
+// it again soon, although there is nothing new.
 func TestRefusalEndsRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := loneGroup(vfs.NewMem(), nil)

@@ -9,9 +9,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLogger passes what Raft logs to a logger, with its fields. What is an error to Raft, such as a
-// node that cannot be reached, is none of the library's; what it warns of, such as an election, is
-// ordinary.
+// raftLogger passes what Raft logs to a logger, with its fields. What is an error to Raft, such as
+// a node that cannot be reached, is none of the library's; what it warns of, such as an election,
+// is ordinary.
 type raftLogger struct {
 	hclog.Logger // logs nothing: of what Raft does not use
 	to           *slog.Logger

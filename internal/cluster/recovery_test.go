@@ -49,8 +49,8 @@ func logOf(t *testing.T, disk vfs.FS, entries ...*raft.Log) {
 	require.NoError(t, g.StoreLogs(entries))
 }
 
-// TestRecover: a node goes on from what its store has, and from its log as far as that continues the
-// store. What comes then is beyond all that the node has stored, however often it is recovered.
+// TestRecover: a node goes on from what its store has, and from its log as far as that continues
+// the store. What comes then is beyond all that the node has stored, however often it is recovered.
 func TestRecover(t *testing.T) {
 	entry := func(index, term uint64) *raft.Log { return entryOf(index, term, term, fmt.Sprint(index)) }
 	for _, tc := range []struct {

@@ -16,21 +16,23 @@ import (
 // StateMachine is a shard as a group replicates it: a store, and the one who decides while this
 // node leads the group. Apply and Open are called one at a time.
 type StateMachine interface {
-	// Apply puts an entry into the store, and stores its index and term with it. After an error the group
-	// has failed, and applies nothing more. Nobody decides here in a term before that of the entry.
+	// Apply puts an entry into the store, and stores its index and term with it. After an error the
+	// group has failed, and applies nothing more. Nobody decides here in a term before that of the
+	// entry.
 	Apply(Entry) error
 	// Open closes the store if it is open, and opens it. In between it calls install, which puts
 	// what a snapshot has brought in its place, if anything. It returns the position of the last
-	// entry in the store, the zero Position if there is none. Nobody decides here meanwhile. A store
-	// that has a format is used after Group.AdoptFormat only; so is an entry that gives it one.
+	// entry in the store, the zero Position if there is none. Nobody decides here meanwhile. A
+	// store that has a format is used after Group.AdoptFormat only; so is an entry that gives it
+	// one.
 	Open(install func() error) (last Position, err error)
 	// Live is the store for snapshots; nil while it is not open.
 	Live() snapshot.Live
 	// Lead prepares who is to decide in a term that this node was elected for. It commits an entry
 	// of the term, so that whatever any leader has acknowledged before is in the store.
 	Lead(term uint64) (Leader, error)
-	// Raise commits an entry, in a term in which this node leads, that gives the store a format. What
-	// is written to the store later may be of it.
+	// Raise commits an entry, in a term in which this node leads, that gives the store a format.
+	// What is written to the store later may be of it.
 	Raise(term uint64, format int) error
 	// IsForgotten reports whether the store says that a node, or a directory, was removed from the
 	// cluster; see Leaders.Forget.
@@ -77,8 +79,8 @@ var errHeld = errors.New("applied before")
 // fsm applies the log of a group to its state machine. Raft calls its methods from one goroutine.
 type fsm struct{ *Group }
 
-// Apply is raft.FSM's. What it returns is nil, errOutdated, errHeld, or why the group has failed; after that
-// nothing more is applied, and the node leaves the group.
+// Apply is raft.FSM's. What it returns is nil, errOutdated, errHeld, or why the group has failed;
+// after that nothing more is applied, and the node leaves the group.
 func (m fsm) Apply(l *raft.Log) (outcome any) {
 	m.node.contain("state machine", func() { outcome = m.apply(l) }, func(err error) {
 		m.Fail(err)

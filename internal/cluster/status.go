@@ -31,8 +31,8 @@ type ReplicaStatus struct {
 	// Voter is whether the node counts in majorities; a new one does not until
 	// it has caught up.
 	Voter bool
-	// Suspect is whether the node may lack what it had acknowledged (a power loss, an older copy). It
-	// does not count in majorities until it has been taken back.
+	// Suspect is whether the node may lack what it had acknowledged (a power loss, an older copy).
+	// It does not count in majorities until it has been taken back.
 	Suspect bool
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string

@@ -102,9 +102,9 @@ func (l *groupLog) GetLog(index uint64, log *raft.Log) error {
 func (l *groupLog) StoreLog(log *raft.Log) error { return l.StoreLogs([]*raft.Log{log}) }
 
 // StoreLogs is raft.LogStore's. What takes the place of a deleted end is not refused, even if the
-// disk is full: Raft would take the old end for what is there. Neither is a change of the members, for
-// which reconfigure has found room; and if it fails, so does the group, since a leader goes by a change
-// whether it is stored or not.
+// disk is full: Raft would take the old end for what is there. Neither is a change of the members,
+// for which reconfigure has found room; and if it fails, so does the group, since a leader goes by
+// a change whether it is stored or not.
 func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	if err := l.group.Failure(); err != nil {
 		return fmt.Errorf("%w: %w", errNotStored, err)
@@ -126,8 +126,8 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	err := l.LogStore.StoreLogs(logs)
 	l.grown.changed()
 	if err == nil && (logs[0].Index == 1 || l.group.node.founding.Load()) {
-		// With whom the cluster began is durable at any level: a node that knows nobody takes no part
-		// in elections, and nobody would be told why.
+		// The founders of the cluster are durable at any level: a node that knows nobody takes no
+		// part in elections, and nobody would be told why.
 		err = l.group.node.logs.Flush()
 	}
 	switch {
@@ -177,9 +177,9 @@ func (l *groupLog) bounds() (first, last uint64, err error) {
 	return first, last, err
 }
 
-// mayReplace returns an error if Raft has given the entry at an index to the state machine: it would
-// not give it the one that comes in its place. Up to the snapshot, what an interrupted installation
-// has left of the log may be replaced.
+// mayReplace returns an error if Raft has given the entry at an index to the state machine: it
+// would not give it the one that comes in its place. Up to the snapshot, what an interrupted
+// installation has left of the log may be replaced.
 func (l *groupLog) mayReplace(index uint64) error {
 	r := l.raft.Load()
 	if r == nil || index <= l.snapshot.Index || index > r.AppliedIndex() {

@@ -67,7 +67,8 @@ func TestLargeMessageTakesItsTime(t *testing.T) {
 	}
 }
 
-// TestSmallMessageHasItsDeadline: what is small, and what other deadlines are later, is as Raft says.
+// TestSmallMessageHasItsDeadline: what is small, and what other deadlines are later, is as Raft
+// says.
 func TestSmallMessageHasItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := simnet.New(1, 0)

@@ -82,8 +82,8 @@ func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 	return nil
 }
 
-// checkCaughtUp returns an error if a node that does not vote lacks too much to do so: while it is sent
-// that, it would be of no use to the majority for which it counts.
+// checkCaughtUp returns an error if a node that does not vote lacks too much to do so: while it is
+// sent that, it would be of no use to the majority for which it counts.
 func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
 	if m.Suffrage == raft.Voter {
 		return nil
@@ -112,8 +112,8 @@ func (g *Group) lackOf(m raft.Server, s replicaState) error {
 	return nil
 }
 
-// stateToLead asks a node for the state of its replica of the shard. The error, which is no error of
-// the shard, says why the node cannot lead.
+// stateToLead asks a node for the state of its replica of the shard. The error, which is no error
+// of the shard, says why the node cannot lead.
 func (g *Group) stateToLead(ctx context.Context, m raft.Server) (replicaState, error) {
 	name := peerOf(m).Node
 	s, err := g.stateAt(ctx, m)

@@ -107,8 +107,9 @@ func (t *transport) TimeoutNow(
 const maxPool = 3
 
 // anew sends a message that a node may get more than once. Raft does not notice that a connection
-// which it keeps has ended, as the node was opened again, before it has sent something; then another
-// connection is used. A node that does not answer in time, or cannot be dialed, is not asked again.
+// which it keeps has ended, as the node was opened again, before it has sent something; then
+// another connection is used. A node that does not answer in time, or cannot be dialed, is not
+// asked again.
 func (t *transport) anew(send func() error) error {
 	for range maxPool {
 		began := time.Now()
@@ -180,11 +181,11 @@ func (t *transport) admit(rpc raft.RPC) bool {
 }
 
 // vouch lets Raft consider a candidate of which this node has not heard yet, or not that it votes.
-// Raft would refuse it, and with it the only one, perhaps, that a majority of the nodes which are left
-// can elect: all that is committed may be there and nowhere else. That a node asks for votes without
-// consulting its configuration, and so gives them, is how the algorithm is meant (Ongaro, "Consensus:
-// Bridging Theory and Practice", 4.1). Raft asks of the ID only whether it votes; the address says who
-// it is.
+// Raft would refuse it, and with it the only one, perhaps, that a majority of the nodes which are
+// left can elect: all that is committed may be there and nowhere else. That a node asks for votes
+// without consulting its configuration, and so gives them, is how the algorithm is meant (Ongaro,
+// "Consensus: Bridging Theory and Practice", 4.1). Raft asks of the ID only whether it votes; the
+// address says who it is.
 func (t *transport) vouch(h *raft.RPCHeader) {
 	r := t.group.log.raft.Load()
 	if r == nil {

@@ -27,8 +27,8 @@ func TestFailedReplicaSendsNothing(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-// TestFollowerCommitsWhatIsProved: a follower has entries of an earlier leader behind those that its
-// leader has sent by now. They are not committed, however far the leader is.
+// TestFollowerCommitsWhatIsProved: a follower has entries of an earlier leader behind those that
+// its leader has sent by now. They are not committed, however far the leader is.
 func TestFollowerCommitsWhatIsProved(t *testing.T) {
 	n, other := openFollower(t)
 	g := n.Group(0)
@@ -83,8 +83,8 @@ func deliver(t *testing.T, g *Group, body io.Reader, message any) any {
 	return a.Response
 }
 
-// TestLateSnapshot: a snapshot that comes from an earlier leader, or once more, drops nothing of what
-// has been acknowledged since.
+// TestLateSnapshot: a snapshot that comes from an earlier leader, or once more, drops nothing of
+// what has been acknowledged since.
 func TestLateSnapshot(t *testing.T) {
 	n, other := openFollower(t)
 	g := n.Group(0)
@@ -146,8 +146,8 @@ func TestResumption(t *testing.T) {
 	}
 }
 
-// TestCutMessageClaimsLess: of the entries for a node that refuses them one is sent, and the message
-// does not say that those behind it are committed.
+// TestCutMessageClaimsLess: of the entries for a node that refuses them one is sent, and the
+// message does not say that those behind it are committed.
 func TestCutMessageClaimsLess(t *testing.T) {
 	ends := connected(t)
 	g := loneGroup(vfs.NewMem(), nil)
@@ -167,8 +167,8 @@ func TestCutMessageClaimsLess(t *testing.T) {
 	require.EqualValues(t, 11, rpc.Command.(*raft.AppendEntriesRequest).LeaderCommitIndex)
 }
 
-// TestVotesOutliveConnections: all connections that Raft keeps to a node have ended, as it was opened
-// again. Questions for its vote, and the offer to lead, reach it nevertheless.
+// TestVotesOutliveConnections: all connections that Raft keeps to a node have ended, as it was
+// opened again. Questions for its vote, and the offer to lead, reach it nevertheless.
 func TestVotesOutliveConnections(t *testing.T) {
 	from, err := raft.NewTCPTransport("127.0.0.1:0", nil, maxPool, time.Minute, io.Discard)
 	require.NoError(t, err)

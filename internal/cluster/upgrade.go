@@ -17,9 +17,9 @@ import (
 // A cluster is upgraded node by node, so its nodes run different builds meanwhile, which know
 // different formats (manifest.Format). Each shard has a format, which is stored in its store and
 // thus replicated, and in which all of its nodes write entries, keys and snapshots. The leader of a
-// shard raises it, by an entry, when every member of the group runs a build that knows the next one:
-// also those that are away, which count as they were last seen, since what they get one day is in
-// the log by now.
+// shard raises it, by an entry, when every member of the group runs a build that knows the next
+// one: also those that are away, which count as they were last seen, since what they get one day is
+// in the log by now.
 //
 // The manifest of a node has the latest format of what it may have stored, so that an older build
 // refuses the directory, and this node requires of the others that they know it (peer.Formats). It
@@ -50,7 +50,8 @@ func (g *Group) AdoptFormat(format int) error {
 	return nil
 }
 
-// adoptFormat makes the node one that may have stored something of a format, and the others know it.
+// adoptFormat makes the node one that may have stored something of a format, and the others know
+// it.
 func (n *Node) adoptFormat(format int) error {
 	if err := n.announceFormat(format); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package conversion turns the store of a shard of a queue by itself into that of the first node of a
-// cluster, and back. Each is one durable step; before and after it the store is whole.
+// Package conversion turns the store of a shard of a queue by itself into that of the first node of
+// a cluster, and back. Each is one durable step; before and after it the store is whole.
 package conversion
 
 import (

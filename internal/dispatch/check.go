@@ -10,7 +10,7 @@ import (
 
 // Usage is how much a Dispatcher has in memory.
 type Usage struct {
-	Tickets     int // void ones included
+	Tickets     int // stale ones included
 	Queues      int // queues for which claims wait
 	Sets        int // sets of long lists
 	SetNames    int // queues in the sets

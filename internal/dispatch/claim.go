@@ -51,7 +51,7 @@ func (c *Claim) Take() bool { return c.Ticket().Take() }
 func (c *Claim) IsTaken() bool { return c.state.Load()&1 == 1 }
 
 // Reset prepares the claim for reuse, and keeps the memory of its slices. All its tickets become
-// void.
+// stale.
 func (c *Claim) Reset() {
 	clear(c.Queues)
 	clear(c.Grants)
@@ -81,7 +81,7 @@ func (c *Claim) Tickets() int {
 }
 
 // Ticket is the place of a claim in a wait list. It is no reference to the claim: once the claim is
-// taken, the ticket is void, and its memory may be used by another claim.
+// taken, the ticket is stale, and its memory may be used by another claim.
 type Ticket struct {
 	claim *Claim
 	state uint64 // state of the claim while the ticket is good
@@ -108,7 +108,7 @@ func (t Ticket) Refuse(reason error) {
 }
 
 // Departure tells a shard that a claim does not wait there any more: one ticket for each of its
-// queues is void.
+// queues is stale.
 type Departure struct {
 	queues []string
 	list   *List

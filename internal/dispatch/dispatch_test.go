@@ -137,8 +137,8 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
 
-// TestWaitBesideDroppedSets: a claim that waits gets the set of its list though so many sets are being
-// dropped that no other is built.
+// TestWaitBesideDroppedSets: a claim that waits gets the set of its list though so many sets are
+// being dropped that no other is built.
 func TestWaitBesideDroppedSets(t *testing.T) {
 	d, _ := newDispatcher(t)
 	for i := range 2 {
@@ -154,8 +154,8 @@ func TestWaitBesideDroppedSets(t *testing.T) {
 	require.Equal(t, 1, d.Usage().Tickets)
 }
 
-// TestDrawEndsWithVisit: the queue of a list that was drawn for a claim counts for nothing in the next
-// shard, where the first of a strict order goes first.
+// TestDrawEndsWithVisit: the queue of a list that was drawn for a claim counts for nothing in the
+// next shard, where the first of a strict order goes first.
 func TestDrawEndsWithVisit(t *testing.T) {
 	names := queueNames(ShortList + 1)
 	here, _ := newDispatcher(t)
@@ -176,17 +176,17 @@ func TestDrawEndsWithVisit(t *testing.T) {
 	require.Equal(t, names[0], c.Grants[0].Queue)
 }
 
-// TestVoidTicketsAreSwept: when many void tickets are counted, the shard asks for one sweep, which
-// drops them and keeps the others.
-func TestVoidTicketsAreSwept(t *testing.T) {
+// TestStaleTicketsAreSwept: when many stale tickets are counted, the shard asks for one sweep,
+// which drops them and keeps the others.
+func TestStaleTicketsAreSwept(t *testing.T) {
 	d, port := newDispatcher(t)
 	patient := newCaller("a", "b")
 	d.EndVisit(&patient.Claim)
-	for i := range maxVoid + 10 {
+	for i := range maxStale + 10 {
 		gone := newCaller(fmt.Sprint("q", i))
 		d.EndVisit(&gone.Claim)
 		require.True(t, gone.Take())
-		d.CountVoid(gone.Tickets())
+		d.CountStale(gone.Tickets())
 	}
 	require.Equal(t, 1, port.swept)
 	d.Sweep()
@@ -239,7 +239,7 @@ func TestWaitList(t *testing.T) {
 			at := r.IntN(len(model))
 			require.True(t, model[at].Take())
 			if r.IntN(2) == 0 {
-				w.voided()
+				w.noteStale()
 			}
 			model = slices.Delete(model, at, at+1)
 		case w.AnyGood():

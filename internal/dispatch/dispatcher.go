@@ -12,7 +12,7 @@ import (
 // Dispatcher gives the ready tasks of a shard to claims.
 type Dispatcher struct {
 	// Served holds the claims that have been served since the owner emptied it. Those that waited
-	// have void tickets in the other shards: CountVoid.
+	// have stale tickets in the other shards: CountStale.
 	Served []Served
 
 	rules  *engine.State
@@ -24,12 +24,12 @@ type Dispatcher struct {
 
 	queues    chunked.List[*Queue] // by handle; nil: not used yet
 	throttled timeheap.Heap[*Queue]
-	hungry    []*Queue             // queues with waiters, and perhaps ready tasks
+	servable  []*Queue             // queues with waiters, and perhaps ready tasks
 	listed    chunked.List[*Queue] // queues for which claims wait
 	sets      setTable
 	setsFirst bool         // the last Serve began with sets
-	giving    *Claim       // taken by this shard, and not served yet; nil: none
-	void      atomic.Int64 // tickets that others have made void since the last sweep, minus the good ones after it
+	serving   *Claim       // taken by this shard, and not served yet; nil: none
+	stale     atomic.Int64 // tickets that others have made stale since the last sweep, minus the good ones after it
 	sweep     sweep
 
 	lots  []int    // memory for order
@@ -55,7 +55,7 @@ type Port interface {
 // Served is a claim that got tasks.
 type Served struct {
 	Claim  *Claim
-	Waited bool // it has tickets in other shards, which are void
+	Waited bool // it has tickets in other shards, which are stale
 }
 
 // New returns a Dispatcher for the rules of a shard.
@@ -73,7 +73,7 @@ type Queue struct {
 	*engine.Queue
 	lines
 	sets     []setEntry // the sets that contain the queue
-	hungry   bool       // its waiters may be served
+	servable bool       // its waiters may be served
 	listedAt int        // 1 + its index in Dispatcher.listed; 0: it has no tickets
 
 	heads *queueHeads // nil: the shard has published none
@@ -117,7 +117,7 @@ func (d *Dispatcher) known(queue string) *Queue {
 
 // isNeeded reports whether the Dispatcher still needs a queue.
 func (q *Queue) isNeeded() bool {
-	return q.gate != nil || q.throttledAt >= 0 || q.listedAt != 0 || len(q.sets) > 0 || q.hungry ||
+	return q.gate != nil || q.throttledAt >= 0 || q.listedAt != 0 || len(q.sets) > 0 || q.servable ||
 		q.allocator != nil || q.isDirty
 }
 
@@ -148,8 +148,8 @@ func (d *Dispatcher) Close(local, remote error) {
 	}
 }
 
-// Giving returns the claim that the Dispatcher was serving when it panicked; nil: none.
-func (d *Dispatcher) Giving() *Claim { return d.giving }
+// Serving returns the claim that the Dispatcher was serving when it panicked; nil: none.
+func (d *Dispatcher) Serving() *Claim { return d.serving }
 
 // Outcome is the result of Try.
 type Outcome int
@@ -217,14 +217,14 @@ func (d *Dispatcher) takes(t Ticket) bool {
 	if !t.Take() {
 		return false
 	}
-	d.giving = t.claim
+	d.serving = t.claim
 	return true
 }
 
 // served ends the service of a claim that has been taken.
 func (d *Dispatcher) served(c *Claim, waited bool) {
 	d.Served = append(d.Served, Served{c, waited})
-	d.giving = nil
+	d.serving = nil
 }
 
 // give serves a claim that has been taken: with tasks of q, the first of l to begin with, and if
@@ -376,15 +376,15 @@ func (d *Dispatcher) feed(q *Queue) {
 	if len(q.sets) > 0 {
 		d.feedSets(q)
 	}
-	if !q.hungry && q.front().Len() > 0 {
-		q.hungry = true
-		d.hungry = append(d.hungry, q)
+	if !q.servable && q.front().Len() > 0 {
+		q.servable = true
+		d.servable = append(d.servable, q)
 	}
 }
 
-// AreHungry reports whether claims wait for queues that may have ready tasks.
-func (d *Dispatcher) AreHungry() bool {
-	return len(d.rules.Effects.Fed)+len(d.hungry)+len(d.sets.hungry) > 0
+// MayServe reports whether claims wait for queues that may have ready tasks.
+func (d *Dispatcher) MayServe() bool {
+	return len(d.rules.Effects.Fed)+len(d.servable)+len(d.sets.servable) > 0
 }
 
 // Serve gives ready tasks to the waiting claims, first come, first served. When the budget of the
@@ -395,30 +395,30 @@ func (d *Dispatcher) Serve() {
 	if d.setsFirst = !d.setsFirst; d.setsFirst {
 		d.serveSets(&served)
 	}
-	serveInTurn(&d.hungry, &served, func(q *Queue) (all bool) {
+	serveInTurn(&d.servable, &served, func(q *Queue) (all bool) {
 		all = d.serveQueue(q, &served)
-		q.hungry = !all
+		q.servable = !all
 		return all
 	})
 	d.serveSets(&served)
 }
 
-// serveInTurn serves all hungry queues or sets, until the budget is spent: then serve returns
+// serveInTurn serves all servable queues or sets, until the budget is spent: then serve returns
 // false, and the one that it was serving comes last. served counts claims.
-func serveInTurn[T any](hungry *[]T, served *int, serve func(T) (all bool)) {
+func serveInTurn[T any](servable *[]T, served *int, serve func(T) (all bool)) {
 	n := 0
-	for ; n < len(*hungry); n++ {
+	for ; n < len(*servable); n++ {
 		before := *served
-		if serve((*hungry)[n]) {
+		if serve((*servable)[n]) {
 			continue
 		}
 		if *served > before {
-			*hungry = append(*hungry, (*hungry)[n])
+			*servable = append(*servable, (*servable)[n])
 			n++
 		}
 		break
 	}
-	*hungry = slices.Delete(*hungry, 0, n)
+	*servable = slices.Delete(*servable, 0, n)
 }
 
 // serveQueue is Serve for one queue; served counts claims. It returns false if the budget is spent.
@@ -436,7 +436,7 @@ func (d *Dispatcher) serveQueue(q *Queue, served *int) bool {
 			break
 		}
 		if t := q.front().Pop(); d.takes(t) {
-			d.voidHere(t.claim, q)
+			d.dropStale(t.claim, q)
 			d.give(t.claim, q, l, true)
 		} else {
 			d.leaveGate(q)

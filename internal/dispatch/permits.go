@@ -89,11 +89,11 @@ func limitsOf(set *engine.Settings) permits.Limits {
 // Reports returns how many reports the shard has sent to allocators.
 func (t *Permits) Reports() uint64 { return t.reports }
 
-// Limit applies the limits of a queue for all its shards. fresh is as in engine.Reconfigured.
-func (t *Permits) Limit(q *Queue, fresh bool) {
+// Limit applies the limits of a queue for all its shards. afterOpen is as in engine.Reconfigured.
+func (t *Permits) Limit(q *Queue, afterOpen bool) {
 	t.hold(q)
 	if t.claims.index == 0 {
-		t.allocate(q, fresh)
+		t.allocate(q, afterOpen)
 	}
 }
 
@@ -196,8 +196,8 @@ func (t *Permits) Hear(queue string, shard int, r *PermitRequest) bool {
 	return true
 }
 
-// Tell returns what the shard has of the permits of a queue, for a new allocator.
-func (t *Permits) Tell(q *engine.Queue) permits.Report {
+// ReportNow returns what the shard has of the permits of a queue, for a new allocator.
+func (t *Permits) ReportNow(q *engine.Queue) permits.Report {
 	c := t.claims.Of(q)
 	p, leased := c.permits(), int(c.Counts.Leased)
 	if p == nil { // it needs none, by newer settings
@@ -206,7 +206,7 @@ func (t *Permits) Tell(q *engine.Queue) permits.Report {
 	}
 	p.hangUp()
 	t.markDirty(c)
-	return p.Holder.Tell(leased, t.claims.rules.Now)
+	return p.Holder.ReportNow(leased, t.claims.rules.Now)
 }
 
 // Look reports whether there is a permit. If there is none, one is asked for as soon as the group
@@ -261,21 +261,21 @@ func (p *PermitGate) IsBusy() bool { return p.drop != nil || len(p.asking) > 0 }
 // report tells the allocator what it is to know.
 func (p *PermitGate) report() {
 	q, t := p.queue, p.permits
-	r, tell := p.Report(int(q.Counts.Leased), p.need(), len(p.asking) > 0, t.claims.rules.Now)
+	r, send := p.Report(int(q.Counts.Leased), p.need(), len(p.asking) > 0, t.claims.rules.Now)
 	if p.Unused() > 0 {
 		t.markDirty(q) // until they are used: who wants them may change his mind
 	}
 	if r.Want == 0 {
 		p.answerAsking()
 	}
-	if !tell {
+	if !send {
 		return
 	}
 	p.hangUp()
 	p.drop, p.covered = t.mail.Report(p, q.Name, &r), len(p.asking)
 }
 
-// hangUp ends the call whose answer is void.
+// hangUp ends the call whose answer would be outdated.
 func (p *PermitGate) hangUp() {
 	if p.drop != nil {
 		p.drop()
@@ -330,9 +330,9 @@ func (p *PermitGate) Answered(r *permits.Request, a permits.Answer, err error) {
 	}
 }
 
-// allocate makes the first shard's owner the allocator of a queue that has limits. fresh is as in
-// engine.Reconfigured.
-func (t *Permits) allocate(q *Queue, fresh bool) {
+// allocate makes the first shard's owner the allocator of a queue that has limits. afterOpen is as
+// in engine.Reconfigured.
+func (t *Permits) allocate(q *Queue, afterOpen bool) {
 	limits, a := limitsOf(q.Settings), q.allocator
 	if limits.Any() {
 		if a == nil {
@@ -341,7 +341,7 @@ func (t *Permits) allocate(q *Queue, fresh bool) {
 			q.allocator = a
 			t.markDirty(q)
 		}
-		a.Set(limits, fresh, time.Now())
+		a.Set(limits, afterOpen, time.Now())
 		a.allot()
 		return
 	}
@@ -371,11 +371,11 @@ func (a *PermitAllocator) Answered(shard int, r *permits.Report, err error) {
 		return
 	}
 	if err != nil {
-		a.Untold(shard)
+		a.NotReported(shard)
 		a.permits.markDirty(a.queue)
 		return
 	}
-	if a.Told(shard, r, time.Now()) {
+	if a.Reported(shard, r, time.Now()) {
 		a.dismiss(shard)
 	}
 	a.allot()

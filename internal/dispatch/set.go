@@ -54,8 +54,8 @@ type set struct {
 	open   lottery                     // by index
 	aside  []int                       // to be opened again, after the present claims are served or wait
 	lines
-	hungry bool   // its claims may be served
-	group  uint32 // engine.State.GroupNumber of the group that has used it last
+	servable bool   // its claims may be served
+	group    uint32 // engine.State.GroupNumber of the group that has used it last
 }
 
 // setEntry is one of the sets that contain a queue, and the queue's index there.
@@ -68,7 +68,7 @@ type setEntry struct {
 type setTable struct {
 	byDigest     map[[sha256.Size]byte]*set
 	names        int    // queues in them
-	hungry       []*set // sets in which claims wait, and that may have ready tasks
+	servable     []*set // sets in which claims wait, and that may have ready tasks
 	dropped      []*set // dropped sets that are still in the entries of some queues
 	droppedNames int    // queues in them
 }
@@ -123,10 +123,10 @@ func (d *Dispatcher) buildSet(list *List) *set {
 	return s
 }
 
-// isIdle reports whether no claim waits in the set. It drops the void tickets.
+// isIdle reports whether no claim waits in the set. It drops the stale tickets.
 func (s *set) isIdle() bool {
 	s.sweep()
-	return s.front().Len() == 0 && !s.hungry
+	return s.front().Len() == 0 && !s.servable
 }
 
 // dropIdleSets drops sets in which no claim waits until the others have no more queues than the
@@ -200,9 +200,9 @@ func (d *Dispatcher) feedSets(q *Queue) {
 
 // feedSet makes the next Serve serve the claims that wait in a set.
 func (d *Dispatcher) feedSet(s *set) {
-	if !s.hungry && s.open.len() > 0 && s.front().Len() > 0 {
-		s.hungry = true
-		d.sets.hungry = append(d.sets.hungry, s)
+	if !s.servable && s.open.len() > 0 && s.front().Len() > 0 {
+		s.servable = true
+		d.sets.servable = append(d.sets.servable, s)
 	}
 }
 
@@ -318,9 +318,9 @@ func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waite
 }
 
 func (d *Dispatcher) serveSets(served *int) {
-	serveInTurn(&d.sets.hungry, served, func(s *set) (all bool) {
+	serveInTurn(&d.sets.servable, served, func(s *set) (all bool) {
 		all = d.serveSet(s, served)
-		s.hungry = !all
+		s.servable = !all
 		return all
 	})
 }

@@ -1,21 +1,21 @@
 package dispatch
 
-// WaitList is a list of tickets, first come, first served. Some of them may be void. Its zero value
-// is empty.
+// WaitList is a list of tickets, first come, first served. Some of them may be stale. Its zero
+// value is empty.
 //
-// Void tickets are removed when they reach the head; when the list would grow, so that it never has
-// more than twice as many tickets as waiting claims, plus a constant; when half of the tickets are
-// known to be void (voided); and by Sweep.
+// Stale tickets are removed when they reach the head; when the list would grow, so that it never
+// has more than twice as many tickets as waiting claims, plus a constant; when half of the tickets
+// are known to be stale (noteStale); and by Sweep.
 type WaitList struct {
 	tickets []Ticket
 	head    int
 	limit   int
-	void    int // tickets that are known to be void; some of them may have been removed
+	stale   int // tickets that are known to be stale; some of them may have been removed
 }
 
 const waitListMin = 64
 
-// Len returns the number of tickets, void ones included.
+// Len returns the number of tickets, stale ones included.
 func (w *WaitList) Len() int { return len(w.tickets) - w.head }
 
 // All returns the tickets in order. The slice is valid until the list changes.
@@ -47,10 +47,10 @@ func (w *WaitList) empty() {
 	if w.tickets = w.tickets[:0]; cap(w.tickets) > waitListMin {
 		w.tickets = nil
 	}
-	w.head, w.limit, w.void = 0, 0, 0
+	w.head, w.limit, w.stale = 0, 0, 0
 }
 
-// Sweep drops the void tickets.
+// Sweep drops the stale tickets.
 func (w *WaitList) Sweep() {
 	good := w.tickets[:0]
 	for _, t := range w.All() {
@@ -59,21 +59,21 @@ func (w *WaitList) Sweep() {
 		}
 	}
 	clear(w.tickets[len(good):])
-	w.tickets, w.head, w.void = good, 0, 0
+	w.tickets, w.head, w.stale = good, 0, 0
 	w.limit = 2 * len(good)
 	if len(good) == 0 {
 		w.empty()
 	}
 }
 
-// voided notes that a ticket of the list is void.
-func (w *WaitList) voided() {
-	if w.void++; 2*w.void > w.Len() {
+// noteStale notes that a ticket of the list is stale.
+func (w *WaitList) noteStale() {
+	if w.stale++; 2*w.stale > w.Len() {
 		w.Sweep()
 	}
 }
 
-// AnyGood reports whether any claim waits. It drops the void tickets at the head.
+// AnyGood reports whether any claim waits. It drops the stale tickets at the head.
 func (w *WaitList) AnyGood() bool {
 	for w.Len() > 0 && !w.first().Good() {
 		w.Pop()

@@ -51,10 +51,10 @@ func (s *State) Spent() bool {
 }
 
 // isLate is Spent for work that can wait for the next group.
-func (s *State) isLate() bool { return s.laden() || s.config.Elapsed() >= s.Budget.Until }
+func (s *State) isLate() bool { return s.isUsedUp() || s.config.Elapsed() >= s.Budget.Until }
 
-// laden is Spent without reading the clock.
-func (s *State) laden() bool {
+// isUsedUp is Spent without reading the clock.
+func (s *State) isUsedUp() bool {
 	records, bytes := s.Work()
 	return records >= s.Budget.records || bytes >= s.Budget.bytes
 }
@@ -65,7 +65,7 @@ func (s *State) HasBudget(n int) bool {
 	if s.Broken != nil {
 		return false
 	}
-	return n == 0 || !s.laden() && (n%32 != 0 || s.config.Elapsed() < s.Budget.Until)
+	return n == 0 || !s.isUsedUp() && (n%32 != 0 || s.config.Elapsed() < s.Budget.Until)
 }
 
 // Work returns how many entries, and how many bytes of them, the owner has read and added to the

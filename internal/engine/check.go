@@ -548,7 +548,7 @@ func (c *checker) caches() error {
 	s := c.state
 	return errors.Join(
 		checkCache(c, "idempotency key", &s.uniques),
-		checkCache(c, "group", &s.groups),
+		checkCache(c, "group", &s.turns),
 		checkCache(c, "number of parents", &s.pending),
 		checkCache(c, "end being told", &s.teller.ends),
 		checkCache(c, "number of pins", &s.pins.counts),

@@ -82,7 +82,7 @@ func (d *driver) load() (resting []*recurring) {
 		s.Effects.Resting = nil
 	}
 	for _, s := range d.shards {
-		s.Meet(states)
+		s.Reconcile(states)
 		s.Effects.Configured, s.Effects.Shown = nil, nil
 	}
 	return resting
@@ -242,7 +242,7 @@ func (d *driver) check(s *drivenShard) error {
 	return nil
 }
 
-// tie has the record of a new task say what binds it to others, by the names that it has.
+// tie writes into the record of a new task what binds it to others, by the names that it has.
 func tie(k *LaneKey, rec *record.Record) {
 	rec.Limit = keys.LimitScope(k.Queue, rec.LimitKey)
 	rec.Group = keys.GroupScope(k.Queue, k.Tenant, rec.LimitKey, rec.GroupKey)

@@ -11,10 +11,10 @@ import "codeq/internal/keys"
 // takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
 // it ends, also while it waits for another attempt.
 func (s *State) takeTurn(scope uint64, id keys.ID) bool {
-	v, ok := s.groups.get(s, scope)
+	v, ok := s.turns.get(s, scope)
 	switch {
 	case !ok:
-		s.groups.put(s, scope, keys.GroupValue{Holder: id})
+		s.turns.put(s, scope, keys.GroupValue{Holder: id})
 		return true
 	case v.Holder == keys.ID(id):
 		return true
@@ -23,31 +23,31 @@ func (s *State) takeTurn(scope uint64, id keys.ID) bool {
 			s.cursors.begin(scope)
 		}
 		v.Waiting = true
-		s.groups.put(s, scope, v)
+		s.turns.put(s, scope, v)
 	}
 	return false
 }
 
 // passTurn is called when a task of a group ends: the first waiting task is next.
 func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
-	v, ok := s.groups.get(s, scope)
+	v, ok := s.turns.get(s, scope)
 	if !ok || v.Holder != keys.ID(id) { // it did not have the turn
 		return
 	}
 	if !v.Waiting || s.cursors.isEmpty(scope) {
-		s.groups.drop(s, scope)
+		s.turns.drop(s, scope)
 		return
 	}
 	if first := s.firstWaiter(q, scope); first != nil {
 		s.giveTurnTo(first, scope, !s.cursors.isEmpty(scope))
 		return
 	}
-	s.groups.put(s, scope, keys.GroupValue{Waiting: true})
+	s.turns.put(s, scope, keys.GroupValue{Waiting: true})
 	s.wake(q, scope, keys.ID{}, keys.WakeUp)
 }
 
 func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
-	s.groups.put(s, scope, keys.GroupValue{Holder: at.id, Waiting: others})
+	s.turns.put(s, scope, keys.GroupValue{Holder: at.id, Waiting: others})
 	s.unblock(at)
 	s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
 }
@@ -55,7 +55,7 @@ func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
 // giveTurn gives the turn of a group to the first task that waits for it.
 func (s *State) giveTurn(q *Queue, scope uint64) error {
 	var first *located
-	others := s.groups.hasChanged(scope) // tasks that have begun to wait in this group
+	others := s.turns.hasChanged(scope) // tasks that have begun to wait in this group
 	err := s.waiting(q, scope, func(n int, at *located) bool {
 		if n > 0 {
 			others = true
@@ -72,7 +72,7 @@ func (s *State) giveTurn(q *Queue, scope uint64) error {
 	case others:
 		s.wake(q, scope, keys.ID{}, keys.WakeUp)
 	default:
-		s.groups.drop(s, scope)
+		s.turns.drop(s, scope)
 	}
 	return nil
 }

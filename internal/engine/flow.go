@@ -53,7 +53,7 @@ func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]ke
 
 // fetchTies reads the holders of the idempotency keys, and of the turns of the groups, of a batch.
 func (s *State) fetchTies(tasks []NewTask) {
-	if len(tasks) < 2 || s.uniques.whole && s.groups.whole {
+	if len(tasks) < 2 || s.uniques.whole && s.turns.whole {
 		return
 	}
 	var uniques [][keys.UniqueLen]byte
@@ -72,7 +72,7 @@ func (s *State) fetchTies(tasks []NewTask) {
 		}
 	}
 	s.uniques.fetch(s, uniques)
-	s.groups.fetch(s, groups)
+	s.turns.fetch(s, groups)
 }
 
 // canAdmit reports whether everything that admitAll looks up is on disk.

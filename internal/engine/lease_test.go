@@ -8,8 +8,8 @@ import (
 	"codeq/internal/record"
 )
 
-// TestEndsOfAttemptsReadNothing: the end of an attempt reads the task's record from memory if it is small, and
-// as long as all copies together are; else from disk.
+// TestEndsOfAttemptsReadNothing: the end of an attempt reads the task's record from memory if it is
+// small, and as long as all copies together are; else from disk.
 func TestEndsOfAttemptsReadNothing(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -30,8 +30,8 @@ import (
 const (
 	// leaseClockEvery is how far the clock of leases goes until it is stored again, ms.
 	leaseClockEvery = 5000
-	// leaseGrace is how long a lease lasts after a change of the leader at least, ms: its holder may
-	// have waited for a leader with what it has to say.
+	// leaseGrace is how long a lease lasts after a change of the leader at least, ms: its holder
+	// may have waited for a leader with what it has to say.
 	leaseGrace = 1000
 )
 

@@ -98,7 +98,7 @@ func (s *State) place(l *Lane, since uint64, id keys.ID, rec []byte) {
 
 // isFirstPlace reports whether a task that is in a lane needs no index entry.
 func isFirstPlace(l *Lane, since uint64, id keys.ID) bool {
-	return keys.Fresh(since) && l.number == keys.LaneOf(id)
+	return keys.IsFirstPlace(since) && l.number == keys.LaneOf(id)
 }
 
 // enter makes a task ready whose time has come, or makes it wait for its turn in its group.
@@ -229,7 +229,7 @@ func (s *State) endLease(ls *lease) {
 // giveBack rewrites it.
 func (s *State) unlease(ls *lease) {
 	s.endLease(ls)
-	once := keys.Fresh(ls.since) && ls.leases == 1 && !ls.rewritten
+	once := keys.IsFirstPlace(ls.since) && ls.leases == 1 && !ls.rewritten
 	s.removeTask(ls.lane.number, ls.since, ls.id, once)
 }
 

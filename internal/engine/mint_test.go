@@ -151,7 +151,7 @@ func TestMintedIDs(t *testing.T) {
 			require.EqualValues(t, 7, id[6]>>4, "version of %s", id)
 			require.EqualValues(t, 2, id[8]>>6, "variant of %s", id)
 			require.Equal(t, lane, keys.LaneOf(id))
-			require.True(t, keys.Fresh(keys.SinceOf(id)))
+			require.True(t, keys.IsFirstPlace(keys.SinceOf(id)))
 			require.Equal(t, m.clock&(1<<clockShift-1), keys.SinceOf(id)&(1<<clockShift-1), "counter")
 			require.Equal(t, m.clock>>clockShift, keys.SinceMillis(keys.SinceOf(id)))
 			require.Equal(t, shard, keys.ShardOf(id, shards))

@@ -574,7 +574,7 @@ func (m *model) failed(do func()) (failed bool) {
 	return false
 }
 
-// forget has memory hold nothing of keys, groups and parents, as when there are too many.
+// forget clears the memory of keys, groups and parents, as when there are too many.
 func (m *model) forget(*rapid.T) {
 	for _, s := range m.shards {
 		s.Probe().ForgetCaches()

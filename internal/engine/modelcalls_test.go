@@ -191,7 +191,7 @@ func (m *model) alterWoken(t *rapid.T) {
 	if child := m.tasks[alter.id]; child != nil {
 		p = m.placeOf(child)
 	}
-	if p.Range == keys.Task && keys.Fresh(p.At) {
+	if p.Range == keys.Task && keys.IsFirstPlace(p.At) {
 		alter.apply(m)
 		complete.apply(m)
 	} else {

@@ -425,7 +425,7 @@ func (m *model) pin(parent, child *modelTask) {
 	parent.pins[child.id] = true
 }
 
-// unpin has a task let go of its parents, which are kept until a time at least.
+// unpin lets a task release its parents, which are kept until a time at least.
 func (m *model) unpin(child *modelTask, until uint64) {
 	for _, parent := range child.rec.Parents {
 		p := m.tasks[parent]
@@ -467,7 +467,7 @@ func (m *model) replace(t *modelTask, by spec) {
 	t.LaneKey, t.rec, t.expired = by.LaneKey, by.rec, false
 	t.rec.Parents, t.rec.OnDead = parents, onDead
 	m.takeKey(t.id, &by.rec, max(m.Wall, keys.SinceMillis(keys.SinceOf(t.id))))
-	if p := m.placeOf(t); p.Range == keys.Task && !keys.Fresh(p.At) { // perhaps it had gone on before
+	if p := m.placeOf(t); p.Range == keys.Task && !keys.IsFirstPlace(p.At) { // perhaps it had gone on before
 		if _, held := m.turns[t.rec.Group]; !held && m.waitsInGroup(t, t.rec.Group) && m.isFirst(t) {
 			m.turns[t.rec.Group] = t.id
 		} else if slices.Contains(m.woken, t) {

@@ -48,26 +48,26 @@ func (p Probe) Usage() Usage {
 		Read:  s.reading.entries,
 		Lanes: s.catalogue.loaded.Len(), Doubtful: s.doubtful.Len(), LaneSweeps: s.catalogue.swept,
 		Limits: len(s.limits), Telling: s.teller.count, Schedules: s.recurring.looked,
-		Groups: usageOf(&s.groups), Uniques: usageOf(&s.uniques),
+		Groups: usageOf(&s.turns), Uniques: usageOf(&s.uniques),
 		OutNext: slices.Clone(s.out.next), OutFirst: slices.Clone(s.out.first), OutStored: slices.Clone(s.out.stored),
 		OutWaiting: slices.Clone(s.out.waiting), Inbound: slices.Clone(s.inbound),
 	}
 }
 
-// MostGroups and MostUniques are how many groups, and idempotency keys, memory holds between two
+// MostTurns and MostUniques are how many groups, and idempotency keys, memory holds between two
 // groups.
-func MostGroups() int  { m := newGroupCache(); return m.most() }
+func MostTurns() int   { m := newTurnCache(); return m.most() }
 func MostUniques() int { m := newUniqueCache(); return m.most() }
 
 // ForgetCaches empties the caches: the next access to an entry reads disk, and keys are listed
 // again. It returns false if the group has changed entries.
 func (p Probe) ForgetCaches() bool {
 	s := p.s
-	if len(s.uniques.changed)+len(s.groups.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
+	if len(s.uniques.changed)+len(s.turns.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
 		return false
 	}
 	forgetCache(&s.uniques)
-	forgetCache(&s.groups)
+	forgetCache(&s.turns)
 	forgetCache(&s.pending)
 	forgetCache(&s.teller.ends)
 	forgetCache(&s.pins.counts)

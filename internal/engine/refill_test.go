@@ -39,8 +39,8 @@ func TestRefillsReadWhatIsServed(t *testing.T) {
 	}
 }
 
-// TestRefillsEnd: however little memory windows have, less than one task or more, an owner whom nobody
-// asks for anything does not go on reading.
+// TestRefillsEnd: however little memory windows have, less than one task or more, an owner whom
+// nobody asks for anything does not go on reading.
 func TestRefillsEnd(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {

@@ -8,8 +8,8 @@ import (
 	"codeq/internal/keys"
 )
 
-// TestFrontOfGroup: the front does not pass a task that disk does not have yet.
-func TestFrontOfGroup(t *testing.T) {
+// TestCursorOfGroup: the cursor does not pass a task that disk does not have yet.
+func TestCursorOfGroup(t *testing.T) {
 	id := func(n byte) keys.ID { return keys.ID{15: n} }
 	f := scanCursors{group: 1}
 	add := func(n byte) { f.add(1, id(n), nil) }

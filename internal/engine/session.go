@@ -25,7 +25,8 @@ type CallNumber struct {
 // begin a session, so that number matters only once a node of the same name is a member again. The
 // removal of a directory, under its name in the cluster, is stored in the same way.
 
-// goneSessions is how many nodes and directories that were removed a shard remembers: the last ones.
+// goneSessions is how many nodes and directories that were removed a shard remembers: the last
+// ones.
 const goneSessions = 1000
 
 // LifeOverError is the answer to a call of a life of a node that is over. The call was not decided.

@@ -64,19 +64,19 @@ func (s *State) Adopt(queue string, value []byte) error {
 	return nil
 }
 
-// adopt stores and applies settings of a queue, unless the shard has newer ones. fresh is
-// Reconfigured.Fresh.
-func (s *State) adopt(queue string, c Configured, fresh bool) {
+// adopt stores and applies settings of a queue, unless the shard has newer ones. afterOpen is
+// Reconfigured.AfterOpen.
+func (s *State) adopt(queue string, c Configured, afterOpen bool) {
 	q := s.QueueNamed(queue)
 	if c.Version <= q.Version {
 		return
 	}
 	s.Group.set(settingsKey(queue), c.Value)
-	s.applySettings(q, c, fresh)
+	s.applySettings(q, c, afterOpen)
 }
 
 // applySettings makes the shard use settings of a queue.
-func (s *State) applySettings(q *Queue, c Configured, fresh bool) {
+func (s *State) applySettings(q *Queue, c Configured, afterOpen bool) {
 	before := q.Settings
 	if q.Version == 0 {
 		s.settled.Append(q)
@@ -85,7 +85,7 @@ func (s *State) applySettings(q *Queue, c Configured, fresh bool) {
 	if before.ConcurrencyPerKey != c.Settings.ConcurrencyPerKey {
 		s.recheck(q)
 	}
-	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, fresh})
+	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, afterOpen})
 }
 
 // Settings are the settings of a queue.

@@ -50,7 +50,7 @@ type State struct {
 
 	recurring recurringTable
 	uniques   uniqueCache
-	groups    groupCache
+	turns     turnCache
 	pending   pendingCache
 	teller    teller
 	pins      pins
@@ -109,8 +109,8 @@ type Instant struct {
 	Now  uint64 // monotonic, without the time that does not count
 	Wall uint64 // since 1970
 	// Ahead is by how much Wall may be ahead of time; Never: that is not known. What is deleted for
-	// good is not deleted before that has passed. It need not be set unless Wall says that something
-	// is to be deleted (HasExpired).
+	// good is not deleted before that has passed. It need not be set unless Wall says that
+	// something is to be deleted (HasExpired).
 	Ahead  uint64
 	Uptime uint64 // monotonic
 	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
@@ -139,8 +139,8 @@ type Effects struct {
 
 // Reconfigured is a queue that has got other settings.
 type Reconfigured struct {
-	Queue *Queue
-	Fresh bool // the settings have changed after Open
+	Queue     *Queue
+	AfterOpen bool // the settings have changed after Open
 }
 
 func NewState(c Config, st *store.Store) State {
@@ -155,7 +155,7 @@ func NewState(c Config, st *store.Store) State {
 		nextDue:   nothingDue,
 		nextFreed: nothingDue,
 		uniques:   newUniqueCache(),
-		groups:    newGroupCache(),
+		turns:     newTurnCache(),
 		pending:   newPendingCache(),
 		teller:    newTeller(),
 		pins:      newPins(),

@@ -229,8 +229,8 @@ func (w *world) open(a args) {
 }
 
 // crash loads what has been committed. The monotonic clock begins anew. known is for
-// how long the process, that of the next leader, has had the clock of leases; replicated, that it is
-// one of a cluster from now on.
+// how long the process, that of the next leader, has had the clock of leases; replicated, that it
+// is one of a cluster from now on.
 func (w *world) crash(a args, _ []string) {
 	w.known = uint64(a.span("known", 0).Milliseconds())
 	w.config.Replicated = w.config.Replicated || a.has("replicated")

@@ -475,11 +475,11 @@ func (s *State) First(q *Queue) (f FirstTask, ok bool) {
 	return f, false
 }
 
-// Meet reconciles the shards of a process with each other. Below DurabilityDisk, a power loss may
-// have taken from some of them which messages they had taken, and which settings were the latest. A
-// queue may also have older settings here than in its other shards.
+// Reconcile makes the shards of a process agree with each other. Below DurabilityDisk, a power loss
+// may have taken from some of them which messages they had taken, and which settings were the
+// latest. A queue may also have older settings here than in its other shards.
 // REQUIRES: all are loaded, and nothing is decided yet.
-func (s *State) Meet(peers []*State) {
+func (s *State) Reconcile(peers []*State) {
 	for to, peer := range peers {
 		s.out.countFrom(to, peer.inbound[s.config.Shard])
 		for name, q := range peer.Queues {
@@ -514,8 +514,8 @@ func (s *State) NextTime() uint64 {
 	return at
 }
 
-// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease, or that
-// the clock of leases is stored.
+// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease, or
+// that the clock of leases is stored.
 func (s *State) NextDue() (uptime, now uint64) {
 	uptime, now = Never, Never
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {

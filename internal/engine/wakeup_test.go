@@ -13,9 +13,9 @@ import (
 	"codeq/internal/record"
 )
 
-// TestMarksBeyondMemory: when more tasks are to be canceled at once than memory has wakeups
+// TestWakeupsBeyondMemory: when more tasks are to be canceled at once than memory has wakeups
 // for, those that it does not hold are read from disk.
-func TestMarksBeyondMemory(t *testing.T) {
+func TestWakeupsBeyondMemory(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
 	const parents = 3*wakeupsCap/TellAtOnce + 10
@@ -91,8 +91,8 @@ func TestFront(t *testing.T) {
 		return Decided, r.Extend(third.Receipt, uint64(2*time.Hour/time.Millisecond))
 	})
 	r.settle()
-	front := cursorOf(&r.cursors, keys.GroupScope("a", "", "", "g"))
-	require.Positive(t, bytes.Compare(front[:], third.Receipt.ID[:]), "behind those that have gone on")
+	cursor := cursorOf(&r.cursors, keys.GroupScope("a", "", "", "g"))
+	require.Positive(t, bytes.Compare(cursor[:], third.Receipt.ID[:]), "behind those that have gone on")
 	r.pass(time.Hour)
 	r.settle()
 	complete(third)
@@ -101,8 +101,8 @@ func TestFront(t *testing.T) {
 	}
 }
 
-// TestDoubtfulQueuesAreForgotten: queues of which some might have had wakeups leave memory as soon as no
-// wakeups are on disk only, whether or not anything else happens.
+// TestDoubtfulQueuesAreForgotten: queues of which some might have had wakeups leave memory as soon
+// as no wakeups are on disk only, whether or not anything else happens.
 func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})

@@ -86,7 +86,7 @@ type anyCache interface {
 
 // caches returns all caches, in the order in which a group writes what they change.
 func (s *State) caches() [5]anyCache {
-	return [...]anyCache{&s.uniques, &s.groups, &s.pending, &s.teller.ends, &s.pins.counts}
+	return [...]anyCache{&s.uniques, &s.turns, &s.pending, &s.teller.ends, &s.pins.counts}
 }
 
 // load reads the range if it is small.
@@ -350,7 +350,7 @@ func (m *writeBackCache[K, V]) trim() {
 // The caches of a shard, by hash of the idempotency key, by scope, and by ID.
 type (
 	uniqueCache  = writeBackCache[[keys.UniqueLen]byte, keys.UniqueValue]
-	groupCache   = writeBackCache[uint64, keys.GroupValue]
+	turnCache    = writeBackCache[uint64, keys.GroupValue]
 	pendingCache = writeBackCache[keys.ID, uint64]
 )
 
@@ -367,8 +367,8 @@ func newUniqueCache() uniqueCache {
 	}
 }
 
-func newGroupCache() groupCache {
-	return groupCache{
+func newTurnCache() turnCache {
+	return turnCache{
 		prefix: keys.Group, key: keys.AppendScope, encode: keys.GroupValue.Append, order: cmp.Compare[uint64],
 		parse: func(key, value []byte) (k uint64, v keys.GroupValue, err error) {
 			if k, err = keys.ParseScope(key); err == nil {

@@ -111,8 +111,9 @@ func (l *Latch) Hurry() {
 const tooManyTables = 24
 
 // Limit sets how many bytes memtables may take before Throttle and Ready wait for flushes: most, or
-// a memtable less while the memory is used up that the store shares with others. It is called before
-// Open, whose MemTableStopWritesThreshold must be larger by what is committed between two calls.
+// a memtable less while the memory is used up that the store shares with others. It is called
+// before Open, whose MemTableStopWritesThreshold must be larger by what is committed between two
+// calls.
 func (l *Latch) Limit(most, memTable int, shared *Memory) {
 	l.memory.most, l.memory.memTable, l.memory.shared = int64(most), int64(memTable), shared
 }

@@ -3,8 +3,8 @@ package failstop
 import "sync/atomic"
 
 // Memory is what may wait for flushes in several stores together. When it is used up, the memtables
-// of each may take one less than otherwise. A store that has more waits for its own flush: never for
-// that of another store, which may have nothing to flush, or no room for it.
+// of each may take one less than otherwise. A store that has more waits for its own flush: never
+// for that of another store, which may have nothing to flush, or no room for it.
 type Memory struct {
 	bytes int64
 	waits atomic.Int64 // bytes that do

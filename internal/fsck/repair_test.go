@@ -39,8 +39,8 @@ const (
 // fixtureCounts is the tasks of the fixture's queue.
 var fixtureCounts = keys.Counts{Ready: 5, Leased: 1, Scheduled: 1, Blocked: 2, Done: 1, Dead: 1}
 
-// counterValue is the counters of a queue. No number of the fixture is larger than that of its lease
-// record.
+// counterValue is the counters of a queue. No number of the fixture is larger than that of its
+// lease record.
 func counterValue(c keys.Counts) string {
 	value := make([]byte, keys.CountersLen)
 	keys.CountersValue{Counts: c, Clock: fixtureSeq}.Put(value)
@@ -173,8 +173,8 @@ func (f *fixture) key(id keys.ID) string {
 	return string(keys.FirstPlace(fixtureLane, id).AppendKey(nil, id))
 }
 
-// TestRebuild damages what is stored in one way after the other: Verify finds it and changes nothing;
-// a repair keeps the damaged store, and the new one has all that the records tell.
+// TestRebuild damages what is stored in one way after the other: Verify finds it and changes
+// nothing; a repair keeps the damaged store, and the new one has all that the records tell.
 func TestRebuild(t *testing.T) {
 	f := newFixture(t, "identity of the shard")
 	sound := f.write(f.entries)

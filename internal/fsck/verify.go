@@ -59,8 +59,8 @@ type Problem struct {
 }
 
 // Verify reads everything in the directory of a queue. With repair it repairs the shards with
-// problems; with copied it accepts a directory that was copied while it was open. The error says why
-// the directory could not be read.
+// problems; with copied it accepts a directory that was copied while it was open. The error says
+// why the directory could not be read.
 func Verify(fsys vfs.FS, dir string, rules *Rules, repair, copied bool) (*Report, error) {
 	m, err := manifest.Read(fsys, dir)
 	if err == nil && m == nil {
@@ -197,8 +197,8 @@ func (v *verifier) content(index int, dir string) (r Shard, err error) {
 	return r, v.close(index, dir, db, repairable)
 }
 
-// close closes a store. Pebble panics if it has lost an iterator over damaged data: then a file stays
-// open.
+// close closes a store. Pebble panics if it has lost an iterator over damaged data: then a file
+// stays open.
 func (v *verifier) close(index int, dir string, db *pebble.DB, repairable bool) error {
 	err := store.Protect(db.Close)
 	if errors.Is(err, base.ErrCorrupt) {

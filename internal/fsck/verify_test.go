@@ -11,8 +11,8 @@ import (
 	"codeq/internal/store"
 )
 
-// TestVerifyClosesWhatLeaks: a store in which an iterator was lost, as Pebble does over damaged data,
-// is a problem that is reported, and no panic.
+// TestVerifyClosesWhatLeaks: a store in which an iterator was lost, as Pebble does over damaged
+// data, is a problem that is reported, and no panic.
 func TestVerifyClosesWhatLeaks(t *testing.T) {
 	disk := vfs.NewMem()
 	db, err := pebble.Open("shard", &pebble.Options{FS: disk, FormatMajorVersion: store.Format})

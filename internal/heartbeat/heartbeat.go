@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Heart sleeps until it is woken, and then beats. Wake and Stop are safe for concurrent use.
-type Heart struct {
+// Heartbeat sleeps until it is woken, and then beats. Wake and Stop are safe for concurrent use.
+type Heartbeat struct {
 	woken chan struct{} // capacity 1
 	quit  chan struct{}
 	once  sync.Once
 }
 
-// New returns a Heart.
-func New() *Heart { return &Heart{woken: make(chan struct{}, 1), quit: make(chan struct{})} }
+// New returns a Heartbeat.
+func New() *Heartbeat { return &Heartbeat{woken: make(chan struct{}, 1), quit: make(chan struct{})} }
 
 // Wake ends the sleep.
-func (h *Heart) Wake() {
+func (h *Heartbeat) Wake() {
 	select {
 	case h.woken <- struct{}{}:
 	default:
@@ -25,11 +25,11 @@ func (h *Heart) Wake() {
 }
 
 // Stop makes Run return.
-func (h *Heart) Stop() { h.once.Do(func() { close(h.quit) }) }
+func (h *Heartbeat) Stop() { h.once.Do(func() { close(h.quit) }) }
 
 // Run calls begin when the sleep ends, and then beat after each interval, until it returns false,
 // which begins the next sleep.
-func (h *Heart) Run(interval time.Duration, begin func(), beat func() (more bool)) {
+func (h *Heartbeat) Run(interval time.Duration, begin func(), beat func() (more bool)) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {

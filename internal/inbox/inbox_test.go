@@ -90,8 +90,8 @@ func TestPick(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2}, ops)
 }
 
-// TestStop: what was accepted stays, and what comes later is refused for the first reason, unless the
-// queue is closed.
+// TestStop: what was accepted stays, and what comes later is refused for the first reason, unless
+// the queue is closed.
 func TestStop(t *testing.T) {
 	in := inbox.New(8, time.Now(), func(int) bool { return false })
 	require.NoError(t, in.Pass(1))

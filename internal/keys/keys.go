@@ -92,7 +92,7 @@ type ID = [IDLen]byte
 const (
 	kindShift = 12
 	kindMask  = 0xf << kindShift
-	kindFresh = 0x7 << kindShift
+	kindFirst = 0x7 << kindShift
 	kindMoved = 0x8 << kindShift
 )
 
@@ -109,26 +109,26 @@ func ClockOf(id ID) uint64 {
 // MovedSince returns the since of a task that became ready again at ms.
 func MovedSince(ms uint64) uint64 { return ms<<16 | kindMoved }
 
-// Fresh reports whether a since is that of a task in its first place.
-func Fresh(since uint64) bool { return since&kindMask == kindFresh }
+// IsFirstPlace reports whether a since is that of a task in its first place.
+func IsFirstPlace(since uint64) bool { return since&kindMask == kindFirst }
 
 // SinceMillis returns the time in a since, in milliseconds.
 func SinceMillis(since uint64) uint64 { return since >> 16 }
 
 // TaskLen returns the length of a task key.
 func TaskLen(since uint64) int {
-	if Fresh(since) {
+	if IsFirstPlace(since) {
 		return 1 + 4 + IDLen
 	}
 	return 1 + 4 + 8 + IDLen
 }
 
-// PutTask writes a task key into dst. REQUIRES: len(dst) == TaskLen(since), and a fresh since is
-// SinceOf(id).
+// PutTask writes a task key into dst. REQUIRES: len(dst) == TaskLen(since), and the since of a
+// first place is SinceOf(id).
 func PutTask(dst []byte, lane uint32, since uint64, id ID) {
 	dst[0] = Task
 	binary.BigEndian.PutUint32(dst[1:], lane)
-	if Fresh(since) {
+	if IsFirstPlace(since) {
 		copy(dst[5:], id[:])
 		return
 	}

@@ -262,7 +262,7 @@ func TestAppendKeepsWhatIsThere(t *testing.T) {
 func drawID(t *rapid.T) (id ID) {
 	ms := rapid.OneOf(rapid.Uint64Range(0, 3), rapid.Uint64Range(0, 1<<48-1)).Draw(t, "ms")
 	counter := rapid.SampledFrom([]uint64{0, 1, 0x7ff, 0xfff}).Draw(t, "counter")
-	binary.BigEndian.PutUint64(id[:], ms<<16|kindFresh|counter)
+	binary.BigEndian.PutUint64(id[:], ms<<16|kindFirst|counter)
 	rest := rapid.OneOf(rapid.Uint64Range(0, 3), rapid.Uint64()).Draw(t, "rest")
 	binary.BigEndian.PutUint64(id[8:], rest&(1<<62-1)|1<<63)
 	return id
@@ -286,13 +286,13 @@ func TestSince(t *testing.T) {
 		id[0] &= 0x7f // leaves room for the next millisecond
 		since := SinceOf(id)
 		ms := since >> 16
-		require.True(t, Fresh(since))
+		require.True(t, IsFirstPlace(since))
 		require.Equal(t, ms, SinceMillis(since))
 		moved := MovedSince(ms)
-		require.False(t, Fresh(moved))
+		require.False(t, IsFirstPlace(moved))
 		require.Equal(t, ms, SinceMillis(moved))
 		require.Greater(t, moved, since, "a task that becomes ready again stands behind the new ones of its millisecond")
-		require.Less(t, moved, (ms+1)<<16|kindFresh, "and before those of the next")
+		require.Less(t, moved, (ms+1)<<16|kindFirst, "and before those of the next")
 	})
 }
 

@@ -408,8 +408,8 @@ type clusterNodes struct {
 	processes []*clusterProcess
 }
 
-// startNodes starts a new cluster, which ends with the test, and waits until all shards are led. The
-// nodes run a test binary: this one, or one of an older build.
+// startNodes starts a new cluster, which ends with the test, and waits until all shards are led.
+// The nodes run a test binary: this one, or one of an older build.
 func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build string) *clusterNodes {
 	c := newNodes(t, random, level, build)
 	for i := range c.processes {
@@ -517,7 +517,7 @@ func (h *clusterHistory) run(build string, c clusterConfig) *clusterProcess {
 	return p
 }
 
-// dump has a node write what its goroutines are at to the standard error, which ends it.
+// dump makes a node write what its goroutines are at to the standard error, which ends it.
 func (p *clusterProcess) dump() {
 	_ = resume(p.cmd.Process)                         // it may have ended
 	if p.cmd.Process.Signal(syscall.SIGQUIT) == nil { // else it has ended

@@ -257,7 +257,8 @@ func TestKillLosesNothing(t *testing.T) {
 						require.NotNil(t, info, "task %s is lost", id)
 					}
 					if info != nil {
-						// A released attempt does not count, but is never handed out as a lower one.
+						// A released attempt does not count, but is never handed out as a lower
+						// one.
 						require.GreaterOrEqual(t, info.Attempts, h.attempts[id]-1, "attempts of task %s", id)
 						if info.State == codeq.Leased {
 							require.GreaterOrEqual(t, info.Attempts, h.attempts[id], "attempts of leased task %s", id)

@@ -20,7 +20,8 @@ import (
 // this one, and no later. Its test binary runs nodes as this one does.
 const olderFile = "testdata/older"
 
-// olderBuild is the test binary of the older build. It is built from the history of this repository.
+// olderBuild is the test binary of the older build. It is built from the history of this
+// repository.
 func olderBuild(t *testing.T) string {
 	named, err := os.ReadFile(olderFile)
 	require.NoError(t, err)

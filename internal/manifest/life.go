@@ -30,19 +30,19 @@ func LifeAfter(last uint64) uint64 {
 // A directory that is put back from an older copy lacks what the node has acknowledged since. So
 // each node remembers the latest life in which it has seen the directory of each other one, and a
 // node says the lives of its own: if the one that is remembered is not among them, the directory is
-// an older copy. Numbers alone would not tell, since those of a copy rise, too. It is not noticed by
-// a node that has not seen a life which began after the copy was made.
+// an older copy. Numbers alone would not tell, since those of a copy rise, too. It is not noticed
+// by a node that has not seen a life which began after the copy was made.
 
 // MaxLives bounds Lives.
 const MaxLives = 16
 
-// Lives are those of a node's directory in which others may have seen it last: the current one is the
-// last of them, and the first one stands for all before it, too.
+// Lives are those of a node's directory in which others may have seen it last: the current one is
+// the last of them, and the first one stands for all before it, too.
 func (m *Manifest) Lives() []uint64 { return append(slices.Clone(m.Earlier), m.Life) }
 
 // BeginLife begins a life. Of too many in which nobody has answered, the oldest are dropped: if
-// another node has seen the directory last in one of these, it will take it for an older copy. So it
-// is with all lives but the last before the directory has the format in which they are stored.
+// another node has seen the directory last in one of these, it will take it for an older copy. So
+// it is with all lives but the last before the directory has the format in which they are stored.
 func (m *Manifest) BeginLife() {
 	if m.Format < formatOfLives {
 		m.Earlier = []uint64{0}
@@ -54,16 +54,16 @@ func (m *Manifest) BeginLife() {
 	m.Life = LifeAfter(m.Life)
 }
 
-// ForgetEarlier notes that the current life may stand for all before it: so many others have seen it
-// that they are a majority with this node. If the directory is an older copy nevertheless, nobody
-// knows what it lacks.
+// ForgetEarlier notes that the current life may stand for all before it: so many others have seen
+// it that they are a majority with this node. If the directory is an older copy nevertheless,
+// nobody knows what it lacks.
 func (m *Manifest) ForgetEarlier() { m.Earlier = nil }
 
-// See notes that the directory of another node was seen, with its lives. news says that the manifest is
-// to be written before the other node is relied on. Before the format in which lives are stored nothing
-// is noted, since the other node may lack its own when it is opened again; whom one meets later has
-// risen to it.
-func (m *Manifest) See(id string, lives []uint64) (news bool, err error) {
+// See notes that the directory of another node was seen, with its lives. isNew says that the
+// manifest is to be written before the other node is relied on. Before the format in which lives
+// are stored nothing is noted, since the other node may lack its own when it is opened again; whom
+// one meets later has risen to it.
+func (m *Manifest) See(id string, lives []uint64) (isNew bool, err error) {
 	seen, now := m.Seen[id], lives[len(lives)-1]
 	switch {
 	case m.Format < formatOfLives || seen == now:

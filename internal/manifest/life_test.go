@@ -123,9 +123,10 @@ func TestOlderCopy(t *testing.T) {
 	require.Len(t, other.Seen, 4)
 }
 
-// TestLivesNeedTheirFormat: before the directory has the format in which lives are stored, a version
-// that does not know them can open it, and the node notes no lives of others. Since it lacks its own but
-// the last, it is taken for an older copy if it was seen in another one: it had risen then.
+// TestLivesNeedTheirFormat: before the directory has the format in which lives are stored, a
+// version that does not know them can open it, and the node notes no lives of others. Since it
+// lacks its own but the last, it is taken for an older copy if it was seen in another one: it had
+// risen then.
 func TestLivesNeedTheirFormat(t *testing.T) {
 	m := Manifest{Format: formatOfLives - 1, Shards: 1, ID: "m", Node: "n", Cluster: "c", Life: 7, Earlier: []uint64{3}}
 	m.Seen, m.Outdated = map[string]uint64{"a": 5}, true

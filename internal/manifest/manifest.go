@@ -57,9 +57,9 @@ const (
 	formatOfLives = 5
 )
 
-// pebbleFormats are the formats of Pebble in which the stores of a directory and the logs of its node
-// are written, by the format of the directory, from OldestFormat on. None is lower than the one
-// before, and none is newer than internal/walfs allows.
+// pebbleFormats are the formats of Pebble in which the stores of a directory and the logs of its
+// node are written, by the format of the directory, from OldestFormat on. None is lower than the
+// one before, and none is newer than internal/walfs allows.
 var pebbleFormats = [Format - OldestFormat + 1]pebble.FormatMajorVersion{
 	pebble.FormatColumnarBlocks, // 3
 	pebble.FormatColumnarBlocks, // 4
@@ -91,11 +91,11 @@ type Manifest struct {
 	// Former is the ID that the directory of a node had, by which it may still be a member; see
 	// Volatile. Earlier builds have stored several.
 	Former []string `json:"former,omitempty"`
-	// Volatile is set while a node is open, or was not closed, that acknowledges entries before they
-	// are on its disk.
+	// Volatile is set while a node is open, or was not closed, that acknowledges entries before
+	// they are on its disk.
 	Volatile *Volatile `json:"volatile,omitempty"`
-	// Founders are the nodes with which the cluster begins, while this one founds it: until a majority
-	// of them knows it, in each group.
+	// Founders are the nodes with which the cluster begins, while this one founds it: until a
+	// majority of them knows it, in each group.
 	Founders []Founder `json:"founders,omitempty"`
 	// Drained is set while the node is to lead nothing.
 	Drained bool `json:"drained,omitempty"`

@@ -85,8 +85,8 @@ func TestCheckIdentity(t *testing.T) {
 	require.ErrorIs(t, err, base.ErrCorrupt, "a shard of a newer format than its directory")
 }
 
-// TestFoundByOldQueue: a queue by itself of any format becomes a node of a format that nodes have, and
-// can be opened again when it was killed.
+// TestFoundByOldQueue: a queue by itself of any format becomes a node of a format that nodes have,
+// and can be opened again when it was killed.
 func TestFoundByOldQueue(t *testing.T) {
 	for f := OldestFormat; f <= Format; f++ {
 		fs := vfs.NewMem()

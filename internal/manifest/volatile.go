@@ -1,13 +1,13 @@
 package manifest
 
 // A node may acknowledge entries before they are on its disk. Then a power loss takes the end of
-// its logs, which others have counted on: that a majority has an entry is what makes it last. By its
-// logs alone the node does not know. So the manifest says, while the node is open, with what
+// its logs, which others have counted on: that a majority has an entry is what makes it last. By
+// its logs alone the node does not know. So the manifest says, while the node is open, with what
 // they go, and Take makes the directory another one if that may have happened. A node is known by
-// its directory: by the former ID it votes and acknowledges no more, whoever asks for it, and by the
-// new one it has never done so. What is left of its logs and stores is how they were at an earlier
-// moment, which is no more than that the node is behind. An older copy of the directory is such an
-// earlier moment as well.
+// its directory: by the former ID it votes and acknowledges no more, whoever asks for it, and by
+// the new one it has never done so. What is left of its logs and stores is how they were at an
+// earlier moment, which is no more than that the node is behind. An older copy of the directory is
+// such an earlier moment as well.
 //
 // Invariant: while the directory has a former ID, what the node acknowledges is on its disk. So it
 // keeps the new one over any number of power losses until it has been taken back, and there is one

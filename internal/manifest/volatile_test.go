@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestVolatile: a node's directory gets a new ID when the end of its logs may be lost, and keeps the
-// former one, and those two over any number of losses until it has rejoined.
+// TestVolatile: a node's directory gets a new ID when the end of its logs may be lost, and keeps
+// the former one, and those two over any number of losses until it has rejoined.
 func TestVolatile(t *testing.T) {
 	none, process := new(Volatile), func(boot string) *Volatile { return &Volatile{Boot: boot} }
 	for _, tc := range []struct {

@@ -1,4 +1,5 @@
-// Package ownerclock has the time by which the owner of a shard decides whether leases have expired.
+// Package ownerclock has the time by which the owner of a shard decides whether leases have
+// expired.
 package ownerclock
 
 import "codeq/internal/engine"
@@ -50,7 +51,8 @@ func (c *Clock) Tick(at uint64, full bool) (now uint64) {
 }
 
 // Look notes that the owner has emptied its inbox, not before now. The first operations on leases
-// that wait for room came at the given times, by the monotonic clock: those taken now, and those left.
+// that wait for room came at the given times, by the monotonic clock: those taken now, and those
+// left.
 // REQUIRES: the operations that it took before are decided, or deferred.
 func (c *Clock) Look(now, taken, left uint64) {
 	c.taken = min(c.waiting, c.counted(taken))
@@ -77,9 +79,9 @@ func (c *Clock) Sleep(ms uint64) {
 // Wake notes the end of the sleep; nothing has come before the time at, of the monotonic clock.
 func (c *Clock) Wake(at uint64) { c.waiting = c.counted(at) }
 
-// PutOff notes that an operation, which may have come at the time came, is deferred to the next
+// Defer notes that an operation, which may have come at the time came, is deferred to the next
 // group.
-func (c *Clock) PutOff(came uint64) { c.deferred = min(c.deferred, came) }
+func (c *Clock) Defer(came uint64) { c.deferred = min(c.deferred, came) }
 
 // Retry returns the earliest time at which the deferred operations may have come, which are now
 // decided again.

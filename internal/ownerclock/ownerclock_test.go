@@ -54,7 +54,7 @@ func TestReapable(t *testing.T) {
 	require.EqualValues(t, 150, c.Reapable(false), "it is")
 
 	// It is deferred to the next group, which decides it.
-	c.PutOff(c.Taken())
+	c.Defer(c.Taken())
 	require.EqualValues(t, 100, c.Reapable(false))
 	now = c.Tick(200, false)
 	c.Look(now, engine.Never, engine.Never)

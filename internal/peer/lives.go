@@ -9,9 +9,9 @@ import (
 	"codeq/internal/base"
 )
 
-// The directory of a node may be an older copy of itself, which lacks what the node has acknowledged
-// since. So both sides of a connection between members say the lives of their directories, and each
-// refuses the other one if its Config.Meet does.
+// The directory of a node may be an older copy of itself, which lacks what the node has
+// acknowledged since. So both sides of a connection between members say the lives of their
+// directories, and each refuses the other one if its Config.CheckLives does.
 
 // MaxLives is how many lives a node says at most.
 const MaxLives = 16
@@ -39,13 +39,13 @@ func (n *Node) ownLives() []uint64 {
 	return n.lives
 }
 
-// meet lets this node know the lives of the other side of a connection. A node that is introduced
-// may be anybody, and older builds say nothing.
-func (n *Node) meet(use byte, other Identity, lives []uint64) error {
+// checkLives lets this node know the lives of the other side of a connection. A node that is
+// introduced may be anybody, and older builds say nothing.
+func (n *Node) checkLives(use byte, other Identity, lives []uint64) error {
 	if use == useIntroduction || len(lives) == 0 {
 		return nil
 	}
-	if err := n.c.Meet(other, lives); err != nil {
+	if err := n.c.CheckLives(other, lives); err != nil {
 		return fmt.Errorf("peer: %s: %w", other, err)
 	}
 	return nil

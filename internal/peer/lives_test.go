@@ -22,7 +22,7 @@ func (nw *network) living(t *testing.T, name string, lives ...uint64) (n *Node, 
 	n = New(Config{
 		Identity: identityOf(name), Listener: nw.listen(name), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
 		Formats: Formats{5, 4}, Lives: lives,
-		Meet: func(other Identity, lives []uint64) error {
+		CheckLives: func(other Identity, lives []uint64) error {
 			*met = append(*met, fmt.Sprint(other.Name, lives))
 			switch last := lives[len(lives)-1]; last {
 			case 666:
@@ -37,8 +37,8 @@ func (nw *network) living(t *testing.T, name string, lives ...uint64) (n *Node, 
 	return n, met
 }
 
-// TestLivesAreSaid: both sides of each connection between members know the lives of the other before
-// the connection is used, whatever it is for; strangers and older builds are not asked.
+// TestLivesAreSaid: both sides of each connection between members know the lives of the other
+// before the connection is used, whatever it is for; strangers and older builds are not asked.
 func TestLivesAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()

@@ -29,13 +29,13 @@ type Config struct {
 	// Raise is called before this node comes to require a later format, which it knows, since
 	// another one of its cluster does. Until it returns, that one sends nothing. Defaults to none.
 	Raise func(format int) error
-	// Lives are those of this node's directory, at most MaxLives; SetLives replaces them. The last one
-	// is the current one. Defaults to none.
+	// Lives are those of this node's directory, at most MaxLives; SetLives replaces them. The last
+	// one is the current one. Defaults to none.
 	Lives []uint64
-	// Meet is called for each connection between members, before it is used, with what the other side
-	// says of its lives. After an error it is not used; base.ErrOldCopy is told to the other side.
-	// Defaults to accepting all.
-	Meet func(other Identity, lives []uint64) error
+	// CheckLives is called for each connection between members, before it is used, with what the
+	// other side says of its lives. After an error it is not used; base.ErrOldCopy is told to the
+	// other side. Defaults to accepting all.
+	CheckLives func(other Identity, lives []uint64) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
 	Verify func(conn net.Conn, name string, accepted bool) error
@@ -52,8 +52,8 @@ type Config struct {
 	// in which they were sent, so it must not block. It answers by Request.Reply or Request.Fail,
 	// at once or later, from any goroutine. Each connection has its own reader.
 	Handler func(*Request)
-	// Files takes the files that another node sends for a group, and returns when no more come. It is
-	// called for each connection of OpenFiles, which ends then.
+	// Files takes the files that another node sends for a group, and returns when no more come. It
+	// is called for each connection of OpenFiles, which ends then.
 	Files func(group int, from net.Conn)
 	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of
 	// waiting for any bytes while calls are pending. Defaults to 5 seconds.
@@ -168,8 +168,8 @@ func New(c Config) *Node {
 	if n.c.Raise == nil {
 		n.c.Raise = func(int) error { return nil }
 	}
-	if n.c.Meet == nil {
-		n.c.Meet = func(Identity, []uint64) error { return nil }
+	if n.c.CheckLives == nil {
+		n.c.CheckLives = func(Identity, []uint64) error { return nil }
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.waiters.New = func() any { return &waiter{done: make(chan struct{}, 1)} }
@@ -343,7 +343,7 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 		if refused = n.refusal(c, h); refused != nil {
 			break
 		}
-		if err := n.meet(h.use, h.from, h.lives); err != nil {
+		if err := n.checkLives(h.use, h.from, h.lives); err != nil {
 			if refused = refusedCopy(err); refused == nil {
 				return h, err
 			}
@@ -450,7 +450,8 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 	return c, err
 }
 
-// dial opens a connection to a target; old: to one that knows nothing of formats. ctx has a deadline.
+// dial opens a connection to a target; old: to one that knows nothing of formats. ctx has a
+// deadline.
 func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, error) {
 	raw, err := n.c.Dial(ctx, to.Address)
 	if err != nil {
@@ -499,7 +500,7 @@ func (n *Node) greet(c *conn, h header) error {
 	if h.use != useIntroduction && got != h.to {
 		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
 	}
-	if err := n.meet(h.use, got, a.lives); err != nil {
+	if err := n.checkLives(h.use, got, a.lives); err != nil {
 		return err
 	}
 	if _, refused := n.agree(c, h.use, got, a.formats); refused != nil {

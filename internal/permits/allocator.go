@@ -35,14 +35,15 @@ func NewAllocator(shards int) *Allocator {
 	return &Allocator{shards: make([]shardGrant, shards), unknown: shards}
 }
 
-// Set changes the limits. fresh: there was certainly no rate for the leases granted before.
+// Set changes the limits. noRateBefore: there was certainly no rate for the leases granted before.
 // REQUIRES: l.Any().
-func (a *Allocator) Set(l Limits, fresh bool, now time.Time) {
+func (a *Allocator) Set(l Limits, noRateBefore bool, now time.Time) {
 	a.limits = l
-	a.tokens.set(&l, fresh, now)
+	a.tokens.set(&l, noRateBefore, now)
 }
 
-// Ask reports whether the caller has to ask a shard for its permits: Told or Untold follows.
+// Ask reports whether the caller has to ask a shard for its permits: Reported or NotReported
+// follows.
 func (a *Allocator) Ask(shard int) bool {
 	c := &a.shards[shard]
 	if c.known || c.asked {
@@ -52,9 +53,9 @@ func (a *Allocator) Ask(shard int) bool {
 	return true
 }
 
-// Told takes the answer of a shard that was asked; false if it is outdated. After it, as after
+// Reported takes the answer of a shard that was asked; false if it is outdated. After it, as after
 // Hear, earlier requests of the shard are invalid.
-func (a *Allocator) Told(shard int, r *Report, now time.Time) bool {
+func (a *Allocator) Reported(shard int, r *Report, now time.Time) bool {
 	c := &a.shards[shard]
 	c.asked, c.known = false, true
 	heard := a.hear(c, &Request{Report: *r}, now)
@@ -64,8 +65,8 @@ func (a *Allocator) Told(shard int, r *Report, now time.Time) bool {
 	return heard
 }
 
-// Untold notes that a shard has not answered. It has to be asked again.
-func (a *Allocator) Untold(shard int) { a.shards[shard].asked = false }
+// NotReported notes that a shard has not answered. It has to be asked again.
+func (a *Allocator) NotReported(shard int) { a.shards[shard].asked = false }
 
 // Hear takes a request of a shard; false if it is outdated.
 func (a *Allocator) Hear(shard int, r *Request, now time.Time) bool {

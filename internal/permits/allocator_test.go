@@ -14,7 +14,7 @@ func TestTokensComeBack(t *testing.T) {
 	a.Set(Limits{Rate: 0.001, Burst: 9}, true, now)
 	for shard := range 2 {
 		require.True(t, a.Ask(shard))
-		require.True(t, a.Told(shard, &Report{Epoch: 1, Seq: 1}, now))
+		require.True(t, a.Reported(shard, &Report{Epoch: 1, Seq: 1}, now))
 	}
 	granted := func(shard int, r Request) int {
 		require.True(t, a.Hear(shard, &r, now))

@@ -60,13 +60,13 @@ func (b *tokenBucket) wait() time.Duration {
 	return time.Duration(math.Ceil(seconds * float64(time.Second)))
 }
 
-// set changes the limit. The bucket is full if there was no rate before and fresh is set; otherwise
+// set changes the limit. The bucket is full if it had no rate and noRateBefore is set; otherwise
 // it is not known how many tokens were used.
-func (b *tokenBucket) set(l *Limits, fresh bool, now time.Time) {
+func (b *tokenBucket) set(l *Limits, noRateBefore bool, now time.Time) {
 	b.advance(now)
 	if b.rate == 0 {
 		b.level = 0
-		if fresh {
+		if noRateBefore {
 			b.level = float64(l.Burst)
 		}
 	}

@@ -291,12 +291,12 @@ func (l *leader) commit() {
 	}
 	l.dirty = false
 	need := min(l.ready, l.claims+l.asking)
-	r, tell := l.holder.Report(l.leased, need, l.asking > 0, l.w.now)
+	r, send := l.holder.Report(l.leased, need, l.asking > 0, l.w.now)
 	l.dirty = l.holder.Unused() > 0
 	if r.Want == 0 {
 		l.asking, l.covered = 0, 0
 	}
-	if !tell {
+	if !send {
 		return
 	}
 	l.hangUp()
@@ -429,21 +429,21 @@ func (w *cluster) ask(o *allocatorNode, version int) {
 			continue
 		}
 		done := false
-		told := func(r *Report) {
+		answered := func(r *Report) {
 			if done || w.allocator != o || o.allocator != a {
 				return
 			}
 			done = true
 			if r == nil {
-				a.Untold(s.index)
-			} else if a.Told(s.index, r, w.time()) && o.pending[s.index] != nil {
+				a.NotReported(s.index)
+			} else if a.Reported(s.index, r, w.time()) && o.pending[s.index] != nil {
 				w.dismiss(o, s.index, Answer{})
 			}
 			w.allot()
 		}
-		lost := func() { w.send(func() { told(nil) }, func() { told(nil) }) }
+		lost := func() { w.send(func() { answered(nil) }, func() { answered(nil) }) }
 		w.send(func() {
-			w.tell(s, version, func(r Report) { w.send(func() { told(&r) }, lost) }, lost)
+			w.tell(s, version, func(r Report) { w.send(func() { answered(&r) }, lost) }, lost)
 		}, lost)
 	}
 }
@@ -455,7 +455,7 @@ func (w *cluster) tell(s *shard, version int, answer func(Report), lost func()) 
 	r := Report{Epoch: l.epoch, Held: l.leased}
 	if l.holder != nil {
 		l.hangUp()
-		r = l.holder.Tell(l.leased, w.now)
+		r = l.holder.ReportNow(l.leased, w.now)
 		l.dirty = true
 	} else {
 		l.seq++

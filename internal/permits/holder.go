@@ -13,12 +13,12 @@ type Holder struct {
 	spent  uint64 // number of permits ever used for a lease
 	over   bool   // there may be more leases than the limit: permits go back as leases end
 
-	told  Report // the last report to the allocator, plus the permits granted since
-	sure  bool   // the allocator has received that report, or will
-	since uint64 // time of that report; ms
-	open  bool   // told was a request that has not been answered
-	waits bool   // that request waits until there is a permit
-	dry   bool   // the last answer was that there is none
+	reported Report // the last report to the allocator, plus the permits granted since
+	sure     bool   // the allocator has received that report, or will
+	since    uint64 // time of that report; ms
+	open     bool   // reported was a request that has not been answered
+	waits    bool   // that request waits until there is a permit
+	dry      bool   // the last answer was that there is none
 }
 
 // NewHolder returns the Holder of a shard under the leader of an epoch: its only permits are those
@@ -59,15 +59,15 @@ func (h *Holder) Leave(n int, others bool) (again bool) {
 	return true
 }
 
-// Report returns the report that has to be sent to the allocator now, if tell is true: if the shard
+// Report returns the report that has to be sent to the allocator now, if send is true: if the shard
 // has fewer permits than the allocator knows, or wants some. It gives unneeded permits back. leased
 // is how many leases there are, need how many more there could be with permits; asked: a caller
 // wants an answer even if it is that there is none. REQUIRES: the ends of leases have persisted.
-func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, tell bool) {
+func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, send bool) {
 	h.unused = min(h.unused, need)
 	held, want := leased+h.unused, need-h.unused
 	r.Want = want
-	fewer := h.limits.Concurrency > 0 && held < h.told.Held || h.limits.Rate > 0 && h.unused < h.told.Unused
+	fewer := h.limits.Concurrency > 0 && held < h.reported.Held || h.limits.Rate > 0 && h.unused < h.reported.Unused
 	switch {
 	case h.open && !h.waits: // its answer comes at once, and may grant permits
 		return r, false
@@ -75,24 +75,24 @@ func (h *Holder) Report(leased, need int, asked bool, now uint64) (r Request, te
 	case !h.open && want == 0, h.open && want > 0 && !asked:
 		return r, false
 	}
-	r.Report = h.tell(leased, now)
+	r.Report = h.newReport(leased, now)
 	r.Wait = want > 0 && !asked && h.dry
 	h.open, h.sure, h.waits, h.dry = true, true, r.Wait, false
 	return r, true
 }
 
-// Tell returns the report for an allocator that asks. Answers to earlier reports are invalid.
+// ReportNow returns the report for an allocator that asks. Answers to earlier reports are invalid.
 // Another report follows, since another allocator may have replaced the one that asks.
-func (h *Holder) Tell(leased int, now uint64) Report {
+func (h *Holder) ReportNow(leased int, now uint64) Report {
 	h.open, h.sure = false, false
-	return h.tell(leased, now)
+	return h.newReport(leased, now)
 }
 
-func (h *Holder) tell(leased int, now uint64) Report {
+func (h *Holder) newReport(leased int, now uint64) Report {
 	*h.seq++
 	h.since = now
-	h.told = Report{Epoch: h.epoch, Seq: *h.seq, Held: leased + h.unused, Unused: h.unused, Spent: h.spent}
-	return h.told
+	h.reported = Report{Epoch: h.epoch, Seq: *h.seq, Held: leased + h.unused, Unused: h.unused, Spent: h.spent}
+	return h.reported
 }
 
 // Answered takes an answer to r; false if it is invalid.
@@ -102,8 +102,8 @@ func (h *Holder) Answered(r *Request, a Answer) bool {
 	}
 	h.open = false
 	h.unused += a.Granted
-	h.told.Held += a.Granted
-	h.told.Unused += a.Granted
+	h.reported.Held += a.Granted
+	h.reported.Unused += a.Granted
 	h.over, h.dry = a.Over, r.Want > 0 && a.Granted == 0
 	return true
 }
@@ -117,4 +117,4 @@ func (h *Holder) Unanswered(r *Request) bool {
 	return true
 }
 
-func (h *Holder) awaits(r *Request) bool { return h.open && r.Seq == h.told.Seq }
+func (h *Holder) awaits(r *Request) bool { return h.open && r.Seq == h.reported.Seq }

@@ -89,12 +89,13 @@ const storeFormat = pebble.FormatColumnarBlocks
 
 // A batch of half a memtable makes Pebble begin a new log, which Raft's batches should not.
 // Memtables beyond the second, which Pebble keeps for later, take memory only while flushes lag
-// behind, and then that of the block cache. The directory grows to a few memtables, as many logs, and
-// less than twice what the logs keep (BenchmarkTruncation).
+// behind, and then that of the block cache. The directory grows to a few memtables, as many logs,
+// and less than twice what the logs keep (BenchmarkTruncation).
 const (
 	memTableBytes = 16 << 20
 	memTables     = 6
-	// l0Tables is how many tables wait for a compaction: most of them are of truncated entries by then.
+	// l0Tables is how many tables wait for a compaction: most of them are of truncated entries by
+	// then.
 	l0Tables = 8
 	// for readers far behind, which read each entry once: indexes of tables
 	blockCacheBytes = 4 << 20
@@ -212,8 +213,8 @@ func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	return b.Close()
 }
 
-// SyncToDisk lets StoreLogs return only when entries would survive a power loss, at any level, or no
-// more.
+// SyncToDisk lets StoreLogs return only when entries would survive a power loss, at any level, or
+// no more.
 func (s *Store) SyncToDisk(on bool) { s.synced.Set(on) }
 
 // Flush makes what was stored durable, at any level.

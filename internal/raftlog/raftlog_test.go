@@ -405,8 +405,8 @@ func TestBlockCacheIsSmall(t *testing.T) {
 	}
 }
 
-// TestTruncationBoundsDisk appends 704 MB and keeps a tail of 50 MB. The directory must stop growing:
-// memtables and logs count for more than the tail.
+// TestTruncationBoundsDisk appends 704 MB and keeps a tail of 50 MB. The directory must stop
+// growing: memtables and logs count for more than the tail.
 func TestTruncationBoundsDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 704 MB")

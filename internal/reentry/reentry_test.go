@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWithin: a call is found however deep the stack is, and only on the stack of its own goroutine.
+// TestWithin: a call is found however deep the stack is, and only on the stack of its own
+// goroutine.
 func TestWithin(t *testing.T) {
 	var deep func(n int) bool
 	deep = func(n int) bool {

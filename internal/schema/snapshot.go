@@ -81,7 +81,8 @@ func (s *Snapshot) Lane(n uint32) (*Lane, error) {
 	return l, nil
 }
 
-// Get returns a task in any state. It returns an error that matches base.ErrNotFound if there is none.
+// Get returns a task in any state. It returns an error that matches base.ErrNotFound if there is
+// none.
 func (s *Snapshot) Get(id keys.ID) (*Task, error) {
 	p, value, err := s.Find(id)
 	if err == nil && value == nil {

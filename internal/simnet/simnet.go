@@ -1,5 +1,5 @@
-// Package simnet has a network in memory, in the fake time of a bubble of testing/synctest, for tests
-// that cut, delay, slow and pause its connections.
+// Package simnet has a network in memory, in the fake time of a bubble of testing/synctest, for
+// tests that cut, delay, slow and pause its connections.
 package simnet
 
 import (
@@ -18,8 +18,8 @@ import (
 // Connections are like those of TCP: each direction has a buffer of window bytes, which arrive in
 // order, after a random latency. A direction of a link may have a bandwidth, which its connections
 // share: bytes pass in the order in which they were sent. A direction that is cut keeps its bytes
-// back until it is healed, so that a writer blocks when the buffer is full; nobody is told of a cut.
-// A paused host neither sends nor receives.
+// back until it is healed, so that a writer blocks when the buffer is full; nobody is told of a
+// cut. A paused host neither sends nor receives.
 type Net struct {
 	mu      sync.Mutex // guards everything, that of the connections too
 	rng     *rand.Rand
@@ -99,8 +99,8 @@ func (n *Net) SetCut(from, to string, cut bool) (changed bool) {
 	return set(n, n.cut, link{from, to}, cut)
 }
 
-// SetBandwidth limits what one direction of a link passes from now on, in bytes per second; 0: there
-// is no limit. It reports whether that is another limit than before.
+// SetBandwidth limits what one direction of a link passes from now on, in bytes per second; 0:
+// there is no limit. It reports whether that is another limit than before.
 func (n *Net) SetBandwidth(from, to string, rate int64) (changed bool) {
 	return set(n, n.rates, link{from, to}, rate)
 }
@@ -143,8 +143,8 @@ func (n *Net) Isolate(name string, others []string) (changed bool) {
 	return changed
 }
 
-// Heal heals all links, and reports whether any was cut. If reset is set, connections over those that
-// were cut end with an error.
+// Heal heals all links, and reports whether any was cut. If reset is set, connections over those
+// that were cut end with an error.
 func (n *Net) Heal(reset bool) (changed bool) {
 	n.update(func() {
 		for _, cut := range n.cut {

@@ -389,8 +389,8 @@ func (f failingFile) Sync() error {
 	return f.File.Sync()
 }
 
-// Of a disk that hangs and then fails the sender notices the first: it offers the files again before
-// what has arrived is removed.
+// TestFilesOfADiskThatFailsAreNotContinued: when a disk hangs and then fails, the sender notices
+// that it hangs: it offers the files again before what has arrived is removed.
 func TestFilesOfADiskThatFailsAreNotContinued(t *testing.T) {
 	fs := &failingSync{FS: vfs.NewMem()}
 	s, err := Open(fs, "raft", nil, slog.New(slog.DiscardHandler))

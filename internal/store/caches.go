@@ -6,8 +6,8 @@ import (
 	"codeq/internal/failstop"
 )
 
-// Caches are shared by the stores of all shards, and with them the memory for memtables that wait for
-// flushes.
+// Caches are shared by the stores of all shards, and with them the memory for memtables that wait
+// for flushes.
 //
 // Pebble subtracts the memory of memtables from the block cache, so that a cache of CacheBytes
 // would hold nothing. The cache is therefore larger, by the most that memtables can take, and each

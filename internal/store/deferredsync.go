@@ -11,8 +11,8 @@ import (
 // deferredSyncFS is the file system of a store. It syncs a directory before a marker is created in
 // it. While deferred names a directory, it syncs no files and directories at or below it: a store
 // that is copied while everybody waits need not wait for the disk. Whoever sets deferred syncs the
-// content of the directory afterwards, except for tables: usually they are links to synced ones, and
-// Pebble syncs those that it copies.
+// content of the directory afterwards, except for tables: usually they are links to synced ones,
+// and Pebble syncs those that it copies.
 type deferredSyncFS struct {
 	vfs.FS
 	deferred atomic.Pointer[string]

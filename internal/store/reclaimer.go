@@ -49,14 +49,14 @@ type reclaimer struct {
 	armed    atomic.Bool   // a check is planned
 	merged   atomic.Bool   // a flush or a compaction has ended
 
-	next     time.Time // time of the next check; zero: none before the next commit
-	settles  bool      // it waits until Pebble has taken into account what was flushed
-	quietAt  int64     // value of total when it began to settle
-	known    uint64    // dead bytes in tables that the last check found and left
-	expected int64     // bytes expected to be dead, for which it has flushed; 0: none
-	putOff   bool      // a flush was put off until flushAt
-	flushAt  time.Time
-	pause    time.Duration // until flushAt, when it was last set
+	next         time.Time // time of the next check; zero: none before the next commit
+	awaitsPebble bool      // it waits until Pebble has taken into account what was flushed
+	quietAt      int64     // value of total when it began to wait for it
+	known        uint64    // dead bytes in tables that the last check found and left
+	expected     int64     // bytes expected to be dead, for which it has flushed; 0: none
+	flushDelayed bool      // a flush was put off until flushAt
+	flushAt      time.Time
+	pause        time.Duration // until flushAt, when it was last set
 
 	thoroughAt time.Time     // when a thorough sample may be taken although the store is busy
 	rushAt     time.Time     // when to check again on a tight disk
@@ -236,7 +236,7 @@ func (r *reclaimer) step() {
 	if r.next.IsZero() && r.armed.Load() {
 		r.next = now.Add(reclaimLook)
 	}
-	if rush := r.hurried.Load(); rush && !r.settles {
+	if rush := r.hurried.Load(); rush && !r.awaitsPebble {
 		switch total := r.total.Load(); {
 		case total == r.rushed:
 			r.hurried.Store(false)
@@ -247,7 +247,7 @@ func (r *reclaimer) step() {
 			if r.hasRange.Load() || r.unflushed() >= r.from/8 {
 				r.flush()
 			}
-			r.settle(reclaimRush)
+			r.waitForPebble(reclaimRush)
 		}
 		return
 	}
@@ -256,22 +256,22 @@ func (r *reclaimer) step() {
 	}
 	switch {
 	case r.next.IsZero() || now.Before(r.next):
-	case !r.settles:
+	case !r.awaitsPebble:
 		much := r.unflushed()
-		r.expected, r.putOff = 0, false
+		r.expected, r.flushDelayed = 0, false
 		switch {
 		case r.hasRange.Load():
 			r.flush()
 		case much < r.from:
 		case now.Before(r.flushAt):
-			r.putOff = true
+			r.flushDelayed = true
 		default:
 			r.expected = much
 			r.flush()
 		}
-		r.settle(reclaimSettle)
+		r.waitForPebble(reclaimSettle)
 	default:
-		r.settles = false
+		r.awaitsPebble = false
 		if found := r.compact(); found || !r.hurried.Load() {
 			r.idle = 0
 		} else {
@@ -279,7 +279,7 @@ func (r *reclaimer) step() {
 		}
 		r.rushAt = time.Now().Add(r.idle)
 		r.hurried.Store(false)
-		if r.total.Load() == r.quietAt && r.putOff { // nothing else flushes the last commits
+		if r.total.Load() == r.quietAt && r.flushDelayed { // nothing else flushes the last commits
 			r.next = r.flushAt
 			return
 		}
@@ -309,14 +309,14 @@ func (r *reclaimer) adjustPause(found uint64) {
 
 // sleep waits until something is committed.
 func (r *reclaimer) sleep() {
-	r.next, r.settles = time.Time{}, false
+	r.next, r.awaitsPebble = time.Time{}, false
 	r.hurried.Store(false)
 	r.armed.Store(false)
 }
 
-// settle waits until Pebble knows what it can drop.
-func (r *reclaimer) settle(after time.Duration) {
-	r.settles, r.quietAt = true, r.total.Load()
+// waitForPebble waits until Pebble knows what it can drop.
+func (r *reclaimer) waitForPebble(after time.Duration) {
+	r.awaitsPebble, r.quietAt = true, r.total.Load()
 	r.next = time.Now().Add(after)
 }
 

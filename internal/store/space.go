@@ -7,5 +7,6 @@ const (
 	LookEveryFull = 100     // ms, while there is not and somebody calls
 )
 
-// IsTight reports whether space is to be reclaimed at once, before any call is refused, which is below low.
+// IsTight reports whether space is to be reclaimed at once, before any call is refused, which is
+// below low.
 func IsTight(free, low uint64) bool { return free < low+low/2 }

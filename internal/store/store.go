@@ -209,12 +209,12 @@ func openError(dir string, err error) error {
 func (st *Store) Failure() error { return Error(st.latch.Err()) }
 
 // MemTables is how many memtables a store may have filled before commits wait: one is being filled,
-// one flushed, and two wait. If more wait of all stores together, it is one less. Flushing lags behind
-// for a moment when a compaction takes the other core; writes go on meanwhile.
+// one flushed, and two wait. If more wait of all stores together, it is one less. Flushing lags
+// behind for a moment when a compaction takes the other core; writes go on meanwhile.
 const MemTables = 4
 
-// MemTableBytes is the default size of memtables. A node of a cluster has replicas of all shards: so
-// that its memory does not grow with their number, memtables shrink with it. A batch of half a
+// MemTableBytes is the default size of memtables. A node of a cluster has replicas of all shards:
+// so that its memory does not grow with their number, memtables shrink with it. A batch of half a
 // memtable becomes a table by itself, and so they do not shrink below 4 MiB.
 func MemTableBytes(shards int, replicas bool) int {
 	const most = 16 << 20

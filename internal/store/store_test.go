@@ -100,8 +100,8 @@ func (fs *imagingFS) Remove(name string) error {
 	return fs.MemFS.Remove(name)
 }
 
-// TestMarkersNameWhatExists: whatever a power failure leaves of what was not synced, the file that a
-// marker names is there.
+// TestMarkersNameWhatExists: whatever a power failure leaves of what was not synced, the file that
+// a marker names is there.
 func TestMarkersNameWhatExists(t *testing.T) {
 	rng := testkit.Seeded(t)
 	mem := vfs.NewCrashableMem()
@@ -127,9 +127,9 @@ func TestMarkersNameWhatExists(t *testing.T) {
 	}
 }
 
-// TestStoresShareMemory: what waits for flushes is bounded for all stores together. A store waits for
-// its own flush alone, whatever others have, and leaves its part to them when it has been written, or
-// the store was closed.
+// TestStoresShareMemory: what waits for flushes is bounded for all stores together. A store waits
+// for its own flush alone, whatever others have, and leaves its part to them when it has been
+// written, or the store was closed.
 func TestStoresShareMemory(t *testing.T) {
 	for _, durability := range []Durability{Process, Replicated} {
 		synctest.Test(t, func(t *testing.T) { sharedMemory(t, durability) })

@@ -35,8 +35,8 @@ func New(t testing.TB) Authority {
 // AddTo lets those who have a pool trust the authority.
 func (a Authority) AddTo(pool *x509.CertPool) { pool.AddCert(a.cert) }
 
-// Config returns a configuration with a certificate of a, for nodes of these names, that trusts those
-// of peers in both directions.
+// Config returns a configuration with a certificate of a, for nodes of these names, that trusts
+// those of peers in both directions.
 func (a Authority) Config(t testing.TB, peers Authority, names ...string) *tls.Config {
 	t.Helper()
 	key := newKey(t)

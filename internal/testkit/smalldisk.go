@@ -116,7 +116,8 @@ func (f *smallDiskFile) Write(p []byte) (int, error) {
 	return n, errors.Join(err, f.disk.Err)
 }
 
-// Preallocate sets space aside for a file that has been removed. Of others, space is taken as they are written.
+// Preallocate sets space aside for a file that has been removed. Of others, space is taken as they
+// are written.
 func (f *smallDiskFile) Preallocate(_, length int64) error {
 	if _, err := f.disk.Stat(f.name); err == nil || f.disk.Only != "" {
 		return nil

@@ -42,8 +42,8 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-// TestContextDeadline: a Timeout ends the context of a handler at its time, whether or not somebody asked
-// before; a handler that has returned by then was not late.
+// TestContextDeadline: a Timeout ends the context of a handler at its time, whether or not somebody
+// asked before; a handler that has returned by then was not late.
 func TestContextDeadline(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

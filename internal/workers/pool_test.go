@@ -180,7 +180,8 @@ func TestDrainGivesBackWhatWaits(t *testing.T) {
 	require.False(t, w.Own(new(job)))
 }
 
-// TestDrainAwaitsOutcomes: outcomes that are being stored have the grace period, and are hurried then.
+// TestDrainAwaitsOutcomes: outcomes that are being stored have the grace period, and are hurried
+// then.
 func TestDrainAwaitsOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(workers.Config{Workers: 1, Batch: 1, Grace: 10 * time.Second})

@@ -49,7 +49,7 @@ func TestBucketOf(t *testing.T) {
 	}
 }
 
-// count has the commits of a shard counted from now on.
+// count counts the commits of a shard from now on.
 func count(t *testing.T, s *shard) *countingCommitter {
 	t.Helper()
 	var c *countingCommitter

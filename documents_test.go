@@ -1,0 +1,234 @@
+package codeq_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+// codeNames are the names in the Go files below the working directory.
+type codeNames struct {
+	paths    map[string]bool // files and directories, and imported packages
+	used     map[string]bool // identifiers
+	owners   map[string]bool // types and packages
+	declared map[string]bool // as in Queue.Close, codeq.Queue.Close, codeq.Close; and in queue.go:Close
+}
+
+func namesOfCode(t *testing.T) *codeNames {
+	names := &codeNames{make(map[string]bool), make(map[string]bool), make(map[string]bool), make(map[string]bool)}
+	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		names.paths[filepath.ToSlash(path)] = true
+		if e.IsDir() || filepath.Ext(path) != ".go" {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err == nil {
+			names.read(filepath.ToSlash(path), file)
+		}
+		return err
+	}))
+	return names
+}
+
+func (n *codeNames) read(at string, file *ast.File) {
+	for _, spec := range file.Imports {
+		name, _ := strconv.Unquote(spec.Path.Value)
+		n.paths[name] = true
+	}
+	pkg := file.Name.Name
+	n.owners[pkg] = true
+	add := func(name, of string) {
+		n.declared[at+":"+name], n.declared[pkg+"."+name] = true, true
+		if of != "" {
+			n.declared[of+"."+name], n.declared[pkg+"."+of+"."+name] = true, true
+		}
+	}
+	ast.Inspect(file, func(node ast.Node) bool {
+		switch node := node.(type) {
+		case *ast.Ident:
+			n.used[node.Name] = true
+		case *ast.FuncDecl:
+			add(node.Name.Name, receiver(node))
+		case *ast.ValueSpec:
+			for _, name := range node.Names {
+				add(name.Name, "")
+			}
+		case *ast.TypeSpec:
+			add(node.Name.Name, "")
+			n.owners[node.Name.Name] = true
+			var members *ast.FieldList
+			switch typ := node.Type.(type) {
+			case *ast.StructType:
+				members = typ.Fields
+			case *ast.InterfaceType:
+				members = typ.Methods
+			default:
+				return true
+			}
+			for _, m := range members.List {
+				for _, name := range m.Names {
+					add(name.Name, node.Name.Name)
+				}
+			}
+		}
+		return true
+	})
+}
+
+// receiver is the type of which a function is a method; "" if it is none.
+func receiver(f *ast.FuncDecl) string {
+	if f.Recv == nil {
+		return ""
+	}
+	typ := f.Recv.List[0].Type
+	for {
+		switch t := typ.(type) {
+		case *ast.StarExpr:
+			typ = t.X
+		case *ast.IndexExpr:
+			typ = t.X
+		case *ast.IndexListExpr:
+			typ = t.X
+		case *ast.Ident:
+			return t.Name
+		}
+	}
+}
+
+// has reports whether a path exists. Unless it is to be a full one, it may begin anywhere.
+func (n *codeNames) has(name string, full bool) bool {
+	if full || n.paths[name] {
+		return n.paths[name]
+	}
+	for p := range n.paths {
+		if strings.HasSuffix(p, "/"+name) {
+			return true
+		}
+	}
+	return false
+}
+
+// isIn reports whether a file declares a name; whose it is counts for nothing.
+func (n *codeNames) isIn(file, name string) bool {
+	name = name[strings.LastIndex(name, ".")+1:]
+	return n.declared[file+":"+name] || n.declared["internal/"+file+":"+name]
+}
+
+// notGo are names in the documents that Go files contain in strings only.
+var notGo = map[string]bool{"CODEQ": true, "LOCK": true, "SEAL": true}
+
+// TestNamesInDocuments: the files, functions, types, fields and tests that CONTRIBUTING.md and
+// ARCHITECTURE.md name exist, and a name is in the file that it stands beside, in parentheses.
+func TestNamesInDocuments(t *testing.T) {
+	t.Parallel()
+	names := namesOfCode(t)
+	quoted := regexp.MustCompile("`([^`\n]+)`")
+	isName := regexp.MustCompile(`^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$`)
+	isPath := regexp.MustCompile(`^[\w.]+(/[\w.]+)+$|^\w+\.(go|md|txt)$`)
+	fileOf := regexp.MustCompile("`(\\w+\\.\\w+)`\\s+\\(`([\\w/]+\\.go)`\\)")
+	inFile := regexp.MustCompile("(?s)`([\\w/]+\\.go)`\\s+\\(([^)]*)\\)")
+	for document, full := range map[string]bool{"CONTRIBUTING.md": true, "ARCHITECTURE.md": false} {
+		raw, err := os.ReadFile(document)
+		require.NoError(t, err)
+		text := regexp.MustCompile("(?s)```.*?```").ReplaceAllString(string(raw), "")
+		found := 0
+		for _, m := range quoted.FindAllStringSubmatch(text, -1) {
+			name := strings.TrimSuffix(strings.TrimPrefix(m[1], "*"), "()")
+			found++
+			switch {
+			case notGo[name] || strings.Contains(name, "NAME"):
+			case isPath.MatchString(name):
+				require.True(t, names.has(name, full), "%s: %s does not exist", document, name)
+			case isName.MatchString(name):
+				if of, _, ok := strings.Cut(name, "."); ok && names.owners[of] {
+					require.True(t, names.declared[name], "%s: %s is not declared", document, name)
+				}
+				last := name[strings.LastIndex(name, ".")+1:]
+				require.True(t, names.used[last] || names.has(last, false), "%s: nothing is named %s", document, name)
+			default:
+				found--
+			}
+		}
+		require.Greater(t, found, 30)
+		for _, m := range fileOf.FindAllStringSubmatch(text, -1) {
+			require.True(t, names.isIn(m[2], m[1]), "%s: %s is not in %s", document, m[1], m[2])
+		}
+		for _, m := range inFile.FindAllStringSubmatch(text, -1) {
+			for _, name := range quoted.FindAllStringSubmatch(m[2], -1) {
+				if isName.MatchString(name[1]) && !isPath.MatchString(name[1]) {
+					require.True(t, names.isIn(m[1], name[1]), "%s: %s is not in %s", document, name[1], m[1])
+				}
+			}
+		}
+	}
+}
+
+// maxWidth is how many columns a line of a comment or of a document may have; a tab has 4.
+const maxWidth = 100
+
+// TestLineWidth: whole lines of comments, and the prose of documents, are not longer. Tables, code,
+// and what programs have written may be.
+func TestLineWidth(t *testing.T) {
+	t.Parallel()
+	width := func(line string) int { return utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")) }
+	generated, err := filepath.Glob("bench/results/*.md")
+	require.NoError(t, err)
+	generated = slices.DeleteFunc(generated, func(name string) bool { return slices.Contains(byHand, filepath.Base(name)) })
+	comments, prose := 0, 0
+	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+		ext := filepath.Ext(path)
+		if err != nil || e.IsDir() || ext != ".go" && ext != ".md" || slices.Contains(generated, path) {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		inCode, quoted := false, false
+		n := 0
+		for line := range strings.Lines(string(text)) {
+			n++
+			line = strings.TrimSuffix(line, "\n")
+			if ext == ".go" {
+				if comment := strings.TrimLeft(line, "\t"); !strings.HasPrefix(comment, "// ") {
+					continue
+				}
+				comments++
+			} else {
+				switch {
+				case strings.HasPrefix(line, "```"):
+					inCode = !inCode
+				case strings.HasPrefix(line, "<!-- from "):
+					quoted = true
+				case strings.HasPrefix(line, "<!-- end "):
+					quoted = false
+				}
+				if inCode || quoted || strings.HasPrefix(line, "|") || strings.HasPrefix(line, "    ") {
+					continue
+				}
+				prose++
+			}
+			if width(line) > maxWidth {
+				t.Errorf("%s:%d: %d columns", path, n, width(line))
+			}
+		}
+		return nil
+	}))
+	require.Greater(t, comments, 10_000)
+	require.Greater(t, prose, 1_000)
+}
+
+// byHand are the documents of bench/results that no program has written.
+var byHand = []string{"README.md", "depth.md", "odd-loads.md", "space.md"}
