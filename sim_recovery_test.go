@@ -1,11 +1,9 @@
 package codeq
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -140,12 +138,6 @@ func (l *logLoss) missing(n *simNode) (missing int) {
 	return missing
 }
 
-// furthest is the node that has applied most.
-func (l *logLoss) furthest() *simNode {
-	applied := func(n *simNode) uint64 { return simQueue(n).replicas[0].group.Applied() }
-	return slices.MaxFunc(l.members(), func(a, b *simNode) int { return cmp.Compare(applied(a), applied(b)) })
-}
-
 // goOn lets a node go on by itself with what it has, and others join it. REQUIRES: all are closed.
 func (l *logLoss) goOn(n *simNode) (missing int) {
 	require.NoError(l.t, l.recover(n))
@@ -195,7 +187,7 @@ func TestPowerLossOfAllNodes(t *testing.T) {
 				return
 			}
 			require.Nil(t, l.leader(0))
-			furthest := l.furthest()
+			furthest := l.furthest(l.members()...)
 			for _, n := range l.members() {
 				n.stop()
 			}
@@ -252,7 +244,7 @@ func disksThatLose(t *testing.T, seed uint64) (diverged int, led bool) {
 			require.NoError(t, sameEntries(sound, entries))
 		}
 	}
-	furthest := l.furthest()
+	furthest := l.furthest(l.members()...)
 	if n := l.leader(0); n != nil {
 		led, furthest = true, n
 		require.Zero(t, l.missing(n), "acknowledged and not stored")

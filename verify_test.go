@@ -148,9 +148,19 @@ func first(t *testing.T, db *pebble.DB, prefix byte, suits func(key, value []byt
 	return key, value
 }
 
+// removeKey removes the holder of an idempotency key.
+func removeKey(t *testing.T, db *pebble.DB, suits func(keys.UniqueValue) bool) {
+	t.Helper()
+	key, _ := first(t, db, keys.Unique, func(_, value []byte) bool {
+		v, err := keys.ParseUnique(value)
+		return err == nil && suits(v)
+	})
+	require.NoError(t, db.Delete(key, nil))
+}
+
 // TestRepair damages what is stored, and repairs it: all tasks that could be read are there and can
-// be worked on, though the repair could not give back all that was stored. TestRebuild
-// (internal/fsck) has each kind of damage.
+// be worked on, though the repair could not give back all that was stored, or shards go on with
+// each other from what it has written. TestRebuild (internal/fsck) has each kind of damage.
 func TestRepair(t *testing.T) {
 	t.Parallel()
 	disk, tasks := variedDisk(t)
@@ -160,6 +170,25 @@ func TestRepair(t *testing.T) {
 	}{
 		{"parents", func(t *testing.T, db *pebble.DB) map[ID]bool {
 			require.NoError(t, db.DeleteRange([]byte{keys.Pending}, []byte{keys.Pending + 1}, nil))
+			return nil
+		}},
+		{"idempotency key of a time", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			removeKey(t, db, func(v keys.UniqueValue) bool { return v.Until > 0 })
+			return nil
+		}},
+		{"idempotency key of a task", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			removeKey(t, db, func(v keys.UniqueValue) bool { return v.Until == 0 })
+			return nil
+		}},
+		{"last message, which is under way", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, value := first(t, db, keys.Sent, nil)
+			to, err := keys.ParseNumbered(key)
+			require.NoError(t, err)
+			n, err := keys.ParseNumber(value)
+			require.NoError(t, err)
+			m := keys.Message{Kind: keys.MsgEnded, Parent: keys.ID{1}, Child: keys.ID{2}} // the receiver has taken it
+			require.NoError(t, db.Set(keys.AppendOutbound(nil, to, n), m.Append(nil), nil))
+			require.NoError(t, db.Delete(key, nil))
 			return nil
 		}},
 		{"lease record", func(t *testing.T, db *pebble.DB) map[ID]bool {
