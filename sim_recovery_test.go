@@ -3,13 +3,16 @@ package codeq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/keys"
 	"codeq/internal/testkit"
 )
 
@@ -71,6 +74,69 @@ func TestRecoverClusterAfterCheckpoint(t *testing.T) {
 		}
 		c.close()
 	})
+}
+
+// TestRecoverClusterReconciles: a shard lacks the end of what it had sent to the others, and its
+// settings are older. After RecoverCluster, or if the shards are those of a queue by itself that
+// becomes a node, no message is taken for an earlier one, and the newest settings hold everywhere.
+func TestRecoverClusterReconciles(t *testing.T) {
+	t.Parallel()
+	for _, alone := range []bool{false, true} {
+		t.Run(fmt.Sprint("alone=", alone), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, n := firstNode(t, 1, Options{Shards: 3})
+				// follow lets each task be followed by one of another group, mostly in another shard.
+				follow := func(q *Queue) {
+					t.Helper()
+					const tasks = 24
+					for i := range tasks {
+						produce(t, q, Task{Queue: "a"})
+						l := claimNow(t, q, "a")
+						require.NoError(t, q.Complete(t.Context(), l.Receipt, nil, Task{Queue: "b", Group: fmt.Sprint(i)}))
+					}
+					for range tasks {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+						l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"b"}})
+						cancel()
+						require.NoError(t, err)
+						complete(t, q, l)
+					}
+					require.NoError(t, q.WaitIdle(t.Context()))
+				}
+				var q *Queue
+				if alone {
+					q = n.alone(t)
+				} else {
+					c.begin(n)
+					q = simQueue(n)
+				}
+				follow(q)
+				for weight := range 3 {
+					configure(t, q, "a", func(s *Settings) { s.TenantWeights = map[string]int{"x": weight + 1} })
+				}
+				time.Sleep(time.Second)
+				if alone {
+					require.NoError(t, q.Close())
+				} else {
+					n.stop()
+				}
+				alter(t, n.disk, func(db *pebble.DB) map[ID]bool {
+					for _, prefix := range []byte{keys.Sent, keys.Settings} {
+						require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
+					}
+					return nil
+				})
+				if !alone {
+					require.NoError(t, c.recover(n))
+				}
+				c.begin(n)
+				follow(simQueue(n))
+				require.Equal(t, 3, settingsOf(t, simQueue(n), "a").TenantWeights["x"])
+				require.NoError(t, c.check())
+				c.close()
+			})
+		})
+	}
 }
 
 // logLoss is a cluster of three nodes that have lost the ends of their logs, at random, and perhaps
