@@ -85,7 +85,7 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			err = doubt // by the one before, perhaps
 		}
 		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.verb().repeatable(op)
-		if again && ctx.Err() == nil && patience.Wait(ctx, change) {
+		if again && ctx.Err() == nil && n.ctx.Err() == nil && patience.Wait(ctx, change) {
 			last = err
 			op.again()
 			continue

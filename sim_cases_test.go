@@ -587,3 +587,27 @@ func TestSnapshotForDeposedLeader(t *testing.T) {
 		require.NotEqual(t, "0", behind.Raft().Stats()["last_snapshot_index"])
 	})
 }
+
+// TestCallsEndWithTheirNode: calls that wait for another node end when their own is closed, and do
+// not go on until CallTimeout.
+func TestCallsEndWithTheirNode(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		q := simQueue(other)
+		produce(t, q, Task{Queue: "a"}) // connects them
+		c.net.SetDelay(leader.name, other.name, time.Minute)
+		done := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(context.Background(), Task{Queue: "a"})
+			done <- err
+		}()
+		time.Sleep(100 * time.Millisecond)
+		other.stop()
+		closed := time.Now()
+		require.ErrorIs(t, <-done, ErrUncertain)
+		require.Less(t, time.Since(closed), 200*time.Millisecond)
+		c.net.SetDelay(leader.name, other.name, 0)
+		other.start()
+	})
+}

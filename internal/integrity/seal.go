@@ -192,6 +192,20 @@ func SealFile(fs vfs.FS, path string) error {
 	return syncDir(fs, fs.PathDir(path))
 }
 
+// RemoveFile durably removes a file and its seal, if they exist: the seal first, since one without
+// its file is damage.
+func RemoveFile(fs vfs.FS, path string) error {
+	for _, name := range []string{path + fileSeal, path} {
+		if err := fs.RemoveAll(name); err != nil {
+			return err
+		}
+		if err := syncDir(fs, fs.PathDir(path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // CheckFile compares a file with its seal, if it has one, and changes nothing.
 func CheckFile(fs vfs.FS, path string) (sealed bool, err error) {
 	dir, name := fs.PathDir(path), fs.PathBase(path)

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
+	"codeq/internal/integrity"
 )
 
 // Directory is a queue's directory. It is locked while the queue is open.
@@ -263,7 +264,10 @@ func (d *Directory) FinishLeaving() error {
 
 // removeOfNode removes what only a node has.
 func (d *Directory) removeOfNode() error {
-	names := []string{d.FS.PathJoin(d.Path, RaftDir), d.FS.PathJoin(d.Path, VotesFile)}
+	if err := integrity.RemoveFile(d.FS, d.FS.PathJoin(d.Path, VotesFile)); err != nil {
+		return err
+	}
+	names := []string{d.FS.PathJoin(d.Path, RaftDir)}
 	for i := range d.Shards {
 		names = append(names, MetaDir(d.FS, d.Path, i))
 	}
