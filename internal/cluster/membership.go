@@ -119,6 +119,9 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 		if !errors.Is(err, ErrBehind) {
 			return true, err
 		}
+		if gone := n.c.Leaders.Change(ctx, shard, CheckMember, p); errors.Is(gone, base.ErrNotMember) {
+			return true, gone // it was removed, and gets no further
+		}
 		behind = err
 		waits.note("node does not vote yet", behind, "member", p.Node, "shard", shard)
 		return false, nil
