@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"codeq/internal/base"
 	"codeq/internal/peer"
 	"codeq/internal/wire"
@@ -36,7 +38,7 @@ func (n *Node) join() error {
 			errs = append(errs, fmt.Errorf("node %q: %w", p.Node, err))
 			continue
 		}
-		return n.poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
+		return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until it knows
 	}
 	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
 }
@@ -113,10 +115,22 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 // joinTimeout bounds how long a new node waits to be part of a cluster.
 const joinTimeout = 5 * time.Minute
 
-// votes reports whether this node is a voter of every shard's group.
+// votes reports whether this node is a voter of every shard's group, as far as it knows: what it
+// knows may not be committed.
 func (n *Node) votes() bool {
 	for _, s := range n.state() {
 		if !slices.Contains(s.Members, memberState{n.self, true}) {
+			return false
+		}
+	}
+	return true
+}
+
+// votesForGood reports whether it is committed that this node is a voter of every shard's group.
+func (n *Node) votesForGood() bool {
+	self := raft.Server{Suffrage: raft.Voter, ID: n.self.ServerID(), Address: raft.ServerAddress(n.self.Address)}
+	for _, g := range n.groups {
+		if _, members := g.configuration.get(); g.Failure() != nil || !slices.Contains(members, self) {
 			return false
 		}
 	}

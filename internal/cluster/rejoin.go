@@ -89,7 +89,7 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 			all = append(all, p)
 		}
 	}
-	if n.votes() { // a leader has found it
+	if n.votesForGood() { // a leader has found it
 		return nil
 	}
 	errs := []error{fmt.Errorf("%w: nobody has taken this node back, which may have lost what it had acknowledged", base.ErrNotLeader)}
@@ -107,7 +107,7 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 			err = errors.New("it may have lost what it had acknowledged, too")
 		default:
 			if err = n.joinBy(ctx, a.peer(), j); err == nil {
-				return n.poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
+				return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until it knows
 			}
 		}
 		errs = append(errs, fmt.Errorf("node %q: %w", a.Node, err))

@@ -44,3 +44,15 @@ func TestReadmissionByEarlierBuild(t *testing.T) {
 		closeAll(t, nodes)
 	})
 }
+
+// TestRejoinedIsCommitted: a node that is a voter by what is not committed is not taken back yet: it
+// may be dropped again.
+func TestRejoinedIsCommitted(t *testing.T) {
+	n, other := openFollower(t)
+	g := n.Group(0)
+	require.True(t, n.votes())
+	require.ErrorContains(t, n.askToRejoin(t.Context()), "nobody has taken this node back")
+	require.True(t, sendEntries(t, g, other, 5, 2, entryOf(2, 5, 5, "")).Success)
+	require.NoError(t, g.AwaitApplied(t.Context(), 2))
+	require.NoError(t, n.askToRejoin(t.Context()))
+}

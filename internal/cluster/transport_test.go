@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"io"
 	"net"
 	"path/filepath"
@@ -59,6 +60,7 @@ func openFollower(t *testing.T) (n *Node, other Peer) {
 	other = Peer{"b", "b:1", manifest.NewID()}
 	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
 	n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
+	n.c.Dial = func(context.Context, string) (net.Conn, error) { return nil, errBroken }
 	require.NoError(t, n.Open())
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 	return n, other
