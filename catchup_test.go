@@ -80,3 +80,32 @@ func TestVoteAwaitsFiles(t *testing.T) {
 		c.close()
 	})
 }
+
+// TestJoinLastsWhileItGetsFurther: a node that joins over a slow link gets its files, however long
+// that takes.
+func TestJoinLastsWhileItGetsFurther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const tasks, rate = 12, 32 << 10 // of 1 MiB; bytes per second
+		c, first := firstNode(t, 1, Options{Shards: 1})
+		q := first.alone(t)
+		for range tasks {
+			payload := make([]byte, 1<<20)
+			for i := range payload {
+				payload[i] = byte(c.rng.Uint32())
+			}
+			produce(t, q, Task{Queue: "a", Payload: payload})
+		}
+		require.NoError(t, q.Close())
+		c.begin(first)
+		c.net.SetBandwidth(first.name, "n1", rate)
+		begun := time.Now()
+		c.another()
+		require.Greater(t, time.Since(begun), tasks<<20/rate*time.Second)
+		require.Greater(t, time.Since(begun), 6*time.Minute)
+		c.net.Unshape()
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}

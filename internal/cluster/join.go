@@ -32,6 +32,8 @@ func (n *Node) join() error {
 			return fmt.Errorf("codeq: join the cluster: %w", err)
 		}
 	}
+	ctx, cancel = n.whileFurther(n.ctx)
+	defer cancel()
 	var errs []error
 	for _, p := range by {
 		if err := n.joinBy(ctx, p, joining{Peer: n.self, Join: true}); err != nil {
@@ -112,8 +114,46 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 	return nil
 }
 
-// joinTimeout bounds how long a new node waits to be part of a cluster.
+// joinTimeout bounds how long a new node waits to be part of a cluster, and then, as it catches up,
+// how long it waits without getting further.
 const joinTimeout = 5 * time.Minute
+
+// whileFurther returns a ctx that ends when this node has got no further for joinTimeout.
+func (n *Node) whileFurther(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	n.background.Go(func() {
+		n.contain("watch of a new node", func() {
+			look := time.NewTicker(joinTimeout / looks)
+			defer look.Stop()
+			for last, still := n.further(), 0; still < looks; still++ {
+				select {
+				case <-look.C:
+				case <-ctx.Done():
+					return
+				}
+				if now := n.further(); now != last {
+					last, still = now, -1
+				}
+			}
+			cancel(fmt.Errorf("%w: the node has got no further for %v", context.DeadlineExceeded, joinTimeout))
+		}, cancel)
+	})
+	return ctx, func() { cancel(nil) }
+}
+
+// looks is how often whileFurther looks within joinTimeout.
+const looks = 300
+
+// further is what changes as long as the node gets further in shards in which it does not vote yet:
+// entries, and bytes of files.
+func (n *Node) further() (sum uint64) {
+	for _, g := range n.groups {
+		if !g.votesForGood() {
+			sum += 1 + g.raft.LastIndex() + g.Applied() + g.incoming.bytes.Load()
+		}
+	}
+	return sum
+}
 
 // votes reports whether this node is a voter of every shard's group, as far as it knows: what it
 // knows may not be committed.
@@ -128,13 +168,15 @@ func (n *Node) votes() bool {
 
 // votesForGood reports whether it is committed that this node is a voter of every shard's group.
 func (n *Node) votesForGood() bool {
-	self := raft.Server{Suffrage: raft.Voter, ID: n.self.ServerID(), Address: raft.ServerAddress(n.self.Address)}
-	for _, g := range n.groups {
-		if _, members := g.configuration.get(); g.Failure() != nil || !slices.Contains(members, self) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.votesForGood() })
+}
+
+// votesForGood reports whether it is committed that this node is a voter, and its replica works.
+func (g *Group) votesForGood() bool {
+	p := g.node.self
+	self := raft.Server{Suffrage: raft.Voter, ID: p.ServerID(), Address: raft.ServerAddress(p.Address)}
+	_, members := g.configuration.get()
+	return g.Failure() == nil && slices.Contains(members, self)
 }
 
 // serveJoin adds the node that asks for it.
