@@ -118,7 +118,8 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 // how long it waits without getting further.
 const joinTimeout = 5 * time.Minute
 
-// whileFurther returns a ctx that ends when this node has got no further for joinTimeout.
+// whileFurther returns a ctx that ends when this node has got no further for joinTimeout, or is
+// closed.
 func (n *Node) whileFurther(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	n.background.Go(func() {
