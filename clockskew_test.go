@@ -2,6 +2,9 @@ package codeq
 
 import (
 	"context"
+	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,18 +12,21 @@ import (
 )
 
 // TestClockAheadDeletesNothing: what is kept for a time is kept for as long, whichever node's clock
-// is set an hour forward: kept results, and idempotency keys. The node is told of.
+// is set an hour forward: kept results, dead letters, and idempotency keys. The leader's log
+// says once whose clocks differ, and when they do no more; ClusterStatus says by how much.
 func TestClockAheadDeletesNothing(t *testing.T) {
 	t.Parallel()
 	const keep = 2 * time.Minute
 	for _, wrong := range []string{"leader", "next leader", "follower"} {
 		t.Run(wrong, func(t *testing.T) {
 			t.Parallel()
-			simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+			log := newUserHandler(func(string) {})
+			simCase(t, Options{Logger: slog.New(log)}, func(t *testing.T, c *simCluster) {
 				ctx := context.Background()
 				time.Sleep(2 * time.Minute) // the leader is at home
 				leader, other := c.lead()
 				q := simQueue(other)
+				require.NoError(t, q.Configure(ctx, "dead", func(s *Settings) { s.DeadRetention = keep }))
 				task := Task{Queue: "a", Unique: Unique{Key: "k", For: keep}, Retention: keep}
 				id, err := q.Produce(ctx, task)
 				require.NoError(t, err)
@@ -28,6 +34,11 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 				l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
 				require.NoError(t, err)
 				require.NoError(t, q.Complete(ctx, l.Receipt, []byte("result")))
+				dead, err := q.Produce(ctx, Task{Queue: "dead", MaxAttempts: 1})
+				require.NoError(t, err)
+				l, err = q.Claim(ctx, ClaimRequest{Queues: []string{"dead"}})
+				require.NoError(t, err)
+				require.NoError(t, q.Retry(ctx, l.Receipt, RetryOptions{}))
 
 				victim := leader
 				if wrong != "leader" {
@@ -41,11 +52,32 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 					info, err := q.Get(ctx, id)
 					require.NoError(t, err, time.Since(begun))
 					require.Equal(t, "result", string(info.Result))
+					info, err = q.Get(ctx, dead)
+					require.NoError(t, err, time.Since(begun))
+					require.Equal(t, Dead, info.State)
 					var duplicate *DuplicateError
 					_, err = q.Produce(ctx, task)
 					require.ErrorAs(t, err, &duplicate, time.Since(begun))
 					require.Equal(t, id, duplicate.ID)
 					time.Sleep(time.Second)
+				}
+				compared := []string{victim.name} // by the leader, with its own clock
+				if wrong != "follower" {
+					compared = slices.DeleteFunc(c.names(), func(node string) bool { return node == victim.name })
+				}
+				differ := log.about("wall clocks differ node=")
+				for _, r := range differ {
+					node, by, _ := strings.Cut(strings.TrimPrefix(r, "wall clocks differ node="), " ahead of it=")
+					said, err := time.ParseDuration(by)
+					require.NoError(t, err, r)
+					ahead := time.Hour
+					if node == victim.name { // the leader that was may have said so, too
+						ahead = -ahead
+					}
+					require.InDelta(t, ahead.Seconds(), said.Seconds(), 0.1, r)
+				}
+				for _, node := range compared {
+					require.Len(t, log.about("wall clocks differ node="+node), 1)
 				}
 				st, err := q.ClusterStatus(ctx)
 				require.NoError(t, err)
@@ -57,10 +89,19 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 					require.InDelta(t, ahead.Seconds(), r.ClockAhead.Seconds(), 0.1, r.Node)
 				}
 				time.Sleep(keep/8 + time.Minute + time.Second)
-				_, err = q.Get(ctx, id)
-				require.ErrorIs(t, err, ErrNotFound)
+				for _, id := range []ID{id, dead} {
+					_, err = q.Get(ctx, id)
+					require.ErrorIs(t, err, ErrNotFound)
+				}
 				_, err = q.Produce(ctx, task)
 				require.NoError(t, err)
+
+				victim.ahead.Store(0)
+				time.Sleep(2 * time.Second)
+				require.Equal(t, differ, log.about("wall clocks differ"))
+				for _, node := range compared {
+					require.Len(t, log.about("wall clocks agree again node="+node), 1)
+				}
 			})
 		})
 	}

@@ -52,29 +52,6 @@ func TestOperateDiskLost(t *testing.T) {
 	})
 }
 
-// furthestByStatus is the node, of those that answer, that has most of what was stored, as
-// ClusterStatus of any of them tells an operator: the larger of Applied and LastIndex.
-func furthestByStatus(t *testing.T, by *simNode) (node string) {
-	t.Helper()
-	st, err := simQueue(by).ClusterStatus(context.Background())
-	require.NoError(t, err)
-	has := make(map[string]uint64)
-	for _, sh := range st.Shards {
-		for _, r := range sh.Replicas {
-			if has[r.Node] += max(r.Applied, r.LastIndex); has[r.Node] > has[node] {
-				node = r.Node
-			}
-		}
-	}
-	return node
-}
-
-// named returns the node of a name.
-func (c *simCluster) named(name string) *simNode {
-	nodes := c.members()
-	return nodes[slices.IndexFunc(nodes, func(n *simNode) bool { return n.name == name })]
-}
-
 // goOn lets a node that is down go on alone, with so many tasks, and two others join it.
 func (c *simCluster) goOn(t *testing.T, n *simNode, tasks int) {
 	t.Helper()
@@ -109,7 +86,7 @@ func TestOperateMajorityLost(t *testing.T) {
 		_, err := simQueue(behind).Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrNotLeader)
 		for _, asked := range []*simNode{ahead, behind} {
-			require.Equal(t, ahead.name, furthestByStatus(t, asked))
+			require.Equal(t, ahead, c.furthest(asked))
 		}
 		behind.stop()
 		ahead.stop()
@@ -158,17 +135,17 @@ func TestOperatePowerLost(t *testing.T) {
 				n.start()
 			}
 			time.Sleep(10 * time.Second)
-			chosen := make(map[string]bool)
+			chosen := make(map[*simNode]bool)
 			for _, n := range c.members() {
 				_, err := simQueue(n).Produce(t.Context(), Task{Queue: "a"})
 				require.ErrorIs(t, err, ErrPowerLost)
-				chosen[furthestByStatus(t, n)] = true
+				chosen[c.furthest(n)] = true
 			}
 			require.Len(t, chosen, 1, "each says the same")
 			for _, n := range c.members() {
 				n.stop()
 			}
-			c.goOn(t, c.named(slices.Collect(maps.Keys(chosen))[0]), 20)
+			c.goOn(t, slices.Collect(maps.Keys(chosen))[0], 20)
 		})
 	})
 }

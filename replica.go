@@ -10,6 +10,7 @@ import (
 
 	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
+	"codeq/internal/conversion"
 	"codeq/internal/session"
 	"codeq/internal/snapshot"
 	"codeq/internal/steps"
@@ -47,6 +48,16 @@ func (r *replica) close() error {
 		return fmt.Errorf("%w: close shard %d: %w", ErrFailed, r.index, err)
 	}
 	return nil
+}
+
+// reconcile makes the stores of all shards agree with each other.
+// REQUIRES: they are open, and nobody uses them.
+func (q *Queue) reconcile() error {
+	stores := make([]*store.Store, len(q.replicas))
+	for i, r := range q.replicas {
+		stores[i] = r.store
+	}
+	return conversion.Reconcile(stores)
 }
 
 // use keeps the store open while f uses it.

@@ -150,7 +150,8 @@ func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	for i := range q.replicas {
 		part := new(schedulesPart)
 		op := rule(callSchedules, part)
-		for part.More = true; part.More; part.Infos = nil {
+		for part.More = true; part.More; {
+			part.Next()
 			if err := q.ask(ctx, i, op); err != nil {
 				return nil, err
 			}

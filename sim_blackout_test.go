@@ -52,7 +52,7 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 	time.Sleep(5 * time.Second)
 	s.requireSilence(from)
 	nodes := s.members()
-	n := furthest(nodes)
+	n := s.furthest(nodes...)
 	for _, n := range nodes {
 		n.stop()
 	}
@@ -109,21 +109,6 @@ func (s *schedule) requireSilence(from int64) {
 	if c := s.h.answered; c != nil && c.call > from {
 		s.h.fail("answered after all have lost power: %v", c)
 	}
-}
-
-// furthest is the node that has applied most. REQUIRES: all are up.
-func furthest(nodes []*simNode) (furthest *simNode) {
-	var most uint64
-	for _, n := range nodes {
-		applied := uint64(0)
-		for _, r := range simQueue(n).replicas {
-			applied += r.group.Applied()
-		}
-		if applied >= most {
-			furthest, most = n, applied
-		}
-	}
-	return furthest
 }
 
 // goOn lets a node go on by itself, while so many of the others, which it has lost, are started

@@ -129,9 +129,13 @@ func (c *simCluster) names() (names []string) {
 	return names
 }
 
-// log fails the test for a panic of codeq's own on the node.
+// log fails the test for a panic of codeq's own on the node. A Logger of the cluster's options has
+// the records of all nodes.
 func (n *simNode) log() *slog.Logger {
 	h := panicHandler{t: n.cluster.t}
+	if l := n.cluster.opts.Logger; l != nil {
+		h.next = l.Handler()
+	}
 	if os.Getenv("CODEQ_LOG") != "" {
 		h.next = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
@@ -202,6 +206,46 @@ func (c *simCluster) recover(n *simNode) error {
 	c.nodes = []*simNode{n}
 	c.mu.Unlock()
 	return RecoverCluster("queue", o)
+}
+
+// furthest is the node that is to go on alone, as ClusterStatus of some nodes tells an operator:
+// one that is not suspect, if there is any, and of these the one that has most of what was stored,
+// by the larger of Applied and LastIndex. REQUIRES: all are up.
+func (c *simCluster) furthest(by ...*simNode) (furthest *simNode) {
+	type replica struct {
+		node  string
+		shard int
+	}
+	stored, suspect := make(map[replica]uint64), make(map[string]bool)
+	for _, n := range by {
+		st, err := simQueue(n).ClusterStatus(context.Background())
+		if err != nil {
+			c.t.Errorf("ClusterStatus of %s: %v", n.name, err)
+			continue
+		}
+		for _, sh := range st.Shards {
+			for _, r := range sh.Replicas {
+				of := replica{r.Node, sh.Shard}
+				stored[of] = max(stored[of], r.Applied, r.LastIndex)
+				suspect[r.Node] = suspect[r.Node] || r.Suspect
+			}
+		}
+	}
+	has := func(n *simNode) (all uint64) {
+		for of, last := range stored {
+			if of.node == n.name {
+				all += last
+			}
+		}
+		return all
+	}
+	for _, n := range c.members() {
+		sound := !suspect[n.name]
+		if f := furthest; f == nil || sound && suspect[f.name] || sound == !suspect[f.name] && has(n) > has(f) {
+			furthest = n
+		}
+	}
+	return furthest
 }
 
 const simCallTimeout = 3 * time.Second

@@ -465,7 +465,7 @@ func (s *schedule) loseMajority() *simNode {
 			s.t.Errorf("produce on %s after %d of %d nodes have lost power: %v", n.name, lost, len(nodes), err)
 		}
 	}
-	n := furthest(nodes)
+	n := s.furthest(nodes...)
 	for _, n := range nodes {
 		n.stop()
 	}

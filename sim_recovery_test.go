@@ -1,17 +1,18 @@
 package codeq
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/keys"
 	"codeq/internal/testkit"
 )
 
@@ -73,6 +74,69 @@ func TestRecoverClusterAfterCheckpoint(t *testing.T) {
 		}
 		c.close()
 	})
+}
+
+// TestRecoverClusterReconciles: a shard lacks the end of what it had sent to the others, and its
+// settings are older. After RecoverCluster, or if the shards are those of a queue by itself that
+// becomes a node, no message is taken for an earlier one, and the newest settings hold everywhere.
+func TestRecoverClusterReconciles(t *testing.T) {
+	t.Parallel()
+	for _, alone := range []bool{false, true} {
+		t.Run(fmt.Sprint("alone=", alone), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, n := firstNode(t, 1, Options{Shards: 3})
+				// follow lets each task be followed by one of another group, mostly in another shard.
+				follow := func(q *Queue) {
+					t.Helper()
+					const tasks = 24
+					for i := range tasks {
+						produce(t, q, Task{Queue: "a"})
+						l := claimNow(t, q, "a")
+						require.NoError(t, q.Complete(t.Context(), l.Receipt, nil, Task{Queue: "b", Group: fmt.Sprint(i)}))
+					}
+					for range tasks {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+						l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"b"}})
+						cancel()
+						require.NoError(t, err)
+						complete(t, q, l)
+					}
+					require.NoError(t, q.WaitIdle(t.Context()))
+				}
+				var q *Queue
+				if alone {
+					q = n.alone(t)
+				} else {
+					c.begin(n)
+					q = simQueue(n)
+				}
+				follow(q)
+				for weight := range 3 {
+					configure(t, q, "a", func(s *Settings) { s.TenantWeights = map[string]int{"x": weight + 1} })
+				}
+				time.Sleep(time.Second)
+				if alone {
+					require.NoError(t, q.Close())
+				} else {
+					n.stop()
+				}
+				alter(t, n.disk, func(db *pebble.DB) map[ID]bool {
+					for _, prefix := range []byte{keys.Sent, keys.Settings} {
+						require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
+					}
+					return nil
+				})
+				if !alone {
+					require.NoError(t, c.recover(n))
+				}
+				c.begin(n)
+				follow(simQueue(n))
+				require.Equal(t, 3, settingsOf(t, simQueue(n), "a").TenantWeights["x"])
+				require.NoError(t, c.check())
+				c.close()
+			})
+		})
+	}
 }
 
 // logLoss is a cluster of three nodes that have lost the ends of their logs, at random, and perhaps
@@ -140,12 +204,6 @@ func (l *logLoss) missing(n *simNode) (missing int) {
 	return missing
 }
 
-// furthest is the node that has applied most.
-func (l *logLoss) furthest() *simNode {
-	applied := func(n *simNode) uint64 { return simQueue(n).replicas[0].group.Applied() }
-	return slices.MaxFunc(l.members(), func(a, b *simNode) int { return cmp.Compare(applied(a), applied(b)) })
-}
-
 // goOn lets a node go on by itself with what it has, and others join it. REQUIRES: all are closed.
 func (l *logLoss) goOn(n *simNode) (missing int) {
 	require.NoError(l.t, l.recover(n))
@@ -195,7 +253,7 @@ func TestPowerLossOfAllNodes(t *testing.T) {
 				return
 			}
 			require.Nil(t, l.leader(0))
-			furthest := l.furthest()
+			furthest := l.furthest(l.members()...)
 			for _, n := range l.members() {
 				n.stop()
 			}
@@ -252,7 +310,7 @@ func disksThatLose(t *testing.T, seed uint64) (diverged int, led bool) {
 			require.NoError(t, sameEntries(sound, entries))
 		}
 	}
-	furthest := l.furthest()
+	furthest := l.furthest(l.members()...)
 	if n := l.leader(0); n != nil {
 		led, furthest = true, n
 		require.Zero(t, l.missing(n), "acknowledged and not stored")

@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -39,12 +38,4 @@ func tenantsOf(t *testing.T, q *Queue, queue string, claims int) string {
 		b.WriteString(l.Tenant)
 	}
 	return b.String()
-}
-
-// heap is how many bytes are in use.
-func heap() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }

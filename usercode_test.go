@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -180,6 +181,15 @@ func (h userHandler) Handle(_ context.Context, r slog.Record) error {
 	defer h.mu.Unlock()
 	*h.seen = append(*h.seen, text)
 	return nil
+}
+
+// about returns the records that begin with some text, sorted.
+func (h userHandler) about(text string) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	records := slices.DeleteFunc(slices.Clone(*h.seen), func(r string) bool { return !strings.HasPrefix(r, text) })
+	slices.Sort(records)
+	return records
 }
 
 // TestLoggerBlocks: nothing waits for a handler of log records, and what it was not in time for is

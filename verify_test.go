@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
@@ -148,9 +147,19 @@ func first(t *testing.T, db *pebble.DB, prefix byte, suits func(key, value []byt
 	return key, value
 }
 
+// removeKey removes the holder of an idempotency key.
+func removeKey(t *testing.T, db *pebble.DB, suits func(keys.UniqueValue) bool) {
+	t.Helper()
+	key, _ := first(t, db, keys.Unique, func(_, value []byte) bool {
+		v, err := keys.ParseUnique(value)
+		return err == nil && suits(v)
+	})
+	require.NoError(t, db.Delete(key, nil))
+}
+
 // TestRepair damages what is stored, and repairs it: all tasks that could be read are there and can
-// be worked on, though the repair could not give back all that was stored. TestRebuild
-// (internal/fsck) has each kind of damage.
+// be worked on, though the repair could not give back all that was stored, or shards go on with
+// each other from what it has written. TestRebuild (internal/fsck) has each kind of damage.
 func TestRepair(t *testing.T) {
 	t.Parallel()
 	disk, tasks := variedDisk(t)
@@ -160,6 +169,25 @@ func TestRepair(t *testing.T) {
 	}{
 		{"parents", func(t *testing.T, db *pebble.DB) map[ID]bool {
 			require.NoError(t, db.DeleteRange([]byte{keys.Pending}, []byte{keys.Pending + 1}, nil))
+			return nil
+		}},
+		{"idempotency key of a time", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			removeKey(t, db, func(v keys.UniqueValue) bool { return v.Until > 0 })
+			return nil
+		}},
+		{"idempotency key of a task", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			removeKey(t, db, func(v keys.UniqueValue) bool { return v.Until == 0 })
+			return nil
+		}},
+		{"last message, which is under way", func(t *testing.T, db *pebble.DB) map[ID]bool {
+			key, value := first(t, db, keys.Sent, nil)
+			to, err := keys.ParseNumbered(key)
+			require.NoError(t, err)
+			n, err := keys.ParseNumber(value)
+			require.NoError(t, err)
+			m := keys.Message{Kind: keys.MsgEnded, Parent: keys.ID{1}, Child: keys.ID{2}} // the receiver has taken it
+			require.NoError(t, db.Set(keys.AppendOutbound(nil, to, n), m.Append(nil), nil))
+			require.NoError(t, db.Delete(key, nil))
 			return nil
 		}},
 		{"lease record", func(t *testing.T, db *pebble.DB) map[ID]bool {
@@ -361,36 +389,6 @@ func unreadable(t *testing.T, disk vfs.FS, dir string, records map[ID][]byte) ma
 	return lost
 }
 
-// blocksOf is where the blocks of a table begin: those of its entries, and those of its index.
-func blocksOf(t *testing.T, disk vfs.FS, name string) (data, index []int64) {
-	t.Helper()
-	f, err := disk.Open(name)
-	require.NoError(t, err)
-	readable, err := sstable.NewSimpleReadable(f)
-	require.NoError(t, err)
-	opts := &pebble.Options{}
-	opts.EnsureDefaults()
-	r, err := sstable.NewReader(context.Background(), readable, opts.MakeReaderOptions())
-	require.NoError(t, err)
-	layout, err := r.Layout()
-	require.NoError(t, errors.Join(err, r.Close()))
-	for _, b := range layout.Data {
-		data = append(data, int64(b.Offset))
-	}
-	for _, b := range layout.Index {
-		index = append(index, int64(b.Offset))
-	}
-	return data, index
-}
-
-func overwrite(t *testing.T, disk vfs.FS, name string, at int64, with string) {
-	t.Helper()
-	f, err := disk.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
-	require.NoError(t, err)
-	_, err = f.WriteAt([]byte(with), at)
-	require.NoError(t, errors.Join(err, f.Close()))
-}
-
 // TestRepairAroundBlocks damages blocks of a table, and then a bit of its log, too:
 // a repair gives back each task whose record can be read.
 func TestRepairAroundBlocks(t *testing.T) {
@@ -418,7 +416,9 @@ func TestRepairAroundBlocks(t *testing.T) {
 	for name, b := range contents(t, disk, "queue/shard-000") {
 		switch {
 		case path.Ext(name) == ".sst":
-			if data, of := blocksOf(t, disk, name); len(data) > len(blocks) {
+			r, err := store.OpenTable(disk, name)
+			require.NoError(t, err)
+			if data, of := testkit.Blocks(t, r); len(data) > len(blocks) {
 				table, blocks, index = name, data, of
 			}
 		case path.Ext(name) == ".log" && bytes.Contains([]byte(b), []byte("of the log")):
@@ -443,16 +443,16 @@ func TestRepairAroundBlocks(t *testing.T) {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			disk := cloneOf(disk)
 			for _, i := range c.data {
-				overwrite(t, disk, table, blocks[i]+20, "damage")
+				testkit.Overwrite(t, disk, table, blocks[i]+20, "damage")
 			}
 			for _, i := range c.index {
-				overwrite(t, disk, table, index[i]+20, "damage")
+				testkit.Overwrite(t, disk, table, index[i]+20, "damage")
 			}
 			lost := unreadable(t, disk, "queue/shard-000", records)
 			require.NotEmpty(t, lost)
 			require.Less(t, len(lost), len(records)/2)
 			if c.log {
-				overwrite(t, disk, log, 100, string([]byte{logged[100] ^ 4}))
+				testkit.Overwrite(t, disk, log, 100, string([]byte{logged[100] ^ 4}))
 			}
 			r := verifyImage(t, disk, true)
 			require.True(t, r.OK(), "%v", r.Problems)

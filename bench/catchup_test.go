@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
-	"net"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 var away = flag.Int64("away", 0, "cycles that BenchmarkCatchUp's third node misses; 0: 100,000, or 20,000 with -short")
@@ -187,17 +187,9 @@ type nodes struct {
 // newNodes opens three nodes, which end with the benchmark.
 func newNodes(b *testing.B, opts codeq.Options) *nodes {
 	c := &nodes{b: b, dir: b.TempDir(), opts: opts, queues: make([]*codeq.Queue, 3)}
-	for len(c.peers) < len(c.queues) {
-		// Below the ports that the system gives to connections, so that a node
-		// that is opened again finds its own free.
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
-		if err != nil {
-			continue
-		}
-		if err := l.Close(); err != nil {
-			b.Fatal(err)
-		}
-		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("node-", len(c.peers)), Address: l.Addr().String()})
+	first := testkit.FreePorts(b, rand.IntN, len(c.queues))
+	for i := range c.queues {
+		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("node-", i), Address: fmt.Sprint("127.0.0.1:", first+i)})
 	}
 	for i := range c.queues {
 		c.open(i)

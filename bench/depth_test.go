@@ -190,7 +190,7 @@ func BenchmarkDepthDead(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			ctx := context.Background()
-			q := openBench(b, b.TempDir())
+			q := open(b, b.TempDir())
 			defer func() {
 				if err := q.Close(); err != nil {
 					b.Error(err)

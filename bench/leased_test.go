@@ -87,13 +87,13 @@ func BenchmarkLeasedEnd(b *testing.B) {
 	}
 	for b.Loop() {
 		dir := b.TempDir()
-		q := openBench(b, dir)
+		q := open(b, dir)
 		lease(b, q, queueName, leases, true)
 		if err := q.Close(); err != nil {
 			b.Fatal(err)
 		}
 		start := time.Now()
-		q = openBench(b, dir)
+		q = open(b, dir)
 		took, cycles, worst := untilReady(b, q, leases, start)
 		b.ReportMetric(took.Seconds(), "s-until-ready")
 		b.ReportMetric(float64(leases)/took.Seconds(), "ready/s")

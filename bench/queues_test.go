@@ -29,7 +29,7 @@ func idleQueues(b *testing.B, queues int, empty bool) {
 	for b.Loop() {
 		dir := b.TempDir()
 		before := heapBytes()
-		q := openBench(b, dir)
+		q := open(b, dir)
 		begin := time.Now()
 		const batch = 1000
 		for n := 0; n < queues; n += batch {
@@ -86,7 +86,7 @@ func BenchmarkLeasedOpen(b *testing.B) {
 	}
 	for b.Loop() {
 		dir := b.TempDir()
-		q := openBench(b, dir)
+		q := open(b, dir)
 		lease(b, q, queueName, leases, false)
 		stock(b, q, queueName, 1)
 		reopen(b, q, dir, queueName)
@@ -99,7 +99,7 @@ func reopen(b *testing.B, q *codeq.Queue, dir, queue string) {
 		b.Fatal(err)
 	}
 	begin := time.Now()
-	q = openBench(b, dir)
+	q = open(b, dir)
 	b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms/Open")
 	complete(b, q, queue)
 	b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms/first-claim")
@@ -107,14 +107,6 @@ func reopen(b *testing.B, q *codeq.Queue, dir, queue string) {
 	if err := q.Close(); err != nil {
 		b.Fatal(err)
 	}
-}
-
-func openBench(b *testing.B, dir string) *codeq.Queue {
-	q, err := codeq.Open(dir, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return q
 }
 
 // complete claims a task and ends it.

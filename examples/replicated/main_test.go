@@ -2,15 +2,15 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // childEnv makes the test binary the command itself.
@@ -23,29 +23,11 @@ func TestMain(m *testing.M) {
 	main()
 }
 
-// freePorts returns the first of three ports that nobody listens on. They are below those that the
-// system gives to connections.
-func freePorts(t *testing.T) int {
-	t.Helper()
-	for {
-		first, free := 10_000+rand.IntN(20_000), 0
-		for i := range nodes {
-			if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+i)); err == nil {
-				free++
-				require.NoError(t, l.Close())
-			}
-		}
-		if free == nodes {
-			return first
-		}
-	}
-}
-
 func TestKills(t *testing.T) {
 	t.Setenv(childEnv, "1")
 	var out bytes.Buffer
 	c := config{
-		dir: filepath.Join(t.TempDir(), "new"), port: freePorts(t), rate: 100, workers: 8,
+		dir: filepath.Join(t.TempDir(), "new"), port: testkit.FreePorts(t, rand.IntN, nodes), rate: 100, workers: 8,
 		length: 3 * time.Second, kill: time.Second,
 	}
 	lost, err := run(t.Context(), c, &out)
@@ -68,7 +50,7 @@ func TestKills(t *testing.T) {
 
 func TestNodeEnds(t *testing.T) {
 	t.Setenv(childEnv, "1")
-	c := config{dir: t.TempDir(), port: freePorts(t), rate: 1, workers: 1, length: time.Second}
+	c := config{dir: t.TempDir(), port: testkit.FreePorts(t, rand.IntN, nodes), rate: 1, workers: 1, length: time.Second}
 	require.NoError(t, os.WriteFile(c.path(2, ""), nil, 0o666), "a file in the place of a directory")
 	_, err := run(t.Context(), c, new(bytes.Buffer))
 	require.ErrorContains(t, err, "node-2 has ended")

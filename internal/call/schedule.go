@@ -60,7 +60,11 @@ type Schedules[T any] struct {
 	After string // the part begins after this name
 	More  bool   // there are others after it
 	Infos []T
+	from  string // the name after which this part begins
 }
+
+// Next prepares to copy the next part.
+func (b *Schedules[T]) Next() { b.Infos, b.from = nil, b.After }
 
 // Copy copies the part. An error of show ends the shard.
 func (b *Schedules[T]) Copy(s *engine.State, show func(*engine.ScheduleInfo) (T, error)) {
@@ -94,4 +98,4 @@ func (b *Schedules[T]) ReadReply(r *wire.Reader) {
 	r.JSON(r.Rest(), &b.Infos)
 }
 
-func (b *Schedules[T]) Again() { b.Infos = nil }
+func (b *Schedules[T]) Again() { b.Infos, b.After = nil, b.from }

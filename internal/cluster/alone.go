@@ -15,6 +15,17 @@ import (
 // which other nodes get when they join. The only node of a cluster becomes a queue by itself when
 // its stores have all that its logs have.
 
+// reconcile makes the stores of a queue by itself agree, from which a cluster is still to begin:
+// its power may have failed since it was open.
+func (n *Node) reconcile() error {
+	for _, g := range n.groups {
+		if begins, err := g.beginsFromStore(); err != nil || !begins {
+			return err
+		}
+	}
+	return n.c.Reconcile()
+}
+
 // beginFromStore begins the group of a new cluster whose first node was a queue by itself.
 func (g *Group) beginFromStore(votes *groupVotes) error {
 	if begins, err := g.beginsFromStore(); err != nil || !begins {
@@ -53,9 +64,6 @@ func (n *Node) Dissolve() error {
 
 // dissolve makes the store durable with all that the log has.
 func (g *Group) dissolve() error {
-	if err := g.openLog(); err != nil {
-		return err
-	}
 	if begins, err := g.beginsFromStore(); err != nil {
 		return err
 	} else if begins { // there is no log yet

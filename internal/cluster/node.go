@@ -81,6 +81,9 @@ type Config struct {
 
 	// Machines are the shards.
 	Machines []StateMachine
+	// Reconcile makes the stores of all Machines agree with each other. It is called when they are
+	// open, before a cluster begins with what they have.
+	Reconcile func() error
 	// Leaders asks those who decide for the shards, here or on other nodes.
 	Leaders Leaders
 	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The
@@ -211,6 +214,9 @@ func (n *Node) Open() error {
 	}
 	n.founding.Store(len(n.c.Directory.Founders) > 0)
 	n.logs.SyncToDisk(len(n.former()) > 0) // see manifest.Volatile
+	if err := n.reconcile(); err != nil {
+		return fmt.Errorf("codeq: begin a cluster with %s: %w", n.c.Directory.Path, err)
+	}
 	for _, g := range n.groups {
 		if err := g.start(); err != nil {
 			return fmt.Errorf("codeq: start shard %d of %s: %w", g.index, n.c.Directory.Path, err)
@@ -276,6 +282,11 @@ func (n *Node) openReplicas() (err error) {
 	})
 	if err != nil {
 		return fmt.Errorf("codeq: open the log of %s: %w", d.Path, damageOf(err))
+	}
+	for _, g := range n.groups {
+		if err := g.openLog(); err != nil {
+			return fmt.Errorf("codeq: open the log of shard %d of %s: %w", g.index, d.Path, damageOf(err))
+		}
 	}
 	return nil
 }

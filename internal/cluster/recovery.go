@@ -26,17 +26,31 @@ func (n *Node) Recover() error {
 		d.Cluster, d.Founders, d.Former, d.Seen = manifest.NewID(), nil, nil, nil
 		err = d.Write()
 	}
+	ends := make([]Position, len(n.groups))
+	err = n.eachUntil(err, func(i int, g *Group) (err error) {
+		ends[i], err = g.replay(all[i].logs)
+		return err
+	})
+	if err == nil {
+		err = n.c.Reconcile() // each shard has lost what it has lost
+	}
+	err = n.eachUntil(err, func(i int, g *Group) error { return g.recover(ends[i], all[i].logs, all[i].votes) })
+	n.cancel()
+	n.background.Wait()
+	return errors.Join(err, n.closeLogs())
+}
+
+// eachUntil recovers the groups, one after the other, until there is an error.
+func (n *Node) eachUntil(err error, recover func(i int, g *Group) error) error {
 	for i, g := range n.groups {
 		if err != nil {
 			break
 		}
-		if err = g.recover(all[i].logs, all[i].votes); err != nil {
+		if err = recover(i, g); err != nil {
 			err = fmt.Errorf("codeq: recover shard %d of %s: %w", g.index, n.c.Directory.Path, damageOf(err))
 		}
 	}
-	n.cancel()
-	n.background.Wait()
-	return errors.Join(err, n.closeLogs())
+	return err
 }
 
 // keptBy is where Raft keeps what a group has.
@@ -68,12 +82,8 @@ func (n *Node) kept() (all []keptBy, err error) {
 
 // recover makes a snapshot of the store, which has the new configuration, and with which the log
 // begins anew. All that is proposed from then on has a later index and term than anything that the
-// node has stored.
-func (g *Group) recover(logs *groupLog, votes *groupVotes) error {
-	end, err := g.replay(logs)
-	if err != nil {
-		return err
-	}
+// node has stored, which is end.
+func (g *Group) recover(end Position, logs *groupLog, votes *groupVotes) error {
 	if end == (Position{}) {
 		return errors.New("nothing of it was ever stored here")
 	}

@@ -29,9 +29,6 @@ import (
 
 // stores are where Raft keeps the log of a shard, and the votes.
 func (g *Group) stores() (*groupLog, *groupVotes, error) {
-	if err := g.openLog(); err != nil {
-		return nil, nil, err
-	}
 	votes := &groupVotes{StableStore: g.node.stable.Group(uint32(g.index)), group: g}
 	term, err := votes.GetUint64([]byte(keyCurrentTerm))
 	raise(&g.latestTerm, term)

@@ -19,27 +19,6 @@ import (
 	"codeq/internal/testkit"
 )
 
-// blocksOf returns where the blocks of a table with entries begin.
-func blocksOf(t *testing.T, disk vfs.FS, path string) (at []int64) {
-	t.Helper()
-	r, err := store.OpenTable(disk, path)
-	require.NoError(t, err)
-	layout, err := r.Layout()
-	require.NoError(t, errors.Join(err, r.Close()))
-	for _, b := range layout.Data {
-		at = append(at, int64(b.Offset))
-	}
-	return at
-}
-
-func overwrite(t *testing.T, disk vfs.FS, path string, at int64, with string) {
-	t.Helper()
-	f, err := disk.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
-	require.NoError(t, err)
-	_, err = f.WriteAt([]byte(with), at)
-	require.NoError(t, errors.Join(err, f.Close()))
-}
-
 // entriesOf returns the entries of a store, by key.
 func entriesOf(t *testing.T, db *pebble.DB) map[string]string {
 	t.Helper()
@@ -82,10 +61,12 @@ func TestSalvage(t *testing.T) {
 		if !strings.HasSuffix(path, store.TableSuffix) {
 			continue
 		}
-		blocks := blocksOf(t, disk, path)
+		r, err := store.OpenTable(disk, path)
+		require.NoError(t, err)
+		blocks, _ := testkit.Blocks(t, r)
 		for _, at := range blocks {
 			disk := cloneStore(t, disk, "store")
-			overwrite(t, disk, path, at+8, "damage")
+			testkit.Overwrite(t, disk, path, at+8, "damage")
 			damaged++
 			db, err := store.OpenForReading(disk, "store")
 			require.NoError(t, err)

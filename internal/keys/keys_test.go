@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/testalloc"
 
+	"codeq/internal/testkit"
 	"codeq/internal/window"
 )
 
@@ -32,22 +33,13 @@ const (
 )
 
 var (
-	goldenID   = ID(unhex(goldenIDHex))
-	goldenHash = [UniqueLen]byte(unhex(goldenHashHex))
-	otherID    = ID(unhex(otherIDHex))
+	goldenID   = ID(testkit.Unhex(goldenIDHex))
+	goldenHash = [UniqueLen]byte(testkit.Unhex(goldenHashHex))
+	otherID    = ID(testkit.Unhex(otherIDHex))
 )
 
 // grouped are the ranges of the keys that AppendGrouped makes.
 var grouped = []byte{Blocked, Dead, Done, Canceled, Wake}
-
-// unhex reads hexadecimal digits; blanks separate the fields.
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
 
 func freshEntry() LeaseEntry {
 	return LeaseEntry{
@@ -199,7 +191,7 @@ func TestGolden(t *testing.T) {
 		{"left", leftMessage().Append(nil), "06" + otherIDHex + "00000193b3c01235"},
 		{"settings of a queue", settingsMessage().Append(nil), "04 04 6d61696c 000000000000012c 7b2252617465223a327d"},
 	} {
-		require.Equal(t, hex.EncodeToString(unhex(c.want)), hex.EncodeToString(c.got), c.name)
+		require.Equal(t, hex.EncodeToString(testkit.Unhex(c.want)), hex.EncodeToString(c.got), c.name)
 	}
 	lower, upper := Range(Dead)
 	require.Equal(t, []byte{0x14}, lower)
@@ -429,9 +421,9 @@ func TestGroupEnd(t *testing.T) {
 		{"13 ffffffff ffffffffffffffff", "14 00000000 0000000000000000"},
 		{"05 16 ffffffff", "05 17 00000000"},
 	} {
-		group := unhex(c.group)
-		require.Equal(t, unhex(c.want), GroupEnd(group), c.group)
-		require.Equal(t, unhex(c.group), group, "the group stays as it is")
+		group := testkit.Unhex(c.group)
+		require.Equal(t, testkit.Unhex(c.want), GroupEnd(group), c.group)
+		require.Equal(t, testkit.Unhex(c.group), group, "the group stays as it is")
 	}
 }
 

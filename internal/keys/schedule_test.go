@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/testalloc"
+	"codeq/internal/testkit"
 )
 
 var goldenSchedule = ScheduleValue{
@@ -19,11 +20,11 @@ var goldenSchedule = ScheduleValue{
 
 // TestGoldenSchedule fixes the stored form.
 func TestGoldenSchedule(t *testing.T) {
-	require.Equal(t, hex.EncodeToString(unhex("08 6e696768746c79")), hex.EncodeToString(AppendSchedule(nil, "nightly")))
+	require.Equal(t, hex.EncodeToString(testkit.Unhex("08 6e696768746c79")), hex.EncodeToString(AppendSchedule(nil, "nightly")))
 	want := "01 00000193b3c01235 00000193b3c01236 00000193b3c01237 02 09 ac02" +
 		"06 406461696c79 03 555443 04 6d61696c 04 61636d65 7265636f7264"
-	require.Equal(t, hex.EncodeToString(unhex(want)), hex.EncodeToString(goldenSchedule.Append(nil)))
-	require.Equal(t, goldenSchedule.Append([]byte("before")), append([]byte("before"), unhex(want)...))
+	require.Equal(t, hex.EncodeToString(testkit.Unhex(want)), hex.EncodeToString(goldenSchedule.Append(nil)))
+	require.Equal(t, goldenSchedule.Append([]byte("before")), append([]byte("before"), testkit.Unhex(want)...))
 	require.Equal(t, []byte("before\x08n"), AppendSchedule([]byte("before"), "n"))
 }
 

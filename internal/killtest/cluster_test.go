@@ -12,7 +12,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -424,8 +423,9 @@ func newNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build str
 	c := &clusterNodes{
 		clusterHistory: newClusterHistory(t), dir: t.TempDir(), level: level, build: build, processes: make([]*clusterProcess, 3),
 	}
-	for i, addr := range freePorts(t, random, len(c.processes)) {
-		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: addr})
+	first := testkit.FreePorts(t, random.IntN, len(c.processes))
+	for i := range c.processes {
+		c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("127.0.0.1:", first+i)})
 	}
 	t.Cleanup(func() {
 		for _, p := range c.processes {
@@ -530,22 +530,6 @@ func (p *clusterProcess) kill() {
 	_ = p.cmd.Process.Kill() // it may have ended by itself
 	<-p.read
 	_ = p.cmd.Wait()
-}
-
-// freePorts finds addresses on loopback that nobody listens on. They are below
-// those that the system gives to connections, so that a node finds its own free
-// when it is back.
-func freePorts(t *testing.T, random *rand.Rand, n int) (addrs []string) {
-	t.Helper()
-	for len(addrs) < n {
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+random.IntN(20_000)))
-		if err != nil {
-			continue
-		}
-		defer func() { require.NoError(t, l.Close()) }()
-		addrs = append(addrs, l.Addr().String())
-	}
-	return addrs
 }
 
 // TestClusterKill: while one node after another is killed, nothing that was

@@ -218,8 +218,9 @@ func TestSlowLink(t *testing.T) {
 func slowLink(t *testing.T, limit, shards int) {
 	dir := t.TempDir()
 	c := slowConfig{Load: min(slowLoad, limit*3/10), Shards: shards}
-	for i, a := range freePorts(t, testkit.Seeded(t), 3) {
-		c.Peers = append(c.Peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: a})
+	port := testkit.FreePorts(t, testkit.Seeded(t).IntN, 3)
+	for i := range 3 {
+		c.Peers = append(c.Peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("127.0.0.1:", port+i)})
 	}
 	reports, over := make(chan slowReport), make(chan struct{})
 	run := func(node int, c slowConfig) (end func()) {

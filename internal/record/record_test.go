@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/testalloc"
+	"codeq/internal/testkit"
 )
 
 // golden has records and their stored forms.
@@ -65,19 +66,11 @@ var golden = []struct {
 
 var hash16 = [16]byte{0: 1, 15: 2}
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
-
 // TestGolden fixes the stored form, in both directions.
 func TestGolden(t *testing.T) {
 	for _, g := range golden {
-		require.Equal(t, hex.EncodeToString(unhex(g.want)), hex.EncodeToString(g.rec.Encode()), g.name)
-		got, err := Decode(unhex(g.want))
+		require.Equal(t, hex.EncodeToString(testkit.Unhex(g.want)), hex.EncodeToString(g.rec.Encode()), g.name)
+		got, err := Decode(testkit.Unhex(g.want))
 		require.NoError(t, err, g.name)
 		requireSame(t, &g.rec, &got)
 	}
@@ -298,7 +291,7 @@ func TestAllocations(t *testing.T) {
 // decodes to the same record, and does not change again.
 func FuzzDecode(f *testing.F) {
 	for _, g := range golden {
-		f.Add(unhex(g.want))
+		f.Add(testkit.Unhex(g.want))
 	}
 	f.Add([]byte{hasHistory, 0, 0, 'p'})                    // announces zeros
 	f.Add([]byte{hasHeaders, 2, 1, 'k', 0, 1, 'k', 1, 'v'}) // one name twice

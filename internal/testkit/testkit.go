@@ -3,9 +3,15 @@
 package testkit
 
 import (
+	"encoding/hex"
 	"flag"
+	"fmt"
 	"math/rand/v2"
+	"net"
+	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 var (
@@ -37,4 +43,32 @@ func Sized(short, usual, large int) int {
 		return large
 	}
 	return usual
+}
+
+// Unhex reads hexadecimal digits; blanks separate the fields.
+func Unhex(s string) []byte {
+	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// FreePorts returns the first of n ports of loopback on which nobody listens, drawn by intN. They are
+// below those that the system gives to connections, so that a node finds its own free when it is back.
+func FreePorts(t testing.TB, intN func(n int) int, n int) (first int) {
+	t.Helper()
+	for {
+		first = 10_000 + intN(20_000)
+		free := 0
+		for i := range n {
+			if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+i)); err == nil {
+				free++
+				require.NoError(t, l.Close())
+			}
+		}
+		if free == n {
+			return first
+		}
+	}
 }

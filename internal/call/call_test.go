@@ -1,0 +1,136 @@
+package call
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/wire"
+)
+
+var (
+	id, other = keys.ID{1, 15: 2}, keys.ID{3, 15: 4}
+	receipt   = engine.Receipt{ID: id, Token: 1 << 40}
+)
+
+// schedules is a part of the schedules, each shown as its name.
+type schedules struct{ Schedules[string] }
+
+func (*schedules) Decide(*engine.State) (engine.Verdict, error) { return engine.Decided, nil }
+
+// requireCutShort makes sure that no shorter message is read as one.
+func requireCutShort(t *testing.T, message []byte, read func(*wire.Reader)) {
+	t.Helper()
+	for n := range message {
+		r := wire.NewReader(message[:n])
+		read(r)
+		require.Error(t, r.Done(), "%d of %d bytes", n, len(message))
+	}
+}
+
+// TestBodies: a call says the same at the node that decides it, and its answer the same at the one that
+// called. After Again, the call can be sent and answered once more, with the same outcome.
+func TestBodies(t *testing.T) {
+	every := keys.ScheduleValue{Start: 5, Every: 300, Queue: "q", Record: []byte("record")}
+	times, err := engine.TimesOf(&every)
+	require.NoError(t, err)
+	bulk := func(n int) *Bulk {
+		b := &Bulk{}
+		b.How, b.IDs, b.N = engine.EndOfAlterations-1, []keys.ID{id, other}, n
+		return b
+	}
+	lost := []error{engine.LeaseLost(receipt, true), engine.LeaseLost(engine.Receipt{ID: other}, false)}
+	require.ErrorIs(t, lost[0], base.ErrCanceled)
+	require.NotErrorIs(t, lost[1], base.ErrCanceled)
+	counts := []engine.QueueCounts{{Queue: "q", Counts: keys.Counts{Ready: 1, Leased: 2, Scheduled: 3, Blocked: 4, Done: 5, Dead: 6, Canceled: 7}}, {Queue: ""}}
+	for _, c := range []struct {
+		asked, answered, blank Body // with the arguments; with the answer, too
+		rest                   bool // the answer is whatever is left of the message
+	}{
+		{asked: &Alter{ID: id, How: engine.EndOfAlterations - 1, Arg: 1 << 40}, blank: &Alter{}},
+		{asked: bulk(0), answered: bulk(300), blank: &Bulk{}},
+		{asked: &ReleaseKey{Hash: keys.UniqueHash("q", "", "", "", "k"), Key: "k"}, blank: &ReleaseKey{}},
+		{
+			asked:    &Renew{Receipts: []engine.Receipt{receipt, {ID: other}}, Duration: 1000},
+			answered: &Renew{Receipts: []engine.Receipt{receipt, {ID: other}}, Duration: 1000, Lost: []engine.Receipt{receipt, {ID: other}}, Errs: lost},
+			blank:    &Renew{},
+		},
+		{asked: &Settings{Queue: "q"}, answered: &Settings{Queue: "q", Value: []byte("v")}, blank: &Settings{}, rest: true},
+		{asked: &Configure{Queue: "q", Value: []byte("v")}, answered: &Configure{Queue: "q", Value: []byte("v"), Late: true}, blank: &Configure{}},
+		{asked: &Adopt{Queue: "q", Value: []byte("v")}, blank: &Adopt{}},
+		{asked: &SetSchedule{Name: "s", Value: every, Times: times}, blank: &SetSchedule{}},
+		{asked: &DeleteSchedule{Name: "s"}, blank: &DeleteSchedule{}},
+		{
+			asked:    &schedules{Schedules[string]{After: "a"}},
+			answered: &schedules{Schedules[string]{After: "c", More: true, Infos: []string{"b", "c"}}},
+			blank:    &schedules{}, rest: true,
+		},
+		{
+			asked:    &Stats{Place: engine.Place{Next: 5, Begun: 6}},
+			answered: &Stats{Place: engine.Place{Unnumbered: true, Next: 7, Begun: 6}, Counts: counts, More: true, Queues: 9},
+			blank:    &Stats{},
+		},
+	} {
+		t.Run(fmt.Sprintf("%T", c.asked), func(t *testing.T) {
+			if c.answered == nil { // without an answer, the call is what it was
+				c.answered = c.asked
+			}
+			sent := c.asked.Append(nil)
+			next := func(b Body) {
+				if b, ok := b.(interface{ Next() }); ok { // a part of what is read
+					b.Next()
+				}
+			}
+			next(c.asked)
+			requireCutShort(t, sent, c.blank.Read)
+			fresh := c.blank
+			if b, ok := fresh.(*Bulk); ok {
+				b.IDs = nil
+			}
+			r := wire.NewReader(sent)
+			fresh.Read(r)
+			require.NoError(t, r.Done())
+			next(fresh)
+			require.Equal(t, c.asked, fresh)
+
+			answer := c.answered.AppendReply(nil)
+			if !c.rest {
+				requireCutShort(t, answer, func(r *wire.Reader) { fresh.Again(); fresh.ReadReply(r) })
+			}
+			for range 2 {
+				fresh.Again()
+				require.Equal(t, sent, fresh.Append(nil))
+				r = wire.NewReader(answer)
+				fresh.ReadReply(r)
+				require.NoError(t, r.Done())
+				require.Equal(t, answer, fresh.AppendReply(nil))
+			}
+			if _, ok := fresh.(interface{ Next() }); !ok { // which remembers where its part begins
+				require.Equal(t, c.answered, fresh)
+			}
+		})
+	}
+}
+
+// TestUnknownAlteration: what this version does not know is refused.
+func TestUnknownAlteration(t *testing.T) {
+	for _, b := range []Body{&Alter{How: engine.EndOfAlterations}, &Bulk{engine.BulkAlteration{How: engine.EndOfAlterations}}} {
+		r := wire.NewReader(b.Append(nil))
+		b.Read(r)
+		require.Error(t, r.Done())
+	}
+}
+
+// TestScheduleWithoutTimes: a schedule that cannot be, or that has no times, is refused.
+func TestScheduleWithoutTimes(t *testing.T) {
+	for _, v := range []keys.ScheduleValue{{Cron: "nonsense"}, {Cron: "@daily", TimeZone: "Nowhere/" + time.Local.String()}} {
+		r := wire.NewReader((&SetSchedule{Name: "s", Value: v}).Append(nil))
+		new(SetSchedule).Read(r)
+		require.Error(t, r.Done())
+	}
+}

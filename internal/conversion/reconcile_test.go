@@ -1,0 +1,123 @@
+package conversion
+
+import (
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+const memTableBytes = 256 << 10
+
+// openStores opens so many stores of replicas, whose disks can lose power.
+func openStores(t *testing.T, n int) (stores []*store.Store, disks []*vfs.MemFS) {
+	caches := store.NewCaches(1<<20, memTableBytes, n)
+	t.Cleanup(caches.Close)
+	for i := range n {
+		disks = append(disks, vfs.NewCrashableMem())
+		st := openStore(t, fmt.Sprint("store", i), disks[i], caches, true)
+		t.Cleanup(func() { require.NoError(t, st.Close()) })
+		stores = append(stores, st)
+	}
+	return stores, disks
+}
+
+func openStore(t *testing.T, name string, disk vfs.FS, caches *store.Caches, create bool) *store.Store {
+	st, err := store.Open(name, store.Config{
+		FS: disk, Log: slog.New(slog.DiscardHandler), Durability: store.Replicated,
+		MemTableBytes: memTableBytes, ReclaimFrom: store.ReclaimFrom,
+	}, caches, create)
+	require.NoError(t, err)
+	return st
+}
+
+func set(t *testing.T, st *store.Store, key, value []byte) {
+	b := st.DB().NewBatch()
+	require.NoError(t, b.Set(key, value, nil))
+	require.NoError(t, st.Commit(b))
+	require.NoError(t, b.Close())
+}
+
+func contents(t *testing.T, r pebble.Reader) map[string]string {
+	all := make(map[string]string)
+	require.NoError(t, schema.ScanPrefix(r, nil, func(key, value []byte) error {
+		all[string(key)] = string(value)
+		return nil
+	}))
+	return all
+}
+
+func numbered(kind byte, shard uint32) []byte { return keys.AppendNumbered(nil, kind, shard) }
+
+// TestReconcile: senders go on behind what their receivers have taken, all shards have the latest
+// settings of each queue, and nothing else changes, also if it is done twice. It is durable.
+func TestReconcile(t *testing.T) {
+	t.Parallel()
+	stores, disks := openStores(t, 3)
+	number := func(n uint64) []byte { return keys.AppendNumber(nil, n) }
+	settings := func(version uint64, json string) []byte {
+		return keys.SettingsValue{Version: version, JSON: []byte(json)}.Append(nil)
+	}
+	mail, other := append([]byte{keys.Settings}, "mail"...), append([]byte{keys.Settings}, "other"...)
+
+	set(t, stores[0], numbered(keys.Sent, 1), number(5))
+	set(t, stores[1], numbered(keys.Inbound, 0), number(7)) // two messages were lost by the sender
+	set(t, stores[0], numbered(keys.Sent, 2), number(9))
+	set(t, stores[2], numbered(keys.Inbound, 0), number(8)) // one by the receiver: it comes again
+	set(t, stores[0], numbered(keys.Inbound, 2), number(3)) // the sender has lost all of them
+	set(t, stores[2], numbered(keys.Inbound, 2), number(1)) // to itself: both are of one moment
+	set(t, stores[2], numbered(keys.Sent, 2), number(1))
+	set(t, stores[0], mail, settings(2, `{"Paused":true}`))
+	set(t, stores[1], mail, settings(4, `{}`))
+	set(t, stores[2], other, []byte(`{"Concurrency":3}`)) // of an old build, which is version 1
+
+	var want []map[string]string
+	for _, st := range stores {
+		want = append(want, contents(t, st.DB()))
+	}
+	want[0][string(numbered(keys.Sent, 1))] = string(number(7))
+	want[2][string(numbered(keys.Sent, 0))] = string(number(3))
+	for i := range want {
+		want[i][string(mail)] = string(settings(4, `{}`))
+		if i != 2 {
+			want[i][string(other)] = string(settings(1, `{"Concurrency":3}`))
+		}
+	}
+	for range 2 {
+		require.NoError(t, Reconcile(stores))
+		for i, st := range stores {
+			require.Equal(t, want[i], contents(t, st.DB()), i)
+		}
+	}
+	caches := store.NewCaches(1<<20, memTableBytes, 1)
+	defer caches.Close()
+	for i, disk := range disks {
+		st := openStore(t, fmt.Sprint("store", i), disk.CrashClone(vfs.CrashCloneCfg{}), caches, false)
+		require.Equal(t, want[i], contents(t, st.DB()), i)
+		require.NoError(t, st.Close())
+	}
+}
+
+// TestReconcileDamage: what cannot be read is damage, and nothing changes.
+func TestReconcileDamage(t *testing.T) {
+	t.Parallel()
+	for _, bad := range [][2][]byte{
+		{numbered(keys.Inbound, 2), keys.AppendNumber(nil, 1)}, // there is no such shard
+		{numbered(keys.Sent, 1), []byte("x")},
+		{append([]byte{keys.Settings}, "mail"...), []byte("x")},
+	} {
+		stores, _ := openStores(t, 2)
+		set(t, stores[1], numbered(keys.Inbound, 0), keys.AppendNumber(nil, 7))
+		set(t, stores[1], bad[0], bad[1])
+		require.ErrorIs(t, Reconcile(stores), base.ErrCorrupt)
+		require.Empty(t, contents(t, stores[0].DB()))
+	}
+}
