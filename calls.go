@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"codeq/internal/base"
 	"codeq/internal/call"
@@ -169,11 +170,14 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 
 // Errors travel between nodes as a code and a text.
 
-// sentErrors are those that callers branch on, by code.
+// sentErrors are those that callers branch on, by code. ErrBehind is sent as an ErrNotLeader, which
+// every build repeats; the text tells them apart.
 var sentErrors = [...]error{
 	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
 	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead, cluster.ErrBehind,
 }
+
+const codeNotLeader = 6
 
 const (
 	codeLeaseCanceled = 100 + iota // ErrLeaseLost and ErrCanceled
@@ -204,7 +208,11 @@ func encodeError(err error) (code byte, text string) {
 		return encodeError(fmt.Errorf("%w: %v", ErrNotLeader, err))
 	}
 	for code, sentinel := range sentErrors {
-		if sentinel != nil && errors.Is(err, sentinel) {
+		switch {
+		case sentinel == nil || !errors.Is(err, sentinel):
+		case sentinel == cluster.ErrBehind:
+			return codeNotLeader, err.Error()
+		default:
 			return byte(code), err.Error()
 		}
 	}
@@ -223,6 +231,8 @@ func decodeError(code byte, text string) error {
 		return &textError{text, []error{ErrNotLeader, ErrPowerLost}}
 	case code == codeLeaseCanceled:
 		return &textError{text, []error{ErrLeaseLost, ErrCanceled}}
+	case code == codeNotLeader && strings.Contains(text, cluster.ErrBehind.Error()):
+		return &textError{text, []error{cluster.ErrBehind}}
 	case int(code) < len(sentErrors) && code > 0:
 		return &textError{text, []error{sentErrors[code]}}
 	}

@@ -170,6 +170,7 @@ func TestErrorsTravel(t *testing.T) {
 	for _, err := range []error{
 		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), engine.LeaseLost(receipt.inner(), true), ErrNotFound, ErrNotWaiting, ErrCanceled,
 		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull, ErrNotMember, &engine.LifeOverError{Node: "n", Latest: 1 << 63},
+		fmt.Errorf("shard 0: %w: x", cluster.ErrBehind),
 	} {
 		got := decodeError(encodeError(err))
 		require.Equal(t, err.Error(), got.Error())
@@ -179,6 +180,9 @@ func TestErrorsTravel(t *testing.T) {
 	}
 	require.ErrorIs(t, decodeError(encodeError(ErrClosed)), ErrNotLeader, "another node will lead")
 	require.ErrorIs(t, decodeError(encodeError(ErrFailed)), ErrNotLeader)
+	require.Equal(t, ErrNotLeader, sentErrors[codeNotLeader])
+	code, _ := encodeError(cluster.ErrBehind)
+	require.EqualValues(t, codeNotLeader, code, "builds that do not know it ask again")
 	lost := decodeError(encodeError(fmt.Errorf("%w: %w", ErrNotLeader, ErrPowerLost)))
 	require.ErrorIs(t, lost, ErrNotLeader)
 	require.ErrorIs(t, lost, ErrPowerLost)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -40,5 +41,71 @@ func TestVoteAwaitsCatchUp(t *testing.T) {
 		require.LessOrEqual(t, ahead.Applied(), behind.Applied()+close)
 		require.NoError(t, <-outcome)
 		c.nodes = append(c.nodes, added)
+	})
+}
+
+// TestVoteAwaitsFiles: a node that is added to a cluster which was a queue by itself gets a vote
+// when it has the files of the store: its log does not have what they contain.
+func TestVoteAwaitsFiles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, first := firstNode(t, 1, Options{Shards: 1})
+		q := first.alone(t)
+		produce(t, q, Task{Queue: "a"})
+		require.NoError(t, q.Close())
+		c.begin(first)
+		added := c.node(false)
+		c.net.SetBandwidth(first.name, added.name, 1<<10)
+		added.start()
+		outcome := make(chan error, 1)
+		go func() { outcome <- simQueue(first).AddNode(context.Background(), Peer{added.name, added.name}) }()
+		ahead, behind := simQueue(first).replicas[0].group, simQueue(added).replicas[0].group
+		for {
+			voters := 0
+			for _, s := range ahead.Raft().GetConfiguration().Configuration().Servers {
+				if s.Suffrage == raft.Voter {
+					voters++
+				}
+			}
+			if voters == 2 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.NotZero(t, behind.Applied())
+		require.NoError(t, <-outcome)
+		c.nodes = append(c.nodes, added)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestJoinLastsWhileItGetsFurther: a node that joins over a slow link gets its files, however long
+// that takes.
+func TestJoinLastsWhileItGetsFurther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const tasks, rate = 12, 32 << 10 // of 1 MiB; bytes per second
+		c, first := firstNode(t, 1, Options{Shards: 1})
+		q := first.alone(t)
+		for range tasks {
+			payload := make([]byte, 1<<20)
+			for i := range payload {
+				payload[i] = byte(c.rng.Uint32())
+			}
+			produce(t, q, Task{Queue: "a", Payload: payload})
+		}
+		require.NoError(t, q.Close())
+		c.begin(first)
+		c.net.SetBandwidth(first.name, "n1", rate)
+		begun := time.Now()
+		c.another()
+		require.Greater(t, time.Since(begun), tasks<<20/rate*time.Second)
+		require.Greater(t, time.Since(begun), 6*time.Minute)
+		c.net.Unshape()
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
 	})
 }

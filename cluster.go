@@ -48,7 +48,9 @@ type Cluster struct {
 	// Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
-	// add it, and returns when it votes. Half of them must answer, and be of one cluster.
+	// add it, and returns when it votes. Half of them must answer within 5 minutes, and be of one
+	// cluster; then it may take as long as the node gets further, by entries or bytes of files: after
+	// 5 minutes in which it has not, Open returns an error that matches context.DeadlineExceeded.
 	// [Options.Shards] is that of the cluster. In a directory that was part of the cluster before,
 	// Join has no meaning.
 	Join bool

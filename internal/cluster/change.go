@@ -216,11 +216,7 @@ func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int
 	for i, m := range voters {
 		asking.Go(func() {
 			g.node.contain("question for a state", func() {
-				s, err := g.stateAt(ctx, m)
-				if err == nil && s.Failed {
-					err = errors.New("its replica has failed")
-				}
-				silent[i] = err
+				_, silent[i] = g.stateAt(ctx, m)
 			}, func(err error) { silent[i] = err })
 		})
 	}

@@ -66,7 +66,7 @@ func openTrioWith(t *testing.T, shards int, adapt func(i int, c *Config)) ([]*No
 		require.NoError(t, disk.MkdirAll("dir", 0o700))
 		host := network.Listen(name)
 		c := Config{
-			Node: name, Listener: host, MaxAppend: MaxAppend, Logger: slog.New(slog.DiscardHandler),
+			Node: name, Listener: host, MaxAppend: MaxAppend, SnapshotBytes: SnapshotBytes, Logger: slog.New(slog.DiscardHandler),
 			HeartbeatTimeout: 500 * time.Millisecond, ElectionTimeout: 500 * time.Millisecond, CallTimeout: time.Second,
 			Directory:   manifest.New(disk, "dir", manifest.Manifest{Format: manifest.Format, Shards: shards, ID: manifest.NewID(), Cluster: cluster}),
 			Machines:    machines(shards),

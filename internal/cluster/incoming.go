@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"codeq/internal/snapshot"
@@ -13,6 +14,8 @@ import (
 // incoming is the connections on which a group gets the files of a snapshot. What has arrived on
 // one that has ended is kept for the next one, and removed after some time.
 type incoming struct {
+	bytes atomic.Uint64 // that have come
+
 	mu          sync.Mutex // guards what follows
 	connections int
 	unused      *time.Timer // removes what has arrived; nil: nothing has since the node was opened
@@ -59,7 +62,7 @@ func (n *Node) receiveFiles(group int, from net.Conn) {
 	g := n.groups[group]
 	g.incoming.begin()
 	defer g.incoming.end(g.dropReceived)
-	err := g.snapshots.Receive(from, raftTimeout, snapshot.Gate{Admit: g.admitFiles, Room: n.room.fits, Next: g.mayReceive})
+	err := g.snapshots.Receive(from, raftTimeout, snapshot.Gate{Admit: g.admitFiles, Room: n.room.fits, Next: g.receive})
 	if err != nil && n.ctx.Err() == nil {
 		n.log.Info("files of a snapshot have not all come", "shard", g.index, "from", from.RemoteAddr(), "err", err)
 	}
@@ -103,4 +106,13 @@ func (g *Group) mayReceive(o snapshot.Offered, bytes int) error {
 		return errNoRoom
 	}
 	return nil
+}
+
+// receive is mayReceive for bytes that have come.
+func (g *Group) receive(o snapshot.Offered, bytes int) error {
+	err := g.mayReceive(o, bytes)
+	if err == nil {
+		g.incoming.bytes.Add(uint64(bytes))
+	}
+	return err
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"codeq/internal/base"
 	"codeq/internal/peer"
 	"codeq/internal/wire"
@@ -30,13 +32,15 @@ func (n *Node) join() error {
 			return fmt.Errorf("codeq: join the cluster: %w", err)
 		}
 	}
+	ctx, cancel = n.whileFurther(n.ctx)
+	defer cancel()
 	var errs []error
 	for _, p := range by {
 		if err := n.joinBy(ctx, p, joining{Peer: n.self, Join: true}); err != nil {
 			errs = append(errs, fmt.Errorf("node %q: %w", p.Node, err))
 			continue
 		}
-		return n.poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
+		return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until it knows
 	}
 	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
 }
@@ -110,10 +114,50 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 	return nil
 }
 
-// joinTimeout bounds how long a new node waits to be part of a cluster.
+// joinTimeout bounds how long a new node waits to be part of a cluster, and then, as it catches up,
+// how long it waits without getting further.
 const joinTimeout = 5 * time.Minute
 
-// votes reports whether this node is a voter of every shard's group.
+// whileFurther returns a ctx that ends when this node has got no further for joinTimeout, or is
+// closed.
+func (n *Node) whileFurther(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	n.background.Go(func() {
+		n.contain("watch of a new node", func() {
+			look := time.NewTicker(joinTimeout / looks)
+			defer look.Stop()
+			for last, still := n.further(), 0; still < looks; still++ {
+				select {
+				case <-look.C:
+				case <-ctx.Done():
+					return
+				}
+				if now := n.further(); now != last {
+					last, still = now, -1
+				}
+			}
+			cancel(fmt.Errorf("%w: the node has got no further for %v", context.DeadlineExceeded, joinTimeout))
+		}, cancel)
+	})
+	return ctx, func() { cancel(nil) }
+}
+
+// looks is how often whileFurther looks within joinTimeout.
+const looks = 300
+
+// further is what changes as long as the node gets further in shards in which it does not vote yet:
+// entries, and bytes of files.
+func (n *Node) further() (sum uint64) {
+	for _, g := range n.groups {
+		if !g.votesForGood() {
+			sum += 1 + g.raft.LastIndex() + g.Applied() + g.incoming.bytes.Load()
+		}
+	}
+	return sum
+}
+
+// votes reports whether this node is a voter of every shard's group, as far as it knows: what it
+// knows may not be committed.
 func (n *Node) votes() bool {
 	for _, s := range n.state() {
 		if !slices.Contains(s.Members, memberState{n.self, true}) {
@@ -121,6 +165,19 @@ func (n *Node) votes() bool {
 		}
 	}
 	return true
+}
+
+// votesForGood reports whether it is committed that this node is a voter of every shard's group.
+func (n *Node) votesForGood() bool {
+	return !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.votesForGood() })
+}
+
+// votesForGood reports whether it is committed that this node is a voter, and its replica works.
+func (g *Group) votesForGood() bool {
+	p := g.node.self
+	self := raft.Server{Suffrage: raft.Voter, ID: p.ServerID(), Address: raft.ServerAddress(p.Address)}
+	_, members := g.configuration.get()
+	return g.Failure() == nil && slices.Contains(members, self)
 }
 
 // serveJoin adds the node that asks for it.

@@ -119,6 +119,9 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 		if !errors.Is(err, ErrBehind) {
 			return true, err
 		}
+		if gone := n.c.Leaders.Change(ctx, shard, CheckMember, p); errors.Is(gone, base.ErrNotMember) {
+			return true, gone // it was removed, and gets no further
+		}
 		behind = err
 		waits.note("node does not vote yet", behind, "member", p.Node, "shard", shard)
 		return false, nil
@@ -132,22 +135,22 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 // closeBehind is how many entries a node may lack when a leader is asked to give it a vote.
 const closeBehind = MaxAppend * closeMessages
 
-// countBehind returns an error if a node lacks many entries. The leader also looks at how large
-// they are, if its build knows that.
+// countBehind returns an error if a node lacks many entries, or all: the log may not have them. The
+// leader also looks at what its log has, and how large that is, if its build knows that.
 func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
 	applied, err := n.c.Leaders.Applied(ctx, shard)
 	if err != nil {
 		return err
 	}
 	states, err := n.stateOf(ctx, p)
-	switch {
-	case err == nil && shard >= len(states):
+	if err == nil && shard >= len(states) {
 		err = ErrMalformedCall
-	case err == nil && states[shard].Applied+closeBehind <= applied:
-		err = fmt.Errorf("it has applied %d of %d entries", states[shard].Applied, applied)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: node %s: %s", ErrBehind, p.Node, err)
+	}
+	if has := states[shard].Applied; has+closeBehind <= applied || has == 0 && applied > 0 {
+		return fmt.Errorf("%w: node %s has applied %d of %d entries", ErrBehind, p.Node, has, applied)
 	}
 	return nil
 }

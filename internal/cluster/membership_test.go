@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -94,6 +95,28 @@ func TestAdditionAmidRemoval(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, members, 3)
 		}
+		closeAll(t, nodes)
+	})
+}
+
+// TestVoteOfRemovedNode: who waits for a node to catch up hears that it was removed, though it does
+// not answer.
+func TestVoteOfRemovedNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, _ := openTrio(t, 1)
+		l := &trioLeaders{nodes: nodes, checked: func() {}}
+		for _, n := range nodes {
+			n.c.Leaders = l
+		}
+		x := Peer{"x", "x", manifest.NewID()}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		outcome := make(chan error, 1)
+		go func() { outcome <- nodes[1].add(ctx, x) }()
+		time.Sleep(10 * time.Second)
+		require.Empty(t, outcome)
+		require.NoError(t, nodes[2].Remove(ctx, "x"))
+		require.ErrorIs(t, <-outcome, base.ErrNotMember)
 		closeAll(t, nodes)
 	})
 }

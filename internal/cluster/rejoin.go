@@ -89,7 +89,7 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 			all = append(all, p)
 		}
 	}
-	if n.votes() { // a leader has found it
+	if n.votesForGood() { // a leader has found it
 		return nil
 	}
 	errs := []error{fmt.Errorf("%w: nobody has taken this node back, which may have lost what it had acknowledged", base.ErrNotLeader)}
@@ -107,7 +107,7 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 			err = errors.New("it may have lost what it had acknowledged, too")
 		default:
 			if err = n.joinBy(ctx, a.peer(), j); err == nil {
-				return n.poll(ctx, func() (bool, error) { return n.votes(), nil }) // until it knows
+				return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until it knows
 			}
 		}
 		errs = append(errs, fmt.Errorf("node %q: %w", a.Node, err))
@@ -213,7 +213,8 @@ func (g *Group) standstill() error {
 }
 
 // admit lets a node take the place that it had by a former ID, and gives it a vote. As for a
-// removal, the first shard decides whether it is a member: a removal may have come halfway.
+// removal, the first shard decides whether it is a member: a removal may have come halfway. AddNode
+// follows in any case: a leader of an earlier build leaves the node without its address.
 func (n *Node) admit(ctx context.Context, j joining) error {
 	if len(j.Former) == 0 {
 		return n.add(ctx, j.Peer)
@@ -221,10 +222,10 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 	n.suspect(j.ID, j.Former)
 	for i := range n.groups {
 		err := n.c.Leaders.Change(ctx, i, Readmit, j.Peer, j.Former...)
-		if errors.Is(err, base.ErrNotFound) {
-			if i == 0 && !j.Join {
-				return fmt.Errorf("%w: node %q was removed, or never added", base.ErrNotMember, j.Node)
-			}
+		if errors.Is(err, base.ErrNotFound) && i == 0 && !j.Join {
+			return fmt.Errorf("%w: node %q was removed, or never added", base.ErrNotMember, j.Node)
+		}
+		if err == nil || errors.Is(err, base.ErrNotFound) {
 			err = n.c.Leaders.Change(ctx, i, AddNode, j.Peer)
 		}
 		if err != nil {

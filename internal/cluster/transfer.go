@@ -72,9 +72,10 @@ func (g *Group) transfer(to raft.Server) (err error) {
 
 // isFit reports whether a node can lead soon, if this one ends.
 func (g *Group) isFit(ctx context.Context, m raft.Server) error {
+	goal := g.goal()
 	s, err := g.stateToLead(ctx, m)
 	if err == nil {
-		err = g.lackOf(m, s)
+		err = goal.lackOf(m, s)
 	}
 	if err != nil {
 		return fmt.Errorf("shard %d: %w: %s", g.index, base.ErrCannotLead, err)
@@ -88,9 +89,10 @@ func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
 	if m.Suffrage == raft.Voter {
 		return nil
 	}
+	goal := g.goal()
 	s, err := g.stateAt(ctx, m)
 	if err == nil {
-		err = g.lackOf(m, s)
+		err = goal.lackOf(m, s)
 	} else {
 		err = fmt.Errorf("node %s: %s", peerOf(m).Node, strings.TrimPrefix(err.Error(), "codeq: "))
 	}
@@ -103,13 +105,31 @@ func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
 // closeMessages is how much a node may lack when it gets a vote, or leads.
 const closeMessages = 4
 
-// lackOf returns an error if a node lacks more than closeMessages of what this one has applied.
-func (g *Group) lackOf(m raft.Server, s replicaState) error {
-	applied := g.Applied()
-	if s.Applied+g.log.newest(applied, closeMessages) < applied {
-		return fmt.Errorf("node %s has applied %d of %d entries", peerOf(m).Node, s.Applied, applied)
+// goal is what a node has applied, at least, that may vote or lead: all but closeMessages, and all
+// that the log does not have any more. It gets the rest soon, and from the log. The goal is set
+// before the node is asked: what is applied until its answer comes does not count against it.
+type goal struct {
+	least, all uint64
+	err        error
+}
+
+// goal is that of a node which is asked from now on. The log may begin behind the last entry that
+// has been applied, as Raft has entries that are not.
+func (g *Group) goal() goal {
+	all := g.Applied()
+	first, _, err := g.log.bounds()
+	if first == 0 { // it is empty
+		first = all + 1
 	}
-	return nil
+	return goal{max(all-g.log.newest(all, closeMessages), min(first-1, all)), all, err}
+}
+
+// lackOf returns an error if a node has not reached the goal.
+func (o goal) lackOf(m raft.Server, s replicaState) error {
+	if o.err == nil && s.Applied < o.least {
+		return fmt.Errorf("node %s has applied %d of %d entries", peerOf(m).Node, s.Applied, o.all)
+	}
+	return o.err
 }
 
 // stateToLead asks a node for the state of its replica of the shard. The error, which is no error
@@ -122,15 +142,13 @@ func (g *Group) stateToLead(ctx context.Context, m raft.Server) (replicaState, e
 		err = fmt.Errorf("node %s: %s", name, strings.TrimPrefix(err.Error(), "codeq: "))
 	case m.Suffrage != raft.Voter:
 		err = fmt.Errorf("node %s does not vote", name)
-	case s.Failed:
-		err = fmt.Errorf("node %s: its replica has failed", name)
 	case s.Drained:
 		err = fmt.Errorf("node %s: it is drained", name)
 	}
 	return s, err
 }
 
-// stateAt asks a node for the state of its replica of the shard.
+// stateAt asks a node for the state of its replica of the shard. One that has failed is an error.
 func (g *Group) stateAt(ctx context.Context, m raft.Server) (replicaState, error) {
 	states, err := g.node.stateOf(ctx, peerOf(m))
 	if err == nil && g.index >= len(states) {
@@ -138,6 +156,9 @@ func (g *Group) stateAt(ctx context.Context, m raft.Server) (replicaState, error
 	}
 	if err != nil {
 		return replicaState{}, err
+	}
+	if states[g.index].Failed {
+		return replicaState{}, errors.New("its replica has failed")
 	}
 	return states[g.index], nil
 }

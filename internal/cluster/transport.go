@@ -78,7 +78,7 @@ func (t *transport) RequestVote(
 	if err != nil {
 		return err
 	}
-	return t.anew(func() error { return t.NetworkTransport.RequestVote(id, to, req, resp) })
+	return t.anew(func() error { return t.NetworkTransport.RequestVote(id, to, req, resp) }, always)
 }
 
 // RequestPreVote is raft.WithPreVote's.
@@ -89,10 +89,11 @@ func (t *transport) RequestPreVote(
 	if err != nil {
 		return err
 	}
-	return t.anew(func() error { return t.NetworkTransport.RequestPreVote(id, to, req, resp) })
+	return t.anew(func() error { return t.NetworkTransport.RequestPreVote(id, to, req, resp) }, always)
 }
 
-// TimeoutNow is raft.Transport's.
+// TimeoutNow is raft.Transport's. Who has handled it stands for election in a later term; if it came
+// again after that, it would end the term in which that node leads.
 func (t *transport) TimeoutNow(
 	id raft.ServerID, target raft.ServerAddress, req *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse,
 ) error {
@@ -100,7 +101,10 @@ func (t *transport) TimeoutNow(
 	if err != nil {
 		return err
 	}
-	return t.anew(func() error { return t.NetworkTransport.TimeoutNow(id, to, req, resp) })
+	term := t.group.raft.CurrentTerm()
+	return t.anew(func() error { return t.NetworkTransport.TimeoutNow(id, to, req, resp) }, func() bool {
+		return t.group.isLeaderIn(term) == nil
+	})
 }
 
 // maxPool is how many connections to a node Raft keeps for its next messages.
@@ -109,18 +113,20 @@ const maxPool = 3
 // anew sends a message that a node may get more than once. Raft does not notice that a connection
 // which it keeps has ended, as the node was opened again, before it has sent something; then
 // another connection is used. A node that does not answer in time, or cannot be dialed, is not
-// asked again.
-func (t *transport) anew(send func() error) error {
+// asked again; neither is any when the message is of no use any more.
+func (t *transport) anew(send func() error, isOfUse func() bool) error {
 	for range maxPool {
 		began := time.Now()
 		err := send()
 		var dialed *dialError
-		if err == nil || errors.As(err, &dialed) || time.Since(began) >= t.group.node.c.HeartbeatTimeout {
+		if err == nil || errors.As(err, &dialed) || time.Since(began) >= t.group.node.c.HeartbeatTimeout || !isOfUse() {
 			return err
 		}
 	}
 	return send()
 }
+
+func always() bool { return true }
 
 // SetHeartbeatHandler is raft.Transport's. Raft calls it last before its goroutines begin.
 func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {

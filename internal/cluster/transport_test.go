@@ -1,11 +1,13 @@
 package cluster
 
 import (
+	"context"
 	"io"
 	"net"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -58,6 +60,7 @@ func openFollower(t *testing.T) (n *Node, other Peer) {
 	other = Peer{"b", "b:1", manifest.NewID()}
 	n.c.Directory.Cluster, n.c.Directory.Founders = manifest.NewID(), foundersOf([]Peer{n.self, other})
 	n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
+	n.c.Dial = func(context.Context, string) (net.Conn, error) { return nil, errBroken }
 	require.NoError(t, n.Open())
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 	return n, other
@@ -201,7 +204,7 @@ func TestVotesOutliveConnections(t *testing.T) {
 	life = open(at)
 	defer life.Close()
 	require.Error(t, offer(life), "one of them is used first")
-	go func() { sent <- tr.anew(func() error { return offer(life) }) }()
+	go func() { sent <- tr.anew(func() error { return offer(life) }, always) }()
 	rpc := <-life.Consumer()
 	rpc.Respond(new(raft.TimeoutNowResponse), nil)
 	require.NoError(t, <-sent)
@@ -213,7 +216,7 @@ func TestVotesOutliveConnections(t *testing.T) {
 		tries++
 		_, err := stream{StreamLayer: noStream{}}.Dial("b", 0)
 		return err
-	}))
+	}, always))
 	require.Equal(t, 1, tries, "a node that cannot be dialed")
 }
 
@@ -221,6 +224,40 @@ func TestVotesOutliveConnections(t *testing.T) {
 type noStream struct{ raft.StreamLayer }
 
 func (noStream) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) { return nil, errBroken }
+
+// dialer calls a function when a connection is to be dialed.
+type dialer struct {
+	noStream
+	dialed func() error
+}
+
+func (d dialer) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) { return nil, d.dialed() }
+func (dialer) Accept() (net.Conn, error)                                  { return nil, errBroken }
+func (dialer) Addr() net.Addr                                             { return &net.TCPAddr{} }
+func (dialer) Close() error                                               { return nil }
+
+// TestOfferEndsWithTheTerm: the offer to lead may have been handled though nobody has said so. It
+// is not repeated when another term has begun.
+func TestOfferEndsWithTheTerm(t *testing.T) {
+	for _, stays := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			nodes, _ := openTrio(t, 1)
+			g, to := nodes[0].Group(0), nodes[1].self
+			dials := 0
+			from := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Logger: newRaftLogger(nodes[0].log), Stream: dialer{dialed: func() error {
+				if dials++; dials == 1 && !stays {
+					deliver(t, g, nil, &raft.AppendEntriesRequest{RPCHeader: headerOf(to), Term: g.raft.CurrentTerm() + 1})
+				}
+				return errBroken
+			}}})
+			tr := &transport{NetworkTransport: from, group: g}
+			require.Error(t, tr.TimeoutNow(to.ServerID(), "b", new(raft.TimeoutNowRequest), new(raft.TimeoutNowResponse)))
+			require.Equal(t, stays, dials > 1)
+			require.NoError(t, from.Close())
+			closeAll(t, nodes)
+		})
+	}
+}
 
 // connected returns two transports.
 func connected(t *testing.T) (ends [2]*raft.NetworkTransport) {
