@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/hashicorp/raft"
 )
 
 // simLinks are links that are slow or long, and what makes that matter.
@@ -104,7 +106,9 @@ var simDisks = []simFault{
 			return false
 		}
 		s.note("crash %s; %s removes %s", dead.name, by.name, live.name)
+		needed := len(nodes) == 3 && by.knowsAll(nodes)
 		dead.crash(100)
+		_, life := dead.queue()
 		s.done.Go(func() {
 			defer s.moving.Store(false)
 			s.h.leaves(live.name)
@@ -114,8 +118,12 @@ var simDisks = []simFault{
 			if q == nil {
 				return
 			}
+			if needed {
+				s.done.Go(func() { s.requireMember(ctx, live, by, dead, life) })
+			}
 			live.joinsNoMore()
 			err := q.RemoveNode(ctx, live.name)
+			cancel()
 			s.note("%s removes %s: %v", by.name, live.name, err)
 			if errors.Is(err, ErrNoMajority) {
 				return // nothing has changed
@@ -125,6 +133,42 @@ var simDisks = []simFault{
 		})
 		return true
 	}},
+}
+
+// requireMember makes sure that, as another node knows, a node stays a member while a third one is
+// down since the end of a life, until ctx ends.
+func (s *schedule) requireMember(ctx context.Context, live, by, dead *simNode, life int) {
+	for {
+		stays := by.knowsAll([]*simNode{live})
+		if q, now := dead.queue(); q != nil || now != life {
+			return
+		}
+		if !stays {
+			s.t.Errorf("%s is removed beside %s, which is dead: %s has no majority", live.name, dead.name, by.name)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// knowsAll reports whether nodes vote in every shard, as this one knows, unless it is down.
+func (n *simNode) knowsAll(nodes []*simNode) bool {
+	q, _ := n.queue()
+	for shard := 0; q != nil && shard < n.cluster.opts.Shards; shard++ {
+		members := q.replicas[shard].group.Raft().GetConfiguration().Configuration().Servers
+		for _, o := range nodes {
+			if !slices.ContainsFunc(members, func(m raft.Server) bool {
+				return m.Suffrage == raft.Voter && strings.HasPrefix(string(m.ID), o.name+"/")
+			}) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // flip closes a node and changes a bit in one of its files. The node notices that when it is

@@ -2,12 +2,14 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -615,10 +617,13 @@ func (s *schedule) loseDisk(n *simNode) {
 	n.join = n.join || s.rng.IntN(2) == 0
 	join := n.join
 	n.mu.Unlock()
-	if err := s.open(n); err == nil && !join {
+	switch err := s.open(n); {
+	case err == nil && !join:
 		_ = n.close() // it may have failed
-	} else if err == nil {
+	case err == nil:
 		s.t.Errorf("node %s has joined with a new disk", n.name)
+	case errors.Is(err, ErrNotMember) && !strings.Contains(err.Error(), "ReplaceNode"):
+		s.t.Errorf("node %s, which has a new disk, does not say what is to be done: %v", n.name, err)
 	}
 }
 
