@@ -145,6 +145,9 @@ func (n *simNode) log() *slog.Logger {
 // start opens the node's queue.
 func (n *simNode) start() {
 	if err := n.cluster.open(n); err != nil {
+		if tell := n.cluster.tell; tell != nil {
+			fmt.Fprintln(os.Stderr, tell()) // the log of a test that panics is not printed
+		}
 		panic(fmt.Sprintf("node %s does not start: %v", n.name, err)) // the goroutines of the bubble would not end
 	}
 }
