@@ -49,10 +49,10 @@ type Cluster struct {
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
 	// add it, and returns when it votes. Half of them must answer within 5 minutes, and be of one
-	// cluster; then it may take as long as the node gets further, by entries or bytes of files: after
-	// 5 minutes in which it has not, Open returns an error that matches context.DeadlineExceeded.
-	// [Options.Shards] is that of the cluster. In a directory that was part of the cluster before,
-	// Join has no meaning.
+	// cluster; then it may take as long as the node gets further, by entries or bytes of files:
+	// after 5 minutes in which it has not, Open returns an error that matches
+	// context.DeadlineExceeded. [Options.Shards] is that of the cluster. In a directory that was
+	// part of the cluster before, Join has no meaning.
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their certificate from it, which
 	// has the node's name among its subject alternative names, as a DNS name or a URI. [Open] looks
@@ -197,8 +197,9 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	return q.node.Add(ctx, cluster.Peer{Node: p.Node, Address: p.Address})
 }
 
-// RemoveNode takes a node out of the cluster, for good: its directory is refused from then on (the
-// cluster remembers a thousand removed names and directories). What it leads is first led by
+// RemoveNode takes a node out of the cluster, for good: the others refuse its directory from then
+// on (the cluster remembers a thousand removed names and directories). [Open] of that directory
+// does not ask them; the calls of the node say that it was removed. What it leads is first led by
 // others. It may be this node, or one that is gone. Before anything is changed, the nodes that
 // would be left are asked, for every shard: [ErrNoMajority] says that a majority of them does not
 // answer. [ErrNotMember] says that no shard has a node of this name, or no longer, [ErrUncertain]
@@ -479,8 +480,9 @@ type ReplicaStatus struct {
 
 // WaitReady waits until every shard has a leader that this node can call, as after [Open] or while
 // other nodes are started: other calls, but for [Queue.Run] and for claims that wait, wait for a
-// leader no longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, or was
-// removed from its cluster. If ctx ends before, the error tells why a shard cannot be called.
+// leader no longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, and for
+// CallTimeout at most if the node was removed from its cluster. If ctx ends before, the error tells
+// why a shard cannot be called.
 //
 // Errors: [ErrInvalid], [ErrNotLeader] (the node was removed), [ErrFailed], [ErrClosed], and that
 // of ctx.

@@ -418,7 +418,10 @@ func (n *Node) learnRemovals() bool {
 	}
 	for i, sh := range n.Status(n.ctx) {
 		g := n.groups[i]
-		g.removed.Store(!g.HasLeader() && sh.Leader != "" && !sh.has(n.self.Node))
+		removed := !g.HasLeader() && sh.Leader != "" && !sh.has(n.self.Node)
+		if !g.removed.Swap(removed) && removed {
+			n.log.Info("this node is not a member", "shard", g.index, "leader", sh.Leader)
+		}
 	}
 	return true
 }
