@@ -89,7 +89,7 @@ func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
 	if m.Suffrage == raft.Voter {
 		return nil
 	}
-	goal := g.goal()
+	goal := g.goalToVote()
 	s, err := g.stateAt(ctx, m)
 	if err == nil {
 		err = goal.lackOf(m, s)
@@ -105,23 +105,30 @@ func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
 // closeMessages is how much a node may lack when it gets a vote, or leads.
 const closeMessages = 4
 
-// goal is what a node has applied, at least, that may vote or lead: all but closeMessages, and all
-// that the log does not have any more. It gets the rest soon, and from the log. The goal is set
-// before the node is asked: what is applied until its answer comes does not count against it.
+// goal is what a node has applied, at least, that may vote or lead. It gets the rest soon. The goal
+// is set before the node is asked: what is applied until its answer comes does not count against
+// it.
 type goal struct {
 	least, all uint64
 	err        error
 }
 
-// goal is that of a node which is asked from now on. The log may begin behind the last entry that
-// has been applied, as Raft has entries that are not.
+// goal is that of a voter, which is asked from now on: all but closeMessages.
 func (g *Group) goal() goal {
 	all := g.Applied()
-	first, _, err := g.log.bounds()
-	if first == 0 { // it is empty
-		first = all + 1
+	return goal{least: all - g.log.newest(all, closeMessages), all: all}
+}
+
+// goalToVote is that of a node that may have nothing: also all that the log does not have any more.
+// The log may begin behind the last entry that has been applied, as Raft has entries that are not.
+func (g *Group) goalToVote() (o goal) {
+	o = g.goal()
+	var first uint64
+	if first, _, o.err = g.log.bounds(); first == 0 { // it is empty
+		first = o.all + 1
 	}
-	return goal{max(all-g.log.newest(all, closeMessages), min(first-1, all)), all, err}
+	o.least = max(o.least, min(first-1, o.all))
+	return o
 }
 
 // lackOf returns an error if a node has not reached the goal.

@@ -33,7 +33,7 @@ func TestGoalOfNewcomer(t *testing.T) {
 			require.NoError(t, log.LogStore.StoreLogs(entriesFrom(c.first, c.entries)))
 		}
 		g.applied.set(Position{c.applied, 1})
-		goal := g.goal()
+		goal := g.goalToVote()
 		require.NoError(t, goal.lackOf(raft.Server{}, replicaState{Applied: c.has}), "%+v", c)
 		require.NoError(t, goal.lackOf(raft.Server{}, replicaState{Applied: c.applied}), "%+v", c)
 		if c.lacks < c.has {
