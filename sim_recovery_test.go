@@ -85,7 +85,8 @@ func TestRecoverClusterReconciles(t *testing.T) {
 		t.Run(fmt.Sprint("alone=", alone), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, n := firstNode(t, 1, Options{Shards: 3})
-				// follow lets each task be followed by one of another group, mostly in another shard.
+				// follow lets each task be followed by one of another group, mostly in another
+				// shard.
 				follow := func(q *Queue) {
 					t.Helper()
 					const tasks = 24

@@ -33,8 +33,8 @@ func requireCutShort(t *testing.T, message []byte, read func(*wire.Reader)) {
 	}
 }
 
-// TestBodies: a call says the same at the node that decides it, and its answer the same at the one that
-// called. After Again, the call can be sent and answered once more, with the same outcome.
+// TestBodies: a call says the same at the node that decides it, and its answer the same at the one
+// that called. After Again, the call can be sent and answered once more, with the same outcome.
 func TestBodies(t *testing.T) {
 	every := keys.ScheduleValue{Start: 5, Every: 300, Queue: "q", Record: []byte("record")}
 	times, err := engine.TimesOf(&every)

@@ -45,8 +45,8 @@ func TestReadmissionByEarlierBuild(t *testing.T) {
 	})
 }
 
-// TestRejoinedIsCommitted: a node that is a voter by what is not committed is not taken back yet: it
-// may be dropped again.
+// TestRejoinedIsCommitted: a node that is a voter by what is not committed is not taken back yet:
+// it may be dropped again.
 func TestRejoinedIsCommitted(t *testing.T) {
 	n, other := openFollower(t)
 	g := n.Group(0)

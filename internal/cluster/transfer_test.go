@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGoalOfNewcomer: a node may vote that lacks little, and nothing that the log does not have. One
-// that has applied everything may, whatever the log has.
+// TestGoalOfNewcomer: a node may vote that lacks little, and nothing that the log does not have.
+// One that has applied everything may, whatever the log has.
 func TestGoalOfNewcomer(t *testing.T) {
 	for _, c := range []struct {
 		first, entries, applied uint64 // of the leader

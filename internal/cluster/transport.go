@@ -92,8 +92,8 @@ func (t *transport) RequestPreVote(
 	return t.anew(func() error { return t.NetworkTransport.RequestPreVote(id, to, req, resp) }, always)
 }
 
-// TimeoutNow is raft.Transport's. Who has handled it stands for election in a later term; if it came
-// again after that, it would end the term in which that node leads.
+// TimeoutNow is raft.Transport's. Who has handled it stands for election in a later term; if it
+// came again after that, it would end the term in which that node leads.
 func (t *transport) TimeoutNow(
 	id raft.ServerID, target raft.ServerAddress, req *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse,
 ) error {

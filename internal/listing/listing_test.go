@@ -28,8 +28,8 @@ func newReader(q Query) *Reader[listed] {
 
 func item(name string, k Key, at uint64) Item[listed] { return Item[listed]{&listed{name, k}, at} }
 
-// TestMerge: the pages of shards become one list in the order of the state; each is fetched when the
-// one before it is used up, from its shard.
+// TestMerge: the pages of shards become one list in the order of the state; each is fetched when
+// the one before it is used up, from its shard.
 func TestMerge(t *testing.T) {
 	for state, want := range map[engine.TaskState]string{
 		engine.Ready:     "[urgent early late tenant other]", // queue, priority, tenant, time
@@ -86,8 +86,8 @@ func TestMergeEnds(t *testing.T) {
 	require.Equal(t, 1, fetched)
 }
 
-// TestTravel: a Reader reads on at the leader of its shard, which gets no more spans than it needs, and
-// has what is left to read when the page is back.
+// TestTravel: a Reader reads on at the leader of its shard, which gets no more spans than it needs,
+// and has what is left to read when the page is back.
 func TestTravel(t *testing.T) {
 	l := newReader(Query{State: engine.Dead, Queue: "q", Tenants: []string{"x", ""}, From: time.Unix(3, 4), To: time.Unix(5, 6)})
 	l.begun, l.left = true, 7
@@ -130,7 +130,8 @@ func TestTravel(t *testing.T) {
 	require.Error(t, r.Done(), "a state that does not exist")
 }
 
-// TestPrepare: leases become spans in their order, each once, so many at a time as a page has tasks.
+// TestPrepare: leases become spans in their order, each once, so many at a time as a page has
+// tasks.
 func TestPrepare(t *testing.T) {
 	l := newReader(Query{State: engine.Leased})
 	l.begun = true

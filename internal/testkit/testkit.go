@@ -54,8 +54,9 @@ func Unhex(s string) []byte {
 	return b
 }
 
-// FreePorts returns the first of n ports of loopback on which nobody listens, drawn by intN. They are
-// below those that the system gives to connections, so that a node finds its own free when it is back.
+// FreePorts returns the first of n ports of loopback on which nobody listens, drawn by intN. They
+// are below those that the system gives to connections, so that a node finds its own free when it
+// is back.
 func FreePorts(t testing.TB, intN func(n int) int, n int) (first int) {
 	t.Helper()
 	for {
