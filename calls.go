@@ -170,11 +170,11 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 
 // Errors travel between nodes as a code and a text.
 
-// sentErrors are those that callers branch on, by code. ErrBehind is sent as an ErrNotLeader, which
-// every build repeats; the text tells them apart.
+// sentErrors are those that callers branch on, by code. cluster.ErrBehind is sent as ErrNotLeader,
+// which every build repeats; the text tells them apart.
 var sentErrors = [...]error{
 	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
-	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead, cluster.ErrBehind,
+	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead,
 }
 
 const codeNotLeader = 6
@@ -204,15 +204,13 @@ func encodeError(err error) (code byte, text string) {
 		return codeLeaseCanceled, err.Error()
 	case errors.Is(err, ErrNotLeader) && errors.Is(err, ErrPowerLost):
 		return codePowerLost, err.Error()
+	case errors.Is(err, cluster.ErrBehind):
+		return codeNotLeader, err.Error()
 	case errors.Is(err, ErrClosed), errors.Is(err, ErrFailed): // another node will lead
 		return encodeError(fmt.Errorf("%w: %v", ErrNotLeader, err))
 	}
 	for code, sentinel := range sentErrors {
-		switch {
-		case sentinel == nil || !errors.Is(err, sentinel):
-		case sentinel == cluster.ErrBehind:
-			return codeNotLeader, err.Error()
-		default:
+		if sentinel != nil && errors.Is(err, sentinel) {
 			return byte(code), err.Error()
 		}
 	}

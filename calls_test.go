@@ -181,7 +181,8 @@ func TestErrorsTravel(t *testing.T) {
 	require.ErrorIs(t, decodeError(encodeError(ErrClosed)), ErrNotLeader, "another node will lead")
 	require.ErrorIs(t, decodeError(encodeError(ErrFailed)), ErrNotLeader)
 	require.Equal(t, ErrNotLeader, sentErrors[codeNotLeader])
-	code, _ := encodeError(cluster.ErrBehind)
+	code, text := encodeError(cluster.ErrBehind)
+	require.ErrorIs(t, decodeError(code, text), cluster.ErrBehind)
 	require.EqualValues(t, codeNotLeader, code, "builds that do not know it ask again")
 	lost := decodeError(encodeError(fmt.Errorf("%w: %w", ErrNotLeader, ErrPowerLost)))
 	require.ErrorIs(t, lost, ErrNotLeader)
@@ -234,7 +235,7 @@ func FuzzCalls(f *testing.F) {
 
 // FuzzErrors: an error of another node, sent on, is the same again.
 func FuzzErrors(f *testing.F) {
-	for _, err := range []error{ErrEmpty, engine.LeaseLost(engine.Receipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
+	for _, err := range []error{ErrEmpty, cluster.ErrBehind, engine.LeaseLost(engine.Receipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
 		code, text := encodeError(err)
 		f.Add(code, text)
 	}
