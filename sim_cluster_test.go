@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -142,14 +143,23 @@ func (n *simNode) log() *slog.Logger {
 	return slog.New(h).With("life", n.life)
 }
 
-// start opens the node's queue.
+// start opens the node's queue. A node that joins, and finds nobody but a stranger at the addresses of
+// the others, is opened again.
 func (n *simNode) start() {
-	if err := n.cluster.open(n); err != nil {
-		if tell := n.cluster.tell; tell != nil {
-			fmt.Fprintln(os.Stderr, tell()) // the log of a test that panics is not printed
+	var err error
+	for end := time.Now().Add(simPatience); time.Now().Before(end); time.Sleep(time.Second) {
+		if err = n.cluster.open(n); err == nil {
+			return
 		}
-		panic(fmt.Sprintf("node %s does not start: %v", n.name, err)) // the goroutines of the bubble would not end
+		if !strings.Contains(err.Error(), "its peers are of") {
+			break
+		}
 	}
+	if tell := n.cluster.tell; tell != nil {
+		fmt.Fprintln(os.Stderr, tell()) // the log of a test that panics is not printed
+	}
+	// Else the goroutines of the bubble would not end.
+	panic(fmt.Sprintf("node %s does not start: %v", n.name, err))
 }
 
 func (c *simCluster) open(n *simNode) error {

@@ -245,6 +245,7 @@ func TestCopyIsPutBackAgain(t *testing.T) {
 			require.Equal(t, 10, n.count(t))
 		}
 		leader, removed := c.lead()
+		c.until("the node has noted that it is back", removed.isBack)
 		image = removed.image()
 		removed.stop()
 		removed.start()
