@@ -143,8 +143,8 @@ func (n *simNode) log() *slog.Logger {
 	return slog.New(h).With("life", n.life)
 }
 
-// start opens the node's queue. A node that joins, and finds nobody but a stranger at the addresses of
-// the others, is opened again.
+// start opens the node's queue. A node that joins, and finds nobody but a stranger at the addresses
+// of the others, is opened again.
 func (n *simNode) start() {
 	var err error
 	for end := time.Now().Add(simPatience); time.Now().Before(end); time.Sleep(time.Second) {
