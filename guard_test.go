@@ -469,6 +469,7 @@ var elsewhere = []string{
 	"close of a store",                                                 // leaves goroutines of Pebble behind: TestPanicInClose
 	"end of a replica",                                                 // leaves those of Raft behind: TestPanicOfStateMachine
 	"late snapshot",                                                    // comes by chance: TestLateSnapshot
+	"end of a handshake",                                               // comes by chance: TestHandshakeHangs
 	"beginning of a cluster",                                           // TestPanicAtTheBeginning
 	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
 	"end of shard", // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well

@@ -149,6 +149,9 @@ func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
 	if err != nil {
 		return fmt.Errorf("%w: node %s: %s", ErrBehind, p.Node, err)
 	}
+	if states[shard].Failed { // until it is opened again
+		return fmt.Errorf("%w: node %s: its replica", base.ErrFailed, p.Node)
+	}
 	if has := states[shard].Applied; has+closeBehind <= applied || has == 0 && applied > 0 {
 		return fmt.Errorf("%w: node %s has applied %d of %d entries", ErrBehind, p.Node, has, applied)
 	}
