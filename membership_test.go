@@ -278,14 +278,16 @@ func TestCallsOfRemovedNode(t *testing.T) {
 					ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 					defer cancel()
 					require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
-					for range 2 {
+					for knows := range 2 { // at first the node may not have asked yet
 						_, status := q.ClusterStatus(ctx)
 						_, stats := q.Stats(ctx)
 						_, get := q.Get(ctx, ID{7: 1})
 						_, claim := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
 						for i, err := range []error{status, stats, get, claim, q.WaitReady(ctx)} {
 							require.ErrorIs(t, err, ErrNotLeader, i)
-							require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name), i)
+							if knows > 0 {
+								require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name), i)
+							}
 						}
 						time.Sleep(time.Minute)
 					}
