@@ -30,3 +30,19 @@ func (s *State) loadInterests() error {
 	s.mergeInterests()
 	return err
 }
+
+// SetInterest stores what a node wants to know; gone: the node was removed from the cluster.
+func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
+	key := keys.AppendNamed(nil, keys.Interest, node)
+	if gone {
+		s.sessions.endNode(node, s.Wall)
+	}
+	if kinds == 0 {
+		delete(s.interests, node)
+		s.Group.delete(key)
+	} else {
+		s.interests[node] = kinds
+		s.Group.set(key, keys.AppendNumber(nil, uint64(kinds)))
+	}
+	s.mergeInterests()
+}

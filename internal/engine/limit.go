@@ -160,33 +160,3 @@ func (s *State) recheckNext(r *recheck) error {
 }
 
 func (s *State) recheckIsDue() bool { return len(s.rechecks) > 0 }
-
-// Next returns the lane whose first task a claim of the queue gets, if the claim takes no rank
-// below rank; nil: there is none. pending is as in head, or says that the budget was spent on
-// parking tasks; the queue is then fed again.
-func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
-	if q.Settings.Paused {
-		return nil, false
-	}
-	for {
-		l, pending = s.head(q)
-		if l != nil && Rank(l.Priority) < rank {
-			return nil, false
-		}
-		if l == nil || q.Settings.ConcurrencyPerKey == 0 {
-			return l, pending
-		}
-		head, err := record.DecodeHead(l.window.FirstRecord())
-		if err != nil || head.Limit == 0 || !s.full(q, head.Limit) { // Grant reports err
-			return l, pending
-		}
-		if s.Spent() {
-			s.feed(q)
-			return nil, true
-		}
-		s.park(l)
-		if s.Broken != nil {
-			return nil, false
-		}
-	}
-}

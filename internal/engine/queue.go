@@ -116,3 +116,11 @@ func (s *State) QueueNamed(name string) *Queue {
 	}
 	return q
 }
+
+// touch adds the counts of a queue to what the group stores.
+func (s *State) touch(q *Queue) {
+	if !q.touched {
+		q.touched = true
+		s.Group.Touched = append(s.Group.Touched, q)
+	}
+}

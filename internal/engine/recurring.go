@@ -35,7 +35,8 @@ type recurring struct {
 }
 
 func (r *recurring) Due() uint64 { return r.next }
-func (r *recurring) Spot() *int  { return &r.place }
+
+func (r *recurring) Spot() *int { return &r.place }
 
 // newRecurring decodes a stored schedule, which does not tick until begin.
 func newRecurring(name string, v keys.ScheduleValue) (*recurring, error) {
@@ -312,4 +313,66 @@ func CheckSchedule(key, value []byte) (name string, err error) {
 		return "", err
 	}
 	return r.Name, nil
+}
+
+// SetSchedule stores a schedule; v has no position in time.
+func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Sequence) error {
+	old := s.recurring.find(name)
+	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone
+	if fresh {
+		v.Start, v.After = s.Wall, s.Wall
+	} else {
+		v.Start, v.After, v.Last = old.value.Start, old.value.After, old.value.Last
+		if old.Err == nil && bytes.Equal(v.Append(nil), old.value.Append(nil)) {
+			return nil
+		}
+	}
+	if v.Every != 0 { // the start was not known before
+		times = ticks.Every{Start: v.Start, Interval: v.Every}
+	}
+	if err := s.hasLanes(1); err != nil {
+		return err
+	}
+	// so that no tick lacks a lane
+	s.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
+	r, err := newRecurring(name, v)
+	if err != nil { // it was encoded just now
+		return err
+	}
+	r.begin(times)
+	s.recurring.put(r)
+	s.storeRecurring(r)
+	return nil
+}
+
+// DeleteSchedule removes a schedule.
+func (s *State) DeleteSchedule(name string) error {
+	if s.recurring.find(name) == nil {
+		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
+	}
+	s.recurring.remove(name)
+	s.Group.delete(keys.AppendSchedule(nil, name))
+	return nil
+}
+
+// ScheduleInfo is the current state of a schedule.
+type ScheduleInfo struct {
+	Name  string
+	Value keys.ScheduleValue
+	Next  uint64 // wall clock, ms; Never: it does not tick
+	Err   error  // why its ticks are not known
+}
+
+// Schedules visits the schedules after a name in the order of their names, until visit returns
+// false.
+func (s *State) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
+	from, found := s.recurring.search(after)
+	if found {
+		from++
+	}
+	for _, r := range s.recurring.list[from:] {
+		if !visit(ScheduleInfo{r.Name, r.value, r.next, r.Err}) {
+			return
+		}
+	}
 }

@@ -27,7 +27,8 @@ type bucket struct {
 }
 
 func (b *bucket) Due() uint64 { return b.until }
-func (b *bucket) Spot() *int  { return &b.place }
+
+func (b *bucket) Spot() *int { return &b.place }
 
 // minBucket is the width of the narrowest buckets, in ms.
 const minBucket = 1000
@@ -144,4 +145,16 @@ func (s *State) dropEmpty() {
 			s.expiries.Remove(b)
 		}
 	}
+}
+
+// retention returns how long a completed or canceled task is kept, in ms: as the task says, or else
+// its queue, or else the options.
+func (s *State) retention(q *Queue, task int64) int64 {
+	if task == 0 {
+		task = record.Retention(q.Settings.Retention)
+	}
+	if task == 0 {
+		task = record.Retention(s.config.Retention)
+	}
+	return task
 }

@@ -169,3 +169,34 @@ func (s *Settings) weight(tenant string) int {
 	}
 	return max(1, s.TenantWeights[tenant])
 }
+
+// SettingsOf returns the stored settings of a queue; nil: there are none.
+func (s *State) SettingsOf(queue string) []byte {
+	if q := s.Queues[queue]; q != nil {
+		return q.Value
+	}
+	return nil
+}
+
+// Configure adopts settings of a queue, and sends them to the other shards, if their version
+// follows the current one; late: other settings were faster.
+func (s *State) Configure(queue string, value []byte) (late bool, err error) {
+	c, err := ParseSettings(value)
+	if err != nil {
+		return false, fmt.Errorf("settings of queue %q: %w", queue, err)
+	}
+	version := uint64(0)
+	if q := s.Queues[queue]; q != nil {
+		version = q.Version
+	}
+	if c.Version != version+1 {
+		return true, nil
+	}
+	s.adopt(queue, c, true)
+	for to := range s.config.Shards {
+		if to != s.config.Shard {
+			s.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: queue, Settings: value})
+		}
+	}
+	return false, nil
+}

@@ -6,7 +6,7 @@ import (
 	"codeq/internal/window"
 )
 
-// What listing and Get ask of memory, so that they scan neither consumed nor leased tasks.
+// What List, Get and Stats ask of memory, so that they scan neither consumed nor leased tasks.
 
 // LaneRef names a lane.
 type LaneRef struct {
@@ -81,4 +81,42 @@ func (s *State) FirstReady(lane uint32) (pos window.Pos, ok bool) {
 		return l.first()
 	}
 	return pos, false
+}
+
+// Place is a position in the list of a shard's queues: first those that have a number, then those
+// that have only settings. A queue that has got its number since the beginning had no tasks then,
+// or was seen under another number.
+type Place struct {
+	Unnumbered bool
+	Next       int
+	Begun      uint64 // 1 + the largest Seq of the catalogue at the beginning
+}
+
+type QueueCounts struct {
+	Queue  string
+	Counts keys.Counts
+}
+
+// Counts appends the counts of the queues after a place, at most so many, and advances the place.
+// more says that more queues follow.
+func (s *State) Counts(p *Place, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
+	queues := &s.numbers
+	if p.Unnumbered {
+		queues = &s.settled
+	}
+	if p.Begun == 0 {
+		p.Begun = 1 + s.catalogue.seq
+	}
+	end := min(p.Next+most, queues.Len())
+	for i := p.Next; i < end; i++ {
+		if q := queues.At(i); q != nil && p.Unnumbered == (q.number == 0 || q.since >= p.Begun) && (q.Counts != keys.Counts{} || q.Version > 0) {
+			dst = append(dst, QueueCounts{q.Name, q.Counts})
+		}
+	}
+	p.Next, more = end, true
+	if end == queues.Len() {
+		more = !p.Unnumbered && s.settled.Len() > 0
+		p.Unnumbered, p.Next = true, 0
+	}
+	return dst, more
 }

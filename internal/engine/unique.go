@@ -5,6 +5,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
@@ -129,4 +130,29 @@ func (s *State) lives(id keys.ID) (bool, error) {
 		return false, store.Error(err)
 	}
 	return true, closer.Close()
+}
+
+// ReleaseKey frees an idempotency key; name is used in the error.
+func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, error) {
+	v, ok := s.uniques.get(s, hash)
+	if ok && s.isHolderMoving(hash, v.ID) {
+		return Again, nil
+	}
+	if !ok {
+		return Decided, fmt.Errorf("%w: nobody has idempotency key %q", base.ErrNotFound, name)
+	}
+	at, err := s.locateUnended(v.ID)
+	if err != nil {
+		s.Broken = err
+		return Decided, nil
+	}
+	if at != nil && at.rec.Flags&record.HoldsKey != 0 {
+		if !s.HasRoom(RoomScarce) {
+			return Decided, ErrNoRoom
+		}
+		at.rec.Flags &^= record.HoldsKey
+		s.rewrite(at)
+	}
+	s.freeKey(hash, v)
+	return Decided, nil
 }

@@ -101,3 +101,34 @@ func (s *State) UpkeepIsDue() bool {
 	}
 	return false
 }
+
+// NextTime returns when something is due by the wall clock, ms; Never: nothing is.
+func (s *State) NextTime() uint64 {
+	at := uint64(Never)
+	if s.HasRoom(RoomNone) {
+		at = s.nextDeletion()
+	}
+	if s.HasRoom(RoomLow) {
+		at = min(at, s.nextDue.at)
+	}
+	if s.HasRoom(Roomy) {
+		at = min(at, s.recurring.next())
+	}
+	return at
+}
+
+// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease, or
+// that the clock of leases is stored.
+func (s *State) NextDue() (uptime, now uint64) {
+	uptime, now = Never, Never
+	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
+		now = uint64(at)
+		if s.config.Replicated {
+			now = min(now, s.clock.stored+leaseClockEvery-s.clock.ahead)
+		}
+	}
+	if s.HasRoom(RoomNone) {
+		uptime = s.trimAt()
+	}
+	return uptime, now
+}

@@ -1,0 +1,239 @@
+package engine
+
+import (
+	"fmt"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// What callers do to a task that they name by its ID, whatever its state.
+
+// Alteration is what may be done to a task by its ID.
+type Alteration byte
+
+const (
+	AlterPriority Alteration = iota
+	AlterRunAt
+	AlterRedrive
+	AlterPurge
+	AlterCancel
+	EndOfAlterations
+)
+
+// alterations carry them out; arg is a priority or a time, ms.
+var alterations = [EndOfAlterations]func(s *State, at *located, arg uint64) error{
+	AlterPriority: (*State).setPriority,
+	AlterRunAt:    (*State).setRunAt,
+	AlterRedrive:  func(s *State, at *located, _ uint64) error { return s.redrive(at) },
+	AlterPurge:    func(s *State, at *located, _ uint64) error { return s.purge(at) },
+	AlterCancel:   func(s *State, at *located, _ uint64) error { return s.cancelUnended(at) },
+}
+
+// Alter alters a task.
+func (s *State) Alter(id keys.ID, how Alteration, arg uint64) (Verdict, error) {
+	at, v, err := s.find(id)
+	switch {
+	case at == nil:
+		return v, err
+	case s.isTelling(id):
+		return Decided, ErrNoRoom
+	}
+	return Decided, alterations[how](s, at, arg)
+}
+
+func (s *State) setPriority(at *located, priority uint64) error {
+	if !at.waiting() {
+		return notWaiting(at)
+	}
+	if err := s.hasLanes(1); err != nil {
+		return err
+	}
+	l := s.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(priority)})
+	s.withdraw(at)
+	rec := at.rec.Encode()
+	switch at.state {
+	case Ready:
+		s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
+	case Scheduled:
+		s.schedule(l, at.id, at.place.At, rec)
+	default:
+		s.blockAgain(l, at, rec)
+	}
+	return nil
+}
+
+func (s *State) setRunAt(at *located, runAt uint64) error {
+	if !at.waiting() {
+		return notWaiting(at)
+	}
+	s.withdraw(at)
+	at.rec.RunAt = runAt
+	rec := at.rec.Encode()
+	switch due := runAt > s.Wall; {
+	case at.state == Blocked && (at.place.At == 0 || !due):
+		s.blockAgain(at.lane, at, rec)
+	case due:
+		s.schedule(at.lane, at.id, runAt, rec)
+	default:
+		s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, rec)
+	}
+	return nil
+}
+
+func (s *State) redrive(at *located) error {
+	if at.state != Dead {
+		return notDead(at)
+	}
+	if hash := at.rec.Unique; hash != [keys.UniqueLen]byte{} {
+		holder, taken := s.holder(hash)
+		if taken && holder != at.id {
+			return &Duplicate{Key: at.rec.UniqueKey, ID: holder}
+		}
+		if !taken {
+			s.takeKey(at.id, &at.rec.Ties, mintedAt(at.id))
+		}
+		at.rec.Flags |= record.HoldsKey
+	}
+	s.withdraw(at)
+	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false
+	s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, at.rec.Encode())
+	return nil
+}
+
+func (s *State) purge(at *located) error {
+	if at.state != Dead {
+		return notDead(at)
+	}
+	s.withdraw(at)
+	ties := record.Ties{Parent: at.rec.Parent, Child: at.rec.Child}
+	if at.rec.HoldsTurn {
+		ties.Group = at.rec.Group
+	}
+	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled})
+	return nil
+}
+
+// cancelUnended is cancel for a task that may have ended.
+func (s *State) cancelUnended(at *located) error {
+	if at.state == Done || at.state == Canceled {
+		return notWaiting(at)
+	}
+	// the canceled task would be kept
+	if !s.HasRoom(RoomScarce) && s.retention(at.lane.queue, at.rec.Retention) != 0 {
+		return ErrNoRoom
+	}
+	s.cancel(at)
+	return nil
+}
+
+// cancel ends a task in any state.
+func (s *State) cancel(at *located) {
+	retention := s.retention(at.lane.queue, at.rec.Retention)
+	gone := at.state == Dead && !at.rec.HoldsTurn // the turn of its group was passed on
+	at.rec.HoldsTurn = false
+	if at.lease != nil {
+		s.unlease(at.lease)
+		if !isFirstPlace(at.lane, at.lease.since, at.id) {
+			s.unindex(at.id)
+		}
+		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
+		s.canceled.Add(at.lease.receipt())
+		if s.Wanted&WantCancels != 0 && at.lease.local {
+			s.Effects.Canceled = append(s.Effects.Canceled, CanceledLease{at.lease.receipt(), at.lease.runner})
+		}
+	} else {
+		s.withdraw(at)
+	}
+	ties := at.rec.Ties
+	if retention != 0 {
+		s.keep(at.lane.queue, keys.Canceled, at.id, BucketOf(s.Wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.Wall}, &at.rec)
+	}
+	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
+	if gone {
+		ties.Group = 0
+	}
+	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
+}
+
+// replace gives a waiting task the contents of a new one; its ID stays, and so do the tasks that
+// wait for it. It returns false if the task does not wait any more.
+// REQUIRES: the task is not moving, or the group has completed it.
+func (s *State) replace(id keys.ID, t *NewTask) bool {
+	if s.isMoving(id) { // t is its follow-up
+		return false
+	}
+	at, err := s.locate(id)
+	if err != nil {
+		s.Broken = err
+		return false
+	}
+	if at == nil || !at.waiting() {
+		return false
+	}
+	rec, err := record.Decode(t.Rec)
+	if err != nil {
+		s.Broken = fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
+		return false
+	}
+	rec.Parents, rec.OnDead = at.rec.Parents, at.rec.OnDead
+	s.withdraw(at)
+	rec.Leases, rec.Rewritten = at.rec.Leases, true
+	rec.Parent = rec.Parent || at.rec.Parent
+	l := s.lane(t.Key)
+	if v, ok := s.uniques.get(s, t.Tied.Unique); ok {
+		s.freeKey(t.Tied.Unique, v)
+	}
+	s.takeKey(id, &t.Tied.Ties, max(s.Wall, mintedAt(id)))
+	b := rec.Encode()
+	switch {
+	case at.state == Blocked && at.place.At == 0:
+		s.blockAgain(l, at, b)
+	case rec.RunAt > s.Wall:
+		s.schedule(l, id, rec.RunAt, b)
+	default:
+		s.enter(l, s.mint.since(), id, rec.Group, b)
+	}
+	return true
+}
+
+func notWaiting(at *located) error {
+	return fmt.Errorf("%w: %s is %v", base.ErrNotWaiting, keys.FormatID(at.id), at.state)
+}
+
+func notDead(at *located) error {
+	return fmt.Errorf("%w: %s is %v, not dead", base.ErrNotFound, keys.FormatID(at.id), at.state)
+}
+
+// BulkAlteration is an alteration of many dead letters.
+type BulkAlteration struct {
+	IDs  []keys.ID
+	How  Alteration
+	Next int       // index in IDs of the next one
+	N    int       // how many were altered
+	last bucketKey // the last bucket in which one was found
+}
+
+// AlterDead continues a BulkAlteration. It leaves out tasks that are not found, or for which the
+// alteration is refused.
+func (s *State) AlterDead(b *BulkAlteration) (Verdict, error) {
+	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
+		id := b.IDs[b.Next]
+		if s.isBehind(id) || s.Spent() {
+			return Again, nil
+		}
+		at, err := s.locateDead(id, &b.last)
+		if err != nil {
+			s.Broken = err
+			break
+		}
+		if at != nil && s.isTelling(id) {
+			return Decided, ErrNoRoom
+		}
+		if at != nil && alterations[b.How](s, at, 0) == nil {
+			b.N++
+		}
+	}
+	return Decided, nil
+}

@@ -1,0 +1,234 @@
+package engine
+
+import (
+	"fmt"
+	"unicode/utf8"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/window"
+)
+
+// How an attempt of a task ends: with its completion, another try, a dead letter, or the expiry of
+// its lease.
+
+// attemptEnd is how the attempt of a lease ends when the task stays.
+type attemptEnd struct {
+	counted bool
+	cause   string // kept with the task; "" keeps the last one
+}
+
+// complete finishes a task. Its record is read only if it is kept.
+func (s *State) complete(ls *lease, result []byte) error {
+	retention := s.retention(ls.lane.queue, ls.retention)
+	var rec record.Record
+	if retention != 0 {
+		var err error
+		if rec, err = s.recordOf(ls); err != nil {
+			return err
+		}
+		rec.Attempts, rec.Leases = ls.attempts, ls.leases
+	}
+	s.emit(EventCompleted, ls.lane, ls.id, ls.attempts, "")
+	s.unlease(ls)
+	if !isFirstPlace(ls.lane, ls.since, ls.id) {
+		s.unindex(ls.id)
+	}
+	if retention != 0 {
+		until := BucketOf(s.Wall, retention)
+		if ls.ties.Parent {
+			until = s.pinForChildren(ls.id, until)
+		}
+		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall, Result: result}, &rec)
+	}
+	if ls.tied || s.Wanted&WantOutcomes != 0 {
+		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
+	}
+	return nil
+}
+
+// finishAttempt reads the record of a leased task and adds the result of the attempt.
+func (s *State) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) {
+	rec, err := s.recordOf(ls)
+	if err != nil {
+		return rec, err
+	}
+	rec.Leases = ls.leases
+	if end.counted {
+		rec.Attempts = ls.attempts
+	}
+	if end.cause != "" {
+		rec.Error = clip(end.cause)
+	}
+	return rec, nil
+}
+
+// retry ends a counted attempt: the task is tried again after a wait, or becomes a dead letter when
+// it has no attempts left. A negative wait stands for the backoff of the options.
+func (s *State) retry(ls *lease, cause string, wait int64) error {
+	rec, err := s.finishAttempt(ls, attemptEnd{counted: true, cause: cause})
+	if err != nil {
+		return err
+	}
+	if s.exhausted(&rec) {
+		s.toDeadLetter(ls, &rec)
+		return nil
+	}
+	if wait < 0 {
+		wait = int64(record.Millis(s.config.Backoff(int(rec.Attempts), s.mint.rand.Float64())))
+	}
+	s.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
+	s.postpone(ls, &rec, uint64(wait))
+	return nil
+}
+
+func (s *State) exhausted(rec *record.Record) bool {
+	limit := rec.MaxAttempts
+	if limit == 0 {
+		limit = uint32(s.config.MaxAttempts)
+	}
+	return rec.Attempts >= limit
+}
+
+// postpone returns a leased task that has to wait. Without a wait it becomes ready now, behind the
+// tasks that are ready already.
+func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
+	s.unlease(ls)
+	if wait == 0 {
+		s.place(ls.lane, s.mint.since(), ls.id, rec.Encode())
+		return
+	}
+	s.schedule(ls.lane, ls.id, s.Wall+wait, rec.Encode())
+}
+
+// giveBack returns a leased task to its place in its lane: its record is rewritten there.
+func (s *State) giveBack(ls *lease, rec *record.Record) {
+	s.endLease(ls)
+	b := rec.Encode()
+	s.Group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
+	s.Group.setTask(ls.lane.number, ls.since, ls.id, b)
+	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
+}
+
+// toDeadLetter makes a leased task a dead letter. One for which its children or its group wait is
+// kept until somebody redrives, purges or cancels it.
+func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
+	s.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
+	s.unlease(ls)
+	if !isFirstPlace(ls.lane, ls.since, ls.id) {
+		s.unindex(ls.id)
+	}
+	set, ties := ls.lane.queue.Settings, ls.ties
+	if rec.HoldsTurn = set.HoldGroups && ties.Group != 0; rec.HoldsTurn {
+		ties.Group = 0
+	}
+	retention := record.Retention(set.DeadRetention)
+	if retention == 0 || rec.Parent || rec.HoldsTurn {
+		retention = -1
+	}
+	until := BucketOf(s.Wall, retention)
+	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall}, rec)
+	if rec.Child && until != keys.Forever {
+		s.releaseParents(ls.id, until)
+	}
+	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, LastError: rec.Error, Attempts: int(rec.Attempts)})
+}
+
+// expire takes back a task whose lease has expired: the attempt counts. The task keeps its place in
+// the lane, so that a restart does not delay it. But one whose workers hang would hold up the
+// others: the second time it goes behind them.
+func (s *State) expire(ls *lease) {
+	rec, err := s.finishAttempt(ls, attemptEnd{counted: true, cause: "lease expired"})
+	if err != nil {
+		s.Broken = err
+		return
+	}
+	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
+	if s.exhausted(&rec) {
+		s.toDeadLetter(ls, &rec)
+		return
+	}
+	if ls.over {
+		s.giveBack(ls, &rec)
+		return
+	}
+	hung := rec.Expired
+	if rec.Expired = true; hung {
+		s.postpone(ls, &rec, 0)
+		return
+	}
+	s.giveBack(ls, &rec)
+}
+
+// endLease ends a lease. The task's record stays where it is.
+func (s *State) endLease(ls *lease) {
+	s.removeFromRecord(ls)
+	s.leases.remove(ls)
+	s.noteIdle(ls.lane)
+	if ls.lane.trail.ripe() >= s.config.TrimLane {
+		s.trimSoon(ls.lane)
+	}
+	q := ls.lane.queue
+	q.Counts.Leased--
+	s.touch(q)
+	if ls.tied && ls.ties.Limit != 0 {
+		s.leaveLimit(q, ls.ties.Limit)
+	}
+	s.free(q)
+}
+
+// unlease ends a lease and removes the task from its lane, to move it elsewhere. A task in its
+// first place and on its first lease has never been rewritten there, unless its record says so;
+// giveBack rewrites it.
+func (s *State) unlease(ls *lease) {
+	s.endLease(ls)
+	once := keys.IsFirstPlace(ls.since) && ls.leases == 1 && !ls.rewritten
+	s.removeTask(ls.lane.number, ls.since, ls.id, once)
+}
+
+// recordOf returns the record of a leased task. It is valid until the next lease is granted, or the
+// record is rewritten.
+func (s *State) recordOf(ls *lease) (record.Record, error) {
+	var b []byte
+	var err error
+	if len(ls.copied) > 0 {
+		b = ls.copied
+	} else if t := s.Group.find(ls.id); t != nil {
+		b = t.rec
+	} else {
+		s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
+		if b, err = s.read(s.scratch); err == nil && b == nil {
+			err = fmt.Errorf("%w: key %x is missing", base.ErrCorrupt, s.scratch)
+		}
+	}
+	if err != nil {
+		return record.Record{}, fmt.Errorf("record of leased task %s: %w", keys.FormatID(ls.id), err)
+	}
+	rec, err := record.Decode(b)
+	if err != nil {
+		return record.Record{}, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(ls.id), err)
+	}
+	return rec, nil
+}
+
+// isRewritten reports whether the group rewrites the record of a leased task, or adds children to
+// it.
+func (s *State) isRewritten(id keys.ID) bool {
+	_, ok := s.Group.changed[id]
+	return ok || s.Group.hasChildren(id)
+}
+
+// MaxCause limits the text of an error that is kept with a task, in bytes.
+const MaxCause = 8 << 10
+
+func clip(text string) string {
+	if len(text) <= MaxCause {
+		return text
+	}
+	n := MaxCause
+	for n > 0 && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return text[:n]
+}

@@ -1,0 +1,140 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+)
+
+// Checks of the lanes and queues in memory: numbers, counts, and settings.
+
+// catalogue: memory knows which numbers are taken, and has no lane or queue without need.
+func (c *checker) catalogue() error {
+	s, cat := c.state, &c.state.catalogue
+	lanes, queues := 0, 1
+	err := errors.Join(schema.Scan(c.disk, keys.Lane, func(key, _ []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if lanes++; !cat.lanes.Has(n) {
+			c.report("lane %d is taken on disk only", n)
+		}
+		return err
+	}), schema.Scan(c.disk, keys.Queue, func(key, _ []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if queues++; !cat.queues.Has(n) {
+			c.report("queue %d is taken on disk only", n)
+		}
+		return err
+	}))
+	if err != nil {
+		return err
+	}
+	if lanes != cat.lanes.Len() || queues != cat.queues.Len() {
+		c.report("%d lanes and %d queues are taken, on disk %d and %d", cat.lanes.Len(), cat.queues.Len(), lanes, queues)
+	}
+	loaded, listed := 0, 0
+	for n, l := range s.lanes.All() {
+		if l == nil {
+			continue
+		}
+		if loaded++; !cat.loaded.Has(uint32(n)) || l.queue.lanes.At(int(l.place)) != l {
+			c.report("lane %d is not known to be in memory", n)
+		}
+		if l.isIdle() && !l.idler {
+			c.report("lane %d is idle and not listed", n)
+		}
+	}
+	for l := cat.idle.first; l != nil; l = l.idleNext {
+		listed++
+	}
+	if loaded != cat.loaded.Len() || listed != cat.idle.n || listed > s.config.IdleLanes {
+		c.report("%d lanes are in memory, %d by the catalogue; %d of them may be idle, %d by the catalogue",
+			loaded, cat.loaded.Len(), listed, cat.idle.n)
+	}
+	if n := s.absentLanes(); cat.sweep == nil && n > cat.sweepAt {
+		c.report("%d lanes are not in memory, a sweep is due at %d", n, cat.sweepAt)
+	}
+	current, busy := 0, 0
+	for _, q := range s.Queues {
+		if q.number != 0 {
+			current++
+		}
+		if q.isBusy() {
+			busy++
+		}
+		if s.isUnknown(q) && !c.needed(q) {
+			c.report("queue %q is in memory for nothing", q.Name)
+		}
+	}
+	if current != cat.current.Len() || busy != s.busy {
+		c.report("%d queues are in memory, %d by the catalogue; %d have tasks that have not ended, %d by the shard",
+			current, cat.current.Len(), busy, s.busy)
+	}
+	return nil
+}
+
+// queues: counts and numbers are those on disk, rings are closed, and no claim waits for a queue
+// with a ready task that may be claimed.
+func (c *checker) queues() error {
+	s := c.state
+	counted := make(map[uint32]keys.Counts)
+	var clock uint64
+	err := schema.Scan(c.disk, keys.Counters, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil {
+			return err
+		}
+		v, err := keys.ParseCounters(value)
+		counted[n], clock = v.Counts, max(clock, v.Clock)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if clock != s.mint.clock || c.last > clock {
+		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
+	}
+	for n, q := range s.numbers.All() {
+		if q != nil && (int(q.number) != n || s.Queues[q.Name] != q) {
+			c.report("queue %d is not where it belongs", n)
+		}
+	}
+	for name, q := range s.Queues {
+		if q.Counts != counted[q.number] {
+			c.report("queue %q is counted as %+v, on disk %+v", name, q.Counts, counted[q.number])
+		}
+		for p := range q.rings {
+			c.ring(q, p)
+		}
+	}
+	return nil
+}
+
+// settings: those that the shard applies are those on disk.
+func (c *checker) settings() error {
+	stored := make(map[string][]byte)
+	err := schema.Scan(c.disk, keys.Settings, func(key, value []byte) error {
+		stored[string(key[1:])] = bytes.Clone(value)
+		return nil
+	})
+	for name, q := range c.state.Queues {
+		value := stored[name]
+		delete(stored, name)
+		if !bytes.Equal(q.Value, value) || (q.Version == 0) != (value == nil) {
+			c.report("settings of queue %q are %x, on disk %x", name, q.Value, value)
+			continue
+		}
+		if value == nil {
+			value = []byte("{}")
+		}
+		if want, err := ParseSettings(value); err != nil || !reflect.DeepEqual(q.Settings, want.Settings) {
+			c.report("queue %q applies %+v, its settings are %s: %v", name, q.Settings, value, err)
+		}
+	}
+	if len(stored) > 0 {
+		c.report("settings on disk only: %q", stored)
+	}
+	return err
+}

@@ -1,0 +1,149 @@
+package engine
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+)
+
+// leases: the table has exactly the valid leases on disk.
+func (c *checker) leases() error {
+	s := c.state
+	type entry struct {
+		keys.LeaseEntry
+		keys.LeaseHeader
+		seq uint64
+	}
+	valid := make(map[keys.ID]entry)
+	onDisk := make(map[uint64]bool)
+	err := schema.Scan(c.disk, keys.Lease, func(key, value []byte) error {
+		seq, err := keys.ParseLease(key)
+		if err != nil {
+			return err
+		}
+		onDisk[seq] = true
+		c.last = max(c.last, seq)
+		h, entries, err := keys.ParseLeases(seq, value)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			head, err := schema.LeasedHead(c.disk, &e)
+			if err != nil {
+				return err
+			}
+			if head != nil {
+				valid[e.ID] = entry{e, h, seq}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	live, held := make(map[*leaseRecord]int), 0
+	for id, l := range s.leases.byID {
+		held += len(l.copied)
+		e, ok := valid[id]
+		if !ok {
+			c.report("lease of %s is not valid on disk", id)
+			continue
+		}
+		live[l.record]++
+		got := keys.LeaseEntry{
+			ID: l.id, Lane: l.lane.number, Since: l.since, Token: l.token,
+			Leases: l.leases, Attempts: l.attempts, Duration: l.duration,
+		}
+		if got != e.LeaseEntry || l.local != e.Local {
+			c.report("lease of %s is %+v, on disk %+v", id, got, e)
+		}
+		if r := l.record; r.seq != e.seq || r.deadline != e.Deadline || r.ends != e.Ends || r.local != e.Local || !r.written {
+			c.report("record of the lease of %s is %+v, on disk %+v", id, r, e)
+		}
+		if !l.expiry.Queued() || l.expiry.Value != l {
+			c.report("lease of %s has no deadline", id)
+		}
+		delete(valid, id)
+	}
+	for id := range valid {
+		c.report("lease of %s is valid on disk only", id)
+	}
+	if n := s.leases.wheel.Len(); n != len(s.leases.byID) {
+		c.report("%d deadlines for %d leases", n, len(s.leases.byID))
+	}
+	if held != s.leases.held {
+		c.report("copies of records have %d bytes, counted are %d", held, s.leases.held)
+	}
+	for r, n := range live {
+		if r.live != n {
+			c.report("lease record %x counts %d leases and has %d", r.seq, r.live, n)
+		}
+		delete(onDisk, r.seq)
+	}
+	for seq := range onDisk {
+		c.report("nothing refers to lease record %x", seq)
+	}
+	for _, l := range s.leases.free {
+		if s.leases.byID[l.id] == l || l.expiry.Queued() {
+			c.report("lease of %s is in use and free", l.id)
+		}
+	}
+	for _, r := range s.leases.spare {
+		if live[r] > 0 {
+			c.report("lease record %x is in use and spare", r.seq)
+		}
+	}
+	return nil
+}
+
+// leaseClock: disk has the clock of leases, that of this leader if there are leases.
+func (c *checker) leaseClock() error {
+	s := c.state
+	b, err := schema.Lookup(c.disk, []byte{keys.LeaseTime})
+	if err != nil {
+		return err
+	}
+	stored := uint64(0)
+	if b != nil {
+		if stored, err = keys.ParseNumber(b); err != nil {
+			return err
+		}
+	}
+	if stored != s.clock.stored || b != nil && !s.config.Replicated {
+		c.report("the clock of leases is %x on disk, and %d was stored", b, s.clock.stored)
+	}
+	if now := s.leaseClock(); s.config.Replicated && (now < stored || s.leases.all.Len() > 0 && !s.clock.begun) {
+		c.report("the clock of leases is at %d, on disk at %d, stored by this leader: %t", now, stored, s.clock.begun)
+	}
+	return nil
+}
+
+// trails: the segments of each lane count the leased tasks that lie in them, and its reach is after
+// all of them.
+func (c *checker) trails() error {
+	leased := make(map[*Lane][]uint64)
+	for _, ls := range c.state.leases.byID {
+		leased[ls.lane] = append(leased[ls.lane], ls.since)
+		if ls.since >= ls.lane.trail.reach {
+			c.report("lease of %s lies after the reach of its lane", ls.id)
+		}
+	}
+	for _, l := range c.state.lanes.All() {
+		if l == nil || l.trail.segments == nil {
+			continue
+		}
+		from := uint64(0)
+		for i, g := range l.trail.segments.list {
+			n := 0
+			for _, since := range leased[l] {
+				if from <= since && since < g.end {
+					n++
+				}
+			}
+			if n != g.leased || g.end <= from || g.end > l.trail.reach {
+				c.report("segment %d of lane %d, from %x to %x of %x, counts %d leases and has %d", i, l.number, from, g.end, l.trail.reach, g.leased, n)
+			}
+			from = g.end
+		}
+	}
+	return nil
+}

@@ -1,0 +1,97 @@
+package engine
+
+import (
+	"bytes"
+
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+)
+
+// limits: the leases of each key are counted, and tasks that wait for room have a lease whose end
+// lets them go on.
+func (c *checker) limits() error {
+	s := c.state
+	leased, ready := make(map[uint64]int), make(map[uint64]bool)
+	for id, l := range s.leases.byID {
+		if l.ties.Limit != 0 {
+			leased[l.ties.Limit]++
+		}
+		head, err := schema.LeasedHead(c.disk, &keys.LeaseEntry{ID: l.id, Lane: l.lane.number, Since: l.since, Leases: l.leases})
+		if err != nil {
+			return err
+		}
+		if head != nil && head.Ties != l.ties {
+			c.report("lease of %s is bound by %+v, on disk %+v", id, l.ties, head.Ties)
+		}
+	}
+	for _, items := range c.onDisk {
+		for _, it := range items {
+			head, err := record.DecodeHead(it.Record)
+			if err != nil {
+				return err
+			}
+			ready[head.Limit] = true
+		}
+	}
+	parked := make(map[uint64]bool)
+	waiting := make(map[uint64]int)
+	err := schema.Scan(c.disk, keys.Blocked, func(key, value []byte) error {
+		_, scope, id, err := keys.ParseGrouped(key)
+		if f, n := s.cursors.byScope[scope], waiting[scope]; f != nil {
+			switch {
+			case n < len(f.ahead) && (f.ahead[n].id != id || !bytes.Equal(f.ahead[n].value, value)):
+				c.report("task %s waits in scope %x at %d, where memory has %s", keys.FormatID(id), scope, n, f.ahead[n].id)
+			case n >= len(f.ahead) && f.all:
+				c.report("task %s waits in scope %x behind the last that memory has", keys.FormatID(id), scope)
+			}
+		}
+		waiting[scope]++
+		if cursor := cursorOf(&s.cursors, scope); bytes.Compare(id[:], cursor[:]) < 0 {
+			c.report("task %s waits in scope %x before its cursor %s", keys.FormatID(id), scope, cursor)
+		}
+		if scope != 0 && scope&keys.GroupScopeBit == 0 {
+			parked[scope] = true
+		}
+		return err
+	})
+	held := 0
+	for scope, f := range s.cursors.byScope {
+		if n := waiting[scope]; n < len(f.ahead) {
+			c.report("%d tasks wait in scope %x, memory has %d", n, scope, len(f.ahead))
+		}
+		for i := range f.ahead {
+			held += f.ahead[i].size()
+		}
+	}
+	if held != s.cursors.bytes {
+		c.report("tasks that wait take %d bytes of memory, counted are %d", held, s.cursors.bytes)
+	}
+	for scope, st := range s.limits {
+		if st.leased != leased[scope] {
+			c.report("limit %x counts %d leases of %d", scope, st.leased, leased[scope])
+		}
+		if st.leased == 0 && !parked[scope] {
+			c.report("limit %x is of no use", scope)
+		}
+	}
+	for scope := range parked {
+		if st := s.limits[scope]; st == nil || !st.parked || st.leased == 0 && !ready[scope] {
+			c.report("nobody ends the wait for room in limit %x: %+v", scope, st)
+		}
+	}
+	for scope := range leased {
+		if s.limits[scope] == nil {
+			c.report("limit %x does not count its leases", scope)
+		}
+	}
+	return err
+}
+
+// cursorOf is the ID before which no task waits in a scope.
+func cursorOf(t *scanCursors, scope uint64) keys.ID {
+	if f := t.byScope[scope]; f != nil {
+		return f.id
+	}
+	return keys.ID{}
+}

@@ -1,0 +1,88 @@
+package engine
+
+import (
+	"fmt"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/window"
+)
+
+// Grant is a lease as the claimer sees it.
+type Grant struct {
+	Receipt Receipt
+	*LaneKey
+	Attempt  uint32
+	Deadline uint64 // wall clock, ms
+	Rec      []byte
+}
+
+// Holder is the holder of a lease.
+type Holder struct {
+	Local  bool   // the lease ends with the process
+	Runner uint32 // the owner's number, which CanceledLease returns
+}
+
+// CanceledLease is a lease that ended because its task was canceled.
+type CanceledLease struct {
+	Receipt
+	Runner uint32
+}
+
+// Grant leases the first task of a lane's window for duration ms, and adds the lease to grants.
+// REQUIRES: the window is not empty.
+func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Grant, error) {
+	ls := s.leases.newLease()
+	ls.leases, ls.attempts, ls.duration = 1, 1, duration
+	it := s.popFirst(l)
+	if _, plain := record.Plain(it.Record); !plain {
+		head, err := record.DecodeHead(it.Record)
+		if err != nil {
+			return grants, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(it.ID), err)
+		}
+		if head.Lease != 0 && !to.Local {
+			ls.duration = head.Lease
+		}
+		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
+		ls.rewritten, ls.retention = head.Rewritten, head.Retention
+		s.tieLease(ls, &head)
+	}
+	s.noteRead(len(it.Record))
+	ls.id, ls.lane, ls.since, ls.local, ls.runner = it.ID, l, it.Since, to.Local, to.Runner
+	s.addToRecord(ls, 0)
+	s.leases.add(ls, s.Now+ls.duration)
+	s.leases.copyRecord(ls, it.Record)
+	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
+	q := l.queue
+	s.turn(l)
+	q.Counts.Ready--
+	q.Counts.Leased++
+	s.touch(q)
+	return append(grants, Grant{
+		Receipt:  ls.receipt(),
+		LaneKey:  &l.LaneKey,
+		Attempt:  ls.attempts,
+		Deadline: s.Wall + ls.duration,
+		Rec:      it.Record,
+	}), nil
+}
+
+// popFirst takes the first task out of a lane's window.
+func (s *State) popFirst(l *Lane) window.Item {
+	before := l.window.Footprint()
+	it := l.window.PopFirst()
+	l.used = true
+	s.windows.resized(l, before)
+	l.trail.take(it.Since)
+	s.consumed(l, len(it.Record))
+	return it
+}
+
+// tieLease copies a task's ties to its lease.
+func (s *State) tieLease(ls *lease, head *record.Head) {
+	ls.ties, ls.tied = head.Ties, head.Ties != record.Ties{}
+	if head.Limit != 0 {
+		s.limits.enter(head.Limit)
+	}
+}

@@ -1,0 +1,36 @@
+package engine
+
+// Idleness is the question whether queues are idle, all queues if none is named. It is asked
+// repeatedly.
+type Idleness struct {
+	Queues  []string
+	Arrived uint64 // tasks of the queues that had come from other shards
+	busy    *Queue // one of the named queues that was not idle; nil: none
+}
+
+// Idle answers it. Its cost grows with the number of named queues only after the one that was not
+// idle has become so.
+func (s *State) Idle(i *Idleness) bool {
+	// tasks may be on their way to other shards
+	if s.out.busy() || i.busy != nil && i.busy.isBusy() {
+		return false
+	}
+	if i.busy = nil; len(i.Queues) == 0 {
+		s.noteTouched()
+		i.Arrived = s.arrived
+		return s.busy == 0
+	}
+	c := &s.catalogue
+	i.Arrived = 0
+	for _, name := range i.Queues {
+		i.Arrived += c.gone[c.slot(name)]
+		if q := s.Queues[name]; q != nil {
+			if q.isBusy() {
+				i.busy = q
+				return false
+			}
+			i.Arrived += q.arrived
+		}
+	}
+	return true
+}

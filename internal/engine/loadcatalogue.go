@@ -1,0 +1,187 @@
+package engine
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+// loadCatalogue reads which numbers are taken, and loads the queues with tasks, and the lanes that
+// may have ready or leased ones.
+func (s *State) loadCatalogue() error {
+	awakened, err := s.loadAwakened()
+	if err != nil {
+		return err
+	}
+	s.wakeups.onDisk = len(awakened) > 0
+	c := &s.catalogue
+	if err := schema.ReadAhead(s.Store, s.readQueues, func(e storedQueue) error {
+		c.queues.Add(e.number)
+		if e.counts == (keys.Counts{}) && !awakened[e.number] {
+			return nil
+		}
+		known := len(s.Queues)
+		q := s.QueueNamed(e.name)
+		if len(s.Queues) == known {
+			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.number)
+		}
+		q.number, q.Counts, q.hasWakeups = e.number, e.counts, awakened[e.number]
+		s.addQueue(q)
+		s.noteBusy(q)
+		return nil
+	}); err != nil {
+		return err
+	}
+	var seqs []uint64 // by number
+	return schema.ReadAhead(s.Store, s.readLanes, func(e storedLane) error {
+		if !c.queues.Has(e.Queue) {
+			return fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, e.Queue, e.number)
+		}
+		c.lanes.Add(e.number)
+		c.seq = max(c.seq, e.Seq)
+		q := s.numbers.At(int(e.Queue))
+		if q == nil {
+			return nil
+		}
+		if q.Counts.Ready+q.Counts.Leased == 0 {
+			return nil
+		}
+		if other := q.lane(e.Tenant, e.Priority); other != nil {
+			if seqs[other.number] >= e.Seq {
+				return nil
+			}
+			s.dropLane(other)
+		}
+		seqs = append(seqs, make([]uint64, int(e.number)-len(seqs))...)
+		seqs = append(seqs, e.Seq)
+		s.addLane(newLane(e.number, q, e.Tenant, e.Priority))
+		return nil
+	})
+}
+
+// storedQueue is a queue that has a number, and the counts under it.
+type storedQueue struct {
+	number uint32
+	name   string
+	counts keys.Counts
+}
+
+// readQueues emits the queues of the catalogue, and sets the minter's clock.
+func (s *State) readQueues(emit func(storedQueue) error) error {
+	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	it.First()
+	if err := schema.Scan(s.Store.DB(), keys.Queue, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n == 0 {
+			return fmt.Errorf("%w: malformed queue key %x", base.ErrCorrupt, key)
+		}
+		counts, err := s.readCounters(it, n)
+		if err != nil {
+			return err
+		}
+		return emit(storedQueue{n, string(value), counts})
+	}); err != nil {
+		return err
+	}
+	_, err = s.readCounters(it, math.MaxUint32)
+	return err
+}
+
+// readCounters returns the counts of the queue with a number, and moves the iterator behind them.
+// The numbers of successive calls do not decrease.
+func (s *State) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
+	for ; it.Valid(); it.Next() {
+		n, err := keys.ParseNumbered(it.Key())
+		if err != nil {
+			return tasks, fmt.Errorf("%w: malformed counters key %x", base.ErrCorrupt, it.Key())
+		}
+		if n > number {
+			break
+		}
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return tasks, store.Error(err)
+		}
+		v, err := keys.ParseCounters(value)
+		if err != nil {
+			return tasks, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		if s.mint.clock = max(s.mint.clock, v.Clock); n == number {
+			tasks = v.Counts
+		} else if v.Counts != (keys.Counts{}) {
+			return tasks, fmt.Errorf("%w: queue %d has tasks and no name", base.ErrCorrupt, n)
+		}
+	}
+	return tasks, store.Error(it.Error())
+}
+
+// storedLane is an entry of a lane.
+type storedLane struct {
+	number uint32
+	keys.LaneValue
+}
+
+// readLanes emits the lanes of the catalogue.
+func (s *State) readLanes(emit func(storedLane) error) error {
+	return schema.Scan(s.Store.DB(), keys.Lane, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil || n > keys.MaxLane {
+			return fmt.Errorf("%w: malformed lane key %x", base.ErrCorrupt, key)
+		}
+		v, err := keys.ParseLaneValue(value)
+		if err != nil || v.Queue == 0 || v.Priority > maxPriority {
+			return fmt.Errorf("%w: lane %d has value %x", base.ErrCorrupt, n, value)
+		}
+		return emit(storedLane{n, v})
+	})
+}
+
+// loadAwakened returns the numbers of the queues that have wakeups: these concern tasks of theirs,
+// perhaps tasks still to come.
+func (s *State) loadAwakened() (map[uint32]bool, error) {
+	awakened := make(map[uint32]bool)
+	lower, upper := keys.Range(keys.Wake)
+	for lower != nil {
+		from := lower
+		lower = nil
+		if err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+			n, _, _, err := keys.ParseGrouped(it.Key())
+			awakened[n] = true
+			lower = keys.GroupEnd(keys.AppendNumbered(nil, keys.Wake, n))
+			return false, err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return awakened, nil
+}
+
+// beginLanes sets what load knows of the tasks of each lane, once the leases are known.
+func (s *State) beginLanes() error {
+	for _, l := range s.lanes.All() {
+		switch {
+		case l == nil:
+		case l.queue.Counts.Ready > 0:
+			s.joinRing(l)
+			if l.queue.Counts.Ready > deepLane {
+				l.spilled = deepLane // perhaps another lane of the queue is the deep one
+				s.Store.AddDeepLane(l.number)
+			}
+		default:
+			l.complete = true
+			s.noteIdle(l)
+		}
+	}
+	s.forgetIdle()
+	return nil
+}

@@ -1,0 +1,67 @@
+package engine
+
+import (
+	"math/bits"
+
+	"codeq/internal/record"
+)
+
+// What a claim of a queue would get.
+
+// Next returns the lane whose first task a claim of the queue gets, if the claim takes no rank
+// below rank; nil: there is none. pending is as in head, or says that the budget was spent on
+// parking tasks; the queue is then fed again.
+func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
+	if q.Settings.Paused {
+		return nil, false
+	}
+	for {
+		l, pending = s.head(q)
+		if l != nil && Rank(l.Priority) < rank {
+			return nil, false
+		}
+		if l == nil || q.Settings.ConcurrencyPerKey == 0 {
+			return l, pending
+		}
+		head, err := record.DecodeHead(l.window.FirstRecord())
+		if err != nil || head.Limit == 0 || !s.full(q, head.Limit) { // Grant reports err
+			return l, pending
+		}
+		if s.Spent() {
+			s.feed(q)
+			return nil, true
+		}
+		s.park(l)
+		if s.Broken != nil {
+			return nil, false
+		}
+	}
+}
+
+// FirstTask is what a claim of a queue would get here, as far as memory shows.
+type FirstTask struct {
+	Priority uint8
+	Since    uint64 // the task is not older
+	Tenant   string
+	Alone    bool // no other tenant has a task of the priority
+}
+
+func (s *State) First(q *Queue) (f FirstTask, ok bool) {
+	if q.Settings.Paused {
+		return f, false
+	}
+	for mask := q.Mask; mask != 0; {
+		p := bits.Len16(mask) - 1
+		mask &^= 1 << p
+		first := q.rings[p].first
+		for l := first; ; {
+			if pos, ok := l.first(); ok {
+				return FirstTask{l.Priority, pos.Since, l.Tenant, l.ringNext == l}, true
+			}
+			if l = l.ringNext; l == first {
+				break
+			}
+		}
+	}
+	return f, false
+}

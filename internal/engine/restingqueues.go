@@ -1,0 +1,68 @@
+package engine
+
+import "codeq/internal/keys"
+
+// Queues leave memory when neither the rules nor their owner need them.
+
+// Rest is called when a queue may no longer be needed.
+func (s *State) Rest(q *Queue) {
+	if !q.resting && q.lanes.Len() == 0 { // else the last of them calls Rest
+		q.resting = true
+		s.resting = append(s.resting, q)
+	}
+}
+
+// doubtsAtOnce is how many doubtful queues a group checks once no wakeups are on disk only.
+const doubtsAtOnce = 1 << 10
+
+// forgetQueues reports the queues that the rules no longer need: the owner drops them, unless it
+// needs them itself. A queue with wakeups in memory stays until they are applied. While wakeups are
+// on disk only, a queue that may have some of them is doubtful, and stays as well.
+func (s *State) forgetQueues() {
+	if !s.wakeups.onDisk {
+		for range min(s.doubtful.Len(), doubtsAtOnce) {
+			s.resting = append(s.resting, s.doubtful.Pop())
+		}
+	}
+	var awakened map[*Queue]bool
+	for _, q := range s.resting {
+		if q.hasWakeups && s.wakeups.onDisk {
+			s.doubtful.Append(q)
+			continue
+		}
+		if q.resting = false; q.hasWakeups {
+			if awakened == nil {
+				awakened = s.wakeups.queues()
+			}
+			if q.hasWakeups = awakened[q]; q.hasWakeups {
+				continue // applying the last of them calls Rest
+			}
+		}
+		if s.isUnknown(q) {
+			s.Effects.Forgotten = append(s.Effects.Forgotten, q)
+		}
+	}
+	clear(s.resting)
+	s.resting = s.resting[:0]
+}
+
+// HasDoubts reports whether doubtful queues can be checked now.
+func (s *State) HasDoubts() bool { return s.doubtful.Len() > 0 && !s.wakeups.onDisk }
+
+// isUnknown reports whether the rules need nothing that memory has of a queue.
+func (s *State) isUnknown(q *Queue) bool {
+	return q.lanes.Len() == 0 && q.Counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && !q.Fed && q.rechecks == 0 &&
+		q.Version == 0
+}
+
+// Forget removes a queue that nobody needs from memory.
+func (s *State) Forget(q *Queue) {
+	c := &s.catalogue
+	delete(s.Queues, q.Name)
+	s.handles.Append(q.Handle)
+	if q.number != 0 {
+		s.numbers.Set(int(q.number), nil)
+		c.current.Remove(q.number)
+	}
+	c.gone[c.slot(q.Name)] += q.arrived
+}

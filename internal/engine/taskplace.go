@@ -1,0 +1,122 @@
+package engine
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/window"
+)
+
+// Where a task lies: its entry in a range, and, outside of its first place, an entry of the index by
+// ID that says where.
+
+// placeFirst makes a task ready in its first place, a key that has not been written before.
+func (s *State) placeFirst(l *Lane, id keys.ID, rec []byte) {
+	since := keys.SinceOf(keys.ID(id))
+	s.Group.setNew(l.number, since, id, rec)
+	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
+}
+
+// place moves a task into its lane, at since.
+func (s *State) place(l *Lane, since uint64, id keys.ID, rec []byte) {
+	s.Group.setTask(l.number, since, id, rec)
+	p := keys.Place{Range: keys.Task, Group: l.number, At: since}
+	if isFirstPlace(l, since, id) {
+		s.unindex(id)
+		s.Group.put(id, l, p, rec)
+	} else {
+		s.setIndex(id, l, p, rec)
+	}
+	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
+}
+
+// isFirstPlace reports whether a task that is in a lane needs no index entry.
+func isFirstPlace(l *Lane, since uint64, id keys.ID) bool {
+	return keys.IsFirstPlace(since) && l.number == keys.LaneOf(id)
+}
+
+// setIndex stores the place of a task that is not in its first place. The group keeps rec.
+func (s *State) setIndex(id keys.ID, l *Lane, p keys.Place, rec []byte) {
+	var key [1 + keys.IDLen]byte
+	var value [keys.PlaceLen]byte
+	s.Group.put(id, l, p, rec)
+	s.Group.set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
+}
+
+func (s *State) unindex(id keys.ID) {
+	var key [1 + keys.IDLen]byte
+	s.Group.change(id)
+	s.Group.delete(keys.AppendByID(key[:0], keys.Index, id))
+}
+
+// withLane prefixes a record with its lane, for places whose keys do not contain it. The result is
+// valid until the next call.
+func (s *State) withLane(l *Lane, rec []byte) []byte {
+	s.value = append(keys.AppendLaneNumber(s.value[:0], l.number), rec...)
+	return s.value
+}
+
+// removeTask takes a task from its place in a lane.
+func (s *State) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
+	if !once {
+		s.Group.change(id)
+	}
+	s.Group.removeTask(lane, since, id, once)
+}
+
+// withdraw removes a task that is not leased from its place. When its record is stored again, it
+// says that its first place has been used.
+func (s *State) withdraw(at *located) {
+	q := at.lane.queue
+	s.Group.change(at.id)
+	switch at.state {
+	case Ready:
+		pos := window.Pos{Since: at.place.At, ID: at.id}
+		before := at.lane.window.Footprint()
+		at.lane.window.Remove(pos)
+		s.windows.resized(at.lane, before)
+		s.Group.removeTask(at.lane.number, at.place.At, at.id, false)
+		s.noteIdle(at.lane)
+		s.consumed(at.lane, len(at.rec.Payload))
+		q.Counts.Ready--
+		if at.rec.Limit != 0 {
+			s.passLimit(q, at.rec.Limit)
+		}
+	case Scheduled:
+		s.Group.delete(at.place.AppendKey(nil, at.id))
+		q.Counts.Scheduled--
+	case Blocked:
+		s.Group.delete(at.place.AppendKey(nil, at.id))
+		s.cursors.forget(at.place.At)
+		q.Counts.Blocked--
+		if at.place.At == 0 {
+			s.pending.drop(s, at.id)
+			// it may have been the last task that used the limit
+		} else if st := s.limits[at.place.At]; st != nil && st.leased == 0 {
+			s.passLimit(q, at.place.At)
+		}
+	case Dead:
+		s.unkeep(at)
+	}
+	s.touch(q)
+	if at.indexed {
+		s.unindex(at.id)
+	}
+	at.rec.Rewritten = true
+}
+
+// blockAgain returns a task to the scope from which it was withdrawn.
+func (s *State) blockAgain(l *Lane, at *located, rec []byte) {
+	if at.place.At == 0 && at.pending > 0 {
+		s.pending.put(s, at.id, at.pending)
+	}
+	s.block(l, at.place.At, at.id, rec)
+}
+
+// schedule adds a task to those that wait for their time.
+func (s *State) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
+	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)
+	s.Group.set(s.scratch, s.withLane(l, rec))
+	s.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
+	l.queue.Counts.Scheduled++
+	s.touch(l.queue)
+	s.nextDue.lower(due, id)
+}
