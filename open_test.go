@@ -24,7 +24,6 @@ import (
 
 	"codeq/internal/bootid"
 	"codeq/internal/cluster"
-	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -409,9 +408,9 @@ func TestOpenFinishesCreation(t *testing.T) {
 		d, err := manifest.Open(vfs.Default, dir, manifest.Want{Shards: 2, Node: ""})
 		require.NoError(t, err)
 		caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 2)
-		s, err := openShard(0, o, d, caches, dispatch.NewGates())
+		st, err := openStore(0, o, d, caches)
 		require.NoError(t, err)
-		require.NoError(t, s.Store.Close())
+		require.NoError(t, st.Close())
 		caches.Close()
 		require.NoError(t, d.Close())
 	}

@@ -140,10 +140,16 @@ func newQueue(o *Options, d *manifest.Directory) *Queue {
 // openShards opens the shards of a queue that is by itself, and starts their owners.
 func (q *Queue) openShards() error {
 	shards, gates := make([]*shard, len(q.replicas)), dispatch.NewGates()
-	err := q.inParallel("opening of a shard", len(shards), func(i int) (err error) {
-		shards[i], err = q.openAlone(i, gates)
-		return err
-	})
+	err := q.inParallel("opening of a shard", len(shards), q.openAlone)
+	if err == nil { // below DurabilityDisk, a power loss may have taken more from some than from others
+		err = guarded(q.opts.log, "reconciliation of shards", q.reconcile)
+	}
+	if err == nil {
+		err = q.inParallel("loading of a shard", len(shards), func(i int) (err error) {
+			shards[i], err = q.loadAlone(i, gates)
+			return err
+		})
+	}
 	if err != nil {
 		return fmt.Errorf("codeq: open %s: %w", q.dir.Path, err)
 	}
@@ -179,16 +185,28 @@ func (q *Queue) inParallel(what string, n int, do func(shard int) error) error {
 	return g.Wait()
 }
 
-// openAlone opens a shard of a queue that is by itself.
-func (q *Queue) openAlone(i int, gates *dispatch.Gates) (*shard, error) {
-	s, err := openShard(i, q.opts, q.dir, q.caches, gates)
+// openAlone opens the store of a shard of a queue that is by itself.
+func (q *Queue) openAlone(i int) error {
+	st, err := openStore(i, q.opts, q.dir, q.caches)
 	if err != nil {
+		return err
+	}
+	q.replicas[i] = &replica{index: i, store: st}
+	return nil
+}
+
+// loadAlone loads the memory of a shard of a queue that is by itself.
+func (q *Queue) loadAlone(i int, gates *dispatch.Gates) (*shard, error) {
+	r := q.replicas[i]
+	s := newShard(i, q.opts, r.store, gates)
+	if err := s.load(); err != nil {
+		q.replicas[i] = nil
+		_ = r.store.Close() // the error of load is the one that matters
 		return nil, err
 	}
-	q.replicas[i] = &replica{index: i, store: s.Store}
-	q.replicas[i].lead.Store(s)
-	s.replica = q.replicas[i]
-	s.steps.Table = &q.replicas[i].steps
+	r.lead.Store(s)
+	s.replica = r
+	s.steps.Table = &r.steps
 	return s, nil
 }
 
@@ -369,8 +387,8 @@ func (q *Queue) closeFiles() error {
 	return errors.Join(errs...)
 }
 
-// openShard opens a shard's store and loads its memory from it.
-func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Caches, gates *dispatch.Gates) (*shard, error) {
+// openStore opens a shard's store.
+func openStore(index int, opts *Options, d *manifest.Directory, shared *store.Caches) (*store.Store, error) {
 	dir := manifest.ShardDir(d.FS, d.Path, index)
 	if d.Creating { // by an Open that did not return: what it left may not even be a store
 		if err := d.FS.RemoveAll(dir); err != nil {
@@ -384,12 +402,11 @@ func openShard(index int, opts *Options, d *manifest.Directory, shared *store.Ca
 	if err != nil {
 		return nil, err
 	}
-	s := newShard(index, opts, st, gates)
-	if err := errors.Join(st.Read(func() error { return identify(st, d, index) }), s.load()); err != nil {
-		_ = st.Close() // the error of load is the one that matters
+	if err := st.Read(func() error { return identify(st, d, index) }); err != nil {
+		_ = st.Close() // the error of identify is the one that matters
 		return nil, err
 	}
-	return s, nil
+	return st, nil
 }
 
 // identify makes sure that the store is this shard of this queue, and of the current format.

@@ -85,12 +85,6 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 // REQUIRES: all are loaded, and none runs.
 func (s *shard) join(peers []*shard) {
 	s.peers = peers
-	states := make([]*engine.State, len(peers))
-	for i, peer := range peers {
-		states[i] = &peer.State
-	}
-	s.Reconcile(states)
-	s.follow()
 	s.claims.FeedAll()
 	s.showAll()
 }

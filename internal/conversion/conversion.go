@@ -1,5 +1,6 @@
 // Package conversion turns the store of a shard of a queue by itself into that of the first node of
-// a cluster, and back. Each is one durable step; before and after it the store is whole.
+// a cluster, and back, and makes the stores of all shards agree with each other. Each change of a
+// store is one durable step; before and after it the store is whole.
 package conversion
 
 import (

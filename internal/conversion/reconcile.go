@@ -12,9 +12,9 @@ import (
 	"codeq/internal/store"
 )
 
-// Reconcile makes the stores of all shards, from which a cluster begins, agree with each other.
-// They may be of different moments: each lacks what a power loss, or a lost majority, has taken
-// from it.
+// Reconcile makes the stores of all shards of a queue agree with each other: when a queue by itself
+// is opened, and before a cluster begins from them. They may be of different moments: each lacks
+// what a power loss, or a lost majority, has taken from it.
 //
 // A shard may have taken more messages of another one than that one knows to have sent. The sender
 // goes on behind their numbers, or else the receiver would drop the next ones as those that it has
@@ -25,20 +25,22 @@ import (
 // it returns.
 func Reconcile(stores []*store.Store) error {
 	sent, taken := make([]map[int]uint64, len(stores)), make([]map[int]uint64, len(stores))
-	settings, latest := make([]map[string]keys.SettingsValue, len(stores)), make(map[string]keys.SettingsValue)
+	settings, latest := make([]map[string]stored, len(stores)), make(map[string]stored)
 	for i, st := range stores {
-		var err error
-		if sent[i], err = numbersOf(st, keys.Sent, len(stores)); err != nil {
+		if err := st.Read(func() (err error) {
+			if sent[i], err = numbersOf(st, keys.Sent, len(stores)); err != nil {
+				return err
+			}
+			if taken[i], err = numbersOf(st, keys.Inbound, len(stores)); err != nil {
+				return err
+			}
+			settings[i], err = settingsOf(st)
 			return err
-		}
-		if taken[i], err = numbersOf(st, keys.Inbound, len(stores)); err != nil {
-			return err
-		}
-		if settings[i], err = settingsOf(st); err != nil {
-			return err
+		}); err != nil {
+			return fmt.Errorf("shard %d: %w", i, err)
 		}
 		for queue, v := range settings[i] {
-			if v.Version > latest[queue].Version {
+			if v.version > latest[queue].version {
 				latest[queue] = v
 			}
 		}
@@ -51,8 +53,8 @@ func Reconcile(stores []*store.Store) error {
 			}
 		}
 		for queue, v := range latest {
-			if v.Version > settings[i][queue].Version {
-				behind = append(behind, entry{append([]byte{keys.Settings}, queue...), v.Append(nil)})
+			if v.version > settings[i][queue].version {
+				behind = append(behind, entry{append([]byte{keys.Settings}, queue...), v.value})
 			}
 		}
 		if len(behind) == 0 {
@@ -64,13 +66,19 @@ func Reconcile(stores []*store.Store) error {
 			}
 			return nil
 		}); err != nil {
-			return err
+			return fmt.Errorf("shard %d: %w", i, err)
 		}
 	}
 	return nil
 }
 
 type entry struct{ key, value []byte }
+
+// stored is the settings of a queue.
+type stored struct {
+	version uint64
+	value   []byte
+}
 
 // numbersOf reads the numbers of the last messages to, or from, each of some shards.
 func numbersOf(st *store.Store, kind byte, shards int) (map[int]uint64, error) {
@@ -87,14 +95,14 @@ func numbersOf(st *store.Store, kind byte, shards int) (map[int]uint64, error) {
 }
 
 // settingsOf reads the settings of all queues.
-func settingsOf(st *store.Store) (map[string]keys.SettingsValue, error) {
-	settings := make(map[string]keys.SettingsValue)
+func settingsOf(st *store.Store) (map[string]stored, error) {
+	settings := make(map[string]stored)
 	return settings, schema.Scan(st.DB(), keys.Settings, func(key, value []byte) error {
-		v, err := keys.ParseSettings(bytes.Clone(value))
+		v, err := keys.ParseSettings(value)
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)
 		}
-		settings[string(key[1:])] = v
+		settings[string(key[1:])] = stored{v.Version, bytes.Clone(value)}
 		return nil
 	})
 }

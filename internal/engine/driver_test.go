@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/conversion"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -68,22 +69,21 @@ func (d *driver) open() {
 
 // load makes States of what the stores have. It returns the schedules that rest.
 func (d *driver) load() (resting []*recurring) {
-	states := make([]*State, len(d.shards))
+	stores := make([]*store.Store, len(d.shards))
+	for i, s := range d.shards {
+		stores[i] = s.Store
+	}
+	require.NoError(d.t, conversion.Reconcile(stores))
 	for i, s := range d.shards {
 		c := d.config
 		c.Shard, c.Seed[1] = i, byte(i)
 		state := NewState(c, s.Store)
 		state.Room, state.ClockAge = s.Room, d.clockAge(i)
 		*s = drivenShard{State: &state}
-		states[i] = s.State
 		s.Instant = d.Instant
 		require.NoError(d.t, s.Load())
 		resting = append(resting, s.Effects.Resting...)
-		s.Effects.Resting = nil
-	}
-	for _, s := range d.shards {
-		s.Reconcile(states)
-		s.Effects.Configured, s.Effects.Shown = nil, nil
+		s.Effects.Resting, s.Effects.Configured, s.Effects.Shown = nil, nil, nil
 	}
 	return resting
 }

@@ -6,8 +6,8 @@ import (
 )
 
 // The life of a task. Each arrow is one function, which verbs and upkeep call: those of this file
-// begin the life and end it, grant.go begins a lease, attempt.go ends one, and alter.go changes what
-// a worker does not hold.
+// begin the life and end it, grant.go begins a lease, attempt.go ends one, and alter.go does what
+// callers ask for by the ID of a task.
 //
 //	          admit, enter         Grant              complete
 //	produce ---------> Ready  -------------> Leased ------------> gone, or Done

@@ -20,6 +20,7 @@ import (
 // Load builds the memory from disk. What it reads is bounded by the catalogue and the leases, not
 // by the backlog: windows are filled when a claim needs them. The Instant, the Room and ClockAge
 // are set.
+// REQUIRES: conversion.Reconcile was called, if the shards may be of different moments.
 func (s *State) Load() error {
 	s.leases = newLeaseTable(s.Now)
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
@@ -43,7 +44,22 @@ func (s *State) Load() error {
 		}
 	}
 	s.mint.tick(s.Wall, s.Now)
+	s.resume()
 	return nil
+}
+
+// resume shows all queues to claims, and lets tasks go on for which their limits may have room: the
+// settings may be newer than those by which the tasks wait.
+func (s *State) resume() {
+	for _, q := range s.numbers.All() {
+		if q != nil {
+			s.show(q)
+			s.recheck(q)
+		}
+	}
+	for _, st := range s.limits { // perhaps; the end of a lease finds out
+		st.parked = true
+	}
 }
 
 // leaseChunk is how many lease entries loadLeases looks up together.

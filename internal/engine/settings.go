@@ -55,27 +55,28 @@ func ParseSettings(b []byte) (Configured, error) {
 	return Configured{Settings: set, Version: v.Version, Value: b}, nil
 }
 
+// Adopt stores and applies settings of a queue that the first shard has sent, unless the shard has
+// newer ones.
 func (s *State) Adopt(queue string, value []byte) error {
 	c, err := ParseSettings(value)
 	if err != nil {
 		return fmt.Errorf("settings of queue %q: %w", queue, err)
 	}
-	s.adopt(queue, c, true)
+	s.adopt(queue, c)
 	return nil
 }
 
-// adopt stores and applies settings of a queue, unless the shard has newer ones. afterOpen is
-// Reconfigured.AfterOpen.
-func (s *State) adopt(queue string, c Configured, afterOpen bool) {
+// adopt stores and applies settings of a queue, unless the shard has newer ones.
+func (s *State) adopt(queue string, c Configured) {
 	q := s.QueueNamed(queue)
 	if c.Version <= q.Version {
 		return
 	}
 	s.Group.set(settingsKey(queue), c.Value)
-	s.applySettings(q, c, afterOpen)
+	s.applySettings(q, c, true)
 }
 
-// applySettings makes the shard use settings of a queue.
+// applySettings makes the shard use settings of a queue. afterOpen is Reconfigured.AfterOpen.
 func (s *State) applySettings(q *Queue, c Configured, afterOpen bool) {
 	before := q.Settings
 	if q.Version == 0 {
@@ -192,7 +193,7 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	if c.Version != version+1 {
 		return true, nil
 	}
-	s.adopt(queue, c, true)
+	s.adopt(queue, c)
 	for to := range s.config.Shards {
 		if to != s.config.Shard {
 			s.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: queue, Settings: value})

@@ -5,7 +5,7 @@ import (
 	"codeq/internal/window"
 )
 
-// Where a task lies: its entry in a range, and, outside of its first place, an entry of the index by
+// Where a task lies: its entry in a range and, outside of its first place, an entry of the index by
 // ID that says where.
 
 // placeFirst makes a task ready in its first place, a key that has not been written before.

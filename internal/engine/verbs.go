@@ -157,27 +157,3 @@ func (s *State) Outcome(id keys.ID) (*Outcome, Verdict, error) {
 	}
 	return nil, Decided, nil
 }
-
-// Reconcile makes the shards of a process agree with each other. Below DurabilityDisk, a power loss
-// may have taken from some of them which messages they had taken, and which settings were the
-// latest. A queue may also have older settings here than in its other shards.
-// REQUIRES: all are loaded, and nothing is decided yet.
-func (s *State) Reconcile(peers []*State) {
-	for to, peer := range peers {
-		s.out.countFrom(to, peer.inbound[s.config.Shard])
-		for name, q := range peer.Queues {
-			if q.Version > 0 {
-				s.adopt(name, q.Configured, false)
-			}
-		}
-	}
-	for _, q := range s.numbers.All() {
-		if q != nil {
-			s.show(q)
-			s.recheck(q)
-		}
-	}
-	for _, st := range s.limits { // perhaps; the end of a lease finds out
-		st.parked = true
-	}
-}
