@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"codeq/internal/base"
@@ -13,6 +12,7 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/session"
+	"codeq/internal/taskbatch"
 	"codeq/internal/wire"
 )
 
@@ -162,7 +162,7 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 	if err := parse(body, op.decode); err != nil {
 		return nil, errMalformedCall
 	}
-	if slices.ContainsFunc(verbs[kind].tasks(op), func(t engine.NewTask) bool { return t.IsScattered(shard, len(n.queue.replicas)) }) {
+	if taskbatch.HasStray(verbs[kind].tasks(op), shard, len(n.queue.replicas)) {
 		return nil, errMalformedCall
 	}
 	return op, nil

@@ -209,7 +209,8 @@ func (s *shard) decideLarge(others bool) {
 		return
 	}
 	l.Remove()
-	s.Budget, s.Judged = s.NewBudget(engine.CallerBudget, s.steps.At), s.clock.Taken()
+	s.BeginBudget(engine.CallerBudget, s.steps.At)
+	s.Judged = s.clock.Taken()
 	s.decide(op)
 }
 

@@ -219,11 +219,11 @@ type confirmOp struct {
 }
 
 func (op *confirmOp) resolve(s *shard) {
+	taken := len(op.by.messages)
 	if op.err != nil {
-		s.Unconfirmed(op.by.to)
-		return
+		taken = 0
 	}
-	s.Confirmed(op.by.to, op.by.first, len(op.by.messages))
+	s.Confirmed(op.by.to, op.by.first, taken)
 }
 
 func (op *confirmOp) settle(error) {}

@@ -213,7 +213,7 @@ func (b *batch) finish() error {
 	}
 	if i := taskbatch.FindTwins(b.tasks); i >= 0 {
 		return taskError(b.verb, i, &InvalidError{
-			"Task.Unique.Key", b.tasks[i].UniqueKey(), "one task of a batch with the same key and Replace",
+			"Task.Unique.Key", taskbatch.UniqueKey(&b.tasks[i]), "one task of a batch with the same key and Replace",
 		})
 	}
 	taskbatch.MarkParents(b.tasks)

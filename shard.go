@@ -162,7 +162,7 @@ func (s *shard) gather() bool {
 		if s.undecided.cursor < len(s.undecided.taken) || s.callers.count() > 0 {
 			return true
 		}
-		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.Now) || s.WantsRefill() ||
+		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.Now) ||
 			s.claims.MayServe() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.linger()
@@ -221,7 +221,7 @@ func (s *shard) due() bool {
 		return true
 	}
 	s.Reap = s.reapable()
-	return s.UpkeepIsDue() || s.ownUpkeepsDue() > 0 || s.HasDoubts() || s.LeasesEnd(s.Now) && s.HasRoom(engine.RoomScarce)
+	return s.HasWork() || s.ownUpkeepsDue() > 0
 }
 
 // wallCheck bounds how long a shard sleeps towards a time of the wall clock,
@@ -232,12 +232,12 @@ const wallCheck = uint64(time.Minute / time.Millisecond)
 // nothing wakes it but an operation.
 func (s *shard) sleep() {
 	wait := uint64(engine.Never)
-	uptime, now := s.NextDue()
+	uptime, now, wall := s.NextDue()
 	if now != engine.Never {
 		wait = now - s.Now
 	}
-	if at := s.NextTime(); at != engine.Never {
-		wait = min(wait, at-s.Wall, wallCheck)
+	if wall != engine.Never {
+		wait = min(wait, wall-s.Wall, wallCheck)
 	}
 	if at := s.claims.NextOpening(); at != engine.Never && s.HasRoom(engine.RoomLow) {
 		wait = min(wait, at-s.Now)
@@ -276,18 +276,16 @@ func (s *shard) resolve() {
 	s.note()
 	s.steps.Begin(s.stepMark())
 	s.BeginGroup()
-	if s.WantsRefill() {
-		s.Refill()
+	if s.Refill() {
 		s.showAll()
 		s.endStep(StepRefill)
 	}
 	s.keepUpAll()
 	s.follow()
 	s.decideAll()
-	s.CloseReaders()
 	s.endStep(StepOperations)
 	if s.claims.FeedAll(); s.claims.MayServe() && s.HasRoom(engine.RoomLow) {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
+		s.BeginBudget(engine.CallerBudget, s.steps.At)
 		s.claims.Serve()
 		s.collectServed()
 		s.endStep(StepServe)
@@ -300,7 +298,7 @@ func (s *shard) resolve() {
 // has come, each of them for a time of its own, so that both get on.
 func (s *shard) decideAll() {
 	if retry := s.undecided.deferred; len(retry) > 0 {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
+		s.BeginBudget(engine.CallerBudget, s.steps.At)
 		s.undecided.deferred = s.undecided.again[:0]
 		s.Judged = s.clock.Retry()
 		n := 0
@@ -320,7 +318,7 @@ func (s *shard) decideAll() {
 		s.endStep(StepOperations)
 	}
 	if s.undecided.cursor < len(s.undecided.taken) {
-		s.Budget = s.NewBudget(engine.CallerBudget, s.steps.At)
+		s.BeginBudget(engine.CallerBudget, s.steps.At)
 		s.Judged = s.clock.Taken()
 		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
 			op := s.undecided.taken[s.undecided.cursor]

@@ -152,11 +152,7 @@ var stepOf = [...]StepKind{
 // keepUpAll does all upkeep that is due.
 func (s *shard) keepUpAll() {
 	own := s.ownUpkeepsDue()
-	if own == 0 && !s.UpkeepIsDue() {
-		return
-	}
-	left, taken := s.KeepUp(s.steps.At, own)
-	for _, done := range taken {
+	for _, done := range s.KeepUp(s.steps.At, own) {
 		s.steps.End(uint8(stepOf[done.Step]), steps.Mark{At: done.At, Records: done.Records, Bytes: done.Bytes})
 	}
 	for i := range ownUpkeeps {
@@ -165,7 +161,7 @@ func (s *shard) keepUpAll() {
 			return
 		}
 		if s.ownIsDue(u) {
-			s.Budget = s.Part(left, max(own, 1), s.steps.At)
+			s.BeginShare(max(own, 1), s.steps.At)
 			u.do(s)
 			s.endStep(u.kind)
 			own--

@@ -71,8 +71,8 @@ func TestBodies(t *testing.T) {
 			blank:    &schedules{}, rest: true,
 		},
 		{
-			asked:    &Stats{Place: engine.Place{Next: 5, Begun: 6}},
-			answered: &Stats{Place: engine.Place{Unnumbered: true, Next: 7, Begun: 6}, Counts: counts, More: true, Queues: 9},
+			asked:    &Stats{CountsCursor: engine.CountsCursor{Next: 5, Begun: 6}},
+			answered: &Stats{CountsCursor: engine.CountsCursor{Unnumbered: true, Next: 7, Begun: 6}, Counts: counts, More: true, Queues: 9},
 			blank:    &Stats{},
 		},
 	} {

@@ -12,7 +12,9 @@ type Settings struct {
 }
 
 func (b *Settings) Decide(s *engine.State) (engine.Verdict, error) {
-	b.Value = s.SettingsOf(b.Queue)
+	if q := s.Queues[b.Queue]; q != nil {
+		b.Value = q.Value
+	}
 	return engine.Decided, nil
 }
 

@@ -89,13 +89,13 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 	}
 	d.DropSet(list)
 	require.Equal(t, Usage{DroppedSets: 1}, d.Usage())
-	d.rules.Budget = d.rules.NewBudget(engine.BudgetSize{Fraction: 1}, 0)
+	d.rules.BeginBudget(engine.BudgetSize{Fraction: 1}, 0)
 	d.DropSetsOn()
 	left := d.sets.dropped[0].queues.Len()
 	require.Less(t, left, len(names))
 	require.GreaterOrEqual(t, left, len(names)-128)
 	for d.AreSetsDropped() {
-		d.rules.Budget = d.rules.NewBudget(engine.UpkeepBudget, time.Hour)
+		d.rules.BeginBudget(engine.UpkeepBudget, time.Hour)
 		d.DropSetsOn()
 	}
 	for len(d.rules.Queues) > 0 {
@@ -161,7 +161,7 @@ func TestDrawEndsWithVisit(t *testing.T) {
 	here, _ := newDispatcher(t)
 	there, _ := newDispatcher(t)
 	there.rules.BeginGroup()
-	there.rules.Budget = there.rules.NewBudget(engine.CallerBudget, 0)
+	there.rules.BeginBudget(engine.CallerBudget, 0)
 	for _, name := range names[:2] {
 		task := engine.NewTask{Key: engine.LaneKey{Queue: name}}
 		task.Encode(&record.Record{}, nil)
@@ -191,7 +191,7 @@ func TestStaleTicketsAreSwept(t *testing.T) {
 	require.Equal(t, 1, port.swept)
 	d.Sweep()
 	for d.IsSweeping() {
-		d.rules.Budget = d.rules.NewBudget(engine.BudgetSize{Fraction: 1}, 0)
+		d.rules.BeginBudget(engine.BudgetSize{Fraction: 1}, 0)
 		d.SweepOn()
 	}
 	require.Equal(t, Usage{Tickets: 2, Queues: 2}, d.Usage())

@@ -2,13 +2,13 @@ package engine
 
 import "time"
 
-// Budget bounds what a part of a group may do. Work that can be divided calls Spent before each
+// budget bounds what a part of a group may do. Work that can be divided calls Spent before each
 // unit: it may exceed the budget by one unit.
-type Budget struct {
+type budget struct {
 	begun   bool          // one unit is always free, so that everybody makes progress
 	records int           // entries read and written at which the budget is spent
 	bytes   int           // size of the group, and bytes read, at which it is spent
-	Until   time.Duration // by Config.Elapsed
+	until   time.Duration // by Config.Elapsed
 }
 
 // BudgetSize is how much a budget allows.
@@ -25,38 +25,40 @@ var (
 	CallerBudget = BudgetSize{Records: 8192, Fraction: 1, Time: 5 * time.Millisecond}
 )
 
-// NewBudget returns a budget that begins at a time.
-func (s *State) NewBudget(size BudgetSize, at time.Duration) Budget {
+// BeginBudget begins a budget, at a time.
+func (s *State) BeginBudget(size BudgetSize, at time.Duration) {
 	records, bytes := s.Work()
-	return Budget{records: records + size.Records, bytes: bytes + s.config.GroupBytes/size.Fraction, Until: at + size.Time}
+	s.budget = budget{records: records + size.Records, bytes: bytes + s.config.GroupBytes/size.Fraction, until: at + size.Time}
 }
 
-// Part returns the n-th part of what is left of a budget at the end of the last step.
-func (s *State) Part(whole Budget, n int, at time.Duration) Budget {
+// BeginShare begins, at a time, a budget that is one of n equal shares of what is left of that of
+// KeepUp.
+func (s *State) BeginShare(n int, at time.Duration) {
 	records, bytes := s.Work()
-	return Budget{
+	whole := &s.upkeepBudget
+	s.budget = budget{
 		records: records + (whole.records-records)/n,
 		bytes:   bytes + (whole.bytes-bytes)/n,
-		Until:   at + (whole.Until-at)/time.Duration(n),
+		until:   at + (whole.until-at)/time.Duration(n),
 	}
 }
 
 // Spent reports whether the budget of the current work is used up.
 func (s *State) Spent() bool {
-	if !s.Budget.begun {
-		s.Budget.begun = true
+	if !s.budget.begun {
+		s.budget.begun = true
 		return false
 	}
 	return s.isLate()
 }
 
 // isLate is Spent for work that can wait for the next group.
-func (s *State) isLate() bool { return s.isUsedUp() || s.config.Elapsed() >= s.Budget.Until }
+func (s *State) isLate() bool { return s.isUsedUp() || s.config.Elapsed() >= s.budget.until }
 
 // isUsedUp is Spent without reading the clock.
 func (s *State) isUsedUp() bool {
 	records, bytes := s.Work()
-	return records >= s.Budget.records || bytes >= s.Budget.bytes
+	return records >= s.budget.records || bytes >= s.budget.bytes
 }
 
 // HasBudget reports whether the group has room for an operation, after n others since the budget
@@ -65,7 +67,7 @@ func (s *State) HasBudget(n int) bool {
 	if s.Broken != nil {
 		return false
 	}
-	return n == 0 || !s.isUsedUp() && (n%32 != 0 || s.config.Elapsed() < s.Budget.Until)
+	return n == 0 || !s.isUsedUp() && (n%32 != 0 || s.config.Elapsed() < s.budget.until)
 }
 
 // Work returns how many entries, and how many bytes of them, the owner has read and added to the

@@ -6,7 +6,7 @@
 // The owner goes through a group in this order:
 //
 //	SetClock     the Instant, the Room and what is Wanted are set
-//	BeginGroup   Refill, if WantsRefill
+//	BeginGroup   then Refill
 //	KeepUp       what is due without being asked for
 //	verbs        each has a Verdict: Produce, Next and Grant, Complete, Fail, Alter ...
 //	Seal         Group.Batch is what is to be written; the owner commits it

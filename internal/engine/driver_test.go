@@ -117,16 +117,15 @@ func (d *driver) begin(s *drivenShard) {
 		s.SetClock()
 		s.Wanted = d.wanted | s.Interested
 		s.BeginGroup()
-		if s.WantsRefill() {
+		if s.wantsRefill() {
 			s.Refill()
 		}
 	}
-	s.Budget = s.NewBudget(CallerBudget, d.passed)
+	s.BeginBudget(CallerBudget, d.passed)
 }
 
 // commit persists the group.
 func (d *driver) commit(s *drivenShard) {
-	s.CloseReaders()
 	d.sealing(s)
 	s.Seal()
 	require.NoError(d.t, s.Broken)
@@ -160,11 +159,11 @@ func (d *driver) commit(s *drivenShard) {
 
 // keepUp does what is due in a shard, in as many groups as that takes.
 func (d *driver) keepUp(s *drivenShard) (groups int) {
-	for !s.under && (s.isDueAt(d.Instant) || s.WantsRefill()) {
+	for !s.under && (s.isDueAt(d.Instant) || s.wantsRefill()) {
 		groups++
 		require.Less(d.t, groups, 1000, "upkeep does not end")
 		d.begin(s)
-		_, steps := s.KeepUp(d.passed, 0)
+		steps := s.KeepUp(d.passed, 0)
 		require.NoError(d.t, s.Broken)
 		d.kept(s, steps)
 		d.commit(s)
@@ -175,7 +174,7 @@ func (d *driver) keepUp(s *drivenShard) (groups int) {
 func (s *drivenShard) isDueAt(at Instant) bool {
 	s.Instant = at
 	s.Reap = at.Now
-	return s.UpkeepIsDue()
+	return s.upkeepIsDue()
 }
 
 // take lets a shard take what is under way to it. took hears how many messages of whom.
@@ -207,7 +206,7 @@ func (d *driver) confirm(s *drivenShard) {
 // lose loses what is under way from a shard, or the answers.
 func (d *driver) lose(s *drivenShard) {
 	for _, p := range s.mail {
-		s.Unconfirmed(p.To)
+		s.Confirmed(p.To, p.First, 0)
 	}
 	s.mail = nil
 }

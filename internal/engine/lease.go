@@ -218,10 +218,10 @@ func (s *State) keepLeases() {
 	}
 }
 
-func (s *State) keepLeasesIsDue() bool { return s.LeasesEnd(s.Reap) || s.leaseClockIsDue() }
+func (s *State) keepLeasesIsDue() bool { return s.leasesEnd(s.Reap) || s.leaseClockIsDue() }
 
-// LeasesEnd reports whether leases may have a deadline that is not after a time.
-func (s *State) LeasesEnd(at uint64) bool {
+// leasesEnd reports whether leases may have a deadline that is not after a time.
+func (s *State) leasesEnd(at uint64) bool {
 	next, ok := s.leases.wheel.Next()
 	return ok && uint64(next) <= at
 }

@@ -296,7 +296,7 @@ func (m *model) group(shard int) *drivenShard {
 	if !s.under {
 		m.begin(s)
 		if s.isDueAt(m.Instant) {
-			_, steps := s.KeepUp(m.passed, 0)
+			steps := s.KeepUp(m.passed, 0)
 			m.checkSteps(s, steps)
 		}
 	}
@@ -344,7 +344,7 @@ func (m *model) deliver() {
 		busy = false
 		for _, n := range m.rng.Perm(len(m.shards)) {
 			s := m.shards[n]
-			if s.isDueAt(m.Instant) || s.WantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
+			if s.isDueAt(m.Instant) || s.wantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
 				m.group(n)
 			}
 			if sw := s.Effects.Sweep; sw != nil && m.rng.IntN(2) == 0 {

@@ -206,7 +206,7 @@ func (m *model) compareCounts() {
 			want[t.Queue] = c
 		}
 		got := make(map[string]keys.Counts)
-		var p Place
+		var p CountsCursor
 		for more := true; more; {
 			var some []QueueCounts
 			some, more = s.Counts(&p, 2, nil)

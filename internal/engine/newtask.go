@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"slices"
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -70,27 +69,6 @@ func (t *NewTask) Valid(rec *record.Record, n int) bool {
 		}
 	}
 	return t.Key.Priority <= maxPriority
-}
-
-// IsScattered reports whether a shard would have to send the task to another one, which does not
-// know the tasks of the batch for which it waits: verbs refuse it.
-func (t *NewTask) IsScattered(shard, shards int) bool {
-	home, bound := t.Home(shards)
-	return bound && home != shard && t.RefersToSiblings()
-}
-
-// RefersToSiblings reports whether the task waits for others of its batch.
-func (t *NewTask) RefersToSiblings() bool {
-	return t.Tied != nil && slices.ContainsFunc(t.Tied.Parents, func(p [record.IDLen]byte) bool { _, ok := keys.NthOf(p); return ok })
-}
-
-// UniqueKey returns the idempotency key of a task that was just encoded.
-func (t *NewTask) UniqueKey() string {
-	rec, err := record.Decode(t.Rec)
-	if err != nil {
-		panic("codeq: a record that was just encoded: " + err.Error())
-	}
-	return rec.UniqueKey
 }
 
 // Encode sets all but the Key of a new task by its record, which it encodes into buf.

@@ -163,7 +163,7 @@ func (s *State) sendOut() {
 		if s.out.sending[to] || s.out.waiting[to] == 0 {
 			continue
 		}
-		s.Budget.begun = false // each receiver gets a message, whatever the others use up
+		s.budget.begun = false // each receiver gets a message, whatever the others use up
 		p := Outgoing{To: to}
 		lower := keys.AppendOutbound(nil, uint32(to), s.out.first[to])
 		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
@@ -202,7 +202,8 @@ func (s *State) sendOut() {
 
 func (s *State) sendIsDue() bool { return s.out.due }
 
-// Confirmed deletes messages that their receiver has taken.
+// Confirmed deletes the first n messages of those being sent, which their receiver has taken; the
+// others are sent again.
 func (s *State) Confirmed(to int, first uint64, n int) {
 	for seq := first; seq < first+uint64(n); seq++ {
 		s.Group.delete(keys.AppendOutbound(nil, uint32(to), seq))
@@ -212,9 +213,6 @@ func (s *State) Confirmed(to int, first uint64, n int) {
 	s.out.sending[to] = false
 	s.out.due = s.out.due || s.out.waiting[to] > 0
 }
-
-// Unconfirmed says that messages being sent may not have been taken: they are sent again.
-func (s *State) Unconfirmed(to int) { s.out.sending[to], s.out.due = false, true }
 
 // TakeMessages does what messages of a shard say; first is the number of the first one. It returns
 // how many it has taken: fewer than all if the latest state of what the next one concerns is not on

@@ -54,9 +54,9 @@ func (r *rangeReader) waiter(s *State) (w waiter, err error) {
 	return waiter{id, bytes.Clone(v)}, store.Error(err)
 }
 
-// CloseReaders closes the readers of ranges as they were before the group. Write-back caches close
+// closeReaders closes the readers of ranges as they were before the group. Write-back caches close
 // theirs when they are sealed.
-func (s *State) CloseReaders() {
+func (s *State) closeReaders() {
 	s.blocked.close(s)
 	s.children.close(s)
 	s.dead.close(s)

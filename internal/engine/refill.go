@@ -93,8 +93,12 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 }
 
 // Refill brings the next tasks of the rings that ask for it into memory, as far as one pass goes.
+// It returns false if none asks.
 // REQUIRES: the group is empty, so that disk has every task.
-func (s *State) Refill() {
+func (s *State) Refill() bool {
+	if !s.wantsRefill() {
+		return false
+	}
 	f := &s.refiller
 	if f.most == 0 {
 		f.most = ringReach
@@ -137,6 +141,7 @@ func (s *State) Refill() {
 	}
 	clear(f.wants)
 	f.wants, f.rest = rest, f.wants[:0]
+	return true
 }
 
 // plan adds at most so many lanes of a ring to those that the pass reads: first those ahead that

@@ -186,7 +186,7 @@ func TestRefillIsBounded(t *testing.T) {
 	refills := 0
 	for _, queue := range []string{"large", "small", "large", "small"} {
 		for range 20 {
-			for r.WantsRefill() {
+			for r.wantsRefill() {
 				before := r.reading
 				r.begin(r.drivenShard)
 				refills++

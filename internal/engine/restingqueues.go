@@ -46,8 +46,8 @@ func (s *State) forgetQueues() {
 	s.resting = s.resting[:0]
 }
 
-// HasDoubts reports whether doubtful queues can be checked now.
-func (s *State) HasDoubts() bool { return s.doubtful.Len() > 0 && !s.wakeups.onDisk }
+// hasDoubts reports whether doubtful queues can be checked now.
+func (s *State) hasDoubts() bool { return s.doubtful.Len() > 0 && !s.wakeups.onDisk }
 
 // isUnknown reports whether the rules need nothing that memory has of a queue.
 func (s *State) isUnknown(q *Queue) bool {

@@ -171,14 +171,6 @@ func (s *Settings) weight(tenant string) int {
 	return max(1, s.TenantWeights[tenant])
 }
 
-// SettingsOf returns the stored settings of a queue; nil: there are none.
-func (s *State) SettingsOf(queue string) []byte {
-	if q := s.Queues[queue]; q != nil {
-		return q.Value
-	}
-	return nil
-}
-
 // Configure adopts settings of a queue, and sends them to the other shards, if their version
 // follows the current one; late: other settings were faster.
 func (s *State) Configure(queue string, value []byte) (late bool, err error) {

@@ -77,12 +77,13 @@ type State struct {
 	Placement  string  // the node that is to lead, by hand; "": any; in a cluster only
 	Wanted     KindSet // what Effects should contain of what happens
 
-	Group   commitGroup
-	Effects Effects
-	Budget  Budget // of what is being done
-	steps   []StepDone
-	reading reading
-	walked  uint64 // keys that walk has stepped over, including deleted ones
+	Group        commitGroup
+	Effects      Effects
+	budget       budget // of what is being done
+	steps        []StepDone
+	upkeepBudget budget // of KeepUp, and of the shares that follow it
+	reading      reading
+	walked       uint64 // keys that walk has stepped over, including deleted ones
 
 	scratch, value []byte // for a key and a value before they are copied into the group
 }
@@ -189,6 +190,7 @@ func (s *State) free(q *Queue) {
 
 // Seal adds to the group what was collected beside it. Nothing is decided any more until Tidy.
 func (s *State) Seal() {
+	s.closeReaders()
 	for _, m := range s.caches() {
 		m.seal(&s.Group)
 	}
@@ -211,7 +213,7 @@ func (s *State) Tidy() {
 
 // Close closes all readers.
 func (s *State) Close() {
-	s.CloseReaders()
+	s.closeReaders()
 	for _, m := range s.caches() {
 		m.close()
 	}
@@ -233,5 +235,5 @@ func (s *State) BeginGroup() { s.windows.next(s.Now) }
 // GroupNumber counts the groups; it wraps around.
 func (s *State) GroupNumber() uint32 { return s.windows.pass }
 
-// WantsRefill reports whether Refill should read ready tasks into memory before the next group.
-func (s *State) WantsRefill() bool { return len(s.refiller.wants) > 0 }
+// wantsRefill reports whether Refill should read ready tasks into memory before the next group.
+func (s *State) wantsRefill() bool { return len(s.refiller.wants) > 0 }

@@ -468,9 +468,9 @@ func (w *world) effects(args, []string) {
 // next prints for what the owner wakes up.
 func (w *world) next(args, []string) {
 	s := w.s()
-	uptime, lease := s.NextDue()
-	if at := s.NextTime(); at != Never {
-		w.printf("next at %s by the wall clock", clock(at))
+	uptime, lease, wall := s.NextDue()
+	if wall != Never {
+		w.printf("next at %s by the wall clock", clock(wall))
 	}
 	if lease != Never {
 		w.printf("looks at leases in %s", brief(int64(lease)-int64(w.Now)))

@@ -83,10 +83,10 @@ func (s *State) FirstReady(lane uint32) (pos window.Pos, ok bool) {
 	return pos, false
 }
 
-// Place is a position in the list of a shard's queues: first those that have a number, then those
+// CountsCursor is a position in the list of a shard's queues: first those that have a number, then those
 // that have only settings. A queue that has got its number since the beginning had no tasks then,
 // or was seen under another number.
-type Place struct {
+type CountsCursor struct {
 	Unnumbered bool
 	Next       int
 	Begun      uint64 // 1 + the largest Seq of the catalogue at the beginning
@@ -97,9 +97,9 @@ type QueueCounts struct {
 	Counts keys.Counts
 }
 
-// Counts appends the counts of the queues after a place, at most so many, and advances the place.
+// Counts appends the counts of the queues after a cursor, at most so many, and advances it.
 // more says that more queues follow.
-func (s *State) Counts(p *Place, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
+func (s *State) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
 	queues := &s.numbers
 	if p.Unnumbered {
 		queues = &s.settled

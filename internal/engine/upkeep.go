@@ -61,10 +61,9 @@ var upkeeps = [...]upkeep{
 
 // KeepUp does what is due, within a budget that begins at a time. Everything that is due at the
 // same time gets an equal share of it, so that none waits for the end of another's backlog; others
-// is how many more shares there will be. It returns what is left of the budget, and the steps that
-// it has taken, which are valid until the next call.
-func (s *State) KeepUp(at time.Duration, others int) (left Budget, steps []StepDone) {
-	left = s.NewBudget(UpkeepBudget, at)
+// is how many more shares there will be. It returns the steps that it has taken, which are valid
+// until the next call.
+func (s *State) KeepUp(at time.Duration, others int) []StepDone {
 	shares := others
 	for i := range upkeeps {
 		if s.isDue(&upkeeps[i]) {
@@ -72,6 +71,11 @@ func (s *State) KeepUp(at time.Duration, others int) (left Budget, steps []StepD
 		}
 	}
 	s.steps = s.steps[:0]
+	if shares == 0 {
+		return s.steps
+	}
+	s.BeginBudget(UpkeepBudget, at)
+	s.upkeepBudget = s.budget
 	for i := range upkeeps {
 		u := &upkeeps[i]
 		if s.Broken != nil {
@@ -80,20 +84,27 @@ func (s *State) KeepUp(at time.Duration, others int) (left Budget, steps []StepD
 		if !s.isDue(u) {
 			continue
 		}
-		s.Budget = s.Part(left, max(shares, 1), at)
+		s.BeginShare(max(shares, 1), at)
 		u.do(s)
 		at = s.config.Elapsed()
 		records, bytes := s.Work()
 		s.steps = append(s.steps, StepDone{u.step, at, records, bytes})
 		shares--
 	}
-	return left, s.steps
+	return s.steps
 }
 
 func (s *State) isDue(u *upkeep) bool { return s.HasRoom(u.room) && u.due(s) }
 
-// UpkeepIsDue reports whether there is upkeep to do.
-func (s *State) UpkeepIsDue() bool {
+// HasWork reports whether there is something to do that nobody asks for: upkeep, tasks to be read
+// into memory, or queues that may leave it; or whether a lease may have expired, once the owner has
+// decided what came before that.
+func (s *State) HasWork() bool {
+	return s.wantsRefill() || s.upkeepIsDue() || s.hasDoubts() || s.leasesEnd(s.Now) && s.HasRoom(RoomScarce)
+}
+
+// upkeepIsDue reports whether there is upkeep to do.
+func (s *State) upkeepIsDue() bool {
 	for i := range upkeeps {
 		if s.isDue(&upkeeps[i]) {
 			return true
@@ -102,33 +113,24 @@ func (s *State) UpkeepIsDue() bool {
 	return false
 }
 
-// NextTime returns when something is due by the wall clock, ms; Never: nothing is.
-func (s *State) NextTime() uint64 {
-	at := uint64(Never)
+// NextDue returns when something is due by Uptime, by Now (the deadline of a lease, or that the
+// clock of leases is stored), and by Wall; Never: nothing is.
+func (s *State) NextDue() (uptime, now, wall uint64) {
+	uptime, now, wall = Never, Never, Never
 	if s.HasRoom(RoomNone) {
-		at = s.nextDeletion()
+		uptime, wall = s.trimAt(), s.nextDeletion()
 	}
-	if s.HasRoom(RoomLow) {
-		at = min(at, s.nextDue.at)
-	}
-	if s.HasRoom(Roomy) {
-		at = min(at, s.recurring.next())
-	}
-	return at
-}
-
-// NextDue returns when something is due by Uptime, and when by Now: the deadline of a lease, or
-// that the clock of leases is stored.
-func (s *State) NextDue() (uptime, now uint64) {
-	uptime, now = Never, Never
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
 		now = uint64(at)
 		if s.config.Replicated {
 			now = min(now, s.clock.stored+leaseClockEvery-s.clock.ahead)
 		}
 	}
-	if s.HasRoom(RoomNone) {
-		uptime = s.trimAt()
+	if s.HasRoom(RoomLow) {
+		wall = min(wall, s.nextDue.at)
 	}
-	return uptime, now
+	if s.HasRoom(Roomy) {
+		wall = min(wall, s.recurring.next())
+	}
+	return uptime, now, wall
 }

@@ -113,7 +113,7 @@ func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 		r.doubtful.Append(q)
 	}
 	groups := 0
-	for r.end(); r.HasDoubts(); r.end() {
+	for r.end(); r.hasDoubts(); r.end() {
 		groups++
 		r.begin(r.drivenShard)
 	}

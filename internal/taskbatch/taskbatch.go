@@ -60,9 +60,14 @@ func Split(tasks []engine.NewTask, shards int) []Part {
 	return parts
 }
 
+// refersToSiblings reports whether a task waits for others of its batch.
+func refersToSiblings(t *engine.NewTask) bool {
+	return t.Tied != nil && slices.ContainsFunc(t.Tied.Parents, func(p [record.IDLen]byte) bool { _, ok := keys.NthOf(p); return ok })
+}
+
 // HasSiblings reports whether a task waits for another one of the batch.
 func HasSiblings(tasks []engine.NewTask) bool {
-	return slices.ContainsFunc(tasks, func(t engine.NewTask) bool { return t.RefersToSiblings() })
+	return slices.ContainsFunc(tasks, func(t engine.NewTask) bool { return refersToSiblings(&t) })
 }
 
 // IsScattered reports whether tasks that are given to one shard wait for each other, and some of
@@ -72,6 +77,24 @@ func IsScattered(tasks []engine.NewTask, shard, shards int) bool {
 		home, bound := t.Home(shards)
 		return bound && home != shard
 	})
+}
+
+// HasStray reports whether a shard would have to send one of the tasks to another one, which does
+// not know the tasks of the batch for which it waits.
+func HasStray(tasks []engine.NewTask, shard, shards int) bool {
+	return slices.ContainsFunc(tasks, func(t engine.NewTask) bool {
+		home, bound := t.Home(shards)
+		return bound && home != shard && refersToSiblings(&t)
+	})
+}
+
+// UniqueKey returns the idempotency key of a task that was just encoded.
+func UniqueKey(t *engine.NewTask) string {
+	rec, err := record.Decode(t.Rec)
+	if err != nil {
+		panic("codeq: a record that was just encoded: " + err.Error())
+	}
+	return rec.UniqueKey
 }
 
 // MarkParents sets Parent in the records of tasks for which others of the batch wait, directly or
