@@ -29,8 +29,8 @@ type commitGroup struct {
 	lane      uint32 // of the last one in tasks
 	scattered bool   // tasks are of several lanes
 
-	groupView
-	checked int // how many of tasks have been looked at: their removals are in the view
+	uncommitted
+	checked int // how many of tasks have been looked at: their removals are among the uncommitted
 }
 
 type TaskKey struct {
@@ -225,7 +225,7 @@ func (g *commitGroup) Clear() {
 	clear(g.tasks)
 	g.tasks, g.taskBytes, g.granted = g.tasks[:0], 0, g.granted[:0]
 	g.finished, g.Touched, g.buckets = g.finished[:0], g.Touched[:0], g.buckets[:0]
-	g.groupView.clear()
+	g.uncommitted.clear()
 	g.checked, g.scattered, g.Ranged, g.Trimmed = 0, false, false, false
 	g.Batch.Reset()
 }

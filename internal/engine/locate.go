@@ -31,7 +31,7 @@ func (at *located) waiting() bool {
 	return at.state == Ready || at.state == Scheduled || at.state == Blocked
 }
 
-// isBehind reports whether neither disk nor the view shows the latest state of a task and its
+// isBehind reports whether neither disk nor the group shows the latest state of a task and its
 // children: an operation on the task is then resolved again in the next group.
 func (s *State) isBehind(id keys.ID) bool {
 	// below RoomLow nobody tells the children, and the operation would wait in vain

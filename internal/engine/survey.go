@@ -83,9 +83,9 @@ func (s *State) FirstReady(lane uint32) (pos window.Pos, ok bool) {
 	return pos, false
 }
 
-// CountsCursor is a position in the list of a shard's queues: first those that have a number, then those
-// that have only settings. A queue that has got its number since the beginning had no tasks then,
-// or was seen under another number.
+// CountsCursor is a position in the list of a shard's queues: first those that have a number, then
+// those that have only settings. A queue that has got its number since the beginning had no tasks
+// then, or was seen under another number.
 type CountsCursor struct {
 	Unnumbered bool
 	Next       int
