@@ -21,7 +21,7 @@ type Permits struct {
 	reports uint64   // to allocators
 }
 
-// Mail carries what shards and allocators say. Its methods do not wait.
+// Mail carries messages between shards and allocators. Its methods do not wait.
 type Mail interface {
 	// Epoch is the epoch of the shard's leader.
 	Epoch() uint64
@@ -102,7 +102,7 @@ func (t *Permits) hold(q *Queue) {
 	limits, p := limitsOf(q.Settings), q.permits()
 	if !limits.Any() {
 		if p != nil {
-			p.hangUp()
+			p.cancelCall()
 			p.answerAsking()
 			t.claims.SetGateway(q, nil)
 		}
@@ -113,7 +113,7 @@ func (t *Permits) hold(q *Queue) {
 			Holder: permits.NewHolder(t.mail.Epoch(), &t.reports, limits), permits: t, queue: q,
 		})
 	} else {
-		p.hangUp()
+		p.cancelCall()
 		p.Set(limits)
 	}
 	t.markDirty(q)
@@ -136,7 +136,8 @@ func (t *Permits) OpenGates() {
 	}
 }
 
-// Flush tells the allocator, and as the allocator asks the other shards, what there is to.
+// Flush sends reports to the allocators, and, for the queues of which the shard is the allocator,
+// questions to the other shards.
 // REQUIRES: all that was decided has persisted.
 func (t *Permits) Flush() {
 	if len(t.dirty) == 0 {
@@ -162,7 +163,7 @@ func (t *Permits) Close(reason error) {
 			continue
 		}
 		if p := q.permits(); p != nil {
-			p.hangUp()
+			p.cancelCall()
 			for _, c := range p.asking {
 				t.mail.RefuseClaim(c, reason)
 			}
@@ -204,7 +205,7 @@ func (t *Permits) ReportNow(q *engine.Queue) permits.Report {
 		t.reports++
 		return permits.Report{Epoch: t.mail.Epoch(), Seq: t.reports, Held: leased}
 	}
-	p.hangUp()
+	p.cancelCall()
 	t.markDirty(c)
 	return p.Holder.ReportNow(leased, t.claims.rules.Now)
 }
@@ -271,12 +272,12 @@ func (p *PermitGate) report() {
 	if !send {
 		return
 	}
-	p.hangUp()
+	p.cancelCall()
 	p.drop, p.covered = t.mail.Report(p, q.Name, &r), len(p.asking)
 }
 
-// hangUp ends the call whose answer would be outdated.
-func (p *PermitGate) hangUp() {
+// cancelCall cancels the call under way, whose answer would be outdated.
+func (p *PermitGate) cancelCall() {
 	if p.drop != nil {
 		p.drop()
 		p.drop, p.covered = nil, 0
@@ -315,7 +316,7 @@ func (p *PermitGate) Answered(r *permits.Request, a permits.Answer, err error) {
 	}
 	asked := slices.Clone(p.asking[:p.covered])
 	p.asking = slices.Delete(p.asking, 0, p.covered)
-	p.hangUp()
+	p.cancelCall()
 	t.markDirty(q)
 	if err == nil {
 		t.claims.Open(q) // before those who asked look at the sets that have it

@@ -14,7 +14,7 @@ import (
 	"codeq/internal/numset"
 )
 
-// catalogue has the numbers of a shard's lanes and queues. A lane is in memory while it has ready
+// catalogue holds the numbers of a shard's lanes and queues. A lane is in memory while it has ready
 // or leased tasks, a queue while it has tasks in any state, settings, or waiting claims; some
 // thousands of others stay that were used last. A lane that comes back gets another number, which
 // costs no read: what is stored under the old one (a task that waits, the ID of one that is kept)

@@ -24,19 +24,19 @@ import (
 //   - and the time beyond leaseClockEvery for which nobody led the shard.
 //
 // Invariant: no lease is granted or extended by a clock that is behind that of a possible next
-// leader. For the clock of a leader that knows less than others, or has stood still, is stored in
+// leader: the clock of a leader that knows less than others, or that has stood still, is stored in
 // the same group.
 
 const (
 	// leaseClockEvery is how far the clock of leases goes until it is stored again, ms.
 	leaseClockEvery = 5000
 	// leaseGrace is how long a lease lasts after a change of the leader at least, ms: its holder
-	// may have waited for a leader with what it has to say.
+	// may have waited for a leader in order to extend or end it.
 	leaseGrace = 1000
 )
 
-// leaseClock holds the clock of leases as what it differs by from Now: the difference is that of
-// unsigned numbers and may wrap around.
+// leaseClock holds the clock of leases as its difference from Now, an unsigned number that may wrap
+// around.
 type leaseClock struct {
 	ahead  uint64 // of Now, ms
 	stored uint64 // what the store has, or will have when the group has persisted

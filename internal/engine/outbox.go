@@ -21,7 +21,7 @@ import (
 //
 // The number of the last message to each receiver is stored by itself, since the message will be
 // deleted. The numbers of the messages that wait for a receiver have a gap if a power loss took the
-// last of them, but not what they did to the receiver.
+// last of them from the sender, and the receiver had taken these.
 type outbox struct {
 	next    []uint64 // by receiver, the number of the next message
 	stored  []uint64 // by receiver, the number of the last message, as stored

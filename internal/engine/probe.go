@@ -41,7 +41,7 @@ func usageOf[K comparable, V any](m *writeBackCache[K, V]) CacheUsage {
 	return CacheUsage{len(m.held), m.whole, m.all, m.tooMany, m.prints.Len(), m.most()}
 }
 
-// Usage returns what memory has.
+// Usage returns what memory holds, and what has been done.
 func (p Probe) Usage() Usage {
 	s := p.s
 	return Usage{
