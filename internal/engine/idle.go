@@ -8,8 +8,8 @@ type Idleness struct {
 	busy    *Queue // one of the named queues that was not idle; nil: none
 }
 
-// Idle answers it. While the queue that was busy the last time still is, the cost does not depend on
-// how many queues are named.
+// Idle answers it. While the queue that was busy the last time still is, the cost does not depend
+// on how many queues are named.
 func (s *State) Idle(i *Idleness) bool {
 	// tasks may be on their way to other shards
 	if s.out.busy() || i.busy != nil && i.busy.isBusy() {

@@ -7,9 +7,9 @@ import (
 	"codeq/internal/record"
 )
 
-// Tasks that have ended and are kept lie in buckets. A bucket holds the tasks of a queue that expire
-// at the same time: one range deletion removes them, however many they are. Its size is stored
-// separately, so that the counts of the queue stay exact.
+// Tasks that have ended and are kept lie in buckets. A bucket holds the tasks of a queue that
+// expire at the same time: one range deletion removes them, however many they are. Its size is
+// stored separately, so that the counts of the queue stay exact.
 
 // bucketKey names a bucket of a queue.
 type bucketKey struct {
