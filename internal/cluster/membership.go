@@ -109,7 +109,7 @@ func (n *Node) giveVotes(ctx context.Context, p Peer) error {
 }
 
 func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
-	var behind error // the last time
+	var behind error // the last time, before the end of ctx
 	waits := n.newWait()
 	err := n.poll(ctx, func() (bool, error) {
 		err := n.countBehind(ctx, shard, p)
@@ -121,6 +121,9 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 		}
 		if gone := n.c.Leaders.Change(ctx, shard, CheckMember, p); errors.Is(gone, base.ErrNotMember) {
 			return true, gone // it was removed, and gets no further
+		}
+		if ctx.Err() != nil && behind != nil {
+			return false, nil // the end of ctx may be all that err says
 		}
 		behind = err
 		waits.note("node does not vote yet", behind, "member", p.Node, "shard", shard)
