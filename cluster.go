@@ -371,14 +371,16 @@ func (op *memberOp) decode(r *wire.Reader) {
 // under new names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node.
 // Nodes of the old cluster that come back are refused; if they are a majority of it, they go on
 // beside the new one, without a word to it. It can be called again if it fails, or its process
-// ends.
+// ends. opts are those of Open: [ErrShardCount] says that [Options.Shards] is neither 0 nor the
+// number of the directory, [ErrNotQueue] that there is no directory, or none of a node that was
+// part of a cluster; each before anything is written.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
 // of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
 // counts is what it has applied: of a log that does not continue that, nothing is taken.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrFailed], [ErrCorrupt],
-// and those of [Open] about the directory.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrShardCount],
+// [ErrFailed], [ErrCorrupt], and those of [Open] about the directory.
 func RecoverCluster(dir string, opts *Options) (err error) {
 	defer public(&err)
 	o, err := opts.withDefaults()
@@ -415,12 +417,9 @@ func (c *Cluster) isAlone() bool {
 
 // withNode lets do change the directory of a node that is not open.
 func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
-	d, err := manifest.Open(o.fs, dir, manifest.Want{NewShards: o.newShards(), Node: o.Cluster.Node})
+	d, err := manifest.Open(o.fs, dir, manifest.Want{Shards: o.Shards, Node: o.Cluster.Node, Exists: true})
 	if err != nil {
 		return err
-	}
-	if d.Creating {
-		return errors.Join(fmt.Errorf("%w: %s is empty", ErrNotQueue, dir), d.Close())
 	}
 	if err := d.Take(o.AcceptCopy, o.boot, o.volatile()); err != nil {
 		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
