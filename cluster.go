@@ -383,6 +383,9 @@ func (op *memberOp) decode(r *wire.Reader) {
 // [ErrFailed], [ErrCorrupt], and those of [Open] about the directory.
 func RecoverCluster(dir string, opts *Options) (err error) {
 	defer public(&err)
+	if err := checkDir("RecoverCluster dir", dir); err != nil {
+		return err
+	}
 	o, err := opts.withDefaults()
 	if err != nil {
 		return err
