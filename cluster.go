@@ -39,13 +39,13 @@ type Cluster struct {
 	// Advertise is the address that other nodes dial: a host and a port, such as
 	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
 	Advertise string
-	// Peers are the nodes with which a new cluster begins; this one may be among them or not. If
-	// they name no other node, a queue by itself, or a [Queue.Checkpoint], may be opened as the
-	// first node of a new cluster, with all that it has, and others join it. When they have been
-	// removed, and it is closed, the only node is opened without [Options.Cluster] as a queue by
-	// itself again. All nodes of a new cluster give the same, and it begins when all of them have
-	// been open at the same time. Once it has begun, the cluster itself knows its members, and
-	// Peers has no meaning.
+	// Peers are the nodes with which a new cluster begins, each with a name and an address of its
+	// own; this one may be among them or not. If they name no other node, a queue by itself, or a
+	// [Queue.Checkpoint], may be opened as the first node of a new cluster, with all that it has,
+	// and others join it. When they have been removed, and it is closed, the only node is opened
+	// without [Options.Cluster] as a queue by itself again. All nodes of a new cluster give the
+	// same, and it begins when all of them have been open at the same time. Once it has begun, the
+	// cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
 	// add it, and returns when it votes. Half of them must answer within 5 minutes, and be of one
@@ -115,7 +115,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	if err := o.checkAddress("Cluster.Advertise", o.Advertise); err != nil {
 		return nil, err
 	}
-	names := make(map[string]bool)
+	names, addresses := make(map[string]bool), make(map[string]bool)
 	for _, p := range o.Peers {
 		if p.Node == "" || len(p.Node) > maxNodeName || names[p.Node] {
 			return nil, &InvalidError{"Cluster.Peers", fmt.Sprintf("%+v", p), "nodes with a name of their own"}
@@ -123,7 +123,10 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 		if err := o.checkAddress("Cluster.Peers: address of "+p.Node, p.Address); err != nil {
 			return nil, err
 		}
-		names[p.Node] = true
+		if addresses[p.Address] {
+			return nil, &InvalidError{"Cluster.Peers: address of " + p.Node, strconv.Quote(p.Address), "an address of its own"}
+		}
+		names[p.Node], addresses[p.Address] = true, true
 	}
 	if o.Join && len(o.Peers) == 0 {
 		return nil, &InvalidError{"Cluster.Peers", "none", "nodes of the cluster that is to be joined"}
