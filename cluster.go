@@ -36,8 +36,8 @@ type Cluster struct {
 	Listen string
 	// Listener is used in place of listening on Listen. The queue closes it.
 	Listener net.Listener
-	// Advertise is the address that other nodes dial: a host and a port, such as
-	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
+	// Advertise is the address that other nodes dial: a host and a port, such as "10.0.0.1:7400",
+	// of at most 300 bytes. Default: Listen, or the address of Listener.
 	Advertise string
 	// Peers are the nodes with which a new cluster begins, each with a name and an address of its
 	// own; this one may be among them or not. If they name no other node, a queue by itself, or a
@@ -98,7 +98,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	o := *c
 	o.Peers, o.TLS = slices.Clone(o.Peers), o.TLS.Clone()
 	if o.Node == "" || len(o.Node) > maxNodeName {
-		return nil, &InvalidError{"Cluster.Node", fmt.Sprintf("%q", o.Node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+		return nil, invalidNode("Cluster.Node", o.Node)
 	}
 	if o.Listen == "" && o.Listener == nil {
 		return nil, &InvalidError{"Cluster.Listen", `""`, "an address, or a Listener"}
@@ -117,8 +117,11 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	}
 	names, addresses := make(map[string]bool), make(map[string]bool)
 	for _, p := range o.Peers {
-		if p.Node == "" || len(p.Node) > maxNodeName || names[p.Node] {
-			return nil, &InvalidError{"Cluster.Peers", fmt.Sprintf("%+v", p), "nodes with a name of their own"}
+		if p.Node == "" || len(p.Node) > maxNodeName {
+			return nil, invalidNode("Cluster.Peers: node", p.Node)
+		}
+		if names[p.Node] {
+			return nil, &InvalidError{"Cluster.Peers", strconv.Quote(p.Node), "nodes with a name of their own"}
 		}
 		if err := o.checkAddress("Cluster.Peers: address of "+p.Node, p.Address); err != nil {
 			return nil, err
@@ -154,9 +157,21 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 // checkAddress refuses what cannot be dialed by TCP, unless another dialer is given.
 func (c *Cluster) checkAddress(field, address string) error {
 	if err := cluster.CheckAddress(address); c.dial == nil && err != nil || address == "" {
-		return &InvalidError{field, strconv.Quote(address), "host:port, which other nodes can dial"}
+		return &InvalidError{field, shortly(address), "host:port, which other nodes can dial"}
 	}
 	return nil
+}
+
+func invalidNode(field, name string) error {
+	return &InvalidError{field, shortly(name), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+}
+
+// shortly is a name or an address in an error: quoted, or its length if it is longer than they are.
+func shortly(s string) string {
+	if len(s) > maxAddress {
+		return bytesOf(len(s))
+	}
+	return strconv.Quote(s)
 }
 
 // checkFounder refuses another address of this node in Peers than the one that it advertises.
@@ -171,6 +186,7 @@ func (c *Cluster) checkFounder() error {
 
 const (
 	maxNodeName = cluster.MaxNodeName
+	maxAddress  = cluster.MaxAddress
 	minTimeout  = 20 * time.Millisecond
 	maxTimeout  = time.Hour
 )
@@ -309,7 +325,7 @@ func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
 	}
 	for _, node := range nodes {
 		if node == "" || len(node) > maxNodeName {
-			return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+			return invalidNode("node", node)
 		}
 	}
 	return nil
