@@ -269,6 +269,8 @@ func TestClusterOptions(t *testing.T) {
 	}
 	_, err := Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x:1", Join: true}})
 	require.ErrorIs(t, err, ErrInvalid)
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x:1", Peers: []Peer{{"a", "x:1"}, {"b", "y:1"}, {"c", "y:1"}}}})
+	require.EqualError(t, err, `codeq: invalid Cluster.Peers: address of c: "y:1" (allowed: an address of its own)`)
 	require.NoDirExists(t, dir)
 
 	o, err := (&Options{Cluster: &Cluster{Node: "a", Listen: "x:1"}}).withDefaults()

@@ -42,12 +42,12 @@ import (
 // at the most. When a leader is lost meanwhile, Checkpoint begins again, twice at the most. The
 // copy is a queue without [Options.Cluster].
 //
-// Checkpoint returns an error that matches [ErrInvalid] if dir is within the queue or on another
-// file system, fs.ErrExist if it is not empty, [ErrLocked] if another call or process is about to
-// make a queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if there is no room for
-// the copy, [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before all shards
-// have stopped, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stop for long
-// enough. Checkpoint is safe for concurrent use; calls follow each other.
+// Checkpoint returns an error that matches [ErrInvalid] if dir is "", within the queue or on
+// another file system, fs.ErrExist if it is not empty, [ErrLocked] if another call or process is
+// about to make a queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if there is no
+// room for the copy, [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before
+// all shards have stopped, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stop
+// for long enough. Checkpoint is safe for concurrent use; calls follow each other.
 //
 // Errors: [ErrInvalid], [io/fs.ErrExist], [ErrLocked], [ErrDiskFull], [ErrCorrupt], [ErrFailed],
 // [ErrNotLeader], [ErrUncertain], [ErrClosed], that of ctx if it ends before all shards have
@@ -109,12 +109,15 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 
 // beginCopy makes the directory of a copy.
 func (q *Queue) beginCopy(dir string) (*checkpoint.Copy, error) {
+	if err := checkDir("Checkpoint dir", dir); err != nil {
+		return nil, err
+	}
 	path, err := checkpoint.Place(q.opts.fs, dir)
 	if err != nil {
 		return nil, err
 	}
 	rel, err := filepath.Rel(q.dir.Path, path)
-	if dir == "" || err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+	if err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
 		return nil, &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.Path}
 	}
 	c, err := checkpoint.Begin(q.opts.fs, path, q.dir.Path, len(q.replicas))

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -200,7 +199,7 @@ func (r *ClaimRequest) checkWeights() error {
 	}
 	for queue, w := range r.Weights {
 		if !named(queue) {
-			return &InvalidError{"ClaimRequest.Weights", strconv.Quote(queue), "one of Queues"}
+			return &InvalidError{"ClaimRequest.Weights", shortly(queue), "one of Queues"}
 		}
 		if !dispatch.IsWeight(w) {
 			return &InvalidError{"ClaimRequest.Weights of " + queue, w, weightBounds}

@@ -36,16 +36,16 @@ type Cluster struct {
 	Listen string
 	// Listener is used in place of listening on Listen. The queue closes it.
 	Listener net.Listener
-	// Advertise is the address that other nodes dial: a host and a port, such as
-	// "10.0.0.1:7400". Default: Listen, or the address of Listener.
+	// Advertise is the address that other nodes dial: a host and a port, such as "10.0.0.1:7400",
+	// of at most 300 bytes. Default: Listen, or the address of Listener.
 	Advertise string
-	// Peers are the nodes with which a new cluster begins; this one may be among them or not. If
-	// they name no other node, a queue by itself, or a [Queue.Checkpoint], may be opened as the
-	// first node of a new cluster, with all that it has, and others join it. When they have been
-	// removed, and it is closed, the only node is opened without [Options.Cluster] as a queue by
-	// itself again. All nodes of a new cluster give the same, and it begins when all of them have
-	// been open at the same time. Once it has begun, the cluster itself knows its members, and
-	// Peers has no meaning.
+	// Peers are the nodes with which a new cluster begins, each with a name and an address of its
+	// own; this one may be among them or not. If they name no other node, a queue by itself, or a
+	// [Queue.Checkpoint], may be opened as the first node of a new cluster, with all that it has,
+	// and others join it. When they have been removed, and it is closed, the only node is opened
+	// without [Options.Cluster] as a queue by itself again. All nodes of a new cluster give the
+	// same, and it begins when all of them have been open at the same time. Once it has begun, the
+	// cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
 	// add it, and returns when it votes. Half of them must answer within 5 minutes, and be of one
@@ -98,7 +98,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	o := *c
 	o.Peers, o.TLS = slices.Clone(o.Peers), o.TLS.Clone()
 	if o.Node == "" || len(o.Node) > maxNodeName {
-		return nil, &InvalidError{"Cluster.Node", fmt.Sprintf("%q", o.Node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+		return nil, invalidNode("Cluster.Node", o.Node)
 	}
 	if o.Listen == "" && o.Listener == nil {
 		return nil, &InvalidError{"Cluster.Listen", `""`, "an address, or a Listener"}
@@ -115,15 +115,21 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	if err := o.checkAddress("Cluster.Advertise", o.Advertise); err != nil {
 		return nil, err
 	}
-	names := make(map[string]bool)
+	names, addresses := make(map[string]bool), make(map[string]bool)
 	for _, p := range o.Peers {
-		if p.Node == "" || len(p.Node) > maxNodeName || names[p.Node] {
-			return nil, &InvalidError{"Cluster.Peers", fmt.Sprintf("%+v", p), "nodes with a name of their own"}
+		if p.Node == "" || len(p.Node) > maxNodeName {
+			return nil, invalidNode("Cluster.Peers: node", p.Node)
+		}
+		if names[p.Node] {
+			return nil, &InvalidError{"Cluster.Peers", strconv.Quote(p.Node), "nodes with a name of their own"}
 		}
 		if err := o.checkAddress("Cluster.Peers: address of "+p.Node, p.Address); err != nil {
 			return nil, err
 		}
-		names[p.Node] = true
+		if addresses[p.Address] {
+			return nil, &InvalidError{"Cluster.Peers: address of " + p.Node, strconv.Quote(p.Address), "an address of its own"}
+		}
+		names[p.Node], addresses[p.Address] = true, true
 	}
 	if o.Join && len(o.Peers) == 0 {
 		return nil, &InvalidError{"Cluster.Peers", "none", "nodes of the cluster that is to be joined"}
@@ -151,9 +157,21 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 // checkAddress refuses what cannot be dialed by TCP, unless another dialer is given.
 func (c *Cluster) checkAddress(field, address string) error {
 	if err := cluster.CheckAddress(address); c.dial == nil && err != nil || address == "" {
-		return &InvalidError{field, strconv.Quote(address), "host:port, which other nodes can dial"}
+		return &InvalidError{field, shortly(address), "host:port, which other nodes can dial"}
 	}
 	return nil
+}
+
+func invalidNode(field, name string) error {
+	return &InvalidError{field, shortly(name), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+}
+
+// shortly is a name or an address in an error: quoted, or its length if it is longer than they are.
+func shortly(s string) string {
+	if len(s) > maxAddress {
+		return bytesOf(len(s))
+	}
+	return strconv.Quote(s)
 }
 
 // checkFounder refuses another address of this node in Peers than the one that it advertises.
@@ -168,6 +186,7 @@ func (c *Cluster) checkFounder() error {
 
 const (
 	maxNodeName = cluster.MaxNodeName
+	maxAddress  = cluster.MaxAddress
 	minTimeout  = 20 * time.Millisecond
 	maxTimeout  = time.Hour
 )
@@ -306,7 +325,7 @@ func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
 	}
 	for _, node := range nodes {
 		if node == "" || len(node) > maxNodeName {
-			return &InvalidError{"node", fmt.Sprintf("%q", node), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+			return invalidNode("node", node)
 		}
 	}
 	return nil
@@ -371,16 +390,21 @@ func (op *memberOp) decode(r *wire.Reader) {
 // under new names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node.
 // Nodes of the old cluster that come back are refused; if they are a majority of it, they go on
 // beside the new one, without a word to it. It can be called again if it fails, or its process
-// ends.
+// ends. opts are those of Open: [ErrShardCount] says that [Options.Shards] is neither 0 nor the
+// number of the directory, [ErrNotQueue] that there is no directory, or none of a node that was
+// part of a cluster; each before anything is written.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
 // of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
 // counts is what it has applied: of a log that does not continue that, nothing is taken.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrFailed], [ErrCorrupt],
-// and those of [Open] about the directory.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrShardCount],
+// [ErrFailed], [ErrCorrupt], and those of [Open] about the directory.
 func RecoverCluster(dir string, opts *Options) (err error) {
 	defer public(&err)
+	if err := checkDir("RecoverCluster dir", dir); err != nil {
+		return err
+	}
 	o, err := opts.withDefaults()
 	if err != nil {
 		return err
@@ -415,12 +439,9 @@ func (c *Cluster) isAlone() bool {
 
 // withNode lets do change the directory of a node that is not open.
 func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
-	d, err := manifest.Open(o.fs, dir, manifest.Want{NewShards: o.newShards(), Node: o.Cluster.Node})
+	d, err := manifest.Open(o.fs, dir, manifest.Want{Shards: o.Shards, Node: o.Cluster.Node, Exists: true})
 	if err != nil {
 		return err
-	}
-	if d.Creating {
-		return errors.Join(fmt.Errorf("%w: %s is empty", ErrNotQueue, dir), d.Close())
 	}
 	if err := d.Take(o.AcceptCopy, o.boot, o.volatile()); err != nil {
 		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())

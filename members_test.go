@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -121,6 +122,8 @@ func TestRecoverCluster(t *testing.T) {
 	opts.Cluster.Peers = peersOf(qs)
 	require.ErrorIs(t, RecoverCluster(dir, opts), ErrInvalid)
 	opts.Cluster.Peers = nil
+	requireNotRecovered(t, dir, opts)
+	opts.Shards = len(qs[0].replicas)
 	require.NoError(t, RecoverCluster(dir, opts))
 	q, err := Open(dir, opts)
 	require.NoError(t, err)
@@ -132,4 +135,34 @@ func TestRecoverCluster(t *testing.T) {
 	}
 	_, err = q.Produce(ctx, Task{Queue: "a"})
 	require.NoError(t, err)
+}
+
+// requireNotRecovered requires that what is not the directory of a node, or not of so many shards,
+// is refused as it is.
+func requireNotRecovered(t *testing.T, dir string, opts *Options) {
+	t.Helper()
+	root := t.TempDir()
+	empty, founding := filepath.Join(root, "empty"), filepath.Join(root, "founding")
+	require.NoError(t, os.Mkdir(empty, 0o755))
+	alone := *opts.Cluster
+	alone.Listener, alone.Listen, alone.Advertise = nil, "127.0.0.1:0", "127.0.0.1:1"
+	alone.Peers = []Peer{{alone.Node, alone.Advertise}, {"away", "127.0.0.1:2"}}
+	q, err := Open(founding, &Options{Shards: 2, Cluster: &alone})
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	refused := func(dir string, shards int, want error) {
+		t.Helper()
+		before := recursiveListing(t, filepath.Dir(dir))
+		with := *opts
+		with.Shards = shards
+		err := RecoverCluster(dir, &with)
+		require.ErrorIs(t, err, want)
+		require.ErrorContains(t, err, dir)
+		require.Equal(t, before, recursiveListing(t, filepath.Dir(dir)))
+	}
+	refused(filepath.Join(root, "missing"), 0, ErrNotQueue)
+	refused(empty, 0, ErrNotQueue)
+	refused(founding, 0, ErrNotQueue)
+	refused(founding, 3, ErrNotQueue)
+	refused(dir, 4, ErrShardCount)
 }

@@ -374,6 +374,44 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// TestLongNodeNames: names and addresses that are too long are refused with their length.
+func TestLongNodeNames(t *testing.T) {
+	t.Parallel()
+	q, err := Open(t.TempDir(), &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	refused := func(err error) {
+		t.Helper()
+		var invalid *InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.Equal(t, "1000000 bytes", invalid.Value)
+		require.Less(t, len(err.Error()), 200)
+	}
+	long, ctx := strings.Repeat("x", 1_000_000), t.Context()
+	at := strings.Repeat("x", 1_000_000-5) + ":7400"
+	for _, c := range []Cluster{
+		{Node: long, Listen: "x:1"},
+		{Node: "a", Listen: at},
+		{Node: "a", Listen: "x:1", Advertise: at},
+		{Node: "a", Listen: "x:1", Peers: []Peer{{long, "x:1"}}},
+		{Node: "a", Listen: "x:1", Peers: []Peer{{"b", at}}},
+	} {
+		_, err := Open("q", &Options{fs: vfs.NewMem(), Cluster: &c})
+		refused(err)
+	}
+	refused(q.AddNode(ctx, Peer{long, "x:1"}))
+	refused(q.AddNode(ctx, Peer{"b", at}))
+	refused(q.RemoveNode(ctx, long))
+	refused(q.ReplaceNode(ctx, "b", Peer{"c", at}))
+	refused(q.TransferLeadership(ctx, 0, long))
+	claim := ClaimRequest{Queues: []string{"a"}, Weights: map[string]int{long: 1}, NoWait: true}
+	_, err = q.Claim(ctx, claim)
+	refused(err)
+	longest := Cluster{Node: strings.Repeat("x", maxNodeName), Listen: strings.Repeat("x", maxAddress-5) + ":7400"}
+	_, err = (&Options{Cluster: &longest}).withDefaults()
+	require.NoError(t, err)
+}
+
 // TestRunAwaitsLeaders: a Run that begins before there is a leader waits for one, until it ends or
 // the queue is closed.
 func TestRunAwaitsLeaders(t *testing.T) {

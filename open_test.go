@@ -144,7 +144,15 @@ func TestOpenRefusesPaths(t *testing.T) {
 		require.Equal(t, before, recursiveListing(t, root))
 	}
 	_, err := Open("", nil)
-	require.Error(t, err)
+	require.EqualError(t, err, `codeq: invalid Open dir: "" (allowed: the path of a directory)`)
+	require.ErrorIs(t, err, ErrInvalid)
+	_, err = Verify("", &VerifyOptions{Repair: true})
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorIs(t, RecoverCluster("", &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:1"}}), ErrInvalid)
+	q, err := Open(filepath.Join(root, "queue"), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	require.ErrorContains(t, q.Checkpoint(t.Context(), ""), `invalid Checkpoint dir: ""`)
 }
 
 func TestOpenRefusesManifests(t *testing.T) {

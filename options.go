@@ -343,6 +343,14 @@ func (o *Options) storeConfig() store.Config {
 	return c
 }
 
+// checkDir refuses "" as a directory: paths below it would be in the working directory.
+func checkDir(field, dir string) error {
+	if dir == "" {
+		return &InvalidError{field, `""`, "the path of a directory"}
+	}
+	return nil
+}
+
 // newShards is the default of a new directory.
 func (o *Options) newShards() int {
 	if o.Cluster != nil {

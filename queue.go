@@ -60,9 +60,9 @@ type Queue struct {
 // when opts.Shards differs from the count fixed at creation, [ErrFormat] when the queue has a
 // format that this version does not know, [ErrLocked] when the directory is open already,
 // [ErrCopied] when its files were copied while it was open, [ErrCorrupt] when stored data is
-// damaged or contradicts itself (see [Verify]), or [ErrInvalid] when an option is out of bounds;
-// each before anything is changed. It returns one that matches [ErrDiskFull] when the disk has no
-// room for the tables and logs that it begins with.
+// damaged or contradicts itself (see [Verify]), or [ErrInvalid] when an option is out of bounds, or
+// dir is ""; each before anything is changed. It returns one that matches [ErrDiskFull] when the
+// disk has no room for the tables and logs that it begins with.
 //
 // The queue of an older version whose format is known is raised to that of this one, in place; from
 // then on that version refuses it with [ErrFormat]. The shards of a cluster are raised when all of
@@ -81,6 +81,9 @@ func Open(dir string, opts *Options) (_ *Queue, err error) {
 }
 
 func open(dir string, opts *Options) (*Queue, error) {
+	if err := checkDir("Open dir", dir); err != nil {
+		return nil, err
+	}
 	o, err := opts.withDefaults()
 	if err != nil {
 		return nil, err

@@ -31,7 +31,9 @@ type stateMachine struct {
 }
 
 func newStateMachine(r *replica) *stateMachine {
-	return &stateMachine{replica: r, writer: logentry.Writer{Adopt: r.adoptFormat}}
+	return &stateMachine{replica: r, writer: logentry.Writer{Adopt: func(identity []byte) error {
+		return r.adoptFormat(identity, r.group.AwaitFormat)
+	}}}
 }
 
 // Apply writes what an entry says, and tells this node of it.
@@ -96,7 +98,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 		if err != nil || identity == nil { // the shard has not been led yet
 			return err
 		}
-		return r.adoptFormat(identity)
+		return r.adoptFormat(identity, r.group.AdoptFormat)
 	})
 	if err != nil {
 		return last, errors.Join(err, st.Close())
@@ -158,12 +160,12 @@ func (r *replica) writeIdentity(p *proposer, format int) error {
 }
 
 // adoptFormat makes sure that this node knows the format of the shard, by its identity.
-func (r *replica) adoptFormat(identity []byte) error {
+func (r *replica) adoptFormat(identity []byte, adopt func(format int) error) error {
 	format, err := manifest.ReplicaFormat(r.index, len(r.node.queue.replicas), identity)
 	if err != nil {
 		return err
 	}
-	return r.group.AdoptFormat(format)
+	return adopt(format)
 }
 
 // load builds the shard from the store.

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -350,6 +351,35 @@ func TestFullDiskRefusesSnapshot(t *testing.T) {
 		s.work(3*snapshotTime, s.caughtUp)
 		require.True(t, s.caughtUp())
 	})
+}
+
+// TestFullDiskEndsSnapshot: files that are coming, or of which some have come, are given up when
+// there is no room for the rest any more, and come when there is.
+func TestFullDiskEndsSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, broken := range []bool{false, true} {
+		t.Run(fmt.Sprint("connection broken ", broken), func(t *testing.T) {
+			slowSnapshotCase(t, snapshotState/4, func(t *testing.T, s *slowSnapshot) {
+				s.work(snapshotTime, s.hasGot(snapshotState/16))
+				require.Len(t, s.remains(s.victim), 1)
+				if broken {
+					s.net.Isolate(s.victim.name, s.names())
+					time.Sleep(20 * time.Second) // longer than a piece may take
+					require.Len(t, s.remains(s.victim), 1)
+				}
+				s.victim.fill(simQueue(s.victim).opts.MinFreeBytes/4 + snapshotState/8)
+				time.Sleep(10 * time.Second)
+				require.Empty(t, s.remains(s.victim))
+				require.Zero(t, s.installs)
+				s.net.Heal(true)
+				s.limit(snapshotLink)
+				s.victim.fill(simFree)
+				s.work(3*snapshotTime, s.caughtUp)
+				require.True(t, s.caughtUp())
+				require.Equal(t, 1, s.installs)
+			})
+		})
+	}
 }
 
 // TestCloseDuringSnapshot: either node can be closed while files are on their way.

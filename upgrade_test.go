@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
+	"codeq/internal/testkit"
 )
 
 // formatOf is the format of a shard, as the cluster says.
@@ -307,4 +311,71 @@ func (c *simCluster) awaitFormat() {
 			c.hangs("the rise of the format")
 		}
 	}
+}
+
+// TestUpgradeOnFullDisk: a node whose disk has no room for its manifest keeps its replicas: its
+// shards rise when there is room, whether it leads them or not.
+func TestUpgradeOnFullDisk(t *testing.T) {
+	t.Parallel()
+	for _, full := range []int{0, 2} {
+		upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
+			for _, n := range c.nodes {
+				n.produce(t, 3)
+			}
+			n := c.nodes[full] // it leads a third of the shards
+			disk := n.openFullFor(t, manifest.TempName)
+			for _, other := range c.members() {
+				if other != n {
+					require.NoError(t, other.become(newFormat))
+				}
+			}
+			time.Sleep(time.Minute)
+			for i, r := range simQueue(n).replicas {
+				require.NoError(t, r.group.Failure(), "shard %d", i)
+			}
+			m, err := manifest.Read(n.disk, "queue")
+			require.NoError(t, err)
+			require.Equal(t, oldFormat, m.Format)
+			require.Positive(t, disk.refused.Load())
+			c.nodes[1].produce(t, 3)
+
+			disk.full.Store(false)
+			time.Sleep(time.Minute)
+			c.requireFormat(newFormat)
+			n.produce(t, 3)
+			require.Equal(t, 15, n.count(t))
+		})
+	}
+}
+
+// fullDisk is a disk that has no room for files whose names have a part.
+type fullDisk struct {
+	part    string
+	full    atomic.Bool
+	refused atomic.Int64 // writes
+}
+
+func (d *fullDisk) before(op, name string) error {
+	if op == "write" && d.full.Load() && strings.Contains(name, d.part) {
+		d.refused.Add(1)
+		return syscall.ENOSPC
+	}
+	return nil
+}
+
+// openFullFor closes a node, and opens it with this build on a disk that has no room for some files
+// from then on.
+func (n *simNode) openFullFor(t *testing.T, part string) *fullDisk {
+	n.stop()
+	n.newest = newFormat
+	disk := &fullDisk{part: part}
+	o, fuse := n.cluster.options(n)
+	o.fs = &testkit.HookFS{FS: o.fs, Before: disk.before}
+	q, err := Open("queue", o)
+	require.NoError(t, err)
+	disk.full.Store(true)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.q, n.fuse = q, fuse
+	return disk
 }

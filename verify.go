@@ -102,10 +102,13 @@ func (p Problem) String() string {
 // A repair is all or nothing for each shard, whenever it is interrupted; the next repair starts
 // again, and [Open] finishes one that was complete.
 //
-// Errors: [ErrNotQueue], [ErrLocked], [ErrFormat], [ErrCopied], [ErrCorrupt], and those of the file
-// system.
+// Errors: [ErrInvalid] (dir is ""), [ErrNotQueue], [ErrLocked], [ErrFormat], [ErrCopied],
+// [ErrCorrupt], and those of the file system.
 func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	defer public(&err)
+	if err := checkDir("Verify dir", dir); err != nil {
+		return nil, err
+	}
 	o := VerifyOptions{fs: vfs.Default}
 	if opts != nil {
 		o.Repair, o.AcceptCopy = opts.Repair, opts.AcceptCopy

@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/failstop"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 	"codeq/internal/wire"
@@ -124,6 +125,10 @@ func (n *Node) foundLater() {
 		ctx, cancel := context.WithTimeout(n.membership.ctx, raftTimeout)
 		decided, err := n.askFounders(ctx)
 		cancel()
+		if failstop.IsNoSpace(err) && n.Cluster() == "" { // nothing of it has been stored
+			n.membership.wait("the cluster has not begun", err, n.log)
+			continue
+		}
 		if err != nil {
 			n.failAll(err)
 		}
@@ -220,7 +225,7 @@ func (n *Node) watchBeginning() {
 			blank := func(g *Group) bool { return g.raft.CommitIndex() == 0 }
 			err := n.poll(n.membership.ctx, func() (bool, error) { return !slices.ContainsFunc(n.groups, blank), nil })
 			if err == nil {
-				err = n.begun()
+				err = n.awaitRoom(n.begun)
 			}
 			if err != nil && n.membership.ctx.Err() == nil {
 				n.failAll(err)
@@ -247,8 +252,10 @@ func (n *Node) begun() error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
 	d := n.c.Directory
+	founders := d.Founders
 	d.Founders = nil
 	if err := d.Write(); err != nil {
+		d.Founders = founders
 		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
 	}
 	n.founding.Store(false)

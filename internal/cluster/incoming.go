@@ -9,17 +9,26 @@ import (
 	"time"
 
 	"codeq/internal/snapshot"
+	"codeq/internal/store"
 )
 
 // incoming is the connections on which a group gets the files of a snapshot. What has arrived on
-// one that has ended is kept for the next one, and removed after some time.
+// one that has ended is kept for the next one, and removed after some time, or as soon as there is
+// no room for the rest.
 type incoming struct {
 	bytes atomic.Uint64 // that have come
 
 	mu          sync.Mutex // guards what follows
 	connections int
 	unused      *time.Timer // removes what has arrived; nil: nothing has since the node was opened
+	kept        bool        // what has arrived waits for a connection
+	looks       int         // of unused at the room on the disk meanwhile
 }
+
+const (
+	lookAtRoom = store.LookEvery * time.Millisecond
+	keptLooks  = int(keepFiles / lookAtRoom)
+)
 
 // begin notes that there is another connection.
 func (i *incoming) begin() {
@@ -29,13 +38,36 @@ func (i *incoming) begin() {
 	i.stop()
 }
 
-// end notes that a connection has ended.
-func (i *incoming) end(remove func()) {
+// end notes that a connection has ended. remove is called when what has arrived is not kept; fits
+// reports whether there is room for the rest.
+func (i *incoming) end(fits func() bool, remove func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.connections--; i.connections == 0 {
-		i.unused = time.AfterFunc(keepFiles, remove)
+	if i.connections--; i.connections > 0 {
+		return
 	}
+	i.kept, i.looks = true, 0
+	i.unused = time.AfterFunc(lookAtRoom, func() {
+		if i.keeps(fits()) {
+			return
+		}
+		remove()
+	})
+}
+
+// keeps reports whether what has arrived is not to be removed now.
+func (i *incoming) keeps(fits bool) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if !i.kept {
+		return true
+	}
+	if i.looks++; !fits || i.looks >= keptLooks {
+		i.kept = false
+		return false
+	}
+	i.unused.Reset(lookAtRoom)
+	return true
 }
 
 // close is called when there are no more connections.
@@ -47,6 +79,7 @@ func (i *incoming) close() {
 
 // stop keeps what has arrived. REQUIRES: mu is held.
 func (i *incoming) stop() {
+	i.kept = false
 	if i.unused != nil {
 		i.unused.Stop()
 	}
@@ -61,11 +94,17 @@ func (n *Node) receiveFiles(group int, from net.Conn) {
 	}
 	g := n.groups[group]
 	g.incoming.begin()
-	defer g.incoming.end(g.dropReceived)
+	defer g.incoming.end(g.fitsRest, g.dropReceived)
 	err := g.snapshots.Receive(from, raftTimeout, snapshot.Gate{Admit: g.admitFiles, Room: n.room.fits, Next: g.receive})
 	if err != nil && n.ctx.Err() == nil {
 		n.log.Info("files of a snapshot have not all come", "shard", g.index, "from", from.RemoteAddr(), "err", err)
 	}
+}
+
+// fitsRest reports whether there is room for what has not arrived.
+func (g *Group) fitsRest() (fits bool) {
+	g.node.contain("look at the room for a transfer", func() { fits = g.node.room.fits(g.snapshots.Missing()) == nil }, nil)
+	return fits
 }
 
 // dropReceived removes files that no connection continues.
@@ -108,9 +147,13 @@ func (g *Group) mayReceive(o snapshot.Offered, bytes int) error {
 	return nil
 }
 
-// receive is mayReceive for bytes that have come.
-func (g *Group) receive(o snapshot.Offered, bytes int) error {
+// receive is mayReceive for bytes that have come, of the rest of the files. What else is written
+// may have taken the room for that since the transfer began.
+func (g *Group) receive(o snapshot.Offered, bytes int, rest int64) error {
 	err := g.mayReceive(o, bytes)
+	if err == nil {
+		err = g.node.room.fits(rest)
+	}
 	if err == nil {
 		g.incoming.bytes.Add(uint64(bytes))
 	}

@@ -37,6 +37,9 @@ type Peer struct {
 
 // CheckAddress returns an error if an address is not a host and a port that other nodes can dial.
 func CheckAddress(address string) error {
+	if len(address) > MaxAddress {
+		return fmt.Errorf("it has %d bytes", len(address))
+	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return err
@@ -50,8 +53,10 @@ func CheckAddress(address string) error {
 	return nil
 }
 
-// MaxNodeName bounds the length of a node's name.
-const MaxNodeName = 255
+const (
+	MaxNodeName = 255 // bytes of a node's name
+	MaxAddress  = 300 // bytes of its address; the name of a host has 253 at most
+)
 
 // Config of a Node.
 type Config struct {

@@ -40,13 +40,14 @@ func (n *Node) Recover() error {
 	return errors.Join(err, n.closeLogs())
 }
 
-// eachUntil recovers the groups, one after the other, until there is an error.
-func (n *Node) eachUntil(err error, recover func(i int, g *Group) error) error {
+// eachUntil calls do, a step of the recovery, for one group after the other until there is an
+// error.
+func (n *Node) eachUntil(err error, do func(i int, g *Group) error) error {
 	for i, g := range n.groups {
 		if err != nil {
 			break
 		}
-		if err = recover(i, g); err != nil {
+		if err = do(i, g); err != nil {
 			err = fmt.Errorf("codeq: recover shard %d of %s: %w", g.index, n.c.Directory.Path, damageOf(err))
 		}
 	}

@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/failstop"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 )
@@ -48,6 +51,38 @@ func (g *Group) AdoptFormat(format int) error {
 	}
 	g.format.Store(int32(format))
 	return nil
+}
+
+// AwaitFormat is AdoptFormat for an entry that is being applied: on a full disk it waits for room,
+// as the store does, until the group fails or the node is about to be closed.
+func (g *Group) AwaitFormat(format int) error {
+	return g.node.awaitRoom(func() error {
+		if err := g.Failure(); err != nil {
+			return err
+		}
+		return g.AdoptFormat(format)
+	})
+}
+
+// awaitRoom writes the manifest, again and again while there is no room for it on the disk, until
+// the node is about to be closed. A node that is not open, but recovered, does not wait.
+func (n *Node) awaitRoom(write func() error) error {
+	var full error
+	err := n.poll(n.membership.ctx, func() (bool, error) {
+		err := write()
+		if !failstop.IsNoSpace(err) || n.peer == nil {
+			return true, err
+		}
+		if full == nil {
+			n.log.Warn("the manifest waits for room on the disk", "err", err)
+		}
+		full = err
+		return false, nil
+	})
+	if errors.Is(err, base.ErrClosed) || errors.Is(err, context.Canceled) {
+		return cmp.Or(full, err)
+	}
+	return err
 }
 
 // adoptFormat makes the node one that may have stored something of a format, and the others know
@@ -103,7 +138,10 @@ func (n *Node) upgrade(quit <-chan struct{}) {
 			term := g.raft.CurrentTerm()
 			nodes, err := g.behind()
 			if err == nil && len(nodes) == 0 {
-				err = g.machine.Raise(term, n.c.Newest)
+				err = n.announceFormat(n.c.Newest) // or else the shard would wait for room amid the entry
+				if err == nil {
+					err = g.machine.Raise(term, n.c.Newest)
+				}
 			}
 			if err != nil {
 				n.log.Info("format not raised", "shard", g.index, "err", err)

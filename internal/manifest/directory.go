@@ -34,6 +34,7 @@ type Want struct {
 	NewShards int    // of a new directory if Shards is 0
 	Node      string // of the cluster; "": a queue without a cluster
 	Founds    bool   // the queue may be by itself: the Node is about to found a cluster with it
+	Exists    bool   // the directory is not to be created
 }
 
 // New returns a directory whose manifest is not written yet, and which is not locked.
@@ -183,10 +184,16 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	return Decode(b)
 }
 
-// admit refuses a directory with another number of shards than expected, or of another node.
+// admit refuses a directory with another number of shards than expected, or of another node; and
+// one that is not a whole queue yet, if it is to exist.
 func (m *Manifest) admit(want Want) error {
-	if m == nil {
+	switch {
+	case m == nil && want.Exists:
+		return fmt.Errorf("%w: there is none", base.ErrNotQueue)
+	case m == nil:
 		return nil
+	case m.Creating && want.Exists:
+		return fmt.Errorf("%w: nothing was ever stored in it", base.ErrNotQueue)
 	}
 	if want.Shards != 0 && want.Shards != m.Shards && !m.Creating {
 		return fmt.Errorf("%w: created with %d, opened with %d", base.ErrShardCount, m.Shards, want.Shards)

@@ -69,6 +69,16 @@ func (s *Store) receive(encoded []byte) (*arrival, error) {
 	return &arrival{r, r.connection}, nil
 }
 
+// Missing is how many bytes have not arrived of the files that are being received.
+func (s *Store) Missing() int64 {
+	s.receiving.Lock()
+	defer s.receiving.Unlock()
+	if s.received == nil {
+		return 0
+	}
+	return s.received.manifest.total - s.received.offset()
+}
+
 // DropReceived removes what has been received and not been installed.
 func (s *Store) DropReceived() {
 	s.receiving.Lock()

@@ -102,7 +102,7 @@ func (f fileTransport) InstallSnapshot(
 var openGate = Gate{
 	Admit: func(Offered) (bool, error) { return false, nil },
 	Room:  func(int64) error { return nil },
-	Next:  func(Offered, int) error { return nil },
+	Next:  func(Offered, int, int64) error { return nil },
 }
 
 func TestFollowerThatWasCutOffGetsTheLeadersState(t *testing.T) {

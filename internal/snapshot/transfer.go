@@ -220,8 +220,8 @@ type Gate struct {
 	Admit func(Offered) (has bool, err error)
 	// Room is asked before the rest of the files comes, which has so many bytes.
 	Room func(bytes int64) error
-	// Next is asked before so many bytes are stored.
-	Next func(o Offered, bytes int) error
+	// Next is asked before so many bytes are stored, of the rest that has not been.
+	Next func(o Offered, bytes int, rest int64) error
 }
 
 // Receive takes the files that the other side of a connection offers, and returns when they are
@@ -311,7 +311,7 @@ func (r *reader) files(a *arrival, o Offered, g Gate) error {
 		if err != nil {
 			return err
 		}
-		if err := g.Next(o, len(p)); err != nil {
+		if err := g.Next(o, len(p), total-offset); err != nil {
 			return err
 		}
 		if err := a.write(offset, p); err != nil {

@@ -264,7 +264,7 @@ func TestGate(t *testing.T) {
 	require.Empty(t, names(t, s))
 	pieces := 0
 	g = openGate
-	g.Next = func(Offered, int) error {
+	g.Next = func(Offered, int, int64) error {
 		if pieces++; pieces == 2 {
 			return full
 		}

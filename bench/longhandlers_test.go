@@ -1,0 +1,132 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"codeq"
+	"codeq/bench/workload"
+)
+
+const (
+	longQueue = "long"
+	longLease = time.Second
+	longWork  = 5 * longLease
+)
+
+// BenchmarkLongHandlers is BenchmarkClusterRun, at *process* with three shards, beside handlers
+// that last for five leases of a second each: none, and 1,000 on each node (100 with -short), whose
+// leases are renewed three times a second. In a cluster a renewal is stored. First the handlers are
+// alone for half of the window. It fails if one of them loses its lease. It reports, beside what
+// BenchmarkClusterRun does,
+//
+//	renewals/s     of leases, in all
+//	log-B/renewal  bytes of Raft's log on one node, while the handlers are alone
+//	alone-cpu-%    processor time of all nodes, of one processor, while the handlers are alone
+func BenchmarkLongHandlers(b *testing.B) {
+	each := 1000
+	if testing.Short() {
+		each = 100
+	}
+	for _, handlers := range []int{0, each} {
+		b.Run(fmt.Sprintf("handlers=%d", handlers), func(b *testing.B) { longHandlers(b, handlers) })
+	}
+}
+
+func longHandlers(b *testing.B, each int) {
+	const nodes, shards = 3, 3
+	dir := b.TempDir()
+	queues, err := workload.OpenCluster(context.Background(), dir, nodes, codeq.Options{Durability: codeq.DurabilityProcess, Shards: shards})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := workload.CloseAll(queues); err != nil {
+			b.Error(err)
+		}
+	}()
+	stop := beginLong(b, queues, each)
+	defer stop()
+	if each > 0 {
+		time.Sleep(*warmup)
+		renewals := float64(each*nodes) * 3 * window.Seconds() / 2 / longLease.Seconds()
+		log, usage := logBytes(b, dir), workload.ReadUsage()
+		time.Sleep(*window / 2)
+		b.ReportMetric(float64(logBytes(b, dir)-log)/nodes/renewals, "log-B/renewal")
+		b.ReportMetric(100*workload.ReadUsage().Since(usage).CPU.Seconds()/(window.Seconds()/2), "alone-cpu-%")
+	}
+	measure(b, workload.Load{Batch: batch, Backlog: 2 * producers * batch}, workload.Runner{Queues: queues})
+	b.ReportMetric(float64(each*nodes)*3/longLease.Seconds(), "renewals/s")
+}
+
+// beginLong lets so many long handlers run on each node: each one that ends makes the next one.
+func beginLong(b *testing.B, queues []*codeq.Queue, each int) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running atomic.Int64
+	var runs errgroup.Group
+	if each > 0 {
+		stock(b, queues[0], longQueue, each*len(queues))
+		for _, q := range queues {
+			var m codeq.Mux
+			codeq.Handle(&m, longQueue, func(ctx context.Context, job *codeq.Job[[]byte]) error {
+				running.Add(1)
+				defer running.Add(-1)
+				select {
+				case <-time.After(longWork):
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+				job.FollowUp(codeq.Task{Queue: longQueue, Payload: job.Args})
+				return nil
+			})
+			runs.Go(func() error {
+				return q.Run(ctx, &m, &codeq.RunOptions{
+					Concurrency: each, LeaseFor: longLease, Grace: time.Millisecond,
+					OnError: func(l *codeq.Lease, err error) {
+						if ctx.Err() == nil {
+							b.Errorf("task %s: %v", l.ID, err)
+						}
+					},
+				})
+			})
+		}
+	}
+	for end := time.Now().Add(time.Minute); running.Load() < int64(each*len(queues)); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.Fatalf("%d handlers run", running.Load())
+		}
+	}
+	return func() {
+		cancel()
+		if err := runs.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+			b.Error(err)
+		}
+	}
+}
+
+// logBytes is the size of the logs of Raft of all nodes.
+func logBytes(b *testing.B, dir string) (size int64) {
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || filepath.Base(filepath.Dir(path)) != "raft" || !strings.HasSuffix(path, ".log") {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			size += info.Size()
+		}
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return size
+}
