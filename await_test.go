@@ -14,17 +14,17 @@ import (
 )
 
 // awaited is what a call of Await has returned.
-type awaited struct {
+type Awaited struct {
 	*Outcome
-	err error
+	Err error
 }
 
 // await calls Await, and returns when it waits or has returned.
-func await(ctx context.Context, q *Queue, id ID) chan awaited {
-	c := make(chan awaited, 1)
+func await(ctx context.Context, q *Queue, id ID) chan Awaited {
+	c := make(chan Awaited, 1)
 	go func() {
 		o, err := q.Await(ctx, id)
-		c <- awaited{o, err}
+		c <- Awaited{o, err}
 	}()
 	synctest.Wait()
 	return c
@@ -80,9 +80,9 @@ func TestAwait(t *testing.T) {
 						require.Empty(t, whileReady)
 						require.Empty(t, whileLeased)
 						require.NoError(t, c.end(l))
-						for _, waiting := range []chan awaited{whileReady, whileLeased} {
+						for _, waiting := range []chan Awaited{whileReady, whileLeased} {
 							got := <-waiting
-							require.NoError(t, got.err, c.name)
+							require.NoError(t, got.Err, c.name)
 							require.Equal(t, &c.want, got.Outcome, c.name)
 						}
 						got, err := q.Await(ctx, id)
@@ -190,9 +190,9 @@ func TestAwaitEndsWithContext(t *testing.T) {
 		c := await(ctx, q, id)
 		require.Empty(t, c)
 		got := <-c
-		require.ErrorIs(t, got.err, cause)
-		require.ErrorIs(t, got.err, context.DeadlineExceeded)
-		require.NotErrorIs(t, got.err, ErrUncertain)
+		require.ErrorIs(t, got.Err, cause)
+		require.ErrorIs(t, got.Err, context.DeadlineExceeded)
+		require.NotErrorIs(t, got.Err, ErrUncertain)
 		require.Nil(t, got.Outcome)
 		_, err := q.Await(ctx, id)
 		require.ErrorIs(t, err, cause)
@@ -214,7 +214,7 @@ func TestAwaitOverRestart(t *testing.T) {
 		c := await(ctx, q, id)
 		require.NoError(t, q.Close())
 		got := <-c
-		require.ErrorIs(t, got.err, ErrClosed)
+		require.ErrorIs(t, got.Err, ErrClosed)
 		_, err = q.Await(ctx, id)
 		require.ErrorIs(t, err, ErrClosed)
 
@@ -237,10 +237,10 @@ func TestAwaitInFailedShard(t *testing.T) {
 		other := produce(t, q, Task{Queue: "b"})[0]
 		l := claimNow(t, q, "a")
 		atStake, c := await(ctx, q, id), await(ctx, q, other)
-		failShard(t, q.shard(0))
+		failShard(t, q, 0)
 		require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), ErrUncertain)
-		require.ErrorIs(t, (<-atStake).err, ErrUncertain, "it may have ended")
-		require.ErrorIs(t, (<-c).err, ErrFailed)
+		require.ErrorIs(t, (<-atStake).Err, ErrUncertain, "it may have ended")
+		require.ErrorIs(t, (<-c).Err, ErrFailed)
 	})
 }
 
@@ -253,12 +253,12 @@ func TestAwaitMany(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
 			one := produce(t, q, Task{Queue: "one"})[0]
-			same := make(chan awaited, n)
+			same := make(chan Awaited, n)
 			each := make(chan error, n)
 			for i := range n {
 				go func() {
 					o, err := q.Await(ctx, one)
-					same <- awaited{o, err}
+					same <- Awaited{o, err}
 				}()
 				id := produce(t, q, Task{Queue: "many", Payload: fmt.Append(nil, i)})[0]
 				go func() {
@@ -280,7 +280,7 @@ func TestAwaitMany(t *testing.T) {
 			for range n {
 				require.NoError(t, <-each)
 				got := <-same
-				require.NoError(t, got.err)
+				require.NoError(t, got.Err)
 				require.Equal(t, "result", string(got.Result))
 			}
 			for _, s := range q.led() {
@@ -301,7 +301,7 @@ func TestAwaitSweep(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const patient, impatient = 10, 5000
 		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "b"})
-		var waiting []chan awaited
+		var waiting []chan Awaited
 		for range patient {
 			waiting = append(waiting, await(context.Background(), q, ids[0]))
 		}

@@ -272,6 +272,9 @@ func standStill(s *shard) (goOn func()) {
 	return func() { close(over) }
 }
 
+// hold is standStill, of a shard of q.
+func hold(q *Queue, index int) (goOn func()) { return standStill(q.shard(index)) }
+
 // TestBuffersAreTheHandlers: what a handler hands over as a result or follow-up, it may overwrite
 // before it returns, and whoever gets the memory back that it took from a pool may do so at any
 // time.

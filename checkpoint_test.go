@@ -384,7 +384,7 @@ func TestCheckpointWaitsForBusyShard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := vfs.NewMem()
 		q := openForRun(t, Options{Shards: 2, fs: disk})
-		commit := shut(t, q.shard(1))
+		commit := shut(t, q, 1)
 		busy := make(chan error, 1)
 		go func() {
 			_, err := q.startingAt(1).Produce(context.Background(), Task{Queue: "a"})
@@ -467,7 +467,7 @@ func TestCheckpointKeepsLimits(t *testing.T) {
 		require.NoError(t, err)
 		produce(t, q.startingAt(1), Task{Queue: "a"})
 
-		commit := shut(t, q.shard(1))
+		commit := shut(t, q, 1)
 		var calls sync.WaitGroup
 		calls.Go(func() { produce(t, q.startingAt(1), Task{Queue: "b"}) })
 		synctest.Wait()

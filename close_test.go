@@ -23,12 +23,12 @@ type latch struct {
 
 // shut makes the owner of a shard block in its next commit, until the channel
 // is closed. That may be the commit of the group under way, if others call as well.
-func shut(t *testing.T, s *shard) chan struct{} {
+func shut(t *testing.T, q *Queue, index int) chan struct{} {
 	t.Helper()
 	g := &latch{open: make(chan struct{})}
 	done := make(chan struct{})
 	go func() {
-		_ = s.probe(func(s *shard) error {
+		_ = q.shard(index).probe(func(s *shard) error {
 			g.committer = s.commit
 			s.commit = g
 			close(done)
@@ -88,8 +88,8 @@ func TestCloseFinishesWhatWasAccepted(t *testing.T) {
 			q := openForRun(t, opts)
 			gates := make([]chan struct{}, shards)
 			errs := make([]chan error, shards)
-			for i, s := range q.led() {
-				gates[i] = shut(t, s)
+			for i := range shards {
+				gates[i] = shut(t, q, i)
 				errs[i] = make(chan error, 1+depth+late)
 				one := q.startingAt(i)
 				push := func() {
@@ -149,7 +149,7 @@ func TestCloseServesAcceptedClaims(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		open := shut(t, q.shard(0))
+		open := shut(t, q, 0)
 		go produce(t, q, Task{Queue: "other"})
 		synctest.Wait()
 		go produce(t, q, Task{Queue: "a"})
@@ -171,7 +171,7 @@ func TestCloseManyTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := Options{Shards: 3, fs: vfs.NewMem()}
 		q := openForRun(t, opts)
-		open := shut(t, q.shard(1))
+		open := shut(t, q, 1)
 		stored := make(chan error, 1)
 		go func() {
 			_, err := q.startingAt(1).Produce(context.Background(), Task{Queue: "a"})
@@ -271,7 +271,7 @@ func TestVerbsAfterClose(t *testing.T) {
 // depth one, block in a commit, and fills the inbox.
 func fillInbox(t *testing.T, q *Queue) (open chan struct{}, errs chan error) {
 	t.Helper()
-	open, errs = shut(t, q.shard(0)), make(chan error, 2)
+	open, errs = shut(t, q, 0), make(chan error, 2)
 	for range 2 {
 		go func() {
 			_, err := q.Produce(context.Background(), Task{Queue: "a"})
@@ -385,7 +385,7 @@ func TestCallerLeavesDuringCommit(t *testing.T) {
 				q := openForRun(t, Options{MaxAttempts: 2})
 				produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
 				l := claimNow(t, q, "a")
-				open := shut(t, q.shard(0))
+				open := shut(t, q, 0)
 				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, reason)
 				defer cancel()
 				start := time.Now()
@@ -435,7 +435,7 @@ func TestCallersOfFailedShard(t *testing.T) {
 			waiting <- err
 		}()
 		synctest.Wait()
-		failShard(t, q.shard(0))
+		failShard(t, q, 0)
 		open, filled := fillInbox(t, q)
 		late := make(chan error, 1)
 		go func() {

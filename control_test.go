@@ -28,16 +28,16 @@ var waitingStates = []inState{
 	{"ready", Ready, func(p *Process, task Task) ID { return p.Store(task) }},
 	{"given back", Ready, func(p *Process, task Task) ID {
 		id := p.Store(task)
-		require.NoError(p.t, p.Release(context.Background(), p.Take("a").Receipt, 0))
+		require.NoError(p.T, p.Release(context.Background(), p.Take("a").Receipt, 0))
 		return id
 	}},
 	{"scheduled", Scheduled, func(p *Process, task Task) ID {
-		task.RunAt = p.Opts.wall().Add(time.Hour)
+		task.RunAt = p.Now().Add(time.Hour)
 		return p.Store(task)
 	}},
 	{"between two attempts", Scheduled, func(p *Process, task Task) ID {
 		id := p.Store(task)
-		require.NoError(p.t, p.Retry(context.Background(), p.Take("a").Receipt, RetryOptions{After: time.Hour}))
+		require.NoError(p.T, p.Retry(context.Background(), p.Take("a").Receipt, RetryOptions{After: time.Hour}))
 		return id
 	}},
 	{"for a parent", Blocked, func(p *Process, task Task) ID {
@@ -46,17 +46,17 @@ var waitingStates = []inState{
 	}},
 	{"for the turn of its group", Blocked, func(p *Process, task Task) ID {
 		task.Group = "g"
-		p.Store(Task{Queue: "a", Group: "g", RunAt: p.Opts.wall().Add(time.Millisecond)})
+		p.Store(Task{Queue: "a", Group: "g", RunAt: p.Now().Add(time.Millisecond)})
 		p.Pass(time.Millisecond)
 		return p.Store(task)
 	}},
 	{"for room in its limit", Blocked, func(p *Process, task Task) ID {
 		task.LimitKey = "l"
-		require.NoError(p.t, p.Configure(context.Background(), "a", func(s *Settings) { s.ConcurrencyPerKey = 1 }))
+		require.NoError(p.T, p.Configure(context.Background(), "a", func(s *Settings) { s.ConcurrencyPerKey = 1 }))
 		p.Store(Task{Queue: "a", LimitKey: "l"})
 		p.Take("a")
 		id := p.Store(task)
-		require.Nil(p.t, claimNow(p.t, p.Queue, "a"))
+		require.Nil(p.T, claimNow(p.T, p.Queue, "a"))
 		return id
 	}},
 }
@@ -70,13 +70,13 @@ var busyStates = []inState{
 	}},
 	{"leased again", Leased, func(p *Process, task Task) ID {
 		id := p.Store(task)
-		require.NoError(p.t, p.Retry(context.Background(), p.Take("a").Receipt, RetryOptions{After: -1}))
-		require.Equal(p.t, 2, p.Take("a").Attempt)
+		require.NoError(p.T, p.Retry(context.Background(), p.Take("a").Receipt, RetryOptions{After: -1}))
+		require.Equal(p.T, 2, p.Take("a").Attempt)
 		return id
 	}},
 	{"dead", Dead, func(p *Process, task Task) ID {
 		id := p.Store(task)
-		require.NoError(p.t, p.DeadLetter(context.Background(), p.Take("a").Receipt, errors.New("boom")))
+		require.NoError(p.T, p.DeadLetter(context.Background(), p.Take("a").Receipt, errors.New("boom")))
 		return id
 	}},
 }
@@ -102,7 +102,7 @@ func TestCancel(t *testing.T) {
 					} else {
 						info := infoOf(t, p.Queue, id)
 						require.Equal(t, Canceled, info.State)
-						require.Equal(t, p.Opts.wall().UnixMilli(), info.At.UnixMilli())
+						require.Equal(t, p.Now().UnixMilli(), info.At.UnixMilli())
 						require.Equal(t, "x", string(info.Payload))
 						require.ErrorIs(t, p.Cancel(ctx, id), ErrNotWaiting)
 					}
@@ -249,7 +249,7 @@ func TestSetPriority(t *testing.T) {
 
 // keyedAs returns a task with the key of a stored one.
 func keyedAs(p *Process, id ID) Task {
-	info := infoOf(p.t, p.Queue, id)
+	info := infoOf(p.T, p.Queue, id)
 	return Task{Queue: info.Queue, Group: info.Group, LimitKey: info.LimitKey, Unique: Unique{Key: info.Unique.Key}}
 }
 
@@ -260,11 +260,11 @@ func (p *Process) Free(name string) {
 	case "scheduled", "between two attempts":
 		p.Pass(time.Hour)
 	case "for a parent":
-		require.NoError(p.t, p.Complete(ctx, p.Take("parents").Receipt, nil))
+		require.NoError(p.T, p.Complete(ctx, p.Take("parents").Receipt, nil))
 	case "for the turn of its group":
-		require.NoError(p.t, p.Complete(ctx, p.Take("a").Receipt, nil))
+		require.NoError(p.T, p.Complete(ctx, p.Take("a").Receipt, nil))
 	case "for room in its limit":
-		require.NoError(p.t, p.Configure(ctx, "a", func(s *Settings) { s.ConcurrencyPerKey = 0 }))
+		require.NoError(p.T, p.Configure(ctx, "a", func(s *Settings) { s.ConcurrencyPerKey = 0 }))
 	}
 	p.Check()
 }
@@ -280,7 +280,7 @@ func TestSetRunAt(t *testing.T) {
 				id := in.reach(p, keyed("k"))
 				p.Step()
 				attempts := infoOf(t, p.Queue, id).Attempts
-				late := time.UnixMilli(p.Opts.wall().Add(5 * time.Hour).UnixMilli())
+				late := time.UnixMilli(p.Now().Add(5 * time.Hour).UnixMilli())
 				require.NoError(t, p.SetRunAt(ctx, id, late.Add(time.Hour)))
 				p.Step()
 				require.NoError(t, p.SetRunAt(ctx, id, late))
@@ -307,7 +307,7 @@ func TestSetRunAt(t *testing.T) {
 			throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *Process) {
 				id := in.reach(p, keyed("k"))
 				p.Step()
-				for i, now := range []time.Time{{}, p.Opts.wall(), time.UnixMilli(0), firstMoment} {
+				for i, now := range []time.Time{{}, p.Now(), time.UnixMilli(0), firstMoment} {
 					require.NoError(t, p.SetRunAt(ctx, id, now), i)
 					p.Step()
 					switch in.name {
@@ -330,7 +330,7 @@ func TestSetRunAt(t *testing.T) {
 func TestSetRunAtOrder(t *testing.T) {
 	throughSteps(t, Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
-		later := p.Store(Task{Queue: "a", RunAt: p.Opts.wall().Add(time.Hour)})
+		later := p.Store(Task{Queue: "a", RunAt: p.Now().Add(time.Hour)})
 		var order []ID
 		for range 5 {
 			order = append(order, p.Store(Task{Queue: "a"}))
@@ -358,8 +358,8 @@ func TestSetRunAtOfTurn(t *testing.T) {
 		for range 3 {
 			ids = append(ids, p.Store(Task{Queue: "a", Group: "g"}))
 		}
-		require.NoError(t, p.SetRunAt(ctx, ids[0], p.Opts.wall().Add(time.Hour)))
-		require.NoError(t, p.SetRunAt(ctx, ids[1], p.Opts.wall().Add(2*time.Hour)))
+		require.NoError(t, p.SetRunAt(ctx, ids[0], p.Now().Add(time.Hour)))
+		require.NoError(t, p.SetRunAt(ctx, ids[1], p.Now().Add(2*time.Hour)))
 		p.Step()
 		require.Nil(t, claimNow(t, p.Queue, "a"))
 		require.Equal(t, []State{Scheduled, Scheduled, Blocked}, []State{p.StateOf(ids[0]), p.StateOf(ids[1]), p.StateOf(ids[2])})
@@ -409,7 +409,7 @@ func TestPause(t *testing.T) {
 				for range 3 {
 					ids[p.Store(Task{Queue: "a"})] = true
 				}
-				ids[p.Store(Task{Queue: "a", RunAt: p.Opts.wall().Add(time.Minute)})] = true
+				ids[p.Store(Task{Queue: "a", RunAt: p.Now().Add(time.Minute)})] = true
 				p.Check()
 				require.Empty(t, got)
 				p.Step()

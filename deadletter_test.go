@@ -20,18 +20,18 @@ import (
 
 // Kill makes a dead letter of the task that is next in a queue.
 func (p *Process) Kill(queue string) ID {
-	p.t.Helper()
+	p.T.Helper()
 	l := p.Take(queue)
-	require.NoError(p.t, p.DeadLetter(context.Background(), l.Receipt, errors.New("boom")))
+	require.NoError(p.T, p.DeadLetter(context.Background(), l.Receipt, errors.New("boom")))
 	return l.ID
 }
 
 // StoreDead makes n dead letters.
 func (p *Process) StoreDead(n int, task Task) (ids []ID) {
-	p.t.Helper()
+	p.T.Helper()
 	for range n {
 		id := p.Store(task)
-		require.Equal(p.t, id, p.Kill(task.Queue))
+		require.Equal(p.T, id, p.Kill(task.Queue))
 		ids = append(ids, id)
 	}
 	return ids
@@ -43,7 +43,7 @@ func TestRedrive(t *testing.T) {
 	t.Parallel()
 	throughSteps(t, Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *Process) {
 		ctx := context.Background()
-		id := p.Store(Task{Queue: "a", Payload: []byte("x"), MaxAttempts: 2, RunAt: p.Opts.wall().Add(time.Second)})
+		id := p.Store(Task{Queue: "a", Payload: []byte("x"), MaxAttempts: 2, RunAt: p.Now().Add(time.Second)})
 		p.Pass(time.Second)
 		for range 2 {
 			require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, RetryOptions{After: -1, Err: errors.New("boom")}))
@@ -109,9 +109,9 @@ func TestRedriveNotDead(t *testing.T) {
 
 // bulkVerb is RedriveAllDead or PurgeDead.
 type bulkVerb struct {
-	name string
-	call func(*Queue, context.Context, DeadFilter) (int, error)
-	to   State // 0: gone
+	Name string
+	Call func(*Queue, context.Context, DeadFilter) (int, error)
+	To   State // 0: gone
 }
 
 var bulks = []bulkVerb{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDead", (*Queue).PurgeDead, 0}}
@@ -121,10 +121,10 @@ var bulks = []bulkVerb{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"Pur
 func TestDeadLettersFilter(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
-		t.Run(b.name, func(t *testing.T) {
+		t.Run(b.Name, func(t *testing.T) {
 			throughSteps(t, Options{Shards: 3}, func(t *testing.T, p *Process) {
 				ctx := context.Background()
-				start := p.Opts.wall()
+				start := p.Now()
 				for minute := range 4 {
 					for _, queue := range []string{"a", "b"} {
 						for _, tenant := range []string{"", "x", "y"} {
@@ -152,7 +152,7 @@ func TestDeadLettersFilter(t *testing.T) {
 					{"the rest", DeadFilter{}, 2},
 				} {
 					before := countsOf(t, p.Queue, "a").Dead + countsOf(t, p.Queue, "b").Dead
-					n, err := b.call(p.Queue, ctx, tc.which)
+					n, err := b.Call(p.Queue, ctx, tc.which)
 					require.NoError(t, err, tc.name)
 					require.Equal(t, tc.n, n, tc.name)
 					p.Step()
@@ -160,7 +160,7 @@ func TestDeadLettersFilter(t *testing.T) {
 					require.Equal(t, before-uint64(n), after, tc.name)
 				}
 				want := Counts{}
-				if b.to == Ready {
+				if b.To == Ready {
 					want.Ready = 24
 				}
 				require.Equal(t, want, countsOf(t, p.Queue, "a"))
@@ -174,7 +174,7 @@ func TestDeadLettersFilter(t *testing.T) {
 func TestDeadLettersOfManyGroups(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
-		t.Run(b.name, func(t *testing.T) {
+		t.Run(b.Name, func(t *testing.T) {
 			bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
 				ctx := context.Background()
 				const n = 4*bulkCap + 30
@@ -184,12 +184,12 @@ func TestDeadLettersOfManyGroups(t *testing.T) {
 				for range n {
 					require.NoError(t, q.DeadLetter(ctx, claimNow(t, q, "a").Receipt, nil))
 				}
-				done, err := b.call(q, ctx, DeadFilter{})
+				done, err := b.Call(q, ctx, DeadFilter{})
 				require.NoError(t, err)
 				require.Equal(t, n, done)
 				require.NoError(t, q.checkMemory())
 				want := Counts{}
-				if b.to == Ready {
+				if b.To == Ready {
 					want.Ready = n
 				}
 				require.Equal(t, want, countsOf(t, q, "a"))
@@ -204,7 +204,7 @@ func TestDeadLettersRate(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
 		for _, perSecond := range []float64{0.5, 10, 100} {
-			t.Run(fmt.Sprint(b.name, " ", perSecond), func(t *testing.T) {
+			t.Run(fmt.Sprint(b.Name, " ", perSecond), func(t *testing.T) {
 				bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
 					ctx := context.Background()
 					const n = 100
@@ -216,7 +216,7 @@ func TestDeadLettersRate(t *testing.T) {
 					done := make(chan struct{})
 					go func() {
 						defer close(done)
-						got, err := b.call(q, ctx, DeadFilter{Rate: perSecond})
+						got, err := b.Call(q, ctx, DeadFilter{Rate: perSecond})
 						require.NoError(t, err)
 						require.Equal(t, n, got)
 					}()
@@ -275,7 +275,7 @@ func TestDeadLettersDieAgain(t *testing.T) {
 func TestDeadLettersInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
-		t.Run(b.name, func(t *testing.T) {
+		t.Run(b.Name, func(t *testing.T) {
 			throughSteps(t, Options{Shards: 2}, func(t *testing.T, p *Process) {
 				const n = 100
 				p.StoreDead(n, Task{Queue: "a"})
@@ -286,7 +286,7 @@ func TestDeadLettersInterrupted(t *testing.T) {
 				}
 				ended := make(chan result, 1)
 				go func(q *Queue) {
-					n, err := b.call(q, ctx, DeadFilter{Rate: 10})
+					n, err := b.Call(q, ctx, DeadFilter{Rate: 10})
 					ended <- result{n, err}
 				}(p.Queue)
 				p.Pass(3 * time.Second)
@@ -303,7 +303,7 @@ func TestDeadLettersInterrupted(t *testing.T) {
 				}
 				require.InDelta(t, 31, first.n, 2)
 				require.EqualValues(t, n-first.n, countsOf(t, p.Queue, "a").Dead)
-				rest, err := b.call(p.Queue, context.Background(), DeadFilter{})
+				rest, err := b.Call(p.Queue, context.Background(), DeadFilter{})
 				require.NoError(t, err)
 				require.Equal(t, n-first.n, rest)
 			})
@@ -322,7 +322,7 @@ func TestDeadLettersDeadline(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), 3500*time.Millisecond)
 			defer cancel()
-			n, err := b.call(q, ctx, DeadFilter{Rate: 1})
+			n, err := b.Call(q, ctx, DeadFilter{Rate: 1})
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.Equal(t, 4, n)
 			require.EqualValues(t, 6, countsOf(t, q, "a").Dead)
@@ -358,16 +358,16 @@ func TestDeadLettersRefused(t *testing.T) {
 	for _, b := range bulks {
 		for _, r := range []float64{-1, 1e9 + 1, math.Inf(1)} {
 			q.refused("DeadFilter.Rate", r, "0 to 1e9", func() error {
-				n, err := b.call(q.Queue, context.Background(), DeadFilter{Rate: r})
+				n, err := b.Call(q.Queue, context.Background(), DeadFilter{Rate: r})
 				require.Zero(t, n)
 				return err
 			})
 		}
-		_, err := b.call(q.Queue, context.Background(), DeadFilter{Rate: math.NaN()})
+		_, err := b.Call(q.Queue, context.Background(), DeadFilter{Rate: math.NaN()})
 		require.ErrorIs(t, err, ErrInvalid)
 		ended, end := context.WithCancelCause(context.Background())
 		end(errBubbleOver)
-		_, err = b.call(q.Queue, ended, DeadFilter{})
+		_, err = b.Call(q.Queue, ended, DeadFilter{})
 		require.ErrorIs(t, err, errBubbleOver)
 	}
 }

@@ -69,4 +69,7 @@ var (
 	Bound            = bound
 	ErrBroken        = errBroken
 	StartingAt       = (*Queue).startingAt
+	ReadAll          = (*Queue).readAll
+	OfAnotherProcess = (*Queue).ofAnotherProcess
+	ShardOf          = ID.shard
 )

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/failstop"
+	"codeq/internal/hook"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -39,10 +40,9 @@ const goldenTasks = "tasks.json"
 
 // goldenOptions are those of a golden queue. Its clock stands still.
 func goldenOptions(fs vfs.FS) *Options {
-	return &Options{
-		Shards: 3, fs: fs, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour,
-		wall: func() time.Time { return time.UnixMilli(1_800_000_000_000) },
-	}
+	opts := &Options{Shards: 3, fs: fs, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour}
+	hook.SetWall(opts, func() time.Time { return variedNow })
+	return opts
 }
 
 var goldenSchedule = Schedule{Name: "hourly", Every: time.Hour, Task: Task{Queue: "ticks", Payload: []byte("tick")}}
@@ -53,7 +53,7 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *Queue, take func()) {
 	t.Helper()
 	ctx := context.Background()
 	opts := goldenOptions(fs)
-	now := opts.wall()
+	now := variedNow
 	q, err := Open("queue", opts)
 	require.NoError(t, err)
 	require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Retention = time.Hour }))
@@ -62,7 +62,7 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *Queue, take func()) {
 	require.NoError(t, q.Configure(ctx, "holding", func(s *Settings) { s.HoldGroups = true }))
 	require.NoError(t, q.SetSchedule(ctx, goldenSchedule))
 	for round := range 2 {
-		for shard := range q.replicas {
+		for shard := range opts.Shards {
 			name := fmt.Sprint(round, shard)
 			produce := func(task Task) ID {
 				task.Payload = append([]byte(task.Queue), name...)
@@ -118,25 +118,16 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *Queue, take func()) {
 		}
 		q.quiesce(t)
 		if round == 0 {
-			for _, s := range q.led() {
-				require.NoError(t, s.probe(func(s *shard) error { return s.Store.Flush(ctx) }))
-			}
+			flush(t, q)
 		}
 	}
-	held, last := make(chan struct{}), q.shard(2)
-	stopped := make(chan struct{})
-	ended := make(chan error, 1)
 	parent, err := q.startingAt(2).Produce(ctx, Task{Queue: "parents"})
 	require.NoError(t, err)
-	go func() {
-		ended <- last.probe(func(*shard) error { close(stopped); <-held; return nil })
-	}()
-	<-stopped
+	goOn := hold(q, 2)
 	_, err = q.startingAt(0).Produce(ctx, Task{Queue: "children", After: []ID{parent}})
 	require.NoError(t, err)
 	return q, func() {
-		close(held)
-		require.NoError(t, <-ended)
+		goOn()
 		q.quiesce(t)
 	}
 }
@@ -350,8 +341,7 @@ func finishGolden(t *testing.T, disk *vfs.MemFS) {
 	t.Helper()
 	ctx := context.Background()
 	opts := goldenOptions(disk)
-	later := opts.wall().Add(48 * time.Hour)
-	opts.wall = func() time.Time { return later }
+	hook.SetWall(opts, func() time.Time { return variedNow.Add(48 * time.Hour) })
 	q, err := Open("queue", opts)
 	require.NoError(t, err)
 	require.NoError(t, q.DeleteSchedule(ctx, goldenSchedule.Name))

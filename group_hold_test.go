@@ -20,12 +20,12 @@ func TestGroupHeld(t *testing.T) {
 	ctx := context.Background()
 	deaths := map[string]func(p *Process, l *Lease){
 		"given up": func(p *Process, l *Lease) {
-			require.NoError(p.t, p.DeadLetter(ctx, l.Receipt, errors.New("boom")))
+			require.NoError(p.T, p.DeadLetter(ctx, l.Receipt, errors.New("boom")))
 		},
 		"out of attempts": func(p *Process, l *Lease) {
-			require.NoError(p.t, p.Retry(ctx, l.Receipt, RetryOptions{After: -1}))
+			require.NoError(p.T, p.Retry(ctx, l.Receipt, RetryOptions{After: -1}))
 			l = p.Take("a")
-			require.NoError(p.t, p.Retry(ctx, l.Receipt, RetryOptions{}))
+			require.NoError(p.T, p.Retry(ctx, l.Receipt, RetryOptions{}))
 		},
 		"expired": func(p *Process, _ *Lease) {
 			p.Pass(time.Minute)
@@ -37,7 +37,7 @@ func TestGroupHeld(t *testing.T) {
 		first string // of those that are worked on then
 		end   func(p *Process, id ID)
 	}{
-		"redriven":         {"1", func(p *Process, id ID) { require.NoError(p.t, p.RedriveDead(ctx, id)) }},
+		"redriven":         {"1", func(p *Process, id ID) { require.NoError(p.T, p.RedriveDead(ctx, id)) }},
 		"all are redriven": {"1", func(p *Process, _ ID) { p.EachDead(p.RedriveAllDead, DeadFilter{}) }},
 		"some are redriven, at a rate": {"1", func(p *Process, id ID) {
 			p.EachDead(p.RedriveAllDead, DeadFilter{
@@ -45,7 +45,7 @@ func TestGroupHeld(t *testing.T) {
 			})
 		}},
 		"purged":   {"2", func(p *Process, _ ID) { p.EachDead(p.PurgeDead, DeadFilter{}) }},
-		"canceled": {"2", func(p *Process, id ID) { require.NoError(p.t, p.Cancel(ctx, id)) }},
+		"canceled": {"2", func(p *Process, id ID) { require.NoError(p.T, p.Cancel(ctx, id)) }},
 	}
 	for death, die := range deaths {
 		for name, c := range ends {
@@ -79,11 +79,11 @@ func TestGroupHeld(t *testing.T) {
 
 // EachDead does something with one dead letter.
 func (p *Process) EachDead(how func(context.Context, DeadFilter) (int, error), which DeadFilter) {
-	p.t.Helper()
+	p.T.Helper()
 	time.Sleep(time.Millisecond) // those of this millisecond may be left out
 	n, err := how(context.Background(), which)
-	require.NoError(p.t, err)
-	require.Equal(p.t, 1, n)
+	require.NoError(p.T, err)
+	require.Equal(p.T, 1, n)
 }
 
 // TestGroupHeldCrash: wherever a crash falls between a death and what follows on the end of
@@ -119,8 +119,8 @@ func TestGroupHeldCrash(t *testing.T) {
 			}
 			requireSettled(t, q)
 		}
-		require.GreaterOrEqual(t, len(im.images), 3*len(names))
-		for i, image := range im.images {
+		require.GreaterOrEqual(t, len(im.Images), 3*len(names))
+		for i, image := range im.Images {
 			opts.fs = image
 			q := openForRun(t, opts)
 			requireSettled(t, q)

@@ -62,8 +62,8 @@ func TestGroupCrash(t *testing.T) {
 			}
 			requireSettled(t, q)
 		}
-		require.Greater(t, len(im.images), 2*len(names)) // most produce, claim and end in commits of their own
-		for i, image := range im.images {
+		require.Greater(t, len(im.Images), 2*len(names)) // most produce, claim and end in commits of their own
+		for i, image := range im.Images {
 			opts.fs = image
 			q := openForRun(t, opts)
 			requireSettled(t, q)

@@ -112,15 +112,14 @@ func TestStrictOrderBehindVoidTickets(t *testing.T) {
 		}
 		gone := claim("a")
 		produce(t, q, Task{Queue: "b"})
-		held := make(chan struct{})
-		go func() { _ = q.shard(0).probe(func(*shard) error { <-held; return nil }) }()
+		goOn := hold(q, 0)
 		synctest.Wait()
 		go func() { _, _ = q.Produce(t.Context(), Task{Queue: "a"}) }()
 		synctest.Wait()
 		next := claim("a", "b") // in one group with the task, before the list is looked at
 		waiting[0]()
 		synctest.Wait()
-		close(held)
+		goOn()
 		require.Equal(t, "codeq: context canceled", <-gone)
 		require.Equal(t, "a", <-next)
 		require.Equal(t, "b", claimNow(t, q, "b").Queue)

@@ -35,7 +35,7 @@ func TestStalledShardCostsNoLeaseElsewhere(t *testing.T) {
 		ran := make(chan error)
 		go func() { ran <- q.Run(ctx, &m, &RunOptions{Concurrency: 2}) }()
 		synctest.Wait()
-		open := shut(t, q.shard(0))
+		open := shut(t, q, 0)
 		stalled := make(chan error)
 		go func() {
 			_, err := q.startingAt(0).Produce(ctx, Task{Queue: "b"})

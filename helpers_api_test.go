@@ -75,10 +75,13 @@ var (
 	bound            = codeq.Bound
 	errBroken        = codeq.ErrBroken
 	startingAt       = codeq.StartingAt
+	readAll          = codeq.ReadAll
+	ofAnotherProcess = codeq.OfAnotherProcess
+	shardOf          = codeq.ShardOf
 )
 
 // onDisk is opts, of a queue that lies in fs.
-func onDisk(fs vfs.FS, opts *codeq.Options) *codeq.Options {
+func onDisk[O codeq.Options | codeq.VerifyOptions](fs vfs.FS, opts *O) *O {
 	hook.SetFS(opts, fs)
 	return opts
 }

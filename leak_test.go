@@ -31,7 +31,7 @@ type leaks struct{ goroutines, files map[string]string }
 func watchLeaks() *leaks { return &leaks{goroutines(), descriptors()} }
 
 // require fails if there is something that was not there at the beginning.
-func (l *leaks) require(t *testing.T, when string, args ...any) {
+func (l *leaks) Require(t *testing.T, when string, args ...any) {
 	t.Helper()
 	var left []string
 	for range 1000 { // a goroutine that has said its last word may not be gone yet
@@ -99,7 +99,7 @@ func TestNothingLeft(t *testing.T) {
 		wait := useEverything(t, q)
 		require.NoError(t, q.Close())
 		wait()
-		before.require(t, "at durability %s", level)
+		before.Require(t, "at durability %s", level)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestNothingLeftOfNode(t *testing.T) {
 		require.NoError(t, q.Close())
 		wait()
 	})
-	before.require(t, "after a cluster")
+	before.Require(t, "after a cluster")
 }
 
 // useEverything does things with a queue that are under way when it is closed;
@@ -376,7 +376,7 @@ func TestNothingLeftOfOpen(t *testing.T) {
 						return err != nil && strings.Contains(name, "MANIFEST-")
 					})
 					require.Empty(t, left, "operation %d: %v", fail, err)
-					before.require(t, "operation %d", fail)
+					before.Require(t, "operation %d", fail)
 					if !reached {
 						break
 					}

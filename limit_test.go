@@ -82,12 +82,12 @@ func waitingClaim(t *testing.T, q *Queue, queue string) <-chan *Lease {
 type imager struct {
 	committer
 	disk   *vfs.MemFS
-	images []*vfs.MemFS
+	Images []*vfs.MemFS
 }
 
 func (c *imager) Commit(b *pebble.Batch) error {
 	err := c.committer.Commit(b)
-	c.images = append(c.images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
+	c.Images = append(c.Images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
 	return err
 }
 
@@ -119,8 +119,8 @@ func TestLimitKeyCrashWhileParked(t *testing.T) {
 			complete(t, q, l)
 			requireSettled(t, q)
 		}
-		require.GreaterOrEqual(t, len(im.images), 3*len(names))
-		for i, image := range im.images {
+		require.GreaterOrEqual(t, len(im.Images), 3*len(names))
+		for i, image := range im.Images {
 			opts.fs = image
 			q := openForRun(t, opts)
 			requireSettled(t, q)
@@ -331,7 +331,7 @@ func TestRateOfNearlyNothing(t *testing.T) {
 			require.NotNil(t, claimNow(t, q, "a"), "the burst")
 			got := waitingClaim(t, q, "a")
 			requireSettled(t, q)
-			time.Sleep(2 * maxLease)
+			time.Sleep(2 * longestLease)
 			require.Empty(t, got)
 			configure(t, q, "a", func(s *Settings) { s.Rate = 0 })
 			synctest.Wait()

@@ -27,6 +27,12 @@ type limited struct {
 	t *testing.T
 }
 
+// The bounds of a lease.
+const (
+	shortestLease = 10 * time.Millisecond
+	longestLease  = 365 * 24 * time.Hour
+)
+
 func openLimited(t *testing.T) *limited {
 	q, err := Open("q", &Options{Shards: 2, Limits: testLimits, Retention: time.Hour, fs: vfs.NewMem()})
 	require.NoError(t, err)
@@ -126,9 +132,9 @@ var taskLimits = []struct {
 		[]any{firstMoment.Add(-1), lastMoment.Add(1), lastWest.Add(1)}, "the years 0 to 9999",
 	},
 	{
-		"Task.LeaseFor", []Task{{Queue: "a", LeaseFor: minLease}, {Queue: "a", LeaseFor: maxLease}},
-		[]Task{{Queue: "a", LeaseFor: -1}, {Queue: "a", LeaseFor: minLease - 1}, {Queue: "a", LeaseFor: maxLease + 1}},
-		[]any{time.Duration(-1), minLease - 1, maxLease + 1}, "0, or 10ms to 8760h0m0s",
+		"Task.LeaseFor", []Task{{Queue: "a", LeaseFor: shortestLease}, {Queue: "a", LeaseFor: longestLease}},
+		[]Task{{Queue: "a", LeaseFor: -1}, {Queue: "a", LeaseFor: shortestLease - 1}, {Queue: "a", LeaseFor: longestLease + 1}},
+		[]any{time.Duration(-1), shortestLease - 1, longestLease + 1}, "0, or 10ms to 8760h0m0s",
 	},
 	{
 		"Task.Timeout", []Task{{Queue: "a", Timeout: 1}, {Queue: "a", Timeout: math.MaxInt64}},
@@ -304,8 +310,8 @@ func TestClaimLimits(t *testing.T) {
 		{Queues: two, Weights: map[string]int{}},
 		{Queues: two, Weights: map[string]int{"b": dispatch.MaxWeight}},
 		{Queues: []string{"a", "a"}, Weights: map[string]int{"a": 2}},
-		{Queues: one, LeaseFor: minLease},
-		{Queues: one, LeaseFor: maxLease},
+		{Queues: one, LeaseFor: shortestLease},
+		{Queues: one, LeaseFor: longestLease},
 		{Queues: one, Max: 4},
 	} {
 		req.NoWait = true
@@ -331,8 +337,8 @@ func TestClaimLimits(t *testing.T) {
 		{ClaimRequest{Queues: two, Weights: map[string]int{"b": math.MaxInt}}, "Weights of b", math.MaxInt, "1 to 65536"},
 		{ClaimRequest{Queues: []string{"a", ""}}, "Queues", `""`, "names"},
 		{ClaimRequest{Queues: two, Weights: map[string]int{"a": -1, "b": 1}}, "Weights of a", -1, "1 to 65536"},
-		{ClaimRequest{Queues: one, LeaseFor: minLease - 1}, "LeaseFor", minLease - 1, "10ms to 8760h0m0s"},
-		{ClaimRequest{Queues: one, LeaseFor: maxLease + 1}, "LeaseFor", maxLease + 1, "10ms to 8760h0m0s"},
+		{ClaimRequest{Queues: one, LeaseFor: shortestLease - 1}, "LeaseFor", shortestLease - 1, "10ms to 8760h0m0s"},
+		{ClaimRequest{Queues: one, LeaseFor: longestLease + 1}, "LeaseFor", longestLease + 1, "10ms to 8760h0m0s"},
 		{ClaimRequest{Queues: one, LeaseFor: -1}, "LeaseFor", time.Duration(-1), "10ms to 8760h0m0s"},
 		{ClaimRequest{Queues: one, Max: 5}, "Max", 5, "at most 4"},
 		{ClaimRequest{Queues: one, Max: -1}, "Max", -1, "at most 4"},
@@ -372,15 +378,15 @@ func TestExtendLimits(t *testing.T) {
 	q := openLimited(t)
 	ctx := context.Background()
 	l := q.lease()
-	for _, d := range []time.Duration{math.MinInt64, -1, 0, minLease - 1, maxLease + 1, math.MaxInt64} {
+	for _, d := range []time.Duration{math.MinInt64, -1, 0, shortestLease - 1, longestLease + 1, math.MaxInt64} {
 		q.refused("Extend duration", d, "10ms to 8760h0m0s", func() error { return q.Extend(ctx, l.Receipt, d) })
 	}
-	for _, d := range []time.Duration{maxLease, minLease, maxLease} {
+	for _, d := range []time.Duration{longestLease, shortestLease, longestLease} {
 		before := time.Now()
 		require.NoError(t, q.Extend(ctx, l.Receipt, d))
 		info, err := q.Get(ctx, l.ID)
 		require.NoError(t, err)
-		if d == maxLease {
+		if d == longestLease {
 			require.WithinRange(t, info.At, before.Add(d-time.Second), time.Now().Add(d+time.Second))
 		}
 	}

@@ -123,7 +123,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 			l := f.Claim("start")
 			sent := bound("a", 1, engine.BatchCap+10)
 			before := f.Payloads()[1:] // without start
-			atReceiver := shut(t, f.Q.shard(1))
+			atReceiver := shut(t, f.Q, 1)
 			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, sent...))
 			synctest.Wait()
 			require.EqualValues(f, len(sent), f.UnderWay(0))
@@ -133,7 +133,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
 			require.NoError(f, img.Q.Close())
 
-			atSender := shut(t, f.Q.shard(0))
+			atSender := shut(t, f.Q, 0)
 			close(atReceiver)
 			synctest.Wait() // the receiver has stored the first ones, the sender cannot forget them
 			img = f.Crash(disk)
@@ -180,7 +180,7 @@ func TestMessagesToFailedShard(t *testing.T) {
 				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
 				synctest.Wait()
 			}
-			failShard(t, f.Q.shard(1))
+			failShard(t, f.Q, 1)
 			finish("start", slices.Concat(bound("a", 1, 3), bound("a", 2, 3))...)
 			finish("parent")
 			finish("start", bound("b", 1, 3)...)
@@ -205,7 +205,7 @@ func TestWaitIdleWaitsForMessages(t *testing.T) {
 			f.ProduceAt(sender, Task{Queue: "start"})
 			receiver := (sender + 1) % 3
 			l := f.Claim("start")
-			open := shut(t, f.Q.shard(receiver))
+			open := shut(t, f.Q, receiver)
 			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, bound("a", receiver, 1)...))
 			synctest.Wait()
 			idle := make(chan error, 1)
@@ -228,7 +228,7 @@ func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
 		f.ProduceAt(2, Task{Queue: "a"})
 		l := f.Claim("a")
-		open := shut(t, f.Q.shard(2))
+		open := shut(t, f.Q, 2)
 		go func() { _, _ = f.Q.startingAt(2).Produce(ctx, Task{Queue: "z"}) }()
 		synctest.Wait()
 		go func() { _ = f.Q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...) }()
@@ -251,7 +251,7 @@ func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
 		f.ProduceAt(2, Task{Queue: "a"})
 		l := f.Claim("a")
-		open := shut(t, f.Q.shard(1))
+		open := shut(t, f.Q, 1)
 		go func() { _, _ = f.Q.startingAt(1).Produce(ctx, Task{Queue: "z"}) }()
 		synctest.Wait() // shard 1 is in a commit
 		idle := make(chan error, 1)
@@ -277,7 +277,7 @@ func TestLostTailOfMessages(t *testing.T) {
 		f.ProduceAt(0, Task{Queue: "start"})
 		f.ProduceAt(0, Task{Queue: "start"})
 		first, second := f.Claim("start"), f.Claim("start")
-		atReceiver := shut(t, f.Q.shard(1))
+		atReceiver := shut(t, f.Q, 1)
 		require.NoError(f, f.Q.Complete(ctx, first.Receipt, nil, bound("a", 1, 2)...))
 		synctest.Wait()
 		syncLogs(t, disk, "queue/shard-000")
@@ -369,7 +369,7 @@ func TestNumbersAreStored(t *testing.T) {
 		require.Equal(f, 3*2, c.numbers)
 		f.ProduceAt(0, Task{Queue: "start"})
 		l := f.Claim("start")
-		open := shut(t, f.Q.shard(1))
+		open := shut(t, f.Q, 1)
 		require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, bound("a", 1, 3)...))
 		synctest.Wait()
 		require.NoError(f, f.Q.shard(0).probe(func(s *shard) error {
@@ -394,7 +394,7 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 		f.ProduceAt(0, Task{Queue: "start"})
 		f.Complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
 		first := f.Claim("start")
-		open := shut(t, f.Q.shard(1))
+		open := shut(t, f.Q, 1)
 		require.NoError(f, f.Q.Complete(context.Background(), first.Receipt, nil, bound("b", 1, 3)...))
 		synctest.Wait()
 		lower, upper := keys.Range(keys.Sent)

@@ -15,7 +15,6 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 )
 
 // pinTest is parents whose retention is a minute, and children that take longer.
@@ -63,15 +62,7 @@ func (f *pinTest) requireForgotten(ids ...ID) {
 	time.Sleep(2 * time.Minute)
 	f.RequireState(gone, ids...)
 	f.Check()
-	for _, s := range f.Q.led() {
-		v := f.Q.peek(s)
-		n := 0
-		for _, prefix := range []byte{keys.Pin, keys.Pinned} {
-			require.NoError(f, schema.Scan(v.snap, prefix, func([]byte, []byte) error { n++; return nil }))
-		}
-		v.close()
-		require.Zero(f, n, "shard %d still has pins", s.index)
-	}
+	require.Zero(f, stored(f.T, f.Q, keys.Pin)+stored(f.T, f.Q, keys.Pinned), "pins that are left")
 }
 
 // TestPinnedResult: the result of a kept parent is there until the last child that

@@ -49,7 +49,7 @@ func infoOf(t *testing.T, q *Queue, id ID) *TaskInfo {
 
 // ActiveRun is a call of Run in a goroutine of its own.
 type ActiveRun struct {
-	cancel context.CancelCauseFunc
+	Cancel context.CancelCauseFunc
 	Done   chan struct{} // closed when Run has returned
 	Err    error         // of Run; valid once done is closed
 	Took   time.Duration // from the end of its context, or of waiting for it, until Run returned
@@ -62,7 +62,7 @@ type ActiveRun struct {
 func startRun(t *testing.T, q *Queue, m *Mux, opts RunOptions) *ActiveRun {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
-	r := &ActiveRun{cancel: cancel, Done: make(chan struct{})}
+	r := &ActiveRun{Cancel: cancel, Done: make(chan struct{})}
 	opts.OnError = func(l *Lease, err error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -80,7 +80,7 @@ var errBubbleOver = errors.New("the test is over")
 
 // End ends the context of Run and returns what Run returns.
 func (r *ActiveRun) End(cause error) error {
-	r.cancel(cause)
+	r.Cancel(cause)
 	return r.Wait()
 }
 
@@ -194,9 +194,9 @@ func (burningCommitter) Commit(*pebble.Batch) error { return errDisk }
 func (burningCommitter) Confirm() error             { return nil }
 
 // failShard makes the next commit of a shard fail.
-func failShard(t *testing.T, s *shard) {
+func failShard(t *testing.T, q *Queue, index int) {
 	t.Helper()
-	require.NoError(t, s.probe(func(s *shard) error {
+	require.NoError(t, q.shard(index).probe(func(s *shard) error {
 		s.commit = burningCommitter{}
 		return nil
 	}))
@@ -225,11 +225,11 @@ func TestRunOnFailedShard(t *testing.T) {
 					return ctx.Err()
 				})
 				run := startRun(t, q, &m, RunOptions{LeaseFor: 15 * time.Second, Grace: time.Minute, Concurrency: concurrency})
-				for i := range q.led() {
+				for i := range 3 {
 					produce(t, q.startingAt(i), Task{Queue: "a"}, Task{Queue: "a"})
 				}
 				synctest.Wait()
-				failShard(t, q.shard(1))
+				failShard(t, q, 1)
 				_, err := q.startingAt(1).Produce(t.Context(), Task{Queue: "b"})
 				require.ErrorIs(t, err, ErrUncertain)
 				require.ErrorIs(t, err, errDisk)
@@ -265,11 +265,11 @@ func TestRunWaitsForCommits(t *testing.T) {
 		run := startRun(t, q, &m, RunOptions{Concurrency: 2})
 		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
 		synctest.Wait()
-		open := shut(t, q.shard(0))
+		open := shut(t, q, 0)
 		close(step)
 		synctest.Wait()
 		require.EqualValues(t, 2, handled.Load())
-		run.cancel(nil)
+		run.Cancel(nil)
 		time.Sleep(25 * time.Second) // longer than the grace, shorter than a lease
 		synctest.Wait()
 		select {
@@ -296,15 +296,15 @@ func TestStuckShardDelaysNoCancel(t *testing.T) {
 			return nil
 		})
 		run := startRun(t, q, &m, RunOptions{Concurrency: 4, Grace: 10 * time.Second})
-		for i := range q.led() {
+		for i := range 2 {
 			produce(t, q.startingAt(i), Task{Queue: "a"}, Task{Queue: "a"})
 		}
 		synctest.Wait()
 		var gates []chan struct{}
-		for _, s := range q.led() {
-			gates = append(gates, shut(t, s))
+		for i := range 2 {
+			gates = append(gates, shut(t, q, i))
 		}
-		run.cancel(nil)
+		run.Cancel(nil)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		require.EqualValues(t, 4, cancelled.Load())
@@ -388,9 +388,9 @@ func TestRefusedRuns(t *testing.T) {
 			{&empty, RunOptions{Queues: []string{"a"}}, ErrNoHandler, ""},
 			{&m, RunOptions{Queues: []string{"a", "z"}}, ErrNoHandler, ""},
 			{&m, RunOptions{Concurrency: -1}, ErrInvalid, "RunOptions.Concurrency"},
-			{&m, RunOptions{LeaseFor: minLease - 1}, ErrInvalid, "ClaimRequest.LeaseFor"},
+			{&m, RunOptions{LeaseFor: shortestLease - 1}, ErrInvalid, "ClaimRequest.LeaseFor"},
 			{&m, RunOptions{LeaseFor: -time.Second}, ErrInvalid, "ClaimRequest.LeaseFor"},
-			{&m, RunOptions{LeaseFor: maxLease + 1}, ErrInvalid, "ClaimRequest.LeaseFor"},
+			{&m, RunOptions{LeaseFor: longestLease + 1}, ErrInvalid, "ClaimRequest.LeaseFor"},
 			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"z": 1}}, ErrInvalid, "ClaimRequest.Weights"},
 			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": 0}}, ErrInvalid, "ClaimRequest.Weights of b"},
 			{&m, RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": -2}}, ErrInvalid, "ClaimRequest.Weights of b"},

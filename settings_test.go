@@ -46,7 +46,8 @@ func TestSettingsKept(t *testing.T) {
 
 			image := disk.CrashClone(vfs.CrashCloneCfg{})
 			require.NoError(t, q.Close())
-			for _, opts.fs = range []vfs.FS{disk, image} {
+			for _, left := range []vfs.FS{disk, image} {
+				opts.fs = left
 				q := openForRun(t, opts)
 				require.Equal(t, want, settingsOf(t, q, "a"))
 				require.Equal(t, Settings{Retention: Forever}, settingsOf(t, q, "b"))
@@ -186,7 +187,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
 		configure(t, f.Q, "a", func(s *Settings) { s.Concurrency = 1 })
 		f.Check()
-		one, two := shut(t, f.Q.shard(1)), shut(t, f.Q.shard(2))
+		one, two := shut(t, f.Q, 1), shut(t, f.Q, 2)
 		configured := make(chan error, 1)
 		go func() {
 			configured <- f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true })
@@ -231,7 +232,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 func TestConfigureWithFailedShard(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
 		f.ProduceAt(0, Task{Queue: "a"})
-		failShard(t, f.Q.shard(1))
+		failShard(t, f.Q, 1)
 		require.ErrorIs(f, f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true }), ErrUncertain)
 		require.True(f, settingsOf(t, f.Q, "a").Paused)
 		require.NoError(f, f.Q.shard(2).probe(func(s *shard) error {

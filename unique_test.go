@@ -16,15 +16,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/hook"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 )
 
 // Process is a queue whose process may end at every step of a test, and whose
 // clock may be set.
 type Process struct {
 	*Queue
-	t    *testing.T
+	T    *testing.T
 	End  string // how step ends it
 	Opts Options
 	Disk *vfs.MemFS
@@ -45,11 +45,11 @@ func throughSteps(t *testing.T, opts Options, test func(t *testing.T, p *Process
 	for _, end := range []string{goesOn, forgets, closed, killed} {
 		t.Run(end, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &Process{t: t, End: end, Opts: opts, Disk: vfs.NewCrashableMem()}
+				p := &Process{T: t, End: end, Opts: opts, Disk: vfs.NewCrashableMem()}
 				p.Opts.Durability = DurabilityDisk
 				p.Opts.Backoff.Jitter = -1
-				p.Opts.wall = func() time.Time { return time.Now().Add(time.Duration(p.Skew.Load())) }
-				p.open()
+				hook.SetWall(&p.Opts, p.Now)
+				p.Open()
 				defer func() { require.NoError(t, p.Close()) }()
 				test(t, p)
 				p.Step()
@@ -58,42 +58,45 @@ func throughSteps(t *testing.T, opts Options, test func(t *testing.T, p *Process
 	}
 }
 
-func (p *Process) open() {
-	p.t.Helper()
-	p.Opts.fs = p.Disk
+// Now is the wall clock.
+func (p *Process) Now() time.Time { return time.Now().Add(time.Duration(p.Skew.Load())) }
+
+func (p *Process) Open() {
+	p.T.Helper()
+	hook.SetFS(&p.Opts, p.Disk)
 	q, err := Open("queue", &p.Opts)
-	require.NoError(p.t, err)
+	require.NoError(p.T, err)
 	p.Queue = q
 }
 
 // Step checks disk and memory, and ends the process and begins it again.
 func (p *Process) Step() {
-	p.t.Helper()
+	p.T.Helper()
 	p.Check()
 	switch p.End {
 	case goesOn:
 		return
 	case forgets:
 		for _, s := range p.led() {
-			require.NoError(p.t, s.probe(forgetCaches))
+			require.NoError(p.T, s.probe(forgetCaches))
 		}
 	case closed:
-		require.NoError(p.t, p.Close())
-		p.open()
+		require.NoError(p.T, p.Close())
+		p.Open()
 	case killed:
 		left := p.Disk.CrashClone(vfs.CrashCloneCfg{RNG: rand.New(rand.NewPCG(0, 0))})
-		require.NoError(p.t, p.Close())
+		require.NoError(p.T, p.Close())
 		p.Disk = left
-		p.open()
+		p.Open()
 	}
 	p.Check()
 }
 
 func (p *Process) Check() {
-	p.t.Helper()
+	p.T.Helper()
 	synctest.Wait()
-	require.NoError(p.t, p.checkAll())
-	require.NoError(p.t, p.checkMemory())
+	require.NoError(p.T, p.checkAll())
+	require.NoError(p.T, p.checkMemory())
 }
 
 // SetClock moves the wall clock, which nobody is told of.
@@ -110,58 +113,49 @@ func (p *Process) Pass(d time.Duration) {
 
 // Store stores a task that must be new.
 func (p *Process) Store(task Task) ID {
-	p.t.Helper()
+	p.T.Helper()
 	id, err := p.Produce(context.Background(), task)
-	require.NoError(p.t, err)
+	require.NoError(p.T, err)
 	return id
 }
 
 // Take takes the task that is next, at once.
 func (p *Process) Take(queue string) *Lease {
-	p.t.Helper()
-	l := claimNow(p.t, p.Queue, queue)
-	require.NotNil(p.t, l, "nothing is ready in queue %q", queue)
+	p.T.Helper()
+	l := claimNow(p.T, p.Queue, queue)
+	require.NotNil(p.T, l, "nothing is ready in queue %q", queue)
 	return l
 }
 
 // Taken requires that the key of a task belongs to holder.
 func (p *Process) Taken(task Task, holder ID) {
-	p.t.Helper()
+	p.T.Helper()
 	before, err := p.Stats(context.Background())
-	require.NoError(p.t, err)
+	require.NoError(p.T, err)
 	id, err := p.Produce(context.Background(), task)
-	require.ErrorIs(p.t, err, ErrDuplicate)
+	require.ErrorIs(p.T, err, ErrDuplicate)
 	var duplicate *DuplicateError
-	require.ErrorAs(p.t, err, &duplicate)
-	require.Equal(p.t, DuplicateError{Key: task.Unique.Key, ID: holder}, *duplicate)
-	require.Equal(p.t, holder, id)
+	require.ErrorAs(p.T, err, &duplicate)
+	require.Equal(p.T, DuplicateError{Key: task.Unique.Key, ID: holder}, *duplicate)
+	require.Equal(p.T, holder, id)
 	after, err := p.Stats(context.Background())
-	require.NoError(p.t, err)
-	require.Equal(p.t, before, after, "a duplicate stores nothing")
+	require.NoError(p.T, err)
+	require.Equal(p.T, before, after, "a duplicate stores nothing")
 }
 
 // StateOf returns where a task is; 0 if it does not exist.
 func (p *Process) StateOf(id ID) State {
-	p.t.Helper()
+	p.T.Helper()
 	info, err := p.Get(context.Background(), id)
 	if errors.Is(err, ErrNotFound) {
 		return 0
 	}
-	require.NoError(p.t, err)
+	require.NoError(p.T, err)
 	return info.State
 }
 
 // Stored returns how many entries the range has in all shards.
-func (p *Process) Stored(prefix byte) (n int) {
-	p.t.Helper()
-	for _, s := range p.led() {
-		require.NoError(p.t, schema.Scan(s.Store.DB(), prefix, func([]byte, []byte) error {
-			n++
-			return nil
-		}))
-	}
-	return n
-}
+func (p *Process) Stored(prefix byte) int { return stored(p.T, p.Queue, prefix) }
 
 // forgetCaches makes the next look at an entry go to disk, and lists keys again.
 func forgetCaches(s *shard) error {
@@ -196,6 +190,11 @@ func duplicates(t *testing.T, err error) map[int]ID {
 	return found
 }
 
+// keyFor names the key of a task.
+func keyFor(t Task) UniqueKey {
+	return UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
+}
+
 func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} }
 
 // TestUniqueBatchOfSeveralShards: each task goes to where its key lies. When a
@@ -215,7 +214,7 @@ func TestUniqueBatchOfSeveralShards(t *testing.T) {
 			require.True(t, bound)
 			return h
 		}
-		failShard(t, p.shard(2))
+		failShard(t, p.Queue, 2)
 		ids, err := p.ProduceBatch(ctx, batch)
 		require.ErrorIs(t, err, errDisk)
 		require.NotErrorIs(t, err, ErrDuplicate)
@@ -231,7 +230,7 @@ func TestUniqueBatchOfSeveralShards(t *testing.T) {
 		require.Positive(t, count, "the shards before the one that fails have stored theirs")
 		require.Less(t, count, n)
 		require.NoError(t, p.Close())
-		p.open()
+		p.Open()
 		p.Step()
 
 		again, err := p.ProduceBatch(ctx, batch)
@@ -269,7 +268,7 @@ func TestReplace(t *testing.T) {
 		{
 			name: "scheduled", task: keyed("k"), from: Scheduled, to: Ready,
 			wait: func(p *Process, task Task) ID {
-				task.RunAt = p.Opts.wall().Add(time.Hour)
+				task.RunAt = p.Now().Add(time.Hour)
 				return p.Store(task)
 			},
 		},
@@ -326,7 +325,7 @@ func TestReplace(t *testing.T) {
 				require.Zero(t, info.Attempts)
 				require.Empty(t, info.LastError)
 
-				next.RunAt = time.UnixMilli(p.Opts.wall().Add(time.Hour).UnixMilli())
+				next.RunAt = time.UnixMilli(p.Now().Add(time.Hour).UnixMilli())
 				require.Equal(t, id, p.Store(next))
 				p.Step()
 				require.Equal(t, Scheduled, p.StateOf(id))
@@ -378,7 +377,7 @@ func TestReplaceChild(t *testing.T) {
 		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, nil))
 		p.Step()
 		task.Payload, task.After = []byte("second"), nil
-		task.RunAt = p.Opts.wall().Add(time.Hour)
+		task.RunAt = p.Now().Add(time.Hour)
 		require.Equal(t, id, p.Store(task))
 		p.Step()
 		require.Equal(t, Blocked, p.StateOf(id))
@@ -399,7 +398,7 @@ func TestReplaceInOneGroup(t *testing.T) {
 		task := keyed("k")
 		task.Unique.Replace = true
 		first := produce(t, q, task)[0]
-		gate := shut(t, q.shard(0))
+		gate := shut(t, q, 0)
 		var wg sync.WaitGroup
 		ids := make([]ID, 4)
 		replace := func(i int) {
@@ -423,7 +422,7 @@ func TestReplaceInOneGroup(t *testing.T) {
 		require.NoError(t, q.checkMemory())
 		require.Equal(t, Counts{Ready: 1}, countsOf(t, q, "a"))
 
-		gate = shut(t, q.shard(0))
+		gate = shut(t, q, 0)
 		wg.Go(func() { require.NoError(t, q.Cancel(ctx, first)) })
 		synctest.Wait()
 		replace(3)
@@ -444,7 +443,7 @@ func TestReplaceKeepsLeases(t *testing.T) {
 		task.Unique.Replace = true
 		id := p.Store(task)
 		require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
-		p.Store(Task{Queue: "a", RunAt: p.Opts.wall().Add(-time.Hour)})
+		p.Store(Task{Queue: "a", RunAt: p.Now().Add(-time.Hour)})
 		leases, err := p.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 2})
 		require.NoError(t, err)
 		require.Len(t, leases, 2)
@@ -489,7 +488,7 @@ func TestDebounce(t *testing.T) {
 		for i := range 10 {
 			task := keyed("document 7")
 			task.Unique.Replace = true
-			task.RunAt = p.Opts.wall().Add(5 * time.Second)
+			task.RunAt = p.Now().Add(5 * time.Second)
 			task.Payload = strconv.AppendInt(nil, int64(i), 10)
 			next := p.Store(task)
 			if i > 0 {
@@ -511,11 +510,11 @@ func TestDebounce(t *testing.T) {
 // endings are the ways in which a task with a key ends.
 var endings = map[State]func(p *Process, id ID){
 	Done: func(p *Process, id ID) {
-		require.NoError(p.t, p.Complete(context.Background(), p.Take("a").Receipt, nil))
+		require.NoError(p.T, p.Complete(context.Background(), p.Take("a").Receipt, nil))
 	},
-	Canceled: func(p *Process, id ID) { require.NoError(p.t, p.Cancel(context.Background(), id)) },
+	Canceled: func(p *Process, id ID) { require.NoError(p.T, p.Cancel(context.Background(), id)) },
 	Dead: func(p *Process, id ID) {
-		require.NoError(p.t, p.DeadLetter(context.Background(), p.Take("a").Receipt, nil))
+		require.NoError(p.T, p.DeadLetter(context.Background(), p.Take("a").Receipt, nil))
 	},
 }
 
@@ -547,7 +546,7 @@ func TestReleaseKey(t *testing.T) {
 				p.Taken(task, first)
 				require.NoError(t, p.ReleaseKey(ctx, UniqueKey{Queue: "a", Key: "k"}))
 				p.Step()
-				require.ErrorIs(t, p.ReleaseKey(ctx, task.uniqueKey()), ErrNotFound)
+				require.ErrorIs(t, p.ReleaseKey(ctx, keyFor(task)), ErrNotFound)
 				p.Pass(10 * time.Minute)
 				second := p.Store(task)
 				require.NotEqual(t, first, second)
@@ -563,7 +562,7 @@ func TestReleaseKey(t *testing.T) {
 					p.Pass(time.Millisecond)
 				}
 				p.Step()
-				require.ErrorIs(t, p.ReleaseKey(ctx, task.uniqueKey()), ErrNotFound)
+				require.ErrorIs(t, p.ReleaseKey(ctx, keyFor(task)), ErrNotFound)
 				require.Zero(t, p.Stored(keys.Unique))
 				require.Zero(t, p.Stored(keys.Freed))
 			})
@@ -581,20 +580,19 @@ func TestReleaseKeyAtOnce(t *testing.T) {
 			task.Unique.For = taken
 			together := func(calls ...func() error) {
 				t.Helper()
-				held, errs := make(chan struct{}), make([]error, len(calls))
-				go func() { _ = q.shard(0).probe(func(*shard) error { <-held; return nil }) }()
+				goOn, errs := hold(q, 0), make([]error, len(calls))
 				synctest.Wait()
 				for i, call := range calls {
 					go func() { errs[i] = call() }()
 					synctest.Wait()
 				}
-				close(held)
+				goOn()
 				synctest.Wait()
 				for _, err := range errs {
 					require.NoError(t, err)
 				}
 			}
-			release := func() error { return q.ReleaseKey(ctx, task.uniqueKey()) }
+			release := func() error { return q.ReleaseKey(ctx, keyFor(task)) }
 			var first ID
 			together(func() (err error) { first, err = q.Produce(ctx, task); return err }, release)
 			require.NoError(t, q.checkAll())
@@ -623,9 +621,8 @@ func TestManyKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		most := engine.MostUniques()
-		p := &Process{t: t, End: closed, Opts: Options{Shards: 1, Limits: Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
-		p.Opts.wall = time.Now
-		p.open()
+		p := &Process{T: t, End: closed, Opts: Options{Shards: 1, Limits: Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
+		p.Open()
 		defer func() { require.NoError(t, p.Close()) }()
 		ctx := context.Background()
 		const size = 1 << 14
@@ -655,7 +652,7 @@ func TestManyKeys(t *testing.T) {
 		}
 		requireTaken()
 		require.NoError(t, p.Close())
-		p.open()
+		p.Open()
 		requireTaken()
 		for _, i := range []int{2, n - 2} { // one that is held since Open, perhaps, and one that is not
 			require.NoError(t, p.Cancel(ctx, ids[i]))
@@ -773,7 +770,7 @@ func TestKeyOfCanceledChild(t *testing.T) {
 // if the time of another one comes in the same group.
 func TestChildIsScheduled(t *testing.T) {
 	throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *Process) {
-		start := p.Opts.wall()
+		start := p.Now()
 		parent := p.Store(Task{Queue: "parents"})
 		child := p.Store(Task{Queue: "a", After: []ID{parent}, RunAt: start.Add(time.Hour)})
 		p.Store(Task{Queue: "others", RunAt: start.Add(time.Minute)})

@@ -71,7 +71,7 @@ func TestCallersPassUpkeep(t *testing.T) {
 			bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 				load.prepare(t, q)
 				const commit = time.Millisecond
-				slowDown(t, q.shard(0), commit)
+				slowDown(t, q, 0, commit)
 				begun := make(chan struct{})
 				go func() {
 					defer close(begun)

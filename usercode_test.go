@@ -16,41 +16,41 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// myErr is an error type of a user; of a nil *myErr every method panics.
-type myErr struct{ text string }
+// MyErr is an error type of a user; of a nil *MyErr every method panics.
+type MyErr struct{ text string }
 
-func (e *myErr) Error() string { return e.text }
+func (e *MyErr) Error() string { return e.text }
 
-// hostileErr panics whatever it is asked.
-type hostileErr struct{}
+// HostileErr panics whatever it is asked.
+type HostileErr struct{}
 
-func (hostileErr) Error() string        { panic("Error") }
-func (hostileErr) Unwrap() error        { panic("Unwrap") }
-func (hostileErr) Is(error) bool        { panic("Is") }
-func (hostileErr) As(any) bool          { panic("As") }
-func (hostileErr) String() string       { panic("String") }
-func (hostileErr) LogValue() slog.Value { panic("LogValue") }
+func (HostileErr) Error() string        { panic("Error") }
+func (HostileErr) Unwrap() error        { panic("Unwrap") }
+func (HostileErr) Is(error) bool        { panic("Is") }
+func (HostileErr) As(any) bool          { panic("As") }
+func (HostileErr) String() string       { panic("String") }
+func (HostileErr) LogValue() slog.Value { panic("LogValue") }
 
 // TestErrorsThatPanic: whatever error a handler returns, its attempt has failed as the handler
 // says, and Run goes on.
 func TestErrorsThatPanic(t *testing.T) {
-	var null *myErr
+	var null *MyErr
 	for name, tc := range map[string]struct {
 		err   func() error
 		state State
 		text  string // in LastError
 	}{
-		"nil pointer":          {func() error { return null }, Scheduled, "*codeq.myErr"},
-		"retry":                {func() error { return RetryAfter(time.Hour, null) }, Scheduled, "*codeq.myErr"},
-		"dead letter":          {func() error { return DeadLetter(null) }, Dead, "*codeq.myErr"},
+		"nil pointer":          {func() error { return null }, Scheduled, "*codeq.MyErr"},
+		"retry":                {func() error { return RetryAfter(time.Hour, null) }, Scheduled, "*codeq.MyErr"},
+		"dead letter":          {func() error { return DeadLetter(null) }, Dead, "*codeq.MyErr"},
 		"wrapped dead letter":  {func() error { return fmt.Errorf("x: %w", DeadLetter(null)) }, Dead, "x: "},
 		"joined":               {func() error { return errors.Join(DeadLetter(null), null) }, Dead, "*errors.joinError"},
-		"retry of dead letter": {func() error { return RetryAfter(time.Hour, DeadLetter(null)) }, Scheduled, "*codeq.myErr"},
+		"retry of dead letter": {func() error { return RetryAfter(time.Hour, DeadLetter(null)) }, Scheduled, "*codeq.MyErr"},
 		"snooze":               {func() error { return errors.Join(Snooze(time.Hour), null) }, Scheduled, ""},
-		"hostile":              {func() error { return hostileErr{} }, Scheduled, "codeq.hostileErr"},
-		"hostile dead letter":  {func() error { return DeadLetter(hostileErr{}) }, Dead, "codeq.hostileErr"},
+		"hostile":              {func() error { return HostileErr{} }, Scheduled, "codeq.HostileErr"},
+		"hostile dead letter":  {func() error { return DeadLetter(HostileErr{}) }, Dead, "codeq.HostileErr"},
 		"panic":                {func() error { panic(null) }, Scheduled, "panic: "},
-		"hostile panic":        {func() error { panic(hostileErr{}) }, Scheduled, "panic: "},
+		"hostile panic":        {func() error { panic(HostileErr{}) }, Scheduled, "panic: "},
 	} {
 		for _, middleware := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, middleware), func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestErrorsThatPanic(t *testing.T) {
 func TestCausesThatPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{})
-		for _, cause := range []error{(*myErr)(nil), hostileErr{}} {
+		for _, cause := range []error{(*MyErr)(nil), HostileErr{}} {
 			id := produce(t, q, Task{Queue: "a"})[0]
 			claim := func() Receipt {
 				l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}, NoWait: true})
@@ -150,7 +150,7 @@ func TestCallersFunctionsEnd(t *testing.T) {
 					n, err := q.PurgeDead(t.Context(), DeadFilter{})
 					require.NoError(t, err)
 					require.Equal(t, 600, n)
-					require.Zero(t, q.events.Wanted())
+					require.False(t, watched(q))
 					require.NoError(t, q.Close())
 				})
 			})
@@ -162,7 +162,7 @@ func TestCallersFunctionsEnd(t *testing.T) {
 type userHandler struct {
 	before func(message string) // each record
 	mu     *sync.Mutex
-	seen   *[]string
+	Seen   *[]string
 }
 
 func newUserHandler(before func(string)) userHandler {
@@ -179,7 +179,7 @@ func (h userHandler) Handle(_ context.Context, r slog.Record) error {
 	r.Attrs(func(a slog.Attr) bool { text += " " + a.String(); return true })
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	*h.seen = append(*h.seen, text)
+	*h.Seen = append(*h.Seen, text)
 	return nil
 }
 
@@ -187,7 +187,7 @@ func (h userHandler) Handle(_ context.Context, r slog.Record) error {
 func (h userHandler) about(text string) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	records := slices.DeleteFunc(slices.Clone(*h.seen), func(r string) bool { return !strings.HasPrefix(r, text) })
+	records := slices.DeleteFunc(slices.Clone(*h.Seen), func(r string) bool { return !strings.HasPrefix(r, text) })
 	slices.Sort(records)
 	return records
 }
@@ -200,16 +200,15 @@ func TestLoggerBlocks(t *testing.T) {
 		h := newUserHandler(func(string) { <-gate })
 		q := openForRun(t, Options{Logger: slog.New(h)})
 		const records = 1024 + 500
-		s := q.led()[0]
 		for range records { // the owner logs
-			require.NoError(t, s.probe(func(s *shard) error { s.opts.log.Info("from the owner"); return nil }))
+			logFromOwner(t, q, 0, "from the owner")
 		}
 		produce(t, q, Task{Queue: "a"})
 		close(gate)
 		synctest.Wait()
 		const taken = 1024 + 1 // one was in its hands when the queue was full
-		require.Equal(t, []string{"log records lost, as the handler did not take them count=499"}, (*h.seen)[taken:])
-		require.Equal(t, slices.Repeat([]string{"from the owner"}, taken), (*h.seen)[:taken])
+		require.Equal(t, []string{"log records lost, as the handler did not take them count=499"}, (*h.Seen)[taken:])
+		require.Equal(t, slices.Repeat([]string{"from the owner"}, taken), (*h.Seen)[:taken])
 		require.NoError(t, q.Close())
 	})
 }
@@ -219,8 +218,8 @@ func TestLoggerBlocksClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
 		q := openForRun(t, Options{Logger: slog.New(newUserHandler(func(string) { <-gate }))})
-		q.opts.log.Info("first")
-		q.opts.log.Info("second")
+		logOf(q).Info("first")
+		logOf(q).Info("second")
 		begun := time.Now()
 		require.NoError(t, q.Close())
 		require.Equal(t, time.Second, time.Since(begun))
@@ -240,11 +239,11 @@ func TestLoggerEnds(t *testing.T) {
 				})
 				q := openForRun(t, Options{Logger: slog.New(h)})
 				for _, message := range []string{"good", "bad", "bad", "good"} {
-					q.opts.log.With("shard", 1).Info(message)
+					logOf(q).With("shard", 1).Info(message)
 					synctest.Wait()
 				}
 				lost := "log records lost, as the handler did not take them count="
-				require.Equal(t, []string{"good", lost + "1", lost + "1", "good"}, *h.seen)
+				require.Equal(t, []string{"good", lost + "1", lost + "1", "good"}, *h.Seen)
 				require.NoError(t, q.Close())
 			})
 		})

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/failstop"
+	"codeq/internal/hook"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -254,8 +255,8 @@ func finishAll(t *testing.T, disk *vfs.MemFS) {
 	t.Helper()
 	ctx := context.Background()
 	opts := variedOptions(disk)
-	start := opts.wall()
-	opts.wall = func() time.Time { return start.Add(48 * time.Hour) } // leases have expired, what was scheduled is due
+	// Leases have expired, what was scheduled is due.
+	hook.SetWall(opts, func() time.Time { return variedNow.Add(48 * time.Hour) })
 	q, err := Open("queue", opts)
 	require.NoError(t, err)
 	if err := q.DeleteSchedule(ctx, "hourly"); !errors.Is(err, ErrNotFound) { // it may be lost

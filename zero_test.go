@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"reflect"
 	"testing"
 	"testing/synctest"
@@ -87,7 +88,7 @@ func TestNilContext(t *testing.T) {
 		})
 		_, ok := LeaseFrom(none)
 		require.False(t, ok)
-		require.Equal(t, silence, LoggerFrom(none))
+		require.Equal(t, slog.New(slog.DiscardHandler), LoggerFrom(none))
 		after, err := q.Stats(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, before, after)
