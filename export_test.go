@@ -26,7 +26,6 @@ var (
 	First            = first
 	ForShards        = forShards
 	Hammer           = hammer
-	HoldGroups       = holdGroups
 	InFlow           = inFlow
 	InfoOf           = infoOf
 	KeyOf            = keyOf
@@ -37,11 +36,9 @@ var (
 	Named            = named
 	OpenForRun       = openForRun
 	Produce          = produce
-	ProduceFor       = produceFor
 	ReadFile         = readFile
 	RecursiveListing = recursiveListing
 	RequireInShards  = requireInShards
-	RequireNext      = requireNext
 	RequireNoGroups  = requireNoGroups
 	RequireSettled   = requireSettled
 	RequireTasks     = requireTasks
@@ -54,13 +51,9 @@ var (
 	Subscribe        = subscribe
 	SyncLogs         = syncLogs
 	TakeSettings     = takeSettings
-	TakesContext     = takesContext
-	TenantsOf        = tenantsOf
 	ThroughSteps     = throughSteps
 	UntilCancelled   = untilCancelled
-	VerbsOf          = verbsOf
 	VerifyImage      = verifyImage
-	WaitingClaim     = waitingClaim
 	WriteFile        = writeFile
 	CheckAll         = (*Queue).checkAll
 	CheckMemory      = (*Queue).checkMemory
@@ -72,4 +65,16 @@ var (
 	ReadAll          = (*Queue).readAll
 	OfAnotherProcess = (*Queue).ofAnotherProcess
 	ShardOf          = ID.shard
+	AbandonsStores   = abandonsStores
+	InTime           = inTime
+	KeepImages       = keepImages
+	LogFromOwner     = logFromOwner
+	LogOf            = logOf
+	LongestLease     = longestLease
+	NewSimVotes      = newSimVotes
+	NewUserHandler   = newUserHandler
+	OneNode          = oneNode
+	Shut             = shut
+	SlowDown         = slowDown
+	Watched          = watched
 )

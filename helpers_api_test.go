@@ -32,7 +32,6 @@ var (
 	first            = codeq.First
 	forShards        = codeq.ForShards
 	hammer           = codeq.Hammer
-	holdGroups       = codeq.HoldGroups
 	inFlow           = codeq.InFlow
 	infoOf           = codeq.InfoOf
 	keyOf            = codeq.KeyOf
@@ -43,11 +42,9 @@ var (
 	named            = codeq.Named
 	openForRun       = codeq.OpenForRun
 	produce          = codeq.Produce
-	produceFor       = codeq.ProduceFor
 	readFile         = codeq.ReadFile
 	recursiveListing = codeq.RecursiveListing
 	requireInShards  = codeq.RequireInShards
-	requireNext      = codeq.RequireNext
 	requireNoGroups  = codeq.RequireNoGroups
 	requireSettled   = codeq.RequireSettled
 	requireTasks     = codeq.RequireTasks
@@ -60,13 +57,9 @@ var (
 	subscribe        = codeq.Subscribe
 	syncLogs         = codeq.SyncLogs
 	takeSettings     = codeq.TakeSettings
-	takesContext     = codeq.TakesContext
-	tenantsOf        = codeq.TenantsOf
 	throughSteps     = codeq.ThroughSteps
 	untilCancelled   = codeq.UntilCancelled
-	verbsOf          = codeq.VerbsOf
 	verifyImage      = codeq.VerifyImage
-	waitingClaim     = codeq.WaitingClaim
 	writeFile        = codeq.WriteFile
 	checkAll         = codeq.CheckAll
 	checkMemory      = codeq.CheckMemory
@@ -78,6 +71,18 @@ var (
 	readAll          = codeq.ReadAll
 	ofAnotherProcess = codeq.OfAnotherProcess
 	shardOf          = codeq.ShardOf
+	abandonsStores   = codeq.AbandonsStores
+	inTime           = codeq.InTime
+	keepImages       = codeq.KeepImages
+	logFromOwner     = codeq.LogFromOwner
+	logOf            = codeq.LogOf
+	longestLease     = codeq.LongestLease
+	newSimVotes      = codeq.NewSimVotes
+	newUserHandler   = codeq.NewUserHandler
+	oneNode          = codeq.OneNode
+	shut             = codeq.Shut
+	slowDown         = codeq.SlowDown
+	watched          = codeq.Watched
 )
 
 // onDisk is opts, of a queue that lies in fs.
