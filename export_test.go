@@ -22,7 +22,6 @@ var (
 	CountCommits     = countCommits
 	CountsOf         = countsOf
 	Duplicates       = duplicates
-	Endings          = endings
 	First            = first
 	ForShards        = forShards
 	Hammer           = hammer
@@ -77,4 +76,15 @@ var (
 	Shut             = shut
 	SlowDown         = slowDown
 	Watched          = watched
+	Bulks            = bulks
+	Closed           = closed
+	ErrBubbleOver    = errBubbleOver
+	FirstMoment      = firstMoment
+	Forgets          = forgets
+	GoesOn           = goesOn
+	Hold             = hold
+	Killed           = killed
+	LastMoment       = lastMoment
+	LastWest         = lastWest
+	ShortestLease    = shortestLease
 )

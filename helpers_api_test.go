@@ -28,7 +28,6 @@ var (
 	countCommits     = codeq.CountCommits
 	countsOf         = codeq.CountsOf
 	duplicates       = codeq.Duplicates
-	endings          = codeq.Endings
 	first            = codeq.First
 	forShards        = codeq.ForShards
 	hammer           = codeq.Hammer
@@ -83,6 +82,17 @@ var (
 	shut             = codeq.Shut
 	slowDown         = codeq.SlowDown
 	watched          = codeq.Watched
+	bulks            = codeq.Bulks
+	closed           = codeq.Closed
+	errBubbleOver    = codeq.ErrBubbleOver
+	firstMoment      = codeq.FirstMoment
+	forgets          = codeq.Forgets
+	goesOn           = codeq.GoesOn
+	hold             = codeq.Hold
+	killed           = codeq.Killed
+	lastMoment       = codeq.LastMoment
+	lastWest         = codeq.LastWest
+	shortestLease    = codeq.ShortestLease
 )
 
 // onDisk is opts, of a queue that lies in fs.
