@@ -87,4 +87,8 @@ var (
 	LastMoment       = lastMoment
 	LastWest         = lastWest
 	ShortestLease    = shortestLease
+	Minutely         = minutely
+	TicksOn          = ticksOn
+	TicksUntil       = ticksUntil
+	WithCronBench    = withCronBench
 )

@@ -93,6 +93,10 @@ var (
 	lastMoment       = codeq.LastMoment
 	lastWest         = codeq.LastWest
 	shortestLease    = codeq.ShortestLease
+	minutely         = codeq.Minutely
+	ticksOn          = codeq.TicksOn
+	ticksUntil       = codeq.TicksUntil
+	withCronBench    = codeq.WithCronBench
 )
 
 // onDisk is opts, of a queue that lies in fs.
