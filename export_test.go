@@ -104,4 +104,16 @@ var (
 	VariedNow           = variedNow
 	VariedOptions       = variedOptions
 	VariedQueue         = variedQueue
+	Await               = await
+	Awaiting            = awaiting
+	ErrDisk             = errDisk
+	FailShard           = failShard
+	FillInbox           = fillInbox
+	FillQueue           = fillQueue
+	ManifestOf          = manifestOf
+	PayloadsOf          = payloadsOf
+	PeersOf             = peersOf
+	RequireRefused      = requireRefused
+	ThreeNodes          = threeNodes
+	ThreeNodesTLS       = threeNodesTLS
 )

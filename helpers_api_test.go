@@ -110,6 +110,18 @@ var (
 	variedNow           = codeq.VariedNow
 	variedOptions       = codeq.VariedOptions
 	variedQueue         = codeq.VariedQueue
+	await               = codeq.Await
+	awaiting            = codeq.Awaiting
+	errDisk             = codeq.ErrDisk
+	failShard           = codeq.FailShard
+	fillInbox           = codeq.FillInbox
+	fillQueue           = codeq.FillQueue
+	manifestOf          = codeq.ManifestOf
+	payloadsOf          = codeq.PayloadsOf
+	peersOf             = codeq.PeersOf
+	requireRefused      = codeq.RequireRefused
+	threeNodes          = codeq.ThreeNodes
+	threeNodesTLS       = codeq.ThreeNodesTLS
 )
 
 // onDisk is opts, of a queue that lies in fs.
