@@ -390,7 +390,7 @@ func TestCheckpointOfFailedShard(t *testing.T) {
 	err = f.Checkpoint(t.Context(), "copy")
 	require.ErrorIs(t, err, ErrFailed)
 	require.ErrorContains(t, err, "shard 1")
-	_, err = f.opts.fs.Stat("copy")
+	_, err = f.Opts.fs.Stat("copy")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = f.startingAt(0).Produce(t.Context(), Task{Queue: "a"})
 	require.NoError(t, err)

@@ -3,7 +3,6 @@ package codeq
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net"
 	"testing"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
-	"codeq/internal/testalloc"
 )
 
 // What the fuzzer finds is kept in testdata/fuzz; .ci/fuzz runs all targets.
@@ -42,39 +40,6 @@ func FuzzText(f *testing.F) {
 			require.ErrorAs(t, err, &invalid)
 			require.Zero(t, r)
 		}
-	})
-}
-
-// FuzzSettings: stored settings are refused, or are such as Configure takes, and
-// are stored again as the same.
-func FuzzSettings(f *testing.F) {
-	for _, set := range []Settings{
-		{},
-		{Paused: true, Concurrency: 3, Rate: 0.5, Burst: 2, TenantWeights: map[string]int{"t": 2}},
-		{ConcurrencyPerKey: 1, Retention: Forever, DeadRetention: time.Hour, HoldGroups: true},
-	} {
-		value, err := json.Marshal(set)
-		require.NoError(f, err)
-		f.Add(value)
-		f.Add(keys.SettingsValue{Version: 300, JSON: value}.Append(nil))
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var c engine.Configured
-		var err error
-		testalloc.Decode(t, len(b), func() { c, err = engine.ParseSettings(b) })
-		if err != nil {
-			return
-		}
-		require.NoError(t, c.Settings.Check())
-		require.Positive(t, c.Settings.BurstSize())
-		value, err := json.Marshal(c.Settings)
-		require.NoError(t, err)
-		again, err := engine.ParseSettings(keys.SettingsValue{Version: c.Version, JSON: value}.Append(nil))
-		require.NoError(t, err)
-		require.Equal(t, c.Version, again.Version)
-		after, err := json.Marshal(again.Settings)
-		require.NoError(t, err)
-		require.Equal(t, string(value), string(after))
 	})
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/keys"
 	"codeq/internal/testkit"
 )
 
@@ -376,10 +375,4 @@ func TestSchedulesOfClosedQueue(t *testing.T) {
 		_, err = b.Q.Schedules(ended)
 		require.ErrorIs(t, err, cause)
 	})
-}
-
-// TestScheduleShard: the shard of a name is part of the format.
-func TestScheduleShard(t *testing.T) {
-	require.Zero(t, keys.ShardOfSchedule("nightly", 1))
-	require.Equal(t, []int{2, 1, 1}, []int{keys.ShardOfSchedule("nightly", 3), keys.ShardOfSchedule("hourly", 3), keys.ShardOfSchedule("weekly", 3)})
 }

@@ -52,7 +52,7 @@ func inTime(t *testing.T, what string, call func() error) error {
 type failingQueue struct {
 	*Queue
 	t       *testing.T
-	opts    Options
+	Opts    Options
 	acked   []string // payloads of the tasks stored in shard 0, in order
 	lease   *Lease   // of one of them
 	waiting chan error
@@ -62,12 +62,12 @@ const waitingClaims = 3
 
 func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 	f := &failingQueue{t: t, waiting: make(chan error, waitingClaims)}
-	f.opts = Options{Shards: 2, Durability: level, fs: fs, LeaseFor: time.Hour}
+	f.Opts = Options{Shards: 2, Durability: level, fs: fs, LeaseFor: time.Hour}
 	var err error
-	f.Queue, err = Open("queue", &f.opts)
+	f.Queue, err = Open("queue", &f.Opts)
 	require.NoError(t, err)
 	for range 10 {
-		require.NoError(t, f.produce(10))
+		require.NoError(t, f.Store(10))
 	}
 	f.lease, err = f.startingAt(0).Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 }
 
 // produce stores a task in shard 0.
-func (f *failingQueue) produce(bytes int) error {
+func (f *failingQueue) Store(bytes int) error {
 	payload := fmt.Sprint(len(f.acked), " ", strings.Repeat("x", bytes))
 	_, err := f.startingAt(0).Produce(context.Background(), Task{Queue: "a", Payload: []byte(payload)})
 	if err == nil {
@@ -101,7 +101,7 @@ func (f *failingQueue) produce(bytes int) error {
 }
 
 // requireFailed makes sure that shard 0 refuses work, and that shard 1 does not.
-func (f *failingQueue) requireFailed() {
+func (f *failingQueue) RequireFailed() {
 	t, ctx := f.t, context.Background()
 	for range waitingClaims {
 		err := inTime(t, "waiting claim", func() error { return <-f.waiting })
@@ -110,7 +110,7 @@ func (f *failingQueue) requireFailed() {
 	}
 	_, err := f.startingAt(0).Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
 	require.ErrorIs(t, err, ErrFailed)
-	require.ErrorIs(t, f.produce(10), ErrFailed)
+	require.ErrorIs(t, f.Store(10), ErrFailed)
 	require.ErrorIs(t, f.Complete(ctx, f.lease.Receipt, nil), ErrFailed)
 	require.ErrorIs(t, f.Extend(ctx, f.lease.Receipt, time.Minute), ErrFailed)
 	_, err = f.Stats(ctx)
@@ -131,10 +131,10 @@ func (f *failingQueue) requireFailed() {
 
 // requireStored makes sure that a queue opened again has the tasks that were
 // acknowledged, all of them or the first ones, perhaps one more, and works.
-func (f *failingQueue) requireStored(fs vfs.FS, all bool) {
+func (f *failingQueue) RequireStored(fs vfs.FS, all bool) {
 	t, ctx := f.t, context.Background()
-	f.opts.fs = fs
-	q, err := Open("queue", &f.opts)
+	f.Opts.fs = fs
+	q, err := Open("queue", &f.Opts)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
 	require.NoError(t, q.checkAll())
@@ -185,15 +185,15 @@ func TestStoreFailure(t *testing.T) {
 			fs, broken := breakable(disk, tc.op, ".log")
 			f := newFailingQueue(t, tc.level, fs)
 			broken.Store(true)
-			err := f.produce(10)
+			err := f.Store(10)
 			require.ErrorIs(t, err, ErrUncertain)
 			require.ErrorContains(t, err, errBroken.Error())
-			f.requireFailed()
+			f.RequireFailed()
 			require.Error(t, inTime(t, "Close", f.Close))
 			_, err = f.Produce(context.Background(), Task{Queue: "a"})
 			require.Error(t, err)
 			broken.Store(false)
-			f.requireStored(disk, true)
+			f.RequireStored(disk, true)
 		})
 	}
 }
@@ -208,11 +208,11 @@ func TestStoreFailureAtClose(t *testing.T) {
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)
 			for range 10 {
-				require.NoError(t, f.produce(10))
+				require.NoError(t, f.Store(10))
 			}
 			require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
 			broken.Store(false)
-			f.requireStored(disk, true)
+			f.RequireStored(disk, true)
 		})
 	}
 }
@@ -230,7 +230,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 			flushed, err := f.shard(0).Store.DB().AsyncFlush()
 			require.NoError(t, err)
 			for range 10 {
-				require.NoError(t, f.produce(10))
+				require.NoError(t, f.Store(10))
 			}
 			select {
 			case <-flushed:
@@ -240,7 +240,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 			broken.Store(false)
 			require.NoError(t, inTime(t, "flush", func() error { <-flushed; return nil }))
 			require.NoError(t, inTime(t, "Close", f.Close))
-			f.requireStored(disk, true)
+			f.RequireStored(disk, true)
 		})
 	}
 }
@@ -285,14 +285,14 @@ func TestStoreFailureWithoutSync(t *testing.T) {
 	broken.Store(true)
 	var err error
 	for n := 0; err == nil && n < 1000; n++ {
-		err = f.produce(1000)
+		err = f.Store(1000)
 	}
 	require.ErrorIs(t, err, ErrUncertain)
 	require.ErrorContains(t, err, errBroken.Error())
-	f.requireFailed()
+	f.RequireFailed()
 	broken.Store(false)
 	require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
-	f.requireStored(disk, false)
+	f.RequireStored(disk, false)
 }
 
 // TestStoreFailureAtNewLog: when a shard cannot begin a new log, or end the old
