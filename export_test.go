@@ -116,4 +116,7 @@ var (
 	RequireRefused      = requireRefused
 	ThreeNodes          = threeNodes
 	ThreeNodesTLS       = threeNodesTLS
+	Breakable           = breakable
+	NewFailingQueue     = newFailingQueue
+	WatchLeaks          = watchLeaks
 )

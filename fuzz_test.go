@@ -19,30 +19,6 @@ import (
 
 // What the fuzzer finds is kept in testdata/fuzz; .ci/fuzz runs all targets.
 
-// FuzzText: the text form of an ID and of a Receipt is refused, or is the only
-// one but for the case of its digits.
-func FuzzText(f *testing.F) {
-	f.Add(Receipt{ID: sampleID, Token: 1<<63 + 5}.String())
-	f.Add(sampleID.String())
-	f.Add(ID{}.String())
-	f.Fuzz(func(t *testing.T, text string) {
-		var invalid *InvalidError
-		if id, err := ParseID(text); err == nil {
-			require.Equal(t, string(bytes.ToLower([]byte(text))), id.String())
-		} else {
-			require.ErrorAs(t, err, &invalid)
-			require.Zero(t, id)
-		}
-		var r Receipt
-		if err := r.UnmarshalText([]byte(text)); err == nil {
-			require.Equal(t, string(bytes.ToLower([]byte(text))), r.String())
-		} else {
-			require.ErrorAs(t, err, &invalid)
-			require.Zero(t, r)
-		}
-	})
-}
-
 // loneNode opens a cluster of one node that leads its shards.
 func loneNode(t testing.TB, shards int) *Queue {
 	network := simnet.New(1, 0)

@@ -122,6 +122,9 @@ var (
 	requireRefused      = codeq.RequireRefused
 	threeNodes          = codeq.ThreeNodes
 	threeNodesTLS       = codeq.ThreeNodesTLS
+	breakable           = codeq.Breakable
+	newFailingQueue     = codeq.NewFailingQueue
+	watchLeaks          = codeq.WatchLeaks
 )
 
 // onDisk is opts, of a queue that lies in fs.
