@@ -5,38 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 )
-
-// latch is a committer that holds commits back while it is shut.
-type latch struct {
-	committer
-	open chan struct{}
-}
-
-// shut makes the owner of a shard block in its next commit, until the channel
-// is closed. That may be the commit of the group under way, if others call as well.
-func shut(t *testing.T, q *Queue, index int) chan struct{} {
-	t.Helper()
-	g := &latch{open: make(chan struct{})}
-	done := make(chan struct{})
-	go func() {
-		_ = q.shard(index).probe(func(s *shard) error {
-			g.committer = s.commit
-			s.commit = g
-			close(done)
-			return nil
-		})
-	}()
-	<-done
-	return g.open
-}
-
-func (g *latch) Commit(b *pebble.Batch) error {
-	<-g.open
-	return g.committer.Commit(b)
-}
 
 // fillInbox makes the owner of a queue's only shard, which has an inbox of
 // depth one, block in a commit, and fills the inbox.

@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -70,20 +69,4 @@ func TestCancelToldToItsRun(t *testing.T) {
 			require.Equal(t, want, ended[i].Load())
 		}
 	})
-}
-
-// Free lets a task go on that waits as one of waitingStates does.
-func (p *Process) Free(name string) {
-	ctx := context.Background()
-	switch name {
-	case "scheduled", "between two attempts":
-		p.Pass(time.Hour)
-	case "for a parent":
-		require.NoError(p.T, p.Complete(ctx, p.Take("parents").Receipt, nil))
-	case "for the turn of its group":
-		require.NoError(p.T, p.Complete(ctx, p.Take("a").Receipt, nil))
-	case "for room in its limit":
-		require.NoError(p.T, p.Configure(ctx, "a", func(s *Settings) { s.ConcurrencyPerKey = 0 }))
-	}
-	p.Check()
 }

@@ -1,17 +1,82 @@
-package codeq
+package codeq_test
 
 import (
-	"runtime"
+	"errors"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
 	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
-// abandonsStores is for tests in which stores of Pebble cannot be closed. The log writer of such a
-// store points to the last batch that it has synced; if another store gets this batch from Pebble's
-// pool, it is kept as well, with its log writer, and so each store of the tests that follow. So no
-// other test runs beside this one, and the pool is empty after it.
-func abandonsStores(t *testing.T) {
-	t.Cleanup(func() {
-		runtime.GC() // keeps what is in pools once
-		runtime.GC()
-	})
+// panickyFS makes who reads a table panic, as Pebble does at some damage.
+type panickyFS struct {
+	vfs.FS
+	armed *atomic.Bool
+	hit   *atomic.Int64
+}
+
+type panickyFile struct {
+	vfs.File
+	fs panickyFS
+}
+
+func (fs panickyFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	f, err := fs.FS.Open(name, opts...)
+	if err == nil && strings.HasSuffix(name, ".sst") {
+		f = panickyFile{f, fs}
+	}
+	return f, err
+}
+
+func (f panickyFile) ReadAt(p []byte, off int64) (int, error) {
+	if f.fs.armed.Load() && strings.Contains(string(debug.Stack()), "failstop.(*Latch).Read(") {
+		f.fs.hit.Add(1)
+		panic("slice bounds out of range")
+	}
+	return f.File.ReadAt(p, off)
+}
+
+// TestDamageThatPanics: damage at which Pebble panics, while a store is opened, is an error of
+// Open.
+func TestDamageThatPanics(t *testing.T) {
+	abandonsStores(t)
+	for name, open := range map[string]func(vfs.FS) (*codeq.Queue, error){
+		"alone": func(fs vfs.FS) (*codeq.Queue, error) {
+			return codeq.Open("queue", onDisk(fs, &codeq.Options{Shards: 1}))
+		},
+		"node": func() func(vfs.FS) (*codeq.Queue, error) {
+			votes := newSimVotes()
+			return func(fs vfs.FS) (*codeq.Queue, error) { return oneNode(fs, votes) }
+		}(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk := panickyFS{vfs.NewMem(), new(atomic.Bool), new(atomic.Int64)}
+			q, err := open(disk)
+			require.NoError(t, err)
+			produce(t, q, codeq.Task{Queue: "a"})
+			require.NoError(t, q.Close())
+			disk.armed.Store(true)
+			err = inTime(t, "Open", func() error {
+				q, err := open(disk)
+				if err == nil {
+					err = errors.Join(err, q.Close())
+				}
+				return err
+			})
+			require.ErrorIs(t, err, codeq.ErrCorrupt)
+			require.ErrorContains(t, err, "slice bounds")
+			require.Positive(t, disk.hit.Load())
+			disk.armed.Store(false)
+			q, err = open(disk)
+			require.NoError(t, err)
+			_, err = q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.NoError(t, q.Close())
+		})
+	}
 }

@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 
@@ -11,25 +10,6 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/engine"
 )
-
-// Kill makes a dead letter of the task that is next in a queue.
-func (p *Process) Kill(queue string) ID {
-	p.T.Helper()
-	l := p.Take(queue)
-	require.NoError(p.T, p.DeadLetter(context.Background(), l.Receipt, errors.New("boom")))
-	return l.ID
-}
-
-// StoreDead makes n dead letters.
-func (p *Process) StoreDead(n int, task Task) (ids []ID) {
-	p.T.Helper()
-	for range n {
-		id := p.Store(task)
-		require.Equal(p.T, id, p.Kill(task.Queue))
-		ids = append(ids, id)
-	}
-	return ids
-}
 
 // bulkVerb is RedriveAllDead or PurgeDead.
 type bulkVerb struct {

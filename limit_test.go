@@ -50,31 +50,6 @@ func named(like Task, names ...string) []Task {
 	return tasks
 }
 
-// imager keeps an image of a disk, as a power loss would leave it, after each
-// commit of a shard.
-type imager struct {
-	committer
-	disk   *vfs.MemFS
-	Images []*vfs.MemFS
-}
-
-func (c *imager) Commit(b *pebble.Batch) error {
-	err := c.committer.Commit(b)
-	c.Images = append(c.Images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
-	return err
-}
-
-// keepImages begins to keep images of the disk of a queue with one shard.
-func keepImages(t *testing.T, q *Queue, disk *vfs.MemFS) *imager {
-	im := &imager{disk: disk}
-	require.NoError(t, q.shard(0).probe(func(s *shard) error {
-		im.committer = s.commit
-		s.commit = im
-		return nil
-	}))
-	return im
-}
-
 // hammer lets workers claim tasks of a queue and end each lease one way or the
 // other until as many are completed, and watches how many leases there are.
 // It returns the largest number by key.

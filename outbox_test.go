@@ -1,11 +1,9 @@
 package codeq
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -18,18 +16,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
-
-// Payloads returns those of the tasks that are stored, in order.
-func (f *FlowTest) Payloads() (all []string) {
-	f.Helper()
-	tasks, err := f.Q.list()
-	require.NoError(f, err)
-	for _, t := range tasks {
-		all = append(all, string(t.Payload))
-	}
-	slices.SortFunc(all, byLength)
-	return all
-}
 
 // bound returns n tasks of a queue that belong to a shard, of three, with
 // payloads that tell them apart.
@@ -51,23 +37,9 @@ func payloadsOf(tasks ...[]Task) (all []string) {
 	return all
 }
 
-func byLength(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) }
-
 // isSending reports whether some messages of a shard are not confirmed.
 func (s *shard) isSending() bool {
 	return slices.ContainsFunc(s.Probe().Usage().OutWaiting, func(n uint64) bool { return n > 0 })
-}
-
-// UnderWay is how many messages of a shard are not confirmed.
-func (f *FlowTest) UnderWay(from int) (n uint64) {
-	f.Helper()
-	require.NoError(f, f.Q.shard(from).probe(func(s *shard) error {
-		for _, waiting := range s.Probe().Usage().OutWaiting {
-			n += waiting
-		}
-		return nil
-	}))
-	return n
 }
 
 // TestFollowUpsReachTheirShards: follow-ups that belong to other shards arrive
@@ -99,16 +71,6 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 		f.Check()
 		require.EqualValues(f, 1, f.Counts("b").Ready, "the numbers of messages go on")
 	})
-}
-
-// Crash goes on with what is on the disk at this moment if its power fails.
-func (f *FlowTest) Crash(disk *vfs.MemFS) *FlowTest {
-	f.Helper()
-	img := &FlowTest{T: f.T, Opts: f.Opts}
-	img.Opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
-	img.Open()
-	img.Check()
-	return img
 }
 
 // numbersCommitter counts the commits of a shard with messages, and how often

@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -129,23 +128,6 @@ func loseLease(t *testing.T, q *Queue, id ID) {
 		if !s.Probe().Expire(id) {
 			return ErrNotFound
 		}
-		return nil
-	}))
-}
-
-// burningCommitter refuses every batch.
-type burningCommitter struct{}
-
-var errDisk = errors.New("disk on fire")
-
-func (burningCommitter) Commit(*pebble.Batch) error { return errDisk }
-func (burningCommitter) Confirm() error             { return nil }
-
-// failShard makes the next commit of a shard fail.
-func failShard(t *testing.T, q *Queue, index int) {
-	t.Helper()
-	require.NoError(t, q.shard(index).probe(func(s *shard) error {
-		s.commit = burningCommitter{}
 		return nil
 	}))
 }
