@@ -230,7 +230,7 @@ func TestPanicOfOwner(t *testing.T) {
 		})
 		require.Equal(t, 7, n)
 		synctest.Wait()
-		require.Contains(t, strings.Join(*h.seen, "\n"), "TestPanicOfOwner", "the stack")
+		require.Contains(t, strings.Join(*h.Seen, "\n"), "TestPanicOfOwner", "the stack")
 		_, err = one.Produce(ctx, Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrFailed)
 		produce(t, q.startingAt(0), Task{Queue: "a"})

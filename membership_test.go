@@ -557,7 +557,7 @@ func TestMembershipCallsEnd(t *testing.T) {
 					if replaces && call.node == slow.name {
 						continue // it is a member already
 					}
-					*seen.seen = nil
+					*seen.Seen = nil
 					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 					if replaces {
 						err = q.ReplaceNode(ctx, leader.name, Peer{call.node, call.node})

@@ -457,7 +457,13 @@ func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration
 }
 
 func init() {
-	hook.SetFS = func(opts any, fs vfs.FS) { opts.(*Options).fs = fs }
+	hook.SetFS = func(opts any, fs vfs.FS) {
+		if v, ok := opts.(*VerifyOptions); ok {
+			v.fs = fs
+			return
+		}
+		opts.(*Options).fs = fs
+	}
 	hook.SetWall = func(opts any, wall func() time.Time) { opts.(*Options).wall = wall }
 	hook.RunUntilEmpty = func(ctx context.Context, queue, mux, opts any) (int, error) {
 		return queue.(*Queue).runMux(ctx, mux.(*Mux), opts.(*RunOptions), true)
