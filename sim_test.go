@@ -134,12 +134,13 @@ func (c *simCounts) add(o simCounts) {
 }
 
 func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
-	defer func() {
+	var s *schedule
+	defer func() { // also after an error in the bubble, which ends this goroutine
 		if t.Failed() {
 			t.Logf("repeat: go test -run 'TestSimulation$' . -sim.seed=%d -sim.tries=10", seed)
+			t.Log(s.story())
 		}
 	}()
-	var s *schedule
 	synctest.Test(t, func(t *testing.T) {
 		s = newSchedule(t, seed)
 		defer func() {
@@ -155,9 +156,6 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 		for _, problem := range h.check() {
 			t.Error(problem)
 		}
-	}
-	if t.Failed() {
-		t.Log(s.story())
 	}
 	return counts
 }
@@ -189,6 +187,7 @@ type schedule struct {
 	dark      *simNode       // its power failed last; only inject uses it
 	rushed    atomic.Int64   // clients of rush, ever
 	copied    int            // how many copies were begun
+	cutting   atomic.Int32   // for how many of them shards may stand still
 	blackouts int            // of simBlackout
 
 	backlogged atomic.Int64 // bytes, of backlogs
