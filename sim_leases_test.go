@@ -24,8 +24,8 @@ const (
 )
 
 // leaseWatch measures by how much leases may last too long: by the times for which their shard had
-// no leader, or one that committed nothing, had no room to end a lease, or may have stood still for a
-// checkpoint, and by what each leader did not know of the clock of leases when it began.
+// no leader, or one that committed nothing, had no room to end a lease, or may have stood still for
+// a checkpoint, and by what each leader did not know of the clock of leases when it began.
 type leaseWatch struct {
 	*schedule
 	mu     sync.Mutex // guards what follows

@@ -237,7 +237,7 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 
 // readmit makes a node whose directory has a new ID a member by that, and no more by its former
 // ones, one step at a time. The new ID comes first, so that a node which is not there by any was
-// removed; and under an alias of its address, since Raft wants those of all members to be different.
+// removed; and with an alias of its address, since Raft wants those of all members to be different.
 // It gets the address itself at last.
 func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64, p Peer, former []string) error {
 	if g.index == 0 {
