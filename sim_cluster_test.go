@@ -180,9 +180,8 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	host := c.net.Listen(n.name)
 	o := c.opts
 	n.mu.Lock()
-	fuse := &simFuse{}
-	fuse.free.Store(simFree)
-	o.fs = simFS{&testkit.HookFS{FS: n.disk, Before: fuse.before}, fuse}
+	fuse := newSimFuse(n.disk)
+	o.fs = simFS{&testkit.HookFS{FS: fuse.room, Before: fuse.before}, fuse}
 	o.boot, n.booted = fmt.Sprint("boot ", n.boot), n.boot
 	votes, peers, join, newest := n.votes, c.peers, n.join, n.newest
 	n.mu.Unlock()
@@ -350,10 +349,35 @@ type simFuse struct {
 	operations atomic.Int64
 	burnt      func()
 	fails      atomic.Pointer[func(op, name string) bool]
-	free       atomic.Int64
+	free       atomic.Int64       // what is reported, whatever there is
+	room       *testkit.SmallDisk // what there is
+	full       atomic.Bool        // whatever of the two is little
 }
 
 const simFree = 1 << 40
+
+func newSimFuse(disk vfs.FS) *simFuse {
+	f := &simFuse{room: testkit.NewSmallDisk(simFree)}
+	f.room.FS = disk
+	f.free.Store(simFree)
+	return f
+}
+
+// scarce leaves so many bytes on the disk: what needs more fails. The file system says so, or, as
+// with a quota, does not.
+func (f *simFuse) scarce(left int64, said bool) {
+	f.room.Free(left)
+	if said {
+		f.free.Store(left)
+	}
+}
+
+// roomy ends what fill and scarce have begun.
+func (f *simFuse) roomy() {
+	f.room.Free(simFree)
+	f.free.Store(simFree)
+	f.full.Store(false)
+}
 
 // simFS is a node's disk.
 type simFS struct {
@@ -509,13 +533,17 @@ func (c *simCluster) close() {
 	c.ended.Wait()
 }
 
-// mend heals the network, lets all nodes run, and starts those that are down.
+// mend heals the network, makes room on the disks, lets all nodes run, and starts those that are
+// down.
 func (c *simCluster) mend(start bool) {
 	c.net.Heal(false)
 	c.net.Unshape()
 	for _, n := range c.members() {
 		c.net.Pause(n.name, false)
 		n.mu.Lock()
+		if n.fuse != nil {
+			n.fuse.roomy()
+		}
 		n.fuse = nil
 		n.mu.Unlock()
 	}

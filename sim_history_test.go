@@ -27,7 +27,7 @@ type simHistory struct {
 	leaving  map[string]bool // nodes that are being removed, or were
 	counts   []simCount
 	drifting bool // clocks of nodes run at other rates
-	broken   bool // disks of nodes may fail, or be full
+	broken   bool // the directory of a node has failed, was full, or was an older copy
 	failures []string
 	answered *simCall // by a shard: of these calls the one that began last
 }
@@ -144,6 +144,13 @@ func (h *simHistory) leaves(node string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.leaving[node] = true
+}
+
+// breaks notes that a disk fails or is full, or that a directory is an older copy.
+func (h *simHistory) breaks() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.broken = true
 }
 
 func (h *simHistory) add(c simCall) {

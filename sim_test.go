@@ -225,7 +225,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	}
 	s.drawLoad(&opts)
 	s.length = time.Duration(10+rng.IntN(30)) * time.Second
-	s.h.drifting, s.h.broken = rng.IntN(6) == 0, true
+	s.h.drifting = rng.IntN(6) == 0
 	for _, f := range append(slices.Concat(simFaults, simLinks, simDisks), simOlderCopy) {
 		if rng.IntN(2) == 0 {
 			s.faults = append(s.faults, f)
