@@ -41,6 +41,7 @@ type simCluster struct {
 	mu    sync.Mutex // guards what follows
 	nodes []*simNode // all that are members, in order of their joining
 	next  int        // number of the next node
+	rates bool       // monotonic clocks run at rates of their own
 
 	tell  func() string // what has happened; or nil
 	ended sync.WaitGroup
@@ -56,6 +57,7 @@ type simNode struct {
 	ahead   atomic.Int64                    // of the wall clock, in ns
 	drift   atomic.Int64                    // of the wall clock, in parts per million
 	began   time.Time                       // the drift counts from then on
+	clock   simClock                        // monotonic
 	broken  atomic.Bool                     // its disk fails
 	loads   atomic.Pointer[func(bytes int)] // is told what is read of Raft's log; or nil
 
@@ -106,6 +108,10 @@ func (c *simCluster) node(join bool) *simNode {
 	defer c.mu.Unlock()
 	n := &simNode{cluster: c, name: fmt.Sprint("n", c.next), join: join, began: time.Now(), disk: vfs.NewCrashableMem(), votes: newSimVotes()}
 	c.next++
+	n.clock.begin()
+	if c.rates {
+		n.clock.run(simRateOf(c.rng))
+	}
 	return n
 }
 
@@ -185,7 +191,7 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	o.boot, n.booted = fmt.Sprint("boot ", n.boot), n.boot
 	votes, peers, join, newest := n.votes, c.peers, n.join, n.newest
 	n.mu.Unlock()
-	o.wall = n.wall
+	o.wall, o.mono = n.wall, n.clock.now
 	o.Logger = n.log()
 	if join {
 		peers = nil
@@ -207,6 +213,53 @@ func (n *simNode) wall() time.Time {
 	now := time.Now()
 	drift := now.Sub(n.began).Microseconds() * n.drift.Load() // ns: 1e6 ppm, 1e3 ns a microsecond
 	return now.Add(time.Duration(n.ahead.Load() + drift/1000))
+}
+
+// setRates gives the monotonic clock of each node, and of those that join, a rate of its own.
+func (c *simCluster) setRates() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rates = true
+	for _, n := range c.nodes {
+		n.clock.run(simRateOf(c.rng))
+	}
+}
+
+// simRate is by how much a monotonic clock is faster or slower than time at the most, in parts per
+// million; it is by a fifth of that at least.
+const simRate = 50_000
+
+func simRateOf(rng *rand.Rand) (ppm int64) {
+	ppm = simRate/5 + rng.Int64N(simRate*4/5+1)
+	if rng.IntN(2) == 0 {
+		return -ppm
+	}
+	return ppm
+}
+
+// simClock is the monotonic clock of a machine.
+type simClock struct {
+	mu    sync.Mutex // guards what follows
+	at    time.Time
+	shows time.Time // it did at that time
+	ppm   int64     // by which it gains since then
+}
+
+func (c *simClock) begin() { c.at, c.shows = time.Now(), time.Now() }
+
+// run lets the clock run at another rate.
+func (c *simClock) run(ppm int64) {
+	now := c.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at, c.shows, c.ppm = time.Now(), now, ppm
+}
+
+func (c *simClock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d := time.Since(c.at)
+	return c.shows.Add(d + time.Duration(d.Microseconds()*c.ppm/1000)) // ns: 1e6 ppm, 1e3 ns a us
 }
 
 // recover lets a node that is down go on by itself; the others are members no more. It

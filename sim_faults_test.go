@@ -47,6 +47,14 @@ var simLinks = []simFault{
 		}
 		return s.h.drifting
 	}},
+	{"rate", 2, func(s *schedule) bool {
+		if n := s.anyNode(); s.h.rates {
+			ppm := simRateOf(s.rng)
+			n.clock.run(ppm)
+			s.note("the monotonic clock of %s gains %d ms a second", n.name, ppm/1000)
+		}
+		return s.h.rates
+	}},
 }
 
 // checkBacklogs makes sure that every task of a backlog that was acknowledged is stored.

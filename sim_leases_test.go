@@ -98,7 +98,8 @@ func (w *leaseWatch) look(every time.Duration) {
 		switch {
 		case leader != sh.leader:
 			known := min(time.Duration(leader.ClockAge)*time.Millisecond, simClockEvery)
-			sh.extra += now.Sub(sh.at) + simClockEvery - known + simGrace
+			unknown := w.h.longest(known) - known // of what its clock says
+			sh.extra += now.Sub(sh.at) + simClockEvery - known + unknown + simGrace
 		case group.CommitIndex() < sh.index:
 			continue
 		case now.Sub(sh.at) > simPulse:
@@ -185,7 +186,7 @@ func (w *leaseWatch) claimAgain(held simHeld, n *simNode, from time.Time) {
 			w.t.Errorf("claim of %s, leased at %v for %v: %v", held.queue, held.granted, held.duration, err)
 			return
 		}
-		ends := held.granted.Add(held.duration + w.extra(held.shard) - held.extra)
+		ends := held.granted.Add(w.h.longest(held.duration) + w.extra(held.shard) - held.extra)
 		if ends.Before(from) {
 			ends = from
 		}

@@ -246,6 +246,11 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 		s.note("older builds")
 	}
 	s.simCluster = newSimClusterOf(t, seed, nodes, opts, newest)
+	if rng.IntN(2) == 0 {
+		s.h.rates = true
+		s.setRates()
+		s.note("monotonic clocks run at rates of their own")
+	}
 	s.tell = func() string { return fmt.Sprintf("seed %d: %s", seed, s.story()) }
 	return s
 }
