@@ -60,6 +60,7 @@ type simNode struct {
 	clock   simClock                        // monotonic
 	broken  atomic.Bool                     // its disk fails
 	loads   atomic.Pointer[func(bytes int)] // is told what is read of Raft's log; or nil
+	stores  atomic.Pointer[func(bytes int)] // likewise, what is stored at once, as of one message
 
 	turn sync.Mutex // see hold
 
@@ -461,6 +462,17 @@ func (l simLog) GetLog(index uint64, log *raft.Log) error {
 	return err
 }
 
+func (l simLog) StoreLogs(logs []*raft.Log) error {
+	if seen := l.node.stores.Load(); seen != nil {
+		bytes := 0
+		for _, log := range logs {
+			bytes += len(log.Data)
+		}
+		(*seen)(bytes)
+	}
+	return l.Group.StoreLogs(logs)
+}
+
 func (l simLog) GetHead(index uint64, log *raft.Log) (int, error) {
 	if l.fuse.broken("read", "log") {
 		return 0, errBroken
@@ -494,6 +506,10 @@ func (n *simNode) breakDisk(fails func(op, name string) bool) {
 
 // watchLoads tells seen what the node reads of Raft's log.
 func (n *simNode) watchLoads(seen func(bytes int)) { n.loads.Store(&seen) }
+
+// watchStores tells seen how much the node stores in Raft's log at once, for a follower what a
+// message has brought.
+func (n *simNode) watchStores(seen func(bytes int)) { n.stores.Store(&seen) }
 
 // fill leaves that many bytes free on the node's disk until its next life.
 func (n *simNode) fill(free int64) {

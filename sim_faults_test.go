@@ -193,8 +193,8 @@ func (n *simNode) knowsAll(nodes []*simNode) bool {
 	return true
 }
 
-// reviveFailed opens a node again if a life of it has failed for want of space: where the reserve of
-// a store is too small, it does.
+// reviveFailed opens a node again if a life of it has failed for want of space: where the reserve
+// of a store is too small, it does.
 func (s *schedule) reviveFailed(n *simNode, life int) {
 	for range 20 {
 		q, now := n.queue()

@@ -542,6 +542,19 @@ var simFaults = []simFault{
 		})
 		return true
 	}},
+	{"late message", 3, func(s *schedule) bool {
+		nodes, shard := s.members(), s.rng.IntN(s.opts.Shards)
+		old := s.leader(shard)
+		nodes = slices.DeleteFunc(nodes, func(n *simNode) bool { return n == old })
+		i := s.rng.Perm(len(nodes))
+		if old == nil || len(nodes) < 2 || simQueue(nodes[i[0]]) == nil || simQueue(nodes[i[1]]) == nil {
+			return false
+		}
+		s.note("messages of %s to %s, which leads shard %d, are late, until %s has led it", nodes[i[0]].name, old.name, shard, nodes[i[1]].name)
+		s.net.SetCut(nodes[i[0]].name, old.name, true)
+		s.done.Go(func() { s.lateMessages(nodes[i[0]], old, nodes[i[1]], shard) })
+		return false
+	}},
 	{"replace", 6, func(s *schedule) bool {
 		old := s.someNode()
 		if !s.moving.CompareAndSwap(false, true) {

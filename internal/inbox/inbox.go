@@ -37,8 +37,8 @@ type Inbox[Op any] struct {
 const never uint64 = math.MaxUint64
 
 // New returns an Inbox for depth operations. isLate reports whether the time at which an operation
-// came matters; it is called only for those that wait for room. The origin is now, by a clock, which
-// is to be monotonic.
+// came matters; it is called only for those that wait for room. The origin is now, by a monotonic
+// clock.
 func New[Op any](depth int, clock func() time.Time, isLate func(Op) bool) *Inbox[Op] {
 	return &Inbox[Op]{
 		depth: depth, isLate: isLate, clock: clock, origin: clock(), wake: make(chan struct{}, 1), let: never,
