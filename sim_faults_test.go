@@ -262,6 +262,7 @@ func (s *schedule) flip(n *simNode) {
 	n.mu.Unlock()
 	s.done.Go(func() {
 		defer s.moving.Store(false)
+		s.h.leaves(n.name) // if it was opened
 		s.replace(n, s.note, nil)
 	})
 }
