@@ -215,7 +215,13 @@ func (g *Group) standstill() error {
 // admit lets a node take the place that it had by a former ID, and gives it a vote. As for a
 // removal, the first shard decides whether it is a member: a removal may have come halfway. AddNode
 // follows in any case: a leader of an earlier build leaves the node without its address.
+//
+// Removals that have come halfway are finished before: a leader that only the first shard has
+// removed can take nobody in. If one cannot be finished, the node may be what it takes.
 func (n *Node) admit(ctx context.Context, j joining) error {
+	if _, err := n.finishRemovals(ctx); err != nil {
+		n.log.Warn("removal not finished", "err", err)
+	}
 	if len(j.Former) == 0 {
 		return n.add(ctx, j.Peer)
 	}
