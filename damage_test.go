@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // panickyFS makes who reads a table panic, as Pebble does at some damage.
@@ -44,7 +45,7 @@ func (f panickyFile) ReadAt(p []byte, off int64) (int, error) {
 // TestDamageThatPanics: damage at which Pebble panics, while a store is opened, is an error of
 // Open.
 func TestDamageThatPanics(t *testing.T) {
-	abandonsStores(t)
+	testkit.AbandonsStores(t)
 	for name, open := range map[string]func(vfs.FS) (*codeq.Queue, error){
 		"alone": func(fs vfs.FS) (*codeq.Queue, error) {
 			return codeq.Open("queue", onDisk(fs, &codeq.Options{Shards: 1}))
@@ -61,7 +62,7 @@ func TestDamageThatPanics(t *testing.T) {
 			produce(t, q, codeq.Task{Queue: "a"})
 			require.NoError(t, q.Close())
 			disk.armed.Store(true)
-			err = inTime(t, "Open", func() error {
+			err = testkit.InTime(t, "Open", func() error {
 				q, err := open(disk)
 				if err == nil {
 					err = errors.Join(err, q.Close())

@@ -17,6 +17,7 @@ import (
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
+	"codeq/internal/storetest"
 )
 
 // peek is a view of what a shard's disk has now, without asking the owner.
@@ -29,9 +30,6 @@ func (q *Queue) peek(s *shard) *view {
 // check lets the checker walk the shard's disk.
 func (v *view) check(index, shards int) error { return fsck.Check(v.snap, storedRules, index, shards) }
 
-// recordRanges are the ranges in which the records of tasks lie.
-var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
-
 // checkAll lets the checker walk every shard's disk.
 func (q *Queue) checkAll() error {
 	var errs []error
@@ -42,9 +40,6 @@ func (q *Queue) checkAll() error {
 	}
 	return errors.Join(errs...)
 }
-
-// beyond31Bits is 2^31, which is negative where an int has 32 bits.
-var beyond31Bits = func(n int64) int { return int(n) }(1 << 31)
 
 // startingAt returns q as seen by a caller for whom chance picks the given
 // shard: Produce and ProduceBatch store there, Claim and ClaimBatch ask there
@@ -221,7 +216,7 @@ func (c *countingCommitter) Commit(b *pebble.Batch) error {
 
 // addAll adds all tasks that disk has.
 func (v *view) addAll(tasks map[ID]*TaskInfo) error {
-	for _, prefix := range recordRanges {
+	for _, prefix := range storetest.RecordRanges {
 		if err := schema.Scan(v.snap, prefix, func(key, value []byte) error {
 			id, p, err := keys.ParsePlaceKey(key)
 			if err != nil {
@@ -237,18 +232,6 @@ func (v *view) addAll(tasks map[ID]*TaskInfo) error {
 		}
 	}
 	return nil
-}
-
-// diskTestFree is how much a queue keeps free on a disk that tests fill.
-const diskTestFree = 4 << 20
-
-// diskTestLevels is free space at each level.
-var diskTestLevels = [...]int64{
-	engine.Roomy:      64 << 20,
-	engine.RoomLow:    diskTestFree - 1,
-	engine.RoomScarce: diskTestFree/4*3 - 1,
-	engine.RoomNone:   diskTestFree/2 - 1,
-	engine.RoomEmpty:  diskTestFree/4 - 1,
 }
 
 var (

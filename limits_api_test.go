@@ -16,6 +16,7 @@ import (
 	"codeq"
 	"codeq/internal/dispatch"
 	"codeq/internal/record"
+	"codeq/internal/testkit"
 )
 
 // testLimits are small, so that tests come up to them.
@@ -113,8 +114,8 @@ var taskLimits = []struct {
 	},
 	{
 		"Task.MaxAttempts", []codeq.Task{{Queue: "a", MaxAttempts: 1}, {Queue: "a", MaxAttempts: math.MaxInt32}},
-		[]codeq.Task{{Queue: "a", MaxAttempts: -1}, {Queue: "a", MaxAttempts: beyond31Bits}},
-		[]any{-1, beyond31Bits}, "0 to 2^31-1",
+		[]codeq.Task{{Queue: "a", MaxAttempts: -1}, {Queue: "a", MaxAttempts: testkit.Beyond31Bits}},
+		[]any{-1, testkit.Beyond31Bits}, "0 to 2^31-1",
 	},
 	{
 		"Task.RunAt",

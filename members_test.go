@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 func peersOf(qs []*Queue) (peers []Peer) {
@@ -152,13 +154,13 @@ func requireNotRecovered(t *testing.T, dir string, opts *Options) {
 	require.NoError(t, q.Close())
 	refused := func(dir string, shards int, want error) {
 		t.Helper()
-		before := recursiveListing(t, filepath.Dir(dir))
+		before := testkit.RecursiveListing(t, filepath.Dir(dir))
 		with := *opts
 		with.Shards = shards
 		err := RecoverCluster(dir, &with)
 		require.ErrorIs(t, err, want)
 		require.ErrorContains(t, err, dir)
-		require.Equal(t, before, recursiveListing(t, filepath.Dir(dir)))
+		require.Equal(t, before, testkit.RecursiveListing(t, filepath.Dir(dir)))
 	}
 	refused(filepath.Join(root, "missing"), 0, ErrNotQueue)
 	refused(empty, 0, ErrNotQueue)

@@ -327,12 +327,12 @@ func TestLostTailOfMessages(t *testing.T) {
 		atReceiver := shut(t, f.Q, 1)
 		require.NoError(f, f.Q.Complete(ctx, first.Receipt, nil, bound("a", 1, 2)...))
 		synctest.Wait()
-		syncLogs(t, disk, "queue/shard-000")
+		testkit.SyncLogs(t, disk, "queue/shard-000")
 		require.NoError(f, f.Q.Complete(ctx, second.Receipt, nil, bound("b", 1, 2)...))
 		synctest.Wait()
 		close(atReceiver)
 		synctest.Wait()
-		syncLogs(t, disk, "queue/shard-001")
+		testkit.SyncLogs(t, disk, "queue/shard-001")
 		require.Equal(f, codeq.Counts{Ready: 2}, f.Counts("b"))
 
 		img := f.Crash(disk) // comes to rest, or the bubble would not

@@ -16,6 +16,7 @@ import (
 	"codeq"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/storetest"
 )
 
 // pinTest is parents whose retention is a minute, and children that take longer.
@@ -282,13 +283,12 @@ func TestPinsAreRepaired(t *testing.T) {
 				f.Check()
 				require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("kept")))
 			})
-			alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool {
+			storetest.Alter(t, disk, func(db *pebble.DB) {
 				if name == "child" {
 					key, _ := first(t, db, keys.Scheduled, nil)
 					require.NoError(t, db.Delete(key, nil))
 				}
 				damage(t, db)
-				return nil
 			})
 			require.False(t, verifyImage(t, disk, false).OK())
 			r := verifyImage(t, disk, true)

@@ -11,19 +11,20 @@ import (
 
 	"codeq/internal/manifest"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 // behindCase runs a story with a node that lacks entries of the log that its leader has dropped. It
 // gets none, as its disk is full.
 func behindCase(t *testing.T, story func(t *testing.T, c *simCluster, leader, behind *simNode, ended ID)) {
-	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+	simCase(t, Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		leader, behind := c.lead()
 		q := simQueue(leader)
 		ended := produce(t, q, Task{Queue: "a"})[0]
 		require.NoError(t, simQueue(behind).node.want(t.Context(), 0xff))
 		time.Sleep(time.Second)
-		behind.fill(diskTestFree/4 - 1)
+		behind.fill(testkit.MinFree/4 - 1)
 		time.Sleep(store.LookEvery * time.Millisecond)
 		require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		for range 20 {

@@ -21,6 +21,7 @@ import (
 
 	"codeq"
 	"codeq/internal/hook"
+	"codeq/internal/testkit"
 )
 
 // handlerCall is what a handler has seen.
@@ -1187,11 +1188,11 @@ func TestRunOnFailedShard(t *testing.T) {
 				failShard(t, q, 1)
 				_, err := startingAt(q, 1).Produce(t.Context(), codeq.Task{Queue: "b"})
 				require.ErrorIs(t, err, codeq.ErrUncertain)
-				require.ErrorIs(t, err, errDisk)
+				require.ErrorIs(t, err, testkit.ErrDisk)
 
 				err = run.Wait()
 				require.ErrorIs(t, err, codeq.ErrFailed)
-				require.ErrorIs(t, err, errDisk)
+				require.ErrorIs(t, err, testkit.ErrDisk)
 				require.Equal(t, []error{nil, nil}, causes[0])
 				require.Equal(t, []error{nil, nil}, causes[2])
 				require.Len(t, causes[1], 2)

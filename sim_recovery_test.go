@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -121,11 +122,10 @@ func TestRecoverClusterReconciles(t *testing.T) {
 				} else {
 					n.stop()
 				}
-				alter(t, n.disk, func(db *pebble.DB) map[ID]bool {
+				storetest.Alter(t, n.disk, func(db *pebble.DB) {
 					for _, prefix := range []byte{keys.Sent, keys.Settings} {
 						require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
 					}
-					return nil
 				})
 				if !alone {
 					require.NoError(t, c.recover(n))

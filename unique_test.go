@@ -13,6 +13,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 // duplicates returns the holders of the keys that an error says are taken, by
@@ -61,7 +62,7 @@ func TestUniqueBatchOfSeveralShards(t *testing.T) {
 		}
 		failShard(t, p.Queue, 2)
 		ids, err := p.ProduceBatch(ctx, batch)
-		require.ErrorIs(t, err, errDisk)
+		require.ErrorIs(t, err, testkit.ErrDisk)
 		require.NotErrorIs(t, err, ErrDuplicate)
 		count := 0
 		for i, id := range ids {
