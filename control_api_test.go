@@ -752,7 +752,7 @@ func TestPause(t *testing.T) {
 				p.Check()
 				require.Empty(t, got)
 				p.Step()
-				if p.End == closed || p.End == killed {
+				if p.Ends() {
 					wait()
 				}
 				p.Pass(time.Minute)

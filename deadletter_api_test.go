@@ -473,13 +473,13 @@ func TestDeadLettersInterrupted(t *testing.T) {
 					ended <- result{n, err}
 				}(p.Queue)
 				p.Pass(3 * time.Second)
-				if p.End == goesOn || p.End == forgets {
+				if !p.Ends() {
 					cancel(errBubbleOver)
 				}
 				p.Step()
 				first := <-ended
 				cancel(nil)
-				if p.End == goesOn || p.End == forgets {
+				if !p.Ends() {
 					require.ErrorIs(t, first.err, errBubbleOver)
 				} else {
 					require.ErrorIs(t, first.err, codeq.ErrClosed)

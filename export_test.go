@@ -3,14 +3,9 @@ package codeq
 // What tests of the API, in package codeq_test, share with those of the inside, beside the types
 // ActiveRun, FlowTest and Process: helpers, and checks of what the API does not show.
 
-const (
-	Gone = gone
-)
-
 var (
 	Await            = await
 	Awaiting         = awaiting
-	Bound            = bound
 	Brief            = brief
 	Bubble           = bubble
 	Buffered         = buffered
@@ -19,7 +14,6 @@ var (
 	CheckMemory      = (*Queue).checkMemory
 	ClaimNow         = claimNow
 	CloneOf          = cloneOf
-	Closed           = closed
 	ClosedQueue      = closedQueue
 	Complete         = complete
 	Configure        = configure
@@ -34,17 +28,13 @@ var (
 	FillQueue        = fillQueue
 	FirstMoment      = firstMoment
 	Flush            = flush
-	Forgets          = forgets
 	ForShards        = forShards
-	GoesOn           = goesOn
 	Hammer           = hammer
 	Hold             = hold
 	InFlow           = inFlow
 	InfoOf           = infoOf
 	KeepImages       = keepImages
 	Keyed            = keyed
-	KeyOf            = keyOf
-	Killed           = killed
 	KindOf           = kindOf
 	LastMoment       = lastMoment
 	LastWest         = lastWest
@@ -54,14 +44,12 @@ var (
 	LongestLease     = longestLease
 	LoseLease        = loseLease
 	Make100          = make100
-	Minutely         = minutely
 	Named            = named
 	NewFailingQueue  = newFailingQueue
 	NewSimVotes      = newSimVotes
 	OfAnotherProcess = (*Queue).ofAnotherProcess
 	OneNode          = oneNode
 	OpenForRun       = openForRun
-	PayloadsOf       = payloadsOf
 	PeersOf          = peersOf
 	Produce          = produce
 	Quiesce          = (*Queue).quiesce
@@ -88,8 +76,6 @@ var (
 	ThreeNodes       = threeNodes
 	ThreeNodesTLS    = threeNodesTLS
 	ThroughSteps     = throughSteps
-	TicksOn          = ticksOn
-	TicksUntil       = ticksUntil
 	UntilCancelled   = untilCancelled
 	VariedDisk       = variedDisk
 	VariedNow        = variedNow

@@ -9,14 +9,9 @@ import (
 
 // What these tests share with those of the inside.
 
-const (
-	gone = codeq.Gone
-)
-
 var (
 	await            = codeq.Await
 	awaiting         = codeq.Awaiting
-	bound            = codeq.Bound
 	brief            = codeq.Brief
 	bubble           = codeq.Bubble
 	buffered         = codeq.Buffered
@@ -25,7 +20,6 @@ var (
 	checkMemory      = codeq.CheckMemory
 	claimNow         = codeq.ClaimNow
 	cloneOf          = codeq.CloneOf
-	closed           = codeq.Closed
 	closedQueue      = codeq.ClosedQueue
 	complete         = codeq.Complete
 	configure        = codeq.Configure
@@ -40,17 +34,13 @@ var (
 	fillQueue        = codeq.FillQueue
 	firstMoment      = codeq.FirstMoment
 	flush            = codeq.Flush
-	forgets          = codeq.Forgets
 	forShards        = codeq.ForShards
-	goesOn           = codeq.GoesOn
 	hammer           = codeq.Hammer
 	hold             = codeq.Hold
 	inFlow           = codeq.InFlow
 	infoOf           = codeq.InfoOf
 	keepImages       = codeq.KeepImages
 	keyed            = codeq.Keyed
-	keyOf            = codeq.KeyOf
-	killed           = codeq.Killed
 	kindOf           = codeq.KindOf
 	lastMoment       = codeq.LastMoment
 	lastWest         = codeq.LastWest
@@ -60,14 +50,12 @@ var (
 	longestLease     = codeq.LongestLease
 	loseLease        = codeq.LoseLease
 	make100          = codeq.Make100
-	minutely         = codeq.Minutely
 	named            = codeq.Named
 	newFailingQueue  = codeq.NewFailingQueue
 	newSimVotes      = codeq.NewSimVotes
 	ofAnotherProcess = codeq.OfAnotherProcess
 	oneNode          = codeq.OneNode
 	openForRun       = codeq.OpenForRun
-	payloadsOf       = codeq.PayloadsOf
 	peersOf          = codeq.PeersOf
 	produce          = codeq.Produce
 	quiesce          = codeq.Quiesce
@@ -94,8 +82,6 @@ var (
 	threeNodes       = codeq.ThreeNodes
 	threeNodesTLS    = codeq.ThreeNodesTLS
 	throughSteps     = codeq.ThroughSteps
-	ticksOn          = codeq.TicksOn
-	ticksUntil       = codeq.TicksUntil
 	untilCancelled   = codeq.UntilCancelled
 	variedDisk       = codeq.VariedDisk
 	variedNow        = codeq.VariedNow

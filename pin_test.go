@@ -62,7 +62,7 @@ func (f *pinTest) requireForgotten(ids ...codeq.ID) {
 	f.Helper()
 	f.Check()
 	time.Sleep(2 * time.Minute)
-	f.RequireState(gone, ids...)
+	f.RequireGone(ids...)
 	f.Check()
 	require.Zero(f, stored(f.T, f.Q, keys.Pin)+stored(f.T, f.Q, keys.Pinned), "pins that are left")
 }
@@ -86,7 +86,7 @@ func TestPinnedResult(t *testing.T) {
 		f.requireResult(parent, "kept")
 		f.finish("first", "")
 		f.wait() // the last waits for another parent
-		f.RequireState(gone, first)
+		f.RequireGone(first)
 		f.Reopen()
 		f.requireResult(parent, "kept")
 		f.finish("slow", "too")
@@ -145,7 +145,7 @@ func TestUnpin(t *testing.T) {
 			f.RequireState(codeq.Done, f.parents()...)
 			f.wait()
 			f.wait()
-			f.RequireState(gone, child)
+			f.RequireGone(child)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -930,7 +930,7 @@ func TestManyKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		most := engine.MostUniques()
-		p := &codeq.Process{T: t, End: closed, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
+		p := &codeq.Process{T: t, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
 		p.Open()
 		defer func() { require.NoError(t, p.Close()) }()
 		ctx := context.Background()
