@@ -711,7 +711,7 @@ func TestAbandonedEnds(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		told := make(chan error, 3)
 		var m Mux
-		Handle(&m, "a", untilCancelled)
+		Handle(&m, "a", func(ctx context.Context, _ *Job[[]byte]) error { <-ctx.Done(); return ctx.Err() })
 		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { told <- err }})
 		require.NoError(t, err)
 		for _, op := range []leaseEnd{&completeOp{completion: newCompletion(callComplete)}, &failOp{completion: newCompletion(callFail)}} {

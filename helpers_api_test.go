@@ -1,21 +1,22 @@
 package codeq_test
 
 import (
+	"fmt"
+	"testing"
+
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq"
 	"codeq/internal/hook"
+	"codeq/internal/keys"
 )
 
 // What these tests share with those of the inside.
 
 var (
-	await            = codeq.Await
 	awaiting         = codeq.Awaiting
-	brief            = codeq.Brief
 	bubble           = codeq.Bubble
 	buffered         = codeq.Buffered
-	bulks            = codeq.Bulks
 	checkAll         = codeq.CheckAll
 	checkMemory      = codeq.CheckMemory
 	claimNow         = codeq.ClaimNow
@@ -24,65 +25,41 @@ var (
 	complete         = codeq.Complete
 	configure        = codeq.Configure
 	corruptFor       = codeq.CorruptFor
-	countCommits     = codeq.CountCommits
 	countsOf         = codeq.CountsOf
-	duplicates       = codeq.Duplicates
 	errBroken        = codeq.ErrBroken
-	errBubbleOver    = codeq.ErrBubbleOver
 	failShard        = codeq.FailShard
 	fillInbox        = codeq.FillInbox
-	fillQueue        = codeq.FillQueue
-	firstMoment      = codeq.FirstMoment
 	flush            = codeq.Flush
-	forShards        = codeq.ForShards
-	hammer           = codeq.Hammer
 	hold             = codeq.Hold
 	inFlow           = codeq.InFlow
 	infoOf           = codeq.InfoOf
 	keepImages       = codeq.KeepImages
 	keyed            = codeq.Keyed
 	kindOf           = codeq.KindOf
-	lastMoment       = codeq.LastMoment
-	lastWest         = codeq.LastWest
 	list             = codeq.List
-	logFromOwner     = codeq.LogFromOwner
-	logOf            = codeq.LogOf
-	longestLease     = codeq.LongestLease
 	loseLease        = codeq.LoseLease
-	make100          = codeq.Make100
-	named            = codeq.Named
 	newFailingQueue  = codeq.NewFailingQueue
 	newSimVotes      = codeq.NewSimVotes
 	ofAnotherProcess = codeq.OfAnotherProcess
 	oneNode          = codeq.OneNode
 	openForRun       = codeq.OpenForRun
-	peersOf          = codeq.PeersOf
 	produce          = codeq.Produce
 	quiesce          = codeq.Quiesce
 	readAll          = codeq.ReadAll
 	requireInShards  = codeq.RequireInShards
 	requireNoGroups  = codeq.RequireNoGroups
-	requireRefused   = codeq.RequireRefused
+	requireNoLimits  = codeq.RequireNoLimits
 	requireSettled   = codeq.RequireSettled
 	requireTasks     = codeq.RequireTasks
-	sampleID         = codeq.SampleID
-	sampleReceipt    = codeq.SampleReceipt
 	serialOf         = codeq.SerialOf
-	settingsOf       = codeq.SettingsOf
-	shardOf          = codeq.ShardOf
-	shortestLease    = codeq.ShortestLease
 	shut             = codeq.Shut
 	slowDown         = codeq.SlowDown
 	startingAt       = codeq.StartingAt
-	startRun         = codeq.StartRun
 	stored           = codeq.Stored
-	subscribe        = codeq.Subscribe
 	takeSettings     = codeq.TakeSettings
 	tasksOf          = codeq.TasksOf
 	threeNodes       = codeq.ThreeNodes
-	threeNodesTLS    = codeq.ThreeNodesTLS
 	throughSteps     = codeq.ThroughSteps
-	untilCancelled   = codeq.UntilCancelled
 	variedDisk       = codeq.VariedDisk
 	variedNow        = codeq.VariedNow
 	variedOptions    = codeq.VariedOptions
@@ -97,3 +74,25 @@ func onDisk[O codeq.Options | codeq.VerifyOptions](fs vfs.FS, opts *O) *O {
 	hook.SetFS(opts, fs)
 	return opts
 }
+
+// named returns tasks that are like the given one and have the names as payloads.
+func named(like codeq.Task, names ...string) []codeq.Task {
+	tasks := make([]codeq.Task, len(names))
+	for i, name := range names {
+		tasks[i] = like
+		tasks[i].Payload = []byte(name)
+	}
+	return tasks
+}
+
+// forShards runs a test in fake time for queues of one shard and of three.
+func forShards(t *testing.T, test func(t *testing.T, q *codeq.Queue)) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			bubble(t, codeq.Options{Shards: shards, MaxAttempts: 1000, WindowTasks: 8}, test)
+		})
+	}
+}
+
+// shardOf is the shard, of so many, to which a task belongs.
+func shardOf(id codeq.ID, shards int) int { return keys.ShardOf(keys.ID(id), shards) }

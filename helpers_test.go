@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"testing"
 
@@ -149,15 +148,6 @@ func flush(t *testing.T, q *Queue) {
 	}
 }
 
-// logFromOwner lets the owner of a shard log a message.
-func logFromOwner(t *testing.T, q *Queue, index int, message string) {
-	t.Helper()
-	require.NoError(t, q.shard(index).probe(func(s *shard) error { s.opts.log.Info(message); return nil }))
-}
-
-// logOf is what a queue logs with.
-func logOf(q *Queue) *slog.Logger { return q.opts.log }
-
 // watched reports whether events of a queue are collected for anybody.
 func watched(q *Queue) bool { return q.events.Wanted() != 0 }
 
@@ -233,8 +223,3 @@ func (v *view) addAll(tasks map[ID]*TaskInfo) error {
 	}
 	return nil
 }
-
-var (
-	sampleID      = ID{0x01, 0x93, 0xb3, 0xc0, 0x12, 0x34, 0x7a, 0xbc, 0x85, 0, 1, 2, 0xde, 0xad, 0xbe, 0xef}
-	sampleReceipt = Receipt{ID: sampleID, Token: 0xfedcba9876543210}
-)

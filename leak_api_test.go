@@ -35,7 +35,7 @@ func TestNothingLeft(t *testing.T) {
 func TestNothingLeftOfNode(t *testing.T) {
 	before := testkit.WatchLeaks()
 	t.Run("nodes", func(t *testing.T) {
-		q := threeNodes(t, codeq.Options{Durability: codeq.DurabilityNone})[1]
+		q := threeNodes(t, codeq.Options{Durability: codeq.DurabilityNone}, nil)[1]
 		wait := useEverything(t, q)
 		require.NoError(t, q.Close())
 		wait()

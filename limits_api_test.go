@@ -142,6 +142,18 @@ var taskLimits = []struct {
 	},
 }
 
+// The bounds of a lease.
+const (
+	shortestLease = 10 * time.Millisecond
+	longestLease  = 365 * 24 * time.Hour
+)
+
+var (
+	firstMoment = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)
+	lastMoment  = time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC)
+	lastWest    = lastMoment.In(time.FixedZone("west", -12*3600))
+)
+
 // TestTaskLimits: at its limits a task is stored as it is given; one above it
 // is refused, by every verb that takes tasks, and so are the others of its batch.
 func TestTaskLimits(t *testing.T) {

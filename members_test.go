@@ -49,7 +49,7 @@ func TestClusterMembers(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{})
+	qs := threeNodes(t, Options{}, nil)
 	for i := range 30 {
 		_, err := qs[i%3].Produce(ctx, Task{Queue: "a", Payload: fmt.Append(nil, i)})
 		require.NoError(t, err)
@@ -104,7 +104,7 @@ func TestRecoverCluster(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{})
+	qs := threeNodes(t, Options{}, nil)
 	var ids []ID
 	for range 30 {
 		id, err := qs[0].Produce(ctx, Task{Queue: "a"})

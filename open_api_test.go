@@ -20,6 +20,18 @@ import (
 	"codeq/internal/testkit"
 )
 
+// requireRefused opens dir, which is to fail with want and to leave everything
+// below root as it is.
+func requireRefused(t *testing.T, root, dir string, opts *codeq.Options, want error) error {
+	t.Helper()
+	before := testkit.RecursiveListing(t, root)
+	q, err := codeq.Open(dir, opts)
+	require.ErrorIs(t, err, want)
+	require.Nil(t, q)
+	require.Equal(t, before, testkit.RecursiveListing(t, root))
+	return err
+}
+
 func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "file")
@@ -223,4 +235,16 @@ func TestOpenMakesParents(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b", "queue")
 	tasks := closedQueue(t, dir, 1)
 	requireTasks(t, dir, nil, tasks)
+}
+
+func TestOpenRefusesAnotherShardCount(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	tasks := closedQueue(t, root, 2)
+	for _, shards := range []int{1, 3, 256} {
+		err := requireRefused(t, root, root, &codeq.Options{Shards: shards}, codeq.ErrShardCount)
+		require.ErrorContains(t, err, fmt.Sprint("created with 2, opened with ", shards))
+	}
+	requireTasks(t, root, nil, tasks)
+	requireTasks(t, root, &codeq.Options{Shards: 2}, tasks)
 }

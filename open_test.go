@@ -24,18 +24,6 @@ import (
 	"codeq/internal/testkit"
 )
 
-// requireRefused opens dir, which is to fail with want and to leave everything
-// below root as it is.
-func requireRefused(t *testing.T, root, dir string, opts *Options, want error) error {
-	t.Helper()
-	before := testkit.RecursiveListing(t, root)
-	q, err := Open(dir, opts)
-	require.ErrorIs(t, err, want)
-	require.Nil(t, q)
-	require.Equal(t, before, testkit.RecursiveListing(t, root))
-	return err
-}
-
 // closedQueue creates a queue with one task in every shard.
 func closedQueue(t *testing.T, dir string, shards int) (tasks []ID) {
 	t.Helper()
@@ -64,18 +52,6 @@ func requireTasks(t *testing.T, dir string, opts *Options, tasks []ID) {
 	require.NoError(t, err)
 	require.EqualValues(t, len(tasks), counts["a"].Ready)
 	require.NoError(t, q.checkAll())
-}
-
-func TestOpenRefusesAnotherShardCount(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	tasks := closedQueue(t, root, 2)
-	for _, shards := range []int{1, 3, maxShards} {
-		err := requireRefused(t, root, root, &Options{Shards: shards}, ErrShardCount)
-		require.ErrorContains(t, err, fmt.Sprint("created with 2, opened with ", shards))
-	}
-	requireTasks(t, root, nil, tasks)
-	requireTasks(t, root, &Options{Shards: 2}, tasks)
 }
 
 // TestOpenRefusesShards: a shard that is missing, or is not where it belongs,

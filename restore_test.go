@@ -43,7 +43,11 @@ func TestAwaitOfBehindNode(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		t.Run(fmt.Sprint("closes ", closes), func(t *testing.T) {
 			behindCase(t, func(t *testing.T, c *simCluster, leader, behind *simNode, ended ID) {
-				told := await(t.Context(), simQueue(behind), ended)
+				told := make(chan error, 1)
+				go func() {
+					_, err := simQueue(behind).Await(t.Context(), ended)
+					told <- err
+				}()
 				time.Sleep(10 * time.Second)
 				require.Empty(t, told)
 				if closes {
@@ -55,7 +59,7 @@ func TestAwaitOfBehindNode(t *testing.T) {
 				}
 				synctest.Wait()
 				require.Len(t, told, 1)
-				require.ErrorIs(t, (<-told).Err, ErrNotFound)
+				require.ErrorIs(t, <-told, ErrNotFound)
 			})
 		})
 	}

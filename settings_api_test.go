@@ -18,6 +18,14 @@ import (
 	"codeq/internal/testkit"
 )
 
+// settingsOf is Settings that has to succeed.
+func settingsOf(t *testing.T, q *codeq.Queue, queue string) codeq.Settings {
+	t.Helper()
+	s, err := q.Settings(queue)
+	require.NoError(t, err)
+	return s
+}
+
 // TestSettingsAreCopies: what callers do with the settings that they gave or got
 // changes nothing.
 func TestSettingsAreCopies(t *testing.T) {

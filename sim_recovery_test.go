@@ -132,7 +132,9 @@ func TestRecoverClusterReconciles(t *testing.T) {
 				}
 				c.begin(n)
 				follow(simQueue(n))
-				require.Equal(t, 3, settingsOf(t, simQueue(n), "a").TenantWeights["x"])
+				set, err := simQueue(n).Settings("a")
+				require.NoError(t, err)
+				require.Equal(t, 3, set.TenantWeights["x"])
 				require.NoError(t, c.check())
 				c.close()
 			})
