@@ -1,60 +1,71 @@
 package codeq
 
-// What tests of the API, in package codeq_test, share with those of the inside, beside the types
-// ActiveRun, FlowTest and Process: helpers, and checks of what the API does not show.
+// What tests of the API, in package codeq_test, share with those of the inside: helpers that look
+// at or change what the API does not show, and those that both use and that need a queue. The types
+// CronBench, FlowTest and Process have others as methods; what needs no queue is in
+// internal/testkit and internal/storetest.
 
 var (
-	Awaiting         = awaiting
+	// Queues, and what runs a test with one.
 	Bubble           = bubble
-	Buffered         = buffered
-	CheckAll         = (*Queue).checkAll
-	CheckMemory      = (*Queue).checkMemory
-	ClaimNow         = claimNow
-	CloneOf          = cloneOf
 	ClosedQueue      = closedQueue
-	Complete         = complete
-	Configure        = configure
-	CorruptFor       = corruptFor
-	CountsOf         = countsOf
-	ErrBroken        = errBroken
-	FailShard        = failShard
-	FillInbox        = fillInbox
-	Flush            = flush
-	Hold             = hold
 	InFlow           = inFlow
-	InfoOf           = infoOf
-	KeepImages       = keepImages
-	Keyed            = keyed
-	KindOf           = kindOf
-	List             = (*Queue).list
-	LoseLease        = loseLease
 	NewFailingQueue  = newFailingQueue
-	NewSimVotes      = newSimVotes
 	OfAnotherProcess = (*Queue).ofAnotherProcess
-	OneNode          = oneNode
 	OpenForRun       = openForRun
-	Produce          = produce
-	Quiesce          = (*Queue).quiesce
-	ReadAll          = (*Queue).readAll
-	RequireInShards  = requireInShards
-	RequireNoGroups  = requireNoGroups
-	RequireNoLimits  = requireNoLimits
-	RequireSettled   = requireSettled
-	RequireTasks     = requireTasks
-	SerialOf         = serialOf
-	Shut             = shut
-	SlowDown         = slowDown
 	StartingAt       = (*Queue).startingAt
-	Stored           = stored
-	TakeSettings     = takeSettings
-	TasksOf          = tasksOf
 	ThreeNodes       = threeNodes
 	ThroughSteps     = throughSteps
-	VariedDisk       = variedDisk
-	VariedNow        = variedNow
-	VariedOptions    = variedOptions
-	VariedQueue      = variedQueue
-	VerifyImage      = verifyImage
-	Watched          = watched
 	WithCronBench    = withCronBench
+
+	// A queue with all that one may have, and images of its disk.
+	CloneOf       = cloneOf
+	CorruptFor    = corruptFor
+	KindOf        = kindOf
+	ReadAll       = (*Queue).readAll
+	TasksOf       = tasksOf
+	VariedDisk    = variedDisk
+	VariedNow     = variedNow
+	VariedOptions = variedOptions
+	VariedQueue   = variedQueue
+	VerifyImage   = verifyImage
+
+	// Verbs that have to succeed.
+	ClaimNow  = claimNow
+	Complete  = complete
+	Configure = configure
+	CountsOf  = countsOf
+	InfoOf    = infoOf
+	Produce   = produce
+
+	// Arguments, results and errors.
+	Buffered  = buffered
+	ErrBroken = errBroken
+	Keyed     = keyed
+	SerialOf  = serialOf
+
+	// What a test does to a shard.
+	FailShard    = failShard
+	FillInbox    = fillInbox
+	Flush        = flush
+	Hold         = hold
+	KeepImages   = keepImages
+	LoseLease    = loseLease
+	Quiesce      = (*Queue).quiesce
+	Shut         = shut
+	SlowDown     = slowDown
+	TakeSettings = takeSettings
+
+	// What shards have in memory and on disk.
+	Awaiting        = awaiting
+	CheckAll        = (*Queue).checkAll
+	CheckMemory     = (*Queue).checkMemory
+	List            = (*Queue).list
+	RequireInShards = requireInShards
+	RequireNoGroups = requireNoGroups
+	RequireNoLimits = requireNoLimits
+	RequireSettled  = requireSettled
+	RequireTasks    = requireTasks
+	Stored          = stored
+	Watched         = watched
 )

@@ -14,59 +14,68 @@ import (
 // What these tests share with those of the inside.
 
 var (
-	awaiting         = codeq.Awaiting
+	// Queues, and what runs a test with one.
 	bubble           = codeq.Bubble
-	buffered         = codeq.Buffered
-	checkAll         = codeq.CheckAll
-	checkMemory      = codeq.CheckMemory
-	claimNow         = codeq.ClaimNow
-	cloneOf          = codeq.CloneOf
 	closedQueue      = codeq.ClosedQueue
-	complete         = codeq.Complete
-	configure        = codeq.Configure
-	corruptFor       = codeq.CorruptFor
-	countsOf         = codeq.CountsOf
-	errBroken        = codeq.ErrBroken
-	failShard        = codeq.FailShard
-	fillInbox        = codeq.FillInbox
-	flush            = codeq.Flush
-	hold             = codeq.Hold
 	inFlow           = codeq.InFlow
-	infoOf           = codeq.InfoOf
-	keepImages       = codeq.KeepImages
-	keyed            = codeq.Keyed
-	kindOf           = codeq.KindOf
-	list             = codeq.List
-	loseLease        = codeq.LoseLease
 	newFailingQueue  = codeq.NewFailingQueue
-	newSimVotes      = codeq.NewSimVotes
 	ofAnotherProcess = codeq.OfAnotherProcess
-	oneNode          = codeq.OneNode
 	openForRun       = codeq.OpenForRun
-	produce          = codeq.Produce
-	quiesce          = codeq.Quiesce
-	readAll          = codeq.ReadAll
-	requireInShards  = codeq.RequireInShards
-	requireNoGroups  = codeq.RequireNoGroups
-	requireNoLimits  = codeq.RequireNoLimits
-	requireSettled   = codeq.RequireSettled
-	requireTasks     = codeq.RequireTasks
-	serialOf         = codeq.SerialOf
-	shut             = codeq.Shut
-	slowDown         = codeq.SlowDown
 	startingAt       = codeq.StartingAt
-	stored           = codeq.Stored
-	takeSettings     = codeq.TakeSettings
-	tasksOf          = codeq.TasksOf
 	threeNodes       = codeq.ThreeNodes
 	throughSteps     = codeq.ThroughSteps
-	variedDisk       = codeq.VariedDisk
-	variedNow        = codeq.VariedNow
-	variedOptions    = codeq.VariedOptions
-	variedQueue      = codeq.VariedQueue
-	verifyImage      = codeq.VerifyImage
-	watched          = codeq.Watched
 	withCronBench    = codeq.WithCronBench
+
+	// A queue with all that one may have, and images of its disk.
+	cloneOf       = codeq.CloneOf
+	corruptFor    = codeq.CorruptFor
+	kindOf        = codeq.KindOf
+	readAll       = codeq.ReadAll
+	tasksOf       = codeq.TasksOf
+	variedDisk    = codeq.VariedDisk
+	variedNow     = codeq.VariedNow
+	variedOptions = codeq.VariedOptions
+	variedQueue   = codeq.VariedQueue
+	verifyImage   = codeq.VerifyImage
+
+	// Verbs that have to succeed.
+	claimNow  = codeq.ClaimNow
+	complete  = codeq.Complete
+	configure = codeq.Configure
+	countsOf  = codeq.CountsOf
+	infoOf    = codeq.InfoOf
+	produce   = codeq.Produce
+
+	// Arguments, results and errors.
+	buffered  = codeq.Buffered
+	errBroken = codeq.ErrBroken
+	keyed     = codeq.Keyed
+	serialOf  = codeq.SerialOf
+
+	// What a test does to a shard.
+	failShard    = codeq.FailShard
+	fillInbox    = codeq.FillInbox
+	flush        = codeq.Flush
+	hold         = codeq.Hold
+	keepImages   = codeq.KeepImages
+	loseLease    = codeq.LoseLease
+	quiesce      = codeq.Quiesce
+	shut         = codeq.Shut
+	slowDown     = codeq.SlowDown
+	takeSettings = codeq.TakeSettings
+
+	// What shards have in memory and on disk.
+	awaiting        = codeq.Awaiting
+	checkAll        = codeq.CheckAll
+	checkMemory     = codeq.CheckMemory
+	list            = codeq.List
+	requireInShards = codeq.RequireInShards
+	requireNoGroups = codeq.RequireNoGroups
+	requireNoLimits = codeq.RequireNoLimits
+	requireSettled  = codeq.RequireSettled
+	requireTasks    = codeq.RequireTasks
+	stored          = codeq.Stored
+	watched         = codeq.Watched
 )
 
 // onDisk is opts, of a queue that lies in fs.
