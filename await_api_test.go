@@ -14,6 +14,23 @@ import (
 	"codeq"
 )
 
+// awaited is what a call of Await has returned.
+type awaited struct {
+	*codeq.Outcome
+	err error
+}
+
+// await calls Await, and returns when it waits or has returned.
+func await(ctx context.Context, q *codeq.Queue, id codeq.ID) chan awaited {
+	c := make(chan awaited, 1)
+	go func() {
+		o, err := q.Await(ctx, id)
+		c <- awaited{o, err}
+	}()
+	synctest.Wait()
+	return c
+}
+
 // TestAwait: whoever waits for a task learns how it has ended, at that moment.
 // Who asks later does so as long as the task is kept.
 func TestAwait(t *testing.T) {
@@ -64,9 +81,9 @@ func TestAwait(t *testing.T) {
 						require.Empty(t, whileReady)
 						require.Empty(t, whileLeased)
 						require.NoError(t, c.end(l))
-						for _, waiting := range []chan codeq.Awaited{whileReady, whileLeased} {
+						for _, waiting := range []chan awaited{whileReady, whileLeased} {
 							got := <-waiting
-							require.NoError(t, got.Err, c.name)
+							require.NoError(t, got.err, c.name)
 							require.Equal(t, &c.want, got.Outcome, c.name)
 						}
 						got, err := q.Await(ctx, id)
@@ -174,9 +191,9 @@ func TestAwaitEndsWithContext(t *testing.T) {
 		c := await(ctx, q, id)
 		require.Empty(t, c)
 		got := <-c
-		require.ErrorIs(t, got.Err, cause)
-		require.ErrorIs(t, got.Err, context.DeadlineExceeded)
-		require.NotErrorIs(t, got.Err, codeq.ErrUncertain)
+		require.ErrorIs(t, got.err, cause)
+		require.ErrorIs(t, got.err, context.DeadlineExceeded)
+		require.NotErrorIs(t, got.err, codeq.ErrUncertain)
 		require.Nil(t, got.Outcome)
 		_, err := q.Await(ctx, id)
 		require.ErrorIs(t, err, cause)
@@ -198,7 +215,7 @@ func TestAwaitOverRestart(t *testing.T) {
 		c := await(ctx, q, id)
 		require.NoError(t, q.Close())
 		got := <-c
-		require.ErrorIs(t, got.Err, codeq.ErrClosed)
+		require.ErrorIs(t, got.err, codeq.ErrClosed)
 		_, err = q.Await(ctx, id)
 		require.ErrorIs(t, err, codeq.ErrClosed)
 
@@ -223,8 +240,8 @@ func TestAwaitInFailedShard(t *testing.T) {
 		atStake, c := await(ctx, q, id), await(ctx, q, other)
 		failShard(t, q, 0)
 		require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrUncertain)
-		require.ErrorIs(t, (<-atStake).Err, codeq.ErrUncertain, "it may have ended")
-		require.ErrorIs(t, (<-c).Err, codeq.ErrFailed)
+		require.ErrorIs(t, (<-atStake).err, codeq.ErrUncertain, "it may have ended")
+		require.ErrorIs(t, (<-c).err, codeq.ErrFailed)
 	})
 }
 

@@ -13,23 +13,6 @@ import (
 	"codeq/internal/broadcast"
 )
 
-// awaited is what a call of Await has returned.
-type Awaited struct {
-	*Outcome
-	Err error
-}
-
-// await calls Await, and returns when it waits or has returned.
-func await(ctx context.Context, q *Queue, id ID) chan Awaited {
-	c := make(chan Awaited, 1)
-	go func() {
-		o, err := q.Await(ctx, id)
-		c <- Awaited{o, err}
-	}()
-	synctest.Wait()
-	return c
-}
-
 // TestAwaitMany: a thousand callers wait for one task, and one for each of a
 // thousand; each gets what is its own.
 func TestAwaitMany(t *testing.T) {
@@ -39,12 +22,15 @@ func TestAwaitMany(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
 			one := produce(t, q, Task{Queue: "one"})[0]
-			same := make(chan Awaited, n)
+			same := make(chan error, n)
 			each := make(chan error, n)
 			for i := range n {
 				go func() {
 					o, err := q.Await(ctx, one)
-					same <- Awaited{o, err}
+					if err == nil && string(o.Result) != "result" {
+						err = fmt.Errorf("the task of all has the result %q", o.Result)
+					}
+					same <- err
 				}()
 				id := produce(t, q, Task{Queue: "many", Payload: fmt.Append(nil, i)})[0]
 				go func() {
@@ -65,9 +51,7 @@ func TestAwaitMany(t *testing.T) {
 			require.NoError(t, q.Complete(ctx, claimNow(t, q, "one").Receipt, result))
 			for range n {
 				require.NoError(t, <-each)
-				got := <-same
-				require.NoError(t, got.Err)
-				require.Equal(t, "result", string(got.Result))
+				require.NoError(t, <-same)
 			}
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
@@ -87,10 +71,17 @@ func TestAwaitSweep(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		const patient, impatient = 10, 5000
 		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "b"})
-		var waiting []chan Awaited
+		waiting := make(chan error, patient)
 		for range patient {
-			waiting = append(waiting, await(context.Background(), q, ids[0]))
+			go func() {
+				o, err := q.Await(context.Background(), ids[0])
+				if err == nil && o.State != Done {
+					err = fmt.Errorf("the task is %s", o.State)
+				}
+				waiting <- err
+			}()
 		}
+		synctest.Wait()
 		most := 0
 		for range impatient / 2 {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -106,8 +97,8 @@ func TestAwaitSweep(t *testing.T) {
 		}
 		require.LessOrEqual(t, most, 2*patient+broadcast.SweepMin+1)
 		require.NoError(t, q.Complete(context.Background(), claimNow(t, q, "a").Receipt, nil))
-		for _, c := range waiting {
-			require.Equal(t, Done, (<-c).State)
+		for range patient {
+			require.NoError(t, <-waiting)
 		}
 	})
 }

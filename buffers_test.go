@@ -286,7 +286,7 @@ func TestBuffersAreTheHandlers(t *testing.T) {
 						j.SetResult(b.bytes("result"))
 						return nil
 					})
-					startRun(t, bt.Queue, &m, RunOptions{Concurrency: 2})
+					go func() { _ = bt.Run(t.Context(), &m, &RunOptions{Concurrency: 2}) }()
 					synctest.Wait()
 					ids := produce(t, bt.Queue, Task{Queue: "h"}, Task{Queue: "h"}, Task{Queue: "h"})
 					synctest.Wait()

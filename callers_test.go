@@ -23,6 +23,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/testkit"
 )
 
 // TestCallers makes random calls of a queue, of which some wait, and judges what they return by
@@ -98,7 +99,7 @@ type crowdCall interface {
 
 func newCrowd(t *rapid.T) *crowd {
 	m := &crowd{t: t, ctx: context.Background(), disk: vfs.NewCrashableMem(), settings: make(map[string]Settings)}
-	m.free.Store(diskTestLevels[engine.Roomy])
+	m.free.Store(testkit.FreeAt[engine.Roomy])
 	m.opts.Shards = rapid.IntRange(1, 3).Draw(t, "shards")
 	m.open()
 	return m
@@ -119,7 +120,7 @@ func (m *crowd) open() {
 		Backoff:     Backoff{Base: time.Second, Max: 3 * time.Second, Jitter: -1},
 		GroupCap:    oneOf(m, "GroupCap", 0, 1, 2),
 		WindowTasks: rapid.IntRange(2, 4).Draw(m.t, "WindowTasks"),
-		WindowBytes: oneOf(m, "WindowBytes", 0, 900), MemTableBytes: 256 << 10, MinFreeBytes: diskTestFree,
+		WindowBytes: oneOf(m, "WindowBytes", 0, 900), MemTableBytes: 256 << 10, MinFreeBytes: testkit.MinFree,
 		idleLanes: oneOf(m, "idleLanes", 1, engine.IdleLanes), sweepLanes: oneOf(m, "sweepLanes", 1, 8),
 		groupBytes: oneOf(m, "groupBytes", 0, 0, smallGroup), trimBytes: oneOf(m, "trimBytes", 0, 1),
 		trimLane: oneOf(m, "trimLane", 0, 1), wall: m.wall, reclaimFrom: -1, Limits: Limits{Parents: fewParents, CommitBytes: smallCommit},
@@ -549,7 +550,7 @@ func (m *crowd) drawFinish() crowdCall {
 	c := &finishCall{
 		verb:    oneOf(m, "verb", "complete", "complete", "retry", "release", "dead letter", "extend"),
 		receipt: m.receipts[max(0, len(m.receipts)-1-rapid.IntRange(0, 8).Draw(m.t, "receipt"))],
-		cause:   oneOf[error](m, "cause", nil, errors.New("cause"), (*MyErr)(nil), HostileErr{}),
+		cause:   oneOf[error](m, "cause", nil, errors.New("cause"), (*testkit.MyErr)(nil), testkit.HostileErr{}),
 	}
 	if c.verb == "complete" && rapid.IntRange(0, 2).Draw(m.t, "next") == 0 {
 		c.next = []Task{m.drawTask(0)}
@@ -617,12 +618,12 @@ func (c *finishCall) judge(m *crowd, before map[ID]*TaskInfo, alone bool) {
 // storedText is what is stored of an error that a user hands in, whose method Error may panic.
 func storedText(err error) string {
 	switch err := err.(type) {
-	case *MyErr:
+	case *testkit.MyErr:
 		if err == nil {
-			return "error of type *codeq.MyErr, whose method Error panics: runtime error: invalid memory address or nil pointer dereference"
+			return "error of type *testkit.MyErr, whose method Error panics: runtime error: invalid memory address or nil pointer dereference"
 		}
-	case HostileErr:
-		return "error of type codeq.HostileErr, whose method Error panics: Error"
+	case testkit.HostileErr:
+		return "error of type testkit.HostileErr, whose method Error panics: Error"
 	}
 	return err.Error()
 }
@@ -993,7 +994,7 @@ func (m *crowd) lowDisk(*rapid.T) {
 
 // setRoom sets the level of room, and lets all shards find it.
 func (m *crowd) setRoom(level engine.Room) {
-	m.free.Store(diskTestLevels[level])
+	m.free.Store(testkit.FreeAt[level])
 	for _, s := range m.q.led() {
 		m.noError(s.probe(func(s *shard) error {
 			s.space.Written = math.MaxInt

@@ -47,9 +47,9 @@ func TestCheckpointRefuses(t *testing.T) {
 	q, err := codeq.Open(filepath.Join(root, "queue"), nil)
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "full"), 0o755))
-	writeFile(t, filepath.Join(root, "full", "letter"), "dear")
+	testkit.WriteFile(t, filepath.Join(root, "full", "letter"), "dear")
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "left"), 0o755))
-	writeFile(t, filepath.Join(root, "left", checkpoint.Unfinished), "{}")
+	testkit.WriteFile(t, filepath.Join(root, "left", checkpoint.Unfinished), "{}")
 	require.NoError(t, os.Symlink(filepath.Join(root, "queue"), filepath.Join(root, "alias")))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "locked"), 0o755))
 	lock, err := vfs.Default.Lock(filepath.Join(root, "locked", manifest.LockName))
@@ -67,11 +67,11 @@ func TestCheckpointRefuses(t *testing.T) {
 		{"alias/copy", codeq.ErrInvalid, "outside of the queue"},
 		{"locked", codeq.ErrLocked, ""},
 	} {
-		before := recursiveListing(t, root)
+		before := testkit.RecursiveListing(t, root)
 		err := q.Checkpoint(t.Context(), filepath.Join(root, c.dir))
 		require.ErrorIs(t, err, c.want, c.dir)
 		require.ErrorContains(t, err, c.text)
-		require.Equal(t, before, recursiveListing(t, root), c.dir)
+		require.Equal(t, before, testkit.RecursiveListing(t, root), c.dir)
 	}
 	require.NoError(t, lock.Close())
 	require.NoError(t, q.Checkpoint(t.Context(), filepath.Join(root, "queue2")), "a name that begins like the queue's")

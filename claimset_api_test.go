@@ -8,12 +8,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // TestSetsAndQueuesTakeTurns: of claims for one queue and claims for a list that has it,
 // none waits for the end of the others.
 func TestSetsAndQueuesTakeTurns(t *testing.T) {
-	names, _ := manyQueues(100)
+	names, _ := testkit.ManyQueues(100)
 	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		served := make(map[string]int)
 		var mu sync.Mutex

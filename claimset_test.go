@@ -12,16 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/dispatch"
+	"codeq/internal/testkit"
 )
-
-func manyQueues(n int) (names []string, weights map[string]int) {
-	weights = make(map[string]int)
-	for i := range n {
-		names = append(names, fmt.Sprintf("queue %d", i))
-		weights[names[i]] = 1 + i%7
-	}
-	return names, weights
-}
 
 // closedGate lets no claim pass.
 type closedGate struct{}
@@ -49,7 +41,7 @@ func (g *countingGate) Ask(*dispatch.Claim) bool                                
 func TestClaimsOverManyQueues(t *testing.T) {
 	t.Parallel()
 	const queues, tasks, claims = 3000, 50, 40
-	names, weights := manyQueues(queues)
+	names, weights := testkit.ManyQueues(queues)
 	for name, weights := range map[string]map[string]int{"weighted": weights, "strict": nil} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
@@ -129,7 +121,7 @@ func TestClaimsOverManyQueues(t *testing.T) {
 // TestClaimSetsGo: a claim over many queues that ends leaves no ticket, and a Run no set
 // nor queue.
 func TestClaimSetsGo(t *testing.T) {
-	names, _ := manyQueues(500)
+	names, _ := testkit.ManyQueues(500)
 	var nobodys []string
 	for _, name := range names {
 		nobodys = append(nobodys, "nobody's "+name)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // TestClockAheadDeletesNothing: what is kept for a time is kept for as long, whichever node's clock
@@ -20,7 +22,7 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 	for _, wrong := range []string{"leader", "next leader", "follower"} {
 		t.Run(wrong, func(t *testing.T) {
 			t.Parallel()
-			log := newUserHandler(func(string) {})
+			log := testkit.NewUserHandler(func(string) {})
 			simCase(t, Options{Logger: slog.New(log)}, func(t *testing.T, c *simCluster) {
 				ctx := context.Background()
 				time.Sleep(2 * time.Minute) // the leader is at home
@@ -65,7 +67,7 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 				if wrong != "follower" {
 					compared = slices.DeleteFunc(c.names(), func(node string) bool { return node == victim.name })
 				}
-				differ := log.about("wall clocks differ node=")
+				differ := log.About("wall clocks differ node=")
 				for _, r := range differ {
 					node, by, _ := strings.Cut(strings.TrimPrefix(r, "wall clocks differ node="), " ahead of it=")
 					said, err := time.ParseDuration(by)
@@ -77,7 +79,7 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 					require.InDelta(t, ahead.Seconds(), said.Seconds(), 0.1, r)
 				}
 				for _, node := range compared {
-					require.Len(t, log.about("wall clocks differ node="+node), 1)
+					require.Len(t, log.About("wall clocks differ node="+node), 1)
 				}
 				st, err := q.ClusterStatus(ctx)
 				require.NoError(t, err)
@@ -98,9 +100,9 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 
 				victim.ahead.Store(0)
 				time.Sleep(2 * time.Second)
-				require.Equal(t, differ, log.about("wall clocks differ"))
+				require.Equal(t, differ, log.About("wall clocks differ"))
 				for _, node := range compared {
-					require.Len(t, log.about("wall clocks agree again node="+node), 1)
+					require.Len(t, log.About("wall clocks agree again node="+node), 1)
 				}
 			})
 		})

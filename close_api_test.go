@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // TestCloseWakesClaims: whatever waits for a task gets ErrClosed.
@@ -375,7 +376,7 @@ func TestCallersOfFailedShard(t *testing.T) {
 		uncertain := 0
 		for _, errs := range []chan error{filled, filled, late, waiting} {
 			err := <-errs
-			require.ErrorIs(t, err, errDisk)
+			require.ErrorIs(t, err, testkit.ErrDisk)
 			if errors.Is(err, codeq.ErrUncertain) {
 				uncertain++
 			} else {

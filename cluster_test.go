@@ -20,7 +20,7 @@ func TestClusterCycle(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	qs := threeNodes(t, codeq.Options{})
+	qs := threeNodes(t, codeq.Options{}, nil)
 	for i, q := range qs {
 		for n := range 10 {
 			id, err := q.Produce(ctx, codeq.Task{Queue: "a", Payload: []byte{byte(n)}})
@@ -45,7 +45,7 @@ func TestClusterBroadcast(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	qs := threeNodes(t, codeq.Options{})
+	qs := threeNodes(t, codeq.Options{}, nil)
 	var subs []*codeq.Subscription
 	for _, q := range qs {
 		sub, err := q.Subscribe(codeq.SubscribeOptions{Kinds: []codeq.EventKind{codeq.EventProduced, codeq.EventCompleted}})
@@ -89,7 +89,7 @@ func TestClusterCancel(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	qs := threeNodes(t, codeq.Options{})
+	qs := threeNodes(t, codeq.Options{}, nil)
 	begun, ended := make(chan codeq.ID, 10), make(chan error, 10)
 	for _, q := range qs {
 		var m codeq.Mux
@@ -124,17 +124,23 @@ func TestClusterTLS(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	ours, theirs := testcert.New(t), testcert.New(t)
-	qs := threeNodesTLS(t, codeq.Options{}, func(node string) *tls.Config { return ours.Config(t, ours, node) })
+	qs := threeNodes(t, codeq.Options{}, func(node string) *tls.Config { return ours.Config(t, ours, node) })
 	for i, q := range qs {
 		_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
 		require.NoError(t, err)
 		_, err = qs[(i+1)%3].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
 		require.NoError(t, err)
 	}
+	st, err := qs[0].ClusterStatus(ctx)
+	require.NoError(t, err)
+	var peers []codeq.Peer
+	for _, r := range st.Shards[0].Replicas {
+		peers = append(peers, codeq.Peer{Node: r.Node, Address: r.Address})
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	_, err = codeq.Open(filepath.Join(t.TempDir(), "q"), &codeq.Options{Cluster: &codeq.Cluster{
-		Node: "stranger", Listener: l, Peers: peersOf(qs), Join: true, TLS: theirs.Config(t, ours, "stranger"),
+		Node: "stranger", Listener: l, Peers: peers, Join: true, TLS: theirs.Config(t, ours, "stranger"),
 	}})
 	require.ErrorContains(t, err, "join the cluster")
 }

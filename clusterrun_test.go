@@ -17,7 +17,7 @@ func TestClusterRun(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{Shards: 1})
+	qs := threeNodes(t, Options{Shards: 1}, nil)
 	_, err := qs[0].Stats(ctx) // the shard has a leader
 	require.NoError(t, err)
 	// leader waits until a node leads the shard that is not the given one.

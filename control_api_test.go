@@ -255,7 +255,7 @@ func TestCancelOneOfManyHandlers(t *testing.T) {
 			return ctx.Err()
 		})
 		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 20})
-		ids := produce(t, q, make100("a")[:20]...)
+		ids := produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 20)...)
 		synctest.Wait()
 		for _, id := range ids[:5] {
 			require.NoError(t, q.Cancel(context.Background(), id))
@@ -393,7 +393,7 @@ func TestSnooze(t *testing.T) {
 		ctx := context.Background()
 		task := codeq.Task{Queue: "a", Group: "g", MaxAttempts: 1, Unique: codeq.Unique{Key: "k", For: time.Second}}
 		var calls *callRecorder
-		work := func() *codeq.ActiveRun {
+		work := func() *activeRun {
 			var m codeq.Mux
 			calls = newCallRecorder()
 			codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
@@ -752,7 +752,7 @@ func TestPause(t *testing.T) {
 				p.Check()
 				require.Empty(t, got)
 				p.Step()
-				if p.End == closed || p.End == killed {
+				if p.Ends() {
 					wait()
 				}
 				p.Pass(time.Minute)

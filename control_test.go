@@ -51,7 +51,7 @@ func TestCancelToldToItsRun(t *testing.T) {
 				ended[i].Add(1)
 				return ctx.Err()
 			})
-			startRun(t, q, &m, RunOptions{})
+			go func() { _ = q.Run(t.Context(), &m, nil) }()
 		}
 		id := produce(t, q, Task{Queue: "b"})[0]
 		produce(t, q, Task{Queue: "a"}, Task{Queue: "c"})

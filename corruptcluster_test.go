@@ -105,7 +105,7 @@ func TestCorruptionOfANode(t *testing.T) {
 			disk := c.flip(name, bit)
 			report := verifyImage(t, cloneOf(disk), true)
 			var seen []string
-			err := inTime(t, what, func() error {
+			err := testkit.InTime(t, what, func() error {
 				q, err := oneNode(disk, votes)
 				if err != nil {
 					return err

@@ -252,7 +252,7 @@ func (c *corruptible) try(name string, bit int) bool {
 	disk := c.flip(name, bit)
 	var q *Queue
 	var seen string
-	err := inTime(t, what, func() (err error) {
+	err := testkit.InTime(t, what, func() (err error) {
 		if q, err = Open("queue", variedOptions(disk)); err != nil {
 			return err
 		}
@@ -309,7 +309,7 @@ func kindOf(name string) string {
 // TestCorruption flips single bits in the files of a closed queue, and of one
 // whose process was killed: each is reported with its file, or does no harm.
 func TestCorruption(t *testing.T) {
-	abandonsStores(t)
+	testkit.AbandonsStores(t)
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
 	killed := cloneOf(disk)

@@ -1,4 +1,4 @@
-package codeq_test
+package codeq
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
-	"codeq"
+	"codeq/internal/testkit"
 )
 
 // panickyFS makes who reads a table panic, as Pebble does at some damage.
@@ -44,37 +44,37 @@ func (f panickyFile) ReadAt(p []byte, off int64) (int, error) {
 // TestDamageThatPanics: damage at which Pebble panics, while a store is opened, is an error of
 // Open.
 func TestDamageThatPanics(t *testing.T) {
-	abandonsStores(t)
-	for name, open := range map[string]func(vfs.FS) (*codeq.Queue, error){
-		"alone": func(fs vfs.FS) (*codeq.Queue, error) {
-			return codeq.Open("queue", onDisk(fs, &codeq.Options{Shards: 1}))
+	testkit.AbandonsStores(t)
+	for name, open := range map[string]func(vfs.FS) (*Queue, error){
+		"alone": func(fs vfs.FS) (*Queue, error) {
+			return Open("queue", &Options{Shards: 1, fs: fs})
 		},
-		"node": func() func(vfs.FS) (*codeq.Queue, error) {
+		"node": func() func(vfs.FS) (*Queue, error) {
 			votes := newSimVotes()
-			return func(fs vfs.FS) (*codeq.Queue, error) { return oneNode(fs, votes) }
+			return func(fs vfs.FS) (*Queue, error) { return oneNode(fs, votes) }
 		}(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			disk := panickyFS{vfs.NewMem(), new(atomic.Bool), new(atomic.Int64)}
 			q, err := open(disk)
 			require.NoError(t, err)
-			produce(t, q, codeq.Task{Queue: "a"})
+			produce(t, q, Task{Queue: "a"})
 			require.NoError(t, q.Close())
 			disk.armed.Store(true)
-			err = inTime(t, "Open", func() error {
+			err = testkit.InTime(t, "Open", func() error {
 				q, err := open(disk)
 				if err == nil {
 					err = errors.Join(err, q.Close())
 				}
 				return err
 			})
-			require.ErrorIs(t, err, codeq.ErrCorrupt)
+			require.ErrorIs(t, err, ErrCorrupt)
 			require.ErrorContains(t, err, "slice bounds")
 			require.Positive(t, disk.hit.Load())
 			disk.armed.Store(false)
 			q, err = open(disk)
 			require.NoError(t, err)
-			_, err = q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+			_, err = q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
 			require.NoError(t, err)
 			require.NoError(t, q.Close())
 		})

@@ -18,6 +18,18 @@ import (
 	"codeq/internal/listing"
 )
 
+// bulkVerb is RedriveAllDead or PurgeDead.
+type bulkVerb struct {
+	name string
+	call func(*codeq.Queue, context.Context, codeq.DeadFilter) (int, error)
+	to   codeq.State // 0: gone
+}
+
+var bulks = []bulkVerb{
+	{"RedriveAllDead", (*codeq.Queue).RedriveAllDead, codeq.Ready},
+	{"PurgeDead", (*codeq.Queue).PurgeDead, 0},
+}
+
 // TestRedriveKey: a redriven task takes its key again, unless another task has
 // it by now.
 func TestRedriveKey(t *testing.T) {
@@ -332,7 +344,7 @@ func TestRedriveNotDead(t *testing.T) {
 func TestDeadLettersFilter(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
-		t.Run(b.Name, func(t *testing.T) {
+		t.Run(b.name, func(t *testing.T) {
 			throughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *codeq.Process) {
 				ctx := context.Background()
 				start := p.Now()
@@ -363,7 +375,7 @@ func TestDeadLettersFilter(t *testing.T) {
 					{"the rest", codeq.DeadFilter{}, 2},
 				} {
 					before := countsOf(t, p.Queue, "a").Dead + countsOf(t, p.Queue, "b").Dead
-					n, err := b.Call(p.Queue, ctx, tc.which)
+					n, err := b.call(p.Queue, ctx, tc.which)
 					require.NoError(t, err, tc.name)
 					require.Equal(t, tc.n, n, tc.name)
 					p.Step()
@@ -371,7 +383,7 @@ func TestDeadLettersFilter(t *testing.T) {
 					require.Equal(t, before-uint64(n), after, tc.name)
 				}
 				want := codeq.Counts{}
-				if b.To == codeq.Ready {
+				if b.to == codeq.Ready {
 					want.Ready = 24
 				}
 				require.Equal(t, want, countsOf(t, p.Queue, "a"))
@@ -387,7 +399,7 @@ func TestDeadLettersRate(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
 		for _, perSecond := range []float64{0.5, 10, 100} {
-			t.Run(fmt.Sprint(b.Name, " ", perSecond), func(t *testing.T) {
+			t.Run(fmt.Sprint(b.name, " ", perSecond), func(t *testing.T) {
 				bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
 					ctx := context.Background()
 					const n = 100
@@ -399,7 +411,7 @@ func TestDeadLettersRate(t *testing.T) {
 					done := make(chan struct{})
 					go func() {
 						defer close(done)
-						got, err := b.Call(q, ctx, codeq.DeadFilter{Rate: perSecond})
+						got, err := b.call(q, ctx, codeq.DeadFilter{Rate: perSecond})
 						require.NoError(t, err)
 						require.Equal(t, n, got)
 					}()
@@ -458,7 +470,7 @@ func TestDeadLettersDieAgain(t *testing.T) {
 func TestDeadLettersInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, b := range bulks {
-		t.Run(b.Name, func(t *testing.T) {
+		t.Run(b.name, func(t *testing.T) {
 			throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
 				const n = 100
 				p.StoreDead(n, codeq.Task{Queue: "a"})
@@ -469,24 +481,24 @@ func TestDeadLettersInterrupted(t *testing.T) {
 				}
 				ended := make(chan result, 1)
 				go func(q *codeq.Queue) {
-					n, err := b.Call(q, ctx, codeq.DeadFilter{Rate: 10})
+					n, err := b.call(q, ctx, codeq.DeadFilter{Rate: 10})
 					ended <- result{n, err}
 				}(p.Queue)
 				p.Pass(3 * time.Second)
-				if p.End == goesOn || p.End == forgets {
+				if !p.Ends() {
 					cancel(errBubbleOver)
 				}
 				p.Step()
 				first := <-ended
 				cancel(nil)
-				if p.End == goesOn || p.End == forgets {
+				if !p.Ends() {
 					require.ErrorIs(t, first.err, errBubbleOver)
 				} else {
 					require.ErrorIs(t, first.err, codeq.ErrClosed)
 				}
 				require.InDelta(t, 31, first.n, 2)
 				require.EqualValues(t, n-first.n, countsOf(t, p.Queue, "a").Dead)
-				rest, err := b.Call(p.Queue, context.Background(), codeq.DeadFilter{})
+				rest, err := b.call(p.Queue, context.Background(), codeq.DeadFilter{})
 				require.NoError(t, err)
 				require.Equal(t, n-first.n, rest)
 			})
@@ -505,7 +517,7 @@ func TestDeadLettersDeadline(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), 3500*time.Millisecond)
 			defer cancel()
-			n, err := b.Call(q, ctx, codeq.DeadFilter{Rate: 1})
+			n, err := b.call(q, ctx, codeq.DeadFilter{Rate: 1})
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.Equal(t, 4, n)
 			require.EqualValues(t, 6, countsOf(t, q, "a").Dead)
@@ -518,16 +530,16 @@ func TestDeadLettersRefused(t *testing.T) {
 	for _, b := range bulks {
 		for _, r := range []float64{-1, 1e9 + 1, math.Inf(1)} {
 			q.refused("DeadFilter.Rate", r, "0 to 1e9", func() error {
-				n, err := b.Call(q.Queue, context.Background(), codeq.DeadFilter{Rate: r})
+				n, err := b.call(q.Queue, context.Background(), codeq.DeadFilter{Rate: r})
 				require.Zero(t, n)
 				return err
 			})
 		}
-		_, err := b.Call(q.Queue, context.Background(), codeq.DeadFilter{Rate: math.NaN()})
+		_, err := b.call(q.Queue, context.Background(), codeq.DeadFilter{Rate: math.NaN()})
 		require.ErrorIs(t, err, codeq.ErrInvalid)
 		ended, end := context.WithCancelCause(context.Background())
 		end(errBubbleOver)
-		_, err = b.Call(q.Queue, ended, codeq.DeadFilter{})
+		_, err = b.call(q.Queue, ended, codeq.DeadFilter{})
 		require.ErrorIs(t, err, errBubbleOver)
 	}
 }

@@ -11,20 +11,13 @@ import (
 	"codeq/internal/engine"
 )
 
-// bulkVerb is RedriveAllDead or PurgeDead.
-type bulkVerb struct {
-	Name string
-	Call func(*Queue, context.Context, DeadFilter) (int, error)
-	To   State // 0: gone
-}
-
-var bulks = []bulkVerb{{"RedriveAllDead", (*Queue).RedriveAllDead, Ready}, {"PurgeDead", (*Queue).PurgeDead, 0}}
-
 // TestDeadLettersOfManyGroups: more than one operation, and one commit, is about.
 func TestDeadLettersOfManyGroups(t *testing.T) {
 	t.Parallel()
-	for _, b := range bulks {
-		t.Run(b.Name, func(t *testing.T) {
+	for name, verb := range map[string]func(*Queue, context.Context, DeadFilter) (int, error){
+		"RedriveAllDead": (*Queue).RedriveAllDead, "PurgeDead": (*Queue).PurgeDead,
+	} {
+		t.Run(name, func(t *testing.T) {
 			bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
 				ctx := context.Background()
 				const n = 4*bulkCap + 30
@@ -34,12 +27,12 @@ func TestDeadLettersOfManyGroups(t *testing.T) {
 				for range n {
 					require.NoError(t, q.DeadLetter(ctx, claimNow(t, q, "a").Receipt, nil))
 				}
-				done, err := b.Call(q, ctx, DeadFilter{})
+				done, err := verb(q, ctx, DeadFilter{})
 				require.NoError(t, err)
 				require.Equal(t, n, done)
 				require.NoError(t, q.checkMemory())
 				want := Counts{}
-				if b.To == Ready {
+				if name == "RedriveAllDead" {
 					want.Ready = n
 				}
 				require.Equal(t, want, countsOf(t, q, "a"))

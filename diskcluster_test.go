@@ -15,13 +15,14 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 // TestFullDiskOfLeader: what counts for a shard is the disk of the node that leads it, on
 // whichever node it is asked; a follower's may be as full as the leader's must not be.
 func TestFullDiskOfLeader(t *testing.T) {
 	t.Parallel()
-	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+	simCase(t, Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		c.rest()
 		leader, other := c.lead()
@@ -53,17 +54,17 @@ func TestFullDiskOfLeader(t *testing.T) {
 			}
 		}
 
-		fill(leader, diskTestFree-1)
+		fill(leader, testkit.MinFree-1)
 		full()
 		cycle()
-		fill(leader, diskTestFree/2-1)
+		fill(leader, testkit.MinFree/2-1)
 		full()
 		l, err := nodes[1].Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
 		require.ErrorIs(t, err, ErrDiskFull, "%v", l)
 		require.Equal(t, leader, c.leader(0))
 
 		fill(leader, simFree)
-		fill(other, diskTestFree/2-1)
+		fill(other, testkit.MinFree/2-1)
 		require.Equal(t, [2]error{}, produce())
 		cycle()
 		fill(other, simFree)
@@ -102,7 +103,7 @@ func TestFullDiskOfLeader(t *testing.T) {
 			}()
 		}
 		started.Wait()
-		fill(leader, diskTestFree/2-1)
+		fill(leader, testkit.MinFree/2-1)
 		close(goOn)
 		time.Sleep(time.Minute)
 		fill(leader, simFree)
@@ -125,7 +126,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 	t.Parallel()
 	for _, truncated := range []bool{false, true} {
 		t.Run(fmt.Sprint("truncated ", truncated), func(t *testing.T) {
-			simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+			simCase(t, Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
 				time.Sleep(2 * time.Minute) // the leader is at home
 				leader, victim := c.lead()
 				produce := func(n int) {
@@ -143,7 +144,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 				produce(20)
 				truncate()
 				behind := simQueue(victim).replicas[0]
-				victim.fill(diskTestFree/4 - 1)
+				victim.fill(testkit.MinFree/4 - 1)
 				time.Sleep(store.LookEvery * time.Millisecond)
 				produce(1)
 				victim.breakDisk(func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") })
@@ -187,11 +188,11 @@ func TestFollowerWithFullDisk(t *testing.T) {
 // TestLeaderWithFullDisk: a node whose disk is full leads no shard for long.
 func TestLeaderWithFullDisk(t *testing.T) {
 	t.Parallel()
-	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+	simCase(t, Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		c.rest()
 		leader, victim := c.lead()
-		victim.fill(diskTestFree/4 - 1)
+		victim.fill(testkit.MinFree/4 - 1)
 		time.Sleep(store.LookEvery * time.Millisecond)
 		require.NoError(t, simQueue(leader).replicas[0].group.Raft().LeadershipTransferToServer(
 			simQueue(victim).node.Self().ServerID(), raft.ServerAddress(victim.name)).Error())
@@ -209,7 +210,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 // closed nevertheless.
 func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 	t.Parallel()
-	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+	simCase(t, Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		leader, _ := c.lead()
 		fill := func(free int64) {
@@ -220,7 +221,7 @@ func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 			}
 			time.Sleep(store.LookEvery * time.Millisecond)
 		}
-		fill(diskTestFree/4 - 1)
+		fill(testkit.MinFree/4 - 1)
 		produced := make(chan error, 1)
 		q := simQueue(leader)
 		go func() {
@@ -237,10 +238,10 @@ func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 // TestMembersOnFullDisk: on a full disk the members of a shard are not changed, but a change that
 // Raft has begun is stored: a leader goes by it in any case.
 func TestMembersOnFullDisk(t *testing.T) {
-	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+	simCase(t, Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
 		group := simQueue(leader).replicas[0].group
-		leader.fill(diskTestFree/4 - 1)
+		leader.fill(testkit.MinFree/4 - 1)
 		time.Sleep(2 * store.LookEvery * time.Millisecond)
 		change := func(how cluster.Change) error {
 			done := make(chan error, 1)

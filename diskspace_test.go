@@ -24,7 +24,7 @@ import (
 )
 
 func openOnSmallDisk(t *testing.T, d *testkit.SmallDisk, change func(*codeq.Options)) *codeq.Queue {
-	o := onDisk(d, &codeq.Options{Shards: 2, MemTableBytes: 256 << 10, MinFreeBytes: diskTestFree, LeaseFor: time.Hour})
+	o := onDisk(d, &codeq.Options{Shards: 2, MemTableBytes: 256 << 10, MinFreeBytes: testkit.MinFree, LeaseFor: time.Hour})
 	if change != nil {
 		change(o)
 	}
@@ -50,7 +50,7 @@ func fillDisk(t *testing.T, q *codeq.Queue) (produced int) {
 // dropTo leaves the queue a level of room, which it finds.
 func dropTo(d *testkit.SmallDisk, level engine.Room) {
 	time.Sleep(2 * store.LookEvery * time.Millisecond) // flushes end
-	d.Free(diskTestLevels[level])
+	d.Free(testkit.FreeAt[level])
 	time.Sleep(2 * store.LookEvery * time.Millisecond)
 }
 
@@ -240,7 +240,7 @@ func TestDiskFull(t *testing.T) {
 		disk := testkit.NewSmallDisk(16 << 20)
 		q := openOnSmallDisk(t, disk, nil)
 		require.Greater(t, fillDisk(t, q), 30)
-		require.Greater(t, disk.Size.Load()-disk.Used.Load(), int64(diskTestFree)*3/4)
+		require.Greater(t, disk.Size.Load()-disk.Used.Load(), int64(testkit.MinFree)*3/4)
 		dropTo(disk, engine.RoomScarce)
 		short, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
@@ -346,7 +346,7 @@ func TestDiskFullForTimes(t *testing.T) {
 			require.NoError(t, err)
 			return int(stats["ticks"].Ready), int(stats["a"].Leased), int(stats["later"].Scheduled)
 		}
-		for _, free := range []int64{diskTestFree - 1, diskTestFree/2 - 1} {
+		for _, free := range []int64{testkit.MinFree - 1, testkit.MinFree/2 - 1} {
 			ticks, _, _ := counts()
 			disk.Free(free)
 			time.Sleep(2 * time.Second)
@@ -355,7 +355,7 @@ func TestDiskFullForTimes(t *testing.T) {
 			require.Less(t, disk.Asked.Load()-asked, int64(700))
 			now, leased, scheduled := counts()
 			require.LessOrEqual(t, now, ticks+1)
-			if free < diskTestFree/2 {
+			if free < testkit.MinFree/2 {
 				require.Equal(t, 1, leased)
 				require.Equal(t, 1, scheduled)
 			} else { // they go on
@@ -367,7 +367,7 @@ func TestDiskFullForTimes(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, q.Release(ctx, id.Receipt, time.Minute))
 			}
-			if free < diskTestFree/2 {
+			if free < testkit.MinFree/2 {
 				disk.Free(64 << 20)
 				time.Sleep(10 * time.Second)
 				now, leased, scheduled = counts()
@@ -394,7 +394,7 @@ func TestDiskFullForRun(t *testing.T) {
 			_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
 			require.NoError(t, err)
 		}
-		disk.Free(diskTestFree/2 - 1)
+		disk.Free(testkit.MinFree/2 - 1)
 		time.Sleep(2 * time.Second)
 		var done atomic.Int64
 		mux := new(codeq.Mux)

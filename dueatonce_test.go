@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,7 +21,7 @@ func TestDueAtOnceClockSetBack(t *testing.T) {
 	wall := func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 	bubble(t, Options{Shards: 1, wall: wall}, func(t *testing.T, q *Queue) {
 		due := time.Now().Add(time.Hour)
-		early := produce(t, q, named(Task{Queue: "early", RunAt: due.Add(time.Hour)}, "a", "b", "c")...)
+		early := produce(t, q, slices.Repeat([]Task{{Queue: "early", RunAt: due.Add(time.Hour)}}, 3)...)
 		late := make([]Task, 3*engine.UpkeepBudget.Records)
 		for i := range late {
 			late[i] = Task{Queue: "late", RunAt: due}

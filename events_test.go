@@ -18,13 +18,6 @@ import (
 	"codeq/internal/engine"
 )
 
-func subscribe(t *testing.T, q *Queue, opts SubscribeOptions) *Subscription {
-	t.Helper()
-	sub, err := q.Subscribe(opts)
-	require.NoError(t, err)
-	return sub
-}
-
 // buffered reads what a subscription holds, without waiting for more.
 func buffered(sub *Subscription) (events []Event) {
 	for {
@@ -49,7 +42,8 @@ func brief(sub *Subscription) (lines []string) {
 func TestEventKinds(t *testing.T) {
 	bubble(t, Options{Shards: 1, MaxAttempts: 3}, func(t *testing.T, q *Queue) {
 		ctx := context.Background()
-		sub := subscribe(t, q, SubscribeOptions{})
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
 		expect := func(want ...string) {
 			t.Helper()
 			require.Equal(t, want, brief(sub))
@@ -143,7 +137,8 @@ func TestSubscribeLimits(t *testing.T) {
 			require.ErrorIs(t, err, ErrInvalid)
 		}
 		require.Zero(t, q.events.Wanted())
-		sub := subscribe(t, q, SubscribeOptions{})
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
 		q.events.Publish(slices.Repeat([]engine.Event{{Kind: engine.EventProduced}}, 1025))
 		require.EqualValues(t, 1, sub.Lost())
 	})
@@ -161,7 +156,8 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 			return n
 		}
 		produce(t, q, Task{Queue: "a"})
-		sub := subscribe(t, q, SubscribeOptions{Kinds: []EventKind{EventDeadLettered}})
+		sub, err := q.Subscribe(SubscribeOptions{Kinds: []EventKind{EventDeadLettered}})
+		require.NoError(t, err)
 		l := claimNow(t, q, "a")
 		require.Zero(t, collected())
 		require.NoError(t, q.DeadLetter(context.Background(), l.Receipt, nil))
@@ -170,7 +166,8 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 			s.Effects.Events = nil
 			return nil
 		}))
-		other := subscribe(t, q, SubscribeOptions{})
+		other, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
 		other.Close()
 		sub.Close()
 		produce(t, q, Task{Queue: "a"})
@@ -265,7 +262,8 @@ func TestEventsFollowTheCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := Open("queue", &Options{Shards: 2, fs: vfs.NewMem()})
 		require.NoError(t, err)
-		sub := subscribe(t, q, SubscribeOptions{})
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
 		c := &eventCommitter{committer: q.shard(0).commit, sub: sub}
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			s.commit = c
@@ -318,9 +316,11 @@ func (w *witness) settle(err error) {
 // TestEventsPrecedeTheReturn: a caller finds the event of what it did.
 func TestEventsPrecedeTheReturn(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		w := &witness{completion: newCompletion(0), sub: subscribe(t, q, SubscribeOptions{})}
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+		w := &witness{completion: newCompletion(0), sub: sub}
 		w.task = prepare(&Task{Queue: "a"}, nil)
-		_, err := q.shard(0).do(context.Background(), w, &w.completion)
+		_, err = q.shard(0).do(context.Background(), w, &w.completion)
 		require.NoError(t, err)
 		require.Equal(t, []string{"produced 0"}, w.seen)
 	})

@@ -1,122 +1,71 @@
 package codeq
 
-// What tests of the API, in package codeq_test, share with those of the inside, beside the types
-// ActiveRun, FlowTest and Process: helpers, and checks of what the API does not show.
-
-const (
-	DiskTestFree = diskTestFree
-	Gone         = gone
-)
+// What tests of the API, in package codeq_test, share with those of the inside: helpers that look
+// at or change what the API does not show, and those that both use and that need a queue. The types
+// CronBench, FlowTest and Process have others as methods; what needs no queue is in
+// internal/testkit and internal/storetest.
 
 var (
-	AbandonsStores      = abandonsStores
-	Alter               = alter
-	Await               = await
-	Awaiting            = awaiting
-	Beyond31Bits        = beyond31Bits
-	Bound               = bound
-	Breakable           = breakable
-	Brief               = brief
-	Bubble              = bubble
-	Buffered            = buffered
-	Bulks               = bulks
-	CheckAll            = (*Queue).checkAll
-	CheckMemory         = (*Queue).checkMemory
-	ClaimNow            = claimNow
-	CloneOf             = cloneOf
-	Closed              = closed
-	ClosedQueue         = closedQueue
-	Complete            = complete
-	Configure           = configure
-	Contents            = contents
-	CorruptFor          = corruptFor
-	CountCommits        = countCommits
-	CountsOf            = countsOf
-	DiskTestLevels      = diskTestLevels
-	Duplicates          = duplicates
-	ErrBroken           = errBroken
-	ErrBubbleOver       = errBubbleOver
-	ErrDisk             = errDisk
-	FailShard           = failShard
-	FillInbox           = fillInbox
-	FillQueue           = fillQueue
-	FirstMoment         = firstMoment
-	Flush               = flush
-	Forgets             = forgets
-	ForShards           = forShards
-	GoesOn              = goesOn
-	Hammer              = hammer
-	Hold                = hold
-	InFlow              = inFlow
-	InfoOf              = infoOf
-	InTime              = inTime
-	KeepImages          = keepImages
-	Keyed               = keyed
-	KeyOf               = keyOf
-	Killed              = killed
-	KindOf              = kindOf
-	LastMoment          = lastMoment
-	LastWest            = lastWest
-	List                = (*Queue).list
-	LogFromOwner        = logFromOwner
-	LogOf               = logOf
-	LongestLease        = longestLease
-	LoseLease           = loseLease
-	Make100             = make100
-	ManifestOf          = manifestOf
-	ManyQueues          = manyQueues
-	Minutely            = minutely
-	Named               = named
-	NewFailingQueue     = newFailingQueue
-	NewSimVotes         = newSimVotes
-	NewUserHandler      = newUserHandler
-	OfAnotherProcess    = (*Queue).ofAnotherProcess
-	OneNode             = oneNode
-	OpenForRun          = openForRun
-	PayloadsOf          = payloadsOf
-	PeersOf             = peersOf
-	Produce             = produce
-	Quiesce             = (*Queue).quiesce
-	ReadAll             = (*Queue).readAll
-	ReadFile            = readFile
-	RecordsIn           = recordsIn
-	RecursiveListing    = recursiveListing
-	RequireInShards     = requireInShards
-	RequireNoGroups     = requireNoGroups
-	RequirePebbleFormat = requirePebbleFormat
-	RequireRefused      = requireRefused
-	RequireSettled      = requireSettled
-	RequireTasks        = requireTasks
-	SampleID            = sampleID
-	SampleReceipt       = sampleReceipt
-	SerialOf            = serialOf
-	SettingsOf          = settingsOf
-	ShardOf             = ID.shard
-	ShortestLease       = shortestLease
-	Shut                = shut
-	SlowDown            = slowDown
-	Sources             = sources
-	StartingAt          = (*Queue).startingAt
-	StartRun            = startRun
-	Stored              = stored
-	Subscribe           = subscribe
-	SyncLogs            = syncLogs
-	TakeSettings        = takeSettings
-	TasksOf             = tasksOf
-	ThreeNodes          = threeNodes
-	ThreeNodesTLS       = threeNodesTLS
-	ThroughSteps        = throughSteps
-	TicksOn             = ticksOn
-	TicksUntil          = ticksUntil
-	Unreadable          = unreadable
-	UntilCancelled      = untilCancelled
-	VariedDisk          = variedDisk
-	VariedNow           = variedNow
-	VariedOptions       = variedOptions
-	VariedQueue         = variedQueue
-	VerifyImage         = verifyImage
-	Watched             = watched
-	WatchLeaks          = watchLeaks
-	WithCronBench       = withCronBench
-	WriteFile           = writeFile
+	// Queues, and what runs a test with one.
+	Bubble           = bubble
+	ClosedQueue      = closedQueue
+	InFlow           = inFlow
+	NewFailingQueue  = newFailingQueue
+	OfAnotherProcess = (*Queue).ofAnotherProcess
+	OpenForRun       = openForRun
+	StartingAt       = (*Queue).startingAt
+	ThreeNodes       = threeNodes
+	ThroughSteps     = throughSteps
+	WithCronBench    = withCronBench
+
+	// A queue with all that one may have, and images of its disk.
+	CloneOf       = cloneOf
+	CorruptFor    = corruptFor
+	KindOf        = kindOf
+	ReadAll       = (*Queue).readAll
+	TasksOf       = tasksOf
+	VariedDisk    = variedDisk
+	VariedNow     = variedNow
+	VariedOptions = variedOptions
+	VariedQueue   = variedQueue
+	VerifyImage   = verifyImage
+
+	// Verbs that have to succeed.
+	ClaimNow  = claimNow
+	Complete  = complete
+	Configure = configure
+	CountsOf  = countsOf
+	InfoOf    = infoOf
+	Produce   = produce
+
+	// Arguments, results and errors.
+	Buffered  = buffered
+	ErrBroken = errBroken
+	Keyed     = keyed
+	SerialOf  = serialOf
+
+	// What a test does to a shard.
+	FailShard    = failShard
+	FillInbox    = fillInbox
+	Flush        = flush
+	Hold         = hold
+	KeepImages   = keepImages
+	LoseLease    = loseLease
+	Quiesce      = (*Queue).quiesce
+	Shut         = shut
+	SlowDown     = slowDown
+	TakeSettings = takeSettings
+
+	// What shards have in memory and on disk.
+	Awaiting        = awaiting
+	CheckAll        = (*Queue).checkAll
+	CheckMemory     = (*Queue).checkMemory
+	List            = (*Queue).list
+	RequireInShards = requireInShards
+	RequireNoGroups = requireNoGroups
+	RequireNoLimits = requireNoLimits
+	RequireSettled  = requireSettled
+	RequireTasks    = requireTasks
+	Stored          = stored
+	Watched         = watched
 )

@@ -1,8 +1,6 @@
 package codeq
 
 import (
-	"errors"
-	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +8,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // What tests let the owner of a shard, its commits and its disk do.
@@ -83,9 +83,7 @@ func slowDown(t *testing.T, q *Queue, index int, takes time.Duration) *slowCommi
 // burningCommitter refuses every batch.
 type burningCommitter struct{}
 
-var errDisk = errors.New("disk on fire")
-
-func (burningCommitter) Commit(*pebble.Batch) error { return errDisk }
+func (burningCommitter) Commit(*pebble.Batch) error { return testkit.ErrDisk }
 
 func (burningCommitter) Confirm() error { return nil }
 
@@ -121,15 +119,4 @@ func keepImages(t *testing.T, q *Queue, disk *vfs.MemFS) *imager {
 		return nil
 	}))
 	return im
-}
-
-// abandonsStores is for tests in which stores of Pebble cannot be closed. The log writer of such a
-// store points to the last batch that it has synced; if another store gets this batch from Pebble's
-// pool, it is kept as well, with its log writer, and so each store of the tests that follow. So no
-// other test runs beside this one, and the pool is empty after it.
-func abandonsStores(t *testing.T) {
-	t.Cleanup(func() {
-		runtime.GC() // keeps what is in pools once
-		runtime.GC()
-	})
 }

@@ -337,7 +337,7 @@ func TestNthIsRefused(t *testing.T) {
 		}
 
 		// Tasks that refer to each other, and belong to different shards.
-		scattered := []codeq.Task{{Queue: "a", LimitKey: keyOf("a", 0, 3)}, {Queue: "a", LimitKey: keyOf("a", 1, 3), After: []codeq.ID{codeq.Nth(0)}}}
+		scattered := []codeq.Task{{Queue: "a", LimitKey: f.KeyOf("a", 0)}, {Queue: "a", LimitKey: f.KeyOf("a", 1), After: []codeq.ID{codeq.Nth(0)}}}
 		_, err = f.Q.ProduceBatch(ctx, scattered)
 		refused(err, "ProduceBatch tasks")
 		f.ProduceAt(0, codeq.Task{Queue: "start"})
@@ -349,7 +349,7 @@ func TestNthIsRefused(t *testing.T) {
 		require.Equal(f, map[string]codeq.Counts{"start": {Leased: 1}}, stats, "nothing was stored")
 
 		// They may be of one shard.
-		together := []codeq.Task{{Queue: "a"}, {Queue: "a", LimitKey: keyOf("a", 0, 3), After: []codeq.ID{codeq.Nth(0)}}}
+		together := []codeq.Task{{Queue: "a"}, {Queue: "a", LimitKey: f.KeyOf("a", 0), After: []codeq.ID{codeq.Nth(0)}}}
 		f.Batch(together...)
 		f.Complete("a")
 		f.Complete("a")
@@ -565,7 +565,7 @@ func TestAfterExistingTask(t *testing.T) {
 					{"done and gone", func(f *codeq.FlowTest, queue string) codeq.ID {
 						id := f.ProduceAt(0, codeq.Task{Queue: queue})
 						f.Complete(queue)
-						f.RequireState(gone, id)
+						f.RequireGone(id)
 						return id
 					}, codeq.HoldOnDead, codeq.Ready, nil, 0},
 					{"dead, redriven", dead, codeq.HoldOnDead, codeq.Blocked, redriveIt, codeq.Ready},
@@ -667,7 +667,7 @@ func TestDeadParentIsKept(t *testing.T) {
 				f.Check()
 				time.Sleep(24 * time.Hour)
 				f.Check()
-				f.RequireState(gone, lonely)
+				f.RequireGone(lonely)
 				f.RequireState(codeq.Dead, before, after)
 				f.RequireState(codeq.Blocked, child1, child2)
 				f.Reopen()
@@ -692,10 +692,10 @@ func TestCanceledChildIsForgotten(t *testing.T) {
 			sibling := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
 			f.Check()
 			f.Cancel(child)
-			f.RequireState(gone, child)
+			f.RequireGone(child)
 			f.Reopen()
 			f.Complete("parent")
-			f.RequireState(gone, child)
+			f.RequireGone(child)
 			f.RequireState(codeq.Ready, sibling)
 		})
 	}

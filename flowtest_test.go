@@ -102,15 +102,13 @@ func (f *FlowTest) Cancel(id ID) {
 	f.Check()
 }
 
-// gone stands for a task that does not exist.
-const gone State = 0
-
+// State returns where a task is; 0 if it does not exist.
 func (f *FlowTest) State(id ID) State {
 	f.Helper()
 	synctest.Wait()
 	info, err := f.Q.Get(context.Background(), id)
 	if errors.Is(err, ErrNotFound) {
-		return gone
+		return 0
 	}
 	require.NoError(f, err)
 	return info.State
@@ -121,6 +119,12 @@ func (f *FlowTest) RequireState(want State, ids ...ID) {
 	for i, id := range ids {
 		require.Equal(f, want, f.State(id), "task %d of %d", i, len(ids))
 	}
+}
+
+// RequireGone makes sure that tasks do not exist.
+func (f *FlowTest) RequireGone(ids ...ID) {
+	f.Helper()
+	f.RequireState(0, ids...)
 }
 
 func (f *FlowTest) Counts(queue string) Counts {
@@ -158,6 +162,19 @@ func keyOf(queue string, shard, shards int) string {
 			return t.LimitKey
 		}
 	}
+}
+
+// KeyOf returns a LimitKey whose tasks of a queue belong to a shard.
+func (f *FlowTest) KeyOf(queue string, shard int) string { return keyOf(queue, shard, f.Opts.Shards) }
+
+// Bound returns n tasks of a queue that belong to a shard, with payloads that tell them apart.
+func (f *FlowTest) Bound(queue string, shard, n int) []Task {
+	tasks := make([]Task, n)
+	key := f.KeyOf(queue, shard)
+	for i := range tasks {
+		tasks[i] = Task{Queue: queue, LimitKey: key, Payload: fmt.Appendf(nil, "%s %d.%d", queue, shard, i)}
+	}
+	return tasks
 }
 
 // collect returns what List yields, by payload.

@@ -27,6 +27,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
+	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -150,7 +151,7 @@ func makeGolden(t *testing.T) {
 
 func archive(t *testing.T, name string, disk *vfs.MemFS, tasks map[codeq.ID]*codeq.TaskInfo) {
 	t.Helper()
-	files := filesBelow(t, disk, "queue")
+	files := storetest.Contents(t, disk, "queue")
 	b, err := json.MarshalIndent(tasks, "", " ")
 	require.NoError(t, err)
 	files[goldenTasks] = string(b)
@@ -165,30 +166,6 @@ func archive(t *testing.T, name string, disk *vfs.MemFS, tasks map[codeq.ID]*cod
 		require.NoError(t, err)
 	}
 	require.NoError(t, errors.Join(w.Close(), zipped.Close(), f.Close()))
-}
-
-// filesBelow is the content of all files below a directory, by name, but for the lock.
-func filesBelow(t *testing.T, disk vfs.FS, dir string) map[string]string {
-	t.Helper()
-	names, err := disk.List(dir)
-	require.NoError(t, err)
-	files := make(map[string]string)
-	for _, name := range names {
-		name = path.Join(dir, name)
-		info, err := disk.Stat(name)
-		require.NoError(t, err)
-		switch {
-		case info.IsDir():
-			maps.Copy(files, filesBelow(t, disk, name))
-		case path.Base(name) != manifest.LockName:
-			f, err := disk.Open(name)
-			require.NoError(t, err)
-			b, err := io.ReadAll(f)
-			require.NoError(t, errors.Join(err, f.Close()))
-			files[name] = string(b)
-		}
-	}
-	return files
 }
 
 // unpack returns a disk with the queue of an archive, and its tasks.
@@ -256,11 +233,11 @@ func TestFormats(t *testing.T) {
 				if how == "killed" {
 					requireOutbound(t, disk)
 				}
-				requirePebbleFormat(t, disk, manifest.PebbleFormat(f))
-				before := filesBelow(t, disk, "queue")
+				storetest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(f))
+				before := storetest.Contents(t, disk, "queue")
 				r := verifyImage(t, disk, false)
 				require.True(t, r.OK(), "%v", r.Problems)
-				require.Equal(t, before, filesBelow(t, disk, "queue"))
+				require.Equal(t, before, storetest.Contents(t, disk, "queue"))
 
 				q, err := codeq.Open("queue", goldenOptions(disk))
 				require.NoError(t, err)
@@ -277,7 +254,7 @@ func TestFormats(t *testing.T) {
 				m, err := manifest.Read(disk, "queue")
 				require.NoError(t, err)
 				require.Equal(t, manifest.Format, m.Format)
-				requirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.Format))
+				storetest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.Format))
 				r = verifyImage(t, disk, false)
 				require.True(t, r.OK(), "%v", r.Problems)
 				finishGolden(t, disk)
@@ -410,10 +387,9 @@ func TestRaiseInterrupted(t *testing.T) {
 // TestRaiseByRepair: a repair writes the current format, and says so before.
 func TestRaiseByRepair(t *testing.T) {
 	disk, want := unpack(t, golden(manifest.OldestFormat, "closed"))
-	alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool {
+	storetest.Alter(t, disk, func(db *pebble.DB) {
 		key, _ := first(t, db, keys.Counters, nil)
 		require.NoError(t, db.Delete(key, nil))
-		return nil
 	})
 	r := verifyImage(t, disk, true)
 	require.True(t, r.OK(), "%v", r.Problems)

@@ -19,25 +19,6 @@ import (
 	"codeq/internal/store"
 )
 
-// requirePebbleFormat makes sure of the format of all Pebble stores of a directory.
-func requirePebbleFormat(t *testing.T, disk vfs.FS, format pebble.FormatMajorVersion) {
-	t.Helper()
-	m, err := manifest.Read(disk, "queue")
-	require.NoError(t, err)
-	var stores []string
-	for shard := range m.Shards {
-		stores = append(stores, manifest.ShardDir(disk, "queue", shard))
-	}
-	if m.Node != "" {
-		stores = append(stores, disk.PathJoin("queue", manifest.RaftDir))
-	}
-	for _, dir := range stores {
-		desc, err := pebble.Peek(dir, disk)
-		require.NoError(t, err)
-		require.Equal(t, format, desc.FormatMajorVersion, dir)
-	}
-}
-
 // ofOldFormat makes the directory of a closed node one of an older format.
 func ofOldFormat(t *testing.T, disk vfs.FS, format int) {
 	t.Helper()

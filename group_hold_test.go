@@ -13,6 +13,7 @@ import (
 
 	"codeq"
 	"codeq/internal/keys"
+	"codeq/internal/storetest"
 )
 
 // TestGroupHeldAlone: a dead letter holds the turn also if nobody waits for it, and again
@@ -152,7 +153,7 @@ func TestGroupHeldRepair(t *testing.T) {
 		require.NoError(t, q.DeadLetter(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		require.NoError(t, q.Close())
 
-		alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool {
+		storetest.Alter(t, disk, func(db *pebble.DB) {
 			key, _ := first(t, db, keys.Group, nil)
 			require.NoError(t, db.Delete(key, nil))
 			if ready {
@@ -164,7 +165,6 @@ func TestGroupHeldRepair(t *testing.T) {
 				require.NoError(t, db.Delete(key, nil))
 				require.NoError(t, db.Set(keys.AppendTask(nil, lane, keys.SinceOf(id), id), rec, nil))
 			}
-			return nil
 		})
 		require.False(t, verifyImage(t, disk, false).OK())
 		require.True(t, verifyImage(t, disk, true).OK())

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"io/fs"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -35,28 +33,6 @@ var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "go
 // handOn are functions that a goroutine calls outside of its guard: they only hand on what has
 // become of it.
 var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "Errorf"}
-
-// sources are the files of the library by package directory, and those below other directories.
-func sources(t *testing.T, others ...string) (*token.FileSet, map[string][]*ast.File) {
-	all := make(map[string][]*ast.File)
-	fset := token.NewFileSet()
-	for _, root := range append([]string{".", "internal"}, others...) {
-		require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			switch {
-			case err != nil:
-				return err
-			case d.IsDir() && root == "." && path != ".":
-				return filepath.SkipDir
-			case d.IsDir(), !strings.HasSuffix(path, ".go"), strings.HasSuffix(path, "_test.go"):
-				return nil
-			}
-			f, err := parser.ParseFile(fset, path, nil, 0)
-			all[filepath.Dir(path)] = append(all[filepath.Dir(path)], f)
-			return err
-		}))
-	}
-	return fset, all
-}
 
 func calleeOf(call *ast.CallExpr) string {
 	switch f := call.Fun.(type) {
@@ -141,8 +117,11 @@ func hasGuard(n ast.Node) (has bool) {
 func TestGoroutinesAreGuarded(t *testing.T) {
 	t.Parallel()
 	n := 0
-	fset, all := sources(t)
-	for _, files := range all {
+	fset, all := testkit.Sources(t)
+	for dir, files := range all {
+		if dir == filepath.Join("internal", "testkit") { // is no part of codeq
+			continue
+		}
 		for _, started := range startedBy(files) {
 			n++
 			if bad := unguarded(files, started, 0); bad != "" {
@@ -155,7 +134,7 @@ func TestGoroutinesAreGuarded(t *testing.T) {
 
 // guardNames are the names of all guards.
 func guardNames(t *testing.T) (names []string) {
-	_, all := sources(t)
+	_, all := testkit.Sources(t)
 	for _, files := range all {
 		for _, file := range files {
 			ast.Inspect(file, func(n ast.Node) bool {
@@ -185,7 +164,7 @@ func guardNames(t *testing.T) (names []string) {
 // answer, the other shards go on, Close returns, and the next Open finds all that was acknowledged.
 func TestPanicOfOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newUserHandler(func(string) {})
+		h := testkit.NewUserHandler(func(string) {})
 		fs := vfs.NewMem()
 		q, err := Open("q", &Options{Shards: 2, fs: fs, Logger: slog.New(h)})
 		require.NoError(t, err)
@@ -544,7 +523,7 @@ func TestPanicAtTheBeginning(t *testing.T) {
 
 // TestPanicInClose: a store that cannot be closed is left, and can be opened again.
 func TestPanicInClose(t *testing.T) {
-	abandonsStores(t)
+	testkit.AbandonsStores(t)
 	p := &panicIn{names: []string{"close of a store"}}
 	p.begin(t)
 	fs := vfs.NewMem()
@@ -621,7 +600,7 @@ func useVerbs(t *testing.T, q *Queue, copyTo string) {
 func panicAlone(t *testing.T, p *panicIn) {
 	fs := vfs.NewMem()
 	open := func() (*Queue, error) {
-		return Open("q", &Options{Shards: 3, fs: fs, Logger: slog.New(newUserHandler(func(string) {})), idleLanes: 1, sweepLanes: 1})
+		return Open("q", &Options{Shards: 3, fs: fs, Logger: slog.New(testkit.NewUserHandler(func(string) {})), idleLanes: 1, sweepLanes: 1})
 	}
 	p.armed.Store(slices.Contains(atOpen, p.names[0]))
 	q, err := open()
@@ -732,7 +711,7 @@ func TestAbandonedEnds(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		told := make(chan error, 3)
 		var m Mux
-		Handle(&m, "a", untilCancelled)
+		Handle(&m, "a", func(ctx context.Context, _ *Job[[]byte]) error { <-ctx.Done(); return ctx.Err() })
 		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { told <- err }})
 		require.NoError(t, err)
 		for _, op := range []leaseEnd{&completeOp{completion: newCompletion(callComplete)}, &failOp{completion: newCompletion(callFail)}} {

@@ -97,7 +97,7 @@ func TestTenantsTakeTurnsOverShards(t *testing.T) {
 // shard has something more urgent takes no token of that queue's rate.
 func TestBatchOverManyQueuesKeepsItsTokens(t *testing.T) {
 	bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
-		names, _ := manyQueues(100)
+		names, _ := testkit.ManyQueues(100)
 		first, second := names[0], names[1]
 		configure(t, q, second, func(s *codeq.Settings) { s.Rate, s.Burst = 1, 2 })
 		produce(t, startingAt(q, 0), codeq.Task{Queue: first}, codeq.Task{Queue: second})

@@ -1,130 +1,81 @@
 package codeq_test
 
 import (
+	"fmt"
+	"testing"
+
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq"
 	"codeq/internal/hook"
+	"codeq/internal/keys"
 )
 
 // What these tests share with those of the inside.
 
-const (
-	diskTestFree = codeq.DiskTestFree
-	gone         = codeq.Gone
-)
-
 var (
-	abandonsStores      = codeq.AbandonsStores
-	alter               = codeq.Alter
-	await               = codeq.Await
-	awaiting            = codeq.Awaiting
-	beyond31Bits        = codeq.Beyond31Bits
-	bound               = codeq.Bound
-	breakable           = codeq.Breakable
-	brief               = codeq.Brief
-	bubble              = codeq.Bubble
-	buffered            = codeq.Buffered
-	bulks               = codeq.Bulks
-	checkAll            = codeq.CheckAll
-	checkMemory         = codeq.CheckMemory
-	claimNow            = codeq.ClaimNow
-	cloneOf             = codeq.CloneOf
-	closed              = codeq.Closed
-	closedQueue         = codeq.ClosedQueue
-	complete            = codeq.Complete
-	configure           = codeq.Configure
-	contents            = codeq.Contents
-	corruptFor          = codeq.CorruptFor
-	countCommits        = codeq.CountCommits
-	countsOf            = codeq.CountsOf
-	diskTestLevels      = codeq.DiskTestLevels
-	duplicates          = codeq.Duplicates
-	errBroken           = codeq.ErrBroken
-	errBubbleOver       = codeq.ErrBubbleOver
-	errDisk             = codeq.ErrDisk
-	failShard           = codeq.FailShard
-	fillInbox           = codeq.FillInbox
-	fillQueue           = codeq.FillQueue
-	firstMoment         = codeq.FirstMoment
-	flush               = codeq.Flush
-	forgets             = codeq.Forgets
-	forShards           = codeq.ForShards
-	goesOn              = codeq.GoesOn
-	hammer              = codeq.Hammer
-	hold                = codeq.Hold
-	inFlow              = codeq.InFlow
-	infoOf              = codeq.InfoOf
-	inTime              = codeq.InTime
-	keepImages          = codeq.KeepImages
-	keyed               = codeq.Keyed
-	keyOf               = codeq.KeyOf
-	killed              = codeq.Killed
-	kindOf              = codeq.KindOf
-	lastMoment          = codeq.LastMoment
-	lastWest            = codeq.LastWest
-	list                = codeq.List
-	logFromOwner        = codeq.LogFromOwner
-	logOf               = codeq.LogOf
-	longestLease        = codeq.LongestLease
-	loseLease           = codeq.LoseLease
-	make100             = codeq.Make100
-	manifestOf          = codeq.ManifestOf
-	manyQueues          = codeq.ManyQueues
-	minutely            = codeq.Minutely
-	named               = codeq.Named
-	newFailingQueue     = codeq.NewFailingQueue
-	newSimVotes         = codeq.NewSimVotes
-	newUserHandler      = codeq.NewUserHandler
-	ofAnotherProcess    = codeq.OfAnotherProcess
-	oneNode             = codeq.OneNode
-	openForRun          = codeq.OpenForRun
-	payloadsOf          = codeq.PayloadsOf
-	peersOf             = codeq.PeersOf
-	produce             = codeq.Produce
-	quiesce             = codeq.Quiesce
-	readAll             = codeq.ReadAll
-	readFile            = codeq.ReadFile
-	recordsIn           = codeq.RecordsIn
-	recursiveListing    = codeq.RecursiveListing
-	requireInShards     = codeq.RequireInShards
-	requireNoGroups     = codeq.RequireNoGroups
-	requirePebbleFormat = codeq.RequirePebbleFormat
-	requireRefused      = codeq.RequireRefused
-	requireSettled      = codeq.RequireSettled
-	requireTasks        = codeq.RequireTasks
-	sampleID            = codeq.SampleID
-	sampleReceipt       = codeq.SampleReceipt
-	serialOf            = codeq.SerialOf
-	settingsOf          = codeq.SettingsOf
-	shardOf             = codeq.ShardOf
-	shortestLease       = codeq.ShortestLease
-	shut                = codeq.Shut
-	slowDown            = codeq.SlowDown
-	sources             = codeq.Sources
-	startingAt          = codeq.StartingAt
-	startRun            = codeq.StartRun
-	stored              = codeq.Stored
-	subscribe           = codeq.Subscribe
-	syncLogs            = codeq.SyncLogs
-	takeSettings        = codeq.TakeSettings
-	tasksOf             = codeq.TasksOf
-	threeNodes          = codeq.ThreeNodes
-	threeNodesTLS       = codeq.ThreeNodesTLS
-	throughSteps        = codeq.ThroughSteps
-	ticksOn             = codeq.TicksOn
-	ticksUntil          = codeq.TicksUntil
-	unreadable          = codeq.Unreadable
-	untilCancelled      = codeq.UntilCancelled
-	variedDisk          = codeq.VariedDisk
-	variedNow           = codeq.VariedNow
-	variedOptions       = codeq.VariedOptions
-	variedQueue         = codeq.VariedQueue
-	verifyImage         = codeq.VerifyImage
-	watched             = codeq.Watched
-	watchLeaks          = codeq.WatchLeaks
-	withCronBench       = codeq.WithCronBench
-	writeFile           = codeq.WriteFile
+	// Queues, and what runs a test with one.
+	bubble           = codeq.Bubble
+	closedQueue      = codeq.ClosedQueue
+	inFlow           = codeq.InFlow
+	newFailingQueue  = codeq.NewFailingQueue
+	ofAnotherProcess = codeq.OfAnotherProcess
+	openForRun       = codeq.OpenForRun
+	startingAt       = codeq.StartingAt
+	threeNodes       = codeq.ThreeNodes
+	throughSteps     = codeq.ThroughSteps
+	withCronBench    = codeq.WithCronBench
+
+	// A queue with all that one may have, and images of its disk.
+	cloneOf       = codeq.CloneOf
+	corruptFor    = codeq.CorruptFor
+	kindOf        = codeq.KindOf
+	readAll       = codeq.ReadAll
+	tasksOf       = codeq.TasksOf
+	variedDisk    = codeq.VariedDisk
+	variedNow     = codeq.VariedNow
+	variedOptions = codeq.VariedOptions
+	variedQueue   = codeq.VariedQueue
+	verifyImage   = codeq.VerifyImage
+
+	// Verbs that have to succeed.
+	claimNow  = codeq.ClaimNow
+	complete  = codeq.Complete
+	configure = codeq.Configure
+	countsOf  = codeq.CountsOf
+	infoOf    = codeq.InfoOf
+	produce   = codeq.Produce
+
+	// Arguments, results and errors.
+	buffered  = codeq.Buffered
+	errBroken = codeq.ErrBroken
+	keyed     = codeq.Keyed
+	serialOf  = codeq.SerialOf
+
+	// What a test does to a shard.
+	failShard    = codeq.FailShard
+	fillInbox    = codeq.FillInbox
+	flush        = codeq.Flush
+	hold         = codeq.Hold
+	keepImages   = codeq.KeepImages
+	loseLease    = codeq.LoseLease
+	quiesce      = codeq.Quiesce
+	shut         = codeq.Shut
+	slowDown     = codeq.SlowDown
+	takeSettings = codeq.TakeSettings
+
+	// What shards have in memory and on disk.
+	awaiting        = codeq.Awaiting
+	checkAll        = codeq.CheckAll
+	checkMemory     = codeq.CheckMemory
+	list            = codeq.List
+	requireInShards = codeq.RequireInShards
+	requireNoGroups = codeq.RequireNoGroups
+	requireNoLimits = codeq.RequireNoLimits
+	requireSettled  = codeq.RequireSettled
+	requireTasks    = codeq.RequireTasks
+	stored          = codeq.Stored
+	watched         = codeq.Watched
 )
 
 // onDisk is opts, of a queue that lies in fs.
@@ -132,3 +83,25 @@ func onDisk[O codeq.Options | codeq.VerifyOptions](fs vfs.FS, opts *O) *O {
 	hook.SetFS(opts, fs)
 	return opts
 }
+
+// named returns tasks that are like the given one and have the names as payloads.
+func named(like codeq.Task, names ...string) []codeq.Task {
+	tasks := make([]codeq.Task, len(names))
+	for i, name := range names {
+		tasks[i] = like
+		tasks[i].Payload = []byte(name)
+	}
+	return tasks
+}
+
+// forShards runs a test in fake time for queues of one shard and of three.
+func forShards(t *testing.T, test func(t *testing.T, q *codeq.Queue)) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			bubble(t, codeq.Options{Shards: shards, MaxAttempts: 1000, WindowTasks: 8}, test)
+		})
+	}
+}
+
+// shardOf is the shard, of so many, to which a task belongs.
+func shardOf(id codeq.ID, shards int) int { return keys.ShardOf(keys.ID(id), shards) }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"testing"
 
@@ -17,6 +16,7 @@ import (
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
+	"codeq/internal/storetest"
 )
 
 // peek is a view of what a shard's disk has now, without asking the owner.
@@ -29,9 +29,6 @@ func (q *Queue) peek(s *shard) *view {
 // check lets the checker walk the shard's disk.
 func (v *view) check(index, shards int) error { return fsck.Check(v.snap, storedRules, index, shards) }
 
-// recordRanges are the ranges in which the records of tasks lie.
-var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
-
 // checkAll lets the checker walk every shard's disk.
 func (q *Queue) checkAll() error {
 	var errs []error
@@ -42,9 +39,6 @@ func (q *Queue) checkAll() error {
 	}
 	return errors.Join(errs...)
 }
-
-// beyond31Bits is 2^31, which is negative where an int has 32 bits.
-var beyond31Bits = func(n int64) int { return int(n) }(1 << 31)
 
 // startingAt returns q as seen by a caller for whom chance picks the given
 // shard: Produce and ProduceBatch store there, Claim and ClaimBatch ask there
@@ -154,15 +148,6 @@ func flush(t *testing.T, q *Queue) {
 	}
 }
 
-// logFromOwner lets the owner of a shard log a message.
-func logFromOwner(t *testing.T, q *Queue, index int, message string) {
-	t.Helper()
-	require.NoError(t, q.shard(index).probe(func(s *shard) error { s.opts.log.Info(message); return nil }))
-}
-
-// logOf is what a queue logs with.
-func logOf(q *Queue) *slog.Logger { return q.opts.log }
-
 // watched reports whether events of a queue are collected for anybody.
 func watched(q *Queue) bool { return q.events.Wanted() != 0 }
 
@@ -221,7 +206,7 @@ func (c *countingCommitter) Commit(b *pebble.Batch) error {
 
 // addAll adds all tasks that disk has.
 func (v *view) addAll(tasks map[ID]*TaskInfo) error {
-	for _, prefix := range recordRanges {
+	for _, prefix := range storetest.RecordRanges {
 		if err := schema.Scan(v.snap, prefix, func(key, value []byte) error {
 			id, p, err := keys.ParsePlaceKey(key)
 			if err != nil {
@@ -238,20 +223,3 @@ func (v *view) addAll(tasks map[ID]*TaskInfo) error {
 	}
 	return nil
 }
-
-// diskTestFree is how much a queue keeps free on a disk that tests fill.
-const diskTestFree = 4 << 20
-
-// diskTestLevels is free space at each level.
-var diskTestLevels = [...]int64{
-	engine.Roomy:      64 << 20,
-	engine.RoomLow:    diskTestFree - 1,
-	engine.RoomScarce: diskTestFree/4*3 - 1,
-	engine.RoomNone:   diskTestFree/2 - 1,
-	engine.RoomEmpty:  diskTestFree/4 - 1,
-}
-
-var (
-	sampleID      = ID{0x01, 0x93, 0xb3, 0xc0, 0x12, 0x34, 0x7a, 0xbc, 0x85, 0, 1, 2, 0xde, 0xad, 0xbe, 0xef}
-	sampleReceipt = Receipt{ID: sampleID, Token: 0xfedcba9876543210}
-)

@@ -22,6 +22,11 @@ func drawAnyID(t *rapid.T) codeq.ID {
 	return codeq.ID(rapid.SliceOfN(rapid.Byte(), keys.IDLen, keys.IDLen).Draw(t, "id"))
 }
 
+var (
+	sampleID      = codeq.ID{0x01, 0x93, 0xb3, 0xc0, 0x12, 0x34, 0x7a, 0xbc, 0x85, 0, 1, 2, 0xde, 0xad, 0xbe, 0xef}
+	sampleReceipt = codeq.Receipt{ID: sampleID, Token: 0xfedcba9876543210}
+)
+
 func TestIDText(t *testing.T) {
 	require.Equal(t, sampleIDText, sampleID.String())
 	id, err := codeq.ParseID(sampleIDText)

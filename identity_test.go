@@ -374,7 +374,7 @@ func TestCertificateNames(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	ca := testcert.New(t)
-	qs := threeNodesTLS(t, Options{}, func(node string) *tls.Config { return ca.Config(t, ca, node) })
+	qs := threeNodes(t, Options{}, func(node string) *tls.Config { return ca.Config(t, ca, node) })
 	_, err := qs[0].Produce(ctx, Task{Queue: "a"})
 	require.NoError(t, err)
 	open := func(c Cluster) error {

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // layers are the packages that know what is stored, and others that share their errors, the lowest
@@ -25,7 +27,7 @@ var layers = [][]string{
 	{"internal/conversion"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
-	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk"},
+	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/storetest"},
 	{"."},
 	{"codeqtest"},
 	{"bench", "examples"},
@@ -66,7 +68,7 @@ func importsOf(t *testing.T, file *ast.File) map[string]string {
 // sets a Queue's file system and clock.
 func TestImportsRunOneWay(t *testing.T) {
 	t.Parallel()
-	_, all := sources(t, "codeqtest", "bench", "examples")
+	_, all := testkit.Sources(t, "codeqtest", "bench", "examples")
 	edges := 0
 	for dir, files := range all {
 		from, entry := layerOf(filepath.ToSlash(dir))
@@ -132,7 +134,7 @@ var allowedOf = map[string][]string{
 // lists, and use no goroutine, channel, clock or global randomness.
 func TestRulesAreDeterministic(t *testing.T) {
 	t.Parallel()
-	fset, all := sources(t)
+	fset, all := testkit.Sources(t)
 	for dir, allowed := range pure {
 		imported := make(map[string]bool)
 		for _, file := range all[filepath.Join("internal", dir)] {

@@ -13,13 +13,14 @@ import (
 
 	"codeq"
 	"codeq/internal/listing"
+	"codeq/internal/testkit"
 )
 
 // TestNothingLeft: nothing runs and nothing is open when Close has returned, whatever
 // was in use; that Close returns no error says so of the iterators and snapshots of Pebble. In
 // the bubbles of other tests a goroutine left behind is a failure by itself.
 func TestNothingLeft(t *testing.T) {
-	before := watchLeaks()
+	before := testkit.WatchLeaks()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone} {
 		q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 2, Durability: level, MemTableBytes: 256 << 10})
 		require.NoError(t, err)
@@ -32,9 +33,9 @@ func TestNothingLeft(t *testing.T) {
 
 // TestNothingLeftOfNode is TestNothingLeft of nodes of a cluster, and their sockets.
 func TestNothingLeftOfNode(t *testing.T) {
-	before := watchLeaks()
+	before := testkit.WatchLeaks()
 	t.Run("nodes", func(t *testing.T) {
-		q := threeNodes(t, codeq.Options{Durability: codeq.DurabilityNone})[1]
+		q := threeNodes(t, codeq.Options{Durability: codeq.DurabilityNone}, nil)[1]
 		wait := useEverything(t, q)
 		require.NoError(t, q.Close())
 		wait()

@@ -8,83 +8,18 @@ import (
 	"maps"
 	"net"
 	"os"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
+	"codeq/internal/testkit"
 )
-
-// leaks is what the process had when a test began.
-type leaks struct{ goroutines, files map[string]string }
-
-func watchLeaks() *leaks { return &leaks{goroutines(), descriptors()} }
-
-// require fails if there is something that was not there at the beginning.
-func (l *leaks) Require(t *testing.T, when string, args ...any) {
-	t.Helper()
-	var left []string
-	for range 1000 { // a goroutine that has said its last word may not be gone yet
-		left = left[:0]
-		for _, had := range []struct{ before, now map[string]string }{
-			{l.goroutines, goroutines()}, {l.files, descriptors()},
-		} {
-			for id, what := range had.now {
-				if had.before[id] == "" {
-					left = append(left, what)
-				}
-			}
-		}
-		if len(left) == 0 {
-			return
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-	t.Fatalf("%s: %d goroutines and files left:\n%s", fmt.Sprintf(when, args...), len(left), strings.Join(left, "\n\n"))
-}
-
-// goroutines returns the stacks of the goroutines that run code of this module
-// or of what it is built on, by their names, without that of the caller.
-func goroutines() map[string]string {
-	buf := make([]byte, 1<<22)
-	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
-	found := make(map[string]string)
-	for _, stack := range all[1:] {
-		for _, ours := range []string{"codeq.", "codeq/", "cockroachdb/", "hashicorp/raft", "bbolt"} {
-			if strings.Contains(stack, ours) {
-				name, _, _ := strings.Cut(stack, " [")
-				found[name] = stack
-			}
-		}
-	}
-	return found
-}
-
-// descriptors returns what the open file descriptors of the process are, sockets
-// too; nothing where the system does not tell.
-func descriptors() map[string]string {
-	const dir = "/proc/self/fd"
-	found := make(map[string]string)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return found
-	}
-	for _, e := range entries {
-		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		if err == nil && !strings.HasSuffix(target, "/fd") && !strings.HasPrefix(target, "anon_inode:") {
-			found[e.Name()+" "+target] = "file " + target
-		}
-	}
-	return found
-}
 
 // countingFS counts the handles that are open, by name, and fails the operation
 // of a number, of those on names: not of reads, writes and syncs.
@@ -260,7 +195,7 @@ func TestNothingLeftOfOpen(t *testing.T) {
 	} {
 		for _, existing := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, existing: %t", name, existing), func(t *testing.T) {
-				before := watchLeaks()
+				before := testkit.WatchLeaks()
 				failures := 0
 				for fail := 1; ; fail++ {
 					mem := vfs.NewMem()

@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -156,19 +157,11 @@ func TestHotPathKeys(t *testing.T) {
 		require.EqualValues(t, 4+3, counting.keys, "record, lease and their ends, and counters with each commit")
 
 		*counting = countingCommitter{committer: counting.committer}
-		_, err := q.ProduceBatch(ctx, make100("a"))
+		_, err := q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "a"}}, 100))
 		require.NoError(t, err)
 		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 100})
 		require.NoError(t, err)
 		require.Len(t, leases, 100)
 		require.EqualValues(t, 100+1+2, counting.keys, "records, one lease record, counters")
 	})
-}
-
-func make100(queue string) []Task {
-	tasks := make([]Task, 100)
-	for i := range tasks {
-		tasks[i].Queue = queue
-	}
-	return tasks
 }

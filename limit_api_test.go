@@ -2,7 +2,9 @@ package codeq_test
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +21,61 @@ func stateOf(t *testing.T, q *codeq.Queue, id codeq.ID) codeq.State {
 	info, err := q.Get(context.Background(), id)
 	require.NoError(t, err)
 	return info.State
+}
+
+// hammer lets workers claim tasks of a queue and end each lease one way or the
+// other until as many are completed, and watches how many leases there are.
+// It returns the largest number by key.
+func hammer(t *testing.T, q *codeq.Queue, queue string, workers, tasks int, key func(*codeq.Lease) string) map[string]int {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var (
+		mu        sync.Mutex
+		completed int
+		held      = make(map[string]int)
+		most      = make(map[string]int)
+		all       sync.WaitGroup
+	)
+	for range workers {
+		all.Go(func() {
+			for n := 0; ; n++ {
+				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}, LeaseFor: 50 * time.Millisecond})
+				if err != nil {
+					return
+				}
+				k := key(l)
+				mu.Lock()
+				held[k]++
+				most[k] = max(most[k], held[k])
+				mu.Unlock()
+				time.Sleep(time.Duration(n%3+1) * time.Millisecond)
+				mu.Lock()
+				held[k]-- // before the end of the lease, which others may see at once
+				mu.Unlock()
+				switch n % 8 {
+				case 5:
+					err = q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: -1})
+				case 6:
+					err = q.Release(context.Background(), l.Receipt, time.Millisecond)
+				case 7:
+					time.Sleep(100 * time.Millisecond) // it expires
+				default:
+					err = q.Complete(context.Background(), l.Receipt, nil)
+					mu.Lock()
+					if completed++; completed == tasks {
+						stop()
+					}
+					mu.Unlock()
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return most
 }
 
 // TestLimitKeyCanceledOnTheWay: a task that was let go on and is withdrawn
@@ -601,4 +658,23 @@ func TestRateOfNearlyNothing(t *testing.T) {
 			require.Len(t, got, 1)
 		})
 	}
+}
+
+// TestConcurrencyPerKey: no key has more leases than it may while workers take
+// all they can get, and each makes use of its limit.
+func TestConcurrencyPerKey(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		const tasks, limit, keys = 300, 3, 5
+		configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = limit })
+		for i := range tasks {
+			produce(t, q, codeq.Task{Queue: "a", LimitKey: fmt.Sprint("key ", i%keys), Priority: i % 2})
+		}
+		most := hammer(t, q, "a", 24, tasks, func(l *codeq.Lease) string { return l.LimitKey })
+		require.Len(t, most, keys)
+		for key, n := range most {
+			require.Equal(t, limit, n, key)
+		}
+		requireSettled(t, q)
+		requireNoLimits(t, q)
+	})
 }

@@ -40,102 +40,15 @@ func complete(t *testing.T, q *Queue, l *Lease) {
 	require.NoError(t, q.Complete(context.Background(), l.Receipt, nil))
 }
 
-// named returns tasks that are like the given one and have the names as payloads.
-func named(like Task, names ...string) []Task {
-	tasks := make([]Task, len(names))
-	for i, name := range names {
-		tasks[i] = like
-		tasks[i].Payload = []byte(name)
+// requireNoLimits makes sure that no shard holds anything for any LimitKey.
+func requireNoLimits(t *testing.T, q *Queue) {
+	t.Helper()
+	for _, s := range q.led() {
+		require.NoError(t, s.probe(func(s *shard) error {
+			require.Zero(t, s.Probe().Usage().Limits)
+			return nil
+		}))
 	}
-	return tasks
-}
-
-// hammer lets workers claim tasks of a queue and end each lease one way or the
-// other until as many are completed, and watches how many leases there are.
-// It returns the largest number by key.
-func hammer(t *testing.T, q *Queue, queue string, workers, tasks int, key func(*Lease) string) map[string]int {
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var (
-		mu        sync.Mutex
-		completed int
-		held      = make(map[string]int)
-		most      = make(map[string]int)
-		all       sync.WaitGroup
-	)
-	for range workers {
-		all.Go(func() {
-			for n := 0; ; n++ {
-				l, err := q.Claim(ctx, ClaimRequest{Queues: []string{queue}, LeaseFor: 50 * time.Millisecond})
-				if err != nil {
-					return
-				}
-				k := key(l)
-				mu.Lock()
-				held[k]++
-				most[k] = max(most[k], held[k])
-				mu.Unlock()
-				time.Sleep(time.Duration(n%3+1) * time.Millisecond)
-				mu.Lock()
-				held[k]-- // before the end of the lease, which others may see at once
-				mu.Unlock()
-				switch n % 8 {
-				case 5:
-					err = q.Retry(context.Background(), l.Receipt, RetryOptions{After: -1})
-				case 6:
-					err = q.Release(context.Background(), l.Receipt, time.Millisecond)
-				case 7:
-					time.Sleep(100 * time.Millisecond) // it expires
-				default:
-					err = q.Complete(context.Background(), l.Receipt, nil)
-					mu.Lock()
-					if completed++; completed == tasks {
-						stop()
-					}
-					mu.Unlock()
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	return most
-}
-
-// forShards runs a test in fake time for queues of one shard and of three.
-func forShards(t *testing.T, test func(t *testing.T, q *Queue)) {
-	for _, shards := range []int{1, 3} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			bubble(t, Options{Shards: shards, MaxAttempts: 1000, WindowTasks: 8}, test)
-		})
-	}
-}
-
-// TestConcurrencyPerKey: no key has more leases than it may while workers take
-// all they can get, and each makes use of its limit.
-func TestConcurrencyPerKey(t *testing.T) {
-	forShards(t, func(t *testing.T, q *Queue) {
-		const tasks, limit, keys = 300, 3, 5
-		configure(t, q, "a", func(s *Settings) { s.ConcurrencyPerKey = limit })
-		for i := range tasks {
-			produce(t, q, Task{Queue: "a", LimitKey: fmt.Sprint("key ", i%keys), Priority: i % 2})
-		}
-		most := hammer(t, q, "a", 24, tasks, func(l *Lease) string { return l.LimitKey })
-		require.Len(t, most, keys)
-		for key, n := range most {
-			require.Equal(t, limit, n, key)
-		}
-		requireSettled(t, q)
-		for _, s := range q.led() {
-			require.NoError(t, s.probe(func(s *shard) error {
-				require.Zero(t, s.Probe().Usage().Limits)
-				return nil
-			}))
-		}
-	})
 }
 
 // TestClaimThatParksManyDelaysNoOther: what is put off to the next group gets on, however long
@@ -291,9 +204,6 @@ func TestLimitIsForgotten(t *testing.T) {
 		requireSettled(t, q) // the second is ready, the third waits
 		require.NoError(t, q.Cancel(t.Context(), ids[2]))
 		requireSettled(t, q)
-		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.Zero(t, s.Probe().Usage().Limits)
-			return nil
-		}))
+		requireNoLimits(t, q)
 	})
 }

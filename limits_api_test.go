@@ -16,6 +16,7 @@ import (
 	"codeq"
 	"codeq/internal/dispatch"
 	"codeq/internal/record"
+	"codeq/internal/testkit"
 )
 
 // testLimits are small, so that tests come up to them.
@@ -113,8 +114,8 @@ var taskLimits = []struct {
 	},
 	{
 		"Task.MaxAttempts", []codeq.Task{{Queue: "a", MaxAttempts: 1}, {Queue: "a", MaxAttempts: math.MaxInt32}},
-		[]codeq.Task{{Queue: "a", MaxAttempts: -1}, {Queue: "a", MaxAttempts: beyond31Bits}},
-		[]any{-1, beyond31Bits}, "0 to 2^31-1",
+		[]codeq.Task{{Queue: "a", MaxAttempts: -1}, {Queue: "a", MaxAttempts: testkit.Beyond31Bits}},
+		[]any{-1, testkit.Beyond31Bits}, "0 to 2^31-1",
 	},
 	{
 		"Task.RunAt",
@@ -140,6 +141,18 @@ var taskLimits = []struct {
 		[]any{codeq.Forever - 1, time.Duration(math.MinInt64)}, "0 or more, or Forever",
 	},
 }
+
+// The bounds of a lease.
+const (
+	shortestLease = 10 * time.Millisecond
+	longestLease  = 365 * 24 * time.Hour
+)
+
+var (
+	firstMoment = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)
+	lastMoment  = time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC)
+	lastWest    = lastMoment.In(time.FixedZone("west", -12*3600))
+)
 
 // TestTaskLimits: at its limits a task is stored as it is given; one above it
 // is refused, by every verb that takes tasks, and so are the others of its batch.

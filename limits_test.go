@@ -4,24 +4,11 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/taskbatch"
-)
-
-// The bounds of a lease.
-const (
-	shortestLease = 10 * time.Millisecond
-	longestLease  = 365 * 24 * time.Hour
-)
-
-var (
-	firstMoment = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)
-	lastMoment  = time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC)
-	lastWest    = lastMoment.In(time.FixedZone("west", -12*3600))
 )
 
 // TestLargestBatch: a batch at the limits is one commit, whatever it is large by.

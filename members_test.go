@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 func peersOf(qs []*Queue) (peers []Peer) {
@@ -47,7 +49,7 @@ func TestClusterMembers(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{})
+	qs := threeNodes(t, Options{}, nil)
 	for i := range 30 {
 		_, err := qs[i%3].Produce(ctx, Task{Queue: "a", Payload: fmt.Append(nil, i)})
 		require.NoError(t, err)
@@ -102,7 +104,7 @@ func TestRecoverCluster(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{})
+	qs := threeNodes(t, Options{}, nil)
 	var ids []ID
 	for range 30 {
 		id, err := qs[0].Produce(ctx, Task{Queue: "a"})
@@ -152,13 +154,13 @@ func requireNotRecovered(t *testing.T, dir string, opts *Options) {
 	require.NoError(t, q.Close())
 	refused := func(dir string, shards int, want error) {
 		t.Helper()
-		before := recursiveListing(t, filepath.Dir(dir))
+		before := testkit.RecursiveListing(t, filepath.Dir(dir))
 		with := *opts
 		with.Shards = shards
 		err := RecoverCluster(dir, &with)
 		require.ErrorIs(t, err, want)
 		require.ErrorContains(t, err, dir)
-		require.Equal(t, before, recursiveListing(t, filepath.Dir(dir)))
+		require.Equal(t, before, testkit.RecursiveListing(t, filepath.Dir(dir)))
 	}
 	refused(filepath.Join(root, "missing"), 0, ErrNotQueue)
 	refused(empty, 0, ErrNotQueue)

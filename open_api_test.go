@@ -16,21 +16,35 @@ import (
 
 	"codeq"
 	"codeq/internal/manifest"
+	"codeq/internal/storetest"
+	"codeq/internal/testkit"
 )
+
+// requireRefused opens dir, which is to fail with want and to leave everything
+// below root as it is.
+func requireRefused(t *testing.T, root, dir string, opts *codeq.Options, want error) error {
+	t.Helper()
+	before := testkit.RecursiveListing(t, root)
+	q, err := codeq.Open(dir, opts)
+	require.ErrorIs(t, err, want)
+	require.Nil(t, q)
+	require.Equal(t, before, testkit.RecursiveListing(t, root))
+	return err
+}
 
 func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "file")
-	writeFile(t, file, "x")
+	testkit.WriteFile(t, file, "x")
 	requireRefused(t, root, file, nil, codeq.ErrNotQueue)
 
 	foreign := filepath.Join(root, "foreign")
 	require.NoError(t, os.Mkdir(foreign, 0o755))
 	for _, name := range []string{"readme", "shard-000", "codeq", ".hidden"} {
-		writeFile(t, filepath.Join(foreign, name), "x")
+		testkit.WriteFile(t, filepath.Join(foreign, name), "x")
 		err := requireRefused(t, root, foreign, nil, codeq.ErrNotQueue)
 		require.ErrorContains(t, err, name)
-		writeFile(t, filepath.Join(foreign, manifest.LockName), "")
+		testkit.WriteFile(t, filepath.Join(foreign, manifest.LockName), "")
 		requireRefused(t, root, foreign, nil, codeq.ErrNotQueue)
 		require.NoError(t, os.Remove(filepath.Join(foreign, name)))
 		require.NoError(t, os.Remove(filepath.Join(foreign, manifest.LockName)))
@@ -42,13 +56,13 @@ func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
 // TestOpenRefusesPaths: where there cannot be a directory.
 func TestOpenRefusesPaths(t *testing.T) {
 	root := t.TempDir()
-	writeFile(t, filepath.Join(root, "file"), "x")
+	testkit.WriteFile(t, filepath.Join(root, "file"), "x")
 	require.NoError(t, os.Symlink("nowhere", filepath.Join(root, "dangling")))
 	for _, name := range []string{"file/queue", "file/a/b", "dangling"} {
-		before := recursiveListing(t, root)
+		before := testkit.RecursiveListing(t, root)
 		_, err := codeq.Open(filepath.Join(root, name), nil)
 		require.ErrorContains(t, err, name)
-		require.Equal(t, before, recursiveListing(t, root))
+		require.Equal(t, before, testkit.RecursiveListing(t, root))
 	}
 	_, err := codeq.Open("", nil)
 	require.EqualError(t, err, `codeq: invalid Open dir: "" (allowed: the path of a directory)`)
@@ -68,11 +82,11 @@ func TestOpenRefusesManifests(t *testing.T) {
 	root := t.TempDir()
 	tasks := closedQueue(t, root, 2)
 	path := filepath.Join(root, manifest.Name)
-	good := readFile(t, path)
+	good := testkit.ReadFile(t, path)
 	m, err := manifest.Decode([]byte(good))
 	require.NoError(t, err)
 	m.Format = manifest.OldestFormat
-	old := manifestOf(t, *m)
+	old := storetest.ManifestText(t, *m)
 	for _, c := range []struct {
 		text string
 		want error
@@ -97,16 +111,16 @@ func TestOpenRefusesManifests(t *testing.T) {
 		{strings.Replace(good, `"shards":2`, `"shards": 2`, 1), codeq.ErrCorrupt},
 		{strings.Replace(good, `"id"`, `"creating":true,"id"`, 1), codeq.ErrCorrupt},
 		{strings.Replace(good, `"id"`, `"unknown":1,"id"`, 1), codeq.ErrCorrupt},
-		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 0}), codeq.ErrCorrupt},
-		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: -1}), codeq.ErrCorrupt},
-		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 257}), codeq.ErrCorrupt},
+		{storetest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 0}), codeq.ErrCorrupt},
+		{storetest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: -1}), codeq.ErrCorrupt},
+		{storetest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 257}), codeq.ErrCorrupt},
 		{"{}", codeq.ErrCorrupt},
 	} {
 		require.NotEqual(t, good, c.text)
-		writeFile(t, path, c.text)
+		testkit.WriteFile(t, path, c.text)
 		requireRefused(t, root, root, nil, c.want)
 	}
-	writeFile(t, path, good)
+	testkit.WriteFile(t, path, good)
 	requireTasks(t, root, nil, tasks)
 }
 
@@ -123,11 +137,11 @@ func TestOpenLocked(t *testing.T) {
 		q, err := codeq.Open(first, nil)
 		require.NoError(t, err)
 		for _, name := range []string{dir, dir + "/", link, "queue", "./link", "queue/../queue", link + "/."} {
-			content := readFile(t, filepath.Join(dir, manifest.Name))
+			content := testkit.ReadFile(t, filepath.Join(dir, manifest.Name))
 			other, err := codeq.Open(name, nil)
 			require.ErrorIs(t, err, codeq.ErrLocked, "%s, which is open as %s", name, first)
 			require.Nil(t, other)
-			require.Equal(t, content, readFile(t, filepath.Join(dir, manifest.Name)))
+			require.Equal(t, content, testkit.ReadFile(t, filepath.Join(dir, manifest.Name)))
 		}
 		id, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
 		require.NoError(t, err, "the queue that is open goes on")
@@ -188,10 +202,10 @@ func TestOpenLockedByAnotherProcess(t *testing.T) {
 	}
 
 	if opened {
-		content := readFile(t, filepath.Join(root, manifest.Name))
+		content := testkit.ReadFile(t, filepath.Join(root, manifest.Name))
 		_, err = codeq.Open(root, nil)
 		require.ErrorIs(t, err, codeq.ErrLocked)
-		require.Equal(t, content, readFile(t, filepath.Join(root, manifest.Name)))
+		require.Equal(t, content, testkit.ReadFile(t, filepath.Join(root, manifest.Name)))
 	}
 	require.NoError(t, in.Close())
 	_, err = io.Copy(io.Discard, out)
@@ -208,11 +222,11 @@ func TestOpenRefusesAnotherIdentity(t *testing.T) {
 	tasks := closedQueue(t, dir, 1)
 	closedQueue(t, other, 1)
 	path := filepath.Join(dir, manifest.Name)
-	own := readFile(t, path)
-	writeFile(t, path, readFile(t, filepath.Join(other, manifest.Name)))
+	own := testkit.ReadFile(t, path)
+	testkit.WriteFile(t, path, testkit.ReadFile(t, filepath.Join(other, manifest.Name)))
 	_, err := codeq.Open(dir, nil)
 	require.ErrorIs(t, err, codeq.ErrCorrupt)
-	writeFile(t, path, own)
+	testkit.WriteFile(t, path, own)
 	requireTasks(t, dir, nil, tasks)
 }
 
@@ -221,4 +235,16 @@ func TestOpenMakesParents(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b", "queue")
 	tasks := closedQueue(t, dir, 1)
 	requireTasks(t, dir, nil, tasks)
+}
+
+func TestOpenRefusesAnotherShardCount(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	tasks := closedQueue(t, root, 2)
+	for _, shards := range []int{1, 3, 256} {
+		err := requireRefused(t, root, root, &codeq.Options{Shards: shards}, codeq.ErrShardCount)
+		require.ErrorContains(t, err, fmt.Sprint("created with 2, opened with ", shards))
+	}
+	requireTasks(t, root, nil, tasks)
+	requireTasks(t, root, &codeq.Options{Shards: 2}, tasks)
 }

@@ -2,9 +2,7 @@ package codeq
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math"
 	"os"
@@ -22,47 +20,9 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
+	"codeq/internal/storetest"
+	"codeq/internal/testkit"
 )
-
-// recursiveListing is everything below a directory: by path, the mode and a
-// hash of the content.
-func recursiveListing(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	all := make(map[string]string)
-	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		info, err := e.Info()
-		if err != nil {
-			return err
-		}
-		content := ""
-		if info.Mode().IsRegular() {
-			b, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			content = fmt.Sprintf("%x", sha256.Sum256(b))
-		}
-		rel, err := filepath.Rel(dir, path)
-		all[rel] = fmt.Sprint(info.Mode(), " ", content)
-		return err
-	}))
-	return all
-}
-
-// requireRefused opens dir, which is to fail with want and to leave everything
-// below root as it is.
-func requireRefused(t *testing.T, root, dir string, opts *Options, want error) error {
-	t.Helper()
-	before := recursiveListing(t, root)
-	q, err := Open(dir, opts)
-	require.ErrorIs(t, err, want)
-	require.Nil(t, q)
-	require.Equal(t, before, recursiveListing(t, root))
-	return err
-}
 
 // closedQueue creates a queue with one task in every shard.
 func closedQueue(t *testing.T, dir string, shards int) (tasks []ID) {
@@ -92,38 +52,6 @@ func requireTasks(t *testing.T, dir string, opts *Options, tasks []ID) {
 	require.NoError(t, err)
 	require.EqualValues(t, len(tasks), counts["a"].Ready)
 	require.NoError(t, q.checkAll())
-}
-
-func writeFile(t *testing.T, path, content string) {
-	t.Helper()
-	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
-}
-
-func readFile(t *testing.T, path string) string {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
-	return string(b)
-}
-
-// manifestOf is the file of a manifest.
-func manifestOf(t *testing.T, m manifest.Manifest) string {
-	t.Helper()
-	b, err := m.Encode()
-	require.NoError(t, err)
-	return string(b)
-}
-
-func TestOpenRefusesAnotherShardCount(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	tasks := closedQueue(t, root, 2)
-	for _, shards := range []int{1, 3, maxShards} {
-		err := requireRefused(t, root, root, &Options{Shards: shards}, ErrShardCount)
-		require.ErrorContains(t, err, fmt.Sprint("created with 2, opened with ", shards))
-	}
-	requireTasks(t, root, nil, tasks)
-	requireTasks(t, root, &Options{Shards: 2}, tasks)
 }
 
 // TestOpenRefusesShards: a shard that is missing, or is not where it belongs,
@@ -205,9 +133,9 @@ func TestOpenRefusesShards(t *testing.T) {
 // the next Open makes a queue of it.
 func TestOpenFinishesCreation(t *testing.T) {
 	t.Parallel()
-	creating := manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
+	creating := storetest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
 	oneShard := func(dir string) {
-		writeFile(t, filepath.Join(dir, manifest.Name), creating)
+		testkit.WriteFile(t, filepath.Join(dir, manifest.Name), creating)
 		o, err := (&Options{Shards: 2}).withDefaults()
 		require.NoError(t, err)
 		o.setShards(2)
@@ -226,24 +154,24 @@ func TestOpenFinishesCreation(t *testing.T) {
 		leave  func(dir string)
 	}{
 		{"nothing", 2, func(string) {}},
-		{"lock", 2, func(dir string) { writeFile(t, filepath.Join(dir, manifest.LockName), "") }},
+		{"lock", 2, func(dir string) { testkit.WriteFile(t, filepath.Join(dir, manifest.LockName), "") }},
 		{"half of a manifest", 2, func(dir string) {
-			writeFile(t, filepath.Join(dir, manifest.LockName), "")
-			writeFile(t, filepath.Join(dir, manifest.TempName), creating[:20])
+			testkit.WriteFile(t, filepath.Join(dir, manifest.LockName), "")
+			testkit.WriteFile(t, filepath.Join(dir, manifest.TempName), creating[:20])
 		}},
-		{"manifest", 2, func(dir string) { writeFile(t, filepath.Join(dir, manifest.Name), creating) }},
+		{"manifest", 2, func(dir string) { testkit.WriteFile(t, filepath.Join(dir, manifest.Name), creating) }},
 		{"manifest, and the next half of one", 2, func(dir string) {
-			writeFile(t, filepath.Join(dir, manifest.Name), creating)
-			writeFile(t, filepath.Join(dir, manifest.TempName), creating[:20])
+			testkit.WriteFile(t, filepath.Join(dir, manifest.Name), creating)
+			testkit.WriteFile(t, filepath.Join(dir, manifest.TempName), creating[:20])
 		}},
 		{"an empty shard", 2, func(dir string) {
-			writeFile(t, filepath.Join(dir, manifest.Name), creating)
+			testkit.WriteFile(t, filepath.Join(dir, manifest.Name), creating)
 			require.NoError(t, os.Mkdir(manifest.ShardDir(vfs.Default, dir, 1), 0o755))
 		}},
 		{"one of two shards", 2, oneShard},
 		{"shards of another number", 2, func(dir string) {
 			three := manifest.Manifest{Format: manifest.Format, Shards: 3, ID: "000102030405060708090a0b0c0d0e0f", Creating: true}
-			writeFile(t, filepath.Join(dir, manifest.Name), manifestOf(t, three))
+			testkit.WriteFile(t, filepath.Join(dir, manifest.Name), storetest.ManifestText(t, three))
 			require.NoError(t, os.Mkdir(manifest.ShardDir(vfs.Default, dir, 2), 0o755))
 		}},
 		{"half a shard", 2, func(dir string) {
@@ -262,7 +190,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 			c.leave(dir)
 			tasks := closedQueue(t, dir, c.shards)
 			require.Len(t, tasks, 2)
-			require.NotContains(t, readFile(t, filepath.Join(dir, manifest.Name)), "creating")
+			require.NotContains(t, testkit.ReadFile(t, filepath.Join(dir, manifest.Name)), "creating")
 			require.NoFileExists(t, filepath.Join(dir, manifest.TempName))
 			require.NoDirExists(t, manifest.ShardDir(vfs.Default, dir, 2))
 			requireTasks(t, dir, &Options{Shards: 2}, tasks)
@@ -291,7 +219,7 @@ var optionBounds = []struct {
 	{"Shards", func(o *Options) any { return &o.Shards }, 1, 256, []any{-1, 257, math.MinInt, math.MaxInt}, "1 to 256"},
 	{"Durability", func(o *Options) any { return &o.Durability }, DurabilityProcess, DurabilityNone, []any{DurabilityNone + 1, Durability(255)}, "DurabilityProcess"},
 	{"LeaseFor", func(o *Options) any { return &o.LeaseFor }, 10 * time.Millisecond, 365 * 24 * time.Hour, []any{10*time.Millisecond - 1, 365*24*time.Hour + 1, time.Duration(-1)}, "10ms to 8760h"},
-	{"MaxAttempts", func(o *Options) any { return &o.MaxAttempts }, 1, math.MaxInt32, []any{-1, beyond31Bits}, "1 to 2147483647"},
+	{"MaxAttempts", func(o *Options) any { return &o.MaxAttempts }, 1, math.MaxInt32, []any{-1, testkit.Beyond31Bits}, "1 to 2147483647"},
 	{"Retention", func(o *Options) any { return &o.Retention }, Forever, time.Duration(math.MaxInt64), []any{Forever - 1, time.Duration(math.MinInt64)}, "Forever"},
 	{"Limits.Payload", func(o *Options) any { return &o.Limits.Payload }, 1, 64 << 20, []any{-1, 64<<20 + 1}, "1 to 67108864"},
 	{"Limits.Headers", func(o *Options) any { return &o.Limits.Headers }, 1, 1 << 20, []any{-1, 1<<20 + 1}, "1 to 1048576"},
@@ -303,7 +231,7 @@ var optionBounds = []struct {
 	{"GroupCap", func(o *Options) any { return &o.GroupCap }, 1, 1 << 16, []any{-1, 1<<16 + 1}, "1 to 65536"},
 	{"InboxDepth", func(o *Options) any { return &o.InboxDepth }, 1, 1 << 20, []any{-1, 1<<20 + 1}, "1 to 1048576"},
 	{"WindowTasks", func(o *Options) any { return &o.WindowTasks }, 1, 1 << 20, []any{-1, 1<<20 + 1}, "1 to 1048576"},
-	{"WindowBytes", func(o *Options) any { return &o.WindowBytes }, 1, math.MaxInt32, []any{-1, beyond31Bits}, "1 to 2147483647"},
+	{"WindowBytes", func(o *Options) any { return &o.WindowBytes }, 1, math.MaxInt32, []any{-1, testkit.Beyond31Bits}, "1 to 2147483647"},
 	{"CacheBytes", func(o *Options) any { return &o.CacheBytes }, int64(1), int64(math.MaxInt64), []any{int64(-1), int64(math.MinInt64)}, "0 or more"},
 	{"MemTableBytes", func(o *Options) any { return &o.MemTableBytes }, 256 << 10, 1 << 30, []any{256<<10 - 1, 1<<30 + 1, -1, 1}, "262144 to 1073741824"},
 	{"Backoff.Factor", func(o *Options) any { return &o.Backoff.Factor }, 1.0, math.MaxFloat64, []any{math.Nextafter(1, 0), -1.0, math.Inf(-1)}, "1 or more"},
@@ -395,10 +323,11 @@ func TestOptionDefaults(t *testing.T) {
 		require.NotNil(t, o.Logger)
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
 		require.NotNil(t, o.wall)
+		require.NotNil(t, o.mono)
 		require.Equal(t, vfs.Default, o.fs)
 		require.Equal(t, bootid.Read(), o.boot)
 		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.pebble(manifest.Format))
-		o.Logger, o.log, o.wall, o.fs, o.boot, o.pebble = nil, nil, nil, nil, "", nil
+		o.Logger, o.log, o.wall, o.mono, o.fs, o.boot, o.pebble = nil, nil, nil, nil, nil, "", nil
 		require.Equal(t, &Options{
 			Shards:        0, // by the manifest, or the machine
 			Durability:    DurabilityProcess,

@@ -278,7 +278,7 @@ func TestOperateCertificates(t *testing.T) {
 		}
 		return c
 	}
-	qs := threeNodesTLS(t, Options{Shards: 1}, config)
+	qs := threeNodes(t, Options{Shards: 1}, config)
 	require.NoError(t, qs[0].WaitReady(ctx))
 	for node, current := range certificates {
 		current.Store(&next.Config(t, next, node).Certificates[0])

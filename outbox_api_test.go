@@ -22,7 +22,7 @@ func TestMessagesKeepTheirOrder(t *testing.T) {
 		for range 3 {
 			f.ProduceAt(0, codeq.Task{Queue: "start"})
 		}
-		tasks := bound("a", 1, 3*engine.BatchCap)
+		tasks := f.Bound("a", 1, 3*engine.BatchCap)
 		for i := range 3 {
 			f.Complete("start", tasks[i*engine.BatchCap:(i+1)*engine.BatchCap]...)
 		}
@@ -67,7 +67,7 @@ func TestFollowUpWithParents(t *testing.T) {
 		for shard := range 3 {
 			f.ProduceAt(0, codeq.Task{Queue: "start"})
 			l := f.Claim("start")
-			next := bound("next", shard, 1)[0]
+			next := f.Bound("next", shard, 1)[0]
 			next.After = []codeq.ID{l.ID}
 			for i := range 3 {
 				next.After = append(next.After, f.ProduceAt(i, codeq.Task{Queue: "parent"}))
@@ -110,11 +110,11 @@ func TestFlowSurvivesPowerLoss(t *testing.T) {
 			}
 			var next []codeq.Task
 			if l.Queue == "start" {
-				next = slices.Concat(bound("a", 0, follow), bound("a", 1, follow), bound("a", 2, follow))
+				next = slices.Concat(f.Bound("a", 0, follow), f.Bound("a", 1, follow), f.Bound("a", 2, follow))
 				for i := range next {
 					next[i].Retention = codeq.Forever
 				}
-				join := bound("join", 1, 1)[0]
+				join := f.Bound("join", 1, 1)[0]
 				join.After, join.Retention = append([]codeq.ID{l.ID}, l.After...), codeq.Forever
 				next = append(next, join)
 			}
@@ -168,7 +168,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 		for round := range 3 {
 			f.ProduceAt(0, codeq.Task{Queue: "start"})
 			l := f.Claim("start")
-			sent := bound("a", 1, engine.BatchCap+10)
+			sent := f.Bound("a", 1, engine.BatchCap+10)
 			before := f.Payloads()[1:] // without start
 			atReceiver := shut(t, f.Q, 1)
 			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, sent...))
@@ -176,7 +176,9 @@ func TestPowerLossBetweenShards(t *testing.T) {
 			require.EqualValues(f, len(sent), f.UnderWay(0))
 
 			img := f.Crash(disk)
-			require.Equal(f, payloadsOf(sent), img.Payloads()[:len(sent)])
+			for i, payload := range img.Payloads()[:len(sent)] {
+				require.Equal(f, string(sent[i].Payload), payload)
+			}
 			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
 			require.NoError(f, img.Q.Close())
 
@@ -187,7 +189,7 @@ func TestPowerLossBetweenShards(t *testing.T) {
 			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the confirmation", round)
 			require.Equal(f, slices.Compact(img.Payloads()), img.Payloads())
 			img.ProduceAt(0, codeq.Task{Queue: "start"}) // further messages are not taken for those
-			img.Complete("start", bound("b", 1, 5)...)
+			img.Complete("start", f.Bound("b", 1, 5)...)
 			require.EqualValues(f, 5, img.Counts("b").Ready)
 			require.NoError(f, img.Q.Close())
 
@@ -228,9 +230,9 @@ func TestMessagesToFailedShard(t *testing.T) {
 				synctest.Wait()
 			}
 			failShard(t, f.Q, 1)
-			finish("start", slices.Concat(bound("a", 1, 3), bound("a", 2, 3))...)
+			finish("start", slices.Concat(f.Bound("a", 1, 3), f.Bound("a", 2, 3))...)
 			finish("parent")
-			finish("start", bound("b", 1, 3)...)
+			finish("start", f.Bound("b", 1, 3)...)
 			require.EqualValues(f, 3+1+3, f.UnderWay(0))
 			require.NoError(f, f.Q.Close())
 
@@ -253,7 +255,7 @@ func TestWaitIdleWaitsForMessages(t *testing.T) {
 			receiver := (sender + 1) % 3
 			l := f.Claim("start")
 			open := shut(t, f.Q, receiver)
-			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, bound("a", receiver, 1)...))
+			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, f.Bound("a", receiver, 1)...))
 			synctest.Wait()
 			idle := make(chan error, 1)
 			go func() { idle <- f.Q.WaitIdle(ctx) }()
@@ -278,7 +280,7 @@ func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
 		open := shut(t, f.Q, 2)
 		go func() { _, _ = startingAt(f.Q, 2).Produce(ctx, codeq.Task{Queue: "z"}) }()
 		synctest.Wait()
-		go func() { _ = f.Q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...) }()
+		go func() { _ = f.Q.Complete(ctx, l.Receipt, nil, f.Bound("a", 0, 1)...) }()
 		synctest.Wait()
 		idle := make(chan error, 1)
 		go func() { idle <- f.Q.WaitIdle(ctx, "a") }()
@@ -304,7 +306,7 @@ func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 		idle := make(chan error, 1)
 		go func() { idle <- f.Q.WaitIdle(ctx, "a") }()
 		synctest.Wait() // shard 0 is idle; shard 1 is being asked
-		require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...))
+		require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, f.Bound("a", 0, 1)...))
 		synctest.Wait() // now shard 0 has the task, and shard 2 has none
 		close(open)
 		synctest.Wait()
@@ -325,14 +327,14 @@ func TestLostTailOfMessages(t *testing.T) {
 		f.ProduceAt(0, codeq.Task{Queue: "start"})
 		first, second := f.Claim("start"), f.Claim("start")
 		atReceiver := shut(t, f.Q, 1)
-		require.NoError(f, f.Q.Complete(ctx, first.Receipt, nil, bound("a", 1, 2)...))
+		require.NoError(f, f.Q.Complete(ctx, first.Receipt, nil, f.Bound("a", 1, 2)...))
 		synctest.Wait()
-		syncLogs(t, disk, "queue/shard-000")
-		require.NoError(f, f.Q.Complete(ctx, second.Receipt, nil, bound("b", 1, 2)...))
+		testkit.SyncLogs(t, disk, "queue/shard-000")
+		require.NoError(f, f.Q.Complete(ctx, second.Receipt, nil, f.Bound("b", 1, 2)...))
 		synctest.Wait()
 		close(atReceiver)
 		synctest.Wait()
-		syncLogs(t, disk, "queue/shard-001")
+		testkit.SyncLogs(t, disk, "queue/shard-001")
 		require.Equal(f, codeq.Counts{Ready: 2}, f.Counts("b"))
 
 		img := f.Crash(disk) // comes to rest, or the bubble would not
@@ -341,7 +343,7 @@ func TestLostTailOfMessages(t *testing.T) {
 		require.Equal(f, codeq.Counts{Ready: 2}, img.Counts("b"), "and what it did elsewhere is not")
 		require.Zero(f, img.UnderWay(0))
 		img.ProduceAt(0, codeq.Task{Queue: "again"})
-		img.Complete("again", bound("c", 1, 3)...)
+		img.Complete("again", f.Bound("c", 1, 3)...)
 		require.Equal(f, codeq.Counts{Ready: 3}, img.Counts("c"))
 		require.NoError(f, img.Q.WaitIdle(ctx, "again"))
 		img.Reopen()

@@ -17,18 +17,7 @@ import (
 	"codeq/internal/schema"
 )
 
-// bound returns n tasks of a queue that belong to a shard, of three, with
-// payloads that tell them apart.
-func bound(queue string, shard, n int) []Task {
-	tasks := make([]Task, n)
-	key := keyOf(queue, shard, 3)
-	for i := range tasks {
-		tasks[i] = Task{Queue: queue, LimitKey: key, Payload: fmt.Appendf(nil, "%s %d.%d", queue, shard, i)}
-	}
-	return tasks
-}
-
-// payloadsOf returns the payloads of tasks, in the order of flowTest.payloads.
+// payloadsOf returns the payloads of tasks, in the order of FlowTest.Payloads.
 func payloadsOf(tasks ...[]Task) (all []string) {
 	for _, t := range slices.Concat(tasks...) {
 		all = append(all, string(t.Payload))
@@ -48,7 +37,7 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
 		const n = 2*engine.BatchCap + 100
 		f.ProduceAt(0, Task{Queue: "start"})
-		next := slices.Concat(bound("a", 0, 1), bound("a", 1, n), bound("a", 2, n))
+		next := slices.Concat(f.Bound("a", 0, 1), f.Bound("a", 1, n), f.Bound("a", 2, n))
 		f.Complete("start", next...)
 		require.Equal(f, payloadsOf(next), f.Payloads())
 		for i, want := range []uint64{1, n, n} {
@@ -67,7 +56,7 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 		v.close()
 		f.Reopen()
 		require.Equal(f, payloadsOf(next), f.Payloads())
-		require.NoError(f, f.Q.Complete(context.Background(), f.Claim("a").Receipt, nil, bound("b", 2, 1)...))
+		require.NoError(f, f.Q.Complete(context.Background(), f.Claim("a").Receipt, nil, f.Bound("b", 2, 1)...))
 		f.Check()
 		require.EqualValues(f, 1, f.Counts("b").Ready, "the numbers of messages go on")
 	})
@@ -132,7 +121,7 @@ func TestNumbersAreStored(t *testing.T) {
 		own(1, 1, 1)
 		for round := range uint64(3) {
 			f.ProduceAt(0, Task{Queue: "start"})
-			f.Complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
+			f.Complete("start", slices.Concat(f.Bound("a", 1, 4), f.Bound("a", 2, 2))...)
 			own(1, 4*(round+1)+1, 2*(round+1)+1)
 		}
 		require.Equal(f, 3, c.commits)
@@ -140,7 +129,7 @@ func TestNumbersAreStored(t *testing.T) {
 		f.ProduceAt(0, Task{Queue: "start"})
 		l := f.Claim("start")
 		open := shut(t, f.Q, 1)
-		require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, bound("a", 1, 3)...))
+		require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, f.Bound("a", 1, 3)...))
 		synctest.Wait()
 		require.NoError(f, f.Q.shard(0).probe(func(s *shard) error {
 			alone := newShard(0, s.opts, s.Store, dispatch.NewGates())
@@ -162,10 +151,10 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
 		f.ProduceAt(0, Task{Queue: "start"})
 		f.ProduceAt(0, Task{Queue: "start"})
-		f.Complete("start", slices.Concat(bound("a", 1, 4), bound("a", 2, 2))...)
+		f.Complete("start", slices.Concat(f.Bound("a", 1, 4), f.Bound("a", 2, 2))...)
 		first := f.Claim("start")
 		open := shut(t, f.Q, 1)
-		require.NoError(f, f.Q.Complete(context.Background(), first.Receipt, nil, bound("b", 1, 3)...))
+		require.NoError(f, f.Q.Complete(context.Background(), first.Receipt, nil, f.Bound("b", 1, 3)...))
 		synctest.Wait()
 		lower, upper := keys.Range(keys.Sent)
 		require.NoError(f, f.Q.shard(0).Store.DB().DeleteRange(lower, upper, pebble.Sync))

@@ -808,7 +808,7 @@ func TestPermitsOverLoopback(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{Shards: 3})
+	qs := threeNodes(t, Options{Shards: 3}, nil)
 	configure(t, qs[0], "a", func(s *Settings) { s.Concurrency = 3 })
 	const tasks = 120
 	for i := range tasks {

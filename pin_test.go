@@ -16,6 +16,7 @@ import (
 	"codeq"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/storetest"
 )
 
 // pinTest is parents whose retention is a minute, and children that take longer.
@@ -61,7 +62,7 @@ func (f *pinTest) requireForgotten(ids ...codeq.ID) {
 	f.Helper()
 	f.Check()
 	time.Sleep(2 * time.Minute)
-	f.RequireState(gone, ids...)
+	f.RequireGone(ids...)
 	f.Check()
 	require.Zero(f, stored(f.T, f.Q, keys.Pin)+stored(f.T, f.Q, keys.Pinned), "pins that are left")
 }
@@ -85,7 +86,7 @@ func TestPinnedResult(t *testing.T) {
 		f.requireResult(parent, "kept")
 		f.finish("first", "")
 		f.wait() // the last waits for another parent
-		f.RequireState(gone, first)
+		f.RequireGone(first)
 		f.Reopen()
 		f.requireResult(parent, "kept")
 		f.finish("slow", "too")
@@ -144,7 +145,7 @@ func TestUnpin(t *testing.T) {
 			f.RequireState(codeq.Done, f.parents()...)
 			f.wait()
 			f.wait()
-			f.RequireState(gone, child)
+			f.RequireGone(child)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -282,13 +283,12 @@ func TestPinsAreRepaired(t *testing.T) {
 				f.Check()
 				require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("kept")))
 			})
-			alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool {
+			storetest.Alter(t, disk, func(db *pebble.DB) {
 				if name == "child" {
 					key, _ := first(t, db, keys.Scheduled, nil)
 					require.NoError(t, db.Delete(key, nil))
 				}
 				damage(t, db)
-				return nil
 			})
 			require.False(t, verifyImage(t, disk, false).OK())
 			r := verifyImage(t, disk, true)

@@ -14,6 +14,7 @@ import (
 
 	"codeq"
 	"codeq/internal/manifest"
+	"codeq/internal/testkit"
 )
 
 func copyDirectory(t *testing.T, from, to string) {
@@ -51,8 +52,8 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	require.NoError(t, q.Checkpoint(context.Background(), at("checkpoint")))
 	require.NoError(t, q.Close())
 
-	before := recursiveListing(t, root)
-	content := readFile(t, filepath.Join(at("live"), manifest.Name))
+	before := testkit.RecursiveListing(t, root)
+	content := testkit.ReadFile(t, filepath.Join(at("live"), manifest.Name))
 	for range 2 {
 		_, err = codeq.Open(at("live"), nil)
 		require.ErrorIs(t, err, codeq.ErrCopied)
@@ -62,8 +63,8 @@ func TestCopyOfOpenQueue(t *testing.T) {
 			require.ErrorIs(t, err, codeq.ErrCopied)
 		}
 	}
-	require.Equal(t, before, recursiveListing(t, root))
-	require.Equal(t, content, readFile(t, filepath.Join(at("live"), manifest.Name)))
+	require.Equal(t, before, testkit.RecursiveListing(t, root))
+	require.Equal(t, content, testkit.ReadFile(t, filepath.Join(at("live"), manifest.Name)))
 	r, err := codeq.Verify(at("live"), &codeq.VerifyOptions{AcceptCopy: true})
 	require.NoError(t, err)
 	require.True(t, r.OK(), "%v", r.Problems)
@@ -89,8 +90,8 @@ func TestCopyOfOpenQueue(t *testing.T) {
 	// same.
 	leaveOpen(t, at("renamed"), "")
 	path := filepath.Join(at("renamed"), manifest.Name)
-	open := readFile(t, path)
-	writeFile(t, path+".copy", open)
+	open := testkit.ReadFile(t, path)
+	testkit.WriteFile(t, path+".copy", open)
 	require.NoError(t, os.Rename(path+".copy", path))
 	_, err = codeq.Open(at("renamed"), nil)
 	require.ErrorIs(t, err, codeq.ErrCopied)
@@ -119,7 +120,7 @@ func TestCopyOfOpenNode(t *testing.T) {
 		return m.Open != nil
 	}
 	refused := func(name string) {
-		before := recursiveListing(t, at(name))
+		before := testkit.RecursiveListing(t, at(name))
 		for range 2 {
 			_, err := codeq.Open(at(name), options(false))
 			require.ErrorIs(t, err, codeq.ErrCopied)
@@ -130,7 +131,7 @@ func TestCopyOfOpenNode(t *testing.T) {
 				require.ErrorIs(t, err, codeq.ErrCopied)
 			}
 		}
-		require.Equal(t, before, recursiveListing(t, at(name)))
+		require.Equal(t, before, testkit.RecursiveListing(t, at(name)))
 	}
 	requireTask := func(name string, opts *codeq.Options, id codeq.ID) {
 		q, err := codeq.Open(at(name), opts)

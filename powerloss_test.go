@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // The tests of this file work on a queue whose disk they make images of: what a
@@ -53,7 +55,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 				return int(db.Metrics().WAL.Size-before) - bytes - header
 			}
 			written := func(n int) { // waits until n bytes of the log are
-				require.Eventually(t, func() bool { return logSize(t, disk, "queue/shard-000") >= n }, 10*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return testkit.LogSize(t, disk, "queue/shard-000") >= n }, 10*time.Second, time.Millisecond)
 			}
 
 			produce(10)
@@ -63,7 +65,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 			produce(3*block - free - at - 3*header - more)
 			require.EqualValues(t, 3*block-free, db.Metrics().WAL.Size)
 			written(3*block - free)
-			syncLogs(t, disk, "queue/shard-000")
+			testkit.SyncLogs(t, disk, "queue/shard-000")
 			for db.Metrics().WAL.Size <= 4*block {
 				produce(100) // Pebble takes long to give up on larger ones
 			}
@@ -88,31 +90,4 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 			require.NotZero(t, torn)
 		})
 	}
-}
-
-// logs calls visit for the logs in the directory of a store.
-func logs(t *testing.T, disk *vfs.MemFS, dir string, visit func(vfs.File)) {
-	names, err := disk.List(dir)
-	require.NoError(t, err)
-	for _, name := range names {
-		if strings.HasSuffix(name, ".log") {
-			f, err := disk.Open(disk.PathJoin(dir, name))
-			require.NoError(t, err)
-			visit(f)
-			require.NoError(t, f.Close())
-		}
-	}
-}
-
-func logSize(t *testing.T, disk *vfs.MemFS, dir string) (size int) {
-	logs(t, disk, dir, func(f vfs.File) {
-		info, err := f.Stat()
-		require.NoError(t, err)
-		size = max(size, int(info.Size()))
-	})
-	return size
-}
-
-func syncLogs(t *testing.T, disk *vfs.MemFS, dir string) {
-	logs(t, disk, dir, func(f vfs.File) { require.NoError(t, f.Sync()) })
 }

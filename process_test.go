@@ -87,6 +87,9 @@ func (p *Process) Step() {
 	p.Check()
 }
 
+// Ends reports whether the process ends in each step.
+func (p *Process) Ends() bool { return p.End == closed || p.End == killed }
+
 func (p *Process) Check() {
 	p.T.Helper()
 	synctest.Wait()

@@ -21,6 +21,27 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
+// fillQueue produces tasks into a queue, and leases some of them.
+func fillQueue(t *testing.T, q *codeq.Queue, queue string, tasks, leases int) (ids []codeq.ID) {
+	t.Helper()
+	ctx := context.Background()
+	for len(ids) < tasks {
+		batch := make([]codeq.Task, min(1000, tasks-len(ids)))
+		for i := range batch {
+			batch[i] = codeq.Task{Queue: queue, Payload: []byte("x")}
+		}
+		made, err := q.ProduceBatch(ctx, batch)
+		require.NoError(t, err)
+		ids = append(ids, made...)
+	}
+	for n := 0; n < leases; {
+		got, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{queue}, Max: min(1000, leases-n), LeaseFor: time.Hour})
+		require.NoError(t, err)
+		n += len(got)
+	}
+	return ids
+}
+
 // TestReadsCostByWhatTheyYield: Get and List read and keep what they return, and
 // not what is leased, ready, or in other queues beside it.
 func TestReadsCostByWhatTheyYield(t *testing.T) {

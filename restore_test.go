@@ -11,19 +11,20 @@ import (
 
 	"codeq/internal/manifest"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 // behindCase runs a story with a node that lacks entries of the log that its leader has dropped. It
 // gets none, as its disk is full.
 func behindCase(t *testing.T, story func(t *testing.T, c *simCluster, leader, behind *simNode, ended ID)) {
-	simCase(t, Options{MinFreeBytes: diskTestFree}, func(t *testing.T, c *simCluster) {
+	simCase(t, Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		leader, behind := c.lead()
 		q := simQueue(leader)
 		ended := produce(t, q, Task{Queue: "a"})[0]
 		require.NoError(t, simQueue(behind).node.want(t.Context(), 0xff))
 		time.Sleep(time.Second)
-		behind.fill(diskTestFree/4 - 1)
+		behind.fill(testkit.MinFree/4 - 1)
 		time.Sleep(store.LookEvery * time.Millisecond)
 		require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		for range 20 {
@@ -42,7 +43,11 @@ func TestAwaitOfBehindNode(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		t.Run(fmt.Sprint("closes ", closes), func(t *testing.T) {
 			behindCase(t, func(t *testing.T, c *simCluster, leader, behind *simNode, ended ID) {
-				told := await(t.Context(), simQueue(behind), ended)
+				told := make(chan error, 1)
+				go func() {
+					_, err := simQueue(behind).Await(t.Context(), ended)
+					told <- err
+				}()
 				time.Sleep(10 * time.Second)
 				require.Empty(t, told)
 				if closes {
@@ -54,7 +59,7 @@ func TestAwaitOfBehindNode(t *testing.T) {
 				}
 				synctest.Wait()
 				require.Len(t, told, 1)
-				require.ErrorIs(t, (<-told).Err, ErrNotFound)
+				require.ErrorIs(t, <-told, ErrNotFound)
 			})
 		})
 	}

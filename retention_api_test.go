@@ -42,7 +42,7 @@ func TestRetentionPrecedence(t *testing.T) {
 				canceled := produce(f.T, f.Q, codeq.Task{Queue: "a", Retention: c.task})[0]
 				f.Cancel(canceled)
 				if c.want == no {
-					f.RequireState(gone, done, canceled)
+					f.RequireGone(done, canceled)
 					return
 				}
 				kept := c.want
@@ -57,7 +57,7 @@ func TestRetentionPrecedence(t *testing.T) {
 				if c.want != codeq.Forever {
 					time.Sleep(time.Millisecond + max(kept/8, time.Second))
 					f.Check()
-					f.RequireState(gone, done, canceled)
+					f.RequireGone(done, canceled)
 					require.Equal(f, codeq.Counts{}, f.Counts("a"))
 				}
 			})
@@ -84,9 +84,9 @@ func TestRetentionIsDecidedAtTheEnd(t *testing.T) {
 		third := produce(f.T, f.Q, codeq.Task{Queue: "a"})[0]
 		f.Complete("a")
 		f.RequireState(codeq.Done, first, second)
-		f.RequireState(gone, third)
+		f.RequireGone(third)
 		time.Sleep(2 * time.Hour)
-		f.RequireState(gone, first)
+		f.RequireGone(first)
 		f.RequireState(codeq.Done, second)
 	})
 }
@@ -124,7 +124,7 @@ func TestStatsOverExpiry(t *testing.T) {
 				require.Equal(f, codeq.Counts{Ready: 1, Dead: 8}, f.Counts("a"))
 				time.Sleep(70 * time.Minute)
 				require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("a"))
-				f.RequireState(gone, dead[2:]...)
+				f.RequireGone(dead[2:]...)
 				f.Reopen()
 				require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("a"))
 			})
@@ -149,11 +149,11 @@ func TestExpiryWhileClosed(t *testing.T) {
 			time.Sleep(90 * time.Minute)
 			f.Open()
 			f.Check()
-			f.RequireState(gone, ids[:5]...)
+			f.RequireGone(ids[:5]...)
 			f.RequireState(codeq.Done, ids[5:]...)
 			require.Equal(f, codeq.Counts{Done: 10}, f.Counts("a"))
 			time.Sleep(time.Hour)
-			f.RequireState(gone, ids[5:10]...)
+			f.RequireGone(ids[5:10]...)
 			f.RequireState(codeq.Done, ids[10:]...)
 			require.Equal(f, codeq.Counts{Done: 5}, f.Counts("a"))
 		})

@@ -67,10 +67,10 @@ func TestExpiryCostsLittle(t *testing.T) {
 		require.LessOrEqual(f, c.commits, 2, "buckets are wide")
 		require.LessOrEqual(f, c.largest, uint32(3), "keys in one commit: a range, a bucket, the counts")
 		require.Equal(f, Counts{Done: 1}, f.Counts("a"))
-		f.RequireState(gone, ids[0], ids[n/2], ids[n-1])
+		f.RequireGone(ids[0], ids[n/2], ids[n-1])
 		f.RequireState(Done, long)
 		time.Sleep(3 * time.Hour)
-		f.RequireState(gone, long)
+		f.RequireGone(long)
 	})
 }
 

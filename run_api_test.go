@@ -21,6 +21,7 @@ import (
 
 	"codeq"
 	"codeq/internal/hook"
+	"codeq/internal/testkit"
 )
 
 // handlerCall is what a handler has seen.
@@ -52,6 +53,62 @@ func (r *callRecorder) all() []handlerCall {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.calls)
+}
+
+// activeRun is a call of Run in a goroutine of its own.
+type activeRun struct {
+	Cancel context.CancelCauseFunc
+	Done   chan struct{} // closed when Run has returned
+	Err    error         // of Run; valid once done is closed
+	Took   time.Duration // from the end of its context, or of waiting for it, until Run returned
+
+	mu      sync.Mutex // guards reports
+	reports []error    // what OnError was told
+}
+
+// startRun calls Run until the test's bubble ends.
+func startRun(t *testing.T, q *codeq.Queue, m *codeq.Mux, opts codeq.RunOptions) *activeRun {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r := &activeRun{Cancel: cancel, Done: make(chan struct{})}
+	opts.OnError = func(l *codeq.Lease, err error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.reports = append(r.reports, err)
+	}
+	go func() {
+		defer close(r.Done)
+		r.Err = q.Run(ctx, m, &opts)
+	}()
+	t.Cleanup(func() { _ = r.End(errBubbleOver) }) // a test that cares has ended it
+	return r
+}
+
+var errBubbleOver = errors.New("the test is over")
+
+// End ends the context of Run and returns what Run returns.
+func (r *activeRun) End(cause error) error {
+	r.Cancel(cause)
+	return r.Wait()
+}
+
+func (r *activeRun) Wait() error {
+	start := time.Now()
+	<-r.Done
+	r.Took = time.Since(start)
+	return r.Err
+}
+
+func (r *activeRun) Reported() []error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.reports)
+}
+
+// untilCancelled is a handler that is slow and obedient.
+func untilCancelled(ctx context.Context, _ *codeq.Job[[]byte]) error {
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // TestVerdicts: what a handler returns decides what becomes of its task.
@@ -548,7 +605,7 @@ func TestTwoRuns(t *testing.T) {
 			q := openForRun(t, codeq.Options{Shards: shards})
 			seen := newCallRecorder()
 			step := make(chan struct{})
-			var runs [2]*codeq.ActiveRun
+			var runs [2]*activeRun
 			var running [2]atomic.Int64
 			for i := range runs {
 				var m codeq.Mux
@@ -604,11 +661,11 @@ func TestHeartbeat(t *testing.T) {
 			run := startRun(t, q, &m, codeq.RunOptions{LeaseFor: time.Second, Concurrency: 9})
 			produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a", LeaseFor: 10 * time.Millisecond}}, 8)...)
 			synctest.Wait()
-			commits := countCommits(t, q)
+			commits := hook.Commits(q)
 			time.Sleep(19 * time.Minute)
 			synctest.Wait()
 			require.Equal(t, codeq.Counts{Leased: 8}, countsOf(t, q, "a"))
-			require.Zero(t, commits())
+			require.Equal(t, commits, hook.Commits(q))
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
@@ -1187,11 +1244,11 @@ func TestRunOnFailedShard(t *testing.T) {
 				failShard(t, q, 1)
 				_, err := startingAt(q, 1).Produce(t.Context(), codeq.Task{Queue: "b"})
 				require.ErrorIs(t, err, codeq.ErrUncertain)
-				require.ErrorIs(t, err, errDisk)
+				require.ErrorIs(t, err, testkit.ErrDisk)
 
 				err = run.Wait()
 				require.ErrorIs(t, err, codeq.ErrFailed)
-				require.ErrorIs(t, err, errDisk)
+				require.ErrorIs(t, err, testkit.ErrDisk)
 				require.Equal(t, []error{nil, nil}, causes[0])
 				require.Equal(t, []error{nil, nil}, causes[2])
 				require.Len(t, causes[1], 2)

@@ -3,12 +3,9 @@ package codeq
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/assert"
@@ -44,83 +41,6 @@ func infoOf(t *testing.T, q *Queue, id ID) *TaskInfo {
 	return i
 }
 
-// ActiveRun is a call of Run in a goroutine of its own.
-type ActiveRun struct {
-	Cancel context.CancelCauseFunc
-	Done   chan struct{} // closed when Run has returned
-	Err    error         // of Run; valid once done is closed
-	Took   time.Duration // from the end of its context, or of waiting for it, until Run returned
-
-	mu      sync.Mutex // guards reports
-	reports []error    // what OnError was told
-}
-
-// startRun calls Run until the test's bubble ends.
-func startRun(t *testing.T, q *Queue, m *Mux, opts RunOptions) *ActiveRun {
-	t.Helper()
-	ctx, cancel := context.WithCancelCause(t.Context())
-	r := &ActiveRun{Cancel: cancel, Done: make(chan struct{})}
-	opts.OnError = func(l *Lease, err error) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.reports = append(r.reports, err)
-	}
-	go func() {
-		defer close(r.Done)
-		r.Err = q.Run(ctx, m, &opts)
-	}()
-	t.Cleanup(func() { _ = r.End(errBubbleOver) }) // a test that cares has ended it
-	return r
-}
-
-var errBubbleOver = errors.New("the test is over")
-
-// End ends the context of Run and returns what Run returns.
-func (r *ActiveRun) End(cause error) error {
-	r.Cancel(cause)
-	return r.Wait()
-}
-
-func (r *ActiveRun) Wait() error {
-	start := time.Now()
-	<-r.Done
-	r.Took = time.Since(start)
-	return r.Err
-}
-
-func (r *ActiveRun) Reported() []error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.reports)
-}
-
-// untilCancelled is a handler that is slow and obedient.
-func untilCancelled(ctx context.Context, _ *Job[[]byte]) error {
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-// countCommits counts the commits of all shards from now on.
-func countCommits(t *testing.T, q *Queue) (sum func() int) {
-	counters := make([]countingCommitter, len(q.replicas))
-	for i, s := range q.led() {
-		require.NoError(t, s.probe(func(s *shard) error {
-			counters[i].committer = s.commit
-			s.commit = &counters[i]
-			return nil
-		}))
-	}
-	return func() (n int) {
-		for i, s := range q.led() {
-			require.NoError(t, s.probe(func(*shard) error {
-				n += counters[i].commits
-				return nil
-			}))
-		}
-		return n
-	}
-}
-
 // loseLease ends a lease as if its deadline had passed.
 func loseLease(t *testing.T, q *Queue, id ID) {
 	t.Helper()
@@ -138,7 +58,7 @@ func TestClaimedButNotStarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{})
 		var m Mux
-		Handle(&m, "a", untilCancelled)
+		Handle(&m, "a", func(context.Context, *Job[[]byte]) error { return nil })
 		ids := produce(t, q, slices.Repeat([]Task{{Queue: "a"}}, 6)...)
 		r, err := q.newRun(t.Context(), &m, &RunOptions{Concurrency: 4})
 		require.NoError(t, err)

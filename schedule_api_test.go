@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 	_ "time/tzdata"
 
@@ -17,6 +16,10 @@ import (
 	"codeq"
 	"codeq/internal/testkit"
 )
+
+func minutely(name string) codeq.Schedule {
+	return codeq.Schedule{Name: name, Cron: "* * * * *", Task: codeq.Task{Queue: "a"}, Missed: codeq.MissedAll}
+}
 
 func TestScheduleProduces(t *testing.T) {
 	for _, shards := range []int{1, 3} {
@@ -80,7 +83,7 @@ func TestScheduleOverRestarts(t *testing.T) {
 		}
 		time.Sleep(30 * time.Second)
 		for _, name := range names {
-			require.Equal(t, ticksUntil(start, time.Now(), time.Minute), b.Ticks(name))
+			b.RequireEachMinute(name, start)
 		}
 	})
 }
@@ -127,16 +130,14 @@ func TestScheduleOverCrashes(t *testing.T) {
 				time.Sleep(95 * time.Second)
 				require.GreaterOrEqual(t, len(images), 6+3, "between two ticks, and at each")
 				for i, img := range images {
-					opts := b.Opts
-					onDisk(img, &opts)
-					q, err := codeq.Open("queue", &opts)
-					require.NoError(t, err)
-					synctest.Wait()
+					t.Logf("image %d", i)
+					left := &codeq.CronBench{T: t, Opts: *onDisk(img, &codeq.Options{Durability: level})}
+					left.Open()
 					for _, name := range []string{"x", "y"} {
-						require.Equal(t, ticksUntil(start, time.Now(), time.Minute), ticksOn(t, q, name), "image %d", i)
+						left.RequireEachMinute(name, start)
 					}
-					require.NoError(t, checkAll(q))
-					require.NoError(t, q.Close())
+					require.NoError(t, checkAll(left.Q))
+					require.NoError(t, left.Q.Close())
 				}
 			})
 		})
@@ -163,8 +164,7 @@ func TestSetScheduleConcurrently(t *testing.T) {
 			name := fmt.Sprint("s", i)
 			require.Equal(t, name, all[i].Name, "in the order of names")
 			// A schedule that came later than the first tick has no task for it.
-			got := b.Ticks(name)
-			require.Equal(t, ticksUntil(start, time.Now(), time.Minute), got)
+			b.RequireEachMinute(name, start)
 		}
 	})
 }
@@ -265,7 +265,7 @@ func TestClockSetBack(t *testing.T) {
 				require.Len(t, b.Ticks("s"), 120)
 				time.Sleep(40 * time.Minute)
 				require.Greater(t, b.Wall(), start.Add(2*time.Hour))
-				require.Equal(t, ticksUntil(start, b.Wall(), time.Minute), b.Ticks("s"))
+				b.RequireEachMinute("s", start)
 			})
 		})
 	}
@@ -278,10 +278,10 @@ func TestClockSetForward(t *testing.T) {
 		start := b.Wall()
 		b.Set(minutely("s"))
 		b.Jump(time.Hour)
-		require.Equal(t, ticksUntil(start, b.Wall(), time.Minute), b.Ticks("s"))
+		b.RequireEachMinute("s", start)
 		b.Jump(-time.Hour)
 		time.Sleep(time.Hour)
-		require.Equal(t, ticksUntil(start, b.Wall(), time.Minute), b.Ticks("s"))
+		b.RequireEachMinute("s", start)
 	})
 }
 

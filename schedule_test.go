@@ -89,13 +89,8 @@ func (b *CronBench) Info(name string) ScheduleInfo {
 func (b *CronBench) Ticks(name string) []string {
 	b.T.Helper()
 	synctest.Wait()
-	return ticksOn(b.T, b.Q, name)
-}
-
-func ticksOn(t *testing.T, q *Queue, name string) []string {
-	t.Helper()
-	tasks, err := q.list()
-	require.NoError(t, err)
+	tasks, err := b.Q.list()
+	require.NoError(b.T, err)
 	ticks := []string{}
 	for _, task := range tasks {
 		if task.Headers[ScheduleHeader] == name {
@@ -106,17 +101,15 @@ func ticksOn(t *testing.T, q *Queue, name string) []string {
 	return ticks
 }
 
-// ticksUntil returns the multiples of step later than after and not later than until.
-func ticksUntil(after, until time.Time, step time.Duration) []string {
-	ticks := []string{}
-	for at := after.Truncate(step).Add(step); !at.After(until); at = at.Add(step) {
-		ticks = append(ticks, at.UTC().Format(engine.TickFormat))
+// RequireEachMinute makes sure that a schedule has had one tick at each minute after a time, until
+// now.
+func (b *CronBench) RequireEachMinute(name string, after time.Time) {
+	b.T.Helper()
+	want := []string{}
+	for at := after.Truncate(time.Minute).Add(time.Minute); !at.After(b.Wall()); at = at.Add(time.Minute) {
+		want = append(want, at.UTC().Format(engine.TickFormat))
 	}
-	return ticks
-}
-
-func minutely(name string) Schedule {
-	return Schedule{Name: name, Cron: "* * * * *", Task: Task{Queue: "a"}, Missed: MissedAll}
+	require.Equal(b.T, want, b.Ticks(name))
 }
 
 func TestReplaceSchedule(t *testing.T) {
@@ -207,8 +200,9 @@ func (b *CronBench) plant(index int, name string, value []byte) {
 func TestScheduleRests(t *testing.T) {
 	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *CronBench) {
 		start := b.Wall()
-		b.Set(minutely("good"))
-		s := minutely("odd")
+		s := Schedule{Name: "good", Cron: "* * * * *", Task: Task{Queue: "a"}, Missed: MissedAll}
+		b.Set(s)
+		s.Name = "odd"
 		v := s.value()
 		v.Start, v.After = uint64(start.UnixMilli()), uint64(start.UnixMilli())
 		plant := func(change func(v *keys.ScheduleValue)) {
@@ -232,7 +226,7 @@ func TestScheduleRests(t *testing.T) {
 
 		plant(func(*keys.ScheduleValue) {})
 		require.Empty(t, b.Info("odd").LastError)
-		require.Equal(t, ticksUntil(start, b.Wall(), time.Minute), b.Ticks("odd"))
+		b.RequireEachMinute("odd", start)
 	})
 }
 
@@ -241,7 +235,7 @@ func TestScheduleRests(t *testing.T) {
 func TestCheckSchedules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &CronBench{T: t, Opts: Options{Shards: 2, fs: vfs.NewMem()}}
-		s := minutely("s")
+		s := Schedule{Name: "s", Cron: "* * * * *", Task: Task{Queue: "a"}}
 		v := s.value()
 		for _, c := range []struct {
 			name  string

@@ -15,7 +15,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
+
+// settingsOf is Settings that has to succeed.
+func settingsOf(t *testing.T, q *codeq.Queue, queue string) codeq.Settings {
+	t.Helper()
+	s, err := q.Settings(queue)
+	require.NoError(t, err)
+	return s
+}
 
 // TestSettingsAreCopies: what callers do with the settings that they gave or got
 // changes nothing.
@@ -43,7 +52,7 @@ func TestSettingsRefused(t *testing.T) {
 		for field, change := range map[string]func(*codeq.Settings){
 			"Settings.Concurrency":           func(s *codeq.Settings) { s.Concurrency = -1 },
 			"Settings.ConcurrencyPerKey":     func(s *codeq.Settings) { s.ConcurrencyPerKey = -1 },
-			"Settings.Burst":                 func(s *codeq.Settings) { s.Burst = beyond31Bits },
+			"Settings.Burst":                 func(s *codeq.Settings) { s.Burst = testkit.Beyond31Bits },
 			"Settings.Rate":                  func(s *codeq.Settings) { s.Rate = -1 },
 			"Settings.TenantWeights of x":    func(s *codeq.Settings) { s.TenantWeights = map[string]int{"x": 0} },
 			"Settings.TenantWeights of many": func(s *codeq.Settings) { s.TenantWeights = map[string]int{"many": 65537} },
@@ -171,12 +180,12 @@ func TestLostSettings(t *testing.T) {
 			configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
 			synctest.Wait()
 			for i := range 3 {
-				syncLogs(t, disk, fmt.Sprintf("queue/shard-%03d", i))
+				testkit.SyncLogs(t, disk, fmt.Sprintf("queue/shard-%03d", i))
 			}
 			configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
 			configure(t, f.Q, "b", func(s *codeq.Settings) { s.Concurrency = 3 })
 			synctest.Wait()
-			syncLogs(t, disk, kept)
+			testkit.SyncLogs(t, disk, kept)
 
 			img := f.Crash(disk)
 			requireInShards(t, img.Q, "a", 2, codeq.Settings{Concurrency: 2})

@@ -15,14 +15,6 @@ import (
 	"codeq/internal/schema"
 )
 
-// settingsOf is Settings that has to succeed.
-func settingsOf(t *testing.T, q *Queue, queue string) Settings {
-	t.Helper()
-	s, err := q.Settings(queue)
-	require.NoError(t, err)
-	return s
-}
-
 // ofAnotherProcess returns q as a process has it that shares nothing with this
 // one but the shards.
 func (q *Queue) ofAnotherProcess() *Queue {
@@ -142,7 +134,9 @@ func TestConfigureWithFailedShard(t *testing.T) {
 		f.ProduceAt(0, Task{Queue: "a"})
 		failShard(t, f.Q, 1)
 		require.ErrorIs(f, f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true }), ErrUncertain)
-		require.True(f, settingsOf(t, f.Q, "a").Paused)
+		set, err := f.Q.Settings("a")
+		require.NoError(f, err)
+		require.True(f, set.Paused)
 		require.NoError(f, f.Q.shard(2).probe(func(s *shard) error {
 			require.True(f, s.QueueNamed("a").Settings.Paused)
 			return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -121,18 +122,19 @@ func TestRecoverClusterReconciles(t *testing.T) {
 				} else {
 					n.stop()
 				}
-				alter(t, n.disk, func(db *pebble.DB) map[ID]bool {
+				storetest.Alter(t, n.disk, func(db *pebble.DB) {
 					for _, prefix := range []byte{keys.Sent, keys.Settings} {
 						require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
 					}
-					return nil
 				})
 				if !alone {
 					require.NoError(t, c.recover(n))
 				}
 				c.begin(n)
 				follow(simQueue(n))
-				require.Equal(t, 3, settingsOf(t, simQueue(n), "a").TenantWeights["x"])
+				set, err := simQueue(n).Settings("a")
+				require.NoError(t, err)
+				require.Equal(t, 3, set.TenantWeights["x"])
 				require.NoError(t, c.check())
 				c.close()
 			})

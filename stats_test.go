@@ -103,7 +103,7 @@ func sizeOf(t *testing.T, dir string) (bytes int64) {
 // TestClusterStorageStats: every node has its replicas, and no log beside Raft's.
 func TestClusterStorageStats(t *testing.T) {
 	t.Parallel()
-	qs := threeNodes(t, Options{Shards: 1})
+	qs := threeNodes(t, Options{Shards: 1}, nil)
 	_, err := qs[0].Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, 1000)})
 	require.NoError(t, err)
 	for _, q := range qs {

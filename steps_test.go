@@ -1,12 +1,13 @@
 package codeq
 
 import (
-	"codeq/internal/steps"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/steps"
 )
 
 // TestStepStats: what an owner does is counted by kind, with its duration and its size.

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // TestStoreFailure makes the log of a shard fail in the middle of a load.
@@ -23,14 +24,14 @@ func TestStoreFailure(t *testing.T) {
 	} {
 		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
 			disk := vfs.NewMem()
-			fs, broken := breakable(disk, tc.op, ".log")
+			fs, broken := testkit.Breakable(disk, tc.op, ".log", errBroken)
 			f := newFailingQueue(t, tc.level, fs)
 			broken.Store(true)
 			err := f.Store(10)
 			require.ErrorIs(t, err, codeq.ErrUncertain)
 			require.ErrorContains(t, err, errBroken.Error())
 			f.RequireFailed()
-			require.Error(t, inTime(t, "Close", f.Close))
+			require.Error(t, testkit.InTime(t, "Close", f.Close))
 			_, err = f.Produce(context.Background(), codeq.Task{Queue: "a"})
 			require.Error(t, err)
 			broken.Store(false)
@@ -45,13 +46,13 @@ func TestStoreFailureAtClose(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
 			disk := vfs.NewMem()
-			fs, broken := breakable(disk, "sync", ".log")
+			fs, broken := testkit.Breakable(disk, "sync", ".log", errBroken)
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)
 			for range 10 {
 				require.NoError(t, f.Store(10))
 			}
-			require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
+			require.ErrorIs(t, testkit.InTime(t, "Close", f.Close), errBroken)
 			broken.Store(false)
 			f.RequireStored(disk, true)
 		})
@@ -71,10 +72,10 @@ func TestStoreFailureAtCreation(t *testing.T) {
 		} {
 			t.Run(fmt.Sprint(level, what), func(t *testing.T) {
 				disk := vfs.NewMem()
-				fs, broken := breakable(disk, what.op, what.extension)
+				fs, broken := testkit.Breakable(disk, what.op, what.extension, errBroken)
 				broken.Store(true)
 				opts := *onDisk(fs, &codeq.Options{Shards: 2, Durability: level})
-				err := inTime(t, "Open", func() error {
+				err := testkit.InTime(t, "Open", func() error {
 					_, err := codeq.Open("queue", &opts)
 					return err
 				})
@@ -93,7 +94,7 @@ func TestStoreFailureAtCreation(t *testing.T) {
 // block of the log is full, and the tasks since the last one may be lost.
 func TestStoreFailureWithoutSync(t *testing.T) {
 	disk := vfs.NewMem()
-	fs, broken := breakable(disk, "write", ".log")
+	fs, broken := testkit.Breakable(disk, "write", ".log", errBroken)
 	f := newFailingQueue(t, codeq.DurabilityNone, fs)
 	broken.Store(true)
 	var err error
@@ -104,7 +105,7 @@ func TestStoreFailureWithoutSync(t *testing.T) {
 	require.ErrorContains(t, err, errBroken.Error())
 	f.RequireFailed()
 	broken.Store(false)
-	require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
+	require.ErrorIs(t, testkit.InTime(t, "Close", f.Close), errBroken)
 	f.RequireStored(disk, false)
 }
 
@@ -124,7 +125,7 @@ func TestStoreFailureAtNewLog(t *testing.T) {
 		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
 			const tooMany = 2000
 			disk := vfs.NewMem()
-			fs, broken := breakable(disk, tc.op, ".log")
+			fs, broken := testkit.Breakable(disk, tc.op, ".log", errBroken)
 			opts := *onDisk(fs, &codeq.Options{Shards: 2, Durability: tc.level, MemTableBytes: 256 << 10})
 			q, err := codeq.Open("queue", &opts)
 			require.NoError(t, err)
@@ -140,7 +141,7 @@ func TestStoreFailureAtNewLog(t *testing.T) {
 			require.ErrorIs(t, err, codeq.ErrFailed)
 			_, err = startingAt(q, 1).Produce(context.Background(), codeq.Task{Queue: "b"})
 			require.NoError(t, err)
-			err = inTime(t, "Close", q.Close)
+			err = testkit.InTime(t, "Close", q.Close)
 			require.ErrorIs(t, err, errBroken)
 			require.ErrorContains(t, err, "close shard 0")
 

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,36 +15,6 @@ import (
 )
 
 var errBroken = errors.New("the disk is broken")
-
-// breakable returns a file system on which an operation on the files of shard 0
-// with an extension fails while broken is set. "begin" is to create or to reuse.
-func breakable(base vfs.FS, op, extension string) (fs *testkit.HookFS, broken *atomic.Bool) {
-	broken = new(atomic.Bool)
-	return &testkit.HookFS{FS: base, Before: func(o, name string) error {
-		if o == "create" || o == "reuse" {
-			o = "begin"
-		}
-		if broken.Load() && o == op && strings.Contains(name, "shard-000") && strings.HasSuffix(name, extension) {
-			return errBroken
-		}
-		return nil
-	}}, broken
-}
-
-// inTime returns what call does, and fails the test if it takes too long.
-func inTime(t *testing.T, what string, call func() error) error {
-	t.Helper()
-	done := make(chan error, 1)
-	go func() { done <- call() }()
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(20 * time.Second):
-		stacks := make([]byte, 4<<20)
-		require.FailNow(t, what+" hangs", "%s", stacks[:runtime.Stack(stacks, true)])
-		return nil
-	}
-}
 
 // failingQueue is a queue of two shards. The store of shard 0 is about to fail.
 type failingQueue struct {
@@ -104,7 +72,7 @@ func (f *failingQueue) Store(bytes int) error {
 func (f *failingQueue) RequireFailed() {
 	t, ctx := f.t, context.Background()
 	for range waitingClaims {
-		err := inTime(t, "waiting claim", func() error { return <-f.waiting })
+		err := testkit.InTime(t, "waiting claim", func() error { return <-f.waiting })
 		require.ErrorIs(t, err, ErrFailed)
 		require.ErrorContains(t, err, errBroken.Error())
 	}
@@ -177,7 +145,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
 			disk := vfs.NewMem()
-			fs, broken := breakable(disk, "begin", ".sst")
+			fs, broken := testkit.Breakable(disk, "begin", ".sst", errBroken)
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)
 			flushed, err := f.shard(0).Store.DB().AsyncFlush()
@@ -191,8 +159,8 @@ func TestStoreFailureInBackground(t *testing.T) {
 			default:
 			}
 			broken.Store(false)
-			require.NoError(t, inTime(t, "flush", func() error { <-flushed; return nil }))
-			require.NoError(t, inTime(t, "Close", f.Close))
+			require.NoError(t, testkit.InTime(t, "flush", func() error { <-flushed; return nil }))
+			require.NoError(t, testkit.InTime(t, "Close", f.Close))
 			f.RequireStored(disk, true)
 		})
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 // receiverOf returns the name of the type that a function is a method of; "": of none.
@@ -54,7 +56,7 @@ func TestRootIsSmall(t *testing.T) {
 // TestShardIsSmall: a shard's owner has few fields, and its methods are in few files.
 func TestShardIsSmall(t *testing.T) {
 	t.Parallel()
-	fset, all := sources(t)
+	fset, all := testkit.Sources(t)
 	fields, files := 0, make(map[string]bool)
 	for _, file := range all["."] {
 		ast.Inspect(file, func(n ast.Node) bool {
@@ -84,7 +86,7 @@ func TestShardIsSmall(t *testing.T) {
 // nothing else. ARCHITECTURE.md says what it consists of.
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
-	_, all := sources(t)
+	_, all := testkit.Sources(t)
 	probes := []string{"Probe", "Usage", "CacheUsage", "MostTurns", "MostUniques"}
 	var forTests, others, constants int
 	count := func(of, name string) {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -60,10 +61,9 @@ func TestCrashAmidTelling(t *testing.T) {
 	}{
 		"reopen": {},
 		"repair": {before: func(f *FlowTest, disk *vfs.MemFS) {
-			alter(f.T, disk, func(db *pebble.DB) map[ID]bool {
+			storetest.Alter(f.T, disk, func(db *pebble.DB) {
 				lower, upper := keys.Range(keys.Counters)
 				require.NoError(f, db.DeleteRange(lower, upper, nil))
-				return nil
 			})
 			require.False(f, verifyImage(f.T, disk, false).OK())
 			r := verifyImage(f.T, disk, true)

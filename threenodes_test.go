@@ -12,13 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// threeNodes opens a cluster of three nodes over TCP loopback.
-func threeNodes(t *testing.T, opts Options) []*Queue {
-	t.Helper()
-	return threeNodesTLS(t, opts, func(string) *tls.Config { return nil })
-}
-
-func threeNodesTLS(t *testing.T, opts Options, config func(node string) *tls.Config) []*Queue {
+// threeNodes opens a cluster of three nodes over TCP loopback. config gives each its TLS
+// configuration; nil: they have none.
+func threeNodes(t *testing.T, opts Options, config func(node string) *tls.Config) []*Queue {
 	t.Helper()
 	dir := t.TempDir()
 	listeners := make([]net.Listener, 3)
@@ -32,7 +28,10 @@ func threeNodesTLS(t *testing.T, opts Options, config func(node string) *tls.Con
 	queues := make([]*Queue, 3)
 	for i := range queues {
 		o := opts
-		o.Cluster = &Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers, TLS: config(peers[i].Node)}
+		o.Cluster = &Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers}
+		if config != nil {
+			o.Cluster.TLS = config(peers[i].Node)
+		}
 		if os.Getenv("CODEQ_LOG") != "" {
 			o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 		}

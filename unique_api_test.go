@@ -20,8 +20,34 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/hook"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/testkit"
 )
+
+// duplicates returns the holders of the keys that an error says are taken, by
+// the index of the task. Any other error ends the test.
+func duplicates(t *testing.T, err error) map[int]codeq.ID {
+	t.Helper()
+	found := make(map[int]codeq.ID)
+	var visit func(error)
+	visit = func(err error) {
+		if joined, ok := err.(interface{ Unwrap() []error }); ok {
+			for _, e := range joined.Unwrap() {
+				visit(e)
+			}
+			return
+		}
+		var duplicate *codeq.DuplicateError
+		require.ErrorAs(t, err, &duplicate)
+		require.NotContains(t, found, duplicate.Index)
+		found[duplicate.Index] = duplicate.ID
+	}
+	if err != nil {
+		require.ErrorIs(t, err, codeq.ErrDuplicate)
+		visit(err)
+	}
+	return found
+}
 
 // TestUniqueScope: queue, tenant, group and limit key have keys of their own.
 func TestUniqueScope(t *testing.T) {
@@ -930,7 +956,7 @@ func TestManyKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		most := engine.MostUniques()
-		p := &codeq.Process{T: t, End: closed, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
+		p := &codeq.Process{T: t, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
 		p.Open()
 		defer func() { require.NoError(t, p.Close()) }()
 		ctx := context.Background()
@@ -1026,4 +1052,56 @@ func TestUniqueRefused(t *testing.T) {
 	accepted, err := q.ProduceBatch(ctx, []codeq.Task{replacing, keyed(text(10)), keyed("twin")})
 	require.Equal(t, map[int]codeq.ID{2: accepted[0]}, duplicates(t, err))
 	require.NoError(t, checkAll(q.Queue))
+}
+
+// TestUniqueBatchOfSeveralShards: each task goes to where its key lies. When a
+// shard fails, the batch may be produced again: nothing is stored twice.
+func TestUniqueBatchOfSeveralShards(t *testing.T) {
+	t.Parallel()
+	throughSteps(t, codeq.Options{Shards: 4}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		const n = 64
+		var batch []codeq.Task
+		for i := range n {
+			batch = append(batch, keyed(fmt.Sprint(i)))
+			batch[i].Payload = strconv.AppendInt(nil, int64(i), 10)
+		}
+		home := func(i int) int {
+			ties := record.Ties{Unique: keys.UniqueHash("a", "", "", "", batch[i].Unique.Key)}
+			h, bound := ties.Home(4)
+			require.True(t, bound)
+			return h
+		}
+		failShard(t, p.Queue, 2)
+		ids, err := p.ProduceBatch(ctx, batch)
+		require.ErrorIs(t, err, testkit.ErrDisk)
+		require.NotErrorIs(t, err, codeq.ErrDuplicate)
+		count := 0
+		for i, id := range ids {
+			if id != (codeq.ID{}) {
+				count++
+				require.Equal(t, home(i), shardOf(id, 4))
+				require.NotEqual(t, 2, home(i))
+				require.Equal(t, strconv.Itoa(i), string(infoOf(t, p.Queue, id).Payload))
+			}
+		}
+		require.Positive(t, count, "the shards before the one that fails have stored theirs")
+		require.Less(t, count, n)
+		require.NoError(t, p.Close())
+		p.Open()
+		p.Step()
+
+		again, err := p.ProduceBatch(ctx, batch)
+		require.Len(t, duplicates(t, err), count)
+		for i, id := range again {
+			require.Equal(t, home(i), shardOf(id, 4))
+			if ids[i] != (codeq.ID{}) {
+				require.Equal(t, ids[i], id)
+			}
+			require.Equal(t, strconv.Itoa(i), string(infoOf(t, p.Queue, id).Payload))
+		}
+		require.Equal(t, codeq.Counts{Ready: n}, countsOf(t, p.Queue, "a"))
+		p.Step()
+		require.Equal(t, codeq.Counts{Ready: n}, countsOf(t, p.Queue, "a"))
+	})
 }

@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -15,83 +14,7 @@ import (
 	"codeq/internal/keys"
 )
 
-// duplicates returns the holders of the keys that an error says are taken, by
-// the index of the task. Any other error ends the test.
-func duplicates(t *testing.T, err error) map[int]ID {
-	t.Helper()
-	found := make(map[int]ID)
-	var visit func(error)
-	visit = func(err error) {
-		if joined, ok := err.(interface{ Unwrap() []error }); ok {
-			for _, e := range joined.Unwrap() {
-				visit(e)
-			}
-			return
-		}
-		var duplicate *DuplicateError
-		require.ErrorAs(t, err, &duplicate)
-		require.NotContains(t, found, duplicate.Index)
-		found[duplicate.Index] = duplicate.ID
-	}
-	if err != nil {
-		require.ErrorIs(t, err, ErrDuplicate)
-		visit(err)
-	}
-	return found
-}
-
 func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} }
-
-// TestUniqueBatchOfSeveralShards: each task goes to where its key lies. When a
-// shard fails, the batch may be produced again: nothing is stored twice.
-func TestUniqueBatchOfSeveralShards(t *testing.T) {
-	t.Parallel()
-	throughSteps(t, Options{Shards: 4}, func(t *testing.T, p *Process) {
-		ctx := context.Background()
-		const n = 64
-		var batch []Task
-		for i := range n {
-			batch = append(batch, keyed(fmt.Sprint(i)))
-			batch[i].Payload = strconv.AppendInt(nil, int64(i), 10)
-		}
-		home := func(i int) int {
-			h, bound := prepare(&batch[i], nil).Tied.Ties.Home(4)
-			require.True(t, bound)
-			return h
-		}
-		failShard(t, p.Queue, 2)
-		ids, err := p.ProduceBatch(ctx, batch)
-		require.ErrorIs(t, err, errDisk)
-		require.NotErrorIs(t, err, ErrDuplicate)
-		count := 0
-		for i, id := range ids {
-			if id != (ID{}) {
-				count++
-				require.Equal(t, home(i), id.shard(4))
-				require.NotEqual(t, 2, home(i))
-				require.Equal(t, strconv.Itoa(i), string(infoOf(t, p.Queue, id).Payload))
-			}
-		}
-		require.Positive(t, count, "the shards before the one that fails have stored theirs")
-		require.Less(t, count, n)
-		require.NoError(t, p.Close())
-		p.Open()
-		p.Step()
-
-		again, err := p.ProduceBatch(ctx, batch)
-		require.Len(t, duplicates(t, err), count)
-		for i, id := range again {
-			require.Equal(t, home(i), id.shard(4))
-			if ids[i] != (ID{}) {
-				require.Equal(t, ids[i], id)
-			}
-			require.Equal(t, strconv.Itoa(i), string(infoOf(t, p.Queue, id).Payload))
-		}
-		require.Equal(t, Counts{Ready: n}, countsOf(t, p.Queue, "a"))
-		p.Step()
-		require.Equal(t, Counts{Ready: n}, countsOf(t, p.Queue, "a"))
-	})
-}
 
 // TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
 func TestReplaceCorrupt(t *testing.T) {
@@ -152,8 +75,9 @@ func TestNewKeysReadNothing(t *testing.T) {
 		}
 		require.NoError(t, q.checkMemory())
 		id := produce(t, q, keyed("while they are listed"))[0] // perhaps
-		_, err := q.Produce(t.Context(), keyed("while they are listed"))
-		require.Equal(t, id, duplicates(t, err)[0])
+		holder, err := q.Produce(t.Context(), keyed("while they are listed"))
+		require.ErrorIs(t, err, ErrDuplicate)
+		require.Equal(t, id, holder)
 		synctest.Wait()
 		all, now := listed()
 		require.True(t, all)
@@ -179,8 +103,9 @@ func TestTooManyFingerprints(t *testing.T) {
 			ids = append(ids, produce(t, q, keyed(key))...)
 		}
 		for i, key := range []string{"first", "second", "third"} {
-			_, err := q.Produce(t.Context(), keyed(key))
-			require.Equal(t, ids[i], duplicates(t, err)[0])
+			holder, err := q.Produce(t.Context(), keyed(key))
+			require.ErrorIs(t, err, ErrDuplicate)
+			require.Equal(t, ids[i], holder)
 		}
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
 			require.True(t, s.Probe().Usage().Uniques.TooMany)

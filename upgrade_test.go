@@ -17,6 +17,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
+	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -196,17 +197,17 @@ func TestUpgradeOfPebble(t *testing.T) {
 	upgradeCaseWith(t, Options{Shards: 2, pebble: formats}, func(t *testing.T, c *simCluster) {
 		for _, n := range c.nodes {
 			n.produce(t, 3)
-			requirePebbleFormat(t, n.disk, before)
+			storetest.RequirePebbleFormat(t, n.disk, before)
 			require.NoError(t, n.become(newFormat))
-			requirePebbleFormat(t, n.disk, before)
+			storetest.RequirePebbleFormat(t, n.disk, before)
 		}
 		time.Sleep(5 * time.Second)
 		c.requireFormat(newFormat)
 		for _, n := range c.nodes {
-			requirePebbleFormat(t, n.disk, before)
+			storetest.RequirePebbleFormat(t, n.disk, before)
 			n.stop()
 			n.start()
-			requirePebbleFormat(t, n.disk, after)
+			storetest.RequirePebbleFormat(t, n.disk, after)
 			require.Equal(t, 9, n.count(t))
 		}
 		require.NoError(t, simQueue(c.nodes[0]).Checkpoint(t.Context(), "copy"))

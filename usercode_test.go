@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // TestOnErrorEnds: an OnError that panics, or ends its goroutine, keeps no attempt from being
@@ -137,23 +137,23 @@ func TestConfigureWithinItself(t *testing.T) {
 // TestErrorsThatPanic: whatever error a handler returns, its attempt has failed as the handler
 // says, and Run goes on.
 func TestErrorsThatPanic(t *testing.T) {
-	var null *codeq.MyErr
+	var null *testkit.MyErr
 	for name, tc := range map[string]struct {
 		err   func() error
 		state codeq.State
 		text  string // in LastError
 	}{
-		"nil pointer":          {func() error { return null }, codeq.Scheduled, "*codeq.MyErr"},
-		"retry":                {func() error { return codeq.RetryAfter(time.Hour, null) }, codeq.Scheduled, "*codeq.MyErr"},
-		"dead letter":          {func() error { return codeq.DeadLetter(null) }, codeq.Dead, "*codeq.MyErr"},
+		"nil pointer":          {func() error { return null }, codeq.Scheduled, "*testkit.MyErr"},
+		"retry":                {func() error { return codeq.RetryAfter(time.Hour, null) }, codeq.Scheduled, "*testkit.MyErr"},
+		"dead letter":          {func() error { return codeq.DeadLetter(null) }, codeq.Dead, "*testkit.MyErr"},
 		"wrapped dead letter":  {func() error { return fmt.Errorf("x: %w", codeq.DeadLetter(null)) }, codeq.Dead, "x: "},
 		"joined":               {func() error { return errors.Join(codeq.DeadLetter(null), null) }, codeq.Dead, "*errors.joinError"},
-		"retry of dead letter": {func() error { return codeq.RetryAfter(time.Hour, codeq.DeadLetter(null)) }, codeq.Scheduled, "*codeq.MyErr"},
+		"retry of dead letter": {func() error { return codeq.RetryAfter(time.Hour, codeq.DeadLetter(null)) }, codeq.Scheduled, "*testkit.MyErr"},
 		"snooze":               {func() error { return errors.Join(codeq.Snooze(time.Hour), null) }, codeq.Scheduled, ""},
-		"hostile":              {func() error { return codeq.HostileErr{} }, codeq.Scheduled, "codeq.HostileErr"},
-		"hostile dead letter":  {func() error { return codeq.DeadLetter(codeq.HostileErr{}) }, codeq.Dead, "codeq.HostileErr"},
+		"hostile":              {func() error { return testkit.HostileErr{} }, codeq.Scheduled, "testkit.HostileErr"},
+		"hostile dead letter":  {func() error { return codeq.DeadLetter(testkit.HostileErr{}) }, codeq.Dead, "testkit.HostileErr"},
 		"panic":                {func() error { panic(null) }, codeq.Scheduled, "panic: "},
-		"hostile panic":        {func() error { panic(codeq.HostileErr{}) }, codeq.Scheduled, "panic: "},
+		"hostile panic":        {func() error { panic(testkit.HostileErr{}) }, codeq.Scheduled, "panic: "},
 	} {
 		for _, middleware := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, middleware), func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestErrorsThatPanic(t *testing.T) {
 func TestCausesThatPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, codeq.Options{})
-		for _, cause := range []error{(*codeq.MyErr)(nil), codeq.HostileErr{}} {
+		for _, cause := range []error{(*testkit.MyErr)(nil), testkit.HostileErr{}} {
 			id := produce(t, q, codeq.Task{Queue: "a"})[0]
 			claim := func() codeq.Receipt {
 				l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
@@ -262,63 +262,5 @@ func TestCallersFunctionsEnd(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// TestLoggerBlocks: nothing waits for a handler of log records, and what it was not in time for is
-// counted.
-func TestLoggerBlocks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		gate := make(chan struct{})
-		h := newUserHandler(func(string) { <-gate })
-		q := openForRun(t, codeq.Options{Logger: slog.New(h)})
-		const records = 1024 + 500
-		for range records { // the owner logs
-			logFromOwner(t, q, 0, "from the owner")
-		}
-		produce(t, q, codeq.Task{Queue: "a"})
-		close(gate)
-		synctest.Wait()
-		const taken = 1024 + 1 // one was in its hands when the queue was full
-		require.Equal(t, []string{"log records lost, as the handler did not take them count=499"}, (*h.Seen)[taken:])
-		require.Equal(t, slices.Repeat([]string{"from the owner"}, taken), (*h.Seen)[:taken])
-		require.NoError(t, q.Close())
-	})
-}
-
-// TestLoggerBlocksClose: Close gives the handler a second.
-func TestLoggerBlocksClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		gate := make(chan struct{})
-		q := openForRun(t, codeq.Options{Logger: slog.New(newUserHandler(func(string) { <-gate }))})
-		logOf(q).Info("first")
-		logOf(q).Info("second")
-		begun := time.Now()
-		require.NoError(t, q.Close())
-		require.Equal(t, time.Second, time.Since(begun))
-		close(gate) // its goroutine ends, or the bubble does not
-	})
-}
-
-// TestLoggerEnds: a handler that panics, or ends its goroutine, is called for the next record.
-func TestLoggerEnds(t *testing.T) {
-	for name, end := range map[string]func(){"panic": func() { panic("user") }, "Goexit": runtime.Goexit} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := newUserHandler(func(message string) {
-					if message == "bad" {
-						end()
-					}
-				})
-				q := openForRun(t, codeq.Options{Logger: slog.New(h)})
-				for _, message := range []string{"good", "bad", "bad", "good"} {
-					logOf(q).With("shard", 1).Info(message)
-					synctest.Wait()
-				}
-				lost := "log records lost, as the handler did not take them count="
-				require.Equal(t, []string{"good", lost + "1", lost + "1", "good"}, *h.Seen)
-				require.NoError(t, q.Close())
-			})
-		})
 	}
 }

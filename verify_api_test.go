@@ -28,6 +28,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
 	"codeq/internal/store"
+	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -49,7 +50,7 @@ func TestVerify(t *testing.T) {
 	require.NoError(t, q.Close())
 
 	for _, image := range []*vfs.MemFS{disk, killed} {
-		before := contents(t, image, "queue")
+		before := storetest.Contents(t, image, "queue")
 		r := verifyImage(t, image, false)
 		require.True(t, r.OK(), "%v", r.Problems)
 		require.Len(t, r.Shards, 2)
@@ -62,9 +63,9 @@ func TestVerify(t *testing.T) {
 			got.Add(keys.Counts(s.Tasks))
 		}
 		require.Equal(t, want, codeq.Counts(got))
-		require.Equal(t, before, contents(t, image, "queue"))
+		require.Equal(t, before, storetest.Contents(t, image, "queue"))
 		require.True(t, verifyImage(t, image, true).OK())
-		require.Equal(t, before, contents(t, image, "queue"), "nothing is to be repaired")
+		require.Equal(t, before, storetest.Contents(t, image, "queue"), "nothing is to be repaired")
 	}
 }
 
@@ -78,7 +79,7 @@ func TestVerifyRefuses(t *testing.T) {
 	r, err := codeq.Verify(root, nil)
 	require.NoError(t, err)
 	require.True(t, r.OK())
-	writeFile(t, root+"/"+manifest.Name, readFile(t, root+"/"+manifest.Name)+" ")
+	testkit.WriteFile(t, root+"/"+manifest.Name, testkit.ReadFile(t, root+"/"+manifest.Name)+" ")
 	_, err = codeq.Verify(root, nil)
 	require.ErrorIs(t, err, codeq.ErrCorrupt)
 }
@@ -163,8 +164,8 @@ func TestRepair(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			disk := cloneOf(disk)
 			var gone map[codeq.ID]bool
-			alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool { gone = c.damage(t, db); return nil })
-			before := contents(t, disk, "queue")
+			storetest.Alter(t, disk, func(db *pebble.DB) { gone = c.damage(t, db) })
+			before := storetest.Contents(t, disk, "queue")
 			r := verifyImage(t, disk, false)
 			require.False(t, r.OK())
 			for _, p := range r.Problems {
@@ -172,14 +173,14 @@ func TestRepair(t *testing.T) {
 				require.True(t, p.Repairable)
 				require.False(t, p.Repaired)
 			}
-			require.Equal(t, before, contents(t, disk, "queue"))
+			require.Equal(t, before, storetest.Contents(t, disk, "queue"))
 			r = verifyImage(t, disk, true)
 			require.True(t, r.OK(), "%v", r.Problems)
 			require.Equal(t, "shard-000.damaged-1", r.Shards[0].Kept)
 			require.Empty(t, r.Shards[1].Kept)
 			for name, b := range before { // it is kept as it was
 				if rest, ok := strings.CutPrefix(name, "queue/shard-000/"); ok {
-					require.Equal(t, b, contents(t, disk, "queue/shard-000.damaged-1")["queue/shard-000.damaged-1/"+rest])
+					require.Equal(t, b, storetest.Contents(t, disk, "queue/shard-000.damaged-1")["queue/shard-000.damaged-1/"+rest])
 				}
 			}
 			require.True(t, verifyImage(t, disk, false).OK())
@@ -263,10 +264,10 @@ func TestRepairAroundBlocks(t *testing.T) {
 	}
 	require.NoError(t, q.Close())
 	tasks := tasksOf(t, cloneOf(disk))
-	records := recordsIn(t, disk, "queue/shard-000")
+	records := storetest.Records(t, disk, "queue/shard-000")
 	var table, log, logged string
 	var blocks, index []int64
-	for name, b := range contents(t, disk, "queue/shard-000") {
+	for name, b := range storetest.Contents(t, disk, "queue/shard-000") {
 		switch {
 		case path.Ext(name) == ".sst":
 			r, err := store.OpenTable(disk, name)
@@ -301,7 +302,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 			for _, i := range c.index {
 				testkit.Overwrite(t, disk, table, index[i]+20, "damage")
 			}
-			lost := unreadable(t, disk, "queue/shard-000", records)
+			lost := storetest.Unreadable(t, disk, "queue/shard-000", records)
 			require.NotEmpty(t, lost)
 			require.Less(t, len(lost), len(records)/2)
 			if c.log {
@@ -322,10 +323,9 @@ func TestRepairAroundBlocks(t *testing.T) {
 func TestRepairInterrupted(t *testing.T) {
 	t.Parallel()
 	disk, tasks := variedDisk(t)
-	alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool {
+	storetest.Alter(t, disk, func(db *pebble.DB) {
 		key, _ := first(t, db, keys.Counters, nil)
 		require.NoError(t, db.Delete(key, nil))
-		return nil
 	})
 	rng := rand.New(rand.NewPCG(1, 1))
 	interrupted, finished := 0, 0
@@ -444,11 +444,10 @@ func TestRepairOfLostKeys(t *testing.T) {
 		end := codeq.Task{Queue: "b", Unique: codeq.Unique{Key: "end"}}
 		ids := produce(t, q, hour, end)
 		require.NoError(t, q.Close())
-		alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool {
+		storetest.Alter(t, disk, func(db *pebble.DB) {
 			for _, prefix := range []byte{keys.Unique, keys.Freed} {
 				require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
 			}
-			return nil
 		})
 		names, err := disk.List("queue/shard-000")
 		require.NoError(t, err)

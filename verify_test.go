@@ -1,41 +1,21 @@
 package codeq
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"log/slog"
 	"path"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/failstop"
-	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/schema"
-	"codeq/internal/store"
+	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
-
-// contents is all files below a directory, but for locks.
-func contents(t *testing.T, disk *vfs.MemFS, dir string) map[string]string {
-	t.Helper()
-	c := &corruptible{t: t, disk: disk, content: make(map[string][]byte)}
-	c.add(dir)
-	all := make(map[string]string)
-	for name, b := range c.content {
-		if path.Base(name) != manifest.LockName {
-			all[name] = string(b)
-		}
-	}
-	return all
-}
 
 func verifyImage(t *testing.T, disk vfs.FS, repair bool) *VerifyReport {
 	t.Helper()
@@ -64,18 +44,6 @@ func variedDisk(t *testing.T) (disk *vfs.MemFS, tasks map[ID]*TaskInfo) {
 	return disk, tasks
 }
 
-// alter changes the store of shard 0 behind its back.
-func alter(t *testing.T, disk *vfs.MemFS, change func(db *pebble.DB) (alsoGone map[ID]bool)) (gone map[ID]bool) {
-	t.Helper()
-	const dir = "queue/shard-000"
-	db, err := pebble.Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: store.Format, Logger: failstop.New(slog.New(slog.DiscardHandler), "store")})
-	require.NoError(t, err)
-	gone = change(db)
-	require.NoError(t, db.Close())
-	require.NoError(t, integrity.Seal(disk, dir))
-	return gone
-}
-
 // TestRepairOfFiles flips bits in the files of a queue and repairs it: then all is as it
 // was.
 func TestRepairOfFiles(t *testing.T) {
@@ -101,9 +69,9 @@ func TestRepairOfFiles(t *testing.T) {
 			require.True(t, p.Repairable, "%s: %v", what, p)
 		}
 		dir := path.Dir(name)
-		mayLose := make(map[ID]bool)
+		mayLose := make(map[keys.ID]bool)
 		if path.Ext(name) == ".sst" {
-			mayLose = unreadable(t, disk, dir, recordsIn(t, c.disk, dir))
+			mayLose = storetest.Unreadable(t, disk, dir, storetest.Records(t, c.disk, dir))
 		}
 		r = verifyImage(t, disk, true)
 		if !r.OK() { // the name of a lane is lost: its tasks have another one, of which their scopes do not tell
@@ -132,42 +100,4 @@ func TestRepairOfFiles(t *testing.T) {
 		lost += len(tasks) - len(got)
 	}
 	t.Logf("%d repaired, which lost %d tasks", repaired, lost)
-}
-
-// recordsIn is the keys of the tasks that the store of a shard has.
-func recordsIn(t *testing.T, disk vfs.FS, dir string) map[ID][]byte {
-	t.Helper()
-	db, err := store.OpenForReading(disk, dir)
-	require.NoError(t, err)
-	found := make(map[ID][]byte)
-	for _, prefix := range recordRanges {
-		require.NoError(t, schema.Scan(db, prefix, func(key, _ []byte) error {
-			id, _, err := keys.ParsePlaceKey(key)
-			found[id] = bytes.Clone(key)
-			return err
-		}))
-	}
-	require.NoError(t, db.Close())
-	return found
-}
-
-// unreadable is those of the tasks of a shard of which its store, which is damaged, does not give
-// the record.
-func unreadable(t *testing.T, disk vfs.FS, dir string, records map[ID][]byte) map[ID]bool {
-	t.Helper()
-	db, err := store.OpenForReading(disk, dir)
-	require.NoError(t, err)
-	lost := make(map[ID]bool)
-	for id, key := range records {
-		it, err := db.NewIter(&pebble.IterOptions{LowerBound: key, UpperBound: append(bytes.Clone(key), 0)})
-		require.NoError(t, err)
-		found := it.First()
-		if err := it.Close(); err != nil {
-			lost[id] = true
-		} else {
-			require.True(t, found)
-		}
-	}
-	require.NoError(t, db.Close())
-	return lost
 }

@@ -2,6 +2,8 @@ package testkit
 
 import (
 	"errors"
+	"strings"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -13,6 +15,21 @@ type HookFS struct {
 	vfs.FS
 	Before func(op, name string) error
 	Wrote  func(f vfs.File) // after a write; may be nil
+}
+
+// Breakable returns a file system on which an operation on the files of shard 0 with an extension
+// fails with an error while broken is set. "begin" is to create or to reuse.
+func Breakable(base vfs.FS, op, extension string, fails error) (fs *HookFS, broken *atomic.Bool) {
+	broken = new(atomic.Bool)
+	return &HookFS{FS: base, Before: func(o, name string) error {
+		if o == "create" || o == "reuse" {
+			o = "begin"
+		}
+		if broken.Load() && o == op && strings.Contains(name, "shard-000") && strings.HasSuffix(name, extension) {
+			return fails
+		}
+		return nil
+	}}, broken
 }
 
 func (fs *HookFS) file(op, name string, open func() (vfs.File, error)) (vfs.File, error) {

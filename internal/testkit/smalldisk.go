@@ -10,6 +10,12 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
+// MinFree is how much a queue keeps free on a disk that tests fill.
+const MinFree = 4 << 20
+
+// FreeAt is the free space that lets such a queue be at each level of engine.Room.
+var FreeAt = [...]int64{64 << 20, MinFree - 1, MinFree/4*3 - 1, MinFree/2 - 1, MinFree/4 - 1}
+
 // SmallDisk is a file system with limited room.
 type SmallDisk struct {
 	vfs.FS

@@ -1,15 +1,18 @@
-// Package testkit has what tests of several packages share: flags for chance and sizes, and file
-// systems that fail or are full.
+// Package testkit has what tests of several packages share, and what needs nothing of them: flags
+// for chance and sizes, file systems that fail or are full, users who behave badly.
 package testkit
 
 import (
 	"encoding/hex"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -71,5 +74,36 @@ func FreePorts(t testing.TB, intN func(n int) int, n int) (first int) {
 		if free == n {
 			return first
 		}
+	}
+}
+
+// Beyond31Bits is 2^31, which is negative where an int has 32 bits.
+var Beyond31Bits = func(n int64) int { return int(n) }(1 << 31)
+
+// ErrDisk is why a shard fails that a test lets fail.
+var ErrDisk = errors.New("disk on fire")
+
+// ManyQueues returns the names of n queues, and weights for them.
+func ManyQueues(n int) (names []string, weights map[string]int) {
+	weights = make(map[string]int)
+	for i := range n {
+		names = append(names, fmt.Sprintf("queue %d", i))
+		weights[names[i]] = 1 + i%7
+	}
+	return names, weights
+}
+
+// InTime returns what call does, and fails the test if it takes too long.
+func InTime(t testing.TB, what string, call func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(20 * time.Second):
+		stacks := make([]byte, 4<<20)
+		require.FailNow(t, what+" hangs", "%s", stacks[:runtime.Stack(stacks, true)])
+		return nil
 	}
 }

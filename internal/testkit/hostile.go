@@ -1,4 +1,4 @@
-package codeq
+package testkit
 
 import (
 	"context"
@@ -23,22 +23,22 @@ func (HostileErr) As(any) bool          { panic("As") }
 func (HostileErr) String() string       { panic("String") }
 func (HostileErr) LogValue() slog.Value { panic("LogValue") }
 
-// userHandler is a slog.Handler of a user.
-type userHandler struct {
+// UserHandler is a slog.Handler of a user.
+type UserHandler struct {
 	before func(message string) // each record
 	mu     *sync.Mutex
 	Seen   *[]string
 }
 
-func newUserHandler(before func(string)) userHandler {
-	return userHandler{before, new(sync.Mutex), new([]string)}
+func NewUserHandler(before func(message string)) UserHandler {
+	return UserHandler{before, new(sync.Mutex), new([]string)}
 }
 
-func (h userHandler) Enabled(context.Context, slog.Level) bool { return true }
-func (h userHandler) WithAttrs([]slog.Attr) slog.Handler       { return h }
-func (h userHandler) WithGroup(string) slog.Handler            { return h }
+func (h UserHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (h UserHandler) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h UserHandler) WithGroup(string) slog.Handler            { return h }
 
-func (h userHandler) Handle(_ context.Context, r slog.Record) error {
+func (h UserHandler) Handle(_ context.Context, r slog.Record) error {
 	h.before(r.Message)
 	text := r.Message
 	r.Attrs(func(a slog.Attr) bool { text += " " + a.String(); return true })
@@ -48,8 +48,8 @@ func (h userHandler) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// about returns the records that begin with some text, sorted.
-func (h userHandler) about(text string) []string {
+// About returns the records that begin with some text, sorted.
+func (h UserHandler) About(text string) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	records := slices.DeleteFunc(slices.Clone(*h.Seen), func(r string) bool { return !strings.HasPrefix(r, text) })
