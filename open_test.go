@@ -26,6 +26,7 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/manifest"
+	"codeq/internal/private"
 	"codeq/internal/store"
 )
 
@@ -130,6 +131,105 @@ func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(foreign, "sub"), 0o755))
 	requireRefused(t, root, foreign, nil, ErrNotQueue)
+}
+
+// TestMustExist: with the option, Open opens what is a queue, and makes nothing of what is none.
+func TestMustExist(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	must := &Options{MustExist: true}
+	missing, empty := filepath.Join(root, "missing", "deep"), filepath.Join(root, "empty")
+	requireRefused(t, root, missing, must, ErrNotQueue)
+	require.NoError(t, os.Mkdir(empty, 0o755))
+	requireRefused(t, root, empty, must, ErrNotQueue)
+	writeFile(t, filepath.Join(empty, manifest.LockName), "")
+	writeFile(t, filepath.Join(empty, manifest.TempName), "{")
+	requireRefused(t, root, empty, must, ErrNotQueue)
+
+	dir := filepath.Join(root, "queue")
+	tasks := closedQueue(t, dir, 2)
+	requireTasks(t, dir, must, tasks)
+
+	m, err := manifest.Read(vfs.Default, dir)
+	require.NoError(t, err)
+	d := manifest.New(vfs.Default, dir, *m)
+	d.Creating = true // as when the first Open was killed
+	require.NoError(t, d.Write())
+	requireRefused(t, root, dir, must, ErrNotQueue)
+	requireRefused(t, root, dir, &Options{MustExist: true, Shards: 3}, ErrNotQueue)
+
+	founding := filepath.Join(root, "founding")
+	node := func(must bool) *Options {
+		return &Options{MustExist: must, Cluster: &Cluster{
+			Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1",
+			Peers: []Peer{{"a", "127.0.0.1:1"}, {"away", "127.0.0.1:2"}},
+		}}
+	}
+	requireRefused(t, root, founding, node(true), ErrNotQueue)
+	q, err := Open(founding, node(false))
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	requireRefused(t, root, founding, node(true), ErrNotQueue)
+}
+
+// requirePrivate requires that nobody but the owner may use what is in a directory, and it.
+func requirePrivate(t *testing.T, dir string) {
+	t.Helper()
+	files := 0
+	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		info, err := e.Info()
+		require.NoError(t, err)
+		want := fs.FileMode(0o600)
+		if e.IsDir() {
+			want = 0o700
+		} else {
+			files++
+		}
+		require.Equal(t, want, info.Mode().Perm(), path)
+		return nil
+	}))
+	require.Greater(t, files, 5)
+}
+
+// TestPrivateFiles: what codeq makes is for its owner only; what exists keeps its mode.
+func TestPrivateFiles(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("modes mean nothing")
+	}
+	ctx, root := context.Background(), t.TempDir()
+	dir, copied := filepath.Join(root, "parent", "queue"), filepath.Join(root, "copied")
+	q, err := Open(dir, &Options{Shards: 2})
+	require.NoError(t, err)
+	_, err = q.Produce(ctx, Task{Queue: "a"})
+	require.NoError(t, err)
+	requirePrivate(t, filepath.Dir(dir)) // while LOCK is held, and the logs are open
+	require.NoError(t, q.Checkpoint(ctx, copied))
+	require.NoError(t, q.Close())
+	requirePrivate(t, copied)
+	requirePrivate(t, dir)
+	q, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	_, err = q.Produce(ctx, Task{Queue: "a"})
+	require.NoError(t, errors.Join(err, q.Close()))
+	requirePrivate(t, dir)
+
+	public := filepath.Join(root, "public")
+	require.NoError(t, os.Mkdir(public, 0o755))
+	require.NoError(t, os.Chmod(public, 0o755)) // whatever the umask is
+	closedQueue(t, public, 1)
+	info, err := os.Stat(public)
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o755), info.Mode().Perm())
+	lock := filepath.Join(public, manifest.LockName)
+	require.NoError(t, os.Chmod(lock, 0o644))
+	q, err = Open(public, nil)
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	info, err = os.Stat(lock)
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o644), info.Mode().Perm())
 }
 
 // TestOpenRefusesPaths: where there cannot be a directory.
@@ -604,7 +704,7 @@ func TestOptionDefaults(t *testing.T) {
 		require.NotNil(t, o.Logger)
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
 		require.NotNil(t, o.wall)
-		require.Equal(t, vfs.Default, o.fs)
+		require.Equal(t, private.FS, o.fs)
 		require.Equal(t, bootid.Read(), o.boot)
 		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.pebble(manifest.Format))
 		o.Logger, o.log, o.wall, o.fs, o.boot, o.pebble = nil, nil, nil, nil, "", nil

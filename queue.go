@@ -53,8 +53,9 @@ type Queue struct {
 	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
 }
 
-// Open opens the queue in dir, and creates it if dir does not exist or is empty. A nil opts means
-// the defaults. One [Queue] at a time may have a directory open.
+// Open opens the queue in dir, and creates it if dir does not exist or is empty, unless
+// [Options.MustExist]. A nil opts means the defaults. One [Queue] at a time may have a directory
+// open. Directories and files are created for their owner only (modes 0700 and 0600).
 //
 // Open returns an error that matches [ErrNotQueue] when dir holds something else, [ErrShardCount]
 // when opts.Shards differs from the count fixed at creation, [ErrFormat] when the queue has a
@@ -88,7 +89,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards()}
+	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards(), Exists: o.MustExist}
 	if c := o.Cluster; c != nil {
 		want.Node, want.Founds = c.Node, c.isAlone()
 	}

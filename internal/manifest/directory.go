@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/integrity"
+	"codeq/internal/private"
 )
 
 // Directory is a queue's directory. It is locked while the queue is open.
@@ -124,7 +125,7 @@ func MakeDirectory(fsys vfs.FS, path string) error {
 		}
 		parents = append(parents, above)
 	}
-	if err := fsys.MkdirAll(path, 0o755); err != nil {
+	if err := fsys.MkdirAll(path, private.DirMode); err != nil {
 		return err
 	}
 	for _, p := range parents {
@@ -331,7 +332,7 @@ func MetaDir(fs vfs.FS, dir string, index int) string { return ShardDir(fs, dir,
 
 // absolute makes two names of one directory equal, so that a process is locked out by its own lock.
 func absolute(fs vfs.FS, dir string) (string, error) {
-	if fs != vfs.Default {
+	if vfs.Root(fs) != vfs.Default {
 		return dir, nil
 	}
 	dir, err := filepath.Abs(dir)

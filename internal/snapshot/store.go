@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/private"
 )
 
 var (
@@ -77,7 +79,7 @@ func Check(fs vfs.FS, dir string) error {
 }
 
 func (s *Store) open() error {
-	if err := s.fs.MkdirAll(s.dir, 0o755); err != nil {
+	if err := s.fs.MkdirAll(s.dir, private.DirMode); err != nil {
 		return err
 	}
 	if err := syncDir(s.fs, s.fs.PathDir(s.dir)); err != nil {
