@@ -263,15 +263,6 @@ func TestBuffersAreTheCallers(t *testing.T) {
 	}
 }
 
-// standStill makes the owner of a shard wait, before it decides what comes next, until goOn is
-// called.
-func standStill(s *shard) (goOn func()) {
-	stands, over := make(chan struct{}), make(chan struct{})
-	go s.probe(func(*shard) error { close(stands); <-over; return nil })
-	<-stands
-	return func() { close(over) }
-}
-
 // TestBuffersAreTheHandlers: what a handler hands over as a result or follow-up, it may overwrite
 // before it returns, and whoever gets the memory back that it took from a pool may do so at any
 // time.

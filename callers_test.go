@@ -549,7 +549,7 @@ func (m *crowd) drawFinish() crowdCall {
 	c := &finishCall{
 		verb:    oneOf(m, "verb", "complete", "complete", "retry", "release", "dead letter", "extend"),
 		receipt: m.receipts[max(0, len(m.receipts)-1-rapid.IntRange(0, 8).Draw(m.t, "receipt"))],
-		cause:   oneOf[error](m, "cause", nil, errors.New("cause"), (*myErr)(nil), hostileErr{}),
+		cause:   oneOf[error](m, "cause", nil, errors.New("cause"), (*MyErr)(nil), HostileErr{}),
 	}
 	if c.verb == "complete" && rapid.IntRange(0, 2).Draw(m.t, "next") == 0 {
 		c.next = []Task{m.drawTask(0)}
@@ -617,12 +617,12 @@ func (c *finishCall) judge(m *crowd, before map[ID]*TaskInfo, alone bool) {
 // storedText is what is stored of an error that a user hands in, whose method Error may panic.
 func storedText(err error) string {
 	switch err := err.(type) {
-	case *myErr:
+	case *MyErr:
 		if err == nil {
-			return "error of type *codeq.myErr, whose method Error panics: runtime error: invalid memory address or nil pointer dereference"
+			return "error of type *codeq.MyErr, whose method Error panics: runtime error: invalid memory address or nil pointer dereference"
 		}
-	case hostileErr:
-		return "error of type codeq.hostileErr, whose method Error panics: Error"
+	case HostileErr:
+		return "error of type codeq.HostileErr, whose method Error panics: Error"
 	}
 	return err.Error()
 }

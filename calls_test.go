@@ -282,24 +282,6 @@ func TestClusterOptions(t *testing.T) {
 	require.Equal(t, 10*time.Second, o.Cluster.CallTimeout)
 }
 
-// TestNoCluster: a queue by itself is no cluster, nor its directory that of a node beside others.
-func TestNoCluster(t *testing.T) {
-	dir := t.TempDir()
-	q, err := Open(dir, nil)
-	require.NoError(t, err)
-	_, err = q.ClusterStatus(t.Context())
-	require.ErrorIs(t, err, ErrNoCluster)
-	require.ErrorIs(t, q.AddNode(t.Context(), Peer{"a", "b"}), ErrNoCluster)
-	require.ErrorIs(t, q.RemoveNode(t.Context(), "a"), ErrNoCluster)
-	require.ErrorIs(t, q.TransferLeadership(t.Context(), 0, "a"), ErrNoCluster)
-	require.ErrorIs(t, q.Drain(t.Context()), ErrNoCluster)
-	require.ErrorIs(t, q.Undrain(t.Context()), ErrNoCluster)
-	require.NoError(t, q.Close())
-	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "127.0.0.1:1", Peers: []Peer{{"b", "b:1"}}}})
-	require.ErrorIs(t, err, ErrNotMember)
-	require.ErrorIs(t, RecoverCluster(dir, nil), ErrNoCluster)
-}
-
 // pageOf is a reader that has read a page.
 func pageOf(o ListOptions, page ...listed) *lister {
 	l := newLister(o)

@@ -368,3 +368,99 @@ func TestCheckpointLeases(t *testing.T) {
 		require.NoError(t, q.Close())
 	})
 }
+
+// TestCheckpointWaitsForBusyShard: while one shard cannot stop the other one
+// waits, and goes on when the call gives up, which leaves nothing behind.
+func TestCheckpointWaitsForBusyShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := vfs.NewMem()
+		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 2}))
+		commit := shut(t, q, 1)
+		busy := make(chan error, 1)
+		go func() {
+			_, err := startingAt(q, 1).Produce(context.Background(), codeq.Task{Queue: "a"})
+			busy <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		made := make(chan error, 2)
+		go func() { made <- q.Checkpoint(ctx, "copy") }()
+		synctest.Wait()
+		require.Empty(t, made)
+		held := make(chan error, 1)
+		go func() {
+			_, err := startingAt(q, 0).Produce(context.Background(), codeq.Task{Queue: "a"})
+			held <- err
+		}()
+		second, cancelSecond := context.WithCancel(t.Context())
+		go func() { made <- q.Checkpoint(second, "other") }()
+		synctest.Wait()
+		require.Empty(t, held, "shard 0 goes on before the cut")
+		cancelSecond()
+		require.ErrorIs(t, <-made, context.Canceled, "it waits for the first one")
+
+		cancel(errors.New("enough"))
+		require.ErrorContains(t, <-made, "enough")
+		require.NoError(t, <-held)
+		require.Empty(t, busy)
+		for _, dir := range []string{"copy", "other"} {
+			_, err := disk.Stat(dir)
+			require.ErrorIs(t, err, fs.ErrNotExist)
+		}
+
+		go func() { made <- q.Checkpoint(t.Context(), "copy") }()
+		synctest.Wait()
+		closed := make(chan error, 1)
+		go func() { closed <- q.Close() }()
+		err := <-made
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		require.NotErrorIs(t, err, context.Canceled, "its ctx goes on")
+		synctest.Wait()
+		require.Empty(t, closed)
+		close(commit)
+		require.NoError(t, <-busy)
+		require.NoError(t, <-closed)
+		_, err = disk.Stat("copy")
+		require.ErrorIs(t, err, fs.ErrNotExist)
+	})
+}
+
+// TestCheckpointKeepsLimits: what a shard that has stopped would let others do
+// happens after the cut: in a copy, too, a queue has no more leases than its
+// settings allow.
+func TestCheckpointKeepsLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: 2, GroupCap: 1}) // each operation has a commit of its own
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }))
+		produce(t, startingAt(q, 0), codeq.Task{Queue: "a"})
+		first, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		produce(t, startingAt(q, 1), codeq.Task{Queue: "a"})
+
+		commit := shut(t, q, 1)
+		var calls sync.WaitGroup
+		calls.Go(func() { produce(t, startingAt(q, 1), codeq.Task{Queue: "b"}) })
+		synctest.Wait()
+		calls.Go(func() {
+			_, err := startingAt(q, 1).Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+		})
+		synctest.Wait()
+		calls.Go(func() { require.NoError(t, q.Checkpoint(t.Context(), "copy")) })
+		synctest.Wait() // shard 0 has stopped; shard 1 has yet to look at the claim
+		calls.Go(func() { require.NoError(t, q.Complete(t.Context(), first.Receipt, nil)) })
+		synctest.Wait()
+		close(commit)
+		calls.Wait()
+		require.NoError(t, q.Close())
+
+		q, err = codeq.Open("copy", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		counts, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, codeq.Counts{Leased: 1, Ready: 1}, counts["a"])
+	})
+}

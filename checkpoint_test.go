@@ -378,62 +378,6 @@ func TestCheckpointIsOneCut(t *testing.T) {
 	}
 }
 
-// TestCheckpointWaitsForBusyShard: while one shard cannot stop the other one
-// waits, and goes on when the call gives up, which leaves nothing behind.
-func TestCheckpointWaitsForBusyShard(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewMem()
-		q := openForRun(t, Options{Shards: 2, fs: disk})
-		commit := shut(t, q.shard(1))
-		busy := make(chan error, 1)
-		go func() {
-			_, err := q.startingAt(1).Produce(context.Background(), Task{Queue: "a"})
-			busy <- err
-		}()
-		synctest.Wait()
-		ctx, cancel := context.WithCancelCause(t.Context())
-		made := make(chan error, 2)
-		go func() { made <- q.Checkpoint(ctx, "copy") }()
-		synctest.Wait()
-		require.Empty(t, made)
-		held := make(chan error, 1)
-		go func() {
-			_, err := q.startingAt(0).Produce(context.Background(), Task{Queue: "a"})
-			held <- err
-		}()
-		second, cancelSecond := context.WithCancel(t.Context())
-		go func() { made <- q.Checkpoint(second, "other") }()
-		synctest.Wait()
-		require.Empty(t, held, "shard 0 goes on before the cut")
-		cancelSecond()
-		require.ErrorIs(t, <-made, context.Canceled, "it waits for the first one")
-
-		cancel(errors.New("enough"))
-		require.ErrorContains(t, <-made, "enough")
-		require.NoError(t, <-held)
-		require.Empty(t, busy)
-		for _, dir := range []string{"copy", "other"} {
-			_, err := disk.Stat(dir)
-			require.ErrorIs(t, err, fs.ErrNotExist)
-		}
-
-		go func() { made <- q.Checkpoint(t.Context(), "copy") }()
-		synctest.Wait()
-		closed := make(chan error, 1)
-		go func() { closed <- q.Close() }()
-		err := <-made
-		require.ErrorIs(t, err, ErrClosed)
-		require.NotErrorIs(t, err, context.Canceled, "its ctx goes on")
-		synctest.Wait()
-		require.Empty(t, closed)
-		close(commit)
-		require.NoError(t, <-busy)
-		require.NoError(t, <-closed)
-		_, err = disk.Stat("copy")
-		require.ErrorIs(t, err, fs.ErrNotExist)
-	})
-}
-
 // TestCheckpointOfFailedShard: the error says which shard has failed, and the
 // others go on.
 func TestCheckpointOfFailedShard(t *testing.T) {
@@ -446,49 +390,9 @@ func TestCheckpointOfFailedShard(t *testing.T) {
 	err = f.Checkpoint(t.Context(), "copy")
 	require.ErrorIs(t, err, ErrFailed)
 	require.ErrorContains(t, err, "shard 1")
-	_, err = f.opts.fs.Stat("copy")
+	_, err = f.Opts.fs.Stat("copy")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = f.startingAt(0).Produce(t.Context(), Task{Queue: "a"})
 	require.NoError(t, err)
 	_ = f.Close()
-}
-
-// TestCheckpointKeepsLimits: what a shard that has stopped would let others do
-// happens after the cut: in a copy, too, a queue has no more leases than its
-// settings allow.
-func TestCheckpointKeepsLimits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		opts := Options{Shards: 2, GroupCap: 1, fs: vfs.NewMem()} // each operation has a commit of its own
-		q, err := Open("queue", &opts)
-		require.NoError(t, err)
-		require.NoError(t, q.Configure(t.Context(), "a", func(s *Settings) { s.Concurrency = 1 }))
-		produce(t, q.startingAt(0), Task{Queue: "a"})
-		first, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
-		require.NoError(t, err)
-		produce(t, q.startingAt(1), Task{Queue: "a"})
-
-		commit := shut(t, q.shard(1))
-		var calls sync.WaitGroup
-		calls.Go(func() { produce(t, q.startingAt(1), Task{Queue: "b"}) })
-		synctest.Wait()
-		calls.Go(func() {
-			_, err := q.startingAt(1).Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
-			require.NoError(t, err)
-		})
-		synctest.Wait()
-		calls.Go(func() { require.NoError(t, q.Checkpoint(t.Context(), "copy")) })
-		synctest.Wait() // shard 0 has stopped; shard 1 has yet to look at the claim
-		calls.Go(func() { require.NoError(t, q.Complete(t.Context(), first.Receipt, nil)) })
-		synctest.Wait()
-		close(commit)
-		calls.Wait()
-		require.NoError(t, q.Close())
-
-		q, err = Open("copy", &opts)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, q.Close()) }()
-		counts, err := q.Stats(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, Counts{Leased: 1, Ready: 1}, counts["a"])
-	})
 }

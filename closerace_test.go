@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"cmp"
@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/testkit"
 )
 
@@ -39,11 +40,11 @@ func TestCloseRaces(t *testing.T) {
 // closeRace closes a queue when so many calls of all verbs have begun, while
 // they go on. It returns how many there were.
 func closeRace(t *testing.T, shards int, after int64) int64 {
-	opts := Options{Shards: shards, LeaseFor: time.Hour, Retention: Forever, InboxDepth: 2, fs: vfs.NewMem()}
-	q, err := Open("q", &opts)
+	opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: shards, LeaseFor: time.Hour, Retention: codeq.Forever, InboxDepth: 2})
+	q, err := codeq.Open("q", &opts)
 	require.NoError(t, err)
-	var m Mux
-	Handle(&m, "run", func(context.Context, *Job[[]byte]) error { return nil })
+	var m codeq.Mux
+	codeq.Handle(&m, "run", func(context.Context, *codeq.Job[[]byte]) error { return nil })
 
 	var calls atomic.Int64
 	reached := make(chan struct{})
@@ -57,7 +58,7 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 					close(reached)
 				}
 				if err := cycle(); err != nil {
-					if !errors.Is(err, ErrClosed) || errors.Is(err, ErrUncertain) {
+					if !errors.Is(err, codeq.ErrClosed) || errors.Is(err, codeq.ErrUncertain) {
 						t.Errorf("refused with %v", err)
 					}
 					return
@@ -75,7 +76,7 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 	defer cancel()
 	for _, name := range []string{"a", "run"} {
 		work(func() error {
-			_, err := q.Produce(cancellable, Task{Queue: name})
+			_, err := q.Produce(cancellable, codeq.Task{Queue: name})
 			if err == nil {
 				acknowledged(made, name, 1)
 			}
@@ -83,7 +84,7 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 		})
 	}
 	work(func() error {
-		_, err := q.ProduceBatch(ctx, []Task{{Queue: "a"}, {Queue: "a"}, {Queue: "a"}})
+		_, err := q.ProduceBatch(ctx, []codeq.Task{{Queue: "a"}, {Queue: "a"}, {Queue: "a"}})
 		if err == nil {
 			acknowledged(made, "a", 3)
 		}
@@ -91,19 +92,19 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 	})
 	for i := range 4 { // claim, and finish in every way
 		work(func() error {
-			leases, err := q.ClaimBatch(cancellable, ClaimRequest{Queues: []string{"a"}, Max: 3})
+			leases, err := q.ClaimBatch(cancellable, codeq.ClaimRequest{Queues: []string{"a"}, Max: 3})
 			if err != nil {
 				return err
 			}
 			for n, l := range leases {
 				switch (i + n) % 4 {
 				case 0, 1:
-					if err = q.Complete(ctx, l.Receipt, nil, Task{Queue: "next"}); err == nil {
+					if err = q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "next"}); err == nil {
 						acknowledged(done, "a", 1)
 						acknowledged(made, "next", 1)
 					}
 				case 2:
-					err = q.Retry(cancellable, l.Receipt, RetryOptions{After: -1})
+					err = q.Retry(cancellable, l.Receipt, codeq.RetryOptions{After: -1})
 				default:
 					if err = q.Extend(ctx, l.Receipt, time.Hour); err == nil {
 						err = q.Release(ctx, l.Receipt, 0)
@@ -117,11 +118,11 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 		})
 	}
 	work(func() error {
-		_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"never"}})
+		_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"never"}})
 		return err
 	})
 	work(func() error {
-		err := q.Configure(ctx, "configured", func(s *Settings) { s.Burst++ })
+		err := q.Configure(ctx, "configured", func(s *codeq.Settings) { s.Burst++ })
 		if err == nil {
 			acknowledged(made, "configured", 1)
 		}
@@ -131,15 +132,15 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 	for name, verb := range others {
 		work(func() error {
 			err := verb(cancellable)
-			for _, answer := range []error{ErrNotFound, ErrNotWaiting, ErrLeaseLost, ErrEmpty, ErrDuplicate, fs.ErrExist} {
+			for _, answer := range []error{codeq.ErrNotFound, codeq.ErrNotWaiting, codeq.ErrLeaseLost, codeq.ErrEmpty, codeq.ErrDuplicate, fs.ErrExist} {
 				if errors.Is(err, answer) {
 					return nil
 				}
 			}
-			if errors.Is(err, ErrNoCluster) { // is all that it ever says
-				return ErrClosed
+			if errors.Is(err, codeq.ErrNoCluster) { // is all that it ever says
+				return codeq.ErrClosed
 			}
-			if err != nil && !errors.Is(err, ErrClosed) {
+			if err != nil && !errors.Is(err, codeq.ErrClosed) {
 				t.Errorf("%s: %v", name, err)
 			}
 			return err
@@ -153,7 +154,7 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 	closers.Wait()
 	workers.Wait()
 
-	q, err = Open("q", &opts)
+	q, err = codeq.Open("q", &opts)
 	require.NoError(t, err)
 	counts, err := q.Stats(ctx)
 	require.NoError(t, err)
@@ -165,26 +166,26 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 	set, err := q.Settings("configured")
 	require.NoError(t, err)
 	require.Equal(t, made["configured"], set.Burst)
-	require.NoError(t, q.checkAll())
+	require.NoError(t, checkAll(q))
 	require.NoError(t, q.Close())
 	return calls.Load()
 }
 
 // everyVerb is all methods of a Queue but Close, by name, with arguments that
 // make sense for their types. What they return is read to its end.
-func everyVerb(t *testing.T, q *Queue, m *Mux) map[string]func(context.Context) error {
-	tasks := []Task{
-		{Queue: "verbs", Retention: time.Hour, Unique: Unique{Key: "k"}},
+func everyVerb(t *testing.T, q *codeq.Queue, m *codeq.Mux) map[string]func(context.Context) error {
+	tasks := []codeq.Task{
+		{Queue: "verbs", Retention: time.Hour, Unique: codeq.Unique{Key: "k"}},
 		{Queue: "verbs", RunAt: time.Now().Add(time.Hour)},
 		{Queue: "verbs", Group: "g", LimitKey: "l"},
 	}
-	ids := make([]ID, len(tasks))
+	ids := make([]codeq.ID, len(tasks))
 	for i := range tasks {
 		var err error
 		ids[i], err = q.Produce(context.Background(), tasks[i])
 		require.NoError(t, err)
 	}
-	sub, err := q.Subscribe(SubscribeOptions{})
+	sub, err := q.Subscribe(codeq.SubscribeOptions{})
 	require.NoError(t, err)
 	t.Cleanup(sub.Close)
 	return verbsOf(q, m, tasks, ids)
@@ -192,35 +193,35 @@ func everyVerb(t *testing.T, q *Queue, m *Mux) map[string]func(context.Context) 
 
 // verbsOf is everyVerb with arguments of the caller's. The verbs are given a nil context
 // as they are any other.
-func verbsOf(q *Queue, m *Mux, tasks []Task, ids []ID) map[string]func(context.Context) error {
+func verbsOf(q *codeq.Queue, m *codeq.Mux, tasks []codeq.Task, ids []codeq.ID) map[string]func(context.Context) error {
 	var turn atomic.Int64
 	next := func() int { return int(turn.Add(1)) % len(ids) }
 	arguments := map[reflect.Type]func() any{
-		reflect.TypeFor[ID]():               func() any { return ids[next()] },
-		reflect.TypeFor[Receipt]():          func() any { return Receipt{ids[next()], 1} },
-		reflect.TypeFor[UniqueKey]():        func() any { return UniqueKey{Queue: "verbs", Key: "k"} },
-		reflect.TypeFor[Task]():             func() any { return tasks[0] },
-		reflect.TypeFor[[]Task]():           func() any { return tasks },
-		reflect.TypeFor[ClaimRequest]():     func() any { return ClaimRequest{Queues: []string{"verbs"}, NoWait: next() > 0} },
-		reflect.TypeFor[RetryOptions]():     func() any { return RetryOptions{} },
-		reflect.TypeFor[ListOptions]():      func() any { return ListOptions{State: Ready} },
-		reflect.TypeFor[DeadFilter]():       func() any { return DeadFilter{Queue: "verbs"} },
-		reflect.TypeFor[SubscribeOptions](): func() any { return SubscribeOptions{} },
-		reflect.TypeFor[Schedule]():         func() any { return Schedule{Name: "verbs", Every: time.Hour, Task: Task{Queue: "verbs"}} },
-		reflect.TypeFor[Peer]():             func() any { return Peer{"peer", "address"} },
-		reflect.TypeFor[*Mux]():             func() any { return m },
-		reflect.TypeFor[*RunOptions]():      func() any { return &RunOptions{} },
-		reflect.TypeFor[func(*Settings)]():  func() any { return func(s *Settings) { s.Retention = time.Hour } },
-		reflect.TypeFor[string]():           func() any { return "verbs" },
-		reflect.TypeFor[[]string]():         func() any { return []string{"verbs"} },
-		reflect.TypeFor[[]byte]():           func() any { return []byte("result") },
-		reflect.TypeFor[error]():            func() any { return errors.New("cause") },
-		reflect.TypeFor[time.Duration]():    func() any { return time.Hour },
-		reflect.TypeFor[time.Time]():        func() any { return time.Now().Add(time.Hour) },
-		reflect.TypeFor[int]():              func() any { return next() },
+		reflect.TypeFor[codeq.ID]():               func() any { return ids[next()] },
+		reflect.TypeFor[codeq.Receipt]():          func() any { return codeq.Receipt{ids[next()], 1} },
+		reflect.TypeFor[codeq.UniqueKey]():        func() any { return codeq.UniqueKey{Queue: "verbs", Key: "k"} },
+		reflect.TypeFor[codeq.Task]():             func() any { return tasks[0] },
+		reflect.TypeFor[[]codeq.Task]():           func() any { return tasks },
+		reflect.TypeFor[codeq.ClaimRequest]():     func() any { return codeq.ClaimRequest{Queues: []string{"verbs"}, NoWait: next() > 0} },
+		reflect.TypeFor[codeq.RetryOptions]():     func() any { return codeq.RetryOptions{} },
+		reflect.TypeFor[codeq.ListOptions]():      func() any { return codeq.ListOptions{State: codeq.Ready} },
+		reflect.TypeFor[codeq.DeadFilter]():       func() any { return codeq.DeadFilter{Queue: "verbs"} },
+		reflect.TypeFor[codeq.SubscribeOptions](): func() any { return codeq.SubscribeOptions{} },
+		reflect.TypeFor[codeq.Schedule]():         func() any { return codeq.Schedule{Name: "verbs", Every: time.Hour, Task: codeq.Task{Queue: "verbs"}} },
+		reflect.TypeFor[codeq.Peer]():             func() any { return codeq.Peer{"peer", "address"} },
+		reflect.TypeFor[*codeq.Mux]():             func() any { return m },
+		reflect.TypeFor[*codeq.RunOptions]():      func() any { return &codeq.RunOptions{} },
+		reflect.TypeFor[func(*codeq.Settings)]():  func() any { return func(s *codeq.Settings) { s.Retention = time.Hour } },
+		reflect.TypeFor[string]():                 func() any { return "verbs" },
+		reflect.TypeFor[[]string]():               func() any { return []string{"verbs"} },
+		reflect.TypeFor[[]byte]():                 func() any { return []byte("result") },
+		reflect.TypeFor[error]():                  func() any { return errors.New("cause") },
+		reflect.TypeFor[time.Duration]():          func() any { return time.Hour },
+		reflect.TypeFor[time.Time]():              func() any { return time.Now().Add(time.Hour) },
+		reflect.TypeFor[int]():                    func() any { return next() },
 	}
 	verbs := make(map[string]func(context.Context) error)
-	typ := reflect.TypeFor[*Queue]()
+	typ := reflect.TypeFor[*codeq.Queue]()
 	for i := range typ.NumMethod() {
 		method := typ.Method(i)
 		if method.Name == "Close" {
@@ -257,13 +258,13 @@ func exhaust(ctx context.Context, result any) error {
 	switch r := result.(type) {
 	case error:
 		return r
-	case iter.Seq2[*TaskInfo, error]:
+	case iter.Seq2[*codeq.TaskInfo, error]:
 		for _, err := range r {
 			if err != nil {
 				return err
 			}
 		}
-	case *Subscription:
+	case *codeq.Subscription:
 		if r == nil {
 			return nil
 		}

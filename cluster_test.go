@@ -1,12 +1,10 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -14,63 +12,32 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"codeq"
 	"codeq/internal/testcert"
 )
-
-// threeNodes opens a cluster of three nodes over TCP loopback.
-func threeNodes(t *testing.T, opts Options) []*Queue {
-	t.Helper()
-	return threeNodesTLS(t, opts, func(string) *tls.Config { return nil })
-}
-
-func threeNodesTLS(t *testing.T, opts Options, config func(node string) *tls.Config) []*Queue {
-	t.Helper()
-	dir := t.TempDir()
-	listeners := make([]net.Listener, 3)
-	var peers []Peer
-	for i := range listeners {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		listeners[i] = l
-		peers = append(peers, Peer{fmt.Sprint("n", i), l.Addr().String()})
-	}
-	queues := make([]*Queue, 3)
-	for i := range queues {
-		o := opts
-		o.Cluster = &Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers, TLS: config(peers[i].Node)}
-		if os.Getenv("CODEQ_LOG") != "" {
-			o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
-		}
-		var err error
-		queues[i], err = Open(filepath.Join(dir, peers[i].Node), &o)
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, queues[i].Close()) })
-	}
-	return queues
-}
 
 func TestClusterCycle(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{})
+	qs := threeNodes(t, codeq.Options{})
 	for i, q := range qs {
 		for n := range 10 {
-			id, err := q.Produce(ctx, Task{Queue: "a", Payload: []byte{byte(n)}})
+			id, err := q.Produce(ctx, codeq.Task{Queue: "a", Payload: []byte{byte(n)}})
 			require.NoError(t, err)
 			info, err := qs[(i+1)%3].Get(ctx, id)
 			require.NoError(t, err)
-			require.Equal(t, Ready, info.State)
+			require.Equal(t, codeq.Ready, info.State)
 		}
 	}
 	for i := range 30 {
-		l, err := qs[i%3].Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+		l, err := qs[i%3].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
 		require.NoError(t, err)
 		require.NoError(t, qs[(i+1)%3].Complete(ctx, l.Receipt, nil))
 	}
 	stats, err := qs[0].Stats(ctx)
 	require.NoError(t, err)
-	require.Equal(t, Counts{}, stats["a"])
+	require.Equal(t, codeq.Counts{}, stats["a"])
 }
 
 // TestClusterBroadcast: any node hears of what happens in any shard.
@@ -78,20 +45,20 @@ func TestClusterBroadcast(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{})
-	var subs []*Subscription
+	qs := threeNodes(t, codeq.Options{})
+	var subs []*codeq.Subscription
 	for _, q := range qs {
-		sub, err := q.Subscribe(SubscribeOptions{Kinds: []EventKind{EventProduced, EventCompleted}})
+		sub, err := q.Subscribe(codeq.SubscribeOptions{Kinds: []codeq.EventKind{codeq.EventProduced, codeq.EventCompleted}})
 		require.NoError(t, err)
 		subs = append(subs, sub)
 	}
-	id, err := qs[0].Produce(ctx, Task{Queue: "a"})
+	id, err := qs[0].Produce(ctx, codeq.Task{Queue: "a"})
 	require.NoError(t, err)
 	var outcomes errgroup.Group
 	for _, q := range qs {
 		outcomes.Go(func() error {
 			o, err := q.Await(ctx, id)
-			if err == nil && (o.State != Done || string(o.Result) != "well") {
+			if err == nil && (o.State != codeq.Done || string(o.Result) != "well") {
 				err = fmt.Errorf("outcome %+v", o)
 			}
 			return err
@@ -100,12 +67,12 @@ func TestClusterBroadcast(t *testing.T) {
 	for awaiting(t, qs, id) < len(qs) {
 		require.NoError(t, ctx.Err())
 	}
-	l, err := qs[1].Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+	l, err := qs[1].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
 	require.NoError(t, err)
 	require.NoError(t, qs[2].Complete(ctx, l.Receipt, []byte("well")))
 	require.NoError(t, outcomes.Wait())
 	for _, sub := range subs {
-		for _, kind := range []EventKind{EventProduced, EventCompleted} {
+		for _, kind := range []codeq.EventKind{codeq.EventProduced, codeq.EventCompleted} {
 			e, err := sub.Next(ctx)
 			require.NoError(t, err)
 			require.Equal(t, kind, e.Kind)
@@ -113,20 +80,7 @@ func TestClusterBroadcast(t *testing.T) {
 		}
 	}
 	_, err = qs[0].Await(ctx, id)
-	require.ErrorIs(t, err, ErrNotFound)
-}
-
-// awaiting is how many callers of Await the leader of a task's shard knows.
-func awaiting(t *testing.T, qs []*Queue, id ID) (n int) {
-	for _, q := range qs {
-		if s := q.shard(q.shardOf(id)); s != nil {
-			_ = s.probe(func(s *shard) error { // or it leads no more
-				n += len(s.awaits.Of(id))
-				return nil
-			})
-		}
-	}
-	return n
+	require.ErrorIs(t, err, codeq.ErrNotFound)
 }
 
 // TestClusterCancel: a handler learns of a cancel at once, wherever its task
@@ -135,11 +89,11 @@ func TestClusterCancel(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	qs := threeNodes(t, Options{})
-	begun, ended := make(chan ID, 10), make(chan error, 10)
+	qs := threeNodes(t, codeq.Options{})
+	begun, ended := make(chan codeq.ID, 10), make(chan error, 10)
 	for _, q := range qs {
-		var m Mux
-		Handle(&m, "a", func(ctx context.Context, j *Job[int]) error {
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[int]) error {
 			begun <- j.ID
 			<-ctx.Done()
 			ended <- context.Cause(ctx)
@@ -154,12 +108,12 @@ func TestClusterCancel(t *testing.T) {
 		}()
 	}
 	for i := range 9 {
-		task, err := NewTask("a", i)
+		task, err := codeq.NewTask("a", i)
 		require.NoError(t, err)
 		_, err = qs[i%3].Produce(ctx, task)
 		require.NoError(t, err)
 		require.NoError(t, qs[(i+1)%3].Cancel(ctx, <-begun))
-		require.ErrorIs(t, <-ended, ErrCanceled)
+		require.ErrorIs(t, <-ended, codeq.ErrCanceled)
 	}
 }
 
@@ -170,16 +124,16 @@ func TestClusterTLS(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	ours, theirs := testcert.New(t), testcert.New(t)
-	qs := threeNodesTLS(t, Options{}, func(node string) *tls.Config { return ours.Config(t, ours, node) })
+	qs := threeNodesTLS(t, codeq.Options{}, func(node string) *tls.Config { return ours.Config(t, ours, node) })
 	for i, q := range qs {
-		_, err := q.Produce(ctx, Task{Queue: "a"})
+		_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
 		require.NoError(t, err)
-		_, err = qs[(i+1)%3].Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+		_, err = qs[(i+1)%3].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
 		require.NoError(t, err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	_, err = Open(filepath.Join(t.TempDir(), "q"), &Options{Cluster: &Cluster{
+	_, err = codeq.Open(filepath.Join(t.TempDir(), "q"), &codeq.Options{Cluster: &codeq.Cluster{
 		Node: "stranger", Listener: l, Peers: peersOf(qs), Join: true, TLS: theirs.Config(t, ours, "stranger"),
 	}})
 	require.ErrorContains(t, err, "join the cluster")

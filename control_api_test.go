@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -429,4 +431,373 @@ func TestSnooze(t *testing.T) {
 		require.Equal(t, codeq.Done, p.StateOf(other))
 		require.NoError(t, run.End(nil))
 	})
+}
+
+// inState is a way to bring a task of queue "a", with an idempotency key, into a state.
+type inState struct {
+	name  string
+	state codeq.State
+	reach func(p *codeq.Process, task codeq.Task) codeq.ID
+}
+
+// waitingStates are the ways in which a task waits.
+var waitingStates = []inState{
+	{"ready", codeq.Ready, func(p *codeq.Process, task codeq.Task) codeq.ID { return p.Store(task) }},
+	{"given back", codeq.Ready, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		id := p.Store(task)
+		require.NoError(p.T, p.Release(context.Background(), p.Take("a").Receipt, 0))
+		return id
+	}},
+	{"scheduled", codeq.Scheduled, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		task.RunAt = p.Now().Add(time.Hour)
+		return p.Store(task)
+	}},
+	{"between two attempts", codeq.Scheduled, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		id := p.Store(task)
+		require.NoError(p.T, p.Retry(context.Background(), p.Take("a").Receipt, codeq.RetryOptions{After: time.Hour}))
+		return id
+	}},
+	{"for a parent", codeq.Blocked, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		task.After = []codeq.ID{p.Store(codeq.Task{Queue: "parents"})}
+		return p.Store(task)
+	}},
+	{"for the turn of its group", codeq.Blocked, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		task.Group = "g"
+		p.Store(codeq.Task{Queue: "a", Group: "g", RunAt: p.Now().Add(time.Millisecond)})
+		p.Pass(time.Millisecond)
+		return p.Store(task)
+	}},
+	{"for room in its limit", codeq.Blocked, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		task.LimitKey = "l"
+		require.NoError(p.T, p.Configure(context.Background(), "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
+		p.Store(codeq.Task{Queue: "a", LimitKey: "l"})
+		p.Take("a")
+		id := p.Store(task)
+		require.Nil(p.T, claimNow(p.T, p.Queue, "a"))
+		return id
+	}},
+}
+
+// busyStates are those of a task that has not ended, and does not wait.
+var busyStates = []inState{
+	{"leased", codeq.Leased, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		id := p.Store(task)
+		p.Take("a")
+		return id
+	}},
+	{"leased again", codeq.Leased, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		id := p.Store(task)
+		require.NoError(p.T, p.Retry(context.Background(), p.Take("a").Receipt, codeq.RetryOptions{After: -1}))
+		require.Equal(p.T, 2, p.Take("a").Attempt)
+		return id
+	}},
+	{"dead", codeq.Dead, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		id := p.Store(task)
+		require.NoError(p.T, p.DeadLetter(context.Background(), p.Take("a").Receipt, errors.New("boom")))
+		return id
+	}},
+}
+
+// TestCancel: in every state but those of the end, and what is left of the task.
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, from := range append(slices.Clone(waitingStates), busyStates...) {
+		for _, retention := range []time.Duration{0, codeq.Forever} {
+			t.Run(fmt.Sprintf("%s, kept for %d", from.name, retention), func(t *testing.T) {
+				throughSteps(t, codeq.Options{Shards: 2, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+					task := keyed("k")
+					task.Retention, task.Payload = retention, []byte("x")
+					id := from.reach(p, task)
+					p.Step()
+					require.Equal(t, from.state, p.StateOf(id))
+					require.NoError(t, p.Cancel(ctx, id))
+					p.Step()
+					if retention == 0 {
+						require.Zero(t, p.StateOf(id))
+						require.ErrorIs(t, p.Cancel(ctx, id), codeq.ErrNotFound)
+					} else {
+						info := infoOf(t, p.Queue, id)
+						require.Equal(t, codeq.Canceled, info.State)
+						require.Equal(t, p.Now().UnixMilli(), info.At.UnixMilli())
+						require.Equal(t, "x", string(info.Payload))
+						require.ErrorIs(t, p.Cancel(ctx, id), codeq.ErrNotWaiting)
+					}
+					require.Zero(t, p.Stored(keys.Unique), "its key is free")
+					p.Pass(2 * time.Hour)
+					for l := claimNow(t, p.Queue, "a"); l != nil; l = claimNow(t, p.Queue, "a") {
+						require.NotEqual(t, id, l.ID)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestChangesAreRefused: SetPriority and SetRunAt of tasks that do not wait.
+func TestChangesAreRefused(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	done := inState{"done", codeq.Done, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		id := p.Store(task)
+		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
+		return id
+	}}
+	canceled := inState{"canceled", codeq.Canceled, func(p *codeq.Process, task codeq.Task) codeq.ID {
+		id := p.Store(task)
+		require.NoError(t, p.Cancel(ctx, id))
+		return id
+	}}
+	for _, in := range append(slices.Clone(busyStates), done, canceled) {
+		t.Run(in.name, func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 2, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
+				id := in.reach(p, keyed("k"))
+				p.Step()
+				before := infoOf(t, p.Queue, id)
+				for _, err := range []error{p.SetPriority(ctx, id, 5), p.SetRunAt(ctx, id, time.Now().Add(time.Hour))} {
+					require.ErrorIs(t, err, codeq.ErrNotWaiting)
+					require.ErrorContains(t, err, in.state.String())
+				}
+				p.Step()
+				require.Equal(t, before, infoOf(t, p.Queue, id))
+			})
+		})
+	}
+	q := openLimited(t)
+	id := produce(t, q.Queue, codeq.Task{Queue: "a"})[0]
+	for _, err := range []error{q.SetPriority(ctx, codeq.ID{}, 5), q.SetRunAt(ctx, codeq.ID{}, time.Time{})} {
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+	}
+	for _, priority := range []int{-1, 10, math.MinInt} {
+		q.refused("SetPriority priority", priority, "0 to 9", func() error { return q.SetPriority(ctx, id, priority) })
+	}
+	for _, at := range []time.Time{firstMoment.Add(-1), lastMoment.Add(1)} {
+		q.refused("Task.RunAt", at, "the years 0 to 9999", func() error { return q.SetRunAt(ctx, id, at) })
+	}
+}
+
+// TestSetPriority: of a task that waits, whatever for: it goes on waiting, and
+// has the new priority when it is ready.
+func TestSetPriority(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, in := range waitingStates {
+		t.Run(in.name, func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+				id := in.reach(p, keyed("k"))
+				p.Step()
+				for _, priority := range []int{9, 0, 3} {
+					before := infoOf(t, p.Queue, id)
+					require.NoError(t, p.SetPriority(ctx, id, priority))
+					p.Step()
+					before.Priority = priority
+					require.Equal(t, before, infoOf(t, p.Queue, id))
+				}
+				p.Taken(keyedAs(p, id), id)
+				p.Free(in.name)
+				p.Store(codeq.Task{Queue: "a", Priority: 2})
+				require.Equal(t, id, p.Take("a").ID)
+			})
+		})
+	}
+}
+
+// keyedAs returns a task with the key of a stored one.
+func keyedAs(p *codeq.Process, id codeq.ID) codeq.Task {
+	info := infoOf(p.T, p.Queue, id)
+	return codeq.Task{Queue: info.Queue, Group: info.Group, LimitKey: info.LimitKey, Unique: codeq.Unique{Key: info.Unique.Key}}
+}
+
+// TestSetRunAt: a task that waits becomes ready at the new time, and not before
+// what else holds it back.
+func TestSetRunAt(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, in := range waitingStates {
+		t.Run(in.name, func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+				id := in.reach(p, keyed("k"))
+				p.Step()
+				attempts := infoOf(t, p.Queue, id).Attempts
+				late := time.UnixMilli(p.Now().Add(5 * time.Hour).UnixMilli())
+				require.NoError(t, p.SetRunAt(ctx, id, late.Add(time.Hour)))
+				p.Step()
+				require.NoError(t, p.SetRunAt(ctx, id, late))
+				p.Step()
+				info := infoOf(t, p.Queue, id)
+				require.Equal(t, late, info.RunAt)
+				require.Equal(t, attempts, info.Attempts)
+				if in.name == "for a parent" {
+					require.Equal(t, codeq.Blocked, info.State)
+				} else {
+					require.Equal(t, codeq.Scheduled, info.State)
+					require.Equal(t, late, info.At)
+				}
+				p.Taken(keyedAs(p, id), id)
+				p.Free(in.name)
+				require.Equal(t, codeq.Scheduled, p.StateOf(id))
+				p.Pass(time.Until(late) - time.Millisecond)
+				require.Equal(t, codeq.Scheduled, p.StateOf(id))
+				p.Pass(time.Millisecond)
+				require.Equal(t, id, p.Take("a").ID)
+			})
+		})
+		t.Run(in.name+", now", func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+				id := in.reach(p, keyed("k"))
+				p.Step()
+				for i, now := range []time.Time{{}, p.Now(), time.UnixMilli(0), firstMoment} {
+					require.NoError(t, p.SetRunAt(ctx, id, now), i)
+					p.Step()
+					switch in.name {
+					case "for a parent", "for the turn of its group", "for room in its limit":
+						require.Equal(t, codeq.Blocked, p.StateOf(id), i)
+					default:
+						require.Equal(t, codeq.Ready, p.StateOf(id), i)
+					}
+				}
+				if in.state == codeq.Blocked {
+					p.Free(in.name)
+				}
+				require.Equal(t, id, p.Take("a").ID)
+			})
+		})
+	}
+}
+
+// TestSetRunAtOrder: a task that becomes ready by it is behind those that are.
+func TestSetRunAtOrder(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		later := p.Store(codeq.Task{Queue: "a", RunAt: p.Now().Add(time.Hour)})
+		var order []codeq.ID
+		for range 5 {
+			order = append(order, p.Store(codeq.Task{Queue: "a"}))
+			p.Pass(time.Millisecond)
+		}
+		require.NoError(t, p.SetRunAt(ctx, later, time.Time{}))
+		p.Pass(time.Millisecond)
+		require.NoError(t, p.SetRunAt(ctx, order[0], time.Time{}))
+		p.Pass(time.Millisecond)
+		p.Step()
+		order = append(order[1:], later, order[0], p.Store(codeq.Task{Queue: "a"}))
+		for i, id := range order {
+			require.Equal(t, id, p.Take("a").ID, i)
+		}
+	})
+}
+
+// TestSetRunAtOfTurn: a task that has the turn of its group keeps it while it
+// is put off; one that waits for the turn lets others go first.
+func TestSetRunAtOfTurn(t *testing.T) {
+	t.Parallel()
+	throughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		var ids []codeq.ID
+		for range 3 {
+			ids = append(ids, p.Store(codeq.Task{Queue: "a", Group: "g"}))
+		}
+		require.NoError(t, p.SetRunAt(ctx, ids[0], p.Now().Add(time.Hour)))
+		require.NoError(t, p.SetRunAt(ctx, ids[1], p.Now().Add(2*time.Hour)))
+		p.Step()
+		require.Nil(t, claimNow(t, p.Queue, "a"))
+		require.Equal(t, []codeq.State{codeq.Scheduled, codeq.Scheduled, codeq.Blocked}, []codeq.State{p.StateOf(ids[0]), p.StateOf(ids[1]), p.StateOf(ids[2])})
+		p.Pass(time.Hour)
+		l := p.Take("a")
+		require.Equal(t, ids[0], l.ID)
+		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+		p.Step()
+		l = p.Take("a")
+		require.Equal(t, ids[2], l.ID)
+		p.Pass(2 * time.Hour)
+		p.Step()
+		require.Equal(t, codeq.Blocked, p.StateOf(ids[1]))
+		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+		require.Equal(t, ids[1], p.Take("a").ID)
+	})
+}
+
+// TestPause: nothing is claimed from a paused queue, over restarts too; claims
+// that wait get its tasks when it is resumed.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+				ctx := context.Background()
+				var got chan codeq.ID
+				wait := func() { // lets claims wait, as a process does that has begun
+					got = make(chan codeq.ID, 5)
+					for range 5 {
+						go func(q *codeq.Queue, got chan codeq.ID) {
+							if l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); err == nil {
+								got <- l.ID
+							}
+						}(p.Queue, got)
+					}
+					synctest.Wait()
+				}
+				p.Store(codeq.Task{Queue: "a"})
+				l := p.Take("a")
+				wait()
+				require.NoError(t, p.Pause(ctx, "a"))
+				set, err := p.Settings("a")
+				require.NoError(t, err)
+				require.True(t, set.Paused)
+				ids := make(map[codeq.ID]bool)
+				for range 3 {
+					ids[p.Store(codeq.Task{Queue: "a"})] = true
+				}
+				ids[p.Store(codeq.Task{Queue: "a", RunAt: p.Now().Add(time.Minute)})] = true
+				p.Check()
+				require.Empty(t, got)
+				p.Step()
+				if p.End == closed || p.End == killed {
+					wait()
+				}
+				p.Pass(time.Minute)
+				require.NoError(t, p.Extend(ctx, l.Receipt, time.Hour))
+				require.NoError(t, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1})) // those in workers' hands go on
+				ids[l.ID] = true
+				synctest.Wait()
+				require.Empty(t, got)
+				require.Nil(t, claimNow(t, p.Queue, "a"))
+				require.Equal(t, codeq.Counts{Ready: 5}, countsOf(t, p.Queue, "a"))
+				other := p.Store(codeq.Task{Queue: "b"})
+				require.Equal(t, other, claimNow(t, p.Queue, "a", "b").ID)
+
+				require.NoError(t, p.Pause(ctx, "a")) // again
+				require.NoError(t, p.Resume(ctx, "a"))
+				p.Check()
+				require.Len(t, got, 5)
+				for range 5 {
+					id := <-got
+					require.True(t, ids[id])
+					delete(ids, id)
+				}
+				p.Step()
+				next := p.Store(codeq.Task{Queue: "a"})
+				require.Equal(t, next, p.Take("a").ID)
+			})
+		})
+	}
+}
+
+// TestPauseRefused: names of queues, and contexts that have ended.
+func TestPauseRefused(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	for _, verb := range []func(context.Context, string) error{q.Pause, q.Resume} {
+		q.refused("queue", `""`, "a name", func() error { return verb(ctx, "") })
+		q.refused("queue", "11 bytes", "at most 10 bytes", func() error { return verb(ctx, text(11)) })
+		ended, end := context.WithCancelCause(ctx)
+		end(errBubbleOver)
+		require.ErrorIs(t, verb(ended, "a"), errBubbleOver)
+	}
+	set, err := q.Settings("a")
+	require.NoError(t, err)
+	require.False(t, set.Paused)
+	require.NoError(t, q.Pause(ctx, "unheard of")) // before it has a task
+	produce(t, q.Queue, codeq.Task{Queue: "unheard of"})
+	require.Nil(t, claimNow(t, q.Queue, "unheard of"))
 }

@@ -27,12 +27,15 @@ var (
 	corruptAll = flag.Bool("corrupt.all", false, "TestCorruption flips every bit of every file")
 )
 
+// variedNow is when the clock of a varied queue stands still.
+var variedNow = time.UnixMilli(1_800_000_000_000)
+
 // variedOptions are those of a queue that variedQueue has filled. Its clock
 // stands still, so that nothing becomes due.
 func variedOptions(fs vfs.FS) *Options {
 	return &Options{
 		Shards: 2, fs: fs, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour, CacheBytes: 4 << 20,
-		wall: func() time.Time { return time.UnixMilli(1_800_000_000_000) },
+		wall: func() time.Time { return variedNow },
 	}
 }
 
@@ -41,7 +44,6 @@ func variedQueue(t *testing.T, fs vfs.FS) *Queue {
 	t.Helper()
 	ctx := context.Background()
 	opts := variedOptions(fs)
-	now := opts.wall()
 	q, err := Open("queue", opts)
 	require.NoError(t, err)
 	require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Retention = time.Hour }))
@@ -62,7 +64,7 @@ func variedQueue(t *testing.T, fs vfs.FS) *Queue {
 			name := fmt.Sprint(round, " ", i)
 			switch i % 12 {
 			case 3:
-				task.RunAt = now.Add(time.Hour)
+				task.RunAt = variedNow.Add(time.Hour)
 			case 5:
 				task.Unique = Unique{Key: name, For: time.Hour}
 			case 7:
@@ -101,9 +103,7 @@ func variedQueue(t *testing.T, fs vfs.FS) *Queue {
 			}
 		}
 		if round < 2 {
-			for _, s := range q.led() {
-				require.NoError(t, s.probe(func(s *shard) error { return s.Store.Flush(context.Background()) }))
-			}
+			flush(t, q)
 		}
 	}
 	q.quiesce(t)

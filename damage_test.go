@@ -1,8 +1,7 @@
-package codeq
+package codeq_test
 
 import (
 	"errors"
-	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -10,6 +9,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // panickyFS makes who reads a table panic, as Pebble does at some damage.
@@ -44,18 +45,20 @@ func (f panickyFile) ReadAt(p []byte, off int64) (int, error) {
 // Open.
 func TestDamageThatPanics(t *testing.T) {
 	abandonsStores(t)
-	for name, open := range map[string]func(vfs.FS) (*Queue, error){
-		"alone": func(fs vfs.FS) (*Queue, error) { return Open("queue", &Options{Shards: 1, fs: fs}) },
-		"node": func() func(vfs.FS) (*Queue, error) {
+	for name, open := range map[string]func(vfs.FS) (*codeq.Queue, error){
+		"alone": func(fs vfs.FS) (*codeq.Queue, error) {
+			return codeq.Open("queue", onDisk(fs, &codeq.Options{Shards: 1}))
+		},
+		"node": func() func(vfs.FS) (*codeq.Queue, error) {
 			votes := newSimVotes()
-			return func(fs vfs.FS) (*Queue, error) { return oneNode(fs, votes) }
+			return func(fs vfs.FS) (*codeq.Queue, error) { return oneNode(fs, votes) }
 		}(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			disk := panickyFS{vfs.NewMem(), new(atomic.Bool), new(atomic.Int64)}
 			q, err := open(disk)
 			require.NoError(t, err)
-			produce(t, q, Task{Queue: "a"})
+			produce(t, q, codeq.Task{Queue: "a"})
 			require.NoError(t, q.Close())
 			disk.armed.Store(true)
 			err = inTime(t, "Open", func() error {
@@ -65,26 +68,15 @@ func TestDamageThatPanics(t *testing.T) {
 				}
 				return err
 			})
-			require.ErrorIs(t, err, ErrCorrupt)
+			require.ErrorIs(t, err, codeq.ErrCorrupt)
 			require.ErrorContains(t, err, "slice bounds")
 			require.Positive(t, disk.hit.Load())
 			disk.armed.Store(false)
 			q, err = open(disk)
 			require.NoError(t, err)
-			_, err = q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
+			_, err = q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
 			require.NoError(t, err)
 			require.NoError(t, q.Close())
 		})
 	}
-}
-
-// abandonsStores is for tests in which stores of Pebble cannot be closed. The log writer of such a
-// store points to the last batch that it has synced; if another store gets this batch from Pebble's
-// pool, it is kept as well, with its log writer, and so each store of the tests that follow. So no
-// other test runs beside this one, and the pool is empty after it.
-func abandonsStores(t *testing.T) {
-	t.Cleanup(func() {
-		runtime.GC() // keeps what is in pools once
-		runtime.GC()
-	})
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -215,5 +217,52 @@ func TestEventsOverRestart(t *testing.T) {
 			require.Equal(t, "a t 2", fmt.Sprint(e.Queue, " ", e.Tenant, " ", e.Attempt))
 		}
 		require.Equal(t, []string{"claimed 1", "retried 1", "claimed 2"}, brief(old))
+	})
+}
+
+// TestEventsOfManyShards: the events of all shards arrive, those of a task in
+// the order of its life and those of a shard in the order of its decisions.
+func TestEventsOfManyShards(t *testing.T) {
+	const callers, each = 8, 100
+	bubble(t, codeq.Options{Shards: 4, GroupCap: 16}, func(t *testing.T, q *codeq.Queue) {
+		sub := subscribe(t, q, codeq.SubscribeOptions{Buffer: 3 * callers * each})
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				for range each {
+					if _, err := q.Produce(context.Background(), codeq.Task{Queue: "a"}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			wg.Go(func() {
+				for range each {
+					l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
+					if err == nil {
+						err = q.Complete(context.Background(), l.Receipt, nil)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		lives := make(map[codeq.ID][]codeq.EventKind)
+		last := make(map[int]codeq.ID) // produced last, by shard
+		for _, e := range buffered(sub) {
+			lives[e.ID] = append(lives[e.ID], e.Kind)
+			if e.Kind == codeq.EventProduced {
+				before := last[shardOf(e.ID, 4)]
+				require.Negative(t, slices.Compare(before[:], e.ID[:]))
+				last[shardOf(e.ID, 4)] = e.ID
+			}
+		}
+		require.Len(t, lives, callers*each)
+		for _, life := range lives {
+			require.Equal(t, []codeq.EventKind{codeq.EventProduced, codeq.EventClaimed, codeq.EventCompleted}, life)
+		}
+		require.Len(t, last, 4)
+		require.Zero(t, sub.Lost())
 	})
 }

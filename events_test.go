@@ -244,53 +244,6 @@ func TestSubscriptionCloses(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
-// TestEventsOfManyShards: the events of all shards arrive, those of a task in
-// the order of its life and those of a shard in the order of its decisions.
-func TestEventsOfManyShards(t *testing.T) {
-	const callers, each = 8, 100
-	bubble(t, Options{Shards: 4, GroupCap: 16}, func(t *testing.T, q *Queue) {
-		sub := subscribe(t, q, SubscribeOptions{Buffer: 3 * callers * each})
-		var wg sync.WaitGroup
-		for range callers {
-			wg.Go(func() {
-				for range each {
-					if _, err := q.Produce(context.Background(), Task{Queue: "a"}); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-			wg.Go(func() {
-				for range each {
-					l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
-					if err == nil {
-						err = q.Complete(context.Background(), l.Receipt, nil)
-					}
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		lives := make(map[ID][]EventKind)
-		last := make(map[int]ID) // produced last, by shard
-		for _, e := range buffered(sub) {
-			lives[e.ID] = append(lives[e.ID], e.Kind)
-			if e.Kind == EventProduced {
-				before := last[e.ID.shard(4)]
-				require.Negative(t, slices.Compare(before[:], e.ID[:]))
-				last[e.ID.shard(4)] = e.ID
-			}
-		}
-		require.Len(t, lives, callers*each)
-		for _, life := range lives {
-			require.Equal(t, []EventKind{EventProduced, EventClaimed, EventCompleted}, life)
-		}
-		require.Len(t, last, 4)
-		require.Zero(t, sub.Lost())
-	})
-}
-
 // eventCommitter looks at a subscription in the middle of each commit.
 type eventCommitter struct {
 	committer

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -486,4 +487,270 @@ func TestFollowUpReplacesItself(t *testing.T) {
 		produce(f.T, f.Q, task)
 		require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("a"))
 	})
+}
+
+// flowLayouts are where a parent, in shard 0, and its child may lie.
+var flowLayouts = []struct {
+	name          string
+	shards, child int
+}{{"one shard", 1, 0}, {"same shard of three", 3, 0}, {"another shard", 3, 2}}
+
+// TestAfterExistingTask: a task may wait for one that is already stored, in
+// whatever state that is.
+func TestAfterExistingTask(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	ready := func(f *codeq.FlowTest, queue string) codeq.ID {
+		return f.ProduceAt(0, codeq.Task{Queue: queue, Retention: codeq.Forever})
+	}
+	dead := func(f *codeq.FlowTest, queue string) codeq.ID {
+		id := ready(f, queue)
+		f.Die(queue)
+		return id
+	}
+	completeIt := func(f *codeq.FlowTest, queue string, _ codeq.ID) { f.Complete(queue) }
+	cancelIt := func(f *codeq.FlowTest, _ string, id codeq.ID) { f.Cancel(id) }
+	purgeIt := func(f *codeq.FlowTest, queue string, _ codeq.ID) {
+		n, err := f.Q.PurgeDead(ctx, codeq.DeadFilter{Queue: queue})
+		require.NoError(f, err)
+		require.Equal(f, 1, n)
+	}
+	redriveIt := func(f *codeq.FlowTest, queue string, id codeq.ID) {
+		require.NoError(f, f.Q.RedriveDead(ctx, id))
+		f.Complete(queue)
+	}
+	for _, l := range flowLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: l.shards}, func(f *codeq.FlowTest) {
+				for _, c := range []struct {
+					parent string
+					make   func(f *codeq.FlowTest, queue string) codeq.ID
+					onDead codeq.OnDead
+					first  codeq.State // of the child
+					then   func(f *codeq.FlowTest, queue string, parent codeq.ID)
+					last   codeq.State // of the child
+				}{
+					{"ready", ready, codeq.HoldOnDead, codeq.Blocked, completeIt, codeq.Ready},
+					{"ready, canceled", ready, codeq.RunOnDead, codeq.Blocked, cancelIt, codeq.Canceled},
+					{"scheduled", func(f *codeq.FlowTest, queue string) codeq.ID {
+						return f.ProduceAt(0, codeq.Task{Queue: queue, RunAt: time.Now().Add(time.Minute)})
+					}, codeq.HoldOnDead, codeq.Blocked, func(f *codeq.FlowTest, queue string, _ codeq.ID) {
+						time.Sleep(time.Minute)
+						f.Complete(queue)
+					}, codeq.Ready},
+					{"blocked", func(f *codeq.FlowTest, queue string) codeq.ID {
+						first := f.ProduceAt(0, codeq.Task{Queue: queue + ", before"})
+						return f.ProduceAt(0, codeq.Task{Queue: queue, After: []codeq.ID{first}})
+					}, codeq.HoldOnDead, codeq.Blocked, func(f *codeq.FlowTest, queue string, _ codeq.ID) {
+						f.Complete(queue + ", before")
+						f.Complete(queue)
+					}, codeq.Ready},
+					{"leased", func(f *codeq.FlowTest, queue string) codeq.ID {
+						ready(f, queue)
+						return f.Claim(queue).ID
+					}, codeq.HoldOnDead, codeq.Blocked, func(f *codeq.FlowTest, queue string, _ codeq.ID) {
+						time.Sleep(time.Minute) // the lease expires: the second attempt ends it
+						f.Complete(queue)
+					}, codeq.Ready},
+					{"leased, canceled", func(f *codeq.FlowTest, queue string) codeq.ID {
+						ready(f, queue)
+						return f.Claim(queue).ID
+					}, codeq.HoldOnDead, codeq.Blocked, cancelIt, codeq.Canceled},
+					{"done", func(f *codeq.FlowTest, queue string) codeq.ID {
+						id := ready(f, queue)
+						f.Complete(queue)
+						f.RequireState(codeq.Done, id)
+						return id
+					}, codeq.HoldOnDead, codeq.Ready, nil, 0},
+					{"done and gone", func(f *codeq.FlowTest, queue string) codeq.ID {
+						id := f.ProduceAt(0, codeq.Task{Queue: queue})
+						f.Complete(queue)
+						f.RequireState(gone, id)
+						return id
+					}, codeq.HoldOnDead, codeq.Ready, nil, 0},
+					{"dead, redriven", dead, codeq.HoldOnDead, codeq.Blocked, redriveIt, codeq.Ready},
+					{"dead, purged", dead, codeq.HoldOnDead, codeq.Blocked, purgeIt, codeq.Canceled},
+					{"dead, canceled", dead, codeq.HoldOnDead, codeq.Blocked, cancelIt, codeq.Canceled},
+					{"dead, cancel", dead, codeq.CancelOnDead, codeq.Canceled, nil, 0},
+					{"dead, run", dead, codeq.RunOnDead, codeq.Ready, nil, 0},
+					{"canceled", func(f *codeq.FlowTest, queue string) codeq.ID {
+						id := ready(f, queue)
+						f.Cancel(id)
+						return id
+					}, codeq.RunOnDead, codeq.Canceled, nil, 0},
+					{"canceled and gone", func(f *codeq.FlowTest, queue string) codeq.ID {
+						id := f.ProduceAt(0, codeq.Task{Queue: queue})
+						f.Cancel(id)
+						return id
+					}, codeq.HoldOnDead, codeq.Ready, nil, 0},
+					{"unknown", func(f *codeq.FlowTest, queue string) codeq.ID {
+						return codeq.ID{1, 2, 3, 4, 5, 6, 0x70, 0, 0x80, 0xff, 0xff, 0xff}
+					}, codeq.CancelOnDead, codeq.Ready, nil, 0},
+				} {
+					queue := "parent " + c.parent
+					parent := c.make(f, queue)
+					child := f.ProduceAt(l.child, codeq.Task{Queue: "child " + c.parent, After: []codeq.ID{parent}, OnDead: c.onDead, Retention: codeq.Forever})
+					f.Check()
+					require.Equal(f, c.first, f.State(child), "parent %s", c.parent)
+					if c.then != nil {
+						c.then(f, queue, parent)
+						f.Check()
+						require.Equal(f, c.last, f.State(child), "parent %s, afterwards", c.parent)
+					}
+					info, err := f.Q.Get(ctx, child)
+					require.NoError(f, err)
+					require.Equal(f, []codeq.ID{parent}, info.After)
+					require.Equal(f, c.onDead, info.OnDead)
+				}
+			})
+		})
+	}
+}
+
+// TestOnDead: what becomes of a task when a parent dies that it waits for.
+func TestOnDead(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, l := range flowLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: l.shards}, func(f *codeq.FlowTest) {
+				parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+				children := make(map[codeq.OnDead]codeq.ID)
+				for _, onDead := range []codeq.OnDead{codeq.HoldOnDead, codeq.CancelOnDead, codeq.RunOnDead} {
+					children[onDead] = f.ProduceAt(l.child, codeq.Task{
+						Queue: "child", After: []codeq.ID{parent}, OnDead: onDead, Retention: codeq.Forever,
+					})
+				}
+				f.Check()
+				f.Die("parent")
+				f.RequireState(codeq.Blocked, children[codeq.HoldOnDead])
+				f.RequireState(codeq.Canceled, children[codeq.CancelOnDead])
+				f.RequireState(codeq.Ready, children[codeq.RunOnDead])
+				f.Reopen()
+				for range 2 { // it dies again
+					require.NoError(f, f.Q.RedriveDead(ctx, parent))
+					f.Check()
+					f.RequireState(codeq.Blocked, children[codeq.HoldOnDead])
+					f.Die("parent")
+				}
+				n, err := f.Q.RedriveAllDead(ctx, codeq.DeadFilter{Queue: "parent"})
+				require.NoError(f, err)
+				require.Equal(f, 1, n)
+				f.Complete("parent")
+				f.RequireState(codeq.Ready, children[codeq.HoldOnDead])
+				f.RequireState(codeq.Canceled, children[codeq.CancelOnDead])
+			})
+		})
+	}
+}
+
+// TestDeadParentIsKept: a dead letter that others wait for does not expire,
+// whether they began to wait before its death or after.
+func TestDeadParentIsKept(t *testing.T) {
+	ctx := context.Background()
+	for _, l := range flowLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: l.shards}, func(f *codeq.FlowTest) {
+				for _, queue := range []string{"before", "after", "lonely"} {
+					require.NoError(f, f.Q.Configure(ctx, queue, func(s *codeq.Settings) { s.DeadRetention = time.Hour }))
+				}
+				before := f.ProduceAt(0, codeq.Task{Queue: "before"})
+				after := f.ProduceAt(0, codeq.Task{Queue: "after"})
+				lonely := f.ProduceAt(0, codeq.Task{Queue: "lonely"})
+				child1 := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{before}})
+				f.Check()
+				f.Die("before")
+				f.Die("after")
+				f.Die("lonely")
+				time.Sleep(30 * time.Minute)
+				child2 := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{after}})
+				f.Check()
+				time.Sleep(24 * time.Hour)
+				f.Check()
+				f.RequireState(gone, lonely)
+				f.RequireState(codeq.Dead, before, after)
+				f.RequireState(codeq.Blocked, child1, child2)
+				f.Reopen()
+				for _, id := range []codeq.ID{before, after} {
+					require.NoError(f, f.Q.RedriveDead(ctx, id))
+				}
+				f.Complete("before")
+				f.Complete("after")
+				f.RequireState(codeq.Ready, child1, child2)
+			})
+		})
+	}
+}
+
+// TestCanceledChildIsForgotten: a parent ends in peace whose child was canceled
+// and is not kept.
+func TestCanceledChildIsForgotten(t *testing.T) {
+	for _, l := range flowLayouts {
+		inFlow(t, codeq.Options{Shards: l.shards}, func(f *codeq.FlowTest) {
+			parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+			child := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+			sibling := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+			f.Check()
+			f.Cancel(child)
+			f.RequireState(gone, child)
+			f.Reopen()
+			f.Complete("parent")
+			f.RequireState(gone, child)
+			f.RequireState(codeq.Ready, sibling)
+		})
+	}
+}
+
+// TestAlterAsParentsEnd: a task is altered in the group in which the last of its parents
+// ends. It goes on in the next one, and nothing says any more that it waits.
+func TestAlterAsParentsEnd(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range []struct {
+		name  string
+		alter func(f *codeq.FlowTest, child codeq.ID) error
+		want  codeq.State
+	}{
+		{"priority", func(f *codeq.FlowTest, child codeq.ID) error { return f.Q.SetPriority(ctx, child, 7) }, codeq.Ready},
+		{"later", func(f *codeq.FlowTest, child codeq.ID) error {
+			return f.Q.SetRunAt(ctx, child, time.Now().Add(time.Hour))
+		}, codeq.Scheduled},
+		{"now", func(f *codeq.FlowTest, child codeq.ID) error { return f.Q.SetRunAt(ctx, child, time.Time{}) }, codeq.Ready},
+		{"replace", func(f *codeq.FlowTest, child codeq.ID) error {
+			id, err := f.Q.Produce(ctx, codeq.Task{Queue: "b", Priority: 7, Unique: codeq.Unique{Key: "k", Replace: true}})
+			require.Equal(f, child, id)
+			return err
+		}, codeq.Ready},
+		{"cancel", func(f *codeq.FlowTest, child codeq.ID) error { return f.Q.Cancel(ctx, child) }, codeq.Canceled},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: 1, Retention: codeq.Forever}, func(f *codeq.FlowTest) {
+				parent := f.ProduceAt(0, codeq.Task{Queue: "a"})
+				child := f.ProduceAt(0, codeq.Task{Queue: "b", After: []codeq.ID{parent}, Unique: codeq.Unique{Key: "k", Replace: true}})
+				last := f.ProduceAt(0, codeq.Task{Queue: "c", After: []codeq.ID{child}, OnDead: codeq.RunOnDead})
+				synctest.Wait()
+				l := f.Claim("a")
+				goOn := hold(f.Q, 0)
+				synctest.Wait()
+				done := make(chan error, 2)
+				go func() { done <- f.Q.Complete(ctx, l.Receipt, nil) }()
+				synctest.Wait()
+				go func() { done <- c.alter(f, child) }()
+				synctest.Wait()
+				goOn()
+				require.NoError(f, errors.Join(<-done, <-done))
+				synctest.Wait()
+				f.RequireState(c.want, child)
+				f.Check()
+				f.Reopen()
+				if c.want == codeq.Scheduled {
+					time.Sleep(2 * time.Hour)
+				}
+				if c.want != codeq.Canceled {
+					f.Complete("b")
+					synctest.Wait()
+					f.RequireState(codeq.Ready, last)
+				}
+			})
+		})
+	}
 }

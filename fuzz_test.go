@@ -3,7 +3,6 @@ package codeq
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net"
 	"testing"
 	"time"
@@ -16,67 +15,9 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
-	"codeq/internal/testalloc"
 )
 
 // What the fuzzer finds is kept in testdata/fuzz; .ci/fuzz runs all targets.
-
-// FuzzText: the text form of an ID and of a Receipt is refused, or is the only
-// one but for the case of its digits.
-func FuzzText(f *testing.F) {
-	f.Add(Receipt{ID: sampleID, Token: 1<<63 + 5}.String())
-	f.Add(sampleID.String())
-	f.Add(ID{}.String())
-	f.Fuzz(func(t *testing.T, text string) {
-		var invalid *InvalidError
-		if id, err := ParseID(text); err == nil {
-			require.Equal(t, string(bytes.ToLower([]byte(text))), id.String())
-		} else {
-			require.ErrorAs(t, err, &invalid)
-			require.Zero(t, id)
-		}
-		var r Receipt
-		if err := r.UnmarshalText([]byte(text)); err == nil {
-			require.Equal(t, string(bytes.ToLower([]byte(text))), r.String())
-		} else {
-			require.ErrorAs(t, err, &invalid)
-			require.Zero(t, r)
-		}
-	})
-}
-
-// FuzzSettings: stored settings are refused, or are such as Configure takes, and
-// are stored again as the same.
-func FuzzSettings(f *testing.F) {
-	for _, set := range []Settings{
-		{},
-		{Paused: true, Concurrency: 3, Rate: 0.5, Burst: 2, TenantWeights: map[string]int{"t": 2}},
-		{ConcurrencyPerKey: 1, Retention: Forever, DeadRetention: time.Hour, HoldGroups: true},
-	} {
-		value, err := json.Marshal(set)
-		require.NoError(f, err)
-		f.Add(value)
-		f.Add(keys.SettingsValue{Version: 300, JSON: value}.Append(nil))
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var c engine.Configured
-		var err error
-		testalloc.Decode(t, len(b), func() { c, err = engine.ParseSettings(b) })
-		if err != nil {
-			return
-		}
-		require.NoError(t, c.Settings.Check())
-		require.Positive(t, c.Settings.BurstSize())
-		value, err := json.Marshal(c.Settings)
-		require.NoError(t, err)
-		again, err := engine.ParseSettings(keys.SettingsValue{Version: c.Version, JSON: value}.Append(nil))
-		require.NoError(t, err)
-		require.Equal(t, c.Version, again.Version)
-		after, err := json.Marshal(again.Settings)
-		require.NoError(t, err)
-		require.Equal(t, string(value), string(after))
-	})
-}
 
 // loneNode opens a cluster of one node that leads its shards.
 func loneNode(t testing.TB, shards int) *Queue {

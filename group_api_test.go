@@ -430,3 +430,54 @@ func drainGroups(t *testing.T, q *codeq.Queue, tasks int) {
 	all.Wait()
 	require.Equal(t, tasks, ended)
 }
+
+// TestGroupCrash: wherever a crash falls, also right after the end of the task
+// that has the turn, the rest of the group is worked on in its order.
+func TestGroupCrash(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		disk := vfs.NewCrashableMem()
+		opts := *onDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk, MaxAttempts: 2})
+		q := openForRun(t, opts)
+		names := []string{"0", "1", "2", "3", "4", "5"}
+		ids := produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, names...)...)
+		im := keepImages(t, q, disk)
+		ctx := t.Context()
+		for i := range names {
+			l := claimNow(t, q, "a")
+			require.Equal(t, ids[i], l.ID)
+			switch i {
+			case 1:
+				require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
+			case 2:
+				require.NoError(t, q.Cancel(ctx, l.ID))
+			case 3:
+				require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Second}))
+				time.Sleep(time.Second)
+				complete(t, q, claimNow(t, q, "a"))
+			case 4: // two expiries
+				time.Sleep(time.Minute)
+				claimNow(t, q, "a")
+				time.Sleep(time.Minute)
+			default:
+				complete(t, q, l)
+			}
+			requireSettled(t, q)
+		}
+		require.Greater(t, len(im.Images), 2*len(names)) // most produce, claim and end in commits of their own
+		for i, image := range im.Images {
+			onDisk(image, &opts)
+			q := openForRun(t, opts)
+			requireSettled(t, q)
+			time.Sleep(time.Hour) // leases expire, retries become due
+			requireSettled(t, q)
+			counts, err := q.Stats(ctx)
+			require.NoError(t, err)
+			left := int(counts["a"].Total() - counts["a"].Dead)
+			requireNext(t, q, "a", names[len(names)-left:]...)
+			requireSettled(t, q)
+			requireNoGroups(t, q)
+			require.NoError(t, q.Close(), "image %d", i)
+		}
+	})
+}

@@ -230,7 +230,7 @@ func TestPanicOfOwner(t *testing.T) {
 		})
 		require.Equal(t, 7, n)
 		synctest.Wait()
-		require.Contains(t, strings.Join(*h.seen, "\n"), "TestPanicOfOwner", "the stack")
+		require.Contains(t, strings.Join(*h.Seen, "\n"), "TestPanicOfOwner", "the stack")
 		_, err = one.Produce(ctx, Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrFailed)
 		produce(t, q.startingAt(0), Task{Queue: "a"})
@@ -480,6 +480,9 @@ var afterAnother = map[string]string{
 	"end of owner": "owner", "end of operation": "messages",
 }
 
+// atOpen are the guards of what Open does.
+var atOpen = []string{"opening of a shard", "reconciliation of shards", "loading of a shard"}
+
 // TestPanicOfAnyGoroutine: whichever goroutine of codeq panics, the process goes on, all calls
 // return, and so does Close. In a cluster some panic in one story, and with -long each in a story
 // of its own.
@@ -620,7 +623,7 @@ func panicAlone(t *testing.T, p *panicIn) {
 	open := func() (*Queue, error) {
 		return Open("q", &Options{Shards: 3, fs: fs, Logger: slog.New(newUserHandler(func(string) {})), idleLanes: 1, sweepLanes: 1})
 	}
-	p.armed.Store(strings.HasPrefix(p.names[0], "open"))
+	p.armed.Store(slices.Contains(atOpen, p.names[0]))
 	q, err := open()
 	if err != nil { // it was an opening
 		q, err = open()

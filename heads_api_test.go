@@ -2,9 +2,11 @@ package codeq_test
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -144,5 +146,73 @@ func TestBatchOverQueues(t *testing.T) {
 		require.Equal(t, "b", batch(one, nil, 5, "a", "b", "c"))
 		require.Equal(t, "c", batch(one, nil, 5, "a", "b", "c"))
 		requireSettled(t, q)
+	})
+}
+
+// TestBatchEndsBehindParked: a batch ends where another shard has something more urgent, also if
+// what is as urgent here has to wait for room in the limit of its key.
+func TestBatchEndsBehindParked(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.ConcurrencyPerKey, s.Rate, s.Burst = 1, 1, 3 }))
+		urgent := codeq.Task{Queue: "a", Priority: 5, LimitKey: "k"}
+		of := shardOf(produce(t, q, urgent, urgent)[0], 2) // that of the key
+		produce(t, startingAt(q, of), codeq.Task{Queue: "a"})
+		time.Sleep(time.Second)
+		produce(t, startingAt(q, 1-of), codeq.Task{Queue: "a", Priority: 5})
+		for _, want := range []int{5, 5, 0} { // and no token of the rate is lost
+			leases, err := startingAt(q, of).ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
+			require.NoError(t, err)
+			require.Len(t, leases, 1)
+			require.Equal(t, want, leases[0].Priority)
+		}
+	})
+}
+
+// TestBatchEndsBeforeParking: a batch that ends where another shard has something more urgent
+// parks nothing of what it may not have.
+func TestBatchEndsBeforeParking(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		of := shardOf(produce(t, q, codeq.Task{Queue: "a", Priority: 5, LimitKey: "k"}, codeq.Task{Queue: "a", LimitKey: "k"})[0], 2)
+		produce(t, startingAt(q, 1-of), codeq.Task{Queue: "a", Priority: 5})
+		leases, err := startingAt(q, of).ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
+		require.NoError(t, err)
+		require.Len(t, leases, 1)
+		require.Equal(t, codeq.Counts{Ready: 2, Leased: 1}, countsOf(t, q, "a"))
+	})
+}
+
+// TestStrictOrderBehindVoidTickets: claims that have given up, or were served elsewhere, keep no
+// claim from the queue that is first in its order.
+func TestStrictOrderBehindVoidTickets(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		var waiting []context.CancelFunc
+		claim := func(queues ...string) chan string {
+			ctx, cancel := context.WithCancel(t.Context())
+			waiting = append(waiting, cancel)
+			got := make(chan string, 1)
+			go func() {
+				if l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: queues}); err == nil {
+					got <- l.Queue
+				} else {
+					got <- err.Error()
+				}
+			}()
+			synctest.Wait()
+			return got
+		}
+		gone := claim("a")
+		produce(t, q, codeq.Task{Queue: "b"})
+		goOn := hold(q, 0)
+		synctest.Wait()
+		go func() { _, _ = q.Produce(t.Context(), codeq.Task{Queue: "a"}) }()
+		synctest.Wait()
+		next := claim("a", "b") // in one group with the task, before the list is looked at
+		waiting[0]()
+		synctest.Wait()
+		goOn()
+		require.Equal(t, "codeq: context canceled", <-gone)
+		require.Equal(t, "a", <-next)
+		require.Equal(t, "b", claimNow(t, q, "b").Queue)
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -56,73 +55,4 @@ func requireNextAny(t *testing.T, q *Queue, queue string, n int) {
 	for range n {
 		complete(t, q, claimNow(t, q, queue))
 	}
-}
-
-// TestBatchEndsBehindParked: a batch ends where another shard has something more urgent, also if
-// what is as urgent here has to wait for room in the limit of its key.
-func TestBatchEndsBehindParked(t *testing.T) {
-	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
-		require.NoError(t, q.Configure(t.Context(), "a", func(s *Settings) { s.ConcurrencyPerKey, s.Rate, s.Burst = 1, 1, 3 }))
-		urgent := Task{Queue: "a", Priority: 5, LimitKey: "k"}
-		of := produce(t, q, urgent, urgent)[0].shard(2) // that of the key
-		produce(t, q.startingAt(of), Task{Queue: "a"})
-		time.Sleep(time.Second)
-		produce(t, q.startingAt(1-of), Task{Queue: "a", Priority: 5})
-		for _, want := range []int{5, 5, 0} { // and no token of the rate is lost
-			leases, err := q.startingAt(of).ClaimBatch(t.Context(), ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
-			require.NoError(t, err)
-			require.Len(t, leases, 1)
-			require.Equal(t, want, leases[0].Priority)
-		}
-	})
-}
-
-// TestBatchEndsBeforeParking: a batch that ends where another shard has something more urgent
-// parks nothing of what it may not have.
-func TestBatchEndsBeforeParking(t *testing.T) {
-	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
-		configure(t, q, "a", func(s *Settings) { s.ConcurrencyPerKey = 1 })
-		of := produce(t, q, Task{Queue: "a", Priority: 5, LimitKey: "k"}, Task{Queue: "a", LimitKey: "k"})[0].shard(2)
-		produce(t, q.startingAt(1-of), Task{Queue: "a", Priority: 5})
-		leases, err := q.startingAt(of).ClaimBatch(t.Context(), ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
-		require.NoError(t, err)
-		require.Len(t, leases, 1)
-		require.Equal(t, Counts{Ready: 2, Leased: 1}, countsOf(t, q, "a"))
-	})
-}
-
-// TestStrictOrderBehindVoidTickets: claims that have given up, or were served elsewhere, keep no
-// claim from the queue that is first in its order.
-func TestStrictOrderBehindVoidTickets(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		var waiting []context.CancelFunc
-		claim := func(queues ...string) chan string {
-			ctx, cancel := context.WithCancel(t.Context())
-			waiting = append(waiting, cancel)
-			got := make(chan string, 1)
-			go func() {
-				if l, err := q.Claim(ctx, ClaimRequest{Queues: queues}); err == nil {
-					got <- l.Queue
-				} else {
-					got <- err.Error()
-				}
-			}()
-			synctest.Wait()
-			return got
-		}
-		gone := claim("a")
-		produce(t, q, Task{Queue: "b"})
-		held := make(chan struct{})
-		go func() { _ = q.shard(0).probe(func(*shard) error { <-held; return nil }) }()
-		synctest.Wait()
-		go func() { _, _ = q.Produce(t.Context(), Task{Queue: "a"}) }()
-		synctest.Wait()
-		next := claim("a", "b") // in one group with the task, before the list is looked at
-		waiting[0]()
-		synctest.Wait()
-		close(held)
-		require.Equal(t, "codeq: context canceled", <-gone)
-		require.Equal(t, "a", <-next)
-		require.Equal(t, "b", claimNow(t, q, "b").Queue)
-	})
 }

@@ -22,7 +22,7 @@ type leaseRenewer struct {
 }
 
 func (h *leaseRenewer) run() {
-	h.Run(h.runner.opts.LeaseFor/3, func() { h.renewedAt = time.Now() }, h.renew)
+	h.Run(h.runner.opts.LeaseFor/3, func() { h.renewedAt = h.runner.queue.opts.mono() }, h.renew)
 }
 
 // renew renews the leases of the running handlers, and cancels those whose lease is lost.
@@ -38,12 +38,13 @@ func (h *leaseRenewer) renew() (running bool) {
 		return false
 	}
 	lost := make(map[engine.Receipt]error)
-	asked := time.Now()
+	now := r.queue.opts.mono
+	asked := now()
 	_, err := r.queue.do(context.Background(), h.shard, rule(callRenew, b))
 	switch {
 	case err == nil:
 		h.renewedAt = asked
-	case r.queue.node != nil && time.Since(h.renewedAt) < r.opts.LeaseFor: // there is no new leader yet
+	case r.queue.node != nil && now().Sub(h.renewedAt) < r.opts.LeaseFor: // there is no new leader yet
 		return true
 	default:
 		for _, receipt := range b.Receipts {

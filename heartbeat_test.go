@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -8,20 +8,22 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
 // TestStalledShardCostsNoLeaseElsewhere: while one shard cannot commit, the
 // leases of another are renewed.
 func TestStalledShardCostsNoLeaseElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, Options{Shards: 2, LeaseFor: 10 * time.Second})
-		produce(t, q.startingAt(0), Task{Queue: "a"})
-		healthy := produce(t, q.startingAt(1), Task{Queue: "a"})[0]
+		q := openForRun(t, codeq.Options{Shards: 2, LeaseFor: 10 * time.Second})
+		produce(t, startingAt(q, 0), codeq.Task{Queue: "a"})
+		healthy := produce(t, startingAt(q, 1), codeq.Task{Queue: "a"})[0]
 		done := make(chan struct{})
 		var mu sync.Mutex
-		causes := make(map[ID]error)
-		var m Mux
-		Handle(&m, "a", func(ctx context.Context, job *Job[[]byte]) error {
+		causes := make(map[codeq.ID]error)
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, job *codeq.Job[[]byte]) error {
 			select {
 			case <-done:
 			case <-ctx.Done():
@@ -33,12 +35,12 @@ func TestStalledShardCostsNoLeaseElsewhere(t *testing.T) {
 		})
 		ctx, stop := context.WithCancel(t.Context())
 		ran := make(chan error)
-		go func() { ran <- q.Run(ctx, &m, &RunOptions{Concurrency: 2}) }()
+		go func() { ran <- q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 2}) }()
 		synctest.Wait()
-		open := shut(t, q.shard(0))
+		open := shut(t, q, 0)
 		stalled := make(chan error)
 		go func() {
-			_, err := q.startingAt(0).Produce(ctx, Task{Queue: "b"})
+			_, err := startingAt(q, 0).Produce(ctx, codeq.Task{Queue: "b"})
 			stalled <- err
 		}()
 		time.Sleep(time.Minute)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"testing"
 
@@ -135,6 +136,35 @@ func (s *shard) checkMemory(q *Queue) error {
 	}
 	return s.claims.Check(claimable)
 }
+
+// stored returns how many entries a range has in all shards.
+func stored(t *testing.T, q *Queue, prefix byte) (n int) {
+	t.Helper()
+	for _, s := range q.led() {
+		require.NoError(t, schema.Scan(s.Store.DB(), prefix, func([]byte, []byte) error { n++; return nil }))
+	}
+	return n
+}
+
+// flush writes what each shard has in memory into tables.
+func flush(t *testing.T, q *Queue) {
+	t.Helper()
+	for _, s := range q.led() {
+		require.NoError(t, s.probe(func(s *shard) error { return s.Store.Flush(context.Background()) }))
+	}
+}
+
+// logFromOwner lets the owner of a shard log a message.
+func logFromOwner(t *testing.T, q *Queue, index int, message string) {
+	t.Helper()
+	require.NoError(t, q.shard(index).probe(func(s *shard) error { s.opts.log.Info(message); return nil }))
+}
+
+// logOf is what a queue logs with.
+func logOf(q *Queue) *slog.Logger { return q.opts.log }
+
+// watched reports whether events of a queue are collected for anybody.
+func watched(q *Queue) bool { return q.events.Wanted() != 0 }
 
 // setGate makes the claims of a queue pass a gateway; nil: none.
 func (s *shard) setGate(queue string, g dispatch.Gateway) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"maps"
 	"net"
 	"os"
@@ -20,7 +19,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/listing"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
 )
@@ -31,7 +29,7 @@ type leaks struct{ goroutines, files map[string]string }
 func watchLeaks() *leaks { return &leaks{goroutines(), descriptors()} }
 
 // require fails if there is something that was not there at the beginning.
-func (l *leaks) require(t *testing.T, when string, args ...any) {
+func (l *leaks) Require(t *testing.T, when string, args ...any) {
 	t.Helper()
 	var left []string
 	for range 1000 { // a goroutine that has said its last word may not be gone yet
@@ -86,98 +84,6 @@ func descriptors() map[string]string {
 		}
 	}
 	return found
-}
-
-// TestNothingLeft: nothing runs and nothing is open when Close has returned, whatever
-// was in use; that Close returns no error says so of the iterators and snapshots of Pebble. In
-// the bubbles of other tests a goroutine left behind is a failure by itself.
-func TestNothingLeft(t *testing.T) {
-	before := watchLeaks()
-	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
-		q, err := Open(t.TempDir(), &Options{Shards: 2, Durability: level, MemTableBytes: 256 << 10})
-		require.NoError(t, err)
-		wait := useEverything(t, q)
-		require.NoError(t, q.Close())
-		wait()
-		before.require(t, "at durability %s", level)
-	}
-}
-
-// TestNothingLeftOfNode is TestNothingLeft of nodes of a cluster, and their sockets.
-func TestNothingLeftOfNode(t *testing.T) {
-	before := watchLeaks()
-	t.Run("nodes", func(t *testing.T) {
-		q := threeNodes(t, Options{Durability: DurabilityNone})[1]
-		wait := useEverything(t, q)
-		require.NoError(t, q.Close())
-		wait()
-	})
-	before.require(t, "after a cluster")
-}
-
-// useEverything does things with a queue that are under way when it is closed;
-// then wait is to be called.
-func useEverything(t *testing.T, q *Queue) (wait func()) {
-	ctx := context.Background()
-	var m Mux
-	var handled sync.WaitGroup
-	const tasks = 300
-	handled.Add(tasks)
-	Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
-		handled.Done()
-		return nil
-	})
-	var waiting sync.WaitGroup
-	refused := func(name string, verb func() error) {
-		waiting.Go(func() {
-			if err := verb(); !errors.Is(err, ErrClosed) {
-				t.Errorf("%s: %v", name, err)
-			}
-		})
-	}
-	refused("Run", func() error { return q.Run(ctx, &m, nil) })
-	for range tasks { // some memtables full, so that stores flush
-		_, err := q.Produce(ctx, Task{Queue: "a", Payload: make([]byte, 4<<10)})
-		require.NoError(t, err)
-	}
-	handled.Wait()
-
-	id, err := q.Produce(ctx, Task{Queue: "waits", RunAt: time.Now().Add(time.Hour)})
-	require.NoError(t, err)
-	sub, err := q.Subscribe(SubscribeOptions{})
-	require.NoError(t, err)
-	refused("Claim", func() error { _, err := q.Claim(ctx, ClaimRequest{Queues: []string{"b"}}); return err })
-	refused("Await", func() error { _, err := q.Await(ctx, id); return err })
-	refused("All", func() (err error) {
-		for _, err = range sub.All(ctx) {
-		}
-		return err
-	})
-	refused("Next", func() error {
-		for {
-			if _, err := sub.Next(ctx); err != nil {
-				return err
-			}
-		}
-	})
-	_, err = q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "listed"}}, 3*listing.PageTasks))
-	require.NoError(t, err)
-	refused("WaitIdle", func() error { return q.WaitIdle(ctx, "listed") })
-	for _, err := range q.List(ctx, ListOptions{State: Ready}) { // one that is not read to its end
-		require.NoError(t, err)
-		break
-	}
-	next, stop := iter.Pull2(q.List(ctx, ListOptions{State: Ready})) // one that Close overtakes
-	_, err, ok := next()
-	require.NoError(t, err)
-	require.True(t, ok)
-	require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Concurrency = 5 }))
-	require.NoError(t, q.SetSchedule(ctx, Schedule{Name: "s", Every: time.Second, Task: Task{Queue: "s"}}))
-	return func() {
-		waiting.Wait()
-		stop()
-		sub.Close()
-	}
 }
 
 // countingFS counts the handles that are open, by name, and fails the operation
@@ -376,7 +282,7 @@ func TestNothingLeftOfOpen(t *testing.T) {
 						return err != nil && strings.Contains(name, "MANIFEST-")
 					})
 					require.Empty(t, left, "operation %d: %v", fail, err)
-					before.require(t, "operation %d", fail)
+					before.Require(t, "operation %d", fail)
 					if !reached {
 						break
 					}

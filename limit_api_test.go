@@ -2,6 +2,7 @@ package codeq_test
 
 import (
 	"context"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -521,4 +522,83 @@ func TestPausedTakesNoRoom(t *testing.T) {
 		require.Len(t, got, 1)
 		requireSettled(t, q)
 	})
+}
+
+// requireNext claims and completes tasks of a queue, which are to have these
+// payloads, and then no further one.
+func requireNext(t *testing.T, q *codeq.Queue, queue string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		l := claimNow(t, q, queue)
+		require.NotNil(t, l, "no task instead of %q", name)
+		require.Equal(t, name, string(l.Payload))
+		complete(t, q, l)
+	}
+	require.Nil(t, claimNow(t, q, queue))
+}
+
+// waitingClaim is a Claim under way.
+func waitingClaim(t *testing.T, q *codeq.Queue, queue string) <-chan *codeq.Lease {
+	got := make(chan *codeq.Lease, 1)
+	go func() {
+		if l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{queue}}); err == nil {
+			got <- l
+		}
+	}()
+	synctest.Wait()
+	require.Empty(t, got, "the claim did not wait")
+	return got
+}
+
+// TestLimitKeyCrashWhileParked: wherever a crash falls, those that wait for
+// room get it in the end, in their order.
+func TestLimitKeyCrashWhileParked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		disk := vfs.NewCrashableMem()
+		opts := *onDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk})
+		q := openForRun(t, opts)
+		configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		names := []string{"0", "1", "2", "3", "4"}
+		produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, names...)...)
+		im := keepImages(t, q, disk)
+		for l := claimNow(t, q, "a"); l != nil; l = claimNow(t, q, "a") {
+			require.Nil(t, claimNow(t, q, "a"), "one at a time")
+			complete(t, q, l)
+			requireSettled(t, q)
+		}
+		require.GreaterOrEqual(t, len(im.Images), 3*len(names))
+		for i, image := range im.Images {
+			onDisk(image, &opts)
+			q := openForRun(t, opts)
+			requireSettled(t, q)
+			time.Sleep(time.Minute) // leases expire
+			requireSettled(t, q)
+			counts, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			left := names[len(names)-int(counts["a"].Total()):]
+			requireNext(t, q, "a", left...)
+			requireSettled(t, q)
+			require.NoError(t, q.Close(), "image %d", i)
+		}
+	})
+}
+
+// TestRateOfNearlyNothing: a wait that is longer than any time there is does not
+// become a short one.
+func TestRateOfNearlyNothing(t *testing.T) {
+	for _, rate := range []float64{1e-9, 1e-12, math.SmallestNonzeroFloat64} {
+		bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+			configure(t, q, "a", func(s *codeq.Settings) { s.Rate = rate })
+			produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+			require.NotNil(t, claimNow(t, q, "a"), "the burst")
+			got := waitingClaim(t, q, "a")
+			requireSettled(t, q)
+			time.Sleep(2 * longestLease)
+			require.Empty(t, got)
+			configure(t, q, "a", func(s *codeq.Settings) { s.Rate = 0 })
+			synctest.Wait()
+			require.Len(t, got, 1)
+		})
+	}
 }

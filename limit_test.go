@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -49,91 +48,6 @@ func named(like Task, names ...string) []Task {
 		tasks[i].Payload = []byte(name)
 	}
 	return tasks
-}
-
-// requireNext claims and completes tasks of a queue, which are to have these
-// payloads, and then no further one.
-func requireNext(t *testing.T, q *Queue, queue string, names ...string) {
-	t.Helper()
-	for _, name := range names {
-		l := claimNow(t, q, queue)
-		require.NotNil(t, l, "no task instead of %q", name)
-		require.Equal(t, name, string(l.Payload))
-		complete(t, q, l)
-	}
-	require.Nil(t, claimNow(t, q, queue))
-}
-
-// waitingClaim is a Claim under way.
-func waitingClaim(t *testing.T, q *Queue, queue string) <-chan *Lease {
-	got := make(chan *Lease, 1)
-	go func() {
-		if l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{queue}}); err == nil {
-			got <- l
-		}
-	}()
-	synctest.Wait()
-	require.Empty(t, got, "the claim did not wait")
-	return got
-}
-
-// imager keeps an image of a disk, as a power loss would leave it, after each
-// commit of a shard.
-type imager struct {
-	committer
-	disk   *vfs.MemFS
-	images []*vfs.MemFS
-}
-
-func (c *imager) Commit(b *pebble.Batch) error {
-	err := c.committer.Commit(b)
-	c.images = append(c.images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
-	return err
-}
-
-// keepImages begins to keep images of the disk of a queue with one shard.
-func keepImages(t *testing.T, q *Queue, disk *vfs.MemFS) *imager {
-	im := &imager{disk: disk}
-	require.NoError(t, q.shard(0).probe(func(s *shard) error {
-		im.committer = s.commit
-		s.commit = im
-		return nil
-	}))
-	return im
-}
-
-// TestLimitKeyCrashWhileParked: wherever a crash falls, those that wait for
-// room get it in the end, in their order.
-func TestLimitKeyCrashWhileParked(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewCrashableMem()
-		opts := Options{Durability: DurabilityDisk, fs: disk}
-		q := openForRun(t, opts)
-		configure(t, q, "a", func(s *Settings) { s.ConcurrencyPerKey = 1 })
-		names := []string{"0", "1", "2", "3", "4"}
-		produce(t, q, named(Task{Queue: "a", LimitKey: "k"}, names...)...)
-		im := keepImages(t, q, disk)
-		for l := claimNow(t, q, "a"); l != nil; l = claimNow(t, q, "a") {
-			require.Nil(t, claimNow(t, q, "a"), "one at a time")
-			complete(t, q, l)
-			requireSettled(t, q)
-		}
-		require.GreaterOrEqual(t, len(im.images), 3*len(names))
-		for i, image := range im.images {
-			opts.fs = image
-			q := openForRun(t, opts)
-			requireSettled(t, q)
-			time.Sleep(time.Minute) // leases expire
-			requireSettled(t, q)
-			counts, err := q.Stats(t.Context())
-			require.NoError(t, err)
-			left := names[len(names)-int(counts["a"].Total()):]
-			requireNext(t, q, "a", left...)
-			requireSettled(t, q)
-			require.NoError(t, q.Close(), "image %d", i)
-		}
-	})
 }
 
 // hammer lets workers claim tasks of a queue and end each lease one way or the
@@ -319,25 +233,6 @@ func TestRatesOfManyQueues(t *testing.T) {
 		require.Len(t, served, queues)
 		require.LessOrEqual(t, looks.Load()-before, int64(4*queues))
 	})
-}
-
-// TestRateOfNearlyNothing: a wait that is longer than any time there is does not
-// become a short one.
-func TestRateOfNearlyNothing(t *testing.T) {
-	for _, rate := range []float64{1e-9, 1e-12, math.SmallestNonzeroFloat64} {
-		bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-			configure(t, q, "a", func(s *Settings) { s.Rate = rate })
-			produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
-			require.NotNil(t, claimNow(t, q, "a"), "the burst")
-			got := waitingClaim(t, q, "a")
-			requireSettled(t, q)
-			time.Sleep(2 * maxLease)
-			require.Empty(t, got)
-			configure(t, q, "a", func(s *Settings) { s.Rate = 0 })
-			synctest.Wait()
-			require.Len(t, got, 1)
-		})
-	}
 }
 
 // TestClosedGateRefillsNothing: claims that wait at a limit of concurrency leave

@@ -1,44 +1,12 @@
 package codeq
 
 import (
-	"context"
-	"iter"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/listing"
 )
-
-// collect returns what List yields, by payload.
-func collect(t *testing.T, list iter.Seq2[*TaskInfo, error]) (payloads []string) {
-	t.Helper()
-	for info, err := range list {
-		require.NoError(t, err)
-		payloads = append(payloads, string(info.Payload))
-	}
-	return payloads
-}
-
-// Listed returns the payloads of the tasks that List yields.
-func (f *FlowTest) Listed(o ListOptions) []string {
-	f.Helper()
-	synctest.Wait()
-	return collect(f.T, f.Q.List(context.Background(), o))
-}
-
-// Spread produces tasks, with their names as payloads, in one shard after the
-// other, a millisecond apart.
-func (f *FlowTest) Spread(tasks ...Task) (ids []ID) {
-	f.Helper()
-	for i, task := range tasks {
-		ids = append(ids, f.ProduceAt(i%f.Opts.Shards, task))
-		time.Sleep(time.Millisecond)
-	}
-	return ids
-}
 
 // TestPageIsReadAgain: a page that is read again, as the shard's leader has changed meanwhile, is
 // read from where it begins.

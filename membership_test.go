@@ -105,6 +105,32 @@ func TestRemovalGoesOn(t *testing.T) {
 	})
 }
 
+// TestAdditionFinishesRemoval: a node comes in although another one, which was removed from the
+// other shards, leads a shard: that one could add nobody, as it is no member of the first.
+func TestAdditionFinishesRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 3, Options{Shards: 3})
+		c.spread()
+		half, by := c.nodes[2], c.nodes[0]
+		for shard := range 2 {
+			remove := (*leaders)(simQueue(by).node).Change(ctx, shard, cluster.RemoveNode, cluster.Peer{Node: half.name})
+			require.NoError(t, remove)
+		}
+		require.Equal(t, half, c.leader(2))
+		joins := c.node(true)
+		require.NoError(t, c.open(joins))
+		want := []string{"n0", "n1", joins.name}
+		require.Equal(t, [][]string{want, want, want}, by.membersOfShards(t))
+		c.nodes = append(c.nodes, joins)
+		c.drop(half)
+		by.produce(t, 10)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
 // TestRemovedDirectory: no message that adds a node, however late it comes, and nobody who asks for
 // it, makes a member of a directory that was removed. The name with an empty directory is another
 // node.
@@ -557,7 +583,7 @@ func TestMembershipCallsEnd(t *testing.T) {
 					if replaces && call.node == slow.name {
 						continue // it is a member already
 					}
-					*seen.seen = nil
+					*seen.Seen = nil
 					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 					if replaces {
 						err = q.ReplaceNode(ctx, leader.name, Peer{call.node, call.node})

@@ -37,7 +37,7 @@ func (q *Queue) newNode() *node {
 	}
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
-		r := &replica{index: i, node: n, producing: session.New(q.dir.Life)}
+		r := &replica{index: i, node: n, mono: q.opts.mono, producing: session.New(q.dir.Life)}
 		q.replicas[i], machines[i] = r, newStateMachine(r)
 	}
 	var peers []cluster.Peer
@@ -51,7 +51,7 @@ func (q *Queue) newNode() *node {
 		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend,
 		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log, Newest: c.newest, PebbleFormat: q.opts.pebble,
 		Machines: machines, Reconcile: q.reconcile, Leaders: (*leaders)(n), Serve: n.serve, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
-		Wall: q.opts.wall, Dial: c.dial, Votes: c.stable, Log: c.log,
+		Wall: q.opts.wall, Mono: q.opts.mono, Dial: c.dial, Votes: c.stable, Log: c.log,
 	})
 	for i, r := range q.replicas {
 		r.group = n.Group(i)

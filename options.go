@@ -158,6 +158,7 @@ type Options struct {
 	fs   vfs.FS           // default: that of the operating system
 	boot string           // of the machine. Default: bootid.Read
 	wall func() time.Time // default: time.Now; its monotonic part is not used
+	mono func() time.Time // for leases, permits and rates. Default: time.Now
 
 	// pebble is Pebble's format by that of the directory. Default: manifest.PebbleFormat
 	pebble func(format int) pebble.FormatMajorVersion
@@ -283,6 +284,9 @@ func (o *Options) withDefaults() (*Options, error) {
 	}
 	if c.wall == nil {
 		c.wall = time.Now
+	}
+	if c.mono == nil {
+		c.mono = time.Now
 	}
 	if c.pebble == nil {
 		c.pebble = manifest.PebbleFormat

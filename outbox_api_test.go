@@ -157,3 +157,195 @@ func TestFlowSurvivesPowerLoss(t *testing.T) {
 		})
 	}
 }
+
+// TestPowerLossBetweenShards: a follow-up that belongs to another shard arrives
+// there once, whether the power fails before the receiver has stored it, or
+// before the sender has learnt of that.
+func TestPowerLossBetweenShards(t *testing.T) {
+	t.Parallel()
+	disk := vfs.NewCrashableMem()
+	inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk}), func(f *codeq.FlowTest) {
+		for round := range 3 {
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			l := f.Claim("start")
+			sent := bound("a", 1, engine.BatchCap+10)
+			before := f.Payloads()[1:] // without start
+			atReceiver := shut(t, f.Q, 1)
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, sent...))
+			synctest.Wait()
+			require.EqualValues(f, len(sent), f.UnderWay(0))
+
+			img := f.Crash(disk)
+			require.Equal(f, payloadsOf(sent), img.Payloads()[:len(sent)])
+			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
+			require.NoError(f, img.Q.Close())
+
+			atSender := shut(t, f.Q, 0)
+			close(atReceiver)
+			synctest.Wait() // the receiver has stored the first ones, the sender cannot forget them
+			img = f.Crash(disk)
+			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the confirmation", round)
+			require.Equal(f, slices.Compact(img.Payloads()), img.Payloads())
+			img.ProduceAt(0, codeq.Task{Queue: "start"}) // further messages are not taken for those
+			img.Complete("start", bound("b", 1, 5)...)
+			require.EqualValues(f, 5, img.Counts("b").Ready)
+			require.NoError(f, img.Q.Close())
+
+			close(atSender)
+			f.Check()
+			require.Len(f, f.Payloads(), len(before)+len(sent))
+			n := len(sent)
+			for n > 0 {
+				leases, err := f.Q.ClaimBatch(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
+				require.NoError(f, err)
+				for _, l := range leases {
+					require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
+				}
+				n -= len(leases)
+			}
+			f.Reopen()
+		}
+	})
+}
+
+// TestMessagesToFailedShard: messages to a shard that has failed wait for the
+// next Open; their sender goes on meanwhile.
+func TestMessagesToFailedShard(t *testing.T) {
+	ctx := context.Background()
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
+		inFlow(t, codeq.Options{Shards: 3, Durability: level}, func(f *codeq.FlowTest) {
+			parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+			child := f.ProduceAt(1, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			synctest.Wait()
+			zero := startingAt(f.Q, 0)
+			finish := func(queue string, next ...codeq.Task) {
+				f.Helper()
+				l, err := zero.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
+				require.NoError(f, err)
+				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
+				synctest.Wait()
+			}
+			failShard(t, f.Q, 1)
+			finish("start", slices.Concat(bound("a", 1, 3), bound("a", 2, 3))...)
+			finish("parent")
+			finish("start", bound("b", 1, 3)...)
+			require.EqualValues(f, 3+1+3, f.UnderWay(0))
+			require.NoError(f, f.Q.Close())
+
+			f.Open()
+			f.Check()
+			require.Zero(f, f.UnderWay(0))
+			require.Equal(f, codeq.Counts{Ready: 6}, f.Counts("a"))
+			require.Equal(f, codeq.Counts{Ready: 3}, f.Counts("b"))
+			f.RequireState(codeq.Ready, child)
+		})
+	}
+}
+
+// TestWaitIdleWaitsForMessages: a task on its way to another shard is not done.
+func TestWaitIdleWaitsForMessages(t *testing.T) {
+	ctx := context.Background()
+	for sender := range 3 {
+		inFlow(t, codeq.Options{Shards: 3}, func(f *codeq.FlowTest) {
+			f.ProduceAt(sender, codeq.Task{Queue: "start"})
+			receiver := (sender + 1) % 3
+			l := f.Claim("start")
+			open := shut(t, f.Q, receiver)
+			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, bound("a", receiver, 1)...))
+			synctest.Wait()
+			idle := make(chan error, 1)
+			go func() { idle <- f.Q.WaitIdle(ctx) }()
+			synctest.Wait()
+			require.Empty(f, idle)
+			close(open)
+			synctest.Wait()
+			require.Empty(f, idle)
+			f.Complete("a")
+			require.NoError(f, <-idle)
+		})
+	}
+}
+
+// TestWaitIdleWaitsForWhatIsToBeSent: a task that its sender has stored in the
+// very commit in which it is asked is not done.
+func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
+	ctx := context.Background()
+	inFlow(t, codeq.Options{Shards: 3}, func(f *codeq.FlowTest) {
+		f.ProduceAt(2, codeq.Task{Queue: "a"})
+		l := f.Claim("a")
+		open := shut(t, f.Q, 2)
+		go func() { _, _ = startingAt(f.Q, 2).Produce(ctx, codeq.Task{Queue: "z"}) }()
+		synctest.Wait()
+		go func() { _ = f.Q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...) }()
+		synctest.Wait()
+		idle := make(chan error, 1)
+		go func() { idle <- f.Q.WaitIdle(ctx, "a") }()
+		synctest.Wait()
+		close(open)
+		synctest.Wait()
+		require.Empty(f, idle)
+		f.Complete("a")
+		require.NoError(f, <-idle)
+	})
+}
+
+// TestWaitIdleSeesWhatHasMoved: a task that reaches a shard after that was
+// found idle, from one that is asked later, is not missed.
+func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
+	ctx := context.Background()
+	inFlow(t, codeq.Options{Shards: 3}, func(f *codeq.FlowTest) {
+		f.ProduceAt(2, codeq.Task{Queue: "a"})
+		l := f.Claim("a")
+		open := shut(t, f.Q, 1)
+		go func() { _, _ = startingAt(f.Q, 1).Produce(ctx, codeq.Task{Queue: "z"}) }()
+		synctest.Wait() // shard 1 is in a commit
+		idle := make(chan error, 1)
+		go func() { idle <- f.Q.WaitIdle(ctx, "a") }()
+		synctest.Wait() // shard 0 is idle; shard 1 is being asked
+		require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, bound("a", 0, 1)...))
+		synctest.Wait() // now shard 0 has the task, and shard 2 has none
+		close(open)
+		synctest.Wait()
+		require.Empty(f, idle)
+		f.Complete("a")
+		require.NoError(f, <-idle)
+	})
+}
+
+// TestLostTailOfMessages: at DurabilityProcess a power loss may take the last
+// messages from their sender and leave what they did to their receiver. Sender
+// and receiver then go on, and come to rest.
+func TestLostTailOfMessages(t *testing.T) {
+	ctx := context.Background()
+	disk := vfs.NewCrashableMem()
+	inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3}), func(f *codeq.FlowTest) {
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		first, second := f.Claim("start"), f.Claim("start")
+		atReceiver := shut(t, f.Q, 1)
+		require.NoError(f, f.Q.Complete(ctx, first.Receipt, nil, bound("a", 1, 2)...))
+		synctest.Wait()
+		syncLogs(t, disk, "queue/shard-000")
+		require.NoError(f, f.Q.Complete(ctx, second.Receipt, nil, bound("b", 1, 2)...))
+		synctest.Wait()
+		close(atReceiver)
+		synctest.Wait()
+		syncLogs(t, disk, "queue/shard-001")
+		require.Equal(f, codeq.Counts{Ready: 2}, f.Counts("b"))
+
+		img := f.Crash(disk) // comes to rest, or the bubble would not
+		require.EqualValues(f, 1, img.Counts("start").Total(), "the second completion is lost")
+		require.Equal(f, codeq.Counts{Ready: 2}, img.Counts("a"))
+		require.Equal(f, codeq.Counts{Ready: 2}, img.Counts("b"), "and what it did elsewhere is not")
+		require.Zero(f, img.UnderWay(0))
+		img.ProduceAt(0, codeq.Task{Queue: "again"})
+		img.Complete("again", bound("c", 1, 3)...)
+		require.Equal(f, codeq.Counts{Ready: 3}, img.Counts("c"))
+		require.NoError(f, img.Q.WaitIdle(ctx, "again"))
+		img.Reopen()
+		require.Equal(f, codeq.Counts{Ready: 3}, img.Counts("c"))
+		require.NoError(f, img.Q.Close())
+	})
+}

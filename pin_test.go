@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -13,20 +13,20 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 )
 
 // pinTest is parents whose retention is a minute, and children that take longer.
-type pinTest struct{ *FlowTest }
+type pinTest struct{ *codeq.FlowTest }
 
 // inPins runs a test with parents in shard 0 and children in the same shard and in another.
 func inPins(t *testing.T, test func(f *pinTest, child int)) {
 	for _, layout := range flowLayouts {
 		t.Run(layout.name, func(t *testing.T) {
-			opts := Options{Shards: layout.shards, Retention: time.Minute, LeaseFor: 24 * time.Hour}
-			inFlow(t, opts, func(f *FlowTest) { test(&pinTest{f}, layout.child) })
+			opts := codeq.Options{Shards: layout.shards, Retention: time.Minute, LeaseFor: 24 * time.Hour}
+			inFlow(t, opts, func(f *codeq.FlowTest) { test(&pinTest{f}, layout.child) })
 		})
 	}
 }
@@ -49,7 +49,7 @@ func (f *pinTest) wait() {
 }
 
 // requireResult makes sure that a parent's result can be read.
-func (f *pinTest) requireResult(parent ID, want string) {
+func (f *pinTest) requireResult(parent codeq.ID, want string) {
 	f.Helper()
 	info, err := f.Q.Get(context.Background(), parent)
 	require.NoError(f, err)
@@ -57,21 +57,13 @@ func (f *pinTest) requireResult(parent ID, want string) {
 }
 
 // requireForgotten makes sure that a task is forgotten within its retention from now on.
-func (f *pinTest) requireForgotten(ids ...ID) {
+func (f *pinTest) requireForgotten(ids ...codeq.ID) {
 	f.Helper()
 	f.Check()
 	time.Sleep(2 * time.Minute)
 	f.RequireState(gone, ids...)
 	f.Check()
-	for _, s := range f.Q.led() {
-		v := f.Q.peek(s)
-		n := 0
-		for _, prefix := range []byte{keys.Pin, keys.Pinned} {
-			require.NoError(f, schema.Scan(v.snap, prefix, func([]byte, []byte) error { n++; return nil }))
-		}
-		v.close()
-		require.Zero(f, n, "shard %d still has pins", s.index)
-	}
+	require.Zero(f, stored(f.T, f.Q, keys.Pin)+stored(f.T, f.Q, keys.Pinned), "pins that are left")
 }
 
 // TestPinnedResult: the result of a kept parent is there until the last child that
@@ -80,13 +72,13 @@ func TestPinnedResult(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	inPins(t, func(f *pinTest, child int) {
-		slow := f.ProduceAt(0, Task{Queue: "slow"})
-		parent := f.ProduceAt(0, Task{Queue: "parent"})
-		first := f.ProduceAt(child, Task{Queue: "first", After: []ID{parent}})
-		last := f.ProduceAt(child, Task{
-			Queue: "last", After: []ID{parent, slow}, RunAt: time.Now().Add(5 * time.Hour), Group: "g",
+		slow := f.ProduceAt(0, codeq.Task{Queue: "slow"})
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		first := f.ProduceAt(child, codeq.Task{Queue: "first", After: []codeq.ID{parent}})
+		last := f.ProduceAt(child, codeq.Task{
+			Queue: "last", After: []codeq.ID{parent, slow}, RunAt: time.Now().Add(5 * time.Hour), Group: "g",
 		})
-		before := f.ProduceAt(child, Task{Queue: "before", Group: "g"}) // has the turn, perhaps
+		before := f.ProduceAt(child, codeq.Task{Queue: "before", Group: "g"}) // has the turn, perhaps
 		f.Check()
 		f.finish("parent", "kept")
 		f.wait() // the first is not claimed yet
@@ -105,7 +97,7 @@ func TestPinnedResult(t *testing.T) {
 		f.Reopen()
 		l := f.Claim("last")
 		f.wait() // and is in a worker's hands
-		require.NoError(f, f.Q.Retry(ctx, l.Receipt, RetryOptions{Err: errors.New("again")}))
+		require.NoError(f, f.Q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("again")}))
 		f.wait()
 		f.requireResult(parent, "kept")
 		f.finish("last", "")
@@ -117,39 +109,39 @@ func TestPinnedResult(t *testing.T) {
 func TestUnpin(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	for name, end := range map[string]func(f *pinTest, child ID){
-		"cancel ready": func(f *pinTest, child ID) { f.Cancel(child) },
-		"cancel leased": func(f *pinTest, child ID) {
+	for name, end := range map[string]func(f *pinTest, child codeq.ID){
+		"cancel ready": func(f *pinTest, child codeq.ID) { f.Cancel(child) },
+		"cancel leased": func(f *pinTest, child codeq.ID) {
 			f.Claim("child")
 			f.Cancel(child)
 		},
-		"purge": func(f *pinTest, _ ID) {
+		"purge": func(f *pinTest, _ codeq.ID) {
 			f.Die("child")
 			f.wait()
-			n, err := f.Q.PurgeDead(ctx, DeadFilter{})
+			n, err := f.Q.PurgeDead(ctx, codeq.DeadFilter{})
 			require.NoError(f, err)
 			require.Equal(f, 1, n)
 		},
-		"redrive": func(f *pinTest, child ID) {
+		"redrive": func(f *pinTest, child codeq.ID) {
 			f.Die("child")
 			f.wait()
-			f.RequireState(Done, f.parents()...)
+			f.RequireState(codeq.Done, f.parents()...)
 			require.NoError(f, f.Q.RedriveDead(ctx, child))
 			f.finish("child", "")
 		},
-		"cancel dead": func(f *pinTest, child ID) {
+		"cancel dead": func(f *pinTest, child codeq.ID) {
 			f.Die("child")
 			f.Cancel(child)
 		},
-		"forgotten dead letter": func(f *pinTest, child ID) {
-			require.NoError(f, f.Q.Configure(ctx, "child", func(s *Settings) {
+		"forgotten dead letter": func(f *pinTest, child codeq.ID) {
+			require.NoError(f, f.Q.Configure(ctx, "child", func(s *codeq.Settings) {
 				s.DeadRetention = 3 * time.Hour
 			}))
 			f.Die("child")
 			f.wait()
 			f.wait()
-			f.RequireState(Dead, child)
-			f.RequireState(Done, f.parents()...)
+			f.RequireState(codeq.Dead, child)
+			f.RequireState(codeq.Done, f.parents()...)
 			f.wait()
 			f.wait()
 			f.RequireState(gone, child)
@@ -157,13 +149,13 @@ func TestUnpin(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inPins(t, func(f *pinTest, at int) {
-				parents := []ID{f.ProduceAt(0, Task{Queue: "parent"}), f.ProduceAt(0, Task{Queue: "parent"})}
-				child := f.ProduceAt(at, Task{Queue: "child", After: parents, MaxAttempts: 1})
+				parents := []codeq.ID{f.ProduceAt(0, codeq.Task{Queue: "parent"}), f.ProduceAt(0, codeq.Task{Queue: "parent"})}
+				child := f.ProduceAt(at, codeq.Task{Queue: "child", After: parents, MaxAttempts: 1})
 				f.Check()
 				f.finish("parent", "a")
 				f.finish("parent", "b")
 				f.wait()
-				f.RequireState(Done, parents...)
+				f.RequireState(codeq.Done, parents...)
 				end(f, child)
 				f.requireForgotten(append(parents, child)...)
 			})
@@ -172,9 +164,9 @@ func TestUnpin(t *testing.T) {
 }
 
 // parents is the tasks that are done and kept.
-func (f *pinTest) parents() (ids []ID) {
+func (f *pinTest) parents() (ids []codeq.ID) {
 	f.Helper()
-	for t, err := range f.Q.List(context.Background(), ListOptions{State: Done, Queue: "parent"}) {
+	for t, err := range f.Q.List(context.Background(), codeq.ListOptions{State: codeq.Done, Queue: "parent"}) {
 		require.NoError(f, err)
 		ids = append(ids, t.ID)
 	}
@@ -186,12 +178,12 @@ func (f *pinTest) parents() (ids []ID) {
 // was canceled while it waited does not; and nobody keeps what is kept for ever, or not at all.
 func TestPinByExisting(t *testing.T) {
 	inPins(t, func(f *pinTest, at int) {
-		parent := f.ProduceAt(0, Task{Queue: "parent"})
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
 		f.finish("parent", "kept")
 		time.Sleep(30 * time.Second)
-		children := []ID{
-			f.ProduceAt(at, Task{Queue: "child", After: []ID{parent}}),
-			f.ProduceAt(at, Task{Queue: "child", After: []ID{parent}}),
+		children := []codeq.ID{
+			f.ProduceAt(at, codeq.Task{Queue: "child", After: []codeq.ID{parent}}),
+			f.ProduceAt(at, codeq.Task{Queue: "child", After: []codeq.ID{parent}}),
 		}
 		f.Check()
 		f.finish("child", "")
@@ -200,16 +192,16 @@ func TestPinByExisting(t *testing.T) {
 		f.finish("child", "")
 		f.requireForgotten(append(children, parent)...)
 
-		parent = f.ProduceAt(0, Task{Queue: "parent"})
-		child := f.ProduceAt(at, Task{Queue: "child", After: []ID{parent}})
+		parent = f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		child := f.ProduceAt(at, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
 		f.Check()
 		f.Cancel(child)
 		f.finish("parent", "kept")
 		f.requireResult(parent, "kept")
 		f.requireForgotten(parent, child)
 
-		parent = f.ProduceAt(0, Task{Queue: "parent", Retention: Forever})
-		child = f.ProduceAt(at, Task{Queue: "child", After: []ID{parent}})
+		parent = f.ProduceAt(0, codeq.Task{Queue: "parent", Retention: codeq.Forever})
+		child = f.ProduceAt(at, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
 		f.Check()
 		f.finish("parent", "for ever")
 		f.finish("child", "")
@@ -224,12 +216,12 @@ func TestPinByExisting(t *testing.T) {
 func TestPinByMany(t *testing.T) {
 	t.Parallel()
 	inPins(t, func(f *pinTest, at int) {
-		parent := f.ProduceAt(0, Task{Queue: "parent"})
-		var batch []Task
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		var batch []codeq.Task
 		for range 5 * engine.TellAtOnce {
-			batch = append(batch, Task{Queue: "child", After: []ID{parent}})
+			batch = append(batch, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
 		}
-		children, err := f.Q.startingAt(at).ProduceBatch(context.Background(), batch)
+		children, err := startingAt(f.Q, at).ProduceBatch(context.Background(), batch)
 		require.NoError(f, err)
 		f.Check()
 		f.finish("parent", "kept")
@@ -242,17 +234,17 @@ func TestPinByMany(t *testing.T) {
 		}
 		f.requireForgotten(append(children, parent)...)
 
-		var parents []ID
+		var parents []codeq.ID
 		for i := range 400 {
-			parents = append(parents, f.ProduceAt(0, Task{Queue: "parent", Payload: fmt.Append(nil, i)}))
+			parents = append(parents, f.ProduceAt(0, codeq.Task{Queue: "parent", Payload: fmt.Append(nil, i)}))
 		}
-		child := f.ProduceAt(at, Task{Queue: "child", After: parents})
+		child := f.ProduceAt(at, codeq.Task{Queue: "child", After: parents})
 		f.Check()
 		for range parents {
 			require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("r")))
 		}
 		f.wait()
-		f.RequireState(Done, parents[0], parents[399])
+		f.RequireState(codeq.Done, parents[0], parents[399])
 		f.finish("child", "")
 		f.requireForgotten(append(parents, child)...)
 	})
@@ -281,16 +273,16 @@ func TestPinsAreRepaired(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			disk := vfs.NewMem()
-			var parent ID
-			inFlow(t, Options{Shards: 1, Retention: time.Minute, fs: disk}, func(f *FlowTest) {
-				parent = f.ProduceAt(0, Task{Queue: "parent"})
+			var parent codeq.ID
+			inFlow(t, *onDisk(disk, &codeq.Options{Shards: 1, Retention: time.Minute}), func(f *codeq.FlowTest) {
+				parent = f.ProduceAt(0, codeq.Task{Queue: "parent"})
 				for range 2 {
-					f.ProduceAt(0, Task{Queue: "child", After: []ID{parent}, RunAt: time.Now().Add(time.Hour)})
+					f.ProduceAt(0, codeq.Task{Queue: "child", After: []codeq.ID{parent}, RunAt: time.Now().Add(time.Hour)})
 				}
 				f.Check()
 				require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("kept")))
 			})
-			alter(t, disk, func(db *pebble.DB) map[ID]bool {
+			alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool {
 				if name == "child" {
 					key, _ := first(t, db, keys.Scheduled, nil)
 					require.NoError(t, db.Delete(key, nil))
@@ -302,7 +294,7 @@ func TestPinsAreRepaired(t *testing.T) {
 			r := verifyImage(t, disk, true)
 			require.True(t, r.OK(), "%v", r.Problems)
 			require.True(t, verifyImage(t, disk, false).OK())
-			inFlow(t, Options{Shards: 1, Retention: time.Minute, fs: disk}, func(g *FlowTest) {
+			inFlow(t, *onDisk(disk, &codeq.Options{Shards: 1, Retention: time.Minute}), func(g *codeq.FlowTest) {
 				f := &pinTest{g}
 				f.requireResult(parent, "kept")
 				f.wait()
@@ -322,11 +314,11 @@ func TestPinsAreRepaired(t *testing.T) {
 }
 
 // children is the leases of all that are ready.
-func (f *pinTest) children() iter.Seq[*Lease] {
-	return func(yield func(*Lease) bool) {
+func (f *pinTest) children() iter.Seq[*codeq.Lease] {
+	return func(yield func(*codeq.Lease) bool) {
 		for {
-			l, err := f.Q.Claim(context.Background(), ClaimRequest{Queues: []string{"child"}, NoWait: true})
-			if errors.Is(err, ErrEmpty) || !yield(l) {
+			l, err := f.Q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"child"}, NoWait: true})
+			if errors.Is(err, codeq.ErrEmpty) || !yield(l) {
 				return
 			}
 		}

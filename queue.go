@@ -464,7 +464,16 @@ func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration
 }
 
 func init() {
-	hook.SetFS = func(opts any, fs vfs.FS) { opts.(*Options).fs = fs }
+	hook.SetFS = func(opts any, fs vfs.FS) {
+		switch opts := opts.(type) {
+		case *Options:
+			opts.fs = fs
+		case *VerifyOptions:
+			opts.fs = fs
+		case *ReaderOptions:
+			opts.fs = fs
+		}
+	}
 	hook.SetWall = func(opts any, wall func() time.Time) { opts.(*Options).wall = wall }
 	hook.RunUntilEmpty = func(ctx context.Context, queue, mux, opts any) (int, error) {
 		return queue.(*Queue).runMux(ctx, mux.(*Mux), opts.(*RunOptions), true)

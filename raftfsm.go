@@ -180,7 +180,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 		s.node, s.replica, s.epoch = r.node, r, r.group.Applied()
 		s.steps.Table = &r.steps
 		s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
-		s.ClockAge = millisSince(*r.clockedAt.Load())
+		s.ClockAge = uint64(s.opts.mono().Sub(*r.clockedAt.Load()) / time.Millisecond)
 		if err := s.load(); err != nil {
 			return err
 		}
@@ -195,7 +195,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 // noteClock notes that the store has a new clock of leases, or may have one. What it has is of an
 // earlier time.
 func (r *replica) noteClock() {
-	now := time.Now()
+	now := r.mono()
 	r.clockedAt.Store(&now)
 }
 

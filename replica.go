@@ -35,6 +35,7 @@ type replica struct {
 	group     *cluster.Group
 	source    *liveStore                // of the snapshots; guarded by mu; nil while the store is being replaced
 	clockedAt atomic.Pointer[time.Time] // when the store got the clock of leases that it has
+	mono      func() time.Time          // Options.mono
 	producing *session.Calls            // of this node
 	awaits    broadcast.Awaiting
 }

@@ -54,7 +54,7 @@ func TestAwaitOfBehindNode(t *testing.T) {
 				}
 				synctest.Wait()
 				require.Len(t, told, 1)
-				require.ErrorIs(t, (<-told).err, ErrNotFound)
+				require.ErrorIs(t, (<-told).Err, ErrNotFound)
 			})
 		})
 	}

@@ -1106,3 +1106,211 @@ func TestPoisonTask(t *testing.T) {
 		require.Equal(t, "lease expired", got.LastError)
 	})
 }
+
+// TestOutputOfHandler: results and follow-ups are stored with the completion,
+// and are dropped when the handler fails.
+func TestOutputOfHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Shards: 3, Retention: time.Hour})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			if j.Attempt < 3 {
+				j.SetResult([]byte("of a failed attempt"))
+				j.FollowUp(codeq.Task{Queue: "b", Payload: []byte("of a failed attempt")})
+			}
+			switch j.Attempt {
+			case 1:
+				return errors.New("boom")
+			case 2:
+				panic("boom")
+			case 4:
+				return nil
+			}
+			if string(j.Args) == "silent" {
+				return nil
+			}
+			j.SetResult([]byte("first thought"))
+			j.SetResult([]byte("result"))
+			j.FollowUp(codeq.Task{Queue: "b", Payload: []byte("1")})
+			j.FollowUp(codeq.Task{Queue: "b", Payload: []byte("2")}, codeq.Task{Queue: "c", Payload: []byte("3"), RunAt: time.Now().Add(time.Hour)})
+			return nil
+		})
+		startRun(t, q, &m, codeq.RunOptions{})
+		ids := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", Payload: []byte("silent")})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for i, want := range []string{"result", ""} {
+			got := infoOf(t, q, ids[i])
+			require.Equal(t, codeq.Done, got.State)
+			require.Equal(t, want, string(got.Result))
+		}
+		require.Equal(t, codeq.Counts{Scheduled: 1}, countsOf(t, q, "c"))
+		require.Equal(t, codeq.Counts{Ready: 2}, countsOf(t, q, "b"))
+		var payloads []string
+		for task, err := range q.List(t.Context(), codeq.ListOptions{State: codeq.Ready}) {
+			require.NoError(t, err)
+			require.Equal(t, shardOf(ids[0], 3), shardOf(task.ID, 3), "follow-ups lie beside their parent")
+			payloads = append(payloads, string(task.Payload))
+		}
+		require.Equal(t, []string{"1", "2"}, payloads)
+		require.NoError(t, checkAll(q))
+	})
+}
+
+// TestRunOnFailedShard: when a shard fails, Run ends with its error, handlers
+// with tasks of other shards end in peace, and those of the failed shard are
+// told.
+func TestRunOnFailedShard(t *testing.T) {
+	for _, concurrency := range []int{6, 7} { // with and without claims that wait
+		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, codeq.Options{Shards: 3})
+				var m codeq.Mux
+				var mu sync.Mutex
+				causes := make(map[int][]error)
+				codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+					select {
+					case <-ctx.Done():
+					case <-time.After(20 * time.Second):
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					shard := shardOf(j.ID, 3)
+					causes[shard] = append(causes[shard], context.Cause(ctx))
+					return ctx.Err()
+				})
+				run := startRun(t, q, &m, codeq.RunOptions{LeaseFor: 15 * time.Second, Grace: time.Minute, Concurrency: concurrency})
+				for i := range 3 {
+					produce(t, startingAt(q, i), codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+				}
+				synctest.Wait()
+				failShard(t, q, 1)
+				_, err := startingAt(q, 1).Produce(t.Context(), codeq.Task{Queue: "b"})
+				require.ErrorIs(t, err, codeq.ErrUncertain)
+				require.ErrorIs(t, err, errDisk)
+
+				err = run.Wait()
+				require.ErrorIs(t, err, codeq.ErrFailed)
+				require.ErrorIs(t, err, errDisk)
+				require.Equal(t, []error{nil, nil}, causes[0])
+				require.Equal(t, []error{nil, nil}, causes[2])
+				require.Len(t, causes[1], 2)
+				for _, cause := range causes[1] {
+					require.ErrorIs(t, cause, codeq.ErrFailed)
+				}
+				require.NotEmpty(t, run.Reported())
+			})
+		})
+	}
+}
+
+// TestRunWaitsForCommits: workers do not wait for the commit of a completion,
+// but Run does.
+func TestRunWaitsForCommits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		step := make(chan struct{})
+		var handled atomic.Int64
+		codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error {
+			<-step
+			handled.Add(1)
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 2})
+		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		synctest.Wait()
+		open := shut(t, q, 0)
+		close(step)
+		synctest.Wait()
+		require.EqualValues(t, 2, handled.Load())
+		run.Cancel(nil)
+		time.Sleep(25 * time.Second) // longer than the grace, shorter than a lease
+		synctest.Wait()
+		select {
+		case <-run.Done:
+			t.Fatal("Run has returned before the last commit")
+		default:
+		}
+		close(open)
+		require.NoError(t, run.Wait())
+		require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
+	})
+}
+
+// TestStuckShardDelaysNoCancel: at the end of the grace period all handlers are
+// cancelled, even if a shard takes its time to have a task back.
+func TestStuckShardDelaysNoCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Shards: 2})
+		var m codeq.Mux
+		var cancelled atomic.Int64
+		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			<-ctx.Done()
+			cancelled.Add(1)
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 4, Grace: 10 * time.Second})
+		for i := range 2 {
+			produce(t, startingAt(q, i), codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		}
+		synctest.Wait()
+		var gates []chan struct{}
+		for i := range 2 {
+			gates = append(gates, shut(t, q, i))
+		}
+		run.Cancel(nil)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.EqualValues(t, 4, cancelled.Load())
+		for _, g := range gates {
+			close(g)
+		}
+		require.NoError(t, run.Wait())
+		require.Equal(t, codeq.Counts{Ready: 4}, countsOf(t, q, "a"))
+	})
+}
+
+// TestRefusedRuns: Run refuses what it cannot do before it begins.
+func TestRefusedRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m, empty codeq.Mux
+		codeq.Handle(&m, "a", untilCancelled)
+		codeq.Handle(&m, "b", untilCancelled)
+		produce(t, q, codeq.Task{Queue: "a"})
+		ended, cancel := context.WithCancel(t.Context())
+		cancel() // Run returns even if it does not refuse
+		for _, tc := range []struct {
+			mux   *codeq.Mux
+			opts  codeq.RunOptions
+			want  error
+			field string
+		}{
+			{nil, codeq.RunOptions{}, codeq.ErrNoHandler, ""},
+			{&empty, codeq.RunOptions{}, codeq.ErrNoHandler, ""},
+			{&empty, codeq.RunOptions{Queues: []string{"a"}}, codeq.ErrNoHandler, ""},
+			{&m, codeq.RunOptions{Queues: []string{"a", "z"}}, codeq.ErrNoHandler, ""},
+			{&m, codeq.RunOptions{Concurrency: -1}, codeq.ErrInvalid, "RunOptions.Concurrency"},
+			{&m, codeq.RunOptions{LeaseFor: shortestLease - 1}, codeq.ErrInvalid, "ClaimRequest.LeaseFor"},
+			{&m, codeq.RunOptions{LeaseFor: -time.Second}, codeq.ErrInvalid, "ClaimRequest.LeaseFor"},
+			{&m, codeq.RunOptions{LeaseFor: longestLease + 1}, codeq.ErrInvalid, "ClaimRequest.LeaseFor"},
+			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"z": 1}}, codeq.ErrInvalid, "ClaimRequest.Weights"},
+			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": 0}}, codeq.ErrInvalid, "ClaimRequest.Weights of b"},
+			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": -2}}, codeq.ErrInvalid, "ClaimRequest.Weights of b"},
+			{&m, codeq.RunOptions{Queues: []string{"a"}, Weights: map[string]int{"a": 1, "b": 2}}, codeq.ErrInvalid, "ClaimRequest.Weights"},
+			{&m, codeq.RunOptions{Queues: []string{"a"}, Weights: map[string]int{"a": -1}}, codeq.ErrInvalid, "ClaimRequest.Weights of a"},
+			{&m, codeq.RunOptions{Weights: map[string]int{"z": 1}}, codeq.ErrInvalid, "ClaimRequest.Weights"},
+			{&m, codeq.RunOptions{Weights: map[string]int{"a": 0}}, codeq.ErrInvalid, "ClaimRequest.Weights of a"},
+		} {
+			err := q.Run(ended, tc.mux, &tc.opts)
+			require.ErrorIs(t, err, tc.want, "%+v", tc.opts)
+			if tc.field != "" {
+				var invalid *codeq.InvalidError
+				require.ErrorAs(t, err, &invalid)
+				require.Equal(t, tc.field, invalid.Field, "%+v", tc.opts)
+			}
+		}
+		require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"))
+	})
+}

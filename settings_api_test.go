@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
@@ -205,4 +206,93 @@ func TestSettingsAreListed(t *testing.T) {
 		require.Equal(t, map[string]codeq.Counts{"paused": {}}, st)
 		require.NoError(t, q.Close())
 	}
+}
+
+// TestSettingsKept: all fields outlive restarts and crashes, each queue has its own,
+// and it needs no tasks.
+func TestSettingsKept(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			disk := vfs.NewCrashableMem()
+			opts := *onDisk(disk, &codeq.Options{Shards: shards, Durability: codeq.DurabilityDisk})
+			q := openForRun(t, opts)
+			require.Zero(t, settingsOf(t, q, "a"))
+			want := codeq.Settings{
+				Paused: true, Concurrency: 1, ConcurrencyPerKey: 2, Rate: 0.5, Burst: 3,
+				TenantWeights: map[string]int{"": 2, "x": 65536}, Retention: time.Hour, DeadRetention: codeq.Forever, HoldGroups: true,
+			}
+			configure(t, q, "a", func(s *codeq.Settings) { *s = want })
+			configure(t, q, "b", func(s *codeq.Settings) { s.Retention = codeq.Forever })
+			require.Equal(t, want, settingsOf(t, q, "a"))
+			requireSettled(t, q)
+
+			image := disk.CrashClone(vfs.CrashCloneCfg{})
+			require.NoError(t, q.Close())
+			for _, left := range []vfs.FS{disk, image} {
+				onDisk(left, &opts)
+				q := openForRun(t, opts)
+				require.Equal(t, want, settingsOf(t, q, "a"))
+				require.Equal(t, codeq.Settings{Retention: codeq.Forever}, settingsOf(t, q, "b"))
+				require.Zero(t, settingsOf(t, q, "c"))
+				produce(t, q, codeq.Task{Queue: "a"})
+				require.Nil(t, claimNow(t, q, "a"), "paused")
+				require.NoError(t, q.Resume(t.Context(), "a"))
+				require.False(t, settingsOf(t, q, "a").Paused)
+				requireSettled(t, q)
+				require.NoError(t, q.Close())
+			}
+		})
+	}
+}
+
+// TestConfigureFromProcesses: of changes by several processes at a time none is
+// lost.
+func TestConfigureFromProcesses(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		const processes, calls = 5, 10
+		var all sync.WaitGroup
+		for range processes {
+			other := ofAnotherProcess(q)
+			for range calls {
+				all.Go(func() {
+					if err := other.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Concurrency++ }); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		all.Wait()
+		requireInShards(t, q, "a", processes*calls, codeq.Settings{Concurrency: processes * calls})
+		requireSettled(t, q)
+	})
+}
+
+// TestConfigureTriesAgain: who finds that the settings have changed meanwhile
+// changes the new ones.
+func TestConfigureTriesAgain(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		var found []codeq.Settings
+		configure(t, q, "a", func(s *codeq.Settings) {
+			found = append(found, *s)
+			if len(found) == 1 {
+				done := make(chan error)
+				go func() { // a call on this stack would be refused
+					done <- ofAnotherProcess(q).Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 3 })
+				}()
+				require.NoError(t, <-done)
+			}
+			s.Burst = 1
+		})
+		require.Equal(t, []codeq.Settings{{}, {Concurrency: 3}}, found)
+		requireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 3, Burst: 1})
+		requireSettled(t, q)
+
+		boom := errors.New("boom")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		require.ErrorIs(t, q.Configure(ctx, "a", func(s *codeq.Settings) {
+			s.Burst = 2
+			cancel(boom)
+		}), boom)
+		requireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 3, Burst: 1})
+	})
 }

@@ -2,11 +2,8 @@ package codeq
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -24,42 +21,6 @@ func settingsOf(t *testing.T, q *Queue, queue string) Settings {
 	s, err := q.Settings(queue)
 	require.NoError(t, err)
 	return s
-}
-
-// TestSettingsKept: all fields outlive restarts and crashes, each queue has its own,
-// and it needs no tasks.
-func TestSettingsKept(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		synctest.Test(t, func(t *testing.T) {
-			disk := vfs.NewCrashableMem()
-			opts := Options{Shards: shards, Durability: DurabilityDisk, fs: disk}
-			q := openForRun(t, opts)
-			require.Zero(t, settingsOf(t, q, "a"))
-			want := Settings{
-				Paused: true, Concurrency: 1, ConcurrencyPerKey: 2, Rate: 0.5, Burst: 3,
-				TenantWeights: map[string]int{"": 2, "x": 65536}, Retention: time.Hour, DeadRetention: Forever, HoldGroups: true,
-			}
-			configure(t, q, "a", func(s *Settings) { *s = want })
-			configure(t, q, "b", func(s *Settings) { s.Retention = Forever })
-			require.Equal(t, want, settingsOf(t, q, "a"))
-			requireSettled(t, q)
-
-			image := disk.CrashClone(vfs.CrashCloneCfg{})
-			require.NoError(t, q.Close())
-			for _, opts.fs = range []vfs.FS{disk, image} {
-				q := openForRun(t, opts)
-				require.Equal(t, want, settingsOf(t, q, "a"))
-				require.Equal(t, Settings{Retention: Forever}, settingsOf(t, q, "b"))
-				require.Zero(t, settingsOf(t, q, "c"))
-				produce(t, q, Task{Queue: "a"})
-				require.Nil(t, claimNow(t, q, "a"), "paused")
-				require.NoError(t, q.Resume(t.Context(), "a"))
-				require.False(t, settingsOf(t, q, "a").Paused)
-				requireSettled(t, q)
-				require.NoError(t, q.Close())
-			}
-		})
-	}
 }
 
 // ofAnotherProcess returns q as a process has it that shares nothing with this
@@ -88,58 +49,6 @@ func requireInShards(t *testing.T, q *Queue, queue string, version uint64, want 
 		require.Equal(t, want, Settings(*c.Settings), "shard %d", i)
 		require.Equal(t, version, c.Version, "shard %d", i)
 	}
-}
-
-// TestConfigureFromProcesses: of changes by several processes at a time none is
-// lost.
-func TestConfigureFromProcesses(t *testing.T) {
-	forShards(t, func(t *testing.T, q *Queue) {
-		const processes, calls = 5, 10
-		var all sync.WaitGroup
-		for range processes {
-			other := q.ofAnotherProcess()
-			for range calls {
-				all.Go(func() {
-					if err := other.Configure(context.Background(), "a", func(s *Settings) { s.Concurrency++ }); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-		}
-		all.Wait()
-		requireInShards(t, q, "a", processes*calls, Settings{Concurrency: processes * calls})
-		requireSettled(t, q)
-	})
-}
-
-// TestConfigureTriesAgain: who finds that the settings have changed meanwhile
-// changes the new ones.
-func TestConfigureTriesAgain(t *testing.T) {
-	forShards(t, func(t *testing.T, q *Queue) {
-		var found []Settings
-		configure(t, q, "a", func(s *Settings) {
-			found = append(found, *s)
-			if len(found) == 1 {
-				done := make(chan error)
-				go func() { // a call on this stack would be refused
-					done <- q.ofAnotherProcess().Configure(t.Context(), "a", func(s *Settings) { s.Concurrency = 3 })
-				}()
-				require.NoError(t, <-done)
-			}
-			s.Burst = 1
-		})
-		require.Equal(t, []Settings{{}, {Concurrency: 3}}, found)
-		requireInShards(t, q, "a", 2, Settings{Concurrency: 3, Burst: 1})
-		requireSettled(t, q)
-
-		boom := errors.New("boom")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		require.ErrorIs(t, q.Configure(ctx, "a", func(s *Settings) {
-			s.Burst = 2
-			cancel(boom)
-		}), boom)
-		requireInShards(t, q, "a", 2, Settings{Concurrency: 3, Burst: 1})
-	})
 }
 
 // takeSettings makes the first shard take settings, as a Configure does whose caller is
@@ -186,7 +95,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
 		configure(t, f.Q, "a", func(s *Settings) { s.Concurrency = 1 })
 		f.Check()
-		one, two := shut(t, f.Q.shard(1)), shut(t, f.Q.shard(2))
+		one, two := shut(t, f.Q, 1), shut(t, f.Q, 2)
 		configured := make(chan error, 1)
 		go func() {
 			configured <- f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true })
@@ -231,7 +140,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 func TestConfigureWithFailedShard(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
 		f.ProduceAt(0, Task{Queue: "a"})
-		failShard(t, f.Q.shard(1))
+		failShard(t, f.Q, 1)
 		require.ErrorIs(f, f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true }), ErrUncertain)
 		require.True(f, settingsOf(t, f.Q, "a").Paused)
 		require.NoError(f, f.Q.shard(2).probe(func(s *shard) error {

@@ -39,7 +39,7 @@ type shard struct {
 	hub     *broadcast.Hub           // whose subscribers learn of events; nil in a cluster, where the log tells
 	runs    *broadcast.Runs[*runner] // who learns of canceled leases; likewise
 	inbox   *inbox.Inbox[operation]
-	origin  time.Time     // zero of the monotonic clock
+	origin  time.Time     // of the durations of steps
 	done    chan struct{} // closed when run has ended
 	commits atomic.Uint64 // groups whose commit has begun
 
@@ -67,7 +67,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		index:  index,
 		opts:   opts,
 		commit: st,
-		inbox:  inbox.New(opts.InboxDepth, origin, comesOnLease),
+		inbox:  inbox.New(opts.InboxDepth, opts.mono, comesOnLease),
 		origin: origin,
 		done:   make(chan struct{}),
 		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
@@ -76,7 +76,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		space:  diskSpace{Watch: diskspace.New(opts.fs, st.Dir(), opts.MinFreeBytes, opts.Shards)},
 		steps:  steps.Clock{Table: new(steps.Table)},
 	}
-	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates})
+	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.mono})
 	s.permits = dispatch.NewPermits(s.claims, permitMail{s})
 	return s
 }
@@ -550,7 +550,7 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 
 // tick reads the clocks. One reading serves a whole group.
 func (s *shard) tick() {
-	at := millisSince(s.origin)
+	at := s.inbox.Now()
 	s.Now = s.clock.Tick(at, !s.HasRoom(engine.RoomScarce))
 	s.Uptime = at
 	s.Wall = wallMillis(s.opts)
@@ -575,7 +575,5 @@ func (s *shard) clockAhead() uint64 {
 func (s *shard) reapable() uint64 {
 	return s.clock.Reapable(s.undecided.cursor < len(s.undecided.taken))
 }
-
-func millisSince(origin time.Time) uint64 { return uint64(time.Since(origin) / time.Millisecond) }
 
 func wallMillis(o *Options) uint64 { return uint64(max(o.wall().UnixMilli(), 0)) }

@@ -213,7 +213,7 @@ func (h *simHistory) next(tasks map[ID]*TaskInfo) *simHistory {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	next := newSimHistory()
-	next.serials, next.leaving, next.drifting, next.broken = h.serials, h.leaving, h.drifting, h.broken
+	next.serials, next.leaving, next.drifting, next.rates, next.broken = h.serials, h.leaving, h.drifting, h.rates, h.broken
 	for id, info := range tasks {
 		if info.Queue != "a" {
 			continue

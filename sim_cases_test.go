@@ -395,7 +395,7 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	st, err := store.Open("store", opts.storeConfig(), shared, true)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, st.Close()) }()
-	m := newStateMachine(&replica{store: st})
+	m := newStateMachine(&replica{store: st, mono: time.Now})
 	m.writer.Adopt = func([]byte) error { return nil }
 	applied := uint64(0)
 	for _, log := range logs {

@@ -31,7 +31,13 @@ func (s *schedule) checkpoint(n *simNode) bool {
 		defer cancel()
 		h := s.h
 		call := h.begin(simStored, 0, n.name)
+		s.cutting.Add(1)
 		err := q.Checkpoint(ctx, dir)
+		if err == nil {
+			s.cutting.Add(-1)
+		} else { // shards that were not told stand still
+			time.AfterFunc(barrierLimit, func() { s.cutting.Add(-1) })
+		}
 		if err != nil || !n.alive(life) { // it may be that the copy is whole, and its node did not live to say so
 			s.note("no copy on %s: %v", n.name, err)
 			return

@@ -41,6 +41,7 @@ type simCluster struct {
 	mu    sync.Mutex // guards what follows
 	nodes []*simNode // all that are members, in order of their joining
 	next  int        // number of the next node
+	rates bool       // monotonic clocks run at rates of their own
 
 	tell  func() string // what has happened; or nil
 	ended sync.WaitGroup
@@ -56,8 +57,10 @@ type simNode struct {
 	ahead   atomic.Int64                    // of the wall clock, in ns
 	drift   atomic.Int64                    // of the wall clock, in parts per million
 	began   time.Time                       // the drift counts from then on
+	clock   simClock                        // monotonic
 	broken  atomic.Bool                     // its disk fails
 	loads   atomic.Pointer[func(bytes int)] // is told what is read of Raft's log; or nil
+	stores  atomic.Pointer[func(bytes int)] // likewise, what is stored at once, as of one message
 
 	turn sync.Mutex // see hold
 
@@ -106,6 +109,10 @@ func (c *simCluster) node(join bool) *simNode {
 	defer c.mu.Unlock()
 	n := &simNode{cluster: c, name: fmt.Sprint("n", c.next), join: join, began: time.Now(), disk: vfs.NewCrashableMem(), votes: newSimVotes()}
 	c.next++
+	n.clock.begin()
+	if c.rates {
+		n.clock.run(simRateOf(c.rng))
+	}
 	return n
 }
 
@@ -180,13 +187,12 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	host := c.net.Listen(n.name)
 	o := c.opts
 	n.mu.Lock()
-	fuse := &simFuse{}
-	fuse.free.Store(simFree)
-	o.fs = simFS{&testkit.HookFS{FS: n.disk, Before: fuse.before}, fuse}
+	fuse := newSimFuse(n.disk)
+	o.fs = simFS{&testkit.HookFS{FS: fuse.room, Before: fuse.before}, fuse}
 	o.boot, n.booted = fmt.Sprint("boot ", n.boot), n.boot
 	votes, peers, join, newest := n.votes, c.peers, n.join, n.newest
 	n.mu.Unlock()
-	o.wall = n.wall
+	o.wall, o.mono = n.wall, n.clock.now
 	o.Logger = n.log()
 	if join {
 		peers = nil
@@ -208,6 +214,53 @@ func (n *simNode) wall() time.Time {
 	now := time.Now()
 	drift := now.Sub(n.began).Microseconds() * n.drift.Load() // ns: 1e6 ppm, 1e3 ns a microsecond
 	return now.Add(time.Duration(n.ahead.Load() + drift/1000))
+}
+
+// setRates gives the monotonic clock of each node, and of those that join, a rate of its own.
+func (c *simCluster) setRates() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rates = true
+	for _, n := range c.nodes {
+		n.clock.run(simRateOf(c.rng))
+	}
+}
+
+// simRate is by how much a monotonic clock is faster or slower than time at the most, in parts per
+// million; it is by a fifth of that at least.
+const simRate = 50_000
+
+func simRateOf(rng *rand.Rand) (ppm int64) {
+	ppm = simRate/5 + rng.Int64N(simRate*4/5+1)
+	if rng.IntN(2) == 0 {
+		return -ppm
+	}
+	return ppm
+}
+
+// simClock is the monotonic clock of a machine.
+type simClock struct {
+	mu    sync.Mutex // guards what follows
+	at    time.Time
+	shows time.Time // it did at that time
+	ppm   int64     // by which it gains since then
+}
+
+func (c *simClock) begin() { c.at, c.shows = time.Now(), time.Now() }
+
+// run lets the clock run at another rate.
+func (c *simClock) run(ppm int64) {
+	now := c.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at, c.shows, c.ppm = time.Now(), now, ppm
+}
+
+func (c *simClock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d := time.Since(c.at)
+	return c.shows.Add(d + time.Duration(d.Microseconds()*c.ppm/1000)) // ns: 1e6 ppm, 1e3 ns a us
 }
 
 // recover lets a node that is down go on by itself; the others are members no more. It
@@ -350,10 +403,35 @@ type simFuse struct {
 	operations atomic.Int64
 	burnt      func()
 	fails      atomic.Pointer[func(op, name string) bool]
-	free       atomic.Int64
+	free       atomic.Int64       // what is reported, whatever there is
+	room       *testkit.SmallDisk // what there is
+	full       atomic.Bool        // whatever of the two is little
 }
 
 const simFree = 1 << 40
+
+func newSimFuse(disk vfs.FS) *simFuse {
+	f := &simFuse{room: testkit.NewSmallDisk(simFree)}
+	f.room.FS = disk
+	f.free.Store(simFree)
+	return f
+}
+
+// scarce leaves so many bytes on the disk: what needs more fails. The file system says so, or, as
+// with a quota, does not.
+func (f *simFuse) scarce(left int64, said bool) {
+	f.room.Free(left)
+	if said {
+		f.free.Store(left)
+	}
+}
+
+// roomy ends what fill and scarce have begun.
+func (f *simFuse) roomy() {
+	f.room.Free(simFree)
+	f.free.Store(simFree)
+	f.full.Store(false)
+}
 
 // simFS is a node's disk.
 type simFS struct {
@@ -382,6 +460,17 @@ func (l simLog) GetLog(index uint64, log *raft.Log) error {
 		(*seen)(len(log.Data))
 	}
 	return err
+}
+
+func (l simLog) StoreLogs(logs []*raft.Log) error {
+	if seen := l.node.stores.Load(); seen != nil {
+		bytes := 0
+		for _, log := range logs {
+			bytes += len(log.Data)
+		}
+		(*seen)(bytes)
+	}
+	return l.Group.StoreLogs(logs)
 }
 
 func (l simLog) GetHead(index uint64, log *raft.Log) (int, error) {
@@ -417,6 +506,10 @@ func (n *simNode) breakDisk(fails func(op, name string) bool) {
 
 // watchLoads tells seen what the node reads of Raft's log.
 func (n *simNode) watchLoads(seen func(bytes int)) { n.loads.Store(&seen) }
+
+// watchStores tells seen how much the node stores in Raft's log at once, for a follower what a
+// message has brought.
+func (n *simNode) watchStores(seen func(bytes int)) { n.stores.Store(&seen) }
 
 // fill leaves that many bytes free on the node's disk until its next life.
 func (n *simNode) fill(free int64) {
@@ -509,13 +602,17 @@ func (c *simCluster) close() {
 	c.ended.Wait()
 }
 
-// mend heals the network, lets all nodes run, and starts those that are down.
+// mend heals the network, makes room on the disks, lets all nodes run, and starts those that are
+// down.
 func (c *simCluster) mend(start bool) {
 	c.net.Heal(false)
 	c.net.Unshape()
 	for _, n := range c.members() {
 		c.net.Pause(n.name, false)
 		n.mu.Lock()
+		if n.fuse != nil {
+			n.fuse.roomy()
+		}
 		n.fuse = nil
 		n.mu.Unlock()
 	}

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -46,6 +47,14 @@ var simLinks = []simFault{
 		}
 		return s.h.drifting
 	}},
+	{"rate", 2, func(s *schedule) bool {
+		if n := s.anyNode(); s.h.rates {
+			ppm := simRateOf(s.rng)
+			n.clock.run(ppm)
+			s.note("the monotonic clock of %s gains %d ms a second", n.name, ppm/1000)
+		}
+		return s.h.rates
+	}},
 }
 
 // checkBacklogs makes sure that every task of a backlog that was acknowledged is stored.
@@ -66,6 +75,7 @@ var simDisks = []simFault{
 		if q, _ := n.queue(); q == nil || n.broken.Swap(true) {
 			return false
 		}
+		s.h.breaks()
 		s.note("on %s fail %s, until its process is started again in %v", n.name, fault.what, d)
 		n.breakDisk(fault.fails)
 		s.done.Go(func() {
@@ -78,15 +88,27 @@ var simDisks = []simFault{
 	{"full disk", 2, func(s *schedule) bool {
 		n, d := s.someNode(), s.upTo(10*time.Second)
 		n.mu.Lock()
-		fuse := n.fuse
+		fuse, life := n.fuse, n.life
 		n.mu.Unlock()
-		if fuse == nil || fuse.free.Swap(0) == 0 {
+		if fuse == nil || fuse.full.Swap(true) {
 			return false
 		}
-		s.note("the disk of %s is full for %v", n.name, d)
+		s.h.breaks()
+		really, left, said := s.rng.IntN(2) == 0, int64(256)<<s.rng.IntN(13), s.rng.IntN(2) == 0
+		if really {
+			s.note("the disk of %s has %d bytes for %v (it says so: %t)", n.name, left, d, said)
+			n.broken.Store(true)
+			fuse.scarce(left, said)
+		} else {
+			s.note("the disk of %s is full for %v", n.name, d)
+			fuse.free.Store(0)
+		}
 		s.done.Go(func() {
 			time.Sleep(d)
-			fuse.free.Store(simFree)
+			fuse.roomy()
+			if really {
+				s.reviveFailed(n, life)
+			}
 		})
 		return true
 	}},
@@ -171,30 +193,76 @@ func (n *simNode) knowsAll(nodes []*simNode) bool {
 	return true
 }
 
-// flip closes a node and changes a bit in one of its files. The node notices that when it is
-// opened, and is replaced. (Blocks of tables are checked when they are read; goroutines of Pebble
-// that find such damage may never end, which a bubble does not allow.)
+// reviveFailed opens a node again if a life of it has failed for want of space: where the reserve
+// of a store is too small, it does.
+func (s *schedule) reviveFailed(n *simNode, life int) {
+	for range 20 {
+		q, now := n.queue()
+		if q == nil || now != life {
+			return
+		}
+		for _, r := range q.replicas {
+			if err := r.group.Failure(); err != nil {
+				s.note("%s is started again: %v", n.name, err)
+				n.crash(100)
+				n.raise()
+				return
+			}
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+}
+
+// flip closes a node, or kills it, and changes a bit in one of its files. The node is replaced. It
+// notices the bit when it is opened; what its logs have lost after a kill it cannot notice. Blocks
+// of tables are checked when they are read: goroutines of Pebble that find such damage may never
+// end, which a bubble does not allow. So Verify looks for it, and a node in which that has found
+// something is not opened.
 func (s *schedule) flip(n *simNode) {
-	n.stop()
+	killed, tables := s.rng.IntN(2) == 0, s.rng.IntN(2) == 0
+	if killed {
+		n.crash(100)
+	} else {
+		n.stop()
+	}
+	s.h.breaks()
 	c := &corruptible{t: s.t, disk: n.disk, content: make(map[string][]byte)}
 	c.add("queue")
-	c.files = slices.DeleteFunc(c.files, func(name string) bool { return strings.HasSuffix(name, ".sst") })
+	isTable := func(name string) bool { return strings.HasSuffix(name, ".sst") }
+	tables = tables && slices.ContainsFunc(c.files, isTable)
+	c.files = slices.DeleteFunc(c.files, func(name string) bool {
+		return isTable(name) != tables || killed && strings.HasSuffix(name, ".log")
+	})
 	name := c.files[s.rng.IntN(len(c.files))]
 	bit := s.rng.IntN(8 * len(c.content[name]))
 	n.mu.Lock()
 	n.disk = c.flip(name, bit)
 	n.mu.Unlock()
 	n.broken.Store(true)
-	err := s.open(n)
-	s.note("bit %d of %s of %s is flipped: %v", bit, name, n.name, err)
-	if err != nil && !errors.Is(err, ErrCorrupt) {
-		s.t.Errorf("bit %d of %s of %s is flipped: %v", bit, name, n.name, err)
+	what := fmt.Sprintf("bit %d of %s of %s is flipped (killed %t)", bit, name, n.name, killed)
+	sound := true
+	if tables {
+		found, err := Verify("queue", &VerifyOptions{fs: n.disk})
+		if err != nil {
+			s.t.Errorf("%s: Verify: %v", what, err)
+		}
+		if sound = err == nil && found.OK(); !sound {
+			s.note("%s, and found by Verify", what)
+		}
+	}
+	if sound {
+		err := s.open(n)
+		s.note("%s: %v", what, err)
+		if err != nil && (tables || !errors.Is(err, ErrCorrupt)) {
+			s.t.Errorf("%s: %v", what, err)
+		}
 	}
 	n.mu.Lock()
 	n.removed = true
 	n.mu.Unlock()
 	s.done.Go(func() {
 		defer s.moving.Store(false)
+		s.h.leaves(n.name) // if it was opened
 		s.replace(n, s.note, nil)
 	})
 }

@@ -184,7 +184,7 @@ func (f *simFeatures) claim(c *simClient, queue string) (*Lease, *simFeatureTask
 	}
 	now := time.Now()
 	granted, _ := f.h.granted(begin, now, l, simGroupLease)
-	t.leases = append(t.leases, simLease{span{now, granted.Add(simGroupLease - simSlack)}, l.Receipt.Token})
+	t.leases = append(t.leases, simLease{span{now, granted.Add(f.h.shortest(simGroupLease) - simSlack)}, l.Receipt.Token})
 	f.uses++
 	return l, t
 }

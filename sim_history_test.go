@@ -26,8 +26,9 @@ type simHistory struct {
 	acked    map[int]bool
 	leaving  map[string]bool // nodes that are being removed, or were
 	counts   []simCount
-	drifting bool // clocks of nodes run at other rates
-	broken   bool // disks of nodes may fail, or be full
+	drifting bool // wall clocks of nodes run at other rates
+	rates    bool // monotonic clocks do
+	broken   bool // the directory of a node has failed, was full, or was an older copy
 	failures []string
 	answered *simCall // by a shard: of these calls the one that began last
 }
@@ -144,6 +145,13 @@ func (h *simHistory) leaves(node string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.leaving[node] = true
+}
+
+// breaks notes that a disk fails or is full, or that a directory is an older copy.
+func (h *simHistory) breaks() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.broken = true
 }
 
 func (h *simHistory) add(c simCall) {
@@ -338,7 +346,7 @@ func (h *simHistory) check() []string {
 	h.checkCounts(tasks)
 	for serial, calls := range tasks {
 		slices.SortFunc(calls, func(a, b *simCall) int { return cmp.Compare(a.call, b.call) })
-		if problem := checkSimTask(calls); problem != "" {
+		if problem := checkSimTask(calls, h.shortest); problem != "" {
 			var b strings.Builder
 			for _, c := range calls {
 				fmt.Fprintf(&b, "\n\t%v", c)
@@ -353,7 +361,7 @@ func (h *simHistory) check() []string {
 // bubble.
 const porcupineTimeout = 20 * time.Second
 
-func checkSimTask(calls []*simCall) string {
+func checkSimTask(calls []*simCall, shortest func(time.Duration) time.Duration) string {
 	var ops []porcupine.Operation
 	for _, c := range calls {
 		op := porcupine.Operation{ClientId: c.client, Input: c, Call: c.call, Return: c.ret}
@@ -368,15 +376,31 @@ func checkSimTask(calls []*simCall) string {
 	case porcupine.Unknown:
 		return fmt.Sprintf("its history was not checked within %v", porcupineTimeout)
 	}
-	return checkSimLeases(calls)
+	return checkSimLeases(calls, shortest)
 }
 
 // simSlack is what rounding to milliseconds may take off a lease.
 const simSlack = 3 * time.Millisecond
 
+// shortest is how long a lease lasts at least: leaders measure it by their monotonic clocks.
+func (h *simHistory) shortest(d time.Duration) time.Duration {
+	if !h.rates {
+		return d
+	}
+	return d * 1_000_000 / (1_000_000 + simRate)
+}
+
+// longest is how long a lease that is not renewed lasts at most, while time passes for it.
+func (h *simHistory) longest(d time.Duration) time.Duration {
+	if !h.rates {
+		return d
+	}
+	return d * 1_000_000 / (1_000_000 - simRate)
+}
+
 // checkSimLeases makes sure that leases last as long as they were granted or
 // extended for: until then nobody else gets the task, and its holder does not lose it.
-func checkSimLeases(calls []*simCall) string {
+func checkSimLeases(calls []*simCall, shortest func(time.Duration) time.Duration) string {
 	var claims []*simCall
 	for _, c := range calls {
 		if c.verb == simClaim {
@@ -385,7 +409,7 @@ func checkSimLeases(calls []*simCall) string {
 	}
 	slices.SortFunc(claims, func(a, b *simCall) int { return cmp.Compare(a.token, b.token) })
 	for i, claim := range claims {
-		until := claim.granted.Add(claim.duration)
+		until := claim.granted.Add(shortest(claim.duration))
 		finished := false
 		for _, c := range calls {
 			if c.token != claim.token || c == claim {
@@ -394,7 +418,7 @@ func checkSimLeases(calls []*simCall) string {
 			if c.outcome == simLost && !finished {
 				// An Extend is made again when its answer is lost, and may have shortened the lease
 				// by then.
-				if next := c.begin.Add(c.duration); c.verb == simExtend && next.Before(until) {
+				if next := c.begin.Add(shortest(c.duration)); c.verb == simExtend && next.Before(until) {
 					until = next
 				}
 				if c.end.Before(until.Add(-simSlack)) {
@@ -406,7 +430,7 @@ func checkSimLeases(calls []*simCall) string {
 			}
 			switch c.verb {
 			case simExtend:
-				if next := c.begin.Add(c.duration); c.outcome == simDone || next.Before(until) {
+				if next := c.begin.Add(shortest(c.duration)); c.outcome == simDone || next.Before(until) {
 					until = next
 				}
 			default:

@@ -24,8 +24,8 @@ const (
 )
 
 // leaseWatch measures by how much leases may last too long: by the times for which their shard had
-// no leader, or one that committed nothing, or had no room to end a lease, and by what each leader
-// did not know of the clock of leases when it began.
+// no leader, or one that committed nothing, had no room to end a lease, or may have stood still for
+// a checkpoint, and by what each leader did not know of the clock of leases when it began.
 type leaseWatch struct {
 	*schedule
 	mu     sync.Mutex // guards what follows
@@ -92,13 +92,14 @@ func (w *leaseWatch) look(every time.Duration) {
 		if n.isFull() {
 			sh.full = now
 		}
-		if now.Sub(sh.full) < 2*simGrace { // the leader looks at intervals
+		if now.Sub(sh.full) < 2*simGrace || w.cutting.Load() > 0 { // the leader looks at intervals
 			sh.extra += every
 		}
 		switch {
 		case leader != sh.leader:
 			known := min(time.Duration(leader.ClockAge)*time.Millisecond, simClockEvery)
-			sh.extra += now.Sub(sh.at) + simClockEvery - known + simGrace
+			unknown := w.h.longest(known) - known // of what its clock says
+			sh.extra += now.Sub(sh.at) + simClockEvery - known + unknown + simGrace
 		case group.CommitIndex() < sh.index:
 			continue
 		case now.Sub(sh.at) > simPulse:
@@ -123,7 +124,7 @@ func (w *leaseWatch) extra(shard int) time.Duration {
 func (n *simNode) isFull() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.fuse != nil && n.fuse.free.Load() == 0
+	return n.fuse != nil && n.fuse.full.Load()
 }
 
 // abandon claims tasks, each in a queue of its own, and lets them go.
@@ -185,7 +186,7 @@ func (w *leaseWatch) claimAgain(held simHeld, n *simNode, from time.Time) {
 			w.t.Errorf("claim of %s, leased at %v for %v: %v", held.queue, held.granted, held.duration, err)
 			return
 		}
-		ends := held.granted.Add(held.duration + w.extra(held.shard) - held.extra)
+		ends := held.granted.Add(w.h.longest(held.duration) + w.extra(held.shard) - held.extra)
 		if ends.Before(from) {
 			ends = from
 		}

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,6 +14,8 @@ const (
 	simBacklog    = 16 << 20 // bytes: at most, of the backlogs of a schedule; what a node lacks in large entries
 	simFiles      = 4 << 20  // bytes: what it lacks in small ones
 	simLargeEntry = 8 << 20  // bytes of tasks at most
+	simMessage    = 4 << 20  // bytes of the entries of a message of Raft, of more than one entry, at most
+	simEntryRest  = 64 << 10 // bytes of an entry beside those of its tasks, at most
 )
 
 // drawLoad makes one schedule of ten such a one.
@@ -132,6 +135,16 @@ func (s *schedule) catchUp() {
 		return bytes
 	}
 	before := sent()
+	// Bytes: of the log, read since; of those, not sent yet at most; in a message at most.
+	var loaded, held, message atomic.Int64
+	atMost := func(most *atomic.Int64, n int64) {
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+	}
+	leader.watchLoads(func(bytes int) { atMost(&held, loaded.Add(int64(bytes))-(sent()-before)) })
+	defer leader.loads.Store(nil)
+	victim.watchStores(func(bytes int) { atMost(&message, int64(bytes)) })
+	defer victim.stores.Store(nil)
 	const piece = 4 << 10
 	pause := piece * 4 * time.Second / time.Duration(rate)
 	for begun := time.Now(); behind.Applied()+8 < ahead.Applied(); time.Sleep(pause) {
@@ -150,6 +163,11 @@ func (s *schedule) catchUp() {
 	}
 	if got := sent() - before; got > stored*3/2+2<<20 {
 		s.t.Errorf("%d bytes were sent to %s, of %d that are stored", got, victim.name, stored)
+	}
+	if most := int64(max(entry+simEntryRest, simMessage)); message.Load() > most {
+		s.t.Errorf("%s got %d bytes in a message", victim.name, message.Load())
+	} else if most = most + simMessage; held.Load() > most {
+		s.t.Errorf("%d bytes of entries were in memory, to be sent to %s", held.Load(), victim.name)
 	}
 	if now := ahead.Raft().CurrentTerm(); now != term {
 		s.t.Errorf("term %d has become %d while %s caught up", term, now, victim.name)

@@ -109,6 +109,38 @@ func TestPowerLossOfOneNode(t *testing.T) {
 	}
 }
 
+// TestReturnGoesOn: a leader that takes a node back ends when the node has its new ID and not its
+// address. The next one takes it back, although the node has lost with its power who the others
+// are.
+func TestReturnGoesOn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 1, Options{Shards: 1, Durability: DurabilityProcess})
+		c.awaitLeaders()
+		victim := c.members()[0]
+		time.Sleep(time.Minute) // it has noted the boot of its machine
+		image := victim.image()
+		for range 3 {
+			c.grow(func(string, ...any) {})
+		}
+		victim.produce(t, 10)
+		former := victim.id()
+		c.net.Isolate(victim.name, c.names())
+		leader := c.newLeader(victim)
+		victim.crash(0)
+		victim.putBack(image) // this is all that was synced
+		victim.start()
+		require.Len(t, membersOf(victim, 0), 1, "it knows nobody")
+		self, group := cluster.Peer{Node: victim.name, Address: victim.name, ID: victim.id()}, simQueue(leader).replicas[0].group.Raft()
+		require.NoError(t, group.AddNonvoter(self.ServerID(), cluster.Alias(self), 0, 0).Error())
+		require.NoError(t, group.RemoveServer(cluster.Peer{Node: victim.name, ID: former}.ServerID(), 0, 0).Error())
+		c.net.Heal(true)
+		c.awaitVotes()
+		require.Equal(t, 10, victim.count(t))
+		c.close()
+	})
+}
+
 // TestManyPowerLosses: a node that loses its power again and again while nobody takes it back has
 // one former ID, and keeps its new one.
 func TestManyPowerLosses(t *testing.T) {
@@ -372,9 +404,10 @@ func TestPowerLossAmidRemoval(t *testing.T) {
 		require.NoError(t, change(t.Context(), 0, cluster.RemoveNode, cluster.Peer{Node: removed.name}))
 		removed.start()
 		time.Sleep(time.Minute)
-		require.Len(t, membersOf(leader, 0), 2)
-		require.NoError(t, simQueue(leader).RemoveNode(t.Context(), removed.name))
-		require.Len(t, membersOf(leader, 1), 2)
+		for shard := range 2 { // when it asked to be taken back, its removal was finished
+			require.Len(t, membersOf(leader, shard), 2)
+		}
+		require.ErrorIs(t, simQueue(leader).RemoveNode(t.Context(), removed.name), ErrNotMember)
 		c.drop(removed)
 		c.rest()
 		require.NoError(t, c.check())

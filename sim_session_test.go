@@ -42,6 +42,39 @@ func (c *simCluster) lateProduce(t *testing.T) (caller, leader *simNode, deliver
 	}
 }
 
+// lateMessages lets a node produce while the leader of a shard does not hear it. When another one
+// leads, and has stored that, the node is killed and opened again. The old leader hears it when it
+// leads again: the messages of two lives.
+func (s *schedule) lateMessages(caller, old, next *simNode, shard int) {
+	defer s.net.SetCut(caller.name, old.name, false)
+	lead := func(n *simNode) bool {
+		q, _ := next.queue()
+		if q == nil {
+			return false
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		return q.TransferLeadership(ctx, shard, n.name) == nil
+	}
+	const pause = 100 * time.Millisecond // in which messages are on their way, and some are stored
+	end := s.rush(caller)
+	time.Sleep(pause)
+	led := lead(next)
+	if end(); !led || !caller.crash(100) { // what the old leader did not hear is stored by then
+		return
+	}
+	caller.raise()
+	defer s.rush(caller)()
+	time.Sleep(pause)
+	if !lead(old) {
+		return
+	}
+	s.note("%s leads shard %d again, and hears %s", old.name, shard, caller.name)
+	s.happened("late message")
+	s.net.SetCut(caller.name, old.name, false)
+	time.Sleep(pause)
+}
+
 // requireReady makes sure of how many tasks are stored.
 func (c *simCluster) requireReady(t *testing.T, n uint64) {
 	leader, _ := c.lead()

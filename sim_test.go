@@ -134,12 +134,13 @@ func (c *simCounts) add(o simCounts) {
 }
 
 func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
-	defer func() {
+	var s *schedule
+	defer func() { // also after an error in the bubble, which ends this goroutine
 		if t.Failed() {
 			t.Logf("repeat: go test -run 'TestSimulation$' . -sim.seed=%d -sim.tries=10", seed)
+			t.Log(s.story())
 		}
 	}()
-	var s *schedule
 	synctest.Test(t, func(t *testing.T) {
 		s = newSchedule(t, seed)
 		defer func() {
@@ -155,9 +156,6 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 		for _, problem := range h.check() {
 			t.Error(problem)
 		}
-	}
-	if t.Failed() {
-		t.Log(s.story())
 	}
 	return counts
 }
@@ -189,6 +187,7 @@ type schedule struct {
 	dark      *simNode       // its power failed last; only inject uses it
 	rushed    atomic.Int64   // clients of rush, ever
 	copied    int            // how many copies were begun
+	cutting   atomic.Int32   // for how many of them shards may stand still
 	blackouts int            // of simBlackout
 
 	backlogged atomic.Int64 // bytes, of backlogs
@@ -226,7 +225,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	}
 	s.drawLoad(&opts)
 	s.length = time.Duration(10+rng.IntN(30)) * time.Second
-	s.h.drifting, s.h.broken = rng.IntN(6) == 0, true
+	s.h.drifting = rng.IntN(6) == 0
 	for _, f := range append(slices.Concat(simFaults, simLinks, simDisks), simOlderCopy) {
 		if rng.IntN(2) == 0 {
 			s.faults = append(s.faults, f)
@@ -247,6 +246,11 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 		s.note("older builds")
 	}
 	s.simCluster = newSimClusterOf(t, seed, nodes, opts, newest)
+	if rng.IntN(2) == 0 {
+		s.h.rates = true
+		s.setRates()
+		s.note("monotonic clocks run at rates of their own")
+	}
 	s.tell = func() string { return fmt.Sprintf("seed %d: %s", seed, s.story()) }
 	return s
 }
@@ -537,6 +541,19 @@ var simFaults = []simFault{
 			s.net.SetCut(heir.name, old.name, false)
 		})
 		return true
+	}},
+	{"late message", 3, func(s *schedule) bool {
+		nodes, shard := s.members(), s.rng.IntN(s.opts.Shards)
+		old := s.leader(shard)
+		nodes = slices.DeleteFunc(nodes, func(n *simNode) bool { return n == old })
+		i := s.rng.Perm(len(nodes))
+		if old == nil || len(nodes) < 2 || simQueue(nodes[i[0]]) == nil || simQueue(nodes[i[1]]) == nil {
+			return false
+		}
+		s.note("messages of %s to %s, which leads shard %d, are late, until %s has led it", nodes[i[0]].name, old.name, shard, nodes[i[1]].name)
+		s.net.SetCut(nodes[i[0]].name, old.name, true)
+		s.done.Go(func() { s.lateMessages(nodes[i[0]], old, nodes[i[1]], shard) })
+		return false
 	}},
 	{"replace", 6, func(s *schedule) bool {
 		old := s.someNode()

@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -9,58 +9,33 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/testkit"
 )
-
-// slowCommitter takes a time for each commit. In a bubble, where nothing else takes time, a
-// caller knows by the clock how many groups it has waited for.
-type slowCommitter struct {
-	committer
-	takes   time.Duration
-	commits atomic.Int64
-}
-
-func (c *slowCommitter) Commit(b *pebble.Batch) error {
-	c.commits.Add(1)
-	time.Sleep(c.takes)
-	return c.committer.Commit(b)
-}
-
-// slowDown makes each commit of a shard take a time from now on.
-func slowDown(t *testing.T, s *shard, takes time.Duration) *slowCommitter {
-	t.Helper()
-	c := &slowCommitter{takes: takes}
-	require.NoError(t, s.probe(func(s *shard) error {
-		c.committer, s.commit = s.commit, c
-		return nil
-	}))
-	return c
-}
 
 // TestStallEndsNoLease: a worker that asks in time keeps its lease, or ends it, however
 // late the owner gets to it; whoever asks too late has lost it, and so has who has died.
 func TestStallEndsNoLease(t *testing.T) {
-	verbs := map[string]func(*Queue, Receipt) error{
-		"complete": func(q *Queue, r Receipt) error { return q.Complete(context.Background(), r, nil) },
-		"retry": func(q *Queue, r Receipt) error {
-			return q.Retry(context.Background(), r, RetryOptions{After: time.Hour})
+	verbs := map[string]func(*codeq.Queue, codeq.Receipt) error{
+		"complete": func(q *codeq.Queue, r codeq.Receipt) error { return q.Complete(context.Background(), r, nil) },
+		"retry": func(q *codeq.Queue, r codeq.Receipt) error {
+			return q.Retry(context.Background(), r, codeq.RetryOptions{After: time.Hour})
 		},
-		"release": func(q *Queue, r Receipt) error { return q.Release(context.Background(), r, time.Hour) },
-		"extend":  func(q *Queue, r Receipt) error { return q.Extend(context.Background(), r, time.Hour) },
+		"release": func(q *codeq.Queue, r codeq.Receipt) error { return q.Release(context.Background(), r, time.Hour) },
+		"extend":  func(q *codeq.Queue, r codeq.Receipt) error { return q.Extend(context.Background(), r, time.Hour) },
 	}
 	for name, verb := range verbs {
-		for _, opts := range []Options{{}, {InboxDepth: 1}, {GroupCap: 1}} {
+		for _, opts := range []codeq.Options{{}, {InboxDepth: 1}, {GroupCap: 1}} {
 			t.Run(fmt.Sprintf("%s/depth %d, cap %d", name, opts.InboxDepth, opts.GroupCap), func(t *testing.T) {
 				opts.LeaseFor = 30 * time.Second
-				bubble(t, opts, func(t *testing.T, q *Queue) {
-					produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
+				bubble(t, opts, func(t *testing.T, q *codeq.Queue) {
+					produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
 					l, dead := claimNow(t, q, "a"), claimNow(t, q, "a")
-					open := shut(t, q.shard(0))
+					open := shut(t, q, 0)
 					for range 5 { // one for the commit that stalls, the others are before the verb
-						go func() { _, _ = q.Produce(context.Background(), Task{Queue: "b"}) }()
+						go func() { _, _ = q.Produce(context.Background(), codeq.Task{Queue: "b"}) }()
 						synctest.Wait()
 					}
 					time.Sleep(29 * time.Second)
@@ -70,11 +45,11 @@ func TestStallEndsNoLease(t *testing.T) {
 					close(open)
 					require.NoError(t, <-done)
 
-					again, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
+					again, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
 					require.NoError(t, err)
 					require.Equal(t, dead.ID, again.ID)
 					require.LessOrEqual(t, time.Since(dead.Deadline), 50*time.Second, "who has died is found in time")
-					require.ErrorIs(t, verb(q, dead.Receipt), ErrLeaseLost)
+					require.ErrorIs(t, verb(q, dead.Receipt), codeq.ErrLeaseLost)
 				})
 			})
 		}
@@ -84,32 +59,34 @@ func TestStallEndsNoLease(t *testing.T) {
 // TestLateForLease: without a stall, what comes after the deadline comes too late, and
 // what comes before it does not, also if the owner decides it in a later group.
 func TestLateForLease(t *testing.T) {
-	bubble(t, Options{LeaseFor: time.Second, GroupCap: 1}, func(t *testing.T, q *Queue) {
-		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"}, Task{Queue: "a"})
+	bubble(t, codeq.Options{LeaseFor: time.Second, GroupCap: 1}, func(t *testing.T, q *codeq.Queue) {
+		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
 		early, late := claimNow(t, q, "a"), claimNow(t, q, "a")
-		slow := slowDown(t, q.shard(0), 100*time.Millisecond)
+		slow := slowDown(t, q, 0, 100*time.Millisecond)
 		time.Sleep(990 * time.Millisecond)
 		errs := make(chan error, 4)
 		for range 3 {
-			go func() { errs <- q.Configure(context.Background(), "b", func(s *Settings) { s.Paused = !s.Paused }) }()
+			go func() {
+				errs <- q.Configure(context.Background(), "b", func(s *codeq.Settings) { s.Paused = !s.Paused })
+			}()
 		}
 		synctest.Wait()
 		require.NoError(t, q.Complete(t.Context(), early.Receipt, nil))
-		require.Greater(t, slow.commits.Load(), int64(1))
+		require.Greater(t, slow.Commits.Load(), int64(1))
 		for range 3 {
 			require.NoError(t, <-errs)
 		}
 		time.Sleep(time.Second)
-		require.ErrorIs(t, q.Complete(t.Context(), late.Receipt, nil), ErrLeaseLost)
+		require.ErrorIs(t, q.Complete(t.Context(), late.Receipt, nil), codeq.ErrLeaseLost)
 	})
 }
 
 // TestStallOfGrant: a lease that was granted in a commit longer than itself is good for work.
 func TestStallOfGrant(t *testing.T) {
-	bubble(t, Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *Queue) {
-		produce(t, q, Task{Queue: "a"})
-		open := shut(t, q.shard(0))
-		leased := make(chan *Lease, 1)
+	bubble(t, codeq.Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *codeq.Queue) {
+		produce(t, q, codeq.Task{Queue: "a"})
+		open := shut(t, q, 0)
+		leased := make(chan *codeq.Lease, 1)
 		go func() { leased <- claimNow(t, q, "a") }()
 		time.Sleep(time.Minute)
 		close(open)
@@ -121,7 +98,7 @@ func TestStallOfGrant(t *testing.T) {
 
 // TestStallsUnderRun: Run renews in time whatever the owner does, and so every task is run once.
 func TestStallsUnderRun(t *testing.T) {
-	bubble(t, Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *Queue) {
+	bubble(t, codeq.Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *codeq.Queue) {
 		rng := testkit.Seeded(t)
 		var mu sync.Mutex // guards rng
 		chance := func(n int) time.Duration {
@@ -129,9 +106,9 @@ func TestStallsUnderRun(t *testing.T) {
 			defer mu.Unlock()
 			return time.Duration(rng.IntN(n))
 		}
-		var m Mux
+		var m codeq.Mux
 		var calls atomic.Int64
-		Handle(&m, "a", func(ctx context.Context, _ *Job[[]byte]) error {
+		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
 			calls.Add(1)
 			select {
 			case <-time.After(chance(200) * time.Second):
@@ -142,23 +119,19 @@ func TestStallsUnderRun(t *testing.T) {
 		})
 		const tasks = 50
 		for range tasks {
-			produce(t, q, Task{Queue: "a"})
+			produce(t, q, codeq.Task{Queue: "a"})
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		run := make(chan error, 1)
 		go func() {
-			run <- q.Run(ctx, &m, &RunOptions{Concurrency: 5, OnError: func(_ *Lease, err error) { t.Error(err) }})
+			run <- q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 5, OnError: func(_ *codeq.Lease, err error) { t.Error(err) }})
 		}()
 		for countsOf(t, q, "a").Total() > 0 {
-			open := shut(t, q.shard(0))
-			go func() { _, _ = q.Produce(context.Background(), Task{Queue: "b"}) }()
+			open := shut(t, q, 0)
+			go func() { _, _ = q.Produce(context.Background(), codeq.Task{Queue: "b"}) }()
 			time.Sleep(chance(60_000) * time.Millisecond)
 			close(open)
 			time.Sleep(chance(20_000) * time.Millisecond)
-			require.NoError(t, q.shard(0).probe(func(s *shard) error { // takes the latch off
-				s.commit = s.commit.(*latch).committer
-				return nil
-			}))
 		}
 		stop()
 		<-run

@@ -5,13 +5,10 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"codeq/internal/testkit"
 )
 
 // TestStorageStats holds what the stores say against the directory.
@@ -103,33 +100,6 @@ func sizeOf(t *testing.T, dir string) (bytes int64) {
 	return bytes
 }
 
-// TestStorageStatsWhileClosing: there are numbers, or ErrClosed.
-func TestStorageStatsWhileClosing(t *testing.T) {
-	t.Parallel()
-	for range 20 {
-		q, err := Open(t.TempDir(), &Options{Shards: 3})
-		require.NoError(t, err)
-		var asking sync.WaitGroup
-		begun := make(chan struct{})
-		asking.Go(func() {
-			for n := 0; ; n++ {
-				if n == 1 {
-					close(begun)
-				}
-				if _, err := q.StorageStats(); errors.Is(err, ErrClosed) {
-					return
-				} else if err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-		<-begun
-		require.NoError(t, q.Close())
-		asking.Wait()
-	}
-}
-
 // TestClusterStorageStats: every node has its replicas, and no log beside Raft's.
 func TestClusterStorageStats(t *testing.T) {
 	t.Parallel()
@@ -155,42 +125,4 @@ func TestClusterStorageStats(t *testing.T) {
 	r.mu.Lock()
 	r.source = source
 	r.mu.Unlock()
-}
-
-// TestCacheBytes: readers have as much of the block cache as Options says, whatever memtables
-// occupy, and find there what they have read before.
-func TestCacheBytes(t *testing.T) {
-	t.Parallel()
-	const cache, memTable, shards = 8 << 20, 2 << 20, 2
-	q, err := Open(t.TempDir(), &Options{Shards: shards, CacheBytes: cache, MemTableBytes: memTable})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, q.Close()) }()
-	rng, payload := testkit.Seeded(t), make([]byte, 8<<10)
-	var ids []ID
-	for range 48 << 20 / len(payload) {
-		for k := range payload {
-			payload[k] = byte(rng.Uint32()) // that nothing compresses
-		}
-		ids = append(ids, produce(t, q.startingAt(len(ids)%shards), Task{Queue: "a", Payload: payload})...)
-	}
-	read := func(ids []ID) (hits float64) {
-		before, err := q.StorageStats()
-		require.NoError(t, err)
-		for _, id := range ids {
-			_, err := q.Get(t.Context(), id)
-			require.NoError(t, err)
-		}
-		after, err := q.StorageStats()
-		require.NoError(t, err)
-		require.LessOrEqual(t, after.CacheBytes, int64(cache+shards*memTable))
-		n := after.CacheHits - before.CacheHits
-		return float64(n) / float64(n+after.CacheMisses-before.CacheMisses)
-	}
-	read(ids)
-	st, err := q.StorageStats()
-	require.NoError(t, err)
-	require.Greater(t, st.CacheBytes, int64(cache*3/4))
-	some := ids[:cache/2/len(payload)]
-	read(some)
-	require.Greater(t, read(some), 0.9)
 }

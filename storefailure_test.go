@@ -52,7 +52,7 @@ func inTime(t *testing.T, what string, call func() error) error {
 type failingQueue struct {
 	*Queue
 	t       *testing.T
-	opts    Options
+	Opts    Options
 	acked   []string // payloads of the tasks stored in shard 0, in order
 	lease   *Lease   // of one of them
 	waiting chan error
@@ -62,12 +62,12 @@ const waitingClaims = 3
 
 func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 	f := &failingQueue{t: t, waiting: make(chan error, waitingClaims)}
-	f.opts = Options{Shards: 2, Durability: level, fs: fs, LeaseFor: time.Hour}
+	f.Opts = Options{Shards: 2, Durability: level, fs: fs, LeaseFor: time.Hour}
 	var err error
-	f.Queue, err = Open("queue", &f.opts)
+	f.Queue, err = Open("queue", &f.Opts)
 	require.NoError(t, err)
 	for range 10 {
-		require.NoError(t, f.produce(10))
+		require.NoError(t, f.Store(10))
 	}
 	f.lease, err = f.startingAt(0).Claim(context.Background(), ClaimRequest{Queues: []string{"a"}})
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 }
 
 // produce stores a task in shard 0.
-func (f *failingQueue) produce(bytes int) error {
+func (f *failingQueue) Store(bytes int) error {
 	payload := fmt.Sprint(len(f.acked), " ", strings.Repeat("x", bytes))
 	_, err := f.startingAt(0).Produce(context.Background(), Task{Queue: "a", Payload: []byte(payload)})
 	if err == nil {
@@ -101,7 +101,7 @@ func (f *failingQueue) produce(bytes int) error {
 }
 
 // requireFailed makes sure that shard 0 refuses work, and that shard 1 does not.
-func (f *failingQueue) requireFailed() {
+func (f *failingQueue) RequireFailed() {
 	t, ctx := f.t, context.Background()
 	for range waitingClaims {
 		err := inTime(t, "waiting claim", func() error { return <-f.waiting })
@@ -110,7 +110,7 @@ func (f *failingQueue) requireFailed() {
 	}
 	_, err := f.startingAt(0).Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
 	require.ErrorIs(t, err, ErrFailed)
-	require.ErrorIs(t, f.produce(10), ErrFailed)
+	require.ErrorIs(t, f.Store(10), ErrFailed)
 	require.ErrorIs(t, f.Complete(ctx, f.lease.Receipt, nil), ErrFailed)
 	require.ErrorIs(t, f.Extend(ctx, f.lease.Receipt, time.Minute), ErrFailed)
 	_, err = f.Stats(ctx)
@@ -131,10 +131,10 @@ func (f *failingQueue) requireFailed() {
 
 // requireStored makes sure that a queue opened again has the tasks that were
 // acknowledged, all of them or the first ones, perhaps one more, and works.
-func (f *failingQueue) requireStored(fs vfs.FS, all bool) {
+func (f *failingQueue) RequireStored(fs vfs.FS, all bool) {
 	t, ctx := f.t, context.Background()
-	f.opts.fs = fs
-	q, err := Open("queue", &f.opts)
+	f.Opts.fs = fs
+	q, err := Open("queue", &f.Opts)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
 	require.NoError(t, q.checkAll())
@@ -170,53 +170,6 @@ func (f *failingQueue) requireStored(fs vfs.FS, all bool) {
 	require.NoError(t, err)
 }
 
-// TestStoreFailure makes the log of a shard fail in the middle of a load.
-func TestStoreFailure(t *testing.T) {
-	for _, tc := range []struct {
-		level Durability
-		op    string
-	}{
-		{DurabilityProcess, "write"},
-		{DurabilityDisk, "write"},
-		{DurabilityDisk, "sync"},
-	} {
-		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
-			disk := vfs.NewMem()
-			fs, broken := breakable(disk, tc.op, ".log")
-			f := newFailingQueue(t, tc.level, fs)
-			broken.Store(true)
-			err := f.produce(10)
-			require.ErrorIs(t, err, ErrUncertain)
-			require.ErrorContains(t, err, errBroken.Error())
-			f.requireFailed()
-			require.Error(t, inTime(t, "Close", f.Close))
-			_, err = f.Produce(context.Background(), Task{Queue: "a"})
-			require.Error(t, err)
-			broken.Store(false)
-			f.requireStored(disk, true)
-		})
-	}
-}
-
-// TestStoreFailureAtClose: levels that do not sync the log for each group learn
-// at Close that it cannot be done.
-func TestStoreFailureAtClose(t *testing.T) {
-	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
-		t.Run(level.String(), func(t *testing.T) {
-			disk := vfs.NewMem()
-			fs, broken := breakable(disk, "sync", ".log")
-			f := newFailingQueue(t, level, fs)
-			broken.Store(true)
-			for range 10 {
-				require.NoError(t, f.produce(10))
-			}
-			require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
-			broken.Store(false)
-			f.requireStored(disk, true)
-		})
-	}
-}
-
 // TestStoreFailureInBackground: while no table can be written, logs keep what
 // is acknowledged.
 func TestStoreFailureInBackground(t *testing.T) {
@@ -230,7 +183,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 			flushed, err := f.shard(0).Store.DB().AsyncFlush()
 			require.NoError(t, err)
 			for range 10 {
-				require.NoError(t, f.produce(10))
+				require.NoError(t, f.Store(10))
 			}
 			select {
 			case <-flushed:
@@ -240,112 +193,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 			broken.Store(false)
 			require.NoError(t, inTime(t, "flush", func() error { <-flushed; return nil }))
 			require.NoError(t, inTime(t, "Close", f.Close))
-			f.requireStored(disk, true)
-		})
-	}
-}
-
-// TestStoreFailureAtCreation: a queue that cannot be created completely is not
-// opened, and the next Open completes it.
-func TestStoreFailureAtCreation(t *testing.T) {
-	t.Parallel()
-	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
-		for _, what := range []struct{ op, extension string }{
-			{"begin", "MANIFEST-000001"},
-			{"begin", ".log"},
-			{"write", ".log"},
-			{"begin", ".sst"},
-		} {
-			t.Run(fmt.Sprint(level, what), func(t *testing.T) {
-				disk := vfs.NewMem()
-				fs, broken := breakable(disk, what.op, what.extension)
-				broken.Store(true)
-				opts := Options{Shards: 2, Durability: level, fs: fs}
-				err := inTime(t, "Open", func() error {
-					_, err := Open("queue", &opts)
-					return err
-				})
-				require.ErrorContains(t, err, errBroken.Error())
-				broken.Store(false)
-				q, err := Open("queue", &opts)
-				require.NoError(t, err)
-				require.NoError(t, q.checkAll())
-				require.NoError(t, q.Close())
-			})
-		}
-	}
-}
-
-// TestStoreFailureWithoutSync: with DurabilityNone the failure shows when a
-// block of the log is full, and the tasks since the last one may be lost.
-func TestStoreFailureWithoutSync(t *testing.T) {
-	disk := vfs.NewMem()
-	fs, broken := breakable(disk, "write", ".log")
-	f := newFailingQueue(t, DurabilityNone, fs)
-	broken.Store(true)
-	var err error
-	for n := 0; err == nil && n < 1000; n++ {
-		err = f.produce(1000)
-	}
-	require.ErrorIs(t, err, ErrUncertain)
-	require.ErrorContains(t, err, errBroken.Error())
-	f.requireFailed()
-	broken.Store(false)
-	require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
-	f.requireStored(disk, false)
-}
-
-// TestStoreFailureAtNewLog: when a shard cannot begin a new log, or end the old
-// one, it fails like any other, and loses nothing that was acknowledged.
-func TestStoreFailureAtNewLog(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		level Durability
-		op    string
-	}{
-		{DurabilityProcess, "begin"},
-		{DurabilityProcess, "sync"}, // of the old log
-		{DurabilityDisk, "begin"},
-		{DurabilityNone, "begin"},
-	} {
-		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
-			const tooMany = 2000
-			disk := vfs.NewMem()
-			fs, broken := breakable(disk, tc.op, ".log")
-			opts := Options{Shards: 2, Durability: tc.level, fs: fs, MemTableBytes: 256 << 10}
-			q, err := Open("queue", &opts)
-			require.NoError(t, err)
-			broken.Store(true)
-			acked := 0
-			for ; err == nil && acked < tooMany; acked++ {
-				_, err = q.startingAt(0).Produce(context.Background(), Task{Queue: "a", Payload: fmt.Appendf(nil, "%d %1000s", acked+1, "")})
-			}
-			acked--
-			require.ErrorIs(t, err, ErrUncertain)
-			require.ErrorContains(t, err, errBroken.Error())
-			_, err = q.startingAt(0).Produce(context.Background(), Task{Queue: "a"})
-			require.ErrorIs(t, err, ErrFailed)
-			_, err = q.startingAt(1).Produce(context.Background(), Task{Queue: "b"})
-			require.NoError(t, err)
-			err = inTime(t, "Close", q.Close)
-			require.ErrorIs(t, err, errBroken)
-			require.ErrorContains(t, err, "close shard 0")
-
-			opts.fs = disk
-			q, err = Open("queue", &opts)
-			require.NoError(t, err)
-			defer func() { require.NoError(t, q.Close()) }()
-			require.NoError(t, q.checkAll())
-			stored := 0
-			for info, err := range q.List(context.Background(), ListOptions{Queue: "a", State: Ready}) {
-				require.NoError(t, err)
-				stored++
-				require.Equal(t, stored, serialOf(info.Payload), "a gap")
-			}
-			require.LessOrEqual(t, stored, acked+1)
-			if tc.level != DurabilityNone {
-				require.GreaterOrEqual(t, stored, acked)
-			}
+			f.RequireStored(disk, true)
 		})
 	}
 }

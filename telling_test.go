@@ -54,8 +54,8 @@ func TestTellChildrenInPieces(t *testing.T) {
 						}
 						f.Check()
 						l := f.Claim("parents")
-						for _, s := range f.Q.led() {
-							slowDown(t, s, time.Millisecond)
+						for i := range f.Q.replicas {
+							slowDown(t, f.Q, i, time.Millisecond)
 						}
 						finish(f, l)
 						require.NoError(t, f.Q.checkAll(), "amid")

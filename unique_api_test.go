@@ -2,6 +2,7 @@ package codeq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -569,4 +570,460 @@ func TestUniquePowerLoss(t *testing.T) {
 		}
 		require.Positive(t, living)
 	})
+}
+
+// keyFor names the key of a task.
+func keyFor(t codeq.Task) codeq.UniqueKey {
+	return codeq.UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
+}
+
+// TestReplace: a task that waits is replaced, whatever it waits for. It keeps
+// its ID, and what it waits for.
+func TestReplace(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, tc := range []struct {
+		name string
+		task codeq.Task
+		wait func(p *codeq.Process, task codeq.Task) codeq.ID // makes the task wait
+		from codeq.State
+		to   codeq.State                             // when the new one has no RunAt
+		free func(p *codeq.Process, parent codeq.ID) // lets it go on; nil: nothing holds it
+	}{
+		{
+			name: "ready", task: keyed("k"), from: codeq.Ready, to: codeq.Ready,
+			wait: func(p *codeq.Process, task codeq.Task) codeq.ID { return p.Store(task) },
+		},
+		{
+			name: "scheduled", task: keyed("k"), from: codeq.Scheduled, to: codeq.Ready,
+			wait: func(p *codeq.Process, task codeq.Task) codeq.ID {
+				task.RunAt = p.Now().Add(time.Hour)
+				return p.Store(task)
+			},
+		},
+		{
+			name: "between two attempts", task: keyed("k"), from: codeq.Scheduled, to: codeq.Ready,
+			wait: func(p *codeq.Process, task codeq.Task) codeq.ID {
+				id := p.Store(task)
+				require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, codeq.RetryOptions{After: time.Hour, Err: errors.New("boom")}))
+				return id
+			},
+		},
+		{
+			name: "given back", task: keyed("k"), from: codeq.Ready, to: codeq.Ready,
+			wait: func(p *codeq.Process, task codeq.Task) codeq.ID {
+				id := p.Store(task)
+				require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
+				return id
+			},
+		},
+		{
+			name: "turn of its group", task: codeq.Task{Queue: "a", Group: "g", Unique: codeq.Unique{Key: "k"}}, from: codeq.Blocked, to: codeq.Blocked,
+			wait: func(p *codeq.Process, task codeq.Task) codeq.ID {
+				p.Store(codeq.Task{Queue: "a", Group: "g"})
+				return p.Store(task)
+			},
+		},
+		{
+			name: "room in its limit", task: codeq.Task{Queue: "a", LimitKey: "l", Unique: codeq.Unique{Key: "k"}}, from: codeq.Blocked, to: codeq.Ready,
+			wait: func(p *codeq.Process, task codeq.Task) codeq.ID {
+				require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
+				p.Store(codeq.Task{Queue: "a", LimitKey: "l"})
+				p.Take("a")
+				id := p.Store(task)
+				require.Nil(t, claimNow(t, p.Queue, "a"))
+				return id
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+				id := tc.wait(p, tc.task)
+				p.Step()
+				require.Equal(t, tc.from, p.StateOf(id))
+				p.Taken(tc.task, id)
+
+				next := tc.task
+				next.Unique.Replace, next.Payload, next.Priority = true, []byte("second"), 3
+				next.Headers = map[string]string{"h": "v"}
+				require.Equal(t, id, p.Store(next))
+				p.Step()
+				info := infoOf(t, p.Queue, id)
+				require.Equal(t, tc.to, info.State)
+				require.Equal(t, next, info.Task)
+				require.Zero(t, info.Attempts)
+				require.Empty(t, info.LastError)
+
+				next.RunAt = time.UnixMilli(p.Now().Add(time.Hour).UnixMilli())
+				require.Equal(t, id, p.Store(next))
+				p.Step()
+				require.Equal(t, codeq.Scheduled, p.StateOf(id))
+				require.Equal(t, next.RunAt, infoOf(t, p.Queue, id).At)
+
+				next.RunAt = time.Time{}
+				require.Equal(t, id, p.Store(next))
+				p.Step()
+				require.Equal(t, tc.to, p.StateOf(id))
+				if tc.name == "turn of its group" { // let the first of them end
+					l := p.Take("a")
+					require.NotEqual(t, id, l.ID)
+					require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+					p.Step()
+				}
+				if tc.name == "room in its limit" {
+					require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 2 }))
+					p.Step()
+				}
+				l := p.Take("a")
+				require.Equal(t, id, l.ID)
+				require.Equal(t, "second", string(l.Payload))
+				require.Equal(t, 1, l.Attempt)
+
+				p.Step()
+				p.Taken(next, id) // in a worker's hands it is not replaced
+				require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+				p.Step()
+				require.Zero(t, p.StateOf(id))
+				require.NotEqual(t, id, p.Store(next))
+			})
+		})
+	}
+}
+
+// TestReplaceChild: a task that is replaced waits for the same parents as
+// before, and for its new RunAt.
+func TestReplaceChild(t *testing.T) {
+	t.Parallel()
+	throughSteps(t, codeq.Options{Shards: 2, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		parents := []codeq.ID{p.Store(codeq.Task{Queue: "parents"}), p.Store(codeq.Task{Queue: "parents"})}
+		task := keyed("k")
+		task.After = parents
+		task.Unique.Replace = true
+		id := p.Store(task)
+		p.Step()
+		require.Equal(t, codeq.Blocked, p.StateOf(id))
+		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, nil))
+		p.Step()
+		task.Payload, task.After = []byte("second"), nil
+		task.RunAt = p.Now().Add(time.Hour)
+		require.Equal(t, id, p.Store(task))
+		p.Step()
+		require.Equal(t, codeq.Blocked, p.StateOf(id))
+		require.Equal(t, parents, infoOf(t, p.Queue, id).After)
+		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, nil))
+		p.Step()
+		require.Equal(t, codeq.Scheduled, p.StateOf(id))
+		p.Pass(time.Hour)
+		require.Equal(t, "second", string(p.Take("a").Payload))
+	})
+}
+
+// TestReplaceInOneGroup: what replaces a task that the same group has changed
+// finds it changed.
+func TestReplaceInOneGroup(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		task := keyed("k")
+		task.Unique.Replace = true
+		first := produce(t, q, task)[0]
+		gate := shut(t, q, 0)
+		var wg sync.WaitGroup
+		ids := make([]codeq.ID, 4)
+		replace := func(i int) {
+			wg.Go(func() {
+				var err error
+				ids[i], err = q.Produce(ctx, task)
+				require.NoError(t, err)
+			})
+			synctest.Wait()
+		}
+		replace(0)
+		replace(1)
+		wg.Go(func() { require.NoError(t, q.SetPriority(ctx, first, 5)) })
+		synctest.Wait()
+		replace(2)
+		close(gate)
+		wg.Wait()
+		require.Equal(t, []codeq.ID{first, first, first}, ids[:3])
+		synctest.Wait()
+		require.NoError(t, checkAll(q))
+		require.NoError(t, checkMemory(q))
+		require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"))
+
+		gate = shut(t, q, 0)
+		wg.Go(func() { require.NoError(t, q.Cancel(ctx, first)) })
+		synctest.Wait()
+		replace(3)
+		close(gate)
+		wg.Wait()
+		require.NotEqual(t, first, ids[3])
+		require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"))
+		require.NoError(t, checkMemory(q))
+	})
+}
+
+// TestReplaceKeepsLeases: a task that is replaced is not mistaken for one that
+// an old lease is about, which is still stored beside another one.
+func TestReplaceKeepsLeases(t *testing.T) {
+	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		task := keyed("k")
+		task.Unique.Replace = true
+		id := p.Store(task)
+		require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
+		p.Store(codeq.Task{Queue: "a", RunAt: p.Now().Add(-time.Hour)})
+		leases, err := p.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 2})
+		require.NoError(t, err)
+		require.Len(t, leases, 2)
+		for _, l := range leases {
+			if l.ID == id {
+				require.NoError(t, p.Release(ctx, l.Receipt, 0))
+			}
+		}
+		require.Equal(t, id, p.Store(task)) // still in the same millisecond
+		require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
+		p.Step()
+		require.Equal(t, codeq.Ready, p.StateOf(id))
+		require.Equal(t, id, p.Take("a").ID)
+	})
+}
+
+// TestDebounce: of a burst one task runs, the last, when it is quiet.
+func TestDebounce(t *testing.T) {
+	t.Parallel()
+	throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
+		var id codeq.ID
+		for i := range 10 {
+			task := keyed("document 7")
+			task.Unique.Replace = true
+			task.RunAt = p.Now().Add(5 * time.Second)
+			task.Payload = strconv.AppendInt(nil, int64(i), 10)
+			next := p.Store(task)
+			if i > 0 {
+				require.Equal(t, id, next)
+			}
+			id = next
+			p.Step()
+			p.Pass(4 * time.Second)
+			require.Nil(t, claimNow(t, p.Queue, "a"))
+		}
+		p.Pass(time.Second)
+		l := p.Take("a")
+		require.Equal(t, id, l.ID)
+		require.Equal(t, "9", string(l.Payload))
+		require.Equal(t, codeq.Counts{Leased: 1}, countsOf(t, p.Queue, "a"))
+	})
+}
+
+// endings are the ways in which a task with a key ends.
+var endings = map[codeq.State]func(p *codeq.Process, id codeq.ID){
+	codeq.Done: func(p *codeq.Process, id codeq.ID) {
+		require.NoError(p.T, p.Complete(context.Background(), p.Take("a").Receipt, nil))
+	},
+	codeq.Canceled: func(p *codeq.Process, id codeq.ID) { require.NoError(p.T, p.Cancel(context.Background(), id)) },
+	codeq.Dead: func(p *codeq.Process, id codeq.ID) {
+		require.NoError(p.T, p.DeadLetter(context.Background(), p.Take("a").Receipt, nil))
+	},
+}
+
+// TestReleaseKey: a key that is released goes to the next task, whatever has
+// become of the first one, whose end does not touch the key any more.
+func TestReleaseKey(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, tc := range []struct {
+		name  string
+		reach func(p *codeq.Process, id codeq.ID)
+		ended bool
+		taken time.Duration
+	}{
+		{"waiting", func(*codeq.Process, codeq.ID) {}, false, 0},
+		{"waiting, for an hour", func(*codeq.Process, codeq.ID) {}, false, time.Hour},
+		{"leased", func(p *codeq.Process, _ codeq.ID) { p.Take("a") }, false, 0},
+		{"leased, for an hour", func(p *codeq.Process, _ codeq.ID) { p.Take("a") }, false, time.Hour},
+		{"done, for an hour", endings[codeq.Done], true, time.Hour},
+		{"dead, for an hour", endings[codeq.Dead], true, time.Hour},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 2, LeaseFor: time.Hour, Retention: codeq.Forever}, func(t *testing.T, p *codeq.Process) {
+				task := keyed("k")
+				task.Unique.For = tc.taken
+				first := p.Store(task)
+				tc.reach(p, first)
+				p.Step()
+				p.Taken(task, first)
+				require.NoError(t, p.ReleaseKey(ctx, codeq.UniqueKey{Queue: "a", Key: "k"}))
+				p.Step()
+				require.ErrorIs(t, p.ReleaseKey(ctx, keyFor(task)), codeq.ErrNotFound)
+				p.Pass(10 * time.Minute)
+				second := p.Store(task)
+				require.NotEqual(t, first, second)
+				if !tc.ended {
+					require.NoError(t, p.Cancel(ctx, first))
+				}
+				p.Step()
+				p.Taken(task, second)
+				require.NoError(t, p.Cancel(ctx, second))
+				if tc.taken > 0 {
+					p.Pass(tc.taken - time.Millisecond) // of the second, not of the first
+					p.Taken(task, second)
+					p.Pass(time.Millisecond)
+				}
+				p.Step()
+				require.ErrorIs(t, p.ReleaseKey(ctx, keyFor(task)), codeq.ErrNotFound)
+				require.Zero(t, p.Stored(keys.Unique))
+				require.Zero(t, p.Stored(keys.Freed))
+			})
+		})
+	}
+}
+
+// TestReleaseKeyAtOnce: a key is released in the group that produces its task, or completes it, and
+// the end of the task does not touch it afterwards.
+func TestReleaseKeyAtOnce(t *testing.T) {
+	for _, taken := range []time.Duration{0, time.Hour} {
+		bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+			ctx := t.Context()
+			task := keyed("k")
+			task.Unique.For = taken
+			together := func(calls ...func() error) {
+				t.Helper()
+				goOn, errs := hold(q, 0), make([]error, len(calls))
+				synctest.Wait()
+				for i, call := range calls {
+					go func() { errs[i] = call() }()
+					synctest.Wait()
+				}
+				goOn()
+				synctest.Wait()
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+			}
+			release := func() error { return q.ReleaseKey(ctx, keyFor(task)) }
+			var first codeq.ID
+			together(func() (err error) { first, err = q.Produce(ctx, task); return err }, release)
+			require.NoError(t, checkAll(q))
+			second := produce(t, q, task)[0]
+			l := claimNow(t, q, "a")
+			require.Equal(t, first, l.ID)
+			complete(t, q, l)
+			_, err := q.Produce(ctx, task)
+			require.Equal(t, second, duplicates(t, err)[0])
+
+			l = claimNow(t, q, "a")
+			require.Equal(t, second, l.ID)
+			if taken == 0 {
+				together(release, func() error { return q.Complete(ctx, l.Receipt, nil) })
+			} else {
+				together(func() error { return q.Complete(ctx, l.Receipt, nil) }, release)
+			}
+			produce(t, q, task)
+			require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"))
+		})
+	}
+}
+
+// TestManyKeys: more keys than memory holds.
+func TestManyKeys(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		most := engine.MostUniques()
+		p := &codeq.Process{T: t, End: closed, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
+		p.Open()
+		defer func() { require.NoError(t, p.Close()) }()
+		ctx := context.Background()
+		const size = 1 << 14
+		n := most + 3000
+		batchFrom := func(from int) (batch []codeq.Task) {
+			for i := from; i < min(from+size, n); i++ {
+				batch = append(batch, keyed(strconv.Itoa(i)))
+			}
+			return batch
+		}
+		ids := make([]codeq.ID, 0, n)
+		for len(ids) < n {
+			more, err := p.ProduceBatch(ctx, batchFrom(len(ids)))
+			require.NoError(t, err)
+			ids = append(ids, more...)
+		}
+		requireTaken := func() {
+			t.Helper()
+			require.NoError(t, checkMemory(p.Queue))
+			for _, i := range []int{0, 1, n / 2, most - 1, most, n - 1} {
+				p.Taken(keyed(strconv.Itoa(i)), ids[i])
+			}
+			last, err := p.ProduceBatch(ctx, batchFrom(n/size*size))
+			require.Len(t, duplicates(t, err), n%size)
+			require.Equal(t, ids[n/size*size:], last)
+			require.NoError(t, checkMemory(p.Queue))
+		}
+		requireTaken()
+		require.NoError(t, p.Close())
+		p.Open()
+		requireTaken()
+		for _, i := range []int{2, n - 2} { // one that is held since Open, perhaps, and one that is not
+			require.NoError(t, p.Cancel(ctx, ids[i]))
+			fresh := p.Store(keyed(strconv.Itoa(i)))
+			require.NotEqual(t, ids[i], fresh)
+			p.Taken(keyed(strconv.Itoa(i)), fresh)
+		}
+	})
+}
+
+// TestUniqueRefused: what Produce, ProduceBatch, Complete and ReleaseKey do not accept.
+func TestUniqueRefused(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	for _, tc := range []struct {
+		unique codeq.Unique
+		field  string
+		value  any
+		limit  string
+	}{
+		{codeq.Unique{Key: text(11)}, "Task.Unique.Key", "11 bytes", "at most 10 bytes"},
+		{codeq.Unique{Key: "k", For: -1}, "Task.Unique.For", time.Duration(-1), "0 or more"},
+		{codeq.Unique{For: 1}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+		{codeq.Unique{Replace: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+		{codeq.Unique{ReleaseOnDead: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+		{codeq.Unique{ReleaseOnComplete: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+	} {
+		bad := codeq.Task{Queue: "a", Unique: tc.unique}
+		l := q.lease()
+		for _, verb := range []func() error{
+			func() error { _, err := q.Produce(ctx, bad); return err },
+			func() error { _, err := q.ProduceBatch(ctx, []codeq.Task{keyed("fine"), bad}); return err },
+			func() error { return q.Complete(ctx, l.Receipt, nil, keyed("fine"), bad) },
+		} {
+			q.refused(tc.field, tc.value, tc.limit, verb)
+		}
+	}
+	for _, tc := range []struct {
+		key   codeq.UniqueKey
+		field string
+		value any
+		limit string
+	}{
+		{codeq.UniqueKey{Queue: "a"}, "UniqueKey.Key", `""`, "not empty"},
+		{codeq.UniqueKey{Key: "k"}, "UniqueKey.Queue", `""`, "not empty"},
+		{codeq.UniqueKey{Queue: text(11), Key: "k"}, "UniqueKey.Queue", "11 bytes", "at most 10 bytes"},
+		{codeq.UniqueKey{Queue: "a", Tenant: text(11), Key: "k"}, "UniqueKey.Tenant", "11 bytes", "at most 10 bytes"},
+		{codeq.UniqueKey{Queue: "a", Group: text(11), Key: "k"}, "UniqueKey.Group", "11 bytes", "at most 10 bytes"},
+		{codeq.UniqueKey{Queue: "a", LimitKey: text(11), Key: "k"}, "UniqueKey.LimitKey", "11 bytes", "at most 10 bytes"},
+		{codeq.UniqueKey{Queue: "a", Key: text(11)}, "UniqueKey.Key", "11 bytes", "at most 10 bytes"},
+	} {
+		q.refused(tc.field, tc.value, tc.limit, func() error { return q.ReleaseKey(ctx, tc.key) })
+	}
+
+	replacing := keyed("twin")
+	replacing.Unique.Replace = true
+	q.refused("Task.Unique.Key", "twin", "one task of a batch with the same key and Replace", func() error {
+		_, err := q.ProduceBatch(ctx, []codeq.Task{keyed("twin"), {Queue: "a"}, replacing})
+		require.ErrorContains(t, err, "task 2")
+		return err
+	})
+	accepted, err := q.ProduceBatch(ctx, []codeq.Task{replacing, keyed(text(10)), keyed("twin")})
+	require.Equal(t, map[int]codeq.ID{2: accepted[0]}, duplicates(t, err))
+	require.NoError(t, checkAll(q.Queue))
 }

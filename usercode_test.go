@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -14,65 +14,170 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq"
 )
 
-// myErr is an error type of a user; of a nil *myErr every method panics.
-type myErr struct{ text string }
+// TestOnErrorEnds: an OnError that panics, or ends its goroutine, keeps no attempt from being
+// stored, and no worker from working.
+func TestOnErrorEnds(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("OnError") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				rec := newRecorder()
+				q := openForRun(t, codeq.Options{Logger: slog.New(rec)})
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+					switch string(j.Args) {
+					case "dead":
+						return codeq.DeadLetter(errors.New("boom"))
+					case "goexit":
+						runtime.Goexit()
+					case "lost":
+						loseLease(t, q, j.ID)
+					}
+					return nil
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error)
+				var mu sync.Mutex
+				told := 0
+				go func() {
+					ended <- q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 2, OnError: func(*codeq.Lease, error) {
+						mu.Lock()
+						told++
+						mu.Unlock()
+						end()
+					}})
+				}()
+				for range 3 { // more than there are workers
+					produce(t, q, codeq.Task{Queue: "a", Payload: []byte("dead")}, codeq.Task{Queue: "a", Payload: []byte("goexit"), MaxAttempts: 1},
+						codeq.Task{Queue: "a", Payload: []byte("lost")}, codeq.Task{Queue: "a"})
+				}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				require.EqualValues(t, 9, countsOf(t, q, "a").Dead)
+				require.Zero(t, countsOf(t, q, "a").Ready)
+				cancel()
+				require.NoError(t, <-ended)
+				require.GreaterOrEqual(t, told, 9)
+				require.Equal(t, name == "panic", strings.Contains(rec.text.String(), "OnError has panicked"))
+			})
+		})
+	}
+}
 
-func (e *myErr) Error() string { return e.text }
+// panickyCodec panics, or ends its goroutine.
+type panickyCodec struct{ end func() }
 
-// hostileErr panics whatever it is asked.
-type hostileErr struct{}
+func (c panickyCodec) Marshal(any) ([]byte, error) { c.end(); return nil, nil }
 
-func (hostileErr) Error() string        { panic("Error") }
-func (hostileErr) Unwrap() error        { panic("Unwrap") }
-func (hostileErr) Is(error) bool        { panic("Is") }
-func (hostileErr) As(any) bool          { panic("As") }
-func (hostileErr) String() string       { panic("String") }
-func (hostileErr) LogValue() slog.Value { panic("LogValue") }
+func (c panickyCodec) Unmarshal([]byte, any) error { c.end(); return nil }
+
+// TestHandlersThatEnd: codecs and middleware that panic, or end the goroutine, fail the attempt and
+// nothing else.
+func TestHandlersThatEnd(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("user") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, codeq.Options{MaxAttempts: 1})
+				var m codeq.Mux
+				m.Use(func(next codeq.Handler) codeq.Handler {
+					return func(ctx context.Context, l *codeq.Lease) error {
+						if l.Queue == "middleware" {
+							end()
+						}
+						return next(ctx, l)
+					}
+				})
+				codeq.Handle(&m, "middleware", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+				codeq.Handle(&m, "unmarshal", func(context.Context, *codeq.Job[int]) error { return nil }, codeq.WithCodec(panickyCodec{end}))
+				codeq.Handle(&m, "marshal", func(_ context.Context, j *codeq.Job[[]byte]) error { return j.SetResultValue(1) }, codeq.WithCodec(panickyCodec{end}))
+				run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 2})
+				for _, queue := range m.Queues() {
+					for range 3 {
+						produce(t, q, codeq.Task{Queue: queue, Payload: []byte("1")})
+					}
+				}
+				synctest.Wait()
+				for _, queue := range m.Queues() {
+					require.Equal(t, codeq.Counts{Dead: 3}, countsOf(t, q, queue), queue)
+				}
+				require.Len(t, run.Reported(), 9)
+				require.NoError(t, run.End(nil))
+			})
+		})
+	}
+}
+
+// TestConfigureWithinItself: it would wait for its own end; or, of another queue, perhaps for who
+// waits for it.
+func TestConfigureWithinItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, other := openForRun(t, codeq.Options{}), openForRun(t, codeq.Options{})
+		var inner []error
+		err := q.Configure(t.Context(), "a", func(s *codeq.Settings) {
+			s.Concurrency = 3
+			inner = append(inner, q.Pause(t.Context(), "a"), q.Resume(t.Context(), "b"),
+				q.Configure(t.Context(), "a", func(*codeq.Settings) { t.Error("called") }),
+				other.Pause(t.Context(), "a"))
+		})
+		require.NoError(t, err)
+		require.Len(t, inner, 4)
+		for _, err := range inner {
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+			require.ErrorContains(t, err, "within the function")
+		}
+		s, err := q.Settings("a")
+		require.NoError(t, err)
+		require.Equal(t, codeq.Settings{Concurrency: 3}, s)
+	})
+}
 
 // TestErrorsThatPanic: whatever error a handler returns, its attempt has failed as the handler
 // says, and Run goes on.
 func TestErrorsThatPanic(t *testing.T) {
-	var null *myErr
+	var null *codeq.MyErr
 	for name, tc := range map[string]struct {
 		err   func() error
-		state State
+		state codeq.State
 		text  string // in LastError
 	}{
-		"nil pointer":          {func() error { return null }, Scheduled, "*codeq.myErr"},
-		"retry":                {func() error { return RetryAfter(time.Hour, null) }, Scheduled, "*codeq.myErr"},
-		"dead letter":          {func() error { return DeadLetter(null) }, Dead, "*codeq.myErr"},
-		"wrapped dead letter":  {func() error { return fmt.Errorf("x: %w", DeadLetter(null)) }, Dead, "x: "},
-		"joined":               {func() error { return errors.Join(DeadLetter(null), null) }, Dead, "*errors.joinError"},
-		"retry of dead letter": {func() error { return RetryAfter(time.Hour, DeadLetter(null)) }, Scheduled, "*codeq.myErr"},
-		"snooze":               {func() error { return errors.Join(Snooze(time.Hour), null) }, Scheduled, ""},
-		"hostile":              {func() error { return hostileErr{} }, Scheduled, "codeq.hostileErr"},
-		"hostile dead letter":  {func() error { return DeadLetter(hostileErr{}) }, Dead, "codeq.hostileErr"},
-		"panic":                {func() error { panic(null) }, Scheduled, "panic: "},
-		"hostile panic":        {func() error { panic(hostileErr{}) }, Scheduled, "panic: "},
+		"nil pointer":          {func() error { return null }, codeq.Scheduled, "*codeq.MyErr"},
+		"retry":                {func() error { return codeq.RetryAfter(time.Hour, null) }, codeq.Scheduled, "*codeq.MyErr"},
+		"dead letter":          {func() error { return codeq.DeadLetter(null) }, codeq.Dead, "*codeq.MyErr"},
+		"wrapped dead letter":  {func() error { return fmt.Errorf("x: %w", codeq.DeadLetter(null)) }, codeq.Dead, "x: "},
+		"joined":               {func() error { return errors.Join(codeq.DeadLetter(null), null) }, codeq.Dead, "*errors.joinError"},
+		"retry of dead letter": {func() error { return codeq.RetryAfter(time.Hour, codeq.DeadLetter(null)) }, codeq.Scheduled, "*codeq.MyErr"},
+		"snooze":               {func() error { return errors.Join(codeq.Snooze(time.Hour), null) }, codeq.Scheduled, ""},
+		"hostile":              {func() error { return codeq.HostileErr{} }, codeq.Scheduled, "codeq.HostileErr"},
+		"hostile dead letter":  {func() error { return codeq.DeadLetter(codeq.HostileErr{}) }, codeq.Dead, "codeq.HostileErr"},
+		"panic":                {func() error { panic(null) }, codeq.Scheduled, "panic: "},
+		"hostile panic":        {func() error { panic(codeq.HostileErr{}) }, codeq.Scheduled, "panic: "},
 	} {
 		for _, middleware := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, middleware), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					q := openForRun(t, Options{})
-					var m Mux
+					q := openForRun(t, codeq.Options{})
+					var m codeq.Mux
 					if middleware {
-						m.Use(func(next Handler) Handler { return func(ctx context.Context, l *Lease) error { return next(ctx, l) } })
+						m.Use(func(next codeq.Handler) codeq.Handler {
+							return func(ctx context.Context, l *codeq.Lease) error { return next(ctx, l) }
+						})
 					}
-					Handle(&m, "a", func(_ context.Context, j *Job[string]) error {
+					codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[string]) error {
 						if j.Args == "well" {
 							return nil
 						}
 						return tc.err()
 					})
-					run := startRun(t, q, &m, RunOptions{Concurrency: 1})
-					id := produce(t, q, Task{Queue: "a", Payload: []byte(`"ill"`)})[0]
+					run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+					id := produce(t, q, codeq.Task{Queue: "a", Payload: []byte(`"ill"`)})[0]
 					synctest.Wait()
 					info := infoOf(t, q, id)
 					require.Equal(t, tc.state, info.State)
 					require.Contains(t, info.LastError, tc.text)
-					produce(t, q, Task{Queue: "a", Payload: []byte(`"well"`)})
+					produce(t, q, codeq.Task{Queue: "a", Payload: []byte(`"well"`)})
 					synctest.Wait()
 					require.Zero(t, countsOf(t, q, "a").Ready)
 					require.NoError(t, run.End(nil))
@@ -85,18 +190,18 @@ func TestErrorsThatPanic(t *testing.T) {
 // TestCausesThatPanic: the same for the verbs.
 func TestCausesThatPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, Options{})
-		for _, cause := range []error{(*myErr)(nil), hostileErr{}} {
-			id := produce(t, q, Task{Queue: "a"})[0]
-			claim := func() Receipt {
-				l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}, NoWait: true})
+		q := openForRun(t, codeq.Options{})
+		for _, cause := range []error{(*codeq.MyErr)(nil), codeq.HostileErr{}} {
+			id := produce(t, q, codeq.Task{Queue: "a"})[0]
+			claim := func() codeq.Receipt {
+				l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
 				require.NoError(t, err)
 				return l.Receipt
 			}
-			require.NoError(t, q.Retry(t.Context(), claim(), RetryOptions{Err: cause, After: -1}))
+			require.NoError(t, q.Retry(t.Context(), claim(), codeq.RetryOptions{Err: cause, After: -1}))
 			require.Contains(t, infoOf(t, q, id).LastError, fmt.Sprintf("%T", cause))
 			require.NoError(t, q.DeadLetter(t.Context(), claim(), cause))
-			require.Equal(t, Dead, infoOf(t, q, id).State)
+			require.Equal(t, codeq.Dead, infoOf(t, q, id).State)
 		}
 	})
 }
@@ -105,20 +210,22 @@ func TestCausesThatPanic(t *testing.T) {
 // caller's call; nothing is left of that call, and all that follow work.
 func TestCallersFunctionsEnd(t *testing.T) {
 	t.Parallel()
-	for name, call := range map[string]func(q *Queue, end func()){
-		"Configure": func(q *Queue, end func()) { _ = q.Configure(context.Background(), "a", func(*Settings) { end() }) },
-		"Match": func(q *Queue, end func()) {
-			_, _ = q.RedriveAllDead(context.Background(), DeadFilter{Match: func(*TaskInfo) bool { end(); return true }})
+	for name, call := range map[string]func(q *codeq.Queue, end func()){
+		"Configure": func(q *codeq.Queue, end func()) {
+			_ = q.Configure(context.Background(), "a", func(*codeq.Settings) { end() })
 		},
-		"List": func(q *Queue, end func()) {
-			for range q.List(context.Background(), ListOptions{State: Dead}) {
+		"Match": func(q *codeq.Queue, end func()) {
+			_, _ = q.RedriveAllDead(context.Background(), codeq.DeadFilter{Match: func(*codeq.TaskInfo) bool { end(); return true }})
+		},
+		"List": func(q *codeq.Queue, end func()) {
+			for range q.List(context.Background(), codeq.ListOptions{State: codeq.Dead}) {
 				end()
 			}
 		},
-		"All": func(q *Queue, end func()) {
-			sub, _ := q.Subscribe(SubscribeOptions{})
+		"All": func(q *codeq.Queue, end func()) {
+			sub, _ := q.Subscribe(codeq.SubscribeOptions{})
 			defer sub.Close()
-			_, _ = q.Produce(context.Background(), Task{Queue: "seen"})
+			_, _ = q.Produce(context.Background(), codeq.Task{Queue: "seen"})
 			for range sub.All(context.Background()) {
 				end()
 			}
@@ -127,10 +234,10 @@ func TestCallersFunctionsEnd(t *testing.T) {
 		for how, end := range map[string]func(){"panic": func() { panic("user") }, "Goexit": runtime.Goexit} {
 			t.Run(name+" "+how, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					q := openForRun(t, Options{Shards: 2})
+					q := openForRun(t, codeq.Options{Shards: 2})
 					for range 600 { // more than a page
-						id := produce(t, q, Task{Queue: "dead"})[0]
-						l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"dead"}})
+						id := produce(t, q, codeq.Task{Queue: "dead"})[0]
+						l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"dead"}})
 						require.NoError(t, err)
 						require.Equal(t, id, l.ID)
 						require.NoError(t, q.DeadLetter(t.Context(), l.Receipt, nil))
@@ -147,49 +254,15 @@ func TestCallersFunctionsEnd(t *testing.T) {
 						require.Equal(t, how == "panic", caught != nil)
 					}
 					require.NoError(t, q.Pause(t.Context(), "a"))
-					n, err := q.PurgeDead(t.Context(), DeadFilter{})
+					n, err := q.PurgeDead(t.Context(), codeq.DeadFilter{})
 					require.NoError(t, err)
 					require.Equal(t, 600, n)
-					require.Zero(t, q.events.Wanted())
+					require.False(t, watched(q))
 					require.NoError(t, q.Close())
 				})
 			})
 		}
 	}
-}
-
-// userHandler is a slog.Handler of a user.
-type userHandler struct {
-	before func(message string) // each record
-	mu     *sync.Mutex
-	seen   *[]string
-}
-
-func newUserHandler(before func(string)) userHandler {
-	return userHandler{before, new(sync.Mutex), new([]string)}
-}
-
-func (h userHandler) Enabled(context.Context, slog.Level) bool { return true }
-func (h userHandler) WithAttrs([]slog.Attr) slog.Handler       { return h }
-func (h userHandler) WithGroup(string) slog.Handler            { return h }
-
-func (h userHandler) Handle(_ context.Context, r slog.Record) error {
-	h.before(r.Message)
-	text := r.Message
-	r.Attrs(func(a slog.Attr) bool { text += " " + a.String(); return true })
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	*h.seen = append(*h.seen, text)
-	return nil
-}
-
-// about returns the records that begin with some text, sorted.
-func (h userHandler) about(text string) []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	records := slices.DeleteFunc(slices.Clone(*h.seen), func(r string) bool { return !strings.HasPrefix(r, text) })
-	slices.Sort(records)
-	return records
 }
 
 // TestLoggerBlocks: nothing waits for a handler of log records, and what it was not in time for is
@@ -198,18 +271,17 @@ func TestLoggerBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
 		h := newUserHandler(func(string) { <-gate })
-		q := openForRun(t, Options{Logger: slog.New(h)})
+		q := openForRun(t, codeq.Options{Logger: slog.New(h)})
 		const records = 1024 + 500
-		s := q.led()[0]
 		for range records { // the owner logs
-			require.NoError(t, s.probe(func(s *shard) error { s.opts.log.Info("from the owner"); return nil }))
+			logFromOwner(t, q, 0, "from the owner")
 		}
-		produce(t, q, Task{Queue: "a"})
+		produce(t, q, codeq.Task{Queue: "a"})
 		close(gate)
 		synctest.Wait()
 		const taken = 1024 + 1 // one was in its hands when the queue was full
-		require.Equal(t, []string{"log records lost, as the handler did not take them count=499"}, (*h.seen)[taken:])
-		require.Equal(t, slices.Repeat([]string{"from the owner"}, taken), (*h.seen)[:taken])
+		require.Equal(t, []string{"log records lost, as the handler did not take them count=499"}, (*h.Seen)[taken:])
+		require.Equal(t, slices.Repeat([]string{"from the owner"}, taken), (*h.Seen)[:taken])
 		require.NoError(t, q.Close())
 	})
 }
@@ -218,9 +290,9 @@ func TestLoggerBlocks(t *testing.T) {
 func TestLoggerBlocksClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
-		q := openForRun(t, Options{Logger: slog.New(newUserHandler(func(string) { <-gate }))})
-		q.opts.log.Info("first")
-		q.opts.log.Info("second")
+		q := openForRun(t, codeq.Options{Logger: slog.New(newUserHandler(func(string) { <-gate }))})
+		logOf(q).Info("first")
+		logOf(q).Info("second")
 		begun := time.Now()
 		require.NoError(t, q.Close())
 		require.Equal(t, time.Second, time.Since(begun))
@@ -238,13 +310,13 @@ func TestLoggerEnds(t *testing.T) {
 						end()
 					}
 				})
-				q := openForRun(t, Options{Logger: slog.New(h)})
+				q := openForRun(t, codeq.Options{Logger: slog.New(h)})
 				for _, message := range []string{"good", "bad", "bad", "good"} {
-					q.opts.log.With("shard", 1).Info(message)
+					logOf(q).With("shard", 1).Info(message)
 					synctest.Wait()
 				}
 				lost := "log records lost, as the handler did not take them count="
-				require.Equal(t, []string{"good", lost + "1", lost + "1", "good"}, *h.seen)
+				require.Equal(t, []string{"good", lost + "1", lost + "1", "good"}, *h.Seen)
 				require.NoError(t, q.Close())
 			})
 		})

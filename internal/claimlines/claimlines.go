@@ -43,6 +43,7 @@ type Config struct {
 	Background *sync.WaitGroup // of the table's goroutines
 	Log        *slog.Logger
 	PanicError func(what string, value any, stack []byte) error
+	Now        func() time.Time // by which the age of leases is measured; nil: time.Now
 }
 
 // Host asks other nodes for tasks.
@@ -98,6 +99,9 @@ type line struct {
 
 // New returns a table without lines.
 func New(c Config, host Host) *Table {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	return &Table{config: c, host: host, lines: make(map[key]*line)}
 }
 
@@ -224,14 +228,14 @@ func (l *line) fetch(shard int) {
 		if !ok {
 			continue
 		}
-		began := time.Now()
+		began := l.table.config.Now()
 		grants, err := host.Claim(l.ctx, shard, r)
 		if err != nil {
 			pause.Wait(l.ctx, change)
 			continue
 		}
 		pause = cluster.Patience{}
-		l.deal(l.inForce(shard, grants, time.Since(began)))
+		l.deal(l.inForce(shard, grants, l.table.config.Now().Sub(began)))
 	}
 }
 
@@ -252,7 +256,7 @@ func (l *line) inForce(shard int, grants []engine.Grant, age time.Duration) []en
 	isLost := make(map[engine.Receipt]bool)
 	for d, leases := range doubtful {
 		for range renewTries {
-			began := time.Now()
+			began := l.table.config.Now()
 			lost, err := l.table.host.Renew(l.ctx, shard, leases, d)
 			if err != nil { // they expire by themselves
 				lost = leases
@@ -260,7 +264,7 @@ func (l *line) inForce(shard int, grants []engine.Grant, age time.Duration) []en
 			for _, lease := range lost {
 				isLost[lease] = true
 			}
-			if len(lost) == len(leases) || time.Since(began) < halfOf(d) {
+			if len(lost) == len(leases) || l.table.config.Now().Sub(began) < halfOf(d) {
 				break
 			}
 		}

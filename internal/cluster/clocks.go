@@ -33,7 +33,7 @@ type clockReading struct {
 	differs  bool      // from that of this node, by more than clockBound
 }
 
-func (r clockReading) now() time.Time { return r.wall.Add(time.Since(r.at)) }
+func (r clockReading) shows(now time.Time) time.Time { return r.wall.Add(now.Sub(r.at)) }
 
 // wallMillis is what this node's wall clock shows, in ms.
 func (n *Node) wallMillis() uint64 { return uint64(max(n.c.Wall().UnixMilli(), 0)) }
@@ -42,7 +42,7 @@ func millis(wall uint64) time.Time { return time.UnixMilli(int64(wall)) }
 
 // noteClock keeps what a node has answered to a message that was sent a while ago.
 func (n *Node) noteClock(id raft.ServerID, wall uint64, roundTrip time.Duration) {
-	r := clockReading{wall: millis(wall).Add(roundTrip / 2), at: time.Now()}
+	r := clockReading{wall: millis(wall).Add(roundTrip / 2), at: n.c.Mono()}
 	ahead := n.c.Wall().Round(0).Sub(r.wall) // without the monotonic part
 	r.differs = ahead.Abs() > clockBound
 	c := &n.clocks
@@ -71,7 +71,7 @@ func (g *Group) ClockAhead(wall time.Time) (ahead time.Duration, known bool) {
 		return 0, false
 	}
 	var clocks []time.Time
-	voters := 0
+	voters, now := 0, g.node.c.Mono()
 	c := &g.node.clocks
 	c.mu.Lock()
 	for _, m := range members {
@@ -81,8 +81,8 @@ func (g *Group) ClockAhead(wall time.Time) (ahead time.Duration, known bool) {
 		voters++
 		if m.ID == g.node.self.ServerID() {
 			clocks = append(clocks, wall)
-		} else if r, ok := c.readings[m.ID]; ok && time.Since(r.at) < clockFresh {
-			clocks = append(clocks, r.now())
+		} else if r, ok := c.readings[m.ID]; ok && now.Sub(r.at) < clockFresh {
+			clocks = append(clocks, r.shows(now))
 		}
 	}
 	c.mu.Unlock()

@@ -29,11 +29,18 @@ func (p Peer) ServerID() raft.ServerID { return raft.ServerID(p.Node + idSeparat
 
 const idSeparator = "/"
 
-// peerOf is the inverse of ServerID.
+// Alias is an address in Raft of a node that has the address of another member. Leaders reach it by
+// that, also if they change before it has its own: it may know none of the other members.
+func Alias(p Peer) raft.ServerAddress { return raft.ServerAddress(p.ID + aliasSeparator + p.Address) }
+
+const aliasSeparator = "@"
+
+// peerOf is the inverse of ServerID, and of Alias.
 func peerOf(m raft.Server) Peer {
 	p := Peer{Node: string(m.ID), Address: string(m.Address)}
 	if at := strings.LastIndex(p.Node, idSeparator); at >= 0 {
 		p.Node, p.ID = p.Node[:at], p.Node[at+len(idSeparator):]
+		p.Address = strings.TrimPrefix(p.Address, p.ID+aliasSeparator)
 	}
 	return p
 }

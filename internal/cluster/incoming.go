@@ -38,24 +38,20 @@ func (i *incoming) begin() {
 	i.stop()
 }
 
-// end notes that a connection has ended. remove is called when what has arrived is not kept; fits
-// reports whether there is room for the rest.
-func (i *incoming) end(fits func() bool, remove func()) {
+// end notes that a connection has ended. look is called until keeps returns false, or there is
+// another connection.
+func (i *incoming) end(look func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.connections--; i.connections > 0 {
 		return
 	}
 	i.kept, i.looks = true, 0
-	i.unused = time.AfterFunc(lookAtRoom, func() {
-		if i.keeps(fits()) {
-			return
-		}
-		remove()
-	})
+	i.unused = time.AfterFunc(lookAtRoom, look)
 }
 
-// keeps reports whether what has arrived is not to be removed now.
+// keeps reports whether what has arrived is not to be removed now; fits: there is room for the
+// rest.
 func (i *incoming) keeps(fits bool) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -94,22 +90,21 @@ func (n *Node) receiveFiles(group int, from net.Conn) {
 	}
 	g := n.groups[group]
 	g.incoming.begin()
-	defer g.incoming.end(g.fitsRest, g.dropReceived)
+	defer g.incoming.end(g.lookAtReceived)
 	err := g.snapshots.Receive(from, raftTimeout, snapshot.Gate{Admit: g.admitFiles, Room: n.room.fits, Next: g.receive})
 	if err != nil && n.ctx.Err() == nil {
 		n.log.Info("files of a snapshot have not all come", "shard", g.index, "from", from.RemoteAddr(), "err", err)
 	}
 }
 
-// fitsRest reports whether there is room for what has not arrived.
-func (g *Group) fitsRest() (fits bool) {
-	g.node.contain("look at the room for a transfer", func() { fits = g.node.room.fits(g.snapshots.Missing()) == nil }, nil)
-	return fits
-}
-
-// dropReceived removes files that no connection continues.
-func (g *Group) dropReceived() {
-	g.node.contain("end of a transfer", g.snapshots.DropReceived, nil)
+// lookAtReceived removes files that no connection continues for long, or for whose rest there is no
+// room.
+func (g *Group) lookAtReceived() {
+	g.node.contain("end of a transfer", func() {
+		if !g.incoming.keeps(g.node.room.fits(g.snapshots.Missing()) == nil) {
+			g.snapshots.DropReceived()
+		}
+	}, nil)
 }
 
 // admitFiles reports whether the group needs no files of a snapshot, as it has been installed, or

@@ -102,6 +102,7 @@ type Config struct {
 
 	// Tests replace these.
 	Wall  func() time.Time                                         // nil: time.Now
+	Mono  func() time.Time                                         // nil: time.Now
 	Dial  func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP, by TLS if there is one
 	Votes func(path string) (raftlog.Stables, error)               // nil: raftlog.OpenStable
 	Log   func(*raftlog.Group) LogStore                            // nil: the group itself
@@ -151,6 +152,9 @@ func New(c Config) *Node {
 	}
 	if c.Wall == nil {
 		c.Wall = time.Now
+	}
+	if c.Mono == nil {
+		c.Mono = time.Now
 	}
 	if c.Votes == nil {
 		c.Votes = openVotes

@@ -215,7 +215,13 @@ func (g *Group) standstill() error {
 // admit lets a node take the place that it had by a former ID, and gives it a vote. As for a
 // removal, the first shard decides whether it is a member: a removal may have come halfway. AddNode
 // follows in any case: a leader of an earlier build leaves the node without its address.
+//
+// Removals that have come halfway are finished before: a leader that only the first shard has
+// removed can take nobody in. If one cannot be finished, the node may be what it takes.
 func (n *Node) admit(ctx context.Context, j joining) error {
+	if _, err := n.finishRemovals(ctx); err != nil {
+		n.log.Warn("removal not finished", "err", err)
+	}
 	if len(j.Former) == 0 {
 		return n.add(ctx, j.Peer)
 	}
@@ -237,8 +243,8 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 
 // readmit makes a node whose directory has a new ID a member by that, and no more by its former
 // ones, one step at a time. The new ID comes first, so that a node which is not there by any was
-// removed; and with an address that is none, since Raft wants those of all members to be different.
-// It gets its own at last.
+// removed; and with an alias of its address, since Raft wants those of all members to be different.
+// It gets the address itself at last.
 func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64, p Peer, former []string) error {
 	if g.index == 0 {
 		isMember := func(id string) bool { return hasID(members, Peer{Node: p.Node, ID: id}.ServerID()) }
@@ -257,8 +263,7 @@ func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64
 	case old < 0:
 		return g.addLearner(ctx, members, index, p)
 	case !added:
-		nowhere := raft.ServerAddress(p.ID)
-		if err := g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(p.ServerID(), nowhere, index, configTimeout) }); err != nil {
+		if err := g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(p.ServerID(), Alias(p), index, configTimeout) }); err != nil {
 			return err
 		}
 	default:

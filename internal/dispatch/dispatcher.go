@@ -3,6 +3,7 @@ package dispatch
 import (
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"codeq/internal/chunked"
 	"codeq/internal/engine"
@@ -20,6 +21,7 @@ type Dispatcher struct {
 	shards int
 	port   Port
 	gates  *Gates // nil: gateways are given by SetGateway
+	now    func() time.Time
 	board  *Board // nil: no other shard of the process has tasks
 
 	queues    chunked.List[*Queue] // by handle; nil: not used yet
@@ -40,7 +42,8 @@ type Dispatcher struct {
 type Config struct {
 	Index, Shards int
 	Port          Port
-	Gates         *Gates // of the process; nil: the owner sets gateways
+	Gates         *Gates           // of the process; nil: the owner sets gateways
+	Now           func() time.Time // for rates; nil: time.Now
 }
 
 // Port sends messages to the owner of a shard. Its methods are safe for concurrent use and do not
@@ -60,7 +63,10 @@ type Served struct {
 
 // New returns a Dispatcher for the rules of a shard.
 func New(rules *engine.State, c Config) *Dispatcher {
-	return &Dispatcher{rules: rules, index: c.Index, shards: c.Shards, port: c.Port, gates: c.Gates}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return &Dispatcher{rules: rules, index: c.Index, shards: c.Shards, port: c.Port, gates: c.Gates, now: c.Now}
 }
 
 // Join makes the shard publish its heads on a board, and use those of the other shards of the

@@ -44,13 +44,13 @@ func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) 
 // passGate takes a place for a claim. If there is none, the queue's claims are served when there
 // may be one.
 func (d *Dispatcher) passGate(q *Queue) bool {
-	ok, wait := q.gate.Enter(d, time.Now())
+	ok, wait := q.gate.Enter(d, d.now())
 	return d.passes(q, ok, wait)
 }
 
 // mayPass is passGate without taking the place.
 func (d *Dispatcher) mayPass(q *Queue) bool {
-	ok, wait := q.gate.Look(d, time.Now())
+	ok, wait := q.gate.Look(d, d.now())
 	return d.passes(q, ok, wait)
 }
 
@@ -107,7 +107,7 @@ func (d *Dispatcher) SetGateway(q *Queue, g Gateway) {
 // Limit applies the settings of a queue to its gate, if the process has all shards. known is false
 // if the queue may have used tokens before the process began.
 func (d *Dispatcher) Limit(q *Queue, known bool) {
-	if g := d.gates.set(q.Name, q.Configured, known); g != nil && q.gate == nil {
+	if g := d.gates.set(q.Name, q.Configured, known, d.now()); g != nil && q.gate == nil {
 		q.gate = g
 		g.Leave(-int(q.Counts.Leased))
 	}
@@ -165,7 +165,7 @@ type Gates struct {
 func NewGates() *Gates { return &Gates{byQueue: make(map[string]*gate)} }
 
 // set applies settings to the gate of a queue, and returns it; nil if there is none.
-func (t *Gates) set(queue string, c engine.Configured, known bool) *gate {
+func (t *Gates) set(queue string, c engine.Configured, known bool, now time.Time) *gate {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	g := t.byQueue[queue]
@@ -174,7 +174,7 @@ func (t *Gates) set(queue string, c engine.Configured, known bool) *gate {
 		t.byQueue[queue] = g
 	}
 	if g != nil {
-		g.set(c, known, time.Now())
+		g.set(c, known, now)
 	}
 	return g
 }

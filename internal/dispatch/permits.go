@@ -188,7 +188,7 @@ func (t *Permits) Hear(queue string, shard int, r *PermitRequest) bool {
 		return true
 	}
 	a := q.allocator
-	if !a.Hear(shard, &r.Request, time.Now()) {
+	if !a.Hear(shard, &r.Request, t.claims.now()) {
 		return false
 	}
 	a.dismiss(shard) // which waits no more for what it has asked before
@@ -342,7 +342,7 @@ func (t *Permits) allocate(q *Queue, afterOpen bool) {
 			q.allocator = a
 			t.markDirty(q)
 		}
-		a.Set(limits, afterOpen, time.Now())
+		a.Set(limits, afterOpen, t.claims.now())
 		a.allot()
 		return
 	}
@@ -376,7 +376,7 @@ func (a *PermitAllocator) Answered(shard int, r *permits.Report, err error) {
 		a.permits.markDirty(a.queue)
 		return
 	}
-	if a.Reported(shard, r, time.Now()) {
+	if a.Reported(shard, r, a.permits.claims.now()) {
 		a.dismiss(shard)
 	}
 	a.allot()
@@ -390,7 +390,7 @@ func (a *PermitAllocator) allot() {
 			a.requests[i] = nil
 		}
 	}
-	decisions, wait := a.Allot(time.Now())
+	decisions, wait := a.Allot(a.permits.claims.now())
 	for _, d := range decisions {
 		a.requests[d.Shard].Answer = d.Answer
 		a.dismiss(d.Shard)

@@ -10,7 +10,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// SetFS puts the queues that are opened with opts, a *codeq.Options, into fs.
+// SetFS lets the queues that are opened with opts, a *codeq.Options, or verified with it, a
+// *codeq.VerifyOptions, lie in fs.
 var SetFS func(opts any, fs vfs.FS)
 
 // SetWall gives the queues that are opened with opts, a *codeq.Options, a wall clock.

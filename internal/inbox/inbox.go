@@ -17,6 +17,7 @@ import (
 type Inbox[Op any] struct {
 	depth  int
 	isLate func(Op) bool
+	clock  func() time.Time
 	origin time.Time
 
 	// wake has capacity 1. Whoever ends the owner's sleep sends to it.
@@ -36,14 +37,16 @@ type Inbox[Op any] struct {
 const never uint64 = math.MaxUint64
 
 // New returns an Inbox for depth operations. isLate reports whether the time at which an operation
-// came matters; it is called only for those that wait for room.
-func New[Op any](depth int, origin time.Time, isLate func(Op) bool) *Inbox[Op] {
+// came matters; it is called only for those that wait for room. The origin is now, by a monotonic
+// clock.
+func New[Op any](depth int, clock func() time.Time, isLate func(Op) bool) *Inbox[Op] {
 	return &Inbox[Op]{
-		depth: depth, isLate: isLate, origin: origin, wake: make(chan struct{}, 1), let: never,
+		depth: depth, isLate: isLate, clock: clock, origin: clock(), wake: make(chan struct{}, 1), let: never,
 	}
 }
 
-func (in *Inbox[Op]) now() uint64 { return uint64(time.Since(in.origin) / time.Millisecond) }
+// Now is the time.
+func (in *Inbox[Op]) Now() uint64 { return uint64(in.clock().Sub(in.origin) / time.Millisecond) }
 
 // Push appends an operation, waiting for room until ctx ends. An error means that the operation was
 // not applied.
@@ -71,7 +74,7 @@ func (in *Inbox[Op]) Push(ctx context.Context, op Op) error {
 			return nil
 		}
 		if late == nil && in.isLate(op) {
-			late = in.late.PushBack(in.now())
+			late = in.late.PushBack(in.Now())
 		}
 		if in.room == nil {
 			in.room = make(chan struct{})
@@ -108,7 +111,7 @@ func (in *Inbox[Op]) unlock() {
 	wake := in.sleeping
 	in.sleeping = false
 	if wake {
-		in.woken = in.now()
+		in.woken = in.Now()
 	}
 	in.mu.Unlock()
 	if wake {
@@ -184,7 +187,7 @@ func (in *Inbox[Op]) Awake() uint64 {
 	asleep := in.sleeping
 	in.sleeping = false
 	if asleep {
-		in.woken = in.now()
+		in.woken = in.Now()
 	}
 	in.mu.Unlock()
 	if !asleep {

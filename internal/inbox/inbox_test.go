@@ -20,7 +20,7 @@ var errStopped = errors.New("stopped")
 // operation came.
 func TestPushWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		in := inbox.New(1, time.Now(), func(op int) bool { return op == 2 })
+		in := inbox.New(1, time.Now, func(op int) bool { return op == 2 })
 		require.NoError(t, in.Push(t.Context(), 1))
 		time.Sleep(5 * time.Millisecond)
 		go func() { _ = in.Push(t.Context(), 2) }()
@@ -39,7 +39,7 @@ func TestPushWaitsForRoom(t *testing.T) {
 
 // TestPushEndsWithItsContext: a caller that gives up leaves nothing behind.
 func TestPushEndsWithItsContext(t *testing.T) {
-	in := inbox.New(1, time.Now(), func(int) bool { return true })
+	in := inbox.New(1, time.Now, func(int) bool { return true })
 	require.NoError(t, in.Push(t.Context(), 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -52,7 +52,7 @@ func TestPushEndsWithItsContext(t *testing.T) {
 // TestOwnerIsWoken: whatever comes ends the owner's sleep, once.
 func TestOwnerIsWoken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		in := inbox.New(8, time.Now(), func(int) bool { return false })
+		in := inbox.New(8, time.Now, func(int) bool { return false })
 		_, _, _ = in.Take(nil, true)
 		time.Sleep(7 * time.Millisecond)
 		require.NoError(t, in.Pass(1))
@@ -73,7 +73,7 @@ func TestOwnerIsWoken(t *testing.T) {
 
 // TestPick: the owner takes one operation out of the middle, and sleeps if there is none.
 func TestPick(t *testing.T) {
-	in := inbox.New(8, time.Now(), func(int) bool { return false })
+	in := inbox.New(8, time.Now, func(int) bool { return false })
 	for op := range 3 {
 		require.NoError(t, in.Pass(op))
 	}
@@ -93,7 +93,7 @@ func TestPick(t *testing.T) {
 // TestStop: what was accepted stays, and what comes later is refused for the first reason, unless
 // the queue is closed.
 func TestStop(t *testing.T) {
-	in := inbox.New(8, time.Now(), func(int) bool { return false })
+	in := inbox.New(8, time.Now, func(int) bool { return false })
 	require.NoError(t, in.Pass(1))
 	in.Stop(errStopped)
 	in.Stop(errors.New("again"))

@@ -90,3 +90,9 @@ func FuzzParseScheduleValue(f *testing.F) {
 		require.Equal(t, v, got)
 	})
 }
+
+// TestScheduleShard: the shard of a name is part of the format.
+func TestScheduleShard(t *testing.T) {
+	require.Zero(t, ShardOfSchedule("nightly", 1))
+	require.Equal(t, []int{2, 1, 1}, []int{ShardOfSchedule("nightly", 3), ShardOfSchedule("hourly", 3), ShardOfSchedule("weekly", 3)})
+}

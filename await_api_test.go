@@ -1,0 +1,246 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+// TestAwait: whoever waits for a task learns how it has ended, at that moment.
+// Who asks later does so as long as the task is kept.
+func TestAwait(t *testing.T) {
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		for _, retention := range []time.Duration{0, time.Hour} {
+			t.Run(fmt.Sprint(shards, " shards, retention ", retention), func(t *testing.T) {
+				bubble(t, codeq.Options{Shards: shards, Retention: retention}, func(t *testing.T, q *codeq.Queue) {
+					for _, c := range []struct {
+						name string
+						task codeq.Task
+						end  func(l *codeq.Lease) error
+						want codeq.Outcome
+						kept bool
+					}{
+						{"completed", codeq.Task{}, func(l *codeq.Lease) error {
+							return q.Complete(ctx, l.Receipt, []byte("result"))
+						}, codeq.Outcome{State: codeq.Done, Result: []byte("result"), Attempts: 1}, retention > 0},
+						{"completed without a result", codeq.Task{}, func(l *codeq.Lease) error {
+							return q.Complete(ctx, l.Receipt, nil)
+						}, codeq.Outcome{State: codeq.Done, Attempts: 1}, retention > 0},
+						{"completed later", codeq.Task{}, func(l *codeq.Lease) error {
+							if err := q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("not yet"), After: -1}); err != nil {
+								return err
+							}
+							return q.Complete(ctx, claimNow(t, q, "completed later").Receipt, []byte("at last"))
+						}, codeq.Outcome{State: codeq.Done, Result: []byte("at last"), Attempts: 2}, retention > 0},
+						{"given up", codeq.Task{}, func(l *codeq.Lease) error {
+							return q.DeadLetter(ctx, l.Receipt, errors.New("broken"))
+						}, codeq.Outcome{State: codeq.Dead, LastError: "broken", Attempts: 1}, true},
+						{"out of attempts", codeq.Task{MaxAttempts: 1}, func(l *codeq.Lease) error {
+							return q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("boom")})
+						}, codeq.Outcome{State: codeq.Dead, LastError: "boom", Attempts: 1}, true},
+						{"expired", codeq.Task{MaxAttempts: 1, LeaseFor: time.Second}, func(l *codeq.Lease) error {
+							time.Sleep(time.Second)
+							synctest.Wait()
+							return nil
+						}, codeq.Outcome{State: codeq.Dead, LastError: "lease expired", Attempts: 1}, true},
+						{"canceled", codeq.Task{}, func(l *codeq.Lease) error {
+							return q.Cancel(ctx, l.ID)
+						}, codeq.Outcome{State: codeq.Canceled, Attempts: 1}, retention > 0},
+					} {
+						c.task.Queue = c.name
+						id := produce(t, q, c.task)[0]
+						whileReady := await(ctx, q, id)
+						l := claimNow(t, q, c.name)
+						whileLeased := await(ctx, q, id)
+						require.Empty(t, whileReady)
+						require.Empty(t, whileLeased)
+						require.NoError(t, c.end(l))
+						for _, waiting := range []chan codeq.Awaited{whileReady, whileLeased} {
+							got := <-waiting
+							require.NoError(t, got.Err, c.name)
+							require.Equal(t, &c.want, got.Outcome, c.name)
+						}
+						got, err := q.Await(ctx, id)
+						if !c.kept {
+							require.ErrorIs(t, err, codeq.ErrNotFound, c.name)
+							require.Nil(t, got)
+							continue
+						}
+						require.NoError(t, err, c.name)
+						require.Equal(t, len(c.want.Result), len(got.Result))
+						got.Result = c.want.Result // nil or empty
+						require.Equal(t, &c.want, got, c.name)
+					}
+					if retention > 0 {
+						time.Sleep(2 * retention)
+						for id := range allTasks(t, q) {
+							info, err := q.Get(ctx, id)
+							require.NoError(t, err)
+							require.Equal(t, codeq.Dead, info.State)
+						}
+					}
+					require.NoError(t, checkMemory(q))
+				})
+			})
+		}
+	}
+}
+
+func allTasks(t *testing.T, q *codeq.Queue) map[codeq.ID]*codeq.TaskInfo {
+	t.Helper()
+	tasks, err := list(q)
+	require.NoError(t, err)
+	return tasks
+}
+
+// TestAwaitTasksThatWait: a task may be awaited that is scheduled or blocked,
+// and that ends by the end of another.
+func TestAwaitTasksThatWait(t *testing.T) {
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+			later := produce(t, q, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Hour)})[0]
+			parent := produce(t, q, codeq.Task{Queue: "parent"})[0]
+			child := produce(t, q, codeq.Task{Queue: "child", After: []codeq.ID{parent}})[0]
+			last := produce(t, q, codeq.Task{Queue: "child", After: []codeq.ID{child}})[0]
+			synctest.Wait()
+			forLater, forChild, forLast := await(ctx, q, later), await(ctx, q, child), await(ctx, q, last)
+
+			require.NoError(t, q.Cancel(ctx, parent))
+			require.Equal(t, &codeq.Outcome{State: codeq.Canceled}, (<-forChild).Outcome)
+			require.Equal(t, &codeq.Outcome{State: codeq.Canceled}, (<-forLast).Outcome)
+			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
+			require.NoError(t, err)
+			require.Empty(t, forLater)
+			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			require.Equal(t, codeq.Done, (<-forLater).State)
+		})
+	}
+}
+
+// TestAwaitRedriven: a dead letter has ended; redriven, it ends anew. Purged, it
+// is no more.
+func TestAwaitRedriven(t *testing.T) {
+	ctx := context.Background()
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		require.NoError(t, q.DeadLetter(ctx, claimNow(t, q, "a").Receipt, errors.New("broken")))
+		o, err := q.Await(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, codeq.Dead, o.State)
+		require.NoError(t, q.RedriveDead(ctx, id))
+		second := await(ctx, q, id)
+		require.Empty(t, second)
+		require.NoError(t, q.DeadLetter(ctx, claimNow(t, q, "a").Receipt, errors.New("again")))
+		require.Equal(t, "again", (<-second).LastError)
+		n, err := q.PurgeDead(ctx, codeq.DeadFilter{})
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		_, err = q.Await(ctx, id)
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+	})
+}
+
+func TestAwaitUnknown(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+			for _, id := range []codeq.ID{{}, codeq.Nth(3), {1, 2, 3, 4, 5, 6, 0x70, 0, 0x80, 0xff, 0xff, 0xff}} {
+				_, err := q.Await(context.Background(), id)
+				require.ErrorIs(t, err, codeq.ErrNotFound)
+				produce(t, q, codeq.Task{Queue: "a"})
+			}
+		})
+	}
+}
+
+// TestAwaitEndsWithContext: who gives up is told why, before or while it waits,
+// and the others go on waiting.
+func TestAwaitEndsWithContext(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		other := await(context.Background(), q, id)
+		cause := errors.New("enough")
+		ctx, cancel := context.WithTimeoutCause(context.Background(), time.Minute, cause)
+		defer cancel()
+		c := await(ctx, q, id)
+		require.Empty(t, c)
+		got := <-c
+		require.ErrorIs(t, got.Err, cause)
+		require.ErrorIs(t, got.Err, context.DeadlineExceeded)
+		require.NotErrorIs(t, got.Err, codeq.ErrUncertain)
+		require.Nil(t, got.Outcome)
+		_, err := q.Await(ctx, id)
+		require.ErrorIs(t, err, cause)
+		require.Empty(t, other)
+		require.NoError(t, q.Complete(context.Background(), claimNow(t, q, "a").Receipt, nil))
+		require.Equal(t, codeq.Done, (<-other).State)
+	})
+}
+
+// TestAwaitOverRestart: who waits when the queue is closed gets ErrClosed, and
+// may wait again when it is open again.
+func TestAwaitOverRestart(t *testing.T) {
+	ctx := context.Background()
+	synctest.Test(t, func(t *testing.T) {
+		opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: 3})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		c := await(ctx, q, id)
+		require.NoError(t, q.Close())
+		got := <-c
+		require.ErrorIs(t, got.Err, codeq.ErrClosed)
+		_, err = q.Await(ctx, id)
+		require.ErrorIs(t, err, codeq.ErrClosed)
+
+		q, err = codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		c = await(ctx, q, id)
+		require.Empty(t, c)
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, []byte("r")))
+		require.Equal(t, "r", string((<-c).Result))
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestAwaitInFailedShard: who waits for a task of a shard that fails is told.
+func TestAwaitInFailedShard(t *testing.T) {
+	ctx := context.Background()
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Shards: 1})
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		other := produce(t, q, codeq.Task{Queue: "b"})[0]
+		l := claimNow(t, q, "a")
+		atStake, c := await(ctx, q, id), await(ctx, q, other)
+		failShard(t, q, 0)
+		require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrUncertain)
+		require.ErrorIs(t, (<-atStake).Err, codeq.ErrUncertain, "it may have ended")
+		require.ErrorIs(t, (<-c).Err, codeq.ErrFailed)
+	})
+}
+
+// TestAwaitResultIsNotShared: a result belongs to the caller of Await. Neither
+// who completed the task nor others who wait change it.
+func TestAwaitResultIsNotShared(t *testing.T) {
+	ctx := context.Background()
+	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		first, second := await(ctx, q, id), await(ctx, q, id)
+		result := []byte("result")
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, result))
+		clear(result)
+		got := <-first
+		require.Equal(t, "result", string(got.Result))
+		clear(got.Result)
+		require.Equal(t, "result", string((<-second).Result))
+	})
+}

@@ -1,0 +1,135 @@
+package codeq
+
+import (
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// What tests let the owner of a shard, its commits and its disk do.
+
+// latch is a committer that holds commits back while it is shut.
+type latch struct {
+	committer
+	open chan struct{}
+}
+
+// shut makes the owner of a shard block in its next commit, until the channel
+// is closed. That may be the commit of the group under way, if others call as well.
+func shut(t *testing.T, q *Queue, index int) chan struct{} {
+	t.Helper()
+	g := &latch{open: make(chan struct{})}
+	done := make(chan struct{})
+	go func() {
+		_ = q.shard(index).probe(func(s *shard) error {
+			g.committer = s.commit
+			s.commit = g
+			close(done)
+			return nil
+		})
+	}()
+	<-done
+	return g.open
+}
+
+func (g *latch) Commit(b *pebble.Batch) error {
+	<-g.open
+	return g.committer.Commit(b)
+}
+
+// standStill makes the owner of a shard wait, before it decides what comes next, until goOn is
+// called.
+func standStill(s *shard) (goOn func()) {
+	stands, over := make(chan struct{}), make(chan struct{})
+	go s.probe(func(*shard) error { close(stands); <-over; return nil })
+	<-stands
+	return func() { close(over) }
+}
+
+// hold is standStill, of a shard of q.
+func hold(q *Queue, index int) (goOn func()) { return standStill(q.shard(index)) }
+
+// slowCommitter takes a time for each commit. In a bubble, where nothing else takes time, a
+// caller knows by the clock how many groups it has waited for.
+type slowCommitter struct {
+	committer
+	takes   time.Duration
+	Commits atomic.Int64
+}
+
+func (c *slowCommitter) Commit(b *pebble.Batch) error {
+	c.Commits.Add(1)
+	time.Sleep(c.takes)
+	return c.committer.Commit(b)
+}
+
+// slowDown makes each commit of a shard take a time from now on.
+func slowDown(t *testing.T, q *Queue, index int, takes time.Duration) *slowCommitter {
+	t.Helper()
+	c := &slowCommitter{takes: takes}
+	require.NoError(t, q.shard(index).probe(func(s *shard) error {
+		c.committer, s.commit = s.commit, c
+		return nil
+	}))
+	return c
+}
+
+// burningCommitter refuses every batch.
+type burningCommitter struct{}
+
+var errDisk = errors.New("disk on fire")
+
+func (burningCommitter) Commit(*pebble.Batch) error { return errDisk }
+
+func (burningCommitter) Confirm() error { return nil }
+
+// failShard makes the next commit of a shard fail.
+func failShard(t *testing.T, q *Queue, index int) {
+	t.Helper()
+	require.NoError(t, q.shard(index).probe(func(s *shard) error {
+		s.commit = burningCommitter{}
+		return nil
+	}))
+}
+
+// imager keeps an image of a disk, as a power loss would leave it, after each
+// commit of a shard.
+type imager struct {
+	committer
+	disk   *vfs.MemFS
+	Images []*vfs.MemFS
+}
+
+func (c *imager) Commit(b *pebble.Batch) error {
+	err := c.committer.Commit(b)
+	c.Images = append(c.Images, c.disk.CrashClone(vfs.CrashCloneCfg{}))
+	return err
+}
+
+// keepImages begins to keep images of the disk of a queue with one shard.
+func keepImages(t *testing.T, q *Queue, disk *vfs.MemFS) *imager {
+	im := &imager{disk: disk}
+	require.NoError(t, q.shard(0).probe(func(s *shard) error {
+		im.committer = s.commit
+		s.commit = im
+		return nil
+	}))
+	return im
+}
+
+// abandonsStores is for tests in which stores of Pebble cannot be closed. The log writer of such a
+// store points to the last batch that it has synced; if another store gets this batch from Pebble's
+// pool, it is kept as well, with its log writer, and so each store of the tests that follow. So no
+// other test runs beside this one, and the pool is empty after it.
+func abandonsStores(t *testing.T) {
+	t.Cleanup(func() {
+		runtime.GC() // keeps what is in pools once
+		runtime.GC()
+	})
+}

@@ -1,0 +1,225 @@
+package codeq
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// FlowTest is a queue in memory whose tasks depend on each other.
+type FlowTest struct {
+	*testing.T
+	Opts Options
+	Q    *Queue
+}
+
+// inFlow runs a test in fake time, and checks what is stored when it ends.
+func inFlow(t *testing.T, opts Options, test func(f *FlowTest)) {
+	synctest.Test(t, func(t *testing.T) {
+		if opts.fs == nil {
+			opts.fs = vfs.NewMem()
+		}
+		f := &FlowTest{T: t, Opts: opts}
+		f.Open()
+		defer func() { require.NoError(t, f.Q.Close()) }()
+		test(f)
+		f.Check()
+	})
+}
+
+func (f *FlowTest) Open() {
+	f.Helper()
+	var err error
+	f.Q, err = Open("queue", &f.Opts)
+	require.NoError(f, err)
+}
+
+func (f *FlowTest) Reopen() {
+	f.Helper()
+	f.Check()
+	require.NoError(f, f.Q.Close())
+	f.Open()
+	f.Check()
+}
+
+// Check waits until nothing is under way, and lets the checkers look.
+func (f *FlowTest) Check() {
+	f.Helper()
+	synctest.Wait()
+	require.NoError(f, f.Q.checkAll())
+	require.NoError(f, f.Q.checkMemory())
+}
+
+// ProduceAt stores a task in a shard that does not belong to another one.
+func (f *FlowTest) ProduceAt(shard int, task Task) ID {
+	f.Helper()
+	return produce(f.T, f.Q.startingAt(shard), task)[0]
+}
+
+func (f *FlowTest) Batch(tasks ...Task) []ID {
+	f.Helper()
+	ids, err := f.Q.ProduceBatch(context.Background(), tasks)
+	require.NoError(f, err)
+	return ids
+}
+
+// Claim leases the next task of a queue.
+func (f *FlowTest) Claim(queue string) *Lease {
+	f.Helper()
+	synctest.Wait()
+	l := claimNow(f.T, f.Q, queue)
+	require.NotNil(f, l, "nothing is ready in %q", queue)
+	return l
+}
+
+// Complete claims the next task of a queue and completes it.
+func (f *FlowTest) Complete(queue string, next ...Task) {
+	f.Helper()
+	require.NoError(f, f.Q.Complete(context.Background(), f.Claim(queue).Receipt, nil, next...))
+	f.Check()
+}
+
+// Die claims the next task of a queue and makes it a dead letter.
+func (f *FlowTest) Die(queue string) {
+	f.Helper()
+	require.NoError(f, f.Q.DeadLetter(context.Background(), f.Claim(queue).Receipt, errors.New("broken")))
+	f.Check()
+}
+
+func (f *FlowTest) Cancel(id ID) {
+	f.Helper()
+	require.NoError(f, f.Q.Cancel(context.Background(), id))
+	f.Check()
+}
+
+// gone stands for a task that does not exist.
+const gone State = 0
+
+func (f *FlowTest) State(id ID) State {
+	f.Helper()
+	synctest.Wait()
+	info, err := f.Q.Get(context.Background(), id)
+	if errors.Is(err, ErrNotFound) {
+		return gone
+	}
+	require.NoError(f, err)
+	return info.State
+}
+
+func (f *FlowTest) RequireState(want State, ids ...ID) {
+	f.Helper()
+	for i, id := range ids {
+		require.Equal(f, want, f.State(id), "task %d of %d", i, len(ids))
+	}
+}
+
+func (f *FlowTest) Counts(queue string) Counts {
+	f.Helper()
+	synctest.Wait()
+	stats, err := f.Q.Stats(context.Background())
+	require.NoError(f, err)
+	return stats[queue]
+}
+
+// FinishDiamond works on a diamond, and makes sure that nothing is early.
+func (f *FlowTest) FinishDiamond() {
+	f.Helper()
+	none := func(queues ...string) {
+		f.Helper()
+		synctest.Wait()
+		require.Nil(f, claimNow(f.T, f.Q, queues...))
+	}
+	none("left", "right", "bottom")
+	f.Complete("top")
+	none("bottom")
+	f.Complete("right")
+	none("bottom")
+	f.Complete("left")
+	f.Complete("bottom")
+	none("top", "left", "right", "bottom")
+}
+
+// keyOf returns a LimitKey whose tasks of a queue belong to a shard.
+func keyOf(queue string, shard, shards int) string {
+	for i := 0; ; i++ {
+		t := Task{Queue: queue, LimitKey: fmt.Sprint("key ", i)}
+		rec := t.record()
+		if home, _ := rec.Ties.Home(shards); home == shard {
+			return t.LimitKey
+		}
+	}
+}
+
+// collect returns what List yields, by payload.
+func collect(t *testing.T, list iter.Seq2[*TaskInfo, error]) (payloads []string) {
+	t.Helper()
+	for info, err := range list {
+		require.NoError(t, err)
+		payloads = append(payloads, string(info.Payload))
+	}
+	return payloads
+}
+
+// Listed returns the payloads of the tasks that List yields.
+func (f *FlowTest) Listed(o ListOptions) []string {
+	f.Helper()
+	synctest.Wait()
+	return collect(f.T, f.Q.List(context.Background(), o))
+}
+
+// Spread produces tasks, with their names as payloads, in one shard after the
+// other, a millisecond apart.
+func (f *FlowTest) Spread(tasks ...Task) (ids []ID) {
+	f.Helper()
+	for i, task := range tasks {
+		ids = append(ids, f.ProduceAt(i%f.Opts.Shards, task))
+		time.Sleep(time.Millisecond)
+	}
+	return ids
+}
+
+// Payloads returns those of the tasks that are stored, in order.
+func (f *FlowTest) Payloads() (all []string) {
+	f.Helper()
+	tasks, err := f.Q.list()
+	require.NoError(f, err)
+	for _, t := range tasks {
+		all = append(all, string(t.Payload))
+	}
+	slices.SortFunc(all, byLength)
+	return all
+}
+
+func byLength(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) }
+
+// UnderWay is how many messages of a shard are not confirmed.
+func (f *FlowTest) UnderWay(from int) (n uint64) {
+	f.Helper()
+	require.NoError(f, f.Q.shard(from).probe(func(s *shard) error {
+		for _, waiting := range s.Probe().Usage().OutWaiting {
+			n += waiting
+		}
+		return nil
+	}))
+	return n
+}
+
+// Crash goes on with what is on the disk at this moment if its power fails.
+func (f *FlowTest) Crash(disk *vfs.MemFS) *FlowTest {
+	f.Helper()
+	img := &FlowTest{T: f.T, Opts: f.Opts}
+	img.Opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
+	img.Open()
+	img.Check()
+	return img
+}

@@ -1,0 +1,454 @@
+package codeq_test
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/hook"
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
+	"codeq/internal/store"
+	"codeq/internal/testkit"
+)
+
+var writeGolden = flag.Bool("golden", false, "TestFormats writes the golden directories of the current format")
+
+// goldenTasks is the file of a golden archive with what its queue shows of each task.
+const goldenTasks = "tasks.json"
+
+// goldenOptions are those of a golden queue. Its clock stands still.
+func goldenOptions(fs vfs.FS) *codeq.Options {
+	opts := onDisk(fs, &codeq.Options{Shards: 3, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour})
+	hook.SetWall(opts, func() time.Time { return variedNow })
+	return opts
+}
+
+var goldenSchedule = codeq.Schedule{Name: "hourly", Every: time.Hour, Task: codeq.Task{Queue: "ticks", Payload: []byte("tick")}}
+
+// goldenQueue fills a queue with something of all that a store may have. Half of it is in
+// tables. A message stays under way, while nobody takes it: take lets the last shard go on.
+func goldenQueue(t *testing.T, fs vfs.FS) (q *codeq.Queue, take func()) {
+	t.Helper()
+	ctx := context.Background()
+	opts := goldenOptions(fs)
+	now := variedNow
+	q, err := codeq.Open("queue", opts)
+	require.NoError(t, err)
+	require.NoError(t, q.Configure(ctx, "a", func(s *codeq.Settings) { s.Retention = time.Hour }))
+	require.NoError(t, q.Configure(ctx, "limited", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
+	require.NoError(t, q.Configure(ctx, "paused", func(s *codeq.Settings) { s.Paused = true }))
+	require.NoError(t, q.Configure(ctx, "holding", func(s *codeq.Settings) { s.HoldGroups = true }))
+	require.NoError(t, q.SetSchedule(ctx, goldenSchedule))
+	for round := range 2 {
+		for shard := range opts.Shards {
+			name := fmt.Sprint(round, shard)
+			produce := func(task codeq.Task) codeq.ID {
+				task.Payload = append([]byte(task.Queue), name...)
+				task.Headers = map[string]string{"round": fmt.Sprint(round)}
+				id, err := startingAt(q, shard).Produce(ctx, task)
+				require.NoError(t, err)
+				return id
+			}
+			claim := func(queue string) *codeq.Lease {
+				l, err := startingAt(q, shard).Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}, NoWait: true})
+				require.NoError(t, err)
+				return l
+			}
+			for i := range 3 {
+				produce(codeq.Task{Queue: "a", Tenant: []string{"", "x"}[i%2], Priority: i})
+				produce(codeq.Task{Queue: "grouped", Group: name})
+				produce(codeq.Task{Queue: "limited", LimitKey: name})
+				produce(codeq.Task{Queue: "local"})
+			}
+			produce(codeq.Task{Queue: "a", RunAt: now.Add(time.Hour)})
+			produce(codeq.Task{Queue: "unique", Unique: codeq.Unique{Key: name}})
+			produce(codeq.Task{Queue: "unique", Unique: codeq.Unique{Key: "for " + name, For: time.Hour}})
+			produce(codeq.Task{Queue: "debounced", Unique: codeq.Unique{Key: name, Replace: true}, RunAt: now.Add(time.Minute)})
+			kept := codeq.Task{Queue: "kept", Retention: codeq.Forever}
+			produce(kept)
+			require.NoError(t, q.Complete(ctx, claim("kept").Receipt, []byte("result "+name), codeq.Task{Queue: "follow-ups"}))
+			require.NoError(t, q.Cancel(ctx, produce(kept)))
+			for range 3 {
+				produce(codeq.Task{Queue: "tried", MaxAttempts: 3})
+			}
+			require.NoError(t, q.Retry(ctx, claim("tried").Receipt, codeq.RetryOptions{After: time.Hour, Err: errors.New("again")}))
+			require.NoError(t, q.DeadLetter(ctx, claim("tried").Receipt, errors.New("given up")))
+			require.NoError(t, q.Release(ctx, claim("tried").Receipt, 0))
+			claim("tried") // and is leased
+			parent := produce(codeq.Task{Queue: "parents"})
+			dead := produce(codeq.Task{Queue: "dying"})
+			require.NoError(t, q.DeadLetter(ctx, claim("dying").Receipt, errors.New("given up")))
+			other, err := startingAt(q, (shard+1)%3).Produce(ctx, codeq.Task{Queue: "parents"})
+			require.NoError(t, err)
+			produce(codeq.Task{Queue: "children", After: []codeq.ID{parent, other}})
+			produce(codeq.Task{Queue: "children", After: []codeq.ID{dead}, OnDead: codeq.HoldOnDead})
+			pinned := produce(codeq.Task{Queue: "pinned", Retention: time.Hour})
+			produce(codeq.Task{Queue: "children", After: []codeq.ID{pinned, parent}})
+			require.NoError(t, q.Complete(ctx, claim("pinned").Receipt, []byte("pinned "+name)))
+			for range 3 {
+				produce(codeq.Task{Queue: "holding", Group: name})
+			}
+			require.NoError(t, q.DeadLetter(ctx, claim("holding").Receipt, errors.New("given up")))
+			claim("grouped")
+			for range 2 {
+				_, _ = startingAt(q, shard).ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"limited"}, Max: 4, NoWait: true})
+			}
+		}
+		quiesce(q, t)
+		if round == 0 {
+			flush(t, q)
+		}
+	}
+	parent, err := startingAt(q, 2).Produce(ctx, codeq.Task{Queue: "parents"})
+	require.NoError(t, err)
+	goOn := hold(q, 2)
+	_, err = startingAt(q, 0).Produce(ctx, codeq.Task{Queue: "children", After: []codeq.ID{parent}})
+	require.NoError(t, err)
+	return q, func() {
+		goOn()
+		quiesce(q, t)
+	}
+}
+
+// golden names the archive of a queue that was closed in order, or whose process was killed.
+func golden(format int, how string) string {
+	return filepath.Join("testdata", fmt.Sprintf("format-%d-%s.tar.gz", format, how))
+}
+
+// makeGolden writes the archives of the current format.
+func makeGolden(t *testing.T) {
+	t.Helper()
+	disk := vfs.NewCrashableMem()
+	q, take := goldenQueue(t, disk)
+	tasks, err := list(q)
+	require.NoError(t, err)
+	archive(t, golden(manifest.Format, "killed"), cloneOf(disk), tasks)
+	take()
+	tasks, err = list(q)
+	require.NoError(t, errors.Join(err, q.Close()))
+	archive(t, golden(manifest.Format, "closed"), disk, tasks)
+}
+
+func archive(t *testing.T, name string, disk *vfs.MemFS, tasks map[codeq.ID]*codeq.TaskInfo) {
+	t.Helper()
+	files := filesBelow(t, disk, "queue")
+	b, err := json.MarshalIndent(tasks, "", " ")
+	require.NoError(t, err)
+	files[goldenTasks] = string(b)
+	f, err := os.Create(name)
+	require.NoError(t, err)
+	zipped, err := gzip.NewWriterLevel(f, gzip.BestCompression)
+	require.NoError(t, err)
+	w := tar.NewWriter(zipped)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		require.NoError(t, w.WriteHeader(&tar.Header{Name: name, Size: int64(len(files[name])), Mode: 0o644}))
+		_, err := io.WriteString(w, files[name])
+		require.NoError(t, err)
+	}
+	require.NoError(t, errors.Join(w.Close(), zipped.Close(), f.Close()))
+}
+
+// filesBelow is the content of all files below a directory, by name, but for the lock.
+func filesBelow(t *testing.T, disk vfs.FS, dir string) map[string]string {
+	t.Helper()
+	names, err := disk.List(dir)
+	require.NoError(t, err)
+	files := make(map[string]string)
+	for _, name := range names {
+		name = path.Join(dir, name)
+		info, err := disk.Stat(name)
+		require.NoError(t, err)
+		switch {
+		case info.IsDir():
+			maps.Copy(files, filesBelow(t, disk, name))
+		case path.Base(name) != manifest.LockName:
+			f, err := disk.Open(name)
+			require.NoError(t, err)
+			b, err := io.ReadAll(f)
+			require.NoError(t, errors.Join(err, f.Close()))
+			files[name] = string(b)
+		}
+	}
+	return files
+}
+
+// unpack returns a disk with the queue of an archive, and its tasks.
+func unpack(t *testing.T, name string) (disk *vfs.MemFS, tasks map[codeq.ID]*codeq.TaskInfo) {
+	t.Helper()
+	f, err := os.Open(name)
+	require.NoError(t, err)
+	zipped, err := gzip.NewReader(f)
+	require.NoError(t, err)
+	disk = vfs.NewCrashableMem()
+	r := tar.NewReader(zipped)
+	for {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		b, err := io.ReadAll(r)
+		require.NoError(t, err)
+		if h.Name == goldenTasks {
+			tasks = goldenInfos(t, b)
+			continue
+		}
+		require.NoError(t, disk.MkdirAll(path.Dir(h.Name), 0o755))
+		to, err := disk.Create(h.Name, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		_, err = to.Write(b)
+		require.NoError(t, errors.Join(err, to.Sync(), to.Close()))
+	}
+	require.NoError(t, f.Close())
+	for _, dir := range []string{"", "queue", "queue/shard-000", "queue/shard-001", "queue/shard-002"} {
+		require.NoError(t, manifest.SyncDirectory(disk, dir))
+	}
+	return disk, tasks
+}
+
+// asInJSON lets tasks be as they are when an archive is read: its times are in UTC, and it does not
+// tell empty bytes from none.
+func asInJSON(tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
+	for _, info := range tasks {
+		info.At = info.At.UTC()
+		if !info.RunAt.IsZero() {
+			info.RunAt = info.RunAt.UTC()
+		}
+		for _, b := range []*[]byte{&info.Payload, &info.Result} {
+			if len(*b) == 0 {
+				*b = nil
+			}
+		}
+	}
+	return tasks
+}
+
+// TestFormats opens golden directories of all formats: each task is where it was, and all of them
+// can be finished.
+func TestFormats(t *testing.T) {
+	t.Parallel()
+	if *writeGolden {
+		makeGolden(t)
+	}
+	for f := manifest.OldestFormat; f <= manifest.Format; f++ {
+		for _, how := range []string{"closed", "killed"} {
+			t.Run(fmt.Sprint(f, " ", how), func(t *testing.T) {
+				disk, want := unpack(t, golden(f, how))
+				if how == "killed" {
+					requireOutbound(t, disk)
+				}
+				requirePebbleFormat(t, disk, manifest.PebbleFormat(f))
+				before := filesBelow(t, disk, "queue")
+				r := verifyImage(t, disk, false)
+				require.True(t, r.OK(), "%v", r.Problems)
+				require.Equal(t, before, filesBelow(t, disk, "queue"))
+
+				q, err := codeq.Open("queue", goldenOptions(disk))
+				require.NoError(t, err)
+				got, err := list(q)
+				require.NoError(t, errors.Join(err, checkAll(q)))
+				require.Equal(t, asInJSON(want), asInJSON(got))
+				for state := codeq.Ready; state <= codeq.Canceled; state++ {
+					require.True(t, slices.ContainsFunc(slices.Collect(maps.Values(want)), func(i *codeq.TaskInfo) bool { return i.State == state }), state)
+				}
+				requireGoldenSettings(t, q)
+				quiesce(q, t)
+				require.NoError(t, errors.Join(checkAll(q), checkMemory(q), q.Close()))
+
+				m, err := manifest.Read(disk, "queue")
+				require.NoError(t, err)
+				require.Equal(t, manifest.Format, m.Format)
+				requirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.Format))
+				r = verifyImage(t, disk, false)
+				require.True(t, r.OK(), "%v", r.Problems)
+				finishGolden(t, disk)
+			})
+		}
+	}
+}
+
+// requireOutbound makes sure that a message is under way from the first shard.
+func requireOutbound(t *testing.T, disk vfs.FS) {
+	t.Helper()
+	db, err := store.OpenForReading(disk, manifest.ShardDir(disk, "queue", 0))
+	require.NoError(t, err)
+	first(t, db, keys.Outbound, nil)
+	require.NoError(t, db.Close())
+}
+
+func requireGoldenSettings(t *testing.T, q *codeq.Queue) {
+	t.Helper()
+	ctx := context.Background()
+	for queue, want := range map[string]codeq.Settings{
+		"a": {Retention: time.Hour}, "limited": {ConcurrencyPerKey: 1}, "paused": {Paused: true},
+	} {
+		got, err := q.Settings(queue)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	schedules, err := q.Schedules(ctx)
+	require.NoError(t, err)
+	require.Len(t, schedules, 1)
+	require.Equal(t, goldenSchedule.Name, schedules[0].Name)
+	require.Equal(t, goldenSchedule.Task.Payload, schedules[0].Task.Payload)
+	_, err = q.Produce(ctx, codeq.Task{Queue: "unique", Unique: codeq.Unique{Key: "0 0"}})
+	require.ErrorIs(t, err, codeq.ErrDuplicate)
+}
+
+// finishGolden works through all tasks of a golden queue, a day later.
+func finishGolden(t *testing.T, disk *vfs.MemFS) {
+	t.Helper()
+	ctx := context.Background()
+	opts := goldenOptions(disk)
+	hook.SetWall(opts, func() time.Time { return variedNow.Add(48 * time.Hour) })
+	q, err := codeq.Open("queue", opts)
+	require.NoError(t, err)
+	require.NoError(t, q.DeleteSchedule(ctx, goldenSchedule.Name))
+	for redriven := false; ; redriven = true {
+		queues := slices.Sorted(maps.Keys(mustStats(t, q)))
+		require.Eventually(t, func() bool {
+			leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: queues, Max: 1000, NoWait: true})
+			for _, l := range leases {
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			}
+			if err == nil {
+				return false
+			}
+			require.ErrorIs(t, err, codeq.ErrEmpty)
+			waiting := 0
+			for _, c := range mustStats(t, q) {
+				waiting += int(c.Ready + c.Scheduled + c.Leased)
+			}
+			return waiting == 0
+		}, 20*time.Second, time.Millisecond)
+		quiesce(q, t)
+		if redriven {
+			break
+		}
+		for _, queue := range queues {
+			_, err := q.RedriveAllDead(ctx, codeq.DeadFilter{Queue: queue})
+			require.NoError(t, err)
+		}
+	}
+	for queue, c := range mustStats(t, q) {
+		require.Zero(t, c.Blocked+c.Dead, queue)
+	}
+	require.NoError(t, errors.Join(checkAll(q), checkMemory(q), q.Close()))
+}
+
+// TestRaiseInterrupted cuts the power at changes of files while a directory of an older
+// format is raised, with -corrupt.for at each: the next Open does what is left of it, and no task
+// is lost.
+func TestRaiseInterrupted(t *testing.T) {
+	t.Parallel()
+	rng := testkit.Seeded(t)
+	for _, how := range []string{"closed", "killed"} {
+		golden, want := unpack(t, golden(manifest.OldestFormat, how))
+		want = asInJSON(want)
+		formats := make(map[int]int)
+		step := func(stop int) int { return 1 + stop/3 } // the manifest comes first
+		if *corruptFor > 0 {
+			step = func(int) int { return 1 }
+		}
+		for stop := 1; ; stop += step(stop) {
+			disk := cloneOf(golden)
+			n := 0
+			var image *vfs.MemFS
+			var mu sync.Mutex // shards are opened at the same time
+			q, err := codeq.Open("queue", goldenOptions(&testkit.HookFS{FS: disk, Before: func(string, string) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if n++; n >= stop && image == nil {
+					image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100 * rng.IntN(2), RNG: rng})
+				}
+				return nil
+			}}))
+			require.NoError(t, err)
+			mu.Lock()
+			last := image == nil
+			mu.Unlock()
+			require.NoError(t, q.Close())
+			if last {
+				break
+			}
+			m, err := manifest.Read(image, "queue")
+			require.NoError(t, err)
+			formats[m.Format]++
+			r := verifyImage(t, image, false)
+			require.True(t, r.OK(), "stopped at %d: %v", stop, r.Problems)
+			q, err = codeq.Open("queue", goldenOptions(image))
+			require.NoError(t, err)
+			got, err := list(q)
+			require.NoError(t, errors.Join(err, checkAll(q), q.Close()))
+			require.Equal(t, want, asInJSON(got))
+			r = verifyImage(t, image, false)
+			require.True(t, r.OK(), "%v", r.Problems)
+		}
+		require.Len(t, formats, 2)
+	}
+}
+
+// TestRaiseByRepair: a repair writes the current format, and says so before.
+func TestRaiseByRepair(t *testing.T) {
+	disk, want := unpack(t, golden(manifest.OldestFormat, "closed"))
+	alter(t, disk, func(db *pebble.DB) map[codeq.ID]bool {
+		key, _ := first(t, db, keys.Counters, nil)
+		require.NoError(t, db.Delete(key, nil))
+		return nil
+	})
+	r := verifyImage(t, disk, true)
+	require.True(t, r.OK(), "%v", r.Problems)
+	m, err := manifest.Read(disk, "queue")
+	require.NoError(t, err)
+	require.Equal(t, manifest.Format, m.Format)
+	q, err := codeq.Open("queue", goldenOptions(disk))
+	require.NoError(t, err)
+	got, err := list(q)
+	require.NoError(t, errors.Join(err, checkAll(q), q.Close()))
+	require.Equal(t, asInJSON(want), asInJSON(got))
+}
+
+// goldenInfos reads the tasks of an archive, in which states and the like are numbers.
+func goldenInfos(t *testing.T, b []byte) map[codeq.ID]*codeq.TaskInfo {
+	t.Helper()
+	var raw map[codeq.ID]map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal(b, &raw))
+	tasks := make(map[codeq.ID]*codeq.TaskInfo)
+	for id, fields := range raw {
+		text := func(name string, of func(uint8) ([]byte, error)) {
+			var n uint8
+			if v, ok := fields[name]; ok && json.Unmarshal(v, &n) == nil {
+				text, err := of(n)
+				require.NoError(t, err)
+				fields[name], err = json.Marshal(string(text))
+				require.NoError(t, err)
+			}
+		}
+		text("State", func(n uint8) ([]byte, error) { return codeq.State(n).MarshalText() })
+		text("OnDead", func(n uint8) ([]byte, error) { return codeq.OnDead(n).MarshalText() })
+		b, err := json.Marshal(fields)
+		require.NoError(t, err)
+		tasks[id] = new(codeq.TaskInfo)
+		require.NoError(t, json.Unmarshal(b, tasks[id]))
+	}
+	return tasks
+}

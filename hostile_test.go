@@ -1,0 +1,58 @@
+package codeq
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// MyErr is an error type of a user; of a nil *MyErr every method panics.
+type MyErr struct{ text string }
+
+func (e *MyErr) Error() string { return e.text }
+
+// HostileErr panics whatever it is asked.
+type HostileErr struct{}
+
+func (HostileErr) Error() string        { panic("Error") }
+func (HostileErr) Unwrap() error        { panic("Unwrap") }
+func (HostileErr) Is(error) bool        { panic("Is") }
+func (HostileErr) As(any) bool          { panic("As") }
+func (HostileErr) String() string       { panic("String") }
+func (HostileErr) LogValue() slog.Value { panic("LogValue") }
+
+// userHandler is a slog.Handler of a user.
+type userHandler struct {
+	before func(message string) // each record
+	mu     *sync.Mutex
+	Seen   *[]string
+}
+
+func newUserHandler(before func(string)) userHandler {
+	return userHandler{before, new(sync.Mutex), new([]string)}
+}
+
+func (h userHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (h userHandler) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h userHandler) WithGroup(string) slog.Handler            { return h }
+
+func (h userHandler) Handle(_ context.Context, r slog.Record) error {
+	h.before(r.Message)
+	text := r.Message
+	r.Attrs(func(a slog.Attr) bool { text += " " + a.String(); return true })
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	*h.Seen = append(*h.Seen, text)
+	return nil
+}
+
+// about returns the records that begin with some text, sorted.
+func (h userHandler) about(text string) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	records := slices.DeleteFunc(slices.Clone(*h.Seen), func(r string) bool { return !strings.HasPrefix(r, text) })
+	slices.Sort(records)
+	return records
+}

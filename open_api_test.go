@@ -1,0 +1,326 @@
+package codeq_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/manifest"
+)
+
+func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, "file")
+	writeFile(t, file, "x")
+	requireRefused(t, root, file, nil, codeq.ErrNotQueue)
+
+	foreign := filepath.Join(root, "foreign")
+	require.NoError(t, os.Mkdir(foreign, 0o755))
+	for _, name := range []string{"readme", "shard-000", "codeq", ".hidden"} {
+		writeFile(t, filepath.Join(foreign, name), "x")
+		err := requireRefused(t, root, foreign, nil, codeq.ErrNotQueue)
+		require.ErrorContains(t, err, name)
+		writeFile(t, filepath.Join(foreign, manifest.LockName), "")
+		requireRefused(t, root, foreign, nil, codeq.ErrNotQueue)
+		require.NoError(t, os.Remove(filepath.Join(foreign, name)))
+		require.NoError(t, os.Remove(filepath.Join(foreign, manifest.LockName)))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(foreign, "sub"), 0o755))
+	requireRefused(t, root, foreign, nil, codeq.ErrNotQueue)
+}
+
+// TestMustExist: with the option, Open opens what is a queue, and makes nothing of what is none.
+func TestMustExist(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	must := &codeq.Options{MustExist: true}
+	missing, empty := filepath.Join(root, "missing", "deep"), filepath.Join(root, "empty")
+	requireRefused(t, root, missing, must, codeq.ErrNotQueue)
+	require.NoError(t, os.Mkdir(empty, 0o755))
+	requireRefused(t, root, empty, must, codeq.ErrNotQueue)
+	writeFile(t, filepath.Join(empty, manifest.LockName), "")
+	writeFile(t, filepath.Join(empty, manifest.TempName), "{")
+	requireRefused(t, root, empty, must, codeq.ErrNotQueue)
+
+	dir := filepath.Join(root, "queue")
+	tasks := closedQueue(t, dir, 2)
+	requireTasks(t, dir, must, tasks)
+
+	m, err := manifest.Read(vfs.Default, dir)
+	require.NoError(t, err)
+	d := manifest.New(vfs.Default, dir, *m)
+	d.Creating = true // as when the first Open was killed
+	require.NoError(t, d.Write())
+	requireRefused(t, root, dir, must, codeq.ErrNotQueue)
+	requireRefused(t, root, dir, &codeq.Options{MustExist: true, Shards: 3}, codeq.ErrNotQueue)
+
+	founding := filepath.Join(root, "founding")
+	node := func(must bool) *codeq.Options {
+		return &codeq.Options{MustExist: must, Cluster: &codeq.Cluster{
+			Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1",
+			Peers: []codeq.Peer{{"a", "127.0.0.1:1"}, {"away", "127.0.0.1:2"}},
+		}}
+	}
+	requireRefused(t, root, founding, node(true), codeq.ErrNotQueue)
+	q, err := codeq.Open(founding, node(false))
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	requireRefused(t, root, founding, node(true), codeq.ErrNotQueue)
+}
+
+// requirePrivate requires that nobody but the owner may use what is in a directory, and it.
+func requirePrivate(t *testing.T, dir string) {
+	t.Helper()
+	files := 0
+	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		info, err := e.Info()
+		require.NoError(t, err)
+		want := fs.FileMode(0o600)
+		if e.IsDir() {
+			want = 0o700
+		} else {
+			files++
+		}
+		require.Equal(t, want, info.Mode().Perm(), path)
+		return nil
+	}))
+	require.Greater(t, files, 5)
+}
+
+// TestPrivateFiles: what codeq makes is for its owner only; what exists keeps its mode.
+func TestPrivateFiles(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("modes mean nothing")
+	}
+	ctx, root := context.Background(), t.TempDir()
+	dir, copied := filepath.Join(root, "parent", "queue"), filepath.Join(root, "copied")
+	q, err := codeq.Open(dir, &codeq.Options{Shards: 2})
+	require.NoError(t, err)
+	_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
+	require.NoError(t, err)
+	requirePrivate(t, filepath.Dir(dir)) // while LOCK is held, and the logs are open
+	require.NoError(t, q.Checkpoint(ctx, copied))
+	require.NoError(t, q.Close())
+	requirePrivate(t, copied)
+	requirePrivate(t, dir)
+	q, err = codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
+	require.NoError(t, errors.Join(err, q.Close()))
+	requirePrivate(t, dir)
+
+	public := filepath.Join(root, "public")
+	require.NoError(t, os.Mkdir(public, 0o755))
+	require.NoError(t, os.Chmod(public, 0o755)) // whatever the umask is
+	closedQueue(t, public, 1)
+	info, err := os.Stat(public)
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o755), info.Mode().Perm())
+	lock := filepath.Join(public, manifest.LockName)
+	require.NoError(t, os.Chmod(lock, 0o644))
+	q, err = codeq.Open(public, nil)
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	info, err = os.Stat(lock)
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o644), info.Mode().Perm())
+}
+
+// TestOpenRefusesPaths: where there cannot be a directory.
+func TestOpenRefusesPaths(t *testing.T) {
+	root := t.TempDir()
+	writeFile(t, filepath.Join(root, "file"), "x")
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(root, "dangling")))
+	for _, name := range []string{"file/queue", "file/a/b", "dangling"} {
+		before := recursiveListing(t, root)
+		_, err := codeq.Open(filepath.Join(root, name), nil)
+		require.ErrorContains(t, err, name)
+		require.Equal(t, before, recursiveListing(t, root))
+	}
+	_, err := codeq.Open("", nil)
+	require.EqualError(t, err, `codeq: invalid Open dir: "" (allowed: the path of a directory)`)
+	require.ErrorIs(t, err, codeq.ErrInvalid)
+	_, err = codeq.Verify("", &codeq.VerifyOptions{Repair: true})
+	require.ErrorIs(t, err, codeq.ErrInvalid)
+	opts := &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:1"}}
+	require.ErrorIs(t, codeq.RecoverCluster("", opts), codeq.ErrInvalid)
+	q, err := codeq.Open(filepath.Join(root, "queue"), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	require.ErrorContains(t, q.Checkpoint(t.Context(), ""), `invalid Checkpoint dir: ""`)
+}
+
+func TestOpenRefusesManifests(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	tasks := closedQueue(t, root, 2)
+	path := filepath.Join(root, manifest.Name)
+	good := readFile(t, path)
+	m, err := manifest.Decode([]byte(good))
+	require.NoError(t, err)
+	m.Format = manifest.OldestFormat
+	old := manifestOf(t, *m)
+	for _, c := range []struct {
+		text string
+		want error
+	}{
+		{"", codeq.ErrCorrupt},
+		{"{", codeq.ErrCorrupt},
+		{good[:len(good)/2], codeq.ErrCorrupt},
+		{good + "x", codeq.ErrCorrupt},
+		{"[]", codeq.ErrCorrupt},
+		{`"codeq"`, codeq.ErrCorrupt},
+		{strings.Repeat("\x00", len(good)), codeq.ErrCorrupt},
+		{`{"format":6,"whatever":true}`, codeq.ErrFormat},
+		{`{"format":2,"shards":2,"id":"000102030405060708090a0b0c0d0e0f"}`, codeq.ErrFormat},
+		{strings.Replace(good, `"format":5`, `"format":6`, 1), codeq.ErrCorrupt}, // by its checksum, it is of this format
+		{strings.Replace(good, `"format":5`, `"format":3`, 1), codeq.ErrCorrupt},
+		{strings.Replace(old, `"format":3`, `"format":2`, 1), codeq.ErrCorrupt},
+		{strings.Replace(old, `"format":3`, `"format":4`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, `"format":5`, `"format":0`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, `"format":5`, `"format":-1`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"shards":3`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"Shards":2`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, `"shards":2`, `"shards": 2`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, `"id"`, `"creating":true,"id"`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, `"id"`, `"unknown":1,"id"`, 1), codeq.ErrCorrupt},
+		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 0}), codeq.ErrCorrupt},
+		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: -1}), codeq.ErrCorrupt},
+		{manifestOf(t, manifest.Manifest{Format: manifest.Format, Shards: 257}), codeq.ErrCorrupt},
+		{"{}", codeq.ErrCorrupt},
+	} {
+		require.NotEqual(t, good, c.text)
+		writeFile(t, path, c.text)
+		requireRefused(t, root, root, nil, c.want)
+	}
+	writeFile(t, path, good)
+	requireTasks(t, root, nil, tasks)
+}
+
+// TestOpenLocked: under whatever name, the directory is open once.
+func TestOpenLocked(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "queue")
+	link := filepath.Join(root, "link")
+	require.NoError(t, os.Symlink("queue", link))
+	t.Chdir(root)
+
+	tasks := closedQueue(t, dir, 1)
+	for _, first := range []string{dir, link, "queue"} {
+		q, err := codeq.Open(first, nil)
+		require.NoError(t, err)
+		for _, name := range []string{dir, dir + "/", link, "queue", "./link", "queue/../queue", link + "/."} {
+			content := readFile(t, filepath.Join(dir, manifest.Name))
+			other, err := codeq.Open(name, nil)
+			require.ErrorIs(t, err, codeq.ErrLocked, "%s, which is open as %s", name, first)
+			require.Nil(t, other)
+			require.Equal(t, content, readFile(t, filepath.Join(dir, manifest.Name)))
+		}
+		id, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
+		require.NoError(t, err, "the queue that is open goes on")
+		tasks = append(tasks, id)
+		require.NoError(t, q.Close())
+	}
+	requireTasks(t, link, nil, tasks)
+}
+
+// TestOpenLockedChangesNothing compares the whole directory of a queue that
+// has just been created, where no background work is under way.
+func TestOpenLockedChangesNothing(t *testing.T) {
+	root := t.TempDir()
+	q, err := codeq.Open(root, &codeq.Options{Shards: 2})
+	require.NoError(t, err)
+	requireRefused(t, root, root, nil, codeq.ErrLocked)
+	requireRefused(t, root, root, &codeq.Options{Shards: 2}, codeq.ErrLocked)
+	require.NoError(t, q.Close())
+}
+
+// The test binary runs itself as a child that opens the directory in this
+// variable. The child says so on its standard output, and closes the queue
+// when its standard input ends.
+const (
+	lockDirEnv    = "CODEQ_LOCK_DIR"
+	lockChildSays = "the queue is open"
+)
+
+func TestHelperProcessLocks(t *testing.T) {
+	dir := os.Getenv(lockDirEnv)
+	if dir == "" {
+		t.Skip("a child of TestOpenLockedByAnotherProcess")
+	}
+	q, err := codeq.Open(dir, nil)
+	require.NoError(t, err)
+	fmt.Println(lockChildSays)
+	_, err = io.Copy(io.Discard, os.Stdin)
+	require.NoError(t, errors.Join(err, q.Close()))
+}
+
+func TestOpenLockedByAnotherProcess(t *testing.T) {
+	root := t.TempDir()
+	tasks := closedQueue(t, root, 1)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe, "-test.run=^TestHelperProcessLocks$")
+	cmd.Env = append(os.Environ(), lockDirEnv+"="+root)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	opened := false
+	for !opened && lines.Scan() {
+		opened = lines.Text() == lockChildSays
+	}
+
+	if opened {
+		content := readFile(t, filepath.Join(root, manifest.Name))
+		_, err = codeq.Open(root, nil)
+		require.ErrorIs(t, err, codeq.ErrLocked)
+		require.Equal(t, content, readFile(t, filepath.Join(root, manifest.Name)))
+	}
+	require.NoError(t, in.Close())
+	_, err = io.Copy(io.Discard, out)
+	require.NoError(t, err)
+	require.NoError(t, cmd.Wait())
+	require.True(t, opened, "the child has opened the queue")
+	requireTasks(t, root, nil, tasks)
+}
+
+// TestOpenRefusesAnotherIdentity: a manifest that is not this queue's.
+func TestOpenRefusesAnotherIdentity(t *testing.T) {
+	root := t.TempDir()
+	dir, other := filepath.Join(root, "queue"), filepath.Join(root, "other")
+	tasks := closedQueue(t, dir, 1)
+	closedQueue(t, other, 1)
+	path := filepath.Join(dir, manifest.Name)
+	own := readFile(t, path)
+	writeFile(t, path, readFile(t, filepath.Join(other, manifest.Name)))
+	_, err := codeq.Open(dir, nil)
+	require.ErrorIs(t, err, codeq.ErrCorrupt)
+	writeFile(t, path, own)
+	requireTasks(t, dir, nil, tasks)
+}
+
+// TestOpenMakesParents: directories above the queue's are made as well.
+func TestOpenMakesParents(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b", "queue")
+	tasks := closedQueue(t, dir, 1)
+	requireTasks(t, dir, nil, tasks)
+}

@@ -1,0 +1,378 @@
+package codeq_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+	_ "time/tzdata"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/testkit"
+)
+
+func TestScheduleProduces(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			withCronBench(t, codeq.Options{Shards: shards}, func(t *testing.T, b *codeq.CronBench) {
+				ctx := context.Background()
+				template := codeq.Task{
+					Queue: "reports", Tenant: "acme", Priority: 7, Payload: []byte("daily"), MaxAttempts: 3,
+					LeaseFor: time.Hour, Timeout: time.Minute, Retention: codeq.Forever, Headers: map[string]string{"trace": "1"},
+				}
+				b.Set(codeq.Schedule{Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: template})
+				require.Equal(t, "2000-01-01T01:00:00Z", b.Info("report").Next.UTC().Format(time.RFC3339))
+				require.Zero(t, b.Info("report").Last)
+
+				l, err := b.Q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"reports"}})
+				require.NoError(t, err)
+				require.Equal(t, "2000-01-01T01:00:00Z", time.Now().UTC().Format(time.RFC3339Nano), "to the moment")
+				template.Headers = map[string]string{"trace": "1", codeq.TickHeader: "2000-01-01T01:00:00Z", codeq.ScheduleHeader: "report"}
+				require.Equal(t, template, l.Task)
+				require.Equal(t, time.Hour, time.Until(l.Deadline))
+
+				got := b.Info("report")
+				require.Equal(t, "2000-01-02T01:00:00Z", got.Next.UTC().Format(time.RFC3339))
+				require.Equal(t, "2000-01-01T01:00:00Z", got.Last.UTC().Format(time.RFC3339))
+				require.Empty(t, got.LastError)
+				template.Headers = map[string]string{"trace": "1"}
+				require.Equal(t, codeq.Schedule{Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: template}, got.Schedule)
+			})
+		})
+	}
+}
+
+func TestScheduleEvery(t *testing.T) {
+	withCronBench(t, codeq.Options{}, func(t *testing.T, b *codeq.CronBench) {
+		time.Sleep(1250 * time.Millisecond)
+		start := time.Now()
+		b.Set(codeq.Schedule{Name: "often", Every: 90 * time.Second, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(100 * time.Second)
+		b.Down(time.Second)
+		b.Set(codeq.Schedule{Name: "often", Every: 90 * time.Second, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(200 * time.Second)
+		require.Equal(t, []string{"2000-01-01T00:01:31.25Z", "2000-01-01T00:03:01.25Z", "2000-01-01T00:04:31.25Z"}, b.Ticks("often"))
+		require.WithinDuration(t, start.Add(4*90*time.Second), b.Info("often").Next, 0)
+	})
+}
+
+// TestScheduleOverRestarts: closing and opening again, at any moment and for
+// any time, neither loses nor repeats a tick.
+func TestScheduleOverRestarts(t *testing.T) {
+	t.Parallel()
+	withCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *codeq.CronBench) {
+		start := time.Now()
+		names := []string{"x", "y", "z"}
+		rng := rand.New(rand.NewPCG(1, 2))
+		for range 30 {
+			for _, name := range names {
+				b.Set(minutely(name)) // as a program does that starts
+			}
+			time.Sleep(time.Duration(rng.IntN(200)) * time.Second)
+			b.Down(time.Duration(rng.IntN(200)) * time.Second)
+		}
+		time.Sleep(30 * time.Second)
+		for _, name := range names {
+			require.Equal(t, ticksUntil(start, time.Now(), time.Minute), b.Ticks(name))
+		}
+	})
+}
+
+// TestScheduleOverCrashes: whatever a power loss leaves, at a tick or between
+// two of them, each tick has one task when the queue has been opened again.
+func TestScheduleOverCrashes(t *testing.T) {
+	t.Parallel()
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := vfs.NewCrashableMem()
+			var mu sync.Mutex // guards what follows
+			var images []*vfs.MemFS
+			begun := false
+			rng := rand.New(rand.NewPCG(3, 4))
+			image := func() {
+				mu.Lock()
+				defer mu.Unlock()
+				if begun {
+					images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
+				}
+			}
+			fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+				if strings.HasSuffix(name, ".log") {
+					image()
+				}
+				return nil
+			}}
+			withCronBench(t, *onDisk(fs, &codeq.Options{Shards: 1, Durability: level}), func(t *testing.T, b *codeq.CronBench) {
+				start := time.Now()
+				b.Set(minutely("x"))
+				b.Set(minutely("y"))
+				b.Down(0) // so that the schedules are on disk at any level
+				mu.Lock()
+				begun = true
+				mu.Unlock()
+				for range 6 {
+					time.Sleep(40 * time.Second)
+					image()
+				}
+				mu.Lock()
+				begun = false
+				mu.Unlock()
+				time.Sleep(95 * time.Second)
+				require.GreaterOrEqual(t, len(images), 6+3, "between two ticks, and at each")
+				for i, img := range images {
+					opts := b.Opts
+					onDisk(img, &opts)
+					q, err := codeq.Open("queue", &opts)
+					require.NoError(t, err)
+					synctest.Wait()
+					for _, name := range []string{"x", "y"} {
+						require.Equal(t, ticksUntil(start, time.Now(), time.Minute), ticksOn(t, q, name), "image %d", i)
+					}
+					require.NoError(t, checkAll(q))
+					require.NoError(t, q.Close())
+				}
+			})
+		})
+	}
+}
+
+func TestSetScheduleConcurrently(t *testing.T) {
+	withCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *codeq.CronBench) {
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() {
+				for round := range 20 {
+					b.Set(minutely(fmt.Sprint("s", (i+round)%10)))
+					time.Sleep(11 * time.Second)
+				}
+			})
+		}
+		wg.Wait()
+		all, err := b.Q.Schedules(context.Background())
+		require.NoError(t, err)
+		require.Len(t, all, 10)
+		for i := range 10 {
+			name := fmt.Sprint("s", i)
+			require.Equal(t, name, all[i].Name, "in the order of names")
+			// A schedule that came later than the first tick has no task for it.
+			got := b.Ticks(name)
+			require.Equal(t, ticksUntil(start, time.Now(), time.Minute), got)
+		}
+	})
+}
+
+// TestScheduleKeepsItsTask: what the caller does with its template afterwards,
+// or with what Schedules returns, is of no consequence.
+func TestScheduleKeepsItsTask(t *testing.T) {
+	withCronBench(t, codeq.Options{}, func(t *testing.T, b *codeq.CronBench) {
+		s := minutely("s")
+		s.Task.Payload, s.Task.Headers = []byte("payload"), map[string]string{"k": "v"}
+		b.Set(s)
+		for _, task := range []codeq.Task{s.Task, b.Info("s").Task} {
+			task.Payload[0] = 'X'
+			task.Headers["k"] = "X"
+		}
+		for range 2 {
+			l, err := b.Q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, "payload", string(l.Payload))
+			require.Equal(t, "v", l.Headers["k"])
+		}
+	})
+}
+
+func TestDeleteSchedule(t *testing.T) {
+	withCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *codeq.CronBench) {
+		ctx := context.Background()
+		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, "s"), codeq.ErrNotFound)
+		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, ""), codeq.ErrNotFound)
+		b.Set(minutely("s"))
+		b.Set(minutely("other"))
+		time.Sleep(2 * time.Minute)
+		require.NoError(t, b.Q.DeleteSchedule(ctx, "s"))
+		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, "s"), codeq.ErrNotFound)
+		time.Sleep(2 * time.Minute)
+		b.Down(2 * time.Minute)
+		require.Len(t, b.Ticks("s"), 2)
+		require.Len(t, b.Ticks("other"), 6)
+		all, err := b.Q.Schedules(ctx)
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+	})
+}
+
+// TestMissed: what the policies make of ticks that came while the queue was
+// closed, or the clock was set forward.
+func TestMissed(t *testing.T) {
+	hour := func(h int) string { return fmt.Sprintf("2000-01-01T%02d:00:00Z", h) }
+	for _, c := range []struct {
+		policy codeq.MissedPolicy
+		late   time.Duration // the last of the ticks at 1, 2 and 3 o'clock
+		want   []string
+	}{
+		{codeq.MissedSkip, 10 * time.Minute, []string{}},
+		{codeq.MissedOnce, 10 * time.Minute, []string{hour(3)}},
+		{codeq.MissedAll, 10 * time.Minute, []string{hour(1), hour(2), hour(3)}},
+		{codeq.MissedSkip, time.Minute, []string{hour(3)}}, // a minute late is in time
+		{codeq.MissedSkip, time.Minute + time.Millisecond, []string{}},
+		{codeq.MissedOnce, time.Minute, []string{hour(3)}},
+		{codeq.MissedAll, time.Minute, []string{hour(1), hour(2), hour(3)}},
+	} {
+		for _, way := range []string{"closed", "clock set"} {
+			t.Run(fmt.Sprint(c.policy, " ", c.late, " ", way), func(t *testing.T) {
+				withCronBench(t, codeq.Options{}, func(t *testing.T, b *codeq.CronBench) {
+					b.Set(codeq.Schedule{Name: "s", Cron: "@hourly", Task: codeq.Task{Queue: "a"}, Missed: c.policy})
+					if away := 3*time.Hour + c.late; way == "closed" {
+						b.Down(away)
+					} else {
+						b.Skew.Add(int64(away))
+						_, err := b.Q.Stats(context.Background()) // the shards have something to do
+						require.NoError(t, err)
+					}
+					require.Equal(t, c.want, b.Ticks("s"))
+					require.WithinDuration(t, time.Date(2000, 1, 1, 4, 0, 0, 0, time.UTC), b.Info("s").Next, 0)
+					time.Sleep(time.Hour)
+					require.Equal(t, append(c.want, hour(4)), b.Ticks("s"))
+				})
+			})
+		}
+	}
+}
+
+// TestClockSetBack: no tick comes twice; the schedule goes on where it was when
+// the clock has caught up, also over a restart.
+func TestClockSetBack(t *testing.T) {
+	for _, policy := range []codeq.MissedPolicy{codeq.MissedOnce, codeq.MissedSkip, codeq.MissedAll} {
+		t.Run(policy.String(), func(t *testing.T) {
+			withCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *codeq.CronBench) {
+				start := b.Wall()
+				s := minutely("s")
+				s.Missed = policy
+				b.Set(s)
+				time.Sleep(2*time.Hour + 30*time.Second)
+				b.Jump(-time.Hour)
+				b.Set(s)
+				time.Sleep(20 * time.Minute)
+				b.Down(30 * time.Second)
+				require.Len(t, b.Ticks("s"), 120)
+				time.Sleep(40 * time.Minute)
+				require.Greater(t, b.Wall(), start.Add(2*time.Hour))
+				require.Equal(t, ticksUntil(start, b.Wall(), time.Minute), b.Ticks("s"))
+			})
+		})
+	}
+}
+
+// TestClockSetForward: an hour forward and back again; the ticks of that hour
+// come once.
+func TestClockSetForward(t *testing.T) {
+	withCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *codeq.CronBench) {
+		start := b.Wall()
+		b.Set(minutely("s"))
+		b.Jump(time.Hour)
+		require.Equal(t, ticksUntil(start, b.Wall(), time.Minute), b.Ticks("s"))
+		b.Jump(-time.Hour)
+		time.Sleep(time.Hour)
+		require.Equal(t, ticksUntil(start, b.Wall(), time.Minute), b.Ticks("s"))
+	})
+}
+
+// TestScheduleInBerlin: the days on which clocks are set.
+func TestScheduleInBerlin(t *testing.T) {
+	withCronBench(t, codeq.Options{}, func(t *testing.T, b *codeq.CronBench) {
+		zone := "Europe/Berlin"
+		from := func(at string) {
+			day, err := time.Parse(time.RFC3339, at)
+			require.NoError(t, err)
+			b.Jump(day.Sub(b.Wall()))
+		}
+		from("2026-03-28T12:00:00Z")
+		b.Set(codeq.Schedule{Name: "spring, 2:30", Cron: "30 2 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
+		b.Set(codeq.Schedule{Name: "spring, 9:00", Cron: "0 9 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
+		b.Set(codeq.Schedule{Name: "spring, daily", Every: 24 * time.Hour, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(48 * time.Hour)
+		require.Equal(t, []string{"2026-03-30T00:30:00Z"}, b.Ticks("spring, 2:30"), "skipped on the 29th")
+		require.Equal(t, []string{"2026-03-29T07:00:00Z", "2026-03-30T07:00:00Z"}, b.Ticks("spring, 9:00"))
+		require.Len(t, b.Ticks("spring, daily"), 2, "an interval knows of no clocks")
+
+		from("2026-10-24T12:00:00Z")
+		b.Set(codeq.Schedule{Name: "autumn, 2:30", Cron: "30 2 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(48 * time.Hour)
+		require.Equal(t, []string{"2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}, b.Ticks("autumn, 2:30"), "twice on the 25th")
+	})
+}
+
+func TestScheduleRefusals(t *testing.T) {
+	withCronBench(t, codeq.Options{Limits: codeq.Limits{Headers: 100, Name: 30, Payload: 10}}, func(t *testing.T, b *codeq.CronBench) {
+		good := minutely("s")
+		b.Set(good)
+		for _, c := range []struct {
+			field  string
+			change func(*codeq.Schedule)
+		}{
+			{"Schedule.Name", func(s *codeq.Schedule) { s.Name = "" }},
+			{"Schedule.Name", func(s *codeq.Schedule) { s.Name = strings.Repeat("n", 31) }},
+			{"Schedule", func(s *codeq.Schedule) { s.Cron = "" }},
+			{"Schedule", func(s *codeq.Schedule) { s.Every = time.Minute }},
+			{"Schedule.Every", func(s *codeq.Schedule) { s.Cron, s.Every = "", time.Second-1 }},
+			{"Schedule.Every", func(s *codeq.Schedule) { s.Cron, s.Every = "", -time.Hour }},
+			{"Schedule.TimeZone", func(s *codeq.Schedule) { s.Cron, s.Every, s.TimeZone = "", time.Minute, "UTC" }},
+			{"Schedule.TimeZone", func(s *codeq.Schedule) { s.TimeZone = "Local" }},
+			{"Schedule.TimeZone", func(s *codeq.Schedule) { s.TimeZone = "Europe/Atlantis" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "* * * *" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "* * * * * *" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "@every 1h" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "TZ=UTC * * * * *" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "0 0 31 2 *" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = strings.Repeat("0,", 600) + "0 * * * *" }},
+			{"Schedule.Missed", func(s *codeq.Schedule) { s.Missed = codeq.MissedAll + 1 }},
+			{"Schedule.Task.RunAt", func(s *codeq.Schedule) { s.Task.RunAt = time.Now() }},
+			{"Schedule.Task.Headers", func(s *codeq.Schedule) { s.Task.Headers = map[string]string{codeq.TickHeader: ""} }},
+			{"Schedule.Task.Headers", func(s *codeq.Schedule) { s.Task.Headers = map[string]string{codeq.ScheduleHeader: ""} }},
+			{"Task.Headers", func(s *codeq.Schedule) { s.Task.Headers = map[string]string{"k": strings.Repeat("v", 60)} }},
+			{"Task.Queue", func(s *codeq.Schedule) { s.Task.Queue = "" }},
+			{"Task.Payload", func(s *codeq.Schedule) { s.Task.Payload = make([]byte, 11) }},
+			{"Task.Priority", func(s *codeq.Schedule) { s.Task.Priority = 10 }},
+		} {
+			s := good
+			c.change(&s)
+			err := b.Q.SetSchedule(context.Background(), s)
+			require.ErrorIs(t, err, codeq.ErrInvalid, "%+v", s)
+			var invalid *codeq.InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.Equal(t, c.field, invalid.Field, "%+v: %v", s, err)
+		}
+		all, err := b.Q.Schedules(context.Background())
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		good.Task.Payload = []byte{}
+		require.Equal(t, good, all[0].Schedule)
+	})
+}
+
+func TestSchedulesOfClosedQueue(t *testing.T) {
+	withCronBench(t, codeq.Options{}, func(t *testing.T, b *codeq.CronBench) {
+		ctx := context.Background()
+		require.NoError(t, b.Q.Close())
+		require.ErrorIs(t, b.Q.SetSchedule(ctx, minutely("s")), codeq.ErrClosed)
+		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, "s"), codeq.ErrClosed)
+		_, err := b.Q.Schedules(ctx)
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		b.Open()
+		cause := fmt.Errorf("enough")
+		ended, end := context.WithCancelCause(ctx)
+		end(cause)
+		require.ErrorIs(t, b.Q.SetSchedule(ended, minutely("s")), cause)
+		require.ErrorIs(t, b.Q.DeleteSchedule(ended, "s"), cause)
+		_, err = b.Q.Schedules(ended)
+		require.ErrorIs(t, err, cause)
+	})
+}

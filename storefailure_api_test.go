@@ -1,0 +1,164 @@
+package codeq_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+// TestStoreFailure makes the log of a shard fail in the middle of a load.
+func TestStoreFailure(t *testing.T) {
+	for _, tc := range []struct {
+		level codeq.Durability
+		op    string
+	}{
+		{codeq.DurabilityProcess, "write"},
+		{codeq.DurabilityDisk, "write"},
+		{codeq.DurabilityDisk, "sync"},
+	} {
+		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
+			disk := vfs.NewMem()
+			fs, broken := breakable(disk, tc.op, ".log")
+			f := newFailingQueue(t, tc.level, fs)
+			broken.Store(true)
+			err := f.Store(10)
+			require.ErrorIs(t, err, codeq.ErrUncertain)
+			require.ErrorContains(t, err, errBroken.Error())
+			f.RequireFailed()
+			require.Error(t, inTime(t, "Close", f.Close))
+			_, err = f.Produce(context.Background(), codeq.Task{Queue: "a"})
+			require.Error(t, err)
+			broken.Store(false)
+			f.RequireStored(disk, true)
+		})
+	}
+}
+
+// TestStoreFailureAtClose: levels that do not sync the log for each group learn
+// at Close that it cannot be done.
+func TestStoreFailureAtClose(t *testing.T) {
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := vfs.NewMem()
+			fs, broken := breakable(disk, "sync", ".log")
+			f := newFailingQueue(t, level, fs)
+			broken.Store(true)
+			for range 10 {
+				require.NoError(t, f.Store(10))
+			}
+			require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
+			broken.Store(false)
+			f.RequireStored(disk, true)
+		})
+	}
+}
+
+// TestStoreFailureAtCreation: a queue that cannot be created completely is not
+// opened, and the next Open completes it.
+func TestStoreFailureAtCreation(t *testing.T) {
+	t.Parallel()
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone} {
+		for _, what := range []struct{ op, extension string }{
+			{"begin", "MANIFEST-000001"},
+			{"begin", ".log"},
+			{"write", ".log"},
+			{"begin", ".sst"},
+		} {
+			t.Run(fmt.Sprint(level, what), func(t *testing.T) {
+				disk := vfs.NewMem()
+				fs, broken := breakable(disk, what.op, what.extension)
+				broken.Store(true)
+				opts := *onDisk(fs, &codeq.Options{Shards: 2, Durability: level})
+				err := inTime(t, "Open", func() error {
+					_, err := codeq.Open("queue", &opts)
+					return err
+				})
+				require.ErrorContains(t, err, errBroken.Error())
+				broken.Store(false)
+				q, err := codeq.Open("queue", &opts)
+				require.NoError(t, err)
+				require.NoError(t, checkAll(q))
+				require.NoError(t, q.Close())
+			})
+		}
+	}
+}
+
+// TestStoreFailureWithoutSync: with DurabilityNone the failure shows when a
+// block of the log is full, and the tasks since the last one may be lost.
+func TestStoreFailureWithoutSync(t *testing.T) {
+	disk := vfs.NewMem()
+	fs, broken := breakable(disk, "write", ".log")
+	f := newFailingQueue(t, codeq.DurabilityNone, fs)
+	broken.Store(true)
+	var err error
+	for n := 0; err == nil && n < 1000; n++ {
+		err = f.Store(1000)
+	}
+	require.ErrorIs(t, err, codeq.ErrUncertain)
+	require.ErrorContains(t, err, errBroken.Error())
+	f.RequireFailed()
+	broken.Store(false)
+	require.ErrorIs(t, inTime(t, "Close", f.Close), errBroken)
+	f.RequireStored(disk, false)
+}
+
+// TestStoreFailureAtNewLog: when a shard cannot begin a new log, or end the old
+// one, it fails like any other, and loses nothing that was acknowledged.
+func TestStoreFailureAtNewLog(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		level codeq.Durability
+		op    string
+	}{
+		{codeq.DurabilityProcess, "begin"},
+		{codeq.DurabilityProcess, "sync"}, // of the old log
+		{codeq.DurabilityDisk, "begin"},
+		{codeq.DurabilityNone, "begin"},
+	} {
+		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
+			const tooMany = 2000
+			disk := vfs.NewMem()
+			fs, broken := breakable(disk, tc.op, ".log")
+			opts := *onDisk(fs, &codeq.Options{Shards: 2, Durability: tc.level, MemTableBytes: 256 << 10})
+			q, err := codeq.Open("queue", &opts)
+			require.NoError(t, err)
+			broken.Store(true)
+			acked := 0
+			for ; err == nil && acked < tooMany; acked++ {
+				_, err = startingAt(q, 0).Produce(context.Background(), codeq.Task{Queue: "a", Payload: fmt.Appendf(nil, "%d %1000s", acked+1, "")})
+			}
+			acked--
+			require.ErrorIs(t, err, codeq.ErrUncertain)
+			require.ErrorContains(t, err, errBroken.Error())
+			_, err = startingAt(q, 0).Produce(context.Background(), codeq.Task{Queue: "a"})
+			require.ErrorIs(t, err, codeq.ErrFailed)
+			_, err = startingAt(q, 1).Produce(context.Background(), codeq.Task{Queue: "b"})
+			require.NoError(t, err)
+			err = inTime(t, "Close", q.Close)
+			require.ErrorIs(t, err, errBroken)
+			require.ErrorContains(t, err, "close shard 0")
+
+			onDisk(disk, &opts)
+			q, err = codeq.Open("queue", &opts)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, q.Close()) }()
+			require.NoError(t, checkAll(q))
+			stored := 0
+			for info, err := range q.List(context.Background(), codeq.ListOptions{Queue: "a", State: codeq.Ready}) {
+				require.NoError(t, err)
+				stored++
+				require.Equal(t, stored, serialOf(info.Payload), "a gap")
+			}
+			require.LessOrEqual(t, stored, acked+1)
+			if tc.level != codeq.DurabilityNone {
+				require.GreaterOrEqual(t, stored, acked)
+			}
+		})
+	}
+}
