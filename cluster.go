@@ -391,8 +391,9 @@ func (op *memberOp) decode(r *wire.Reader) {
 // Nodes of the old cluster that come back are refused; if they are a majority of it, they go on
 // beside the new one, without a word to it. It can be called again if it fails, or its process
 // ends. opts are those of Open: [ErrShardCount] says that [Options.Shards] is neither 0 nor the
-// number of the directory, [ErrNotQueue] that there is no directory, or none of a node that was
-// part of a cluster; each before anything is written.
+// number of the directory, [ErrNotQueue] that there is no queue in it, [ErrNotMember] that it is of
+// another node, of a queue by itself, or of a node that was not part of a cluster yet; each before
+// anything is written.
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
 // of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
@@ -472,6 +473,9 @@ type ShardStatus struct {
 type ReplicaStatus struct {
 	Node    string
 	Address string
+	// ID is that of the node's directory, by which the shard knows it: an empty directory under the
+	// same name is another one.
+	ID string
 	// Voter is whether the node counts in majorities; a new one does not until it has caught up.
 	Voter bool
 	// Suspect is whether the node may lack what it had acknowledged (a power loss, an older copy).

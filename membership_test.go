@@ -113,9 +113,13 @@ func TestAdditionFinishesRemoval(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 3})
 		c.spread()
 		half, by := c.nodes[2], c.nodes[0]
+		change := (*leaders)(simQueue(by).node).Change
+		// A late call that finishes the removal of another directory of the name removes nothing.
+		another := cluster.Peer{Node: half.name, ID: manifest.NewID()}
+		require.NoError(t, change(ctx, 1, cluster.RemoveNode, another))
+		require.Len(t, membersOf(by, 1), 3)
 		for shard := range 2 {
-			remove := (*leaders)(simQueue(by).node).Change(ctx, shard, cluster.RemoveNode, cluster.Peer{Node: half.name})
-			require.NoError(t, remove)
+			require.NoError(t, change(ctx, shard, cluster.RemoveNode, cluster.Peer{Node: half.name}))
 		}
 		require.Equal(t, half, c.leader(2))
 		joins := c.node(true)

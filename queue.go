@@ -65,8 +65,9 @@ type Queue struct {
 // format that this version does not know, [ErrLocked] when the directory is open already,
 // [ErrCopied] when its files were copied while it was open, [ErrCorrupt] when stored data is
 // damaged or contradicts itself (see [Verify]), or [ErrInvalid] when an option is out of bounds, or
-// dir is ""; each before anything is changed. It returns one that matches [ErrDiskFull] when the
-// disk has no room for the tables and logs that it begins with.
+// dir is ""; each before anything is changed, except damage that is found when the shards are
+// loaded. It returns one that matches [ErrDiskFull] when the disk has no room for the tables and
+// logs that it begins with.
 //
 // The queue of an older version whose format is known is raised to that of this one, in place; from
 // then on that version refuses it with [ErrFormat]. The shards of a cluster are raised when all of

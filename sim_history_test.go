@@ -382,12 +382,17 @@ func checkSimTask(calls []*simCall, shortest func(time.Duration) time.Duration) 
 // simSlack is what rounding to milliseconds may take off a lease.
 const simSlack = 3 * time.Millisecond
 
+// simRebase is by how much the clock of leases may jump at changes of the leader, in all while a
+// lease lasts, when monotonic clocks run at rates of their own: the next leader measures the time
+// since the clock was stored, which may be before the lease, by its own.
+const simRebase = simClockEvery * 2 * simRate / 1_000_000
+
 // shortest is how long a lease lasts at least: leaders measure it by their monotonic clocks.
 func (h *simHistory) shortest(d time.Duration) time.Duration {
 	if !h.rates {
 		return d
 	}
-	return d * 1_000_000 / (1_000_000 + simRate)
+	return (d - simRebase) * 1_000_000 / (1_000_000 + simRate)
 }
 
 // longest is how long a lease that is not renewed lasts at most, while time passes for it.
@@ -395,7 +400,7 @@ func (h *simHistory) longest(d time.Duration) time.Duration {
 	if !h.rates {
 		return d
 	}
-	return d * 1_000_000 / (1_000_000 - simRate)
+	return (d + simRebase) * 1_000_000 / (1_000_000 - simRate)
 }
 
 // checkSimLeases makes sure that leases last as long as they were granted or

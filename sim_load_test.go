@@ -3,7 +3,7 @@ package codeq
 import (
 	"context"
 	"math/rand/v2"
-	"sync/atomic"
+	"sync"
 	"time"
 )
 
@@ -135,15 +135,23 @@ func (s *schedule) catchUp() {
 		return bytes
 	}
 	before := sent()
-	// Bytes: of the log, read since; of those, not sent yet at most; in a message at most.
-	var loaded, held, message atomic.Int64
-	atMost := func(most *atomic.Int64, n int64) {
-		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+	var watching sync.Mutex             // guards what follows, all in bytes
+	var read, most, message, last int64 // of the log, read since any were sent; at most; in a message at most; sent
+	leader.watchLoads(func(bytes int) {
+		watching.Lock()
+		defer watching.Unlock()
+		if now := sent(); now != last {
+			read, last = 0, now
 		}
-	}
-	leader.watchLoads(func(bytes int) { atMost(&held, loaded.Add(int64(bytes))-(sent()-before)) })
+		read += int64(bytes)
+		most = max(most, read)
+	})
 	defer leader.loads.Store(nil)
-	victim.watchStores(func(bytes int) { atMost(&message, int64(bytes)) })
+	victim.watchStores(func(bytes int) {
+		watching.Lock()
+		defer watching.Unlock()
+		message = max(message, int64(bytes))
+	})
 	defer victim.stores.Store(nil)
 	const piece = 4 << 10
 	pause := piece * 4 * time.Second / time.Duration(rate)
@@ -164,10 +172,12 @@ func (s *schedule) catchUp() {
 	if got := sent() - before; got > stored*3/2+2<<20 {
 		s.t.Errorf("%d bytes were sent to %s, of %d that are stored", got, victim.name, stored)
 	}
-	if most := int64(max(entry+simEntryRest, simMessage)); message.Load() > most {
-		s.t.Errorf("%s got %d bytes in a message", victim.name, message.Load())
-	} else if most = most + simMessage; held.Load() > most {
-		s.t.Errorf("%d bytes of entries were in memory, to be sent to %s", held.Load(), victim.name)
+	watching.Lock()
+	defer watching.Unlock()
+	if bound := int64(max(entry+simEntryRest, simMessage)); message > bound {
+		s.t.Errorf("%s got %d bytes in a message", victim.name, message)
+	} else if most > bound+simMessage {
+		s.t.Errorf("%d bytes of entries were read before any were sent to %s", most, victim.name)
 	}
 	if now := ahead.Raft().CurrentTerm(); now != term {
 		s.t.Errorf("term %d has become %d while %s caught up", term, now, victim.name)

@@ -76,7 +76,9 @@ func (g *Group) changeInTurn(ctx context.Context, how Change, p Peer, former []s
 
 func (g *Group) change(ctx context.Context, how Change, p Peer, former []string) error {
 	index, members := g.configuration.get()
-	at := slices.IndexFunc(members, func(m raft.Server) bool { return peerOf(m).Node == p.Node })
+	at := slices.IndexFunc(members, func(m raft.Server) bool {
+		return peerOf(m).Node == p.Node && (how != RemoveNode || p.ID == "" || m.ID == p.ServerID())
+	})
 	if at >= 0 && p.ID == "" {
 		p = peerOf(members[at])
 	}
@@ -99,8 +101,8 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 		case at < 0 || how == CheckMember:
 			return nil
 		case g.index == 0:
-			if names := removing(g.node.Status(ctx)); len(names) > 0 {
-				return fmt.Errorf("%w: shard %d: nodes %q are being removed from other shards", base.ErrNotLeader, g.index, names)
+			if others := removing(g.node.Status(ctx)); len(others) > 0 {
+				return fmt.Errorf("%w: shard %d: node %q is being removed from other shards", base.ErrNotLeader, g.index, others[0].Node)
 			}
 		}
 		newcomers := 0

@@ -50,8 +50,8 @@ func (i *incoming) end(look func()) {
 	i.unused = time.AfterFunc(lookAtRoom, look)
 }
 
-// keeps reports whether what has arrived is not to be removed now; fits: there is room for the
-// rest.
+// keeps reports whether what has arrived is not to be removed now; fits: there is a rest, and room
+// for it.
 func (i *incoming) keeps(fits bool) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -101,7 +101,8 @@ func (n *Node) receiveFiles(group int, from net.Conn) {
 // room.
 func (g *Group) lookAtReceived() {
 	g.node.contain("end of a transfer", func() {
-		if !g.incoming.keeps(g.node.room.fits(g.snapshots.Missing()) == nil) {
+		rest, receiving := g.snapshots.Missing()
+		if !g.incoming.keeps(receiving && g.node.room.fits(rest) == nil) {
 			g.snapshots.DropReceived()
 		}
 	}, nil)

@@ -198,20 +198,21 @@ func (n *Node) Remove(ctx context.Context, node string) error {
 	if err := n.check(ctx, CheckRemoval, node); err != nil {
 		return err
 	}
-	if err := n.remove(ctx, node); err != nil {
+	if err := n.remove(ctx, 0, Peer{Node: node}); err != nil {
 		return err
 	}
 	return n.forget(ctx, node)
 }
 
-// remove removes a node from all shards.
-func (n *Node) remove(ctx context.Context, node string) error {
-	for i := range n.groups {
-		if err := n.c.Leaders.Change(ctx, i, RemoveNode, Peer{Node: node}); err != nil {
+// remove removes a node from the shards, beginning with one of them. If p has an ID, only that
+// directory is removed.
+func (n *Node) remove(ctx context.Context, first int, p Peer) error {
+	for i := first; i < len(n.groups); i++ {
+		if err := n.c.Leaders.Change(ctx, i, RemoveNode, p); err != nil {
 			if i > 0 {
 				err = halfway(err)
 			}
-			return fmt.Errorf("remove node %s from shard %d: %w", node, i, err)
+			return fmt.Errorf("remove node %s from shard %d: %w", p.Node, i, err)
 		}
 	}
 	return nil
@@ -240,42 +241,43 @@ func (n *Node) forget(ctx context.Context, node string) error {
 }
 
 // finishRemovals removes the nodes that the first shard has removed, and others not yet, and
-// returns their names.
+// returns their names. It names their directories: meanwhile the removal may be finished, and
+// another directory come in under the name.
 func (n *Node) finishRemovals(ctx context.Context) (finished []string, err error) {
-	shards := n.Status(ctx)
-	for _, name := range removing(shards) {
-		err := n.c.Leaders.Change(ctx, 0, CheckMember, Peer{Node: name})
+	for _, p := range removing(n.Status(ctx)) {
+		err := n.c.Leaders.Change(ctx, 0, CheckMember, p)
 		if err == nil {
 			continue // this node did not know of it
 		}
 		if !errors.Is(err, base.ErrNotMember) {
-			return finished, fmt.Errorf("remove node %s: %w", name, err)
+			return finished, fmt.Errorf("remove node %s: %w", p.Node, err)
 		}
-		if err = n.remove(ctx, name); err == nil {
-			err = n.forget(ctx, name)
+		if err = n.remove(ctx, 1, p); err == nil {
+			err = n.forget(ctx, p.Node)
 		}
 		if err != nil {
 			return finished, err
 		}
-		finished = append(finished, name)
+		finished = append(finished, p.Node)
 	}
 	return finished, nil
 }
 
-// removing is the nodes that shards still have although the first one does not, as far as the
-// leaders are known.
-func removing(shards []ShardStatus) (names []string) {
+// removing is the nodes, by their directories, that shards still have although the first one has
+// none of their name, as far as the leaders are known.
+func removing(shards []ShardStatus) (nodes []Peer) {
 	if shards[0].Leader == "" {
 		return nil
 	}
 	for _, sh := range shards[1:] {
 		for _, r := range sh.Replicas {
-			if sh.Leader != "" && !shards[0].has(r.Node) && !slices.Contains(names, r.Node) {
-				names = append(names, r.Node)
+			p := Peer{Node: r.Node, Address: r.Address, ID: r.ID}
+			if sh.Leader != "" && !shards[0].has(r.Node) && !slices.Contains(nodes, p) {
+				nodes = append(nodes, p)
 			}
 		}
 	}
-	return names
+	return nodes
 }
 
 // ErrIsMember: a node is part of the cluster that is to take the place of another one.

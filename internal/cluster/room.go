@@ -18,8 +18,8 @@ import (
 // any of it is written, what would leave less than a quarter of Config.MinFree;
 // its leader tries again. A leader has refused its callers long before.
 //
-// The file system is asked as often as by those who decide. All replicas of a node share it;
-// all methods may be called concurrently.
+// For entries the file system is asked as often as by those who decide, for files of a snapshot at
+// each piece. All replicas of a node share it; all methods may be called concurrently.
 type logRoom struct {
 	fs    vfs.FS
 	dir   string

@@ -28,6 +28,8 @@ type ShardStatus struct {
 type ReplicaStatus struct {
 	Node    string
 	Address string
+	// ID is that of the node's directory, by which the shard knows it.
+	ID string
 	// Voter is whether the node counts in majorities; a new one does not until
 	// it has caught up.
 	Voter bool
@@ -98,7 +100,7 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 	for i := range leaders {
 		sh := ShardStatus{Shard: i}
 		for _, m := range leaders[i].Members {
-			rs := ReplicaStatus{Node: m.Node, Address: m.Address, Voter: m.Voter}
+			rs := ReplicaStatus{Node: m.Node, Address: m.Address, ID: m.ID, Voter: m.Voter}
 			rs.fill(answers[m.Peer], &sh)
 			sh.Replicas = append(sh.Replicas, rs)
 		}

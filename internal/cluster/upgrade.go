@@ -123,7 +123,8 @@ func (n *Node) announceFormat(format int) error {
 func (n *Node) upgrade(quit <-chan struct{}) {
 	t := time.NewTicker(upgradeEvery)
 	defer t.Stop()
-	var waiting string // for these nodes
+	var waiting string                      // for these nodes
+	failed := make([]string, len(n.groups)) // why the shards have not risen, the last time
 	for slices.ContainsFunc(n.groups, (*Group).outdated) {
 		select {
 		case <-quit:
@@ -138,12 +139,10 @@ func (n *Node) upgrade(quit <-chan struct{}) {
 			term := g.raft.CurrentTerm()
 			nodes, err := g.behind()
 			if err == nil && len(nodes) == 0 {
-				err = n.announceFormat(n.c.Newest) // or else the shard would wait for room amid the entry
-				if err == nil {
-					err = g.machine.Raise(term, n.c.Newest)
-				}
+				err = g.raise(term, n.c.Newest)
 			}
-			if err != nil {
+			if err != nil && err.Error() != failed[g.index] {
+				failed[g.index] = err.Error()
 				n.log.Info("format not raised", "shard", g.index, "err", err)
 			}
 			behind = append(behind, nodes...)
@@ -154,6 +153,22 @@ func (n *Node) upgrade(quit <-chan struct{}) {
 			n.log.Info("format rises when these nodes have been upgraded", "format", n.c.Newest, "nodes", waiting)
 		}
 	}
+}
+
+// raise raises the shard, which this node has led in a term. Its manifest comes first: else the
+// shard would wait for room amid the entry. No node goes back then, and those that have no room are
+// refused before there is an entry: so the node has to lead, as far as it knows.
+func (g *Group) raise(term uint64, format int) error {
+	if err := g.isIn(term); err != nil {
+		return err
+	}
+	if !g.leads() {
+		return base.ErrNotLeader
+	}
+	if err := g.node.adoptFormat(format); err != nil {
+		return err
+	}
+	return g.machine.Raise(term, format)
 }
 
 // outdated reports whether the shard can still rise.

@@ -25,7 +25,7 @@ import (
 // it returns.
 func Reconcile(stores []*store.Store) error {
 	sent, taken := make([]map[int]uint64, len(stores)), make([]map[int]uint64, len(stores))
-	settings, latest := make([]map[string]stored, len(stores)), make(map[string]stored)
+	versions, latest := make([]map[string]uint64, len(stores)), make(map[string]stored) // of settings
 	for i, st := range stores {
 		if err := st.Read(func() (err error) {
 			if sent[i], err = numbersOf(st, keys.Sent, len(stores)); err != nil {
@@ -34,15 +34,10 @@ func Reconcile(stores []*store.Store) error {
 			if taken[i], err = numbersOf(st, keys.Inbound, len(stores)); err != nil {
 				return err
 			}
-			settings[i], err = settingsOf(st)
+			versions[i], err = settingsOf(st, latest)
 			return err
 		}); err != nil {
 			return fmt.Errorf("shard %d: %w", i, err)
-		}
-		for queue, v := range settings[i] {
-			if v.version > latest[queue].version {
-				latest[queue] = v
-			}
 		}
 	}
 	for i, st := range stores {
@@ -53,7 +48,7 @@ func Reconcile(stores []*store.Store) error {
 			}
 		}
 		for queue, v := range latest {
-			if v.version > settings[i][queue].version {
+			if v.version > versions[i][queue] {
 				behind = append(behind, entry{append([]byte{keys.Settings}, queue...), v.value})
 			}
 		}
@@ -94,15 +89,20 @@ func numbersOf(st *store.Store, kind byte, shards int) (map[int]uint64, error) {
 	})
 }
 
-// settingsOf reads the settings of all queues.
-func settingsOf(st *store.Store) (map[string]stored, error) {
-	settings := make(map[string]stored)
-	return settings, schema.Scan(st.DB(), keys.Settings, func(key, value []byte) error {
+// settingsOf reads the versions of the settings of all queues, and adds those that are later to the
+// latest.
+func settingsOf(st *store.Store, latest map[string]stored) (map[string]uint64, error) {
+	versions := make(map[string]uint64)
+	return versions, schema.Scan(st.DB(), keys.Settings, func(key, value []byte) error {
 		v, err := keys.ParseSettings(value)
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)
 		}
-		settings[string(key[1:])] = stored{v.Version, bytes.Clone(value)}
+		queue := string(key[1:])
+		versions[queue] = v.Version
+		if v.Version > latest[queue].version {
+			latest[queue] = stored{v.Version, bytes.Clone(value)}
+		}
 		return nil
 	})
 }

@@ -23,6 +23,10 @@ import (
 //     got a snapshot, since,
 //   - and the time beyond leaseClockEvery for which nobody led the shard.
 //
+// If monotonic clocks run at different rates, a lease is shorter or longer by what the clocks of
+// the leaders gain or lose in its time, and in leaseClockEvery before it: the next leader measures
+// by its own clock what the last one has measured by another since it stored the clock of leases.
+//
 // Invariant: no lease is granted or extended by a clock that is behind that of a possible next
 // leader: the clock of a leader that knows less than others, or that has stood still, is stored in
 // the same group.

@@ -54,7 +54,9 @@ func (s *State) resume() {
 	for _, q := range s.numbers.All() {
 		if q != nil {
 			s.show(q)
-			s.recheck(q)
+			if q.rechecks == 0 { // or else its settings ask for one
+				s.recheck(q)
+			}
 		}
 	}
 	for _, st := range s.limits { // perhaps; the end of a lease finds out

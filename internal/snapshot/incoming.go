@@ -71,14 +71,14 @@ func (s *Store) receive(encoded []byte) (*arrival, error) {
 	return &arrival{r, r.connection}, nil
 }
 
-// Missing is how many bytes have not arrived of the files that are being received.
-func (s *Store) Missing() int64 {
+// Missing is how many bytes have not arrived of the files that are being received, if any are.
+func (s *Store) Missing() (bytes int64, receiving bool) {
 	s.receiving.Lock()
 	defer s.receiving.Unlock()
 	if s.received == nil {
-		return 0
+		return 0, false
 	}
-	return s.received.manifest.total - s.received.offset()
+	return s.received.manifest.total - s.received.offset(), true
 }
 
 // DropReceived removes what has been received and not been installed.
