@@ -396,10 +396,11 @@ func TestOptionDefaults(t *testing.T) {
 		require.NotNil(t, o.Logger)
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
 		require.NotNil(t, o.wall)
+		require.NotNil(t, o.mono)
 		require.Equal(t, private.FS, o.fs)
 		require.Equal(t, bootid.Read(), o.boot)
 		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.pebble(manifest.Format))
-		o.Logger, o.log, o.wall, o.fs, o.boot, o.pebble = nil, nil, nil, nil, "", nil
+		o.Logger, o.log, o.wall, o.mono, o.fs, o.boot, o.pebble = nil, nil, nil, nil, nil, "", nil
 		require.Equal(t, &Options{
 			Shards:        0, // by the manifest, or the machine
 			Durability:    DurabilityProcess,
