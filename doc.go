@@ -59,8 +59,8 @@
 // not applied, [ErrUncertain] that it may have been; the library retries a produce in either case,
 // and never stores it twice.
 //
-// [Verify] checks everything in the directory of a closed queue, and repairs it on request if it
-// can.
+// [OpenReadOnly] shows what is in the directory of a closed queue, and changes nothing. [Verify]
+// checks everything in it, and repairs it on request if it can.
 //
 // # Errors
 //

@@ -73,7 +73,8 @@ var (
 	// operation was not applied.
 	ErrNotMember = base.ErrNotMember
 
-	// ErrNotQueue: the directory given to [Open] holds something other than a queue.
+	// ErrNotQueue: the directory given to [Open] holds something other than a queue, or no queue
+	// although one must exist (see [Options.MustExist]).
 	ErrNotQueue = base.ErrNotQueue
 	// ErrFormat: the queue was written by a version of codeq with another format; or a node of a
 	// cluster runs an older version than the others, which have raised the cluster's format.

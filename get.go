@@ -8,7 +8,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
-	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
@@ -45,10 +44,11 @@ type TaskInfo struct {
 // cluster), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
 	op := &readOp{completion: newCompletion(callRead), id: id}
-	if settled, err := q.doFor(ctx, id, op); !settled {
-		return nil, base.EndOf(ctx)
-	} else if err != nil {
+	if err := q.ask(ctx, q.shardOf(id), op); err != nil {
 		return nil, err
 	}
 	return op.task, nil

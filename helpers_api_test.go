@@ -79,7 +79,7 @@ var (
 )
 
 // onDisk is opts, of a queue that lies in fs.
-func onDisk[O codeq.Options | codeq.VerifyOptions](fs vfs.FS, opts *O) *O {
+func onDisk[O codeq.Options | codeq.VerifyOptions | codeq.ReaderOptions](fs vfs.FS, opts *O) *O {
 	hook.SetFS(opts, fs)
 	return opts
 }

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
@@ -51,6 +54,105 @@ func TestOpenRefusesWhatIsNoQueue(t *testing.T) {
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(foreign, "sub"), 0o755))
 	requireRefused(t, root, foreign, nil, codeq.ErrNotQueue)
+}
+
+// TestMustExist: with the option, Open opens what is a queue, and makes nothing of what is none.
+func TestMustExist(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	must := &codeq.Options{MustExist: true}
+	missing, empty := filepath.Join(root, "missing", "deep"), filepath.Join(root, "empty")
+	requireRefused(t, root, missing, must, codeq.ErrNotQueue)
+	require.NoError(t, os.Mkdir(empty, 0o755))
+	requireRefused(t, root, empty, must, codeq.ErrNotQueue)
+	testkit.WriteFile(t, filepath.Join(empty, manifest.LockName), "")
+	testkit.WriteFile(t, filepath.Join(empty, manifest.TempName), "{")
+	requireRefused(t, root, empty, must, codeq.ErrNotQueue)
+
+	dir := filepath.Join(root, "queue")
+	tasks := closedQueue(t, dir, 2)
+	requireTasks(t, dir, must, tasks)
+
+	m, err := manifest.Read(vfs.Default, dir)
+	require.NoError(t, err)
+	d := manifest.New(vfs.Default, dir, *m)
+	d.Creating = true // as when the first Open was killed
+	require.NoError(t, d.Write())
+	requireRefused(t, root, dir, must, codeq.ErrNotQueue)
+	requireRefused(t, root, dir, &codeq.Options{MustExist: true, Shards: 3}, codeq.ErrNotQueue)
+
+	founding := filepath.Join(root, "founding")
+	node := func(must bool) *codeq.Options {
+		return &codeq.Options{MustExist: must, Cluster: &codeq.Cluster{
+			Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1",
+			Peers: []codeq.Peer{{"a", "127.0.0.1:1"}, {"away", "127.0.0.1:2"}},
+		}}
+	}
+	requireRefused(t, root, founding, node(true), codeq.ErrNotQueue)
+	q, err := codeq.Open(founding, node(false))
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	requireRefused(t, root, founding, node(true), codeq.ErrNotQueue)
+}
+
+// requirePrivate requires that nobody but the owner may use what is in a directory, and it.
+func requirePrivate(t *testing.T, dir string) {
+	t.Helper()
+	files := 0
+	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		info, err := e.Info()
+		require.NoError(t, err)
+		want := fs.FileMode(0o600)
+		if e.IsDir() {
+			want = 0o700
+		} else {
+			files++
+		}
+		require.Equal(t, want, info.Mode().Perm(), path)
+		return nil
+	}))
+	require.Greater(t, files, 5)
+}
+
+// TestPrivateFiles: what codeq makes is for its owner only; what exists keeps its mode.
+func TestPrivateFiles(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("modes mean nothing")
+	}
+	ctx, root := context.Background(), t.TempDir()
+	dir, copied := filepath.Join(root, "parent", "queue"), filepath.Join(root, "copied")
+	q, err := codeq.Open(dir, &codeq.Options{Shards: 2})
+	require.NoError(t, err)
+	_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
+	require.NoError(t, err)
+	requirePrivate(t, filepath.Dir(dir)) // while LOCK is held, and the logs are open
+	require.NoError(t, q.Checkpoint(ctx, copied))
+	require.NoError(t, q.Close())
+	requirePrivate(t, copied)
+	requirePrivate(t, dir)
+	q, err = codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
+	require.NoError(t, errors.Join(err, q.Close()))
+	requirePrivate(t, dir)
+
+	public := filepath.Join(root, "public")
+	require.NoError(t, os.Mkdir(public, 0o755))
+	require.NoError(t, os.Chmod(public, 0o755)) // whatever the umask is
+	closedQueue(t, public, 1)
+	info, err := os.Stat(public)
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o755), info.Mode().Perm())
+	lock := filepath.Join(public, manifest.LockName)
+	require.NoError(t, os.Chmod(lock, 0o644))
+	q, err = codeq.Open(public, nil)
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	info, err = os.Stat(lock)
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o644), info.Mode().Perm())
 }
 
 // TestOpenRefusesPaths: where there cannot be a directory.

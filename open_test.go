@@ -19,6 +19,7 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/manifest"
+	"codeq/internal/private"
 	"codeq/internal/store"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
@@ -324,7 +325,7 @@ func TestOptionDefaults(t *testing.T) {
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
 		require.NotNil(t, o.wall)
 		require.NotNil(t, o.mono)
-		require.Equal(t, vfs.Default, o.fs)
+		require.Equal(t, private.FS, o.fs)
 		require.Equal(t, bootid.Read(), o.boot)
 		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.pebble(manifest.Format))
 		o.Logger, o.log, o.wall, o.mono, o.fs, o.boot, o.pebble = nil, nil, nil, nil, nil, "", nil

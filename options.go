@@ -16,6 +16,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/logqueue"
 	"codeq/internal/manifest"
+	"codeq/internal/private"
 	"codeq/internal/store"
 	"codeq/internal/taskbatch"
 )
@@ -131,6 +132,12 @@ type Options struct {
 	// Cluster makes this process one of several nodes. Default: nil, no other nodes and no socket.
 	Cluster *Cluster
 
+	// MustExist makes [Open] refuse, with [ErrNotQueue], a directory that is not a queue yet: one
+	// that does not exist or is empty, or whose first Open did not return, so that nothing was ever
+	// stored in it; for a node of a cluster, one that has not become a member. Nothing is written
+	// then. Set it in programs that are to find a queue, so that a wrong path makes no new one.
+	// Default: false.
+	MustExist bool
 	// AcceptCopy makes [Open] accept a directory that it would refuse with [ErrCopied]. Set it if
 	// you know that nothing wrote the files while they were copied: if the process had died and its
 	// directory was moved to another file system, or restored from a snapshot of all its files at
@@ -273,7 +280,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		c.log, c.logs = logqueue.New(c.Logger.Handler())
 	}
 	if c.fs == nil {
-		c.fs = vfs.Default
+		c.fs = private.FS
 	}
 	if c.wall == nil {
 		c.wall = time.Now

@@ -21,6 +21,7 @@ import (
 	"codeq/internal/hook"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/reading"
 	"codeq/internal/schema"
 	"codeq/internal/store"
 )
@@ -39,6 +40,7 @@ type Queue struct {
 	runs     broadcast.Runs[*runner]
 	heads    *dispatch.Board // nil: there is one shard
 	node     *node           // nil: no cluster
+	stored   *reading.Queue  // what a Reader shows; nil: the queue is open
 
 	// capacity 1: held by a call of Configure, for its change to be called once
 	configuring chan struct{}
@@ -53,8 +55,10 @@ type Queue struct {
 	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
 }
 
-// Open opens the queue in dir, and creates it if dir does not exist or is empty. A nil opts means
-// the defaults. One [Queue] at a time may have a directory open.
+// Open opens the queue in dir, and creates it if dir does not exist or is empty, unless
+// [Options.MustExist]. A nil opts means the defaults. One [Queue] at a time may have a directory
+// open, and no [Reader] beside it. Directories and files are created for their owner only (modes
+// 0700 and 0600).
 //
 // Open returns an error that matches [ErrNotQueue] when dir holds something else, [ErrShardCount]
 // when opts.Shards differs from the count fixed at creation, [ErrFormat] when the queue has a
@@ -89,7 +93,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards()}
+	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards(), Exists: o.MustExist}
 	if c := o.Cluster; c != nil {
 		want.Node, want.Founds = c.Node, c.isAlone()
 	}
@@ -308,6 +312,9 @@ func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, er
 
 // ask is do for an operation that changes nothing, so that one whose ctx ends is not uncertain.
 func (q *Queue) ask(ctx context.Context, shard int, op request) error {
+	if q.stored != nil {
+		return q.read(ctx, shard, op)
+	}
 	settled, err := q.do(ctx, shard, op)
 	if !settled {
 		return base.EndOf(ctx)
@@ -459,11 +466,14 @@ func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration
 
 func init() {
 	hook.SetFS = func(opts any, fs vfs.FS) {
-		if v, ok := opts.(*VerifyOptions); ok {
-			v.fs = fs
-			return
+		switch opts := opts.(type) {
+		case *Options:
+			opts.fs = fs
+		case *VerifyOptions:
+			opts.fs = fs
+		case *ReaderOptions:
+			opts.fs = fs
 		}
-		opts.(*Options).fs = fs
 	}
 	hook.SetWall = func(opts any, wall func() time.Time) { opts.(*Options).wall = wall }
 	hook.RunUntilEmpty = func(ctx context.Context, queue, mux, opts any) (int, error) {

@@ -584,9 +584,13 @@ var simFaults = []simFault{
 	}},
 	{"stranger", 2, func(s *schedule) bool {
 		n := s.someNode()
-		s.note("another cluster has the address of %s", n.name)
+		d := s.upTo(10 * time.Second)
 		n.crash(100)
-		s.stranger(n.name, s.upTo(10*time.Second))
+		if s.net.Listens(n.name) { // it is being opened
+			return false
+		}
+		s.note("another cluster has the address of %s", n.name)
+		s.stranger(n.name, d)
 		return true
 	}},
 	{"snapshot", 4, func(s *schedule) bool {

@@ -6,6 +6,8 @@ import (
 
 	"codeq/internal/call"
 	"codeq/internal/keys"
+	"codeq/internal/steps"
+	"codeq/internal/store"
 )
 
 // Counts holds how many tasks are in each state.
@@ -145,8 +147,17 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		return fmt.Errorf("%w: shard %d: its store is not open", ErrFailed, r.index)
 	}
 	m := r.store.Stats()
+	*s = all.add(&m, &r.steps)
+	if r.node != nil { // the store has no log, but Pebble counts the bytes that would be in it
+		s.LogBytes, s.LoggedBytes = 0, 0
+	}
+	return nil
+}
+
+// add describes a store, and takes over what is said of the cache that the stores share.
+func (all *StorageStats) add(m *store.Stats, t *steps.Table) ShardStorage {
 	all.CacheBytes, all.CacheHits, all.CacheMisses = m.BlockCache.Size, m.BlockCache.Hits, m.BlockCache.Misses
-	*s = ShardStorage{
+	s := ShardStorage{
 		DiskBytes:      m.DiskBytes,
 		DeadBytes:      m.DeadBytes,
 		LinkedBytes:    m.LinkedBytes,
@@ -158,7 +169,7 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		Flushes:        m.Flush.Count,
 		Compactions:    m.Compact.Count,
 		LoggedBytes:    int64(m.WAL.BytesWritten),
-		Steps:          stepStats(&r.steps),
+		Steps:          stepStats(t),
 	}
 	for i := range m.Levels {
 		l := &m.Levels[i]
@@ -167,8 +178,5 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 		s.FlushedBytes += int64(l.TableBytesFlushed)
 		s.CompactedBytes += int64(l.TableBytesCompacted)
 	}
-	if r.node != nil { // the store has no log, but Pebble counts the bytes that would be in it
-		s.LogBytes, s.LoggedBytes = 0, 0
-	}
-	return nil
+	return s
 }

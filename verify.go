@@ -7,6 +7,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
+	"codeq/internal/private"
 )
 
 // VerifyOptions are the options of [Verify]. With a nil *VerifyOptions Verify changes nothing.
@@ -109,7 +110,7 @@ func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	if err := checkDir("Verify dir", dir); err != nil {
 		return nil, err
 	}
-	o := VerifyOptions{fs: vfs.Default}
+	o := VerifyOptions{fs: private.FS}
 	if opts != nil {
 		o.Repair, o.AcceptCopy = opts.Repair, opts.AcceptCopy
 		if opts.fs != nil {

@@ -128,7 +128,7 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 // Place returns the same path for all names of a directory, as manifest.Open does. The directory
 // need not exist.
 func Place(fsys vfs.FS, dir string) (string, error) {
-	if fsys != vfs.Default {
+	if vfs.Root(fsys) != vfs.Default {
 		return filepath.Clean(dir), nil
 	}
 	dir, err := filepath.Abs(dir)

@@ -136,7 +136,9 @@ func (l *Latch) Open(dir string, o *pebble.Options) (*pebble.DB, error) {
 	if l.Err() != nil {
 		return nil, l.Close(db)
 	}
-	l.reserve.keep(base, dir)
+	if !o.ReadOnly {
+		l.reserve.keep(base, dir)
+	}
 	l.hurried.Store(false)
 	return db, nil
 }

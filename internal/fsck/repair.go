@@ -95,22 +95,33 @@ func isSound(d *manifest.Directory, rules *Rules, index int, dir string) (bool, 
 // FinishRepair renames a rebuilt store to its final name, if no store has that name.
 func FinishRepair(fsys vfs.FS, path string, index int) error {
 	dir := manifest.ShardDir(fsys, path, index)
-	if _, err := fsys.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+	from, err := StoreDir(fsys, path, index)
+	if err != nil || from == dir {
 		return err
 	}
-	if _, err := fsys.Stat(dir + rebuiltSuffix); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	sealed, err := integrity.Check(fsys, dir+rebuiltSuffix)
-	if err != nil || !sealed {
-		return err
-	}
-	if err := fsys.Rename(dir+rebuiltSuffix, dir); err != nil {
+	if err := fsys.Rename(from, dir); err != nil {
 		return err
 	}
 	return manifest.SyncDirectory(fsys, path)
+}
+
+// StoreDir returns the directory in which the store of a shard is: the rebuilt one, if a repair was
+// interrupted between the two renames.
+func StoreDir(fsys vfs.FS, path string, index int) (string, error) {
+	dir := manifest.ShardDir(fsys, path, index)
+	if _, err := fsys.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return dir, err
+	}
+	if _, err := fsys.Stat(dir + rebuiltSuffix); errors.Is(err, fs.ErrNotExist) {
+		return dir, nil
+	} else if err != nil {
+		return dir, err
+	}
+	sealed, err := integrity.Check(fsys, dir+rebuiltSuffix)
+	if err != nil || !sealed {
+		return dir, err
+	}
+	return dir + rebuiltSuffix, nil
 }
 
 // buildStore writes a store from what can be read of another one. If that cannot be opened because

@@ -214,14 +214,7 @@ func (v *verifier) identity(index int, r pebble.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, alone := v.CheckIdentity(index, got)
-	if v.Node == "" && !v.Left || alone == nil && (v.Left || len(v.Founders) > 0) {
-		return alone
-	}
-	if got != nil { // the shard has been led
-		_, err = manifest.ReplicaFormat(index, v.Shards, got)
-	}
-	return err
+	return v.CheckStored(index, got)
 }
 
 // store verifies the files of a Pebble store, and returns it open for reading; nil if it cannot be

@@ -9,13 +9,12 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
-	"slices"
-	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
 	"codeq/internal/integrity"
+	"codeq/internal/private"
 )
 
 // Directory is a queue's directory. It is locked while the queue is open.
@@ -89,27 +88,54 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	return d, nil
 }
 
-// Lock locks the directory until Close is called.
-func (d *Directory) Lock() (err error) {
-	d.lock, err = d.FS.Lock(d.FS.PathJoin(d.Path, LockName))
-	if err != nil && isHeld(err) {
-		return fmt.Errorf("%w: %w", base.ErrLocked, err)
+// OpenReadOnly checks a directory, which is to hold a queue or a node, and locks it against those
+// that would change it. It changes nothing.
+func OpenReadOnly(fsys vfs.FS, path string) (*Directory, error) {
+	d, err := openReadOnly(fsys, path)
+	if err != nil {
+		return nil, fmt.Errorf("open %s for reading: %w", path, err)
 	}
-	return err
+	return d, nil
 }
 
-// isHeld reports whether an error of FS.Lock says that the lock is held, and not that the file
-// cannot be opened or locked at all.
-func isHeld(err error) bool {
-	var opening *fs.PathError
-	var errno syscall.Errno
-	switch {
-	case errors.As(err, &opening):
-		return false
-	case errors.As(err, &errno):
-		return slices.Contains(heldErrnos, errno)
+func openReadOnly(fsys vfs.FS, path string) (*Directory, error) {
+	if _, err := readQueue(fsys, path); err != nil {
+		return nil, err
 	}
-	return true // other errors are the file system's, such as for a lock of this process
+	name, err := absolute(fsys, path)
+	if err != nil {
+		return nil, err
+	}
+	d := New(fsys, name, Manifest{})
+	if d.lock, err = lockShared(fsys, fsys.PathJoin(name, LockName)); err != nil {
+		return nil, err
+	}
+	// Another process may have changed the manifest before the lock was taken.
+	m, err := readQueue(fsys, name)
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	d.Manifest = *m
+	return d, nil
+}
+
+// readQueue reads the manifest of a directory, which is to hold a queue.
+func readQueue(fsys vfs.FS, path string) (*Manifest, error) {
+	m, err := Read(fsys, path)
+	if err != nil {
+		return nil, err
+	}
+	want := Want{Exists: true}
+	if m != nil {
+		want.Node = m.Node
+	}
+	return m, m.admit(want)
+}
+
+// Lock locks the directory until Close is called.
+func (d *Directory) Lock() (err error) {
+	d.lock, err = lockExclusively(d.FS, d.FS.PathJoin(d.Path, LockName))
+	return err
 }
 
 // MakeDirectory creates a directory and its missing parents, and makes their names durable:
@@ -124,7 +150,7 @@ func MakeDirectory(fsys vfs.FS, path string) error {
 		}
 		parents = append(parents, above)
 	}
-	if err := fsys.MkdirAll(path, 0o755); err != nil {
+	if err := fsys.MkdirAll(path, private.DirMode); err != nil {
 		return err
 	}
 	for _, p := range parents {
@@ -331,7 +357,7 @@ func MetaDir(fs vfs.FS, dir string, index int) string { return ShardDir(fs, dir,
 
 // absolute makes two names of one directory equal, so that a process is locked out by its own lock.
 func absolute(fs vfs.FS, dir string) (string, error) {
-	if fs != vfs.Default {
+	if vfs.Root(fs) != vfs.Default {
 		return dir, nil
 	}
 	dir, err := filepath.Abs(dir)

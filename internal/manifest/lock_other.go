@@ -1,8 +1,14 @@
-//go:build !windows
+//go:build !unix && !windows
 
 package manifest
 
-import "syscall"
+import (
+	"errors"
+	"io"
+	"syscall"
+)
 
-// heldErrnos are those of fcntl(F_SETLK) that say that another process has the lock.
-var heldErrnos = []syscall.Errno{syscall.EAGAIN, syscall.EACCES}
+// heldErrnos is empty: vfs.Default cannot lock files here.
+var heldErrnos []syscall.Errno
+
+func openShared(string) (io.Closer, error) { return nil, errors.ErrUnsupported }

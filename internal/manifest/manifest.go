@@ -140,6 +140,20 @@ func (m *Manifest) CheckIdentity(index int, got []byte) (old bool, err error) {
 	return false, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, got, m.Identity(index))
 }
 
+// CheckStored refuses a store that is neither a shard of this queue nor, where that may be, a
+// replica of it. got is nil if nothing was ever stored in a replica.
+func (m *Manifest) CheckStored(index int, got []byte) error {
+	_, alone := m.CheckIdentity(index, got)
+	if m.Node == "" && !m.Left || alone == nil && (m.Left || len(m.Founders) > 0) {
+		return alone
+	}
+	if got == nil {
+		return nil
+	}
+	_, err := ReplicaFormat(index, m.Shards, got)
+	return err
+}
+
 // ReplicaIdentity is Identity for a replica. It is the same on all nodes.
 func ReplicaIdentity(format, index, shards int) string {
 	return fmt.Sprintf("codeq %d replicated %d/%d", format, index, shards)

@@ -91,13 +91,21 @@ func (d *Directory) End() error {
 	if d.Creating || d.Open == nil {
 		return nil
 	}
-	for _, dir := range d.stores() {
-		if sealed, err := integrity.IsSealed(d.FS, dir); err != nil || !sealed {
-			return err
-		}
+	if closed, err := d.IsClosed(); err != nil || !closed {
+		return err
 	}
 	d.Open, d.Volatile = nil, nil
 	return d.Write()
+}
+
+// IsClosed reports whether all stores were closed in order: each is sealed.
+func (d *Directory) IsClosed() (bool, error) {
+	for _, dir := range d.stores() {
+		if sealed, err := integrity.IsSealed(d.FS, dir); err != nil || !sealed {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // stores returns the directories of all stores.

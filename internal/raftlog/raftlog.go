@@ -301,6 +301,22 @@ func Check(r pebble.Reader) error {
 	return storageError(it.Error())
 }
 
+// Last returns the index of the last entry of a group in a store; 0: it has none.
+func Last(r pebble.Reader, group uint32) (index uint64, err error) {
+	it, err := r.NewIter(&pebble.IterOptions{LowerBound: appendKey(nil, group, 0), UpperBound: appendKey(nil, group+1, 0)})
+	if err != nil {
+		return 0, storageError(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	if it.Last() {
+		if len(it.Key()) != keyBytes {
+			return 0, fmt.Errorf("%w: key %x", ErrCorrupt, it.Key())
+		}
+		index = indexOf(it.Key())
+	}
+	return index, storageError(it.Error())
+}
+
 func storageError(err error) error {
 	if err = integrity.OfPebble(err); errors.Is(err, integrity.ErrDamaged) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)

@@ -15,6 +15,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"codeq/internal/integrity"
+	"codeq/internal/private"
 )
 
 // Stables keeps the terms and votes of the groups of a node. All methods, including those of what
@@ -47,7 +48,7 @@ func OpenStable(path string) (*Stable, error) {
 }
 
 func openStable(path string) (*Stable, error) {
-	if err := integrity.UnsealFile(vfs.Default, path); err != nil {
+	if err := integrity.UnsealFile(private.FS, path); err != nil {
 		return nil, storageError(err)
 	}
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
@@ -101,7 +102,7 @@ func (s *Stable) Close() error {
 	if err := s.bolt.Close(); err != nil {
 		return err
 	}
-	return integrity.SealFile(vfs.Default, s.path)
+	return integrity.SealFile(private.FS, s.path)
 }
 
 // CheckStable compares a file that was closed with its seal.

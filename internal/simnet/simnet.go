@@ -251,6 +251,14 @@ func (n *Net) Listen(name string) *Listener {
 	return l
 }
 
+// Listens reports whether a host listens under a name.
+func (n *Net) Listens(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.hosts[name]
+	return l != nil && !l.closed
+}
+
 // Dial connects the host whose listener is from to another one. It waits while the link is cut.
 func (n *Net) Dial(ctx context.Context, from *Listener, to string) (net.Conn, error) {
 	fail := func(err error) error { return &net.OpError{Op: "dial", Net: "sim", Err: fmt.Errorf("%s: %w", to, err)} }

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/private"
 )
 
 // received is the files of another node's checkpoint, as far as they have arrived. They stay when
@@ -57,7 +59,7 @@ func (s *Store) receive(encoded []byte) (*arrival, error) {
 	if s.received == nil {
 		r := &received{store: s, encoded: bytes.Clone(encoded), manifest: m}
 		r.dir = s.fs.PathJoin(s.dir, fmt.Sprint(receivingPrefix, s.number()))
-		if err := s.fs.MkdirAll(r.dir, 0o755); err != nil {
+		if err := s.fs.MkdirAll(r.dir, private.DirMode); err != nil {
 			return nil, err
 		}
 		s.received = r

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/private"
 )
 
 var (
@@ -76,8 +78,24 @@ func Check(fs vfs.FS, dir string) error {
 	return err
 }
 
+// Received returns the directory in dir whose content is to take the place of the live store, as
+// Installed does, and changes nothing; "": there is none.
+func Received(fs vfs.FS, dir string) (string, error) {
+	r, err := readRecord(fs, dir)
+	if err != nil || r == nil || !r.Installed {
+		return "", err
+	}
+	from := fs.PathJoin(dir, incomingName(r.Sequence))
+	if _, err := fs.Stat(from); errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", err
+	}
+	return from, nil
+}
+
 func (s *Store) open() error {
-	if err := s.fs.MkdirAll(s.dir, 0o755); err != nil {
+	if err := s.fs.MkdirAll(s.dir, private.DirMode); err != nil {
 		return err
 	}
 	if err := syncDir(s.fs, s.fs.PathDir(s.dir)); err != nil {

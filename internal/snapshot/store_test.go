@@ -113,6 +113,39 @@ func TestInstalledSurvivesARestart(t *testing.T) {
 	require.Equal(t, []string{recordName}, again.files(t))
 }
 
+// TestReceived: what is to take the place of the live store is found without changing anything,
+// until it has.
+func TestReceived(t *testing.T) {
+	received := func(fs vfs.FS) string {
+		t.Helper()
+		dir, err := Received(fs, raftDir)
+		require.NoError(t, err)
+		return dir
+	}
+	c := source(t, 100, 100).checkpoint(t)
+	fs := vfs.NewMem()
+	require.Empty(t, received(fs))
+	to := openNode(t, fs)
+	require.Empty(t, received(fs))
+	_, err := to.install(t, 100, c)
+	require.NoError(t, err)
+	to.shard.close()
+	dir, _, ok := to.store.Installed()
+	require.True(t, ok)
+	require.Equal(t, dir, received(fs))
+	require.NoError(t, fs.RemoveAll(place))
+	require.NoError(t, fs.Rename(dir, place))
+	require.Empty(t, received(fs))
+	require.NoError(t, to.store.Swapped())
+	require.Empty(t, received(fs))
+
+	f, err := fs.Create(fs.PathJoin(raftDir, recordName), vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	_, err = Received(fs, raftDir)
+	require.ErrorIs(t, err, ErrDamaged)
+}
+
 // The process dies between the rename and Swapped.
 func TestOpenRecordsASwap(t *testing.T) {
 	c := source(t, 100, 100).checkpoint(t)

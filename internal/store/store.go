@@ -39,6 +39,7 @@ type Store struct {
 	partition  *partition
 	share      *memTableShare
 	replicated bool // there is no log beside that of Raft
+	readOnly   bool // see OpenReadOnly
 	reclaimer  *reclaimer
 }
 
@@ -79,12 +80,8 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	}
 	// Pebble would create the directory before it noticed that the store is missing
 	if !create {
-		desc, err := pebble.Peek(dir, fs)
-		if errors.Is(err, os.ErrNotExist) || err == nil && !desc.Exists {
-			return nil, fmt.Errorf("%w: the store is missing", base.ErrCorrupt)
-		}
-		if err != nil {
-			return nil, Error(err)
+		if err := exists(fs, dir); err != nil {
+			return nil, err
 		}
 		if err := integrity.Unseal(fs, dir); err != nil {
 			return nil, Error(err)
@@ -134,6 +131,15 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 		st.reclaimer.start(st)
 	}
 	return st, nil
+}
+
+// exists returns an error unless there is a store in a directory.
+func exists(fs vfs.FS, dir string) error {
+	desc, err := pebble.Peek(dir, fs)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !desc.Exists {
+		return fmt.Errorf("%w: the store is missing", base.ErrCorrupt)
+	}
+	return Error(err)
 }
 
 // DB returns the Pebble store, for readers and for batches.
@@ -326,14 +332,14 @@ func (st *Store) CheckpointUnsynced(root, dir string) error {
 // error says why the store has failed, or could not be closed.
 func (st *Store) Close() error {
 	st.reclaimer.stop()
-	if st.latch.Err() == nil && !st.replicated {
+	if st.latch.Err() == nil && !st.replicated && !st.readOnly {
 		if err := st.db.LogData(nil, pebble.Sync); err != nil {
 			st.latch.Fail(err)
 		}
 	}
 	err := st.latch.Close(st.db)
 	st.share.end()
-	if err != nil {
+	if err != nil || st.readOnly {
 		return Error(err)
 	}
 	// as if the process had been killed: nothing is lost

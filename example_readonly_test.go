@@ -1,0 +1,167 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	"codeq"
+)
+
+// closedMail makes the directory of a closed queue that holds one mail to send, and one that has
+// become a dead letter.
+func closedMail() (dir string, waits, dead codeq.ID, end func()) {
+	dir, err := os.MkdirTemp("", "readonly")
+	check(err)
+	q, err := codeq.Open(dir, &codeq.Options{Shards: 2})
+	check(err)
+	ctx := context.Background()
+	dead, err = q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("to nobody")})
+	check(err)
+	l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+	check(err)
+	check(q.DeadLetter(ctx, l.Receipt, errors.New("no such mailbox")))
+	waits, err = q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("to ann")})
+	check(err)
+	check(q.Pause(ctx, "mail"))
+	check(q.SetSchedule(ctx, codeq.Schedule{Name: "digest", Every: 24 * time.Hour, Task: codeq.Task{Queue: "mail"}}))
+	check(q.Close())
+	return dir, waits, dead, func() { check(os.RemoveAll(dir)) }
+}
+
+// What a queue holds is shown while nobody has it open, and nothing happens to it.
+func ExampleOpenReadOnly() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for task, err := range r.List(context.Background(), codeq.ListOptions{State: codeq.Ready}) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: %s\n", task.Queue, task.Payload)
+	}
+	_, err = codeq.Open(dir, nil)
+	fmt.Println("others cannot change it:", errors.Is(err, codeq.ErrLocked))
+	if err := r.Close(); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// mail: to ann
+	// others cannot change it: true
+}
+
+func ExampleReader_List() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer func() { check(r.Close()) }()
+	for task, err := range r.List(context.Background(), codeq.ListOptions{State: codeq.Dead}) {
+		check(err)
+		fmt.Printf("%s: %s\n", task.Payload, task.LastError)
+	}
+	// Output: to nobody: no such mailbox
+}
+
+func ExampleReader_Get() {
+	dir, waits, dead, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer func() { check(r.Close()) }()
+	for _, id := range []codeq.ID{waits, dead} {
+		task, err := r.Get(context.Background(), id)
+		check(err)
+		fmt.Printf("%s: %s\n", task.Payload, task.State)
+	}
+	// Output:
+	// to ann: ready
+	// to nobody: dead
+}
+
+func ExampleReader_Stats() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer func() { check(r.Close()) }()
+	stats, err := r.Stats(context.Background())
+	check(err)
+	fmt.Println(stats["mail"].Ready, "ready,", stats["mail"].Dead, "dead")
+	// Output: 1 ready, 1 dead
+}
+
+func ExampleReader_Schedules() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer func() { check(r.Close()) }()
+	schedules, err := r.Schedules(context.Background())
+	check(err)
+	for _, s := range schedules {
+		fmt.Println(s.Name, "every", s.Every)
+	}
+	// Output: digest every 24h0m0s
+}
+
+func ExampleReader_Settings() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer func() { check(r.Close()) }()
+	settings, err := r.Settings("mail")
+	check(err)
+	fmt.Println("paused:", settings.Paused)
+	// Output: paused: true
+}
+
+func ExampleReader_StorageStats() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer func() { check(r.Close()) }()
+	stats, err := r.StorageStats()
+	check(err)
+	fmt.Println(len(stats.Shards), "shards, it has files:", stats.Shards[0].DiskBytes > 0)
+	// Output: 2 shards, it has files: true
+}
+
+// A Reader says of which moment the directory is.
+func ExampleReader_Staleness() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer func() { check(r.Close()) }()
+	s := r.Staleness()
+	for i, shard := range s.Shards { // of a node of a cluster
+		if missing := shard.Logged - shard.Applied; missing > 0 {
+			fmt.Printf("shard %d: %d entries of its log are not shown\n", i, missing)
+		}
+	}
+	fmt.Printf("node %q, closed in order: %v\n", s.Node, s.Closed)
+	// Output: node "", closed in order: true
+}
+
+// A Reader that is closed lets the queue be opened.
+func ExampleReader_Close() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	check(r.Close())
+	q, err := codeq.Open(dir, &codeq.Options{MustExist: true})
+	check(err)
+	check(q.Close())
+	fmt.Println("opened")
+	// Output: opened
+}

@@ -1,0 +1,262 @@
+// Package reading opens the directory of a closed queue, reads it, and changes nothing in it. The
+// rules of a shard say what is in it, as they do for its owner: their memory is loaded from the
+// store, and nothing is decided by them afterwards.
+package reading
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/base"
+	"codeq/internal/call"
+	"codeq/internal/engine"
+	"codeq/internal/fsck"
+	"codeq/internal/keys"
+	"codeq/internal/listing"
+	"codeq/internal/manifest"
+	"codeq/internal/raftlog"
+	"codeq/internal/schema"
+	"codeq/internal/snapshot"
+	"codeq/internal/store"
+)
+
+// Config says how a directory is opened.
+type Config struct {
+	AcceptCopy bool  // files of it may be of different moments
+	CacheBytes int64 // of all shards
+	// Rules returns the configuration of the rules of a shard.
+	Rules func(m *manifest.Manifest, shard int) engine.Config
+}
+
+// Queue is a directory that is open for reading. Its methods are safe for concurrent use.
+type Queue struct {
+	dir    *manifest.Directory
+	caches *store.Caches
+	shards []*shard
+	stale  Staleness
+
+	mu     sync.RWMutex // held for reading by calls, for writing by Close
+	closed bool
+}
+
+// Staleness says of which moment a directory is.
+type Staleness struct {
+	Node   string // of a cluster; "": a queue by itself
+	Closed bool   // all stores were closed in order
+	Shards []Position
+}
+
+// Position is how far a replica is; zero for a queue by itself.
+type Position struct {
+	Applied uint64 // the last entry that its store has
+	Logged  uint64 // the last entry that its log has, or its store
+}
+
+// shard is what is read of a shard.
+type shard struct {
+	store *store.Store // does not change
+
+	mu    sync.Mutex // guards rules, which read memory only
+	rules engine.State
+}
+
+// Open opens the directory of a queue, or of a node.
+func Open(fsys vfs.FS, path string, c Config) (*Queue, error) {
+	d, err := manifest.OpenReadOnly(fsys, path)
+	if err != nil {
+		return nil, err
+	}
+	q := &Queue{dir: d, caches: store.NewCaches(c.CacheBytes, 0, d.Shards+1)}
+	if err := q.open(c); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s for reading: %w", path, err), q.Close())
+	}
+	return q, nil
+}
+
+func (q *Queue) open(c Config) error {
+	if !c.AcceptCopy {
+		if err := q.dir.RefuseCopy(); err != nil {
+			return err
+		}
+	}
+	closed, err := q.dir.IsClosed()
+	if err != nil {
+		return err
+	}
+	q.stale = Staleness{Node: q.dir.Node, Closed: closed, Shards: make([]Position, q.dir.Shards)}
+	for i := range q.dir.Shards {
+		if err := q.openShard(i, c); err != nil {
+			return fmt.Errorf("shard %d: %w", i, err)
+		}
+	}
+	if q.dir.Node == "" {
+		return nil
+	}
+	return q.readLogs()
+}
+
+// openShard opens the store of a shard, and loads its memory.
+func (q *Queue) openShard(i int, c Config) error {
+	dir, err := q.storeDir(i)
+	if err != nil {
+		return err
+	}
+	st, err := store.OpenReadOnly(q.dir.FS, dir, slog.New(slog.DiscardHandler), q.caches)
+	if err != nil {
+		return err
+	}
+	q.shards = append(q.shards, &shard{store: st, rules: engine.NewState(c.Rules(&q.dir.Manifest, i), st)})
+	s := q.shards[i]
+	if err := st.Read(func() error { return q.identify(s, i) }); err != nil {
+		return err
+	}
+	s.rules.Wall = uint64(time.Now().UnixMilli())
+	return s.rules.Load()
+}
+
+// storeDir returns the directory in which the latest store of a shard is. If the process was killed
+// while a store was being replaced, it is the new one, with which Open would go on.
+func (q *Queue) storeDir(i int) (string, error) {
+	if q.dir.Node != "" {
+		dir, err := snapshot.Received(q.dir.FS, manifest.MetaDir(q.dir.FS, q.dir.Path, i))
+		if errors.Is(err, snapshot.ErrDamaged) {
+			err = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		if err != nil || dir != "" {
+			return dir, err
+		}
+	}
+	return fsck.StoreDir(q.dir.FS, q.dir.Path, i)
+}
+
+// identify makes sure that a store is that of the shard, and reads how far a replica is.
+func (q *Queue) identify(s *shard, i int) error {
+	identity, err := schema.Lookup(s.store.DB(), []byte{keys.Meta})
+	if err == nil {
+		err = q.dir.CheckStored(i, identity)
+	}
+	if err == nil && q.dir.Node != "" {
+		p := &q.stale.Shards[i]
+		p.Applied, _, err = schema.Applied(s.store.DB())
+		p.Logged = p.Applied
+	}
+	return err
+}
+
+// readLogs reads how far the logs of a node are.
+func (q *Queue) readLogs() error {
+	dir := q.dir.FS.PathJoin(q.dir.Path, manifest.RaftDir)
+	if _, err := q.dir.FS.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil // a queue by itself that was about to found a cluster
+	}
+	st, err := store.OpenReadOnly(q.dir.FS, dir, slog.New(slog.DiscardHandler), q.caches)
+	if err != nil {
+		return err
+	}
+	err = st.Read(func() error {
+		for i := range q.stale.Shards {
+			last, err := raftlog.Last(st.DB(), uint32(i))
+			if errors.Is(err, raftlog.ErrCorrupt) {
+				err = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+			}
+			if err != nil {
+				return err
+			}
+			q.stale.Shards[i].Logged = max(q.stale.Shards[i].Logged, last)
+		}
+		return nil
+	})
+	return errors.Join(err, st.Close())
+}
+
+// Shards returns the number of shards.
+func (q *Queue) Shards() int { return len(q.shards) }
+
+// Staleness says of which moment the directory is.
+func (q *Queue) Staleness() Staleness { return q.stale }
+
+// use calls f with a shard that stays open meanwhile.
+func (q *Queue) use(n int, f func(*shard) error) error {
+	q.mu.RLock()
+	defer q.mu.RUnlock()
+	if q.closed {
+		return base.ErrClosed
+	}
+	s := q.shards[n]
+	err := s.store.Read(func() error { return f(s) })
+	if err != nil && !errors.Is(err, base.ErrNotFound) {
+		err = fmt.Errorf("read shard %d: %w", n, err)
+	}
+	return err
+}
+
+// Decide lets the rules of a shard answer a call that only reads.
+func (q *Queue) Decide(n int, b call.Body) error {
+	return q.use(n, func(s *shard) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		_, err := b.Decide(&s.rules)
+		if err == nil {
+			err, s.rules.Broken = s.rules.Broken, nil // what is damaged stays so; the rest can be read
+		}
+		return err
+	})
+}
+
+// Get returns a task. Its error matches base.ErrNotFound if there is none.
+func (q *Queue) Get(n int, id keys.ID) (t *schema.Task, err error) {
+	err = q.use(n, func(s *shard) (err error) {
+		t, err = s.snapshot(func(v *schema.Snapshot) { listing.AddLease(v, &s.rules, id) }).Get(id)
+		return err
+	})
+	return t, err
+}
+
+// ReadPage reads the next page of a list.
+func ReadPage[T any](q *Queue, n int, l *listing.Reader[T]) error {
+	return q.use(n, func(s *shard) (err error) {
+		for again := true; again && err == nil; {
+			again, err = l.Read(s.snapshot(func(v *schema.Snapshot) { l.Visit(&s.rules, v) }))
+		}
+		return err
+	})
+}
+
+// snapshot returns a Snapshot to which visit has added what the rules know of leases.
+func (s *shard) snapshot(visit func(*schema.Snapshot)) *schema.Snapshot {
+	v := schema.NewSnapshot(s.store.DB())
+	v.Leases = make(map[keys.ID]schema.Lease)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	visit(v)
+	return v
+}
+
+// Stats describes the store of a shard.
+func (q *Queue) Stats(n int) (m store.Stats, err error) {
+	err = q.use(n, func(s *shard) error { m = s.store.Stats(); return nil })
+	return m, err
+}
+
+// Close waits for running calls, and releases the directory. It may be called twice.
+func (q *Queue) Close() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return nil
+	}
+	q.closed = true
+	var errs []error
+	for _, s := range q.shards {
+		s.rules.Close()
+		errs = append(errs, s.store.Close())
+	}
+	q.caches.Close()
+	return errors.Join(append(errs, q.dir.Close())...)
+}

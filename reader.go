@@ -1,0 +1,208 @@
+package codeq
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/base"
+	"codeq/internal/engine"
+	"codeq/internal/manifest"
+	"codeq/internal/private"
+	"codeq/internal/reading"
+	"codeq/internal/steps"
+)
+
+// Reader shows what is in the directory of a queue that nobody has open, made by [OpenReadOnly]. It
+// has the verbs of a [Queue] that read; what they show stays as it is, since nothing happens: no
+// lease ends, no schedule ticks, and no task becomes ready or leaves the queue. Its methods are
+// safe for concurrent use. Each method of a nil Reader, and of one that OpenReadOnly has not made,
+// returns or yields an error that matches [ErrClosed].
+type Reader struct{ q *Queue }
+
+// ReaderOptions are the options of [OpenReadOnly]. A nil *ReaderOptions means all defaults.
+type ReaderOptions struct {
+	// AcceptCopy makes [OpenReadOnly] accept a directory that it would refuse with [ErrCopied]: see
+	// [Options.AcceptCopy]. What it shows may then contradict itself. Default: false.
+	AcceptCopy bool
+
+	fs vfs.FS // default: that of the operating system
+}
+
+// OpenReadOnly opens the queue in dir for reading, and changes nothing in dir: it need not be
+// writable, and may be on a read-only file system. It reads the directory of a queue by itself or
+// of any node of a cluster, of this format or an older one, which stays as it is. If the process
+// that had the queue open was killed, its logs are read into memory; see [Reader.Staleness] for
+// what that shows. Like [Open], it loads the names of queues, the leases and the schedules,
+// whatever the number of tasks.
+//
+// Any number of processes may have dir open as a [Reader] at the same time, each any number of
+// times, but no [Queue] beside them: whichever comes later gets [ErrLocked]. They lock the file
+// LOCK, which [Open] makes and never removes. If somebody has copied dir without it, nothing is
+// locked: then do not open dir by Open as long as a Reader is open.
+//
+// Errors: [ErrInvalid] (dir is ""), [ErrNotQueue] (also if nothing was ever stored in it, see
+// [Options.MustExist]), [ErrLocked], [ErrFormat], [ErrCopied], [ErrCorrupt], and those of the file
+// system.
+func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
+	defer public(&err)
+	if err := checkDir("OpenReadOnly dir", dir); err != nil {
+		return nil, err
+	}
+	o, err := (*Options)(nil).withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	c := reading.Config{CacheBytes: o.CacheBytes, Rules: func(m *manifest.Manifest, shard int) engine.Config {
+		own := *o
+		own.setShards(m.Shards)
+		rules := configOf(shard, &own, [32]byte{}, func() time.Duration { return 0 })
+		rules.Replicated = m.Node != ""
+		return rules
+	}}
+	fs := private.FS
+	if opts != nil {
+		c.AcceptCopy = opts.AcceptCopy
+		if opts.fs != nil {
+			fs = opts.fs
+		}
+	}
+	stored, err := reading.Open(fs, dir, c)
+	if err != nil {
+		return nil, err
+	}
+	return &Reader{&Queue{opts: o, replicas: make([]*replica, stored.Shards()), stored: stored}}, nil
+}
+
+// queue returns the Queue whose verbs the Reader has; nil if it was not opened.
+func (r *Reader) queue() *Queue {
+	if r == nil {
+		return nil
+	}
+	return r.q
+}
+
+// read answers an operation that only reads, for a Reader.
+func (q *Queue) read(ctx context.Context, shard int, op request) error {
+	if ctx.Err() != nil {
+		return base.EndOf(ctx)
+	}
+	switch op := op.(type) {
+	case *ruling:
+		return q.stored.Decide(shard, op.Body)
+	case *readOp:
+		if op.list != nil {
+			return reading.ReadPage(q.stored, shard, op.list)
+		}
+		t, err := q.stored.Get(shard, op.id)
+		if err == nil {
+			op.task = taskInfo(t)
+		}
+		return err
+	}
+	panic("it reads nothing that is stored")
+}
+
+// Stats is [Queue.Stats].
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (r *Reader) Stats(ctx context.Context) (map[string]Counts, error) { return r.queue().Stats(ctx) }
+
+// Get is [Queue.Get].
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (r *Reader) Get(ctx context.Context, id ID) (*TaskInfo, error) { return r.queue().Get(ctx, id) }
+
+// List is [Queue.List], with the dead letters if [ListOptions.State] is [Dead].
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (r *Reader) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
+	return r.queue().List(ctx, opts)
+}
+
+// Schedules is [Queue.Schedules]. A Next that has passed is a tick that has not happened yet.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (r *Reader) Schedules(ctx context.Context) ([]ScheduleInfo, error) {
+	return r.queue().Schedules(ctx)
+}
+
+// Settings is [Queue.Settings].
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed].
+func (r *Reader) Settings(queue string) (Settings, error) { return r.queue().Settings(queue) }
+
+// StorageStats is [Queue.StorageStats]. [ShardStorage.MemTableBytes] is the memory into which logs
+// were read.
+//
+// Errors: [ErrClosed].
+func (r *Reader) StorageStats() (_ *StorageStats, err error) {
+	defer public(&err)
+	q := r.queue()
+	if err := q.checkCall(context.Background()); err != nil {
+		return nil, err
+	}
+	st := &StorageStats{Shards: make([]ShardStorage, len(q.replicas))}
+	for i := range st.Shards {
+		m, err := q.stored.Stats(i)
+		if err != nil {
+			return nil, err
+		}
+		st.Shards[i] = st.add(&m, new(steps.Table))
+	}
+	return st, nil
+}
+
+// Staleness says of which moment the directory of a [Reader] is.
+type Staleness struct {
+	// Closed: the queue was closed in order. Otherwise its process was killed, or its storage has
+	// failed: what a [Reader] shows is what [Open] would begin with, all that was acknowledged as
+	// far as the [Durability] promises.
+	Closed bool
+	Node   string // the name of the node whose directory it is; "": of no cluster
+	// Shards says how far each replica of a node is; nil without a cluster. The shards may be of
+	// different moments, and are shown as they are. How far the other nodes are is not known here:
+	// what they have acknowledged without this node is missing.
+	Shards []ShardStaleness
+}
+
+// ShardStaleness is how far the replica of a shard is.
+type ShardStaleness struct {
+	Applied uint64 // the last entry of the shard's log that is in its store, and so is shown
+	// Logged is the last entry that the node has. Those after Applied are not shown: a node writes
+	// what it applies to tables when much has come together, and not when it is closed. When it is
+	// opened, it applies what is committed of them.
+	Logged uint64
+}
+
+// Staleness says of which moment the directory is. It may be called after [Reader.Close]; of a
+// [Reader] that was not opened it is zero.
+func (r *Reader) Staleness() Staleness {
+	q := r.queue()
+	if q == nil {
+		return Staleness{}
+	}
+	from := q.stored.Staleness()
+	s := Staleness{Closed: from.Closed, Node: from.Node}
+	if s.Node != "" {
+		for _, p := range from.Shards {
+			s.Shards = append(s.Shards, ShardStaleness(p))
+		}
+	}
+	return s
+}
+
+// Close releases the directory. It waits for running calls; later ones return [ErrClosed]. It is
+// safe to call it twice. An error that matches [ErrCorrupt] says again that damage was found.
+//
+// Errors: [ErrCorrupt], those of the file system, and [ErrClosed] if the [Reader] was never opened.
+func (r *Reader) Close() (err error) {
+	defer public(&err)
+	q := r.queue()
+	if err := q.checkCall(context.Background()); err != nil {
+		return err
+	}
+	return q.stored.Close()
+}
