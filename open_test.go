@@ -296,7 +296,7 @@ func requireInvalidOption(t *testing.T, dir string, o *Options, field string, va
 
 // TestOptionBoundsAreComplete: no option has been forgotten.
 func TestOptionBoundsAreComplete(t *testing.T) {
-	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true}
+	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true}
 	for _, b := range optionBounds {
 		known[b.field] = true
 	}
