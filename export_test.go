@@ -23,7 +23,6 @@ var (
 	CheckAll            = (*Queue).checkAll
 	CheckMemory         = (*Queue).checkMemory
 	ClaimNow            = claimNow
-	CloneOf             = cloneOf
 	Closed              = closed
 	ClosedQueue         = closedQueue
 	Complete            = complete

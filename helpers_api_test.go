@@ -29,7 +29,6 @@ var (
 	checkAll            = codeq.CheckAll
 	checkMemory         = codeq.CheckMemory
 	claimNow            = codeq.ClaimNow
-	cloneOf             = codeq.CloneOf
 	closed              = codeq.Closed
 	closedQueue         = codeq.ClosedQueue
 	complete            = codeq.Complete

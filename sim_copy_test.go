@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/manifest"
+	"codeq/internal/testkit"
 )
 
 // What becomes of a node whose directory is put back from an older copy: see manifest.Lives.
@@ -31,19 +31,14 @@ func (n *simNode) image() simImage {
 	m := n.queueDirectory()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return simImage{cloned(n.disk), n.votes.clone(), m.ID, m.Life}
-}
-
-// cloned is a copy of a disk.
-func cloned(disk *vfs.MemFS) *vfs.MemFS {
-	return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 1))})
+	return simImage{testkit.CloneOf(n.disk), n.votes.clone(), m.ID, m.Life}
 }
 
 // putBack lets a node that is down have an image in place of its directory.
 func (n *simNode) putBack(image simImage) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.disk, n.votes = cloned(image.disk), image.votes.clone()
+	n.disk, n.votes = testkit.CloneOf(image.disk), image.votes.clone()
 }
 
 // isSeenAfter reports whether all other nodes have stored that they have seen a node in a life

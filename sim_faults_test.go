@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/testkit"
 )
 
 // simLinks are links that are slow or long, and what makes that matter.
@@ -226,17 +228,16 @@ func (s *schedule) flip(n *simNode) {
 		n.stop()
 	}
 	s.h.breaks()
-	c := &corruptible{t: s.t, disk: n.disk, content: make(map[string][]byte)}
-	c.add("queue")
+	c := testkit.ImageOf(s.t, n.disk, "queue")
 	isTable := func(name string) bool { return strings.HasSuffix(name, ".sst") }
-	tables = tables && slices.ContainsFunc(c.files, isTable)
-	c.files = slices.DeleteFunc(c.files, func(name string) bool {
+	tables = tables && slices.ContainsFunc(c.Files, isTable)
+	c.Files = slices.DeleteFunc(c.Files, func(name string) bool {
 		return isTable(name) != tables || killed && strings.HasSuffix(name, ".log")
 	})
-	name := c.files[s.rng.IntN(len(c.files))]
-	bit := s.rng.IntN(8 * len(c.content[name]))
+	name := c.Files[s.rng.IntN(len(c.Files))]
+	bit := s.rng.IntN(8 * len(c.Content[name]))
 	n.mu.Lock()
-	n.disk = c.flip(name, bit)
+	n.disk = c.Flip(s.t, name, bit)
 	n.mu.Unlock()
 	n.broken.Store(true)
 	what := fmt.Sprintf("bit %d of %s of %s is flipped (killed %t)", bit, name, n.name, killed)

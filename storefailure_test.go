@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -16,7 +15,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-var errBroken = errors.New("the disk is broken")
+var errBroken = testkit.ErrBroken
 
 // breakable returns a file system on which an operation on the files of shard 0
 // with an extension fails while broken is set. "begin" is to create or to reuse.

@@ -26,10 +26,8 @@ import (
 // contents is all files below a directory, but for locks.
 func contents(t *testing.T, disk *vfs.MemFS, dir string) map[string]string {
 	t.Helper()
-	c := &corruptible{t: t, disk: disk, content: make(map[string][]byte)}
-	c.add(dir)
 	all := make(map[string]string)
-	for name, b := range c.content {
+	for name, b := range testkit.ImageOf(t, disk, dir).Content {
 		if path.Base(name) != manifest.LockName {
 			all[name] = string(b)
 		}
@@ -85,13 +83,13 @@ func TestRepairOfFiles(t *testing.T) {
 	rng := testkit.Seeded(t)
 	lost, repaired := 0, 0
 	for begun := time.Now(); repaired < 8 || time.Since(begun) < *corruptFor; {
-		name := c.files[rng.IntN(len(c.files))]
+		name := c.Files[rng.IntN(len(c.Files))]
 		if path.Base(name) == manifest.Name {
 			continue
 		}
-		bit := rng.IntN(8 * len(c.content[name]))
+		bit := rng.IntN(8 * len(c.Content[name]))
 		what := fmt.Sprintf("%s, bit %d", name, bit)
-		disk := c.flip(name, bit)
+		disk := c.Flip(t, name, bit)
 		r := verifyImage(t, disk, false)
 		if r.OK() { // in a table that is no part of the store, or in padding
 			continue
@@ -103,7 +101,7 @@ func TestRepairOfFiles(t *testing.T) {
 		dir := path.Dir(name)
 		mayLose := make(map[ID]bool)
 		if path.Ext(name) == ".sst" {
-			mayLose = unreadable(t, disk, dir, recordsIn(t, c.disk, dir))
+			mayLose = unreadable(t, disk, dir, recordsIn(t, c.Disk, dir))
 		}
 		r = verifyImage(t, disk, true)
 		if !r.OK() { // the name of a lane is lost: its tasks have another one, of which their scopes do not tell
