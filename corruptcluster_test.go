@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -56,7 +57,7 @@ func (q *Queue) readNode() (seen []string, err error) {
 // disk: it does not open and says why, or has all that it had.
 func TestCorruptionOfANode(t *testing.T) {
 	t.Parallel()
-	disk, votes := vfs.NewCrashableMem(), newSimVotes()
+	disk, votes := vfs.NewCrashableMem(), simtest.NewVotes()
 	q, err := oneNode(disk, votes)
 	require.NoError(t, err)
 	ctx := context.Background()

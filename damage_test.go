@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/simtest"
 )
 
 // panickyFS makes who reads a table panic, as Pebble does at some damage.
@@ -50,7 +51,7 @@ func TestDamageThatPanics(t *testing.T) {
 			return codeq.Open("queue", onDisk(fs, &codeq.Options{Shards: 1}))
 		},
 		"node": func() func(vfs.FS) (*codeq.Queue, error) {
-			votes := newSimVotes()
+			votes := simtest.NewVotes()
 			return func(fs vfs.FS) (*codeq.Queue, error) { return oneNode(fs, votes) }
 		}(),
 	} {

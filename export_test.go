@@ -67,7 +67,6 @@ var (
 	Minutely            = minutely
 	Named               = named
 	NewFailingQueue     = newFailingQueue
-	NewSimVotes         = newSimVotes
 	NewUserHandler      = newUserHandler
 	OfAnotherProcess    = (*Queue).ofAnotherProcess
 	OneNode             = oneNode

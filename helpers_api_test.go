@@ -73,7 +73,6 @@ var (
 	minutely            = codeq.Minutely
 	named               = codeq.Named
 	newFailingQueue     = codeq.NewFailingQueue
-	newSimVotes         = codeq.NewSimVotes
 	newUserHandler      = codeq.NewUserHandler
 	ofAnotherProcess    = codeq.OfAnotherProcess
 	oneNode             = codeq.OneNode

@@ -21,6 +21,7 @@ import (
 
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
+	"codeq/internal/simtest"
 )
 
 // leaks is what the process had when a test began.
@@ -250,7 +251,7 @@ func TestNothingLeftOfOpen(t *testing.T) {
 		"node": func(fs vfs.FS) *Options {
 			network := simnet.New(1, 0)
 			host := network.Listen("n")
-			votes := newSimVotes()
+			votes := simtest.NewVotes()
 			return &Options{Shards: 1, fs: fs, Cluster: &Cluster{
 				Node: "n", Listener: host, HeartbeatTimeout: minTimeout,
 				dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },

@@ -75,9 +75,7 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 // losePower crashes the node. If its process is down already, its machine loses power.
 func (n *simNode) losePower(percent int) {
 	if !n.crash(percent) {
-		n.mu.Lock()
-		n.boot++
-		n.mu.Unlock()
+		n.machine.Reboot()
 	}
 }
 
@@ -86,10 +84,7 @@ func (n *simNode) losePower(percent int) {
 func (s *schedule) hasMajority() bool {
 	nodes, sound := s.members(), 0
 	for _, n := range nodes {
-		n.mu.Lock()
-		disk := n.disk
-		n.mu.Unlock()
-		if m, err := manifest.Read(disk, "queue"); err == nil && len(m.Former) == 0 {
+		if m, err := manifest.Read(n.machine.Disk(), "queue"); err == nil && len(m.Former) == 0 {
 			sound++
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -21,7 +22,7 @@ import (
 // simImage is a copy of a node's directory.
 type simImage struct {
 	disk  *vfs.MemFS
-	votes *simVotes
+	votes *simtest.Votes
 	id    string // of the directory
 	life  uint64
 }
@@ -29,16 +30,13 @@ type simImage struct {
 // image copies the directory of a node, which may be open.
 func (n *simNode) image() simImage {
 	m := n.queueDirectory()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return simImage{testkit.CloneOf(n.disk), n.votes.clone(), m.ID, m.Life}
+	disk, votes := n.machine.Image()
+	return simImage{disk, votes, m.ID, m.Life}
 }
 
 // putBack lets a node that is down have an image in place of its directory.
 func (n *simNode) putBack(image simImage) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.disk, n.votes = testkit.CloneOf(image.disk), image.votes.clone()
+	n.machine.Put(testkit.CloneOf(image.disk), image.votes.Clone())
 }
 
 // isSeenAfter reports whether all other nodes have stored that they have seen a node in a life
@@ -252,7 +250,7 @@ func TestCopyIsPutBackAgain(t *testing.T) {
 			removed.join = join
 			removed.start()
 		}
-		replace(simImage{disk: vfs.NewCrashableMem(), votes: newSimVotes()}, true)
+		replace(simImage{disk: vfs.NewCrashableMem(), votes: simtest.NewVotes()}, true)
 		c.awaitVotes()
 		members := membersOf(leader, 0)
 		replace(image, false)
@@ -274,7 +272,7 @@ func TestMachineIsPutBack(t *testing.T) {
 		for _, o := range c.members() {
 			if o != n {
 				o.stop()
-				d := manifest.New(o.disk, "queue", *o.queueDirectory())
+				d := manifest.New(o.machine.Disk(), "queue", *o.queueDirectory())
 				d.Seen[id] = manifest.LifeAfter(d.Seen[id])
 				require.NoError(t, d.Write())
 				o.start()

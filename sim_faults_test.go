@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -44,15 +45,16 @@ var simLinks = []simFault{
 	}},
 	{"drift", 4, func(s *schedule) bool {
 		if n := s.anyNode(); s.h.drifting {
-			n.drift.Store(s.rng.Int64N(1_000_000) - 500_000)
-			s.note("the clock of %s gains %d ms a second", n.name, n.drift.Load()/1000)
+			ppm := s.rng.Int64N(1_000_000) - 500_000
+			n.machine.Wall.Drift(ppm)
+			s.note("the clock of %s gains %d ms a second", n.name, ppm/1000)
 		}
 		return s.h.drifting
 	}},
 	{"rate", 2, func(s *schedule) bool {
 		if n := s.anyNode(); s.h.rates {
-			ppm := simRateOf(s.rng)
-			n.clock.run(ppm)
+			ppm := simtest.DrawRate(s.rng)
+			n.machine.Mono.Run(ppm)
 			s.note("the monotonic clock of %s gains %d ms a second", n.name, ppm/1000)
 		}
 		return s.h.rates
@@ -90,9 +92,9 @@ var simDisks = []simFault{
 	{"full disk", 2, func(s *schedule) bool {
 		n, d := s.someNode(), s.upTo(10*time.Second)
 		n.mu.Lock()
-		fuse, life := n.fuse, n.life
+		life, lives := n.life, n.lives
 		n.mu.Unlock()
-		if fuse == nil || fuse.full.Swap(true) {
+		if life == nil || !life.Fill() {
 			return false
 		}
 		s.h.breaks()
@@ -100,16 +102,16 @@ var simDisks = []simFault{
 		if really {
 			s.note("the disk of %s has %d bytes for %v (it says so: %t)", n.name, left, d, said)
 			n.broken.Store(true)
-			fuse.scarce(left, said)
+			life.Limit(left, said)
 		} else {
 			s.note("the disk of %s is full for %v", n.name, d)
-			fuse.free.Store(0)
+			life.SetFree(0)
 		}
 		s.done.Go(func() {
 			time.Sleep(d)
-			fuse.roomy()
+			life.MakeRoom()
 			if really {
-				s.reviveFailed(n, life)
+				s.reviveFailed(n, lives)
 			}
 		})
 		return true
@@ -228,7 +230,7 @@ func (s *schedule) flip(n *simNode) {
 		n.stop()
 	}
 	s.h.breaks()
-	c := testkit.ImageOf(s.t, n.disk, "queue")
+	c := testkit.ImageOf(s.t, n.machine.Disk(), "queue")
 	isTable := func(name string) bool { return strings.HasSuffix(name, ".sst") }
 	tables = tables && slices.ContainsFunc(c.Files, isTable)
 	c.Files = slices.DeleteFunc(c.Files, func(name string) bool {
@@ -236,14 +238,12 @@ func (s *schedule) flip(n *simNode) {
 	})
 	name := c.Files[s.rng.IntN(len(c.Files))]
 	bit := s.rng.IntN(8 * len(c.Content[name]))
-	n.mu.Lock()
-	n.disk = c.Flip(s.t, name, bit)
-	n.mu.Unlock()
+	n.machine.Put(c.Flip(s.t, name, bit), n.machine.Votes())
 	n.broken.Store(true)
 	what := fmt.Sprintf("bit %d of %s of %s is flipped (killed %t)", bit, name, n.name, killed)
 	sound := true
 	if tables {
-		found, err := Verify("queue", &VerifyOptions{fs: n.disk})
+		found, err := Verify("queue", &VerifyOptions{fs: n.machine.Disk()})
 		if err != nil {
 			s.t.Errorf("%s: Verify: %v", what, err)
 		}

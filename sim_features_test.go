@@ -120,7 +120,7 @@ func (f *simFeatures) limit() {
 // all are set ahead. REQUIRES: all nodes are up and connected.
 func (f *simFeatures) await(queue string) {
 	for _, n := range f.members() {
-		n.ahead.Store(int64(24 * time.Hour))
+		n.machine.Wall.Set(24 * time.Hour)
 	}
 	for end := time.Now().Add(simPatience); ; time.Sleep(500 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

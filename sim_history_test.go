@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"codeq/internal/simtest"
 )
 
 // simHistory is every call of the clients of a simulation, and what came of it.
@@ -385,14 +387,14 @@ const simSlack = 3 * time.Millisecond
 // simRebase is by how much the clock of leases may jump at changes of the leader, in all while a
 // lease lasts, when monotonic clocks run at rates of their own: the next leader measures the time
 // since the clock was stored, which may be before the lease, by its own.
-const simRebase = simClockEvery * 2 * simRate / 1_000_000
+const simRebase = simClockEvery * 2 * simtest.MaxRate / 1_000_000
 
 // shortest is how long a lease lasts at least: leaders measure it by their monotonic clocks.
 func (h *simHistory) shortest(d time.Duration) time.Duration {
 	if !h.rates {
 		return d
 	}
-	return (d - simRebase) * 1_000_000 / (1_000_000 + simRate)
+	return (d - simRebase) * 1_000_000 / (1_000_000 + simtest.MaxRate)
 }
 
 // longest is how long a lease that is not renewed lasts at most, while time passes for it.
@@ -400,7 +402,7 @@ func (h *simHistory) longest(d time.Duration) time.Duration {
 	if !h.rates {
 		return d
 	}
-	return (d + simRebase) * 1_000_000 / (1_000_000 - simRate)
+	return (d + simRebase) * 1_000_000 / (1_000_000 - simtest.MaxRate)
 }
 
 // checkSimLeases makes sure that leases last as long as they were granted or

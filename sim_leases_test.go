@@ -124,7 +124,7 @@ func (w *leaseWatch) extra(shard int) time.Duration {
 func (n *simNode) isFull() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.fuse != nil && n.fuse.full.Load()
+	return n.life != nil && n.life.IsFull()
 }
 
 // abandon claims tasks, each in a queue of its own, and lets them go.

@@ -16,8 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"codeq/internal/testkit"
 )
 
@@ -478,7 +476,7 @@ var simFaults = []simFault{
 		}
 		operations := 1 + s.rng.Int64N(30)
 		s.note("crash %s %d operations on its disk later, %d%% of what is not synced stays", n.name, operations, percent)
-		n.light(operations, percent, func() { s.happened("crash") })
+		n.crashAfter(operations, percent, func() { s.happened("crash") })
 		return false
 	}},
 	{"blackout", 1, func(s *schedule) (crashed bool) {
@@ -507,7 +505,7 @@ var simFaults = []simFault{
 		n := s.someNode()
 		d := clockStep * time.Duration(s.rng.IntN(25)-12)
 		s.note("clock of %s is set to %v", n.name, d)
-		return n.ahead.Swap(int64(d)) != int64(d)
+		return n.machine.Wall.Set(d)
 	}},
 	{"transfer", 4, func(s *schedule) bool {
 		by, shard, to := s.anyNode(), s.rng.IntN(s.opts.Shards), s.anyNode()
@@ -650,7 +648,7 @@ func (s *schedule) keepCopies(n *simNode) {
 	defer s.copying.Unlock()
 	for i := range s.copies {
 		if c := &s.copies[i]; c.node == n && c.lost == nil {
-			c.lost = n.disk
+			c.lost = n.machine.Disk()
 		}
 	}
 }
@@ -658,7 +656,7 @@ func (s *schedule) keepCopies(n *simNode) {
 // stranger runs another cluster of one node at an address for some time. It keeps what is its own.
 func (s *schedule) stranger(address string, length time.Duration) {
 	other := &simCluster{t: s.t, net: s.net, rng: s.rng, opts: s.opts, peers: []Peer{{address, address}}}
-	n := &simNode{cluster: other, name: address, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+	n := newSimNode(other, address, false)
 	n.start()
 	s.done.Go(func() {
 		const tasks = 5
