@@ -25,7 +25,7 @@ var layers = [][]string{
 	{"internal/conversion"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
-	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk"},
+	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/simtest"},
 	{"."},
 	{"codeqtest"},
 	{"bench", "examples"},

@@ -366,7 +366,7 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 	for _, o := range append(others, n) {
 		o.crash(100)
 	}
-	s.h.breaks()
+	s.h.Breaks()
 	s.keepCopies(n)
 	n.putBack(image)
 	cut(false)

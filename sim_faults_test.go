@@ -44,20 +44,20 @@ var simLinks = []simFault{
 		return simQueue(n) != nil
 	}},
 	{"drift", 4, func(s *schedule) bool {
-		if n := s.anyNode(); s.h.drifting {
+		if n := s.anyNode(); s.h.Drifting {
 			ppm := s.rng.Int64N(1_000_000) - 500_000
 			n.machine.Wall.Drift(ppm)
 			s.note("the clock of %s gains %d ms a second", n.name, ppm/1000)
 		}
-		return s.h.drifting
+		return s.h.Drifting
 	}},
 	{"rate", 2, func(s *schedule) bool {
-		if n := s.anyNode(); s.h.rates {
+		if n := s.anyNode(); s.h.Rates {
 			ppm := simtest.DrawRate(s.rng)
 			n.machine.Mono.Run(ppm)
 			s.note("the monotonic clock of %s gains %d ms a second", n.name, ppm/1000)
 		}
-		return s.h.rates
+		return s.h.Rates
 	}},
 }
 
@@ -79,7 +79,7 @@ var simDisks = []simFault{
 		if q, _ := n.queue(); q == nil || n.broken.Swap(true) {
 			return false
 		}
-		s.h.breaks()
+		s.h.Breaks()
 		s.note("on %s fail %s, until its process is started again in %v", n.name, fault.what, d)
 		n.breakDisk(fault.fails)
 		s.done.Go(func() {
@@ -97,7 +97,7 @@ var simDisks = []simFault{
 		if life == nil || !life.Fill() {
 			return false
 		}
-		s.h.breaks()
+		s.h.Breaks()
 		really, left, said := s.rng.IntN(2) == 0, int64(256)<<s.rng.IntN(13), s.rng.IntN(2) == 0
 		if really {
 			s.note("the disk of %s has %d bytes for %v (it says so: %t)", n.name, left, d, said)
@@ -137,7 +137,7 @@ var simDisks = []simFault{
 		_, life := dead.queue()
 		s.done.Go(func() {
 			defer s.moving.Store(false)
-			s.h.leaves(live.name)
+			s.h.Leaves(live.name)
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
 			q, _ := by.queue()
@@ -229,7 +229,7 @@ func (s *schedule) flip(n *simNode) {
 	} else {
 		n.stop()
 	}
-	s.h.breaks()
+	s.h.Breaks()
 	c := testkit.ImageOf(s.t, n.machine.Disk(), "queue")
 	isTable := func(name string) bool { return strings.HasSuffix(name, ".sst") }
 	tables = tables && slices.ContainsFunc(c.Files, isTable)
@@ -263,7 +263,7 @@ func (s *schedule) flip(n *simNode) {
 	n.mu.Unlock()
 	s.done.Go(func() {
 		defer s.moving.Store(false)
-		s.h.leaves(n.name) // if it was opened
+		s.h.Leaves(n.name) // if it was opened
 		s.replace(n, s.note, nil)
 	})
 }
