@@ -92,9 +92,9 @@ func (n *simNode) atCopy(do func()) {
 
 // requireCopy checks that a node's copy has the tasks, and that it is a queue by itself.
 func requireCopy(t *testing.T, n *simNode, tasks []ID) {
-	opts := &Options{fs: n.disk}
+	opts := &Options{fs: n.machine.Disk()}
 	requireTasks(t, "copy", opts, tasks)
-	report, err := Verify("copy", &VerifyOptions{fs: n.disk})
+	report, err := Verify("copy", &VerifyOptions{fs: n.machine.Disk()})
 	require.NoError(t, err)
 	require.Empty(t, report.Problems)
 	q, err := Open("copy", opts)

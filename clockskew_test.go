@@ -46,7 +46,7 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 				if wrong != "leader" {
 					victim = other
 				}
-				victim.ahead.Store(int64(time.Hour))
+				victim.machine.Wall.Set(time.Hour)
 				if wrong == "next leader" {
 					require.NoError(t, q.TransferLeadership(ctx, 0, other.name))
 				}
@@ -98,7 +98,7 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 				_, err = q.Produce(ctx, task)
 				require.NoError(t, err)
 
-				victim.ahead.Store(0)
+				victim.machine.Wall.Set(0)
 				time.Sleep(2 * time.Second)
 				require.Equal(t, differ, log.About("wall clocks differ"))
 				for _, node := range compared {

@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -56,7 +57,7 @@ func (q *Queue) readNode() (seen []string, err error) {
 // disk: it does not open and says why, or has all that it had.
 func TestCorruptionOfANode(t *testing.T) {
 	t.Parallel()
-	disk, votes := vfs.NewCrashableMem(), newSimVotes()
+	disk, votes := vfs.NewCrashableMem(), simtest.NewVotes()
 	q, err := oneNode(disk, votes)
 	require.NoError(t, err)
 	ctx := context.Background()
@@ -78,9 +79,9 @@ func TestCorruptionOfANode(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 	}
-	killed := cloneOf(disk)
+	killed := testkit.CloneOf(disk)
 	require.NoError(t, q.Close())
-	q, err = oneNode(cloneOf(disk), votes)
+	q, err = oneNode(testkit.CloneOf(disk), votes)
 	require.NoError(t, err)
 	want, err := q.readNode()
 	require.NoError(t, errors.Join(err, q.Close()))
@@ -92,18 +93,17 @@ func TestCorruptionOfANode(t *testing.T) {
 
 	rng := testkit.Seeded(t)
 	for _, image := range []*vfs.MemFS{disk, killed} {
-		c := &corruptible{t: t, disk: image, content: make(map[string][]byte)}
-		c.add("queue")
-		c.files = slices.DeleteFunc(c.files, func(name string) bool {
+		c := testkit.ImageOf(t, image, "queue")
+		c.Files = slices.DeleteFunc(c.Files, func(name string) bool {
 			return strings.Contains(name, "OPTIONS-") || path.Base(name) == manifest.Name || image == killed && path.Ext(name) == ".log" // a power loss, too, leaves logs with parts that cannot be read
 		})
 		noticed := make(map[string]int)
-		for begun, n := time.Now(), 0; n < 2*len(c.files) || time.Since(begun) < *corruptFor; n++ {
-			name := c.files[n%len(c.files)]
-			bit := rng.IntN(8 * len(c.content[name]))
-			what := fmt.Sprintf("%s, bit %d of %d", name, bit, 8*len(c.content[name]))
-			disk := c.flip(name, bit)
-			report := verifyImage(t, cloneOf(disk), true)
+		for begun, n := time.Now(), 0; n < 2*len(c.Files) || time.Since(begun) < *corruptFor; n++ {
+			name := c.Files[n%len(c.Files)]
+			bit := rng.IntN(8 * len(c.Content[name]))
+			what := fmt.Sprintf("%s, bit %d of %d", name, bit, 8*len(c.Content[name]))
+			disk := c.Flip(t, name, bit)
+			report := verifyImage(t, testkit.CloneOf(disk), true)
 			var seen []string
 			err := testkit.InTime(t, what, func() error {
 				q, err := oneNode(disk, votes)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"path"
@@ -185,71 +184,29 @@ func (q *Queue) readAll() (seen string, err error) {
 	return b.String() + strings.Join(claimed, "\n"), nil
 }
 
-// corruptible is an image of a disk with a queue whose bits are flipped.
+// corruptible is an image of a disk with a varied queue, whose bits are flipped.
 type corruptible struct {
-	t       *testing.T
-	disk    *vfs.MemFS
-	want    string
-	files   []string
-	content map[string][]byte
+	*testkit.Image
+	t    *testing.T
+	want string // what readAll shows
 }
 
 func newCorruptible(t *testing.T, disk *vfs.MemFS) *corruptible {
-	c := &corruptible{t: t, disk: disk, content: make(map[string][]byte)}
-	q, err := Open("queue", variedOptions(cloneOf(disk)))
+	c := &corruptible{Image: testkit.ImageOf(t, disk, "queue"), t: t}
+	q, err := Open("queue", variedOptions(testkit.CloneOf(disk)))
 	require.NoError(t, err)
 	require.NoError(t, q.checkAll())
 	c.want, err = q.readAll()
 	require.NoError(t, err)
 	require.NoError(t, q.Close())
-	c.add("queue")
 	return c
-}
-
-func cloneOf(disk *vfs.MemFS) *vfs.MemFS {
-	return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
-}
-
-func (c *corruptible) add(dir string) {
-	names, err := c.disk.List(dir)
-	require.NoError(c.t, err)
-	slices.Sort(names)
-	for _, name := range names {
-		name = path.Join(dir, name)
-		info, err := c.disk.Stat(name)
-		require.NoError(c.t, err)
-		if info.IsDir() {
-			c.add(name)
-			continue
-		}
-		if info.Size() == 0 {
-			continue
-		}
-		f, err := c.disk.Open(name)
-		require.NoError(c.t, err)
-		c.content[name], err = io.ReadAll(f)
-		require.NoError(c.t, err)
-		require.NoError(c.t, f.Close())
-		c.files = append(c.files, name)
-	}
-}
-
-// flip returns the image with another bit in a file.
-func (c *corruptible) flip(name string, bit int) *vfs.MemFS {
-	disk := cloneOf(c.disk)
-	f, err := disk.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
-	require.NoError(c.t, err)
-	_, err = f.WriteAt([]byte{c.content[name][bit/8] ^ 1<<(bit%8)}, int64(bit/8))
-	require.NoError(c.t, err)
-	require.NoError(c.t, f.Close())
-	return disk
 }
 
 // try opens the image with a flipped bit and reads everything. It returns
 // whether the bit was noticed.
 func (c *corruptible) try(name string, bit int) bool {
-	t, what := c.t, fmt.Sprintf("%s, bit %d of %d", name, bit, 8*len(c.content[name]))
-	disk := c.flip(name, bit)
+	t, what := c.t, fmt.Sprintf("%s, bit %d of %d", name, bit, 8*len(c.Content[name]))
+	disk := c.Flip(t, name, bit)
 	var q *Queue
 	var seen string
 	err := testkit.InTime(t, what, func() (err error) {
@@ -312,7 +269,7 @@ func TestCorruption(t *testing.T) {
 	testkit.AbandonsStores(t)
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
-	killed := cloneOf(disk)
+	killed := testkit.CloneOf(disk)
 	require.NoError(t, q.Close())
 	for _, image := range []struct {
 		name string
@@ -333,21 +290,21 @@ func TestCorruption(t *testing.T) {
 			}
 			switch {
 			case *corruptAll:
-				for _, name := range c.files {
-					for bit := range 8 * len(c.content[name]) {
+				for _, name := range c.Files {
+					for bit := range 8 * len(c.Content[name]) {
 						try(name, bit)
 					}
 				}
 			default:
 				kinds := make(map[string][]string)
-				for _, name := range c.files {
+				for _, name := range c.Files {
 					kinds[kindOf(name)] = append(kinds[kindOf(name)], name)
 				}
 				order := slices.Sorted(maps.Keys(kinds))
 				for begun, n := time.Now(), 0; *corruptFor == 0 && n < 15*len(order) || time.Since(begun) < *corruptFor; n++ {
 					files := kinds[order[n%len(order)]]
 					name := files[rng.IntN(len(files))]
-					try(name, rng.IntN(8*len(c.content[name])))
+					try(name, rng.IntN(8*len(c.Content[name])))
 				}
 			}
 			t.Logf("tried %v, noticed %v", tried, noticed)
@@ -367,13 +324,13 @@ func TestCorruptionOfOptions(t *testing.T) {
 	t.Parallel()
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
-	killed := cloneOf(disk)
+	killed := testkit.CloneOf(disk)
 	require.NoError(t, q.Close())
 	c := newCorruptible(t, killed)
 	const line = "wal_dir=\n"
 	tried := 0
-	for _, name := range c.files {
-		if at := bytes.Index(c.content[name], []byte(line)); at >= 0 && kindOf(name) == "OPTIONS-" {
+	for _, name := range c.Files {
+		if at := bytes.Index(c.Content[name], []byte(line)); at >= 0 && kindOf(name) == "OPTIONS-" {
 			tried++
 			require.True(t, c.try(name, 8*(at+len(line)-1)+3), name)
 		}

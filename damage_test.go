@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -50,7 +51,7 @@ func TestDamageThatPanics(t *testing.T) {
 			return Open("queue", &Options{Shards: 1, fs: fs})
 		},
 		"node": func() func(vfs.FS) (*Queue, error) {
-			votes := newSimVotes()
+			votes := simtest.NewVotes()
 			return func(fs vfs.FS) (*Queue, error) { return oneNode(fs, votes) }
 		}(),
 	} {

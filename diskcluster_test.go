@@ -14,6 +14,7 @@ import (
 
 	"codeq/internal/cluster"
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
 )
@@ -63,11 +64,11 @@ func TestFullDiskOfLeader(t *testing.T) {
 		require.ErrorIs(t, err, ErrDiskFull, "%v", l)
 		require.Equal(t, leader, c.leader(0))
 
-		fill(leader, simFree)
+		fill(leader, simtest.DiskSize)
 		fill(other, testkit.MinFree/2-1)
 		require.Equal(t, [2]error{}, produce())
 		cycle()
-		fill(other, simFree)
+		fill(other, simtest.DiskSize)
 
 		for range 3 {
 			require.Equal(t, [2]error{}, produce())
@@ -106,7 +107,7 @@ func TestFullDiskOfLeader(t *testing.T) {
 		fill(leader, testkit.MinFree/2-1)
 		close(goOn)
 		time.Sleep(time.Minute)
-		fill(leader, simFree)
+		fill(leader, simtest.DiskSize)
 		require.NoError(t, nodes[1].Complete(ctx, held.Receipt, nil), "no lease has run out")
 		time.Sleep(10 * time.Second)
 		stats, err := nodes[0].Stats(ctx)
@@ -172,7 +173,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 				require.Greater(t, ahead.group.Applied(), behind.group.Applied()+100)
 
 				victim.breakDisk(func(string, string) bool { return false })
-				victim.fill(simFree)
+				victim.fill(simtest.DiskSize)
 				wait := 2 * time.Second
 				if truncated {
 					wait = 12 * time.Second // Raft tries a snapshot again as rarely
@@ -202,7 +203,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 		}, simPatience, 10*time.Millisecond)
 		require.NotEqual(t, victim.name, c.leader(0).name)
 		require.NoError(t, simQueue(victim).replicas[0].group.Failure())
-		victim.fill(simFree)
+		victim.fill(simtest.DiskSize)
 	})
 }
 
@@ -231,7 +232,7 @@ func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 		time.Sleep(time.Second)
 		require.NoError(t, leader.close())
 		require.ErrorIs(t, <-produced, ErrUncertain)
-		fill(simFree)
+		fill(simtest.DiskSize)
 	})
 }
 
@@ -254,7 +255,7 @@ func TestMembersOnFullDisk(t *testing.T) {
 		require.NoError(t, group.Raft().AddNonvoter(node.ServerID(), "nowhere", 0, time.Second).Error())
 		require.NoError(t, group.Raft().RemoveServer(node.ServerID(), 0, time.Second).Error())
 		require.Equal(t, leader, c.leader(0))
-		leader.fill(simFree)
+		leader.fill(simtest.DiskSize)
 		time.Sleep(2 * store.LookEvery * time.Millisecond)
 		produce(t, simQueue(other), Task{Queue: "a"})
 	})

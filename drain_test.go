@@ -223,10 +223,10 @@ func TestDrainAfterClose(t *testing.T) {
 		c.begin(n)
 		q := simQueue(n)
 		n.stop()
-		before, err := manifest.Read(n.disk, "queue")
+		before, err := manifest.Read(n.machine.Disk(), "queue")
 		require.NoError(t, err)
 		require.ErrorIs(t, q.node.Drain(t.Context()), ErrClosed)
-		after, err := manifest.Read(n.disk, "queue")
+		after, err := manifest.Read(n.machine.Disk(), "queue")
 		require.NoError(t, err)
 		require.Equal(t, before, after)
 		c.nodes = nil

@@ -12,7 +12,7 @@ import (
 // failed and the value that was refused.
 var (
 	// ErrEmpty: a [Queue.Claim] that does not wait found no ready task.
-	ErrEmpty = errors.New("codeq: no task is ready")
+	ErrEmpty = base.ErrEmpty
 	// ErrLeaseLost: the lease of the receipt is not in force. It has expired, or the task has been
 	// finished; another worker may do again what this one has done with the task since then.
 	ErrLeaseLost = base.ErrLeaseLost

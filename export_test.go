@@ -19,7 +19,6 @@ var (
 	WithCronBench    = withCronBench
 
 	// A queue with all that one may have, and images of its disk.
-	CloneOf       = cloneOf
 	CorruptFor    = corruptFor
 	KindOf        = kindOf
 	ReadAll       = (*Queue).readAll

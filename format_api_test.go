@@ -142,7 +142,7 @@ func makeGolden(t *testing.T) {
 	q, take := goldenQueue(t, disk)
 	tasks, err := list(q)
 	require.NoError(t, err)
-	archive(t, golden(manifest.Format, "killed"), cloneOf(disk), tasks)
+	archive(t, golden(manifest.Format, "killed"), testkit.CloneOf(disk), tasks)
 	take()
 	tasks, err = list(q)
 	require.NoError(t, errors.Join(err, q.Close()))
@@ -347,7 +347,7 @@ func TestRaiseInterrupted(t *testing.T) {
 			step = func(int) int { return 1 }
 		}
 		for stop := 1; ; stop += step(stop) {
-			disk := cloneOf(golden)
+			disk := testkit.CloneOf(golden)
 			n := 0
 			var image *vfs.MemFS
 			var mu sync.Mutex // shards are opened at the same time

@@ -16,6 +16,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/schema"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
 )
 
@@ -40,7 +41,7 @@ func ofOldFormat(t *testing.T, disk vfs.FS, format int) {
 func TestRaiseOfNode(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	disk, votes := vfs.NewCrashableMem(), newSimVotes()
+	disk, votes := vfs.NewCrashableMem(), simtest.NewVotes()
 	q, err := oneNode(disk, votes)
 	require.NoError(t, err)
 	id, err := q.Produce(ctx, Task{Queue: "a"})

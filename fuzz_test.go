@@ -15,6 +15,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
+	"codeq/internal/simtest"
 )
 
 // What the fuzzer finds is kept in testdata/fuzz; .ci/fuzz runs all targets.
@@ -23,7 +24,7 @@ import (
 func loneNode(t testing.TB, shards int) *Queue {
 	network := simnet.New(1, 0)
 	host := network.Listen("n")
-	votes := newSimVotes()
+	votes := simtest.NewVotes()
 	q, err := Open("q", &Options{
 		Shards: shards, Durability: DurabilityNone, fs: vfs.NewMem(), MemTableBytes: 256 << 10,
 		Cluster: &Cluster{

@@ -27,7 +27,6 @@ var (
 	withCronBench    = codeq.WithCronBench
 
 	// A queue with all that one may have, and images of its disk.
-	cloneOf       = codeq.CloneOf
 	corruptFor    = codeq.CorruptFor
 	kindOf        = codeq.KindOf
 	readAll       = codeq.ReadAll

@@ -19,9 +19,7 @@ import (
 
 // wipe gives a node that is down a new disk.
 func (n *simNode) wipe() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.disk, n.votes = vfs.NewCrashableMem(), newSimVotes()
+	n.machine.Wipe()
 }
 
 // count is how many ready tasks the queue "a" has, as a node sees it.
@@ -51,7 +49,7 @@ func TestRecycledAddress(t *testing.T) {
 		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
 		for _, name := range []string{"m0", lost.name, "m1"} { // the machine of lost is theirs now
 			other.peers = append(other.peers, Peer{name, name})
-			other.nodes = append(other.nodes, &simNode{cluster: other, name: name, disk: vfs.NewCrashableMem(), votes: newSimVotes()})
+			other.nodes = append(other.nodes, newSimNode(other, name, false))
 		}
 		for _, n := range other.nodes {
 			n.start()
@@ -85,7 +83,7 @@ func TestLiveNodeIsNoFounder(t *testing.T) {
 			other.peers = append(other.peers, Peer{name, name})
 		}
 		for _, name := range []string{"m0", "m1"} {
-			other.nodes = append(other.nodes, &simNode{cluster: other, name: name, disk: vfs.NewCrashableMem(), votes: newSimVotes()})
+			other.nodes = append(other.nodes, newSimNode(other, name, false))
 			other.nodes[len(other.nodes)-1].start()
 		}
 		time.Sleep(time.Minute)
@@ -168,7 +166,7 @@ func TestWipedMajority(t *testing.T) {
 
 		// It goes on alone, and the others join it under new names.
 		left.stop()
-		fs := left.disk
+		fs := left.machine.Disk()
 		opts := c.opts
 		opts.fs, opts.Cluster = fs, &Cluster{
 			Node: left.name, Listen: left.name, stable: stablesOf(left),
@@ -228,7 +226,7 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 		ca, other := testcert.New(t), testcert.New(t)
 		c := newSimCluster(t, 1, 0, Options{Shards: 1})
 		open := func(n *simNode, conf *tls.Config) {
-			o, fuse := c.options(n)
+			o, life := c.options(n)
 			dial := o.Cluster.dial
 			o.Cluster.TLS = conf
 			o.Cluster.dial = func(ctx context.Context, address string) (net.Conn, error) {
@@ -246,7 +244,7 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 			}
 			q, err := Open("queue", o)
 			require.NoError(t, err)
-			n.q, n.fuse = q, fuse
+			n.q, n.life = q, life
 		}
 		for i := range 3 {
 			c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
@@ -284,10 +282,10 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 func TestKnownNameElsewhere(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		leader, other := c.lead()
-		blank := &simNode{cluster: c, name: "blank", disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+		blank := newSimNode(c, "blank", false)
 		host := c.net.Listen("blank")
 		o := c.opts
-		o.fs, o.Cluster = blank.disk, &Cluster{
+		o.fs, o.Cluster = blank.machine.Disk(), &Cluster{
 			Node: other.name, Listener: host, Peers: []Peer{{leader.name, leader.name}}, stable: stablesOf(blank),
 			dial: func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
 		}
@@ -311,7 +309,7 @@ func TestAddressChanges(t *testing.T) {
 		moved.stop()
 		host := c.net.Listen("elsewhere")
 		o := c.opts
-		o.fs, o.Cluster = moved.disk, &Cluster{
+		o.fs, o.Cluster = moved.machine.Disk(), &Cluster{
 			Node: moved.name, Listener: host, stable: stablesOf(moved),
 			dial: func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
 		}
@@ -486,7 +484,7 @@ func TestFoundingIsInterrupted(t *testing.T) {
 			}
 			for _, n := range c.nodes {
 				n.start()
-				n.light(1+c.rng.Int64N(60), []int{0, 50, 100}[c.rng.IntN(3)])
+				n.crashAfter(1+c.rng.Int64N(60), []int{0, 50, 100}[c.rng.IntN(3)])
 			}
 			for range 5 {
 				time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
@@ -517,7 +515,7 @@ func TestJoinByWhoReachesTheNode(t *testing.T) {
 		require.NoError(t, simQueue(by).TransferLeadership(t.Context(), 0, by.name))
 		for _, n := range c.members()[:2] {
 			n.stop()
-			o, fuse := c.options(n)
+			o, life := c.options(n)
 			dial := o.Cluster.dial
 			o.Cluster.dial = func(ctx context.Context, addr string) (net.Conn, error) {
 				if addr == joins.name {
@@ -527,7 +525,7 @@ func TestJoinByWhoReachesTheNode(t *testing.T) {
 			}
 			q, err := Open("queue", o)
 			require.NoError(t, err)
-			n.q, n.fuse = q, fuse
+			n.q, n.life = q, life
 		}
 		begun := time.Now()
 		o, _ := c.options(joins)

@@ -18,6 +18,7 @@ import (
 
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -185,7 +186,7 @@ func TestNothingLeftOfOpen(t *testing.T) {
 		"node": func(fs vfs.FS) *Options {
 			network := simnet.New(1, 0)
 			host := network.Listen("n")
-			votes := newSimVotes()
+			votes := simtest.NewVotes()
 			return &Options{Shards: 1, fs: fs, Cluster: &Cluster{
 				Node: "n", Listener: host, HeartbeatTimeout: minTimeout,
 				dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },

@@ -179,7 +179,8 @@ func TestRemovedDirectory(t *testing.T) {
 		refuses()
 
 		removed.stop()
-		removed.disk, removed.votes, removed.join = vfs.NewCrashableMem(), newSimVotes(), true
+		removed.machine.Wipe()
+		removed.join = true
 		removed.start()
 		c.nodes = append(c.nodes, removed)
 		c.awaitVotes()
@@ -561,12 +562,12 @@ func TestMembershipCallsEnd(t *testing.T) {
 			time.Sleep(2 * time.Minute) // the leader is at home
 			leader, by := c.lead()
 			by.stop()
-			o, fuse := c.options(by)
+			o, life := c.options(by)
 			seen := testkit.NewUserHandler(func(string) {})
 			o.Logger = slog.New(seen)
 			q, err := Open("queue", o)
 			require.NoError(t, err)
-			by.q, by.fuse = q, fuse
+			by.q, by.life = q, life
 			c.awaitLeaders()
 			for range 20 { // more than four messages
 				produce(t, simQueue(leader), Task{Queue: "a", Payload: make([]byte, 1<<20)})

@@ -16,13 +16,14 @@ import (
 
 	"codeq/internal/bootid"
 	"codeq/internal/keys"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
 // alone opens the queue on a node's disk without a cluster.
 func (n *simNode) alone(t *testing.T) *Queue {
 	o := n.cluster.opts
-	o.fs, o.Logger = n.disk, n.log()
+	o.fs, o.Logger = n.machine.Disk(), n.log()
 	q, err := Open("queue", &o)
 	require.NoError(t, err)
 	return q
@@ -170,16 +171,16 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 		}
 	}
 	require.NoError(t, last.Close())
-	report, err := Verify("queue", &VerifyOptions{fs: first.disk})
+	report, err := Verify("queue", &VerifyOptions{fs: first.machine.Disk()})
 	require.NoError(t, err)
 	require.Empty(t, report.Problems)
-	names, err := first.disk.List("queue")
+	names, err := first.machine.Disk().List("queue")
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"CODEQ", "LOCK", "shard-000", "shard-001", "shard-002"}, names)
 
 	// A cluster again, of the directory and of the copy.
 	for _, dir := range []string{"queue", "copy"} {
-		first.votes = newSimVotes()
+		first.machine.Put(first.machine.Disk(), simtest.NewVotes())
 		o, _ := c.options(first)
 		q, err := Open(dir, o)
 		require.NoError(t, err)
@@ -253,9 +254,9 @@ func checkpointBecomesCluster(t *testing.T, nodes int) {
 	old.close()
 
 	c, first := firstNode(t, 2, Options{Shards: 3})
-	first.disk = from.disk
-	require.NoError(t, first.disk.RemoveAll("queue"))
-	require.NoError(t, first.disk.Rename("copy", "queue"))
+	first.machine.Put(from.machine.Disk(), first.machine.Votes())
+	require.NoError(t, first.machine.Disk().RemoveAll("queue"))
+	require.NoError(t, first.machine.Disk().Rename("copy", "queue"))
 	c.begin(first)
 	stop = c.load("after")
 	c.another()
@@ -303,13 +304,13 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 	// interrupt opens the queue; the disk is then that of a crash in the middle of that.
 	interrupt := func(o *Options) {
 		left, percent, rng := 1+c.rng.IntN(90), []int{0, 50, 100}[c.rng.IntN(3)], rand.New(rand.NewPCG(seed, 4))
-		disk, votes := n.disk, n.votes
+		disk, votes := n.machine.Disk(), n.machine.Votes()
 		var mu sync.Mutex // guards left, and what the crash leaves
 		o.fs = &testkit.HookFS{FS: o.fs, Before: func(string, string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if left--; left == 0 {
-				n.disk, n.votes = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rng}), votes.clone()
+				n.machine.Put(disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rng}), votes.Clone())
 			}
 			return nil
 		}}
@@ -325,12 +326,12 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 			require.Equal(t, 3, n.count(t))
 			n.stop()
 			alone := c.opts
-			alone.fs = n.disk
+			alone.fs = n.machine.Disk()
 			interrupt(&alone)
 		}
 	}
 	o := c.opts
-	o.fs = n.disk
+	o.fs = n.machine.Disk()
 	q, err := Open("queue", &o)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, countsOf(t, q, "a").Ready)
@@ -354,7 +355,7 @@ func TestKilledNodeBecomesAlone(t *testing.T) {
 		require.NoError(t, err)
 		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
 		time.Sleep(time.Second) // until the cluster has begun
-		n.disk = n.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: c.rng})
+		n.machine.Put(testkit.CloneOf(n.machine.Disk()), n.machine.Votes())
 		require.NoError(t, q.Close())
 		q = n.alone(t)
 		require.EqualValues(t, 2, countsOf(t, q, "a").Ready)
@@ -374,7 +375,7 @@ func TestNodeWithoutPowerBecomesAlone(t *testing.T) {
 		n.crash(100)
 		c.opts.boot = "another"
 		for range 2 {
-			_, err := Open("queue", &Options{fs: n.disk, boot: "another"})
+			_, err := Open("queue", &Options{fs: n.machine.Disk(), boot: "another"})
 			require.ErrorIs(t, err, ErrPowerLost)
 		}
 		require.NoError(t, c.recover(n))
@@ -412,7 +413,7 @@ func TestOneDoesNotBecomeAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 1})
 		c.awaitLeaders()
-		one := &simNode{cluster: c, name: "one", disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+		one := newSimNode(c, "one", false)
 		require.NoError(t, one.alone(t).Close())
 		for _, join := range []bool{false, true} {
 			one.join = join
@@ -425,7 +426,7 @@ func TestOneDoesNotBecomeAnother(t *testing.T) {
 		n := c.nodes[0]
 		n.stop()
 		for range 2 {
-			_, err := Open("queue", &Options{fs: n.disk})
+			_, err := Open("queue", &Options{fs: n.machine.Disk()})
 			require.ErrorIs(t, err, ErrNotMember)
 			require.ErrorContains(t, err, fmt.Sprintf("node %q, which is not the only one", n.name))
 		}

@@ -125,7 +125,7 @@ func TestOperatePowerLost(t *testing.T) {
 			for _, n := range c.members() {
 				if n == leader || n == behind { // the system has written what these have
 					n.crash(100)
-					n.boot++
+					n.machine.Reboot()
 				} else {
 					n.crash(0)
 				}

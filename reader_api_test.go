@@ -124,7 +124,7 @@ func TestReaderShowsTheSame(t *testing.T) {
 	for state := codeq.Ready; state <= codeq.Canceled; state++ {
 		require.NotEmpty(t, want.Lists[state.String()], state)
 	}
-	killed := cloneOf(disk)
+	killed := testkit.CloneOf(disk)
 	require.NoError(t, q.Close())
 	for _, image := range []*vfs.MemFS{disk, killed} {
 		before := storetest.Contents(t, image, "queue")
@@ -481,7 +481,7 @@ func TestReaderFindsDamage(t *testing.T) {
 			continue
 		}
 		for _, at := range []int{len(content) / 7, len(content) / 2, len(content) - 1} {
-			image := cloneOf(disk)
+			image := testkit.CloneOf(disk)
 			testkit.Overwrite(t, image, name, int64(at), string(content[at]^4))
 			r, err := codeq.OpenReadOnly("queue", onDisk(image, &codeq.ReaderOptions{}))
 			if err == nil {

@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -140,7 +139,7 @@ func TestReplaceAtItsAddress(t *testing.T) {
 		leader, old := c.lead()
 		leader.produce(t, 10)
 		c.drop(old)
-		n := &simNode{cluster: c, name: old.name, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+		n := newSimNode(c, old.name, false)
 		o, _ := c.options(n)
 		o.Cluster.Node = "n9"
 		q, err := Open("queue", o)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
 )
@@ -53,7 +54,7 @@ func TestAwaitOfBehindNode(t *testing.T) {
 				if closes {
 					require.NoError(t, behind.close())
 				} else {
-					behind.fill(simFree)
+					behind.fill(simtest.DiskSize)
 					time.Sleep(12 * time.Second) // Raft tries a snapshot again as rarely
 					require.Equal(t, simQueue(leader).replicas[0].group.Applied(), simQueue(behind).replicas[0].group.Applied())
 				}
@@ -71,7 +72,7 @@ func TestFailedRestore(t *testing.T) {
 	for _, where := range []string{"rename", "open"} {
 		t.Run(where, func(t *testing.T) {
 			behindCase(t, func(t *testing.T, c *simCluster, _, behind *simNode, _ ID) {
-				dir := manifest.ShardDir(behind.disk, "queue", 0)
+				dir := manifest.ShardDir(behind.machine.Disk(), "queue", 0)
 				behind.breakDisk(func(op, name string) bool {
 					if where == "rename" {
 						return op == "rename" && name == dir
@@ -79,7 +80,7 @@ func TestFailedRestore(t *testing.T) {
 					return op == "create" && strings.HasPrefix(name, dir+"/MANIFEST-")
 				})
 				r := simQueue(behind).replicas[0]
-				behind.fill(simFree)
+				behind.fill(simtest.DiskSize)
 				time.Sleep(12 * time.Second)
 				require.ErrorIs(t, r.group.Failure(), errBroken)
 				err := behind.close()

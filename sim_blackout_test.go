@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
 )
 
 // Power fails everywhere below DurabilityDisk, amid load. Nobody acknowledges anything then, until
@@ -34,7 +35,7 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 	for _, n := range s.members() {
 		n.losePower(50 * s.rng.IntN(2))
 	}
-	begin, from := time.Now(), s.h.now()
+	begin, from := time.Now(), s.h.Now()
 	time.Sleep(s.upTo(2 * time.Second))
 	s.raise()
 	if s.hasMajority() {
@@ -75,9 +76,7 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 // losePower crashes the node. If its process is down already, its machine loses power.
 func (n *simNode) losePower(percent int) {
 	if !n.crash(percent) {
-		n.mu.Lock()
-		n.boot++
-		n.mu.Unlock()
+		n.machine.Reboot()
 	}
 }
 
@@ -86,10 +85,7 @@ func (n *simNode) losePower(percent int) {
 func (s *schedule) hasMajority() bool {
 	nodes, sound := s.members(), 0
 	for _, n := range nodes {
-		n.mu.Lock()
-		disk := n.disk
-		n.mu.Unlock()
-		if m, err := manifest.Read(disk, "queue"); err == nil && len(m.Former) == 0 {
+		if m, err := manifest.Read(n.machine.Disk(), "queue"); err == nil && len(m.Former) == 0 {
 			sound++
 		}
 	}
@@ -104,11 +100,7 @@ func (s *schedule) requireSilence(from int64) {
 			s.t.Errorf("produce on %s after all have lost power: %v", n.name, err)
 		}
 	}
-	s.h.mu.Lock()
-	defer s.h.mu.Unlock()
-	if c := s.h.answered; c != nil && c.call > from {
-		s.h.fail("answered after all have lost power: %v", c)
-	}
+	s.h.RequireSilence(from)
 }
 
 // goOn lets a node go on by itself, while so many of the others, which it has lost, are started
@@ -185,11 +177,11 @@ func (s *schedule) beginAnew() {
 	if err != nil {
 		s.t.Error(err)
 	}
-	kept := s.h.begin(simStored, 0, "recovered")
-	kept.call = 0 // what was stored at any moment may be
-	s.h.finish(kept, nil, true)
-	s.h.stored(kept, tasks)
-	s.past, s.h = append(s.past, s.h), s.h.next(tasks)
+	kept := s.h.Begin(simtest.Read, 0, "recovered")
+	kept.Whenever() // what was stored at any moment may be
+	s.h.Finish(kept, nil, true)
+	s.h.Stored(kept, shownOf(tasks))
+	s.past, s.h = append(s.past, s.h), s.h.Next(shownOf(tasks))
 	s.features.forget()
 	s.copying.Lock()
 	defer s.copying.Unlock()
@@ -198,33 +190,6 @@ func (s *schedule) beginAnew() {
 			delete(s.backlogs, id)
 		}
 	}
-}
-
-// now is a moment of the history.
-func (h *simHistory) now() int64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.clock++
-	return h.clock
-}
-
-// next is a history that begins with what is stored.
-func (h *simHistory) next(tasks map[ID]*TaskInfo) *simHistory {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	next := newSimHistory()
-	next.serials, next.leaving, next.drifting, next.rates, next.broken = h.serials, h.leaving, h.drifting, h.rates, h.broken
-	for id, info := range tasks {
-		if info.Queue != "a" {
-			continue
-		}
-		c := &simCall{verb: simProduce, node: "recovered", serial: serialOf(info.Payload), begin: time.Now(), end: time.Now()}
-		next.ids[c.serial], next.acked[c.serial] = id, true
-		next.clock += 2
-		c.call, c.ret = next.clock-1, next.clock
-		next.calls = append(next.calls, c)
-	}
-	return next
 }
 
 // forget checks what the clients know of tasks, which may be gone, and forgets it.

@@ -153,7 +153,7 @@ func TestLeaseOutlivesItsLeader(t *testing.T) {
 
 				for _, n := range c.members() {
 					if n != old {
-						n.ahead.Store(int64(ahead))
+						n.machine.Wall.Set(ahead)
 					}
 				}
 				old.crash(0)
@@ -179,7 +179,7 @@ func TestLeaseOutlivesItsLeader(t *testing.T) {
 			require.NoError(t, err)
 			old.crash(0)
 			time.Sleep(8 * time.Second)
-			other.ahead.Store(int64(time.Hour))
+			other.machine.Wall.Set(time.Hour)
 			require.NoError(t, simQueue(other).Complete(ctx, l.Receipt, nil))
 			require.ErrorIs(t, simQueue(other).Complete(ctx, l.Receipt, nil), ErrLeaseLost)
 		})
@@ -365,7 +365,7 @@ func TestLogIsDeterministic(t *testing.T) {
 // readLog is the log of a shard, as it is on a node, which is stopped for that.
 func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
 	n.stop()
-	store, err := raftlog.Open("queue/raft", raftlog.Options{FS: n.disk})
+	store, err := raftlog.Open("queue/raft", raftlog.Options{FS: n.machine.Disk()})
 	require.NoError(t, err)
 	logs, err := store.Group(shard)
 	require.NoError(t, err)
@@ -438,7 +438,7 @@ func TestSnapshotIsAdopted(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 			other.start()
-			other.light(operation, int(operation%3)*50)
+			other.crashAfter(operation, int(operation%3)*50)
 			time.Sleep(2 * time.Second)
 			if simQueue(other) == nil {
 				burnt++

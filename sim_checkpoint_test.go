@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/simtest"
 )
 
 // simCopy is a copy that a node has made, of what was stored at some moment of a call.
@@ -14,8 +16,8 @@ type simCopy struct {
 	node *simNode
 	lost *vfs.MemFS // on which it lies, if the node has lost that disk since
 	dir  string
-	h    *simHistory
-	call *simCall
+	h    *simtest.History[ID]
+	call *simtest.Call
 }
 
 // checkpoint lets a node copy the queue, however long that takes. It is false if the node is down.
@@ -30,7 +32,7 @@ func (s *schedule) checkpoint(n *simNode) bool {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		h := s.h
-		call := h.begin(simStored, 0, n.name)
+		call := h.Begin(simtest.Read, 0, n.name)
 		s.cutting.Add(1)
 		err := q.Checkpoint(ctx, dir)
 		if err == nil {
@@ -42,7 +44,7 @@ func (s *schedule) checkpoint(n *simNode) bool {
 			s.note("no copy on %s: %v", n.name, err)
 			return
 		}
-		h.finish(call, nil, true)
+		h.Finish(call, nil, true)
 		s.note("copied on %s to %s", n.name, dir)
 		s.copying.Lock()
 		defer s.copying.Unlock()
@@ -55,7 +57,7 @@ func (s *schedule) checkpoint(n *simNode) bool {
 // enters what they have into the history. A lease in them may have expired meanwhile.
 func (s *schedule) readCopies() {
 	for _, c := range s.copies {
-		q, err := Open(c.dir, &Options{fs: cmp.Or(c.lost, c.node.disk)})
+		q, err := Open(c.dir, &Options{fs: cmp.Or(c.lost, c.node.machine.Disk())})
 		if err != nil {
 			s.t.Errorf("copy on %s: %v", c.node.name, err)
 			continue
@@ -71,7 +73,7 @@ func (s *schedule) readCopies() {
 		for _, info := range list {
 			tasks[info.ID] = info
 		}
-		c.h.stored(c.call, tasks)
+		c.h.Stored(c.call, shownOf(tasks))
 		if err := q.Close(); err != nil {
 			s.t.Errorf("copy on %s: %v", c.node.name, err)
 		}

@@ -3,11 +3,9 @@ package codeq
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -20,13 +18,11 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/hashicorp/raft"
 
 	"codeq/internal/cluster"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
-	"codeq/internal/testkit"
+	"codeq/internal/simtest"
 )
 
 // simCluster is a cluster whose nodes have a network, disks and clocks in
@@ -48,32 +44,24 @@ type simCluster struct {
 	ends  atomic.Int32 // queues that are being closed
 }
 
-// simNode is a machine.
+// simNode is a node, on a machine of its own.
 type simNode struct {
 	cluster *simCluster
 	name    string
 	join    bool
-	leaves  bool                            // it is removed when it is closed
-	ahead   atomic.Int64                    // of the wall clock, in ns
-	drift   atomic.Int64                    // of the wall clock, in parts per million
-	began   time.Time                       // the drift counts from then on
-	clock   simClock                        // monotonic
-	broken  atomic.Bool                     // its disk fails
-	loads   atomic.Pointer[func(bytes int)] // is told what is read of Raft's log; or nil
-	stores  atomic.Pointer[func(bytes int)] // likewise, what is stored at once, as of one message
+	leaves  bool        // it is removed when it is closed
+	broken  atomic.Bool // its disk fails
+	machine *simtest.Machine
 
 	turn sync.Mutex // see hold
 
-	mu      sync.Mutex // guards what follows
-	newest  int        // format that its build knows; 0: that of this one
-	disk    *vfs.MemFS
-	votes   *simVotes
-	q       *Queue // nil: the node is down
-	life    int
-	boot    int // of the machine
-	booted  int // the boot in which the node was opened last
-	fuse    *simFuse
-	removed bool // it is not started again
+	mu      sync.Mutex    // guards what follows
+	newest  int           // format that its build knows; 0: that of this one
+	q       *Queue        // nil: the node is down
+	life    *simtest.Life // nil: the node is down, or nothing more befalls it
+	lives   int           // that have begun
+	booted  string        // the boot of the machine in which the node was opened last
+	removed bool          // it is not started again
 }
 
 // newSimCluster starts a cluster of so many nodes.
@@ -103,15 +91,18 @@ func newSimClusterOf(t *testing.T, seed uint64, nodes int, opts Options, newest 
 	return c
 }
 
+func newSimNode(c *simCluster, name string, join bool) *simNode {
+	return &simNode{cluster: c, name: name, join: join, machine: simtest.NewMachine()}
+}
+
 // node makes a node; join says that it is not one of the founders.
 func (c *simCluster) node(join bool) *simNode {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := &simNode{cluster: c, name: fmt.Sprint("n", c.next), join: join, began: time.Now(), disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+	n := newSimNode(c, fmt.Sprint("n", c.next), join)
 	c.next++
-	n.clock.begin()
 	if c.rates {
-		n.clock.run(simRateOf(c.rng))
+		n.machine.Mono.Run(simtest.DrawRate(c.rng))
 	}
 	return n
 }
@@ -147,7 +138,7 @@ func (n *simNode) log() *slog.Logger {
 	if os.Getenv("CODEQ_LOG") != "" {
 		h.next = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
-	return slog.New(h).With("life", n.life)
+	return slog.New(h).With("life", n.lives)
 }
 
 // start opens the node's queue. A node that joins, and finds nobody but a stranger at the addresses
@@ -170,29 +161,29 @@ func (n *simNode) start() {
 }
 
 func (c *simCluster) open(n *simNode) error {
-	o, fuse := c.options(n)
+	o, life := c.options(n)
 	q, err := Open("queue", o)
 	if err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.q, n.fuse = q, fuse
-	n.life++
+	n.q, n.life = q, life
+	n.lives++
 	return nil
 }
 
 // options are those of the node's next life.
-func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
+func (c *simCluster) options(n *simNode) (*Options, *simtest.Life) {
 	host := c.net.Listen(n.name)
 	o := c.opts
 	n.mu.Lock()
-	fuse := newSimFuse(n.disk)
-	o.fs = simFS{&testkit.HookFS{FS: fuse.room, Before: fuse.before}, fuse}
-	o.boot, n.booted = fmt.Sprint("boot ", n.boot), n.boot
-	votes, peers, join, newest := n.votes, c.peers, n.join, n.newest
+	life := n.machine.Start()
+	n.booted = life.Boot()
+	peers, join, newest := c.peers, n.join, n.newest
 	n.mu.Unlock()
-	o.wall, o.mono = n.wall, n.clock.now
+	o.fs, o.boot = life.FS(), life.Boot()
+	o.wall, o.mono = n.machine.Wall.Now, n.machine.Mono.Now
 	o.Logger = n.log()
 	if join {
 		peers = nil
@@ -203,17 +194,15 @@ func (c *simCluster) options(n *simNode) (*Options, *simFuse) {
 	o.Cluster = &Cluster{
 		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout, newest: newest,
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-		stable: func(string) (raftlog.Stables, error) { return simStables{votes, fuse}, nil },
-		log:    func(g *raftlog.Group) cluster.LogStore { return simLog{g, fuse, n} },
+		stable: func(string) (raftlog.Stables, error) { return life.Stables(), nil },
+		log:    func(g *raftlog.Group) cluster.LogStore { return life.Log(g) },
 	}
-	return &o, fuse
+	return &o, life
 }
 
-// wall is the node's wall clock.
-func (n *simNode) wall() time.Time {
-	now := time.Now()
-	drift := now.Sub(n.began).Microseconds() * n.drift.Load() // ns: 1e6 ppm, 1e3 ns a microsecond
-	return now.Add(time.Duration(n.ahead.Load() + drift/1000))
+// stablesOf is Cluster.stable of a life of a node to which nothing befalls.
+func stablesOf(n *simNode) func(string) (raftlog.Stables, error) {
+	return func(string) (raftlog.Stables, error) { return n.machine.Votes(), nil }
 }
 
 // setRates gives the monotonic clock of each node, and of those that join, a rate of its own.
@@ -222,45 +211,8 @@ func (c *simCluster) setRates() {
 	defer c.mu.Unlock()
 	c.rates = true
 	for _, n := range c.nodes {
-		n.clock.run(simRateOf(c.rng))
+		n.machine.Mono.Run(simtest.DrawRate(c.rng))
 	}
-}
-
-// simRate is by how much a monotonic clock is faster or slower than time at the most, in parts per
-// million; it is by a fifth of that at least.
-const simRate = 50_000
-
-func simRateOf(rng *rand.Rand) (ppm int64) {
-	ppm = simRate/5 + rng.Int64N(simRate*4/5+1)
-	if rng.IntN(2) == 0 {
-		return -ppm
-	}
-	return ppm
-}
-
-// simClock is the monotonic clock of a machine.
-type simClock struct {
-	mu    sync.Mutex // guards what follows
-	at    time.Time
-	shows time.Time // it did at that time
-	ppm   int64     // by which it gains since then
-}
-
-func (c *simClock) begin() { c.at, c.shows = time.Now(), time.Now() }
-
-// run lets the clock run at another rate.
-func (c *simClock) run(ppm int64) {
-	now := c.now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.at, c.shows, c.ppm = time.Now(), now, ppm
-}
-
-func (c *simClock) now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	d := time.Since(c.at)
-	return c.shows.Add(d + time.Duration(d.Microseconds()*c.ppm/1000)) // ns: 1e6 ppm, 1e3 ns a us
 }
 
 // recover lets a node that is down go on by itself; the others are members no more. It
@@ -320,14 +272,14 @@ const simCallTimeout = 3 * time.Second
 func (n *simNode) queue() (*Queue, int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.q, n.life
+	return n.q, n.lives
 }
 
 // alive reports whether the node has not ended since its given life.
 func (n *simNode) alive(life int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.q != nil && n.life == life
+	return n.q != nil && n.lives == life
 }
 
 // raise starts the node if it is down, and reports whether it was.
@@ -366,26 +318,22 @@ func (n *simNode) hold() (release func()) {
 // It is false if the node is down.
 func (n *simNode) crash(percent int) bool { return n.die(nil, percent, n.cluster.seed()) }
 
-// die is crash, of the life that has the fuse, if one is given.
-func (n *simNode) die(fuse *simFuse, percent int, seed uint64) bool {
+// die is crash, of the given life, if one is given.
+func (n *simNode) die(life *simtest.Life, percent int, seed uint64) bool {
 	c := n.cluster
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	q := n.q
-	if q == nil || fuse != nil && fuse != n.fuse {
+	if q == nil || life != nil && life != n.life {
 		return false
 	}
-	n.q, n.fuse = nil, nil
+	n.q, n.life = nil, nil
 	if percent == 100 {
 		c.net.Kill(n.name)
 	} else {
 		c.net.Crash(n.name)
-		n.boot++
 	}
-	// What was synced after the cut nobody has heard of. The votes are copied last:
-	// Raft stores a term before the entries of the term.
-	n.disk = n.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(seed, 3))})
-	n.votes = n.votes.clone()
+	n.machine.Crash(percent, seed) // what was synced after the cut nobody has heard of
 	c.ends.Add(1)
 	c.ended.Go(func() {
 		_ = q.Close() // it misses the others
@@ -394,144 +342,36 @@ func (n *simNode) die(fuse *simFuse, percent int, seed uint64) bool {
 	return true
 }
 
-// simFuse makes a node crash in the middle of its work: before the operation on its disk
-// that brings operations to 0. (Time in a bubble passes only when all goroutines wait, and
-// so do crashes that come at a certain time.)
-//
-// It also makes operations fail, and says how much room there is.
-type simFuse struct {
-	operations atomic.Int64
-	burnt      func()
-	fails      atomic.Pointer[func(op, name string) bool]
-	free       atomic.Int64       // what is reported, whatever there is
-	room       *testkit.SmallDisk // what there is
-	full       atomic.Bool        // whatever of the two is little
-}
-
-const simFree = 1 << 40
-
-func newSimFuse(disk vfs.FS) *simFuse {
-	f := &simFuse{room: testkit.NewSmallDisk(simFree)}
-	f.room.FS = disk
-	f.free.Store(simFree)
-	return f
-}
-
-// scarce leaves so many bytes on the disk: what needs more fails. The file system says so, or, as
-// with a quota, does not.
-func (f *simFuse) scarce(left int64, said bool) {
-	f.room.Free(left)
-	if said {
-		f.free.Store(left)
-	}
-}
-
-// roomy ends what fill and scarce have begun.
-func (f *simFuse) roomy() {
-	f.room.Free(simFree)
-	f.free.Store(simFree)
-	f.full.Store(false)
-}
-
-// simFS is a node's disk.
-type simFS struct {
-	*testkit.HookFS
-	fuse *simFuse
-}
-
-func (fs simFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
-	free := uint64(fs.fuse.free.Load())
-	return vfs.DiskUsage{AvailBytes: free, TotalBytes: simFree, UsedBytes: simFree - free}, nil
-}
-
-// simLog is a log of Raft whose reads may fail; others are in memory.
-type simLog struct {
-	*raftlog.Group
-	fuse *simFuse
-	node *simNode
-}
-
-func (l simLog) GetLog(index uint64, log *raft.Log) error {
-	if l.fuse.broken("read", "log") {
-		return errBroken
-	}
-	err := l.Group.GetLog(index, log)
-	if seen := l.node.loads.Load(); seen != nil && err == nil {
-		(*seen)(len(log.Data))
-	}
-	return err
-}
-
-func (l simLog) StoreLogs(logs []*raft.Log) error {
-	if seen := l.node.stores.Load(); seen != nil {
-		bytes := 0
-		for _, log := range logs {
-			bytes += len(log.Data)
-		}
-		(*seen)(bytes)
-	}
-	return l.Group.StoreLogs(logs)
-}
-
-func (l simLog) GetHead(index uint64, log *raft.Log) (int, error) {
-	if l.fuse.broken("read", "log") {
-		return 0, errBroken
-	}
-	return l.Group.GetHead(index, log)
-}
-
-func (f *simFuse) before(op, name string) error {
-	if f.operations.Load() > 0 && f.operations.Add(-1) == 0 {
-		f.burnt()
-	}
-	if f.broken(op, name) {
-		return errBroken
-	}
-	return nil
-}
-
-func (f *simFuse) broken(op, name string) bool {
-	fails := f.fails.Load()
-	return fails != nil && (*fails)(op, name)
-}
-
 // breakDisk makes operations on the node's disk fail until its next life.
 func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.fuse != nil {
-		n.fuse.fails.Store(&fails)
+	if n.life != nil {
+		n.life.Fail(fails)
 	}
 }
-
-// watchLoads tells seen what the node reads of Raft's log.
-func (n *simNode) watchLoads(seen func(bytes int)) { n.loads.Store(&seen) }
-
-// watchStores tells seen how much the node stores in Raft's log at once, for a follower what a
-// message has brought.
-func (n *simNode) watchStores(seen func(bytes int)) { n.stores.Store(&seen) }
 
 // fill leaves that many bytes free on the node's disk until its next life.
 func (n *simNode) fill(free int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.fuse != nil {
-		n.fuse.free.Store(free)
+	if n.life != nil {
+		n.life.SetFree(free)
 	}
 }
 
-// light crashes the node before that many operations on its disk, and then calls then.
-func (n *simNode) light(operations int64, percent int, then ...func()) {
+// crashAfter crashes the node amid its work, before the last of that many operations on its disk,
+// and then calls then. It does nothing if such a crash is to come already.
+func (n *simNode) crashAfter(operations int64, percent int, then ...func()) {
 	seed := n.cluster.seed()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if f := n.fuse; f != nil && f.operations.Load() == 0 {
-		f.burnt = func() {
-			if n.die(f, percent, seed) {
+	if l := n.life; l != nil {
+		l.CrashAfter(operations, func() {
+			if n.die(l, percent, seed) {
 				callAll(then)
 			}
-		}
-		f.operations.Store(operations)
+		})
 	}
 }
 
@@ -610,10 +450,10 @@ func (c *simCluster) mend(start bool) {
 	for _, n := range c.members() {
 		c.net.Pause(n.name, false)
 		n.mu.Lock()
-		if n.fuse != nil {
-			n.fuse.roomy()
+		if n.life != nil {
+			n.life.MakeRoom()
 		}
-		n.fuse = nil
+		n.life = nil
 		n.mu.Unlock()
 	}
 	if !start {
@@ -905,69 +745,4 @@ func (c *simCluster) tasks() (map[ID]*TaskInfo, error) {
 		}
 	}
 	return tasks, nil
-}
-
-// simVotes is the terms and votes of a node, always on disk. It survives Close.
-type simVotes struct {
-	mu     sync.Mutex
-	values map[string][]byte
-}
-
-func newSimVotes() *simVotes { return &simVotes{values: make(map[string][]byte)} }
-
-// clone is what the next life of the node has; the last one goes on with its own.
-func (v *simVotes) clone() *simVotes {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return &simVotes{values: maps.Clone(v.values)}
-}
-
-func (v *simVotes) Group(n uint32) raft.StableStore { return simVotesGroup{v, new(simFuse), n} }
-func (v *simVotes) Close() error                    { return nil }
-
-// simStables is what a life of the node has of its votes.
-type simStables struct {
-	*simVotes
-	fuse *simFuse
-}
-
-// stablesOf is Cluster.stable of a life of a node that never crashes.
-func stablesOf(n *simNode) func(string) (raftlog.Stables, error) {
-	return func(string) (raftlog.Stables, error) { return simStables{n.votes, new(simFuse)}, nil }
-}
-
-func (s simStables) Group(n uint32) raft.StableStore { return simVotesGroup{s.simVotes, s.fuse, n} }
-
-type simVotesGroup struct {
-	votes *simVotes
-	fuse  *simFuse
-	group uint32
-}
-
-func (g simVotesGroup) Set(key, value []byte) error {
-	if err := g.fuse.before("write", "votes"); err != nil {
-		return err
-	}
-	g.votes.mu.Lock()
-	defer g.votes.mu.Unlock()
-	g.votes.values[fmt.Sprint(g.group, " ", string(key))] = bytes.Clone(value)
-	return nil
-}
-
-func (g simVotesGroup) Get(key []byte) ([]byte, error) {
-	g.votes.mu.Lock()
-	defer g.votes.mu.Unlock()
-	return bytes.Clone(g.votes.values[fmt.Sprint(g.group, " ", string(key))]), nil
-}
-
-func (g simVotesGroup) SetUint64(key []byte, value uint64) error {
-	return g.Set(key, binary.BigEndian.AppendUint64(nil, value))
-}
-
-func (g simVotesGroup) GetUint64(key []byte) (uint64, error) {
-	v, err := g.Get(key)
-	if len(v) == 0 {
-		return 0, err
-	}
-	return binary.BigEndian.Uint64(v), err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -14,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
+	"codeq/internal/testkit"
 )
 
 // What becomes of a node whose directory is put back from an older copy: see manifest.Lives.
@@ -21,7 +22,7 @@ import (
 // simImage is a copy of a node's directory.
 type simImage struct {
 	disk  *vfs.MemFS
-	votes *simVotes
+	votes *simtest.Votes
 	id    string // of the directory
 	life  uint64
 }
@@ -29,21 +30,13 @@ type simImage struct {
 // image copies the directory of a node, which may be open.
 func (n *simNode) image() simImage {
 	m := n.queueDirectory()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return simImage{cloned(n.disk), n.votes.clone(), m.ID, m.Life}
-}
-
-// cloned is a copy of a disk.
-func cloned(disk *vfs.MemFS) *vfs.MemFS {
-	return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 1))})
+	disk, votes := n.machine.Image()
+	return simImage{disk, votes, m.ID, m.Life}
 }
 
 // putBack lets a node that is down have an image in place of its directory.
 func (n *simNode) putBack(image simImage) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.disk, n.votes = cloned(image.disk), image.votes.clone()
+	n.machine.Put(testkit.CloneOf(image.disk), image.votes.Clone())
 }
 
 // isSeenAfter reports whether all other nodes have stored that they have seen a node in a life
@@ -257,7 +250,7 @@ func TestCopyIsPutBackAgain(t *testing.T) {
 			removed.join = join
 			removed.start()
 		}
-		replace(simImage{disk: vfs.NewCrashableMem(), votes: newSimVotes()}, true)
+		replace(simImage{disk: vfs.NewCrashableMem(), votes: simtest.NewVotes()}, true)
 		c.awaitVotes()
 		members := membersOf(leader, 0)
 		replace(image, false)
@@ -279,7 +272,7 @@ func TestMachineIsPutBack(t *testing.T) {
 		for _, o := range c.members() {
 			if o != n {
 				o.stop()
-				d := manifest.New(o.disk, "queue", *o.queueDirectory())
+				d := manifest.New(o.machine.Disk(), "queue", *o.queueDirectory())
 				d.Seen[id] = manifest.LifeAfter(d.Seen[id])
 				require.NoError(t, d.Write())
 				o.start()
@@ -373,7 +366,7 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 	for _, o := range append(others, n) {
 		o.crash(100)
 	}
-	s.h.breaks()
+	s.h.Breaks()
 	s.keepCopies(n)
 	n.putBack(image)
 	cut(false)

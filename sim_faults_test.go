@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/simtest"
+	"codeq/internal/testkit"
 )
 
 // simLinks are links that are slow or long, and what makes that matter.
@@ -41,19 +44,20 @@ var simLinks = []simFault{
 		return simQueue(n) != nil
 	}},
 	{"drift", 4, func(s *schedule) bool {
-		if n := s.anyNode(); s.h.drifting {
-			n.drift.Store(s.rng.Int64N(1_000_000) - 500_000)
-			s.note("the clock of %s gains %d ms a second", n.name, n.drift.Load()/1000)
+		if n := s.anyNode(); s.h.Drifting {
+			ppm := s.rng.Int64N(1_000_000) - 500_000
+			n.machine.Wall.Drift(ppm)
+			s.note("the clock of %s gains %d ms a second", n.name, ppm/1000)
 		}
-		return s.h.drifting
+		return s.h.Drifting
 	}},
 	{"rate", 2, func(s *schedule) bool {
-		if n := s.anyNode(); s.h.rates {
-			ppm := simRateOf(s.rng)
-			n.clock.run(ppm)
+		if n := s.anyNode(); s.h.Rates {
+			ppm := simtest.DrawRate(s.rng)
+			n.machine.Mono.Run(ppm)
 			s.note("the monotonic clock of %s gains %d ms a second", n.name, ppm/1000)
 		}
-		return s.h.rates
+		return s.h.Rates
 	}},
 }
 
@@ -75,7 +79,7 @@ var simDisks = []simFault{
 		if q, _ := n.queue(); q == nil || n.broken.Swap(true) {
 			return false
 		}
-		s.h.breaks()
+		s.h.Breaks()
 		s.note("on %s fail %s, until its process is started again in %v", n.name, fault.what, d)
 		n.breakDisk(fault.fails)
 		s.done.Go(func() {
@@ -88,26 +92,26 @@ var simDisks = []simFault{
 	{"full disk", 2, func(s *schedule) bool {
 		n, d := s.someNode(), s.upTo(10*time.Second)
 		n.mu.Lock()
-		fuse, life := n.fuse, n.life
+		life, lives := n.life, n.lives
 		n.mu.Unlock()
-		if fuse == nil || fuse.full.Swap(true) {
+		if life == nil || !life.Fill() {
 			return false
 		}
-		s.h.breaks()
+		s.h.Breaks()
 		really, left, said := s.rng.IntN(2) == 0, int64(256)<<s.rng.IntN(13), s.rng.IntN(2) == 0
 		if really {
 			s.note("the disk of %s has %d bytes for %v (it says so: %t)", n.name, left, d, said)
 			n.broken.Store(true)
-			fuse.scarce(left, said)
+			life.Limit(left, said)
 		} else {
 			s.note("the disk of %s is full for %v", n.name, d)
-			fuse.free.Store(0)
+			life.SetFree(0)
 		}
 		s.done.Go(func() {
 			time.Sleep(d)
-			fuse.roomy()
+			life.MakeRoom()
 			if really {
-				s.reviveFailed(n, life)
+				s.reviveFailed(n, lives)
 			}
 		})
 		return true
@@ -133,7 +137,7 @@ var simDisks = []simFault{
 		_, life := dead.queue()
 		s.done.Go(func() {
 			defer s.moving.Store(false)
-			s.h.leaves(live.name)
+			s.h.Leaves(live.name)
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
 			q, _ := by.queue()
@@ -225,24 +229,21 @@ func (s *schedule) flip(n *simNode) {
 	} else {
 		n.stop()
 	}
-	s.h.breaks()
-	c := &corruptible{t: s.t, disk: n.disk, content: make(map[string][]byte)}
-	c.add("queue")
+	s.h.Breaks()
+	c := testkit.ImageOf(s.t, n.machine.Disk(), "queue")
 	isTable := func(name string) bool { return strings.HasSuffix(name, ".sst") }
-	tables = tables && slices.ContainsFunc(c.files, isTable)
-	c.files = slices.DeleteFunc(c.files, func(name string) bool {
+	tables = tables && slices.ContainsFunc(c.Files, isTable)
+	c.Files = slices.DeleteFunc(c.Files, func(name string) bool {
 		return isTable(name) != tables || killed && strings.HasSuffix(name, ".log")
 	})
-	name := c.files[s.rng.IntN(len(c.files))]
-	bit := s.rng.IntN(8 * len(c.content[name]))
-	n.mu.Lock()
-	n.disk = c.flip(name, bit)
-	n.mu.Unlock()
+	name := c.Files[s.rng.IntN(len(c.Files))]
+	bit := s.rng.IntN(8 * len(c.Content[name]))
+	n.machine.Put(c.Flip(s.t, name, bit), n.machine.Votes())
 	n.broken.Store(true)
 	what := fmt.Sprintf("bit %d of %s of %s is flipped (killed %t)", bit, name, n.name, killed)
 	sound := true
 	if tables {
-		found, err := Verify("queue", &VerifyOptions{fs: n.disk})
+		found, err := Verify("queue", &VerifyOptions{fs: n.machine.Disk()})
 		if err != nil {
 			s.t.Errorf("%s: Verify: %v", what, err)
 		}
@@ -262,7 +263,7 @@ func (s *schedule) flip(n *simNode) {
 	n.mu.Unlock()
 	s.done.Go(func() {
 		defer s.moving.Store(false)
-		s.h.leaves(n.name) // if it was opened
+		s.h.Leaves(n.name) // if it was opened
 		s.replace(n, s.note, nil)
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"codeq/internal/simtest"
 )
 
 // simFeatures are clients that use what the others do not, each feature in queues of its own.
@@ -120,7 +122,7 @@ func (f *simFeatures) limit() {
 // all are set ahead. REQUIRES: all nodes are up and connected.
 func (f *simFeatures) await(queue string) {
 	for _, n := range f.members() {
-		n.ahead.Store(int64(24 * time.Hour))
+		n.machine.Wall.Set(24 * time.Hour)
 	}
 	for end := time.Now().Add(simPatience); ; time.Sleep(500 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -150,7 +152,7 @@ func (f *simFeatures) new(t *simFeatureTask) Task {
 func (f *simFeatures) produce(c *simClient, t *simFeatureTask) {
 	task := f.new(t)
 	duplicate := false
-	call, ok := c.call(simProduce, func(ctx context.Context, q *Queue, _ *simCall) error {
+	call, ok := c.call(simtest.Produce, func(ctx context.Context, q *Queue, _ *simtest.Call) error {
 		_, err := q.Produce(ctx, task)
 		if duplicate = errors.Is(err, ErrDuplicate); duplicate {
 			return nil
@@ -160,7 +162,7 @@ func (f *simFeatures) produce(c *simClient, t *simFeatureTask) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t.produce.end = time.Now()
-	t.acked = ok && call.outcome == simDone && !duplicate
+	t.acked = ok && call.Outcome == simtest.Done && !duplicate
 	f.uses++
 }
 
@@ -168,11 +170,11 @@ func (f *simFeatures) produce(c *simClient, t *simFeatureTask) {
 func (f *simFeatures) claim(c *simClient, queue string) (*Lease, *simFeatureTask) {
 	var l *Lease
 	begin := time.Now()
-	call, ok := c.call(simClaim, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+	call, ok := c.call(simtest.Claim, func(ctx context.Context, q *Queue, _ *simtest.Call) (err error) {
 		l, err = q.Claim(ctx, ClaimRequest{Queues: []string{queue}, LeaseFor: simGroupLease, NoWait: c.rng.IntN(2) == 0})
 		return err
 	})
-	if !ok || call.outcome != simDone {
+	if !ok || call.Outcome != simtest.Done {
 		return nil, nil
 	}
 	f.mu.Lock()
@@ -183,8 +185,8 @@ func (f *simFeatures) claim(c *simClient, queue string) (*Lease, *simFeatureTask
 		return nil, nil
 	}
 	now := time.Now()
-	granted, _ := f.h.granted(begin, now, l, simGroupLease)
-	t.leases = append(t.leases, simLease{span{now, granted.Add(f.h.shortest(simGroupLease) - simSlack)}, l.Receipt.Token})
+	granted, _ := f.h.Granted(begin, now, l.Deadline, simGroupLease)
+	t.leases = append(t.leases, simLease{span{now, granted.Add(f.h.Shortest(simGroupLease) - simtest.Slack)}, l.Receipt.Token})
 	f.uses++
 	return l, t
 }
@@ -201,13 +203,13 @@ func (f *simFeatures) complete(c *simClient, l *Lease, t *simFeatureTask, next .
 	end := &span{begin: begin}
 	t.ends = append(t.ends, end)
 	f.mu.Unlock()
-	call, ok := c.call(simComplete, func(ctx context.Context, q *Queue, _ *simCall) error {
+	call, ok := c.call(simtest.Complete, func(ctx context.Context, q *Queue, _ *simtest.Call) error {
 		return q.Complete(ctx, l.Receipt, nil, next...)
 	})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	end.end = time.Now()
-	if !ok || call.outcome == simNever {
+	if !ok || call.Outcome == simtest.Never {
 		t.ends = slices.DeleteFunc(t.ends, func(e *span) bool { return e == end })
 	}
 	f.uses++

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"codeq/internal/simtest"
 )
 
 // WaitIdle returns only if there was a moment at which its queues were idle.
@@ -14,7 +16,7 @@ import (
 // idle makes sure that a queue with a task is not idle.
 func (p *simProbe) idle() {
 	patience := p.upTo(time.Second)
-	if ok, _ := p.do(simStored, func(ctx context.Context, q *Queue) error {
+	if ok, _ := p.do(simtest.Read, func(ctx context.Context, q *Queue) error {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		return q.WaitIdle(ctx, p.queue)
@@ -36,11 +38,11 @@ func (c *simClient) chain(queue string, length int) {
 	task := func() Task {
 		return Task{Queue: queue, Group: fmt.Sprint(c.rng.IntN(8)), MaxAttempts: 1000}
 	}
-	call, ok := c.call(simProduce, func(ctx context.Context, q *Queue, _ *simCall) error {
+	call, ok := c.call(simtest.Produce, func(ctx context.Context, q *Queue, _ *simtest.Call) error {
 		_, err := q.Produce(ctx, task())
 		return err
 	})
-	if !ok || call.outcome != simDone {
+	if !ok || call.Outcome != simtest.Done {
 		return
 	}
 	var over atomic.Bool
@@ -53,11 +55,11 @@ func (c *simClient) chain(queue string, length int) {
 	}
 	for ; length > 0 && !c.ending(); length-- {
 		var l *Lease
-		call, ok := c.call(simClaim, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+		call, ok := c.call(simtest.Claim, func(ctx context.Context, q *Queue, _ *simtest.Call) (err error) {
 			l, err = q.Claim(ctx, ClaimRequest{Queues: []string{queue}, LeaseFor: simGroupLease})
 			return err
 		})
-		if !ok || call.outcome != simDone {
+		if !ok || call.Outcome != simtest.Done {
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
@@ -66,7 +68,7 @@ func (c *simClient) chain(queue string, length int) {
 			next = nil
 			over.Store(true)
 		}
-		c.call(simComplete, func(ctx context.Context, q *Queue, _ *simCall) error {
+		c.call(simtest.Complete, func(ctx context.Context, q *Queue, _ *simtest.Call) error {
 			return q.Complete(ctx, l.Receipt, nil, next...)
 		})
 	}
@@ -75,11 +77,9 @@ func (c *simClient) chain(queue string, length int) {
 // awaitEnd waits for a queue to be idle, again and again, which it is not before over.
 func (c *simClient) awaitEnd(queue string, over *atomic.Bool) {
 	for !over.Load() {
-		call, ok := c.call(simStored, func(ctx context.Context, q *Queue, _ *simCall) error { return q.WaitIdle(ctx, queue) })
-		if ok && call.outcome == simDone && !over.Load() {
-			c.h.mu.Lock()
-			c.h.fail("WaitIdle of %s has returned amid the chain: %v", queue, call)
-			c.h.mu.Unlock()
+		call, ok := c.call(simtest.Read, func(ctx context.Context, q *Queue, _ *simtest.Call) error { return q.WaitIdle(ctx, queue) })
+		if ok && call.Outcome == simtest.Done && !over.Load() {
+			c.h.Fail("WaitIdle of %s has returned amid the chain: %v", queue, call)
 			return
 		}
 		time.Sleep(c.upTo(200 * time.Millisecond))

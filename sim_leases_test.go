@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"codeq/internal/simtest"
 )
 
 // Leases end: a task whose worker is gone can be claimed again when its lease is over, whoever
 // leads.
 
 const (
-	// simClockEvery is how often a leader stores the clock of leases, of which the next leader may
-	// not know how much it has gone on since.
-	simClockEvery = 5 * time.Second
 	// simGrace is how long a lease lasts after a change of the leader at least.
 	simGrace = time.Second
 	// simPulse is how long a shard may take to commit something before that counts as a pause.
@@ -97,9 +96,9 @@ func (w *leaseWatch) look(every time.Duration) {
 		}
 		switch {
 		case leader != sh.leader:
-			known := min(time.Duration(leader.ClockAge)*time.Millisecond, simClockEvery)
-			unknown := w.h.longest(known) - known // of what its clock says
-			sh.extra += now.Sub(sh.at) + simClockEvery - known + unknown + simGrace
+			known := min(time.Duration(leader.ClockAge)*time.Millisecond, simtest.ClockEvery)
+			unknown := w.h.Longest(known) - known // of what its clock says
+			sh.extra += now.Sub(sh.at) + simtest.ClockEvery - known + unknown + simGrace
 		case group.CommitIndex() < sh.index:
 			continue
 		case now.Sub(sh.at) > simPulse:
@@ -124,7 +123,7 @@ func (w *leaseWatch) extra(shard int) time.Duration {
 func (n *simNode) isFull() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.fuse != nil && n.fuse.full.Load()
+	return n.life != nil && n.life.IsFull()
 }
 
 // abandon claims tasks, each in a queue of its own, and lets them go.
@@ -135,23 +134,23 @@ func (w *leaseWatch) abandon(c *simClient) {
 			queue:    fmt.Sprintf("lease %d-%d", c.number, n),
 			duration: 5*time.Second + time.Duration(c.rng.Int64N(int64(20*time.Second))).Round(time.Millisecond),
 		}
-		call, ok := c.call(simProduce, func(ctx context.Context, q *Queue, _ *simCall) error {
+		call, ok := c.call(simtest.Produce, func(ctx context.Context, q *Queue, _ *simtest.Call) error {
 			id, err := q.Produce(ctx, Task{Queue: held.queue, MaxAttempts: 1000})
 			held.shard = q.shardOf(id)
 			return err
 		})
-		if !ok || call.outcome != simDone {
+		if !ok || call.Outcome != simtest.Done {
 			continue
 		}
 		held.extra = w.extra(held.shard)
-		call, ok = c.call(simClaim, func(ctx context.Context, q *Queue, _ *simCall) error {
+		call, ok = c.call(simtest.Claim, func(ctx context.Context, q *Queue, _ *simtest.Call) error {
 			l, err := q.Claim(ctx, ClaimRequest{Queues: []string{held.queue}, LeaseFor: held.duration, NoWait: true})
 			if err == nil {
 				held.attempt = l.Attempt
 			}
 			return err
 		})
-		if !ok || call.outcome != simDone {
+		if !ok || call.Outcome != simtest.Done {
 			continue
 		}
 		held.granted = time.Now()
@@ -186,7 +185,7 @@ func (w *leaseWatch) claimAgain(held simHeld, n *simNode, from time.Time) {
 			w.t.Errorf("claim of %s, leased at %v for %v: %v", held.queue, held.granted, held.duration, err)
 			return
 		}
-		ends := held.granted.Add(w.h.longest(held.duration) + w.extra(held.shard) - held.extra)
+		ends := held.granted.Add(w.h.Longest(held.duration) + w.extra(held.shard) - held.extra)
 		if ends.Before(from) {
 			ends = from
 		}

@@ -137,7 +137,7 @@ func (s *schedule) catchUp() {
 	before := sent()
 	var watching sync.Mutex             // guards what follows, all in bytes
 	var read, most, message, last int64 // of the log, read since any were sent; at most; in a message at most; sent
-	leader.watchLoads(func(bytes int) {
+	leader.machine.WatchReads(func(bytes int) {
 		watching.Lock()
 		defer watching.Unlock()
 		if now := sent(); now != last {
@@ -146,13 +146,13 @@ func (s *schedule) catchUp() {
 		read += int64(bytes)
 		most = max(most, read)
 	})
-	defer leader.loads.Store(nil)
-	victim.watchStores(func(bytes int) {
+	defer leader.machine.WatchReads(nil)
+	victim.machine.WatchStores(func(bytes int) {
 		watching.Lock()
 		defer watching.Unlock()
 		message = max(message, int64(bytes))
 	})
-	defer victim.stores.Store(nil)
+	defer victim.machine.WatchStores(nil)
 	const piece = 4 << 10
 	pause := piece * 4 * time.Second / time.Duration(rate)
 	for begun := time.Now(); behind.Applied()+8 < ahead.Applied(); time.Sleep(pause) {

@@ -179,7 +179,7 @@ func TestManyPowerLosses(t *testing.T) {
 func (n *simNode) queueDirectory() *manifest.Manifest {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	m, err := manifest.Read(n.disk, "queue")
+	m, err := manifest.Read(n.machine.Disk(), "queue")
 	if err != nil {
 		panic(err)
 	}
@@ -196,8 +196,8 @@ func TestPowerLossIsNone(t *testing.T) {
 		end   func(n *simNode)
 	}{
 		{"kill -9", DurabilityProcess, func(n *simNode) { n.crash(100) }},
-		{"closed", DurabilityProcess, func(n *simNode) { n.stop(); n.boot++ }},
-		{"closed, nothing synced", DurabilityNone, func(n *simNode) { n.stop(); n.boot++ }},
+		{"closed", DurabilityProcess, func(n *simNode) { n.stop(); n.machine.Reboot() }},
+		{"closed, nothing synced", DurabilityNone, func(n *simNode) { n.stop(); n.machine.Reboot() }},
 		{"on disk", DurabilityDisk, func(n *simNode) { n.crash(0) }},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
@@ -299,7 +299,7 @@ func TestPowerLossAmidReturn(t *testing.T) {
 					if n == victim {
 						percent = 100 * c.rng.IntN(2)
 					}
-					n.light(1+c.rng.Int64N(40), percent)
+					n.crashAfter(1+c.rng.Int64N(40), percent)
 					time.Sleep(time.Duration(c.rng.Int64N(int64(2 * time.Second))))
 					for _, n := range c.members() {
 						n.raise()
@@ -333,7 +333,7 @@ func TestPowerLossOfFounder(t *testing.T) {
 			}
 			founder := c.nodes[0]
 			time.Sleep(time.Duration(c.rng.Int64N(int64(300 * time.Millisecond))))
-			founder.light(1+c.rng.Int64N(20), 0)
+			founder.crashAfter(1+c.rng.Int64N(20), 0)
 			time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
 			founder.crash(0)
 			c.mend(true)
@@ -427,7 +427,7 @@ func TestUnsyncedNodeIsKilled(t *testing.T) {
 		require.NotEqual(t, former, killed.id())
 		c.awaitVotes()
 		require.Equal(t, 10, killed.count(t))
-		m, err := manifest.Read(killed.disk, "queue")
+		m, err := manifest.Read(killed.machine.Disk(), "queue")
 		require.NoError(t, err)
 		require.Equal(t, killed.id(), m.ID)
 	})
@@ -454,7 +454,7 @@ var simPower = simFault{"power", 6, func(s *schedule) bool {
 // isBack reports whether the node is up, and has been taken back since its power failed.
 func (n *simNode) isBack() bool {
 	n.mu.Lock()
-	up, disk := n.q != nil && n.boot == n.booted, n.disk
+	up, disk := n.q != nil && n.machine.Boot() == n.booted, n.machine.Disk()
 	n.mu.Unlock()
 	m, err := manifest.Read(disk, "queue")
 	return up && err == nil && len(m.Former) == 0

@@ -14,6 +14,8 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/simtest"
 )
 
 // stand makes a node stand for election at once, while others have a leader. Who hands the
@@ -121,81 +123,66 @@ func TestEmptyIsConfirmed(t *testing.T) {
 	})
 }
 
-// simCount is a call of Stats, and how many tasks it has counted.
-type simCount struct {
-	*simCall
-	tasks uint64
-}
-
-// checkCounts compares what Stats has counted with the tasks that were there all the time, and
-// those that may have been there at some moment of the call. REQUIRES: mu is held.
-func (h *simHistory) checkCounts(tasks map[int][]*simCall) {
-	for _, count := range h.counts {
-		var least, most uint64
-		for _, calls := range tasks {
-			stored, mayBe, left, mayHaveLeft := false, false, false, false
-			for _, c := range calls {
-				switch c.verb {
-				case simProduce:
-					stored = c.outcome == simDone && c.ret < count.call
-					mayBe = c.call < count.ret
-				case simComplete:
-					left = left || c.outcome == simDone && c.ret < count.call
-					mayHaveLeft = mayHaveLeft || (c.outcome == simDone || c.outcome == simUnknown) && c.call < count.ret
-				}
-			}
-			if stored && !mayHaveLeft {
-				least++
-			}
-			if mayBe && !left {
-				most++
-			}
-		}
-		if count.tasks < least || count.tasks > most {
-			h.fail("%v: %d tasks are counted, there were at least %d and at most %d", count.simCall, count.tasks, least, most)
-		}
-	}
-}
-
 // read looks at tasks of the queue that all clients share.
 func (c *simClient) read() {
 	switch c.rng.IntN(3) {
 	case 0:
-		serial, id := c.h.anyTask(c.rng)
+		serial, id := c.h.AnyTask(c.rng)
 		var info *TaskInfo
-		call, ok := c.call(simStored, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+		call, ok := c.call(simtest.Read, func(ctx context.Context, q *Queue, _ *simtest.Call) (err error) {
 			if info, err = q.Get(ctx, id); errors.Is(err, ErrNotFound) {
 				return nil
 			}
 			return err
 		})
-		if ok && call.outcome == simDone {
-			c.h.saw(call, serial, info)
+		if ok && call.Outcome == simtest.Done {
+			c.h.Saw(call, serial, shownAs(info))
 		}
 	case 1:
 		var listed []*TaskInfo
 		state := []State{Ready, Leased}[c.rng.IntN(2)]
-		call, ok := c.call(simStored, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+		call, ok := c.call(simtest.Read, func(ctx context.Context, q *Queue, _ *simtest.Call) (err error) {
 			listed, err = collectAll(q.List(ctx, ListOptions{State: state, Queue: "a"}))
 			return err
 		})
-		if ok && call.outcome == simDone {
+		if ok && call.Outcome == simtest.Done {
 			for _, info := range listed {
-				c.h.saw(call, serialOf(info.Payload), info)
+				c.h.Saw(call, serialOf(info.Payload), shownAs(info))
 			}
 		}
 	case 2:
 		var stats map[string]Counts
-		call, ok := c.call(simStored, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+		call, ok := c.call(simtest.Read, func(ctx context.Context, q *Queue, _ *simtest.Call) (err error) {
 			stats, err = q.Stats(ctx)
 			return err
 		})
-		if ok && call.outcome == simDone {
-			c.h.mu.Lock()
-			c.h.counts = append(c.h.counts, simCount{call, stats["a"].Total()})
-			c.h.mu.Unlock()
+		if ok && call.Outcome == simtest.Done {
+			c.h.Counted(call, stats["a"].Total())
 		}
 	}
+}
+
+// shownAs is what a history needs of a task that a read has shown; nil: of none.
+func shownAs(info *TaskInfo) *simtest.Task[ID] {
+	if info == nil {
+		return nil
+	}
+	return &simtest.Task[ID]{ID: info.ID, Serial: serialOf(info.Payload), State: info.State, Attempts: info.Attempts}
+}
+
+// shownOf is shownAs of the tasks of the queue that all clients share.
+func shownOf(tasks map[ID]*TaskInfo) (shown []simtest.Task[ID]) {
+	for _, info := range tasks {
+		if info.Queue == "a" {
+			shown = append(shown, *shownAs(info))
+		}
+	}
+	return shown
+}
+
+// shownLease is what a history needs of a lease.
+func shownLease(l *Lease) simtest.Lease[ID] {
+	return simtest.Lease[ID]{ID: l.ID, Serial: serialOf(l.Payload), Token: l.Receipt.Token, Attempt: l.Attempt, Deadline: l.Deadline}
 }
 
 func collectAll(list iter.Seq2[*TaskInfo, error]) (tasks []*TaskInfo, err error) {
@@ -206,33 +193,6 @@ func collectAll(list iter.Seq2[*TaskInfo, error]) (tasks []*TaskInfo, err error)
 		tasks = append(tasks, info)
 	}
 	return tasks, nil
-}
-
-// anyTask draws a task that was seen, or else a payload without one.
-func (h *simHistory) anyTask(rng *rand.Rand) (serial int, id ID) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.serials == 0 {
-		return 0, ID{}
-	}
-	serial = h.serials - min(rng.IntN(h.serials), rng.IntN(h.serials)) // late ones more often
-	return serial, h.ids[serial]
-}
-
-// saw notes what a read has shown of a task; nil: that it is not there.
-func (h *simHistory) saw(c *simCall, serial int, info *TaskInfo) {
-	one := *c
-	one.serial = serial
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if info == nil && h.ids[serial] == (ID{}) {
-		return
-	}
-	if info != nil {
-		h.seen(serial, info.ID)
-		one.state, one.attempt = info.State, info.Attempts
-	}
-	h.calls = append(h.calls, &one)
 }
 
 // simProbe has a queue of its own with at most one task, so that it knows what every read must
@@ -266,9 +226,9 @@ func (c *simClient) probe() {
 }
 
 // do calls any node. It is false if it is unknown what has come of it, or nothing has.
-func (p *simProbe) do(verb simVerb, f func(ctx context.Context, q *Queue) error) (ok, never bool) {
-	call, called := p.call(verb, func(ctx context.Context, q *Queue, _ *simCall) error { return f(ctx, q) })
-	return called && call.outcome == simDone, !called || call.outcome == simNever
+func (p *simProbe) do(verb simtest.Verb, f func(ctx context.Context, q *Queue) error) (ok, never bool) {
+	call, called := p.call(verb, func(ctx context.Context, q *Queue, _ *simtest.Call) error { return f(ctx, q) })
+	return called && call.Outcome == simtest.Done, !called || call.Outcome == simtest.Never
 }
 
 // promptly is sooner than a claim is tried again. The first try of one that took longer may come
@@ -279,7 +239,7 @@ const promptly = 50 * time.Millisecond
 func (p *simProbe) step() (known bool) {
 	switch p.state {
 	case 0:
-		ok, never := p.do(simProduce, func(ctx context.Context, q *Queue) (err error) {
+		ok, never := p.do(simtest.Produce, func(ctx context.Context, q *Queue) (err error) {
 			p.id, err = q.Produce(ctx, Task{Queue: p.queue, MaxAttempts: 1000, Payload: []byte("0 ")})
 			return err
 		})
@@ -290,7 +250,7 @@ func (p *simProbe) step() (known bool) {
 	case Ready:
 		var l *Lease
 		empty, begun := false, time.Now()
-		ok, _ := p.do(simClaim, func(ctx context.Context, q *Queue) (err error) {
+		ok, _ := p.do(simtest.Claim, func(ctx context.Context, q *Queue) (err error) {
 			l, err = q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: probeLease})
 			empty = errors.Is(err, ErrEmpty)
 			return err
@@ -304,22 +264,22 @@ func (p *simProbe) step() (known bool) {
 		}
 		return false
 	default:
-		verb := []simVerb{simComplete, simRetry, simRelease}[p.rng.IntN(3)]
+		verb := []simtest.Verb{simtest.Complete, simtest.Retry, simtest.Release}[p.rng.IntN(3)]
 		ok, _ := p.do(verb, func(ctx context.Context, q *Queue) error {
 			switch verb {
-			case simRetry:
+			case simtest.Retry:
 				return q.Retry(ctx, p.receipt, RetryOptions{After: -1})
-			case simRelease:
+			case simtest.Release:
 				return q.Release(ctx, p.receipt, 0)
 			}
 			return q.Complete(ctx, p.receipt, nil)
 		})
 		switch verb {
-		case simRetry:
+		case simtest.Retry:
 			p.state = Ready
-		case simRelease:
+		case simtest.Release:
 			p.state, p.attempts = Ready, p.attempts-1
-		case simComplete:
+		case simtest.Complete:
 			p.state = 0
 		}
 		return ok
@@ -353,9 +313,7 @@ func (s *schedule) compare(works, reads *simNode) (end func()) {
 }
 
 func (p *simProbe) fails(format string, args ...any) {
-	p.h.mu.Lock()
-	defer p.h.mu.Unlock()
-	p.h.fail("%s: %s, attempts %d: %s", p.queue, p.state, p.attempts, fmt.Sprintf(format, args...))
+	p.h.Fail("%s: %s, attempts %d: %s", p.queue, p.state, p.attempts, fmt.Sprintf(format, args...))
 }
 
 // read makes sure that a read shows what there is. It is false if it is unknown whether it has
@@ -369,7 +327,7 @@ func (p *simProbe) read() (known bool) {
 	case 1:
 		state := []State{Ready, Leased}[p.rng.IntN(2)]
 		var listed []*TaskInfo
-		if ok, _ := p.do(simStored, func(ctx context.Context, q *Queue) (err error) {
+		if ok, _ := p.do(simtest.Read, func(ctx context.Context, q *Queue) (err error) {
 			listed, err = collectAll(q.List(ctx, ListOptions{State: state, Queue: p.queue}))
 			return err
 		}); ok && (len(listed) > 0) != (state == p.state) {
@@ -383,7 +341,7 @@ func (p *simProbe) read() (known bool) {
 		case Leased:
 			want.Leased = 1
 		}
-		if ok, _ := p.do(simStored, func(ctx context.Context, q *Queue) error {
+		if ok, _ := p.do(simtest.Read, func(ctx context.Context, q *Queue) error {
 			stats, err := q.Stats(ctx)
 			counts = stats[p.queue]
 			return err
@@ -397,7 +355,7 @@ func (p *simProbe) read() (known bool) {
 			break
 		}
 		empty, begun := false, time.Now()
-		ok, _ := p.do(simClaim, func(ctx context.Context, q *Queue) error {
+		ok, _ := p.do(simtest.Claim, func(ctx context.Context, q *Queue) error {
 			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{p.queue}, NoWait: true, LeaseFor: probeLease})
 			empty = errors.Is(err, ErrEmpty)
 			return err
@@ -415,7 +373,7 @@ func (p *simProbe) get(is func(*TaskInfo) bool, when string) {
 		return
 	}
 	var info *TaskInfo
-	if ok, _ := p.do(simStored, func(ctx context.Context, q *Queue) (err error) {
+	if ok, _ := p.do(simtest.Read, func(ctx context.Context, q *Queue) (err error) {
 		if info, err = q.Get(ctx, p.id); errors.Is(err, ErrNotFound) {
 			return nil
 		}

@@ -122,7 +122,7 @@ func TestRecoverClusterReconciles(t *testing.T) {
 				} else {
 					n.stop()
 				}
-				storetest.Alter(t, n.disk, func(db *pebble.DB) {
+				storetest.Alter(t, n.machine.Disk(), func(db *pebble.DB) {
 					for _, prefix := range []byte{keys.Sent, keys.Settings} {
 						require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
 					}
@@ -170,7 +170,7 @@ func newLogLoss(t *testing.T, seed uint64, odds []int, notice bool) *logLoss {
 			l.lost++
 		}
 		if !notice {
-			n.boot = 0
+			n.machine.HideBoots()
 		}
 	}
 	for _, i := range rng.Perm(3) {

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/session"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
 )
 
@@ -131,7 +131,8 @@ func TestProduceOfRemovedNode(t *testing.T) {
 					return
 				}
 				caller.stop()
-				caller.disk, caller.votes, caller.join = vfs.NewCrashableMem(), newSimVotes(), true
+				caller.machine.Wipe()
+				caller.join = true
 				all := c.nodes
 				c.nodes = []*simNode{leader} // whom it asks
 				caller.start()
@@ -183,19 +184,19 @@ func TestProduceAmidFullDisk(t *testing.T) {
 					done <- err
 				}()
 				time.Sleep(100 * time.Millisecond)
-				leader.fuse.free.Store(0)
+				leader.fill(0)
 				time.Sleep(store.LookEvery * time.Millisecond)
 				_, err := simQueue(leader).Produce(context.Background(), Task{Queue: "a"})
 				require.ErrorIs(t, err, ErrDiskFull)
 				c.net.Heal(true)
 				if time.Sleep(simCallTimeout / 3); room {
-					leader.fuse.free.Store(simFree)
+					leader.fill(simtest.DiskSize)
 					require.NoError(t, <-done)
 				} else {
 					err = <-done
 					require.ErrorIs(t, err, ErrUncertain)
 					require.NotErrorIs(t, err, ErrDiskFull)
-					leader.fuse.free.Store(simFree)
+					leader.fill(simtest.DiskSize)
 				}
 				c.requireReady(t, 2)
 			})

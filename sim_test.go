@@ -16,8 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -153,7 +152,7 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 	})
 	// Outside of the bubble, whose clock does not run while histories are checked.
 	for _, h := range append(s.past, s.h) {
-		for _, problem := range h.check() {
+		for _, problem := range h.Check() {
 			t.Error(problem)
 		}
 	}
@@ -163,8 +162,8 @@ func runSchedule(t *testing.T, seed uint64) (counts simCounts) {
 // schedule is one simulation.
 type schedule struct {
 	*simCluster
-	h        *simHistory
-	past     []*simHistory // that ended with a loss
+	h        *simtest.History[ID]
+	past     []*simtest.History[ID] // that ended with a loss
 	features *simFeatures
 	rng      *rand.Rand // of the faults
 	seed     uint64
@@ -207,7 +206,7 @@ type simFault struct {
 
 func newSchedule(t *testing.T, seed uint64) *schedule {
 	rng := rand.New(rand.NewPCG(seed, 0))
-	s := &schedule{h: newSimHistory(), rng: rng, seed: seed, counts: make(map[string]int)}
+	s := &schedule{h: simtest.NewHistory[ID](), rng: rng, seed: seed, counts: make(map[string]int)}
 	s.features = newSimFeatures(s)
 	opts := Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096, maxAppend: 4}
 	nodes := 3
@@ -225,7 +224,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	}
 	s.drawLoad(&opts)
 	s.length = time.Duration(10+rng.IntN(30)) * time.Second
-	s.h.drifting = rng.IntN(6) == 0
+	s.h.Drifting = rng.IntN(6) == 0
 	for _, f := range append(slices.Concat(simFaults, simLinks, simDisks), simOlderCopy) {
 		if rng.IntN(2) == 0 {
 			s.faults = append(s.faults, f)
@@ -247,7 +246,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	}
 	s.simCluster = newSimClusterOf(t, seed, nodes, opts, newest)
 	if rng.IntN(2) == 0 {
-		s.h.rates = true
+		s.h.Rates = true
 		s.setRates()
 		s.note("monotonic clocks run at rates of their own")
 	}
@@ -333,10 +332,10 @@ func (s *schedule) run() simCounts {
 	if err != nil {
 		s.t.Error(err)
 	}
-	last := s.h.begin(simStored, 0, "all")
-	s.h.finish(last, nil, true)
+	last := s.h.Begin(simtest.Read, 0, "all")
+	s.h.Finish(last, nil, true)
 	s.readCopies()
-	s.h.stored(last, tasks)
+	s.h.Stored(last, shownOf(tasks))
 	for id, info := range tasks {
 		if info.Queue != "a" {
 			continue // of a probe
@@ -352,15 +351,9 @@ func (s *schedule) run() simCounts {
 	s.close()
 	counts := simCounts{Faults: s.counts, Copies: len(s.copies), Uses: s.features.uses}
 	for _, h := range append(s.past, s.h) {
-		counts.Calls, counts.Tasks = counts.Calls+len(h.calls), counts.Tasks+len(h.ids)
-		for _, c := range h.calls {
-			switch c.outcome {
-			case simUnknown:
-				counts.Unknown++
-			case simLost:
-				counts.Lost++
-			}
-		}
+		t := h.Totals()
+		counts.Calls, counts.Tasks = counts.Calls+t.Calls, counts.Tasks+t.Tasks
+		counts.Unknown, counts.Lost = counts.Unknown+t.Unknown, counts.Lost+t.Lost
 	}
 	return counts
 }
@@ -478,7 +471,7 @@ var simFaults = []simFault{
 		}
 		operations := 1 + s.rng.Int64N(30)
 		s.note("crash %s %d operations on its disk later, %d%% of what is not synced stays", n.name, operations, percent)
-		n.light(operations, percent, func() { s.happened("crash") })
+		n.crashAfter(operations, percent, func() { s.happened("crash") })
 		return false
 	}},
 	{"blackout", 1, func(s *schedule) (crashed bool) {
@@ -505,9 +498,9 @@ var simFaults = []simFault{
 	}},
 	{"clock", 3, func(s *schedule) bool {
 		n := s.someNode()
-		d := clockStep * time.Duration(s.rng.IntN(25)-12)
+		d := simtest.ClockStep * time.Duration(s.rng.IntN(25)-12)
 		s.note("clock of %s is set to %v", n.name, d)
-		return n.ahead.Swap(int64(d)) != int64(d)
+		return n.machine.Wall.Set(d)
 	}},
 	{"transfer", 4, func(s *schedule) bool {
 		by, shard, to := s.anyNode(), s.rng.IntN(s.opts.Shards), s.anyNode()
@@ -563,7 +556,7 @@ var simFaults = []simFault{
 		s.done.Go(func() {
 			defer s.moving.Store(false)
 			s.replace(old, s.note, func() (end func()) {
-				s.h.leaves(old.name)
+				s.h.Leaves(old.name)
 				return s.rush(old)
 			})
 		})
@@ -654,7 +647,7 @@ func (s *schedule) keepCopies(n *simNode) {
 	defer s.copying.Unlock()
 	for i := range s.copies {
 		if c := &s.copies[i]; c.node == n && c.lost == nil {
-			c.lost = n.disk
+			c.lost = n.machine.Disk()
 		}
 	}
 }
@@ -662,7 +655,7 @@ func (s *schedule) keepCopies(n *simNode) {
 // stranger runs another cluster of one node at an address for some time. It keeps what is its own.
 func (s *schedule) stranger(address string, length time.Duration) {
 	other := &simCluster{t: s.t, net: s.net, rng: s.rng, opts: s.opts, peers: []Peer{{address, address}}}
-	n := &simNode{cluster: other, name: address, disk: vfs.NewCrashableMem(), votes: newSimVotes()}
+	n := newSimNode(other, address, false)
 	n.start()
 	s.done.Go(func() {
 		const tasks = 5
@@ -749,7 +742,7 @@ func (c *simClient) upTo(d time.Duration) time.Duration {
 }
 
 // call calls a verb on a node that is up, and records it. It is false if there was none.
-func (c *simClient) call(verb simVerb, do func(ctx context.Context, q *Queue, call *simCall) error) (*simCall, bool) {
+func (c *simClient) call(verb simtest.Verb, do func(ctx context.Context, q *Queue, call *simtest.Call) error) (*simtest.Call, bool) {
 	nodes := c.members()
 	n := nodes[c.home%len(nodes)]
 	if c.rng.IntN(4) == 0 {
@@ -764,9 +757,9 @@ func (c *simClient) call(verb simVerb, do func(ctx context.Context, q *Queue, ca
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond+c.upTo(6*time.Second))
 	defer cancel()
-	call := c.h.begin(verb, c.number, n.name)
+	call := c.h.Begin(verb, c.number, n.name)
 	err := do(ctx, q, call)
-	c.h.finish(call, err, n.alive(life))
+	c.h.Finish(call, err, n.alive(life))
 	return call, true
 }
 
@@ -775,9 +768,9 @@ func (c *simClient) produce() {
 	if c.rng.IntN(4) == 0 {
 		count = 3
 	}
-	serials, payloads := c.h.payloads(count)
+	serials, payloads := c.h.Payloads(count)
 	var ids []ID
-	call, ok := c.call(simProduce, func(ctx context.Context, q *Queue, _ *simCall) (err error) {
+	call, ok := c.call(simtest.Produce, func(ctx context.Context, q *Queue, _ *simtest.Call) (err error) {
 		if count == 1 {
 			id, err := q.Produce(ctx, Task{Queue: "a", Payload: payloads[0]})
 			ids = []ID{id}
@@ -791,14 +784,14 @@ func (c *simClient) produce() {
 		return err
 	})
 	if ok {
-		c.h.produced(call, serials, ids)
+		c.h.Produced(call, serials, ids)
 	}
 }
 
 // claim returns a lease and the call that was given it.
-func (c *simClient) claim() (l *Lease, call *simCall) {
+func (c *simClient) claim() (l *Lease, call *simtest.Call) {
 	duration := 2*time.Second + c.upTo(4*time.Second).Round(time.Millisecond)
-	call, ok := c.call(simClaim, func(ctx context.Context, q *Queue, call *simCall) (err error) {
+	call, ok := c.call(simtest.Claim, func(ctx context.Context, q *Queue, call *simtest.Call) (err error) {
 		l, err = q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: duration, NoWait: c.rng.IntN(4) == 0 || c.ending()})
 		return err
 	})
@@ -806,37 +799,37 @@ func (c *simClient) claim() (l *Lease, call *simCall) {
 		return nil, nil
 	}
 	// A lease that came when its node had died is one that nobody has seen.
-	if call.outcome != simDone {
+	if call.Outcome != simtest.Done {
 		return nil, nil
 	}
-	c.h.claimed(call, l, duration)
+	c.h.Claimed(call, shownLease(l), duration)
 	return l, call
 }
 
 // work does something with a task, or leaves it.
-func (c *simClient) work(l *Lease, _ *simCall) {
+func (c *simClient) work(l *Lease, _ *simtest.Call) {
 	for {
 		time.Sleep(c.upTo(3 * time.Second))
-		verb := simComplete
+		verb := simtest.Complete
 		var duration time.Duration
 		switch c.rng.IntN(10) {
 		case 0:
 			return
 		case 1:
-			verb = simRetry
+			verb = simtest.Retry
 		case 2:
-			verb = simRelease
+			verb = simtest.Release
 		case 3, 4:
-			verb = simExtend
+			verb = simtest.Extend
 			duration = time.Second + c.upTo(6*time.Second).Round(time.Millisecond)
 		}
-		call, ok := c.call(verb, func(ctx context.Context, q *Queue, _ *simCall) error {
+		call, ok := c.call(verb, func(ctx context.Context, q *Queue, _ *simtest.Call) error {
 			switch verb {
-			case simRetry:
+			case simtest.Retry:
 				return q.Retry(ctx, l.Receipt, RetryOptions{After: -1})
-			case simRelease:
+			case simtest.Release:
 				return q.Release(ctx, l.Receipt, 0)
-			case simExtend:
+			case simtest.Extend:
 				return q.Extend(ctx, l.Receipt, duration)
 			}
 			return q.Complete(ctx, l.Receipt, nil)
@@ -844,12 +837,12 @@ func (c *simClient) work(l *Lease, _ *simCall) {
 		if !ok {
 			continue
 		}
-		call.serial, call.token, call.attempt, call.duration = serialOf(l.Payload), l.Receipt.Token, l.Attempt, duration
-		if call.outcome == simNever { // it was not done, and may be tried again
+		call.Serial, call.Token, call.Attempt, call.Duration = serialOf(l.Payload), l.Receipt.Token, l.Attempt, duration
+		if call.Outcome == simtest.Never { // it was not done, and may be tried again
 			continue
 		}
-		c.h.add(*call)
-		if verb != simExtend || call.outcome == simLost {
+		c.h.Add(*call)
+		if verb != simtest.Extend || call.Outcome == simtest.Lost {
 			return
 		}
 	}
@@ -877,15 +870,15 @@ func (s *schedule) drain() {
 			continue
 		}
 		for done := false; !done; {
-			call, ok := c.call(simComplete, func(ctx context.Context, q *Queue, _ *simCall) error {
+			call, ok := c.call(simtest.Complete, func(ctx context.Context, q *Queue, _ *simtest.Call) error {
 				return q.Complete(ctx, l.Receipt, nil)
 			})
 			if !ok {
 				continue
 			}
-			call.serial, call.token, call.attempt = serialOf(l.Payload), l.Receipt.Token, l.Attempt
-			if done = call.outcome != simNever; done {
-				s.h.add(*call)
+			call.Serial, call.Token, call.Attempt = serialOf(l.Payload), l.Receipt.Token, l.Attempt
+			if done = call.Outcome != simtest.Never; done {
+				s.h.Add(*call)
 			}
 		}
 	}

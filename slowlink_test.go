@@ -98,7 +98,7 @@ func TestBehindOverSlowLink(t *testing.T) {
 		lacks := c.fallBehind(leader, victim)
 		before := c.net.Sent(leader.name, victim.name)
 		var loaded, most atomic.Int64
-		leader.watchLoads(func(bytes int) {
+		leader.machine.WatchReads(func(bytes int) {
 			held := loaded.Add(int64(bytes)) - (c.net.Sent(leader.name, victim.name) - before)
 			most.Store(max(most.Load(), held))
 		})

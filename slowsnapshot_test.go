@@ -18,6 +18,7 @@ import (
 
 	"codeq/internal/cluster"
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
 )
 
@@ -121,8 +122,8 @@ func (s *slowSnapshot) look() {
 
 // remains is what a node has of snapshots that are under way.
 func (s *slowSnapshot) remains(n *simNode) []string {
-	dir := manifest.MetaDir(n.disk, "queue", 0)
-	names, err := n.disk.List(dir)
+	dir := manifest.MetaDir(n.machine.Disk(), "queue", 0)
+	names, err := n.machine.Disk().List(dir)
 	require.NoError(s.t, err)
 	return slices.DeleteFunc(names, func(name string) bool { return !strings.Contains(path.Base(name), "ing-") })
 }
@@ -253,7 +254,7 @@ func TestRefusedSnapshotIsGivenUp(t *testing.T) {
 		after, err := g.FirstIndex()
 		require.NoError(t, err)
 		require.Greater(t, after, before)
-		s.victim.fill(simFree)
+		s.victim.fill(simtest.DiskSize)
 	})
 }
 
@@ -347,7 +348,7 @@ func TestFullDiskRefusesSnapshot(t *testing.T) {
 		s.work(30*time.Second, never)
 		require.Empty(t, s.remains(s.victim))
 		require.Less(t, s.bytes(), int64(snapshotState/8))
-		s.victim.fill(simFree)
+		s.victim.fill(simtest.DiskSize)
 		s.work(3*snapshotTime, s.caughtUp)
 		require.True(t, s.caughtUp())
 	})
@@ -373,7 +374,7 @@ func TestFullDiskEndsSnapshot(t *testing.T) {
 				require.Zero(t, s.installs)
 				s.net.Heal(true)
 				s.limit(snapshotLink)
-				s.victim.fill(simFree)
+				s.victim.fill(simtest.DiskSize)
 				s.work(3*snapshotTime, s.caughtUp)
 				require.True(t, s.caughtUp())
 				require.Equal(t, 1, s.installs)

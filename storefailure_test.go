@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -14,7 +13,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-var errBroken = errors.New("the disk is broken")
+var errBroken = testkit.ErrBroken
 
 // failingQueue is a queue of two shards. The store of shard 0 is about to fail.
 type failingQueue struct {

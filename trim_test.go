@@ -19,6 +19,7 @@ import (
 
 	"codeq/internal/inode"
 	"codeq/internal/keys"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -642,7 +643,7 @@ func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
 			produce(t, q, Task{Queue: "b"})
 		}
 		require.Less(t, storesOf(t, simQueue(other)).TableBytes, int64(tasks*reclaimPayload/4))
-		other.fill(simFree)
+		other.fill(simtest.DiskSize)
 	})
 }
 

@@ -87,7 +87,7 @@ func (c *simCluster) requireFormat(format int) {
 			require.Equal(c.t, manifest.ReplicaIdentity(format, i, len(q.replicas)), string(got), "%s", n.name)
 			require.Equal(c.t, format, formatOf(c.t, q, i))
 		}
-		m, err := manifest.Read(n.disk, "queue")
+		m, err := manifest.Read(n.machine.Disk(), "queue")
 		require.NoError(c.t, err)
 		require.Equal(c.t, format, m.Format, "%s", n.name)
 	}
@@ -197,21 +197,21 @@ func TestUpgradeOfPebble(t *testing.T) {
 	upgradeCaseWith(t, Options{Shards: 2, pebble: formats}, func(t *testing.T, c *simCluster) {
 		for _, n := range c.nodes {
 			n.produce(t, 3)
-			storetest.RequirePebbleFormat(t, n.disk, before)
+			storetest.RequirePebbleFormat(t, n.machine.Disk(), before)
 			require.NoError(t, n.become(newFormat))
-			storetest.RequirePebbleFormat(t, n.disk, before)
+			storetest.RequirePebbleFormat(t, n.machine.Disk(), before)
 		}
 		time.Sleep(5 * time.Second)
 		c.requireFormat(newFormat)
 		for _, n := range c.nodes {
-			storetest.RequirePebbleFormat(t, n.disk, before)
+			storetest.RequirePebbleFormat(t, n.machine.Disk(), before)
 			n.stop()
 			n.start()
-			storetest.RequirePebbleFormat(t, n.disk, after)
+			storetest.RequirePebbleFormat(t, n.machine.Disk(), after)
 			require.Equal(t, 9, n.count(t))
 		}
 		require.NoError(t, simQueue(c.nodes[0]).Checkpoint(t.Context(), "copy"))
-		desc, err := pebble.Peek(manifest.ShardDir(c.nodes[0].disk, "copy", 0), c.nodes[0].disk)
+		desc, err := pebble.Peek(manifest.ShardDir(c.nodes[0].machine.Disk(), "copy", 0), c.nodes[0].machine.Disk())
 		require.NoError(t, err)
 		require.Equal(t, after, desc.FormatMajorVersion)
 	})
@@ -334,7 +334,7 @@ func TestUpgradeOnFullDisk(t *testing.T) {
 			for i, r := range simQueue(n).replicas {
 				require.NoError(t, r.group.Failure(), "shard %d", i)
 			}
-			m, err := manifest.Read(n.disk, "queue")
+			m, err := manifest.Read(n.machine.Disk(), "queue")
 			require.NoError(t, err)
 			require.Equal(t, oldFormat, m.Format)
 			require.Positive(t, disk.refused.Load())
@@ -370,13 +370,13 @@ func (n *simNode) openFullFor(t *testing.T, part string) *fullDisk {
 	n.stop()
 	n.newest = newFormat
 	disk := &fullDisk{part: part}
-	o, fuse := n.cluster.options(n)
+	o, life := n.cluster.options(n)
 	o.fs = &testkit.HookFS{FS: o.fs, Before: disk.before}
 	q, err := Open("queue", o)
 	require.NoError(t, err)
 	disk.full.Store(true)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.q, n.fuse = q, fuse
+	n.q, n.life = q, life
 	return disk
 }

@@ -44,7 +44,7 @@ func TestVerify(t *testing.T) {
 		sum.Add(keys.Counts(c))
 		want = codeq.Counts(sum)
 	}
-	killed := cloneOf(disk)
+	killed := testkit.CloneOf(disk)
 	_, err = codeq.Verify("queue", onDisk(disk, &codeq.VerifyOptions{}))
 	require.ErrorIs(t, err, codeq.ErrLocked)
 	require.NoError(t, q.Close())
@@ -162,7 +162,7 @@ func TestRepair(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			disk := cloneOf(disk)
+			disk := testkit.CloneOf(disk)
 			var gone map[codeq.ID]bool
 			storetest.Alter(t, disk, func(db *pebble.DB) { gone = c.damage(t, db) })
 			before := storetest.Contents(t, disk, "queue")
@@ -263,7 +263,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, q.Close())
-	tasks := tasksOf(t, cloneOf(disk))
+	tasks := tasksOf(t, testkit.CloneOf(disk))
 	records := storetest.Records(t, disk, "queue/shard-000")
 	var table, log, logged string
 	var blocks, index []int64
@@ -295,7 +295,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 		{index: []int{2}, data: []int{1}},
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
-			disk := cloneOf(disk)
+			disk := testkit.CloneOf(disk)
 			for _, i := range c.data {
 				testkit.Overwrite(t, disk, table, blocks[i]+20, "damage")
 			}
@@ -334,7 +334,7 @@ func TestRepairInterrupted(t *testing.T) {
 		step = 1
 	}
 	for stop := 1; ; stop += step {
-		disk := cloneOf(disk)
+		disk := testkit.CloneOf(disk)
 		n := 0
 		var image *vfs.MemFS
 		_, err := codeq.Verify("queue", onDisk(&testkit.HookFS{FS: disk, Before: func(string, string) error {
@@ -371,7 +371,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 	t.Parallel()
 	disk := vfs.NewCrashableMem()
 	q := variedQueue(t, disk)
-	killed := cloneOf(disk)
+	killed := testkit.CloneOf(disk)
 	tasks, err := list(q)
 	require.NoError(t, errors.Join(err, q.Close()))
 	for how, image := range map[string]*vfs.MemFS{"closed": disk, "killed": killed} {
@@ -391,10 +391,10 @@ func TestRepairOfMissingFiles(t *testing.T) {
 				if left > 0 && left >= info.Size() || left == 0 && info.Size() == 0 {
 					continue
 				}
-				disk := cloneOf(image)
+				disk := testkit.CloneOf(image)
 				cut(t, disk, file, left)
 				tried[kind]++
-				opened := cloneOf(disk)
+				opened := testkit.CloneOf(disk)
 				if q, err := codeq.Open("queue", variedOptions(opened)); err != nil {
 					require.ErrorIs(t, err, codeq.ErrCorrupt, what)
 				} else {

@@ -53,13 +53,13 @@ func TestRepairOfFiles(t *testing.T) {
 	rng := testkit.Seeded(t)
 	lost, repaired := 0, 0
 	for begun := time.Now(); repaired < 8 || time.Since(begun) < *corruptFor; {
-		name := c.files[rng.IntN(len(c.files))]
+		name := c.Files[rng.IntN(len(c.Files))]
 		if path.Base(name) == manifest.Name {
 			continue
 		}
-		bit := rng.IntN(8 * len(c.content[name]))
+		bit := rng.IntN(8 * len(c.Content[name]))
 		what := fmt.Sprintf("%s, bit %d", name, bit)
-		disk := c.flip(name, bit)
+		disk := c.Flip(t, name, bit)
 		r := verifyImage(t, disk, false)
 		if r.OK() { // in a table that is no part of the store, or in padding
 			continue
@@ -71,7 +71,7 @@ func TestRepairOfFiles(t *testing.T) {
 		dir := path.Dir(name)
 		mayLose := make(map[keys.ID]bool)
 		if path.Ext(name) == ".sst" {
-			mayLose = storetest.Unreadable(t, disk, dir, storetest.Records(t, c.disk, dir))
+			mayLose = storetest.Unreadable(t, disk, dir, storetest.Records(t, c.Disk, dir))
 		}
 		r = verifyImage(t, disk, true)
 		if !r.OK() { // the name of a lane is lost: its tasks have another one, of which their scopes do not tell

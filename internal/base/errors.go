@@ -39,6 +39,7 @@ var (
 	ErrNotFound   = errors.New("codeq: not found")
 	ErrNotWaiting = errors.New("codeq: task does not wait")
 	ErrLeaseLost  = errors.New("codeq: lease lost")
+	ErrEmpty      = errors.New("codeq: no task is ready")
 	ErrCanceled   = errors.New("codeq: task canceled")
 	ErrUncertain  = errors.New("codeq: outcome unknown")
 )

@@ -8,6 +8,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
+// ErrBroken is of operations that a test lets fail.
+var ErrBroken = errors.New("the disk is broken")
+
 // HookFS is a file system that asks before it changes anything: an error of
 // Before is that of the operation, which then is not done, or half done if it
 // is a write.

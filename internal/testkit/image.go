@@ -1,0 +1,65 @@
+package testkit
+
+import (
+	"errors"
+	"io"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// CloneOf is a copy of a disk, with what was not synced.
+func CloneOf(disk *vfs.MemFS) *vfs.MemFS {
+	return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
+}
+
+// Image is a disk with files that are not empty, whose bits can be flipped.
+type Image struct {
+	Disk    *vfs.MemFS
+	Files   []string          // in their order
+	Content map[string][]byte // by file
+}
+
+// ImageOf reads the files below a directory. REQUIRES: nobody writes them.
+func ImageOf(t testing.TB, disk *vfs.MemFS, dir string) *Image {
+	t.Helper()
+	i := &Image{Disk: disk, Content: make(map[string][]byte)}
+	i.add(t, dir)
+	return i
+}
+
+func (i *Image) add(t testing.TB, dir string) {
+	t.Helper()
+	names, err := i.Disk.List(dir)
+	require.NoError(t, err)
+	slices.Sort(names)
+	for _, name := range names {
+		name = path.Join(dir, name)
+		info, err := i.Disk.Stat(name)
+		require.NoError(t, err)
+		if info.IsDir() {
+			i.add(t, name)
+			continue
+		}
+		if info.Size() == 0 {
+			continue
+		}
+		f, err := i.Disk.Open(name)
+		require.NoError(t, err)
+		content, err := io.ReadAll(f)
+		require.NoError(t, errors.Join(err, f.Close()))
+		i.Files, i.Content[name] = append(i.Files, name), content
+	}
+}
+
+// Flip is a copy of the disk with one bit of a file changed.
+func (i *Image) Flip(t testing.TB, name string, bit int) *vfs.MemFS {
+	t.Helper()
+	disk := CloneOf(i.Disk)
+	Overwrite(t, disk, name, int64(bit/8), string([]byte{i.Content[name][bit/8] ^ 1<<(bit%8)}))
+	return disk
+}
