@@ -29,9 +29,15 @@ func (p Peer) ServerID() raft.ServerID { return raft.ServerID(p.Node + idSeparat
 
 const idSeparator = "/"
 
-// Alias is an address in Raft of a node that has the address of another member. Leaders reach it by
-// that, also if they change before it has its own: it may know none of the other members.
+// Alias is an address in Raft of a node whose address another member has. Raft sends nothing there,
+// but a leader looks for the node until it has its own address, also if leaders change before: it
+// may know none of the other members.
 func Alias(p Peer) raft.ServerAddress { return raft.ServerAddress(p.ID + aliasSeparator + p.Address) }
+
+// isAlias reports whether the address in Raft of a member is an alias.
+func isAlias(id raft.ServerID, address raft.ServerAddress) bool {
+	return peerOf(raft.Server{ID: id, Address: address}).Address != string(address)
+}
 
 const aliasSeparator = "@"
 

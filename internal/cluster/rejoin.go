@@ -119,7 +119,14 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 // asks to be taken back may know nobody who is still there.
 func (n *Node) missed(p Peer, err error) {
 	var refused *peer.RefusedError
-	if !errors.As(err, &refused) || refused.Reason != peer.RefusedNode || !n.membership.searching.CompareAndSwap(false, true) {
+	if errors.As(err, &refused) && refused.Reason == peer.RefusedNode {
+		n.search(p)
+	}
+}
+
+// search looks for a member, unless one is being looked for.
+func (n *Node) search(p Peer) {
+	if !n.membership.searching.CompareAndSwap(false, true) {
 		return
 	}
 	n.background.Go(func() {
@@ -130,15 +137,15 @@ func (n *Node) missed(p Peer, err error) {
 	})
 }
 
-// find takes a member back that has another ID. It returns when it is worth looking for one again.
-// If the member has had that ID for some time, a copy of its directory from before does not know
-// it.
+// find takes a member back that has another ID, or was being taken back. It returns when it is worth
+// looking for one again. If the member has had its ID for some time, a copy of its directory from
+// before does not know it.
 func (n *Node) find(ctx context.Context, p Peer) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
 	i, err := n.introduce(ctx, p)
-	if err == nil && i.Cluster == n.Cluster() && i.ID != p.ID && len(i.Former) > 0 {
-		if !slices.Contains(i.Former, p.ID) {
+	if err == nil && i.Cluster == n.Cluster() && len(i.Former) > 0 {
+		if i.ID != p.ID && !slices.Contains(i.Former, p.ID) {
 			i.Former = append(i.Former, p.ID)
 		}
 		p.ID = i.ID

@@ -64,8 +64,14 @@ func (t *transport) pass(rpc raft.RPC) {
 	}
 }
 
+// errAlias: the node gets its own address when it has been taken back.
+var errAlias = errors.New("the node is being taken back")
+
 // reach is the address by which only the member that is meant is reached.
 func reach(id raft.ServerID, target raft.ServerAddress) (raft.ServerAddress, error) {
+	if isAlias(id, target) {
+		return "", errAlias
+	}
 	to, err := peerOf(raft.Server{ID: id, Address: target}).target()
 	return to.RaftAddress(), err
 }
@@ -231,6 +237,10 @@ func (t *transport) AppendEntries(
 ) error {
 	if err := t.group.Failure(); err != nil {
 		return err
+	}
+	if isAlias(id, target) {
+		t.group.node.search(peerOf(raft.Server{ID: id, Address: target}))
+		return errAlias
 	}
 	if isHeartbeat(req) {
 		err := t.beat(id, target, req, resp)
