@@ -28,8 +28,8 @@ import (
 //
 // dir must not exist, or must be empty. It becomes a queue in the last step: if a crash ends a
 // Checkpoint, Open and the next Checkpoint refuse dir until it is removed. (If dir did not exist,
-// it appears with a first file in it; a crash before that may leave an empty directory beside it,
-// whose name ends with ".unfinished".) A Checkpoint that returns an error has removed everything
+// it appears with a first file in it; a crash before that may leave a directory beside it, whose
+// name ends with ".unfinished".) A Checkpoint that returns an error has removed everything
 // that it had made, except empty directories.
 //
 // In the copy, the tasks that were leased at that moment are leased: those of [Queue.Run] are ready
@@ -39,8 +39,8 @@ import (
 //
 // In a cluster Checkpoint may be called on any node. The node copies its own replicas of all
 // shards, after they have caught up with their leaders; the shards stop for this time too, for 5 s
-// at the most. When a leader is lost meanwhile, Checkpoint begins again, twice at the most. The
-// copy is a queue without [Options.Cluster].
+// at the most. When a leader is lost meanwhile, Checkpoint begins again, twice at the most: it may
+// wait three times [Cluster].CallTimeout for one. The copy is a queue without [Options.Cluster].
 //
 // Checkpoint returns an error that matches [ErrInvalid] if dir is "", within the queue or on
 // another file system, fs.ErrExist if it is not empty, [ErrLocked] if another call or process is

@@ -48,9 +48,10 @@ type Cluster struct {
 	// cluster itself knows its members, and Peers has no meaning.
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
-	// add it, and returns when it votes. Half of them must answer within 5 minutes, and be of one
-	// cluster; then it may take as long as the node gets further, by entries or bytes of files:
-	// after 5 minutes in which it has not, Open returns an error that matches
+	// add it, and returns when it votes. It asks each of them once, for 5 minutes at most: if less
+	// than half of them answer, and are of one cluster, Open returns an error that matches
+	// [ErrNotLeader]. Then it may take as long as the node gets further, by entries or bytes of
+	// files: after 5 minutes in which it has not, Open returns an error that matches
 	// context.DeadlineExceeded. [Options.Shards] is that of the cluster. In a directory that was
 	// part of the cluster before, Join has no meaning.
 	Join bool

@@ -78,7 +78,8 @@ type Queue struct {
 // stay with the process.
 //
 // Errors: [ErrInvalid], [ErrNotQueue], [ErrNotMember], [ErrShardCount], [ErrFormat], [ErrLocked],
-// [ErrCopied], [ErrCorrupt], [ErrPowerLost], [ErrDiskFull], and those of the file system.
+// [ErrCopied], [ErrCorrupt], [ErrPowerLost], [ErrDiskFull], [ErrNotLeader] ([Cluster].Join), and
+// those of the file system.
 func Open(dir string, opts *Options) (_ *Queue, err error) {
 	defer public(&err)
 	q, err := open(dir, opts)

@@ -54,9 +54,10 @@ const fetchCap = 256
 // writes nothing. If the process dies the task is ready again at the next [Open], with the attempt
 // counted. In a cluster the renewals are stored, and the tasks of a process that dies are ready
 // again when their leases expire. The context of a handler is cancelled when its task's Timeout has
-// passed (cause context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost], or
-// [ErrFailed] if its shard has failed), and when Run has waited for Grace (cause: that of ctx, or
-// [ErrClosed]).
+// passed (cause context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost],
+// [ErrFailed] if its shard has failed, or [ErrNotLeader] or [ErrUncertain] if no leader has
+// answered for LeaseFor, as when the node was removed from its cluster), and when Run has waited
+// for Grace (cause: that of ctx, or [ErrClosed]).
 //
 // While there is no room on the disk, the outcomes of handlers wait for it, and their leases do not
 // expire.

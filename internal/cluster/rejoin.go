@@ -137,9 +137,9 @@ func (n *Node) search(p Peer) {
 	})
 }
 
-// find takes a member back that has another ID, or was being taken back. It returns when it is worth
-// looking for one again. If the member has had its ID for some time, a copy of its directory from
-// before does not know it.
+// find takes a member back that has another ID, or was being taken back. It returns when it is
+// worth looking for one again. If the member has had its ID for some time, a copy of its directory
+// from before does not know it.
 func (n *Node) find(ctx context.Context, p Peer) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
