@@ -1,7 +1,10 @@
 package integrity
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -15,6 +18,21 @@ func OfPebble(err error) error {
 	case i != nil:
 		return fmt.Errorf("%w: %s: %w", ErrDamaged, i.Path, i.Details)
 	case pebble.IsCorruptionError(err):
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return err
+}
+
+// OfOpening is OfPebble for a store that cannot be opened. Other causes count as damage, too. The
+// comparer or merger differs from that of this package, or the log was in another directory:
+// flipped bits in OPTIONS. A file is missing, or has another size than it should.
+func OfOpening(err error) error {
+	if err = OfPebble(err); err == nil || errors.Is(err, ErrDamaged) {
+		return err
+	}
+	var elsewhere pebble.ErrMissingWALRecoveryDir
+	says := func(what string) bool { return strings.Contains(err.Error(), what) }
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &elsewhere) || says("does not exist") || says("size mismatch") || says("name from file") {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return err

@@ -145,7 +145,7 @@ func Open(dir string, o Options) (*Store, error) {
 	opts.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	var err error
 	if s.db, err = s.latch.Open(dir, opts); err != nil {
-		return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(err))
+		return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(integrity.OfOpening(err)))
 	}
 	return s, nil
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +14,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/testkit"
 )
 
 func open(t testing.TB, fs vfs.FS, o Options) *Store {
@@ -225,6 +229,21 @@ func TestGetLogFindsDamage(t *testing.T) {
 	require.NoError(t, s.db.Set(appendKey(nil, 3, 2), []byte("rubbish!"), pebble.Sync))
 	require.NoError(t, g.GetLog(1, new(raft.Log)))
 	require.ErrorIs(t, g.GetLog(2, new(raft.Log)), ErrCorrupt)
+}
+
+// TestDamagedOptions: a flipped bit in the options of a log that was not closed is damage.
+func TestDamagedOptions(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	s := open(t, disk, Options{})
+	defer func() { require.NoError(t, s.Close()) }()
+	require.NoError(t, group(t, s, 1).StoreLogs(entries(1, 1, 2)))
+	killed := testkit.CloneOf(disk)
+	image := testkit.ImageOf(t, killed, "raft")
+	name := image.Files[slices.IndexFunc(image.Files, func(name string) bool { return strings.Contains(name, "OPTIONS-") })]
+	at := bytes.Index(image.Content[name], []byte("merger=pebble")) + len("merger=pebbl")
+	_, err := Open("raft", Options{FS: image.Flip(t, name, 8*at+7)})
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorContains(t, err, "merger name")
 }
 
 func TestClosed(t *testing.T) {

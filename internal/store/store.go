@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -198,17 +197,7 @@ func (st *Store) Read(do func() error) error { return Error(st.latch.Read(do)) }
 
 // openError is Error for a store that cannot be opened.
 func openError(dir string, err error) error {
-	err = Error(err)
-	// Other causes count as damage too. The comparer or merger differs from that of this package,
-	// or the log was in another directory: flipped bits in OPTIONS. A file is missing, or has
-	// another size than it should.
-	var elsewhere pebble.ErrMissingWALRecoveryDir
-	says := func(what string) bool { return strings.Contains(err.Error(), what) }
-	if !errors.Is(err, base.ErrCorrupt) &&
-		(errors.Is(err, os.ErrNotExist) || errors.As(err, &elsewhere) || says("does not exist") || says("size mismatch") || says("name from file")) {
-		err = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-	}
-	return fmt.Errorf("store %s: %w", dir, err)
+	return fmt.Errorf("store %s: %w", dir, Error(integrity.OfOpening(err)))
 }
 
 // Failure returns why the store has failed, or nil.
