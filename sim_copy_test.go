@@ -362,6 +362,7 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 	}
 	cut(true)
 	time.Sleep(busy)
+	release := n.hold() // while it is being opened it would not crash
 	s.note("the older copy of %s is put back, %d nodes crash", n.name, len(others))
 	for _, o := range append(others, n) {
 		o.crash(100)
@@ -369,6 +370,7 @@ func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*si
 	s.h.Breaks()
 	s.keepCopies(n)
 	n.putBack(image)
+	release()
 	cut(false)
 	n.raise()
 	time.Sleep(away)
