@@ -105,7 +105,7 @@ func TestBehindOverSlowLink(t *testing.T) {
 		release := victim.holdLease(t)
 		begun := time.Now()
 		for behind.Applied() < ahead.Applied() {
-			victim.requireContact(t, 1)
+			victim.requireContact(t, 2)
 			at := time.Now()
 			_, err := simQueue(leader).Produce(t.Context(), Task{Queue: "b"})
 			require.NoError(t, err)
