@@ -168,16 +168,14 @@ func archive(t *testing.T, name string, disk *vfs.MemFS, tasks map[codeq.ID]*cod
 	require.NoError(t, errors.Join(w.Close(), zipped.Close(), f.Close()))
 }
 
-// unpack returns a disk with the queue of an archive, and its tasks.
-func unpack(t *testing.T, name string) (disk *vfs.MemFS, tasks map[codeq.ID]*codeq.TaskInfo) {
+// readGolden calls do for each file of the queue in an archive, and returns its tasks.
+func readGolden(t *testing.T, archive string, do func(name string, content []byte)) (tasks map[codeq.ID]*codeq.TaskInfo) {
 	t.Helper()
-	f, err := os.Open(name)
+	f, err := os.Open(archive)
 	require.NoError(t, err)
 	zipped, err := gzip.NewReader(f)
 	require.NoError(t, err)
-	disk = vfs.NewCrashableMem()
-	r := tar.NewReader(zipped)
-	for {
+	for r := tar.NewReader(zipped); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
@@ -187,15 +185,25 @@ func unpack(t *testing.T, name string) (disk *vfs.MemFS, tasks map[codeq.ID]*cod
 		require.NoError(t, err)
 		if h.Name == goldenTasks {
 			tasks = goldenInfos(t, b)
-			continue
+		} else {
+			do(h.Name, b)
 		}
-		require.NoError(t, disk.MkdirAll(path.Dir(h.Name), 0o755))
-		to, err := disk.Create(h.Name, vfs.WriteCategoryUnspecified)
-		require.NoError(t, err)
-		_, err = to.Write(b)
-		require.NoError(t, errors.Join(err, to.Sync(), to.Close()))
 	}
 	require.NoError(t, f.Close())
+	return tasks
+}
+
+// unpack returns a disk with the queue of an archive, and its tasks.
+func unpack(t *testing.T, archive string) (disk *vfs.MemFS, tasks map[codeq.ID]*codeq.TaskInfo) {
+	t.Helper()
+	disk = vfs.NewCrashableMem()
+	tasks = readGolden(t, archive, func(name string, content []byte) {
+		require.NoError(t, disk.MkdirAll(path.Dir(name), 0o755))
+		to, err := disk.Create(name, vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		_, err = to.Write(content)
+		require.NoError(t, errors.Join(err, to.Sync(), to.Close()))
+	})
 	for _, dir := range []string{"", "queue", "queue/shard-000", "queue/shard-001", "queue/shard-002"} {
 		require.NoError(t, manifest.SyncDirectory(disk, dir))
 	}

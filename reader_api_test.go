@@ -1,9 +1,7 @@
 package codeq_test
 
 import (
-	"archive/tar"
 	"bufio"
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -151,28 +149,11 @@ func TestReaderShowsTheSame(t *testing.T) {
 // extract unpacks a golden archive into a directory, and returns its tasks.
 func extract(t *testing.T, archive, dir string) (tasks map[codeq.ID]*codeq.TaskInfo) {
 	t.Helper()
-	f, err := os.Open(archive)
-	require.NoError(t, err)
-	zipped, err := gzip.NewReader(f)
-	require.NoError(t, err)
-	for r := tar.NewReader(zipped); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		require.NoError(t, err)
-		b, err := io.ReadAll(r)
-		require.NoError(t, err)
-		if h.Name == goldenTasks {
-			tasks = goldenInfos(t, b)
-			continue
-		}
-		to := filepath.Join(dir, strings.TrimPrefix(h.Name, "queue"))
+	return readGolden(t, archive, func(name string, content []byte) {
+		to := filepath.Join(dir, strings.TrimPrefix(name, "queue"))
 		require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o755))
-		require.NoError(t, os.WriteFile(to, b, 0o644))
-	}
-	require.NoError(t, f.Close())
-	return tasks
+		require.NoError(t, os.WriteFile(to, content, 0o644))
+	})
 }
 
 // chmod lets a directory be written, or not, with all that is in it.
