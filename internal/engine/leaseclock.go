@@ -10,8 +10,8 @@ import (
 
 // In a cluster, leases go on when the leader of their shard changes. The shard has a clock of
 // leases, which goes on from leader to leader, and lease records have deadlines by it. It is
-// monotonic, and never faster than time: so no lease ends earlier than it was granted for, whatever
-// the wall clocks of the nodes show.
+// monotonic, and not faster than the monotonic clocks of the leaders: if these run as time does, no
+// lease ends earlier than it was granted for, whatever the wall clocks of the nodes show.
 //
 // While the shard has leases, its leader stores the clock when it begins, when the clock has stood
 // still, and otherwise every leaseClockEvery. The next leader adds the time for which its store has
