@@ -280,3 +280,35 @@ func TestIdleLeaderWhoseFollowersHaveAnother(t *testing.T) {
 		require.Less(t, took, time.Second)
 	})
 }
+
+// TestCandidateForgetsItsLeader: a node that stands for election is asked to take over, and then
+// hears of the leader, which the others lose. It lacks an entry, so it cannot lead; it votes for
+// the one that can.
+func TestCandidateForgetsItsLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := openTrio(t, 1)
+		a, b, c := nodes[0].Group(0), nodes[1].Group(0), nodes[2].Group(0)
+		term := a.raft.CurrentTerm()
+		network.Isolate("c", trioNames)
+		require.NoError(t, a.Propose(term, make([]byte, EntryHeader)))
+		for c.raft.State() != raft.Candidate {
+			time.Sleep(time.Millisecond)
+		}
+		tell := func(receive func(raft.RPC), message any) {
+			answer := make(chan raft.RPCResponse, 1)
+			receive(raft.RPC{Command: message, RespChan: answer})
+			require.NoError(t, (<-answer).Error)
+		}
+		tell(c.Receive, &raft.TimeoutNowRequest{RPCHeader: a.transport.header()})
+		tell(c.transport.heartbeat, &raft.AppendEntriesRequest{RPCHeader: a.transport.header(), Term: term})
+		require.Equal(t, term, c.raft.CurrentTerm())
+		network.Isolate("a", trioNames)
+		network.SetCut("b", "c", false)
+		network.SetCut("c", "b", false)
+		for lost := time.Now(); !b.leads(); time.Sleep(10 * time.Millisecond) {
+			require.Less(t, time.Since(lost), time.Minute)
+		}
+		network.Heal(true)
+		closeAll(t, nodes)
+	})
+}

@@ -171,8 +171,10 @@ func (t *transport) admit(rpc raft.RPC) bool {
 		}
 		clampCommit(req)
 	case *raft.RequestVoteRequest:
+		t.followAgain()
 		t.vouch(&req.RPCHeader)
 	case *raft.RequestPreVoteRequest:
+		t.followAgain()
 		t.vouch(&req.RPCHeader)
 	case *raft.TimeoutNowRequest:
 		t.group.invited.Store(true)
@@ -210,6 +212,32 @@ func (t *transport) vouch(h *raft.RPCHeader) {
 	}
 	if i := slices.IndexFunc(members, votes); i >= 0 {
 		h.ID = []byte(members[i].ID)
+	}
+}
+
+// followAgain makes a candidate that knows a leader a follower, which forgets that leader as soon
+// as it does not hear of it. Raft has such candidates: one that is asked to take over while it
+// stands for election already heeds heartbeats, but goes on; and a heartbeat may be handled at the
+// moment in which a node begins to stand. They give nobody a vote, as they have a leader, for as
+// long as they are candidates. If their log is too short to be elected, and the shard needs their
+// vote, it has no leader any more.
+//
+// Raft gets what the leader sends to say that it is there. It proves no entry, so it changes
+// nothing but whom the node follows.
+func (t *transport) followAgain() {
+	r := t.group.log.raft.Load()
+	if r == nil || r.State() != raft.Candidate {
+		return
+	}
+	addr, id := r.LeaderWithID()
+	if addr == "" {
+		return
+	}
+	beat := &raft.AppendEntriesRequest{RPCHeader: t.header(), Term: r.CurrentTerm()}
+	beat.ID, beat.Addr = []byte(id), t.EncodePeer(id, addr)
+	select {
+	case t.admitted <- raft.RPC{Command: beat, RespChan: make(chan raft.RPCResponse, 1)}:
+	case <-t.quit:
 	}
 }
 
