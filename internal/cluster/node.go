@@ -94,6 +94,10 @@ type Config struct {
 	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The
 	// caller is told of an error that it returns.
 	Serve func(shard int, r *peer.Request) error
+	// Removed is called once, with the error of calls from then on, when this node was removed from
+	// the cluster, and all shards have removed it as far as it knows. It must not wait. nil: nobody
+	// is told.
+	Removed func(error)
 	// EncodeError and DecodeError are how errors travel between nodes.
 	EncodeError func(error) (code byte, text string)
 	DecodeError func(code byte, text string) error
@@ -138,6 +142,7 @@ type Node struct {
 	ready      atomic.Bool // the node takes part in every group
 	founding   atomic.Bool // a cluster whose groups may not have begun
 	membership membership
+	removal    removal
 	quit       chan struct{}
 	watches    sync.WaitGroup // goroutines of the groups
 	background sync.WaitGroup // what nobody waits for but Close
