@@ -197,8 +197,8 @@ const (
 // AddNode) or with the Peers of this cluster; AddNode waits for it, and until it has caught up, as
 // long as ctx does not end, and logs why. A member that has another address now is added again.
 // ErrNotMember says that the cluster knows the name with another directory (see
-// [Queue.ReplaceNode]), that the node is of another cluster, that another node has the address, or
-// that the node was removed: it may come back with an empty directory.
+// [Queue.ReplaceNode]), that the node is of another cluster, that another node, or another server,
+// has the address, or that the node was removed: it may come back with an empty directory.
 //
 // AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
 // what has been done stays done, and more may be done later, but not after a later

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -327,6 +328,25 @@ func TestCallsOfRemovedNode(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestAddOtherServer: a server of another protocol is no node, and AddNode does not wait for it to
+// become one.
+func TestAddOtherServer(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, _ := c.lead()
+		l := c.net.Listen("web")
+		web := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Second}
+		served := make(chan error, 1)
+		go func() { served <- web.Serve(l) }()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := simQueue(leader).AddNode(ctx, Peer{"web", "web"})
+		require.ErrorIs(t, err, ErrNotMember)
+		require.ErrorContains(t, err, "no node")
+		require.NoError(t, web.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
 }
 
 // TestLeaveOfNoCluster: a node that is part of no cluster has none to leave.
