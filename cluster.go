@@ -175,12 +175,16 @@ func shortly(s string) string {
 	return strconv.Quote(s)
 }
 
-// checkFounder refuses another address of this node in Peers than the one that it advertises.
-func (c *Cluster) checkFounder() error {
+// checkOpen refuses an address at which something listens already, and for a node of no cluster yet
+// another address of it in Peers than the one that it advertises.
+func (c *Cluster) checkOpen(m *manifest.Manifest) error {
 	for _, p := range c.Peers {
-		if p.Node == c.Node && p.Address != c.Advertise {
+		if p.Node == c.Node && p.Address != c.Advertise && !c.Join && (m == nil || m.Cluster == "") {
 			return &InvalidError{"Cluster.Peers: address of " + p.Node, strconv.Quote(p.Address), "what the node advertises: " + c.Advertise}
 		}
+	}
+	if c.Listener == nil {
+		return cluster.CheckListen(c.Listen)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -396,6 +397,28 @@ func TestFoundersAgree(t *testing.T) {
 		c.awaitLeaders()
 		c.close()
 	})
+}
+
+// TestRefusedBeforeItIsANode: an Open that is refused for its address leaves a directory that any
+// node may have.
+func TestRefusedBeforeItIsANode(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	taken := l.Addr().String()
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: taken}})
+	require.ErrorIs(t, err, syscall.EADDRINUSE)
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "b", Listener: l, Peers: []Peer{{"b", "127.0.0.1:1"}}}})
+	require.ErrorIs(t, err, ErrInvalid)
+	m, err := manifest.Read(vfs.Default, dir)
+	require.NoError(t, err)
+	require.Nil(t, m)
+	q, err := Open(dir, &Options{Cluster: &Cluster{Node: "c", Listener: l}})
+	require.NoError(t, err)
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "c", Listen: taken}})
+	require.ErrorIs(t, err, ErrLocked, "it is open, and so its address is taken")
+	require.NoError(t, q.Close())
 }
 
 // TestAddresses: an address that nobody can dial is refused before anything is written.

@@ -53,6 +53,15 @@ func CheckAddress(address string) error {
 	return nil
 }
 
+// CheckListen returns an error if this process cannot listen at an address now.
+func CheckListen(address string) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
 const (
 	MaxNodeName = 255 // bytes of a node's name
 	MaxAddress  = 300 // bytes of its address; the name of a host has 253 at most
