@@ -115,8 +115,8 @@ func (t *Table) contain(what string, f func(), caught func(error)) {
 }
 
 // Add lists a claim that waits. It returns false if the claim is listed already, or refused since
-// the table takes none any more. REQUIRES: a reference to the claim. queues and list are those of the claim,
-// in memory of the table.
+// the table takes none any more. REQUIRES: a reference to the claim. queues and list are those of
+// the claim, in memory of the table.
 func (t *Table) Add(c *dispatch.Claim, p *Place) (queues []string, list *dispatch.List, added bool) {
 	k := key{queues: nameOf(c), duration: c.Duration, local: c.Holder.Local}
 	t.mu.Lock()

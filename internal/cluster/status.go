@@ -84,8 +84,8 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 		}
 		asking.Wait()
 	}
-	// The nodes that this one knows, those that they know, if none of them leads, and those that the
-	// leaders know.
+	// The nodes that this one knows, those that they know, if none of them leads, and those that
+	// the leaders know.
 	own := n.state()
 	ask(own)
 	leaders, unknown := leadersOf(own, answers)
@@ -292,15 +292,10 @@ func (n *Node) serveState(r *peer.Request) error {
 		return nil
 	}
 	n.background.Go(func() {
-		err := n.guarded("question for a state", func() error {
+		n.contain("question for a state", func() {
 			n.addRemoved(states, r.From.Name, ids)
-			return nil
-		})
-		if err != nil {
-			r.Fail(n.c.EncodeError(err))
-			return
-		}
-		r.Reply(wire.AppendJSON(nil, states))
+			r.Reply(wire.AppendJSON(nil, states))
+		}, func(err error) { r.Fail(n.c.EncodeError(err)) })
 	})
 	return nil
 }
