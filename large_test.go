@@ -12,7 +12,6 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/store"
-	"codeq/internal/testkit"
 )
 
 // sizedCommitter takes a time for each large commit.
@@ -72,7 +71,7 @@ func TestLargeWaitForFlushes(t *testing.T) {
 	bubble(t, Options{Shards: 1, MemTableBytes: 1 << 20}, func(t *testing.T, q *Queue) {
 		s := q.shard(0)
 		most := uint64(0)
-		for range testkit.Sized(20, 20, 50) {
+		for range 50 {
 			var done [4]bool
 			for i := range done {
 				go func() {
