@@ -481,3 +481,17 @@ func VerdictOf(err error) Verdict {
 	}
 	return VerdictRetryAfter
 }
+
+// verdictOn is the verdict on a handler that has returned err. ours is whether Run still had its
+// task, or else why it was lost; nil: Run has given it back.
+func verdictOn(ours bool, lost, err error) Verdict {
+	switch {
+	case ours:
+		return VerdictOf(err)
+	case lost == nil:
+		return VerdictReleased
+	case errors.Is(lost, ErrCanceled):
+		return VerdictCanceled
+	}
+	return VerdictLeaseLost
+}

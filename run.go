@@ -47,7 +47,7 @@ type RunOptions struct {
 const fetchCap = 256
 
 // Run works on the tasks of the mux's queues until ctx ends: it claims tasks for idle workers,
-// calls the handlers, and stores the outcomes. Workers go on without waiting for the commit; Run
+// calls the handlers, and stores the outcomes. A worker goes on without waiting for the commit; Run
 // itself returns after the last commit.
 //
 // A lease of Run belongs to the process: it lasts as long as its handler runs, and its renewal
@@ -335,30 +335,56 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 		w.Disown()
 		return
 	}
+	begun := r.begin()
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			r.storeOutcome(w, f, errGoexit)
+			r.storeOutcome(w, f, g, begun, errGoexit)
 			w.Restart()
 		}
 	}()
 	err := r.call(f)
 	returned = true
-	r.storeOutcome(w, f, err)
+	r.storeOutcome(w, f, g, begun, err)
+}
+
+// begin returns when a handler begins; zero if nobody wants to know.
+func (r *runner) begin() (begun time.Time) {
+	if r.queue.opts.teller != nil {
+		begun = time.Now()
+	}
+	return begun
 }
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
 // storeOutcome stores the outcome of a task whose handler has ended.
-func (r *runner) storeOutcome(w *worker, f *taskContext, err error) {
-	f.End(nil)
-	switch {
-	case !w.Disown(): // the task was given back, or its lease was lost
-	case err != nil:
-		r.fail(&f.lease, err)
-	default:
-		r.complete(f)
+func (r *runner) storeOutcome(w *worker, f *taskContext, g *engine.Grant, begun time.Time, err error) {
+	var took time.Duration
+	if !begun.IsZero() {
+		took = time.Since(begun)
 	}
+	f.End(nil)
+	ours, lost := w.Disown() // or the task was given back, or its lease was lost
+	if ours && err == nil {
+		err = r.complete(f)
+	}
+	if ours && err != nil {
+		r.fail(&f.lease, err)
+	}
+	if !begun.IsZero() {
+		r.observe(HandlerSample{
+			Queue: f.lease.Queue, Tenant: f.lease.Tenant, Attempt: f.lease.Attempt,
+			Wait: time.Duration(g.Wait) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, err),
+		})
+	}
+}
+
+// observe tells the observer, if there is one, of a handler that has returned.
+func (r *runner) observe(sample HandlerSample) {
+	o := r.queue.opts.teller.Begin()
+	o.addHandler(sample)
+	r.queue.opts.teller.End(o.isFull())
 }
 
 // call runs the handler and turns a panic into an error.
@@ -377,8 +403,9 @@ func (r *runner) fail(l *Lease, err error) {
 	r.end(&op, l)
 }
 
-// complete gives the completion to the shard and does not wait for it.
-func (r *runner) complete(f *taskContext) {
+// complete gives the completion to the shard and does not wait for it. An error says why the output
+// can never be stored.
+func (r *runner) complete(f *taskContext) error {
 	l := &f.lease
 	op := r.queue.completeOp(l.Receipt)
 	if f.out != nil {
@@ -386,14 +413,14 @@ func (r *runner) complete(f *taskContext) {
 		if err == nil {
 			err = r.queue.checkFollowUps(op)
 		}
-		if err != nil { // the output can never be stored
+		if err != nil {
 			r.queue.recycleComplete(op)
-			r.fail(l, DeadLetter(err))
-			return
+			return DeadLetter(err)
 		}
 	}
 	op.gone = r.storing.Done()
 	r.end(op, l)
+	return nil
 }
 
 // end gives the operation that ends a lease to its shard, and does not wait for it.

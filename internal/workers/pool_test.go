@@ -73,7 +73,7 @@ func (h *host) Do(w *workers.Worker[*job, *job], j **job) {
 		<-t.done
 	}
 	h.running.Add(-1)
-	if w.Disown() {
+	if ours, _ := w.Disown(); ours {
 		h.done.Add(1)
 	}
 }
@@ -205,13 +205,30 @@ func TestTaskIsTakenAway(t *testing.T) {
 	got, ok := w.Task()
 	require.True(t, ok)
 	require.Same(t, j, got)
-	_, ok = w.TakeAway(func(*job) bool { return false })
-	require.False(t, ok)
-	_, ok = w.TakeAway(func(t *job) bool { return t == j })
-	require.True(t, ok)
+	_, lost := w.TakeAway(func(*job) error { return nil })
+	require.NoError(t, lost)
+	reason := errors.New("the lease is lost")
+	got, lost = w.TakeAway(func(of *job) error {
+		require.Same(t, j, of)
+		return reason
+	})
+	require.Same(t, j, got)
+	require.Equal(t, reason, lost)
 	_, ok = w.Task()
 	require.False(t, ok)
-	require.False(t, w.Disown())
+	ours, lost := w.Disown()
+	require.False(t, ours)
+	require.Equal(t, reason, lost)
+	require.True(t, w.Own(j), "the next task")
+	ours, lost = w.Disown()
+	require.True(t, ours)
+	require.NoError(t, lost)
+	require.True(t, w.Own(j))
+	_, ok = w.Stop(reason)
+	require.True(t, ok)
+	ours, lost = w.Disown()
+	require.False(t, ours)
+	require.NoError(t, lost, "the end of Run is no loss")
 }
 
 // TestFailedClaim: the first error of a claim ends the pool.
