@@ -589,6 +589,9 @@ func useVerbs(t *testing.T, q *Queue, copyTo string) {
 	for range q.List(ctx, ListOptions{State: Ready}) {
 	}
 	_, _ = q.Stats(ctx)
+	_, _ = q.Workers(ctx)
+	_ = q.QuietWorkers(ctx, "nobody")
+	_ = q.ResumeWorkers(ctx, "")
 	_ = q.Checkpoint(ctx, copyTo)
 	if err == nil {
 		sub.Close()

@@ -94,6 +94,9 @@ type Config struct {
 	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The
 	// caller is told of an error that it returns.
 	Serve func(shard int, r *peer.Request) error
+	// ServeNode answers a call of another node that is not for a shard (AskNodes). It may wait for
+	// as long as ctx lasts.
+	ServeNode func(ctx context.Context, body []byte) ([]byte, error)
 	// EncodeError and DecodeError are how errors travel between nodes.
 	EncodeError func(error) (code byte, text string)
 	DecodeError func(code byte, text string) error
