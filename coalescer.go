@@ -153,6 +153,9 @@ func (c *callers) wakeAll(err error) {
 func (s *shard) release(err error) {
 	if err == nil {
 		s.tellAll() // first: who is woken finds the event of what it did
+		if s.opts.teller != nil && !s.Group.Batch.Empty() {
+			s.observe()
+		}
 	}
 	s.Effects.Clear()
 	s.callers.wakeAll(err)

@@ -75,12 +75,23 @@ func (s *shard) tellAll() {
 	}
 }
 
+// observe tells the observer of the commit, and of what it has changed. REQUIRES: there is an
+// observer, and the group has persisted.
+func (s *shard) observe() {
+	o := s.opts.teller.Begin()
+	o.addCommit(CommitSample{Shard: s.index, Operations: s.callers.count(), Took: s.steps.Took}, s.Effects.Counted)
+	s.opts.teller.End(o.isFull())
+}
+
 // note sets what the rules are to know of the next group.
 func (s *shard) note() {
 	s.Reap = s.reapable()
 	s.Wanted = s.Interested
 	if s.node == nil {
 		s.Wanted = s.hub.Wanted() | engine.WantCancels
+	}
+	if s.opts.teller != nil {
+		s.Wanted |= engine.WantCounts
 	}
 	if !s.awaits.IsEmpty() {
 		s.Wanted |= engine.WantOutcomes

@@ -59,6 +59,9 @@ func TestEnums(t *testing.T) {
 	testEnum(t, codeq.EventProduced,
 		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired")
 
+	testEnum(t, codeq.VerdictCompleted,
+		"completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost")
+
 	var s codeq.State
 	require.EqualError(t, s.UnmarshalText([]byte("redy")),
 		`codeq: invalid State: "redy" (allowed: ready, scheduled, blocked, leased, dead, done or canceled)`)

@@ -67,6 +67,32 @@ func ExampleMux_Use() {
 	// video: panic: no such codec
 }
 
+// A middleware that counts failures, and takes no wish of a handler for one.
+func ExampleVerdictOf() {
+	var mux codeq.Mux
+	mux.Use(func(next codeq.Handler) codeq.Handler {
+		return func(ctx context.Context, l *codeq.Lease) error {
+			err := next(ctx, l)
+			switch v := codeq.VerdictOf(err); v {
+			case codeq.VerdictRetry, codeq.VerdictDeadLetter:
+				fmt.Printf("failed (%v): %v\n", v, err)
+			default:
+				fmt.Println(v)
+			}
+			return err
+		}
+	})
+	fmt.Println(codeq.VerdictOf(nil))
+	fmt.Println(codeq.VerdictOf(codeq.Snooze(time.Minute)))
+	fmt.Println(codeq.VerdictOf(codeq.RetryAfter(time.Minute, errors.New("busy"))))
+	fmt.Println(codeq.VerdictOf(fmt.Errorf("mail: %w", errors.New("no route"))))
+	// Output:
+	// completed
+	// released
+	// retry-after
+	// retry
+}
+
 // gobCodec encodes by encoding/gob.
 type gobCodec struct{}
 

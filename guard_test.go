@@ -443,7 +443,7 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 
 // elsewhere are the guards that TestPanicOfAnyGoroutine leaves out.
 var elsewhere = []string{
-	"OnError", "slog.Handler", // of functions of users: TestOnErrorEnds, TestLoggerEnds
+	"OnError", "slog.Handler", "Observer", // of functions of users: TestOnErrorEnds, TestLoggerEnds, TestObserverThatEnds
 	"question for a certificate",                                       // of functions of users: TestOwnCertificate
 	"close of a store",                                                 // leaves goroutines of Pebble behind: TestPanicInClose
 	"end of a replica",                                                 // leaves those of Raft behind: TestPanicOfStateMachine
@@ -589,6 +589,9 @@ func useVerbs(t *testing.T, q *Queue, copyTo string) {
 	for range q.List(ctx, ListOptions{State: Ready}) {
 	}
 	_, _ = q.Stats(ctx)
+	_, _ = q.Workers(ctx)
+	_ = q.QuietWorkers(ctx, "nobody")
+	_ = q.ResumeWorkers(ctx, "")
 	_ = q.Checkpoint(ctx, copyTo)
 	if err == nil {
 		sub.Close()
@@ -600,7 +603,10 @@ func useVerbs(t *testing.T, q *Queue, copyTo string) {
 func panicAlone(t *testing.T, p *panicIn) {
 	fs := vfs.NewMem()
 	open := func() (*Queue, error) {
-		return Open("q", &Options{Shards: 3, fs: fs, Logger: slog.New(testkit.NewUserHandler(func(string) {})), idleLanes: 1, sweepLanes: 1})
+		return Open("q", &Options{
+			Shards: 3, fs: fs, Logger: slog.New(testkit.NewUserHandler(func(string) {})), Observer: func(*Observation) {},
+			idleLanes: 1, sweepLanes: 1,
+		})
 	}
 	p.armed.Store(slices.Contains(atOpen, p.names[0]))
 	q, err := open()

@@ -80,11 +80,10 @@ func errCanceled(r Receipt) error { return fmt.Errorf("%w: %s", ErrCanceled, r.I
 
 // cancelIfLost cancels the running handler of a worker if its lease is among the lost.
 func (r *runner) cancelIfLost(w *worker, lost map[engine.Receipt]error) bool {
-	f, ok := w.TakeAway(func(f *taskContext) bool { return lost[f.lease.Receipt.inner()] != nil })
-	if !ok {
+	f, cause := w.TakeAway(func(f *taskContext) error { return lost[f.lease.Receipt.inner()] })
+	if cause == nil {
 		return false
 	}
-	cause := lost[f.lease.Receipt.inner()]
 	f.End(cause)
 	r.report(&f.lease, cause)
 	return true

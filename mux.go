@@ -1,7 +1,9 @@
 package codeq
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -208,6 +210,114 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 	}
 }
 
+// Codec encodes the values of producers and handlers as the bytes that tasks carry, and decodes
+// them. Several goroutines call its methods at the same time.
+type Codec interface {
+	// Marshal returns bytes that nobody else writes to.
+	Marshal(v any) ([]byte, error)
+	// Unmarshal decodes data into the value to which v points. It may keep data.
+	Unmarshal(data []byte, v any) error
+}
+
+// JSON is the default codec, which uses encoding/json.
+type JSON struct{}
+
+// Marshal calls [json.Marshal].
+func (JSON) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
+
+// Unmarshal calls [json.Unmarshal].
+func (JSON) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+
+// PayloadOption sets how the payloads and results of a queue are encoded. [Handle], [NewTask] and
+// [ResultAs] need the same options for the same queue.
+type PayloadOption func(*encoding)
+
+// WithCodec sets the codec. Default: [JSON].
+//
+// It is an option of each queue and not of the [Mux], because the producers and the handler of one
+// queue agree on the encoding: queues of one program may differ in it, and change it one at a time.
+func WithCodec(c Codec) PayloadOption { return func(e *encoding) { e.codec = c } }
+
+// encoding is the result of PayloadOptions. With every codec []byte is encoded as itself, and no
+// bytes are decoded as the zero value.
+type encoding struct{ codec Codec }
+
+// encodingOf refuses an encoding without a codec with an InvalidError.
+func encodingOf(opts []PayloadOption) (*encoding, error) {
+	e := &encoding{codec: JSON{}}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, &InvalidError{"PayloadOption", "nil", "an option"}
+		}
+		opt(e)
+	}
+	if e.codec == nil {
+		return nil, &InvalidError{"WithCodec codec", "nil", "a Codec"}
+	}
+	return e, nil
+}
+
+// encode returns v itself if it is a []byte.
+func (e *encoding) encode(v any) ([]byte, error) {
+	if raw, ok := v.([]byte); ok {
+		return raw, nil
+	}
+	return e.codec.Marshal(v)
+}
+
+// decode decodes into the value to which v points. REQUIRES: the value is zero.
+func (e *encoding) decode(data []byte, v any) error {
+	if raw, ok := v.(*[]byte); ok {
+		*raw = data
+		return nil
+	}
+	if len(data) == 0 {
+		return nil
+	}
+	return e.codec.Unmarshal(data, v)
+}
+
+// NewTask returns a task whose payload is args, encoded as [Handle] decodes it: by JSON unless
+// options set another codec; a []byte is copied as it is. The caller sets the other fields of the
+// task.
+//
+// Errors: that of the codec, and [ErrInvalid] if an option is nil.
+func NewTask[T any](queue string, args T, opts ...PayloadOption) (_ Task, err error) {
+	defer public(&err)
+	e, err := encodingOf(opts)
+	if err != nil {
+		return Task{}, err
+	}
+	payload, err := e.encode(args)
+	if err != nil {
+		return Task{}, fmt.Errorf("codeq: payload of queue %s from %T: %w", queue, args, err)
+	}
+	if _, ok := any(args).([]byte); ok {
+		payload = bytes.Clone(payload)
+	}
+	return Task{Queue: queue, Payload: payload}, nil
+}
+
+// ResultAs returns the result of a completed task, decoded as [Handle] decodes payloads; the result
+// of a task that was completed without one is the zero T.
+//
+// Errors: that of the codec, and [ErrInvalid] if the task is not [Done] or an option is nil.
+func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
+	defer public(&err)
+	var result T
+	e, err := encodingOf(opts)
+	if err != nil {
+		return result, err
+	}
+	if t.State != Done {
+		return result, &InvalidError{"TaskInfo.State", t.State, Done.String()}
+	}
+	if err := e.decode(t.Result, &result); err != nil {
+		return result, fmt.Errorf("codeq: result of queue %s into %T: %w", t.Queue, result, err)
+	}
+	return result, nil
+}
+
 // verdict is an error by which a handler says what is to happen to its task.
 type verdict struct {
 	how   engine.Failure
@@ -287,6 +397,12 @@ func verdictOf(err error) (v *verdict) {
 	return v
 }
 
+// matches is errors.Is for a handler's error, whose methods Is and Unwrap may panic.
+func matches(err, target error) (is bool) {
+	defer func() { _ = recover() }()
+	return errors.Is(err, target)
+}
+
 // errorText returns the text of a caller's error. The method Error may panic, as that of most types
 // does when the error is a nil pointer.
 func errorText(err error) (text string) {
@@ -296,4 +412,86 @@ func errorText(err error) (text string) {
 		}
 	}()
 	return err.Error()
+}
+
+// Verdict is what the end of a handler means to [Queue.Run].
+type Verdict uint8
+
+// The verdicts.
+const (
+	VerdictCompleted  Verdict = iota + 1 // the task is completed
+	VerdictRetry                         // the attempt has failed: tried again by Options.Backoff
+	VerdictRetryAfter                    // the attempt has failed: tried again after a time that the handler has set
+	VerdictReleased                      // given back; the attempt does not count
+	VerdictDeadLetter                    // a dead letter at once, whatever attempts are left
+	VerdictCanceled                      // the task was canceled: nothing is stored
+	VerdictLeaseLost                     // the lease was lost: nothing is stored
+)
+
+var verdicts = enum[Verdict]{"Verdict", []string{
+	"", "completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost",
+}}
+
+// String returns the verdict in lower case, such as "retry-after".
+func (v Verdict) String() string { return verdicts.text(v) }
+
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
+// verdict.
+func (v Verdict) MarshalText() ([]byte, error) { return verdicts.marshal(v) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// anything else.
+func (v *Verdict) UnmarshalText(b []byte) error { return verdicts.unmarshal(v, b) }
+
+// VerdictOf returns what the error of a handler means to [Queue.Run], so that a [Middleware] can
+// tell a failure from a wish of the handler:
+//
+//	nil                       VerdictCompleted
+//	Snooze(d)                 VerdictReleased
+//	RetryAfter(d, err)        VerdictRetryAfter
+//	DeadLetter(err)           VerdictDeadLetter
+//	matches ErrCanceled       VerdictCanceled
+//	matches ErrLeaseLost      VerdictLeaseLost
+//	any other error           VerdictRetry
+//
+// Errors that wrap one of these have the same verdict. The first rule that applies counts.
+//
+// If the task has no attempts left, [VerdictRetry] and [VerdictRetryAfter] make it a dead letter.
+// If the result or follow-ups exceed the limits, so does [VerdictCompleted]. The end of the
+// handler's context is not in err unless the handler returns it: VerdictOf(context.Cause(ctx))
+// tells whether the task was canceled or its lease lost meanwhile; what the handler returns has no
+// effect then. A handler that uses receipts of other tasks may return an error that matches
+// [ErrCanceled] or [ErrLeaseLost] because of them; its own task is tried again.
+func VerdictOf(err error) Verdict {
+	if err == nil {
+		return VerdictCompleted
+	}
+	v := verdictOf(err)
+	switch {
+	case v == nil && matches(err, ErrCanceled):
+		return VerdictCanceled
+	case v == nil && matches(err, ErrLeaseLost):
+		return VerdictLeaseLost
+	case v == nil:
+		return VerdictRetry
+	case v.how == engine.FailRelease:
+		return VerdictReleased
+	case v.how == engine.FailDead:
+		return VerdictDeadLetter
+	}
+	return VerdictRetryAfter
+}
+
+// verdictOn is the verdict on a handler that has returned err. ours is whether Run still had its
+// task, or else why it was lost; nil: Run has given it back.
+func verdictOn(ours bool, lost, err error) Verdict {
+	switch {
+	case ours:
+		return VerdictOf(err)
+	case lost == nil:
+		return VerdictReleased
+	case errors.Is(lost, ErrCanceled):
+		return VerdictCanceled
+	}
+	return VerdictLeaseLost
 }

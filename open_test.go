@@ -296,7 +296,7 @@ func requireInvalidOption(t *testing.T, dir string, o *Options, field string, va
 
 // TestOptionBoundsAreComplete: no option has been forgotten.
 func TestOptionBoundsAreComplete(t *testing.T) {
-	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true}
+	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Observer": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true}
 	for _, b := range optionBounds {
 		known[b.field] = true
 	}
@@ -328,6 +328,7 @@ func TestOptionDefaults(t *testing.T) {
 		require.Equal(t, private.FS, o.fs)
 		require.Equal(t, bootid.Read(), o.boot)
 		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.pebble(manifest.Format))
+		require.Nil(t, o.teller)
 		o.Logger, o.log, o.wall, o.mono, o.fs, o.boot, o.pebble = nil, nil, nil, nil, nil, "", nil
 		require.Equal(t, &Options{
 			Shards:        0, // by the manifest, or the machine

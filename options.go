@@ -58,7 +58,7 @@ func (d Durability) MarshalText() ([]byte, error) { return durabilities.marshal(
 func (d *Durability) UnmarshalText(b []byte) error { return durabilities.unmarshal(d, b) }
 
 // Options are the options of [Open]. A zero field means its documented default; a nil *Options
-// means all defaults. Open makes a deep copy of them, except Listener and Logger.
+// means all defaults. Open makes a deep copy of them, except Listener, Logger and Observer.
 type Options struct {
 	// Shards is how many independent stores share the tasks, each with its own log and its own
 	// owner goroutine. It is fixed when the queue is created; later Opens take 0 or the same
@@ -152,6 +152,18 @@ type Options struct {
 	// preceded by one that counts the dropped ones. [Queue.Close] waits for it, but not longer than
 	// a second. The logger of [LoggerFrom] calls the handler directly. Default: nothing is logged.
 	Logger *slog.Logger
+	// Observer is told what happens: how many tasks of each queue have changed and how, how long
+	// commits and handlers have taken. Metrics are made of it. It is called on a goroutine of its
+	// own, one call at a time, some 10 ms after something has happened at the latest, and so may be
+	// slow: what happens meanwhile is added up, within some 4 MiB, and told by the next call.
+	// Nothing is told while nothing happens. The [Observation] must not be changed, and not be used
+	// after the call; strings in it may be kept. A call that panics is counted, and logged unless
+	// the call before has panicked too; the next one is made as ever. [Queue.Close] makes the last
+	// call, after everything else, and waits for it, but not longer than a second. Default: nobody
+	// is told, and nothing is measured for it.
+	Observer func(*Observation)
+
+	teller *teller // of Observer; nil: there is none
 
 	log  *slog.Logger     // logs to Logger without waiting
 	logs *logqueue.Queue  // of log; nil: nothing is logged
@@ -279,6 +291,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	} else {
 		c.log, c.logs = logqueue.New(c.Logger.Handler())
 	}
+	c.teller = newTeller(c.Observer, c.log)
 	if c.fs == nil {
 		c.fs = private.FS
 	}

@@ -390,6 +390,9 @@ func (q *Queue) closeFiles() error {
 		q.opts.Logger.Warn("the directory still says that it is open", "dir", q.dir.Path, "err", err)
 	}
 	errs = append(errs, q.dir.Close())
+	if q.opts.teller != nil {
+		q.opts.teller.Close()
+	}
 	if q.opts.logs != nil {
 		q.opts.logs.Close()
 	}

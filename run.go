@@ -1,25 +1,35 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/base"
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/heartbeat"
 	"codeq/internal/recent"
+	"codeq/internal/wire"
 	"codeq/internal/workers"
 )
 
 // RunOptions are the options of [Queue.Run]. A zero field means its documented default.
 type RunOptions struct {
+	// Name is that of the worker, for people: [Queue.Workers] lists it, and [Queue.QuietWorkers]
+	// finds it. Several calls of [Queue.Run] may have the same. Up to 128 bytes. Default: the name
+	// of the host and the number of the process, such as "web-1:4711".
+	Name string
 	// Concurrency is how many handlers run at the same time. Default: four times GOMAXPROCS.
 	Concurrency int
 	// Queues are the queues from which [Queue.Run] claims, in strict order unless Weights are
@@ -43,12 +53,25 @@ type RunOptions struct {
 	OnError func(l *Lease, err error)
 }
 
+// maxWorkerName limits the name of a worker, in bytes.
+const maxWorkerName = 128
+
+// workerName is the default of RunOptions.Name.
+func workerName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "host"
+	}
+	return fmt.Sprintf("%.100s:%d", host, os.Getpid())
+}
+
 // fetchCap is how many tasks one claim of Run takes at the most.
 const fetchCap = 256
 
 // Run works on the tasks of the mux's queues until ctx ends: it claims tasks for idle workers,
-// calls the handlers, and stores the outcomes. Workers go on without waiting for the commit; Run
-// itself returns after the last commit.
+// calls the handlers, and stores the outcomes. A worker goes on without waiting for the commit; Run
+// itself returns after the last commit. [Queue.QuietWorkers] lets it take no more tasks for a
+// while.
 //
 // A lease of Run belongs to the process: it lasts as long as its handler runs, and its renewal
 // writes nothing. If the process dies the task is ready again at the next [Open], with the attempt
@@ -99,6 +122,7 @@ func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty
 // outcomes.
 type runner struct {
 	number   uint32 // among those of the process, from 1
+	since    time.Time
 	queue    *Queue
 	handlers map[string]handler // by queue, wrapped in the middleware
 	opts     RunOptions
@@ -129,6 +153,12 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	}
 	o := &r.opts
 	o.Queues, o.Weights = slices.Clone(o.Queues), maps.Clone(o.Weights)
+	if err := checkName("RunOptions.Name", o.Name, maxWorkerName); err != nil {
+		return nil, err
+	}
+	if o.Name == "" {
+		o.Name = workerName()
+	}
 	if o.Concurrency == 0 {
 		o.Concurrency = 4 * runtime.GOMAXPROCS(0)
 	}
@@ -196,6 +226,7 @@ func (r *runner) run(ctx context.Context) error {
 			}
 		}, r.crash)
 	})
+	r.since = r.queue.opts.wall()
 	r.number = r.queue.runs.Add(r)
 	defer r.queue.runs.Remove(r.number)
 	for i := range r.queue.replicas {
@@ -335,30 +366,56 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 		w.Disown()
 		return
 	}
+	begun := r.begin()
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			r.storeOutcome(w, f, errGoexit)
+			r.storeOutcome(w, f, g, begun, errGoexit)
 			w.Restart()
 		}
 	}()
 	err := r.call(f)
 	returned = true
-	r.storeOutcome(w, f, err)
+	r.storeOutcome(w, f, g, begun, err)
+}
+
+// begin returns when a handler begins; zero if nobody wants to know.
+func (r *runner) begin() (begun time.Time) {
+	if r.queue.opts.teller != nil {
+		begun = time.Now()
+	}
+	return begun
 }
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
 // storeOutcome stores the outcome of a task whose handler has ended.
-func (r *runner) storeOutcome(w *worker, f *taskContext, err error) {
-	f.End(nil)
-	switch {
-	case !w.Disown(): // the task was given back, or its lease was lost
-	case err != nil:
-		r.fail(&f.lease, err)
-	default:
-		r.complete(f)
+func (r *runner) storeOutcome(w *worker, f *taskContext, g *engine.Grant, begun time.Time, err error) {
+	var took time.Duration
+	if !begun.IsZero() {
+		took = time.Since(begun)
 	}
+	f.End(nil)
+	ours, lost := w.Disown() // or the task was given back, or its lease was lost
+	if ours && err == nil {
+		err = r.complete(f)
+	}
+	if ours && err != nil {
+		r.fail(&f.lease, err)
+	}
+	if !begun.IsZero() {
+		r.observe(HandlerSample{
+			Queue: f.lease.Queue, Tenant: f.lease.Tenant, Attempt: f.lease.Attempt,
+			Wait: time.Duration(g.Wait) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, err),
+		})
+	}
+}
+
+// observe tells the observer, if there is one, of a handler that has returned.
+func (r *runner) observe(sample HandlerSample) {
+	o := r.queue.opts.teller.Begin()
+	o.addHandler(sample)
+	r.queue.opts.teller.End(o.isFull())
 }
 
 // call runs the handler and turns a panic into an error.
@@ -377,8 +434,9 @@ func (r *runner) fail(l *Lease, err error) {
 	r.end(&op, l)
 }
 
-// complete gives the completion to the shard and does not wait for it.
-func (r *runner) complete(f *taskContext) {
+// complete gives the completion to the shard and does not wait for it. An error says why the output
+// can never be stored.
+func (r *runner) complete(f *taskContext) error {
 	l := &f.lease
 	op := r.queue.completeOp(l.Receipt)
 	if f.out != nil {
@@ -386,14 +444,14 @@ func (r *runner) complete(f *taskContext) {
 		if err == nil {
 			err = r.queue.checkFollowUps(op)
 		}
-		if err != nil { // the output can never be stored
+		if err != nil {
 			r.queue.recycleComplete(op)
-			r.fail(l, DeadLetter(err))
-			return
+			return DeadLetter(err)
 		}
 	}
 	op.gone = r.storing.Done()
 	r.end(op, l)
+	return nil
 }
 
 // end gives the operation that ends a lease to its shard, and does not wait for it.
@@ -448,4 +506,199 @@ func (r *runner) settled(op leaseEnd, err error) {
 		defer r.pool.Outcomes.Done()
 		contain(r.queue.opts.log, "report of an outcome", func() { r.report(l, err) }, nil)
 	}()
+}
+
+// WorkerInfo describes a call of [Queue.Run] that has not returned, for dashboards.
+type WorkerInfo struct {
+	Name string `json:",omitzero"` // [RunOptions.Name]
+	Node string `json:",omitzero"` // in a cluster, the node on which it runs
+	// Queues are those from which it claims.
+	Queues []string `json:",omitzero"`
+	// Concurrency is how many handlers run at the same time at the most, Busy how many do now.
+	Concurrency, Busy int `json:",omitzero"`
+
+	Since time.Time `json:",omitzero"` // when the call has begun
+	Quiet bool      `json:",omitzero"` // it takes no tasks, see [Queue.QuietWorkers]
+	// LastError is why the node could not be asked; all fields but Node are zero then.
+	LastError string `json:",omitzero"`
+}
+
+// Workers lists the calls of [Queue.Run] that have not returned, ordered by node and name; in a
+// cluster those of all nodes: a member that does not answer within [Cluster.CallTimeout], or until
+// ctx ends, or runs a version of codeq that does not know the question, has one entry, with
+// LastError. It asks for nothing that is stored, and disturbs no shard: it takes some microseconds,
+// and a message to each node.
+//
+// Errors: [ErrInvalid], [ErrClosed], and that of ctx if it has ended before.
+func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
+	defer public(&err)
+	if err := q.checkOpen(ctx); err != nil {
+		return nil, err
+	}
+	all := q.ownWorkers()
+	for _, a := range q.askNodes(ctx, &workersCall{Do: listWorkers}) {
+		var infos []WorkerInfo
+		if a.Err == nil {
+			a.Err = json.Unmarshal(a.Body, &infos)
+		}
+		for i := range infos {
+			infos[i].Since = infos[i].Since.Local()
+		}
+		if a.Err != nil {
+			infos = []WorkerInfo{{Node: a.Node, LastError: prefixed(a.Err).Error()}}
+		}
+		all = append(all, infos...)
+	}
+	slices.SortStableFunc(all, func(a, b WorkerInfo) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name), a.Since.Compare(b.Since))
+	})
+	return all, nil
+}
+
+// QuietWorkers lets workers take no new tasks, as before a deployment, or when one does harm: the
+// calls of [Queue.Run] with this [RunOptions].Name, or all of them if name is "", on all nodes of a
+// cluster. When it returns, their claims have ended. Handlers that run go on, and so do those of
+// tasks that were claimed before; [WorkerInfo].Busy tells when none is left. Other workers take the
+// tasks, if there are any. It lasts until [Queue.ResumeWorkers], or until Run returns: nothing is
+// stored, and a Run that begins later takes tasks. To stop a queue for all workers, see
+// [Queue.Pause].
+//
+// It returns [ErrNotFound] if no worker has the name, and [ErrUncertain] if a node did not answer
+// within [Cluster.CallTimeout], or if ctx has ended: it is not known then whether its workers are
+// quiet. Those of the other nodes are, and it may be called again.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
+func (q *Queue) QuietWorkers(ctx context.Context, name string) (err error) {
+	defer public(&err)
+	return q.tellWorkers(ctx, &workersCall{Do: quietWorkers, Name: name})
+}
+
+// ResumeWorkers lets workers take tasks again that [Queue.QuietWorkers] has stopped: those with
+// this [RunOptions].Name, or all if name is "". Errors are those of QuietWorkers.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
+func (q *Queue) ResumeWorkers(ctx context.Context, name string) (err error) {
+	defer public(&err)
+	return q.tellWorkers(ctx, &workersCall{Do: resumeWorkers, Name: name})
+}
+
+// workersCall is what a node asks the others for, about their workers. It is sent as JSON, and so
+// are the answers: a list of WorkerInfo, or how many workers have been told.
+type workersCall struct {
+	Do   string
+	Name string
+}
+
+const (
+	listWorkers   = "list"
+	quietWorkers  = "quiet"
+	resumeWorkers = "resume"
+)
+
+// checkOpen is checkCall for a call that does not come to a shard, which would refuse it.
+func (q *Queue) checkOpen(ctx context.Context) error {
+	if err := q.checkCluster(ctx); err != nil && err != ErrNoCluster {
+		return err
+	}
+	if ctx.Err() != nil {
+		return base.EndOf(ctx)
+	}
+	return nil
+}
+
+// askNodes asks all other nodes of a cluster.
+func (q *Queue) askNodes(ctx context.Context, c *workersCall) []cluster.Answer {
+	if q.node == nil {
+		return nil
+	}
+	return q.node.AskNodes(ctx, wire.AppendJSON(nil, c))
+}
+
+// serveNode answers another node.
+func (q *Queue) serveNode(ctx context.Context, body []byte) ([]byte, error) {
+	c := new(workersCall)
+	if err := json.Unmarshal(body, c); err != nil {
+		return nil, errMalformedCall
+	}
+	if c.Do == listWorkers {
+		return wire.AppendJSON(nil, q.ownWorkers()), nil
+	}
+	n, err := q.tellOwnWorkers(ctx, c)
+	return wire.AppendJSON(nil, n), err
+}
+
+// tellWorkers tells the workers of all nodes.
+func (q *Queue) tellWorkers(ctx context.Context, c *workersCall) error {
+	if err := q.checkOpen(ctx); err != nil {
+		return err
+	}
+	if err := checkName("worker name", c.Name, maxWorkerName); err != nil {
+		return err
+	}
+	var told int
+	var own error
+	var here sync.WaitGroup
+	here.Go(func() {
+		own = guarded(q.opts.log, "quiet of workers", func() (err error) { told, err = q.tellOwnWorkers(ctx, c); return err })
+	})
+	answers := q.askNodes(ctx, c)
+	here.Wait()
+	errs := []error{own}
+	for _, a := range answers {
+		var n int
+		if a.Err == nil {
+			a.Err = json.Unmarshal(a.Body, &n)
+		}
+		if told += n; a.Err != nil {
+			errs = append(errs, a.Err)
+		}
+	}
+	switch err := errors.Join(errs...); {
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrUncertain, err)
+	case told == 0 && c.Name != "":
+		return fmt.Errorf("%w: worker %q", ErrNotFound, c.Name)
+	}
+	return nil
+}
+
+// ownWorkers describes the workers of this process.
+func (q *Queue) ownWorkers() []WorkerInfo {
+	infos := []WorkerInfo{}
+	for r := range q.runs.All {
+		w := WorkerInfo{Name: r.opts.Name, Queues: slices.Clone(r.opts.Queues), Concurrency: r.opts.Concurrency, Since: r.since}
+		if q.node != nil {
+			w.Node = q.node.Self().Node
+		}
+		w.Busy, w.Quiet = r.pool.State()
+		infos = append(infos, w)
+	}
+	return infos
+}
+
+// tellOwnWorkers tells those of this process, and returns how many it has told.
+func (q *Queue) tellOwnWorkers(ctx context.Context, c *workersCall) (told int, err error) {
+	var ending []<-chan struct{} // claims
+	for r := range q.runs.All {
+		if c.Name != "" && c.Name != r.opts.Name {
+			continue
+		}
+		told++
+		switch c.Do {
+		case quietWorkers:
+			ending = append(ending, r.pool.Quiet())
+		case resumeWorkers:
+			r.pool.Resume()
+		default:
+			return 0, errMalformedCall
+		}
+	}
+	for _, ended := range ending {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return told, base.EndOf(ctx)
+		}
+	}
+	return told, nil
 }

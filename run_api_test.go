@@ -1371,3 +1371,68 @@ func TestRefusedRuns(t *testing.T) {
 		require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"))
 	})
 }
+
+// errorThatPanics panics when it is unwrapped.
+type errorThatPanics struct{}
+
+func (errorThatPanics) Error() string { return "panics" }
+func (errorThatPanics) Is(error) bool { panic("Is") }
+func (errorThatPanics) Unwrap() error { panic("Unwrap") }
+
+// TestVerdictOf: what an error means, as a middleware sees it, is what Run makes of it.
+func TestVerdictOf(t *testing.T) {
+	boom := errors.New("boom")
+	lost := fmt.Errorf("%w: 1", codeq.ErrLeaseLost)
+	for _, c := range []struct {
+		err  error
+		want codeq.Verdict
+	}{
+		{nil, codeq.VerdictCompleted},
+		{boom, codeq.VerdictRetry},
+		{context.Canceled, codeq.VerdictRetry},
+		{context.DeadlineExceeded, codeq.VerdictRetry},
+		{&codeq.PanicError{Value: boom}, codeq.VerdictRetry},
+		{errorThatPanics{}, codeq.VerdictRetry},
+		{codeq.RetryAfter(0, boom), codeq.VerdictRetryAfter},
+		{fmt.Errorf("x: %w", codeq.RetryAfter(time.Hour, nil)), codeq.VerdictRetryAfter},
+		{codeq.Snooze(time.Hour), codeq.VerdictReleased},
+		{errors.Join(boom, codeq.Snooze(0)), codeq.VerdictReleased},
+		{codeq.DeadLetter(nil), codeq.VerdictDeadLetter},
+		{fmt.Errorf("x: %w", codeq.DeadLetter(boom)), codeq.VerdictDeadLetter},
+		{codeq.DeadLetter(lost), codeq.VerdictDeadLetter},
+		{lost, codeq.VerdictLeaseLost},
+		{errors.Join(lost, codeq.ErrCanceled), codeq.VerdictCanceled},
+		{fmt.Errorf("x: %w", codeq.ErrCanceled), codeq.VerdictCanceled},
+	} {
+		require.Equal(t, c.want, codeq.VerdictOf(c.err), "%v", c.err)
+	}
+
+	// Of a task that is canceled while its handler runs.
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		seen := make(chan [2]codeq.Verdict, 1)
+		var m codeq.Mux
+		m.Use(func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error {
+				err := next(ctx, l)
+				seen <- [2]codeq.Verdict{codeq.VerdictOf(err), codeq.VerdictOf(context.Cause(ctx))}
+				return err
+			}
+		})
+		codeq.Handle(&m, "a", untilCancelled)
+		run := startRun(t, q, &m, codeq.RunOptions{})
+		for _, end := range []struct {
+			do   func(codeq.ID)
+			want codeq.Verdict
+		}{
+			{func(id codeq.ID) { require.NoError(t, q.Cancel(t.Context(), id)) }, codeq.VerdictCanceled},
+			{func(id codeq.ID) { loseLease(t, q, id) }, codeq.VerdictLeaseLost},
+		} {
+			id := produce(t, q, codeq.Task{Queue: "a", MaxAttempts: 1})[0]
+			synctest.Wait()
+			end.do(id)
+			require.Equal(t, [2]codeq.Verdict{codeq.VerdictRetry, end.want}, <-seen)
+		}
+		require.NoError(t, run.End(nil))
+	})
+}

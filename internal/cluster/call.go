@@ -25,6 +25,7 @@ const (
 	kindWho   // of an introduction
 	kindAdopt // of an introduction
 	kindHeartbeat
+	kindAnyNode // of the host of a node to that of another one
 )
 
 // ErrMalformedCall is the answer to a call of another node that cannot be read.
@@ -96,6 +97,8 @@ func (n *Node) accept(r *peer.Request) error {
 		return n.serveState(r)
 	case kindHeartbeat:
 		return n.serveHeartbeat(r)
+	case kindAnyNode:
+		return n.serveAnyNode(r)
 	}
 	if r.Kind >= OwnKinds || len(r.Body) < CallHeader {
 		return ErrMalformedCall

@@ -103,6 +103,9 @@ type Config struct {
 	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The
 	// caller is told of an error that it returns.
 	Serve func(shard int, r *peer.Request) error
+	// ServeNode answers a call of another node that is not for a shard (AskNodes). It may wait for
+	// as long as ctx lasts.
+	ServeNode func(ctx context.Context, body []byte) ([]byte, error)
 	// Removed is called once, with the error of calls from then on, when this node was removed from
 	// the cluster, and all shards have removed it as far as it knows. It must not wait. nil: nobody
 	// is told.

@@ -40,7 +40,7 @@ func (c *Claim) AppendGrants(dst []byte) []byte {
 		dst = wire.AppendBytes(dst, g.Queue)
 		dst = wire.AppendBytes(dst, g.Tenant)
 		dst = append(dst, g.Priority)
-		dst = wire.AppendUint(dst, uint64(g.Attempt))
+		dst = wire.AppendUint(dst, uint64(g.Wait)<<32|uint64(g.Attempt)) // older builds drop the upper half
 		dst = wire.AppendUint(dst, g.Deadline)
 		dst = wire.AppendBytes(dst, g.Rec)
 	}
@@ -57,7 +57,9 @@ func (c *Claim) ReadGrants(r *wire.Reader) {
 		if *last != key {
 			last = new(key)
 		}
-		g.LaneKey, g.Attempt, g.Deadline, g.Rec = last, uint32(r.Uint()), r.Uint(), r.Bytes()
+		counts := r.Uint()
+		g.LaneKey, g.Attempt, g.Wait = last, uint32(counts), uint32(counts>>32)
+		g.Deadline, g.Rec = r.Uint(), r.Bytes()
 		c.Grants = append(c.Grants, g)
 	}
 }

@@ -14,6 +14,7 @@ type Grant struct {
 	Receipt Receipt
 	*LaneKey
 	Attempt  uint32
+	Wait     uint32 // since when the task was ready, ms; at most 49 days
 	Deadline uint64 // wall clock, ms
 	Rec      []byte
 }
@@ -63,6 +64,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		Receipt:  ls.receipt(),
 		LaneKey:  &l.LaneKey,
 		Attempt:  ls.attempts,
+		Wait:     s.mint.age(it.Since),
 		Deadline: s.Wall + ls.duration,
 		Rec:      it.Record,
 	}), nil

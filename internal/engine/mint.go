@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"math"
 	"math/rand/v2"
 
 	"codeq/internal/keys"
@@ -58,6 +59,12 @@ func (m *minter) sinceDue(due, wall uint64) uint64 { return m.sinceMillis(m.time
 func (m *minter) sinceMillis(ms uint64) uint64 {
 	m.clock = max(m.clock, ms<<clockShift)
 	return keys.MovedSince(ms)
+}
+
+// age returns for how many ms a task has been ready at a place, 2^32-1 at most.
+func (m *minter) age(since uint64) uint32 {
+	at := keys.SinceMillis(since)
+	return uint32(min(max(m.time, at)-at, math.MaxUint32))
 }
 
 // id makes the ID of a task of a lane.

@@ -245,7 +245,7 @@ func (m *model) drawConfig() {
 		m.config.GroupBytes = oneOf(m, "GroupBytes", GroupBytes, GroupBytes, smallGroup)
 	}
 	m.slow = oneOf(m, "slow", 0, 0, 0, time.Millisecond)
-	m.wanted = oneOf[KindSet](m, "wanted", 0, 1<<EndOfEvents-2|WantOutcomes|WantCancels)
+	m.wanted = oneOf[KindSet](m, "wanted", 0, 1<<EndOfEvents-2|WantOutcomes|WantCancels|WantCounts)
 }
 
 // isSmall reports whether groups may end before all is done that is due.
@@ -710,8 +710,19 @@ func (m *model) expect(kind EventKind, t *modelTask, cause string) {
 // hear notes what a group tells.
 func (m *model) hear(s *drivenShard) {
 	m.hearClock(s)
+	counted := make(map[string][EndOfEvents]uint32)
+	for _, c := range s.Effects.Counted {
+		counted[c.Queue.Name] = c.Of
+	}
+	events := make(map[string][EndOfEvents]uint32)
 	for _, e := range s.Effects.Events {
+		of := events[e.Queue]
+		of[e.Kind]++
+		events[e.Queue] = of
 		m.told = append(m.told, fmt.Sprintf("%s %s %d %q", eventNames[e.Kind], keys.FormatID(e.ID), e.Attempt, e.LastError))
+	}
+	if m.wanted&WantCounts != 0 && (len(counted) != len(s.Effects.Counted) || !maps.Equal(events, counted)) {
+		m.rt.Fatalf("events %v were counted as %+v", events, s.Effects.Counted)
 	}
 	for _, e := range s.Effects.Endings {
 		m.told = append(m.told, textOf(e.ID, &e.Outcome))

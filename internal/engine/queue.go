@@ -43,9 +43,10 @@ type Queue struct {
 	lanes   chunked.List[*Lane] // in no order
 	byName  map[laneName]*Lane  // the lanes, if there are more than fewLanes
 	Counts  keys.Counts
-	touched bool // on the group's list
-	Gated   bool // the owner wants to know when its leases end
-	Fed     bool // on the list of queues that have more to claim
+	touched bool   // on the group's list
+	counted uint32 // 1 + its index in Effects.Counted; 0: it has none
+	Gated   bool   // the owner wants to know when its leases end
+	Fed     bool   // on the list of queues that have more to claim
 	buckets map[bucketKey]*bucket
 	arrived uint64 // tasks that have come from other shards since the queue is in memory
 	Configured

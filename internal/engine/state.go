@@ -134,6 +134,7 @@ type Effects struct {
 	Sweep      *LaneSweep      // a reader has to read what disk has now
 	Canceled   []CanceledLease // local leases that ended because of cancels
 	Events     []Event
+	Counted    []Counted // if WantCounts; each queue once
 	Endings    []Ending
 	Resting    []*recurring // schedules whose ticks are not known
 }
@@ -223,6 +224,11 @@ func (s *State) Close() {
 func (e *Effects) Clear() {
 	clear(e.Events)
 	clear(e.Endings)
+	for i := range e.Counted {
+		e.Counted[i].Queue.counted = 0
+	}
+	clear(e.Counted)
+	e.Counted = e.Counted[:0]
 	e.Events, e.Endings, e.Canceled = e.Events[:0], e.Endings[:0], e.Canceled[:0]
 }
 

@@ -105,6 +105,15 @@ const (
 	WantCancels                                      // which leases of Run cancels have ended
 )
 
+// WantCounts lets Effects count the events of each queue. It is of a process, and never stored.
+const WantCounts KindSet = 1 << 31
+
+// Counted is how many events of each kind a group has had in a queue.
+type Counted struct {
+	Queue *Queue
+	Of    [EndOfEvents]uint32
+}
+
 // Event is one change of a task's state.
 type Event struct {
 	Kind      EventKind

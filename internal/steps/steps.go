@@ -68,6 +68,8 @@ type Clock struct {
 	*Table
 	Mark       // where the last step has ended
 	begin Mark // of the round
+
+	Took time.Duration // by the last step that has ended
 }
 
 // Begin notes that a round begins.
@@ -80,7 +82,8 @@ func (c *Clock) End(kind uint8, now Mark) {
 
 // EndOf is End for a step of another size than what was done in it.
 func (c *Clock) EndOf(kind uint8, now Mark, records, bytes int) {
-	c.Note(kind, now.At-c.At, records, bytes)
+	c.Took = now.At - c.At
+	c.Note(kind, c.Took, records, bytes)
 	c.Mark = now
 }
 

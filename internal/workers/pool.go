@@ -4,6 +4,7 @@ package workers
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -30,12 +31,17 @@ type Pool[J any, T Task] struct {
 	mu           sync.Mutex // guards what follows
 	jobs         []J        // claimed, not yet started; from next on
 	next         int
-	claimed      int  // number of jobs so far
-	free         int  // places that no job and no claim occupies
-	fetcherWaits bool // a fetcher waits for free to become positive
-	idle         int  // workers that wait on wake
-	waking       bool // a worker has been woken and is on its way to jobs
-	ended        bool // no further jobs: workers end
+	claimed      int                     // number of jobs so far
+	free         int                     // places that no job and no claim occupies
+	fetcherWaits bool                    // a fetcher waits for free to become positive
+	idle         int                     // workers that wait on wake
+	waking       bool                    // a worker has been woken and is on its way to jobs
+	ended        bool                    // no further jobs: workers end
+	quiet        bool                    // nothing is claimed
+	claims       int                     // under way
+	still        chan struct{}           // non-nil while quiet waits for claims; closed when none is under way
+	claiming     context.Context         // of claims; nil: none has begun since Run or Resume
+	stopClaiming context.CancelCauseFunc // of claiming
 	wake         sync.Cond
 	room         sync.Cond
 }
@@ -122,13 +128,14 @@ func (p *Pool[J, T]) Run(ctx context.Context, fetchers int, failed func(error)) 
 // work.
 func (p *Pool[J, T]) fetch(ctx context.Context) error {
 	for {
-		places, atWork, err := p.reserve(ctx)
+		claiming, places, atWork, err := p.reserve(ctx)
 		if err != nil {
 			return err
 		}
-		n, err := p.host.Claim(ctx, places)
-		p.release(places - n)
+		n, err := p.host.Claim(claiming, places)
+		p.endClaim(places - n)
 		switch {
+		case err != nil && claiming.Err() != nil && ctx.Err() == nil: // the pool is quiet
 		case err != nil:
 			return err
 		case n > 0:
@@ -140,21 +147,87 @@ func (p *Pool[J, T]) fetch(ctx context.Context) error {
 	}
 }
 
-// reserve waits for free places, and takes as many as one claim may fill. atWork is how many were
-// taken before.
-func (p *Pool[J, T]) reserve(ctx context.Context) (places, atWork int, err error) {
+// reserve waits until the pool may claim and has free places, and takes as many as one claim may
+// fill. claiming ends with ctx, or when the pool is to be quiet; atWork is how many places were
+// taken before. The caller ends the claim by endClaim.
+func (p *Pool[J, T]) reserve(ctx context.Context) (claiming context.Context, places, atWork int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.free == 0 && ctx.Err() == nil {
+	for (p.free == 0 || p.quiet) && ctx.Err() == nil {
 		p.fetcherWaits = true
 		p.room.Wait()
 	}
 	if ctx.Err() != nil {
-		return 0, 0, context.Cause(ctx)
+		return nil, 0, 0, context.Cause(ctx)
+	}
+	if p.claiming == nil {
+		p.claiming, p.stopClaiming = context.WithCancelCause(ctx)
 	}
 	places, atWork = min(p.free, p.config.Batch), p.config.Workers-p.free
 	p.free -= places
-	return places, atWork, nil
+	p.claims++
+	return p.claiming, places, atWork, nil
+}
+
+// endClaim ends a claim, and frees the places that it has not filled.
+func (p *Pool[J, T]) endClaim(places int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.releaseLocked(places)
+	if p.claims--; p.claims == 0 {
+		p.beStill()
+	}
+}
+
+// beStill tells those who wait for it that no claim is under way. REQUIRES: mu is held.
+func (p *Pool[J, T]) beStill() {
+	if p.still != nil {
+		close(p.still)
+		p.still = nil
+	}
+}
+
+// Quiet stops claims until Resume, and ends those under way. The channel is closed when none is, or
+// at Resume; what they have added is done.
+func (p *Pool[J, T]) Quiet() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.quiet = true
+	if p.claiming != nil {
+		p.stopClaiming(errQuiet)
+		p.claiming, p.stopClaiming = nil, nil
+	}
+	if p.still == nil {
+		p.still = make(chan struct{})
+	}
+	still := p.still
+	if p.claims == 0 {
+		p.beStill()
+	}
+	return still
+}
+
+var errQuiet = errors.New("the workers are quiet")
+
+// Resume lets a quiet pool claim again.
+func (p *Pool[J, T]) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.quiet = false
+	p.beStill()
+	p.room.Broadcast()
+}
+
+// State returns how many handlers run, and whether the pool is quiet.
+func (p *Pool[J, T]) State() (busy int, quiet bool) {
+	for _, w := range p.workers {
+		if w.isBusy() {
+			busy++
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return busy, p.quiet
 }
 
 // Add adds claimed jobs.

@@ -73,7 +73,7 @@ func (h *host) Do(w *workers.Worker[*job, *job], j **job) {
 		<-t.done
 	}
 	h.running.Add(-1)
-	if w.Disown() {
+	if ours, _ := w.Disown(); ours {
 		h.done.Add(1)
 	}
 }
@@ -205,13 +205,30 @@ func TestTaskIsTakenAway(t *testing.T) {
 	got, ok := w.Task()
 	require.True(t, ok)
 	require.Same(t, j, got)
-	_, ok = w.TakeAway(func(*job) bool { return false })
-	require.False(t, ok)
-	_, ok = w.TakeAway(func(t *job) bool { return t == j })
-	require.True(t, ok)
+	_, lost := w.TakeAway(func(*job) error { return nil })
+	require.NoError(t, lost)
+	reason := errors.New("the lease is lost")
+	got, lost = w.TakeAway(func(of *job) error {
+		require.Same(t, j, of)
+		return reason
+	})
+	require.Same(t, j, got)
+	require.Equal(t, reason, lost)
 	_, ok = w.Task()
 	require.False(t, ok)
-	require.False(t, w.Disown())
+	ours, lost := w.Disown()
+	require.False(t, ours)
+	require.Equal(t, reason, lost)
+	require.True(t, w.Own(j), "the next task")
+	ours, lost = w.Disown()
+	require.True(t, ours)
+	require.NoError(t, lost)
+	require.True(t, w.Own(j))
+	_, ok = w.Stop(reason)
+	require.True(t, ok)
+	ours, lost = w.Disown()
+	require.False(t, ours)
+	require.NoError(t, lost, "the end of Run is no loss")
 }
 
 // TestFailedClaim: the first error of a claim ends the pool.
@@ -229,3 +246,118 @@ var errClaim = errors.New("claim")
 type failing struct{ host }
 
 func (*failing) Claim(context.Context, int) (int, error) { return 0, errClaim }
+
+// TestQuiet: a quiet pool ends the claims that wait, and claims nothing; jobs that are at work go
+// on. It is still when no claim is under way, with what that has added. Then it goes on.
+func TestQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workers.Config{Workers: 4, Batch: 4, Grace: time.Second})
+		gate := make(chan struct{})
+		<-h.pool.Quiet() // before it runs
+		h.jobs <- &job{done: gate}
+		stop := h.run(t)
+		synctest.Wait()
+		busy, quiet := h.pool.State()
+		require.Zero(t, busy)
+		require.True(t, quiet)
+		h.pool.Resume()
+		synctest.Wait()
+		busy, quiet = h.pool.State()
+		require.Equal(t, 1, busy)
+		require.False(t, quiet)
+		for range 2 {
+			<-h.pool.Quiet()
+		}
+		h.jobs <- &job{done: gate}
+		synctest.Wait()
+		require.Len(t, h.jobs, 1)
+		close(gate)
+		synctest.Wait()
+		require.EqualValues(t, 1, h.done.Load())
+		require.Len(t, h.jobs, 1)
+		h.pool.Resume()
+		synctest.Wait()
+		require.EqualValues(t, 2, h.done.Load())
+		<-h.pool.Quiet()
+		require.Zero(t, stop())
+	})
+}
+
+// lateHost has a job that comes when the claim for it has been given up.
+type lateHost struct {
+	host
+	claimed chan struct{}
+}
+
+func (h *lateHost) Claim(ctx context.Context, _ int) (int, error) {
+	<-ctx.Done()
+	<-h.claimed
+	h.pool.Add([]*job{{}})
+	return 1, nil
+}
+
+// TestStill: the pool is not still before a claim that is under way is over; Resume lets nobody
+// wait.
+func TestStill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &lateHost{claimed: make(chan struct{})}
+		h.pool = workers.New[*job, *job](workers.Config{Workers: 4, Batch: 1, Log: slog.New(slog.DiscardHandler)}, h)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		over := make(chan struct{})
+		go func() { h.pool.Run(ctx, 2, cancel); close(over) }()
+		synctest.Wait()
+		isOpen := func(still <-chan struct{}) bool {
+			select {
+			case <-still:
+				return false
+			default:
+				return true
+			}
+		}
+		still := h.pool.Quiet()
+		h.claimed <- struct{}{}
+		synctest.Wait()
+		require.True(t, isOpen(still), "of two claims one is under way")
+		require.EqualValues(t, 1, h.done.Load())
+		h.pool.Resume()
+		require.False(t, isOpen(still))
+		synctest.Wait()
+		still = h.pool.Quiet() // an old claim, and a new one
+		for range 2 {
+			require.True(t, isOpen(still))
+			h.claimed <- struct{}{}
+			synctest.Wait()
+		}
+		require.False(t, isOpen(still))
+		require.EqualValues(t, 3, h.done.Load())
+		cancel(nil)
+		<-over
+		require.Zero(t, h.pool.Drain(nil))
+	})
+}
+
+// brokenHost fails when a claim is given up.
+type brokenHost struct{ host }
+
+func (h *brokenHost) Claim(ctx context.Context, _ int) (int, error) {
+	<-ctx.Done()
+	return 0, errors.New("broken")
+}
+
+// TestQuietIsNoFailure: a claim that is given up does not end the pool.
+func TestQuietIsNoFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := new(brokenHost)
+		p := workers.New[*job, *job](workers.Config{Workers: 1, Batch: 1, Log: slog.New(slog.DiscardHandler)}, h)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		over := make(chan struct{})
+		go func() { p.Run(ctx, 1, cancel); close(over) }()
+		synctest.Wait()
+		<-p.Quiet()
+		synctest.Wait()
+		require.NoError(t, ctx.Err())
+		cancel(nil)
+		<-over
+		require.Zero(t, p.Drain(nil))
+	})
+}

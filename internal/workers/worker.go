@@ -17,6 +17,7 @@ type Worker[J any, T Task] struct {
 	task    T          // of the running handler
 	busy    bool       // a handler runs
 	ours    bool       // the worker still has the task; false: it was given back, or its lease was lost
+	lost    error      // why TakeAway has taken the task
 	stopped bool       // no handler may run any more
 }
 
@@ -68,19 +69,20 @@ func (w *Worker[J, T]) Own(t T) bool {
 	if w.stopped {
 		return false
 	}
-	w.task, w.busy, w.ours = t, true, true
+	w.task, w.busy, w.ours, w.lost = t, true, true, nil
 	return true
 }
 
 // Disown notes that the handler has ended. It returns false if the task was taken away meanwhile,
-// so that the outcome of the handler is dropped.
-func (w *Worker[J, T]) Disown() bool {
+// so that the outcome of the handler is dropped, with the reason of TakeAway; nil if Stop has taken
+// it.
+func (w *Worker[J, T]) Disown() (ours bool, lost error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ours := w.ours
 	var none T
-	w.task, w.busy, w.ours = none, false, false
-	return ours
+	ours, lost = w.ours, w.lost
+	w.task, w.busy, w.ours, w.lost = none, false, false, nil
+	return ours, lost
 }
 
 // Task returns the task of the running handler, unless it was taken away.
@@ -90,16 +92,19 @@ func (w *Worker[J, T]) Task() (t T, ok bool) {
 	return w.task, w.ours
 }
 
-// TakeAway takes the task of the running handler away if it matches. Its handler goes on: the
-// caller ends its context.
-func (w *Worker[J, T]) TakeAway(matches func(T) bool) (t T, ok bool) {
+// TakeAway takes the task of the running handler away if there is a reason to. Its handler goes on:
+// the caller ends its context.
+func (w *Worker[J, T]) TakeAway(reason func(T) error) (t T, lost error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.ours || !matches(w.task) {
-		return t, false
+	if !w.ours {
+		return t, nil
+	}
+	if w.lost = reason(w.task); w.lost == nil {
+		return t, nil
 	}
 	w.ours = false
-	return w.task, true
+	return w.task, w.lost
 }
 
 // Stop ends the context of the running handler and takes its task away, if there is one. The worker

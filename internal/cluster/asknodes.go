@@ -1,0 +1,75 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"codeq/internal/peer"
+)
+
+// Answer is what a node has answered to AskNodes.
+type Answer struct {
+	Node string
+	Body []byte
+	Err  error // why there is no answer: the node may have been asked all the same
+}
+
+// AskNodes asks all other members of any group, as far as this node knows, and returns their
+// answers by name. It waits for them for CallTimeout, or until ctx ends.
+func (n *Node) AskNodes(ctx context.Context, body []byte) []Answer {
+	ctx, cancel := context.WithTimeout(ctx, n.c.CallTimeout)
+	defer cancel()
+	others := slices.DeleteFunc(n.known(), func(p Peer) bool { return p.Node == n.self.Node })
+	answers := make([]Answer, len(others))
+	var asking sync.WaitGroup
+	for i, p := range others {
+		a := &answers[i]
+		a.Node = p.Node
+		asking.Go(func() {
+			n.contain("question for a node", func() { a.Body, a.Err = n.askNode(ctx, p, body) }, func(err error) { a.Err = err })
+		})
+	}
+	asking.Wait()
+	slices.SortFunc(answers, func(a, b Answer) int { return cmp.Compare(a.Node, b.Node) })
+	return answers
+}
+
+func (n *Node) askNode(ctx context.Context, p Peer, body []byte) ([]byte, error) {
+	p, _ = n.current(p)
+	to, err := p.target()
+	if err != nil {
+		return nil, err
+	}
+	reply, err := n.peer.Call(ctx, to, kindAnyNode, body)
+	if err != nil {
+		err = fmt.Errorf("node %q: %w", p.Node, n.callError(ctx, err))
+	}
+	return reply, err
+}
+
+// serveAnyNode lets the host answer, on another goroutine. Who was removed from the cluster, and
+// does not know, is refused.
+func (n *Node) serveAnyNode(r *peer.Request) error {
+	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return g.HasDirectory(r.From.ID) }) {
+		return RemovedError(0, r.From.Name)
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, n.c.CallTimeout)
+	r.OnCancel(cancel)
+	n.background.Go(func() {
+		defer cancel()
+		err := n.guarded("answer of a node", func() error {
+			body, err := n.c.ServeNode(ctx, r.Body)
+			if err == nil {
+				r.Reply(body)
+			}
+			return err
+		})
+		if err != nil {
+			r.Fail(n.c.EncodeError(err))
+		}
+	})
+	return nil
+}

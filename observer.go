@@ -1,0 +1,152 @@
+package codeq
+
+import (
+	"log/slog"
+	"time"
+
+	"codeq/internal/engine"
+	"codeq/internal/observer"
+)
+
+// Observation is what has happened in this process since the last one: the argument of
+// [Options.Observer]. Whoever wants totals adds up.
+//
+// It is one struct, given to one function: a call takes all that has gathered, however much that
+// is, its parts are of one time, and what is measured in addition some day is one more field. An
+// exporter gives a method of its own as the Observer; for several of them, a function calls one
+// after the other.
+type Observation struct {
+	// Queues is what the commits have changed, for each queue of which they have changed something,
+	// in no order. In a cluster the leader of a shard tells, so that the sum over all nodes counts
+	// each change once. No change is left out, as long as calls return: if more than 16,384 queues
+	// have changed, the rest is told together, under the name "".
+	Queues []QueueDelta
+	// Commits is the commits of the shards that this process leads, Handlers the handlers of
+	// [Queue.Run] that have returned. Each has 4096 entries at the most: the first ones, and
+	// MissedCommits and MissedHandlers are how many more there have been.
+	Commits                       []CommitSample
+	Handlers                      []HandlerSample
+	MissedCommits, MissedHandlers uint64
+	// Panics is how many of the calls before have panicked, or ended their goroutine, since the
+	// last one that has not. Nobody tells again what they were told.
+	Panics uint64
+}
+
+// QueueDelta is how many tasks of a queue have changed, as the [EventKind] of the same name says.
+type QueueDelta struct {
+	Queue string
+
+	Produced, Claimed, Completed, Retried, Released, Dead, Canceled, Expired uint64
+}
+
+// CommitSample is one commit of a shard.
+type CommitSample struct {
+	Shard      int
+	Operations int           // of callers
+	Took       time.Duration // to write it; in a cluster to a majority
+}
+
+// HandlerSample is one call of a handler by [Queue.Run].
+type HandlerSample struct {
+	Queue, Tenant string
+	Attempt       int // this one included
+	// Wait is how long the task had been ready when it was claimed (see [TaskInfo].At), to the
+	// millisecond.
+	Wait time.Duration
+	Took time.Duration // by the handler, with its middleware
+	// Verdict is what the call means to [Queue.Run] (see [VerdictOf]): [VerdictCanceled] and
+	// [VerdictLeaseLost] if the lease was lost before it returned, [VerdictReleased] also if the
+	// task was given back at the end. To store it may fail; what was stored is in
+	// [Observation].Queues.
+	Verdict Verdict
+}
+
+const (
+	observedQueues  = 1 << 14
+	observedSamples = 1 << 12
+	keptQueues      = 1 << 10 // for which the memory of a batch is kept
+)
+
+// observed is an Observation while it is made.
+type observed struct {
+	Observation
+	index map[string]int // in Queues
+}
+
+type teller = observer.Teller[*observed]
+
+// newTeller returns what calls tell; nil if that is nil.
+func newTeller(tell func(*Observation), log *slog.Logger) *teller {
+	if tell == nil {
+		return nil
+	}
+	return observer.New("Observer", func(o *observed) { tell(&o.Observation) }, log, new(observed), new(observed))
+}
+
+// Reset empties the observation.
+func (o *observed) Reset() {
+	clear(o.Queues)
+	clear(o.Handlers) // which hold names
+	queues, index := o.Queues[:0], o.index
+	if cap(queues) > keptQueues {
+		queues, index = nil, nil
+	}
+	clear(index)
+	*o = observed{Observation{Queues: queues, Commits: o.Commits[:0], Handlers: o.Handlers[:0]}, index}
+}
+
+// Lose notes that a call has not returned.
+func (o *observed) Lose(lost *observed) { o.Panics += 1 + lost.Panics }
+
+// isFull reports whether the observation should be told before more samples come.
+func (o *observed) isFull() bool { return max(len(o.Commits), len(o.Handlers)) >= observedSamples/2 }
+
+// addCommit adds a commit, and what it has changed.
+func (o *observed) addCommit(sample CommitSample, counted []engine.Counted) {
+	for i := range counted {
+		o.delta(counted[i].Queue.Name).add(&counted[i].Of)
+	}
+	if len(o.Commits) == observedSamples {
+		o.MissedCommits++
+		return
+	}
+	o.Commits = append(o.Commits, sample)
+}
+
+// delta returns the entry of a queue.
+func (o *observed) delta(queue string) *QueueDelta {
+	i, ok := o.index[queue]
+	if !ok && len(o.index) >= observedQueues {
+		queue = ""
+		i, ok = o.index[queue]
+	}
+	if !ok {
+		if o.index == nil {
+			o.index = make(map[string]int)
+		}
+		i = len(o.Queues)
+		o.index[queue] = i
+		o.Queues = append(o.Queues, QueueDelta{Queue: queue})
+	}
+	return &o.Queues[i]
+}
+
+func (d *QueueDelta) add(of *[engine.EndOfEvents]uint32) {
+	for kind, to := range [...]*uint64{
+		EventProduced: &d.Produced, EventClaimed: &d.Claimed, EventCompleted: &d.Completed, EventRetried: &d.Retried,
+		EventReleased: &d.Released, EventDeadLettered: &d.Dead, EventCanceled: &d.Canceled, EventExpired: &d.Expired,
+	} {
+		if to != nil {
+			*to += uint64(of[kind])
+		}
+	}
+}
+
+// addHandler adds a handler that has returned.
+func (o *observed) addHandler(sample HandlerSample) {
+	if len(o.Handlers) == observedSamples {
+		o.MissedHandlers++
+		return
+	}
+	o.Handlers = append(o.Handlers, sample)
+}
