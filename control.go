@@ -56,6 +56,20 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) (err error) {
 	return q.alter(ctx, id, engine.AlterRunAt, runAtMillis(t))
 }
 
+// Forget deletes a task that has ended: one that is kept ([Done] or [Canceled]) before its retention
+// has passed, or a dead letter, as [Queue.PurgeDead] does. Its idempotency key stays taken for as
+// long as before. If tasks that have it in [Task.After] have not ended, they still get its result:
+// then it goes a second after the last of them has ended.
+//
+// Forget returns [ErrNotFound] if the task does not exist, or has not ended.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrFormat] (the leader of the shard runs an older version), [ErrClosed], and that of ctx.
+func (q *Queue) Forget(ctx context.Context, id ID) (err error) {
+	defer public(&err)
+	return q.alter(ctx, id, engine.AlterForget, 0)
+}
+
 func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, arg uint64) error {
 	_, err := q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, Arg: arg}))
 	return err
