@@ -203,6 +203,9 @@ func TestErrorsTravel(t *testing.T) {
 	require.ErrorAs(t, decodeError(encodeError(&engine.LifeOverError{Node: "n", Latest: 1 << 63})), &over)
 	require.Equal(t, &engine.LifeOverError{Node: "n", Latest: 1 << 63}, over)
 	require.EqualError(t, decodeError(encodeError(errors.New("odd"))), "odd")
+	old := decodeError(encodeError(errMalformedCall))
+	require.ErrorIs(t, old, ErrFormat, "what this build sends, another one cannot read")
+	require.ErrorContains(t, old, "another version")
 }
 
 // FuzzCalls: what another node sends is refused, or is an operation, or the

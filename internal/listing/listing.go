@@ -141,7 +141,7 @@ func (l *Reader[T]) Prepare() {
 		l.sortFound()
 		l.order = true
 	}
-	for _, t := range l.found[:min(PageTasks, len(l.found))] {
+	for _, t := range l.found[:min(l.limits().Tasks, len(l.found))] {
 		l.spans = append(l.spans, span{from: keys.AppendTask(nil, t.Lane.Number, t.Since, t.ID)})
 	}
 	l.found = l.found[len(l.spans):]

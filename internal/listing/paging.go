@@ -277,7 +277,7 @@ func (l *Reader[T]) DecodePaged(r *wire.Reader) {
 	l.Groups = min(l.Groups, surveyCap)
 	l.readProgress(r)
 	l.Decode(r)
-	l.Paged, l.Filter, l.order = true, filter, true
+	l.Paged, l.Filter = true, filter
 }
 
 // AppendPagedPage is AppendPage for a Reader of a page.
