@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/listing"
 )
 
 // pager is what a Queue and a Reader have.
@@ -507,4 +508,51 @@ func FuzzErrorKind(f *testing.F) {
 		require.LessOrEqual(t, len(kind), 256)
 		require.Equal(t, kind, codeq.ErrorKind(kind))
 	})
+}
+
+// TestPagesOfManyGroups: a page keeps some hundred lanes, queues and leases of what there is, and
+// goes on behind them, also if they show nothing.
+func TestPagesOfManyGroups(t *testing.T) {
+	t.Parallel()
+	const n = 2*listing.PageTasks + 50
+	for _, shards := range []int{1, 2} {
+		inFlow(t, codeq.Options{Shards: shards, LeaseFor: time.Hour, Retention: codeq.Forever, Durability: codeq.DurabilityNone}, func(f *codeq.FlowTest) {
+			ctx := context.Background()
+			for _, state := range []codeq.State{codeq.Leased, codeq.Dead, codeq.Ready} {
+				for i := range n {
+					f.ProduceAt(i%shards, codeq.Task{Queue: fmt.Sprintf("%03d", i%300), Tenant: fmt.Sprint(i % 2), Group: map[bool]string{true: "last"}[i%300 == 299]})
+					if state == codeq.Ready {
+						continue
+					}
+					l := f.Claim(fmt.Sprintf("%03d", i%300))
+					if state == codeq.Dead {
+						require.NoError(f, f.Q.DeadLetter(ctx, l.Receipt, nil))
+					} else if i%300 == 299 {
+						require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
+					}
+				}
+			}
+			for _, state := range []codeq.State{codeq.Ready, codeq.Leased, codeq.Dead, codeq.Done} {
+				for _, newest := range []bool{false, true} {
+					for _, filter := range []codeq.TaskFilter{{}, {Tenants: []string{"1"}}, {Group: "last"}} {
+						var want []*codeq.TaskInfo
+						for i, err := range f.Q.List(ctx, codeq.ListOptions{State: state}) {
+							require.NoError(f, err)
+							want = append(want, i)
+						}
+						want = filtered(want, &filter)
+						if newest {
+							want = newestFirst(want)
+						}
+						filter.States = []codeq.State{state}
+						for _, limit := range []int{100, 1000} {
+							got := paged(f.T, f.Q, codeq.PageOptions{TaskFilter: filter, Newest: newest, Limit: limit})
+							require.Equal(f, len(want), len(got), "%v newest %v, %+v", state, newest, filter)
+							require.Equal(f, want, got)
+						}
+					}
+				}
+			}
+		})
+	}
 }
