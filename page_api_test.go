@@ -290,12 +290,18 @@ func TestPageCost(t *testing.T) {
 		_, err := q.ProduceBatch(ctx, scheduled)
 		require.NoError(t, err)
 	}
+	rare := make(map[codeq.ID]bool)
 	fillQueue(t, q, "dead", backlog/2, 0)
 	for n := 0; n < backlog/2; {
 		got, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"dead"}, Max: 1000})
 		require.NoError(t, err)
-		for _, l := range got {
-			require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
+		for i, l := range got {
+			var cause error
+			if (n+i)%997 == 0 {
+				cause = errors.New("rare")
+				rare[l.ID] = true
+			}
+			require.NoError(t, q.DeadLetter(ctx, l.Receipt, cause))
 		}
 		n += len(got)
 	}
@@ -336,6 +342,17 @@ func TestPageCost(t *testing.T) {
 		require.LessOrEqual(t, scanned, backlog*3/2, "few are read twice")
 		require.LessOrEqual(t, pages, 2*backlog/4096)
 	})
+	for _, newest := range []bool{false, true} {
+		t.Run(fmt.Sprint("few of many, newest ", newest), func(t *testing.T) {
+			shown := make(map[codeq.ID]bool)
+			o := codeq.PageOptions{TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Dead}, ErrorKind: "rare"}, Newest: newest}
+			for _, i := range paged(t, q, o) {
+				require.False(t, shown[i.ID], "shown twice")
+				shown[i.ID] = true
+			}
+			require.Equal(t, rare, shown)
+		})
+	}
 }
 
 // TestPageBytes: large tasks make a page short, unless their payloads are left out.
