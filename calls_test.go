@@ -14,6 +14,7 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/listing"
 	"codeq/internal/permits"
 	"codeq/internal/testalloc"
 )
@@ -59,6 +60,9 @@ func sampleCalls() map[string]request {
 		}},
 		"get":       &readOp{completion: newCompletion(callRead), id: id(3), task: info},
 		"list":      &readOp{completion: newCompletion(callRead), list: pageOf(ListOptions{State: Done, Queue: "a"}, listed{Task: info, At: 4})},
+		"page":      &readOp{completion: newCompletion(callPage), list: pagedOf(listed{Task: info, At: 4, Size: 3})},
+		"find":      &readOp{completion: newCompletion(callFind), key: [16]byte{1, 2}, task: info},
+		"alterMany": rule(callAlterMany, &call.AlterMany{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterMove, States: engine.SetOf(engine.Ready), AlterTo: engine.AlterTo{Queue: "b"}, N: 1, Failed: 1}}),
 		"index":     &indexOp{completion: newCompletion(callIndex), applied: 12},
 		"interest":  &interestOp{completion: newCompletion(callInterest), node: "n", kinds: allKinds, gone: true},
 		"settings":  rule(callSettings, &call.Settings{Queue: "a", Value: []byte("v")}),
@@ -199,6 +203,9 @@ func TestErrorsTravel(t *testing.T) {
 	require.ErrorAs(t, decodeError(encodeError(&engine.LifeOverError{Node: "n", Latest: 1 << 63})), &over)
 	require.Equal(t, &engine.LifeOverError{Node: "n", Latest: 1 << 63}, over)
 	require.EqualError(t, decodeError(encodeError(errors.New("odd"))), "odd")
+	old := decodeError(encodeError(errMalformedCall))
+	require.ErrorIs(t, old, ErrFormat, "what this build sends, another one cannot read")
+	require.ErrorContains(t, old, "another version")
 }
 
 // FuzzCalls: what another node sends is refused, or is an operation, or the
@@ -287,5 +294,17 @@ func TestClusterOptions(t *testing.T) {
 func pageOf(o ListOptions, page ...listed) *lister {
 	l := newLister(o)
 	l.Page = page
+	return l
+}
+
+// pagedOf is a lister of a page that is under way.
+func pagedOf(page ...listed) *lister {
+	l := pageOf(ListOptions{State: Done, Queue: "a", Tenants: []string{"t"}}, page...)
+	at := func(n byte) *listing.Position {
+		return &listing.Position{Key: listing.Key{Queue: "a", Tenant: "t", Priority: 3, ID: keys.ID{n}}, At: 1 << 60, End: n == 1}
+	}
+	l.Filter = listing.Filter{Group: "g", Key: "k", Error: "#", Newest: true, NoPayload: true}
+	l.Paged, l.Groups, l.Tasks, l.Scan, l.Bytes = true, 5, 6, 7, 8
+	l.After, l.Reached, l.Records, l.ReadBytes = at(1), at(2), 9, 10
 	return l
 }

@@ -197,14 +197,18 @@ func verbsOf(q *codeq.Queue, m *codeq.Mux, tasks []codeq.Task, ids []codeq.ID) m
 	var turn atomic.Int64
 	next := func() int { return int(turn.Add(1)) % len(ids) }
 	arguments := map[reflect.Type]func() any{
-		reflect.TypeFor[codeq.ID]():               func() any { return ids[next()] },
-		reflect.TypeFor[codeq.Receipt]():          func() any { return codeq.Receipt{ids[next()], 1} },
-		reflect.TypeFor[codeq.UniqueKey]():        func() any { return codeq.UniqueKey{Queue: "verbs", Key: "k"} },
-		reflect.TypeFor[codeq.Task]():             func() any { return tasks[0] },
-		reflect.TypeFor[[]codeq.Task]():           func() any { return tasks },
-		reflect.TypeFor[codeq.ClaimRequest]():     func() any { return codeq.ClaimRequest{Queues: []string{"verbs"}, NoWait: next() > 0} },
-		reflect.TypeFor[codeq.RetryOptions]():     func() any { return codeq.RetryOptions{} },
-		reflect.TypeFor[codeq.ListOptions]():      func() any { return codeq.ListOptions{State: codeq.Ready} },
+		reflect.TypeFor[codeq.ID]():           func() any { return ids[next()] },
+		reflect.TypeFor[codeq.Receipt]():      func() any { return codeq.Receipt{ids[next()], 1} },
+		reflect.TypeFor[codeq.UniqueKey]():    func() any { return codeq.UniqueKey{Queue: "verbs", Key: "k"} },
+		reflect.TypeFor[codeq.Task]():         func() any { return tasks[0] },
+		reflect.TypeFor[[]codeq.Task]():       func() any { return tasks },
+		reflect.TypeFor[codeq.ClaimRequest](): func() any { return codeq.ClaimRequest{Queues: []string{"verbs"}, NoWait: next() > 0} },
+		reflect.TypeFor[codeq.RetryOptions](): func() any { return codeq.RetryOptions{} },
+		reflect.TypeFor[codeq.ListOptions]():  func() any { return codeq.ListOptions{State: codeq.Ready} },
+		reflect.TypeFor[codeq.PageOptions]():  func() any { return codeq.PageOptions{Limit: 2} },
+		reflect.TypeFor[codeq.BulkOptions](): func() any {
+			return codeq.BulkOptions{Action: codeq.BulkSetPriority, Priority: 1, TaskFilter: codeq.TaskFilter{Queue: "verbs"}}
+		},
 		reflect.TypeFor[codeq.DeadFilter]():       func() any { return codeq.DeadFilter{Queue: "verbs"} },
 		reflect.TypeFor[codeq.SubscribeOptions](): func() any { return codeq.SubscribeOptions{} },
 		reflect.TypeFor[codeq.Schedule]():         func() any { return codeq.Schedule{Name: "verbs", Every: time.Hour, Task: codeq.Task{Queue: "verbs"}} },

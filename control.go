@@ -2,10 +2,14 @@ package codeq
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"time"
 
+	"codeq/internal/bulk"
 	"codeq/internal/call"
 	"codeq/internal/engine"
+	"codeq/internal/keys"
 )
 
 // Cancel ends a task that has not been completed: the task is not delivered again, and is kept as
@@ -56,7 +60,205 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) (err error) {
 	return q.alter(ctx, id, engine.AlterRunAt, runAtMillis(t))
 }
 
+// Forget deletes a task that has ended: one that is kept ([Done] or [Canceled]) before its retention
+// has passed, or a dead letter, as [Queue.PurgeDead] does. Its idempotency key stays taken for as
+// long as before. If tasks that have it in [Task.After] have not ended, they still get its result:
+// then it goes a second after the last of them has ended.
+//
+// Forget returns [ErrNotFound] if the task does not exist, or has not ended.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrFormat] (the leader of the shard runs an older version), [ErrClosed], and that of ctx.
+func (q *Queue) Forget(ctx context.Context, id ID) (err error) {
+	defer public(&err)
+	return q.alter(ctx, id, engine.AlterForget, 0)
+}
+
 func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, arg uint64) error {
 	_, err := q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, Arg: arg}))
 	return err
+}
+
+// BulkAction is what [Queue.Bulk] does to tasks.
+type BulkAction uint8
+
+// The values of [BulkAction], with the states in which a task may be.
+const (
+	// BulkCancel is [Queue.Cancel]: [Ready], [Scheduled], [Blocked], [Leased] or [Dead].
+	BulkCancel BulkAction = iota + 1
+	// BulkRedrive is [Queue.RedriveDead]: Dead.
+	BulkRedrive
+	// BulkPurge is [Queue.Forget]: Dead, [Done] or [Canceled].
+	BulkPurge
+	// BulkSetPriority is [Queue.SetPriority], to [BulkOptions.Priority]: Ready, Scheduled or Blocked.
+	BulkSetPriority
+	// BulkMove replaces a task by a new one in [BulkOptions.ToQueue], with everything that its
+	// producer has set and its LastError, but with another ID and attempts that are counted from 0:
+	// Ready, Scheduled (it stays so until the same time) or Dead (it becomes ready). To others the
+	// task is canceled, and it is not kept. Tasks with a Group, LimitKey, Unique or After, and those
+	// that others have in After, cannot be moved.
+	BulkMove
+)
+
+var bulkActions = enum[BulkAction]{"BulkAction", []string{"", "cancel", "redrive", "purge", "set-priority", "move"}}
+
+// String returns "cancel", "redrive", "purge", "set-priority" or "move".
+func (a BulkAction) String() string { return bulkActions.text(a) }
+
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
+// value.
+func (a BulkAction) MarshalText() ([]byte, error) { return bulkActions.marshal(a) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// anything else.
+func (a *BulkAction) UnmarshalText(b []byte) error { return bulkActions.unmarshal(a, b) }
+
+// altering says how an action alters tasks, and in which states they may be.
+var altering = [...]struct {
+	how    engine.Alteration
+	states []State
+}{
+	BulkCancel:      {engine.AlterCancel, []State{Ready, Scheduled, Blocked, Leased, Dead}},
+	BulkRedrive:     {engine.AlterRedrive, []State{Dead}},
+	BulkPurge:       {engine.AlterForget, []State{Dead, Done, Canceled}},
+	BulkSetPriority: {engine.AlterPriority, []State{Ready, Scheduled, Blocked}},
+	BulkMove:        {engine.AlterMove, []State{Ready, Scheduled, Dead}},
+}
+
+// BulkOptions says what [Queue.Bulk] does, and to which tasks.
+type BulkOptions struct {
+	// TaskFilter selects the tasks. Its States must be ones that the Action allows; required for
+	// BulkCancel, BulkPurge and BulkMove. Queue is required for BulkMove.
+	TaskFilter
+	Action   BulkAction // required
+	Priority int        // for BulkSetPriority
+	ToQueue  string     // for BulkMove; another one than Queue
+	// Match, if not nil, is called for each of them, and selects it by returning true. It must not
+	// keep the [TaskInfo].
+	Match func(*TaskInfo) bool
+	// Rate is how many a second are altered. 0: as fast as possible.
+	Rate float64
+	// DryRun counts the tasks, and changes nothing.
+	DryRun bool
+	// Cursor is [BulkResult.Next] of a call that has ended with an error, with the same TaskFilter.
+	// "": from the beginning.
+	Cursor string
+}
+
+// BulkResult is what [Queue.Bulk] has done. After an error, up to 256 tasks for each shard may have
+// been altered that are not in Changed.
+type BulkResult struct {
+	Matched int // that were selected
+	Changed int // that were altered
+	Skipped int // whose state had changed before they could be altered
+	// Failed were refused: of BulkRedrive, as another task has taken their idempotency key; of
+	// BulkMove, as they are tied to others.
+	Failed int
+	// Next is where another call goes on after an error. Without one it is "".
+	Next string
+}
+
+// Bulk alters all tasks that are selected and were produced before it begins, and, if they are dead,
+// died before it, by the wall clock. It reads them as by [Queue.ListPage], and alters those of one
+// page before it reads the next one, up to 256 in one commit. So it is not atomic, and a task may
+// change its state before its turn comes; it is then left out.
+//
+// When Bulk returns an error, such as that of ctx, some tasks were altered, as the result says. With
+// its Next another call goes on, also after a restart or on another node: what was altered since is
+// not altered again, unless it has come back to its former state.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrFormat] (the leader of a shard runs an older version), [ErrClosed], and that of ctx.
+func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return r, err
+	}
+	if err := opts.check(&q.opts.Limits); err != nil {
+		return r, err
+	}
+	a := &altering[opts.Action]
+	if len(opts.States) == 0 {
+		opts.States = a.states
+	}
+	begin := q.opts.wall().Truncate(time.Millisecond).Add(time.Millisecond)
+	change := engine.BulkAlteration{How: a.how, AlterTo: engine.AlterTo{Arg: uint64(opts.Priority), Queue: opts.ToQueue}}
+	for _, s := range opts.States {
+		change.States |= engine.SetOf(engine.TaskState(s))
+	}
+	bulks := bulk.New(len(q.replicas), bulkCap, opts.Rate, func(shard int, ids []keys.ID) error {
+		c := &call.AlterMany{BulkAlteration: change}
+		c.IDs = ids
+		settled, err := q.do(ctx, shard, rule(callAlterMany, c))
+		if settled {
+			r.Changed, r.Failed = r.Changed+c.N, r.Failed+c.Failed
+			if err == nil {
+				r.Skipped += len(ids) - c.N - c.Failed
+			}
+		}
+		return err
+	})
+	page := PageOptions{TaskFilter: opts.TaskFilter, Cursor: opts.Cursor, Limit: bulkCap, NoPayload: opts.Match == nil}
+	if opts.Rate > 0 { // what is read is altered within a second
+		page.Limit = int(max(1, min(opts.Rate, bulkCap)))
+	}
+	for r.Next = opts.Cursor; ; {
+		p, err := q.listPage(ctx, &page)
+		if err != nil {
+			return r, err
+		}
+		for _, t := range p.Tasks {
+			late := !t.ID.Time().Before(begin) || t.State == Dead && !t.At.Before(begin)
+			same := opts.Action == BulkSetPriority && t.Priority == opts.Priority
+			if late || same || opts.Match != nil && !opts.Match(t) {
+				continue
+			}
+			if r.Matched++; opts.DryRun {
+				continue
+			}
+			if err := bulks.Add(ctx, q.shardOf(t.ID), keys.ID(t.ID)); err != nil {
+				return r, err
+			}
+		}
+		if err := bulks.Flush(ctx); err != nil {
+			return r, err
+		}
+		if page.Cursor, r.Next = p.Next, p.Next; p.Next == "" {
+			return r, nil
+		}
+	}
+}
+
+func (o *BulkOptions) check(l *Limits) error {
+	if !bulkActions.valid(o.Action) {
+		return &InvalidError{"BulkOptions.Action", uint8(o.Action), bulkActions.allowed()}
+	}
+	allowed := altering[o.Action].states
+	if len(o.States) == 0 && o.Action != BulkRedrive && o.Action != BulkSetPriority {
+		return &InvalidError{"BulkOptions.States", "none", fmt.Sprint("some of ", allowed)}
+	}
+	for _, s := range o.States {
+		if !slices.Contains(allowed, s) {
+			return &InvalidError{"BulkOptions.States", s, fmt.Sprint("some of ", allowed)}
+		}
+	}
+	if o.Priority < MinPriority || o.Priority > MaxPriority || o.Priority != 0 && o.Action != BulkSetPriority {
+		return &InvalidError{"BulkOptions.Priority", o.Priority, "0 to 9, for BulkSetPriority"}
+	}
+	if !(o.Rate >= 0 && o.Rate <= 1e9) {
+		return &InvalidError{"BulkOptions.Rate", o.Rate, "0 to 1e9"}
+	}
+	if o.Action != BulkMove {
+		if o.ToQueue != "" {
+			return &InvalidError{"BulkOptions.ToQueue", o.ToQueue, `"", unless for BulkMove`}
+		}
+		return nil
+	}
+	if o.Queue == "" {
+		return &InvalidError{"BulkOptions.Queue", `""`, "a name, for BulkMove"}
+	}
+	if o.ToQueue == "" || o.ToQueue == o.Queue {
+		return &InvalidError{"BulkOptions.ToQueue", o.ToQueue, "a name, other than Queue, for BulkMove"}
+	}
+	return checkName("BulkOptions.ToQueue", o.ToQueue, l.Name)
 }

@@ -84,7 +84,8 @@ func (s *shard) parkOrRefuse(op operation) {
 
 // roomOf returns the level of free space down to which an alteration still runs.
 func roomOf(how engine.Alteration) engine.Room {
-	if how == engine.AlterPurge || how == engine.AlterCancel { // a task that is kept needs more
+	switch how {
+	case engine.AlterPurge, engine.AlterForget, engine.AlterCancel: // a task that is kept needs more
 		return engine.RoomNone
 	}
 	return engine.RoomLow

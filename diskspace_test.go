@@ -173,6 +173,38 @@ func TestDiskLevels(t *testing.T) {
 				dead("dead to purge")
 				return func() error { _, err := q.PurgeDead(ctx, codeq.DeadFilter{Queue: "dead to purge leased"}); return err }
 			}},
+			{"Forget", engine.RoomNone, func() func() error {
+				r := lease(codeq.Task{Queue: "to forget", Retention: time.Hour})
+				require.NoError(t, q.Complete(ctx, r, nil))
+				return func() error { return q.Forget(ctx, r.ID) }
+			}},
+			{"Bulk, purge", engine.RoomNone, func() func() error {
+				dead("dead in bulk")
+				time.Sleep(time.Millisecond)
+				return func() error {
+					_, err := q.Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkPurge, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Dead}, Queue: "dead in bulk leased"}})
+					return err
+				}
+			}},
+			{"Bulk, move", engine.RoomLow, func() func() error {
+				waits(codeq.Task{Queue: "to move"})
+				time.Sleep(time.Millisecond)
+				return func() error {
+					_, err := q.Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkMove, ToQueue: "moved", TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: "to move"}})
+					return err
+				}
+			}},
+			{"ListPage", engine.RoomEmpty, func() func() error {
+				return func() error { _, err := q.ListPage(ctx, codeq.PageOptions{}); return err }
+			}},
+			{"FindByKey", engine.RoomEmpty, func() func() error {
+				t := codeq.Task{Queue: "keys to find", Unique: codeq.Unique{Key: "k"}}
+				_, _ = q.Produce(ctx, t) // it may be there from the last time
+				return func() error {
+					_, err := q.FindByKey(ctx, codeq.UniqueKey{Queue: t.Queue, Key: t.Unique.Key})
+					return err
+				}
+			}},
 			{"Stats", engine.RoomEmpty, func() func() error {
 				return func() error { _, err := q.Stats(ctx); return err }
 			}},

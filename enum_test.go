@@ -53,6 +53,7 @@ func testEnum[T ~uint8, P enumValue[T]](t *testing.T, first T, names ...string) 
 // TestEnums: each value is a text that is read back, and nothing else is a value.
 func TestEnums(t *testing.T) {
 	testEnum(t, codeq.Ready, "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled")
+	testEnum(t, codeq.BulkCancel, "cancel", "redrive", "purge", "set-priority", "move")
 	testEnum(t, codeq.HoldOnDead, "hold", "cancel", "run")
 	testEnum(t, codeq.MissedOnce, "once", "skip", "all")
 	testEnum(t, codeq.DurabilityDefault, "default", "process", "disk", "none")

@@ -26,6 +26,8 @@ func closedMail() (dir string, waits, dead codeq.ID, end func()) {
 	check(q.DeadLetter(ctx, l.Receipt, errors.New("no such mailbox")))
 	waits, err = q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("to ann")})
 	check(err)
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("welcome"), RunAt: time.Now().Add(time.Hour), Unique: codeq.Unique{Key: "welcome ann"}})
+	check(err)
 	check(q.Pause(ctx, "mail"))
 	check(q.SetSchedule(ctx, codeq.Schedule{Name: "digest", Every: 24 * time.Hour, Task: codeq.Task{Queue: "mail"}}))
 	check(q.Close())
@@ -164,4 +166,39 @@ func ExampleReader_Close() {
 	check(q.Close())
 	fmt.Println("opened")
 	// Output: opened
+}
+
+// The tasks of all states, a page at a time, the newest first.
+func ExampleReader_ListPage() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer r.Close()
+	o := codeq.PageOptions{Newest: true, Limit: 2}
+	for more := true; more; more = o.Cursor != "" {
+		page, err := r.ListPage(context.Background(), o)
+		check(err)
+		for _, task := range page.Tasks {
+			fmt.Printf("%v: %s\n", task.State, task.Payload)
+		}
+		o.Cursor = page.Next
+	}
+	// Output:
+	// ready: to ann
+	// scheduled: welcome
+	// dead: to nobody
+}
+
+// Is a mail planned already?
+func ExampleReader_FindByKey() {
+	dir, _, _, end := closedMail()
+	defer end()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	check(err)
+	defer r.Close()
+	task, err := r.FindByKey(context.Background(), codeq.UniqueKey{Queue: "mail", Key: "welcome ann"})
+	check(err)
+	fmt.Printf("%v: %s\n", task.State, task.Payload)
+	// Output: scheduled: welcome
 }

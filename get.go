@@ -54,15 +54,39 @@ func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 	return op.task, nil
 }
 
+// FindByKey returns the task that has an idempotency key, in any state; it has ended if the key is
+// taken for a time (For of [Unique]). It returns [ErrNotFound] if no task has the key, or the one
+// that has it has ended and is no longer kept. It is linearizable, as Get is, and costs two reads,
+// whatever is stored.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
+// cluster), [ErrFormat] (the leader of the shard runs an older version), [ErrFailed], [ErrClosed],
+// and that of ctx.
+func (q *Queue) FindByKey(ctx context.Context, k UniqueKey) (_ *TaskInfo, err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
+	if err := k.check(&q.opts.Limits); err != nil {
+		return nil, err
+	}
+	op := &readOp{completion: newCompletion(callFind), key: k.hash()}
+	if err := q.ask(ctx, k.home(len(q.replicas)), op); err != nil {
+		return nil, fmt.Errorf("idempotency key %q: %w", k.Key, err)
+	}
+	return op.task, nil
+}
+
 // readOp reads a stored task, or a page of a list. The owner takes a snapshot between two commits;
 // nobody else could, since Pebble shows a batch to readers before it has persisted. The owner also
 // adds which of the requested tasks are leased, so that the stored leases need not be scanned.
 // Another goroutine reads the snapshot; for a page of tasks in lanes the operation is resolved
 // twice.
 type readOp struct {
-	completion
-	id   ID
-	list *lister // nil: the task with the ID
+	completion                      // its kind says what is read
+	id         ID                   // of the task
+	key        [keys.UniqueLen]byte // of the task, for callFind; id is then its holder, once that is known
+	list       *lister              // for callPage and the other kind of callRead
 
 	shard *shard // the one that resolves it
 	task  *TaskInfo
@@ -115,13 +139,18 @@ func viewOf(s *shard) *view {
 
 // read reads a task or a page. again: the operation has to be resolved again.
 func (op *readOp) read(v *view) (again bool, err error) {
-	if op.list != nil {
+	var t *schema.Task
+	switch {
+	case op.list != nil:
 		again, err = op.list.Read(v.Snapshot)
-	} else {
-		var t *schema.Task
-		if t, err = v.Get(keys.ID(op.id)); err == nil {
-			op.task = taskInfo(t)
-		}
+	case op.kind == callFind:
+		t, op.id, err = v.GetByKey(op.key, op.id)
+		again = t == nil
+	default:
+		t, err = v.Get(op.id)
+	}
+	if t != nil {
+		op.task = taskInfo(t)
 	}
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		if reason := v.replica.store.Failure(); reason != nil {
@@ -133,13 +162,27 @@ func (op *readOp) read(v *view) (again bool, err error) {
 }
 
 func (op *readOp) encode(dst []byte) []byte {
-	if op.list == nil {
+	switch {
+	case op.kind == callPage:
+		return op.list.AppendPaged(dst)
+	case op.kind == callFind:
+		return append(dst, op.key[:]...)
+	case op.list == nil:
 		return append(append(dst, 0), op.id[:]...)
 	}
 	return op.list.Append(append(dst, 1))
 }
 
 func (op *readOp) decode(r *wire.Reader) {
+	switch op.kind {
+	case callPage:
+		op.list = newLister(ListOptions{})
+		op.list.DecodePaged(r)
+		return
+	case callFind:
+		copy(op.key[:], r.Take(len(op.key)))
+		return
+	}
 	if r.Byte() == 0 {
 		op.id = ID(keys.ReadID(r))
 		return
@@ -156,12 +199,19 @@ func (op *readOp) encodeReply(dst []byte) []byte {
 	for i := range op.list.Page {
 		op.list.Page[i].Task.in(time.UTC)
 	}
+	if op.kind == callPage {
+		return op.list.AppendPagedPage(dst)
+	}
 	return op.list.AppendPage(dst)
 }
 
 func (op *readOp) decodeReply(r *wire.Reader) {
 	if op.list != nil {
-		op.list.DecodePage(r)
+		if op.kind == callPage {
+			op.list.DecodePagedPage(r)
+		} else {
+			op.list.DecodePage(r)
+		}
 		for i := range op.list.Page {
 			op.list.Page[i].Task.in(time.Local)
 		}
@@ -182,6 +232,9 @@ func (t *TaskInfo) in(place *time.Location) {
 func (op *readOp) again() {
 	if op.err = nil; op.list != nil {
 		op.list.Again()
+	}
+	if op.kind == callFind {
+		op.id = ID{}
 	}
 }
 

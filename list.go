@@ -1,11 +1,15 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"iter"
 	"slices"
+	"strconv"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/listing"
 	"codeq/internal/schema"
@@ -61,6 +65,138 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 		}
 	}
 }
+
+// TaskFilter selects tasks, for [Queue.ListPage] and [Queue.Bulk]. The zero TaskFilter selects all.
+type TaskFilter struct {
+	States  []State  // each once. None: all
+	Queue   string   // "": all queues
+	Tenants []string // none: all tenants; "" stands for tasks without one
+	// Group, Key and ErrorKind are [Task.Group], the Key of [Task.Unique], and the [ErrorKind] of
+	// [TaskInfo.LastError]. "": any.
+	Group, Key, ErrorKind string
+	// From and To bound [TaskInfo.At]: at or after From, and before To. Zero: no bound.
+	From, To time.Time
+}
+
+// PageOptions says which tasks [Queue.ListPage] returns.
+type PageOptions struct {
+	TaskFilter
+	// Newest reverses the order of time; that of queues, priorities and tenants stays.
+	Newest bool
+	// NoPayload leaves out [Task.Payload] and [TaskInfo.Result]: they are not copied, and not sent
+	// between nodes.
+	NoPayload bool
+	// Limit is how many tasks the page has at the most, up to [MaxPage]. 0: 100.
+	Limit int
+	// Cursor is [Page.Next] of the page before, with the same TaskFilter and Newest. "": the first
+	// page.
+	Cursor string
+}
+
+// MaxPage is the largest number of tasks of a [Page].
+const MaxPage = 1000
+
+// Page is a part of a list.
+type Page struct {
+	Tasks []*TaskInfo
+	// Next is the [PageOptions.Cursor] of the next page, a text that may be a part of a URL. "": this
+	// is the last page. It stays valid as long as the queue exists, on every node, after restarts and
+	// other leaders, whatever becomes of the tasks.
+	Next    string
+	Scanned int // stored tasks that were read for the page
+}
+
+// ListPage returns a page of the tasks that a filter selects, state by state in the order of
+// [TaskFilter.States], each as by [Queue.List]:
+//
+//   - [Ready] and [Leased]: by queue, by priority (the highest first), by tenant, then by the time
+//     since when they are ready;
+//   - [Scheduled]: by time;
+//   - [Blocked]: by queue; tasks that wait for the same parents, group or limit are together, by the
+//     time of their produce;
+//   - [Dead], [Done], [Canceled]: by queue, by the time until which they are kept (rounded), then
+//     by the time of their produce.
+//
+// [PageOptions.Newest] lets the latest come first within a queue, priority and tenant, or within a
+// queue; of Scheduled, of all.
+//
+// Each shard is read as by List, at one moment of its own, and linearizably. Between two pages tasks
+// may change: one that stays in its state and its place in this order is neither missed nor shown
+// twice.
+//
+// A page costs by the tasks that it returns, and by the shards, if the filter has only States, Queue
+// and, of Ready, Leased and Scheduled, From and To; of Ready and Leased, also Tenants. For anything
+// else tasks are read that are not shown, some thousand for a page at the most: then it has fewer
+// tasks than Limit, or none, and a Next. It has fewer as well if they are large together, with more
+// than 1 MiB. A page of Ready also visits the lanes of the queue, or of all queues, in memory (a lane
+// is a queue, tenant and priority); one of Leased the leases of a shard; one of Blocked, Dead, Done
+// or Canceled of all queues the queues. They are visited some thousand at a time, between which other
+// calls go on.
+//
+// Errors: [ErrInvalid] (also for a Cursor that is none of this list, or was altered), [ErrCorrupt],
+// [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFormat] (the leader of a shard runs an older
+// version), [ErrFailed], [ErrClosed], and that of ctx.
+func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
+	return q.listPage(ctx, &opts)
+}
+
+func (q *Queue) listPage(ctx context.Context, o *PageOptions) (*Page, error) {
+	if o.Limit < 0 || o.Limit > MaxPage {
+		return nil, &InvalidError{"PageOptions.Limit", o.Limit, fmt.Sprint("0 to ", MaxPage)}
+	}
+	all, err := o.request("PageOptions")
+	if err != nil {
+		return nil, err
+	}
+	if all.Newest, all.NoPayload, all.Limit = o.Newest, o.NoPayload, cmp.Or(o.Limit, 100); ctx.Err() != nil {
+		return nil, base.EndOf(ctx)
+	}
+	from, ok := all.Parse(o.Cursor)
+	if !ok {
+		return nil, &InvalidError{"PageOptions.Cursor", strconv.Quote(o.Cursor), "Page.Next of the same list"}
+	}
+	fetch := func(shard int, l *lister) error {
+		return q.ask(ctx, shard, &readOp{completion: newCompletion(callPage), list: l})
+	}
+	newReader := func(of listing.Query) *lister { return listing.NewReader(of, showListed) }
+	r, err := listing.ReadPage(all, from, newReader, len(q.replicas), listKey, fetch)
+	if err != nil {
+		return nil, err
+	}
+	p := &Page{Tasks: r.Tasks, Scanned: r.Scanned}
+	if r.Next != nil {
+		p.Next = all.Text(r.Next)
+	}
+	return p, nil
+}
+
+// request returns what listing is to read. name is used in errors.
+func (f *TaskFilter) request(name string) (*listing.Request, error) {
+	states := f.States
+	if len(states) == 0 {
+		states = []State{Ready, Scheduled, Blocked, Leased, Dead, Done, Canceled}
+	}
+	r := &listing.Request{Query: listing.Query{
+		Queue: f.Queue, Tenants: slices.Clone(f.Tenants), From: f.From, To: f.To,
+		Filter: listing.Filter{Group: f.Group, Key: f.Key, Error: f.ErrorKind},
+	}}
+	for i, s := range states {
+		if !taskStates.valid(s) || slices.Contains(states[:i], s) {
+			return nil, &InvalidError{name + ".States", s, taskStates.allowed() + ", each once"}
+		}
+		r.States = append(r.States, engine.TaskState(s))
+	}
+	return r, nil
+}
+
+// ErrorKind returns what the texts of errors have in common that differ by numbers, identifiers and
+// quoted values, so that failures can be grouped: "#" stands for each word with a digit, and "?" for
+// what is in quotes. It is no longer than 256 bytes.
+func ErrorKind(text string) string { return listing.ErrorKind(text) }
 
 func listKey(t *TaskInfo) listing.Key {
 	return listing.Key{Queue: t.Queue, Tenant: t.Tenant, Priority: t.Priority, ID: t.ID}

@@ -12,6 +12,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/private"
 	"codeq/internal/reading"
+	"codeq/internal/schema"
 	"codeq/internal/steps"
 )
 
@@ -96,7 +97,11 @@ func (q *Queue) read(ctx context.Context, shard int, op request) error {
 		if op.list != nil {
 			return reading.ReadPage(q.stored, shard, op.list)
 		}
-		t, err := q.stored.Get(shard, op.id)
+		get := func() (*schema.Task, error) { return q.stored.Get(shard, op.id) }
+		if op.kind == callFind {
+			get = func() (*schema.Task, error) { return q.stored.GetByKey(shard, op.key) }
+		}
+		t, err := get()
 		if err == nil {
 			op.task = taskInfo(t)
 		}
@@ -120,6 +125,20 @@ func (r *Reader) Get(ctx context.Context, id ID) (*TaskInfo, error) { return r.q
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
 	return r.queue().List(ctx, opts)
+}
+
+// ListPage is [Queue.ListPage].
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (r *Reader) ListPage(ctx context.Context, opts PageOptions) (*Page, error) {
+	return r.queue().ListPage(ctx, opts)
+}
+
+// FindByKey is [Queue.FindByKey].
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (r *Reader) FindByKey(ctx context.Context, k UniqueKey) (*TaskInfo, error) {
+	return r.queue().FindByKey(ctx, k)
 }
 
 // Schedules is [Queue.Schedules]. A Next that has passed is a tick that has not happened yet.

@@ -37,6 +37,8 @@ type shower interface {
 	List(context.Context, codeq.ListOptions) iter.Seq2[*codeq.TaskInfo, error]
 	Schedules(context.Context) ([]codeq.ScheduleInfo, error)
 	Settings(queue string) (codeq.Settings, error)
+	pager
+	FindByKey(context.Context, codeq.UniqueKey) (*codeq.TaskInfo, error)
 }
 
 // shown is all that a queue shows.
@@ -46,6 +48,8 @@ type shown struct {
 	Tasks     map[codeq.ID]*codeq.TaskInfo // each by Get
 	Schedules []codeq.ScheduleInfo
 	Settings  map[string]codeq.Settings
+	Pages     map[string][]*codeq.TaskInfo
+	Keys      map[codeq.UniqueKey]codeq.ID // the task that has it; zero: none
 }
 
 func show(t *testing.T, q shower) (s shown) {
@@ -68,6 +72,23 @@ func show(t *testing.T, q shower) (s shown) {
 		for _, info := range s.Lists[state.String()] {
 			s.Tasks[info.ID], err = q.Get(ctx, info.ID)
 			require.NoError(t, err)
+		}
+	}
+	s.Pages, s.Keys = make(map[string][]*codeq.TaskInfo), make(map[codeq.UniqueKey]codeq.ID)
+	s.Pages["all"] = paged(t, q, codeq.PageOptions{Limit: 70})
+	s.Pages["newest"] = paged(t, q, codeq.PageOptions{Newest: true, NoPayload: true, TaskFilter: codeq.TaskFilter{Tenants: []string{"x"}}})
+	for _, i := range s.Pages["all"] {
+		require.Equal(t, s.Tasks[i.ID], i)
+		if i.Unique.Key == "" {
+			continue
+		}
+		k := codeq.UniqueKey{Queue: i.Queue, Tenant: i.Tenant, Group: i.Group, LimitKey: i.LimitKey, Key: i.Unique.Key}
+		s.Keys[k] = codeq.ID{}
+		if found, err := q.FindByKey(ctx, k); err == nil {
+			require.Equal(t, s.Tasks[found.ID], found)
+			s.Keys[k] = found.ID
+		} else {
+			require.ErrorIs(t, err, codeq.ErrNotFound)
 		}
 	}
 	for queue := range s.Stats {

@@ -64,6 +64,9 @@ const (
 	callAskPermits
 	callBarrier
 	callResume
+	callPage
+	callFind
+	callAlterMany
 	endOfRequests
 )
 
@@ -98,6 +101,9 @@ var verbs = [endOfRequests]verb{
 	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, 0},
 	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, none, ofMembers},
 	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, none, passesFull},
+	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callFind:           {blank[readOp](callFind), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfMany, no, none, ofMembers},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.
@@ -175,6 +181,10 @@ func upTo(level engine.Room) func(operation) engine.Room {
 
 func roomOfAlter(op operation) engine.Room { return roomOf(op.(*ruling).Body.(*call.Alter).How) }
 func roomOfBulk(op operation) engine.Room  { return roomOf(op.(*ruling).Body.(*call.Bulk).How) }
+
+func roomOfMany(op operation) engine.Room {
+	return roomOf(op.(*ruling).Body.(*call.AlterMany).How)
+}
 
 func roomOfComplete(op operation) engine.Room {
 	if len(op.(*completeOp).next) > 0 {

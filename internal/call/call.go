@@ -58,11 +58,12 @@ func readAlteration(r *wire.Reader) engine.Alteration {
 	return how
 }
 
-// Bulk alters many dead letters.
+// Bulk alters many dead letters. States has no other state.
 type Bulk struct{ engine.BulkAlteration }
 
 func (b *Bulk) Decide(s *engine.State) (engine.Verdict, error) {
-	return s.AlterDead(&b.BulkAlteration)
+	b.States = engine.SetOf(engine.Dead)
+	return s.AlterMany(&b.BulkAlteration)
 }
 
 func (b *Bulk) Append(dst []byte) []byte { return keys.AppendIDs(append(dst, byte(b.How)), b.IDs) }
@@ -75,6 +76,30 @@ func (b *Bulk) Read(r *wire.Reader) {
 func (b *Bulk) AppendReply(dst []byte) []byte { return wire.AppendUint(dst, uint64(b.N)) }
 func (b *Bulk) ReadReply(r *wire.Reader)      { b.N = int(r.Uint()) }
 func (b *Bulk) Again()                        { b.Next, b.N = 0, 0 }
+
+// AlterMany alters many tasks that are in some states.
+type AlterMany struct{ engine.BulkAlteration }
+
+func (b *AlterMany) Decide(s *engine.State) (engine.Verdict, error) {
+	return s.AlterMany(&b.BulkAlteration)
+}
+
+func (b *AlterMany) Append(dst []byte) []byte {
+	dst = wire.AppendUint(append(dst, byte(b.How), byte(b.States)), b.Arg)
+	return keys.AppendIDs(wire.AppendBytes(dst, b.Queue), b.IDs)
+}
+
+func (b *AlterMany) Read(r *wire.Reader) {
+	b.How, b.States, b.Arg, b.Queue = readAlteration(r), engine.StateSet(r.Byte()), r.Uint(), r.String()
+	b.IDs = keys.ReadIDs(r)
+}
+
+func (b *AlterMany) AppendReply(dst []byte) []byte {
+	return wire.AppendUint(wire.AppendUint(dst, uint64(b.N)), uint64(b.Failed))
+}
+
+func (b *AlterMany) ReadReply(r *wire.Reader) { b.N, b.Failed = int(r.Uint32()), int(r.Uint32()) }
+func (b *AlterMany) Again()                   { b.Next, b.N, b.Failed = 0, 0, 0 }
 
 // ReleaseKey frees an idempotency key.
 type ReleaseKey struct {

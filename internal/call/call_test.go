@@ -60,6 +60,15 @@ func TestBodies(t *testing.T) {
 			answered: &Renew{Receipts: []engine.Receipt{receipt, {ID: other}}, Duration: 1000, Lost: []engine.Receipt{receipt, {ID: other}}, Errs: lost},
 			blank:    &Renew{},
 		},
+		{
+			asked: &AlterMany{engine.BulkAlteration{
+				IDs: []keys.ID{{1}, {2}}, How: engine.AlterMove, States: engine.SetOf(engine.Ready, engine.Canceled), AlterTo: engine.AlterTo{Arg: 7, Queue: "q"},
+			}},
+			answered: &AlterMany{engine.BulkAlteration{
+				IDs: []keys.ID{{1}, {2}}, How: engine.AlterMove, States: engine.SetOf(engine.Ready, engine.Canceled), AlterTo: engine.AlterTo{Arg: 7, Queue: "q"}, N: 1, Failed: 1,
+			}},
+			blank: &AlterMany{},
+		},
 		{asked: &Settings{Queue: "q"}, answered: &Settings{Queue: "q", Value: []byte("v")}, blank: &Settings{}, rest: true},
 		{asked: &Configure{Queue: "q", Value: []byte("v")}, answered: &Configure{Queue: "q", Value: []byte("v"), Late: true}, blank: &Configure{}},
 		{asked: &Adopt{Queue: "q", Value: []byte("v")}, blank: &Adopt{}},
@@ -119,7 +128,7 @@ func TestBodies(t *testing.T) {
 
 // TestUnknownAlteration: what this version does not know is refused.
 func TestUnknownAlteration(t *testing.T) {
-	for _, b := range []Body{&Alter{How: engine.EndOfAlterations}, &Bulk{engine.BulkAlteration{How: engine.EndOfAlterations}}} {
+	for _, b := range []Body{&Alter{How: engine.EndOfAlterations}, &Bulk{engine.BulkAlteration{How: engine.EndOfAlterations}}, &AlterMany{engine.BulkAlteration{How: engine.EndOfAlterations}}} {
 		r := wire.NewReader(b.Append(nil))
 		b.Read(r)
 		require.Error(t, r.Done())

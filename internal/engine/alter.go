@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 
 	"codeq/internal/base"
@@ -19,16 +20,26 @@ const (
 	AlterRedrive
 	AlterPurge
 	AlterCancel
+	AlterForget
+	AlterMove
 	EndOfAlterations
 )
 
-// alterations carry them out; arg is a priority or a time, ms.
-var alterations = [EndOfAlterations]func(s *State, at *located, arg uint64) error{
+// alterations carry them out.
+var alterations = [EndOfAlterations]func(s *State, at *located, arg *AlterTo) error{
 	AlterPriority: (*State).setPriority,
 	AlterRunAt:    (*State).setRunAt,
-	AlterRedrive:  func(s *State, at *located, _ uint64) error { return s.redrive(at) },
-	AlterPurge:    func(s *State, at *located, _ uint64) error { return s.purge(at) },
-	AlterCancel:   func(s *State, at *located, _ uint64) error { return s.cancelUnended(at) },
+	AlterRedrive:  func(s *State, at *located, _ *AlterTo) error { return s.redrive(at) },
+	AlterPurge:    func(s *State, at *located, _ *AlterTo) error { return s.purge(at) },
+	AlterCancel:   func(s *State, at *located, _ *AlterTo) error { return s.cancelUnended(at) },
+	AlterForget:   func(s *State, at *located, _ *AlterTo) error { return s.forgetEnded(at) },
+	AlterMove:     (*State).moveTo,
+}
+
+// AlterTo is what an alteration needs to know besides.
+type AlterTo struct {
+	Arg   uint64 // a priority, or a time, ms
+	Queue string // to which a task moves
 }
 
 // Alter alters a task.
@@ -40,17 +51,17 @@ func (s *State) Alter(id keys.ID, how Alteration, arg uint64) (Verdict, error) {
 	case s.isTelling(id):
 		return Decided, ErrNoRoom
 	}
-	return Decided, alterations[how](s, at, arg)
+	return Decided, alterations[how](s, at, &AlterTo{Arg: arg})
 }
 
-func (s *State) setPriority(at *located, priority uint64) error {
+func (s *State) setPriority(at *located, to *AlterTo) error {
 	if !at.waiting() {
 		return notWaiting(at)
 	}
 	if err := s.hasLanes(1); err != nil {
 		return err
 	}
-	l := s.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(priority)})
+	l := s.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(to.Arg)})
 	s.withdraw(at)
 	rec := at.rec.Encode()
 	switch at.state {
@@ -64,10 +75,11 @@ func (s *State) setPriority(at *located, priority uint64) error {
 	return nil
 }
 
-func (s *State) setRunAt(at *located, runAt uint64) error {
+func (s *State) setRunAt(at *located, to *AlterTo) error {
 	if !at.waiting() {
 		return notWaiting(at)
 	}
+	runAt := to.Arg
 	s.withdraw(at)
 	at.rec.RunAt = runAt
 	rec := at.rec.Encode()
@@ -112,6 +124,55 @@ func (s *State) purge(at *located) error {
 		ties.Group = at.rec.Group
 	}
 	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled})
+	return nil
+}
+
+// forgetEnded deletes a task that has ended. One whose result is kept for its children goes when
+// the last of them has ended.
+func (s *State) forgetEnded(at *located) error {
+	switch at.state {
+	case Dead:
+		return s.purge(at)
+	case Done, Canceled:
+		if v, pinned := s.pins.counts.get(s, at.id); pinned {
+			v.Until = min(v.Until, s.Wall)
+			s.pins.counts.put(s, at.id, v)
+			return nil
+		}
+		s.unkeep(at)
+		return nil
+	}
+	return fmt.Errorf("%w: %s is %v, and has not ended", base.ErrNotFound, keys.FormatID(at.id), at.state)
+}
+
+// ErrTied is the reason why a task cannot be moved to another queue: its key, group or limit is one
+// of its queue, and its parents and children know it by its ID.
+var ErrTied = errors.New("the task is tied to others")
+
+// moveTo replaces a task by a new one of another queue, which begins anew. It has another ID, since
+// an ID says of which lane it is.
+func (s *State) moveTo(at *located, to *AlterTo) error {
+	switch {
+	case to.Queue == "" || to.Queue == at.lane.Queue,
+		at.state != Ready && at.state != Scheduled && at.state != Dead:
+		return notWaiting(at)
+	case at.rec.Ties != record.Ties{}:
+		return fmt.Errorf("%w: %s", ErrTied, keys.FormatID(at.id))
+	}
+	if err := s.hasLanes(1); err != nil {
+		return err
+	}
+	s.withdraw(at)
+	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
+	s.end(at.lane.queue, at.id, &record.Ties{}, Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
+	rec := at.rec
+	if rec.RunAt = 0; at.state == Scheduled {
+		rec.RunAt = at.place.At
+	}
+	rec.Attempts, rec.Leases, rec.Expired, rec.Rewritten = 0, 0, false, false
+	t := NewTask{Key: LaneKey{to.Queue, at.lane.Tenant, at.lane.Priority}}
+	t.Encode(&rec, make([]byte, 0, rec.MaxSize()))
+	s.admit(&t)
 	return nil
 }
 
@@ -206,33 +267,65 @@ func notDead(at *located) error {
 	return fmt.Errorf("%w: %s is %v, not dead", base.ErrNotFound, keys.FormatID(at.id), at.state)
 }
 
-// BulkAlteration is an alteration of many dead letters.
+// BulkAlteration is an alteration of many tasks.
 type BulkAlteration struct {
-	IDs  []keys.ID
-	How  Alteration
-	Next int       // index in IDs of the next one
-	N    int       // how many were altered
-	last bucketKey // the last bucket in which one was found
+	IDs []keys.ID
+	How Alteration
+	AlterTo
+	States StateSet // a task is left out unless it is in one of them
+	Next   int      // index in IDs of the next one
+	N      int      // how many were altered
+	Failed int      // how many were refused, though their state is right
+	last   bucketKey
 }
 
-// AlterDead continues a BulkAlteration. It leaves out tasks that are not found, or for which the
-// alteration is refused.
-func (s *State) AlterDead(b *BulkAlteration) (Verdict, error) {
+// StateSet has bit s for TaskState s.
+type StateSet uint8
+
+// SetOf returns the set of some states.
+func SetOf(states ...TaskState) (set StateSet) {
+	for _, s := range states {
+		set |= 1 << s
+	}
+	return set
+}
+
+// Has reports whether a state is in the set.
+func (set StateSet) Has(s TaskState) bool { return set&(1<<s) != 0 }
+
+// AlterMany continues a BulkAlteration. It leaves out tasks that are not found in one of its
+// states.
+func (s *State) AlterMany(b *BulkAlteration) (Verdict, error) {
 	for ; b.Next < len(b.IDs) && s.Broken == nil; b.Next++ {
 		id := b.IDs[b.Next]
 		if s.isBehind(id) || s.Spent() {
 			return Again, nil
 		}
-		at, err := s.locateDead(id, &b.last)
+		var at *located
+		var err error
+		if b.States == SetOf(Dead) {
+			at, err = s.locateDead(id, &b.last)
+		} else {
+			at, err = s.locate(id)
+		}
 		if err != nil {
 			s.Broken = err
 			break
 		}
-		if at != nil && s.isTelling(id) {
+		if at == nil || !b.States.Has(at.state) {
+			continue
+		}
+		if s.isTelling(id) {
 			return Decided, ErrNoRoom
 		}
-		if at != nil && alterations[b.How](s, at, 0) == nil {
+		err = alterations[b.How](s, at, &b.AlterTo)
+		switch {
+		case err == nil:
 			b.N++
+		case errors.Is(err, ErrNoRoom), errors.Is(err, ErrNoLanes):
+			return Decided, err
+		case !errors.Is(err, base.ErrNotWaiting):
+			b.Failed++
 		}
 	}
 	return Decided, nil

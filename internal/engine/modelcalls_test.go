@@ -1053,7 +1053,7 @@ type alterCall struct {
 }
 
 func (m *model) drawControl() call {
-	return m.drawAlteration(oneOf(m, "how", AlterCancel, AlterPriority, AlterRunAt, AlterRedrive, AlterPurge))
+	return m.drawAlteration(oneOf(m, "how", AlterCancel, AlterPriority, AlterRunAt, AlterRedrive, AlterPurge, AlterForget))
 }
 
 func (m *model) drawAlteration(how Alteration) call {
@@ -1069,6 +1069,8 @@ func (m *model) drawAlteration(how Alteration) call {
 		if wait := oneOf[int64](m, "run at", 0, -1, 1, 1000, 8000); wait != 0 {
 			c.arg = m.Wall + uint64(wait)
 		}
+	case AlterForget:
+		c.id = m.drawIDIn(Dead, Done, Canceled)
 	default:
 		c.id = m.drawIDIn(Dead)
 	}
@@ -1083,7 +1085,7 @@ func (c *alterCall) do(m *model) {
 func (c *alterCall) refusal(m *model, t *modelTask) error {
 	ofDead := c.how == AlterRedrive || c.how == AlterPurge
 	switch {
-	case t == nil, ofDead && t.state != Dead:
+	case t == nil, ofDead && t.state != Dead, c.how == AlterForget && !SetOf(Dead, Done, Canceled).Has(t.state):
 		return base.ErrNotFound
 	case c.how == AlterCancel && (t.state == Done || t.state == Canceled):
 		return base.ErrNotWaiting
@@ -1116,9 +1118,18 @@ func (c *alterCall) apply(m *model) {
 }
 
 func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
+	if how == AlterForget && t.state == Dead {
+		how = AlterPurge
+	}
 	switch how {
 	case AlterCancel:
 		m.toCanceled(t)
+	case AlterForget:
+		if t.kept != 0 { // it goes with the last of its children
+			t.kept = m.Wall
+		} else {
+			m.toGone(t)
+		}
 	case AlterPurge:
 		m.unpin(t, 0)
 		m.toGone(t)
@@ -1150,51 +1161,60 @@ func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
 	}
 }
 
-// bulkCall is AlterDead, of one shard.
+// bulkCall is AlterMany, of one shard.
 type bulkCall struct {
-	shard int
-	how   Alteration
-	ids   []keys.ID
-	n     int
-	err   error
+	shard  int
+	how    Alteration
+	states StateSet
+	ids    []keys.ID
+	n      int
+	failed int
+	err    error
 }
 
 func (m *model) drawBulk() call {
-	c := &bulkCall{shard: m.drawShard(), how: oneOf(m, "how", AlterPurge, AlterRedrive)}
+	c := &bulkCall{shard: m.drawShard(), how: oneOf(m, "how", AlterPurge, AlterRedrive, AlterPriority), states: SetOf(Dead)}
 	queue := oneOf(m, "queue", "", "a", "b")
+	switch {
+	case c.how == AlterPriority && m.plain: // or else tasks wake that wait for room
+		c.states = oneOf(m, "states", SetOf(Ready), SetOf(Ready, Scheduled, Leased))
+	case c.how == AlterPriority:
+		c.how, c.states = AlterForget, SetOf(Done, Canceled)
+	}
 	for _, t := range m.live {
-		if t.shard == c.shard && (t.state == Dead && (queue == "" || t.Queue == queue) || m.oneIn(30, "alive")) {
+		if t.shard == c.shard && (c.states.Has(t.state) && (queue == "" || t.Queue == queue) || m.oneIn(30, "other")) {
 			c.ids = append(c.ids, t.id)
 		}
 	}
 	if m.shards[c.shard].Room > Roomy {
-		c.how = AlterPurge
+		c.how, c.states = AlterPurge, SetOf(Dead)
 	}
 	return c
 }
 
 func (c *bulkCall) do(m *model) {
-	b := BulkAlteration{IDs: c.ids, How: c.how}
-	_, c.err = m.decide(c.shard, func(s *drivenShard) (Verdict, error) { return s.AlterDead(&b) })
-	c.n = b.N
+	b := BulkAlteration{IDs: c.ids, How: c.how, States: c.states, AlterTo: AlterTo{Arg: 5}}
+	_, c.err = m.decide(c.shard, func(s *drivenShard) (Verdict, error) { return s.AlterMany(&b) })
+	c.n, c.failed = b.N, b.Failed
 }
 
 func (c *bulkCall) apply(m *model) {
 	m.noError(c.err)
-	n := 0
+	n, failed := 0, 0
 	for _, id := range c.ids {
 		t := m.tasks[id]
-		if t == nil || t.state != Dead {
+		if t == nil || !c.states.Has(t.state) || c.how == AlterPriority && !t.waiting() {
 			continue
 		}
 		if holder, taken := m.holder(&t.rec); c.how == AlterRedrive && taken && holder != id {
+			failed++
 			continue
 		}
-		m.alter(t, c.how, 0)
+		m.alter(t, c.how, 5)
 		n++
 	}
-	if c.n != n {
-		m.rt.Fatalf("altered %d dead letters, expected %d", c.n, n)
+	if c.n != n || c.failed != failed {
+		m.rt.Fatalf("altered %d tasks, refused %d, expected %d and %d", c.n, c.failed, n, failed)
 	}
 	m.react()
 }

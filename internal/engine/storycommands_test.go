@@ -42,8 +42,9 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"return":      fail(FailReturn, 0),
 	"dead-letter": fail(FailDead, 0),
 
-	"cancel": alter(AlterCancel), "redrive": alter(AlterRedrive), "purge": alter(AlterPurge),
+	"cancel": alter(AlterCancel), "redrive": alter(AlterRedrive), "purge": alter(AlterPurge), "forget": alter(AlterForget),
 	"set-priority": alter(AlterPriority), "set-run-at": alter(AlterRunAt), "redrive-all": (*world).redriveAll,
+	"bulk": (*world).bulk,
 
 	"interest": func(w *world, a args, _ []string) {
 		w.want(a, nil)
@@ -340,23 +341,49 @@ func alter(how Alteration) func(*world, args, []string) {
 			arg = a.moment("at")
 		}
 		v, err := w.begin().Alter(w.id(a.word(0)), how, arg)
-		w.verdict([...]string{"set-priority", "set-run-at", "redrive", "purge", "cancel"}[how], a, v, err)
+		w.verdict([...]string{"set-priority", "set-run-at", "redrive", "purge", "cancel", "forget"}[how], a, v, err)
 	}
 }
 
 // redriveAll redrives many dead letters, in as many groups as that takes.
 func (w *world) redriveAll(a args, _ []string) {
-	b := BulkAlteration{How: AlterRedrive}
+	b := BulkAlteration{How: AlterRedrive, States: SetOf(Dead)}
 	for _, name := range a.plain {
 		b.IDs = append(b.IDs, w.id(name))
 	}
 	for {
-		v, err := w.begin().AlterDead(&b)
+		v, err := w.begin().AlterMany(&b)
 		if v != Again {
 			w.printf("%d of %d redriven%s", b.N, len(b.IDs), maybe(": ", err))
 			return
 		}
 		w.printf("%d redriven, again", b.N)
+		w.commit(w.s())
+	}
+}
+
+// bulk alters many tasks that are in some states, in as many groups as that takes.
+func (w *world) bulk(a args, words []string) {
+	b := BulkAlteration{AlterTo: AlterTo{Arg: uint64(a.number("to", 0)), Queue: a.named["queue"]}}
+	b.How = map[string]Alteration{
+		"cancel": AlterCancel, "redrive": AlterRedrive, "forget": AlterForget, "move": AlterMove, "set-priority": AlterPriority,
+	}[a.word(0)]
+	for state := Ready; state <= Canceled; state++ {
+		if states := a.named["states"]; states == "" || slices.Contains(strings.Split(states, ","), state.String()) {
+			b.States |= SetOf(state)
+		}
+	}
+	for _, name := range a.plain[1:] {
+		b.IDs = append(b.IDs, w.id(name))
+	}
+	for {
+		v, err := w.begin().AlterMany(&b)
+		if v != Again {
+			w.printf("%d of %d, %d refused%s", b.N, len(b.IDs), b.Failed, maybe(": ", err))
+			w.nameNew(w.s())
+			return
+		}
+		w.printf("%d, again", b.N)
 		w.commit(w.s())
 	}
 }

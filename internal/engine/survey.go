@@ -40,8 +40,8 @@ func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bo
 	return q.number, q.Counts, true
 }
 
-// LanesBefore appends the lanes before the left-th, at most so many, from the end, and returns how
-// many are left. queue: "" for all. The last lane takes the place of one that leaves memory:
+// LanesBefore appends the lanes before the left-th that may have ready tasks, of at most so many
+// lanes, from the end, and returns how many are left. queue: "" for all. The last lane takes the place of one that leaves memory:
 // whoever goes from the end misses none.
 func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
 	lanes := &s.lanes
@@ -55,8 +55,26 @@ func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]Lane
 	left = min(left, lanes.Len())
 	first := max(0, left-most)
 	for i := first; i < left; i++ {
-		if l := lanes.At(i); l != nil {
+		if l := lanes.At(i); l != nil && !l.drained() {
 			dst = append(dst, LaneRef{l.number, l.LaneKey})
+		}
+	}
+	return dst, first
+}
+
+// QueueRef names a queue.
+type QueueRef struct {
+	Name   string
+	Number uint32
+}
+
+// QueuesBefore is LanesBefore for the queues whose counts are as has says.
+func (s *State) QueuesBefore(has func(*keys.Counts) bool, left, most int, dst []QueueRef) ([]QueueRef, int) {
+	left = min(left, s.numbers.Len())
+	first := max(0, left-most)
+	for i := first; i < left; i++ {
+		if q := s.numbers.At(i); q != nil && has(&q.Counts) {
+			dst = append(dst, QueueRef{q.Name, q.number})
 		}
 	}
 	return dst, first

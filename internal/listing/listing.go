@@ -28,6 +28,7 @@ type Query struct {
 	Queue    string   // "": all queues
 	Tenants  []string // none: all tenants
 	From, To time.Time
+	Filter
 }
 
 // isValid reports whether the state exists.
@@ -54,6 +55,7 @@ func readQuery(r *wire.Reader) Query {
 type Item[T any] struct {
 	Task *T
 	At   uint64
+	Size int `json:",omitzero"` // of a page: the bytes of the record, as far as they are shown
 }
 
 // rangeOf maps each state to the range of its tasks.
@@ -91,12 +93,13 @@ type Reader[T any] struct {
 	spans []span // what is left to read, once begun
 	sent  int    // number of spans that the caller has
 
-	left  int                 // lanes, or entries of the lease table, that were not surveyed yet
-	lanes []engine.LaneRef    // for Ready: those that were surveyed
-	found []engine.LeasedTask // for Leased: those that were surveyed and are not read yet; see order
-	order bool                // found is sorted
+	left   int                 // lanes, queues, or entries of the lease table, that were not surveyed yet
+	lanes  []engine.LaneRef    // for Ready: those that were surveyed
+	queues []engine.QueueRef   // likewise, if there is an index by queue
+	found  []engine.LeasedTask // for Leased: those that were surveyed and are not read yet; see order
+	order  bool                // found is sorted
 
-	number uint32           // of Queue
+	paging                  // of a page
 	asked  []engine.TaskKey // tasks of the page about whose leases the owner is asked
 	read   int              // number of spans that the page has read to their ends
 	from   []byte           // where the next span continues; nil: at its beginning
@@ -107,8 +110,13 @@ func NewReader[T any](q Query, show func(*Query, *schema.Task) (task *T, keep bo
 	return &Reader[T]{Query: q, show: show, left: math.MaxInt}
 }
 
-// Again drops the tasks about which the owner was asked, before the call is repeated.
-func (l *Reader[T]) Again() { l.asked = nil }
+// Again drops what belongs to one leader of the shard, before the call is repeated.
+func (l *Reader[T]) Again() {
+	l.asked = nil
+	if l.Paged && !l.begun {
+		l.restart()
+	}
+}
 
 // span is a range of keys, or one key if to is empty.
 type span struct{ from, to []byte }
@@ -130,23 +138,26 @@ func (l *Reader[T]) Prepare() {
 		return
 	}
 	if !l.order {
-		slices.SortFunc(l.found, compareLeased)
-		l.found = slices.Compact(l.found) // a lease may have moved in the table
+		l.sortFound()
 		l.order = true
 	}
-	for _, t := range l.found[:min(PageTasks, len(l.found))] {
+	for _, t := range l.found[:min(l.limits().Tasks, len(l.found))] {
 		l.spans = append(l.spans, span{from: keys.AppendTask(nil, t.Lane.Number, t.Since, t.ID)})
 	}
 	l.found = l.found[len(l.spans):]
 }
 
-func compareLeased(a, b engine.LeasedTask) int {
-	if a.Lane != b.Lane {
-		if c := cmp.Or(compareLanes(a.Lane, b.Lane), cmp.Compare(a.Lane.Number, b.Lane.Number)); c != 0 {
-			return c
+// sortFound sorts leased tasks, each once: a lease may have moved in the table.
+func (l *Reader[T]) sortFound() {
+	slices.SortFunc(l.found, func(a, b engine.LeasedTask) int {
+		if a.Lane != b.Lane {
+			if c := cmp.Or(compareLanes(a.Lane, b.Lane), cmp.Compare(a.Lane.Number, b.Lane.Number)); c != 0 {
+				return c
+			}
 		}
-	}
-	return cmp.Or(cmp.Compare(a.Since, b.Since), bytes.Compare(a.ID[:], b.ID[:]))
+		return l.byTime(a.Since, b.Since, &a.ID, &b.ID)
+	})
+	l.found = slices.Compact(l.found)
 }
 
 // compareLanes compares lanes in the order of a list.
@@ -180,20 +191,26 @@ func (l *Reader[T]) Visit(rules *engine.State, v *schema.Snapshot) {
 
 // survey collects the next lanes or leases from memory.
 func (l *Reader[T]) survey(rules *engine.State) {
-	name := l.Queue
+	name, number := l.Queue, uint32(0)
 	if name != "" {
-		number, counts, ok := rules.CountsOf(name)
+		n, counts, ok := rules.CountsOf(name)
 		if !ok || countIn(&counts, l.State) == 0 {
 			l.begun = true
 			return
 		}
-		l.number = number
+		number = n
 	}
-	switch l.State {
-	case engine.Ready:
+	switch {
+	case l.State == engine.Ready:
 		l.lanes, l.left = rules.LanesBefore(name, l.left, surveyCap, l.lanes)
-	case engine.Leased:
+	case l.State == engine.Leased:
 		l.found, l.left = rules.LeasedBefore(name, l.left, surveyCap, l.found)
+	case l.State == engine.Scheduled:
+	case name != "":
+		l.queues, l.left = append(l.queues, engine.QueueRef{Name: name, Number: number}), 0
+	default:
+		has := func(c *keys.Counts) bool { return countIn(c, l.State) > 0 }
+		l.queues, l.left = rules.QueuesBefore(has, l.left, surveyCap, l.queues)
 	}
 }
 
@@ -229,6 +246,9 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 			if from := keys.AppendFrom(nil, n, pos.Since, pos.ID); bytes.Compare(from, sp.from) > 0 {
 				sp.from = from
 			}
+			if bytes.Compare(sp.from, sp.to) >= 0 {
+				continue
+			}
 		}
 		kept--
 		l.spans[kept] = sp
@@ -239,9 +259,19 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 // Read reads on. again: another visit of the owner is needed.
 func (l *Reader[T]) Read(v *schema.Snapshot) (again bool, err error) {
 	l.Page = l.Page[:0]
+	if !l.begun {
+		if again = l.begin(); !l.begun || !l.Paged {
+			return again, nil
+		}
+		l.Prepare()
+		if len(l.spans) == 0 {
+			return l.goOn(), nil
+		}
+		if rangeOf[l.State] == keys.Task {
+			return true, nil
+		}
+	}
 	switch prefix := rangeOf[l.State]; {
-	case !l.begun:
-		return l.begin(v)
 	case prefix == keys.Task && l.State == engine.Ready && l.asked == nil:
 		err = l.collect(v)
 		if err == nil && len(l.asked) > 0 {
@@ -261,70 +291,68 @@ func (l *Reader[T]) Read(v *schema.Snapshot) (again bool, err error) {
 // advance removes from spans what the page has read.
 func (l *Reader[T]) advance() {
 	l.spans = l.spans[l.read:]
-	if l.from != nil {
+	switch {
+	case l.from == nil:
+	case l.Newest:
+		l.spans[0].to = append(l.from, 0)
+	default:
 		l.spans[0].from = l.from
 	}
 	l.asked, l.read, l.from = nil, 0, nil
+	l.goOn()
 }
 
-// begin finds the ranges of keys to read.
-func (l *Reader[T]) begin(v *schema.Snapshot) (again bool, err error) {
+// begin finds the ranges of keys to read. again: more is to be surveyed first.
+func (l *Reader[T]) begin() (again bool) {
 	switch prefix := rangeOf[l.State]; {
 	case l.State == engine.Leased:
 		l.found = slices.DeleteFunc(l.found, func(t engine.LeasedTask) bool { return !l.hasTenant(t.Lane.Tenant) })
+		l.trimFound()
 		l.begun = l.left == 0
-		return false, nil
-	case l.State == engine.Ready:
-		if l.left > 0 {
-			return true, nil
-		}
-		l.beginLanes()
+		return l.Paged && !l.begun
 	case prefix == keys.Scheduled:
 		lower, upper := keys.Range(prefix)
-		if !l.From.IsZero() {
-			lower = keys.AppendScheduled(nil, uint64(max(l.From.UnixMilli(), 0)), keys.ID{})
+		bound := func(ms uint64) []byte { return keys.AppendScheduled(nil, ms, keys.ID{}) }
+		l.addSpan(l.between(span{lower, upper}, bound), func(p *Position) ([]byte, bool) {
+			return keys.AppendScheduled(nil, p.At, p.ID), true
+		})
+	case l.State == engine.Ready:
+		l.lanes = slices.DeleteFunc(l.lanes, func(ln engine.LaneRef) bool { return !l.hasTenant(ln.Tenant) })
+		if l.trimLanes(); l.left > 0 {
+			return true
 		}
-		l.spans = []span{{lower, upper}}
-	case l.Queue != "":
-		l.addQueue(prefix, l.number)
+		l.beginLanes()
 	default:
-		err = l.beginQueues(v, prefix)
+		if l.trimQueues(); l.left > 0 {
+			return true
+		}
+		l.beginQueues(prefix)
 	}
 	l.begun = true
-	return false, err
+	return false
 }
 
 func (l *Reader[T]) beginLanes() {
-	l.lanes = slices.DeleteFunc(l.lanes, func(ln engine.LaneRef) bool { return !l.hasTenant(ln.Tenant) })
 	slices.SortFunc(l.lanes, compareLanes)
 	for _, ln := range slices.Compact(l.lanes) {
 		lower := keys.AppendLane(nil, ln.Number)
-		l.spans = append(l.spans, span{lower, keys.GroupEnd(lower)})
+		bound := func(ms uint64) []byte { return keys.AppendSince(nil, ln.Number, ms<<16) }
+		l.addSpan(l.between(span{lower, keys.GroupEnd(lower)}, bound), func(p *Position) ([]byte, bool) {
+			return keys.AppendTask(nil, ln.Number, p.At, p.ID), p.lane() == ln.LaneKey
+		})
 	}
 	l.lanes = nil
 }
 
-func (l *Reader[T]) beginQueues(v *schema.Snapshot, prefix byte) error {
-	type named struct {
-		name   string
-		number uint32
+func (l *Reader[T]) beginQueues(prefix byte) {
+	slices.SortFunc(l.queues, compareQueues)
+	for _, q := range slices.Compact(l.queues) {
+		lower := keys.AppendNumbered(nil, prefix, q.Number)
+		l.addSpan(span{lower, keys.GroupEnd(lower)}, func(p *Position) ([]byte, bool) {
+			return keys.AppendGrouped(nil, prefix, q.Number, p.At, p.ID), p.Queue == q.Name
+		})
 	}
-	var queues []named
-	err := schema.Scan(v.Reader(), keys.Queue, func(key, value []byte) error {
-		n, err := keys.ParseNumbered(key)
-		queues = append(queues, named{string(value), n})
-		return err
-	})
-	slices.SortFunc(queues, func(a, b named) int { return strings.Compare(a.name, b.name) })
-	for _, q := range queues {
-		l.addQueue(prefix, q.number)
-	}
-	return err
-}
-
-func (l *Reader[T]) addQueue(prefix byte, number uint32) {
-	lower := keys.AppendNumbered(nil, prefix, number)
-	l.spans = append(l.spans, span{lower, keys.GroupEnd(lower)})
+	l.queues = nil
 }
 
 func (l *Reader[T]) hasTenant(tenant string) bool {
@@ -342,7 +370,11 @@ func (l *Reader[T]) walk(v *schema.Snapshot, visit func(it *pebble.Iterator) (mo
 	l.from = nil                      // left by a page that is read again
 	for l.read = 0; l.read < len(l.spans); l.read++ {
 		it.SetBounds(l.spans[l.read].from, l.spans[l.read].to)
-		for valid := it.First(); valid; valid = it.Next() {
+		begin, next := it.First, it.Next
+		if l.Newest {
+			begin, next = it.Last, it.Prev
+		}
+		for valid := begin(); valid; valid = next() {
 			more, err := visit(it)
 			if err != nil {
 				return err
@@ -359,11 +391,11 @@ func (l *Reader[T]) walk(v *schema.Snapshot, visit func(it *pebble.Iterator) (mo
 	return nil
 }
 
-// collect finds the tasks of the next page of Ready or Leased.
+// collect finds the tasks of the next page of Ready.
 func (l *Reader[T]) collect(v *schema.Snapshot) error {
-	size := 0
+	size, limits := 0, l.limits()
 	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
-		if len(l.asked) == PageTasks || size > pageBytes {
+		if len(l.asked) == min(limits.Tasks, limits.Scan) || size > limits.bytes {
 			return false, nil
 		}
 		value, err := it.ValueAndErr()
@@ -383,10 +415,10 @@ func (l *Reader[T]) collect(v *schema.Snapshot) error {
 // readAsked reads the tasks about which the owner was asked. It omits those that are not in their
 // place any more.
 func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
-	size := 0
+	size, limits := 0, l.limits()
 	for i, t := range l.asked {
 		if l.State == engine.Leased { // each is a span
-			if l.read = i; size > pageBytes {
+			if l.read = i; size > limits.bytes || i == limits.Scan {
 				return nil
 			}
 			l.read++
@@ -394,6 +426,13 @@ func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
 		value, err := schema.Lookup(v.Reader(), keys.AppendTask(nil, t.Lane, t.Since, t.ID))
 		if err != nil {
 			return err
+		}
+		if l.Paged {
+			ln, err := v.Lane(t.Lane)
+			if err != nil {
+				return err
+			}
+			l.reach(ln, t.Since, t.ID, len(value))
 		}
 		if value == nil {
 			continue
@@ -408,9 +447,9 @@ func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
 
 // readPage reads the next page of tasks that are in no lane.
 func (l *Reader[T]) readPage(v *schema.Snapshot) error {
-	size, n := 0, 0
+	size, n, limits := 0, 0, l.limits()
 	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
-		if len(l.Page) == PageTasks || size > pageBytes || n == pageScan {
+		if len(l.Page) == limits.Tasks || size > limits.bytes || n == limits.Scan {
 			return false, nil
 		}
 		n++
@@ -422,12 +461,18 @@ func (l *Reader[T]) readPage(v *schema.Snapshot) error {
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
+		if l.Paged {
+			l.reach(nil, p.At, id, len(value))
+		}
 		if p.Range == keys.Scheduled && l.Queue != "" {
 			number, _, err := keys.SplitLane(value)
 			if err != nil {
 				return false, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
 			}
 			if ln, err := v.Lane(number); err != nil || ln.Queue != l.Queue {
+				if l.Paged {
+					size += len(value)
+				}
 				return true, err
 			}
 		}
@@ -436,21 +481,34 @@ func (l *Reader[T]) readPage(v *schema.Snapshot) error {
 	})
 }
 
-// add adds a task to the page if it matches the query.
+// add adds a task to the page if it matches the query. The page has no part of value.
 func (l *Reader[T]) add(v *schema.Snapshot, id keys.ID, p keys.Place, value []byte) error {
-	t, err := v.Task(id, p, value)
+	t, err := v.View(id, p, value)
 	if err != nil {
 		return err
+	}
+	if l.Paged && l.Reached != nil && rangeOf[l.State] != keys.Task {
+		l.Reached.setLane(t.Lane)
 	}
 	state := engine.StateIn(t.Range)
 	if state == engine.Ready && t.Lease != nil {
 		state = engine.Leased
 	}
-	if state != l.State || l.Queue != "" && t.Lane.Queue != l.Queue || !l.hasTenant(t.Lane.Tenant) {
+	if state != l.State || l.Queue != "" && t.Lane.Queue != l.Queue || !l.hasTenant(t.Lane.Tenant) || !l.matches(&t.Record) {
 		return nil
 	}
+	size := len(value)
+	if l.NoPayload {
+		size -= len(t.Record.Payload) + len(t.Ended.Result)
+		t.Record.Payload, t.Ended.Result = nil, nil
+	}
+	t.Record.Payload, t.Ended.Result = bytes.Clone(t.Record.Payload), bytes.Clone(t.Ended.Result)
 	if task, keep := l.show(&l.Query, t); keep {
-		l.Page = append(l.Page, Item[T]{task, p.At})
+		item := Item[T]{Task: task, At: p.At}
+		if l.Paged {
+			item.Size = size
+		}
+		l.Page = append(l.Page, item)
 	}
 	return nil
 }
@@ -511,6 +569,9 @@ func (l *Reader[T]) DecodePage(r *wire.Reader) {
 		return
 	}
 	l.begun, l.left, l.found = begun, left, append(l.found, found...)
+	if l.Paged {
+		l.order = true
+	}
 	l.spans = append(spans, l.spans[l.sent:]...)
 	l.Page = append(l.Page, page...)
 }

@@ -26,7 +26,9 @@ func newReader(q Query) *Reader[listed] {
 	return NewReader(q, func(*Query, *schema.Task) (*listed, bool) { return nil, false })
 }
 
-func item(name string, k Key, at uint64) Item[listed] { return Item[listed]{&listed{name, k}, at} }
+func item(name string, k Key, at uint64) Item[listed] {
+	return Item[listed]{Task: &listed{name, k}, At: at}
+}
 
 // TestMerge: the pages of shards become one list in the order of the state; each is fetched when
 // the one before it is used up, from its shard.
@@ -47,7 +49,10 @@ func TestMerge(t *testing.T) {
 			item("tenant", Key{Queue: "a", Tenant: "t", ID: keys.ID{3}}, 2),
 			item("other", Key{Queue: "b", Priority: 9, ID: keys.ID{4}}, 1),
 		}
-		slices.SortFunc(all, func(a, b Item[listed]) int { return compare(state, &a.Task.Key, &b.Task.Key, a.At, b.At) })
+		slices.SortFunc(all, func(a, b Item[listed]) int {
+			q := Query{State: state}
+			return q.compare(&Position{Key: a.Task.Key, At: a.At}, &Position{Key: b.Task.Key, At: b.At})
+		})
 		for split := range 1 << len(all) { // over two shards
 			heads := []*Reader[listed]{newReader(Query{State: state}), newReader(Query{State: state})}
 			left := make([][]Item[listed], 2)

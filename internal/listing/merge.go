@@ -1,7 +1,6 @@
 package listing
 
 import (
-	"bytes"
 	"cmp"
 	"strings"
 
@@ -16,47 +15,89 @@ type Key struct {
 	ID            keys.ID
 }
 
-// compare compares two tasks in the order in which the shards keep those of a state.
-func compare(state engine.TaskState, a, b *Key, since, other uint64) int {
-	byTime := cmp.Or(cmp.Compare(since, other), bytes.Compare(a.ID[:], b.ID[:]))
-	switch state {
+// compare compares two positions in the order of the query, which is that in which the shards keep
+// the tasks of its state.
+func (q *Query) compare(a, b *Position) int {
+	group := 0
+	switch q.State {
 	case engine.Scheduled:
-		return byTime
 	case engine.Ready, engine.Leased:
-		return cmp.Or(strings.Compare(a.Queue, b.Queue), -cmp.Compare(a.Priority, b.Priority),
-			strings.Compare(a.Tenant, b.Tenant), byTime)
+		group = cmp.Or(strings.Compare(a.Queue, b.Queue), -cmp.Compare(a.Priority, b.Priority), strings.Compare(a.Tenant, b.Tenant))
+	default:
+		group = strings.Compare(a.Queue, b.Queue)
 	}
-	return cmp.Or(strings.Compare(a.Queue, b.Queue), byTime)
+	switch {
+	case group != 0:
+		return group
+	case a.End && b.End:
+		return 0
+	case a.End:
+		return 1
+	case b.End:
+		return -1
+	}
+	return q.byTime(a.At, b.At, &a.ID, &b.ID)
 }
 
 // Merge yields the tasks of all shards in one order, each read by a Reader, until yield returns
 // false. fetch lets a shard read the next page; an error of it ends the tasks.
 func Merge[T any](heads []*Reader[T], key func(*T) Key, fetch func(shard int, l *Reader[T]) error, yield func(*T) bool) error {
+	never := func() bool { return false }
+	_, err := merge(heads, key, fetch, never, func(i Item[T]) bool { return yield(i.Task) })
+	return err
+}
+
+// merge yields the tasks of all shards in one order until yield returns false, or what is read
+// next would be read although spent returns true. end is where the tasks go on then: behind it no
+// task was yielded, and up to it none was left out. nil: there are no more.
+func merge[T any](
+	heads []*Reader[T], key func(*T) Key, fetch func(shard int, l *Reader[T]) error, spent func() bool, yield func(Item[T]) bool,
+) (end *Position, err error) {
 	for {
+		if err := fill(heads, fetch, spent); err != nil {
+			return nil, err
+		}
 		var first *Reader[T]
-		var least Key
-		for shard, l := range heads {
-			for len(l.Page) == 0 && l.More() {
-				l.Prepare()
-				if err := fetch(shard, l); err != nil {
-					return err
-				}
-			}
+		var least Position
+		var barrier *Position // where the first shard that is not read any further stands
+		for _, l := range heads {
 			if len(l.Page) == 0 {
+				if l.More() && (barrier == nil || l.compare(l.Reached, barrier) < 0) {
+					barrier = l.Reached
+				}
 				continue
 			}
-			k := key(l.Page[0].Task)
-			if first == nil || compare(l.State, &k, &least, l.Page[0].At, first.Page[0].At) < 0 {
-				first, least = l, k
+			p := Position{Key: key(l.Page[0].Task), At: l.Page[0].At}
+			if first == nil || l.compare(&p, &least) < 0 {
+				first, least = l, p
 			}
 		}
-		if first == nil {
-			return nil
+		if first == nil || barrier != nil && first.compare(&least, barrier) > 0 {
+			return barrier, nil
 		}
-		t := first.Page[0].Task
+		item := first.Page[0]
 		first.Page = first.Page[1:]
-		if !yield(t) {
-			return nil
+		if !yield(item) {
+			return &least, nil
 		}
 	}
+}
+
+// fill lets all shards of which the next task is not known read on, in turns: so what they have
+// read when spent returns true goes about equally far. Each reads something.
+func fill[T any](heads []*Reader[T], fetch func(shard int, l *Reader[T]) error, spent func() bool) error {
+	for unknown := true; unknown; {
+		unknown = false
+		for shard, l := range heads {
+			if len(l.Page) > 0 || !l.More() || l.Reached != nil && spent() {
+				continue
+			}
+			l.Prepare()
+			if err := fetch(shard, l); err != nil {
+				return err
+			}
+			unknown = unknown || len(l.Page) == 0
+		}
+	}
+	return nil
 }

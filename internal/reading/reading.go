@@ -218,6 +218,19 @@ func (q *Queue) Get(n int, id keys.ID) (t *schema.Task, err error) {
 	return t, err
 }
 
+// GetByKey returns the task that has an idempotency key. Its error matches base.ErrNotFound if there
+// is none.
+func (q *Queue) GetByKey(n int, hash [keys.UniqueLen]byte) (t *schema.Task, err error) {
+	err = q.use(n, func(s *shard) (err error) {
+		for holder := (keys.ID{}); t == nil && err == nil; {
+			v := s.snapshot(func(v *schema.Snapshot) { listing.AddLease(v, &s.rules, holder) })
+			t, holder, err = v.GetByKey(hash, holder)
+		}
+		return err
+	})
+	return t, err
+}
+
 // ReadPage reads the next page of a list.
 func ReadPage[T any](q *Queue, n int, l *listing.Reader[T]) error {
 	return q.use(n, func(s *shard) (err error) {

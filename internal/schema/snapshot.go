@@ -94,6 +94,28 @@ func (s *Snapshot) Get(id keys.ID) (*Task, error) {
 	return s.Task(id, p, value)
 }
 
+// GetByKey returns the task that has an idempotency key: the holder, if the caller has added its
+// lease. Otherwise t is nil, and holder is the task whose lease is needed. It returns an error that
+// matches base.ErrNotFound if nobody has the key, or its task has ended and is not kept.
+func (s *Snapshot) GetByKey(hash [keys.UniqueLen]byte, known keys.ID) (t *Task, holder keys.ID, err error) {
+	b, err := Lookup(s.r, keys.AppendHashed(nil, hash))
+	if err == nil && b == nil {
+		err = fmt.Errorf("%w: nobody has the idempotency key", base.ErrNotFound)
+	}
+	if err != nil {
+		return nil, holder, err
+	}
+	v, err := keys.ParseUnique(b)
+	if err != nil {
+		return nil, holder, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	if v.ID != known {
+		return nil, v.ID, nil
+	}
+	t, err = s.Get(v.ID)
+	return t, v.ID, err
+}
+
 // Find returns the place of a task and the value there; nil if the task does not exist.
 func (s *Snapshot) Find(id keys.ID) (p keys.Place, value []byte, err error) {
 	p, indexed, err := PlaceOf(s.r, id)
@@ -132,7 +154,11 @@ func (s *Snapshot) Find(id keys.ID) (p keys.Place, value []byte, err error) {
 
 // Task decodes a task from its place and the value there. The result does not alias value.
 func (s *Snapshot) Task(id keys.ID, p keys.Place, value []byte) (*Task, error) {
-	value = append([]byte(nil), value...)
+	return s.View(id, p, append([]byte(nil), value...))
+}
+
+// View is Task, but the payload and the result of the task alias value.
+func (s *Snapshot) View(id keys.ID, p keys.Place, value []byte) (*Task, error) {
 	number, rec, ended, err := SplitValue(p, value)
 	if err != nil {
 		return nil, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)

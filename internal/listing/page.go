@@ -1,0 +1,141 @@
+package listing
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"slices"
+
+	"codeq/internal/engine"
+	"codeq/internal/wire"
+)
+
+// Request asks for a page of the tasks of some states, of all shards: the states one after the
+// other.
+type Request struct {
+	Query                     // without a state
+	States []engine.TaskState // each once
+	Limit  int                // tasks of the page at the most; 1 or more
+}
+
+// Place is where a page begins: in the list of one of the states.
+type Place struct {
+	State int       // index in States
+	After *Position // behind it; nil: at the beginning
+}
+
+// The limits of a page. A page that begins with a large task exceeds maxBytes by that task.
+const (
+	maxBytes = 1 << 20  // bytes of the records, as far as they are shown
+	maxScan  = 4096     // records that are read; each shard may exceed it by its share
+	maxRead  = 32 << 20 // bytes of them
+	minRead  = 8        // tasks that a shard reads at once, if it may
+)
+
+// Result is a page.
+type Result[T any] struct {
+	Tasks   []*T
+	Next    *Place // where the next page begins; nil: there is none
+	Scanned int    // records that were read
+}
+
+// ReadPage reads a page. For the rest it is like Merge.
+func ReadPage[T any](
+	q *Request, from Place, newReader func(Query) *Reader[T], shards int, key func(*T) Key, fetch func(shard int, l *Reader[T]) error,
+) (*Result[T], error) {
+	r := &Result[T]{Tasks: make([]*T, 0, min(q.Limit, PageTasks))}
+	size, read := 0, 0
+	for ; from.State < len(q.States); from = (Place{State: from.State + 1}) {
+		heads := make([]*Reader[T], shards)
+		for i := range heads {
+			heads[i] = pageReader(q, from, newReader, shards, q.Limit-len(r.Tasks))
+		}
+		counted := func(shard int, l *Reader[T]) error {
+			l.Records, l.ReadBytes = 0, 0
+			err := fetch(shard, l)
+			r.Scanned += l.Records
+			read += l.ReadBytes
+			return err
+		}
+		spent := func() bool { return r.Scanned >= maxScan || read >= maxRead }
+		end, err := merge(heads, key, counted, spent, func(i Item[T]) bool {
+			r.Tasks = append(r.Tasks, i.Task)
+			size += i.Size
+			return len(r.Tasks) < q.Limit && size < maxBytes
+		})
+		if err != nil {
+			return nil, err
+		}
+		if end != nil {
+			after := *end
+			r.Next = &Place{from.State, &after}
+			return r, nil
+		}
+		if spent() && from.State+1 < len(q.States) {
+			r.Next = &Place{State: from.State + 1}
+			return r, nil
+		}
+	}
+	return r, nil
+}
+
+// pageReader returns the Reader of one shard, for so many tasks at the most. What it reads at once
+// is its share, and as much again, of what is still wanted.
+func pageReader[T any](q *Request, from Place, newReader func(Query) *Reader[T], shards, limit int) *Reader[T] {
+	query := q.Query
+	query.State = q.States[from.State]
+	l := newReader(query)
+	l.paging = paging{
+		Paged: true, After: from.After, Groups: PageTasks, Tasks: min(limit, max(minRead, 2*limit/shards)),
+		Scan: max(minRead, maxScan/shards), Bytes: max(64<<10, maxBytes/shards),
+	}
+	if query.isNarrow() {
+		l.Tasks = PageTasks
+	}
+	return l
+}
+
+// The text of a place says of which list it is, so that it is refused for another one, and if it was
+// altered.
+const (
+	placeVersion = 1
+	placeSum     = 8 // bytes of a hash
+)
+
+func (q *Request) placeSum(body []byte) []byte {
+	query := q.Query
+	query.State, query.NoPayload = 0, false
+	h := sha256.New()
+	h.Write(query.Filter.append(query.append(wire.AppendUint([]byte("codeq page"), uint64(len(q.States))))))
+	for _, s := range q.States {
+		h.Write([]byte{byte(s)})
+	}
+	h.Write(body)
+	return h.Sum(nil)[:placeSum]
+}
+
+// Text returns a place in the list as a text that may be a part of a URL.
+func (q *Request) Text(p *Place) string {
+	body := p.After.append(wire.AppendUint([]byte{placeVersion}, uint64(p.State)))
+	return base64.RawURLEncoding.EncodeToString(append(body, q.placeSum(body)...))
+}
+
+// Parse reads what Text returns for the same list. "" is its beginning.
+func (q *Request) Parse(text string) (p Place, ok bool) {
+	if text == "" {
+		return p, true
+	}
+	b, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	if err != nil || len(b) <= placeSum || base64.RawURLEncoding.EncodeToString(b) != text {
+		return p, false
+	}
+	body := b[:len(b)-placeSum]
+	if !slices.Equal(q.placeSum(body), b[len(body):]) {
+		return p, false
+	}
+	r := wire.NewReader(body)
+	version, state, after := r.Byte(), r.Uint(), readPosition(r)
+	if r.Done() != nil || version != placeVersion || state >= uint64(len(q.States)) {
+		return p, false
+	}
+	return Place{int(state), after}, true
+}

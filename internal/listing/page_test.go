@@ -1,0 +1,47 @@
+package listing
+
+import (
+	"encoding/base64"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+)
+
+// FuzzPlace: a text is refused, or is the only one of a place; and what has the right sum is one of
+// a place in the list, or is refused too.
+func FuzzPlace(f *testing.F) {
+	q := &Request{Query: Query{Queue: "q", Tenants: []string{"t"}}, States: []engine.TaskState{engine.Ready, engine.Dead}}
+	for _, p := range []*Place{
+		{State: 1}, {After: &Position{Key: Key{Queue: "a", Tenant: "\xff", Priority: 9, ID: keys.ID{1}}, At: math.MaxUint64}},
+		{After: &Position{Key: Key{Queue: "a"}, End: true}},
+	} {
+		text := q.Text(p)
+		got, ok := q.Parse(text)
+		require.True(f, ok)
+		require.Equal(f, p, &got)
+		f.Add(text)
+	}
+	f.Add("")
+	f.Fuzz(func(t *testing.T, text string) {
+		check := func(text string) {
+			p, ok := q.Parse(text)
+			if !ok {
+				return
+			}
+			require.Less(t, p.State, len(q.States))
+			if text != "" {
+				require.Equal(t, text, q.Text(&p))
+			}
+		}
+		check(text)
+		body := []byte(text)
+		if b, err := base64.RawURLEncoding.DecodeString(text); err == nil && len(b) > placeSum {
+			body = b[:len(b)-placeSum]
+		}
+		check(base64.RawURLEncoding.EncodeToString(append(body, q.placeSum(body)...)))
+	})
+}

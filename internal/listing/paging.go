@@ -1,0 +1,307 @@
+package listing
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/wire"
+)
+
+// Filter says more of which tasks are read, and how. Only pages have it.
+type Filter struct {
+	Group, Key string // "": any
+	Error      string // an ErrorKind; "": any
+	// Newest reverses the order of time: within a lane or a queue, or of all tasks if the order of
+	// the state begins with their time.
+	Newest    bool
+	NoPayload bool // neither payloads nor results are shown
+}
+
+func (f *Filter) matches(r *record.Record) bool {
+	return (f.Group == "" || r.GroupKey == f.Group) && (f.Key == "" || r.UniqueKey == f.Key) &&
+		(f.Error == "" || ErrorKind(r.Error) == f.Error)
+}
+
+// isNarrow reports whether many records may be read for few tasks.
+func (q *Query) isNarrow() bool {
+	return q.Group != "" || q.Key != "" || q.Error != "" || len(q.Tenants) > 0 || !q.From.IsZero() || !q.To.IsZero() ||
+		q.State == engine.Scheduled && q.Queue != ""
+}
+
+// byTime compares times in the order of the query, and IDs if they are equal.
+func (f *Filter) byTime(a, b uint64, id, other *keys.ID) int {
+	c := 0
+	switch {
+	case a < b:
+		c = -1
+	case a > b:
+		c = 1
+	default:
+		c = bytes.Compare(id[:], other[:])
+	}
+	if f.Newest {
+		return -c
+	}
+	return c
+}
+
+// Position is a place in the order of the tasks of a state. It names no number of a shard, so that
+// it is one of all shards, and stays what it is after a restart.
+type Position struct {
+	Key
+	At  uint64 // as in an Item
+	End bool   // behind all tasks of the lane or queue
+}
+
+func (p *Position) lane() engine.LaneKey {
+	return engine.LaneKey{Queue: p.Queue, Tenant: p.Tenant, Priority: uint8(p.Priority)}
+}
+
+func (p *Position) setLane(l *schema.Lane) {
+	p.Queue, p.Tenant, p.Priority = l.Queue, l.Tenant, int(l.Priority)
+}
+
+func (p *Position) append(dst []byte) []byte {
+	if p == nil {
+		return wire.AppendBool(dst, false)
+	}
+	dst = wire.AppendBool(wire.AppendBool(dst, true), p.End)
+	dst = wire.AppendBytes(wire.AppendBytes(dst, p.Queue), p.Tenant)
+	return append(wire.AppendUint(append(dst, byte(p.Priority)), p.At), p.ID[:]...)
+}
+
+func readPosition(r *wire.Reader) *Position {
+	if !r.Bool() {
+		return nil
+	}
+	p := &Position{End: r.Bool()}
+	p.Queue, p.Tenant, p.Priority, p.At, p.ID = r.String(), r.String(), int(r.Byte()), r.Uint(), keys.ReadID(r)
+	return p
+}
+
+// paging makes a Reader read a part of a list, within limits.
+type paging struct {
+	Paged bool
+	After *Position // the list goes on behind it; nil: it begins
+	// Groups is how many lanes, queues or leases are kept of a survey: the first ones, behind which
+	// the next survey goes on.
+	Groups             int
+	Tasks, Scan, Bytes int // limits of one Read
+
+	Reached   *Position // the last record that was read
+	Records   int       // that the last Read has read
+	ReadBytes int       // of them
+
+	rest bool      // the survey has found more than is kept
+	last *Position // what is kept ends there
+}
+
+// scanBytes bounds the bytes of the records that one Read reads if it shows no payloads.
+const scanBytes = 4 << 20
+
+// readLimits are the limits of one Read.
+type readLimits struct{ Tasks, Scan, bytes int }
+
+func (l *Reader[T]) limits() readLimits {
+	if !l.Paged {
+		return readLimits{PageTasks, pageScan, pageBytes}
+	}
+	limits := readLimits{min(max(1, l.Tasks), PageTasks), min(max(1, l.Scan), pageScan), min(l.Bytes, pageBytes)}
+	if l.NoPayload {
+		limits.bytes = scanBytes
+	}
+	return limits
+}
+
+// restart surveys again, behind After.
+func (l *Reader[T]) restart() {
+	l.begun, l.left, l.order, l.rest, l.last = false, math.MaxInt, false, false, nil
+	l.spans, l.lanes, l.queues, l.found = nil, nil, nil, nil
+}
+
+// goOn begins the next survey if all that was kept of the last one has been read, and more was
+// found.
+func (l *Reader[T]) goOn() (more bool) {
+	if !l.rest || len(l.spans)+len(l.found) > 0 {
+		return false
+	}
+	reached := *l.last
+	l.After, l.Reached = l.last, &reached
+	l.restart()
+	return true
+}
+
+// reach notes that a record was read.
+func (l *Reader[T]) reach(ln *schema.Lane, at uint64, id keys.ID, size int) {
+	if l.Reached == nil {
+		l.Reached = new(Position)
+	}
+	*l.Reached = Position{Key: Key{ID: id}, At: at}
+	if ln != nil {
+		l.Reached.setLane(ln)
+	}
+	l.Records++
+	l.ReadBytes += size
+}
+
+// before reports whether a lane, or a queue, is at its end before the page begins. c is how it
+// compares with that of After.
+func (l *Reader[T]) before(c int) bool { return c < 0 || c == 0 && l.After.End }
+
+func (l *Reader[T]) trimLanes() {
+	if !l.Paged {
+		return
+	}
+	if l.After != nil {
+		after := engine.LaneRef{LaneKey: l.After.lane()}
+		l.lanes = slices.DeleteFunc(l.lanes, func(ln engine.LaneRef) bool { return l.before(compareLanes(ln, after)) })
+	}
+	if len(l.lanes) > l.Groups {
+		slices.SortFunc(l.lanes, compareLanes)
+		l.lanes = keepFirst(l, slices.Compact(l.lanes), func(ln engine.LaneRef) Position {
+			return Position{Key: Key{Queue: ln.Queue, Tenant: ln.Tenant, Priority: int(ln.Priority)}, End: true}
+		})
+	}
+}
+
+func (l *Reader[T]) trimQueues() {
+	if !l.Paged {
+		return
+	}
+	if l.After != nil {
+		l.queues = slices.DeleteFunc(l.queues, func(q engine.QueueRef) bool { return l.before(strings.Compare(q.Name, l.After.Queue)) })
+	}
+	if len(l.queues) > l.Groups {
+		slices.SortFunc(l.queues, compareQueues)
+		l.queues = keepFirst(l, slices.Compact(l.queues), func(q engine.QueueRef) Position {
+			return Position{Key: Key{Queue: q.Name}, End: true}
+		})
+	}
+}
+
+func compareQueues(a, b engine.QueueRef) int { return strings.Compare(a.Name, b.Name) }
+
+func (l *Reader[T]) trimFound() {
+	if !l.Paged {
+		return
+	}
+	place := func(t engine.LeasedTask) Position {
+		return Position{Key: Key{Queue: t.Lane.Queue, Tenant: t.Lane.Tenant, Priority: int(t.Lane.Priority), ID: t.ID}, At: t.Since}
+	}
+	if l.After != nil {
+		l.found = slices.DeleteFunc(l.found, func(t engine.LeasedTask) bool {
+			p := place(t)
+			return l.compare(&p, l.After) <= 0
+		})
+	}
+	if len(l.found) > l.Groups {
+		l.sortFound()
+		l.found = keepFirst(l, l.found, place)
+	}
+}
+
+// keepFirst keeps the first ones of what a survey has found.
+func keepFirst[T, G any](l *Reader[T], found []G, place func(G) Position) []G {
+	groups := max(1, l.Groups)
+	if len(found) > groups {
+		found, l.rest = found[:groups:groups], true
+		last := place(found[groups-1])
+		l.last = &last
+	}
+	return found
+}
+
+// between returns the part of a span whose times are within the bounds of the query. key returns a
+// key before all of a time, and behind all of earlier ones.
+func (l *Reader[T]) between(sp span, key func(ms uint64) []byte) span {
+	const far = 1 << 47 // ms; times beyond it bound nothing
+	if ms := l.From.UnixMilli(); !l.From.IsZero() && l.From.Before(time.UnixMilli(far)) && ms > 0 {
+		sp.from = key(uint64(ms))
+	}
+	if ms := l.To.Add(time.Millisecond - 1).UnixMilli(); !l.To.IsZero() && l.To.Before(time.UnixMilli(far)) {
+		sp.to = key(uint64(max(0, ms)))
+	}
+	return sp
+}
+
+// addSpan adds the part of a span that is behind After. key returns the key of a position, and
+// whether it belongs to the span.
+func (l *Reader[T]) addSpan(sp span, key func(*Position) (_ []byte, within bool)) {
+	if l.After != nil {
+		switch after, within := key(l.After); {
+		case !within:
+		case l.Newest:
+			if bytes.Compare(after, sp.to) < 0 {
+				sp.to = after
+			}
+		case bytes.Compare(after, sp.from) >= 0:
+			sp.from = append(after, 0)
+		}
+	}
+	if bytes.Compare(sp.from, sp.to) < 0 {
+		l.spans = append(l.spans, sp)
+	}
+}
+
+func (f *Filter) append(dst []byte) []byte {
+	dst = wire.AppendBytes(wire.AppendBytes(wire.AppendBytes(dst, f.Group), f.Key), f.Error)
+	return wire.AppendBool(wire.AppendBool(dst, f.Newest), f.NoPayload)
+}
+
+func readFilter(r *wire.Reader) Filter {
+	return Filter{Group: r.String(), Key: r.String(), Error: r.String(), Newest: r.Bool(), NoPayload: r.Bool()}
+}
+
+// AppendPaged is Append for a Reader of a page.
+func (l *Reader[T]) AppendPaged(dst []byte) []byte {
+	dst = l.Filter.append(dst)
+	for _, n := range [...]int{l.Groups, l.Tasks, l.Scan, l.Bytes} {
+		dst = wire.AppendUint(dst, uint64(n))
+	}
+	return l.Append(l.appendProgress(dst))
+}
+
+// DecodePaged is the reverse of AppendPaged.
+func (l *Reader[T]) DecodePaged(r *wire.Reader) {
+	filter := readFilter(r)
+	for _, n := range [...]*int{&l.Groups, &l.Tasks, &l.Scan, &l.Bytes} {
+		*n = int(min(r.Uint(), pageBytes))
+	}
+	l.Groups = min(l.Groups, surveyCap)
+	l.readProgress(r)
+	l.Decode(r)
+	l.Paged, l.Filter = true, filter
+}
+
+// AppendPagedPage is AppendPage for a Reader of a page.
+func (l *Reader[T]) AppendPagedPage(dst []byte) []byte {
+	dst = wire.AppendUint(wire.AppendUint(dst, uint64(l.Records)), uint64(l.ReadBytes))
+	return l.AppendPage(l.appendProgress(dst))
+}
+
+// DecodePagedPage is the reverse of AppendPagedPage.
+func (l *Reader[T]) DecodePagedPage(r *wire.Reader) {
+	before := l.paging
+	l.Records, l.ReadBytes = int(r.Uint32()), int(min(r.Uint(), math.MaxInt32))
+	l.readProgress(r)
+	if l.DecodePage(r); r.Failed() {
+		l.paging = before
+	}
+}
+
+func (l *Reader[T]) appendProgress(dst []byte) []byte {
+	dst = l.Reached.append(l.After.append(dst))
+	return l.last.append(dst)
+}
+
+func (l *Reader[T]) readProgress(r *wire.Reader) {
+	l.After, l.Reached, l.last = readPosition(r), readPosition(r), readPosition(r)
+	l.rest = l.last != nil
+}
