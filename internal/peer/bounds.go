@@ -38,7 +38,7 @@ func (n *Node) isBusy() bool {
 // turnAway tells whoever has connected that there are as many connections as may be. It waits for
 // nobody: a few bytes fit into an empty connection.
 func (n *Node) turnAway(raw net.Conn) {
-	_ = raw.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+	_ = raw.SetWriteDeadline(time.Now().Add(time.Second))
 	text := fmt.Sprintf("there are %d connections, and no more are accepted", n.c.Bounds.Connections)
 	_ = writeAnswer(raw, answer{}, &RefusedError{RefusedBusy, text})
 	_ = raw.Close()
