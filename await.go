@@ -35,6 +35,15 @@ func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
+	o, err := q.awaitEnd(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return outcomeOf(o), nil
+}
+
+// awaitEnd is Await after its checks.
+func (q *Queue) awaitEnd(ctx context.Context, id ID) (*engine.Outcome, error) {
 	if q.node != nil {
 		return q.node.await(ctx, id)
 	}
@@ -45,12 +54,12 @@ func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
 	} else if err != nil {
 		return nil, err
 	}
-	return outcomeOf(&op.outcome), nil
+	return &op.outcome, nil
 }
 
-// await is Queue.Await in a cluster. It asks the shard's leader, as ever; an end
+// await is awaitEnd in a cluster. It asks the shard's leader, as ever; an end
 // of the task that a leader has stored, and did not live to tell, is in the log.
-func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
+func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 	r := n.queue.replicas[n.queue.shardOf(id)]
 	if err := n.want(ctx, engine.WantOutcomes); err != nil {
 		return nil, err
@@ -68,13 +77,13 @@ func (n *node) await(ctx context.Context, id ID) (*Outcome, error) {
 	}
 	switch o := r.awaits.Leave(id, w); {
 	case o != nil:
-		return outcomeOf(o), nil
+		return o, nil
 	case !settled || ctx.Err() != nil:
 		return nil, base.EndOf(ctx)
 	case err != nil:
 		return nil, err
 	}
-	return outcomeOf(&op.outcome), nil
+	return &op.outcome, nil
 }
 
 // catchUp waits until this node's replica has applied what its leader has now.

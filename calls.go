@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 
 	"codeq/internal/base"
@@ -154,8 +155,8 @@ func pace(ctx context.Context, change <-chan struct{}, err error) bool {
 
 var errMalformedCall = cluster.ErrMalformedCall
 
-// requestOf is the operation of a call of another node for a shard.
-func (n *node) requestOf(kind byte, from string, shard int, body []byte) (request, error) {
+// requestOf is the operation of a call for a shard, of another node or program.
+func (q *Queue) requestOf(kind byte, from string, shard int, body []byte) (request, error) {
 	if kind >= byte(endOfRequests) || verbs[kind].new == nil {
 		return nil, errMalformedCall
 	}
@@ -163,7 +164,7 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 	if err := parse(body, op.decode); err != nil {
 		return nil, errMalformedCall
 	}
-	if taskbatch.HasStray(verbs[kind].tasks(op), shard, len(n.queue.replicas)) {
+	if taskbatch.HasStray(verbs[kind].tasks(op), shard, len(q.replicas)) {
 		return nil, errMalformedCall
 	}
 	return op, nil
@@ -176,9 +177,14 @@ func (n *node) requestOf(kind byte, from string, shard int, body []byte) (reques
 var sentErrors = [...]error{
 	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
 	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead,
+	// Nodes do not send these to each other, but to programs beside them (encodeOwnError).
+	ErrClosed, ErrFailed, ErrNotServed, ErrNoCluster, ErrFormat, ErrLocked, fs.ErrExist, fs.ErrNotExist, fs.ErrPermission,
 }
 
-const codeNotLeader = 6
+const (
+	codeNotLeader = 6
+	firstOfOwn    = 14 // of those that are sent to programs only
+)
 
 const (
 	codeLeaseCanceled = 100 + iota // ErrLeaseLost and ErrCanceled
@@ -210,12 +216,27 @@ func encodeError(err error) (code byte, text string) {
 	case errors.Is(err, ErrClosed), errors.Is(err, ErrFailed): // another node will lead
 		return encodeError(fmt.Errorf("%w: %v", ErrNotLeader, err))
 	}
-	for code, sentinel := range sentErrors {
-		if sentinel != nil && errors.Is(err, sentinel) {
+	return encodeSentinel(err, 1, firstOfOwn)
+}
+
+// encodeSentinel encodes an error as the first of some of sentErrors that it matches.
+func encodeSentinel(err error, from, to int) (code byte, text string) {
+	for code := from; code < to; code++ {
+		if errors.Is(err, sentErrors[code]) {
 			return byte(code), err.Error()
 		}
 	}
 	return 0, err.Error()
+}
+
+// encodeOwnError is encodeError for a program that calls this process and no other.
+func encodeOwnError(err error) (code byte, text string) {
+	if !errors.Is(err, ErrUncertain) && !errors.Is(err, ErrInvalid) {
+		if code, text = encodeSentinel(err, firstOfOwn, len(sentErrors)); code != 0 {
+			return code, text
+		}
+	}
+	return encodeError(err)
 }
 
 func decodeError(code byte, text string) error {

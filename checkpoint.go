@@ -57,6 +57,9 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
+	if q.elsewhere != nil {
+		return q.checkpointElsewhere(ctx, dir)
+	}
 	if err := q.enter(); err != nil {
 		return err
 	}

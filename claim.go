@@ -91,6 +91,9 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 		if err := q.checkCall(ctx); err != nil {
 			return nil, err
 		}
+		if err := q.onlyHere("Claim"); err != nil {
+			return nil, err
+		}
 		if err := req.check(&q.opts.Limits); err != nil {
 			return nil, err
 		}

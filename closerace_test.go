@@ -137,7 +137,7 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 					return nil
 				}
 			}
-			if errors.Is(err, codeq.ErrNoCluster) { // is all that it ever says
+			if errors.Is(err, codeq.ErrNoCluster) || errors.Is(err, errors.ErrUnsupported) { // is all that it ever says
 				return codeq.ErrClosed
 			}
 			if err != nil && !errors.Is(err, codeq.ErrClosed) {

@@ -13,6 +13,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/cluster"
+	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 	"codeq/internal/wire"
@@ -212,6 +213,9 @@ const (
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.AddNode, p, nil)
+	}
 	if err := q.checkCluster(ctx, p.Node); err != nil {
 		return err
 	}
@@ -235,6 +239,9 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.RemoveNode, node, nil)
+	}
 	if err := q.checkCluster(ctx, node); err != nil {
 		return err
 	}
@@ -251,6 +258,9 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.ReplaceNode, replacement{old, p}, nil)
+	}
 	if err := q.checkCluster(ctx, old, p.Node); err != nil {
 		return err
 	}
@@ -273,6 +283,9 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.Transfer, transfer{shard, node}, nil)
+	}
 	if err := q.checkCluster(ctx, cmp.Or(node, "any")); err != nil {
 		return err
 	}
@@ -297,6 +310,9 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Drain(ctx context.Context) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.Drain, nil, nil)
+	}
 	if err := q.checkCluster(ctx); err != nil {
 		return err
 	}
@@ -309,6 +325,9 @@ func (q *Queue) Drain(ctx context.Context) (err error) {
 // [ErrClosed], and that of ctx.
 func (q *Queue) Undrain(ctx context.Context) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.Undrain, nil, nil)
+	}
 	if err := q.checkCluster(ctx); err != nil {
 		return err
 	}
@@ -520,6 +539,9 @@ type ReplicaStatus struct {
 // of ctx.
 func (q *Queue) WaitReady(ctx context.Context) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.Ready, nil, nil)
+	}
 	if err := q.checkCluster(ctx); err != nil && err != ErrNoCluster {
 		return err
 	}
@@ -557,6 +579,10 @@ func (n *node) awaitLeader(ctx context.Context, shard int) error {
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader] (the node was removed), [ErrClosed].
 func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		st := new(ClusterStatus)
+		return st, q.tell(ctx, localsocket.Status, nil, st)
+	}
 	if err := q.checkCluster(ctx); err != nil {
 		return nil, err
 	}

@@ -44,6 +44,10 @@ var (
 	// ended or a leader was lost while it was being committed.
 	ErrUncertain = base.ErrUncertain
 
+	// ErrNotServed: no process serves the queue to this program ([OpenLocal]), since none has it
+	// open, or it does not call [Queue.ServeLocal]. The operation was not applied.
+	ErrNotServed = base.ErrNotServed
+
 	// ErrNotLeader: the shard has no leader that could be reached, or the node was removed from its
 	// cluster. The operation was certainly not applied.
 	ErrNotLeader = base.ErrNotLeader

@@ -11,6 +11,7 @@ import (
 	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
+	"codeq/internal/localsocket"
 	"codeq/internal/wire"
 )
 
@@ -128,6 +129,9 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 	if opts.Buffer == 0 {
 		opts.Buffer = defaultEventBuffer
 	}
+	if q.elsewhere != nil {
+		return q.subscribeElsewhere(opts, kinds)
+	}
 	events, err := q.events.Subscribe(kinds, opts.Queues, opts.Buffer)
 	if err != nil {
 		return nil, err
@@ -138,12 +142,15 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 			return nil, err
 		}
 	}
-	return &Subscription{events}, nil
+	return &Subscription{events: events}, nil
 }
 
 // Subscription is a bounded buffer of events, made by [Queue.Subscribe]. Its methods are safe for
 // concurrent use; each event goes to one of several readers. A nil or zero Subscription has ended.
-type Subscription struct{ events *broadcast.Subscription }
+type Subscription struct {
+	events *broadcast.Subscription
+	from   *localsocket.Source // nil: the events are of this process
+}
 
 // Next returns the oldest unread event, and waits for one if there is none. It returns [ErrClosed]
 // after [Subscription.Close], or when the queue is closed and its last event has been read.
@@ -159,7 +166,7 @@ func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
 	}
 	e, err := sub.events.Next(ctx)
 	if err != nil {
-		return Event{}, err
+		return Event{}, sub.from.EndOf(err)
 	}
 	return eventOf(&e), nil
 }
@@ -204,6 +211,7 @@ func (sub *Subscription) Lost() uint64 {
 func (sub *Subscription) Close() {
 	if sub.isMade() {
 		sub.events.Close()
+		sub.from.Stop()
 	}
 }
 

@@ -451,6 +451,8 @@ var elsewhere = []string{
 	"end of a handshake",                                               // comes by chance: TestHandshakeHangs
 	"beginning of a cluster",                                           // TestPanicAtTheBeginning
 	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
+	"call of a local client", "end of a local subscription", // of sockets, which are in no bubble: TestLocalPanics
+	"events of another process", "end of events of another process", // likewise
 	"end of shard", // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
 

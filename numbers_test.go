@@ -22,6 +22,7 @@ import (
 var numbered = []struct{ kind, dir, first string }{
 	{"call", ".", "callProduce"},
 	{"error", ".", "codeLeaseCanceled"},
+	{"process", "internal/localsocket", "Limits"},
 	{"call", "internal/cluster", "kindJoin"},
 	{"change", "internal/cluster", "AddNode"},
 	{"frame", "internal/peer", "frameRequest"},

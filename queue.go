@@ -20,6 +20,7 @@ import (
 	"codeq/internal/fsck"
 	"codeq/internal/hook"
 	"codeq/internal/keys"
+	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
 	"codeq/internal/reading"
 	"codeq/internal/schema"
@@ -42,16 +43,19 @@ type Queue struct {
 	node     *node           // nil: no cluster
 	stored   *reading.Queue  // what a Reader shows; nil: the queue is open
 
+	// elsewhere is another process that has the queue open (OpenLocal); nil: this one has it
+	elsewhere *localsocket.Client
+
 	// capacity 1: held by a call of Configure, for its change to be called once
 	configuring chan struct{}
-	// likewise, by one of Checkpoint
-	copying chan struct{}
+	// likewise, by one of Checkpoint, and by one of ServeLocal
+	copying, serving chan struct{}
 
 	closing chan struct{}  // closed by Close, before it waits for runs
 	stop    sync.Once      // guards closing and what follows it
 	err     error          // of Close; valid once stop is done
 	runMu   sync.Mutex     // orders calls.Add before the Wait of Close
-	calls   sync.WaitGroup // of Run and Checkpoint
+	calls   sync.WaitGroup // of Run, Checkpoint and ServeLocal
 	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
 }
 
@@ -136,6 +140,7 @@ func newQueue(o *Options, d *manifest.Directory) *Queue {
 	q := &Queue{
 		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: store.NewCaches(o.CacheBytes, o.MemTableBytes, d.Shards),
 		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
+		serving: make(chan struct{}, 1),
 	}
 	if d.Shards > 1 {
 		q.heads = new(dispatch.Board)
@@ -302,8 +307,11 @@ func (q *Queue) shardOf(id ID) int { return id.shard(len(q.replicas)) }
 // do lets a shard resolve an operation, wherever the shard is led, and waits for its outcome.
 // settled is false when the operation still belongs to the shard.
 func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
-	if q.node != nil {
+	switch {
+	case q.node != nil:
 		return q.node.do(ctx, shard, op)
+	case q.elsewhere != nil:
+		return true, q.doElsewhere(ctx, shard, op)
 	}
 	return q.shard(shard).do(ctx, op, op.base())
 }
@@ -349,6 +357,10 @@ func (q *Queue) Close() (err error) {
 		q.runMu.Lock()
 		close(q.closing)
 		q.runMu.Unlock()
+		if q.elsewhere != nil {
+			q.err = q.elsewhere.Close()
+			return
+		}
 		q.hurry()
 		q.calls.Wait()
 		if q.node != nil {

@@ -105,6 +105,9 @@ func (q *Queue) runMux(ctx context.Context, m *Mux, opts *RunOptions, untilEmpty
 	if err := q.checkCall(ctx); err != nil {
 		return 0, err
 	}
+	if err := q.onlyHere("Run"); err != nil {
+		return 0, err
+	}
 	r, err := q.newRun(ctx, m, opts)
 	if err != nil {
 		return 0, err

@@ -6,6 +6,7 @@ import (
 
 	"codeq/internal/call"
 	"codeq/internal/keys"
+	"codeq/internal/localsocket"
 	"codeq/internal/steps"
 	"codeq/internal/store"
 )
@@ -125,6 +126,9 @@ func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 		return nil, err
 	}
 	st := &StorageStats{Shards: make([]ShardStorage, len(q.replicas))}
+	if q.elsewhere != nil {
+		return st, q.tell(context.Background(), localsocket.Storage, nil, st)
+	}
 	for i, r := range q.replicas {
 		if err := r.storage(q.closing, st, &st.Shards[i]); err != nil {
 			return nil, err

@@ -18,7 +18,7 @@ type verb struct {
 	traits     trait
 }
 
-type trait uint8
+type trait uint16
 
 const (
 	readsOnly  trait = 1 << iota // changes nothing, so that one without an answer is not uncertain
@@ -28,6 +28,7 @@ const (
 	passesFull                   // is accepted by a full inbox: the owner waits for it
 	ofMembers                    // is refused to a node that was removed: its workers may end what they have begun
 	mayBeLarge                   // waits in a line of its own if the records of its tasks are large
+	ofPrograms                   // is served to programs beside the process
 	urgent                       // waits for nothing that is sent between nodes: it is short, and keeps leases
 )
 
@@ -74,28 +75,28 @@ var _ [cluster.OwnKinds - endOfRequests]struct{} // larger kinds are those of th
 
 // verbs describes the operations of calls.
 var verbs = [endOfRequests]verb{
-	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, mayBeLarge},
+	callProduce:        {newProduce, upTo(engine.Roomy), isNumbered, tasksOfProduce, mayBeLarge | ofPrograms},
 	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, ofMembers},
-	callComplete:       {blank[completeOp](callComplete), roomOfComplete, yes, tasksOfComplete, onLease | endsLease},
-	callFail:           {blank[failOp](callFail), upTo(engine.RoomScarce), yes, none, onLease | endsLease},
-	callExtend:         {blank[extendOp](callExtend), upTo(engine.RoomScarce), yes, none, onLease | urgent},
+	callComplete:       {blank[completeOp](callComplete), roomOfComplete, yes, tasksOfComplete, onLease | endsLease | ofPrograms},
+	callFail:           {blank[failOp](callFail), upTo(engine.RoomScarce), yes, none, onLease | endsLease | ofPrograms},
+	callExtend:         {blank[extendOp](callExtend), upTo(engine.RoomScarce), yes, none, onLease | urgent | ofPrograms},
 	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
-	callAlter:          {ruled[call.Alter](callAlter), roomOfAlter, no, none, ofMembers},
-	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callBulk:           {ruled[call.Bulk](callBulk), roomOfBulk, no, none, ofMembers},
-	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers}, // unless the task has not ended
-	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, none, ofMembers},
-	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, none, ofMembers},
-	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callAlter:          {ruled[call.Alter](callAlter), roomOfAlter, no, none, ofMembers | ofPrograms},
+	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callBulk:           {ruled[call.Bulk](callBulk), roomOfBulk, no, none, ofMembers | ofPrograms},
+	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers | ofPrograms}, // unless the task has not ended
+	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, none, ofMembers | ofPrograms},
+	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, none, ofMembers | ofPrograms},
+	callSchedules:      {ruled[schedulesPart](callSchedules), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callMessages:       {blank[messageBatch](callMessages), upTo(engine.RoomLow), yes, none, waitsRoom},
-	callRead:           {blank[readOp](callRead), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callRead:           {blank[readOp](callRead), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callIndex:          {blank[indexOp](callIndex), upTo(engine.RoomEmpty), yes, none, ofMembers},
 	callInterest:       {blank[interestOp](callInterest), upTo(engine.RoomScarce), yes, none, waitsRoom},
-	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, none, ofMembers},
-	callAdopt:          {ruled[call.Adopt](callAdopt), upTo(engine.RoomScarce), yes, none, 0},
+	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, none, ofMembers | ofPrograms},
+	callAdopt:          {ruled[call.Adopt](callAdopt), upTo(engine.RoomScarce), yes, none, ofPrograms},
 	callMember:         {blank[memberOp](callMember), upTo(engine.RoomScarce), yes, none, 0},
 	callPermits:        {blank[permitsOp](callPermits), upTo(engine.RoomEmpty), yes, none, 0},
 	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, 0},

@@ -150,6 +150,13 @@ func (sub *Subscription) Lost() uint64 {
 	return sub.lost
 }
 
+// AddLost counts events that were lost on their way to the hub.
+func (sub *Subscription) AddLost(n uint64) {
+	sub.mu.Lock()
+	defer sub.mu.Unlock()
+	sub.lost += n
+}
+
 // Close ends the subscription and drops the unread events. It may be called more than once.
 func (sub *Subscription) Close() {
 	sub.hub.remove(sub)

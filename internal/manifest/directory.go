@@ -125,6 +125,20 @@ func openReadOnly(fsys vfs.FS, path string) (*Directory, error) {
 	return d, nil
 }
 
+// Look reads which queue a directory holds. It changes nothing, and does not lock it: another
+// process may have it open.
+func Look(fsys vfs.FS, path string) (*Directory, error) {
+	m, err := readQueue(fsys, path)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	name, err := absolute(fsys, path)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	return New(fsys, name, *m), nil
+}
+
 // readQueue reads the manifest of a directory, which is to hold a queue.
 func readQueue(fsys vfs.FS, path string) (*Manifest, error) {
 	m, err := Read(fsys, path)

@@ -144,7 +144,7 @@ func (c *client) settleAll() {
 }
 
 // read is the goroutine that reads.
-func (c *client) read() { c.readFrames(countingReader{c}, c.receive) }
+func (c *client) read() { c.readFrames(countingReader{c}, nil, c.receive) }
 
 // countingReader counts the reads that return.
 type countingReader struct{ c *client }

@@ -23,6 +23,7 @@ var (
 	errProtocol = errors.New("peer: protocol violated")
 	errUntil    = errors.New("peer: given up")
 	errDone     = errors.New("peer: introduced")
+	errIdle     = errors.New("peer: closed after nothing was called for a while")
 )
 
 // errNoCluster: a node that is of no cluster yet can only introduce itself.
@@ -34,8 +35,8 @@ type RemoteError struct {
 	Text string
 }
 
-// CodePeer is the Code of a RemoteError that no Handler chose: a reply exceeds MaxBody, or that
-// Node has no Handler.
+// CodePeer is the Code of a RemoteError that no Handler chose: a reply exceeds MaxBody, the
+// connection has Bounds.Calls already, or that Node has no Handler.
 const CodePeer byte = 0xff
 
 func (e *RemoteError) Error() string { return fmt.Sprintf("peer: remote error %d: %s", e.Code, e.Text) }
@@ -52,6 +53,7 @@ const (
 	RefusedName                      // the certificate is not for the name of the node
 	RefusedFormat                    // the build of one is older than the cluster of the other
 	RefusedCopy                      // the directory of the dialer is an older copy
+	RefusedBusy                      // there are Bounds.Connections already
 )
 
 // lastReason is the last one that later versions may have; no text begins with one.

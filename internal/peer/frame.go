@@ -51,8 +51,9 @@ func appendFrame(b []byte, typ, code byte, number uint64, body []byte) []byte {
 }
 
 // readFrame reads one frame. The error is io.EOF if r ends between two frames, wraps errProtocol if
-// the bytes are no frame, and is otherwise one of r.
-func readFrame(r *bufio.Reader) (frame, error) {
+// the bytes are no frame, and is otherwise one of r, or of admit. admit is called before a body is
+// read that is larger than trusted; nil: all are admitted.
+func readFrame(r *bufio.Reader, admit func(length int) error) (frame, error) {
 	head, err := r.Peek(frameHead)
 	if err != nil {
 		if err == io.EOF && len(head) > 0 {
@@ -68,6 +69,11 @@ func readFrame(r *bufio.Reader) (frame, error) {
 		return frame{}, fmt.Errorf("%w: frame of type %d", errProtocol, f.typ)
 	case length < 0 || length > MaxBody || bodiless && length > 0:
 		return frame{}, fmt.Errorf("%w: frame of type %d with a body of %d bytes", errProtocol, f.typ, length)
+	}
+	if admit != nil && length > trusted {
+		if err := admit(int(length)); err != nil {
+			return frame{}, err
+		}
 	}
 	_, _ = r.Discard(frameHead)
 	f.body, err = readBody(r, int(length))

@@ -25,10 +25,10 @@ func TestFrameGolden(t *testing.T) {
 func TestFrameCutShort(t *testing.T) {
 	whole := appendFrame(nil, frameReply, 0, 1, make([]byte, 2*trusted))
 	for _, length := range []int{1, frameHead - 1, frameHead, frameHead + 1, frameHead + trusted, len(whole) - 1} {
-		_, err := readFrame(bufio.NewReader(bytes.NewReader(whole[:length])))
+		_, err := readFrame(bufio.NewReader(bytes.NewReader(whole[:length])), nil)
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF, "%d bytes", length)
 	}
-	_, err := readFrame(bufio.NewReader(bytes.NewReader(nil)))
+	_, err := readFrame(bufio.NewReader(bytes.NewReader(nil)), nil)
 	require.Equal(t, io.EOF, err)
 }
 
@@ -38,7 +38,7 @@ func TestLyingLengthTakesNoMemory(t *testing.T) {
 	binary.BigEndian.PutUint32(lie, frameRest+MaxBody)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, err := readFrame(bufio.NewReader(bytes.NewReader(lie)))
+	_, err := readFrame(bufio.NewReader(bytes.NewReader(lie)), nil)
 	runtime.ReadMemStats(&after)
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20))
@@ -54,7 +54,7 @@ func FuzzFrame(f *testing.F) {
 		r := bufio.NewReader(bytes.NewReader(data))
 		var again []byte
 		for {
-			fr, err := readFrame(r)
+			fr, err := readFrame(r, nil)
 			if err != nil {
 				break
 			}

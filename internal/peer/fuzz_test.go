@@ -66,7 +66,7 @@ func FuzzServer(f *testing.F) {
 		last := uint64(0)
 		canceled := make(map[*Request]int)
 		var waiting []*Request
-		c := &server{from: identityOf("caller"), handler: func(r *Request) {
+		n := &Node{c: Config{Timeout: time.Second, Handler: func(r *Request) {
 			require.Greater(t, r.number, last)
 			last = r.number
 			switch r.Kind % 4 {
@@ -81,8 +81,8 @@ func FuzzServer(f *testing.F) {
 				r.Reply(nil)
 				waiting = append(waiting, r)
 			}
-		}}
-		c.init(says(data), time.Second)
+		}}}
+		c := newServer(n, header{from: identityOf("caller")}, says(data))
 		c.read()
 		ended(t, &c.stream)
 		for _, r := range waiting {

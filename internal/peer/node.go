@@ -41,8 +41,10 @@ type Config struct {
 	Verify func(conn net.Conn, name string, accepted bool) error
 	// Listener accepts the connections of the other nodes; TLS, if any, is already around it. The
 	// Node closes it. Raft tells its Addr to the others, so that must be an address which they can
-	// dial.
+	// dial. Nil: nobody connects to this Node.
 	Listener net.Listener
+	// Bounds are those of what the Listener accepts. Defaults to none: nodes trust each other.
+	Bounds Bounds
 	// Dial opens a connection to a Listener of another node, TLS, if any, included. It must return
 	// soon once ctx ends.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
@@ -76,6 +78,7 @@ type Node struct {
 	self    Identity
 	closed  bool
 	conns   map[*conn]struct{} // all open connections
+	large   chan struct{}      // an element for each request of Bounds.Large that is being served
 	links   map[lane]*link     // all that were ever called
 	broken  map[Target]error   // why the last connection to each could not be opened, if it could not
 	formats Formats            // Least rises
@@ -172,9 +175,15 @@ func New(c Config) *Node {
 		n.c.CheckLives = func(Identity, []uint64) error { return nil }
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
+	if b := &n.c.Bounds; b.Large > 0 {
+		n.large = make(chan struct{}, b.Large)
+	}
 	n.waiters.New = func() any { return &waiter{done: make(chan struct{}, 1)} }
 	for g := range n.groups {
 		n.groups[g] = make(chan net.Conn)
+	}
+	if c.Listener == nil {
+		return n
 	}
 	n.running.Go(func() {
 		for again := true; again; {
@@ -229,7 +238,10 @@ func (n *Node) Close() error {
 	n.mu.Unlock()
 
 	n.stop()
-	err := n.c.Listener.Close()
+	var err error
+	if n.c.Listener != nil {
+		err = n.c.Listener.Close()
+	}
 	for _, c := range clients {
 		c.fail(ErrClosed)
 	}
@@ -292,6 +304,10 @@ func (n *Node) accept() {
 			continue
 		}
 		delay = 0
+		if n.isBusy() {
+			n.turnAway(raw)
+			continue
+		}
 		if c := n.register(raw); c != nil {
 			n.goUnlessClosed("accepted connection", func() { n.serveAccepted(c) }, func(error) { _ = c.Close() })
 		}
@@ -318,8 +334,7 @@ func (n *Node) serveAccepted(c *conn) {
 		_ = c.Close()
 		return
 	}
-	s := &server{from: h.from, introduction: h.use == useIntroduction, handler: n.c.Handler}
-	s.init(c, n.c.Timeout)
+	s := newServer(n, h, c)
 	if !n.goUnlessClosed("server writer", s.write, s.fail) {
 		_ = c.Close()
 		return
@@ -486,10 +501,12 @@ func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, 
 
 // greet sends the header of a dialed connection, and makes sure that the right node has accepted.
 func (n *Node) greet(c *conn, h header) error {
-	if _, err := c.Write(appendHeader(nil, h)); err != nil {
-		return err
+	_, sent := c.Write(appendHeader(nil, h))
+	a, err := readAnswer(c) // it may have been turned away before it has said anything
+	var refused *RefusedError
+	if sent != nil && !errors.As(err, &refused) {
+		err = sent
 	}
-	a, err := readAnswer(c)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,8 @@ package peer
 
 import (
 	"fmt"
+	"net"
+	"slices"
 	"strconv"
 )
 
@@ -16,9 +18,11 @@ type Request struct {
 
 	number uint64
 	conn   *server
+	large  bool // it is one of Bounds.Large
 	// Guarded by conn.mu.
 	answered bool
 	cancel   func()
+	sent     func()
 }
 
 // Reply answers the request. It neither blocks nor keeps body. Only the first of several answers,
@@ -47,10 +51,31 @@ func (r *Request) answer(typ, code byte, body []byte) {
 	if r.cancel != nil {
 		delete(c.cancels, r.number)
 	}
+	if r.large {
+		<-c.node.large
+	}
 	if c.err == nil {
 		c.append(typ, code, r.number, body)
+		c.answers = append(c.answers, answered{c.appended, r.sent})
+		return
+	}
+	c.calls--
+	if r.sent != nil {
+		r.sent()
 	}
 }
+
+// OnSent makes f the function that is called when the answer is in the hands of the operating
+// system, or will never be. The Handler must call it before the request is answered, at most once.
+// f must neither block nor use the request.
+func (r *Request) OnSent(f func()) {
+	r.conn.mu.Lock()
+	defer r.conn.mu.Unlock()
+	r.sent = f
+}
+
+// Ended returns a channel that is closed when the connection of the request has ended.
+func (r *Request) Ended() <-chan struct{} { return r.conn.gone }
 
 // OnCancel makes f the function that is called when the caller gives up or the connection ends,
 // unless the request was answered before. The Handler must call OnCancel before it returns, at most
@@ -72,25 +97,74 @@ func (r *Request) OnCancel(f func()) {
 // server is the called side of a connection of calls.
 type server struct {
 	stream
-	from    Identity
-	handler func(*Request)
+	node *Node
+	from Identity
 	// introduction is Request.Introduction.
 	introduction bool
-	last         uint64 // number of the last request
+	last         uint64        // number of the last request
+	admitted     bool          // the reader has a place of Bounds.Large for the next request
+	gone         chan struct{} // closed when the reader has ended
 
-	// cancels are the unanswered requests with an OnCancel, by number. Guarded by mu. Only the
-	// reader, which runs the Handler, adds any.
+	// Guarded by mu.
+	// cancels are the unanswered requests with an OnCancel, by number. Only the reader, which runs
+	// the Handler, adds any.
 	cancels map[uint64]*Request
+	calls   int        // requests whose answers are not written
+	answers []answered // that are not written, in their order
+}
+
+// answered is an answer in the stream.
+type answered struct {
+	end  uint64 // of its frame
+	sent func() // of its request; or nil
+}
+
+func newServer(n *Node, h header, conn net.Conn) *server {
+	c := &server{node: n, from: h.from, introduction: h.use == useIntroduction, gone: make(chan struct{})}
+	c.init(conn, n.c.Timeout)
+	c.sent = c.forgetSent
+	c.ended = c.forgetAll
+	return c
+}
+
+// forgetSent forgets the answers that are written. REQUIRES: mu is held.
+func (c *server) forgetSent() {
+	n := 0
+	for n < len(c.answers) && c.answers[n].end <= c.written {
+		n++
+	}
+	c.forgetFirst(n)
+}
+
+// forgetAll is called when the stream has ended.
+func (c *server) forgetAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forgetFirst(len(c.answers))
+}
+
+func (c *server) forgetFirst(n int) {
+	c.calls -= n
+	for i := range c.answers[:n] {
+		if f := c.answers[i].sent; f != nil {
+			f()
+		}
+	}
+	c.answers = slices.Delete(c.answers, 0, n)
 }
 
 // read is the goroutine that reads.
 func (c *server) read() {
 	defer c.cancelAll()
-	c.readFrames(c.conn, c.receive)
+	c.readFrames(c.bounded(), c.admit, c.receive)
 }
 
 // cancelAll tells the Handler that nobody waits for answers any more.
 func (c *server) cancelAll() {
+	close(c.gone)
+	if c.admitted {
+		<-c.node.large
+	}
 	c.mu.Lock()
 	cancels := c.cancels
 	c.cancels = nil
@@ -107,7 +181,15 @@ func (c *server) receive(f frame) error {
 			return fmt.Errorf("%w: request %d after %d", errProtocol, f.number, c.last)
 		}
 		c.last = f.number
-		c.handler(&Request{From: c.from, Introduction: c.introduction, Kind: f.code, Body: f.body, number: f.number, conn: c})
+		r := &Request{
+			From: c.from, Introduction: c.introduction, Kind: f.code, Body: f.body, number: f.number, conn: c, large: c.admitted,
+		}
+		c.admitted = false
+		if !c.count() {
+			r.Fail(CodePeer, "too many calls of one connection at a time")
+			return nil
+		}
+		c.node.c.Handler(r)
 	case frameCancel:
 		c.mu.Lock()
 		req := c.cancels[f.number]

@@ -26,6 +26,7 @@ type stream struct {
 	conn    net.Conn
 	timeout time.Duration // of one Write
 	ended   func()        // called once by fail, without mu and before conn is closed; or nil
+	sent    func()        // called with mu held when written has grown; or nil
 
 	mu       sync.Mutex
 	wake     sync.Cond     // of mu; the writer waits for bytes, or for err
@@ -162,17 +163,20 @@ func (s *stream) hand(n int) bool {
 // REQUIRES: mu is held.
 func (s *stream) noteWritten() {
 	s.written = s.handed
+	if s.sent != nil {
+		s.sent()
+	}
 	if s.pingOut.IsZero() && s.pingEnd > 0 && s.pingEnd <= s.written {
 		s.pingOut = time.Now()
 	}
 }
 
-// readFrames calls receive for each frame until the connection has ended; an error of receive ends
-// it.
-func (s *stream) readFrames(from io.Reader, receive func(frame) error) {
+// readFrames calls receive for each frame until the connection has ended; an error of receive, or
+// of admit (readFrame), ends it.
+func (s *stream) readFrames(from io.Reader, admit func(length int) error, receive func(frame) error) {
 	r := bufio.NewReaderSize(from, readBuffer)
 	for {
-		f, err := readFrame(r)
+		f, err := readFrame(r, admit)
 		if err == nil {
 			err = receive(f)
 		}

@@ -1,0 +1,149 @@
+package localsocket
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"sync"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+	"codeq/internal/peer"
+)
+
+// Client calls the process that serves a queue. It connects for its first call, and again after a
+// connection has ended. Its methods are safe for concurrent use.
+type Client struct {
+	node   *peer.Node
+	target peer.Target
+	decode func(code byte, text string) error
+	log    *slog.Logger
+
+	mu         sync.Mutex // orders background.Add before the Wait of Close; guards closed
+	closed     bool
+	background sync.WaitGroup
+}
+
+// NewClient returns a Client for the queue in a directory. decode is how an error is read that was
+// sent.
+func NewClient(d *manifest.Directory, format int, decode func(code byte, text string) error, log *slog.Logger) (*Client, error) {
+	id, err := peer.ParseID(d.ID)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", base.ErrCorrupt, manifest.Name, err)
+	}
+	own := peer.Identity{Cluster: id, Name: clientName}
+	_, _ = rand.Read(own.ID[:]) // never fails
+	return &Client{
+		node: peer.New(peer.Config{
+			Identity: own, Formats: peer.Formats{Newest: format, Least: format}, Dial: dial, Logger: log,
+		}),
+		target: peer.Target{ID: id, Name: serverName, Address: d.Path},
+		decode: decode,
+		log:    log,
+	}, nil
+}
+
+// dialError is why there is no connection.
+type dialError struct{ err error }
+
+func (e *dialError) Error() string { return e.err.Error() }
+func (e *dialError) Unwrap() error { return e.err }
+
+func dial(ctx context.Context, queue string) (net.Conn, error) {
+	c, err := connect(ctx, queue)
+	if err != nil {
+		return nil, &dialError{err}
+	}
+	return c, nil
+}
+
+// connect connects to the process that serves the queue in a directory.
+func connect(ctx context.Context, queue string) (net.Conn, error) {
+	path, owner, err := find(queue)
+	if err != nil {
+		return nil, err
+	}
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := check(c, func(user int) bool { return user == owner }); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// Call sends a call and returns its reply. An error that does not match base.ErrUncertain says that
+// nobody has served the call, or is the answer. reads: it changes nothing, and is not uncertain.
+func (c *Client) Call(ctx context.Context, kind byte, body []byte, reads bool) ([]byte, error) {
+	reply, err := c.node.Call(ctx, c.target, kind, body)
+	if err == nil {
+		return reply, nil
+	}
+	var remote *peer.RemoteError
+	var refused *peer.RefusedError
+	switch {
+	case errors.As(err, &remote):
+		return nil, c.decode(remote.Code, remote.Text)
+	case !reads && !errors.Is(err, peer.ErrNotSent):
+		return nil, fmt.Errorf("%w: %w", base.ErrUncertain, err)
+	case ctx.Err() != nil:
+		return nil, base.EndOf(ctx)
+	case errors.Is(err, peer.ErrClosed):
+		return nil, base.ErrClosed
+	case errors.As(err, &refused) && refused.Reason == peer.RefusedFormat:
+		return nil, fmt.Errorf("%w: the process that serves the queue has another: %w", base.ErrFormat, refused)
+	}
+	var dialing *dialError
+	if errors.As(err, &dialing) {
+		err = dialing.err
+	} else if refused != nil {
+		err = refused
+	}
+	if errors.Is(err, base.ErrNotServed) || errors.Is(err, fs.ErrPermission) {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%w: %w", base.ErrNotServed, err)
+}
+
+// Tell calls a verb that is about the process. reply is where its answer goes, if it is not nil.
+func (c *Client) Tell(ctx context.Context, kind byte, argument, reply any) error {
+	body, err := json.Marshal(argument)
+	if err != nil {
+		return err
+	}
+	b, err := c.Call(ctx, kind, body, kind < ofChanges)
+	if err == nil && reply != nil {
+		if err = json.Unmarshal(b, reply); err != nil {
+			err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
+		}
+	}
+	return err
+}
+
+// start runs f on a goroutine for which Close waits. It returns false after Close.
+func (c *Client) start(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	c.background.Go(f)
+	return true
+}
+
+// Close ends the Client. Calls under way fail.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	err := c.node.Close()
+	c.background.Wait()
+	return err
+}

@@ -1,0 +1,99 @@
+package localsocket
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"codeq/internal/manifest"
+	"codeq/internal/peer"
+)
+
+const somebody = 65534
+
+// asUser runs f on a thread of another user, which ends with it.
+func asUser(t *testing.T, user uintptr, f func() error) error {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		const keep = ^uintptr(0)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, user, keep); errno != 0 {
+			done <- errno
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// TestOtherUsers: another user does not get as far as the socket, and is not let in if the modes of
+// its directories were changed; nor does a program talk to a socket of another user.
+func TestOtherUsers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may become another user")
+	}
+	queue, err := os.MkdirTemp("/tmp", "localsocket") // which others may enter
+	require.NoError(t, err)
+	defer os.RemoveAll(queue)
+	require.NoError(t, os.Chmod(queue, 0o755))
+	served := 0
+	s, err := Listen(Config{
+		Queue: queue, ID: peer.ID{1}, Format: manifest.Format, Logger: slog.New(slog.DiscardHandler),
+		Serve: func(context.Context, byte, []byte) ([]byte, error) { served++; return []byte("answer"), nil },
+		Waits: func(byte) bool { return false },
+	})
+	require.NoError(t, err)
+	dial := func() error {
+		c, err := net.Dial("unix", s.Socket())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		b, err := io.ReadAll(c)
+		require.Empty(t, b)
+		return err
+	}
+	require.ErrorIs(t, asUser(t, somebody, dial), fs.ErrPermission)
+	require.NoError(t, os.Chmod(filepath.Dir(s.Socket()), 0o755))
+	require.ErrorIs(t, asUser(t, somebody, dial), fs.ErrPermission, "the socket has a mode as well")
+	require.NoError(t, os.Chmod(s.Socket(), 0o666))
+	require.NoError(t, asUser(t, somebody, dial), "it is closed without a word")
+	require.NoError(t, os.Chmod(filepath.Dir(s.Socket()), 0o700))
+
+	d := &manifest.Directory{Path: queue}
+	d.ID = peer.ID{1}.String()
+	client := func() error {
+		c, err := NewClient(d, manifest.Format, func(byte, string) error { return io.ErrUnexpectedEOF }, slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		_, err = c.Call(t.Context(), 1, nil, true)
+		require.NoError(t, c.Close())
+		return err
+	}
+	require.NoError(t, client())
+	require.Equal(t, 1, served)
+
+	// Root asks whoever owns the directory, and nobody who has put a socket there.
+	require.NoError(t, os.Chown(filepath.Dir(s.Socket()), somebody, -1))
+	err = client()
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorContains(t, err, "user 0 at the other end")
+	require.NoError(t, os.Chown(filepath.Dir(s.Socket()), 0, -1))
+	require.NoError(t, client())
+	require.NoError(t, s.Close())
+
+	require.NoError(t, os.Mkdir(filepath.Join(queue, Dir), 0o700))
+	require.NoError(t, os.Chown(filepath.Join(queue, Dir), somebody, -1))
+	_, err = Listen(Config{Queue: queue})
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorContains(t, err, "belongs to user 65534")
+}

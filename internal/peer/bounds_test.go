@@ -1,0 +1,234 @@
+package peer
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// bounded starts a Node "b" with bounds.
+func (nw *network) bounded(t *testing.T, b Bounds, handler func(*Request)) *Node {
+	n := New(Config{
+		Identity: identityOf("b"), Listener: nw.listen("b"), Dial: nw.dial, Groups: 2, Handler: handler, Timeout: testTimeout, Bounds: b,
+	})
+	t.Cleanup(func() { require.NoError(t, n.Close()) })
+	return n
+}
+
+// requireEnded: the other side of a connection has closed it, or does so soon.
+func requireEnded(t *testing.T, c net.Conn) {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		require.ErrorIs(t, err, io.ErrClosedPipe)
+		return
+	}
+	for {
+		_, err := c.Read(make([]byte, 1<<10))
+		if err != nil {
+			require.NotErrorIs(t, err, net.ErrClosed)
+			var late net.Error
+			require.NotErrorAs(t, err, &late, "it is open")
+			return
+		}
+	}
+}
+
+// TestBoundOfCalls: more calls of a connection than there may be are refused, until the answers of
+// others are written.
+func TestBoundOfCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		waiting := make(chan *Request, 10)
+		nw.bounded(t, Bounds{Calls: 3}, func(r *Request) { waiting <- r })
+		a := nw.node(t, "a", nil)
+		var calls []<-chan outcome
+		for range 3 {
+			calls = append(calls, goCall(t.Context(), a, "b", nil))
+		}
+		synctest.Wait()
+		o := <-goCall(t.Context(), a, "b", nil)
+		require.Equal(t, &RemoteError{CodePeer, "too many calls of one connection at a time"}, o.err)
+		require.Len(t, waiting, 3)
+		var sent atomic.Int64
+		for range calls {
+			r := <-waiting
+			r.OnSent(func() { sent.Add(1) })
+			r.Reply([]byte("done"))
+		}
+		for _, call := range calls {
+			require.Equal(t, outcome{[]byte("done"), nil}, <-call)
+		}
+		synctest.Wait()
+		require.EqualValues(t, 3, sent.Load())
+		call := goCall(t.Context(), a, "b", nil)
+		(<-waiting).Reply(nil)
+		require.NoError(t, (<-call).err)
+	})
+}
+
+// TestBoundOfBodies: a request that announces a larger body than may be ends its connection, and
+// so many of the large ones are read at a time as there may be.
+func TestBoundOfBodies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		waiting := make(chan *Request, 10)
+		nw.bounded(t, Bounds{Body: 1 << 20, Large: 2}, func(r *Request) { waiting <- r })
+		c := nw.connect(t, "b")
+		_, err := c.Write(appendFrame(nil, frameRequest, 1, 1, make([]byte, 1<<20+1))[:frameHead])
+		require.NoError(t, err)
+		requireEnded(t, c)
+		var calls []<-chan outcome
+		for _, name := range []string{"a", "c", "d"} { // each has a connection of its own
+			calls = append(calls, goCall(t.Context(), nw.node(t, name, nil), "b", make([]byte, 1<<20)))
+		}
+		synctest.Wait()
+		require.Len(t, waiting, 2)
+		small := goCall(t.Context(), nw.node(t, "e", nil), "b", []byte("small"))
+		synctest.Wait()
+		require.Len(t, waiting, 3, "small ones go on")
+		gone := <-waiting
+		(<-waiting).Reply(nil)
+		synctest.Wait()
+		require.Len(t, waiting, 2, "the third large one, and the small one")
+		for len(waiting) > 0 {
+			(<-waiting).Reply(nil)
+		}
+		gone.Reply(nil)
+		for _, call := range append(calls, small) {
+			require.NoError(t, (<-call).err)
+		}
+
+		// A connection that ends in the middle of a body, or with a request in hand, keeps no place.
+		for range 3 {
+			half := nw.connect(t, "b")
+			_, err := half.Write(appendFrame(nil, frameRequest, 1, 1, make([]byte, 1<<20))[:1<<17])
+			require.NoError(t, err)
+			require.NoError(t, half.Close())
+			synctest.Wait()
+		}
+		last := goCall(t.Context(), nw.node(t, "f", nil), "b", make([]byte, 1<<20))
+		(<-waiting).Reply(nil)
+		require.NoError(t, (<-last).err)
+	})
+}
+
+// TestSlowReader: who sends requests and reads no answers is not read any more when some bytes of
+// answers wait, and its connection ends after a Timeout. All requests are over then.
+func TestSlowReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		var served, sent atomic.Int64
+		nw.bounded(t, Bounds{Queued: 1 << 20, Idle: time.Hour}, func(r *Request) {
+			served.Add(1)
+			r.OnSent(func() { sent.Add(1) })
+			r.Reply(make([]byte, 100<<10))
+		})
+		c := nw.connect(t, "b")
+		began := time.Now()
+		go func() {
+			for i := range uint64(1000) {
+				if _, err := c.Write(appendFrame(nil, frameRequest, 1, i+1, bytes.Repeat([]byte("x"), 10<<10))); err != nil {
+					return
+				}
+			}
+		}()
+		synctest.Wait()
+		require.Less(t, served.Load(), int64(40), "what is queued, what is being written, and what was read ahead")
+		require.Zero(t, sent.Load())
+		time.Sleep(testTimeout)
+		synctest.Wait()
+		require.Equal(t, served.Load(), sent.Load())
+		require.Less(t, served.Load(), int64(40))
+		requireEnded(t, c)
+		require.Equal(t, testTimeout, time.Since(began))
+	})
+}
+
+// TestIdleConnection ends, but not while an answer is waited for; the next call opens another one.
+func TestIdleConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		waiting := make(chan *Request, 10)
+		nw.bounded(t, Bounds{Queued: 1 << 20, Idle: time.Minute}, func(r *Request) { waiting <- r })
+		a := nw.node(t, "a", nil)
+		c := nw.connect(t, "b")
+		_, err := c.Write(appendFrame(nil, frameRequest, 1, 1, nil))
+		require.NoError(t, err)
+		r := <-waiting
+		time.Sleep(time.Hour)
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Second)))
+		go r.Reply([]byte("late"))
+		f, err := readFrame(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+		require.Equal(t, []byte("late"), f.body)
+		<-time.After(2 * time.Minute)
+		select {
+		case <-r.Ended():
+		default:
+			require.Fail(t, "the connection goes on")
+		}
+		requireEnded(t, c)
+		for range 2 {
+			call := goCall(t.Context(), a, "b", nil)
+			(<-waiting).Reply(nil)
+			require.NoError(t, (<-call).err)
+			time.Sleep(10 * time.Minute)
+		}
+		require.Equal(t, 3, nw.dials)
+	})
+}
+
+// TestBoundOfConnections: who comes when there are as many as may be is told so, before it has said
+// anything; and is let in when another one has gone.
+func TestBoundOfConnections(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	b := New(Config{Identity: identityOf("b"), Listener: l, Groups: 2, Handler: echo, Bounds: Bounds{Connections: 3}})
+	defer func() { require.NoError(t, b.Close()) }()
+	var conns []net.Conn
+	for range 3 {
+		c, err := net.Dial("unix", path)
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = c.Write(appendHeader(nil, headerTo("b", header{use: useCalls, groups: 2})))
+		require.NoError(t, err)
+		_, err = readAnswer(c)
+		require.NoError(t, err)
+		conns = append(conns, c)
+	}
+	for range 10 {
+		c, err := net.Dial("unix", path)
+		require.NoError(t, err)
+		_, err = readAnswer(c)
+		require.Equal(t, &RefusedError{RefusedBusy, "there are 3 connections, and no more are accepted"}, err)
+		require.NoError(t, c.Close())
+	}
+	call := func() error { // by a Node without a listener
+		a := New(Config{Identity: identityOf("a"), Groups: 2, Dial: dialUnix})
+		_, err := a.Call(t.Context(), Target{ID: identityOf("b").ID, Name: "b", Address: path}, 1, nil)
+		require.NoError(t, a.Close())
+		return err
+	}
+	var refused *RefusedError
+	require.ErrorAs(t, call(), &refused)
+	require.Equal(t, RefusedBusy, refused.Reason)
+	require.NoError(t, conns[0].Close())
+	for err = call(); err != nil; err = call() { // until b has noticed
+		require.ErrorAs(t, err, &refused)
+	}
+}
+
+func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", path)
+}

@@ -1,0 +1,287 @@
+package codeq
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/broadcast"
+	"codeq/internal/cluster"
+	"codeq/internal/engine"
+	"codeq/internal/localsocket"
+	"codeq/internal/manifest"
+	"codeq/internal/peer"
+	"codeq/internal/private"
+)
+
+// A program beside the process that has a queue open calls it by its local socket. What it calls
+// are the operations that nodes of a cluster send to each other, and those verbs of a Queue that
+// are about the process and not a shard (processVerbs). The process lets its shards resolve an
+// operation, or those of other nodes, as it does for its own callers.
+// internal/localsocket has the socket and its bounds.
+
+// ServeLocal lets other programs on this machine call the queue, by [OpenLocal], until ctx ends or
+// the queue is closed. It makes a unix socket in the directory "local" within that of the queue, or
+// elsewhere if the path is too long for one; what a process that was killed has left there is
+// replaced. Only the user of this process may use it, and root: it lets them do with the queue what
+// they could do with its files. A program that is slow, or ends in the middle of a call, disturbs
+// nothing but its own calls; there may be 100 connections, each with 100 calls at a time.
+//
+// It returns nil if ctx ended, and [ErrClosed] if the queue was closed, when the calls of others
+// have ended and the socket is removed. It may be called again, but a call beside another one is
+// refused with [ErrInvalid]. It is also refused, by an error that matches [io/fs.ErrPermission], if
+// the directory of the socket is a link, belongs to another user or may be entered by others. In a
+// cluster each node may serve its own directory: calls are forwarded as those of the node are.
+//
+// Errors: [ErrInvalid], [io/fs.ErrPermission], [ErrClosed], those of the file system, and
+// [errors.ErrUnsupported] (the queue was opened by [OpenLocal]).
+func (q *Queue) ServeLocal(ctx context.Context) (err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
+	if err := q.onlyHere("ServeLocal"); err != nil {
+		return err
+	}
+	if err := q.enter(); err != nil {
+		return err
+	}
+	defer q.calls.Done()
+	select {
+	case q.serving <- struct{}{}:
+		defer func() { <-q.serving }()
+	default:
+		return &InvalidError{"ServeLocal", "a call beside another one", "one at a time"}
+	}
+	if vfs.Root(q.opts.fs) != vfs.Default {
+		return fmt.Errorf("%w: a socket in a file system that is not the system's", errors.ErrUnsupported)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return q.serveLocal(ctx)
+}
+
+func (q *Queue) serveLocal(ctx context.Context) error {
+	id, err := peer.ParseID(q.dir.ID)
+	if err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrCorrupt, manifest.Name, err)
+	}
+	limits := &q.opts.Limits
+	server, err := localsocket.Listen(localsocket.Config{
+		Queue: q.dir.Path, ID: id, Format: manifest.Format, Body: min(peer.MaxBody, limits.CommitBytes+limits.Payload+1<<20),
+		Serve: q.serveProgram, Verbs: q.processVerbs(), Subscribe: q.subscribeProgram, Waits: waitsLong,
+		EncodeError: encodeOwnError, PanicError: panicError, Logger: q.opts.log,
+	})
+	if err != nil {
+		return fmt.Errorf("serve %s locally: %w", q.dir.Path, err)
+	}
+	q.opts.log.Info("serving programs on this machine", "socket", server.Socket())
+	select {
+	case <-ctx.Done():
+	case <-q.closing:
+		err = ErrClosed
+	}
+	return errors.Join(err, server.Close())
+}
+
+// OpenLocal opens a queue that another process has open and serves by [Queue.ServeLocal]: a program
+// beside it then looks at the queue and steers it, with the same verbs, of which each is carried
+// out there. It neither locks the directory nor writes to it. [Queue.Close] closes the connection
+// only. The program must be of a build that knows the same format, and must run as the user of that
+// process, or as root. A path ([Queue.Checkpoint]) is one on this machine.
+//
+// Any call may also return an error that matches [ErrNotServed]: it was not applied. If the process
+// ends, or ctx does, in the middle of a call that changes something, the error matches
+// [ErrUncertain]. When another process has opened the queue and serves it, calls work again;
+// a [Subscription] has ended with [ErrNotServed]. [Queue.Run], [Queue.Claim], [Queue.ClaimBatch]
+// and [Queue.ServeLocal] return an error that matches [errors.ErrUnsupported]: tasks are worked on
+// by processes that have the queue open, as a queue by itself or as nodes of a cluster.
+//
+// Errors: [ErrInvalid], [ErrNotQueue], [ErrNotServed], [ErrFormat], [io/fs.ErrPermission],
+// [ErrCorrupt], those of the file system, and that of ctx.
+func OpenLocal(ctx context.Context, dir string) (_ *Queue, err error) {
+	defer public(&err)
+	if ctx == nil {
+		return nil, errNoContext
+	}
+	if err := checkDir("OpenLocal dir", dir); err != nil {
+		return nil, err
+	}
+	d, err := manifest.Look(private.FS, dir)
+	if err != nil {
+		return nil, err
+	}
+	o, err := (*Options)(nil).withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	o.setShards(d.Shards)
+	c, err := localsocket.NewClient(d, manifest.Format, decodeError, o.log)
+	if err != nil {
+		return nil, err
+	}
+	q := &Queue{
+		opts: o, dir: d, replicas: make([]*replica, d.Shards), elsewhere: c,
+		closing: make(chan struct{}), configuring: make(chan struct{}, 1),
+	}
+	if err := c.Tell(ctx, localsocket.Limits, nil, &o.Limits); err != nil {
+		return nil, errors.Join(fmt.Errorf("codeq: open %s by its socket: %w", dir, err), c.Close())
+	}
+	return q, nil
+}
+
+// isElsewhere reports whether another process has the queue open, and answers the calls of this
+// one.
+func (q *Queue) isElsewhere() bool { return q != nil && q.elsewhere != nil }
+
+// onlyHere refuses a verb of a queue that another process has open.
+func (q *Queue) onlyHere(verb string) error {
+	if q.elsewhere == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %s, of a queue that another process has open", errors.ErrUnsupported, verb)
+}
+
+// doElsewhere lets another process resolve an operation.
+func (q *Queue) doElsewhere(ctx context.Context, shard int, op request) error {
+	body := op.encode(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(shard)))
+	reply, err := q.elsewhere.Call(ctx, byte(op.base().kind), body, op.verb().is(readsOnly))
+	if err != nil {
+		return err
+	}
+	if err := parse(reply, op.decodeReply); err != nil {
+		return fmt.Errorf("%w: reply for shard %d: %w", ErrUncertain, shard, err)
+	}
+	return nil
+}
+
+// tell lets another process carry out a verb that is about a process.
+func (q *Queue) tell(ctx context.Context, kind byte, argument, reply any) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
+	return q.elsewhere.Tell(ctx, kind, argument, reply)
+}
+
+// checkpointElsewhere lets another process copy the queue. Its working directory may be another one.
+func (q *Queue) checkpointElsewhere(ctx context.Context, dir string) error {
+	if err := checkDir("Checkpoint dir", dir); err != nil {
+		return err
+	}
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	return q.tell(ctx, localsocket.Checkpoint, path, nil)
+}
+
+// subscribeElsewhere is Subscribe for a queue that another process has open, after its checks.
+func (q *Queue) subscribeElsewhere(opts SubscribeOptions, kinds engine.KindSet) (*Subscription, error) {
+	var hub broadcast.Hub
+	events, err := hub.Subscribe(kinds, opts.Queues, opts.Buffer)
+	if err != nil {
+		return nil, err
+	}
+	from, err := q.elsewhere.Subscribe(opts, &hub, events)
+	if err != nil {
+		return nil, err
+	}
+	return &Subscription{events, from}, nil
+}
+
+// serveProgram lets an operation of a program beside this process be resolved, wherever its shard
+// is led.
+func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byte, error) {
+	if len(body) < cluster.CallHeader {
+		return nil, errMalformedCall
+	}
+	shard := int(binary.BigEndian.Uint16(body))
+	if shard >= len(q.replicas) {
+		return nil, errMalformedCall
+	}
+	op, err := q.requestOf(kind, "", shard, body[cluster.CallHeader:])
+	if err != nil {
+		return nil, err
+	}
+	if !op.verb().is(ofPrograms) {
+		return nil, errMalformedCall
+	}
+	op.base().done = make(chan error, 1)
+	settled := true
+	switch op := op.(type) {
+	case *produceOp:
+		op.call = engine.CallNumber{} // it is numbered as one of this node
+		settled, err = q.doProduce(ctx, shard, op)
+	case *awaitOp:
+		var o *engine.Outcome
+		if o, err = q.awaitEnd(ctx, op.id); err == nil {
+			op.outcome = *o
+		}
+	default:
+		settled, err = q.do(ctx, shard, op)
+	}
+	if waits, ok := op.(abandoned); ok && !settled {
+		waits.abandon(nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return op.encodeReply(nil), nil
+}
+
+// waitsLong reports whether operations of a kind may take long, and have small answers.
+func waitsLong(kind byte) bool {
+	return callKind(kind) == callAwait || callKind(kind) == callIdle
+}
+
+// subscribeProgram begins a subscription of a program, which takes the events out of it all the
+// time.
+func (q *Queue) subscribeProgram(options []byte) (*broadcast.Subscription, error) {
+	var opts SubscribeOptions
+	if json.Unmarshal(options, &opts) != nil {
+		return nil, errMalformedCall
+	}
+	opts.Buffer = 0
+	sub, err := q.Subscribe(opts)
+	if err != nil {
+		return nil, err
+	}
+	return sub.events, nil
+}
+
+// The arguments of verbs that have more than one.
+type (
+	replacement struct {
+		Old string
+		New Peer
+	}
+	transfer struct {
+		Shard int
+		Node  string
+	}
+)
+
+// processVerbs are the verbs that are about a process.
+func (q *Queue) processVerbs() localsocket.Verbs {
+	type none = struct{}
+	type ctx = context.Context
+	return localsocket.Verbs{
+		localsocket.Limits:      localsocket.Answering(func(ctx, none) (Limits, error) { return q.opts.Limits, nil }),
+		localsocket.Storage:     localsocket.Answering(func(ctx, none) (*StorageStats, error) { return q.StorageStats() }),
+		localsocket.Status:      localsocket.Answering(func(c ctx, _ none) (*ClusterStatus, error) { return q.ClusterStatus(c) }),
+		localsocket.Ready:       localsocket.Obeying(func(c ctx, _ none) error { return q.WaitReady(c) }),
+		localsocket.Checkpoint:  localsocket.Obeying(q.Checkpoint),
+		localsocket.AddNode:     localsocket.Obeying(q.AddNode),
+		localsocket.RemoveNode:  localsocket.Obeying(q.RemoveNode),
+		localsocket.ReplaceNode: localsocket.Obeying(func(c ctx, r replacement) error { return q.ReplaceNode(c, r.Old, r.New) }),
+		localsocket.Transfer:    localsocket.Obeying(func(c ctx, t transfer) error { return q.TransferLeadership(c, t.Shard, t.Node) }),
+		localsocket.Drain:       localsocket.Obeying(func(c ctx, _ none) error { return q.Drain(c) }),
+		localsocket.Undrain:     localsocket.Obeying(func(c ctx, _ none) error { return q.Undrain(c) }),
+	}
+}

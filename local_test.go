@@ -1,0 +1,88 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/call"
+	"codeq/internal/engine"
+)
+
+// TestLocalPanics: a panic on a goroutine that works for another program ends its call, or its
+// subscription, and nothing else.
+func TestLocalPanics(t *testing.T) {
+	for _, name := range []string{
+		"call of a local client", "end of a local subscription", "events of another process", "end of events of another process",
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &panicIn{names: []string{name}}
+			p.begin(t)
+			dir := t.TempDir()
+			q, err := Open(dir, &Options{Shards: 1})
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- q.ServeLocal(ctx) }()
+			var c *Queue
+			for c, err = OpenLocal(ctx, dir); err != nil; c, err = OpenLocal(ctx, dir) {
+				require.ErrorIs(t, err, ErrNotServed) // yet
+			}
+			p.armed.Store(true)
+			_, err = c.Stats(ctx)
+			if name == "call of a local client" {
+				require.ErrorContains(t, err, "panic in "+name)
+			} else {
+				require.NoError(t, err)
+			}
+			sub, err := c.Subscribe(SubscribeOptions{})
+			require.NoError(t, err)
+			if name == "events of another process" {
+				_, err := sub.Next(ctx)
+				require.ErrorContains(t, err, "panic in "+name)
+			}
+			sub.Close()
+			produce(t, c, Task{Queue: "a"})
+			require.NoError(t, c.Close())
+			produce(t, q, Task{Queue: "a"})
+			cancel()
+			require.NoError(t, <-ended)
+			require.Empty(t, p.left())
+			require.NoError(t, q.Close())
+		})
+	}
+}
+
+// FuzzPrograms: a call of a program, whatever it says, is refused or carried out by a queue that is
+// by itself, which goes on.
+func FuzzPrograms(f *testing.F) {
+	for _, op := range sampleCalls() {
+		f.Add(byte(op.base().kind), op.encode([]byte{0, 0}))
+	}
+	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // headers that are not there
+	for _, op := range []request{
+		&produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{bad}},
+		rule(callAdopt, &call.Adopt{Queue: "b", Value: []byte(`{"Concurrency":1}`)}),
+		rule(callConfigure, &call.Configure{Queue: "b", Value: []byte(`{"Rate":-1}`)}),
+	} {
+		f.Add(byte(op.base().kind), op.encode([]byte{0, 1}))
+	}
+	q, err := Open("q", &Options{Shards: 2, fs: vfs.NewMem()})
+	require.NoError(f, err)
+	f.Cleanup(func() { require.NoError(f, q.Close()) })
+	f.Fuzz(func(t *testing.T, kind byte, body []byte) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if waitsLong(kind) {
+			cancel()
+		}
+		_, _ = q.serveProgram(ctx, kind, bytes.Clone(body))
+		for _, s := range q.led() {
+			require.NoError(t, s.probe(func(*shard) error { return nil }))
+		}
+	})
+}
