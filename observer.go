@@ -22,7 +22,7 @@ type Observation struct {
 	// have changed, the rest is told together, under the name "".
 	Queues []QueueDelta
 	// Commits is the commits of the shards that this process leads, Handlers the handlers of
-	// [Queue.Run] that have returned. Each has 4096 entries at the most: the first ones, and
+	// [Queue.Run] that have returned. Each has 8192 entries at the most: the first ones, and
 	// MissedCommits and MissedHandlers are how many more there have been.
 	Commits                       []CommitSample
 	Handlers                      []HandlerSample
@@ -63,7 +63,7 @@ type HandlerSample struct {
 
 const (
 	observedQueues  = 1 << 14
-	observedSamples = 1 << 12
+	observedSamples = 1 << 13
 	keptQueues      = 1 << 10 // for which the memory of a batch is kept
 )
 
@@ -99,7 +99,7 @@ func (o *observed) Reset() {
 func (o *observed) Lose(lost *observed) { o.Panics += 1 + lost.Panics }
 
 // isFull reports whether the observation should be told before more samples come.
-func (o *observed) isFull() bool { return max(len(o.Commits), len(o.Handlers)) >= observedSamples/2 }
+func (o *observed) isFull() bool { return max(len(o.Commits), len(o.Handlers)) >= observedSamples/4 }
 
 // addCommit adds a commit, and what it has changed.
 func (o *observed) addCommit(sample CommitSample, counted []engine.Counted) {

@@ -244,7 +244,7 @@ func TestObserverThatBlocks(t *testing.T) {
 			<-goOn
 			sum.observe(o)
 		}})
-		const most, tasks = 4096, 5000
+		const most, tasks = 8192, 9000
 		produce(t, q, codeq.Task{Queue: "a"}) // the call that blocks
 		synctest.Wait()
 		var m codeq.Mux

@@ -155,7 +155,7 @@ type Options struct {
 	// Observer is told what happens: how many tasks of each queue have changed and how, how long
 	// commits and handlers have taken. Metrics are made of it. It is called on a goroutine of its
 	// own, one call at a time, some 10 ms after something has happened at the latest, and so may be
-	// slow: what happens meanwhile is added up, within some 4 MiB, and told by the next call.
+	// slow: what happens meanwhile is added up, within some 6 MiB, and told by the next call.
 	// Nothing is told while nothing happens. The [Observation] must not be changed, and not be used
 	// after the call; strings in it may be kept. A call that panics is counted, and logged unless
 	// the call before has panicked too; the next one is made as ever. [Queue.Close] makes the last
