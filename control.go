@@ -129,7 +129,7 @@ var altering = [...]struct {
 // BulkOptions says what [Queue.Bulk] does, and to which tasks.
 type BulkOptions struct {
 	// [TaskFilter] selects the tasks. Its States must be ones that the Action allows; required for
-	// [BulkCancel], [BulkPurge] and BulkMove. [Queue] is required for BulkMove.
+	// [BulkCancel], [BulkPurge] and [BulkMove]. [Queue] is required for [BulkMove].
 	TaskFilter
 	Action   BulkAction // required
 	Priority int        // for BulkSetPriority
@@ -141,8 +141,8 @@ type BulkOptions struct {
 	Rate float64
 	// DryRun counts the tasks, and changes nothing.
 	DryRun bool
-	// Cursor is [BulkResult.Next] of a call that has ended with an error, with the same TaskFilter.
-	// "": from the beginning.
+	// Cursor is [BulkResult.Next] of a call that has ended with an error, with the same
+	// [TaskFilter]. "": from the beginning.
 	Cursor string
 }
 

@@ -113,12 +113,9 @@ type Page struct {
 //     since when they are ready;
 //   - [Scheduled]: by time;
 //   - [Blocked]: by queue; tasks that wait for the same parents, group or limit are together, by
-//
-// the
-//
-//	  time of their produce;
-//	- [Dead], [Done], [Canceled]: by queue, by the time until which they are kept (rounded), then
-//	  by the time of their produce.
+//     the time of their produce;
+//   - [Dead], [Done], [Canceled]: by queue, by the time until which they are kept (rounded), then
+//     by the time of their produce.
 //
 // [PageOptions.Newest] lets the latest come first within a queue, priority and tenant, or within a
 // queue; of Scheduled, of all.
