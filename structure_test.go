@@ -120,6 +120,6 @@ func TestSurfaceOfRules(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, others, 131, "types, functions and methods")
-	require.LessOrEqual(t, constants, 71, "constants and variables")
+	require.LessOrEqual(t, constants, 73, "constants and variables")
 	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")
 }
