@@ -291,8 +291,8 @@ func TestBulkSkips(t *testing.T) {
 	})
 }
 
-// TestBulkGoesOn: what a call has done when its context ends, or its process, stays done; with Next,
-// another call does the rest, and reads nothing of what was finished.
+// TestBulkGoesOn: what a call has done when its context ends, or its process, stays done; with
+// Next, another call does the rest, and reads nothing of what was finished.
 func TestBulkGoesOn(t *testing.T) {
 	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *codeq.Process) {
@@ -368,7 +368,8 @@ func TestBulkRate(t *testing.T) {
 	}
 }
 
-// TestBulkDieAgain: what dies again, or is moved behind what is still to come, is not altered twice.
+// TestBulkDieAgain: what dies again, or is moved behind what is still to come, is not altered
+// twice.
 func TestBulkDieAgain(t *testing.T) {
 	t.Parallel()
 	bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {

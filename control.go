@@ -60,10 +60,10 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) (err error) {
 	return q.alter(ctx, id, engine.AlterRunAt, runAtMillis(t))
 }
 
-// Forget deletes a task that has ended: one that is kept ([Done] or [Canceled]) before its retention
-// has passed, or a dead letter, as [Queue.PurgeDead] does. Its idempotency key stays taken for as
-// long as before. If tasks that have it in [Task.After] have not ended, they still get its result:
-// then it goes a second after the last of them has ended.
+// Forget deletes a task that has ended: one that is kept ([Done] or [Canceled]) before its
+// retention has passed, or a dead letter, as [Queue.PurgeDead] does. Its idempotency key stays
+// taken for as long as before. If tasks that have it in [Task.After] have not ended, they still get
+// its result: then it goes a second after the last of them has ended.
 //
 // Forget returns [ErrNotFound] if the task does not exist, or has not ended.
 //
@@ -86,17 +86,18 @@ type BulkAction uint8
 const (
 	// BulkCancel is [Queue.Cancel]: [Ready], [Scheduled], [Blocked], [Leased] or [Dead].
 	BulkCancel BulkAction = iota + 1
-	// BulkRedrive is [Queue.RedriveDead]: Dead.
+	// BulkRedrive is [Queue.RedriveDead]: [Dead].
 	BulkRedrive
-	// BulkPurge is [Queue.Forget]: Dead, [Done] or [Canceled].
+	// BulkPurge is [Queue.Forget]: [Dead], [Done] or [Canceled].
 	BulkPurge
-	// BulkSetPriority is [Queue.SetPriority], to [BulkOptions.Priority]: Ready, Scheduled or Blocked.
+	// BulkSetPriority is [Queue.SetPriority], to [BulkOptions.Priority]: [Ready], [Scheduled] or
+	// [Blocked].
 	BulkSetPriority
 	// BulkMove replaces a task by a new one in [BulkOptions.ToQueue], with everything that its
 	// producer has set and its LastError, but with another ID and attempts that are counted from 0:
-	// Ready, Scheduled (it stays so until the same time) or Dead (it becomes ready). To others the
-	// task is canceled, and it is not kept. Tasks with a Group, LimitKey, Unique or After, and those
-	// that others have in After, cannot be moved.
+	// [Ready], [Scheduled] (it stays so until the same time) or [Dead] (it becomes ready). To
+	// others the task is canceled, and it is not kept. Tasks with a Group, LimitKey, [Unique] or
+	// After, and those that others have in After, cannot be moved.
 	BulkMove
 )
 
@@ -127,8 +128,8 @@ var altering = [...]struct {
 
 // BulkOptions says what [Queue.Bulk] does, and to which tasks.
 type BulkOptions struct {
-	// TaskFilter selects the tasks. Its States must be ones that the Action allows; required for
-	// BulkCancel, BulkPurge and BulkMove. Queue is required for BulkMove.
+	// [TaskFilter] selects the tasks. Its States must be ones that the Action allows; required for
+	// [BulkCancel], [BulkPurge] and [BulkMove]. [Queue] is required for [BulkMove].
 	TaskFilter
 	Action   BulkAction // required
 	Priority int        // for BulkSetPriority
@@ -140,8 +141,8 @@ type BulkOptions struct {
 	Rate float64
 	// DryRun counts the tasks, and changes nothing.
 	DryRun bool
-	// Cursor is [BulkResult.Next] of a call that has ended with an error, with the same TaskFilter.
-	// "": from the beginning.
+	// Cursor is [BulkResult.Next] of a call that has ended with an error, with the same
+	// [TaskFilter]. "": from the beginning.
 	Cursor string
 }
 
@@ -151,21 +152,21 @@ type BulkResult struct {
 	Matched int // that were selected
 	Changed int // that were altered
 	Skipped int // whose state had changed before they could be altered
-	// Failed were refused: of BulkRedrive, as another task has taken their idempotency key; of
-	// BulkMove, as they are tied to others.
+	// Failed were refused: of [BulkRedrive], as another task has taken their idempotency key; of
+	// [BulkMove], as they are tied to others.
 	Failed int
 	// Next is where another call goes on after an error. Without one it is "".
 	Next string
 }
 
-// Bulk alters all tasks that are selected and were produced before it begins, and, if they are dead,
-// died before it, by the wall clock. It reads them as by [Queue.ListPage], and alters those of one
-// page before it reads the next one, up to 256 in one commit. So it is not atomic, and a task may
-// change its state before its turn comes; it is then left out.
+// Bulk alters all tasks that are selected and were produced before it begins, and, if they are
+// dead, died before it, by the wall clock. It reads them as by [Queue.ListPage], and alters those
+// of one page before it reads the next one, up to 256 in one commit. So it is not atomic, and a
+// task may change its state before its turn comes; it is then left out.
 //
-// When Bulk returns an error, such as that of ctx, some tasks were altered, as the result says. With
-// its Next another call goes on, also after a restart or on another node: what was altered since is
-// not altered again, unless it has come back to its former state.
+// When Bulk returns an error, such as that of ctx, some tasks were altered, as the result says.
+// With its Next another call goes on, also after a restart or on another node: what was altered
+// since is not altered again, unless it has come back to its former state.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrFormat] (the leader of a shard runs an older version), [ErrClosed], and that of ctx.

@@ -56,8 +56,8 @@ func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 
 // FindByKey returns the task that has an idempotency key, in any state; it has ended if the key is
 // taken for a time (For of [Unique]). It returns [ErrNotFound] if no task has the key, or the one
-// that has it has ended and is no longer kept. It is linearizable, as Get is, and costs two reads,
-// whatever is stored.
+// that has it has ended and is no longer kept. It is linearizable, as [Queue.Get] is, and costs two
+// reads, whatever is stored.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
 // cluster), [ErrFormat] (the leader of the shard runs an older version), [ErrFailed], [ErrClosed],

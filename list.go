@@ -88,8 +88,8 @@ type PageOptions struct {
 	NoPayload bool
 	// Limit is how many tasks the page has at the most, up to [MaxPage]. 0: 100.
 	Limit int
-	// Cursor is [Page.Next] of the page before, with the same TaskFilter and Newest. "": the first
-	// page.
+	// Cursor is [Page.Next] of the page before, with the same [TaskFilter] and Newest. "": the
+	// first page.
 	Cursor string
 }
 
@@ -99,9 +99,9 @@ const MaxPage = 1000
 // Page is a part of a list.
 type Page struct {
 	Tasks []*TaskInfo
-	// Next is the [PageOptions.Cursor] of the next page, a text that may be a part of a URL. "": this
-	// is the last page. It stays valid as long as the queue exists, on every node, after restarts and
-	// other leaders, whatever becomes of the tasks.
+	// Next is the [PageOptions.Cursor] of the next page, a text that may be a part of a URL. "":
+	// this is the last page. It stays valid as long as the queue exists, on every node, after
+	// restarts and other leaders, whatever becomes of the tasks.
 	Next    string
 	Scanned int // stored tasks that were read for the page
 }
@@ -112,30 +112,30 @@ type Page struct {
 //   - [Ready] and [Leased]: by queue, by priority (the highest first), by tenant, then by the time
 //     since when they are ready;
 //   - [Scheduled]: by time;
-//   - [Blocked]: by queue; tasks that wait for the same parents, group or limit are together, by the
-//     time of their produce;
+//   - [Blocked]: by queue; tasks that wait for the same parents, group or limit are together, by
+//     the time of their produce;
 //   - [Dead], [Done], [Canceled]: by queue, by the time until which they are kept (rounded), then
 //     by the time of their produce.
 //
 // [PageOptions.Newest] lets the latest come first within a queue, priority and tenant, or within a
 // queue; of Scheduled, of all.
 //
-// Each shard is read as by List, at one moment of its own, and linearizably. Between two pages tasks
-// may change: one that stays in its state and its place in this order is neither missed nor shown
-// twice.
+// Each shard is read as by List, at one moment of its own, and linearizably. Between two pages
+// tasks may change: one that stays in its state and its place in this order is neither missed nor
+// shown twice.
 //
-// A page costs by the tasks that it returns, and by the shards, if the filter has only States, Queue
-// and, of Ready, Leased and Scheduled, From and To; of Ready and Leased, also Tenants. For anything
-// else tasks are read that are not shown, some thousand for a page at the most: then it has fewer
-// tasks than Limit, or none, and a Next. It has fewer as well if they are large together, with more
-// than 1 MiB. A page of Ready also visits the lanes of the queue, or of all queues, in memory (a lane
-// is a queue, tenant and priority); one of Leased the leases of a shard; one of Blocked, Dead, Done
-// or Canceled of all queues the queues. They are visited some thousand at a time, between which other
-// calls go on.
+// A page costs by the tasks that it returns, and by the shards, if the filter has only States and,
+// except of Scheduled, Queue; of Ready and Scheduled also From and To, of Ready and Leased also
+// Tenants. For anything else tasks are read that are not shown, some thousand for a page at the
+// most: then it has fewer tasks than Limit, or none, and a Next. It has fewer as well if they have
+// more than 1 MiB together. A page of Ready also visits the lanes of the queue, or of all queues,
+// in memory (a lane is a queue, tenant and priority); one of Leased the leases of each shard; one
+// of Blocked, Dead, Done or Canceled the queues, unless the filter has one. They are visited some
+// thousand at a time, between which other calls go on.
 //
 // Errors: [ErrInvalid] (also for a Cursor that is none of this list, or was altered), [ErrCorrupt],
-// [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFormat] (the leader of a shard runs an older
-// version), [ErrFailed], [ErrClosed], and that of ctx.
+// [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFormat] (the leader of a shard runs an
+// older version), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -194,8 +194,8 @@ func (f *TaskFilter) request(name string) (*listing.Request, error) {
 }
 
 // ErrorKind returns what the texts of errors have in common that differ by numbers, identifiers and
-// quoted values, so that failures can be grouped: "#" stands for each word with a digit, and "?" for
-// what is in quotes. It is no longer than 256 bytes.
+// quoted values, so that failures can be grouped: "#" stands for each word with a digit, and "?"
+// for what is in quotes. It is no longer than 256 bytes.
 func ErrorKind(text string) string { return listing.ErrorKind(text) }
 
 func listKey(t *TaskInfo) listing.Key {

@@ -209,8 +209,8 @@ func TestPagesAreTheList(t *testing.T) {
 	}
 }
 
-// TestPagesWhileTasksChange: whatever happens between two pages, a task that stays as it is is shown
-// once, in both directions.
+// TestPagesWhileTasksChange: whatever happens between two pages, a task that stays as it is is
+// shown once, in both directions.
 func TestPagesWhileTasksChange(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -440,7 +440,8 @@ func TestPageRefused(t *testing.T) {
 	})
 }
 
-// TestPagesOfNodes: the pages of a list may come from several nodes, each leading some of the shards.
+// TestPagesOfNodes: the pages of a list may come from several nodes, each leading some of the
+// shards.
 func TestPagesOfNodes(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -145,9 +145,9 @@ func (s *State) forgetEnded(at *located) error {
 	return fmt.Errorf("%w: %s is %v, and has not ended", base.ErrNotFound, keys.FormatID(at.id), at.state)
 }
 
-// ErrTied is the reason why a task cannot be moved to another queue: its key, group or limit is one
+// errTied is the reason why a task cannot be moved to another queue: its key, group or limit is one
 // of its queue, and its parents and children know it by its ID.
-var ErrTied = errors.New("the task is tied to others")
+var errTied = errors.New("the task is tied to others")
 
 // moveTo replaces a task by a new one of another queue, which begins anew. It has another ID, since
 // an ID says of which lane it is.
@@ -157,7 +157,7 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 		at.state != Ready && at.state != Scheduled && at.state != Dead:
 		return notWaiting(at)
 	case at.rec.Ties != record.Ties{}:
-		return fmt.Errorf("%w: %s", ErrTied, keys.FormatID(at.id))
+		return fmt.Errorf("%w: %s", errTied, keys.FormatID(at.id))
 	}
 	if err := s.hasLanes(1); err != nil {
 		return err

@@ -41,8 +41,8 @@ func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bo
 }
 
 // LanesBefore appends the lanes before the left-th that may have ready tasks, of at most so many
-// lanes, from the end, and returns how many are left. queue: "" for all. The last lane takes the place of one that leaves memory:
-// whoever goes from the end misses none.
+// lanes, from the end, and returns how many are left. queue: "" for all. The last lane takes the
+// place of one that leaves memory: whoever goes from the end misses none.
 func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
 	lanes := &s.lanes
 	if queue != "" {

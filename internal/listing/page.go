@@ -94,8 +94,8 @@ func pageReader[T any](q *Request, from Place, newReader func(Query) *Reader[T],
 	return l
 }
 
-// The text of a place says of which list it is, so that it is refused for another one, and if it was
-// altered.
+// The text of a place says of which list it is, so that it is refused for another one, and if it
+// was altered.
 const (
 	placeVersion = 1
 	placeSum     = 8 // bytes of a hash

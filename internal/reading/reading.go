@@ -218,8 +218,8 @@ func (q *Queue) Get(n int, id keys.ID) (t *schema.Task, err error) {
 	return t, err
 }
 
-// GetByKey returns the task that has an idempotency key. Its error matches base.ErrNotFound if there
-// is none.
+// GetByKey returns the task that has an idempotency key. Its error matches base.ErrNotFound if
+// there is none.
 func (q *Queue) GetByKey(n int, hash [keys.UniqueLen]byte) (t *schema.Task, err error) {
 	err = q.use(n, func(s *shard) (err error) {
 		for holder := (keys.ID{}); t == nil && err == nil; {
