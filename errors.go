@@ -48,8 +48,8 @@ var (
 	// open, or it does not call [Queue.ServeLocal]. The operation was not applied.
 	ErrNotServed = base.ErrNotServed
 
-	// ErrNotLeader: the shard has no leader that could be reached. The operation was certainly not
-	// applied.
+	// ErrNotLeader: the shard has no leader that could be reached, or the node was removed from its
+	// cluster. The operation was certainly not applied.
 	ErrNotLeader = base.ErrNotLeader
 	// ErrDiverged: what this node has of a shard contradicts what its cluster has, as after a power
 	// loss below [DurabilityDisk]. It comes with ErrFailed: the shard goes on without this node.
