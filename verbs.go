@@ -102,9 +102,9 @@ var verbs = [endOfRequests]verb{
 	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, 0},
 	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, none, ofMembers},
 	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, none, passesFull},
-	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callFind:           {blank[readOp](callFind), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
-	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfMany, no, none, ofMembers},
+	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callFind:           {blank[readOp](callFind), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfMany, no, none, ofMembers | ofPrograms},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.
