@@ -169,7 +169,8 @@ func (q *Queue) tell(ctx context.Context, kind byte, argument, reply any) error 
 	return q.elsewhere.Tell(ctx, kind, argument, reply)
 }
 
-// checkpointElsewhere lets another process copy the queue. Its working directory may be another one.
+// checkpointElsewhere lets another process copy the queue. Its working directory may be another
+// one.
 func (q *Queue) checkpointElsewhere(ctx context.Context, dir string) error {
 	if err := checkDir("Checkpoint dir", dir); err != nil {
 		return err
@@ -272,16 +273,19 @@ func (q *Queue) processVerbs() localsocket.Verbs {
 	type none = struct{}
 	type ctx = context.Context
 	return localsocket.Verbs{
-		localsocket.Limits:      localsocket.Answering(func(ctx, none) (Limits, error) { return q.opts.Limits, nil }),
-		localsocket.Storage:     localsocket.Answering(func(ctx, none) (*StorageStats, error) { return q.StorageStats() }),
-		localsocket.Status:      localsocket.Answering(func(c ctx, _ none) (*ClusterStatus, error) { return q.ClusterStatus(c) }),
-		localsocket.Ready:       localsocket.Obeying(func(c ctx, _ none) error { return q.WaitReady(c) }),
-		localsocket.Checkpoint:  localsocket.Obeying(q.Checkpoint),
-		localsocket.AddNode:     localsocket.Obeying(q.AddNode),
-		localsocket.RemoveNode:  localsocket.Obeying(q.RemoveNode),
-		localsocket.ReplaceNode: localsocket.Obeying(func(c ctx, r replacement) error { return q.ReplaceNode(c, r.Old, r.New) }),
-		localsocket.Transfer:    localsocket.Obeying(func(c ctx, t transfer) error { return q.TransferLeadership(c, t.Shard, t.Node) }),
-		localsocket.Drain:       localsocket.Obeying(func(c ctx, _ none) error { return q.Drain(c) }),
-		localsocket.Undrain:     localsocket.Obeying(func(c ctx, _ none) error { return q.Undrain(c) }),
+		localsocket.Limits:        localsocket.Answering(func(ctx, none) (Limits, error) { return q.opts.Limits, nil }),
+		localsocket.Storage:       localsocket.Answering(func(ctx, none) (*StorageStats, error) { return q.StorageStats() }),
+		localsocket.Status:        localsocket.Answering(func(c ctx, _ none) (*ClusterStatus, error) { return q.ClusterStatus(c) }),
+		localsocket.Workers:       localsocket.Answering(func(c ctx, _ none) ([]WorkerInfo, error) { return q.Workers(c) }),
+		localsocket.Ready:         localsocket.Obeying(func(c ctx, _ none) error { return q.WaitReady(c) }),
+		localsocket.Checkpoint:    localsocket.Obeying(q.Checkpoint),
+		localsocket.AddNode:       localsocket.Obeying(q.AddNode),
+		localsocket.RemoveNode:    localsocket.Obeying(q.RemoveNode),
+		localsocket.ReplaceNode:   localsocket.Obeying(func(c ctx, r replacement) error { return q.ReplaceNode(c, r.Old, r.New) }),
+		localsocket.Transfer:      localsocket.Obeying(func(c ctx, t transfer) error { return q.TransferLeadership(c, t.Shard, t.Node) }),
+		localsocket.Drain:         localsocket.Obeying(func(c ctx, _ none) error { return q.Drain(c) }),
+		localsocket.Undrain:       localsocket.Obeying(func(c ctx, _ none) error { return q.Undrain(c) }),
+		localsocket.QuietWorkers:  localsocket.Obeying(q.QuietWorkers),
+		localsocket.ResumeWorkers: localsocket.Obeying(q.ResumeWorkers),
 	}
 }

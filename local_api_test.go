@@ -682,3 +682,43 @@ func readerCounts(t *testing.T, dir, queue string) codeq.Counts {
 	require.NoError(t, err)
 	return counts[queue]
 }
+
+// TestLocalWorkers: a program sees the workers of the process, and lets them be quiet.
+func TestLocalWorkers(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	s := openServed(t, t.TempDir(), codeq.Options{})
+	s.serve(t)
+	c := s.client(t)
+	running, stop := context.WithCancel(ctx)
+	began, ended := make(chan struct{}), make(chan error, 1)
+	var m codeq.Mux
+	codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error {
+		began <- struct{}{}
+		return nil
+	})
+	go func() { ended <- s.Run(running, &m, &codeq.RunOptions{Name: "anna"}) }()
+	produce(t, c, codeq.Task{Queue: "a"})
+	<-began
+	quiet := func() bool {
+		all, err := c.Workers(ctx)
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		require.Equal(t, "anna", all[0].Name)
+		require.Equal(t, time.Local, all[0].Since.Location())
+		return all[0].Quiet
+	}
+	require.False(t, quiet())
+	require.ErrorIs(t, c.QuietWorkers(ctx, "bob"), codeq.ErrNotFound)
+	require.NoError(t, c.QuietWorkers(ctx, "anna"))
+	require.True(t, quiet())
+	id := produce(t, c, codeq.Task{Queue: "a"})[0]
+	p, err := c.ListPage(ctx, codeq.PageOptions{TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}}})
+	require.NoError(t, err)
+	require.Len(t, p.Tasks, 1)
+	require.Equal(t, id, p.Tasks[0].ID)
+	require.NoError(t, c.ResumeWorkers(ctx, ""))
+	<-began
+	stop()
+	require.NoError(t, <-ended)
+}

@@ -49,7 +49,7 @@ type shown struct {
 	Schedules []codeq.ScheduleInfo
 	Settings  map[string]codeq.Settings
 	Pages     map[string][]*codeq.TaskInfo
-	Keys      map[codeq.UniqueKey]codeq.ID // the task that has it; zero: none
+	Keys      map[string]codeq.ID // the task that has it; zero: none
 }
 
 func show(t *testing.T, q shower) (s shown) {
@@ -74,7 +74,7 @@ func show(t *testing.T, q shower) (s shown) {
 			require.NoError(t, err)
 		}
 	}
-	s.Pages, s.Keys = make(map[string][]*codeq.TaskInfo), make(map[codeq.UniqueKey]codeq.ID)
+	s.Pages, s.Keys = make(map[string][]*codeq.TaskInfo), make(map[string]codeq.ID)
 	s.Pages["all"] = paged(t, q, codeq.PageOptions{Limit: 70})
 	s.Pages["newest"] = paged(t, q, codeq.PageOptions{Newest: true, NoPayload: true, TaskFilter: codeq.TaskFilter{Tenants: []string{"x"}}})
 	for _, i := range s.Pages["all"] {
@@ -83,10 +83,10 @@ func show(t *testing.T, q shower) (s shown) {
 			continue
 		}
 		k := codeq.UniqueKey{Queue: i.Queue, Tenant: i.Tenant, Group: i.Group, LimitKey: i.LimitKey, Key: i.Unique.Key}
-		s.Keys[k] = codeq.ID{}
+		s.Keys[fmt.Sprint(k)] = codeq.ID{}
 		if found, err := q.FindByKey(ctx, k); err == nil {
 			require.Equal(t, s.Tasks[found.ID], found)
-			s.Keys[k] = found.ID
+			s.Keys[fmt.Sprint(k)] = found.ID
 		} else {
 			require.ErrorIs(t, err, codeq.ErrNotFound)
 		}

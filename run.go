@@ -19,6 +19,7 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/heartbeat"
+	"codeq/internal/localsocket"
 	"codeq/internal/recent"
 	"codeq/internal/wire"
 	"codeq/internal/workers"
@@ -535,6 +536,12 @@ type WorkerInfo struct {
 // Errors: [ErrInvalid], [ErrClosed], and that of ctx if it has ended before.
 func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		var all []WorkerInfo
+		err := q.tell(ctx, localsocket.Workers, nil, &all)
+		localTimes(all)
+		return all, err
+	}
 	if err := q.checkOpen(ctx); err != nil {
 		return nil, err
 	}
@@ -544,9 +551,7 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 		if a.Err == nil {
 			a.Err = json.Unmarshal(a.Body, &infos)
 		}
-		for i := range infos {
-			infos[i].Since = infos[i].Since.Local()
-		}
+		localTimes(infos)
 		if a.Err != nil {
 			infos = []WorkerInfo{{Node: a.Node, LastError: prefixed(a.Err).Error()}}
 		}
@@ -556,6 +561,13 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name), a.Since.Compare(b.Since))
 	})
 	return all, nil
+}
+
+// localTimes puts what has come from another process in the time zone of this one.
+func localTimes(workers []WorkerInfo) {
+	for i := range workers {
+		workers[i].Since = workers[i].Since.Local()
+	}
 }
 
 // QuietWorkers lets workers take no new tasks, as before a deployment, or when one does harm: the
@@ -573,6 +585,9 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
 func (q *Queue) QuietWorkers(ctx context.Context, name string) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.QuietWorkers, name, nil)
+	}
 	return q.tellWorkers(ctx, &workersCall{Do: quietWorkers, Name: name})
 }
 
@@ -582,6 +597,9 @@ func (q *Queue) QuietWorkers(ctx context.Context, name string) (err error) {
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
 func (q *Queue) ResumeWorkers(ctx context.Context, name string) (err error) {
 	defer public(&err)
+	if q.isElsewhere() {
+		return q.tell(ctx, localsocket.ResumeWorkers, name, nil)
+	}
 	return q.tellWorkers(ctx, &workersCall{Do: resumeWorkers, Name: name})
 }
 

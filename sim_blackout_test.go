@@ -165,6 +165,10 @@ func (s *schedule) requireRefused(lost *simNode) {
 		return
 	}
 	why := func(text string) bool { return err != nil && strings.Contains(err.Error(), text) }
+	m, found := manifest.Read(lost.machine.Disk(), "queue")
+	if found == nil && m.Cluster == "" && errors.Is(err, ErrNotLeader) {
+		return // its power had failed before it was a member: it waits for the other founders
+	}
 	if !why("of cluster ") && !why("nobody has taken this node back") { // it may know no node that is up
 		s.t.Errorf("WaitReady of %s, which is lost: %v", lost.name, err)
 	}

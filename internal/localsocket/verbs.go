@@ -14,19 +14,22 @@ const (
 	Status      byte = 130
 	Subscribe   byte = 131
 	Unsubscribe byte = 132
+	Workers     byte = 133
 
 	// These may take long, have small answers, and change nothing.
 	Ready  byte = 160
 	Events byte = 161
 
 	// These change something, and are like those otherwise.
-	Checkpoint  byte = 192
-	AddNode     byte = 193
-	RemoveNode  byte = 194
-	ReplaceNode byte = 195
-	Transfer    byte = 196
-	Drain       byte = 197
-	Undrain     byte = 198
+	Checkpoint    byte = 192
+	AddNode       byte = 193
+	RemoveNode    byte = 194
+	ReplaceNode   byte = 195
+	Transfer      byte = 196
+	Drain         byte = 197
+	Undrain       byte = 198
+	QuietWorkers  byte = 199
+	ResumeWorkers byte = 200
 )
 
 // From where on kinds are what.

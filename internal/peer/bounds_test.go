@@ -107,7 +107,8 @@ func TestBoundOfBodies(t *testing.T) {
 			require.NoError(t, (<-call).err)
 		}
 
-		// A connection that ends in the middle of a body, or with a request in hand, keeps no place.
+		// A connection that ends in the middle of a body, or with a request in hand, keeps no
+		// place.
 		for range 3 {
 			half := nw.connect(t, "b")
 			_, err := half.Write(appendFrame(nil, frameRequest, 1, 1, make([]byte, 1<<20))[:1<<17])
