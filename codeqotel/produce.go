@@ -1,0 +1,123 @@
+package codeqotel
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"codeq"
+)
+
+// Producer is a [codeq.Queue], or what stands in for it.
+type Producer interface {
+	ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error)
+}
+
+// Produce is [codeq.Queue.Produce] in a span, whose trace context it stores in the headers of the
+// task, unless the task has one.
+//
+// Errors: those of Produce.
+func (i *Instrumentation) Produce(ctx context.Context, q Producer, t codeq.Task) (codeq.ID, error) {
+	ids, err := i.ProduceBatch(ctx, q, []codeq.Task{t})
+	if err != nil {
+		return codeq.ID{}, err
+	}
+	return ids[0], nil
+}
+
+// ProduceBatch is [codeq.Queue.ProduceBatch] in a span, whose trace context it stores in the
+// headers of the tasks that have none. It does not change tasks.
+//
+// Errors: those of ProduceBatch.
+func (i *Instrumentation) ProduceBatch(
+	ctx context.Context, q Producer, tasks []codeq.Task,
+) ([]codeq.ID, error) {
+	queue := queueOf(tasks)
+	attrs := append(about(queue, nil),
+		semconv.MessagingSystemKey.String(string(system)),
+		semconv.MessagingOperationName(opSend),
+		semconv.MessagingOperationTypeSend,
+	)
+	if len(tasks) != 1 {
+		attrs = append(attrs, semconv.MessagingBatchMessageCount(len(tasks)))
+	}
+	name := opSend
+	if queue != "" {
+		name += " " + queue
+	}
+	ctx, span := i.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(attrs...))
+	defer span.End()
+
+	traced := slices.Clone(tasks)
+	for n := range traced {
+		traced[n].Headers = i.inject(ctx, traced[n].Headers)
+	}
+	began := time.Now()
+	ids, err := q.ProduceBatch(ctx, traced)
+	took := time.Since(began)
+
+	failed(span, err)
+	if err == nil && len(ids) == 1 {
+		span.SetAttributes(semconv.MessagingMessageID(ids[0].String()))
+	}
+	measured := about(queue, err)
+	i.operations.Record(ctx, took.Seconds(), opSend, system, append(measured, semconv.MessagingOperationTypeSend)...)
+	i.sent.Add(ctx, int64(len(tasks)), opSend, system, measured...)
+	return ids, err
+}
+
+// queueOf returns the queue of all tasks; "" if they have not the same.
+func queueOf(tasks []codeq.Task) string {
+	for _, t := range tasks {
+		if t.Queue != tasks[0].Queue {
+			return ""
+		}
+	}
+	if len(tasks) == 0 {
+		return ""
+	}
+	return tasks[0].Queue
+}
+
+// inject returns headers with the trace context of ctx. Those that have one are returned as they
+// are; headers themselves are not changed.
+func (i *Instrumentation) inject(ctx context.Context, headers map[string]string) map[string]string {
+	for _, field := range i.propagator.Fields() {
+		if _, has := headers[field]; has {
+			return headers
+		}
+	}
+	return i.replace(ctx, headers)
+}
+
+// replace is inject in place of the trace context that headers have.
+func (i *Instrumentation) replace(ctx context.Context, headers map[string]string) map[string]string {
+	carrier := propagation.MapCarrier(maps.Clone(headers))
+	if carrier == nil {
+		carrier = make(propagation.MapCarrier, 2)
+	}
+	for _, field := range i.propagator.Fields() {
+		delete(carrier, field)
+	}
+	i.propagator.Inject(ctx, carrier)
+	if len(carrier) == 0 {
+		return nil
+	}
+	return carrier
+}
+
+// failed says in a span that its operation has failed.
+func failed(span trace.Span, err error, attrs ...attribute.KeyValue) {
+	if err == nil {
+		return
+	}
+	span.SetStatus(codes.Error, err.Error())
+	span.SetAttributes(append(attrs, errorType(err))...)
+}
