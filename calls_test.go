@@ -241,16 +241,19 @@ func FuzzCalls(f *testing.F) {
 	})
 }
 
-// FuzzErrors: an error of another node, sent on, is the same again.
+// FuzzErrors: an error of another node, or process, is the same again when it is sent on to a
+// program.
 func FuzzErrors(f *testing.F) {
 	for _, err := range []error{ErrEmpty, cluster.ErrBehind, engine.LeaseLost(engine.Receipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
 		code, text := encodeError(err)
 		f.Add(code, text)
 	}
 	f.Add(byte(codeDuplicate), "{")
+	f.Add(byte(firstOfOwn), "closed")
+	f.Add(byte(0), errMalformedCall.Error())
 	f.Fuzz(func(t *testing.T, code byte, text string) {
 		err := decodeError(code, text)
-		again := decodeError(encodeError(err))
+		again := decodeError(encodeOwnError(err))
 		require.Equal(t, err.Error(), again.Error())
 		for _, sentinel := range sentErrors[1:] {
 			require.Equal(t, errors.Is(err, sentinel), errors.Is(again, sentinel), "%v", sentinel)
