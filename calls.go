@@ -241,6 +241,8 @@ func encodeOwnError(err error) (code byte, text string) {
 
 func decodeError(code byte, text string) error {
 	switch {
+	case text == errMalformedCall.Error(): // what this build sends can be read
+		return &textError{text + ": it runs another version", []error{ErrFormat}}
 	case code == codeDuplicate:
 		return decodeDetails(text, new(DuplicateError))
 	case code == codeInvalid:
@@ -253,8 +255,6 @@ func decodeError(code byte, text string) error {
 		return &textError{text, []error{ErrLeaseLost, ErrCanceled}}
 	case code == codeNotLeader && strings.Contains(text, cluster.ErrBehind.Error()):
 		return &textError{text, []error{cluster.ErrBehind}}
-	case code == 0 && text == errMalformedCall.Error(): // what this build sends can be read
-		return &textError{text + ": it runs another version", []error{ErrFormat}}
 	case int(code) < len(sentErrors) && code > 0:
 		return &textError{text, []error{sentErrors[code]}}
 	}
