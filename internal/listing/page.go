@@ -137,5 +137,6 @@ func (q *Request) Parse(text string) (p Place, ok bool) {
 	if r.Done() != nil || version != placeVersion || state >= uint64(len(q.States)) {
 		return p, false
 	}
-	return Place{int(state), after}, true
+	p = Place{int(state), after}
+	return p, q.Text(&p) == text // there is one text for each place
 }
