@@ -134,13 +134,13 @@ func TestUpgrade(t *testing.T) {
 		joining.newest = oldFormat
 		err := c.open(joining)
 		require.ErrorIs(t, err, ErrFormat)
-		require.ErrorContains(t, err, `node "n3" knows format 4, the cluster of node "n0" has format 5`)
+		require.ErrorContains(t, err, `node "n3" knows format 5, the cluster of node "n0" has format 6`)
 		joining.join = false
 		joining.wipe()
 		require.NoError(t, c.open(joining), "it waits to be added")
 		err = simQueue(c.nodes[0]).AddNode(t.Context(), Peer{joining.name, joining.name})
 		require.ErrorIs(t, err, ErrFormat)
-		require.ErrorContains(t, err, `node "n3" knows format 4, the cluster of node "n0" has format 5`)
+		require.ErrorContains(t, err, `node "n3" knows format 5, the cluster of node "n0" has format 6`)
 		joining.stop()
 		joining.join = true
 		joining.wipe()
@@ -276,7 +276,7 @@ func (c *simCluster) requireRefused(n *simNode) {
 	err := simQueue(n).WaitReady(ctx)
 	require.ErrorIs(c.t, err, ErrNotLeader)
 	require.ErrorIs(c.t, err, ErrFormat)
-	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 4, the cluster of node", n.name))
+	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 5, the cluster of node", n.name))
 }
 
 // simUpgrade lets a node be killed, and come back with this build.
