@@ -64,6 +64,9 @@ const (
 	callAskPermits
 	callBarrier
 	callResume
+	callInfo
+	callTotals
+	callDays
 	endOfRequests
 )
 
@@ -98,6 +101,9 @@ var verbs = [endOfRequests]verb{
 	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, 0},
 	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, none, ofMembers},
 	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, none, passesFull},
+	callInfo:           {ruled[call.Info](callInfo), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callTotals:         {ruled[call.Totals](callTotals), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
+	callDays:           {ruled[call.Days](callDays), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.

@@ -7,9 +7,10 @@ import (
 	"codeq/internal/keys"
 )
 
-// emit adds an event for subscribers to the effects, if somebody wants its kind. attempt is the
-// task's count after the change.
+// emit counts what has happened to a task, and adds an event for subscribers to the effects, if
+// somebody wants its kind. attempt is the task's count after the change.
 func (s *State) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
+	s.count(l.queue, kind)
 	if s.Wanted>>kind&1 != 0 {
 		s.collect(kind, l, id, attempt, cause)
 	}
