@@ -66,7 +66,7 @@ func TestErrorPrefix(t *testing.T) {
 			return err
 		}
 		mayWork := map[string]bool{
-			"Close": true, "ProduceBatch": true, "PurgeDead": true, "RedriveAllDead": true, "Schedules": true, "Stats": true, "StorageStats": true,
+			"Close": true, "Info": true, "ProduceBatch": true, "PurgeDead": true, "RedriveAllDead": true, "Schedules": true, "Stats": true, "StorageStats": true,
 			"Subscribe": true, "WaitIdle": true, "WaitReady": true,
 		}
 		typ := reflect.TypeFor[*codeq.Queue]()

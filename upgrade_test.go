@@ -151,6 +151,45 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
+// TestTotalsNeedTheirFormat: totals begin when the shard has the format in which they are stored,
+// so that each leader goes on with those of the one before.
+func TestTotalsNeedTheirFormat(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		requireTotals := func(n *simNode, ready, produced int) {
+			t.Helper()
+			all, err := simQueue(n).Info(t.Context())
+			require.NoError(t, err)
+			require.Len(t, all, 1)
+			require.EqualValues(t, ready, all[0].Counts.Ready)
+			require.Equal(t, Totals{Produced: uint64(produced)}, all[0].Totals)
+		}
+		c.nodes[0].produce(t, 3)
+		requireTotals(c.nodes[1], 3, 0)
+		c.requireFormat(oldFormat)
+		for _, n := range c.nodes {
+			require.NoError(t, schema.Scan(simQueue(n).replicas[0].store.DB(), keys.Counters, func(_, value []byte) error {
+				require.Len(t, value, keys.CountersLen)
+				return nil
+			}))
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		c.nodes[0].produce(t, 4)
+		for range 3 {
+			leader := c.leader(0)
+			leader.crash(100)
+			c.awaitLeaders()
+			for _, n := range c.nodes {
+				if n != leader {
+					requireTotals(n, 7, 4)
+				}
+			}
+			leader.start()
+		}
+	})
+}
+
 // TestUpgradeBesideDeadNode: a member that is away counts as the leader has last seen it: a shard
 // rises if that was after its upgrade, and otherwise not, as long as it is a member.
 func TestUpgradeBesideDeadNode(t *testing.T) {
