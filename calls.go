@@ -76,6 +76,7 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 		} else {
 			err = n.ask(ctx, r, op)
 		}
+		removed := cluster.IsRemoval(err)
 		if errors.Is(err, ErrUncertain) && op.verb().is(readsOnly) && n.ctx.Err() != nil {
 			return true, ErrClosed
 		} else if errors.Is(err, ErrUncertain) {
@@ -86,7 +87,7 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			err = doubt // by the one before, perhaps
 		}
 		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.verb().repeatable(op)
-		if again && ctx.Err() == nil && n.ctx.Err() == nil && patience.Wait(ctx, change) {
+		if again && !removed && ctx.Err() == nil && n.ctx.Err() == nil && patience.Wait(ctx, change) {
 			last = err
 			op.again()
 			continue

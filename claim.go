@@ -37,9 +37,10 @@ import (
 // [Queue.RedriveDead] resets this.
 //
 // Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
-// first, and [ErrClosed] when the queue is closed. ErrEmpty is linearizable, on a queue by itself
-// as in a cluster: each shard, at a moment of its own during the call, had no ready task that could
-// be claimed.
+// first, [ErrClosed] when the queue is closed, and [ErrNotLeader] when the node has been removed
+// from its cluster; in a cluster it waits for leaders otherwise. ErrEmpty is linearizable, on a
+// queue by itself as in a cluster: each shard, at a moment of its own during the call, had no ready
+// task that could be claimed.
 //
 // Claim is safe for concurrent use. Waiting claims are served first come, first served; claims with
 // more than 16 queues have a separate line, which takes turns with the other. In a cluster, claims

@@ -47,7 +47,7 @@ func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*
 	for {
 		change := t.node.Changed()
 		op, err := t.try(ctx, req, r)
-		if err == nil || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
+		if err == nil || cluster.IsRemoval(err) || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return op, err
 		}
 		// A lease that may have been granted ends by itself.

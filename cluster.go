@@ -175,12 +175,16 @@ func shortly(s string) string {
 	return strconv.Quote(s)
 }
 
-// checkFounder refuses another address of this node in Peers than the one that it advertises.
-func (c *Cluster) checkFounder() error {
+// checkOpen refuses an address at which something listens already, and for a node of no cluster yet
+// another address of it in Peers than the one that it advertises.
+func (c *Cluster) checkOpen(m *manifest.Manifest) error {
 	for _, p := range c.Peers {
-		if p.Node == c.Node && p.Address != c.Advertise {
+		if p.Node == c.Node && p.Address != c.Advertise && !c.Join && (m == nil || m.Cluster == "") {
 			return &InvalidError{"Cluster.Peers: address of " + p.Node, strconv.Quote(p.Address), "what the node advertises: " + c.Advertise}
 		}
+	}
+	if c.Listener == nil {
+		return cluster.CheckListen(c.Listen)
 	}
 	return nil
 }
@@ -197,8 +201,8 @@ const (
 // AddNode) or with the Peers of this cluster; AddNode waits for it, and until it has caught up, as
 // long as ctx does not end, and logs why. A member that has another address now is added again.
 // ErrNotMember says that the cluster knows the name with another directory (see
-// [Queue.ReplaceNode]), that the node is of another cluster, that another node has the address, or
-// that the node was removed: it may come back with an empty directory.
+// [Queue.ReplaceNode]), that the node is of another cluster, that another node, or another server,
+// has the address, or that the node was removed: it may come back with an empty directory.
 //
 // AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
 // what has been done stays done, and more may be done later, but not after a later
@@ -219,12 +223,13 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 
 // RemoveNode takes a node out of the cluster, for good: the others refuse its directory from then
 // on (the cluster remembers a thousand removed names and directories). [Open] of that directory
-// does not ask them; the calls of the node say that it was removed. What it leads is first led by
-// others. It may be this node, or one that is gone. Before anything is changed, the nodes that
-// would be left are asked, for every shard: [ErrNoMajority] says that a majority of them does not
-// answer. [ErrNotMember] says that no shard has a node of this name, or no longer, [ErrUncertain]
-// that some shards may have it and others not. RemoveNode may be called on any node, and again;
-// removals follow each other, whoever asks for them.
+// does not ask them; the calls of the node say that it was removed, also when another directory has
+// its name by now. What it leads is first led by others. It may be this node, or one that is gone.
+// Before anything is changed, the nodes that would be left are asked, for every shard:
+// [ErrNoMajority] says that a majority of them does not answer. [ErrNotMember] says that no shard
+// has a node of this name, or no longer, [ErrUncertain] that some shards may have it and others
+// not. RemoveNode may be called on any node, and again; removals follow each other, whoever asks
+// for them.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrNoMajority], [ErrNotLeader],
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -288,8 +293,8 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 // workers as ever. If no other node can lead a shard, Drain tries again for [Cluster.CallTimeout],
 // and then tells why ([ErrCannotLead]); the node stays drained, and goes on trying.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrCannotLead], [ErrUncertain], [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrCannotLead], [ErrNotLeader] (the node was removed),
+// [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Drain(ctx context.Context) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil {
@@ -300,7 +305,8 @@ func (q *Queue) Drain(ctx context.Context) (err error) {
 
 // Undrain undoes [Queue.Drain]: after a while the node leads its share again.
 //
-// Errors: [ErrInvalid], [ErrNoCluster], [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader] (the node was removed), [ErrFailed],
+// [ErrClosed], and that of ctx.
 func (q *Queue) Undrain(ctx context.Context) (err error) {
 	defer public(&err)
 	if err := q.checkCluster(ctx); err != nil {
@@ -506,8 +512,8 @@ type ReplicaStatus struct {
 
 // WaitReady waits until every shard has a leader that this node can call, as after [Open] or while
 // other nodes are started: other calls, but for [Queue.Run] and for claims that wait, wait for a
-// leader no longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, and for
-// CallTimeout at most if the node was removed from its cluster. If ctx ends before, the error tells
+// leader no longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, nor, as
+// soon as it knows, if the node was removed from its cluster. If ctx ends before, the error tells
 // why a shard cannot be called.
 //
 // Errors: [ErrInvalid], [ErrNotLeader] (the node was removed), [ErrFailed], [ErrClosed], and that
@@ -538,7 +544,7 @@ func (n *node) awaitLeader(ctx context.Context, shard int) error {
 		if ctx.Err() != nil && err != nil && why != nil && !errors.Is(err, ErrNotLeader) {
 			return fmt.Errorf("%w: %w", err, why)
 		}
-		if ctx.Err() != nil || n.Group(shard).IsRemoved() || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
+		if ctx.Err() != nil || n.Group(shard).IsRemoved() || cluster.IsRemoval(err) || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return err
 		}
 		why = err

@@ -44,8 +44,8 @@ var (
 	// ended or a leader was lost while it was being committed.
 	ErrUncertain = base.ErrUncertain
 
-	// ErrNotLeader: the shard has no leader that could be reached. The operation was certainly not
-	// applied.
+	// ErrNotLeader: the shard has no leader that could be reached, or the node was removed from its
+	// cluster. The operation was certainly not applied.
 	ErrNotLeader = base.ErrNotLeader
 	// ErrDiverged: what this node has of a shard contradicts what its cluster has, as after a power
 	// loss below [DurabilityDisk]. It comes with ErrFailed: the shard goes on without this node.

@@ -248,7 +248,7 @@ func (n *node) wantCancels(ctx context.Context) (err error) {
 			return nil
 		case ctx.Err() != nil:
 			return base.EndOf(ctx)
-		case !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain):
+		case cluster.IsRemoval(err), !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain):
 			return err
 		}
 		cluster.Pause(ctx, change)

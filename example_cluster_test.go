@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"codeq"
@@ -26,29 +27,30 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 		listeners = append(listeners, l)
 		peers = append(peers, codeq.Peer{Node: name, Address: l.Addr().String()})
 	}
-	for i, p := range peers {
-		q, err := codeq.Open(filepath.Join(dir, p.Node), &codeq.Options{
+	nodes = make([]*codeq.Queue, len(peers))
+	each := func(do func(i int) error) { // at the same time, as machines do
+		var all sync.WaitGroup
+		for i := range nodes {
+			all.Go(func() {
+				if err := do(i); err != nil {
+					log.Fatal(err)
+				}
+			})
+		}
+		all.Wait()
+	}
+	each(func(i int) (err error) {
+		nodes[i], err = codeq.Open(filepath.Join(dir, peers[i].Node), &codeq.Options{
 			Cluster: &codeq.Cluster{
-				Node: p.Node, Listener: listeners[i], Peers: peers,
+				Node: peers[i].Node, Listener: listeners[i], Peers: peers,
 				HeartbeatTimeout: 200 * time.Millisecond, // the network is this machine
 			},
 		})
-		if err != nil {
-			log.Fatal(err)
-		}
-		nodes = append(nodes, q)
-	}
-	for _, q := range nodes {
-		if err := q.WaitReady(context.Background()); err != nil {
-			log.Fatal(err)
-		}
-	}
+		return err
+	})
+	each(func(i int) error { return nodes[i].WaitReady(context.Background()) })
 	return nodes, peers, func() {
-		for _, q := range nodes {
-			if err := q.Close(); err != nil {
-				log.Fatal(err)
-			}
-		}
+		each(func(i int) error { return nodes[i].Close() })
 		if err := os.RemoveAll(dir); err != nil {
 			log.Fatal(err)
 		}
@@ -263,7 +265,8 @@ func ExampleRecoverCluster() {
 	var nodes []*codeq.Queue
 	for i, p := range peers {
 		q, err := codeq.Open(filepath.Join(dir, p.Node), &codeq.Options{Cluster: &codeq.Cluster{
-			Node: p.Node, Listener: listeners[i], Peers: peers, CallTimeout: 2 * time.Second,
+			Node: p.Node, Listener: listeners[i], Peers: peers,
+			HeartbeatTimeout: 200 * time.Millisecond, CallTimeout: time.Second, // the network is this machine
 		}})
 		if err != nil {
 			log.Fatal(err)

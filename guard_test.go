@@ -482,7 +482,7 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 		})
 	}
 	var alone []string
-	for names := range slices.Chunk(inCluster, testkit.Sized(1, 9, 1)) {
+	for names := range slices.Chunk(inCluster, testkit.Sized(1, 15, 1)) {
 		t.Run("cluster/"+strings.Join(names, ", "), func(t *testing.T) {
 			p := &panicIn{names: names}
 			p.begin(t)

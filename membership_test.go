@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -329,6 +331,25 @@ func TestCallsOfRemovedNode(t *testing.T) {
 	}
 }
 
+// TestAddOtherServer: a server of another protocol is no node, and AddNode does not wait for it to
+// become one.
+func TestAddOtherServer(t *testing.T) {
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, _ := c.lead()
+		l := c.net.Listen("web")
+		web := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Second}
+		served := make(chan error, 1)
+		go func() { served <- web.Serve(l) }()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := simQueue(leader).AddNode(ctx, Peer{"web", "web"})
+		require.ErrorIs(t, err, ErrNotMember)
+		require.ErrorContains(t, err, "no node")
+		require.NoError(t, web.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
+}
+
 // TestLeaveOfNoCluster: a node that is part of no cluster has none to leave.
 func TestLeaveOfNoCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -376,6 +397,28 @@ func TestFoundersAgree(t *testing.T) {
 		c.awaitLeaders()
 		c.close()
 	})
+}
+
+// TestRefusedBeforeItIsANode: an Open that is refused for its address leaves a directory that any
+// node may have.
+func TestRefusedBeforeItIsANode(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	taken := l.Addr().String()
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: taken}})
+	require.ErrorIs(t, err, syscall.EADDRINUSE)
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "b", Listener: l, Peers: []Peer{{"b", "127.0.0.1:1"}}}})
+	require.ErrorIs(t, err, ErrInvalid)
+	m, err := manifest.Read(vfs.Default, dir)
+	require.NoError(t, err)
+	require.Nil(t, m)
+	q, err := Open(dir, &Options{Cluster: &Cluster{Node: "c", Listener: l}})
+	require.NoError(t, err)
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "c", Listen: taken}})
+	require.ErrorIs(t, err, ErrLocked, "it is open, and so its address is taken")
+	require.NoError(t, q.Close())
 }
 
 // TestAddresses: an address that nobody can dial is refused before anything is written.

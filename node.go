@@ -51,7 +51,8 @@ func (q *Queue) newNode() *node {
 		Directory: q.dir, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend,
 		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log, Newest: c.newest, PebbleFormat: q.opts.pebble,
 		Machines: machines, Reconcile: q.reconcile, Leaders: (*leaders)(n), Serve: n.serve, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
-		Wall: q.opts.wall, Mono: q.opts.mono, Dial: c.dial, Votes: c.stable, Log: c.log,
+		Removed: func(err error) { n.claims.End(err) },
+		Wall:    q.opts.wall, Mono: q.opts.mono, Dial: c.dial, Votes: c.stable, Log: c.log,
 	})
 	for i, r := range q.replicas {
 		r.group = n.Group(i)

@@ -96,7 +96,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	}
 	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards(), Exists: o.MustExist}
 	if c := o.Cluster; c != nil {
-		want.Node, want.Founds = c.Node, c.isAlone()
+		want.Node, want.Founds, want.Check = c.Node, c.isAlone(), c.checkOpen
 	}
 	d, err := manifest.Open(o.fs, dir, want)
 	if o.Cluster == nil && errors.Is(err, ErrNotMember) {
@@ -106,9 +106,6 @@ func open(dir string, opts *Options) (*Queue, error) {
 	}
 	if err != nil {
 		return nil, err
-	}
-	if o.Cluster != nil && d.Cluster == "" && !o.Cluster.Join {
-		err = o.Cluster.checkFounder()
 	}
 	if d.Node != want.Node && err == nil {
 		d.Found(want.Node, o.Cluster.Advertise)

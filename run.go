@@ -64,9 +64,9 @@ const fetchCap = 256
 //
 // When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace for its handlers,
 // cancels the rest, and gives their tasks back without counting the attempt. It returns nil if ctx
-// ended, [ErrClosed] if the queue was closed, the error of a shard that failed, and
-// [ErrHandlersRunning] if after another Grace (at least a second) some handlers still had not
-// returned.
+// ended, [ErrClosed] if the queue was closed, the error of a shard that failed, [ErrNotLeader] if
+// the node was removed from its cluster (Run ends when it knows that), and [ErrHandlersRunning] if
+// after another Grace (at least a second) some handlers still had not returned.
 //
 // Errors: [ErrInvalid], [ErrNoHandler], [ErrHandlersRunning], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed].

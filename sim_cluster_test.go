@@ -228,7 +228,8 @@ func (c *simCluster) recover(n *simNode) error {
 
 // furthest is the node that is to go on alone, as ClusterStatus of some nodes tells an operator:
 // one that is not suspect, if there is any, and of these the one that has most of what was stored,
-// by the larger of Applied and LastIndex. REQUIRES: all are up.
+// by the larger of Applied and LastIndex. A node that has stored nothing cannot go on: it had not
+// become a member when its power failed. REQUIRES: all are up.
 func (c *simCluster) furthest(by ...*simNode) (furthest *simNode) {
 	type replica struct {
 		node  string
@@ -258,8 +259,8 @@ func (c *simCluster) furthest(by ...*simNode) (furthest *simNode) {
 		return all
 	}
 	for _, n := range c.members() {
-		sound := !suspect[n.name]
-		if f := furthest; f == nil || sound && suspect[f.name] || sound == !suspect[f.name] && has(n) > has(f) {
+		sound := func(n *simNode) bool { return !suspect[n.name] && has(n) > 0 }
+		if f := furthest; f == nil || sound(n) && !sound(f) || sound(n) == sound(f) && has(n) > has(f) {
 			furthest = n
 		}
 	}

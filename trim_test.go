@@ -101,7 +101,7 @@ func storesOf(t *testing.T, q *Queue) (sum ShardStorage) {
 // whatever the way in which it ended, also if it is killed or closed before, and opened again; what
 // is alive stays.
 func TestSpaceComesBack(t *testing.T) {
-	tasks := testkit.Sized(512, 512, 1024) // 8 MiB
+	tasks := testkit.Sized(320, 320, 1024) // 5 MiB
 	plain := func(int) Task { return Task{Queue: "a"} }
 	ctx := context.Background()
 	for name, c := range map[string]struct {

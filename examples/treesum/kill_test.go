@@ -126,7 +126,7 @@ func TestKill9(t *testing.T) {
 	done := make(map[string]int) // by which run it was said to be done
 	reads, kills := make(map[string]int), 0
 	for run := 1; ; run++ {
-		stdout, rest, killed := child(t, args, 1+rng.IntN(files/8), func(event, name string) {
+		stdout, rest, killed := child(t, args, 1+rng.IntN(files/6), func(event, name string) {
 			switch event {
 			case "done":
 				if done[name] == 0 {

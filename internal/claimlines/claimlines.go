@@ -32,7 +32,7 @@ type Table struct {
 
 	mu     sync.Mutex // guards what follows
 	lines  map[key]*line
-	closed bool
+	closed error // why it takes no claims any more; nil: it does
 }
 
 // Config is the configuration of a Table.
@@ -115,8 +115,8 @@ func (t *Table) contain(what string, f func(), caught func(error)) {
 }
 
 // Add lists a claim that waits. It returns false if the claim is listed already, or refused since
-// the table is closed. REQUIRES: a reference to the claim. queues and list are those of the claim,
-// in memory of the table.
+// the table takes none any more. REQUIRES: a reference to the claim. queues and list are those of
+// the claim, in memory of the table.
 func (t *Table) Add(c *dispatch.Claim, p *Place) (queues []string, list *dispatch.List, added bool) {
 	k := key{queues: nameOf(c), duration: c.Duration, local: c.Holder.Local}
 	t.mu.Lock()
@@ -125,8 +125,8 @@ func (t *Table) Add(c *dispatch.Claim, p *Place) (queues []string, list *dispatc
 		return nil, nil, false
 	}
 	p.listed = true
-	if t.closed {
-		c.Ticket().Refuse(base.ErrClosed)
+	if t.closed != nil {
+		c.Ticket().Refuse(t.closed)
 		return nil, nil, false
 	}
 	l := t.lines[k]
@@ -202,12 +202,15 @@ func (t *Table) Each(f func(ticket dispatch.Ticket, queues []string, list *dispa
 }
 
 // Close refuses the claims that wait. REQUIRES: Config.Context has ended, and no owner runs.
-func (t *Table) Close() {
+func (t *Table) Close() { t.End(base.ErrClosed) }
+
+// End refuses the claims that wait, and all that come, with an error.
+func (t *Table) End(cause error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.closed = true
+	t.closed = cause
 	for _, l := range t.lines {
-		l.waiting.Refuse(base.ErrClosed)
+		l.waiting.Refuse(cause)
 	}
 }
 

@@ -17,6 +17,9 @@ type configuration struct {
 	index   uint64
 	servers []raft.Server
 	ids     map[peer.ID]bool // of the directories of servers
+	// covers: whatever the store has, no change of the group before that is missing. It is not so
+	// from when the store is opened until the log has been read as far.
+	covers bool
 }
 
 // StoreConfiguration is raft.ConfigurationStore's.
@@ -41,6 +44,23 @@ func (c *configuration) get() (index uint64, servers []raft.Server) {
 	return c.index, slices.Clone(c.servers)
 }
 
+// setCovers notes whether no change is missing that is before the last entry in the store.
+func (c *configuration) setCovers(covers bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.covers = covers
+}
+
+// lacks reports whether it is certain that a node is no member by any of some IDs, as of the last
+// entry in the store, or later.
+func (c *configuration) lacks(node string, ids []string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.covers && !slices.ContainsFunc(ids, func(id string) bool {
+		return hasID(c.servers, Peer{Node: node, ID: id}.ServerID())
+	})
+}
+
 func (c *configuration) hasDirectory(id peer.ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,5 +83,8 @@ func (g *Group) adoptConfiguration() error {
 		return err
 	}
 	g.configuration.set(list[0].ConfigurationIndex, list[0].Configuration)
+	if list[0].Index >= g.Applied() {
+		g.configuration.setCovers(true)
+	}
 	return nil
 }

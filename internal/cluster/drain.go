@@ -17,6 +17,9 @@ import (
 // Drain durably makes the node one that leads nothing, and returns when that is so. If another node
 // cannot lead within CallTimeout, it says why; the node goes on trying.
 func (n *Node) Drain(ctx context.Context) error {
+	if err := n.checkSelf(); err != nil {
+		return err
+	}
 	if err := n.setDrained(true); err != nil {
 		return err
 	}
@@ -36,7 +39,12 @@ func (n *Node) Drain(ctx context.Context) error {
 }
 
 // Undrain undoes Drain.
-func (n *Node) Undrain() error { return n.setDrained(false) }
+func (n *Node) Undrain() error {
+	if err := n.checkSelf(); err != nil {
+		return err
+	}
+	return n.setDrained(false)
+}
 
 func (n *Node) drained() bool {
 	n.membership.mu.Lock()

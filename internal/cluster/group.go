@@ -63,6 +63,7 @@ func newGroup(n *Node, index int, m StateMachine) *Group {
 
 // openStore opens the store.
 func (g *Group) openStore() error {
+	g.configuration.setCovers(false)
 	last, err := g.machine.Open(g.install)
 	if err != nil {
 		return err

@@ -90,7 +90,7 @@ func (g *Group) noLeader() error {
 	m.mu.Unlock()
 	switch {
 	case begun && g.removed.Load():
-		return RemovedError(g.index, g.node.self.Node)
+		return g.node.removedError(g.index)
 	case begun:
 		why := fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 		if err := g.standstill(); err != nil {
@@ -111,11 +111,6 @@ func (g *Group) noLeader() error {
 		return fmt.Errorf("%w: %w", errNotBegun, waiting)
 	}
 	return errNotBegun
-}
-
-// RemovedError is the answer to a call of a node that was removed from the cluster.
-func RemovedError(shard int, node string) error {
-	return fmt.Errorf("%w: shard %d: node %q was removed from the cluster", base.ErrNotLeader, shard, node)
 }
 
 // unreachable is which members this node cannot connect to, and why; format: because their builds,

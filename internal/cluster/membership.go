@@ -17,6 +17,9 @@ import (
 // Add makes a node part of the cluster: in the group of every shard it first follows, and votes
 // when it has caught up.
 func (n *Node) Add(ctx context.Context, p Peer) error {
+	if err := n.checkSelf(); err != nil {
+		return err
+	}
 	j, err := n.invite(ctx, p)
 	if err != nil {
 		return err
@@ -272,7 +275,7 @@ func removing(shards []ShardStatus) (nodes []Peer) {
 	for _, sh := range shards[1:] {
 		for _, r := range sh.Replicas {
 			p := Peer{Node: r.Node, Address: r.Address, ID: r.ID}
-			if sh.Leader != "" && !shards[0].has(r.Node) && !slices.Contains(nodes, p) {
+			if sh.Leader != "" && !shards[0].hasName(r.Node) && !slices.Contains(nodes, p) {
 				nodes = append(nodes, p)
 			}
 		}
@@ -289,6 +292,9 @@ var ErrIsMember = errors.New("a member already")
 func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
 	lacks := func(sh ShardStatus) bool {
 		return sh.Leader == "" || !slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == p.Node && r.Voter })
+	}
+	if err := n.checkSelf(); err != nil {
+		return err
 	}
 	if old == p.Node || !slices.ContainsFunc(n.Status(ctx), lacks) {
 		return ErrIsMember
@@ -386,8 +392,9 @@ func (n *Node) tryLeave() (left int, err error) {
 			}
 		}, nil)
 	})
-	err = n.Remove(ctx, n.self.Node)
-	cancel()
+	if err = n.Remove(ctx, n.self.Node); !IsRemoval(err) {
+		cancel()
+	} // or else another node finishes it
 	asking.Wait()
 	if removed || errors.Is(err, base.ErrNotMember) || errors.Is(err, errForget) {
 		return 0, nil
@@ -399,37 +406,10 @@ func (n *Node) tryLeave() (left int, err error) {
 // membersOf returns whether this node may be a member of a shard, and how many members all shards
 // have together.
 func (n *Node) membersOf(ctx context.Context) (member bool, all int) {
+	ids := n.ids()
 	for _, sh := range n.Status(ctx) {
 		all += len(sh.Replicas)
-		member = member || sh.Leader == "" || sh.has(n.self.Node)
+		member = member || sh.Leader == "" || sh.has(ids)
 	}
 	return member, all
-}
-
-// CheckMember returns an error if this node is no member of any shard whose leader is known.
-func (n *Node) CheckMember(shards []ShardStatus) error {
-	led := slices.DeleteFunc(slices.Clone(shards), func(sh ShardStatus) bool { return sh.Leader == "" })
-	if len(led) == 0 || slices.ContainsFunc(led, func(sh ShardStatus) bool { return sh.has(n.self.Node) }) {
-		return nil
-	}
-	return RemovedError(led[0].Shard, n.self.Node)
-}
-
-// IsRemoved reports whether the group has a leader elsewhere, and this node is no member any more.
-func (g *Group) IsRemoved() bool { return g.removed.Load() }
-
-// learnRemovals asks the others about the groups that have no leader, as far as this node knows:
-// who was removed hears nothing of it. It reports whether there are any.
-func (n *Node) learnRemovals() bool {
-	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.HasLeader() }) {
-		return false
-	}
-	for i, sh := range n.Status(n.ctx) {
-		g := n.groups[i]
-		removed := !g.HasLeader() && sh.Leader != "" && !sh.has(n.self.Node)
-		if !g.removed.Swap(removed) && removed {
-			n.log.Info("this node is not a member", "shard", g.index, "leader", sh.Leader)
-		}
-	}
-	return true
 }

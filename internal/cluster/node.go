@@ -53,6 +53,15 @@ func CheckAddress(address string) error {
 	return nil
 }
 
+// CheckListen returns an error if this process cannot listen at an address now.
+func CheckListen(address string) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
 const (
 	MaxNodeName = 255 // bytes of a node's name
 	MaxAddress  = 300 // bytes of its address; the name of a host has 253 at most
@@ -94,6 +103,10 @@ type Config struct {
 	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The
 	// caller is told of an error that it returns.
 	Serve func(shard int, r *peer.Request) error
+	// Removed is called once, with the error of calls from then on, when this node was removed from
+	// the cluster, and all shards have removed it as far as it knows. It must not wait. nil: nobody
+	// is told.
+	Removed func(error)
 	// EncodeError and DecodeError are how errors travel between nodes.
 	EncodeError func(error) (code byte, text string)
 	DecodeError func(code byte, text string) error
@@ -138,6 +151,7 @@ type Node struct {
 	ready      atomic.Bool // the node takes part in every group
 	founding   atomic.Bool // a cluster whose groups may not have begun
 	membership membership
+	removal    removal
 	quit       chan struct{}
 	watches    sync.WaitGroup // goroutines of the groups
 	background sync.WaitGroup // what nobody waits for but Close

@@ -99,6 +99,9 @@ func (m fsm) apply(l *raft.Log) any {
 	switch {
 	case err != nil:
 	case l.Index <= last.Index:
+		if l.Index == last.Index {
+			g.configuration.setCovers(true)
+		}
 		return errHeld
 	default:
 		if isReference(l) {
@@ -133,6 +136,7 @@ func (m fsm) applyNext(l *raft.Log) error {
 			return err
 		}
 		m.continues = true
+		m.configuration.setCovers(true)
 	}
 	if binary.BigEndian.Uint64(l.Data) != l.Term {
 		return errOutdated

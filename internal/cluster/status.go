@@ -22,6 +22,8 @@ type ShardStatus struct {
 	Placed   string // the node that is to lead it, by hand; "": any
 	Format   int    // in which it is stored; 0: not known
 	Replicas []ReplicaStatus
+	// Removed is whether it is certain that the directory of this node was removed from it.
+	Removed bool
 }
 
 // ReplicaStatus is what one node has of a shard.
@@ -82,17 +84,14 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 		}
 		asking.Wait()
 	}
-	// The nodes that this one knows, and then those that the leaders know.
+	// The nodes that this one knows, those that they know, if none of them leads, and those that
+	// the leaders know.
 	own := n.state()
 	ask(own)
-	leaders := make([]replicaState, len(own))
-	for i := range leaders {
-		leaders[i] = own[i]
-		for _, a := range answers {
-			if i < len(a.replicas) && a.replicas[i].Leader && a.replicas[i].Term >= leaders[i].Term {
-				leaders[i] = a.replicas[i]
-			}
-		}
+	leaders, unknown := leadersOf(own, answers)
+	if len(unknown) > 0 {
+		ask(unknown)
+		leaders, _ = leadersOf(own, answers)
 	}
 	ask(leaders)
 	compareClocks(answers)
@@ -104,11 +103,34 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 			rs.fill(answers[m.Peer], &sh)
 			sh.Replicas = append(sh.Replicas, rs)
 		}
+		for _, a := range answers {
+			sh.Removed = sh.Removed || i < len(a.replicas) && a.replicas[i].Removed
+		}
 		slices.SortFunc(sh.Replicas, func(a, b ReplicaStatus) int { return cmp.Compare(a.Node, b.Node) })
 		sh.compare()
 		status = append(status, sh)
 	}
 	return status
+}
+
+// leadersOf is what the leaders of shards say, or this node in their place; and what others say of
+// shards for which there is none.
+func leadersOf(own []replicaState, answers map[Peer]*nodeAnswer) (leaders, unknown []replicaState) {
+	leaders = slices.Clone(own)
+	for i := range leaders {
+		led := false
+		for _, a := range answers {
+			if i < len(a.replicas) && a.replicas[i].Leader && a.replicas[i].Term >= leaders[i].Term {
+				leaders[i], led = a.replicas[i], true
+			}
+		}
+		for _, a := range answers {
+			if !led && i < len(a.replicas) {
+				unknown = append(unknown, a.replicas[i])
+			}
+		}
+	}
+	return leaders, unknown
 }
 
 // nodeAnswer is what a node says of its replicas.
@@ -148,6 +170,7 @@ type replicaState struct {
 	LastContact                   time.Duration
 	Wall                          uint64 // clock of the node, ms
 	Members                       []memberState
+	Removed                       bool // the node that has asked, for certain
 }
 
 // memberState is a node as another one knows it.
@@ -156,8 +179,13 @@ type memberState struct {
 	Voter bool
 }
 
-// has reports whether a node is a member.
-func (sh *ShardStatus) has(node string) bool {
+// has reports whether a directory is that of a member by one of some IDs.
+func (sh *ShardStatus) has(ids []string) bool {
+	return slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return slices.Contains(ids, r.ID) })
+}
+
+// hasName reports whether a member has a name.
+func (sh *ShardStatus) hasName(node string) bool {
 	return slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == node })
 }
 
@@ -216,7 +244,7 @@ func (n *Node) stateOf(ctx context.Context, p Peer) ([]replicaState, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := n.peer.Call(ctx, to, kindState, nil)
+	b, err := n.peer.Call(ctx, to, kindState, n.appendFormer(nil))
 	if err != nil {
 		return nil, n.callError(ctx, err)
 	}
@@ -251,8 +279,23 @@ func (n *Node) state() []replicaState {
 	return states
 }
 
-// serveState answers without waiting for anybody.
+// serveState answers a member without waiting for anybody. Any other node hears whether it was
+// removed.
 func (n *Node) serveState(r *peer.Request) error {
-	r.Reply(wire.AppendJSON(nil, n.state()))
+	ids, err := idsOf(r)
+	if err != nil {
+		return err
+	}
+	states := n.state()
+	if n.groups[0].HasDirectory(r.From.ID) {
+		r.Reply(wire.AppendJSON(nil, states))
+		return nil
+	}
+	n.background.Go(func() {
+		n.contain("question for a state", func() {
+			n.addRemoved(states, r.From.Name, ids)
+			r.Reply(wire.AppendJSON(nil, states))
+		}, func(err error) { r.Fail(n.c.EncodeError(err)) })
+	})
 	return nil
 }

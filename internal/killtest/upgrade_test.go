@@ -40,7 +40,7 @@ func olderBuild(t *testing.T) string {
 	run("", "git", "read-tree", commit)
 	run("../..", "git", "checkout-index", "--all", "--prefix="+source+"/")
 	// Without their paths, packages are in the cache of builds the next time.
-	run(source, "go", "test", "-c", "-trimpath", "-o", build, "./internal/killtest")
+	run(source, "go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", build, "./internal/killtest")
 	return build
 }
 

@@ -34,6 +34,9 @@ type Want struct {
 	Node      string // of the cluster; "": a queue without a cluster
 	Founds    bool   // the queue may be by itself: the Node is about to found a cluster with it
 	Exists    bool   // the directory is not to be created
+	// Check may refuse a directory, by its manifest, before anything is written in it; the manifest
+	// is nil if it is to be created. nil: none is refused.
+	Check func(*Manifest) error
 }
 
 // New returns a directory whose manifest is not written yet, and which is not locked.
@@ -73,6 +76,9 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	// Another process may have changed the manifest before the lock was taken.
 	if m, err = Read(fsys, name); err == nil {
 		err = m.admit(want)
+	}
+	if err == nil && want.Check != nil {
+		err = want.Check(m)
 	}
 	switch {
 	case err != nil:

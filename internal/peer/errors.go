@@ -48,17 +48,20 @@ const (
 	RefusedGroups                    // another number of groups
 	RefusedGroup                     // a group that the other side does not have
 	RefusedCluster                   // another cluster
-	RefusedNode                      // another node has the address, or another directory the name
+	RefusedNode                      // another node, or none, has the address, or another directory the name
 	RefusedName                      // the certificate is not for the name of the node
 	RefusedFormat                    // the build of one is older than the cluster of the other
 	RefusedCopy                      // the directory of the dialer is an older copy
 )
 
+// lastReason is the last one that later versions may have; no text begins with one.
+const lastReason Reason = ' ' - 1
+
 // RefusedError is the answer of a node that refuses a connection of this one. It refuses until one
 // of the two is configured differently.
 type RefusedError struct {
 	Reason Reason
-	Text   string // for people, by the node that refused
+	Text   string // for people, by who refused
 }
 
 func (e *RefusedError) Error() string { return "peer: connection refused: " + e.Text }

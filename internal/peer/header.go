@@ -154,11 +154,14 @@ func writeAnswer(w io.Writer, a answer, refused *RefusedError) error {
 }
 
 // readAnswer reads exactly one answer: who has accepted the connection, or a *RefusedError if it is
-// a refusal.
+// a refusal, or of something else than a node.
 func readAnswer(r io.Reader) (a answer, err error) {
 	var buf [2 + 255]byte
 	if _, err := io.ReadFull(r, buf[:2]); err != nil {
 		return a, fmt.Errorf("peer: read answer to header: %w", err)
+	}
+	if Reason(buf[0]) > lastReason {
+		return a, &RefusedError{RefusedNode, fmt.Sprintf("it is no node that answers: %q", buf[:2])}
 	}
 	text := buf[2 : 2+int(buf[1])]
 	if _, err := io.ReadFull(r, text); err != nil {

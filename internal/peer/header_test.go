@@ -3,6 +3,7 @@ package peer
 import (
 	"bytes"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -139,6 +140,33 @@ func TestWrongNodeAnswers(t *testing.T) {
 			var refused *RefusedError
 			require.ErrorAs(t, err, &refused)
 			require.Equal(t, RefusedNode, refused.Reason)
+		}
+	})
+}
+
+// TestOtherServerAnswers: a server of another protocol at the address of a node is told from a node
+// that refuses.
+func TestOtherServerAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		for name, banner := range map[string]string{"w": "HTTP/1.1 400 Bad Request\r\n\r\n", "s": "SSH-2.0-x\r\n", "m": "220 mail\r\n"} {
+			l := nw.listen(name)
+			go func() {
+				c, err := l.Accept()
+				if err == nil {
+					_, err = readHeader(c)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = c.Write([]byte(banner)) // nobody may read all of it
+				_ = c.Close()
+			}()
+			_, err := nw.node(t, "a"+name, nil).Introduce(t.Context(), at(name), 1, nil)
+			var refused *RefusedError
+			require.ErrorAs(t, err, &refused)
+			require.Equal(t, &RefusedError{RefusedNode, fmt.Sprintf("it is no node that answers: %q", banner[:2])}, refused)
 		}
 	})
 }

@@ -1,0 +1,167 @@
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"codeq/internal/base"
+	"codeq/internal/peer"
+	"codeq/internal/wire"
+)
+
+// A node that was removed hears nothing of it: leaders do not write to it any more. So a node that
+// knows no leader of a shard asks the others. Its name says nothing, since another directory may
+// have it by now; its directory is known by the ID that it has, and by those that it had, as long
+// as it is not taken back by the new one. There are two answers:
+//
+//   - A leader does not have it among the members that it knows. That may change: a change of the
+//     members may have come halfway.
+//   - The first shard has removed the directory. This is certain and for good, whoever says it: the
+//     shard stores it before it removes the directory (Leaders.Forget), and takes none back of
+//     which it has stored that. So it is true of a directory of which a store says so, unless it
+//     is a member as of that store or later: then the removal has not come so far.
+
+// removal is what a node knows of its own removal.
+type removal struct {
+	certain atomic.Bool // the first shard has removed it
+	told    atomic.Bool // Config.Removed has been called
+}
+
+// removalError says that a node was removed, for good.
+type removalError struct{ error }
+
+func (e *removalError) Unwrap() error { return e.error }
+
+// IsRemoval reports whether an error of a call says that this node was removed from the cluster,
+// and that no later one will succeed.
+func IsRemoval(err error) bool {
+	var removal *removalError
+	return errors.As(err, &removal)
+}
+
+// RemovedError is the answer to a call of a node that was removed from the cluster.
+func RemovedError(shard int, node string) error {
+	return fmt.Errorf("%w: shard %d: node %q was removed from the cluster", base.ErrNotLeader, shard, node)
+}
+
+// removedError is RemovedError for a call of this node.
+func (n *Node) removedError(shard int) error {
+	err := RemovedError(shard, n.self.Node)
+	if n.removal.certain.Load() {
+		return &removalError{err}
+	}
+	return err
+}
+
+// ids are those by which this directory may be a member.
+func (n *Node) ids() []string { return append(slices.Clone(n.former()), n.self.ID) }
+
+// hasRemoved reports whether it is certain that the cluster has removed a directory, by all IDs
+// that it has had. It reads the store of the first shard.
+func (n *Node) hasRemoved(node string, ids []string) bool {
+	g := n.groups[0]
+	removed := errors.Is(g.checkForgotten(node, ids...), base.ErrNotMember)
+	return removed && g.configuration.lacks(node, ids) // as of then, or later
+}
+
+// addRemoved adds to the states of this node's replicas which of the shards have removed a
+// directory, by all IDs that it has had.
+func (n *Node) addRemoved(states []replicaState, node string, ids []string) {
+	removed := n.hasRemoved(node, ids)
+	for i, g := range n.groups {
+		states[i].Removed = removed && g.configuration.lacks(node, ids)
+	}
+}
+
+// maxIDs bounds the former IDs that a node says when it asks for a state.
+const maxIDs = 1000
+
+// appendFormer appends the IDs that the directory of this node had, as a question for a state has
+// them: nothing, if there are none.
+func (n *Node) appendFormer(b []byte) []byte {
+	former := n.former()
+	if len(former) == 0 {
+		return b
+	}
+	return wire.AppendJSON(b, former[max(0, len(former)-maxIDs):])
+}
+
+// idsOf are the IDs by which a node that asks for a state may be a member.
+func idsOf(r *peer.Request) (ids []string, err error) {
+	if len(r.Body) > 0 {
+		err = json.Unmarshal(r.Body, &ids)
+	}
+	if err != nil || len(ids) > maxIDs {
+		return nil, ErrMalformedCall
+	}
+	return append(ids, r.From.ID.String()), nil
+}
+
+// CheckMember returns an error if this node was removed, or is no member of any shard whose leader
+// is known.
+func (n *Node) CheckMember(shards []ShardStatus) error {
+	ids, gone := n.ids(), false
+	for i, sh := range shards {
+		if sh.Leader != "" && sh.has(ids) {
+			return nil
+		}
+		gone = gone || n.groups[i].hasLost(&sh, ids)
+	}
+	if !gone {
+		return nil
+	}
+	return n.removedError(0)
+}
+
+// hasLost reports whether this node, by some IDs, is no member of the group any more. One that is
+// being added has not heard of the members yet.
+func (g *Group) hasLost(sh *ShardStatus, ids []string) bool {
+	switch {
+	case sh.Leader != "" && sh.has(ids):
+		return false
+	case sh.Leader == "" || sh.Removed:
+		return sh.Removed
+	}
+	members, err := g.members()
+	return err != nil || len(members) > 0
+}
+
+// IsRemoved reports whether this node has no leader for the group, and others say that it is no
+// member any more.
+func (g *Group) IsRemoved() bool { return g.removed.Load() }
+
+// learnRemovals asks the others about the groups that have no leader, as far as this node knows. It
+// reports whether there are any.
+func (n *Node) learnRemovals() bool {
+	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.HasLeader() }) {
+		return false
+	}
+	shards, ids := n.Status(n.ctx), n.ids()
+	if slices.ContainsFunc(shards, func(sh ShardStatus) bool { return sh.Removed }) {
+		n.removal.certain.Store(true)
+	}
+	all := true
+	for i, sh := range shards {
+		g := n.groups[i]
+		removed := !g.HasLeader() && g.hasLost(&sh, ids)
+		if !g.removed.Swap(removed) && removed {
+			n.log.Info("this node is not a member", "shard", g.index, "leader", sh.Leader, "removed", sh.Removed)
+		}
+		all = all && removed
+	}
+	if all && n.removal.certain.Load() && n.c.Removed != nil && !n.removal.told.Swap(true) {
+		n.c.Removed(n.removedError(0))
+	}
+	return true
+}
+
+// checkSelf returns an error if this node was removed from the cluster.
+func (n *Node) checkSelf() error {
+	if n.learnRemovals() && !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.IsRemoved() }) {
+		return n.removedError(0)
+	}
+	return nil
+}
