@@ -43,6 +43,9 @@ func (n *Node) Format() int {
 	return n.c.Directory.Format
 }
 
+// Format is that of the shard, 0 if it has none yet. Whatever is proposed afterwards may be of it.
+func (g *Group) Format() int { return int(g.format.Load()) }
+
 // AdoptFormat must be called before the store is used that has a format, or an entry applied that
 // raises it. After an error neither may be done.
 func (g *Group) AdoptFormat(format int) error {

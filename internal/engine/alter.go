@@ -139,6 +139,9 @@ func (s *State) cancel(at *located) {
 			s.unindex(at.id)
 		}
 		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
+		if retention != 0 {
+			s.noteAttempt(at.lease, &at.rec, attemptEnd{how: EventCanceled})
+		}
 		s.canceled.Add(at.lease.receipt())
 		if s.Wanted&WantCancels != 0 && at.lease.local {
 			s.Effects.Canceled = append(s.Effects.Canceled, CanceledLease{at.lease.receipt(), at.lease.runner})
@@ -179,7 +182,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	}
 	rec.Parents, rec.OnDead = at.rec.Parents, at.rec.OnDead
 	s.withdraw(at)
-	rec.Leases, rec.Rewritten = at.rec.Leases, true
+	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes
 	rec.Parent = rec.Parent || at.rec.Parent
 	l := s.lane(t.Key)
 	if v, ok := s.uniques.get(s, t.Tied.Unique); ok {

@@ -206,7 +206,8 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 		turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool), life: 2, sessions: make(map[int]modelSession),
 	}
 	m.driver = driver{
-		t: t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart},
+		format: record.FormatOfHistory,
+		t:      t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart},
 		sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
 		clockAge: m.continueClock,
 	}

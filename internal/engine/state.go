@@ -22,6 +22,7 @@ type State struct {
 	config Config
 	Store  *store.Store
 	Instant
+	Format int  // of what the shard may store; it may rise between two groups
 	Room   Room // on the disk
 	Tight  bool // space should be given back at once
 	Broken error
