@@ -57,7 +57,7 @@ func TestEnums(t *testing.T) {
 	testEnum(t, codeq.MissedOnce, "once", "skip", "all")
 	testEnum(t, codeq.DurabilityDefault, "default", "process", "disk", "none")
 	testEnum(t, codeq.EventProduced,
-		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired")
+		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress")
 
 	var s codeq.State
 	require.EqualError(t, s.UnmarshalText([]byte("redy")),

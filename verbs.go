@@ -64,6 +64,7 @@ const (
 	callAskPermits
 	callBarrier
 	callResume
+	callNote
 	endOfRequests
 )
 
@@ -98,6 +99,7 @@ var verbs = [endOfRequests]verb{
 	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, 0},
 	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, none, ofMembers},
 	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, none, passesFull},
+	callNote:           {ruled[call.Note](callNote), upTo(engine.RoomEmpty), yes, none, onLease},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.
