@@ -43,9 +43,6 @@ func (n *Node) Format() int {
 	return n.c.Directory.Format
 }
 
-// Format is that of the shard, 0 if it has none yet. Whatever is proposed afterwards may be of it.
-func (g *Group) Format() int { return int(g.format.Load()) }
-
 // AdoptFormat must be called before the store is used that has a format, or an entry applied that
 // raises it. After an error neither may be done.
 func (g *Group) AdoptFormat(format int) error {
@@ -55,6 +52,9 @@ func (g *Group) AdoptFormat(format int) error {
 	g.format.Store(int32(format))
 	return nil
 }
+
+// Format is that of the shard, 0 if it has none yet. Whatever is proposed afterwards may be of it.
+func (g *Group) Format() int { return int(g.format.Load()) }
 
 // AwaitFormat is AdoptFormat for an entry that is being applied: on a full disk it waits for room,
 // as the store does, until the group fails or the node is about to be closed.
