@@ -11,6 +11,8 @@ import (
 
 	"codeq/internal/call"
 	"codeq/internal/engine"
+	"codeq/internal/localsocket"
+	"codeq/internal/testkit"
 )
 
 // TestLocalPanics: a panic on a goroutine that works for another program ends its call, or its
@@ -55,6 +57,63 @@ func TestLocalPanics(t *testing.T) {
 			require.NoError(t, q.Close())
 		})
 	}
+}
+
+// TestLocalOldSubscription: what a program asks of a subscription that has ended with its process
+// concerns no other subscription once the queue is served again. A subscription that is closed
+// leaves nothing with the process.
+func TestLocalOldSubscription(t *testing.T) {
+	ctx := t.Context()
+	dir := t.TempDir()
+	q, err := Open(dir, &Options{Shards: 1})
+	require.NoError(t, err)
+	serve := func() (c *Queue, stop func()) {
+		ctx, cancel := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- q.ServeLocal(ctx) }()
+		for c, err = OpenLocal(ctx, dir); err != nil; c, err = OpenLocal(ctx, dir) {
+			require.ErrorIs(t, err, ErrNotServed) // yet
+		}
+		return c, func() {
+			cancel()
+			require.NoError(t, <-ended)
+		}
+	}
+	first, stop := serve()
+	const n = 3
+	var old [n]uint64
+	for i := range old {
+		require.NoError(t, first.elsewhere.Tell(ctx, localsocket.Subscribe, SubscribeOptions{}, &old[i]))
+	}
+	stop()
+	require.NoError(t, first.Close())
+	require.False(t, watched(q))
+
+	c, stop := serve()
+	leaks := testkit.WatchLeaks()
+	var subs [n]*Subscription
+	for i := range subs {
+		subs[i], err = c.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+	}
+	for _, number := range old {
+		for _, kind := range []byte{localsocket.Unsubscribe, localsocket.Events} {
+			err := testkit.InTime(t, "call", func() error { return c.elsewhere.Tell(ctx, kind, number, nil) })
+			require.ErrorIs(t, err, ErrNotServed)
+		}
+	}
+	id := produce(t, q, Task{Queue: "a"})[0]
+	for _, sub := range subs {
+		e, err := sub.Next(ctx)
+		require.NoError(t, err)
+		require.Equal(t, id, e.ID)
+		sub.Close()
+	}
+	leaks.Require(t, "when the subscriptions were closed")
+	require.False(t, watched(q))
+	stop()
+	require.NoError(t, c.Close())
+	require.NoError(t, q.Close())
 }
 
 // FuzzPrograms: a call of a program, whatever it says, is refused or carried out by a queue that is

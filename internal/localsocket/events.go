@@ -2,6 +2,8 @@ package localsocket
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +19,9 @@ import (
 )
 
 // Events are fetched: a program begins a subscription by one call, and then always has another one
-// under way that waits for events. A subscription ends with the connection on which it has begun.
+// under way that waits for events. A subscription ends with the connection on which it has begun. A
+// program learns of that later than the process, and may by then have connected again, perhaps to
+// another process: the number of a subscription is never that of another one, of any process.
 
 const (
 	maxSubscriptions = MaxConnections
@@ -26,9 +30,13 @@ const (
 
 // subscriptions are those of programs.
 type subscriptions struct {
-	mu   sync.Mutex // guards what follows
-	last uint64     // number
-	all  map[uint64]*broadcast.Subscription
+	mu  sync.Mutex // guards all
+	all map[uint64]*subscription
+}
+
+type subscription struct {
+	events *broadcast.Subscription
+	ended  chan struct{} // closed by end
 }
 
 // subscribe begins a subscription.
@@ -37,7 +45,7 @@ func (s *Server) subscribe(r *peer.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	number, err := s.subs.add(sub)
+	number, ended, err := s.subs.add(sub)
 	if err != nil {
 		sub.Close()
 		return nil, err
@@ -47,6 +55,7 @@ func (s *Server) subscribe(r *peer.Request) ([]byte, error) {
 			select {
 			case <-r.Ended():
 			case <-s.ctx.Done():
+			case <-ended:
 			}
 			s.subs.end(number)
 		}, nil)
@@ -54,18 +63,22 @@ func (s *Server) subscribe(r *peer.Request) ([]byte, error) {
 	return json.Marshal(number)
 }
 
-func (s *subscriptions) add(sub *broadcast.Subscription) (number uint64, err error) {
+// add gives a subscription a number. ended is closed when it is ended.
+func (s *subscriptions) add(events *broadcast.Subscription) (number uint64, ended <-chan struct{}, err error) {
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	number = binary.BigEndian.Uint64(random[:])
+	sub := &subscription{events, make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.all) >= maxSubscriptions {
-		return 0, fmt.Errorf("%w: other programs have %d subscriptions, and no more are accepted", base.ErrNotServed, len(s.all))
+		return 0, nil, fmt.Errorf("%w: other programs have %d subscriptions, and no more are accepted", base.ErrNotServed, len(s.all))
 	}
 	if s.all == nil {
-		s.all = make(map[uint64]*broadcast.Subscription)
+		s.all = make(map[uint64]*subscription)
 	}
-	s.last++
-	s.all[s.last] = sub
-	return s.last, nil
+	s.all[number] = sub
+	return number, sub.ended, nil
 }
 
 // end ends a subscription, if it has not ended yet.
@@ -73,31 +86,38 @@ func (s *subscriptions) end(number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sub := s.all[number]; sub != nil {
-		sub.Close()
+		sub.events.Close()
+		close(sub.ended)
 		delete(s.all, number)
 	}
 }
 
-// find returns the subscription whose number is the argument of a call.
-func (s *subscriptions) find(argument []byte) (sub *broadcast.Subscription, number uint64, err error) {
-	if json.Unmarshal(argument, &number) != nil {
-		return nil, 0, errMalformed
-	}
+// find returns a subscription that has not been ended.
+func (s *subscriptions) find(number uint64) (*broadcast.Subscription, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sub = s.all[number]; sub == nil {
-		err = fmt.Errorf("%w: the subscription has ended with its connection", base.ErrNotServed)
+	if sub := s.all[number]; sub != nil {
+		return sub.events, nil
 	}
-	return sub, number, err
+	return nil, fmt.Errorf("%w: the subscription has ended with its connection", base.ErrNotServed)
 }
 
 // next waits for events, and returns some.
 func (s *subscriptions) next(ctx context.Context, argument []byte) ([]byte, error) {
-	sub, _, err := s.find(argument)
+	var number uint64
+	if json.Unmarshal(argument, &number) != nil {
+		return nil, errMalformed
+	}
+	sub, err := s.find(number)
 	if err != nil {
 		return nil, err
 	}
 	e, err := sub.Next(ctx)
+	if errors.Is(err, base.ErrClosed) {
+		if _, ended := s.find(number); ended != nil {
+			return nil, ended // and not the queue
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -111,11 +131,15 @@ func (s *subscriptions) next(ctx context.Context, argument []byte) ([]byte, erro
 }
 
 func (s *subscriptions) unsubscribe(argument []byte) ([]byte, error) {
-	_, number, err := s.find(argument)
-	if err == nil {
-		s.end(number)
+	var number uint64
+	if json.Unmarshal(argument, &number) != nil {
+		return nil, errMalformed
 	}
-	return []byte("null"), err
+	if _, err := s.find(number); err != nil {
+		return nil, err
+	}
+	s.end(number)
+	return []byte("null"), nil
 }
 
 // Source brings the events of a subscription from the process that serves the queue.
