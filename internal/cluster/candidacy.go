@@ -2,9 +2,46 @@ package cluster
 
 import (
 	"context"
+	"slices"
 
 	"github.com/hashicorp/raft"
 )
+
+// Raft's followers stand for election when they have heard of no leader for HeartbeatTimeout. Here
+// is who need not wait: the founder of a cluster (standFirst), a node that is the only one that
+// votes (standAlone), and one that others need although it is no member (standIn).
+
+// standFirst lets this node lead all groups of the cluster that it founds as soon as a majority of
+// the founders is part of it. Nobody else can: they hear from it of which members the groups are.
+func (n *Node) standFirst() {
+	ctx, cancel := context.WithTimeout(n.membership.ctx, n.c.HeartbeatTimeout/2) // followers wait longer
+	defer cancel()
+	founders := n.founders()
+	if n.poll(ctx, func() (bool, error) {
+		adopted := 1
+		for _, a := range n.introduceAll(ctx, founders) {
+			if a.err == nil && a.Cluster == n.Cluster() {
+				adopted++
+			}
+		}
+		return adopted > len(founders)/2, nil
+	}) != nil {
+		return
+	}
+	for _, g := range n.groups {
+		g.askSelf()
+	}
+}
+
+// standAlone lets a node that is opened lead the groups in which nobody else votes.
+func (n *Node) standAlone() {
+	for _, g := range n.groups {
+		self := raft.Server{Suffrage: raft.Voter, ID: n.self.ServerID(), Address: raft.ServerAddress(n.self.Address)}
+		if members, err := g.members(); err == nil && slices.Equal(members, []raft.Server{self}) {
+			g.askSelf()
+		}
+	}
+}
 
 // A leader that removes itself, and loses the others before they have the entry that says so, may
 // be the only one that can be elected: if the others, who know nothing of the removal, need its
@@ -23,7 +60,7 @@ func (g *Group) standIn(term, index uint64) {
 	g.node.background.Go(func() {
 		defer g.standing.Store(false)
 		g.node.contain("candidacy for others", func() {
-			if g.node.Status(g.node.membership.ctx)[g.index].Leader == "" && r.State() == raft.Follower && g.outgrew(r, term, index) {
+			if g.node.Status(g.node.membership.ctx)[g.index].Leader == "" && g.outgrew(r, term, index) {
 				g.node.log.Info("stands for election although it is not a member", "shard", g.index)
 				g.askSelf()
 			}
@@ -45,9 +82,12 @@ func (g *Group) outgrew(r *raft.Raft, term, index uint64) bool {
 	return last.Term > term || last.Term == term && last.Index > index
 }
 
-// askSelf lets Raft stand for election at once, without the question of whether it would be
-// elected: a member asks that first, and no other node can.
+// askSelf lets Raft, if it follows nobody, stand for election at once, without the question of
+// whether it would be elected.
 func (g *Group) askSelf() {
+	if g.raft.State() != raft.Follower || g.HasLeader() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(g.node.ctx, g.node.c.ElectionTimeout)
 	defer cancel()
 	answer := make(chan raft.RPCResponse, 1)
