@@ -444,12 +444,13 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 // elsewhere are the guards that TestPanicOfAnyGoroutine leaves out.
 var elsewhere = []string{
 	"OnError", "slog.Handler", // of functions of users: TestOnErrorEnds, TestLoggerEnds
-	"question for a certificate",                                       // of functions of users: TestOwnCertificate
-	"close of a store",                                                 // leaves goroutines of Pebble behind: TestPanicInClose
-	"end of a replica",                                                 // leaves those of Raft behind: TestPanicOfStateMachine
-	"late snapshot",                                                    // comes by chance: TestLateSnapshot
-	"end of a handshake",                                               // comes by chance: TestHandshakeHangs
-	"beginning of a cluster",                                           // TestPanicAtTheBeginning
+	"question for a certificate",               // of functions of users: TestOwnCertificate
+	"close of a store",                         // leaves goroutines of Pebble behind: TestPanicInClose
+	"end of a replica",                         // leaves those of Raft behind: TestPanicOfStateMachine
+	"late snapshot",                            // comes by chance: TestLateSnapshot
+	"end of a handshake",                       // comes by chance: TestHandshakeHangs
+	"candidacy for others",                     // comes by chance: TestStandIn
+	"beginning of a cluster", "first election", // TestPanicAtTheBeginning
 	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
 	"end of shard", // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
@@ -507,7 +508,7 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 // TestPanicAtTheBeginning: a node that panics while it founds a cluster can be closed, and founds
 // it when it is opened again.
 func TestPanicAtTheBeginning(t *testing.T) {
-	p := &panicIn{names: []string{"beginning of a cluster"}}
+	p := &panicIn{names: []string{"beginning of a cluster", "first election"}}
 	p.begin(t)
 	p.armed.Store(true)
 	synctest.Test(t, func(t *testing.T) {
