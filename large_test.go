@@ -2,12 +2,15 @@ package codeq
 
 import (
 	"context"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
@@ -64,28 +67,52 @@ func TestSmallPassLarge(t *testing.T) {
 	})
 }
 
+// stalledFS makes no table until a channel is closed: flushes wait.
+type stalledFS struct {
+	vfs.FS
+	until *atomic.Pointer[chan struct{}] // nil: none does
+}
+
+func (fs stalledFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	if until := fs.until.Load(); until != nil && strings.HasSuffix(name, ".sst") {
+		<-*until
+	}
+	return fs.FS.Create(name, category)
+}
+
 // TestLargeWaitForFlushes: large operations wait while memtables are flushed, and small ones do
 // not.
 func TestLargeWaitForFlushes(t *testing.T) {
 	t.Parallel()
-	bubble(t, Options{Shards: 1, MemTableBytes: 1 << 20}, func(t *testing.T, q *Queue) {
-		s := q.shard(0)
-		most := uint64(0)
-		for range 50 {
-			var done [4]bool
-			for i := range done {
-				go func() {
-					_, err := q.Produce(t.Context(), Task{Queue: "large", Payload: make([]byte, 400<<10)})
-					done[i] = err == nil
-				}()
-			}
-			produce(t, q, Task{Queue: "small"})
-			most = max(most, s.Store.DB().Metrics().MemTable.Size)
-			time.Sleep(time.Second)
-			synctest.Wait()
-			require.Equal(t, [4]bool{true, true, true, true}, done)
+	fs := stalledFS{vfs.NewMem(), new(atomic.Pointer[chan struct{}])}
+	bubble(t, Options{Shards: 1, MemTableBytes: 1 << 20, fs: fs}, func(t *testing.T, q *Queue) {
+		flushed := make(chan struct{})
+		flush := sync.OnceFunc(func() { close(flushed) })
+		defer flush()
+		fs.until.Store(&flushed)
+		const large = 3 * store.MemTables
+		done := make(chan error, large)
+		for range large {
+			go func() {
+				_, err := q.Produce(t.Context(), Task{Queue: "large", Payload: make([]byte, 400<<10)})
+				done <- err
+			}()
 		}
-		require.Less(t, most, uint64(store.MemTables<<20))
+		for range 50 {
+			begun := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := q.Produce(ctx, Task{Queue: "small"})
+			cancel()
+			require.NoError(t, err)
+			require.Zero(t, time.Since(begun))
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.Less(t, q.shard(0).Store.DB().Metrics().MemTable.Size, uint64(store.MemTables<<20))
+		require.Less(t, len(done), large)
+		flush()
+		for range large {
+			require.NoError(t, <-done)
+		}
 		requireSettled(t, q)
 	})
 }
