@@ -170,6 +170,7 @@ func (t *transport) admit(rpc raft.RPC) bool {
 			return false
 		}
 		clampCommit(req)
+		t.compareWithSnapshot(req)
 	case *raft.RequestVoteRequest:
 		t.followAgain()
 		t.vouch(&req.RPCHeader)
@@ -246,6 +247,23 @@ func (t *transport) followAgain() {
 // clampCommit lowers the leader's commit index to the last entry of which a message says something.
 func clampCommit(req *raft.AppendEntriesRequest) {
 	req.LeaderCommitIndex = min(req.LeaderCommitIndex, req.PrevLogEntry+uint64(len(req.Entries)))
+}
+
+// compareWithSnapshot compares the entry before those of a message with what the newest snapshot
+// ends with, if the log begins behind it. Raft, which looks for it in the log if that has others,
+// does not have it then, and takes entries that follow none as they are. If it refused those from
+// there on, whose log ends with what an earlier leader has decided could not go on from its
+// snapshot: the leader would look for an earlier entry, and then send a snapshot of an earlier one,
+// again and again.
+func (t *transport) compareWithSnapshot(req *raft.AppendEntriesRequest) {
+	first, last, err := t.group.log.bounds()
+	if err != nil || first == 0 || req.PrevLogEntry+1 != first || req.PrevLogEntry == last {
+		return
+	}
+	snapshots, err := t.group.snapshots.List()
+	if err == nil && len(snapshots) > 0 && snapshots[0].Index == req.PrevLogEntry && snapshots[0].Term == req.PrevLogTerm {
+		req.PrevLogEntry, req.PrevLogTerm = 0, 0
+	}
 }
 
 // AppendEntriesPipeline is raft.Transport's.

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/manifest"
+	"codeq/internal/snapshot"
 )
 
 // TestFailedReplicaSendsNothing: what it has read of its log may not be what is there.
@@ -110,6 +111,33 @@ func TestLateSnapshot(t *testing.T) {
 	last, err := g.log.LastIndex()
 	require.NoError(t, err)
 	require.EqualValues(t, 4, last)
+}
+
+// TestEntriesBehindSnapshot: a node whose log begins behind its snapshot, with what an earlier leader
+// has decided, takes what another one has decided instead, if that follows the same entry.
+func TestEntriesBehindSnapshot(t *testing.T) {
+	n, other := openFollower(t)
+	g := n.Group(0)
+	require.True(t, sendEntries(t, g, other, 5, 3, entryOf(2, 5, 5, ""), entryOf(3, 5, 5, ""), entryOf(4, 5, 5, "")).Success)
+	live := &oneFile{newSizedDisk(1 << 30)}
+	g.machine.(*notes).live = live
+	sink, err := g.snapshots.Create(raft.SnapshotVersionMax, 3, 5, n.alone(), 1, nil)
+	require.NoError(t, err)
+	require.NoError(t, sink.(*snapshot.Sink).Persist(live))
+	require.NoError(t, sink.Close())
+	require.NoError(t, g.log.LogStore.DeleteRange(1, 3))
+	send := func(term, before, beforeTerm uint64) bool {
+		return deliver(t, g, nil, &raft.AppendEntriesRequest{
+			RPCHeader: headerOf(other), Term: term, PrevLogEntry: before, PrevLogTerm: beforeTerm,
+			Entries: []*raft.Log{entryOf(before+1, term, term, "")},
+		}).(*raft.AppendEntriesResponse).Success
+	}
+	require.False(t, send(7, 3, 6), "not the same entry")
+	require.False(t, send(7, 2, 5), "before the snapshot")
+	require.True(t, send(7, 3, 5))
+	var last raft.Log
+	require.NoError(t, g.log.GetLog(4, &last))
+	require.EqualValues(t, 7, last.Term)
 }
 
 // TestOwnMessagesNameTheNode: a node that gets a message of this package takes its sender for the
