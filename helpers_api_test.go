@@ -1,10 +1,14 @@
 package codeq_test
 
 import (
+	"bufio"
 	"fmt"
+	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
 
 	"codeq"
 	"codeq/internal/hook"
@@ -104,3 +108,37 @@ func forShards(t *testing.T, test func(t *testing.T, q *codeq.Queue)) {
 
 // shardOf is the shard, of so many, to which a task belongs.
 func shardOf(id codeq.ID, shards int) int { return keys.ShardOf(keys.ID(id), shards) }
+
+// child runs a test of this program in a process of its own, and returns when that test says that
+// it does what it was told by env: kill ends it at once, and end lets it finish.
+func child(t *testing.T, test, env string) (kill, end func()) {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe, "-test.run=^"+test+"$")
+	cmd.Env, cmd.Stderr = append(os.Environ(), env), os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // nothing if it has ended
+	lines := bufio.NewScanner(out)
+	ready := false
+	for !ready && lines.Scan() {
+		ready = lines.Text() == lockChildSays
+	}
+	require.True(t, ready, "the child does what it was told")
+	kill = func() {
+		require.NoError(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+		_ = in.Close()
+	}
+	end = func() {
+		require.NoError(t, in.Close())
+		for lines.Scan() {
+		}
+		require.NoError(t, cmd.Wait())
+	}
+	return kill, end
+}

@@ -1,7 +1,6 @@
 package codeq_test
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,7 +11,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -430,31 +428,6 @@ func TestHelperProcessServes(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// child starts a child, and returns when it does what it was told.
-func child(t *testing.T, env string) (kill func()) {
-	t.Helper()
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.Command(exe, "-test.run=^TestHelperProcessServes$")
-	cmd.Env = append(os.Environ(), env)
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	ready := false
-	for !ready && lines.Scan() {
-		ready = lines.Text() == lockChildSays
-	}
-	require.True(t, ready)
-	return func() {
-		require.NoError(t, cmd.Process.Kill())
-		_ = cmd.Wait()
-		_ = in.Close()
-	}
-}
-
 // TestLocalLeftOver: what a process leaves that was killed while it served is replaced, wherever
 // its socket is; until then nobody serves the queue.
 func TestLocalLeftOver(t *testing.T) {
@@ -462,7 +435,7 @@ func TestLocalLeftOver(t *testing.T) {
 	t.Setenv("TMPDIR", temp)
 	for _, name := range []string{"short", strings.Repeat("long", 30)} {
 		dir := filepath.Join(t.TempDir(), name)
-		kill := child(t, serveDirEnv+"="+dir)
+		kill, _ := child(t, "TestHelperProcessServes", serveDirEnv+"="+dir)
 		c, err := codeq.OpenLocal(t.Context(), dir)
 		require.NoError(t, err)
 		_, err = codeq.Open(dir, nil)
@@ -526,7 +499,7 @@ func TestLocalKilledProgram(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, first.Close())
 	leaks := testkit.WatchLeaks()
-	kill := child(t, awaitDirEnv+"="+s.dir)
+	kill, _ := child(t, "TestHelperProcessServes", awaitDirEnv+"="+s.dir)
 	var id codeq.ID
 	for info, err := range s.List(t.Context(), codeq.ListOptions{State: codeq.Scheduled}) {
 		require.NoError(t, err)

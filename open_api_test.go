@@ -1,14 +1,12 @@
 package codeq_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -288,33 +286,12 @@ func TestHelperProcessLocks(t *testing.T) {
 func TestOpenLockedByAnotherProcess(t *testing.T) {
 	root := t.TempDir()
 	tasks := closedQueue(t, root, 1)
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.Command(exe, "-test.run=^TestHelperProcessLocks$")
-	cmd.Env = append(os.Environ(), lockDirEnv+"="+root)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	opened := false
-	for !opened && lines.Scan() {
-		opened = lines.Text() == lockChildSays
-	}
-
-	if opened {
-		content := testkit.ReadFile(t, filepath.Join(root, manifest.Name))
-		_, err = codeq.Open(root, nil)
-		require.ErrorIs(t, err, codeq.ErrLocked)
-		require.Equal(t, content, testkit.ReadFile(t, filepath.Join(root, manifest.Name)))
-	}
-	require.NoError(t, in.Close())
-	_, err = io.Copy(io.Discard, out)
-	require.NoError(t, err)
-	require.NoError(t, cmd.Wait())
-	require.True(t, opened, "the child has opened the queue")
+	_, end := child(t, "TestHelperProcessLocks", lockDirEnv+"="+root)
+	content := testkit.ReadFile(t, filepath.Join(root, manifest.Name))
+	_, err := codeq.Open(root, nil)
+	require.ErrorIs(t, err, codeq.ErrLocked)
+	require.Equal(t, content, testkit.ReadFile(t, filepath.Join(root, manifest.Name)))
+	end()
 	requireTasks(t, root, nil, tasks)
 }
 

@@ -1,7 +1,6 @@
 package codeq_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -349,29 +348,12 @@ func TestReaderInAnotherProcess(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "queue")
 	tasks := closedQueue(t, dir, 1)
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.Command(exe, "-test.run=^TestHelperProcessReads$")
-	cmd.Env = append(os.Environ(), readDirEnv+"="+dir)
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	opened := false
-	for !opened && lines.Scan() {
-		opened = lines.Text() == lockChildSays
-	}
-	require.True(t, opened)
+	_, end := child(t, "TestHelperProcessReads", readDirEnv+"="+dir)
 	requireRefused(t, dir, dir, nil, codeq.ErrLocked)
 	r := openReader(t, dir, nil)
 	require.NoError(t, openReader(t, dir, nil).Close())
 	requireOwnedElsewhere(t, dir, codeq.ErrLocked)
-	require.NoError(t, in.Close())
-	for lines.Scan() {
-	}
-	require.NoError(t, cmd.Wait())
+	end()
 	requireOwnedElsewhere(t, dir, codeq.ErrLocked)
 	require.NoError(t, r.Close())
 	requireTasks(t, dir, nil, tasks)

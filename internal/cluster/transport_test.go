@@ -113,8 +113,8 @@ func TestLateSnapshot(t *testing.T) {
 	require.EqualValues(t, 4, last)
 }
 
-// TestEntriesBehindSnapshot: a node whose log begins behind its snapshot, with what an earlier leader
-// has decided, takes what another one has decided instead, if that follows the same entry.
+// TestEntriesBehindSnapshot: a node whose log begins behind its snapshot, with what an earlier
+// leader has decided, takes what another one has decided instead, if that follows the same entry.
 func TestEntriesBehindSnapshot(t *testing.T) {
 	n, other := openFollower(t)
 	g := n.Group(0)
