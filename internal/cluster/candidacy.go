@@ -58,8 +58,8 @@ func (g *Group) standIn(term, index uint64) {
 		return
 	}
 	g.node.background.Go(func() {
-		defer g.standing.Store(false)
 		g.node.contain("candidacy for others", func() {
+			defer g.standing.Store(false)
 			if g.node.Status(g.node.membership.ctx)[g.index].Leader == "" && g.outgrew(r, term, index) {
 				g.node.log.Info("stands for election although it is not a member", "shard", g.index)
 				g.askSelf()
