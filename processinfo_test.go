@@ -87,7 +87,19 @@ func TestProcessInfoOfFailedShard(t *testing.T) {
 	}
 	cancel()
 	require.Equal(t, ShardInfo{LastError: "codeq: context canceled"}, (<-shards)[0])
+	go func() {
+		p, err := q.ProcessInfo(t.Context())
+		if err != nil {
+			t.Error(err)
+			p = &ProcessInfo{Shards: make([]ShardInfo, 2)}
+		}
+		shards <- p.Shards
+	}()
+	for q.shard(0).inbox.Len() < 2 {
+		runtime.Gosched()
+	}
 	close(release)
+	require.Equal(t, 1, (<-shards)[0].Inbox, "the call that was given up")
 	require.NoError(t, <-stuck)
 
 	require.ErrorIs(t, q.shard(0).probe(func(s *shard) error {

@@ -155,30 +155,45 @@ func TestCollector(t *testing.T) {
 	})
 }
 
-// TestSteps: the histogram of a step has all of its steps, and how long they took.
+// TestSteps: the histogram of a step has the steps of all shards, and how long they took.
 func TestSteps(t *testing.T) {
-	watched(t, nil, codeq.Options{Shards: 2}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
-		for range 20 {
-			produce(t, q.Queue, codeq.Task{Queue: "a"})
-		}
+	q := codeqtest.Open(t, &codeq.Options{Shards: 2}) // in no bubble, where steps take no time
+	c := codeqprom.New(nil)
+	c.Watch(q.Queue)
+	for range 20 {
+		produce(t, q.Queue, codeq.Task{Queue: "a"})
+	}
+	type sum struct {
+		count uint64
+		total time.Duration
+	}
+	sums := func() map[string]sum {
 		st, err := q.StorageStats()
 		require.NoError(t, err)
-		for _, m := range gather(t, c)["codeq_owner_step_seconds"].Metric {
-			name, h := m.Label[0].GetValue(), m.Histogram
-			for kind, s := range st.Shards[0].Steps {
-				if s.Kind.String() != name {
-					continue
-				}
-				other := st.Shards[1].Steps[kind]
-				require.GreaterOrEqual(t, h.GetSampleCount(), uint64(s.Count+other.Count), name)
-				require.GreaterOrEqual(t, h.GetSampleSum(), (s.Total + other.Total).Seconds(), name)
-				require.LessOrEqual(t, h.GetSampleSum(), 2*(s.Total+other.Total).Seconds()+1, name)
+		all := make(map[string]sum)
+		for _, shard := range st.Shards {
+			for _, s := range shard.Steps {
+				of := all[s.Kind.String()]
+				all[s.Kind.String()] = sum{of.count + uint64(s.Count), of.total + s.Total}
 			}
-			require.Len(t, h.Bucket, 12)
-			require.InDelta(t, 4e-6, h.Bucket[0].GetUpperBound(), 1e-12)
-			require.InDelta(t, 16e-6, h.Bucket[1].GetUpperBound(), 1e-12)
 		}
-	})
+		return all
+	}
+	before := sums()
+	metrics := gather(t, c)["codeq_owner_step_seconds"].Metric
+	after := sums()
+	require.Len(t, metrics, len(after))
+	require.Positive(t, before["group"].total)
+	for _, m := range metrics {
+		name, h := m.Label[0].GetValue(), m.Histogram
+		require.GreaterOrEqual(t, h.GetSampleCount(), before[name].count, name)
+		require.LessOrEqual(t, h.GetSampleCount(), after[name].count, name)
+		require.GreaterOrEqual(t, h.GetSampleSum(), before[name].total.Seconds(), name)
+		require.LessOrEqual(t, h.GetSampleSum(), after[name].total.Seconds(), name)
+		require.Len(t, h.Bucket, 12)
+		require.InDelta(t, 4e-6, h.Bucket[0].GetUpperBound(), 1e-12)
+		require.InDelta(t, 16e-6, h.Bucket[1].GetUpperBound(), 1e-12)
+	}
 }
 
 // TestLate: a tick that waits for room on the disk is late; events of a subscription that nobody
@@ -221,10 +236,13 @@ type fullDisk struct {
 	vfs.FS
 	free atomic.Uint64
 	wait atomic.Pointer[chan struct{}] // nil: it answers at once
+
+	waited atomic.Int64 // calls that had to wait
 }
 
 func (d *fullDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 	if wait := d.wait.Load(); wait != nil {
+		d.waited.Add(1)
 		<-*wait
 	}
 	return vfs.DiskUsage{AvailBytes: d.free.Load()}, nil
@@ -275,9 +293,25 @@ func TestNames(t *testing.T) {
 		require.Equal(t, map[string]float64{
 			"queue=b,state=ready": 1, "queue=z,state=ready": 1, "queue=\uFFFD,state=ready": 3, "queue=other,state=ready": 2,
 		}, nonzero(values(f["codeq_tasks"])))
+		require.Equal(t, map[string]float64{"queue=b": 7, "queue=z": 5, "queue=\uFFFD": 4, "queue=other": 6}, values(f["codeq_queue_oldest_ready_seconds"]))
 		require.Equal(t, map[string]float64{
 			"event=produced,queue=b": 1, "event=produced,queue=z": 1, "event=produced,queue=\uFFFD": 3, "event=produced,queue=other": 2,
 		}, nonzero(values(f["codeq_task_events_total"])))
+	})
+}
+
+// TestCountersBeginAtZero: the counters of a queue are there before anything happens in it, so that
+// rates see the first change; without an Observer there are none.
+func TestCountersBeginAtZero(t *testing.T) {
+	watched(t, nil, codeq.Options{}, func(t *testing.T, q *codeqtest.Queue, _ *codeqprom.Collector) {
+		produce(t, q.Queue, codeq.Task{Queue: "a"})
+		c := codeqprom.New(nil)
+		c.Watch(q.Queue)
+		require.NotContains(t, gather(t, c), "codeq_task_events_total")
+		c.Observer(nil)
+		events := values(gather(t, c)["codeq_task_events_total"])
+		require.Len(t, events, 8)
+		require.Empty(t, nonzero(events))
 	})
 }
 
@@ -377,6 +411,11 @@ func TestUnanswered(t *testing.T) {
 			require.Contains(t, f, "codeq_storage_bytes")
 			require.Equal(t, map[string]float64{"part=process": float64(i + 1), "part=storage": 0, "part=cluster": 0}, values(f["codeq_scrape_errors_total"]))
 		}
+		require.EqualValues(t, 1, disk.waited.Load(), "it is asked once")
+		another := codeqtest.Open(t, nil)
+		c.Watch(another.Queue)
+		require.Contains(t, gather(t, c), "codeq_shard_up", "another queue is asked at once")
+		c.Watch(q)
 		strict := codeqprom.New(&codeqprom.Options{Timeout: time.Second, ReportErrors: true})
 		strict.Watch(q)
 		r := prometheus.NewRegistry()
