@@ -76,3 +76,25 @@ func ExampleReader_TotalsByDay() {
 	// Output:
 	// 1 dead in the last three months
 }
+
+// What a process exports as metrics: a node of a cluster shows the shards that it leads.
+func ExampleQueue_ProcessInfo() {
+	q, done := open()
+	defer done()
+	_, err := q.Produce(ctx, codeq.Task{Queue: "mail"})
+	check(err)
+
+	info, err := q.ProcessInfo(ctx)
+	check(err)
+	for i, s := range info.Shards {
+		fmt.Printf("shard %d: leads: %t, %d operations wait\n", i, s.Leads, s.Inbox)
+		for _, of := range s.Queues {
+			fmt.Println(of.Queue, of.Counts.Ready)
+		}
+	}
+	fmt.Println(info.FreeBytes > info.MinFreeBytes)
+	// Output:
+	// shard 0: leads: true, 0 operations wait
+	// mail 1
+	// true
+}

@@ -277,6 +277,7 @@ func (q *Queue) processVerbs() localsocket.Verbs {
 		localsocket.Storage:       localsocket.Answering(func(ctx, none) (*StorageStats, error) { return q.StorageStats() }),
 		localsocket.Status:        localsocket.Answering(func(c ctx, _ none) (*ClusterStatus, error) { return q.ClusterStatus(c) }),
 		localsocket.Workers:       localsocket.Answering(func(c ctx, _ none) ([]WorkerInfo, error) { return q.Workers(c) }),
+		localsocket.Process:       localsocket.Answering(func(c ctx, _ none) (*ProcessInfo, error) { return q.ProcessInfo(c) }),
 		localsocket.Ready:         localsocket.Obeying(func(c ctx, _ none) error { return q.WaitReady(c) }),
 		localsocket.Checkpoint:    localsocket.Obeying(q.Checkpoint),
 		localsocket.AddNode:       localsocket.Obeying(q.AddNode),

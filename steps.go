@@ -60,8 +60,8 @@ type StepStats struct {
 	Kind StepKind
 	// Count is the number of steps that had something to do.
 	Count int64
-	// Max is how long the longest took.
-	Max time.Duration
+	// Total is how long all of them took, Max the longest.
+	Total, Max time.Duration
 	// MaxRecords is how many entries one step read and wrote at the most, MaxBytes how many bytes
 	// it added to its commit at the most, keys included. For [StepCommit] they are those of the
 	// whole commit; for [StepRelease], MaxRecords is the number of callers that it woke.
@@ -89,7 +89,7 @@ func stepStats(t *steps.Table) []StepStats {
 	for kind := range all {
 		st := t.Stats(uint8(kind))
 		all[kind] = StepStats{
-			Kind: StepKind(kind), Count: st.Count, Max: st.Longest, MaxRecords: st.Records, MaxBytes: st.Bytes, Buckets: st.Buckets,
+			Kind: StepKind(kind), Count: st.Count, Total: st.Total, Max: st.Longest, MaxRecords: st.Records, MaxBytes: st.Bytes, Buckets: st.Buckets,
 		}
 	}
 	return all

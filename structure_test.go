@@ -119,7 +119,7 @@ func TestSurfaceOfRules(t *testing.T) {
 			}
 		}
 	}
-	require.LessOrEqual(t, others, 139, "types, functions and methods")
+	require.LessOrEqual(t, others, 140, "types, functions and methods")
 	require.LessOrEqual(t, constants, 76, "constants and variables")
 	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")
 }

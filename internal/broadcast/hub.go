@@ -16,6 +16,7 @@ import (
 // Hub passes events on to subscriptions. Without one, Wanted is empty, and a change of state only
 // reads it.
 type Hub struct {
+	lost   atomic.Uint64                   // by all subscriptions
 	wanted atomic.Uint32                   // KindSet of the kinds that any subscription wants
 	subs   atomic.Pointer[[]*Subscription] // never changed in place; nil: none
 
@@ -40,6 +41,9 @@ type Subscription struct {
 
 // Wanted returns the kinds that any subscription wants.
 func (h *Hub) Wanted() engine.KindSet { return engine.KindSet(h.wanted.Load()) }
+
+// Lost returns how many events all subscriptions have lost, those that have ended included.
+func (h *Hub) Lost() uint64 { return h.lost.Load() }
 
 // Subscribe adds a subscription of these kinds of events of some queues, or of all if none is
 // named, that holds so many events. It returns base.ErrClosed after Close.
@@ -155,6 +159,7 @@ func (sub *Subscription) AddLost(n uint64) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
 	sub.lost += n
+	sub.hub.lost.Add(n)
 }
 
 // Close ends the subscription and drops the unread events. It may be called more than once.
@@ -211,6 +216,7 @@ func (sub *Subscription) add(e *engine.Event) {
 		sub.first = (sub.first + 1) % len(sub.ring)
 		sub.held--
 		sub.lost++
+		sub.hub.lost.Add(1)
 	}
 	sub.ring[(sub.first+sub.held)%len(sub.ring)] = *e
 	sub.held++

@@ -141,6 +141,22 @@ func (t *recurringTable) next() uint64 {
 	return t.waiting.Next()
 }
 
+// nextTick returns the next tick of all schedules, which may be past; Never: there is none. Wall
+// clock, ms.
+func (t *recurringTable) nextTick() uint64 {
+	next := t.waiting.Next()
+	for _, r := range t.late {
+		if !r.gone {
+			next = min(next, r.next)
+		}
+	}
+	return next
+}
+
+// NextTick returns the next tick of all schedules, which may be past; Never: there is none. Wall
+// clock, ms.
+func (s *State) NextTick() uint64 { return s.recurring.nextTick() }
+
 // take returns the schedule whose turn it is, and removes it from waiting or late; nil: none is
 // due. The schedule that has waited longest for its turn gets it: one with a year of missed ticks
 // does not delay the others.

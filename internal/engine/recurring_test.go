@@ -49,3 +49,26 @@ func FuzzSchedule(f *testing.F) {
 		}
 	})
 }
+
+// TestNextTick: the next tick is the first of all schedules, of those that wait and of those that
+// are late, but not of one that is gone.
+func TestNextTick(t *testing.T) {
+	var table recurringTable
+	put := func(name string, next uint64) *recurring {
+		r := &recurring{Name: name, next: next, place: -1}
+		table.put(r)
+		return r
+	}
+	require.Equal(t, uint64(Never), table.nextTick())
+	put("a", 70)
+	put("b", 50)
+	require.EqualValues(t, 50, table.nextTick())
+	r := table.take(60)
+	require.Equal(t, "b", r.Name)
+	require.EqualValues(t, 70, table.nextTick())
+	r.next = 55
+	table.turn(r, 60)
+	require.EqualValues(t, 55, table.nextTick(), "it is late")
+	table.remove("b")
+	require.EqualValues(t, 70, table.nextTick())
+}

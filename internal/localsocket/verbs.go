@@ -15,6 +15,7 @@ const (
 	Subscribe   byte = 131
 	Unsubscribe byte = 132
 	Workers     byte = 133
+	Process     byte = 134
 
 	// These may take long, have small answers, and change nothing.
 	Ready  byte = 160

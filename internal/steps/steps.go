@@ -19,13 +19,14 @@ const (
 // them.
 type Table [MaxKinds]struct {
 	buckets                 [Buckets]atomic.Int64
+	total                   atomic.Int64
 	longest, records, bytes atomic.Int64
 }
 
 // Stats describes the steps of one kind.
 type Stats struct {
 	Count          int64
-	Longest        time.Duration
+	Total, Longest time.Duration
 	Records, Bytes int64 // of one step at the most
 	Buckets        [Buckets]int64
 }
@@ -34,6 +35,7 @@ type Stats struct {
 func (t *Table) Note(kind uint8, took time.Duration, records, bytes int) {
 	h := &t[kind]
 	h.buckets[min(bits.Len64(uint64(took/time.Microsecond)), Buckets-1)].Add(1)
+	h.total.Store(h.total.Load() + int64(took)) // nobody else does
 	raise(&h.longest, int64(took))
 	raise(&h.records, int64(records))
 	raise(&h.bytes, int64(bytes))
@@ -49,6 +51,7 @@ func raise(most *atomic.Int64, v int64) {
 // Stats returns the histogram of a kind.
 func (t *Table) Stats(kind uint8) (s Stats) {
 	h := &t[kind]
+	s.Total = time.Duration(h.total.Load())
 	s.Longest, s.Records, s.Bytes = time.Duration(h.longest.Load()), h.records.Load(), h.bytes.Load()
 	for i := range s.Buckets {
 		s.Buckets[i] = h.buckets[i].Load()

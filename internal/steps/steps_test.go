@@ -23,6 +23,7 @@ func TestClock(t *testing.T) {
 	s := c.Stats(read)
 	require.EqualValues(t, 2, s.Count)
 	require.Equal(t, 3*time.Microsecond, s.Longest, "time between rounds is no step's")
+	require.Equal(t, 4*time.Microsecond, s.Total)
 	require.EqualValues(t, 5, s.Records)
 	require.EqualValues(t, 100, s.Bytes)
 	require.EqualValues(t, 1, s.Buckets[1], "1 us")

@@ -1,0 +1,130 @@
+package codeqprom
+
+import (
+	"sort"
+	"strings"
+	"time"
+
+	"codeq"
+)
+
+// other is the label of all queues after the first ones.
+const other = "other"
+
+// counters is what the Observer has told so far.
+type counters struct {
+	maxQueues int
+	named     map[string]bool           // labels that are names of queues
+	queues    map[string]*queueCounters // by label
+	commits   map[int]*histogram        // by shard
+	missed    struct{ commits, handlers uint64 }
+}
+
+// queueCounters are those of one label.
+type queueCounters struct {
+	events        codeq.Totals
+	waits, worked *histogram // nil: no handler has returned
+}
+
+func newCounters(maxQueues int) counters {
+	return counters{
+		maxQueues: maxQueues, named: make(map[string]bool), queues: make(map[string]*queueCounters), commits: make(map[int]*histogram),
+	}
+}
+
+// labelOf returns the label of a queue: its name, if that is one of the first.
+func (c *counters) labelOf(queue string) string {
+	label := strings.ToValidUTF8(queue, "\uFFFD")
+	switch {
+	case c.named[label]:
+		return label
+	case label == "" || len(c.named) >= c.maxQueues:
+		return other
+	}
+	label = strings.Clone(label)
+	c.named[label] = true
+	return label
+}
+
+// of returns the counters of a label.
+func (c *counters) of(label string) *queueCounters {
+	q := c.queues[label]
+	if q == nil {
+		q = new(queueCounters)
+		c.queues[label] = q
+	}
+	return q
+}
+
+// add counts what the Observer is told.
+func (c *counters) add(o *codeq.Observation) {
+	for i := range o.Queues {
+		d := &o.Queues[i]
+		addTotals(&c.of(c.labelOf(d.Queue)).events, &d.Totals)
+	}
+	for i := range o.Commits {
+		s := &o.Commits[i]
+		h := c.commits[s.Shard]
+		if h == nil {
+			h = newHistogram(commitBuckets)
+			c.commits[s.Shard] = h
+		}
+		h.observe(s.Took)
+	}
+	for i := range o.Handlers {
+		s := &o.Handlers[i]
+		q := c.of(c.labelOf(s.Queue))
+		if q.waits == nil {
+			q.waits, q.worked = newHistogram(waitBuckets), newHistogram(handlerBuckets)
+		}
+		q.waits.observe(s.Wait)
+		q.worked.observe(s.Took)
+	}
+	c.missed.commits += o.MissedCommits
+	c.missed.handlers += o.MissedHandlers
+}
+
+func addTotals(to, n *codeq.Totals) {
+	to.Produced += n.Produced
+	to.Claimed += n.Claimed
+	to.Completed += n.Completed
+	to.Retried += n.Retried
+	to.Expired += n.Expired
+	to.Released += n.Released
+	to.Dead += n.Dead
+	to.Canceled += n.Canceled
+}
+
+// The upper bounds of histograms, in seconds.
+var (
+	waitBuckets    = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 6 * 3600}
+	handlerBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
+	commitBuckets  = []float64{.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}
+)
+
+// histogram counts durations.
+type histogram struct {
+	bounds []float64 // upper bounds, inclusive, ascending
+	counts []uint64  // by bucket; the last one has what is above all bounds
+	sum    float64
+}
+
+func newHistogram(bounds []float64) *histogram {
+	return &histogram{bounds: bounds, counts: make([]uint64, len(bounds)+1)}
+}
+
+func (h *histogram) observe(d time.Duration) {
+	s := d.Seconds()
+	h.counts[sort.SearchFloat64s(h.bounds, s)]++
+	h.sum += s
+}
+
+// cumulative returns how many durations were within each bound, and how many there were.
+func (h *histogram) cumulative() (within map[float64]uint64, count uint64) {
+	within = make(map[float64]uint64, len(h.bounds))
+	for i, bound := range h.bounds {
+		count += h.counts[i]
+		within[bound] = count
+	}
+	return within, count + h.counts[len(h.bounds)]
+}
