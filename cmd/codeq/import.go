@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -248,7 +249,7 @@ func (p *place) queue() string { return filepath.Join(p.work, "queue") }
 // open makes the queue, which takes all that any queue takes.
 func (p *place) open(shards int, keep time.Duration) (*codeq.Queue, error) {
 	return codeq.Open(p.queue(), &codeq.Options{
-		Shards: shards, Retention: keep, LeaseFor: importLease, MemTableBytes: 32 << 20,
+		Shards: shards, Retention: keep, LeaseFor: importLease, MaxAttempts: math.MaxInt32,
 		Limits: codeq.Limits{Payload: 64 << 20, Headers: 1 << 20, Name: 4096, BatchBytes: 256 << 20},
 	})
 }

@@ -209,6 +209,9 @@ func (im *importer) taskOf(t *portableTask) (codeq.Task, error) {
 func (p *plan) decide() {
 	t := p.old
 	attempts, most := t.Attempts, t.MaxAttempts-1
+	if t.MaxAttempts == 0 {
+		most = attempts // the queue is open with a limit that none reaches
+	}
 	switch t.State {
 	case codeq.Done, codeq.Dead:
 		p.retries = max(0, min(attempts-1, most))

@@ -111,7 +111,7 @@ func (a *app) showPage(p pageResult, payloads, first bool) error {
 	for _, task := range p.Tasks {
 		row := []any{
 			task.ID, task.State, task.Queue, task.Tenant, task.Priority,
-			fmt.Sprintf("%d/%d", task.Attempts, task.MaxAttempts), a.time(task.At), clip(task.LastError, payloadCells),
+			attempts(task, "/"), a.time(task.At), clip(task.LastError, payloadCells),
 		}
 		if payloads {
 			row = append(row, clipBytes(task.Payload, payloadCells))
@@ -190,6 +190,14 @@ func (a *app) get(ctx context.Context, c *cli.Command) error {
 	})
 }
 
+// attempts writes how often a task was tried, and how often it is at the most if it says so.
+func attempts(t *codeq.TaskInfo, of string) string {
+	if t.MaxAttempts == 0 {
+		return fmt.Sprint(t.Attempts)
+	}
+	return fmt.Sprint(t.Attempts, of, t.MaxAttempts)
+}
+
 // shownBytes is how much of a payload get shows.
 const shownBytes = 4096
 
@@ -218,7 +226,7 @@ func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {
 	fields := []field{
 		{"id", t.ID}, {"state", t.State}, {"queue", t.Queue}, {"tenant", t.Tenant}, {"priority", t.Priority},
 		{"produced at", a.time(t.ID.Time())}, {at, a.time(t.At)},
-		{"attempts", fmt.Sprintf("%d of %d", t.Attempts, t.MaxAttempts)}, {"last error", t.LastError},
+		{"attempts", attempts(t, " of ")}, {"last error", t.LastError},
 		{"group", t.Group}, {"limit key", t.LimitKey}, {"key", t.Unique.Key}, {"key for", retentionText(t.Unique.For)},
 		{"lease for", retentionText(t.LeaseFor)}, {"timeout", retentionText(t.Timeout)}, {"retention", retentionText(t.Retention)},
 	}

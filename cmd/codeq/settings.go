@@ -107,7 +107,7 @@ func (a *app) showSettings(s codeq.Settings) error {
 		{"  paused", s.Paused}, {"  concurrency", limit(float64(s.Concurrency))},
 		{"  concurrency-per-key", limit(float64(s.ConcurrencyPerKey))}, {"  rate", limit(s.Rate)},
 	}
-	if s.Rate != 0 {
+	if s.Burst != 0 {
 		fields = append(fields, field{"  burst", limit(float64(s.Burst))})
 	}
 	return a.fields(append(fields,

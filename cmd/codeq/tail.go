@@ -65,14 +65,14 @@ func (a *app) tail(ctx context.Context, c *cli.Command) error {
 
 // follow writes n events, or all until ctx ends.
 func (a *app) follow(ctx context.Context, t *target, opts codeq.SubscribeOptions, n int) error {
-	waiting := false
+	waiting, followed := false, false
 	for shown := 0; ; {
 		f, closeTarget, err := t.follow(ctx, opts)
 		if err == nil {
 			if waiting {
 				a.note("codeq: a process serves the queue")
 			}
-			waiting = false
+			waiting, followed = false, true
 			err = a.writeEvents(ctx, f, n, &shown)
 			f.Close()
 			closeTarget()
@@ -83,13 +83,17 @@ func (a *app) follow(ctx context.Context, t *target, opts codeq.SubscribeOptions
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if !errors.Is(err, codeq.ErrNotServed) && !errors.Is(err, codeq.ErrClosed) {
+		switch code := exitCode(err); {
+		case t.url == "" && (errors.Is(err, codeq.ErrNotServed) || errors.Is(err, codeq.ErrClosed)):
+			if !waiting {
+				a.note("codeq: nothing happens: no process serves the queue; waiting for one")
+			}
+			waiting = true
+		case t.url != "" && followed && (code == exitInUse || code == exitNotNow || code == exitNoQueue):
+			// Streams end after some minutes, and dashboards are started anew.
+		default:
 			return err
 		}
-		if !waiting {
-			a.note("codeq: nothing happens: no process serves the queue; waiting for one")
-		}
-		waiting = true
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
