@@ -54,6 +54,9 @@ const atOnce = 256
 // apart is for how long a task is put off that is not to be claimed: longer than any import.
 const apart = 10 * 365 * 24 * time.Hour
 
+// parentsWait is how long tasks may need to learn that their parents have ended.
+const parentsWait = 10 * time.Second
+
 // plan is what is to be done with a task that was worked on.
 type plan struct {
 	old     *portableTask
@@ -313,12 +316,12 @@ func (im *importer) workOn(plans []*plan) error {
 		return err
 	}
 	for len(left) > 0 {
-		leases, err := im.q.ClaimBatch(im.ctx, codeq.ClaimRequest{Queues: queues, Max: chunkTasks, NoWait: true, LeaseFor: importLease})
-		if errors.Is(err, codeq.ErrEmpty) {
-			return im.giveUp(left)
-		}
+		leases, err := im.claim(left, queues)
 		if err != nil {
 			return err
+		}
+		if len(leases) == 0 {
+			return im.giveUp(left)
 		}
 		g, ctx := errgroup.WithContext(im.ctx)
 		g.SetLimit(atOnce)
@@ -343,6 +346,28 @@ func (im *importer) workOn(plans []*plan) error {
 		}
 	}
 	return nil
+}
+
+// claim claims tasks of the plans that are left; none: they wait for others. A task whose parents
+// have ended in other shards becomes ready a moment later.
+func (im *importer) claim(left map[codeq.ID]*plan, queues []string) ([]*codeq.Lease, error) {
+	req := codeq.ClaimRequest{Queues: queues, Max: chunkTasks, LeaseFor: importLease, NoWait: true}
+	ctx := im.ctx
+	for _, p := range left {
+		if len(p.task.After) > 0 {
+			req.NoWait = false
+		}
+	}
+	if !req.NoWait {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, parentsWait)
+		defer stop()
+	}
+	leases, err := im.q.ClaimBatch(ctx, req)
+	if errors.Is(err, codeq.ErrEmpty) || im.ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		return nil, nil
+	}
+	return leases, err
 }
 
 // giveUp leaves tasks as they are that wait for others: redriven dead letters behind the turn of

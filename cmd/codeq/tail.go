@@ -20,7 +20,7 @@ func (a *app) tailCommand() *cli.Command {
 			"latter is said (with -json: {\"Lost\": N}).",
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "queue", Usage: "of this `QUEUE`; repeated: of one of them"},
-			&cli.StringSliceFlag{Name: "kind", Usage: "of this `KIND`: produced, claimed, completed, retried, released, dead, canceled, expired; repeated: one of them"},
+			&cli.StringSliceFlag{Name: "kind", Usage: "of this `KIND`: produced, claimed, completed, retried, released, dead, canceled, expired, progress; repeated: one of them"},
 			&cli.IntFlag{Name: "n", Usage: "end after `N` events; 0: when a signal says so"},
 		},
 		Action: a.tail,
@@ -160,6 +160,9 @@ func (a *app) eventLine(e *codeq.Event) string {
 	}
 	if e.Attempt > 0 {
 		line += fmt.Sprintf(" attempt=%d", e.Attempt)
+	}
+	if e.Kind == codeq.EventProgress {
+		line += " progress=" + progressText(e.Progress)
 	}
 	if e.LastError != "" {
 		line += " error=" + e.LastError
