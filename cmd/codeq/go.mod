@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	codeq v0.0.0
+	github.com/creack/pty v1.1.24
 	github.com/mattn/go-runewidth v0.0.31
 	github.com/stretchr/testify v1.12.1
 	github.com/urfave/cli/v3 v3.14.0
