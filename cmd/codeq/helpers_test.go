@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -135,6 +136,26 @@ func serve(t *testing.T, dir string) (q *codeq.Queue, stop func()) {
 	})
 	t.Cleanup(stop)
 	return q, stop
+}
+
+// serveNode serves a queue until it is closed, and returns when a program can call it.
+func serveNode(t *testing.T, q *codeq.Queue, dir string) {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- q.ServeLocal(context.Background()) }()
+	for {
+		other, err := codeq.OpenLocal(t.Context(), dir)
+		if err == nil {
+			require.NoError(t, other.Close())
+			return
+		}
+		select {
+		case err := <-ended:
+			t.Fatal(err)
+		default:
+			runtime.Gosched()
+		}
+	}
 }
 
 // serving tells when a queue is served.

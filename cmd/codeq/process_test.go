@@ -63,22 +63,24 @@ func killedQueue(t *testing.T) (dir string) {
 	return dir
 }
 
+// process is the command as a process of its own.
+func process(dir string, args ...string) *exec.Cmd {
+	c := exec.Command(os.Args[0], args...)
+	c.Env = append(os.Environ(), "CODEQ_TEST_MAIN=1", "CODEQ_DIR="+dir)
+	return c
+}
+
 // TestProcess: the command is a process of its own, and its exit code that of run.
 func TestProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "q")
 	startWorker(t, dir)
-	command := func(args ...string) *exec.Cmd {
-		c := exec.Command(os.Args[0], args...)
-		c.Env = append(os.Environ(), "CODEQ_TEST_MAIN=1", "CODEQ_DIR="+dir)
-		return c
-	}
-	out, err := command("-json", "info").Output()
+	out, err := process(dir, "-json", "info").Output()
 	require.NoError(t, err)
 	var r infoResult
 	require.NoError(t, json.Unmarshal(out, &r))
 	require.Equal(t, whereServed, r.At.Kind)
 	require.Equal(t, "worker", r.Workers[0].Name)
 	var exit *exec.ExitError
-	require.ErrorAs(t, command("get", codeq.ID{1}.String()).Run(), &exit)
+	require.ErrorAs(t, process(dir, "get", codeq.ID{1}.String()).Run(), &exit)
 	require.Equal(t, exitNotFound, exit.ExitCode())
 }

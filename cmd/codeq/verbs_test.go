@@ -469,7 +469,7 @@ func TestHelp(t *testing.T) {
 		require.Contains(t, string(doc), "codeq "+c.Name)
 		text := ok(t, c.Name, "-help")
 		for _, f := range c.Flags {
-			require.Contains(t, text, "--"+f.Names()[0])
+			require.Contains(t, text, "-"+f.Names()[0]+" ")
 		}
 		for _, sub := range c.Commands {
 			require.NotEmpty(t, sub.Usage)

@@ -112,10 +112,13 @@ func (r *remote) send(ctx context.Context, method, route string, query url.Value
 		if ctx.Err() != nil {
 			err = errors.Join(err, ctx.Err())
 		}
-		if method == http.MethodPost {
-			if dial := (*net.OpError)(nil); !errors.As(err, &dial) || dial.Op != "dial" {
-				return nil, fmt.Errorf("%w: %w", codeq.ErrUncertain, err) // it may have arrived
-			}
+		dial := (*net.OpError)(nil)
+		sent := !errors.As(err, &dial) || dial.Op != "dial"
+		switch {
+		case method == http.MethodPost && sent:
+			return nil, fmt.Errorf("%w: %w", codeq.ErrUncertain, err) // it may have arrived
+		case ctx.Err() != nil:
+			return nil, err
 		}
 		return nil, coded(exitNoQueue, err)
 	}
@@ -366,10 +369,11 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 		}
 		late, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer stop()
-		if err := r.post(late, "bulk/stop", of("id", job.ID), nil, nil); err == nil {
-			err = r.get(late, "bulk", of("id", job.ID, "wait", "5s"), &job)
+		stopped := r.post(late, "bulk/stop", of("id", job.ID), nil, nil)
+		if stopped == nil {
+			stopped = r.get(late, "bulk", of("id", job.ID, "wait", "5s"), &job)
 		}
-		if job.Ended.IsZero() {
+		if stopped != nil || job.Ended.IsZero() {
 			return job.Result, fmt.Errorf("%w: bulk %s: %w", codeq.ErrUncertain, job.ID, ctx.Err())
 		}
 		return job.Result, errors.Join(job.err(), ctx.Err())
