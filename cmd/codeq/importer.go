@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -325,24 +324,25 @@ func (im *importer) workOn(plans []*plan) error {
 		}
 		g, ctx := errgroup.WithContext(im.ctx)
 		g.SetLimit(atOnce)
-		var done sync.Mutex
-		for _, l := range leases {
+		more := make([]bool, len(leases))
+		for i, l := range leases {
 			p := left[l.ID]
 			if p == nil {
+				_ = g.Wait() // this error is the cause of all others
 				return fmt.Errorf("task %s of queue %q can be claimed, and is none of those that should", l.ID, l.Queue)
 			}
-			g.Go(func() error {
-				more, err := im.end(ctx, l, p)
-				if err == nil && !more {
-					done.Lock()
-					delete(left, l.ID)
-					done.Unlock()
-				}
+			g.Go(func() (err error) {
+				more[i], err = im.end(ctx, l, p)
 				return err
 			})
 		}
 		if err := g.Wait(); err != nil {
 			return err
+		}
+		for i, l := range leases {
+			if !more[i] {
+				delete(left, l.ID)
+			}
 		}
 	}
 	return nil
