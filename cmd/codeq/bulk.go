@@ -185,6 +185,9 @@ func (a *app) changeMany(ctx context.Context, c *cli.Command, ch *change, opts c
 		shown = a.result(bulkResult{ch.name, false, r}, "%d tasks of %d %s; %d had changed meanwhile, %d were refused.",
 			r.Changed, r.Matched, ch.done, r.Skipped, r.Failed)
 	}
+	if ctx.Err() != nil {
+		err = coded(exitEnded, err) // some tasks of the last commit may have been altered as well
+	}
 	if err != nil && r.Next != "" {
 		a.note("To go on: -cursor %s", r.Next)
 	}
