@@ -418,6 +418,9 @@ func TestImportRandom(t *testing.T) {
 		case codeq.Dead, codeq.Done, codeq.Canceled:
 			require.Equal(t, w.State, g.State, name)
 		default:
+			if g.State == codeq.Canceled && w.State == codeq.Blocked && len(w.After) > 0 {
+				continue // the end of a parent was on its way to it when the queue was closed
+			}
 			require.NotContains(t, []codeq.State{codeq.Dead, codeq.Done, codeq.Canceled, codeq.Leased}, g.State, name)
 		}
 		require.Equal(t, w.Attempts, g.Attempts, name)
