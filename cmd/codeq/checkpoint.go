@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/urfave/cli/v3"
+
+	"codeq"
+)
+
+func (a *app) checkpointCommand() *cli.Command {
+	return &cli.Command{
+		Name: "checkpoint", Category: categoryKeep, ArgsUsage: "NEWDIR",
+		Usage: "copy the queue to a new directory, while it goes on",
+		Description: "Copies the whole queue as of one moment. NEWDIR is on the same file system, and does not exist\n" +
+			"or is empty. Large files are shared by hard links.",
+		Action: func(ctx context.Context, c *cli.Command) error {
+			if c.Args().Len() != 1 {
+				return usagef(c, "checkpoint takes a NEWDIR")
+			}
+			t, err := a.directory(c)
+			if err != nil {
+				return err
+			}
+			s, err := t.steer(ctx)
+			if err != nil {
+				return err
+			}
+			dir := c.Args().First()
+			err = errors.Join(s.(*codeq.Queue).Checkpoint(ctx, dir), s.Close()) // -dir opens nothing else
+			if errors.Is(err, fs.ErrExist) {
+				err = coded(exitRefused, err)
+			}
+			if err != nil {
+				return err
+			}
+			return a.result(struct{ Dir string }{dir}, "copied to %s", dir)
+		},
+	}
+}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"codeq"
+)
+
+// history describes the attempts of a task, and what its handlers have said.
+func history(a *app, t *codeq.TaskInfo) []field {
+	fields := []field{{"first ready", a.time(t.FirstReady)}}
+	for i, try := range t.History {
+		if i == 2 && t.HistoryDropped > 0 {
+			fields = append(fields, field{"attempts left out", t.HistoryDropped})
+		}
+		text := a.time(try.Start)
+		if try.End.IsZero() {
+			text += ", goes on"
+		} else {
+			text += fmt.Sprintf(", %s after %s", try.Outcome, short(try.End.Sub(try.Start)))
+		}
+		if try.Worker != "" {
+			text += ", by " + try.Worker
+		}
+		if try.Error != "" {
+			text += ": " + try.Error
+		}
+		fields = append(fields, field{fmt.Sprintf("attempt %d", try.Number), text})
+	}
+	if p := t.Progress; !p.At.IsZero() {
+		fields = append(fields, field{"progress", progressText(p) + ", at " + a.time(p.At)})
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.Metadata)) {
+		fields = append(fields, field{"metadata " + safe(name), t.Metadata[name]})
+	}
+	return fields
+}
+
+func progressText(p codeq.Progress) string {
+	text := fmt.Sprintf("%d of %d", p.Done, p.Total)
+	if p.Note != "" {
+		text += ": " + p.Note
+	}
+	return text
+}

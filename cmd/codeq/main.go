@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v3"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	a := &app{in: os.Stdin, out: os.Stdout, err: os.Stderr, env: os.Getenv, now: time.Now, loc: time.Local}
+	os.Exit(a.run(ctx, os.Args))
+}
+
+// app is a run of the command: what it reads, where it writes, and its clock.
+type app struct {
+	in       io.Reader
+	out, err io.Writer
+	env      func(string) string
+	now      func() time.Time
+	loc      *time.Location // of the times in tables
+	asJSON   bool
+}
+
+// run carries out a command line, and returns the exit code of the process.
+func (a *app) run(ctx context.Context, args []string) int {
+	root := a.root()
+	err := root.Run(ctx, args)
+	if err != nil {
+		a.fail(err)
+	}
+	return exitCode(err)
+}
+
+// fail writes an error for people.
+func (a *app) fail(err error) {
+	text := err.Error()
+	a.note("codeq: %s", strings.ReplaceAll(text, "codeq: ", ""))
+}
+
+const overview = `Looks at a codeq queue and steers it. -dir names its directory:
+
+ - if nobody has it open, verbs that read do so without changing anything (they hold off programs
+   that open it meanwhile), and verbs that change open it as a worker would, and close it again:
+   due ticks of schedules are produced then, leases that have ended are taken back, and the
+   format of an older version is raised;
+ - if another process has it open, both go through its local socket: the process must call
+   Queue.ServeLocal, and be of the same user.
+
+-url names a dashboard (package codeqweb). CODEQ_TOKEN is sent as "Authorization: Bearer", or
+CODEQ_USER and CODEQ_PASSWORD as "Basic". Credentials are never flags, which others can see.
+Without -dir and -url, CODEQ_DIR or CODEQ_URL is taken.
+
+-json writes JSON, a document a line, with the names of the fields of package codeq.
+
+A flag may be written with one or two dashes. Times are as in RFC 3339, or a duration, which
+counts back from now for -from and -to, and forward for -run-at. Text that comes from tasks is
+escaped like in Go ("\x1b", "\u202e", "\n"), so that it cannot steer the terminal.`
+
+// root makes the command tree.
+func (a *app) root() *cli.Command {
+	root := &cli.Command{
+		Name:                  "codeq",
+		Usage:                 "see and steer a codeq queue",
+		Description:           overview + "\n\n" + exitText(),
+		UsageText:             "codeq [-dir DIR | -url URL] VERB [flags] [arguments]",
+		EnableShellCompletion: true,
+		ConfigureShellCompletionCommand: func(c *cli.Command) {
+			c.Hidden, c.Category = false, categoryOther
+		},
+		Suggest:        true,
+		HideVersion:    true,
+		Reader:         a.in,
+		Writer:         a.out,
+		ErrWriter:      a.err,
+		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run returns the code
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "dir", Usage: "the directory of the queue, `DIR`"},
+			&cli.StringFlag{Name: "url", Usage: "the `URL` of a dashboard, such as https://host/admin/codeq/"},
+			&cli.BoolFlag{Name: "json", Usage: "write JSON, a document a line", Destination: &a.asJSON},
+			&cli.DurationFlag{Name: "timeout", Usage: "give up after this `TIME`; 0: never"},
+			&cli.BoolFlag{Name: "accept-copy", Usage: "open a directory whose files were copied from a killed process (see Options.AcceptCopy)"},
+		},
+		Commands: []*cli.Command{
+			a.infoCommand(), a.lsCommand(), a.getCommand(), a.topCommand(), a.tailCommand(),
+			a.produceCommand(), a.cancelCommand(), a.redriveCommand(), a.purgeCommand(), a.setCommand(),
+			a.pauseCommand(), a.resumeCommand(), a.quietCommand(), a.schedulesCommand(),
+			a.verifyCommand(), a.repairCommand(), a.checkpointCommand(), a.exportCommand(), a.importCommand(),
+			a.benchCommand(), a.clusterCommand(),
+		},
+	}
+	root.Action = a.group(root)
+	a.prepare(root)
+	return root
+}
+
+// The categories of the verbs in the help.
+const (
+	categorySee     = "see"
+	categorySteer   = "steer"
+	categoryKeep    = "keep"
+	categoryCluster = "cluster"
+	categoryOther   = "other"
+)
+
+// prepare sets what all commands have in common: a wrong command line is an error of its own, a
+// comma does not separate values, and -timeout bounds the action.
+func (a *app) prepare(c *cli.Command) {
+	c.DisableSliceFlagSeparator = true
+	c.OnUsageError = func(_ context.Context, c *cli.Command, err error, _ bool) error {
+		return usageOf(c, err)
+	}
+	action := c.Action
+	c.Action = func(ctx context.Context, c *cli.Command) error {
+		if d := c.Duration("timeout"); d != 0 {
+			if d < 0 {
+				return usagef(c, "-timeout %s is negative", d)
+			}
+			var stop context.CancelFunc
+			ctx, stop = context.WithTimeout(ctx, d)
+			defer stop()
+		}
+		return action(ctx, c)
+	}
+	for _, sub := range c.Commands {
+		a.prepare(sub)
+	}
+}
+
+// group is the action of a command that has others below it, and none of its own.
+func (a *app) group(c *cli.Command) cli.ActionFunc {
+	return func(_ context.Context, now *cli.Command) error {
+		if now.Args().Present() {
+			return usagef(now, "unknown verb %q", now.Args().First())
+		}
+		if now == now.Root() {
+			return cli.ShowRootCommandHelp(now)
+		}
+		return usagef(now, "one of its verbs is needed: %s", strings.Join(names(c.Commands), ", "))
+	}
+}
+
+func names(commands []*cli.Command) (names []string) {
+	for _, c := range commands {
+		if c.Name != "help" {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}

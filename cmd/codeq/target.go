@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"codeq"
+)
+
+// view is what can be read of a queue, wherever it is.
+type view interface {
+	Info(ctx context.Context) ([]codeq.QueueInfo, error)
+	TotalsByDay(ctx context.Context, queue string) ([]codeq.DayTotals, error)
+	Get(ctx context.Context, id codeq.ID) (*codeq.TaskInfo, error)
+	FindByKey(ctx context.Context, k codeq.UniqueKey) (*codeq.TaskInfo, error)
+	ListPage(ctx context.Context, opts codeq.PageOptions) (*codeq.Page, error)
+	Schedules(ctx context.Context) ([]codeq.ScheduleInfo, error)
+	Settings(queue string) (codeq.Settings, error)
+	StorageStats() (*codeq.StorageStats, error)
+	Close() error
+}
+
+// steerer is what can be done to a queue that is open, wherever it is.
+type steerer interface {
+	view
+	ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error)
+	Cancel(ctx context.Context, id codeq.ID) error
+	RedriveDead(ctx context.Context, id codeq.ID) error
+	Forget(ctx context.Context, id codeq.ID) error
+	SetPriority(ctx context.Context, id codeq.ID, priority int) error
+	SetRunAt(ctx context.Context, id codeq.ID, t time.Time) error
+	Bulk(ctx context.Context, opts codeq.BulkOptions) (codeq.BulkResult, error)
+	Configure(ctx context.Context, queue string, change func(*codeq.Settings)) error
+	SetSchedule(ctx context.Context, s codeq.Schedule) error
+	DeleteSchedule(ctx context.Context, name string) error
+	Workers(ctx context.Context) ([]codeq.WorkerInfo, error)
+	QuietWorkers(ctx context.Context, name string) error
+	ResumeWorkers(ctx context.Context, name string) error
+	ClusterStatus(ctx context.Context) (*codeq.ClusterStatus, error)
+	TransferLeadership(ctx context.Context, shard int, node string) error
+	Drain(ctx context.Context) error
+	Undrain(ctx context.Context) error
+}
+
+var (
+	_ view    = (*codeq.Reader)(nil)
+	_ steerer = (*codeq.Queue)(nil)
+	_ steerer = (*remote)(nil)
+)
+
+// target is what -dir or -url names.
+type target struct {
+	dir, url   string
+	acceptCopy bool
+	app        *app
+}
+
+// target reads -dir and -url, or the environment if neither is given.
+func (a *app) target(c *cli.Command) (*target, error) {
+	t := &target{dir: c.String("dir"), url: c.String("url"), acceptCopy: c.Bool("accept-copy"), app: a}
+	switch {
+	case c.IsSet("dir") && c.IsSet("url"):
+		return nil, usagef(c, "-dir and -url exclude each other")
+	case !c.IsSet("dir") && !c.IsSet("url"):
+		t.dir, t.url = a.env("CODEQ_DIR"), a.env("CODEQ_URL")
+		if t.dir != "" && t.url != "" {
+			return nil, usagef(c, "CODEQ_DIR and CODEQ_URL exclude each other")
+		}
+	}
+	if t.dir == "" && t.url == "" {
+		return nil, usagef(c, "-dir or -url is needed")
+	}
+	return t, nil
+}
+
+// directory is target for a verb that needs the files.
+func (a *app) directory(c *cli.Command) (*target, error) {
+	if c.IsSet("url") {
+		return nil, usagef(c, "%s needs -dir: nothing that is served by a dashboard takes paths", c.Name)
+	}
+	t, err := a.target(c)
+	if err == nil && t.dir == "" {
+		err = usagef(c, "%s needs -dir", c.Name)
+	}
+	return t, err
+}
+
+// Where a queue was found.
+const (
+	whereClosed    = "closed"    // a directory that nobody has open
+	whereServed    = "served"    // by another process, through its socket
+	whereDashboard = "dashboard" // by its URL
+)
+
+// where says what a target is.
+type where struct {
+	Kind string
+	Dir  string `json:",omitzero"`
+	URL  string `json:",omitzero"`
+	// Killed: the process that had the closed directory open was killed.
+	Killed bool   `json:",omitzero"`
+	Node   string `json:",omitzero"` // of the closed directory
+}
+
+// look opens a target for reading. It changes nothing.
+func (t *target) look(ctx context.Context) (view, where, error) {
+	at := where{Kind: whereDashboard, URL: t.url}
+	if t.url != "" {
+		r, err := t.dial()
+		if err != nil {
+			return nil, at, err
+		}
+		return r, at, nil
+	}
+	at = where{Kind: whereServed, Dir: t.dir}
+	q, err := codeq.OpenLocal(ctx, t.dir)
+	if err == nil {
+		return q, at, nil
+	}
+	if !errors.Is(err, codeq.ErrNotServed) {
+		return nil, at, err
+	}
+	at.Kind = whereClosed
+	r, err := t.read()
+	if err != nil {
+		return nil, at, err
+	}
+	s := r.Staleness()
+	at.Killed, at.Node = !s.Closed, s.Node
+	for i, shard := range s.Shards {
+		if shard.Logged > shard.Applied {
+			t.app.note("codeq: shard %d of node %q has %d entries of its log that are not shown", i, s.Node, shard.Logged-shard.Applied)
+		}
+	}
+	return r, at, nil
+}
+
+// read opens a directory that nobody has open.
+func (t *target) read() (*codeq.Reader, error) {
+	r, err := codeq.OpenReadOnly(t.dir, &codeq.ReaderOptions{AcceptCopy: t.acceptCopy})
+	return r, t.explain(err)
+}
+
+// steer opens a target for changes.
+func (t *target) steer(ctx context.Context) (steerer, error) {
+	if t.url != "" {
+		r, err := t.dial()
+		if err != nil {
+			return nil, err
+		}
+		return r, nil
+	}
+	q, err := codeq.OpenLocal(ctx, t.dir)
+	if errors.Is(err, codeq.ErrNotServed) {
+		q, err = t.open()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return q, nil
+}
+
+// open opens a directory that nobody has open, as a worker does. It refuses that of a node of a
+// cluster, which would become a queue by itself if it is the only node.
+func (t *target) open() (*codeq.Queue, error) {
+	r, err := t.read()
+	if err != nil {
+		return nil, err
+	}
+	node := r.Staleness().Node
+	if err := r.Close(); err != nil {
+		return nil, err
+	}
+	if node != "" {
+		return nil, t.explain(fmt.Errorf("%w: the directory is of node %q", codeq.ErrNotMember, node))
+	}
+	q, err := codeq.Open(t.dir, &codeq.Options{MustExist: true, AcceptCopy: t.acceptCopy})
+	return q, t.explain(err)
+}
+
+// served opens what only a process that has the queue open knows, such as its workers.
+func (t *target) served(ctx context.Context) (steerer, error) {
+	if t.url != "" {
+		return t.steer(ctx)
+	}
+	q, err := codeq.OpenLocal(ctx, t.dir)
+	if err != nil {
+		return nil, t.explain(err)
+	}
+	return q, nil
+}
+
+// explain adds to an error what an operator can do about it.
+func (t *target) explain(err error) error {
+	switch {
+	case errors.Is(err, codeq.ErrLocked):
+		return fmt.Errorf("%w; a process has it open and does not serve it (Queue.ServeLocal)", err)
+	case errors.Is(err, codeq.ErrNotMember):
+		return fmt.Errorf("%w; the node of a cluster is steered while its process has it open", err)
+	}
+	return err
+}
+
+// withView calls f with a target that is open for reading.
+func (a *app) withView(ctx context.Context, c *cli.Command, f func(view, where) error) error {
+	t, err := a.target(c)
+	if err != nil {
+		return err
+	}
+	v, at, err := t.look(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(v, at), v.Close())
+}
+
+// withSteerer calls f with a target that is open for changes.
+func (a *app) withSteerer(ctx context.Context, c *cli.Command, f func(steerer) error) error {
+	t, err := a.target(c)
+	if err != nil {
+		return err
+	}
+	s, err := t.steer(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(s), s.Close())
+}
+
+// withServed calls f with a target that another process has open.
+func (a *app) withServed(ctx context.Context, c *cli.Command, f func(steerer) error) error {
+	t, err := a.target(c)
+	if err != nil {
+		return err
+	}
+	s, err := t.served(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(s), s.Close())
+}

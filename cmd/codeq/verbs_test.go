@@ -1,0 +1,479 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+// fillMixed fills a queue with tasks in all states but Leased.
+func fillMixed(t *testing.T) func(context.Context, *codeq.Queue) {
+	return func(ctx context.Context, q *codeq.Queue) {
+		for i := range 3 {
+			kill(t, q, mail(i), "no such mailbox 17")
+		}
+		kill(t, q, codeq.Task{Queue: hostile, Tenant: hostile, Payload: []byte(hostileBytes), Headers: map[string]string{hostile: hostile}}, hostile)
+		produce(t, q, codeq.Task{Queue: "done"})
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"done"}})
+		require.NoError(t, err)
+		require.NoError(t, q.Complete(ctx, l.Receipt, []byte("result")))
+		for i := range 4 {
+			produce(t, q, mail(i))
+		}
+		produce(t, q, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Hour), Unique: codeq.Unique{Key: "k"}, Priority: 3})
+		require.NoError(t, q.Configure(ctx, "mail", func(s *codeq.Settings) { s.Concurrency = 5; s.Retention = time.Hour }))
+		require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "daily", Cron: "@daily", Task: codeq.Task{Queue: "report"}}))
+		settle()
+	}
+}
+
+func counts(t *testing.T, at []string, queue string) codeq.Counts {
+	t.Helper()
+	r := decoded[infoResult](t, with(at, "info")...)
+	for _, q := range r.Queues {
+		if q.Queue == queue {
+			return q.Counts
+		}
+	}
+	return codeq.Counts{}
+}
+
+func TestInfo(t *testing.T) {
+	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
+		require.Equal(t, codeq.Counts{Ready: 4, Dead: 3}, counts(t, at, "mail"))
+		require.Contains(t, ok(t, with(at, "info")...), "later")
+		r := decoded[infoResult](t, with(at, "info", "-storage", "mail")...)
+		require.Len(t, r.Queues, 1)
+		require.Equal(t, 5, r.Queues[0].Settings.Concurrency)
+		require.Len(t, r.Storage.Shards, 2)
+		require.NotEmpty(t, r.Days)
+		text := ok(t, with(at, "info", "-storage", "mail")...)
+		require.Regexp(t, `concurrency +5`, text)
+		require.Contains(t, text, "READ AMP")
+		require.Equal(t, exitNotFound, call(t, with(at, "info", "nobody")...).code)
+	})
+}
+
+func TestList(t *testing.T) {
+	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
+		p := decoded[pageResult](t, with(at, "ls", "-state", "dead", "-queue", "mail")...)
+		require.Len(t, p.Tasks, 3)
+		require.Empty(t, p.Tasks[0].Payload)
+		require.Empty(t, p.Next)
+
+		p = decoded[pageResult](t, with(at, "ls", "-limit", "2", "-payload", "-state", "ready")...)
+		require.Len(t, p.Tasks, 2)
+		rest := decoded[pageResult](t, with(at, "ls", "-limit", "2", "-payload", "-state", "ready", "-cursor", p.Next)...)
+		var payloads []string
+		for _, task := range append(p.Tasks, rest.Tasks...) {
+			payloads = append(payloads, string(task.Payload))
+		}
+		require.ElementsMatch(t, []string{"to 0", "to 1", "to 2", "to 3"}, payloads)
+
+		out := ok(t, with(at, "-json", "ls", "-limit", "3", "-pages")...)
+		n := 0
+		for line := range strings.Lines(out) {
+			require.NoError(t, json.Unmarshal([]byte(line), &p))
+			n += len(p.Tasks)
+		}
+		require.Equal(t, 10, n, out)
+		require.Len(t, decoded[pageResult](t, with(at, "ls", "-error", "no such mailbox #")...).Tasks, 3)
+		require.Empty(t, decoded[pageResult](t, with(at, "ls", "-state", "dead", "-to", "1h")...).Tasks)
+		require.Len(t, decoded[pageResult](t, with(at, "ls", "-state", "dead", "-from", "1h", "-tenant", "")...).Tasks, 3)
+
+		text := ok(t, with(at, "ls", "-payload")...)
+		require.Contains(t, text, `\x1b[2J`)
+		require.Contains(t, text, `\u202e`)
+		require.Contains(t, call(t, with(at, "ls", "-queue", "nobody")...).err, "No task")
+		require.Equal(t, exitUsage, call(t, with(at, "ls", "-cursor", "forged")...).code)
+	})
+}
+
+func TestGet(t *testing.T) {
+	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
+		task := decoded[codeq.TaskInfo](t, with(at, "get", "-queue", "later", "-key", "k")...)
+		require.Equal(t, codeq.Scheduled, task.State)
+		require.Regexp(t, `priority +3`, ok(t, with(at, "get", task.ID.String())...))
+		list := decoded[pageResult](t, with(at, "ls", "-state", "dead")...).Tasks
+		for _, dead := range list {
+			if dead.Queue == "mail" {
+				require.Contains(t, ok(t, with(at, "get", "-raw", dead.ID.String())...), "to ")
+				continue
+			}
+			text := ok(t, with(at, "get", dead.ID.String())...)
+			require.Contains(t, text, `header \x1b[2J`)
+			require.Contains(t, text, `\x07`)
+			require.Equal(t, hostileBytes, call(t, with(at, "get", "-raw", dead.ID.String())...).out, "as it is, to a file")
+		}
+		require.Equal(t, exitNotFound, call(t, with(at, "get", codeq.ID{1}.String())...).code)
+		require.Equal(t, exitNotFound, call(t, with(at, "get", "-queue", "later", "-key", "x")...).code)
+		require.Equal(t, exitUsage, call(t, with(at, "get", "x")...).code)
+		require.Equal(t, exitUsage, call(t, with(at, "get")...).code)
+	})
+}
+
+func TestProduce(t *testing.T) {
+	everywhere(t, nil, func(t *testing.T, at ...string) {
+		args := with(at, "produce", "-queue", "mail", "-tenant", "a", "-priority", "7", "-header", "to=ann=x", "-key", "1", "-key-for", "1h",
+			"-group", "g", "-limit-key", "l", "-max-attempts", "3", "-run-for", "1m", "-retention", "forever", "-run-at", "1h", "hello")
+		require.Equal(t, 1, strings.Count(ok(t, append(args, "-dry-run")...), "\n"))
+		require.Zero(t, counts(t, at, "mail"))
+		id := strings.TrimSpace(ok(t, args...))
+		task := decoded[codeq.TaskInfo](t, with(at, "get", id)...)
+		require.WithinDuration(t, time.Now().Add(time.Hour), task.At, time.Minute)
+		task.RunAt = time.Time{}
+		require.Equal(t, codeq.Task{
+			Queue: "mail", Tenant: "a", Priority: 7, Headers: map[string]string{"to": "ann=x"}, Payload: []byte("hello"), Group: "g", LimitKey: "l",
+			MaxAttempts: 3, Timeout: time.Minute, Retention: codeq.Forever, Unique: codeq.Unique{Key: "1", For: time.Hour},
+		}, task.Task)
+
+		r := call(t, args...)
+		require.Equal(t, exitRefused, r.code, r.err)
+		require.Contains(t, r.out, id+" has the key already")
+
+		in := []byte("a\nb\r\nc")
+		d := run(t.Context(), nil, in, with(at, "-json", "produce", "-queue", "lines", "-file", "-", "-lines")...)
+		require.Zero(t, d.code, d.err)
+		require.Equal(t, 3, strings.Count(d.out, "\n"))
+		p := decoded[pageResult](t, with(at, "ls", "-queue", "lines", "-payload")...)
+		require.Equal(t, "b", string(p.Tasks[1].Payload))
+		ok(t, with(at, "produce", "-queue", "child", "-after", p.Tasks[0].ID.String(), "x")...)
+		require.EqualValues(t, 1, counts(t, at, "child").Blocked)
+
+		file := filepath.Join(t.TempDir(), "payload")
+		require.NoError(t, os.WriteFile(file, in, 0o600))
+		ok(t, with(at, "produce", "-queue", "file", "-file", file)...)
+		require.Equal(t, in, decoded[pageResult](t, with(at, "ls", "-queue", "file", "-payload")...).Tasks[0].Payload)
+		for _, wrong := range [][]string{
+			{"hello"}, {"-queue", "q", "a", "b"}, {"-queue", "q", "-priority", "10", "x"}, {"-queue", "q", "-header", "x", "y"},
+			{"-queue", "q", "-file", file, "x"}, {"-queue", "q", "-lines", "x"}, {"-queue", "q", "-after", "x", "y"}, {"-queue", "q", "-run-at", "soon", "y"},
+			{"-queue", "q", "-retention", "long", "y"},
+		} {
+			require.Equal(t, exitUsage, call(t, with(at, append([]string{"produce"}, wrong...)...)...).code, wrong)
+		}
+		require.Equal(t, exitOther, call(t, with(at, "produce", "-queue", "q", "-file", file+"x")...).code)
+	})
+}
+
+func TestChanges(t *testing.T) {
+	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
+		dry := decoded[bulkResult](t, with(at, "redrive", "-queue", "mail", "-dry-run")...)
+		require.Equal(t, bulkResult{"redrive", true, codeq.BulkResult{Matched: 3}}, dry)
+		require.EqualValues(t, 3, counts(t, at, "mail").Dead)
+		require.Equal(t, "3 tasks would be redriven.\n", ok(t, with(at, "redrive", "-queue", "mail", "-dry-run")...))
+
+		list := decoded[pageResult](t, with(at, "ls", "-state", "dead", "-queue", "mail")...).Tasks
+		one := list[0].ID.String()
+		require.Equal(t, one+" would be redriven\n", ok(t, with(at, "redrive", "-dry-run", one)...))
+		require.Equal(t, taskResult{ID: list[0].ID, Done: true}, decoded[taskResult](t, with(at, "redrive", one)...))
+		require.Equal(t, exitNotFound, call(t, with(at, "redrive", one)...).code, "it is no dead letter any more")
+		require.Equal(t, exitRefused, call(t, with(at, "redrive", "-dry-run", one)...).code)
+		require.Equal(t, "2 tasks of 2 redriven; 0 had changed meanwhile, 0 were refused.\n", ok(t, with(at, "redrive", "-error", "no such mailbox #")...))
+		require.Equal(t, codeq.Counts{Ready: 7}, counts(t, at, "mail"))
+
+		require.Equal(t, 8, decoded[bulkResult](t, with(at, "cancel", "-all", "-dry-run")...).Matched)
+		require.Equal(t, one+" canceled\n", ok(t, with(at, "cancel", one)...))
+		require.Equal(t, exitRefused, call(t, with(at, "cancel", one)...).code)
+		require.Equal(t, 6, decoded[bulkResult](t, with(at, "cancel", "-queue", "mail", "-state", "ready", "-rate", "100000")...).Changed)
+		require.Equal(t, codeq.Counts{Canceled: 7}, counts(t, at, "mail"))
+
+		require.Equal(t, 7, decoded[bulkResult](t, with(at, "purge", "-queue", "mail", "-state", "canceled")...).Changed)
+		require.Equal(t, 1, decoded[bulkResult](t, with(at, "purge", "-all")...).Changed, "the hostile one")
+		gone := call(t, with(at, "purge", one, list[1].ID.String())...)
+		require.Equal(t, exitNotFound, gone.code)
+		require.Equal(t, 2, strings.Count(gone.err, "task 01"), gone.err)
+		for _, wrong := range [][]string{
+			{"redrive"}, {"redrive", "x"}, {"redrive", "-state", "ready", "-all"}, {"purge", "-state", "dead"}, {"cancel", one, "-queue", "mail"},
+			{"redrive", "-state", "frob"}, {"redrive", "-all", "-rate", "-1"}, {"redrive", "-from", "x"},
+		} {
+			require.Equal(t, exitUsage, call(t, with(at, wrong...)...).code, wrong)
+		}
+	})
+}
+
+// TestChangeEnds: a change that is interrupted tells where another call goes on.
+func TestChangeEnds(t *testing.T) {
+	const n = 2000
+	fill := func(ctx context.Context, q *codeq.Queue) {
+		tasks := make([]codeq.Task, n)
+		for i := range tasks {
+			tasks[i] = mail(i)
+		}
+		_, err := q.ProduceBatch(ctx, tasks)
+		require.NoError(t, err)
+		require.NoError(t, q.Configure(ctx, "mail", func(s *codeq.Settings) { s.Retention = time.Hour }))
+		settle()
+	}
+	everywhere(t, fill, func(t *testing.T, at ...string) {
+		r := call(t, with(at, "-json", "-timeout", "300ms", "cancel", "-queue", "mail", "-rate", "1000")...)
+		require.Equal(t, exitEnded, r.code, r.err)
+		_, cursor, found := strings.Cut(r.err, "-cursor ")
+		require.True(t, found, r.err)
+		cursor, _, _ = strings.Cut(cursor, "\n")
+		var part bulkResult
+		require.NoError(t, json.Unmarshal([]byte(r.out), &part))
+		require.Less(t, part.Changed, n)
+		rest := decoded[bulkResult](t, with(at, "cancel", "-queue", "mail", "-cursor", cursor)...)
+		require.EqualValues(t, n, counts(t, at, "mail").Canceled)
+		require.LessOrEqual(t, part.Changed+rest.Changed, n)
+	})
+}
+
+func TestSettings(t *testing.T) {
+	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
+		require.Contains(t, ok(t, with(at, "pause", "mail", "-dry-run")...), "as they would be")
+		require.False(t, decoded[queueSettings](t, with(at, "resume", "-dry-run", "mail")...).Settings.Paused)
+		require.True(t, decoded[queueSettings](t, with(at, "pause", "mail")...).Settings.Paused)
+		require.Contains(t, ok(t, with(at, "info")...), "paused")
+		set := decoded[queueSettings](t, with(at, "set", "queue", "-rate", "2.5", "-burst", "4", "-concurrency-per-key", "1", "-tenant-weight", "a=3",
+			"-tenant-weight", "b=c=2", "-retention", "2h", "-dead-retention", "forever", "-hold-groups", "mail")...)
+		want := codeq.Settings{
+			Paused: true, Concurrency: 5, ConcurrencyPerKey: 1, Rate: 2.5, Burst: 4, TenantWeights: map[string]int{"a": 3, "b=c": 2},
+			Retention: 2 * time.Hour, DeadRetention: codeq.Forever, HoldGroups: true,
+		}
+		require.Equal(t, want, set.Settings)
+		require.False(t, decoded[queueSettings](t, with(at, "resume", "mail")...).Settings.Paused)
+		set = decoded[queueSettings](t, with(at, "set", "queue", "-concurrency", "0", "-tenant-weight", "a=0", "-hold-groups=false", "-retention", "0", "mail")...)
+		want.Paused, want.Concurrency, want.HoldGroups, want.Retention = false, 0, false, 0
+		delete(want.TenantWeights, "a")
+		require.Equal(t, want, set.Settings)
+		for _, wrong := range [][]string{
+			{"pause"}, {"set"}, {"set", "queue", "mail"}, {"set", "queue", "-rate", "1"}, {"set", "queue", "-rate", "-1", "mail"},
+			{"set", "queue", "-tenant-weight", "a", "mail"}, {"set", "frob"},
+		} {
+			require.Equal(t, exitUsage, call(t, with(at, wrong...)...).code, wrong)
+		}
+	})
+}
+
+func TestSetTask(t *testing.T) {
+	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
+		list := decoded[pageResult](t, with(at, "ls", "-state", "ready", "-queue", "mail")...).Tasks
+		one := list[3].ID.String()
+		ok(t, with(at, "set", "task", "-priority", "9", one)...)
+		require.Equal(t, one, decoded[pageResult](t, with(at, "ls", "-state", "ready", "-limit", "1")...).Tasks[0].ID.String())
+		ok(t, with(at, "set", "task", "-run-at", "1h", one)...)
+		require.Equal(t, codeq.Scheduled, decoded[codeq.TaskInfo](t, with(at, "get", one)...).State)
+		ok(t, with(at, "set", "task", "-run-at", "now", one)...)
+		require.Equal(t, codeq.Ready, decoded[codeq.TaskInfo](t, with(at, "get", one)...).State)
+		require.Equal(t, 3, decoded[bulkResult](t, with(at, "set", "task", "-queue", "mail", "-priority", "9", "-dry-run")...).Matched)
+		require.Equal(t, 3, decoded[bulkResult](t, with(at, "set", "task", "-queue", "mail", "-priority", "9")...).Changed)
+		require.Equal(t, 7, decoded[bulkResult](t, with(at, "set", "task", "-queue", "mail", "-state", "ready", "-state", "dead", "-to-queue", "post")...).Changed)
+		require.Equal(t, codeq.Counts{Ready: 7}, counts(t, at, "post"))
+		for _, wrong := range [][]string{{one}, {"-priority", "3"}, {"-priority", "11", one}, {"-to-queue", "x", one}, {"-run-at", "1h", "-queue", "post"}, {"-priority", "1", "-run-at", "1h", one}} {
+			require.Equal(t, exitUsage, call(t, with(at, append([]string{"set", "task"}, wrong...)...)...).code, wrong)
+		}
+	})
+}
+
+func TestSchedules(t *testing.T) {
+	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
+		require.Contains(t, ok(t, with(at, "schedules")...), "@daily")
+		ok(t, with(at, "schedules", "set", "often", "-every", "5m", "-queue", "mail", "-missed", "skip", "-dry-run", "hello")...)
+		ok(t, with(at, "schedules", "set", "often", "-every", "5m", "-queue", "mail", "-missed", "skip", "hello")...)
+		list := decoded[struct{ Schedules []codeq.ScheduleInfo }](t, with(at, "schedules")...).Schedules
+		require.Len(t, list, 2)
+		require.Equal(t, codeq.Schedule{
+			Name: "often", Every: 5 * time.Minute, Missed: codeq.MissedSkip, Task: codeq.Task{Queue: "mail", Payload: []byte("hello")},
+		}, list[1].Schedule)
+		ok(t, with(at, "schedules", "run", "daily", "-dry-run")...)
+		id := strings.TrimSpace(ok(t, with(at, "schedules", "run", "daily")...))
+		require.Equal(t, "report", decoded[codeq.TaskInfo](t, with(at, "get", id)...).Queue)
+		ok(t, with(at, "schedules", "rm", "-dry-run", "often")...)
+		ok(t, with(at, "schedules", "rm", "often")...)
+		require.Equal(t, exitNotFound, call(t, with(at, "schedules", "rm", "often")...).code)
+		require.Equal(t, exitNotFound, call(t, with(at, "schedules", "run", "often")...).code)
+		for _, wrong := range [][]string{{"frob"}, {"set"}, {"set", "x"}, {"set", "x", "-queue", "q"}, {"set", "x", "-queue", "q", "-cron", "frob"}, {"set", "x", "-queue", "q", "-every", "1h", "-missed", "x"}, {"rm"}} {
+			require.Equal(t, exitUsage, call(t, with(at, append([]string{"schedules"}, wrong...)...)...).code, wrong)
+		}
+	})
+}
+
+func TestQuiet(t *testing.T) {
+	dir := newQueue(t, nil)
+	require.Equal(t, exitInUse, call(t, "-dir", dir, "quiet").code, "nobody works")
+	q, stop := serve(t, dir)
+	mux := new(codeq.Mux)
+	began := make(chan struct{}, 9)
+	codeq.Handle(mux, "mail", func(context.Context, *codeq.Job[[]byte]) error {
+		began <- struct{}{}
+		return nil
+	})
+	ended := make(chan error)
+	go func() { ended <- q.Run(context.Background(), mux, &codeq.RunOptions{Name: "w\x1b1", Concurrency: 2}) }()
+	produce(t, q, mail(0))
+	<-began
+	for _, at := range [][]string{{"-dir", dir}, {"-url", newDashboard(t, q).URL + "/admin/"}} {
+		require.Contains(t, ok(t, with(at, "quiet")...), "works")
+		require.False(t, decoded[workersResult](t, with(at, "quiet", "-dry-run", "w\x1b1")...).Workers[0].Quiet)
+		require.True(t, decoded[workersResult](t, with(at, "quiet", "w\x1b1")...).Workers[0].Quiet)
+		require.Contains(t, ok(t, with(at, "info")...), "quiet")
+		require.False(t, decoded[workersResult](t, with(at, "quiet", "-undo", "-all")...).Workers[0].Quiet)
+		require.Equal(t, exitNotFound, call(t, with(at, "quiet", "nobody")...).code)
+		require.Equal(t, exitUsage, call(t, with(at, "quiet", "-undo")...).code)
+	}
+	stop()
+	require.ErrorIs(t, <-ended, codeq.ErrClosed)
+}
+
+func TestVerify(t *testing.T) {
+	dir := newQueue(t, fillMixed(t))
+	require.Contains(t, ok(t, "-dir", dir, "verify"), "No problem")
+	require.True(t, decoded[verifyResult](t, "-dir", dir, "verify").OK)
+	require.Equal(t, exitUsage, call(t, "-dir", dir, "verify", "x").code)
+
+	tables, err := filepath.Glob(filepath.Join(dir, "shard-*", "*.log"))
+	require.NoError(t, err)
+	require.NotEmpty(t, tables)
+	for _, name := range tables {
+		b, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for i := 20; i < len(b); i += 97 {
+			b[i] ^= 0x55
+		}
+		require.NoError(t, os.WriteFile(name, b, 0o600))
+	}
+	r := call(t, "-dir", dir, "verify")
+	require.Equal(t, exitDamaged, r.code, r.out)
+	requireHarmless(t, r)
+	require.Equal(t, exitDamaged, call(t, "-dir", dir, "info").code)
+	require.Equal(t, exitDamaged, call(t, "-dir", dir, "pause", "mail").code)
+	before := r.out
+	require.Equal(t, before, call(t, "-dir", dir, "repair", "-dry-run").out)
+	require.Contains(t, ok(t, "-dir", dir, "repair"), "repaired")
+	require.True(t, decoded[verifyResult](t, "-dir", dir, "verify").OK)
+	ok(t, "-dir", dir, "info")
+
+	served := newQueue(t, nil)
+	serve(t, served)
+	require.Equal(t, exitInUse, call(t, "-dir", served, "verify").code)
+}
+
+func TestCheckpoint(t *testing.T) {
+	dir := newQueue(t, fillMixed(t))
+	to := filepath.Join(filepath.Dir(dir), "copy")
+	ok(t, "-dir", dir, "checkpoint", to)
+	require.Equal(t, counts(t, []string{"-dir", dir}, "mail"), counts(t, []string{"-dir", to}, "mail"))
+	require.Equal(t, exitRefused, call(t, "-dir", dir, "checkpoint", to).code, "it exists")
+	require.Equal(t, exitUsage, call(t, "-dir", dir, "checkpoint").code)
+	serve(t, dir)
+	require.Equal(t, to+"2", decoded[struct{ Dir string }](t, "-dir", dir, "checkpoint", to+"2").Dir)
+	ok(t, "-dir", to+"2", "info")
+}
+
+func TestBench(t *testing.T) {
+	in := t.TempDir()
+	require.Contains(t, ok(t, "bench", "-in", in, "-tasks", "200", "-workers", "4"), "PER SECOND")
+	require.Contains(t, ok(t, "-json", "bench", "-in", in, "-tasks", "20", "-durability", "none"), `"Part":"work"`)
+	left, err := os.ReadDir(in)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	for _, wrong := range [][]string{{"-dir", in, "bench"}, {"bench", "-tasks", "0"}, {"bench", "-durability", "x"}} {
+		require.Equal(t, exitUsage, call(t, wrong...).code)
+	}
+}
+
+// TestMisuse: what cannot be done says why, by its exit code too.
+func TestMisuse(t *testing.T) {
+	dir := newQueue(t, nil)
+	for _, c := range []struct {
+		code int
+		args []string
+	}{
+		{exitUsage, []string{"frob"}},
+		{exitUsage, []string{"info", "-frob"}},
+		{exitUsage, []string{"info"}},
+		{exitUsage, []string{"-dir", dir, "-url", "http://x/", "info"}},
+		{exitUsage, []string{"-dir", dir, "info", "a", "b"}},
+		{exitUsage, []string{"-dir", dir, "-timeout", "-1s", "info"}},
+		{exitUsage, []string{"-dir", dir, "-timeout", "soon", "info"}},
+		{exitUsage, []string{"-dir"}},
+		{exitNoQueue, []string{"-dir", dir + "x", "info"}},
+		{exitNoQueue, []string{"-dir", dir + "x", "pause", "mail"}},
+		{exitNoQueue, []string{"-dir", t.TempDir(), "pause", "mail"}},
+		{exitNoQueue, []string{"-dir", dir + "x", "verify"}},
+		{exitNoQueue, []string{"-dir", dir + "x", "export"}},
+		{exitInUse, []string{"-dir", dir, "cluster", "status"}},
+		{exitUsage, []string{"-dir", dir, "cluster"}},
+		{exitUsage, []string{"-dir", dir, "cluster", "transfer", "x", "n"}},
+	} {
+		r := call(t, c.args...)
+		require.Equal(t, c.code, r.code, "%v: %s", c.args, r.err)
+		require.NotEmpty(t, r.err)
+		require.Empty(t, r.out)
+		requireHarmless(t, r)
+	}
+	_, err := os.Stat(dir + "x")
+	require.ErrorIs(t, err, os.ErrNotExist, "a wrong path makes no queue")
+	both := map[string]string{"CODEQ_DIR": dir, "CODEQ_URL": "http://x/"}
+	require.Equal(t, exitUsage, run(t.Context(), both, nil, "info").code)
+	delete(both, "CODEQ_URL")
+	require.Zero(t, run(t.Context(), both, nil, "info").code)
+
+	// A process has it open, and does not serve it.
+	q, err := codeq.Open(dir, nil)
+	require.NoError(t, err)
+	for _, args := range [][]string{{"info"}, {"pause", "mail"}, {"export"}, {"verify"}} {
+		r := call(t, with([]string{"-dir", dir}, args...)...)
+		require.Equal(t, exitInUse, r.code, r.err)
+		require.Contains(t, r.err, "ServeLocal")
+	}
+	require.NoError(t, q.Close())
+	if os.Getuid() == 0 {
+		return // who may read everything
+	}
+	require.NoError(t, os.Chmod(dir, 0))
+	defer func() { require.NoError(t, os.Chmod(dir, 0o700)) }()
+	require.Equal(t, exitDenied, call(t, "-dir", dir, "info").code)
+	require.Equal(t, exitDenied, call(t, "-dir", dir, "pause", "mail").code)
+}
+
+// TestKilled: of a process that was killed, what it has left is shown, and said to be that.
+func TestKilled(t *testing.T) {
+	dir := killedQueue(t)
+	r := call(t, "-dir", dir, "info")
+	require.Zero(t, r.code, r.err)
+	require.Contains(t, r.err, "killed")
+	require.True(t, decoded[infoResult](t, "-dir", dir, "info").At.Killed)
+}
+
+// TestExitCodes: the help and README.md say the same.
+func TestExitCodes(t *testing.T) {
+	help := ok(t, "help")
+	doc, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	for _, m := range exitMeanings {
+		require.Contains(t, help, m.text)
+		require.Contains(t, string(doc), m.text)
+	}
+	require.Equal(t, exitUncertain, exitCode(errors.Join(codeq.ErrUncertain, context.Canceled)))
+	require.Equal(t, exitOther, exitCode(errors.New("x")))
+}
+
+// TestHelp: every verb and flag is explained, and README.md names each verb.
+func TestHelp(t *testing.T) {
+	doc, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	a := &app{env: func(string) string { return "" }}
+	for _, c := range a.root().Commands {
+		require.NotEmpty(t, c.Usage, c.Name)
+		require.Contains(t, string(doc), "codeq "+c.Name)
+		text := ok(t, c.Name, "-help")
+		for _, f := range c.Flags {
+			require.Contains(t, text, "-"+f.Names()[0]+" ")
+		}
+		for _, sub := range c.Commands {
+			require.NotEmpty(t, sub.Usage)
+			ok(t, c.Name, sub.Name, "-help")
+		}
+	}
+}
