@@ -417,8 +417,8 @@ type ShardInfo struct {
 	// NextTick is the next tick of any of the shard's schedules; zero: there is none. Once it is
 	// past, the tick is late.
 	NextTick time.Time `json:",omitzero"`
-	// Queues are those of [Queue.Info], ordered by name, with what this shard has of them. Settings
-	// are left out, and the totals of a queue that this shard does not show.
+	// Queues are those of [Queue.Info], ordered by name, with what this shard has of them: without
+	// [QueueInfo.Settings], and without the totals of a queue that this shard does not show.
 	Queues []QueueInfo
 }
 

@@ -28,8 +28,8 @@ type Options struct {
 
 const defaultMaxQueues = 200
 
-// Collector is a [prometheus.Collector] of one queue. Its methods are safe for concurrent use. [New]
-// makes it. For several queues in one process, register each with a label of its own:
+// Collector is a [prometheus.Collector] of one queue. Its methods are safe for concurrent use.
+// [New] makes it. For several queues in one process, register each with a label of its own:
 //
 //	prometheus.WrapRegistererWith(prometheus.Labels{"db": "mail"}, registry).MustRegister(metrics)
 type Collector struct {

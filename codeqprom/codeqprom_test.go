@@ -254,8 +254,8 @@ func newDisk() *fullDisk {
 	return d
 }
 
-// TestNames: the first queues keep their names, and so do those of Options.Queues; what is of others
-// is summed up.
+// TestNames: the first queues keep their names, and so do those of Options.Queues; what is of
+// others is summed up.
 func TestNames(t *testing.T) {
 	watched(t, nil, codeq.Options{}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
 		var batch []codeq.Task

@@ -52,8 +52,8 @@
 // No label is a tenant, key, group or ID. The first 200 queues that a process sees keep their names
 // ([Options.MaxQueues]), all others are the queue "other" together, whose oldest task is the oldest
 // of all. They are seen in the order of their first changes, and, at the first scrape, of their
-// names; list those that matter in [Options.Queues], on all nodes the same. Bytes of a name that are
-// no UTF-8 become U+FFFD, and queues whose names are equal then are one.
+// names; list those that matter in [Options.Queues], on all nodes the same. Bytes of a name that
+// are no UTF-8 become U+FFFD, and queues whose names are equal then are one.
 //
 // # A program beside the process
 //

@@ -15,7 +15,8 @@ import (
 type change struct {
 	name, done string
 	action     codeq.BulkAction
-	// states are those of the tasks that the verb may alter, and defaults those that it alters unless
+	// states are those of the tasks that the verb may alter, and defaults those that it alters
+	// unless
 	// -state says others.
 	states, defaults []codeq.State
 	one              func(ctx context.Context, s steerer, id codeq.ID) error
@@ -197,7 +198,8 @@ func (a *app) changeMany(ctx context.Context, c *cli.Command, ch *change, opts c
 	return errors.Join(err, shown)
 }
 
-// bulk alters tasks, or counts them. To count those of a closed directory, it changes nothing there.
+// bulk alters tasks, or counts them. To count those of a closed directory, it changes nothing
+// there.
 func (a *app) bulk(ctx context.Context, c *cli.Command, opts codeq.BulkOptions) (r codeq.BulkResult, err error) {
 	if !opts.DryRun {
 		err = a.withSteerer(ctx, c, func(s steerer) (err error) {

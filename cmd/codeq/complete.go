@@ -12,8 +12,8 @@ import (
 // completeTimeout bounds how long a shell waits for the names of queues.
 const completeTimeout = 2 * time.Second
 
-// completeQueues offers the names of the queues to a shell, besides flags. Shells evaluate what they
-// are offered: only names of harmless characters are.
+// completeQueues offers the names of the queues to a shell, besides flags. Shells evaluate what
+// they are offered: only names of harmless characters are.
 func (a *app) completeQueues(ctx context.Context, c *cli.Command) {
 	if args := c.Args().Slice(); len(args) > 0 && strings.HasPrefix(args[len(args)-1], "-") {
 		cli.DefaultCompleteWithFlags(ctx, c)

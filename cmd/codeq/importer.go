@@ -237,8 +237,8 @@ func (p *plan) isClaimed() bool {
 	return p.old.State == codeq.Done || p.old.State == codeq.Dead || p.retries > 0 || p.redrive
 }
 
-// work makes the tasks of the chunk. Those whose keys are held by others of the chunk are made after
-// these have ended.
+// work makes the tasks of the chunk. Those whose keys are held by others of the chunk are made
+// after these have ended.
 func (im *importer) work() error {
 	left := im.chunk
 	im.chunk, im.size = nil, 0
@@ -404,7 +404,8 @@ func (im *importer) end(ctx context.Context, l *codeq.Lease, p *plan) (more bool
 	return false, im.q.DeadLetter(ctx, l.Receipt, cause)
 }
 
-// releaseWaiting gives the tasks that were worked on before their times, in the order of the export.
+// releaseWaiting gives the tasks that were worked on before their times, in the order of the
+// export.
 func (im *importer) releaseWaiting() error {
 	for _, p := range im.waiting {
 		if p.redrive {

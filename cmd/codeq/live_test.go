@@ -139,7 +139,8 @@ func TestTopInTerminal(t *testing.T) {
 	require.NoError(t, x.c.Wait())
 }
 
-// TestTailInTerminal: tail waits for a process, shows what happens in it, and goes on with the next.
+// TestTailInTerminal: tail waits for a process, shows what happens in it, and goes on with the
+// next.
 func TestTailInTerminal(t *testing.T) {
 	dir := newQueue(t, nil)
 	x := inTerminal(t, "-dir", dir, "tail")
@@ -175,7 +176,8 @@ func TestRawInTerminal(t *testing.T) {
 	require.NotContains(t, x.text(), "\x1b")
 }
 
-// TestTop: outside of a terminal each sample is below the one before; -json has a document for each.
+// TestTop: outside of a terminal each sample is below the one before; -json has a document for
+// each.
 func TestTop(t *testing.T) {
 	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
 		out := ok(t, with(at, "top", "-n", "2", "-interval", "10ms", "-sort", "ready")...)

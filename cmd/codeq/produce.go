@@ -166,7 +166,8 @@ func (a *app) produce(ctx context.Context, c *cli.Command) error {
 	})
 }
 
-// batches calls f with the tasks of an input, some at a time: one of all of it, or one for each line.
+// batches calls f with the tasks of an input, some at a time: one of all of it, or one for each
+// line.
 func batches(from io.Reader, t codeq.Task, lines bool, f func([]codeq.Task) error) error {
 	if !lines {
 		payload, err := io.ReadAll(from)
