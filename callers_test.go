@@ -1117,6 +1117,14 @@ func (m *crowd) checkStats() {
 	got, err := m.q.Stats(m.ctx)
 	m.noError(err)
 	require.Equal(m.t, want, got)
+	infos, err := m.q.Info(m.ctx)
+	m.noError(err)
+	for _, i := range infos {
+		require.Equal(m.t, want[i.Queue], i.Counts, i.Queue)
+		require.Equal(m.t, i.Counts.Ready > 0, !i.OldestReady.IsZero(), i.Queue)
+		delete(want, i.Queue)
+	}
+	require.Empty(m.t, want)
 }
 
 // checkList compares the tasks of one state, of another one after each step.

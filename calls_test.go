@@ -50,6 +50,9 @@ func sampleCalls() map[string]request {
 		"await":          endedAwait(id(1), engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 3}),
 		"bulk":           rule(callBulk, &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}}),
 		"stats":          rule(callStats, &call.Stats{Counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}}),
+		"info":           rule(callInfo, &call.Info{Infos: []engine.QueueInfo{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}, Oldest: 3, Totals: keys.Totals{4}}}}),
+		"totals":         rule(callTotals, &call.Totals{Names: []string{"a", "b"}, Infos: []engine.QueueInfo{{Queue: "a", Totals: keys.Totals{4}}}}),
+		"days":           rule(callDays, &call.Days{Queue: "a", Days: []keys.TotalsValue{{Day: 1, All: keys.Totals{2}, OfDay: keys.Totals{1}}}}),
 		"idle":           &idleOp{completion: newCompletion(callIdle), Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, epoch: 7, waited: true},
 		"releaseKey":     rule(callReleaseKey, &call.ReleaseKey{Hash: [16]byte{1}, Key: "k"}),
 		"setSchedule":    scheduleCall(),
@@ -185,6 +188,7 @@ func TestErrorsTravel(t *testing.T) {
 	}
 	require.ErrorIs(t, decodeError(encodeError(ErrClosed)), ErrNotLeader, "another node will lead")
 	require.ErrorIs(t, decodeError(encodeError(ErrFailed)), ErrNotLeader)
+	require.ErrorIs(t, decodeError(encodeError(errMalformedCall)), ErrFormat, "the call is new")
 	require.Equal(t, ErrNotLeader, sentErrors[codeNotLeader])
 	code, text := encodeError(cluster.ErrBehind)
 	require.ErrorIs(t, decodeError(code, text), cluster.ErrBehind)

@@ -208,6 +208,12 @@ func TestDiskLevels(t *testing.T) {
 			{"Stats", engine.RoomEmpty, func() func() error {
 				return func() error { _, err := q.Stats(ctx); return err }
 			}},
+			{"Info", engine.RoomEmpty, func() func() error {
+				return func() error { _, err := q.Info(ctx); return err }
+			}},
+			{"TotalsByDay", engine.RoomEmpty, func() func() error {
+				return func() error { _, err := q.TotalsByDay(ctx, "a"); return err }
+			}},
 			{"Get", engine.RoomEmpty, func() func() error {
 				id := waits(kept)
 				return func() error { _, err := q.Get(ctx, id); return err }

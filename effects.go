@@ -79,7 +79,13 @@ func (s *shard) tellAll() {
 // observer, and the group has persisted.
 func (s *shard) observe() {
 	o := s.opts.teller.Begin()
-	o.addCommit(CommitSample{Shard: s.index, Operations: s.callers.count(), Took: s.steps.Took}, s.Effects.Counted)
+	for i := range s.Effects.Counted {
+		c := &s.Effects.Counted[i]
+		if n := c.Events(); n != (keys.Totals{}) { // else only its counts have changed
+			o.delta(c.Queue.Name).add(&n)
+		}
+	}
+	o.addCommit(CommitSample{Shard: s.index, Operations: s.callers.count(), Took: s.steps.Took})
 	s.opts.teller.End(o.isFull())
 }
 

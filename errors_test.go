@@ -66,8 +66,8 @@ func TestErrorPrefix(t *testing.T) {
 			return err
 		}
 		mayWork := map[string]bool{
-			"Close": true, "ListPage": true, "ProduceBatch": true, "PurgeDead": true, "QuietWorkers": true, "RedriveAllDead": true, "ResumeWorkers": true,
-			"Schedules": true, "Stats": true, "StorageStats": true, "Subscribe": true, "WaitIdle": true, "WaitReady": true, "Workers": true,
+			"Close": true, "Info": true, "ListPage": true, "ProduceBatch": true, "PurgeDead": true, "QuietWorkers": true, "RedriveAllDead": true,
+			"ResumeWorkers": true, "Schedules": true, "Stats": true, "StorageStats": true, "Subscribe": true, "WaitIdle": true, "WaitReady": true, "Workers": true,
 		}
 		typ := reflect.TypeFor[*codeq.Queue]()
 		for i := range typ.NumMethod() {

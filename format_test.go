@@ -49,7 +49,7 @@ func TestRaiseOfNode(t *testing.T) {
 	ofOldFormat(t, disk, manifest.OldestOfNodes-1)
 	_, err = oneNode(disk, votes)
 	require.ErrorIs(t, err, ErrFormat)
-	require.ErrorContains(t, err, "3 of a node, this version knows 4 to 5")
+	require.ErrorContains(t, err, "4 of a node, this version knows 5 to 6")
 	ofOldFormat(t, disk, manifest.OldestOfNodes)
 	r := verifyImage(t, disk, false)
 	require.True(t, r.OK(), "%v", r.Problems)

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"time"
 
-	"codeq/internal/engine"
 	"codeq/internal/observer"
 )
 
@@ -32,11 +31,10 @@ type Observation struct {
 	Panics uint64
 }
 
-// QueueDelta is how many tasks of a queue have changed, as the [EventKind] of the same name says.
+// QueueDelta is what has happened to the tasks of a queue.
 type QueueDelta struct {
 	Queue string
-
-	Produced, Claimed, Completed, Retried, Released, Dead, Canceled, Expired uint64
+	Totals
 }
 
 // CommitSample is one commit of a shard.
@@ -101,11 +99,8 @@ func (o *observed) Lose(lost *observed) { o.Panics += 1 + lost.Panics }
 // isFull reports whether the observation should be told before more samples come.
 func (o *observed) isFull() bool { return max(len(o.Commits), len(o.Handlers)) >= observedSamples/4 }
 
-// addCommit adds a commit, and what it has changed.
-func (o *observed) addCommit(sample CommitSample, counted []engine.Counted) {
-	for i := range counted {
-		o.delta(counted[i].Queue.Name).add(&counted[i].Of)
-	}
+// addCommit adds a commit.
+func (o *observed) addCommit(sample CommitSample) {
 	if len(o.Commits) == observedSamples {
 		o.MissedCommits++
 		return
@@ -129,17 +124,6 @@ func (o *observed) delta(queue string) *QueueDelta {
 		o.Queues = append(o.Queues, QueueDelta{Queue: queue})
 	}
 	return &o.Queues[i]
-}
-
-func (d *QueueDelta) add(of *[engine.EndOfEvents]uint32) {
-	for kind, to := range [...]*uint64{
-		EventProduced: &d.Produced, EventClaimed: &d.Claimed, EventCompleted: &d.Completed, EventRetried: &d.Retried,
-		EventReleased: &d.Released, EventDeadLettered: &d.Dead, EventCanceled: &d.Canceled, EventExpired: &d.Expired,
-	} {
-		if to != nil {
-			*to += uint64(of[kind])
-		}
-	}
 }
 
 // addHandler adds a handler that has returned.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -31,6 +32,14 @@ type tally struct {
 	calls    int
 }
 
+// addTotals adds all that n counts to sum.
+func addTotals(sum, n *codeq.Totals) {
+	to := reflect.ValueOf(sum).Elem()
+	for i := range to.NumField() {
+		to.Field(i).SetUint(to.Field(i).Uint() + reflect.ValueOf(*n).Field(i).Uint())
+	}
+}
+
 func (t *tally) observe(o *codeq.Observation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -45,14 +54,7 @@ func (t *tally) observe(o *codeq.Observation) {
 		seen[d.Queue] = true
 		sum := t.queues[d.Queue]
 		sum.Queue = d.Queue
-		sum.Produced += d.Produced
-		sum.Claimed += d.Claimed
-		sum.Completed += d.Completed
-		sum.Retried += d.Retried
-		sum.Released += d.Released
-		sum.Dead += d.Dead
-		sum.Canceled += d.Canceled
-		sum.Expired += d.Expired
+		addTotals(&sum.Totals, &d.Totals)
 		t.queues[d.Queue] = sum
 	}
 	t.commits = append(t.commits, o.Commits...)
@@ -197,9 +199,9 @@ func TestObserver(t *testing.T) {
 		all := sum.told()
 		require.Equal(t, map[string]codeq.QueueDelta{
 			// A second attempt of six tasks; dead, large, and two out of attempts are dead letters.
-			"a": {Queue: "a", Produced: 13, Claimed: 19, Completed: 6, Retried: 4, Released: 2, Dead: 4, Canceled: 2, Expired: 1},
-			"b": {Queue: "b", Produced: 3, Claimed: 2, Completed: 1, Canceled: 1, Expired: 1},
-			"c": {Queue: "c", Produced: 1},
+			"a": {"a", codeq.Totals{Produced: 13, Claimed: 19, Completed: 6, Retried: 4, Released: 2, Dead: 4, Canceled: 2, Expired: 1}},
+			"b": {"b", codeq.Totals{Produced: 3, Claimed: 2, Completed: 1, Canceled: 1, Expired: 1}},
+			"c": {"c", codeq.Totals{Produced: 1}},
 		}, all.queues)
 		require.Zero(t, all.missed)
 		require.Zero(t, all.panics)
@@ -267,9 +269,9 @@ func TestObserverThatBlocks(t *testing.T) {
 		all := sum.told()
 		require.Equal(t, 2, all.calls)
 		require.Equal(t, map[string]codeq.QueueDelta{
-			"a": {Queue: "a", Produced: 1, Claimed: 1, Completed: 1},
-			"b": {Queue: "b", Produced: tasks, Claimed: tasks, Completed: tasks},
-			"c": {Queue: "c", Produced: most},
+			"a": {"a", codeq.Totals{Produced: 1, Claimed: 1, Completed: 1}},
+			"b": {"b", codeq.Totals{Produced: tasks, Claimed: tasks, Completed: tasks}},
+			"c": {"c", codeq.Totals{Produced: most}},
 		}, all.queues)
 		require.Len(t, all.handlers, most)
 		require.EqualValues(t, tasks+1-most, all.missed[1])

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/observer"
 )
 
@@ -20,13 +20,13 @@ func TestObservationIsBounded(t *testing.T) {
 	o := new(observed)
 	for round := range 2 {
 		var sum uint64
-		queues := make([]engine.Queue, observedQueues+100)
-		for i := range queues {
-			queues[i].Name = fmt.Sprint(round, "-", i)
-			counted := engine.Counted{Queue: &queues[i]}
-			counted.Of[engine.EventProduced] = uint32(i)
-			o.addCommit(CommitSample{}, []engine.Counted{counted, counted})
-			sum += 2 * uint64(i)
+		const queues = observedQueues + 100
+		for i := range uint64(queues) {
+			for range 2 {
+				o.delta(fmt.Sprint(round, "-", i)).add(&keys.Totals{EventProduced - 1: i})
+				sum += i
+			}
+			o.addCommit(CommitSample{})
 		}
 		require.Len(t, o.Queues, observedQueues+1)
 		for i, d := range o.Queues {
@@ -35,7 +35,7 @@ func TestObservationIsBounded(t *testing.T) {
 		}
 		require.Zero(t, sum)
 		require.Len(t, o.Commits, observedSamples)
-		require.EqualValues(t, len(queues)-observedSamples, o.MissedCommits)
+		require.EqualValues(t, queues-observedSamples, o.MissedCommits)
 		o.Reset()
 		require.Zero(t, cap(o.Queues))
 		require.Empty(t, o.index)
@@ -82,7 +82,7 @@ func TestObserverOfCluster(t *testing.T) {
 		synctest.Wait()
 		mu.Lock()
 		defer mu.Unlock()
-		require.Equal(t, map[string]QueueDelta{"a": {Produced: 3, Claimed: 3, Completed: 3}}, sum)
+		require.Equal(t, map[string]QueueDelta{"a": {Totals: Totals{Produced: 3, Claimed: 3, Completed: 3}}}, sum)
 		require.Len(t, handlers, 3)
 		for i, waited := range []time.Duration{time.Minute, time.Minute + time.Second, 0} {
 			require.InDelta(t, waited, handlers[i].Wait, float64(time.Second), i)

@@ -189,6 +189,7 @@ func TestOpenRefusesManifests(t *testing.T) {
 	require.NoError(t, err)
 	m.Format = manifest.OldestFormat
 	old := storetest.ManifestText(t, *m)
+	format := func(n int) string { return fmt.Sprintf(`"format":%d`, n) }
 	for _, c := range []struct {
 		text string
 		want error
@@ -200,14 +201,14 @@ func TestOpenRefusesManifests(t *testing.T) {
 		{"[]", codeq.ErrCorrupt},
 		{`"codeq"`, codeq.ErrCorrupt},
 		{strings.Repeat("\x00", len(good)), codeq.ErrCorrupt},
-		{`{"format":6,"whatever":true}`, codeq.ErrFormat},
+		{"{" + format(manifest.Format+1) + `,"whatever":true}`, codeq.ErrFormat},
 		{`{"format":2,"shards":2,"id":"000102030405060708090a0b0c0d0e0f"}`, codeq.ErrFormat},
-		{strings.Replace(good, `"format":5`, `"format":6`, 1), codeq.ErrCorrupt}, // by its checksum, it is of this format
-		{strings.Replace(good, `"format":5`, `"format":3`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, format(manifest.Format), format(manifest.Format+1), 1), codeq.ErrCorrupt}, // by its checksum, it is of this format
+		{strings.Replace(good, format(manifest.Format), `"format":3`, 1), codeq.ErrCorrupt},
 		{strings.Replace(old, `"format":3`, `"format":2`, 1), codeq.ErrCorrupt},
 		{strings.Replace(old, `"format":3`, `"format":4`, 1), codeq.ErrCorrupt},
-		{strings.Replace(good, `"format":5`, `"format":0`, 1), codeq.ErrCorrupt},
-		{strings.Replace(good, `"format":5`, `"format":-1`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, format(manifest.Format), `"format":0`, 1), codeq.ErrCorrupt},
+		{strings.Replace(good, format(manifest.Format), `"format":-1`, 1), codeq.ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"shards":3`, 1), codeq.ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"Shards":2`, 1), codeq.ErrCorrupt},
 		{strings.Replace(good, `"shards":2`, `"shards": 2`, 1), codeq.ErrCorrupt},

@@ -115,6 +115,18 @@ func (q *Queue) read(ctx context.Context, shard int, op request) error {
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
 func (r *Reader) Stats(ctx context.Context) (map[string]Counts, error) { return r.queue().Stats(ctx) }
 
+// Info is [Queue.Info].
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (r *Reader) Info(ctx context.Context) ([]QueueInfo, error) { return r.queue().Info(ctx) }
+
+// TotalsByDay is [Queue.TotalsByDay]; the last day is the present one.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrClosed], and that of ctx.
+func (r *Reader) TotalsByDay(ctx context.Context, queue string) ([]DayTotals, error) {
+	return r.queue().TotalsByDay(ctx, queue)
+}
+
 // Get is [Queue.Get].
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrClosed], and that of ctx.

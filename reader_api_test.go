@@ -33,6 +33,7 @@ import (
 // shower is what a Queue and a Reader show.
 type shower interface {
 	Stats(context.Context) (map[string]codeq.Counts, error)
+	Info(context.Context) ([]codeq.QueueInfo, error)
 	Get(context.Context, codeq.ID) (*codeq.TaskInfo, error)
 	List(context.Context, codeq.ListOptions) iter.Seq2[*codeq.TaskInfo, error]
 	Schedules(context.Context) ([]codeq.ScheduleInfo, error)
@@ -44,6 +45,7 @@ type shower interface {
 // shown is all that a queue shows.
 type shown struct {
 	Stats     map[string]codeq.Counts
+	Info      map[string]codeq.QueueInfo   // of the queues in Stats
 	Lists     map[string][]*codeq.TaskInfo // in their order
 	Tasks     map[codeq.ID]*codeq.TaskInfo // each by Get
 	Schedules []codeq.ScheduleInfo
@@ -58,6 +60,15 @@ func show(t *testing.T, q shower) (s shown) {
 	var err error
 	s.Stats, err = q.Stats(ctx)
 	require.NoError(t, err)
+	infos, err := q.Info(ctx)
+	require.NoError(t, err)
+	s.Info = make(map[string]codeq.QueueInfo)
+	for _, i := range infos {
+		if _, ok := s.Stats[i.Queue]; ok {
+			s.Info[i.Queue] = i
+		}
+	}
+	require.Len(t, s.Info, len(s.Stats))
 	s.Schedules, err = q.Schedules(ctx)
 	require.NoError(t, err)
 	s.Lists, s.Tasks, s.Settings = make(map[string][]*codeq.TaskInfo), make(map[codeq.ID]*codeq.TaskInfo), make(map[string]codeq.Settings)
@@ -539,7 +550,9 @@ func TestReaderEnds(t *testing.T) {
 		_, stats := r.Stats(ctx)
 		_, get := r.Get(ctx, tasks[0])
 		_, schedules := r.Schedules(ctx)
-		errs := map[string]error{"Stats": stats, "Get": get, "Schedules": schedules}
+		_, info := r.Info(ctx)
+		_, days := r.TotalsByDay(ctx, "a")
+		errs := map[string]error{"Stats": stats, "Info": info, "TotalsByDay": days, "Get": get, "Schedules": schedules}
 		for _, err := range r.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
 			errs["List"] = err
 		}
@@ -564,7 +577,7 @@ func TestReaderEnds(t *testing.T) {
 		errs := calls(r, context.Background())
 		_, errs["StorageStats"] = r.StorageStats()
 		_, errs["Settings"] = r.Settings("a")
-		require.Len(t, errs, 6)
+		require.Len(t, errs, 8)
 		for name, err := range errs {
 			require.ErrorIs(t, err, codeq.ErrClosed, name)
 			require.Equal(t, 1, strings.Count(err.Error(), "codeq: "), err)

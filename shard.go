@@ -18,6 +18,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inbox"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/ownerclock"
 	"codeq/internal/steps"
 	"codeq/internal/store"
@@ -556,6 +557,9 @@ func (s *shard) tick() {
 	s.Wall = wallMillis(s.opts)
 	s.Ahead = s.clockAhead()
 	s.SetClock()
+	if s.Format = manifest.Format; s.node != nil {
+		s.Format = s.replica.group.Format()
+	}
 }
 
 // clockAhead is by how much the wall clock may be ahead of time: in a cluster it is compared with

@@ -286,9 +286,8 @@ func TestMachineIsPutBack(t *testing.T) {
 	})
 }
 
-// TestCopyFromBeforeAnUpgrade: a copy that a build has made which stores nothing of lives is
-// noticed once the cluster has risen, although it may have been opened before without being
-// noticed.
+// TestCopyFromBeforeAnUpgrade: a copy that the build before has made is noticed once the cluster
+// has risen, although it may have been opened before without being noticed.
 func TestCopyFromBeforeAnUpgrade(t *testing.T) {
 	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
 		_, n := c.lead()

@@ -1,10 +1,15 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"time"
 
 	"codeq/internal/call"
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/localsocket"
 	"codeq/internal/steps"
@@ -60,6 +65,203 @@ func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
 func addCounts(to Counts, c keys.Counts) Counts {
 	c.Add(keys.Counts(to))
 	return Counts(c)
+}
+
+// QueueInfo is what [Queue.Info] says of a queue.
+type QueueInfo struct {
+	Queue  string
+	Counts Counts
+	// OldestReady is since when the oldest [Ready] task waits, as its [TaskInfo.At] says; zero: no
+	// task is ready.
+	OldestReady time.Time `json:",omitzero"`
+	Totals      Totals
+	Settings    Settings `json:",omitzero"`
+}
+
+// Totals counts what has happened to the tasks of a queue, as [Event] tells it. A task that is
+// produced again, such as a dead letter that is redriven, is not counted as Produced.
+type Totals struct {
+	Produced  uint64
+	Claimed   uint64 // leases, also by [Queue.Run]
+	Completed uint64
+	Retried   uint64 // attempts that have failed, after which there is another one
+	Expired   uint64 // leases
+	Released  uint64 // leases that ended without an attempt
+	Dead      uint64 // tasks that became dead letters
+	Canceled  uint64
+}
+
+// TotalsDays is for how many days, the present one included, there are [DayTotals].
+const TotalsDays = engine.TotalsDays
+
+// DayTotals are the totals of one day.
+type DayTotals struct {
+	Day time.Time // its beginning, in UTC
+	Totals
+}
+
+// Info returns what every queue is doing that has settings, or tasks in any state, in the order of
+// their names. A queue that has become empty is still in it for an hour, unless thousands of others
+// have become empty after it, or the queue was opened, or another node became the leader of a
+// shard, meanwhile. See [Queue.TotalsByDay] for the totals of a queue that is not in it.
+//
+// All numbers are exact. The totals are of all time, and stored with the tasks: they survive all
+// that the tasks survive. Those of a queue that has no tasks and no settings are forgotten when
+// nothing has happened in it for [TotalsDays]. They begin at 0 when a directory of an older version
+// is opened, and in a cluster with the [ShardStatus.Format] 6.
+//
+// Info is meant to be called often: it costs some hundred nanoseconds for each queue and shard, and
+// for each combination of queue, tenant and priority that has ready tasks, whatever the number of
+// tasks; other calls go on meanwhile, since a shard's owner visits about a thousand of them at a
+// time. After [Open], the first Info reads where the ready tasks of each combination begin.
+//
+// Like those of [Queue.Stats], the numbers are linearizable, and those of one queue in one shard
+// are of the same moment; only OldestReady of a queue with thousands of combinations is not.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrFormat] (in a cluster: a shard is led by a node of an
+// older version), [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed], and
+// that of ctx.
+func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
+	defer public(&err)
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
+	}
+	all := infoSum{at: make(map[string]int), seen: make([][]bool, len(q.replicas))}
+	for i := range q.replicas {
+		part := &call.Info{Settings: i == 0} // whose settings are the newest
+		op := rule(callInfo, part)
+		for part.More = true; part.More; {
+			part.Next()
+			if err := q.ask(ctx, i, op); err != nil {
+				return nil, err
+			}
+			if err := all.add(i, part.Infos); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for i := range q.replicas {
+		for names := all.unseen(i); len(names) > 0; {
+			part := &call.Totals{Names: names[:min(infoNames, len(names))]}
+			if err := q.ask(ctx, i, rule(callTotals, part)); err != nil {
+				return nil, err
+			}
+			if err := all.add(i, part.Infos); err != nil {
+				return nil, err
+			}
+			names = names[len(part.Infos):]
+		}
+	}
+	slices.SortFunc(all.list, func(a, b QueueInfo) int { return cmp.Compare(a.Queue, b.Queue) })
+	return all.list, nil
+}
+
+// infoNames is for how many queues a shard is asked together.
+const infoNames = 1024
+
+// infoSum is what the shards know of all queues. A shard shows queues that have something in it:
+// for those that others show, it is asked afterwards what has happened in it.
+type infoSum struct {
+	list []QueueInfo
+	at   map[string]int // index in list
+	seen [][]bool       // by shard and index
+}
+
+// add adds what a shard knows of some queues.
+func (s *infoSum) add(shard int, infos []engine.QueueInfo) error {
+	for k := range infos {
+		of := &infos[k]
+		n, known := s.at[of.Queue]
+		if !known {
+			n = len(s.list)
+			s.at[of.Queue] = n
+			s.list = append(s.list, QueueInfo{Queue: of.Queue})
+		}
+		if err := s.list[n].add(of); err != nil {
+			return err
+		}
+		if seen := &s.seen[shard]; n >= len(*seen) {
+			*seen = append(*seen, make([]bool, n+1-len(*seen))...)
+		}
+		s.seen[shard][n] = true
+	}
+	return nil
+}
+
+// unseen are the queues that a shard has not shown.
+func (s *infoSum) unseen(shard int) (names []string) {
+	seen := s.seen[shard]
+	for n := range s.list {
+		if n >= len(seen) || !seen[n] {
+			names = append(names, s.list[n].Queue)
+		}
+	}
+	return names
+}
+
+// add adds what a shard knows of the queue.
+func (i *QueueInfo) add(of *engine.QueueInfo) error {
+	i.Counts = addCounts(i.Counts, of.Counts)
+	i.Totals.add(&of.Totals)
+	if at := msTime(of.Oldest); of.Oldest > 0 && (i.OldestReady.IsZero() || at.Before(i.OldestReady)) {
+		i.OldestReady = at
+	}
+	if of.Settings != nil {
+		c, err := engine.ParseSettings(of.Settings)
+		if err != nil {
+			return translated(err)
+		}
+		i.Settings = Settings(*c.Settings)
+	}
+	return nil
+}
+
+// add adds totals as a shard counts them.
+func (t *Totals) add(n *keys.Totals) {
+	for kind, to := range [...]*uint64{
+		EventProduced: &t.Produced, EventClaimed: &t.Claimed, EventCompleted: &t.Completed, EventRetried: &t.Retried,
+		EventReleased: &t.Released, EventDeadLettered: &t.Dead, EventCanceled: &t.Canceled, EventExpired: &t.Expired,
+	} {
+		if kind > 0 {
+			*to += n[kind-1]
+		}
+	}
+}
+
+// TotalsByDay returns what has happened to the tasks of a queue on each of the last [TotalsDays] on
+// which something has, in order. Days are those of UTC, by the clock that orders the tasks of a
+// shard: after the wall clock was set back, the day goes on. The owner of each shard reads at most
+// one small record for each day.
+//
+// It is linearizable, as [Queue.Info] is, and returns none for a queue that it does not know.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrFormat] (in a cluster: a shard is led by a node of an
+// older version), [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed], and
+// that of ctx.
+func (q *Queue) TotalsByDay(ctx context.Context, queue string) (_ []DayTotals, err error) {
+	defer public(&err)
+	if err := q.checkQueue(ctx, queue); err != nil {
+		return nil, err
+	}
+	sum := make(map[uint32]Totals)
+	for i := range q.replicas {
+		part := &call.Days{Queue: queue}
+		if err := q.ask(ctx, i, rule(callDays, part)); err != nil {
+			return nil, err
+		}
+		for _, v := range part.Days {
+			if v.OfDay != (keys.Totals{}) {
+				t := sum[v.Day]
+				t.add(&v.OfDay)
+				sum[v.Day] = t
+			}
+		}
+	}
+	var days []DayTotals
+	for _, day := range slices.Sorted(maps.Keys(sum)) {
+		days = append(days, DayTotals{time.Unix(int64(day)*24*60*60, 0).UTC(), sum[day]})
+	}
+	return days, nil
 }
 
 // StorageStats describes the stores of one process, for dashboards and alarms.

@@ -68,6 +68,9 @@ const (
 	callPage
 	callFind
 	callAlterMany
+	callInfo
+	callTotals
+	callDays
 	endOfRequests
 )
 
@@ -105,6 +108,9 @@ var verbs = [endOfRequests]verb{
 	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callFind:           {blank[readOp](callFind), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfMany, no, none, ofMembers | ofPrograms},
+	callInfo:           {ruled[call.Info](callInfo), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callTotals:         {ruled[call.Totals](callTotals), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callDays:           {ruled[call.Days](callDays), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.

@@ -48,6 +48,8 @@ func TestBodies(t *testing.T) {
 	require.ErrorIs(t, lost[0], base.ErrCanceled)
 	require.NotErrorIs(t, lost[1], base.ErrCanceled)
 	counts := []engine.QueueCounts{{Queue: "q", Counts: keys.Counts{Ready: 1, Leased: 2, Scheduled: 3, Blocked: 4, Done: 5, Dead: 6, Canceled: 7}}, {Queue: ""}}
+	cursor := engine.InfoCursor{CountsCursor: engine.CountsCursor{Next: 5, Begun: 6}, Queue: "q", Lanes: 300, Oldest: 1 << 40}
+	infos := []engine.QueueInfo{{Queue: "q", Counts: counts[0].Counts, Oldest: 1 << 40, Totals: keys.Totals{1, 2, 300}, Settings: []byte("s")}, {}}
 	for _, c := range []struct {
 		asked, answered, blank Body // with the arguments; with the answer, too
 		rest                   bool // the answer is whatever is left of the message
@@ -83,6 +85,17 @@ func TestBodies(t *testing.T) {
 			asked:    &Stats{CountsCursor: engine.CountsCursor{Next: 5, Begun: 6}},
 			answered: &Stats{CountsCursor: engine.CountsCursor{Unnumbered: true, Next: 7, Begun: 6}, Counts: counts, More: true, Queues: 9},
 			blank:    &Stats{},
+		},
+		{
+			asked:    &Info{InfoCursor: cursor, Settings: true},
+			answered: &Info{InfoCursor: engine.InfoCursor{CountsCursor: engine.CountsCursor{Unnumbered: true}}, Settings: true, More: true, Infos: infos},
+			blank:    &Info{},
+		},
+		{asked: &Totals{Names: []string{"q", ""}}, answered: &Totals{Names: []string{"q", ""}, Infos: infos}, blank: &Totals{}},
+		{
+			asked:    &Days{Queue: "q"},
+			answered: &Days{Queue: "q", Days: []keys.TotalsValue{{Day: 1, All: keys.Totals{7: 300}, OfDay: keys.Totals{7: 299}}, {Day: 2}}},
+			blank:    &Days{},
 		},
 	} {
 		t.Run(fmt.Sprintf("%T", c.asked), func(t *testing.T) {

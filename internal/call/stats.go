@@ -44,9 +44,7 @@ func (b *Stats) AppendReply(dst []byte) []byte {
 	for i := range b.Counts {
 		qc := &b.Counts[i]
 		dst = wire.AppendBytes(dst, qc.Queue)
-		var counters [keys.CountersLen]byte
-		keys.CountersValue{Counts: qc.Counts}.Put(counters[:])
-		dst = append(dst, counters[:]...)
+		dst = (&keys.CountersValue{Counts: qc.Counts}).Append(dst)
 	}
 	return dst
 }

@@ -53,6 +53,9 @@ func (g *Group) AdoptFormat(format int) error {
 	return nil
 }
 
+// Format is that of the shard, 0 if it has none yet. Whatever is proposed afterwards may be of it.
+func (g *Group) Format() int { return int(g.format.Load()) }
+
 // AwaitFormat is AdoptFormat for an entry that is being applied: on a full disk it waits for room,
 // as the store does, until the group fails or the node is about to be closed.
 func (g *Group) AwaitFormat(format int) error {

@@ -45,7 +45,7 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 func (s *State) IsAtRest() bool {
 	g := &s.Group
 	busy := !g.Batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) > 0
-	return !busy && !s.out.ahead && len(s.refiller.wants) == 0 && !s.upkeepIsDue()
+	return !busy && !s.out.ahead && !s.wantsRefill() && !s.upkeepIsDue()
 }
 
 // claimable reports whether a queue has a task that may be leased, as far as its gate allows.

@@ -79,7 +79,7 @@ func (c *checker) catalogue() error {
 // with a ready task that may be claimed.
 func (c *checker) queues() error {
 	s := c.state
-	counted := make(map[uint32]keys.Counts)
+	counted := make(map[uint32]keys.CountersValue)
 	var clock uint64
 	err := schema.Scan(c.disk, keys.Counters, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
@@ -87,7 +87,7 @@ func (c *checker) queues() error {
 			return err
 		}
 		v, err := keys.ParseCounters(value)
-		counted[n], clock = v.Counts, max(clock, v.Clock)
+		counted[n], clock = v, max(clock, v.Clock)
 		return err
 	})
 	if err != nil {
@@ -102,12 +102,42 @@ func (c *checker) queues() error {
 		}
 	}
 	for name, q := range s.Queues {
-		if q.Counts != counted[q.number] {
-			c.report("queue %q is counted as %+v, on disk %+v", name, q.Counts, counted[q.number])
+		stored := counted[q.number]
+		if q.Counts != stored.Counts {
+			c.report("queue %q is counted as %+v, on disk %+v", name, q.Counts, stored.Counts)
+		}
+		if err := c.totals(q, stored.Totals); err != nil {
+			return err
 		}
 		for p := range q.rings {
 			c.ring(q, p)
 		}
+	}
+	return nil
+}
+
+// totals: those of a queue are on disk, in its counters or, if it is filed, in its last row.
+func (c *checker) totals(q *Queue, stored keys.TotalsValue) error {
+	if q.totals.Day == 0 { // not known, or not counted
+		if stored.Day != 0 {
+			c.report("totals of queue %q are on disk only: %+v", q.Name, stored)
+		}
+		return nil
+	}
+	if q.filed {
+		if stored.Day != 0 {
+			c.report("counters of queue %q, which is filed, have totals: %+v", q.Name, stored)
+		}
+		value, err := schema.Lookup(c.disk, keys.AppendTotals(nil, q.Name, q.totals.Day))
+		if err != nil || value == nil && q.totals.Day+TotalsDays <= c.state.totals.today {
+			return err
+		}
+		if stored, err = keys.ParseTotals(value); err != nil {
+			return err
+		}
+	}
+	if q.totals != stored {
+		c.report("totals of queue %q are %+v, on disk %+v", q.Name, q.totals, stored)
 	}
 	return nil
 }

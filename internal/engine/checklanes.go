@@ -47,6 +47,9 @@ func (c *checker) lanes() error {
 		want := c.onDisk[l]
 		if !l.complete {
 			end, _ := slices.BinarySearchFunc(want, l.next, func(it window.Item, p window.Pos) int { return it.Compare(p) })
+			if l.exact && (end == len(want) || want[end].Pos != l.next) {
+				c.report("lane %d (%s) says that a task is ready at %x", n, l.queue.Name, l.next)
+			}
 			want = want[:end]
 		}
 		before := l.window.Footprint()

@@ -27,6 +27,7 @@ type commitGroup struct {
 
 	taskBytes int    // of the records in tasks
 	lane      uint32 // of the last one in tasks
+	value     []byte // of counters, before it is copied
 	scattered bool   // tasks are of several lanes
 
 	uncommitted
@@ -201,22 +202,24 @@ func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 		_ = op.Finish()
 	}
 	for _, q := range g.Touched {
-		op := g.Batch.SetDeferred(1+4, keys.CountersLen)
-		keys.AppendNumbered(op.Key[:0], keys.Counters, q.number)
-		keys.CountersValue{Counts: q.Counts, Clock: clock}.Put(op.Value)
-		_ = op.Finish()
+		g.setCounters(q.number, &keys.CountersValue{Counts: q.Counts, Clock: clock, Totals: q.totals})
 		q.touched = false
 	}
 	if g.unclocked {
-		op := g.Batch.SetDeferred(1+4, keys.CountersLen)
-		keys.AppendNumbered(op.Key[:0], keys.Counters, 0)
-		keys.CountersValue{Clock: clock}.Put(op.Value)
-		_ = op.Finish()
+		g.setCounters(0, &keys.CountersValue{Clock: clock})
 		g.unclocked = false
 	}
 	for _, b := range g.buckets {
 		b.seal(g)
 	}
+}
+
+func (g *commitGroup) setCounters(queue uint32, v *keys.CountersValue) {
+	g.value = v.Append(g.value[:0])
+	op := g.Batch.SetDeferred(1+4, len(g.value))
+	keys.AppendNumbered(op.Key[:0], keys.Counters, queue)
+	copy(op.Value, g.value)
+	_ = op.Finish()
 }
 
 // Clear empties the group.

@@ -23,6 +23,7 @@ type driver struct {
 	shared *store.Caches
 	seed   byte
 	config Config
+	format int
 	slow   time.Duration // by which each look at the clock of budgets moves it
 	passed time.Duration
 	shards []*drivenShard
@@ -78,7 +79,7 @@ func (d *driver) load() (resting []*recurring) {
 		c := d.config
 		c.Shard, c.Seed[1] = i, byte(i)
 		state := NewState(c, s.Store)
-		state.Room, state.ClockAge = s.Room, d.clockAge(i)
+		state.Room, state.ClockAge, state.Format = s.Room, d.clockAge(i), d.format
 		*s = drivenShard{State: &state}
 		s.Instant = d.Instant
 		require.NoError(d.t, s.Load())
@@ -174,6 +175,7 @@ func (d *driver) keepUp(s *drivenShard) (groups int) {
 func (s *drivenShard) isDueAt(at Instant) bool {
 	s.Instant = at
 	s.Reap = at.Now
+	s.SetClock()
 	return s.upkeepIsDue()
 }
 

@@ -7,21 +7,16 @@ import (
 	"codeq/internal/keys"
 )
 
-// emit adds an event to the effects, for subscribers if somebody wants its kind, and to the counts
-// if they are wanted. attempt is the task's count after the change.
+// emit counts what has happened to a task, and adds an event for subscribers to the effects, if
+// somebody wants its kind. attempt is the task's count after the change.
 func (s *State) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
-	if s.Wanted&(1<<kind|WantCounts) != 0 {
+	s.count(l.queue, kind)
+	if s.Wanted>>kind&1 != 0 {
 		s.collect(kind, l, id, attempt, cause)
 	}
 }
 
 func (s *State) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
-	if s.Wanted&WantCounts != 0 {
-		s.count(kind, l.queue)
-	}
-	if s.Wanted>>kind&1 == 0 {
-		return
-	}
 	s.Effects.Events = append(s.Effects.Events, Event{
 		Kind:      kind,
 		ID:        id,
@@ -31,13 +26,4 @@ func (s *State) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cau
 		Time:      time.UnixMilli(int64(s.Wall)),
 		LastError: strings.Clone(cause), // it may be a part of a long string
 	})
-}
-
-// count adds an event to the counts of the group.
-func (s *State) count(kind EventKind, q *Queue) {
-	if q.counted == 0 {
-		s.Effects.Counted = append(s.Effects.Counted, Counted{Queue: q})
-		q.counted = uint32(len(s.Effects.Counted))
-	}
-	s.Effects.Counted[q.counted-1].Of[kind]++
 }

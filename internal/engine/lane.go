@@ -8,7 +8,7 @@ import (
 // of them are on disk, in one range of keys; the window has the first of them.
 //
 // Invariant: the window holds exactly the ready tasks at positions before next. If complete is set,
-// no ready task is at or after next.
+// no ready task is at or after next; otherwise, if exact is set, one is at next.
 type Lane struct {
 	LaneKey  // never changed: a Grant points to it, and other goroutines read that
 	number   uint32
@@ -28,7 +28,8 @@ type Lane struct {
 	ringNext, ringPrev *Lane // nil if the lane is known to have no ready task
 	newer, older       *Lane // neighbors among the lanes that hold memory
 
-	leased             int   // leased tasks
+	leased             int32 // leased tasks
+	exact              bool  // a ready task is at next
 	trail              trail // what lies before the window
 	idleNext, idlePrev *Lane // neighbors in the list of idle lanes
 }
@@ -60,7 +61,7 @@ func (l *Lane) reaches(p window.Pos) bool { return l.complete || p.Compare(l.nex
 // spill leaves a task at p, after the end of the window, to disk, where the window reaches it
 // later.
 func (l *Lane) spill(p window.Pos, bytes int) {
-	l.next, l.complete = p, false
+	l.next, l.exact, l.complete = p, true, false
 	l.weigh(bytes)
 }
 
@@ -81,7 +82,7 @@ func (l *Lane) first() (pos window.Pos, ok bool) {
 // forget drops the window; disk has its tasks.
 func (l *Lane) forget() {
 	if l.window.Len() > 0 {
-		l.next = l.window.First()
+		l.next, l.exact = l.window.First(), true
 		l.complete = false
 	}
 	l.window.Clear()
@@ -90,7 +91,7 @@ func (l *Lane) forget() {
 // trim drops the last tasks of the window until it holds at most so many bytes.
 func (l *Lane) trim(bytes int) {
 	if p, dropped := l.window.Trim(bytes); dropped {
-		l.next = p
+		l.next, l.exact = p, true
 		l.complete = false
 	}
 }

@@ -38,12 +38,13 @@ func (s *State) Load() error {
 		s.loadSessions,
 		s.loadInterests,
 		s.loadPlacement,
+		s.loadTotals,
 	} {
 		if err := s.Store.Read(step); err != nil {
 			return err
 		}
 	}
-	s.mint.tick(s.Wall, s.Now)
+	s.tick(s.Now)
 	s.resume()
 	return nil
 }

@@ -23,7 +23,7 @@ func (s *State) loadCatalogue() error {
 	c := &s.catalogue
 	if err := schema.ReadAhead(s.Store, s.readQueues, func(e storedQueue) error {
 		c.queues.Add(e.number)
-		if e.counts == (keys.Counts{}) && !awakened[e.number] {
+		if e.Counts == (keys.Counts{}) && e.Totals.Day == 0 && !awakened[e.number] {
 			return nil
 		}
 		known := len(s.Queues)
@@ -31,9 +31,10 @@ func (s *State) loadCatalogue() error {
 		if len(s.Queues) == known {
 			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.number)
 		}
-		q.number, q.Counts, q.hasWakeups = e.number, e.counts, awakened[e.number]
+		q.number, q.Counts, q.totals, q.hasWakeups = e.number, e.Counts, e.Totals, awakened[e.number]
 		s.addQueue(q)
 		s.noteBusy(q)
+		s.Rest(q) // it may have totals only
 		return nil
 	}); err != nil {
 		return err
@@ -65,11 +66,11 @@ func (s *State) loadCatalogue() error {
 	})
 }
 
-// storedQueue is a queue that has a number, and the counts under it.
+// storedQueue is a queue that has a number, and the counters under it.
 type storedQueue struct {
 	number uint32
 	name   string
-	counts keys.Counts
+	keys.CountersValue
 }
 
 // readQueues emits the queues of the catalogue, and sets the minter's clock.
@@ -85,11 +86,11 @@ func (s *State) readQueues(emit func(storedQueue) error) error {
 		if err != nil || n == 0 {
 			return fmt.Errorf("%w: malformed queue key %x", base.ErrCorrupt, key)
 		}
-		counts, err := s.readCounters(it, n)
+		counters, err := s.readCounters(it, n)
 		if err != nil {
 			return err
 		}
-		return emit(storedQueue{n, string(value), counts})
+		return emit(storedQueue{n, string(value), counters})
 	}); err != nil {
 		return err
 	}
@@ -97,32 +98,32 @@ func (s *State) readQueues(emit func(storedQueue) error) error {
 	return err
 }
 
-// readCounters returns the counts of the queue with a number, and moves the iterator behind them.
+// readCounters returns the counters of the queue with a number, and moves the iterator behind them.
 // The numbers of successive calls do not decrease.
-func (s *State) readCounters(it *pebble.Iterator, number uint32) (tasks keys.Counts, err error) {
+func (s *State) readCounters(it *pebble.Iterator, number uint32) (of keys.CountersValue, err error) {
 	for ; it.Valid(); it.Next() {
 		n, err := keys.ParseNumbered(it.Key())
 		if err != nil {
-			return tasks, fmt.Errorf("%w: malformed counters key %x", base.ErrCorrupt, it.Key())
+			return of, fmt.Errorf("%w: malformed counters key %x", base.ErrCorrupt, it.Key())
 		}
 		if n > number {
 			break
 		}
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return tasks, store.Error(err)
+			return of, store.Error(err)
 		}
 		v, err := keys.ParseCounters(value)
 		if err != nil {
-			return tasks, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+			return of, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		if s.mint.clock = max(s.mint.clock, v.Clock); n == number {
-			tasks = v.Counts
+			of = v
 		} else if v.Counts != (keys.Counts{}) {
-			return tasks, fmt.Errorf("%w: queue %d has tasks and no name", base.ErrCorrupt, n)
+			return of, fmt.Errorf("%w: queue %d has tasks and no name", base.ErrCorrupt, n)
 		}
 	}
-	return tasks, store.Error(it.Error())
+	return of, store.Error(it.Error())
 }
 
 // storedLane is an entry of a lane.

@@ -220,6 +220,63 @@ func (m *model) compareCounts() {
 		if !maps.Equal(got, want) {
 			m.rt.Fatalf("counts of shard %d are %+v, expected %+v", shard, got, want)
 		}
+		m.compareInfo(shard, want)
+	}
+}
+
+// compareInfo compares what a shard says of its queues, which have so many tasks: all that has been
+// counted, and since when the oldest ready one waits.
+func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
+	s := m.shards[shard]
+	oldest := make(map[string]uint64)
+	for _, t := range m.live {
+		if at := keys.SinceMillis(t.since); t.shard == shard && t.state == Ready && (oldest[t.Queue] == 0 || at < oldest[t.Queue]) {
+			oldest[t.Queue] = at
+		}
+	}
+	want, got := make(map[string]QueueInfo), make(map[string]QueueInfo)
+	for name, c := range counts {
+		want[name] = QueueInfo{Queue: name, Counts: c, Oldest: oldest[name], Totals: m.totals[shardQueue{shard, name}]}
+	}
+	var p InfoCursor
+	var some []QueueInfo
+	var v Verdict
+	for more := true; more; {
+		if some, more, v = s.Info(&p, m.rng.IntN(5), some); v == Again {
+			m.begin(s)
+			m.deliver() // it may have found that a lane is empty
+		}
+		m.noError(s.Broken)
+	}
+	for _, i := range some {
+		if _, twice := got[i.Queue]; twice {
+			m.rt.Fatalf("queue %s is shown twice", i.Queue)
+		}
+		if i.Settings = nil; i.Counts != (keys.Counts{}) || counts[i.Queue] == i.Counts && m.versions[i.Queue] > 0 {
+			got[i.Queue] = i
+		} else if i.Totals != m.totals[shardQueue{shard, i.Queue}] || i.Oldest != 0 {
+			m.rt.Fatalf("shard %d shows an empty queue %+v", shard, i)
+		}
+	}
+	if !maps.EqualFunc(got, want, func(a, b QueueInfo) bool { return reflect.DeepEqual(a, b) }) {
+		m.rt.Fatalf("shard %d shows %+v, expected %+v", shard, got, want)
+	}
+	for of, total := range m.totals {
+		if of.shard != shard {
+			continue
+		}
+		var sum keys.Totals
+		days, v := s.DaysOf(of.queue, nil)
+		m.noError(s.Broken)
+		for i := range days {
+			sum.Add(&days[i].OfDay)
+		}
+		if known := s.TotalsOf([]string{of.queue}, nil); len(known) != 1 || known[0].Totals != total {
+			m.rt.Fatalf("totals of queue %s of shard %d are %+v, expected %v", of.queue, shard, known, total)
+		}
+		if v != Decided || sum != total {
+			m.rt.Fatalf("queue %s of shard %d has days %+v, expected %v in all", of.queue, shard, days, total)
+		}
 	}
 }
 

@@ -43,10 +43,12 @@ type Queue struct {
 	lanes   chunked.List[*Lane] // in no order
 	byName  map[laneName]*Lane  // the lanes, if there are more than fewLanes
 	Counts  keys.Counts
-	touched bool   // on the group's list
-	counted uint32 // 1 + its index in Effects.Counted; 0: it has none
-	Gated   bool   // the owner wants to know when its leases end
-	Fed     bool   // on the list of queues that have more to claim
+	totals  keys.TotalsValue // Day is 0 until they are known
+	changed uint64           // Wall of the last group that has changed it; 0: none since Open
+	touched bool             // on the group's list
+	filed   bool             // a row has the totals, and the counters have none
+	Gated   bool             // the owner wants to know when its leases end
+	Fed     bool             // on the list of queues that have more to claim
 	buckets map[bucketKey]*bucket
 	arrived uint64 // tasks that have come from other shards since the queue is in memory
 	Configured
@@ -121,7 +123,18 @@ func (s *State) QueueNamed(name string) *Queue {
 // touch adds the counts of a queue to what the group stores.
 func (s *State) touch(q *Queue) {
 	if !q.touched {
-		q.touched = true
-		s.Group.Touched = append(s.Group.Touched, q)
+		s.touchFirst(q)
+	}
+}
+
+func (s *State) touchFirst(q *Queue) {
+	q.touched = true
+	s.Group.Touched = append(s.Group.Touched, q)
+	if q.totals.Day != s.totals.today {
+		s.beginDay(q)
+	}
+	q.changed, q.filed = s.Wall, false
+	if s.Wanted&WantCounts != 0 {
+		s.Effects.Counted = append(s.Effects.Counted, Counted{q, q.totals.All})
 	}
 }

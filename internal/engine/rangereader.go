@@ -60,6 +60,8 @@ func (s *State) closeReaders() {
 	s.blocked.close(s)
 	s.children.close(s)
 	s.dead.close(s)
+	s.totals.reader.close(s)
+	s.totals.written = false
 }
 
 func (r *rangeReader) close(s *State) {

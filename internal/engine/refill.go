@@ -22,6 +22,7 @@ import (
 type refiller struct {
 	wants []*ring // first come, first served
 	rest  []*ring // its memory is used for the next wants
+	heads []*Lane // of which the first ready task is asked for
 	plan  []*Lane // lanes that the current pass reads
 	most  int     // lanes that a pass may read, by the time that the last ones took
 
@@ -100,6 +101,11 @@ func (s *State) Refill() bool {
 		return false
 	}
 	f := &s.refiller
+	if len(f.heads) > 0 {
+		if s.Broken = s.findHeads(); s.Broken != nil || len(f.wants) == 0 {
+			return true
+		}
+	}
 	if f.most == 0 {
 		f.most = ringReach
 	}
@@ -233,7 +239,7 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 		}
 		pos := window.Pos{Since: since, ID: id}
 		if s.leases.byID[id] != nil {
-			l.next = pos.Next()
+			l.next, l.exact = pos.Next(), false
 			looks--
 			continue
 		}
@@ -254,7 +260,7 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 		before := w.Footprint()
 		w.Append(window.Item{Pos: pos, Record: records.Clone(v)})
 		s.windows.resized(l, before)
-		l.next = pos.Next()
+		l.next, l.exact = pos.Next(), false
 		room--
 		s.noteRead(len(v))
 		f.count++
@@ -263,10 +269,17 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 	if err := it.Error(); err != nil {
 		return false, store.Error(err)
 	}
-	if l.complete = at != pebble.IterValid; l.complete && l.spilled > 0 {
+	if l.complete = false; at != pebble.IterValid {
+		s.completed(l)
+	}
+	return full, nil
+}
+
+// completed notes that no ready task of a lane is at or after next.
+func (s *State) completed(l *Lane) {
+	if l.complete = true; l.spilled > 0 {
 		l.spilled = 0
 		s.Store.RemoveDeepLane(l.number)
 	}
 	s.noteIdle(l)
-	return full, nil
 }

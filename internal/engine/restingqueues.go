@@ -38,7 +38,7 @@ func (s *State) forgetQueues() {
 				continue // applying the last of them calls Rest
 			}
 		}
-		if s.isUnknown(q) {
+		if s.isUnknown(q) && s.isFiled(q) {
 			s.Effects.Forgotten = append(s.Effects.Forgotten, q)
 		}
 	}

@@ -22,6 +22,7 @@ type State struct {
 	config Config
 	Store  *store.Store
 	Instant
+	Format int  // of what the shard may store; it may rise between two groups
 	Room   Room // on the disk
 	Tight  bool // space should be given back at once
 	Broken error
@@ -72,6 +73,7 @@ type State struct {
 	settled  chunked.List[*Queue] // queues that have settings, and so stay in memory
 	busy     int                  // queues with unended tasks
 	arrived  uint64               // tasks that have come from other shards since Open
+	totals   totals
 
 	Interested KindSet // what any node wants to know; in a cluster only
 	Placement  string  // the node that is to lead, by hand; "": any; in a cluster only
@@ -134,7 +136,7 @@ type Effects struct {
 	Sweep      *LaneSweep      // a reader has to read what disk has now
 	Canceled   []CanceledLease // local leases that ended because of cancels
 	Events     []Event
-	Counted    []Counted // if WantCounts; each queue once
+	Counted    []Counted // if WantCounts; each queue of Touched once
 	Endings    []Ending
 	Resting    []*recurring // schedules whose ticks are not known
 }
@@ -166,6 +168,7 @@ func NewState(c Config, st *store.Store) State {
 		blocked:   rangeReader{prefix: keys.Blocked},
 		children:  rangeReader{prefix: keys.Dependent},
 		dead:      rangeReader{prefix: keys.Dead},
+		totals:    totals{reader: rangeReader{prefix: keys.Daily}},
 		Group:     commitGroup{Batch: st.DB().NewBatch()},
 	}
 }
@@ -224,16 +227,18 @@ func (s *State) Close() {
 func (e *Effects) Clear() {
 	clear(e.Events)
 	clear(e.Endings)
-	for i := range e.Counted {
-		e.Counted[i].Queue.counted = 0
-	}
 	clear(e.Counted)
 	e.Counted = e.Counted[:0]
 	e.Events, e.Endings, e.Canceled = e.Events[:0], e.Endings[:0], e.Canceled[:0]
 }
 
 // SetClock applies the Instant, which the owner has just set.
-func (s *State) SetClock() { s.mint.tick(s.Wall, s.Uptime) }
+func (s *State) SetClock() { s.tick(s.Uptime) }
+
+func (s *State) tick(uptime uint64) {
+	s.mint.tick(s.Wall, uptime)
+	s.totals.today = uint32(s.mint.time / dayMillis)
+}
 
 // BeginGroup begins a group. REQUIRES: the last one has persisted.
 func (s *State) BeginGroup() { s.windows.next(s.Now) }
@@ -242,4 +247,4 @@ func (s *State) BeginGroup() { s.windows.next(s.Now) }
 func (s *State) GroupNumber() uint32 { return s.windows.pass }
 
 // wantsRefill reports whether Refill should read ready tasks into memory before the next group.
-func (s *State) wantsRefill() bool { return len(s.refiller.wants) > 0 }
+func (s *State) wantsRefill() bool { return len(s.refiller.wants)+len(s.refiller.heads) > 0 }

@@ -212,7 +212,7 @@ func (w *world) open(a args) {
 		driver: driver{
 			t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
 			sealing: w.nameNew, persisted: w.told, kept: w.keptUp, forgotten: func(q *Queue) { w.printf("queue %s leaves memory", q.Name) },
-			clockAge: func(int) uint64 { return w.known },
+			clockAge: func(int) uint64 { return w.known }, format: a.number("format", 0),
 			config: Config{
 				Shards: a.number("shards", 1), Replicated: a.has("replicated"),
 				WindowTasks: a.number("window-tasks", 1000), WindowBytes: a.number("window-bytes", 1<<20),

@@ -69,6 +69,7 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 
 	"state": (*world).state, "effects": (*world).effects, "memory": (*world).memory,
 	"next": (*world).next, "forget-caches": func(w *world, _ args, _ []string) { require.True(w.t, w.s().Probe().ForgetCaches()) },
+	"totals": (*world).totals, "format": func(w *world, _ args, _ []string) { w.format = formatOfTotals; w.s().Format = w.format },
 	"outcome": (*world).outcomeOf, "first": (*world).first, "idle": (*world).idle, "sweep": (*world).sweep,
 }
 
@@ -549,6 +550,29 @@ func (w *world) idle(a args, _ []string) {
 }
 
 // sweep reads what a sweep of the catalogue asks for.
+// totals prints what has happened to the tasks of a queue, in all and by day.
+func (w *world) totals(a args, _ []string) {
+	s, names := w.s(), []string{"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired"}
+	text := func(t *keys.Totals) (text string) {
+		for kind, n := range t {
+			if n > 0 {
+				text += fmt.Sprintf(" %d %s", n, names[kind+1])
+			}
+		}
+		return text
+	}
+	s.Instant = w.Instant
+	s.SetClock()
+	of := s.TotalsOf([]string{a.word(0)}, nil)
+	days, v := s.DaysOf(a.word(0), nil)
+	require.NoError(w.t, s.Broken)
+	require.Equal(w.t, Decided, v)
+	w.printf("queue %s:%s", a.word(0), text(&of[0].Totals))
+	for i := range days {
+		w.printf("  day %d:%s", days[i].Day-uint32(storyStart/dayMillis), text(&days[i].OfDay))
+	}
+}
+
 func (w *world) sweep(args, []string) {
 	s := w.s()
 	sw := s.Effects.Sweep

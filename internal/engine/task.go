@@ -105,13 +105,23 @@ const (
 	WantCancels                                      // which leases of Run cancels have ended
 )
 
-// WantCounts lets Effects count the events of each queue. It is of a process, and never stored.
+// WantCounts lets Effects tell the events of each queue. It is of a process, and never stored.
 const WantCounts KindSet = 1 << 31
 
-// Counted is how many events of each kind a group has had in a queue.
+// Counted is a queue that a group has changed, and its totals before.
 type Counted struct {
-	Queue *Queue
-	Of    [EndOfEvents]uint32
+	Queue  *Queue
+	before keys.Totals
+}
+
+// Events returns how many events of each kind the queue has had since. REQUIRES: the next group has
+// not begun.
+func (c *Counted) Events() keys.Totals {
+	n := c.Queue.totals.All
+	for i := range n {
+		n[i] -= c.before[i]
+	}
+	return n
 }
 
 // Event is one change of a task's state.

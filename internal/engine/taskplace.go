@@ -72,6 +72,7 @@ func (s *State) withdraw(at *located) {
 		pos := window.Pos{Since: at.place.At, ID: at.id}
 		before := at.lane.window.Footprint()
 		at.lane.window.Remove(pos)
+		at.lane.exact = at.lane.exact && pos != at.lane.next
 		s.windows.resized(at.lane, before)
 		s.Group.removeTask(at.lane.number, at.place.At, at.id, false)
 		s.noteIdle(at.lane)

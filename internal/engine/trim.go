@@ -258,7 +258,7 @@ func (s *State) trimLane(l *Lane) {
 		l.trail = trail{}
 		return
 	}
-	l.trail.close(l.leased)
+	l.trail.close(int(l.leased))
 	first := uint64(Never)
 	if pos, ok := l.first(); ok {
 		first = pos.Since

@@ -57,6 +57,7 @@ var upkeeps = [...]upkeep{
 	{StepReap, RoomScarce, (*State).keepLeasesIsDue, (*State).keepLeases},
 	{StepTicks, Roomy, (*State).TicksAreDue, (*State).produceTicks},
 	{StepTidy, RoomNone, (*State).sweepLanesIsDue, (*State).sweepLanes},
+	{StepTidy, RoomNone, (*State).keepTotalsIsDue, (*State).keepTotals},
 }
 
 // KeepUp does what is due, within a budget that begins at a time. Everything that is due at the

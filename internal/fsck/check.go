@@ -22,6 +22,8 @@ import (
 //     every index entry points to a record;
 //   - every lease record has a valid lease, and the clock of leases can be read;
 //   - the counts of every queue, and the sizes of its buckets, are those of its records;
+//   - the totals of a queue do not decrease from day to day, and only one number has those of its
+//     name;
 //   - an idempotency key is held by an unended task, or until a time at which the shard checks it;
 //   - at most one task of a group is ready, leased, or between two attempts: the one that has the
 //     turn; those that wait will be given it;
@@ -47,7 +49,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
 		wakes: make(map[wakeKey]bool), pending: make(map[taskID]uint64), versions: make(map[string]uint64),
 		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
-		pins: make(map[taskID]uint64), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
+		totals: make(map[string]keys.TotalsValue), counted: make(map[string]bool), pins: make(map[taskID]uint64), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
 	}
 	steps := []error{c.view.LoadLeases(), schema.Scan(r, keys.Lane, c.lane)}
 	for _, prefix := range recordRanges {
@@ -60,6 +62,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		schema.Scan(r, keys.Index, c.entry),
 		schema.ScanLeases(r, c.leases),
 		schema.Scan(r, keys.LeaseTime, c.leaseClock),
+		schema.Scan(r, keys.Daily, c.day),
 		schema.Scan(r, keys.Counters, c.counters),
 		schema.Scan(r, keys.Buckets, c.bucket),
 		schema.Scan(r, keys.Settings, c.settings),
@@ -96,8 +99,10 @@ type checker struct {
 	index, shards int
 	seen          map[taskID]*checkedTask
 	indexed       map[taskID]bool
-	counts        map[uint32]keys.Counts // found, by queue; counters removes what it has compared
-	buckets       map[keys.Place]uint64  // found; bucket removes what it has compared
+	counts        map[uint32]keys.Counts      // found, by queue; counters removes what it has compared
+	totals        map[string]keys.TotalsValue // the last that were found, by queue
+	counted       map[string]bool             // queues whose counters have totals
+	buckets       map[keys.Place]uint64       // found; bucket removes what it has compared
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
 	pending       map[taskID]uint64
@@ -278,7 +283,49 @@ func (c *checker) counters(key, value []byte) error {
 		c.report("queue %d is counted as %+v and has %+v", n, v.Counts, c.counts[n])
 	}
 	delete(c.counts, n)
+	if v.Totals.Day == 0 {
+		return nil
+	}
+	name, err := schema.Lookup(c.r, keys.AppendNumbered(nil, keys.Queue, n))
+	if err != nil || name == nil {
+		c.report("queue %d has totals and no name: %v", n, err)
+	}
+	if c.counted[string(name)] {
+		c.report("queue %q has totals under several numbers", name)
+	}
+	c.counted[string(name)] = true
+	c.follows(string(name), v.Totals)
 	return nil
+}
+
+// day checks a row of totals.
+func (c *checker) day(key, value []byte) error {
+	if len(key) == 1 {
+		if _, err := keys.ParseNumber(value); err != nil {
+			c.report("sweep of totals: %w", err)
+		}
+		return nil
+	}
+	queue, day, err := keys.ParseTotalsKey(key)
+	if err != nil {
+		c.report("%w", err)
+		return nil
+	}
+	v, err := keys.ParseTotals(value)
+	if err != nil || v.Day != day {
+		c.report("totals of queue %q on day %d are those of %d: %w", queue, day, v.Day, err)
+		return nil
+	}
+	c.follows(string(queue), v)
+	return nil
+}
+
+// follows checks that nothing has happened less often than by an earlier day.
+func (c *checker) follows(queue string, v keys.TotalsValue) {
+	if last := c.totals[queue]; v.Day < last.Day || !v.All.AtLeast(&last.All) {
+		c.report("totals of queue %q are %+v after %+v", queue, v, last)
+	}
+	c.totals[queue] = v
 }
 
 func (c *checker) bucket(key, value []byte) error {

@@ -35,8 +35,7 @@ var testRules = &Rules{
 // TestCheck: a store with one ready task is sound. Anything left out of it, or added, is found.
 func TestCheck(t *testing.T) {
 	id := keys.ID{0, 0, 0, 0, 0, 1, 0x70, 0, 0x80, 0, 0, 7, 0, 0, 0, 1}
-	counters := make([]byte, keys.CountersLen)
-	keys.CountersValue{Counts: keys.Counts{Ready: 1}, Clock: keys.ClockOf(id)}.Put(counters)
+	counters := (&keys.CountersValue{Counts: keys.Counts{Ready: 1}, Clock: keys.ClockOf(id)}).Append(nil)
 	task := keys.FirstPlace(7, id).AppendKey(nil, id)
 	sound := map[string][]byte{
 		string(keys.AppendNumbered(nil, keys.Lane, 7)):     keys.LaneValue{Queue: 3, Seq: 1}.Append(nil),

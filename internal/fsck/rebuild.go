@@ -44,7 +44,7 @@ type rebuiltTask struct {
 func (b *rebuilder) rebuild(identity string) error {
 	b.set([]byte{keys.Meta}, []byte(identity))
 	for _, step := range []func() error{
-		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copySettings, b.rebuildUnique,
+		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copyDays, b.copySettings, b.rebuildUnique,
 		b.rebuildWakeups, b.rebuildTurns, b.copyMessages, b.rebuildParents, b.rebuildPins, b.writeSent, b.writeWakeups,
 	} {
 		if err := errors.Join(step(), b.commit(), b.damage); err != nil {
@@ -233,11 +233,18 @@ func (b *rebuilder) copyLeases() error {
 	})
 }
 
-// rebuildCounters counts the tasks.
+// rebuildCounters counts the tasks, and copies the totals.
 func (b *rebuilder) rebuildCounters() error {
-	if err := b.old.scan(keys.Counters, func(_, value []byte) {
-		if v, err := keys.ParseCounters(value); err == nil {
+	totals := make(map[string]keys.TotalsValue)
+	if err := b.old.scan(keys.Counters, func(key, value []byte) {
+		n, err := keys.ParseNumbered(key)
+		v, valueErr := keys.ParseCounters(value)
+		if valueErr == nil {
 			b.clock = max(b.clock, v.Clock)
+		}
+		name, named := b.queues[n]
+		if t := totals[name]; err == nil && valueErr == nil && named && v.Totals.Day >= t.Day && v.Totals.All.AtLeast(&t.All) {
+			totals[name] = v.Totals
 		}
 	}); err != nil {
 		return err
@@ -254,15 +261,34 @@ func (b *rebuilder) rebuildCounters() error {
 		}
 		counts[t.queue] = c
 	}
+	numbers := make(map[string]uint32) // those under which queues have their totals: with their tasks
+	for n, name := range b.queues {
+		if last, ok := numbers[name]; !ok || counts[last] == (keys.Counts{}) && (counts[n] != keys.Counts{} || n > last) {
+			numbers[name] = n
+		}
+	}
 	for n, c := range counts {
-		value := make([]byte, keys.CountersLen)
-		keys.CountersValue{Counts: c, Clock: b.clock}.Put(value)
-		b.set(keys.AppendNumbered(nil, keys.Counters, n), value)
+		v := keys.CountersValue{Counts: c, Clock: b.clock}
+		if name, named := b.queues[n]; named && numbers[name] == n {
+			v.Totals = totals[name]
+		}
+		b.set(keys.AppendNumbered(nil, keys.Counters, n), v.Append(nil))
 	}
 	for p, n := range buckets {
 		b.set(keys.AppendBucket(nil, p.Range, p.Group, p.At), keys.AppendNumber(nil, n))
 	}
 	return nil
+}
+
+// copyDays copies the totals by day.
+func (b *rebuilder) copyDays() error {
+	return b.old.scan(keys.Daily, func(key, value []byte) {
+		if _, day, err := keys.ParseTotalsKey(key); err == nil {
+			if v, err := keys.ParseTotals(value); err == nil && v.Day == day {
+				b.set(key, value)
+			}
+		}
+	})
 }
 
 // copySettings copies settings and schedules.

@@ -42,9 +42,7 @@ var fixtureCounts = keys.Counts{Ready: 5, Leased: 1, Scheduled: 1, Blocked: 2, D
 // counterValue is the counters of a queue. No number of the fixture is larger than that of its
 // lease record.
 func counterValue(c keys.Counts) string {
-	value := make([]byte, keys.CountersLen)
-	keys.CountersValue{Counts: c, Clock: fixtureSeq}.Put(value)
-	return string(value)
+	return string((&keys.CountersValue{Counts: c, Clock: fixtureSeq}).Append(nil))
 }
 
 // fixtureID is the ID of the n-th task.

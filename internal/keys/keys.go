@@ -4,7 +4,7 @@
 //	01                      meta        identity of the shard, written once for each format
 //	02 queue                catalogue   name of a queue
 //	03 lane                 catalogue   queue, priority and tenant of a lane
-//	04 queue                counters    tasks by state, and the clock; queue 0: only the clock
+//	04 queue                counters    tasks by state, the clock, and totals; queue 0: only the clock
 //	05 range queue bucket   buckets     how many ended tasks a bucket keeps
 //	06 name                 settings    of a queue, as this shard knows them
 //	07 shard                inbound     number of the last message taken from a shard
@@ -14,6 +14,9 @@
 //	0b node                 session     what a node has produced, as far as it may ask again
 //	0c node                 interest    which events a node wants to hear of
 //	0d                      lease time  the clock of leases, in a cluster only
+//	0e [queue name, day]    daily       totals of a queue at the end of a day; without: the day of the
+//	                                    last sweep of these rows
+//	0f                      placement   the node that is to lead, by hand
 //	10 lane [since] id      task        ready and leased tasks, in the order they became ready
 //	11 seq                  lease       the leases that one group granted
 //	12 due id               scheduled   tasks that wait for their time
@@ -58,6 +61,7 @@ const (
 	Session   = 0x0b
 	Interest  = 0x0c
 	LeaseTime = 0x0d
+	Daily     = 0x0e
 	Placement = 0x0f
 	Task      = 0x10
 	Lease     = 0x11

@@ -41,6 +41,12 @@ var (
 // grouped are the ranges of the keys that AppendGrouped makes.
 var grouped = []byte{Blocked, Dead, Done, Canceled, Wake}
 
+func goldenTotals() TotalsValue {
+	return TotalsValue{Day: 20_000, All: Totals{1, 2, 3, 4, 5, 6, 7, 300}, OfDay: Totals{1, 0, 0, 0, 0, 0, 7, 299}}
+}
+
+const goldenTotalsHex = "a09c01 01020304050607ac02 01000000000007ab02"
+
 func freshEntry() LeaseEntry {
 	return LeaseEntry{
 		ID: goldenID, Lane: goldenLane, Since: SinceOf(goldenID), Token: goldenSeq,
@@ -81,10 +87,11 @@ func TestGolden(t *testing.T) {
 	PutTask(task, goldenLane, SinceOf(goldenID), goldenID)
 	lease := make([]byte, LeaseLen)
 	PutLease(lease, goldenSeq)
-	counters := make([]byte, CountersLen)
-	CountersValue{Clock: 8, Counts: Counts{
+	counters := CountersValue{Clock: 8, Counts: Counts{
 		Ready: 1, Scheduled: 2, Blocked: 3, Leased: 4, Dead: 5, Done: 1 << 40, Canceled: 7,
-	}}.Put(counters)
+	}}
+	untotaled := counters.Append(nil)
+	counters.Totals = goldenTotals()
 	leases := LeaseHeader{Deadline: goldenTime}.Append(nil)
 	leases = freshEntry().Append(leases, goldenSeq)
 	leases = fullEntry().Append(leases, goldenSeq)
@@ -149,10 +156,13 @@ func TestGolden(t *testing.T) {
 		{"lane value with a number that is not the first", LaneValue{Queue: goldenQueue, Priority: 9, Tenant: "acme", Seq: 258}.Append(nil), "00000007 89 0000000000000102 61636d65"},
 		{"lane value without a tenant", LaneValue{Queue: goldenQueue}.Append(nil), "00000007 00"},
 		{
-			"counters value", counters,
+			"counters value", untotaled,
 			"0000000000000008 0000000000000001 0000000000000002 0000000000000003" +
 				"0000000000000004 0000000000000005 0000010000000000 0000000000000007",
 		},
+		{"counters value with totals", counters.Append(nil), hex.EncodeToString(untotaled) + goldenTotalsHex},
+		{"row of totals", AppendTotals(nil, "mail", 20_000), "0e 04 6d61696c 00004e20"},
+		{"totals", counters.Totals.Append(nil), goldenTotalsHex},
 		{"number", AppendNumber(nil, goldenSeq), "0193b3c012345003"},
 		{"settings value", settingsValue().Append(nil), "000000000000012c 7b2252617465223a327d"},
 		{"place, first", FirstPlace(goldenLane, goldenID).Append(nil), "10 00000102 0193b3c012347abc"},
@@ -576,9 +586,19 @@ func TestValuesRoundTrip(t *testing.T) {
 			Leased: number.Draw(t, "leased"), Dead: number.Draw(t, "dead"), Done: number.Draw(t, "done"),
 			Canceled: number.Draw(t, "canceled"),
 		}}
-		var b [CountersLen]byte
-		c.Put(b[:])
-		gotCounters, err := ParseCounters(b[:])
+		if rapid.Bool().Draw(t, "totals") {
+			c.Totals.Day = rapid.Uint32Range(1, 1<<32-1).Draw(t, "day")
+			for i := range c.Totals.All {
+				c.Totals.All[i] = number.Draw(t, "total")
+				c.Totals.OfDay[i] = rapid.Uint64Max(c.Totals.All[i]).Draw(t, "total of the day")
+			}
+			name := rapid.StringN(1, 300, -1).Draw(t, "name")
+			queue, day, err := ParseTotalsKey(AppendTotals(nil, name, c.Totals.Day))
+			require.NoError(t, err)
+			require.Equal(t, name, string(queue))
+			require.Equal(t, c.Totals.Day, day)
+		}
+		gotCounters, err := ParseCounters(c.Append(nil))
 		require.NoError(t, err)
 		require.Equal(t, c, gotCounters)
 
@@ -796,7 +816,9 @@ var parsers = []struct {
 		[]byte{Task, Blocked, Dead, Done, Canceled},
 	},
 	{"place", Place{Range: Task}.Append(nil), only(ParsePlace), []byte{Task, Scheduled, Blocked}},
-	{"counters", make([]byte, CountersLen), only(ParseCounters), nil},
+	{"counters", counted(), only(ParseCounters), nil},
+	{"totals", totaled(), only(ParseTotals), nil},
+	{"row of totals", AppendTotals(nil, "mail", 1), only2(ParseTotalsKey), []byte{Daily}},
 	{"number", AppendNumber(nil, 1), only(ParseNumber), nil},
 	{"holder of a key", UniqueValue{ID: goldenID, Until: 1}.Append(nil), only(ParseUnique), nil},
 	{"turn of a group", GroupValue{Holder: goldenID, Waiting: true}.Append(nil), only(ParseGroup), nil},
@@ -963,6 +985,13 @@ func TestLeaseRefusals(t *testing.T) {
 
 // sameOrShorter checks the second encoding of a parsed value: it may be shorter, since longer forms
 // of numbers and entries are accepted as well, but if it is as long it is the same.
+func counted() []byte { return new(CountersValue).Append(nil) }
+
+func totaled() []byte {
+	v := goldenTotals()
+	return v.Append(nil)
+}
+
 func sameOrShorter(t *testing.T, given, again []byte) {
 	t.Helper()
 	require.LessOrEqual(t, len(again), len(given))
@@ -1049,12 +1078,6 @@ var canonical = map[string]func(b []byte) (again []byte, err error){
 		p, err := ParsePlace(b)
 		return p.Append(nil), err
 	},
-	"counters": func(b []byte) ([]byte, error) {
-		v, err := ParseCounters(b)
-		again := make([]byte, CountersLen)
-		v.Put(again)
-		return again, err
-	},
 	"number": func(b []byte) ([]byte, error) {
 		n, err := ParseNumber(b)
 		return AppendNumber(nil, n), err
@@ -1097,6 +1120,23 @@ func FuzzCanonical(f *testing.F) {
 			if again, err := rewrite(b); err == nil {
 				require.Equal(t, b, again, name)
 			}
+		}
+	})
+}
+
+func FuzzParseTotals(f *testing.F) {
+	f.Add(counted())
+	f.Add(append(counted(), totaled()...))
+	f.Add(append(totaled()[:19], 0x80, 0)) // a zero that takes two bytes
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if v, err := ParseTotals(b); err == nil {
+			sameOrShorter(t, b, v.Append(nil))
+		}
+		if v, err := ParseCounters(b); err == nil {
+			sameOrShorter(t, b, v.Append(nil))
+		}
+		if queue, day, err := ParseTotalsKey(b); err == nil {
+			sameOrShorter(t, b, AppendTotals(nil, string(queue), day))
 		}
 	})
 }

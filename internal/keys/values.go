@@ -82,35 +82,43 @@ func (c *Counts) Ended(prefix byte) *uint64 {
 	}
 }
 
-// CountersValue is the value of a counters key: the counts of a queue, and the value of the shard's
-// clock at that time.
+// CountersValue is the value of a counters key: the counts of a queue, the value of the shard's
+// clock at that time, and what has happened to its tasks.
 type CountersValue struct {
 	Counts
-	Clock uint64
+	Clock  uint64
+	Totals TotalsValue
 }
 
-// CountersLen is the length of an encoded CountersValue.
+// CountersLen is the length of an encoded CountersValue without totals.
 const CountersLen = 8 * 8
 
-// Put writes the value into dst. REQUIRES: len(dst) == CountersLen.
-func (v CountersValue) Put(dst []byte) {
-	for i, n := range [...]uint64{v.Clock, v.Ready, v.Scheduled, v.Blocked, v.Leased, v.Dead, v.Done, v.Canceled} {
-		binary.BigEndian.PutUint64(dst[i*8:], n)
+// Append appends the encoded value. Totals in which nothing was counted are left out, as before
+// format 6.
+func (v *CountersValue) Append(dst []byte) []byte {
+	for _, n := range [...]uint64{v.Clock, v.Ready, v.Scheduled, v.Blocked, v.Leased, v.Dead, v.Done, v.Canceled} {
+		dst = binary.BigEndian.AppendUint64(dst, n)
 	}
+	if v.Totals.Day == 0 {
+		return dst
+	}
+	return v.Totals.Append(dst)
 }
 
 // ParseCounters reads the value of a counters key.
-func ParseCounters(b []byte) (CountersValue, error) {
-	if len(b) != CountersLen {
-		return CountersValue{}, malformed("counters", b)
+func ParseCounters(b []byte) (v CountersValue, err error) {
+	if len(b) < CountersLen {
+		return v, malformed("counters", b)
 	}
 	at := func(i int) uint64 { return binary.BigEndian.Uint64(b[i*8:]) }
-	return CountersValue{
-		Clock: at(0),
-		Counts: Counts{
-			Ready: at(1), Scheduled: at(2), Blocked: at(3), Leased: at(4), Dead: at(5), Done: at(6), Canceled: at(7),
-		},
-	}, nil
+	v.Clock = at(0)
+	v.Counts = Counts{
+		Ready: at(1), Scheduled: at(2), Blocked: at(3), Leased: at(4), Dead: at(5), Done: at(6), Canceled: at(7),
+	}
+	if len(b) > CountersLen {
+		v.Totals, err = ParseTotals(b[CountersLen:])
+	}
+	return v, err
 }
 
 // AppendNumber appends a number that is a whole value: the size of a bucket, the last message taken

@@ -41,12 +41,8 @@ const MaxLives = 16
 func (m *Manifest) Lives() []uint64 { return append(slices.Clone(m.Earlier), m.Life) }
 
 // BeginLife begins a life. Of too many in which nobody has answered, the oldest are dropped: if
-// another node has seen the directory last in one of these, it will take it for an older copy. So
-// it is with all lives but the last before the directory has the format in which they are stored.
+// another node has seen the directory last in one of these, it will take it for an older copy.
 func (m *Manifest) BeginLife() {
-	if m.Format < formatOfLives {
-		m.Earlier = []uint64{0}
-	}
 	m.Earlier = append(m.Earlier, m.Life)
 	if n := len(m.Earlier); n >= MaxLives {
 		m.Earlier = slices.Delete(m.Earlier, 1, n-MaxLives+2)
@@ -60,13 +56,11 @@ func (m *Manifest) BeginLife() {
 func (m *Manifest) ForgetEarlier() { m.Earlier = nil }
 
 // See notes that the directory of another node was seen, with its lives. isNew says that the
-// manifest is to be written before the other node is relied on. Before the format in which lives
-// are stored nothing is noted, since the other node may lack its own when it is opened again; whom
-// one meets later has risen to it.
+// manifest is to be written before the other node is relied on.
 func (m *Manifest) See(id string, lives []uint64) (isNew bool, err error) {
 	seen, now := m.Seen[id], lives[len(lives)-1]
 	switch {
-	case m.Format < formatOfLives || seen == now:
+	case seen == now:
 		return false, nil
 	case seen > lives[0] && !slices.Contains(lives, seen):
 		return false, fmt.Errorf("%w: directory %s was seen in life %d, which it does not know", base.ErrOldCopy, id, seen)
@@ -78,9 +72,8 @@ func (m *Manifest) See(id string, lives []uint64) (isNew bool, err error) {
 	return true, nil
 }
 
-// Outdate durably notes that another node has noticed that the directory is an older copy. That one
-// has risen to the format in which lives are stored, and so has their cluster.
+// Outdate durably notes that another node has noticed that the directory is an older copy.
 func (d *Directory) Outdate() error {
-	d.Outdated, d.Format = true, max(d.Format, formatOfLives)
+	d.Outdated = true
 	return d.Write()
 }

@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -123,10 +122,8 @@ func TestOlderCopy(t *testing.T) {
 	require.Len(t, other.Seen, 4)
 }
 
-// TestLivesNeedTheirFormat: before the directory has the format in which lives are stored, a
-// version that does not know them can open it, and the node notes no lives of others. Since it
-// lacks its own but the last, it is taken for an older copy if it was seen in another one: it had
-// risen then.
+// TestLivesNeedTheirFormat: the manifest of a format before the one in which lives are stored has
+// none, but the last of the node.
 func TestLivesNeedTheirFormat(t *testing.T) {
 	m := Manifest{Format: formatOfLives - 1, Shards: 1, ID: "m", Node: "n", Cluster: "c", Life: 7, Earlier: []uint64{3}}
 	m.Seen, m.Outdated = map[string]uint64{"a": 5}, true
@@ -135,36 +132,6 @@ func TestLivesNeedTheirFormat(t *testing.T) {
 	got, err := Decode(b)
 	require.NoError(t, err)
 	require.Equal(t, &Manifest{Format: formatOfLives - 1, Shards: 1, ID: "m", Node: "n", Cluster: "c", Life: 7, Sum: got.Sum}, got)
-
-	away, missed := *got, got.reopened(t)
-	away.BeginLife()
-	missed.BeginLife()
-	for _, risen := range []bool{true, false} {
-		other := Manifest{Format: formatOfLives}
-		if !risen {
-			other.Format--
-		}
-		_, err = other.See("m", m.Lives())
-		require.NoError(t, err)
-		_, err = other.See("m", away.Lives())
-		require.NoError(t, err)
-		_, err = other.See("m", missed.Lives())
-		require.Equal(t, risen, errors.Is(err, base.ErrOldCopy))
-		require.Equal(t, risen, len(other.Seen) > 0)
-	}
-	met := away
-	met.ForgetEarlier()
-	other := Manifest{Format: formatOfLives, Seen: map[string]uint64{"m": 7}}
-	_, err = other.See("m", met.Lives())
-	require.NoError(t, err)
-
-	fs := vfs.NewMem()
-	require.NoError(t, MakeDirectory(fs, "q"))
-	d := New(fs, "q", missed)
-	require.NoError(t, d.Outdate())
-	got, err = Read(fs, "q")
-	require.NoError(t, err)
-	require.True(t, got.Outdated)
 }
 
 // TestLeftAreNotSeen: a queue by itself has no lives, and knows none.

@@ -50,8 +50,9 @@ const (
 //	4  as 3; what is new has its own keys, trailing fields or flags, and the
 //	   manifest says where an open queue lies
 //	5  as 4; the manifest of a node says which lives others may know, and which it knows of others
+//	6  as 5; queues have totals: in the values of their counters, and in rows of their own
 const (
-	Format        = 5
+	Format        = 6
 	OldestFormat  = 3
 	OldestOfNodes = Format - 1
 	formatOfLives = 5
@@ -64,6 +65,7 @@ var pebbleFormats = [Format - OldestFormat + 1]pebble.FormatMajorVersion{
 	pebble.FormatColumnarBlocks, // 3
 	pebble.FormatColumnarBlocks, // 4
 	pebble.FormatColumnarBlocks, // 5
+	pebble.FormatColumnarBlocks, // 6
 }
 
 // PebbleFormat is the format of Pebble with which stores are opened in a directory of a format that

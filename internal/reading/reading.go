@@ -116,7 +116,7 @@ func (q *Queue) openShard(i int, c Config) error {
 	if err := st.Read(func() error { return q.identify(s, i) }); err != nil {
 		return err
 	}
-	s.rules.Wall = uint64(time.Now().UnixMilli())
+	s.rules.Wall, s.rules.Format = uint64(time.Now().UnixMilli()), q.dir.Format
 	return s.rules.Load()
 }
 
@@ -201,11 +201,16 @@ func (q *Queue) Decide(n int, b call.Body) error {
 	return q.use(n, func(s *shard) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		_, err := b.Decide(&s.rules)
-		if err == nil {
-			err, s.rules.Broken = s.rules.Broken, nil // what is damaged stays so; the rest can be read
+		for {
+			v, err := b.Decide(&s.rules)
+			if err == nil {
+				err, s.rules.Broken = s.rules.Broken, nil // what is damaged stays so; the rest can be read
+			}
+			if v != engine.Again || err != nil {
+				return err
+			}
+			s.rules.Refill() // it needs what is on disk
 		}
-		return err
 	})
 }
 

@@ -1,0 +1,143 @@
+package call
+
+import (
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/wire"
+)
+
+// InfoStep is how many queues and lanes a shard's owner visits in one group.
+const InfoStep = 1024
+
+// Info copies what is known of a part of a shard's queues.
+type Info struct {
+	engine.InfoCursor
+	Settings bool // are copied, too
+	Infos    []engine.QueueInfo
+	More     bool              // there are queues after the place
+	from     engine.InfoCursor // where this part begins
+}
+
+// Next prepares to copy the next part.
+func (b *Info) Next() { b.Infos, b.from = b.Infos[:0], b.InfoCursor }
+
+func (b *Info) Decide(s *engine.State) (v engine.Verdict, _ error) {
+	b.Infos, b.More, v = s.Info(&b.InfoCursor, InfoStep, b.Infos)
+	if !b.Settings {
+		for i := range b.Infos {
+			b.Infos[i].Settings = nil
+		}
+	}
+	return v, nil
+}
+
+func (b *Info) Append(dst []byte) []byte {
+	return wire.AppendBool(appendInfoCursor(dst, &b.InfoCursor), b.Settings)
+}
+
+func (b *Info) Read(r *wire.Reader) {
+	b.InfoCursor = readInfoCursor(r)
+	b.Settings = r.Bool()
+}
+
+func appendInfoCursor(dst []byte, p *engine.InfoCursor) []byte {
+	dst = wire.AppendBytes(appendCursor(dst, p.CountsCursor), p.Queue)
+	return wire.AppendUint(wire.AppendUint(dst, uint64(p.Lanes)), p.Oldest)
+}
+
+func readInfoCursor(r *wire.Reader) engine.InfoCursor {
+	return engine.InfoCursor{CountsCursor: readCursor(r), Queue: r.String(), Lanes: int(r.Uint32()), Oldest: r.Uint()}
+}
+
+func (b *Info) AppendReply(dst []byte) []byte {
+	return appendInfos(wire.AppendBool(appendInfoCursor(dst, &b.InfoCursor), b.More), b.Infos)
+}
+
+func (b *Info) ReadReply(r *wire.Reader) {
+	b.InfoCursor, b.More = readInfoCursor(r), r.Bool()
+	b.Infos = readInfos(r, b.Infos)
+}
+
+func appendInfos(dst []byte, infos []engine.QueueInfo) []byte {
+	dst = wire.AppendUint(dst, uint64(len(infos)))
+	for i := range infos {
+		q := &infos[i]
+		dst = wire.AppendUint(wire.AppendBytes(dst, q.Queue), q.Oldest)
+		c := &q.Counts
+		for _, n := range [...]uint64{c.Ready, c.Scheduled, c.Blocked, c.Leased, c.Dead, c.Done, c.Canceled} {
+			dst = wire.AppendUint(dst, n)
+		}
+		for _, n := range q.Totals {
+			dst = wire.AppendUint(dst, n)
+		}
+		dst = wire.AppendBytes(dst, q.Settings)
+	}
+	return dst
+}
+
+func readInfos(r *wire.Reader, infos []engine.QueueInfo) []engine.QueueInfo {
+	for range r.Count(3 + 7 + keys.EventKinds) {
+		q := engine.QueueInfo{Queue: r.String(), Oldest: r.Uint()}
+		c := &q.Counts
+		for _, n := range [...]*uint64{&c.Ready, &c.Scheduled, &c.Blocked, &c.Leased, &c.Dead, &c.Done, &c.Canceled} {
+			*n = r.Uint()
+		}
+		for i := range q.Totals {
+			q.Totals[i] = r.Uint()
+		}
+		if set := r.Bytes(); len(set) > 0 {
+			q.Settings = set
+		}
+		infos = append(infos, q)
+	}
+	return infos
+}
+
+func (b *Info) Again() { b.Infos, b.InfoCursor = b.Infos[:0], b.from }
+
+// Totals copies the counts and totals of queues.
+type Totals struct {
+	Names []string
+	Infos []engine.QueueInfo // of the first of them
+}
+
+func (b *Totals) Decide(s *engine.State) (engine.Verdict, error) {
+	b.Infos = s.TotalsOf(b.Names, b.Infos[:0])
+	return engine.Decided, nil
+}
+
+func (b *Totals) Append(dst []byte) []byte      { return wire.AppendStrings(dst, b.Names) }
+func (b *Totals) Read(r *wire.Reader)           { b.Names = r.Strings() }
+func (b *Totals) AppendReply(dst []byte) []byte { return appendInfos(dst, b.Infos) }
+func (b *Totals) ReadReply(r *wire.Reader)      { b.Infos = readInfos(r, b.Infos) }
+func (b *Totals) Again()                        { b.Infos = b.Infos[:0] }
+
+// Days reads the totals of a queue by day.
+type Days struct {
+	Queue string
+	Days  []keys.TotalsValue
+}
+
+func (b *Days) Decide(s *engine.State) (v engine.Verdict, _ error) {
+	b.Days, v = s.DaysOf(b.Queue, b.Days[:0])
+	return v, nil
+}
+
+func (b *Days) Append(dst []byte) []byte { return wire.AppendBytes(dst, b.Queue) }
+func (b *Days) Read(r *wire.Reader)      { b.Queue = r.String() }
+
+func (b *Days) AppendReply(dst []byte) []byte {
+	dst = wire.AppendUint(dst, uint64(len(b.Days)))
+	for i := range b.Days {
+		dst = b.Days[i].Append(dst)
+	}
+	return dst
+}
+
+func (b *Days) ReadReply(r *wire.Reader) {
+	for range r.Count(1 + 2*keys.EventKinds) {
+		b.Days = append(b.Days, keys.ReadTotals(r))
+	}
+}
+
+func (b *Days) Again() { b.Days = nil }

@@ -1,0 +1,206 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/store"
+	"codeq/internal/window"
+)
+
+// QueueInfo is what a shard knows of a queue.
+type QueueInfo struct {
+	Queue    string
+	Counts   keys.Counts
+	Oldest   uint64 // since when the oldest ready task waits, by the minter's time, ms; 0: none is ready
+	Totals   keys.Totals
+	Settings []byte // as stored; nil: there are none
+}
+
+// InfoCursor is a position in the list of a shard's queues, or in the lanes of one of them.
+type InfoCursor struct {
+	CountsCursor
+	Queue  string // of which some lanes were visited; "": of none
+	Lanes  int    // of it that are left: the last lane takes the place of one that leaves memory
+	Oldest uint64 // in those that were visited
+}
+
+// quietMillis is for how long a queue that is in memory is shown after it has become empty.
+const quietMillis = 60 * 60 * 1000
+
+// headsAtOnce is how many lanes of which memory does not know the first ready task are looked for
+// together.
+const headsAtOnce = 64
+
+// Info appends what is known of the queues after a cursor, and advances it. It visits at most so
+// many queues and lanes. more says that more follow. The verdict is Again if nothing was done: the
+// first ready task of a lane has to be found before, which the next group begins with.
+func (s *State) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo, more bool, _ Verdict) {
+	began := *p
+	if p.Begun == 0 {
+		p.Begun = 1 + s.catalogue.seq
+	}
+	for s.Broken == nil {
+		queues := &s.numbers
+		if p.Unnumbered {
+			queues = &s.settled
+		}
+		for ; p.Next < queues.Len(); p.Next++ {
+			if visits--; visits < 0 {
+				return dst, true, Decided
+			}
+			q := queues.At(p.Next)
+			if q == nil || p.Unnumbered != (q.number == 0 || q.since >= p.Begun) || !s.isShown(q) {
+				continue
+			}
+			if p.Queue != q.Name {
+				p.Queue, p.Lanes, p.Oldest = q.Name, 0, 0
+				if q.Counts.Ready > 0 {
+					p.Lanes = q.lanes.Len()
+				}
+			}
+			unknown := s.visitLanes(p, q, &visits)
+			if unknown && *p == began {
+				return dst, true, Again
+			}
+			if unknown || p.Lanes > 0 {
+				return dst, true, Decided
+			}
+			dst = append(dst, s.infoOf(q, p.Oldest))
+			p.Queue = ""
+		}
+		if p.Unnumbered || s.settled.Len() == 0 {
+			return dst, false, Decided
+		}
+		p.Unnumbered, p.Next = true, 0
+	}
+	return dst, false, Decided
+}
+
+// readsAtOnce is how many rows of totals are read for one call.
+const readsAtOnce = 64
+
+// TotalsOf appends the counts and the totals of queues by their names, whether Info shows them or
+// not. It returns fewer than all if it has read many of them: the next call goes on.
+func (s *State) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
+	reads := 0
+	for _, name := range names {
+		i := QueueInfo{Queue: name}
+		if q := s.Queues[name]; q != nil {
+			i = s.infoOf(q, 0)
+		} else if s.totals.rows {
+			var known bool
+			if i.Totals, known = s.totals.absent[name]; !known {
+				if reads++; reads > readsAtOnce || s.Broken != nil {
+					break
+				}
+				i.Totals = s.readAbsent(name)
+			}
+		}
+		i.Settings = nil
+		dst = append(dst, i)
+	}
+	return dst
+}
+
+// isShown reports whether a queue has tasks or settings, or had some tasks a short while ago.
+func (s *State) isShown(q *Queue) bool {
+	return q.Counts != keys.Counts{} || q.Version > 0 || q.changed > 0 && s.Wall < q.changed+quietMillis
+}
+
+func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
+	if q.totals.Day == 0 && s.Format >= formatOfTotals {
+		s.recall(q)
+	}
+	i := QueueInfo{Queue: q.Name, Counts: q.Counts, Oldest: oldest, Settings: q.Value}
+	if q.totals.Day != 0 {
+		i.Totals = q.totals.All
+	}
+	return i
+}
+
+// visitLanes visits the lanes of a queue that are left, as far as visits go. unknown: it stopped
+// before a lane of which memory does not know the first ready task; that one, and some that follow,
+// are asked for.
+func (s *State) visitLanes(p *InfoCursor, q *Queue, visits *int) (unknown bool) {
+	asked := 0
+	for i := min(p.Lanes, q.lanes.Len()); i > 0 && *visits > 0 && asked < headsAtOnce; i-- {
+		*visits--
+		l := q.lanes.At(i - 1)
+		if pos, ok := l.first(); ok {
+			if !l.knowsFirst() {
+				asked++
+				s.refiller.heads = append(s.refiller.heads, l)
+			} else if at := keys.SinceMillis(pos.Since); asked == 0 && (p.Oldest == 0 || at < p.Oldest) {
+				p.Oldest = at
+			}
+		}
+		if asked == 0 {
+			p.Lanes = i - 1
+		}
+	}
+	return asked > 0
+}
+
+// knowsFirst reports whether first returns the position of a ready task.
+func (l *Lane) knowsFirst() bool { return l.window.Len() > 0 || l.exact }
+
+// findHeads finds the first ready tasks of lanes that a call has asked for, as far as the time of a
+// refill goes. REQUIRES: the group is empty, so that disk has every task.
+func (s *State) findHeads() error {
+	f := &s.refiller
+	asked := f.heads
+	slices.SortFunc(asked, func(a, b *Lane) int { return cmp.Compare(a.number, b.number) })
+	lower, upper := keys.Range(keys.Task)
+	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	begin := s.config.Elapsed()
+	n := 0
+	for ; n < len(asked) && (n == 0 || s.config.Elapsed()-begin < refillTime); n++ {
+		if l := asked[n]; s.lanes.At(int(l.number)) == l && !l.drained() && !l.knowsFirst() {
+			if err := s.findHead(it, l); err != nil {
+				return err
+			}
+			s.show(l.queue)
+		}
+	}
+	f.heads = append(asked[:0], asked[n:]...)
+	clear(asked[len(f.heads):])
+	return nil
+}
+
+// findHead moves the position at which a lane goes on to its first ready task.
+func (s *State) findHead(it *pebble.Iterator, l *Lane) error {
+	f := &s.refiller
+	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
+	f.end = keys.AppendLane(f.end[:0], l.number+1)
+	at := it.SeekGEWithLimit(f.key, f.end)
+	for looks := refillLooks; at == pebble.IterValid && looks > 0; at = it.NextWithLimit(f.end) {
+		_, since, id, err := keys.ParseTask(it.Key())
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		s.noteRead(0)
+		if l.next = (window.Pos{Since: since, ID: id}); s.leases.byID[id] == nil {
+			l.exact = true
+			return nil
+		}
+		l.next = l.next.Next()
+		looks--
+	}
+	if err := it.Error(); err != nil {
+		return store.Error(err)
+	}
+	if at != pebble.IterValid {
+		s.completed(l)
+	}
+	return nil
+}

@@ -1,0 +1,270 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+// What has happened to the tasks of each queue is counted, in all and by day. The totals of a queue
+// in memory are stored with its counts: the commit that changes a task counts the change. Their
+// value at the end of a day is a row of the range Daily, which is written with the first change of
+// a later day. A queue that is about to leave memory is filed before: a row takes the place of its
+// counters. When its name comes back, its totals go on from its last row.
+//
+// Rows are deleted when they are TotalsDays old. So the name of a queue that is not in memory
+// then loses its totals.
+
+// formatOfTotals is the first format in which totals are stored.
+const formatOfTotals = 6
+
+// TotalsDays is for how many days there are totals by day.
+const TotalsDays = 90
+
+const dayMillis = 24 * 60 * 60 * 1000
+
+// totals is what memory knows of the totals of all queues.
+type totals struct {
+	today   uint32                 // by the minter's time, which does not go back
+	rows    bool                   // the store may have rows
+	written bool                   // the group adds rows: reader does not see them
+	reader  rangeReader            // of rows
+	leaving []*Queue               // to be filed
+	absent  map[string]keys.Totals // some of the queues that are not in memory, by name
+	swept   uint32                 // the day of the last sweep
+	from    []byte                 // where the current sweep goes on; nil: none has begun
+	stay    bool                   // the current sweep has found rows that stay, or some were added meanwhile
+}
+
+// count counts what has happened to a task of a queue.
+func (s *State) count(q *Queue, kind EventKind) {
+	s.touch(q)
+	q.totals.All[kind-1]++
+	q.totals.OfDay[kind-1]++
+}
+
+// beginDay is called before the first change of a queue in a group if its totals are not those of
+// today: they may not be known yet.
+func (s *State) beginDay(q *Queue) {
+	if s.Format < formatOfTotals { // what is counted is not stored, and dropped when the format has risen
+		return
+	}
+	t := &q.totals
+	if t.Day == 0 {
+		s.recall(q)
+	}
+	if t.Day >= s.totals.today {
+		return
+	}
+	if !q.filed && t.OfDay != (keys.Totals{}) {
+		s.file(q)
+	}
+	t.Day, t.OfDay = s.totals.today, keys.Totals{}
+}
+
+// recall lets the totals of a queue that has come to memory go on from its last row.
+func (s *State) recall(q *Queue) {
+	q.totals = keys.TotalsValue{}
+	if s.totals.rows {
+		q.totals = s.lastRow(q.Name)
+		q.filed = q.totals.Day != 0
+	}
+	delete(s.totals.absent, q.Name)
+}
+
+// absentCap is of how many queues that are not in memory the totals are.
+const absentCap = 1 << 14
+
+// readAbsent reads the totals of a queue that is not in memory, and remembers them.
+func (s *State) readAbsent(queue string) keys.Totals {
+	t := &s.totals
+	if t.absent == nil || len(t.absent) >= absentCap {
+		t.absent = make(map[string]keys.Totals)
+	}
+	v := s.lastRow(queue)
+	t.absent[strings.Clone(queue)] = v.All
+	return v.All
+}
+
+// lastRow reads the last row of a queue; zero: it has none.
+func (s *State) lastRow(queue string) (v keys.TotalsValue) {
+	it, err := s.totals.reader.open(s)
+	if err != nil {
+		s.Broken = err
+		return v
+	}
+	lower, upper := keys.AppendTotals(nil, queue, 0), keys.AppendTotals(nil, queue, 1<<32-1)
+	if !it.SeekLT(upper) || bytes.Compare(it.Key(), lower) < 0 {
+		s.noteRead(0)
+		if err := it.Error(); err != nil {
+			s.Broken = store.Error(err)
+		}
+		return v
+	}
+	if _, v, err = s.row(it); err != nil {
+		s.Broken = err
+	}
+	return v
+}
+
+// row reads the row at which an iterator is.
+func (s *State) row(it *pebble.Iterator) (queue []byte, v keys.TotalsValue, err error) {
+	value, err := it.ValueAndErr()
+	if err != nil {
+		return nil, v, store.Error(err)
+	}
+	s.noteRead(len(value))
+	queue, day, err := keys.ParseTotalsKey(it.Key())
+	if err == nil {
+		v, err = keys.ParseTotals(value)
+	}
+	if err == nil && v.Day != day {
+		err = fmt.Errorf("row %x is of day %d", it.Key(), v.Day)
+	}
+	if err != nil {
+		return nil, v, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	return queue, v, nil
+}
+
+// file writes the row of a queue's current day.
+func (s *State) file(q *Queue) {
+	s.Group.set(keys.AppendTotals(nil, q.Name, q.totals.Day), q.totals.Append(nil))
+	s.totals.rows, s.totals.written, s.totals.stay = true, true, true
+}
+
+// isFiled reports whether a queue may leave memory: nothing is counted, or a row has all of it.
+// Otherwise the queue is filed soon.
+func (s *State) isFiled(q *Queue) bool {
+	if q.filed || q.totals.Day == 0 {
+		return true
+	}
+	q.resting = true
+	s.totals.leaving = append(s.totals.leaving, q)
+	return false
+}
+
+func (s *State) keepTotalsIsDue() bool {
+	t := &s.totals
+	return len(t.leaving) > 0 || t.rows && t.swept < t.today
+}
+
+// keepTotals files the queues that are about to leave memory, and deletes rows that are too old.
+func (s *State) keepTotals() {
+	t := &s.totals
+	for len(t.leaving) > 0 && !s.Spent() {
+		q := t.leaving[len(t.leaving)-1]
+		t.leaving = t.leaving[:len(t.leaving)-1]
+		if q.resting = false; s.isUnknown(q) {
+			s.file(q)
+			q.filed = true
+			s.Group.delete(keys.AppendNumbered(nil, keys.Counters, q.number))
+			s.Group.unclocked = true
+		}
+		s.Rest(q)
+	}
+	if s.Broken == nil && t.rows && t.swept < t.today && !s.Spent() {
+		s.Broken = s.sweepTotals()
+	}
+}
+
+// sweepTotals deletes rows that are too old, as far as the budget goes. Once a day it reads all.
+func (s *State) sweepTotals() error {
+	t := &s.totals
+	it, err := t.reader.open(s)
+	if err != nil {
+		return err
+	}
+	if t.from == nil {
+		t.from, _ = keys.TotalsRows()
+		t.stay = t.written
+	}
+	for valid := it.SeekGE(t.from); valid; valid = it.Next() {
+		if s.Spent() {
+			t.from = bytes.Clone(it.Key())
+			return nil
+		}
+		_, day, err := keys.ParseTotalsKey(it.Key())
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		s.noteRead(0)
+		if day+TotalsDays <= t.today {
+			s.Group.delete(it.Key())
+		} else {
+			t.stay = true
+		}
+	}
+	if err := it.Error(); err != nil {
+		return store.Error(err)
+	}
+	t.from, t.swept, t.rows, t.absent = nil, t.today, t.stay || t.written, nil
+	s.Group.set([]byte{keys.Daily}, keys.AppendNumber(nil, uint64(t.today)))
+	return nil
+}
+
+// loadTotals reads whether there are rows, and when they were swept.
+func (s *State) loadTotals() error {
+	t := &s.totals
+	value, err := schema.Lookup(s.Store.DB(), []byte{keys.Daily})
+	if err != nil {
+		return err
+	}
+	if value != nil {
+		day, err := keys.ParseNumber(value)
+		if err != nil {
+			return fmt.Errorf("%w: sweep of totals: %w", base.ErrCorrupt, err)
+		}
+		t.swept = uint32(day)
+	}
+	lower, upper := keys.TotalsRows()
+	return s.walk(lower, upper, func(*pebble.Iterator, int) (bool, error) {
+		t.rows = true
+		return false, nil
+	})
+}
+
+// DaysOf appends the totals of a queue by day, in order: of the last TotalsDays days, those on
+// which something happened.
+func (s *State) DaysOf(queue string, dst []keys.TotalsValue) ([]keys.TotalsValue, Verdict) {
+	t := &s.totals
+	if t.written {
+		return dst, Again
+	}
+	first := max(t.today, TotalsDays) - TotalsDays + 1
+	if t.rows {
+		it, err := t.reader.open(s)
+		if err != nil {
+			s.Broken = err
+			return dst, Decided
+		}
+		upper := keys.AppendTotals(nil, queue, 1<<32-1)
+		at := it.SeekGEWithLimit(keys.AppendTotals(nil, queue, first), upper)
+		for ; at == pebble.IterValid; at = it.NextWithLimit(upper) {
+			_, v, err := s.row(it)
+			if err != nil {
+				s.Broken = err
+				return dst, Decided
+			}
+			dst = append(dst, v)
+		}
+		if err := it.Error(); err != nil {
+			s.Broken = store.Error(err)
+			return dst, Decided
+		}
+	}
+	if q := s.Queues[queue]; q != nil && q.totals.Day >= first {
+		if n := len(dst); n > 0 && dst[n-1].Day == q.totals.Day { // it has come back on the same day
+			dst = dst[:n-1]
+		}
+		dst = append(dst, q.totals)
+	}
+	return dst, Decided
+}

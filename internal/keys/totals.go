@@ -1,0 +1,99 @@
+package keys
+
+import (
+	"encoding/binary"
+
+	"codeq/internal/wire"
+)
+
+// EventKinds is how many kinds of events there are.
+const EventKinds = 8
+
+// Totals counts what has happened to the tasks of a queue, by kind of event: the first kind has
+// number 1 and index 0.
+type Totals [EventKinds]uint64
+
+// Add adds the totals of o.
+func (t *Totals) Add(o *Totals) {
+	for i := range t {
+		t[i] += o[i]
+	}
+}
+
+// AtLeast reports whether no kind has happened less often than in o.
+func (t *Totals) AtLeast(o *Totals) bool {
+	for i := range t {
+		if t[i] < o[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// TotalsValue is what has happened to the tasks of a queue up to a day, and on that day. It ends
+// the value of the queue's counters, and is the value of a row of the range Daily.
+type TotalsValue struct {
+	Day   uint32 // in UTC, since 1970: the last on which the queue has changed; 0: nothing was counted
+	All   Totals
+	OfDay Totals
+}
+
+// Append appends the encoded value.
+func (v *TotalsValue) Append(dst []byte) []byte {
+	dst = wire.AppendUint(dst, uint64(v.Day))
+	for _, n := range v.All {
+		dst = wire.AppendUint(dst, n)
+	}
+	for _, n := range v.OfDay {
+		dst = wire.AppendUint(dst, n)
+	}
+	return dst
+}
+
+// ReadTotals reads what Append has appended.
+func ReadTotals(r *wire.Reader) (v TotalsValue) {
+	v.Day = r.Uint32()
+	for i := range v.All {
+		v.All[i] = r.Uint()
+	}
+	for i := range v.OfDay {
+		v.OfDay[i] = r.Uint()
+	}
+	if v.Day == 0 || !v.All.AtLeast(&v.OfDay) {
+		r.Fail()
+	}
+	return v
+}
+
+// ParseTotals reads the value of a row.
+func ParseTotals(b []byte) (TotalsValue, error) {
+	r := wire.NewReader(b)
+	v := ReadTotals(r)
+	if r.Done() != nil {
+		return TotalsValue{}, malformed("totals", b)
+	}
+	return v, nil
+}
+
+// AppendTotals appends the key of a row: the totals of a queue at the end of a day. The rows of a
+// queue lie together, in the order of days. REQUIRES: the queue has a name.
+func AppendTotals(dst []byte, queue string, day uint32) []byte {
+	dst = wire.AppendBytes(append(dst, Daily), queue)
+	return binary.BigEndian.AppendUint32(dst, day)
+}
+
+// ParseTotalsKey reads the key of a row; queue aliases key.
+func ParseTotalsKey(key []byte) (queue []byte, day uint32, err error) {
+	if len(key) == 0 || key[0] != Daily {
+		return nil, 0, malformed("row of totals", key)
+	}
+	r := wire.NewReader(key[1:])
+	queue, day = r.Bytes(), r.Fixed32()
+	if r.Done() != nil || len(queue) == 0 || day == 0 {
+		return nil, 0, malformed("row of totals", key)
+	}
+	return queue, day, nil
+}
+
+// TotalsRows returns the bounds of the keys of all rows.
+func TotalsRows() (lower, upper []byte) { return []byte{Daily, 1}, []byte{Daily + 1} }
