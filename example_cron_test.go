@@ -61,3 +61,21 @@ func ExampleQueue_DeleteSchedule() {
 	fmt.Println(len(schedules))
 	// Output: 0
 }
+
+// A page of schedules shows when they come next.
+func ExampleScheduleInfo_Upcoming() {
+	q, done := open()
+	defer done()
+	check(q.SetSchedule(ctx, codeq.Schedule{
+		Name: "quarterly", Cron: "0 9 1 jan,apr,jul,oct *", Task: codeq.Task{Queue: "reports"},
+	}))
+
+	schedules, err := q.Schedules(ctx)
+	check(err)
+	for _, at := range schedules[0].Upcoming(4) {
+		if at.Month() == time.July {
+			fmt.Println("next summer:", at.UTC().Format("02 Jan 15:04"))
+		}
+	}
+	// Output: next summer: 01 Jul 09:00
+}

@@ -96,6 +96,23 @@ type ScheduleInfo struct {
 	LastError string `json:",omitzero"`
 }
 
+// Upcoming returns the next n ticks, from Next on; fewer if there are no more within five years of
+// each other, or LastError is set.
+func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
+	if s.Next.IsZero() {
+		return nil
+	}
+	start := uint64(s.Next.UnixMilli())
+	all, err := engine.TimesOf(&keys.ScheduleValue{Cron: s.Cron, TimeZone: s.TimeZone, Start: start, Every: record.Millis(s.Every)})
+	if err != nil {
+		return nil
+	}
+	for tick := start; len(times) < n && tick != ticks.Never; tick = all.Next(tick) {
+		times = append(times, msTime(tick))
+	}
+	return times
+}
+
 // SetSchedule stores a schedule, or replaces the one with the same name. Programs may call it at
 // every start: a schedule that is replaced by an equal one goes on unchanged. It also keeps its
 // position if only [Schedule.Task] or Missed differ; these apply from the next tick on. If Cron,

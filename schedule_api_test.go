@@ -376,3 +376,24 @@ func TestSchedulesOfClosedQueue(t *testing.T) {
 		require.ErrorIs(t, err, cause)
 	})
 }
+
+// TestUpcoming: the ticks that follow are those that Next says one after the other.
+func TestUpcoming(t *testing.T) {
+	withCronBench(t, codeq.Options{}, func(t *testing.T, b *codeq.CronBench) {
+		for _, s := range []codeq.Schedule{
+			{Name: "cron", Cron: "*/20 * * * *", TimeZone: "Asia/Kolkata", Task: codeq.Task{Queue: "a"}},
+			{Name: "every", Every: 90 * time.Second, Task: codeq.Task{Queue: "a"}},
+		} {
+			b.Set(s)
+			first := b.Info(s.Name)
+			require.Len(t, first.Upcoming(5), 5)
+			for _, at := range first.Upcoming(5) {
+				now := b.Info(s.Name)
+				require.Equal(t, at, now.Next, s.Name)
+				time.Sleep(time.Until(at) + time.Millisecond)
+			}
+		}
+		require.Empty(t, (&codeq.ScheduleInfo{}).Upcoming(5))
+		require.Empty(t, new(codeq.ScheduleInfo{Next: time.Now(), Schedule: codeq.Schedule{Cron: "nonsense"}}).Upcoming(5))
+	})
+}
