@@ -132,6 +132,7 @@ func (n *node) doHere(shard int, op request) error {
 
 // ask sends an operation to the node that leads a shard.
 func (n *node) ask(ctx context.Context, r *replica, op request) error {
+	op.base().format = r.group.Format()
 	body := op.encode(make([]byte, cluster.CallHeader, 256))
 	reply, err := r.group.Call(ctx, byte(op.base().kind), body, op.verb().is(urgent))
 	if err != nil {

@@ -15,7 +15,9 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
+	"codeq/internal/manifest"
 	"codeq/internal/permits"
+	"codeq/internal/record"
 	"codeq/internal/testalloc"
 )
 
@@ -32,6 +34,7 @@ func sampleCalls() map[string]request {
 	receipts := []engine.Receipt{receipt.inner()}
 	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
 	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
+	notes := &record.Notes{Done: 1, Total: 2, Text: "t", At: 5, Metadata: map[string]string{"k": "v"}}
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
 		"produce": &produceOp{completion: newCompletion(callProduce),
@@ -39,11 +42,12 @@ func sampleCalls() map[string]request {
 			call: engine.CallNumber{Node: "caller", Life: 7, Seq: 8, Low: 3},
 		},
 		"claim": &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
-			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true}, Remote: true,
+			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true, Worker: "w"}, Remote: true,
 			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: &engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
 		}},
-		"complete":       &completeOp{completion: newCompletion(callComplete), receipt: receipt, result: []byte("r"), next: []engine.NewTask{task, tied}},
-		"fail":           &failOp{completion: newCompletion(callFail), receipt: receipt, how: engine.FailDead, wait: -1, cause: "why"},
+		"complete":       &completeOp{completion: newCompletion(callComplete), receipt: receipt, notes: notes, result: []byte("r"), next: []engine.NewTask{task, tied}},
+		"fail":           &failOp{completion: newCompletion(callFail), receipt: receipt, how: engine.FailDead, wait: -1, cause: "why", notes: notes},
+		"note":           rule(callNote, &call.Note{Receipt: receipt.inner(), Notes: notes}),
 		"extend":         &extendOp{completion: newCompletion(callExtend), receipt: receipt, duration: 5},
 		"renew":          rule(callRenew, &call.Renew{Receipts: receipts, Duration: 5, Lost: receipts, Errs: []error{engine.LeaseLost(receipt.inner(), true)}}),
 		"alter":          rule(callAlter, &call.Alter{ID: id(1), How: engine.AlterRunAt, Arg: 77}),
@@ -102,9 +106,15 @@ func TestCallsTravel(t *testing.T) {
 	seen := make(map[callKind]bool)
 	for name, op := range sampleCalls() {
 		t.Run(name, func(t *testing.T) {
+			old := len(op.encode(nil))
+			op.base().format = manifest.Format
 			kind, args := op.base().kind, op.encode(nil)
 			seen[kind] = true
 			there := decodable(kind)
+			there.base().format = manifest.Format
+			if old < len(args) {
+				require.NoError(t, parse(args[:old], decodable(kind).decode), "as an older node sends it")
+			}
 			require.NoError(t, parse(args, there.decode))
 			again := there.encode(nil)
 			require.Same(t, &verbs[kind], there.verb())

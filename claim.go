@@ -128,6 +128,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 		op.Queues, op.Weights = append(op.Queues, req.Queues...), req.appendWeights(op.Weights)
 	}
 	op.Max, op.NoWait, op.Holder.Local = max(req.Max, 1), req.NoWait, req.Local || r != nil
+	op.Holder.Worker = req.Worker
 	if r != nil {
 		op.Holder.Runner = r.number
 	}
@@ -182,6 +183,9 @@ func (r *ClaimRequest) check(l *Limits) error {
 	}
 	if r.LeaseFor != 0 && (r.LeaseFor < minLease || r.LeaseFor > maxLease) {
 		return &InvalidError{"ClaimRequest.LeaseFor", r.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
+	}
+	if len(r.Worker) > record.MaxWorker {
+		return &InvalidError{"ClaimRequest.Worker", bytesOf(len(r.Worker)), atMost(record.MaxWorker)}
 	}
 	if r.Max < 0 || r.Max > l.Batch {
 		return &InvalidError{"ClaimRequest.Max", r.Max, atMostTasks(l.Batch)}
@@ -401,11 +405,13 @@ func (op *claimOp) abandon(s *shard) {
 	}
 }
 
-func (op *claimOp) encode(dst []byte) []byte { return op.Claim.Append(dst) }
+func (op *claimOp) encode(dst []byte) []byte {
+	return op.Claim.Append(dst, op.format >= record.FormatOfHistory)
+}
 
 func (op *claimOp) decode(r *wire.Reader) {
 	op.Claim.Read(r)
-	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: record.Duration(op.Duration)}
+	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: record.Duration(op.Duration), Worker: op.Holder.Worker}
 	if r.Failed() || req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil {
 		r.Fail()
 		return
@@ -485,5 +491,8 @@ func decodeGrant(g *engine.Grant, l *Lease) error {
 		return fmt.Errorf("%w: task %s: %w", ErrCorrupt, g.Receipt.ID, err)
 	}
 	l.Task, l.LastError = task(*g.LaneKey, &rec), rec.Error
+	if rec.Notes != nil {
+		l.Metadata = rec.Notes.Metadata
+	}
 	return nil
 }

@@ -63,6 +63,8 @@ type completion struct {
 	done chan error // capacity 1: a caller that has gone does not block the owner
 	err  error      // decided by resolve
 	kind callKind   // which of verbs it is
+	// format is one that all nodes of the shard know: encode writes nothing that is newer.
+	format int
 	// reply is called in place of sending to done, if the caller is elsewhere.
 	// It must not block.
 	reply func(error)

@@ -74,7 +74,7 @@ func TestExamples(t *testing.T) {
 var makeErrors = []string{"DeadLetter", "RetryAfter", "Snooze"}
 
 // ignoreEnd do their work whether ctx has ended or not.
-var ignoreEnd = []string{"Queue.ClusterStatus", "Queue.Run", "Queue.ServeLocal"}
+var ignoreEnd = []string{"Queue.ClusterStatus", "Queue.Run", "Queue.ServeLocal", "ReportProgress", "SetMetadata"}
 
 // TestErrorsAreListed: the documentation of whatever returns an error says which ones, that of a
 // verb in a paragraph of their own.

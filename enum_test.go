@@ -58,7 +58,7 @@ func TestEnums(t *testing.T) {
 	testEnum(t, codeq.MissedOnce, "once", "skip", "all")
 	testEnum(t, codeq.DurabilityDefault, "default", "process", "disk", "none")
 	testEnum(t, codeq.EventProduced,
-		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired")
+		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress")
 
 	testEnum(t, codeq.VerdictCompleted,
 		"completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost")

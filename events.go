@@ -30,6 +30,8 @@ type Event struct {
 	// LastError is the error of the attempt, for [EventRetried] and [EventDeadLettered]:
 	// [Lease.LastError] of the next attempt. Otherwise it is empty.
 	LastError string `json:",omitzero"`
+	// Progress is what the handler has said, for [EventProgress].
+	Progress Progress `json:",omitzero"`
 }
 
 // EventKind says what has happened to a task.
@@ -46,11 +48,31 @@ const (
 	EventDeadLettered                      // out of attempts, or given up
 	EventCanceled                          // canceled
 	EventExpired                           // lease expired, the attempt counts; after the last one, EventDeadLettered
+	// EventProgress: a handler has called [ReportProgress], which changes no state. Of several
+	// reports in a second, only the latest has an event. In a cluster, reports are written to the
+	// logs of the shards while somebody subscribes to them.
+	EventProgress
 	endOfKinds
 )
 
+// inner returns the kind of the rules.
+func (k EventKind) inner() engine.EventKind {
+	if k == EventProgress {
+		return engine.EventProgress
+	}
+	return engine.EventKind(k)
+}
+
+// eventKindOf is the reverse of inner.
+func eventKindOf(k engine.EventKind) EventKind {
+	if k == engine.EventProgress {
+		return EventProgress
+	}
+	return EventKind(k)
+}
+
 var eventKinds = enum[EventKind]{"EventKind", []string{
-	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired",
+	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress",
 }}
 
 // String returns the kind in lower case; that of [EventDeadLettered] is "dead".
@@ -65,9 +87,9 @@ func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.marshal(k) 
 func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.unmarshal(k, b) }
 
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, " +
-	"EventDeadLettered, EventCanceled, EventExpired"
+	"EventDeadLettered, EventCanceled, EventExpired, EventProgress"
 
-const allKinds engine.KindSet = 1<<endOfKinds - 2
+const allKinds engine.KindSet = 1<<EventProgress - 2 | 1<<engine.EventProgress
 
 // SubscribeOptions are the options of [Queue.Subscribe]. A zero field means its documented default.
 type SubscribeOptions struct {
@@ -121,7 +143,7 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 		if !eventKinds.valid(k) {
 			return nil, &InvalidError{"SubscribeOptions.Kinds", k, kindLimit}
 		}
-		kinds |= 1 << k
+		kinds |= 1 << k.inner()
 	}
 	if opts.Buffer < 0 || opts.Buffer > maxEventBuffer {
 		return nil, &InvalidError{"SubscribeOptions.Buffer", opts.Buffer, fmt.Sprint("0 to ", maxEventBuffer)}
@@ -174,7 +196,8 @@ func (sub *Subscription) Next(ctx context.Context) (_ Event, err error) {
 // eventOf converts an event of the rules.
 func eventOf(e *engine.Event) Event {
 	return Event{
-		Kind: EventKind(e.Kind), ID: e.ID, Queue: e.Queue, Tenant: e.Tenant, Attempt: int(e.Attempt), Time: e.Time, LastError: e.LastError,
+		Kind: eventKindOf(e.Kind), ID: e.ID, Queue: e.Queue, Tenant: e.Tenant, Attempt: int(e.Attempt), Time: e.Time, LastError: e.LastError,
+		Progress: progressOf(e.Progress),
 	}
 }
 

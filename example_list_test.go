@@ -1,6 +1,7 @@
 package codeq_test
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -31,4 +32,26 @@ func ExampleQueue_List_filter() {
 	// Output:
 	// welcome in 1h0m0s
 	// reminder in 2h0m0s
+}
+
+// What has happened to a dead letter: each attempt, with the error and the worker.
+func ExampleAttempt() {
+	q, done := open()
+	defer done()
+	_, err := q.Produce(ctx, codeq.Task{Queue: "mail", MaxAttempts: 2})
+	check(err)
+	for _, cause := range []string{"connection refused", "mailbox full"} {
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}, Worker: "mailer-1"})
+		check(err)
+		check(q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New(cause), After: -1}))
+	}
+	for task, err := range q.List(ctx, codeq.ListOptions{State: codeq.Dead}) {
+		check(err)
+		for _, a := range task.History {
+			fmt.Println(a.Number, a.Outcome, "by", a.Worker+":", a.Error)
+		}
+	}
+	// Output:
+	// 1 retried by mailer-1: connection refused
+	// 2 dead by mailer-1: mailbox full
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"time"
 
 	"codeq"
@@ -266,6 +267,60 @@ func ExampleLoggerFrom() {
 func send(ctx context.Context, to string) error {
 	codeq.LoggerFrom(ctx).Info("sent", "to", to)
 	return nil
+}
+
+// An import says how far it is, and goes on where the attempt before has stopped.
+func ExampleReportProgress() {
+	q, done := open()
+	defer done()
+	id, err := q.Produce(ctx, codeq.Task{Queue: "import", Retention: time.Hour})
+	check(err)
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "import", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		const rows = 4
+		first, _ := strconv.Atoi(job.Metadata["imported"])
+		for row := first; row < rows; row++ {
+			if row == 2 && job.Attempt == 1 {
+				return codeq.RetryAfter(0, errors.New("connection lost"))
+			}
+			fmt.Println("attempt", job.Attempt, "imports row", row)
+			check(codeq.SetMetadata(ctx, "imported", fmt.Sprint(row+1)))
+			check(codeq.ReportProgress(ctx, int64(row+1), rows, "rows"))
+		}
+		stop()
+		return nil
+	})
+	check(q.Run(ctx, &mux, nil))
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Println(info.Progress.Done, "of", info.Progress.Total, info.Progress.Note)
+	// Output:
+	// attempt 1 imports row 0
+	// attempt 1 imports row 1
+	// attempt 2 imports row 2
+	// attempt 2 imports row 3
+	// 4 of 4 rows
+}
+
+func ExampleSetMetadata() {
+	q, done := open()
+	defer done()
+	id, err := q.Produce(ctx, codeq.Task{Queue: "charge", Retention: time.Hour})
+	check(err)
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "charge", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		return codeq.SetMetadata(ctx, "receipt", "4711") // of the service that was called
+	})
+	check(q.Run(ctx, &mux, nil))
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Println(info.State, info.Metadata)
+	// Output: done map[receipt:4711]
 }
 
 func ExampleLeaseFrom() {

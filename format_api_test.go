@@ -26,6 +26,7 @@ import (
 	"codeq/internal/hook"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/record"
 	"codeq/internal/store"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
@@ -215,8 +216,14 @@ func unpack(t *testing.T, archive string) (disk *vfs.MemFS, tasks map[codeq.ID]*
 func asInJSON(tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
 	for _, info := range tasks {
 		info.At = info.At.UTC()
-		if !info.RunAt.IsZero() {
-			info.RunAt = info.RunAt.UTC()
+		times := []*time.Time{&info.RunAt, &info.FirstReady, &info.Progress.At}
+		for i := range info.History {
+			times = append(times, &info.History[i].Start, &info.History[i].End)
+		}
+		for _, at := range times {
+			if !at.IsZero() {
+				*at = at.UTC()
+			}
 		}
 		for _, b := range []*[]byte{&info.Payload, &info.Result} {
 			if len(*b) == 0 {
@@ -225,6 +232,16 @@ func asInJSON(tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
 		}
 	}
 	return tasks
+}
+
+// shownOf lets tasks be as they were shown when an archive of a format was made.
+func shownOf(format int, tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
+	if format < record.FormatOfHistory {
+		for _, info := range tasks { // what is known of a task that has had no attempt, and of a lease
+			info.FirstReady, info.History = time.Time{}, nil
+		}
+	}
+	return asInJSON(tasks)
 }
 
 // TestFormats opens golden directories of all formats: each task is where it was, and all of them
@@ -251,7 +268,7 @@ func TestFormats(t *testing.T) {
 				require.NoError(t, err)
 				got, err := list(q)
 				require.NoError(t, errors.Join(err, checkAll(q)))
-				require.Equal(t, asInJSON(want), asInJSON(got))
+				require.Equal(t, asInJSON(want), shownOf(f, got))
 				for state := codeq.Ready; state <= codeq.Canceled; state++ {
 					require.True(t, slices.ContainsFunc(slices.Collect(maps.Values(want)), func(i *codeq.TaskInfo) bool { return i.State == state }), state)
 				}
@@ -384,7 +401,7 @@ func TestRaiseInterrupted(t *testing.T) {
 			require.NoError(t, err)
 			got, err := list(q)
 			require.NoError(t, errors.Join(err, checkAll(q), q.Close()))
-			require.Equal(t, want, asInJSON(got))
+			require.Equal(t, want, shownOf(manifest.OldestFormat, got))
 			r = verifyImage(t, image, false)
 			require.True(t, r.OK(), "%v", r.Problems)
 		}
@@ -408,7 +425,7 @@ func TestRaiseByRepair(t *testing.T) {
 	require.NoError(t, err)
 	got, err := list(q)
 	require.NoError(t, errors.Join(err, checkAll(q), q.Close()))
-	require.Equal(t, asInJSON(want), asInJSON(got))
+	require.Equal(t, asInJSON(want), shownOf(manifest.OldestFormat, got))
 }
 
 // goldenInfos reads the tasks of an archive, in which states and the like are numbers.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -11,6 +12,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
+	"codeq/internal/record"
 	"codeq/internal/schema"
 	"codeq/internal/wire"
 )
@@ -34,6 +36,49 @@ type TaskInfo struct {
 	At time.Time `json:",omitzero"`
 	// Result is the result of a completed task.
 	Result []byte `json:",omitempty"`
+	// FirstReady is when the task became ready for its first attempt, by the clock that orders the
+	// tasks of its shard; zero if it was not ready yet, or that is not known. [ID.Time] says when
+	// it was produced.
+	FirstReady time.Time `json:",omitzero"`
+	// History are the attempts of the task, the oldest first: at most the first two and the last
+	// eight that have ended, and the one that goes on. The number of each attempt is that of its
+	// [Lease]; one that did not count, or after which the task was redriven, has a successor of the
+	// same or a smaller number. It is stored with the end of an attempt: that of a task which is
+	// completed or canceled is gone with the task unless that is kept ([Task.Retention]). Attempts
+	// that ended before the storage had format 6 are missing.
+	History []Attempt `json:",omitempty"`
+	// HistoryDropped is how many attempts are left out after the first two of History.
+	HistoryDropped int `json:",omitzero"`
+	// Progress is what the handler has said last by [ReportProgress], and Metadata what handlers
+	// have set by [SetMetadata]. They are kept from attempt to attempt.
+	Progress Progress          `json:",omitzero"`
+	Metadata map[string]string `json:",omitempty"`
+}
+
+// Attempt is an attempt of a task: from a lease to its end.
+type Attempt struct {
+	// Number is [Lease.Attempt].
+	Number int `json:",omitzero"`
+	// Start is when the lease was granted, by the clock that orders the tasks of its shard.
+	Start time.Time `json:",omitzero"`
+	// End is when the attempt ended; zero: it goes on.
+	End time.Time `json:",omitzero"`
+	// Outcome is how: [EventCompleted], [EventRetried], [EventReleased], [EventDeadLettered],
+	// [EventCanceled] or [EventExpired]; 0: it goes on.
+	Outcome EventKind `json:",omitzero"`
+	// Worker is [RunOptions.Name], or [ClaimRequest.Worker]; "" if there was none.
+	Worker string `json:",omitzero"`
+	// Error is that of a failed attempt, at most its first 256 bytes.
+	Error string `json:",omitzero"`
+}
+
+// Progress is how far the handler of a task has come, as it says.
+type Progress struct {
+	Done  int64  `json:",omitzero"`
+	Total int64  `json:",omitzero"`
+	Note  string `json:",omitzero"`
+	// At is when it said so; zero: never.
+	At time.Time `json:",omitzero"`
 }
 
 // Get returns a task in any state. It returns [ErrNotFound] if the task never existed, or has ended
@@ -226,7 +271,15 @@ func (op *readOp) decodeReply(r *wire.Reader) {
 
 // in shows the times of a task in a place. JSON has none after the year 9999, as the place may.
 func (t *TaskInfo) in(place *time.Location) {
-	t.At, t.RunAt = t.At.In(place), t.RunAt.In(place)
+	at := []*time.Time{&t.At, &t.RunAt, &t.FirstReady, &t.Progress.At}
+	for i := range t.History {
+		at = append(at, &t.History[i].Start, &t.History[i].End)
+	}
+	for _, at := range at {
+		if !at.IsZero() {
+			*at = at.In(place)
+		}
+	}
 }
 
 func (op *readOp) again() {
@@ -276,7 +329,45 @@ func taskInfo(t *schema.Task) *TaskInfo {
 			info.State, info.Attempts, info.At = Leased, int(e.Attempts), msTime(e.Deadline)
 		}
 	}
+	info.addHistory(t)
 	return info
+}
+
+// addHistory adds the attempts of a stored task, and what its handlers have said.
+func (info *TaskInfo) addHistory(t *schema.Task) {
+	notes := t.Record.Notes
+	if h := t.Record.History; h != nil {
+		info.HistoryDropped = int(h.Dropped)
+		if h.FirstReady != 0 {
+			info.FirstReady = msTime(h.FirstReady)
+		}
+		for i := range h.Attempts {
+			a := &h.Attempts[i]
+			info.History = append(info.History, Attempt{
+				int(a.Number), msTime(a.Start), msTime(a.End), EventKind(a.How), a.Worker, a.Error,
+			})
+		}
+	}
+	if t.Range == keys.Task && t.Record.Leases == 0 {
+		info.FirstReady = msTime(keys.SinceMillis(t.At))
+	}
+	if e := t.Lease; e != nil {
+		info.History = append(info.History, Attempt{Number: int(e.Attempts), Start: msTime(keys.GrantedAt(e.Token)), Worker: e.Worker})
+		if e.Notes != nil {
+			notes = e.Notes
+		}
+	}
+	if notes != nil {
+		info.Metadata, info.Progress = maps.Clone(notes.Metadata), progressOf(notes)
+	}
+}
+
+// progressOf converts what a handler has said; nil: nothing.
+func progressOf(n *record.Notes) (p Progress) {
+	if n != nil && n.At != 0 {
+		p = Progress{n.Done, n.Total, n.Text, msTime(n.At)}
+	}
+	return p
 }
 
 // msTime returns the time of a stored number of milliseconds; zero if it is too large for a clock,

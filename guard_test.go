@@ -560,7 +560,11 @@ func useVerbs(t *testing.T, q *Queue, copyTo string) {
 		j.FollowUp(Task{Queue: "b", Unique: Unique{Key: j.ID.String()}}) // perhaps of another shard
 		return nil
 	})
-	Handle(&m, "slow", func(ctx context.Context, j *Job[[]byte]) error { <-ctx.Done(); return nil })
+	Handle(&m, "slow", func(ctx context.Context, j *Job[[]byte]) error {
+		_ = ReportProgress(ctx, 1, 2, "")
+		<-ctx.Done()
+		return nil
+	})
 	Handle(&m, "lost", func(ctx context.Context, j *Job[[]byte]) error { _ = q.DeadLetter(ctx, j.Receipt, nil); return nil })
 	run, stop := context.WithCancel(ctx)
 	var calls sync.WaitGroup

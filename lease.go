@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/record"
 	"codeq/internal/taskbatch"
@@ -113,7 +114,8 @@ type completeOp struct {
 	completion
 	roomWait
 	receipt Receipt
-	result  []byte // in memory of the operation
+	notes   *record.Notes // of the handler; nil: none
+	result  []byte        // in memory of the operation
 	next    []engine.NewTask
 	ofRunner
 }
@@ -179,6 +181,7 @@ const maxPooledResult = 16 << 10
 func (q *Queue) recycleComplete(op *completeOp) {
 	clear(op.next)
 	op.result, op.next, op.err, op.roomWait, op.ofRunner = op.result[:0], op.next[:0], nil, roomWait{}, ofRunner{}
+	op.notes = nil
 	if cap(op.result) > maxPooledResult {
 		op.result = nil
 	}
@@ -194,19 +197,42 @@ func (op *completeOp) settle(err error) {
 }
 
 func (op *completeOp) resolve(s *shard) {
+	takeNotes(s, op.receipt, op.notes)
 	v, err := s.Complete(op.receipt.inner(), op.result, op.next)
 	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *completeOp) encode(dst []byte) []byte {
 	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), op.result)
-	return taskbatch.Append(dst, op.next)
+	return op.appendNotes(taskbatch.Append(dst, op.next), op.notes)
+}
+
+// takeNotes lets a lease that is about to end have the last notes of its handler.
+func takeNotes(s *shard, r Receipt, n *record.Notes) {
+	if n != nil {
+		_ = s.Note(r.inner(), n) // if the lease is lost, the verb says so
+	}
+}
+
+// appendNotes ends an operation with the notes of its handler, if the receiver knows of notes.
+func (c *completion) appendNotes(dst []byte, n *record.Notes) []byte {
+	if n == nil || c.format < record.FormatOfHistory {
+		return dst
+	}
+	return n.Append(dst)
+}
+
+func readLastNotes(r *wire.Reader) *record.Notes {
+	if r.Len() == 0 {
+		return nil
+	}
+	return call.ReadNotes(r)
 }
 
 func (op *completeOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
 	op.setWaits(r.Bool())
-	op.result, op.next = r.Bytes(), taskbatch.Read(r)
+	op.result, op.next, op.notes = r.Bytes(), taskbatch.Read(r), readLastNotes(r)
 }
 
 // failOp ends a lease without completing the task.
@@ -217,6 +243,7 @@ type failOp struct {
 	how     engine.Failure
 	wait    int64 // ms; negative: by the backoff
 	cause   string
+	notes   *record.Notes // of the handler; nil: none
 	ofRunner
 }
 
@@ -239,19 +266,20 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 }
 
 func (op *failOp) resolve(s *shard) {
+	takeNotes(s, op.receipt, op.notes)
 	v, err := s.Fail(op.receipt.inner(), op.how, op.wait, op.cause)
 	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *failOp) encode(dst []byte) []byte {
 	dst = append(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), byte(op.how))
-	return wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause)
+	return op.appendNotes(wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause), op.notes)
 }
 
 func (op *failOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
 	op.setWaits(r.Bool())
-	op.how, op.wait, op.cause = engine.Failure(r.Byte()), r.Int(), r.String()
+	op.how, op.wait, op.cause, op.notes = engine.Failure(r.Byte()), r.Int(), r.String(), readLastNotes(r)
 }
 
 // extendOp moves the deadline of a lease.
@@ -284,6 +312,9 @@ type Lease struct {
 	Deadline time.Time `json:",omitzero"`
 	// LastError is the error of the last failed attempt.
 	LastError string `json:",omitzero"`
+	// Metadata is what the handlers of earlier attempts have set by [SetMetadata]. It must only be
+	// read.
+	Metadata map[string]string `json:",omitempty"`
 }
 
 // Receipt identifies one lease of one task. With it a worker can finish the task, once, while the

@@ -38,6 +38,7 @@ var numbered = []struct{ kind, dir, first string }{
 	{"ondead", "internal/engine", "HoldOnDead"},
 	{"missed", "internal/engine", "MissedOnce"},
 	{"event", "internal/engine", "EventProduced"},
+	{"event", "internal/engine", "EventProgress"},
 	{"interest", "internal/engine", "WantOutcomes"},
 	{"failure", "internal/engine", "FailRetry"},
 	{"alteration", "internal/engine", "AlterPriority"},

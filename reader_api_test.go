@@ -240,7 +240,7 @@ func TestReaderOfFormats(t *testing.T) {
 								got[info.ID] = info
 							}
 						}
-						if got = asInJSON(got); len(got) != len(want) {
+						if got = shownOf(f, got); len(got) != len(want) {
 							t.Errorf("%d tasks, not %d", len(got), len(want))
 						}
 						for id, info := range want {

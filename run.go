@@ -21,15 +21,16 @@ import (
 	"codeq/internal/heartbeat"
 	"codeq/internal/localsocket"
 	"codeq/internal/recent"
+	"codeq/internal/record"
 	"codeq/internal/wire"
 	"codeq/internal/workers"
 )
 
 // RunOptions are the options of [Queue.Run]. A zero field means its documented default.
 type RunOptions struct {
-	// Name is that of the worker, for people: [Queue.Workers] lists it, and [Queue.QuietWorkers]
-	// finds it. Several calls of [Queue.Run] may have the same. Up to 128 bytes. Default: the name
-	// of the host and the number of the process, such as "web-1:4711".
+	// Name is that of the worker, for people: [Queue.Workers] lists it, [Queue.QuietWorkers] finds
+	// it, and [TaskInfo.History] has it. Several calls of [Queue.Run] may have the same. Up to 128
+	// bytes. Default: the name of the host and the number of the process, such as "web-1:4711".
 	Name string
 	// Concurrency is how many handlers run at the same time. Default: four times GOMAXPROCS.
 	Concurrency int
@@ -53,9 +54,6 @@ type RunOptions struct {
 	// from returning.
 	OnError func(l *Lease, err error)
 }
-
-// maxWorkerName limits the name of a worker, in bytes.
-const maxWorkerName = 128
 
 // workerName is the default of RunOptions.Name.
 func workerName() string {
@@ -144,7 +142,8 @@ type runner struct {
 	// storing ends when the outcomes of handlers do not wait for room any longer.
 	storing     context.Context
 	stopStoring context.CancelCauseFunc
-	forwards    chan struct{} // bounds the completions under way to other nodes: one element for each
+	reports     sync.WaitGroup // of handlers, under way to their shards
+	forwards    chan struct{}  // bounds the completions under way to other nodes: one element for each
 }
 
 // worker runs the handlers of a runner, one at a time.
@@ -157,7 +156,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	}
 	o := &r.opts
 	o.Queues, o.Weights = slices.Clone(o.Queues), maps.Clone(o.Weights)
-	if err := checkName("RunOptions.Name", o.Name, maxWorkerName); err != nil {
+	if err := checkName("RunOptions.Name", o.Name, record.MaxWorker); err != nil {
 		return nil, err
 	}
 	if o.Name == "" {
@@ -190,7 +189,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 			return nil, fmt.Errorf("%w: queue %q", ErrNoHandler, name)
 		}
 	}
-	r.req = ClaimRequest{Queues: o.Queues, Weights: o.Weights, LeaseFor: o.LeaseFor}
+	r.req = ClaimRequest{Queues: o.Queues, Weights: o.Weights, LeaseFor: o.LeaseFor, Worker: o.Name}
 	if err := r.req.check(&q.opts.Limits); err != nil {
 		return nil, err
 	}
@@ -258,6 +257,7 @@ func (r *runner) run(ctx context.Context) error {
 		err = fmt.Errorf("%w: %d", ErrHandlersRunning, running)
 	}
 	r.stopStoring(nil)
+	r.reports.Wait() // all handlers' contexts have ended
 	for _, h := range r.renewers {
 		h.Stop()
 	}
@@ -308,7 +308,7 @@ func (r *runner) GiveBack(grants []engine.Grant) {
 }
 
 // TakeBack gives back the task of a handler that goes on.
-func (r *runner) TakeBack(f *taskContext) { r.giveBack(f.lease.Receipt, &f.lease) }
+func (r *runner) TakeBack(f *taskContext) { r.giveBack(f.lease.Receipt, f) }
 
 // Hurry lets no outcome wait for room any longer.
 func (r *runner) Hurry() { r.stopStoring(errRunEnds) }
@@ -316,12 +316,15 @@ func (r *runner) Hurry() { r.stopStoring(errRunEnds) }
 var errRunEnds = fmt.Errorf("%w: there was no room until the end of Run", ErrDiskFull)
 
 // giveBack returns a task as if it had not been claimed.
-func (r *runner) giveBack(receipt Receipt, l *Lease) {
+func (r *runner) giveBack(receipt Receipt, f *taskContext) {
 	op := failOp{how: engine.FailReturn}
 	op.gone = r.storing.Done() // it waits for room on the disk
+	if f != nil {
+		op.notes = f.lastNotes()
+	}
 	err := r.queue.failed(r.storeContext(), receipt, op, nil)
-	if err != nil && l != nil {
-		r.report(l, err)
+	if err != nil && f != nil {
+		r.report(&f.lease, err)
 	}
 }
 
@@ -362,7 +365,7 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 	}
 	f.Begin(r.values, deadline)
 	if !w.Own(f) {
-		r.giveBack(l.Receipt, l)
+		r.giveBack(l.Receipt, f)
 		return
 	}
 	if r.canceledReceipts.Has(g.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
@@ -405,7 +408,7 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, g *engine.Grant, begun 
 		err = r.complete(f)
 	}
 	if ours && err != nil {
-		r.fail(&f.lease, err)
+		r.fail(f, err)
 	}
 	if !begun.IsZero() {
 		r.observe(HandlerSample{
@@ -429,8 +432,10 @@ func (r *runner) call(f *taskContext) (err error) {
 }
 
 // fail gives a failed attempt to the shard, as complete does.
-func (r *runner) fail(l *Lease, err error) {
+func (r *runner) fail(f *taskContext, err error) {
+	l := &f.lease
 	op := failOpOf(err)
+	op.notes = f.lastNotes()
 	if op.how != engine.FailRelease {
 		r.report(l, err)
 	}
@@ -443,6 +448,7 @@ func (r *runner) fail(l *Lease, err error) {
 func (r *runner) complete(f *taskContext) error {
 	l := &f.lease
 	op := r.queue.completeOp(l.Receipt)
+	op.notes = f.lastNotes()
 	if f.out != nil {
 		err := f.out.fill(op)
 		if err == nil {
@@ -653,7 +659,7 @@ func (q *Queue) tellWorkers(ctx context.Context, c *workersCall) error {
 	if err := q.checkOpen(ctx); err != nil {
 		return err
 	}
-	if err := checkName("worker name", c.Name, maxWorkerName); err != nil {
+	if err := checkName("worker name", c.Name, record.MaxWorker); err != nil {
 		return err
 	}
 	var told int

@@ -374,7 +374,7 @@ func (s *shard) persist() error {
 	s.endStep(StepSeal)
 	var err error
 	switch {
-	case !s.Group.Batch.Empty():
+	case !s.Group.Batch.Empty() || s.node != nil && len(s.Effects.Events) > 0: // some change nothing
 		s.commits.Add(1)
 		s.space.Written += s.Group.Batch.Len()
 		if err = s.commit.Commit(s.Group.Batch); s.Group.Ranged && s.node == nil {

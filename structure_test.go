@@ -49,8 +49,8 @@ func TestRootIsSmall(t *testing.T) {
 		lines += bytes.Count(text, []byte("\n"))
 	}
 	require.Positive(t, files)
-	require.LessOrEqual(t, files, 42)
-	require.LessOrEqual(t, lines, 11500)
+	require.LessOrEqual(t, files, 41)
+	require.LessOrEqual(t, lines, 11480)
 }
 
 // TestShardIsSmall: a shard's owner has few fields, and its methods are in few files.
@@ -119,7 +119,7 @@ func TestSurfaceOfRules(t *testing.T) {
 			}
 		}
 	}
-	require.LessOrEqual(t, others, 138, "types, functions and methods")
+	require.LessOrEqual(t, others, 139, "types, functions and methods")
 	require.LessOrEqual(t, constants, 76, "constants and variables")
 	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")
 }

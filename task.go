@@ -164,6 +164,10 @@ type ClaimRequest struct {
 	// such a lease. In a cluster, where another node may come to lead the shard of the task, Extend
 	// is stored, and the lease does not end with the process, but when it expires.
 	Local bool
+	// Worker is the name of who claims, for people: [TaskInfo.History] has it, as it has
+	// [RunOptions.Name]. Up to 128 bytes. In a cluster, of claims that wait for tasks of other
+	// nodes, those beyond 64 different names may get none. "": no name.
+	Worker string
 	// NoWait returns [ErrEmpty] instead of waiting for a task.
 	NoWait bool
 }

@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync/atomic"
+	"time"
 
+	"codeq/internal/call"
 	"codeq/internal/headers"
+	"codeq/internal/latest"
+	"codeq/internal/record"
 	"codeq/internal/workers"
 )
 
@@ -18,6 +23,7 @@ type taskContext struct {
 	runner *runner
 	lease  Lease
 	logger atomic.Pointer[slog.Logger] // nil: not used yet
+	notes  atomic.Pointer[saidNotes]   // nil: the handler has said nothing
 	out    *output                     // nil: nothing
 }
 
@@ -100,6 +106,105 @@ func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
 		return nil, false
 	}
 	return &c.lease, true
+}
+
+// reportEvery is the shortest time between two reports of a handler to its shard.
+const reportEvery = time.Second
+
+// saidNotes is what a handler says of its work. The shard is told of it, and with the outcome it is
+// told what the handler has said last.
+type saidNotes = latest.Value[record.Notes]
+
+// say changes what the handler says.
+func (c *taskContext) say(change func(*record.Notes)) error {
+	notes := c.notes.Load()
+	if notes == nil {
+		first := record.Notes{Metadata: c.lease.Metadata}
+		c.notes.CompareAndSwap(nil, latest.New(first, reportEvery, c.runner.queue.opts.log, &c.runner.reports, c.report))
+		notes = c.notes.Load()
+	}
+	return notes.Change(func(n record.Notes) (record.Notes, error) {
+		if change(&n); n.Size() > record.MaxNotes {
+			return n, &InvalidError{"progress and metadata", bytesOf(n.Size()), atMost(record.MaxNotes)}
+		}
+		return n, nil
+	})
+}
+
+// report tells the shard what the handler says. If that fails, the outcome says it again.
+func (c *taskContext) report(n *record.Notes) {
+	note := rule(callNote, &call.Note{Receipt: c.lease.Receipt.inner(), Notes: n})
+	_, _ = c.runner.queue.do(c.runner.storing, c.runner.queue.shardOf(c.lease.ID), note)
+}
+
+// End ends the handler's context, and its reports.
+func (c *taskContext) End(cause error) {
+	c.Context.End(cause)
+	if notes := c.notes.Load(); notes != nil {
+		notes.Close()
+	}
+}
+
+// lastNotes returns what the handler has said last; nil: nothing.
+func (c *taskContext) lastNotes() *record.Notes {
+	if notes := c.notes.Load(); notes != nil {
+		return notes.Get()
+	}
+	return nil
+}
+
+// ReportProgress says how far the handler has come that was given ctx, or a context derived from
+// it: done of total, in any unit, with a note for people. [Queue.Get] and the lists show the latest
+// report in [TaskInfo.Progress], on all nodes. Reports cost no write: the shard keeps them in its
+// memory, and gets one in a second at most, the first at once and the latest in the end. They are
+// stored with the end of the attempt if the task stays: for another attempt, as a dead letter, or
+// kept with its result. If the process, or the node that leads the shard, dies before, the reports
+// of the attempt are lost, until the handler reports again.
+//
+// Outside of a handler, and after it has returned, ReportProgress does nothing. It is safe for
+// concurrent use, and waits for nothing.
+//
+// Errors: [ErrInvalid] if the note and the metadata of the task have more than 4 KiB.
+func ReportProgress(ctx context.Context, done, total int64, note string) (err error) {
+	defer public(&err)
+	c := taskContextOf(ctx)
+	if c == nil {
+		return nil
+	}
+	return c.say(func(n *record.Notes) {
+		n.Done, n.Total, n.Text, n.At = done, total, note, wallMillis(c.runner.queue.opts)
+	})
+}
+
+// SetMetadata keeps a value with the task whose handler was given ctx, or a context derived from
+// it; "" removes it. [TaskInfo.Metadata] shows it, and the next attempt finds it in
+// [Lease.Metadata]: so a handler can go on where the one before has stopped. It is stored with the
+// end of the attempt, in the same commit as the outcome, and shown before that like a
+// [ReportProgress]: if the process, or the node that leads the shard, dies before, the next attempt
+// may find what the one before had found.
+//
+// Outside of a handler, and after it has returned, SetMetadata does nothing. It is safe for
+// concurrent use, and waits for nothing.
+//
+// Errors: [ErrInvalid] if the keys and values, and the note of the last report, have more than 4
+// KiB.
+func SetMetadata(ctx context.Context, key, value string) (err error) {
+	defer public(&err)
+	c := taskContextOf(ctx)
+	if c == nil {
+		return nil
+	}
+	return c.say(func(n *record.Notes) {
+		metadata := maps.Clone(n.Metadata)
+		if value == "" {
+			delete(metadata, key)
+		} else if metadata == nil {
+			metadata = map[string]string{key: value}
+		} else {
+			metadata[key] = value
+		}
+		n.Metadata = metadata
+	})
 }
 
 var silence = slog.New(slog.DiscardHandler)

@@ -71,6 +71,7 @@ const (
 	callInfo
 	callTotals
 	callDays
+	callNote
 	endOfRequests
 )
 
@@ -111,6 +112,7 @@ var verbs = [endOfRequests]verb{
 	callInfo:           {ruled[call.Info](callInfo), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callTotals:         {ruled[call.Totals](callTotals), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callDays:           {ruled[call.Days](callDays), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callNote:           {ruled[call.Note](callNote), upTo(engine.RoomEmpty), yes, none, onLease},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.

@@ -9,6 +9,7 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
@@ -30,7 +31,12 @@ func Encode(f *engine.Effects) []byte {
 		dst = append(append(dst, byte(e.Kind)), e.ID[:]...)
 		dst = wire.AppendBytes(wire.AppendBytes(dst, e.Queue), e.Tenant)
 		dst = wire.AppendInt(wire.AppendUint(dst, uint64(e.Attempt)), e.Time.UnixMilli())
-		dst = wire.AppendBytes(dst, e.LastError)
+		if e.Kind == engine.EventProgress {
+			said := record.Notes{Done: e.Progress.Done, Total: e.Progress.Total, Text: e.Progress.Text, At: e.Progress.At}
+			dst = wire.AppendBytes(dst, said.Append(nil))
+		} else {
+			dst = wire.AppendBytes(dst, e.LastError)
+		}
 	}
 	dst = wire.AppendUint(dst, uint64(len(f.Endings)))
 	for i := range f.Endings {
@@ -49,7 +55,15 @@ func Parse(b []byte) (m Message, err error) {
 	r := wire.NewReader(b)
 	for range r.Count(1 + keys.IDLen + 5) {
 		e := engine.Event{Kind: engine.EventKind(r.Byte()), ID: keys.ReadID(r), Queue: r.String(), Tenant: r.String()}
-		e.Attempt, e.Time, e.LastError = uint32(r.Uint()), time.UnixMilli(r.Int()), r.String()
+		e.Attempt, e.Time = uint32(r.Uint()), time.UnixMilli(r.Int())
+		if e.Kind == engine.EventProgress {
+			said := wire.NewReader(r.Bytes())
+			if e.Progress = record.ReadNotes(said); said.Done() != nil {
+				r.Fail()
+			}
+		} else {
+			e.LastError = r.String()
+		}
 		m.Events = append(m.Events, e)
 	}
 	for range r.Count(keys.IDLen + 4) {

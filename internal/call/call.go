@@ -8,6 +8,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/wire"
 )
 
@@ -160,6 +161,29 @@ func (b *Renew) ReadReply(r *wire.Reader) {
 }
 
 func (b *Renew) Again() { b.Lost, b.Errs = nil, nil }
+
+// Note says what the handler of a task has to say of its work.
+type Note struct {
+	silent
+	Receipt engine.Receipt
+	Notes   *record.Notes
+}
+
+func (b *Note) Decide(s *engine.State) (engine.Verdict, error) {
+	return engine.Decided, s.Note(b.Receipt, b.Notes)
+}
+
+func (b *Note) Append(dst []byte) []byte { return b.Notes.Append(AppendReceipt(dst, b.Receipt)) }
+func (b *Note) Read(r *wire.Reader)      { b.Receipt, b.Notes = ReadReceipt(r), ReadNotes(r) }
+
+// ReadNotes reads notes, and refuses what no node takes from a handler.
+func ReadNotes(r *wire.Reader) *record.Notes {
+	n := record.ReadNotes(r)
+	if n.Size() > record.MaxNotes {
+		r.Fail()
+	}
+	return n
+}
 
 // AppendReceipt appends a receipt.
 func AppendReceipt(dst []byte, r engine.Receipt) []byte {

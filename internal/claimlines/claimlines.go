@@ -70,7 +70,8 @@ type Request struct {
 	List     *dispatch.List // in their place, if they are many
 	Duration uint64         // of the leases, ms
 	Local    bool
-	Max      int // tasks
+	Worker   string // see key
+	Max      int    // tasks
 }
 
 // Place is the place of a claim in a table. The zero Place is none.
@@ -83,6 +84,7 @@ type key struct {
 	queues   string
 	duration uint64
 	local    bool
+	worker   string // who claims; "" also for those that came when there were lineCap lines
 }
 
 // line is claims that want the same. Its fetchers, one for each shard, end when the table is
@@ -129,7 +131,14 @@ func (t *Table) Add(c *dispatch.Claim, p *Place) (queues []string, list *dispatc
 		c.Ticket().Refuse(t.closed)
 		return nil, nil, false
 	}
+	k.worker = c.Holder.Worker
 	l := t.lines[k]
+	if l == nil && len(t.lines) >= lineCap {
+		if t.dropIdle(); len(t.lines) >= lineCap {
+			k.worker = ""
+			l = t.lines[k]
+		}
+	}
 	if l == nil {
 		l = t.open(k, c)
 	}
@@ -165,19 +174,21 @@ func nameOf(c *dispatch.Claim) string {
 // lineCap is how many lines there may be before those without a claim are dropped.
 const lineCap = 64
 
-// open makes a line and its fetchers. REQUIRES: mu is held.
-func (t *Table) open(k key, c *dispatch.Claim) *line {
-	if len(t.lines) >= lineCap {
-		for other, l := range t.lines {
-			if !l.waiting.AnyGood() {
-				l.drop()
-				delete(t.lines, other)
-			}
+// dropIdle drops the lines without a claim. REQUIRES: mu is held.
+func (t *Table) dropIdle() {
+	for k, l := range t.lines {
+		if !l.waiting.AnyGood() {
+			l.drop()
+			delete(t.lines, k)
 		}
 	}
+}
+
+// open makes a line and its fetchers. REQUIRES: mu is held.
+func (t *Table) open(k key, c *dispatch.Claim) *line {
 	l := &line{table: t, key: k, wants: Request{
 		Queues: slices.Clone(c.Queues), Weights: slices.Clone(c.Weights), List: c.List,
-		Duration: k.duration, Local: k.local,
+		Duration: k.duration, Local: k.local, Worker: k.worker,
 	}}
 	l.ctx, l.drop = context.WithCancel(t.config.Context)
 	t.lines[k] = l

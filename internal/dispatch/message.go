@@ -10,14 +10,18 @@ import (
 
 // How a claim, and what it gets, travel between nodes.
 
-// Append appends what a claim asks for.
-func (c *Claim) Append(dst []byte) []byte {
+// Append appends what a claim asks for. named: the receiver knows that workers have names.
+func (c *Claim) Append(dst []byte, named bool) []byte {
 	queues, weights := c.Named()
 	dst = wire.AppendStrings(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, c.Duration)
 	dst = wire.AppendUint(dst, uint64(c.Max))
-	return wire.AppendBool(wire.AppendBool(dst, c.NoWait), c.Holder.Local)
+	dst = wire.AppendBool(wire.AppendBool(dst, c.NoWait), c.Holder.Local)
+	if named && c.Holder.Worker != "" {
+		dst = wire.AppendBytes(dst, c.Holder.Worker)
+	}
+	return dst
 }
 
 // Read reads what Append has written, into a new claim. The lengths of its names are not checked.
@@ -25,6 +29,9 @@ func (c *Claim) Read(r *wire.Reader) {
 	c.Queues, c.Weights = r.Strings(), keys.ReadIndexes(r)
 	c.Duration, c.Max = r.Uint(), int(r.Uint())
 	c.NoWait, c.Holder.Local = r.Bool(), r.Bool()
+	if r.Len() > 0 {
+		c.Holder.Worker = r.String()
+	}
 	if len(c.Weights) != 0 && len(c.Weights) != len(c.Queues) ||
 		slices.ContainsFunc(c.Weights, func(w int) bool { return !IsWeight(w) }) {
 		r.Fail()

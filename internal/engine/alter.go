@@ -170,6 +170,7 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 		rec.RunAt = at.place.At
 	}
 	rec.Attempts, rec.Leases, rec.Expired, rec.Rewritten = 0, 0, false, false
+	rec.History, rec.Notes = nil, nil
 	t := NewTask{Key: LaneKey{to.Queue, at.lane.Tenant, at.lane.Priority}}
 	t.Encode(&rec, make([]byte, 0, rec.MaxSize()))
 	s.admit(&t)
@@ -200,6 +201,9 @@ func (s *State) cancel(at *located) {
 			s.unindex(at.id)
 		}
 		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
+		if retention != 0 {
+			s.noteAttempt(at.lease, &at.rec, attemptEnd{how: EventCanceled})
+		}
 		s.canceled.Add(at.lease.receipt())
 		if s.Wanted&WantCancels != 0 && at.lease.local {
 			s.Effects.Canceled = append(s.Effects.Canceled, CanceledLease{at.lease.receipt(), at.lease.runner})
@@ -240,7 +244,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	}
 	rec.Parents, rec.OnDead = at.rec.Parents, at.rec.OnDead
 	s.withdraw(at)
-	rec.Leases, rec.Rewritten = at.rec.Leases, true
+	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes
 	rec.Parent = rec.Parent || at.rec.Parent
 	l := s.lane(t.Key)
 	if v, ok := s.uniques.get(s, t.Tied.Unique); ok {

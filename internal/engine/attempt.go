@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"unicode/utf8"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
@@ -15,6 +14,7 @@ import (
 
 // attemptEnd is how the attempt of a lease ends when the task stays.
 type attemptEnd struct {
+	how     EventKind
 	counted bool
 	cause   string // kept with the task; "" keeps the last one
 }
@@ -29,6 +29,7 @@ func (s *State) complete(ls *lease, result []byte) error {
 			return err
 		}
 		rec.Attempts, rec.Leases = ls.attempts, ls.leases
+		s.noteAttempt(ls, &rec, attemptEnd{how: EventCompleted})
 	}
 	s.emit(EventCompleted, ls.lane, ls.id, ls.attempts, "")
 	s.unlease(ls)
@@ -59,15 +60,19 @@ func (s *State) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) 
 		rec.Attempts = ls.attempts
 	}
 	if end.cause != "" {
-		rec.Error = clip(end.cause)
+		rec.Error = record.Clip(end.cause, MaxCause)
 	}
+	if end.how == EventRetried && s.exhausted(&rec) {
+		end.how = EventDeadLettered
+	}
+	s.noteAttempt(ls, &rec, end)
 	return rec, nil
 }
 
 // retry ends a counted attempt: the task is tried again after a wait, or becomes a dead letter when
 // it has no attempts left. A negative wait stands for the backoff of the options.
 func (s *State) retry(ls *lease, cause string, wait int64) error {
-	rec, err := s.finishAttempt(ls, attemptEnd{counted: true, cause: cause})
+	rec, err := s.finishAttempt(ls, attemptEnd{how: EventRetried, counted: true, cause: cause})
 	if err != nil {
 		return err
 	}
@@ -139,7 +144,7 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 // the lane, so that a restart does not delay it. But one whose workers hang would hold up the
 // others: the second time it goes behind them.
 func (s *State) expire(ls *lease) {
-	rec, err := s.finishAttempt(ls, attemptEnd{counted: true, cause: "lease expired"})
+	rec, err := s.finishAttempt(ls, attemptEnd{how: EventExpired, counted: true, cause: "lease expired"})
 	if err != nil {
 		s.Broken = err
 		return
@@ -221,14 +226,3 @@ func (s *State) isRewritten(id keys.ID) bool {
 
 // MaxCause limits the text of an error that is kept with a task, in bytes.
 const MaxCause = 8 << 10
-
-func clip(text string) string {
-	if len(text) <= MaxCause {
-		return text
-	}
-	n := MaxCause
-	for n > 0 && !utf8.RuneStart(text[n]) {
-		n--
-	}
-	return text[:n]
-}

@@ -53,6 +53,9 @@ func (c *checker) leases() error {
 			ID: l.id, Lane: l.lane.number, Since: l.since, Token: l.token,
 			Leases: l.leases, Attempts: l.attempts, Duration: l.duration,
 		}
+		if e.Worker != "" { // or else it was stored before lease records had workers
+			got.Worker = l.worker
+		}
 		if got != e.LeaseEntry || l.local != e.Local {
 			c.report("lease of %s is %+v, on disk %+v", id, got, e)
 		}

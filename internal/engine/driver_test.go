@@ -23,7 +23,7 @@ type driver struct {
 	shared *store.Caches
 	seed   byte
 	config Config
-	format int
+	format int           // of the shards
 	slow   time.Duration // by which each look at the clock of budgets moves it
 	passed time.Duration
 	shards []*drivenShard

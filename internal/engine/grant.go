@@ -23,6 +23,7 @@ type Grant struct {
 type Holder struct {
 	Local  bool   // the lease ends with the process
 	Runner uint32 // the owner's number, which CanceledLease returns
+	Worker string // its name, for people; "": it has none
 }
 
 // CanceledLease is a lease that ended because its task was canceled.
@@ -50,7 +51,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		s.tieLease(ls, &head)
 	}
 	s.noteRead(len(it.Record))
-	ls.id, ls.lane, ls.since, ls.local, ls.runner = it.ID, l, it.Since, to.Local, to.Runner
+	ls.id, ls.lane, ls.since, ls.local, ls.runner, ls.worker = it.ID, l, it.Since, to.Local, to.Runner, to.Worker
 	s.addToRecord(ls, 0)
 	s.leases.add(ls, s.Now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)

@@ -16,13 +16,15 @@ type lease struct {
 	lane      *Lane
 	since     uint64 // where the task's record lies in its lane
 	token     uint64
-	leases    uint32 // granted to this task so far, this one included
-	attempts  uint32 // counted so far, this one included
-	local     bool   // granted to Run: lasts as long as the process
-	rewritten bool   // the key of the record was written before
-	over      bool   // its deadline, or its process, ended before the shard was loaded
-	tied      bool   // ties is not zero
-	runner    uint32 // the owner's number for the holder; 0: unknown
+	leases    uint32        // granted to this task so far, this one included
+	attempts  uint32        // counted so far, this one included
+	local     bool          // granted to Run: lasts as long as the process
+	rewritten bool          // the key of the record was written before
+	over      bool          // its deadline, or its process, ended before the shard was loaded
+	tied      bool          // ties is not zero
+	runner    uint32        // the owner's number for the holder; 0: unknown
+	worker    string        // the holder's name; "": not known
+	notes     *record.Notes // what its handler has said; nil: what the record has
 	ties      record.Ties
 	duration  uint64 // ms
 	retention int64  // of the task, ms; 0: the one of the options
@@ -44,6 +46,7 @@ type leaseRecord struct {
 	ends     uint64 // the deadline by the clock of leases, ms; 0: granted without a cluster
 	live     int    // leases that still refer to it
 	written  bool
+	worker   string // of the leases that are added to value
 	value    []byte // until it is written
 }
 
@@ -175,6 +178,10 @@ func (s *State) addToRecord(l *lease, before uint64) {
 	entry := keys.LeaseEntry{
 		ID: l.id, Lane: l.lane.number, Since: l.since, Token: l.token,
 		Leases: l.leases, Attempts: l.attempts, Duration: l.duration,
+	}
+	if r.worker != l.worker && s.keepsHistory() {
+		r.worker = l.worker
+		r.value = keys.AppendWorker(r.value, r.worker)
 	}
 	r.value = entry.Append(r.value, r.seq)
 	r.live++

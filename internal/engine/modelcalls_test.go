@@ -1126,7 +1126,7 @@ func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
 		m.toCanceled(t)
 	case AlterForget:
 		if t.kept != 0 { // it goes with the last of its children
-			t.kept = m.Wall
+			t.kept = min(t.kept, m.Wall)
 		} else {
 			m.toGone(t)
 		}

@@ -132,13 +132,41 @@ func (m *model) compareTask(got *schema.Task, t *modelTask) {
 
 // compareRecord compares a record, but for what the shard keeps in it for itself.
 func (m *model) compareRecord(t *modelTask, got *record.Record) {
+	m.compareHistory(t, got)
 	plain := func(r record.Record) []byte {
+		r.History, r.Notes = nil, nil
 		r.Leases, r.Rewritten, r.Expired, r.HoldsTurn, r.Parent, r.Child = 0, false, false, false, false, false
 		r.Flags &^= record.HoldsKey
 		return r.Encode()
 	}
 	if !bytes.Equal(plain(*got), plain(t.rec)) {
 		m.rt.Fatalf("record of %s is\n%+v, expected\n%+v", keys.FormatID(t.id), got, t.rec)
+	}
+}
+
+// compareHistory compares the history of a task: each lease that has ended is in it, or counted.
+func (m *model) compareHistory(t *modelTask, got *record.Record) {
+	h := got.History
+	if h == nil {
+		h = new(record.History)
+	}
+	sound, last := int(got.Leases) == len(h.Attempts)+int(h.Dropped), h.FirstReady
+	for i := range h.Attempts {
+		a := &h.Attempts[i]
+		sound = sound && last <= a.Start && a.Start <= a.End && a.Number > 0
+		last = a.Start // the wall clock, by which it ends, may be set back
+	}
+	if n := len(h.Attempts); n > 0 && sound {
+		how := EventKind(h.Attempts[n-1].How)
+		switch t.state {
+		case Done:
+			sound = how == EventCompleted
+		case Dead:
+			sound = how == EventDeadLettered || how == EventExpired
+		}
+	}
+	if !sound {
+		m.rt.Fatalf("history of %s with %d leases is %+v", keys.FormatID(t.id), got.Leases, h)
 	}
 }
 

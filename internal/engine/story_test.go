@@ -210,9 +210,9 @@ func (w *world) open(a args) {
 	w.close()
 	*w = world{
 		driver: driver{
-			t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
+			t: w.t, shared: w.shared, seed: w.seed, format: a.number("format", record.FormatOfHistory), slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
 			sealing: w.nameNew, persisted: w.told, kept: w.keptUp, forgotten: func(q *Queue) { w.printf("queue %s leaves memory", q.Name) },
-			clockAge: func(int) uint64 { return w.known }, format: a.number("format", 0),
+			clockAge: func(int) uint64 { return w.known },
 			config: Config{
 				Shards: a.number("shards", 1), Replicated: a.has("replicated"),
 				WindowTasks: a.number("window-tasks", 1000), WindowBytes: a.number("window-bytes", 1<<20),
@@ -267,6 +267,10 @@ func (w *world) told(s *drivenShard) {
 		w.printf("deletes what is consumed by range")
 	}
 	for _, ev := range e.Events {
+		if n := ev.Progress; n != nil {
+			w.printf("event progress %s attempt %d: %d of %d, %s", w.name(ev.ID), ev.Attempt, n.Done, n.Total, n.Text)
+			continue
+		}
 		w.printf("event %s %s%s%s", eventNames[ev.Kind], w.name(ev.ID), maybe(" attempt ", ev.Attempt), maybe(": ", ev.LastError))
 	}
 	for _, end := range e.Endings {

@@ -14,6 +14,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 )
 
 // storyCommands are what a story may say. Words that say name=value are options.
@@ -69,8 +70,14 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 
 	"state": (*world).state, "effects": (*world).effects, "memory": (*world).memory,
 	"next": (*world).next, "forget-caches": func(w *world, _ args, _ []string) { require.True(w.t, w.s().Probe().ForgetCaches()) },
-	"totals": (*world).totals, "format": func(w *world, _ args, _ []string) { w.format = formatOfTotals; w.s().Format = w.format },
-	"outcome": (*world).outcomeOf, "first": (*world).first, "idle": (*world).idle, "sweep": (*world).sweep,
+	"totals": (*world).totals, "outcome": (*world).outcomeOf, "first": (*world).first, "idle": (*world).idle, "sweep": (*world).sweep,
+	"history": (*world).history, "note": (*world).note,
+	"format": func(w *world, a args, _ []string) {
+		w.format = int(a.word(0)[0] - '0')
+		for _, s := range w.shards {
+			s.Format = w.format
+		}
+	},
 }
 
 // verdict prints what has become of a verb, unless it has simply been done.
@@ -113,7 +120,7 @@ func (w *world) room(a args, _ []string) {
 
 // want says what effects are to tell: events, outcomes, cancels.
 func (w *world) want(a args, _ []string) {
-	kinds := map[string]KindSet{"events": 1<<EndOfEvents - 2, "outcomes": WantOutcomes, "cancels": WantCancels}
+	kinds := map[string]KindSet{"events": 1<<EndOfEvents - 2, "outcomes": WantOutcomes, "cancels": WantCancels, "progress": 1 << EventProgress}
 	w.wanted = 0
 	for _, word := range a.plain {
 		w.wanted |= kinds[word]
@@ -249,7 +256,7 @@ func (w *world) claimOnce(a args) (pending bool) {
 		if l, pending = s.Next(q, uint64(a.number("rank", 0))); l == nil {
 			break
 		}
-		grants, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), Holder{Local: a.has("local")}, nil)
+		grants, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), Holder{Local: a.has("local"), Worker: a.named["worker"]}, nil)
 		require.NoError(w.t, err)
 		g := &grants[0]
 		w.nameNew(s)
@@ -579,4 +586,58 @@ func (w *world) sweep(args, []string) {
 	require.NotNil(w.t, sw, "no sweep is under way")
 	s.Effects.Sweep = nil
 	s.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
+}
+
+// note lets a lease have what its handler says.
+func (w *world) note(a args, _ []string) {
+	n := &record.Notes{Done: int64(a.number("done", 0)), Total: int64(a.number("total", 0)), Text: a.named["text"], At: w.Wall}
+	for k, v := range a.named {
+		if k, ok := strings.CutPrefix(k, "meta-"); ok {
+			n.Metadata = map[string]string{k: v}
+		}
+	}
+	w.verdict("note", a, Decided, w.beginAt(a).Note(w.lease(a), n))
+}
+
+// history prints what is known of the attempts of a task, and what its handlers have said.
+func (w *world) history(a args, _ []string) {
+	s := w.s()
+	require.False(w.t, s.under, "history comes after a commit")
+	id := w.id(a.word(0))
+	view := schema.NewSnapshot(s.Store.DB())
+	view.Leases = make(map[keys.ID]schema.Lease)
+	if l, ok := s.LeaseOf(id); ok {
+		view.Leases[id] = l
+	}
+	t, err := view.Get(id)
+	require.NoError(w.t, err)
+	h, notes := t.Record.History, t.Record.Notes
+	if h == nil {
+		w.printf("no history")
+	} else {
+		w.printf("first ready %s", maybe("at ", clockIf(h.FirstReady)))
+		for i, e := range h.Attempts {
+			if i == record.AttemptsKeptFirst && h.Dropped > 0 {
+				w.printf("  %d left out", h.Dropped)
+			}
+			w.printf("  %d %s, %s to %s%s%s", e.Number, eventNames[e.How], clock(e.Start), clock(e.End), maybe(", worker ", e.Worker), maybe(", error ", e.Error))
+		}
+	}
+	if l := t.Lease; l != nil {
+		w.printf("  %d goes on since %s%s", l.Attempts, clock(keys.GrantedAt(l.Token)), maybe(", worker ", l.Worker))
+		if l.Notes != nil {
+			notes = l.Notes
+		}
+	}
+	if n := notes; n != nil {
+		w.printf("  says %d of %d at %s: %s %v", n.Done, n.Total, clock(n.At), n.Text, n.Metadata)
+	}
+}
+
+// clockIf prints a time of the wall clock, if there is one.
+func clockIf(ms uint64) string {
+	if ms == 0 {
+		return ""
+	}
+	return clock(ms)
 }

@@ -27,8 +27,8 @@ func (s *State) LeaseOf(id keys.ID) (_ schema.Lease, leased bool) {
 	if ls == nil {
 		return schema.Lease{}, false
 	}
-	e := keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts}
-	return schema.Lease{LeaseEntry: e, Deadline: ls.record.deadline}, true
+	e := keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts, Token: ls.token, Worker: ls.worker}
+	return schema.Lease{LeaseEntry: e, Deadline: ls.record.deadline, Notes: ls.notes}, true
 }
 
 // CountsOf returns the number of a queue and its counts; ok: the queue is in memory.

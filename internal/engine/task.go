@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // maxPriority is the highest priority of a task; the lowest one is 0.
@@ -96,6 +97,10 @@ const (
 	EndOfEvents
 )
 
+// EventProgress: a handler has said how far it is, which changes no state. The numbers before it
+// are taken by what KindSet has beside events.
+const EventProgress EventKind = 11
+
 // KindSet has bit k for EventKind k, and bits for what else may be of interest.
 type KindSet uint32
 
@@ -133,6 +138,7 @@ type Event struct {
 	Attempt   uint32
 	Time      time.Time
 	LastError string
+	Progress  *record.Notes // of EventProgress
 }
 
 // Duplicate says that an idempotency key is taken.

@@ -99,7 +99,11 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		s.Broken = s.retry(ls, cause, wait)
 		return Decided, nil
 	}
-	rec, err := s.finishAttempt(ls, attemptEnd{counted: how == FailDead, cause: cause})
+	end := attemptEnd{how: EventReleased, cause: cause}
+	if how == FailDead {
+		end.how, end.counted = EventDeadLettered, true
+	}
+	rec, err := s.finishAttempt(ls, end)
 	if err != nil {
 		s.Broken = err
 		return Decided, nil

@@ -212,6 +212,9 @@ func (c *checker) record(key, value []byte) error {
 	if want := keys.LimitScope(l.Queue, rec.LimitKey); want != rec.Limit {
 		c.report("task %s of limit %q has scope %x, not %x", taskID(id), rec.LimitKey, rec.Limit, want)
 	}
+	if err := rec.Sound(); err != nil {
+		c.report("task %s: %w", taskID(id), err)
+	}
 	if p.Range == keys.Blocked && p.At != 0 && p.At != rec.Group && p.At != rec.Limit {
 		c.report("task %s waits in scope %x, which is not its own", taskID(id), p.At)
 	}

@@ -76,6 +76,14 @@ func TestCheck(t *testing.T) {
 			r.Group = 12345
 			e[string(task)] = r.Encode()
 		}, `of group "group" has scope`},
+		"history": {func(e map[string][]byte) {
+			r := record.Record{History: &record.History{Attempts: make([]record.Attempt, 1)}}
+			e[string(task)] = r.Encode()
+		}, "history of 1 attempts, 0 of which were dropped, after 0 leases"},
+		"notes": {func(e map[string][]byte) {
+			r := record.Record{Notes: &record.Notes{Text: string(make([]byte, record.MaxNotes+1))}}
+			e[string(task)] = r.Encode()
+		}, "notes of 4097 bytes"},
 		"settings":  {func(e map[string][]byte) { e[string(append([]byte{keys.Settings}, "queue"...))] = []byte{0} }, "settings refused"},
 		"schedule":  {func(e map[string][]byte) { e[string(keys.AppendSchedule(nil, "nightly"))] = nil }, "schedule refused"},
 		"malformed": {func(e map[string][]byte) { e[string([]byte{keys.Lease})] = nil }, ""},

@@ -186,6 +186,10 @@ func TestGolden(t *testing.T) {
 				"01" + goldenIDHex + "b0ea01" +
 				"00" + goldenIDHex + "b0ea01 00000102 0193b3c012358000 0193b3c012345002 ac02 02",
 		},
+		{
+			"lease record of a worker with a name", freshEntry().Append(AppendWorker(LeaseHeader{Deadline: goldenTime}.Append(nil), "w"), goldenSeq),
+			"00 00000193b3c01235 02 01 77 01" + goldenIDHex + "b0ea01",
+		},
 		{"admit", admitMessage().Append(nil), "01 09 04 6d61696c 04 61636d65 abcd"},
 		{"admit without anything", (&Message{Kind: MsgAdmit}).Append(nil), "01 00 00 00"},
 		{
@@ -726,8 +730,13 @@ func TestLeasesRoundTrip(t *testing.T) {
 		}
 		b := h.Append(nil)
 		var entries []LeaseEntry
+		worker := ""
 		for range rapid.IntRange(0, 5).Draw(t, "entries") {
 			e := drawEntry(t, seq)
+			if e.Worker = rapid.SampledFrom([]string{worker, "", "w1", "w2"}).Draw(t, "worker"); e.Worker != worker {
+				worker = e.Worker
+				b = AppendWorker(b, worker)
+			}
 			entries = append(entries, e)
 			b = e.Append(b, seq)
 		}
@@ -957,6 +966,8 @@ func TestLeaseRefusals(t *testing.T) {
 		for _, e := range []LeaseEntry{freshEntry(), fullEntry(), freshEntry()} {
 			b = e.Append(b, goldenSeq)
 			border[len(b)] = true
+			b = AppendWorker(b, "worker")
+			border[len(b)] = true
 		}
 		for n := range b {
 			if !border[n] {
@@ -966,9 +977,9 @@ func TestLeaseRefusals(t *testing.T) {
 	}
 	refused(append([]byte{4}, b[1:]...), "unknown flags")
 	refused(append([]byte{leaseEnds}, make([]byte, 8+8)...), "an end at 0")
-	refused(append(bytes.Clone(b), 2), "a form without an ID")
+	refused(append(bytes.Clone(b), 1), "a form without an ID")
 	unknown := bytes.Clone(b)
-	unknown[1+8] = 2
+	unknown[1+8] = 3
 	refused(unknown, "an unknown form")
 
 	large := LeaseHeader{}.Append(nil)
@@ -1199,6 +1210,7 @@ func FuzzParseLeases(f *testing.F) {
 	b = freshEntry().Append(b, goldenSeq)
 	f.Add(uint64(goldenSeq), b)
 	f.Add(uint64(1), fullEntry().Append(b, goldenSeq))
+	f.Add(uint64(goldenSeq), freshEntry().Append(AppendWorker(bytes.Clone(b), "w"), goldenSeq))
 	f.Add(uint64(goldenSeq), freshEntry().Append(LeaseHeader{Local: true, Deadline: 1, Ends: 2}.Append(nil), goldenSeq))
 	f.Fuzz(func(t *testing.T, seq uint64, b []byte) {
 		var h LeaseHeader
@@ -1209,7 +1221,12 @@ func FuzzParseLeases(f *testing.F) {
 			return
 		}
 		again := h.Append(nil)
+		worker := ""
 		for _, e := range entries {
+			if e.Worker != worker {
+				worker = e.Worker
+				again = AppendWorker(again, worker)
+			}
 			again = e.Append(again, seq)
 		}
 		sameOrShorter(t, b, again)

@@ -365,16 +365,29 @@ type LeaseEntry struct {
 	Leases   uint32 // times leased, this one included
 	Attempts uint32 // attempts counted, this one included
 	Duration uint64 // ms
+	Worker   string // who holds the lease; "": not known
 }
 
+// GrantedAt returns when a lease was granted, by the clock of its shard, ms since 1970. A renewal
+// leaves the token as it is.
+func GrantedAt(token uint64) uint64 { return token >> kindShift }
+
 // The forms of a lease entry. An entryFresh is the first lease of a task in its first place:
-// everything except the ID and the duration follows from the record.
+// everything except the ID and the duration follows from the record. An entryWorker is no lease: it
+// names who holds the leases that follow (since format 6).
 const (
-	entryFull  = 0
-	entryFresh = 1
+	entryFull   = 0
+	entryFresh  = 1
+	entryWorker = 2
 )
 
-// Append appends the encoded entry to the value of the record seq.
+// AppendWorker appends to the value of a lease record who holds the leases that follow; until then
+// nobody knows.
+func AppendWorker(dst []byte, worker string) []byte {
+	return wire.AppendBytes(append(dst, entryWorker), worker)
+}
+
+// Append appends the encoded entry, without the worker, to the value of the record seq.
 func (e LeaseEntry) Append(dst []byte, seq uint64) []byte {
 	if e.Token == seq && e.Leases == 1 && e.Attempts == 1 && e.Lane == LaneOf(e.ID) && e.Since == SinceOf(e.ID) {
 		dst = append(append(dst, entryFresh), e.ID[:]...)
@@ -401,8 +414,16 @@ func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
 		r.Fail()
 	}
 	var entries []LeaseEntry
+	worker := ""
 	for r.Len() > 0 {
-		entries = append(entries, readLease(r, seq))
+		form := r.Byte()
+		if form == entryWorker {
+			worker = r.String()
+			continue
+		}
+		e := readLease(r, form, seq)
+		e.Worker = worker
+		entries = append(entries, e)
 	}
 	if r.Failed() {
 		return LeaseHeader{}, nil, malformed("lease record", b)
@@ -410,8 +431,7 @@ func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
 	return h, entries, nil
 }
 
-func readLease(r *wire.Reader, seq uint64) LeaseEntry {
-	form := r.Byte()
+func readLease(r *wire.Reader, form byte, seq uint64) LeaseEntry {
 	e := LeaseEntry{ID: ReadID(r), Duration: r.Uint()}
 	switch form {
 	case entryFresh:

@@ -50,7 +50,8 @@ const (
 //	4  as 3; what is new has its own keys, trailing fields or flags, and the
 //	   manifest says where an open queue lies
 //	5  as 4; the manifest of a node says which lives others may know, and which it knows of others
-//	6  as 5; queues have totals: in the values of their counters, and in rows of their own
+//	6  as 5; queues have totals: in the values of their counters, and in rows of their own;
+//	   records have histories and notes, and lease records the names of workers
 const (
 	Format        = 6
 	OldestFormat  = 3

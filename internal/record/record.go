@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"codeq/internal/wire"
 )
@@ -70,6 +68,8 @@ type Record struct {
 	LimitKey  string
 	Parents   [][IDLen]byte // tasks that must end before this one
 	OnDead    uint8         // what the task does when a parent dies; stored only with Parents
+	History   *History      // nil: no attempt has ended since FormatOfHistory
+	Notes     *Notes        // nil: none; since FormatOfHistory
 	Payload   []byte
 }
 
@@ -93,9 +93,11 @@ const (
 	isRewritten
 	hasExpired
 	holdsTurn
+	hasAttempts
+	hasNotes
 
 	oneByte  = hasRunAt - 1
-	allFlags = holdsTurn<<1 - 1
+	allFlags = hasNotes<<1 - 1
 )
 
 // ErrMalformed is wrapped by every error of Decode.
@@ -116,6 +118,12 @@ func (r *Record) MaxSize() int {
 	}
 	if r.Ties != (Ties{}) {
 		n += UniqueLen + 1 + 8 + 8 + len(r.UniqueKey) + len(r.GroupKey) + len(r.LimitKey)
+	}
+	if r.History != nil {
+		n += r.History.maxSize()
+	}
+	if r.Notes != nil {
+		n += r.Notes.maxSize()
 	}
 	return n + IDLen*len(r.Parents)
 }
@@ -142,6 +150,8 @@ func (r *Record) flags() uint64 {
 		{isRewritten, r.Rewritten},
 		{hasExpired, r.Expired},
 		{holdsTurn, r.HoldsTurn},
+		{hasAttempts, r.History != nil},
+		{hasNotes, r.Notes != nil},
 	} {
 		if f.set {
 			flags |= f.flag
@@ -191,11 +201,7 @@ func (r *Record) Append(b []byte) []byte {
 		b = wire.AppendBytes(b, r.Error)
 	}
 	if flags&hasHeaders != 0 {
-		b = wire.AppendUint(b, uint64(len(r.Headers)))
-		for _, k := range slices.Sorted(maps.Keys(r.Headers)) {
-			b = wire.AppendBytes(b, k)
-			b = wire.AppendBytes(b, r.Headers[k])
-		}
+		b = appendMap(b, r.Headers)
 	}
 	if flags&hasUnique != 0 {
 		b = wire.AppendBytes(b, r.UniqueKey)
@@ -212,11 +218,18 @@ func (r *Record) Append(b []byte) []byte {
 			b = append(b, id[:]...)
 		}
 	}
+	if flags&hasAttempts != 0 {
+		b = r.History.append(b)
+	}
+	if flags&hasNotes != 0 {
+		b = r.Notes.Append(b)
+	}
 	return append(b, r.Payload...)
 }
 
 func (r *Record) plain() bool {
-	return r.Head == Head{} && r.Error == "" && len(r.Headers) == 0 && len(r.Parents) == 0
+	return r.Head == Head{} && r.Error == "" && len(r.Headers) == 0 && len(r.Parents) == 0 &&
+		r.History == nil && r.Notes == nil
 }
 
 // Plain returns the payload of a stored record that has only a payload.
@@ -246,7 +259,7 @@ func Decode(b []byte) (Record, error) {
 		rec.Error = r.String()
 	}
 	if flags&hasHeaders != 0 {
-		rec.Headers = readHeaders(r)
+		rec.Headers = readMap(r)
 	}
 	if flags&hasUnique != 0 {
 		rec.UniqueKey = r.String()
@@ -260,6 +273,12 @@ func Decode(b []byte) (Record, error) {
 	if flags&hasParents != 0 {
 		rec.OnDead = r.Byte()
 		rec.Parents = readIDs(r)
+	}
+	if flags&hasAttempts != 0 {
+		rec.History = readHistory(r)
+	}
+	if flags&hasNotes != 0 {
+		rec.Notes = ReadNotes(r)
 	}
 	rec.Payload = r.Rest()
 	if r.Failed() {
@@ -344,14 +363,4 @@ func readIDs(r *wire.Reader) [][IDLen]byte {
 		copy(ids[i][:], r.Take(IDLen))
 	}
 	return ids
-}
-
-func readHeaders(r *wire.Reader) map[string]string {
-	n := r.Count(2)
-	h := make(map[string]string, n)
-	for range n {
-		k := r.String()
-		h[k] = r.String()
-	}
-	return h
 }

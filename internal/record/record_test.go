@@ -49,6 +49,18 @@ var golden = []struct {
 	{"expired", Record{Head: Head{Attempts: 1, Leases: 1, Expired: true}}, "8180010101"},
 	{"holds the turn", Record{Head: Head{HoldsTurn: true}}, "808002"},
 	{
+		"history",
+		Record{Head: Head{Leases: 2}, History: &History{FirstReady: 300, Attempts: []Attempt{
+			{Number: 1, How: 4, Start: 301, End: 311, Worker: "w", Error: "no"}, {Number: 1, How: 5, Start: 310, End: 310},
+		}}, Payload: []byte("p")},
+		"818004 00 02 ac02 00 02 01 04 02 14 0177 026e6f 01 05 01 00 00 00 70",
+	},
+	{"history without its middle", Record{History: &History{Dropped: 300}}, "808004 00 ac02 00"},
+	{
+		"notes", Record{Notes: &Notes{Done: 1, Total: -1, Text: "t", At: 300, Metadata: map[string]string{"b": "2", "a": ""}}},
+		"808008 02 01 ac02 0174 02 0161 00 0162 0132",
+	},
+	{
 		"everything",
 		Record{
 			Head: Head{
@@ -57,10 +69,11 @@ var golden = []struct {
 			},
 			Error: "e", Headers: map[string]string{"k": "v"}, Payload: []byte{0xff},
 			UniqueKey: "u", GroupKey: "g", LimitKey: "l", Parents: [][IDLen]byte{hash16},
+			History: &History{}, Notes: &Notes{},
 		},
-		"ffff03 02 03 04 05 06 01 07" +
+		"ffff0f 02 03 04 05 06 01 07" +
 			"01000000000000000000000000000002 01 02 0000000000000003 0000000000000004" +
-			"0165 01 016b 0176 0175 0167 016c 00 01 01000000000000000000000000000002 ff",
+			"0165 01 016b 0176 0175 0167 016c 00 01 01000000000000000000000000000002 000000 0000000000 ff",
 	},
 }
 
@@ -88,6 +101,14 @@ func requireSame(t require.TestingT, want, got *Record) {
 	require.Equal(t, want.LimitKey, got.LimitKey)
 	require.Equal(t, want.OnDead, got.OnDead)
 	require.True(t, slices.Equal(want.Parents, got.Parents), "parents: want %x, got %x", want.Parents, got.Parents)
+	require.Equal(t, want.History, got.History)
+	require.Equal(t, want.Notes == nil, got.Notes == nil)
+	if want.Notes != nil {
+		w, g := *want.Notes, *got.Notes
+		require.True(t, maps.Equal(w.Metadata, g.Metadata), "metadata: want %q, got %q", w.Metadata, g.Metadata)
+		w.Metadata, g.Metadata = nil, nil
+		require.Equal(t, w, g)
+	}
 	require.True(t, bytes.Equal(want.Payload, got.Payload), "payload: want %x, got %x", want.Payload, got.Payload)
 }
 
@@ -128,6 +149,22 @@ func drawRecord(t *rapid.T) Record {
 	}
 	if r.Limit = large.Draw(t, "limit"); r.Limit != 0 {
 		r.LimitKey = string(bytesOrNone.Draw(t, "limit key"))
+	}
+	if rapid.Bool().Draw(t, "has a history") {
+		r.History = &History{FirstReady: large.Draw(t, "first ready"), Dropped: small.Draw(t, "dropped")}
+		for range rapid.IntRange(0, 3).Draw(t, "ended attempts") {
+			r.History.Attempts = append(r.History.Attempts, Attempt{
+				Number: small.Draw(t, "number"), How: rapid.Byte().Draw(t, "how"),
+				Start: large.Draw(t, "start"), End: large.Draw(t, "end"),
+				Worker: string(bytesOrNone.Draw(t, "worker")), Error: string(bytesOrNone.Draw(t, "its error")),
+			})
+		}
+	}
+	if rapid.Bool().Draw(t, "has notes") {
+		r.Notes = &Notes{
+			Done: signed.Draw(t, "done"), Total: signed.Draw(t, "total"), At: large.Draw(t, "said at"), Text: string(bytesOrNone.Draw(t, "text")),
+			Metadata: rapid.MapOfN(rapid.String(), rapid.String(), 0, 4).Draw(t, "metadata"),
+		}
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "parents") {
 		r.OnDead = 1
@@ -224,7 +261,7 @@ func TestRefusals(t *testing.T) {
 		head bool // DecodeHead refuses it, too
 	}{
 		{"nothing", nil, true},
-		{"unknown flags", uvarint(holdsTurn << 1), true},
+		{"unknown flags", uvarint(hasNotes << 1), true},
 		{"half a hash", append(uvarint(hasGroup), 1, 2, 3, 4), true},
 		{"a group that is none", append(uvarint(hasGroup), make([]byte, 9)...), true},
 		{"a key that is none", append(uvarint(hasUnique), make([]byte, 19)...), true},
@@ -239,6 +276,10 @@ func TestRefusals(t *testing.T) {
 		{"an error of one byte more than there are", append(uvarint(hasError, 3), "no"...), false},
 		{"more headers than bytes", append(uvarint(hasHeaders, 1<<40), "abcdef"...), false},
 		{"a header without a value", append(uvarint(hasHeaders, 1), 1, 'k'), false},
+		{"more attempts than bytes", append(uvarint(hasAttempts, 0, 0, 2), make([]byte, 2*leastAttempt-1)...), false},
+		{"2^32 dropped attempts", uvarint(hasAttempts, 0, 1<<32, 0), false},
+		{"an attempt with half an error", append(uvarint(hasAttempts, 0, 0, 1, 1), 1, 0, 0, 0, 2, 'e'), false},
+		{"more metadata than bytes", uvarint(hasNotes, 0, 0, 0, 0, 1<<40), false},
 		{"a header's name beyond the end", append(uvarint(hasHeaders, 1), 9, 'k'), false},
 	} {
 		r, err := Decode(c.b)
@@ -313,4 +354,25 @@ func FuzzDecode(f *testing.F) {
 		requireSame(t, &r, &got)
 		require.Equal(t, again, got.Encode())
 	})
+}
+
+// TestHistoryIsBounded: of many attempts the first ones and the last ones are kept, and their texts
+// are cut, between characters.
+func TestHistoryIsBounded(t *testing.T) {
+	h := History{FirstReady: 1 << 40}
+	for n := range uint32(300) {
+		h.Add(Attempt{
+			Number: n + 1, How: 4, Start: 1<<41 + uint64(n), End: 1<<42 + uint64(n),
+			Worker: strings.Repeat("w", 2*MaxWorker), Error: "e" + strings.Repeat("é", MaxAttemptError),
+		})
+	}
+	var numbers []uint32
+	for _, a := range h.Attempts {
+		numbers = append(numbers, a.Number)
+		require.Equal(t, strings.Repeat("w", MaxWorker), a.Worker)
+		require.Equal(t, "e"+strings.Repeat("é", MaxAttemptError/2-1), a.Error)
+	}
+	require.Equal(t, []uint32{1, 2, 293, 294, 295, 296, 297, 298, 299, 300}, numbers)
+	require.EqualValues(t, 290, h.Dropped)
+	require.Less(t, len((&Record{History: &h}).Encode()), 4608)
 }

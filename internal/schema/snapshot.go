@@ -39,7 +39,8 @@ type Lane struct {
 // Lease is a lease of a task.
 type Lease struct {
 	keys.LeaseEntry
-	Deadline uint64 // ms since 1970
+	Deadline uint64        // ms since 1970
+	Notes    *record.Notes // newer ones than the record has; nil: none
 }
 
 // Task is a task as it is stored.
@@ -193,7 +194,7 @@ func (s *Snapshot) LoadLeases() error {
 	return ScanLeases(s.r, func(_ uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
 		for _, e := range entries {
 			if old, ok := s.Leases[e.ID]; !ok || old.Leases <= e.Leases {
-				s.Leases[e.ID] = Lease{e, h.Deadline}
+				s.Leases[e.ID] = Lease{LeaseEntry: e, Deadline: h.Deadline}
 			}
 		}
 		return nil

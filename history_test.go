@@ -1,0 +1,99 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestHistoryInCluster: whichever node leads the shard, and on whichever a task is worked on, all
+// nodes show by whom, and what its handler says; what the handler has said last is stored with the
+// outcome. As long as the shard has an older format, nothing of that is stored, and all works as
+// before.
+func TestHistoryInCluster(t *testing.T) {
+	upgradeCaseWith(t, Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, c *simCluster) {
+		q := func(n int) *Queue { return simQueue(c.nodes[n]) }
+		var fails error
+		steps := make(chan int64)
+		mux := func() *Mux {
+			m := new(Mux)
+			Handle(m, "a", func(ctx context.Context, j *Job[[]byte]) error {
+				for n := range steps {
+					if n == 0 {
+						break
+					}
+					if err := errors.Join(ReportProgress(ctx, n, 9, "step"), SetMetadata(ctx, "found", j.Metadata["found"]+"x")); err != nil {
+						return err
+					}
+				}
+				return fails
+			})
+			return m
+		}
+		// attempt has a task worked on by a node, and calls look while its handler runs.
+		attempt := func(by int, look func()) {
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- q(by).Run(ctx, mux(), &RunOptions{Name: c.nodes[by].name, Concurrency: 1}) }()
+			steps <- 1
+			steps <- 2
+			time.Sleep(3 * time.Second)
+			look()
+			steps <- 3
+			steps <- 0
+			time.Sleep(time.Second)
+			stop()
+			require.NoError(t, <-ended)
+		}
+		leader, follower := 0, 1
+		for c.leader(0) != c.nodes[leader] {
+			leader, follower = leader+1, leader
+		}
+		id, err := q(0).Produce(t.Context(), Task{Queue: "a"})
+		require.NoError(t, err)
+		fails = RetryAfter(time.Hour, errors.New("no"))
+		attempt(follower, func() {})
+		for n := range c.nodes {
+			info := infoOf(t, q(n), id)
+			require.Empty(t, info.History)
+			require.Zero(t, info.Progress)
+			require.Empty(t, info.Metadata)
+		}
+
+		for _, n := range c.nodes {
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		other := (follower + 1) % 3
+		sub, err := q(other).Subscribe(SubscribeOptions{Kinds: []EventKind{EventProgress}})
+		require.NoError(t, err)
+		for by := range c.nodes {
+			require.NoError(t, q(by).SetRunAt(t.Context(), id, time.Time{}))
+			if by == 2 {
+				fails = nil
+			}
+			attempt(by, func() {
+				for n := range c.nodes {
+					info := infoOf(t, q(n), id)
+					require.Equal(t, Leased, info.State)
+					require.Equal(t, c.nodes[by].name, info.History[len(info.History)-1].Worker)
+					require.EqualValues(t, 2, info.Progress.Done)
+				}
+			})
+			for done := int64(0); done < 3; { // the first two reports may be one
+				e, err := sub.Next(t.Context())
+				require.NoError(t, err)
+				require.Greater(t, e.Progress.Done, done)
+				require.Equal(t, id, e.ID)
+				done = e.Progress.Done
+			}
+			info := infoOf(t, q(by), id)
+			require.EqualValues(t, 3, info.Progress.Done)
+			require.Len(t, info.Metadata["found"], by+1)
+		}
+	})
+}
