@@ -15,10 +15,10 @@ import (
 
 // action is a change that a page and the JSON form make alike, from parameters.
 type action struct {
-	needs Access
-	done  string // what the page says afterwards
+	needs     Access
+	done      string // what the page says afterwards
 	otherwise string // the page to which the browser goes, if the form names none
-	do    func(d *Dashboard, ctx context.Context, p url.Values) (any, error)
+	do        func(d *Dashboard, ctx context.Context, p url.Values) (any, error)
 }
 
 // nothing is the answer of an action that tells nothing.

@@ -33,11 +33,11 @@ type job struct {
 	Rate     float64 `json:",omitzero"`
 	DryRun   bool    `json:",omitzero"`
 	Started  time.Time
-	Ended    time.Time `json:",omitzero"` // zero: it runs
-	Seen     int       // that were selected so far
+	Ended    time.Time         `json:",omitzero"` // zero: it runs
+	Seen     int               // that were selected so far
 	Result   *codeq.BulkResult `json:",omitzero"`
-	Error    string    `json:",omitzero"`
-	Kind     string    `json:",omitzero"`
+	Error    string            `json:",omitzero"`
+	Kind     string            `json:",omitzero"`
 }
 
 // runningJob is a job and what carries it out. ended is closed at the end, after job was set.

@@ -44,7 +44,7 @@ func compareOldest(a, b time.Time) int {
 
 // overviewQuery returns the parameters of the overview, in one form.
 func overviewQuery(p url.Values) url.Values {
-	q := url.Values{"by": {by(p)}, "order": {"name"}, "page": {"0"}}
+	q := url.Values{"by": {by(p)}, "order": {"name"}}
 	for _, o := range orders {
 		if o.Name == p.Get("order") {
 			q.Set("order", o.Name)
@@ -56,7 +56,6 @@ func overviewQuery(p url.Values) url.Values {
 	if find := p.Get("find"); find != "" {
 		q.Set("find", clip(find, 255))
 	}
-	q.Del("page")
 	return q
 }
 
@@ -80,7 +79,7 @@ type overviewView struct {
 	Orders             []orderLink
 	Rows               []row
 	Find, Order        string
-	From, Found        int // of Rows, and how many there are
+	From, Found        int    // of Rows, and how many there are
 	Previous, Next     string // links; "": none
 	Workers, Busy, Max int
 	Quiet              int

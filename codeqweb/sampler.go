@@ -22,9 +22,9 @@ const (
 	minutesKept  = 1440 // samples, by minute: 24 hours
 	seriesQueues = 50   // have series of their own
 	maxRows      = 10_000
-	maxNames     = 512 << 10 // bytes of the names of the rows
-	sampleTime   = 5 * time.Second // in which the queue has to answer
-	slowEvery    = 5 * time.Second // between two questions about workers and storage
+	maxNames     = 512 << 10              // bytes of the names of the rows
+	sampleTime   = 5 * time.Second        // in which the queue has to answer
+	slowEvery    = 5 * time.Second        // between two questions about workers and storage
 	soonest      = 250 * time.Millisecond // between two messages to viewers
 )
 
