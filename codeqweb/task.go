@@ -275,7 +275,7 @@ func relativeOf(id codeq.ID, t *codeq.TaskInfo) relative {
 
 // draw draws a family: parents at the left, children at the right.
 func draw(t *codeq.TaskInfo, f family) *drawing {
-	const width, height, gap, column = 170, 40, 12, 240
+	const width, height, gap, column = 200, 40, 12, 260
 	parents, children := f.Parents[:min(len(f.Parents), familyDrawn)], f.Children[:min(len(f.Children), familyDrawn)]
 	rows := max(len(parents), len(children), 1)
 	g := &drawing{Width: 2*column + width + 2, Height: rows*(height+gap) - gap + 2}
