@@ -202,6 +202,9 @@ func (d *Dashboard) do(w http.ResponseWriter, r *request, name string, a *action
 
 // audited adds a change to the audit log.
 func (d *Dashboard) audited(r *request, p url.Values, err error, refused bool) {
+	if !refused {
+		d.sampler.stale.Store(true)
+	}
 	e := Entry{Action: r.path, Refused: refused}
 	if r.api && len(e.Action) > len("api/v1/") {
 		e.Action = e.Action[len("api/v1/"):]

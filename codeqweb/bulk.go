@@ -149,6 +149,7 @@ func (d *Dashboard) runBulk(ctx context.Context, j *runningJob, opts codeq.BulkO
 		}
 		j.job.Error, j.job.Kind = e.text, e.kind
 	}
+	d.sampler.stale.Store(true)
 	b.running--
 	close(j.ended)
 }

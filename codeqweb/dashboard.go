@@ -149,7 +149,7 @@ type request struct {
 	path   string // of the route, without the first slash
 	access Access
 	api    bool
-	params url.Values // of the URL; of the form, if the page sends one
+	params url.Values // of the URL, and of the form that a page sends
 }
 
 // ServeHTTP answers a request to the dashboard.
@@ -262,7 +262,13 @@ func (d *Dashboard) readForm(w http.ResponseWriter, r *request) error {
 	if err := r.ParseForm(); err != nil {
 		return unreadable(err)
 	}
-	r.params = r.PostForm
+	// What a form names is in its URL: a browser changes line ends, and bytes that are not UTF-8,
+	// in its fields.
+	for name, values := range r.PostForm {
+		if !r.params.Has(name) {
+			r.params[name] = values
+		}
+	}
 	return nil
 }
 
@@ -391,7 +397,7 @@ func (d *Dashboard) loadAssets() {
 	}
 	funcs := template.FuncMap{
 		"t": visible, "line": line, "n": number, "rate": rate, "size": size, "span": span, "ago": distance,
-		"full": exact, "iso": machine, "url": link, "join": strings.Join, "quantile": func(s codeq.StepStats, f float64) string { return span(s.Quantile(f)) },
+		"full": exact, "iso": machine, "url": link, "form": func(action string, p url.Values) string { return action + "?" + p.Encode() }, "join": strings.Join, "quantile": func(s codeq.StepStats, f float64) string { return span(s.Quantile(f)) },
 		"version": func() string { return fmt.Sprintf("%08x", version.Sum32()) },
 		"percent": func(part, whole int64) string {
 			if whole == 0 {
@@ -451,10 +457,10 @@ type page struct {
 	Body    any
 
 	// set by show
-	Access  Access
-	Done    string // what has been done
-	Back    string // this page, for forms to come back to
-	Cluster bool
+	Access Access
+	Done   string // what has been done
+	Back   string // this page, for forms to come back to
+	Root   string // where relative links to pages begin: "", or "../" below an action that failed
 }
 
 // CanAct reports whether the viewer may change tasks.
@@ -466,7 +472,7 @@ func (p page) CanAdmin() bool { return p.Access.Has(Admin) }
 // show answers with a page.
 func (d *Dashboard) show(w http.ResponseWriter, r *request, p page) error {
 	p.Access = r.access
-	p.Back = r.path
+	p.Back, p.Root = r.path, up(r.path)
 	if r.Method == http.MethodGet && r.URL.RawQuery != "" {
 		q := r.URL.Query()
 		q.Del("did")
@@ -496,11 +502,12 @@ func (d *Dashboard) back(w http.ResponseWriter, r *request, did, otherwise strin
 	q := to.Query()
 	q.Set("did", did)
 	to = &url.URL{Path: to.Path, RawQuery: q.Encode()}
-	// Relative to the page that was called, which may be below another: "task/cancel".
-	up := strings.Repeat("../", strings.Count(r.path, "/"))
-	w.Header().Set("Location", "./"+up+to.String())
+	w.Header().Set("Location", "./"+up(r.path)+to.String())
 	w.WriteHeader(http.StatusSeeOther)
 }
+
+// up leads from a path, such as "task/cancel", to the pages.
+func up(path string) string { return strings.Repeat("../", strings.Count(path, "/")) }
 
 // health remembers for a second how the queue is, so that probes cost nothing.
 type health struct {

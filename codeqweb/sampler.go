@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"codeq"
@@ -60,6 +61,18 @@ func (r *ring) push(p point, kept int) {
 	}
 	r.points[r.next] = p
 	r.next = (r.next + 1) % kept
+}
+
+// merge adds a point, to the last one if that is of the same second.
+func (r *ring) merge(p point, kept int) {
+	if len(r.points) > 0 {
+		if last := &r.points[(r.next+len(r.points)-1)%len(r.points)]; last.at == p.at {
+			p.produced, p.completed, p.failed = p.produced+last.produced, p.completed+last.completed, p.failed+last.failed
+			*last = p
+			return
+		}
+	}
+	r.push(p, kept)
 }
 
 // all returns a copy, the oldest first.
@@ -127,6 +140,7 @@ type sampler struct {
 
 	asking chan struct{} // capacity 1: held while the queue is asked
 	wake   chan struct{} // capacity 1: a viewer has come
+	stale  atomic.Bool   // somebody has changed something by the dashboard since the last sample
 
 	viewers viewers
 
@@ -212,7 +226,7 @@ func (s *sampler) fresh(ctx context.Context, age time.Duration) (*sample, error)
 		return nil, context.Cause(ctx)
 	}
 	last := s.current()
-	if last.Err == nil && time.Since(last.At) < age {
+	if stale := s.stale.Swap(false); !stale && last.Err == nil && time.Since(last.At) < age {
 		return last, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, sampleTime)
@@ -265,23 +279,26 @@ func newSample(infos []codeq.QueueInfo, last *sample, now time.Time) *sample {
 		if len(before) > 0 && before[0].Name == r.Name {
 			d := r.totals.since(before[0].totals)
 			happened.add(d)
-			r.setRates(d, took)
+			r.setRates(d, took, &before[0])
 		}
 		n.addToAll(&r)
 		if names += len(r.Name); len(n.Rows) < maxRows && names <= maxNames {
 			n.Rows = append(n.Rows, r)
 		}
 	}
-	n.All.setRates(happened, took)
+	n.All.setRates(happened, took, &last.All)
 	n.All.totals = last.All.totals // of what was seen to happen
 	n.All.totals.add(happened)
 	return n
 }
 
-func (r *row) setRates(d totals, seconds float64) {
-	if seconds > 0 {
-		r.Produced, r.Completed, r.Failed = float64(d.produced)/seconds, float64(d.completed)/seconds, float64(d.failed)/seconds
+// setRates sets what happened a second; what happened in a moment says little about it.
+func (r *row) setRates(d totals, seconds float64, before *row) {
+	if seconds < 0.5 {
+		r.Produced, r.Completed, r.Failed = before.Produced, before.Completed, before.Failed
+		return
 	}
+	r.Produced, r.Completed, r.Failed = float64(d.produced)/seconds, float64(d.completed)/seconds, float64(d.failed)/seconds
 }
 
 func (s *sample) addToAll(r *row) {
@@ -343,7 +360,7 @@ func (s *series) add(now, before *row, at, last time.Time, begins bool) {
 	if d := now.totals.since(before.totals); d != (totals{}) {
 		s.used = at
 	}
-	s.seconds.push(pointOf(now, now.totals.since(before.totals), at), secondsKept)
+	s.seconds.merge(pointOf(now, now.totals.since(before.totals), at), secondsKept)
 	if begins || !at.Truncate(time.Minute).Equal(last.Truncate(time.Minute)) {
 		s.minutes.push(pointOf(now, now.totals.since(s.minute), at), minutesKept)
 		s.minute = now.totals
