@@ -61,3 +61,49 @@ func ExampleQueue_DeleteSchedule() {
 	fmt.Println(len(schedules))
 	// Output: 0
 }
+
+// A page of schedules shows when they come next.
+func ExampleScheduleInfo_Upcoming() {
+	q, done := open()
+	defer done()
+	check(q.SetSchedule(ctx, codeq.Schedule{
+		Name: "quarterly", Cron: "0 9 1 jan,apr,jul,oct *", Task: codeq.Task{Queue: "reports"},
+	}))
+
+	schedules, err := q.Schedules(ctx)
+	check(err)
+	for _, at := range schedules[0].Upcoming(4) {
+		if at.Month() == time.July {
+			fmt.Println("next summer:", at.UTC().Format("02 Jan 15:04"))
+		}
+	}
+	// Output: next summer: 01 Jul 09:00
+}
+
+// An operator stops a schedule; the programs that set it at every start do not undo that.
+func ExampleQueue_PauseSchedule() {
+	q, done := open()
+	defer done()
+	poll := codeq.Schedule{Name: "poll", Every: time.Minute, Task: codeq.Task{Queue: "polls"}}
+	check(q.SetSchedule(ctx, poll))
+
+	check(q.PauseSchedule(ctx, "poll"))
+	check(q.SetSchedule(ctx, poll))
+	schedules, err := q.Schedules(ctx)
+	check(err)
+	fmt.Println("paused:", schedules[0].Paused)
+	// Output: paused: true
+}
+
+func ExampleQueue_ResumeSchedule() {
+	q, done := open()
+	defer done()
+	check(q.SetSchedule(ctx, codeq.Schedule{Name: "poll", Every: time.Minute, Task: codeq.Task{Queue: "polls"}}))
+	check(q.PauseSchedule(ctx, "poll"))
+
+	check(q.ResumeSchedule(ctx, "poll"))
+	schedules, err := q.Schedules(ctx)
+	check(err)
+	fmt.Println("ticks again within a minute:", time.Until(schedules[0].Next) <= time.Minute)
+	// Output: ticks again within a minute: true
+}

@@ -86,14 +86,34 @@ func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unm
 // ScheduleInfo is a stored schedule.
 type ScheduleInfo struct {
 	Schedule
-	// Next is the next tick; zero if there is none within five years, or LastError is set.
+	// Next is the next tick; zero if there is none within five years, or LastError is set, or it is
+	// paused.
 	Next time.Time `json:",omitzero"`
+	// Paused: it does not tick, see [Queue.PauseSchedule].
+	Paused bool `json:",omitzero"`
 	// Last is the tick that produced the last task; zero if none has.
 	Last time.Time `json:",omitzero"`
 	// LastError says why this process does not know when the schedule ticks, for example because
 	// the machine does not know its time zone. Until a process that knows it opens the queue, the
 	// schedule does not tick. "": no error.
 	LastError string `json:",omitzero"`
+}
+
+// Upcoming returns the next n ticks, from Next on; fewer if there are no more within five years of
+// each other, or LastError is set.
+func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
+	if s.Next.IsZero() {
+		return nil
+	}
+	start := uint64(s.Next.UnixMilli())
+	all, err := engine.TimesOf(&keys.ScheduleValue{Cron: s.Cron, TimeZone: s.TimeZone, Start: start, Every: record.Millis(s.Every)})
+	if err != nil {
+		return nil
+	}
+	for tick := start; len(times) < n && tick != ticks.Never; tick = all.Next(tick) {
+		times = append(times, msTime(tick))
+	}
+	return times
 }
 
 // SetSchedule stores a schedule, or replaces the one with the same name. Programs may call it at
@@ -133,6 +153,36 @@ func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 	}
 	op := rule(callDeleteSchedule, &call.DeleteSchedule{Name: name})
 	_, err = q.do(ctx, q.shardOfSchedule(name), op)
+	return err
+}
+
+// PauseSchedule stops the ticks of a schedule until [Queue.ResumeSchedule]. It is stored, and
+// [Queue.SetSchedule] leaves it as it is: programs that set their schedules at every start do not
+// undo it. It returns [ErrNotFound] if there is no schedule with this name.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrFormat] (in a cluster: a node runs an
+// older version), [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) PauseSchedule(ctx context.Context, name string) (err error) {
+	defer public(&err)
+	return q.pauseSchedule(ctx, name, true)
+}
+
+// ResumeSchedule undoes [Queue.PauseSchedule]. The schedule goes on with the first tick after now:
+// those of the time of its pause are not missed ones. Errors are those of PauseSchedule.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrFormat], [ErrUncertain], [ErrFailed],
+// [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) ResumeSchedule(ctx context.Context, name string) (err error) {
+	defer public(&err)
+	return q.pauseSchedule(ctx, name, false)
+}
+
+func (q *Queue) pauseSchedule(ctx context.Context, name string, paused bool) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
+	op := rule(callPauseSchedule, &call.PauseSchedule{Name: name, Paused: paused})
+	_, err := q.do(ctx, q.shardOfSchedule(name), op)
 	return err
 }
 
@@ -237,7 +287,7 @@ func scheduleInfo(r *engine.ScheduleInfo) (ScheduleInfo, error) {
 			Name: r.Name, Cron: r.Value.Cron, Every: record.Duration(r.Value.Every), TimeZone: r.Value.TimeZone,
 			Task: task(lane, &rec), Missed: MissedPolicy(r.Value.Missed),
 		},
-		Next: msTime(r.Next),
+		Next: msTime(r.Next), Paused: r.Value.Paused,
 	}
 	if r.Err != nil {
 		info.LastError = translated(r.Err).Error()

@@ -72,6 +72,7 @@ const (
 	callTotals
 	callDays
 	callNote
+	callPauseSchedule
 	endOfRequests
 )
 
@@ -113,6 +114,7 @@ var verbs = [endOfRequests]verb{
 	callTotals:         {ruled[call.Totals](callTotals), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callDays:           {ruled[call.Days](callDays), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callNote:           {ruled[call.Note](callNote), upTo(engine.RoomEmpty), yes, none, onLease},
+	callPauseSchedule:  {ruled[call.PauseSchedule](callPauseSchedule), upTo(engine.RoomScarce), yes, none, ofMembers | ofPrograms},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.

@@ -47,6 +47,22 @@ func (b *DeleteSchedule) Decide(s *engine.State) (engine.Verdict, error) {
 func (b *DeleteSchedule) Append(dst []byte) []byte { return wire.AppendBytes(dst, b.Name) }
 func (b *DeleteSchedule) Read(r *wire.Reader)      { b.Name = r.String() }
 
+// PauseSchedule stops the ticks of a schedule, or lets it go on.
+type PauseSchedule struct {
+	silent
+	Name   string
+	Paused bool
+}
+
+func (b *PauseSchedule) Decide(s *engine.State) (engine.Verdict, error) {
+	return engine.Decided, s.PauseSchedule(b.Name, b.Paused)
+}
+
+func (b *PauseSchedule) Append(dst []byte) []byte {
+	return wire.AppendBool(wire.AppendBytes(dst, b.Name), b.Paused)
+}
+func (b *PauseSchedule) Read(r *wire.Reader) { b.Name, b.Paused = r.String(), r.Bool() }
+
 // The number of schedules that a shard's owner copies in one group, and about the number of their
 // bytes, headers and payloads included.
 const (

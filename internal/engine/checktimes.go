@@ -56,7 +56,7 @@ func (c *checker) recurring() error {
 			c.report("schedule %q in memory is %+v, on disk %x", name, r, value)
 			return nil
 		}
-		if r.Err == nil && r.next != r.times.Next(r.value.After) || t.next() > r.next {
+		if r.Err == nil && !r.value.Paused && r.next != r.times.Next(r.value.After) || r.value.Paused && r.next != Never || t.next() > r.next {
 			c.report("schedule %q ticks at %d, is looked at when it is %d", name, r.next, t.next())
 		}
 		if late := slices.Contains(t.late, r); late == (r.place >= 0) || !late && t.waiting.Items()[r.place] != r {

@@ -20,7 +20,7 @@ import (
 //
 // Invariant: value is what is on disk once the group has persisted. Every tick up to value.After
 // has produced its task or was skipped, and the same group stored so; next is the first tick after
-// it.
+// it; that of a paused one does not come.
 type recurring struct {
 	Name     string
 	value    keys.ScheduleValue
@@ -77,7 +77,9 @@ func (r *recurring) task(tick uint64) NewTask {
 // begin sets when the schedule ticks.
 func (r *recurring) begin(times ticks.Sequence) {
 	r.times = times
-	r.next = times.Next(r.value.After)
+	if r.next = times.Next(r.value.After); r.value.Paused {
+		r.next = Never
+	}
 }
 
 // pass marks all ticks up to after as processed.
@@ -339,6 +341,11 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Seque
 		v.Start, v.After = s.Wall, s.Wall
 	} else {
 		v.Start, v.After, v.Last = old.value.Start, old.value.After, old.value.Last
+	}
+	if old != nil {
+		v.Paused = old.value.Paused
+	}
+	if !fresh {
 		if old.Err == nil && bytes.Equal(v.Append(nil), old.value.Append(nil)) {
 			return nil
 		}
@@ -360,6 +367,31 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Seque
 	s.storeRecurring(r)
 	return nil
 }
+
+// PauseSchedule stops the ticks of a schedule, or lets it go on with the first tick after now.
+func (s *State) PauseSchedule(name string, paused bool) error {
+	r := s.recurring.find(name)
+	switch {
+	case r == nil:
+		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
+	case s.Format < formatOfPauses:
+		return fmt.Errorf("%w: schedules can be paused when all nodes know format %d", base.ErrFormat, formatOfPauses)
+	case r.value.Paused == paused:
+		return nil
+	}
+	next := *r
+	next.value.Paused = paused
+	next.value.After = max(r.value.After, s.Wall)
+	if next.place, next.next = -1, Never; r.Err == nil {
+		next.begin(r.times)
+	}
+	s.recurring.put(&next)
+	s.storeRecurring(&next)
+	return nil
+}
+
+// formatOfPauses is the format from which on shards store pauses of schedules.
+const formatOfPauses = 6
 
 // DeleteSchedule removes a schedule.
 func (s *State) DeleteSchedule(name string) error {

@@ -26,6 +26,7 @@ type ScheduleValue struct {
 	After    uint64 // ticks up to here are over
 	Last     uint64 // the tick that produced the last task; 0: none has
 	Missed   uint8
+	Paused   bool   // does not tick
 	Every    uint64 // ms; 0: by Cron
 	Cron     string
 	TimeZone string
@@ -36,12 +37,19 @@ type ScheduleValue struct {
 	Record   []byte // as produced
 }
 
-// scheduleForm begins a value and names the form of what follows.
-const scheduleForm = 1
+// These begin a value and name the form of what follows, which is the same.
+const (
+	scheduleForm = 1
+	pausedForm   = 2 // since format 6
+)
 
 // Append appends the encoded value.
 func (v *ScheduleValue) Append(dst []byte) []byte {
-	dst = append(dst, scheduleForm)
+	form := byte(scheduleForm)
+	if v.Paused {
+		form = pausedForm
+	}
+	dst = append(dst, form)
 	for _, at := range [...]uint64{v.Start, v.After, v.Last} {
 		dst = binary.BigEndian.AppendUint64(dst, at)
 	}
@@ -56,9 +64,11 @@ func (v *ScheduleValue) Append(dst []byte) []byte {
 // ParseScheduleValue reads the value of a schedule. Record aliases b.
 func ParseScheduleValue(b []byte) (v ScheduleValue, err error) {
 	r := wire.NewReader(b)
-	if r.Byte() != scheduleForm {
+	form := r.Byte()
+	if form != scheduleForm && form != pausedForm {
 		return v, malformed("schedule", b)
 	}
+	v.Paused = form == pausedForm
 	v.Start, v.After, v.Last = r.Fixed64(), r.Fixed64(), r.Fixed64()
 	v.Missed, v.Priority = r.Byte(), r.Byte()
 	v.Every = r.Uint()

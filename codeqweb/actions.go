@@ -1,0 +1,236 @@
+package codeqweb
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"codeq"
+)
+
+// action is a change that a page and the JSON form make alike, from parameters.
+type action struct {
+	needs     Access
+	done      string // what the page says afterwards
+	otherwise string // the page to which the browser goes, if the form names none
+	do        func(d *Dashboard, ctx context.Context, p url.Values) (any, error)
+}
+
+// nothing is the answer of an action that tells nothing.
+type nothing struct{}
+
+// idOnly is the answer of an action on a task.
+type idOnly struct{ ID codeq.ID }
+
+// actions are all of them, by the path of the page; that of the JSON form is below api/v1.
+var actions = map[string]*action{
+	"task/cancel":  onTask("The task was canceled.", (*codeq.Queue).Cancel),
+	"task/redrive": onTask("The dead letter was redriven.", (*codeq.Queue).RedriveDead),
+	"task/forget":  onTask("The task was deleted.", (*codeq.Queue).Forget),
+	"task/run-at": {Act, "The time of the task was changed.", "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		id, err := codeq.ParseID(p.Get("id"))
+		if err != nil {
+			return nil, err
+		}
+		at, err := timeParam(p, "at")
+		if err != nil {
+			return nil, err
+		}
+		return idOnly{id}, d.q.SetRunAt(ctx, id, at)
+	}},
+	"task/priority": {Act, "The priority was changed.", "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		id, err := codeq.ParseID(p.Get("id"))
+		if err != nil {
+			return nil, err
+		}
+		priority, err := intParam(p, "priority")
+		if err != nil {
+			return nil, err
+		}
+		return idOnly{id}, d.q.SetPriority(ctx, id, priority)
+	}},
+	"task/clone": {Act, "The task was produced again, as this one.", "tasks", (*Dashboard).clone},
+	"release-key": {Act, "The key was released.", "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		return nothing{}, d.q.ReleaseKey(ctx, keyParam(p))
+	}},
+	"pause":  {Admin, "The queue is paused.", "", pausing((*codeq.Queue).Pause)},
+	"resume": {Admin, "The queue goes on.", "", pausing((*codeq.Queue).Resume)},
+	"schedule/delete": {Admin, "The schedule was deleted.", "schedules", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		return nothing{}, d.q.DeleteSchedule(ctx, p.Get("name"))
+	}},
+	"schedule/pause":   {Admin, "The schedule is paused.", "schedules", (*Dashboard).pauseSchedule},
+	"schedule/resume":  {Admin, "The schedule goes on, with its next tick after now.", "schedules", (*Dashboard).resumeSchedule},
+	"schedule/trigger": {Act, "The task of the schedule was produced.", "schedules", (*Dashboard).trigger},
+	"workers/quiet":    {Admin, "The workers take no new tasks.", "workers", onWorkers((*codeq.Queue).QuietWorkers)},
+	"workers/resume":   {Admin, "The workers take tasks again.", "workers", onWorkers((*codeq.Queue).ResumeWorkers)},
+	"cluster/transfer": {Admin, "The leader was changed.", "cluster", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		shard, err := intParam(p, "shard")
+		if err != nil {
+			return nil, err
+		}
+		return nothing{}, d.q.TransferLeadership(ctx, shard, p.Get("node"))
+	}},
+	"cluster/drain": {Admin, "The node leads no shard.", "cluster", func(d *Dashboard, ctx context.Context, _ url.Values) (any, error) {
+		return nothing{}, d.q.Drain(ctx)
+	}},
+	"cluster/undrain": {Admin, "The node leads its share again, after a while.", "cluster", func(d *Dashboard, ctx context.Context, _ url.Values) (any, error) {
+		return nothing{}, d.q.Undrain(ctx)
+	}},
+	"bulk/stop": {Act, "The change was stopped.", "bulks", func(d *Dashboard, _ context.Context, p url.Values) (any, error) {
+		return d.bulks.stop(p.Get("id"))
+	}},
+	// these have forms of their own
+	"settings": {Admin, "The settings were changed.", "", nil},
+	"bulk":     {Act, "", "bulks", nil},
+}
+
+func onTask(done string, do func(*codeq.Queue, context.Context, codeq.ID) error) *action {
+	return &action{Act, done, "tasks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		id, err := codeq.ParseID(p.Get("id"))
+		if err != nil {
+			return nil, err
+		}
+		return idOnly{id}, do(d.q, ctx, id)
+	}}
+}
+
+func pausing(do func(*codeq.Queue, context.Context, string) error) func(*Dashboard, context.Context, url.Values) (any, error) {
+	return func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		if err := do(d.q, ctx, p.Get("queue")); err != nil {
+			return nil, err
+		}
+		return d.q.Settings(p.Get("queue"))
+	}
+}
+
+func onWorkers(do func(*codeq.Queue, context.Context, string) error) func(*Dashboard, context.Context, url.Values) (any, error) {
+	return func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		if all := p.Get("all") == "true"; all == (p.Get("name") != "") {
+			return nil, invalid("name", "one of a name and all=true")
+		}
+		return nothing{}, do(d.q, ctx, p.Get("name"))
+	}
+}
+
+// invalid is the error of a parameter.
+func invalid(name, limit string) error {
+	return &refusal{http.StatusBadRequest, "invalid", fmt.Sprintf("parameter %q: must be %s", name, limit)}
+}
+
+func intParam(p url.Values, name string) (int, error) {
+	n, err := strconv.Atoi(p.Get(name))
+	if err != nil {
+		return 0, invalid(name, "a number")
+	}
+	return n, nil
+}
+
+// timeParam reads a time: in RFC 3339, or as the field of a form has it, in the zone of this
+// machine. Zero: it is empty.
+func timeParam(p url.Values, name string) (time.Time, error) {
+	text := p.Get(name)
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if at, err := time.Parse(time.RFC3339Nano, text); err == nil {
+		return at, nil
+	}
+	for _, form := range []string{"2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02"} {
+		if at, err := time.ParseInLocation(form, text, time.Local); err == nil {
+			return at, nil
+		}
+	}
+	return time.Time{}, invalid(name, "a time in RFC 3339")
+}
+
+func keyParam(p url.Values) codeq.UniqueKey {
+	return codeq.UniqueKey{
+		Queue: p.Get("queue"), Tenant: p.Get("tenant"), Group: p.Get("group"), LimitKey: p.Get("limit-key"), Key: p.Get("key"),
+	}
+}
+
+// clone produces a task like another one: with everything that its producer has set but its
+// idempotency key and parents, which belong to that one.
+func (d *Dashboard) clone(ctx context.Context, p url.Values) (any, error) {
+	id, err := codeq.ParseID(p.Get("id"))
+	if err != nil {
+		return nil, err
+	}
+	of, err := d.q.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	t := of.Task
+	t.Unique, t.After, t.OnDead = codeq.Unique{}, nil, 0
+	if t.RunAt, err = timeParam(p, "at"); err != nil {
+		return nil, err
+	}
+	if p.Get("priority") != "" {
+		if t.Priority, err = intParam(p, "priority"); err != nil {
+			return nil, err
+		}
+	}
+	if queue := p.Get("queue"); queue != "" {
+		t.Queue = queue
+	}
+	made, err := d.q.Produce(ctx, t)
+	return idOnly{made}, err
+}
+
+// do carries out an action for a page, or for a program.
+func (d *Dashboard) do(w http.ResponseWriter, r *request, name string, a *action) error {
+	result, err := a.do(d, r.Context(), r.params)
+	d.audited(r, r.params, err, false)
+	switch {
+	case err != nil:
+		return err
+	case r.api:
+		return writeJSON(w, http.StatusOK, result)
+	}
+	otherwise := a.otherwise
+	if made, ok := result.(idOnly); ok && name == "task/clone" {
+		r.params.Set("back", link("task", "id", made.ID))
+	}
+	d.back(w, r, name, otherwise)
+	return nil
+}
+
+// audited adds a change to the audit log.
+func (d *Dashboard) audited(r *request, p url.Values, err error, refused bool) {
+	if !refused {
+		d.sampler.stale.Store(true)
+	}
+	e := Entry{Action: r.path, Refused: refused}
+	if r.api && len(e.Action) > len("api/v1/") {
+		e.Action = e.Action[len("api/v1/"):]
+	}
+	if err != nil {
+		e.Error = refusalOf(err).text
+	}
+	rest := maps.Clone(p)
+	rest.Del("back")
+	for _, name := range []string{"id", "queue", "name", "node"} {
+		if v := rest.Get(name); v != "" {
+			e.Target = v
+			rest.Del(name)
+			break
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(rest)) {
+		for _, v := range rest[name] {
+			if v == "" {
+				continue
+			}
+			if e.Detail != "" {
+				e.Detail += ", "
+			}
+			e.Detail += name + " " + clip(v, auditText)
+		}
+	}
+	d.audit.add(r.Request, e)
+}

@@ -1,0 +1,335 @@
+package codeqweb_test
+
+import (
+	"context"
+	"fmt"
+	"html"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/codeqweb"
+)
+
+// TestTaskActions: what a page does to a task happens, and so does what a program asks for.
+func TestTaskActions(t *testing.T) {
+	ways := map[string]func(s *site, action string, id codeq.ID, pairs ...string) string{
+		"page": func(s *site, action string, id codeq.ID, pairs ...string) string {
+			return s.post("/task/"+action, append(pairs, "id", id.String(), "back", "task?id="+id.String())...)
+		},
+		"api": func(s *site, action string, id codeq.ID, pairs ...string) string {
+			p := url.Values{"id": {id.String()}}
+			for i := 0; i < len(pairs); i += 2 {
+				p.Set(pairs[i], pairs[i+1])
+			}
+			var answer struct{ ID codeq.ID }
+			require.Equal(s.t, http.StatusOK, s.api(http.MethodPost, "task/"+action+"?"+p.Encode(), "", &answer))
+			return "id=" + answer.ID.String()
+		},
+	}
+	for name, act := range ways {
+		t.Run(name, func(t *testing.T) {
+			s, ids := loaded(t, as(codeqweb.Read|codeqweb.Act))
+			act(s, "cancel", ids["leased"])
+			require.Equal(t, codeq.Canceled, s.task(ids["leased"]).State)
+			act(s, "forget", ids["canceled"])
+			_, err := s.q.Get(t.Context(), ids["canceled"])
+			require.ErrorIs(t, err, codeq.ErrNotFound)
+			act(s, "redrive", ids["dead"])
+			require.Equal(t, codeq.Ready, s.task(ids["dead"]).State)
+			act(s, "run-at", ids["scheduled"], "at", "2099-01-02T03:04:05Z")
+			require.Equal(t, "2099-01-02T03:04:05Z", s.task(ids["scheduled"]).At.UTC().Format(time.RFC3339))
+			act(s, "run-at", ids["scheduled"])
+			require.Equal(t, codeq.Ready, s.task(ids["scheduled"]).State)
+			act(s, "priority", ids["ready"], "priority", "9")
+			require.Equal(t, 9, s.task(ids["ready"]).Priority)
+
+			where := act(s, "clone", ids["ready"], "queue", "other", "priority", "1")
+			id, err := codeq.ParseID(where[strings.LastIndex(where, "id=")+3:][:36])
+			require.NoError(t, err)
+			require.NotEqual(t, ids["ready"], id)
+			made := s.task(id)
+			require.Equal(t, "other", made.Queue)
+			require.Equal(t, 1, made.Priority)
+			require.Equal(t, `{"secret":"xyzzy"}`, string(made.Payload))
+			require.Equal(t, map[string]string{"trace": "t-1"}, made.Headers)
+			require.Empty(t, made.Unique.Key)
+		})
+	}
+}
+
+// TestBack: after a change the browser goes to the page that the form names, and nowhere else.
+func TestBack(t *testing.T) {
+	s, _ := loaded(t, as(codeqweb.All))
+	for back, want := range map[string]string{
+		"queue?name=mail&by=minute": "./queue?by=minute&did=pause&name=mail",
+		"":                          "./?did=pause",
+		"https://example.com/":      "./?did=pause",
+		"//example.com/tasks":       "./?did=pause",
+		"javascript:alert(1)":       "./?did=pause",
+		"../../etc":                 "./?did=pause",
+		"task/cancel":               "./?did=pause",
+		"/tasks":                    "./?did=pause",
+	} {
+		require.Equal(t, want, s.post("/pause", "queue", "mail", "back", back), back)
+	}
+	require.Contains(t, s.get("/queue?name=mail&did=pause"), "The queue is paused.")
+	require.NotContains(t, s.get("/queue?name=mail&did=nonsense"), "nonsense")
+	require.Equal(t, "./../tasks?did=task%2Fcancel&state=ready", s.post("/task/cancel", "id", s.produce(codeq.Task{Queue: "a"}).String(), "back", "tasks?state=ready"))
+}
+
+// TestQueueActions: settings and pauses.
+func TestQueueActions(t *testing.T) {
+	s, _ := loaded(t, as(codeqweb.All))
+	settings := func() codeq.Settings {
+		set, err := s.q.Settings("mail")
+		require.NoError(t, err)
+		return set
+	}
+	s.post("/pause", "queue", "mail")
+	require.True(t, settings().Paused)
+	require.Contains(t, s.get("/queue?name=mail"), "This queue is paused")
+	s.post("/settings", "queue", "mail", "concurrency", "5", "concurrency-per-key", "2", "rate", "1.5", "burst", "3", "retention", "7d",
+		"dead-retention", "forever", "hold-groups", "true", "tenant-weights", "acme=3\r\nodd=name=2\r\n")
+	want := codeq.Settings{
+		Paused: true, Concurrency: 5, ConcurrencyPerKey: 2, Rate: 1.5, Burst: 3, Retention: 7 * 24 * time.Hour, DeadRetention: codeq.Forever,
+		HoldGroups: true, TenantWeights: map[string]int{"acme": 3, "odd=name": 2},
+	}
+	require.Equal(t, want, settings())
+	require.Contains(t, s.get("/queue?name=mail"), "odd=name=2")
+	s.post("/resume", "queue", "mail")
+	want.Paused = false
+	require.Equal(t, want, settings())
+
+	var got codeq.Settings
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "settings?queue=mail", `{"Concurrency": 7}`, &got))
+	want.Concurrency = 7
+	require.Equal(t, want, got, "what is not named stays")
+	require.Equal(t, want, settings())
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "settings?queue=mail", `{"TenantWeights": {"b": 2}, "HoldGroups": false}`, &got))
+	want.TenantWeights, want.HoldGroups = map[string]int{"b": 2}, false
+	require.Equal(t, want, settings())
+	for _, body := range []string{`{"Nonsense": 1}`, `[]`, ``, `{"Rate": -1}`, `{} {}`} {
+		require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "settings?queue=mail", body, nil), body)
+	}
+	require.Equal(t, want, settings())
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "pause?queue=mail", "", &got))
+	require.True(t, got.Paused)
+	for _, bad := range [][]string{{"concurrency", "x"}, {"rate", "NaN"}, {"retention", "-1h"}, {"tenant-weights", "acme"}, {"tenant-weights", "acme=x"}} {
+		w := s.do(request(http.MethodPost, "/settings", form(append(bad, "queue", "mail")...)))
+		require.Equal(t, http.StatusBadRequest, w.Code, bad)
+	}
+}
+
+// TestScheduleActions: trigger, pause, resume, delete, set.
+func TestScheduleActions(t *testing.T) {
+	s, _ := loaded(t, as(codeqweb.All))
+	schedule := func() codeq.ScheduleInfo {
+		all, err := s.q.Schedules(t.Context())
+		require.NoError(t, err)
+		return all[0]
+	}
+	page := s.get("/schedules")
+	first := schedule()
+	for _, at := range first.Upcoming(5) {
+		require.Contains(t, page, at.Format("2006-01-02 15:04:05"))
+	}
+	s.post("/schedule/pause", "name", "nightly")
+	require.True(t, schedule().Paused)
+	require.Contains(t, s.get("/schedules"), "paused")
+	s.post("/schedule/resume", "name", "nightly")
+	require.False(t, schedule().Paused)
+	s.post("/schedule/trigger", "name", "nightly")
+	l := s.claim("report")
+	require.Equal(t, "xyzzy", string(l.Payload))
+	require.Equal(t, "nightly", l.Headers[codeq.ScheduleHeader])
+	_, err := time.Parse(time.RFC3339, l.Headers[codeq.TickHeader])
+	require.NoError(t, err)
+	s.post("/schedule/delete", "name", "nightly")
+	require.Equal(t, http.StatusNotFound, s.do(request(http.MethodPost, "/schedule/trigger", form("name", "nightly"))).Code)
+
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "schedules", `{"Name": "often", "Every": 60000000000, "Task": {"Queue": "a"}}`, nil))
+	var all struct {
+		Schedules []struct {
+			codeq.ScheduleInfo
+			Upcoming []time.Time
+		}
+	}
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "schedules", "", &all))
+	require.Equal(t, "often", all.Schedules[0].Name)
+	require.Len(t, all.Schedules[0].Upcoming, 5)
+	require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "schedules", `{"Name": "bad"}`, nil))
+}
+
+// TestWorkerActions: one worker, and all of them, are quiet and go on.
+func TestWorkerActions(t *testing.T) {
+	s, _ := loaded(t, as(codeqweb.All))
+	s.work("worker-2", "other", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+	quiet := func() (names string) {
+		workers, err := s.q.Workers(t.Context())
+		require.NoError(t, err)
+		for _, w := range workers {
+			if w.Quiet {
+				names += w.Name + " "
+			}
+		}
+		return names
+	}
+	s.post("/workers/quiet", "name", "worker-2")
+	require.Equal(t, "worker-2 ", quiet())
+	require.Contains(t, s.get("/workers"), "quiet</span>")
+	s.post("/workers/resume", "name", "worker-2")
+	require.Empty(t, quiet())
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "workers/quiet?all=true", "", nil))
+	require.Equal(t, "worker-1 worker-2 ", quiet())
+	s.post("/workers/resume", "all", "true")
+	require.Empty(t, quiet())
+	require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "workers/quiet", "", nil))
+	require.Equal(t, http.StatusNotFound, s.api(http.MethodPost, "workers/quiet?name=nobody", "", nil))
+}
+
+// TestBulk: a form counts first, and then changes what it has counted.
+func TestBulk(t *testing.T) {
+	s, ids := loaded(t, as(codeqweb.All))
+	require.Contains(t, s.get("/dead"), "user # is unknown")
+	where := s.post("/bulk", "state", "dead", "error", "user # is unknown", "action", "redrive", "rate", "1000", "dry", "true")
+	page := s.get("/" + strings.TrimPrefix(where, "./"))
+	require.Contains(t, page, `id="matched">2<`)
+	require.Equal(t, codeq.Dead, s.task(ids["dead"]).State, "nothing has changed")
+	again := page[strings.Index(page, `id="really"`):]
+	again = again[strings.Index(again, `action="`)+8:]
+	again = html.UnescapeString(again[:strings.Index(again, `"`)])
+	require.NotContains(t, again, "dry")
+	w := s.do(request(http.MethodPost, "/"+again, url.Values{}))
+	require.Equal(t, http.StatusSeeOther, w.Code, "%s: %s", again, w.Body)
+	page = s.get("/" + strings.TrimPrefix(w.Header().Get("Location"), "./"))
+	require.Contains(t, page, `id="changed">2<`)
+	require.Equal(t, codeq.Ready, s.task(ids["dead"]).State)
+	require.Equal(t, codeq.Ready, s.task(ids["dead2"]).State)
+	require.Contains(t, s.get("/bulks"), "redrive")
+
+	s.post("/bulk", "state", "scheduled", "queue", "mail", "action", "move", "to-queue", "elsewhere")
+	s.post("/bulk", "state", "ready", "queue", "mail", "tenant", "acme", "action", "set-priority", "to-priority", "8")
+	require.Equal(t, 8, s.task(ids["dead"]).Priority)
+	require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodPost, "/bulk", form("state", "dead", "action", "nonsense"))).Code)
+}
+
+type jsonJob struct {
+	ID      string
+	Ended   time.Time
+	Seen    int
+	DryRun  bool
+	Result  *codeq.BulkResult
+	Error   string
+	Kind    string
+	Started time.Time
+}
+
+// TestBulkJobs: a program begins a change, waits for it, and stops it; few run at a time.
+func TestBulkJobs(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	for range 100 {
+		s.produce(codeq.Task{Queue: "a"})
+	}
+	var j jsonJob
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"], "DryRun": true}`, &j))
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+j.ID, "", &j))
+	require.False(t, j.Ended.IsZero())
+	require.Equal(t, 100, j.Result.Matched)
+	require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "bulk", `{"Action": "nonsense"}`, nil))
+
+	j = jsonJob{}
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"], "Rate": 0.1}`, &j))
+	for range 3 {
+		require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"], "Rate": 0.1}`, nil))
+	}
+	require.Equal(t, http.StatusServiceUnavailable, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"], "Rate": 0.1}`, nil))
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "bulk/stop?id="+j.ID, "", &j))
+	require.Equal(t, "canceled", j.Kind)
+	require.Less(t, j.Result.Changed, 100)
+	var all struct{ Jobs []jsonJob }
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk", "", &all))
+	require.Len(t, all.Jobs, 5)
+	require.Equal(t, "5", all.Jobs[0].ID)
+	require.Equal(t, http.StatusNotFound, s.api(http.MethodGet, "bulk?id=77", "", nil))
+	require.NoError(t, s.d.Close(), "it ends those that run")
+	require.Equal(t, http.StatusServiceUnavailable, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"]}`, nil))
+}
+
+// TestAudit: every change is told, with who made it, and what was refused is told to the hook only.
+func TestAudit(t *testing.T) {
+	var told []codeqweb.Entry
+	access := codeqweb.All
+	s := open(t, codeq.Options{}, &codeqweb.Options{
+		Access: func(*http.Request) codeqweb.Access { return access },
+		Audit: func(r *http.Request, e *codeqweb.Entry) {
+			e.User = r.Header.Get("User")
+			told = append(told, *e)
+		},
+	})
+	id := s.produce(codeq.Task{Queue: "a"})
+	r := request(http.MethodPost, "/task/priority", form("id", id.String(), "priority", "4"))
+	r.Header.Set("User", "ada <b>")
+	require.Equal(t, http.StatusSeeOther, s.do(r).Code)
+	require.Equal(t, http.StatusNotFound, s.api(http.MethodPost, "task/redrive?id="+id.String(), "", nil))
+	access = codeqweb.Read
+	require.Equal(t, http.StatusForbidden, s.do(request(http.MethodPost, "/task/cancel", form("id", id.String()))).Code)
+	access = codeqweb.All
+
+	require.Len(t, told, 3)
+	require.Equal(t, "task/priority", told[0].Action)
+	require.Equal(t, "ada <b>", told[0].User)
+	require.Equal(t, id.String(), told[0].Target)
+	require.Equal(t, "priority 4", told[0].Detail)
+	require.Empty(t, told[0].Error)
+	require.WithinDuration(t, time.Now(), told[0].Time, time.Minute)
+	require.Equal(t, "task/redrive", told[1].Action)
+	require.Contains(t, told[1].Error, "not found")
+	require.True(t, told[2].Refused)
+
+	var kept struct{ Entries []codeqweb.Entry }
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "audit", "", &kept))
+	require.Len(t, kept.Entries, 2)
+	require.Equal(t, "task/redrive", kept.Entries[0].Action, "the newest first")
+	page := s.get("/audit")
+	require.Contains(t, page, "ada &lt;b&gt;")
+	for n := range 1100 {
+		require.Equal(t, http.StatusNotFound, s.api(http.MethodPost, fmt.Sprint("schedule/delete?name=", n), "", nil))
+	}
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "audit", "", &kept))
+	require.Len(t, kept.Entries, 1000)
+	require.Equal(t, "1099", kept.Entries[0].Target)
+}
+
+// TestProduce: a program produces tasks, and is told which are duplicates.
+func TestProduce(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	var made struct {
+		IDs        []codeq.ID
+		Duplicates []codeq.DuplicateError
+	}
+	body := `{"Tasks": [{"Queue": "a", "Payload": "aGk="}, {"Queue": "a", "Unique": {"Key": "k"}}]}`
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "tasks", body, &made))
+	require.Len(t, made.IDs, 2)
+	require.Empty(t, made.Duplicates)
+	require.Equal(t, "hi", string(s.task(made.IDs[0]).Payload))
+	first := made.IDs[1]
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "tasks", body, &made))
+	require.Equal(t, []codeq.DuplicateError{{Key: "k", ID: first, Index: 1}}, made.Duplicates)
+	var found struct{ Task codeq.TaskInfo }
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "find?queue=a&key=k", "", &found))
+	require.Equal(t, first, found.Task.ID)
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "release-key?queue=a&key=k", "", nil))
+	require.Equal(t, http.StatusNotFound, s.api(http.MethodGet, "find?queue=a&key=k", "", nil))
+	for _, bad := range []string{`{}`, `{"Tasks": [{}]}`, `{"Tasks": [{"Queue": "a", "Priority": 10}]}`, `nonsense`} {
+		require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "tasks", bad, nil), bad)
+	}
+	r := httptest.NewRequest(http.MethodPost, "http://localhost/api/v1/settings?queue=a", strings.NewReader(`{"Rate": 1`+strings.Repeat(" ", 2<<20)+`}`))
+	require.Equal(t, http.StatusRequestEntityTooLarge, s.do(r).Code)
+}

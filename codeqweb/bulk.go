@@ -1,0 +1,269 @@
+package codeqweb
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"codeq"
+)
+
+// Changes in bulk run beside the requests that begin them, and end with the dashboard.
+const (
+	bulksRunning = 4
+	bulksKept    = 100
+	bulkWait     = 30 * time.Second // the longest that a request waits for one
+	bulkAtOnce   = 1500 * time.Millisecond
+)
+
+// job is a change in bulk, as api/v1/bulk shows it.
+type job struct {
+	ID     string
+	Action codeq.BulkAction
+	Filter codeq.TaskFilter
+	// Priority, ToQueue and Rate are those of codeq.BulkOptions.
+	Priority int     `json:",omitzero"`
+	ToQueue  string  `json:",omitzero"`
+	Rate     float64 `json:",omitzero"`
+	DryRun   bool    `json:",omitzero"`
+	Started  time.Time
+	Ended    time.Time         `json:",omitzero"` // zero: it runs
+	Seen     int               // that were selected so far
+	Result   *codeq.BulkResult `json:",omitzero"`
+	Error    string            `json:",omitzero"`
+	Kind     string            `json:",omitzero"`
+}
+
+// runningJob is a job and what carries it out. ended is closed at the end, after job was set.
+type runningJob struct {
+	job   job
+	seen  atomic.Int64
+	stop  context.CancelFunc
+	ended chan struct{}
+}
+
+// bulks are the jobs of a dashboard.
+type bulks struct {
+	mu      sync.Mutex // guards the following, and runningJob.job
+	number  int
+	running int
+	jobs    []*runningJob // the oldest first
+}
+
+func (b *bulks) view(j *runningJob) job {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v := j.job
+	v.Seen = int(j.seen.Load())
+	if v.Result != nil {
+		v.Seen = v.Result.Matched
+	}
+	return v
+}
+
+func (b *bulks) find(id string) (*runningJob, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, j := range b.jobs {
+		if j.job.ID == id {
+			return j, nil
+		}
+	}
+	return nil, &refusal{http.StatusNotFound, "not-found", "there is no such change in bulk; this process keeps the last 100"}
+}
+
+// newest returns all jobs, the newest first.
+func (b *bulks) newest() []job {
+	b.mu.Lock()
+	all := slices.Clone(b.jobs)
+	b.mu.Unlock()
+	views := make([]job, 0, len(all))
+	for _, j := range slices.Backward(all) {
+		views = append(views, b.view(j))
+	}
+	return views
+}
+
+func (b *bulks) stop(id string) (job, error) {
+	j, err := b.find(id)
+	if err != nil {
+		return job{}, err
+	}
+	j.stop()
+	<-j.ended
+	return b.view(j), nil
+}
+
+// startBulk begins a change in bulk.
+func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions) (*runningJob, error) {
+	b := &d.bulks
+	ctx, cancel := context.WithCancel(d.ctx)
+	b.mu.Lock()
+	if b.running >= bulksRunning || d.ctx.Err() != nil {
+		b.mu.Unlock()
+		cancel()
+		return nil, &refusal{http.StatusServiceUnavailable, "busy", "too many changes in bulk run already"}
+	}
+	b.running++
+	b.number++
+	j := &runningJob{stop: cancel, ended: make(chan struct{})}
+	j.job = job{
+		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: opts.TaskFilter, Priority: opts.Priority, ToQueue: opts.ToQueue,
+		Rate: opts.Rate, DryRun: opts.DryRun, Started: time.Now(),
+	}
+	if b.jobs = append(b.jobs, j); len(b.jobs) > bulksKept { // few of them run
+		n := slices.IndexFunc(b.jobs, func(old *runningJob) bool { return !old.job.Ended.IsZero() })
+		b.jobs = slices.Delete(b.jobs, n, n+1)
+	}
+	b.mu.Unlock()
+	d.auditBulk(r.Request, j.job)
+	later := r.Clone(context.WithoutCancel(r.Context())) // for the entry at the end
+	later.Body = http.NoBody
+	d.running.Go(func() {
+		defer cancel()
+		d.runBulk(ctx, j, opts)
+		d.auditBulk(later, b.view(j))
+	})
+	return j, nil
+}
+
+func (d *Dashboard) runBulk(ctx context.Context, j *runningJob, opts codeq.BulkOptions) {
+	if opts.Rate > 0 { // it takes long, and counts as it goes; to match a task, its payload is read
+		opts.Match = func(*codeq.TaskInfo) bool { j.seen.Add(1); return true }
+	}
+	result, err := d.q.Bulk(ctx, opts)
+	b := &d.bulks
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	j.job.Result, j.job.Ended = &result, time.Now()
+	if err != nil {
+		e := refusalOf(err)
+		if errors.Is(err, context.Canceled) {
+			e = &refusal{kind: "canceled", text: "stopped"}
+		}
+		j.job.Error, j.job.Kind = e.text, e.kind
+	}
+	d.sampler.stale.Store(true)
+	b.running--
+	close(j.ended)
+}
+
+// auditBulk tells of the beginning or the end of a job. A hook that panics at the end, where no
+// server catches it, is not heard.
+func (d *Dashboard) auditBulk(r *http.Request, j job) {
+	e := Entry{Action: "bulk", Target: j.Filter.Queue, Error: j.Error}
+	what := j.Action.String()
+	if j.DryRun {
+		what += ", dry run"
+	}
+	e.Detail = "number " + j.ID + ": " + what + describeFilter(j.Filter)
+	if j.Result != nil {
+		defer func() { _ = recover() }()
+		e.Detail += "; ended: " + number(j.Result.Changed) + " of " + number(j.Result.Matched) + " changed"
+	}
+	d.audit.add(r, e)
+}
+
+// describeFilter is a filter in words.
+func describeFilter(f codeq.TaskFilter) (text string) {
+	for _, s := range f.States {
+		text += " " + s.String()
+	}
+	for _, v := range []namedValue{{"queue", f.Queue}, {"group", f.Group}, {"key", f.Key}, {"error", f.ErrorKind}} {
+		if v.Value != "" {
+			text += ", " + v.Name + " " + v.Value.(string)
+		}
+	}
+	for _, tenant := range f.Tenants {
+		text += ", tenant " + tenant
+	}
+	if !f.From.IsZero() {
+		text += ", from " + exact(f.From)
+	}
+	if !f.To.IsZero() {
+		text += ", to " + exact(f.To)
+	}
+	return text
+}
+
+// await waits for the end of a job, or some time.
+func await(ctx context.Context, j *runningJob, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-j.ended:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// bulkForm begins the change that a form describes.
+func (d *Dashboard) bulkForm(w http.ResponseWriter, r *request) error {
+	p := r.params
+	filter, err := filterOf(p)
+	if err != nil {
+		return err
+	}
+	opts := codeq.BulkOptions{TaskFilter: filter, ToQueue: p.Get("to-queue"), DryRun: p.Get("dry") == "true"}
+	if err := opts.Action.UnmarshalText([]byte(p.Get("action"))); err != nil {
+		return err
+	}
+	if opts.Action == codeq.BulkSetPriority {
+		if opts.Priority, err = intParam(p, "to-priority"); err != nil {
+			return err
+		}
+	}
+	if text := p.Get("rate"); text != "" {
+		if opts.Rate, err = strconv.ParseFloat(text, 64); err != nil {
+			return invalid("rate", "a number")
+		}
+	}
+	j, err := d.startBulk(r, opts)
+	if err != nil {
+		return err
+	}
+	await(r.Context(), j, bulkAtOnce)
+	w.Header().Set("Location", "./"+link("bulk", "id", j.job.ID))
+	w.WriteHeader(http.StatusSeeOther)
+	return nil
+}
+
+// bulkView is what the page of a job shows.
+type bulkView struct {
+	Job   job
+	Words string     // the filter
+	Again url.Values // the form that does what a dry run has counted; nil: none
+}
+
+func (d *Dashboard) bulkPage(w http.ResponseWriter, r *request) error {
+	j, err := d.bulks.find(r.params.Get("id"))
+	if err != nil {
+		return err
+	}
+	v := bulkView{Job: d.bulks.view(j)}
+	f := v.Job.Filter
+	v.Words = describeFilter(f)
+	refresh := 0
+	if v.Job.Ended.IsZero() {
+		refresh = 1
+	} else if v.Job.DryRun && v.Job.Error == "" && v.Job.Result.Matched > 0 {
+		v.Again = filterQuery(f)
+		v.Again.Set("action", v.Job.Action.String())
+		v.Again.Set("to-priority", strconv.Itoa(v.Job.Priority))
+		v.Again.Set("to-queue", v.Job.ToQueue)
+		if v.Job.Rate > 0 {
+			v.Again.Set("rate", strconv.FormatFloat(v.Job.Rate, 'g', -1, 64))
+		}
+	}
+	return d.show(w, r, page{Title: "Bulk change " + v.Job.ID, Screen: "bulk", Refresh: refresh, Body: v})
+}
+
+func (d *Dashboard) bulksPage(w http.ResponseWriter, r *request) error {
+	return d.show(w, r, page{Title: "Bulk changes", Screen: "bulks", Refresh: 3, Body: d.bulks.newest()})
+}

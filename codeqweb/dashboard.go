@@ -1,0 +1,563 @@
+package codeqweb
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"html/template"
+	"maps"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"codeq"
+)
+
+// Options are the options of [Handler]. A zero field means its documented default.
+type Options struct {
+	// Access says what a request may do, as the application knows who sends it. It is called for
+	// each request, by several goroutines at a time. Default: [Read], for everybody.
+	Access func(*http.Request) Access
+	// Hosts are the names, or addresses, in the Host header of requests that are answered, beside
+	// "localhost" and the loopback addresses: such as "jobs.example.com", or
+	// "jobs.example.com:8443" for one port only. Others get 421: the browser of somebody who may
+	// reach the dashboard could be led to it by any name. Behind a proxy, list the name that the
+	// proxy passes on. Default: the loopback names only.
+	Hosts []string
+	// Audit is told of each change that is made, has failed or was refused, after it; of one in
+	// bulk when it begins, and with its counts when it has ended, with the request that began it.
+	// It may set Entry.User, before the entry is kept for the page that shows the last 1,000. It
+	// must not keep the *Entry. Default: nobody is told.
+	Audit func(*http.Request, *Entry)
+	// Redact is called with a copy of each task before it is shown, as page or JSON, and may alter
+	// it: for instance remove a secret from its Payload, Headers, Metadata, Result or LastError. It
+	// must not alter what these refer to, but may replace them. Tasks of schedules come without an
+	// ID, and what an event shows comes with ID, Queue, Tenant, Attempts and LastError only.
+	// Default: all is shown that Access allows.
+	Redact func(*codeq.TaskInfo)
+	// Format returns the text in which a page shows a payload or a result of a queue, such as the
+	// JSON form of a message; "": as by default. Default: JSON is indented, other text shown as it
+	// is, and everything else in hexadecimal.
+	Format func(queue string, data []byte) string
+}
+
+// Dashboard is the dashboard of a queue, made by [Handler]. Its methods are safe for concurrent
+// use.
+type Dashboard struct {
+	q     *codeq.Queue
+	opts  Options
+	cross *http.CrossOriginProtection
+
+	ctx     context.Context // ends with Close, or with the queue
+	end     context.CancelFunc
+	running sync.WaitGroup // the goroutines of the dashboard
+
+	sampler   *sampler
+	audit     auditLog
+	bulks     bulks
+	health    health
+	routes    map[string]map[string]*route // by path and method
+	templates map[string]*template.Template
+	assets    map[string]asset
+
+	busy    chan struct{} // one element for each request that asks the queue
+	large   chan struct{} // one element for each request with a large body
+	streams atomic.Int64
+}
+
+// The bounds of what requests may take together.
+const (
+	maxBusy     = 64
+	maxLarge    = 4
+	busyWaits   = 5 * time.Second  // for a place
+	requestTime = 20 * time.Second // for an answer that is neither a stream nor waits
+	bodyTime    = 30 * time.Second // to read a request
+	smallBody   = 1 << 20
+	largeBody   = 32 << 20
+)
+
+// Handler returns the dashboard of a queue. A nil *Options means all defaults. The dashboard ends
+// when the queue is closed, or by [Dashboard.Close]: its goroutines are gone soon afterwards, its
+// streams and changes in bulk have ended, and requests get 503. Close the queue after the server
+// that serves the dashboard.
+//
+// The queue may be one of [codeq.OpenLocal]: then another process is shown, over its local socket.
+func Handler(q *codeq.Queue, opts *Options) *Dashboard {
+	d := &Dashboard{
+		q: q, cross: http.NewCrossOriginProtection(),
+		busy: make(chan struct{}, maxBusy), large: make(chan struct{}, maxLarge),
+	}
+	if opts != nil {
+		d.opts = *opts
+	}
+	if d.opts.Access == nil {
+		d.opts.Access = func(*http.Request) Access { return Read }
+	}
+	d.ctx, d.end = context.WithCancel(context.Background())
+	d.audit.hook = d.opts.Audit
+	d.loadAssets()
+	d.routes = d.allRoutes()
+	d.sampler = newSampler(q, d.ctx, d.end)
+	d.sampler.viewers.render = d.renderTopic
+	d.running.Go(d.sampler.run)
+	d.running.Go(d.sampler.watch)
+	return d
+}
+
+// Close ends the dashboard: its streams, the changes in bulk that run, and its goroutines, for
+// which it waits. It leaves the queue open. It may be called more than once, and always returns
+// nil.
+func (d *Dashboard) Close() error {
+	d.end()
+	d.running.Wait()
+	return nil
+}
+
+// until returns a context that ends with the dashboard too, and after a time.
+func (d *Dashboard) until(ctx context.Context, length time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, length)
+	stop := context.AfterFunc(d.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// route is what the dashboard answers at one path, to one method.
+type route struct {
+	needs Access
+	kind  routeKind
+	serve func(http.ResponseWriter, *request) error
+}
+
+type routeKind uint8
+
+const (
+	plainRoute  routeKind = iota
+	streamRoute           // lasts, and has a bound of its own
+	waitRoute             // may wait for long, without a place among those who ask the queue
+	largeRoute            // has a large body
+)
+
+// request is a request that may be answered.
+type request struct {
+	*http.Request
+	path   string // of the route, without the first slash
+	access Access
+	api    bool
+	params url.Values // of the URL, and of the form that a page sends
+}
+
+// ServeHTTP answers a request to the dashboard.
+func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	setSecurityHeaders(w.Header())
+	where := strings.TrimPrefix(r.URL.Path, "/")
+	q := &request{Request: r, path: where, api: where == "api/v1" || strings.HasPrefix(where, "api/")}
+	if err := d.answer(w, q); err != nil {
+		d.refuse(w, q, err)
+	}
+}
+
+func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
+	switch r.path {
+	case "healthz", "readyz":
+		return d.serveHealth(w, r)
+	}
+	if !d.knows(r.Host) {
+		return &refusal{http.StatusMisdirectedRequest, "host", "this host name is not one of Options.Hosts of the dashboard"}
+	}
+	if err := d.cross.Check(r.Request); err != nil {
+		return &refusal{http.StatusForbidden, "denied", "a request from another origin"}
+	}
+	if a, ok := d.assets[r.path]; ok {
+		return d.serveAsset(w, r, a)
+	}
+	if uri, _, _ := strings.Cut(r.RequestURI, "?"); r.path == "" && uri != "" && !strings.HasSuffix(uri, "/") {
+		// mounted at a path without a slash, from which relative links would lead elsewhere
+		w.Header().Set("Location", "./"+path.Base(uri)+"/")
+		w.WriteHeader(http.StatusFound)
+		return nil
+	}
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	at := d.routes[r.path]
+	rt := at[method]
+	switch {
+	case at == nil:
+		return &refusal{http.StatusNotFound, "not-found", "there is no such page"}
+	case rt == nil:
+		allowed := strings.Join(slices.Sorted(maps.Keys(at)), ", ")
+		w.Header().Set("Allow", allowed)
+		return &refusal{http.StatusMethodNotAllowed, "method", "this page takes " + allowed}
+	}
+	r.access = d.opts.Access(r.Request)
+	if r.params = r.URL.Query(); method == http.MethodPost && !r.api {
+		if err := d.readForm(w, r); err != nil {
+			return err
+		}
+	}
+	if needs := rt.needs | Read; !r.access.Has(needs) {
+		if method == http.MethodPost {
+			d.audited(r, r.params, errDenied, true)
+		}
+		return errDenied
+	}
+	return d.serve(w, r, rt)
+}
+
+var errDenied = &refusal{http.StatusForbidden, "denied", "you may not do this here"}
+
+// serve answers a request that is allowed, within the bounds of all requests.
+func (d *Dashboard) serve(w http.ResponseWriter, r *request, rt *route) error {
+	if rt.kind == streamRoute {
+		return rt.serve(w, r)
+	}
+	length := requestTime
+	if rt.kind == waitRoute {
+		length += bulkWait
+	}
+	ctx, cancel := d.until(r.Context(), length)
+	defer cancel()
+	r.Request = r.WithContext(ctx)
+	if rt.kind != waitRoute {
+		place := d.busy
+		if rt.kind == largeRoute {
+			place = d.large
+		}
+		if err := enter(ctx, place); err != nil {
+			return err
+		}
+		defer func() { <-place }()
+	}
+	return rt.serve(w, r)
+}
+
+// enter waits for a place.
+func enter(ctx context.Context, place chan struct{}) error {
+	t := time.NewTimer(busyWaits)
+	defer t.Stop()
+	select {
+	case place <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return &refusal{http.StatusServiceUnavailable, "busy", "too many requests at a time"}
+	}
+}
+
+func (d *Dashboard) knows(host string) bool { return hosts(d.opts.Hosts).allow(host) }
+
+// readForm reads the form that a page has sent.
+func (d *Dashboard) readForm(w http.ResponseWriter, r *request) error {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
+	r.Body = http.MaxBytesReader(w, r.Body, smallBody)
+	if err := r.ParseForm(); err != nil {
+		return unreadable(err)
+	}
+	// What a form names is in its URL: a browser changes line ends, and bytes that are not UTF-8,
+	// in its fields.
+	for name, values := range r.PostForm {
+		if !r.params.Has(name) {
+			r.params[name] = values
+		}
+	}
+	return nil
+}
+
+// unreadable converts the error of a body.
+func unreadable(err error) error {
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return &refusal{http.StatusRequestEntityTooLarge, "invalid", "the request is too large"}
+	}
+	return &refusal{http.StatusBadRequest, "invalid", "the request cannot be read: " + err.Error()}
+}
+
+// refusal is why a request is not answered: the HTTP status, the Kind of the JSON form, and a text.
+type refusal struct {
+	status int
+	kind   string
+	text   string
+}
+
+func (e *refusal) Error() string { return e.text }
+
+// kinds are the errors of the library, each before those that may come with it.
+var kinds = []struct {
+	err    error
+	status int
+	kind   string
+}{
+	{codeq.ErrUncertain, http.StatusServiceUnavailable, "uncertain"},
+	{codeq.ErrInvalid, http.StatusBadRequest, "invalid"},
+	{codeq.ErrNotFound, http.StatusNotFound, "not-found"},
+	{codeq.ErrDuplicate, http.StatusConflict, "duplicate"},
+	{codeq.ErrNotWaiting, http.StatusConflict, "not-waiting"},
+	{codeq.ErrCannotLead, http.StatusConflict, "cannot-lead"},
+	{codeq.ErrNoCluster, http.StatusConflict, "no-cluster"},
+	{codeq.ErrDiskFull, http.StatusInsufficientStorage, "disk-full"},
+	{codeq.ErrNotLeader, http.StatusServiceUnavailable, "not-leader"},
+	{codeq.ErrNotServed, http.StatusServiceUnavailable, "not-served"},
+	{codeq.ErrClosed, http.StatusServiceUnavailable, "closed"},
+	{codeq.ErrCorrupt, http.StatusInternalServerError, "corrupt"},
+	{codeq.ErrFailed, http.StatusServiceUnavailable, "failed"},
+	{codeq.ErrFormat, http.StatusNotImplemented, "format"},
+	{errors.ErrUnsupported, http.StatusNotImplemented, "format"},
+	{context.DeadlineExceeded, http.StatusGatewayTimeout, "canceled"},
+	{context.Canceled, http.StatusGatewayTimeout, "canceled"},
+}
+
+// refusalOf converts an error.
+func refusalOf(err error) *refusal {
+	if r, ok := errors.AsType[*refusal](err); ok {
+		return r
+	}
+	for _, k := range kinds {
+		if errors.Is(err, k.err) {
+			return &refusal{k.status, k.kind, err.Error()}
+		}
+	}
+	return &refusal{http.StatusInternalServerError, "internal", err.Error()}
+}
+
+// errorBody is the JSON form of an error.
+type errorBody struct {
+	Error string
+	Kind  string
+	ID    codeq.ID `json:",omitzero"` // of the task that has the key of a duplicate
+	Key   string   `json:",omitzero"`
+}
+
+func (e *refusal) body() errorBody { return errorBody{Error: e.text, Kind: e.kind} }
+
+// refuse answers with an error.
+func (d *Dashboard) refuse(w http.ResponseWriter, r *request, err error) {
+	e := refusalOf(err)
+	if e.kind == "busy" {
+		w.Header().Set("Retry-After", "2")
+	}
+	if d.ctx.Err() != nil && e.kind == "canceled" {
+		e = &refusal{http.StatusServiceUnavailable, "closed", "the dashboard is closed"}
+	}
+	switch {
+	case r.api:
+		body := e.body()
+		if dup, ok := errors.AsType[*codeq.DuplicateError](err); ok {
+			body.ID, body.Key = dup.ID, dup.Key
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(e.status)
+		_ = json.NewEncoder(w).Encode(body)
+	case e.kind == "host" || !r.access.Has(Read) || e.status == http.StatusNotFound && d.routes[r.path] == nil:
+		// nothing of the dashboard is shown to strangers, and links of a page would lead elsewhere
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(e.status)
+		_, _ = fmt.Fprintln(w, e.text)
+	default:
+		p := page{Title: "Error", Screen: "error", Status: e.status, Body: struct{ Text, Kind string }{e.text, e.kind}}
+		if err := d.show(w, r, p); err != nil {
+			http.Error(w, e.text, e.status)
+		}
+	}
+}
+
+//go:embed assets
+var assetFiles embed.FS
+
+// asset is a file that pages load. Its URL has a part that changes with it.
+type asset struct {
+	body []byte
+	kind string
+}
+
+// screens are the pages, each with a template of its name.
+var screens = []string{
+	"overview", "queue", "tasks", "task", "dead", "schedules", "workers", "storage", "cluster", "audit", "bulk", "bulks", "error",
+}
+
+func (d *Dashboard) loadAssets() {
+	version := fnv.New32a()
+	d.assets = make(map[string]asset)
+	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "live.js": "text/javascript; charset=utf-8"} {
+		body, err := assetFiles.ReadFile("assets/" + name)
+		if err != nil {
+			panic(err) // they are embedded
+		}
+		d.assets["assets/"+name] = asset{body, kind}
+	}
+	for _, name := range []string{"style.css", "live.js"} {
+		_, _ = version.Write(d.assets["assets/"+name].body)
+	}
+	funcs := template.FuncMap{
+		"t": visible, "line": line, "field": field, "n": number, "rate": rate, "size": size, "span": span, "ago": distance,
+		"full": exact, "iso": machine, "url": link, "form": func(action string, p url.Values) string { return action + "?" + p.Encode() }, "join": strings.Join, "quantile": func(s codeq.StepStats, f float64) string { return span(s.Quantile(f)) },
+		"version": func() string { return fmt.Sprintf("%08x", version.Sum32()) },
+		"percent": func(part, whole int64) string {
+			if whole == 0 {
+				return "0 %"
+			}
+			return fmt.Sprintf("%d %%", 100*part/whole)
+		},
+		"zero": func(t time.Time) bool { return t.IsZero() },
+		"pair": func(name string, v any) namedValue { return namedValue{name, v} },
+	}
+	layout := template.Must(template.New("layout").Funcs(funcs).ParseFS(assetFiles, "assets/layout.html"))
+	d.templates = make(map[string]*template.Template)
+	for _, name := range screens {
+		d.templates[name] = template.Must(template.Must(layout.Clone()).ParseFS(assetFiles, "assets/"+name+".html"))
+	}
+}
+
+type namedValue struct {
+	Name  string
+	Value any
+}
+
+func (d *Dashboard) serveAsset(w http.ResponseWriter, r *request, a asset) error {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", http.MethodGet)
+		return &refusal{http.StatusMethodNotAllowed, "method", "this takes GET"}
+	}
+	w.Header().Set("Content-Type", a.kind)
+	w.Header().Set("Cache-Control", "public, max-age=86400")
+	_, err := w.Write(a.body)
+	return err
+}
+
+// link returns a relative URL: a page, and names with values of its query. Pairs without a value
+// are left out.
+func link(screen string, pairs ...any) string {
+	p := make(url.Values)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if v := fmt.Sprint(pairs[i+1]); v != "" {
+			p.Add(fmt.Sprint(pairs[i]), v)
+		}
+	}
+	if len(p) == 0 {
+		return screen
+	}
+	return screen + "?" + p.Encode()
+}
+
+// page is what the layout shows around a screen.
+type page struct {
+	Title  string
+	Screen string
+	Status int    // of the answer; 0: 200
+	Live   string // the query of the stream that the page follows
+	// Refresh is after how many seconds the page looks again; 0: never, or it follows the stream.
+	Refresh int
+	Body    any
+
+	// set by show
+	Access Access
+	Done   string // what has been done
+	Back   string // this page, for forms to come back to
+	Root   string // where relative links to pages begin: "", or "../" below an action that failed
+}
+
+// CanAct reports whether the viewer may change tasks.
+func (p page) CanAct() bool { return p.Access.Has(Act) }
+
+// CanAdmin reports whether the viewer may change queues, schedules, workers and leaders.
+func (p page) CanAdmin() bool { return p.Access.Has(Admin) }
+
+// show answers with a page.
+func (d *Dashboard) show(w http.ResponseWriter, r *request, p page) error {
+	p.Access = r.access
+	p.Back, p.Root = r.path, up(r.path)
+	if r.Method == http.MethodGet && r.URL.RawQuery != "" {
+		q := r.URL.Query()
+		q.Del("did")
+		p.Back += "?" + q.Encode()
+	}
+	if a := actions[r.URL.Query().Get("did")]; a != nil && r.Method == http.MethodGet {
+		p.Done = a.done
+	}
+	var b strings.Builder
+	if err := d.templates[p.Screen].ExecuteTemplate(&b, "layout", p); err != nil {
+		return fmt.Errorf("template %s: %w", p.Screen, err)
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	if p.Status != 0 {
+		w.WriteHeader(p.Status)
+	}
+	_, _ = w.Write([]byte(b.String()))
+	return nil
+}
+
+// back sends the browser to a page of the dashboard after a change, which the page then tells.
+func (d *Dashboard) back(w http.ResponseWriter, r *request, did, otherwise string) {
+	to, err := url.Parse(r.params.Get("back"))
+	if err != nil || to.Scheme != "" || to.Host != "" || to.Opaque != "" || to.User != nil || d.routes[to.Path][http.MethodGet] == nil {
+		to = &url.URL{Path: otherwise}
+	}
+	q := to.Query()
+	q.Set("did", did)
+	to = &url.URL{Path: to.Path, RawQuery: q.Encode()}
+	w.Header().Set("Location", "./"+up(r.path)+to.String())
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+// up leads from a path, such as "task/cancel", to the pages.
+func up(path string) string { return strings.Repeat("../", strings.Count(path, "/")) }
+
+// health remembers for a second how the queue is, so that probes cost nothing.
+type health struct {
+	mu    sync.Mutex
+	at    time.Time
+	alive error // the queue is closed, or a shard has failed
+	ready error // or has no leader
+}
+
+func (d *Dashboard) serveHealth(w http.ResponseWriter, r *request) error {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", http.MethodGet)
+		return &refusal{http.StatusMethodNotAllowed, "method", "this takes GET"}
+	}
+	alive, ready := d.askHealth()
+	err := alive
+	if r.path == "readyz" {
+		err = ready
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if err != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = fmt.Fprintln(w, refusalOf(err).kind) // its text may name what strangers need not know
+		return nil
+	}
+	_, _ = fmt.Fprintln(w, "ok")
+	return nil
+}
+
+// askHealth asks every shard, at most once a second.
+func (d *Dashboard) askHealth() (alive, ready error) {
+	h := &d.health
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if time.Since(h.at) < time.Second && d.ctx.Err() == nil {
+		return h.alive, h.ready
+	}
+	ctx, cancel := context.WithTimeout(d.ctx, 2*time.Second)
+	defer cancel()
+	h.ready = d.q.WaitReady(ctx)
+	if h.ready == nil {
+		_, h.ready = d.q.Stats(ctx)
+	}
+	if d.ctx.Err() != nil {
+		h.ready = codeq.ErrClosed
+	}
+	h.alive = nil
+	if errors.Is(h.ready, codeq.ErrClosed) || errors.Is(h.ready, codeq.ErrFailed) || errors.Is(h.ready, codeq.ErrCorrupt) {
+		h.alive = h.ready
+	}
+	h.at = time.Now()
+	return h.alive, h.ready
+}

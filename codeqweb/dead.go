@@ -1,0 +1,114 @@
+package codeqweb
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"codeq"
+)
+
+// The dead letters that a page groups: as many as can be read in a moment.
+const (
+	deadRead   = 100_000
+	deadTime   = time.Second
+	groupsMax  = 200
+	groupsOf   = 10 // queues that a group names
+	otherError = "(other errors)"
+)
+
+// deadGroup are the dead letters whose errors differ by numbers, identifiers and quoted values
+// only.
+type deadGroup struct {
+	ErrorKind string
+	Count     int
+	Queues    []string
+	Newest    time.Time
+	Example   codeq.ID
+	Error     string // of the example
+	Other     bool   `json:",omitzero"` // many groups together
+}
+
+// deadView is what the page of dead letters shows.
+type deadView struct {
+	Groups  []*deadGroup
+	Queue   string
+	Scanned int
+	More    bool   // there are more dead letters than were read
+	Dead    uint64 // as of the last sample
+}
+
+// deadGroups groups the newest dead letters.
+func (d *Dashboard) deadGroups(ctx context.Context, r *request, queue string) (v deadView, err error) {
+	v.Queue, v.Groups = queue, []*deadGroup{}
+	opts := codeq.PageOptions{
+		TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Dead}, Queue: queue}, Newest: true, NoPayload: true, Limit: codeq.MaxPage,
+	}
+	groups := make(map[string]*deadGroup)
+	for begin := time.Now(); ; {
+		tasks, err := d.q.ListPage(ctx, opts)
+		if err != nil {
+			return v, err
+		}
+		for _, t := range tasks.Tasks {
+			// Groups are by the error that is stored, as filters are; what is shown may be redacted.
+			kind := codeq.ErrorKind(t.LastError)
+			t = d.shown(r, t)
+			g := groups[kind]
+			if g == nil {
+				if len(groups) == groupsMax {
+					kind = otherError
+					g = groups[kind]
+				}
+				if g == nil {
+					g = &deadGroup{ErrorKind: kind, Other: kind == otherError}
+					groups[kind] = g
+				}
+			}
+			g.add(t)
+		}
+		v.Scanned += len(tasks.Tasks)
+		opts.Cursor = tasks.Next
+		if opts.Cursor == "" {
+			break
+		}
+		if v.Scanned >= deadRead || time.Since(begin) > deadTime {
+			v.More = true
+			break
+		}
+	}
+	for _, g := range groups {
+		slices.Sort(g.Queues)
+		v.Groups = append(v.Groups, g)
+	}
+	slices.SortFunc(v.Groups, func(a, b *deadGroup) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.ErrorKind, b.ErrorKind))
+	})
+	return v, nil
+}
+
+func (g *deadGroup) add(t *codeq.TaskInfo) {
+	if g.Count++; g.Newest.Before(t.At) {
+		g.Newest, g.Example, g.Error = t.At, t.ID, t.LastError
+	}
+	if len(g.Queues) < groupsOf && !slices.Contains(g.Queues, t.Queue) {
+		g.Queues = append(g.Queues, t.Queue)
+	}
+}
+
+func (d *Dashboard) deadPage(w http.ResponseWriter, r *request) error {
+	v, err := d.deadGroups(r.Context(), r, r.params.Get("queue"))
+	if err != nil {
+		return err
+	}
+	if s, _ := d.sampler.fresh(r.Context(), time.Second); s != nil {
+		if v.Dead = s.All.Counts.Dead; v.Queue != "" {
+			if v.Dead = 0; s.row(v.Queue) != nil {
+				v.Dead = s.row(v.Queue).Counts.Dead
+			}
+		}
+	}
+	return d.show(w, r, page{Title: "Dead letters", Screen: "dead", Refresh: 10, Body: v})
+}

@@ -1,0 +1,175 @@
+package codeqweb
+
+import (
+	"cmp"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// overviewRows is how many queues a page of the overview has.
+const overviewRows = 50
+
+// orders are those in which the overview shows queues. The first one is the default.
+var orders = []struct {
+	Name, Title string
+	less        func(a, b *row) int
+}{
+	{"name", "Queue", func(a, b *row) int { return cmp.Compare(a.Name, b.Name) }},
+	{"ready", "Ready", func(a, b *row) int { return cmp.Compare(b.Counts.Ready, a.Counts.Ready) }},
+	{"oldest", "Oldest", func(a, b *row) int { return compareOldest(a.Oldest, b.Oldest) }},
+	{"scheduled", "Scheduled", func(a, b *row) int { return cmp.Compare(b.Counts.Scheduled, a.Counts.Scheduled) }},
+	{"blocked", "Blocked", func(a, b *row) int { return cmp.Compare(b.Counts.Blocked, a.Counts.Blocked) }},
+	{"leased", "Leased", func(a, b *row) int { return cmp.Compare(b.Counts.Leased, a.Counts.Leased) }},
+	{"dead", "Dead", func(a, b *row) int { return cmp.Compare(b.Counts.Dead, a.Counts.Dead) }},
+	{"completed", "Completed/s", func(a, b *row) int { return cmp.Compare(b.Completed, a.Completed) }},
+	{"failed", "Failed/s", func(a, b *row) int { return cmp.Compare(b.Failed, a.Failed) }},
+}
+
+func compareOldest(a, b time.Time) int {
+	switch {
+	case a.Equal(b):
+		return 0
+	case a.IsZero():
+		return 1
+	case b.IsZero():
+		return -1
+	default:
+		return a.Compare(b)
+	}
+}
+
+// overviewQuery returns the parameters of the overview, in one form.
+func overviewQuery(p url.Values) url.Values {
+	q := url.Values{"by": {by(p)}, "order": {"name"}}
+	for _, o := range orders {
+		if o.Name == p.Get("order") {
+			q.Set("order", o.Name)
+		}
+	}
+	if n, err := strconv.Atoi(p.Get("from")); err == nil && n > 0 && n <= maxRows {
+		q.Set("from", strconv.Itoa(n))
+	}
+	if find := p.Get("find"); find != "" {
+		q.Set("find", clip(find, 255))
+	}
+	return q
+}
+
+// by is the step of the charts.
+func by(p url.Values) string {
+	if p.Get("by") == "minute" {
+		return "minute"
+	}
+	return "second"
+}
+
+// overviewView is what the overview shows.
+type overviewView struct {
+	At     time.Time
+	Error  string
+	All    row
+	Queues int
+	Charts []chart
+	By     string
+
+	Orders             []orderLink
+	Rows               []row
+	Find, Order        string
+	From, Found        int    // of Rows, and how many there are
+	Previous, Next     string // links; "": none
+	Workers, Busy, Max int
+	Quiet              int
+	Unreachable        int // nodes that did not say what their workers do
+	Disk, Dead         int64
+	KnowsDisk          bool
+}
+
+type orderLink struct {
+	Title, URL string
+	On         bool
+}
+
+// overview makes the view of a sample.
+func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
+	q := overviewQuery(p)
+	v := overviewView{
+		At: s.At, All: s.All, Queues: s.Queues, By: q.Get("by"), Charts: d.charts("", q.Get("by") == "minute"),
+		Find: q.Get("find"), Order: q.Get("order"),
+	}
+	if s.Err != nil {
+		v.Error = s.Err.Error()
+	}
+	at := func(name, value string) string {
+		other := url.Values{}
+		for k, values := range q {
+			other[k] = values
+		}
+		other.Set(name, value)
+		if name != "from" {
+			other.Del("from")
+		}
+		return "./?" + other.Encode()
+	}
+	rows := make([]*row, 0, len(s.Rows))
+	for i := range s.Rows {
+		if v.Find == "" || strings.Contains(strings.ToLower(s.Rows[i].Name), strings.ToLower(v.Find)) {
+			rows = append(rows, &s.Rows[i])
+		}
+	}
+	for _, o := range orders {
+		v.Orders = append(v.Orders, orderLink{o.Title, at("order", o.Name), o.Name == v.Order})
+		if o.Name == v.Order && o.Name != "name" { // they are in the order of their names
+			slices.SortStableFunc(rows, o.less)
+		}
+	}
+	v.From, _ = strconv.Atoi(q.Get("from"))
+	v.Found = len(rows)
+	if v.From >= v.Found {
+		v.From = 0
+	}
+	for _, r := range rows[v.From:min(v.Found, v.From+overviewRows)] {
+		v.Rows = append(v.Rows, *r)
+	}
+	if v.From > 0 {
+		v.Previous = at("from", strconv.Itoa(max(0, v.From-overviewRows)))
+	}
+	if v.From+overviewRows < v.Found {
+		v.Next = at("from", strconv.Itoa(v.From+overviewRows))
+	}
+	for _, w := range s.Workers {
+		if w.LastError != "" {
+			v.Unreachable++
+			continue
+		}
+		v.Workers, v.Busy, v.Max = v.Workers+1, v.Busy+w.Busy, v.Max+w.Concurrency
+		if w.Quiet {
+			v.Quiet++
+		}
+	}
+	if s.Storage != nil {
+		v.KnowsDisk = true
+		for i := range s.Storage.Shards {
+			v.Disk, v.Dead = v.Disk+s.Storage.Shards[i].DiskBytes, v.Dead+s.Storage.Shards[i].DeadBytes
+		}
+	}
+	return v
+}
+
+// overviewPage shows what all queues do.
+func (d *Dashboard) overviewPage(w http.ResponseWriter, r *request) error {
+	s, err := d.sampler.fresh(r.Context(), time.Second)
+	if s == nil {
+		return err
+	}
+	q := overviewQuery(r.params)
+	v := d.overview(s, q)
+	live := url.Values{"page": {"overview"}}
+	for k, values := range q {
+		live[k] = values
+	}
+	return d.show(w, r, page{Title: "Overview", Screen: "overview", Live: live.Encode(), Body: v})
+}

@@ -1,0 +1,403 @@
+package codeqweb
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"codeq"
+)
+
+// The sampler asks the queue how it is, for all viewers together: each second while somebody looks,
+// each minute always. It is one goroutine, which Dashboard.Close ends, or the queue's Close.
+//
+// What it keeps is bounded by 8 MiB: two times maxRows rows while the next sample is made, and the
+// series of seriesQueues queues and of all together.
+const (
+	secondsKept  = 300  // samples, by second
+	minutesKept  = 1440 // samples, by minute: 24 hours
+	seriesQueues = 50   // have series of their own
+	maxRows      = 10_000
+	maxNames     = 512 << 10              // bytes of the names of the rows
+	sampleTime   = 5 * time.Second        // in which the queue has to answer
+	slowEvery    = 5 * time.Second        // between two questions about workers and storage
+	soonest      = 250 * time.Millisecond // between two messages to viewers
+)
+
+// point is a queue, or all of them, at a moment.
+type point struct {
+	at                                      uint32 // seconds since 1970
+	ready, scheduled, blocked, leased, dead uint32 // tasks, as many as fit
+	produced, completed, failed             uint32 // since the point before
+	oldest                                  uint32 // seconds that the oldest ready task has waited
+}
+
+// series are the points of a queue.
+//
+// Invariant: a ring is filled from 0 on, and then overwritten from its place on.
+type series struct {
+	seconds, minutes ring
+	minute           totals    // when the last point of minutes was made
+	used             time.Time // when something last happened in the queue, or somebody looked
+}
+
+type ring struct {
+	points []point
+	next   int
+}
+
+func (r *ring) push(p point, kept int) {
+	if len(r.points) < kept {
+		if len(r.points) == cap(r.points) { // append would take more than is needed
+			r.points = slices.Grow(r.points, min(kept, max(16, 2*len(r.points)))-len(r.points))
+		}
+		r.points = append(r.points, p)
+		return
+	}
+	r.points[r.next] = p
+	r.next = (r.next + 1) % kept
+}
+
+// merge adds a point, to the last one if that is of the same second.
+func (r *ring) merge(p point, kept int) {
+	if len(r.points) > 0 {
+		if last := &r.points[(r.next+len(r.points)-1)%len(r.points)]; last.at == p.at {
+			p.produced, p.completed, p.failed = p.produced+last.produced, p.completed+last.completed, p.failed+last.failed
+			*last = p
+			return
+		}
+	}
+	r.push(p, kept)
+}
+
+// all returns a copy, the oldest first.
+func (r *ring) all() []point {
+	return append(slices.Clone(r.points[r.next:]), r.points[:r.next]...)
+}
+
+// totals are what a chart shows of codeq.Totals.
+type totals struct{ produced, completed, failed uint64 }
+
+func totalsOf(t *codeq.Totals) totals {
+	return totals{t.Produced, t.Completed, t.Retried + t.Expired + t.Dead}
+}
+
+// since returns what happened after before; nothing if the totals have begun again.
+func (t totals) since(before totals) totals {
+	if t.produced < before.produced || t.completed < before.completed || t.failed < before.failed {
+		return totals{}
+	}
+	return totals{t.produced - before.produced, t.completed - before.completed, t.failed - before.failed}
+}
+
+func (t *totals) add(o totals) {
+	t.produced, t.completed, t.failed = t.produced+o.produced, t.completed+o.completed, t.failed+o.failed
+}
+
+// row is a queue in a sample.
+type row struct {
+	Name   string
+	Counts codeq.Counts
+	Oldest time.Time // since when the oldest ready task waits; zero: none is ready
+	Paused bool
+	// Produced, Completed and Failed are a second, since the sample before.
+	Produced, Completed, Failed float64
+
+	totals totals
+}
+
+// sample is the queue at a moment. It is not changed once it has been published.
+type sample struct {
+	At      time.Time
+	Err     error // why there is no newer one
+	Rows    []row // by name
+	Queues  int   // how many there are; Rows has maxRows at the most
+	All     row   // all queues together; Name is that of the queue with the oldest task
+	Workers []codeq.WorkerInfo
+	Storage *codeq.StorageStats // nil: not known
+
+	slowAt time.Time // of Workers and Storage
+}
+
+// row returns a queue of the sample; nil: it is not in it.
+func (s *sample) row(name string) *row {
+	i, ok := slices.BinarySearchFunc(s.Rows, name, func(r row, name string) int { return cmp.Compare(r.Name, name) })
+	if !ok {
+		return nil
+	}
+	return &s.Rows[i]
+}
+
+type sampler struct {
+	q   *codeq.Queue
+	ctx context.Context // ends with the dashboard or the queue
+	end context.CancelFunc
+
+	asking chan struct{} // capacity 1: held while the queue is asked
+	wake   chan struct{} // capacity 1: a viewer has come
+	stale  atomic.Bool   // somebody has changed something by the dashboard since the last sample
+
+	viewers viewers
+
+	mu     sync.Mutex // guards the following, and is held for no call of the queue
+	last   *sample
+	all    series
+	queues map[string]*series
+}
+
+func newSampler(q *codeq.Queue, ctx context.Context, end context.CancelFunc) *sampler {
+	return &sampler{
+		q: q, ctx: ctx, end: end, asking: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		last: &sample{Err: errors.New("the queue was not asked yet")}, queues: make(map[string]*series),
+	}
+}
+
+// run samples until the dashboard is closed.
+func (s *sampler) run() {
+	defer s.viewers.close()
+	for {
+		_, _ = s.fresh(s.ctx, 900*time.Millisecond)
+		s.viewers.publish(s.current())
+		published := time.Now()
+		wait := untilMinute(published)
+		if s.viewers.count() > 0 {
+			wait = min(wait, time.Second)
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-s.wake: // those who come together share a message
+			t.Reset(time.Until(published.Add(soonest)))
+			select {
+			case <-t.C:
+			case <-s.ctx.Done():
+			}
+		case <-s.ctx.Done():
+		}
+		if t.Stop(); s.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// watch ends the sampler when the queue is closed, which the queue tells by the end of a
+// subscription. The subscription is to events that hardly ever happen, of a queue that nobody has.
+func (s *sampler) watch() {
+	for s.ctx.Err() == nil {
+		sub, err := s.q.Subscribe(codeq.SubscribeOptions{
+			Queues: []string{"codeqweb: the end of the queue"}, Kinds: []codeq.EventKind{codeq.EventCanceled}, Buffer: 1,
+		})
+		for err == nil {
+			_, err = sub.Next(s.ctx)
+		}
+		sub.Close()
+		if errors.Is(err, codeq.ErrClosed) {
+			s.end()
+			return
+		}
+		select { // a program beside the process waits for the next process
+		case <-time.After(time.Second):
+		case <-s.ctx.Done():
+		}
+	}
+}
+
+func untilMinute(now time.Time) time.Duration {
+	return now.Truncate(time.Minute).Add(time.Minute).Sub(now)
+}
+
+func (s *sampler) current() *sample {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// fresh returns a sample that is no older than age, and makes one if there is none.
+func (s *sampler) fresh(ctx context.Context, age time.Duration) (*sample, error) {
+	select {
+	case s.asking <- struct{}{}:
+		defer func() { <-s.asking }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	last := s.current()
+	if stale := s.stale.Swap(false); !stale && last.Err == nil && time.Since(last.At) < age {
+		return last, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, sampleTime)
+	defer cancel()
+	infos, err := s.q.Info(ctx)
+	if err != nil {
+		failed := *last
+		failed.Err = err
+		s.mu.Lock()
+		s.last = &failed
+		s.mu.Unlock()
+		return &failed, err
+	}
+	next := newSample(infos, last, time.Now())
+	s.askSlow(ctx, next, last)
+	s.keep(next, last)
+	return next, nil
+}
+
+// askSlow asks for what changes slowly, or costs a message to other nodes.
+func (s *sampler) askSlow(ctx context.Context, next, last *sample) {
+	next.Workers, next.Storage, next.slowAt = last.Workers, last.Storage, last.slowAt
+	if next.At.Sub(last.slowAt) < slowEvery {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	next.slowAt = next.At
+	if workers, err := s.q.Workers(ctx); err == nil {
+		next.Workers = workers
+	}
+	if storage, err := s.q.StorageStats(); err == nil {
+		next.Storage = storage
+	}
+}
+
+// newSample converts what the queue says.
+func newSample(infos []codeq.QueueInfo, last *sample, now time.Time) *sample {
+	n := &sample{At: now, Queues: len(infos), Rows: make([]row, 0, min(len(infos), maxRows))}
+	took, names := now.Sub(last.At).Seconds(), 0
+	before := last.Rows // both are in the order of their names
+	var happened totals
+	for i := range infos {
+		info := &infos[i]
+		r := row{Name: info.Queue, Counts: info.Counts, Oldest: info.OldestReady, Paused: info.Settings.Paused, totals: totalsOf(&info.Totals)}
+		for len(before) > 0 && before[0].Name < r.Name {
+			before = before[1:]
+		}
+		// What happened before a queue was seen first is not known to be new.
+		if len(before) > 0 && before[0].Name == r.Name {
+			d := r.totals.since(before[0].totals)
+			happened.add(d)
+			r.setRates(d, took, &before[0])
+		}
+		n.addToAll(&r)
+		if names += len(r.Name); len(n.Rows) < maxRows && names <= maxNames {
+			n.Rows = append(n.Rows, r)
+		}
+	}
+	n.All.setRates(happened, took, &last.All)
+	n.All.totals = last.All.totals // of what was seen to happen
+	n.All.totals.add(happened)
+	return n
+}
+
+// setRates sets what happened a second; what happened in a moment says little about it.
+func (r *row) setRates(d totals, seconds float64, before *row) {
+	if seconds < 0.5 {
+		r.Produced, r.Completed, r.Failed = before.Produced, before.Completed, before.Failed
+		return
+	}
+	r.Produced, r.Completed, r.Failed = float64(d.produced)/seconds, float64(d.completed)/seconds, float64(d.failed)/seconds
+}
+
+func (s *sample) addToAll(r *row) {
+	a, c := &s.All.Counts, &r.Counts
+	a.Ready, a.Scheduled, a.Blocked, a.Leased = a.Ready+c.Ready, a.Scheduled+c.Scheduled, a.Blocked+c.Blocked, a.Leased+c.Leased
+	a.Dead, a.Done, a.Canceled = a.Dead+c.Dead, a.Done+c.Done, a.Canceled+c.Canceled
+	if !r.Oldest.IsZero() && (s.All.Oldest.IsZero() || r.Oldest.Before(s.All.Oldest)) {
+		s.All.Oldest, s.All.Name = r.Oldest, r.Name
+	}
+}
+
+// keep publishes a sample, and adds it to the series.
+func (s *sampler) keep(next, last *sample) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = next
+	begins := last.At.IsZero()
+	s.all.add(&next.All, &last.All, next.At, last.At, begins)
+	for i := range next.Rows {
+		r := &next.Rows[i]
+		of := s.queues[r.Name]
+		if of == nil && len(s.queues) < seriesQueues && r.Counts.Total() > 0 {
+			of = s.begin(r.Name, next.At)
+		}
+		if of == nil {
+			continue
+		}
+		before := last.row(r.Name)
+		if before == nil {
+			of.add(r, r, next.At, last.At, true)
+			continue
+		}
+		of.add(r, before, next.At, last.At, begins)
+	}
+}
+
+// begin gives a queue a series; the one that has been used least recently makes room.
+// REQUIRES: mu is held.
+func (s *sampler) begin(name string, now time.Time) *series {
+	if len(s.queues) >= seriesQueues {
+		oldest := ""
+		for other, of := range s.queues {
+			if oldest == "" || of.used.Before(s.queues[oldest].used) {
+				oldest = other
+			}
+		}
+		delete(s.queues, oldest)
+	}
+	of := &series{used: now}
+	s.queues[name] = of
+	return of
+}
+
+// add adds a moment. Each minute has one point, and each second at the most.
+func (s *series) add(now, before *row, at, last time.Time, begins bool) {
+	if begins {
+		s.minute = now.totals
+	}
+	if d := now.totals.since(before.totals); d != (totals{}) {
+		s.used = at
+	}
+	s.seconds.merge(pointOf(now, now.totals.since(before.totals), at), secondsKept)
+	if begins || !at.Truncate(time.Minute).Equal(last.Truncate(time.Minute)) {
+		s.minutes.push(pointOf(now, now.totals.since(s.minute), at), minutesKept)
+		s.minute = now.totals
+	}
+}
+
+func pointOf(r *row, d totals, at time.Time) point {
+	p := point{
+		at: uint32(at.Unix()), ready: fit(r.Counts.Ready), scheduled: fit(r.Counts.Scheduled), blocked: fit(r.Counts.Blocked),
+		leased: fit(r.Counts.Leased), dead: fit(r.Counts.Dead), produced: fit(d.produced), completed: fit(d.completed), failed: fit(d.failed),
+	}
+	if wait := at.Sub(r.Oldest); !r.Oldest.IsZero() && wait > 0 {
+		p.oldest = fit(uint64(wait / time.Second))
+	}
+	return p
+}
+
+func fit(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
+
+// points returns the series of a queue, or of all for "", the oldest first. To look at a queue
+// gives it a series.
+func (s *sampler) points(queue string, byMinute bool) []point {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := &s.all
+	if queue != "" {
+		if of = s.queues[queue]; of == nil {
+			if s.last.row(queue) == nil {
+				return nil
+			}
+			of = s.begin(queue, time.Now())
+			of.minute = s.last.row(queue).totals
+		}
+		of.used = time.Now()
+	}
+	if byMinute {
+		return of.minutes.all()
+	}
+	return of.seconds.all()
+}

@@ -1,0 +1,27 @@
+package codeqweb
+
+import (
+	"net/http"
+
+	"codeq"
+)
+
+// storageView is what the page of storage shows.
+type storageView struct {
+	*codeq.StorageStats
+	Disk, Dead, Debt, Linked int64
+}
+
+// storagePage shows the stores of this process, and how long their owners' steps take.
+func (d *Dashboard) storagePage(w http.ResponseWriter, r *request) error {
+	stats, err := d.q.StorageStats()
+	if err != nil {
+		return err
+	}
+	v := storageView{StorageStats: stats}
+	for i := range stats.Shards {
+		s := &stats.Shards[i]
+		v.Disk, v.Dead, v.Debt, v.Linked = v.Disk+s.DiskBytes, v.Dead+s.DeadBytes, v.Debt+s.CompactionDebt, v.Linked+s.LinkedBytes
+	}
+	return d.show(w, r, page{Title: "Storage", Screen: "storage", Refresh: 3, Body: v})
+}

@@ -1,0 +1,314 @@
+package codeqweb
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"codeq"
+)
+
+// Streams of server-sent events: what follows the sampler (live), and the events of tasks (JSON).
+const (
+	maxStreams    = 256 // at a time, of both kinds
+	streamLasts   = 10 * time.Minute
+	streamWrite   = 10 * time.Second // for one message; a slower reader is disconnected
+	streamComment = 15 * time.Second // between two signs of life
+)
+
+// viewer is somebody who looks at a page, and follows it by a stream.
+type viewer struct {
+	topic string      // what the page shows: path and query; "": nothing of the sampler
+	mail  chan []byte // capacity 1: the latest message; a slow reader misses those before. Closed at the end
+}
+
+// viewers are all that follow. The sampler publishes, and waits for none of them.
+type viewers struct {
+	render func(topic string) []byte // nil: nothing
+
+	mu     sync.Mutex
+	set    map[*viewer]struct{}
+	closed bool
+	number uint64 // of messages
+}
+
+// join adds a viewer; false: the dashboard has ended.
+func (v *viewers) join(w *viewer) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return false
+	}
+	if v.set == nil {
+		v.set = make(map[*viewer]struct{})
+	}
+	v.set[w] = struct{}{}
+	return true
+}
+
+func (v *viewers) leave(w *viewer) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.set, w)
+}
+
+func (v *viewers) count() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.set)
+}
+
+// close ends all streams.
+func (v *viewers) close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.closed = true
+	for w := range v.set {
+		close(w.mail)
+	}
+	v.set = nil
+}
+
+// publish tells all viewers that there is a new sample. What a page shows is drawn once for all who
+// look at it.
+func (v *viewers) publish(*sample) {
+	v.mu.Lock()
+	topics := make(map[string][]byte)
+	for w := range v.set {
+		topics[w.topic] = nil
+	}
+	v.number++
+	number := v.number
+	v.mu.Unlock()
+	for topic := range topics {
+		m := event("tick", strconv.AppendUint(nil, number, 10))
+		if topic != "" {
+			if html := v.render(topic); html != nil {
+				m = append(event("live", html), m...)
+			}
+		}
+		topics[topic] = m
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for w := range v.set {
+		m, ok := topics[w.topic]
+		if !ok { // it has come meanwhile
+			continue
+		}
+		select {
+		case <-w.mail: // what it has not read yet is old
+		default:
+		}
+		w.mail <- m
+	}
+}
+
+// event writes a message in the form of server-sent events.
+func event(kind string, data []byte) []byte {
+	b := []byte("event: " + kind + "\n")
+	for part := range bytes.SplitSeq(bytes.ReplaceAll(data, []byte("\r"), nil), []byte("\n")) {
+		b = append(append(append(b, "data: "...), part...), '\n')
+	}
+	return append(b, '\n')
+}
+
+var errStreams = &refusal{http.StatusServiceUnavailable, "busy", "too many streams"}
+
+// stream is an answer of server-sent events.
+type stream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+}
+
+// open begins a stream. The caller calls the function that it returns in the end.
+func (d *Dashboard) openStream(w http.ResponseWriter) (*stream, func(), error) {
+	if d.streams.Add(1) > maxStreams {
+		d.streams.Add(-1)
+		return nil, nil, errStreams
+	}
+	s := &stream{w, http.NewResponseController(w)}
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream; charset=utf-8")
+	h.Set("X-Accel-Buffering", "no")
+	if err := s.send([]byte("retry: 2000\n\n")); err != nil {
+		d.streams.Add(-1)
+		return nil, nil, err
+	}
+	return s, func() { d.streams.Add(-1) }, nil
+}
+
+// send writes a message, in the time that a reader has for it.
+func (s *stream) send(m []byte) error {
+	err := s.control.SetWriteDeadline(time.Now().Add(streamWrite))
+	if err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	if _, err := s.w.Write(m); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+// live lets a page follow the sampler.
+func (d *Dashboard) live(w http.ResponseWriter, r *request) error {
+	v := &viewer{topic: d.topic(r.URL.Query()), mail: make(chan []byte, 1)}
+	s, done, err := d.openStream(w)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if !d.sampler.viewers.join(v) {
+		return nil
+	}
+	defer d.sampler.viewers.leave(v)
+	select { // the sampler may sleep until the next minute
+	case d.sampler.wake <- struct{}{}:
+	default:
+	}
+	ends := time.NewTimer(streamLasts)
+	defer ends.Stop()
+	for {
+		select {
+		case m, ok := <-v.mail:
+			if !ok || s.send(m) != nil {
+				return nil
+			}
+		case <-ends.C:
+			return nil
+		case <-r.Context().Done():
+			return nil
+		}
+	}
+}
+
+// topic returns the page that a stream follows, in one form; "": none that follows the sampler.
+func (d *Dashboard) topic(p url.Values) string {
+	switch p.Get("page") {
+	case "overview":
+		return "overview?" + overviewQuery(p).Encode()
+	case "queue":
+		return "queue?" + url.Values{"name": {p.Get("name")}, "by": {by(p)}}.Encode()
+	}
+	return ""
+}
+
+// renderTopic draws what a page of the sampler shows.
+func (d *Dashboard) renderTopic(topic string) []byte {
+	screen, query, _ := strings.Cut(topic, "?")
+	p, err := url.ParseQuery(query)
+	if err != nil {
+		return nil
+	}
+	var b bytes.Buffer
+	switch screen {
+	case "overview":
+		err = d.templates["overview"].ExecuteTemplate(&b, "live", d.overview(d.sampler.current(), p))
+	case "queue":
+		err = d.templates["queue"].ExecuteTemplate(&b, "live", d.queueLive(d.sampler.current(), p.Get("name"), p))
+	}
+	if err != nil {
+		return nil
+	}
+	return b.Bytes()
+}
+
+// events streams the events of tasks.
+func (d *Dashboard) events(w http.ResponseWriter, r *request) error {
+	var opts codeq.SubscribeOptions
+	opts.Queues, opts.Buffer = r.params["queue"], 4096
+	for _, text := range r.params["kind"] {
+		var kind codeq.EventKind
+		if err := kind.UnmarshalText([]byte(text)); err != nil {
+			return err
+		}
+		opts.Kinds = append(opts.Kinds, kind)
+	}
+	if d.streams.Load() >= maxStreams {
+		return errStreams
+	}
+	sub, err := d.q.Subscribe(opts)
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	s, done, err := d.openStream(w)
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := d.until(r.Context(), streamLasts)
+	defer cancel()
+	return d.copyEvents(ctx.Done(), s, sub)
+}
+
+// copyEvents writes events until one cannot be written, the queue ends, or the time is over. While
+// nothing happens it shows that it is alive, so that a reader who has gone is noticed.
+func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subscription) error {
+	lost, next := uint64(0), make(chan codeq.Event)
+	var failed atomic.Pointer[error]
+	var reading sync.WaitGroup
+	stop := make(chan struct{})
+	reading.Go(func() {
+		defer close(next)
+		for {
+			e, err := sub.Next(d.ctx)
+			if err != nil {
+				failed.Store(&err)
+				return
+			}
+			select {
+			case next <- e:
+			case <-stop:
+				return
+			}
+		}
+	})
+	defer reading.Wait()
+	defer sub.Close()
+	defer close(stop)
+	alive := time.NewTicker(streamComment)
+	defer alive.Stop()
+	for {
+		var m []byte
+		select {
+		case e, ok := <-next:
+			if !ok {
+				if err := *failed.Load(); d.ctx.Err() == nil || errors.Is(err, codeq.ErrClosed) {
+					text, _ := json.Marshal(refusalOf(err).body())
+					_ = s.send(event("end", text))
+				}
+				return nil
+			}
+			if d.opts.Redact != nil {
+				t := codeq.TaskInfo{ID: e.ID, Task: codeq.Task{Queue: e.Queue, Tenant: e.Tenant}, Attempts: e.Attempt, LastError: e.LastError}
+				d.opts.Redact(&t)
+				e.Tenant, e.LastError = t.Tenant, t.LastError
+			}
+			text, err := json.Marshal(e)
+			if err != nil {
+				return nil
+			}
+			if n := sub.Lost(); n != lost {
+				lost = n
+				m = event("lost", fmt.Append(nil, n))
+			}
+			m = append(m, event("task", text)...)
+		case <-alive.C:
+			m = []byte(":\n\n")
+		case <-ends:
+			return nil
+		}
+		if s.send(m) != nil {
+			return nil
+		}
+	}
+}

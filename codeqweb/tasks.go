@@ -1,0 +1,212 @@
+package codeqweb
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"codeq"
+)
+
+// tasksRows is how many tasks a page has, if it is not asked for another number.
+const tasksRows = 50
+
+// states are those of tasks, as tabs.
+var states = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled}
+
+// filterOf reads a filter of tasks from parameters. A form cannot tell no tenant from tasks without
+// one, and so has no-tenant=true for these.
+func filterOf(p url.Values) (f codeq.TaskFilter, err error) {
+	for _, text := range p["state"] {
+		if text == "" {
+			continue
+		}
+		var s codeq.State
+		if err := s.UnmarshalText([]byte(text)); err != nil {
+			return f, err
+		}
+		f.States = append(f.States, s)
+	}
+	f.Queue, f.Group, f.Key, f.ErrorKind = p.Get("queue"), p.Get("group"), p.Get("key"), p.Get("error")
+	for _, tenant := range p["tenant"] {
+		if tenant != "" {
+			f.Tenants = append(f.Tenants, tenant)
+		}
+	}
+	if p.Get("no-tenant") == "true" {
+		f.Tenants = append(f.Tenants, "")
+	}
+	if f.From, err = timeParam(p, "from"); err != nil {
+		return f, err
+	}
+	f.To, err = timeParam(p, "to")
+	return f, err
+}
+
+// filterQuery is the reverse of filterOf.
+func filterQuery(f codeq.TaskFilter) url.Values {
+	p := make(url.Values)
+	for _, s := range f.States {
+		p.Add("state", s.String())
+	}
+	for _, v := range []namedValue{{"queue", f.Queue}, {"group", f.Group}, {"key", f.Key}, {"error", f.ErrorKind}} {
+		if v.Value != "" {
+			p.Set(v.Name, v.Value.(string))
+		}
+	}
+	for _, tenant := range f.Tenants {
+		if tenant == "" {
+			p.Set("no-tenant", "true")
+		} else {
+			p.Add("tenant", tenant)
+		}
+	}
+	for name, at := range map[string]time.Time{"from": f.From, "to": f.To} {
+		if !at.IsZero() {
+			p.Set(name, at.Format(time.RFC3339Nano))
+		}
+	}
+	return p
+}
+
+// shown returns a task as a request may see it. It may alter t.
+func (d *Dashboard) shown(r *request, t *codeq.TaskInfo) *codeq.TaskInfo {
+	c := *t
+	if d.opts.Redact != nil {
+		c.History = slices.Clone(c.History)
+		d.opts.Redact(&c)
+	}
+	if !r.access.Has(Payloads) {
+		c.Payload, c.Result, c.Headers, c.Metadata, c.Progress.Note = nil, nil, nil, nil, ""
+	}
+	return &c
+}
+
+// tab is a state, or all of them, with the number of tasks as of the last sample.
+type tab struct {
+	Name, URL string
+	Count     uint64
+	On        bool
+}
+
+// tasksView is what the page of tasks shows.
+type tasksView struct {
+	Tabs     []tab
+	State    string // "": all
+	Filter   codeq.TaskFilter
+	Query    url.Values // the filter, for forms
+	Tenant   string
+	NoTenant bool
+	From, To string
+	Newest   bool
+	Tasks    []*codeq.TaskInfo
+	Scanned  int
+	Next     string   // link; ""
+	First    string   // link to the first page; "": this is it
+	Actions  []string // in bulk
+	Filtered bool
+}
+
+// bulkActions are what may be done in bulk to tasks in a state.
+func bulkActions(s codeq.State) []string {
+	switch s {
+	case codeq.Ready, codeq.Scheduled:
+		return []string{"cancel", "set-priority", "move"}
+	case codeq.Blocked:
+		return []string{"cancel", "set-priority"}
+	case codeq.Leased:
+		return []string{"cancel"}
+	case codeq.Dead:
+		return []string{"redrive", "purge", "move", "cancel"}
+	case codeq.Done, codeq.Canceled:
+		return []string{"purge"}
+	}
+	return nil
+}
+
+// tasksPage lists tasks.
+func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
+	p, ctx := r.params, r.Context()
+	if text := strings.TrimSpace(p.Get("id")); text != "" { // the field of the head of each page
+		if id, err := codeq.ParseID(text); err == nil {
+			w.Header().Set("Location", "./"+link("task", "id", id))
+			w.WriteHeader(http.StatusSeeOther)
+			return nil
+		}
+		return invalid("id", "the ID of a task")
+	}
+	filter, err := filterOf(p)
+	if err != nil {
+		return err
+	}
+	v := tasksView{Filter: filter, Newest: p.Get("newest") == "true", Query: filterQuery(filter)}
+	tasks, err := d.q.ListPage(ctx, codeq.PageOptions{
+		TaskFilter: filter, Newest: v.Newest, NoPayload: true, Limit: tasksRows, Cursor: p.Get("cursor"),
+	})
+	if err != nil {
+		return err
+	}
+	for _, t := range tasks.Tasks {
+		v.Tasks = append(v.Tasks, d.shown(r, t))
+	}
+	v.Scanned = tasks.Scanned
+	query := filterQuery(filter)
+	if v.Newest {
+		query.Set("newest", "true")
+	}
+	if tasks.Next != "" {
+		query.Set("cursor", tasks.Next)
+		v.Next = "tasks?" + query.Encode()
+		query.Del("cursor")
+	}
+	if p.Get("cursor") != "" {
+		v.First = "tasks?" + query.Encode()
+	}
+	v.Tabs = d.tabs(r, query, filter)
+	if len(filter.States) == 1 {
+		v.State, v.Actions = filter.States[0].String(), bulkActions(filter.States[0])
+	}
+	if len(filter.Tenants) > 0 {
+		v.Tenant, v.NoTenant = filter.Tenants[0], slices.Contains(filter.Tenants, "")
+	}
+	v.From, v.To = p.Get("from"), p.Get("to")
+	v.Filtered = len(v.Query) > len(v.Query["state"]) || v.Query.Get("queue") != ""
+	refresh := 3
+	if p.Get("cursor") != "" {
+		refresh = 0 // it is read, not watched
+	}
+	title := "Tasks"
+	if filter.Queue != "" {
+		title += " of " + filter.Queue
+	}
+	return d.show(w, r, page{Title: title, Screen: "tasks", Refresh: refresh, Body: v})
+}
+
+// tabs are the states, with how many tasks are in them.
+func (d *Dashboard) tabs(r *request, query url.Values, filter codeq.TaskFilter) []tab {
+	var counts codeq.Counts
+	if s, _ := d.sampler.fresh(r.Context(), time.Second); s != nil {
+		counts = s.All.Counts
+		if filter.Queue != "" {
+			counts = codeq.Counts{}
+			if of := s.row(filter.Queue); of != nil {
+				counts = of.Counts
+			}
+		}
+	}
+	other := make(url.Values)
+	for name, values := range query {
+		if name != "state" {
+			other[name] = values
+		}
+	}
+	tabs := []tab{{"all", "tasks?" + other.Encode(), counts.Total(), len(filter.States) == 0}}
+	for i, s := range states {
+		other.Set("state", s.String())
+		n := [...]uint64{counts.Ready, counts.Scheduled, counts.Blocked, counts.Leased, counts.Dead, counts.Done, counts.Canceled}[i]
+		tabs = append(tabs, tab{s.String(), "tasks?" + other.Encode(), n, len(filter.States) == 1 && filter.States[0] == s})
+	}
+	return tabs
+}

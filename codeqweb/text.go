@@ -1,0 +1,234 @@
+package codeqweb
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"codeq"
+)
+
+// visible returns a text of a stranger for people: what is invalid or not seen, and what changes
+// the direction of the text around it, is written as an escape. html/template escapes the rest.
+func visible(s string) string {
+	clean := true
+	for _, c := range s {
+		if c == utf8.RuneError || hidden(c) {
+			clean = false
+			break
+		}
+	}
+	if clean {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		c, size := utf8.DecodeRuneInString(s)
+		switch {
+		case c == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[0])
+		case !hidden(c):
+			b.WriteString(s[:size])
+		case c < 0x100:
+			fmt.Fprintf(&b, `\x%02x`, c)
+		case c < 0x10000:
+			fmt.Fprintf(&b, `\u%04x`, c)
+		default:
+			fmt.Fprintf(&b, `\U%08x`, c)
+		}
+		s = s[size:]
+	}
+	return b.String()
+}
+
+// field is the text of a field that may be sent back: "" if it has what is not seen, as the text
+// that visible returns would be another one.
+func field(s string) string {
+	if visible(s) != s {
+		return ""
+	}
+	return s
+}
+
+// hidden reports whether a character is not seen: controls, marks of direction, joiners, and what
+// is assigned to nothing. Line ends and tabs are seen in a payload.
+func hidden(c rune) bool {
+	return c != '\n' && c != '\t' && c != ' ' && !unicode.IsPrint(c)
+}
+
+// clip shortens a text to about n bytes, at the end of a character.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// line is a text in one line, clipped for a table.
+func line(s string) string {
+	return visible(strings.Join(strings.Fields(clip(s, 160)), " "))
+}
+
+// shownPayload is how many bytes of a payload a page shows.
+const shownPayload = 64 << 10
+
+// payloadView is a payload as a page shows it.
+type payloadView struct {
+	Text  string
+	Kind  string // "JSON", "text", "binary", "formatted"
+	Bytes int
+	Cut   bool // there is more
+}
+
+// payload formats a payload or a result.
+func (d *Dashboard) payload(queue string, data []byte) payloadView {
+	v := payloadView{Bytes: len(data)}
+	if d.opts.Format != nil {
+		if text := d.opts.Format(queue, data); text != "" {
+			v.Kind, v.Text, v.Cut = "formatted", clip(text, shownPayload), len(text) > shownPayload
+			v.Text = visible(v.Text)
+			return v
+		}
+	}
+	switch {
+	case len(data) == 0:
+		v.Kind = "empty"
+	case json.Valid(data):
+		var b bytes.Buffer
+		v.Kind = "JSON"
+		if len(data) <= shownPayload && indented(data) <= 4*shownPayload && json.Indent(&b, data, "", "  ") == nil {
+			v.Text = b.String()
+			break
+		}
+		v.Text, v.Cut = clip(string(data), shownPayload), len(data) > shownPayload
+	case utf8.Valid(data):
+		v.Kind, v.Text, v.Cut = "text", clip(string(data), shownPayload), len(data) > shownPayload
+	default:
+		v.Kind, v.Cut = "binary", len(data) > shownPayload/16
+		v.Text = hex.Dump(data[:min(len(data), shownPayload/16)])
+	}
+	v.Text = visible(v.Text)
+	return v
+}
+
+// indented returns about how many bytes valid JSON takes when it is indented: deep values take many
+// times their own.
+func indented(data []byte) int {
+	total, depth, text := len(data), 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case text && c == '\\':
+			i++
+		case c == '"':
+			text = !text
+		case text:
+		case c == '{' || c == '[':
+			depth++
+			total += 1 + 2*depth
+		case c == ',':
+			total += 1 + 2*depth
+		case c == '}' || c == ']':
+			depth--
+			total += 1 + 2*depth
+		}
+	}
+	return total
+}
+
+// number returns an integer with commas.
+func number(v any) string {
+	s := fmt.Sprint(v)
+	sign := ""
+	if strings.HasPrefix(s, "-") {
+		sign, s = "-", s[1:]
+	}
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return sign + s
+}
+
+// rate returns a number a second.
+func rate(perSecond float64) string {
+	switch {
+	case perSecond == 0:
+		return "0"
+	case perSecond < 0.1:
+		return "<0.1"
+	case perSecond < 10:
+		return strconv.FormatFloat(perSecond, 'f', 1, 64)
+	default:
+		return number(int64(perSecond + 0.5))
+	}
+}
+
+// size returns bytes in a unit.
+func size(bytes int64) string {
+	const units = "KMGTPE"
+	if bytes < 1024 {
+		return fmt.Sprint(bytes, " B")
+	}
+	f, unit := float64(bytes)/1024, 0
+	for f >= 1024 && unit < len(units)-1 {
+		f, unit = f/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", f, units[unit])
+}
+
+// span returns a duration to about two digits.
+func span(d time.Duration) string {
+	switch {
+	case d == codeq.Forever:
+		return "forever"
+	case d < 0:
+		return "-" + span(-d)
+	case d == 0:
+		return "0 s"
+	case d < time.Millisecond:
+		return fmt.Sprintf("%d µs", d.Microseconds())
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%.1f h", d.Hours())
+	default:
+		return fmt.Sprintf("%d days", int(d.Hours()/24))
+	}
+}
+
+// distance says how far a time is from now.
+func distance(t time.Time) string {
+	switch d := time.Since(t); {
+	case t.IsZero():
+		return "–"
+	case d >= 0:
+		return span(d) + " ago"
+	default:
+		return "in " + span(-d)
+	}
+}
+
+// exact is a time in full.
+func exact(t time.Time) string {
+	if t.IsZero() {
+		return "no time"
+	}
+	return t.Format("2006-01-02 15:04:05.000 MST")
+}
+
+// machine is a time for the datetime attribute.
+func machine(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
