@@ -16,14 +16,13 @@ import (
 
 // allRoutes returns every path that the dashboard answers. A path has no parts that vary: names
 // are parameters.
-func (d *Dashboard) allRoutes() map[string]*route {
-	routes := make(map[string]*route)
+func (d *Dashboard) allRoutes() map[string]map[string]*route {
+	routes := make(map[string]map[string]*route)
 	add := func(method, path string, needs Access, kind routeKind, serve func(http.ResponseWriter, *request) error) {
-		rt := &route{method, needs, kind, serve}
-		routes[method+" "+path] = rt
 		if routes[path] == nil {
-			routes[path] = rt
+			routes[path] = make(map[string]*route)
 		}
+		routes[path][method] = &route{needs, kind, serve}
 	}
 	for path, serve := range map[string]func(http.ResponseWriter, *request) error{
 		"": d.overviewPage, "queue": d.queuePage, "tasks": d.tasksPage, "task": d.taskPage, "dead": d.deadPage, "schedules": d.schedulesPage,

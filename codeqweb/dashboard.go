@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"hash/fnv"
 	"html/template"
+	"maps"
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -62,7 +64,7 @@ type Dashboard struct {
 	audit     auditLog
 	bulks     bulks
 	health    health
-	routes    map[string]*route
+	routes    map[string]map[string]*route // by path and method
 	templates map[string]*template.Template
 	assets    map[string]asset
 
@@ -126,12 +128,11 @@ func (d *Dashboard) until(ctx context.Context, length time.Duration) (context.Co
 	return ctx, func() { stop(); cancel() }
 }
 
-// route is what the dashboard answers at one path.
+// route is what the dashboard answers at one path, to one method.
 type route struct {
-	method string
-	needs  Access
-	kind   routeKind
-	serve  func(http.ResponseWriter, *request) error
+	needs Access
+	kind  routeKind
+	serve func(http.ResponseWriter, *request) error
 }
 
 type routeKind uint8
@@ -176,26 +177,25 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 	if a, ok := d.assets[r.path]; ok {
 		return d.serveAsset(w, r, a)
 	}
-	if at, _, _ := strings.Cut(r.RequestURI, "?"); r.path == "" && at != "" && !strings.HasSuffix(at, "/") {
+	if uri, _, _ := strings.Cut(r.RequestURI, "?"); r.path == "" && uri != "" && !strings.HasSuffix(uri, "/") {
 		// mounted at a path without a slash, from which relative links would lead elsewhere
-		w.Header().Set("Location", "./"+path.Base(at)+"/")
+		w.Header().Set("Location", "./"+path.Base(uri)+"/")
 		w.WriteHeader(http.StatusFound)
 		return nil
 	}
-	rt := d.routes[r.path]
 	method := r.Method
 	if method == http.MethodHead {
 		method = http.MethodGet
 	}
-	if rt == nil {
+	at := d.routes[r.path]
+	rt := at[method]
+	switch {
+	case at == nil:
 		return &refusal{http.StatusNotFound, "not-found", "there is no such page"}
-	}
-	if other := d.routes[method+" "+r.path]; other != nil {
-		rt = other // a path of two methods
-	}
-	if rt.method != method {
-		w.Header().Set("Allow", rt.method)
-		return &refusal{http.StatusMethodNotAllowed, "method", "this page takes " + rt.method}
+	case rt == nil:
+		allowed := strings.Join(slices.Sorted(maps.Keys(at)), ", ")
+		w.Header().Set("Allow", allowed)
+		return &refusal{http.StatusMethodNotAllowed, "method", "this page takes " + allowed}
 	}
 	r.access = d.opts.Access(r.Request)
 	if r.params = r.URL.Query(); method == http.MethodPost && !r.api {
@@ -396,7 +396,7 @@ func (d *Dashboard) loadAssets() {
 		_, _ = version.Write(d.assets["assets/"+name].body)
 	}
 	funcs := template.FuncMap{
-		"t": visible, "line": line, "n": number, "rate": rate, "size": size, "span": span, "ago": distance,
+		"t": visible, "line": line, "field": field, "n": number, "rate": rate, "size": size, "span": span, "ago": distance,
 		"full": exact, "iso": machine, "url": link, "form": func(action string, p url.Values) string { return action + "?" + p.Encode() }, "join": strings.Join, "quantile": func(s codeq.StepStats, f float64) string { return span(s.Quantile(f)) },
 		"version": func() string { return fmt.Sprintf("%08x", version.Sum32()) },
 		"percent": func(part, whole int64) string {
@@ -496,7 +496,7 @@ func (d *Dashboard) show(w http.ResponseWriter, r *request, p page) error {
 // back sends the browser to a page of the dashboard after a change, which the page then tells.
 func (d *Dashboard) back(w http.ResponseWriter, r *request, did, otherwise string) {
 	to, err := url.Parse(r.params.Get("back"))
-	if err != nil || !r.params.Has("back") || to.Scheme != "" || to.Host != "" || to.Opaque != "" || to.User != nil || d.routes[to.Path] == nil || d.routes[to.Path].method != http.MethodGet {
+	if err != nil || !r.params.Has("back") || to.Scheme != "" || to.Host != "" || to.Opaque != "" || to.User != nil || d.routes[to.Path][http.MethodGet] == nil {
 		to = &url.URL{Path: otherwise}
 	}
 	q := to.Query()

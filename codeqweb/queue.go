@@ -33,6 +33,7 @@ type queueView struct {
 	Name     string
 	Settings codeq.Settings
 	Weights  string // of the tenants, as the form has them
+	Odd      bool   // a form cannot have the names of the tenants
 	Totals   codeq.Totals
 	Bars     []bar
 	Days     int
@@ -78,6 +79,7 @@ func (d *Dashboard) queuePage(w http.ResponseWriter, r *request) error {
 	}
 	for _, tenant := range slices.Sorted(mapKeys(v.Settings.TenantWeights)) {
 		v.Weights += fmt.Sprintf("%s=%d\n", tenant, v.Settings.TenantWeights[tenant])
+		v.Odd = v.Odd || visible(tenant) != tenant || strings.Contains(tenant, "\n")
 	}
 	days, err := d.q.TotalsByDay(ctx, name)
 	if err != nil {
@@ -145,6 +147,9 @@ func (d *Dashboard) settingsForm(w http.ResponseWriter, r *request) error {
 	if err == nil {
 		err = d.q.Configure(r.Context(), queue, func(s *codeq.Settings) {
 			next.Paused = s.Paused // which has buttons of its own
+			if !p.Has("tenant-weights") {
+				next.TenantWeights = s.TenantWeights
+			}
 			*s = next
 		})
 	}

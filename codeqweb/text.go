@@ -47,6 +47,15 @@ func visible(s string) string {
 	return b.String()
 }
 
+// field is the text of a field that may be sent back: "" if it has what is not seen, as the text
+// that visible returns would be another one.
+func field(s string) string {
+	if visible(s) != s {
+		return ""
+	}
+	return s
+}
+
 // hidden reports whether a character is not seen: controls, marks of direction, joiners, and what
 // is assigned to nothing. Line ends and tabs are seen in a payload.
 func hidden(c rune) bool {
@@ -96,8 +105,7 @@ func (d *Dashboard) payload(queue string, data []byte) payloadView {
 	case json.Valid(data):
 		var b bytes.Buffer
 		v.Kind = "JSON"
-		// Indenting deep values may take many times their bytes.
-		if len(data) <= shownPayload && json.Indent(&b, data, "", "  ") == nil && b.Len() <= 4*shownPayload {
+		if len(data) <= shownPayload && indented(data) <= 4*shownPayload && json.Indent(&b, data, "", "  ") == nil {
 			v.Text = b.String()
 			break
 		}
@@ -110,6 +118,30 @@ func (d *Dashboard) payload(queue string, data []byte) payloadView {
 	}
 	v.Text = visible(v.Text)
 	return v
+}
+
+// indented returns about how many bytes valid JSON takes when it is indented: deep values take many
+// times their own.
+func indented(data []byte) int {
+	total, depth, text := len(data), 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case text && c == '\\':
+			i++
+		case c == '"':
+			text = !text
+		case text:
+		case c == '{' || c == '[':
+			depth++
+			total += 1 + 2*depth
+		case c == ',':
+			total += 1 + 2*depth
+		case c == '}' || c == ']':
+			depth--
+			total += 1 + 2*depth
+		}
+	}
+	return total
 }
 
 // number returns an integer with commas.

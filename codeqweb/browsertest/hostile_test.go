@@ -46,7 +46,7 @@ func TestHostile(t *testing.T) {
 	said := make(chan struct{})
 	s.work("run\u202e<script>window.harm=1</script>", hostile, func(ctx context.Context, _ *codeq.Job[[]byte]) error {
 		defer close(said)
-		return errors.Join(codeq.ReportProgress(ctx, 1, 2, hostile), codeq.SetMetadata(ctx, hostile, hostile), codeq.Permanent(errors.New(hostile)))
+		return errors.Join(codeq.ReportProgress(ctx, 1, 2, hostile), codeq.SetMetadata(ctx, hostile, hostile), codeq.DeadLetter(errors.New(hostile)))
 	})
 	<-said
 	require.Eventually(t, func() bool { return s.task(id).State == codeq.Dead }, patience, time.Millisecond)

@@ -27,7 +27,7 @@ func (w *tab) timed(path string) {
 // TestManyTasks: 100,000 tasks, by pages and in bulk.
 func TestManyTasks(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, codeq.Options{Shards: 1, Durability: codeq.Process, Retention: time.Hour})
+	s := newSite(t, codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess, Retention: time.Hour})
 	s.fill(100_000, codeq.Task{Queue: "big", Tenant: "acme"})
 	w := newTab(t, s)
 	w.timed("")
@@ -66,7 +66,7 @@ func TestManyTasks(t *testing.T) {
 // TestManyQueues: 1,000 queues, by pages, found and ordered.
 func TestManyQueues(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, codeq.Options{Shards: 1, Durability: codeq.Process})
+	s := newSite(t, codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
 	var tasks []codeq.Task
 	for i := range 1000 {
 		tasks = append(tasks, codeq.Task{Queue: fmt.Sprintf("queue-%03d", i)})

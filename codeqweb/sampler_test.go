@@ -1,0 +1,141 @@
+package codeqweb
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+func info(name string, produced, completed, dead uint64) codeq.QueueInfo {
+	return codeq.QueueInfo{
+		Queue: name, Counts: codeq.Counts{Ready: 3, Dead: dead}, OldestReady: time.Unix(1000, 0),
+		Totals: codeq.Totals{Produced: produced, Completed: completed, Dead: dead},
+	}
+}
+
+// TestSamples: rates are those since the sample before; what a queue has done before it was seen is
+// not counted, nor are totals that begin again.
+func TestSamples(t *testing.T) {
+	first := newSample([]codeq.QueueInfo{info("a", 100, 90, 1), info("c", 5, 0, 0)}, &sample{}, time.Unix(2000, 0))
+	second := newSample([]codeq.QueueInfo{info("a", 120, 100, 2), info("b", 1000, 0, 0), info("c", 2, 0, 0)}, first, time.Unix(2010, 0))
+	require.InDelta(t, 2, second.row("a").Produced, 1e-9)
+	require.InDelta(t, 1, second.row("a").Completed, 1e-9)
+	require.InDelta(t, 0.1, second.row("a").Failed, 1e-9)
+	require.Zero(t, second.row("b").Produced)
+	require.Zero(t, second.row("c").Produced)
+	require.Nil(t, second.row("nobody"))
+	require.InDelta(t, 2, second.All.Produced, 1e-9)
+	require.Equal(t, uint64(9), second.All.Counts.Ready)
+	require.Equal(t, "a", second.All.Name, "with the oldest task")
+	third := newSample([]codeq.QueueInfo{info("a", 121, 100, 2)}, second, time.Unix(2010, 1000))
+	require.InDelta(t, 2, third.row("a").Produced, 1e-9, "a moment says little")
+}
+
+// TestSeries: each second and each minute has one point, and the oldest go.
+func TestSeries(t *testing.T) {
+	s := newSampler(nil, t.Context(), nil)
+	last, produced := &sample{}, uint64(0)
+	begin := time.Unix(1_000_000_020, 0).Truncate(time.Minute)
+	const length = 25 * time.Hour / time.Second
+	for n := range int(length) {
+		produced += 2
+		next := newSample([]codeq.QueueInfo{info("a", produced, 0, 0)}, last, begin.Add(time.Duration(n)*time.Second))
+		s.keep(next, last)
+		last = next
+	}
+	for _, queue := range []string{"", "a"} {
+		seconds, minutes := s.points(queue, false), s.points(queue, true)
+		require.Len(t, seconds, secondsKept)
+		require.Len(t, minutes, minutesKept)
+		for i, p := range seconds {
+			require.Equal(t, uint32(begin.Unix())+uint32(length)-secondsKept+uint32(i), p.at)
+			require.Equal(t, uint32(2), p.produced)
+		}
+		for i := range minutes[1:] {
+			require.Equal(t, minutes[i].at+60, minutes[i+1].at)
+			require.Equal(t, uint32(120), minutes[i+1].produced)
+		}
+	}
+	require.Nil(t, s.points("nobody", false))
+}
+
+// TestSamplerMemory: whatever the number and the names of the queues, and however long it runs.
+func TestSamplerMemory(t *testing.T) {
+	s := newSampler(nil, t.Context(), nil)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	last := &sample{}
+	func() {
+		infos := make([]codeq.QueueInfo, 20_000)
+		for n := range minutesKept + 10 {
+			if n%700 == 0 { // new strings, as of an answer
+				for i := range infos {
+					infos[i] = info(fmt.Sprintf("%06d%s", i, strings.Repeat("x", i%200)), uint64(n), 0, 0)
+				}
+			}
+			use := infos
+			if n > 2 && n < minutesKept {
+				use = infos[:100]
+			}
+			next := newSample(use, last, time.Unix(int64(60*n), 0))
+			s.keep(next, last)
+			last = next
+		}
+		for i := range 200 { // others are looked at
+			s.points(infos[i].Queue, true)
+		}
+	}()
+	for n := range secondsKept {
+		next := newSample([]codeq.QueueInfo{info("a", 1, 1, 1)}, last, last.At.Add(time.Second))
+		_ = n
+		next.Rows, next.Queues = last.Rows, last.Queues
+		s.keep(next, last)
+		last = next
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	took := int64(after.HeapAlloc) - int64(before.HeapAlloc)
+	t.Log(took, "bytes")
+	require.Len(t, s.queues, seriesQueues)
+	require.Less(t, took, int64(8<<20)-maxRows*200, "with room for the next sample")
+	runtime.KeepAlive(s)
+}
+
+// TestVisible: what is not seen is shown.
+func TestVisible(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain":                   "plain",
+		"größe 数 שלום":            "größe 数 שלום",
+		"a\u202eb\u200fc\u2066":   `a\u202eb\u200fc\u2066`,
+		"\xff\x00\x1b[31m\u0085":  `\xff\x00\x1b[31m\x85`,
+		"line\nline\ttab\rreturn": "line\nline\ttab\\x0dreturn",
+		"\ufeff\U000e0001\u200b":  `\ufeff\U000e0001\u200b`,
+		"a real \ufffd stays":     "a real \ufffd stays",
+		"":                        "",
+	} {
+		require.Equal(t, want, visible(text))
+	}
+	require.Equal(t, "1,234,567", number(1234567))
+	require.Equal(t, "-1,234", number(-1234))
+	require.Equal(t, "12", number(12))
+	require.Equal(t, "1.0 KiB", size(1024))
+	require.Equal(t, "forever", span(codeq.Forever))
+	require.Equal(t, "3 min", span(3*time.Minute))
+	require.Equal(t, "aä…", clip("aäö", 4))
+	for _, data := range []string{`{"a":[1,2,{"b\\\\\\"[":[]}],"c":{}}`, `[[[[1]]]]`, `"[[["`, `1`} {
+		var b bytes.Buffer
+		require.NoError(t, json.Indent(&b, []byte(data), "", "  "))
+		require.InDelta(t, b.Len(), indented([]byte(data)), 30, data)
+	}
+	deep := strings.Repeat("[", 9000) + strings.Repeat("]", 9000)
+	require.Greater(t, indented([]byte(deep)), 100<<20)
+}

@@ -1,0 +1,63 @@
+package codeqweb_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/codeqweb"
+)
+
+// TestManyTasks: with 100,000 tasks and 1,000 queues every page is as short as ever, and comes in
+// time.
+func TestManyTasks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long with the race detector")
+	}
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	batch := make([]codeq.Task, 10_000)
+	var some codeq.ID
+	for n := range 10 {
+		for i := range batch {
+			batch[i] = codeq.Task{Queue: fmt.Sprintf("queue-%03d", i%1000), Tenant: fmt.Sprint(i % 7), RunAt: time.Now().Add(time.Hour * time.Duration(n%2))}
+		}
+		ids, err := s.q.ProduceBatch(t.Context(), batch)
+		require.NoError(t, err)
+		some = ids[0]
+	}
+	timed := func(path string) string {
+		begin := time.Now()
+		page := s.get(path)
+		require.Less(t, time.Since(begin), 10*time.Second, path)
+		require.Less(t, len(page), 256<<10, path)
+		t.Logf("%s: %v, %d bytes", path, time.Since(begin), len(page))
+		return page
+	}
+	for !strings.Contains(s.get("/"), "1,000 queues") { // the sample may be a second old
+		time.Sleep(50 * time.Millisecond)
+	}
+	page := timed("/")
+	require.Equal(t, 50, strings.Count(page, "<tr data-queue"))
+	require.Contains(t, page, "1,000 queues")
+	require.Contains(t, timed("/?from=950&order=ready"), `id="previous"`)
+	require.Contains(t, timed("/?find=queue-77"), "10 found")
+	for _, path := range []string{"/tasks", "/tasks?state=ready", "/tasks?state=scheduled&newest=true", "/queue?name=queue-500", "/dead", "/task?id=" + some.String(), "/tasks?tenant=nobody", "/tasks?state=ready&group=none"} {
+		timed(path)
+	}
+	page = timed("/tasks?state=ready")
+	require.Equal(t, 50, strings.Count(page, "<tr data-id"))
+	require.Contains(t, page, `rel="next"`)
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "info", "", nil))
+
+	var j jsonJob
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready", "scheduled"], "DryRun": true}`, &j))
+	for j.Ended.IsZero() {
+		require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+j.ID, "", &j))
+	}
+	require.Equal(t, 100_000, j.Result.Matched)
+}
