@@ -61,6 +61,7 @@ func sampleCalls() map[string]request {
 		"releaseKey":     rule(callReleaseKey, &call.ReleaseKey{Hash: [16]byte{1}, Key: "k"}),
 		"setSchedule":    scheduleCall(),
 		"deleteSchedule": rule(callDeleteSchedule, &call.DeleteSchedule{Name: "s"}),
+		"pauseSchedule":  rule(callPauseSchedule, &call.PauseSchedule{Name: "s", Paused: true}),
 		"schedules":      rule(callSchedules, &schedulesPart{call.Schedules[ScheduleInfo]{After: "s", More: true, Infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}}}),
 		"messages": &messageBatch{completion: newCompletion(callMessages), from: 2, first: 5, messages: []keys.Message{
 			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},

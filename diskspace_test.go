@@ -157,6 +157,10 @@ func TestDiskLevels(t *testing.T) {
 				require.NoError(t, q.SetSchedule(ctx, schedule("old")))
 				return func() error { return q.DeleteSchedule(ctx, "old") }
 			}},
+			{"PauseSchedule", engine.RoomScarce, func() func() error {
+				require.NoError(t, q.SetSchedule(ctx, schedule("to pause")))
+				return func() error { return q.PauseSchedule(ctx, "to pause") }
+			}},
 			{"ReleaseKey, of a task that goes on", engine.RoomScarce, func() func() error {
 				t := codeq.Task{Queue: "keys", Unique: codeq.Unique{Key: "k"}}
 				_, _ = q.Produce(ctx, t) // it may be there from the last time

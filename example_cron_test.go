@@ -79,3 +79,31 @@ func ExampleScheduleInfo_Upcoming() {
 	}
 	// Output: next summer: 01 Jul 09:00
 }
+
+// An operator stops a schedule; the programs that set it at every start do not undo that.
+func ExampleQueue_PauseSchedule() {
+	q, done := open()
+	defer done()
+	poll := codeq.Schedule{Name: "poll", Every: time.Minute, Task: codeq.Task{Queue: "polls"}}
+	check(q.SetSchedule(ctx, poll))
+
+	check(q.PauseSchedule(ctx, "poll"))
+	check(q.SetSchedule(ctx, poll))
+	schedules, err := q.Schedules(ctx)
+	check(err)
+	fmt.Println("paused:", schedules[0].Paused)
+	// Output: paused: true
+}
+
+func ExampleQueue_ResumeSchedule() {
+	q, done := open()
+	defer done()
+	check(q.SetSchedule(ctx, codeq.Schedule{Name: "poll", Every: time.Minute, Task: codeq.Task{Queue: "polls"}}))
+	check(q.PauseSchedule(ctx, "poll"))
+
+	check(q.ResumeSchedule(ctx, "poll"))
+	schedules, err := q.Schedules(ctx)
+	check(err)
+	fmt.Println("ticks again within a minute:", time.Until(schedules[0].Next) <= time.Minute)
+	// Output: ticks again within a minute: true
+}

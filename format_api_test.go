@@ -109,6 +109,7 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *codeq.Queue, take func()) {
 			for range 3 {
 				produce(codeq.Task{Queue: "holding", Group: name})
 			}
+			quiesce(q, t) // tasks of a group may be on their way to the shard of the group
 			require.NoError(t, q.DeadLetter(ctx, claim("holding").Receipt, errors.New("given up")))
 			claim("grouped")
 			for range 2 {

@@ -444,12 +444,13 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 // elsewhere are the guards that TestPanicOfAnyGoroutine leaves out.
 var elsewhere = []string{
 	"OnError", "slog.Handler", "Observer", // of functions of users: TestOnErrorEnds, TestLoggerEnds, TestObserverThatEnds
-	"question for a certificate",                                       // of functions of users: TestOwnCertificate
-	"close of a store",                                                 // leaves goroutines of Pebble behind: TestPanicInClose
-	"end of a replica",                                                 // leaves those of Raft behind: TestPanicOfStateMachine
-	"late snapshot",                                                    // comes by chance: TestLateSnapshot
-	"end of a handshake",                                               // comes by chance: TestHandshakeHangs
-	"beginning of a cluster",                                           // TestPanicAtTheBeginning
+	"question for a certificate",               // of functions of users: TestOwnCertificate
+	"close of a store",                         // leaves goroutines of Pebble behind: TestPanicInClose
+	"end of a replica",                         // leaves those of Raft behind: TestPanicOfStateMachine
+	"late snapshot",                            // comes by chance: TestLateSnapshot
+	"end of a handshake",                       // comes by chance: TestHandshakeHangs
+	"candidacy for others",                     // comes by chance: TestStandIn
+	"beginning of a cluster", "first election", // TestPanicAtTheBeginning
 	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
 	"call of a local client", "end of a local subscription", // of sockets, which are in no bubble: TestLocalPanics
 	"events of another process", "end of events of another process", // likewise
@@ -509,7 +510,7 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 // TestPanicAtTheBeginning: a node that panics while it founds a cluster can be closed, and founds
 // it when it is opened again.
 func TestPanicAtTheBeginning(t *testing.T) {
-	p := &panicIn{names: []string{"beginning of a cluster"}}
+	p := &panicIn{names: []string{"beginning of a cluster", "first election"}}
 	p.begin(t)
 	p.armed.Store(true)
 	synctest.Test(t, func(t *testing.T) {

@@ -179,6 +179,31 @@ func TestProgress(t *testing.T) {
 	})
 }
 
+// TestNotesOfGivenBack: a task whose handler goes on when Run has ended has what it has said last.
+func TestNotesOfGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			for page := range int64(6000) { // a minute
+				require.NoError(t, codeq.ReportProgress(ctx, page, 6000, ""))
+				time.Sleep(10 * time.Millisecond)
+			}
+			return nil
+		})
+		run := startRun(t, q, &m, codeq.RunOptions{Grace: -1})
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		time.Sleep(500 * time.Millisecond)
+		require.ErrorContains(t, run.End(errors.New("enough")), "handlers still running")
+		defer time.Sleep(time.Hour) // until they have returned
+		info := infoOf(t, q, id)
+		require.Equal(t, codeq.Ready, info.State)
+		attempt := info.History[0]
+		require.Equal(t, codeq.EventReleased, attempt.Outcome)
+		require.InDelta(t, attempt.End.Sub(attempt.Start)/(10*time.Millisecond), info.Progress.Done, 1)
+	})
+}
+
 // TestProgressBounds: what is too long is refused, and leaves what was said. Outside of a handler,
 // and after it, nothing happens.
 func TestProgressBounds(t *testing.T) {

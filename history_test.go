@@ -85,7 +85,9 @@ func TestHistoryInCluster(t *testing.T) {
 				}
 			})
 			for done := int64(0); done < 3; { // the first two reports may be one
-				e, err := sub.Next(t.Context())
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				e, err := sub.Next(ctx)
+				cancel()
 				require.NoError(t, err)
 				require.Greater(t, e.Progress.Done, done)
 				require.Equal(t, id, e.ID)

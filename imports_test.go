@@ -30,7 +30,7 @@ var layers = [][]string{
 	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/reading", "internal/simtest", "internal/storetest"},
 	{"internal/localsocket"},
 	{"."},
-	{"codeqtest"},
+	{"codeqtest", "codeqweb"},
 	{"bench", "examples"},
 }
 
@@ -69,7 +69,7 @@ func importsOf(t *testing.T, file *ast.File) map[string]string {
 // sets a Queue's file system and clock.
 func TestImportsRunOneWay(t *testing.T) {
 	t.Parallel()
-	_, all := testkit.Sources(t, "codeqtest", "bench", "examples")
+	_, all := testkit.Sources(t, "codeqtest", "codeqweb", "bench", "examples")
 	edges := 0
 	for dir, files := range all {
 		from, entry := layerOf(filepath.ToSlash(dir))

@@ -204,6 +204,11 @@ func TestLocalSteers(t *testing.T) {
 	schedules, err := c.Schedules(ctx)
 	require.NoError(t, err)
 	require.Equal(t, goldenSchedule, schedules[0].Schedule)
+	require.NoError(t, c.PauseSchedule(ctx, goldenSchedule.Name))
+	schedules, err = s.Schedules(ctx)
+	require.NoError(t, err)
+	require.True(t, schedules[0].Paused)
+	require.NoError(t, c.ResumeSchedule(ctx, goldenSchedule.Name))
 	require.NoError(t, c.DeleteSchedule(ctx, goldenSchedule.Name))
 	require.ErrorIs(t, c.DeleteSchedule(ctx, goldenSchedule.Name), codeq.ErrNotFound)
 

@@ -37,6 +37,36 @@ func (n *simNode) membersOfShards(t *testing.T) (shards [][]string) {
 	return shards
 }
 
+// TestFirstElections: a new cluster, and one whose only voter is opened, have leaders before any
+// follower has waited for one in vain.
+func TestFirstElections(t *testing.T) {
+	t.Parallel()
+	for _, nodes := range []int{1, 3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, 1, 0, Options{Shards: 3})
+			for i := range nodes {
+				c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
+			}
+			for lives := range 2 {
+				begun := time.Now()
+				for i := range nodes {
+					if lives == 0 {
+						c.nodes = append(c.nodes, c.node(false))
+					}
+					c.nodes[i].start()
+				}
+				c.awaitLeaders()
+				if nodes == 1 || lives == 0 {
+					require.Less(t, time.Since(begun), 250*time.Millisecond, "%d nodes", nodes) // half of HeartbeatTimeout
+				}
+				for _, n := range c.nodes {
+					n.stop()
+				}
+			}
+		})
+	}
+}
+
 // TestAllLeave: nodes that leave at one moment leave one after the other, from all shards. The last
 // one stays, has everything, and leads when it is opened again.
 func TestAllLeave(t *testing.T) {

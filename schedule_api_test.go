@@ -397,3 +397,46 @@ func TestUpcoming(t *testing.T) {
 		require.Empty(t, new(codeq.ScheduleInfo{Next: time.Now(), Schedule: codeq.Schedule{Cron: "nonsense"}}).Upcoming(5))
 	})
 }
+
+// TestPauseSchedule: a paused schedule does not tick, whatever sets it and over restarts; then it
+// goes on with the next tick, and what it has not ticked is not missed.
+func TestPauseSchedule(t *testing.T) {
+	withCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *codeq.CronBench) {
+		ctx := context.Background()
+		require.ErrorIs(t, b.Q.PauseSchedule(ctx, "s"), codeq.ErrNotFound)
+		require.ErrorIs(t, b.Q.ResumeSchedule(ctx, "s"), codeq.ErrNotFound)
+		b.Set(minutely("s"))
+		b.Set(minutely("other"))
+		time.Sleep(2*time.Minute + time.Second)
+		for range 2 {
+			require.NoError(t, b.Q.PauseSchedule(ctx, "s"))
+		}
+		paused := b.Info("s")
+		require.True(t, paused.Paused)
+		require.Zero(t, paused.Next)
+		require.Empty(t, paused.Upcoming(5))
+		require.False(t, b.Info("other").Paused)
+		time.Sleep(2 * time.Minute)
+		b.Down(2 * time.Minute)
+		b.Set(minutely("s"))
+		changed := minutely("s")
+		changed.Cron, changed.Task.Tenant = "*/2 * * * *", "acme"
+		b.Set(changed)
+		require.True(t, b.Info("s").Paused)
+		time.Sleep(2 * time.Minute)
+		require.Len(t, b.Ticks("s"), 2)
+		for range 2 {
+			require.NoError(t, b.Q.ResumeSchedule(ctx, "s"))
+		}
+		resumed := b.Info("s")
+		require.False(t, resumed.Paused)
+		require.Equal(t, time.Now().Truncate(2*time.Minute).Add(2*time.Minute).UTC(), resumed.Next.UTC())
+		time.Sleep(4 * time.Minute)
+		require.Len(t, b.Ticks("s"), 2+2)
+		require.Greater(t, len(b.Ticks("other")), 10)
+		require.NoError(t, b.Q.PauseSchedule(ctx, "s"))
+		require.NoError(t, b.Q.DeleteSchedule(ctx, "s"))
+		b.Set(minutely("s"))
+		require.False(t, b.Info("s").Paused, "it is another one")
+	})
+}

@@ -184,7 +184,7 @@ func (s *schedule) beginAnew() {
 	kept := s.h.Begin(simtest.Read, 0, "recovered")
 	kept.Whenever() // what was stored at any moment may be
 	s.h.Finish(kept, nil, true)
-	s.h.Stored(kept, shownOf(tasks))
+	s.h.Stored(kept, s.h.Decided(shownOf(tasks)))
 	s.past, s.h = append(s.past, s.h), s.h.Next(shownOf(tasks))
 	s.features.forget()
 	s.copying.Lock()

@@ -160,6 +160,7 @@ func TestOlderCopyGoesOnAlone(t *testing.T) {
 			c := newSimCluster(t, 1, 3, Options{Shards: 1})
 			_, n := c.lead()
 			n.produce(t, 10)
+			c.rest()
 			n.stop()
 			image := n.image()
 			n.start()

@@ -131,7 +131,7 @@ func TestVisible(t *testing.T) {
 	require.Equal(t, "forever", span(codeq.Forever))
 	require.Equal(t, "3 min", span(3*time.Minute))
 	require.Equal(t, "aä…", clip("aäö", 4))
-	for _, data := range []string{`{"a":[1,2,{"b\\\\\\"[":[]}],"c":{}}`, `[[[[1]]]]`, `"[[["`, `1`} {
+	for _, data := range []string{`{"a":[1,2,{"b\\\"[":[]}],"c":{}}`, `[[[[1]]]]`, `"[[["`, `1`} {
 		var b bytes.Buffer
 		require.NoError(t, json.Indent(&b, []byte(data), "", "  "))
 		require.InDelta(t, b.Len(), indented([]byte(data)), 30, data)

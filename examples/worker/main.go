@@ -2,7 +2,11 @@
 // mail for each. It shows the life of a service that embeds codeq: open the queue, run handlers and
 // producers, watch the counts, and shut down on a signal without losing anything.
 //
-//	worker [-dir DIR] [-every INTERVAL] [-workers N] [-stats INTERVAL] [-for TIME]
+//	worker [-dir DIR] [-every INTERVAL] [-workers N] [-stats INTERVAL] [-for TIME] [-http ADDR]
+//
+// With -http it serves a dashboard of the queue, on which everybody who reaches ADDR may do
+// everything: give it a loopback address, such as 127.0.0.1:8080. It then also serves the queue to
+// programs beside it (codeq.OpenLocal, the command codeq), by a local socket.
 //
 // Start it, stop it with Ctrl-C or kill -9, start it again: every order that it has taken is
 // processed.
@@ -14,6 +18,8 @@ import (
 	"flag"
 	"log/slog"
 	"maps"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -24,6 +30,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq"
+	"codeq/codeqweb"
 )
 
 type config struct {
@@ -31,6 +38,7 @@ type config struct {
 	every   time.Duration
 	workers int
 	stats   time.Duration
+	http    string // "": no dashboard
 }
 
 func main() {
@@ -39,6 +47,7 @@ func main() {
 	flag.DurationVar(&c.every, "every", 100*time.Millisecond, "take an order each `INTERVAL`; 0: none")
 	flag.IntVar(&c.workers, "workers", 4, "run `N` handlers at a time")
 	flag.DurationVar(&c.stats, "stats", 2*time.Second, "log the counts each `INTERVAL`; 0: at the end only")
+	flag.StringVar(&c.http, "http", "", "serve a dashboard at `ADDR`, such as 127.0.0.1:8080")
 	limit := flag.Duration("for", 0, "stop after this `TIME`; 0: when a signal says so")
 	flag.Parse()
 
@@ -81,10 +90,51 @@ func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
 		})
 	})
 	g.Go(func() error { return takeOrders(gctx, q, c.every) })
+	if c.http != "" {
+		g.Go(func() error { return serveLocal(gctx, q, log) })
+		g.Go(func() error { return serveHTTP(gctx, q, c.http, log) })
+	}
 	g.Go(func() error {
 		return each(gctx, c.stats, func(time.Time) error { return logCounts(q, log) })
 	})
 	return errors.Join(g.Wait(), logCounts(q, log))
+}
+
+// serveLocal serves the queue to programs beside this one. Without a socket it works as well.
+func serveLocal(ctx context.Context, q *codeq.Queue, log *slog.Logger) error {
+	if err := q.ServeLocal(ctx); err != nil && ctx.Err() == nil {
+		log.Warn("no local socket", "err", err)
+	}
+	return nil
+}
+
+// serveHTTP serves the dashboard until ctx ends.
+func serveHTTP(ctx context.Context, q *codeq.Queue, addr string, log *slog.Logger) error {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	dashboard := codeqweb.Handler(q, &codeqweb.Options{
+		// A service would ask here who has signed in.
+		Access: func(*http.Request) codeqweb.Access { return codeqweb.All },
+		Audit: func(r *http.Request, e *codeqweb.Entry) {
+			log.Info("changed by hand", "action", e.Action, "target", e.Target, "from", e.Remote, "err", e.Error)
+		},
+	})
+	server := &http.Server{Handler: dashboard, ReadHeaderTimeout: 10 * time.Second}
+	log.Info("dashboard", "url", "http://"+listener.Addr().String()+"/")
+	stopped := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		_ = dashboard.Close() // which ends its streams, for which Shutdown waits
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		stopped <- server.Shutdown(grace)
+	})
+	err = server.Serve(listener)
+	if stop() { // it has failed by itself
+		return errors.Join(err, dashboard.Close())
+	}
+	return <-stopped
 }
 
 // takeOrders produces a task each interval, as the HTTP handlers of a real service would for each

@@ -3,7 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,4 +87,36 @@ func TestNothingIsLostOverRestarts(t *testing.T) {
 			require.Contains(t, logged.String(), text)
 		}
 	})
+}
+
+// The service shows its dashboard, and serves programs beside it, until it is stopped.
+func TestDashboard(t *testing.T) {
+	dir := t.TempDir()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := free.Addr().String()
+	require.NoError(t, free.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	log := slog.New(slog.DiscardHandler)
+	go func() { ended <- serve(ctx, config{dir: dir, every: time.Millisecond, workers: 4, http: addr}, log) }()
+	var live *http.Response
+	require.Eventually(t, func() bool {
+		live, err = http.Get("http://" + addr + "/live?page=overview")
+		return err == nil && live.StatusCode == http.StatusOK
+	}, 20*time.Second, 10*time.Millisecond)
+	defer live.Body.Close()
+	require.Eventually(t, func() bool {
+		beside, err := codeq.OpenLocal(ctx, dir)
+		if err != nil {
+			return false
+		}
+		defer beside.Close()
+		_, err = beside.Stats(ctx)
+		return err == nil
+	}, 20*time.Second, 10*time.Millisecond)
+	cancel()
+	require.NoError(t, <-ended, "a viewer does not delay it")
+	_, err = io.Copy(io.Discard, live.Body)
+	require.NoError(t, err)
 }

@@ -76,6 +76,7 @@ func TestBodies(t *testing.T) {
 		{asked: &Adopt{Queue: "q", Value: []byte("v")}, blank: &Adopt{}},
 		{asked: &SetSchedule{Name: "s", Value: every, Times: times}, blank: &SetSchedule{}},
 		{asked: &DeleteSchedule{Name: "s"}, blank: &DeleteSchedule{}},
+		{asked: &PauseSchedule{Name: "s", Paused: true}, blank: &PauseSchedule{}},
 		{
 			asked:    &schedules{Schedules[string]{After: "a"}},
 			answered: &schedules{Schedules[string]{After: "c", More: true, Infos: []string{"b", "c"}}},

@@ -248,6 +248,10 @@ func (g *Group) reconfigure(change func() raft.Future) error {
 	if g.log.full(0) {
 		return fmt.Errorf("shard %d: %w", g.index, errNoRoom)
 	}
+	if err := g.beginReform(); err != nil {
+		return err
+	}
+	defer g.endReform()
 	err := change().Error()
 	if err == nil {
 		return nil
@@ -259,6 +263,23 @@ func (g *Group) reconfigure(change func() raft.Future) error {
 		err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
 	}
 	return err
+}
+
+// beginReform notes that a change of the members is being decided, unless the shard is handed over.
+func (g *Group) beginReform() error {
+	g.leading.mu.Lock()
+	defer g.leading.mu.Unlock()
+	if g.leading.handing {
+		return fmt.Errorf("%w: shard %d is being handed over", base.ErrNotLeader, g.index)
+	}
+	g.leading.reforming++
+	return nil
+}
+
+func (g *Group) endReform() {
+	g.leading.mu.Lock()
+	defer g.leading.mu.Unlock()
+	g.leading.reforming--
 }
 
 // members is the group of the shard as this node knows it.

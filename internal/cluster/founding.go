@@ -109,15 +109,14 @@ func (n *Node) found() error {
 // foundingShare is the part of HeartbeatTimeout for which Open waits for the others' answers.
 const foundingShare = 4
 
-// foundLater asks the other founders until the node is part of a cluster, or closed.
+// foundLater asks the other founders until the node is part of a cluster, or closed: often at
+// first, as those of a new cluster are opened at one time.
 func (n *Node) foundLater() {
-	pause := time.NewTicker(n.c.HeartbeatTimeout)
-	defer pause.Stop()
-	for {
+	for pause := n.c.HeartbeatTimeout / firstPauses; ; pause = min(2*pause, n.c.HeartbeatTimeout) {
 		select {
 		case <-n.quit:
 			return
-		case <-pause.C:
+		case <-time.After(pause):
 		}
 		if n.Cluster() != "" { // another node has added it
 			return
@@ -137,6 +136,9 @@ func (n *Node) foundLater() {
 		}
 	}
 }
+
+// firstPauses is how many of the first pauses between two questions HeartbeatTimeout is.
+const firstPauses = 16
 
 // failAll ends all groups here.
 func (n *Node) failAll(err error) {
@@ -211,6 +213,9 @@ func (n *Node) begin(founders []Peer) error {
 			return fmt.Errorf("codeq: found shard %d of %s: %w", g.index, d.Path, err)
 		}
 	}
+	n.watches.Go(func() {
+		n.contain("first election", n.standFirst, nil) // or somebody does after HeartbeatTimeout
+	})
 	n.watchBeginning()
 	return nil
 }

@@ -47,6 +47,7 @@ type Group struct {
 	confirming    confirming
 	placement     atomic.Pointer[string] // the node that is to lead, by hand; "": any; while this one leads
 	invited       atomic.Bool            // the leader has asked this node to take over
+	standing      atomic.Bool            // this node is about to stand in
 	removed       atomic.Bool            // other nodes have a leader, and this one is no member any more
 	broken        atomic.Pointer[error]
 }

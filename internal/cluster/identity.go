@@ -86,18 +86,21 @@ func (g *Group) noLeader() error {
 	m := &g.node.membership
 	m.mu.Lock()
 	d := g.node.c.Directory
-	begun, rejoining, waiting := d.Cluster != "", len(d.Former) > 0, m.waiting
+	cluster, rejoining, waiting := d.Cluster, len(d.Former) > 0, m.waiting
 	m.mu.Unlock()
 	switch {
-	case begun && g.removed.Load():
+	case cluster != "" && g.removed.Load():
 		return g.node.removedError(g.index)
-	case begun:
+	case cluster != "":
 		why := fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 		if err := g.standstill(); err != nil {
 			return fmt.Errorf("%w: %w", why, err)
 		}
 		if rejoining && waiting != nil {
 			return fmt.Errorf("%w: %w", why, waiting)
+		}
+		if members, err := g.members(); err == nil && len(members) == 0 {
+			return fmt.Errorf("%w: this node has not heard yet of the shard's members, of cluster %s", why, cluster)
 		}
 		unreachable, format := g.unreachable()
 		if format {

@@ -32,6 +32,9 @@ type leaderTerm struct {
 	seen    uint64        // the latest term of which an entry has been applied
 	offer   offer         // the last one
 	handing bool          // the shard is being handed over: nobody comes to lead it here
+	// reforming is how many changes of the members are being decided. What is decided while the
+	// shard is handed over may be in the log of the old leader alone.
+	reforming int
 }
 
 // watch follows the elections of the group until quit is closed.

@@ -263,6 +263,7 @@ func (n *Node) Open() error {
 	n.watches.Go(func() { n.contain("balance", func() { n.balance(n.quit) }, nil) })
 	n.watches.Go(func() { n.contain("upgrade", func() { n.upgrade(n.quit) }, nil) })
 	n.watches.Go(func() { n.contain("greeting", n.makeKnown, nil) })
+	n.watches.Go(func() { n.contain("candidacy of the only voter", n.standAlone, nil) })
 	switch {
 	case len(n.former()) > 0:
 		n.watches.Go(func() { n.contain("rejoining", n.rejoin, n.failAll) })

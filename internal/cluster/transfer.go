@@ -33,8 +33,11 @@ func (g *Group) transfer(to raft.Server) (err error) {
 	if err := g.isFit(ctx, to); err != nil {
 		return err
 	}
-	term, err := g.beginOffer()
-	if err != nil {
+	var term uint64
+	if err := g.node.poll(ctx, func() (begun bool, err error) {
+		term, begun, err = g.beginOffer()
+		return begun, err
+	}); err != nil {
 		return err
 	}
 	led := g.leave(base.ErrNotLeader)
@@ -170,16 +173,20 @@ func (g *Group) stateAt(ctx context.Context, m raft.Server) (replicaState, error
 	return states[g.index], nil
 }
 
-// beginOffer notes that the shard is handed over in this term.
-func (g *Group) beginOffer() (term uint64, err error) {
+// beginOffer notes that the shard is handed over in this term, if no change of its members is being
+// decided.
+func (g *Group) beginOffer() (term uint64, begun bool, err error) {
 	g.leading.mu.Lock()
 	defer g.leading.mu.Unlock()
 	term, now := g.raft.CurrentTerm(), time.Now()
 	if last := g.leading.offer; g.leading.handing || last.term == term && now.Sub(last.at) < offerPause {
-		return 0, fmt.Errorf("shard %d, term %d: %w: %v", g.index, term, errOffered, last.outcome)
+		return 0, false, fmt.Errorf("shard %d, term %d: %w: %v", g.index, term, errOffered, last.outcome)
+	}
+	if g.leading.reforming > 0 {
+		return 0, false, nil
 	}
 	g.leading.offer, g.leading.handing = offer{term, now, errors.New("it is not known yet what has come of it")}, true
-	return term, nil
+	return term, true, nil
 }
 
 // endOffer lets watch serve the shard again if the shard was led here, and Raft's

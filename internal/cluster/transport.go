@@ -173,9 +173,11 @@ func (t *transport) admit(rpc raft.RPC) bool {
 	case *raft.RequestVoteRequest:
 		t.followAgain()
 		t.vouch(&req.RPCHeader)
+		t.group.standIn(req.LastLogTerm, req.LastLogIndex)
 	case *raft.RequestPreVoteRequest:
 		t.followAgain()
 		t.vouch(&req.RPCHeader)
+		t.group.standIn(req.LastLogTerm, req.LastLogIndex)
 	case *raft.TimeoutNowRequest:
 		t.group.invited.Store(true)
 	case *raft.InstallSnapshotRequest:

@@ -17,6 +17,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/integrity"
 )
 
 var errBroken = errors.New("the disk is broken")
@@ -370,6 +372,19 @@ func TestReadOfFailed(t *testing.T) {
 	require.ErrorIs(t, err, errBroken)
 	require.False(t, pebble.IsCorruptionError(err))
 	_ = l.Close(db)
+}
+
+// TestPanicInRead: whoever reads, and whoever then finds that the store has failed, is told that it
+// is damaged. A panic of another package goes on.
+func TestPanicInRead(t *testing.T) {
+	l := New(slog.New(slog.DiscardHandler), "store")
+	require.PanicsWithValue(t, "other", func() { _ = l.Read(func() error { panic("other") }) })
+	require.NoError(t, l.Err())
+	var closed pebble.DB
+	err := l.Read(func() error { return closed.Flush() })
+	require.ErrorIs(t, err, integrity.ErrDamaged)
+	require.ErrorIs(t, l.Err(), integrity.ErrDamaged)
+	<-l.Parked()
 }
 
 // TestFirstReason: the first failure is the reason, and is logged once.

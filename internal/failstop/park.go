@@ -72,14 +72,18 @@ func (l *Latch) Parked() <-chan struct{} { return l.parked }
 
 // panicked is Abandon for a caught panic.
 func (l *Latch) panicked(what string, value any, stack []byte) {
-	l.log.Error("Pebble has panicked", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
+	l.logPanic(what, value, stack)
 	l.Abandon(fmt.Errorf("panic in %s of a store: %v", what, value))
+}
+
+func (l *Latch) logPanic(what string, value any, stack []byte) {
+	l.log.Error("Pebble has panicked", "in", what, "value", fmt.Sprint(value), "stack", string(stack))
 }
 
 // Read calls a function that reads the store, on the caller's goroutine. Damage that no checksum
 // covers, such as a length that is out of range, may make Pebble panic: the error then matches
-// integrity.ErrDamaged, and the store is abandoned. Other panics go on, as do those on Pebble's own
-// goroutines.
+// integrity.ErrDamaged, and the store is abandoned for the same reason, which is what others find.
+// Other panics go on, as do those on Pebble's own goroutines.
 func (l *Latch) Read(do func() error) (err error) {
 	ended := false
 	defer func() {
@@ -88,8 +92,9 @@ func (l *Latch) Read(do func() error) (err error) {
 		}
 		if stack := debug.Stack(); inPebble(stack) {
 			v := recover()
-			l.panicked("a read", v, stack)
-			err = fmt.Errorf("%w: panic: %v", integrity.ErrDamaged, v)
+			l.logPanic("a read", v, stack)
+			err = fmt.Errorf("%w: panic in a read of a store: %v", integrity.ErrDamaged, v)
+			l.Abandon(err)
 		}
 	}()
 	err = do()

@@ -33,7 +33,7 @@ func TestScheduleRoundTrip(t *testing.T) {
 		text, number := rapid.StringN(0, 200, 300), rapid.Uint64()
 		v := ScheduleValue{
 			Start: number.Draw(t, "start"), After: number.Draw(t, "after"), Last: number.Draw(t, "last"),
-			Missed: rapid.Uint8().Draw(t, "missed"), Priority: rapid.Uint8().Draw(t, "priority"),
+			Missed: rapid.Uint8().Draw(t, "missed"), Paused: rapid.Bool().Draw(t, "paused"), Priority: rapid.Uint8().Draw(t, "priority"),
 			Every: number.Draw(t, "every"), Cron: text.Draw(t, "cron"), TimeZone: text.Draw(t, "zone"),
 			Queue: text.Draw(t, "queue"), Tenant: text.Draw(t, "tenant"),
 			Record: rapid.SliceOf(rapid.Byte()).Draw(t, "record"),
@@ -61,7 +61,7 @@ func TestScheduleRefusals(t *testing.T) {
 		_, err := ParseScheduleValue(b[:n])
 		require.Error(t, err, "%d bytes", n)
 	}
-	for _, form := range []byte{0, scheduleForm + 1, 0xff} {
+	for _, form := range []byte{0, pausedForm + 1, 0xff} {
 		other := bytes.Clone(b)
 		other[0] = form
 		_, err := ParseScheduleValue(other)

@@ -324,6 +324,18 @@ func (h *History[ID]) Stored(c *Call, tasks []Task[ID]) {
 	}
 }
 
+// Decided leaves out the tasks of which the clients know that they were stored as others. The log
+// of a node that goes on alone, with what it alone knows, may have the produce as a leader that was
+// deposed has decided it, whereas the next leader has decided, and the node has lost, another try.
+func (h *History[ID]) Decided(tasks []Task[ID]) []Task[ID] {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(tasks), func(task Task[ID]) bool {
+		id, known := h.ids[task.Serial]
+		return known && id != task.ID
+	})
+}
+
 // Saw notes what a read has shown of a task; nil: that it is not there.
 func (h *History[ID]) Saw(c *Call, serial int, task *Task[ID]) {
 	one := *c
@@ -366,7 +378,7 @@ func (h *History[ID]) Next(tasks []Task[ID]) *History[ID] {
 	next.serials, next.leaving, next.Drifting, next.Rates, next.broken = h.serials, h.leaving, h.Drifting, h.Rates, h.broken
 	for _, task := range tasks {
 		c := &Call{Verb: Produce, Node: "recovered", Serial: task.Serial, begin: time.Now(), end: time.Now()}
-		next.ids[c.Serial] = task.ID
+		next.seen(c.Serial, task.ID)
 		next.clock += 2
 		c.call, c.ret = next.clock-1, next.clock
 		next.calls = append(next.calls, c)

@@ -424,6 +424,9 @@ func TestHistoryIsRefused(t *testing.T) {
 			a := s.produce(nil)
 			s.Saw(s.call(Read, nil), a, &Task[text]{"another", a, text("ready"), 0})
 		},
+		"produced twice, and recovered": func(s *story) {
+			s.History = s.Next([]Task[text]{{idOf(1), 1, text("ready"), 0}, {"another", 1, text("ready"), 0}})
+		},
 	})
 	requireProblems(t, "was stored as id 1, and refused with codeq: shard has no leader", map[string]func(s *story){
 		"a refused task is there": func(s *story) {
@@ -477,20 +480,20 @@ func TestHistoryGoesOn(t *testing.T) {
 				first = &story{History: NewHistory[text]()}
 				first.Leaves("n1")
 				first.Breaks()
-				a, b, _ := first.produce(nil), first.produce(nil), first.produce(nil)
+				a, b, c := first.produce(nil), first.produce(nil), first.produce(nil)
 				first.claim(b, 1, 1)
 				first.end(Complete, b, 1, 1, base.ErrUncertain)
 				kept := first.Begin(Read, 0, "recovered")
 				kept.Whenever()
 				first.Finish(kept, nil, true)
-				left := []Task[text]{{idOf(a), a, text("ready"), 0}}
-				first.Stored(kept, left)
+				left := []Task[text]{{idOf(a), a, text("ready"), 0}, {"another", c, text("ready"), 0}}
+				first.Stored(kept, first.Decided(left))
 
 				next = &story{History: first.Next(left)}
 				next.produce(base.ErrNotMember)
 				next.produce(base.ErrDiskFull)
 				require.Equal(t, 6, next.produce(nil), "payloads are not used again")
-				next.Counted(next.call(Read, nil), 2)
+				next.Counted(next.call(Read, nil), 3)
 				next.claim(a, 3, 2)
 				if again {
 					next.stored(6)
