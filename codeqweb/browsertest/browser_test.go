@@ -280,7 +280,8 @@ const pressIn = `(selector => {
 	const element = document.querySelector(selector);
 	if (!element) return "there is none";
 	element.scrollIntoView({block: "center"});
-	const box = element.getBoundingClientRect();
+	const box = element.getClientRects()[0]; // its first line
+	if (!box) return "it is not drawn";
 	const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
 	if (!element.checkVisibility() || !element.contains(top)) return "it cannot be seen";
 	window.marked = true;

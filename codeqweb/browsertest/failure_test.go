@@ -8,19 +8,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/private"
+	"codeq/internal/hook"
 	"codeq/internal/testkit"
 )
 
 // TestShardFails: a shard fails while its queue is watched. The page says so, and keeps the numbers
 // that it has.
-func TestShardFails(t *testing.T) { // not parallel: it sets the file system of queues
-	needBrowser(t)
-	disk, broken := testkit.Breakable(vfs.Default, "write", ".log", testkit.ErrBroken)
-	whole := private.FS
-	private.FS = disk
-	s := newSite(t, codeq.Options{Shards: 2})
-	private.FS = whole
+func TestShardFails(t *testing.T) {
+	t.Parallel()
+	disk, broken := testkit.Breakable(vfs.NewMem(), "write", ".log", testkit.ErrBroken)
+	opts := &codeq.Options{Shards: 2}
+	hook.SetFS(opts, disk)
+	s := newSite(t, *opts)
 	s.fill(4, codeq.Task{Queue: "mail"})
 	w := newTab(t, s)
 	w.waitText("#total-ready", "4")
