@@ -496,7 +496,7 @@ func (d *Dashboard) show(w http.ResponseWriter, r *request, p page) error {
 // back sends the browser to a page of the dashboard after a change, which the page then tells.
 func (d *Dashboard) back(w http.ResponseWriter, r *request, did, otherwise string) {
 	to, err := url.Parse(r.params.Get("back"))
-	if err != nil || to.Scheme != "" || to.Host != "" || to.Opaque != "" || to.User != nil || d.routes[to.Path][http.MethodGet] == nil {
+	if err != nil || !r.params.Has("back") || to.Scheme != "" || to.Host != "" || to.Opaque != "" || to.User != nil || d.routes[to.Path][http.MethodGet] == nil {
 		to = &url.URL{Path: otherwise}
 	}
 	q := to.Query()

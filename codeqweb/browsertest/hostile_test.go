@@ -1,0 +1,162 @@
+package browsertest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+// hostile does harm where a text is taken for a part of the page, reverses what stands around it,
+// and is no UTF-8.
+const hostile = `"'></pre></svg><script>window.harm=1</script><img src=x onerror=window.harm=1><a href=javascript:harm>` + "\u202e\u2066\x00\xff"
+
+// seen is how it is shown: all of it, and what cannot be seen as an escape.
+const seen = `"'></pre></svg><script>window.harm=1</script><img src=x onerror=window.harm=1><a href=javascript:harm>\u202e\u2066\x00\xff`
+
+// harmless requires that nothing of a page was run.
+func (w *tab) harmless(path string) {
+	w.t.Helper()
+	require.False(w.t, eval[bool](w, "window.harm !== undefined"), path)
+	require.Equal(w.t, 1, w.count("script"), path)
+	require.Zero(w.t, w.count(`img, iframe, object, style, [style], a[href^="javascript:"], [onerror], [onclick]`), path)
+	require.Empty(w.t, w.asked(true), path)
+	require.NotRegexp(w.t, "[\u202a-\u202e\u2066-\u2069]", eval[string](w, "document.documentElement.outerHTML"), path)
+}
+
+// TestHostile: what strangers have put into a queue, wherever they can, is shown and not run.
+func TestHostile(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	s := newSite(t, codeq.Options{Shards: 1, Retention: time.Hour})
+	bad := codeq.Task{
+		Queue: hostile, Tenant: hostile, Group: hostile, LimitKey: hostile, Payload: []byte(hostile),
+		Headers: map[string]string{hostile: hostile}, Unique: codeq.Unique{Key: hostile},
+	}
+	id := s.produce(bad)
+	// Its worker says something about it, and then gives it up.
+	said := make(chan struct{})
+	s.work("run\u202e<script>window.harm=1</script>", hostile, func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+		defer close(said)
+		return errors.Join(codeq.ReportProgress(ctx, 1, 2, hostile), codeq.SetMetadata(ctx, hostile, hostile), codeq.DeadLetter(errors.New(hostile)))
+	})
+	<-said
+	require.Eventually(t, func() bool { return s.task(id).State == codeq.Dead }, patience, time.Millisecond)
+	bad.Unique, bad.Group, bad.Queue = codeq.Unique{}, "", hostile+"2"
+	child := s.produce(bad)
+	bad.After = []codeq.ID{child}
+	s.produce(bad)
+	done := s.produce(codeq.Task{Queue: "done"})
+	require.NoError(t, s.q.Complete(ctx, s.claim("done").Receipt, []byte(hostile)))
+	bad.After = nil
+	name := strings.ToValidUTF8(hostile, "")
+	require.NoError(t, s.q.SetSchedule(ctx, codeq.Schedule{Name: name, Every: time.Hour, Task: bad}))
+	require.NoError(t, s.q.Configure(ctx, hostile, func(settings *codeq.Settings) {
+		settings.TenantWeights = map[string]int{"</textarea><script>window.harm=1</script>": 2}
+	}))
+
+	w := newTab(t, s)
+	escaped := url.QueryEscape(hostile)
+	for _, path := range []string{
+		"", "?find=" + escaped, "tasks", "tasks?state=dead&queue=" + escaped + "&tenant=" + escaped + "&group=" + escaped + "&error=" + escaped + "&key=" + escaped,
+		"task?id=" + id.String(), "task?id=" + child.String(), "task?id=" + done.String(), "dead", "dead?queue=" + escaped, "schedules", "workers",
+		"queue?name=" + escaped, "queue?name=" + escaped + "&did=%3Cscript%3E",
+	} {
+		w.open(path)
+		w.harmless(path)
+		require.Empty(t, eval[[]string](w, faultsIn), path)
+	}
+	w.allow("400")
+	for _, path := range []string{"tasks?id=" + escaped, "tasks?from=" + escaped, "tasks?cursor=" + escaped, "task?id=" + escaped, "tasks?state=" + escaped} {
+		w.open(path)
+		w.harmless(path)
+		require.Equal(t, 1, w.count("#error"), path)
+	}
+
+	// It is shown in full.
+	w.open("task?id=" + child.String())
+	require.Contains(t, w.text("#payload .kind"), "binary", "it is not UTF-8")
+	require.Contains(t, w.text("#payload pre"), `|"'></pre></svg><|`)
+	require.Contains(t, w.text("#headers th"), seen)
+	require.Contains(t, w.text("#task"), seen)
+	w.open("task?id=" + id.String())
+	require.Equal(t, seen, w.text("#last-error"))
+	require.Contains(t, w.text("#metadata td"), seen)
+	require.Contains(t, w.text("#progress"), seen)
+	require.Contains(t, w.text("#attempts"), `run\u202e<script>window.harm=1</script>`)
+	w.open("schedules")
+	require.Equal(t, 1, w.count("#schedules tbody tr"))
+
+	// Links and forms lead to what it names, byte for byte.
+	w.open("")
+	w.follow("#queues tbody tr a")
+	require.Equal(t, "Queue "+seen, w.text("h1"))
+	require.Zero(t, w.count("#empty"))
+	w.submit("#pause-button", "The queue is paused.")
+	require.True(t, s.settings(hostile).Paused)
+	w.submit("#settings button", "The settings were changed.")
+	require.Equal(t, 2, s.settings(hostile).TenantWeights["</textarea><script>window.harm=1</script>"])
+	w.submit("#resume-button", "The queue goes on.")
+	w.open("dead")
+	w.follow("#dead [data-action=redrive]")
+	require.Equal(t, "1", w.text("#matched"), "an error that is no UTF-8 selects it")
+	w.harmless("bulk")
+	w.open("schedules")
+	w.submit("#schedules [data-action=delete]", "The schedule was deleted.")
+	require.Len(t, w.asked(true), 1)
+	w.open("audit")
+	w.harmless("audit")
+	w.open("bulks")
+	w.harmless("bulks")
+}
+
+// TestPayloads: large and strange payloads are shown as what they are.
+func TestPayloads(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, codeq.Options{Shards: 1})
+	w := newTab(t, s)
+	show := func(payload []byte) string {
+		id := s.produce(codeq.Task{Queue: "mail", Payload: payload})
+		w.open("task?id=" + id.String())
+		w.harmless("payload")
+		return w.text("#payload .kind")
+	}
+	text := func() string { return eval[string](w, `document.querySelector("#payload pre").textContent.trim()`) }
+
+	large := []byte(`["` + strings.Repeat("</pre><script>window.harm=1</script>\u202e\",\"", 20_000) + `"]`)
+	large = append(large, bytes.Repeat([]byte(" "), 1<<20-len(large))...)
+	require.True(t, json.Valid(large))
+	require.Contains(t, show(large), "JSON")
+	require.Contains(t, w.text("#payload .kind"), "only the beginning is shown")
+	require.Less(t, len(text()), 256<<10)
+	require.Empty(t, eval[[]string](w, faultsIn))
+	// All of it comes as a file that no browser runs.
+	file := eval[struct {
+		Type, As string
+		Bytes    int
+	}](w, `fetch(document.querySelector("#download").href).then(async (a) => ({
+		Type: a.headers.get("Content-Type"), As: a.headers.get("Content-Disposition"), Bytes: (await a.arrayBuffer()).byteLength,
+	}))`)
+	require.Equal(t, "application/octet-stream", file.Type)
+	require.Contains(t, file.As, "attachment")
+	require.Equal(t, len(large), file.Bytes)
+
+	show([]byte(strings.Repeat(`{"a":[`, 5000) + strings.Repeat("]}", 5000)))
+	require.Empty(t, eval[[]string](w, faultsIn), "deep values")
+	require.Contains(t, show([]byte("<b>bold</b>\r\n\u202egnp.exe\u200b")), "text, 26 bytes")
+	require.Equal(t, `<b>bold</b>\x0d`+"\n"+`\u202egnp.exe\u200b`, text())
+	require.Contains(t, show([]byte("\x89PNG\xff\xfe<script>")), "binary")
+	require.Contains(t, text(), "89 50 4e 47 ff fe 3c 73")
+	require.Contains(t, show(nil), "empty, 0 bytes")
+	require.Contains(t, show([]byte(`{"a":{"b":[1,"<i>"]}}`)), "JSON")
+	require.JSONEq(t, `{"a":{"b":[1,"<i>"]}}`, text())
+	require.Contains(t, text(), "\n  ")
+}
