@@ -50,7 +50,7 @@ func TestRootIsSmall(t *testing.T) {
 	}
 	require.Positive(t, files)
 	require.LessOrEqual(t, files, 41)
-	require.LessOrEqual(t, lines, 11600)
+	require.LessOrEqual(t, lines, 11650)
 }
 
 // TestShardIsSmall: a shard's owner has few fields, and its methods are in few files.
@@ -119,7 +119,7 @@ func TestSurfaceOfRules(t *testing.T) {
 			}
 		}
 	}
-	require.LessOrEqual(t, others, 140, "types, functions and methods")
+	require.LessOrEqual(t, others, 141, "types, functions and methods")
 	require.LessOrEqual(t, constants, 76, "constants and variables")
 	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")
 }

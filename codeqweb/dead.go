@@ -53,7 +53,8 @@ func (d *Dashboard) deadGroups(ctx context.Context, r *request, queue string) (v
 			return v, err
 		}
 		for _, t := range tasks.Tasks {
-			// Groups are by the error that is stored, as filters are; what is shown may be redacted.
+			// Groups are by the error that is stored, as filters are; what is shown may be
+			// redacted.
 			kind := codeq.ErrorKind(t.LastError)
 			t = d.shown(r, t)
 			g := groups[kind]

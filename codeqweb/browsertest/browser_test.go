@@ -149,7 +149,8 @@ func (w *tab) listen(event any) {
 	case *runtime.EventExceptionThrown:
 		fault("%s (%+v)", e.ExceptionDetails.Text, e.ExceptionDetails.Exception)
 	case *network.EventRequestWillBeSent:
-		// The policy refuses data: to the page; what remains are pictures in the browser's own fields.
+		// The policy refuses data: to the page; what remains are pictures in the browser's own
+		// fields.
 		if !strings.HasPrefix(e.Request.URL, w.root) && !strings.HasPrefix(e.Request.URL, "data:") {
 			fault("it loads %s", e.Request.URL)
 		}

@@ -62,8 +62,8 @@ const faultsIn = `(() => {
 	return faults;
 })()`
 
-// TestScreens: every screen is shown with its heading, at a desk and on a phone, light and dark, and
-// has no fault.
+// TestScreens: every screen is shown with its heading, at a desk and on a phone, light and dark,
+// and has no fault.
 func TestScreens(t *testing.T) {
 	t.Parallel()
 	s, ids := loaded(t)
