@@ -111,7 +111,7 @@ func needBrowser(t *testing.T) context.Context {
 // size sets the size of what is seen.
 func size(width, height int64, phone bool) chromedp.Action[chromedp.Void] {
 	if phone {
-		return chromedp.EmulateViewport(width, height, chromedp.EmulateMobile, chromedp.EmulateScale(2))
+		return chromedp.EmulateViewport(width, height, chromedp.EmulateMobile)
 	}
 	return chromedp.EmulateViewport(width, height)
 }

@@ -34,6 +34,9 @@ const faultsIn = `(() => {
 	for (const e of document.querySelectorAll("a, button")) {
 		if (!e.textContent.trim() && !e.ariaLabel) faults.push("nothing to read on " + e.outerHTML);
 	}
+	for (const e of document.querySelectorAll("td, th")) {
+		if (e.checkVisibility() && getComputedStyle(e).display !== "table-cell") faults.push("a cell that is none: " + e.outerHTML.slice(0, 80));
+	}
 	for (const e of document.querySelectorAll("time")) {
 		if (!e.title || isNaN(Date.parse(e.dateTime))) faults.push("a time without its full form: " + e.outerHTML);
 	}
