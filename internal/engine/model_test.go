@@ -17,6 +17,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -109,7 +110,8 @@ type model struct {
 	age      uint64         // of the model, by a monotonic clock that no crash sets back, ms
 	steps    int
 	ops      int
-	commits  int // until the power fails; 0: it does not
+	commits  int                // until the power fails; 0: it does not
+	adopted  map[string]keys.ID // by payload: what was stored since a call amid which the power fails
 
 	settings  map[string]Settings
 	versions  map[string]uint64 // of settings
@@ -548,6 +550,7 @@ func (m *model) crashAmid(t *rapid.T) {
 // crashAfter makes a call after whose first commits the power fails.
 func (m *model) crashAfter(c call) {
 	m.commits = rapid.IntRange(1, 4).Draw(m.rt, "commits")
+	m.adopted = make(map[string]keys.ID)
 	if m.failed(func() {
 		c.do(m)
 		m.deliver()
@@ -557,6 +560,7 @@ func (m *model) crashAfter(c call) {
 		m.begun()
 	}
 	c.apply(m)
+	m.adopted = nil
 	if m.reopened {
 		clear(m.canceled)
 		m.resume()
@@ -720,6 +724,9 @@ func (m *model) expect(kind EventKind, t *modelTask, cause string) {
 
 // hear notes what a group tells.
 func (m *model) hear(s *drivenShard) {
+	if m.adopted != nil { // what goes on when the shards are open again may end it
+		m.eachStored(func(t *schema.Task) { m.adopted[string(t.Record.Payload)] = t.ID })
+	}
 	m.hearClock(s)
 	counted := make(map[string]keys.Totals)
 	for _, c := range s.Effects.Counted {

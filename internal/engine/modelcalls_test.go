@@ -859,7 +859,10 @@ func (m *model) adopt(shard int, next []spec) {
 	if len(next) == 0 {
 		return
 	}
-	byPayload := make(map[string]keys.ID)
+	byPayload := maps.Clone(m.adopted)
+	if byPayload == nil {
+		byPayload = make(map[string]keys.ID)
+	}
 	m.eachStored(func(t *schema.Task) { byPayload[string(t.Record.Payload)] = t.ID })
 	ids, stored := make([]keys.ID, len(next)), make(map[keys.ID]bool)
 	for i, task := range next {
