@@ -28,7 +28,7 @@ import (
 var names = []string{"chromium-headless-shell", "headless-shell", "chromium", "chromium-browser", "google-chrome"}
 
 // patience is how long a test waits for what a page should show.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var errNoBrowser = errors.New("no headless Chromium in PATH: apt-get install chromium-headless-shell")
 

@@ -76,6 +76,7 @@ func TestManyQueues(t *testing.T) {
 	s.fill(3, codeq.Task{Queue: "queue-707"})
 	w := newTab(t, s)
 	w.wait(`document.querySelector("h2").textContent.startsWith("1,000 queues")`)
+	w.waitText("#total-ready", "1,003")
 	w.timed("")
 	rows := func() []string {
 		return eval[[]string](w, `[...document.querySelectorAll("#queues tbody tr")].map((r) => r.dataset.queue)`)
