@@ -251,8 +251,9 @@ func TestPrometheus(t *testing.T) {
 		produceAndRun(t, n.Queue)
 	}
 	is(`sum by (queue, state) (codeq_tasks) > 0`, map[string]string{"queue=run,state=done": "3", "queue=wait,state=ready": "3"})
-	is(`sum by (queue, event) (codeq_task_events_total) > 0`, map[string]string{
-		"event=produced,queue=run": "3", "event=produced,queue=wait": "3", "event=claimed,queue=run": "3", "event=completed,queue=run": "3",
+	// A worker that ends may have claimed a task that it gives back.
+	is(`sum by (queue, event) (codeq_task_events_total{event!~"claimed|released"}) > 0`, map[string]string{
+		"event=produced,queue=run": "3", "event=produced,queue=wait": "3", "event=completed,queue=run": "3",
 	})
 	is(`sum by (queue) (codeq_handler_seconds_count)`, map[string]string{"queue=run": "3"})
 	is(`max by (shard) (codeq_shard_up)`, map[string]string{"shard=0": "1", "shard=1": "1", "shard=2": "1"})
