@@ -254,8 +254,6 @@ func decodeError(code byte, text string) error {
 		return &textError{text, []error{ErrNotLeader, ErrPowerLost}}
 	case code == codeLeaseCanceled:
 		return &textError{text, []error{ErrLeaseLost, ErrCanceled}}
-	case code == 0 && text == errMalformedCall.Error(): // it is new, and sent as this build reads it
-		return &textError{"codeq: the node that leads the shard runs a version that does not know the call", []error{ErrFormat}}
 	case code == codeNotLeader && strings.Contains(text, cluster.ErrBehind.Error()):
 		return &textError{text, []error{cluster.ErrBehind}}
 	case int(code) < len(sentErrors) && code > 0:

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"io/fs"
 	"iter"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -188,12 +189,12 @@ func everyVerb(t *testing.T, q *codeq.Queue, m *codeq.Mux) map[string]func(conte
 	sub, err := q.Subscribe(codeq.SubscribeOptions{})
 	require.NoError(t, err)
 	t.Cleanup(sub.Close)
-	return verbsOf(q, m, tasks, ids)
+	return verbsOf(t, q, m, tasks, ids)
 }
 
 // verbsOf is everyVerb with arguments of the caller's. The verbs are given a nil context
 // as they are any other.
-func verbsOf(q *codeq.Queue, m *codeq.Mux, tasks []codeq.Task, ids []codeq.ID) map[string]func(context.Context) error {
+func verbsOf(t *testing.T, q *codeq.Queue, m *codeq.Mux, tasks []codeq.Task, ids []codeq.ID) map[string]func(context.Context) error {
 	var turn atomic.Int64
 	next := func() int { return int(turn.Add(1)) % len(ids) }
 	arguments := map[reflect.Type]func() any{
@@ -254,6 +255,8 @@ func verbsOf(q *codeq.Queue, m *codeq.Mux, tasks []codeq.Task, ids []codeq.ID) m
 			return err
 		}
 	}
+	copies := filepath.Join(t.TempDir(), "verbs") // it is the only verb that takes a path
+	verbs["Checkpoint"] = func(ctx context.Context) error { return q.Checkpoint(ctx, copies) }
 	return verbs
 }
 

@@ -28,7 +28,7 @@ func TestEndOfContext(t *testing.T) {
 		var m codeq.Mux
 		codeq.Handle(&m, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
 		tasks := []codeq.Task{{Queue: "verbs"}, {Queue: "verbs"}}
-		verbs := verbsOf(q, &m, tasks, []codeq.ID{live, live})
+		verbs := verbsOf(t, q, &m, tasks, []codeq.ID{live, live})
 		delete(verbs, "Run") // returns nil
 		delete(verbs, "ServeLocal")
 		for name := range verbs {

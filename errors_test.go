@@ -78,7 +78,7 @@ func TestErrorPrefix(t *testing.T) {
 
 		ended, cancel := context.WithCancelCause(t.Context())
 		cancel(fmt.Errorf("%w: shard 7: %w", codeq.ErrFailed, errors.New("a cause")))
-		for name, call := range verbsOf(q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
+		for name, call := range verbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
 			if takesContext(name) {
 				requirePrefix(t, name, call(nil))
 				if name != "Run" {
@@ -92,7 +92,7 @@ func TestErrorPrefix(t *testing.T) {
 		require.ErrorIs(t, err, codeq.ErrFailed)
 
 		require.NoError(t, q.Close())
-		for name, call := range verbsOf(q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
+		for name, call := range verbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
 			requirePrefix(t, name, call(context.Background()))
 		}
 	})

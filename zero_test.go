@@ -39,7 +39,7 @@ func TestQueueNotOpened(t *testing.T) {
 	for name, q := range map[string]*codeq.Queue{"nil": nil, "zero": new(codeq.Queue)} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				verbs := verbsOf(q, &mux, []codeq.Task{task}, []codeq.ID{{1}, {2}})
+				verbs := verbsOf(t, q, &mux, []codeq.Task{task}, []codeq.ID{{1}, {2}})
 				require.Len(t, verbs, reflect.TypeFor[*codeq.Queue]().NumMethod()-1)
 				verbs["Close"] = func(context.Context) error { return q.Close() }
 				for verb, call := range verbs {

@@ -40,7 +40,8 @@ type Options struct {
 	// Redact is called with a copy of each task before it is shown, as page or JSON, and may alter
 	// it: for instance remove a secret from its Payload, Headers, Metadata, Result or LastError. It
 	// must not alter what these refer to, but may replace them. Tasks of schedules come without an
-	// ID, and what an event shows comes with ID, Queue, Tenant, Attempts and LastError only.
+	// ID, and what an event shows comes with ID, Queue, Tenant, Attempts, LastError and Progress
+	// only.
 	// Default: all is shown that Access allows.
 	Redact func(*codeq.TaskInfo)
 	// Format returns the text in which a page shows a payload or a result of a queue, such as the
@@ -257,7 +258,7 @@ func (d *Dashboard) knows(host string) bool { return hosts(d.opts.Hosts).allow(h
 
 // readForm reads the form that a page has sent.
 func (d *Dashboard) readForm(w http.ResponseWriter, r *request) error {
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
+	defer limitBody(w)()
 	r.Body = http.MaxBytesReader(w, r.Body, smallBody)
 	if err := r.ParseForm(); err != nil {
 		return unreadable(err)
@@ -270,6 +271,14 @@ func (d *Dashboard) readForm(w http.ResponseWriter, r *request) error {
 		}
 	}
 	return nil
+}
+
+// limitBody bounds the time for which a body is read, until end is called: a deadline that passes
+// later would end the request, whose answer may take longer.
+func limitBody(w http.ResponseWriter) (end func()) {
+	c := http.NewResponseController(w)
+	_ = c.SetReadDeadline(time.Now().Add(bodyTime))
+	return func() { _ = c.SetReadDeadline(time.Time{}) }
 }
 
 // unreadable converts the error of a body.

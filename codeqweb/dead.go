@@ -53,19 +53,24 @@ func (d *Dashboard) deadGroups(ctx context.Context, r *request, queue string) (v
 			return v, err
 		}
 		for _, t := range tasks.Tasks {
-			// Groups are by the error that is stored, as filters are; what is shown may be
-			// redacted.
-			kind := codeq.ErrorKind(t.LastError)
+			// Filters are by the error that is stored: those of which another one is shown, since
+			// it is redacted, are in groups of their own, which cannot be acted on.
+			stored := codeq.ErrorKind(t.LastError)
 			t = d.shown(r, t)
-			g := groups[kind]
+			kind := codeq.ErrorKind(t.LastError)
+			key, other := kind, kind != stored
+			if other {
+				key = "redacted\x00" + kind
+			}
+			g := groups[key]
 			if g == nil {
 				if len(groups) == groupsMax {
-					kind = otherError
-					g = groups[kind]
+					kind, key, other = otherError, otherError, true
+					g = groups[key]
 				}
 				if g == nil {
-					g = &deadGroup{ErrorKind: kind, Other: kind == otherError}
-					groups[kind] = g
+					g = &deadGroup{ErrorKind: kind, Other: other}
+					groups[key] = g
 				}
 			}
 			g.add(t)

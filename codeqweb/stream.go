@@ -247,12 +247,12 @@ func (d *Dashboard) events(w http.ResponseWriter, r *request) error {
 	defer done()
 	ctx, cancel := d.until(r.Context(), streamLasts)
 	defer cancel()
-	return d.copyEvents(ctx.Done(), s, sub)
+	return d.copyEvents(ctx.Done(), s, sub, r.access)
 }
 
 // copyEvents writes events until one cannot be written, the queue ends, or the time is over. While
 // nothing happens it shows that it is alive, so that a reader who has gone is noticed.
-func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subscription) error {
+func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subscription, access Access) error {
 	lost, next := uint64(0), make(chan codeq.Event)
 	var failed atomic.Pointer[error]
 	var reading sync.WaitGroup
@@ -289,9 +289,12 @@ func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subsc
 				return nil
 			}
 			if d.opts.Redact != nil {
-				t := codeq.TaskInfo{ID: e.ID, Task: codeq.Task{Queue: e.Queue, Tenant: e.Tenant}, Attempts: e.Attempt, LastError: e.LastError}
+				t := codeq.TaskInfo{ID: e.ID, Task: codeq.Task{Queue: e.Queue, Tenant: e.Tenant}, Attempts: e.Attempt, LastError: e.LastError, Progress: e.Progress}
 				d.opts.Redact(&t)
-				e.Tenant, e.LastError = t.Tenant, t.LastError
+				e.Tenant, e.LastError, e.Progress = t.Tenant, t.LastError, t.Progress
+			}
+			if !access.Has(Payloads) {
+				e.Progress.Note = ""
 			}
 			text, err := json.Marshal(e)
 			if err != nil {

@@ -176,6 +176,26 @@ func TestEvents(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, s.do(request(http.MethodGet, "/api/v1/events?kind=nonsense", nil)).Code)
 }
 
+// TestEventsHideNotes: notes of progress are shown to those who see payloads, and redacted.
+func TestEventsHideNotes(t *testing.T) {
+	for access, note := range map[codeqweb.Access]string{codeqweb.Read: "", codeqweb.Read | codeqweb.Payloads: "***"} {
+		opts := as(access)
+		opts.Redact = func(t *codeq.TaskInfo) { t.Progress.Note = strings.ReplaceAll(t.Progress.Note, "secret", "***") }
+		s := open(t, codeq.Options{}, opts)
+		server := httptest.NewServer(s.d)
+		defer server.Close()
+		events, stop := follow(t, server, "/api/v1/events?kind=progress")
+		defer stop()
+		s.work("w", "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			return codeq.ReportProgress(ctx, 1, 2, "secret")
+		})
+		s.produce(codeq.Task{Queue: "a"})
+		var e codeq.Event
+		require.NoError(t, json.Unmarshal([]byte(next(t, events, "task")), &e))
+		require.Equal(t, codeq.Progress{Done: 1, Total: 2, Note: note, At: e.Progress.At}, e.Progress)
+	}
+}
+
 // TestManyStreams: there are 256 streams, whatever number is asked for; the others are refused at
 // once, and when one ends there is room.
 func TestManyStreams(t *testing.T) {

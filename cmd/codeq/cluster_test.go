@@ -3,6 +3,7 @@ package main
 import (
 	"net"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -55,7 +56,9 @@ func TestCluster(t *testing.T) {
 				leader = decoded[codeq.ClusterStatus](t, with(at, "cluster", "status")...).Shards[1].Leader
 			}
 		}
-		require.Regexp(t, `1 +n1 .*leader \(placed\)`, ok(t, with(at, "cluster", "status")...))
+		placed := regexp.MustCompile(`1 +n1 .*leader \(placed\)`) // a moment after the leader has begun
+		for !placed.MatchString(ok(t, with(at, "cluster", "status")...)) {
+		}
 		require.Equal(t, exitNotFound, call(t, with(at, "cluster", "transfer", "0", "n9")...).code)
 		require.Equal(t, exitNotFound, call(t, with(at, "cluster", "transfer", "-dry-run", "0", "n9")...).code)
 		require.Equal(t, exitUsage, call(t, with(at, "cluster", "transfer", "-dry-run", "7", "n1")...).code)

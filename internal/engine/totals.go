@@ -101,7 +101,7 @@ func (s *State) lastRow(queue string) (v keys.TotalsValue) {
 		return v
 	}
 	lower, upper := keys.AppendTotals(nil, queue, 0), keys.AppendTotals(nil, queue, 1<<32-1)
-	if !it.SeekLT(upper) || bytes.Compare(it.Key(), lower) < 0 {
+	if it.SeekLTWithLimit(upper, lower) != pebble.IterValid { // not beyond, where many may be deleted
 		s.noteRead(0)
 		if err := it.Error(); err != nil {
 			s.Broken = store.Error(err)
