@@ -31,6 +31,7 @@ func TestValue(t *testing.T) {
 			time.Sleep(26 * time.Millisecond)
 		}
 		time.Sleep(10 * time.Second)
+		synctest.Wait()
 		require.Equal(t, []int{1, 39, 77, 100}, told)
 		require.Equal(t, []time.Duration{0, time.Second, 2 * time.Second, 3 * time.Second}, at)
 
@@ -52,6 +53,7 @@ func TestValue(t *testing.T) {
 		telling.Wait()
 		require.Equal(t, 10*time.Second, time.Since(begin), "what is being told is waited for")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Equal(t, []int{101, 103}, told)
 		require.Equal(t, 105, *v.Get())
 	})
