@@ -41,8 +41,7 @@ type Options struct {
 	// it: for instance remove a secret from its Payload, Headers, Metadata, Result or LastError. It
 	// must not alter what these refer to, but may replace them. Tasks of schedules come without an
 	// ID, and what an event shows comes with ID, Queue, Tenant, Attempts, LastError and Progress
-	// only.
-	// Default: all is shown that Access allows.
+	// only. Default: all is shown that Access allows.
 	Redact func(*codeq.TaskInfo)
 	// Format returns the text in which a page shows a payload or a result of a queue, such as the
 	// JSON form of a message; "": as by default. Default: JSON is indented, other text shown as it

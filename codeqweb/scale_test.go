@@ -39,7 +39,6 @@ func TestManyTasks(t *testing.T) {
 		return page
 	}
 	for !strings.Contains(s.get("/"), "1,000 queues") { // the sample may be a second old
-		time.Sleep(50 * time.Millisecond)
 	}
 	page := timed("/")
 	require.Equal(t, 50, strings.Count(page, "<tr data-queue"))

@@ -216,7 +216,11 @@ func with(at []string, args ...string) []string { return append(append([]string{
 
 // settle waits until what happened so far is before the beginning of a Bulk, which leaves out what
 // happens in its millisecond.
-func settle() { time.Sleep(3 * time.Millisecond) }
+func settle() {
+	for now := time.Now().UnixMilli(); time.Now().UnixMilli() == now; {
+		runtime.Gosched()
+	}
+}
 
 func mail(i int) codeq.Task {
 	return codeq.Task{Queue: "mail", Payload: fmt.Appendf(nil, "to %d", i)}

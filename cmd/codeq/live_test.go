@@ -236,7 +236,6 @@ func TestTail(t *testing.T) {
 			for ctx.Err() == nil {
 				_, _ = q.Produce(ctx, mail(0))
 				_, _ = q.Produce(ctx, codeq.Task{Queue: "other"})
-				time.Sleep(time.Millisecond)
 			}
 		}()
 		out := ok(t, with(at, "-json", "tail", "-n", "5", "-queue", "mail", "-kind", "produced")...)

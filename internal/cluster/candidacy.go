@@ -45,10 +45,10 @@ func (n *Node) standAlone() {
 
 // A leader that removes itself, and loses the others before they have the entry that says so, may
 // be the only one that can be elected: if the others, who know nothing of the removal, need its
-// vote, they do not get it, as their logs are shorter. "A server that is not part of its own latest
-// configuration should still start new elections" (Ongaro, "Consensus: Bridging Theory and
-// Practice", 4.2.2). Raft's followers do not. So a node stands in if another one asks in vain for
-// its vote. It has no vote of its own, leads until the others have the entry, and ends with that.
+// vote, they do not get it, as their logs are shorter. The algorithm lets such a node stand
+// (Ongaro, "Consensus: Bridging Theory and Practice", 4.2.2), Raft's followers do not. So it stands
+// in if another one asks in vain for its vote. It has no vote of its own, leads until the others
+// have the entry, and ends with that.
 
 // standIn lets this node stand for election if it is no member as far as it knows, refuses a
 // candidate whose last entry is given, and can reach nobody that leads the shard.

@@ -256,8 +256,11 @@ func clampCommit(req *raft.AppendEntriesRequest) {
 // snapshot: the leader would look for an earlier entry, and then send a snapshot of an earlier one,
 // again and again.
 func (t *transport) compareWithSnapshot(req *raft.AppendEntriesRequest) {
+	if req.PrevLogEntry == 0 { // a heartbeat, mostly
+		return
+	}
 	first, last, err := t.group.log.bounds()
-	if err != nil || first == 0 || req.PrevLogEntry+1 != first || req.PrevLogEntry == last {
+	if err != nil || req.PrevLogEntry+1 != first || req.PrevLogEntry == last {
 		return
 	}
 	snapshots, err := t.group.snapshots.List()
