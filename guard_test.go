@@ -596,6 +596,7 @@ func useVerbs(t *testing.T, q *Queue, copyTo string) {
 	for range q.List(ctx, ListOptions{State: Ready}) {
 	}
 	_, _ = q.Stats(ctx)
+	_, _ = q.ProcessInfo(ctx)
 	_, _ = q.Workers(ctx)
 	_ = q.QuietWorkers(ctx, "nobody")
 	_ = q.ResumeWorkers(ctx, "")

@@ -290,9 +290,11 @@ const pressIn = `(selector => {
 	return "";
 })`
 
-// press clicks an element.
+// press clicks an element, once it is there: a page shows what was sampled up to a second ago, and
+// changes as more is told.
 func (w *tab) press(selector string) {
 	w.t.Helper()
+	w.wait("document.querySelector(" + quoted(selector) + ")")
 	require.Empty(w.t, eval[string](w, pressIn+"("+quoted(selector)+")"), "press %s", selector)
 }
 
