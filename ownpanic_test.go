@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"codeq/internal/guard"
-	"codeq/internal/testkit"
 )
 
 // injected is what tests have codeq panic with. All other panics of codeq's own, which it contains,
@@ -39,10 +38,10 @@ var ownPanics panicList
 func TestMain(m *testing.M) {
 	guard.Observe(ownPanics.add)
 	flag.Parse()
-	// Queues and disks in memory come and go: collecting them is much of the work. The race
-	// detector takes as much memory again.
-	debug.SetGCPercent(400)
-	debug.SetMemoryLimit(int64(testkit.Sized(1, 2, 2)) << 30)
+	// Queues and disks in memory come and go: collecting them often is much of the work. Below the
+	// limit, the race detector takes as much memory again.
+	debug.SetGCPercent(800)
+	debug.SetMemoryLimit(3 << 30)
 	overlapWaits()
 	code := m.Run()
 	if !ownPanics.report() {
