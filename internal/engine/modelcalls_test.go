@@ -91,7 +91,7 @@ func (m *model) together(*rapid.T) {
 			c.apply(m)
 		}
 		m.unordered = false
-		m.giveTurns()
+		m.react()
 		for _, c := range calls {
 			if w, ok := c.(*claimCall); ok {
 				w.grantAll(m, false)

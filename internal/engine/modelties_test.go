@@ -441,6 +441,9 @@ func (m *model) unpin(child *modelTask, until uint64) {
 
 // react does what ends of tasks mean to others.
 func (m *model) react() {
+	if m.unordered { // they are told by messages, which come after the calls
+		return
+	}
 	blocked := func(t *modelTask) bool {
 		return m.tasks[t.id] == t && t.state == Blocked && t.on == onParents
 	}
