@@ -124,6 +124,15 @@ const (
 // Errors: [ErrInvalid], [ErrClosed], and [ErrNotLeader] or [ErrUncertain] in a cluster.
 func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 	defer public(&err)
+	ctx := context.Background()
+	if q != nil && q.node != nil {
+		ctx = q.node.ctx
+	}
+	return q.subscribe(ctx, opts)
+}
+
+// subscribe is Subscribe, which gives up when ctx ends.
+func (q *Queue) subscribe(ctx context.Context, opts SubscribeOptions) (*Subscription, error) {
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}
@@ -159,7 +168,7 @@ func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 		return nil, err
 	}
 	if q.node != nil {
-		if err := q.node.publishInterests(q.node.ctx, 0); err != nil {
+		if err := q.node.publishInterests(ctx, 0); err != nil {
 			events.Close()
 			return nil, err
 		}

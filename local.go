@@ -243,13 +243,13 @@ func waitsLong(kind byte) bool {
 
 // subscribeProgram begins a subscription of a program, which takes the events out of it all the
 // time.
-func (q *Queue) subscribeProgram(options []byte) (*broadcast.Subscription, error) {
+func (q *Queue) subscribeProgram(ctx context.Context, options []byte) (*broadcast.Subscription, error) {
 	var opts SubscribeOptions
 	if json.Unmarshal(options, &opts) != nil {
 		return nil, errMalformedCall
 	}
 	opts.Buffer = 0
-	sub, err := q.Subscribe(opts)
+	sub, err := q.subscribe(ctx, opts)
 	if err != nil {
 		return nil, err
 	}

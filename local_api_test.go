@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"codeq"
 	"codeq/internal/manifest"
@@ -328,6 +329,53 @@ func TestLocalEvents(t *testing.T) {
 	require.True(t, errors.Is(err, codeq.ErrNotServed) || errors.Is(err, codeq.ErrClosed), "%v", err)
 	require.NoError(t, c.Close())
 	require.Zero(t, sub.Lost())
+}
+
+// TestLocalManyEvents: a program that uses all subscriptions that there are makes calls as well. It
+// waits before it makes more of them than the process accepts at a time.
+func TestLocalManyEvents(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
+	s.serve(t)
+	c := s.client(t)
+	const most = 100
+	var subs [most]*codeq.Subscription
+	for i := range subs {
+		sub, err := c.Subscribe(codeq.SubscribeOptions{Kinds: []codeq.EventKind{codeq.EventProduced}})
+		require.NoError(t, err)
+		subs[i] = sub
+	}
+	_, err := c.Subscribe(codeq.SubscribeOptions{})
+	require.ErrorIs(t, err, codeq.ErrNotServed)
+	id := produce(t, s.Queue, codeq.Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})[0]
+	var calls errgroup.Group
+	for range most - 1 { // they wait for long
+		calls.Go(func() error { _, err := c.Await(ctx, id); return err })
+	}
+	for awaiting(t, []*codeq.Queue{s.Queue}, id) < most-1 {
+		runtime.Gosched()
+	}
+	var short errgroup.Group
+	for range 3 * most {
+		short.Go(func() error { _, err := c.Produce(ctx, codeq.Task{Queue: "b"}); return err })
+	}
+	require.NoError(t, short.Wait())
+	require.NoError(t, c.Cancel(ctx, id))
+	require.NoError(t, calls.Wait())
+	for _, sub := range subs {
+		e, err := sub.Next(ctx)
+		require.NoError(t, err)
+		require.Equal(t, id, e.ID)
+		require.Zero(t, sub.Lost())
+		sub.Close()
+	}
+	for watched(s.Queue) {
+		runtime.Gosched()
+	}
+	sub, err := c.Subscribe(codeq.SubscribeOptions{})
+	require.NoError(t, err)
+	sub.Close()
 }
 
 // TestLocalHistory: a program sees what a handler says, while it runs and afterwards, and who has

@@ -23,6 +23,7 @@ type Client struct {
 	target peer.Target
 	decode func(code byte, text string) error
 	log    *slog.Logger
+	calls  chan struct{} // an element for each call under way, but for those that wait for events
 
 	mu         sync.Mutex // orders background.Add before the Wait of Close; guards closed
 	closed     bool
@@ -45,6 +46,7 @@ func NewClient(d *manifest.Directory, format int, decode func(code byte, text st
 		target: peer.Target{ID: id, Name: serverName, Address: d.Path},
 		decode: decode,
 		log:    log,
+		calls:  make(chan struct{}, maxCalls),
 	}, nil
 }
 
@@ -80,8 +82,17 @@ func connect(ctx context.Context, queue string) (net.Conn, error) {
 }
 
 // Call sends a call and returns its reply. An error that does not match base.ErrUncertain says that
-// nobody has served the call, or is the answer. reads: it changes nothing, and is not uncertain.
+// nobody has served the call, or is the answer. reads: it changes nothing, and is not uncertain. A
+// call waits while there are as many as the process accepts.
 func (c *Client) Call(ctx context.Context, kind byte, body []byte, reads bool) ([]byte, error) {
+	if kind != Events { // of which there are no more than subscriptions
+		select {
+		case c.calls <- struct{}{}:
+			defer func() { <-c.calls }()
+		case <-ctx.Done():
+			return nil, base.EndOf(ctx)
+		}
+	}
 	reply, err := c.node.Call(ctx, c.target, kind, body)
 	if err == nil {
 		return reply, nil

@@ -14,18 +14,18 @@ import (
 	"codeq/internal/broadcast"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
-	"codeq/internal/peer"
 	"codeq/internal/wire"
 )
 
 // Events are fetched: a program begins a subscription by one call, and then always has another one
-// under way that waits for events. A subscription ends with the connection on which it has begun. A
-// program learns of that later than the process, and may by then have connected again, perhaps to
-// another process: the number of a subscription is never that of another one, of any process.
+// under way that waits for events. A subscription ends with such a call that is canceled, or whose
+// connection ends, or when there was none for some time. A program may learn of that later than the
+// process, and have connected again by then, perhaps to another process: the number of a
+// subscription is never that of another one, of any process.
 
 const (
-	maxSubscriptions = MaxConnections
-	eventsOfCall     = 64
+	eventsOfCall = 64
+	unreadFor    = time.Minute // after which a subscription ends
 )
 
 // subscriptions are those of programs.
@@ -35,40 +35,35 @@ type subscriptions struct {
 }
 
 type subscription struct {
-	events *broadcast.Subscription
-	ended  chan struct{} // closed by end
+	events  *broadcast.Subscription
+	readers int           // calls under way that wait for events
+	unread  *time.Timer   // runs while there are no readers
+	ended   chan struct{} // closed by end
 }
 
 // subscribe begins a subscription.
-func (s *Server) subscribe(r *peer.Request) ([]byte, error) {
-	sub, err := s.c.Subscribe(r.Body)
+func (s *Server) subscribe(ctx context.Context, options []byte) ([]byte, error) {
+	sub, err := s.c.Subscribe(ctx, options)
 	if err != nil {
 		return nil, err
 	}
-	number, ended, err := s.subs.add(sub)
+	number, added, err := s.subs.add(sub)
 	if err != nil {
 		sub.Close()
 		return nil, err
 	}
 	s.background.Go(func() {
-		guard.Contain(s.c.Logger, "end of a local subscription", func() {
-			select {
-			case <-r.Ended():
-			case <-s.ctx.Done():
-			case <-ended:
-			}
-			s.subs.end(number)
-		}, nil)
+		guard.Contain(s.c.Logger, "end of a local subscription", func() { s.subs.watch(s.ctx, number, added) }, nil)
 	})
 	return json.Marshal(number)
 }
 
-// add gives a subscription a number. ended is closed when it is ended.
-func (s *subscriptions) add(events *broadcast.Subscription) (number uint64, ended <-chan struct{}, err error) {
+// add gives a subscription a number.
+func (s *subscriptions) add(events *broadcast.Subscription) (number uint64, sub *subscription, err error) {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	number = binary.BigEndian.Uint64(random[:])
-	sub := &subscription{events, make(chan struct{})}
+	sub = &subscription{events: events, unread: time.NewTimer(unreadFor), ended: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.all) >= maxSubscriptions {
@@ -78,28 +73,63 @@ func (s *subscriptions) add(events *broadcast.Subscription) (number uint64, ende
 		s.all = make(map[uint64]*subscription)
 	}
 	s.all[number] = sub
-	return number, sub.ended, nil
+	return number, sub, nil
 }
 
-// end ends a subscription, if it has not ended yet.
-func (s *subscriptions) end(number uint64) {
+// watch ends a subscription that nobody reads any more. It returns when that has ended, or ctx.
+func (s *subscriptions) watch(ctx context.Context, number uint64, sub *subscription) {
+	defer sub.unread.Stop()
+	select {
+	case <-sub.unread.C:
+	case <-ctx.Done():
+	case <-sub.ended:
+	}
+	s.end(number)
+}
+
+// end ends a subscription; false: it has ended before.
+func (s *subscriptions) end(number uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sub := s.all[number]; sub != nil {
-		sub.events.Close()
-		close(sub.ended)
-		delete(s.all, number)
+	sub := s.all[number]
+	if sub == nil {
+		return false
+	}
+	sub.events.Close()
+	close(sub.ended)
+	delete(s.all, number)
+	return true
+}
+
+// errNoSubscription is the answer to who asks for more of a subscription that has ended.
+var errNoSubscription = fmt.Errorf("%w: the subscription has ended, as nothing more was asked of it", base.ErrNotServed)
+
+// read begins to read a subscription; nil: it has ended.
+func (s *subscriptions) read(number uint64) *subscription {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sub := s.all[number]
+	if sub != nil {
+		sub.readers++
+		sub.unread.Stop()
+	}
+	return sub
+}
+
+// leave ends to read a subscription.
+func (s *subscriptions) leave(sub *subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sub.readers--; sub.readers == 0 {
+		sub.unread.Reset(unreadFor)
 	}
 }
 
-// find returns a subscription that has not been ended.
-func (s *subscriptions) find(number uint64) (*broadcast.Subscription, error) {
+// has reports whether a subscription has not ended.
+func (s *subscriptions) has(number uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sub := s.all[number]; sub != nil {
-		return sub.events, nil
-	}
-	return nil, fmt.Errorf("%w: the subscription has ended with its connection", base.ErrNotServed)
+	return s.all[number] != nil
 }
 
 // next waits for events, and returns some.
@@ -108,26 +138,28 @@ func (s *subscriptions) next(ctx context.Context, argument []byte) ([]byte, erro
 	if json.Unmarshal(argument, &number) != nil {
 		return nil, errMalformed
 	}
-	sub, err := s.find(number)
-	if err != nil {
-		return nil, err
+	sub := s.read(number)
+	if sub == nil {
+		return nil, errNoSubscription
 	}
-	e, err := sub.Next(ctx)
-	if errors.Is(err, base.ErrClosed) {
-		if _, ended := s.find(number); ended != nil {
-			return nil, ended // and not the queue
+	defer s.leave(sub)
+	e, err := sub.events.Next(ctx)
+	switch {
+	case errors.Is(err, base.ErrClosed) && !s.has(number): // else the queue is closed
+		return nil, errNoSubscription
+	case err != nil:
+		if ctx.Err() != nil {
+			s.end(number)
 		}
-	}
-	if err != nil {
 		return nil, err
 	}
 	found := []engine.Event{e}
 	for ok := true; ok && len(found) < eventsOfCall; {
-		if e, ok, _ = sub.Take(); ok {
+		if e, ok, _ = sub.events.Take(); ok {
 			found = append(found, e)
 		}
 	}
-	return append(wire.AppendUint(nil, sub.Lost()), broadcast.Encode(&engine.Effects{Events: found})...), nil
+	return append(wire.AppendUint(nil, sub.events.Lost()), broadcast.Encode(&engine.Effects{Events: found})...), nil
 }
 
 func (s *subscriptions) unsubscribe(argument []byte) ([]byte, error) {
@@ -135,10 +167,9 @@ func (s *subscriptions) unsubscribe(argument []byte) ([]byte, error) {
 	if json.Unmarshal(argument, &number) != nil {
 		return nil, errMalformed
 	}
-	if _, err := s.find(number); err != nil {
-		return nil, err
+	if !s.end(number) {
+		return nil, errNoSubscription
 	}
-	s.end(number)
 	return []byte("null"), nil
 }
 

@@ -18,12 +18,13 @@ import (
 
 // The bounds of what programs may use up of the process that serves.
 const (
-	MaxConnections = 100
-	MaxCalls       = 100 // of a connection
-	maxRunning     = 64  // calls of all connections that do not wait, until their answers are written
-	maxLarge       = 4   // requests of more than 64 KiB
-	maxQueued      = 1 << 20
-	idle           = 2 * time.Minute
+	maxConnections   = 100
+	maxSubscriptions = 100
+	maxCalls         = 100 // of a connection, beside those that wait for events
+	maxRunning       = 64  // calls of all connections that do not wait, until their answers are written
+	maxLarge         = 4   // requests of more than 64 KiB
+	maxQueued        = 1 << 20
+	idle             = 2 * time.Minute
 )
 
 // Config of a Server.
@@ -39,7 +40,7 @@ type Config struct {
 	Waits func(kind byte) bool
 	Verbs Verbs
 	// Subscribe begins a subscription with the options of a Client.
-	Subscribe func(options []byte) (*broadcast.Subscription, error)
+	Subscribe func(ctx context.Context, options []byte) (*broadcast.Subscription, error)
 	// EncodeError is how an error is sent, and PanicError what a panic becomes.
 	EncodeError func(error) (code byte, text string)
 	PanicError  func(what string, value any, stack []byte) error
@@ -75,7 +76,7 @@ func Listen(c Config) (*Server, error) {
 		Identity: peer.Identity{Cluster: c.ID, ID: c.ID, Name: serverName}, Formats: peer.Formats{Newest: c.Format, Least: c.Format},
 		Listener: listener{l, c.Logger}, Handler: s.handle, Logger: c.Logger,
 		Bounds: peer.Bounds{
-			Connections: MaxConnections, Calls: MaxCalls, Body: c.Body, Large: maxLarge, Queued: maxQueued, Idle: idle,
+			Connections: maxConnections, Calls: maxCalls + maxSubscriptions, Body: c.Body, Large: maxLarge, Queued: maxQueued, Idle: idle,
 		},
 	})
 	return s, nil
@@ -135,7 +136,7 @@ func (s *Server) serve(ctx context.Context, r *peer.Request) ([]byte, error) {
 	case r.Kind < ofProcess:
 		return s.c.Serve(ctx, r.Kind, r.Body)
 	case r.Kind == Subscribe:
-		return s.subscribe(r)
+		return s.subscribe(ctx, r.Body)
 	case r.Kind == Events:
 		return s.subs.next(ctx, r.Body)
 	case r.Kind == Unsubscribe:

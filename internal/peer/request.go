@@ -74,9 +74,6 @@ func (r *Request) OnSent(f func()) {
 	r.sent = f
 }
 
-// Ended returns a channel that is closed when the connection of the request has ended.
-func (r *Request) Ended() <-chan struct{} { return r.conn.gone }
-
 // OnCancel makes f the function that is called when the caller gives up or the connection ends,
 // unless the request was answered before. The Handler must call OnCancel before it returns, at most
 // once. The connection's reader calls f, which must not block, perhaps while somebody answers.
@@ -101,9 +98,8 @@ type server struct {
 	from Identity
 	// introduction is Request.Introduction.
 	introduction bool
-	last         uint64        // number of the last request
-	admitted     bool          // the reader has a place of Bounds.Large for the next request
-	gone         chan struct{} // closed when the reader has ended
+	last         uint64 // number of the last request
+	admitted     bool   // the reader has a place of Bounds.Large for the next request
 
 	// Guarded by mu.
 	// cancels are the unanswered requests with an OnCancel, by number. Only the reader, which runs
@@ -120,7 +116,7 @@ type answered struct {
 }
 
 func newServer(n *Node, h header, conn net.Conn) *server {
-	c := &server{node: n, from: h.from, introduction: h.use == useIntroduction, gone: make(chan struct{})}
+	c := &server{node: n, from: h.from, introduction: h.use == useIntroduction}
 	c.init(conn, n.c.Timeout)
 	c.sent = c.forgetSent
 	c.ended = c.forgetAll
@@ -161,7 +157,6 @@ func (c *server) read() {
 
 // cancelAll tells the Handler that nobody waits for answers any more.
 func (c *server) cancelAll() {
-	close(c.gone)
 	if c.admitted {
 		<-c.node.large
 	}
