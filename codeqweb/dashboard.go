@@ -198,16 +198,17 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 		return &refusal{http.StatusMethodNotAllowed, "method", "this page takes " + allowed}
 	}
 	r.access = d.opts.Access(r.Request)
-	if r.params = r.URL.Query(); method == http.MethodPost && !r.api {
-		if err := d.readForm(w, r); err != nil {
-			return err
-		}
-	}
-	if needs := rt.needs | Read; !r.access.Has(needs) {
+	r.params = r.URL.Query()
+	if needs := rt.needs | Read; !r.access.Has(needs) { // before a body is read
 		if method == http.MethodPost {
 			d.audited(r, r.params, errDenied, true)
 		}
 		return errDenied
+	}
+	if method == http.MethodPost && !r.api {
+		if err := d.readForm(w, r); err != nil {
+			return err
+		}
 	}
 	return d.serve(w, r, rt)
 }
