@@ -63,6 +63,7 @@ type Dashboard struct {
 	sampler   *sampler
 	audit     auditLog
 	bulks     bulks
+	kin       childCache
 	health    health
 	routes    map[string]map[string]*route // by path and method
 	templates map[string]*template.Template
@@ -405,7 +406,7 @@ func (d *Dashboard) loadAssets() {
 		_, _ = version.Write(d.assets["assets/"+name].body)
 	}
 	funcs := template.FuncMap{
-		"t": visible, "line": line, "field": field, "n": number, "rate": rate, "size": size, "span": span, "ago": distance,
+		"t": visible, "line": line, "field": field, "n": number, "rate": rate, "size": size, "span": span, "ago": distance, "age": age,
 		"full": exact, "iso": machine, "url": link, "form": func(action string, p url.Values) string { return action + "?" + p.Encode() }, "join": strings.Join, "quantile": func(s codeq.StepStats, f float64) string { return span(s.Quantile(f)) },
 		"version": func() string { return fmt.Sprintf("%08x", version.Sum32()) },
 		"percent": func(part, whole int64) string {

@@ -86,6 +86,8 @@ type overviewView struct {
 	Unreachable        int // nodes that did not say what their workers do
 	Disk, Dead         int64
 	KnowsDisk          bool
+	Free, MinFree      int64 // as in sample
+	LowDisk            bool  // less is free than twice MinFree
 }
 
 type orderLink struct {
@@ -99,6 +101,7 @@ func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 	v := overviewView{
 		At: s.At, All: s.All, Queues: s.Queues, By: q.Get("by"), Charts: d.charts("", q.Get("by") == "minute"),
 		Find: q.Get("find"), Order: q.Get("order"),
+		Free: s.Free, MinFree: s.MinFree, LowDisk: s.Free >= 0 && s.Free/2 < s.MinFree,
 	}
 	if s.Err != nil {
 		v.Error = s.Err.Error()

@@ -1,13 +1,12 @@
 package codeqweb_test
 
 import (
-	"os"
-	"path/filepath"
-	"strings"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/codeqweb"
 )
 
@@ -25,9 +24,6 @@ func TestPages(t *testing.T) {
 				require.NotContains(t, page, "<no value>", path)
 				require.NotContains(t, page, "ZgotmplZ", path)
 				require.NotContains(t, page, "style=", path)
-				if dir := os.Getenv("PAGES"); dir != "" {
-					_ = os.WriteFile(filepath.Join(dir, strings.NewReplacer("/", "", "?", "_", "&", "_").Replace(path)+".html"), []byte(page), 0o600)
-				}
 				if access == codeqweb.Read {
 					require.NotContains(t, page, `method="post"`, path)
 					require.NotContains(t, page, "xyzzy", path)
@@ -35,4 +31,11 @@ func TestPages(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFreeDisk: the overview warns before a disk is so full that no tasks are accepted.
+func TestFreeDisk(t *testing.T) {
+	const tile = `<div class="%s" title="of the disk of this process; it accepts no tasks below %s"><dt>Disk free</dt>`
+	require.Contains(t, open(t, codeq.Options{MinFreeBytes: 1 << 20}, nil).get("/"), fmt.Sprintf(tile, "", "1.0 MiB"))
+	require.Contains(t, open(t, codeq.Options{MinFreeBytes: 1 << 60}, nil).get("/"), fmt.Sprintf(tile, "bad", "1.0 EiB"))
 }

@@ -222,6 +222,9 @@ func distance(t time.Time) string {
 	}
 }
 
+// age is how long ago a time is.
+func age(t time.Time) string { return span(max(0, time.Since(t))) }
+
 // exact is a time in full.
 func exact(t time.Time) string {
 	if t.IsZero() {

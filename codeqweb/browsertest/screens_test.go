@@ -128,6 +128,8 @@ func TestWhatScreensShow(t *testing.T) {
 		w.waitText("#total-"+tile, n)
 	}
 	require.Equal(t, 2, w.count("#queues tbody tr"))
+	require.Regexp(t, `^\d+(\.\d+)? m?s$`, w.text("#total-oldest"), "for how long")
+	require.Regexp(t, `^not known$|iB$`, w.text("#free-disk"))
 	w.follow(`#queues tr[data-queue="mail"] a`)
 	require.Equal(t, "Queue mail", w.text("h1"))
 	w.waitText("#count-dead", "2")

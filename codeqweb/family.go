@@ -1,0 +1,201 @@
+package codeqweb
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"codeq"
+)
+
+// The family of a task as it is drawn and listed.
+const (
+	familyDrawn  = 12     // parents and children at the most
+	parentsRead  = 100    // of Task.After
+	childrenRead = 10_000 // blocked tasks that are read to find children
+	childrenMax  = 100
+)
+
+// relative is a task that is bound to another one.
+type relative struct {
+	ID    codeq.ID
+	Task  *codeq.TaskInfo // nil: it has ended and is not kept
+	State string
+	Queue string
+}
+
+// family are the parents and the live children of a task.
+type family struct {
+	Parents, Children []relative
+	MoreParents       int  // that are not in Parents
+	MoreChildren      bool // not all blocked tasks were looked at, or there are too many
+	Drawing           *drawing
+}
+
+// drawing is the graph of a family: boxes in three columns, and lines between them.
+type drawing struct {
+	Width, Height int
+	Boxes         []box
+	Edges         []edge
+}
+
+type box struct {
+	X, Y, Width, Height int
+	URL                 string // "": the task itself
+	Line1, Line2        string
+	State, Title        string
+}
+
+type edge struct{ X1, Y1, X2, Y2 int }
+
+// childList is what was found of the children of a task.
+type childList struct {
+	Tasks   []*codeq.TaskInfo
+	Scanned int
+	More    bool
+}
+
+// children finds the tasks that wait for a task. Nothing lists them: blocked tasks are read, up to
+// a bound.
+func (d *Dashboard) children(ctx context.Context, id codeq.ID) (*childList, error) {
+	c := new(childList)
+	opts := codeq.PageOptions{TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Blocked}}, NoPayload: true, Limit: codeq.MaxPage}
+	for {
+		tasks, err := d.q.ListPage(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		c.Scanned += tasks.Scanned
+		for _, t := range tasks.Tasks {
+			if !slices.Contains(t.After, id) {
+				continue
+			}
+			if len(c.Tasks) == childrenMax {
+				c.More = true
+				return c, nil
+			}
+			c.Tasks = append(c.Tasks, t)
+		}
+		if opts.Cursor = tasks.Next; opts.Cursor == "" {
+			return c, nil
+		}
+		if c.Scanned >= childrenRead {
+			c.More = true
+			return c, nil
+		}
+	}
+}
+
+// childCache keeps the children of tasks whose pages are open, for as long as it takes that no more
+// than a fiftieth of the time goes into finding them again.
+type childCache struct {
+	mu    sync.Mutex // guards found
+	found map[codeq.ID]foundChildren
+}
+
+type foundChildren struct {
+	list  *childList
+	until time.Time
+}
+
+const (
+	childrenKept  = 100 // tasks
+	childrenPause = 50  // times what it takes to find them
+)
+
+// of returns the children of a task, found by find unless they are known.
+func (c *childCache) of(id codeq.ID, find func() (*childList, error)) (*childList, error) {
+	begin := time.Now()
+	c.mu.Lock()
+	known := c.found[id]
+	c.mu.Unlock()
+	if begin.Before(known.until) {
+		return known.list, nil
+	}
+	list, err := find()
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.found, func(_ codeq.ID, f foundChildren) bool { return !now.Before(f.until) })
+	if c.found == nil {
+		c.found = make(map[codeq.ID]foundChildren)
+	}
+	if len(c.found) < childrenKept {
+		c.found[id] = foundChildren{list, now.Add(childrenPause * now.Sub(begin))}
+	}
+	return list, nil
+}
+
+// family finds the relatives of a task.
+func (d *Dashboard) family(ctx context.Context, t *codeq.TaskInfo) (f family, err error) {
+	for i, id := range t.After {
+		if i == parentsRead {
+			f.MoreParents = len(t.After) - parentsRead
+			break
+		}
+		parent, err := d.q.Get(ctx, id)
+		if err != nil && !errors.Is(err, codeq.ErrNotFound) {
+			return f, err
+		}
+		f.Parents = append(f.Parents, relativeOf(id, parent))
+	}
+	switch t.State {
+	case codeq.Done, codeq.Canceled: // nobody waits for it any more
+	default:
+		c, err := d.kin.of(t.ID, func() (*childList, error) { return d.children(ctx, t.ID) })
+		if err != nil {
+			return f, err
+		}
+		f.MoreChildren = c.More
+		for _, child := range c.Tasks {
+			f.Children = append(f.Children, relativeOf(child.ID, child))
+		}
+	}
+	if len(f.Parents)+len(f.Children) > 0 {
+		f.Drawing = draw(t, f)
+	}
+	return f, nil
+}
+
+func relativeOf(id codeq.ID, t *codeq.TaskInfo) relative {
+	if t == nil {
+		return relative{ID: id, State: "gone"}
+	}
+	return relative{id, t, t.State.String(), t.Queue}
+}
+
+// draw draws a family: parents at the left, children at the right.
+func draw(t *codeq.TaskInfo, f family) *drawing {
+	const width, height, gap, column = 200, 40, 12, 260
+	parents, children := f.Parents[:min(len(f.Parents), familyDrawn)], f.Children[:min(len(f.Children), familyDrawn)]
+	rows := max(len(parents), len(children), 1)
+	g := &drawing{Width: 2*column + width + 2, Height: rows*(height+gap) - gap + 2}
+	top := func(i, of int) int { return 1 + (g.Height-2-(of*(height+gap)-gap))/2 + i*(height+gap) }
+	put := func(r relative, col, i, of int, link string) box {
+		b := box{
+			X: 1 + col*column, Y: top(i, of), Width: width, Height: height, URL: link, State: r.State,
+			Line1: clip(visible(r.Queue), 20), Line2: "…" + r.ID.String()[24:] + " " + r.State, Title: r.Queue + " " + r.ID.String() + " " + r.State,
+		}
+		if r.Task == nil {
+			b.Line1 = "not kept"
+		}
+		g.Boxes = append(g.Boxes, b)
+		return b
+	}
+	self := put(relativeOf(t.ID, t), 1, 0, 1, "")
+	for i, r := range parents {
+		b := put(r, 0, i, len(parents), link("task", "id", r.ID))
+		g.Edges = append(g.Edges, edge{b.X + width, b.Y + height/2, self.X, self.Y + height/2})
+	}
+	for i, r := range children {
+		b := put(r, 2, i, len(children), link("task", "id", r.ID))
+		g.Edges = append(g.Edges, edge{self.X + width, self.Y + height/2, b.X, b.Y + height/2})
+	}
+	return g
+}
