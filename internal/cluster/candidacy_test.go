@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,8 +34,15 @@ func TestStandIn(t *testing.T) {
 }
 
 // TestStandInForNobody: a node that was removed, and hears of it, does not disturb the others when
-// one of them, which is cut off from the leader, asks for its vote.
+// one of them, which is cut off from the leader, asks for its vote; not even when it is cut off
+// together with that one.
 func TestStandInForNobody(t *testing.T) {
+	for _, together := range []bool{false, true} {
+		t.Run(fmt.Sprint("together=", together), func(t *testing.T) { standInForNobody(t, together) })
+	}
+}
+
+func standInForNobody(t *testing.T, together bool) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, network := openTrio(t, 1)
 		a, c := nodes[0].Group(0), nodes[2].Group(0)
@@ -43,8 +51,9 @@ func TestStandInForNobody(t *testing.T) {
 			require.Less(t, time.Since(removed), time.Second)
 		}
 		term := a.raft.CurrentTerm()
-		network.SetCut("a", "b", true)
-		network.SetCut("b", "a", true)
+		if network.Isolate("a", []string{"b"}); together {
+			network.Isolate("a", trioNames)
+		}
 		c.standIn(0, 0) // as b asks
 		for c.standing.Load() {
 			time.Sleep(time.Millisecond)

@@ -113,6 +113,20 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 	return status
 }
 
+// lacksLeader reports whether a majority of the members was asked, and none of them knows a leader.
+func (s *ShardStatus) lacksLeader() bool {
+	voters, asked := 0, 0
+	for i := range s.Replicas {
+		if r := &s.Replicas[i]; r.Voter {
+			voters++
+			if r.LastError == "" {
+				asked++
+			}
+		}
+	}
+	return s.Leader == "" && asked > voters/2
+}
+
 // leadersOf is what the leaders of shards say, or this node in their place; and what others say of
 // shards for which there is none.
 func leadersOf(own []replicaState, answers map[Peer]*nodeAnswer) (leaders, unknown []replicaState) {
