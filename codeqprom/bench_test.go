@@ -7,21 +7,25 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"codeq"
 	"codeq/bench/workload"
 	"codeq/codeqprom"
+	"codeq/codeqweb"
 )
 
 var (
-	warmup = flag.Duration("warmup", time.Second, "time before the window of BenchmarkFullCycle")
-	window = flag.Duration("window", 3*time.Second, "window of BenchmarkFullCycle")
+	warmup = flag.Duration("warmup", time.Second, "time before each window of BenchmarkWatched")
+	window = flag.Duration("window", 3*time.Second, "each window of BenchmarkWatched")
+	rounds = flag.Int("rounds", 5, "how many windows BenchmarkWatched has of each kind")
 )
 
 // serve serves the metrics of a Collector.
@@ -102,49 +106,141 @@ func groups(b *testing.B, q *codeq.Queue) (sum codeq.StepStats) {
 	return sum
 }
 
-// BenchmarkFullCycle is 32 producers and 128 workers that make single calls of Produce, Claim and
-// Complete, without a Collector, and with one that is scraped each second.
-func BenchmarkFullCycle(b *testing.B) {
-	for _, watched := range []bool{false, true} {
-		b.Run(fmt.Sprint("scraped=", watched), func(b *testing.B) {
-			opts := codeq.Options{Shards: 2}
-			c := codeqprom.New(nil)
-			if watched {
-				opts.Observer = c.Observer(nil)
-			}
-			q := openIn(b, opts)
-			if watched {
-				c.Watch(q)
-				url, stop, done := serve(b, c), make(chan struct{}), make(chan error)
-				go func() {
-					for {
-						select {
-						case <-stop:
-							done <- nil
-							return
-						case <-time.After(time.Second):
-						}
-						if _, err := scrape(url); err != nil {
-							done <- err
-							return
-						}
-					}
-				}()
-				defer func() {
-					close(stop)
-					require.NoError(b, <-done)
-				}()
-			}
-			run := workload.Start(context.Background(), workload.Load{}, workload.Calls{Queues: []*codeq.Queue{q}})
-			defer func() { require.NoError(b, run.Stop()) }()
-			time.Sleep(*warmup)
-			res, err := run.Measure(*window)
-			require.NoError(b, err)
-			b.ReportMetric(0, "ns/op")
-			if res.FellBehind() {
-				b.Skip("discarded: completions fell behind")
-			}
-			b.ReportMetric(res.Rate(), "cycles/s")
-		})
+// watching is how a queue is watched while it is loaded.
+type watching struct {
+	name              string
+	observed, scraped bool // by a Collector's Observer; each second, by HTTP
+	viewers           int  // of the dashboard's overview, by HTTP
+}
+
+// BenchmarkWatched is 32 producers and 128 workers that make single calls of Produce, Claim and
+// Complete, on a queue that nobody watches, and on others that are watched: by an Observer, by
+// Prometheus, and by people who look at the dashboard as well. All are loaded in turn, in each of
+// the rounds. It tells medians of the rates, and of their ratios to the first one.
+func BenchmarkWatched(b *testing.B) {
+	ways := []watching{
+		{name: "alone"}, {name: "observed", observed: true}, {name: "scraped", observed: true, scraped: true},
+		{name: "viewed", observed: true, scraped: true, viewers: 3},
 	}
+	loads := make([]*watchedLoad, len(ways))
+	for i, way := range ways {
+		loads[i] = newWatchedLoad(b, way)
+	}
+	rates, ratios := make([][]float64, len(ways)), make([][]float64, len(ways))
+	for round := range *rounds {
+		for i := range loads {
+			if round%2 == 1 { // what comes later may find a slower disk
+				i = len(loads) - 1 - i
+			}
+			rates[i] = append(rates[i], loads[i].measure(b))
+		}
+		for i := range loads {
+			ratios[i] = append(ratios[i], rates[i][round]/rates[0][round])
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	for i, way := range ways {
+		b.ReportMetric(median(rates[i]), way.name+"-cycles/s")
+		if i > 0 {
+			b.ReportMetric(median(ratios[i]), way.name+"/alone")
+			b.Logf("%s/alone: %.3f", way.name, ratios[i])
+		}
+	}
+}
+
+func median(all []float64) float64 {
+	slices.Sort(all)
+	return (all[(len(all)-1)/2] + all[len(all)/2]) / 2
+}
+
+// watchedLoad is a queue, and what watches it.
+type watchedLoad struct {
+	watching
+	q          *codeq.Queue
+	metrics    string // URL; "": not scraped
+	dashboard  string // URL; "": there is none
+	background errgroup.Group
+}
+
+func newWatchedLoad(b *testing.B, way watching) *watchedLoad {
+	l := &watchedLoad{watching: way}
+	opts := codeq.Options{Shards: 2}
+	c := codeqprom.New(nil)
+	if way.observed {
+		opts.Observer = c.Observer(nil)
+	}
+	l.q = openIn(b, opts)
+	if way.scraped {
+		c.Watch(l.q)
+		l.metrics = serve(b, c)
+	}
+	if way.viewers > 0 {
+		d := codeqweb.Handler(l.q, nil)
+		s := httptest.NewServer(d)
+		b.Cleanup(func() {
+			s.Close()
+			require.NoError(b, d.Close())
+		})
+		l.dashboard = s.URL
+	}
+	return l
+}
+
+// measure loads the queue for a while, and returns the cycles a second.
+func (l *watchedLoad) measure(b *testing.B) float64 {
+	ctx, stop := context.WithCancel(context.Background())
+	defer func() {
+		stop()
+		require.NoError(b, l.background.Wait())
+	}()
+	if l.metrics != "" {
+		l.background.Go(func() error { return scrapeEachSecond(ctx, l.metrics) })
+	}
+	for range l.viewers {
+		l.background.Go(func() error { return view(ctx, l.dashboard) })
+	}
+	run := workload.Start(context.Background(), workload.Load{}, workload.Calls{Queues: []*codeq.Queue{l.q}})
+	defer func() { require.NoError(b, run.Stop()) }()
+	time.Sleep(*warmup)
+	res, err := run.Measure(*window)
+	require.NoError(b, err)
+	if res.FellBehind() {
+		b.Fatal("completions fell behind")
+	}
+	return res.Rate()
+}
+
+func scrapeEachSecond(ctx context.Context, url string) error {
+	each := time.NewTicker(time.Second)
+	defer each.Stop()
+	for {
+		select {
+		case <-each.C:
+			if _, err := scrape(url); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// view follows the overview until ctx ends.
+func view(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/live?page=overview", nil)
+	if err != nil {
+		return err
+	}
+	r, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Body.Close() }()
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %s", r.Status)
+	}
+	if _, err := io.Copy(io.Discard, r.Body); ctx.Err() == nil {
+		return fmt.Errorf("the stream has ended: %w", err)
+	}
+	return nil
 }
