@@ -116,7 +116,8 @@ type watching struct {
 // BenchmarkWatched is 32 producers and 128 workers that make single calls of Produce, Claim and
 // Complete, on a queue that nobody watches, and on others that are watched: by an Observer, by
 // Prometheus, and by people who look at the dashboard as well. All are loaded in turn, in each of
-// the rounds. It tells medians of the rates, and of their ratios to the first one.
+// the rounds. It tells medians of the rates, of their ratios to the first one, and of the processor
+// time that a cycle takes, with that of Prometheus' and the viewers' requests.
 func BenchmarkWatched(b *testing.B) {
 	ways := []watching{
 		{name: "alone"}, {name: "observed", observed: true}, {name: "scraped", observed: true, scraped: true},
@@ -126,13 +127,15 @@ func BenchmarkWatched(b *testing.B) {
 	for i, way := range ways {
 		loads[i] = newWatchedLoad(b, way)
 	}
-	rates, ratios := make([][]float64, len(ways)), make([][]float64, len(ways))
+	rates, ratios, costs := make([][]float64, len(ways)), make([][]float64, len(ways)), make([][]float64, len(ways))
 	for round := range *rounds {
 		for i := range loads {
 			if round%2 == 1 { // what comes later may find a slower disk
 				i = len(loads) - 1 - i
 			}
-			rates[i] = append(rates[i], loads[i].measure(b))
+			res := loads[i].measure(b)
+			rates[i] = append(rates[i], res.Rate())
+			costs[i] = append(costs[i], float64(res.Usage.CPU.Nanoseconds())/1e3/float64(res.Cycles()))
 		}
 		for i := range loads {
 			ratios[i] = append(ratios[i], rates[i][round]/rates[0][round])
@@ -141,6 +144,7 @@ func BenchmarkWatched(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 	for i, way := range ways {
 		b.ReportMetric(median(rates[i]), way.name+"-cycles/s")
+		b.ReportMetric(median(costs[i]), way.name+"-cpu-us")
 		if i > 0 {
 			b.ReportMetric(median(ratios[i]), way.name+"/alone")
 			b.Logf("%s/alone: %.3f", way.name, ratios[i])
@@ -186,8 +190,8 @@ func newWatchedLoad(b *testing.B, way watching) *watchedLoad {
 	return l
 }
 
-// measure loads the queue for a while, and returns the cycles a second.
-func (l *watchedLoad) measure(b *testing.B) float64 {
+// measure loads the queue for a while.
+func (l *watchedLoad) measure(b *testing.B) workload.Result {
 	ctx, stop := context.WithCancel(context.Background())
 	defer func() {
 		stop()
@@ -207,7 +211,7 @@ func (l *watchedLoad) measure(b *testing.B) float64 {
 	if res.FellBehind() {
 		b.Fatal("completions fell behind")
 	}
-	return res.Rate()
+	return res
 }
 
 func scrapeEachSecond(ctx context.Context, url string) error {
