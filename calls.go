@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -264,7 +263,7 @@ func decodeError(code byte, text string) error {
 
 // decodeDetails reads an error that was sent with its fields.
 func decodeDetails(text string, err error) error {
-	if json.Unmarshal([]byte(text), err) != nil {
+	if wire.UnmarshalJSON([]byte(text), err) != nil {
 		return &textError{text, nil}
 	}
 	return err

@@ -124,11 +124,10 @@ const (
 // Errors: [ErrInvalid], [ErrClosed], and [ErrNotLeader] or [ErrUncertain] in a cluster.
 func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {
 	defer public(&err)
-	ctx := context.Background()
 	if q != nil && q.node != nil {
-		ctx = q.node.ctx
+		return q.subscribe(q.node.ctx, opts)
 	}
-	return q.subscribe(ctx, opts)
+	return q.subscribe(context.Background(), opts)
 }
 
 // subscribe is Subscribe, which gives up when ctx ends.

@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 	"codeq/internal/private"
+	"codeq/internal/wire"
 )
 
 // A program beside the process that has a queue open calls it by its local socket. What it calls
@@ -245,7 +245,7 @@ func waitsLong(kind byte) bool {
 // time.
 func (q *Queue) subscribeProgram(ctx context.Context, options []byte) (*broadcast.Subscription, error) {
 	var opts SubscribeOptions
-	if json.Unmarshal(options, &opts) != nil {
+	if wire.UnmarshalJSON(options, &opts) != nil {
 		return nil, errMalformedCall
 	}
 	opts.Buffer = 0

@@ -120,6 +120,77 @@ func TestLocalShowsTheSame(t *testing.T) {
 	require.Len(t, stats.Shards[0].Steps, len(own.Shards[0].Steps))
 }
 
+// TestLocalNamesOfAnyBytes: a program sees names, keys and errors that are not UTF-8 as they are.
+func TestLocalNamesOfAnyBytes(t *testing.T) {
+	t.Parallel()
+	s := openServed(t, t.TempDir(), codeq.Options{Shards: 2})
+	s.serve(t)
+	requireAnyBytes(t, s.Queue, s.client(t))
+}
+
+// requireAnyBytes requires that two Queues, which are one queue, show tasks alike whose texts are
+// not UTF-8.
+func requireAnyBytes(t *testing.T, q, other *codeq.Queue) {
+	t.Helper()
+	ctx := t.Context()
+	const odd = "\xff\xfe \U0010ff41\x00"
+	var ids []codeq.ID
+	for i := range 9 {
+		ids = append(ids, produce(t, q, codeq.Task{
+			Queue: odd + string(rune('\x80'+i)) + "\xc3", Tenant: odd, Group: odd + fmt.Sprint(i), LimitKey: odd, Unique: codeq.Unique{Key: odd + fmt.Sprint(i)},
+			Headers: map[string]string{odd: odd}, Payload: []byte(odd),
+		})...)
+	}
+	queue := odd + string(rune('\x80')) + "\xc3"
+	require.NoError(t, q.DeadLetter(ctx, claimNow(t, q, queue).Receipt, errors.New(odd)))
+	dead, err := other.Get(ctx, ids[0])
+	require.NoError(t, err)
+	require.Equal(t, queue, dead.Queue)
+	require.Equal(t, odd, dead.LastError)
+	require.Equal(t, map[string]string{odd: odd}, dead.Headers)
+	for _, id := range ids {
+		want, err := q.Get(ctx, id)
+		require.NoError(t, err)
+		got, err := other.Get(ctx, id)
+		require.NoError(t, err)
+		want.Result = got.Result // nil, or empty
+		require.Empty(t, got.Result)
+		require.Equal(t, want, got)
+		got, err = other.FindByKey(ctx, codeq.UniqueKey{
+			Queue: want.Queue, Tenant: want.Tenant, Group: want.Group, LimitKey: want.LimitKey, Key: want.Unique.Key,
+		})
+		if want.State != codeq.Dead { // whose key is free
+			require.NoError(t, err)
+			require.Equal(t, want.ID, got.ID)
+		}
+	}
+	var pages []codeq.ID
+	for o := (codeq.PageOptions{TaskFilter: codeq.TaskFilter{Tenants: []string{odd}}, Limit: 2}); ; {
+		p, err := other.ListPage(ctx, o)
+		require.NoError(t, err)
+		for _, info := range p.Tasks {
+			pages = append(pages, info.ID)
+		}
+		if o.Cursor = p.Next; o.Cursor == "" {
+			break
+		}
+	}
+	require.ElementsMatch(t, ids, pages, "each once")
+	infos, err := other.Info(ctx)
+	require.NoError(t, err)
+	own, err := q.Info(ctx)
+	require.NoError(t, err)
+	require.Len(t, infos, len(own))
+	for i := range infos {
+		require.Equal(t, own[i].Queue, infos[i].Queue)
+	}
+	taken := codeq.Task{Queue: odd + string(rune('\x81')) + "\xc3", Tenant: odd, Group: odd + "1", LimitKey: odd, Unique: codeq.Unique{Key: odd + "1"}}
+	_, err = other.Produce(ctx, taken)
+	var duplicate *codeq.DuplicateError
+	require.ErrorAs(t, err, &duplicate)
+	require.Equal(t, taken.Unique.Key, duplicate.Key)
+}
+
 // TestLocalSteers: what a program does to the queue is done.
 func TestLocalSteers(t *testing.T) {
 	t.Parallel()

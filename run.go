@@ -3,7 +3,6 @@ package codeq
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -555,7 +554,7 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 	for _, a := range q.askNodes(ctx, &workersCall{Do: listWorkers}) {
 		var infos []WorkerInfo
 		if a.Err == nil {
-			a.Err = json.Unmarshal(a.Body, &infos)
+			a.Err = wire.UnmarshalJSON(a.Body, &infos)
 		}
 		localTimes(infos)
 		if a.Err != nil {
@@ -644,7 +643,7 @@ func (q *Queue) askNodes(ctx context.Context, c *workersCall) []cluster.Answer {
 // serveNode answers another node.
 func (q *Queue) serveNode(ctx context.Context, body []byte) ([]byte, error) {
 	c := new(workersCall)
-	if err := json.Unmarshal(body, c); err != nil {
+	if err := wire.UnmarshalJSON(body, c); err != nil {
 		return nil, errMalformedCall
 	}
 	if c.Do == listWorkers {
@@ -674,7 +673,7 @@ func (q *Queue) tellWorkers(ctx context.Context, c *workersCall) error {
 	for _, a := range answers {
 		var n int
 		if a.Err == nil {
-			a.Err = json.Unmarshal(a.Body, &n)
+			a.Err = wire.UnmarshalJSON(a.Body, &n)
 		}
 		if told += n; a.Err != nil {
 			errs = append(errs, a.Err)

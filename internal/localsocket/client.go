@@ -3,7 +3,6 @@ package localsocket
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
+	"codeq/internal/wire"
 )
 
 // Client calls the process that serves a queue. It connects for its first call, and again after a
@@ -125,13 +125,13 @@ func (c *Client) Call(ctx context.Context, kind byte, body []byte, reads bool) (
 
 // Tell calls a verb that is about the process. reply is where its answer goes, if it is not nil.
 func (c *Client) Tell(ctx context.Context, kind byte, argument, reply any) error {
-	body, err := json.Marshal(argument)
+	body, err := wire.MarshalJSON(argument)
 	if err != nil {
 		return err
 	}
 	b, err := c.Call(ctx, kind, body, kind < ofChanges)
 	if err == nil && reply != nil {
-		if err = json.Unmarshal(b, reply); err != nil {
+		if err = wire.UnmarshalJSON(b, reply); err != nil {
 			err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
 		}
 	}

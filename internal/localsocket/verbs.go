@@ -2,8 +2,9 @@ package localsocket
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+
+	"codeq/internal/wire"
 )
 
 // The kinds of calls that are about the process and not a shard. Arguments and answers are JSON.
@@ -53,14 +54,14 @@ type Verbs map[byte]Verb
 func Answering[A, R any](verb func(context.Context, A) (R, error)) Verb {
 	return func(ctx context.Context, argument []byte) ([]byte, error) {
 		var a A
-		if json.Unmarshal(argument, &a) != nil {
+		if wire.UnmarshalJSON(argument, &a) != nil {
 			return nil, errMalformed
 		}
 		answer, err := verb(ctx, a)
 		if err != nil {
 			return nil, err
 		}
-		return json.Marshal(answer)
+		return wire.MarshalJSON(answer)
 	}
 }
 
