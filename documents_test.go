@@ -1,6 +1,7 @@
 package codeq_test
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -232,3 +233,10 @@ func TestLineWidth(t *testing.T) {
 
 // byHand are the documents of bench/results that no program has written.
 var byHand = []string{"README.md", "depth.md", "odd-loads.md", "space.md"}
+
+// TestReadmeIsShort: a newcomer reads all of it.
+func TestReadmeIsShort(t *testing.T) {
+	b, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	require.LessOrEqual(t, bytes.Count(b, []byte("\n")), 220)
+}

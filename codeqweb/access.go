@@ -16,8 +16,8 @@ const (
 	// Payloads shows the payloads and results of tasks, their headers and metadata, and the notes
 	// of their progress; subject to [Options.Redact].
 	Payloads
-	// Act changes tasks: cancel, redrive, purge, move, run now, change priority, clone, produce;
-	// also in bulk, and by a schedule that is triggered.
+	// Act changes tasks: cancel, redrive, purge, forget, move, run now, change priority, clone,
+	// produce; also in bulk, and by a schedule that is triggered. It releases idempotency keys.
 	Act
 	// Admin changes what tasks are subject to: settings of queues and their pauses, schedules,
 	// workers that take no tasks, leaders of shards. It shows who has changed what.

@@ -104,7 +104,7 @@ func TestHiddenPayloads(t *testing.T) {
 		for _, path := range []string{
 			"task?id=" + id.String(), "task?id=" + done.String(), "task?id=" + child.String(), "tasks", "tasks?payloads=true", "dead", "schedules", "queue?name=a",
 			"payload?id=" + id.String(), "payload?of=result&id=" + done.String(), "api/v1/task?id=" + id.String(), "api/v1/task?id=" + done.String(),
-			"api/v1/tasks", "api/v1/tasks?payloads=true", "api/v1/dead", "api/v1/schedules", "api/v1/children?id=" + id.String(), "api/v1/find?queue=a&key=k",
+			"api/v1/tasks", "api/v1/tasks?payloads=true", "api/v1/dead", "api/v1/schedules", "api/v1/children?id=" + id.String(), "api/v1/tenants?queue=a", "api/v1/find?queue=a&key=k",
 		} {
 			body := s.do(request(http.MethodGet, "/"+path, nil)).Body.String()
 			if strings.Contains(body, "s3cr3t") || strings.Contains(body, "czNjcjN0") { // in base64

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -52,7 +53,7 @@ func (d *Dashboard) allRoutes() map[string]map[string]*route {
 	}
 	for path, ask := range map[string]func(context.Context, *request) (any, error){
 		"": d.apiAccess, "info": d.apiInfo, "days": d.apiDays, "samples": d.apiSamples, "settings": d.apiSettings, "tasks": d.apiTasks,
-		"task": d.apiTask, "find": d.apiFind, "children": d.apiChildren, "dead": d.apiDead, "schedules": d.apiSchedules,
+		"task": d.apiTask, "find": d.apiFind, "children": d.apiChildren, "tenants": d.apiTenants, "dead": d.apiDead, "schedules": d.apiSchedules,
 		"workers": d.apiWorkers, "storage": d.apiStorage, "cluster": d.apiCluster,
 	} {
 		add(http.MethodGet, "api/v1/"+path, Read, plainRoute, answering(ask))
@@ -119,20 +120,20 @@ func (d *Dashboard) apiInfo(ctx context.Context, r *request) (any, error) {
 	wanted := r.params["queue"]
 	queues := []codeq.QueueInfo{}
 	for _, i := range infos {
-		if len(wanted) == 0 || contains(wanted, i.Queue) {
+		if len(wanted) == 0 || slices.Contains(wanted, i.Queue) {
 			queues = append(queues, i)
 		}
 	}
 	return struct{ Queues []codeq.QueueInfo }{queues}, nil
 }
 
-func contains(list []string, s string) bool {
-	for _, other := range list {
-		if other == s {
-			return true
-		}
+func (d *Dashboard) apiTenants(ctx context.Context, r *request) (any, error) {
+	queue := r.params.Get("queue")
+	settings, err := d.q.Settings(queue)
+	if err != nil {
+		return nil, err
 	}
-	return false
+	return d.tenants(ctx, queue, settings.TenantWeights)
 }
 
 func (d *Dashboard) apiDays(ctx context.Context, r *request) (any, error) {

@@ -23,7 +23,7 @@
 //
 // Everything that the pages show and do is at api/v1 as JSON, with the same access; the command
 // codeq uses it. There a change is a POST with its parameters in the URL. The values are those of
-// package codeq.
+// package codeq. Only there tasks can be produced, schedules set, and keys released.
 //
 //	GET  api/v1/            what this client may do
 //	GET  api/v1/info        codeq.QueueInfo of all queues

@@ -39,3 +39,23 @@ func TestFreeDisk(t *testing.T) {
 	require.Contains(t, open(t, codeq.Options{MinFreeBytes: 1 << 20}, nil).get("/"), fmt.Sprintf(tile, "", "1.0 MiB"))
 	require.Contains(t, open(t, codeq.Options{MinFreeBytes: 1 << 60}, nil).get("/"), fmt.Sprintf(tile, "bad", "1.0 EiB"))
 }
+
+// TestTenants: the tenants of a queue that wait, or have a weight, are listed by how many tasks of
+// theirs wait.
+func TestTenants(t *testing.T) {
+	s := open(t, codeq.Options{}, nil)
+	ctx := t.Context()
+	require.NoError(t, s.q.Configure(ctx, "a", func(settings *codeq.Settings) {
+		settings.TenantWeights = map[string]int{"x": 3, "idle": 2}
+	}))
+	for _, tenant := range []string{"", "x", "y", "x", "y", "x"} {
+		_, err := s.q.Produce(ctx, codeq.Task{Queue: "a", Tenant: tenant})
+		require.NoError(t, err)
+	}
+	require.JSONEq(t, `{"Tenants": [
+		{"Name": "x", "Ready": 3, "Weight": 3}, {"Name": "y", "Ready": 2, "Weight": 1}, {"Name": "", "Ready": 1, "Weight": 1},
+		{"Name": "idle", "Ready": 0, "Weight": 2}
+	], "Read": 6, "All": true}`, s.get("/api/v1/tenants?queue=a"))
+	require.Contains(t, s.get("/queue?name=a"), `<tr data-tenant="x">`)
+	require.JSONEq(t, `{"Tenants": [], "Read": 0, "All": true}`, s.get("/api/v1/tenants?queue=none"))
+}

@@ -2,6 +2,7 @@ package codeqweb
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math"
 	"net/http"
@@ -38,15 +39,19 @@ type queueView struct {
 	Bars     []bar
 	Days     int
 	Top      string // the value at the top of the days
-	Tenants  []tenantView
-	Read     int  // ready tasks that were read for Tenants
-	All      bool // there are no more
+	Waiting  waitingTenants
 }
 
-// tenantView is a tenant with tasks that are ready.
-type tenantView struct {
+// waitingTenants are the tenants of a queue that have ready tasks, or a weight.
+type waitingTenants struct {
+	Tenants []waitingTenant // those with the most ready tasks first
+	Read    int             // ready tasks that were read
+	All     bool            // there are no more
+}
+
+type waitingTenant struct {
 	Name   string
-	Ready  int
+	Ready  int // of those that were read
 	Weight int
 }
 
@@ -96,13 +101,9 @@ func (d *Dashboard) queuePage(w http.ResponseWriter, r *request) error {
 	}
 	bars, top := drawDays(drawn, codeq.TotalsDays, time.Now().UTC().Truncate(24*time.Hour))
 	v.Bars, v.Top = bars, number(top)
-	ready, err := d.q.ListPage(ctx, codeq.PageOptions{
-		TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: name}, NoPayload: true, Limit: tenantsRead,
-	})
-	if err != nil {
+	if v.Waiting, err = d.tenants(ctx, name, v.Settings.TenantWeights); err != nil {
 		return err
 	}
-	v.Read, v.All, v.Tenants = len(ready.Tasks), ready.Next == "", tenantsOf(ready.Tasks, v.Settings.TenantWeights)
 	live := url.Values{"page": {"queue"}, "name": {name}, "by": {v.Live.By}}
 	return d.show(w, r, page{Title: "Queue " + name, Screen: "queue", Live: live.Encode(), Body: v})
 }
@@ -117,26 +118,29 @@ func mapKeys[V any](m map[string]V) func(func(string) bool) {
 	}
 }
 
-// tenantsOf counts tasks by tenant, those with the most first.
-func tenantsOf(tasks []*codeq.TaskInfo, weights map[string]int) (all []tenantView) {
+// tenants counts the ready tasks of a queue by tenant.
+func (d *Dashboard) tenants(ctx context.Context, queue string, weights map[string]int) (t waitingTenants, err error) {
+	ready, err := d.q.ListPage(ctx, codeq.PageOptions{
+		TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: queue}, NoPayload: true, Limit: tenantsRead,
+	})
+	if err != nil {
+		return t, err
+	}
 	counts := make(map[string]int)
-	for _, t := range tasks {
-		counts[t.Tenant]++
+	for _, task := range ready.Tasks {
+		counts[task.Tenant]++
 	}
 	for name := range weights {
 		counts[name] += 0
 	}
+	t = waitingTenants{Tenants: []waitingTenant{}, Read: len(ready.Tasks), All: ready.Next == ""}
 	for name, n := range counts {
-		weight := weights[name]
-		if weight == 0 {
-			weight = 1
-		}
-		all = append(all, tenantView{name, n, weight})
+		t.Tenants = append(t.Tenants, waitingTenant{name, n, cmp.Or(weights[name], 1)})
 	}
-	slices.SortFunc(all, func(a, b tenantView) int {
+	slices.SortFunc(t.Tenants, func(a, b waitingTenant) int {
 		return cmp.Or(cmp.Compare(b.Ready, a.Ready), cmp.Compare(a.Name, b.Name))
 	})
-	return all
+	return t, nil
 }
 
 // settingsForm changes the settings of a queue as a form says.
