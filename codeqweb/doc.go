@@ -23,7 +23,9 @@
 //
 // Everything that the pages show and do is at api/v1 as JSON, with the same access; the command
 // codeq uses it. There a change is a POST with its parameters in the URL. The values are those of
-// package codeq. Only there tasks can be produced, schedules set, and keys released.
+// package codeq. Only there tasks can be produced, schedules set, and keys released. JSON is UTF-8:
+// of names and errors that are not, it has U+FFFD for each byte that is none. The pages show those
+// bytes, and their links and forms name them.
 //
 //	GET  api/v1/            what this client may do
 //	GET  api/v1/info        codeq.QueueInfo of all queues
