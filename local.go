@@ -122,7 +122,7 @@ func OpenLocal(ctx context.Context, dir string) (_ *Queue, err error) {
 		return nil, err
 	}
 	o.setShards(d.Shards)
-	c, err := localsocket.NewClient(d, manifest.Format, decodeError, o.log)
+	c, err := localsocket.NewClient(d, manifest.Format, waitsLong, decodeError, o.log)
 	if err != nil {
 		return nil, err
 	}

@@ -38,8 +38,8 @@ var ownPanics panicList
 func TestMain(m *testing.M) {
 	guard.Observe(ownPanics.add)
 	flag.Parse()
-	// Queues and disks in memory come and go: collecting them often is much of the work. Below the
-	// limit, the race detector takes as much memory again.
+	// Queues and disks in memory come and go: collecting them often is much of the work. The race
+	// detector takes as much memory again, beyond the limit.
 	debug.SetGCPercent(800)
 	debug.SetMemoryLimit(3 << 30)
 	overlapWaits()

@@ -236,7 +236,10 @@ func view(ctx context.Context, url string) error {
 		return err
 	}
 	r, err := http.DefaultClient.Do(request)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	defer func() { _ = r.Body.Close() }()
@@ -244,7 +247,7 @@ func view(ctx context.Context, url string) error {
 		return fmt.Errorf("status %s", r.Status)
 	}
 	if _, err := io.Copy(io.Discard, r.Body); ctx.Err() == nil {
-		return fmt.Errorf("the stream has ended: %w", err)
+		return fmt.Errorf("the stream has ended: %v", err)
 	}
 	return nil
 }

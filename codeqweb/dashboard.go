@@ -94,7 +94,7 @@ const (
 func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 	d := &Dashboard{
 		q: q, cross: http.NewCrossOriginProtection(),
-		busy: make(chan struct{}, maxBusy), large: make(chan struct{}, maxLarge),
+		busy: make(chan struct{}, maxBusy), large: make(chan struct{}, maxLarge), kin: newChildCache(),
 	}
 	if opts != nil {
 		d.opts = *opts

@@ -22,7 +22,7 @@ const (
 // relative is a task that is bound to another one.
 type relative struct {
 	ID    codeq.ID
-	Task  *codeq.TaskInfo // nil: it has ended and is not kept
+	Gone  bool // it has ended and is not kept
 	State string
 	Queue string
 }
@@ -90,15 +90,20 @@ func (d *Dashboard) children(ctx context.Context, id codeq.ID) (*childList, erro
 }
 
 // childCache keeps the children of tasks whose pages are open, for as long as it takes that no more
-// than a fiftieth of the time goes into finding them again.
+// than a fiftieth of the time goes into finding those of each task again, and lets one search run
+// at a time.
 type childCache struct {
+	searching chan struct{} // capacity 1: held by who searches
+
 	mu    sync.Mutex // guards found
 	found map[codeq.ID]foundChildren
 }
 
+// foundChildren is what a search has found: nothing, if it has failed.
 type foundChildren struct {
-	list  *childList
-	until time.Time
+	children []relative
+	more     bool // there may be more
+	until    time.Time
 }
 
 const (
@@ -106,30 +111,54 @@ const (
 	childrenPause = 50  // times what it takes to find them
 )
 
+func newChildCache() childCache { return childCache{searching: make(chan struct{}, 1)} }
+
 // of returns the children of a task, found by find unless they are known.
-func (c *childCache) of(id codeq.ID, find func() (*childList, error)) (*childList, error) {
+func (c *childCache) of(ctx context.Context, id codeq.ID, find func() (*childList, error)) (children []relative, more bool, err error) {
+	if known, ok := c.known(id); ok {
+		return known.children, known.more, nil
+	}
+	select {
+	case c.searching <- struct{}{}:
+		defer func() { <-c.searching }()
+	case <-ctx.Done():
+		return nil, false, context.Cause(ctx)
+	}
+	if known, ok := c.known(id); ok { // by who searched before
+		return known.children, known.more, nil
+	}
 	begin := time.Now()
-	c.mu.Lock()
-	known := c.found[id]
-	c.mu.Unlock()
-	if begin.Before(known.until) {
-		return known.list, nil
-	}
 	list, err := find()
-	if err != nil {
-		return nil, err
+	found := foundChildren{more: true}
+	if err == nil {
+		found.more = list.More
+		for _, t := range list.Tasks {
+			found.children = append(found.children, relativeOf(t.ID, t))
+		}
 	}
-	now := time.Now()
+	found.until = time.Now().Add(childrenPause * time.Since(begin))
+	c.keep(id, found)
+	return found.children, found.more, err
+}
+
+func (c *childCache) known(id codeq.ID) (found foundChildren, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	found = c.found[id]
+	return found, time.Now().Before(found.until)
+}
+
+func (c *childCache) keep(id codeq.ID, found foundChildren) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
 	maps.DeleteFunc(c.found, func(_ codeq.ID, f foundChildren) bool { return !now.Before(f.until) })
 	if c.found == nil {
 		c.found = make(map[codeq.ID]foundChildren)
 	}
 	if len(c.found) < childrenKept {
-		c.found[id] = foundChildren{list, now.Add(childrenPause * now.Sub(begin))}
+		c.found[id] = found
 	}
-	return list, nil
 }
 
 // family finds the relatives of a task.
@@ -148,13 +177,9 @@ func (d *Dashboard) family(ctx context.Context, t *codeq.TaskInfo) (f family, er
 	switch t.State {
 	case codeq.Done, codeq.Canceled: // nobody waits for it any more
 	default:
-		c, err := d.kin.of(t.ID, func() (*childList, error) { return d.children(ctx, t.ID) })
+		f.Children, f.MoreChildren, err = d.kin.of(ctx, t.ID, func() (*childList, error) { return d.children(ctx, t.ID) })
 		if err != nil {
 			return f, err
-		}
-		f.MoreChildren = c.More
-		for _, child := range c.Tasks {
-			f.Children = append(f.Children, relativeOf(child.ID, child))
 		}
 	}
 	if len(f.Parents)+len(f.Children) > 0 {
@@ -165,9 +190,9 @@ func (d *Dashboard) family(ctx context.Context, t *codeq.TaskInfo) (f family, er
 
 func relativeOf(id codeq.ID, t *codeq.TaskInfo) relative {
 	if t == nil {
-		return relative{ID: id, State: "gone"}
+		return relative{ID: id, Gone: true, State: "gone"}
 	}
-	return relative{id, t, t.State.String(), t.Queue}
+	return relative{ID: id, State: t.State.String(), Queue: t.Queue}
 }
 
 // draw draws a family: parents at the left, children at the right.
@@ -182,7 +207,7 @@ func draw(t *codeq.TaskInfo, f family) *drawing {
 			X: 1 + col*column, Y: top(i, of), Width: width, Height: height, URL: link, State: r.State,
 			Line1: clip(visible(r.Queue), 20), Line2: "…" + r.ID.String()[24:] + " " + r.State, Title: r.Queue + " " + r.ID.String() + " " + r.State,
 		}
-		if r.Task == nil {
+		if r.Gone {
 			b.Line1 = "not kept"
 		}
 		g.Boxes = append(g.Boxes, b)

@@ -1,7 +1,10 @@
 package codeqweb
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,37 +15,79 @@ import (
 )
 
 // TestChildCache: children that take long to find are looked for again only after a pause, for
-// each task, and all is forgotten in the end.
+// each task, by one search at a time.
 func TestChildCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c childCache
-		found := 0
-		ask := func(id byte, takes time.Duration) *childList {
-			list, err := c.of(codeq.ID{id}, func() (*childList, error) {
-				found++
+		c := newChildCache()
+		ctx := t.Context()
+		searches := 0
+		ask := func(id byte, takes time.Duration, failure error) (number int, err error) {
+			children, _, err := c.of(ctx, codeq.ID{id}, func() (*childList, error) {
+				searches++
+				n := searches
 				time.Sleep(takes)
-				return &childList{Scanned: found}, nil
+				if failure != nil {
+					return nil, failure
+				}
+				return &childList{Tasks: []*codeq.TaskInfo{{ID: codeq.ID{byte(n)}}}}, nil
 			})
+			if len(children) == 0 {
+				return 0, err
+			}
+			return int(children[0].ID[0]), err
+		}
+		require1 := func(want int, id byte, takes time.Duration) {
+			t.Helper()
+			got, err := ask(id, takes, nil)
 			require.NoError(t, err)
-			return list
+			require.Equal(t, want, got)
 		}
-		require.Equal(t, 1, ask(1, time.Second).Scanned)
-		require.Equal(t, 2, ask(2, time.Second).Scanned)
+		require1(1, 1, time.Second)
+		require1(2, 2, time.Second)
 		time.Sleep(childrenPause*time.Second - 2*time.Second)
-		require.Equal(t, 1, ask(1, time.Second).Scanned)
+		require1(1, 1, time.Second)
 		time.Sleep(time.Second)
-		require.Equal(t, 3, ask(1, 0).Scanned, "it may be found again")
-		require.Equal(t, 2, ask(2, time.Second).Scanned)
-		require.Equal(t, 4, ask(1, 0).Scanned, "it took no time")
+		require1(3, 1, 0)
+		require1(2, 2, time.Second)
+		require1(4, 1, 0)
 
-		_, err := c.of(codeq.ID{3}, func() (*childList, error) { return nil, errors.New("no") })
+		// What fails after long is not tried again at once either.
+		begin := time.Now()
+		_, err := ask(3, time.Second, errors.New("it takes too long"))
 		require.Error(t, err)
-		for i := range byte(200) {
-			ask(i, time.Millisecond)
+		children, more, err := c.of(ctx, codeq.ID{3}, nil)
+		require.NoError(t, err)
+		require.Empty(t, children)
+		require.True(t, more)
+
+		// Those who look at one task share a search, and others wait, until they are gone.
+		var looking sync.WaitGroup
+		for range 5 {
+			looking.Go(func() { require1(6, 4, time.Second) })
 		}
-		require.LessOrEqual(t, len(c.found), childrenKept)
+		synctest.Wait()
+		gone, leave := context.WithCancel(ctx)
+		leave()
+		_, _, err = c.of(gone, codeq.ID{5}, nil)
+		require.ErrorIs(t, err, context.Canceled)
+		looking.Wait()
+		require.Equal(t, 2*time.Second, time.Since(begin))
+		require.Equal(t, 6, searches)
+	})
+}
+
+// TestChildCacheIsBounded: a cache keeps what was found for so many tasks.
+func TestChildCacheIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newChildCache()
+		for i := range 2 * childrenKept {
+			var id codeq.ID
+			binary.BigEndian.PutUint16(id[:], uint16(i))
+			c.keep(id, foundChildren{until: time.Now().Add(time.Hour)})
+		}
+		require.Len(t, c.found, childrenKept)
 		time.Sleep(time.Hour)
-		ask(1, time.Second)
+		c.keep(codeq.ID{}, foundChildren{until: time.Now().Add(time.Hour)})
 		require.Len(t, c.found, 1)
 	})
 }

@@ -256,17 +256,18 @@ func (s *sampler) askSlow(ctx context.Context, next, last *sample) {
 	if next.At.Sub(last.slowAt) < slowEvery {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
 	next.slowAt = next.At
-	if workers, err := s.q.Workers(ctx); err == nil {
-		next.Workers = workers
-	}
 	if storage, err := s.q.StorageStats(); err == nil {
 		next.Storage = storage
 	}
-	if process, err := s.q.ProcessInfo(ctx); err == nil {
+	next.Free = -1
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if process, err := s.q.ProcessInfo(ctx); err == nil { // before the nodes, of which one may be silent
 		next.Free, next.MinFree = process.FreeBytes, process.MinFreeBytes
+	}
+	if workers, err := s.q.Workers(ctx); err == nil {
+		next.Workers = workers
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 // Interests is what a node wants to hear of, which is stored in every shard.
 type Interests struct {
 	turn   chan struct{}  // capacity 1: held by who changes stored
-	stored engine.KindSet // in every shard; guarded by turn
-	kept   atomic.Uint32  // KindSet of what is never given back
+	stored engine.KindSet // in every shard, unless doubtful is set; guarded by turn
+	// doubtful is whether a set may be stored in some shards and not in others; guarded by turn.
+	doubtful bool
+	kept     atomic.Uint32 // KindSet of what is never given back
 }
 
 // NewInterests returns those of a node that has just been opened.
@@ -41,12 +43,13 @@ func (w *Interests) Set(ctx context.Context, kinds engine.KindSet, wanted func()
 		return base.EndOf(ctx)
 	}
 	kinds |= engine.KindSet(w.kept.Load()) | wanted()
-	if kinds == w.stored {
+	if kinds == w.stored && !w.doubtful {
 		return nil
 	}
+	w.doubtful = true
 	if err := store(kinds); err != nil {
 		return err
 	}
-	w.stored = kinds
+	w.stored, w.doubtful = kinds, false
 	return nil
 }

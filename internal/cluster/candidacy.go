@@ -51,8 +51,8 @@ func (n *Node) standAlone() {
 // have the entry, and ends with that.
 
 // standIn lets this node stand for election if it is no member as far as it knows, refuses a
-// candidate whose last entry is given, and a majority of the members, but nobody that leads the
-// shard. Of a minority, others may have a leader.
+// candidate whose last entry is given, and can reach a majority of the members, but nobody that
+// leads the shard, or follows who does.
 func (g *Group) standIn(term, index uint64) {
 	r := g.log.raft.Load()
 	if r == nil || r.State() != raft.Follower || !g.outgrew(r, term, index) || !g.standing.CompareAndSwap(false, true) {
@@ -61,7 +61,7 @@ func (g *Group) standIn(term, index uint64) {
 	g.node.background.Go(func() {
 		g.node.contain("candidacy for others", func() {
 			defer g.standing.Store(false)
-			if g.node.Status(g.node.membership.ctx)[g.index].lacksLeader() && g.outgrew(r, term, index) {
+			if g.node.Status(g.node.membership.ctx)[g.index].lacksLeader(g.node.c.ElectionTimeout) && g.outgrew(r, term, index) {
 				g.node.log.Info("stands for election although it is not a member", "shard", g.index)
 				g.askSelf()
 			}

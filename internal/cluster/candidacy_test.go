@@ -65,6 +65,22 @@ func standInForNobody(t *testing.T, together bool) {
 	})
 }
 
+// TestLacksLeader: members of which a majority has answered lack a leader if none of them leads, or
+// follows who does.
+func TestLacksLeader(t *testing.T) {
+	const lately = time.Second
+	silent, alone := ReplicaStatus{Voter: true, LastError: "it does not answer"}, ReplicaStatus{Voter: true, LastContact: time.Minute}
+	follows, learns := ReplicaStatus{Voter: true, LastContact: lately / 2}, ReplicaStatus{LastContact: time.Minute}
+	for want, all := range map[bool][]ShardStatus{
+		true:  {{Replicas: []ReplicaStatus{alone}}, {Replicas: []ReplicaStatus{alone, silent, alone}}, {Replicas: []ReplicaStatus{alone, {Voter: true}}}},
+		false: {{}, {Replicas: []ReplicaStatus{alone, silent}}, {Replicas: []ReplicaStatus{alone, follows, silent}}, {Replicas: []ReplicaStatus{alone, silent, learns}}, {Leader: "a", Replicas: []ReplicaStatus{alone}}},
+	} {
+		for i := range all {
+			require.Equal(t, want, all[i].lacksLeader(lately), "%v", all[i])
+		}
+	}
+}
+
 // TestTransferExcludesChanges: no change of the members is decided while a shard is handed over,
 // and a hand-over waits until one is.
 func TestTransferExcludesChanges(t *testing.T) {

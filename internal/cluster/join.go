@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -183,7 +182,7 @@ func (g *Group) votesForGood() bool {
 // serveJoin adds the node that asks for it.
 func (n *Node) serveJoin(r *peer.Request) error {
 	var j joining
-	if err := json.Unmarshal(r.Body, &j); err != nil || j.Node != r.From.Name || j.ID != r.From.ID.String() || j.Address == "" {
+	if err := wire.UnmarshalJSON(r.Body, &j); err != nil || j.Node != r.From.Name || j.ID != r.From.ID.String() || j.Address == "" {
 		return ErrMalformedCall
 	}
 	ctx, cancel := context.WithCancel(n.ctx)

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -92,7 +91,7 @@ func (n *Node) appendFormer(b []byte) []byte {
 // idsOf are the IDs by which a node that asks for a state may be a member.
 func idsOf(r *peer.Request) (ids []string, err error) {
 	if len(r.Body) > 0 {
-		err = json.Unmarshal(r.Body, &ids)
+		err = wire.UnmarshalJSON(r.Body, &ids)
 	}
 	if err != nil || len(ids) > maxIDs {
 		return nil, ErrMalformedCall

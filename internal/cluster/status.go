@@ -3,7 +3,6 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"slices"
 	"sync"
 	"time"
@@ -113,14 +112,18 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 	return status
 }
 
-// lacksLeader reports whether a majority of the members was asked, and none of them knows a leader.
-func (s *ShardStatus) lacksLeader() bool {
+// lacksLeader reports whether a majority of the members has answered, and none of them leads, or
+// has heard from a leader in the time given.
+func (s *ShardStatus) lacksLeader(lately time.Duration) bool {
 	voters, asked := 0, 0
 	for i := range s.Replicas {
 		if r := &s.Replicas[i]; r.Voter {
 			voters++
 			if r.LastError == "" {
 				asked++
+			}
+			if r.LastContact > 0 && r.LastContact < lately {
+				return false
 			}
 		}
 	}
@@ -263,7 +266,7 @@ func (n *Node) stateOf(ctx context.Context, p Peer) ([]replicaState, error) {
 		return nil, n.callError(ctx, err)
 	}
 	var states []replicaState
-	return states, json.Unmarshal(b, &states)
+	return states, wire.UnmarshalJSON(b, &states)
 }
 
 // state is that of this node's replicas.

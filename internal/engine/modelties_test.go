@@ -304,9 +304,6 @@ func (m *model) proceed(t *modelTask) {
 // tasks came to wait by ways of which the order is open, to the one of those
 // that wait that has it on disk.
 func (m *model) giveTurns() {
-	if m.unordered {
-		return
-	}
 	next := make(map[uint64]*modelTask)
 	for _, t := range m.live {
 		scope := t.rec.Group

@@ -23,16 +23,21 @@ type Client struct {
 	target peer.Target
 	decode func(code byte, text string) error
 	log    *slog.Logger
-	calls  chan struct{} // an element for each call under way, but for those that wait for events
+	waits  func(kind byte) bool
+	// calls and waiting have an element for each call under way, but for those that wait for
+	// events, and for each of these that may take long. What they wait for may be done by others.
+	calls, waiting chan struct{}
 
 	mu         sync.Mutex // orders background.Add before the Wait of Close; guards closed
 	closed     bool
 	background sync.WaitGroup
 }
 
-// NewClient returns a Client for the queue in a directory. decode is how an error is read that was
-// sent.
-func NewClient(d *manifest.Directory, format int, decode func(code byte, text string) error, log *slog.Logger) (*Client, error) {
+// NewClient returns a Client for the queue in a directory. waits is as in Config. decode is how an
+// error is read that was sent.
+func NewClient(
+	d *manifest.Directory, format int, waits func(kind byte) bool, decode func(code byte, text string) error, log *slog.Logger,
+) (*Client, error) {
 	id, err := peer.ParseID(d.ID)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", base.ErrCorrupt, manifest.Name, err)
@@ -46,7 +51,7 @@ func NewClient(d *manifest.Directory, format int, decode func(code byte, text st
 		target: peer.Target{ID: id, Name: serverName, Address: d.Path},
 		decode: decode,
 		log:    log,
-		calls:  make(chan struct{}, maxCalls),
+		waits:  waits, calls: make(chan struct{}, maxCalls), waiting: make(chan struct{}, maxWaits),
 	}, nil
 }
 
@@ -86,12 +91,11 @@ func connect(ctx context.Context, queue string) (net.Conn, error) {
 // call waits while there are as many as the process accepts.
 func (c *Client) Call(ctx context.Context, kind byte, body []byte, reads bool) ([]byte, error) {
 	if kind != Events { // of which there are no more than subscriptions
-		select {
-		case c.calls <- struct{}{}:
-			defer func() { <-c.calls }()
-		case <-ctx.Done():
-			return nil, base.EndOf(ctx)
+		leave, err := c.enter(ctx, kind)
+		if err != nil {
+			return nil, err
 		}
+		defer leave()
 	}
 	reply, err := c.node.Call(ctx, c.target, kind, body)
 	if err == nil {
@@ -121,6 +125,29 @@ func (c *Client) Call(ctx context.Context, kind byte, body []byte, reads bool) (
 		return nil, err
 	}
 	return nil, fmt.Errorf("%w: %w", base.ErrNotServed, err)
+}
+
+// enter waits for the place of a call, which the caller leaves in the end.
+func (c *Client) enter(ctx context.Context, kind byte) (leave func(), err error) {
+	places := []chan struct{}{c.calls}
+	if takesLong(kind, c.waits) {
+		places = []chan struct{}{c.waiting, c.calls}
+	}
+	for i, p := range places {
+		select {
+		case p <- struct{}{}:
+		case <-ctx.Done():
+			for _, p := range places[:i] {
+				<-p
+			}
+			return nil, base.EndOf(ctx)
+		}
+	}
+	return func() {
+		for _, p := range places {
+			<-p
+		}
+	}, nil
 }
 
 // Tell calls a verb that is about the process. reply is where its answer goes, if it is not nil.

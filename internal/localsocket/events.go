@@ -19,7 +19,8 @@ import (
 
 // Events are fetched: a program begins a subscription by one call, and then always has another one
 // under way that waits for events. A subscription ends with such a call that is canceled, or whose
-// connection ends, or when there was none for some time. A program may learn of that later than the
+// connection ends, whatever other calls wait for its events, and when there was none for some time.
+// A program may learn of that later than the
 // process, and have connected again by then, perhaps to another process: the number of a
 // subscription is never that of another one, of any process.
 
@@ -67,7 +68,7 @@ func (s *subscriptions) add(events *broadcast.Subscription) (number uint64, sub 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.all) >= maxSubscriptions {
-		return 0, nil, fmt.Errorf("%w: other programs have %d subscriptions, and no more are accepted", base.ErrNotServed, len(s.all))
+		return 0, nil, fmt.Errorf("%w: programs have %d subscriptions, and no more are accepted", base.ErrNotServed, len(s.all))
 	}
 	if s.all == nil {
 		s.all = make(map[uint64]*subscription)
@@ -159,6 +160,9 @@ func (s *subscriptions) next(ctx context.Context, argument []byte) ([]byte, erro
 			found = append(found, e)
 		}
 	}
+	if ctx.Err() != nil { // nobody has these
+		s.end(number)
+	}
 	return append(wire.AppendUint(nil, sub.events.Lost()), broadcast.Encode(&engine.Effects{Events: found})...), nil
 }
 
@@ -201,7 +205,7 @@ func (c *Client) Subscribe(options any, hub *broadcast.Hub, into *broadcast.Subs
 			hub.Close()
 			ctx, cancel := context.WithTimeout(context.Background(), unsubscribeTimeout)
 			defer cancel()
-			_ = c.Tell(ctx, Unsubscribe, number, nil) // or it ends with the connection
+			_ = c.Tell(ctx, Unsubscribe, number, nil) // or it ends as nobody reads it
 		}, nil)
 	}
 	if !c.start(bring) {

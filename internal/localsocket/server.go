@@ -20,7 +20,8 @@ import (
 const (
 	maxConnections   = 100
 	maxSubscriptions = 100
-	maxCalls         = 100 // of a connection, beside those that wait for events
+	maxCalls         = 100 // of a program, beside those that wait for events
+	maxWaits         = 80  // of those, for what may take long
 	maxRunning       = 64  // calls of all connections that do not wait, until their answers are written
 	maxLarge         = 4   // requests of more than 64 KiB
 	maxQueued        = 1 << 20
@@ -76,7 +77,9 @@ func Listen(c Config) (*Server, error) {
 		Identity: peer.Identity{Cluster: c.ID, ID: c.ID, Name: serverName}, Formats: peer.Formats{Newest: c.Format, Least: c.Format},
 		Listener: listener{l, c.Logger}, Handler: s.handle, Logger: c.Logger,
 		Bounds: peer.Bounds{
-			Connections: maxConnections, Calls: maxCalls + maxSubscriptions, Body: c.Body, Large: maxLarge, Queued: maxQueued, Idle: idle,
+			// A call counts until all that is written together with its answer is: by then, a
+			// program may have made as many again.
+			Connections: maxConnections, Calls: 2 * (maxCalls + maxSubscriptions), Body: c.Body, Large: maxLarge, Queued: maxQueued, Idle: idle,
 		},
 	})
 	return s, nil
@@ -120,11 +123,7 @@ func (s *Server) serve(ctx context.Context, r *peer.Request) ([]byte, error) {
 	if r.Introduction {
 		return nil, errors.New("codeq: an introduction, which is between nodes")
 	}
-	waits := r.Kind >= ofWaits
-	if r.Kind < ofProcess {
-		waits = s.c.Waits(r.Kind)
-	}
-	if !waits {
+	if !takesLong(r.Kind, s.c.Waits) {
 		select {
 		case s.running <- struct{}{}:
 			r.OnSent(func() { <-s.running })
@@ -146,6 +145,15 @@ func (s *Server) serve(ctx context.Context, r *peer.Request) ([]byte, error) {
 		return verb(ctx, r.Body)
 	}
 	return nil, errMalformed
+}
+
+// takesLong reports whether calls of a kind may take long. waits says so of those that are about a
+// shard.
+func takesLong(kind byte, waits func(kind byte) bool) bool {
+	if kind < ofProcess {
+		return waits(kind)
+	}
+	return kind >= ofWaits
 }
 
 // listener accepts connections of the own user, and of root.

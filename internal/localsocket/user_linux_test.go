@@ -77,7 +77,7 @@ func TestOtherUsers(t *testing.T) {
 	d := &manifest.Directory{Path: queue}
 	d.ID = peer.ID{1}.String()
 	client := func() error {
-		c, err := NewClient(d, manifest.Format, func(byte, string) error { return io.ErrUnexpectedEOF }, slog.New(slog.DiscardHandler))
+		c, err := NewClient(d, manifest.Format, func(byte) bool { return false }, func(byte, string) error { return io.ErrUnexpectedEOF }, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		_, err = c.Call(t.Context(), 1, nil, true)
 		require.NoError(t, c.Close())

@@ -21,15 +21,17 @@ const (
 
 // MarshalJSON returns the JSON form of a value from which UnmarshalJSON restores all strings.
 func MarshalJSON(v any) ([]byte, error) {
-	if of := reflect.ValueOf(v); of.IsValid() && !all(of, isPlain) {
-		to := copied(of)
-		replace(to, toText)
-		v = to.Interface()
+	b, err := json.Marshal(v)
+	if err != nil || !(bytes.Contains(b, []byte(`\ufffd`)) || bytes.Contains(b, []byte("\ufffd")) || bytes.Contains(b, []byte(neighbors))) {
+		return b, err // no string has bytes that are written as something else
 	}
-	return json.Marshal(v)
+	to := copied(reflect.ValueOf(v))
+	replace(to, toText)
+	return json.Marshal(to.Interface())
 }
 
-// UnmarshalJSON decodes what MarshalJSON has written into the value at which v points.
+// UnmarshalJSON decodes what MarshalJSON has written into the value at which v points. Pointers in
+// that are nil before: to what they point may be another one afterwards.
 func UnmarshalJSON(b []byte, v any) error {
 	if err := json.Unmarshal(b, v); err != nil {
 		return err
@@ -113,38 +115,6 @@ func isLeaf(t reflect.Type) bool {
 		return true
 	}
 	return t.Kind() != reflect.Pointer && (t.Implements(textMarshaler) || t.Implements(jsonMarshaler))
-}
-
-// all reports whether all strings of a value are as is says.
-func all(v reflect.Value, is func(string) bool) bool {
-	if isLeaf(v.Type()) {
-		return true
-	}
-	switch v.Kind() {
-	case reflect.String:
-		return is(v.String())
-	case reflect.Pointer, reflect.Interface:
-		return v.IsNil() || all(v.Elem(), is)
-	case reflect.Map:
-		for each := v.MapRange(); each.Next(); {
-			if !all(each.Key(), is) || !all(each.Value(), is) {
-				return false
-			}
-		}
-	case reflect.Slice, reflect.Array:
-		for i := range v.Len() {
-			if !all(v.Index(i), is) {
-				return false
-			}
-		}
-	case reflect.Struct:
-		for of, f := range v.Fields() {
-			if isShown(of, f) && !all(f, is) {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 // isShown reports whether a field of a struct, or the fields of what it embeds, are in its JSON.

@@ -74,6 +74,9 @@ func TestJSON(t *testing.T) {
 	require.ErrorIs(t, r.Done(), ErrMalformed)
 	_, err = MarshalJSON(func() {})
 	require.Error(t, err)
+	b, err = MarshalJSON(`\ufffd`)
+	require.NoError(t, err)
+	require.Equal(t, `"\\ufffd"`, string(b))
 }
 
 // TestTextsAreApart: no two strings are written as the same one.
