@@ -24,6 +24,7 @@ func TestPages(t *testing.T) {
 				require.NotContains(t, page, "<no value>", path)
 				require.NotContains(t, page, "ZgotmplZ", path)
 				require.NotContains(t, page, "style=", path)
+				require.NotRegexp(t, `action="task/[a-z-]+"`, page, "a change that is denied is audited without its form")
 				if access == codeqweb.Read {
 					require.NotContains(t, page, `method="post"`, path)
 					require.NotContains(t, page, "xyzzy", path)

@@ -67,7 +67,7 @@ func TestActions(t *testing.T) {
 		w.submit("#set-priority", "The priority was changed.")
 		require.Equal(t, 7, s.task(id).Priority)
 
-		w.fill(`form[action="task/clone"] [name=queue]`, "copies")
+		w.fill(`form[action^="task/clone"] [name=queue]`, "copies")
 		w.submit("#clone", "The task was produced again, as this one.")
 		copied, err := codeq.ParseID(eval[string](w, `document.querySelector("#task").dataset.id`))
 		require.NoError(t, err)
