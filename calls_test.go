@@ -293,7 +293,9 @@ func TestClusterOptions(t *testing.T) {
 		require.ErrorAs(t, err, &invalid, field)
 		require.Equal(t, field, invalid.Field)
 	}
-	_, err := Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x:1", Join: true}})
+	_, err := Open(dir, &Options{Cluster: &Cluster{Node: "n\xff", Listen: "x:1"}})
+	require.ErrorIs(t, err, ErrInvalid, "the directory would keep another name")
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x:1", Join: true}})
 	require.ErrorIs(t, err, ErrInvalid)
 	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x:1", Peers: []Peer{{"a", "x:1"}, {"b", "y:1"}, {"c", "y:1"}}}})
 	require.EqualError(t, err, `codeq: invalid Cluster.Peers: address of c: "y:1" (allowed: an address of its own)`)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"codeq/internal/base"
 	"codeq/internal/cluster"
@@ -27,10 +28,10 @@ import (
 // [Options.Limits], [Options.LeaseFor], [Options.MaxAttempts], [Options.Backoff] and
 // [Options.Retention] are those of the node that leads a task's shard: give all nodes the same.
 type Cluster struct {
-	// Node is this node's name, of 1 to 255 bytes. It is the name of its directory as well: a node
-	// that has lost its directory comes back under another name, and [Open] refuses an empty one.
-	// If the others do not answer Open within a quarter of HeartbeatTimeout, it succeeds, and calls
-	// and [Queue.Close] return that error once they have answered. Required.
+	// Node is this node's name, of 1 to 255 bytes of UTF-8, and that of its directory: a node that
+	// has lost its directory comes back under another name, and [Open] refuses an empty one. If the
+	// others do not answer Open within a quarter of HeartbeatTimeout, it succeeds, and calls and
+	// [Queue.Close] return that error once they have answered. Required.
 	Node string
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
@@ -99,8 +100,8 @@ type Peer struct {
 func (c *Cluster) withDefaults() (*Cluster, error) {
 	o := *c
 	o.Peers, o.TLS = slices.Clone(o.Peers), o.TLS.Clone()
-	if o.Node == "" || len(o.Node) > maxNodeName {
-		return nil, invalidNode("Cluster.Node", o.Node)
+	if err := checkNode("Cluster.Node", o.Node); err != nil {
+		return nil, err
 	}
 	if o.Listen == "" && o.Listener == nil {
 		return nil, &InvalidError{"Cluster.Listen", `""`, "an address, or a Listener"}
@@ -119,8 +120,8 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	}
 	names, addresses := make(map[string]bool), make(map[string]bool)
 	for _, p := range o.Peers {
-		if p.Node == "" || len(p.Node) > maxNodeName {
-			return nil, invalidNode("Cluster.Peers: node", p.Node)
+		if err := checkNode("Cluster.Peers: node", p.Node); err != nil {
+			return nil, err
 		}
 		if names[p.Node] {
 			return nil, &InvalidError{"Cluster.Peers", strconv.Quote(p.Node), "nodes with a name of their own"}
@@ -164,8 +165,11 @@ func (c *Cluster) checkAddress(field, address string) error {
 	return nil
 }
 
-func invalidNode(field, name string) error {
-	return &InvalidError{field, shortly(name), fmt.Sprintf("1 to %d bytes", maxNodeName)}
+func checkNode(field, name string) error {
+	if name == "" || len(name) > maxNodeName || !utf8.ValidString(name) {
+		return &InvalidError{field, shortly(name), fmt.Sprintf("1 to %d bytes of UTF-8", maxNodeName)}
+	}
+	return nil
 }
 
 // shortly is a name or an address in an error: quoted, or its length if it is longer than they are.
@@ -350,15 +354,14 @@ func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
 		return ErrNoCluster
 	}
 	for _, node := range nodes {
-		if node == "" || len(node) > maxNodeName {
-			return invalidNode("node", node)
+		if err := checkNode("node", node); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// memberOp changes the Raft group of a shard, on the node that leads it. The
-// owner only makes sure that it does.
+// memberOp changes the Raft group of a shard, on its leader; the owner only makes sure that it is.
 type memberOp struct {
 	completion
 	how    cluster.Change

@@ -117,9 +117,8 @@ const (
 // tasks back. A commit that fails is not reported, although the next Open may find its changes
 // stored; its shard sends no further events, and the subscription goes on with those of the others.
 //
-// Subscribe returns an error that matches [ErrInvalid] when an option is out of bounds, and
-// [ErrClosed] when the queue is closed. Call [Subscription.Close] when you do not read it any more;
-// until then it uses the memory of its buffer. The queue never waits for it.
+// Call [Subscription.Close] when you do not read it any more; until then it uses the memory of its
+// buffer. The queue never waits for it.
 //
 // Errors: [ErrInvalid], [ErrClosed], and [ErrNotLeader] or [ErrUncertain] in a cluster.
 func (q *Queue) Subscribe(opts SubscribeOptions) (_ *Subscription, err error) {

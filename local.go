@@ -30,7 +30,7 @@ import (
 // elsewhere if the path is too long for one; what a process that was killed has left there is
 // replaced. Only the user of this process may use it, and root: it lets them do with the queue what
 // they could do with its files. A program that is slow, or ends in the middle of a call, disturbs
-// nothing but its own calls; there may be 100 connections, each with 100 calls at a time.
+// nothing but its own calls. There may be 100 connections, calls of a program, and subscriptions.
 //
 // It returns nil if ctx ended, and [ErrClosed] if the queue was closed, when the calls of others
 // have ended and the socket is removed. It may be called again, but a call beside another one is
@@ -169,8 +169,7 @@ func (q *Queue) tell(ctx context.Context, kind byte, argument, reply any) error 
 	return q.elsewhere.Tell(ctx, kind, argument, reply)
 }
 
-// checkpointElsewhere lets another process copy the queue. Its working directory may be another
-// one.
+// checkpointElsewhere lets another process, perhaps in another directory, copy the queue.
 func (q *Queue) checkpointElsewhere(ctx context.Context, dir string) error {
 	if err := checkDir("Checkpoint dir", dir); err != nil {
 		return err
@@ -241,8 +240,7 @@ func waitsLong(kind byte) bool {
 	return callKind(kind) == callAwait || callKind(kind) == callIdle
 }
 
-// subscribeProgram begins a subscription of a program, which takes the events out of it all the
-// time.
+// subscribeProgram begins a subscription of a program, which takes its events out all the time.
 func (q *Queue) subscribeProgram(ctx context.Context, options []byte) (*broadcast.Subscription, error) {
 	var opts SubscribeOptions
 	if wire.UnmarshalJSON(options, &opts) != nil {

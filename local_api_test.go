@@ -447,6 +447,35 @@ func TestLocalManyEvents(t *testing.T) {
 	sub.Close()
 }
 
+// TestLocalGivenUpCalls: a call that is given up takes a place at the process for a while longer, of
+// which others of the program do not hear.
+func TestLocalGivenUpCalls(t *testing.T) {
+	t.Parallel()
+	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
+	s.serve(t)
+	c := s.client(t)
+	var batch []codeq.Task
+	for range 1000 {
+		batch = append(batch, codeq.Task{Queue: "a", Payload: make([]byte, 100)})
+	}
+	produce(t, s.Queue, batch...)
+	var callers errgroup.Group
+	for i := range 200 {
+		callers.Go(func() error {
+			for n := range 20 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(200*(1+(i+n)%30))*time.Microsecond)
+				_, err := c.ListPage(ctx, codeq.PageOptions{Limit: 1000})
+				cancel()
+				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, callers.Wait())
+}
+
 // TestLocalHistory: a program sees what a handler says, while it runs and afterwards, and who has
 // worked on a task.
 func TestLocalHistory(t *testing.T) {

@@ -34,8 +34,8 @@ type Settings struct {
 	// Rate/1000 lowers the rate; so does, in a cluster, a Burst below the number of tasks that Rate
 	// allows in the time of a call to another node.
 	Burst int `json:",omitzero"`
-	// TenantWeights are how many claims in a row the tenants get when it is their turn. Tenants
-	// that are not named have weight 1.
+	// TenantWeights are how many claims in a row the tenants get when it is their turn; their names
+	// are UTF-8. Tenants that are not named have weight 1.
 	TenantWeights map[string]int `json:",omitempty"`
 	// Retention is how long completed and canceled tasks without a [Task.Retention] are kept. 0:
 	// [Options.Retention]; [Forever]: without end.

@@ -29,7 +29,8 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 	if s.blackouts == most || !s.moving.CompareAndSwap(false, true) {
 		return false
 	}
-	defer s.moving.Store(false)
+	moved := func() { s.moving.Store(false) }
+	defer func() { moved() }()
 	s.blackouts++
 	s.note("power of all fails")
 	for _, n := range s.members() {
@@ -40,6 +41,14 @@ var simBlackout = simFault{"power of all", 3, func(s *schedule) bool {
 	s.raise()
 	if s.hasMajority() {
 		s.note("a majority had been down before")
+		moved = func() {} // until all are back: one more that loses something, and nobody would be
+		s.dark = nil
+		s.done.Go(func() {
+			defer s.moving.Store(false)
+			for _, n := range s.members() {
+				s.awaitReturn(n)
+			}
+		})
 		return true
 	}
 	time.Sleep(5*time.Second + s.upTo(10*time.Second))

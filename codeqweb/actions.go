@@ -214,7 +214,7 @@ func (d *Dashboard) audited(r *request, p url.Values, err error, refused bool) {
 	}
 	rest := maps.Clone(p)
 	rest.Del("back")
-	for _, name := range []string{"id", "queue", "name", "node"} {
+	for _, name := range []string{"id", "name", "queue", "node"} {
 		if v := rest.Get(name); v != "" {
 			e.Target = v
 			rest.Del(name)

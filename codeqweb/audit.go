@@ -3,6 +3,7 @@ package codeqweb
 import (
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -18,7 +19,8 @@ type Entry struct {
 	Target string `json:",omitzero"`
 	Detail string `json:",omitzero"`
 	Error  string `json:",omitzero"` // why it failed, or was refused
-	// Refused: the request lacked the access. Such entries are shown to Options.Audit only.
+	// Refused: the request lacked the access. Such entries are shown to Options.Audit only, and
+	// have the parameters of the URL: no body was read.
 	Refused bool `json:",omitzero"`
 }
 
@@ -39,6 +41,7 @@ type auditLog struct {
 // add tells the hook of a change, which may name the user, and keeps the entry.
 func (l *auditLog) add(r *http.Request, e Entry) {
 	e.Time, e.Remote = time.Now(), r.RemoteAddr
+	e.Action = strings.Clone(e.Action) // not with the URL of which it is a part
 	e.Target, e.Detail, e.Error = clip(e.Target, auditText), clip(e.Detail, auditText), clip(e.Error, auditText)
 	if l.hook != nil {
 		l.hook(r, &e)

@@ -178,6 +178,9 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 	if a, ok := d.assets[r.path]; ok {
 		return d.serveAsset(w, r, a)
 	}
+	if d.ctx.Err() != nil {
+		return codeq.ErrClosed
+	}
 	if uri, _, _ := strings.Cut(r.RequestURI, "?"); r.path == "" && uri != "" && !strings.HasSuffix(uri, "/") {
 		// mounted at a path without a slash, from which relative links would lead elsewhere
 		w.Header().Set("Location", "./"+path.Base(uri)+"/")

@@ -132,11 +132,8 @@ func TestStreamsEnd(t *testing.T) {
 			require.NoError(t, d.Close(), "its goroutines have ended")
 			server.Close()
 			requireNone(t, "codeqweb.(*sampler)", "codeqweb.(*Dashboard).runBulk", "codeqweb.(*Dashboard).live", "codeqweb.(*Dashboard).copyEvents")
-			for path, want := range map[string]int{"/healthz": 503, "/readyz": 503, "/tasks": 503, "/api/v1/bulk": 200} {
-				if what == "dashboard" && path == "/tasks" {
-					continue // which the queue may answer
-				}
-				require.Equal(t, want, s.do(request(http.MethodGet, path, nil)).Code, path)
+			for _, path := range []string{"/healthz", "/readyz", "/", "/tasks", "/audit", "/live?page=overview", "/api/v1/", "/api/v1/bulk", "/api/v1/events"} {
+				require.Equal(t, http.StatusServiceUnavailable, s.do(request(http.MethodGet, path, nil)).Code, path)
 			}
 		})
 	}

@@ -51,8 +51,11 @@ func (n *Node) askNode(ctx context.Context, p Peer, body []byte) ([]byte, error)
 }
 
 // serveAnyNode lets the host answer, on another goroutine. Who was removed from the cluster, and
-// does not know, is refused.
+// does not know, is refused, and so is everybody as long as this node does not know the members.
 func (n *Node) serveAnyNode(r *peer.Request) error {
+	if members, err := n.groups[0].members(); err == nil && len(members) == 0 {
+		return n.groups[0].noLeader()
+	}
 	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return g.HasDirectory(r.From.ID) }) {
 		return RemovedError(0, r.From.Name)
 	}

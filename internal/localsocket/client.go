@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/manifest"
@@ -55,6 +56,9 @@ func NewClient(
 	}, nil
 }
 
+// The pauses before a call is made again that the process has not accepted, as it has too many.
+const minPause, maxPause = time.Millisecond, 50 * time.Millisecond
+
 // dialError is why there is no connection.
 type dialError struct{ err error }
 
@@ -98,10 +102,18 @@ func (c *Client) Call(ctx context.Context, kind byte, body []byte, reads bool) (
 		defer leave()
 	}
 	reply, err := c.node.Call(ctx, c.target, kind, body)
+	var remote *peer.RemoteError
+	for pause := minPause; errors.As(err, &remote) && remote.Code == peer.CodeBusy; pause = min(2*pause, maxPause) {
+		select { // calls that were given up are still under way there
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, base.EndOf(ctx)
+		}
+		reply, err = c.node.Call(ctx, c.target, kind, body)
+	}
 	if err == nil {
 		return reply, nil
 	}
-	var remote *peer.RemoteError
 	var refused *peer.RefusedError
 	switch {
 	case errors.As(err, &remote):

@@ -13,7 +13,7 @@ import (
 type Bounds struct {
 	Connections int // open at a time; who comes then is told so
 	// Calls are those of one connection whose answers have not been written; more of them are
-	// refused by CodePeer.
+	// refused by CodeBusy.
 	Calls int
 	Body  int // bytes of a request's body; one that announces more ends its connection
 	// Large is how many requests with a larger body than 64 KiB there may be, on all connections,

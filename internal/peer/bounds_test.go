@@ -56,7 +56,7 @@ func TestBoundOfCalls(t *testing.T) {
 		}
 		synctest.Wait()
 		o := <-goCall(t.Context(), a, "b", nil)
-		require.Equal(t, &RemoteError{CodePeer, "too many calls of one connection at a time"}, o.err)
+		require.Equal(t, &RemoteError{CodeBusy, "too many calls of one connection at a time"}, o.err)
 		require.Len(t, waiting, 3)
 		var sent atomic.Int64
 		for range calls {

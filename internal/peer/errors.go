@@ -39,6 +39,10 @@ type RemoteError struct {
 // connection has Bounds.Calls already, or that Node has no Handler.
 const CodePeer byte = 0xff
 
+// CodeBusy is the Code of a RemoteError that says that the call was not handled, since there are
+// Bounds.Calls of its connection already.
+const CodeBusy byte = 0xfe
+
 func (e *RemoteError) Error() string { return fmt.Sprintf("peer: remote error %d: %s", e.Code, e.Text) }
 
 // Reason says why a connection was refused.

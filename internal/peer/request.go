@@ -181,7 +181,7 @@ func (c *server) receive(f frame) error {
 		}
 		c.admitted = false
 		if !c.count() {
-			r.Fail(CodePeer, "too many calls of one connection at a time")
+			r.Fail(CodeBusy, "too many calls of one connection at a time")
 			return nil
 		}
 		c.node.c.Handler(r)
