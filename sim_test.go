@@ -305,7 +305,9 @@ func (s *schedule) run() simCounts {
 	s.over.Store(true)
 	s.note("mend")
 	for _, n := range s.members() {
+		release := n.hold()
 		n.upgrade()
+		release()
 	}
 	s.mend(true)
 	s.clients.Wait()

@@ -321,6 +321,10 @@ func (c *simCluster) requireRefused(n *simNode) {
 // simUpgrade lets a node be killed, and come back with this build.
 var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
 	n := s.anyNode()
+	if !n.turn.TryLock() {
+		return false
+	}
+	defer n.turn.Unlock()
 	if !n.upgrade() {
 		return false
 	}
@@ -329,6 +333,7 @@ var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
 }}
 
 // upgrade kills the node if its build is older than this one, and lets the next life have this one.
+// REQUIRES: turn, as a life that has begun to open would not be killed.
 func (n *simNode) upgrade() bool {
 	n.mu.Lock()
 	old := n.newest != 0
