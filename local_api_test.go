@@ -447,8 +447,8 @@ func TestLocalManyEvents(t *testing.T) {
 	sub.Close()
 }
 
-// TestLocalGivenUpCalls: a call that is given up takes a place at the process for a while longer, of
-// which others of the program do not hear.
+// TestLocalGivenUpCalls: a call that is given up takes a place at the process for a while longer,
+// of which others of the program do not hear.
 func TestLocalGivenUpCalls(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
