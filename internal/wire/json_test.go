@@ -23,7 +23,6 @@ type named struct {
 	Any     any
 	Bytes   []byte
 	Time    time.Time
-	hidden  string
 }
 
 type inner struct{ Inner string }
