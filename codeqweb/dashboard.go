@@ -178,9 +178,6 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 	if a, ok := d.assets[r.path]; ok {
 		return d.serveAsset(w, r, a)
 	}
-	if d.ctx.Err() != nil {
-		return codeq.ErrClosed
-	}
 	if uri, _, _ := strings.Cut(r.RequestURI, "?"); r.path == "" && uri != "" && !strings.HasSuffix(uri, "/") {
 		// mounted at a path without a slash, from which relative links would lead elsewhere
 		w.Header().Set("Location", "./"+path.Base(uri)+"/")
@@ -208,6 +205,9 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 			d.audited(r, r.params, errDenied, true)
 		}
 		return errDenied
+	}
+	if d.ctx.Err() != nil {
+		return codeq.ErrClosed
 	}
 	if method == http.MethodPost && !r.api {
 		if err := d.readForm(w, r); err != nil {
