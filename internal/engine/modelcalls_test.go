@@ -608,7 +608,7 @@ func (c *produceCall) apply(m *model) {
 	stored := make(map[keys.ID]bool)
 	for i, id := range c.out.IDs {
 		task := c.tasks[i]
-		if holder, taken := m.holder(&task.rec); taken {
+		if holder, taken := m.holderOf(&task.rec, id); taken {
 			if id != holder {
 				m.rt.Fatalf("produce of key %q: %s, expected the holder %s", task.rec.UniqueKey, keys.FormatID(id), keys.FormatID(holder))
 			}
@@ -867,7 +867,11 @@ func (m *model) adopt(shard int, next []spec) {
 	ids, stored := make([]keys.ID, len(next)), make(map[keys.ID]bool)
 	for i, task := range next {
 		id, ok := byPayload[string(task.rec.Payload)]
-		if holder, taken := m.holder(&task.rec); taken {
+		holder, taken := m.holder(&task.rec)
+		if ok {
+			holder, taken = m.holderOf(&task.rec, id)
+		}
+		if taken {
 			ids[i] = holder
 			if t := m.tasks[holder]; task.rec.Flags&record.ReplaceWaiting != 0 && t != nil && t.waiting() {
 				m.replace(t, task)

@@ -438,9 +438,26 @@ func (m *model) unpin(child *modelTask, until uint64) {
 
 // react does what ends of tasks mean to others.
 func (m *model) react() {
-	if m.unordered { // they are told by messages, which come after the calls
+	if m.unordered { // they are told by messages, which come after the calls, or between them
 		return
 	}
+	m.tell()
+	m.giveTurns()
+}
+
+// holderOf is the holder of the key of a task of which a call that is taken in has said that it was
+// given an ID: among calls that are unordered, who is told of an end may have been told before.
+func (m *model) holderOf(rec *record.Record, given keys.ID) (keys.ID, bool) {
+	holder, taken := m.holder(rec)
+	if taken && holder != given && m.unordered {
+		m.tell()
+		holder, taken = m.holder(rec)
+	}
+	return holder, taken
+}
+
+// tell lets the ends of tasks reach those that wait for them.
+func (m *model) tell() {
 	blocked := func(t *modelTask) bool {
 		return m.tasks[t.id] == t && t.state == Blocked && t.on == onParents
 	}
@@ -458,7 +475,6 @@ func (m *model) react() {
 			}
 		}
 	}
-	m.giveTurns()
 }
 
 // replace gives a task that waits the form of a new one.
