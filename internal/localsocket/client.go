@@ -25,8 +25,8 @@ type Client struct {
 	decode func(code byte, text string) error
 	log    *slog.Logger
 	waits  func(kind byte) bool
-	// calls and waiting have an element for each call under way, but for those that wait for
-	// events, and for each of these that may take long. What they wait for may be done by others.
+	// calls has an element for each call under way that does not wait for events, waiting for each
+	// of these that may take long: there is always room for those that end what others wait for.
 	calls, waiting chan struct{}
 
 	mu         sync.Mutex // orders background.Add before the Wait of Close; guards closed
@@ -101,15 +101,15 @@ func (c *Client) Call(ctx context.Context, kind byte, body []byte, reads bool) (
 		}
 		defer leave()
 	}
-	reply, err := c.node.Call(ctx, c.target, kind, body)
 	var remote *peer.RemoteError
+	reply, err := c.node.Call(ctx, c.target, kind, body)
 	for pause := minPause; errors.As(err, &remote) && remote.Code == peer.CodeBusy; pause = min(2*pause, maxPause) {
 		select { // calls that were given up are still under way there
 		case <-time.After(pause):
+			reply, err = c.node.Call(ctx, c.target, kind, body)
 		case <-ctx.Done():
 			return nil, base.EndOf(ctx)
 		}
-		reply, err = c.node.Call(ctx, c.target, kind, body)
 	}
 	if err == nil {
 		return reply, nil

@@ -20,9 +20,8 @@ import (
 // Events are fetched: a program begins a subscription by one call, and then always has another one
 // under way that waits for events. A subscription ends with such a call that is canceled, or whose
 // connection ends, whatever other calls wait for its events, and when there was none for some time.
-// A program may learn of that later than the
-// process, and have connected again by then, perhaps to another process: the number of a
-// subscription is never that of another one, of any process.
+// A program may learn of that later than the process, and have connected again by then, perhaps to
+// another process: the number of a subscription is never that of another one, of any process.
 
 const (
 	eventsOfCall = 64
