@@ -193,8 +193,7 @@ func (m *crowd) settle(strict bool) {
 		}
 		w.judge(m, before, false)
 		for _, earlier := range waiting {
-			alike := (len(earlier.req.Queues) > dispatch.ShortList) == (len(w.req.Queues) > dispatch.ShortList) // else they take turns
-			if ordered && alike && earlier.arrival < w.arrival && slices.Contains(earlier.req.Queues, w.leases[0].Queue) {
+			if ordered && earlier.line() == w.line() && earlier.arrival < w.arrival && slices.Contains(earlier.req.Queues, w.leases[0].Queue) {
 				m.t.Fatalf("a claim for %v was served after one that came later", earlier.req.Queues)
 			}
 		}
@@ -283,6 +282,15 @@ func (m *crowd) claimLocal(*rapid.T) {
 	c := m.drawClaim(5, true)
 	c.local = true
 	m.run(c)
+}
+
+// line identifies the line in which the claim waits: "" for all that name few queues. Within a
+// line, claims are served first come, first served; lines take turns.
+func (c *claimCall) line() string {
+	if len(c.req.Queues) <= dispatch.ShortList {
+		return ""
+	}
+	return fmt.Sprint(c.req.Queues)
 }
 
 func (c *claimCall) finished() bool {

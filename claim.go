@@ -42,11 +42,11 @@ import (
 // queue by itself as in a cluster: each shard, at a moment of its own during the call, had no ready
 // task that could be claimed.
 //
-// Claim is safe for concurrent use. Waiting claims are served first come, first served; claims with
-// more than 16 queues have a separate line, which takes turns with the other. In a cluster, claims
-// of the node that leads the shard come before those of other nodes. If a node is lost while its
-// claim is answered, the tasks of the claim wait until the lease has expired; a claim that is tried
-// again then may return ErrEmpty.
+// Claim is safe for concurrent use. Waiting claims are served first come, first served; those that
+// name the same more than 16 queues have a line of their own, and the lines take turns. In a
+// cluster, claims of the node that leads the shard come before those of other nodes. If a node is
+// lost while its claim is answered, the tasks of the claim wait until the lease has expired; a
+// claim that is tried again then may return ErrEmpty.
 //
 // Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.

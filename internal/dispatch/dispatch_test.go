@@ -176,6 +176,44 @@ func TestDrawEndsWithVisit(t *testing.T) {
 	require.Equal(t, names[0], c.Grants[0].Queue)
 }
 
+// TestSetsTakeTurns: claims with different lists that wait for one queue all get its tasks, though
+// each has a successor that waits before the next task comes.
+func TestSetsTakeTurns(t *testing.T) {
+	const lists, tasks = 3, 12
+	d, _ := newDispatcher(t)
+	waits := func(list *List) *caller {
+		c := newCaller()
+		c.List, c.Max = list, 1
+		d.EndVisit(&c.Claim)
+		return c
+	}
+	var waiting [lists]*caller
+	for i := range waiting {
+		list := NewList(append(queueNames(ShortList+1), fmt.Sprint("other ", i)), nil)
+		waiting[i] = waits(list)
+	}
+	var got [lists]int
+	for range tasks {
+		d.rules.BeginGroup()
+		d.rules.BeginBudget(engine.CallerBudget, 0)
+		task := engine.NewTask{Key: engine.LaneKey{Queue: queueNames(1)[0]}}
+		task.Encode(&record.Record{}, nil)
+		_, err := d.rules.Produce([]engine.NewTask{task}, new(engine.CallNumber), new(engine.Produced))
+		require.NoError(t, err)
+		d.FeedAll()
+		d.Serve()
+		require.Len(t, d.Served, 1)
+		d.Served = nil
+		for i, c := range waiting {
+			if c.IsTaken() {
+				got[i]++
+				waiting[i] = waits(c.List)
+			}
+		}
+	}
+	require.Equal(t, [lists]int{tasks / lists, tasks / lists, tasks / lists}, got)
+}
+
 // TestStaleTicketsAreSwept: when many stale tickets are counted, the shard asks for one sweep,
 // which drops them and keeps the others.
 func TestStaleTicketsAreSwept(t *testing.T) {

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"slices"
@@ -55,6 +56,7 @@ type set struct {
 	aside  []int                       // to be opened again, after the present claims are served or wait
 	lines
 	servable bool   // its claims may be served
+	turn     uint64 // setTable.turns when a claim of the set was served last
 	group    uint32 // engine.State.GroupNumber of the group that has used it last
 }
 
@@ -69,6 +71,7 @@ type setTable struct {
 	byDigest     map[[sha256.Size]byte]*set
 	names        int    // queues in them
 	servable     []*set // sets in which claims wait, and that may have ready tasks
+	turns        uint64 // claims served
 	dropped      []*set // dropped sets that are still in the entries of some queues
 	droppedNames int    // queues in them
 }
@@ -314,10 +317,15 @@ func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waite
 	for l != nil && d.giveOf(c, q, l) {
 		q, l = d.draw(s, true)
 	}
+	d.sets.turns++
+	s.turn = d.sets.turns
 	d.served(c, waited)
 }
 
+// serveSets serves the claims that wait in sets. The set that was served last comes last, so that
+// those who wait in different sets for the same queue get its tasks in turn.
 func (d *Dispatcher) serveSets(served *int) {
+	slices.SortStableFunc(d.sets.servable, func(a, b *set) int { return cmp.Compare(a.turn, b.turn) })
 	serveInTurn(&d.sets.servable, served, func(s *set) (all bool) {
 		all = d.serveSet(s, served)
 		s.servable = !all
