@@ -135,8 +135,12 @@ func (c *simClient) read() {
 			}
 			return err
 		})
-		if ok && call.Outcome == simtest.Done {
+		switch {
+		case !ok || call.Outcome != simtest.Done:
+		case id != ID{}:
 			c.h.Saw(call, serial, shownAs(info))
+		case info != nil: // otherwise it says nothing of the payload, which may be stored
+			c.h.Fail("Get of the zero ID: %+v", info)
 		}
 	case 1:
 		var listed []*TaskInfo

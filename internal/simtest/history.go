@@ -336,15 +336,12 @@ func (h *History[ID]) Decided(tasks []Task[ID]) []Task[ID] {
 	})
 }
 
-// Saw notes what a read has shown of a task; nil: that it is not there.
+// Saw notes what a read has shown of a task; nil: that it is not there, though it was seen before.
 func (h *History[ID]) Saw(c *Call, serial int, task *Task[ID]) {
 	one := *c
 	one.Serial = serial
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, known := h.ids[serial]; task == nil && !known {
-		return
-	}
 	if task != nil {
 		h.seen(serial, task.ID)
 		one.state, one.Attempt = task.State, task.Attempts
@@ -359,7 +356,8 @@ func (h *History[ID]) Counted(c *Call, tasks uint64) {
 	h.counts = append(h.counts, count{c, tasks})
 }
 
-// AnyTask draws a task that was seen, or else a payload without one, whose ID is zero.
+// AnyTask draws a task that was seen, or else a payload without one, whose ID is zero: its task may
+// be stored, and nobody has seen the ID yet.
 func (h *History[ID]) AnyTask(rng *rand.Rand) (serial int, id ID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

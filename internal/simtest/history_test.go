@@ -520,7 +520,6 @@ func TestHistoryLooksBack(t *testing.T) {
 		s.claim(a, 1, 1)
 		s.end(Complete, a, 1, 1, base.ErrUncertain)
 		s.end(Complete, a, 1, 1, base.ErrLeaseLost)
-		s.read(2, -1)
 	})
 	drawn := make(map[int]text)
 	for range 100 {
