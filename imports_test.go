@@ -27,7 +27,7 @@ var layers = [][]string{
 	{"internal/conversion"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
-	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/reading", "internal/simtest", "internal/storetest"},
+	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/heldkeys", "internal/reading", "internal/simtest", "internal/storetest"},
 	{"internal/localsocket"},
 	{"."},
 	{"codeqtest", "codeqweb"},

@@ -38,7 +38,7 @@ type Unique struct {
 // DuplicateError says that an idempotency key is taken. It matches [ErrDuplicate].
 type DuplicateError struct {
 	Key string
-	ID  ID // of the task that holds the key
+	ID  ID // of the task that holds the key; zero: not known, since only the key was imported
 	// Index is the index of the refused task in the batch.
 	Index int
 }

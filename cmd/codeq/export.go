@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/urfave/cli/v3"
 
 	"codeq"
+	"codeq/internal/heldkeys"
+	"codeq/internal/private"
 )
 
 func (a *app) exportCommand() *cli.Command {
@@ -49,19 +52,21 @@ func (a *app) export(ctx context.Context, c *cli.Command) (err error) {
 		defer func() { err = errors.Join(err, f.Sync(), f.Close()) }()
 		out = f
 	}
-	e := &exporter{ctx: ctx, r: r, out: bufio.NewWriterSize(out, 1<<20)}
+	e := &exporter{ctx: ctx, dir: t.dir, r: r, out: bufio.NewWriterSize(out, 1<<20)}
 	e.json = json.NewEncoder(e.out)
 	e.json.SetEscapeHTML(false)
 	if err := e.all(a); err != nil {
 		return err
 	}
-	a.note("codeq: exported %d tasks, %d schedules, the settings of %d queues", e.end.Tasks, e.end.Schedules, e.end.Settings)
+	a.note("codeq: exported %d tasks, %d schedules, the settings of %d queues, %d keys of tasks that are gone",
+		e.end.Tasks, e.end.Schedules, e.end.Settings, e.end.Keys)
 	return nil
 }
 
 // exporter writes the contents of a directory in the order of the stages.
 type exporter struct {
 	ctx  context.Context
+	dir  string
 	r    *codeq.Reader
 	out  *bufio.Writer
 	json *json.Encoder
@@ -118,6 +123,9 @@ func (e *exporter) all(a *app) error {
 			return err
 		}
 	}
+	if err := e.keys(a.now()); err != nil {
+		return err
+	}
 	for _, step := range []func() error{e.survey, e.ended, e.deadLetters, e.unended} {
 		if err := step(); err != nil {
 			return err
@@ -127,6 +135,25 @@ func (e *exporter) all(a *app) error {
 		return err
 	}
 	return e.out.Flush()
+}
+
+// keys writes the keys that outlive their tasks.
+func (e *exporter) keys(now time.Time) error {
+	held, err := heldkeys.Read(private.FS, e.dir)
+	if err != nil {
+		return err
+	}
+	for i := range held {
+		until := time.UnixMilli(int64(held[i].Until))
+		if !until.After(now) {
+			continue
+		}
+		e.end.Keys++
+		if err := e.write(portable{Key: &portableKey{held[i].Hash[:], until.UTC()}}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // each calls f with all tasks of a state, without their payloads.

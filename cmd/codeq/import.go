@@ -17,6 +17,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"codeq"
+	"codeq/internal/heldkeys"
+	"codeq/internal/private"
 )
 
 func (a *app) importCommand() *cli.Command {
@@ -107,6 +109,9 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 	if err = errors.Join(err, q.Close()); err != nil {
 		return err
 	}
+	if err := heldkeys.Write(private.FS, place.queue(), im.keys); err != nil {
+		return err
+	}
 	if err := place.finish(); err != nil {
 		return err
 	}
@@ -122,7 +127,8 @@ func (a *app) showImport(r importResult) error {
 	if r.Changed > 0 {
 		a.note("codeq: %d tasks have lost their last error or an attempt", r.Changed)
 	}
-	return a.result(r, "%s %d tasks, %d schedules, the settings of %d queues into %s, %d shards", did, r.Tasks, r.Schedules, r.Settings, r.Dir, r.Shards)
+	return a.result(r, "%s %d tasks, %d schedules, the settings of %d queues, %d keys of tasks that are gone into %s, %d shards",
+		did, r.Tasks, r.Schedules, r.Settings, r.Keys, r.Dir, r.Shards)
 }
 
 // lineReader reads an export.
@@ -186,6 +192,8 @@ func (r *lineReader) next(ctx context.Context) (*portable, error) {
 		r.seen.Settings++
 	case p.Schedule != nil:
 		r.seen.Schedules++
+	case p.Key != nil:
+		r.seen.Keys++
 	case p.Task != nil:
 		r.seen.Tasks++
 	case p.End != nil:

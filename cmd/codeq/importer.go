@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq"
+	"codeq/internal/heldkeys"
 )
 
 // importer makes the tasks of an export in a new queue, by what a queue offers: tasks that were
@@ -29,6 +30,9 @@ type importer struct {
 	news      map[codeq.ID]codeq.ID
 	settings  []*portableSettings
 	schedules []codeq.Schedule
+	// keys are those that outlive their tasks. No verb of the queue makes them: they are stored
+	// when it is closed.
+	keys []heldkeys.Key
 
 	chunk []*plan
 	size  int // of the chunk, in bytes
@@ -83,6 +87,8 @@ func (im *importer) all(r *lineReader) error {
 			err = im.addSettings(p.Settings)
 		case p.Schedule != nil:
 			im.schedules = append(im.schedules, p.Schedule.Schedule)
+		case p.Key != nil:
+			err = im.addKey(p.Key)
 		case p.Task.stage() < im.stage:
 			err = errors.New("its order is not that of export")
 		default:
@@ -101,6 +107,17 @@ func (im *importer) addSettings(s *portableSettings) error {
 		return nil
 	}
 	return im.q.Configure(im.ctx, s.Queue, func(now *codeq.Settings) { now.Retention, now.DeadRetention = s.Retention, s.DeadRetention })
+}
+
+func (im *importer) addKey(k *portableKey) error {
+	var key heldkeys.Key
+	if len(k.Hash) != len(key.Hash) {
+		return fmt.Errorf("the hash of a key has %d bytes, and not %d", len(k.Hash), len(key.Hash))
+	}
+	copy(key.Hash[:], k.Hash)
+	key.Until = uint64(max(k.Until.UnixMilli(), 0))
+	im.keys = append(im.keys, key)
+	return nil
 }
 
 func (im *importer) add(t *portableTask) error {

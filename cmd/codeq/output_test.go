@@ -140,7 +140,7 @@ func TestGoldenJSON(t *testing.T) {
 		workersResult{Workers: someWorkers()},
 		scheduleResult{Name: "s", ID: codeq.ID{1}},
 		verifyResult{true, &codeq.VerifyReport{}},
-		importResult{Dir: "q", Shards: 3, portableEnd: portableEnd{1, 2, 3}},
+		importResult{Dir: "q", Shards: 3, portableEnd: portableEnd{1, 2, 3, 4}},
 		benchResult{"produce", 1, 2, 3},
 		clusterResult{Done: "added", Node: "n"},
 		sample{Time: noon, At: where{Kind: whereServed}, Queues: []codeq.QueueInfo{}},

@@ -18,6 +18,7 @@ type portable struct {
 	Header   *portableHeader     `json:",omitempty"` // the first line
 	Settings *portableSettings   `json:",omitempty"` // the second to the last-but-tasks
 	Schedule *codeq.ScheduleInfo `json:",omitempty"`
+	Key      *portableKey        `json:",omitempty"`
 	Task     *portableTask       `json:",omitempty"`
 	End      *portableEnd        `json:",omitempty"` // the last line
 	// Bytes: the strings of this line, which are not all UTF-8, have a character for each of their
@@ -46,9 +47,15 @@ type portableTask struct {
 	HoldsTurn bool `json:",omitzero"`
 }
 
+// portableKey is an idempotency key that is taken for a time by a task that is not kept any more.
+type portableKey struct {
+	Hash  []byte // as it is stored
+	Until time.Time
+}
+
 // portableEnd counts the lines, so that an export that is cut short is not taken for one.
 type portableEnd struct {
-	Settings, Schedules, Tasks int
+	Settings, Schedules, Keys, Tasks int
 }
 
 // A stage is a part of an export. Tasks of a later stage may depend on those of an earlier one.

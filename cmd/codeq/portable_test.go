@@ -138,6 +138,16 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		require.NoError(t, q.ReleaseKey(ctx, codeq.UniqueKey{Queue: "keys", Key: "4"}))
 		released.Headers = map[string]string{"name": "took it"}
 		add(released)
+		for _, key := range []codeq.UniqueKey{{Key: "5"}, {Key: "6"}, {Key: "7"}, {Key: "8", Group: "g", Tenant: "t"}} { // whose tasks are gone
+			gone := named("gone", "keys")
+			gone.Group, gone.Tenant, gone.Unique = key.Group, key.Tenant, codeq.Unique{Key: key.Key, For: time.Hour}
+			if key.Key == "6" {
+				gone.Unique.For = time.Millisecond
+			}
+			id := add(gone)
+			require.NoError(t, q.Cancel(ctx, id))
+			require.NoError(t, q.Forget(ctx, id))
+		}
 
 		// Worked on before, and waiting.
 		add(named("retried", "c"))
@@ -235,10 +245,45 @@ func TestReshard(t *testing.T) {
 	claimNamed(t, q, "b", "dead", finish)
 	claimNamed(t, q, "flow", "waits for dead", finish)
 
-	for key, duplicate := range map[string]bool{"1": true, "2": false, "3": true, "4": true} {
-		_, err := q.Produce(ctx, codeq.Task{Queue: "keys", Unique: codeq.Unique{Key: key}})
-		require.Equal(t, duplicate, errors.Is(err, codeq.ErrDuplicate), "key %s: %v", key, err)
+	requireTaken(t, q, map[string]bool{"1": true, "2": false, "3": true, "4": true, "5": true, "6": false, "7": true, "8": true})
+}
+
+// requireTaken produces tasks with keys, and makes sure which of them are taken.
+func requireTaken(t *testing.T, q *codeq.Queue, keys map[string]bool) {
+	t.Helper()
+	for key, taken := range keys {
+		task := codeq.Task{Queue: "keys", Unique: codeq.Unique{Key: key}}
+		if key == "8" {
+			task.Group, task.Tenant = "g", "t"
+		}
+		_, err := q.Produce(t.Context(), task)
+		require.Equal(t, taken, errors.Is(err, codeq.ErrDuplicate), "key %s: %v", key, err)
 	}
+}
+
+// TestReshardFreedKeys: a key that outlived its task, came by an import and was freed or taken
+// since is so after the next import, too.
+func TestReshardFreedKeys(t *testing.T) {
+	first := reshard(t, newQueue(t, fillAll(t)), 5)
+	q, err := codeq.Open(first, nil)
+	require.NoError(t, err)
+	require.NoError(t, q.ReleaseKey(t.Context(), codeq.UniqueKey{Queue: "keys", Key: "5"}))
+	require.NoError(t, q.ReleaseKey(t.Context(), codeq.UniqueKey{Queue: "keys", Tenant: "t", Group: "g", Key: "8"}))
+	again := named("took 8", "keys")
+	again.Group, again.Tenant, again.Unique = "g", "t", codeq.Unique{Key: "8", For: time.Minute}
+	require.NoError(t, q.Cancel(t.Context(), produce(t, q, again))) // canceled tasks are not kept
+	require.NoError(t, q.Close())
+
+	q, err = codeq.Open(reshard(t, first, 3), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	_, err = q.FindByKey(t.Context(), codeq.UniqueKey{Queue: "keys", Key: "7"})
+	require.ErrorIs(t, err, codeq.ErrNotFound)
+	var taken *codeq.DuplicateError
+	_, err = q.Produce(t.Context(), codeq.Task{Queue: "keys", Unique: codeq.Unique{Key: "7", Replace: true}})
+	require.ErrorAs(t, err, &taken)
+	require.Zero(t, taken.ID, "nobody knows which task it was")
+	requireTaken(t, q, map[string]bool{"5": false, "7": true, "8": true})
 }
 
 func contentsOf(t *testing.T, q *codeq.Queue) (tasks map[string]*codeq.TaskInfo, _, _ any) {
