@@ -92,9 +92,7 @@ func ExampleQueue_ProcessInfo() {
 			fmt.Println(of.Queue, of.Counts.Ready)
 		}
 	}
-	fmt.Println(info.FreeBytes > info.MinFreeBytes)
 	// Output:
 	// shard 0: leads: true, 0 operations wait
 	// mail 1
-	// true
 }

@@ -19,7 +19,10 @@ func ExampleQueue_StorageStats() {
 	for i, s := range stats.Shards {
 		fmt.Printf("shard %d: on disk more than 10 kB: %t, of the log in no table yet: %t\n", i, s.DiskBytes > 10_000, s.LogBytes > 10_000)
 	}
-	// Output: shard 0: on disk more than 10 kB: true, of the log in no table yet: true
+	fmt.Println("room for more tasks:", stats.FreeBytes > stats.MinFreeBytes)
+	// Output:
+	// shard 0: on disk more than 10 kB: true, of the log in no table yet: true
+	// room for more tasks: true
 }
 
 // Which step of a shard's owner has made callers wait.

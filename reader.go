@@ -175,7 +175,7 @@ func (r *Reader) StorageStats() (_ *StorageStats, err error) {
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}
-	st := &StorageStats{Shards: make([]ShardStorage, len(q.replicas))}
+	st := q.newStorageStats(q.stored.DiskUsage())
 	for i := range st.Shards {
 		m, err := q.stored.Stats(i)
 		if err != nil {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
 	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/engine"
@@ -272,6 +274,10 @@ type StorageStats struct {
 	// CacheBytes is the memory used by the block cache that the shards share. CacheHits and
 	// CacheMisses are how many blocks were found in it, or were not, since [Open].
 	CacheBytes, CacheHits, CacheMisses int64
+	// FreeBytes is how much space is free on the disk of the directory; -1: the file system does
+	// not say. MinFreeBytes is [Options.MinFreeBytes] as it is in force; 0: there is no limit, or
+	// nothing is written, as for a [Reader].
+	FreeBytes, MinFreeBytes int64
 }
 
 // ShardStorage describes the store of one shard: a log, and tables sorted by key, which compactions
@@ -329,16 +335,27 @@ func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}
-	st := &StorageStats{Shards: make([]ShardStorage, len(q.replicas))}
 	if q.elsewhere != nil {
+		st := new(StorageStats)
 		return st, q.tell(context.Background(), localsocket.Storage, nil, st)
 	}
+	st := q.newStorageStats(q.opts.fs.GetDiskUsage(q.dir.Path))
+	st.MinFreeBytes = max(q.opts.MinFreeBytes, 0)
 	for i, r := range q.replicas {
 		if err := r.storage(q.closing, st, &st.Shards[i]); err != nil {
 			return nil, err
 		}
 	}
 	return st, nil
+}
+
+// newStorageStats returns statistics of the disk, for those of the shards.
+func (q *Queue) newStorageStats(disk vfs.DiskUsage, err error) *StorageStats {
+	st := &StorageStats{Shards: make([]ShardStorage, len(q.replicas)), FreeBytes: -1}
+	if err == nil {
+		st.FreeBytes = int64(min(disk.AvailBytes, math.MaxInt64))
+	}
+	return st
 }
 
 // storage fills in the statistics of the replica's store, and those of the cache that the stores
@@ -397,9 +414,6 @@ type ProcessInfo struct {
 	Shards []ShardInfo
 	// Workers are the calls of [Queue.Run] of this process, as [Queue.Workers] lists them.
 	Workers []WorkerInfo
-	// FreeBytes is how much space is free on the disk of the directory; -1: the file system does
-	// not say. MinFreeBytes is [Options.MinFreeBytes] as it is in force; 0: there is no limit.
-	FreeBytes, MinFreeBytes int64
 	// EventsLost is how many events the subscriptions of this process have lost (see
 	// [Subscription.Lost]), those that have ended included.
 	EventsLost uint64
@@ -442,14 +456,10 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 		return nil, err
 	}
 	p := &ProcessInfo{
-		Shards: make([]ShardInfo, len(q.replicas)), Workers: q.ownWorkers(),
-		FreeBytes: -1, MinFreeBytes: max(q.opts.MinFreeBytes, 0), EventsLost: q.events.Lost(),
+		Shards: make([]ShardInfo, len(q.replicas)), Workers: q.ownWorkers(), EventsLost: q.events.Lost(),
 	}
 	if q.node != nil {
 		p.Node = q.node.Self().Node
-	}
-	if usage, err := q.opts.fs.GetDiskUsage(q.dir.Path); err == nil {
-		p.FreeBytes = int64(min(usage.AvailBytes, math.MaxInt64))
 	}
 	err = q.inParallel("information of a shard", len(q.replicas), func(i int) error {
 		of := &p.Shards[i]

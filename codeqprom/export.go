@@ -107,10 +107,6 @@ func (e *export) process(got *scrape) {
 	e.gauge(workers, float64(busy), "busy")
 	e.gauge(workers, float64(idle), "idle")
 	e.gauge(workers, float64(quiet), "quiet")
-	if p.FreeBytes >= 0 {
-		e.gauge(diskFree, float64(p.FreeBytes))
-	}
-	e.gauge(diskMinFree, float64(p.MinFreeBytes))
 	e.counter(eventsLost, p.EventsLost)
 	for i := range p.Shards {
 		s, shard := &p.Shards[i], strconv.Itoa(i)
@@ -128,6 +124,10 @@ func (e *export) storage(st *codeq.StorageStats) {
 	if st == nil {
 		return
 	}
+	if st.FreeBytes >= 0 {
+		e.gauge(diskFree, float64(st.FreeBytes))
+	}
+	e.gauge(diskMinFree, float64(st.MinFreeBytes))
 	var steps []codeq.StepStats
 	for i := range st.Shards {
 		s, shard := &st.Shards[i], strconv.Itoa(i)

@@ -86,7 +86,7 @@ type overviewView struct {
 	Unreachable        int // nodes that did not say what their workers do
 	Disk, Dead         int64
 	KnowsDisk          bool
-	Free, MinFree      int64 // as in sample
+	Free, MinFree      int64 // as in codeq.StorageStats
 	LowDisk            bool  // less is free than twice MinFree
 }
 
@@ -101,7 +101,7 @@ func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 	v := overviewView{
 		At: s.At, All: s.All, Queues: s.Queues, By: q.Get("by"), Charts: d.charts("", q.Get("by") == "minute"),
 		Find: q.Get("find"), Order: q.Get("order"),
-		Free: s.Free, MinFree: s.MinFree, LowDisk: s.Free >= 0 && s.Free/2 < s.MinFree,
+		Free: -1,
 	}
 	if s.Err != nil {
 		v.Error = s.Err.Error()
@@ -153,10 +153,11 @@ func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 			v.Quiet++
 		}
 	}
-	if s.Storage != nil {
-		v.KnowsDisk = true
-		for i := range s.Storage.Shards {
-			v.Disk, v.Dead = v.Disk+s.Storage.Shards[i].DiskBytes, v.Dead+s.Storage.Shards[i].DeadBytes
+	if st := s.Storage; st != nil {
+		v.KnowsDisk, v.Free, v.MinFree = true, st.FreeBytes, st.MinFreeBytes
+		v.LowDisk = v.Free >= 0 && v.Free/2 < v.MinFree
+		for i := range st.Shards {
+			v.Disk, v.Dead = v.Disk+st.Shards[i].DiskBytes, v.Dead+st.Shards[i].DeadBytes
 		}
 	}
 	return v

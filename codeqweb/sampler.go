@@ -120,11 +120,8 @@ type sample struct {
 	All     row   // all queues together; Name is that of the queue with the oldest task
 	Workers []codeq.WorkerInfo
 	Storage *codeq.StorageStats // nil: not known
-	// Free is how many bytes are free on the disk of this process; negative: not known. It accepts
-	// no tasks below MinFree.
-	Free, MinFree int64
 
-	slowAt time.Time // of Workers, Storage, Free and MinFree
+	slowAt time.Time // of Workers and Storage
 }
 
 // row returns a queue of the sample; nil: it is not in it.
@@ -156,7 +153,7 @@ type sampler struct {
 func newSampler(q *codeq.Queue, ctx context.Context, end context.CancelFunc) *sampler {
 	return &sampler{
 		q: q, ctx: ctx, end: end, asking: make(chan struct{}, 1), wake: make(chan struct{}, 1),
-		last: &sample{Err: errors.New("the queue was not asked yet"), Free: -1}, queues: make(map[string]*series),
+		last: &sample{Err: errors.New("the queue was not asked yet")}, queues: make(map[string]*series),
 	}
 }
 
@@ -252,7 +249,6 @@ func (s *sampler) fresh(ctx context.Context, age time.Duration) (*sample, error)
 // askSlow asks for what changes slowly, or costs a message to other nodes.
 func (s *sampler) askSlow(ctx context.Context, next, last *sample) {
 	next.Workers, next.Storage, next.slowAt = last.Workers, last.Storage, last.slowAt
-	next.Free, next.MinFree = last.Free, last.MinFree
 	if next.At.Sub(last.slowAt) < slowEvery {
 		return
 	}
@@ -260,12 +256,8 @@ func (s *sampler) askSlow(ctx context.Context, next, last *sample) {
 	if storage, err := s.q.StorageStats(); err == nil {
 		next.Storage = storage
 	}
-	next.Free = -1
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if process, err := s.q.ProcessInfo(ctx); err == nil { // before the nodes, of which one may be silent
-		next.Free, next.MinFree = process.FreeBytes, process.MinFreeBytes
-	}
 	if workers, err := s.q.Workers(ctx); err == nil {
 		next.Workers = workers
 	}

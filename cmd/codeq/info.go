@@ -102,10 +102,13 @@ func (a *app) showInfo(r *infoResult, name string) error {
 			return err
 		}
 	}
-	if r.Storage != nil {
-		return a.section("Storage", storageTable(r.Storage))
+	if r.Storage == nil {
+		return nil
 	}
-	return nil
+	if err := a.section("Storage", storageTable(r.Storage)); err != nil {
+		return err
+	}
+	return a.section("Disk", diskTable(r.Storage))
 }
 
 // gap writes a title below an empty line.
@@ -160,5 +163,18 @@ func storageTable(s *codeq.StorageStats) *table {
 		n := &s.Shards[i]
 		t.add(i, sizeText(n.DiskBytes), n.Tables, sizeText(n.TableBytes), sizeText(n.DeadBytes), sizeText(n.MemTableBytes), sizeText(n.LogBytes), n.ReadAmp)
 	}
+	return t
+}
+
+func diskTable(s *codeq.StorageStats) *table {
+	t := newTable(">FREE", ">NO TASKS BELOW")
+	free, low := "not known", "no limit"
+	if s.FreeBytes >= 0 {
+		free = sizeText(s.FreeBytes)
+	}
+	if s.MinFreeBytes > 0 {
+		low = sizeText(s.MinFreeBytes)
+	}
+	t.add(free, low)
 	return t
 }

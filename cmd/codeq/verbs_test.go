@@ -59,6 +59,8 @@ func TestInfo(t *testing.T) {
 		text := ok(t, with(at, "info", "-storage", "mail")...)
 		require.Regexp(t, `concurrency +5`, text)
 		require.Contains(t, text, "READ AMP")
+		require.Positive(t, r.Storage.FreeBytes)
+		require.Regexp(t, `NO TASKS BELOW\n *[0-9.]+ .?i?B +(no limit|[0-9.]+ .?i?B)\n`, text)
 		require.Equal(t, exitNotFound, call(t, with(at, "info", "nobody")...).code)
 	})
 }

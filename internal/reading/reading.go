@@ -178,6 +178,9 @@ func (q *Queue) readLogs() error {
 // Shards returns the number of shards.
 func (q *Queue) Shards() int { return len(q.shards) }
 
+// DiskUsage describes the disk of the directory.
+func (q *Queue) DiskUsage() (vfs.DiskUsage, error) { return q.dir.FS.GetDiskUsage(q.dir.Path) }
+
 // Staleness says of which moment the directory is.
 func (q *Queue) Staleness() Staleness { return q.stale }
 
