@@ -23,14 +23,14 @@ import (
 	"codeq/internal/testkit"
 )
 
-var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces closes; 0: 60, 30 with -short, 200 with -long")
+var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces closes; 0: 30, 200 with -long")
 
 // TestCloseRaces: whatever the moment at which a queue is closed, verbs are
 // carried out or refused, and what was acknowledged is there when it is opened
 // again.
 func TestCloseRaces(t *testing.T) {
 	t.Parallel()
-	rounds := cmp.Or(*closeRounds, testkit.Sized(30, 60, 200))
+	rounds := cmp.Or(*closeRounds, testkit.Sized(30, 30, 200))
 	calls := int64(0)
 	for round := range rounds {
 		calls += closeRace(t, 1+round%3, int64(1+round%30*8))
