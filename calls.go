@@ -183,6 +183,7 @@ var sentErrors = [...]error{
 
 const (
 	codeNotLeader = 6
+	codeUncertain = 7
 	firstOfOwn    = 14 // of those that are sent to programs only
 )
 
@@ -207,6 +208,8 @@ func encodeError(err error) (code byte, text string) {
 		sent := *invalid
 		sent.Value = fmt.Sprint(sent.Value)
 		return codeInvalid, string(wire.AppendJSON(nil, &sent))
+	case errors.Is(err, ErrUncertain): // whatever the cause, it is not certain that nothing was stored
+		return codeUncertain, err.Error()
 	case errors.Is(err, ErrLeaseLost) && errors.Is(err, ErrCanceled):
 		return codeLeaseCanceled, err.Error()
 	case errors.Is(err, ErrNotLeader) && errors.Is(err, ErrPowerLost):

@@ -199,6 +199,11 @@ func TestErrorsTravel(t *testing.T) {
 	}
 	require.ErrorIs(t, decodeError(encodeError(ErrClosed)), ErrNotLeader, "another node will lead")
 	require.ErrorIs(t, decodeError(encodeError(ErrFailed)), ErrNotLeader)
+	for _, cause := range []error{ErrFailed, ErrClosed, ErrNotLeader, ErrNotFound, ErrDiskFull, ErrLeaseLost} {
+		got := decodeError(encodeError(fmt.Errorf("%w: shard 0: %w", ErrUncertain, cause)))
+		require.ErrorIs(t, got, ErrUncertain)
+		require.NotErrorIs(t, got, cause, "it would say that nothing was stored")
+	}
 	require.ErrorIs(t, decodeError(encodeError(errMalformedCall)), ErrFormat, "the call is new")
 	require.Equal(t, ErrNotLeader, sentErrors[codeNotLeader])
 	code, text := encodeError(cluster.ErrBehind)
