@@ -284,8 +284,8 @@ func (m *crowd) claimLocal(*rapid.T) {
 	m.run(c)
 }
 
-// line identifies the line in which the claim waits: "" for all that name few queues. Within a
-// line, claims are served first come, first served; lines take turns.
+// line identifies the line in which the claim waits: "" for all that name few queues, else the
+// list. Within a line, claims are served first come, first served; lines take turns.
 func (c *claimCall) line() string {
 	if len(c.req.Queues) <= dispatch.ShortList {
 		return ""

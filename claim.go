@@ -42,8 +42,8 @@ import (
 // queue by itself as in a cluster: each shard, at a moment of its own during the call, had no ready
 // task that could be claimed.
 //
-// Claim is safe for concurrent use. Waiting claims are served first come, first served; those that
-// name the same more than 16 queues have a line of their own, and the lines take turns. In a
+// Claim is safe for concurrent use. Waiting claims are served first come, first served; those with
+// the same list of more than 16 queues have a line of their own, and the lines take turns. In a
 // cluster, claims of the node that leads the shard come before those of other nodes. If a node is
 // lost while its claim is answered, the tasks of the claim wait until the lease has expired; a
 // claim that is tried again then may return ErrEmpty.

@@ -126,4 +126,11 @@ func TestLocalProcessInfo(t *testing.T) {
 		}
 	}
 	require.Equal(t, want, got)
+	own, err := s.StorageStats()
+	require.NoError(t, err)
+	told, err := c.StorageStats()
+	require.NoError(t, err)
+	require.Positive(t, told.FreeBytes)
+	require.Equal(t, own.MinFreeBytes, told.MinFreeBytes)
+	require.Positive(t, told.MinFreeBytes)
 }

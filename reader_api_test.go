@@ -163,6 +163,8 @@ func TestReaderShowsTheSame(t *testing.T) {
 		stats, err := r.StorageStats()
 		require.NoError(t, err)
 		require.Len(t, stats.Shards, 2)
+		require.EqualValues(t, -1, stats.FreeBytes, "the disk does not say")
+		require.Zero(t, stats.MinFreeBytes)
 		for _, s := range stats.Shards {
 			require.Positive(t, s.Tables)
 			require.Positive(t, s.TableBytes)

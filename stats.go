@@ -268,7 +268,7 @@ func (q *Queue) TotalsByDay(ctx context.Context, queue string) (_ []DayTotals, e
 	return days, nil
 }
 
-// StorageStats describes the stores of one process, for dashboards and alarms.
+// StorageStats describes the stores of one process, and their disk, for dashboards and alarms.
 type StorageStats struct {
 	Shards []ShardStorage // by the number of the shard
 	// CacheBytes is the memory used by the block cache that the shards share. CacheHits and
@@ -283,6 +283,9 @@ type StorageStats struct {
 // ShardStorage describes the store of one shard: a log, and tables sorted by key, which compactions
 // merge. Counters begin at 0 when the queue is opened.
 type ShardStorage struct {
+	// LastError is why the other fields are zero: in a cluster, the store could not be opened again
+	// after a snapshot.
+	LastError string `json:",omitzero"`
 	// DiskBytes is the size of its files: tables, log, and files that are about to be deleted. In a
 	// cluster the logs of Raft are not included.
 	DiskBytes int64
@@ -325,11 +328,11 @@ type ShardStorage struct {
 // StorageStats describes the stores of this process, each shard as of a different moment; in a
 // cluster the replicas of this node, whichever node leads them. It takes some microseconds for each
 // shard and each table, and more for tables with deletions of ranges, which it reads. It disturbs
-// no other call; it waits while a store is being replaced by a snapshot. A shard that has failed
-// still has numbers. It returns [ErrClosed] once [Queue.Close] has begun, and [ErrFailed] if a
-// store could not be opened again after a snapshot.
+// no other call; it waits while a store is being replaced by a snapshot, and as long as the file
+// system does not say how much is free. A shard that has failed still has numbers. It returns
+// [ErrClosed] once [Queue.Close] has begun.
 //
-// Errors: [ErrFailed], [ErrClosed].
+// Errors: [ErrClosed].
 func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
@@ -369,7 +372,8 @@ func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardSt
 	default:
 	}
 	if r.node != nil && r.source == nil {
-		return fmt.Errorf("%w: shard %d: its store is not open", ErrFailed, r.index)
+		s.LastError = fmt.Sprintf("codeq: shard %d: its store is not open", r.index)
+		return nil
 	}
 	m := r.store.Stats()
 	*s = all.add(&m, &r.steps)

@@ -38,12 +38,17 @@ type Unique struct {
 // DuplicateError says that an idempotency key is taken. It matches [ErrDuplicate].
 type DuplicateError struct {
 	Key string
-	ID  ID // of the task that holds the key; zero: not known, since only the key was imported
+	// ID is that of the task that holds the key. If only the key came by the import of command
+	// codeq, it is one of the year 1970, which no task has.
+	ID ID
 	// Index is the index of the refused task in the batch.
 	Index int
 }
 
 func (e *DuplicateError) Error() string {
+	if keys.ID(e.ID) == keys.Gone {
+		return fmt.Sprintf("codeq: idempotency key %q is taken by a task that is gone", e.Key)
+	}
 	return fmt.Sprintf("codeq: idempotency key %q is taken by task %s", e.Key, e.ID)
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/testkit"
 )
 
 func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} }
@@ -96,7 +97,7 @@ func TestTooManyFingerprints(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		ids := produce(t, q, keyed("first"))
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.Probe().TooManyUniques()
+			s.Probe().TooManyUniques(testkit.Sized(64<<10, 64<<10, 0))
 			return nil
 		}))
 		for _, key := range []string{"second", "third"} {

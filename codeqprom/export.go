@@ -131,6 +131,9 @@ func (e *export) storage(st *codeq.StorageStats) {
 	var steps []codeq.StepStats
 	for i := range st.Shards {
 		s, shard := &st.Shards[i], strconv.Itoa(i)
+		if s.LastError != "" {
+			continue
+		}
 		e.gauge(storage, float64(s.DiskBytes), shard)
 		e.gauge(storageDead, float64(s.DeadBytes), shard)
 		steps = addSteps(steps, s.Steps)

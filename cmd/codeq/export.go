@@ -19,8 +19,8 @@ import (
 func (a *app) exportCommand() *cli.Command {
 	return &cli.Command{
 		Name: "export", Category: categoryKeep, Usage: "write all that is in a closed directory as JSON lines",
-		Description: "Writes settings, schedules and tasks in every state, for import, which may make another number\n" +
-			"of shards of them. Nobody may have the directory open: of a queue that is in use, export a\n" +
+		Description: "Writes settings, schedules, tasks in every state, and keys that outlive their tasks, for import,\n" +
+			"which may make another number of shards of them. Nobody may have the directory open: of a queue that is in use, export a\n" +
 			"checkpoint. README.md of the command says what import cannot carry over.",
 		Flags:  []cli.Flag{&cli.StringFlag{Name: "file", Usage: "write to this new `FILE`; default: the standard output"}},
 		Action: a.export,
@@ -139,7 +139,7 @@ func (e *exporter) all(a *app) error {
 
 // keys writes the keys that outlive their tasks.
 func (e *exporter) keys(now time.Time) error {
-	held, err := heldkeys.Read(private.FS, e.dir)
+	held, err := heldkeys.Read(e.ctx, private.FS, e.dir)
 	if err != nil {
 		return err
 	}

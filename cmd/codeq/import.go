@@ -17,8 +17,6 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"codeq"
-	"codeq/internal/heldkeys"
-	"codeq/internal/private"
 )
 
 func (a *app) importCommand() *cli.Command {
@@ -100,16 +98,9 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 		defer func() { err = errors.Join(err, w.Flush(), f.Close()) }()
 		idLines = w
 	}
-	q, err := place.open(shards, c.Duration("keep"))
-	if err != nil {
-		return err
-	}
-	im := newImporter(ctx, q, a.now, json.NewEncoder(idLines))
-	err = im.all(r)
-	if err = errors.Join(err, q.Close()); err != nil {
-		return err
-	}
-	if err := heldkeys.Write(private.FS, place.queue(), im.keys); err != nil {
+	im := newImporter(ctx, a.now, json.NewEncoder(idLines))
+	open := func() (*codeq.Queue, error) { return place.open(shards, c.Duration("keep")) }
+	if err := im.make(r, open, place.queue()); err != nil {
 		return err
 	}
 	if err := place.finish(); err != nil {
@@ -133,9 +124,10 @@ func (a *app) showImport(r importResult) error {
 
 // lineReader reads an export.
 type lineReader struct {
-	in   *bufio.Reader
-	line int
-	seen portableEnd
+	in    *bufio.Reader
+	line  int
+	stage stage // of the last task
+	seen  portableEnd
 }
 
 func (r *lineReader) read() (*portable, error) {
@@ -172,8 +164,8 @@ func (r *lineReader) header() (*portableHeader, error) {
 	if h == nil || h.Codeq != "export" || h.Shards < 1 {
 		return nil, r.wrong("it is not what export writes")
 	}
-	if h.Version != portableVersion {
-		return nil, r.wrong("it is of version %d, and not %d", h.Version, portableVersion)
+	if h.Version < 1 || h.Version > portableVersion {
+		return nil, r.wrong("it is of version %d, and not %d or less", h.Version, portableVersion)
 	}
 	return h, nil
 }
@@ -193,8 +185,15 @@ func (r *lineReader) next(ctx context.Context) (*portable, error) {
 	case p.Schedule != nil:
 		r.seen.Schedules++
 	case p.Key != nil:
+		if _, err := p.Key.held(); err != nil {
+			return nil, r.wrong("%w", err)
+		}
 		r.seen.Keys++
 	case p.Task != nil:
+		if p.Task.stage() < r.stage {
+			return nil, r.wrong("its order is not that of export")
+		}
+		r.stage = p.Task.stage()
 		r.seen.Tasks++
 	case p.End != nil:
 		if *p.End != r.seen {

@@ -12,6 +12,7 @@ import (
 
 	"codeq"
 	"codeq/internal/heldkeys"
+	"codeq/internal/private"
 )
 
 // importer makes the tasks of an export in a new queue, by what a queue offers: tasks that were
@@ -69,11 +70,31 @@ type plan struct {
 	redrive bool // it becomes ready again as a redriven dead letter, which keeps its last error
 }
 
-func newImporter(ctx context.Context, q *codeq.Queue, now func() time.Time, ids *json.Encoder) *importer {
-	return &importer{ctx: ctx, q: q, now: now, ids: ids, news: make(map[codeq.ID]codeq.ID), counts: make(map[string]*codeq.Counts)}
+func newImporter(ctx context.Context, now func() time.Time, ids *json.Encoder) *importer {
+	return &importer{ctx: ctx, now: now, ids: ids, news: make(map[codeq.ID]codeq.ID), counts: make(map[string]*codeq.Counts)}
 }
 
-// all makes everything that is in an export.
+// make makes everything that is in an export: tasks, then the keys, and the schedules after these,
+// so that no tick takes one of them.
+func (im *importer) make(r *lineReader, open func() (*codeq.Queue, error), dir string) error {
+	if err := im.in(open, func() error { return im.all(r) }); err != nil {
+		return err
+	}
+	if err := heldkeys.Write(im.ctx, private.FS, dir, im.keys); err != nil || len(im.schedules) == 0 {
+		return err
+	}
+	return im.in(open, im.schedule)
+}
+
+// in opens the queue for a step.
+func (im *importer) in(open func() (*codeq.Queue, error), step func() error) (err error) {
+	if im.q, err = open(); err != nil {
+		return err
+	}
+	return errors.Join(step(), im.q.Close())
+}
+
+// all makes everything that is in an export but keys and schedules.
 func (im *importer) all(r *lineReader) error {
 	for {
 		p, err := r.next(im.ctx)
@@ -89,8 +110,6 @@ func (im *importer) all(r *lineReader) error {
 			im.schedules = append(im.schedules, p.Schedule.Schedule)
 		case p.Key != nil:
 			err = im.addKey(p.Key)
-		case p.Task.stage() < im.stage:
-			err = errors.New("its order is not that of export")
 		default:
 			err = im.add(p.Task)
 		}
@@ -110,14 +129,9 @@ func (im *importer) addSettings(s *portableSettings) error {
 }
 
 func (im *importer) addKey(k *portableKey) error {
-	var key heldkeys.Key
-	if len(k.Hash) != len(key.Hash) {
-		return fmt.Errorf("the hash of a key has %d bytes, and not %d", len(k.Hash), len(key.Hash))
-	}
-	copy(key.Hash[:], k.Hash)
-	key.Until = uint64(max(k.Until.UnixMilli(), 0))
+	key, err := k.held()
 	im.keys = append(im.keys, key)
-	return nil
+	return err
 }
 
 func (im *importer) add(t *portableTask) error {
@@ -495,6 +509,10 @@ func (im *importer) finish() error {
 			return err
 		}
 	}
+	return nil
+}
+
+func (im *importer) schedule() error {
 	for _, s := range im.schedules {
 		if err := im.q.SetSchedule(im.ctx, s); err != nil {
 			return fmt.Errorf("schedule %q: %w", s.Name, err)

@@ -161,6 +161,10 @@ func storageTable(s *codeq.StorageStats) *table {
 	t := newTable(">SHARD", ">DISK", ">TABLES", ">TABLE BYTES", ">DEAD BYTES", ">MEMORY", ">LOG", ">READ AMP")
 	for i := range s.Shards {
 		n := &s.Shards[i]
+		if n.LastError != "" {
+			t.add(i, "-", "-", "-", "-", "-", "-", "-")
+			continue
+		}
 		t.add(i, sizeText(n.DiskBytes), n.Tables, sizeText(n.TableBytes), sizeText(n.DeadBytes), sizeText(n.MemTableBytes), sizeText(n.LogBytes), n.ReadAmp)
 	}
 	return t
@@ -168,7 +172,7 @@ func storageTable(s *codeq.StorageStats) *table {
 
 func diskTable(s *codeq.StorageStats) *table {
 	t := newTable(">FREE", ">NO TASKS BELOW")
-	free, low := "not known", "no limit"
+	free, low := "not known", "-" // nobody refuses tasks
 	if s.FreeBytes >= 0 {
 		free = sizeText(s.FreeBytes)
 	}

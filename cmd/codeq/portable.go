@@ -1,16 +1,19 @@
 package main
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"codeq"
+	"codeq/internal/heldkeys"
 )
 
-// portableVersion is that of the lines that export writes and import reads.
-const portableVersion = 1
+// portableVersion is that of the lines that export writes. Import also reads version 1, in which
+// there are no keys.
+const portableVersion = 2
 
 // portable is a line of an export, a JSON object with one of its fields. The order of the lines is
 // that in which import can make the tasks: see portable's stage.
@@ -18,7 +21,7 @@ type portable struct {
 	Header   *portableHeader     `json:",omitempty"` // the first line
 	Settings *portableSettings   `json:",omitempty"` // the second to the last-but-tasks
 	Schedule *codeq.ScheduleInfo `json:",omitempty"`
-	Key      *portableKey        `json:",omitempty"`
+	Key      *portableKey        `json:",omitempty"` // before the tasks
 	Task     *portableTask       `json:",omitempty"`
 	End      *portableEnd        `json:",omitempty"` // the last line
 	// Bytes: the strings of this line, which are not all UTF-8, have a character for each of their
@@ -51,6 +54,19 @@ type portableTask struct {
 type portableKey struct {
 	Hash  []byte // as it is stored
 	Until time.Time
+}
+
+// held returns the key as it is to be stored.
+func (k *portableKey) held() (key heldkeys.Key, err error) {
+	if len(k.Hash) != len(key.Hash) {
+		return key, fmt.Errorf("the hash of a key has %d bytes, and not %d", len(k.Hash), len(key.Hash))
+	}
+	if k.Until.UnixMilli() <= 0 {
+		return key, fmt.Errorf("a key that is taken until %v", k.Until)
+	}
+	copy(key.Hash[:], k.Hash)
+	key.Until = uint64(k.Until.UnixMilli())
+	return key, nil
 }
 
 // portableEnd counts the lines, so that an export that is cut short is not taken for one.

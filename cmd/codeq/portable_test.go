@@ -282,7 +282,7 @@ func TestReshardFreedKeys(t *testing.T) {
 	var taken *codeq.DuplicateError
 	_, err = q.Produce(t.Context(), codeq.Task{Queue: "keys", Unique: codeq.Unique{Key: "7", Replace: true}})
 	require.ErrorAs(t, err, &taken)
-	require.Zero(t, taken.ID, "nobody knows which task it was")
+	require.Equal(t, 1970, taken.ID.Time().Year(), "nobody knows which task it was")
 	requireTaken(t, q, map[string]bool{"5": false, "7": true, "8": true})
 }
 
@@ -502,22 +502,42 @@ func TestImportRefuses(t *testing.T) {
 	whole := call(t, "-dir", dir, "export").out
 	to := filepath.Join(t.TempDir(), "new")
 	lines := strings.SplitAfter(whole, "\n")
+	withKey := func(keys ...string) string {
+		more := slices.Clone(lines[:1])
+		for _, key := range keys {
+			more = append(more, `{"Key":`+key+"}\n")
+		}
+		counted := strings.Replace(strings.Join(lines[1:], ""), `"Keys":0`, fmt.Sprintf(`"Keys":%d`, len(keys)), 1)
+		return strings.Join(more, "") + counted
+	}
 	swapped := slices.Clone(lines)
 	slices.Reverse(swapped[1 : len(swapped)-2])
 	for what, in := range map[string]string{
 		"nothing": "", "text": "hello\n", "cut short": whole[:len(whole)/2], "no end": strings.Join(lines[:len(lines)-2], ""),
 		"a line is missing": strings.Join(append(slices.Clone(lines[:3]), lines[4:]...), ""), "more": whole + "{}\n",
-		"other version": strings.Replace(whole, `"Version":1`, `"Version":2`, 1), "unknown field": strings.Replace(whole, `"Priority":3`, `"Frob":3`, 1),
-		"order": strings.Join(swapped, ""),
+		"other version": strings.Replace(whole, `"Version":2`, `"Version":3`, 1), "unknown field": strings.Replace(whole, `"Priority":3`, `"Frob":3`, 1),
+		"order": strings.Join(swapped, ""), "short hash": withKey(`{"Hash":"AAAA","Until":"2040-01-01T00:00:00Z"}`),
+		"no hash": withKey(`{"Until":"2040-01-01T00:00:00Z"}`), "no time": withKey(`{"Hash":"AAAAAAAAAAAAAAAAAAAAAA=="}`),
+		"before all time": withKey(`{"Hash":"AAAAAAAAAAAAAAAAAAAAAA==","Until":"1969-12-31T23:59:59Z"}`),
 	} {
-		r := run(t.Context(), nil, []byte(in), "-dir", to, "import")
-		require.NotZero(t, r.code, what)
+		for _, flags := range [][]string{nil, {"-dry-run"}} {
+			r := run(t.Context(), nil, []byte(in), append([]string{"-dir", to, "import"}, flags...)...)
+			require.Equal(t, exitDamaged, r.code, "%s: %s", what, r.err)
+		}
 		_, err := os.Stat(to)
 		require.ErrorIs(t, err, os.ErrNotExist, what)
 	}
 	require.Equal(t, exitDamaged, run(t.Context(), nil, []byte(whole[:99]), "-dir", to, "import").code)
 	require.Zero(t, run(t.Context(), nil, []byte(whole), "-dir", to, "import", "-dry-run").code)
 	require.NoDirExists(t, to)
+
+	// Of a key that is given twice, the later time counts.
+	twice := filepath.Join(t.TempDir(), "twice")
+	const once = `{"Hash":"AAAAAAAAAAAAAAAAAAAAAA==","Until":"20%d-01-01T00:00:00Z"}`
+	in := withKey(fmt.Sprintf(once, 20), fmt.Sprintf(once, 40), fmt.Sprintf(once, 30))
+	require.Zero(t, run(t.Context(), nil, []byte(in), "-dir", twice, "import").code)
+	require.True(t, decoded[verifyResult](t, "-dir", twice, "verify").OK)
+	require.Contains(t, call(t, "-dir", twice, "export").out, fmt.Sprintf(once, 40))
 
 	// An import that was interrupted is run again.
 	ctx, stop := context.WithCancel(t.Context())

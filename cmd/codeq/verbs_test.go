@@ -60,7 +60,7 @@ func TestInfo(t *testing.T) {
 		require.Regexp(t, `concurrency +5`, text)
 		require.Contains(t, text, "READ AMP")
 		require.Positive(t, r.Storage.FreeBytes)
-		require.Regexp(t, `NO TASKS BELOW\n *[0-9.]+ .?i?B +(no limit|[0-9.]+ .?i?B)\n`, text)
+		require.Regexp(t, `NO TASKS BELOW\n *[0-9.]+ .?i?B +(-|[0-9.]+ .?i?B)\n`, text)
 		require.Equal(t, exitNotFound, call(t, with(at, "info", "nobody")...).code)
 	})
 }

@@ -160,13 +160,8 @@ func TestDrawEndsWithVisit(t *testing.T) {
 	names := queueNames(ShortList + 1)
 	here, _ := newDispatcher(t)
 	there, _ := newDispatcher(t)
-	there.rules.BeginGroup()
-	there.rules.BeginBudget(engine.CallerBudget, 0)
 	for _, name := range names[:2] {
-		task := engine.NewTask{Key: engine.LaneKey{Queue: name}}
-		task.Encode(&record.Record{}, nil)
-		_, err := there.rules.Produce([]engine.NewTask{task}, new(engine.CallNumber), new(engine.Produced))
-		require.NoError(t, err)
+		there.produceOne(t, name)
 	}
 	c := newCaller()
 	c.List, c.NoWait = NewList(names, nil), true
@@ -176,42 +171,93 @@ func TestDrawEndsWithVisit(t *testing.T) {
 	require.Equal(t, names[0], c.Grants[0].Queue)
 }
 
+// produceOne adds a task to a queue.
+func (d *Dispatcher) produceOne(t *testing.T, queue string) {
+	d.rules.BeginGroup()
+	d.rules.BeginBudget(engine.CallerBudget, 0)
+	task := engine.NewTask{Key: engine.LaneKey{Queue: queue}}
+	task.Encode(&record.Record{}, nil)
+	_, err := d.rules.Produce([]engine.NewTask{task}, new(engine.CallNumber), new(engine.Produced))
+	require.NoError(t, err)
+}
+
+// serveOne serves one waiting claim.
+func (d *Dispatcher) serveOne(t *testing.T) {
+	d.FeedAll()
+	d.Serve()
+	require.Len(t, d.Served, 1)
+	d.Served = nil
+}
+
+// listed is a claim of one task with a long list of queues: the first of all lists, and others.
+func listed(i int) *caller {
+	c := newCaller()
+	c.List, c.Max = NewList(append(queueNames(ShortList+1), fmt.Sprint("other ", i)), nil), 1
+	return c
+}
+
 // TestSetsTakeTurns: claims with different lists that wait for one queue all get its tasks, though
 // each has a successor that waits before the next task comes.
 func TestSetsTakeTurns(t *testing.T) {
 	const lists, tasks = 3, 12
 	d, _ := newDispatcher(t)
-	waits := func(list *List) *caller {
-		c := newCaller()
-		c.List, c.Max = list, 1
-		d.EndVisit(&c.Claim)
-		return c
-	}
 	var waiting [lists]*caller
 	for i := range waiting {
-		list := NewList(append(queueNames(ShortList+1), fmt.Sprint("other ", i)), nil)
-		waiting[i] = waits(list)
+		waiting[i] = listed(i)
+		d.EndVisit(&waiting[i].Claim)
 	}
 	var got [lists]int
 	for range tasks {
-		d.rules.BeginGroup()
-		d.rules.BeginBudget(engine.CallerBudget, 0)
-		task := engine.NewTask{Key: engine.LaneKey{Queue: queueNames(1)[0]}}
-		task.Encode(&record.Record{}, nil)
-		_, err := d.rules.Produce([]engine.NewTask{task}, new(engine.CallNumber), new(engine.Produced))
-		require.NoError(t, err)
-		d.FeedAll()
-		d.Serve()
-		require.Len(t, d.Served, 1)
-		d.Served = nil
+		d.produceOne(t, queueNames(1)[0])
+		d.serveOne(t)
 		for i, c := range waiting {
 			if c.IsTaken() {
 				got[i]++
-				waiting[i] = waits(c.List)
+				waiting[i] = listed(i)
+				d.EndVisit(&waiting[i].Claim)
 			}
 		}
 	}
 	require.Equal(t, [lists]int{tasks / lists, tasks / lists, tasks / lists}, got)
+}
+
+// TestNewSetsDoNotComeFirst: a claim gets a task though one with a new list waits whenever a task
+// comes.
+func TestNewSetsDoNotComeFirst(t *testing.T) {
+	d, _ := newDispatcher(t)
+	for n := range 10 { // whose sets have been served
+		c := listed(-1 - n)
+		d.EndVisit(&c.Claim)
+		d.produceOne(t, queueNames(1)[0])
+		d.serveOne(t)
+	}
+	patient := listed(-1)
+	d.EndVisit(&patient.Claim)
+	for i := 0; !patient.IsTaken(); i++ {
+		require.Less(t, i, 10)
+		c := listed(i)
+		d.EndVisit(&c.Claim)
+		d.produceOne(t, queueNames(1)[0])
+		d.serveOne(t)
+	}
+}
+
+// TestSetsDoNotPassEachOther: a claim with a list that has just come does not get a task for which
+// one with another list waits.
+func TestSetsDoNotPassEachOther(t *testing.T) {
+	d, _ := newDispatcher(t)
+	first, second := listed(1), listed(2)
+	for _, c := range []*caller{first, second} {
+		for !d.Build(c.List) {
+		}
+	}
+	d.EndVisit(&first.Claim)
+	d.produceOne(t, queueNames(1)[0])
+	require.Equal(t, Nothing, d.Try(&second.Claim))
+	d.EndVisit(&second.Claim)
+	d.serveOne(t)
+	require.True(t, first.IsTaken())
+	require.False(t, second.IsTaken())
 }
 
 // TestStaleTicketsAreSwept: when many stale tickets are counted, the shard asks for one sweep,

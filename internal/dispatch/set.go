@@ -56,7 +56,7 @@ type set struct {
 	aside  []int                       // to be opened again, after the present claims are served or wait
 	lines
 	servable bool   // its claims may be served
-	turn     uint64 // setTable.turns when a claim of the set was served last
+	turn     uint64 // setTable.turns when a claim of the set was served last, or the set was made
 	group    uint32 // engine.State.GroupNumber of the group that has used it last
 }
 
@@ -101,7 +101,7 @@ func (d *Dispatcher) buildSet(list *List) *set {
 	s := t.byDigest[list.Digest]
 	if s == nil {
 		d.dropIdleSets(setNames - len(list.names))
-		s = &set{list: list, open: newLottery(list)}
+		s = &set{list: list, open: newLottery(list), turn: t.turns}
 		if t.byDigest == nil {
 			t.byDigest = make(map[[sha256.Size]byte]*set)
 		}
@@ -243,7 +243,7 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 		if d.isElsewhereBefore(c, s, at) || d.isElsewhere(c, q.Name, q) {
 			return Elsewhere
 		}
-		if !c.NoWait && d.isAwaitedAlone(q, c.Remote) {
+		if !c.NoWait && d.isAwaited(q, c.Remote) {
 			s.open.remove(at)
 			s.aside = append(s.aside, at)
 			continue
@@ -325,7 +325,9 @@ func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waite
 // serveSets serves the claims that wait in sets. The set that was served last comes last, so that
 // those who wait in different sets for the same queue get its tasks in turn.
 func (d *Dispatcher) serveSets(served *int) {
-	slices.SortStableFunc(d.sets.servable, func(a, b *set) int { return cmp.Compare(a.turn, b.turn) })
+	if len(d.sets.servable) > 1 {
+		slices.SortStableFunc(d.sets.servable, func(a, b *set) int { return cmp.Compare(a.turn, b.turn) })
+	}
 	serveInTurn(&d.sets.servable, served, func(s *set) (all bool) {
 		all = d.serveSet(s, served)
 		s.servable = !all

@@ -80,11 +80,11 @@ func forgetCache[K comparable, V any](m *writeBackCache[K, V]) {
 	m.forgetPrints()
 }
 
-// TooManyUniques adds more fingerprints of idempotency keys than memory has room for, which is
-// little from now on.
-func (p Probe) TooManyUniques() {
+// TooManyUniques adds more fingerprints of idempotency keys than memory may hold: so many bytes
+// from now on, or as many as ever for 0.
+func (p Probe) TooManyUniques(most int) {
 	forgetCache(&p.s.uniques)
-	p.s.uniques.room = 64 << 10
+	p.s.uniques.mostPrints = most
 	for n := uint32(0); p.s.uniques.note([keys.UniqueLen]byte(binary.BigEndian.AppendUint32(make([]byte, 12, 16), n))); n++ {
 	}
 }

@@ -42,8 +42,8 @@ type writeBackCache[K comparable, V any] struct {
 	listed K    // the first key that is not listed yet
 	all    bool // every key is listed
 	// fingerprints take more than there is room for: there are none until the range is loaded again
-	tooMany bool
-	room    int // for fingerprints, in bytes; 0: printsCap
+	tooMany    bool
+	mostPrints int // bytes of fingerprints; 0: printsCap
 
 	reader         *pebble.Iterator // of disk as it was before the group; nil until it is needed
 	scratch, value []byte
@@ -170,7 +170,7 @@ func (m *writeBackCache[K, V]) list(s *State) error {
 // note adds the fingerprint of a key. It returns false if there are too many.
 func (m *writeBackCache[K, V]) note(k K) bool {
 	m.prints.Add(m.print(k))
-	if m.prints.Bytes() > cmp.Or(m.room, printsCap) {
+	if m.prints.Bytes() > cmp.Or(m.mostPrints, printsCap) {
 		m.forgetPrints()
 		m.tooMany = true
 	}

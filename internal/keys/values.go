@@ -245,9 +245,14 @@ func ParsePlace(b []byte) (Place, error) {
 
 // UniqueValue says who holds an idempotency key.
 type UniqueValue struct {
-	ID    ID
+	ID    ID     // perhaps of a task that does not exist any more, if Until is set; see Gone
 	Until uint64 // the key is taken at least until then, ms since 1970; 0: until the task has ended
 }
+
+// Gone holds, for a time, the idempotency keys of which only the hashes came from another
+// directory: it is the ID of no task. They are in all shards, since the hash does not say which is
+// theirs.
+var Gone = ID{6: 0x70, 8: 0x80}
 
 const uniqueValueLen = IDLen + 8
 

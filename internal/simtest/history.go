@@ -342,6 +342,9 @@ func (h *History[ID]) Saw(c *Call, serial int, task *Task[ID]) {
 	one.Serial = serial
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if _, known := h.ids[serial]; task == nil && !known {
+		h.fail("payload %d was not found by the ID of a task that nobody has seen", serial)
+	}
 	if task != nil {
 		h.seen(serial, task.ID)
 		one.state, one.Attempt = task.State, task.Attempts

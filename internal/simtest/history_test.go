@@ -178,7 +178,6 @@ func TestHistoryIsAccepted(t *testing.T) {
 			c := s.Begin(Produce, 1, "n1")
 			s.Finish(c, nil, false)
 			s.Produced(c, serials, []text{idOf(serials[0])})
-			s.read(serials[0], -1)
 			s.stored()
 		},
 		"a produce is refused": func(s *story) {
