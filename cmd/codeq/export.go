@@ -19,9 +19,10 @@ import (
 func (a *app) exportCommand() *cli.Command {
 	return &cli.Command{
 		Name: "export", Category: categoryKeep, Usage: "write all that is in a closed directory as JSON lines",
-		Description: "Writes settings, schedules, tasks in every state, and keys that outlive their tasks, for import,\n" +
-			"which may make another number of shards of them. Nobody may have the directory open: of a queue that is in use, export a\n" +
-			"checkpoint. README.md of the command says what import cannot carry over.",
+		Description: "Writes settings, schedules, keys that outlive their tasks, and tasks in every state, for import,\n" +
+			"which may make another number of shards of them. Nobody may have the directory open: of a\n" +
+			"queue that is in use, export a checkpoint. README.md of the command says what import cannot\n" +
+			"carry over.",
 		Flags:  []cli.Flag{&cli.StringFlag{Name: "file", Usage: "write to this new `FILE`; default: the standard output"}},
 		Action: a.export,
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"codeq"
+	"codeq/internal/heldkeys"
 )
 
 func (a *app) importCommand() *cli.Command {
@@ -127,7 +128,10 @@ type lineReader struct {
 	in    *bufio.Reader
 	line  int
 	stage stage // of the last task
-	seen  portableEnd
+	// keys are those that outlive their tasks. No verb of a queue makes them: they are stored when
+	// it is closed.
+	keys []heldkeys.Key
+	seen portableEnd
 }
 
 func (r *lineReader) read() (*portable, error) {
@@ -185,9 +189,11 @@ func (r *lineReader) next(ctx context.Context) (*portable, error) {
 	case p.Schedule != nil:
 		r.seen.Schedules++
 	case p.Key != nil:
-		if _, err := p.Key.held(); err != nil {
+		key, err := p.Key.held()
+		if err != nil {
 			return nil, r.wrong("%w", err)
 		}
+		r.keys = append(r.keys, key)
 		r.seen.Keys++
 	case p.Task != nil:
 		if p.Task.stage() < r.stage {

@@ -31,9 +31,6 @@ type importer struct {
 	news      map[codeq.ID]codeq.ID
 	settings  []*portableSettings
 	schedules []codeq.Schedule
-	// keys are those that outlive their tasks. No verb of the queue makes them: they are stored
-	// when it is closed.
-	keys []heldkeys.Key
 
 	chunk []*plan
 	size  int // of the chunk, in bytes
@@ -80,7 +77,7 @@ func (im *importer) make(r *lineReader, open func() (*codeq.Queue, error), dir s
 	if err := im.in(open, func() error { return im.all(r) }); err != nil {
 		return err
 	}
-	if err := heldkeys.Write(im.ctx, private.FS, dir, im.keys); err != nil || len(im.schedules) == 0 {
+	if err := heldkeys.Write(im.ctx, private.FS, dir, r.keys); err != nil || len(im.schedules) == 0 {
 		return err
 	}
 	return im.in(open, im.schedule)
@@ -108,8 +105,7 @@ func (im *importer) all(r *lineReader) error {
 			err = im.addSettings(p.Settings)
 		case p.Schedule != nil:
 			im.schedules = append(im.schedules, p.Schedule.Schedule)
-		case p.Key != nil:
-			err = im.addKey(p.Key)
+		case p.Key != nil: // the reader has it
 		default:
 			err = im.add(p.Task)
 		}
@@ -126,12 +122,6 @@ func (im *importer) addSettings(s *portableSettings) error {
 		return nil
 	}
 	return im.q.Configure(im.ctx, s.Queue, func(now *codeq.Settings) { now.Retention, now.DeadRetention = s.Retention, s.DeadRetention })
-}
-
-func (im *importer) addKey(k *portableKey) error {
-	key, err := k.held()
-	im.keys = append(im.keys, key)
-	return err
 }
 
 func (im *importer) add(t *portableTask) error {
