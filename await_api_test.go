@@ -8,10 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 )
 
 // awaited is what a call of Await has returned.
@@ -208,7 +208,7 @@ func TestAwaitEndsWithContext(t *testing.T) {
 func TestAwaitOverRestart(t *testing.T) {
 	ctx := context.Background()
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: 3})
+		opts := *onDisk(crashfs.New(), &codeq.Options{Shards: 3})
 		q, err := codeq.Open("queue", &opts)
 		require.NoError(t, err)
 		id := produce(t, q, codeq.Task{Queue: "a"})[0]

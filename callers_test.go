@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -71,7 +72,7 @@ func TestCallers(t *testing.T) {
 type crowd struct {
 	t    *rapid.T
 	ctx  context.Context
-	disk *vfs.MemFS
+	disk *crashfs.Disk
 	opts Options
 	q    *Queue
 	skew atomic.Int64 // from the bubble's clock to the wall clock, ns
@@ -98,7 +99,7 @@ type crowdCall interface {
 }
 
 func newCrowd(t *rapid.T) *crowd {
-	m := &crowd{t: t, ctx: context.Background(), disk: vfs.NewCrashableMem(), settings: make(map[string]Settings)}
+	m := &crowd{t: t, ctx: context.Background(), disk: crashfs.New(), settings: make(map[string]Settings)}
 	m.free.Store(testkit.FreeAt[engine.Roomy])
 	m.opts.Shards = rapid.IntRange(1, 3).Draw(t, "shards")
 	m.open()
@@ -1032,7 +1033,7 @@ func (m *crowd) crash(t *rapid.T) {
 
 // reopen closes the queue, and opens it again, from another disk if there is one: what was stored
 // is there, but that leases may have ended.
-func (m *crowd) reopen(disk *vfs.MemFS) {
+func (m *crowd) reopen(disk *crashfs.Disk) {
 	m.look()
 	before := m.seen
 	m.close()

@@ -9,11 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/call"
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -45,7 +45,7 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 // and claims of its own, also if the other one has changed last by a cancel.
 func TestForgottenQueuesLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{fs: vfs.NewMem(), Shards: 2, idleLanes: 1})
+		q, err := Open("queue", &Options{fs: crashfs.New(), Shards: 2, idleLanes: 1})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		ctx := t.Context()
@@ -90,7 +90,7 @@ func TestForgottenQueuesLeaveNothing(t *testing.T) {
 func TestQueuesComeAndGo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 8, sweepLanes: 64}
+		opts := Options{fs: crashfs.New(), Shards: 1, idleLanes: 8, sweepLanes: 64}
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -186,7 +186,7 @@ func TestQueuesComeAndGo(t *testing.T) {
 func TestClockOutlivesItsQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ahead := time.Hour
-		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1, sweepLanes: 1}
+		opts := Options{fs: crashfs.New(), Shards: 1, idleLanes: 1, sweepLanes: 1}
 		opts.wall = func() time.Time { return time.Now().Add(ahead) }
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
@@ -212,7 +212,7 @@ func TestClockOutlivesItsQueue(t *testing.T) {
 func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1, sweepLanes: 1 << 10}
+		opts := Options{fs: crashfs.New(), Shards: 1, idleLanes: 1, sweepLanes: 1 << 10}
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -257,7 +257,7 @@ func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const children = 10_000
-		opts := Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1}
+		opts := Options{fs: crashfs.New(), Shards: 1, idleLanes: 1}
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -323,7 +323,7 @@ func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 func TestStatsInParts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{fs: vfs.NewMem(), Shards: 2, idleLanes: 1, sweepLanes: 16}
+		opts := Options{fs: crashfs.New(), Shards: 2, idleLanes: 1, sweepLanes: 16}
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -386,7 +386,7 @@ func TestStatsInParts(t *testing.T) {
 // another one by then is that of another lane, once nothing names it: its tasks are that lane's.
 func TestNumberOfAnotherLaneComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{fs: vfs.NewMem(), Shards: 1, idleLanes: 1, sweepLanes: 1})
+		q, err := Open("queue", &Options{fs: crashfs.New(), Shards: 1, idleLanes: 1, sweepLanes: 1})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		ctx, others := t.Context(), 0

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -21,6 +20,7 @@ import (
 
 	"codeq"
 	"codeq/internal/checkpoint"
+	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 	"codeq/internal/manifest"
 	"codeq/internal/testkit"
@@ -85,7 +85,7 @@ func TestCheckpointRefuses(t *testing.T) {
 // TestCheckpointOnAnotherFileSystem: it is refused, not made by copying everything
 // while the shards stand still.
 func TestCheckpointOnAnotherFileSystem(t *testing.T) {
-	disk := &linkFS{FS: vfs.NewMem()}
+	disk := &linkFS{FS: crashfs.New()}
 	q, err := codeq.Open("queue", onDisk(disk, &codeq.Options{}))
 	require.NoError(t, err)
 	defer q.Close()
@@ -102,7 +102,7 @@ func TestCheckpointOnAnotherFileSystem(t *testing.T) {
 // TestCheckpointCopiesWhatCannotBeLinked: a table that has too many links, for one, is
 // copied, and the copy is as durable as the rest.
 func TestCheckpointCopiesWhatCannotBeLinked(t *testing.T) {
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	opts := onDisk(&linkFS{FS: disk, err: errors.New("too many links"), of: ".sst"}, &codeq.Options{Shards: 2})
 	q, err := codeq.Open("queue", opts)
 	require.NoError(t, err)
@@ -159,7 +159,7 @@ func TestCheckpointLinks(t *testing.T) {
 func TestCheckpointsAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewMem()
+		disk := crashfs.New()
 		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 3}))
 		tasks := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
 		var calls sync.WaitGroup
@@ -183,7 +183,7 @@ func TestCheckpointErrors(t *testing.T) {
 	n, fail := 0, 0   // operations; the one that fails
 	// By directory: a store is open. When it cannot be written is tested elsewhere.
 	open := make(map[string]bool)
-	disk := vfs.NewMem()
+	disk := crashfs.New()
 	hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -233,42 +233,17 @@ func TestCheckpointErrors(t *testing.T) {
 	requireTasks(t, "queue", &opts, tasks)
 }
 
-// uncloned keeps a MemFS from being cloned in the middle of operations in which it
-// would wait for itself.
-type uncloned struct {
-	*vfs.MemFS
-	cloning *sync.Mutex
-}
-
-func (fs uncloned) Link(from, to string) error {
-	fs.cloning.Lock()
-	defer fs.cloning.Unlock()
-	return fs.MemFS.Link(from, to)
-}
-
-func (fs uncloned) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	fs.cloning.Lock()
-	defer fs.cloning.Unlock()
-	return fs.MemFS.ReuseForWrite(from, to, c)
-}
-
-func (fs uncloned) Lock(name string) (io.Closer, error) {
-	fs.cloning.Lock()
-	defer fs.cloning.Unlock()
-	return fs.MemFS.Lock(name)
-}
-
 // TestCheckpointPowerLoss: at whatever moment of a Checkpoint the power fails, the
 // queue is as ever, and the copy is complete, or refused by Open and by the next
 // Checkpoint, or has not been begun.
 func TestCheckpointPowerLoss(t *testing.T) {
 	t.Parallel()
 	rng := testkit.Seeded(t)
-	disk := vfs.NewCrashableMem()
-	var images []*vfs.MemFS
+	disk := crashfs.New()
+	var images []*crashfs.Disk
 	var mu sync.Mutex
 	armed := false
-	hook := &testkit.HookFS{FS: uncloned{disk, &mu}, Before: func(string, string) error {
+	hook := &testkit.HookFS{FS: disk, Before: func(string, string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if armed {
@@ -326,7 +301,7 @@ func TestCheckpointPowerLoss(t *testing.T) {
 // ready when it is opened, others when their leases expire.
 func TestCheckpointLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewMem()
+		disk := crashfs.New()
 		opts := *onDisk(disk, &codeq.Options{Shards: 2, Retention: codeq.Forever})
 		q, err := codeq.Open("queue", &opts)
 		require.NoError(t, err)
@@ -373,7 +348,7 @@ func TestCheckpointLeases(t *testing.T) {
 // waits, and goes on when the call gives up, which leaves nothing behind.
 func TestCheckpointWaitsForBusyShard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewMem()
+		disk := crashfs.New()
 		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 2}))
 		commit := shut(t, q, 1)
 		busy := make(chan error, 1)
@@ -430,7 +405,7 @@ func TestCheckpointWaitsForBusyShard(t *testing.T) {
 // settings allow.
 func TestCheckpointKeepsLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: 2, GroupCap: 1}) // each operation has a commit of its own
+		opts := *onDisk(crashfs.New(), &codeq.Options{Shards: 2, GroupCap: 1}) // each operation has a commit of its own
 		q, err := codeq.Open("queue", &opts)
 		require.NoError(t, err)
 		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }))

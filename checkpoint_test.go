@@ -19,6 +19,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -356,7 +357,7 @@ func TestCheckpointIsOneCut(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newCopyLoad(t, Options{
 					Shards: 3, Durability: level, Retention: Forever, WindowTasks: 64,
-					MemTableBytes: 256 << 10, fs: vfs.NewMem(),
+					MemTableBytes: 256 << 10, fs: crashfs.New(),
 				}, seed)
 				q, err := Open("queue", &l.opts)
 				require.NoError(t, err)
@@ -381,7 +382,7 @@ func TestCheckpointIsOneCut(t *testing.T) {
 // TestCheckpointOfFailedShard: the error says which shard has failed, and the
 // others go on.
 func TestCheckpointOfFailedShard(t *testing.T) {
-	f := newFailingQueue(t, DurabilityProcess, vfs.NewMem())
+	f := newFailingQueue(t, DurabilityProcess, crashfs.New())
 	err := f.Queue.shard(1).probe(func(s *shard) error {
 		s.Broken = errBroken
 		return nil

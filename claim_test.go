@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 )
 
@@ -20,7 +20,7 @@ import (
 func bubble(t *testing.T, opts Options, test func(t *testing.T, q *Queue)) {
 	synctest.Test(t, func(t *testing.T) {
 		if opts.fs == nil {
-			opts.fs = vfs.NewMem()
+			opts.fs = crashfs.New()
 		}
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)

@@ -9,11 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -57,7 +57,7 @@ func TestCloseFinishesWhatWasAccepted(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
 			const depth, late = 10, 4
-			opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: shards, InboxDepth: depth, GroupCap: 3})
+			opts := *onDisk(crashfs.New(), &codeq.Options{Shards: shards, InboxDepth: depth, GroupCap: 3})
 			q := openForRun(t, opts)
 			gates := make([]chan struct{}, shards)
 			errs := make([]chan error, shards)
@@ -109,7 +109,7 @@ func TestCloseFinishesWhatWasAccepted(t *testing.T) {
 // Close, although nobody may claim after it.
 func TestCloseServesAcceptedClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{LeaseFor: time.Hour})
+		opts := *onDisk(crashfs.New(), &codeq.Options{LeaseFor: time.Hour})
 		q := openForRun(t, opts)
 		claimed := make(chan *codeq.Lease, 2)
 		for range 2 {
@@ -142,7 +142,7 @@ func TestCloseServesAcceptedClaims(t *testing.T) {
 // TestCloseManyTimes: every call of Close returns when the queue is closed.
 func TestCloseManyTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: 3})
+		opts := *onDisk(crashfs.New(), &codeq.Options{Shards: 3})
 		q := openForRun(t, opts)
 		open := shut(t, q, 1)
 		stored := make(chan error, 1)

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -41,7 +41,7 @@ func TestCloseRaces(t *testing.T) {
 // closeRace closes a queue when so many calls of all verbs have begun, while
 // they go on. It returns how many there were.
 func closeRace(t *testing.T, shards int, after int64) int64 {
-	opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: shards, LeaseFor: time.Hour, Retention: codeq.Forever, InboxDepth: 2})
+	opts := *onDisk(crashfs.New(), &codeq.Options{Shards: shards, LeaseFor: time.Hour, Retention: codeq.Forever, InboxDepth: 2})
 	q, err := codeq.Open("q", &opts)
 	require.NoError(t, err)
 	var m codeq.Mux

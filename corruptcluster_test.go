@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 	"codeq/internal/simtest"
@@ -57,7 +58,7 @@ func (q *Queue) readNode() (seen []string, err error) {
 // disk: it does not open and says why, or has all that it had.
 func TestCorruptionOfANode(t *testing.T) {
 	t.Parallel()
-	disk, votes := vfs.NewCrashableMem(), simtest.NewVotes()
+	disk, votes := crashfs.New(), simtest.NewVotes()
 	q, err := oneNode(disk, votes)
 	require.NoError(t, err)
 	ctx := context.Background()
@@ -92,7 +93,7 @@ func TestCorruptionOfANode(t *testing.T) {
 	require.True(t, verifyImage(t, killed, false).OK())
 
 	rng := testkit.Seeded(t)
-	for _, image := range []*vfs.MemFS{disk, killed} {
+	for _, image := range []*crashfs.Disk{disk, killed} {
 		c := testkit.ImageOf(t, image, "queue")
 		c.Files = slices.DeleteFunc(c.Files, func(name string) bool {
 			return strings.Contains(name, "OPTIONS-") || path.Base(name) == manifest.Name || image == killed && path.Ext(name) == ".log" // a power loss, too, leaves logs with parts that cannot be read

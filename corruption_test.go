@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/testkit"
 )
@@ -191,7 +192,7 @@ type corruptible struct {
 	want string // what readAll shows
 }
 
-func newCorruptible(t *testing.T, disk *vfs.MemFS) *corruptible {
+func newCorruptible(t *testing.T, disk *crashfs.Disk) *corruptible {
 	c := &corruptible{Image: testkit.ImageOf(t, disk, "queue"), t: t}
 	q, err := Open("queue", variedOptions(testkit.CloneOf(disk)))
 	require.NoError(t, err)
@@ -267,13 +268,13 @@ func kindOf(name string) string {
 // whose process was killed: each is reported with its file, or does no harm.
 func TestCorruption(t *testing.T) {
 	testkit.AbandonsStores(t)
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	q := variedQueue(t, disk)
 	killed := testkit.CloneOf(disk)
 	require.NoError(t, q.Close())
 	for _, image := range []struct {
 		name string
-		disk *vfs.MemFS
+		disk *crashfs.Disk
 	}{{"closed", disk}, {"killed", killed}} {
 		t.Run(image.name, func(t *testing.T) {
 			c := newCorruptible(t, image.disk)
@@ -322,7 +323,7 @@ func TestCorruption(t *testing.T) {
 // directory of the log.
 func TestCorruptionOfOptions(t *testing.T) {
 	t.Parallel()
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	q := variedQueue(t, disk)
 	killed := testkit.CloneOf(disk)
 	require.NoError(t, q.Close())

@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
@@ -56,7 +57,7 @@ func TestDamageThatPanics(t *testing.T) {
 		}(),
 	} {
 		t.Run(name, func(t *testing.T) {
-			disk := panickyFS{vfs.NewMem(), new(atomic.Bool), new(atomic.Int64)}
+			disk := panickyFS{crashfs.New(), new(atomic.Bool), new(atomic.Int64)}
 			q, err := open(disk)
 			require.NoError(t, err)
 			produce(t, q, Task{Queue: "a"})

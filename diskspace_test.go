@@ -13,10 +13,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/hook"
 	"codeq/internal/store"
@@ -779,7 +779,7 @@ func TestDiskFullUnderway(t *testing.T) {
 				slow := make(chan struct{})
 				var fails atomic.Bool
 				fails.Store(full)
-				disk := &testkit.HookFS{FS: vfs.NewMem(), Before: func(op, name string) error {
+				disk := &testkit.HookFS{FS: crashfs.New(), Before: func(op, name string) error {
 					if op != "create" || !strings.HasSuffix(name, ".sst") {
 						return nil
 					}

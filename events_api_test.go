@@ -11,10 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 )
 
@@ -162,7 +162,7 @@ func TestNextWaits(t *testing.T) {
 func TestEventsEndWithClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		q, err := codeq.Open("queue", onDisk(vfs.NewMem(), &codeq.Options{Shards: 2}))
+		q, err := codeq.Open("queue", onDisk(crashfs.New(), &codeq.Options{Shards: 2}))
 		require.NoError(t, err)
 		full := subscribe(t, q, codeq.SubscribeOptions{})
 		empty := subscribe(t, q, codeq.SubscribeOptions{Queues: []string{"none"}})
@@ -197,7 +197,7 @@ func TestEventsEndWithClose(t *testing.T) {
 // and goes on with what was under way.
 func TestEventsOverRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: 1, MaxAttempts: 2})
+		opts := *onDisk(crashfs.New(), &codeq.Options{Shards: 1, MaxAttempts: 2})
 		q, err := codeq.Open("queue", &opts)
 		require.NoError(t, err)
 		produce(t, q, codeq.Task{Queue: "a", Tenant: "t"})

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 )
 
@@ -260,7 +260,7 @@ func (c *eventCommitter) Commit(b *pebble.Batch) error {
 // TestEventsFollowTheCommit: before it there are none, and none for one that fails.
 func TestEventsFollowTheCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{Shards: 2, fs: vfs.NewMem()})
+		q, err := Open("queue", &Options{Shards: 2, fs: crashfs.New()})
 		require.NoError(t, err)
 		sub, err := q.Subscribe(SubscribeOptions{})
 		require.NoError(t, err)

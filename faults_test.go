@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -100,8 +101,8 @@ func failShard(t *testing.T, q *Queue, index int) {
 // commit of a shard.
 type imager struct {
 	committer
-	disk   *vfs.MemFS
-	Images []*vfs.MemFS
+	disk   *crashfs.Disk
+	Images []*crashfs.Disk
 }
 
 func (c *imager) Commit(b *pebble.Batch) error {
@@ -111,7 +112,7 @@ func (c *imager) Commit(b *pebble.Batch) error {
 }
 
 // keepImages begins to keep images of the disk of a queue with one shard.
-func keepImages(t *testing.T, q *Queue, disk *vfs.MemFS) *imager {
+func keepImages(t *testing.T, q *Queue, disk *crashfs.Disk) *imager {
 	im := &imager{disk: disk}
 	require.NoError(t, q.shard(0).probe(func(s *shard) error {
 		im.committer = s.commit

@@ -14,6 +14,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // FlowTest is a queue in memory whose tasks depend on each other.
@@ -27,7 +29,7 @@ type FlowTest struct {
 func inFlow(t *testing.T, opts Options, test func(f *FlowTest)) {
 	synctest.Test(t, func(t *testing.T) {
 		if opts.fs == nil {
-			opts.fs = vfs.NewMem()
+			opts.fs = crashfs.New()
 		}
 		f := &FlowTest{T: t, Opts: opts}
 		f.Open()
@@ -232,7 +234,7 @@ func (f *FlowTest) UnderWay(from int) (n uint64) {
 }
 
 // Crash goes on with what is on the disk at this moment if its power fails.
-func (f *FlowTest) Crash(disk *vfs.MemFS) *FlowTest {
+func (f *FlowTest) Crash(disk *crashfs.Disk) *FlowTest {
 	f.Helper()
 	img := &FlowTest{T: f.T, Opts: f.Opts}
 	img.Opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -140,7 +141,7 @@ func golden(format int, how string) string {
 // makeGolden writes the archives of the current format.
 func makeGolden(t *testing.T) {
 	t.Helper()
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	q, take := goldenQueue(t, disk)
 	tasks, err := list(q)
 	require.NoError(t, err)
@@ -151,7 +152,7 @@ func makeGolden(t *testing.T) {
 	archive(t, golden(manifest.Format, "closed"), disk, tasks)
 }
 
-func archive(t *testing.T, name string, disk *vfs.MemFS, tasks map[codeq.ID]*codeq.TaskInfo) {
+func archive(t *testing.T, name string, disk *crashfs.Disk, tasks map[codeq.ID]*codeq.TaskInfo) {
 	t.Helper()
 	files := storetest.Contents(t, disk, "queue")
 	b, err := json.MarshalIndent(tasks, "", " ")
@@ -196,9 +197,9 @@ func readGolden(t *testing.T, archive string, do func(name string, content []byt
 }
 
 // unpack returns a disk with the queue of an archive, and its tasks.
-func unpack(t *testing.T, archive string) (disk *vfs.MemFS, tasks map[codeq.ID]*codeq.TaskInfo) {
+func unpack(t *testing.T, archive string) (disk *crashfs.Disk, tasks map[codeq.ID]*codeq.TaskInfo) {
 	t.Helper()
-	disk = vfs.NewCrashableMem()
+	disk = crashfs.New()
 	tasks = readGolden(t, archive, func(name string, content []byte) {
 		require.NoError(t, disk.MkdirAll(path.Dir(name), 0o755))
 		to, err := disk.Create(name, vfs.WriteCategoryUnspecified)
@@ -318,7 +319,7 @@ func requireGoldenSettings(t *testing.T, q *codeq.Queue) {
 }
 
 // finishGolden works through all tasks of a golden queue, a day later.
-func finishGolden(t *testing.T, disk *vfs.MemFS) {
+func finishGolden(t *testing.T, disk *crashfs.Disk) {
 	t.Helper()
 	ctx := context.Background()
 	opts := goldenOptions(disk)
@@ -375,7 +376,7 @@ func TestRaiseInterrupted(t *testing.T) {
 		for stop := 1; ; stop += step(stop) {
 			disk := testkit.CloneOf(golden)
 			n := 0
-			var image *vfs.MemFS
+			var image *crashfs.Disk
 			var mu sync.Mutex // shards are opened at the same time
 			q, err := codeq.Open("queue", goldenOptions(&testkit.HookFS{FS: disk, Before: func(string, string) error {
 				mu.Lock()

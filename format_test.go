@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
@@ -41,7 +42,7 @@ func ofOldFormat(t *testing.T, disk vfs.FS, format int) {
 func TestRaiseOfNode(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	disk, votes := vfs.NewCrashableMem(), simtest.NewVotes()
+	disk, votes := crashfs.New(), simtest.NewVotes()
 	q, err := oneNode(disk, votes)
 	require.NoError(t, err)
 	id, err := q.Produce(ctx, Task{Queue: "a"})

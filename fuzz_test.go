@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/call"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
@@ -26,7 +26,7 @@ func loneNode(t testing.TB, shards int) *Queue {
 	host := network.Listen("n")
 	votes := simtest.NewVotes()
 	q, err := Open("q", &Options{
-		Shards: shards, Durability: DurabilityNone, fs: vfs.NewMem(), MemTableBytes: 256 << 10,
+		Shards: shards, Durability: DurabilityNone, fs: crashfs.New(), MemTableBytes: 256 << 10,
 		Cluster: &Cluster{
 			Node: "n", Listener: host, HeartbeatTimeout: minTimeout, CallTimeout: minTimeout,
 			dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },

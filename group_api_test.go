@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -307,7 +307,7 @@ func TestGroupFollowUps(t *testing.T) {
 func TestGroupRestart(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
-			opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: shards})
+			opts := *onDisk(crashfs.New(), &codeq.Options{Shards: shards})
 			q := openForRun(t, opts)
 			produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3", "4")...)
 			reopen := func() {
@@ -436,7 +436,7 @@ func drainGroups(t *testing.T, q *codeq.Queue, tasks int) {
 func TestGroupCrash(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewCrashableMem()
+		disk := crashfs.New()
 		opts := *onDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk, MaxAttempts: 2})
 		q := openForRun(t, opts)
 		names := []string{"0", "1", "2", "3", "4", "5"}

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/storetest"
 )
@@ -143,7 +143,7 @@ func TestGroupHeldKey(t *testing.T) {
 // lost. A task that is ready goes before a dead letter that says that it holds the turn.
 func TestGroupHeldRepair(t *testing.T) {
 	for _, ready := range []bool{false, true} {
-		disk := vfs.NewCrashableMem()
+		disk := crashfs.New()
 		opts := onDisk(disk, &codeq.Options{Shards: 1})
 		q, err := codeq.Open("queue", opts)
 		require.NoError(t, err)
@@ -263,7 +263,7 @@ func TestGroupHeld(t *testing.T) {
 func TestGroupHeldCrash(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewCrashableMem()
+		disk := crashfs.New()
 		opts := *onDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk})
 		q := openForRun(t, opts)
 		configure(t, q, "a", holdGroups)

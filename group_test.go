@@ -5,9 +5,9 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
@@ -33,7 +33,7 @@ func requireNoGroups(t *testing.T, q *Queue) {
 func TestGroupsBeyondMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{fs: vfs.NewMem(), WindowTasks: 1 << 17}
+		opts := Options{fs: crashfs.New(), WindowTasks: 1 << 17}
 		q := openForRun(t, opts)
 		const followed, batch = 50, 5000
 		most := engine.MostTurns()

@@ -18,9 +18,9 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
@@ -165,7 +165,7 @@ func guardNames(t *testing.T) (names []string) {
 func TestPanicOfOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := testkit.NewUserHandler(func(string) {})
-		fs := vfs.NewMem()
+		fs := crashfs.New()
 		q, err := Open("q", &Options{Shards: 2, fs: fs, Logger: slog.New(h)})
 		require.NoError(t, err)
 		one := q.startingAt(1)
@@ -248,7 +248,7 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 		for _, waits := range [...]bool{false, true} {
 			t.Run(fmt.Sprintf("queues=%d/waits=%t", queues, waits), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
+					q, err := Open("q", &Options{Shards: 1, fs: crashfs.New()})
 					require.NoError(t, err)
 					req := ClaimRequest{Max: 2}
 					for i := range queues {
@@ -280,7 +280,7 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 // it relies on has panicked.
 func TestCrashOnFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
+		q, err := Open("q", &Options{Shards: 1, fs: crashfs.New()})
 		require.NoError(t, err)
 		s := q.led()[0]
 		require.NoError(t, s.probe(func(s *shard) error { s.Room = engine.RoomEmpty; return nil }))
@@ -300,7 +300,7 @@ func (panickyCommitter) Commit(*pebble.Batch) error { panic(injected("commit")) 
 // TestPanicOfCommit: the callers of the group do not know whether it is stored.
 func TestPanicOfCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("q", &Options{Shards: 1, fs: vfs.NewMem()})
+		q, err := Open("q", &Options{Shards: 1, fs: crashfs.New()})
 		require.NoError(t, err)
 		s := q.led()[0]
 		require.NoError(t, s.probe(func(s *shard) error { s.commit = panickyCommitter{s.commit}; return nil }))
@@ -529,7 +529,7 @@ func TestPanicInClose(t *testing.T) {
 	testkit.AbandonsStores(t)
 	p := &panicIn{names: []string{"close of a store"}}
 	p.begin(t)
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	q, err := Open("q", &Options{Shards: 1, fs: fs})
 	require.NoError(t, err)
 	id := produce(t, q, Task{Queue: "a"})[0]
@@ -609,7 +609,7 @@ func useVerbs(t *testing.T, q *Queue, copyTo string) {
 }
 
 func panicAlone(t *testing.T, p *panicIn) {
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	open := func() (*Queue, error) {
 		return Open("q", &Options{
 			Shards: 3, fs: fs, Logger: slog.New(testkit.NewUserHandler(func(string) {})), Observer: func(*Observation) {},

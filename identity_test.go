@@ -11,9 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testcert"
 )
 
@@ -452,7 +452,7 @@ func TestOwnCertificate(t *testing.T) {
 			c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return nil, errors.New("not yet") }
 		})},
 	} {
-		fs := vfs.NewMem()
+		fs := crashfs.New()
 		_, err := (&Options{fs: fs, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous}}).withDefaults()
 		if !c.refused {
 			require.NoError(t, err, name)

@@ -7,10 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 )
 
 func TestWaitIdle(t *testing.T) {
@@ -54,7 +54,7 @@ func TestWaitIdle(t *testing.T) {
 
 func TestWaitIdleEndsWithClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := codeq.Open("queue", onDisk(vfs.NewMem(), &codeq.Options{Shards: 2}))
+		q, err := codeq.Open("queue", onDisk(crashfs.New(), &codeq.Options{Shards: 2}))
 		require.NoError(t, err)
 		produce(t, q, codeq.Task{Queue: "a"})
 		ended := make(chan error)

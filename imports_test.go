@@ -66,7 +66,7 @@ func importsOf(t *testing.T, file *ast.File) map[string]string {
 
 // TestImportsRunOneWay: no package imports one of its own layer or above, and what is in no layer
 // imports none of them. What uses the API knows nothing of what is below it, but for the hook that
-// sets a Queue's file system and clock.
+// sets a Queue's file system and clock, and the disk that codeqtest gives it.
 func TestImportsRunOneWay(t *testing.T) {
 	t.Parallel()
 	_, all := testkit.Sources(t, "codeqtest", "codeqweb", "bench", "examples")
@@ -89,7 +89,7 @@ func TestImportsRunOneWay(t *testing.T) {
 				}
 				edges++
 				if from > api && strings.HasPrefix(to, "internal/") {
-					require.Equal(t, "internal/hook", to, "%s imports it", dir)
+					require.Contains(t, []string{"internal/hook", "internal/crashfs"}, to, "%s imports it", dir)
 				} else if layer >= 0 {
 					require.Less(t, layer, from, "%s imports %s", dir, imported)
 				}

@@ -8,10 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -40,7 +40,7 @@ func TestInfo(t *testing.T) {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx := t.Context()
-				disk := vfs.NewCrashableMem()
+				disk := crashfs.New()
 				open := func() *codeq.Queue {
 					q, err := codeq.Open("queue", onDisk(disk, &codeq.Options{Shards: shards, MaxAttempts: 2, LeaseFor: time.Minute}))
 					require.NoError(t, err)
@@ -80,7 +80,7 @@ func TestInfo(t *testing.T) {
 				}
 				killed := testkit.CloneOf(disk)
 				require.NoError(t, q.Close())
-				for _, disk = range []*vfs.MemFS{disk, killed} {
+				for _, disk = range []*crashfs.Disk{disk, killed} {
 					r, err := codeq.OpenReadOnly("queue", onDisk(disk, new(codeq.ReaderOptions)))
 					require.NoError(t, err)
 					require.Equal(t, info, infoIn(t, r, "a"))
@@ -131,7 +131,7 @@ func TestInfo(t *testing.T) {
 func TestTotalsOfGoneQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		disk := vfs.NewMem()
+		disk := crashfs.New()
 		opts := onDisk(disk, &codeq.Options{Shards: 1})
 		q, err := codeq.Open("queue", opts)
 		require.NoError(t, err)

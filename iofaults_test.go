@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 	"codeq/internal/testkit"
 )
@@ -379,7 +380,7 @@ func (l *faultLevel) Scan(state fmt.ScanState, _ rune) error {
 func (c faultCase) newRun() *faultRun {
 	return &faultRun{
 		plan:  &faultPlan{kind: c.kind, mode: c.mode, nth: c.nth, count: make(map[string]int)},
-		disk:  vfs.NewMem(),
+		disk:  crashfs.New(),
 		opts:  codeq.Options{Shards: faultShards, Durability: c.level, MemTableBytes: 256 << 10, LeaseFor: time.Hour},
 		tasks: make(map[string]*faultTask),
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/store"
 )
@@ -84,7 +85,7 @@ func (fs stalledFS) Create(name string, category vfs.DiskWriteCategory) (vfs.Fil
 // not.
 func TestLargeWaitForFlushes(t *testing.T) {
 	t.Parallel()
-	fs := stalledFS{vfs.NewMem(), new(atomic.Pointer[chan struct{}])}
+	fs := stalledFS{crashfs.New(), new(atomic.Pointer[chan struct{}])}
 	bubble(t, Options{Shards: 1, MemTableBytes: 1 << 20, fs: fs}, func(t *testing.T, q *Queue) {
 		flushed := make(chan struct{})
 		flush := sync.OnceFunc(func() { close(flushed) })

@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
 	"codeq/internal/simtest"
@@ -199,7 +200,7 @@ func TestNothingLeftOfOpen(t *testing.T) {
 				before := testkit.WatchLeaks()
 				failures := 0
 				for fail := 1; ; fail++ {
-					mem := vfs.NewMem()
+					mem := crashfs.New()
 					if existing {
 						q, err := Open("q", makeOptions(mem))
 						require.NoError(t, err)

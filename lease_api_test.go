@@ -8,10 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 )
 
@@ -177,7 +177,7 @@ func TestOrderWithClockSetBack(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, reopened %t", name, reopens), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var offset time.Duration
-					opts := onDisk(vfs.NewMem(), &codeq.Options{Shards: 1, MaxAttempts: 1000})
+					opts := onDisk(crashfs.New(), &codeq.Options{Shards: 1, MaxAttempts: 1000})
 					hook.SetWall(opts, func() time.Time { return time.Now().Add(offset) })
 					q, err := codeq.Open("queue", opts)
 					require.NoError(t, err)
@@ -228,7 +228,7 @@ func TestOrderWithClockSetBack(t *testing.T) {
 // goes behind the others of its lane the second time. Restarts do not count.
 func TestHungTaskGoesBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fs, ctx := vfs.NewMem(), context.Background()
+		fs, ctx := crashfs.New(), context.Background()
 		open := func() *codeq.Queue {
 			q, err := codeq.Open("queue", onDisk(fs, &codeq.Options{Shards: 1, MaxAttempts: 100, LeaseFor: time.Minute}))
 			require.NoError(t, err)

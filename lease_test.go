@@ -8,9 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/testkit"
 )
@@ -59,7 +59,7 @@ func TestLeaseOverRestart(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {}) // the same checks hold for an empty queue
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		opts := &Options{Shards: 1, fs: vfs.NewMem(), MaxAttempts: 3}
+		opts := &Options{Shards: 1, fs: crashfs.New(), MaxAttempts: 3}
 		q, err := Open("queue", opts)
 		require.NoError(t, err)
 		produce(t, q, Task{Queue: "remote"}, Task{Queue: "local"})
@@ -96,7 +96,7 @@ func TestWallClockJumps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		var offset atomic.Int64 // set here, read by the owner
-		opts := &Options{Shards: 1, fs: vfs.NewMem(), LeaseFor: time.Minute}
+		opts := &Options{Shards: 1, fs: crashfs.New(), LeaseFor: time.Minute}
 		opts.wall = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
 		q, err := Open("queue", opts)
 		require.NoError(t, err)

@@ -7,17 +7,17 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 )
 
 // TestLifeOfATask follows one task through every state.
 func TestLifeOfATask(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		q, err := codeq.Open("q", onDisk(vfs.NewMem(), &codeq.Options{Shards: 2, Retention: time.Hour}))
+		q, err := codeq.Open("q", onDisk(crashfs.New(), &codeq.Options{Shards: 2, Retention: time.Hour}))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		state := func(id codeq.ID) codeq.State {

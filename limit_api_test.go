@@ -9,10 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 )
 
 // stateOf is the state in which a task is stored.
@@ -235,7 +235,7 @@ func TestConcurrencyBatch(t *testing.T) {
 func TestConcurrencyRestart(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
-			opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: shards})
+			opts := *onDisk(crashfs.New(), &codeq.Options{Shards: shards})
 			q := openForRun(t, opts)
 			configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
 			for range 20 {
@@ -392,7 +392,7 @@ func TestLimitKeyManyParked(t *testing.T) {
 // they wait for ends, or at once if there is none any more.
 func TestLimitKeyRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{})
+		opts := *onDisk(crashfs.New(), &codeq.Options{})
 		q := openForRun(t, opts)
 		configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
 		produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4")...)
@@ -524,7 +524,7 @@ func TestRateChanged(t *testing.T) {
 // to more than the rate.
 func TestRateRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{Shards: 2})
+		opts := *onDisk(crashfs.New(), &codeq.Options{Shards: 2})
 		q := openForRun(t, opts)
 		configure(t, q, "a", func(s *codeq.Settings) { s.Rate, s.Burst = 4, 4 })
 		for range 20 {
@@ -612,7 +612,7 @@ func waitingClaim(t *testing.T, q *codeq.Queue, queue string) <-chan *codeq.Leas
 func TestLimitKeyCrashWhileParked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		disk := vfs.NewCrashableMem()
+		disk := crashfs.New()
 		opts := *onDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk})
 		q := openForRun(t, opts)
 		configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 )
 
@@ -55,7 +55,7 @@ func requireNoLimits(t *testing.T, q *Queue) {
 // a claim that comes before it looks for a task.
 func TestClaimThatParksManyDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{Shards: 1, fs: vfs.NewMem(), groupBytes: 4 << 10}
+		opts := Options{Shards: 1, fs: crashfs.New(), groupBytes: 4 << 10}
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		configure(t, q, "a", func(s *Settings) { s.ConcurrencyPerKey = 1 })

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/record"
 	"codeq/internal/testkit"
@@ -29,7 +29,7 @@ type limited struct {
 }
 
 func openLimited(t *testing.T) *limited {
-	q, err := codeq.Open("q", onDisk(vfs.NewMem(), &codeq.Options{Shards: 2, Limits: testLimits, Retention: time.Hour}))
+	q, err := codeq.Open("q", onDisk(crashfs.New(), &codeq.Options{Shards: 2, Limits: testLimits, Retention: time.Hour}))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, q.Close()) })
 	return &limited{q, t}
@@ -212,7 +212,7 @@ func TestTaskLimits(t *testing.T) {
 
 // TestDefaultLimits: those that hold when Options say nothing, once each.
 func TestDefaultLimits(t *testing.T) {
-	q, err := codeq.Open("q", onDisk(vfs.NewMem(), &codeq.Options{Shards: 1}))
+	q, err := codeq.Open("q", onDisk(crashfs.New(), &codeq.Options{Shards: 1}))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
 	ctx := context.Background()
@@ -462,7 +462,7 @@ func TestLimitsOfCommit(t *testing.T) {
 		} {
 			t.Run(fmt.Sprint(name, " ", shards), func(t *testing.T) {
 				ctx := context.Background()
-				q, err := codeq.Open("q", onDisk(vfs.NewMem(), &codeq.Options{Shards: shards, Limits: c.limits}))
+				q, err := codeq.Open("q", onDisk(crashfs.New(), &codeq.Options{Shards: shards, Limits: c.limits}))
 				require.NoError(t, err)
 				defer func() { require.NoError(t, q.Close()) }()
 				l := (&limited{q, t}).lease()

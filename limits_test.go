@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/taskbatch"
 )
 
@@ -15,7 +15,7 @@ import (
 func TestLargestBatch(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	q, err := Open("q", &Options{Shards: 1, Limits: Limits{Parents: 40_000}, fs: vfs.NewMem()})
+	q, err := Open("q", &Options{Shards: 1, Limits: Limits{Parents: 40_000}, fs: crashfs.New()})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
 	parent := produce(t, q, Task{Queue: "p"})[0]

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/call"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/localsocket"
 	"codeq/internal/testkit"
@@ -130,7 +130,7 @@ func FuzzPrograms(f *testing.F) {
 	} {
 		f.Add(byte(op.base().kind), op.encode([]byte{0, 1}))
 	}
-	q, err := Open("q", &Options{Shards: 2, fs: vfs.NewMem()})
+	q, err := Open("q", &Options{Shards: 2, fs: crashfs.New()})
 	require.NoError(f, err)
 	f.Cleanup(func() { require.NoError(f, q.Close()) })
 	f.Fuzz(func(t *testing.T, kind byte, body []byte) {

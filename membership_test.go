@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/testkit"
 )
@@ -458,7 +459,7 @@ func TestAddresses(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
 	for _, bad := range []string{"", "host", "host:", ":7400", "0.0.0.0:7400", "[::]:7400", "host:0", "host:65536", "host:http", "a:b:1"} {
-		fs := vfs.NewMem()
+		fs := crashfs.New()
 		refused := func(c Cluster) {
 			t.Helper()
 			_, err := Open("q", &Options{fs: fs, Cluster: &c})
@@ -500,7 +501,7 @@ func TestLongNodeNames(t *testing.T) {
 		{Node: "a", Listen: "x:1", Peers: []Peer{{long, "x:1"}}},
 		{Node: "a", Listen: "x:1", Peers: []Peer{{"b", at}}},
 	} {
-		_, err := Open("q", &Options{fs: vfs.NewMem(), Cluster: &c})
+		_, err := Open("q", &Options{fs: crashfs.New(), Cluster: &c})
 		refused(err)
 	}
 	refused(q.AddNode(ctx, Peer{long, "x:1"}))

@@ -17,6 +17,7 @@ import (
 
 	"codeq/internal/bootid"
 	"codeq/internal/cluster"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/manifest"
 	"codeq/internal/private"
@@ -203,7 +204,7 @@ func TestDefaultShards(t *testing.T) {
 	for procs, want := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 6: 2, 7: 3, 12: 4, 22: 8, 24: 8, 25: 8, 64: 8, 1024: 8} {
 		require.Equal(t, want, defaultShards(procs), "%d cores", procs)
 	}
-	q, err := Open("q", &Options{fs: vfs.NewMem()})
+	q, err := Open("q", &Options{fs: crashfs.New()})
 	require.NoError(t, err)
 	require.Len(t, q.replicas, defaultShards(runtime.GOMAXPROCS(0)))
 	require.NoError(t, q.Close())

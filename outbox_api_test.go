@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/testkit"
 )
@@ -89,8 +90,8 @@ func TestFollowUpWithParents(t *testing.T) {
 func TestFlowSurvivesPowerLoss(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	disk := vfs.NewCrashableMem()
-	var images []*vfs.MemFS
+	disk := crashfs.New()
+	var images []*crashfs.Disk
 	recording := false
 	fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
 		if op == "sync" && recording {
@@ -163,7 +164,7 @@ func TestFlowSurvivesPowerLoss(t *testing.T) {
 // before the sender has learnt of that.
 func TestPowerLossBetweenShards(t *testing.T) {
 	t.Parallel()
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk}), func(f *codeq.FlowTest) {
 		for round := range 3 {
 			f.ProduceAt(0, codeq.Task{Queue: "start"})
@@ -321,7 +322,7 @@ func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 // and receiver then go on, and come to rest.
 func TestLostTailOfMessages(t *testing.T) {
 	ctx := context.Background()
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3}), func(f *codeq.FlowTest) {
 		f.ProduceAt(0, codeq.Task{Queue: "start"})
 		f.ProduceAt(0, codeq.Task{Queue: "start"})

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -147,7 +148,7 @@ func TestNumbersAreStored(t *testing.T) {
 // TestNumbersThatAreNotStored: a directory without the numbers of the last
 // messages is read, and gets them.
 func TestNumbersThatAreNotStored(t *testing.T) {
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
 		f.ProduceAt(0, Task{Queue: "start"})
 		f.ProduceAt(0, Task{Queue: "start"})

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/storetest"
@@ -273,7 +273,7 @@ func TestPinsAreRepaired(t *testing.T) {
 		"child": remove(keys.Index), // with its record
 	} {
 		t.Run(name, func(t *testing.T) {
-			disk := vfs.NewMem()
+			disk := crashfs.New()
 			var parent codeq.ID
 			inFlow(t, *onDisk(disk, &codeq.Options{Shards: 1, Retention: time.Minute}), func(f *codeq.FlowTest) {
 				parent = f.ProduceAt(0, codeq.Task{Queue: "parent"})

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -53,7 +54,7 @@ func (h history) sort() {
 
 // diskImage is a disk after a power loss.
 type diskImage struct {
-	disk    *vfs.MemFS
+	disk    *crashfs.Disk
 	at      string // what was about to be done
 	percent int    // of what was not synced is left
 	// The image was made between these moments.
@@ -64,7 +65,7 @@ type diskImage struct {
 type powerLoad struct {
 	t     *testing.T
 	q     *codeq.Queue
-	disk  *vfs.MemFS
+	disk  *crashfs.Disk
 	opts  codeq.Options
 	clock atomic.Int64 // orders calls and images
 
@@ -82,7 +83,7 @@ type powerLoad struct {
 // about as many.
 const maxImages = 20
 
-func newPowerLoad(t *testing.T, level codeq.Durability, disk *vfs.MemFS, rng *rand.Rand) *powerLoad {
+func newPowerLoad(t *testing.T, level codeq.Durability, disk *crashfs.Disk, rng *rand.Rand) *powerLoad {
 	p := &powerLoad{t: t, disk: disk, rng: rng, odds: 180, histories: make(map[int]history)}
 	p.opts = *onDisk(&testkit.HookFS{FS: disk, Before: p.before, Wrote: p.wrote}, &codeq.Options{
 		Shards: 2, Durability: level, LeaseFor: time.Hour, WindowTasks: 8,
@@ -428,7 +429,7 @@ func TestPowerLoss(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
 			rng := testkit.Seeded(t)
-			disk := vfs.NewCrashableMem()
+			disk := crashfs.New()
 			var inherited found
 			images, lossy, logs, shards := 0, 0, 0, 0
 			for range 2 {
@@ -483,7 +484,7 @@ func TestWhatIsLost(t *testing.T) {
 		{codeq.DurabilityNone, endOfProcess, true},
 	} {
 		t.Run(fmt.Sprintf("%v, %d%% left", tc.level, tc.left), func(t *testing.T) {
-			disk := vfs.NewCrashableMem()
+			disk := crashfs.New()
 			q, err := codeq.Open("queue", onDisk(disk, &codeq.Options{Shards: 1, Durability: tc.level}))
 			require.NoError(t, err)
 			for i := range n {

@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -40,7 +41,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 	const block, header, free = 32 << 10, 11, 15
 	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
-			disk := vfs.NewCrashableMem()
+			disk := crashfs.New()
 			q, err := Open("queue", &Options{Shards: 1, Durability: level, fs: disk})
 			require.NoError(t, err)
 			defer func() { require.NoError(t, q.Close()) }()

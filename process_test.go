@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 )
 
@@ -22,7 +23,7 @@ type Process struct {
 	T    *testing.T
 	End  string // how step ends it
 	Opts Options
-	Disk *vfs.MemFS
+	Disk *crashfs.Disk
 	Skew atomic.Int64
 }
 
@@ -40,7 +41,7 @@ func throughSteps(t *testing.T, opts Options, test func(t *testing.T, p *Process
 	for _, end := range []string{goesOn, forgets, closed, killed} {
 		t.Run(end, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &Process{T: t, End: end, Opts: opts, Disk: vfs.NewCrashableMem()}
+				p := &Process{T: t, End: end, Opts: opts, Disk: crashfs.New()}
 				p.Opts.Durability = DurabilityDisk
 				p.Opts.Backoff.Jitter = -1
 				hook.SetWall(&p.Opts, p.Now)

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
 	"codeq/internal/storetest"
@@ -145,7 +146,7 @@ func openReader(t *testing.T, dir string, o *codeq.ReaderOptions) *codeq.Reader 
 // shown, and it changes nothing.
 func TestReaderShowsTheSame(t *testing.T) {
 	t.Parallel()
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	q := variedQueue(t, disk)
 	_, err := codeq.OpenReadOnly("queue", onDisk(disk, &codeq.ReaderOptions{}))
 	require.ErrorIs(t, err, codeq.ErrLocked)
@@ -155,7 +156,7 @@ func TestReaderShowsTheSame(t *testing.T) {
 	}
 	killed := testkit.CloneOf(disk)
 	require.NoError(t, q.Close())
-	for _, image := range []*vfs.MemFS{disk, killed} {
+	for _, image := range []*crashfs.Disk{disk, killed} {
 		before := storetest.Contents(t, image, "queue")
 		r := openReader(t, "queue", onDisk(frozen(t, image), &codeq.ReaderOptions{}))
 		require.Equal(t, want, show(t, r))
@@ -468,7 +469,7 @@ func TestReaderRefuses(t *testing.T) {
 // or it says ErrCorrupt.
 func TestReaderFindsDamage(t *testing.T) {
 	t.Parallel()
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	q := variedQueue(t, disk)
 	want := show(t, q)
 	require.NoError(t, q.Close())

@@ -5,9 +5,9 @@ import (
 	"flag"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 )
 
@@ -22,7 +22,7 @@ func TestReapOfLargeRecords(t *testing.T) {
 	if *reapMiB > 0 {
 		n, size, dir = 66, *reapMiB<<20, t.TempDir()
 	} else {
-		opts.fs = vfs.NewMem()
+		opts.fs = crashfs.New()
 	}
 	ctx := context.Background()
 	open := func() *Queue {

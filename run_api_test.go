@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 	"codeq/internal/testkit"
 )
@@ -983,7 +984,7 @@ func TestHandlersRunning(t *testing.T) {
 func TestCloseDuringRun(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
-			disk := vfs.NewMem()
+			disk := crashfs.New()
 			opts := *onDisk(disk, &codeq.Options{Shards: shards, Retention: time.Hour})
 			q := openForRun(t, opts)
 			var m codeq.Mux
@@ -1076,9 +1077,9 @@ func TestValuesReachHandlers(t *testing.T) {
 
 // abandonedRun opens the queue on disk, lets Run start its tasks, and returns
 // the disk as the end of the process at that moment leaves it.
-func abandonedRun(t *testing.T, disk *vfs.MemFS, shards int) (*vfs.MemFS, []handlerCall) {
+func abandonedRun(t *testing.T, disk *crashfs.Disk, shards int) (*crashfs.Disk, []handlerCall) {
 	t.Helper()
-	var crashed *vfs.MemFS
+	var crashed *crashfs.Disk
 	calls := newCallRecorder()
 	t.Run("process", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -1101,7 +1102,7 @@ func abandonedRun(t *testing.T, disk *vfs.MemFS, shards int) (*vfs.MemFS, []hand
 // the next Open, and their attempts have counted.
 func TestAbandonedRun(t *testing.T) {
 	for _, shards := range []int{1, 3} {
-		disk := vfs.NewCrashableMem()
+		disk := crashfs.New()
 		opts := *onDisk(disk, &codeq.Options{Shards: shards, Durability: codeq.DurabilityDisk})
 		var ids []codeq.ID
 		synctest.Test(t, func(t *testing.T) {
@@ -1139,7 +1140,7 @@ func TestAbandonedRun(t *testing.T) {
 // a dead letter.
 func TestPoisonTask(t *testing.T) {
 	const maxAttempts = 4
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	var id codeq.ID
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, *onDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk}))

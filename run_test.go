@@ -7,9 +7,10 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // openForRun opens a queue that is closed when the test's bubble ends.
@@ -18,7 +19,7 @@ func openForRun(t *testing.T, opts Options) *Queue {
 	opts.Shards = cmp.Or(opts.Shards, 1)
 	opts.Backoff.Jitter = -1
 	if opts.fs == nil {
-		opts.fs = vfs.NewMem()
+		opts.fs = crashfs.New()
 	}
 	q, err := Open("q", &opts)
 	require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -94,9 +95,9 @@ func TestScheduleOverCrashes(t *testing.T) {
 	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
-			disk := vfs.NewCrashableMem()
+			disk := crashfs.New()
 			var mu sync.Mutex // guards what follows
-			var images []*vfs.MemFS
+			var images []*crashfs.Disk
 			begun := false
 			rng := rand.New(rand.NewPCG(3, 4))
 			image := func() {

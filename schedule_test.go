@@ -11,10 +11,10 @@ import (
 	"time"
 	_ "time/tzdata" // the machine may have none
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/call"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 )
@@ -32,7 +32,7 @@ func withCronBench(t *testing.T, opts Options, test func(t *testing.T, b *CronBe
 	synctest.Test(t, func(t *testing.T) {
 		b := &CronBench{T: t, Opts: opts}
 		if b.Opts.fs == nil {
-			b.Opts.fs = vfs.NewMem()
+			b.Opts.fs = crashfs.New()
 		}
 		b.Opts.wall = b.Wall
 		b.Open()
@@ -234,7 +234,7 @@ func TestScheduleRests(t *testing.T) {
 // lies in another shard than its own.
 func TestCheckSchedules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &CronBench{T: t, Opts: Options{Shards: 2, fs: vfs.NewMem()}}
+		b := &CronBench{T: t, Opts: Options{Shards: 2, fs: crashfs.New()}}
 		s := Schedule{Name: "s", Cron: "* * * * *", Task: Task{Queue: "a"}}
 		v := s.value()
 		for _, c := range []struct {
@@ -252,7 +252,7 @@ func TestCheckSchedules(t *testing.T) {
 			synctest.Wait()
 			require.ErrorIs(t, b.Q.checkAll(), ErrCorrupt, c.name)
 			require.NoError(t, b.Q.Close())
-			b.Opts.fs = vfs.NewMem()
+			b.Opts.fs = crashfs.New()
 		}
 	})
 }

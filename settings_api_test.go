@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -135,7 +136,7 @@ func TestConfigureGivesUp(t *testing.T) {
 // TestConfigureClosed: a closed queue keeps the settings it has.
 func TestConfigureClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{})
+		opts := *onDisk(crashfs.New(), &codeq.Options{})
 		q := openForRun(t, opts)
 		require.NoError(t, q.Close())
 		require.ErrorIs(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }), codeq.ErrClosed)
@@ -175,7 +176,7 @@ func TestSettingsReachAllShards(t *testing.T) {
 func TestLostSettings(t *testing.T) {
 	t.Parallel()
 	for _, kept := range []string{"queue/shard-000", "queue/shard-001"} {
-		disk := vfs.NewCrashableMem()
+		disk := crashfs.New()
 		inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3}), func(f *codeq.FlowTest) {
 			configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
 			synctest.Wait()
@@ -222,7 +223,7 @@ func TestSettingsAreListed(t *testing.T) {
 func TestSettingsKept(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
-			disk := vfs.NewCrashableMem()
+			disk := crashfs.New()
 			opts := *onDisk(disk, &codeq.Options{Shards: shards, Durability: codeq.DurabilityDisk})
 			q := openForRun(t, opts)
 			require.Zero(t, settingsOf(t, q, "a"))

@@ -6,10 +6,10 @@ import (
 	"testing/synctest"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/call"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
@@ -83,7 +83,7 @@ func TestOldSettingsAreIgnored(t *testing.T) {
 // power fails, and no other, are in force in all shards after it; its messages
 // are on the disk and arrive.
 func TestPowerLossInConfigure(t *testing.T) {
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
 		configure(t, f.Q, "a", func(s *Settings) { s.Concurrency = 1 })
 		f.Check()

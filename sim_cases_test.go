@@ -11,11 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/crashfs"
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
 )
@@ -385,7 +385,7 @@ func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
 
 // applyLog is what a new store has after some logs were applied one after the other.
 func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	o := c.opts
 	o.fs, o.Cluster = fs, &Cluster{Node: "x", Listen: "x:1"}
 	opts, err := o.withDefaults()

@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
+	"codeq/internal/crashfs"
 	"codeq/internal/simtest"
 )
 
 // simCopy is a copy that a node has made, of what was stored at some moment of a call.
 type simCopy struct {
 	node *simNode
-	lost *vfs.MemFS // on which it lies, if the node has lost that disk since
+	lost *crashfs.Disk // on which it lies, if the node has lost that disk since
 	dir  string
 	h    *simtest.History[ID]
 	call *simtest.Call

@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
@@ -21,7 +21,7 @@ import (
 
 // simImage is a copy of a node's directory.
 type simImage struct {
-	disk  *vfs.MemFS
+	disk  *crashfs.Disk
 	votes *simtest.Votes
 	id    string // of the directory
 	life  uint64
@@ -251,7 +251,7 @@ func TestCopyIsPutBackAgain(t *testing.T) {
 			removed.join = join
 			removed.start()
 		}
-		replace(simImage{disk: vfs.NewCrashableMem(), votes: simtest.NewVotes()}, true)
+		replace(simImage{disk: crashfs.New(), votes: simtest.NewVotes()}, true)
 		c.awaitVotes()
 		members := membersOf(leader, 0)
 		replace(image, false)

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -23,7 +23,7 @@ func TestStoreFailure(t *testing.T) {
 		{codeq.DurabilityDisk, "sync"},
 	} {
 		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
-			disk := vfs.NewMem()
+			disk := crashfs.New()
 			fs, broken := testkit.Breakable(disk, tc.op, ".log", errBroken)
 			f := newFailingQueue(t, tc.level, fs)
 			broken.Store(true)
@@ -45,7 +45,7 @@ func TestStoreFailure(t *testing.T) {
 func TestStoreFailureAtClose(t *testing.T) {
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
-			disk := vfs.NewMem()
+			disk := crashfs.New()
 			fs, broken := testkit.Breakable(disk, "sync", ".log", errBroken)
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)
@@ -71,7 +71,7 @@ func TestStoreFailureAtCreation(t *testing.T) {
 			{"begin", ".sst"},
 		} {
 			t.Run(fmt.Sprint(level, what), func(t *testing.T) {
-				disk := vfs.NewMem()
+				disk := crashfs.New()
 				fs, broken := testkit.Breakable(disk, what.op, what.extension, errBroken)
 				broken.Store(true)
 				opts := *onDisk(fs, &codeq.Options{Shards: 2, Durability: level})
@@ -93,7 +93,7 @@ func TestStoreFailureAtCreation(t *testing.T) {
 // TestStoreFailureWithoutSync: with DurabilityNone the failure shows when a
 // block of the log is full, and the tasks since the last one may be lost.
 func TestStoreFailureWithoutSync(t *testing.T) {
-	disk := vfs.NewMem()
+	disk := crashfs.New()
 	fs, broken := testkit.Breakable(disk, "write", ".log", errBroken)
 	f := newFailingQueue(t, codeq.DurabilityNone, fs)
 	broken.Store(true)
@@ -124,7 +124,7 @@ func TestStoreFailureAtNewLog(t *testing.T) {
 	} {
 		t.Run(tc.level.String()+" "+tc.op, func(t *testing.T) {
 			const tooMany = 2000
-			disk := vfs.NewMem()
+			disk := crashfs.New()
 			fs, broken := testkit.Breakable(disk, tc.op, ".log", errBroken)
 			opts := *onDisk(fs, &codeq.Options{Shards: 2, Durability: tc.level, MemTableBytes: 256 << 10})
 			q, err := codeq.Open("queue", &opts)

@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -143,7 +144,7 @@ func TestStoreFailureInBackground(t *testing.T) {
 	t.Parallel()
 	for _, level := range []Durability{DurabilityProcess, DurabilityDisk, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
-			disk := vfs.NewMem()
+			disk := crashfs.New()
 			fs, broken := testkit.Breakable(disk, "begin", ".sst", errBroken)
 			f := newFailingQueue(t, level, fs)
 			broken.Store(true)

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
@@ -18,10 +19,10 @@ import (
 
 // album keeps an image of a disk after each commit that leaves children to be told.
 type album struct {
-	disk *vfs.MemFS
+	disk *crashfs.Disk
 
 	mu     sync.Mutex
-	images []*vfs.MemFS
+	images []*crashfs.Disk
 }
 
 // albumCommitter is that of one shard.
@@ -55,12 +56,12 @@ func TestCrashAmidTelling(t *testing.T) {
 		Canceled: func(f *FlowTest, l *Lease) error { return f.Q.Cancel(ctx, l.ID) },
 	}
 	next := map[string]struct {
-		before func(f *FlowTest, disk *vfs.MemFS) // before the image is opened
+		before func(f *FlowTest, disk *crashfs.Disk) // before the image is opened
 		after  func(f *FlowTest, parent ID)
 		only   State // of the parent; 0: any
 	}{
 		"reopen": {},
-		"repair": {before: func(f *FlowTest, disk *vfs.MemFS) {
+		"repair": {before: func(f *FlowTest, disk *crashfs.Disk) {
 			storetest.Alter(f.T, disk, func(db *pebble.DB) {
 				lower, upper := keys.Range(keys.Counters)
 				require.NoError(f, db.DeleteRange(lower, upper, nil))
@@ -81,7 +82,7 @@ func TestCrashAmidTelling(t *testing.T) {
 	}
 	for end, finish := range ends {
 		t.Run(end.String(), func(t *testing.T) {
-			disk := vfs.NewCrashableMem()
+			disk := crashfs.New()
 			opts := Options{Shards: 2, Durability: DurabilityDisk, Limits: Limits{Parents: 1 << 20}, fs: disk}
 			photos := &album{disk: disk}
 			var parent, other ID

@@ -8,10 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -57,7 +57,7 @@ func TestTenantWeightsChanged(t *testing.T) {
 // TestTenantWeightsRestart: weights outlive a restart.
 func TestTenantWeightsRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := *onDisk(vfs.NewMem(), &codeq.Options{})
+		opts := *onDisk(crashfs.New(), &codeq.Options{})
 		q := openForRun(t, opts)
 		configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 3} })
 		produceFor(t, q, codeq.Task{Queue: "a"}, 100, "A", "B")

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/hook"
 	"codeq/internal/keys"
@@ -502,7 +503,7 @@ func TestUniquePowerLoss(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		disk := vfs.NewCrashableMem()
+		disk := crashfs.New()
 		var mu sync.Mutex // guards what follows
 		rng := rand.New(rand.NewPCG(5, 6))
 		chance := func(n int) int {
@@ -510,7 +511,7 @@ func TestUniquePowerLoss(t *testing.T) {
 			defer mu.Unlock()
 			return rng.IntN(n)
 		}
-		var images []*vfs.MemFS
+		var images []*crashfs.Disk
 		var loaded bool
 		fs := &testkit.HookFS{FS: disk, Before: func(op, _ string) error {
 			mu.Lock()
@@ -956,7 +957,7 @@ func TestManyKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		most := engine.MostUniques()
-		p := &codeq.Process{T: t, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: vfs.NewCrashableMem()}
+		p := &codeq.Process{T: t, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: crashfs.New()}
 		p.Open()
 		defer func() { require.NoError(t, p.Close()) }()
 		ctx := context.Background()

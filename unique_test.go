@@ -7,9 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/testkit"
@@ -20,7 +20,7 @@ func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} 
 // TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
 func TestReplaceCorrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{Shards: 1, fs: vfs.NewMem()})
+		q, err := Open("queue", &Options{Shards: 1, fs: crashfs.New()})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		task := keyed("k")
@@ -42,7 +42,7 @@ func TestReplaceCorrupt(t *testing.T) {
 func TestNewKeysReadNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{Shards: 1, fs: vfs.NewMem()}
+		opts := Options{Shards: 1, fs: crashfs.New()}
 		q := openForRun(t, opts)
 		const batch = 5000
 		n := (engine.MostUniques()/batch + 2) * batch

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/failstop"
 	"codeq/internal/hook"
 	"codeq/internal/integrity"
@@ -34,7 +35,7 @@ import (
 
 // TestVerify: a queue that is sound is found to be, and stays as it is.
 func TestVerify(t *testing.T) {
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	q := variedQueue(t, disk)
 	stats, err := q.Stats(context.Background())
 	require.NoError(t, err)
@@ -49,7 +50,7 @@ func TestVerify(t *testing.T) {
 	require.ErrorIs(t, err, codeq.ErrLocked)
 	require.NoError(t, q.Close())
 
-	for _, image := range []*vfs.MemFS{disk, killed} {
+	for _, image := range []*crashfs.Disk{disk, killed} {
 		before := storetest.Contents(t, image, "queue")
 		r := verifyImage(t, image, false)
 		require.True(t, r.OK(), "%v", r.Problems)
@@ -70,7 +71,7 @@ func TestVerify(t *testing.T) {
 }
 
 func TestVerifyRefuses(t *testing.T) {
-	_, err := codeq.Verify("queue", onDisk(vfs.NewMem(), &codeq.VerifyOptions{}))
+	_, err := codeq.Verify("queue", onDisk(crashfs.New(), &codeq.VerifyOptions{}))
 	require.ErrorIs(t, err, codeq.ErrNotQueue)
 	root := t.TempDir()
 	_, err = codeq.Verify(root, nil)
@@ -200,7 +201,7 @@ func TestRepair(t *testing.T) {
 }
 
 // finishAll works through all tasks of a queue until none is left that has not ended.
-func finishAll(t *testing.T, disk *vfs.MemFS) {
+func finishAll(t *testing.T, disk *crashfs.Disk) {
 	t.Helper()
 	ctx := context.Background()
 	opts := variedOptions(disk)
@@ -336,7 +337,7 @@ func TestRepairInterrupted(t *testing.T) {
 	for stop := 1; ; stop += step {
 		disk := testkit.CloneOf(disk)
 		n := 0
-		var image *vfs.MemFS
+		var image *crashfs.Disk
 		_, err := codeq.Verify("queue", onDisk(&testkit.HookFS{FS: disk, Before: func(string, string) error {
 			if n++; n >= stop && image == nil {
 				image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
@@ -369,12 +370,12 @@ func TestRepairInterrupted(t *testing.T) {
 // that does not contradict itself.
 func TestRepairOfMissingFiles(t *testing.T) {
 	t.Parallel()
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	q := variedQueue(t, disk)
 	killed := testkit.CloneOf(disk)
 	tasks, err := list(q)
 	require.NoError(t, errors.Join(err, q.Close()))
-	for how, image := range map[string]*vfs.MemFS{"closed": disk, "killed": killed} {
+	for how, image := range map[string]*crashfs.Disk{"closed": disk, "killed": killed} {
 		tried, repaired := make(map[string]int), make(map[string]int)
 		names, err := image.List("queue/shard-000")
 		require.NoError(t, err)
@@ -433,7 +434,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 // hold theirs again, for as long as they would have.
 func TestRepairOfLostKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		disk, ctx := vfs.NewMem(), t.Context()
+		disk, ctx := crashfs.New(), t.Context()
 		open := func() *codeq.Queue {
 			q, err := codeq.Open("queue", onDisk(disk, &codeq.Options{Shards: 1}))
 			require.NoError(t, err)
@@ -478,7 +479,7 @@ func TestRepairOfLostKeys(t *testing.T) {
 }
 
 // cut leaves some bytes of a file; -1: no file.
-func cut(t *testing.T, disk *vfs.MemFS, name string, left int64) {
+func cut(t *testing.T, disk *crashfs.Disk, name string, left int64) {
 	t.Helper()
 	f, err := disk.Open(name)
 	require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/storetest"
@@ -25,7 +26,7 @@ func verifyImage(t *testing.T, disk vfs.FS, repair bool) *VerifyReport {
 }
 
 // tasksOf opens an image, checks it, and returns its tasks.
-func tasksOf(t *testing.T, disk *vfs.MemFS) map[ID]*TaskInfo {
+func tasksOf(t *testing.T, disk *crashfs.Disk) map[ID]*TaskInfo {
 	t.Helper()
 	q, err := Open("queue", variedOptions(disk))
 	require.NoError(t, err)
@@ -35,9 +36,9 @@ func tasksOf(t *testing.T, disk *vfs.MemFS) map[ID]*TaskInfo {
 }
 
 // variedDisk is a disk with a queue that was closed in order, and its tasks.
-func variedDisk(t *testing.T) (disk *vfs.MemFS, tasks map[ID]*TaskInfo) {
+func variedDisk(t *testing.T) (disk *crashfs.Disk, tasks map[ID]*TaskInfo) {
 	t.Helper()
-	disk = vfs.NewCrashableMem()
+	disk = crashfs.New()
 	q := variedQueue(t, disk)
 	tasks, err := q.list()
 	require.NoError(t, errors.Join(err, q.Close()))

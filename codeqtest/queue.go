@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 )
 
@@ -28,7 +29,7 @@ type Queue struct {
 
 	t      testing.TB
 	opts   codeq.Options
-	fs     *vfs.MemFS
+	fs     *crashfs.Disk
 	bubble bool // the queue was opened in one
 }
 
@@ -54,7 +55,7 @@ func Open(t testing.TB, opts *codeq.Options) *Queue {
 		t.Fatalf("codeqtest: open the queue: Options.Cluster is set, but the queue is in memory and by itself: " +
 			"leave Cluster nil, or open a node with codeq.Open")
 	}
-	q := &Queue{t: t, fs: vfs.NewCrashableMem(), bubble: inBubble()}
+	q := &Queue{t: t, fs: crashfs.New(), bubble: inBubble()}
 	if opts != nil {
 		q.opts = *opts
 	}

@@ -12,10 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
@@ -62,7 +62,7 @@ func openTrioWith(t *testing.T, shards int, adapt func(i int, c *Config)) ([]*No
 	var nodes []*Node
 	var members []Peer
 	for i, name := range trioNames {
-		disk := vfs.NewMem()
+		disk := crashfs.New()
 		require.NoError(t, disk.MkdirAll("dir", 0o700))
 		host := network.Listen(name)
 		c := Config{

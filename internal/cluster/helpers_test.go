@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/snapshot"
 )
 
@@ -36,7 +37,7 @@ type sizedDisk struct {
 }
 
 func newSizedDisk(free int64) *sizedDisk {
-	d := &sizedDisk{FS: vfs.NewMem()}
+	d := &sizedDisk{FS: crashfs.New()}
 	d.free(free)
 	return d
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 	"codeq/internal/testkit"
@@ -18,7 +19,7 @@ import (
 // relied on. It remembers no more of those that are no members than it may.
 func TestMeeting(t *testing.T) {
 	require.Equal(t, peer.MaxLives, manifest.MaxLives)
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	var broken error
 	fs := &testkit.HookFS{FS: disk, Before: func(string, string) error { return broken }}
 	require.NoError(t, manifest.MakeDirectory(fs, "q"))

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 )
@@ -65,7 +66,7 @@ func TestEndAmidChange(t *testing.T) {
 }
 
 func endAmidChange(t *testing.T, fails bool) {
-	disk, votes := vfs.NewMem(), filepath.Join(t.TempDir(), "votes")
+	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
 	n := newLoneNode(t, disk, votes, m)

@@ -8,9 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // fakePipeline is one of the library to a node that takes some time for each message. As in the
@@ -108,7 +109,7 @@ func TestPipelineEndsWithItsLastAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := newFakePipeline(time.Second)
 		inner.answer = func(*raft.AppendEntriesResponse) {}
-		p := newPipeline(inner, loneGroup(vfs.NewMem(), nil), "b")
+		p := newPipeline(inner, loneGroup(crashfs.New(), nil), "b")
 		begun := time.Now()
 		go listenTo(p)
 		var err error
@@ -122,7 +123,7 @@ func TestPipelineEndsWithItsLastAnswer(t *testing.T) {
 
 // TestPipelineEndsWithItsTerm: what waits for an answer waits no longer than the term lasts.
 func TestPipelineEndsWithItsTerm(t *testing.T) {
-	disk := vfs.NewMem()
+	disk := crashfs.New()
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	n := newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), new(notes))
 	require.NoError(t, n.Open())
@@ -159,7 +160,7 @@ func (p slowPipeline) Close() error                       { return nil }
 // and a node that is not does not wait.
 func TestCatchUpGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPipeline(slowPipeline{takes: time.Millisecond}, loneGroup(vfs.NewMem(), nil), "b")
+		p := newPipeline(slowPipeline{takes: time.Millisecond}, loneGroup(crashfs.New(), nil), "b")
 		pace := func(entries []*raft.Log) time.Duration {
 			begun := time.Now()
 			for range 100 {
@@ -180,7 +181,7 @@ func TestCatchUpGivesWay(t *testing.T) {
 // TestPipelineLetsRaftLook: after a second Raft goes on behind what has been sent.
 func TestPipelineLetsRaftLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPipeline(slowPipeline{takes: 400 * time.Millisecond}, loneGroup(vfs.NewMem(), nil), "b")
+		p := newPipeline(slowPipeline{takes: 400 * time.Millisecond}, loneGroup(crashfs.New(), nil), "b")
 		req := &raft.AppendEntriesRequest{Entries: entriesFrom(1, 10)}
 		for _, e := range req.Entries {
 			e.Data = make([]byte, messageBytes)
@@ -197,7 +198,7 @@ func TestPipelineLetsRaftLook(t *testing.T) {
 func TestMessagesAreBounded(t *testing.T) { synctest.Test(t, messagesAreBounded) }
 
 func messagesAreBounded(t *testing.T) {
-	log := loneLog(t, vfs.NewMem())
+	log := loneLog(t, crashfs.New())
 	g := log.group
 	g.log = log
 	sizes := []int{1, 3 << 20, 2 << 20, 9 << 20, 100, messageBytes, 1, 2}
@@ -240,7 +241,7 @@ func messagesAreBounded(t *testing.T) {
 	require.Empty(t, req.Entries)
 
 	inner := newFakePipeline(time.Millisecond)
-	lone := loneGroup(vfs.NewMem(), nil)
+	lone := loneGroup(crashfs.New(), nil)
 	lone.log = log
 	p := newPipeline(inner, lone, "b")
 	go listenTo(p)
@@ -261,9 +262,9 @@ func messagesAreBounded(t *testing.T) {
 // TestReferences: the data of a large entry is there when it is applied, of the term that was
 // meant, and never missing in what is stored.
 func TestReferences(t *testing.T) {
-	log := loneLog(t, vfs.NewMem())
+	log := loneLog(t, crashfs.New())
 	m := new(notes)
-	g := loneGroup(vfs.NewMem(), m)
+	g := loneGroup(crashfs.New(), m)
 	g.log = log
 	whole := entryOf(1, 1, 1, string(make([]byte, 1<<20)))
 	require.NoError(t, log.StoreLog(whole))
@@ -288,7 +289,7 @@ func TestReferences(t *testing.T) {
 
 // TestNewest: how many entries may be under way depends on their sizes.
 func TestNewest(t *testing.T) {
-	log := loneLog(t, vfs.NewMem())
+	log := loneLog(t, crashfs.New())
 	sizes := append(make([]int, 300), messageBytes, messageBytes-1, 1, 0, 9<<20)
 	for i, size := range sizes {
 		require.NoError(t, log.StoreLog(&raft.Log{Index: uint64(i + 1), Term: 1, Data: make([]byte, size)}))
@@ -305,9 +306,9 @@ func TestNewest(t *testing.T) {
 // the node misses heartbeats, or after a while. It is answered by nobody else.
 func TestRepeatedRequestWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log := loneLog(t, vfs.NewMem())
+		log := loneLog(t, crashfs.New())
 		require.NoError(t, log.StoreLogs(entriesFrom(1, 3)))
-		g := loneGroup(vfs.NewMem(), nil)
+		g := loneGroup(crashfs.New(), nil)
 		g.log = log
 		inner := newFakePipeline(0)
 		p := newPipeline(inner, g, "b")
@@ -362,8 +363,8 @@ func TestRepeatedRequestWaits(t *testing.T) {
 // it again soon, although there is nothing new.
 func TestRefusalEndsRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := loneGroup(vfs.NewMem(), nil)
-		g.log = loneLog(t, vfs.NewMem())
+		g := loneGroup(crashfs.New(), nil)
+		g.log = loneLog(t, crashfs.New())
 		g.node.c.HeartbeatTimeout = 500 * time.Millisecond
 		require.NoError(t, g.log.StoreLogs(entriesFrom(1, 3)))
 		inner := newFakePipeline(100 * time.Millisecond)
@@ -385,11 +386,11 @@ func first(messages int, _ time.Duration) int { return messages }
 // TestLargeEntryIsSentAlone: no two that are larger than a message are under way.
 func TestLargeEntryIsSentAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log := loneLog(t, vfs.NewMem())
+		log := loneLog(t, crashfs.New())
 		for i := range uint64(3) {
 			require.NoError(t, log.StoreLog(&raft.Log{Index: i + 1, Term: 1, Data: make([]byte, messageBytes+1)}))
 		}
-		g := loneGroup(vfs.NewMem(), nil)
+		g := loneGroup(crashfs.New(), nil)
 		g.log = log
 		inner := newFakePipeline(time.Second)
 		p := newPipeline(inner, g, "b")

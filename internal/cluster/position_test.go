@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 )
 
 // TestPositionAdmits: a log with an entry at one position can have the other one, or cannot.
@@ -35,7 +35,7 @@ func TestPositionAdmits(t *testing.T) {
 // those that it has are not acknowledged by it.
 func TestDivergedEntryIsRefused(t *testing.T) {
 	for _, bad := range []Position{{10, 4}, {9, 6}, {11, 4}} {
-		log := loneLog(t, vfs.NewMem())
+		log := loneLog(t, crashfs.New())
 		g := log.group
 		m := new(notes)
 		g.machine = m
@@ -51,14 +51,14 @@ func TestDivergedEntryIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 8, last)
 
-		g = loneGroup(vfs.NewMem(), m)
+		g = loneGroup(crashfs.New(), m)
 		g.applied.set(Position{10, 5})
 		g.asking.enter()
 		require.ErrorIs(t, fsm{g}.Apply(entryOf(bad.Index, bad.Term, bad.Term, "")).(error), base.ErrDiverged)
 		require.ErrorIs(t, g.Failure(), base.ErrDiverged)
 		require.Empty(t, m.applied)
 
-		g = loneGroup(vfs.NewMem(), m)
+		g = loneGroup(crashfs.New(), m)
 		g.applied.set(Position{10, 5})
 		g.asking.enter()
 		_, err = groupSnapshots{nil, g}.Create(raft.SnapshotVersionMax, bad.Index, bad.Term, raft.Configuration{}, 1, nil)
@@ -71,7 +71,7 @@ func TestDivergedEntryIsRefused(t *testing.T) {
 // that entry, whatever was in the log when the node was opened.
 func TestLogContinuesStore(t *testing.T) {
 	for term, diverged := range map[uint64]bool{4: true, 5: false, 6: true} {
-		log := loneLog(t, vfs.NewMem())
+		log := loneLog(t, crashfs.New())
 		require.NoError(t, log.StoreLogs([]*raft.Log{{Index: 10, Term: term}}))
 		g, m := log.group, new(notes)
 		g.machine, g.log, g.continues = m, log, false
@@ -84,7 +84,7 @@ func TestLogContinuesStore(t *testing.T) {
 		require.Equal(t, diverged, errors.Is(g.Failure(), base.ErrDiverged))
 		require.Equal(t, diverged, len(m.applied) == 0)
 	}
-	log := loneLog(t, vfs.NewMem())
+	log := loneLog(t, crashfs.New())
 	require.NoError(t, log.compare())
 	log.group.applied.set(Position{10, 5})
 	require.ErrorIs(t, log.compare(), base.ErrDiverged, "the log is lost")
@@ -96,7 +96,7 @@ func TestLogContinuesStore(t *testing.T) {
 // One that an interrupted installation of a snapshot has left does not.
 func TestAppliedEntryIsNotReplaced(t *testing.T) {
 	for _, left := range []bool{false, true} {
-		disk, votes := vfs.NewMem(), filepath.Join(t.TempDir(), "votes")
+		disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 		require.NoError(t, disk.MkdirAll("dir", 0o700))
 		m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
 		n := newLoneNode(t, disk, votes, m)
@@ -125,7 +125,7 @@ func TestAppliedEntryIsNotReplaced(t *testing.T) {
 // TestNodeThatHasDiverged: a node whose log has something else in the place of what its store has
 // opens, for the sake of its other shards, and says what is wrong.
 func TestNodeThatHasDiverged(t *testing.T) {
-	disk, votes := vfs.NewMem(), filepath.Join(t.TempDir(), "votes")
+	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	n := newLoneNode(t, disk, votes, new(notes))
 	require.NoError(t, n.Open())

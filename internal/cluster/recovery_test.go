@@ -10,13 +10,14 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/guard"
 	"codeq/internal/raftlog"
 )
 
 // TestRecoverOfBrokenNode: a node whose log cannot be applied says why.
 func TestRecoverOfBrokenNode(t *testing.T) {
-	disk, votes := vfs.NewMem(), filepath.Join(t.TempDir(), "votes")
+	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	n := newLoneNode(t, disk, votes, new(notes))
 	require.NoError(t, n.Open())
@@ -71,7 +72,7 @@ func TestRecover(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			disk, votes := vfs.NewMem(), filepath.Join(t.TempDir(), "votes")
+			disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 			require.NoError(t, disk.MkdirAll("dir", 0o700))
 			logOf(t, disk, tc.log...)
 			file, err := raftlog.OpenStable(votes)
@@ -110,7 +111,7 @@ func TestRecover(t *testing.T) {
 			}
 		})
 	}
-	disk := vfs.NewMem()
+	disk := crashfs.New()
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	require.ErrorContains(t, newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), new(notes)).Recover(), "nothing was ever stored")
 }

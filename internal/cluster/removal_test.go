@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 )
 
@@ -26,7 +26,7 @@ func (m *forgetful) IsForgotten(name string) (bool, error) { return name == m.fo
 // the other is no member as of what the store has: not while the removal has not come so far, nor
 // before a node that was opened again has read so far who the members are.
 func TestRemovalIsCertain(t *testing.T) {
-	disk, votes := vfs.NewMem(), filepath.Join(t.TempDir(), "votes")
+	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	x, b := Peer{"x", "x:1", manifest.NewID()}, Peer{"b", "b:1", manifest.NewID()}
 	another, former := manifest.NewID(), manifest.NewID()

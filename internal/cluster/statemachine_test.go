@@ -4,11 +4,11 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/snapshot"
 )
 
@@ -20,7 +20,7 @@ func entryOf(index, term, decided uint64, data string) *raft.Log {
 // and what has been applied has none again.
 func TestOutdatedEntry(t *testing.T) {
 	m := new(notes)
-	g := loneGroup(vfs.NewMem(), m)
+	g := loneGroup(crashfs.New(), m)
 	g.replayed = 5
 	require.Nil(t, fsm{g}.Apply(entryOf(5, 2, 2, "first")))
 	require.Equal(t, errOutdated, fsm{g}.Apply(entryOf(6, 4, 3, "of a leader that was deposed meanwhile")))
@@ -43,7 +43,7 @@ func TestEntryThatCannotBeApplied(t *testing.T) {
 		{entryOf(1, 1, 1, ""), errBroken, errBroken},
 	} {
 		m := &notes{err: bad.err}
-		g := loneGroup(vfs.NewMem(), m)
+		g := loneGroup(crashfs.New(), m)
 		g.asking.enter() // Raft is not to be shut down: it is not there
 		err, _ := fsm{g}.Apply(bad.log).(error)
 		require.ErrorIs(t, err, bad.want)
@@ -56,7 +56,7 @@ func TestEntryThatCannotBeApplied(t *testing.T) {
 		_, err = fsm{g}.Snapshot()
 		require.ErrorIs(t, err, bad.want)
 	}
-	_, err := fsm{loneGroup(vfs.NewMem(), new(notes))}.Snapshot()
+	_, err := fsm{loneGroup(crashfs.New(), new(notes))}.Snapshot()
 	require.ErrorIs(t, err, snapshot.ErrNotLive)
 }
 
@@ -80,7 +80,7 @@ func (l *lease) StepDown(reason error) {
 // none begins whose term is over, or while the shard is handed over.
 func TestLeaderOfAnEarlierTermEnds(t *testing.T) {
 	m := new(notes)
-	g := loneGroup(vfs.NewMem(), m)
+	g := loneGroup(crashfs.New(), m)
 	l := &lease{done: make(chan struct{})}
 	require.Nil(t, fsm{g}.Apply(entryOf(1, 3, 3, ""))) // by Lead
 	require.True(t, g.serve(l, 3))

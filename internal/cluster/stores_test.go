@@ -13,12 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
 )
 
 func loneLog(t *testing.T, disk vfs.FS) *groupLog {
-	logs, err := raftlog.Open("dir", raftlog.Options{FS: vfs.NewMem()})
+	logs, err := raftlog.Open("dir", raftlog.Options{FS: crashfs.New()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, logs.Close()) })
 	group, err := logs.Group(0)
@@ -138,7 +139,7 @@ func TestFailingVotes(t *testing.T) {
 		file, err := raftlog.OpenStable(path)
 		require.NoError(t, err)
 		old := &oldVotes{StableStore: file.Group(0)}
-		g := loneGroup(vfs.NewMem(), nil)
+		g := loneGroup(crashfs.New(), nil)
 		v := &groupVotes{StableStore: old, group: g}
 		vote := func(term uint64, who string) error {
 			require.NoError(t, v.SetUint64([]byte(keyCurrentTerm), term))
@@ -176,7 +177,7 @@ func TestVotesDoNotGoBack(t *testing.T) {
 	file, err := raftlog.OpenStable(filepath.Join(t.TempDir(), "votes"))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, file.Close()) }()
-	g := loneGroup(vfs.NewMem(), nil)
+	g := loneGroup(crashfs.New(), nil)
 	v := &groupVotes{StableStore: file.Group(0), group: g}
 	vote := func(term uint64, who string) error {
 		require.NoError(t, v.SetUint64([]byte(keyCurrentTerm), term))
@@ -203,8 +204,8 @@ func TestVotesDoNotGoBack(t *testing.T) {
 
 // TestClosedStoresFailNoReplica: that they are closed is no failure.
 func TestClosedStoresFailNoReplica(t *testing.T) {
-	g := loneGroup(vfs.NewMem(), nil)
-	logs, err := raftlog.Open("dir", raftlog.Options{FS: vfs.NewMem(), CacheBytes: 1})
+	g := loneGroup(crashfs.New(), nil)
+	logs, err := raftlog.Open("dir", raftlog.Options{FS: crashfs.New(), CacheBytes: 1})
 	require.NoError(t, err)
 	g.node.logs = logs
 	group, err := logs.Group(0)

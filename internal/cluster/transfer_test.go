@@ -6,9 +6,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // TestGoalOfNewcomer: a node may vote that lacks little, and nothing that the log does not have.
@@ -26,7 +27,7 @@ func TestGoalOfNewcomer(t *testing.T) {
 		{first: 0, entries: 0, applied: 7, has: 7, lacks: 6},                 // without a log
 		{first: 2, entries: 2000, applied: 2001, has: 2001 - 256, lacks: 99}, // four messages
 	} {
-		log := loneLog(t, vfs.NewMem())
+		log := loneLog(t, crashfs.New())
 		g := log.group
 		g.log = log
 		if c.entries > 0 {

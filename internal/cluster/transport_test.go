@@ -10,17 +10,17 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/snapshot"
 )
 
 // TestFailedReplicaSendsNothing: what it has read of its log may not be what is there.
 func TestFailedReplicaSendsNothing(t *testing.T) {
-	g := loneGroup(vfs.NewMem(), nil)
+	g := loneGroup(crashfs.New(), nil)
 	g.broken.Store(&errBroken)
 	tr := &transport{group: g}
 	require.ErrorIs(t, tr.AppendEntries("a", "a", new(raft.AppendEntriesRequest), nil), errBroken)
@@ -55,7 +55,7 @@ func TestFollowerCommitsWhatIsProved(t *testing.T) {
 
 // openFollower opens a node of a cluster whose other member is not there.
 func openFollower(t *testing.T) (n *Node, other Peer) {
-	disk, m := vfs.NewMem(), &notes{}
+	disk, m := crashfs.New(), &notes{}
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
 	n = newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
 	other = Peer{"b", "b:1", manifest.NewID()}
@@ -152,8 +152,8 @@ func TestOwnMessagesNameTheNode(t *testing.T) {
 func TestResumption(t *testing.T) {
 	for _, same := range []bool{true, false} {
 		ends := connected(t)
-		g := loneGroup(vfs.NewMem(), nil)
-		g.log = loneLog(t, vfs.NewMem())
+		g := loneGroup(crashfs.New(), nil)
+		g.log = loneLog(t, crashfs.New())
 		require.NoError(t, g.log.LogStore.StoreLogs(entriesFrom(1, 20)))
 		req := &raft.AppendEntriesRequest{Term: 9, PrevLogEntry: 7, PrevLogTerm: 1, LeaderCommitIndex: 20}
 		req.Entries = []*raft.Log{entryOf(8, 1, 1, "")}
@@ -181,7 +181,7 @@ func TestResumption(t *testing.T) {
 // message does not say that those behind it are committed.
 func TestCutMessageClaimsLess(t *testing.T) {
 	ends := connected(t)
-	g := loneGroup(vfs.NewMem(), nil)
+	g := loneGroup(crashfs.New(), nil)
 	g.health.noteRefusal("b", true)
 	sent := make(chan error, 1)
 	req := &raft.AppendEntriesRequest{PrevLogEntry: 10, LeaderCommitIndex: 20}
@@ -204,7 +204,7 @@ func TestVotesOutliveConnections(t *testing.T) {
 	from, err := raft.NewTCPTransport("127.0.0.1:0", nil, maxPool, time.Minute, io.Discard)
 	require.NoError(t, err)
 	defer from.Close()
-	g := loneGroup(vfs.NewMem(), nil)
+	g := loneGroup(crashfs.New(), nil)
 	g.node.c.HeartbeatTimeout = time.Minute
 	tr := &transport{NetworkTransport: from, group: g}
 	open := func(at string) *raft.NetworkTransport {

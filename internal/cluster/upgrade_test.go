@@ -7,9 +7,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 	"codeq/internal/testkit"
@@ -24,7 +24,7 @@ func TestFormatWaitsForRoom(t *testing.T) {
 	begin := func(t *testing.T, refuse func(g *Group, writes int) error) *Group {
 		var g *Group
 		writes := 0
-		disk := &testkit.HookFS{FS: vfs.NewMem(), Before: func(op, name string) error {
+		disk := &testkit.HookFS{FS: crashfs.New(), Before: func(op, name string) error {
 			if g == nil || op != "write" || !strings.HasSuffix(name, manifest.TempName) {
 				return nil
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"codeq/internal/store"
@@ -18,11 +19,11 @@ import (
 const memTableBytes = 256 << 10
 
 // openStores opens so many stores of replicas, whose disks can lose power.
-func openStores(t *testing.T, n int) (stores []*store.Store, disks []*vfs.MemFS) {
+func openStores(t *testing.T, n int) (stores []*store.Store, disks []*crashfs.Disk) {
 	caches := store.NewCaches(1<<20, memTableBytes, n)
 	t.Cleanup(caches.Close)
 	for i := range n {
-		disks = append(disks, vfs.NewCrashableMem())
+		disks = append(disks, crashfs.New())
 		st := openStore(t, fmt.Sprint("store", i), disks[i], caches, true)
 		t.Cleanup(func() { require.NoError(t, st.Close()) })
 		stores = append(stores, st)

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/record"
 	"codeq/internal/store"
@@ -29,7 +29,7 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	t.Helper()
 	shared := store.NewCaches(1<<20, 256<<10, 1)
 	st, err := store.Open("store", store.Config{
-		FS: vfs.NewMem(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true,
+		FS: crashfs.New(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true,
 	}, shared, true)
 	require.NoError(t, err)
 	rules := engine.NewState(engine.Config{

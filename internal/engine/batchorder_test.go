@@ -6,17 +6,17 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/failstop"
 )
 
 // TestBatchOrder: a batch that is sorted has the same effect, and its keys are in order.
 func TestBatchOrder(t *testing.T) {
 	open := func() *pebble.DB {
-		db, err := pebble.Open("", &pebble.Options{FS: vfs.NewMem(), Logger: failstop.New(slog.New(slog.DiscardHandler), "test")})
+		db, err := pebble.Open("", &pebble.Options{FS: crashfs.New(), Logger: failstop.New(slog.New(slog.DiscardHandler), "test")})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, db.Close()) })
 		return db

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/conversion"
+	"codeq/internal/crashfs"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -60,7 +60,7 @@ func (d *driver) elapsed() time.Duration {
 func (d *driver) open() {
 	d.config.Seed, d.config.Elapsed = [32]byte{d.seed}, d.elapsed
 	for range d.config.Shards {
-		config := store.Config{FS: vfs.NewMem(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true}
+		config := store.Config{FS: crashfs.New(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true}
 		st, err := store.Open("store", config, d.shared, true)
 		require.NoError(d.t, err)
 		d.shards = append(d.shards, &drivenShard{State: &State{Store: st}})

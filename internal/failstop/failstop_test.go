@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/integrity"
 )
 
@@ -75,7 +76,7 @@ func TestFail(t *testing.T) {
 		{sync, dir}, // and all files in it
 	} {
 		t.Run(fmt.Sprint(tc), func(t *testing.T) {
-			disk := vfs.NewMem()
+			disk := crashfs.New()
 			fs, broken := breakable(disk, tc.kinds, tc.part)
 			l := New(slog.New(slog.DiscardHandler), "store")
 			db := open(t, l, fs)
@@ -118,7 +119,7 @@ func TestFail(t *testing.T) {
 // TestOpenFails: errors that are hidden while the store is opened make the latch fail.
 func TestOpenFails(t *testing.T) {
 	for _, kind := range []errorfs.OpKind{errorfs.OpCreate, errorfs.OpFileWrite, errorfs.OpFileSync} {
-		fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{kind}, dir+"/")
+		fs, broken := breakable(crashfs.New(), []errorfs.OpKind{kind}, dir+"/")
 		broken.Store(&errBroken)
 		l := New(slog.New(slog.DiscardHandler), "store")
 		_, err := l.Open(dir, &pebble.Options{FS: fs})
@@ -132,7 +133,7 @@ func TestNoSpace(t *testing.T) {
 	const memory = 4 * 64 << 10
 	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 		synctest.Test(t, func(t *testing.T) {
-			fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{errorfs.OpCreate}, ".sst")
+			fs, broken := breakable(crashfs.New(), []errorfs.OpKind{errorfs.OpCreate}, ".sst")
 			l := New(slog.New(slog.DiscardHandler), "store")
 			l.Limit(memory, memory/4, NewMemory(memory))
 			o := &pebble.Options{
@@ -197,7 +198,7 @@ func TestStall(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{errorfs.OpCreate}, ".sst")
+				fs, broken := breakable(crashfs.New(), []errorfs.OpKind{errorfs.OpCreate}, ".sst")
 				var logged bytes.Buffer
 				l := New(slog.New(slog.NewTextHandler(&logged, nil)), "store")
 				db := open(t, l, fs)
@@ -243,7 +244,7 @@ func TestStall(t *testing.T) {
 // Pebble would wait for that.
 func TestOpenNeedsTables(t *testing.T) {
 	for _, reason := range []error{errBroken, syscall.ENOSPC} {
-		disk := vfs.NewMem()
+		disk := crashfs.New()
 		l := New(slog.New(slog.DiscardHandler), "store")
 		db := open(t, l, disk)
 		require.NoError(t, db.Set(key(1), nil, pebble.Sync))
@@ -262,7 +263,7 @@ func TestOpenNeedsTables(t *testing.T) {
 
 // TestCorruption: a damaged table makes the store fail, and does not end the process.
 func TestCorruption(t *testing.T) {
-	disk := vfs.NewMem()
+	disk := crashfs.New()
 	l := New(slog.New(slog.DiscardHandler), "store")
 	db := open(t, l, disk)
 	require.NoError(t, db.Set(key(1), nil, pebble.Sync))
@@ -290,7 +291,7 @@ func TestCorruption(t *testing.T) {
 func TestCompactionReads(t *testing.T) {
 	for _, heals := range []bool{true, false} {
 		t.Run(fmt.Sprint(heals), func(t *testing.T) {
-			disk := vfs.NewMem()
+			disk := crashfs.New()
 			fs, broken := breakable(disk, []errorfs.OpKind{errorfs.OpFileReadAt}, ".sst")
 			l := New(slog.New(slog.DiscardHandler), "store")
 			db := openWith(t, l, fs, false)
@@ -347,7 +348,7 @@ func TestCompactionReads(t *testing.T) {
 // TestElsewhere: the failure of a checkpoint affects nothing else, and a store that has failed does
 // not touch other directories.
 func TestElsewhere(t *testing.T) {
-	fs, broken := breakable(vfs.NewMem(), []errorfs.OpKind{errorfs.OpCreate}, "copy")
+	fs, broken := breakable(crashfs.New(), []errorfs.OpKind{errorfs.OpCreate}, "copy")
 	l := New(slog.New(slog.DiscardHandler), "store")
 	db := openWith(t, l, fs, false)
 	require.NoError(t, db.Set(key(1), nil, pebble.Sync))
@@ -364,7 +365,7 @@ func TestElsewhere(t *testing.T) {
 // reason of the failure, not an error of damage.
 func TestReadOfFailed(t *testing.T) {
 	l := New(slog.New(slog.DiscardHandler), "store")
-	db := openWith(t, l, vfs.NewMem(), false)
+	db := openWith(t, l, crashfs.New(), false)
 	require.NoError(t, db.Set(key(1), []byte("x"), pebble.Sync))
 	l.Fail(errBroken)
 	require.NoError(t, db.Flush())

@@ -11,9 +11,10 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // TestReserve: vital work uses the space of the reserve when there is no other; nothing else is
@@ -34,7 +35,7 @@ func TestReserve(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var armed, full atomic.Bool // full: there is no room for the reserve either
 				var failed atomic.Int64
-				fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+				fs := errorfs.Wrap(crashfs.New(), errorfs.InjectorFunc(func(op errorfs.Op) error {
 					switch {
 					case full.Load() && strings.HasSuffix(op.Path, "RESERVE") && op.Kind == errorfs.OpCreate:
 						return syscall.ENOSPC

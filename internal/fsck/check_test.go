@@ -5,10 +5,10 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -46,7 +46,7 @@ func TestCheck(t *testing.T) {
 		string(keys.AppendSchedule(nil, "nightly")):       {1},
 	}
 	check := func(alter func(entries map[string][]byte)) error {
-		db, err := pebble.Open("db", &pebble.Options{FS: vfs.NewMem()})
+		db, err := pebble.Open("db", &pebble.Options{FS: crashfs.New()})
 		require.NoError(t, err)
 		entries := make(map[string][]byte)
 		for key, value := range sound {

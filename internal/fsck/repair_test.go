@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
@@ -130,8 +131,8 @@ func newFixture(t *testing.T, identity string) *fixture {
 }
 
 // write makes a closed queue of the entries.
-func (f *fixture) write(entries map[string]string) *vfs.MemFS {
-	disk := vfs.NewMem()
+func (f *fixture) write(entries map[string]string) *crashfs.Disk {
+	disk := crashfs.New()
 	d, err := manifest.Open(disk, "queue", manifest.Want{Shards: 1})
 	require.NoError(f.t, err)
 	require.NoError(f.t, d.FinishCreation())

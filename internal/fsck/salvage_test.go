@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/failstop"
 	"codeq/internal/keys"
 	"codeq/internal/store"
@@ -35,7 +36,7 @@ func entriesOf(t *testing.T, db *pebble.DB) map[string]string {
 // TestSalvage damages a block with entries, in tables of several levels that overlap: each entry
 // that can be read alone is found.
 func TestSalvage(t *testing.T) {
-	disk := vfs.NewMem()
+	disk := crashfs.New()
 	opts := &pebble.Options{FS: disk, FormatMajorVersion: store.Format, DisableAutomaticCompactions: true, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")}
 	for i := range opts.Levels {
 		opts.Levels[i].BlockSize, opts.Levels[i].IndexBlockSize = 256, 100
@@ -95,9 +96,9 @@ func TestSalvage(t *testing.T) {
 }
 
 // cloneStore copies the files of a directory to another file system.
-func cloneStore(t *testing.T, from *vfs.MemFS, dir string) *vfs.MemFS {
+func cloneStore(t *testing.T, from *crashfs.Disk, dir string) *crashfs.Disk {
 	t.Helper()
-	to := vfs.NewMem()
+	to := crashfs.New()
 	ok, err := vfs.Clone(from, to, dir, dir)
 	require.NoError(t, err)
 	require.True(t, ok)
@@ -112,7 +113,7 @@ func TestGather(t *testing.T) {
 	rounds := testkit.Sized(4, 12, 12)
 	back := 0
 	for range rounds {
-		disk := vfs.NewMem()
+		disk := crashfs.New()
 		db, err := pebble.Open("store", &pebble.Options{FS: disk, FormatMajorVersion: store.Format, L0CompactionThreshold: 2, LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store")})
 		require.NoError(t, err)
 		const n = 40
@@ -157,7 +158,7 @@ func TestGather(t *testing.T) {
 			require.NoError(t, snap.Close())
 		}
 		require.NoError(t, db.Close())
-		gathered := func(disk *vfs.MemFS) map[string]string {
+		gathered := func(disk *crashfs.Disk) map[string]string {
 			db, err := gatherStore(disk, "store", "gathered")
 			require.NoError(t, err)
 			got := entriesOf(t, db)
@@ -175,7 +176,7 @@ func TestGather(t *testing.T) {
 			if !strings.HasSuffix(name, store.TableSuffix) {
 				continue
 			}
-			of := vfs.NewMem() // that table alone
+			of := crashfs.New() // that table alone
 			require.NoError(t, of.MkdirAll("store", 0o755))
 			_, err := vfs.Clone(disk, of, disk.PathJoin("store", name), of.PathJoin("store", name))
 			require.NoError(t, err)

@@ -4,9 +4,9 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
@@ -14,7 +14,7 @@ import (
 // TestVerifyClosesWhatLeaks: a store in which an iterator was lost, as Pebble does over damaged
 // data, is a problem that is reported, and no panic.
 func TestVerifyClosesWhatLeaks(t *testing.T) {
-	disk := vfs.NewMem()
+	disk := crashfs.New()
 	db, err := pebble.Open("shard", &pebble.Options{FS: disk, FormatMajorVersion: store.Format})
 	require.NoError(t, err)
 	require.NoError(t, db.Set([]byte("a"), []byte("b"), nil))

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testalloc"
 )
 
@@ -72,7 +73,7 @@ func FuzzFileSeal(f *testing.F) {
 	const path = "dir/votes"
 	text := []byte("a term and a vote")
 	sealed := func(tb testing.TB) vfs.FS {
-		fs := vfs.NewMem()
+		fs := crashfs.New()
 		require.NoError(tb, fs.MkdirAll("dir", 0o755))
 		require.NoError(tb, writeFile(fs, path, bytes.Clone(text)))
 		return fs

@@ -13,6 +13,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // content is the files of a store by name.
@@ -39,7 +41,7 @@ func contentOf(t testing.TB, fs vfs.FS, dir string) content {
 // with returns a file system with the content, in which one file is different.
 func (c content) with(t testing.TB, name string, b []byte) vfs.FS {
 	t.Helper()
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	require.NoError(t, fs.MkdirAll("db", 0o755))
 	for n, text := range c {
 		if n == name {
@@ -64,7 +66,7 @@ func flipped(b []byte, bit int) []byte {
 // closed and sealed.
 func store(t *testing.T, records, size int) (open, closed content) {
 	t.Helper()
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	db, err := pebble.Open("db", &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks, Logger: quiet{}})
 	require.NoError(t, err)
 	for i := range records {

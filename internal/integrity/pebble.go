@@ -32,7 +32,7 @@ func OfOpening(err error) error {
 	}
 	var elsewhere pebble.ErrMissingWALRecoveryDir
 	says := func(what string) bool { return strings.Contains(err.Error(), what) }
-	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &elsewhere) || says("does not exist") || says("size mismatch") || says("name from file") {
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &elsewhere) || errors.Is(err, pebble.ErrDBNotPristine) || says("does not exist") || says("size mismatch") || says("name from file") {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return err

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 	"codeq/internal/store"
@@ -21,7 +21,7 @@ const memTableBytes = 256 << 10
 // openStore opens a new store of a replica.
 func openStore(t testing.TB, name string, caches *store.Caches) *store.Store {
 	st, err := store.Open(name, store.Config{
-		FS: vfs.NewMem(), Log: slog.New(slog.DiscardHandler), Durability: store.Replicated,
+		FS: crashfs.New(), Log: slog.New(slog.DiscardHandler), Durability: store.Replicated,
 		MemTableBytes: memTableBytes, ReclaimFrom: store.ReclaimFrom,
 	}, caches, true)
 	require.NoError(t, err)

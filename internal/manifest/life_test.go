@@ -9,12 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 )
 
 // TestLives: each time that a node's directory is opened begins a life with a larger number, which
 // is on disk, also if the clock was set back or the directory is an older copy.
 func TestLives(t *testing.T) {
-	fs := vfs.NewCrashableMem()
+	fs := crashfs.New()
 	begin := func() uint64 {
 		d, err := Open(fs, "q", Want{Shards: 1, Node: "n"})
 		require.NoError(t, err)
@@ -49,7 +50,7 @@ func TestLives(t *testing.T) {
 // reopened is the manifest of a directory after its next life has begun, as it is on disk.
 func (m Manifest) reopened(t *testing.T) Manifest {
 	t.Helper()
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	require.NoError(t, MakeDirectory(fs, "q"))
 	d := New(fs, "q", m)
 	require.NoError(t, d.Take(true, "", nil))
@@ -136,7 +137,7 @@ func TestLivesNeedTheirFormat(t *testing.T) {
 
 // TestLeftAreNotSeen: a queue by itself has no lives, and knows none.
 func TestLeftAreNotSeen(t *testing.T) {
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	require.NoError(t, MakeDirectory(fs, "q"))
 	d := New(fs, "q", Manifest{Format: Format, Shards: 1, Node: "n", Life: 7, Earlier: []uint64{3}, Seen: map[string]uint64{"a": 5}, Outdated: true})
 	require.NoError(t, d.Leave())

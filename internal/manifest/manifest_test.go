@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/testalloc"
 )
 
@@ -38,7 +39,7 @@ func FuzzManifest(f *testing.F) {
 	f.Add([]byte("{}"), "")
 	f.Add([]byte(nil), "")
 	f.Fuzz(func(t *testing.T, content []byte, node string) {
-		fs := vfs.NewMem()
+		fs := crashfs.New()
 		require.NoError(t, fs.MkdirAll("q", 0o755))
 		w, err := fs.Create("q/"+Name, vfs.WriteCategoryUnspecified)
 		require.NoError(t, err)
@@ -89,7 +90,7 @@ func TestCheckIdentity(t *testing.T) {
 // and can be opened again when it was killed.
 func TestFoundByOldQueue(t *testing.T) {
 	for f := OldestFormat; f <= Format; f++ {
-		fs := vfs.NewMem()
+		fs := crashfs.New()
 		require.NoError(t, MakeDirectory(fs, "q"))
 		require.NoError(t, New(fs, "q", Manifest{Format: f, Shards: 1, ID: "id"}).Write())
 		d, err := Open(fs, "q", Want{Node: "n", Founds: true})

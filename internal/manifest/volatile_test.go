@@ -3,8 +3,9 @@ package manifest
 import (
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // TestVolatile: a node's directory gets a new ID when the end of its logs may be lost, and keeps
@@ -33,7 +34,7 @@ func TestVolatile(t *testing.T) {
 		{"kill -9, then on disk: the last life's may not be there", process("1"), false, "1", nil, false, process("1")},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
-			fs := vfs.NewMem()
+			fs := crashfs.New()
 			m := Manifest{Format: Format, Shards: 1, ID: "first", Node: "n", Cluster: "c", Volatile: tc.before}
 			if !tc.closed {
 				m.Open = new(Place)

@@ -15,6 +15,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // hookFS calls before ahead of each creation, write and sync of a log of Pebble; its error becomes
@@ -87,7 +89,7 @@ func TestGroupsShareSync(t *testing.T) {
 		var syncs atomic.Int64
 		gate := make(chan struct{})
 		close(gate)
-		s := open(t, hookFS{vfs.NewMem(), func(op string) error {
+		s := open(t, hookFS{crashfs.New(), func(op string) error {
 			if op == "sync" {
 				syncs.Add(1)
 				<-gate
@@ -152,8 +154,8 @@ func TestCrash(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, uint64(tc.sync)))
 			steps := rand.New(rand.NewPCG(2, 0)) // mu guards the other generator
-			disk := vfs.NewCrashableMem()
-			states := []string{contents(t, open(t, vfs.NewMem(), Options{}), groups)}
+			disk := crashfs.New()
+			states := []string{contents(t, open(t, crashfs.New(), Options{}), groups)}
 			acked := 0 // the state of the last acknowledged entries
 			type image struct {
 				fs          vfs.FS
@@ -273,7 +275,7 @@ func TestCrash(t *testing.T) {
 // before, at any level.
 func TestSyncToDisk(t *testing.T) {
 	for _, sync := range []Sync{SyncDisk, SyncProcess, SyncNone} {
-		disk := vfs.NewCrashableMem()
+		disk := crashfs.New()
 		s := open(t, disk, Options{Sync: sync})
 		last := func() uint64 {
 			after := open(t, disk.CrashClone(vfs.CrashCloneCfg{}), Options{Sync: sync})
@@ -310,7 +312,7 @@ func TestFailedWrite(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("sync=%d/%s", sync, op), func(t *testing.T) {
 				const groups = 8
-				mem := vfs.NewCrashableMem()
+				mem := crashfs.New()
 				var broken atomic.Bool
 				s := open(t, hookFS{mem, func(o string) error {
 					if o == op && broken.Load() {

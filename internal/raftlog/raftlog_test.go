@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -131,7 +132,7 @@ func TestLog(t *testing.T) {
 	} {
 		for _, cache := range []int64{DefaultCacheBytes, 1, 3 * 150} {
 			t.Run(fmt.Sprintf("%s/cache=%d", tc.name, cache), func(t *testing.T) {
-				mem := vfs.NewMem()
+				mem := crashfs.New()
 				s := open(t, mem, Options{CacheBytes: cache})
 				g := group(t, s, 7)
 				require.True(t, g.IsMonotonic())
@@ -154,7 +155,7 @@ func TestLog(t *testing.T) {
 }
 
 func TestRefusesOrder(t *testing.T) {
-	s := open(t, vfs.NewMem(), Options{})
+	s := open(t, crashfs.New(), Options{})
 	defer func() { require.NoError(t, s.Close()) }()
 	g := group(t, s, 0)
 	all := entries(1, 1, 10)
@@ -172,7 +173,7 @@ func TestRefusesOrder(t *testing.T) {
 }
 
 func TestGroupsAreApart(t *testing.T) {
-	mem := vfs.NewMem()
+	mem := crashfs.New()
 	s := open(t, mem, Options{CacheBytes: 1})
 	numbers := []uint32{0, 1, 2, 255, 256, 1 << 31, maxGroup}
 	logs := make(map[uint32][]*raft.Log)
@@ -203,7 +204,7 @@ func TestGroupsAreApart(t *testing.T) {
 
 // TestTablesAreOfOneGroup: see spanOfGroup.
 func TestTablesAreOfOneGroup(t *testing.T) {
-	s := open(t, vfs.NewMem(), Options{})
+	s := open(t, crashfs.New(), Options{})
 	defer func() { require.NoError(t, s.Close()) }()
 	for _, n := range []uint32{0, 1, maxGroup} {
 		require.NoError(t, group(t, s, n).StoreLogs(entries(1, 1, 10)))
@@ -222,7 +223,7 @@ func TestTablesAreOfOneGroup(t *testing.T) {
 }
 
 func TestGetLogFindsDamage(t *testing.T) {
-	s := open(t, vfs.NewMem(), Options{CacheBytes: 1})
+	s := open(t, crashfs.New(), Options{CacheBytes: 1})
 	defer func() { require.NoError(t, s.Close()) }()
 	g := group(t, s, 3)
 	require.NoError(t, g.StoreLogs(entries(1, 1, 2)))
@@ -233,7 +234,7 @@ func TestGetLogFindsDamage(t *testing.T) {
 
 // TestDamagedOptions: a flipped bit in the options of a log that was not closed is damage.
 func TestDamagedOptions(t *testing.T) {
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	s := open(t, disk, Options{})
 	defer func() { require.NoError(t, s.Close()) }()
 	require.NoError(t, group(t, s, 1).StoreLogs(entries(1, 1, 2)))
@@ -247,7 +248,7 @@ func TestDamagedOptions(t *testing.T) {
 }
 
 func TestClosed(t *testing.T) {
-	s := open(t, vfs.NewMem(), Options{CacheBytes: 1})
+	s := open(t, crashfs.New(), Options{CacheBytes: 1})
 	g := group(t, s, 3)
 	require.NoError(t, g.StoreLogs(entries(1, 1, 2)))
 	require.NoError(t, s.Close())
@@ -260,7 +261,7 @@ func TestClosed(t *testing.T) {
 }
 
 func TestRecentEntriesAreShared(t *testing.T) {
-	s := open(t, vfs.NewMem(), Options{})
+	s := open(t, crashfs.New(), Options{})
 	defer func() { require.NoError(t, s.Close()) }()
 	g := group(t, s, 0)
 	logs := entries(1, 1, 10)
@@ -340,7 +341,7 @@ func TestRecentIsBounded(t *testing.T) {
 // TestHeadsAreReadOnce: the data of large entries is read once after the store was opened, to tell
 // how long it is, and forgotten when the entries are removed.
 func TestHeadsAreReadOnce(t *testing.T) {
-	mem := vfs.NewMem()
+	mem := crashfs.New()
 	s := open(t, mem, Options{CacheBytes: 1})
 	all := mixed(1, 1, 10)
 	g := group(t, s, 1)
@@ -371,7 +372,7 @@ func TestHeadsAreReadOnce(t *testing.T) {
 // most: groups at work share what an idle one had.
 func TestRecentHoldsWhatFits(t *testing.T) {
 	entry := func(i int) []*raft.Log { return []*raft.Log{{Index: uint64(i), Data: make([]byte, 100)}} }
-	s := open(t, vfs.NewMem(), Options{CacheBytes: 6 * cost(entry(1)[0])})
+	s := open(t, crashfs.New(), Options{CacheBytes: 6 * cost(entry(1)[0])})
 	defer func() { require.NoError(t, s.Close()) }()
 	var groups [3]*Group
 	for n := range groups {
@@ -407,7 +408,7 @@ func TestBlockCacheIsSmall(t *testing.T) {
 		t.Skip("writes 80 MB")
 	}
 	const entryBytes, n = 1 << 20, 80
-	s := open(t, vfs.NewMem(), Options{CacheBytes: 1})
+	s := open(t, crashfs.New(), Options{CacheBytes: 1})
 	defer func() { require.NoError(t, s.Close()) }()
 	g := group(t, s, 0)
 	data := make([]byte, entryBytes)
@@ -450,7 +451,7 @@ func TestTruncationBoundsDisk(t *testing.T) {
 // TestConcurrent does to several groups what Raft does from its goroutines.
 func TestConcurrent(t *testing.T) {
 	const groups, count, keep = 4, 1000, 50
-	s := open(t, vfs.NewMem(), Options{CacheBytes: 2_000})
+	s := open(t, crashfs.New(), Options{CacheBytes: 2_000})
 	var wg sync.WaitGroup
 	for n := range uint32(groups) {
 		g := group(t, s, n)
@@ -512,7 +513,7 @@ func TestConcurrent(t *testing.T) {
 
 // TestMissingEntry: a missing entry is damage.
 func TestMissingEntry(t *testing.T) {
-	s, err := Open("dir", Options{FS: vfs.NewMem(), CacheBytes: 1})
+	s, err := Open("dir", Options{FS: crashfs.New(), CacheBytes: 1})
 	require.NoError(t, err)
 	g, err := s.Group(1)
 	require.NoError(t, err)

@@ -4,10 +4,10 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -16,7 +16,7 @@ import (
 func idOf(n byte) keys.ID { return keys.ID{0, 0, 0, 0, 0, n, 0x70, 0, 0x80, 0, 0, 7, 0, 0, 0, n} }
 
 func open(t *testing.T, entries ...[2][]byte) *pebble.DB {
-	db, err := pebble.Open("db", &pebble.Options{FS: vfs.NewMem()})
+	db, err := pebble.Open("db", &pebble.Options{FS: crashfs.New()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	for _, e := range entries {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testkit"
 )
 
@@ -23,20 +24,20 @@ type Machine struct {
 	reads, stores watcher // of the log of Raft
 
 	mu    sync.Mutex // guards what follows
-	disk  *vfs.MemFS
+	disk  *crashfs.Disk
 	votes *Votes
 	boot  int
 }
 
 func NewMachine() *Machine {
-	m := &Machine{disk: vfs.NewCrashableMem(), votes: NewVotes()}
+	m := &Machine{disk: crashfs.New(), votes: NewVotes()}
 	m.Wall.begin()
 	m.Mono.begin()
 	return m
 }
 
 // Disk is the disk that the next Life has, without the faults of a Life.
-func (m *Machine) Disk() *vfs.MemFS {
+func (m *Machine) Disk() *crashfs.Disk {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.disk
@@ -50,17 +51,17 @@ func (m *Machine) Votes() *Votes {
 }
 
 // Put gives the machine another disk and other votes. A Life that has begun keeps its own.
-func (m *Machine) Put(disk *vfs.MemFS, votes *Votes) {
+func (m *Machine) Put(disk *crashfs.Disk, votes *Votes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.disk, m.votes = disk, votes
 }
 
 // Wipe gives the machine a new disk, and no votes.
-func (m *Machine) Wipe() { m.Put(vfs.NewCrashableMem(), NewVotes()) }
+func (m *Machine) Wipe() { m.Put(crashfs.New(), NewVotes()) }
 
 // Image is a copy of the disk, with what was not synced, and of the votes.
-func (m *Machine) Image() (*vfs.MemFS, *Votes) {
+func (m *Machine) Image() (*crashfs.Disk, *Votes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return testkit.CloneOf(m.disk), m.votes.Clone()

@@ -10,12 +10,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // crasher is a file system that keeps what a power loss may leave before each operation that
 // changes it.
 type crasher struct {
-	mem *vfs.MemFS
+	mem *crashfs.Disk
 	fs  vfs.FS // what the subject uses
 
 	mu     sync.Mutex // the operations of Pebble's goroutines are among those counted
@@ -26,12 +28,12 @@ type crasher struct {
 }
 
 type image struct {
-	mem         *vfs.MemFS
+	mem         *crashfs.Disk
 	acked, next uint64
 	what        string
 }
 
-func newCrasher(mem *vfs.MemFS) *crasher {
+func newCrasher(mem *crashfs.Disk) *crasher {
 	c := &crasher{mem: mem}
 	c.fs = errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
@@ -102,7 +104,7 @@ func (i image) check(t *testing.T) {
 
 func TestPowerLossBeforeEveryOperation(t *testing.T) {
 	files := source(t, 60, 70).checkpoint(t)
-	c := newCrasher(vfs.NewCrashableMem())
+	c := newCrasher(crashfs.New())
 	n := openNodeAt(t, c.fs, 20)
 	c.acked = 20
 
@@ -126,7 +128,7 @@ func TestPowerLossBeforeEveryOperation(t *testing.T) {
 // The steps after a crash are those before it, and may be interrupted as well.
 func TestPowerLossDuringRecovery(t *testing.T) {
 	c := source(t, 60, 70).checkpoint(t)
-	mem := vfs.NewCrashableMem()
+	mem := crashfs.New()
 	n := openNodeAt(t, mem, 20)
 	n.checkpoint(t) // never removed
 	_, err := n.install(t, 60, c)
@@ -151,7 +153,7 @@ func TestFailureOfEveryOperation(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			failures := 0
 			for at := 0; ; at++ {
-				mem := vfs.NewCrashableMem()
+				mem := crashfs.New()
 				count, on := 0, false
 				fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 					if on && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {

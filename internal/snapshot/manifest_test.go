@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testalloc"
 )
 
@@ -122,7 +123,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		read := func(content []byte) (*record, error) {
-			fs := vfs.NewMem()
+			fs := crashfs.New()
 			w, err := fs.Create(recordName, vfs.WriteCategoryUnspecified)
 			require.NoError(t, err)
 			_, err = w.Write(content)
@@ -140,7 +141,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		require.NotNil(t, r.meta())
-		fs := vfs.NewMem()
+		fs := crashfs.New()
 		_, err = writeRecord(fs, "", r)
 		require.NoError(t, err)
 		again, err := readRecord(fs, "")

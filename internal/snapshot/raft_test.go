@@ -13,6 +13,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // member is a node of a Raft group. Entry n of the log brings the shard into state n; entries that
@@ -113,7 +115,7 @@ func TestFollowerThatWasCutOffGetsTheLeadersState(t *testing.T) {
 			id := fmt.Sprint("node", i)
 			_, transport := raft.NewInmemTransport(raft.ServerAddress(id))
 			m := &member{t: t, others: &members, id: raft.ServerID(id), logs: raft.NewInmemStore(), transport: transport}
-			m.node = openNode(t, vfs.NewCrashableMem())
+			m.node = openNode(t, crashfs.New())
 			members = append(members, m)
 			configuration.Servers = append(configuration.Servers, raft.Server{ID: m.id, Address: transport.LocalAddr()})
 		}
@@ -191,7 +193,7 @@ func TestFollowerThatWasCutOffGetsTheLeadersState(t *testing.T) {
 
 		// The follower loses power. Its log, which is in memory here, is kept.
 		require.NoError(t, cut.raft.Shutdown().Error())
-		clone := cut.fs.(*vfs.MemFS).CrashClone(vfs.CrashCloneCfg{})
+		clone := cut.fs.(*crashfs.Disk).CrashClone(vfs.CrashCloneCfg{})
 		cut.shard.close()
 		write(leader(), 5)
 		cut.node = openNode(t, clone)

@@ -11,18 +11,20 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // source returns a node with a snapshot of the index and a state that is ahead of it.
 func source(t testing.TB, index, state uint64) *node {
 	t.Helper()
-	n := openNodeAt(t, vfs.NewMem(), index)
+	n := openNodeAt(t, crashfs.New(), index)
 	n.shard.apply(t, state)
 	return n
 }
 
 func TestLocalSnapshotFlushesTheStoreAndSurvivesAPowerLoss(t *testing.T) {
-	fs := vfs.NewCrashableMem()
+	fs := crashfs.New()
 	n := openNode(t, fs)
 	require.Nil(t, n.newest(t))
 	n.shard.apply(t, 41)
@@ -43,7 +45,7 @@ func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 	c := from.checkpoint(t)
 	require.Equal(t, uint64(100), c.Meta.Index)
 
-	to := openNodeAt(t, vfs.NewMem(), 20)
+	to := openNodeAt(t, crashfs.New(), 20)
 	sink, err := to.install(t, 100, c)
 	require.NoError(t, err)
 	require.NoError(t, sink.Close(), "closed again")
@@ -77,7 +79,7 @@ func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 
 	// A received state can be sent on, and be replaced by a local snapshot.
 	c = to.checkpoint(t)
-	third := openNode(t, vfs.NewMem())
+	third := openNode(t, crashfs.New())
 	_, err = third.install(t, 100, c)
 	require.NoError(t, err)
 	third.swap(t)
@@ -88,7 +90,7 @@ func TestInstallGivesTheStateOfTheSender(t *testing.T) {
 
 func TestInstalledSurvivesARestart(t *testing.T) {
 	c := source(t, 100, 130).checkpoint(t)
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	to := openNodeAt(t, fs, 20)
 	_, err := to.install(t, 100, c)
 	require.NoError(t, err)
@@ -123,7 +125,7 @@ func TestReceived(t *testing.T) {
 		return dir
 	}
 	c := source(t, 100, 100).checkpoint(t)
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	require.Empty(t, received(fs))
 	to := openNode(t, fs)
 	require.Empty(t, received(fs))
@@ -149,7 +151,7 @@ func TestReceived(t *testing.T) {
 // The process dies between the rename and Swapped.
 func TestOpenRecordsASwap(t *testing.T) {
 	c := source(t, 100, 100).checkpoint(t)
-	fs := vfs.NewCrashableMem()
+	fs := crashfs.New()
 	to := openNode(t, fs)
 	_, err := to.install(t, 100, c)
 	require.NoError(t, err)
@@ -173,7 +175,7 @@ func TestOpenRecordsASwap(t *testing.T) {
 }
 
 func TestOpenMakesItsDirectoryDurable(t *testing.T) {
-	fs := vfs.NewCrashableMem()
+	fs := crashfs.New()
 	live := new(idleLive)
 	store, err := Open(fs, "raft", func() Live { return live }, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
@@ -204,7 +206,7 @@ func TestRefusedInstallLeavesNothing(t *testing.T) {
 		"of others": other.Manifest,
 	} {
 		t.Run(name, func(t *testing.T) {
-			to := openNodeAt(t, vfs.NewMem(), 20)
+			to := openNodeAt(t, crashfs.New(), 20)
 			require.NoError(t, to.receive(t, c))
 			before := to.newest(t)
 			sink, err := to.publish(t, 100, bad)
@@ -227,7 +229,7 @@ func TestRefusedInstallLeavesNothing(t *testing.T) {
 // nothing.
 func TestIncompleteFilesAreNotInstalled(t *testing.T) {
 	c := source(t, 100, 100).checkpoint(t)
-	to := openNode(t, vfs.NewMem())
+	to := openNode(t, crashfs.New())
 	a, err := to.store.receive(c.Manifest)
 	require.NoError(t, err)
 	_, err = to.publish(t, 100, c.Manifest)
@@ -248,7 +250,7 @@ func TestIncompleteFilesAreNotInstalled(t *testing.T) {
 
 func TestFailedFlushPublishesNothing(t *testing.T) {
 	broken := brokenLive{}
-	store, err := Open(vfs.NewMem(), "r", func() Live { return broken }, slog.New(slog.DiscardHandler))
+	store, err := Open(crashfs.New(), "r", func() Live { return broken }, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	sink, err := store.Create(raft.SnapshotVersionMax, 7, 1, servers, 1, nil)
 	require.NoError(t, err)
@@ -268,7 +270,7 @@ func (brokenLive) Checkpoint(string) error { return errBroken }
 
 func TestOlderSnapshotIsRefused(t *testing.T) {
 	c := source(t, 100, 100).checkpoint(t)
-	n := openNode(t, vfs.NewMem())
+	n := openNode(t, crashfs.New())
 	n.shard.apply(t, 60)
 	late := n.create(t, 50)
 	require.NoError(t, late.Persist(n.live()))
@@ -301,7 +303,7 @@ func TestOlderSnapshotIsRefused(t *testing.T) {
 func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 	c := source(t, 80, 80).checkpoint(t)
 	begin := func(t *testing.T) (*node, Live) {
-		n := openNode(t, vfs.NewMem())
+		n := openNode(t, crashfs.New())
 		n.shard.apply(t, 100)
 		return n, n.live()
 	}
@@ -340,7 +342,7 @@ func TestSeveralGetTheSameFiles(t *testing.T) {
 	nodes, errs := make([]*node, 6), make([]error, 6)
 	var wg sync.WaitGroup
 	for i := range nodes {
-		nodes[i] = openNode(t, vfs.NewMem())
+		nodes[i] = openNode(t, crashfs.New())
 		wg.Go(func() { errs[i] = nodes[i].receive(t, c) })
 	}
 	// The store works meanwhile: compactions remove files that are being sent.
@@ -359,7 +361,7 @@ func TestSeveralGetTheSameFiles(t *testing.T) {
 }
 
 func TestOpenOfASnapshot(t *testing.T) {
-	n := openNode(t, vfs.NewMem())
+	n := openNode(t, crashfs.New())
 	_, _, err := n.store.Open("1-2-3")
 	require.ErrorIs(t, err, ErrUnknown)
 	n.shard.apply(t, 5)
@@ -376,7 +378,7 @@ func TestOpenOfASnapshot(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotLive)
 	require.ErrorIs(t, n.create(t, 9).Persist(n.live()), ErrNotLive)
 
-	broken, err := Open(vfs.NewMem(), "r", func() Live { return brokenLive{} }, slog.New(slog.DiscardHandler))
+	broken, err := Open(crashfs.New(), "r", func() Live { return brokenLive{} }, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	_, _, err = broken.Open("")
 	require.ErrorIs(t, err, ErrUnknown)
@@ -386,7 +388,7 @@ func TestOpenOfASnapshot(t *testing.T) {
 
 func TestOpenRemovesLeftovers(t *testing.T) {
 	c := source(t, 100, 100).checkpoint(t)
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	n := openNodeAt(t, fs, 20)
 	n.checkpoint(t) // never removed
 	_, err := n.install(t, 100, c)
@@ -405,7 +407,7 @@ func TestOpenRemovesLeftovers(t *testing.T) {
 }
 
 func TestDamagedMetadataIsNotTakenForNone(t *testing.T) {
-	fs := vfs.NewMem()
+	fs := crashfs.New()
 	n := openNodeAt(t, fs, 20)
 	name := fs.PathJoin(raftDir, recordName)
 	f, err := fs.Open(name)
@@ -427,7 +429,7 @@ func TestDamagedMetadataIsNotTakenForNone(t *testing.T) {
 }
 
 func TestUnsupportedVersionIsRefused(t *testing.T) {
-	n := openNode(t, vfs.NewMem())
+	n := openNode(t, crashfs.New())
 	_, err := n.store.Create(0, 1, 1, servers, 1, nil)
 	require.ErrorContains(t, err, "unsupported version 0")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/testalloc"
 )
 
@@ -54,7 +55,7 @@ func (l *filesLive) Checkpoint(dir string) error {
 
 // someCheckpoint returns a checkpoint of some files.
 func someCheckpoint(t *testing.T, seed byte) *Checkpoint {
-	live := &filesLive{vfs.NewMem(), [32]byte{seed}}
+	live := &filesLive{crashfs.New(), [32]byte{seed}}
 	n := &node{fs: live.fs}
 	var err error
 	n.store, err = Open(live.fs, "raft", func() Live { return live }, slog.New(slog.DiscardHandler))
@@ -117,7 +118,7 @@ func send(c *Checkpoint, to *Store, l *link, g Gate) (sent, received error) {
 }
 
 func emptyStore(t *testing.T) *Store {
-	s, err := Open(vfs.NewMem(), "raft", nil, slog.New(slog.DiscardHandler))
+	s, err := Open(crashfs.New(), "raft", nil, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	return s
 }
@@ -336,7 +337,7 @@ func FuzzReceive(f *testing.F) {
 	f.Add(offer)
 	f.Add([]byte{255, 255, 255, 255})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := Open(vfs.NewMem(), "raft", nil, slog.New(slog.DiscardHandler))
+		s, err := Open(crashfs.New(), "raft", nil, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		conn := &recording{Reader: bytes.NewReader(b)}
 		testalloc.Decode(t, len(b)+2*pieceBytes, func() { err = s.Receive(conn, time.Second, openGate) })
@@ -392,7 +393,7 @@ func (f failingFile) Sync() error {
 // TestFilesOfADiskThatFailsAreNotContinued: when a disk hangs and then fails, the sender notices
 // that it hangs: it offers the files again before what has arrived is removed.
 func TestFilesOfADiskThatFailsAreNotContinued(t *testing.T) {
-	fs := &failingSync{FS: vfs.NewMem()}
+	fs := &failingSync{FS: crashfs.New()}
 	s, err := Open(fs, "raft", nil, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	c := someCheckpoint(t, 1)

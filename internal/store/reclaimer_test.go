@@ -6,14 +6,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // TestTightDiskIsNotSearched: on a tight disk with nothing to reclaim, checks become rare.
 func TestTightDiskIsNotSearched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := openTest(t, Config{FS: vfs.NewMem(), MemTableBytes: 512 << 10, ReclaimFrom: 512 << 10})
+		st := openTest(t, Config{FS: crashfs.New(), MemTableBytes: 512 << 10, ReclaimFrom: 512 << 10})
 		defer func() { require.NoError(t, st.Close()) }()
 		n := uint32(0)
 		write := func(value []byte) {

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/testkit"
 )
@@ -47,7 +48,7 @@ func TestMisuse(t *testing.T) {
 // TestCorruptionInCompaction: a compaction that resolves SINGLEDELs finds a damaged block. The
 // store fails, and the process does not end.
 func TestCorruptionInCompaction(t *testing.T) {
-	disk := vfs.NewMem()
+	disk := crashfs.New()
 	st := openTest(t, Config{FS: disk, MemTableBytes: 256 << 10})
 	const n = 2000
 	key := func(i int) []byte { return fmt.Appendf(nil, "%06d", i) }
@@ -86,9 +87,9 @@ func TestCorruptionInCompaction(t *testing.T) {
 
 // imagingFS takes an image of what a power failure leaves, before a marker is removed.
 type imagingFS struct {
-	*vfs.MemFS
-	take func() *vfs.MemFS
-	all  []*vfs.MemFS
+	*crashfs.Disk
+	take func() *crashfs.Disk
+	all  []*crashfs.Disk
 }
 
 func (fs *imagingFS) Remove(name string) error {
@@ -97,15 +98,15 @@ func (fs *imagingFS) Remove(name string) error {
 			fs.all = append(fs.all, fs.take())
 		}
 	}
-	return fs.MemFS.Remove(name)
+	return fs.Disk.Remove(name)
 }
 
 // TestMarkersNameWhatExists: whatever a power failure leaves of what was not synced, the file that
 // a marker names is there.
 func TestMarkersNameWhatExists(t *testing.T) {
 	rng := testkit.Seeded(t)
-	mem := vfs.NewCrashableMem()
-	disk := &imagingFS{MemFS: mem, take: func() *vfs.MemFS {
+	mem := crashfs.New()
+	disk := &imagingFS{Disk: mem, take: func() *crashfs.Disk {
 		return mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 1 + rng.IntN(99), RNG: rng})
 	}}
 	for i := range 3 {
@@ -146,7 +147,7 @@ func sharedMemory(t *testing.T, durability Durability) {
 	stop, goOn := func(store int) { flushes[store] <- struct{}{} }, func(store int) { <-flushes[store] }
 	for i := range all {
 		flushes[i] = make(chan struct{}, 1)
-		fs := &testkit.HookFS{FS: vfs.NewMem(), Before: func(op, name string) error {
+		fs := &testkit.HookFS{FS: crashfs.New(), Before: func(op, name string) error {
 			if op == "create" && path.Ext(name) == ".sst" {
 				stop(i)
 				goOn(i)

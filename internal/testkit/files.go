@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 func ReadFile(t testing.TB, path string) string {
@@ -53,7 +55,7 @@ func RecursiveListing(t testing.TB, dir string) map[string]string {
 }
 
 // eachLog calls visit for the logs in the directory of a store.
-func eachLog(t testing.TB, disk *vfs.MemFS, dir string, visit func(vfs.File)) {
+func eachLog(t testing.TB, disk *crashfs.Disk, dir string, visit func(vfs.File)) {
 	t.Helper()
 	names, err := disk.List(dir)
 	require.NoError(t, err)
@@ -68,7 +70,7 @@ func eachLog(t testing.TB, disk *vfs.MemFS, dir string, visit func(vfs.File)) {
 }
 
 // LogSize is the size of the largest log of a store.
-func LogSize(t testing.TB, disk *vfs.MemFS, dir string) (size int) {
+func LogSize(t testing.TB, disk *crashfs.Disk, dir string) (size int) {
 	t.Helper()
 	eachLog(t, disk, dir, func(f vfs.File) {
 		info, err := f.Stat()
@@ -79,7 +81,7 @@ func LogSize(t testing.TB, disk *vfs.MemFS, dir string) (size int) {
 }
 
 // SyncLogs syncs the logs of a store.
-func SyncLogs(t testing.TB, disk *vfs.MemFS, dir string) {
+func SyncLogs(t testing.TB, disk *crashfs.Disk, dir string) {
 	t.Helper()
 	eachLog(t, disk, dir, func(f vfs.File) { require.NoError(t, f.Sync()) })
 }

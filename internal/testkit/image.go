@@ -10,22 +10,24 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // CloneOf is a copy of a disk, with what was not synced.
-func CloneOf(disk *vfs.MemFS) *vfs.MemFS {
+func CloneOf(disk *crashfs.Disk) *crashfs.Disk {
 	return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
 }
 
 // Image is a disk with files that are not empty, whose bits can be flipped.
 type Image struct {
-	Disk    *vfs.MemFS
+	Disk    *crashfs.Disk
 	Files   []string          // in their order
 	Content map[string][]byte // by file
 }
 
 // ImageOf reads the files below a directory. REQUIRES: nobody writes them.
-func ImageOf(t testing.TB, disk *vfs.MemFS, dir string) *Image {
+func ImageOf(t testing.TB, disk *crashfs.Disk, dir string) *Image {
 	t.Helper()
 	i := &Image{Disk: disk, Content: make(map[string][]byte)}
 	i.add(t, dir)
@@ -56,10 +58,19 @@ func (i *Image) add(t testing.TB, dir string) {
 	}
 }
 
-// Flip is a copy of the disk with one bit of a file changed.
-func (i *Image) Flip(t testing.TB, name string, bit int) *vfs.MemFS {
+// Flip is a copy of the disk with one bit of a file changed. Other names of the file, as
+// checkpoints have them, keep what it was.
+func (i *Image) Flip(t testing.TB, name string, bit int) *crashfs.Disk {
 	t.Helper()
 	disk := CloneOf(i.Disk)
-	Overwrite(t, disk, name, int64(bit/8), string([]byte{i.Content[name][bit/8] ^ 1<<(bit%8)}))
+	content := slices.Clone(i.Content[name])
+	content[bit/8] ^= 1 << (bit % 8)
+	f, err := disk.Create(name, vfs.WriteCategoryUnspecified)
+	require.NoError(t, err)
+	_, err = f.Write(content)
+	require.NoError(t, errors.Join(err, f.Sync(), f.Close()))
+	dir, err := disk.OpenDir(path.Dir(name))
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(dir.Sync(), dir.Close()))
 	return disk
 }

@@ -5,12 +5,14 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 // TestImage: a flipped bit is in a copy of the disk, and all else is as it was.
 func TestImage(t *testing.T) {
 	t.Parallel()
-	disk := vfs.NewCrashableMem()
+	disk := crashfs.New()
 	require.NoError(t, disk.MkdirAll("dir/sub", 0o755))
 	for name, content := range map[string]string{"dir/b": "bb", "dir/sub/a": "a", "dir/empty": "", "beside": "c"} {
 		f, err := disk.Create(name, vfs.WriteCategoryUnspecified)

@@ -8,6 +8,8 @@ import (
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/crashfs"
 )
 
 // MinFree is how much a queue keeps free on a disk that tests fill.
@@ -31,7 +33,7 @@ type SmallDisk struct {
 
 // NewSmallDisk is an empty disk in memory, of so many bytes and any number of files.
 func NewSmallDisk(size int64) *SmallDisk {
-	d := &SmallDisk{FS: vfs.NewMem(), Err: syscall.ENOSPC}
+	d := &SmallDisk{FS: crashfs.New(), Err: syscall.ENOSPC}
 	d.Size.Store(size)
 	d.Nodes.Store(1 << 30)
 	return d

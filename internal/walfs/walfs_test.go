@@ -20,6 +20,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/record"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
 )
 
 func TestMain(m *testing.M) {
@@ -117,7 +119,7 @@ type recorder struct {
 
 func newRecorder() *recorder {
 	r := &recorder{err: map[string]error{}}
-	r.hookFS = hookFS{vfs.NewMem(), func(op, name string) error {
+	r.hookFS = hookFS{crashfs.New(), func(op, name string) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.ops = append(r.ops, op+" "+name)
@@ -272,7 +274,7 @@ func TestNoGapAtTheEndOfABlock(t *testing.T) {
 }
 
 func TestOpenErrors(t *testing.T) {
-	fs := New(vfs.NewMem())
+	fs := New(crashfs.New())
 	_, err := fs.Create("missing/1.log", walCategory)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = fs.ReuseForWrite("missing/1.log", "2.log", walCategory)
@@ -280,7 +282,7 @@ func TestOpenErrors(t *testing.T) {
 }
 
 func TestUnwrap(t *testing.T) {
-	base := vfs.NewMem()
+	base := crashfs.New()
 	require.Equal(t, vfs.FS(base), New(base).Unwrap())
 	require.Equal(t, vfs.FS(base), vfs.Root(New(base)))
 }
@@ -449,7 +451,7 @@ func TestKilledProcessLosesNoSync(t *testing.T) {
 // image is a disk after a power loss. The keys on it are a gapless prefix of those written, of min
 // to max keys.
 type image struct {
-	fs       *vfs.MemFS
+	fs       *crashfs.Disk
 	at       string
 	percent  int // of what was not synced has survived
 	min, max int
@@ -457,7 +459,7 @@ type image struct {
 
 // crasher writes keys in order to a DB on a disk of which it takes images.
 type crasher struct {
-	disk   *vfs.MemFS
+	disk   *crashfs.Disk
 	layers func(vfs.FS) vfs.FS
 	format pebble.FormatMajorVersion
 
@@ -484,7 +486,7 @@ func newCrasher(
 	seed uint64, layers func(vfs.FS) vfs.FS, format pebble.FormatMajorVersion,
 ) *crasher {
 	return &crasher{
-		disk:   vfs.NewCrashableMem(),
+		disk:   crashfs.New(),
 		layers: layers,
 		format: format,
 		rng:    rand.New(rand.NewPCG(seed, 0)),
@@ -582,7 +584,7 @@ func (c *crasher) check(img image) (int, error) {
 
 // checkAll checks the images taken so far and forgets them. It returns how many there are, how many
 // are broken, and a copy of an unbroken one with its keys.
-func (c *crasher) checkAll(t *testing.T) (all, broken int, disk *vfs.MemFS, keys int) {
+func (c *crasher) checkAll(t *testing.T) (all, broken int, disk *crashfs.Disk, keys int) {
 	c.mu.Lock()
 	images := c.images
 	c.images = nil
@@ -630,7 +632,7 @@ func TestPowerLoss(t *testing.T) {
 				db, err := c.openDisk()
 				require.NoError(t, err)
 				c.live.Store(true)
-				var disk *vfs.MemFS
+				var disk *crashfs.Disk
 				var keys int
 				for range 2 {
 					c.write(t, db, 3)

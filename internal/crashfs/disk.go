@@ -1,0 +1,388 @@
+// Package crashfs is a disk in memory that can be copied at any time as a crash would leave it: the
+// machine may have lost what was not synced. It serves tests, those of applications too. Unlike
+// vfs.MemFS, it can be copied whatever is done to it meanwhile, the same seed gives the same copy,
+// and neither a sync nor a copy costs by how long the files are that have not changed.
+package crashfs
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+var (
+	errNoName   = errors.New("crashfs: empty file name")
+	errNotEmpty = errors.New("crashfs: directory not empty")
+)
+
+// Disk is a file system: paths are separated by slashes, and the working directory is the root.
+// All methods may be called concurrently.
+type Disk struct {
+	mu     sync.RWMutex // guards all that is stored, but for what files that are open are at
+	root   *node
+	locked map[string]bool // by path
+}
+
+var _ vfs.FS = (*Disk)(nil)
+
+// node is a file or a directory. Several names may lead to a file.
+type node struct {
+	modified time.Time
+
+	data, synced content // of a file; what is synced survives a crash
+
+	children, syncedChildren map[string]*node // of a directory; nil: this is a file
+}
+
+func newDir() *node {
+	return &node{modified: time.Now(), children: make(map[string]*node)}
+}
+
+func (n *node) isDir() bool { return n.children != nil }
+
+// New returns an empty disk.
+func New() *Disk { return newDisk(newDir()) }
+
+func newDisk(root *node) *Disk { return &Disk{root: root, locked: make(map[string]bool)} }
+
+// CrashClone returns what a crash at this moment leaves: what was synced and, of each block of a
+// file and each name of a directory that was not, UnsyncedDataPercent in a hundred, as RNG says. A
+// name that was removed stays until its directory is synced. With 100, the disk is as it is, as a
+// process leaves it that is killed.
+func (d *Disk) CrashClone(cfg vfs.CrashCloneCfg) *Disk {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := cloner{cfg: cfg, clones: make(map[*node]*node)}
+	return newDisk(c.clone(d.root))
+}
+
+type cloner struct {
+	cfg    vfs.CrashCloneCfg
+	clones map[*node]*node
+}
+
+func (c *cloner) survives() bool {
+	p := c.cfg.UnsyncedDataPercent
+	return p == 100 || p > 0 && c.cfg.RNG.IntN(100) < p
+}
+
+func (c *cloner) clone(n *node) *node {
+	if done := c.clones[n]; done != nil {
+		return done
+	}
+	clone := &node{modified: n.modified}
+	c.clones[n] = clone
+	if !n.isDir() {
+		c.cloneFile(n, clone)
+		return clone
+	}
+	names := make(map[string]*node)
+	if c.cfg.UnsyncedDataPercent < 100 {
+		maps.Copy(names, n.syncedChildren)
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.children)) {
+		if c.survives() {
+			names[name] = n.children[name]
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		names[name] = c.clone(names[name])
+	}
+	clone.children, clone.syncedChildren = names, maps.Clone(names)
+	return clone
+}
+
+func (c *cloner) cloneFile(n, clone *node) {
+	if c.cfg.UnsyncedDataPercent == 100 {
+		clone.data = n.data.clone()
+	} else {
+		clone.data = n.synced.clone()
+		for off := 0; off < n.data.size; off += blockSize {
+			if c.survives() {
+				clone.data.take(&n.data, off)
+			}
+		}
+	}
+	clone.data.save(&clone.synced)
+}
+
+func pathError(op, name string, err error) error { return &os.PathError{Op: op, Path: name, Err: err} }
+
+// parent finds the directory of a name, and the last part of it, which is empty for the root and
+// after a trailing slash. REQUIRES: d.mu is held.
+func (d *Disk) parent(op, name string) (dir *node, last string, err error) {
+	dir = d.root
+	rest := strings.TrimLeft(name, "/")
+	if rest == "." {
+		rest = ""
+	}
+	for {
+		first, more, found := strings.Cut(rest, "/")
+		if !found {
+			return dir, first, nil
+		}
+		child := dir.children[first]
+		if child == nil {
+			return nil, "", pathError(op, name, fs.ErrNotExist)
+		}
+		if !child.isDir() {
+			return nil, "", pathError(op, name, syscall.ENOTDIR)
+		}
+		dir, rest = child, strings.TrimLeft(more, "/")
+	}
+}
+
+// entry is parent for a name that must not be empty.
+func (d *Disk) entry(op, name string) (dir *node, last string, err error) {
+	dir, last, err = d.parent(op, name)
+	if err == nil && last == "" {
+		err = pathError(op, name, errNoName)
+	}
+	return dir, last, err
+}
+
+// find returns what has a name. REQUIRES: d.mu is held.
+func (d *Disk) find(op, name string) (*node, error) {
+	dir, last, err := d.parent(op, name)
+	if err != nil || last == "" {
+		return dir, err
+	}
+	if n := dir.children[last]; n != nil {
+		return n, nil
+	}
+	return nil, pathError(op, name, fs.ErrNotExist)
+}
+
+// create makes an empty file. REQUIRES: d.mu is held.
+func (d *Disk) create(name string) (*node, error) {
+	dir, last, err := d.entry("create", name)
+	if err != nil {
+		return nil, err
+	}
+	n := &node{modified: time.Now()}
+	dir.children[last] = n
+	return n, nil
+}
+
+func (d *Disk) Create(name string, _ vfs.DiskWriteCategory) (vfs.File, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, err := d.create(name)
+	if err != nil {
+		return nil, err
+	}
+	return &file{disk: d, node: n, name: name, reads: true, writes: true}, nil
+}
+
+func (d *Disk) Link(oldname, newname string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	link := func(err error) error { return &os.LinkError{Op: "link", Old: oldname, New: newname, Err: err} }
+	n, err := d.find("link", oldname)
+	if err != nil {
+		return link(fs.ErrNotExist)
+	}
+	dir, last, err := d.entry("link", newname)
+	if err != nil {
+		return err
+	}
+	if dir.children[last] != nil {
+		return link(fs.ErrExist)
+	}
+	dir.children[last] = n
+	return nil
+}
+
+func (d *Disk) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	d.mu.RLock()
+	n, err := d.find("open", name)
+	d.mu.RUnlock()
+	if err != nil {
+		return nil, err
+	}
+	f := &file{disk: d, node: n, name: name, reads: true}
+	for _, o := range opts {
+		o.Apply(f)
+	}
+	return f, nil
+}
+
+func (d *Disk) OpenReadWrite(name string, _ vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	d.mu.Lock()
+	n, err := d.find("open", name)
+	if errors.Is(err, fs.ErrNotExist) {
+		n, err = d.create(name)
+	}
+	d.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	f := &file{disk: d, node: n, name: name, reads: true, writes: true}
+	for _, o := range opts {
+		o.Apply(f)
+	}
+	return f, nil
+}
+
+func (d *Disk) OpenDir(name string) (vfs.File, error) { return d.Open(name) }
+
+func (d *Disk) Remove(name string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	dir, last, err := d.entry("remove", name)
+	if err != nil {
+		return err
+	}
+	n := dir.children[last]
+	switch {
+	case n == nil:
+		return pathError("remove", name, fs.ErrNotExist)
+	case len(n.children) > 0:
+		return pathError("remove", name, errNotEmpty)
+	}
+	delete(dir.children, last)
+	return nil
+}
+
+func (d *Disk) RemoveAll(name string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	dir, last, err := d.entry("remove", name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	delete(dir.children, last)
+	return nil
+}
+
+// rename gives what has a name another one. REQUIRES: d.mu is held.
+func (d *Disk) rename(oldname, newname string) (*node, error) {
+	n, err := d.find("rename", oldname)
+	if err != nil {
+		return nil, err
+	}
+	from, old, err := d.entry("rename", oldname)
+	if err != nil {
+		return nil, err
+	}
+	to, last, err := d.entry("rename", newname)
+	if err != nil {
+		return nil, err
+	}
+	delete(from.children, old)
+	to.children[last] = n
+	return n, nil
+}
+
+func (d *Disk) Rename(oldname, newname string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, err := d.rename(oldname, newname)
+	return err
+}
+
+func (d *Disk) ReuseForWrite(oldname, newname string, _ vfs.DiskWriteCategory) (vfs.File, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, err := d.rename(oldname, newname)
+	if err != nil {
+		return nil, err
+	}
+	return &file{disk: d, node: n, name: newname, writes: true}, nil
+}
+
+func (d *Disk) MkdirAll(name string, _ os.FileMode) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	dir := d.root
+	for part := range strings.SplitSeq(path.Clean("/"+name), "/") {
+		if part == "" {
+			continue
+		}
+		child := dir.children[part]
+		if child == nil {
+			child = newDir()
+			dir.children[part] = child
+		}
+		if !child.isDir() {
+			return pathError("mkdir", name, syscall.ENOTDIR)
+		}
+		dir = child
+	}
+	return nil
+}
+
+func (d *Disk) Lock(name string) (io.Closer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.locked[name] {
+		return nil, pathError("lock", name, syscall.EAGAIN)
+	}
+	if _, err := d.create(name); err != nil {
+		return nil, err
+	}
+	d.locked[name] = true
+	return &fileLock{d, name}, nil
+}
+
+type fileLock struct {
+	disk *Disk // nil: it was closed
+	name string
+}
+
+func (l *fileLock) Close() error {
+	if d := l.disk; d != nil {
+		l.disk = nil
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.locked, l.name)
+	}
+	return nil
+}
+
+func (d *Disk) List(name string) ([]string, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	n, err := d.find("list", name)
+	if err != nil {
+		return nil, err
+	}
+	if !n.isDir() {
+		return nil, pathError("list", name, syscall.ENOTDIR)
+	}
+	return slices.Sorted(maps.Keys(n.children)), nil
+}
+
+func (d *Disk) Stat(name string) (vfs.FileInfo, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	n, err := d.find("stat", name)
+	if err != nil {
+		return nil, err
+	}
+	return n.info(name), nil
+}
+
+func (*Disk) PathBase(p string) string { return path.Base(p) }
+
+func (*Disk) PathJoin(elem ...string) string { return path.Join(elem...) }
+
+func (*Disk) PathDir(p string) string { return path.Dir(p) }
+
+// GetDiskUsage fails: there is room for what memory has room for.
+func (*Disk) GetDiskUsage(string) (vfs.DiskUsage, error) { return vfs.DiskUsage{}, vfs.ErrUnsupported }
+
+func (*Disk) Unwrap() vfs.FS { return nil }
