@@ -51,10 +51,12 @@ func ReadPage[T any](
 		}
 		counted := func(shard int, l *Reader[T]) error {
 			l.Records, l.ReadBytes = 0, 0
-			err := fetch(shard, l)
+			if err := fetch(shard, l); err != nil {
+				return err // the shard may go on reading for a caller who has gone
+			}
 			r.Scanned += l.Records
 			read += l.ReadBytes
-			return err
+			return nil
 		}
 		spent := func() bool { return r.Scanned >= maxScan || read >= maxRead }
 		end, err := merge(heads, key, counted, spent, func(i Item[T]) bool {

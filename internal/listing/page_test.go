@@ -2,6 +2,7 @@ package listing
 
 import (
 	"encoding/base64"
+	"errors"
 	"math"
 	"testing"
 
@@ -10,6 +11,23 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 )
+
+// TestPageIsGivenUp: a shard may go on reading for a caller who has gone, which only the race
+// detector sees.
+func TestPageIsGivenUp(t *testing.T) {
+	q := &Request{Query: Query{Queue: "q"}, States: []engine.TaskState{engine.Ready}, Limit: 1}
+	gone, read := errors.New("the caller has gone"), make(chan struct{})
+	fetch := func(_ int, l *Reader[listed]) error {
+		go func() {
+			defer close(read)
+			l.Records, l.ReadBytes = 1, 1
+		}()
+		return gone
+	}
+	_, err := ReadPage(q, Place{}, newReader, 1, func(l *listed) Key { return l.Key }, fetch)
+	require.ErrorIs(t, err, gone)
+	<-read
+}
 
 // FuzzPlace: a text is refused, or is the only one of a place; and what has the right sum is one of
 // a place in the list, or is refused too.
