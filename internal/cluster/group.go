@@ -219,7 +219,8 @@ func (g *Group) isIn(term uint64) error {
 	return nil
 }
 
-// raftError tells what was certainly not proposed from what may be in the log.
+// raftError tells what was certainly not proposed from what may be in the log, and says what is
+// damaged.
 func raftError(err error) error {
 	if errors.Is(err, errNotStored) { // Raft has stepped down
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
@@ -228,7 +229,7 @@ func raftError(err error) error {
 	case raft.ErrNotLeader, raft.ErrLeadershipTransferInProgress, raft.ErrEnqueueTimeout:
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
 	}
-	return err
+	return damageOf(err)
 }
 
 // Fail ends the group here: its store cannot be written, or its log not be read, or its vote not be

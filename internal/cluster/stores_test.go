@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"testing"
@@ -200,6 +201,25 @@ func TestVotesDoNotGoBack(t *testing.T) {
 	require.NoError(t, vote(10, "b"))
 	require.NoError(t, vote(11, "c"))
 	require.NoError(t, g.Failure())
+}
+
+// damagedLog cannot store, as its store reads what is damaged.
+type damagedLog struct{ LogStore }
+
+func (damagedLog) StoreLogs([]*raft.Log) error {
+	return fmt.Errorf("%w: %w", raftlog.ErrFailed, raftlog.ErrCorrupt)
+}
+
+// TestDamagedLog: the callers whose entries a damaged log has not stored hear of the damage.
+func TestDamagedLog(t *testing.T) {
+	log := loneLog(t, crashfs.New())
+	log.group.asking.enter() // Raft is not to be shut down: it is not there
+	log.LogStore = damagedLog{}
+	err := raftError(log.StoreLogs(entriesFrom(1, 1)))
+	require.ErrorIs(t, err, base.ErrCorrupt)
+	require.ErrorIs(t, err, raftlog.ErrFailed)
+	require.NotErrorIs(t, err, base.ErrNotLeader)
+	require.ErrorIs(t, log.group.Failure(), base.ErrCorrupt)
 }
 
 // TestClosedStoresFailNoReplica: that they are closed is no failure.
