@@ -224,11 +224,13 @@ func (c *limitedCluster) requireReturned() {
 	}
 }
 
-// told is how much shards have said. REQUIRES: synctest.Wait has just returned.
-func (c *limitedCluster) told() (told [3]uint64) {
+// told is how much shards have said, and who leads them. REQUIRES: synctest.Wait has just returned.
+func (c *limitedCluster) told() (told [3]string) {
 	for shard := range told {
-		q, _ := c.leader(shard).queue()
-		told[shard] = q.shard(shard).permits.Reports()
+		n := c.leader(shard)
+		q, _ := n.queue()
+		term := q.replicas[shard].group.Raft().CurrentTerm()
+		told[shard] = fmt.Sprintf("%s in term %d: %d reports", n.name, term, q.shard(shard).permits.Reports())
 		q.shard(shard).inbox.Len() // as in leases
 	}
 	return told
