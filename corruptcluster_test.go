@@ -80,9 +80,9 @@ func TestCorruptionOfANode(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 	}
-	killed := testkit.CloneOf(disk)
+	killed := disk.Clone()
 	require.NoError(t, q.Close())
-	q, err = oneNode(testkit.CloneOf(disk), votes)
+	q, err = oneNode(disk.Clone(), votes)
 	require.NoError(t, err)
 	want, err := q.readNode()
 	require.NoError(t, errors.Join(err, q.Close()))
@@ -104,7 +104,7 @@ func TestCorruptionOfANode(t *testing.T) {
 			bit := rng.IntN(8 * len(c.Content[name]))
 			what := fmt.Sprintf("%s, bit %d of %d", name, bit, 8*len(c.Content[name]))
 			disk := c.Flip(t, name, bit)
-			report := verifyImage(t, testkit.CloneOf(disk), true)
+			report := verifyImage(t, disk.Clone(), true)
 			var seen []string
 			err := testkit.InTime(t, what, func() error {
 				q, err := oneNode(disk, votes)

@@ -194,7 +194,7 @@ type corruptible struct {
 
 func newCorruptible(t *testing.T, disk *crashfs.Disk) *corruptible {
 	c := &corruptible{Image: testkit.ImageOf(t, disk, "queue"), t: t}
-	q, err := Open("queue", variedOptions(testkit.CloneOf(disk)))
+	q, err := Open("queue", variedOptions(disk.Clone()))
 	require.NoError(t, err)
 	require.NoError(t, q.checkAll())
 	c.want, err = q.readAll()
@@ -270,7 +270,7 @@ func TestCorruption(t *testing.T) {
 	testkit.AbandonsStores(t)
 	disk := crashfs.New()
 	q := variedQueue(t, disk)
-	killed := testkit.CloneOf(disk)
+	killed := disk.Clone()
 	require.NoError(t, q.Close())
 	for _, image := range []struct {
 		name string
@@ -325,7 +325,7 @@ func TestCorruptionOfOptions(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
 	q := variedQueue(t, disk)
-	killed := testkit.CloneOf(disk)
+	killed := disk.Clone()
 	require.NoError(t, q.Close())
 	c := newCorruptible(t, killed)
 	const line = "wal_dir=\n"

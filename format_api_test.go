@@ -145,7 +145,7 @@ func makeGolden(t *testing.T) {
 	q, take := goldenQueue(t, disk)
 	tasks, err := list(q)
 	require.NoError(t, err)
-	archive(t, golden(manifest.Format, "killed"), testkit.CloneOf(disk), tasks)
+	archive(t, golden(manifest.Format, "killed"), disk.Clone(), tasks)
 	take()
 	tasks, err = list(q)
 	require.NoError(t, errors.Join(err, q.Close()))
@@ -374,7 +374,7 @@ func TestRaiseInterrupted(t *testing.T) {
 			step = func(int) int { return 1 }
 		}
 		for stop := 1; ; stop += step(stop) {
-			disk := testkit.CloneOf(golden)
+			disk := golden.Clone()
 			n := 0
 			var image *crashfs.Disk
 			var mu sync.Mutex // shards are opened at the same time

@@ -12,7 +12,6 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/testkit"
 )
 
 // infoIn is what Info says of one queue; zero if it does not name it.
@@ -78,7 +77,7 @@ func TestInfo(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, want, got)
 				}
-				killed := testkit.CloneOf(disk)
+				killed := disk.Clone()
 				require.NoError(t, q.Close())
 				for _, disk = range []*crashfs.Disk{disk, killed} {
 					r, err := codeq.OpenReadOnly("queue", onDisk(disk, new(codeq.ReaderOptions)))

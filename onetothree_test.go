@@ -355,7 +355,7 @@ func TestKilledNodeBecomesAlone(t *testing.T) {
 		require.NoError(t, err)
 		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
 		time.Sleep(time.Second) // until the cluster has begun
-		n.machine.Put(testkit.CloneOf(n.machine.Disk()), n.machine.Votes())
+		n.machine.Put(n.machine.Disk().Clone(), n.machine.Votes())
 		require.NoError(t, q.Close())
 		q = n.alone(t)
 		require.EqualValues(t, 2, countsOf(t, q, "a").Ready)

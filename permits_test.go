@@ -199,7 +199,7 @@ func (c *limitedCluster) requireReturned() {
 	told := c.told()
 	time.Sleep(time.Minute)
 	synctest.Wait()
-	require.Equal(c.t, told, c.told(), "shards go on telling")
+	require.Equal(c.t, told, c.told(), "shards go on telling, or are led anew")
 	for shard := range 3 {
 		q, _ := c.leader(shard).queue()
 		p := permitsIn(q.shard(shard), "a")

@@ -154,7 +154,7 @@ func TestReaderShowsTheSame(t *testing.T) {
 	for state := codeq.Ready; state <= codeq.Canceled; state++ {
 		require.NotEmpty(t, want.Lists[state.String()], state)
 	}
-	killed := testkit.CloneOf(disk)
+	killed := disk.Clone()
 	require.NoError(t, q.Close())
 	for _, image := range []*crashfs.Disk{disk, killed} {
 		before := storetest.Contents(t, image, "queue")
@@ -479,7 +479,7 @@ func TestReaderFindsDamage(t *testing.T) {
 			continue
 		}
 		for _, at := range []int{len(content) / 7, len(content) / 2, len(content) - 1} {
-			image := testkit.CloneOf(disk)
+			image := disk.Clone()
 			testkit.Overwrite(t, image, name, int64(at), string(content[at]^4))
 			r, err := codeq.OpenReadOnly("queue", onDisk(image, &codeq.ReaderOptions{}))
 			if err == nil {

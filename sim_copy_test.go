@@ -14,7 +14,6 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/simtest"
-	"codeq/internal/testkit"
 )
 
 // What becomes of a node whose directory is put back from an older copy: see manifest.Lives.
@@ -36,7 +35,7 @@ func (n *simNode) image() simImage {
 
 // putBack lets a node that is down have an image in place of its directory.
 func (n *simNode) putBack(image simImage) {
-	n.machine.Put(testkit.CloneOf(image.disk), image.votes.Clone())
+	n.machine.Put(image.disk.Clone(), image.votes.Clone())
 }
 
 // isSeenAfter reports whether all other nodes have stored that they have seen a node in a life

@@ -170,9 +170,6 @@ func TestSpaceComesBack(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						opts := reclaimTest()
 						fs := crashfs.New()
-						if how == "killed" {
-							fs = crashfs.New()
-						}
 						opts.fs = fs
 						if c.change != nil {
 							c.change(&opts)
@@ -473,7 +470,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 		change func(*Options, *testkit.SmallDisk)
 		use    func(t *testing.T, q *Queue, ids []ID)
 		room   int64 // bytes that somebody frees when the disk is full
-		nodes  int64 // files that somebody removes then: a compaction can have each table twice
+		nodes  int64 // files that somebody removes then
 	}{
 		"completed": {use: complete},
 		"shards":    {use: complete, change: func(o *Options, _ *testkit.SmallDisk) { o.Shards = 3 }},
@@ -504,6 +501,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 		}},
 		"no space": {use: complete, change: really(syscall.ENOSPC), room: room},
 		"quota":    {use: complete, change: really(syscall.EDQUOT), room: room},
+		// A compaction of all tables has each of them twice before it is done.
 		"files": {nodes: 120, change: func(_ *Options, d *testkit.SmallDisk) {
 			d.Nodes.Store(120)
 			d.Size.Store(1 << 30)

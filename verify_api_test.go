@@ -45,7 +45,7 @@ func TestVerify(t *testing.T) {
 		sum.Add(keys.Counts(c))
 		want = codeq.Counts(sum)
 	}
-	killed := testkit.CloneOf(disk)
+	killed := disk.Clone()
 	_, err = codeq.Verify("queue", onDisk(disk, &codeq.VerifyOptions{}))
 	require.ErrorIs(t, err, codeq.ErrLocked)
 	require.NoError(t, q.Close())
@@ -163,7 +163,7 @@ func TestRepair(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			disk := testkit.CloneOf(disk)
+			disk := disk.Clone()
 			var gone map[codeq.ID]bool
 			storetest.Alter(t, disk, func(db *pebble.DB) { gone = c.damage(t, db) })
 			before := storetest.Contents(t, disk, "queue")
@@ -264,7 +264,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, q.Close())
-	tasks := tasksOf(t, testkit.CloneOf(disk))
+	tasks := tasksOf(t, disk.Clone())
 	records := storetest.Records(t, disk, "queue/shard-000")
 	var table, log, logged string
 	var blocks, index []int64
@@ -296,7 +296,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 		{index: []int{2}, data: []int{1}},
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
-			disk := testkit.CloneOf(disk)
+			disk := disk.Clone()
 			for _, i := range c.data {
 				testkit.Overwrite(t, disk, table, blocks[i]+20, "damage")
 			}
@@ -335,7 +335,7 @@ func TestRepairInterrupted(t *testing.T) {
 		step = 1
 	}
 	for stop := 1; ; stop += step {
-		disk := testkit.CloneOf(disk)
+		disk := disk.Clone()
 		n := 0
 		var image *crashfs.Disk
 		_, err := codeq.Verify("queue", onDisk(&testkit.HookFS{FS: disk, Before: func(string, string) error {
@@ -372,7 +372,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
 	q := variedQueue(t, disk)
-	killed := testkit.CloneOf(disk)
+	killed := disk.Clone()
 	tasks, err := list(q)
 	require.NoError(t, errors.Join(err, q.Close()))
 	for how, image := range map[string]*crashfs.Disk{"closed": disk, "killed": killed} {
@@ -392,10 +392,10 @@ func TestRepairOfMissingFiles(t *testing.T) {
 				if left > 0 && left >= info.Size() || left == 0 && info.Size() == 0 {
 					continue
 				}
-				disk := testkit.CloneOf(image)
+				disk := image.Clone()
 				cut(t, disk, file, left)
 				tried[kind]++
-				opened := testkit.CloneOf(disk)
+				opened := disk.Clone()
 				if q, err := codeq.Open("queue", variedOptions(opened)); err != nil {
 					require.ErrorIs(t, err, codeq.ErrCorrupt, what)
 				} else {

@@ -1,12 +1,9 @@
 package codeqtest
 
 import (
-	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq"
 	"codeq/internal/crashfs"
@@ -90,9 +87,7 @@ func (q *Queue) Reopen() {
 func (q *Queue) Crash() {
 	q.t.Helper()
 	q.settle()
-	// Everything written is found, synced or not: the operating system did not crash.
-	cfg := vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))}
-	after := q.fs.CrashClone(cfg)
+	after := q.fs.Clone() // the operating system did not crash
 	q.close()
 	q.fs = after
 	q.open()

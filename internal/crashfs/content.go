@@ -103,10 +103,9 @@ func (c *content) clone() content {
 
 // take writes the block of from that begins at off.
 func (c *content) take(from *content, off int) {
-	bytes := min(blockSize, from.size-off)
-	if index := off / chunkSize; index < len(c.chunks) && c.chunks[index] == from.chunks[index] && off+bytes <= c.size {
-		return // it is the same
+	if index := off / chunkSize; index < len(c.chunks) && c.chunks[index] == from.chunks[index] {
+		return // both share the chunk, which is full
 	}
 	var block [blockSize]byte
-	c.writeAt(block[:from.readAt(block[:bytes], off)], off)
+	c.writeAt(block[:from.readAt(block[:], off)], off)
 }

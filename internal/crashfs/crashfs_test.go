@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -36,8 +37,14 @@ func files(t require.TestingT, disk vfs.FS) map[string]string {
 			f, err := disk.Open(name)
 			require.NoError(t, err)
 			b, err := io.ReadAll(f)
-			require.NoError(t, errors.Join(err, f.Close()))
+			require.NoError(t, err)
 			require.EqualValues(t, len(b), info.Size())
+			if part := make([]byte, len(b)/2); len(part) > 0 {
+				_, err := f.ReadAt(part, int64(len(b)/3))
+				require.NoError(t, err)
+				require.Equal(t, string(b[len(b)/3:][:len(part)]), string(part))
+			}
+			require.NoError(t, f.Close())
 			all[name] = string(b)
 		}
 	}
@@ -45,8 +52,8 @@ func files(t require.TestingT, disk vfs.FS) map[string]string {
 	return all
 }
 
-// TestModel: a Disk does what vfs.MemFS does. Copies of a kill, which that one has otherwise, are
-// what the disk was; the next steps go to one of the copies, and change none of the others.
+// TestModel: a Disk does what vfs.MemFS does, and a copy of a kill is what the disk was. What is
+// written to one of them changes no other.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		disk, model := New(), vfs.NewCrashableMem()
@@ -82,12 +89,12 @@ func TestModel(t *testing.T) {
 		}
 		bytes := func() []byte {
 			n := rapid.OneOf(rapid.IntRange(0, 100), rapid.IntRange(0, 3*chunkSize)).Draw(t, "bytes")
-			r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "content"), 0))
-			b := make([]byte, n)
-			for i := range b {
-				b[i] = byte(r.Uint32())
+			return []byte(strings.Repeat(rapid.StringMatching("[a-z]{7}").Draw(t, "content"), n/7))
+		}
+		checkCopies := func() {
+			for _, c := range copies {
+				require.Equal(t, c.want, files(t, c.disk))
 			}
-			return b
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"create": func(*rapid.T) {
@@ -159,18 +166,20 @@ func TestModel(t *testing.T) {
 				}
 			},
 			"copy": func(*rapid.T) {
-				lost := disk.CrashClone(vfs.CrashCloneCfg{})
-				if want := files(t, model.CrashClone(vfs.CrashCloneCfg{})); true {
-					require.Equal(t, want, files(t, lost))
-					copies = append(copies, copyOf{lost, want})
+				for _, percent := range []int{0, 100} {
+					cfg := vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(0, 0))}
+					got := disk.CrashClone(cfg)
+					want := files(t, model.CrashClone(cfg))
+					require.Equal(t, want, files(t, got))
+					copies = append(copies, copyOf{got, want})
 				}
-				killed := disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100})
-				copies = append(copies, copyOf{killed, files(t, disk)})
+				copies = append(copies, copyOf{disk.Clone(), files(t, disk)})
 			},
 			"write to a copy": func(*rapid.T) {
 				if len(copies) == 0 {
 					return
 				}
+				checkCopies()
 				c := copies[rapid.IntRange(0, len(copies)-1).Draw(t, "copy")]
 				for _, name := range slices.Sorted(maps.Keys(c.want)) {
 					if c.want[name] == "directory" {
@@ -178,72 +187,156 @@ func TestModel(t *testing.T) {
 					}
 					f, err := c.disk.OpenReadWrite(name, "")
 					require.NoError(t, err)
-					_, err = f.Write([]byte(fmt.Sprint(len(c.want[name]))))
+					off := rapid.IntRange(0, len(c.want[name])).Draw(t, "at")
+					_, err = f.WriteAt([]byte("this is new"), int64(off))
 					require.NoError(t, errors.Join(err, f.Close()))
 				}
 				clear(c.want)
 				maps.Copy(c.want, files(t, c.disk))
+				for _, percent := range []int{0, 100} { // of what was written now nothing is synced
+					files(t, c.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent}))
+				}
 			},
 			"": func(*rapid.T) {
 				require.Equal(t, files(t, model), files(t, disk))
-				for _, c := range copies {
-					require.Equal(t, c.want, files(t, c.disk))
-				}
 			},
 		})
+		checkCopies()
 	})
 }
 
 // TestPowerLoss: each block, and each name, of a copy is from before or from after a sync that did
-// not come; the seed says which, and says the same again.
+// not come, and a block before one that was written may be missing; the seed says which, and says
+// the same again.
 func TestPowerLoss(t *testing.T) {
 	disk := New()
-	write := func(name, content string, blocks int) {
+	write := func(name, content string, bytes int, sync bool) {
 		f, err := disk.OpenReadWrite(name, "")
 		require.NoError(t, err)
-		_, err = f.WriteAt([]byte(strings.Repeat(content, blocks*blockSize)), 0)
+		_, err = f.WriteAt([]byte(strings.Repeat(content, bytes)), 0)
 		require.NoError(t, err)
-		if content == "a" {
+		if sync {
 			require.NoError(t, f.Sync())
 		}
 		require.NoError(t, f.Close())
 	}
-	const old = 100
-	write("old", "a", old)
-	dir, err := disk.OpenDir("/")
-	require.NoError(t, err)
-	require.NoError(t, errors.Join(dir.Sync(), dir.Close()))
-	write("old", "b", 2*old)
+	syncNames := func() {
+		dir, err := disk.OpenDir("/")
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(dir.Sync(), dir.Close()))
+	}
+	const before, after = 100*blockSize + 700, 200*blockSize + 300 // bytes
+	write("old", "a", before, true)
+	require.NoError(t, disk.MkdirAll("from", 0o755))
+	write("from/file", "a", 1, true)
+	write("gone", "a", 1, true)
+	syncNames()
+	write("old", "b", after, false)
 	for i := range 40 {
-		write(fmt.Sprint("new ", i), "a", 1)
+		write(fmt.Sprint("new ", i), "a", 1, true)
 	}
-	require.NoError(t, disk.Remove("new 0"))
+	require.NoError(t, disk.Remove("gone"))
+	require.NoError(t, disk.Rename("from", "to"))
 
-	lost := func(seed uint64) map[string]string {
-		return files(t, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rand.New(rand.NewPCG(seed, 0))}))
+	cfg := func(seed uint64) vfs.CrashCloneCfg {
+		return vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rand.New(rand.NewPCG(seed, 0))}
 	}
-	got := lost(1)
-	require.Equal(t, got, lost(1))
-	require.NotEqual(t, got, lost(2))
-	require.Greater(t, len(got), 10)
-	require.Less(t, len(got), 30)
-	require.NotContains(t, got, "/new 0")
-	counts := make(map[byte]int)
-	for block := range slices.Chunk([]byte(got["/old"]), blockSize) {
-		require.Equal(t, strings.Repeat(string(block[:1]), blockSize), string(block))
-		counts[block[0]]++
+	require.Equal(t, files(t, disk.CrashClone(cfg(1))), files(t, disk.CrashClone(cfg(1))))
+	counts := make(map[string]int) // of all seeds
+	sizes := make(map[int]int)
+	const seeds = 20
+	for seed := range uint64(seeds) {
+		got := files(t, disk.CrashClone(cfg(seed)))
+		require.Contains(t, got, "/gone", "the directory was not synced")
+		_, from := got["/from"]
+		_, to := got["/to"]
+		require.NotEqual(t, from, to, "it has one of both names")
+		if to {
+			counts["renamed"]++
+		}
+		for name := range got {
+			if strings.HasPrefix(name, "/new") {
+				counts["new"]++
+			}
+		}
+		old := got["/old"]
+		sizes[len(old)]++
+		for off := 0; off < len(old); off += blockSize {
+			block := old[off:min(off+blockSize, len(old))]
+			was := strings.Repeat("a", max(min(before-off, len(block)), 0))
+			was += strings.Repeat("\x00", len(block)-len(was))
+			is := strings.Repeat("b", len(block))
+			require.Contains(t, []string{was, is}, block, "at %d", off)
+			counts["block "+block[:1]]++
+		}
 	}
-	require.Greater(t, counts['a'], old/4)
-	require.Greater(t, counts['b'], old/2)
-	require.Greater(t, counts[0], old/4, "blocks that were lost before one that was not")
+	require.NotEqual(t, counts["block a"], counts["block b"])
+	for what, of := range map[string]int{"renamed": 1, "new": 40, "block a": 100, "block b": 200, "block \x00": 90} {
+		require.Greater(t, counts[what], seeds*of/4, what)
+		require.Less(t, counts[what], seeds*of*3/4, what)
+	}
+	require.Greater(t, sizes[after], seeds/4)
+	require.Greater(t, len(sizes), 2)
+
+	// What a copy has, it does not lose.
+	left := disk.CrashClone(cfg(1))
+	require.Equal(t, files(t, left), files(t, left.CrashClone(vfs.CrashCloneCfg{})))
+	killed := disk.Clone()
+	require.Equal(t, files(t, disk), files(t, killed))
+	require.Equal(t, files(t, disk), files(t, killed.CrashClone(vfs.CrashCloneCfg{})))
 }
 
-// TestCopiesWaitForNothing: a disk is copied whatever is done to it meanwhile.
+// TestNames: names are refused as an operating system refuses them.
+func TestNames(t *testing.T) {
+	disk := New()
+	for _, dir := range []string{"./dir/full", "empty/", "/empty"} {
+		require.NoError(t, disk.MkdirAll(dir, 0o755))
+	}
+	for _, name := range []string{"./file", "dir//full/../full/x"} {
+		f, err := disk.Create(name, "")
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		require.Panics(t, func() { _ = f.Close() })
+	}
+	require.Equal(t, map[string]string{
+		"/dir": "directory", "/dir/full": "directory", "/dir/full/x": "", "/empty": "directory", "/file": "",
+	}, files(t, disk))
+	_, err := disk.Create("empty", "")
+	require.ErrorIs(t, err, syscall.EISDIR)
+	_, err = disk.Lock("empty")
+	require.ErrorIs(t, err, syscall.EISDIR)
+	_, err = disk.Open("file/x")
+	require.ErrorIs(t, err, syscall.ENOTDIR)
+	require.ErrorIs(t, disk.MkdirAll("file/x", 0o755), syscall.ENOTDIR)
+	require.ErrorIs(t, disk.Remove("dir/full"), syscall.ENOTEMPTY)
+	require.ErrorIs(t, disk.Link("empty", "x"), syscall.EPERM)
+	require.ErrorIs(t, disk.Link("file", "dir/full/x"), fs.ErrExist)
+	require.ErrorIs(t, disk.Rename("file", "empty"), syscall.EISDIR)
+	require.ErrorIs(t, disk.Rename("empty", "file"), syscall.ENOTDIR)
+	require.ErrorIs(t, disk.Rename("empty", "dir/full"), syscall.ENOTEMPTY)
+	require.NoError(t, disk.Rename("dir", "empty"))
+	require.NoError(t, disk.RemoveAll("none/x"))
+	require.NoError(t, disk.RemoveAll("empty/full"))
+	require.Equal(t, map[string]string{"/empty": "directory", "/file": ""}, files(t, disk))
+}
+
+// TestCopiesWaitForNothing: a disk is copied whatever is done to it, and to its copies, meanwhile.
 func TestCopiesWaitForNothing(t *testing.T) {
 	disk := New()
+	content := strings.Repeat("content ", chunkSize/4+10)
+	fill := func(disk *Disk, name string) error {
+		f, err := disk.Create(name, "")
+		if err != nil {
+			return err
+		}
+		_, err = f.Write([]byte(content))
+		dir, err2 := disk.OpenDir("/")
+		return errors.Join(err, f.Sync(), f.Close(), err2, dir.Sync(), dir.Close())
+	}
+	require.NoError(t, fill(disk, "all"))
 	stop := make(chan struct{})
 	var work errgroup.Group
-	for _, name := range []string{"a", "b"} {
+	goOn := func(do func() error) {
 		work.Go(func() error {
 			for {
 				select {
@@ -251,27 +344,45 @@ func TestCopiesWaitForNothing(t *testing.T) {
 					return nil
 				default:
 				}
-				lock, err := disk.Lock(name)
-				if err != nil {
-					return err
-				}
-				if _, err := disk.Lock(name); err == nil {
-					return errors.New("it was locked twice")
-				}
-				err = errors.Join(lock.Close(), disk.Link(name, name+"2"))
-				f, err2 := disk.ReuseForWrite(name+"2", name+"3", "")
-				if err = errors.Join(err, err2); err != nil {
-					return err
-				}
-				_, err = f.Write(make([]byte, chunkSize+100))
-				if err = errors.Join(err, f.Sync(), f.Close(), disk.Remove(name+"3")); err != nil {
+				if err := do(); err != nil {
 					return err
 				}
 			}
 		})
 	}
-	for range 1000 {
-		files(t, disk.CrashClone(vfs.CrashCloneCfg{}))
+	for _, name := range []string{"a", "b"} {
+		goOn(func() error {
+			lock, err := disk.Lock(name)
+			if err != nil {
+				return err
+			}
+			if _, err := disk.Lock(name); err == nil {
+				return errors.New("it was locked twice")
+			}
+			err = errors.Join(lock.Close(), disk.Link(name, name+"2"))
+			f, err2 := disk.ReuseForWrite(name+"2", name+"3", "")
+			if err = errors.Join(err, err2); err != nil {
+				return err
+			}
+			_, err = f.Write(make([]byte, chunkSize+100))
+			return errors.Join(err, f.Sync(), f.Close(), disk.Remove(name+"3"))
+		})
+	}
+	overwrite := func(disk *Disk) error {
+		f, err := disk.OpenReadWrite("all", "")
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteAt([]byte("content "), 8*rand.Int64N(int64(len(content)/8)))
+		return errors.Join(err, f.Sync(), f.Close())
+	}
+	goOn(func() error { return overwrite(disk) })
+	for i := range 60 {
+		copied := disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: i % 3 * 50, RNG: rand.New(rand.NewPCG(0, 0))})
+		require.Equal(t, content, files(t, copied)["/all"])
+		if i%20 == 0 {
+			goOn(func() error { return overwrite(copied) })
+		}
 	}
 	close(stop)
 	require.NoError(t, work.Wait())

@@ -1,11 +1,13 @@
 // Package crashfs is a disk in memory that can be copied at any time as a crash would leave it: the
 // machine may have lost what was not synced. It serves tests, those of applications too. Unlike
 // vfs.MemFS, it can be copied whatever is done to it meanwhile, the same seed gives the same copy,
-// and neither a sync nor a copy costs by how long the files are that have not changed.
+// and neither a sync nor a copy copies bytes that have not changed.
 package crashfs
 
 import (
+	"cmp"
 	"errors"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"maps"
@@ -20,15 +22,12 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-var (
-	errNoName   = errors.New("crashfs: empty file name")
-	errNotEmpty = errors.New("crashfs: directory not empty")
-)
+var errNoName = errors.New("crashfs: empty file name")
 
 // Disk is a file system: paths are separated by slashes, and the working directory is the root.
 // All methods may be called concurrently.
 type Disk struct {
-	mu     sync.RWMutex // guards all that is stored, but for what files that are open are at
+	mu     sync.RWMutex // guards what follows, and all nodes
 	root   *node
 	locked map[string]bool // by path
 }
@@ -41,7 +40,8 @@ type node struct {
 
 	data, synced content // of a file; what is synced survives a crash
 
-	children, syncedChildren map[string]*node // of a directory; nil: this is a file
+	children       map[string]*node // of a directory; nil: this is a file
+	syncedChildren map[string]*node // nil: it was never synced
 }
 
 func newDir() *node {
@@ -55,25 +55,32 @@ func New() *Disk { return newDisk(newDir()) }
 
 func newDisk(root *node) *Disk { return &Disk{root: root, locked: make(map[string]bool)} }
 
-// CrashClone returns what a crash at this moment leaves: what was synced and, of each block of a
-// file and each name of a directory that was not, UnsyncedDataPercent in a hundred, as RNG says. A
-// name that was removed stays until its directory is synced. With 100, the disk is as it is, as a
-// process leaves it that is killed.
-func (d *Disk) CrashClone(cfg vfs.CrashCloneCfg) *Disk {
+// Clone returns the disk as it is, which is how a process leaves it that is killed. Nothing of the
+// copy can be lost any more.
+func (d *Disk) Clone() *Disk { return d.clone(cloner{killed: true}) }
+
+// CrashClone returns what a machine that loses its power leaves: what was synced and, of each block
+// of a file and each name in a directory that was not, UnsyncedDataPercent in a hundred, as RNG
+// says, which is not asked for 0 and 100. A name that was removed is there until its directory is
+// synced. Nothing of the copy can be lost any more.
+func (d *Disk) CrashClone(cfg vfs.CrashCloneCfg) *Disk { return d.clone(cloner{cfg: cfg}) }
+
+func (d *Disk) clone(c cloner) *Disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c := cloner{cfg: cfg, clones: make(map[*node]*node)}
+	c.clones = make(map[*node]*node)
 	return newDisk(c.clone(d.root))
 }
 
 type cloner struct {
+	killed bool
 	cfg    vfs.CrashCloneCfg
 	clones map[*node]*node
 }
 
 func (c *cloner) survives() bool {
 	p := c.cfg.UnsyncedDataPercent
-	return p == 100 || p > 0 && c.cfg.RNG.IntN(100) < p
+	return c.killed || p == 100 || p > 0 && c.cfg.RNG.IntN(100) < p
 }
 
 func (c *cloner) clone(n *node) *node {
@@ -87,7 +94,7 @@ func (c *cloner) clone(n *node) *node {
 		return clone
 	}
 	names := make(map[string]*node)
-	if c.cfg.UnsyncedDataPercent < 100 {
+	if !c.killed {
 		maps.Copy(names, n.syncedChildren)
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.children)) {
@@ -95,15 +102,27 @@ func (c *cloner) clone(n *node) *node {
 			names[name] = n.children[name]
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		names[name] = c.clone(names[name])
+	old := func(name string) int { // 1: the name was removed
+		if n.children[name] != names[name] {
+			return 1
+		}
+		return 0
+	}
+	inOrder := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(old(a)-old(b), cmp.Compare(a, b)) })
+	for _, name := range inOrder {
+		child := names[name]
+		if child.isDir() && c.clones[child] != nil { // it was renamed, and has no name but the new one
+			delete(names, name)
+			continue
+		}
+		names[name] = c.clone(child)
 	}
 	clone.children, clone.syncedChildren = names, maps.Clone(names)
 	return clone
 }
 
 func (c *cloner) cloneFile(n, clone *node) {
-	if c.cfg.UnsyncedDataPercent == 100 {
+	if c.killed {
 		clone.data = n.data.clone()
 	} else {
 		clone.data = n.synced.clone()
@@ -118,14 +137,11 @@ func (c *cloner) cloneFile(n, clone *node) {
 
 func pathError(op, name string, err error) error { return &os.PathError{Op: op, Path: name, Err: err} }
 
-// parent finds the directory of a name, and the last part of it, which is empty for the root and
-// after a trailing slash. REQUIRES: d.mu is held.
+// parent finds the directory of a name, and the last part of it, which is empty for the root.
+// REQUIRES: d.mu is held.
 func (d *Disk) parent(op, name string) (dir *node, last string, err error) {
 	dir = d.root
-	rest := strings.TrimLeft(name, "/")
-	if rest == "." {
-		rest = ""
-	}
+	rest := path.Clean("/" + name)[1:]
 	for {
 		first, more, found := strings.Cut(rest, "/")
 		if !found {
@@ -138,7 +154,7 @@ func (d *Disk) parent(op, name string) (dir *node, last string, err error) {
 		if !child.isDir() {
 			return nil, "", pathError(op, name, syscall.ENOTDIR)
 		}
-		dir, rest = child, strings.TrimLeft(more, "/")
+		dir, rest = child, more
 	}
 }
 
@@ -169,6 +185,9 @@ func (d *Disk) create(name string) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if old := dir.children[last]; old != nil && old.isDir() {
+		return nil, pathError("create", name, syscall.EISDIR)
+	}
 	n := &node{modified: time.Now()}
 	dir.children[last] = n
 	return n, nil
@@ -189,8 +208,11 @@ func (d *Disk) Link(oldname, newname string) error {
 	defer d.mu.Unlock()
 	link := func(err error) error { return &os.LinkError{Op: "link", Old: oldname, New: newname, Err: err} }
 	n, err := d.find("link", oldname)
+	if err == nil && n.isDir() {
+		err = link(syscall.EPERM)
+	}
 	if err != nil {
-		return link(fs.ErrNotExist)
+		return err
 	}
 	dir, last, err := d.entry("link", newname)
 	if err != nil {
@@ -248,7 +270,7 @@ func (d *Disk) Remove(name string) error {
 	case n == nil:
 		return pathError("remove", name, fs.ErrNotExist)
 	case len(n.children) > 0:
-		return pathError("remove", name, errNotEmpty)
+		return pathError("remove", name, syscall.ENOTEMPTY)
 	}
 	delete(dir.children, last)
 	return nil
@@ -281,6 +303,16 @@ func (d *Disk) rename(oldname, newname string) (*node, error) {
 	to, last, err := d.entry("rename", newname)
 	if err != nil {
 		return nil, err
+	}
+	if target := to.children[last]; target != nil && target != n {
+		switch {
+		case target.isDir() && !n.isDir():
+			return nil, pathError("rename", newname, syscall.EISDIR)
+		case !target.isDir() && n.isDir():
+			return nil, pathError("rename", newname, syscall.ENOTDIR)
+		case len(target.children) > 0:
+			return nil, pathError("rename", newname, syscall.ENOTEMPTY)
+		}
 	}
 	delete(from.children, old)
 	to.children[last] = n
@@ -353,6 +385,10 @@ func (l *fileLock) Close() error {
 	return nil
 }
 
+// orderOf gives the names of a directory an order that nobody can rely on, and that is always the
+// same.
+func orderOf(name string) uint32 { return crc32.ChecksumIEEE([]byte(name)) }
+
 func (d *Disk) List(name string) ([]string, error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -363,7 +399,9 @@ func (d *Disk) List(name string) ([]string, error) {
 	if !n.isDir() {
 		return nil, pathError("list", name, syscall.ENOTDIR)
 	}
-	return slices.Sorted(maps.Keys(n.children)), nil
+	names := slices.Collect(maps.Keys(n.children))
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(orderOf(a), orderOf(b)), cmp.Compare(a, b)) })
+	return names, nil
 }
 
 func (d *Disk) Stat(name string) (vfs.FileInfo, error) {

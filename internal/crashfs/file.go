@@ -17,7 +17,7 @@ var (
 	errIsDirectory   = errors.New("crashfs: this is a directory")
 )
 
-// file is a file or a directory that is open. Its node is nil, and its methods panic, after Close.
+// file is a file or a directory that is open. Its node is nil after Close: what uses it panics.
 type file struct {
 	disk          *Disk
 	node          *node
@@ -28,7 +28,7 @@ type file struct {
 
 func (f *file) Close() error {
 	if f.node == nil {
-		return fs.ErrClosed
+		panic("crashfs: " + f.name + " is closed twice")
 	}
 	f.node = nil
 	return nil

@@ -49,7 +49,7 @@ func (c content) with(t testing.TB, name string, b []byte) vfs.FS {
 		}
 		f, err := fs.Create("db/"+n, vfs.WriteCategoryUnspecified)
 		require.NoError(t, err)
-		_, err = f.Write(bytes.Clone(text)) // a MemFS changes it when the race detector is on
+		_, err = f.Write(bytes.Clone(text)) // a Disk changes it
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 	}

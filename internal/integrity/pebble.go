@@ -25,14 +25,17 @@ func OfPebble(err error) error {
 
 // OfOpening is OfPebble for a store that cannot be opened. Other causes count as damage, too. The
 // comparer or merger differs from that of this package, or the log was in another directory:
-// flipped bits in OPTIONS. A file is missing, or has another size than it should.
+// flipped bits in OPTIONS. A file is missing, or has another size than it should; if it is the one
+// that says which format the store has, Pebble takes the store for one whose creation was
+// interrupted, and that is not empty.
 func OfOpening(err error) error {
 	if err = OfPebble(err); err == nil || errors.Is(err, ErrDamaged) {
 		return err
 	}
 	var elsewhere pebble.ErrMissingWALRecoveryDir
 	says := func(what string) bool { return strings.Contains(err.Error(), what) }
-	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &elsewhere) || errors.Is(err, pebble.ErrDBNotPristine) || says("does not exist") || says("size mismatch") || says("name from file") {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, pebble.ErrDBNotPristine) || errors.As(err, &elsewhere) ||
+		says("does not exist") || says("size mismatch") || says("name from file") {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return err

@@ -238,7 +238,7 @@ func TestDamagedOptions(t *testing.T) {
 	s := open(t, disk, Options{})
 	defer func() { require.NoError(t, s.Close()) }()
 	require.NoError(t, group(t, s, 1).StoreLogs(entries(1, 1, 2)))
-	killed := testkit.CloneOf(disk)
+	killed := disk.Clone()
 	image := testkit.ImageOf(t, killed, "raft")
 	name := image.Files[slices.IndexFunc(image.Files, func(name string) bool { return strings.Contains(name, "OPTIONS-") })]
 	at := bytes.Index(image.Content[name], []byte("merger=pebble")) + len("merger=pebbl")

@@ -11,7 +11,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/crashfs"
-	"codeq/internal/testkit"
 )
 
 // Machine is what a node has that outlives its processes: a disk, the terms and votes of Raft, and
@@ -64,7 +63,7 @@ func (m *Machine) Wipe() { m.Put(crashfs.New(), NewVotes()) }
 func (m *Machine) Image() (*crashfs.Disk, *Votes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return testkit.CloneOf(m.disk), m.votes.Clone()
+	return m.disk.Clone(), m.votes.Clone()
 }
 
 // Crash ends the process on the machine as a kill -9 does, if percent is 100, or else a power loss,
@@ -75,10 +74,11 @@ func (m *Machine) Crash(percent int, seed uint64) {
 	defer m.mu.Unlock()
 	if percent < 100 {
 		m.boot++
+		m.disk = m.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(seed, 3))})
+	} else {
+		m.disk = m.disk.Clone()
 	}
-	// The votes are copied last: Raft stores a term before the entries of the term.
-	m.disk = m.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(seed, 3))})
-	m.votes = m.votes.Clone()
+	m.votes = m.votes.Clone() // last: Raft stores a term before the entries of the term
 }
 
 // Reboot boots the machine again. REQUIRES: no process runs on it.

@@ -419,7 +419,7 @@ func TestDamagedMetadataIsNotTakenForNone(t *testing.T) {
 		for _, bad := range [][]byte{data[:i], append(append(bytes.Clone(data[:i]), data[i]^4), data[i+1:]...)} {
 			f, err := fs.Create(name, vfs.WriteCategoryUnspecified)
 			require.NoError(t, err)
-			_, err = f.Write(bad)
+			_, err = f.Write(bytes.Clone(bad))
 			require.NoError(t, err)
 			require.NoError(t, f.Close())
 			_, err = Open(fs, raftDir, n.live, slog.New(slog.DiscardHandler))

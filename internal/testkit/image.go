@@ -3,7 +3,6 @@ package testkit
 import (
 	"errors"
 	"io"
-	"math/rand/v2"
 	"path"
 	"slices"
 	"testing"
@@ -13,11 +12,6 @@ import (
 
 	"codeq/internal/crashfs"
 )
-
-// CloneOf is a copy of a disk, with what was not synced.
-func CloneOf(disk *crashfs.Disk) *crashfs.Disk {
-	return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
-}
 
 // Image is a disk with files that are not empty, whose bits can be flipped.
 type Image struct {
@@ -62,7 +56,7 @@ func (i *Image) add(t testing.TB, dir string) {
 // checkpoints have them, keep what it was.
 func (i *Image) Flip(t testing.TB, name string, bit int) *crashfs.Disk {
 	t.Helper()
-	disk := CloneOf(i.Disk)
+	disk := i.Disk.Clone()
 	content := slices.Clone(i.Content[name])
 	content[bit/8] ^= 1 << (bit % 8)
 	f, err := disk.Create(name, vfs.WriteCategoryUnspecified)
