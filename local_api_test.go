@@ -1,6 +1,7 @@
 package codeq_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -566,7 +567,7 @@ func TestHelperProcessServes(t *testing.T) {
 	case await != "":
 		c, err := codeq.OpenLocal(t.Context(), await)
 		require.NoError(t, err)
-		_, err = c.Subscribe(codeq.SubscribeOptions{})
+		_, err = c.Subscribe(codeq.SubscribeOptions{Queues: []string{"without events"}})
 		require.NoError(t, err)
 		id, err := c.Produce(t.Context(), codeq.Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
@@ -660,6 +661,10 @@ func TestLocalKilledProgram(t *testing.T) {
 		runtime.Gosched()
 	}
 	require.True(t, watched(s.Queue))
+	stacks := make([]byte, 1<<22)
+	for !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("localsocket.(*subscriptions).next(")) {
+		runtime.Gosched() // the subscription ends with a call that waits for events
+	}
 	kill()
 	leaks.Require(t, "when the program was killed")
 	require.False(t, watched(s.Queue))

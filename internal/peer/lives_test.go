@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ func (nw *network) living(t *testing.T, name string, lives ...uint64) (n *Node, 
 	n = New(Config{
 		Identity: identityOf(name), Listener: nw.listen(name), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
 		Formats: Formats{5, 4}, Lives: lives,
+		Files: func(_ int, from net.Conn) { _, _ = io.Copy(io.Discard, from) }, // ends after the handshake
 		CheckLives: func(other Identity, lives []uint64) error {
 			*met = append(*met, fmt.Sprint(other.Name, lives))
 			switch last := lives[len(lives)-1]; last {
