@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"reflect"
 	"slices"
 	"sync/atomic"
@@ -1027,7 +1026,6 @@ func (d *roomyDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 func (m *crowd) crash(t *rapid.T) {
 	m.reopen(m.disk.CrashClone(vfs.CrashCloneCfg{
 		UnsyncedDataPercent: oneOf(m, "unsynced data that is left, %", 0, 100),
-		RNG:                 rand.New(rand.NewPCG(0, 0)), // decides nothing
 	}))
 }
 

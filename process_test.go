@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -80,7 +79,7 @@ func (p *Process) Step() {
 		require.NoError(p.T, p.Close())
 		p.Open()
 	case killed:
-		left := p.Disk.CrashClone(vfs.CrashCloneCfg{RNG: rand.New(rand.NewPCG(0, 0))})
+		left := p.Disk.CrashClone(vfs.CrashCloneCfg{})
 		require.NoError(p.T, p.Close())
 		p.Disk = left
 		p.Open()

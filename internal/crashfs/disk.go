@@ -1,7 +1,7 @@
 // Package crashfs is a disk in memory that can be copied at any time as a crash would leave it: the
 // machine may have lost what was not synced. It serves tests, those of applications too. Unlike
-// vfs.MemFS, it can be copied whatever is done to it meanwhile, the same seed gives the same copy,
-// and neither a sync nor a copy copies bytes that have not changed.
+// vfs.MemFS, it can be copied whatever is done to it meanwhile, and the same seed gives the same
+// copy. A sync copies no bytes; a copy shares all of a file but its last chunk.
 package crashfs
 
 import (
@@ -232,11 +232,14 @@ func (d *Disk) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &file{disk: d, node: n, name: name, reads: true}
+	return apply(opts, &file{disk: d, node: n, name: name, reads: true}), nil
+}
+
+func apply(opts []vfs.OpenOption, f *file) *file {
 	for _, o := range opts {
 		o.Apply(f)
 	}
-	return f, nil
+	return f
 }
 
 func (d *Disk) OpenReadWrite(name string, _ vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
@@ -249,11 +252,7 @@ func (d *Disk) OpenReadWrite(name string, _ vfs.DiskWriteCategory, opts ...vfs.O
 	if err != nil {
 		return nil, err
 	}
-	f := &file{disk: d, node: n, name: name, reads: true, writes: true}
-	for _, o := range opts {
-		o.Apply(f)
-	}
-	return f, nil
+	return apply(opts, &file{disk: d, node: n, name: name, reads: true, writes: true}), nil
 }
 
 func (d *Disk) OpenDir(name string) (vfs.File, error) { return d.Open(name) }
@@ -292,13 +291,13 @@ func (d *Disk) RemoveAll(name string) error {
 
 // rename gives what has a name another one. REQUIRES: d.mu is held.
 func (d *Disk) rename(oldname, newname string) (*node, error) {
-	n, err := d.find("rename", oldname)
-	if err != nil {
-		return nil, err
-	}
 	from, old, err := d.entry("rename", oldname)
 	if err != nil {
 		return nil, err
+	}
+	n := from.children[old]
+	if n == nil {
+		return nil, pathError("rename", oldname, fs.ErrNotExist)
 	}
 	to, last, err := d.entry("rename", newname)
 	if err != nil {
