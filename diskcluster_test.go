@@ -62,7 +62,7 @@ func TestFullDiskOfLeader(t *testing.T) {
 		full()
 		l, err := nodes[1].Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
 		require.ErrorIs(t, err, ErrDiskFull, "%v", l)
-		require.Equal(t, leader, c.leader(0))
+		requireNode(t, leader, c.leader(0))
 
 		fill(leader, simtest.DiskSize)
 		fill(other, testkit.MinFree/2-1)
@@ -168,7 +168,7 @@ func TestFollowerWithFullDisk(t *testing.T) {
 				require.Less(t, reads.Load(), tries*(cluster.MaxAppend+6))
 				require.Less(t, c.net.Sent(leader.name, victim.name)-sent, tries*(16<<10), "an entry at a time")
 				require.NoError(t, behind.group.Failure())
-				require.Equal(t, leader.name, c.leader(0).name)
+				requireNode(t, leader, c.leader(0))
 				ahead := simQueue(leader).replicas[0]
 				require.Greater(t, ahead.group.Applied(), behind.group.Applied()+100)
 
@@ -254,7 +254,7 @@ func TestMembersOnFullDisk(t *testing.T) {
 		node := cluster.Peer{Node: "n9", ID: manifest.NewID()}
 		require.NoError(t, group.Raft().AddNonvoter(node.ServerID(), "nowhere", 0, time.Second).Error())
 		require.NoError(t, group.Raft().RemoveServer(node.ServerID(), 0, time.Second).Error())
-		require.Equal(t, leader, c.leader(0))
+		requireNode(t, leader, c.leader(0))
 		leader.fill(simtest.DiskSize)
 		time.Sleep(2 * store.LookEvery * time.Millisecond)
 		produce(t, simQueue(other), Task{Queue: "a"})

@@ -50,7 +50,7 @@ func TestFailedReplicaIsNotToLead(t *testing.T) {
 			begun := time.Now()
 			produceTo(t, c, 0, Task{Queue: "a"})
 			require.Less(t, time.Since(begun), 100*time.Millisecond)
-			require.Equal(t, led.name, c.leader(0).name)
+			requireNode(t, led, c.leader(0))
 		}
 		require.ErrorContains(t, simQueue(led).TransferLeadership(t.Context(), 0, home.name), "cannot lead now")
 		return home

@@ -154,7 +154,7 @@ func TestAdditionFinishesRemoval(t *testing.T) {
 		for shard := range 2 {
 			require.NoError(t, change(ctx, shard, cluster.RemoveNode, cluster.Peer{Node: half.name}))
 		}
-		require.Equal(t, half, c.leader(2))
+		requireNode(t, half, c.leader(2))
 		joins := c.node(true)
 		require.NoError(t, c.open(joins))
 		want := []string{"n0", "n1", joins.name}
@@ -396,6 +396,43 @@ func TestLeaveOfNoCluster(t *testing.T) {
 	})
 }
 
+// TestSilentFounder: a cluster does not begin without a founder that does not answer, and calls say
+// which it is. One that no longer answers keeps no other founder from the cluster that has begun.
+func TestSilentFounder(t *testing.T) {
+	for _, silence := range []time.Duration{0, time.Minute} { // before the cluster can begin
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, 1, 0, Options{Shards: 1})
+			for i := range 3 {
+				c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
+			}
+			for range 3 {
+				c.nodes = append(c.nodes, c.node(false))
+			}
+			first, other, silent := c.nodes[0], c.nodes[1], c.nodes[2]
+			c.net.Isolate(silent.name, c.names())
+			for _, n := range c.nodes {
+				n.start()
+			}
+			if silence > 0 {
+				time.Sleep(silence)
+				_, err := simQueue(first).Produce(t.Context(), Task{Queue: "a"})
+				require.ErrorIs(t, err, ErrNotLeader)
+				require.ErrorContains(t, err, `node "n2" at n2: peer: not sent`)
+			}
+			c.net.SetCut(silent.name, first.name, false)
+			c.net.SetCut(first.name, silent.name, false)
+			c.awaitLeaders()
+			begun := time.Now()
+			require.NoError(t, simQueue(other).WaitReady(t.Context())) // which has never heard of silent
+			require.Less(t, time.Since(begun), 2*time.Second)
+			c.mend(true)
+			c.rest()
+			require.NoError(t, c.check())
+			c.close()
+		})
+	}
+}
+
 // TestFoundersAgree: no cluster begins with an address that is not what a founder says of itself.
 func TestFoundersAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -579,11 +616,11 @@ func TestVoteForUnknownNode(t *testing.T) {
 			}
 		}
 		joined.produce(t, 10)
-		require.Equal(t, leader, c.leader(0))
+		requireNode(t, leader, c.leader(0))
 		leader.crash(100)
 		c.net.Heal(false)
 		c.awaitLeaders()
-		require.Equal(t, joined, c.leader(0))
+		requireNode(t, joined, c.leader(0))
 		require.Equal(t, 10, behind.count(t))
 		leader.start()
 	})

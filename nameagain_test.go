@@ -110,7 +110,7 @@ func TestNameIsUsedAgain(t *testing.T) {
 				})
 				c.nodes = append(c.nodes, again)
 				time.Sleep(time.Minute) // it leads the first shard
-				require.Equal(t, again, c.leader(0))
+				requireNode(t, again, c.leader(0))
 				if end != "open" {
 					old = c.openAs(removed.machine, removed.name, "elsewhere", func(o *Cluster) { o.LeaveOnClose = true })
 					wait(simQueue(old))

@@ -72,6 +72,9 @@ func TestOperateMajorityLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 5, Options{Shards: 2})
 		leader, behind := c.lead()
+		for _, n := range c.members() {
+			require.NoError(t, simQueue(n).WaitReady(t.Context()))
+		}
 		leader.produce(t, 10)
 		c.net.Isolate(behind.name, c.names())
 		leader.produce(t, 10)
@@ -83,10 +86,11 @@ func TestOperateMajorityLost(t *testing.T) {
 			}
 		}
 		c.net.Heal(true)
+		time.Sleep(time.Second) // connections to the others have ended
 		_, err := simQueue(behind).Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrNotLeader)
 		for _, asked := range []*simNode{ahead, behind} {
-			require.Equal(t, ahead, c.furthest(asked))
+			requireNode(t, ahead, c.furthest(asked))
 		}
 		behind.stop()
 		ahead.stop()

@@ -763,7 +763,7 @@ func TestPermitsEndThatIsNotStored(t *testing.T) {
 		defer cancel()
 		require.Error(t, c.queue(1).Complete(ctx, l.Receipt, nil))
 		time.Sleep(5 * time.Second)
-		require.NotEqual(t, c.nodes[1], c.leader(1))
+		require.NotEqual(t, nameOf(c.nodes[1]), nameOf(c.leader(1)))
 	})
 }
 

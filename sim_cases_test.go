@@ -541,7 +541,7 @@ func TestLateCommitOfDeposedLeader(t *testing.T) {
 		}()
 		synctest.Wait()
 		move(leader, other)
-		require.Equal(t, other, c.newLeader(leader))
+		requireNode(t, other, c.newLeader(leader))
 		time.Sleep(100 * time.Millisecond) // its first entry has come
 		move(other, leader)
 		time.Sleep(100 * time.Millisecond)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
 	"codeq/internal/raftlog"
@@ -465,6 +466,21 @@ func (c *simCluster) mend(start bool) {
 		raised.Go(func() { n.raise() })
 	}
 	raised.Wait()
+}
+
+// requireNode fails the test unless a node is the one that is wanted. (require.Equal and Same print
+// all that nodes refer to, which others write, when they fail.)
+func requireNode(t *testing.T, want, got *simNode) {
+	t.Helper()
+	require.True(t, want == got, "%q instead of %q", nameOf(got), nameOf(want))
+}
+
+// nameOf is the name of a node, or "" of none.
+func nameOf(n *simNode) string {
+	if n == nil {
+		return ""
+	}
+	return n.name
 }
 
 // leader returns the node that leads a shard, or nil if none does. Of several that

@@ -52,7 +52,7 @@ func TestDeposedLeaderAnswersNoReads(t *testing.T) {
 		c.net.SetCut(old.name, voter.name, true)
 		c.net.SetCut(heir.name, old.name, true)
 		heir.stand(0)
-		require.Equal(t, heir, c.newLeader(old))
+		requireNode(t, heir, c.newLeader(old))
 		require.NoError(t, simQueue(heir).Complete(t.Context(), lease.Receipt, nil))
 		produce(t, simQueue(heir), Task{Queue: "a", Payload: []byte("new")}, Task{Queue: "b"})
 		q := simQueue(old)

@@ -33,10 +33,10 @@ func (c *simCluster) lateProduce(t *testing.T) (caller, leader *simNode, deliver
 	leader = c.members()[at]
 	require.NoError(t, simQueue(old).TransferLeadership(t.Context(), 0, leader.name))
 	require.NoError(t, <-done)
-	require.Equal(t, leader, c.leader(0))
+	requireNode(t, leader, c.leader(0))
 	return caller, leader, func() {
 		require.NoError(t, simQueue(leader).TransferLeadership(t.Context(), 0, old.name))
-		require.Equal(t, old, c.newLeader(leader))
+		requireNode(t, old, c.newLeader(leader))
 		c.net.Heal(false)
 		time.Sleep(time.Second)
 	}

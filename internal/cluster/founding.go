@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -151,7 +152,10 @@ func (n *Node) failAll(err error) {
 func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 	founders := n.founders()
 	var missing []error // why the cluster cannot begin
-	for _, a := range n.introduceAll(ctx, founders) {
+	isMember := func(i introduction) bool {
+		return slices.ContainsFunc(i.Members, func(m Peer) bool { return m.ID == n.self.ID })
+	}
+	for _, a := range n.introduceUntil(ctx, founders, isMember) {
 		at := slices.IndexFunc(founders, func(p Peer) bool { return p.Node == a.Node })
 		switch {
 		case a.err != nil:
@@ -160,7 +164,7 @@ func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 			if err := namesake(a.Members, n.self); err != nil {
 				return false, err
 			}
-			if slices.ContainsFunc(a.Members, func(m Peer) bool { return m.ID == n.self.ID }) {
+			if isMember(a.introduction) {
 				return true, n.adopt(a.Cluster)
 			}
 			missing = append(missing, fmt.Errorf("node %q is of cluster %s, which this node is not part of (AddNode)", a.Node, a.Cluster))
@@ -172,7 +176,7 @@ func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 			founders[at].ID = a.ID
 		}
 	}
-	if ctx.Err() != nil {
+	if n.membership.ctx.Err() != nil || n.Cluster() != "" { // another node has added it meanwhile
 		return false, nil
 	}
 	if len(missing) == 0 && founders[0].Node != n.self.Node {
@@ -308,14 +312,49 @@ func (a *answer) peer() Peer { return Peer{Node: a.Node, Address: a.address, ID:
 // introduceAll asks all nodes but this one who they are. It returns when all have answered, or ctx
 // has ended.
 func (n *Node) introduceAll(ctx context.Context, peers []Peer) []answer {
+	return n.introduceUntil(ctx, peers, nil)
+}
+
+// introduceUntil is introduceAll that returns earlier if an answer is enough. Who has answered
+// otherwise is asked again each HeartbeatTimeout while others are silent, as the answer may change.
+// Several goroutines call enough; nil: no answer is.
+func (n *Node) introduceUntil(ctx context.Context, peers []Peer, enough func(introduction) bool) []answer {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	awaiting, last := context.WithCancel(ctx) // ends when nobody is silent any more
+	defer last()
 	peers = slices.DeleteFunc(slices.Clone(peers), func(p Peer) bool { return p.Node == n.self.Node })
 	answers := make([]answer, len(peers))
+	var silent atomic.Int32
+	silent.Store(int32(len(peers)))
 	var asking sync.WaitGroup
 	for i, p := range peers {
 		asking.Go(func() {
 			a := &answers[i]
 			a.address = p.Address
-			a.err = n.guarded("introduction", func() (err error) { a.introduction, err = n.introduce(ctx, p); return err })
+			a.err = n.guarded("introduction", func() (err error) {
+				heard := sync.OnceFunc(func() {
+					if silent.Add(-1) == 0 {
+						last()
+					}
+				})
+				defer heard()
+				if a.introduction, err = n.introduce(ctx, p); err != nil || enough == nil {
+					return err
+				}
+				for heard(); !enough(a.introduction); {
+					select {
+					case <-awaiting.Done():
+						return nil
+					case <-time.After(n.c.HeartbeatTimeout):
+					}
+					if again, err := n.introduce(awaiting, p); err == nil {
+						a.introduction = again
+					}
+				}
+				cancel()
+				return nil
+			})
 		})
 	}
 	asking.Wait()
