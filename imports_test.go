@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/token"
 	"maps"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -109,6 +110,36 @@ func TestImportsRunOneWay(t *testing.T) {
 				require.Contains(t, all, filepath.FromSlash(dir))
 			}
 		}
+	}
+}
+
+// TestModulesAgree: all modules of the repository need one version of whatever they need, which is
+// then tested and measured in all of them, and built once.
+func TestModulesAgree(t *testing.T) {
+	t.Parallel()
+	versions, needed := make(map[string]map[string][]string), 0 // go.mod files by module and version
+	for _, pattern := range []string{"go.mod", "*/go.mod", "*/*/go.mod"} {
+		paths, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		for _, p := range paths {
+			text, err := os.ReadFile(p)
+			require.NoError(t, err)
+			for line := range strings.Lines(string(text)) {
+				f := strings.Fields(strings.TrimPrefix(line, "require "))
+				if len(f) < 2 || !strings.Contains(f[0], ".") || !strings.HasPrefix(f[1], "v") {
+					continue
+				}
+				if versions[f[0]] == nil {
+					versions[f[0]] = make(map[string][]string)
+				}
+				versions[f[0]][f[1]] = append(versions[f[0]][f[1]], p)
+				needed++
+			}
+		}
+	}
+	require.Greater(t, needed, len(versions)+100)
+	for module, by := range versions {
+		require.Len(t, by, 1, "%s: %v", module, by)
 	}
 }
 
