@@ -19,9 +19,9 @@ import (
 
 // host has tasks in one shard, which another node leads in the end.
 type host struct {
-	led   chan struct{} // closed when another node leads
-	way   time.Duration // how long an answer is under way
-	tasks chan engine.Grant
+	led   chan struct{}       // closed when another node leads
+	way   time.Duration       // how long an answer is under way
+	tasks chan []engine.Grant // what the next claim gets
 
 	mu     sync.Mutex // guards what follows
 	asked  []int      // for how many tasks
@@ -44,11 +44,7 @@ func (h *host) Claim(ctx context.Context, _ int, r claimlines.Request) ([]engine
 	h.asked = append(h.asked, r.Max)
 	h.mu.Unlock()
 	select {
-	case g := <-h.tasks:
-		grants := []engine.Grant{g}
-		for len(h.tasks) > 0 && len(grants) < r.Max {
-			grants = append(grants, <-h.tasks)
-		}
+	case grants := <-h.tasks:
 		time.Sleep(h.way)
 		return grants, nil
 	case <-ctx.Done():
@@ -83,7 +79,7 @@ func (c *caller) Settle(err error) { c.err = err }
 // inTable runs f with a table that is closed afterwards.
 func inTable(t *testing.T, h *host, f func(*testing.T, *claimlines.Table)) {
 	synctest.Test(t, func(t *testing.T) {
-		h.led, h.tasks = make(chan struct{}), make(chan engine.Grant, 10)
+		h.led, h.tasks = make(chan struct{}), make(chan []engine.Grant, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		var background sync.WaitGroup
 		table := claimlines.New(claimlines.Config{
@@ -128,9 +124,7 @@ func TestLine(t *testing.T) {
 		table.Each(func(dispatch.Ticket, []string, *dispatch.List) { listed++ })
 		require.Equal(t, 3, listed)
 		require.True(t, gone.Take()) // its caller gives up
-		for token := range uint64(4) {
-			h.tasks <- grant(token)
-		}
+		h.tasks <- []engine.Grant{grant(0), grant(1), grant(2), grant(3)}
 		synctest.Wait()
 		require.Equal(t, []*dispatch.Claim{first, second}, h.served)
 		require.Len(t, first.Grants, 1)
@@ -147,8 +141,7 @@ func TestOldLeasesAreRenewed(t *testing.T) {
 	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
 		c := newClaim(2)
 		table.Add(c, new(claimlines.Place))
-		h.tasks <- grant(1)
-		h.tasks <- grant(2)
+		h.tasks <- []engine.Grant{grant(1), grant(2)}
 		close(h.led)
 		time.Sleep(time.Second)
 		synctest.Wait()
