@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"codeq/internal/base"
@@ -103,7 +104,8 @@ func (q *Queue) checkQueue(ctx context.Context, name string) error {
 // present settings, which change may alter; calls of Configure take turns. If another process has
 // changed the settings meanwhile, change is called again with the new ones, so that no change is
 // lost. When Configure returns, the settings, or newer ones, are stored and in force in all shards.
-// The end of ctx has no effect after the first commit.
+// The end of ctx has no effect after the first commit. If a shard fails after it, the error matches
+// [ErrUncertain]: the settings are stored, and that shard adopts them when it works again.
 //
 // If change calls Configure, [Queue.Pause] or [Queue.Resume] of this Queue or any other, the inner
 // call returns an error that matches [ErrInvalid]. change must not wait for a goroutine that calls
@@ -165,7 +167,10 @@ func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil { // which may say of one shard that nothing was applied
+		return fmt.Errorf("%w: not all shards have the settings of queue %q: %w", ErrUncertain, queue, err)
+	}
+	return nil
 }
 
 // Pause stops claims from the queue until [Queue.Resume].

@@ -133,7 +133,10 @@ func TestConfigureWithFailedShard(t *testing.T) {
 	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
 		f.ProduceAt(0, Task{Queue: "a"})
 		failShard(t, f.Q, 1)
-		require.ErrorIs(f, f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true }), ErrUncertain)
+		require.ErrorIs(f, f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Rate = 5 }), ErrUncertain)
+		err := f.Q.Pause(context.Background(), "a") // which only the shards that work adopt
+		require.ErrorIs(f, err, ErrUncertain)
+		require.ErrorIs(f, err, ErrFailed)
 		set, err := f.Q.Settings("a")
 		require.NoError(f, err)
 		require.True(f, set.Paused)
@@ -145,7 +148,7 @@ func TestConfigureWithFailedShard(t *testing.T) {
 		f.Open()
 		require.Nil(f, claimNow(t, f.Q, "a"))
 		f.Check()
-		requireInShards(t, f.Q, "a", 1, Settings{Paused: true})
+		requireInShards(t, f.Q, "a", 2, Settings{Paused: true, Rate: 5})
 	})
 }
 
