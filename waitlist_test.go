@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/dispatch"
+	"codeq/internal/testkit"
 )
 
 // staleCap is how many void tickets a shard may have beyond the number of good ones.
@@ -74,7 +75,7 @@ func TestServedClaimsLeaveQuietQueues(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
-			const claims = 40 * staleCap
+			claims := testkit.Sized(8, 40, 40) * staleCap
 			tickets := 0
 			for i := range claims {
 				got := make(chan error)
