@@ -45,7 +45,7 @@ func openCluster(t *testing.T) []*node {
 		all.Go(func() {
 			q, err := codeq.Open(filepath.Join(dir, n.name), &codeq.Options{
 				Shards: 3, Observer: n.metrics.Observer(nil),
-				Cluster: &codeq.Cluster{Node: n.name, Listener: listeners[i], Peers: peers, HeartbeatTimeout: 200 * time.Millisecond},
+				Cluster: &codeq.Cluster{Node: n.name, Listener: listeners[i], Peers: peers},
 			})
 			if err == nil {
 				err = q.WaitReady(t.Context())

@@ -135,7 +135,7 @@ func startPrometheus(t *testing.T, targets []string) *server {
 	list, err := json.Marshal(targets)
 	require.NoError(t, err)
 	config := fmt.Sprintf(`
-global: {scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 200ms}
+global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 200ms}
 rule_files: [%q]
 scrape_configs:
   - job_name: codeq

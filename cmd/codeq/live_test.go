@@ -76,7 +76,7 @@ func (x *terminal) expect(pattern string) {
 	x.t.Helper()
 	late := time.After(30 * time.Second)
 	re := regexp.MustCompile(pattern)
-	for {
+	for ended := false; ; {
 		x.mu.Lock()
 		at := re.FindIndex(x.shown.Bytes())
 		if at != nil {
@@ -86,10 +86,13 @@ func (x *terminal) expect(pattern string) {
 		if at != nil {
 			return
 		}
+		if ended {
+			x.t.Fatalf("it has ended; %q was expected: %.4000q", pattern, x.text())
+		}
 		select {
 		case <-x.more:
 		case <-x.ended:
-			x.t.Fatalf("it has ended; %q was expected: %.4000q", pattern, x.text())
+			ended = true // it may have shown it before
 		case <-late:
 			x.t.Fatalf("%q was expected: %.4000q", pattern, x.text())
 		}

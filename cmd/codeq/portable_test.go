@@ -488,6 +488,12 @@ func TestImportRandom(t *testing.T) {
 		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"q0", "q1", "q2"}})
 		stop()
 		if errors.Is(err, context.DeadlineExceeded) {
+			waits := func(c codeq.Counts) bool { return c.Ready+c.Scheduled+c.Blocked > 0 }
+			counts, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			if slices.ContainsFunc(slices.Collect(maps.Values(counts)), waits) {
+				continue // the machine is slow
+			}
 			break
 		}
 		require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -51,6 +52,10 @@ func TestWorkerProcess(t *testing.T) {
 	mux := new(codeq.Mux)
 	codeq.Handle(mux, "mail", func(context.Context, *codeq.Job[[]byte]) error { return nil })
 	go func() { ended <- q.Run(ctx, mux, &codeq.RunOptions{Name: "worker", Concurrency: 2}) }()
+	require.Eventually(t, func() bool {
+		workers, err := q.Workers(ctx)
+		return err == nil && len(workers) == 1
+	}, time.Minute, time.Millisecond)
 	fmt.Println("served")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	stop()

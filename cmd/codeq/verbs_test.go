@@ -216,7 +216,7 @@ func TestChangeEnds(t *testing.T) {
 		settle()
 	}
 	everywhere(t, fill, func(t *testing.T, at ...string) {
-		r := call(t, with(at, "-json", "-timeout", "1s", "cancel", "-queue", "mail", "-rate", "1000")...)
+		r := call(t, with(at, "-json", "-timeout", "2s", "cancel", "-queue", "mail", "-rate", "500")...)
 		require.Equal(t, exitEnded, r.code, r.err)
 		_, cursor, found := strings.Cut(r.err, "-cursor ")
 		require.True(t, found, r.err)

@@ -107,6 +107,7 @@ func TestHostile(t *testing.T) {
 	w.submit("#resume-button", "The queue goes on.")
 	w.open("dead")
 	w.follow("#dead [data-action=redrive]")
+	w.wait(`document.querySelector("#job").dataset.ended === "true"`)
 	require.Equal(t, "1", w.text("#matched"), "an error that is no UTF-8 selects it")
 	w.harmless("bulk")
 	w.open("schedules")

@@ -12,7 +12,7 @@ import (
 )
 
 // quick is how long any page of a large queue may take, on a busy machine.
-const quick = 5 * time.Second
+const quick = 15 * time.Second
 
 // timed opens a page, which has to come soon.
 func (w *tab) timed(path string) {

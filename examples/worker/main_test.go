@@ -3,9 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
-	"net"
+	"math/rand/v2"
 	"net/http"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testkit"
 )
 
 // The service is stopped in the midst of its work, again and again. In the bubble of synctest, its
@@ -92,16 +94,14 @@ func TestNothingIsLostOverRestarts(t *testing.T) {
 // The service shows its dashboard, and serves programs beside it, until it is stopped.
 func TestDashboard(t *testing.T) {
 	dir := t.TempDir()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := free.Addr().String()
-	require.NoError(t, free.Close())
+	addr := fmt.Sprint("127.0.0.1:", testkit.FreePorts(t, rand.IntN, 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	log := slog.New(slog.DiscardHandler)
 	go func() { ended <- serve(ctx, config{dir: dir, every: time.Millisecond, workers: 4, http: addr}, log) }()
 	var live *http.Response
 	require.Eventually(t, func() bool {
+		var err error
 		live, err = http.Get("http://" + addr + "/live?page=overview")
 		return err == nil && live.StatusCode == http.StatusOK
 	}, 20*time.Second, 10*time.Millisecond)
@@ -117,6 +117,6 @@ func TestDashboard(t *testing.T) {
 	}, 20*time.Second, 10*time.Millisecond)
 	cancel()
 	require.NoError(t, <-ended, "a viewer does not delay it")
-	_, err = io.Copy(io.Discard, live.Body)
+	_, err := io.Copy(io.Discard, live.Body)
 	require.NoError(t, err)
 }

@@ -291,7 +291,7 @@ func TestOfferEndsWithTheTerm(t *testing.T) {
 func connected(t *testing.T) (ends [2]*raft.NetworkTransport) {
 	for i := range ends {
 		var err error
-		ends[i], err = raft.NewTCPTransport("127.0.0.1:0", nil, 1, time.Second, io.Discard)
+		ends[i], err = raft.NewTCPTransport("127.0.0.1:0", nil, 1, time.Minute, io.Discard)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, ends[i].Close()) })
 	}

@@ -639,7 +639,10 @@ func TestClusterReturn(t *testing.T) {
 		}
 		return true
 	})
-	for shard, claimed := range c.claimedAt {
+	c.mu.Lock()
+	claimedAt := c.claimedAt
+	c.mu.Unlock()
+	for shard, claimed := range claimedAt {
 		t.Logf("shard %d is served after %v", shard, claimed.Sub(at).Round(time.Millisecond))
 		require.Less(t, claimed.Sub(at), *clusterFailover)
 	}

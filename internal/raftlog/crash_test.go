@@ -241,7 +241,7 @@ func TestCrash(t *testing.T) {
 			}
 			require.NoError(t, s.Close())
 
-			require.Greater(t, len(images), 80)
+			require.Greater(t, len(images), 50)
 			for i, img := range images {
 				s := open(t, img.fs, Options{Sync: tc.sync})
 				got := contents(t, s, groups)

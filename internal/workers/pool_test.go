@@ -55,8 +55,13 @@ func (h *host) Claim(ctx context.Context, most int) (int, error) {
 			return 0, ctx.Err()
 		}
 	}
-	for len(got) < most && len(h.jobs) > 0 {
-		got = append(got, <-h.jobs)
+	for more := true; more && len(got) < most; {
+		select {
+		case j := <-h.jobs:
+			got = append(got, j)
+		default: // another claim may have taken the last one
+			more = false
+		}
 	}
 	h.pool.Add(got)
 	return len(got), nil
