@@ -65,7 +65,7 @@ func TestClusterRun(t *testing.T) {
 	go func() {
 		ended <- worker.Run(runCtx, mux, &RunOptions{
 			Concurrency: tasks,
-			LeaseFor:    time.Second,
+			LeaseFor:    5 * time.Second,
 			OnError: func(_ *Lease, err error) {
 				if errors.Is(err, ErrUncertain) { // the leader was lost before the commit
 					uncertain.Add(1)
@@ -85,7 +85,9 @@ func TestClusterRun(t *testing.T) {
 	}
 	produce("held", tasks)
 	<-ready
-	require.NoError(t, worker.replicas[0].group.Raft().LeadershipTransfer().Error())
+	require.Eventually(t, func() bool { // which may take too long
+		return worker.replicas[0].group.Raft().LeadershipTransfer().Error() == nil
+	}, 20*time.Second, 10*time.Millisecond)
 	leader(worker)
 	close(all)
 	require.NoError(t, qs[1].WaitIdle(ctx))

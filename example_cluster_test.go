@@ -41,10 +41,7 @@ func cluster() (nodes []*codeq.Queue, peers []codeq.Peer, end func()) {
 	}
 	each(func(i int) (err error) {
 		nodes[i], err = codeq.Open(filepath.Join(dir, peers[i].Node), &codeq.Options{
-			Cluster: &codeq.Cluster{
-				Node: peers[i].Node, Listener: listeners[i], Peers: peers,
-				HeartbeatTimeout: 200 * time.Millisecond, // the network is this machine
-			},
+			Cluster: &codeq.Cluster{Node: peers[i].Node, Listener: listeners[i], Peers: peers},
 		})
 		return err
 	})
@@ -274,6 +271,9 @@ func ExampleRecoverCluster() {
 		nodes = append(nodes, q)
 	}
 	ann, bob := nodes[0], nodes[1]
+	if err := bob.WaitReady(ctx); err != nil {
+		log.Fatal(err)
+	}
 	_, err = bob.Produce(ctx, codeq.Task{Queue: "mail"})
 	fmt.Println("together:", err)
 	if err := bob.Close(); err != nil {

@@ -48,7 +48,7 @@ func TestFailedReplicaIsNotToLead(t *testing.T) {
 		led := c.leader(0)
 		for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
 			begun := time.Now()
-			produceTo(t, c, 0, Task{Queue: "a"})
+			produce(t, simQueue(led), Task{Queue: "a", LimitKey: keyOf("a", 0, 3)})
 			require.Less(t, time.Since(begun), 100*time.Millisecond)
 			requireNode(t, led, c.leader(0))
 		}

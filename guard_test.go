@@ -514,7 +514,7 @@ func TestPanicAtTheBeginning(t *testing.T) {
 	p.begin(t)
 	p.armed.Store(true)
 	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, Options{})
+		c := newSimCluster(t, 1, 3, Options{Shards: 1})
 		time.Sleep(10 * time.Second)
 		require.Empty(t, p.left())
 		require.ErrorIs(t, c.members()[0].close(), ErrFailed)

@@ -144,6 +144,7 @@ func TestWipedMajority(t *testing.T) {
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
 		left := c.members()[2]
 		left.produce(t, 50)
+		c.rest() // it has all of them
 		for _, n := range c.members() {
 			n.crash(100)
 		}

@@ -95,7 +95,7 @@ func TestLeasesEndAmidTransfers(t *testing.T) {
 		claim := func(queue string, since time.Time) {
 			claims.Go(func() {
 				took := reclaim(t, first, queue).Sub(since)
-				if took > leaseFor+2*time.Second {
+				if took > leaseFor+4*time.Second { // a vote may be split
 					t.Errorf("task %s is delivered again after %v", queue, took)
 				}
 				if queue == "left" && took < leaseFor {

@@ -806,7 +806,9 @@ func TestLocalNode(t *testing.T) {
 	c := nodes[1].client(t)
 	require.NoError(t, c.WaitReady(ctx))
 	for shard := range 2 {
-		require.NoError(t, c.TransferLeadership(ctx, shard, peers[shard].Node))
+		require.Eventually(t, func() bool { // unless it is under way
+			return c.TransferLeadership(ctx, shard, peers[shard].Node) == nil
+		}, 20*time.Second, 10*time.Millisecond)
 	}
 	require.NoError(t, c.WaitReady(ctx))
 	st, err := c.ClusterStatus(ctx)

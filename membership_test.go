@@ -58,7 +58,7 @@ func TestFirstElections(t *testing.T) {
 				}
 				c.awaitLeaders()
 				if nodes == 1 || lives == 0 {
-					require.Less(t, time.Since(begun), 250*time.Millisecond, "%d nodes", nodes) // half of HeartbeatTimeout
+					require.Less(t, time.Since(begun), 500*time.Millisecond, "%d nodes", nodes) // HeartbeatTimeout
 				}
 				for _, n := range c.nodes {
 					n.stop()

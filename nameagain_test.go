@@ -109,8 +109,7 @@ func TestNameIsUsedAgain(t *testing.T) {
 					o.Join, o.Peers = true, []Peer{{"n1", "n1"}, {"n2", "n2"}}
 				})
 				c.nodes = append(c.nodes, again)
-				time.Sleep(time.Minute) // it leads the first shard
-				requireNode(t, again, c.leader(0))
+				c.until("the new node leads the first shard", func() bool { return c.leader(0) == again })
 				if end != "open" {
 					old = c.openAs(removed.machine, removed.name, "elsewhere", func(o *Cluster) { o.LeaveOnClose = true })
 					wait(simQueue(old))

@@ -16,11 +16,13 @@ func TestClusterProcessInfo(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	qs := threeNodes(t, Options{Shards: 3}, nil)
-	require.NoError(t, qs[0].WaitReady(ctx))
+	for _, q := range qs {
+		require.NoError(t, q.WaitReady(ctx))
+	}
 	for range 10 {
 		produce(t, qs[0], Task{Queue: "a"})
 	}
-	require.NoError(t, qs[1].TransferLeadership(ctx, 0, "n2"))
+	require.Eventually(t, func() bool { return qs[1].TransferLeadership(ctx, 0, "n2") == nil }, 20*time.Second, time.Millisecond)
 	for _, q := range qs {
 		require.NoError(t, q.WaitReady(ctx))
 	}

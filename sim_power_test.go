@@ -229,7 +229,9 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 2, Durability: DurabilityProcess})
-		c.awaitLeaders()
+		for _, n := range c.members() {
+			require.NoError(t, simQueue(n).WaitReady(t.Context()))
+		}
 		sound := c.members()[0]
 		sound.produce(t, 20)
 		for _, n := range c.members()[1:] {
