@@ -469,8 +469,7 @@ func TestProtocolViolations(t *testing.T) {
 				require.NoError(t, err)
 				_, err = c.Read(make([]byte, 1))
 				require.ErrorIs(t, err, io.EOF)
-				synctest.Wait()
-				require.Empty(t, n.conns)
+				requireNoConns(t, n)
 			})
 		})
 	}

@@ -104,7 +104,7 @@ func TestGroupConnection(t *testing.T) {
 		_, err = b.Group(0).Dial(at("a").RaftAddress(), 0)
 		require.Error(t, err)
 		require.NoError(t, dialed.Close())
-		require.Empty(t, a.conns)
+		requireNoConns(t, a)
 	})
 }
 

@@ -68,7 +68,7 @@ func TestRefusals(t *testing.T) {
 		_, err = other.Group(1).Dial(at("b").RaftAddress(), time.Second)
 		require.ErrorAs(t, err, &refused)
 		require.Equal(t, RefusedGroups, refused.Reason)
-		require.Len(t, other.conns, 0)
+		requireNoConns(t, other)
 
 		handshake := func(header []byte) error {
 			c, err := nw.dial(t.Context(), "b")
@@ -194,8 +194,7 @@ func TestIntroduction(t *testing.T) {
 		require.Equal(t, "hello", string(reply))
 		require.True(t, seen[0].Introduction)
 		require.Equal(t, self, seen[0].From)
-		synctest.Wait()
-		require.Empty(t, a.conns)
+		requireNoConns(t, a)
 
 		a.SetCluster(testCluster)
 		time.Sleep(lastBackoff)
@@ -249,8 +248,7 @@ func TestGarbageInsteadOfHeader(t *testing.T) {
 				} else {
 					require.Zero(t, time.Since(begin))
 				}
-				synctest.Wait()
-				require.Empty(t, b.conns)
+				requireNoConns(t, b)
 			})
 		})
 	}
@@ -280,7 +278,7 @@ func TestHandshakeHangs(t *testing.T) {
 		_, err = a.Group(0).Dial(at("b").RaftAddress(), time.Second)
 		require.Error(t, err)
 		require.Equal(t, time.Second, time.Since(begin))
-		require.Empty(t, a.conns)
+		requireNoConns(t, a)
 		require.NoError(t, l.Close())
 	})
 }

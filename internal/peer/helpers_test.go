@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -113,6 +114,15 @@ func (nw *network) node(t testing.TB, name string, handler func(*Request)) *Node
 	})
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 	return n
+}
+
+// requireNoConns makes sure that a node has no connection once nothing is under way.
+func requireNoConns(t *testing.T, n *Node) {
+	t.Helper()
+	synctest.Wait()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	require.Empty(t, n.conns)
 }
 
 // connect returns a connection of calls to addr.

@@ -50,7 +50,7 @@ func TestLivesAreSaid(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"b[3]"}, *metByA)
 		require.Equal(t, []string{"a[1 2]"}, *metByB)
-		require.Empty(t, a.conns)
+		requireNoConns(t, a)
 
 		a.SetLives([]uint64{2, 4})
 		_, err := a.Call(t.Context(), at("b"), 1, nil)
@@ -92,7 +92,7 @@ func TestGreetingGivesUp(t *testing.T) {
 		begin := time.Now()
 		require.Error(t, a.Greet(ctx, at("b")))
 		require.Equal(t, time.Second, time.Since(begin))
-		require.Empty(t, a.conns)
+		requireNoConns(t, a)
 	})
 }
 
@@ -138,7 +138,6 @@ func TestOldCopyIsRefused(t *testing.T) {
 		require.False(t, errors.As(err, &refused), "%v", err)
 		old.SetLives([]uint64{5})
 		require.NoError(t, old.Greet(t.Context(), at("sound")))
-		synctest.Wait()
-		require.Empty(t, old.conns)
+		requireNoConns(t, old)
 	})
 }
