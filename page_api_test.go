@@ -339,7 +339,7 @@ func TestPageCost(t *testing.T) {
 			o.Cursor = p.Next
 		}
 		require.GreaterOrEqual(t, scanned, backlog)
-		require.LessOrEqual(t, scanned, backlog*3/2, "few are read twice")
+		require.LessOrEqual(t, scanned, 2*backlog, "how many are read twice depends on the shards of the batches")
 		require.LessOrEqual(t, pages, 2*backlog/4096)
 	})
 	for _, newest := range []bool{false, true} {
