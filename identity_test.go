@@ -476,13 +476,7 @@ func TestFoundingIsInterrupted(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			opts := Options{Shards: 2}
 			c := newSimCluster(t, seed, 0, opts)
-			for i := range 3 {
-				name := fmt.Sprint("n", i)
-				c.peers = append(c.peers, Peer{name, name})
-			}
-			for range 3 {
-				c.nodes = append(c.nodes, c.node(false))
-			}
+			c.found(3)
 			for _, n := range c.nodes {
 				n.start()
 				n.crashAfter(1+c.rng.Int64N(60), []int{0, 50, 100}[c.rng.IntN(3)])

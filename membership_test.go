@@ -45,15 +45,10 @@ func TestFirstElections(t *testing.T) {
 	for _, nodes := range []int{1, 3, 5} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newSimCluster(t, 1, 0, Options{Shards: 3})
-			for i := range nodes {
-				c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
-			}
+			c.found(nodes)
 			for lives := range 2 {
 				begun := time.Now()
 				for i := range nodes {
-					if lives == 0 {
-						c.nodes = append(c.nodes, c.node(false))
-					}
 					c.nodes[i].start()
 				}
 				c.awaitLeaders()
@@ -402,12 +397,7 @@ func TestSilentFounder(t *testing.T) {
 	for _, silence := range []time.Duration{0, time.Minute} { // before the cluster can begin
 		synctest.Test(t, func(t *testing.T) {
 			c := newSimCluster(t, 1, 0, Options{Shards: 1})
-			for i := range 3 {
-				c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
-			}
-			for range 3 {
-				c.nodes = append(c.nodes, c.node(false))
-			}
+			c.found(3)
 			first, other, silent := c.nodes[0], c.nodes[1], c.nodes[2]
 			c.net.Isolate(silent.name, c.names())
 			for _, n := range c.nodes {

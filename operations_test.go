@@ -72,9 +72,7 @@ func TestOperateMajorityLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 5, Options{Shards: 2})
 		leader, behind := c.lead()
-		for _, n := range c.members() {
-			require.NoError(t, simQueue(n).WaitReady(t.Context()))
-		}
+		c.awaitReady()
 		leader.produce(t, 10)
 		c.net.Isolate(behind.name, c.names())
 		leader.produce(t, 10)

@@ -92,6 +92,14 @@ func newSimClusterOf(t *testing.T, seed uint64, nodes int, opts Options, newest 
 	return c
 }
 
+// found makes the founders of a cluster that has no nodes, and starts none of them.
+func (c *simCluster) found(nodes int) {
+	for range nodes {
+		n := c.node(false)
+		c.peers, c.nodes = append(c.peers, Peer{n.name, n.name}), append(c.nodes, n)
+	}
+}
+
 func newSimNode(c *simCluster, name string, join bool) *simNode {
 	return &simNode{cluster: c, name: name, join: join, machine: simtest.NewMachine()}
 }
@@ -497,7 +505,14 @@ func (c *simCluster) leader(shard int) (leader *simNode) {
 	return leader
 }
 
-// awaitLeaders waits until each shard has a leader that serves.
+// awaitReady waits until each node can call every shard, and so is a member.
+func (c *simCluster) awaitReady() {
+	for _, n := range c.members() {
+		require.NoError(c.t, simQueue(n).WaitReady(context.Background()))
+	}
+}
+
+// awaitLeaders waits until each shard has a leader that serves; some nodes may not be members yet.
 func (c *simCluster) awaitLeaders() {
 	for end := time.Now().Add(simPatience); ; time.Sleep(10 * time.Millisecond) {
 		missing := false

@@ -3,7 +3,6 @@ package codeq
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -191,10 +190,7 @@ func TestOlderCopyGoesOnAlone(t *testing.T) {
 func TestCopyFromBeforeTheCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 0, Options{Shards: 1})
-		for i := range 3 {
-			c.peers = append(c.peers, Peer{fmt.Sprint("n", i), fmt.Sprint("n", i)})
-			c.nodes = append(c.nodes, c.node(false))
-		}
+		c.found(3)
 		n := c.nodes[2]
 		n.start() // alone
 		image := n.image()

@@ -229,9 +229,7 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, Options{Shards: 2, Durability: DurabilityProcess})
-		for _, n := range c.members() {
-			require.NoError(t, simQueue(n).WaitReady(t.Context()))
-		}
+		c.awaitReady()
 		sound := c.members()[0]
 		sound.produce(t, 20)
 		for _, n := range c.members()[1:] {

@@ -162,12 +162,10 @@ func TestActions(t *testing.T) {
 			if field != "" {
 				w.fill("#bulk [name="+field+"]", value)
 			}
-			w.follow("#bulk-count")
-			w.wait(`document.querySelector("#job").dataset.ended === "true"`)
+			w.followJob("#bulk-count")
 			require.Equal(t, n, w.text("#matched"))
 			require.Equal(t, button, w.text("#do-it"))
-			w.follow("#do-it")
-			w.wait(`document.querySelector("#job").dataset.ended === "true"`)
+			w.followJob("#do-it")
 			require.Equal(t, n, w.text("#changed"))
 		}
 		s.fill(5, codeq.Task{Queue: "lot"})
@@ -189,20 +187,15 @@ func TestActions(t *testing.T) {
 		row := `tr[data-kind='the bank said "?" # times'] `
 		w.open("dead?queue=lot3")
 		require.Equal(t, 2, w.count("#dead tbody tr"))
-		followToEnd := func(link string) {
-			t.Helper()
-			w.follow(link)
-			w.wait(`document.querySelector("#job").dataset.ended === "true"`)
-		}
-		followToEnd(row + "[data-action=redrive]")
+		w.followJob(row + "[data-action=redrive]")
 		require.Equal(t, "3", w.text("#matched"))
 		require.EqualValues(t, 4, s.counts("lot3").Dead, "they were only counted")
-		followToEnd("#do-it")
+		w.followJob("#do-it")
 		require.Equal(t, "3", w.text("#changed"))
 		require.EqualValues(t, 3, s.counts("lot3").Ready)
 		w.open("dead?queue=lot3")
-		followToEnd("#purge-all")
-		followToEnd("#do-it")
+		w.followJob("#purge-all")
+		w.followJob("#do-it")
 		require.Equal(t, "1", w.text("#changed"))
 		_, err := s.q.Get(ctx, other)
 		require.ErrorIs(t, err, codeq.ErrNotFound)

@@ -305,6 +305,13 @@ func (w *tab) follow(selector string) {
 	w.loaded()
 }
 
+// followJob is follow to the page of a job, until the job has ended.
+func (w *tab) followJob(selector string) {
+	w.t.Helper()
+	w.follow(selector)
+	w.wait(`document.querySelector("#job").dataset.ended === "true"`)
+}
+
 // loaded waits until there is another page than that on which something was pressed.
 func (w *tab) loaded() {
 	w.t.Helper()
