@@ -357,7 +357,7 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 	if l.Timeout > 0 {
 		deadline = new(time.Now().Add(l.Timeout))
 	}
-	f.Begin(r.values, deadline)
+	f.Begin(deadline)
 	if !w.Own(f) {
 		r.giveBack(l.Receipt, f)
 		return

@@ -81,10 +81,13 @@ func (c *taskContext) output() *output {
 // taskContextKey is the key under which a taskContext is its own value.
 type taskContextKey struct{}
 
-// Value returns the value in the context of Run.
+// Value returns the value in the context of Run, or what package context looks for in this one.
 func (c *taskContext) Value(key any) any {
 	if key == (taskContextKey{}) {
 		return c
+	}
+	if v := c.runner.values.Value(key); v != nil {
+		return v
 	}
 	return c.Context.Value(key)
 }

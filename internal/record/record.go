@@ -33,9 +33,9 @@ type Head struct {
 type Ties struct {
 	Unique    [UniqueLen]byte // hash of the idempotency key and its scope
 	UniqueFor uint64          // how long the key is taken at least, ms
-	Flags     uint8           // of the idempotency key
 	Group     uint64          // hash of the group and its scope
 	Limit     uint64          // hash of the key of a limit and its scope
+	Flags     uint8           // of the idempotency key
 	Parent    bool            // other tasks wait for its end
 	Child     bool            // it has Parents; set in decoded records
 }

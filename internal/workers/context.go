@@ -6,33 +6,30 @@ import (
 	"time"
 )
 
-// Context is the context of a handler, with the values of another one. Many handlers never ask when
-// their context ends: ending, which says so, is made when one does.
+// Context is the context of a handler, without values: who embeds it may add some. Many handlers
+// never ask when their context ends: ending, which says so, is made when one does.
 type Context struct {
-	values   context.Context
 	deadline *time.Time // nil: none, as most tasks have
 
-	mu     sync.Mutex              // guards what follows
-	over   bool                    // the context has ended
-	cause  error                   // of the end; nil: context.Canceled
-	ending context.Context         // ends with the Context, and has no values; nil: not used yet
-	cancel context.CancelCauseFunc // of ending
+	mu     sync.Mutex // guards what follows
+	over   bool       // the context has ended
+	ending *ending    // nil: nobody has asked yet, and there is no cause to keep
 }
 
-// Begin gives the context its values and its deadline; nil is none. REQUIRES: nobody uses the
-// context yet.
-func (c *Context) Begin(values context.Context, deadline *time.Time) {
-	c.values, c.deadline = values, deadline
+// ending is a context that ends with a Context.
+type ending struct {
+	context.Context
+	cancel context.CancelCauseFunc
 }
 
-// Value returns the value in the context whose values it has. Package context finds the cause of
-// the end, and the contexts to cancel, as values under keys of its own.
+// Begin gives the context its deadline; nil is none. REQUIRES: nobody uses the context yet.
+func (c *Context) Begin(deadline *time.Time) { c.deadline = deadline }
+
+// Value returns nil, but for package context, which finds the cause of the end, and the contexts to
+// cancel, as values under keys of its own.
 func (c *Context) Value(key any) any {
-	if v := c.values.Value(key); v != nil {
-		return v
-	}
-	if ctx := c.usedEnding(); ctx != nil {
-		return ctx.Value(key)
+	if e := c.usedEnding(); e != nil {
+		return e.Value(key)
 	}
 	return nil
 }
@@ -54,14 +51,14 @@ func (c *Context) Done() <-chan struct{} {
 
 // Err returns nil until the context ends.
 func (c *Context) Err() error {
-	if ctx := c.usedEnding(); ctx != nil {
-		return ctx.Err()
+	if e := c.usedEnding(); e != nil {
+		return e.Err()
 	}
 	return nil
 }
 
 // usedEnding returns ending; nil if the context has not ended and nobody has used ending.
-func (c *Context) usedEnding() context.Context {
+func (c *Context) usedEnding() *ending {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over || c.ending == nil && c.deadline != nil && time.Until(*c.deadline) <= 0 {
@@ -71,34 +68,40 @@ func (c *Context) usedEnding() context.Context {
 }
 
 // makeEnding returns ending, and makes it first if there is none. REQUIRES: mu is held.
-func (c *Context) makeEnding() context.Context {
-	if c.ending == nil {
-		c.ending, c.cancel = context.WithCancelCause(context.Background())
-		if c.over {
-			c.cancel(c.cause)
-		}
-		if c.deadline != nil {
-			var stop context.CancelFunc
-			cancel := c.cancel
-			c.ending, stop = context.WithDeadline(c.ending, *c.deadline)
-			c.cancel = func(cause error) {
-				cancel(cause)
-				stop()
-			}
+func (c *Context) makeEnding() *ending {
+	if c.ending != nil {
+		return c.ending
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	if c.over {
+		cancel(nil)
+	}
+	end := cancel
+	if c.deadline != nil {
+		var stop context.CancelFunc
+		ctx, stop = context.WithDeadline(ctx, *c.deadline)
+		end = func(cause error) {
+			cancel(cause)
+			stop()
 		}
 	}
+	c.ending = &ending{ctx, end}
 	return c.ending
 }
 
-// End ends the context, if it has not ended.
+// End ends the context, if it has not ended, for a cause; nil: [context.Canceled]. It has ended
+// when End returns.
 func (c *Context) End(cause error) {
 	c.mu.Lock()
-	if !c.over {
-		c.over, c.cause = true, cause
+	defer c.mu.Unlock()
+	if c.over {
+		return
 	}
-	cancel, cause := c.cancel, c.cause
-	c.mu.Unlock()
-	if cancel != nil { // a second call does nothing
-		cancel(cause)
+	if cause != nil {
+		c.makeEnding()
+	}
+	c.over = true
+	if c.ending != nil {
+		c.ending.cancel(cause)
 	}
 }

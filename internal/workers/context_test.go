@@ -3,10 +3,12 @@ package workers_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/workers"
@@ -18,7 +20,7 @@ func TestContextEnds(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	for _, early := range []bool{true, false} {
 		f := new(workers.Context)
-		f.Begin(context.Background(), nil)
+		f.Begin(nil)
 		require.NoError(t, f.Err())
 		require.NoError(t, context.Cause(f))
 		var child context.Context
@@ -43,23 +45,24 @@ func TestContextEnds(t *testing.T) {
 }
 
 // TestContextDeadline: a Timeout ends the context of a handler at its time, whether or not somebody
-// asked before; a handler that has returned by then was not late.
+// asked before, and whatever ends it later; a handler that has returned by then was not late.
 func TestContextDeadline(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			begun := time.Now()
 			newContext := func() *workers.Context {
 				c := new(workers.Context)
-				c.Begin(context.Background(), new(begun.Add(time.Second)))
+				c.Begin(new(begun.Add(time.Second)))
 				return c
 			}
-			f, ended := newContext(), newContext()
+			f, ended, late := newContext(), newContext(), newContext()
 			at, ok := f.Deadline()
 			require.True(t, ok)
 			require.Equal(t, begun.Add(time.Second), at)
 			if early {
 				f.Done()
 				ended.Done()
+				late.Done()
 			}
 			require.NoError(t, f.Err())
 			ended.End(nil)
@@ -70,8 +73,36 @@ func TestContextDeadline(t *testing.T) {
 			require.Equal(t, context.DeadlineExceeded, f.Err())
 			require.Equal(t, context.DeadlineExceeded, context.Cause(f))
 			<-f.Done()
-			f.End(errors.New("later"))
-			require.Equal(t, context.DeadlineExceeded, context.Cause(f))
+			for _, c := range []*workers.Context{f, late} {
+				c.End(errors.New("later"))
+				require.Equal(t, context.DeadlineExceeded, context.Cause(c))
+			}
 		})
+	}
+}
+
+// TestContextEndsTwice: whoever ends a context finds it ended, and what derives from it, even if
+// another one is about to.
+func TestContextEndsTwice(t *testing.T) {
+	cause := errors.New("the lease is lost")
+	for range 200 {
+		f := new(workers.Context)
+		var children []context.Context
+		for range 100 {
+			child, cancel := context.WithCancel(f)
+			defer cancel()
+			children = append(children, child)
+		}
+		var ends sync.WaitGroup
+		for range 2 {
+			ends.Go(func() {
+				f.End(cause)
+				for _, c := range children {
+					assert.ErrorIs(t, c.Err(), context.Canceled)
+				}
+				assert.Equal(t, cause, context.Cause(f))
+			})
+		}
+		ends.Wait()
 	}
 }

@@ -154,7 +154,7 @@ func TestDrain(t *testing.T) {
 		h.jobs <- soon
 		h.jobs <- never
 		for _, j := range []*job{soon, never} {
-			j.Begin(context.Background(), nil)
+			j.Begin(nil)
 		}
 		stop := h.run(t)
 		synctest.Wait()
