@@ -477,8 +477,7 @@ func leaseOf(g *engine.Grant) (*Lease, error) {
 
 // decodeGrant decodes a grant into l.
 func decodeGrant(g *engine.Grant, l *Lease) error {
-	l.Receipt = receiptOf(g.Receipt)
-	l.ID = l.Receipt.ID
+	l.ID, l.Receipt = g.Receipt.ID, receiptOf(g.Receipt)
 	l.Attempt = int(g.Attempt)
 	l.Deadline = time.UnixMilli(int64(g.Deadline))
 	if payload, ok := record.Plain(g.Rec); ok {

@@ -29,7 +29,7 @@ func TestCancelBeforeHandler(t *testing.T) {
 		require.NoError(t, q.Cancel(t.Context(), id))
 		q.notices.Wait()
 		w := r.pool.Workers()[0]
-		r.Do(w, &op.Grants[0])
+		r.Do(w, op.Grants[0])
 		op.unref()
 		require.Len(t, reported, 1)
 		require.ErrorIs(t, reported[0], ErrCanceled)

@@ -346,10 +346,10 @@ func (r *runner) report(l *Lease, err error) {
 }
 
 // Do runs the handler of one task and stores the outcome.
-func (r *runner) Do(w *worker, g *engine.Grant) {
+func (r *runner) Do(w *worker, g engine.Grant) {
 	f := &taskContext{runner: r}
 	l := &f.lease
-	if err := decodeGrant(g, l); err != nil {
+	if err := decodeGrant(&g, l); err != nil {
 		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, err)
 		return
 	}
@@ -371,13 +371,13 @@ func (r *runner) Do(w *worker, g *engine.Grant) {
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			r.storeOutcome(w, f, g, begun, errGoexit)
+			r.storeOutcome(w, f, g.Wait, begun, errGoexit)
 			w.Restart()
 		}
 	}()
 	err := r.call(f)
 	returned = true
-	r.storeOutcome(w, f, g, begun, err)
+	r.storeOutcome(w, f, g.Wait, begun, err)
 }
 
 // begin returns when a handler begins; zero if nobody wants to know.
@@ -390,8 +390,9 @@ func (r *runner) begin() (begun time.Time) {
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
-// storeOutcome stores the outcome of a task whose handler has ended.
-func (r *runner) storeOutcome(w *worker, f *taskContext, g *engine.Grant, begun time.Time, err error) {
+// storeOutcome stores the outcome of a task whose handler has ended, and that waited for so many
+// milliseconds before it was claimed.
+func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun time.Time, err error) {
 	var took time.Duration
 	if !begun.IsZero() {
 		took = time.Since(begun)
@@ -407,7 +408,7 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, g *engine.Grant, begun 
 	if !begun.IsZero() {
 		r.observe(HandlerSample{
 			Queue: f.lease.Queue, Tenant: f.lease.Tenant, Attempt: f.lease.Attempt,
-			Wait: time.Duration(g.Wait) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, err),
+			Wait: time.Duration(waited) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, err),
 		})
 	}
 }

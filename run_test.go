@@ -96,7 +96,7 @@ func TestStoppedWorker(t *testing.T) {
 		w := r.pool.Workers()[0]
 		_, hasTask := w.Stop(ErrClosed)
 		require.False(t, hasTask)
-		r.Do(w, &op.Grants[0])
+		r.Do(w, op.Grants[0])
 		op.unref()
 		got := infoOf(t, q, id)
 		require.Equal(t, Ready, got.State)

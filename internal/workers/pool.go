@@ -61,8 +61,8 @@ type Host[J any, T Task] interface {
 	// Claim adds jobs to the pool, at most max, and returns their number. It waits until there are
 	// some, unless the pool is to end when there is nothing to do: then it may return 0.
 	Claim(ctx context.Context, max int) (int, error)
-	// Do does a job, whose memory it must not keep.
-	Do(w *Worker[J, T], job *J)
+	// Do does a job.
+	Do(w *Worker[J, T], job J)
 	// GiveBack gives back jobs that no worker has begun.
 	GiveBack(jobs []J)
 	// TakeBack gives back a task whose handler goes on.

@@ -67,8 +67,7 @@ func (h *host) Claim(ctx context.Context, most int) (int, error) {
 	return len(got), nil
 }
 
-func (h *host) Do(w *workers.Worker[*job, *job], j **job) {
-	t := *j
+func (h *host) Do(w *workers.Worker[*job, *job], t *job) {
 	if !w.Own(t) {
 		h.left.Add(1)
 		return

@@ -11,7 +11,6 @@ type Task interface {
 // Worker runs one handler at a time.
 type Worker[J any, T Task] struct {
 	pool *Pool[J, T]
-	job  J // the one that the worker does
 
 	mu      sync.Mutex // guards what follows
 	task    T          // of the running handler
@@ -49,14 +48,14 @@ func (w *Worker[J, T]) work() {
 			p.mu.Unlock()
 			return
 		}
-		w.job, p.jobs[p.next] = p.jobs[p.next], none
+		job := p.jobs[p.next]
+		p.jobs[p.next] = none
 		p.next++
 		if p.next < len(p.jobs) {
 			p.wakeWorker()
 		}
 		p.mu.Unlock()
-		p.host.Do(w, &w.job)
-		w.job = none
+		p.host.Do(w, job)
 		p.mu.Lock()
 		p.releaseLocked(1)
 	}
