@@ -37,8 +37,8 @@ func (e *removalError) Unwrap() error { return e.error }
 // IsRemoval reports whether an error of a call says that this node was removed from the cluster,
 // and that no later one will succeed.
 func IsRemoval(err error) bool {
-	var removal *removalError
-	return errors.As(err, &removal)
+	_, is := errors.AsType[*removalError](err) // unlike errors.As, it allocates nothing
+	return is
 }
 
 // RemovedError is the answer to a call of a node that was removed from the cluster.

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"path/filepath"
 	"testing"
@@ -79,4 +80,12 @@ func TestRemovalIsCertain(t *testing.T) {
 	require.Eventually(t, func() bool { return n.hasRemoved("x", []string{x.ID}) }, 10*time.Second, time.Millisecond, "nothing new has come")
 	require.True(t, removed(n))
 	require.NoError(t, n.Close())
+}
+
+// TestIsRemoval: a removal is found under what wraps it; to ask costs no allocation.
+func TestIsRemoval(t *testing.T) {
+	err := fmt.Errorf("call: %w", &removalError{RemovedError(1, "a")})
+	require.True(t, IsRemoval(err))
+	require.False(t, IsRemoval(RemovedError(1, "a")))
+	require.Zero(t, testing.AllocsPerRun(100, func() { IsRemoval(nil); IsRemoval(err) }))
 }
