@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -102,4 +103,10 @@ func TestStoppedWorker(t *testing.T) {
 		require.Equal(t, Ready, got.State)
 		require.Zero(t, got.Attempts)
 	})
+}
+
+// TestTaskContextIsSmall: thousands of tasks are at work at once, each with a taskContext of its
+// own. It fits into 384 bytes, a size of Go's allocator; the next one is 416.
+func TestTaskContextIsSmall(t *testing.T) {
+	require.LessOrEqual(t, unsafe.Sizeof(taskContext{}), uintptr(384))
 }

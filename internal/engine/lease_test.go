@@ -2,6 +2,7 @@ package engine
 
 import (
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -47,4 +48,10 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 			r.settle()
 		})
 	}
+}
+
+// TestLeaseIsSmall: a shard keeps thousands of leases. One fits into 224 bytes, a size of Go's
+// allocator; the next one is 240.
+func TestLeaseIsSmall(t *testing.T) {
+	require.LessOrEqual(t, unsafe.Sizeof(lease{}), uintptr(224))
 }
