@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/integrity"
 )
 
 // FS returns base without the failures that Pebble cannot handle: of creating, writing, syncing or
@@ -105,7 +107,13 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 		}
 		return nil, err
 	}
-	return &readFile{f, fs.latch}, nil
+	read := &readFile{f, fs.latch}
+	if integrity.IsTable(name) {
+		if err := integrity.CheckTable(read); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+	}
+	return read, nil
 }
 
 // Lock keeps the lock, so that the latch can release it if the store cannot be closed.

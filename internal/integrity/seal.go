@@ -1,6 +1,6 @@
-// Package integrity finds damage in the files of a closed store that would otherwise be misread:
-// Pebble takes a flipped bit in its newest log, or in its MANIFEST, for the end of that file, and
-// loses what follows.
+// Package integrity finds damage in the files of a store that would otherwise be misread: Pebble
+// takes a flipped bit in its newest log, or in its MANIFEST, for the end of that file, and loses
+// what follows; one in the footer of a table may hide its keys (CheckTable).
 //
 // A store that is closed in order is sealed: a small file describes the others. Before the store is
 // opened for writing the seal is checked and removed, so that a crash never leaves one. Without a

@@ -1,0 +1,65 @@
+package integrity
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Pebble has a checksum for each block of a table, but up to its table format 5 none for the
+// footer, which says of which format the blocks are. With one flipped bit there it takes them for
+// those of an older format: it panics, or finds keys that are not there, or does not find those
+// that are. codeq has never written an older one than oldestTable. Newer footers have checksums.
+
+// oldestTable is the oldest format of Pebble with whose tables codeq has written.
+const oldestTable = pebble.FormatColumnarBlocks
+
+// formatBytes is the length of the end of a footer that says the format: a version and a magic.
+const formatBytes = 4 + 8
+
+// CheckTable checks the format that an open table says it has. An error that reports damage matches
+// pebble.ErrCorruption, so that Pebble treats it as damage, too.
+func CheckTable(f vfs.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() < formatBytes {
+		return fmt.Errorf("%w: a table of %d bytes", pebble.ErrCorruption, info.Size())
+	}
+	var b [formatBytes]byte
+	if _, err := f.ReadAt(b[:], info.Size()-formatBytes); err != nil {
+		return err
+	}
+	magic, oldest := oldestTable.MaxTableFormat().AsTuple()
+	if version := binary.LittleEndian.Uint32(b[:]); string(b[4:]) != magic || version < oldest {
+		return fmt.Errorf("%w: a table of format %d, magic %x", pebble.ErrCorruption, version, b[4:])
+	}
+	return nil
+}
+
+// IsTable reports whether a file is a table of Pebble, by its name.
+func IsTable(name string) bool { return strings.HasSuffix(name, tableSuffix) }
+
+// Tables returns a file system that checks tables (CheckTable) when it opens them.
+func Tables(fs vfs.FS) vfs.FS { return tableFS{fs} }
+
+type tableFS struct{ vfs.FS }
+
+// Unwrap returns the base, for vfs.Root.
+func (fs tableFS) Unwrap() vfs.FS { return fs.FS }
+
+func (fs tableFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	f, err := fs.FS.Open(name, opts...)
+	if err != nil || !IsTable(name) {
+		return f, err
+	}
+	if err := CheckTable(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
