@@ -429,7 +429,7 @@ func (n *Node) closeLogs() error {
 	var errs []error
 	if n.logs != nil {
 		if err := n.logs.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("%w: close the log of Raft: %w", base.ErrFailed, err))
+			errs = append(errs, fmt.Errorf("%w: close the log of Raft: %w", base.ErrFailed, damageOf(err)))
 		}
 	}
 	if n.stable != nil {

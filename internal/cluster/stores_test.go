@@ -15,8 +15,10 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/crashfs"
+	"codeq/internal/integrity"
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 func loneLog(t *testing.T, disk vfs.FS) *groupLog {
@@ -220,6 +222,52 @@ func TestDamagedLog(t *testing.T) {
 	require.ErrorIs(t, err, raftlog.ErrFailed)
 	require.NotErrorIs(t, err, base.ErrNotLeader)
 	require.ErrorIs(t, log.group.Failure(), base.ErrCorrupt)
+}
+
+// TestDamageIsToldAtClose: damage in a table of the log that is found while the node is open, by
+// whoever reads it, is the error of the end of the node.
+func TestDamageIsToldAtClose(t *testing.T) {
+	disk := crashfs.New()
+	open := func() *raftlog.Store {
+		logs, err := raftlog.Open("dir", raftlog.Options{FS: disk, CacheBytes: 1})
+		require.NoError(t, err)
+		return logs
+	}
+	logs := open()
+	group, err := logs.Group(0)
+	require.NoError(t, err)
+	entries := entriesFrom(1, 400)
+	rng := testkit.Seeded(t)
+	for _, e := range entries {
+		e.Data = make([]byte, 1000)
+		for i := range e.Data {
+			e.Data[i] = byte(rng.Uint32())
+		}
+	}
+	require.NoError(t, errors.Join(group.StoreLogs(entries), logs.Close()))
+	require.NoError(t, open().Close()) // which makes a table of what lies in the log of the store
+	tables := 0
+	image := testkit.ImageOf(t, disk, "dir")
+	for _, name := range image.Files {
+		if integrity.IsTable(name) {
+			tables++
+			disk = image.Flip(t, name, 4*len(image.Content[name])) // in the middle
+		}
+	}
+	require.Equal(t, 1, tables)
+
+	logs = open()
+	group, err = logs.Group(0)
+	require.NoError(t, err)
+	err = nil
+	for i := uint64(1); i <= 400 && err == nil; i++ {
+		err = group.GetLog(i, new(raft.Log))
+	}
+	require.ErrorIs(t, err, raftlog.ErrCorrupt)
+	n := &Node{logs: logs}
+	err = n.closeLogs()
+	require.ErrorIs(t, err, base.ErrFailed)
+	require.ErrorIs(t, err, base.ErrCorrupt)
 }
 
 // TestClosedStoresFailNoReplica: that they are closed is no failure.
