@@ -24,8 +24,8 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
+	"codeq/internal/integrity"
 	"codeq/internal/manifest"
-	"codeq/internal/store"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
@@ -492,7 +492,7 @@ func TestReaderFindsDamage(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []string{".log", store.TableSuffix} {
+	for _, kind := range []string{".log", integrity.TableSuffix} {
 		require.Positive(t, found[kind], "%s: %v", kind, found)
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/conversion"
+	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -189,7 +189,7 @@ func syncFiles(fsys vfs.FS, dir string) error {
 		return err
 	}
 	for _, name := range names {
-		if strings.HasSuffix(name, store.TableSuffix) {
+		if integrity.IsTable(name) {
 			continue
 		}
 		f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, name), vfs.WriteCategoryUnspecified)

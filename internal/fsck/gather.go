@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/wal"
 
+	"codeq/internal/integrity"
 	"codeq/internal/schema"
 	"codeq/internal/store"
 )
@@ -84,7 +85,7 @@ func gather(fsys vfs.FS, dir string, into *pebble.DB) error {
 		return err
 	}
 	for _, name := range names {
-		number, table := strings.CutSuffix(name, store.TableSuffix)
+		number, table := strings.CutSuffix(name, integrity.TableSuffix)
 		if !table {
 			continue
 		}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -15,6 +14,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/failstop"
+	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
@@ -59,7 +59,7 @@ func TestSalvage(t *testing.T) {
 	lost, damaged := 0, 0
 	for _, name := range names {
 		path := disk.PathJoin("store", name)
-		if !strings.HasSuffix(path, store.TableSuffix) {
+		if !integrity.IsTable(path) {
 			continue
 		}
 		r, err := store.OpenTable(disk, path)
@@ -173,7 +173,7 @@ func TestGather(t *testing.T) {
 		names, err := disk.List("store")
 		require.NoError(t, err)
 		for _, name := range names {
-			if !strings.HasSuffix(name, store.TableSuffix) {
+			if !integrity.IsTable(name) {
 				continue
 			}
 			of := crashfs.New() // that table alone

@@ -263,7 +263,7 @@ func (v *verifier) tables(index int, dir string, db *pebble.DB, repairable bool)
 	for _, level := range levels {
 		for i := range level {
 			t := &level[i]
-			name := t.BackingSSTNum.String() + store.TableSuffix
+			name := t.BackingSSTNum.String() + integrity.TableSuffix
 			err := store.Protect(func() error { return checkTable(v.FS, v.FS.PathJoin(dir, name)) })
 			if err == nil {
 				continue

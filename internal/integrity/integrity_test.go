@@ -104,7 +104,7 @@ func TestSeal(t *testing.T) {
 		}
 		kinds[strings.TrimRight(name, "-.0123456789")]++
 		from := 0
-		if strings.HasSuffix(name, tableSuffix) {
+		if IsTable(name) {
 			from = 8 * (len(b) - footerBytes)
 		}
 		for bit := from; bit < 8*len(b); bit++ {

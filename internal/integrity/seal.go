@@ -84,7 +84,7 @@ func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 		return true, err
 	}
 	for _, name := range names { // Pebble ignores tables that it does not know
-		if ofStore(name) && !strings.HasSuffix(name, tableSuffix) && !known[name] {
+		if ofStore(name) && !IsTable(name) && !known[name] {
 			return true, damaged(dir, name, "did not exist when it was closed")
 		}
 	}
@@ -158,7 +158,7 @@ func correct(fs vfs.FS, path string, have, want sealedFile) ([]byte, error) {
 
 // coveredFrom returns where the part of a file begins that its CRC in a seal covers.
 func coveredFrom(name string, size int64) int64 {
-	if strings.HasSuffix(name, tableSuffix) {
+	if IsTable(name) {
 		return max(size-footerBytes, 0)
 	}
 	return 0
@@ -249,15 +249,17 @@ func UnsealFile(fs vfs.FS, path string) error {
 	return syncDir(fs, fs.PathDir(path))
 }
 
+// TableSuffix is the suffix of the names of Pebble's tables.
+const TableSuffix = ".sst"
+
 const (
-	tableSuffix    = ".sst"
 	logSuffix      = ".log"
 	manifestPrefix = "MANIFEST-"
 )
 
 // ofStore reports whether Pebble uses files with that name.
 func ofStore(name string) bool {
-	return strings.HasSuffix(name, tableSuffix) || strings.HasSuffix(name, logSuffix) ||
+	return IsTable(name) || strings.HasSuffix(name, logSuffix) ||
 		strings.HasPrefix(name, manifestPrefix) || strings.HasPrefix(name, "OPTIONS-") || strings.HasPrefix(name, "marker.")
 }
 

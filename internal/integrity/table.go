@@ -43,7 +43,7 @@ func CheckTable(f vfs.File) error {
 }
 
 // IsTable reports whether a file is a table of Pebble, by its name.
-func IsTable(name string) bool { return strings.HasSuffix(name, tableSuffix) }
+func IsTable(name string) bool { return strings.HasSuffix(name, TableSuffix) }
 
 // Tables returns a file system that checks tables (CheckTable) when it opens them.
 func Tables(fs vfs.FS) vfs.FS { return tableFS{fs} }

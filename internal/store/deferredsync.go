@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/integrity"
 )
 
 // deferredSyncFS is the file system of a store. It syncs a directory before a marker is created in
@@ -60,15 +62,12 @@ func (fs *deferredSyncFS) Unwrap() vfs.FS { return fs.FS }
 
 func (fs *deferredSyncFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
 	dir := fs.deferred.Load()
-	if err != nil || dir == nil || strings.HasSuffix(name, TableSuffix) ||
+	if err != nil || dir == nil || integrity.IsTable(name) ||
 		name != *dir && !strings.HasPrefix(name, fs.PathJoin(*dir, "x")[:len(*dir)+1]) {
 		return f, err
 	}
 	return unsyncedFile{f}, nil
 }
-
-// TableSuffix is the suffix of the names of Pebble's tables.
-const TableSuffix = ".sst"
 
 type unsyncedFile struct{ vfs.File }
 

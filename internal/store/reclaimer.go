@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/sstable"
 
 	"codeq/internal/guard"
+	"codeq/internal/integrity"
 )
 
 // reclaimer gives back the space that dead records take in a store's tables. Pebble itself writes
@@ -478,7 +479,7 @@ func (st *Store) rangeDeletions(t *pebble.SSTableInfo) (all []deadRange) {
 
 // pathOf returns the path of a table.
 func (st *Store) pathOf(t *pebble.SSTableInfo) string {
-	return st.fs.PathJoin(st.dir, t.BackingSSTNum.String()+TableSuffix)
+	return st.fs.PathJoin(st.dir, t.BackingSSTNum.String()+integrity.TableSuffix)
 }
 
 func (sp *deadRange) overlaps(t *pebble.SSTableInfo) bool {
