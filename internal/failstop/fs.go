@@ -107,13 +107,7 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 		}
 		return nil, err
 	}
-	read := &readFile{f, fs.latch}
-	if integrity.IsTable(name) {
-		if err := integrity.CheckTable(read); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-	}
-	return read, nil
+	return integrity.CheckTable(&readFile{f, fs.latch}, name)
 }
 
 // Lock keeps the lock, so that the latch can release it if the store cannot be closed.

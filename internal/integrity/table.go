@@ -15,15 +15,26 @@ import (
 // those of an older format: it panics, or finds keys that are not there, or does not find those
 // that are. codeq has never written an older one than oldestTable. Newer footers have checksums.
 
-// oldestTable is the oldest format of Pebble with whose tables codeq has written.
+// oldestTable is the oldest format of Pebble of which codeq has written tables.
 const oldestTable = pebble.FormatColumnarBlocks
 
 // formatBytes is the length of the end of a footer that says the format: a version and a magic.
 const formatBytes = 4 + 8
 
-// CheckTable checks the format that an open table says it has. An error that reports damage matches
-// pebble.ErrCorruption, so that Pebble treats it as damage, too.
-func CheckTable(f vfs.File) error {
+// CheckTable returns a file that was opened for reading. If it is a table that names no format, or
+// one older than codeq has written, it closes the file, and the error matches pebble.ErrCorruption,
+// so that Pebble treats it as damage, too.
+func CheckTable(f vfs.File, name string) (vfs.File, error) {
+	if !IsTable(name) {
+		return f, nil
+	}
+	if err := checkFormat(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func checkFormat(f vfs.File) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -55,11 +66,8 @@ func (fs tableFS) Unwrap() vfs.FS { return fs.FS }
 
 func (fs tableFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	f, err := fs.FS.Open(name, opts...)
-	if err != nil || !IsTable(name) {
-		return f, err
+	if err != nil {
+		return nil, err
 	}
-	if err := CheckTable(f); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return CheckTable(f, name)
 }

@@ -27,12 +27,18 @@ import (
 
 // openTest creates a store, which the caller closes.
 func openTest(t *testing.T, c Config) *Store {
-	c.Log = slog.New(slog.DiscardHandler)
-	shared := NewCaches(16<<20, c.MemTableBytes, 1)
+	st, shared, err := tryOpen(c)
 	t.Cleanup(shared.Close)
-	st, err := Open("store", c, shared, true)
 	require.NoError(t, err)
 	return st
+}
+
+// tryOpen opens a store. The caller closes the caches, even after an error.
+func tryOpen(c Config) (*Store, *Caches, error) {
+	c.Log = slog.New(slog.DiscardHandler)
+	shared := NewCaches(16<<20, c.MemTableBytes, 1)
+	st, err := Open("store", c, shared, true)
+	return st, shared, err
 }
 
 // TestMisuse: a SINGLEDEL of a task without its key follows from range deletions. Any other
