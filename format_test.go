@@ -50,7 +50,7 @@ func TestRaiseOfNode(t *testing.T) {
 	ofOldFormat(t, disk, manifest.OldestOfNodes-1)
 	_, err = oneNode(disk, votes)
 	require.ErrorIs(t, err, ErrFormat)
-	require.ErrorContains(t, err, "4 of a node, this version knows 5 to 6")
+	require.ErrorContains(t, err, "5 of a node, this version knows 6 to 7")
 	ofOldFormat(t, disk, manifest.OldestOfNodes)
 	r := verifyImage(t, disk, false)
 	require.True(t, r.OK(), "%v", r.Problems)

@@ -52,8 +52,9 @@ const (
 //	5  as 4; the manifest of a node says which lives others may know, and which it knows of others
 //	6  as 5; queues have totals: in the values of their counters, and in rows of their own;
 //	   records have histories and notes, and lease records the names of workers
+//	7  as 6; what is new has its own keys, trailing fields or flags
 const (
-	Format        = 6
+	Format        = 7
 	OldestFormat  = 3
 	OldestOfNodes = Format - 1
 	formatOfLives = 5
@@ -67,6 +68,7 @@ var pebbleFormats = [Format - OldestFormat + 1]pebble.FormatMajorVersion{
 	pebble.FormatColumnarBlocks, // 4
 	pebble.FormatColumnarBlocks, // 5
 	pebble.FormatColumnarBlocks, // 6
+	pebble.FormatColumnarBlocks, // 7
 }
 
 // PebbleFormat is the format of Pebble with which stores are opened in a directory of a format that

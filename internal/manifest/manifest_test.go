@@ -16,7 +16,7 @@ import (
 // TestPebbleFormat: directories of a format have stores of one of Pebble's, which changes only with
 // the format: what older builds of a cluster may get, they can read.
 func TestPebbleFormat(t *testing.T) {
-	golden := map[int]pebble.FormatMajorVersion{3: 19, 4: 19, 5: 19, 6: 19}
+	golden := map[int]pebble.FormatMajorVersion{3: 19, 4: 19, 5: 19, 6: 19, 7: 19}
 	require.Len(t, golden, Format-OldestFormat+1)
 	for format := OldestFormat; format <= Format; format++ {
 		require.Equal(t, golden[format], PebbleFormat(format), "format %d", format)
@@ -71,13 +71,13 @@ func FuzzManifest(f *testing.F) {
 // others.
 func TestCheckIdentity(t *testing.T) {
 	m := Manifest{Format: Format, Shards: 2, ID: "id"}
-	old, err := m.CheckIdentity(1, []byte("codeq 6 id 1/2"))
+	old, err := m.CheckIdentity(1, []byte("codeq 7 id 1/2"))
 	require.NoError(t, err)
 	require.False(t, old)
 	old, err = m.CheckIdentity(1, []byte("codeq 3 id 1/2"))
 	require.NoError(t, err)
 	require.True(t, old)
-	for _, other := range []string{"codeq 2 id 1/2", "codeq 7 id 1/2", "codeq 6 id 0/2", "codeq 6 other 1/2", ""} {
+	for _, other := range []string{"codeq 2 id 1/2", "codeq 8 id 1/2", "codeq 7 id 0/2", "codeq 7 other 1/2", ""} {
 		_, err = m.CheckIdentity(1, []byte(other))
 		require.ErrorIs(t, err, base.ErrCorrupt)
 	}
@@ -115,10 +115,10 @@ func TestReplicaFormat(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, f, got)
 	}
-	_, err := ReplicaFormat(1, 2, []byte("codeq 7 replicated 1/2"))
+	_, err := ReplicaFormat(1, 2, []byte("codeq 8 replicated 1/2"))
 	require.ErrorIs(t, err, base.ErrFormat)
-	require.ErrorContains(t, err, "7 of shard 1, this version knows 3 to 6")
-	for _, damaged := range []string{"codeq 2 replicated 1/2", "codeq 6 replicated 0/2", "codeq 6 id 1/2", "codeq 06 replicated 1/2", "codeq", ""} {
+	require.ErrorContains(t, err, "8 of shard 1, this version knows 3 to 7")
+	for _, damaged := range []string{"codeq 2 replicated 1/2", "codeq 7 replicated 0/2", "codeq 7 id 1/2", "codeq 07 replicated 1/2", "codeq", ""} {
 		_, err := ReplicaFormat(1, 2, []byte(damaged))
 		require.ErrorIs(t, err, base.ErrCorrupt, damaged)
 	}
