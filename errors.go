@@ -85,7 +85,8 @@ var (
 	ErrFormat = base.ErrFormat
 	// ErrShardCount: [Options.Shards] differs from the count fixed at creation.
 	ErrShardCount = base.ErrShardCount
-	// ErrLocked: another process, or another [Queue] of this one, has the directory open.
+	// ErrLocked: another process, or another [Queue] of this one, has the directory open; the text
+	// says which, as far as it is known. A file system that cannot lock is another error.
 	ErrLocked = base.ErrLocked
 	// ErrCopied: the files are a copy that was made while the queue was open, or after its process
 	// had died: see [Options.AcceptCopy]. Use [Queue.Checkpoint] to copy an open queue.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -17,6 +18,7 @@ import (
 
 	"codeq"
 	"codeq/internal/manifest"
+	"codeq/internal/private"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
@@ -293,6 +295,163 @@ func TestOpenLockedByAnotherProcess(t *testing.T) {
 	require.Equal(t, content, testkit.ReadFile(t, filepath.Join(root, manifest.Name)))
 	end()
 	requireTasks(t, root, nil, tasks)
+}
+
+// requireLocked lets other processes and this one open a queue that is open here, by a path: they
+// are refused, and told by whom if told is set.
+func requireLocked(t *testing.T, path string, told bool) {
+	t.Helper()
+	out := openElsewhere(t, path)
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	for _, verb := range []string{"OpenReadOnly", "Verify", "Repair", "Open"} {
+		require.Contains(t, out, verb+": locked true")
+	}
+	if told {
+		require.Equal(t, 4, strings.Count(out, fmt.Sprintf("process %d on host %s has locked ", os.Getpid(), host)), "%s", out)
+	}
+	_, err = codeq.Open(path, nil)
+	require.ErrorIs(t, err, codeq.ErrLocked)
+	_, err = codeq.OpenReadOnly(path, nil)
+	require.ErrorIs(t, err, codeq.ErrLocked)
+}
+
+// TestOpenLockedOutlivesReads: a process that reads, copies or links the files of its own queue
+// keeps it locked.
+func TestOpenLockedOutlivesReads(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	dir, linked := filepath.Join(root, "queue"), filepath.Join(root, "linked")
+	tasks := closedQueue(t, dir, 2)
+	q, err := codeq.Open(dir, nil)
+	require.NoError(t, err)
+	testkit.ReadFile(t, filepath.Join(dir, manifest.LockName))
+	testkit.ReadFile(t, filepath.Join(manifest.ShardDir(vfs.Default, dir, 0), manifest.LockName))
+	requireLocked(t, dir, true)
+	require.NoError(t, os.CopyFS(filepath.Join(root, "copy"), os.DirFS(dir)))
+	requireLocked(t, dir, true)
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		to := strings.Replace(path, dir, linked, 1)
+		if err != nil || d.IsDir() {
+			return errors.Join(err, os.Mkdir(to, 0o700))
+		}
+		return os.Link(path, to)
+	}))
+	_, err = codeq.OpenReadOnly(linked, &codeq.ReaderOptions{AcceptCopy: true})
+	require.ErrorIs(t, err, codeq.ErrLocked, "its files are those of the queue")
+	requireLocked(t, dir, true)
+	require.NoError(t, q.Close())
+
+	r := openReader(t, dir, nil)
+	testkit.ReadFile(t, filepath.Join(dir, manifest.LockName))
+	require.Contains(t, openElsewhere(t, dir), "a process that reads has locked")
+	require.NoError(t, r.Close())
+	requireTasks(t, dir, nil, tasks)
+}
+
+// TestOpenLockedWithoutLOCK: a queue that is open stays locked when its LOCK, or that of each of its
+// stores, is removed or replaced.
+func TestOpenLockedWithoutLOCK(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("a file that is open cannot be removed")
+	}
+	t.Parallel()
+	locks := func(dir string) (names []string) {
+		require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if d.Name() == manifest.LockName {
+				names = append(names, path)
+			}
+			return err
+		}))
+		return names
+	}
+	for _, node := range []string{"", "a"} {
+		for _, c := range []struct {
+			name  string
+			all   bool
+			clear func(path string) error
+		}{
+			{"one is removed", false, os.Remove},
+			{"all are removed", true, os.Remove},
+			{"one is replaced", false, replaceFile},
+			{"all are replaced", true, replaceFile},
+		} {
+			t.Run(node+c.name, func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "queue")
+				opts := &codeq.Options{Shards: 2}
+				if node != "" {
+					opts.Cluster = &codeq.Cluster{Node: node, Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}
+				}
+				q, err := codeq.Open(dir, opts)
+				require.NoError(t, err)
+				require.NoError(t, q.WaitReady(t.Context()))
+				id, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
+				require.NoError(t, err)
+				names := locks(dir)
+				require.Greater(t, len(names), 2)
+				if !c.all {
+					names = []string{filepath.Join(dir, manifest.LockName)}
+				}
+				for _, name := range names {
+					require.NoError(t, c.clear(name))
+				}
+				before := testkit.ReadFile(t, filepath.Join(dir, manifest.Name))
+				if node == "" {
+					requireLocked(t, dir, !c.all)
+				}
+				second := *opts
+				_, err = codeq.Open(dir, &second)
+				require.ErrorIs(t, err, codeq.ErrLocked)
+				require.Equal(t, before, testkit.ReadFile(t, filepath.Join(dir, manifest.Name)))
+				_, err = q.Get(t.Context(), id)
+				require.NoError(t, errors.Join(err, q.Close()))
+			})
+		}
+	}
+}
+
+func replaceFile(path string) error {
+	return errors.Join(os.WriteFile(path+".new", nil, 0o600), os.Rename(path+".new", path))
+}
+
+// TestReaderLockedWithoutLOCK: a directory that Readers have open stays locked when LOCK is removed,
+// and when there has never been one.
+func TestReaderLockedWithoutLOCK(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("a file that is open cannot be removed")
+	}
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "queue")
+	tasks := closedQueue(t, dir, 1)
+	r := openReader(t, dir, nil)
+	require.NoError(t, os.Remove(filepath.Join(dir, manifest.LockName)))
+	second := openReader(t, dir, nil)
+	for _, r := range []*codeq.Reader{r, second} {
+		_, err := codeq.Open(dir, nil)
+		require.ErrorIs(t, err, codeq.ErrLocked)
+		requireOwnedElsewhere(t, dir, codeq.ErrLocked)
+		require.NoError(t, r.Close())
+	}
+	requireTasks(t, dir, nil, tasks)
+}
+
+// noLockFS cannot lock files.
+type noLockFS struct{ vfs.FS }
+
+func (noLockFS) Lock(name string) (io.Closer, error) {
+	return nil, &fs.PathError{Op: "lock", Path: name, Err: syscall.ENOLCK}
+}
+
+// Unwrap returns the file system below, for vfs.Root.
+func (f noLockFS) Unwrap() vfs.FS { return f.FS }
+
+// TestOpenCannotLock: that a file system cannot lock is not that somebody else has the directory.
+func TestOpenCannotLock(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "queue")
+	_, err := codeq.Open(dir, onDisk(noLockFS{private.FS}, &codeq.Options{}))
+	require.ErrorIs(t, err, syscall.ENOLCK)
+	require.NotErrorIs(t, err, codeq.ErrLocked)
+	require.ErrorContains(t, err, "lock "+filepath.Join(dir, manifest.LockName))
 }
 
 // TestOpenRefusesAnotherIdentity: a manifest that is not this queue's.

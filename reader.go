@@ -40,9 +40,7 @@ type ReaderOptions struct {
 // whatever the number of tasks.
 //
 // Any number of processes may have dir open as a [Reader] at the same time, each any number of
-// times, but no [Queue] beside them: whichever comes later gets [ErrLocked]. They lock the file
-// LOCK, which [Open] makes and never removes. If somebody has copied dir without it, nothing is
-// locked: then do not open dir by Open as long as a Reader is open.
+// times, but no [Queue] beside them: whichever comes later gets [ErrLocked].
 //
 // Errors: [ErrInvalid] (dir is ""), [ErrNotQueue] (also if nothing was ever stored in it, see
 // [Options.MustExist]), [ErrLocked], [ErrFormat], [ErrCopied], [ErrCorrupt], and those of the file

@@ -307,13 +307,21 @@ func TestReaderExcludesOwner(t *testing.T) {
 // requireOwnedElsewhere lets another process open a queue, as which it is refused with an error.
 func requireOwnedElsewhere(t *testing.T, dir string, want error) {
 	t.Helper()
+	out := openElsewhere(t, dir)
+	require.Contains(t, out, fmt.Sprint("Open: locked ", want != nil), "%s", out)
+}
+
+// openElsewhere lets another process open a queue by all verbs that do so, and returns what became
+// of it.
+func openElsewhere(t *testing.T, dir string) string {
+	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(exe, "-test.run=^TestHelperProcessOpens$", "-test.v")
 	cmd.Env = append(os.Environ(), openDirEnv+"="+dir)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), fmt.Sprint("locked: ", want != nil), "%s", out)
+	return string(out)
 }
 
 const openDirEnv = "CODEQ_OPEN_DIR"
@@ -323,11 +331,21 @@ func TestHelperProcessOpens(t *testing.T) {
 	if dir == "" {
 		t.Skip("a child of TestReaderExcludesOwner")
 	}
-	q, err := codeq.Open(dir, nil)
-	fmt.Println("locked:", errors.Is(err, codeq.ErrLocked))
-	if err == nil {
-		require.NoError(t, q.Close())
+	say := func(verb string, c io.Closer, err error) {
+		fmt.Printf("%s: locked %v %v\n", verb, errors.Is(err, codeq.ErrLocked), err)
+		if err == nil {
+			require.NoError(t, c.Close())
+		}
 	}
+	nothing := io.NopCloser(nil)
+	r, err := codeq.OpenReadOnly(dir, nil)
+	say("OpenReadOnly", r, err)
+	_, err = codeq.Verify(dir, nil)
+	say("Verify", nothing, err)
+	_, err = codeq.Verify(dir, &codeq.VerifyOptions{Repair: true})
+	say("Repair", nothing, err)
+	q, err := codeq.Open(dir, nil)
+	say("Open", q, err)
 }
 
 // The child reads the directory in this variable until its standard input ends.

@@ -24,6 +24,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
+	"codeq/internal/private"
 	"codeq/internal/raftlog"
 	"codeq/internal/snapshot"
 )
@@ -318,10 +319,14 @@ func (n *Node) openReplicas() (err error) {
 	return nil
 }
 
-// damageOf lets what is damaged beside the stores of the shards match ErrCorrupt.
+// damageOf lets what is damaged beside the stores of the shards match ErrCorrupt, and what somebody
+// else has open ErrLocked.
 func damageOf(err error) error {
-	if errors.Is(err, raftlog.ErrCorrupt) || errors.Is(err, snapshot.ErrDamaged) {
+	switch {
+	case errors.Is(err, raftlog.ErrCorrupt) || errors.Is(err, snapshot.ErrDamaged):
 		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	case errors.Is(err, private.ErrHeld):
+		return fmt.Errorf("%w: %w", base.ErrLocked, err)
 	}
 	return err
 }

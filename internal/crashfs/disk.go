@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/private"
 )
 
 var errNoName = errors.New("crashfs: empty file name")
@@ -29,7 +31,7 @@ var errNoName = errors.New("crashfs: empty file name")
 type Disk struct {
 	mu     sync.RWMutex // guards what follows, and all nodes
 	root   *node
-	locked map[string]bool // by path
+	locked map[string]int // by path: -1 for an owner, or how many readers
 }
 
 var _ vfs.FS = (*Disk)(nil)
@@ -53,7 +55,7 @@ func (n *node) isDir() bool { return n.children != nil }
 // New returns an empty disk.
 func New() *Disk { return newDisk(newDir()) }
 
-func newDisk(root *node) *Disk { return &Disk{root: root, locked: make(map[string]bool)} }
+func newDisk(root *node) *Disk { return &Disk{root: root, locked: make(map[string]int)} }
 
 // Clone returns the disk as it is, which is how a process leaves it that is killed. Nothing of the
 // copy can be lost any more.
@@ -359,19 +361,38 @@ func (d *Disk) MkdirAll(name string, _ os.FileMode) error {
 func (d *Disk) Lock(name string) (io.Closer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.locked[name] {
-		return nil, pathError("lock", name, syscall.EAGAIN)
+	if n := d.locked[name]; n != 0 {
+		return nil, &private.Held{Path: name, Reads: n > 0, Here: true}
 	}
 	if _, err := d.create(name); err != nil {
 		return nil, err
 	}
-	d.locked[name] = true
-	return &fileLock{d, name}, nil
+	return d.lock(name, -1), nil
+}
+
+// LockShared locks a file, which must exist, with other readers.
+func (d *Disk) LockShared(name string) (io.Closer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.locked[name] < 0 {
+		return nil, &private.Held{Path: name, Here: true}
+	}
+	if _, err := d.find("lock", name); err != nil {
+		return nil, err
+	}
+	return d.lock(name, 1), nil
+}
+
+// lock is of an owner (-1) or a reader (1). REQUIRES: mu is held, and no other lock excludes it.
+func (d *Disk) lock(name string, n int) io.Closer {
+	d.locked[name] += n
+	return &fileLock{d, name, n}
 }
 
 type fileLock struct {
 	disk *Disk // nil: it was closed
 	name string
+	n    int
 }
 
 func (l *fileLock) Close() error {
@@ -379,7 +400,9 @@ func (l *fileLock) Close() error {
 		l.disk = nil
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		delete(d.locked, l.name)
+		if d.locked[l.name] -= l.n; d.locked[l.name] == 0 {
+			delete(d.locked, l.name)
+		}
 	}
 	return nil
 }

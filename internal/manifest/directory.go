@@ -113,7 +113,7 @@ func openReadOnly(fsys vfs.FS, path string) (*Directory, error) {
 		return nil, err
 	}
 	d := New(fsys, name, Manifest{})
-	if d.lock, err = lockShared(fsys, fsys.PathJoin(name, LockName)); err != nil {
+	if d.lock, err = lockShared(fsys, name); err != nil {
 		return nil, err
 	}
 	// Another process may have changed the manifest before the lock was taken.
@@ -154,7 +154,7 @@ func readQueue(fsys vfs.FS, path string) (*Manifest, error) {
 
 // Lock locks the directory until Close is called.
 func (d *Directory) Lock() (err error) {
-	d.lock, err = lockExclusively(d.FS, d.FS.PathJoin(d.Path, LockName))
+	d.lock, err = lockExclusively(d.FS, d.Path)
 	return err
 }
 
@@ -367,9 +367,12 @@ func (d *Directory) Write() error {
 // Close unlocks the directory.
 func (d *Directory) Close() error { return d.lock.Close() }
 
+// shardPrefix begins the names of the directories of stores.
+const shardPrefix = "shard-"
+
 // ShardDir returns the directory of a shard's store.
 func ShardDir(fs vfs.FS, dir string, index int) string {
-	return fs.PathJoin(dir, fmt.Sprintf("shard-%03d", index))
+	return fs.PathJoin(dir, fmt.Sprintf("%s%03d", shardPrefix, index))
 }
 
 // MetaDir returns the directory of a shard's snapshots, on a node of a cluster.

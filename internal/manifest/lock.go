@@ -6,109 +6,112 @@ import (
 	"io"
 	"io/fs"
 	"slices"
-	"sync"
-	"syscall"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
+	"codeq/internal/private"
 )
 
-// The lock of a directory is that of the kernel on LOCK: an owner has it exclusively, by FS.Lock,
-// and readers share it. On unix it is a record lock of fcntl, which belongs to the process: it does
-// not tell an owner from a reader of one process, and is released when the process closes any
-// descriptor of the file. So within the process the table held decides, before LOCK is opened, and
-// all readers share one descriptor.
+// An owner has the lock of LOCK exclusively, by FS.Lock, and readers share it. It alone would not
+// exclude a second owner once LOCK is removed or replaced, since that one locks another file. So
+// whoever has it also looks whether somebody has the lock of a store, which an older version has as
+// well, and locks the directory itself as far as the system can.
 
-// held are the locks of this process.
-var held = struct {
-	sync.Mutex
-	locks map[lockName]*heldLock
-}{locks: make(map[lockName]*heldLock)}
-
-// lockName is the file of a lock. The file system is its root, since wrappers of one are equal.
-type lockName struct {
-	fs   vfs.FS
-	path string
+// lockable is a file system with locks that readers share.
+type lockable interface {
+	LockShared(name string) (io.Closer, error)
 }
 
-// heldLock is a lock of one owner, or of readers.
-type heldLock struct {
-	name    lockName
-	readers int       // 0: an owner has it
-	file    io.Closer // nil: there is no LOCK
+// locks are released the last one first.
+type locks []io.Closer
+
+func (l locks) Close() error {
+	var errs []error
+	for _, lock := range slices.Backward(l) {
+		errs = append(errs, lock.Close())
+	}
+	return errors.Join(errs...)
 }
 
-var errHeldHere = errors.New("lock held by this process")
-
-func lockExclusively(fsys vfs.FS, path string) (io.Closer, error) {
-	return lock(fsys, path, 0, func() (io.Closer, error) { return fsys.Lock(path) })
+// lockExclusively locks a directory for an owner.
+func lockExclusively(fsys vfs.FS, dir string) (io.Closer, error) {
+	return lock(fsys, dir, false, func() (io.Closer, error) { return fsys.Lock(fsys.PathJoin(dir, LockName)) })
 }
 
-// lockShared locks against owners, and changes nothing. If there is no LOCK, nobody has the
-// directory open, and an owner that opens it later is not noticed: LOCK is missing only in a copy
+// lockShared locks a directory against owners, and changes nothing. There may be no LOCK in a copy
 // that somebody has made without it.
-func lockShared(fsys vfs.FS, path string) (io.Closer, error) {
-	return lock(fsys, path, 1, func() (io.Closer, error) {
-		if _, err := fsys.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
+func lockShared(fsys vfs.FS, dir string) (io.Closer, error) {
+	return lock(fsys, dir, true, func() (io.Closer, error) {
+		l, err := lockFileShared(fsys, fsys.PathJoin(dir, LockName))
+		if errors.Is(err, fs.ErrNotExist) {
+			return io.NopCloser(nil), nil
 		}
-		if vfs.Root(fsys) != vfs.Default { // only this process has it
-			return fsys.Lock(path)
-		}
-		return openShared(path)
+		return l, err
 	})
 }
 
-// lock takes a lock for an owner (0 readers), or for one reader; open is called unless other
-// readers have it already.
-func lock(fsys vfs.FS, path string, readers int, open func() (io.Closer, error)) (io.Closer, error) {
-	held.Lock()
-	defer held.Unlock()
-	name := lockName{vfs.Root(fsys), path}
-	l := held.locks[name]
-	switch {
-	case l != nil && (readers == 0 || l.readers == 0):
-		return nil, fmt.Errorf("%w: %s: %w", base.ErrLocked, path, errHeldHere)
-	case l == nil:
-		file, err := open()
-		if err != nil && isHeld(err) {
-			err = fmt.Errorf("%w: %w", base.ErrLocked, err)
+func lockFileShared(fsys vfs.FS, name string) (io.Closer, error) {
+	root := vfs.Root(fsys)
+	if root == vfs.Default {
+		return private.LockShared(name)
+	}
+	if l, ok := root.(lockable); ok {
+		return l.LockShared(name)
+	}
+	if _, err := fsys.Stat(name); err != nil {
+		return nil, err
+	}
+	return fsys.Lock(name) // for one reader
+}
+
+func lock(fsys vfs.FS, dir string, reads bool, own func() (io.Closer, error)) (io.Closer, error) {
+	var held locks
+	for _, step := range []func() (io.Closer, error){
+		own,
+		func() (io.Closer, error) { return io.NopCloser(nil), noStoreIsOpen(fsys, dir) },
+		func() (io.Closer, error) {
+			if vfs.Root(fsys) != vfs.Default {
+				return io.NopCloser(nil), nil
+			}
+			return private.LockDirectory(dir, reads)
+		},
+	} {
+		l, err := step()
+		if errors.Is(err, private.ErrHeld) {
+			err = fmt.Errorf("%w: %w; it is opened once, or by readers only: close it there, or call the process by OpenLocal",
+				base.ErrLocked, err)
 		}
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, held.Close())
 		}
-		l = &heldLock{name: name, file: file}
-		held.locks[name] = l
+		held = append(held, l)
 	}
-	l.readers += readers
-	return l, nil
+	return held, nil
 }
 
-// Close releases the lock of the owner, or of one reader.
-func (l *heldLock) Close() error {
-	held.Lock()
-	defer held.Unlock()
-	if l.readers--; l.readers > 0 {
-		return nil
+// noStoreIsOpen returns an error that matches private.ErrHeld if somebody writes a store of a
+// directory.
+func noStoreIsOpen(fsys vfs.FS, dir string) error {
+	names, err := fsys.List(dir)
+	if err != nil {
+		return err
 	}
-	delete(held.locks, l.name)
-	if l.file == nil {
-		return nil
+	for _, name := range names {
+		if !strings.HasPrefix(name, shardPrefix) && name != RaftDir {
+			continue
+		}
+		l, err := lockFileShared(fsys, fsys.PathJoin(dir, name, LockName))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = l.Close()
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return l.file.Close()
-}
-
-// isHeld reports whether an error of a lock says that it is held, and not that the file cannot be
-// opened or locked at all.
-func isHeld(err error) bool {
-	var opening *fs.PathError
-	var errno syscall.Errno
-	switch {
-	case errors.As(err, &opening):
-		return false
-	case errors.As(err, &errno):
-		return slices.Contains(heldErrnos, errno)
-	}
-	return true // other errors are the file system's, such as for a lock of this process
+	return nil
 }

@@ -4,10 +4,8 @@ package private
 
 import (
 	"errors"
-	"io"
 	"io/fs"
 	"os"
-	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -54,17 +52,4 @@ func create(name string) error {
 		return err
 	}
 	return f.Close()
-}
-
-// locking is held while a file is made and locked: if one goroutine closed the file after another
-// one has locked it, the kernel would release the lock, which is that of the process.
-var locking sync.Mutex
-
-func (p privateFS) Lock(name string) (io.Closer, error) {
-	locking.Lock()
-	defer locking.Unlock()
-	if err := create(name); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
-	}
-	return p.FS.Lock(name)
 }

@@ -87,11 +87,15 @@ func createBolt(path string) error {
 }
 
 func openBolt(path string) (*raftboltdb.BoltStore, error) {
-	return raftboltdb.New(raftboltdb.Options{Path: path, BoltOptions: &bbolt.Options{
+	bolt, err := raftboltdb.New(raftboltdb.Options{Path: path, BoltOptions: &bbolt.Options{
 		Timeout:        lockTimeout,
 		NoFreelistSync: true,
 		FreelistType:   bbolt.FreelistMapType,
 	}})
+	if errors.Is(err, berrors.ErrTimeout) {
+		err = &private.Held{Path: path}
+	}
+	return bolt, err
 }
 
 // Group returns the values of a group.

@@ -19,6 +19,7 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/malloc"
+	"codeq/internal/private"
 	"codeq/internal/walfs"
 )
 
@@ -340,8 +341,11 @@ func (st *Store) Close() error {
 
 // Error converts an error of Pebble: it matches base.ErrCorrupt if it reports damage.
 func Error(err error) error {
-	if err = integrity.OfPebble(err); errors.Is(err, integrity.ErrDamaged) {
+	switch err = integrity.OfPebble(err); {
+	case errors.Is(err, integrity.ErrDamaged):
 		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	case errors.Is(err, private.ErrHeld):
+		return fmt.Errorf("%w: %w", base.ErrLocked, err)
 	}
 	return err
 }

@@ -1,0 +1,58 @@
+//go:build darwin || dragonfly || freebsd || illumos || netbsd || openbsd
+
+package private
+
+import (
+	"errors"
+	"io"
+	"os"
+	"syscall"
+)
+
+// flock's locks are of whole files, and belong to what was opened. On these systems they exclude
+// those of fcntl, by which older versions lock, and directories may have them.
+
+func lockFile(name string, m mode) (io.Closer, error) { return lockOpened(name, m) }
+
+func setLock(f *os.File, m mode) error {
+	how := [...]int{unlocked: syscall.LOCK_UN, shared: syscall.LOCK_SH, exclusive: syscall.LOCK_EX}[m]
+	for {
+		switch err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err {
+		case syscall.EWOULDBLOCK:
+			return ErrHeld
+		case syscall.EINTR:
+		default:
+			return err
+		}
+	}
+}
+
+// whoHolds reports whether readers exclude a lock: then it could be shared.
+func whoHolds(f *os.File, m mode) (reads bool, pid int) {
+	if m == shared || setLock(f, shared) != nil {
+		return false, 0
+	}
+	_ = setLock(f, unlocked) // closing the file does the same
+	return true, 0
+}
+
+func lockDirectory(dir string, m mode) (io.Closer, error) {
+	f, err := openAtOnce(dir, os.O_RDONLY|syscall.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	switch err := setLock(f, m); {
+	case errors.Is(err, ErrHeld):
+		reads, _ := whoHolds(f, m)
+		return nil, errors.Join(&Held{Path: dir, Reads: reads}, f.Close())
+	case err != nil:
+		return f, nil // it has no such locks
+	}
+	return &directoryLock{f}, nil
+}
+
+type directoryLock struct{ *os.File }
+
+func (l *directoryLock) Close() error {
+	return errors.Join(setLock(l.File, unlocked), l.File.Close())
+}

@@ -1,0 +1,95 @@
+package private
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Locks of open file descriptions are of the kind of fcntl's record locks, by which older versions
+// lock: they exclude each other.
+
+// byProcess is set once the kernel has refused such a lock as something that it does not know, as
+// some emulations of Linux do.
+var byProcess atomic.Bool
+
+var errUnknownLock = errors.New("the kernel does not know locks of open file descriptions")
+
+func lockFile(name string, m mode) (io.Closer, error) {
+	if !byProcess.Load() {
+		l, err := lockOpened(name, m)
+		if !errors.Is(err, errUnknownLock) {
+			return l, err
+		}
+		byProcess.Store(true)
+	}
+	return lockInProcess(name, m)
+}
+
+func setLock(f *os.File, m mode) error {
+	err := fcntl(f, unix.F_OFD_SETLK, record(m, lockedByte, 1))
+	switch err {
+	case unix.EAGAIN:
+		return ErrHeld
+	case unix.EINVAL:
+		return fmt.Errorf("%w: %w", errUnknownLock, err)
+	}
+	return err
+}
+
+func record(m mode, start, length int64) *unix.Flock_t {
+	types := [...]int16{unlocked: unix.F_UNLCK, shared: unix.F_RDLCK, exclusive: unix.F_WRLCK}
+	return &unix.Flock_t{Type: types[m], Whence: io.SeekStart, Start: start, Len: length}
+}
+
+func fcntl(f *os.File, command int, l *unix.Flock_t) error {
+	for {
+		if err := unix.FcntlFlock(f.Fd(), command, l); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// whoHolds reports whether readers exclude a lock, and the PID of who does if the kernel knows it:
+// that of an older version's lock.
+func whoHolds(f *os.File, m mode) (reads bool, pid int) {
+	l := record(m, lockedByte, 1)
+	if fcntl(f, unix.F_OFD_GETLK, l) != nil {
+		return false, 0
+	}
+	return l.Type == unix.F_RDLCK, int(l.Pid)
+}
+
+// A directory cannot be opened for writing, which an exclusive lock demands. So owners and readers
+// share locks of two of its bytes, and ask who else has one. (flock would exclude owners, but a
+// program that is started under flock(1) of the directory has inherited such a lock.)
+const ownersByte, readersByte = 0, 1
+
+func lockDirectory(dir string, m mode) (io.Closer, error) {
+	f, err := openAtOnce(dir, os.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	own, others := record(shared, ownersByte, 1), record(exclusive, ownersByte, 2)
+	if m == shared {
+		own, others = record(shared, readersByte, 1), record(exclusive, ownersByte, 1)
+	}
+	if fcntl(f, unix.F_OFD_SETLK, own) != nil || fcntl(f, unix.F_OFD_GETLK, others) != nil {
+		return f, nil // it has no such locks
+	}
+	l := &directoryLock{f}
+	if others.Type != unix.F_UNLCK {
+		return nil, errors.Join(&Held{Path: dir, Reads: others.Start == readersByte}, l.Close())
+	}
+	return l, nil
+}
+
+type directoryLock struct{ *os.File }
+
+func (l *directoryLock) Close() error {
+	return errors.Join(fcntl(l.File, unix.F_OFD_SETLK, record(unlocked, 0, 0)), l.File.Close())
+}

@@ -1,0 +1,3 @@
+package private
+
+func init() { setByProcess = byProcess.Store }

@@ -1,0 +1,203 @@
+//go:build unix || windows
+
+package private
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// Of some systems only.
+var (
+	mkfifo       func(name string) error
+	setByProcess func(bool)
+)
+
+// requireHeld lets a lock be refused since another one excludes it, and returns who has that.
+func requireHeld(t *testing.T, name string, lock func(string) (io.Closer, error)) *Held {
+	t.Helper()
+	l, err := lock(name)
+	require.ErrorIs(t, err, ErrHeld)
+	require.Nil(t, l)
+	var held *Held
+	require.ErrorAs(t, err, &held)
+	require.Equal(t, name, held.Path)
+	return held
+}
+
+func requireLock(t *testing.T, name string, lock func(string) (io.Closer, error)) io.Closer {
+	t.Helper()
+	l, err := lock(name)
+	require.NoError(t, err)
+	return l
+}
+
+// kinds are how this system locks, and how it does where the kernel has no other locks than those
+// of processes.
+func kinds(t *testing.T, f func(t *testing.T)) {
+	t.Run("of what was opened", f)
+	if setByProcess != nil {
+		t.Run("of the process", func(t *testing.T) {
+			setByProcess(true)
+			defer setByProcess(false)
+			f(t)
+		})
+	}
+}
+
+// TestLocks: owners exclude each other and readers, by any path, and readers share.
+func TestLocks(t *testing.T) {
+	kinds(t, func(t *testing.T) {
+		dir := t.TempDir()
+		name, link := filepath.Join(dir, "LOCK"), filepath.Join(dir, "link")
+		owner := requireLock(t, name, FS.Lock)
+		require.NoError(t, os.Link(name, link))
+		for _, path := range []string{name, link} {
+			for _, lock := range []func(string) (io.Closer, error){FS.Lock, LockShared} {
+				held := requireHeld(t, path, lock)
+				require.True(t, held.Here)
+				require.Equal(t, "this process has locked "+path, held.Error())
+			}
+		}
+		require.NoError(t, owner.Close())
+		require.Empty(t, read(t, name), "a dead process would leave its PID")
+
+		first, second := requireLock(t, name, LockShared), requireLock(t, link, LockShared)
+		for range 2 {
+			held := requireHeld(t, name, FS.Lock)
+			require.True(t, held.Reads)
+			require.Equal(t, "a process that reads has locked "+name, held.Error())
+			require.NoError(t, first.Close())
+			first = second
+		}
+		require.NoError(t, requireLock(t, name, FS.Lock).Close())
+		_, err := LockShared(filepath.Join(dir, "none"))
+		require.ErrorIs(t, err, fs.ErrNotExist)
+		require.NoFileExists(t, filepath.Join(dir, "none"))
+	})
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	require.NoError(t, err)
+	return string(b)
+}
+
+// TestLockOutlivesReads: a process that reads its own locked file keeps the lock.
+func TestLockOutlivesReads(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "LOCK")
+	for _, lock := range []func(string) (io.Closer, error){FS.Lock, LockShared} {
+		l := requireLock(t, name, lock)
+		read(t, name)
+		f, err := os.OpenFile(name, os.O_RDWR, 0)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		require.NoError(t, os.CopyFS(t.TempDir(), os.DirFS(dir)))
+		requireHeld(t, name, FS.Lock)
+		require.NoError(t, l.Close())
+	}
+}
+
+// TestLockTells: LOCK says who has it, and is not changed before the lock is held.
+func TestLockTells(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "LOCK")
+	owner := requireLock(t, name, FS.Lock)
+	for text, want := range map[string]string{
+		`{"pid":12,"host":"web","process":"x"}`: "process 12 on host web",
+		`{"pid":12,"process":"x"}`:              "process 12",
+		"":                                      "another process",
+		"12":                                    "another process",
+		`{"pid":`:                               "another process",
+	} {
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+		held := requireHeld(t, name, FS.Lock)
+		require.Equal(t, want+" has locked "+name, held.Error())
+		require.False(t, held.Here)
+		require.Equal(t, text, read(t, name))
+	}
+	require.NoError(t, owner.Close())
+	require.NoError(t, os.WriteFile(name, []byte(`{"pid":12}`), 0o600)) // of a process that was killed
+	owner = requireLock(t, name, FS.Lock)
+	require.Equal(t, os.Getpid(), requireHeld(t, name, FS.Lock).Holder.PID)
+	require.NoError(t, owner.Close())
+}
+
+// TestLockOfOlderVersion: its lock and ours exclude each other.
+func TestLockOfOlderVersion(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("elsewhere locks of one process may not exclude each other")
+	}
+	name := filepath.Join(t.TempDir(), "LOCK")
+	owner := requireLock(t, name, FS.Lock)
+	_, err := vfs.Default.Lock(name)
+	require.Error(t, err)
+	require.NoError(t, owner.Close())
+
+	for _, lock := range []func(string) (io.Closer, error){FS.Lock, LockShared} {
+		older, err := vfs.Default.Lock(name) // each time: in its own process, reads release it
+		require.NoError(t, err)
+		held := requireHeld(t, name, lock)
+		require.Equal(t, os.Getpid(), held.Holder.PID, "the kernel tells")
+		require.NoError(t, older.Close())
+	}
+	require.NoError(t, requireLock(t, name, LockShared).Close())
+}
+
+// TestLockOfDirectory: it excludes others when the file that they lock was removed or replaced.
+func TestLockOfDirectory(t *testing.T) {
+	if runtime.GOOS == "windows" || runtime.GOOS == "solaris" {
+		t.Skip("no such locks")
+	}
+	dir := t.TempDir()
+	name, link := filepath.Join(dir, "LOCK"), filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(dir, link))
+	lockOwner := func(dir string) (io.Closer, error) { return LockDirectory(dir, false) }
+	lockReader := func(dir string) (io.Closer, error) { return LockDirectory(dir, true) }
+	owner := requireLock(t, dir, lockOwner)
+	requireLock(t, name, FS.Lock)
+	require.NoError(t, os.Remove(name))
+	replaced := requireLock(t, name, FS.Lock) // as that of another file
+	for _, path := range []string{dir, link} {
+		require.False(t, requireHeld(t, path, lockOwner).Reads)
+		require.False(t, requireHeld(t, path, lockReader).Reads)
+	}
+	require.NoError(t, errors.Join(replaced.Close(), owner.Close()))
+
+	first, second := requireLock(t, dir, lockReader), requireLock(t, link, lockReader)
+	for _, l := range []io.Closer{first, second} {
+		require.True(t, requireHeld(t, dir, lockOwner).Reads)
+		require.NoError(t, l.Close())
+	}
+	require.NoError(t, requireLock(t, dir, lockOwner).Close())
+}
+
+// TestLockRefusesOtherFiles: what is no file is refused at once, and not as a lock that is held.
+func TestLockRefusesOtherFiles(t *testing.T) {
+	kinds(t, func(t *testing.T) {
+		dir := t.TempDir()
+		names := []string{"directory", "dangling"}
+		require.NoError(t, os.Mkdir(filepath.Join(dir, "directory"), 0o700))
+		require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, "dangling")))
+		if mkfifo != nil {
+			require.NoError(t, mkfifo(filepath.Join(dir, "fifo")))
+			names = append(names, "fifo")
+		}
+		for _, name := range names {
+			for _, lock := range []func(string) (io.Closer, error){FS.Lock, LockShared} {
+				_, err := lock(filepath.Join(dir, name))
+				require.ErrorContains(t, err, name)
+				require.NotErrorIs(t, err, ErrHeld)
+			}
+		}
+	})
+}

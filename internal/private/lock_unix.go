@@ -1,0 +1,13 @@
+//go:build unix
+
+package private
+
+import (
+	"os"
+	"syscall"
+)
+
+// openAtOnce opens a file, and does not wait for anybody, as for the other end of a FIFO.
+func openAtOnce(name string, flag int) (*os.File, error) {
+	return os.OpenFile(name, flag|syscall.O_NONBLOCK, 0)
+}
