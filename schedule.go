@@ -86,8 +86,8 @@ func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unm
 // ScheduleInfo is a stored schedule.
 type ScheduleInfo struct {
 	Schedule
-	// Next is the next tick; zero if there is none within five years, or LastError is set, or it is
-	// paused.
+	// Next is the next tick; zero if there is none within forty years or before the year 10000, or
+	// LastError is set, or it is paused.
 	Next time.Time `json:",omitzero"`
 	// Paused: it does not tick, see [Queue.PauseSchedule].
 	Paused bool `json:",omitzero"`
@@ -99,8 +99,8 @@ type ScheduleInfo struct {
 	LastError string `json:",omitzero"`
 }
 
-// Upcoming returns the next n ticks, from Next on; fewer if there are no more within five years of
-// each other, or LastError is set.
+// Upcoming returns the next n ticks, from Next on; fewer if there are no more before the year 10000,
+// or within forty years of each other, or LastError is set.
 func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 	if s.Next.IsZero() {
 		return nil

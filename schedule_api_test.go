@@ -356,6 +356,9 @@ func TestScheduleRefusals(t *testing.T) {
 		require.Len(t, all, 1)
 		good.Task.Payload = []byte{}
 		require.Equal(t, good, all[0].Schedule)
+		good.Cron = "0 0 31 2 *"
+		require.EqualError(t, b.Q.SetSchedule(context.Background(), good), "codeq: invalid Schedule.Cron: 0 0 31 2 * (allowed: "+
+			"a cron expression: no month that it names has a day 31: name a day up to 29, or a longer month)")
 	})
 }
 
@@ -396,6 +399,51 @@ func TestUpcoming(t *testing.T) {
 		}
 		require.Empty(t, (&codeq.ScheduleInfo{}).Upcoming(5))
 		require.Empty(t, new(codeq.ScheduleInfo{Next: time.Now(), Schedule: codeq.Schedule{Cron: "nonsense"}}).Upcoming(5))
+	})
+}
+
+// TestUpcomingYears: the ticks of rare dates do not end at the last day of a leap year, where a zone
+// has no table of its changes any more, nor with a year that is no leap year.
+func TestUpcomingYears(t *testing.T) {
+	for _, zone := range []string{"Europe/Berlin", "America/New_York", "Australia/Sydney", "Pacific/Chatham"} {
+		for cron, years := range map[string]int{"0 0 1 1 *": 1, "0 0 29 2 *": 4} {
+			s := codeq.Schedule{Cron: cron, TimeZone: zone}
+			place, err := time.LoadLocation(zone)
+			require.NoError(t, err)
+			month, day := time.January, 1
+			if years == 4 {
+				month, day = time.February, 29
+			}
+			want := time.Date(2024, month, day, 0, 0, 0, 0, place)
+			got := (&codeq.ScheduleInfo{Schedule: s, Next: want}).Upcoming(1 << 20)
+			for year := 2024; ; year += years {
+				want := time.Date(year, month, day, 0, 0, 0, 0, place)
+				if want.UTC().Year() > 9999 {
+					break
+				}
+				if want.Day() == day { // not every fourth year is a leap year
+					require.Equal(t, want.Unix(), got[0].Unix(), "%s in %s", cron, zone)
+					got = got[1:]
+				}
+			}
+			require.Empty(t, got)
+		}
+	}
+}
+
+// TestLastDayOfLeapYear: a queue opens, works and ticks on 31 December of leap years: of those that
+// are in the zone's table, and of those that are not.
+func TestLastDayOfLeapYear(t *testing.T) {
+	withCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *codeq.CronBench) {
+		b.Set(codeq.Schedule{Name: "s", Cron: "0 0 1 1 *", TimeZone: "Europe/Berlin", Task: codeq.Task{Queue: "a"}})
+		for _, year := range []int{2028, 2040, 2096} {
+			b.Down(time.Until(time.Date(year, 12, 31, 12, 0, 0, 0, time.UTC)))
+			want := fmt.Sprintf("%d-12-31T23:00:00Z", year)
+			require.NotContains(t, b.Ticks("s"), want)
+			require.Equal(t, want, b.Info("s").Next.UTC().Format(time.RFC3339))
+			time.Sleep(12 * time.Hour)
+			require.Contains(t, b.Ticks("s"), want)
+		}
 	})
 }
 

@@ -305,10 +305,14 @@ func CheckTimes(cron, zone string, every time.Duration, now uint64) (ticks.Seque
 		return nil, &Invalid{"Schedule.Cron", fmt.Sprintf("%d bytes", len(cron)), fmt.Sprintf("at most %d bytes", maxCron)}
 	}
 	times, err := TimesOf(&keys.ScheduleValue{Cron: cron, TimeZone: zone, Start: now, Every: record.Millis(every)})
-	if err == nil && times.Next(now) == ticks.Never {
-		return nil, &Invalid{"Schedule.Cron", cron, "what comes within five years"}
+	switch {
+	case err != nil || times.Next(now) != ticks.Never:
+		return times, err
+	case every != 0:
+		return nil, &Invalid{"Schedule.Every", every, "an interval that ends before the year 10000"}
 	}
-	return times, err
+	return nil, &Invalid{"Schedule.Cron", cron, fmt.Sprintf("a time that clocks in %s show within forty years, "+
+		"and do not skip each time; name another time of the day", cmp.Or(zone, "UTC"))}
 }
 
 // parseRecurring decodes an entry of the schedule range. The result keeps value.

@@ -21,12 +21,14 @@ func FuzzSchedule(f *testing.F) {
 		v.Start, v.After = 1<<40, 1<<40+5
 		f.Add(v.Append(nil), uint64(1<<40+1<<30))
 	}
+	leap := keys.ScheduleValue{Cron: "0 0 1 1 *", TimeZone: "Europe/Berlin", Queue: "a", Record: rec.Encode()}
+	leap.After = 1_861_833_600_000 // 2028-12-31
+	f.Add(leap.Append(nil), leap.After)
 	huge := keys.ScheduleValue{Start: Never, After: Never - 1, Every: Never, Queue: "a", Record: []byte{0}}
 	f.Add(huge.Append(nil), uint64(1<<44))
 	huge = keys.ScheduleValue{Start: 5, Every: 1 << 63, Queue: "a", Record: []byte{0}}
 	f.Add(huge.Append(nil), uint64(1<<44))
 	f.Fuzz(func(t *testing.T, value []byte, now uint64) {
-		now %= 1 << 44 // the year 2527
 		r, err := parseRecurring(keys.AppendSchedule(nil, "s"), value)
 		if err != nil {
 			require.ErrorIs(t, err, base.ErrCorrupt)

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/robfig/cron/v3"
+
+	"codeq/internal/record"
 )
 
 // Never is the time of a tick that does not come.
@@ -25,13 +28,13 @@ type Sequence interface {
 // Every ticks at Start + Interval, Start + 2 * Interval, and so on.
 type Every struct{ Start, Interval uint64 }
 
-// Next returns the first tick later than after; Never, if there is no such time.
+// Next returns the first tick later than after; Never, if none comes before the year 10000.
 func (e Every) Next(after uint64) uint64 {
 	n := uint64(0) // ticks until after
 	if after >= e.Start {
 		n = (after - e.Start) / e.Interval
 	}
-	if n >= (Never-e.Start)/e.Interval {
+	if e.Start > record.LastTime || n >= (record.LastTime-e.Start)/e.Interval {
 		return Never
 	}
 	return e.Start + (n+1)*e.Interval
@@ -59,7 +62,7 @@ func Zone(name string) (*time.Location, error) {
 // expression. Times that the clock skips when it is set forward do not tick; times that it shows
 // twice when it is set back tick twice.
 type Cron struct {
-	shown *cron.SpecSchedule // as if what a clock shows were UTC
+	shown *cron.SpecSchedule // by the clock; its own zone and second are not used
 	zone  *time.Location
 }
 
@@ -83,32 +86,107 @@ func ParseCron(expr string, zone *time.Location) (*Cron, error) {
 			return nil, errors.New("a field is empty")
 		}
 	}
-	shown.Location = time.UTC
+	if err := checkDates(shown); err != nil {
+		return nil, err
+	}
 	return &Cron{shown, zone}, nil
 }
 
-// Next returns the first tick later than after; Never, if none comes within five years.
+// star is the bit of a field that matches everything. It is in Dom and Dow if only the other one of
+// them says which days match.
+const star = 1 << 63
+
+// checkDates refuses an expression that matches no date of any year.
+func checkDates(s *cron.SpecSchedule) error {
+	if s.Dom&star == 0 && s.Dow&star == 0 { // one that matches is enough
+		return nil
+	}
+	longest := 0 // of the months, in days
+	for month := time.January; month <= time.December; month++ {
+		if s.Month&(1<<month) != 0 {
+			const leap = 2000
+			longest = max(longest, time.Date(leap, month+1, 0, 0, 0, 0, 0, time.UTC).Day())
+		}
+	}
+	if first := bits.TrailingZeros64(s.Dom); first > longest {
+		return fmt.Errorf("no month that it names has a day %d: name a day up to %d, or a longer month", first, longest)
+	}
+	return nil
+}
+
+// searchFor bounds the search for a tick, in seconds. A date that exists comes within eight years; a
+// time may be skipped where the clock is set forward, but not by all of its dates.
+const searchFor = 40 * 366 * 24 * 3600
+
+// Next returns the first tick later than after; Never, if none comes within forty years, or before
+// the year 10000.
 //
 // The parser's own Next steps through local time, and loses ticks where a clock is set by half an
-// hour or at midnight. So it is called in UTC, for one period with a constant offset of the zone
-// after the other.
+// hour or at midnight. So the search goes through the periods with a constant offset, and through the
+// dates of each.
 func (c *Cron) Next(after uint64) uint64 {
-	from := int64(after / 1000) // the following is in seconds; ticks are later than from
-	for at := from; ; {
-		stretch := time.Unix(at, 0).In(c.zone)
-		_, offset := stretch.Zone()
-		_, end := stretch.ZoneBounds()
-		shown := c.shown.Next(time.Unix(from+int64(offset), 0).UTC())
-		if shown.IsZero() {
-			return Never
-		}
-		tick := shown.Unix() - int64(offset)
-		if end.IsZero() || tick < end.Unix() {
-			return uint64(tick) * 1000
-		}
-		at = end.Unix()
-		from = at - 1
+	if after >= record.LastTime {
+		return Never
 	}
+	at := int64(after/1000) + 1 // this and the following are seconds
+	last := min(at+searchFor, record.LastTime/1000)
+	for at <= last {
+		offset, end := period(c.zone, at)
+		if shown, ok := c.find(at+offset, min(end, last+1)+offset); ok {
+			return uint64(shown-offset) * 1000
+		}
+		at = end
+	}
+	return Never
+}
+
+// find returns the first of the times that a clock shows, from one until before another, that matches
+// the expression; as if they were UTC, in seconds. Each step goes forward.
+func (c *Cron) find(from, to int64) (shown int64, ok bool) {
+	const minute = 60
+	t := time.Unix(from+minute-1, 0).UTC().Truncate(time.Minute)
+	for t.Unix() < to {
+		year, month, day := t.Date()
+		switch {
+		case !has(c.shown.Month, int(month)):
+			t = time.Date(year, month+1, 1, 0, 0, 0, 0, time.UTC)
+		case !hasDay(c.shown, t):
+			t = time.Date(year, month, day+1, 0, 0, 0, 0, time.UTC)
+		case !has(c.shown.Hour, t.Hour()):
+			t = time.Date(year, month, day, t.Hour()+1, 0, 0, 0, time.UTC)
+		case !has(c.shown.Minute, t.Minute()):
+			t = t.Add(time.Minute)
+		default:
+			return t.Unix(), true
+		}
+	}
+	return 0, false
+}
+
+func has(field uint64, n int) bool { return field&(1<<n) != 0 }
+
+// hasDay reports whether the day of t matches. One of the two fields is enough, unless the other one
+// is a star.
+func hasDay(s *cron.SpecSchedule, t time.Time) bool {
+	day, weekday := has(s.Dom, t.Day()), has(s.Dow, int(t.Weekday()))
+	if s.Dom&star != 0 || s.Dow&star != 0 {
+		return day && weekday
+	}
+	return day || weekday
+}
+
+// period returns the offset of a zone from UTC at a time, and an end until which it stays the same;
+// all in seconds. The end is later than at, and not later than the year of at in UTC: where a zone
+// has rules in place of a table, package time computes them for such a year, and ZoneBounds takes
+// each for 365 days long, so that its end may be past on 31 December.
+func period(zone *time.Location, at int64) (offset, end int64) {
+	t := time.Unix(at, 0).In(zone)
+	_, seconds := t.Zone()
+	end = time.Date(t.UTC().Year()+1, time.January, 1, 0, 0, 0, 0, time.UTC).Unix()
+	if _, change := t.ZoneBounds(); change.After(t) {
+		end = min(end, change.Unix())
+	}
+	return int64(seconds), end
 }
 
 // Latest returns the last tick of s that is not later than now.

@@ -1,7 +1,16 @@
 package ticks
 
 import (
+	"archive/zip"
+	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 	_ "time/tzdata" // the machine may have none
@@ -9,6 +18,8 @@ import (
 	"github.com/robfig/cron/v3"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"codeq/internal/record"
 )
 
 func zone(t require.TestingT, name string) *time.Location {
@@ -134,8 +145,6 @@ func TestCronShows(t *testing.T) {
 
 // shows reports whether a clock matches an expression.
 func shows(s *cron.SpecSchedule, at time.Time) bool {
-	const star = 1 << 63
-	has := func(set uint64, n int) bool { return set&(1<<n) != 0 }
 	day, weekday := has(s.Dom, at.Day()), has(s.Dow, int(at.Weekday()))
 	days := day || weekday
 	if s.Dom&star != 0 || s.Dow&star != 0 {
@@ -144,10 +153,150 @@ func shows(s *cron.SpecSchedule, at time.Time) bool {
 	return days && has(s.Month, int(at.Month())) && has(s.Hour, at.Hour()) && has(s.Minute, at.Minute())
 }
 
+// TestCronNeverComes: of a zone that skips a time on its date each year, as Iran did with this rule.
 func TestCronNeverComes(t *testing.T) {
-	for _, name := range []string{"UTC", "Europe/Berlin"} {
-		require.Equal(t, uint64(Never), parse(t, "0 0 30 2 *", name).Next(ms(t, "2026-01-01T00:00:00Z")), name)
+	tehran, err := time.LoadLocationFromTZData("Tehran", posixZone("<+0330>-3:30<+0430>,J79/24,J263/24"))
+	require.NoError(t, err)
+	for expr, want := range map[string]uint64{"30 0 21 3 *": Never, "30 1 21 3 *": ms(t, "2026-03-21T01:30:00+04:30")} {
+		c, err := ParseCron(expr, tehran)
+		require.NoError(t, err)
+		require.Equal(t, want, c.Next(ms(t, "2026-01-01T00:00:00Z")), expr)
 	}
+}
+
+// posixZone returns a file of a zone that has a rule and no table: RFC 9636.
+func posixZone(rule string) []byte {
+	const isUTC, hasRule = "TZif2", "\n"
+	header := isUTC + strings.Repeat("\x00", 15) + strings.Repeat("\x00", 4*4) + "\x00\x00\x00\x01" + "\x00\x00\x00\x04"
+	block := strings.Repeat("\x00", 6) + "UTC\x00"
+	return []byte(header + block + header + block + hasRule + rule + "\n")
+}
+
+// TestLastTick: what recurs has no ticks beyond the year 9999, which have no text.
+func TestLastTick(t *testing.T) {
+	last := ms(t, "9999-12-31T23:59:00Z")
+	for _, name := range []string{"UTC", "Europe/Berlin", "Pacific/Kiritimati", "Pacific/Midway"} {
+		c := parse(t, "* * * * *", name)
+		require.Equal(t, last, c.Next(last-1), name)
+		for _, after := range []uint64{last, last + 1, record.LastTime, record.LastTime + 1, 1 << 62, Never - 1, Never} {
+			require.Equal(t, uint64(Never), c.Next(after), "%s after %d", name, after)
+		}
+	}
+	require.Equal(t, uint64(record.LastTime), Every{record.LastTime - 10, 5}.Next(record.LastTime-1))
+	require.Equal(t, uint64(Never), Every{record.LastTime - 10, 5}.Next(record.LastTime))
+	require.Equal(t, uint64(Never), Every{record.LastTime + 1, 5}.Next(0))
+}
+
+// zonesOf are the zones of the data that Go embeds, which its tree has as a file, and of the
+// system's, if it has some.
+type zonesOf struct {
+	names []string
+	zones []*time.Location
+}
+
+var allZones = sync.OnceValues(func() (all zonesOf, err error) {
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return all, err
+	}
+	embedded, err := zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip"))
+	if err != nil {
+		return all, err
+	}
+	defer embedded.Close()
+	for _, kind := range []struct {
+		name  string
+		files fs.FS
+	}{{"embedded", embedded}, {"system", os.DirFS("/usr/share/zoneinfo")}} {
+		same := make(map[string]bool) // files that have been seen
+		err := fs.WalkDir(kind.files, ".", func(path string, d fs.DirEntry, err error) error {
+			if path == "." && errors.Is(err, fs.ErrNotExist) {
+				return nil
+			} else if err != nil || !d.Type().IsRegular() { // a link leads to a file of the tree
+				return err
+			}
+			data, err := fs.ReadFile(kind.files, path)
+			if err != nil || !bytes.HasPrefix(data, []byte("TZif")) || same[string(data)] {
+				return err
+			}
+			same[string(data)] = true
+			zone, err := time.LoadLocationFromTZData(path, data)
+			all.names, all.zones = append(all.names, kind.name+" "+path), append(all.zones, zone)
+			return err
+		})
+		if err != nil {
+			return all, err
+		}
+	}
+	return all, nil
+})
+
+// TestPeriods: in every zone, and every year to 9999, each period begins where the last one ends,
+// goes on, and has one offset.
+func TestPeriods(t *testing.T) {
+	t.Parallel()
+	all, err := allZones()
+	require.NoError(t, err)
+	require.Greater(t, len(all.zones), 300)
+	for i, zone := range all.zones {
+		if testing.Short() && i%8 != 0 {
+			continue
+		}
+		for at := int64(0); at <= record.LastTime/1000; {
+			offset, end := period(zone, at)
+			if end <= at {
+				t.Fatalf("%s: the period at %d ends at %d", all.names[i], at, end)
+			}
+			for _, within := range []int64{at + (end-at)/3, at + (end-at)/3*2, end - 1} {
+				if _, seconds := time.Unix(within, 0).In(zone).Zone(); int64(seconds) != offset {
+					t.Fatalf("%s: in the period from %d to %d with offset %d, it is %d at %d", all.names[i], at, end, offset, seconds, within)
+				}
+			}
+			at = end
+		}
+	}
+}
+
+// FuzzCron: in any zone, from any time on, the next tick of an expression is later, is shown by the
+// clock, and no minute before it is: of the days behind from, and before the tick.
+func FuzzCron(f *testing.F) {
+	all, err := allZones()
+	require.NoError(f, err)
+	for i := range all.zones {
+		f.Add(uint16(i), "0 0 1 1 *", uint64(time.Date(2028, 12, 31, 12, 0, 0, 0, time.UTC).UnixMilli()))
+		f.Add(uint16(i), "0 0 29 2 *", uint64(time.Date(2096+400*(i%18), 12, 31, i%24, i%60, 0, 0, time.UTC).UnixMilli()))
+		f.Add(uint16(i), "30 2 31 12 *", uint64(time.Date(1970+i, 12, 30, i%24, 0, 0, 0, time.UTC).UnixMilli()))
+	}
+	f.Add(uint16(0), "* * * * *", uint64(record.LastTime-1))
+	f.Add(uint16(0), "@monthly", uint64(Never-1))
+	f.Fuzz(func(t *testing.T, number uint16, expr string, after uint64) {
+		i := int(number) % len(all.zones)
+		zone := all.zones[i]
+		c, err := ParseCron(expr, zone)
+		if err != nil {
+			return
+		}
+		next := c.Next(after)
+		if next <= after && next != Never {
+			t.Fatalf("%q in %s after %d: %d", expr, all.names[i], after, next)
+		}
+		last := min(next, record.LastTime+1)
+		none := func(from, to uint64) {
+			for at := (from/60_000 + 1) * 60_000; at < to; at += 60_000 {
+				if minute := time.UnixMilli(int64(at)).In(zone); shows(c.shown, minute) && minute.Second() == 0 {
+					t.Fatalf("%q in %s after %d: %d, and not %v", expr, all.names[i], after, next, minute)
+				}
+			}
+		}
+		const days = 3 * 24 * 3600 * 1000
+		if none(after, min(last, after+days)); next == Never {
+			return
+		}
+		none(max(after, next-days), next)
+		if !shows(c.shown, time.UnixMilli(int64(next)).In(zone)) {
+			t.Fatalf("%q in %s after %d: %d is not shown", expr, all.names[i], after, next)
+		}
+	})
 }
 
 func TestZone(t *testing.T) {
@@ -166,10 +315,26 @@ func TestParseCronRefuses(t *testing.T) {
 	for _, expr := range []string{
 		"", " ", "@", "@every 1s", "@every 1h30m", "@fortnightly", "* * * *", "* * * * * *", "60 * * * *", "* 24 * * *",
 		"* * 0 * *", "* * * 13 *", "* * * * 7", "5-1 * * * *", "*/0 * * * *", "-1 * * * *", "a * * * *",
-		"TZ=UTC * * * * *", "CRON_TZ=UTC * * * * *", "TZ=UTC", "TZ=", "1-2-3 * * * *", "1/2/3 * * * *", ", * * * *", "* , * * *", "* * * * ,,",
+		"0 0 30 2 *", "0 0 31 feb,apr,jun,sep,nov *", "0 0 31 4/5 ?", "TZ=UTC * * * * *", "CRON_TZ=UTC * * * * *", "TZ=UTC", "TZ=", "1-2-3 * * * *", "1/2/3 * * * *", ", * * * *", "* , * * *", "* * * * ,,",
 	} {
 		_, err := ParseCron(expr, time.UTC)
 		require.Error(t, err, expr)
+	}
+}
+
+// TestDatesThatDoNotExist: the error says what to name in their place; any day of the week is one.
+func TestDatesThatDoNotExist(t *testing.T) {
+	for expr, want := range map[string]string{
+		"0 0 31 2 *":      "no month that it names has a day 31: name a day up to 29, or a longer month",
+		"0 0 30,31 2 *":   "no month that it names has a day 30: name a day up to 29, or a longer month",
+		"0 0 31 4,6,11 *": "no month that it names has a day 31: name a day up to 30, or a longer month",
+		"0 0 31 2 mon":    "", "0 0 31 2 */2": "", "0 0 29 2 *": "", "0 0 31 2,3 *": "", "0 0 * 2 *": "", "0 0 */30 2 *": "",
+	} {
+		if _, err := ParseCron(expr, time.UTC); want == "" {
+			require.NoError(t, err, expr)
+		} else {
+			require.EqualError(t, err, want, expr)
+		}
 	}
 }
 
