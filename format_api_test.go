@@ -27,7 +27,6 @@ import (
 	"codeq/internal/hook"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/record"
 	"codeq/internal/store"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
@@ -236,9 +235,12 @@ func asInJSON(tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
 	return tasks
 }
 
+// formatOfHistory is the first format in which attempts are stored.
+const formatOfHistory = 6
+
 // shownOf lets tasks be as they were shown when an archive of a format was made.
 func shownOf(format int, tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
-	if format < record.FormatOfHistory {
+	if format < formatOfHistory {
 		for _, info := range tasks { // what is known of a task that has had no attempt, and of a lease
 			info.FirstReady, info.History = time.Time{}, nil
 		}

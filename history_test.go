@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -11,10 +12,12 @@ import (
 
 // TestHistoryInCluster: whichever node leads the shard, and on whichever a task is worked on, all
 // nodes show by whom, and what its handler says; what the handler has said last is stored with the
-// outcome. As long as the shard has an older format, nothing of that is stored, and all works as
-// before.
+// outcome.
 func TestHistoryInCluster(t *testing.T) {
-	upgradeCaseWith(t, Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, c *simCluster) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimClusterOf(t, 1, 3, Options{Shards: 1, Retention: time.Hour}, newFormat)
+		defer c.close()
+		c.awaitLeaders()
 		q := func(n int) *Queue { return simQueue(c.nodes[n]) }
 		var fails error
 		steps := make(chan int64)
@@ -52,22 +55,9 @@ func TestHistoryInCluster(t *testing.T) {
 		for c.leader(0) != c.nodes[leader] {
 			leader, follower = leader+1, leader
 		}
-		id, err := q(0).Produce(t.Context(), Task{Queue: "a"})
+		id, err := q(0).Produce(t.Context(), Task{Queue: "a", RunAt: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 		fails = RetryAfter(time.Hour, errors.New("no"))
-		attempt(follower, func() {})
-		for n := range c.nodes {
-			info := infoOf(t, q(n), id)
-			require.Empty(t, info.History)
-			require.Zero(t, info.Progress)
-			require.Empty(t, info.Metadata)
-		}
-
-		for _, n := range c.nodes {
-			require.NoError(t, n.become(newFormat))
-		}
-		time.Sleep(5 * time.Second)
-		c.requireFormat(newFormat)
 		other := (follower + 1) % 3
 		sub, err := q(other).Subscribe(SubscribeOptions{Kinds: []EventKind{EventProgress}})
 		require.NoError(t, err)

@@ -204,7 +204,7 @@ func (op *completeOp) resolve(s *shard) {
 
 func (op *completeOp) encode(dst []byte) []byte {
 	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), op.result)
-	return op.appendNotes(taskbatch.Append(dst, op.next), op.notes)
+	return appendLastNotes(taskbatch.Append(dst, op.next), op.notes)
 }
 
 // takeNotes lets a lease that is about to end have the last notes of its handler.
@@ -214,9 +214,9 @@ func takeNotes(s *shard, r Receipt, n *record.Notes) {
 	}
 }
 
-// appendNotes ends an operation with the notes of its handler, if the receiver knows of notes.
-func (c *completion) appendNotes(dst []byte, n *record.Notes) []byte {
-	if n == nil || c.format < record.FormatOfHistory {
+// appendLastNotes ends an operation with the notes of its handler.
+func appendLastNotes(dst []byte, n *record.Notes) []byte {
+	if n == nil {
 		return dst
 	}
 	return n.Append(dst)
@@ -273,7 +273,7 @@ func (op *failOp) resolve(s *shard) {
 
 func (op *failOp) encode(dst []byte) []byte {
 	dst = append(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), byte(op.how))
-	return op.appendNotes(wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause), op.notes)
+	return appendLastNotes(wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause), op.notes)
 }
 
 func (op *failOp) decode(r *wire.Reader) {

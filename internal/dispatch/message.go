@@ -10,15 +10,15 @@ import (
 
 // How a claim, and what it gets, travel between nodes.
 
-// Append appends what a claim asks for. named: the receiver knows that workers have names.
-func (c *Claim) Append(dst []byte, named bool) []byte {
+// Append appends what a claim asks for.
+func (c *Claim) Append(dst []byte) []byte {
 	queues, weights := c.Named()
 	dst = wire.AppendStrings(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, c.Duration)
 	dst = wire.AppendUint(dst, uint64(c.Max))
 	dst = wire.AppendBool(wire.AppendBool(dst, c.NoWait), c.Holder.Local)
-	if named && c.Holder.Worker != "" {
+	if c.Holder.Worker != "" {
 		dst = wire.AppendBytes(dst, c.Holder.Worker)
 	}
 	return dst

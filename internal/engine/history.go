@@ -10,15 +10,9 @@ import (
 // What a task's record says of its attempts, and what its handlers say of their work. Both are
 // written only where the record is written anyway: when an attempt ends and the task stays.
 
-// keepsHistory reports whether all nodes know what records and lease records then have.
-func (s *State) keepsHistory() bool { return s.Format >= record.FormatOfHistory }
-
 // noteAttempt adds the attempt of a lease, which ends, to the record of its task, and what its
 // handler has said.
 func (s *State) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
-	if !s.keepsHistory() {
-		return
-	}
 	if ls.notes != nil {
 		rec.Notes = ls.notes
 	}

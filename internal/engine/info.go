@@ -114,7 +114,7 @@ func (s *State) isShown(q *Queue) bool {
 }
 
 func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
-	if q.totals.Day == 0 && s.Format >= formatOfTotals {
+	if q.totals.Day == 0 {
 		s.recall(q)
 	}
 	i := QueueInfo{Queue: q.Name, Counts: q.Counts, Oldest: oldest, Settings: q.Value}

@@ -179,7 +179,7 @@ func (s *State) addToRecord(l *lease, before uint64) {
 		ID: l.id, Lane: l.lane.number, Since: l.since, Token: l.token,
 		Leases: l.leases, Attempts: l.attempts, Duration: l.duration,
 	}
-	if r.worker != l.worker && s.keepsHistory() {
+	if r.worker != l.worker {
 		r.worker = l.worker
 		r.value = keys.AppendWorker(r.value, r.worker)
 	}

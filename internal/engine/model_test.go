@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/record"
 	"codeq/internal/schema"
 	"codeq/internal/store"
@@ -217,7 +218,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart - 20_000}, // soon a day begins
 		sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
-		clockAge: m.continueClock, format: formatOfTotals,
+		clockAge: m.continueClock, format: manifest.Format,
 	}
 	m.latest = m.Wall
 	m.plain = rapid.IntRange(0, 5).Draw(t, "plain") == 0

@@ -378,8 +378,6 @@ func (s *State) PauseSchedule(name string, paused bool) error {
 	switch {
 	case r == nil:
 		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
-	case s.Format < formatOfPauses:
-		return fmt.Errorf("%w: schedules can be paused when all nodes know format %d", base.ErrFormat, formatOfPauses)
 	case r.value.Paused == paused:
 		return nil
 	}
@@ -393,9 +391,6 @@ func (s *State) PauseSchedule(name string, paused bool) error {
 	s.storeRecurring(&next)
 	return nil
 }
-
-// formatOfPauses is the format from which on shards store pauses of schedules.
-const formatOfPauses = 6
 
 // DeleteSchedule removes a schedule.
 func (s *State) DeleteSchedule(name string) error {

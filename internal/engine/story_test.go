@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/record"
 	"codeq/internal/schema"
 	"codeq/internal/store"
@@ -210,7 +211,7 @@ func (w *world) open(a args) {
 	w.close()
 	*w = world{
 		driver: driver{
-			t: w.t, shared: w.shared, seed: w.seed, format: a.number("format", record.FormatOfHistory), slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
+			t: w.t, shared: w.shared, seed: w.seed, format: a.number("format", manifest.Format), slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
 			sealing: w.nameNew, persisted: w.told, kept: w.keptUp, forgotten: func(q *Queue) { w.printf("queue %s leaves memory", q.Name) },
 			clockAge: func(int) uint64 { return w.known },
 			config: Config{

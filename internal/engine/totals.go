@@ -22,9 +22,6 @@ import (
 // Rows are deleted when they are TotalsDays old. So the name of a queue that is not in memory
 // then loses its totals.
 
-// formatOfTotals is the first format in which totals are stored.
-const formatOfTotals = 6
-
 // TotalsDays is for how many days there are totals by day.
 const TotalsDays = 90
 
@@ -53,9 +50,6 @@ func (s *State) count(q *Queue, kind EventKind) {
 // beginDay is called before the first change of a queue in a group if its totals are not those of
 // today: they may not be known yet.
 func (s *State) beginDay(q *Queue) {
-	if s.Format < formatOfTotals { // what is counted is not stored, and dropped when the format has risen
-		return
-	}
 	t := &q.totals
 	if t.Day == 0 {
 		s.recall(q)

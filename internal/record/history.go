@@ -10,10 +10,6 @@ import (
 	"codeq/internal/wire"
 )
 
-// FormatOfHistory is the format from which on shards store histories, notes, and the names of
-// workers.
-const FormatOfHistory = 6
-
 // History is what a record says of the attempts of its task that have ended. It is written with the
 // end of an attempt, which rewrites the record anyway.
 type History struct {

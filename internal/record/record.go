@@ -68,8 +68,8 @@ type Record struct {
 	LimitKey  string
 	Parents   [][IDLen]byte // tasks that must end before this one
 	OnDead    uint8         // what the task does when a parent dies; stored only with Parents
-	History   *History      // nil: no attempt has ended since FormatOfHistory
-	Notes     *Notes        // nil: none; since FormatOfHistory
+	History   *History      // nil: no attempt has ended since format 6
+	Notes     *Notes        // nil: none; since format 6
 	Payload   []byte
 }
 
