@@ -191,7 +191,7 @@ func (p *messageBatch) decode(r *wire.Reader) {
 		m, err := keys.ParseMessage(r.Bytes())
 		switch {
 		case err != nil:
-		case m.Kind == keys.MsgAdmit:
+		case m.Kind == keys.MsgAdmit, m.Kind == keys.MsgFollow:
 			_, err = engine.NewTaskOf(&m)
 		case m.Kind == keys.MsgSettings:
 			_, err = engine.ParseSettings(m.Settings)

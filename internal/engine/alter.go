@@ -242,7 +242,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 		s.Broken = fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
 		return false
 	}
-	rec.Parents, rec.OnDead = at.rec.Parents, at.rec.OnDead
+	rec.Parents, rec.OnDead, rec.OnMissing = at.rec.Parents, at.rec.OnDead, at.rec.OnMissing
 	s.withdraw(at)
 	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes
 	rec.Parent = rec.Parent || at.rec.Parent

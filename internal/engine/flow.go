@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
@@ -10,8 +11,10 @@ import (
 
 // A task with parents waits until they have ended. It knows how many it still waits for (range
 // Pending); each parent, in its own shard, knows its children (range Dependent, and a flag of the
-// record, so that the end of a task without children reads nothing). Parents that exist already, or
-// belong to other shards, are asked by messages.
+// record, so that the end of a task without children reads nothing). Parents of the task's own
+// shard learn of it in its commit; those of other shards by messages, and so do those beyond
+// DependAtOnce of one operation. Before a parent knows of a task, its end means nothing to the
+// task: then it is gone, and the task's OnMissing says what that means.
 
 // admitAll takes in the tasks of a batch. It appends their IDs to ids, and the indexes of those
 // whose idempotency key was taken to duplicates. A task that belongs to another shard is sent
@@ -19,7 +22,7 @@ import (
 // REQUIRES: canAdmit.
 func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
 	s.fetchTies(tasks)
-	var existed map[keys.ID]bool // tasks that existed before the batch and stand for tasks of it
+	b := family{left: DependAtOnce}
 	for i := range tasks {
 		t := &tasks[i]
 		if t.Tied == nil {
@@ -39,14 +42,12 @@ func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]ke
 			if t.Tied.Flags&record.ReplaceWaiting == 0 || !s.replace(id, t) {
 				duplicates = append(duplicates, i)
 			}
-			if existed == nil {
-				existed = make(map[keys.ID]bool)
-			}
-			existed[id] = true
+			b.exists(id)
 			ids = append(ids, id)
 			continue
 		}
-		ids = append(ids, s.admitTied(t, ids, existed))
+		b.ids = ids
+		ids = append(ids, s.admitTied(t, &b))
 	}
 	return ids, duplicates
 }
@@ -77,69 +78,169 @@ func (s *State) fetchTies(tasks []NewTask) {
 
 // canAdmit reports whether everything that admitAll looks up is on disk.
 func (s *State) canAdmit(tasks []NewTask) bool {
+	left := DependAtOnce
 	for i := range tasks {
-		if t := tasks[i].Tied; t != nil && t.Flags&record.ReplaceWaiting != 0 {
+		t := tasks[i].Tied
+		if t == nil {
+			continue
+		}
+		if t.Flags&record.ReplaceWaiting != 0 {
 			id, taken := s.holder(t.Unique)
 			if taken && s.isHolderMoving(t.Unique, id) {
 				return false
+			}
+		}
+		for _, p := range t.Parents {
+			if left > 0 && s.isOwn(p) {
+				if left--; s.isMoving(p) {
+					return false
+				}
 			}
 		}
 	}
 	return true
 }
 
+// DependAtOnce is how many parents one operation looks up in its own shard, so that they learn of
+// their new children in the same commit.
+const DependAtOnce = 32
+
+// isOwn reports whether a parent is a task of this shard that was there before the batch.
+func (s *State) isOwn(parent keys.ID) bool {
+	_, sibling := keys.NthOf(parent)
+	return !sibling && keys.ShardOf(parent, s.config.Shards) == s.config.Shard
+}
+
+// looksUp reports whether taking in tasks looks up parents.
+func (s *State) looksUp(tasks []NewTask) bool {
+	for i := range tasks {
+		if t := tasks[i].Tied; t != nil && slices.ContainsFunc(t.Parents, s.isOwn) {
+			return true
+		}
+	}
+	return false
+}
+
 // admitTied takes in a task with ties, whose key is free.
-func (s *State) admitTied(t *NewTask, batch []keys.ID, existed map[keys.ID]bool) keys.ID {
+func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	l := s.lane(t.Key)
 	id := s.mint.id(l.number)
 	s.emit(EventProduced, l, id, 0, "")
 	if t.Tied.Unique != [keys.UniqueLen]byte{} {
 		s.takeKey(id, &t.Tied.Ties, mintedAt(id))
 	}
+	rec, waits := t.Rec, uint64(0)
+	if len(t.Tied.Parents) > 0 {
+		rec, waits = s.awaitParents(t, id, b)
+	}
 	switch group := t.Tied.Group; {
-	case len(t.Tied.Parents) > 0:
-		s.awaitParents(l, t, id, batch, existed)
+	case waits > 0:
+		s.pending.put(s, id, waits)
+		s.block(l, 0, id, rec)
+		if waits == toBeCanceled {
+			s.wake(l.queue, 0, id, keys.WakeCancel)
+		}
 	case t.RunAt > s.Wall:
-		s.schedule(l, id, t.RunAt, t.Rec)
+		s.schedule(l, id, t.RunAt, rec)
 	case group != 0 && !s.takeTurn(group, id):
-		s.block(l, group, id, t.Rec)
+		s.block(l, group, id, rec)
 	default:
-		s.placeFirst(l, id, t.Rec)
+		s.placeFirst(l, id, rec)
 		if t.Tied.Flags&record.ReplaceWaiting != 0 { // by a later produce of the group, perhaps
 			first := keys.FirstPlace(l.number, id)
-			s.Group.put(id, l, first, t.Rec)
+			s.Group.put(id, l, first, rec)
 		}
 	}
 	return id
 }
 
-// awaitParents makes a new task wait for its parents.
-func (s *State) awaitParents(l *Lane, t *NewTask, id keys.ID, batch []keys.ID, existed map[keys.ID]bool) {
+// family is what is known of the parents of a batch while it is taken in.
+type family struct {
+	ids     []keys.ID             // of the tasks so far
+	existed map[keys.ID]bool      // tasks that existed before the batch and stand for tasks of it
+	found   map[keys.ID]TaskState // parents that were looked up, unless another child may change them
+	left    int                   // how many may still be looked up
+}
+
+// exists notes a task that existed before the batch and stands for a task of it.
+func (b *family) exists(id keys.ID) {
+	if b.existed == nil {
+		b.existed = make(map[keys.ID]bool)
+	}
+	b.existed[id] = true
+}
+
+// awaitParents makes a new task wait for its parents. It returns the record of the task, which has
+// their IDs, and for how many it waits.
+func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte, waits uint64) {
 	rec, err := record.Decode(t.Rec)
 	if err != nil {
 		s.Broken = fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
-		return
+		return t.Rec, 0
 	}
-	onDead := byte(t.Tied.onDead)
 	asked := make(map[keys.ID]bool, len(t.Tied.Parents))
+	canceled := false
 	for i, p := range t.Tied.Parents {
+		how := t.Tied.policy
 		n, sibling := keys.NthOf(p)
 		if sibling {
-			p = batch[n]
-			sibling = !existed[p]
+			p = b.ids[n]
 		}
 		rec.Parents[i] = p
-		switch {
-		case asked[p]:
-		case sibling:
-			s.Group.set(keys.AppendDependent(nil, p, id), []byte{onDead})
-		default:
-			s.send(keys.ShardOf(p, s.config.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: onDead})
+		if asked[p] {
+			continue
 		}
 		asked[p] = true
+		if p == t.Tied.done {
+			how = how.onDead() // it was completed, and is not missing
+		}
+		outcome, known := byte(waiting), false
+		switch {
+		case sibling && !b.existed[p]:
+			s.Group.set(keys.AppendDependent(nil, p, id), []byte{byte(how.onDead())})
+			known = true
+		case !sibling && keys.ShardOf(p, s.config.Shards) == s.config.Shard:
+			outcome, known = s.lookUp(p, id, how, b)
+		}
+		switch {
+		case !known:
+			s.send(keys.ShardOf(p, s.config.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: byte(how)})
+			waits++
+		case outcome == waiting:
+			waits++
+		case outcome == parentCanceled:
+			canceled = true
+		case s.pinFor(p, outcome) == parentPinned:
+			s.pin(p, id)
+		}
 	}
-	s.pending.put(s, id, uint64(len(asked)))
-	s.block(l, 0, id, rec.Encode())
+	if canceled {
+		waits = toBeCanceled
+	}
+	return rec.Encode(), waits
+}
+
+// lookUp is depend for a new task. known is false, and nothing was done, if the parent is to be
+// asked by a message.
+func (s *State) lookUp(parent, child keys.ID, how policy, b *family) (outcome byte, known bool) {
+	state, found := b.found[parent]
+	if found {
+		if outcome = how.outcomeOf(state); outcome == waiting {
+			s.addChild(parent, child, how)
+		}
+		return outcome, true
+	}
+	if b.left--; b.left < 0 {
+		return 0, false
+	}
+	outcome, state, known = s.depend(parent, child, how)
+	if known && (outcome == waiting || state != Dead) {
+		if b.found == nil {
+			b.found = make(map[keys.ID]TaskState)
+		}
+		b.found[parent] = state
+	}
+	return outcome, known
 }
 
 // How a parent has ended, as its children see it.
@@ -147,17 +248,42 @@ const (
 	parentDone = iota
 	parentCanceled
 	parentPinned // done, and its result is kept until the child has ended
+	waiting      // it has not; not in messages
 )
 
-// outcomeFor returns what the end of a parent means to a child; held: the child goes on waiting.
-func outcomeFor(state TaskState, onDead OnDead) (outcome byte, held bool) {
-	switch {
-	case state == Done, state == Dead && onDead == RunOnDead:
-		return parentDone, false
-	case state == Dead && onDead == HoldOnDead:
-		return 0, true
+// policy is what a task does about its parents: its OnDead and, in the upper half, its OnMissing.
+type policy byte
+
+func policyOf(rec *record.Record) policy { return policy(rec.OnDead | rec.OnMissing<<missingShift) }
+
+const missingShift = 4
+
+// onDead returns the policy of a task none of whose parents is missing.
+func (p policy) onDead() policy { return p & (1<<missingShift - 1) }
+
+// outcomeOf returns what the state of a parent means to a child; 0 is the state of one that is
+// gone.
+func (p policy) outcomeOf(parent TaskState) byte {
+	switch parent {
+	case Done:
+		return parentDone
+	case Canceled:
+		return parentCanceled
+	case Dead:
+		switch p.onDead() {
+		case holdOnDead:
+			return waiting
+		case runOnDead:
+			return parentDone
+		}
+		return parentCanceled
+	case 0:
+		if p>>missingShift == runOnMissing {
+			return parentDone
+		}
+		return parentCanceled
 	}
-	return parentCanceled, false
+	return waiting
 }
 
 func (s *State) tellChild(parent, child keys.ID, outcome byte) {
@@ -251,42 +377,42 @@ func isOnly(parents [][record.IDLen]byte, parent keys.ID) bool {
 	return len(parents) > 0
 }
 
-// depend makes a task wait for a parent of this shard. It returns false, and does nothing, if the
-// latest state of the parent is not on disk yet.
-func (s *State) depend(parent, child keys.ID, onDead OnDead) bool {
+// depend makes a task wait for a parent of this shard, unless the parent has ended, or is gone. ok is
+// false, and nothing was done, if the latest state of the parent is not on disk yet.
+func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state TaskState, ok bool) {
 	if s.isMoving(parent) {
-		return false
+		return 0, 0, false
 	}
 	at, err := s.locate(parent)
 	if err != nil {
 		s.Broken = err
-		return true
+		return waiting, 0, true
 	}
-	if at == nil { // completed, and no longer kept
-		s.tellChild(parent, child, parentDone)
-		return true
+	if at != nil {
+		state = at.state
 	}
-	if at.state == Done || at.state == Canceled || at.state == Dead {
-		if outcome, held := outcomeFor(at.state, onDead); !held {
-			if at.state == Done {
-				s.repin(at)
-			}
-			s.tellChild(parent, child, outcome)
-			return true
+	if outcome = how.outcomeOf(state); outcome != waiting {
+		if state == Done {
+			s.repin(at)
+		}
+		return outcome, state, true
+	}
+	s.addChild(parent, child, how)
+	if !at.rec.Parent {
+		at.rec.Parent = true
+		switch {
+		case at.state == Dead: // to the bucket that does not expire
+			s.unkeep(at)
+			s.keep(at.lane.queue, keys.Dead, at.id, keys.Forever, at.ended, &at.rec)
+		default:
+			s.rewrite(at)
 		}
 	}
+	return waiting, state, true
+}
+
+// addChild notes that a task waits for a parent of this shard.
+func (s *State) addChild(parent, child keys.ID, how policy) {
 	s.Group.addChild(parent)
-	s.Group.set(keys.AppendDependent(nil, parent, child), []byte{byte(onDead)})
-	if at.rec.Parent {
-		return true
-	}
-	at.rec.Parent = true
-	switch {
-	case at.state == Dead: // to the bucket that does not expire
-		s.unkeep(at)
-		s.keep(at.lane.queue, keys.Dead, at.id, keys.Forever, at.ended, &at.rec)
-	default:
-		s.rewrite(at)
-	}
-	return true
+	s.Group.set(keys.AppendDependent(nil, parent, child), []byte{byte(how.onDead())})
 }

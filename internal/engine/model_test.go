@@ -120,6 +120,7 @@ type model struct {
 	byKey     map[[keys.UniqueLen]byte]*modelKey
 	turns     map[uint64]keys.ID // who has the turn of a group, by scope
 	contested map[uint64]bool    // groups of which the turn is open
+	completed keys.ID            // the task whose follow-ups are taken in
 	woken     []*modelTask       // their parents have ended
 	doomed    []*modelTask       // to be canceled, as a parent was
 	canceled  map[Receipt]bool   // leases that were ended by Cancel since the last load

@@ -356,6 +356,10 @@ func (m *model) drawTies(t *spec, i int) {
 	if onDead := oneOf[uint8](m, "on dead", 0, 1, 2); len(r.Parents) > 0 {
 		r.OnDead = onDead
 	}
+	missing := func(p [record.IDLen]byte) bool { return !isNth(p) && m.tasks[p] == nil }
+	if onMissing := oneOf[uint8](m, "on missing", 0, 0, 1, 2); len(r.Parents) > 0 && (m.drawn != tiesNext || !slices.ContainsFunc(r.Parents, missing)) {
+		r.OnMissing = onMissing
+	}
 }
 
 // enlarge gives a task a large payload.
@@ -397,7 +401,7 @@ func (m *model) scatter(shard int, tasks []spec) {
 		if scattered {
 			r.Parents = slices.DeleteFunc(r.Parents, isNth)
 			if len(r.Parents) == 0 {
-				r.Parents, r.OnDead = nil, 0
+				r.Parents, r.OnDead, r.OnMissing = nil, 0, 0
 			}
 		}
 	}
@@ -458,7 +462,7 @@ func (m *model) produceOf(tasks []spec) *produceCall {
 				return nth && n >= len(c.tasks)
 			})
 			if len(t.rec.Parents) == 0 {
-				t.rec.Parents, t.rec.OnDead = nil, 0
+				t.rec.Parents, t.rec.OnDead, t.rec.OnMissing = nil, 0, 0
 			}
 			c.tasks = append(c.tasks, t)
 		}
@@ -570,7 +574,7 @@ func (m *model) drawBacklog() call {
 		for i := range tasks {
 			r := &tasks[i].rec
 			r.GroupKey, r.LimitKey, r.UniqueKey, r.Parents = tasks[0].rec.GroupKey, tasks[0].rec.LimitKey, "", nil
-			r.Ties, r.OnDead = record.Ties{}, 0
+			r.Ties, r.OnDead, r.OnMissing = record.Ties{}, 0, 0
 		}
 	}
 	if !m.plain && len(m.order) > 0 && m.oneIn(4, "children") {
@@ -824,6 +828,10 @@ func (m *model) drawComplete() call {
 		}
 		tie(&n.LaneKey, &n.rec)
 	}
+	if len(c.next) > 0 && m.drawn != tiesNone && m.oneIn(3, "after the task itself") {
+		r := &c.next[0].rec
+		r.Parents, r.OnMissing = append(r.Parents, c.receipt.ID), oneOf[uint8](m, "on missing", 0, 1, 2)
+	}
 	m.scatter(shard, c.next)
 	return c
 }
@@ -850,7 +858,9 @@ func (c *completeCall) apply(m *model) {
 	}
 	m.noError(c.err)
 	m.toDone(t, c.result)
+	m.completed = t.id
 	m.adopt(t.shard, c.next)
+	m.completed = keys.ID{}
 	m.react()
 }
 

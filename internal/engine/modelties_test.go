@@ -354,11 +354,11 @@ func (m *model) placeOf(t *modelTask) keys.Place {
 func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
 	p := m.tasks[parent]
 	if p == nil {
-		return false
+		return t.rec.OnMissing != runOnMissing && parent != m.completed
 	}
 	switch p.state {
 	case Done, Canceled, Dead:
-		if cancels, held := endMeans(p.state, OnDead(t.rec.OnDead)); !held {
+		if cancels, held := endMeans(p.state, t.rec.OnDead); !held {
 			m.pin(p, t)
 			return cancels
 		}
@@ -370,11 +370,11 @@ func (m *model) depend(t *modelTask, parent keys.ID) (doomed bool) {
 }
 
 // endMeans is what the end of a parent means to a child; held: not yet anything.
-func endMeans(state TaskState, onDead OnDead) (cancels, held bool) {
+func endMeans(state TaskState, onDead uint8) (cancels, held bool) {
 	switch {
-	case state == Done, state == Dead && onDead == RunOnDead:
+	case state == Done, state == Dead && onDead == runOnDead:
 		return false, false
-	case state == Dead && onDead == HoldOnDead:
+	case state == Dead && onDead == holdOnDead:
 		return false, true
 	}
 	return true, false
@@ -396,7 +396,7 @@ func (m *model) ended(t *modelTask, o Outcome, passes bool) {
 		if !child.waits[t.id] {
 			continue
 		}
-		cancels, held := endMeans(o.State, OnDead(child.rec.OnDead))
+		cancels, held := endMeans(o.State, child.rec.OnDead)
 		if held {
 			continue
 		}
@@ -479,9 +479,9 @@ func (m *model) tell() {
 
 // replace gives a task that waits the form of a new one.
 func (m *model) replace(t *modelTask, by spec) {
-	parents, onDead := t.rec.Parents, t.rec.OnDead
+	parents, onDead, onMissing := t.rec.Parents, t.rec.OnDead, t.rec.OnMissing
 	t.LaneKey, t.rec, t.expired = by.LaneKey, by.rec, false
-	t.rec.Parents, t.rec.OnDead = parents, onDead
+	t.rec.Parents, t.rec.OnDead, t.rec.OnMissing = parents, onDead, onMissing
 	m.takeKey(t.id, &by.rec, max(m.Wall, keys.SinceMillis(keys.SinceOf(t.id))))
 	if p := m.placeOf(t); p.Range == keys.Task && !keys.IsFirstPlace(p.At) { // perhaps it had gone on before
 		if _, held := m.turns[t.rec.Group]; !held && m.waitsInGroup(t, t.rec.Group) && m.isFirst(t) {

@@ -21,12 +21,16 @@ type NewTask struct {
 type Tied struct {
 	record.Ties
 	Parents [][record.IDLen]byte // as in Task.After
-	onDead  OnDead
-	Twin    int // index of the task of the batch with the same key; negative: none
+	Twin    int                  // index of the task of the batch with the same key; negative: none
+	Refuses bool                 // it is not to be stored if a parent is missing
+	policy  policy
+	done    keys.ID // the parent that was completed in the commit of its follow-up; zero: none
 }
 
 func TiedOf(rec *record.Record) *Tied {
-	return &Tied{Ties: rec.Ties, Parents: rec.Parents, onDead: OnDead(rec.OnDead), Twin: -1}
+	return &Tied{
+		Ties: rec.Ties, Parents: rec.Parents, Twin: -1, Refuses: rec.OnMissing == refuseOnMissing, policy: policyOf(rec),
+	}
 }
 
 // Home returns the shard to which a task belongs; bound is false if it may be in any.
@@ -39,9 +43,13 @@ func (t *NewTask) Home(shards int) (shard int, bound bool) {
 
 // message asks another shard to take in the task.
 func (t *NewTask) message() *keys.Message {
-	return &keys.Message{
+	m := &keys.Message{
 		Kind: keys.MsgAdmit, Queue: t.Key.Queue, Tenant: t.Key.Tenant, Priority: t.Key.Priority, Record: t.Rec,
 	}
+	if t.Tied.done != (keys.ID{}) && t.Tied.policy != t.Tied.policy.onDead() {
+		m.Kind, m.Parent = keys.MsgFollow, t.Tied.done
+	}
+	return m
 }
 
 // NewTaskOf returns the task in a message.
@@ -54,6 +62,7 @@ func NewTaskOf(m *keys.Message) (NewTask, error) {
 		Key:   LaneKey{Queue: m.Queue, Tenant: m.Tenant, Priority: m.Priority},
 		RunAt: rec.RunAt, Rec: m.Record, Tied: TiedOf(&rec),
 	}
+	t.Tied.done = m.Parent
 	if !t.Valid(&rec, 0) {
 		return NewTask{}, fmt.Errorf("%w: message with a task of queue %q", wire.ErrMalformed, m.Queue)
 	}
@@ -68,7 +77,7 @@ func (t *NewTask) Valid(rec *record.Record, n int) bool {
 			return false
 		}
 	}
-	return t.Key.Priority <= maxPriority
+	return t.Key.Priority <= maxPriority && rec.OnDead <= runOnDead && rec.OnMissing <= refuseOnMissing
 }
 
 // Encode sets all but the Key of a new task by its record, which it encodes into buf.

@@ -112,7 +112,7 @@ func (o *outbox) seal(g *commitGroup) {
 // what the message concerns is not on disk yet.
 func (s *State) applyMessage(m *keys.Message) bool {
 	switch m.Kind {
-	case keys.MsgAdmit:
+	case keys.MsgAdmit, keys.MsgFollow:
 		t, err := NewTaskOf(m)
 		if err != nil {
 			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
@@ -127,7 +127,11 @@ func (s *State) applyMessage(m *keys.Message) bool {
 		s.arrived++
 		return true
 	case keys.MsgDepend:
-		return s.depend(m.Parent, m.Child, OnDead(m.Outcome))
+		outcome, _, ok := s.depend(m.Parent, m.Child, policy(m.Outcome))
+		if ok && outcome != waiting {
+			s.tellChild(m.Parent, m.Child, outcome)
+		}
+		return ok
 	case keys.MsgUnpin:
 		return s.unpinned(m.Parent, m.Until)
 	case keys.MsgLeft:
@@ -199,6 +203,10 @@ func (s *State) sendOut() {
 		s.Effects.Outgoing = append(s.Effects.Outgoing, p)
 	}
 }
+
+// Untaken returns the number of the first message to a shard that may not have been taken, and of
+// the next one that will be sent: if they are equal, all have been.
+func (s *State) Untaken(to int) (first, next uint64) { return s.out.first[to], s.out.next[to] }
 
 func (s *State) sendIsDue() bool { return s.out.due }
 

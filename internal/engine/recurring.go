@@ -357,15 +357,15 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Seque
 	if v.Every != 0 { // the start was not known before
 		times = ticks.Every{Start: v.Start, Interval: v.Every}
 	}
-	if err := s.hasLanes(1); err != nil {
-		return err
-	}
-	// so that no tick lacks a lane
-	s.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
 	r, err := newRecurring(name, v)
 	if err != nil { // it was encoded just now
 		return err
 	}
+	if err := s.canStore([]NewTask{r.task(0)}); err != nil {
+		return err
+	}
+	// so that no tick lacks a lane
+	s.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
 	r.begin(times)
 	s.recurring.put(r)
 	s.storeRecurring(r)

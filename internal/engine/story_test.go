@@ -335,7 +335,7 @@ var eventNames = [...]string{
 
 func (w *world) message(m *keys.Message) string {
 	switch m.Kind {
-	case keys.MsgAdmit:
+	case keys.MsgAdmit, keys.MsgFollow:
 		rec, err := record.Decode(m.Record)
 		require.NoError(w.t, err)
 		return fmt.Sprintf("produce %s in queue %s", rec.Payload, m.Queue)

@@ -200,6 +200,7 @@ func (w *world) task(a args, batch []string, parent bool) NewTask {
 	w.uniq[rec.Unique] = rec.UniqueKey + maybe(" of tenant ", key.Tenant)
 	if after := a.named["after"]; after != "" {
 		rec.OnDead = uint8(max(0, slices.Index([]string{"hold", "cancel", "run"}, a.named["on-dead"])))
+		rec.OnMissing = uint8(max(0, slices.Index([]string{"run", "cancel", "refuse"}, a.named["on-missing"])))
 		for name := range strings.SplitSeq(after, ",") {
 			if n := slices.Index(batch, name); n >= 0 {
 				rec.Parents = append(rec.Parents, keys.Nth(n))

@@ -65,13 +65,18 @@ type Ending struct {
 	Outcome Outcome
 }
 
-// OnDead is what a task does when a parent dies.
-type OnDead uint8
-
+// What a task does when a parent dies.
 const (
-	HoldOnDead   OnDead = iota // it waits
-	CancelOnDead               // it is canceled
-	RunOnDead                  // it goes on as if the parent were completed
+	holdOnDead   = iota // it waits
+	cancelOnDead        // it is canceled
+	runOnDead           // it goes on as if the parent were completed
+)
+
+// What a task does if a parent is gone before it knows of the task.
+const (
+	runOnMissing    = iota // it goes on as if the parent were completed
+	cancelOnMissing        // it is canceled
+	refuseOnMissing        // it is not stored if its producer finds so, and canceled otherwise
 )
 
 // What is done about missed ticks.

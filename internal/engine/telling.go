@@ -103,7 +103,7 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 			s.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 			return nil, true
 		}
-		if outcome, held := outcomeFor(state, OnDead(v[0])); !held {
+		if outcome := policy(v[0]).outcomeOf(state); outcome != waiting {
 			s.Group.delete(it.Key())
 			s.tellChild(parent, child, outcome)
 		}

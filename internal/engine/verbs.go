@@ -42,10 +42,10 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 			return Decided, nil
 		}
 	}
-	if !s.canAdmit(tasks) {
+	if s.looksUp(tasks) && s.Spent() || !s.canAdmit(tasks) {
 		return Again, nil
 	}
-	if err := s.hasLanes(len(tasks)); err != nil {
+	if err := s.canStore(tasks); err != nil {
 		return Decided, err
 	}
 	out.IDs, out.Duplicates = s.admitAll(tasks, out.IDs, out.Duplicates)
@@ -57,7 +57,7 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 
 // Complete finishes a task, and takes in its follow-ups.
 func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, error) {
-	if s.isRewritten(r.ID) || !s.canAdmit(next) {
+	if s.isRewritten(r.ID) || s.looksUp(next) && s.Spent() || !s.canAdmit(next) {
 		return Again, nil
 	}
 	ls := s.held(r)
@@ -67,14 +67,34 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, err
 	if !s.HasRoom(RoomScarce) && s.retention(ls.lane.queue, ls.retention) != 0 {
 		return Full, nil
 	}
-	if err := s.hasLanes(len(next)); err != nil {
+	if err := s.canStore(next); err != nil {
 		return Decided, err
 	}
 	if s.Broken = s.complete(ls, result); s.Broken == nil && len(next) > 0 {
+		for i := range next {
+			if t := next[i].Tied; t != nil {
+				t.done = r.ID
+			}
+		}
 		s.admitAll(next, nil, nil)
 	}
 	return Decided, nil
 }
+
+// canStore refuses tasks for which there are no lanes, or that not all nodes know how to store.
+func (s *State) canStore(tasks []NewTask) error {
+	for i := range tasks {
+		if t := tasks[i].Tied; t != nil && s.Format < formatOfMissing && t.policy != t.policy.onDead() {
+			return errMissingFormat
+		}
+	}
+	return s.hasLanes(len(tasks))
+}
+
+// formatOfMissing is the format from which on shards store what tasks do about missing parents.
+const formatOfMissing = 7
+
+var errMissingFormat = fmt.Errorf("%w: OnMissing can be set when all nodes know format %d", base.ErrFormat, formatOfMissing)
 
 // Failure is how an attempt fails.
 type Failure int

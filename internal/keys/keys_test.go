@@ -191,6 +191,7 @@ func TestGolden(t *testing.T) {
 			"00 00000193b3c01235 02 01 77 01" + goldenIDHex + "b0ea01",
 		},
 		{"admit", admitMessage().Append(nil), "01 09 04 6d61696c 04 61636d65 abcd"},
+		{"follow", (&Message{Kind: MsgFollow, Parent: goldenID, Queue: "a", Record: []byte{0xab}}).Append(nil), "07 " + goldenIDHex + " 00 01 61 00 ab"},
 		{"admit without anything", (&Message{Kind: MsgAdmit}).Append(nil), "01 00 00 00"},
 		{
 			"admit to a queue with a long name", (&Message{Kind: MsgAdmit, Queue: longName}).Append(nil),
@@ -641,11 +642,14 @@ func TestValuesRoundTrip(t *testing.T) {
 
 func TestMessagesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings, MsgUnpin, MsgLeft}).Draw(t, "kind")}
+		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings, MsgUnpin, MsgLeft, MsgFollow}).Draw(t, "kind")}
 		name := rapid.OneOf(rapid.String(), rapid.StringN(100, 200, -1))
 		bytesOf := rapid.SliceOf(rapid.Byte())
 		switch m.Kind {
-		case MsgAdmit:
+		case MsgAdmit, MsgFollow:
+			if m.Kind == MsgFollow {
+				m.Parent = drawID(t)
+			}
 			m.Queue, m.Tenant = name.Draw(t, "queue"), name.Draw(t, "tenant")
 			m.Priority = rapid.Byte().Draw(t, "priority")
 			m.Record = bytesOf.Draw(t, "record")
@@ -831,7 +835,7 @@ var parsers = []struct {
 	{"number", AppendNumber(nil, 1), only(ParseNumber), nil},
 	{"holder of a key", UniqueValue{ID: goldenID, Until: 1}.Append(nil), only(ParseUnique), nil},
 	{"turn of a group", GroupValue{Holder: goldenID, Waiting: true}.Append(nil), only(ParseGroup), nil},
-	{"depend", (&Message{Kind: MsgDepend}).Append(nil), only(ParseMessage), []byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings}},
+	{"depend", (&Message{Kind: MsgDepend}).Append(nil), only(ParseMessage), []byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings, MsgFollow}},
 	{"ended", endedMessage().Append(nil), only(ParseMessage), []byte{MsgDepend, MsgEnded, MsgSettings}},
 }
 
@@ -1170,6 +1174,7 @@ func FuzzParseMessage(f *testing.F) {
 	addKeys(f)
 	f.Add(admitMessage().Append(nil))
 	f.Add(settingsMessage().Append(nil))
+	f.Add((&Message{Kind: MsgFollow, Parent: goldenID, Queue: "a"}).Append(nil))
 	f.Add([]byte{MsgSettings, 0x80, 0})
 	f.Add([]byte{MsgAdmit, 0, 0x80, 0, 0}) // a zero that takes two bytes
 	f.Fuzz(func(t *testing.T, b []byte) {

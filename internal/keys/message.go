@@ -7,18 +7,18 @@ import "codeq/internal/wire"
 type Message struct {
 	Kind byte
 
-	Queue string // of MsgAdmit and MsgSettings
+	Queue string // of MsgAdmit, MsgFollow and MsgSettings
 
-	// For MsgAdmit: a task to be produced.
+	// For MsgAdmit and MsgFollow: a task to be produced.
 	Tenant   string
 	Priority uint8
 	Record   []byte
 
-	// For MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin has only Parent,
-	// and MsgLeft only Child.
+	// For MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin and MsgFollow
+	// have only Parent, and MsgLeft only Child.
 	Parent  ID
 	Child   ID
-	Outcome byte // MsgDepend: what to do if the parent dies; MsgEnded: how it ended
+	Outcome byte // MsgDepend: what to do if the parent dies, or is missing; MsgEnded: how it ended
 
 	Settings []byte // of MsgSettings: an encoded SettingsValue
 
@@ -33,13 +33,17 @@ const (
 	MsgSettings = 4 // adopt the settings, unless there are newer ones
 	MsgUnpin    = 5 // Parent has one pin less
 	MsgLeft     = 6 // Child, of the sender, does not need its parents any more
+	MsgFollow   = 7 // produce the task, in whose sender's commit Parent was completed; since format 7
 )
 
 // Append appends the encoded message.
 func (m *Message) Append(dst []byte) []byte {
 	dst = append(dst, m.Kind)
 	switch m.Kind {
-	case MsgAdmit:
+	case MsgAdmit, MsgFollow:
+		if m.Kind == MsgFollow {
+			dst = append(dst, m.Parent[:]...)
+		}
 		dst = append(dst, m.Priority)
 		dst = wire.AppendBytes(wire.AppendBytes(dst, m.Queue), m.Tenant)
 		return append(dst, m.Record...)
@@ -60,7 +64,10 @@ func ParseMessage(b []byte) (m Message, err error) {
 	r := wire.NewReader(b)
 	m.Kind = r.Byte()
 	switch m.Kind {
-	case MsgAdmit:
+	case MsgAdmit, MsgFollow:
+		if m.Kind == MsgFollow {
+			m.Parent = ReadID(r)
+		}
 		m.Priority = r.Byte()
 		m.Queue, m.Tenant = r.String(), r.String()
 		m.Record = r.Rest()

@@ -67,7 +67,8 @@ type Record struct {
 	GroupKey  string
 	LimitKey  string
 	Parents   [][IDLen]byte // tasks that must end before this one
-	OnDead    uint8         // what the task does when a parent dies; stored only with Parents
+	OnDead    uint8         // what the task does when a parent dies; stored only with Parents, like OnMissing
+	OnMissing uint8         // what it does if a parent is gone; less than 16, like OnDead; since format 7
 	History   *History      // nil: no attempt has ended since format 6
 	Notes     *Notes        // nil: none; since format 6
 	Payload   []byte
@@ -213,7 +214,7 @@ func (r *Record) Append(b []byte) []byte {
 		b = wire.AppendBytes(b, r.LimitKey)
 	}
 	if flags&hasParents != 0 {
-		b = wire.AppendUint(append(b, r.OnDead), uint64(len(r.Parents)))
+		b = wire.AppendUint(append(b, r.OnMissing<<4|r.OnDead), uint64(len(r.Parents)))
 		for _, id := range r.Parents {
 			b = append(b, id[:]...)
 		}
@@ -271,7 +272,8 @@ func Decode(b []byte) (Record, error) {
 		rec.LimitKey = r.String()
 	}
 	if flags&hasParents != 0 {
-		rec.OnDead = r.Byte()
+		both := r.Byte()
+		rec.OnMissing, rec.OnDead = both>>4, both&(1<<4-1)
 		rec.Parents = readIDs(r)
 	}
 	if flags&hasAttempts != 0 {

@@ -44,6 +44,7 @@ var golden = []struct {
 	{"group", Record{Head: Head{Ties: Ties{Group: 7}}, GroupKey: "g"}, "8004 0000000000000007 0167"},
 	{"limit", Record{Head: Head{Ties: Ties{Limit: 8}}, LimitKey: "l"}, "8008 0000000000000008 016c"},
 	{"parents", Record{Parents: [][IDLen]byte{hash16}, OnDead: 2}, "8010 02 01 01000000000000000000000000000002"},
+	{"missing parents", Record{Parents: [][IDLen]byte{hash16}, OnDead: 1, OnMissing: 2}, "8010 21 01 01000000000000000000000000000002"},
 	{"is a parent", Record{Head: Head{Ties: Ties{Parent: true}}, Payload: []byte("p")}, "8020 70"},
 	{"rewritten", Record{Head: Head{Rewritten: true}}, "8040"},
 	{"expired", Record{Head: Head{Attempts: 1, Leases: 1, Expired: true}}, "8180010101"},
@@ -100,6 +101,7 @@ func requireSame(t require.TestingT, want, got *Record) {
 	require.Equal(t, want.GroupKey, got.GroupKey)
 	require.Equal(t, want.LimitKey, got.LimitKey)
 	require.Equal(t, want.OnDead, got.OnDead)
+	require.Equal(t, want.OnMissing, got.OnMissing)
 	require.True(t, slices.Equal(want.Parents, got.Parents), "parents: want %x, got %x", want.Parents, got.Parents)
 	require.Equal(t, want.History, got.History)
 	require.Equal(t, want.Notes == nil, got.Notes == nil)
@@ -167,7 +169,7 @@ func drawRecord(t *rapid.T) Record {
 		}
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "parents") {
-		r.OnDead = 1
+		r.OnDead, r.OnMissing = 1, 2
 		r.Child = true
 		r.Parents = append(r.Parents, [IDLen]byte(rapid.SliceOfN(rapid.Byte(), IDLen, IDLen).Draw(t, "a parent")))
 	}
