@@ -193,6 +193,7 @@ const (
 	codeInvalid
 	codeLifeOver
 	codePowerLost // ErrNotLeader and ErrPowerLost
+	codeOldCopy
 )
 
 func encodeError(err error) (code byte, text string) {
@@ -214,6 +215,8 @@ func encodeError(err error) (code byte, text string) {
 		return codeLeaseCanceled, err.Error()
 	case errors.Is(err, ErrNotLeader) && errors.Is(err, ErrPowerLost):
 		return codePowerLost, err.Error()
+	case errors.Is(err, ErrOldCopy):
+		return codeOldCopy, err.Error()
 	case errors.Is(err, cluster.ErrBehind):
 		return codeNotLeader, err.Error()
 	case errors.Is(err, ErrClosed), errors.Is(err, ErrFailed): // another node will lead
@@ -254,6 +257,8 @@ func decodeError(code byte, text string) error {
 		return decodeDetails(text, new(engine.LifeOverError))
 	case code == codePowerLost:
 		return &textError{text, []error{ErrNotLeader, ErrPowerLost}}
+	case code == codeOldCopy:
+		return &textError{text, []error{ErrOldCopy}}
 	case code == codeLeaseCanceled:
 		return &textError{text, []error{ErrLeaseLost, ErrCanceled}}
 	case code == codeNotLeader && strings.Contains(text, cluster.ErrBehind.Error()):

@@ -36,7 +36,7 @@ type Cluster struct {
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
 	Listen string
-	// Listener is used in place of listening on Listen. The queue closes it.
+	// Listener is used in place of listening on Listen. The queue closes it, as does [Open] that fails.
 	Listener net.Listener
 	// Advertise is the address that other nodes dial: a host and a port, such as "10.0.0.1:7400",
 	// of at most 300 bytes. Default: Listen, or the address of Listener.
@@ -137,18 +137,12 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 	if o.Join && len(o.Peers) == 0 {
 		return nil, &InvalidError{"Cluster.Peers", "none", "nodes of the cluster that is to be joined"}
 	}
-	for _, d := range []struct {
-		name  string
-		value *time.Duration
-		def   time.Duration
-	}{
-		{"Cluster.HeartbeatTimeout", &o.HeartbeatTimeout, 500 * time.Millisecond},
-		{"Cluster.ElectionTimeout", &o.ElectionTimeout, 0},
-		{"Cluster.CallTimeout", &o.CallTimeout, 10 * time.Second},
-	} {
-		*d.value = cmp.Or(*d.value, d.def, o.HeartbeatTimeout) // which comes first
-		if *d.value < minTimeout || *d.value > maxTimeout {
-			return nil, &InvalidError{d.name, *d.value, fmt.Sprint(minTimeout, " to ", maxTimeout)}
+	timeouts := []*time.Duration{&o.HeartbeatTimeout, &o.ElectionTimeout, &o.CallTimeout}
+	defaults := []time.Duration{500 * time.Millisecond, 0, 10 * time.Second}
+	for i, name := range []string{"Cluster.HeartbeatTimeout", "Cluster.ElectionTimeout", "Cluster.CallTimeout"} {
+		*timeouts[i] = cmp.Or(*timeouts[i], defaults[i], o.HeartbeatTimeout) // which comes first
+		if d := *timeouts[i]; d < minTimeout || d > maxTimeout {
+			return nil, &InvalidError{name, d, fmt.Sprint(minTimeout, " to ", maxTimeout)}
 		}
 	}
 	if o.ElectionTimeout < o.HeartbeatTimeout {
@@ -256,7 +250,8 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 // one has another name, and is no member yet: it is open with the Peers of this cluster, and
 // without [Cluster.Join]. If it is one, as after a ReplaceNode that has returned an error,
 // RemoveNode of the other one is left. Before anything is changed, the nodes are asked as by
-// [Queue.RemoveNode].
+// [Queue.RemoveNode]. Replacements follow each other, whoever asks for them, and wait until ctx
+// ends; also, for 20 ElectionTimeouts, after a change of the leader of shard 0.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.

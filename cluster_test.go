@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -143,4 +144,55 @@ func TestClusterTLS(t *testing.T) {
 		Node: "stranger", Listener: l, Peers: peers, Join: true, TLS: theirs.Config(t, ours, "stranger"),
 	}})
 	require.ErrorContains(t, err, "join the cluster")
+}
+
+// TestTLSBesideNone: nodes of which some use TLS, and others do not, say why they have no leader,
+// and what to do.
+func TestTLSBesideNone(t *testing.T) {
+	t.Parallel()
+	ca := testcert.New(t)
+	var peers []codeq.Peer
+	var listeners []net.Listener
+	var qs []*codeq.Queue
+	for _, node := range []string{"a", "b"} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		listeners, peers = append(listeners, l), append(peers, codeq.Peer{Node: node, Address: l.Addr().String()})
+	}
+	for i, config := range []*tls.Config{nil, ca.Config(t, ca, "b")} {
+		q, err := codeq.Open(filepath.Join(t.TempDir(), "q"), &codeq.Options{Cluster: &codeq.Cluster{
+			Node: peers[i].Node, Listener: listeners[i], Peers: peers, TLS: config, CallTimeout: time.Second,
+		}})
+		require.NoError(t, err)
+		defer q.Close()
+		qs = append(qs, q)
+	}
+	for _, q := range qs {
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			_, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
+			require.ErrorIs(c, err, codeq.ErrNotLeader)
+			require.ErrorContains(c, err, "set Cluster.TLS on all nodes")
+		}, 20*time.Second, time.Millisecond)
+	}
+}
+
+// TestListenerOfFailedOpen: an Open that fails closes the Listener that it was given.
+func TestListenerOfFailedOpen(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "q")
+	q, err := codeq.Open(dir, &codeq.Options{Shards: 1})
+	require.NoError(t, err)
+	defer q.Close()
+	fails := func(want error, path, node string, shards int) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		_, err = codeq.Open(path, &codeq.Options{Shards: shards, Cluster: &codeq.Cluster{Node: node, Listener: l}})
+		require.ErrorIs(t, err, want)
+		_, err = l.Accept()
+		require.ErrorIs(t, err, net.ErrClosed)
+	}
+	fails(codeq.ErrLocked, dir, "a", 1)
+	fails(codeq.ErrShardCount, dir, "a", 2)
+	fails(codeq.ErrInvalid, dir, "", 1)
+	fails(codeq.ErrInvalid, "", "a", 1)
 }

@@ -56,7 +56,8 @@ var (
 	// See [Queue.ReplaceNode] and [RecoverCluster].
 	ErrDiverged = base.ErrDiverged
 	// ErrOldCopy: the directory of this node is an older copy, which lacks what the node had
-	// acknowledged since. It comes with ErrFailed. Opened again, the node comes back by itself.
+	// acknowledged since, or a copy of one that another process has open; the error says where. It
+	// comes with ErrFailed. Opened again, when no other is, the node comes back by itself.
 	ErrOldCopy = base.ErrOldCopy
 	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below
 	// [DurabilityDisk], or are older copies, that the others are no majority. It comes with

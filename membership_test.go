@@ -472,7 +472,7 @@ func TestRefusedBeforeItIsANode(t *testing.T) {
 	m, err := manifest.Read(vfs.Default, dir)
 	require.NoError(t, err)
 	require.Nil(t, m)
-	q, err := Open(dir, &Options{Cluster: &Cluster{Node: "c", Listener: l}})
+	q, err := Open(dir, &Options{Cluster: &Cluster{Node: "c", Listen: taken}}) // the Listener is closed
 	require.NoError(t, err)
 	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "c", Listen: taken}})
 	require.ErrorIs(t, err, ErrLocked, "it is open, and so its address is taken")

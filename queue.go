@@ -87,6 +87,9 @@ type Queue struct {
 func Open(dir string, opts *Options) (_ *Queue, err error) {
 	defer public(&err)
 	q, err := open(dir, opts)
+	if err != nil && opts != nil && opts.Cluster != nil && opts.Cluster.Listener != nil {
+		_ = opts.Cluster.Listener.Close() // it may be closed already
+	}
 	return q, diskFull(err)
 }
 

@@ -2,6 +2,9 @@ package codeq
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -163,4 +166,48 @@ func TestReplaceAtItsAddress(t *testing.T) {
 		n.produce(t, 10)
 		require.Equal(t, 20, leader.count(t))
 	})
+}
+
+// TestReplacementsAtOnce: two replacements at once, on different nodes, follow each other: there
+// are as many nodes as before, also if both are to replace the same one.
+func TestReplacementsAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, same := range []bool{true, false} {
+		simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+			by := c.members()
+			olds := []*simNode{by[0], by[0]}
+			if !same {
+				olds[1] = by[1]
+			}
+			by[2].produce(t, 10)
+			outcomes := make([]chan error, 2)
+			for i, old := range olds {
+				n := c.node(false)
+				o, _ := c.options(n)
+				o.Cluster.Peers = c.peers
+				q, err := Open("queue", o)
+				require.NoError(t, err)
+				n.q = q
+				c.nodes = append(c.nodes, n)
+				outcomes[i] = make(chan error, 1)
+				go func() {
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					defer cancel()
+					outcomes[i] <- simQueue(by[1+i]).ReplaceNode(ctx, old.name, Peer{n.name, n.name})
+				}()
+			}
+			errs := []error{<-outcomes[0], <-outcomes[1]}
+			if same {
+				require.True(t, errors.Is(errs[0], ErrNotMember) != errors.Is(errs[1], ErrNotMember), "%v", errs)
+			}
+			left := membersOf(by[2], 0)
+			require.Len(t, left, 3, "%v", errs)
+			for _, n := range c.members() {
+				if !slices.ContainsFunc(left, func(m string) bool { return strings.HasPrefix(m, n.name+"/") }) {
+					c.drop(n)
+				}
+			}
+			require.Equal(t, 10, by[2].count(t))
+		})
+	}
 }

@@ -26,6 +26,7 @@ const (
 	kindAdopt // of an introduction
 	kindHeartbeat
 	kindAnyNode // of the host of a node to that of another one
+	kindElders  // of an introduction
 )
 
 // ErrMalformedCall is the answer to a call of another node that cannot be read.

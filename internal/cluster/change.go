@@ -28,6 +28,9 @@ const (
 	CheckMember                    // whether a node is a member
 	CheckLeader                    // whether a node can lead
 	Readmit                        // a node whose directory had other IDs
+	BeginReplacement               // of a node, by the node that is named as its address, with a token as its ID
+	KeepReplacement                // which goes on
+	EndReplacement
 	EndOfChanges
 )
 
@@ -128,6 +131,8 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 			return errReconfigured // it is being taken back, and there by another ID as well
 		}
 		return err
+	case BeginReplacement, KeepReplacement, EndReplacement:
+		return g.changeReplacement(how, p)
 	case Readmit:
 		return g.readmit(ctx, members, index, p, former)
 	case MakeLeader, CheckLeader:

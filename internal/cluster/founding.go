@@ -376,6 +376,8 @@ func (n *Node) serveIntroduction(r *peer.Request) error {
 			r.Reply(nil)
 		})
 		return nil
+	case kindElders:
+		return n.serveElders(r)
 	}
 	return ErrMalformedCall
 }

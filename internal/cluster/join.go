@@ -107,7 +107,14 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 	if err != nil {
 		return err
 	}
-	if _, err = n.peer.Call(ctx, to, kindJoin, wire.AppendJSON(nil, j)); err != nil {
+	for {
+		_, err = n.peer.Call(ctx, to, kindJoin, wire.AppendJSON(nil, j))
+		if refused, ok := errors.AsType[*peer.RefusedError](err); !ok || refused.Reason != peer.RefusedEarly || ctx.Err() != nil {
+			break
+		}
+		Pause(ctx, nil)
+	}
+	if err != nil {
 		return n.callError(ctx, err)
 	}
 	return nil

@@ -32,12 +32,35 @@ const (
 )
 
 // checkLives is peer.Config.CheckLives. What it has noted is durable when it returns.
-func (n *Node) checkLives(other peer.Identity, lives []uint64) error {
+func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.Lives) error {
+	id := other.ID.String()
+	n.membership.mu.Lock()
+	isNewcomer := n.isNewcomer(id, lives)
+	n.membership.mu.Unlock()
+	if isNewcomer {
+		if err := n.awaitElders(ctx, Peer{Node: other.Name, ID: id}, lives.Birth); err != nil {
+			return err
+		}
+	}
+	if err := n.see(id, lives.All); err != nil {
+		return err
+	}
+	if lives.Birth > 0 {
+		n.peer.Admit(other.ID, lives.Birth)
+	}
+	return nil
+}
+
+// see durably notes the lives of the directory of another node, or refuses an older copy.
+func (n *Node) see(id string, lives []uint64) error {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
-	d, id := n.c.Directory, other.ID.String()
+	d := n.c.Directory
 	before := maps.Clone(d.Seen)
 	isNew, err := d.See(id, lives)
+	if err == nil {
+		delete(n.membership.suspects, id) // it is there
+	}
 	if err != nil || !isNew {
 		return err
 	}
@@ -165,7 +188,7 @@ func (n *Node) nextLife(over bool) error {
 		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
 	}
 	if over {
-		n.peer.SetLives(d.Lives())
+		n.peer.SetLives(peer.Lives{All: d.Lives(), Birth: n.birth})
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 // TestMeeting: the lives of others that a node has met are on its disk; what is not there is not
 // relied on. It remembers no more of those that are no members than it may.
 func TestMeeting(t *testing.T) {
-	require.Equal(t, peer.MaxLives, manifest.MaxLives)
+	require.Equal(t, peer.MaxLives, manifest.MaxLives+1)
 	disk := crashfs.New()
 	var broken error
 	fs := &testkit.HookFS{FS: disk, Before: func(string, string) error { return broken }}
@@ -31,23 +31,23 @@ func TestMeeting(t *testing.T) {
 		return m.Seen
 	}
 	a := peer.Identity{ID: peer.ID{1}, Name: "a"}
-	require.NoError(t, n.checkLives(a, []uint64{3, 5}))
+	require.NoError(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5}}))
 	require.Equal(t, map[string]uint64{a.ID.String(): 5}, seen())
-	require.ErrorIs(t, n.checkLives(a, []uint64{4, 6}), base.ErrOldCopy)
+	require.ErrorIs(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{4, 6}}), base.ErrOldCopy)
 
 	broken = errors.New("broken")
-	require.NoError(t, n.checkLives(a, []uint64{3, 5}), "nothing is new")
+	require.NoError(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5}}), "nothing is new")
 	for range 2 {
-		require.ErrorIs(t, n.checkLives(a, []uint64{3, 5, 7}), broken)
+		require.ErrorIs(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5, 7}}), broken)
 	}
 	broken = nil
-	require.NoError(t, n.checkLives(a, []uint64{3, 5, 8}), "life 7 was not relied on")
+	require.NoError(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5, 8}}), "life 7 was not relied on")
 	require.Equal(t, map[string]uint64{a.ID.String(): 8}, seen())
 
 	n.ready.Store(true)
 	for i := range 3 * maxSeen {
 		b := peer.Identity{ID: peer.ID{2, byte(i)}}
-		require.NoError(t, n.checkLives(b, []uint64{1}))
+		require.NoError(t, n.checkLives(t.Context(), b, peer.Lives{All: []uint64{1}}))
 		require.Contains(t, seen(), b.ID.String())
 		require.LessOrEqual(t, len(seen()), maxSeen)
 	}

@@ -283,37 +283,6 @@ func removing(shards []ShardStatus) (nodes []Peer) {
 	return nodes
 }
 
-// ErrIsMember: a node is part of the cluster that is to take the place of another one.
-var ErrIsMember = errors.New("a member already")
-
-// Replace adds a node and then removes another one, if all shards can do without that one. A node
-// at the address of the other one takes its place after the removal. There are as many nodes as
-// before: one that votes already is refused.
-func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
-	lacks := func(sh ShardStatus) bool {
-		return sh.Leader == "" || !slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == p.Node && r.Voter })
-	}
-	if err := n.checkSelf(); err != nil {
-		return err
-	}
-	if old == p.Node || !slices.ContainsFunc(n.Status(ctx), lacks) {
-		return ErrIsMember
-	}
-	if slices.ContainsFunc(n.known(), func(m Peer) bool { return m.Node == old && m.Address == p.Address }) {
-		if err := n.Remove(ctx, old); err != nil {
-			return err
-		}
-		return n.Add(ctx, p)
-	}
-	if err := n.check(ctx, CheckReplacement, old); err != nil {
-		return err
-	}
-	if err := n.Add(ctx, p); err != nil {
-		return err
-	}
-	return n.Remove(ctx, old)
-}
-
 // check asks the leaders of all shards whether a node, which at least one of them has, can be
 // removed.
 func (n *Node) check(ctx context.Context, how Change, node string) error {

@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strconv"
@@ -155,12 +156,16 @@ type Node struct {
 	ready      atomic.Bool // the node takes part in every group
 	founding   atomic.Bool // a cluster whose groups may not have begun
 	membership membership
-	removal    removal
-	quit       chan struct{}
-	watches    sync.WaitGroup // goroutines of the groups
-	background sync.WaitGroup // what nobody waits for but Close
-	ctx        context.Context
-	cancel     context.CancelFunc
+	elders     elders
+	// replacement is guarded by itself; only the leader of the first shard uses it.
+	replacement replacement
+	birth       uint64 // the life in which this process began
+	removal     removal
+	quit        chan struct{}
+	watches     sync.WaitGroup // goroutines of the groups
+	background  sync.WaitGroup // what nobody waits for but Close
+	ctx         context.Context
+	cancel      context.CancelFunc
 }
 
 // New prepares to open a node.
@@ -188,7 +193,7 @@ func New(c Config) *Node {
 	if self.Address == "" && c.Listener != nil {
 		self.Address = c.Listener.Addr().String()
 	}
-	n := &Node{c: c, self: self, log: c.Logger, quit: make(chan struct{})}
+	n := &Node{c: c, self: self, log: c.Logger, birth: c.Directory.Life, quit: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
 	n.room = newLogRoom(c.Directory.FS, c.Directory.Path, c.MinFree, n.log)
@@ -204,7 +209,11 @@ func (c *Config) dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 		return d.DialContext(ctx, "tcp", addr)
 	}
 	d := tls.Dialer{Config: c.TLS}
-	return d.DialContext(ctx, "tcp", addr)
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if _, plain := errors.AsType[tls.RecordHeaderError](err); plain || err == io.EOF {
+		err = fmt.Errorf("%w: the other side does not use TLS: set Cluster.TLS on all nodes, or on none", err)
+	}
+	return conn, err
 }
 
 func openVotes(path string) (raftlog.Stables, error) {
@@ -351,7 +360,7 @@ func (n *Node) listen() error {
 		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve,
 		Files: n.receiveFiles, Logger: n.log,
 		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.announceFormat,
-		Lives: n.c.Directory.Lives(), CheckLives: n.checkLives,
+		Lives: peer.Lives{All: n.c.Directory.Lives(), Birth: n.birth}, CheckLives: n.checkLives,
 	})
 	return nil
 }

@@ -52,6 +52,10 @@ func (n *Node) rejoin() {
 		if err == nil {
 			err = n.rejoined()
 		}
+		if errors.Is(err, base.ErrOldCopy) {
+			n.failAll(err)
+			return
+		}
 		if err == nil || n.membership.ctx.Err() != nil {
 			return
 		}
@@ -108,6 +112,9 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 		default:
 			if err = n.joinBy(ctx, a.peer(), j); err == nil {
 				return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until it knows
+			}
+			if errors.Is(err, base.ErrOldCopy) {
+				return fmt.Errorf("node %q: %w", a.Node, err)
 			}
 		}
 		errs = append(errs, fmt.Errorf("node %q: %w", a.Node, err))
@@ -223,6 +230,9 @@ func (g *Group) standstill() error {
 // removal, the first shard decides whether it is a member: a removal may have come halfway. AddNode
 // follows in any case: a leader of an earlier build leaves the node without its address.
 //
+// A node that is there by a former ID has lost nothing, and stays: who asks has a copy of its
+// directory.
+//
 // Removals that have come halfway are finished before: a leader that only the first shard has
 // removed can take nobody in. If one cannot be finished, the node may be what it takes.
 func (n *Node) admit(ctx context.Context, j joining) error {
@@ -231,6 +241,9 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 	}
 	if len(j.Former) == 0 {
 		return n.add(ctx, j.Peer)
+	}
+	if err := n.checkFormer(ctx, j); err != nil {
+		return err
 	}
 	n.suspect(j.ID, j.Former)
 	for i := range n.groups {

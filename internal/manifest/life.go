@@ -34,7 +34,7 @@ func LifeAfter(last uint64) uint64 {
 // by a node that has not seen a life which began after the copy was made.
 
 // MaxLives bounds Lives.
-const MaxLives = 16
+const MaxLives = 15
 
 // Lives are those of a node's directory in which others may have seen it last: the current one is
 // the last of them, and the first one stands for all before it, too.

@@ -53,7 +53,8 @@ const (
 //	6  as 5; queues have totals: in the values of their counters, and in rows of their own;
 //	   records have histories and notes, and lease records the names of workers
 //	7  as 6; what is new has its own keys, trailing fields or flags; the parents of a record come
-//	   with what the task does if one is missing, and so does a message to a parent (MsgDepend)
+//	   with what the task does if one is missing, and so does a message to a parent (MsgDepend);
+//	   nodes say in which life their processes began, and ask each other for earlier processes
 const (
 	Format        = 7
 	OldestFormat  = 3

@@ -162,7 +162,11 @@ func (c *client) receive(f frame) error {
 	case frameFail:
 		failure = &RemoteError{f.code, string(f.body)}
 		f.body = nil
+	case framePing:
+		c.send(framePong, 0, 0, nil)
+		return nil
 	case framePong:
+		c.ponged()
 		return nil
 	default:
 		return fmt.Errorf("%w: frame of type %d from a called node", errProtocol, f.typ)
@@ -199,7 +203,7 @@ func (c *client) check() {
 		c.pinging = false
 	case !c.pinging:
 		c.pinging = true
-		c.append(framePing, 0, 0, nil)
+		c.ping()
 		c.pingEnd, c.pingOut = c.appended, time.Time{}
 	case !c.pingOut.IsZero():
 		next = c.timeout - time.Since(c.pingOut)

@@ -58,6 +58,8 @@ const (
 	RefusedFormat                    // the build of one is older than the cluster of the other
 	RefusedCopy                      // the directory of the dialer is an older copy
 	RefusedBusy                      // there are Bounds.Connections already
+	RefusedEarly                     // another process may still have the directory of the dialer open
+	RefusedTLS                       // one of the two uses TLS, and the other one does not
 )
 
 // lastReason is the last one that later versions may have; no text begins with one.

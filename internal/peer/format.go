@@ -58,6 +58,7 @@ func (n *Node) Require(format int) {
 	for c := range n.conns {
 		untold := c.dialed && c.said < format && (c.use == 0 || ofGroup(c.use))
 		if untold || c.use != 0 && c.newest < format {
+			c.untold = untold
 			end = append(end, c)
 		}
 	}
@@ -75,10 +76,10 @@ func (n *Node) say(c *conn) Formats {
 	return n.formats
 }
 
-// agree notes what the other side of a connection has said of its formats, and returns those of
-// this node, or why the two have none in common. This node first rises to what another one of its
-// cluster requires.
-func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats) (ours Formats, refused *RefusedError) {
+// agree notes what the other side of a connection has said of its formats and lives, and returns
+// the formats of this node, or why the two have none in common, or the other side was refused
+// meanwhile. This node first rises to what another one of its cluster requires.
+func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Lives) (ours Formats, refused *RefusedError) {
 	theirs = theirs.orFirst()
 	n.mu.Lock()
 	ours = n.formats
@@ -102,7 +103,11 @@ func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats) (ours Fo
 	case theirs.Least > ours.Newest:
 		refused = refusedFormat(n.self.Name, ours.Newest, other.Name, theirs.Least)
 	default:
-		c.use, c.newest = use, theirs.Newest
+		c.use, c.other, c.lives, c.newest = use, other.ID, lives, theirs.Newest
+		if n.precedes(c, other.ID) {
+			c.use = 0
+			refused = &RefusedError{RefusedCopy, fmt.Sprintf("a later process has the directory of node %q", other.Name)}
+		}
 	}
 	return ours, refused
 }

@@ -1,10 +1,12 @@
 package peer
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 )
 
@@ -51,7 +53,7 @@ type header struct {
 	to     Identity // its Cluster is that of from
 	// formats of the dialer; none: it says nothing of them, nor of its lives.
 	formats Formats
-	lives   []uint64
+	lives   []uint64 // see Lives.said
 }
 
 // ofGroup reports whether a connection of that use is one of a group.
@@ -91,6 +93,9 @@ func readHeader(r io.Reader) (header, error) {
 		return header{}, fmt.Errorf("peer: read header: %w", err)
 	}
 	if string(fixed[:len(magic)]) != magic {
+		if isTLS(fixed) {
+			return header{}, errTLS
+		}
 		return header{}, fmt.Errorf("%w: begins with %q", errHeader, fixed[:len(magic)])
 	}
 	v, length := fixed[len(magic)], int(binary.BigEndian.Uint16(fixed[len(magic)+1:]))
@@ -133,6 +138,31 @@ func readHeader(r io.Reader) (header, error) {
 	return h, nil
 }
 
+// errTLS: one side of a connection uses TLS, and the other one does not.
+var errTLS = &RefusedError{RefusedTLS, "one node uses TLS and the other one does not: set Cluster.TLS on all nodes, or on none"}
+
+// errNoAnswer: the accepting side has not understood the header, or is being closed. Builds that
+// know formats up to 6, and use TLS, end so a connection without it.
+var errNoAnswer = fmt.Errorf("%w: the other side has closed the connection; if it uses TLS, set Cluster.TLS on all nodes", io.EOF)
+
+// isTLS reports whether bytes are the beginning of a record of TLS: of a handshake, or an alert.
+func isTLS(b []byte) bool { return (b[0] == 22 || b[0] == 21) && b[1] == 3 }
+
+// refuseTLS answers a dialer that uses TLS although this node does not, or the other way around. It
+// is not answered by TLS: then the dialer can tell.
+func refuseTLS(c net.Conn, err error) {
+	record, ok := errors.AsType[tls.RecordHeaderError](err)
+	switch {
+	case ok && record.Conn != nil:
+		c = record.Conn
+	case err != error(errTLS):
+		return
+	}
+	if writeAnswer(c, answer{}, errTLS) == nil {
+		_, _ = io.CopyN(io.Discard, c, maxHeader) // what is not read may destroy the answer under way
+	}
+}
+
 // answer is what an accepting side says of itself.
 type answer struct {
 	cluster, id ID
@@ -158,7 +188,13 @@ func writeAnswer(w io.Writer, a answer, refused *RefusedError) error {
 func readAnswer(r io.Reader) (a answer, err error) {
 	var buf [2 + 255]byte
 	if _, err := io.ReadFull(r, buf[:2]); err != nil {
+		if err == io.EOF {
+			err = errNoAnswer
+		}
 		return a, fmt.Errorf("peer: read answer to header: %w", err)
+	}
+	if isTLS(buf[:2]) {
+		return a, errTLS
 	}
 	if Reason(buf[0]) > lastReason {
 		return a, &RefusedError{RefusedNode, fmt.Sprintf("it is no node that answers: %q", buf[:2])}

@@ -5,16 +5,50 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"codeq/internal/base"
 )
 
 // The directory of a node may be an older copy of itself, which lacks what the node has
-// acknowledged since. So both sides of a connection between members say the lives of their
-// directories, and each refuses the other one if its Config.CheckLives does.
+// acknowledged since; and two processes may have copies of one directory. So both sides of a
+// connection between members say the lives of their directories, and in which of them their
+// processes began. Each refuses the other one if its Config.CheckLives does.
 
-// MaxLives is how many lives a node says at most.
+// MaxLives is how many lives a node says at most, with that in which its process began.
 const MaxLives = 16
+
+// formatOfBirths is what nodes know that say in which life their processes began. They say it as
+// the last life but one. To others it is a life as any other: the directory has had it, and the
+// first one still stands for those before.
+const formatOfBirths = 7
+
+// Lives are those of a node's directory.
+type Lives struct {
+	All   []uint64 // the last one is the current one, and the first one stands for all before it, too
+	Birth uint64   // in which the process began that has the directory open; 0: it does not say
+}
+
+// said is what a node that knows a format says of its lives.
+func (l Lives) said(newest int) []uint64 {
+	if newest < formatOfBirths || l.Birth == 0 {
+		return l.All
+	}
+	first, now := l.All[0], l.All[len(l.All)-1]
+	if len(l.All) == 1 {
+		return []uint64{first, l.Birth, now}
+	}
+	return slices.Insert(slices.Clone(l.All), len(l.All)-1, l.Birth)
+}
+
+// livesOf is the inverse of said.
+func livesOf(newest int, said []uint64) Lives {
+	if newest < formatOfBirths || len(said) < 3 {
+		return Lives{All: said}
+	}
+	at := len(said) - 2
+	return Lives{slices.Delete(slices.Clone(said), at, at+1), said[at]}
+}
 
 func livesLen(lives []uint64) int { return 1 + 8*len(lives) }
 
@@ -27,34 +61,41 @@ func appendLives(b []byte, lives []uint64) []byte {
 }
 
 // SetLives replaces the lives that this node says, from the next connection on.
-func (n *Node) SetLives(lives []uint64) {
+func (n *Node) SetLives(lives Lives) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.lives = lives
 }
 
+// ownLives are those of this node, as it says them.
 func (n *Node) ownLives() []uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.lives
+	return n.lives.said(n.formats.Newest)
 }
+
+// ErrEarly is that of a Config.CheckLives that cannot tell yet: the other side may try again.
+var ErrEarly = errors.New("peer: not known yet")
 
 // checkLives lets this node know the lives of the other side of a connection. A node that is
 // introduced may be anybody, and older builds say nothing.
-func (n *Node) checkLives(use byte, other Identity, lives []uint64) error {
-	if use == useIntroduction || len(lives) == 0 {
+func (n *Node) checkLives(ctx context.Context, use byte, other Identity, lives Lives) error {
+	if use == useIntroduction || len(lives.All) == 0 {
 		return nil
 	}
-	if err := n.c.CheckLives(other, lives); err != nil {
+	if err := n.c.CheckLives(ctx, other, lives); err != nil {
 		return fmt.Errorf("peer: %s: %w", other, err)
 	}
 	return nil
 }
 
-// refusedCopy is the answer to a node whose lives this one has refused, if it is to be told.
-func refusedCopy(err error) *RefusedError {
-	if errors.Is(err, base.ErrOldCopy) {
+// refusedLives is the answer to a node whose lives this one has refused, if it is to be told.
+func refusedLives(err error) *RefusedError {
+	switch {
+	case errors.Is(err, base.ErrOldCopy):
 		return &RefusedError{RefusedCopy, err.Error()}
+	case errors.Is(err, ErrEarly):
+		return &RefusedError{RefusedEarly, err.Error()}
 	}
 	return nil
 }
@@ -67,4 +108,79 @@ func (n *Node) Greet(ctx context.Context, to Target) error {
 		return err
 	}
 	return c.Close()
+}
+
+// Probe asks who has an address: which directory the process there has open, and its lives.
+func (n *Node) Probe(ctx context.Context, to Target) (ID, Lives, error) {
+	c, err := n.tryConnect(ctx, to, header{use: useIntroduction})
+	if err != nil {
+		return ID{}, Lives{}, err
+	}
+	return c.other, c.lives, c.Close()
+}
+
+// Admit ends the connections with processes that have a directory open and began before a life, and
+// refuses them from then on.
+func (n *Node) Admit(id ID, birth uint64) {
+	n.mu.Lock()
+	n.admitted[id] = max(birth, n.admitted[id])
+	var end []*conn
+	for c := range n.conns {
+		if c.use != 0 && n.precedes(c, id) {
+			end = append(end, c)
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range end {
+		_ = c.Close()
+	}
+}
+
+// Admitted is the birth of the process that Admit has let have a directory last; 0: none.
+func (n *Node) Admitted(id ID) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.admitted[id]
+}
+
+// precedes reports whether the other side of a connection is a process with a directory that began
+// before the one that was admitted. A build that does not say when it began is none. REQUIRES: mu
+// is held.
+func (n *Node) precedes(c *conn, id ID) bool {
+	return c.use != useIntroduction && c.other == id && c.lives.Birth != 0 && c.lives.Birth < n.admitted[id]
+}
+
+// Hears asks the processes that have a directory open, and began before a life, for a sign of life,
+// over the connections of calls that are open. It returns from where the first one has come, until
+// ctx ends.
+func (n *Node) Hears(ctx context.Context, id ID, before uint64) (from string, ok bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	n.mu.Lock()
+	asked := make(map[*stream]string)
+	for c := range n.conns {
+		if s := c.stream; s != nil && c.other == id && c.lives.Birth < before && (c.dialed || c.newest >= formatOfBirths) {
+			asked[s] = c.RemoteAddr().String()
+		}
+	}
+	n.mu.Unlock()
+	if len(asked) == 0 {
+		return "", false
+	}
+	heard := make(chan string, len(asked))
+	for s, at := range asked {
+		n.goUnlessClosed("ping", func() {
+			if s.answers(ctx) {
+				heard <- at
+				cancel()
+			}
+		}, func(error) {})
+	}
+	<-ctx.Done()
+	select {
+	case from = <-heard:
+		return from, true
+	default:
+		return "", false
+	}
 }

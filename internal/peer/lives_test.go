@@ -22,9 +22,10 @@ func (nw *network) living(t *testing.T, name string, lives ...uint64) (n *Node, 
 	met = new([]string)
 	n = New(Config{
 		Identity: identityOf(name), Listener: nw.listen(name), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
-		Formats: Formats{5, 4}, Lives: lives,
+		Formats: Formats{5, 4}, Lives: Lives{All: lives},
 		Files: func(_ int, from net.Conn) { _, _ = io.Copy(io.Discard, from) }, // ends after the handshake
-		CheckLives: func(other Identity, lives []uint64) error {
+		CheckLives: func(_ context.Context, other Identity, said Lives) error {
+			lives := said.All
 			*met = append(*met, fmt.Sprint(other.Name, lives))
 			switch last := lives[len(lives)-1]; last {
 			case 666:
@@ -52,7 +53,7 @@ func TestLivesAreSaid(t *testing.T) {
 		require.Equal(t, []string{"a[1 2]"}, *metByB)
 		requireNoConns(t, a)
 
-		a.SetLives([]uint64{2, 4})
+		a.SetLives(Lives{All: []uint64{2, 4}})
 		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
 		dialRaft(t, a, "b")
@@ -132,12 +133,113 @@ func TestOldCopyIsRefused(t *testing.T) {
 		_, err = old.Introduce(t.Context(), at("sound"), 1, nil)
 		require.NoError(t, err)
 
-		old.SetLives([]uint64{667})
+		old.SetLives(Lives{All: []uint64{667}})
 		err = old.Greet(t.Context(), at("sound"))
 		require.Error(t, err)
 		require.False(t, errors.As(err, &refused), "%v", err)
-		old.SetLives([]uint64{5})
+		old.SetLives(Lives{All: []uint64{5}})
 		require.NoError(t, old.Greet(t.Context(), at("sound")))
 		requireNoConns(t, old)
+	})
+}
+
+// TestBirthsAreSaid: the life in which a process began is said between the others, to nodes of any
+// build, and only those that know the format take it for what it is.
+func TestBirthsAreSaid(t *testing.T) {
+	for _, l := range []Lives{{[]uint64{0, 5}, 5}, {[]uint64{5}, 5}, {[]uint64{7}, 5}, {[]uint64{5, 7}, 5}, {[]uint64{1, 2, 3, 9}, 2}} {
+		said := l.said(formatOfBirths)
+		got := livesOf(formatOfBirths, said)
+		require.Equal(t, l.Birth, got.Birth)
+		require.Equal(t, l.All, slices.Compact(got.All))
+		require.Equal(t, Lives{All: said}, livesOf(formatOfBirths-1, said))
+		require.Equal(t, l.All[0], said[0])
+		require.Equal(t, l.All[len(l.All)-1], said[len(said)-1])
+		require.Equal(t, l.All, l.said(formatOfBirths-1))
+	}
+	l := Lives{All: []uint64{1, 2}}
+	require.Equal(t, l, livesOf(formatOfBirths, l.said(formatOfBirths)))
+}
+
+// process starts a Node with a directory that others may have, too.
+func (nw *network) process(t *testing.T, of, address string, birth uint64) *Node {
+	n := New(Config{
+		Identity: identityOf(of), Listener: nw.listen(address), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
+		Formats: Formats{formatOfBirths, 4}, Lives: Lives{[]uint64{1, birth}, birth},
+	})
+	t.Cleanup(func() { require.NoError(t, n.Close()) })
+	return n
+}
+
+// TestEarlierProcessIsHeard: a process is heard over connections that either side has opened, also
+// when another one has its address; and one that is admitted has no connection left of those before
+// it, which get none any more.
+func TestEarlierProcessIsHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		b, elder := nw.process(t, "b", "b", 2), nw.process(t, "a", "a", 5)
+		id := identityOf("a").ID
+		hears := func(before uint64) bool {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, ok := b.Hears(ctx, id, before)
+			return ok
+		}
+		require.False(t, hears(6))
+		call := func(from *Node, to string) error {
+			_, err := from.Call(t.Context(), at(to), 1, nil)
+			return err
+		}
+		require.NoError(t, call(elder, "b"))
+		require.True(t, hears(6), "it has dialed")
+		require.False(t, hears(5))
+		later := nw.process(t, "a", "a", 6)
+		got, lives, err := b.Probe(t.Context(), at("a"))
+		require.NoError(t, err)
+		require.Equal(t, id, got)
+		require.Equal(t, Lives{[]uint64{1, 6}, 6}, lives)
+		require.True(t, hears(6), "another one has its address")
+
+		b.Admit(id, 6)
+		synctest.Wait()
+		require.False(t, hears(anyBirth))
+		var refused *RefusedError
+		require.ErrorAs(t, call(elder, "b"), &refused)
+		require.Equal(t, RefusedCopy, refused.Reason)
+		require.NoError(t, call(later, "b"))
+		require.NoError(t, call(b, "a"))
+		require.EqualValues(t, 6, b.Admitted(id))
+		require.True(t, hears(anyBirth))
+		require.NoError(t, later.Close())
+		require.False(t, hears(anyBirth))
+	})
+}
+
+const anyBirth = ^uint64(0)
+
+// TestLateAnswer: a process that is not known to be the only one is told so in time, and may try
+// again.
+func TestLateAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		known := make(chan struct{})
+		b := New(Config{
+			Identity: identityOf("b"), Listener: nw.listen("b"), Groups: 2, Handler: echo, Timeout: testTimeout,
+			Formats: Formats{formatOfBirths, 4}, Lives: Lives{[]uint64{1, 2}, 2},
+			CheckLives: func(ctx context.Context, _ Identity, _ Lives) error {
+				select {
+				case <-known:
+					return nil
+				case <-ctx.Done():
+					return ErrEarly
+				}
+			},
+		})
+		defer func() { require.NoError(t, b.Close()) }()
+		a := nw.process(t, "a", "a", 5)
+		var refused *RefusedError
+		require.ErrorAs(t, a.Greet(t.Context(), at("b")), &refused)
+		require.Equal(t, RefusedEarly, refused.Reason)
+		close(known)
+		require.NoError(t, a.Greet(t.Context(), at("b")))
 	})
 }

@@ -29,13 +29,13 @@ type Config struct {
 	// Raise is called before this node comes to require a later format, which it knows, since
 	// another one of its cluster does. Until it returns, that one sends nothing. Defaults to none.
 	Raise func(format int) error
-	// Lives are those of this node's directory, at most MaxLives; SetLives replaces them. The last
-	// one is the current one. Defaults to none.
-	Lives []uint64
+	// Lives are those of this node's directory, fewer than MaxLives; SetLives replaces them.
+	// Defaults to none.
+	Lives Lives
 	// CheckLives is called for each connection between members, before it is used, with what the
-	// other side says of its lives. After an error it is not used; base.ErrOldCopy is told to the
-	// other side. Defaults to accepting all.
-	CheckLives func(other Identity, lives []uint64) error
+	// other side says of its lives. It may wait until ctx ends. After an error the connection is
+	// not used; base.ErrOldCopy and ErrEarly are told to the other side. Defaults to accepting all.
+	CheckLives func(ctx context.Context, other Identity, lives Lives) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
 	Verify func(conn net.Conn, name string, accepted bool) error
@@ -82,8 +82,10 @@ type Node struct {
 	links   map[lane]*link     // all that were ever called
 	broken  map[Target]error   // why the last connection to each could not be opened, if it could not
 	formats Formats            // Least rises
-	lives   []uint64           // never changed, but replaced
+	lives   Lives              // never changed, but replaced
 	newest  map[ID]int         // see NewestOf
+	// admitted is the birth of the process that may have a directory open; see Admit.
+	admitted map[ID]uint64
 }
 
 // conn is a connection that Close of the Node closes, unless it was closed before.
@@ -91,10 +93,21 @@ type conn struct {
 	net.Conn
 	node *Node
 	// Guarded by node.mu.
-	use    byte // 0: before the end of the handshake
-	newest int  // format that the other side knows
-	dialed bool // by this node
-	said   int  // the Least that the other side knows this node to have, if dialed
+	use    byte    // 0: before the end of the handshake
+	other  ID      // directory of the other side
+	lives  Lives   // of that
+	stream *stream // of a connection of calls; nil: there is none yet
+	newest int     // format that the other side knows
+	dialed bool    // by this node
+	said   int     // the Least that the other side knows this node to have, if dialed
+	untold bool    // Require has ended it, as that has risen since
+}
+
+// carry notes the stream of the connection.
+func (c *conn) carry(s *stream) {
+	c.node.mu.Lock()
+	defer c.node.mu.Unlock()
+	c.stream = s
 }
 
 func (c *conn) Close() error {
@@ -167,12 +180,14 @@ func New(c Config) *Node {
 		lives:   c.Lives,
 		newest:  make(map[ID]int),
 		groups:  make([]chan net.Conn, c.Groups),
+
+		admitted: make(map[ID]uint64),
 	}
 	if n.c.Raise == nil {
 		n.c.Raise = func(int) error { return nil }
 	}
 	if n.c.CheckLives == nil {
-		n.c.CheckLives = func(Identity, []uint64) error { return nil }
+		n.c.CheckLives = func(context.Context, Identity, Lives) error { return nil }
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	if b := &n.c.Bounds; b.Large > 0 {
@@ -335,6 +350,7 @@ func (n *Node) serveAccepted(c *conn) {
 		return
 	}
 	s := newServer(n, h, c)
+	c.carry(&s.stream)
 	if !n.goUnlessClosed("server writer", s.write, s.fail) {
 		_ = c.Close()
 		return
@@ -351,20 +367,22 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 	var refused *RefusedError
 	var formats Formats
 	switch {
-	case errors.As(err, &refused):
+	case errors.As(err, &refused) && refused != errTLS:
 	case err != nil:
+		refuseTLS(c, err)
 		return h, err
 	default:
 		if refused = n.refusal(c, h); refused != nil {
 			break
 		}
-		if err := n.checkLives(h.use, h.from, h.lives); err != nil {
-			if refused = refusedCopy(err); refused == nil {
+		lives := livesOf(h.formats.Newest, h.lives)
+		if err := n.checkDialer(h, lives); err != nil {
+			if refused = refusedLives(err); refused == nil {
 				return h, err
 			}
 			break
 		}
-		formats, refused = n.agree(c, h.use, h.from, h.formats)
+		formats, refused = n.agree(c, h.use, h.from, h.formats, lives)
 	}
 	self := n.Identity()
 	if h.formats == (Formats{}) {
@@ -377,6 +395,13 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 		return h, refused
 	}
 	return h, c.SetDeadline(time.Time{})
+}
+
+// checkDialer is checkLives of a dialer, which waits for the answer: so it gets one in time.
+func (n *Node) checkDialer(h header, lives Lives) error {
+	ctx, cancel := context.WithTimeout(n.ctx, n.c.Timeout/2)
+	defer cancel()
+	return n.checkLives(ctx, h.use, h.from, lives)
 }
 
 // refusal is why a connection is not accepted; nil: it is.
@@ -459,6 +484,9 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 	ctx, cancel := context.WithTimeout(ctx, n.c.Timeout)
 	defer cancel()
 	c, err := n.dial(ctx, to, h, false)
+	for err == errUntold { // the other side may answer late (CheckLives)
+		c, err = n.dial(ctx, to, h, false)
+	}
 	if isOldVersion(err) {
 		c, err = n.dial(ctx, to, h, true)
 	}
@@ -484,7 +512,7 @@ func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, 
 		stop := context.AfterFunc(ctx, func() {
 			n.guarded("end of a handshake", func() { _ = c.SetDeadline(time.Unix(1, 0)) }, func(error) {})
 		})
-		err = n.greet(c, h)
+		err = n.greet(ctx, c, h)
 		if !stop() && err == nil {
 			err = base.EndOf(ctx)
 		}
@@ -494,13 +522,25 @@ func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, 
 	}
 	if err != nil {
 		_ = c.Close()
+		if n.isUntold(c) {
+			return nil, errUntold
+		}
 		return nil, fmt.Errorf("peer: connect to %s: %w", to.Address, err)
 	}
 	return c, nil
 }
 
+// errUntold: this node has come to require a later format than it has told the other side.
+var errUntold = errors.New("peer: told an earlier format")
+
+func (n *Node) isUntold(c *conn) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return c.untold
+}
+
 // greet sends the header of a dialed connection, and makes sure that the right node has accepted.
-func (n *Node) greet(c *conn, h header) error {
+func (n *Node) greet(ctx context.Context, c *conn, h header) error {
 	_, sent := c.Write(appendHeader(nil, h))
 	a, err := readAnswer(c) // it may have been turned away before it has said anything
 	var refused *RefusedError
@@ -517,10 +557,11 @@ func (n *Node) greet(c *conn, h header) error {
 	if h.use != useIntroduction && got != h.to {
 		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
 	}
-	if err := n.checkLives(h.use, got, a.lives); err != nil {
+	lives := livesOf(a.formats.Newest, a.lives)
+	if err := n.checkLives(ctx, h.use, got, lives); err != nil {
 		return err
 	}
-	if _, refused := n.agree(c, h.use, got, a.formats); refused != nil {
+	if _, refused := n.agree(c, h.use, got, a.formats, lives); refused != nil {
 		return refused
 	}
 	return nil
@@ -614,6 +655,7 @@ func (n *Node) tried(on lane, l *link, a *attempt, raw *conn, err error) {
 	}
 	if err == nil {
 		a.client = newClient(n, on, raw)
+		raw.stream = &a.client.stream
 		l.client = a.client
 		l.failure, l.backoff = nil, 0
 		n.running.Go(func() { n.guarded("client reader", a.client.read, a.client.fail) })

@@ -195,6 +195,8 @@ func (c *server) receive(f frame) error {
 		}
 	case framePing:
 		c.send(framePong, 0, 0, nil)
+	case framePong:
+		c.ponged()
 	default:
 		return fmt.Errorf("%w: frame of type %d from a caller", errProtocol, f.typ)
 	}

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net"
 	"runtime"
@@ -37,8 +38,11 @@ type stream struct {
 	written  uint64
 	err      error // non-nil once the stream has ended: what ended it
 
-	pingEnd uint64    // end of the last ping's frame
-	pingOut time.Time // when it was written; zero if it is not, or there is none
+	pings   uint64        // that were appended
+	pongs   uint64        // that have come; the other side answers pings in their order
+	pong    chan struct{} // non-nil while somebody waits for the next pong; closed when it comes
+	pingEnd uint64        // end of the last ping's frame
+	pingOut time.Time     // when it was written; zero if it is not, or there is none
 }
 
 func (s *stream) init(conn net.Conn, timeout time.Duration) {
@@ -70,6 +74,7 @@ func (s *stream) fail(err error) {
 		s.err = err
 		s.queue = nil
 		s.openRoom()
+		s.wakePing()
 		s.wake.Signal()
 	}
 	s.mu.Unlock()
@@ -80,6 +85,54 @@ func (s *stream) fail(err error) {
 		s.ended()
 	}
 	_ = s.conn.Close()
+}
+
+// ping queues a ping. REQUIRES: mu is held, err is nil.
+func (s *stream) ping() {
+	s.pings++
+	s.append(framePing, 0, 0, nil)
+}
+
+// ponged notes that a ping was answered.
+func (s *stream) ponged() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pongs++
+	s.wakePing()
+}
+
+// wakePing wakes those who wait for a pong. REQUIRES: mu is held.
+func (s *stream) wakePing() {
+	if s.pong != nil {
+		close(s.pong)
+		s.pong = nil
+	}
+}
+
+// answers reports whether the other side answers a ping that is sent now, before ctx ends.
+func (s *stream) answers(ctx context.Context) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return false
+	}
+	s.ping()
+	for number := s.pings; s.pongs < number; {
+		if s.err != nil || ctx.Err() != nil {
+			return false
+		}
+		if s.pong == nil {
+			s.pong = make(chan struct{})
+		}
+		next := s.pong
+		s.mu.Unlock()
+		select {
+		case <-next:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+	}
+	return true
 }
 
 // openRoom wakes the callers that wait for room. REQUIRES: mu is held.

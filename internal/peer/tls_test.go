@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -63,4 +65,36 @@ func TestMutualTLS(t *testing.T) {
 	stranger, _ := tlsNode(t, "stranger", theirs.Config(t, ours))
 	_, err = stranger.Call(t.Context(), Target{identityOf("b").ID, "b", addr}, 1, nil)
 	requireNotSent(t, err)
+}
+
+// TestTLSBesideNone: a node that uses TLS, and one that does not, both say so, whoever dials.
+func TestTLSBesideNone(t *testing.T) {
+	ca := testcert.New(t)
+	secure, at := tlsNode(t, "secure", ca.Config(t, ca))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	plain := New(Config{
+		Identity: identityOf("plain"), Listener: l, Groups: 1, Handler: echo, Timeout: time.Minute,
+		Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "tcp", addr)
+		},
+	})
+	defer func() { require.NoError(t, plain.Close()) }()
+	_, err = plain.Call(t.Context(), Target{identityOf("secure").ID, "secure", at}, 1, nil)
+	requireNotSent(t, err)
+	require.ErrorContains(t, err, "set Cluster.TLS")
+	_, err = secure.Call(t.Context(), Target{identityOf("plain").ID, "plain", l.Addr().String()}, 1, nil)
+	requireNotSent(t, err)
+	_, ok := errors.AsType[tls.RecordHeaderError](err)
+	require.True(t, ok, "%v", err)
+}
+
+// TestTLSWithoutAnswer: what earlier builds do that use TLS, and are dialed without: they close the
+// connection, or send an alert.
+func TestTLSWithoutAnswer(t *testing.T) {
+	for _, answer := range []string{"", "\x15\x03\x01\x00\x02\x02\x0a"} {
+		_, err := readAnswer(strings.NewReader(answer))
+		require.ErrorContains(t, err, "set Cluster.TLS on all nodes", "%q", answer)
+	}
 }

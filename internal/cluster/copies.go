@@ -1,0 +1,308 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"codeq/internal/base"
+	"codeq/internal/peer"
+	"codeq/internal/wire"
+)
+
+// Two processes may have copies of one directory, as when a volume is cloned while its node is
+// open. Both would vote, and acknowledge, by one ID. So a member admits a process that is new to it
+// only when no earlier one with that directory answers any more, neither this member nor any other
+// one that can be asked, for silentElections times ElectionTimeout; then it refuses the earlier one
+// for good, should it come back. If an earlier process answers, the new one is refused as an older
+// copy: it lacks what the other has acknowledged since, or will.
+//
+// A process is known by the life in which it began, which it says in each handshake (peer.Lives).
+// The lives that follow while it is open are no other process.
+//
+// A node that asks to be taken back for a former ID is treated alike: a process that has that ID is
+// no node that has lost something.
+//
+// What cannot be told: whether a member that does not answer hears an earlier process. If the
+// network is divided, such a process may be in one part, and the new one in the other.
+
+// silentElections is for how many times ElectionTimeout a process that answers nobody may be there.
+const silentElections = 3
+
+// anyLife is after all lives.
+const anyLife = math.MaxUint64
+
+// elderKey is processes that have a directory open and began before a life.
+type elderKey struct {
+	id    peer.ID
+	birth uint64
+}
+
+// elders are the processes that this node looks for.
+type elders struct {
+	mu     sync.Mutex // guards search
+	search map[elderKey]*elderSearch
+}
+
+// elderSearch looks for processes. err is set before done is closed.
+type elderSearch struct {
+	done chan struct{}
+	err  error // nil: none answers
+}
+
+// isNewcomer reports whether the process of a member began after this node has heard of the
+// directory last. REQUIRES: membership.mu is held.
+func (n *Node) isNewcomer(id string, lives peer.Lives) bool {
+	if lives.Birth == 0 { // it does not say
+		return false
+	}
+	isFirst := len(lives.All) == 2 && lives.All[0] == 0 && lives.All[1] == lives.Birth // the directory is new
+	return !isFirst && lives.Birth > n.c.Directory.Seen[id]
+}
+
+// awaitElders returns when no process is there that has a directory open and began before a life,
+// as far as this node and the other members can tell. An error matches ErrOldCopy if there is one,
+// or peer.ErrEarly if ctx has ended before that is known.
+func (n *Node) awaitElders(ctx context.Context, of Peer, birth uint64) error {
+	id, err := peer.ParseID(of.ID)
+	if err != nil {
+		return err
+	}
+	key := elderKey{id, birth}
+	e := &n.elders
+	e.mu.Lock()
+	s := e.search[key]
+	if s == nil {
+		s = &elderSearch{done: make(chan struct{}), err: base.ErrClosed}
+		if e.search == nil {
+			e.search = make(map[elderKey]*elderSearch)
+		}
+		e.search[key] = s
+		n.background.Go(func() {
+			s.err = n.guarded("search for an earlier process", func() error { return n.searchElders(of, key) })
+			e.mu.Lock()
+			delete(e.search, key)
+			e.mu.Unlock()
+			close(s.done)
+		})
+	}
+	e.mu.Unlock()
+	select {
+	case <-s.done:
+		return s.err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: whether an earlier process with the directory of node %q is open still", peer.ErrEarly, of.Node)
+	}
+}
+
+// searchElders looks for processes, and lets the other members do so, until one has answered, or
+// nobody has for long enough, or another member has admitted the one that began in key.birth.
+func (n *Node) searchElders(of Peer, key elderKey) error {
+	ctx, cancel := context.WithTimeout(n.ctx, silentElections*n.c.ElectionTimeout)
+	defer cancel()
+	found := make(chan elderAnswer, 1) // the first answer; the others are dropped
+	note := func(a elderAnswer, ok bool) {
+		if ok {
+			select {
+			case found <- a:
+			default:
+			}
+			cancel()
+		}
+	}
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		n.contain("look for an earlier process", func() {
+			at, ok := n.lookForElders(ctx, of, key)
+			note(elderAnswer{Alive: true, Address: at}, ok)
+		}, nil)
+	})
+	for _, p := range n.members() {
+		if p.ID == n.self.ID || p.ID == of.ID {
+			continue
+		}
+		looking.Go(func() {
+			n.contain("question for an earlier process", func() { note(n.askForElders(ctx, p, of, key)) }, nil)
+		})
+	}
+	looking.Wait()
+	select {
+	case a := <-found:
+		if a.Alive {
+			return fmt.Errorf("%w: node %q is open with its directory at %s; close that one before", base.ErrOldCopy, of.Node, a.Address)
+		}
+		return nil
+	default:
+	}
+	if n.ctx.Err() != nil {
+		return base.ErrClosed
+	}
+	return nil
+}
+
+// members are those of all groups, each once.
+func (n *Node) members() (members []Peer) {
+	for _, p := range n.known() {
+		if !slices.ContainsFunc(members, func(o Peer) bool { return o.ID == p.ID }) {
+			members = append(members, p)
+		}
+	}
+	return members
+}
+
+// addressesOf are those at which a node may be.
+func (n *Node) addressesOf(of Peer) (addresses []string) {
+	for _, p := range append(append([]Peer{of}, n.known()...), n.c.Peers...) {
+		if (p.ID == of.ID || p.Node == of.Node) && p.Address != "" && !slices.Contains(addresses, p.Address) {
+			addresses = append(addresses, p.Address)
+		}
+	}
+	return addresses
+}
+
+// lookForElders asks for processes at all addresses at which they may be, and over the connections
+// that are open, again and again until ctx ends, and returns where one has answered.
+func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at string, ok bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	found := make(chan string, 1)
+	again := func(ask func(ctx context.Context) (at string, ok bool)) {
+		n.contain("look for an earlier process", func() {
+			for ctx.Err() == nil {
+				one, end := context.WithTimeout(ctx, n.c.ElectionTimeout)
+				at, ok := ask(one)
+				end()
+				if ok {
+					select {
+					case found <- at:
+					default:
+					}
+					cancel()
+					return
+				}
+				Pause(ctx, nil)
+			}
+		}, nil)
+	}
+	var asking sync.WaitGroup
+	for _, address := range n.addressesOf(of) {
+		asking.Go(func() {
+			again(func(ctx context.Context) (string, bool) {
+				id, lives, err := n.peer.Probe(ctx, peer.Target{Name: of.Node, Address: address})
+				return address, err == nil && id == key.id && bornIn(lives) < key.birth
+			})
+		})
+	}
+	asking.Go(func() {
+		again(func(ctx context.Context) (string, bool) { return n.peer.Hears(ctx, key.id, key.birth) })
+	})
+	asking.Wait()
+	select {
+	case at = <-found:
+		return at, true
+	default:
+		return "", false
+	}
+}
+
+// bornIn is the life in which a process began, or a later one if it does not say.
+func bornIn(lives peer.Lives) uint64 {
+	if lives.Birth > 0 || len(lives.All) == 0 {
+		return lives.Birth
+	}
+	return lives.All[len(lives.All)-1]
+}
+
+// elderQuestion asks a member for processes that have a directory open and began before a life.
+type elderQuestion struct {
+	Peer
+	Birth uint64
+	Wait  time.Duration // for an answer
+}
+
+type elderAnswer struct {
+	Alive    bool   // one of them has answered
+	Address  string // there
+	Admitted bool   // the process that began in that life was admitted
+}
+
+// askForElders asks a member until it has answered, or ctx ends. Builds that do not know the
+// question are not asked.
+func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a elderAnswer, ok bool) {
+	to, err := p.target()
+	if err != nil {
+		return a, false
+	}
+	for ; ctx.Err() == nil; Pause(ctx, nil) {
+		if n.peer.NewestOf(to.ID) == 0 {
+			_, _, _ = n.peer.Probe(ctx, to) // which tells
+		}
+		if n.peer.NewestOf(to.ID) < formatOfElders {
+			continue
+		}
+		end, _ := ctx.Deadline()
+		question := elderQuestion{of, key.birth, time.Until(end)}
+		b, err := n.peer.Introduce(ctx, to, kindElders, wire.AppendJSON(nil, question))
+		if err == nil && wire.UnmarshalJSON(b, &a) == nil {
+			return a, a.Alive || a.Admitted
+		}
+	}
+	return a, false
+}
+
+// formatOfElders is what nodes know that answer an elderQuestion.
+const formatOfElders = 7
+
+// serveElders answers an elderQuestion when there is an answer, or when whoever asks waits no more.
+func (n *Node) serveElders(r *peer.Request) error {
+	var q elderQuestion
+	if err := wire.UnmarshalJSON(r.Body, &q); err != nil {
+		return ErrMalformedCall
+	}
+	id, err := peer.ParseID(q.ID)
+	if err != nil || id == (peer.ID{}) {
+		return ErrMalformedCall
+	}
+	if q.Birth != anyLife && n.peer.Admitted(id) == q.Birth {
+		r.Reply(wire.AppendJSON(nil, elderAnswer{Admitted: true}))
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, min(q.Wait, silentElections*n.c.ElectionTimeout))
+	r.OnCancel(cancel)
+	n.background.Go(func() {
+		defer cancel()
+		err := n.guarded("look for an earlier process", func() error {
+			var a elderAnswer
+			a.Address, a.Alive = n.lookForElders(ctx, q.Peer, elderKey{id, q.Birth})
+			r.Reply(wire.AppendJSON(nil, a))
+			return nil
+		})
+		if err != nil {
+			r.Fail(n.c.EncodeError(err))
+		}
+	})
+	return nil
+}
+
+// checkFormer returns an error if a process is there that has a former ID by which a node asks to
+// be taken back.
+func (n *Node) checkFormer(ctx context.Context, j joining) error {
+	var checking sync.WaitGroup
+	errs := make([]error, len(j.Former))
+	for i, id := range j.Former {
+		if !slices.ContainsFunc(n.known(), func(p Peer) bool { return p.ID == id }) {
+			continue // it votes nowhere
+		}
+		checking.Go(func() {
+			errs[i] = n.guarded("search for a former process", func() error {
+				return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, anyLife)
+			})
+		})
+	}
+	checking.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,193 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/manifest"
+	"codeq/internal/peer"
+)
+
+// ErrIsMember: a node is part of the cluster that is to take the place of another one.
+var ErrIsMember = errors.New("a member already")
+
+// Replace adds a node and then removes another one, if all shards can do without that one. A node
+// at the address of the other one takes its place after the removal. There are as many nodes as
+// before: one that votes already is refused, and replacements follow each other, whoever asks for
+// them.
+func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
+	if err := n.checkSelf(); err != nil {
+		return err
+	}
+	if err := n.checkReplacement(ctx, old, p); err != nil {
+		return err
+	}
+	ctx, end, err := n.beginReplacement(ctx, old, p)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if err := n.checkReplacement(ctx, old, p); err != nil { // now that it is the only one
+		return err
+	}
+	if slices.ContainsFunc(n.known(), func(m Peer) bool { return m.Node == old && m.Address == p.Address }) {
+		if err := n.Remove(ctx, old); err != nil {
+			return err
+		}
+		return n.Add(ctx, p)
+	}
+	if err := n.check(ctx, CheckReplacement, old); err != nil {
+		return err
+	}
+	if err := n.Add(ctx, p); err != nil {
+		return err
+	}
+	return n.Remove(ctx, old)
+}
+
+// checkReplacement refuses a node that votes already in place of another one.
+func (n *Node) checkReplacement(ctx context.Context, old string, p Peer) error {
+	lacks := func(sh ShardStatus) bool {
+		return sh.Leader == "" || !slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == p.Node && r.Voter })
+	}
+	if old == p.Node || !slices.ContainsFunc(n.Status(ctx), lacks) {
+		return ErrIsMember
+	}
+	return nil
+}
+
+// Two replacements of one node, at once, would add two nodes and remove one. So the leader of the
+// first shard lets one go on at a time: the one that has said most recently that it does. It says
+// so again and again until it has ended; a leader that has just begun waits for as long as it may
+// not have heard of one. A replacement that has not been confirmed for half of that time gives up.
+// Leaders of builds before formatOfReplacements are not asked.
+
+const (
+	// replacementLease is for how many times ElectionTimeout a replacement goes on that is not
+	// confirmed.
+	replacementLease     = 20
+	formatOfReplacements = 7
+)
+
+// errReplacing: another replacement is under way. It is sent as ErrNotLeader; the text tells.
+var errReplacing = fmt.Errorf("%w: one replacement of a node at a time", base.ErrNotLeader)
+
+// replacement is the one that the leader of the first shard lets go on.
+type replacement struct {
+	mu    sync.Mutex // guards what follows
+	token string     // "": none
+	what  string
+	until time.Time
+}
+
+// change begins, confirms or ends a replacement, of a node by the one at p.Address; p.ID is its
+// token. A leader that began at a given time knows all that were confirmed since.
+func (r *replacement) change(how Change, p Peer, began time.Time, lease time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	other := r.token != p.ID && r.token != "" && now.Before(r.until)
+	switch {
+	case how == EndReplacement && !other:
+		r.token = ""
+	case how == EndReplacement:
+	case other:
+		return fmt.Errorf("%w: %s is under way", errReplacing, r.what)
+	case how == BeginReplacement && r.token == "" && now.Before(began.Add(lease)):
+		return fmt.Errorf("%w: the leader has just begun, and may not have heard of another one", errReplacing)
+	default:
+		r.token, r.what, r.until = p.ID, fmt.Sprintf("that of node %q by %q", p.Node, p.Address), now.Add(lease)
+	}
+	return nil
+}
+
+// changeReplacement begins, confirms or ends a replacement.
+func (g *Group) changeReplacement(how Change, p Peer) error {
+	g.leading.mu.Lock()
+	began := g.leading.begun
+	g.leading.mu.Unlock()
+	return g.node.replacement.change(how, p, began, replacementLease*g.node.c.ElectionTimeout)
+}
+
+// beginReplacement waits until no other replacement is under way. The ctx that it returns ends when
+// this one cannot be sure any more to be the only one; end ends the replacement.
+func (n *Node) beginReplacement(ctx context.Context, old string, by Peer) (_ context.Context, end func(), err error) {
+	p, lease := Peer{Node: old, Address: by.Node, ID: manifest.NewID()}, replacementLease*n.c.ElectionTimeout
+	waits := n.newWait()
+	var why error
+	err = n.poll(ctx, func() (bool, error) {
+		if !n.knowsReplacements() {
+			return true, nil
+		}
+		err := n.c.Leaders.Change(ctx, 0, BeginReplacement, p)
+		if err == nil || !strings.Contains(err.Error(), errReplacing.Error()) {
+			return true, err
+		}
+		why = err
+		waits.note("another node is being replaced", err)
+		return false, nil
+	})
+	if err != nil {
+		if why != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", err, why)
+		}
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	n.background.Go(func() {
+		n.contain("confirmation of a replacement", func() { n.confirmReplacement(ctx, cancel, p, lease) }, cancel)
+	})
+	return ctx, func() {
+		cancel(nil)
+		if n.knowsReplacements() {
+			ctx, cancel := context.WithTimeout(n.ctx, n.c.ElectionTimeout)
+			defer cancel()
+			_ = n.c.Leaders.Change(ctx, 0, EndReplacement, p) // or it ends by itself
+		}
+	}, nil
+}
+
+// confirmReplacement says that a replacement goes on, until ctx ends.
+func (n *Node) confirmReplacement(ctx context.Context, cancel context.CancelCauseFunc, p Peer, lease time.Duration) {
+	over := time.AfterFunc(lease/2, func() {
+		cancel(fmt.Errorf("%w: the leader of the first shard does not confirm that the replacement is the only one", base.ErrUncertain))
+	})
+	defer over.Stop()
+	for ctx.Err() == nil {
+		if n.knowsReplacements() {
+			err := n.c.Leaders.Change(ctx, 0, KeepReplacement, p)
+			if err != nil && strings.Contains(err.Error(), errReplacing.Error()) {
+				cancel(fmt.Errorf("%w: %w", base.ErrUncertain, err))
+			}
+			if err != nil {
+				Pause(ctx, nil)
+				continue
+			}
+		}
+		over.Reset(lease / 2)
+		select {
+		case <-ctx.Done():
+		case <-time.After(lease / 8):
+		}
+	}
+}
+
+// knowsReplacements reports whether the leader of the first shard, if one is known, knows of
+// replacements.
+func (n *Node) knowsReplacements() bool {
+	_, leader := n.groups[0].raft.LeaderWithID()
+	to, err := peer.ParseID(peerOf(raft.Server{ID: leader}).ID)
+	if leader == "" || leader == n.self.ServerID() || err != nil {
+		return n.c.Newest >= formatOfReplacements
+	}
+	newest := n.peer.NewestOf(to)
+	return newest == 0 || newest >= formatOfReplacements
+}
