@@ -160,23 +160,60 @@ func TestOpenRefusesPaths(t *testing.T) {
 	root := t.TempDir()
 	testkit.WriteFile(t, filepath.Join(root, "file"), "x")
 	require.NoError(t, os.Symlink("nowhere", filepath.Join(root, "dangling")))
-	for _, name := range []string{"file/queue", "file/a/b", "dangling"} {
+	q, err := codeq.Open(filepath.Join(root, "queue"), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	for name, text := range map[string]string{
+		"file/queue": "file", "file/a/b": "file",
+		"dangling":     `dangling: it is a link to "nowhere", which does not exist: make that directory, or remove the link`,
+		"dangling/a/b": `dangling: it is a link to "nowhere", which does not exist`,
+	} {
 		before := testkit.RecursiveListing(t, root)
-		_, err := codeq.Open(filepath.Join(root, name), nil)
-		require.ErrorContains(t, err, name)
+		path := filepath.Join(root, name)
+		_, err := codeq.Open(path, nil)
+		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, q.Checkpoint(t.Context(), path), text, name)
 		require.Equal(t, before, testkit.RecursiveListing(t, root))
 	}
-	_, err := codeq.Open("", nil)
+	_, err = codeq.Open("", nil)
 	require.EqualError(t, err, `codeq: invalid Open dir: "" (allowed: the path of a directory)`)
 	require.ErrorIs(t, err, codeq.ErrInvalid)
 	_, err = codeq.Verify("", &codeq.VerifyOptions{Repair: true})
 	require.ErrorIs(t, err, codeq.ErrInvalid)
 	opts := &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:1"}}
 	require.ErrorIs(t, codeq.RecoverCluster("", opts), codeq.ErrInvalid)
-	q, err := codeq.Open(filepath.Join(root, "queue"), nil)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, q.Close()) }()
 	require.ErrorContains(t, q.Checkpoint(t.Context(), ""), `invalid Checkpoint dir: ""`)
+}
+
+// TestOpenInVolume: the root of a volume is empty if it has an empty lost+found, which stays.
+func TestOpenInVolume(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	dir, copied := filepath.Join(root, "queue"), filepath.Join(root, "copy")
+	for _, dir := range []string{dir, copied} {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o700))
+	}
+	testkit.WriteFile(t, filepath.Join(dir, "lost+found", "#12"), "found")
+	err := requireRefused(t, root, dir, nil, codeq.ErrNotQueue)
+	require.ErrorContains(t, err, `it holds "lost+found"`)
+	require.NoError(t, os.Remove(filepath.Join(dir, "lost+found", "#12")))
+	tasks := closedQueue(t, dir, 1)
+	requireTasks(t, dir, nil, tasks)
+	report, err := codeq.Verify(dir, nil)
+	require.NoError(t, err)
+	require.True(t, report.OK())
+
+	q, err := codeq.Open(dir, nil)
+	require.NoError(t, err)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, q.Checkpoint(ended, copied), context.Canceled)
+	require.NoError(t, q.Checkpoint(t.Context(), copied))
+	require.NoError(t, q.Close())
+	requireTasks(t, copied, nil, tasks)
+	for _, dir := range []string{dir, copied} {
+		require.DirExists(t, filepath.Join(dir, "lost+found"))
+	}
 }
 
 func TestOpenRefusesManifests(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 
 	"codeq"
 	"codeq/internal/heldkeys"
+	"codeq/internal/private"
 )
 
 func (a *app) importCommand() *cli.Command {
@@ -229,9 +230,9 @@ func placeOf(dir string) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(dir)
+	names, err := private.FS.List(dir)
 	switch {
-	case err == nil && len(entries) > 0:
+	case err == nil && len(names) > 0:
 		return nil, coded(exitRefused, fmt.Errorf("%s is not empty: import makes a new directory", dir))
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, coded(exitRefused, err)
@@ -251,7 +252,7 @@ func placeOf(dir string) (*place, error) {
 			return nil, err
 		}
 	}
-	if err := os.Mkdir(p.work, 0o700); err != nil {
+	if err := private.FS.MkdirAll(p.work, private.DirMode); err != nil {
 		return nil, coded(exitOther, err)
 	}
 	return p, os.WriteFile(filepath.Join(p.work, importMark), nil, 0o600)

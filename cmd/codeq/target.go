@@ -198,7 +198,7 @@ func (t *target) served(ctx context.Context) (steerer, error) {
 func (t *target) explain(err error) error {
 	switch {
 	case errors.Is(err, codeq.ErrLocked):
-		return fmt.Errorf("%w; a process has it open and does not serve it (Queue.ServeLocal)", err)
+		return fmt.Errorf("%w; that process does not serve it (Queue.ServeLocal)", err)
 	case errors.Is(err, codeq.ErrNotMember):
 		return fmt.Errorf("%w; the node of a cluster is steered while its process has it open", err)
 	}

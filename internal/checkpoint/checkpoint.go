@@ -14,6 +14,7 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/private"
 	"codeq/internal/store"
 )
 
@@ -92,7 +93,7 @@ func (c *Copy) mark(original string) error {
 	err := errors.Join(c.FS.Link(original, c.FS.PathJoin(temp, Unfinished)), manifest.SyncDirectory(c.FS, temp))
 	if err == nil {
 		if err = c.FS.Rename(temp, c.Path); err == nil {
-			return manifest.SyncDirectory(c.FS, c.FS.PathDir(c.Path))
+			return manifest.SyncName(c.FS, c.Path)
 		}
 		if _, emptyErr := isEmpty(c.FS, c.Path); emptyErr != nil { // another one was faster
 			err = emptyErr
@@ -119,7 +120,9 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 		case Unfinished:
 			return true, fmt.Errorf("%w: it holds what is left of an unfinished checkpoint", fs.ErrExist)
 		default:
-			return true, fmt.Errorf("%w: it holds %q", fs.ErrExist, name)
+			if !manifest.IsOfVolume(fsys, path, name) {
+				return true, fmt.Errorf("%w: it holds %q", fs.ErrExist, name)
+			}
 		}
 	}
 	return true, nil
@@ -143,6 +146,9 @@ func Place(fsys vfs.FS, dir string) (string, error) {
 		if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir {
 			return "", err
 		}
+		if err := private.DanglingLink(dir); err != nil {
+			return "", err
+		}
 	}
 }
 
@@ -156,7 +162,9 @@ func (c *Copy) Remove() error {
 	names, err := c.FS.List(c.Path)
 	errs := []error{err}
 	for _, name := range names {
-		errs = append(errs, c.FS.RemoveAll(c.FS.PathJoin(c.Path, name)))
+		if !manifest.IsOfVolume(c.FS, c.Path, name) {
+			errs = append(errs, c.FS.RemoveAll(c.FS.PathJoin(c.Path, name)))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -186,13 +186,17 @@ func (h *crashHistory) add(e crashEvent) {
 	}
 }
 
+// crashCommand is what runs a child.
+func crashCommand(build, dir string, level codeq.Durability) *exec.Cmd {
+	cmd := exec.Command(build, "-test.run=^$")
+	cmd.Env = append(os.Environ(), crashDirEnv+"="+dir, crashLevelEnv+"="+strconv.Itoa(int(level)))
+	return cmd
+}
+
 // runAndKill lets a child work until it has reported that many events.
 func (h *crashHistory) runAndKill(t *testing.T, dir string, level codeq.Durability, events int) {
 	t.Helper()
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.Command(exe, "-test.run=^$")
-	cmd.Env = append(os.Environ(), crashDirEnv+"="+dir, crashLevelEnv+"="+strconv.Itoa(int(level)))
+	cmd := crashCommand(thisBuild(t), dir, level)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)

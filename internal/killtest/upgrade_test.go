@@ -2,6 +2,7 @@ package killtest
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,6 +43,51 @@ func olderBuild(t *testing.T) string {
 	// Without their paths, packages are in the cache of builds the next time.
 	run(source, "go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", build, "./internal/killtest")
 	return build
+}
+
+// TestOlderBuildBeside: the older build and this one exclude each other, whichever has a directory
+// open first, also if its LOCK is removed.
+func TestOlderBuildBeside(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a build")
+	}
+	t.Parallel()
+	older, dir := olderBuild(t), filepath.Join(t.TempDir(), "queue")
+	owner := crashCommand(older, dir, codeq.DurabilityProcess)
+	out, err := owner.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, owner.Start())
+	defer func() { _ = owner.Process.Kill() }() // nothing if it has ended
+	_, err = io.ReadFull(out, make([]byte, 100*crashEventLen))
+	require.NoError(t, err)
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	refused := func() {
+		t.Helper()
+		_, err := codeq.Open(dir, nil)
+		require.ErrorIs(t, err, codeq.ErrLocked)
+		require.ErrorContains(t, err, fmt.Sprint("process ", owner.Process.Pid))
+		_, err = codeq.OpenReadOnly(dir, nil)
+		require.ErrorIs(t, err, codeq.ErrLocked)
+	}
+	refused()
+	require.NoError(t, os.Remove(filepath.Join(dir, manifest.LockName)))
+	refused()
+	require.NoError(t, owner.Process.Kill())
+	require.Error(t, owner.Wait())
+
+	// This build reads the format of the older one; when it has opened the queue, it is another.
+	r, err := codeq.OpenReadOnly(dir, nil)
+	require.NoError(t, err)
+	text, err := crashCommand(older, dir, codeq.DurabilityProcess).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(text), "directory is locked")
+	require.NoError(t, r.Close())
+	q, err := codeq.Open(dir, nil)
+	require.NoError(t, err)
+	text, err = crashCommand(older, dir, codeq.DurabilityProcess).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(text), "unknown storage format")
+	require.NoError(t, q.Close())
 }
 
 // TestUpgrade: a cluster under load, whose nodes are replaced one after the other by those of this

@@ -46,7 +46,7 @@ func (p *place) socket() string {
 
 // listen makes the socket. REQUIRES: nobody else serves the queue.
 func (p *place) listen() (net.Listener, error) {
-	if err := os.Mkdir(p.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := mkdir(p.dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	if _, err := private(p.dir, ownUser); err != nil {
@@ -66,6 +66,14 @@ func (p *place) listen() (net.Listener, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
+}
+
+// mkdir makes a directory that its owner may enter, whatever the umask is.
+func mkdir(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o700)
 }
 
 // choose finds a directory elsewhere if the path in the queue's is too long. The address is written
@@ -89,7 +97,7 @@ func (p *place) choose() error {
 		if err := os.Rename(temp, p.address()); err != nil {
 			return err
 		}
-		if err := os.Mkdir(p.short, 0o700); err != nil {
+		if err := mkdir(p.short); err != nil {
 			return err
 		}
 		_, err := private(p.short, ownUser)

@@ -8,34 +8,17 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
+	"codeq/internal/testkit"
 )
 
 const somebody = 65534
-
-// asUser runs f on a thread of another user, which ends with it.
-func asUser(t *testing.T, user uintptr, f func() error) error {
-	t.Helper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		const keep = ^uintptr(0)
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, user, keep); errno != 0 {
-			done <- errno
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
 
 // TestOtherUsers: another user does not get as far as the socket, and is not let in if the modes of
 // its directories were changed; nor does a program talk to a socket of another user.
@@ -67,11 +50,11 @@ func TestOtherUsers(t *testing.T) {
 		require.Empty(t, b)
 		return err
 	}
-	require.ErrorIs(t, asUser(t, somebody, dial), fs.ErrPermission)
+	require.ErrorIs(t, testkit.AsUser(t, somebody, dial), fs.ErrPermission)
 	require.NoError(t, os.Chmod(filepath.Dir(s.Socket()), 0o755))
-	require.ErrorIs(t, asUser(t, somebody, dial), fs.ErrPermission, "the socket has a mode as well")
+	require.ErrorIs(t, testkit.AsUser(t, somebody, dial), fs.ErrPermission, "the socket has a mode as well")
 	require.NoError(t, os.Chmod(s.Socket(), 0o666))
-	require.NoError(t, asUser(t, somebody, dial), "it is closed without a word")
+	require.NoError(t, testkit.AsUser(t, somebody, dial), "it is closed without a word")
 	require.NoError(t, os.Chmod(filepath.Dir(s.Socket()), 0o700))
 
 	d := &manifest.Directory{Path: queue}

@@ -60,8 +60,9 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
+	var made []string
 	if m == nil {
-		if err := MakeDirectory(fsys, path); err != nil {
+		if made, err = makeDirectory(fsys, path); err != nil {
 			return nil, fmt.Errorf("create %s: %w", path, err)
 		}
 	}
@@ -71,6 +72,7 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	}
 	d := New(fsys, name, Manifest{})
 	if err = d.Lock(); err != nil {
+		unmake(fsys, made)
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	// Another process may have changed the manifest before the lock was taken.
@@ -158,27 +160,53 @@ func (d *Directory) Lock() (err error) {
 	return err
 }
 
-// MakeDirectory creates a directory and its missing parents, and makes their names durable:
-// otherwise a power loss might remove what was synced in them.
+// MakeDirectory creates a directory and its missing parents, or nothing, and makes their names
+// durable: otherwise a power loss might remove what was synced in them.
 func MakeDirectory(fsys vfs.FS, path string) error {
-	parents := []string{fsys.PathDir(path)}
-	for {
-		p := parents[len(parents)-1]
-		above := fsys.PathDir(p)
-		if _, err := fsys.Stat(p); err == nil || above == p {
-			break
-		}
-		parents = append(parents, above)
+	_, err := makeDirectory(fsys, path)
+	return err
+}
+
+// makeDirectory is MakeDirectory. It returns the directories that were missing.
+func makeDirectory(fsys vfs.FS, path string) (made []string, err error) {
+	isMissing := func(name string) bool {
+		_, err := fsys.Stat(name)
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	names := []string{path}
+	for above := fsys.PathDir(path); isMissing(above) && fsys.PathDir(above) != above; above = fsys.PathDir(above) {
+		names = append(names, above)
+	}
+	if made = names; !isMissing(path) {
+		made = nil
 	}
 	if err := fsys.MkdirAll(path, private.DirMode); err != nil {
-		return err
+		return nil, err
 	}
-	for _, p := range parents {
-		if err := SyncDirectory(fsys, p); err != nil {
-			return err
+	for _, name := range names {
+		if err := SyncName(fsys, name); err != nil {
+			unmake(fsys, made)
+			return nil, err
 		}
 	}
-	return nil
+	return made, nil
+}
+
+// unmake removes directories that were made and are empty.
+func unmake(fsys vfs.FS, made []string) {
+	for _, name := range made {
+		_ = fsys.Remove(name)
+	}
+}
+
+// SyncName makes the name of a directory durable in its parent, also if that may be entered, but not
+// listed.
+func SyncName(fsys vfs.FS, path string) error {
+	err := SyncDirectory(fsys, fsys.PathDir(path))
+	if errors.Is(err, fs.ErrPermission) && vfs.Root(fsys) == vfs.Default {
+		return private.SyncAll(path)
+	}
+	return err
 }
 
 // SyncDirectory makes the names in a directory durable.
@@ -188,6 +216,23 @@ func SyncDirectory(fsys vfs.FS, path string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
+}
+
+// lostFound is what mke2fs makes in the root of a volume.
+const lostFound = "lost+found"
+
+// IsOfVolume reports whether a name in a directory is of the volume that the directory is the root
+// of, and stands for nothing: an empty lost+found, or one that this user may not read.
+func IsOfVolume(fsys vfs.FS, dir, name string) bool {
+	if name != lostFound {
+		return false
+	}
+	path := fsys.PathJoin(dir, name)
+	if info, err := fsys.Stat(path); err != nil || !info.IsDir() {
+		return false
+	}
+	names, err := fsys.List(path)
+	return errors.Is(err, fs.ErrPermission) || err == nil && len(names) == 0
 }
 
 // Read reads the manifest in a directory. It returns nil when the directory does not exist or is
@@ -210,7 +255,9 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 			found = true
 		case TempName, LockName:
 		default:
-			foreign = name
+			if !IsOfVolume(fsys, path, name) {
+				foreign = name
+			}
 		}
 	}
 	if !found {
@@ -219,7 +266,11 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 		}
 		return nil, nil
 	}
-	f, err := fsys.Open(fsys.PathJoin(path, Name))
+	name := fsys.PathJoin(path, Name)
+	if info, err := fsys.Stat(name); err == nil && !info.Mode().IsRegular() { // a FIFO would wait for its other end
+		return nil, fmt.Errorf("%w: %s is not a regular file", base.ErrNotQueue, Name)
+	}
+	f, err := fsys.Open(name)
 	if err != nil {
 		return nil, err
 	}

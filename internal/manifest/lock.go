@@ -80,8 +80,7 @@ func lock(fsys vfs.FS, dir string, reads bool, own func() (io.Closer, error)) (i
 	} {
 		l, err := step()
 		if errors.Is(err, private.ErrHeld) {
-			err = fmt.Errorf("%w: %w; it is opened once, or by readers only: close it there, or call the process by OpenLocal",
-				base.ErrLocked, err)
+			err = fmt.Errorf("%w: %w; one process at a time opens a queue: close it there, or call it by OpenLocal", base.ErrLocked, err)
 		}
 		if err != nil {
 			return nil, errors.Join(err, held.Close())

@@ -104,7 +104,7 @@ type heldFile struct {
 // lockOpened locks a file by a lock that belongs to what it opens.
 func lockOpened(name string, m mode) (io.Closer, error) {
 	for range maxReplaced {
-		f, err := openLock(name, m)
+		f, made, err := openLock(name, m)
 		if errors.Is(err, fs.ErrNotExist) && m == exclusive {
 			continue // it was removed again
 		}
@@ -116,6 +116,9 @@ func lockOpened(name string, m mode) (io.Closer, error) {
 				err = heldBy(f, m)
 			} else {
 				err = &fs.PathError{Op: "lock", Path: name, Err: err}
+				if made {
+					err = errors.Join(err, os.Remove(name))
+				}
 			}
 			return nil, errors.Join(err, f.Close())
 		}
@@ -135,26 +138,27 @@ func lockOpened(name string, m mode) (io.Closer, error) {
 }
 
 // openLock opens a file to be locked, and makes it if a lock is exclusive.
-func openLock(name string, m mode) (*os.File, error) {
+func openLock(name string, m mode) (f *os.File, made bool, err error) {
 	flag := os.O_RDONLY
 	if m == exclusive {
 		flag = os.O_RDWR
-		if err := create(name); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
+		if err := create(name); err == nil {
+			made = true
+		} else if !errors.Is(err, fs.ErrExist) {
+			return nil, false, err
 		}
 	}
-	f, err := openAtOnce(name, flag)
-	if err != nil {
-		return nil, err
+	if f, err = openAtOnce(name, flag); err != nil {
+		return nil, false, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = &fs.PathError{Op: "lock", Path: name, Err: errors.New("not a regular file")}
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, false, errors.Join(err, f.Close())
 	}
-	return f, nil
+	return f, made, nil
 }
 
 // isAt reports whether a path leads to a file that was opened.

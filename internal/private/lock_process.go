@@ -54,7 +54,7 @@ func lockInProcess(name string, m mode) (io.Closer, error) {
 	case l != nil:
 		return nil, &Held{Path: name, Reads: l.readers > 0, Here: true}
 	}
-	f, err := openLock(name, m)
+	f, _, err := openLock(name, m)
 	if err != nil {
 		return nil, err
 	}

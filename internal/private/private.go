@@ -1,16 +1,23 @@
 // Package private is the file system of the operating system, in which everything that is created
-// is for its owner only: the payloads of tasks may be secret, and the rest tells what there is.
+// is for its owner only: the payloads of tasks may be secret, and the rest tells what there is. What
+// root makes in the directory of another user's queue belongs to that user, who could not read it
+// otherwise.
 package private
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// The modes of what is created. What exists keeps its mode. On Windows they have no effect.
+// The modes of what is created, whatever the umask is. What exists keeps its mode. On Windows they
+// have no effect.
 const (
 	DirMode  fs.FileMode = 0o700
 	FileMode fs.FileMode = 0o600
@@ -24,8 +31,95 @@ type privateFS struct{ vfs.FS }
 // Unwrap returns vfs.Default, for vfs.Root.
 func (p privateFS) Unwrap() vfs.FS { return p.FS }
 
-func (p privateFS) MkdirAll(dir string, perm os.FileMode) error {
-	return p.FS.MkdirAll(dir, perm&DirMode)
+// MkdirAll makes a directory and its missing parents, or nothing.
+func (p privateFS) MkdirAll(dir string, _ os.FileMode) error {
+	missing, err := missingOf(dir)
+	if err != nil {
+		return err
+	}
+	for n, name := range slices.Backward(missing) {
+		err := mkdir(name)
+		if errors.Is(err, fs.ErrExist) { // by somebody else meanwhile, or it is no directory
+			if info, statErr := os.Stat(name); statErr == nil && info.IsDir() {
+				continue
+			}
+		}
+		if err != nil {
+			for _, made := range missing[n+1:] {
+				_ = os.Remove(made) // unless somebody else uses it
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// missingOf returns a directory, if it is missing, and then those of its parents that are missing.
+func missingOf(dir string) (missing []string, err error) {
+	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		switch {
+		case err == nil && info.IsDir():
+			return missing, nil
+		case err == nil:
+			return nil, &fs.PathError{Op: "mkdir", Path: dir, Err: syscall.ENOTDIR}
+		case !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir:
+			return nil, err
+		}
+		if err := DanglingLink(dir); err != nil {
+			return nil, err
+		}
+		missing = append(missing, dir)
+	}
+}
+
+// DanglingLink returns an error if a path, which does not exist, is a link to what does not exist.
+func DanglingLink(path string) error {
+	target, err := os.Readlink(path)
+	if err != nil {
+		return nil
+	}
+	return &fs.PathError{Op: "mkdir", Path: path, Err: fmt.Errorf(
+		"it is a link to %q, which does not exist: make that directory, or remove the link", target)}
+}
+
+// mkdir makes a directory, which must not exist.
+func mkdir(dir string) error {
+	if err := os.Mkdir(dir, DirMode); err != nil {
+		return err
+	}
+	info, err := os.Stat(dir)
+	if err == nil && info.Mode().Perm()&DirMode != DirMode {
+		err = os.Chmod(dir, DirMode)
+	}
+	if err == nil && inQueue(filepath.Dir(dir)) {
+		err = giveDirectory(dir)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(dir))
+	}
+	return nil
+}
+
+// inQueue reports whether a directory is that of a queue, which has a LOCK, or is in one.
+func inQueue(dir string) bool {
+	for _, dir := range []string{dir, filepath.Dir(dir)} {
+		if _, err := os.Lstat(filepath.Join(dir, lockName)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// lockName is the name of the file that is locked in the directory of a queue, or of a store.
+const lockName = "LOCK"
+
+// List reads the names in a directory. It does not wait for the other end of a FIFO of that name.
+func (p privateFS) List(dir string) ([]string, error) {
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return nil, &fs.PathError{Op: "list", Path: dir, Err: syscall.ENOTDIR}
+	}
+	return p.FS.List(dir)
 }
 
 // Create makes the file with its mode, so that nobody else opens it before it has that: a mode that
@@ -51,5 +145,15 @@ func create(name string) error {
 	if err != nil {
 		return err
 	}
-	return f.Close()
+	info, err := f.Stat()
+	if err == nil && info.Mode().Perm()&FileMode != FileMode {
+		err = f.Chmod(FileMode)
+	}
+	if err == nil {
+		giveLike(f, filepath.Dir(name))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(name))
+	}
+	return nil
 }

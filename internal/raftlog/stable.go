@@ -66,7 +66,11 @@ func openStable(path string) (*Stable, error) {
 // createBolt makes the file appear complete and durable, or not at all.
 func createBolt(path string) error {
 	temporary := path + ".new"
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
+	f, err := private.FS.Create(temporary, vfs.WriteCategoryUnspecified)
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
 		return err
 	}
 	bolt, err := openBolt(temporary)

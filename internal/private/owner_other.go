@@ -1,0 +1,12 @@
+//go:build !unix
+
+package private
+
+import "os"
+
+func giveLike(*os.File, string) {}
+
+func giveDirectory(string) error { return nil }
+
+// SyncAll does nothing: directories are opened by whoever may enter them.
+func SyncAll(string) error { return nil }

@@ -1,0 +1,25 @@
+package testkit
+
+import (
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// AsUser calls f on a thread that acts as another user. REQUIRES: the process is root's. What f
+// starts on other goroutines acts as root.
+func AsUser(t *testing.T, user uintptr, f func() error) error {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		const keep = ^uintptr(0)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, user, keep); errno != 0 {
+			done <- errno
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
