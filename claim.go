@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/dispatch"
@@ -477,7 +476,7 @@ func leaseOf(g *engine.Grant) (*Lease, error) {
 func decodeGrant(g *engine.Grant, l *Lease) error {
 	l.ID, l.Receipt = g.Receipt.ID, receiptOf(g.Receipt)
 	l.Attempt = int(g.Attempt)
-	l.Deadline = time.UnixMilli(int64(g.Deadline))
+	l.Deadline = msTime(g.Deadline)
 	if payload, ok := record.Plain(g.Rec); ok {
 		l.Queue, l.Tenant, l.Priority = g.Queue, g.Tenant, int(g.Priority)
 		l.Payload = payload

@@ -619,7 +619,7 @@ func TestSetRunAt(t *testing.T) {
 				id := in.reach(p, keyed("k"))
 				p.Step()
 				attempts := infoOf(t, p.Queue, id).Attempts
-				late := time.UnixMilli(p.Now().Add(5 * time.Hour).UnixMilli())
+				late := time.UnixMilli(p.Now().Add(5 * time.Hour).UnixMilli()).UTC()
 				require.NoError(t, p.SetRunAt(ctx, id, late.Add(time.Hour)))
 				p.Step()
 				require.NoError(t, p.SetRunAt(ctx, id, late))

@@ -48,8 +48,9 @@
 // [Task], [Lease], [TaskInfo], [Outcome], [Event], [Schedule] and [ScheduleInfo] are encoded as
 // JSON that decodes to the same values, if their texts are UTF-8. The names are those of the
 // fields, and zero fields are omitted. States and other kinds, IDs and receipts are strings. A
-// payload or a result is in base64, as encoding/json writes bytes; a time is as in RFC 3339, in its
-// own zone; a duration is a number of nanoseconds, and [Forever] is -1.
+// payload or a result is in base64, as encoding/json writes bytes; a duration is a number of
+// nanoseconds, and [Forever] is -1. A time is as in RFC 3339, in its own zone. All times that the
+// library returns are in UTC, and none is later than the year 9999, which JSON could not write.
 //
 // # Several nodes
 //

@@ -238,11 +238,7 @@ func (op *readOp) decode(r *wire.Reader) {
 
 func (op *readOp) encodeReply(dst []byte) []byte {
 	if op.list == nil {
-		op.task.in(time.UTC)
 		return wire.AppendJSON(dst, op.task)
-	}
-	for i := range op.list.Page {
-		op.list.Page[i].Task.in(time.UTC)
 	}
 	if op.kind == callPage {
 		return op.list.AppendPagedPage(dst)
@@ -257,28 +253,10 @@ func (op *readOp) decodeReply(r *wire.Reader) {
 		} else {
 			op.list.DecodePage(r)
 		}
-		for i := range op.list.Page {
-			op.list.Page[i].Task.in(time.Local)
-		}
 		return
 	}
 	if r.JSON(r.Rest(), &op.task); op.task == nil {
 		r.Fail()
-		return
-	}
-	op.task.in(time.Local)
-}
-
-// in shows the times of a task in a place. JSON has none after the year 9999, as the place may.
-func (t *TaskInfo) in(place *time.Location) {
-	at := []*time.Time{&t.At, &t.RunAt, &t.FirstReady, &t.Progress.At}
-	for i := range t.History {
-		at = append(at, &t.History[i].Start, &t.History[i].End)
-	}
-	for _, at := range at {
-		if !at.IsZero() {
-			*at = at.In(place)
-		}
 	}
 }
 
@@ -370,11 +348,11 @@ func progressOf(n *record.Notes) (p Progress) {
 	return p
 }
 
-// msTime returns the time of a stored number of milliseconds; zero if it is too large for a clock,
-// such as the expiry of a task that is kept for ever.
+// msTime returns the time of a stored number of milliseconds, in UTC: JSON has no years after 9999,
+// as other zones may. Zero if it is later, such as the expiry of a task that is kept for ever.
 func msTime(ms uint64) time.Time {
-	if ms > 1<<48 {
+	if ms > record.LastTime {
 		return time.Time{}
 	}
-	return time.UnixMilli(int64(ms))
+	return time.UnixMilli(int64(ms)).UTC()
 }

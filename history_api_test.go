@@ -40,7 +40,7 @@ func TestHistory(t *testing.T) {
 			outcomes = outcomes[1:]
 			return err
 		})
-		begin := time.Now()
+		begin := time.Now().UTC()
 		at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
 		id := produce(t, q, codeq.Task{Queue: "a", RunAt: at(60)})[0]
 		require.Zero(t, infoOf(t, q, id).FirstReady)
@@ -153,7 +153,7 @@ func TestProgress(t *testing.T) {
 			return nil
 		})
 		startRun(t, q, &m, codeq.RunOptions{})
-		begin := time.Now()
+		begin := time.Now().UTC()
 		at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
 		id := produce(t, q, codeq.Task{Queue: "a"})[0]
 		for i, want := range []codeq.Progress{{1, 30, "step", at(0)}, {12, 30, "step", at(990)}, {23, 30, "step", at(1980)}} {

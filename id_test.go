@@ -111,5 +111,5 @@ func TestReceiptTextRefused(t *testing.T) {
 }
 
 func TestIDTime(t *testing.T) {
-	require.Equal(t, time.UnixMilli(0x0193b3c01234), sampleID.Time())
+	require.Equal(t, time.UnixMilli(0x0193b3c01234).UTC(), sampleID.Time())
 }

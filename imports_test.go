@@ -25,7 +25,7 @@ var layers = [][]string{
 	{"internal/keys", "internal/record"},
 	{"internal/store", "internal/manifest"},
 	{"internal/schema", "internal/peer"},
-	{"internal/conversion"},
+	{"internal/conversion", "internal/ticks"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
 	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/heldkeys", "internal/reading", "internal/simtest", "internal/storetest"},

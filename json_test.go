@@ -3,6 +3,8 @@ package codeq_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"reflect"
 	"testing"
 	"time"
 
@@ -119,5 +121,99 @@ func TestJSONOfTheQueue(t *testing.T) {
 			require.NotContains(t, string(b), "null")
 			require.NotContains(t, string(b), "0001-01-01")
 		}
+	})
+}
+
+// timesOf visits the times within v that are set.
+func timesOf(v reflect.Value, visit func(time.Time)) {
+	if at, ok := reflect.TypeAssert[time.Time](v); ok {
+		if !at.IsZero() {
+			visit(at)
+		}
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() {
+			timesOf(v.Elem(), visit)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				timesOf(v.Field(i), visit)
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			timesOf(v.Index(i), visit)
+		}
+	}
+}
+
+// TestTimesAreInUTC: every time that the queue returns is in UTC, and JSON can write it, up to the
+// last moment that RunAt may be; whatever the zone of the machine is.
+func TestTimesAreInUTC(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, q *codeq.Queue) {
+		ctx := t.Context()
+		sub, err := q.Subscribe(codeq.SubscribeOptions{})
+		require.NoError(t, err)
+		defer sub.Close()
+		var got []any
+		add := func(v any, err error) {
+			require.NoError(t, err)
+			got = append(got, v)
+		}
+		for _, at := range []time.Time{lastMoment, lastMoment.In(time.FixedZone("east", 14*3600))} {
+			ids := produce(t, q, codeq.Task{Queue: "late", RunAt: at}, codeq.Task{Queue: "waits", Group: "g"}, codeq.Task{Queue: "waits", Group: "g"})
+			for _, id := range ids {
+				add(q.Get(ctx, id))
+				add(id.Time(), nil)
+			}
+		}
+		for _, s := range []codeq.Schedule{{Name: "cron", Cron: "@yearly", TimeZone: "Pacific/Kiritimati"}, {Name: "every", Every: 290 * 365 * 24 * time.Hour}} {
+			s.Task.Queue = "ticks"
+			require.NoError(t, q.SetSchedule(ctx, s))
+		}
+		schedules, err := q.Schedules(ctx)
+		add(schedules, err)
+		for i := range schedules {
+			add(schedules[i].Upcoming(9000), nil)
+		}
+		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		l := claimNow(t, q, "a")
+		add(l, nil)
+		add(q.Get(ctx, l.ID))
+		complete(t, q, l)
+		l = claimNow(t, q, "a")
+		require.NoError(t, q.DeadLetter(ctx, l.Receipt, errors.New("no")))
+		add(q.Get(ctx, l.ID))
+		for state := codeq.Ready; state <= codeq.Canceled; state++ {
+			for info, err := range q.List(ctx, codeq.ListOptions{State: state}) {
+				add(info, err)
+			}
+		}
+		for cursor, pages := "", 0; pages == 0 || cursor != ""; pages++ {
+			p, err := q.ListPage(ctx, codeq.PageOptions{TaskFilter: codeq.TaskFilter{From: firstMoment, To: lastWest}, Cursor: cursor, Limit: 1})
+			add(p, err)
+			cursor = p.Next
+		}
+		add(q.Info(ctx))
+		add(q.TotalsByDay(ctx, "a"))
+		add(q.ProcessInfo(ctx))
+		for _, e := range buffered(sub) {
+			add(e, nil)
+		}
+		last := 0
+		for _, v := range got {
+			_, err := json.Marshal(v)
+			require.NoError(t, err, "%+v", v)
+			timesOf(reflect.ValueOf(v), func(at time.Time) {
+				require.Equal(t, time.UTC, at.Location(), "%+v", v)
+				if at.UnixMilli() == lastMoment.UnixMilli() {
+					last++
+				}
+			})
+		}
+		require.GreaterOrEqual(t, last, 3*2*2, "by Get, List and ListPage: At and RunAt")
 	})
 }

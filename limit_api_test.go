@@ -178,7 +178,7 @@ func TestConcurrencyWakes(t *testing.T) {
 			got := waitingClaim(t, q, "a")
 			begin := time.Now()
 			<-got
-			require.Equal(t, l.Deadline, time.Now())
+			require.Equal(t, l.Deadline, time.Now().UTC())
 			require.Greater(t, time.Since(begin), 10*time.Second)
 			requireSettled(t, q)
 		})

@@ -879,7 +879,7 @@ func TestLocalWorkers(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, all, 1)
 		require.Equal(t, "anna", all[0].Name)
-		require.Equal(t, time.Local, all[0].Since.Location())
+		require.Equal(t, time.UTC, all[0].Since.Location())
 		return all[0].Quiet
 	}
 	require.False(t, quiet())

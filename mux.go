@@ -219,7 +219,9 @@ type Codec interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// JSON is the default codec, which uses encoding/json.
+// JSON is the default codec, which uses encoding/json. As there, a number that is decoded into an
+// any, also within a map[string]any or []any, becomes a float64, which rounds integers beyond 2^53.
+// Fields of an integer type, json.Number or json.RawMessage keep them.
 type JSON struct{}
 
 // Marshal calls [json.Marshal].

@@ -655,7 +655,7 @@ func TestHeartbeat(t *testing.T) {
 			var m codeq.Mux
 			codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
 				calls.add(j.Lease)
-				assert.Equal(t, time.Now().Add(time.Second), j.Deadline)
+				assert.Equal(t, time.Now().UTC().Add(time.Second), j.Deadline)
 				time.Sleep(20 * time.Minute)
 				return ctx.Err()
 			})

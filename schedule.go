@@ -99,8 +99,8 @@ type ScheduleInfo struct {
 	LastError string `json:",omitzero"`
 }
 
-// Upcoming returns the next n ticks, from Next on; fewer if there are no more before the year 10000,
-// or within forty years of each other, or LastError is set.
+// Upcoming returns the next n ticks, from Next on; fewer if there are no more before the year
+// 10000, or within forty years of each other, or LastError is set.
 func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 	if s.Next.IsZero() {
 		return nil

@@ -402,8 +402,8 @@ func TestUpcoming(t *testing.T) {
 	})
 }
 
-// TestUpcomingYears: the ticks of rare dates do not end at the last day of a leap year, where a zone
-// has no table of its changes any more, nor with a year that is no leap year.
+// TestUpcomingYears: the ticks of rare dates do not end at the last day of a leap year, where a
+// zone has no table of its changes any more, nor with a year that is no leap year.
 func TestUpcomingYears(t *testing.T) {
 	for _, zone := range []string{"Europe/Berlin", "America/New_York", "Australia/Sydney", "Pacific/Chatham"} {
 		for cron, years := range map[string]int{"0 0 1 1 *": 1, "0 0 29 2 *": 4} {

@@ -453,7 +453,6 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 	if q.isElsewhere() {
 		info := new(ProcessInfo)
 		err := q.tell(ctx, localsocket.Process, nil, info)
-		localTimes(info.Workers)
 		return info, err
 	}
 	if err := q.checkOpen(ctx); err != nil {

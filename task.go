@@ -329,7 +329,7 @@ func task(l engine.LaneKey, r *record.Record) Task {
 		t.Retention = record.Duration(uint64(r.Retention))
 	}
 	if r.RunAt != 0 {
-		t.RunAt = time.UnixMilli(int64(r.RunAt))
+		t.RunAt = msTime(r.RunAt)
 	}
 	return t
 }
@@ -422,7 +422,7 @@ func ParseID(s string) (ID, error) {
 
 // Time returns when the task was produced, to the millisecond, by the clock of its shard.
 func (id ID) Time() time.Time {
-	return time.UnixMilli(int64(keys.SinceMillis(keys.SinceOf(id))))
+	return msTime(keys.SinceMillis(keys.SinceOf(id)))
 }
 
 // shard returns the number of the shard to which the ID routes.

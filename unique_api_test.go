@@ -681,7 +681,7 @@ func TestReplace(t *testing.T) {
 				require.Zero(t, info.Attempts)
 				require.Empty(t, info.LastError)
 
-				next.RunAt = time.UnixMilli(p.Now().Add(time.Hour).UnixMilli())
+				next.RunAt = time.UnixMilli(p.Now().Add(time.Hour).UnixMilli()).UTC()
 				require.Equal(t, id, p.Store(next))
 				p.Step()
 				require.Equal(t, codeq.Scheduled, p.StateOf(id))

@@ -33,7 +33,7 @@ func TestWorkers(t *testing.T) {
 		for _, queue := range []string{"a", "b"} {
 			codeq.Handle(&m, queue, func(context.Context, *codeq.Job[[]byte]) error { <-goOn; return nil })
 		}
-		begun := time.Now()
+		begun := time.Now().UTC()
 		named := startRun(t, q, &m, codeq.RunOptions{Name: "n", Queues: []string{"b"}, Concurrency: 2})
 		time.Sleep(time.Minute)
 		host, err := os.Hostname()

@@ -43,7 +43,6 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 	if q.isElsewhere() {
 		var all []WorkerInfo
 		err := q.tell(ctx, localsocket.Workers, nil, &all)
-		localTimes(all)
 		return all, err
 	}
 	if err := q.checkOpen(ctx); err != nil {
@@ -55,7 +54,6 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 		if a.Err == nil {
 			a.Err = wire.UnmarshalJSON(a.Body, &infos)
 		}
-		localTimes(infos)
 		if a.Err != nil {
 			infos = []WorkerInfo{{Node: a.Node, LastError: prefixed(a.Err).Error()}}
 		}
@@ -65,13 +63,6 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name), a.Since.Compare(b.Since))
 	})
 	return all, nil
-}
-
-// localTimes puts what has come from another process in the time zone of this one.
-func localTimes(workers []WorkerInfo) {
-	for i := range workers {
-		workers[i].Since = workers[i].Since.Local()
-	}
 }
 
 // QuietWorkers lets workers take no new tasks, as before a deployment, or when one does harm: the
@@ -191,7 +182,7 @@ func (q *Queue) tellWorkers(ctx context.Context, c *workersCall) error {
 func (q *Queue) ownWorkers() []WorkerInfo {
 	infos := []WorkerInfo{}
 	for r := range q.runs.All {
-		w := WorkerInfo{Name: r.opts.Name, Queues: slices.Clone(r.opts.Queues), Concurrency: r.opts.Concurrency, Since: r.since}
+		w := WorkerInfo{Name: r.opts.Name, Queues: slices.Clone(r.opts.Queues), Concurrency: r.opts.Concurrency, Since: r.since.UTC()}
 		if q.node != nil {
 			w.Node = q.node.Self().Node
 		}

@@ -138,14 +138,23 @@ func timeParam(p url.Values, name string) (time.Time, error) {
 		return time.Time{}, nil
 	}
 	if at, err := time.Parse(time.RFC3339Nano, text); err == nil {
-		return at, nil
+		return inUTC(name, at)
 	}
 	for _, form := range []string{"2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02"} {
 		if at, err := time.ParseInLocation(form, text, time.Local); err == nil {
-			return at, nil
+			return inUTC(name, at)
 		}
 	}
 	return time.Time{}, invalid(name, "a time in RFC 3339")
+}
+
+// inUTC returns a time in UTC, and refuses one that JSON could not show there.
+func inUTC(name string, at time.Time) (time.Time, error) {
+	at = at.UTC()
+	if at.Year() < 0 || at.Year() > 9999 {
+		return at, invalid(name, "a time of the years 0 to 9999 in UTC")
+	}
+	return at, nil
 }
 
 func keyParam(p url.Values) codeq.UniqueKey {

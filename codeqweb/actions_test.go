@@ -138,7 +138,7 @@ func TestScheduleActions(t *testing.T) {
 	page := s.get("/schedules")
 	first := schedule()
 	for _, at := range first.Upcoming(5) {
-		require.Contains(t, page, at.Format("2006-01-02 15:04:05"))
+		require.Contains(t, page, at.Local().Format("2006-01-02 15:04:05"))
 	}
 	s.post("/schedule/pause", "name", "nightly")
 	require.True(t, schedule().Paused)
@@ -332,4 +332,31 @@ func TestProduce(t *testing.T) {
 	}
 	r := httptest.NewRequest(http.MethodPost, "http://localhost/api/v1/settings?queue=a", strings.NewReader(`{"Rate": 1`+strings.Repeat(" ", 2<<20)+`}`))
 	require.Equal(t, http.StatusRequestEntityTooLarge, s.do(r).Code)
+}
+
+// TestFarTimes: times of the year 9999 are shown, listed and taken wherever the machine is; those
+// that JSON could not write in UTC are refused.
+func TestFarTimes(t *testing.T) {
+	local := time.Local
+	time.Local = time.FixedZone("east", 14*3600)
+	defer func() { time.Local = local }()
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	var made struct{ IDs []codeq.ID }
+	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "tasks", `{"Tasks": [{"Queue": "a", "RunAt": "9999-12-31T23:59:59Z"}]}`, &made))
+	var page codeq.Page
+	const bounds = "from=9999-12-31T23:59:59Z&to=9999-12-31T23:59:59.999Z"
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "tasks?state=scheduled&"+bounds, "", &page))
+	require.Len(t, page.Tasks, 1)
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "task?id="+made.IDs[0].String(), "", nil))
+	const early, late = `"0000-01-01T00:00:00+01:00"`, `"9999-12-31T23:59:59-12:00"`
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk",
+		`{"Action": "cancel", "States": ["scheduled"], "DryRun": true, "From": "9999-12-31T23:59:59+12:00", "To": "9999-12-31T23:59:59Z"}`, nil))
+	require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk", "", nil))
+	for _, at := range []string{early, late} {
+		for _, field := range []string{"From", "To"} {
+			require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "bulk", fmt.Sprintf(`{"Action": "cancel", "States": ["scheduled"], "%s": %s}`, field, at), nil))
+		}
+		require.Equal(t, http.StatusBadRequest, s.api(http.MethodGet, "tasks?state=scheduled&from="+url.QueryEscape(strings.Trim(at, `"`)), "", nil))
+		require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "tasks", `{"Tasks": [{"Queue": "a", "RunAt": `+late+`}]}`, nil))
+	}
 }

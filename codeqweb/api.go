@@ -386,6 +386,13 @@ func (d *Dashboard) apiStartBulk(w http.ResponseWriter, r *request) error {
 	if err := readJSON(w, r, smallBody, &b); err != nil {
 		return err
 	}
+	var err error
+	if b.From, err = inUTC("From", b.From); err != nil {
+		return err
+	}
+	if b.To, err = inUTC("To", b.To); err != nil {
+		return err
+	}
 	j, err := d.startBulk(r, codeq.BulkOptions{
 		TaskFilter: codeq.TaskFilter{
 			States: b.States, Queue: b.Queue, Tenants: b.Tenants, Group: b.Group, Key: b.Key, ErrorKind: b.ErrorKind, From: b.From, To: b.To,

@@ -65,7 +65,7 @@ func filterQuery(f codeq.TaskFilter) url.Values {
 	}
 	for name, at := range map[string]time.Time{"from": f.From, "to": f.To} {
 		if !at.IsZero() {
-			p.Set(name, at.Format(time.RFC3339Nano))
+			p.Set(name, machine(at))
 		}
 	}
 	return p

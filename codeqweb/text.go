@@ -225,12 +225,12 @@ func distance(t time.Time) string {
 // age is how long ago a time is.
 func age(t time.Time) string { return span(max(0, time.Since(t))) }
 
-// exact is a time in full.
+// exact is a time in full, in the zone of this machine.
 func exact(t time.Time) string {
 	if t.IsZero() {
 		return "no time"
 	}
-	return t.Format("2006-01-02 15:04:05.000 MST")
+	return t.Local().Format("2006-01-02 15:04:05.000 MST")
 }
 
 // machine is a time for the datetime attribute.

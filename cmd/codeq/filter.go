@@ -47,21 +47,25 @@ func isAll(f *codeq.TaskFilter) bool {
 	return f.Queue == "" && len(f.Tenants) == 0 && f.Group == "" && f.Key == "" && f.ErrorKind == "" && f.From.IsZero() && f.To.IsZero()
 }
 
-// timeFlag reads a flag that is a time, or a duration from now in a direction; zero: not given.
+// timeFlag reads a flag that is a time, or a duration from now in a direction, and returns it in
+// UTC; zero: not given.
 func (a *app) timeFlag(c *cli.Command, name string, direction time.Duration) (time.Time, error) {
 	text := c.String(name)
 	if text == "" {
 		return time.Time{}, nil
 	}
 	if text == "now" {
-		return a.now(), nil
+		return a.now().UTC(), nil
 	}
 	if d, err := time.ParseDuration(text); err == nil {
-		return a.now().Add(direction * d), nil
+		return a.now().UTC().Add(direction * d), nil
 	}
 	t, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
 		return t, usagef(c, "-%s %q is neither a duration nor a time of RFC 3339", name, text)
+	}
+	if t = t.UTC(); t.Year() < 0 || t.Year() > 9999 {
+		return t, usagef(c, "-%s %q is not in the years 0 to 9999 in UTC", name, text)
 	}
 	return t, nil
 }

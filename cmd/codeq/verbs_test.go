@@ -406,6 +406,8 @@ func TestMisuse(t *testing.T) {
 		{exitNoQueue, []string{"-dir", dir + "x", "export"}},
 		{exitInUse, []string{"-dir", dir, "cluster", "status"}},
 		{exitUsage, []string{"-dir", dir, "cluster"}},
+		{exitUsage, []string{"-dir", dir, "list", "-from", "9999-12-31T23:59:59-12:00"}},
+		{exitUsage, []string{"-dir", dir, "produce", "-run-at", "0000-01-01T00:00:00+12:00", "a", "p"}},
 		{exitUsage, []string{"-dir", dir, "cluster", "transfer", "x", "n"}},
 	} {
 		r := call(t, c.args...)

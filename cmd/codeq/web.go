@@ -243,7 +243,7 @@ func (r *remote) ListPage(ctx context.Context, o codeq.PageOptions) (*codeq.Page
 	}
 	for name, at := range map[string]time.Time{"from": o.From, "to": o.To} {
 		if !at.IsZero() {
-			q.Set(name, at.Format(time.RFC3339Nano))
+			q.Set(name, at.UTC().Format(time.RFC3339Nano))
 		}
 	}
 	if o.Newest {
@@ -312,7 +312,7 @@ func (r *remote) SetPriority(ctx context.Context, id codeq.ID, priority int) err
 }
 
 func (r *remote) SetRunAt(ctx context.Context, id codeq.ID, t time.Time) error {
-	return r.post(ctx, "task/run-at", of("id", id.String(), "at", t.Format(time.RFC3339Nano)), nil, nil)
+	return r.post(ctx, "task/run-at", of("id", id.String(), "at", t.UTC().Format(time.RFC3339Nano)), nil, nil)
 }
 
 // bulkJob is a change of many tasks that the dashboard's process carries out.
@@ -352,7 +352,7 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 		DryRun                bool      `json:",omitzero"`
 		Cursor                string    `json:",omitzero"`
 	}{
-		o.Action, o.States, o.Queue, o.Tenants, o.Group, o.Key, o.ErrorKind, o.From, o.To,
+		o.Action, o.States, o.Queue, o.Tenants, o.Group, o.Key, o.ErrorKind, o.From.UTC(), o.To.UTC(),
 		o.Priority, o.ToQueue, o.Rate, o.DryRun, o.Cursor,
 	}
 	var job bulkJob

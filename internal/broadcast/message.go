@@ -55,7 +55,7 @@ func Parse(b []byte) (m Message, err error) {
 	r := wire.NewReader(b)
 	for range r.Count(1 + keys.IDLen + 5) {
 		e := engine.Event{Kind: engine.EventKind(r.Byte()), ID: keys.ReadID(r), Queue: r.String(), Tenant: r.String()}
-		e.Attempt, e.Time = uint32(r.Uint()), time.UnixMilli(r.Int())
+		e.Attempt, e.Time = uint32(r.Uint()), time.UnixMilli(r.Int()).UTC()
 		if e.Kind == engine.EventProgress {
 			said := wire.NewReader(r.Bytes())
 			if e.Progress = record.ReadNotes(said); said.Done() != nil {

@@ -23,7 +23,7 @@ func (s *State) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cau
 		Queue:     l.queue.Name,
 		Tenant:    l.Tenant,
 		Attempt:   attempt,
-		Time:      time.UnixMilli(int64(s.Wall)),
+		Time:      time.UnixMilli(int64(s.Wall)).UTC(),
 		LastError: strings.Clone(cause), // it may be a part of a long string
 	})
 }

@@ -50,6 +50,6 @@ func (s *State) emitProgress(ls *lease, n *record.Notes) {
 	}
 	s.Effects.Events = append(s.Effects.Events, Event{
 		Kind: EventProgress, ID: ls.id, Queue: ls.lane.queue.Name, Tenant: ls.lane.Tenant, Attempt: ls.attempts,
-		Time: time.UnixMilli(int64(s.Wall)), Progress: n,
+		Time: time.UnixMilli(int64(s.Wall)).UTC(), Progress: n,
 	})
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// LastTime is the last millisecond of the year 9999 in UTC: later times have no text in RFC 3339, nor
-// in JSON.
+// LastTime is the last millisecond of the year 9999 in UTC: later times have no text in RFC 3339,
+// nor in JSON.
 const LastTime = 253_402_300_799_999
 
 // Millis rounds a duration up to milliseconds, so that nothing lasts shorter than asked for.

@@ -114,16 +114,16 @@ func checkDates(s *cron.SpecSchedule) error {
 	return nil
 }
 
-// searchFor bounds the search for a tick, in seconds. A date that exists comes within eight years; a
-// time may be skipped where the clock is set forward, but not by all of its dates.
+// searchFor bounds the search for a tick, in seconds. A date that exists comes within eight years.
+// A time may be skipped where the clock is set forward, but rarely on all of its dates.
 const searchFor = 40 * 366 * 24 * 3600
 
 // Next returns the first tick later than after; Never, if none comes within forty years, or before
 // the year 10000.
 //
 // The parser's own Next steps through local time, and loses ticks where a clock is set by half an
-// hour or at midnight. So the search goes through the periods with a constant offset, and through the
-// dates of each.
+// hour or at midnight. So the search goes through the periods with a constant offset, and through
+// the dates of each.
 func (c *Cron) Next(after uint64) uint64 {
 	if after >= record.LastTime {
 		return Never
@@ -140,8 +140,8 @@ func (c *Cron) Next(after uint64) uint64 {
 	return Never
 }
 
-// find returns the first of the times that a clock shows, from one until before another, that matches
-// the expression; as if they were UTC, in seconds. Each step goes forward.
+// find returns the first of the times that a clock shows, from one until before another, that
+// matches the expression; as if they were UTC, in seconds. Each step goes forward.
 func (c *Cron) find(from, to int64) (shown int64, ok bool) {
 	const minute = 60
 	t := time.Unix(from+minute-1, 0).UTC().Truncate(time.Minute)
@@ -165,8 +165,8 @@ func (c *Cron) find(from, to int64) (shown int64, ok bool) {
 
 func has(field uint64, n int) bool { return field&(1<<n) != 0 }
 
-// hasDay reports whether the day of t matches. One of the two fields is enough, unless the other one
-// is a star.
+// hasDay reports whether the day of t matches. One of the two fields is enough, unless the other
+// one is a star.
 func hasDay(s *cron.SpecSchedule, t time.Time) bool {
 	day, weekday := has(s.Dom, t.Day()), has(s.Dow, int(t.Weekday()))
 	if s.Dom&star != 0 || s.Dow&star != 0 {

@@ -153,7 +153,7 @@ func shows(s *cron.SpecSchedule, at time.Time) bool {
 	return days && has(s.Month, int(at.Month())) && has(s.Hour, at.Hour()) && has(s.Minute, at.Minute())
 }
 
-// TestCronNeverComes: of a zone that skips a time on its date each year, as Iran did with this rule.
+// TestCronNeverComes: the zone skips a time on its date each year, as Iran did with this rule.
 func TestCronNeverComes(t *testing.T) {
 	tehran, err := time.LoadLocationFromTZData("Tehran", posixZone("<+0330>-3:30<+0430>,J79/24,J263/24"))
 	require.NoError(t, err)
