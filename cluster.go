@@ -47,7 +47,7 @@ type Cluster struct {
 	// and others join it. When they have been removed, and it is closed, the only node is opened
 	// without [Options.Cluster] as a queue by itself again. All nodes of a new cluster give the
 	// same, and it begins when all of them have been open at the same time. Once it has begun, the
-	// cluster itself knows its members, and Peers has no meaning.
+	// cluster itself knows its members, and Peers are where they may have moved (AddNode).
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
 	// add it, and returns when it votes. It asks each of them once, for 5 minutes at most: if less

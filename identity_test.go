@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/raftlog"
 	"codeq/internal/testcert"
 )
 
@@ -333,6 +334,73 @@ func TestAddressChanges(t *testing.T) {
 		moved.start()
 		require.NoError(t, simQueue(leader).AddNode(context.Background(), Peer{moved.name, moved.name}), "and back")
 	})
+}
+
+// TestNodesMove: nodes that are opened at other addresses find each other, whether one has moved or
+// all have, and AddNode tells the shards then. One that nobody finds says why.
+func TestNodesMove(t *testing.T) {
+	t.Parallel()
+	for moved := 1; moved <= 3; moved++ {
+		simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+			nodes, at := c.members(), func(i int) string { return fmt.Sprint("new", i) }
+			nodes[2].produce(t, 10)
+			var peers []Peer
+			for i, n := range nodes {
+				peers = append(peers, Peer{n.name, n.name})
+				if i < moved {
+					peers[i].Address = at(i)
+					n.stop()
+				}
+			}
+			qs := make([]*Queue, moved)
+			for i, n := range nodes[:moved] {
+				host := c.net.Listen(at(i))
+				o, life := c.options(n)
+				o.Cluster.Listener, o.Cluster.Peers = host, peers
+				o.Cluster.dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
+				o.Cluster.stable = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
+				q, err := Open("queue", o)
+				require.NoError(t, err)
+				qs[i] = q
+				if i == 0 && moved == 3 {
+					early, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+					err := q.WaitReady(early)
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.ErrorContains(t, err, "the cluster knows this node at n0, and it is at new0: AddNode")
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			for _, q := range qs {
+				require.NoError(t, q.WaitReady(ctx))
+				_, err := q.Produce(ctx, Task{Queue: "a"})
+				require.NoError(t, err)
+			}
+			for i, n := range nodes[:moved] {
+				require.NoError(t, qs[(i+1)%moved].AddNode(ctx, Peer{n.name, at(i)}))
+			}
+			st, err := qs[0].ClusterStatus(ctx)
+			require.NoError(t, err)
+			for _, r := range st.Shards[0].Replicas {
+				require.Empty(t, r.LastError)
+				require.Contains(t, peers, Peer{r.Node, r.Address})
+			}
+			stats, err := qs[0].Stats(ctx)
+			require.NoError(t, err)
+			require.EqualValues(t, 10+moved, stats["a"].Ready)
+			for i, n := range nodes[:moved] { // and back
+				require.NoError(t, qs[i].Close())
+				n.start()
+			}
+			for _, n := range nodes[:moved] {
+				require.NoError(t, simQueue(n).WaitReady(ctx))
+			}
+			for _, n := range nodes[:moved] {
+				require.NoError(t, simQueue(n).AddNode(ctx, Peer{n.name, n.name}))
+			}
+		})
+	}
 }
 
 // TestRemovedNodeIsLeftAlone: nobody dials a node that was removed, whether it was there or not.

@@ -27,6 +27,7 @@ const (
 	kindHeartbeat
 	kindAnyNode // of the host of a node to that of another one
 	kindElders  // of an introduction
+	kindAddress // at which a node is
 )
 
 // ErrMalformedCall is the answer to a call of another node that cannot be read.
@@ -100,6 +101,8 @@ func (n *Node) accept(r *peer.Request) error {
 		return n.serveHeartbeat(r)
 	case kindAnyNode:
 		return n.serveAnyNode(r)
+	case kindAddress:
+		return n.serveAddress(r)
 	}
 	if r.Kind >= OwnKinds || len(r.Body) < CallHeader {
 		return ErrMalformedCall

@@ -156,12 +156,15 @@ func (n *Node) members() (members []Peer) {
 
 // addressesOf are those at which a node may be.
 func (n *Node) addressesOf(of Peer) (addresses []string) {
+	if id, err := peer.ParseID(of.ID); err == nil {
+		addresses = append(addresses, n.hints.of(id))
+	}
 	for _, p := range append(append([]Peer{of}, n.known()...), n.c.Peers...) {
 		if (p.ID == of.ID || p.Node == of.Node) && p.Address != "" && !slices.Contains(addresses, p.Address) {
 			addresses = append(addresses, p.Address)
 		}
 	}
-	return addresses
+	return slices.DeleteFunc(addresses, func(a string) bool { return a == "" })
 }
 
 // lookForElders asks for processes at all addresses at which they may be, and over the connections

@@ -109,7 +109,7 @@ func (g *Group) noLeader() error {
 		if unreachable != "" {
 			why = fmt.Errorf("%w: %s", why, unreachable)
 		}
-		return why
+		return g.explainMove(why)
 	case waiting != nil:
 		return fmt.Errorf("%w: %w", errNotBegun, waiting)
 	}

@@ -94,6 +94,7 @@ func (n *Node) makeKnown() {
 				return
 			}
 		}
+		n.tellAddress(ctx, others)
 		maps.DeleteFunc(greeted, func(id string, _ bool) bool {
 			return !slices.ContainsFunc(others, func(p Peer) bool { return p.ID == id })
 		})

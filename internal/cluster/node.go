@@ -157,6 +157,7 @@ type Node struct {
 	founding   atomic.Bool // a cluster whose groups may not have begun
 	membership membership
 	elders     elders
+	hints      hints
 	// replacement is guarded by itself; only the leader of the first shard uses it.
 	replacement replacement
 	birth       uint64 // the life in which this process began
@@ -360,7 +361,8 @@ func (n *Node) listen() error {
 		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve,
 		Files: n.receiveFiles, Logger: n.log,
 		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.announceFormat,
-		Lives: peer.Lives{All: n.c.Directory.Lives(), Birth: n.birth}, CheckLives: n.checkLives,
+		Addresses: n.addresses,
+		Lives:     peer.Lives{All: n.c.Directory.Lives(), Birth: n.birth}, CheckLives: n.checkLives,
 	})
 	return nil
 }

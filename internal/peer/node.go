@@ -45,6 +45,9 @@ type Config struct {
 	Listener net.Listener
 	// Bounds are those of what the Listener accepts. Defaults to none: nodes trust each other.
 	Bounds Bounds
+	// Addresses are others at which a node may be that is not at that of the target. Defaults to
+	// none.
+	Addresses func(to Target) []string
 	// Dial opens a connection to a Listener of another node, TLS, if any, included. It must return
 	// soon once ctx ends.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
@@ -86,6 +89,7 @@ type Node struct {
 	newest  map[ID]int         // see NewestOf
 	// admitted is the birth of the process that may have a directory open; see Admit.
 	admitted map[ID]uint64
+	moved    map[ID]string // where a node was last that was not at the address of the target
 }
 
 // conn is a connection that Close of the Node closes, unless it was closed before.
@@ -182,6 +186,10 @@ func New(c Config) *Node {
 		groups:  make([]chan net.Conn, c.Groups),
 
 		admitted: make(map[ID]uint64),
+		moved:    make(map[ID]string),
+	}
+	if n.c.Addresses == nil {
+		n.c.Addresses = func(Target) []string { return nil }
 	}
 	if n.c.Raise == nil {
 		n.c.Raise = func(int) error { return nil }
@@ -483,6 +491,14 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.c.Timeout)
 	defer cancel()
+	if h.use == useIntroduction {
+		return n.dialBuild(ctx, to, h)
+	}
+	return n.dialMoved(ctx, to, h)
+}
+
+// dialBuild is dial, whatever build the other side runs.
+func (n *Node) dialBuild(ctx context.Context, to Target, h header) (*conn, error) {
 	c, err := n.dial(ctx, to, h, false)
 	for err == errUntold { // the other side may answer late (CheckLives)
 		c, err = n.dial(ctx, to, h, false)

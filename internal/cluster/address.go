@@ -1,0 +1,112 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/peer"
+)
+
+// A shard has the addresses of its members, which AddNode changes. A node that has another one by
+// now is found nevertheless: it tells the other members its address while they have another one,
+// and nodes look for each other at the addresses of their Peers. So one node may move, or all at
+// once, and AddNode tells the shards then.
+
+// hints are addresses that other nodes have told.
+type hints struct {
+	mu sync.Mutex // guards at
+	at map[peer.ID]string
+}
+
+// maxHints bounds hints.
+const maxHints = 1000
+
+func (h *hints) set(id peer.ID, address string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.at == nil || len(h.at) >= maxHints {
+		h.at = make(map[peer.ID]string)
+	}
+	h.at[id] = address
+}
+
+func (h *hints) of(id peer.ID) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.at[id]
+}
+
+// addresses is peer.Config.Addresses.
+func (n *Node) addresses(to peer.Target) (addresses []string) {
+	if a := n.hints.of(to.ID); a != "" {
+		addresses = append(addresses, a)
+	}
+	for _, p := range n.c.Peers {
+		if p.Node == to.Name {
+			addresses = append(addresses, p.Address)
+		}
+	}
+	return addresses
+}
+
+// formatOfHints is what nodes know that are told addresses.
+const formatOfHints = 7
+
+// tellAddress tells other members the address of this node, if shards have another one.
+func (n *Node) tellAddress(ctx context.Context, others []Peer) {
+	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return g.formerAddress() != "" }) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, n.c.HeartbeatTimeout)
+	defer cancel()
+	var telling sync.WaitGroup
+	for _, p := range others {
+		to, err := p.target()
+		if err != nil || n.peer.NewestOf(to.ID) < formatOfHints {
+			continue
+		}
+		telling.Go(func() {
+			n.contain("address of this node", func() {
+				_, _ = n.peer.Call(ctx, to, kindAddress, []byte(n.self.Address)) // or it is told again
+			}, nil)
+		})
+	}
+	telling.Wait()
+}
+
+// serveAddress notes where a node is.
+func (n *Node) serveAddress(r *peer.Request) error {
+	if address := string(r.Body); address == "" || len(address) > MaxAddress {
+		return ErrMalformedCall
+	}
+	n.hints.set(r.From.ID, string(r.Body))
+	r.Reply(nil)
+	return nil
+}
+
+// formerAddress is where the shard looks for this node, if that is not its address; else "".
+func (g *Group) formerAddress() string {
+	members, err := g.members()
+	if err != nil {
+		return ""
+	}
+	self := g.node.self
+	at := slices.IndexFunc(members, func(m raft.Server) bool { return m.ID == self.ServerID() })
+	if at < 0 || peerOf(members[at]).Address == self.Address {
+		return ""
+	}
+	return peerOf(members[at]).Address
+}
+
+// explainMove adds to an error that the shard looks for this node at another address.
+func (g *Group) explainMove(err error) error {
+	if from := g.formerAddress(); from != "" {
+		return fmt.Errorf("%w: the cluster knows this node at %s, and it is at %s: AddNode of its name and new address, on any node, tells the others",
+			err, from, g.node.self.Address)
+	}
+	return err
+}
