@@ -253,7 +253,8 @@ func TestPaths(t *testing.T) {
 			r.URL = u
 			w := s.do(r)
 			require.Equal(t, http.StatusNotFound, w.Code, path)
-			require.Less(t, w.Body.Len(), 200, path)
+			require.Contains(t, w.Body.String(), "there is no such page", path)
+			require.Equal(t, strings.HasPrefix(w.Body.String(), "<!DOCTYPE html>"), !strings.HasPrefix(strings.TrimPrefix(u.Path, "/"), "api/"), path)
 		}
 	}
 	for _, path := range []string{"/task?id=../../etc/passwd", "/payload?id=../../etc/passwd", "/api/v1/task?id=%00"} {

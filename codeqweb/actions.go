@@ -81,8 +81,8 @@ var actions = map[string]*action{
 	"cluster/undrain": {Admin, "The node leads its share again, after a while.", "cluster", func(d *Dashboard, ctx context.Context, _ url.Values) (any, error) {
 		return nothing{}, d.q.Undrain(ctx)
 	}},
-	"bulk/stop": {Act, "The change was stopped.", "bulks", func(d *Dashboard, _ context.Context, p url.Values) (any, error) {
-		return d.bulks.stop(p.Get("id"))
+	"bulk/stop": {Act, "The change was stopped.", "bulks", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		return d.bulks.stop(ctx, p.Get("id"))
 	}},
 	// these have forms of their own
 	"settings": {Admin, "The settings were changed.", "", nil},
@@ -214,7 +214,7 @@ func (d *Dashboard) audited(r *request, p url.Values, err error, refused bool) {
 	if !refused {
 		d.sampler.stale.Store(true)
 	}
-	e := Entry{Action: r.path, Refused: refused}
+	e := Entry{Action: r.path, Refused: refused, User: r.name}
 	if r.api && len(e.Action) > len("api/v1/") {
 		e.Action = e.Action[len("api/v1/"):]
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"html"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -125,6 +127,58 @@ func TestQueueActions(t *testing.T) {
 		w := s.do(request(http.MethodPost, "/settings", form(append(bad, "queue", "mail")...)))
 		require.Equal(t, http.StatusBadRequest, w.Code, bad)
 	}
+}
+
+// TestStaleSettings: a form changes what somebody has changed in it, leaves alone what it lacks, and
+// changes nothing back that somebody else has changed.
+func TestStaleSettings(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	configure := func(f func(*codeq.Settings)) { require.NoError(t, s.q.Configure(t.Context(), "a", f)) }
+	settings := func() codeq.Settings {
+		set, err := s.q.Settings("a")
+		require.NoError(t, err)
+		return set
+	}
+	configure(func(set *codeq.Settings) {
+		set.Concurrency, set.Rate, set.HoldGroups, set.Retention = 5, 2.5, true, 90*time.Minute
+		set.TenantWeights = map[string]int{"x": 2, "y": 3}
+	})
+	filled := form("queue", "a")
+	for _, field := range regexp.MustCompile(`name="was-([a-z-]+)" value="([^"]*)"`).FindAllStringSubmatch(s.get("/queue?name=a"), -1) {
+		filled.Set("was-"+field[1], field[2])
+		if field[1] != "hold-groups" || field[2] == "true" {
+			filled.Set(field[1], strings.ReplaceAll(field[2], "\n", "\r\n"))
+		}
+	}
+	require.Len(t, filled, 1+2*8)
+	sent := func(pairs ...string) *httptest.ResponseRecorder {
+		f := maps.Clone(filled)
+		for i := 0; i < len(pairs); i += 2 {
+			f.Set(pairs[i], pairs[i+1])
+		}
+		return s.do(request(http.MethodPost, "/settings", f))
+	}
+	want := settings()
+	require.Equal(t, http.StatusSeeOther, sent().Code)
+	require.Equal(t, want, settings())
+
+	configure(func(set *codeq.Settings) { set.Concurrency = 7 })
+	want.Concurrency, want.Rate = 7, 9
+	require.Equal(t, http.StatusSeeOther, sent("rate", "9").Code)
+	require.Equal(t, want, settings(), "the concurrency that another one has set stays")
+	w := sent("concurrency", "6", "burst", "4")
+	require.Equal(t, http.StatusConflict, w.Code)
+	require.Contains(t, w.Body.String(), "concurrency has become")
+	require.Equal(t, want, settings())
+
+	s.post("/settings", "queue", "a", "burst", "4")
+	want.Burst = 4
+	require.Equal(t, want, settings(), "what a form lacks stays")
+	filled.Del("hold-groups")
+	want.HoldGroups = false
+	filled.Set("was-burst", "4")
+	require.Equal(t, http.StatusSeeOther, sent("burst", "4").Code, "a box that is not checked is not sent")
+	require.Equal(t, want, settings())
 }
 
 // TestScheduleActions: trigger, pause, resume, delete, set.
@@ -260,6 +314,24 @@ func TestBulkJobs(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, s.api(http.MethodGet, "bulk?id=77", "", nil))
 	require.NoError(t, s.d.Close(), "it ends those that run")
 	require.Equal(t, http.StatusServiceUnavailable, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"]}`, nil))
+}
+
+// TestSlowDryRun: the buttons of a change in bulk are in the part of its page that follows it: one
+// that is shown before the end has those of the end later.
+func TestSlowDryRun(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	for range 3 {
+		s.produce(codeq.Task{Queue: "a"})
+	}
+	follows := func(id, button string) {
+		t.Helper()
+		require.Regexp(t, `(?s)<div id="live">.*id="`+button+`".*</div>\n<p><a href="bulks">`, s.get("/bulk?id="+id))
+	}
+	require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"], "Rate": 0.1}`, nil))
+	follows("1", "stop")
+	s.post("/bulk", "action", "cancel", "state", "ready", "dry", "true")
+	follows("2", "do-it")
+	require.NotContains(t, s.get("/bulk?id=2"), `id="stop"`)
 }
 
 // TestAudit: every change is told, with who made it, and what was refused is told to the hook only.

@@ -94,7 +94,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 // readJSON reads the body of a request.
 func readJSON(w http.ResponseWriter, r *request, limit int64, v any) error {
 	defer limitBody(w)()
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
+	d := json.NewDecoder(http.MaxBytesReader(underlying(w), r.Body, limit))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
 		return unreadable(err)

@@ -11,7 +11,7 @@ import (
 // Entry is one change that somebody has made, or has tried to make.
 type Entry struct {
 	Time   time.Time
-	User   string `json:",omitzero"` // "": unless [Options.Audit] sets it
+	User   string `json:",omitzero"` // as [Options.User] or [Options.Audit] says; "": neither does
 	Remote string // the address from which the request came
 	Action string // such as "task/cancel"
 	// Target is what was changed: the ID of a task, or the name of a queue, schedule, worker or
@@ -38,13 +38,16 @@ type auditLog struct {
 	entries []Entry // the oldest first
 }
 
-// add tells the hook of a change, which may name the user, and keeps the entry.
+// add tells the hook of a change, which may name the user, and keeps the entry, which says so if
+// the hook panics.
 func (l *auditLog) add(r *http.Request, e Entry) {
 	e.Time, e.Remote = time.Now(), r.RemoteAddr
 	e.Action = strings.Clone(e.Action) // not with the URL of which it is a part
 	e.Target, e.Detail, e.Error = clip(e.Target, auditText), clip(e.Detail, auditText), clip(e.Error, auditText)
 	if l.hook != nil {
-		l.hook(r, &e)
+		if err := contained("Options.Audit", func() { l.hook(r, &e) }); err != nil {
+			e.Error = strings.TrimPrefix(e.Error+"; "+err.Error(), "; ")
+		}
 	}
 	if e.Refused {
 		return

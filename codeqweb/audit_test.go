@@ -57,3 +57,43 @@ func TestAuditIsSmall(t *testing.T) {
 	}
 	require.Less(t, int64(heap()-before), int64(10<<20))
 }
+
+// TestUserCodePanics: a function of the application that panics, or ends its goroutine, takes
+// nothing with it: what it was told is done, and what it was to hide is not shown.
+func TestUserCodePanics(t *testing.T) {
+	exits := false
+	opts := as(codeqweb.All)
+	opts.Audit = func(*http.Request, *codeqweb.Entry) {
+		if exits {
+			runtime.Goexit()
+		}
+		panic("no audit")
+	}
+	opts.Redact = func(*codeq.TaskInfo) { panic("no redaction") }
+	opts.Format = func(string, []byte) string { panic("no format") }
+	s := open(t, codeq.Options{Shards: 1}, opts)
+	id := s.produce(codeq.Task{Queue: "a", Payload: []byte("secret")})
+	for range 10 { // more than run at a time
+		var j jsonJob
+		require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"], "DryRun": true}`, &j))
+		require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+j.ID, "", &j))
+		require.Equal(t, 1, j.Result.Matched)
+		require.Equal(t, http.StatusOK, s.api(http.MethodPost, "bulk/stop?id="+j.ID, "", nil))
+	}
+	exits = true
+	for range 10 {
+		var j jsonJob
+		require.Equal(t, http.StatusAccepted, s.api(http.MethodPost, "bulk", `{"Action": "cancel", "States": ["ready"], "DryRun": true}`, &j))
+		require.Equal(t, http.StatusOK, s.api(http.MethodGet, "bulk?wait=10s&id="+j.ID, "", &j))
+		require.False(t, j.Ended.IsZero())
+	}
+	exits = false
+	require.Contains(t, s.get("/audit"), "Options.Audit has panicked: no audit")
+	page := s.get("/task?id=" + id.String())
+	require.Contains(t, page, "Options.Redact has panicked: no redaction")
+	require.NotContains(t, page, "secret")
+	require.NotContains(t, s.get("/api/v1/tasks?payloads=true"), "c2VjcmV0")
+
+	denying := open(t, codeq.Options{Shards: 1}, &codeqweb.Options{Access: func(*http.Request) codeqweb.Access { panic("no access") }})
+	require.Equal(t, http.StatusInternalServerError, denying.do(request(http.MethodGet, "/", nil)).Code)
+}

@@ -90,14 +90,18 @@ func (b *bulks) newest() []job {
 	return views
 }
 
-func (b *bulks) stop(id string) (job, error) {
+func (b *bulks) stop(ctx context.Context, id string) (job, error) {
 	j, err := b.find(id)
 	if err != nil {
 		return job{}, err
 	}
 	j.stop()
-	<-j.ended
-	return b.view(j), nil
+	select {
+	case <-j.ended:
+		return b.view(j), nil
+	case <-ctx.Done():
+		return job{}, ctx.Err()
+	}
 }
 
 // startBulk begins a change in bulk.
@@ -122,14 +126,20 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions) (*runningJob, 
 		b.jobs = slices.Delete(b.jobs, n, n+1)
 	}
 	b.mu.Unlock()
-	d.auditBulk(r.Request, j.job)
-	later := r.Clone(context.WithoutCancel(r.Context())) // for the entry at the end
+	later := r.Clone(context.WithoutCancel(r.Context())) // for the entries
 	later.Body = http.NoBody
+	begun := make(chan struct{})
 	d.running.Go(func() {
 		defer cancel()
+		defer d.endBulk(j, codeq.BulkResult{}, errors.New("ended by Options.Audit")) // runtime.Goexit
+		func() {
+			defer close(begun)
+			d.auditBulk(later, r.name, b.view(j))
+		}()
 		d.runBulk(ctx, j, opts)
-		d.auditBulk(later, b.view(j))
+		d.auditBulk(later, r.name, b.view(j))
 	})
+	<-begun
 	return j, nil
 }
 
@@ -138,9 +148,17 @@ func (d *Dashboard) runBulk(ctx context.Context, j *runningJob, opts codeq.BulkO
 		opts.Match = func(*codeq.TaskInfo) bool { j.seen.Add(1); return true }
 	}
 	result, err := d.q.Bulk(ctx, opts)
+	d.endBulk(j, result, err)
+}
+
+// endBulk ends a job, unless it has ended.
+func (d *Dashboard) endBulk(j *runningJob, result codeq.BulkResult, err error) {
 	b := &d.bulks
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if !j.job.Ended.IsZero() {
+		return
+	}
 	j.job.Result, j.job.Ended = &result, time.Now()
 	if err != nil {
 		e := refusalOf(err)
@@ -154,17 +172,15 @@ func (d *Dashboard) runBulk(ctx context.Context, j *runningJob, opts codeq.BulkO
 	close(j.ended)
 }
 
-// auditBulk tells of the beginning or the end of a job. A hook that panics at the end, where no
-// server catches it, is not heard.
-func (d *Dashboard) auditBulk(r *http.Request, j job) {
-	e := Entry{Action: "bulk", Target: j.Filter.Queue, Error: j.Error}
+// auditBulk tells of the beginning or the end of a job.
+func (d *Dashboard) auditBulk(r *http.Request, name string, j job) {
+	e := Entry{Action: "bulk", Target: j.Filter.Queue, Error: j.Error, User: name}
 	what := j.Action.String()
 	if j.DryRun {
 		what += ", dry run"
 	}
 	e.Detail = "number " + j.ID + ": " + what + describeFilter(j.Filter)
 	if j.Result != nil {
-		defer func() { _ = recover() }()
 		e.Detail += "; ended: " + number(j.Result.Changed) + " of " + number(j.Result.Matched) + " changed"
 	}
 	d.audit.add(r, e)

@@ -32,6 +32,11 @@ type Options struct {
 	// reach the dashboard could be led to it by any name. Behind a proxy, list the name that the
 	// proxy passes on. Default: the loopback names only.
 	Hosts []string
+	// User names who sends a request, as the application knows: one user has at most 32 requests
+	// and 64 streams at a time; more get 429. It also sets Entry.User. Behind a proxy, set it, since
+	// all requests come from one address there. It is called for each request, by several goroutines
+	// at a time. Default: the address from which the request comes, and Entry.User is empty.
+	User func(*http.Request) string
 	// Audit is told of each change that is made, has failed or was refused, after it; of one in
 	// bulk when it begins, and with its counts when it has ended, with the request that began it.
 	// It may set Entry.User, before the entry is kept for the page that shows the last 1,000. It
@@ -72,6 +77,7 @@ type Dashboard struct {
 	busy    chan struct{} // one element for each request that asks the queue
 	large   chan struct{} // one element for each request with a large body
 	streams atomic.Int64
+	users   users
 }
 
 // The bounds of what requests may take together.
@@ -149,6 +155,8 @@ const (
 type request struct {
 	*http.Request
 	path   string // of the route, without the first slash
+	user   string // whose bounds it counts for
+	name   string // of the user, as the application says; "": it does not
 	access Access
 	api    bool
 	params url.Values // of the URL, and of the form that a page sends
@@ -159,14 +167,37 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	setSecurityHeaders(w.Header())
 	where := strings.TrimPrefix(r.URL.Path, "/")
 	q := &request{Request: r, path: where, api: where == "api/v1" || strings.HasPrefix(where, "api/")}
-	if err := d.answer(w, q); err != nil {
-		d.refuse(w, q, err)
+	a := &answer{w: w}
+	defer a.send()
+	leave, err := d.enterUser(q)
+	if err == nil {
+		defer leave()
+		err = d.answer(a, q)
+	}
+	if err != nil {
+		d.refuse(a, q, err)
 	}
 }
 
+// enterUser counts a request among those of its user until leave is called. A probe of health asks
+// the queue once a second at most, and counts for nobody.
+func (d *Dashboard) enterUser(r *request) (leave func(), err error) {
+	if r.isProbe() {
+		return func() {}, nil
+	}
+	if r.user, r.name, err = d.userOf(r.Request); err != nil {
+		return nil, err
+	}
+	if rt := d.routes[r.path][http.MethodGet]; rt != nil && rt.kind == streamRoute {
+		return d.users.enter(&d.users.streams, r.user, streamsOfUser)
+	}
+	return d.users.enter(&d.users.requests, r.user, requestsOfUser)
+}
+
+func (r *request) isProbe() bool { return r.path == "healthz" || r.path == "readyz" }
+
 func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
-	switch r.path {
-	case "healthz", "readyz":
+	if r.isProbe() {
 		return d.serveHealth(w, r)
 	}
 	if !d.knows(r.Host) {
@@ -184,6 +215,10 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 		w.WriteHeader(http.StatusFound)
 		return nil
 	}
+	var err error
+	if r.access, err = d.accessOf(r.Request); err != nil {
+		return err
+	}
 	method := r.Method
 	if method == http.MethodHead {
 		method = http.MethodGet
@@ -192,13 +227,16 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 	rt := at[method]
 	switch {
 	case at == nil:
-		return &refusal{http.StatusNotFound, "not-found", "there is no such page"}
+		kind := "no-page"
+		if r.api {
+			kind = "not-found"
+		}
+		return &refusal{http.StatusNotFound, kind, "there is no such page"}
 	case rt == nil:
 		allowed := strings.Join(slices.Sorted(maps.Keys(at)), ", ")
 		w.Header().Set("Allow", allowed)
 		return &refusal{http.StatusMethodNotAllowed, "method", "this page takes " + allowed}
 	}
-	r.access = d.opts.Access(r.Request)
 	r.params = r.URL.Query()
 	if needs := rt.needs | Read; !r.access.Has(needs) { // before a body is read
 		if method == http.MethodPost {
@@ -263,7 +301,7 @@ func (d *Dashboard) knows(host string) bool { return hosts(d.opts.Hosts).allow(h
 // readForm reads the form that a page has sent.
 func (d *Dashboard) readForm(w http.ResponseWriter, r *request) error {
 	defer limitBody(w)()
-	r.Body = http.MaxBytesReader(w, r.Body, smallBody)
+	r.Body = http.MaxBytesReader(underlying(w), r.Body, smallBody)
 	if err := r.ParseForm(); err != nil {
 		return unreadable(err)
 	}
@@ -368,8 +406,7 @@ func (d *Dashboard) refuse(w http.ResponseWriter, r *request, err error) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(e.status)
 		_ = json.NewEncoder(w).Encode(body)
-	case e.kind == "host" || !r.access.Has(Read) || e.status == http.StatusNotFound && d.routes[r.path] == nil:
-		// nothing of the dashboard is shown to strangers, and links of a page would lead elsewhere
+	case !r.access.Has(Read): // nothing of the dashboard is shown to strangers
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.WriteHeader(e.status)
 		_, _ = fmt.Fprintln(w, e.text)

@@ -2,7 +2,9 @@ package codeqweb_test
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -32,6 +34,21 @@ func TestPages(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDistantTimes: a time that a task may have is shown, however far it is.
+func TestDistantTimes(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	for _, year := range []int{2300, 2316, 2319, 5000, 9999} {
+		id := s.produce(codeq.Task{Queue: "a", RunAt: time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC)})
+		require.Contains(t, s.get("/task?id="+id.String()), strconv.Itoa(year)+"-06-01")
+	}
+	require.NoError(t, s.q.SetSchedule(t.Context(), codeq.Schedule{Name: "far", Every: time.Hour, Task: codeq.Task{Queue: "a"}}))
+	for _, path := range []string{"/tasks", "/tasks?state=scheduled", "/schedules", "/api/v1/tasks"} {
+		require.NotEmpty(t, s.get(path), path)
+	}
+	require.Contains(t, s.get("/tasks?state=scheduled"), "years")
+	require.Contains(t, s.get("/tasks?state=scheduled"), fmt.Sprintf("in 7,%d years", 9999-7000-time.Now().Year()))
 }
 
 // TestFreeDisk: the overview warns before a disk is so full that no tasks are accepted.

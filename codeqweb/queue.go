@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -33,8 +34,8 @@ type queueView struct {
 	Live     queueLive
 	Name     string
 	Settings codeq.Settings
-	Weights  string // of the tenants, as the form has them
-	Odd      bool   // a form cannot have the names of the tenants
+	Form     map[string]string // the fields of the form, by their names
+	Odd      bool              // a form cannot have the names of the tenants
 	Totals   codeq.Totals
 	Bars     []bar
 	Days     int
@@ -82,8 +83,11 @@ func (d *Dashboard) queuePage(w http.ResponseWriter, r *request) error {
 	if v.Settings, err = d.q.Settings(name); err != nil {
 		return err
 	}
-	for _, tenant := range slices.Sorted(mapKeys(v.Settings.TenantWeights)) {
-		v.Weights += fmt.Sprintf("%s=%d\n", tenant, v.Settings.TenantWeights[tenant])
+	v.Form = make(map[string]string)
+	for _, f := range settingFields {
+		v.Form[f.name] = f.text(&v.Settings)
+	}
+	for tenant := range v.Settings.TenantWeights {
 		v.Odd = v.Odd || visible(tenant) != tenant || strings.Contains(tenant, "\n")
 	}
 	days, err := d.q.TotalsByDay(ctx, name)
@@ -106,16 +110,6 @@ func (d *Dashboard) queuePage(w http.ResponseWriter, r *request) error {
 	}
 	live := url.Values{"page": {"queue"}, "name": {name}, "by": {v.Live.By}}
 	return d.show(w, r, page{Title: "Queue " + name, Screen: "queue", Live: live.Encode(), Body: v})
-}
-
-func mapKeys[V any](m map[string]V) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
 }
 
 // tenants counts the ready tasks of a queue by tenant.
@@ -143,19 +137,108 @@ func (d *Dashboard) tenants(ctx context.Context, queue string, weights map[strin
 	return t, nil
 }
 
-// settingsForm changes the settings of a queue as a form says.
+// settingField is a field of the form of settings: how it shows a setting, and how it changes it.
+type settingField struct {
+	name string
+	text func(*codeq.Settings) string
+	set  func(s *codeq.Settings, p url.Values, name string) error
+}
+
+// settingFields are all of them. The form has each text a second time, as "was-" and the name, by
+// which it is known what somebody has changed.
+var settingFields = []settingField{
+	intField("concurrency", func(s *codeq.Settings) *int { return &s.Concurrency }),
+	intField("concurrency-per-key", func(s *codeq.Settings) *int { return &s.ConcurrencyPerKey }),
+	{"rate", func(s *codeq.Settings) string { return strconv.FormatFloat(s.Rate, 'g', -1, 64) }, setRate},
+	intField("burst", func(s *codeq.Settings) *int { return &s.Burst }),
+	durationField("retention", func(s *codeq.Settings) *time.Duration { return &s.Retention }),
+	durationField("dead-retention", func(s *codeq.Settings) *time.Duration { return &s.DeadRetention }),
+	{holdGroups, func(s *codeq.Settings) string { return strconv.FormatBool(s.HoldGroups) }, func(s *codeq.Settings, p url.Values, name string) error {
+		s.HoldGroups = p.Get(name) == "true"
+		return nil
+	}},
+	{"tenant-weights", weightsText, setWeights},
+}
+
+// holdGroups is the name of a checkbox: a browser does not send one that is not checked.
+const holdGroups = "hold-groups"
+
+func intField(name string, of func(*codeq.Settings) *int) settingField {
+	return settingField{name, func(s *codeq.Settings) string { return strconv.Itoa(*of(s)) }, func(s *codeq.Settings, p url.Values, name string) (err error) {
+		if *of(s) = 0; p.Get(name) != "" {
+			*of(s), err = intParam(p, name)
+		}
+		return err
+	}}
+}
+
+func durationField(name string, of func(*codeq.Settings) *time.Duration) settingField {
+	text := func(s *codeq.Settings) string {
+		switch d := *of(s); {
+		case d == 0:
+			return ""
+		case d < 0:
+			return "forever"
+		default:
+			return d.String()
+		}
+	}
+	return settingField{name, text, func(s *codeq.Settings, p url.Values, name string) (err error) {
+		*of(s), err = durationParam(p, name)
+		return err
+	}}
+}
+
+func setRate(s *codeq.Settings, p url.Values, name string) (err error) {
+	if s.Rate = 0; p.Get(name) == "" {
+		return nil
+	}
+	if s.Rate, err = strconv.ParseFloat(p.Get(name), 64); err != nil || math.IsNaN(s.Rate) {
+		return invalid(name, "a number of tasks a second")
+	}
+	return nil
+}
+
+func weightsText(s *codeq.Settings) (text string) {
+	for _, tenant := range slices.Sorted(maps.Keys(s.TenantWeights)) {
+		text += fmt.Sprintf("%s=%d\n", tenant, s.TenantWeights[tenant])
+	}
+	return text
+}
+
+func setWeights(s *codeq.Settings, p url.Values, name string) error {
+	s.TenantWeights = nil
+	for text := range strings.SplitSeq(p.Get(name), "\n") {
+		if text == "" {
+			continue
+		}
+		at := strings.LastIndexByte(text, '=') // a name may have one as well
+		weight, err := strconv.Atoi(strings.TrimSpace(text[at+1:]))
+		if at < 0 || err != nil {
+			return invalid(name, "lines of the form tenant=weight")
+		}
+		if s.TenantWeights == nil {
+			s.TenantWeights = make(map[string]int)
+		}
+		s.TenantWeights[text[:at]] = weight
+	}
+	return nil
+}
+
+// settingsForm changes the settings that somebody has changed in a form, and leaves the others
+// alone.
 func (d *Dashboard) settingsForm(w http.ResponseWriter, r *request) error {
 	p := r.params
 	queue := p.Get("queue")
-	next, err := settingsOf(p)
-	if err == nil {
-		err = d.q.Configure(r.Context(), queue, func(s *codeq.Settings) {
-			next.Paused = s.Paused // which has buttons of its own
-			if !p.Has("tenant-weights") {
-				next.TenantWeights = s.TenantWeights
-			}
+	var refused error
+	err := d.q.Configure(r.Context(), queue, func(s *codeq.Settings) {
+		next := *s
+		if refused = changeSettings(&next, p); refused == nil {
 			*s = next
-		})
+		}
+	})
+	if err == nil {
+		err = refused
 	}
 	d.audited(r, p, err, false)
 	if err != nil {
@@ -165,42 +248,33 @@ func (d *Dashboard) settingsForm(w http.ResponseWriter, r *request) error {
 	return nil
 }
 
-// settingsOf reads the form of settings.
-func settingsOf(p url.Values) (s codeq.Settings, err error) {
-	for name, to := range map[string]*int{"concurrency": &s.Concurrency, "concurrency-per-key": &s.ConcurrencyPerKey, "burst": &s.Burst} {
-		if p.Get(name) == "" {
+// changeSettings changes the settings by the form. What a form does not have stays; so does what it
+// was filled with. A setting that somebody else has changed since then is not changed back.
+func changeSettings(s *codeq.Settings, p url.Values) error {
+	for _, f := range settingFields {
+		was, known := sent(p, "was-"+f.name)
+		text, changed := sent(p, f.name)
+		if f.name == holdGroups && known && !changed {
+			text, changed = "false", true
+		}
+		now := f.text(s)
+		switch {
+		case !changed || known && text == was || text == now:
 			continue
+		case known && now != was:
+			return &refusal{http.StatusConflict, "conflict", fmt.Sprintf(
+				"%s has become %q meanwhile; the form had %q: nothing was changed, look at the page again", f.name, now, was)}
 		}
-		if *to, err = intParam(p, name); err != nil {
-			return s, err
-		}
-	}
-	if text := p.Get("rate"); text != "" {
-		if s.Rate, err = strconv.ParseFloat(text, 64); err != nil || math.IsNaN(s.Rate) {
-			return s, invalid("rate", "a number of tasks a second")
+		if err := f.set(s, url.Values{f.name: {text}}, f.name); err != nil {
+			return err
 		}
 	}
-	for name, to := range map[string]*time.Duration{"retention": &s.Retention, "dead-retention": &s.DeadRetention} {
-		if *to, err = durationParam(p, name); err != nil {
-			return s, err
-		}
-	}
-	s.HoldGroups = p.Get("hold-groups") == "true"
-	for text := range strings.SplitSeq(strings.ReplaceAll(p.Get("tenant-weights"), "\r", ""), "\n") {
-		if text == "" {
-			continue
-		}
-		at := strings.LastIndexByte(text, '=') // a name may have one as well
-		weight, err := strconv.Atoi(strings.TrimSpace(text[at+1:]))
-		if at < 0 || err != nil {
-			return s, invalid("tenant-weights", "lines of the form tenant=weight")
-		}
-		if s.TenantWeights == nil {
-			s.TenantWeights = make(map[string]int)
-		}
-		s.TenantWeights[text[:at]] = weight
-	}
-	return s, nil
+	return nil
+}
+
+// sent returns a field of a form, with the line ends that it had before a browser sent it.
+func sent(p url.Values, name string) (text string, has bool) {
+	return strings.ReplaceAll(p.Get(name), "\r", ""), p.Has(name)
 }
 
 // durationParam reads a duration such as 1h30m, 7d or forever; "": 0.

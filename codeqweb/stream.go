@@ -129,11 +129,14 @@ type stream struct {
 	control *http.ResponseController
 }
 
-// open begins a stream. The caller calls the function that it returns in the end.
+// openStream begins a stream. The caller calls the function that it returns in the end.
 func (d *Dashboard) openStream(w http.ResponseWriter) (*stream, func(), error) {
 	if d.streams.Add(1) > maxStreams {
 		d.streams.Add(-1)
 		return nil, nil, errStreams
+	}
+	if a, ok := w.(*answer); ok {
+		a.streaming = true
 	}
 	s := &stream{w, http.NewResponseController(w)}
 	h := w.Header()
@@ -148,14 +151,12 @@ func (d *Dashboard) openStream(w http.ResponseWriter) (*stream, func(), error) {
 
 // send writes a message, in the time that a reader has for it.
 func (s *stream) send(m []byte) error {
-	err := s.control.SetWriteDeadline(time.Now().Add(streamWrite))
-	if err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return err
-	}
-	if _, err := s.w.Write(m); err != nil {
-		return err
-	}
-	return s.control.Flush()
+	return bounded(s.control, streamWrite, func() error {
+		if _, err := s.w.Write(m); err != nil {
+			return err
+		}
+		return s.control.Flush()
+	})
 }
 
 // live lets a page follow the sampler.
@@ -290,7 +291,7 @@ func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subsc
 			}
 			if d.opts.Redact != nil {
 				t := codeq.TaskInfo{ID: e.ID, Task: codeq.Task{Queue: e.Queue, Tenant: e.Tenant}, Attempts: e.Attempt, LastError: e.LastError, Progress: e.Progress}
-				d.opts.Redact(&t)
+				d.redact(&t)
 				e.Tenant, e.LastError, e.Progress = t.Tenant, t.LastError, t.Progress
 			}
 			if !access.Has(Payloads) {

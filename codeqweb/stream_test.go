@@ -196,7 +196,7 @@ func TestEventsHideNotes(t *testing.T) {
 // TestManyStreams: there are 256 streams, whatever number is asked for; the others are refused at
 // once, and when one ends there is room.
 func TestManyStreams(t *testing.T) {
-	s := open(t, codeq.Options{}, nil)
+	s := open(t, codeq.Options{}, &codeqweb.Options{User: func(r *http.Request) string { return r.Header.Get("X-User") }})
 	server := httptest.NewServer(s.d)
 	defer server.Close()
 	var mu sync.Mutex
@@ -213,7 +213,7 @@ func TestManyStreams(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				_, _ = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
+				_, _ = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\nX-User: %d\r\n\r\n", path, n)
 				_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
 				answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 				mu.Lock()

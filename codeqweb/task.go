@@ -100,7 +100,7 @@ func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 			end = t.At
 		}
 	}
-	length := end.Sub(begin)
+	length := seconds(begin, end)
 	if length <= 0 {
 		return nil
 	}
@@ -109,8 +109,8 @@ func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 		if !to.After(from) && class == "wait" {
 			return
 		}
-		x, width := chartWidth*float64(from.Sub(begin))/float64(length), chartWidth*float64(to.Sub(from))/float64(length)
-		slices = append(slices, slice{min(x, chartWidth-2), max(2, width), class, title + ": " + span(to.Sub(from))})
+		x, width := chartWidth*seconds(begin, from)/length, chartWidth*seconds(from, to)/length
+		slices = append(slices, slice{min(x, chartWidth-2), max(2, width), class, title + ": " + between(from, to)})
 	}
 	at := begin
 	if !t.FirstReady.IsZero() && t.FirstReady.After(begin) {
@@ -133,6 +133,11 @@ func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 	}
 	add(at, end, "wait", "waits")
 	return slices
+}
+
+// seconds are those from one time to another, also where a time.Duration ends.
+func seconds(from, to time.Time) float64 {
+	return float64(to.Unix()-from.Unix()) + float64(to.Nanosecond()-from.Nanosecond())/1e9
 }
 
 func outcome(k codeq.EventKind) string {

@@ -74,10 +74,8 @@ func filterQuery(f codeq.TaskFilter) url.Values {
 // shown returns a task as a request may see it. It may alter t.
 func (d *Dashboard) shown(r *request, t *codeq.TaskInfo) *codeq.TaskInfo {
 	c := *t
-	if d.opts.Redact != nil {
-		c.History = slices.Clone(c.History)
-		d.opts.Redact(&c)
-	}
+	c.History = slices.Clone(c.History)
+	d.redact(&c)
 	if !r.access.Has(Payloads) {
 		c.Payload, c.Result, c.Headers, c.Metadata, c.Progress.Note = nil, nil, nil, nil, ""
 	}

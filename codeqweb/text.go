@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -92,12 +93,10 @@ type payloadView struct {
 // payload formats a payload or a result.
 func (d *Dashboard) payload(queue string, data []byte) payloadView {
 	v := payloadView{Bytes: len(data)}
-	if d.opts.Format != nil {
-		if text := d.opts.Format(queue, data); text != "" {
-			v.Kind, v.Text, v.Cut = "formatted", clip(text, shownPayload), len(text) > shownPayload
-			v.Text = visible(v.Text)
-			return v
-		}
+	if text := d.format(queue, data); text != "" {
+		v.Kind, v.Text, v.Cut = "formatted", clip(text, shownPayload), len(text) > shownPayload
+		v.Text = visible(v.Text)
+		return v
 	}
 	switch {
 	case len(data) == 0:
@@ -190,7 +189,7 @@ func span(d time.Duration) string {
 	case d == codeq.Forever:
 		return "forever"
 	case d < 0:
-		return "-" + span(-d)
+		return "-" + span(-max(d, -math.MaxInt64)) // the least one has no opposite
 	case d == 0:
 		return "0 s"
 	case d < time.Millisecond:
@@ -210,20 +209,31 @@ func span(d time.Duration) string {
 	}
 }
 
+// spanYears is how many years a time.Duration can tell, and some less.
+const spanYears = 290
+
+// between is how long it is from one time to a later one.
+func between(from, to time.Time) string {
+	if years := to.Year() - from.Year(); years > spanYears {
+		return number(years) + " years"
+	}
+	return span(to.Sub(from))
+}
+
 // distance says how far a time is from now.
 func distance(t time.Time) string {
-	switch d := time.Since(t); {
+	switch now := time.Now(); {
 	case t.IsZero():
 		return "–"
-	case d >= 0:
-		return span(d) + " ago"
+	case t.After(now):
+		return "in " + between(now, t)
 	default:
-		return "in " + span(-d)
+		return between(t, now) + " ago"
 	}
 }
 
 // age is how long ago a time is.
-func age(t time.Time) string { return span(max(0, time.Since(t))) }
+func age(t time.Time) string { return between(t, latest(t, time.Now())) }
 
 // exact is a time in full, in the zone of this machine.
 func exact(t time.Time) string {

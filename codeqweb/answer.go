@@ -1,0 +1,129 @@
+package codeqweb
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// An answer is made whole before it is sent, so that somebody who does not read it keeps no place
+// among the requests that ask the queue.
+
+const (
+	answerWrite    = 10 * time.Second // for one part; a slower reader is disconnected
+	answerPart     = 256 << 10        // bytes
+	requestsOfUser = 32               // at a time, with those whose answers are not read yet
+	streamsOfUser  = 64
+)
+
+// answer collects what a request is answered; a stream goes through it.
+type answer struct {
+	w         http.ResponseWriter
+	status    int // 0: 200
+	body      bytes.Buffer
+	streaming bool
+}
+
+func (a *answer) Header() http.Header { return a.w.Header() }
+
+func (a *answer) WriteHeader(status int) {
+	if a.status == 0 {
+		a.status = status
+	}
+}
+
+func (a *answer) Write(b []byte) (int, error) {
+	if a.streaming {
+		return a.w.Write(b)
+	}
+	return a.body.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (a *answer) Unwrap() http.ResponseWriter { return a.w }
+
+// underlying returns the server's part of an answer: it closes a connection whose request is too
+// large.
+func underlying(w http.ResponseWriter) http.ResponseWriter {
+	if a, ok := w.(*answer); ok {
+		return a.w
+	}
+	return w
+}
+
+// send sends the answer, part by part, each with its deadline. What other handlers send by the
+// same connection has none.
+func (a *answer) send() {
+	if a.streaming {
+		return
+	}
+	control := http.NewResponseController(a.w)
+	if a.Header().Get("Content-Length") == "" {
+		a.Header().Set("Content-Length", strconv.Itoa(a.body.Len()))
+	}
+	if a.status != 0 {
+		a.w.WriteHeader(a.status)
+	}
+	for rest := a.body.Bytes(); ; {
+		if err := bounded(control, answerWrite, func() error {
+			n, err := a.w.Write(rest[:min(len(rest), answerPart)])
+			rest = rest[n:]
+			return errors.Join(err, control.Flush())
+		}); err != nil || len(rest) == 0 {
+			return
+		}
+	}
+}
+
+// bounded lets a write take some time. A server that knows no deadlines has its own.
+func bounded(control *http.ResponseController, d time.Duration, write func() error) error {
+	if err := control.SetWriteDeadline(time.Now().Add(d)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	defer func() { _ = control.SetWriteDeadline(time.Time{}) }()
+	return write()
+}
+
+// users counts what each of them has under way.
+type users struct {
+	mu                sync.Mutex
+	requests, streams map[string]int
+}
+
+var errYours = &refusal{http.StatusTooManyRequests, "busy", "too many requests of one user at a time; Options.User says who that is"}
+
+// enter counts a request of a user in one of the maps, until leave is called.
+func (u *users) enter(of *map[string]int, user string, most int) (leave func(), err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if (*of)[user] >= most {
+		return nil, errYours
+	}
+	if *of == nil {
+		*of = make(map[string]int)
+	}
+	(*of)[user]++
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if (*of)[user]--; (*of)[user] == 0 {
+			delete(*of, user)
+		}
+	}, nil
+}
+
+// userOf names who has sent a request: as the application says, or else by the address.
+func (d *Dashboard) userOf(r *http.Request) (user, name string, err error) {
+	if d.opts.User != nil {
+		err = contained("Options.User", func() { name = d.opts.User(r) })
+		return name, name, err
+	}
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
+		return host, "", nil
+	}
+	return r.RemoteAddr, "", nil
+}
