@@ -7,6 +7,7 @@ import (
 
 	"codeq/internal/call"
 	"codeq/internal/engine"
+	"codeq/internal/guard"
 	"codeq/internal/record"
 	"codeq/internal/taskbatch"
 	"codeq/internal/wire"
@@ -257,7 +258,7 @@ func (op *failOp) settle(err error) {
 
 func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) error {
 	if cause != nil {
-		op.cause = errorText(cause)
+		op.cause = guard.ErrorText(cause)
 	}
 	op.completion = newCompletion(callFail)
 	op.receipt = r

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"codeq/internal/engine"
+	"codeq/internal/guard"
 	"codeq/internal/record"
 )
 
@@ -330,7 +331,7 @@ type verdict struct {
 func (v *verdict) Error() string {
 	switch {
 	case v.err != nil:
-		return errorText(v.err)
+		return guard.ErrorText(v.err)
 	case v.how == engine.FailRelease:
 		return fmt.Sprintf("codeq: snoozed for %v", v.after)
 	default:
@@ -378,11 +379,11 @@ func recovered(err *error) {
 func failOpOf(err error) failOp {
 	v := verdictOf(err)
 	if v == nil {
-		return failOp{how: engine.FailRetry, wait: -1, cause: errorText(err)}
+		return failOp{how: engine.FailRetry, wait: -1, cause: guard.ErrorText(err)}
 	}
 	op := failOp{how: v.how, wait: int64(record.Millis(v.after))}
 	if v.err != nil {
-		op.cause = errorText(err) // with the text of errors that wrap the verdict
+		op.cause = guard.ErrorText(err) // with the text of errors that wrap the verdict
 	}
 	return op
 }
@@ -397,23 +398,6 @@ func verdictOf(err error) (v *verdict) {
 	}()
 	errors.As(err, &v)
 	return v
-}
-
-// matches is errors.Is for a handler's error, whose methods Is and Unwrap may panic.
-func matches(err, target error) (is bool) {
-	defer func() { _ = recover() }()
-	return errors.Is(err, target)
-}
-
-// errorText returns the text of a caller's error. The method Error may panic, as that of most types
-// does when the error is a nil pointer.
-func errorText(err error) (text string) {
-	defer func() {
-		if v := recover(); v != nil {
-			text = fmt.Sprintf("error of type %T, whose method Error panics: %v", err, v)
-		}
-	}()
-	return err.Error()
 }
 
 // Verdict is what the end of a handler means to [Queue.Run].
@@ -470,9 +454,9 @@ func VerdictOf(err error) Verdict {
 	}
 	v := verdictOf(err)
 	switch {
-	case v == nil && matches(err, ErrCanceled):
+	case v == nil && guard.Is(err, ErrCanceled):
 		return VerdictCanceled
-	case v == nil && matches(err, ErrLeaseLost):
+	case v == nil && guard.Is(err, ErrLeaseLost):
 		return VerdictLeaseLost
 	case v == nil:
 		return VerdictRetry

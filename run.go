@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -47,15 +46,6 @@ type RunOptions struct {
 	// that blocks for ever blocks its worker for ever, and may keep [Queue.Run] and [Queue.Close]
 	// from returning.
 	OnError func(l *Lease, err error)
-}
-
-// workerName is the default of RunOptions.Name.
-func workerName() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "host"
-	}
-	return fmt.Sprintf("%.100s:%d", host, os.Getpid())
 }
 
 // fetchCap is how many tasks one claim of Run takes at the most.
@@ -154,7 +144,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 		return nil, err
 	}
 	if o.Name == "" {
-		o.Name = workerName()
+		o.Name = workers.ProcessName()
 	}
 	if o.Concurrency == 0 {
 		o.Concurrency = 4 * runtime.GOMAXPROCS(0)

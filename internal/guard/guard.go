@@ -2,6 +2,7 @@
 package guard
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -67,4 +68,21 @@ func RunUser(what string, f func(), caught func(value any, stack []byte)) {
 		(*h)(what)
 	}
 	f()
+}
+
+// Is is errors.Is for an error of a user's, whose methods Is and Unwrap may panic.
+func Is(err, target error) (is bool) {
+	defer func() { _ = recover() }()
+	return errors.Is(err, target)
+}
+
+// ErrorText returns the text of a user's error. The method Error may panic, as that of most types
+// does when the error is a nil pointer.
+func ErrorText(err error) (text string) {
+	defer func() {
+		if v := recover(); v != nil {
+			text = fmt.Sprintf("error of type %T, whose method Error panics: %v", err, v)
+		}
+	}()
+	return err.Error()
 }

@@ -5,7 +5,9 @@ package workers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -360,4 +362,14 @@ func within(done <-chan struct{}, d time.Duration) bool {
 	case <-t.C:
 		return false
 	}
+}
+
+// ProcessName is the name of this process for those who do not give it one: its host and its
+// number.
+func ProcessName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "host"
+	}
+	return fmt.Sprintf("%.100s:%d", host, os.Getpid())
 }
