@@ -179,6 +179,7 @@ var sentErrors = [...]error{
 	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead,
 	// Nodes do not send these to each other, but to programs beside them (encodeOwnError).
 	ErrClosed, ErrFailed, ErrNotServed, ErrNoCluster, ErrFormat, ErrLocked, fs.ErrExist, fs.ErrNotExist, fs.ErrPermission,
+	ErrStalled,
 }
 
 const (

@@ -333,7 +333,7 @@ func (q *Queue) Undrain(ctx context.Context) (err error) {
 	if ctx.Err() != nil {
 		return base.EndOf(ctx)
 	}
-	return q.node.Undrain()
+	return q.node.Undrain(ctx)
 }
 
 func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
@@ -525,6 +525,8 @@ type ReplicaStatus struct {
 	// ClockAhead is how far its wall clock is ahead of the median of those of the nodes that have
 	// answered, by half a message's round trip more or less.
 	ClockAhead time.Duration
+	// Stalled is for how long its log, or store of the shard, is stalled ([Options.StallAfter]).
+	Stalled time.Duration `json:",omitempty"`
 }
 
 // WaitReady waits until every shard has a leader that this node can call, as after [Open] or while

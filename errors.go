@@ -40,6 +40,9 @@ var (
 	// [Options.MinFreeBytes]. It was not applied. The same call works once there is room, and a
 	// lease does not expire as long as it can be neither ended nor extended.
 	ErrDiskFull = base.ErrDiskFull
+	// ErrStalled: an operation on the files of the queue has taken longer than
+	// [Options.StallAfter], as on a disk that hangs. It is a cause, or what [Queue.Health] found.
+	ErrStalled = base.ErrStalled
 	// ErrUncertain: it is not known whether the operation was applied, because storage failed, ctx
 	// ended or a leader was lost while it was being committed.
 	ErrUncertain = base.ErrUncertain

@@ -66,7 +66,7 @@ func TestErrorPrefix(t *testing.T) {
 			return err
 		}
 		mayWork := map[string]bool{
-			"Close": true, "Info": true, "ListPage": true, "ProduceBatch": true, "ProcessInfo": true, "PurgeDead": true, "QuietWorkers": true, "RedriveAllDead": true,
+			"Close": true, "Health": true, "Info": true, "ListPage": true, "ProduceBatch": true, "ProcessInfo": true, "PurgeDead": true, "QuietWorkers": true, "RedriveAllDead": true,
 			"ResumeWorkers": true, "Schedules": true, "Stats": true, "StorageStats": true, "Subscribe": true, "WaitIdle": true, "WaitReady": true, "Workers": true,
 		}
 		typ := reflect.TypeFor[*codeq.Queue]()

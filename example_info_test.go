@@ -2,6 +2,7 @@ package codeq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"codeq"
@@ -75,6 +76,22 @@ func ExampleReader_TotalsByDay() {
 	check(r.Close())
 	// Output:
 	// 1 dead in the last three months
+}
+
+// A probe of a load balancer: whether this process is to get work.
+func ExampleQueue_Health() {
+	q, done := open()
+	defer done()
+
+	switch err := q.Health(ctx); {
+	case errors.Is(err, codeq.ErrStalled):
+		fmt.Println("the disk does not answer:", err)
+	case err != nil:
+		fmt.Println("the queue does not work:", err)
+	default:
+		fmt.Println("ok")
+	}
+	// Output: ok
 }
 
 // What a process exports as metrics: a node of a cluster shows the shards that it leads.

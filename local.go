@@ -128,7 +128,7 @@ func OpenLocal(ctx context.Context, dir string) (_ *Queue, err error) {
 	}
 	q := &Queue{
 		opts: o, dir: d, replicas: make([]*replica, d.Shards), elsewhere: c,
-		closing: make(chan struct{}), configuring: make(chan struct{}, 1),
+		closing: make(chan struct{}), ended: make(chan struct{}), configuring: make(chan struct{}, 1),
 	}
 	if err := c.Tell(ctx, localsocket.Limits, nil, &o.Limits); err != nil {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s by its socket: %w", dir, err), c.Close())
@@ -276,6 +276,7 @@ func (q *Queue) processVerbs() localsocket.Verbs {
 		localsocket.Status:        localsocket.Answering(func(c ctx, _ none) (*ClusterStatus, error) { return q.ClusterStatus(c) }),
 		localsocket.Workers:       localsocket.Answering(func(c ctx, _ none) ([]WorkerInfo, error) { return q.Workers(c) }),
 		localsocket.Process:       localsocket.Answering(func(c ctx, _ none) (*ProcessInfo, error) { return q.ProcessInfo(c) }),
+		localsocket.Health:        localsocket.Obeying(func(c ctx, _ none) error { return q.Health(c) }),
 		localsocket.Ready:         localsocket.Obeying(func(c ctx, _ none) error { return q.WaitReady(c) }),
 		localsocket.Checkpoint:    localsocket.Obeying(q.Checkpoint),
 		localsocket.AddNode:       localsocket.Obeying(q.AddNode),

@@ -19,6 +19,7 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
+	"codeq/internal/fsck"
 	"codeq/internal/manifest"
 	"codeq/internal/private"
 	"codeq/internal/store"
@@ -144,7 +145,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 		d, err := manifest.Open(vfs.Default, dir, manifest.Want{Shards: 2, Node: ""})
 		require.NoError(t, err)
 		caches := store.NewCaches(o.CacheBytes, o.MemTableBytes, 2)
-		st, err := openStore(0, o, d, caches)
+		st, err := fsck.OpenStore(d, 0, o.storeConfigIn(d.Format), caches)
 		require.NoError(t, err)
 		require.NoError(t, st.Close())
 		caches.Close()
@@ -237,6 +238,7 @@ var optionBounds = []struct {
 	{"CacheBytes", func(o *Options) any { return &o.CacheBytes }, int64(1), int64(math.MaxInt64), []any{int64(-1), int64(math.MinInt64)}, "0 or more"},
 	{"MemTableBytes", func(o *Options) any { return &o.MemTableBytes }, 256 << 10, 1 << 30, []any{256<<10 - 1, 1<<30 + 1, -1, 1}, "262144 to 1073741824"},
 	{"Backoff.Factor", func(o *Options) any { return &o.Backoff.Factor }, 1.0, math.MaxFloat64, []any{math.Nextafter(1, 0), -1.0, math.Inf(-1)}, "1 or more"},
+	{"StallAfter", func(o *Options) any { return &o.StallAfter }, minTimeout, maxStall, []any{minTimeout - 1, maxStall + 1, -time.Second}, "20ms to 24h0m0s"},
 	{"Backoff.Jitter", func(o *Options) any { return &o.Backoff.Jitter }, -1.0, 1.0, []any{math.Nextafter(1, 2), math.Inf(1)}, "at most 1"},
 }
 
@@ -335,6 +337,7 @@ func TestOptionDefaults(t *testing.T) {
 			Shards:        0, // by the manifest, or the machine
 			Durability:    DurabilityProcess,
 			LeaseFor:      30 * time.Second,
+			StallAfter:    5 * time.Second,
 			MaxAttempts:   25,
 			Backoff:       Backoff{Base: time.Second, Max: time.Hour, Factor: 2, Jitter: 0.2},
 			Retention:     0,

@@ -129,6 +129,13 @@ type Options struct {
 	// Negative: no limit. Default: 64 MiB, plus 4 MemTableBytes for each shard.
 	MinFreeBytes int64
 
+	// StallAfter is how long an operation on the files of the queue (a write, a sync, a read) may
+	// take. While one takes longer, the disk is stalled: the log, [Queue.Health],
+	// [Queue.ProcessInfo] and [ReplicaStatus] say so, and other nodes lead the shards of this one,
+	// if a majority has no such trouble. 20 ms to 24 h, and longer than [Cluster.HeartbeatTimeout].
+	// Default: 5 s, or 4 times HeartbeatTimeout if that is more.
+	StallAfter time.Duration
+
 	// Cluster makes this process one of several nodes. Default: nil, no other nodes and no socket.
 	Cluster *Cluster
 
@@ -204,6 +211,7 @@ const (
 	maxShards = manifest.MaxShards
 	maxLease  = 365 * 24 * time.Hour
 	minLease  = 10 * time.Millisecond
+	maxStall  = 24 * time.Hour
 )
 
 // clusterShards is the default in a cluster, where GOMAXPROCS may differ between machines.
@@ -275,6 +283,14 @@ func (o *Options) withDefaults() (*Options, error) {
 	}
 	if c.LeaseFor < minLease || c.LeaseFor > maxLease {
 		return nil, &InvalidError{"Options.LeaseFor", c.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
+	}
+	low := minTimeout
+	if c.Cluster != nil {
+		low = max(low, c.Cluster.HeartbeatTimeout+1)
+	}
+	c.StallAfter = cmp.Or(c.StallAfter, max(5*time.Second, 4*low))
+	if c.StallAfter < low || c.StallAfter > maxStall {
+		return nil, &InvalidError{"Options.StallAfter", c.StallAfter, fmt.Sprintf("%v to %v, and more than HeartbeatTimeout", minTimeout, maxStall)}
 	}
 	if c.Retention < 0 && c.Retention != Forever {
 		return nil, &InvalidError{"Options.Retention", c.Retention, "0 or more, or Forever"}

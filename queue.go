@@ -8,22 +8,20 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
 	"codeq/internal/base"
 	"codeq/internal/broadcast"
-	"codeq/internal/conversion"
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/failstop"
 	"codeq/internal/fsck"
 	"codeq/internal/hook"
-	"codeq/internal/keys"
 	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
 	"codeq/internal/reading"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -51,12 +49,14 @@ type Queue struct {
 	// likewise, by one of Checkpoint, and by one of ServeLocal
 	copying, serving chan struct{}
 
-	closing chan struct{}  // closed by Close, before it waits for runs
-	stop    sync.Once      // guards closing and what follows it
-	err     error          // of Close; valid once stop is done
-	runMu   sync.Mutex     // orders calls.Add before the Wait of Close
-	calls   sync.WaitGroup // of Run, Checkpoint and ServeLocal
-	notices sync.WaitGroup // goroutines that tell handlers of cancels; owners add
+	disk    *failstop.Watch // of the files; nil: another process has the queue open
+	closing chan struct{}   // closed by Close, before it waits for runs
+	stop    sync.Once       // guards closing, and the goroutine that ends the queue
+	ended   chan struct{}   // closed when that has
+	err     error           // of it; valid once ended is closed
+	runMu   sync.Mutex      // orders calls.Add before the Wait of Close
+	calls   sync.WaitGroup  // of Run, Checkpoint and ServeLocal
+	notices sync.WaitGroup  // goroutines that tell handlers of cancels; owners add
 }
 
 // Open opens the queue in dir, and creates it if dir does not exist or is empty, unless
@@ -140,7 +140,10 @@ func open(dir string, opts *Options) (*Queue, error) {
 }
 
 func newQueue(o *Options, d *manifest.Directory) *Queue {
+	disk := cluster.WatchDisk(d, o.StallAfter, o.log)
+	o.fs = d.FS
 	q := &Queue{
+		disk: disk, ended: make(chan struct{}),
 		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: store.NewCaches(o.CacheBytes, o.MemTableBytes, d.Shards),
 		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
 		serving: make(chan struct{}, 1),
@@ -201,7 +204,7 @@ func (q *Queue) inParallel(what string, n int, do func(shard int) error) error {
 
 // openAlone opens the store of a shard of a queue that is by itself.
 func (q *Queue) openAlone(i int) error {
-	st, err := openStore(i, q.opts, q.dir, q.caches)
+	st, err := fsck.OpenStore(q.dir, i, q.opts.storeConfigIn(q.dir.Format), q.caches)
 	if err != nil {
 		return err
 	}
@@ -345,12 +348,14 @@ func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err
 // goroutine of the queue is left, except a compaction of Pebble that cannot read its tables, which
 // waits for ever; and everything that was acknowledged is with the operating system at least. The
 // error matches [ErrFailed] if the storage of a shard, or of a node, has failed or could not be
-// closed; the next [Open] then finds what [Durability] promises.
+// closed; the next [Open] then finds what [Durability] promises. It matches [ErrStalled] if the
+// disk has not answered for twice [Options.StallAfter] meanwhile: the queue goes on ending, and its
+// directory stays locked until the disk has answered. Close may be called again to wait for that.
 //
 // It is safe to call Close twice and at any moment, but not from a handler of Run, which would wait
 // for itself.
 //
-// Errors: [ErrFailed], and [ErrClosed] if the queue was never opened.
+// Errors: [ErrFailed], [ErrStalled], and [ErrClosed] if the queue was never opened.
 func (q *Queue) Close() (err error) {
 	defer public(&err)
 	if err := q.checkCall(context.Background()); err != nil {
@@ -360,27 +365,38 @@ func (q *Queue) Close() (err error) {
 		q.runMu.Lock()
 		close(q.closing)
 		q.runMu.Unlock()
-		if q.elsewhere != nil {
-			q.err = q.elsewhere.Close()
-			return
-		}
-		q.hurry()
-		q.calls.Wait()
-		if q.node != nil {
-			q.err = errors.Join(q.node.Leave(), q.node.close())
-		}
-		led := q.led()
-		for _, s := range led {
-			s.inbox.Stop(ErrClosed)
-		}
-		for _, s := range led {
-			<-s.done
-		}
-		q.notices.Wait()
-		q.events.Close()
-		q.err = errors.Join(q.err, q.closeFiles())
+		go func() {
+			defer close(q.ended)
+			contain(q.opts.log, "Close", q.end, func(err error) { q.err = err })
+		}()
 	})
+	if part, age := q.disk.Await(q.ended); part != nil {
+		return fmt.Errorf("%w: %s, for %v; the directory stays locked until it does", ErrStalled, part.Name(), age)
+	}
 	return q.err
+}
+
+// end ends the queue, of which closing is closed.
+func (q *Queue) end() {
+	if q.elsewhere != nil {
+		q.err = q.elsewhere.Close()
+		return
+	}
+	q.hurry()
+	q.calls.Wait()
+	if q.node != nil {
+		q.err = errors.Join(q.node.Leave(), q.node.close())
+	}
+	led := q.led()
+	for _, s := range led {
+		s.inbox.Stop(ErrClosed)
+	}
+	for _, s := range led {
+		<-s.done
+	}
+	q.notices.Wait()
+	q.events.Close()
+	q.err = errors.Join(q.err, q.closeFiles())
 }
 
 // hurry lets commits fail that wait for room on a full disk: Close would wait as long.
@@ -412,62 +428,6 @@ func (q *Queue) closeFiles() error {
 		q.opts.logs.Close()
 	}
 	return errors.Join(errs...)
-}
-
-// openStore opens a shard's store.
-func openStore(index int, opts *Options, d *manifest.Directory, shared *store.Caches) (*store.Store, error) {
-	dir := manifest.ShardDir(d.FS, d.Path, index)
-	if d.Creating { // by an Open that did not return: what it left may not even be a store
-		if err := d.FS.RemoveAll(dir); err != nil {
-			return nil, err
-		}
-	}
-	if err := fsck.FinishRepair(d.FS, d.Path, index); err != nil {
-		return nil, err
-	}
-	st, err := store.Open(dir, opts.storeConfigIn(d.Format), shared, d.Creating)
-	if err != nil {
-		return nil, err
-	}
-	if err := st.Read(func() error { return identify(st, d, index) }); err != nil {
-		_ = st.Close() // the error of identify is the one that matters
-		return nil, err
-	}
-	return st, nil
-}
-
-// identify makes sure that the store is this shard of this queue, and of the current format.
-func identify(st *store.Store, d *manifest.Directory, shard int) error {
-	if d.Left {
-		if err := conversion.FromReplica(st, &d.Manifest, shard); err != nil {
-			return err
-		}
-	}
-	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
-	if err != nil {
-		return err
-	}
-	if got == nil {
-		if !d.Creating {
-			return fmt.Errorf("%w: no identity, expected %q", ErrCorrupt, d.Identity(shard))
-		}
-		if err := st.DB().Set([]byte{keys.Meta}, []byte(d.Identity(shard)), pebble.Sync); err != nil {
-			return store.Error(err)
-		}
-		// The manifest is about to say that this shard exists, and must not
-		// outlive that: a flush is durable at every level of durability.
-		return st.Flush(context.Background())
-	}
-	old, err := d.CheckIdentity(shard, got)
-	if err != nil || !old {
-		return err
-	}
-	b := st.DB().NewBatch()
-	defer func() { _ = b.Close() }() // it does no more than to recycle memory
-	if err := b.Set([]byte{keys.Meta}, []byte(d.Identity(shard)), nil); err != nil {
-		return store.Error(err)
-	}
-	return st.Commit(b)
 }
 
 // configOf is the configuration of the rules of a shard.

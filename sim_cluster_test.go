@@ -337,6 +337,9 @@ func (n *simNode) die(life *simtest.Life, percent int, seed uint64) bool {
 	if q == nil || life != nil && life != n.life {
 		return false
 	}
+	if n.life != nil {
+		n.life.Answer()
+	}
 	n.q, n.life = nil, nil
 	if percent == 100 {
 		c.net.Kill(n.name)
@@ -359,6 +362,14 @@ func (n *simNode) breakDisk(fails func(op, name string) bool) {
 	if n.life != nil {
 		n.life.Fail(fails)
 	}
+}
+
+// hang makes operations on the node's disk hang until answer is called, or its life ends.
+func (n *simNode) hang(hangs func(op, name string) bool) (answer func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.life.Hang(hangs)
+	return n.life.Answer
 }
 
 // fill leaves that many bytes free on the node's disk until its next life.
@@ -462,6 +473,7 @@ func (c *simCluster) mend(start bool) {
 		n.mu.Lock()
 		if n.life != nil {
 			n.life.MakeRoom()
+			n.life.Answer()
 		}
 		n.life = nil
 		n.mu.Unlock()

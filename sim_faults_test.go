@@ -89,6 +89,22 @@ var simDisks = []simFault{
 		})
 		return true
 	}},
+	{"hung disk", 2, func(s *schedule) bool {
+		n, d := s.someNode(), s.upTo(20*time.Second)
+		store := s.rng.IntN(4) == 0 // and not the log
+		n.mu.Lock()
+		life := n.life
+		n.mu.Unlock()
+		if life == nil || !life.Hang(func(_, name string) bool { return !store || strings.Contains(name, "shard-") }) {
+			return false
+		}
+		s.note("the disk of %s hangs for %v (its stores only: %t)", n.name, d, store)
+		s.done.Go(func() {
+			time.Sleep(d)
+			life.Answer()
+		})
+		return true
+	}},
 	{"full disk", 2, func(s *schedule) bool {
 		n, d := s.someNode(), s.upTo(10*time.Second)
 		n.mu.Lock()

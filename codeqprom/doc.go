@@ -23,6 +23,7 @@
 //	codeq_shard_up{shard}                    gauge      1 if this process leads the shard and it answers
 //	codeq_disk_free_bytes                    gauge      free on the disk of the directory
 //	codeq_disk_min_free_bytes                gauge      codeq.Options.MinFreeBytes in force
+//	codeq_disk_stalled_seconds{store}        gauge      for how long a store's disk is stalled; 0: it is not
 //	codeq_storage_bytes{shard}               gauge      size of the shard's store here
 //	codeq_storage_dead_bytes{shard}          gauge      of which belong to deleted records
 //	codeq_schedule_late_seconds{shard}       gauge      how late the latest tick of a schedule is

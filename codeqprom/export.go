@@ -31,6 +31,7 @@ var (
 	inbox         = desc("inbox_operations", "Operations that wait for the owner of a shard that this process leads.", "shard")
 	shardUp       = desc("shard_up", "Whether this process leads the shard, and the shard answers.", "shard")
 	diskFree      = desc("disk_free_bytes", "Free space on the disk of the queue's directory.")
+	diskStalled   = desc("disk_stalled_seconds", "For how long an operation on a store of this process has not returned (log: on what lies beside the shards' stores), if that is longer than StallAfter; else 0.", "store")
 	diskMinFree   = desc("disk_min_free_bytes", "Free space below which no tasks are added; 0: there is no limit.")
 	storage       = desc("storage_bytes", "Size of the files of a shard's store in this process.", "shard")
 	storageDead   = desc("storage_dead_bytes", "Estimate of the bytes in a shard's tables that belong to deleted records.", "shard")
@@ -108,8 +109,10 @@ func (e *export) process(got *scrape) {
 	e.gauge(workers, float64(idle), "idle")
 	e.gauge(workers, float64(quiet), "quiet")
 	e.counter(eventsLost, p.EventsLost)
+	e.gauge(diskStalled, p.Stalled.Seconds(), "log")
 	for i := range p.Shards {
 		s, shard := &p.Shards[i], strconv.Itoa(i)
+		e.gauge(diskStalled, s.Stalled.Seconds(), "shard "+shard)
 		if !s.Leads {
 			e.gauge(shardUp, 0, shard)
 			continue

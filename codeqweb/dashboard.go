@@ -597,7 +597,10 @@ func (d *Dashboard) askHealth() (alive, ready error) {
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, 2*time.Second)
 	defer cancel()
-	h.ready = d.q.WaitReady(ctx)
+	h.ready = d.q.Health(ctx)
+	if h.ready == nil {
+		h.ready = d.q.WaitReady(ctx)
+	}
 	if h.ready == nil {
 		_, h.ready = d.q.Stats(ctx)
 	}

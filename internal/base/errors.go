@@ -25,6 +25,7 @@ var (
 	ErrClosed    = errors.New("codeq: queue is closed")
 	ErrFailed    = errors.New("codeq: shard failed")
 	ErrDiskFull  = errors.New("codeq: disk is full")
+	ErrStalled   = errors.New("codeq: disk does not answer")
 	ErrNotServed = errors.New("codeq: queue is not served by a local socket")
 	ErrNotLeader = errors.New("codeq: shard has no leader")
 	ErrDiverged  = errors.New("codeq: node has diverged from its cluster")

@@ -38,7 +38,7 @@ var ErrMalformedCall = errors.New("codeq: malformed call of another node")
 // ErrUncertain says that nobody has served the call, or is the answer.
 func (g *Group) Call(ctx context.Context, kind byte, body []byte, urgent bool) (reply []byte, err error) {
 	n := g.node
-	addr, id := g.raft.LeaderWithID()
+	addr, id := g.leaderNow()
 	switch {
 	case ctx.Err() != nil:
 		return nil, base.EndOf(ctx)
@@ -54,6 +54,8 @@ func (g *Group) Call(ctx context.Context, kind byte, body []byte, urgent bool) (
 	switch {
 	case err != nil:
 		return nil, err
+	case leader.here && g.stalledFor() > 0:
+		return nil, fmt.Errorf("%w: shard %d: %w", base.ErrNotLeader, g.index, g.stallError())
 	case leader.here:
 		return nil, fmt.Errorf("%w: shard %d is not ready", base.ErrNotLeader, g.index)
 	}

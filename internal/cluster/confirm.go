@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -73,7 +74,7 @@ func (g *Group) askVoters(term uint64) error {
 	defer patience.Stop()
 	for {
 		change := g.route.next()
-		if err := g.isLeaderIn(term); err != nil {
+		if err := cmp.Or(g.isLeaderIn(term), g.isIn(term)); err != nil {
 			return err
 		}
 		select {

@@ -2,12 +2,15 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/manifest"
 )
 
 // A drained node votes, stores and forwards calls, but leads nothing if another node can: it hands
@@ -20,12 +23,12 @@ func (n *Node) Drain(ctx context.Context) error {
 	if err := n.checkSelf(); err != nil {
 		return err
 	}
-	if err := n.setDrained(true); err != nil {
+	if err := n.setDrained(ctx, true); err != nil {
 		return err
 	}
 	for again := n.NewPatience(); ; {
 		change := n.routes.next()
-		err := n.giveAway()
+		err := n.giveAwayUntil(ctx)
 		if err == nil {
 			return nil
 		}
@@ -39,11 +42,11 @@ func (n *Node) Drain(ctx context.Context) error {
 }
 
 // Undrain undoes Drain.
-func (n *Node) Undrain() error {
+func (n *Node) Undrain(ctx context.Context) error {
 	if err := n.checkSelf(); err != nil {
 		return err
 	}
-	return n.setDrained(false)
+	return n.setDrained(ctx, false)
 }
 
 func (n *Node) drained() bool {
@@ -52,22 +55,53 @@ func (n *Node) drained() bool {
 	return n.c.Directory.Drained
 }
 
-func (n *Node) setDrained(drained bool) error {
-	n.membership.mu.Lock()
-	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	if n.membership.ctx.Err() != nil { // or else another life of the node may have written it
-		return base.ErrClosed
+// setDrained durably notes whether the node is drained. If the disk does not answer until ctx ends,
+// or for CallTimeout, it may be noted later.
+func (n *Node) setDrained(ctx context.Context, drained bool) error {
+	written := n.inBackground("note of a drain", func() error {
+		return n.changeManifest(func(d *manifest.Directory) (bool, error) {
+			changed := d.Drained != drained
+			d.Drained = drained
+			return changed, nil
+		})
+	})
+	patience := time.NewTimer(n.c.CallTimeout)
+	defer patience.Stop()
+	select {
+	case err := <-written:
+		if err == nil || errors.Is(err, base.ErrClosed) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", base.ErrFailed, err)
+	case <-ctx.Done():
+		return fmt.Errorf("%w: the manifest is being written: %w", base.ErrUncertain, base.EndOf(ctx))
+	case <-patience.C:
+		return fmt.Errorf("%w: the manifest is being written for %v: %w", base.ErrUncertain, n.c.CallTimeout, base.ErrStalled)
 	}
-	if d.Drained == drained {
-		return nil
+}
+
+// giveAwayUntil is giveAway, but does not wait for what ctx ends before.
+func (n *Node) giveAwayUntil(ctx context.Context) error {
+	select {
+	case err := <-n.inBackground("end of leaderships", n.giveAway):
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: shards are being handed over", base.ErrUncertain)
 	}
-	d.Drained = drained
-	if err := d.Write(); err != nil {
-		d.Drained = !drained
-		return fmt.Errorf("%w: write %s: %w", base.ErrFailed, d.Path, err)
+}
+
+// inBackground does something for a caller that may not wait for its end. Close waits for it; once
+// Close has begun, nothing is done.
+func (n *Node) inBackground(what string, do func() error) <-chan error {
+	done, m := make(chan error, 1), &n.membership
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ctx.Err() != nil { // another life of the node may have the directory soon
+		done <- base.ErrClosed
+	} else {
+		n.background.Go(func() { done <- n.guarded(what, do) })
 	}
-	return nil
+	return done
 }
 
 // giveAway hands over the shards that this node leads, as far as others can take them, and returns

@@ -8,10 +8,11 @@ import (
 )
 
 // failures is which nodes have failed while they led, as far as this node has taken over from them:
-// by an election, not because they asked for it. Balance gives a shard back to a node at once after
-// its first failure, after firstDistrust if it fails again within failureMemory, and after twice as
-// long each time, up to lastDistrust. Each node measures that with its own clock, and forgets it
-// when it is closed. The zero failures is ready for use.
+// by an election, not because they asked for it; and how often this node has forfeited terms.
+// Balance gives a shard back to a node at once after its first failure, after firstDistrust if it
+// fails again within failureMemory, and after twice as long each time, up to lastDistrust. Each
+// node measures that with its own clock, and forgets it when it is closed. The zero failures is
+// ready for use.
 type failures struct {
 	mu sync.Mutex // guards of
 	of map[raft.ServerID]failure

@@ -257,17 +257,11 @@ func (g *Group) goOnFounding(logs *groupLog, votes *groupVotes, c raft.Configura
 
 // begun notes that all groups have begun.
 func (n *Node) begun() error {
-	n.membership.mu.Lock()
-	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	founders := d.Founders
-	d.Founders = nil
-	if err := d.Write(); err != nil {
-		d.Founders = founders
-		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	err := n.changeManifest(func(d *manifest.Directory) (bool, error) { d.Founders = nil; return true, nil })
+	if err == nil {
+		n.founding.Store(false)
 	}
-	n.founding.Store(false)
-	return nil
+	return err
 }
 
 func foundersOf(peers []Peer) (founders []manifest.Founder) {

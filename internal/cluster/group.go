@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -50,6 +49,10 @@ type Group struct {
 	standing      atomic.Bool            // this node is about to stand in
 	removed       atomic.Bool            // other nodes have a leader, and this one is no member any more
 	broken        atomic.Pointer[error]
+
+	forfeited atomic.Uint64 // the latest term that this node has given up; see stall.go
+	forfeits  changes
+	heard     atomic.Pointer[heard]
 }
 
 func newGroup(n *Node, index int, m StateMachine) *Group {
@@ -179,45 +182,6 @@ func (g *Group) Snapshots() ([]*raft.SnapshotMeta, error) { return g.snapshots.L
 
 // Receive hands Raft a message as if another node had sent it. It is for tests.
 func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }
-
-// Propose returns when an entry that was decided in a term is in the logs of a majority, and this
-// node has applied it. The first EntryHeader bytes of the entry are the group's, and all of them
-// from now on. What was not proposed, or has had no effect, matches ErrNotLeader; of any other
-// error it is unknown.
-func (g *Group) Propose(term uint64, entry []byte) error {
-	binary.BigEndian.PutUint64(entry, term)
-	if err := g.beginProposal(); err != nil {
-		return err
-	}
-	defer g.asking.leave()
-	if err := g.isIn(term); err != nil {
-		return err
-	}
-	f := g.raft.Apply(entry, 0)
-	if g.raft.CurrentTerm() != term {
-		// If this node leads again, an entry of the leader in between may be before this one, and
-		// waits for the end of who decides here: to wait for this one would be a deadlock.
-		return fmt.Errorf("term %d is over", term)
-	}
-	if err := f.Error(); err != nil {
-		return raftError(err)
-	}
-	if err, ok := f.Response().(error); ok {
-		if errors.Is(err, errOutdated) {
-			return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
-		}
-		return err
-	}
-	return nil
-}
-
-// isIn returns an error if a term is over.
-func (g *Group) isIn(term uint64) error {
-	if g.raft.CurrentTerm() != term {
-		return fmt.Errorf("%w: term %d is over", base.ErrNotLeader, term)
-	}
-	return nil
-}
 
 // raftError tells what was certainly not proposed from what may be in the log, and says what is
 // damaged.

@@ -100,12 +100,22 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	r := wire.NewReader(reply)
 	resp.Term, resp.LastLog, resp.Success = r.Uint(), r.Uint(), r.Bool()
 	wall := r.Uint()
+	if r.Len() > 0 { // a build of before format 7 does not say it, and counts as no better than this node
+		t.group.health.noteDisk(id, req.Term, time.Duration(min(r.Uint(), maxDiskAge))*time.Millisecond)
+	}
 	if err := r.Done(); err != nil {
 		return err
 	}
 	n.noteClock(id, wall, time.Since(sent))
 	return nil
 }
+
+// maxDiskAge bounds what a node says of its disk, in ms: a hundred years.
+const maxDiskAge = 100 * 365 * 24 * 60 * 60 * 1000
+
+// diskFormat is the format from which on nodes expect to be told of disks in the answers to
+// heartbeats.
+const diskFormat = 7
 
 func appendHeartbeat(dst []byte, shard int, req *raft.AppendEntriesRequest) []byte {
 	dst = wire.AppendUint(dst, uint64(shard))
@@ -133,10 +143,17 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 			n.groups[shard].transport.heartbeat(heartbeat)
 			select {
 			case a := <-answer:
+				if a.Error != nil { // not Raft's
+					return a.Error
+				}
 				resp := a.Response.(*raft.AppendEntriesResponse)
 				reply := wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog)
-				r.Reply(wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis()))
-				return nil // Raft answers heartbeats without an error
+				reply = wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis())
+				if n.peer.NewestOf(r.From.ID) >= diskFormat {
+					reply = wire.AppendUint(reply, uint64(n.groups[shard].diskAge()/time.Millisecond))
+				}
+				r.Reply(reply)
+				return nil
 			default: // Raft has been shut down
 				return fmt.Errorf("%w: shard %d is not replicated here", base.ErrNotLeader, shard)
 			}

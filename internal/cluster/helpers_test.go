@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/failstop"
 	"codeq/internal/snapshot"
 )
 
@@ -20,6 +22,7 @@ var errBroken = errors.New("the disk is broken")
 // loneGroup is a group whose Raft is not there.
 func loneGroup(disk vfs.FS, m StateMachine) *Group {
 	n := &Node{log: slog.New(slog.DiscardHandler)}
+	n.c.Disk = failstop.NewWatch(time.Hour, n.log, partNames(1)...)
 	n.c.MaxAppend, n.c.SnapshotBytes = MaxAppend, SnapshotBytes
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.c.PanicError = func(what string, value any, _ []byte) error { return fmt.Errorf("%s: %v", what, value) }

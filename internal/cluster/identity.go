@@ -60,8 +60,12 @@ func (p Peer) target() (t peer.Target, err error) {
 
 // membership is of which cluster the node is.
 type membership struct {
-	mu      sync.Mutex // guards what follows, and the directory's manifest while the node is open
-	waiting error      // why the node is of no cluster yet, or not taken back; nil: not known
+	// writing has an element while the manifest is changed, which takes as long as the disk does;
+	// mu is not held then. It is a channel, as a fake clock goes on only while nobody waits for a
+	// lock.
+	writing chan struct{} // capacity 1
+	mu      sync.Mutex    // guards what follows, and the directory's manifest while the node is open
+	waiting error         // why the node is of no cluster yet, or not taken back; nil: not known
 	// suspects are the IDs of directories that may have lost what was acknowledged by them. By
 	// former ID.
 	suspects  map[string]string
@@ -69,6 +73,27 @@ type membership struct {
 
 	ctx  context.Context // ends when the node is about to be closed
 	stop context.CancelFunc
+}
+
+// changeManifest durably changes the manifest, unless change reports that there is nothing to do.
+// Whoever reads the manifest meanwhile gets what is on the disk, and does not wait.
+func (n *Node) changeManifest(change func(*manifest.Directory) (changed bool, err error)) error {
+	m := &n.membership
+	m.writing <- struct{}{}
+	defer func() { <-m.writing }()
+	m.mu.Lock()
+	draft := n.c.Directory.Draft()
+	m.mu.Unlock()
+	if changed, err := change(draft); err != nil || !changed {
+		return err
+	}
+	if err := draft.Write(); err != nil {
+		return fmt.Errorf("codeq: write %s: %w", draft.Path, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n.c.Directory.Adopt(draft)
+	return nil
 }
 
 // wait notes why the node is of no cluster yet, or not taken back.
@@ -95,6 +120,9 @@ func (g *Group) noLeader() error {
 		why := fmt.Errorf("%w: shard %d", base.ErrNotLeader, g.index)
 		if err := g.standstill(); err != nil {
 			return fmt.Errorf("%w: %w", why, err)
+		}
+		if g.stalledFor() > 0 {
+			return fmt.Errorf("%w: %w", why, g.stallError())
 		}
 		if rejoining && waiting != nil {
 			return fmt.Errorf("%w: %w", why, waiting)
@@ -163,20 +191,17 @@ func (n *Node) adopt(cluster string, founders ...manifest.Founder) error {
 	if err != nil || id == (peer.ID{}) {
 		return ErrMalformedCall
 	}
-	n.membership.mu.Lock()
-	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	if d.Cluster == cluster {
-		return nil
-	}
-	if d.Cluster != "" {
-		return fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, n.self.Node, d.Cluster, cluster)
-	}
-	creating := d.Creating
-	d.Cluster, d.Founders, d.Creating = cluster, founders, false
-	if err := d.Write(); err != nil {
-		d.Cluster, d.Founders, d.Creating = "", nil, creating
-		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	adopted := false
+	err = n.changeManifest(func(d *manifest.Directory) (bool, error) {
+		if d.Cluster != "" && d.Cluster != cluster {
+			return false, fmt.Errorf("%w: node %q is of cluster %s, not %s", base.ErrNotMember, n.self.Node, d.Cluster, cluster)
+		}
+		adopted = d.Cluster == ""
+		d.Cluster, d.Founders, d.Creating = cluster, founders, false
+		return adopted, nil
+	})
+	if err != nil || !adopted {
+		return err
 	}
 	n.founding.Store(len(founders) > 0)
 	n.peer.SetCluster(id)

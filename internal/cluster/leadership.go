@@ -46,11 +46,17 @@ func (g *Group) watch(quit <-chan struct{}) {
 	var last Leader           // that began here
 	var ended <-chan struct{} // last has; nil: that has been seen
 	for {
+		forfeit := g.forfeits.next()
+		if g.leads() && g.hasForfeited(g.raft.CurrentTerm()) {
+			g.leave(base.ErrNotLeader)
+		}
 		select {
 		case <-quit:
 			g.leave(base.ErrClosed)
 			return
 		case <-elected:
+		case <-forfeit:
+			continue
 		case <-ended:
 			ended = nil
 			if g.leader() != last {
@@ -67,7 +73,7 @@ func (g *Group) watch(quit <-chan struct{}) {
 		case <-retry.C:
 		}
 		g.leave(base.ErrNotLeader)
-		if g.raft.State() != raft.Leader || g.Failure() != nil {
+		if g.raft.State() != raft.Leader || g.Failure() != nil || g.hasForfeited(g.raft.CurrentTerm()) {
 			continue
 		}
 		l, err := g.becomeLeader()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/manifest"
 	"codeq/internal/peer"
 )
 
@@ -54,27 +55,24 @@ func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.L
 // see durably notes the lives of the directory of another node, or refuses an older copy.
 func (n *Node) see(id string, lives []uint64) error {
 	n.membership.mu.Lock()
-	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	before := maps.Clone(d.Seen)
-	isNew, err := d.See(id, lives)
+	isNew, err := n.c.Directory.Draft().See(id, lives)
 	if err == nil {
 		delete(n.membership.suspects, id) // it is there
 	}
+	n.membership.mu.Unlock()
 	if err != nil || !isNew {
-		return err
+		return err // without a wait for another change
 	}
-	if len(d.Seen) > maxSeen && n.ready.Load() {
-		members := n.known()
-		maps.DeleteFunc(d.Seen, func(o string, _ uint64) bool {
-			return o != id && !slices.ContainsFunc(members, func(p Peer) bool { return p.ID == o })
-		})
-	}
-	if err := d.Write(); err != nil {
-		d.Seen = before
-		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
-	}
-	return nil
+	return n.changeManifest(func(d *manifest.Directory) (bool, error) {
+		isNew, err := d.See(id, lives)
+		if err == nil && isNew && len(d.Seen) > maxSeen && n.ready.Load() {
+			members := n.known()
+			maps.DeleteFunc(d.Seen, func(o string, _ uint64) bool {
+				return o != id && !slices.ContainsFunc(members, func(p Peer) bool { return p.ID == o })
+			})
+		}
+		return isNew, err
+	})
 }
 
 // makeKnown makes the current life of this node known to all members, as they come and go, until
@@ -173,33 +171,31 @@ func (n *Node) greet(ctx context.Context, others []Peer) []error {
 
 // nextLife notes that a majority knows the current life, and begins the next one if that is over.
 func (n *Node) nextLife(over bool) error {
-	n.membership.mu.Lock()
-	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	if len(d.Earlier) == 0 && !over {
-		return nil
+	var lives []uint64
+	err := n.changeManifest(func(d *manifest.Directory) (bool, error) {
+		if len(d.Earlier) == 0 && !over {
+			return false, nil
+		}
+		d.ForgetEarlier()
+		if over {
+			d.BeginLife()
+		}
+		lives = d.Lives()
+		return true, nil
+	})
+	if err == nil && over {
+		n.peer.SetLives(peer.Lives{All: lives, Birth: n.birth})
 	}
-	life, earlier := d.Life, d.Earlier
-	d.ForgetEarlier()
-	if over {
-		d.BeginLife()
-	}
-	if err := d.Write(); err != nil {
-		d.Life, d.Earlier = life, earlier
-		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
-	}
-	if over {
-		n.peer.SetLives(peer.Lives{All: d.Lives(), Birth: n.birth})
-	}
-	return nil
+	return err
 }
 
 // outdate ends the node, whose directory is an older copy. It has another ID when it is opened
 // again.
 func (n *Node) outdate(cause error) {
-	n.membership.mu.Lock()
-	err := n.c.Directory.Outdate() // or else it is noticed again
-	n.membership.mu.Unlock()
+	err := n.changeManifest(func(d *manifest.Directory) (bool, error) { // or else it is noticed again
+		d.Outdated = true
+		return true, nil
+	})
 	n.failAll(errors.Join(fmt.Errorf("%w; opened again, it comes back without a vote until it has what it lacks: %w",
 		base.ErrOldCopy, cause), err))
 }

@@ -25,6 +25,7 @@ func TestMeeting(t *testing.T) {
 	require.NoError(t, manifest.MakeDirectory(fs, "q"))
 	d := manifest.New(fs, "q", manifest.Manifest{Format: manifest.Format, Shards: 1, Node: "n", Cluster: "c"})
 	n := &Node{c: Config{Directory: d}, log: slog.New(slog.DiscardHandler)}
+	n.membership.writing = make(chan struct{}, 1)
 	seen := func() map[string]uint64 {
 		m, err := manifest.Read(disk.CrashClone(vfs.CrashCloneCfg{}), "q")
 		require.NoError(t, err)

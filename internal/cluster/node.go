@@ -23,6 +23,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/failstop"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 	"codeq/internal/private"
@@ -94,6 +95,10 @@ type Config struct {
 	Logger       *slog.Logger
 	// SnapshotBytes is of how much log a snapshot is taken; half as much stays.
 	SnapshotBytes int64
+
+	// Disk watches the operations on the files of the node; see WatchDisk. nil: nothing
+	// is watched but the votes, for which it has an hour.
+	Disk *failstop.Watch
 
 	// Machines are the shards.
 	Machines []StateMachine
@@ -186,6 +191,9 @@ func New(c Config) *Node {
 	if c.Log == nil {
 		c.Log = func(g *raftlog.Group) LogStore { return g }
 	}
+	if c.Disk == nil {
+		c.Disk = failstop.NewWatch(time.Hour, c.Logger, partNames(len(c.Machines))...)
+	}
 	c.Newest = cmp.Or(c.Newest, manifest.Format)
 	if c.PebbleFormat == nil {
 		c.PebbleFormat = manifest.PebbleFormat
@@ -196,6 +204,7 @@ func New(c Config) *Node {
 	}
 	n := &Node{c: c, self: self, log: c.Logger, birth: c.Directory.Life, quit: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.membership.writing = make(chan struct{}, 1)
 	n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
 	n.room = newLogRoom(c.Directory.FS, c.Directory.Path, c.MinFree, n.log)
 	for i, m := range c.Machines {
@@ -388,7 +397,7 @@ func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
 
 // Close ends what Open has begun; the stores of the shards stay open.
 func (n *Node) Close() error {
-	n.membership.mu.Lock() // a call of Drain may write the manifest
+	n.membership.mu.Lock() // a call of Drain may be about to write the manifest
 	n.membership.stop()
 	n.membership.mu.Unlock()
 	ended := make(chan struct{})

@@ -69,6 +69,9 @@ func (t *transport) InstallSnapshot(
 	if err != nil {
 		return err
 	}
+	if err := t.group.withholds(req.Term); err != nil {
+		return err
+	}
 	message := *req
 	message.Size = int64(len(manifest))
 	if err := t.NetworkTransport.InstallSnapshot(id, to, &message, resp, bytes.NewReader(manifest)); err != nil {

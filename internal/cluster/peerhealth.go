@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"math"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -15,13 +17,43 @@ type peerHealth struct {
 	mu      sync.Mutex // guards what follows
 	down    map[raft.ServerID]outage
 	refused map[raft.ServerID]bool // could not store the last entries that it was sent
-	doubted changes                // a node does not answer heartbeats any more, or by a later term
+	disks   map[raft.ServerID]diskAnswer
+	doubted changes // a node does not answer heartbeats any more, or by a later term
 }
 
 // outage is the time during which a node does not answer the heartbeats of a term.
 type outage struct {
 	term uint64
 	over chan struct{} // closed at its end
+}
+
+// diskAnswer is how the disk of a node was when it answered a heartbeat.
+type diskAnswer struct {
+	term uint64
+	at   time.Time     // when the answer came
+	age  time.Duration // how long its oldest operation had been under way
+}
+
+// noteDisk keeps what a node has said of its disk.
+func (c *peerHealth) noteDisk(id raft.ServerID, term uint64, age time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.disks == nil {
+		c.disks = make(map[raft.ServerID]diskAnswer)
+	}
+	c.disks[id] = diskAnswer{term, time.Now(), age}
+}
+
+// diskAge is what a node has said last of its disk, in a term; without an answer in the time given
+// it is longer than any.
+func (c *peerHealth) diskAge(id raft.ServerID, term uint64, within time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a, ok := c.disks[id]
+	if !ok || a.term != term || time.Since(a.at) > within {
+		return math.MaxInt64
+	}
+	return a.age
 }
 
 // awaitContact returns when a node answers the heartbeats of a term, or when that

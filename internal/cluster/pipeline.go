@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -111,7 +112,7 @@ func (p *pipeline) send(
 	if p.isOver() {
 		return nil, raft.ErrPipelineShutdown
 	}
-	if err := p.group.Failure(); err != nil {
+	if err := cmp.Or(p.group.Failure(), p.group.withholds(req.Term)); err != nil {
 		return nil, err
 	}
 	message, err := p.group.message(req, n)

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/manifest"
 	"codeq/internal/peer"
 )
 
@@ -73,13 +74,14 @@ const maxRejoinPause = 8
 
 // rejoined notes that nobody knows this node by a former ID any more.
 func (n *Node) rejoined() error {
-	n.membership.mu.Lock()
-	defer n.membership.mu.Unlock()
-	if err := n.c.Directory.Rejoined(); err != nil {
-		return fmt.Errorf("codeq: write %s: %w", n.c.Directory.Path, err)
+	err := n.changeManifest(func(d *manifest.Directory) (bool, error) { d.Rejoined(); return true, nil })
+	if err != nil {
+		return err
 	}
 	n.logs.SyncToDisk(false)
+	n.membership.mu.Lock()
 	n.membership.waiting = nil
+	n.membership.mu.Unlock()
 	n.log.Info("taken back", "id", n.self.ID)
 	return nil
 }

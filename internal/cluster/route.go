@@ -72,7 +72,7 @@ func (g *Group) follow(elections <-chan raft.Observation) {
 
 // HasLeader reports whether a node is known to lead the shard.
 func (g *Group) HasLeader() bool {
-	addr, _ := g.raft.LeaderWithID()
+	addr, _ := g.leaderNow()
 	return addr != ""
 }
 

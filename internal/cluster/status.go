@@ -57,6 +57,8 @@ type ReplicaStatus struct {
 	// ClockAhead is how far its wall clock is ahead of the median of those of the nodes that have
 	// answered.
 	ClockAhead time.Duration
+	// Stalled is for how long its log, or its store of the shard, has not answered; 0: they do.
+	Stalled time.Duration
 }
 
 // statusTimeout bounds how long ClusterStatus waits for a node.
@@ -179,9 +181,11 @@ type replicaState struct {
 	Leader                        bool
 	Serves                        bool
 	Failed                        bool
-	Drained                       bool   // the node is
-	Placed                        string // the node that is to lead, by hand, if this one serves
-	Format, Newest                int    // of the store; that the node knows, 0: the first
+	Drained                       bool          // the node is
+	Stalled                       time.Duration // of the log, or the store
+	Unsteady                      bool          // either is stalled, or was a moment ago
+	Placed                        string        // the node that is to lead, by hand, if this one serves
+	Format, Newest                int           // of the store; that the node knows, 0: the first
 	Term                          uint64
 	LastIndex, Committed, Applied uint64
 	LastContact                   time.Duration
@@ -219,7 +223,7 @@ func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 	s := a.replicas[sh.Shard]
 	rs.NewestFormat, sh.Format = s.newest(), max(sh.Format, s.Format)
 	rs.Serves, rs.Term, rs.LastIndex, rs.Committed, rs.Applied = s.Serves, s.Term, s.LastIndex, s.Committed, s.Applied
-	rs.LastContact, rs.Drained, rs.ClockAhead = s.LastContact, s.Drained, a.ahead
+	rs.LastContact, rs.Drained, rs.ClockAhead, rs.Stalled = s.LastContact, s.Drained, a.ahead, s.Stalled
 	if s.Leader && s.Term >= sh.Term {
 		sh.Leader, sh.Placed = rs.Node, s.Placed
 	} else if s.Term > sh.Term {
@@ -276,6 +280,7 @@ func (n *Node) state() []replicaState {
 		s := &states[i]
 		s.Leader, s.Serves = g.raft.State() == raft.Leader, g.leads()
 		s.Failed, s.Drained, s.Wall = g.Failure() != nil, drained, n.wallMillis()
+		s.Stalled, s.Unsteady = g.stalledFor(), g.isUnsteady()
 		if s.Serves {
 			s.Placed = *g.placement.Load()
 		}

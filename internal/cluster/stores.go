@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 )
 
@@ -29,7 +29,7 @@ import (
 
 // stores are where Raft keeps the log of a shard, and the votes.
 func (g *Group) stores() (*groupLog, *groupVotes, error) {
-	votes := &groupVotes{StableStore: g.node.stable.Group(uint32(g.index)), group: g}
+	votes := newVotes(g.node.stable.Group(uint32(g.index)), g)
 	term, err := votes.GetUint64([]byte(keyCurrentTerm))
 	raise(&g.latestTerm, term)
 	return g.log, votes, err
@@ -261,8 +261,14 @@ func (l *groupLog) full(bytes int) bool {
 type groupVotes struct {
 	raft.StableStore
 	group *Group
-	term  uint64     // of the next vote; only the goroutine that votes uses it
-	mu    sync.Mutex // held while what is stored is compared with what comes, and replaced
+	term  uint64 // of the next vote; only the goroutine that votes uses it
+	// storing has an element while what is stored is compared with what comes, and replaced. It is
+	// a channel, as what waits for it may wait for as long as the disk does.
+	storing chan struct{} // capacity 1
+}
+
+func newVotes(stable raft.StableStore, g *Group) *groupVotes {
+	return &groupVotes{StableStore: stable, group: g, storing: make(chan struct{}, 1)}
 }
 
 // The keys of Raft.
@@ -278,8 +284,8 @@ func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 		v.term = value // Set stores it
 		return nil
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
+	v.storing <- struct{}{}
+	defer func() { <-v.storing }()
 	if string(key) == keyCurrentTerm {
 		if value < v.group.latestTerm.Load() {
 			return nil
@@ -295,8 +301,8 @@ func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 
 // Set is raft.StableStore's.
 func (v *groupVotes) Set(key, value []byte) error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
+	v.storing <- struct{}{}
+	defer func() { <-v.storing }()
 	if string(key) == keyVote {
 		if err := v.mayVote(value); err != nil {
 			return fmt.Errorf("%w: %w", errNotStored, err)
@@ -311,8 +317,8 @@ func (v *groupVotes) Set(key, value []byte) error {
 	})
 }
 
-// mayVote returns an error if there is a later term, or another vote in this one. REQUIRES: mu is
-// held.
+// mayVote returns an error if there is a later term, or another vote in this one. REQUIRES:
+// storing has an element.
 func (v *groupVotes) mayVote(candidate []byte) error {
 	if latest := v.group.latestTerm.Load(); v.term < latest {
 		return fmt.Errorf("vote in term %d, after term %d", v.term, latest)
@@ -338,7 +344,7 @@ func (v *groupVotes) store(write func() error) error {
 	if err := v.group.Failure(); err != nil {
 		return fmt.Errorf("%w: %w", errNotStored, err)
 	}
-	err := write()
+	err := v.group.node.logDisk().Do("write", manifest.VotesFile, write) // bbolt uses no vfs.FS
 	if err != nil && v.group.running {
 		v.group.lose(err)
 	}

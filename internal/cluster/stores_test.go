@@ -143,7 +143,7 @@ func TestFailingVotes(t *testing.T) {
 		require.NoError(t, err)
 		old := &oldVotes{StableStore: file.Group(0)}
 		g := loneGroup(crashfs.New(), nil)
-		v := &groupVotes{StableStore: old, group: g}
+		v := newVotes(old, g)
 		vote := func(term uint64, who string) error {
 			require.NoError(t, v.SetUint64([]byte(keyCurrentTerm), term))
 			return errors.Join(v.SetUint64([]byte(keyVoteTerm), term), v.Set([]byte(keyVote), []byte(who)))
@@ -181,7 +181,7 @@ func TestVotesDoNotGoBack(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, file.Close()) }()
 	g := loneGroup(crashfs.New(), nil)
-	v := &groupVotes{StableStore: file.Group(0), group: g}
+	v := newVotes(file.Group(0), g)
 	vote := func(term uint64, who string) error {
 		require.NoError(t, v.SetUint64([]byte(keyCurrentTerm), term))
 		require.NoError(t, v.SetUint64([]byte(keyVoteTerm), term))
@@ -280,7 +280,7 @@ func TestClosedStoresFailNoReplica(t *testing.T) {
 	file, err := raftlog.OpenStable(filepath.Join(t.TempDir(), "votes"))
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
-	votes := &groupVotes{StableStore: file.Group(0), group: g}
+	votes := newVotes(file.Group(0), g)
 
 	var entry raft.Log
 	require.NoError(t, log.GetLog(1, &entry))

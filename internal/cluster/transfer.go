@@ -154,6 +154,8 @@ func (g *Group) stateToLead(ctx context.Context, m raft.Server) (replicaState, e
 		err = fmt.Errorf("node %s does not vote", name)
 	case s.Drained:
 		err = fmt.Errorf("node %s: it is drained", name)
+	case s.Unsteady:
+		err = fmt.Errorf("node %s: its disk does not answer, or did not lately", name)
 	}
 	return s, err
 }

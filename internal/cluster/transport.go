@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -169,6 +170,10 @@ func (t *transport) admit(rpc raft.RPC) bool {
 			rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: t.header(), Term: latest}, nil)
 			return false
 		}
+		if t.group.isStuck(req, raft.ServerID(req.ID), t.DecodePeer(req.Addr)) {
+			rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: t.header(), Term: latest}, t.group.stallError())
+			return false
+		}
 		clampCommit(req)
 		t.compareWithSnapshot(req)
 	case *raft.RequestVoteRequest:
@@ -286,7 +291,7 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAd
 func (t *transport) AppendEntries(
 	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {
-	if err := t.group.Failure(); err != nil {
+	if err := cmp.Or(t.group.Failure(), t.group.withholds(req.Term)); err != nil {
 		return err
 	}
 	if isAlias(id, target) {
@@ -319,7 +324,7 @@ func (t *transport) AppendEntries(
 
 // ask sends a heartbeat of this package: somebody waits for the answer.
 func (t *transport) ask(to raft.Server, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
-	if err := t.group.Failure(); err != nil {
+	if err := cmp.Or(t.group.Failure(), t.group.withholds(req.Term)); err != nil {
 		return err
 	}
 	err := t.sendEntries(to.ID, to.Address, req, resp)

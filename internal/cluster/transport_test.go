@@ -46,7 +46,7 @@ func TestFollowerCommitsWhatIsProved(t *testing.T) {
 	require.EqualValues(t, 4, g.raft.CommitIndex())
 
 	// Raft handles a heartbeat beside other messages, and may go back to the term of it.
-	require.NoError(t, (&groupVotes{StableStore: n.stable.Group(0), group: g}).SetUint64([]byte(keyCurrentTerm), 8))
+	require.NoError(t, newVotes(n.stable.Group(0), g).SetUint64([]byte(keyCurrentTerm), 8))
 	late := send(7, 4)
 	require.False(t, late.Success)
 	require.EqualValues(t, 8, late.Term)

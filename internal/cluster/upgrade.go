@@ -105,20 +105,21 @@ func (n *Node) announceFormat(format int) error {
 	if format > n.c.Newest {
 		return fmt.Errorf("%w: %d, this version knows %d", base.ErrFormat, format, n.c.Newest)
 	}
-	n.membership.mu.Lock()
-	defer n.membership.mu.Unlock()
-	d := n.c.Directory
-	if format <= d.Format {
-		return nil
+	if format <= n.Format() {
+		return nil // without a wait for another change
 	}
-	before := d.Format
-	d.Format = format
-	if err := d.Write(); err != nil {
-		d.Format = before
-		return fmt.Errorf("codeq: write %s: %w", d.Path, err)
+	before := 0
+	err := n.changeManifest(func(d *manifest.Directory) (bool, error) {
+		raises := format > d.Format
+		if raises {
+			before, d.Format = d.Format, format
+		}
+		return raises, nil
+	})
+	if err == nil && before > 0 {
+		n.log.Info("format raised", "from", before, "to", format)
 	}
-	n.log.Info("format raised", "from", before, "to", format)
-	return nil
+	return err
 }
 
 // upgrade raises the shards that this node leads to the newest format of its build, until all have

@@ -37,6 +37,7 @@ func TestFormatWaitsForRoom(t *testing.T) {
 		g = loneGroup(disk, new(notes))
 		n := g.node
 		n.c.Directory, n.c.Newest = d, after
+		n.membership.writing = make(chan struct{}, 1)
 		n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)

@@ -48,6 +48,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if os.Getenv(hungChildEnv) != "" {
+		if err := hungChild(); err != nil {
+			fmt.Fprintln(os.Stderr, "node:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if dir := os.Getenv(crashDirEnv); dir != "" {
 		level, err := strconv.Atoi(os.Getenv(crashLevelEnv))
 		if err == nil {

@@ -17,6 +17,7 @@ const (
 	Unsubscribe byte = 132
 	Workers     byte = 133
 	Process     byte = 134
+	Health      byte = 135
 
 	// These may take long, have small answers, and change nothing.
 	Ready  byte = 160

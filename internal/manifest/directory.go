@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path/filepath"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -414,6 +416,17 @@ func (d *Directory) Write() error {
 	}
 	return SyncDirectory(d.FS, d.Path)
 }
+
+// Draft returns a copy of the directory. What is changed in it, and written, becomes that of d when
+// d adopts it: so nobody who reads d need wait for the disk.
+func (d *Directory) Draft() *Directory {
+	draft := *d
+	draft.Seen, draft.Earlier = maps.Clone(d.Seen), slices.Clone(d.Earlier)
+	return &draft
+}
+
+// Adopt takes over a draft that was written.
+func (d *Directory) Adopt(draft *Directory) { d.Manifest, d.volatile = draft.Manifest, draft.volatile }
 
 // Close unlocks the directory.
 func (d *Directory) Close() error { return d.lock.Close() }

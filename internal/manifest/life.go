@@ -71,9 +71,3 @@ func (m *Manifest) See(id string, lives []uint64) (isNew bool, err error) {
 	m.Seen[id] = now
 	return true, nil
 }
-
-// Outdate durably notes that another node has noticed that the directory is an older copy.
-func (d *Directory) Outdate() error {
-	d.Outdated = true
-	return d.Write()
-}

@@ -42,14 +42,6 @@ func (m *Manifest) renew(boot string, volatile *Volatile) {
 	}
 }
 
-// Rejoined durably notes that the node is a member by its ID, and by no former one. What it
-// acknowledges from then on may go with what Take was told.
-func (d *Directory) Rejoined() error {
-	former := d.Former
-	d.Former, d.Volatile = nil, d.volatile
-	err := d.Write()
-	if err != nil {
-		d.Former, d.Volatile = former, nil
-	}
-	return err
-}
+// Rejoined notes that the node is a member by its ID, and by no former one. What it acknowledges
+// once that is written may go with what Take was told.
+func (d *Directory) Rejoined() { d.Former, d.Volatile = nil, d.volatile }

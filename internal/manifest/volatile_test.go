@@ -65,7 +65,8 @@ func TestVolatile(t *testing.T) {
 				require.Equal(t, []string{"first"}, d.Former)
 				require.Nil(t, d.Volatile)
 			}
-			require.NoError(t, d.Rejoined())
+			d.Rejoined()
+			require.NoError(t, d.Write())
 			got, err = Read(fs, "q")
 			require.NoError(t, err)
 			require.Empty(t, got.Former)

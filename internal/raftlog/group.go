@@ -22,10 +22,11 @@ type Group struct {
 	store  *Store
 	number uint32
 
-	// writing is held while the log is changed, including the commit.
-	writing sync.Mutex
+	// writing has an element while the log is changed, including the commit. It is a channel, as
+	// what waits for it may wait for as long as the disk does.
+	writing chan struct{} // capacity 1
 
-	// mu guards the fields below, which are changed only with writing held as well. It is not held
+	// mu guards the fields below, which are changed only by who has writing. It is not held
 	// during I/O.
 	mu     sync.RWMutex
 	first  uint64 // 0: the log is empty
@@ -35,7 +36,7 @@ type Group struct {
 }
 
 func newGroup(s *Store, n uint32) *Group {
-	return &Group{store: s, number: n, recent: recent{all: &s.recent}, heads: newHeads()}
+	return &Group{store: s, number: n, recent: recent{all: &s.recent}, heads: newHeads(), writing: make(chan struct{}, 1)}
 }
 
 // load finds the bounds of the log. REQUIRES: nobody else uses the group.
@@ -154,8 +155,8 @@ func (g *Group) StoreLogs(logs []*raft.Log) error {
 
 // write calls f, which may change the log, with the bounds of the log, and excludes other changes.
 func (g *Group) write(f func(first, last uint64) error) error {
-	g.writing.Lock()
-	defer g.writing.Unlock()
+	g.writing <- struct{}{}
+	defer func() { <-g.writing }()
 	done, err := g.store.use()
 	if err != nil {
 		return err

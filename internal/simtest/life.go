@@ -13,7 +13,7 @@ import (
 const DiskSize int64 = 1 << 40
 
 // Life is what a process on a machine has of it, from its start to its end, and what befalls it:
-// operations on its disk fail, the disk is full, or the process ends amid its work.
+// operations on its disk fail or hang, the disk is full, or the process ends amid its work.
 type Life struct {
 	machine *Machine
 	votes   *Votes
@@ -22,6 +22,7 @@ type Life struct {
 	left  atomic.Int64 // operations before the crash; 0: none is to come
 	crash atomic.Pointer[func()]
 	fails atomic.Pointer[func(op, name string) bool]
+	hang  atomic.Pointer[hang]
 
 	room *testkit.SmallDisk // what there is
 	free atomic.Int64       // what is reported, whatever there is
@@ -69,6 +70,25 @@ func (l *Life) CrashAfter(operations int64, crash func()) bool {
 // of testkit.HookFS, of Stables and of Log.
 func (l *Life) Fail(fails func(op, name string) bool) { l.fails.Store(&fails) }
 
+// hang is operations that do not return.
+type hang struct {
+	hangs func(op, name string) bool
+	over  chan struct{} // closed at its end
+}
+
+// Hang makes the operations hang for which hangs is true, until Answer is called. They are those of
+// Fail that change something. It is false if some hang already.
+func (l *Life) Hang(hangs func(op, name string) bool) bool {
+	return l.hang.CompareAndSwap(nil, &hang{hangs, make(chan struct{})})
+}
+
+// Answer lets operations that hang go on, if any do.
+func (l *Life) Answer() {
+	if h := l.hang.Swap(nil); h != nil {
+		close(h.over)
+	}
+}
+
 // SetFree makes the file system report so many free bytes, whatever there is.
 func (l *Life) SetFree(bytes int64) { l.free.Store(bytes) }
 
@@ -98,6 +118,9 @@ func (l *Life) MakeRoom() {
 func (l *Life) before(op, name string) error {
 	if l.left.Load() > 0 && l.left.Add(-1) == 0 {
 		(*l.crash.Load())()
+	}
+	if h := l.hang.Load(); h != nil && h.hangs(op, name) {
+		<-h.over
 	}
 	return l.failure(op, name)
 }

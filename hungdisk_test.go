@@ -1,0 +1,302 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/simtest"
+)
+
+// simStall leaves time for another try within simCallTimeout.
+const simStall = time.Second
+
+func always(string, string) bool { return true }
+
+// stalledOn is for how long the disk of a node is stalled, as the status on another one says.
+func stalledOn(t *testing.T, by, of *simNode) time.Duration {
+	st, err := simQueue(by).ClusterStatus(t.Context())
+	require.NoError(t, err)
+	for _, r := range st.Shards[0].Replicas {
+		if r.Node == of.name {
+			require.Empty(t, r.LastError)
+			return r.Stalled
+		}
+	}
+	t.Fatalf("no replica of node %s", of.name)
+	return 0
+}
+
+// TestHungDiskOfLeader: when the disk of a leader hangs, another node leads, also for calls on the
+// hung one. This one says how it is. It leads again when its disk answers, and later if that
+// repeats.
+func TestHungDiskOfLeader(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
+		ctx := t.Context()
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		leader, other := c.lead()
+		q := simQueue(leader)
+		produce := func(n *simNode) error {
+			_, err := simQueue(n).Produce(ctx, Task{Queue: "a"})
+			return err
+		}
+		require.NoError(t, produce(leader))
+		require.NoError(t, q.Health(ctx))
+		require.Zero(t, stalledOn(t, other, leader))
+
+		hang := func() (answer func(), next *simNode) {
+			answer, began := leader.hang(always), time.Now()
+			errs := make(chan error, 2)
+			go func() { errs <- produce(leader) }()
+			go func() { errs <- produce(other) }()
+			next = c.newLeader(leader)
+			took := time.Since(began)
+			t.Logf("another node leads after %v", took)
+			require.Greater(t, took, q.opts.StallAfter)
+			require.Less(t, took, q.opts.StallAfter+5*500*time.Millisecond)
+			for range 2 {
+				require.NoError(t, <-errs, "it is tried again with the next leader")
+			}
+			require.Less(t, time.Since(began), simCallTimeout)
+			return answer, next
+		}
+		answer, next := hang()
+		term := simQueue(next).replicas[0].group.Raft().CurrentTerm()
+		require.True(t, q.shard(0) == nil, "its owner has ended")
+		err := q.Health(ctx)
+		require.ErrorIs(t, err, ErrStalled)
+		require.ErrorContains(t, err, "log")
+		info, err := q.ProcessInfo(ctx)
+		require.NoError(t, err)
+		require.Greater(t, info.Stalled, q.opts.StallAfter)
+		for _, by := range []*simNode{leader, other} {
+			require.Greater(t, stalledOn(t, by, leader), q.opts.StallAfter)
+		}
+		require.NoError(t, simQueue(other).Health(ctx))
+		require.NoError(t, q.WaitReady(ctx))
+		stats, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.EqualValues(t, 3, stats["a"].Ready)
+		require.ErrorIs(t, simQueue(next).TransferLeadership(ctx, 0, leader.name), ErrCannotLead)
+		require.NoError(t, simQueue(next).TransferLeadership(ctx, 0, ""))
+		time.Sleep(time.Minute)
+		requireNode(t, next, c.newLeader(leader))
+		require.Equal(t, term, simQueue(next).replicas[0].group.Raft().CurrentTerm(), "nobody has stood for election")
+		require.NoError(t, produce(leader))
+
+		answer()
+		c.rest()
+		require.NoError(t, q.Health(ctx))
+		require.Zero(t, stalledOn(t, other, leader))
+		time.Sleep(time.Minute)
+		require.True(t, q.shard(0) != nil, "it leads its share again")
+
+		answer, _ = hang()
+		answer()
+		time.Sleep(40 * time.Second)
+		require.True(t, q.shard(0) == nil, "the second time within an hour it has to wait")
+		time.Sleep(time.Minute)
+		require.True(t, q.shard(0) != nil)
+	})
+}
+
+// TestHungDisksOfAll: while no majority is better off than the leader, it goes on leading.
+func TestHungDisksOfAll(t *testing.T) {
+	t.Parallel()
+	for _, hung := range []int{2, 3} {
+		simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+			time.Sleep(2 * time.Minute)
+			c.rest()
+			leader, _ := c.lead()
+			q := simQueue(leader)
+			group := q.replicas[0].group.Raft()
+			term, answers := group.CurrentTerm(), []func(){leader.hang(always)}
+			for _, n := range c.members() {
+				if n != leader && len(answers) < hung {
+					answers = append(answers, n.hang(always))
+					// It has something to store.
+					go func() { _ = simQueue(n).node.Undrain(t.Context()) }()
+					go func() { _ = simQueue(n).node.Drain(t.Context()) }()
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			_, err := q.Produce(ctx, Task{Queue: "a"})
+			cancel()
+			require.ErrorIs(t, err, ErrUncertain)
+			require.ErrorIs(t, q.Health(t.Context()), ErrStalled)
+			for _, answer := range answers {
+				answer()
+			}
+			time.Sleep(10 * time.Second)
+			require.Equal(t, term, group.CurrentTerm())
+			for _, n := range c.members() {
+				require.NoError(t, simQueue(n).Undrain(t.Context()))
+			}
+		})
+	}
+}
+
+// TestHungStoreOfLeader: a store that does not answer, beside a log that does, is a stall as well.
+func TestHungStoreOfLeader(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{StallAfter: simStall, MemTableBytes: 256 << 10}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		c.rest()
+		leader, other := c.lead()
+		answer := leader.hang(func(_, name string) bool { return strings.Contains(name, "shard-000/") })
+		defer answer()
+		began := time.Now()
+		for c.leader(0) == leader && time.Since(began) < time.Minute {
+			_, err := simQueue(other).Produce(t.Context(), Task{Queue: "a", Payload: make([]byte, 64<<10)})
+			require.NoError(t, err)
+		}
+		require.NotEqual(t, leader.name, c.newLeader(leader).name)
+		err := simQueue(leader).Health(t.Context())
+		require.ErrorIs(t, err, ErrStalled)
+		require.ErrorContains(t, err, "shard 0")
+		require.NotContains(t, err.Error(), "log")
+	})
+}
+
+// TestDrainOfHungNode: verbs that must write on a disk that hangs end with their ctx, or after
+// CallTimeout, and those of other nodes work.
+func TestDrainOfHungNode(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		c.rest()
+		leader, other := c.lead()
+		answer := leader.hang(always)
+		for _, verb := range []func(context.Context) error{simQueue(leader).Drain, simQueue(leader).Undrain} {
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			require.ErrorIs(t, verb(ctx), context.DeadlineExceeded)
+			cancel()
+			require.Equal(t, time.Second, time.Since(began))
+			require.ErrorIs(t, verb(t.Context()), ErrStalled)
+			require.LessOrEqual(t, time.Since(began), simCallTimeout+time.Second)
+		}
+		next := c.newLeader(leader)
+		for _, n := range c.members() {
+			if n != leader && n != next {
+				other = n
+			}
+		}
+		require.NoError(t, simQueue(leader).TransferLeadership(t.Context(), 0, other.name), "a verb of the hung node reaches the leader")
+		require.NoError(t, simQueue(other).TransferLeadership(t.Context(), 0, ""))
+		require.NoError(t, simQueue(next).RemoveNode(t.Context(), leader.name))
+		answer()
+		leader.stop()
+		c.mu.Lock()
+		for i, n := range c.nodes {
+			if n == leader {
+				c.nodes = append(c.nodes[:i:i], c.nodes[i+1:]...)
+			}
+		}
+		c.mu.Unlock()
+	})
+}
+
+// TestCloseOfHungNode: Close returns although the disk does not, and the directory stays locked
+// until it does.
+func TestCloseOfHungNode(t *testing.T) {
+	t.Parallel()
+	close := func(t *testing.T, q *Queue, o *Options, life *simtest.Life) {
+		require.True(t, life.Hang(always))
+		defer life.Answer()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := q.Produce(ctx, Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrUncertain)
+		for range 2 {
+			began := time.Now()
+			require.ErrorIs(t, q.Close(), ErrStalled)
+			require.LessOrEqual(t, time.Since(began), 2*q.opts.StallAfter)
+		}
+		_, err = Open("queue", o)
+		require.ErrorContains(t, err, "LOCK", "it is locked")
+		life.Answer()
+		require.NoError(t, q.Close())
+	}
+	synctest.Test(t, func(t *testing.T) {
+		life := simtest.NewMachine().Start()
+		o := &Options{Shards: 2, Durability: DurabilityDisk, fs: life.FS()}
+		q, err := Open("queue", o)
+		require.NoError(t, err)
+		close(t, q, o, life)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 1, Options{Shards: 1})
+		c.awaitLeaders()
+		n := c.leader(0)
+		q, life := simQueue(n), n.life
+		o := *q.opts
+		o.fs = n.machine.Disk() // which knows that it is locked, too
+		close(t, q, &o, life)
+		c.close()
+	})
+}
+
+// TestHungDisk: a queue by itself tells that its disk hangs, and logs when that begins and ends.
+// Its calls end with their ctx, and go on when the disk answers again.
+func TestHungDisk(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		life, records := simtest.NewMachine().Start(), new(bytes.Buffer)
+		q, err := Open("queue", &Options{Shards: 1, Durability: DurabilityDisk, fs: life.FS(), Logger: slog.New(slog.NewTextHandler(records, nil))})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		require.NoError(t, q.Health(t.Context()))
+		life.Hang(func(op, _ string) bool { return op == "sync" })
+		defer life.Answer()
+		begun := time.Now()
+		late := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(context.Background(), Task{Queue: "a"})
+			late <- err
+		}()
+		time.Sleep(q.opts.StallAfter - 1)
+		require.NoError(t, q.Health(t.Context()))
+		time.Sleep(2)
+		err = q.Health(t.Context())
+		require.ErrorIs(t, err, ErrStalled)
+		require.ErrorContains(t, err, "shard 0")
+		synctest.Wait()
+		require.Contains(t, records.String(), "disk does not answer")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		info, err := q.ProcessInfo(ctx)
+		require.NoError(t, err)
+		require.Positive(t, info.Shards[0].Stalled)
+		require.NotEmpty(t, info.Shards[0].LastError)
+		for name, call := range map[string]func() error{
+			"Produce": func() error { _, err := q.Produce(ctx, Task{Queue: "a"}); return err },
+			"Claim":   func() error { _, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}}); return err },
+			"Stats":   func() error { _, err := q.Stats(ctx); return err },
+			"Info":    func() error { _, err := q.Info(ctx); return err },
+			"List": func() error {
+				for _, err := range q.List(ctx, ListOptions{State: Ready}) {
+					return err
+				}
+				return errors.New("no tasks")
+			},
+		} {
+			require.ErrorIs(t, call(), context.DeadlineExceeded, name)
+		}
+		require.LessOrEqual(t, time.Since(begun), q.opts.StallAfter+2*time.Second)
+		life.Answer()
+		require.NoError(t, <-late)
+		require.NoError(t, q.Health(t.Context()))
+		synctest.Wait()
+		require.Contains(t, records.String(), "disk answers again")
+	})
+}

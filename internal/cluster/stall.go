@@ -1,0 +1,163 @@
+package cluster
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"codeq/internal/base"
+	"codeq/internal/failstop"
+	"codeq/internal/manifest"
+)
+
+// Raft's main goroutine stores entries, and hands them to the state machine. While the disk hangs
+// it does nothing else. A leader would then lead for as long as that lasts: its heartbeats come
+// from other goroutines. So a node watches its disk, and a stalled leader forfeits its term if
+// others are better off. Its owner ends. For the rest of the term the node withholds all messages
+// that would keep the others from electing another leader. When the disk answers again, Raft finds
+// that it has heard of no majority for too long, and steps down.
+//
+// The answers to heartbeats tell how the disks of the others are. Nothing is withheld while no
+// majority of the voters is better off: no other node could lead.
+
+// The parts of Config.Disk, which WatchDisk makes: those of the shards follow by their numbers.
+const (
+	LogPart    = 0 // the log of Raft, the votes and the manifest
+	FirstShard = 1
+)
+
+// partNames are the names of the parts, for so many shards.
+func partNames(shards int) []string {
+	names := []string{"log"}
+	for i := range shards {
+		names = append(names, fmt.Sprintf("shard %d", i))
+	}
+	return names
+}
+
+// WatchDisk puts a watch around the file system of a directory.
+func WatchDisk(d *manifest.Directory, after time.Duration, log *slog.Logger) *failstop.Watch {
+	w := failstop.NewWatch(after, log, partNames(d.Shards)...)
+	dirs := map[string]*failstop.Part{d.FS.PathDir(d.FS.PathJoin(d.Path, manifest.Name)): w.Part(LogPart)}
+	for i := range d.Shards {
+		p := w.Part(FirstShard + i)
+		dirs[manifest.ShardDir(d.FS, d.Path, i)], dirs[manifest.MetaDir(d.FS, d.Path, i)] = p, p
+	}
+	d.FS = w.FS(d.FS, dirs)
+	return w
+}
+
+func (n *Node) logDisk() *failstop.Part    { return n.c.Disk.Part(LogPart) }
+func (g *Group) storeDisk() *failstop.Part { return g.node.c.Disk.Part(FirstShard + g.index) }
+
+// stalledFor is for how long the log of the node, or its store of the shard, has been stalled; 0:
+// neither is.
+func (g *Group) stalledFor() time.Duration {
+	return max(g.node.logDisk().Stalled(), g.storeDisk().Stalled())
+}
+
+// isUnsteady reports whether either is stalled, or was a moment ago, or this node has forfeited
+// terms so often that it is too early for it to lead again. Each other node counts a failure only
+// if it has taken over itself.
+func (g *Group) isUnsteady() bool {
+	n := g.node
+	return n.logDisk().IsUnsteady() || g.storeDisk().IsUnsteady() || n.failures.distrusts(n.self.ServerID())
+}
+
+// diskAge is for how long the oldest operation on either has been under way.
+func (g *Group) diskAge() time.Duration { return max(g.node.logDisk().Age(), g.storeDisk().Age()) }
+
+// stallError says that the disk does not answer, or has not for so long that a term was forfeited.
+func (g *Group) stallError() error {
+	if age := g.stalledFor(); age > 0 {
+		return fmt.Errorf("node %q: %w, for %v", g.node.self.Node, base.ErrStalled, age.Round(time.Millisecond))
+	}
+	return fmt.Errorf("node %q: %w in time", g.node.self.Node, base.ErrStalled)
+}
+
+// withholds returns an error if this node sends nothing as the leader of a term. It forfeits the
+// term if that is due.
+func (g *Group) withholds(term uint64) error {
+	if !g.hasForfeited(term) {
+		if g.stalledFor() == 0 || !g.othersAreBetter(term) {
+			return nil
+		}
+		g.forfeit(term)
+	}
+	return fmt.Errorf("shard %d, term %d: %w", g.index, term, g.stallError())
+}
+
+// othersAreBetter reports whether a majority of the voters, without this node, has answered the
+// last heartbeats of a term, and has no disk operation that takes long. Half of Watch.After is
+// long: nodes with a common cause stall one after the other.
+func (g *Group) othersAreBetter(term uint64) bool {
+	members, err := g.members()
+	if err != nil {
+		return false
+	}
+	voters, better := 0, 0
+	for _, m := range members {
+		if m.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if m.ID != g.node.self.ServerID() && g.health.outage(m.ID, term) == nil &&
+			g.health.diskAge(m.ID, term, 2*g.node.c.HeartbeatTimeout) < g.node.c.Disk.After()/2 {
+			better++
+		}
+	}
+	return better > voters/2
+}
+
+// forfeit ends the term of this node as the leader, and those before.
+func (g *Group) forfeit(term uint64) {
+	if g.hasForfeited(term) {
+		return
+	}
+	raise(&g.forfeited, term)
+	if g.leads() {
+		g.node.failures.note(g.node.self.ServerID())
+		g.node.log.Error("leadership forfeited", "shard", g.index, "term", term, "err", g.stallError())
+	}
+	g.forfeits.changed()
+	g.changed()
+}
+
+func (g *Group) hasForfeited(term uint64) bool {
+	last := g.forfeited.Load()
+	return last > 0 && term <= last
+}
+
+// heard is a leader that Raft does not know, since the term cannot be stored.
+type heard struct {
+	term uint64
+	id   raft.ServerID
+	addr raft.ServerAddress
+}
+
+// isStuck reports whether Raft could not take a message of a leader's term, since it would have to
+// store the term on a disk that hangs. Each such message would keep a goroutine. From now on calls
+// go to that leader, and a leader here ends.
+func (g *Group) isStuck(req *raft.AppendEntriesRequest, from raft.ServerID, addr raft.ServerAddress) bool {
+	r := g.log.raft.Load()
+	if r == nil || req.Term <= r.CurrentTerm() || g.node.logDisk().Stalled() == 0 {
+		return false
+	}
+	if h := g.heard.Load(); h == nil || h.term < req.Term {
+		g.heard.Store(&heard{req.Term, from, addr})
+		g.tenure.begin(from, g.node.c.ElectionTimeout)
+		g.forfeit(req.Term - 1)
+		g.changed()
+	}
+	return true
+}
+
+// leaderNow is who leads the shard, as far as this node knows.
+func (g *Group) leaderNow() (raft.ServerAddress, raft.ServerID) {
+	if h := g.heard.Load(); h != nil && h.term > g.raft.CurrentTerm() {
+		return h.addr, h.id
+	}
+	return g.raft.LeaderWithID()
+}

@@ -1,0 +1,171 @@
+package failstop
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
+	"codeq/internal/testkit"
+)
+
+// TestWatch: an operation that takes longer than it may makes its part stalled, and no other, until
+// it returns; both is logged once, and told to those who wait.
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		w := NewWatch(time.Second, slog.New(slog.NewTextHandler(&text, nil)), "log", "shard 0")
+		log, shard := w.Part(0), w.Part(1)
+		hang := func(p *Part, d time.Duration) {
+			go func() { _ = p.Do("sync", "a", func() error { time.Sleep(d); return nil }) }()
+			synctest.Wait()
+		}
+		stalled := func() string {
+			p, _ := w.Stalled()
+			if p == nil {
+				return ""
+			}
+			return p.Name()
+		}
+		for range 3 { // short ones, one after the other
+			hang(shard, 900*time.Millisecond)
+			time.Sleep(900 * time.Millisecond)
+		}
+		synctest.Wait()
+		require.Empty(t, stalled())
+		require.Zero(t, shard.Age())
+		require.Empty(t, text.String())
+
+		change := w.Changed()
+		hang(shard, 3*time.Second)
+		hang(log, 500*time.Millisecond)
+		time.Sleep(999 * time.Millisecond)
+		require.Empty(t, stalled())
+		time.Sleep(time.Millisecond)
+		<-change
+		change = w.Changed()
+		require.Equal(t, "shard 0", stalled())
+		require.True(t, shard.IsUnsteady())
+		require.False(t, log.IsUnsteady())
+		require.Zero(t, log.Stalled())
+		require.Equal(t, time.Second, shard.Stalled())
+		hang(shard, 3500*time.Millisecond) // the stall goes on with this one
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Equal(t, 2*time.Second, shard.Stalled())
+		time.Sleep(1500 * time.Millisecond)
+		<-change
+		require.Empty(t, stalled())
+		require.True(t, shard.IsUnsteady(), "it ended a moment ago")
+		time.Sleep(2 * time.Second)
+		require.False(t, shard.IsUnsteady())
+		require.Equal(t, 1, strings.Count(text.String(), "disk does not answer"), text.String())
+		require.Equal(t, 1, strings.Count(text.String(), "disk answers again"), text.String())
+		require.Contains(t, text.String(), `store="shard 0" operation=sync file=a`)
+	})
+}
+
+// TestWatchAwaits: whoever waits for something waits no longer than twice as long as an operation
+// may take, if one does not return.
+func TestWatchAwaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWatch(time.Second, slog.New(slog.DiscardHandler), "log")
+		done, release := make(chan struct{}), make(chan struct{})
+		time.AfterFunc(time.Hour, func() { close(done) })
+		began := time.Now()
+		p, _ := w.Await(done)
+		require.Nil(t, p)
+		require.Equal(t, time.Hour, time.Since(began), "nothing hangs")
+
+		go func() { _ = w.Part(0).Do("sync", "a", func() error { <-release; return nil }) }()
+		time.Sleep(time.Minute)
+		began = time.Now()
+		p, age := w.Await(make(chan struct{}))
+		require.Equal(t, w.Part(0), p)
+		require.Equal(t, time.Minute+2*time.Second, age)
+		require.Equal(t, 2*time.Second, time.Since(began))
+		close(release)
+		p, _ = (*Watch)(nil).Await(done)
+		require.Nil(t, p)
+	})
+}
+
+// TestWatchFS: each kind of operation is watched, of the part that a file belongs to, and those of
+// other directories are not.
+func TestWatchFS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var over chan struct{} // nil: nothing hangs
+		base := &testkit.HookFS{FS: crashfs.New(), Before: func(string, string) error {
+			if over != nil {
+				<-over
+			}
+			return nil
+		}}
+		w := NewWatch(time.Second, slog.New(slog.DiscardHandler), "log", "shard 0")
+		fs := w.FS(base, map[string]*Part{"dir": w.Part(0), "dir/shard-000": w.Part(1)})
+		require.Equal(t, base.FS, vfs.Root(fs))
+		require.NoError(t, fs.MkdirAll("dir/shard-000", 0o700))
+		require.NoError(t, fs.MkdirAll("copy", 0o700))
+		create := func(name string) vfs.File {
+			f, err := fs.Create(name, vfs.WriteCategoryUnspecified)
+			require.NoError(t, err)
+			return f
+		}
+		files := map[string]vfs.File{"": create("copy/a"), "log": create("dir/a"), "shard 0": create("dir/shard-000/a")}
+		for part, f := range files {
+			for what, do := range map[string]func() error{
+				"write":    func() error { _, err := f.Write([]byte("a")); return err },
+				"sync":     f.Sync,
+				"syncdata": f.SyncData,
+				"syncto":   func() error { _, err := f.SyncTo(1); return err },
+			} {
+				over = make(chan struct{})
+				done := make(chan error, 1)
+				go func() { done <- do() }()
+				time.Sleep(2 * time.Second)
+				p, age := w.Stalled()
+				if part == "" {
+					require.Nil(t, p, what)
+				} else {
+					require.Equal(t, part, p.Name(), what)
+					require.Equal(t, 2*time.Second, age)
+				}
+				close(over)
+				require.NoError(t, <-done)
+			}
+			over = nil
+			require.NoError(t, f.Close())
+		}
+		for what, do := range map[string]func() error{
+			"create": func() error { create("dir/shard-000/b"); return nil },
+			"rename": func() error { return fs.Rename("dir/shard-000/a", "dir/shard-000/c") },
+			"remove": func() error { return fs.Remove("dir/shard-000/c") },
+			"open":   func() error { _, err := fs.OpenDir("dir/shard-000"); return err },
+		} {
+			over = make(chan struct{})
+			done := make(chan error, 1)
+			go func() { done <- do() }()
+			time.Sleep(2 * time.Second)
+			p, _ := w.Stalled()
+			require.Equal(t, w.Part(1), p, what)
+			close(over)
+			err := <-done
+			require.True(t, err == nil || what == "remove", err) // which may come first
+		}
+	})
+}
+
+// BenchmarkWatch: what an operation pays for being watched.
+func BenchmarkWatch(b *testing.B) {
+	p := NewWatch(time.Second, slog.New(slog.DiscardHandler), "log").Part(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		p.end(p.begin("write", "a"))
+	}
+}
