@@ -3,6 +3,7 @@ package private
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"sync/atomic"
@@ -65,27 +66,46 @@ func whoHolds(f *os.File, m mode) (reads bool, pid int) {
 }
 
 // A directory cannot be opened for writing, which an exclusive lock demands. So owners and readers
-// share locks of two of its bytes, and ask who else has one. (flock would exclude owners, but a
-// program that is started under flock(1) of the directory has inherited such a lock.)
-const ownersByte, readersByte = 0, 1
+// share locks of single bytes of it, and ask who else has one. An owner's byte tells its PID, and
+// its host to those on the same one. (flock would exclude owners, but a program that is started
+// under flock(1) of the directory has inherited such a lock.)
+const readersByte = 1 << 62 // those before it are of owners
+
+func (h Holder) ownersByte() int64 {
+	return int64(crc32.ChecksumIEEE([]byte(h.Host))>>2)<<32 | int64(uint32(h.PID))
+}
+
+// ownerAt returns the owner whose byte is locked.
+func ownerAt(at int64) Holder {
+	h := Holder{PID: int(uint32(at)), Host: self.Host}
+	if h.ownersByte() != at {
+		h.Host = "" // another one, as of a container
+	}
+	return h
+}
 
 func lockDirectory(dir string, m mode) (io.Closer, error) {
 	f, err := openAtOnce(dir, os.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
-	own, others := record(shared, ownersByte, 1), record(exclusive, ownersByte, 2)
+	own, others := record(shared, self.ownersByte(), 1), record(exclusive, 0, readersByte+1)
 	if m == shared {
-		own, others = record(shared, readersByte, 1), record(exclusive, ownersByte, 1)
+		own, others = record(shared, readersByte, 1), record(exclusive, 0, readersByte)
 	}
 	if fcntl(f, unix.F_OFD_SETLK, own) != nil || fcntl(f, unix.F_OFD_GETLK, others) != nil {
 		return f, nil // it has no such locks
 	}
 	l := &directoryLock{f}
-	if others.Type != unix.F_UNLCK {
-		return nil, errors.Join(&Held{Path: dir, Reads: others.Start == readersByte}, l.Close())
+	switch {
+	case others.Type == unix.F_UNLCK:
+		return l, nil
+	case others.Start == readersByte:
+		err = &Held{Path: dir, Reads: true}
+	default:
+		err = &Held{Path: dir, Holder: ownerAt(others.Start)}
 	}
-	return l, nil
+	return nil, errors.Join(err, l.Close())
 }
 
 type directoryLock struct{ *os.File }
