@@ -92,7 +92,7 @@ var seconds = metric.WithExplicitBucketBoundaries(
 func about(queue string, err error) []attribute.KeyValue {
 	attrs := make([]attribute.KeyValue, 0, 2)
 	if queue != "" {
-		attrs = append(attrs, semconv.MessagingDestinationName(queue))
+		attrs = append(attrs, semconv.MessagingDestinationName(valid(queue)))
 	}
 	if err != nil {
 		attrs = append(attrs, errorType(err))

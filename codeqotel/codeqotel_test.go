@@ -274,3 +274,77 @@ func TestDefaults(t *testing.T) {
 	q.Drain(&mux)
 	require.True(t, worked)
 }
+
+// TestSameAsWrapped: what is produced in a span has the same value, the same error and the same
+// text as without it, and a trace that does not fit is left out.
+func TestSameAsWrapped(t *testing.T) {
+	q := codeqtest.Open(t, &codeq.Options{Limits: codeq.Limits{Headers: 70}})
+	o := observe(t, codeqotel.Options{})
+	same := func(task codeq.Task) {
+		t.Helper()
+		id, err := q.Produce(t.Context(), task)
+		tracedID, traced := o.otel.Produce(t.Context(), q, task)
+		require.Error(t, err)
+		require.EqualError(t, traced, err.Error())
+		require.Equal(t, id, tracedID)
+		ids, err := q.ProduceBatch(t.Context(), []codeq.Task{task, task})
+		tracedIDs, traced := o.otel.ProduceBatch(t.Context(), q, []codeq.Task{task, task})
+		require.EqualError(t, traced, err.Error())
+		require.Equal(t, ids, tracedIDs)
+	}
+	first, err := o.otel.Produce(t.Context(), q, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k"}})
+	require.NoError(t, err)
+	same(codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k"}})
+	same(codeq.Task{})
+	same(codeq.Task{Queue: "a", Headers: map[string]string{"x": strings.Repeat("y", 70)}})
+	id, err := o.otel.Produce(t.Context(), q, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k"}})
+	require.ErrorIs(t, err, codeq.ErrDuplicate)
+	require.Equal(t, first, id)
+
+	full := codeq.Task{Queue: "a", Headers: map[string]string{"x": strings.Repeat("y", 69)}}
+	id, err = o.otel.Produce(t.Context(), q, full)
+	require.NoError(t, err)
+	ids, err := o.otel.ProduceBatch(t.Context(), q, []codeq.Task{full, {Queue: "a"}})
+	require.NoError(t, err)
+	for _, id := range append(ids, id) {
+		info, err := q.Get(t.Context(), id)
+		require.NoError(t, err)
+		require.NotContains(t, info.Headers, "traceparent")
+	}
+}
+
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
+// TestErrorsOfHandlers: whatever a handler returns, its attempt ends as without the middleware, and
+// the span has a text in UTF-8, without the stack of a panic.
+func TestErrorsOfHandlers(t *testing.T) {
+	codeqtest.Test(t, &codeq.Options{MaxAttempts: 1}, func(t *testing.T, q *codeqtest.Queue) {
+		o := observe(t, codeqotel.Options{})
+		var mux codeq.Mux
+		mux.Use(o.otel.Middleware)
+		work := map[string]func() error{
+			"nil":    func() error { var e *nilError; return e },
+			"panic":  func() error { panic("no server") },
+			"bytes":  func() error { return errors.New("a\xffb") },
+			"a\xffb": func() error { return nil },
+		}
+		for queue, f := range work {
+			codeq.Handle(&mux, queue, func(context.Context, *codeq.Job[[]byte]) error { return f() })
+			_, err := o.otel.Produce(t.Context(), q, codeq.Task{Queue: queue})
+			require.NoError(t, err)
+		}
+		q.Drain(&mux)
+		status := func(queue string) string { return o.named("process " + queue)[0].Status.Description }
+		require.Equal(t, "*codeqotel_test.nilError", status("nil"))
+		require.Equal(t, "panic: no server", status("panic"))
+		require.Equal(t, "a\uFFFDb", status("bytes"))
+		require.Equal(t, "a\uFFFDb", attributesOf(o.named("send a\uFFFDb")[0])["messaging.destination.name"])
+		dead, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		for _, queue := range []string{"nil", "panic", "bytes"} {
+			require.EqualValues(t, 1, dead[queue].Dead, queue)
+		}
+	})
+}

@@ -3,7 +3,9 @@ package codeqotel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
+	"strings"
 	"unicode"
 	"unicode/utf8"
 
@@ -33,7 +35,12 @@ var sentinels = []struct {
 
 // errorType is the attribute error.type: the name of what an error matches, or else of its type. An
 // error that codeq has wrapped, such as that of [codeq.RetryAfter], has the type of what is in it.
-func errorType(err error) attribute.KeyValue {
+func errorType(err error) (kind attribute.KeyValue) {
+	defer func() {
+		if recover() != nil {
+			kind = semconv.ErrorTypeKey.String(fmt.Sprintf("%T", err))
+		}
+	}()
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
 			return semconv.ErrorTypeKey.String(s.name)
@@ -44,6 +51,23 @@ func errorType(err error) attribute.KeyValue {
 	}
 	return semconv.ErrorType(err)
 }
+
+// textOf is the text of an error: of a panic without the stack, which may have what the program
+// works on. An error whose own method panics, such as a nil pointer, has the name of its type.
+func textOf(err error) (text string) {
+	defer func() {
+		if recover() != nil {
+			text = fmt.Sprintf("%T", err)
+		}
+	}()
+	if p, ok := errors.AsType[*codeq.PanicError](err); ok && p != nil {
+		return fmt.Sprint("panic: ", p.Value)
+	}
+	return err.Error()
+}
+
+// valid is a text in UTF-8, as OpenTelemetry demands.
+func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // isInternal reports whether the type of an error is one that codeq does not export.
 func isInternal(err error) bool {

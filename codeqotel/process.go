@@ -62,5 +62,5 @@ func (i *Instrumentation) begin(ctx context.Context, l *codeq.Lease) (context.Co
 			opts = append(opts, trace.WithLinks(trace.Link{SpanContext: sc}))
 		}
 	}
-	return i.tracer.Start(ctx, opProcess+" "+l.Queue, opts...)
+	return i.tracer.Start(ctx, opProcess+" "+valid(l.Queue), opts...)
 }

@@ -2,6 +2,7 @@ package codeqotel
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -17,27 +18,31 @@ import (
 
 // Producer is a [codeq.Queue], or what stands in for it.
 type Producer interface {
+	Produce(ctx context.Context, t codeq.Task) (codeq.ID, error)
 	ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error)
 }
 
 // Produce is [codeq.Queue.Produce] in a span, whose trace context it stores in the headers of the
-// task, unless the task has one.
-//
-// Errors: those of Produce.
-func (i *Instrumentation) Produce(ctx context.Context, q Producer, t codeq.Task) (codeq.ID, error) {
-	ids, err := i.ProduceBatch(ctx, q, []codeq.Task{t})
-	if err != nil {
-		return codeq.ID{}, err
-	}
-	return ids[0], nil
+// task, unless the task has one, or its limits leave no room for it. It returns the same.
+func (i *Instrumentation) Produce(ctx context.Context, q Producer, t codeq.Task) (id codeq.ID, err error) {
+	_, err = i.send(ctx, []codeq.Task{t}, func(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error) {
+		id, err = q.Produce(ctx, tasks[0])
+		return []codeq.ID{id}, err
+	})
+	return id, err
 }
 
 // ProduceBatch is [codeq.Queue.ProduceBatch] in a span, whose trace context it stores in the
-// headers of the tasks that have none. It does not change tasks.
-//
-// Errors: those of ProduceBatch.
-func (i *Instrumentation) ProduceBatch(
-	ctx context.Context, q Producer, tasks []codeq.Task,
+// headers of the tasks that have none; in no task of the batch if the limits leave no room for it.
+// It returns the same, and does not change tasks.
+func (i *Instrumentation) ProduceBatch(ctx context.Context, q Producer, tasks []codeq.Task) ([]codeq.ID, error) {
+	return i.send(ctx, tasks, q.ProduceBatch)
+}
+
+// send produces tasks in a span. Tasks that are refused with the trace context of the span are
+// stored without it, or refused for what they are.
+func (i *Instrumentation) send(
+	ctx context.Context, tasks []codeq.Task, produce func(context.Context, []codeq.Task) ([]codeq.ID, error),
 ) ([]codeq.ID, error) {
 	queue := queueOf(tasks)
 	attrs := append(about(queue, nil),
@@ -50,7 +55,7 @@ func (i *Instrumentation) ProduceBatch(
 	}
 	name := opSend
 	if queue != "" {
-		name += " " + queue
+		name += " " + valid(queue)
 	}
 	ctx, span := i.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(attrs...))
 	defer span.End()
@@ -60,7 +65,10 @@ func (i *Instrumentation) ProduceBatch(
 		traced[n].Headers = i.inject(ctx, traced[n].Headers)
 	}
 	began := time.Now()
-	ids, err := q.ProduceBatch(ctx, traced)
+	ids, err := produce(ctx, traced)
+	if errors.Is(err, codeq.ErrInvalid) { // nothing was stored
+		ids, err = produce(ctx, tasks)
+	}
 	took := time.Since(began)
 
 	failed(span, err)
@@ -118,6 +126,6 @@ func failed(span trace.Span, err error, attrs ...attribute.KeyValue) {
 	if err == nil {
 		return
 	}
-	span.SetStatus(codes.Error, err.Error())
+	span.SetStatus(codes.Error, valid(textOf(err)))
 	span.SetAttributes(append(attrs, errorType(err))...)
 }
