@@ -473,6 +473,7 @@ func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
 	}
 	o.setShards(d.Shards)
 	q := newQueue(o, d)
+	d.Opened()
 	return errors.Join(do(q.newNode().Node), q.closeFiles())
 }
 

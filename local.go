@@ -74,7 +74,7 @@ func (q *Queue) serveLocal(ctx context.Context) error {
 	}
 	limits := &q.opts.Limits
 	server, err := localsocket.Listen(localsocket.Config{
-		Queue: q.dir.Path, ID: id, Format: manifest.Format, Body: min(peer.MaxBody, limits.CommitBytes+limits.Payload+1<<20),
+		Queue: q.dir.Path, Check: q.dir.Check, ID: id, Format: manifest.Format, Body: min(peer.MaxBody, limits.CommitBytes+limits.Payload+1<<20),
 		Serve: q.serveProgram, Verbs: q.processVerbs(), Subscribe: q.subscribeProgram, Waits: waitsLong,
 		EncodeError: encodeOwnError, PanicError: panicError, Logger: q.opts.log,
 	})

@@ -562,7 +562,7 @@ const serveDirEnv, awaitDirEnv = "CODEQ_SERVE_DIR", "CODEQ_AWAIT_DIR"
 func TestHelperProcessServes(t *testing.T) {
 	switch serve, await := os.Getenv(serveDirEnv), os.Getenv(awaitDirEnv); {
 	case serve != "":
-		s := openServed(t, serve, codeq.Options{Shards: 1})
+		s := openServed(t, serve, codeq.Options{Shards: 2})
 		s.serve(t)
 	case await != "":
 		c, err := codeq.OpenLocal(t.Context(), await)
@@ -574,7 +574,7 @@ func TestHelperProcessServes(t *testing.T) {
 		go func() { _, _ = c.Await(t.Context(), id) }()
 		defer c.Close()
 	default:
-		t.Skip("a child of TestLocalLeftOver and TestLocalKilledProgram")
+		t.Skip("a child of TestLocalLeftOver, TestLocalKilledProgram and tests of copies")
 	}
 	fmt.Println(lockChildSays)
 	_, _ = io.Copy(io.Discard, os.Stdin)

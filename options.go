@@ -150,9 +150,9 @@ type Options struct {
 	// directory was moved to another file system, or restored from a snapshot of all its files at
 	// one moment. A queue that was closed may be copied by any means, and needs no AcceptCopy; nor
 	// does a rename, or a clone of a whole volume. On Windows copies are not recognized. On file
-	// systems without lasting file identities (some of FUSE and some network file systems), a queue
-	// may be taken for a copy when its process has died and the file system was mounted again: set
-	// AcceptCopy there always. Default: false.
+	// systems that neither say when a file was made nor have lasting inodes (some of FUSE, some of
+	// networks), a queue may be taken for a copy when its process has died and the file system was
+	// mounted again: set AcceptCopy there always. Default: false.
 	AcceptCopy bool
 	// Logger gets the messages for operators. Its handler is called on a separate goroutine, and so
 	// may be slow: up to 1024 records wait, further ones are dropped, and the next record is

@@ -136,6 +136,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, errors.Join(err, q.closeFiles())
 	}
+	d.Opened()
 	return q, nil
 }
 
@@ -348,9 +349,11 @@ func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err
 // goroutine of the queue is left, except a compaction of Pebble that cannot read its tables, which
 // waits for ever; and everything that was acknowledged is with the operating system at least. The
 // error matches [ErrFailed] if the storage of a shard, or of a node, has failed or could not be
-// closed; the next [Open] then finds what [Durability] promises. It matches [ErrStalled] if the
-// disk has not answered for twice [Options.StallAfter] meanwhile: the queue goes on ending, and its
-// directory stays locked until the disk has answered. Close may be called again to wait for that.
+// closed; the next [Open] then finds what [Durability] promises. It also does if the directory was
+// moved, removed or replaced: what was acknowledged is where the directory is now, if anywhere. It
+// matches [ErrStalled] if the disk has not answered for twice [Options.StallAfter] meanwhile: the
+// queue goes on ending, and its directory stays locked until the disk has answered. Close may be
+// called again to wait for that.
 //
 // It is safe to call Close twice and at any moment, but not from a handler of Run, which would wait
 // for itself.

@@ -74,7 +74,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
 		clock:  ownerclock.New(),
 		timer:  time.NewTimer(time.Hour),
-		space:  diskSpace{Watch: diskspace.New(opts.fs, st.Dir(), opts.MinFreeBytes, opts.Shards)},
+		space:  diskSpace{Watch: diskspace.New(st, opts.MinFreeBytes, opts.Shards)},
 		steps:  steps.Clock{Table: new(steps.Table)},
 	}
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.mono})

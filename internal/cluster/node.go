@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
@@ -186,7 +187,7 @@ func New(c Config) *Node {
 		c.Mono = time.Now
 	}
 	if c.Votes == nil {
-		c.Votes = openVotes
+		c.Votes = func(path string) (raftlog.Stables, error) { return openVotes(c.Directory.FS, path) }
 	}
 	if c.Log == nil {
 		c.Log = func(g *raftlog.Group) LogStore { return g }
@@ -207,6 +208,7 @@ func New(c Config) *Node {
 	n.membership.writing = make(chan struct{}, 1)
 	n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
 	n.room = newLogRoom(c.Directory.FS, c.Directory.Path, c.MinFree, n.log)
+	n.room.lost = n.failAll
 	for i, m := range c.Machines {
 		n.groups = append(n.groups, newGroup(n, i, m))
 	}
@@ -226,8 +228,8 @@ func (c *Config) dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	return conn, err
 }
 
-func openVotes(path string) (raftlog.Stables, error) {
-	votes, err := raftlog.OpenStable(path)
+func openVotes(fs vfs.FS, path string) (raftlog.Stables, error) {
+	votes, err := raftlog.OpenStable(fs, path)
 	if err != nil {
 		return nil, err // not an interface with a nil in it
 	}

@@ -15,6 +15,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
+	"codeq/internal/private"
 	"codeq/internal/raftlog"
 )
 
@@ -33,7 +34,7 @@ func newLoneNode(t *testing.T, disk vfs.FS, votes string, m StateMachine) *Node 
 		Machines:   []StateMachine{m},
 		Reconcile:  func() error { return nil },
 		PanicError: func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
-		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(votes) },
+		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(private.FS, votes) },
 	})
 }
 

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -9,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
+	"codeq/internal/failstop"
 	"codeq/internal/store"
 )
 
@@ -25,6 +27,7 @@ type logRoom struct {
 	dir   string
 	least uint64 // bytes; 0: no limit
 	log   *slog.Logger
+	lost  func(error) // called with failstop.ErrLost: the directory is not there any more; nil: nobody is
 
 	begin  time.Time    // of the clock of next
 	next   atomic.Int64 // when to ask again, in ms
@@ -50,7 +53,7 @@ func (d *logRoom) full(bytes int) bool {
 		return d.isFull.Load() // somebody else asks, if it is time to
 	}
 	d.stored.Store(0)
-	usage, err := d.fs.GetDiskUsage(d.dir)
+	usage, err := d.usage()
 	full := err == nil && usage.AvailBytes < d.least
 	tight := uint64(0)
 	if err == nil && store.IsTight(usage.AvailBytes, 4*d.least) {
@@ -71,11 +74,19 @@ func (d *logRoom) fits(bytes int64) error {
 	if d.least == 0 {
 		return nil
 	}
-	usage, err := d.fs.GetDiskUsage(d.dir)
+	usage, err := d.usage()
 	if err == nil && usage.AvailBytes < d.least+uint64(bytes) {
 		return fmt.Errorf("%w: %d bytes are to come, %d are free", errNoRoom, bytes, usage.AvailBytes)
 	}
 	return nil // who cannot say how much is free refuses nothing
+}
+
+func (d *logRoom) usage() (vfs.DiskUsage, error) {
+	u, err := d.fs.GetDiskUsage(d.dir)
+	if errors.Is(err, failstop.ErrLost) && d.lost != nil {
+		d.lost(err)
+	}
+	return u, err
 }
 
 // reclaim is how many bytes are free if space is to be reclaimed; 0: it is not.

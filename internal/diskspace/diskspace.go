@@ -21,8 +21,7 @@ type Watch struct {
 	// Recheck is when to ask again without a call, by uptime, if something waits for room.
 	Recheck uint64
 
-	fs      vfs.FS
-	dir     string
+	disk    disk
 	low     uint64 // bytes of free space below which there is not enough; 0: no limit
 	denied  bool   // nothing can be written, whatever the file system says
 	relaxed uint64 // until when space is tight after denied, by uptime, whatever the file system says
@@ -34,10 +33,15 @@ type Watch struct {
 // denyTight is how long space is tight after a write has found none: ms.
 const denyTight = 60_000
 
-// New returns a Watch of the disk of dir, of one of so many shards. low is how many bytes are to be
-// free; 0: any number.
-func New(fs vfs.FS, dir string, low int64, shards int) Watch {
-	w := Watch{fs: fs, dir: dir, low: uint64(max(low, 0)), every: store.LookBytes}
+// disk is a store, which fails if it finds that its directory is not there any more.
+type disk interface {
+	DiskUsage() (vfs.DiskUsage, error)
+}
+
+// New returns a Watch of the disk of a store, of one of so many shards. low is how many bytes are to
+// be free; 0: any number.
+func New(d disk, low int64, shards int) Watch {
+	w := Watch{disk: d, low: uint64(max(low, 0)), every: store.LookBytes}
 	if share := int(w.low / uint64(16*max(shards, 1))); share > 0 {
 		w.every = min(w.every, share)
 	}
@@ -70,7 +74,7 @@ func (w *Watch) measure() engine.Room {
 	case w.low == 0:
 		return engine.Roomy
 	}
-	usage, err := w.fs.GetDiskUsage(w.dir)
+	usage, err := w.disk.DiskUsage()
 	if w.free = usage.AvailBytes; err != nil {
 		w.free = math.MaxUint64
 	}

@@ -16,8 +16,8 @@ import (
 // FS returns base without the failures that Pebble cannot handle: of creating, writing, syncing or
 // closing the write-ahead log, the MANIFEST, a marker or the options in dir; of syncing dir; and of
 // listing it once background work has begun, which a failed Open would leave without its cache.
-// Such a failure makes the latch fail instead. Reads and tables fail normally; Pebble retries to
-// write tables.
+// Such a failure makes the latch fail instead, and so does ErrLost of any operation. Otherwise,
+// reads and tables fail normally; Pebble retries to write tables.
 //
 // Once the latch has failed, nothing in dir changes any more, although Pebble is told so. Other
 // directories, such as a checkpoint, are not affected.
@@ -79,7 +79,7 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 			return &writtenFile{f, fs.latch, vital}, nil
 		}
 		if !vital {
-			return nil, err
+			return nil, fs.latch.Seen(err)
 		}
 		fs.latch.Fail(err)
 	}
@@ -99,7 +99,7 @@ func (fs *latchFS) Open(name string, opts ...vfs.OpenOption) (f vfs.File, err er
 	}
 	err = fs.latch.retryRead(func() error {
 		f, err = fs.FS.Open(name, opts...)
-		return err
+		return fs.latch.Seen(err)
 	})
 	if err != nil {
 		if cause := fs.latch.Err(); cause != nil { // readers look for them too: it is no damage
@@ -151,7 +151,7 @@ func (fs *latchFS) Remove(name string) error {
 	if fs.inside(name) && fs.latch.Err() != nil {
 		return nil
 	}
-	return fs.FS.Remove(name)
+	return fs.latch.Seen(fs.FS.Remove(name))
 }
 
 func (fs *latchFS) Rename(old, name string) error {
@@ -242,6 +242,18 @@ func (l *Latch) try(vital bool, do func() error) error {
 	if err != nil && vital {
 		l.Fail(err)
 		return nil
+	}
+	return l.Seen(err)
+}
+
+// ErrLost is matched by the error of whatever finds that the directory of the store is not there
+// any more: nothing that is done by its path concerns the store.
+var ErrLost = errors.New("the directory of the store is not there any more")
+
+// Seen makes the latch fail by an ErrLost, and returns the error.
+func (l *Latch) Seen(err error) error {
+	if errors.Is(err, ErrLost) {
+		l.Fail(err)
 	}
 	return err
 }

@@ -259,8 +259,12 @@ const (
 
 // ofStore reports whether Pebble uses files with that name.
 func ofStore(name string) bool {
-	return IsTable(name) || strings.HasSuffix(name, logSuffix) ||
-		strings.HasPrefix(name, manifestPrefix) || strings.HasPrefix(name, "OPTIONS-") || strings.HasPrefix(name, "marker.")
+	return IsTable(name) || IsAppended(name) || strings.HasPrefix(name, "OPTIONS-") || strings.HasPrefix(name, "marker.")
+}
+
+// IsAppended reports whether Pebble appends to a file of that name while a store is open.
+func IsAppended(name string) bool {
+	return strings.HasSuffix(name, logSuffix) || strings.HasPrefix(name, manifestPrefix)
 }
 
 // sealedFile is the description of a file in a seal.

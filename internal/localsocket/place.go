@@ -62,6 +62,7 @@ func (p *place) listen() (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("a socket in %s, whose file system may have none: %w", filepath.Dir(p.socket()), err)
 	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // see remove
 	if err := os.Chmod(p.socket(), 0o600); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -116,15 +117,8 @@ func (p *place) clear() error {
 	if err != nil {
 		return err
 	}
-	if old.short != "" && strings.HasPrefix(filepath.Base(old.short), shortPrefix) {
-		if _, err := private(old.short, ownUser); err == nil {
-			if err := removeSocket(old.socket()); err != nil {
-				return err
-			}
-			if err := os.Remove(old.short); err != nil {
-				return err
-			}
-		}
+	if err := old.removeShort(); err != nil {
+		return err
 	}
 	for _, name := range []string{addressName, tempName} {
 		if err := os.Remove(filepath.Join(p.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -132,6 +126,20 @@ func (p *place) clear() error {
 		}
 	}
 	return removeSocket(p.socket())
+}
+
+// removeShort removes the socket that is in a directory elsewhere, if there is one.
+func (p *place) removeShort() error {
+	if p.short == "" || !strings.HasPrefix(filepath.Base(p.short), shortPrefix) {
+		return nil
+	}
+	if _, err := private(p.short, ownUser); err != nil {
+		return nil // it is not ours, or has gone
+	}
+	if err := removeSocket(p.socket()); err != nil {
+		return err
+	}
+	return os.Remove(p.short)
 }
 
 // removeSocket removes a socket, and nothing else of that name.

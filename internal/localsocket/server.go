@@ -30,10 +30,11 @@ const (
 
 // Config of a Server.
 type Config struct {
-	Queue  string  // its directory
-	ID     peer.ID // of the directory
-	Format int     // of the build
-	Body   int     // bytes of a request, at most
+	Queue  string       // its directory
+	Check  func() error // returns an error if Queue is not the path of the directory any more
+	ID     peer.ID      // of the directory
+	Format int          // of the build
+	Body   int          // bytes of a request, at most
 	// Serve answers a call that is about a shard. Its ctx ends when the caller has gone, and with
 	// Close, of which base.ErrNotServed is the cause.
 	Serve func(ctx context.Context, kind byte, body []byte) (reply []byte, err error)
@@ -68,6 +69,9 @@ const serverName, clientName = "process", "client"
 // Listen begins to serve a queue. REQUIRES: its directory is locked, and nothing else serves it.
 func Listen(c Config) (*Server, error) {
 	s := &Server{c: c, place: placeIn(c.Queue), running: make(chan struct{}, maxRunning)}
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
 	l, err := s.place.listen()
 	if err != nil {
 		return nil, err
@@ -88,12 +92,16 @@ func Listen(c Config) (*Server, error) {
 // Socket is the path of the socket.
 func (s *Server) Socket() string { return s.place.socket() }
 
-// Close ends all connections and the calls under way, waits for them, and removes the socket.
+// Close ends all connections and the calls under way, waits for them, and removes the socket, unless
+// another directory is where that of the queue was: the socket there is of another process.
 func (s *Server) Close() error {
 	s.cancel(base.ErrNotServed)
 	err := s.node.Close()
 	s.calls.Wait()
 	s.background.Wait()
+	if lost := s.c.Check(); lost != nil {
+		return errors.Join(err, lost, s.place.removeShort())
+	}
 	return errors.Join(err, s.place.remove())
 }
 

@@ -32,7 +32,7 @@ func TestOtherUsers(t *testing.T) {
 	require.NoError(t, os.Chmod(queue, 0o755))
 	served := 0
 	s, err := Listen(Config{
-		Queue: queue, ID: peer.ID{1}, Format: manifest.Format, Logger: slog.New(slog.DiscardHandler),
+		Queue: queue, Check: func() error { return nil }, ID: peer.ID{1}, Format: manifest.Format, Logger: slog.New(slog.DiscardHandler),
 		Serve: func(context.Context, byte, []byte) ([]byte, error) { served++; return []byte("answer"), nil },
 		Waits: func(byte) bool { return false },
 	})
@@ -80,7 +80,7 @@ func TestOtherUsers(t *testing.T) {
 
 	require.NoError(t, os.Mkdir(filepath.Join(queue, Dir), 0o700))
 	require.NoError(t, os.Chown(filepath.Join(queue, Dir), somebody, -1))
-	_, err = Listen(Config{Queue: queue})
+	_, err = Listen(Config{Queue: queue, Check: func() error { return nil }})
 	require.ErrorIs(t, err, fs.ErrPermission)
 	require.ErrorContains(t, err, "belongs to user 65534")
 }

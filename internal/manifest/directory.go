@@ -25,6 +25,10 @@ type Directory struct {
 	FS   vfs.FS
 	Path string
 	lock io.Closer
+	hold *hold // what FS is once the directory is locked
+
+	readOnly bool // nothing is changed in it
+	opened   bool // see Opened
 
 	volatile *Volatile // see Take
 }
@@ -120,6 +124,10 @@ func openReadOnly(fsys vfs.FS, path string) (*Directory, error) {
 	if d.lock, err = lockShared(fsys, name); err != nil {
 		return nil, err
 	}
+	d.readOnly = true
+	if err := d.keep(); err != nil {
+		return nil, errors.Join(err, d.lock.Close())
+	}
 	// Another process may have changed the manifest before the lock was taken.
 	m, err := readQueue(fsys, name)
 	if err != nil {
@@ -158,7 +166,20 @@ func readQueue(fsys vfs.FS, path string) (*Manifest, error) {
 
 // Lock locks the directory until Close is called.
 func (d *Directory) Lock() (err error) {
-	d.lock, err = lockExclusively(d.FS, d.Path)
+	if d.lock, err = lockExclusively(d.FS, d.Path); err != nil {
+		return err
+	}
+	if err = d.keep(); err != nil {
+		return errors.Join(err, d.lock.Close())
+	}
+	return nil
+}
+
+// keep makes FS one that finds out if the path leads elsewhere.
+func (d *Directory) keep() (err error) {
+	if d.hold, err = newHold(d.FS, d.Path); err == nil {
+		d.FS = d.hold
+	}
 	return err
 }
 
@@ -402,7 +423,7 @@ func (d *Directory) Write() error {
 		return err
 	}
 	var b []byte
-	if err = d.settle(f); err == nil {
+	if err = d.settle(temp); err == nil {
 		b, err = d.Encode()
 	}
 	if err == nil {
@@ -428,8 +449,22 @@ func (d *Directory) Draft() *Directory {
 // Adopt takes over a draft that was written.
 func (d *Directory) Adopt(draft *Directory) { d.Manifest, d.volatile = draft.Manifest, draft.volatile }
 
-// Close unlocks the directory.
-func (d *Directory) Close() error { return d.lock.Close() }
+// Check returns an error, which matches base.ErrFailed, if the path leads to another directory than
+// when it was locked, or to none.
+func (d *Directory) Check() error {
+	_, err := d.hold.check(d.Path)
+	return err
+}
+
+// Close unlocks the directory. The error matches base.ErrFailed if its path, or that of a store,
+// leads elsewhere, or the files of a store are gone: others do not find this queue there.
+func (d *Directory) Close() error {
+	var err error
+	if !d.readOnly {
+		err = d.hold.checkAll()
+	}
+	return errors.Join(err, d.lock.Close(), d.hold.Close())
+}
 
 // shardPrefix begins the names of the directories of stores.
 const shardPrefix = "shard-"

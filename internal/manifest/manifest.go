@@ -54,12 +54,15 @@ const (
 //	   records have histories and notes, and lease records the names of workers
 //	7  as 6; what is new has its own keys, trailing fields or flags; the parents of a record come
 //	   with what the task does if one is missing, and so does a message to a parent (MsgDepend);
-//	   nodes say in which life their processes began, and ask each other for earlier processes
+//	   nodes say in which life their processes began, and ask each other for earlier processes; the
+//	   manifest counts openings, and each store has a record with the number of its last one
 const (
 	Format        = 7
 	OldestFormat  = 3
 	OldestOfNodes = Format - 1
 	formatOfLives = 5
+
+	formatOfOpenings = 7
 )
 
 // pebbleFormats are the formats of Pebble in which the stores of a directory and the logs of its
@@ -91,6 +94,9 @@ type Manifest struct {
 	// Open is the place of a queue whose stores may be written, or that was not closed; nil: all
 	// stores are closed and sealed. Since format 4.
 	Open *Place `json:"open,omitempty"`
+	// Opening is the number of the last opening in which stores might be written, as in the record of
+	// each of them; 0: none has such a number. Since format 7.
+	Opening uint64 `json:"opening,omitempty"`
 	// Node of the cluster to which the directory belongs; "": a queue without a cluster.
 	Node string `json:"node,omitempty"`
 	// Cluster identifies the cluster of the node; "": it is of none yet.
@@ -184,6 +190,12 @@ func (m Manifest) Encode() ([]byte, error) {
 	m.Sum = ""
 	if m.Format < formatOfLives {
 		m.Earlier, m.Seen, m.Outdated = nil, nil, false
+	}
+	if m.Format < formatOfOpenings {
+		m.Opening = 0
+		if m.Open != nil {
+			m.Open = &Place{Directory: m.Open.Directory, Manifest: m.Open.Manifest}
+		}
 	}
 	b, err := json.Marshal(m)
 	if err != nil {

@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -10,47 +11,96 @@ import (
 	"codeq/internal/integrity"
 )
 
-// Place identifies the files of a queue: what the file system calls its directory and its manifest.
-// A manifest has it from before the first store is written until all are closed and sealed. Files
-// that are copied meanwhile, one after the other, are of different moments, although each of them
-// may be whole; but they have other inodes. A clone of the whole file system keeps the inodes, and
-// is of one moment, like the state after a power loss.
-//
-// Device numbers are not part of it: on many file systems they change with each mount.
+// Place identifies the manifest of an open queue: from before the first store is written until all
+// are closed and sealed. Files that are copied meanwhile, one after the other, are of different
+// moments, although each of them may be whole. Those of a store are identified by its record. A
+// clone of the whole file system is of one moment, like the state after a power loss, and has the
+// same places.
 type Place struct {
-	Directory uint64 `json:"directory,omitempty"` // 0: the file system does not say
-	Manifest  uint64 `json:"manifest,omitempty"`
-}
-
-// placeNow returns the current place of the queue in a directory.
-func (d *Directory) placeNow() (p Place, err error) {
-	info, err := d.FS.Stat(d.Path)
-	if err != nil {
-		return p, err
-	}
-	p.Directory = inode.Number(info)
-	if info, err = d.FS.Stat(d.FS.PathJoin(d.Path, Name)); err != nil {
-		return p, err
-	}
-	p.Manifest = inode.Number(info)
-	return p, nil
+	Directory uint64 `json:"directory,omitempty"` // the inode; of formats before 7
+	Manifest  uint64 `json:"manifest,omitempty"`  // the inode; 0: the file system does not say
+	Born      int64  `json:"born,omitempty"`      // as inode.ID; since format 7
 }
 
 // RefuseCopy refuses files that were copied while the queue was open, or after its process had
-// died.
+// died; and stores that are of another opening than the manifest.
 func (d *Directory) RefuseCopy() error {
-	if d.Open == nil {
-		return nil
-	}
-	now, err := d.placeNow()
-	if err != nil {
+	what, err := d.copied()
+	if err != nil || what == "" {
 		return err
 	}
-	differ := func(a, b uint64) bool { return a != 0 && b != 0 && a != b }
-	if differ(d.Open.Directory, now.Directory) || differ(d.Open.Manifest, now.Manifest) {
-		return fmt.Errorf("%w: files of it may be of different moments (Checkpoint makes a good copy; AcceptCopy accepts this one)", base.ErrCopied)
+	return fmt.Errorf("%w: %s: files of it may be of different moments (Checkpoint makes a good copy; AcceptCopy accepts this one)",
+		base.ErrCopied, what)
+}
+
+// copied returns what shows that files were copied; "": nothing does.
+func (d *Directory) copied() (what string, err error) {
+	inodes := vfs.Root(d.FS) == vfs.Default
+	if d.Open != nil && inodes {
+		now, err := inode.Identify(d.FS.PathJoin(d.Path, Name))
+		if err != nil {
+			return "", err
+		}
+		if now.Differs(inode.ID{Number: d.Open.Manifest, Born: d.Open.Born}) {
+			return Name + " is not the file that was written", nil
+		}
+		if d.Open.Directory != 0 && inode.HasLastingDirectories(d.Path) {
+			if now, err = inode.Identify(d.Path); err != nil {
+				return "", err
+			}
+			if now.Differs(inode.ID{Number: d.Open.Directory}) {
+				return "it was written in another directory", nil
+			}
+		}
 	}
-	return nil
+	if d.Opening == 0 {
+		return "", nil
+	}
+	for _, dir := range d.stores() {
+		r, err := d.recordOf(dir)
+		if err != nil {
+			return "", err
+		}
+		if r == nil {
+			continue
+		}
+		store := d.FS.PathBase(dir)
+		switch {
+		case r.Opening == d.Opening:
+		case d.Open != nil && r.Opening == d.Opening-1: // nothing was written in it since
+			continue
+		default:
+			return fmt.Sprintf("%s was written in opening %d, and %s in opening %d", store, r.Opening, Name, d.Opening), nil
+		}
+		if d.Open == nil || !inodes {
+			continue
+		}
+		if name, err := r.differs(dir); err != nil || name != "" {
+			return fmt.Sprintf("%s in %s is not the file that was written", name, store), err
+		}
+	}
+	return "", nil
+}
+
+// nextOpening returns the number of an opening that begins. If the last one has not reached every
+// store, nobody could use the queue, and it goes on: so what a store says is at most one less than
+// what the manifest says.
+func (d *Directory) nextOpening() (uint64, error) {
+	last, reached := d.Opening, true
+	for _, dir := range d.stores() {
+		r, err := d.recordOf(dir)
+		if err != nil {
+			return 0, err
+		}
+		reached = reached && r != nil && r.Opening == d.Opening
+		if r != nil {
+			last = max(last, r.Opening)
+		}
+	}
+	if d.Open != nil && !reached && last == d.Opening {
+		return max(last, 1), nil
+	}
+	return last + 1, nil
 }
 
 // Take begins to write a directory; copied: it may be a copy. boot is that of the machine, "" if it
@@ -70,19 +120,25 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 
 // Begin durably makes the directory one whose stores may be written: of the current format, or that
 // of a node, a life of which begins.
-func (d *Directory) Begin() error {
+func (d *Directory) Begin() (err error) {
 	if d.Node != "" {
 		d.BeginLife()
 	} else {
-		if d.Format == Format && d.Open != nil {
-			if now, err := d.placeNow(); err != nil || now == *d.Open {
-				return err
-			}
-		}
 		d.Format = Format
 	}
+	if d.Format >= formatOfOpenings {
+		if d.Opening, err = d.nextOpening(); err != nil {
+			return err
+		}
+	}
 	d.Open = new(Place)
-	return d.Write()
+	if err := d.Write(); err != nil {
+		return err
+	}
+	if d.Opening != 0 && d.hold != nil {
+		d.hold.opening.Store(&record{Queue: d.ID, Opening: d.Opening})
+	}
+	return nil
 }
 
 // End notes that all stores are closed, if they are, so that files may be copied.
@@ -94,8 +150,39 @@ func (d *Directory) End() error {
 	if closed, err := d.IsClosed(); err != nil || !closed {
 		return err
 	}
+	if d.Opening > 0 && !d.opened {
+		d.Opening-- // a store that was missing, or another one, may be put back
+	}
+	if err := d.countStores(); err != nil {
+		return err
+	}
 	d.Open, d.Volatile = nil, nil
 	return d.Write()
+}
+
+// Opened notes that all stores are open, and that calls may change them. Without it, End leaves the
+// number of the opening before.
+func (d *Directory) Opened() { d.opened = true }
+
+// countStores makes all stores say that they are of this opening.
+func (d *Directory) countStores() error {
+	if d.Opening == 0 {
+		return nil
+	}
+	for _, dir := range d.stores() {
+		r, err := d.recordOf(dir)
+		if err != nil {
+			return err
+		}
+		if r != nil && r.Opening == d.Opening {
+			continue
+		}
+		r = &record{Queue: d.ID, Opening: d.Opening}
+		if err := errors.Join(r.write(d.FS, dir, false, true), SyncDirectory(d.FS, dir)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // IsClosed reports whether all stores were closed in order: each is sealed.
@@ -120,21 +207,22 @@ func (d *Directory) stores() []string {
 	return dirs
 }
 
-// settle sets the place in a manifest that will be written to f.
-func (d *Directory) settle(f vfs.File) error {
-	if d.Open == nil {
+// settle sets the place in a manifest that is about to be written to a file.
+func (d *Directory) settle(file string) error {
+	if d.Open == nil || vfs.Root(d.FS) != vfs.Default {
 		return nil
 	}
-	info, err := d.FS.Stat(d.Path)
+	id, err := inode.Identify(file)
 	if err != nil {
 		return err
 	}
-	file, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if p := (Place{inode.Number(info), inode.Number(file)}); p != (Place{}) {
-		d.Open = &p
+	d.Open = &Place{Manifest: id.Number, Born: id.Born}
+	if d.Format < formatOfOpenings && inode.HasLastingDirectories(d.Path) {
+		dir, err := inode.Identify(d.Path)
+		if err != nil {
+			return err
+		}
+		d.Open.Directory, d.Open.Born = dir.Number, 0
 	}
 	return nil
 }

@@ -32,23 +32,25 @@ type Stables interface {
 // So Close seals the file, and OpenStable checks the seal first.
 type Stable struct {
 	bolt *raftboltdb.BoltStore
+	fs   vfs.FS // for the seal
 	path string
 }
 
 // lockTimeout is how long OpenStable waits for another process that has the file open.
 const lockTimeout = time.Second
 
-// OpenStable opens the file, or creates it in a directory that exists.
-func OpenStable(path string) (*Stable, error) {
-	s, err := openStable(path)
+// OpenStable opens the file, or creates it in a directory that exists. fs is that of the operating
+// system.
+func OpenStable(fs vfs.FS, path string) (*Stable, error) {
+	s, err := openStable(fs, path)
 	if err != nil {
 		return nil, fmt.Errorf("raftlog: open %s: %w", path, err)
 	}
 	return s, nil
 }
 
-func openStable(path string) (*Stable, error) {
-	if err := integrity.UnsealFile(private.FS, path); err != nil {
+func openStable(fs vfs.FS, path string) (*Stable, error) {
+	if err := integrity.UnsealFile(fs, path); err != nil {
 		return nil, storageError(err)
 	}
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
@@ -60,7 +62,7 @@ func openStable(path string) (*Stable, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Stable{bolt, path}, nil
+	return &Stable{bolt, fs, path}, nil
 }
 
 // createBolt makes the file appear complete and durable, or not at all.
@@ -110,7 +112,7 @@ func (s *Stable) Close() error {
 	if err := s.bolt.Close(); err != nil {
 		return err
 	}
-	return integrity.SealFile(private.FS, s.path)
+	return integrity.SealFile(s.fs, s.path)
 }
 
 // CheckStable compares a file that was closed with its seal.

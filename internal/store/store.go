@@ -318,6 +318,12 @@ func (st *Store) CheckpointUnsynced(root, dir string) error {
 	return st.Checkpoint(dir)
 }
 
+// DiskUsage describes the disk of the store, which fails if its directory is not there any more.
+func (st *Store) DiskUsage() (vfs.DiskUsage, error) {
+	u, err := st.fs.GetDiskUsage(st.dir)
+	return u, st.latch.Seen(err)
+}
+
 // Close hands what was committed to the operating system at least, and releases the files. The
 // error says why the store has failed, or could not be closed.
 func (st *Store) Close() error {
@@ -333,7 +339,9 @@ func (st *Store) Close() error {
 		return Error(err)
 	}
 	// as if the process had been killed: nothing is lost
-	if err := integrity.Seal(st.fs, st.dir); err != nil {
+	if err := integrity.Seal(st.fs, st.dir); errors.Is(err, failstop.ErrLost) {
+		return err
+	} else if err != nil {
 		st.log.Warn("store closed without a seal", "err", err)
 	}
 	return nil
