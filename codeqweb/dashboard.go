@@ -359,6 +359,7 @@ var kinds = []struct {
 	{codeq.ErrClosed, http.StatusServiceUnavailable, "closed"},
 	{codeq.ErrCorrupt, http.StatusInternalServerError, "corrupt"},
 	{codeq.ErrFailed, http.StatusServiceUnavailable, "failed"},
+	{codeq.ErrStalled, http.StatusServiceUnavailable, "stalled"},
 	{codeq.ErrFormat, http.StatusNotImplemented, "format"},
 	{errors.ErrUnsupported, http.StatusNotImplemented, "format"},
 	{context.DeadlineExceeded, http.StatusGatewayTimeout, "canceled"},
