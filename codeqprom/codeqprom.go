@@ -57,7 +57,7 @@ func New(opts *Options) *Collector {
 	}
 	c.told = newCounters(max(c.opts.MaxQueues, len(c.opts.Queues)))
 	for _, queue := range c.opts.Queues {
-		c.told.labelOf(queue)
+		c.told.labelOf(queue, time.Time{})
 	}
 	return c
 }
@@ -102,7 +102,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	if q := c.queue.Load(); q != nil {
 		got = c.probes.ask(q, c.opts.Timeout)
 	}
-	for _, t := range c.count(&got) {
+	for _, t := range c.count(&got, e.now) {
 		e.queue(t)
 	}
 	e.process(&got)
@@ -121,8 +121,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// count sums what the shards have of their queues by label, and counts the parts that failed.
-func (c *Collector) count(got *scrape) map[string]*queueGauges {
+// count sums what the shards have of their queues by label, and counts the parts that failed. While
+// it is known which queues there are, the labels of others are freed.
+func (c *Collector) count(got *scrape, now time.Time) map[string]*queueGauges {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for part, err := range got.errs {
@@ -137,7 +138,7 @@ func (c *Collector) count(got *scrape) map[string]*queueGauges {
 	for i := range got.process.Shards {
 		for k := range got.process.Shards[i].Queues {
 			of := &got.process.Shards[i].Queues[k]
-			label := c.told.labelOf(of.Queue)
+			label := c.told.labelOf(of.Queue, now)
 			if c.observed {
 				c.told.of(label) // from 0 on, for rates
 			}
@@ -149,6 +150,7 @@ func (c *Collector) count(got *scrape) map[string]*queueGauges {
 			t.add(of)
 		}
 	}
+	c.told.forget(now)
 	return sum
 }
 

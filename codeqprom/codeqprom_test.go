@@ -267,36 +267,67 @@ func TestNames(t *testing.T) {
 		f := gather(t, c)
 		ready, produced := 0., 0.
 		for labels, n := range values(f["codeq_tasks"]) {
-			if strings.HasSuffix(labels, "state=ready") && labels != "queue=other,state=ready" {
+			if strings.HasSuffix(labels, "state=ready") && labels != "queue=(other),state=ready" {
 				require.EqualValues(t, 2, n, labels)
 				ready++
 			}
 		}
 		for labels, n := range values(f["codeq_task_events_total"]) {
-			if strings.HasPrefix(labels, "event=produced") && labels != "event=produced,queue=other" {
+			if strings.HasPrefix(labels, "event=produced") && labels != "event=produced,queue=(other)" {
 				require.EqualValues(t, 2, n, labels)
 				produced++
 			}
 		}
 		require.EqualValues(t, 200, ready)
 		require.EqualValues(t, 200, produced)
-		require.EqualValues(t, 100, values(f["codeq_tasks"])["queue=other,state=ready"])
-		require.EqualValues(t, 100, values(f["codeq_task_events_total"])["event=produced,queue=other"])
-		require.EqualValues(t, 1, values(f["codeq_queue_oldest_ready_seconds"])["queue=other"])
+		require.EqualValues(t, 100, values(f["codeq_tasks"])["queue=(other),state=ready"])
+		require.EqualValues(t, 100, values(f["codeq_task_events_total"])["event=produced,queue=(other)"])
+		require.EqualValues(t, 1, values(f["codeq_queue_oldest_ready_seconds"])["queue=(other)"])
 	})
 	watched(t, &codeqprom.Options{Queues: []string{"z", "\xff"}, MaxQueues: 3}, codeq.Options{}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
-		for _, name := range []string{"b", "a", "z", "\xff", "\xfe", "\uFFFD", "other"} {
+		for _, name := range []string{"b", "a", "z", "\xff", "\xfe", "\uFFFD", "other", "(other)"} {
 			produce(t, q.Queue, codeq.Task{Queue: name})
 			told()
 		}
 		f := gather(t, c)
 		require.Equal(t, map[string]float64{
-			"queue=b,state=ready": 1, "queue=z,state=ready": 1, "queue=\uFFFD,state=ready": 3, "queue=other,state=ready": 2,
+			"queue=b,state=ready": 1, "queue=z,state=ready": 1, "queue=\uFFFD,state=ready": 3, "queue=(other),state=ready": 3,
 		}, nonzero(values(f["codeq_tasks"])))
-		require.Equal(t, map[string]float64{"queue=b": 7, "queue=z": 5, "queue=\uFFFD": 4, "queue=other": 6}, values(f["codeq_queue_oldest_ready_seconds"]))
+		require.Equal(t, map[string]float64{"queue=b": 8, "queue=z": 6, "queue=\uFFFD": 5, "queue=(other)": 7}, values(f["codeq_queue_oldest_ready_seconds"]))
 		require.Equal(t, map[string]float64{
-			"event=produced,queue=b": 1, "event=produced,queue=z": 1, "event=produced,queue=\uFFFD": 3, "event=produced,queue=other": 2,
+			"event=produced,queue=b": 1, "event=produced,queue=z": 1, "event=produced,queue=\uFFFD": 3, "event=produced,queue=(other)": 3,
 		}, nonzero(values(f["codeq_task_events_total"])))
+	})
+}
+
+// TestLabelsComeBack: a queue that is gone gives its place to another one; those of Options.Queues,
+// and those that have tasks, keep theirs. A queue with the name of all others is not one of them.
+func TestLabelsComeBack(t *testing.T) {
+	watched(t, &codeqprom.Options{Queues: []string{"z"}, MaxQueues: 3}, codeq.Options{Retention: time.Minute}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
+		labels := func() (all []string) {
+			for label := range values(gather(t, c)["codeq_task_events_total"]) {
+				if queue, of := strings.CutPrefix(label, "event=produced,queue="); of {
+					all = append(all, queue)
+				}
+			}
+			slices.Sort(all)
+			return all
+		}
+		produce(t, q.Queue, codeq.Task{Queue: "stays"})
+		for n := range 5 {
+			gone := fmt.Sprint("gone", n)
+			produce(t, q.Queue, codeq.Task{Queue: gone})
+			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{gone}})
+			require.NoError(t, err)
+			require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+			told()
+			require.Equal(t, []string{gone, "stays"}, labels())
+			time.Sleep(2 * time.Hour)
+			require.Equal(t, []string{"stays"}, labels())
+		}
+		produce(t, q.Queue, codeq.Task{Queue: "z"}, codeq.Task{Queue: "(other)"}, codeq.Task{Queue: "a"})
+		told()
+		require.Equal(t, []string{"(other)", "stays", "z", "\uFFFDother)"}, labels())
 	})
 }
 
@@ -322,7 +353,7 @@ func TestOtherOfObserver(t *testing.T) {
 	tell(&codeq.Observation{Queues: []codeq.QueueDelta{{Totals: codeq.Totals{Expired: 7}}}, MissedCommits: 2, MissedHandlers: 3})
 	tell(&codeq.Observation{MissedCommits: 2})
 	f := gather(t, c)
-	require.Equal(t, map[string]float64{"event=expired,queue=other": 7}, nonzero(values(f["codeq_task_events_total"])))
+	require.Equal(t, map[string]float64{"event=expired,queue=(other)": 7}, nonzero(values(f["codeq_task_events_total"])))
 	require.Equal(t, map[string]float64{"kind=commit": 4, "kind=handler": 3}, values(f["codeq_samples_missed_total"]))
 }
 

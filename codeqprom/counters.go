@@ -8,13 +8,17 @@ import (
 	"codeq"
 )
 
-// other is the label of all queues after the first ones.
-const other = "other"
+// other is the label of all queues after the first ones. A queue of that name has U+FFFD in place
+// of the first character.
+const other = "(other)"
+
+// labelIdle is for how long a label stays that belongs to no queue, and of which nothing is told.
+const labelIdle = 15 * time.Minute
 
 // counters is what the Observer has told so far.
 type counters struct {
 	maxQueues int
-	named     map[string]bool           // labels that are names of queues
+	named     map[string]time.Time      // when labels that are names of queues were last used; zero: they stay
 	queues    map[string]*queueCounters // by label
 	commits   map[int]*histogram        // by shard
 	missed    struct{ commits, handlers uint64 }
@@ -28,22 +32,39 @@ type queueCounters struct {
 
 func newCounters(maxQueues int) counters {
 	return counters{
-		maxQueues: maxQueues, named: make(map[string]bool), queues: make(map[string]*queueCounters), commits: make(map[int]*histogram),
+		maxQueues: maxQueues, named: make(map[string]time.Time), queues: make(map[string]*queueCounters), commits: make(map[int]*histogram),
 	}
 }
 
 // labelOf returns the label of a queue: its name, if that is one of the first.
-func (c *counters) labelOf(queue string) string {
+func (c *counters) labelOf(queue string, now time.Time) string {
 	label := strings.ToValidUTF8(queue, "\uFFFD")
+	if label == other {
+		label = "\uFFFD" + other[1:]
+	}
+	last, has := c.named[label]
 	switch {
-	case c.named[label]:
+	case has && (last.IsZero() || !now.After(last)):
 		return label
+	case has:
 	case label == "" || len(c.named) >= c.maxQueues:
 		return other
+	default:
+		label = strings.Clone(label)
 	}
-	label = strings.Clone(label)
-	c.named[label] = true
+	c.named[label] = now
 	return label
+}
+
+// forget frees the labels of queues that are gone, with what was counted for them: a queue that
+// comes back counts from 0 on.
+func (c *counters) forget(now time.Time) {
+	for label, last := range c.named {
+		if !last.IsZero() && now.Sub(last) > labelIdle {
+			delete(c.named, label)
+			delete(c.queues, label)
+		}
+	}
 }
 
 // of returns the counters of a label.
@@ -58,9 +79,10 @@ func (c *counters) of(label string) *queueCounters {
 
 // add counts what the Observer is told.
 func (c *counters) add(o *codeq.Observation) {
+	now := time.Now()
 	for i := range o.Queues {
 		d := &o.Queues[i]
-		addTotals(&c.of(c.labelOf(d.Queue)).events, &d.Totals)
+		addTotals(&c.of(c.labelOf(d.Queue, now)).events, &d.Totals)
 	}
 	for i := range o.Commits {
 		s := &o.Commits[i]
@@ -73,7 +95,7 @@ func (c *counters) add(o *codeq.Observation) {
 	}
 	for i := range o.Handlers {
 		s := &o.Handlers[i]
-		q := c.of(c.labelOf(s.Queue))
+		q := c.of(c.labelOf(s.Queue, now))
 		if q.waits == nil {
 			q.waits, q.worked = newHistogram(waitBuckets), newHistogram(handlerBuckets)
 		}
