@@ -63,6 +63,7 @@ type MissedPolicy uint8
 
 const (
 	// MissedOnce: one task is produced for all missed ticks, that of the latest one. The default.
+	// The ticks of the last minute are not missed: each produces its task as well.
 	MissedOnce MissedPolicy = iota
 	// MissedSkip: no task is produced for a missed tick.
 	MissedSkip
@@ -91,7 +92,9 @@ type ScheduleInfo struct {
 	Next time.Time `json:",omitzero"`
 	// Paused: it does not tick, see [Queue.PauseSchedule].
 	Paused bool `json:",omitzero"`
-	// Last is the tick that produced the last task; zero if none has.
+	// Last is the tick that produced the last task; zero if none has. A tick whose task was refused
+	// because its idempotency key was taken does not count. If the key, group or LimitKey of Task
+	// belongs to another shard, Last is the last tick whose task was sent there.
 	Last time.Time `json:",omitzero"`
 	// LastError says why this process does not know when the schedule ticks, for example because
 	// the machine does not know its time zone. Until a process that knows it opens the queue, the

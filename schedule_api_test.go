@@ -224,7 +224,7 @@ func TestMissed(t *testing.T) {
 		{codeq.MissedAll, 10 * time.Minute, []string{hour(1), hour(2), hour(3)}},
 		{codeq.MissedSkip, time.Minute, []string{hour(3)}}, // a minute late is in time
 		{codeq.MissedSkip, time.Minute + time.Millisecond, []string{}},
-		{codeq.MissedOnce, time.Minute, []string{hour(3)}},
+		{codeq.MissedOnce, time.Minute, []string{hour(2), hour(3)}}, // for those that are missed, and in time
 		{codeq.MissedAll, time.Minute, []string{hour(1), hour(2), hour(3)}},
 	} {
 		for _, way := range []string{"closed", "clock set"} {
@@ -246,6 +246,44 @@ func TestMissed(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestMissedSeconds: the ticks of the last minute are never missed, however many were before.
+func TestMissedSeconds(t *testing.T) {
+	for policy, missed := range map[codeq.MissedPolicy]int{codeq.MissedSkip: 0, codeq.MissedOnce: 1, codeq.MissedAll: 60} {
+		for away, want := range map[time.Duration]int{59 * time.Second: 59, 61 * time.Second: 61 - 1 + min(missed, 1), 2 * time.Minute: 60 + missed} {
+			t.Run(fmt.Sprint(policy, away), func(t *testing.T) {
+				withCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *codeq.CronBench) {
+					b.Set(codeq.Schedule{Name: "s", Every: time.Second, Task: codeq.Task{Queue: "a"}, Missed: policy})
+					b.Down(away + time.Millisecond)
+					require.Len(t, b.Ticks("s"), want)
+					require.Equal(t, time.Unix(0, 0).Add(b.Wall().Sub(time.Unix(0, 0)).Truncate(time.Second)).Unix(), b.Info("s").Last.Unix())
+				})
+			})
+		}
+	}
+}
+
+// TestLastOfRefusedTick: a tick whose task is refused, because the idempotency key is taken, is not
+// the last one that produced a task.
+func TestLastOfRefusedTick(t *testing.T) {
+	withCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *codeq.CronBench) {
+		s := minutely("s")
+		s.Task.Unique.Key = "k"
+		b.Set(s)
+		time.Sleep(time.Minute)
+		first := b.Info("s").Last
+		require.Len(t, b.Ticks("s"), 1)
+		require.Equal(t, time.Now().UTC(), first)
+		time.Sleep(3 * time.Minute)
+		require.Len(t, b.Ticks("s"), 1)
+		require.Equal(t, first, b.Info("s").Last)
+		b.Down(time.Second)
+		require.Equal(t, first, b.Info("s").Last)
+		complete(t, b.Q, claimNow(t, b.Q, "a"))
+		time.Sleep(time.Minute)
+		require.Greater(t, b.Info("s").Last, first)
+	})
 }
 
 // TestClockSetBack: no tick comes twice; the schedule goes on where it was when

@@ -231,15 +231,16 @@ func (s *State) recur(r *recurring) bool {
 				r.pass(s.Wall - missedAfter - 1)
 				continue
 			case MissedOnce:
-				tick = ticks.Latest(r.times, tick, s.Wall)
+				tick = ticks.Latest(r.times, tick, s.Wall-missedAfter-1)
 			}
 		}
 		tasks := []NewTask{r.task(tick)}
 		if admitted = s.canAdmit(tasks); !admitted {
 			break
 		}
-		s.admitAll(tasks, nil, nil)
-		r.value.Last = tick
+		if _, refused := s.admitAll(tasks, nil, nil); len(refused) == 0 {
+			r.value.Last = tick
+		}
 		r.pass(tick)
 	}
 	if r.value.After != begun {
