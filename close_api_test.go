@@ -386,3 +386,28 @@ func TestCallersOfFailedShard(t *testing.T) {
 		require.Equal(t, 1, uncertain, "one produce was in the group")
 	})
 }
+
+// TestCloseTellsFailure: when a shard has failed, also by a fault of its owner, of which its store
+// knows nothing, Close says so, each time, and the queue is open again afterwards.
+func TestCloseTellsFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := onDisk(crashfs.New(), &codeq.Options{Shards: 3})
+		q, err := codeq.Open("queue", opts)
+		require.NoError(t, err)
+		failShard(t, q, 1)
+		for err == nil {
+			_, err = q.Produce(t.Context(), codeq.Task{Queue: "a"})
+		}
+		require.ErrorIs(t, err, codeq.ErrUncertain)
+		for range 2 {
+			err = q.Close()
+			require.ErrorIs(t, err, codeq.ErrFailed)
+			require.ErrorIs(t, err, testkit.ErrDisk)
+			require.ErrorContains(t, err, "shard 1")
+			requirePrefix(t, "Close", err)
+		}
+		q, err = codeq.Open("queue", opts)
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+	})
+}

@@ -16,6 +16,8 @@ import (
 // [Canceled] for its retention. If a handler of [Queue.Run] is working on it, the handler's context
 // is cancelled with the cause [ErrCanceled], and what the handler returns has no effect; any other
 // worker gets an error that matches [ErrLeaseLost] and [ErrCanceled] when it next uses its receipt.
+// Each shard remembers so its last 1,024 leases that were canceled, in memory: of earlier ones, and
+// after an [Open] or a change of its leader, the error matches ErrLeaseLost alone.
 // Tasks that wait for a canceled one are canceled too. A dead letter can be canceled as well.
 //
 // Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -330,7 +331,8 @@ func TestNthIsRefused(t *testing.T) {
 		refused(err, "Task.After")
 		_, err = f.Q.Produce(ctx, codeq.Task{Queue: "a", OnDead: codeq.RunOnDead + 1})
 		refused(err, "Task.OnDead")
-		for _, after := range []codeq.ID{codeq.Nth(1), codeq.Nth(2), codeq.Nth(-1), {}} {
+		places := []codeq.ID{codeq.Nth(1), codeq.Nth(2), codeq.Nth(-1), codeq.Nth(-2), codeq.Nth(math.MinInt), codeq.Nth(math.MaxInt32), codeq.Nth(math.MaxInt), {}}
+		for _, after := range places {
 			_, err = f.Q.ProduceBatch(ctx, []codeq.Task{{Queue: "a"}, {Queue: "a", After: []codeq.ID{after}}})
 			refused(err, "Task.After")
 			require.ErrorContains(f, err, "task 1")
@@ -342,6 +344,10 @@ func TestNthIsRefused(t *testing.T) {
 		refused(err, "ProduceBatch tasks")
 		f.ProduceAt(0, codeq.Task{Queue: "start"})
 		l := f.Claim("start")
+		for _, after := range places {
+			refused(f.Q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", After: []codeq.ID{after}}), "Task.After")
+			refused(f.Q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Hour, Task: codeq.Task{Queue: "a", After: []codeq.ID{after}}}), "Task.After")
+		}
 		refused(f.Q.Complete(ctx, l.Receipt, nil, scattered...), "Complete tasks")
 		refused(f.Q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "a", After: []codeq.ID{codeq.Nth(0)}}), "Task.After")
 		stats, err := f.Q.Stats(ctx)

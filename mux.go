@@ -152,7 +152,7 @@ func (j *Job[T]) SetResultValue(v any) error {
 	}
 	result, err := j.encoding.encode(v)
 	if err != nil {
-		return DeadLetter(fmt.Errorf("codeq: result of queue %s from %T: %w", j.Queue, v, err))
+		return DeadLetter(prefixed(fmt.Errorf("result of queue %s from %T: %w", j.Queue, v, err)))
 	}
 	j.SetResult(result)
 	return nil
@@ -205,7 +205,7 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 	m.handlers[queue] = func(ctx context.Context, l *Lease, f *taskContext) error {
 		job := &Job[T]{Lease: l, taskCtx: f, encoding: enc}
 		if err := enc.decode(l.Payload, &job.Args); err != nil {
-			return DeadLetter(fmt.Errorf("codeq: payload of queue %s into %T: %w", queue, job.Args, err))
+			return DeadLetter(prefixed(fmt.Errorf("payload of queue %s into %T: %w", queue, job.Args, err)))
 		}
 		return h(ctx, job)
 	}
@@ -375,17 +375,24 @@ func recovered(err *error) {
 	}
 }
 
-// failOpOf returns the operation for the error of a handler.
-func failOpOf(err error) failOp {
+// failure is the error of a handler, and what its methods say.
+type failure struct {
+	err     error
+	op      failOp
+	verdict Verdict
+}
+
+// failureOf calls the methods of a handler's error, which may end the goroutine.
+func failureOf(err error) *failure {
+	f := &failure{err, failOp{how: engine.FailRetry, wait: -1}, VerdictOf(err)}
 	v := verdictOf(err)
-	if v == nil {
-		return failOp{how: engine.FailRetry, wait: -1, cause: guard.ErrorText(err)}
+	if v != nil {
+		f.op.how, f.op.wait = v.how, int64(record.Millis(v.after))
 	}
-	op := failOp{how: v.how, wait: int64(record.Millis(v.after))}
-	if v.err != nil {
-		op.cause = guard.ErrorText(err) // with the text of errors that wrap the verdict
+	if v == nil || v.err != nil {
+		f.op.cause = guard.ErrorText(err) // with the text of errors that wrap the verdict
 	}
-	return op
+	return f
 }
 
 // verdictOf returns the verdict in a handler's error; nil if there is none. The methods As and
@@ -468,12 +475,14 @@ func VerdictOf(err error) Verdict {
 	return VerdictRetryAfter
 }
 
-// verdictOn is the verdict on a handler that has returned err. ours is whether Run still had its
-// task, or else why it was lost; nil: Run has given it back.
-func verdictOn(ours bool, lost, err error) Verdict {
+// verdictOn is the verdict on a handler that has ended, failed or not. ours is whether Run still
+// had its task, or else why it was lost; nil: Run has given it back.
+func verdictOn(ours bool, lost error, failed *failure) Verdict {
 	switch {
+	case ours && failed == nil:
+		return VerdictCompleted
 	case ours:
-		return VerdictOf(err)
+		return failed.verdict
 	case lost == nil:
 		return VerdictReleased
 	case errors.Is(lost, ErrCanceled):

@@ -235,7 +235,7 @@ func TestMessagesToFailedShard(t *testing.T) {
 			finish("parent")
 			finish("start", f.Bound("b", 1, 3)...)
 			require.EqualValues(f, 3+1+3, f.UnderWay(0))
-			require.NoError(f, f.Q.Close())
+			require.ErrorIs(f, f.Q.Close(), codeq.ErrFailed)
 
 			f.Open()
 			f.Check()

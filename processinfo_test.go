@@ -53,7 +53,7 @@ func TestProcessInfoOfFailedShard(t *testing.T) {
 	t.Parallel()
 	q, err := Open(t.TempDir(), &Options{Shards: 2})
 	require.NoError(t, err)
-	defer func() { require.NoError(t, q.Close()) }()
+	defer func() { require.ErrorIs(t, q.Close(), ErrFailed) }()
 	for i := range 2 {
 		_, err := q.startingAt(i).ProduceBatch(t.Context(), []Task{{Queue: "a"}})
 		require.NoError(t, err)

@@ -26,6 +26,8 @@ type replica struct {
 	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
 	steps steps.Table           // of the shards that have decided here
 
+	failed error // why the shard of a queue by itself has failed; its owner sets it before it ends
+
 	// mu is held for reading by who reads the store beside the shard's owner,
 	// for writing to close or replace it.
 	mu sync.RWMutex
@@ -46,9 +48,9 @@ func (r *replica) close() error {
 	defer r.mu.Unlock()
 	r.source = nil
 	if err := r.store.Close(); err != nil {
-		return fmt.Errorf("%w: close shard %d: %w", ErrFailed, r.index, err)
+		return fmt.Errorf("%w: close shard %d: %w", ErrFailed, r.index, errors.Join(r.failed, err))
 	}
-	return nil
+	return r.failed
 }
 
 // reconcile makes the stores of all shards agree with each other.

@@ -361,13 +361,13 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
-			r.storeOutcome(w, f, g.Wait, begun, errGoexit)
+			r.storeOutcome(w, f, g.Wait, begun, failureOf(errGoexit))
 			w.Restart()
 		}
 	}()
-	err := r.call(f)
+	failed := r.call(f)
 	returned = true
-	r.storeOutcome(w, f, g.Wait, begun, err)
+	r.storeOutcome(w, f, g.Wait, begun, failed)
 }
 
 // begin returns when a handler begins; zero if nobody wants to know.
@@ -380,25 +380,25 @@ func (r *runner) begin() (begun time.Time) {
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
-// storeOutcome stores the outcome of a task whose handler has ended, and that waited for so many
-// milliseconds before it was claimed.
-func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun time.Time, err error) {
+// storeOutcome stores the outcome of a task that waited for so many milliseconds before it was
+// claimed, and whose handler has ended; failed is nil if it has not failed.
+func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun time.Time, failed *failure) {
 	var took time.Duration
 	if !begun.IsZero() {
 		took = time.Since(begun)
 	}
 	f.End(nil)
 	ours, lost := w.Disown() // or the task was given back, or its lease was lost
-	if ours && err == nil {
-		err = r.complete(f)
+	if ours && failed == nil {
+		failed = r.complete(f)
 	}
-	if ours && err != nil {
-		r.fail(f, err)
+	if ours && failed != nil {
+		r.fail(f, failed)
 	}
 	if !begun.IsZero() {
 		r.observe(HandlerSample{
 			Queue: f.lease.Queue, Tenant: f.lease.Tenant, Attempt: f.lease.Attempt,
-			Wait: time.Duration(waited) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, err),
+			Wait: time.Duration(waited) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, failed),
 		})
 	}
 }
@@ -410,27 +410,33 @@ func (r *runner) observe(sample HandlerSample) {
 	r.queue.opts.teller.End(o.isFull())
 }
 
-// call runs the handler and turns a panic into an error.
-func (r *runner) call(f *taskContext) (err error) {
+// call runs the handler, and the methods of its error. A panic is an error.
+func (r *runner) call(f *taskContext) *failure {
+	if err := r.handle(f); err != nil {
+		return failureOf(err)
+	}
+	return nil
+}
+
+func (r *runner) handle(f *taskContext) (err error) {
 	defer recovered(&err)
 	return r.handlers[f.lease.Queue](f, &f.lease, f)
 }
 
 // fail gives a failed attempt to the shard, as complete does.
-func (r *runner) fail(f *taskContext, err error) {
-	l := &f.lease
-	op := failOpOf(err)
+func (r *runner) fail(f *taskContext, failed *failure) {
+	l, op := &f.lease, &failed.op
 	op.notes = f.lastNotes()
 	if op.how != engine.FailRelease {
-		r.report(l, err)
+		r.report(l, failed.err)
 	}
 	op.completion, op.receipt, op.gone = newCompletion(callFail), l.Receipt, r.storing.Done()
-	r.end(&op, l)
+	r.end(op, l)
 }
 
-// complete gives the completion to the shard and does not wait for it. An error says why the output
+// complete gives the completion to the shard and does not wait for it; or it returns why the output
 // can never be stored.
-func (r *runner) complete(f *taskContext) error {
+func (r *runner) complete(f *taskContext) *failure {
 	l := &f.lease
 	op := r.queue.completeOp(l.Receipt)
 	op.notes = f.lastNotes()
@@ -441,7 +447,7 @@ func (r *runner) complete(f *taskContext) error {
 		}
 		if err != nil {
 			r.queue.recycleComplete(op)
-			return DeadLetter(err)
+			return failureOf(DeadLetter(prefixed(err)))
 		}
 	}
 	op.gone = r.storing.Done()

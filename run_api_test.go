@@ -449,6 +449,8 @@ func TestOutputBeyondLimits(t *testing.T) {
 				var invalid *codeq.InvalidError
 				require.ErrorAs(t, reports[0], &invalid)
 				require.Equal(t, field, invalid.Field)
+				requirePrefix(t, field, reports[0])
+				require.Equal(t, reports[0].Error(), got.LastError)
 				require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
 			})
 		})

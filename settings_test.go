@@ -144,7 +144,7 @@ func TestConfigureWithFailedShard(t *testing.T) {
 			require.True(f, s.QueueNamed("a").Settings.Paused)
 			return nil
 		}))
-		require.NoError(f, f.Q.Close())
+		require.ErrorIs(f, f.Q.Close(), ErrFailed)
 		f.Open()
 		require.Nil(f, claimNow(t, f.Q, "a"))
 		f.Check()

@@ -466,6 +466,7 @@ func (s *shard) fail(cause error) {
 		s.node.log.Info("term ended", "shard", s.index, "cause", cause)
 	} else {
 		s.opts.log.Error("shard failed", "shard", s.index, "err", cause)
+		s.replica.failed = refusal
 	}
 	s.inbox.Stop(refusal)
 	outcome := fmt.Errorf("%w: shard %d: %w", ErrUncertain, s.index, cause)

@@ -522,7 +522,7 @@ func (r *replica) failure() error {
 	}
 	select {
 	case <-r.lead.Load().done:
-		return errors.Join(fmt.Errorf("%w: shard %d", ErrFailed, r.index), r.store.Failure())
+		return r.failed
 	default:
 		return nil
 	}

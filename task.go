@@ -246,7 +246,7 @@ func (t *Task) check(l *Limits, index int) error {
 		return &InvalidError{"Task.After", len(t.After), atMostTasks(MaxParents)}
 	}
 	for _, id := range t.After {
-		if i, ok := keys.NthOf(id); ok && i >= index {
+		if i, ok := keys.NthOf(id); ok && (i < 0 || i >= index) {
 			allowed := fmt.Sprintf("tasks of the batch before the task itself, %d", index)
 			return &InvalidError{"Task.After", fmt.Sprintf("Nth(%d)", i), allowed}
 		}

@@ -1088,7 +1088,7 @@ func TestUniqueBatchOfSeveralShards(t *testing.T) {
 		}
 		require.Positive(t, count, "the shards before the one that fails have stored theirs")
 		require.Less(t, count, n)
-		require.NoError(t, p.Close())
+		require.ErrorIs(t, p.Close(), codeq.ErrFailed)
 		p.Open()
 		p.Step()
 

@@ -67,6 +67,51 @@ func TestOnErrorEnds(t *testing.T) {
 	}
 }
 
+// endingError ends its goroutine, in one of its methods.
+type endingError struct{ in string }
+
+func (e endingError) end(in string) {
+	if e.in == in {
+		runtime.Goexit()
+	}
+}
+
+func (e endingError) Error() string        { e.end("Error"); return "ending" }
+func (e endingError) Unwrap() error        { e.end("Unwrap"); return nil }
+func (e endingError) Is(target error) bool { e.end("Is"); return false }
+func (e endingError) As(any) bool          { e.end("As"); return false }
+
+// TestErrorsThatEnd: an error of a handler whose method ends the goroutine fails the attempt, and
+// costs no worker.
+func TestErrorsThatEnd(t *testing.T) {
+	for _, in := range []string{"Error", "Unwrap", "Is", "As"} {
+		for name, wrap := range map[string]func(error) error{
+			"returned": func(err error) error { return err },
+			"wrapped":  func(err error) error { return fmt.Errorf("why: %w", codeq.DeadLetter(err)) },
+			"panic":    func(err error) error { panic(err) },
+		} {
+			if name == "wrapped" && in == "Error" {
+				continue // it ends the handler
+			}
+			t.Run(in+" "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					q := openForRun(t, codeq.Options{MaxAttempts: 1, Observer: func(*codeq.Observation) {}})
+					var m codeq.Mux
+					codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error { return wrap(endingError{in}) })
+					run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 2})
+					for range 5 {
+						produce(t, q, codeq.Task{Queue: "a"})
+					}
+					synctest.Wait()
+					require.Equal(t, codeq.Counts{Dead: 5}, countsOf(t, q, "a"))
+					require.Len(t, run.Reported(), 5)
+					require.NoError(t, run.End(nil))
+				})
+			})
+		}
+	}
+}
+
 // panickyCodec panics, or ends its goroutine.
 type panickyCodec struct{ end func() }
 

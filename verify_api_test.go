@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -32,6 +34,47 @@ import (
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
+
+// writeProtected is a file system of which nothing may be changed, not even a lock be created.
+type writeProtected struct{ vfs.FS }
+
+func (w writeProtected) Unwrap() vfs.FS { return w.FS }
+
+func (writeProtected) Create(string, vfs.DiskWriteCategory) (vfs.File, error) {
+	return nil, fs.ErrPermission
+}
+
+func (writeProtected) OpenReadWrite(string, vfs.DiskWriteCategory, ...vfs.OpenOption) (vfs.File, error) {
+	return nil, fs.ErrPermission
+}
+
+func (writeProtected) ReuseForWrite(string, string, vfs.DiskWriteCategory) (vfs.File, error) {
+	return nil, fs.ErrPermission
+}
+
+func (writeProtected) Link(string, string) error           { return fs.ErrPermission }
+func (writeProtected) Remove(string) error                 { return fs.ErrPermission }
+func (writeProtected) RemoveAll(string) error              { return fs.ErrPermission }
+func (writeProtected) Rename(string, string) error         { return fs.ErrPermission }
+func (writeProtected) MkdirAll(string, os.FileMode) error  { return fs.ErrPermission }
+func (writeProtected) Lock(name string) (io.Closer, error) { return nil, fs.ErrPermission }
+
+// TestVerifyWithoutPermission: a user who may only read a queue verifies it, closed or killed, and
+// only a repair needs to write.
+func TestVerifyWithoutPermission(t *testing.T) {
+	disk := crashfs.New()
+	q := variedQueue(t, disk)
+	killed := disk.Clone()
+	require.NoError(t, q.Close())
+	for _, image := range []*crashfs.Disk{disk, killed} {
+		r, err := codeq.Verify("queue", onDisk(writeProtected{image}, &codeq.VerifyOptions{}))
+		require.NoError(t, err)
+		require.True(t, r.OK(), "%v", r.Problems)
+		require.Len(t, r.Shards, 2)
+		_, err = codeq.Verify("queue", onDisk(writeProtected{image}, &codeq.VerifyOptions{Repair: true}))
+		require.ErrorIs(t, err, fs.ErrPermission)
+	}
+}
 
 // TestVerify: a queue that is sound is found to be, and stays as it is.
 func TestVerify(t *testing.T) {

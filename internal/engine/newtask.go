@@ -73,7 +73,7 @@ func NewTaskOf(m *keys.Message) (NewTask, error) {
 // sound node refuses anything else before it sends it.
 func (t *NewTask) Valid(rec *record.Record, n int) bool {
 	for _, p := range rec.Parents {
-		if at, sibling := keys.NthOf(p); sibling && at >= n {
+		if at, sibling := keys.NthOf(p); sibling && (at < 0 || at >= n) {
 			return false
 		}
 	}

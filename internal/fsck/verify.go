@@ -69,7 +69,7 @@ func Verify(fsys vfs.FS, dir string, rules *Rules, repair, copied bool) (*Report
 	if err != nil {
 		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
 	}
-	d, err := manifest.Open(fsys, dir, manifest.Want{Shards: m.Shards, Node: m.Node})
+	d, err := open(fsys, dir, m, repair)
 	if err != nil {
 		return nil, err
 	}
@@ -85,6 +85,14 @@ func Verify(fsys vfs.FS, dir string, rules *Rules, repair, copied bool) (*Report
 		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
 	}
 	return report, nil
+}
+
+// open locks a directory, against those that would change it unless it is to be repaired.
+func open(fsys vfs.FS, dir string, m *manifest.Manifest, repair bool) (*manifest.Directory, error) {
+	if repair || m.Creating { // which is no queue yet
+		return manifest.Open(fsys, dir, manifest.Want{Shards: m.Shards, Node: m.Node})
+	}
+	return manifest.OpenReadOnly(fsys, dir)
 }
 
 // verifier is a running Verify, of a directory that is locked.

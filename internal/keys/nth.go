@@ -12,8 +12,9 @@ func Nth(i int) (id ID) {
 	return id
 }
 
-// NthOf is the inverse of Nth.
+// NthOf is the inverse of Nth, also for places that no batch has, which are to be refused: negative
+// ones, and those beyond its tasks. -1 is the zero ID, which stands for nothing.
 func NthOf(id ID) (i int, ok bool) {
-	n := binary.BigEndian.Uint64(id[8:])
-	return int(n) - 1, n != 0 && n <= math.MaxInt32 && binary.BigEndian.Uint64(id[:8]) == 0
+	n := int64(binary.BigEndian.Uint64(id[8:]))
+	return int(min(max(n-1, math.MinInt), math.MaxInt)), n != 0 && binary.BigEndian.Uint64(id[:8]) == 0
 }

@@ -20,7 +20,7 @@ import (
 func OpenForReading(fsys vfs.FS, dir string) (db *pebble.DB, err error) {
 	err = Protect(func() (err error) {
 		db, err = pebble.Open(dir, &pebble.Options{
-			FS: integrity.Tables(fsys), ReadOnly: true, FormatMajorVersion: Format,
+			FS: integrity.Tables(readOnlyFS{fsys}), ReadOnly: true, FormatMajorVersion: Format,
 			LoggerAndTracer: failstop.New(slog.New(slog.DiscardHandler), "store"),
 			EventListener:   &pebble.EventListener{DataCorruption: func(pebble.DataCorruptionInfo) {}},
 		})
