@@ -35,6 +35,13 @@ const (
 // checkLives is peer.Config.CheckLives. What it has noted is durable when it returns.
 func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.Lives) error {
 	id := other.ID.String()
+	if lives.Birth > 0 { // or else nothing more than the directory is asked for
+		select {
+		case <-n.opened:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: this node is being opened", peer.ErrEarly)
+		}
+	}
 	n.membership.mu.Lock()
 	isNewcomer := n.isNewcomer(id, lives)
 	n.membership.mu.Unlock()

@@ -159,8 +159,9 @@ type Node struct {
 	departures departures // of heartbeats
 	clocks     clocks
 
-	ready      atomic.Bool // the node takes part in every group
-	founding   atomic.Bool // a cluster whose groups may not have begun
+	ready      atomic.Bool   // the node takes part in every group
+	opened     chan struct{} // closed when it is ready
+	founding   atomic.Bool   // a cluster whose groups may not have begun
 	membership membership
 	elders     elders
 	hints      hints
@@ -203,7 +204,7 @@ func New(c Config) *Node {
 	if self.Address == "" && c.Listener != nil {
 		self.Address = c.Listener.Addr().String()
 	}
-	n := &Node{c: c, self: self, log: c.Logger, birth: c.Directory.Life, quit: make(chan struct{})}
+	n := &Node{c: c, self: self, log: c.Logger, birth: c.Directory.Life, opened: make(chan struct{}), quit: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.membership.writing = make(chan struct{}, 1)
 	n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
@@ -271,6 +272,7 @@ func (n *Node) Open() error {
 		}
 	}
 	n.ready.Store(true)
+	close(n.opened)
 	n.watchBeginning()
 	for _, g := range n.groups {
 		n.watches.Go(func() {
