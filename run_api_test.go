@@ -524,6 +524,37 @@ func TestShareOfQueues(t *testing.T) {
 	})
 }
 
+// TestSharesOverShards: the shares of queues are those of their weights, however their tasks lie in
+// the shards, also while another one is paused. The bounds are six standard deviations wide.
+func TestSharesOverShards(t *testing.T) {
+	for _, more := range []int{0, 20} { // with them, the list is a long one
+		t.Run(fmt.Sprint(more, " more queues"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, codeq.Options{Shards: 4})
+				req := codeq.ClaimRequest{Queues: []string{"critical", "paused", "bulk"}, Weights: map[string]int{"critical": 9, "paused": 5}, NoWait: true}
+				for n := range more {
+					req.Queues = append(req.Queues, fmt.Sprint("idle", n))
+				}
+				require.NoError(t, q.Pause(t.Context(), "paused"))
+				_, err := q.ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "critical"}}, 700)) // in one shard
+				require.NoError(t, err)
+				for shard := range 4 {
+					produce(t, startingAt(q, shard), slices.Repeat([]codeq.Task{{Queue: "paused"}, {Queue: "bulk"}}, 300)...)
+				}
+				counts := make(map[string]int)
+				for range 600 {
+					l, err := q.Claim(t.Context(), req)
+					require.NoError(t, err)
+					counts[l.Queue]++
+					require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+				}
+				require.InDelta(t, 540, counts["critical"], 44+float64(2*more), "%v", counts)
+				require.Equal(t, 600, counts["critical"]+counts["bulk"])
+			})
+		})
+	}
+}
+
 // TestStrictOrderHolds: a task of an earlier queue overtakes those of a later
 // one that wait already.
 func TestStrictOrderHolds(t *testing.T) {

@@ -168,8 +168,11 @@ const headLooks = 16
 // order of its queues is known; negative: any.
 func (b *Board) Begin(c *Claim) int {
 	queues, weights := c.Named()
-	if b == nil || len(weights) > 0 {
+	switch {
+	case b == nil:
 		return -1
+	case len(weights) > 0:
+		return b.draw(c, queues, weights)
 	}
 	for _, name := range queues[:min(len(queues), headLooks)] {
 		if h := b.of(name); h != nil {
@@ -179,6 +182,52 @@ func (b *Board) Begin(c *Claim) int {
 		}
 	}
 	return -1
+}
+
+// draw draws one of the queues of a claim that have tasks, in proportion to their weights, and
+// returns a shard that has some; negative: none was found. So the shares of the queues do not depend
+// on how their tasks lie in the shards. Of a long list it tries some queues, each drawn from all, so
+// that those with tasks keep their proportions.
+func (b *Board) draw(c *Claim, queues []string, weights []int) int {
+	var found [ShortList]*queueHeads
+	total := 0
+	for i := range min(len(queues), ShortList) {
+		at := i
+		if c.List != nil {
+			at = c.List.draw()
+		}
+		h := b.of(queues[at])
+		if h.best(-1) < 0 {
+			continue
+		}
+		if c.List != nil {
+			return h.visit(c, at)
+		}
+		found[at] = h
+		total += weights[at]
+	}
+	if total == 0 {
+		return -1
+	}
+	lot := rand.IntN(total)
+	for at, h := range found {
+		if h == nil {
+			continue
+		}
+		if lot -= weights[at]; lot < 0 {
+			return h.visit(c, at)
+		}
+	}
+	return -1
+}
+
+// visit returns the shard to which a claim goes for the queue that was drawn for it.
+func (q *queueHeads) visit(c *Claim, at int) int {
+	c.drawn = at + 1
+	if i := q.first(c.Max); i >= 0 {
+		return i
+	}
+	return q.best(-1)
 }
 
 // headOf returns the head of a queue in this shard, as far as it is in memory.
@@ -248,7 +297,7 @@ func (d *Dispatcher) highestElsewhere(q *Queue) uint64 {
 // isElsewhere reports whether a claim should be sent to another shard, which has the most urgent
 // task of a queue. This happens before the claim visits the shards in turn, and a few times at the
 // most, so that the claim visits each of them. Any task of the queue is more urgent than none,
-// unless the order of the claim is random. It stores the rank of this shard's head in c.rank, for
+// unless the order of the claim is random and another queue was drawn. It stores the rank of this shard's head in c.rank, for
 // isPassedOver.
 func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	c.rank = 0
@@ -261,7 +310,7 @@ func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	}
 	c.rank = rank
 	if rank == 0 {
-		if _, weights := c.Named(); len(weights) > 0 {
+		if _, weights := c.Named(); len(weights) > 0 && (c.drawn == 0 || c.Queues[c.drawn-1] != queue) {
 			return false
 		}
 		if heads == nil {

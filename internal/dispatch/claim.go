@@ -31,7 +31,7 @@ type Claim struct {
 
 	Grants []engine.Grant
 
-	drawn int           // 1 + the index of the list's queue that was drawn and waits for a refill; 0: none
+	drawn int           // 1 + the index of the queue that was drawn, and is tried first; 0: none
 	to    int           // the index of the shard with a more urgent task
 	rank  uint64        // of the head of the last queue that was tried, in the shard that tried it
 	state atomic.Uint64 // odd: the claim was taken. It grows by 2 when the claim is recycled

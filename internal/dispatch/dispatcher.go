@@ -206,15 +206,20 @@ func (d *Dispatcher) Try(c *Claim) Outcome {
 }
 
 // order returns the queues of a claim in their order: as given, or drawn in proportion to the
-// weights. The result is valid until the next call: it is not in memory of the claim, since several
+// weights, after the one that was drawn over all shards. The result is valid until the next call: it is not in memory of the claim, since several
 // shards may process a waiting claim at once.
 func (d *Dispatcher) order(c *Claim) []string {
 	if len(c.Weights) == 0 {
 		return c.Queues
 	}
-	d.names = append(d.names[:0], c.Queues...)
-	d.lots = append(d.lots[:0], c.Weights...)
-	drawOrder(d.names, d.lots)
+	names, lots := append(d.names[:0], c.Queues...), append(d.lots[:0], c.Weights...)
+	d.names, d.lots = names, lots
+	if at := c.drawn - 1; at >= 0 {
+		names[0], names[at] = names[at], names[0]
+		lots[0], lots[at] = lots[at], lots[0]
+		names, lots = names[1:], lots[1:]
+	}
+	drawOrder(names, lots)
 	return d.names
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
+	"math/rand/v2"
 	"slices"
 
 	"codeq/internal/chunked"
@@ -15,6 +16,7 @@ import (
 type List struct {
 	names   []string
 	weights []int // none: the order of the names is strict
+	sums    []int // of the weights up to each
 	Digest  [sha256.Size]byte
 }
 
@@ -38,7 +40,19 @@ func NewList(names []string, weights []int) *List {
 		}
 		h.Write(b) // never fails
 	}
-	return &List{names, weights, [sha256.Size]byte(h.Sum(nil))}
+	l := &List{names: names, weights: weights, Digest: [sha256.Size]byte(h.Sum(nil))}
+	sum := 0
+	for _, w := range weights {
+		sum += w
+		l.sums = append(l.sums, sum)
+	}
+	return l
+}
+
+// draw returns the index of a name, drawn in proportion to the weights. REQUIRES: there are some.
+func (l *List) draw() int {
+	at, _ := slices.BinarySearch(l.sums, 1+rand.IntN(l.sums[len(l.sums)-1]))
+	return at
 }
 
 // set is a List in a shard. Claims with the List wait in the set once and not in each queue, and
