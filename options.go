@@ -25,18 +25,20 @@ import (
 type Durability uint8
 
 const (
-	// DurabilityDefault is DurabilityDisk with [Options.Cluster], and otherwise DurabilityProcess.
+	// DurabilityDefault is DurabilityDisk.
 	DurabilityDefault Durability = iota
 	// DurabilityProcess: handed to the operating system. The end of the process, even by kill -9,
 	// loses nothing that was acknowledged; a power loss may lose the last operations, but the queue
-	// stays consistent. In a cluster nothing is lost as long as a majority of the nodes keeps its
+	// stays consistent. It is for tasks that can be made again, and for fast single calls of one
+	// caller. In a cluster nothing is lost as long as a majority of the nodes keeps its
 	// power: a node that has lost it does not count until the others have taken it back, which they
 	// do by themselves. If a majority has lost it, the cluster stands still ([ErrPowerLost]). Linux
 	// and macOS tell whether the machine was booted; on other systems a killed node counts as one
 	// that has lost power.
 	DurabilityProcess
 	// DurabilityDisk: forced to the disk, with one fsync for each group of operations. A power loss
-	// loses nothing that was acknowledged.
+	// loses nothing that was acknowledged, as long as the disk keeps what it confirms. A caller
+	// waits for the disk; many callers share a sync, so that they lose less by it than one.
 	DurabilityDisk
 	// DurabilityNone: held in memory until there are 32 KiB of log, or until [Queue.Close]. The end
 	// of the process may lose the operations since then, even after seconds of idleness, but the
@@ -66,7 +68,7 @@ type Options struct {
 	// cores: 4; 4 cores: 2; 2 cores: 1); with Cluster 3, and the number must be the same on all
 	// nodes.
 	Shards int
-	// Durability may be different at each [Open]. Default: [DurabilityDefault].
+	// Durability may be different at each [Open]. Default: [DurabilityDisk].
 	Durability Durability
 
 	// LeaseFor is how long a lease lasts if neither the claim nor the task sets it. Default: 30 s.
@@ -225,16 +227,14 @@ func (o *Options) withDefaults() (*Options, error) {
 	if o != nil {
 		c = *o
 	}
-	durability := DurabilityProcess
 	if c.Cluster != nil {
 		var err error
 		if c.Cluster, err = c.Cluster.withDefaults(); err != nil {
 			return nil, err
 		}
-		durability = DurabilityDisk
 	}
 	if c.Durability == DurabilityDefault {
-		c.Durability = durability
+		c.Durability = DurabilityDisk
 	}
 	for _, f := range []struct {
 		name          string

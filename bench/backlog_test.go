@@ -63,7 +63,7 @@ var (
 )
 
 func open(b *testing.B, dir string) *codeq.Queue {
-	q, err := codeq.Open(dir, nil)
+	q, err := codeq.Open(dir, &codeq.Options{Durability: codeq.DurabilityProcess})
 	if err != nil {
 		b.Fatal(err)
 	}

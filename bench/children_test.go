@@ -22,7 +22,7 @@ func BenchmarkChildren(b *testing.B) {
 
 func benchChildren(b *testing.B, children, batch int, tell bool) {
 	ctx := context.Background()
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1})
+	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func BenchmarkDepth(b *testing.B) {
 		for _, backlog := range backlogs {
 			name := fmt.Sprintf("shards=%d/backlog=%d/", shards, backlog)
 			open := func(b *testing.B) []*codeq.Queue {
-				q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards})
+				q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -229,7 +229,7 @@ func BenchmarkDepthLarge(b *testing.B) {
 	} {
 		b.Run(load.name, func(b *testing.B) {
 			limits := codeq.Limits{Payload: 32 << 20, BatchBytes: 64 << 20, CommitBytes: 128 << 20}
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Limits: limits})
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess, Limits: limits})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -282,7 +282,7 @@ func BenchmarkDepthDue(b *testing.B) {
 	}
 	for _, rate := range []int{10_000, 100_000} {
 		b.Run(fmt.Sprintf("rate=%d", rate), func(b *testing.B) {
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1})
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
 			if err != nil {
 				b.Fatal(err)
 			}

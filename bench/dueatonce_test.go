@@ -31,7 +31,7 @@ func BenchmarkDueAtOnce(b *testing.B) {
 func dueAtOnce(b *testing.B, tasks, bytes, shards int) {
 	ctx := context.Background()
 	var skew atomic.Int64
-	opts := &codeq.Options{Shards: shards}
+	opts := &codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess}
 	hook.SetWall(opts, func() time.Time { return time.Now().Add(time.Duration(skew.Load())) })
 	q, err := codeq.Open(b.TempDir(), opts)
 	if err != nil {

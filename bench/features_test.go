@@ -38,7 +38,7 @@ func BenchmarkFeatures(b *testing.B) {
 		{"groups=100000", func(_, _ int, t codeq.Task) codeq.Task { t.Group = groups[rand.IntN(len(groups))]; return t }},
 	} {
 		b.Run(f.name, func(b *testing.B) {
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1})
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -63,7 +63,7 @@ func BenchmarkFairness(b *testing.B) {
 	for _, shards := range []int{1, 2} {
 		b.Run("shards="+strconv.Itoa(shards), func(b *testing.B) {
 			ctx := context.Background()
-			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards})
+			q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -15,7 +15,7 @@ import (
 // BenchmarkIdle is what an open queue costs that nobody uses, in percent of one
 // core: two shards, a waiting claim, a lease and a scheduled task far away.
 func BenchmarkIdle(b *testing.B) {
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 2})
+	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
 	if err != nil {
 		b.Fatal(err)
 	}

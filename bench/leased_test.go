@@ -18,7 +18,7 @@ func BenchmarkLeased(b *testing.B) {
 		leases = 100_000
 	}
 	ctx := context.Background()
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1})
+	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 func BenchmarkObserver(b *testing.B) {
 	for _, observed := range []bool{false, true} {
 		open := func(b *testing.B) *codeq.Queue {
-			opts := codeq.Options{Shards: 1}
+			opts := codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess}
 			var completed, handled, missed, calls uint64
 			if observed {
 				opts.Observer = func(o *codeq.Observation) {

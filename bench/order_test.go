@@ -32,7 +32,7 @@ func BenchmarkOrder(b *testing.B) {
 
 func measureOrder(b *testing.B, tasks, shards, callers, size int) {
 	ctx := context.Background()
-	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards})
+	q, err := codeq.Open(b.TempDir(), &codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess})
 	if err != nil {
 		b.Fatal(err)
 	}

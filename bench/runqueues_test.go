@@ -32,7 +32,7 @@ func BenchmarkQueues(b *testing.B) {
 func runQueues(b *testing.B, queues, tasks int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	q, err := codeq.Open(b.TempDir(), nil)
+	q, err := codeq.Open(b.TempDir(), &codeq.Options{Durability: codeq.DurabilityProcess})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -66,6 +66,7 @@ func (row *spaceRow) run(b *testing.B) {
 	ctx := context.Background()
 	dir := b.TempDir()
 	opts := row.opts
+	opts.Durability = codeq.DurabilityProcess
 	q, err := codeq.Open(dir, &opts)
 	if err != nil {
 		b.Fatal(err)

@@ -26,7 +26,7 @@ func (a *app) benchCommand() *cli.Command {
 			&cli.IntFlag{Name: "shards", Usage: "`N` shards; default: that of a new queue"},
 			&cli.IntFlag{Name: "producers", Value: 64, Usage: "`N` callers that produce at the same time"},
 			&cli.IntFlag{Name: "workers", Value: 64, Usage: "`N` handlers that run at the same time"},
-			&cli.StringFlag{Name: "durability", Value: "process", Usage: "process, disk or none"},
+			&cli.StringFlag{Name: "durability", Value: "disk", Usage: "disk, process or none"},
 		},
 		Action: a.bench,
 	}
