@@ -335,7 +335,7 @@ func TestOptionDefaults(t *testing.T) {
 		o.Logger, o.log, o.wall, o.mono, o.fs, o.boot, o.pebble = nil, nil, nil, nil, nil, "", nil
 		require.Equal(t, &Options{
 			Shards:        0, // by the manifest, or the machine
-			Durability:    DurabilityProcess,
+			Durability:    DurabilityDisk,
 			LeaseFor:      30 * time.Second,
 			StallAfter:    5 * time.Second,
 			MaxAttempts:   25,
