@@ -228,3 +228,38 @@ func (op *idleOp) decodeReply(r *wire.Reader) {
 // again sets waited, whatever the next try finds: while there was no leader, tasks may have come
 // and gone.
 func (op *idleOp) again() { op.waited, op.err = true, nil }
+
+// takenOp waits until another shard has taken the messages that this one had stored for it.
+type takenOp struct {
+	completion
+	broadcast.Patience
+	to int
+}
+
+func (op *takenOp) resolve(s *shard) {
+	if op.to >= s.opts.Shards { // decode does not know how many shards there are
+		op.err = errMalformedCall
+		s.settleAfterCommit(op)
+		return
+	}
+	first, next := s.Untaken(op.to)
+	if first < next && s.unreachable[op.to] == nil {
+		s.takers[op.to].Add(next-1, op)
+		return
+	}
+	if first < next {
+		op.err = s.unreachable[op.to]
+	}
+	s.settleAfterCommit(op)
+}
+
+func (op *takenOp) abandon(*shard) { op.GiveUp() }
+
+func (op *takenOp) encode(dst []byte) []byte { return wire.AppendUint(dst, uint64(op.to)) }
+
+func (op *takenOp) decode(r *wire.Reader) {
+	n := r.Uint()
+	if op.to = int(n); n >= maxShards {
+		r.Fail()
+	}
+}

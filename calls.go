@@ -249,7 +249,7 @@ func encodeOwnError(err error) (code byte, text string) {
 func decodeError(code byte, text string) error {
 	switch {
 	case text == errMalformedCall.Error(): // what this build sends can be read
-		return &textError{text + ": it runs another version", []error{ErrFormat}}
+		return base.WithText(text+": it runs another version", ErrFormat)
 	case code == codeDuplicate:
 		return decodeDetails(text, new(DuplicateError))
 	case code == codeInvalid:
@@ -257,23 +257,23 @@ func decodeError(code byte, text string) error {
 	case code == codeLifeOver:
 		return decodeDetails(text, new(engine.LifeOverError))
 	case code == codePowerLost:
-		return &textError{text, []error{ErrNotLeader, ErrPowerLost}}
+		return base.WithText(text, ErrNotLeader, ErrPowerLost)
 	case code == codeOldCopy:
-		return &textError{text, []error{ErrOldCopy}}
+		return base.WithText(text, ErrOldCopy)
 	case code == codeLeaseCanceled:
-		return &textError{text, []error{ErrLeaseLost, ErrCanceled}}
+		return base.WithText(text, ErrLeaseLost, ErrCanceled)
 	case code == codeNotLeader && strings.Contains(text, cluster.ErrBehind.Error()):
-		return &textError{text, []error{cluster.ErrBehind}}
+		return base.WithText(text, cluster.ErrBehind)
 	case int(code) < len(sentErrors) && code > 0:
-		return &textError{text, []error{sentErrors[code]}}
+		return base.WithText(text, sentErrors[code])
 	}
-	return &textError{text, nil}
+	return base.WithText(text)
 }
 
 // decodeDetails reads an error that was sent with its fields.
 func decodeDetails(text string, err error) error {
 	if wire.UnmarshalJSON([]byte(text), err) != nil {
-		return &textError{text, nil}
+		return base.WithText(text)
 	}
 	return err
 }

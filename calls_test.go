@@ -33,7 +33,7 @@ func sampleCalls() map[string]request {
 	receipt := Receipt{ID: id(9), Token: 1 << 60}
 	receipts := []engine.Receipt{receipt.inner()}
 	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
-	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead}, nil)
+	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead, OnMissing: RefuseOnMissing}, nil)
 	notes := &record.Notes{Done: 1, Total: 2, Text: "t", At: 5, Metadata: map[string]string{"k": "v"}}
 	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
 	return map[string]request{
@@ -48,7 +48,7 @@ func sampleCalls() map[string]request {
 		"complete":       &completeOp{completion: newCompletion(callComplete), receipt: receipt, notes: notes, result: []byte("r"), next: []engine.NewTask{task, tied}},
 		"fail":           &failOp{completion: newCompletion(callFail), receipt: receipt, how: engine.FailDead, wait: -1, cause: "why", notes: notes},
 		"note":           rule(callNote, &call.Note{Receipt: receipt.inner(), Notes: notes}),
-		"extend":         &extendOp{completion: newCompletion(callExtend), receipt: receipt, duration: 5},
+		"extend":         rule(callExtend, &call.Extend{Receipt: receipt.inner(), Duration: 5}),
 		"renew":          rule(callRenew, &call.Renew{Receipts: receipts, Duration: 5, Lost: receipts, Errs: []error{engine.LeaseLost(receipt.inner(), true)}}),
 		"alter":          rule(callAlter, &call.Alter{ID: id(1), How: engine.AlterRunAt, Arg: 77}),
 		"await":          endedAwait(id(1), engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 3}),
@@ -85,6 +85,8 @@ func sampleCalls() map[string]request {
 		"askPermits": &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1}},
 		"member":     &memberOp{completion: newCompletion(callMember), how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
 		"barrier":    &barrierOp{completion: newCompletion(callBarrier), id: 7, applied: 9},
+		"taken":      &takenOp{completion: newCompletion(callTaken), to: 3},
+		"missing":    rule(callMissing, &call.Missing{IDs: []keys.ID{id(1), id(2)}, Missing: []keys.ID{id(2)}}),
 		"resume":     &resumeOp{completion: newCompletion(callResume), id: 7},
 	}
 }

@@ -198,23 +198,14 @@ func (r *ClaimRequest) checkWeights() error {
 	if len(r.Weights) == 0 {
 		return nil
 	}
-	named := func(queue string) bool { return slices.Contains(r.Queues, queue) }
-	if len(r.Queues) > dispatch.ShortList {
-		queues := make(map[string]bool, len(r.Queues))
-		for _, name := range r.Queues {
-			queues[name] = true
-		}
-		named = func(queue string) bool { return queues[queue] }
+	switch queue, named, ok := dispatch.CheckWeights(r.Queues, r.Weights); {
+	case ok:
+		return nil
+	case !named:
+		return &InvalidError{"ClaimRequest.Weights", shortly(queue), "one of Queues"}
+	default:
+		return &InvalidError{"ClaimRequest.Weights of " + queue, r.Weights[queue], weightBounds}
 	}
-	for queue, w := range r.Weights {
-		if !named(queue) {
-			return &InvalidError{"ClaimRequest.Weights", shortly(queue), "one of Queues"}
-		}
-		if !dispatch.IsWeight(w) {
-			return &InvalidError{"ClaimRequest.Weights of " + queue, w, weightBounds}
-		}
-	}
-	return nil
 }
 
 // appendWeights adds a weight for each of the queues, or none if the order is strict.

@@ -11,6 +11,7 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/claimlines"
 	"codeq/internal/cluster"
+	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 )
@@ -195,7 +196,7 @@ func (h *claimHost) Renew(ctx context.Context, shard int, leases []engine.Receip
 }
 
 func (h *claimHost) GiveBack(ctx context.Context, lease engine.Receipt) {
-	op := failOp{how: engine.FailReturn, roomWait: roomWait{gone: ctx.Done()}}
+	op := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: ctx.Done()}}}
 	_ = h.queue.failed(ctx, receiptOf(lease), op, nil) // or it comes back when its lease has expired
 }
 

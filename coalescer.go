@@ -8,6 +8,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
+	"codeq/internal/broadcast"
 	"codeq/internal/engine"
 	"codeq/internal/inbox"
 )
@@ -65,8 +66,7 @@ type completion struct {
 	kind callKind   // which of verbs it is
 	// format is one that all nodes of the shard know: encode writes nothing that is newer.
 	format int
-	// reply is called in place of sending to done, if the caller is elsewhere.
-	// It must not block.
+	// reply is called in place of sending to done, if the caller is elsewhere. It must not block.
 	reply func(error)
 }
 
@@ -107,8 +107,7 @@ func (c *completion) wait(ctx context.Context) (settled bool, err error) {
 // force.
 func comesOnLease(op operation) bool { return op.verb().is(onLease) }
 
-// committer makes a batch durable. After an error it is unknown whether the
-// batch was applied.
+// committer makes a batch durable. After an error it is unknown whether the batch was applied.
 type committer interface {
 	Commit(*pebble.Batch) error
 	// Confirm makes sure that what a group without a key has read is still so.
@@ -219,16 +218,32 @@ func (s *shard) decideLarge(others bool) {
 	s.decide(op)
 }
 
-// waiting yields the calls that wait for the end of a task, or for queues to become idle.
-func (s *shard) waiting(yield func(operation) bool) {
-	for _, op := range s.idlers {
+// waiters is the calls that wait for something to happen in a shard.
+type waiters struct {
+	awaits broadcast.Waiting[*awaitOp] // for the end of a task
+	idlers []*idleOp                   // for queues to become idle
+	takers []broadcast.Line[*takenOp]  // by another shard: until it has taken messages
+	// unreachable is why a shard takes no messages any more, in a queue by itself; nil: it does.
+	unreachable []error
+}
+
+// waiting yields the calls.
+func (w *waiters) waiting(yield func(operation) bool) {
+	for _, op := range w.idlers {
 		if !yield(op) {
 			return
 		}
 	}
-	for op := range s.awaits.All {
+	for op := range w.awaits.All {
 		if !yield(op) {
 			return
+		}
+	}
+	for i := range w.takers {
+		for op := range w.takers[i].All {
+			if !yield(op) {
+				return
+			}
 		}
 	}
 }

@@ -103,10 +103,10 @@ const (
 	BulkMove
 )
 
-var bulkActions = enum[BulkAction]{"BulkAction", []string{"", "cancel", "redrive", "purge", "set-priority", "move"}}
+var bulkActions = newEnum[BulkAction]("BulkAction", "", "cancel", "redrive", "purge", "set-priority", "move")
 
 // String returns "cancel", "redrive", "purge", "set-priority" or "move".
-func (a BulkAction) String() string { return bulkActions.text(a) }
+func (a BulkAction) String() string { return bulkActions.Text(a) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
 // value.
@@ -233,8 +233,8 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 }
 
 func (o *BulkOptions) check(l *Limits) error {
-	if !bulkActions.valid(o.Action) {
-		return &InvalidError{"BulkOptions.Action", uint8(o.Action), bulkActions.allowed()}
+	if !bulkActions.Valid(o.Action) {
+		return &InvalidError{"BulkOptions.Action", uint8(o.Action), bulkActions.Allowed()}
 	}
 	allowed := altering[o.Action].states
 	if len(o.States) == 0 && o.Action != BulkRedrive && o.Action != BulkSetPriority {

@@ -49,7 +49,7 @@ func (s *shard) look() {
 func (s *shard) dropParked() {
 	kept := s.space.parked[:0]
 	for _, op := range s.space.parked {
-		if w, ok := op.(roomWaiter); ok && !w.waitsForRoom() {
+		if w, ok := op.(roomWaiter); ok && !w.WaitsForRoom() {
 			refuse(op, s.space.Refusal(s.index))
 			continue
 		}
@@ -75,61 +75,24 @@ func (s *shard) parkOrRefuse(op operation) {
 		shared.noRoom(s)
 		return
 	}
-	if w, ok := op.(roomWaiter); op.verb().is(waitsRoom) || ok && w.waitsForRoom() {
+	if w, ok := op.(roomWaiter); op.verb().is(waitsRoom) || ok && w.WaitsForRoom() {
 		s.space.parked = append(s.space.parked, op)
 		return
 	}
 	refuse(op, s.space.Refusal(s.index))
 }
 
-// roomOf returns the level of free space down to which an alteration still runs.
-func roomOf(how engine.Alteration) engine.Room {
-	switch how {
-	case engine.AlterPurge, engine.AlterForget, engine.AlterCancel: // a task that is kept needs more
-		return engine.RoomNone
-	}
-	return engine.RoomLow
-}
-
 // roomWaiter is an operation that waits for room as long as its caller does.
 type roomWaiter interface {
 	operation
-	waitsForRoom() bool
+	WaitsForRoom() bool
 }
 
-// roomWait is embedded in operations whose callers may wait for room, as Run does with the outcomes
-// of its handlers.
-type roomWait struct {
-	gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
-	left chan struct{}   // the same channel as gone, if the caller is on another node
-}
-
-func (w *roomWait) waitsForRoom() bool {
-	if w.gone == nil {
-		return false
-	}
-	select {
-	case <-w.gone:
-		return false
-	default:
-		return true
-	}
-}
-
-// setWaits sets whether the caller on another node waits for room.
-func (w *roomWait) setWaits(waits bool) {
-	if waits {
-		w.left = make(chan struct{})
-		w.gone = w.left
-	}
-}
+// roomWait is embedded in operations whose callers may wait for room.
+type roomWait struct{ diskspace.Wait }
 
 // abandon is called when the caller on another node has gone.
-func (w *roomWait) abandon(*shard) {
-	if w.left != nil {
-		close(w.left)
-	}
-}
+func (w *roomWait) abandon(*shard) { w.Leave() }
 
 // diskFull makes an error that reports a full disk match ErrDiskFull.
 func diskFull(err error) error {

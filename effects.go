@@ -222,25 +222,40 @@ func (s *shard) deliver(o *engine.Outgoing) {
 		return
 	}
 	p.reply = func(err error) {
-		if err == nil {
-			_ = s.inbox.Pass(&confirmOp{by: p}) // one that is closing sends them again, to be ignored
-		}
+		_ = s.inbox.Pass(&confirmOp{by: p, err: err}) // one that is closing sends them again, to be ignored
 	}
-	_ = s.peers[p.to].inbox.Pass(p)
+	if err := s.peers[p.to].inbox.Pass(p); err != nil {
+		p.reply(err)
+	}
 }
 
-// confirmOp forgets messages that their receiver has taken, or sends them again.
+// confirmOp forgets messages that their receiver has taken, or sends them again. In a queue by
+// itself a receiver that does not take them takes none any more.
 type confirmOp struct {
 	by  *messageBatch
 	err error // they may not have been taken
 }
 
 func (op *confirmOp) resolve(s *shard) {
-	taken := len(op.by.messages)
-	if op.err != nil {
+	to, taken := op.by.to, len(op.by.messages)
+	switch {
+	case op.err == nil:
+	case s.node != nil:
 		taken = 0
+	default:
+		s.unreachable[to] = op.err
+		s.takers[to].Take(engine.Never, func(t *takenOp) { t.settle(op.err) })
+		return
 	}
-	s.Confirmed(op.by.to, op.by.first, taken)
+	s.Confirmed(to, op.by.first, taken)
+	first, _ := s.Untaken(to)
+	s.takers[to].Take(first-1, func(t *takenOp) {
+		if s.node == nil { // what was taken was, whatever becomes of this group
+			t.settle(nil)
+			return
+		}
+		s.settleAfterCommit(t) // which confirms that this node led when the call came
+	})
 }
 
 func (op *confirmOp) settle(error) {}

@@ -55,6 +55,7 @@ func TestEnums(t *testing.T) {
 	testEnum(t, codeq.Ready, "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled")
 	testEnum(t, codeq.BulkCancel, "cancel", "redrive", "purge", "set-priority", "move")
 	testEnum(t, codeq.HoldOnDead, "hold", "cancel", "run")
+	testEnum(t, codeq.RunOnMissing, "run", "cancel", "refuse")
 	testEnum(t, codeq.MissedOnce, "once", "skip", "all")
 	testEnum(t, codeq.DurabilityDefault, "default", "process", "disk", "none")
 	testEnum(t, codeq.EventProduced,

@@ -3,7 +3,6 @@ package codeq
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"codeq/internal/base"
 )
@@ -119,41 +118,10 @@ func (e *InvalidError) Error() string {
 // Is reports that every [InvalidError] is an [ErrInvalid].
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// textError is an error with its own text. The text begins with that of the wrapped error, or
-// contains it if the error is from another node.
-type textError struct {
-	text string
-	is   []error
-}
-
-func (e *textError) Error() string   { return e.text }
-func (e *textError) Unwrap() []error { return e.is }
-
-const errorPrefix = "codeq: "
-
 // public is deferred by exported functions. It makes the text of an error begin with the name of
-// the package, once, whatever errors are wrapped in it. Joined errors are one line each, which
-// begins with the name.
+// the package, once, whatever errors are wrapped in it.
 func public(err *error) {
 	if *err != nil {
-		*err = prefixed(*err)
+		*err = base.Prefixed(*err)
 	}
 }
-
-func prefixed(err error) error {
-	text := err.Error()
-	lines := 1 + strings.Count(text, "\n"+errorPrefix)
-	if strings.HasPrefix(text, errorPrefix) && strings.Count(text, errorPrefix) == lines {
-		return err
-	}
-	return &publicError{errorPrefix + strings.ReplaceAll(text, errorPrefix, ""), err}
-}
-
-// publicError is an error with another text.
-type publicError struct {
-	text string
-	err  error
-}
-
-func (e *publicError) Error() string { return e.text }
-func (e *publicError) Unwrap() error { return e.err }

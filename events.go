@@ -71,12 +71,12 @@ func eventKindOf(k engine.EventKind) EventKind {
 	return EventKind(k)
 }
 
-var eventKinds = enum[EventKind]{"EventKind", []string{
+var eventKinds = newEnum[EventKind]("EventKind",
 	"", "produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress",
-}}
+)
 
 // String returns the kind in lower case; that of [EventDeadLettered] is "dead".
-func (k EventKind) String() string { return eventKinds.text(k) }
+func (k EventKind) String() string { return eventKinds.Text(k) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // kind.
@@ -147,7 +147,7 @@ func (q *Queue) subscribe(ctx context.Context, opts SubscribeOptions) (*Subscrip
 		kinds = 0
 	}
 	for _, k := range opts.Kinds {
-		if !eventKinds.valid(k) {
+		if !eventKinds.Valid(k) {
 			return nil, &InvalidError{"SubscribeOptions.Kinds", k, kindLimit}
 		}
 		kinds |= 1 << k.inner()

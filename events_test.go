@@ -217,7 +217,7 @@ func TestSubscriptionCloses(t *testing.T) {
 							if errors.Is(err, ErrClosed) {
 								break
 							}
-							if err != nil || e.Queue != "a" || !eventKinds.valid(e.Kind) {
+							if err != nil || e.Queue != "a" || !eventKinds.Valid(e.Kind) {
 								t.Errorf("%+v, %v", e, err)
 							}
 						}

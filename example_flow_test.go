@@ -128,3 +128,33 @@ func ExampleOnDead() {
 	// invoice is claimed, attempt 1
 	// ship is claimed, attempt 1
 }
+
+// A task says what becomes of it if a task that it waits for does not exist: nobody knows how one
+// has ended that is no longer kept.
+func ExampleOnMissing() {
+	q, done := open()
+	defer done()
+
+	order, err := q.Produce(ctx, codeq.Task{Queue: "order"})
+	check(err)
+	check(q.Cancel(ctx, order))
+
+	_, err = q.Produce(ctx, codeq.Task{Queue: "pack", After: []codeq.ID{order}, OnMissing: codeq.RefuseOnMissing})
+	fmt.Println("pack is stored:", !errors.Is(err, codeq.ErrNotFound))
+	ship, err := q.Produce(ctx, codeq.Task{
+		Queue: "ship", After: []codeq.ID{order}, OnMissing: codeq.CancelOnMissing, Retention: time.Hour,
+	})
+	check(err)
+	end, err := q.Await(ctx, ship)
+	check(err)
+	fmt.Println("ship is", end.State)
+	tidy, err := q.Produce(ctx, codeq.Task{Queue: "tidy", After: []codeq.ID{order}}) // RunOnMissing
+	check(err)
+	task, err := q.Get(ctx, tidy)
+	check(err)
+	fmt.Println("tidy is", task.State)
+	// Output:
+	// pack is stored: false
+	// ship is canceled
+	// tidy is ready
+}

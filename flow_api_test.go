@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -756,6 +757,152 @@ func TestAlterAsParentsEnd(t *testing.T) {
 					synctest.Wait()
 					f.RequireState(codeq.Ready, last)
 				}
+			})
+		})
+	}
+}
+
+// TestCanceledParent: when a call has returned that produces a task, its parents know of it: the
+// task goes with one that is canceled or purged the next moment, wherever both lie.
+func TestCanceledParent(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, shards := range []int{1, 4} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+				produce := func(task codeq.Task) codeq.ID {
+					f.Helper()
+					id, err := f.Q.Produce(ctx, task)
+					require.NoError(f, err)
+					return id
+				}
+				cancel := func(id codeq.ID) {
+					f.Helper()
+					require.NoError(f, f.Q.Cancel(ctx, id))
+				}
+				claim := func(queue string) *codeq.Lease {
+					f.Helper()
+					l, err := f.Q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
+					require.NoError(f, err)
+					return l
+				}
+				child := func(parents ...codeq.ID) codeq.Task {
+					return codeq.Task{Queue: "child", After: parents, Retention: codeq.Forever}
+				}
+				var children []codeq.ID
+				for i := range 50 {
+					parent := produce(codeq.Task{Queue: "parent"})
+					switch i % 5 {
+					case 0:
+						children = append(children, produce(child(parent)))
+						cancel(parent)
+					case 1: // another one is completed
+						other := produce(codeq.Task{Queue: "other"})
+						children = append(children, produce(child(other, parent)))
+						require.NoError(f, f.Q.Complete(ctx, claim("other").Receipt, nil))
+						cancel(parent)
+					case 2: // a batch, with some that belong to certain shards
+						bound := child(parent)
+						bound.Group = fmt.Sprint("g", i)
+						ids, err := f.Q.ProduceBatch(ctx, []codeq.Task{child(parent), bound, child(parent)})
+						require.NoError(f, err)
+						children = append(children, ids...)
+						cancel(parent)
+					case 3: // follow-ups, of which one goes to another shard first
+						produce(codeq.Task{Queue: "before"})
+						l := claim("before")
+						first, bound := child(parent, l.ID), child(parent, l.ID)
+						first.OnMissing, bound.OnMissing, bound.Unique.Key = codeq.RefuseOnMissing, codeq.CancelOnMissing, fmt.Sprint("k", i)
+						require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, first, bound))
+						cancel(parent)
+					default: // a dead letter, which does not expire while others wait
+						require.NoError(f, f.Q.Configure(ctx, "dying", func(s *codeq.Settings) { s.DeadRetention = time.Second }))
+						dead := produce(codeq.Task{Queue: "dying"})
+						require.NoError(f, f.Q.DeadLetter(ctx, claim("dying").Receipt, nil))
+						children = append(children, produce(child(dead)))
+						time.Sleep(time.Minute)
+						n, err := f.Q.PurgeDead(ctx, codeq.DeadFilter{Queue: "dying"})
+						require.NoError(f, err)
+						require.Equal(f, 1, n)
+						cancel(parent)
+					}
+				}
+				f.RequireState(codeq.Canceled, children...)
+				require.EqualValues(f, 80, f.Counts("child").Canceled)
+				require.Zero(f, f.Counts("child").Ready)
+			})
+		})
+	}
+}
+
+// TestManyParents: beyond those that are looked up at once, parents of the same shard are told by
+// messages, for which the call waits as well; and a tick tells those of its shard.
+func TestManyParents(t *testing.T) {
+	ctx := context.Background()
+	inFlow(t, codeq.Options{Shards: 1}, func(f *codeq.FlowTest) {
+		parents := f.Batch(slices.Repeat([]codeq.Task{{Queue: "parent"}}, 1000)...)
+		child, err := f.Q.Produce(ctx, codeq.Task{Queue: "child", After: parents, Retention: codeq.Forever})
+		require.NoError(f, err)
+		require.NoError(f, f.Q.Cancel(ctx, parents[999]))
+		f.RequireState(codeq.Canceled, child)
+
+		task := codeq.Task{Queue: "tick", After: parents[:1], Retention: codeq.Forever}
+		require.NoError(f, f.Q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Minute, Task: task}))
+		time.Sleep(time.Minute)
+		require.EqualValues(f, 1, f.Counts("tick").Blocked)
+		require.NoError(f, f.Q.Cancel(ctx, parents[0]))
+		require.EqualValues(f, 1, f.Counts("tick").Canceled)
+		time.Sleep(time.Minute)
+		require.EqualValues(f, 1, f.Counts("tick").Ready, "the parent is missing")
+	})
+}
+
+// TestOnMissing: what becomes of a task whose parent is gone.
+func TestOnMissing(t *testing.T) {
+	ctx := context.Background()
+	for _, l := range flowLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: l.shards}, func(f *codeq.FlowTest) {
+				gone := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+				f.Cancel(gone)
+				task := func(how codeq.OnMissing) codeq.Task {
+					return codeq.Task{Queue: "child", After: []codeq.ID{gone}, OnMissing: how, Retention: codeq.Forever}
+				}
+				run := f.ProduceAt(l.child, task(codeq.RunOnMissing))
+				stop := f.ProduceAt(l.child, task(codeq.CancelOnMissing))
+				f.RequireState(codeq.Ready, run)
+				f.RequireState(codeq.Canceled, stop)
+				info, err := f.Q.Get(ctx, stop)
+				require.NoError(f, err)
+				require.Equal(f, codeq.CancelOnMissing, info.OnMissing)
+
+				refused := task(codeq.RefuseOnMissing)
+				_, err = f.Q.Produce(ctx, refused)
+				require.ErrorIs(f, err, codeq.ErrNotFound)
+				require.ErrorContains(f, err, gone.String())
+				_, err = f.Q.ProduceBatch(ctx, []codeq.Task{{Queue: "child"}, refused})
+				require.ErrorIs(f, err, codeq.ErrNotFound)
+				require.ErrorContains(f, err, "task 1")
+				err = f.Q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Minute, Task: refused})
+				require.ErrorIs(f, err, codeq.ErrNotFound)
+				f.ProduceAt(0, codeq.Task{Queue: "before"})
+				lease := f.Claim("before")
+				require.ErrorIs(f, f.Q.Complete(ctx, lease.Receipt, nil, refused), codeq.ErrNotFound)
+				require.NoError(f, f.Q.Complete(ctx, lease.Receipt, nil), "nothing was done before")
+				require.EqualValues(f, 1, f.Counts("child").Ready)
+
+				parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+				keyed := codeq.Task{Queue: "child", After: []codeq.ID{parent}, OnMissing: codeq.RefuseOnMissing, Unique: codeq.Unique{Key: "k"}}
+				id, err := f.Q.Produce(ctx, keyed)
+				require.NoError(f, err)
+				f.Complete("parent")
+				f.RequireState(codeq.Ready, id)
+				again, err := f.Q.Produce(ctx, keyed)
+				require.ErrorIs(f, err, codeq.ErrDuplicate, "it was stored, whatever has become of the parent")
+				require.Equal(f, id, again)
+
+				_, err = f.Q.Produce(ctx, codeq.Task{Queue: "child", OnMissing: codeq.RefuseOnMissing + 1})
+				require.ErrorIs(f, err, codeq.ErrInvalid)
 			})
 		})
 	}

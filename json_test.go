@@ -39,13 +39,13 @@ func TestJSON(t *testing.T) {
 		Queue: "mail", Payload: []byte(`{"to":"ann"}`), Headers: map[string]string{"trace": "1"},
 		Priority: 5, Tenant: "t", MaxAttempts: 3, RunAt: at, LeaseFor: time.Minute, Timeout: time.Second,
 		Retention: codeq.Forever, Unique: codeq.Unique{Key: "k", For: time.Hour, Replace: true, ReleaseOnDead: true},
-		Group: "g", LimitKey: "l", After: []codeq.ID{codeq.Nth(0)}, OnDead: codeq.RunOnDead,
+		Group: "g", LimitKey: "l", After: []codeq.ID{codeq.Nth(0)}, OnDead: codeq.RunOnDead, OnMissing: codeq.RefuseOnMissing,
 	}
 	const taskText = `"Queue": "mail", "Payload": "eyJ0byI6ImFubiJ9", "Headers": {"trace": "1"},
 		"Priority": 5, "Tenant": "t", "MaxAttempts": 3, "RunAt": "2030-01-02T03:04:05.006Z",
 		"LeaseFor": 60000000000, "Timeout": 1000000000, "Retention": -1,
 		"Unique": {"Key": "k", "For": 3600000000000, "Replace": true, "ReleaseOnDead": true},
-		"Group": "g", "LimitKey": "l", "After": ["00000000-0000-0000-0000-000000000001"], "OnDead": "run"`
+		"Group": "g", "LimitKey": "l", "After": ["00000000-0000-0000-0000-000000000001"], "OnDead": "run", "OnMissing": "refuse"`
 	const idText = `"ID": "0193b3c0-0000-7000-8000-000000000001"`
 
 	testJSON(t, task, `{`+taskText+`}`)

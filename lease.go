@@ -17,7 +17,10 @@ import (
 // otherwise result is dropped. The tasks in next are produced in the same commit: either the task
 // is done and all of them exist, or neither. Those whose idempotency key is taken are left out.
 // With several shards, those with a LimitKey, Group or idempotency key appear in the shard to which
-// they belong a moment later, each exactly once.
+// they belong a moment later, each exactly once. If some of them have parents ([Task].After),
+// Complete waits until the shards of these know of them, as [Queue.Produce] does: an error that
+// says so matches [ErrUncertain], and the task is done. A follow-up may wait for the task itself,
+// which counts as completed.
 //
 // Complete returns [ErrLeaseLost] if the lease of the receipt is not in force; then next was not
 // produced either. An error that matches [ErrUncertain] leaves the outcome open. It is safe to
@@ -28,7 +31,8 @@ import (
 // succeeds.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
-// [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+// [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrFormat] (as for Produce), [ErrClosed], and that of ctx.
 func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -43,13 +47,20 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	if err == nil {
 		err = q.checkFollowUps(op)
 	}
+	if err == nil {
+		err = q.checkParents(ctx, "Complete", op.next)
+	}
 	if err != nil {
 		q.recycleComplete(op)
 		return err
 	}
 	settled, err := q.do(ctx, q.shardOf(r.ID), op)
-	if settled {
-		q.recycleComplete(op)
+	if !settled {
+		return err
+	}
+	hops := taskbatch.Hops(op.next, q.shardOf(r.ID), len(q.replicas), true)
+	if q.recycleComplete(op); err == nil {
+		err = q.awaitTaken(ctx, hops)
 	}
 	return err
 }
@@ -105,8 +116,7 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err err
 	if d < minLease || d > maxLease {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
-	op := &extendOp{completion: newCompletion(callExtend), receipt: r, duration: record.Millis(d)}
-	_, err = q.doFor(ctx, r.ID, op)
+	_, err = q.doFor(ctx, r.ID, rule(callExtend, &call.Extend{Receipt: r.inner(), Duration: record.Millis(d)}))
 	return err
 }
 
@@ -204,7 +214,7 @@ func (op *completeOp) resolve(s *shard) {
 }
 
 func (op *completeOp) encode(dst []byte) []byte {
-	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), op.result)
+	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom()), op.result)
 	return appendLastNotes(taskbatch.Append(dst, op.next), op.notes)
 }
 
@@ -232,7 +242,7 @@ func readLastNotes(r *wire.Reader) *record.Notes {
 
 func (op *completeOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
-	op.setWaits(r.Bool())
+	op.SetWaits(r.Bool())
 	op.result, op.next, op.notes = r.Bytes(), taskbatch.Read(r), readLastNotes(r)
 }
 
@@ -273,32 +283,15 @@ func (op *failOp) resolve(s *shard) {
 }
 
 func (op *failOp) encode(dst []byte) []byte {
-	dst = append(wire.AppendBool(appendReceipt(dst, op.receipt), op.waitsForRoom()), byte(op.how))
+	dst = append(wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom()), byte(op.how))
 	return appendLastNotes(wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause), op.notes)
 }
 
 func (op *failOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
-	op.setWaits(r.Bool())
+	op.SetWaits(r.Bool())
 	op.how, op.wait, op.cause, op.notes = engine.Failure(r.Byte()), r.Int(), r.String(), readLastNotes(r)
 }
-
-// extendOp moves the deadline of a lease.
-type extendOp struct {
-	completion
-	receipt  Receipt
-	duration uint64 // ms
-}
-
-func (op *extendOp) resolve(s *shard) {
-	s.conclude(op, &op.completion, engine.Decided, s.Extend(op.receipt.inner(), op.duration))
-}
-
-func (op *extendOp) encode(dst []byte) []byte {
-	return wire.AppendUint(appendReceipt(dst, op.receipt), op.duration)
-}
-
-func (op *extendOp) decode(r *wire.Reader) { op.receipt, op.duration = readReceipt(r), r.Uint() }
 
 // Lease is a claimed task, leased to the worker until Deadline.
 type Lease struct {

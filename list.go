@@ -61,7 +61,7 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 		}
 		err := listing.Merge(heads, listKey, fetch, func(t *TaskInfo) bool { return yield(t, nil) })
 		if err != nil {
-			yield(nil, prefixed(err))
+			yield(nil, base.Prefixed(err))
 		}
 	}
 }
@@ -185,8 +185,8 @@ func (f *TaskFilter) request(name string) (*listing.Request, error) {
 		Filter: listing.Filter{Group: f.Group, Key: f.Key, Error: f.ErrorKind},
 	}}
 	for i, s := range states {
-		if !taskStates.valid(s) || slices.Contains(states[:i], s) {
-			return nil, &InvalidError{name + ".States", s, taskStates.allowed() + ", each once"}
+		if !taskStates.Valid(s) || slices.Contains(states[:i], s) {
+			return nil, &InvalidError{name + ".States", s, taskStates.Allowed() + ", each once"}
 		}
 		r.States = append(r.States, engine.TaskState(s))
 	}

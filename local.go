@@ -223,6 +223,8 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 		if o, err = q.awaitEnd(ctx, op.id); err == nil {
 			op.outcome = *o
 		}
+	case *takenOp:
+		err = q.doTaken(ctx, shard, op)
 	default:
 		settled, err = q.do(ctx, shard, op)
 	}
@@ -237,7 +239,8 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 
 // waitsLong reports whether operations of a kind may take long, and have small answers.
 func waitsLong(kind byte) bool {
-	return callKind(kind) == callAwait || callKind(kind) == callIdle
+	k := callKind(kind)
+	return k == callAwait || k == callIdle || k == callTaken
 }
 
 // subscribeProgram begins a subscription of a program, which takes its events out all the time.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
 	"codeq/internal/record"
@@ -152,7 +153,7 @@ func (j *Job[T]) SetResultValue(v any) error {
 	}
 	result, err := j.encoding.encode(v)
 	if err != nil {
-		return DeadLetter(prefixed(fmt.Errorf("result of queue %s from %T: %w", j.Queue, v, err)))
+		return DeadLetter(base.Prefixed(fmt.Errorf("result of queue %s from %T: %w", j.Queue, v, err)))
 	}
 	j.SetResult(result)
 	return nil
@@ -205,7 +206,7 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 	m.handlers[queue] = func(ctx context.Context, l *Lease, f *taskContext) error {
 		job := &Job[T]{Lease: l, taskCtx: f, encoding: enc}
 		if err := enc.decode(l.Payload, &job.Args); err != nil {
-			return DeadLetter(prefixed(fmt.Errorf("payload of queue %s into %T: %w", queue, job.Args, err)))
+			return DeadLetter(base.Prefixed(fmt.Errorf("payload of queue %s into %T: %w", queue, job.Args, err)))
 		}
 		return h(ctx, job)
 	}
@@ -421,12 +422,12 @@ const (
 	VerdictLeaseLost                     // the lease was lost: nothing is stored
 )
 
-var verdicts = enum[Verdict]{"Verdict", []string{
+var verdicts = newEnum[Verdict]("Verdict",
 	"", "completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost",
-}}
+)
 
 // String returns the verdict in lower case, such as "retry-after".
-func (v Verdict) String() string { return verdicts.text(v) }
+func (v Verdict) String() string { return verdicts.Text(v) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // verdict.

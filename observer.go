@@ -99,13 +99,8 @@ func (o *observed) Lose(lost *observed) { o.Panics += 1 + lost.Panics }
 // isFull reports whether the observation should be told before more samples come.
 func (o *observed) isFull() bool { return max(len(o.Commits), len(o.Handlers)) >= observedSamples/4 }
 
-// addCommit adds a commit.
 func (o *observed) addCommit(sample CommitSample) {
-	if len(o.Commits) == observedSamples {
-		o.MissedCommits++
-		return
-	}
-	o.Commits = append(o.Commits, sample)
+	o.Commits = observer.Keep(o.Commits, sample, observedSamples, &o.MissedCommits)
 }
 
 // delta returns the entry of a queue.
@@ -126,11 +121,6 @@ func (o *observed) delta(queue string) *QueueDelta {
 	return &o.Queues[i]
 }
 
-// addHandler adds a handler that has returned.
 func (o *observed) addHandler(sample HandlerSample) {
-	if len(o.Handlers) == observedSamples {
-		o.MissedHandlers++
-		return
-	}
-	o.Handlers = append(o.Handlers, sample)
+	o.Handlers = observer.Keep(o.Handlers, sample, observedSamples, &o.MissedHandlers)
 }

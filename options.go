@@ -46,10 +46,10 @@ const (
 	DurabilityNone
 )
 
-var durabilities = enum[Durability]{"Durability", []string{"default", "process", "disk", "none"}}
+var durabilities = newEnum[Durability]("Durability", "default", "process", "disk", "none")
 
 // String returns "default", "process", "disk" or "none".
-func (d Durability) String() string { return durabilities.text(d) }
+func (d Durability) String() string { return durabilities.Text(d) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // Durability.

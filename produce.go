@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"codeq/internal/arena"
+	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -22,8 +24,14 @@ import (
 // leaves open whether the task was stored; after any other error it was not. Produce is safe for
 // concurrent use.
 //
-// Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrNotMember], [ErrClosed], and that of ctx.
+// A task with parents ([Task].After) is stored in one commit, as any other. Then Produce waits
+// until the shards of its parents know of it, in a cluster for [Cluster].CallTimeout at the most.
+// If that, or ctx, ends before, the error matches [ErrUncertain] and comes with the ID: the task is
+// stored, its parents will know of it, and one that goes until then is missing ([OnMissing]).
+//
+// Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
+// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] ([OnMissing], in a cluster
+// with a node of an older version), [ErrClosed], and that of ctx.
 func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -39,6 +47,10 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 		q.recycleProduce(op)
 		return ID{}, translated(err)
 	}
+	if err := q.checkParents(ctx, "", op.tasks); err != nil {
+		q.recycleProduce(op)
+		return ID{}, err
+	}
 	shard, bound := op.tasks[0].Home(len(q.replicas))
 	if !bound {
 		shard = q.anyShard()
@@ -50,11 +62,12 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 		return ID{}, err
 	}
 	id, duplicate := op.IDs[0], len(op.Duplicates) > 0
+	hops := taskbatch.Hops(op.tasks, shard, len(q.replicas), false)
 	q.recycleProduce(op)
-	if duplicate {
-		return id, &DuplicateError{Key: t.Unique.Key, ID: id}
+	if err = q.awaitTaken(ctx, hops); duplicate {
+		err = errors.Join(&DuplicateError{Key: t.Unique.Key, ID: id}, err)
 	}
-	return id, nil
+	return id, err
 }
 
 // ProduceBatch stores all of the tasks or none, in one commit, and returns their IDs in the same
@@ -71,8 +84,9 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // have only an idempotency key come first. So it is safe to produce a batch again if each of its
 // tasks has only an idempotency key, or none of the three.
 //
-// Errors: [ErrInvalid], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrNotMember], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
+// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] (as for Produce),
+// [ErrClosed], and that of ctx.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -86,18 +100,23 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 		q.recycleProduce(op)
 		return nil, err
 	}
+	if err := q.checkParents(ctx, "ProduceBatch", op.tasks); err != nil {
+		q.recycleProduce(op)
+		return nil, err
+	}
 	parts := taskbatch.Split(op.tasks, len(q.replicas))
+	ids := make([]ID, len(tasks))
 	if parts == nil {
-		ids := make([]ID, len(tasks))
-		return ids, q.produce(ctx, q.anyShard(), op, tasks, func(i int) int { return i }, ids)
+		hops, err := q.produce(ctx, q.anyShard(), op, tasks, func(i int) int { return i }, ids)
+		return ids, errors.Join(err, q.awaitTaken(ctx, hops))
 	}
 	if len(parts) > 1 && taskbatch.HasSiblings(op.tasks) {
 		q.recycleProduce(op)
 		return nil, errScattered("ProduceBatch")
 	}
 	all := op.tasks
-	ids := make([]ID, len(tasks))
 	var duplicates []error
+	var hops []taskbatch.Hop
 	for _, part := range parts {
 		next := op
 		if len(parts) > 1 {
@@ -107,7 +126,8 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 			}
 			taskbatch.FindTwins(next.tasks)
 		}
-		err := q.produce(ctx, part.Shard, next, tasks, func(i int) int { return part.Tasks[i] }, ids)
+		asked, err := q.produce(ctx, part.Shard, next, tasks, func(i int) int { return part.Tasks[i] }, ids)
+		hops = append(hops, asked...)
 		if err != nil {
 			duplicates = append(duplicates, err)
 			if !errors.Is(err, ErrDuplicate) {
@@ -115,18 +135,18 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 			}
 		}
 	}
-	return ids, errors.Join(duplicates...)
+	return ids, errors.Join(append(duplicates, q.awaitTaken(ctx, hops))...)
 }
 
 // produce stores the tasks of op in a shard, recycles op, and puts the IDs into ids. at returns the
-// index in tasks of the operation's i-th task.
-func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) error {
+// index in tasks of the operation's i-th task. The hops tell the parents of the tasks.
+func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) ([]taskbatch.Hop, error) {
 	settled, err := q.doProduce(ctx, shard, op)
 	if settled {
 		defer q.recycleProduce(op)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for i, id := range op.IDs {
 		ids[at(i)] = id
@@ -135,8 +155,60 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	for _, i := range op.Duplicates {
 		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.IDs[i], Index: at(i)})
 	}
-	return errors.Join(errs...)
+	return taskbatch.Hops(op.tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
 }
+
+// checkParents refuses tasks of which a parent is missing that must not be. Those whose key is taken
+// are not stored, whatever is missing.
+func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.NewTask) error {
+	if !taskbatch.Refuses(tasks) {
+		return nil
+	}
+	i, parent, err := taskbatch.FindMissing(tasks, len(q.replicas), func(shard int, ids []keys.ID) ([]keys.ID, error) {
+		b := &call.Missing{IDs: ids}
+		err := q.ask(ctx, shard, rule(callMissing, b))
+		return b.Missing, err
+	}, func(shard int, key [keys.UniqueLen]byte) error {
+		return q.ask(ctx, shard, &readOp{completion: newCompletion(callFind), key: key})
+	})
+	if err == nil && i >= 0 {
+		err = fmt.Errorf("%w: parent %s", ErrNotFound, keys.FormatID(parent))
+		if verb != "" {
+			err = taskError(verb, i, err)
+		}
+	}
+	return err
+}
+
+// awaitTaken returns when messages have been taken that tell parents of tasks, which are stored.
+func (q *Queue) awaitTaken(ctx context.Context, hops []taskbatch.Hop) error {
+	for _, h := range hops {
+		if q.node != nil && q.replicas[h.From].group.Format() < 7 { // the leader may not know takenOp
+			continue
+		}
+		if err := q.doTaken(ctx, h.From, &takenOp{completion: newCompletion(callTaken), to: h.To}); err != nil {
+			return fmt.Errorf("%w: it is stored, and shard %d does not know yet what waits for its tasks: %w", ErrUncertain, h.To, err)
+		}
+	}
+	return nil
+}
+
+// doTaken lets a shard resolve a takenOp.
+func (q *Queue) doTaken(ctx context.Context, shard int, op *takenOp) error {
+	if q.node != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, q.opts.Cluster.CallTimeout, errNotTaken)
+		defer cancel()
+	}
+	settled, err := q.do(ctx, shard, op)
+	if !settled {
+		op.GiveUp()
+		return base.EndOf(ctx)
+	}
+	return err
+}
+
+var errNotTaken = fmt.Errorf("%w: Cluster.CallTimeout", context.DeadlineExceeded)
 
 // doProduce is do for a produce, which has a number in a cluster.
 func (q *Queue) doProduce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
@@ -166,57 +238,48 @@ func prepare(t *Task, records *arena.Arena) (n engine.NewTask) {
 // batch collects the tasks of a verb: it checks them, and encodes them into its own memory, as they
 // are added.
 type batch struct {
-	verb    string
-	tasks   []engine.NewTask
+	verb string
+	taskbatch.Builder
 	records arena.Arena
 	bytes   int // of the payloads
-	cost    taskbatch.Cost
-	tied    bool // some are bound to others
 }
 
 // prepareBatch checks and prepares tasks, and appends them to into, which is empty.
 func (q *Queue) prepareBatch(verb string, tasks []Task, into []engine.NewTask) ([]engine.NewTask, error) {
-	b := batch{verb: verb, tasks: into}
+	b := batch{verb: verb, Builder: taskbatch.Builder{Tasks: into}}
 	err := b.add(tasks, &q.opts.Limits)
 	if err == nil {
 		err = b.finish()
 	}
-	return b.tasks, err
+	return b.Tasks, err
 }
 
 // add adds tasks. After an error the batch must not be used.
 func (b *batch) add(tasks []Task, limits *Limits) error {
-	if n := len(b.tasks) + len(tasks); n > limits.Batch {
+	if n := len(b.Tasks) + len(tasks); n > limits.Batch {
 		return &InvalidError{b.verb + " tasks", n, atMostTasks(limits.Batch)}
 	}
 	for i := range tasks {
-		t, n := &tasks[i], len(b.tasks)
+		t, n := &tasks[i], len(b.Tasks)
 		if err := t.check(limits, n); err != nil {
 			return taskError(b.verb, n, err)
 		}
 		if b.bytes += len(t.Payload); b.bytes > limits.BatchBytes {
 			return &InvalidError{b.verb + " payloads", bytesOf(b.bytes) + " and more", atMost(limits.BatchBytes)}
 		}
-		b.tasks = append(b.tasks, prepare(t, &b.records))
-		if err := b.cost.Add(&b.tasks[n], limits.ofCommit()); err != nil {
+		if err := b.Add(prepare(t, &b.records), limits.ofCommit()); err != nil {
 			return taskError(b.verb, n, translated(err))
 		}
-		b.tied = b.tied || t.tied()
 	}
 	return nil
 }
 
 // finish finds twins and parents among the tasks, after all have been added.
 func (b *batch) finish() error {
-	if !b.tied {
-		return nil
+	if i := b.Finish(); i >= 0 {
+		const limit = "one task of a batch with the same key and Replace"
+		return taskError(b.verb, i, &InvalidError{"Task.Unique.Key", taskbatch.UniqueKey(&b.Tasks[i]), limit})
 	}
-	if i := taskbatch.FindTwins(b.tasks); i >= 0 {
-		return taskError(b.verb, i, &InvalidError{
-			"Task.Unique.Key", taskbatch.UniqueKey(&b.tasks[i]), "one task of a batch with the same key and Replace",
-		})
-	}
-	taskbatch.MarkParents(b.tasks)
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/heartbeat"
@@ -302,7 +303,7 @@ var errRunEnds = fmt.Errorf("%w: there was no room until the end of Run", ErrDis
 // giveBack returns a task as if it had not been claimed.
 func (r *runner) giveBack(receipt Receipt, f *taskContext) {
 	op := failOp{how: engine.FailReturn}
-	op.gone = r.storing.Done() // it waits for room on the disk
+	op.Gone = r.storing.Done() // it waits for room on the disk
 	if f != nil {
 		op.notes = f.lastNotes()
 	}
@@ -430,12 +431,12 @@ func (r *runner) fail(f *taskContext, failed *failure) {
 	if op.how != engine.FailRelease {
 		r.report(l, failed.err)
 	}
-	op.completion, op.receipt, op.gone = newCompletion(callFail), l.Receipt, r.storing.Done()
+	op.completion, op.receipt, op.Gone = newCompletion(callFail), l.Receipt, r.storing.Done()
 	r.end(op, l)
 }
 
 // complete gives the completion to the shard and does not wait for it; or it returns why the output
-// can never be stored.
+// cannot be stored.
 func (r *runner) complete(f *taskContext) *failure {
 	l := &f.lease
 	op := r.queue.completeOp(l.Receipt)
@@ -446,11 +447,16 @@ func (r *runner) complete(f *taskContext) *failure {
 			err = r.queue.checkFollowUps(op)
 		}
 		if err != nil {
+			err = DeadLetter(base.Prefixed(err))
+		} else {
+			err = r.queue.checkParents(r.storeContext(), "Complete", op.next)
+		}
+		if err != nil {
 			r.queue.recycleComplete(op)
-			return failureOf(DeadLetter(prefixed(err)))
+			return failureOf(err)
 		}
 	}
-	op.gone = r.storing.Done()
+	op.Gone = r.storing.Done()
 	r.end(op, l)
 	return nil
 }

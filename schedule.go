@@ -71,10 +71,10 @@ const (
 	MissedAll
 )
 
-var missedPolicies = enum[MissedPolicy]{"MissedPolicy", []string{"once", "skip", "all"}}
+var missedPolicies = newEnum[MissedPolicy]("MissedPolicy", "once", "skip", "all")
 
 // String returns "once", "skip" or "all".
-func (p MissedPolicy) String() string { return missedPolicies.text(p) }
+func (p MissedPolicy) String() string { return missedPolicies.Text(p) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // policy.
@@ -128,8 +128,8 @@ func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 // error that matches [ErrUncertain] leaves open whether it was stored; after any other error it was
 // not. SetSchedule is safe for concurrent use.
 //
-// Errors: [ErrInvalid], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull], [ErrUncertain],
+// [ErrFailed], [ErrNotLeader], [ErrFormat] (as for [Queue.Produce]), [ErrClosed], and that of ctx.
 func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -137,6 +137,9 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	}
 	times, err := s.check(&q.opts.Limits, wallMillis(q.opts))
 	if err != nil {
+		return err
+	}
+	if err := q.checkParents(ctx, "", []engine.NewTask{prepare(&s.Task, nil)}); err != nil {
 		return err
 	}
 	op := rule(callSetSchedule, &call.SetSchedule{Name: s.Name, Value: s.value(), Times: times})

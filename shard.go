@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/broadcast"
 	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
@@ -46,11 +47,10 @@ type shard struct {
 
 	// owned
 	engine.State
-	clock     ownerclock.Clock
-	claims    *dispatch.Dispatcher
-	permits   *dispatch.Permits // in a cluster
-	awaits    broadcast.Waiting[*awaitOp]
-	idlers    []*idleOp // callers that wait for queues to become idle
+	clock   ownerclock.Clock
+	claims  *dispatch.Dispatcher
+	permits *dispatch.Permits // in a cluster
+	waiters
 	undecided undecided
 	callers   callers
 	space     diskSpace
@@ -65,25 +65,25 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 	binary.LittleEndian.PutUint64(seed[:], rand.Uint64())
 	binary.LittleEndian.PutUint64(seed[8:], rand.Uint64())
 	s := &shard{
-		index:  index,
-		opts:   opts,
-		commit: st,
-		inbox:  inbox.New(opts.InboxDepth, opts.mono, comesOnLease),
-		origin: origin,
-		done:   make(chan struct{}),
-		State:  engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
-		clock:  ownerclock.New(),
-		timer:  time.NewTimer(time.Hour),
-		space:  diskSpace{Watch: diskspace.New(st, opts.MinFreeBytes, opts.Shards)},
-		steps:  steps.Clock{Table: new(steps.Table)},
+		index:   index,
+		opts:    opts,
+		commit:  st,
+		inbox:   inbox.New(opts.InboxDepth, opts.mono, comesOnLease),
+		origin:  origin,
+		done:    make(chan struct{}),
+		State:   engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
+		clock:   ownerclock.New(),
+		timer:   time.NewTimer(time.Hour),
+		space:   diskSpace{Watch: diskspace.New(st, opts.MinFreeBytes, opts.Shards)},
+		steps:   steps.Clock{Table: new(steps.Table)},
+		waiters: waiters{takers: make([]broadcast.Line[*takenOp], opts.Shards), unreachable: make([]error, opts.Shards)},
 	}
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.mono})
 	s.permits = dispatch.NewPermits(s.claims, permitMail{s})
 	return s
 }
 
-// join makes the shard one of those of a queue.
-// REQUIRES: all are loaded, and none runs.
+// join makes the shard one of those of a queue. REQUIRES: all are loaded, and none runs.
 func (s *shard) join(peers []*shard) {
 	s.peers = peers
 	s.claims.FeedAll()
@@ -155,8 +155,7 @@ func (s *shard) run() {
 	s.dismiss(reason)
 }
 
-// gather returns when there is something to do; false when there will be
-// nothing any more.
+// gather returns when there is something to do; false when there will be nothing any more.
 func (s *shard) gather() bool {
 	for {
 		s.tick()
@@ -437,7 +436,7 @@ func translated(err error) error {
 	if known == nil || own == err {
 		return cmp.Or(known, err)
 	}
-	return &textError{err.Error(), []error{known}} // with what failed
+	return base.WithText(err.Error(), known) // with what failed
 }
 
 // settleAfterCommit wakes the caller of op when the group has persisted.
@@ -451,10 +450,9 @@ func (s *shard) settleAfterCommit(op operation) {
 	s.callers.settled = append(s.callers.settled, op)
 }
 
-// fail ends the shard: memory and disk may differ from now on. The callers of
-// the group learn that its outcome is unknown, or that it was not applied, and
-// everybody else that nothing was done. Opening the queue again, or the next
-// leader, loads what is on disk.
+// fail ends the shard: memory and disk may differ from now on. The callers of the group learn that
+// its outcome is unknown, or that it was not applied, and everybody else that nothing was done.
+// Opening the queue again, or the next leader, loads what is on disk.
 func (s *shard) fail(cause error) {
 	defer s.State.Close() // last: a panic of Pebble's may have left its readers so that they panic again
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)

@@ -1,13 +1,10 @@
 package codeq
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -132,7 +129,7 @@ func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
-	all := infoSum{at: make(map[string]int), seen: make([][]bool, len(q.replicas))}
+	all := call.NewInfoSum(len(q.replicas))
 	for i := range q.replicas {
 		part := &call.Info{Settings: i == 0} // whose settings are the newest
 		op := rule(callInfo, part)
@@ -141,85 +138,43 @@ func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
 			if err := q.ask(ctx, i, op); err != nil {
 				return nil, err
 			}
-			if err := all.add(i, part.Infos); err != nil {
-				return nil, err
-			}
+			all.Add(i, part.Infos)
 		}
 	}
 	for i := range q.replicas {
-		for names := all.unseen(i); len(names) > 0; {
+		for names := all.Unseen(i); len(names) > 0; {
 			part := &call.Totals{Names: names[:min(infoNames, len(names))]}
 			if err := q.ask(ctx, i, rule(callTotals, part)); err != nil {
 				return nil, err
 			}
-			if err := all.add(i, part.Infos); err != nil {
-				return nil, err
-			}
+			all.Add(i, part.Infos)
 			names = names[len(part.Infos):]
 		}
 	}
-	slices.SortFunc(all.list, func(a, b QueueInfo) int { return cmp.Compare(a.Queue, b.Queue) })
-	return all.list, nil
+	return queueInfos(all)
 }
 
 // infoNames is for how many queues a shard is asked together.
 const infoNames = 1024
 
-// infoSum is what the shards know of all queues. A shard shows queues that have something in it:
-// for those that others show, it is asked afterwards what has happened in it.
-type infoSum struct {
-	list []QueueInfo
-	at   map[string]int // index in list
-	seen [][]bool       // by shard and index
-}
-
-// add adds what a shard knows of some queues.
-func (s *infoSum) add(shard int, infos []engine.QueueInfo) error {
-	for k := range infos {
-		of := &infos[k]
-		n, known := s.at[of.Queue]
-		if !known {
-			n = len(s.list)
-			s.at[of.Queue] = n
-			s.list = append(s.list, QueueInfo{Queue: of.Queue})
+// queueInfos converts what shards know of queues, in the order of their names.
+func queueInfos(sum *call.InfoSum) ([]QueueInfo, error) {
+	infos := make([]QueueInfo, len(sum.Queues))
+	for i, of := range sum.Sorted() {
+		infos[i] = QueueInfo{Queue: of.Queue, Counts: Counts(of.Counts)}
+		infos[i].Totals.add(&of.Totals)
+		if of.Oldest > 0 {
+			infos[i].OldestReady = msTime(of.Oldest)
 		}
-		if err := s.list[n].add(of); err != nil {
-			return err
-		}
-		if seen := &s.seen[shard]; n >= len(*seen) {
-			*seen = append(*seen, make([]bool, n+1-len(*seen))...)
-		}
-		s.seen[shard][n] = true
-	}
-	return nil
-}
-
-// unseen are the queues that a shard has not shown.
-func (s *infoSum) unseen(shard int) (names []string) {
-	seen := s.seen[shard]
-	for n := range s.list {
-		if n >= len(seen) || !seen[n] {
-			names = append(names, s.list[n].Queue)
+		if of.Settings != nil {
+			c, err := engine.ParseSettings(of.Settings)
+			if err != nil {
+				return nil, translated(err)
+			}
+			infos[i].Settings = Settings(*c.Settings)
 		}
 	}
-	return names
-}
-
-// add adds what a shard knows of the queue.
-func (i *QueueInfo) add(of *engine.QueueInfo) error {
-	i.Counts = addCounts(i.Counts, of.Counts)
-	i.Totals.add(&of.Totals)
-	if at := msTime(of.Oldest); of.Oldest > 0 && (i.OldestReady.IsZero() || at.Before(i.OldestReady)) {
-		i.OldestReady = at
-	}
-	if of.Settings != nil {
-		c, err := engine.ParseSettings(of.Settings)
-		if err != nil {
-			return translated(err)
-		}
-		i.Settings = Settings(*c.Settings)
-	}
-	return nil
+	return infos, nil
 }
 
 // add adds totals as a shard counts them.
@@ -249,23 +204,18 @@ func (q *Queue) TotalsByDay(ctx context.Context, queue string) (_ []DayTotals, e
 	if err := q.checkQueue(ctx, queue); err != nil {
 		return nil, err
 	}
-	sum := make(map[uint32]Totals)
-	for i := range q.replicas {
-		part := &call.Days{Queue: queue}
-		if err := q.ask(ctx, i, rule(callDays, part)); err != nil {
+	parts := make([]call.Days, len(q.replicas))
+	for i := range parts {
+		parts[i].Queue = queue
+		if err := q.ask(ctx, i, rule(callDays, &parts[i])); err != nil {
 			return nil, err
-		}
-		for _, v := range part.Days {
-			if v.OfDay != (keys.Totals{}) {
-				t := sum[v.Day]
-				t.add(&v.OfDay)
-				sum[v.Day] = t
-			}
 		}
 	}
 	var days []DayTotals
-	for _, day := range slices.Sorted(maps.Keys(sum)) {
-		days = append(days, DayTotals{time.Unix(int64(day)*24*60*60, 0).UTC(), sum[day]})
+	for _, v := range call.SumDays(parts) {
+		d := DayTotals{Day: time.Unix(int64(v.Day)*24*60*60, 0).UTC()}
+		d.add(&v.OfDay)
+		days = append(days, d)
 	}
 	return days, nil
 }
@@ -475,7 +425,7 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 	err = q.inParallel("information of a shard", len(q.replicas), func(i int) error {
 		of := &p.Shards[i]
 		if err := q.replicas[i].info(ctx, of); err != nil {
-			*of = ShardInfo{LastError: prefixed(err).Error()}
+			*of = ShardInfo{LastError: base.Prefixed(err).Error()}
 		}
 		of.Stalled = q.disk.Part(cluster.FirstShard + i).Stalled()
 		return nil
@@ -538,7 +488,7 @@ func (r *replica) info(ctx context.Context, of *ShardInfo) error {
 		return nil
 	}
 	of.Inbox = s.inbox.Len()
-	sum := infoSum{at: make(map[string]int), seen: make([][]bool, 1)}
+	sum := call.NewInfoSum(1)
 	part := new(processPart)
 	op := rule(callInfo, part)
 	for part.More = true; part.More; {
@@ -550,12 +500,13 @@ func (r *replica) info(ctx context.Context, of *ShardInfo) error {
 		if err != nil {
 			return err
 		}
-		if err := sum.add(0, part.Infos); err != nil {
-			return err
-		}
+		sum.Add(0, part.Infos)
 	}
-	slices.SortFunc(sum.list, func(a, b QueueInfo) int { return cmp.Compare(a.Queue, b.Queue) })
-	of.Leads, of.Queues = true, sum.list
+	queues, err := queueInfos(sum)
+	if err != nil {
+		return err
+	}
+	of.Leads, of.Queues = true, queues
 	if part.tick != engine.Never {
 		of.NextTick = msTime(part.tick)
 	}

@@ -74,13 +74,8 @@ type StepStats struct {
 // Quantile returns a duration within which the fraction f of the steps ended, f from 0 to 1: the
 // upper end of a bucket, or Max if that is less. It is 0 if there were no steps.
 func (s *StepStats) Quantile(f float64) time.Duration {
-	left := int64(f * float64(s.Count))
-	for i, n := range s.Buckets {
-		if left -= n; left <= 0 && n > 0 {
-			return min(s.Max, time.Microsecond<<i)
-		}
-	}
-	return s.Max
+	st := steps.Stats{Count: s.Count, Longest: s.Max, Buckets: s.Buckets}
+	return st.Quantile(f)
 }
 
 // stepStats returns what a table holds, in the order of the kinds.

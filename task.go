@@ -3,10 +3,9 @@ package codeq
 import (
 	"fmt"
 	"math"
-	"slices"
-	"strings"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/headers"
 	"codeq/internal/keys"
@@ -65,9 +64,12 @@ type Task struct {
 	// finds a task that would exceed the limit, the task becomes [Blocked]; blocked tasks go on in
 	// the order of their IDs, whatever their priorities.
 	LimitKey string `json:",omitzero"`
-	// After lists the parents of the task: it waits until each of them is completed. A parent that
-	// no longer exists counts as completed; a canceled parent cancels the task; OnDead says what a
-	// parent that is a dead letter does. [Nth] refers to tasks of the same batch. [Queue.Get]
+	// After lists the parents of the task: it waits until each of them is completed. A canceled
+	// parent cancels the task; OnDead says what a parent that is a dead letter does, and OnMissing
+	// what one does that does not exist. [Nth] refers to tasks of the same batch. When the call
+	// that produces the task has returned, all parents know of it, whatever becomes of them then;
+	// the task of a tick, or of a handler's output, whose parents lie in other shards, is known to
+	// them a moment after it appears. [Queue.Get]
 	// returns the results of parents that have a Retention. Such a parent is kept until its
 	// Retention has passed and this task has been completed, canceled or purged. If this task
 	// becomes a dead letter, the parents are kept as long as the dead letter; if
@@ -77,6 +79,10 @@ type Task struct {
 	After []ID `json:",omitempty"`
 	// OnDead is what happens to the task when one of After becomes a dead letter.
 	OnDead OnDead `json:",omitzero"`
+	// OnMissing is what happens to the task when one of After does not exist: it never has, or it
+	// has ended and is no longer kept, so that nobody knows how. It needs all nodes of a cluster to
+	// run a version that knows it ([ErrFormat]).
+	OnMissing OnMissing `json:",omitzero"`
 }
 
 // OnDead is what happens to a task when a parent becomes a dead letter.
@@ -93,10 +99,10 @@ const (
 	RunOnDead
 )
 
-var onDeads = enum[OnDead]{"OnDead", []string{"hold", "cancel", "run"}}
+var onDeads = newEnum[OnDead]("OnDead", "hold", "cancel", "run")
 
 // String returns "hold", "cancel" or "run".
-func (d OnDead) String() string { return onDeads.text(d) }
+func (d OnDead) String() string { return onDeads.Text(d) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
 // value.
@@ -105,6 +111,34 @@ func (d OnDead) MarshalText() ([]byte, error) { return onDeads.marshal(d) }
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.unmarshal(d, b) }
+
+// OnMissing is what happens to a task when a parent does not exist.
+type OnMissing uint8
+
+// The values of [OnMissing].
+const (
+	// RunOnMissing lets the task go on as if the parent were completed. The default.
+	RunOnMissing OnMissing = iota
+	// CancelOnMissing cancels the task.
+	CancelOnMissing
+	// RefuseOnMissing lets the call that produces the task, or sets a schedule with it, fail with
+	// [ErrNotFound] before anything is stored. A parent that goes between that check and the moment
+	// at which it would know of the task cancels the task, and so does one that is gone at a tick.
+	RefuseOnMissing
+)
+
+var onMissings = newEnum[OnMissing]("OnMissing", "run", "cancel", "refuse")
+
+// String returns "run", "cancel" or "refuse".
+func (m OnMissing) String() string { return onMissings.Text(m) }
+
+// MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
+// value.
+func (m OnMissing) MarshalText() ([]byte, error) { return onMissings.marshal(m) }
+
+// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// anything else.
+func (m *OnMissing) UnmarshalText(b []byte) error { return onMissings.unmarshal(m, b) }
 
 // MaxParents is the largest number of parents of a task.
 const MaxParents = 10_000
@@ -129,12 +163,12 @@ const (
 	Canceled                   // canceled, and kept
 )
 
-var taskStates = enum[State]{"State", []string{
+var taskStates = newEnum[State]("State",
 	"", "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled",
-}}
+)
 
 // String returns the state in lower case.
-func (s State) String() string { return taskStates.text(s) }
+func (s State) String() string { return taskStates.Text(s) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // state.
@@ -257,6 +291,9 @@ func (t *Task) check(l *Limits, index int) error {
 	if t.OnDead > RunOnDead {
 		return &InvalidError{"Task.OnDead", t.OnDead, "HoldOnDead, CancelOnDead or RunOnDead"}
 	}
+	if t.OnMissing > RefuseOnMissing {
+		return &InvalidError{"Task.OnMissing", t.OnMissing, "RunOnMissing, CancelOnMissing or RefuseOnMissing"}
+	}
 	return nil
 }
 
@@ -294,7 +331,7 @@ func (t *Task) tie(r *record.Record) {
 		r.Parents = append(r.Parents, id)
 	}
 	if len(t.After) != 0 {
-		r.OnDead = uint8(t.OnDead)
+		r.OnDead, r.OnMissing = uint8(t.OnDead), uint8(t.OnMissing)
 	}
 }
 
@@ -321,6 +358,7 @@ func task(l engine.LaneKey, r *record.Record) Task {
 		Group:       r.GroupKey,
 		LimitKey:    r.LimitKey,
 		OnDead:      OnDead(r.OnDead),
+		OnMissing:   OnMissing(r.OnMissing),
 	}
 	for _, id := range r.Parents {
 		t.After = append(t.After, id)
@@ -344,43 +382,27 @@ func checkName(field, name string, limit int) error {
 func bytesOf(n int) string { return fmt.Sprintf("%d bytes", n) }
 func atMost(n int) string  { return fmt.Sprintf("at most %d bytes", n) }
 
-// enum holds the texts of a type's values; a number without a text is not a value.
-type enum[T ~uint8] struct {
-	name  string // of the type
-	texts []string
-}
+// enum is base.Enum with the errors of this package.
+type enum[T ~uint8] struct{ base.Enum[T] }
 
-func (e *enum[T]) valid(v T) bool { return int(v) < len(e.texts) && e.texts[v] != "" }
-
-// text returns the text of a value, and the type with the number of anything else.
-func (e *enum[T]) text(v T) string {
-	if e.valid(v) {
-		return e.texts[v]
-	}
-	return fmt.Sprintf("%s(%d)", e.name, uint8(v))
+func newEnum[T ~uint8](name string, texts ...string) enum[T] {
+	return enum[T]{base.Enum[T]{Name: name, Texts: texts}}
 }
 
 func (e *enum[T]) marshal(v T) ([]byte, error) {
-	if !e.valid(v) {
-		return nil, &InvalidError{e.name, uint8(v), e.allowed()}
+	if !e.Valid(v) {
+		return nil, &InvalidError{e.Name, uint8(v), e.Allowed()}
 	}
-	return []byte(e.texts[v]), nil
+	return []byte(e.Texts[v]), nil
 }
 
 func (e *enum[T]) unmarshal(v *T, text []byte) error {
-	i := slices.Index(e.texts, string(text))
-	if i < 0 || !e.valid(T(i)) {
-		return &InvalidError{e.name, fmt.Sprintf("%q", text), e.allowed()}
+	read, ok := e.Parse(text)
+	if !ok {
+		return &InvalidError{e.Name, fmt.Sprintf("%q", text), e.Allowed()}
 	}
-	*v = T(i)
+	*v = read
 	return nil
-}
-
-// allowed returns all texts, such as "a, b or c".
-func (e *enum[T]) allowed() string {
-	texts := slices.DeleteFunc(slices.Clone(e.texts), func(s string) bool { return s == "" })
-	last := len(texts) - 1
-	return strings.Join(texts[:last], ", ") + " or " + texts[last]
 }
 
 // ID identifies a task. It is a UUIDv7 (RFC 9562): the IDs that one shard makes sort in the order

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -67,7 +66,7 @@ func (o *output) fill(op *completeOp) error {
 	if err := o.next.finish(); err != nil {
 		return err
 	}
-	op.result, op.next = o.result, append(op.next, o.next.tasks...)
+	op.result, op.next = o.result, append(op.next, o.next.Tasks...)
 	return nil
 }
 
@@ -197,17 +196,7 @@ func SetMetadata(ctx context.Context, key, value string) (err error) {
 	if c == nil {
 		return nil
 	}
-	return c.say(func(n *record.Notes) {
-		metadata := maps.Clone(n.Metadata)
-		if value == "" {
-			delete(metadata, key)
-		} else if metadata == nil {
-			metadata = map[string]string{key: value}
-		} else {
-			metadata[key] = value
-		}
-		n.Metadata = metadata
-	})
+	return c.say(func(n *record.Notes) { n.SetMetadata(key, value) })
 }
 
 var silence = slog.New(slog.DiscardHandler)

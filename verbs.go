@@ -73,6 +73,8 @@ const (
 	callDays
 	callNote
 	callPauseSchedule
+	callTaken
+	callMissing
 	endOfRequests
 )
 
@@ -84,11 +86,11 @@ var verbs = [endOfRequests]verb{
 	callClaim:          {newClaim, upTo(engine.RoomLow), no, none, ofMembers},
 	callComplete:       {blank[completeOp](callComplete), roomOfComplete, yes, tasksOfComplete, onLease | endsLease | ofPrograms},
 	callFail:           {blank[failOp](callFail), upTo(engine.RoomScarce), yes, none, onLease | endsLease | ofPrograms},
-	callExtend:         {blank[extendOp](callExtend), upTo(engine.RoomScarce), yes, none, onLease | urgent | ofPrograms},
+	callExtend:         {ruled[call.Extend](callExtend), upTo(engine.RoomScarce), yes, none, onLease | urgent | ofPrograms},
 	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
-	callAlter:          {ruled[call.Alter](callAlter), roomOfAlter, no, none, ofMembers | ofPrograms},
+	callAlter:          {ruled[call.Alter](callAlter), roomOfBody, no, none, ofMembers | ofPrograms},
 	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callBulk:           {ruled[call.Bulk](callBulk), roomOfBulk, no, none, ofMembers | ofPrograms},
+	callBulk:           {ruled[call.Bulk](callBulk), roomOfBody, no, none, ofMembers | ofPrograms},
 	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers | ofPrograms}, // unless the task has not ended
@@ -109,12 +111,14 @@ var verbs = [endOfRequests]verb{
 	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, none, passesFull},
 	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callFind:           {blank[readOp](callFind), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfMany, no, none, ofMembers | ofPrograms},
+	callAlterMany:      {ruled[call.AlterMany](callAlterMany), roomOfBody, no, none, ofMembers | ofPrograms},
 	callInfo:           {ruled[call.Info](callInfo), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callTotals:         {ruled[call.Totals](callTotals), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callDays:           {ruled[call.Days](callDays), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callNote:           {ruled[call.Note](callNote), upTo(engine.RoomEmpty), yes, none, onLease},
 	callPauseSchedule:  {ruled[call.PauseSchedule](callPauseSchedule), upTo(engine.RoomScarce), yes, none, ofMembers | ofPrograms},
+	callTaken:          {blank[takenOp](callTaken), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.
@@ -190,11 +194,8 @@ func upTo(level engine.Room) func(operation) engine.Room {
 	return func(operation) engine.Room { return level }
 }
 
-func roomOfAlter(op operation) engine.Room { return roomOf(op.(*ruling).Body.(*call.Alter).How) }
-func roomOfBulk(op operation) engine.Room  { return roomOf(op.(*ruling).Body.(*call.Bulk).How) }
-
-func roomOfMany(op operation) engine.Room {
-	return roomOf(op.(*ruling).Body.(*call.AlterMany).How)
+func roomOfBody(op operation) engine.Room {
+	return op.(*ruling).Body.(interface{ Room() engine.Room }).Room()
 }
 
 func roomOfComplete(op operation) engine.Room {

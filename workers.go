@@ -55,7 +55,7 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 			a.Err = wire.UnmarshalJSON(a.Body, &infos)
 		}
 		if a.Err != nil {
-			infos = []WorkerInfo{{Node: a.Node, LastError: prefixed(a.Err).Error()}}
+			infos = []WorkerInfo{{Node: a.Node, LastError: base.Prefixed(a.Err).Error()}}
 		}
 		all = append(all, infos...)
 	}

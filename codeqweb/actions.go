@@ -175,7 +175,7 @@ func (d *Dashboard) clone(ctx context.Context, p url.Values) (any, error) {
 		return nil, err
 	}
 	t := of.Task
-	t.Unique, t.After, t.OnDead = codeq.Unique{}, nil, 0
+	t.Unique, t.After, t.OnDead, t.OnMissing = codeq.Unique{}, nil, 0, 0
 	if t.RunAt, err = timeParam(p, "at"); err != nil {
 		return nil, err
 	}

@@ -235,7 +235,7 @@ func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {
 		for i, id := range t.After {
 			parents[i] = id.String()
 		}
-		fields = append(fields, field{"after", strings.Join(parents, " ")}, field{"if one dies", t.OnDead})
+		fields = append(fields, field{"after", strings.Join(parents, " ")}, field{"if one dies", t.OnDead}, field{"if one is missing", t.OnMissing})
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.Headers)) {
 		fields = append(fields, field{"header " + safe(name), t.Headers[name]})

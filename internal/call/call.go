@@ -59,6 +59,19 @@ func readAlteration(r *wire.Reader) engine.Alteration {
 	return how
 }
 
+// Room returns the level of free space down to which the alteration runs.
+func (b *Alter) Room() engine.Room     { return roomOf(b.How) }
+func (b *Bulk) Room() engine.Room      { return roomOf(b.How) }
+func (b *AlterMany) Room() engine.Room { return roomOf(b.How) }
+
+func roomOf(how engine.Alteration) engine.Room {
+	switch how {
+	case engine.AlterPurge, engine.AlterForget, engine.AlterCancel: // a task that is kept needs more
+		return engine.RoomNone
+	}
+	return engine.RoomLow
+}
+
 // Bulk alters many dead letters. States has no other state.
 type Bulk struct{ engine.BulkAlteration }
 
@@ -101,6 +114,37 @@ func (b *AlterMany) AppendReply(dst []byte) []byte {
 
 func (b *AlterMany) ReadReply(r *wire.Reader) { b.N, b.Failed = int(r.Uint32()), int(r.Uint32()) }
 func (b *AlterMany) Again()                   { b.Next, b.N, b.Failed = 0, 0, 0 }
+
+// Missing asks which of some tasks do not exist.
+type Missing struct {
+	IDs     []keys.ID
+	Missing []keys.ID
+	next    int // index in IDs of the next one
+}
+
+func (b *Missing) Decide(s *engine.State) (engine.Verdict, error) {
+	for ; b.next < len(b.IDs); b.next++ {
+		if s.Spent() {
+			return engine.Again, nil
+		}
+		_, v, err := s.Outcome(b.IDs[b.next])
+		switch {
+		case v != engine.Decided:
+			return v, nil
+		case errors.Is(err, base.ErrNotFound):
+			b.Missing = append(b.Missing, b.IDs[b.next])
+		case err != nil:
+			return v, err
+		}
+	}
+	return engine.Decided, nil
+}
+
+func (b *Missing) Append(dst []byte) []byte      { return keys.AppendIDs(dst, b.IDs) }
+func (b *Missing) Read(r *wire.Reader)           { b.IDs = keys.ReadIDs(r) }
+func (b *Missing) AppendReply(dst []byte) []byte { return keys.AppendIDs(dst, b.Missing) }
+func (b *Missing) ReadReply(r *wire.Reader)      { b.Missing = keys.ReadIDs(r) }
+func (b *Missing) Again()                        { b.Missing, b.next = nil, 0 }
 
 // ReleaseKey frees an idempotency key.
 type ReleaseKey struct {
@@ -161,6 +205,23 @@ func (b *Renew) ReadReply(r *wire.Reader) {
 }
 
 func (b *Renew) Again() { b.Lost, b.Errs = nil, nil }
+
+// Extend moves the deadline of a lease.
+type Extend struct {
+	silent
+	Receipt  engine.Receipt
+	Duration uint64 // ms
+}
+
+func (b *Extend) Decide(s *engine.State) (engine.Verdict, error) {
+	return engine.Decided, s.Extend(b.Receipt, b.Duration)
+}
+
+func (b *Extend) Append(dst []byte) []byte {
+	return wire.AppendUint(AppendReceipt(dst, b.Receipt), b.Duration)
+}
+
+func (b *Extend) Read(r *wire.Reader) { b.Receipt, b.Duration = ReadReceipt(r), r.Uint() }
 
 // Note says what the handler of a task has to say of its work.
 type Note struct {

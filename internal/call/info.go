@@ -1,6 +1,10 @@
 package call
 
 import (
+	"cmp"
+	"maps"
+	"slices"
+
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
@@ -141,3 +145,79 @@ func (b *Days) ReadReply(r *wire.Reader) {
 }
 
 func (b *Days) Again() { b.Days = nil }
+
+// InfoSum is what the shards know of all queues. A shard shows queues that have something in it:
+// for those that others show, it is asked afterwards what has happened in it.
+type InfoSum struct {
+	Queues []engine.QueueInfo
+	at     map[string]int // index in Queues
+	seen   [][]bool       // by shard and index
+}
+
+// NewInfoSum returns an empty sum.
+func NewInfoSum(shards int) *InfoSum {
+	return &InfoSum{at: make(map[string]int), seen: make([][]bool, shards)}
+}
+
+// Add adds what a shard knows of some queues.
+func (s *InfoSum) Add(shard int, infos []engine.QueueInfo) {
+	for i := range infos {
+		of := &infos[i]
+		n, known := s.at[of.Queue]
+		if !known {
+			n = len(s.Queues)
+			s.at[of.Queue] = n
+			s.Queues = append(s.Queues, engine.QueueInfo{Queue: of.Queue})
+		}
+		sum := &s.Queues[n]
+		sum.Counts.Add(of.Counts)
+		for kind, count := range of.Totals {
+			sum.Totals[kind] += count
+		}
+		if of.Oldest > 0 && (sum.Oldest == 0 || of.Oldest < sum.Oldest) {
+			sum.Oldest = of.Oldest
+		}
+		if of.Settings != nil {
+			sum.Settings = of.Settings
+		}
+		if seen := &s.seen[shard]; n >= len(*seen) {
+			*seen = append(*seen, make([]bool, n+1-len(*seen))...)
+		}
+		s.seen[shard][n] = true
+	}
+}
+
+// Unseen returns the queues that a shard has not shown.
+func (s *InfoSum) Unseen(shard int) (names []string) {
+	seen := s.seen[shard]
+	for n := range s.Queues {
+		if n >= len(seen) || !seen[n] {
+			names = append(names, s.Queues[n].Queue)
+		}
+	}
+	return names
+}
+
+// Sorted returns the queues in the order of their names. Nothing is added after it.
+func (s *InfoSum) Sorted() []engine.QueueInfo {
+	slices.SortFunc(s.Queues, func(a, b engine.QueueInfo) int { return cmp.Compare(a.Queue, b.Queue) })
+	return s.Queues
+}
+
+// SumDays adds up what shards answer, in the order of the days.
+func SumDays(parts []Days) []keys.TotalsValue {
+	sum := make(map[uint32]keys.TotalsValue)
+	for i := range parts {
+		for _, v := range parts[i].Days {
+			of := sum[v.Day]
+			of.Day = v.Day
+			for kind, n := range v.OfDay {
+				of.OfDay[kind] += n
+			}
+			if of.OfDay != (keys.Totals{}) {
+				sum[v.Day] = of
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Values(sum), func(a, b keys.TotalsValue) int { return cmp.Compare(a.Day, b.Day) })
+}

@@ -106,3 +106,38 @@ func (w *Watch) Refusal(shard int) error {
 	}
 	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", base.ErrDiskFull, shard, w.free, w.low)
 }
+
+// Wait is the part of an operation whose caller may wait for room, as Run does with the outcomes of
+// its handlers.
+type Wait struct {
+	Gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
+	left chan struct{}   // the same channel as Gone, if the caller is on another node
+}
+
+// WaitsForRoom reports whether the caller waits.
+func (w *Wait) WaitsForRoom() bool {
+	if w.Gone == nil {
+		return false
+	}
+	select {
+	case <-w.Gone:
+		return false
+	default:
+		return true
+	}
+}
+
+// SetWaits sets whether the caller, on another node, waits.
+func (w *Wait) SetWaits(waits bool) {
+	if waits {
+		w.left = make(chan struct{})
+		w.Gone = w.left
+	}
+}
+
+// Leave is called when the caller on another node has gone.
+func (w *Wait) Leave() {
+	if w.left != nil {
+		close(w.left)
+	}
+}

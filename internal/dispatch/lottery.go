@@ -3,6 +3,7 @@ package dispatch
 import (
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 )
 
 // MaxWeight is so small that the sum of the weights of any list of queues fits in an int.
@@ -10,6 +11,25 @@ const MaxWeight = 1 << 16
 
 // IsWeight reports whether a queue may have a weight.
 func IsWeight(w int) bool { return w >= 1 && w <= MaxWeight }
+
+// CheckWeights looks for a weight that queues may not have: of a queue that is not among them
+// (named is false), or out of bounds.
+func CheckWeights(queues []string, weights map[string]int) (queue string, named, ok bool) {
+	isNamed := func(queue string) bool { return slices.Contains(queues, queue) }
+	if len(queues) > ShortList {
+		set := make(map[string]bool, len(queues))
+		for _, name := range queues {
+			set[name] = true
+		}
+		isNamed = func(queue string) bool { return set[queue] }
+	}
+	for queue, w := range weights {
+		if named := isNamed(queue); !named || !IsWeight(w) {
+			return queue, named, false
+		}
+	}
+	return "", false, true
+}
 
 // lottery draws a member of a subset of 0 to n-1, with a probability in proportion to its weight,
 // or the smallest one if there are no weights, in time logarithmic in n. It is a Fenwick tree (P.

@@ -187,3 +187,12 @@ func (t *Teller[B]) Close() {
 		t.due = false
 	}
 }
+
+// Keep appends a sample unless there are most already; then it counts it as missed.
+func Keep[S any](samples []S, sample S, most int, missed *uint64) []S {
+	if len(samples) >= most {
+		*missed++
+		return samples
+	}
+	return append(samples, sample)
+}

@@ -115,6 +115,16 @@ type Notes struct {
 	Metadata    map[string]string // kept from attempt to attempt
 }
 
+// SetMetadata sets a value of the metadata, which it copies; "" removes it.
+func (n *Notes) SetMetadata(key, value string) {
+	metadata := make(map[string]string, len(n.Metadata)+1)
+	maps.Copy(metadata, n.Metadata)
+	if metadata[key] = value; value == "" {
+		delete(metadata, key)
+	}
+	n.Metadata = metadata
+}
+
 // MaxNotes limits the text and the metadata of notes: the bytes of all strings.
 const MaxNotes = 4 << 10
 

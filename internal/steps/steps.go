@@ -60,6 +60,17 @@ func (t *Table) Stats(kind uint8) (s Stats) {
 	return s
 }
 
+// Quantile returns a duration within which the fraction f of the steps ended.
+func (s *Stats) Quantile(f float64) time.Duration {
+	left := int64(f * float64(s.Count))
+	for i, n := range s.Buckets {
+		if left -= n; left <= 0 && n > 0 {
+			return min(s.Longest, time.Microsecond<<i)
+		}
+	}
+	return s.Longest
+}
+
 // Mark is a place between two steps: the time, and what was done so far.
 type Mark struct {
 	At             time.Duration

@@ -4,9 +4,11 @@
 package taskbatch
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -88,6 +90,116 @@ func HasStray(tasks []engine.NewTask, shard, shards int) bool {
 	})
 }
 
+// Hop is messages of one shard to another one, or to itself.
+type Hop struct{ From, To int }
+
+// Hops returns which messages tell the shards of parents of the tasks that a shard has stored, in
+// such an order that each hop has begun when those before it have ended. all includes messages of
+// the shard to itself that are sent in rare cases only.
+func Hops(tasks []engine.NewTask, from, shards int, all bool) []Hop {
+	var hops, later []Hop
+	add := func(to *[]Hop, h Hop) {
+		if !slices.Contains(*to, h) {
+			*to = append(*to, h)
+		}
+	}
+	own := 0
+	for i := range tasks {
+		t := &tasks[i]
+		if t.Tied == nil || len(t.Tied.Parents) == 0 {
+			continue
+		}
+		at, asks := from, &hops
+		if home, bound := t.Home(shards); bound && home != from {
+			add(&hops, Hop{from, home})
+			at, asks = home, &later
+		}
+		if at != from {
+			own = 0
+		}
+		for _, p := range t.Tied.Parents {
+			_, sibling := keys.NthOf(p)
+			to := keys.ShardOf(p, shards)
+			if sibling {
+				to = at
+			}
+			if to == at {
+				if own++; own <= engine.DependAtOnce && !(all && at == from) {
+					continue
+				}
+			}
+			add(asks, Hop{at, to})
+		}
+	}
+	return append(hops, later...)
+}
+
+// Refuses reports whether a task is not to be stored if a parent is missing.
+func Refuses(tasks []engine.NewTask) bool {
+	for i := range tasks {
+		if tasks[i].Tied != nil && tasks[i].Tied.Refuses {
+			return true
+		}
+	}
+	return false
+}
+
+// askCap is for how many parents a shard is asked together.
+const askCap = 4096
+
+// FindMissing returns the first task that is to be refused since a parent is missing, and that
+// parent; task is negative if there is none. missing asks a shard which tasks do not exist. find
+// asks a shard for the holder of an idempotency key, and returns an error that matches ErrNotFound
+// if there is none: a task whose key is taken is not refused.
+func FindMissing(
+	tasks []engine.NewTask, shards int, missing func(shard int, ids []keys.ID) ([]keys.ID, error),
+	find func(shard int, key [keys.UniqueLen]byte) error,
+) (task int, parent keys.ID, err error) {
+	parents := make([][]keys.ID, shards)
+	for i := range tasks {
+		if tasks[i].Tied == nil || !tasks[i].Tied.Refuses {
+			continue
+		}
+		for _, p := range tasks[i].Tied.Parents {
+			if _, sibling := keys.NthOf(p); !sibling {
+				at := keys.ShardOf(p, shards)
+				parents[at] = append(parents[at], p)
+			}
+		}
+	}
+	gone := make(map[keys.ID]bool)
+	for shard, of := range parents {
+		for ids := range slices.Chunk(of, askCap) {
+			lost, err := missing(shard, ids)
+			if err != nil {
+				return -1, parent, err
+			}
+			for _, id := range lost {
+				gone[id] = true
+			}
+		}
+	}
+	for i := range tasks {
+		t := tasks[i].Tied
+		if len(gone) == 0 || t == nil || !t.Refuses {
+			continue
+		}
+		n := slices.IndexFunc(t.Parents, func(p keys.ID) bool { return gone[p] })
+		if n < 0 {
+			continue
+		}
+		if home, _ := tasks[i].Home(shards); t.Unique != [keys.UniqueLen]byte{} {
+			if err := find(home, t.Unique); err == nil {
+				continue
+			} else if !errors.Is(err, base.ErrNotFound) {
+				return -1, parent, err
+			}
+		}
+		return i, t.Parents[n], nil
+	}
+	return -1, parent, nil
+}
+
 // UniqueKey returns the idempotency key of a task that was just encoded.
 func UniqueKey(t *engine.NewTask) string {
 	rec, err := record.Decode(t.Rec)
@@ -149,6 +261,32 @@ func FindTwins(tasks []engine.NewTask) int {
 		t.Twin = n
 	}
 	return -1
+}
+
+// Builder collects the tasks of a batch.
+type Builder struct {
+	Tasks []engine.NewTask
+	cost  Cost
+	tied  bool // some are bound to others
+}
+
+// Add adds a task. The error, an *engine.Invalid, says which limit is exceeded.
+func (b *Builder) Add(t engine.NewTask, l Limits) error {
+	b.Tasks, b.tied = append(b.Tasks, t), b.tied || t.Tied != nil
+	return b.cost.Add(&b.Tasks[len(b.Tasks)-1], l)
+}
+
+// Finish finds twins and parents, after all tasks have been added. It returns the index of a task
+// that would have to replace an earlier one, or -1.
+func (b *Builder) Finish() int {
+	if !b.tied {
+		return -1
+	}
+	i := FindTwins(b.Tasks)
+	if i < 0 {
+		MarkParents(b.Tasks)
+	}
+	return i
 }
 
 // Limits bound what a batch writes.
