@@ -21,22 +21,27 @@ var ErrIsMember = errors.New("a member already")
 
 // Replace adds a node and then removes another one, if all shards can do without that one. A node
 // at the address of the other one takes its place after the removal. There are as many nodes as
-// before: one that votes already is refused, and replacements follow each other, whoever asks for
-// them.
+// before: one that votes already is refused, unless it has joined by itself while Replace waited;
+// and replacements follow each other, whoever asks for them.
 func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
 	if err := n.checkSelf(); err != nil {
 		return err
 	}
-	if err := n.checkReplacement(ctx, old, p); err != nil {
-		return err
+	before := n.Status(ctx)
+	if old == p.Node || votesInAll(before, p.Node) {
+		return ErrIsMember
 	}
 	ctx, end, err := n.beginReplacement(ctx, old, p)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if err := n.checkReplacement(ctx, old, p); err != nil { // now that it is the only one
-		return err
+	if now := n.Status(ctx); votesInAll(now, p.Node) {
+		gone := func(r ReplicaStatus) bool { return !now[0].hasName(r.Node) }
+		if before[0].Leader == "" || slices.ContainsFunc(before[0].Replicas, gone) {
+			return ErrIsMember // in place of another one
+		}
+		return n.Remove(ctx, old)
 	}
 	if slices.ContainsFunc(n.known(), func(m Peer) bool { return m.Node == old && m.Address == p.Address }) {
 		if err := n.Remove(ctx, old); err != nil {
@@ -53,15 +58,11 @@ func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
 	return n.Remove(ctx, old)
 }
 
-// checkReplacement refuses a node that votes already in place of another one.
-func (n *Node) checkReplacement(ctx context.Context, old string, p Peer) error {
-	lacks := func(sh ShardStatus) bool {
-		return sh.Leader == "" || !slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == p.Node && r.Voter })
-	}
-	if old == p.Node || !slices.ContainsFunc(n.Status(ctx), lacks) {
-		return ErrIsMember
-	}
-	return nil
+// votesInAll reports whether a node votes in all shards, as far as their leaders are known.
+func votesInAll(shards []ShardStatus, node string) bool {
+	return !slices.ContainsFunc(shards, func(sh ShardStatus) bool {
+		return sh.Leader == "" || !slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return r.Node == node && r.Voter })
+	})
 }
 
 // Two replacements of one node, at once, would add two nodes and remove one. So the leader of the
