@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,7 +67,7 @@ func TestParentsOfFailedShard(t *testing.T) {
 	inFlow(t, Options{Shards: 2}, func(f *FlowTest) {
 		parent := f.ProduceAt(0, Task{Queue: "parent"})
 		s := f.Q.shard(0)
-		_ = s.inbox.Pass(&crashOp{errors.New("boom")})
+		_ = s.inbox.Pass(&crashOp{injected("of the test")})
 		<-s.done
 		for range 2 {
 			id, err := f.Q.Produce(context.Background(), Task{Queue: "child", LimitKey: f.KeyOf("child", 1), After: []ID{parent}})
