@@ -207,55 +207,72 @@ func (p *messageBatch) decode(r *wire.Reader) {
 func (p *messageBatch) again() { p.taken, p.err = 0, nil }
 
 // deliver sends messages to the leader of their receiver, and tells the sender's owner when they
-// are taken. If the receiver takes no more, they stay where they are until the next Open.
+// are taken, and when they are so for good: in a cluster, and with DurabilityDisk, at once. If the
+// receiver takes no more, they stay where they are until the next Open.
 func (s *shard) deliver(o *engine.Outgoing) {
 	p := &messageBatch{completion: newCompletion(callMessages), from: s.index, to: o.To, first: o.First, messages: o.Messages}
+	taken := confirmOp{to: o.To, first: o.First, n: len(o.Messages), durable: true}
 	if s.node != nil {
 		s.goFor("messages", func() {
 			n := s.node
 			change := n.queue.replicas[p.to].group.Changed()
 			_, err := n.do(n.ctx, p.to, p)
+			if err != nil {
+				taken.n = 0 // they may not be
+			}
 			if pace(n.ctx, change, err) {
-				_ = s.inbox.Pass(&confirmOp{by: p, err: err}) // whoever leads the shard next sends them again
+				_ = s.inbox.Pass(&taken) // whoever leads the shard next sends them again
 			}
 		})
 		return
 	}
+	to := s.peers[p.to]
 	p.reply = func(err error) {
-		_ = s.inbox.Pass(&confirmOp{by: p, err: err}) // one that is closing sends them again, to be ignored
+		if err != nil {
+			_ = s.inbox.Pass(&confirmOp{to: p.to, err: err})
+			return
+		}
+		forGood := taken
+		forGood.late = true
+		taken.durable = to == s || !to.Store.AfterSync(s.index, func() { _ = s.inbox.Pass(&forGood) })
+		_ = s.inbox.Pass(&taken) // one that is closing sends them again, to be ignored
 	}
-	if err := s.peers[p.to].inbox.Pass(p); err != nil {
+	if err := to.inbox.Pass(p); err != nil {
 		p.reply(err)
 	}
 }
 
-// confirmOp forgets messages that their receiver has taken, or sends them again. In a queue by
-// itself a receiver that does not take them takes none any more.
+// confirmOp says that messages were taken, or are to be sent again. In a queue by itself a receiver
+// that does not take them takes none any more.
 type confirmOp struct {
-	by  *messageBatch
-	err error // they may not have been taken
+	to      int
+	first   uint64
+	n       int   // so many of those sent
+	err     error // why they were not, in a queue by itself
+	late    bool  // that they were was said before
+	durable bool  // for good
 }
 
 func (op *confirmOp) resolve(s *shard) {
-	to, taken := op.by.to, len(op.by.messages)
 	switch {
-	case op.err == nil:
-	case s.node != nil:
-		taken = 0
-	default:
-		s.unreachable[to] = op.err
-		s.takers[to].Take(engine.Never, func(t *takenOp) { t.settle(op.err) })
+	case op.err != nil:
+		s.unreachable[op.to] = op.err
+		s.takers[op.to].Take(engine.Never, func(t *takenOp) { t.settle(op.err) })
 		return
+	case !op.late:
+		s.Confirmed(op.to, op.first, op.n)
+		first, _ := s.Untaken(op.to)
+		s.takers[op.to].Take(first-1, func(t *takenOp) {
+			if s.node == nil { // what was taken was, whatever becomes of this group
+				t.settle(nil)
+				return
+			}
+			s.settleAfterCommit(t) // which confirms that this node led when the call came
+		})
 	}
-	s.Confirmed(to, op.by.first, taken)
-	first, _ := s.Untaken(to)
-	s.takers[to].Take(first-1, func(t *takenOp) {
-		if s.node == nil { // what was taken was, whatever becomes of this group
-			t.settle(nil)
-			return
-		}
-		s.settleAfterCommit(t) // which confirms that this node led when the call came
-	})
+	if op.durable {
+		s.Durable(op.to, op.first+uint64(op.n)-1)
+	}
 }
 
 func (op *confirmOp) settle(error) {}

@@ -2,10 +2,11 @@ package codeq
 
 import (
 	"context"
-	"fmt"
+	"path"
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -16,6 +17,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
+	"codeq/internal/testkit"
 )
 
 // payloadsOf returns the payloads of tasks, in the order of FlowTest.Payloads.
@@ -30,6 +32,19 @@ func payloadsOf(tasks ...[]Task) (all []string) {
 // isSending reports whether some messages of a shard are not confirmed.
 func (s *shard) isSending() bool {
 	return slices.ContainsFunc(s.Probe().Usage().OutWaiting, func(n uint64) bool { return n > 0 })
+}
+
+// keptMessages is how many messages of a shard are stored.
+func (f *FlowTest) keptMessages(from int) (n int) {
+	f.Helper()
+	synctest.Wait()
+	v := f.Q.peek(f.Q.shard(from))
+	defer v.close()
+	require.NoError(f, schema.Scan(v.snap, keys.Outbound, func(_, _ []byte) error {
+		n++
+		return nil
+	}))
+	return n
 }
 
 // TestFollowUpsReachTheirShards: follow-ups that belong to other shards arrive
@@ -50,11 +65,9 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 			require.Equal(f, want, got)
 		}
 		require.Zero(f, f.UnderWay(0))
-		v := f.Q.peek(f.Q.shard(0))
-		require.NoError(f, schema.Scan(v.snap, keys.Outbound, func(key, _ []byte) error {
-			return fmt.Errorf("message %x is not forgotten", key)
-		}))
-		v.close()
+		require.Equal(f, 2*n, f.keptMessages(0))
+		time.Sleep(time.Second)
+		require.Zero(f, f.keptMessages(0))
 		f.Reopen()
 		require.Equal(f, payloadsOf(next), f.Payloads())
 		require.NoError(f, f.Q.Complete(context.Background(), f.Claim("a").Receipt, nil, f.Bound("b", 2, 1)...))
@@ -127,6 +140,7 @@ func TestNumbersAreStored(t *testing.T) {
 		}
 		require.Equal(f, 3, c.commits)
 		require.Equal(f, 3*2, c.numbers)
+		time.Sleep(time.Second) // until they are deleted
 		f.ProduceAt(0, Task{Queue: "start"})
 		l := f.Claim("start")
 		open := shut(t, f.Q, 1)
@@ -178,4 +192,64 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 		}))
 		close(open)
 	})
+}
+
+// TestMessagesAreKeptUntilDurable: the receiver of a message that has not synced its log may lose
+// with its power what it has taken, whatever the sender has synced; it gets the message again.
+// The next messages and WaitIdle do not wait for that. At DurabilityDisk a message is deleted once
+// it is taken.
+func TestMessagesAreKeptUntilDurable(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, level := range []Durability{DurabilityProcess, DurabilityNone, DurabilityDisk} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := crashfs.New()
+			syncs := make(map[string]int) // of logs
+			fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+				if op == "sync" && path.Ext(name) == ".log" {
+					syncs[path.Base(path.Dir(name))]++
+				}
+				return nil
+			}}
+			inFlow(t, Options{Shards: 3, Durability: level, fs: fs}, func(f *FlowTest) {
+				const n = engine.BatchCap + 10
+				f.ProduceAt(0, Task{Queue: "start"})
+				l := f.Claim("start")
+				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, f.Bound("a", 1, n)...))
+				synctest.Wait()
+				require.Zero(f, f.UnderWay(0), "the second batch did not wait for a sync")
+				require.NoError(f, f.Q.WaitIdle(ctx, "start"))
+				if level == DurabilityDisk {
+					require.Zero(f, f.keptMessages(0))
+					return
+				}
+				require.Equal(f, n, f.keptMessages(0))
+				require.NoError(f, f.Q.shard(0).Store.DB().LogData(nil, pebble.Sync)) // to the operating system
+				testkit.SyncLogs(t, disk, "queue/shard-000")
+				img := f.Crash(disk)
+				require.Equal(f, Counts{Ready: n}, img.Counts("a"), "they are taken again")
+				require.NoError(f, img.Q.Close())
+
+				clear(syncs)
+				time.Sleep(time.Second)
+				require.Zero(f, f.keptMessages(0))
+				img = f.Crash(disk)
+				require.Equal(f, Counts{Ready: n}, img.Counts("a"))
+				require.NoError(f, img.Q.Close())
+				require.Equal(f, map[string]int{"shard-001": 1}, syncs)
+				time.Sleep(time.Hour)
+				require.Equal(f, map[string]int{"shard-001": 1}, syncs, "it sleeps")
+
+				clear(syncs)
+				for range 100 { // five seconds
+					f.ProduceAt(0, Task{Queue: "start"})
+					f.Complete("start", f.Bound("b", 1, 1)...)
+					time.Sleep(50 * time.Millisecond)
+				}
+				time.Sleep(time.Minute)
+				require.Equal(f, map[string]int{"shard-001": 5}, syncs, "once a second, and once after the last")
+				require.Zero(f, f.keptMessages(0))
+			})
+		})
+	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/engine"
+	"codeq/internal/keys"
 )
 
 // TestRetentionPrecedence: the task says how long it is kept; or else its queue;
@@ -184,7 +184,7 @@ func TestBucketsAreNoNarrowerThanASecond(t *testing.T) {
 	for r := int64(1); r < 20_000; r++ {
 		until := map[uint64]bool{}
 		for wall := uint64(5_000_000); wall < 5_002_000; wall += 100 {
-			until[engine.BucketOf(wall, r)] = true
+			until[keys.BucketOf(wall, r)] = true
 		}
 		require.LessOrEqual(t, len(until), 3, "buckets that two seconds need, with a retention of %d ms", r)
 	}

@@ -213,7 +213,7 @@ func (s *State) cancel(at *located) {
 	}
 	ties := at.rec.Ties
 	if retention != 0 {
-		s.keep(at.lane.queue, keys.Canceled, at.id, BucketOf(s.Wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.Wall}, &at.rec)
+		s.keep(at.lane.queue, keys.Canceled, at.id, keys.BucketOf(s.Wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.Wall}, &at.rec)
 	}
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	if gone {

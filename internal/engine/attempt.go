@@ -37,7 +37,7 @@ func (s *State) complete(ls *lease, result []byte) error {
 		s.unindex(ls.id)
 	}
 	if retention != 0 {
-		until := BucketOf(s.Wall, retention)
+		until := keys.BucketOf(s.Wall, retention)
 		if ls.ties.Parent {
 			until = s.pinForChildren(ls.id, until)
 		}
@@ -132,7 +132,7 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	if retention == 0 || rec.Parent || rec.HoldsTurn {
 		retention = -1
 	}
-	until := BucketOf(s.Wall, retention)
+	until := keys.BucketOf(s.Wall, retention)
 	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall}, rec)
 	if rec.Child && until != keys.Forever {
 		s.releaseParents(ls.id, until)

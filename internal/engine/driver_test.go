@@ -31,6 +31,7 @@ type driver struct {
 	Instant
 
 	clockAge  func(shard int) uint64         // State.ClockAge when a shard is loaded
+	forGood   func() bool                    // what was taken is durable; nil: always
 	sealing   func(*drivenShard)             // before a group is sealed
 	persisted func(*drivenShard)             // Effects has what the group tells
 	kept      func(*drivenShard, []StepDone) // the steps of upkeep in a group
@@ -194,12 +195,16 @@ func (d *driver) take(s *drivenShard, took func(n int, p *delivery, from int)) {
 	}
 }
 
-// confirm lets a shard forget what the others have taken for good.
+// confirm lets a shard go on with its next messages, and forget what the others have taken for
+// good.
 func (d *driver) confirm(s *drivenShard) {
 	s.mail = slices.DeleteFunc(s.mail, func(p *delivery) bool {
 		if p.persisted {
 			d.begin(s)
 			s.Confirmed(p.To, p.First, len(p.Messages))
+			if d.forGood == nil || d.forGood() {
+				s.Durable(p.To, p.First+uint64(len(p.Messages))-1)
+			}
 		}
 		return p.persisted
 	})

@@ -219,7 +219,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart - 20_000}, // soon a day begins
 		sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
-		clockAge: m.continueClock, format: manifest.Format,
+		clockAge: m.continueClock, format: manifest.Format, forGood: func() bool { return m.rng.IntN(2) == 0 },
 	}
 	m.latest = m.Wall
 	m.plain = rapid.IntRange(0, 5).Draw(t, "plain") == 0

@@ -47,7 +47,7 @@ func (m *model) toDead(t *modelTask) {
 	set := m.settings[t.Queue]
 	holds := set.HoldGroups && t.rec.Group != 0
 	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
-		t.until = BucketOf(m.Wall, record.Retention(retention))
+		t.until = keys.BucketOf(m.Wall, record.Retention(retention))
 	}
 	if t.until != keys.Forever {
 		m.unpin(t, t.until)
@@ -64,7 +64,7 @@ func (m *model) toDone(t *modelTask, result string) {
 	if retention := m.retention(t); retention == 0 {
 		m.toGone(t)
 	} else {
-		t.until = BucketOf(m.Wall, retention)
+		t.until = keys.BucketOf(m.Wall, retention)
 		t.state, t.at, t.result = Done, m.Wall, result
 	}
 	m.ended(t, Outcome{State: Done, Result: []byte(result), Attempts: int(t.rec.Attempts)}, true)
@@ -85,7 +85,7 @@ func (m *model) toCanceled(t *modelTask) {
 	if retention := m.retention(t); retention == 0 {
 		m.toGone(t)
 	} else {
-		t.until = BucketOf(m.Wall, retention)
+		t.until = keys.BucketOf(m.Wall, retention)
 		t.state, t.at = Canceled, m.Wall
 	}
 	m.ended(t, o, true)
@@ -431,7 +431,7 @@ func (m *model) unpin(child *modelTask, until uint64) {
 		}
 		p.kept = max(p.kept, until)
 		if delete(p.pins, child.id); len(p.pins) == 0 {
-			p.until, p.kept = max(p.kept, BucketOf(m.Wall, 1)), 0
+			p.until, p.kept = max(p.kept, keys.BucketOf(m.Wall, 1)), 0
 		}
 	}
 }

@@ -13,11 +13,16 @@ import (
 
 // outbox makes another shard do something exactly once. The message is stored in the commit of what
 // makes it necessary, numbered by receiver. The receiver stores the number of the last message of
-// each sender in the commit of what the message does, and ignores earlier numbers; then the sender
-// deletes the message. Messages of one sender and receiver are taken in order, some hundred at a
-// time, the next ones when these are confirmed. Memory holds only those being sent.
+// each sender in the commit of what the message does, and ignores earlier numbers. Messages of one
+// sender and receiver are taken in order, some hundred at a time, the next ones when these are
+// taken. Memory holds only those being sent.
 //
-// A shard sends messages to itself in the same way.
+// A message that is taken is deleted when the commit of its receiver is durable: the logs of two
+// shards have no order, and a power loss below DurabilityDisk might keep the deletion and take away
+// what the message did. Until then the message is kept, and sent again after Open.
+//
+// A shard sends messages to itself in the same way. They are deleted once they are taken, as both
+// commits are in one log.
 //
 // The number of the last message to each receiver is stored by itself, since the message will be
 // deleted. The numbers of the messages that wait for a receiver have a gap if a power loss took the
@@ -26,10 +31,13 @@ type outbox struct {
 	next    []uint64 // by receiver, the number of the next message
 	stored  []uint64 // by receiver, the number of the last message, as stored
 	ahead   bool     // some next is larger than what is stored
-	first   []uint64 // by receiver, the number of the first unconfirmed message
+	first   []uint64 // by receiver, no message before this number is stored
+	taken   []uint64 // by receiver, the number of the last message that it has taken, as far as is known
+	durable []uint64 // by receiver, the number up to which messages may be deleted once they are taken
 	sending []bool   // by receiver: messages are being sent
-	waiting []uint64 // by receiver, unconfirmed messages
+	waiting []uint64 // by receiver, messages that are not taken
 	due     bool     // there may be something to send
+	over    bool     // there may be something to delete
 }
 
 // send stores a message to a shard.
@@ -42,10 +50,12 @@ func (s *State) send(to int, m *keys.Message) {
 	s.Group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
 }
 
-// loadOutbox finds the messages that were not confirmed before the queue was closed.
+// loadOutbox finds the messages that were not deleted before the queue was closed. All of them are
+// sent: their receivers know which they have taken.
 func (s *State) loadOutbox(shards int) error {
 	s.out = outbox{
 		next: make([]uint64, shards), stored: make([]uint64, shards), first: make([]uint64, shards),
+		taken: make([]uint64, shards), durable: make([]uint64, shards),
 		sending: make([]bool, shards), waiting: make([]uint64, shards),
 	}
 	s.inbound = make([]uint64, shards)
@@ -91,6 +101,7 @@ func (o *outbox) countFrom(to int, last uint64) {
 	if o.waiting[to] == 0 {
 		o.first[to] = o.next[to]
 	}
+	o.taken[to] = o.first[to] - 1
 	o.ahead = o.ahead || o.next[to] != o.stored[to]+1
 }
 
@@ -147,7 +158,7 @@ func (s *State) applyMessage(m *keys.Message) bool {
 	}
 }
 
-// busy reports whether some messages are not confirmed.
+// busy reports whether some messages are not taken.
 func (o *outbox) busy() bool {
 	return slices.ContainsFunc(o.waiting, func(n uint64) bool { return n > 0 })
 }
@@ -169,7 +180,7 @@ func (s *State) sendOut() {
 		}
 		s.budget.begun = false // each receiver gets a message, whatever the others use up
 		p := Outgoing{To: to}
-		lower := keys.AppendOutbound(nil, uint32(to), s.out.first[to])
+		lower := keys.AppendOutbound(nil, uint32(to), s.out.taken[to]+1)
 		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
 		s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
 			_, seq, err := keys.ParseOutbound(it.Key())
@@ -206,21 +217,47 @@ func (s *State) sendOut() {
 
 // Untaken returns the number of the first message to a shard that may not have been taken, and of
 // the next one that will be sent: if they are equal, all have been.
-func (s *State) Untaken(to int) (first, next uint64) { return s.out.first[to], s.out.next[to] }
+func (s *State) Untaken(to int) (first, next uint64) { return s.out.taken[to] + 1, s.out.next[to] }
 
 func (s *State) sendIsDue() bool { return s.out.due }
 
-// Confirmed deletes the first n messages of those being sent, which their receiver has taken; the
-// others are sent again.
+// Confirmed notes that the receiver has taken the first n messages of those being sent; the others
+// are sent again.
 func (s *State) Confirmed(to int, first uint64, n int) {
-	for seq := first; seq < first+uint64(n); seq++ {
-		s.Group.delete(keys.AppendOutbound(nil, uint32(to), seq))
+	s.out.taken[to] = max(s.out.taken[to], first+uint64(n)-1)
+	if s.out.waiting[to] -= uint64(n); s.out.waiting[to] == 0 { // there may be a gap before the next one
+		s.out.taken[to] = s.out.next[to] - 1
 	}
-	s.out.first[to] = first + uint64(n)
-	s.out.waiting[to] -= uint64(n)
 	s.out.sending[to] = false
 	s.out.due = s.out.due || s.out.waiting[to] > 0
+	s.out.over = s.out.over || s.out.first[to] < s.out.end(to)
 }
+
+// Durable notes that no power loss takes away what the messages up to a number have done in their
+// receiver, if it has taken them.
+func (s *State) Durable(to int, last uint64) {
+	s.out.durable[to] = max(s.out.durable[to], last)
+	s.forgetTaken()
+}
+
+// forgetTaken deletes the messages that are taken for good.
+func (s *State) forgetTaken() {
+	s.out.over = false
+	for to := range s.out.first {
+		for end := s.out.end(to); s.out.first[to] < end; s.out.first[to]++ {
+			if s.Spent() {
+				s.out.over = true
+				return
+			}
+			s.Group.delete(keys.AppendOutbound(nil, uint32(to), s.out.first[to]))
+		}
+	}
+}
+
+// end returns the number before which no message to a shard is needed any more.
+func (o *outbox) end(to int) uint64 { return min(o.taken[to], o.durable[to]) + 1 }
+
+func (s *State) forgetTakenIsDue() bool { return s.out.over }
 
 // TakeMessages does what messages of a shard say; first is the number of the first one. It returns
 // how many it has taken: fewer than all if the latest state of what the next one concerns is not on

@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"math/bits"
-
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -29,24 +27,6 @@ type bucket struct {
 func (b *bucket) Due() uint64 { return b.until }
 
 func (b *bucket) Spot() *int { return &b.place }
-
-// minBucket is the width of the narrowest buckets, in ms.
-const minBucket = 1000
-
-// BucketOf returns the end of the bucket for a task that is to be kept for retention ms from now;
-// negative: for ever. Buckets are between an eighth and a sixteenth of the retention wide, so that
-// a queue has few of them.
-func BucketOf(wall uint64, retention int64) uint64 {
-	if retention < 0 || uint64(retention) > 1<<62 {
-		return keys.Forever
-	}
-	width := uint64(minBucket)
-	if eighth := uint64(retention) / 8; eighth > width {
-		width = max(width, 1<<(bits.Len64(eighth)-1))
-	}
-	end := wall + uint64(retention)
-	return (end + width - 1) / width * width
-}
 
 // keep stores a task that has ended in the bucket that ends at until. Its record no longer says
 // that it holds a key.

@@ -56,6 +56,7 @@ var upkeeps = [...]upkeep{
 	{StepSend, RoomLow, (*State).sendIsDue, (*State).sendOut},
 	{StepReap, RoomScarce, (*State).keepLeasesIsDue, (*State).keepLeases},
 	{StepTicks, Roomy, (*State).TicksAreDue, (*State).produceTicks},
+	{StepTidy, RoomNone, (*State).forgetTakenIsDue, (*State).forgetTaken},
 	{StepTidy, RoomNone, (*State).sweepLanesIsDue, (*State).sweepLanes},
 	{StepTidy, RoomNone, (*State).keepTotalsIsDue, (*State).keepTotals},
 }

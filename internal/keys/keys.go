@@ -44,6 +44,7 @@ package keys
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 )
 
 // The first byte of a key names its range.
@@ -258,6 +259,24 @@ func ParseBucket(key []byte) (prefix byte, queue uint32, bucket uint64, err erro
 
 // Forever is the bucket of tasks that are kept for ever, and a time that never comes.
 const Forever = 1<<64 - 1
+
+// minBucket is the width of the narrowest buckets, in ms.
+const minBucket = 1000
+
+// BucketOf returns the end of the bucket for a task that is to be kept for retention ms from now;
+// negative: for ever. Buckets are between an eighth and a sixteenth of the retention wide, so that
+// a queue has few of them.
+func BucketOf(wall uint64, retention int64) uint64 {
+	if retention < 0 || uint64(retention) > 1<<62 {
+		return Forever
+	}
+	width := uint64(minBucket)
+	if eighth := uint64(retention) / 8; eighth > width {
+		width = max(width, 1<<(bits.Len64(eighth)-1))
+	}
+	end := wall + uint64(retention)
+	return (end + width - 1) / width * width
+}
 
 // Later returns a time of the wall clock ms milliseconds later, or Forever.
 func Later(wall, ms uint64) uint64 {

@@ -41,6 +41,7 @@ type Store struct {
 	replicated bool // there is no log beside that of Raft
 	readOnly   bool // see OpenReadOnly
 	reclaimer  *reclaimer
+	syncer     syncer
 }
 
 // Durability says where a batch is when Commit returns.
@@ -70,13 +71,14 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	deferred := &deferredSyncFS{FS: c.FS}
 	fs, write := vfs.FS(deferred), pebble.Sync
 	replicated := c.Durability == Replicated // the log of Raft is the log of the store
+	logs := new(walfs.Switch)
 	switch c.Durability {
 	case Replicated:
 		write = pebble.NoSync
 	case Process:
-		fs = walfs.New(fs)
+		fs = walfs.NewSwitched(fs, logs)
 	case None: // only with walfs does an unsynced log lose no record before one that it keeps
-		fs, write = walfs.New(fs), pebble.NoSync
+		fs, write = walfs.NewSwitched(fs, logs), pebble.NoSync
 	}
 	// Pebble would create the directory before it noticed that the store is missing
 	if !create {
@@ -93,7 +95,18 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	st := &Store{
 		fs: deferred, dir: dir, log: log, write: write, replicated: replicated, latch: latch, partition: new(partition),
 		share:     &memTableShare{cache: shared.blocks, memTable: int64(c.MemTableBytes)},
-		reclaimer: newReclaimer(c.ReclaimFrom),
+		reclaimer: newReclaimer(c.ReclaimFrom), syncer: syncer{stop: make(chan struct{})},
+	}
+	switch c.Durability {
+	case Process:
+		st.syncer.sync = logs.Sync
+	case None:
+		st.syncer.sync = func() error {
+			if err := st.db.LogData(nil, pebble.Sync); err != nil { // to the operating system
+				return err
+			}
+			return logs.Sync()
+		}
 	}
 	if !c.Still {
 		st.share.size = memTableShareOf(c.MemTableBytes)
@@ -327,6 +340,9 @@ func (st *Store) DiskUsage() (vfs.DiskUsage, error) {
 // Close hands what was committed to the operating system at least, and releases the files. The
 // error says why the store has failed, or could not be closed.
 func (st *Store) Close() error {
+	if st.syncer.sync != nil {
+		st.syncer.close()
+	}
 	st.reclaimer.stop()
 	if st.latch.Err() == nil && !st.replicated && !st.readOnly {
 		if err := st.db.LogData(nil, pebble.Sync); err != nil {

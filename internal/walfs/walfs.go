@@ -13,8 +13,8 @@
 //   - A power loss or a crash of the kernel may lose commits of the newest log only, and loses a
 //     suffix: if a commit survives, so do those before it. Pebble closes a log, and so syncs it,
 //     before it creates the next one.
-//   - DB.Flush and DB.Close make every earlier commit durable. DB.LogData(nil, pebble.Sync) does
-//     not, and an Ingest may survive a power loss that commits before it do not.
+//   - DB.Flush, DB.Close and Switch.Sync make every earlier commit durable.
+//     DB.LogData(nil, pebble.Sync) does not, and an Ingest may survive a power loss that commits before it do not.
 //
 // # What a caller must do
 //
@@ -37,6 +37,7 @@ package walfs
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -52,14 +53,25 @@ func New(base vfs.FS) vfs.FS { return NewSwitched(base, new(Switch)) }
 // NewSwitched is New, but while the switch is on, syncs are real.
 func NewSwitched(base vfs.FS, s *Switch) vfs.FS { return walFS{base, s} }
 
-// Switch is off at first.
-type Switch struct{ on atomic.Bool }
+// Switch is off at first. It is for the logs of one DB.
+type Switch struct {
+	on     atomic.Bool
+	newest atomic.Pointer[walFile] // log; nil: none was begun
+}
 
 // Set turns it on for commits that begin later, or off.
 func (s *Switch) Set(on bool) { s.on.Store(on) }
 
 // IsOn reports whether it is on.
 func (s *Switch) IsOn() bool { return s.on.Load() }
+
+// Sync makes durable what has been written to the logs. It does not hold up commits meanwhile.
+func (s *Switch) Sync() error {
+	if f := s.newest.Load(); f != nil { // the logs before it are durable
+		return f.syncNow()
+	}
+	return nil
+}
 
 type walFS struct {
 	vfs.FS
@@ -87,7 +99,9 @@ func (fs walFS) wrap(
 	if err != nil || category != walCategory || !strings.HasSuffix(name, ".log") {
 		return f, err
 	}
-	return &walFile{File: f, name: name, synced: fs.synced}, nil
+	log := &walFile{File: f, name: name, synced: fs.synced}
+	fs.synced.newest.Store(log)
+	return log, nil
 }
 
 // The format of a log: blocks of blockSize, each a sequence of chunks with a header. At the end of
@@ -106,6 +120,10 @@ type walFile struct {
 	name   string
 	synced *Switch
 	offset int64
+
+	mu       sync.Mutex // guards what follows
+	closed   bool
+	closeErr error // why it may not be durable although it was closed
 }
 
 // Write syncs what it writes if that begins with a tail which may be zero on disk. If a power loss
@@ -134,12 +152,26 @@ func (f *walFile) SyncData() error {
 // and make a small log take the disk space of a full one.
 func (f *walFile) Preallocate(offset, length int64) error { return nil }
 
+// syncNow is a real sync.
+func (f *walFile) syncNow() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return f.closeErr
+	}
+	return f.File.SyncData()
+}
+
 // Close makes the log durable and closes it, even if it cannot be made durable.
 func (f *walFile) Close() error {
-	syncErr := f.File.SyncData()
-	closeErr := f.File.Close()
-	if syncErr != nil {
-		return fmt.Errorf("walfs: sync %s before close: %w", f.name, syncErr)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	if err := f.File.SyncData(); err != nil {
+		f.closeErr = fmt.Errorf("walfs: sync %s before close: %w", f.name, err)
 	}
-	return closeErr
+	if err := f.File.Close(); f.closeErr == nil {
+		return err
+	}
+	return f.closeErr
 }
