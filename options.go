@@ -399,13 +399,13 @@ func (o *Options) newShards() int {
 	return defaultShards(runtime.GOMAXPROCS(0))
 }
 
-// volatile is how a node stores what it acknowledges. If the boot of the machine is not known, its
+// volatile is how what is acknowledged is stored. If the boot of the machine is not known, the
 // process may have ended because the machine did.
 func (o *Options) volatile() *manifest.Volatile {
-	switch {
-	case o.Cluster == nil || o.Durability == DurabilityDisk:
+	switch o.Durability {
+	case DurabilityDisk:
 		return nil
-	case o.Durability == DurabilityProcess:
+	case DurabilityProcess:
 		return &manifest.Volatile{Boot: o.boot}
 	}
 	return new(manifest.Volatile)

@@ -3,10 +3,13 @@ package codeq
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -91,4 +94,216 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 			require.NotZero(t, torn)
 		})
 	}
+}
+
+// flowCut is a flow over three shards whose logs reach the disk at different moments, until the
+// power fails.
+type flowCut struct {
+	*FlowTest
+	disk *crashfs.Disk
+	rng  *rand.Rand
+	n    int               // tasks, for their payloads
+	next map[string]string // by a task that was completed, its follow-up in another shard
+}
+
+// retentionOfParents is less than the time between the power loss and the work after it.
+const retentionOfParents = time.Hour
+
+// task returns a new task with a payload of its own. Those that are kept for ever tell later how
+// they have ended.
+func (c *flowCut) task(queue string) Task {
+	c.n++
+	t := Task{Queue: queue, Payload: fmt.Appendf(nil, "%s%d", queue, c.n), Retention: Forever}
+	if queue == "parent" && c.rng.IntN(3) == 0 {
+		t.Retention = retentionOfParents
+	}
+	return t
+}
+
+// work does something: tasks with two or three parents are produced, parents end, and tasks are
+// completed with a follow-up that belongs to another shard. At times the log of one shard is
+// synced.
+func (c *flowCut) work() {
+	ctx := context.Background()
+	switch c.rng.IntN(8) {
+	case 0, 1:
+		child := c.task("child")
+		child.OnDead = []OnDead{CancelOnDead, RunOnDead}[c.rng.IntN(2)]
+		for range 2 + c.rng.IntN(2) {
+			child.After = append(child.After, c.ProduceAt(c.rng.IntN(3), c.task("parent")))
+		}
+		c.ProduceAt(c.rng.IntN(3), child)
+	case 2, 3, 4, 5:
+		l := claimNow(c.T, c.Q, "parent", "child", "next")
+		if l == nil {
+			return
+		}
+		switch kind := c.rng.IntN(12); {
+		case kind == 0 && l.Queue == "parent":
+			require.NoError(c, c.Q.DeadLetter(ctx, l.Receipt, nil))
+		case kind == 1 && l.Queue == "parent":
+			require.NoError(c, c.Q.Cancel(ctx, l.ID))
+		default:
+			c.complete(l)
+		}
+	case 6:
+		time.Sleep(time.Duration(c.rng.IntN(1500)) * time.Millisecond)
+	case 7:
+		testkit.SyncLogs(c, c.disk, fmt.Sprintf("queue/shard-%03d", c.rng.IntN(3)))
+	}
+}
+
+// complete completes a task, perhaps with a follow-up in another shard.
+func (c *flowCut) complete(l *Lease) {
+	var next []Task
+	key := string(l.Payload)
+	if l.Queue != "next" && len(key)%2 == 0 {
+		t := c.Bound("next", (ID(l.ID).shard(3)+1)%3, 1)[0]
+		t.Payload, t.Retention, t.Unique = []byte("next of "+key), Forever, Unique{Key: key, For: 1000 * time.Hour}
+		next, c.next[key] = append(next, t), string(t.Payload)
+	}
+	require.NoError(c, c.Q.Complete(context.Background(), l.Receipt, nil, next...))
+}
+
+// stored is the tasks by payload; no payload is stored twice.
+func (c *flowCut) stored() map[string]*TaskInfo {
+	synctest.Wait()
+	all, err := c.Q.list()
+	require.NoError(c, err)
+	found := make(map[string]*TaskInfo)
+	for _, t := range all {
+		require.NotContains(c, found, string(t.Payload), "twice")
+		found[string(t.Payload)] = t
+	}
+	return found
+}
+
+// checkAfterLoss lets the queue go on from what a power loss has left. Follow-ups are there if the
+// task before them has been completed. Whoever waits goes on when its parents have ended, as their
+// shards know it, and not before; and their results are there.
+func (c *flowCut) checkAfterLoss() {
+	c.Check()
+	left := c.stored()
+	for before, next := range c.next {
+		if t := left[before]; t != nil && t.State == Done {
+			require.Contains(c, left, next, "the follow-up of %s is gone", before)
+		}
+	}
+	time.Sleep(2 * retentionOfParents)
+	for range 10_000 {
+		synctest.Wait()
+		l := claimNow(c.T, c.Q, "parent", "child", "next")
+		if l == nil {
+			break
+		}
+		if t := left[string(l.Payload)]; t != nil && t.State == Blocked {
+			for _, p := range t.After {
+				parent, err := c.Q.Get(context.Background(), p)
+				done := slices.ContainsFunc(slices.Collect(maps.Values(left)), func(t *TaskInfo) bool { return t.ID == p && t.State == Done })
+				switch {
+				case err == nil:
+					require.True(c, parent.State == Done || parent.State == Dead && t.OnDead == RunOnDead, "%s runs, and its parent %s is %v", l.Payload, parent.Payload, parent.State)
+				case done:
+					require.NoError(c, err, "%s runs, and the result of its parent is gone", l.Payload)
+				}
+			}
+		}
+		c.complete(l)
+	}
+	end := c.stored()
+	for payload, t := range end {
+		require.NotEqual(c, Blocked, t.State, "%s hangs: %+v", payload, t)
+	}
+	require.NoError(c, c.Q.WaitIdle(context.Background()))
+	time.Sleep(3 * retentionOfParents)
+	for payload, t := range c.stored() {
+		require.True(c, t.State != Done || t.Retention != retentionOfParents, "%s is kept for nobody", payload)
+	}
+	c.Check()
+}
+
+// cutFlow lets a flow work, and then go on from an image of its disk. It returns whether the shards of
+// the image contradict each other, as Verify says.
+func cutFlow(t *testing.T, seed uint64, level Durability, image func(c *flowCut) *crashfs.Disk) (contradict bool) {
+	disk := crashfs.New()
+	inFlow(t, Options{Shards: 3, Durability: level, MemTableBytes: 256 << 10, fs: disk, boot: "1"}, func(f *FlowTest) {
+		c := &flowCut{FlowTest: f, disk: disk, rng: rand.New(rand.NewPCG(seed, 0)), next: make(map[string]string)}
+		img := &FlowTest{T: t, Opts: f.Opts}
+		disk := image(c)
+		img.Opts.fs, img.Opts.boot = disk, "2"
+		report, err := Verify("queue", &VerifyOptions{fs: disk})
+		require.NoError(t, err)
+		contradict = !report.OK()
+		img.Open()
+		after := *c
+		after.FlowTest = img
+		after.checkAfterLoss()
+		require.NoError(t, img.Q.Close())
+		report, err = Verify("queue", &VerifyOptions{fs: disk})
+		require.NoError(t, err)
+		require.Empty(t, report.Problems)
+	})
+	return contradict
+}
+
+// eachCut calls cut with new seeds, and expects that some images contradict themselves.
+func eachCut(t *testing.T, cut func(t *testing.T, seed uint64) bool) {
+	rng := testkit.Seeded(t)
+	contradict := 0
+	for n := range testkit.Sized(20, 100, 500) {
+		seed := rng.Uint64()
+		require.True(t, t.Run(fmt.Sprintf("%d-%x", n, seed), func(t *testing.T) {
+			if cut(t, seed) {
+				contradict++
+			}
+		}))
+	}
+	t.Logf("%d images whose shards contradict each other", contradict)
+	require.Positive(t, contradict)
+}
+
+// TestPowerLossesOfFlows lets the power fail while tasks wait for parents in other shards, and are
+// followed by tasks in other shards, again and again: each shard has what it has synced, which is
+// more or less than what the others have. Nothing hangs, nothing is counted twice, and before the
+// queue is opened Verify can tell what does not agree.
+func TestPowerLossesOfFlows(t *testing.T) {
+	t.Parallel()
+	eachCut(t, func(t *testing.T, seed uint64) bool {
+		return cutFlow(t, seed, []Durability{DurabilityProcess, DurabilityNone}[seed%2], func(c *flowCut) *crashfs.Disk {
+			for range 20 + c.rng.IntN(100) {
+				c.work()
+			}
+			synctest.Wait()
+			return c.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50 * c.rng.IntN(2), RNG: c.rng})
+		})
+	})
+}
+
+// TestShardsOfDifferentMoments puts a queue together from shards of any moments, as those of a node
+// that goes on without a majority, or of a copy that was made while the queue was at work. Messages
+// that nobody has any more are listed, with the tasks that they produced; nothing hangs
+// nevertheless, and nothing is counted twice.
+func TestShardsOfDifferentMoments(t *testing.T) {
+	t.Parallel()
+	eachCut(t, func(t *testing.T, seed uint64) bool {
+		return cutFlow(t, seed, DurabilityProcess, func(c *flowCut) *crashfs.Disk {
+			images := []*crashfs.Disk{c.disk.Clone()}
+			for range 20 + c.rng.IntN(100) {
+				if c.work(); c.rng.IntN(10) == 0 {
+					synctest.Wait()
+					images = append(images, c.disk.Clone())
+				}
+			}
+			synctest.Wait()
+			image := c.disk.Clone()
+			for i := range 3 {
+				dir := fmt.Sprintf("queue/shard-%03d", i)
+				require.NoError(t, image.RemoveAll(dir))
+				_, err := vfs.Clone(images[c.rng.IntN(len(images))], image, dir, dir, vfs.CloneSync)
+				require.NoError(t, err)
+			}
+			clear(c.next) // nobody may have them
+			return image
+		})
+	})
 }

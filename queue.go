@@ -160,7 +160,10 @@ func (q *Queue) openShards() error {
 	shards, gates := make([]*shard, len(q.replicas)), dispatch.NewGates()
 	err := q.inParallel("opening of a shard", len(shards), q.openAlone)
 	if err == nil { // below DurabilityDisk, a power loss may have taken more from some than from others
-		err = guarded(q.opts.log, "reconciliation of shards", q.reconcile)
+		err = guarded(q.opts.log, "reconciliation of shards", func() error { return q.reconcile(false) })
+	}
+	if err == nil {
+		err = q.dir.Agree()
 	}
 	if err == nil {
 		err = q.inParallel("loading of a shard", len(shards), func(i int) (err error) {

@@ -53,14 +53,22 @@ func (r *replica) close() error {
 	return r.failed
 }
 
-// reconcile makes the stores of all shards agree with each other.
+// reconcile makes the stores of all shards agree with each other; differ: they may be of different
+// moments, whatever the manifest says.
 // REQUIRES: they are open, and nobody uses them.
-func (q *Queue) reconcile() error {
+func (q *Queue) reconcile(differ bool) error {
 	stores := make([]*store.Store, len(q.replicas))
 	for i, r := range q.replicas {
 		stores[i] = r.store
 	}
-	return conversion.Reconcile(stores)
+	missing, corrected, err := conversion.Reconcile(stores, differ || q.dir.Differ)
+	for _, m := range missing {
+		q.opts.log.Warn("a shard lacks what others have sent to it", "shard", m.Shard, "what", m.Text)
+	}
+	if corrected > 0 {
+		q.opts.log.Warn("shards were of different moments; what they know of each other was corrected", "entries", corrected)
+	}
+	return err
 }
 
 // use keeps the store open while f uses it.

@@ -23,7 +23,10 @@ func (n *Node) reconcile() error {
 			return err
 		}
 	}
-	return n.c.Reconcile()
+	if err := n.c.Reconcile(false); err != nil {
+		return err
+	}
+	return n.c.Directory.Agree()
 }
 
 // beginFromStore begins the group of a new cluster whose first node was a queue by itself.

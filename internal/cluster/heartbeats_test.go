@@ -70,7 +70,7 @@ func openTrioWith(t *testing.T, shards int, adapt func(i int, c *Config)) ([]*No
 			HeartbeatTimeout: 500 * time.Millisecond, ElectionTimeout: 500 * time.Millisecond, CallTimeout: time.Second,
 			Directory:   manifest.New(disk, "dir", manifest.Manifest{Format: manifest.Format, Shards: shards, ID: manifest.NewID(), Cluster: cluster}),
 			Machines:    machines(shards),
-			Reconcile:   func() error { return nil },
+			Reconcile:   func(bool) error { return nil },
 			PanicError:  func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
 			Votes:       func(string) (raftlog.Stables, error) { return make(votesInMemory), nil },
 			EncodeError: func(err error) (byte, string) { return 0, err.Error() },

@@ -103,9 +103,10 @@ type Config struct {
 
 	// Machines are the shards.
 	Machines []StateMachine
-	// Reconcile makes the stores of all Machines agree with each other. It is called when they are
-	// open, before a cluster begins with what they have.
-	Reconcile func() error
+	// Reconcile makes the stores of all Machines agree with each other; differ: they may be of
+	// different moments. It is called when they are open, before a cluster begins with what they
+	// have.
+	Reconcile func(differ bool) error
 	// Leaders asks those who decide for the shards, here or on other nodes.
 	Leaders Leaders
 	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The

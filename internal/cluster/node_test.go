@@ -32,7 +32,7 @@ func newLoneNode(t *testing.T, disk vfs.FS, votes string, m StateMachine) *Node 
 		HeartbeatTimeout: 50 * time.Millisecond, ElectionTimeout: 50 * time.Millisecond, CallTimeout: time.Second,
 		Directory:  directory,
 		Machines:   []StateMachine{m},
-		Reconcile:  func() error { return nil },
+		Reconcile:  func(bool) error { return nil },
 		PanicError: func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
 		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(private.FS, votes) },
 	})

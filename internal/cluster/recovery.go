@@ -32,7 +32,7 @@ func (n *Node) Recover() error {
 		return err
 	})
 	if err == nil {
-		err = n.c.Reconcile() // each shard has lost what it has lost
+		err = n.c.Reconcile(true) // each shard has lost what it has lost
 	}
 	err = n.eachUntil(err, func(i int, g *Group) error { return g.recover(ends[i], all[i].logs, all[i].votes) })
 	n.cancel()

@@ -2,6 +2,8 @@ package conversion
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -13,61 +15,103 @@ import (
 )
 
 // Reconcile makes the stores of all shards of a queue agree with each other: when a queue by itself
-// is opened, and before a cluster begins from them. They may be of different moments: each lacks
-// what a power loss, or a lost majority, has taken from it.
+// is opened, and before a cluster begins from them.
 //
 // A shard may have taken more messages of another one than that one knows to have sent. The sender
 // goes on behind their numbers, or else the receiver would drop the next ones as those that it has
 // taken. Each queue gets its latest settings in all shards: the first shard accepts only such as
 // follow its own, and the others only later ones than theirs.
 //
+// If the stores may be of different moments, since each lacks what a power loss, or a lost
+// majority, has taken from it, everything else that shards know of each other's tasks is derived
+// from their records: see Crosscheck. This reads all tasks that wait for others. Reconcile returns
+// what nobody can derive, and how much else it has corrected.
+//
 // Nobody may use the stores meanwhile. Reconcile can be repeated. What it changes is durable when
 // it returns.
-func Reconcile(stores []*store.Store) error {
-	sent, taken := make([]map[int]uint64, len(stores)), make([]map[int]uint64, len(stores))
-	versions, latest := make([]map[string]uint64, len(stores)), make(map[string]stored) // of settings
+func Reconcile(stores []*store.Store, differ bool) (missing []Contradiction, corrected int, err error) {
+	readers := make([]pebble.Reader, len(stores))
 	for i, st := range stores {
-		if err := st.Read(func() (err error) {
-			if sent[i], err = numbersOf(st, keys.Sent, len(stores)); err != nil {
-				return err
+		readers[i] = st.DB()
+	}
+	c := newCrosscheck(readers)
+	for _, st := range stores {
+		f := &fix{st: st, b: st.DB().NewBatch()}
+		defer func() { _ = f.b.Close() }() // it does no more than to recycle memory
+		c.fixes = append(c.fixes, f)
+	}
+	err = readAll(stores, func() error { return errors.Join(c.run(differ), c.settings()) })
+	for i, f := range c.fixes {
+		if err == nil {
+			if err = f.end(); err != nil {
+				err = fmt.Errorf("shard %d: %w", i, err)
 			}
-			if taken[i], err = numbersOf(st, keys.Inbound, len(stores)); err != nil {
-				return err
-			}
-			versions[i], err = settingsOf(st, latest)
-			return err
-		}); err != nil {
-			return fmt.Errorf("shard %d: %w", i, err)
 		}
 	}
-	for i, st := range stores {
-		var behind []entry
-		for to := range stores {
-			if last := taken[to][i]; last > sent[i][to] {
-				behind = append(behind, entry{keys.AppendNumbered(nil, keys.Sent, uint32(to)), keys.AppendNumber(nil, last)})
-			}
-		}
-		for queue, v := range latest {
-			if v.version > versions[i][queue] {
-				behind = append(behind, entry{append([]byte{keys.Settings}, queue...), v.value})
-			}
-		}
-		if len(behind) == 0 {
-			continue
-		}
-		if err := convert(st, func(b *pebble.Batch) error {
-			for _, e := range behind {
-				_ = b.Set(e.key, e.value, nil) // fails for indexed batches only
-			}
-			return nil
-		}); err != nil {
-			return fmt.Errorf("shard %d: %w", i, err)
+	for _, f := range c.found {
+		if f.Lost {
+			missing = append(missing, f)
 		}
 	}
-	return nil
+	return missing, c.corrected, err
 }
 
-type entry struct{ key, value []byte }
+// readAll calls a function that reads stores which are not known to be sound.
+func readAll(stores []*store.Store, do func() error) error {
+	if len(stores) == 0 {
+		return do()
+	}
+	return stores[0].Read(func() error { return readAll(stores[1:], do) })
+}
+
+// fix collects changes of a store.
+type fix struct {
+	st      *store.Store
+	b       *pebble.Batch
+	changed bool
+}
+
+// fixBytes is how much is written in one batch: changes that belong together are in one.
+const fixBytes = 1 << 20
+
+// fix changes the store of a shard, unless nothing is to be changed.
+func (c *crosscheck) fix(shard int, change func(f *fix)) error {
+	if c.fixes == nil {
+		return nil
+	}
+	f := c.fixes[shard]
+	change(f)
+	f.changed = true
+	if f.b.Len() < fixBytes {
+		return nil
+	}
+	return f.commit()
+}
+
+func (f *fix) set(key, value []byte) { _ = f.b.Set(key, value, nil) } // fails for indexed batches only
+func (f *fix) delete(key []byte)     { _ = f.b.Delete(key, nil) }
+
+// number stores the number of the last message to, or from, a shard.
+func (f *fix) number(kind byte, shard int, last uint64) {
+	f.set(keys.AppendNumbered(nil, kind, uint32(shard)), keys.AppendNumber(nil, last))
+}
+
+func (f *fix) commit() error {
+	err := f.st.Commit(f.b)
+	f.b.Reset()
+	return err
+}
+
+// end makes the changes durable, at every level of durability.
+func (f *fix) end() error {
+	if !f.changed {
+		return nil
+	}
+	if err := f.commit(); err != nil {
+		return err
+	}
+	return f.st.Flush(context.Background())
+}
 
 // stored is the settings of a queue.
 type stored struct {
@@ -75,25 +119,45 @@ type stored struct {
 	value   []byte
 }
 
-// numbersOf reads the numbers of the last messages to, or from, each of some shards.
-func numbersOf(st *store.Store, kind byte, shards int) (map[int]uint64, error) {
-	numbers := make(map[int]uint64)
-	return numbers, schema.Scan(st.DB(), kind, func(key, value []byte) error {
+// settings gives all shards the latest settings of each queue.
+func (c *crosscheck) settings() error {
+	versions, latest := make([]map[string]uint64, len(c.shards)), make(map[string]stored)
+	for i, r := range c.shards {
+		var err error
+		if versions[i], err = settingsOf(r, latest); err != nil {
+			return fmt.Errorf("shard %d: %w", i, err)
+		}
+	}
+	for i := range c.shards {
+		for queue, v := range latest {
+			if v.version > versions[i][queue] {
+				if err := c.fix(i, func(f *fix) { f.set(append([]byte{keys.Settings}, queue...), v.value) }); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// eachNumber reads the numbers of the last messages to, or from, each of some shards.
+func eachNumber(r pebble.Reader, kind byte, shards int, visit func(shard int, last uint64)) error {
+	return schema.Scan(r, kind, func(key, value []byte) error {
 		shard, err := keys.ParseNumbered(key)
 		last, bad := keys.ParseNumber(value)
 		if err != nil || bad != nil || int(shard) >= shards {
 			return fmt.Errorf("%w: last message number %x has value %x", base.ErrCorrupt, key, value)
 		}
-		numbers[int(shard)] = last
+		visit(int(shard), last)
 		return nil
 	})
 }
 
 // settingsOf reads the versions of the settings of all queues, and adds those that are later to the
 // latest.
-func settingsOf(st *store.Store, latest map[string]stored) (map[string]uint64, error) {
+func settingsOf(r pebble.Reader, latest map[string]stored) (map[string]uint64, error) {
 	versions := make(map[string]uint64)
-	return versions, schema.Scan(st.DB(), keys.Settings, func(key, value []byte) error {
+	return versions, schema.Scan(r, keys.Settings, func(key, value []byte) error {
 		v, err := keys.ParseSettings(value)
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)

@@ -75,7 +75,9 @@ func (d *driver) load() (resting []*recurring) {
 	for i, s := range d.shards {
 		stores[i] = s.Store
 	}
-	require.NoError(d.t, conversion.Reconcile(stores))
+	_, corrected, err := conversion.Reconcile(stores, true)
+	require.NoError(d.t, err)
+	require.Zero(d.t, corrected, "nothing was lost")
 	for i, s := range d.shards {
 		c := d.config
 		c.Shard, c.Seed[1] = i, byte(i)

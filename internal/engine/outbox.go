@@ -282,3 +282,12 @@ func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (t
 
 // BatchCap is how many messages are sent together between two shards at most.
 const BatchCap = 256
+
+// What internal/conversion knows of the values of this package.
+var (
+	_ [parentPinned - keys.ParentPinned]struct{}
+	_ [keys.ParentPinned - parentPinned]struct{}
+	_ [toBeCanceled - keys.PendingCanceled]struct{}
+	_ [cancelOnDead - keys.CancelOnDead]struct{}
+	_ [keys.CancelOnDead - cancelOnDead]struct{}
+)

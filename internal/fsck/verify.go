@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
+	"codeq/internal/conversion"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -136,6 +139,9 @@ func (v *verifier) verify(repair bool) error {
 	if v.Node != "" {
 		return v.logs()
 	}
+	if err := v.agree(repair); err != nil {
+		return err
+	}
 	if repair && v.Format == manifest.Format {
 		return v.End()
 	}
@@ -163,6 +169,69 @@ func (v *verifier) repair(index int) (r Shard, err error) {
 	r, err = v.shard(index)
 	r.Kept, r.MayRepeat = kept, repeat
 	return r, err
+}
+
+// agree verifies that the shards agree with each other, if each of them is sound by itself.
+func (v *verifier) agree(repair bool) error {
+	if slices.ContainsFunc(v.report.Problems, func(p Problem) bool { return !p.Repaired }) {
+		return nil
+	}
+	found, err := v.contradictions()
+	if err == nil && repair && len(found) > 0 {
+		err = v.reconcile()
+	}
+	if err != nil {
+		return err
+	}
+	for _, c := range found {
+		v.found(Problem{Shard: c.Shard, Text: c.Text, Repairable: true, Repaired: repair})
+	}
+	return nil
+}
+
+// contradictions returns those between the shards.
+func (v *verifier) contradictions() (found []conversion.Contradiction, err error) {
+	shards := make([]pebble.Reader, v.Shards)
+	for i := range shards {
+		db, openErr := store.OpenForReading(v.FS, manifest.ShardDir(v.FS, v.Path, i))
+		if openErr != nil {
+			return nil, openErr
+		}
+		defer func() { err = errors.Join(err, db.Close()) }()
+		shards[i] = db
+	}
+	return conversion.Crosscheck(shards)
+}
+
+// reconcile lets the shards agree with each other, as Open does after a power loss.
+func (v *verifier) reconcile() (err error) {
+	if err := v.Begin(); err != nil {
+		return err
+	}
+	caches := store.NewCaches(8<<20, reconcileMemTable, v.Shards)
+	defer caches.Close()
+	var stores []*store.Store
+	for i := range v.Shards {
+		st, err := store.Open(manifest.ShardDir(v.FS, v.Path, i), store.Config{
+			FS: v.FS, Log: slog.New(slog.DiscardHandler), Durability: store.Disk, Format: manifest.PebbleFormat(v.Format),
+			MemTableBytes: reconcileMemTable, ReclaimFrom: store.ReclaimFrom, Still: true,
+		}, caches, false)
+		if err != nil {
+			return errors.Join(err, closeAll(stores))
+		}
+		stores = append(stores, st)
+	}
+	_, _, err = conversion.Reconcile(stores, true)
+	return errors.Join(err, closeAll(stores))
+}
+
+const reconcileMemTable = 4 << 20
+
+func closeAll(stores []*store.Store) (err error) {
+	for _, st := range stores {
+		err = errors.Join(err, st.Close())
+	}
+	return err
 }
 
 func (v *verifier) found(p Problem) { v.report.Problems = append(v.report.Problems, p) }

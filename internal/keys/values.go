@@ -462,6 +462,15 @@ const (
 	WakeCancel        // the task must be canceled
 )
 
+// PendingCanceled is the value in the range Pending of a task that will be canceled.
+const PendingCanceled = 1<<64 - 1
+
+// ParentPinned is how a parent has ended, in a MsgEnded, that is kept until the child has ended.
+const ParentPinned = 2
+
+// CancelOnDead, in a record, cancels the task when a parent dies.
+const CancelOnDead = 1
+
 // ParseTelling parses an entry of the range Telling. end is the range of the ended task.
 func ParseTelling(key, value []byte) (parent ID, end byte, err error) {
 	if parent, err = ParseByID(key); err == nil && (len(value) != 1 || !Ended(value[0])) {

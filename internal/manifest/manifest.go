@@ -55,7 +55,9 @@ const (
 //	7  as 6; what is new has its own keys, trailing fields or flags; the parents of a record come
 //	   with what the task does if one is missing, and so does a message to a parent (MsgDepend);
 //	   nodes say in which life their processes began, and ask each other for earlier processes; the
-//	   manifest counts openings, and each store has a record with the number of its last one
+//	   manifest counts openings, and each store has a record with the number of its last one; that
+//	   of a queue by itself says with what the end of its logs goes, and whether its shards may
+//	   differ; messages are kept until their receiver has synced its log
 const (
 	Format        = 7
 	OldestFormat  = 3
@@ -63,6 +65,7 @@ const (
 	formatOfLives = 5
 
 	formatOfOpenings = 7
+	formatOfMarks    = 7 // of messages
 )
 
 // pebbleFormats are the formats of Pebble in which the stores of a directory and the logs of its
@@ -104,9 +107,12 @@ type Manifest struct {
 	// Former is the ID that the directory of a node had, by which it may still be a member; see
 	// Volatile. Earlier builds have stored several.
 	Former []string `json:"former,omitempty"`
-	// Volatile is set while a node is open, or was not closed, that acknowledges entries before
-	// they are on its disk.
+	// Volatile is set while a node, or a queue by itself, is open, or was not closed, that
+	// acknowledges before it is on the disk. Of a queue by itself since format 7.
 	Volatile *Volatile `json:"volatile,omitempty"`
+	// Differ is set while the shards of a queue by itself may be of different moments, until what
+	// they know of each other is derived anew. Since format 7.
+	Differ bool `json:"differ,omitempty"`
 	// Founders are the nodes with which the cluster begins, while this one founds it: until a
 	// majority of them knows it, in each group.
 	Founders []Founder `json:"founders,omitempty"`
@@ -196,6 +202,9 @@ func (m Manifest) Encode() ([]byte, error) {
 		if m.Open != nil {
 			m.Open = &Place{Directory: m.Open.Directory, Manifest: m.Open.Manifest}
 		}
+	}
+	if m.Format < formatOfMarks {
+		m.Differ = false
 	}
 	b, err := json.Marshal(m)
 	if err != nil {

@@ -104,15 +104,17 @@ func (d *Directory) nextOpening() (uint64, error) {
 }
 
 // Take begins to write a directory; copied: it may be a copy. boot is that of the machine, "" if it
-// is not known; volatile is how a node is about to store what it acknowledges, nil if on the disk.
+// is not known; volatile is how what is acknowledged is about to be stored, nil if on the disk.
 func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
-	if !copied {
-		if err := d.RefuseCopy(); err != nil {
-			return err
-		}
+	err := d.RefuseCopy()
+	if err != nil && !copied {
+		return err
+	}
+	d.volatile = volatile
+	if d.Node == "" || len(d.Founders) > 0 {
+		d.doubt(err != nil, boot, volatile)
 	}
 	if d.Node != "" {
-		d.volatile = volatile
 		d.renew(boot, volatile)
 	}
 	return d.Begin()
@@ -147,8 +149,16 @@ func (d *Directory) End() error {
 	if d.Creating || d.Open == nil {
 		return nil
 	}
-	if closed, err := d.IsClosed(); err != nil || !closed {
+	closed, err := d.IsClosed()
+	if err != nil {
 		return err
+	}
+	if !closed {
+		if d.Node != "" || d.volatile == nil {
+			return nil
+		}
+		d.Volatile = new(Volatile) // a store that has failed may lack what was acknowledged
+		return d.Write()
 	}
 	if d.Opening > 0 && !d.opened {
 		d.Opening-- // a store that was missing, or another one, may be put back

@@ -14,7 +14,8 @@ package manifest
 // ID by which it may still be a member beside it, or in its place: the one of its last membership.
 // (A copy that was made in between does not know whether it was taken back: it has both.)
 
-// Volatile is with what the end of a node's logs goes.
+// Volatile is with what the end of the logs goes, those of a node or of the shards of a queue by
+// itself.
 type Volatile struct {
 	Boot string `json:"boot,omitempty"` // with that of the machine; "": with the process
 }
@@ -22,6 +23,30 @@ type Volatile struct {
 // lost reports whether the end of the logs may be lost, now that the machine has a given boot.
 func (m *Manifest) lost(boot string) bool {
 	return m.Open != nil && m.Volatile != nil && (m.Volatile.Boot == "" || m.Volatile.Boot != boot)
+}
+
+// A queue by itself is nobody else's copy: it goes on with what its shards have left. But each of
+// them has a log of its own, and may have lost more than another one. So what they know of each
+// other is derived from their records before they are used.
+
+// doubt notes of a queue by itself, or one that was until now, whether its shards may be of
+// different moments: the end of their logs may be lost, or their files were copied one after the
+// other, or messages may have been deleted by a format that did not care.
+func (m *Manifest) doubt(copied bool, boot string, volatile *Volatile) {
+	lost := m.lost(boot)
+	m.Differ = m.Differ || m.Shards > 1 && !m.Creating && (lost || copied || m.Format < formatOfMarks)
+	if m.Node == "" && (lost || m.Open == nil || volatile != nil) {
+		m.Volatile = volatile
+	}
+}
+
+// Agree durably notes that the shards are of one moment.
+func (d *Directory) Agree() error {
+	if !d.Differ {
+		return nil
+	}
+	d.Differ = false
+	return d.Write()
 }
 
 // renew makes the directory another one if the end of the node's logs may be lost. A node of no

@@ -83,3 +83,65 @@ func TestVolatile(t *testing.T) {
 		require.Empty(t, m.Former, what)
 	}
 }
+
+// TestDiffer: the shards of a queue by itself may be of different moments if the end of their logs
+// may be lost, or they were copied one after the other, or an older format has deleted messages;
+// until they agree again. A queue that was closed in order is of one moment.
+func TestDiffer(t *testing.T) {
+	none, process := new(Volatile), func(boot string) *Volatile { return &Volatile{Boot: boot} }
+	for _, tc := range []struct {
+		what     string
+		before   *Volatile
+		closed   bool
+		boot     string
+		volatile *Volatile
+		format   int
+		shards   int
+		differ   bool
+		kept     *Volatile // as what the manifest says then
+	}{
+		{"kill -9", process("1"), false, "1", process("1"), Format, 2, false, process("1")},
+		{"power loss", process("1"), false, "2", process("2"), Format, 2, true, process("2")},
+		{"power loss, then on disk", process("1"), false, "2", nil, Format, 2, true, nil},
+		{"one shard", process("1"), false, "2", process("2"), Format, 1, false, process("2")},
+		{"closed", process("1"), true, "2", process("2"), Format, 2, false, process("2")},
+		{"boot not known", process(""), false, "", process(""), Format, 2, true, process("")},
+		{"killed, nothing synced", none, false, "1", none, Format, 2, true, none},
+		{"closed, nothing synced", none, true, "1", none, Format, 2, false, none},
+		{"on disk", nil, false, "2", nil, Format, 2, false, nil},
+		{"on disk, then not", nil, false, "2", process("2"), Format, 2, false, process("2")},
+		{"kill -9, then on disk: the last one's may not be there", process("1"), false, "1", nil, Format, 2, false, process("1")},
+		{"older format", nil, true, "1", process("1"), formatOfMarks - 1, 2, true, process("1")},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			fs := crashfs.New()
+			m := Manifest{Format: tc.format, Shards: tc.shards, ID: "first", Volatile: tc.before}
+			if !tc.closed {
+				m.Open = new(Place)
+			}
+			require.NoError(t, MakeDirectory(fs, "q"))
+			require.NoError(t, New(fs, "q", m).Write())
+			for range 2 { // it stays so if the process ends before they agree
+				d, err := Open(fs, "q", Want{})
+				require.NoError(t, err)
+				require.NoError(t, d.Take(false, tc.boot, tc.volatile))
+				require.NoError(t, d.Close())
+				got, err := Read(fs, "q")
+				require.NoError(t, err)
+				require.Equal(t, tc.differ, got.Differ)
+				require.Equal(t, tc.kept, got.Volatile)
+				if tc.closed || tc.volatile == none { // now it is open, and nothing is lost that was not before
+					break
+				}
+			}
+			d, err := Open(fs, "q", Want{})
+			require.NoError(t, err)
+			require.NoError(t, d.Agree())
+			require.NoError(t, d.Close())
+			got, err := Read(fs, "q")
+			require.NoError(t, err)
+			require.False(t, got.Differ)
+			require.Equal(t, tc.kept, got.Volatile)
+		})
+	}
+}
