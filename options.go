@@ -28,9 +28,10 @@ const (
 	// DurabilityDefault is DurabilityDisk.
 	DurabilityDefault Durability = iota
 	// DurabilityProcess: handed to the operating system. The end of the process, even by kill -9,
-	// loses nothing that was acknowledged; a power loss may lose the last operations, but the queue
-	// stays consistent. It is for tasks that can be made again, and for fast single calls of one
-	// caller. In a cluster nothing is lost as long as a majority of the nodes keeps its
+	// loses nothing that was acknowledged; a power loss may lose the last operations, from some
+	// shards more than from others, but the queue stays consistent (see the README). It is for
+	// tasks that can be made again, and for fast single calls of one caller. In a cluster nothing
+	// is lost as long as a majority of the nodes keeps its
 	// power: a node that has lost it does not count until the others have taken it back, which they
 	// do by themselves. If a majority has lost it, the cluster stands still ([ErrPowerLost]). Linux
 	// and macOS tell whether the machine was booted; on other systems a killed node counts as one

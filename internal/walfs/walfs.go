@@ -13,8 +13,8 @@
 //   - A power loss or a crash of the kernel may lose commits of the newest log only, and loses a
 //     suffix: if a commit survives, so do those before it. Pebble closes a log, and so syncs it,
 //     before it creates the next one.
-//   - DB.Flush, DB.Close and Switch.Sync make every earlier commit durable.
-//     DB.LogData(nil, pebble.Sync) does not, and an Ingest may survive a power loss that commits before it do not.
+//   - DB.Flush, DB.Close and Switch.Sync make every earlier commit durable. DB.LogData(nil,
+//     pebble.Sync) does not, and an Ingest may survive a power loss that commits before it do not.
 //
 // # What a caller must do
 //
