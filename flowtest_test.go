@@ -237,7 +237,7 @@ func (f *FlowTest) UnderWay(from int) (n uint64) {
 func (f *FlowTest) Crash(disk *crashfs.Disk) *FlowTest {
 	f.Helper()
 	img := &FlowTest{T: f.T, Opts: f.Opts}
-	img.Opts.fs = disk.CrashClone(vfs.CrashCloneCfg{})
+	img.Opts.fs, img.Opts.boot = disk.CrashClone(vfs.CrashCloneCfg{}), "after "+f.Opts.boot
 	img.Open()
 	img.Check()
 	return img

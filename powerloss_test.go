@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
@@ -92,6 +94,53 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 				require.NoError(t, q.Close())
 			}
 			require.NotZero(t, torn)
+		})
+	}
+}
+
+// TestParentIsCountedOnce: the shard of a parent loses with its power that the parent has ended,
+// and the shard of the child has counted that. The parent ends once more, and the child goes on
+// waiting for the other one. Verify lists it, and a repair corrects it as well.
+func TestParentIsCountedOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
+		disk := crashfs.New()
+		inFlow(t, Options{Shards: 3, Durability: level, fs: disk, boot: "1"}, func(f *FlowTest) {
+			sync := func(shard int) {
+				require.NoError(f, f.Q.shard(shard).Store.DB().LogData(nil, pebble.Sync)) // to the operating system
+				testkit.SyncLogs(f, disk, fmt.Sprintf("queue/shard-%03d", shard))
+			}
+			first, second := f.ProduceAt(0, Task{Queue: "first"}), f.ProduceAt(2, Task{Queue: "second"})
+			child := f.ProduceAt(1, Task{Queue: "child", After: []ID{first, second}})
+			synctest.Wait()
+			for shard := range 3 {
+				sync(shard)
+			}
+			f.Complete("first")
+			synctest.Wait()
+			sync(1)
+
+			image := disk.CrashClone(vfs.CrashCloneCfg{})
+			report, err := Verify("queue", &VerifyOptions{fs: image})
+			require.NoError(f, err)
+			require.Len(f, report.Problems, 2, "the numbers of messages, and what the task waits for")
+			require.ErrorContains(f, errors.New(report.Problems[1].String()), "counted twice")
+			repaired, err := Verify("queue", &VerifyOptions{fs: image, Repair: true})
+			require.NoError(f, err)
+			require.True(f, repaired.OK())
+			require.Len(f, repaired.Problems, 2)
+			sound, err := Verify("queue", &VerifyOptions{fs: image})
+			require.NoError(f, err)
+			require.Empty(f, sound.Problems)
+
+			img := f.Crash(disk)
+			img.RequireState(Ready, first)
+			img.RequireState(Blocked, child)
+			img.Complete("first")
+			img.RequireState(Blocked, child)
+			img.Complete("second")
+			img.RequireState(Ready, child)
+			require.NoError(f, img.Q.Close())
 		})
 	}
 }
