@@ -27,6 +27,7 @@ type rebuilder struct {
 	lanes  map[uint32]keys.LaneValue
 	wakes  map[wakeKey]byte
 	sent   map[uint32]uint64 // the last message, by receiver
+	latest map[string]uint64 // versions of the settings, by queue
 	told   map[taskID]bool   // parents whose children are being told of their end
 	asking map[taskID]bool   // tasks that ask their parents again
 	clock  uint64            // the largest number minted, as far as is known
@@ -295,7 +296,8 @@ func (b *rebuilder) copyDays() error {
 func (b *rebuilder) copySettings() error {
 	return errors.Join(
 		b.old.scan(keys.Settings, func(key, value []byte) {
-			if _, err := b.rules.Settings(value); err == nil {
+			if version, err := b.rules.Settings(value); err == nil {
+				b.latest[string(key[1:])] = version
 				b.set(key, value)
 			}
 		}),
@@ -498,9 +500,17 @@ func (b *rebuilder) copyMessages() error {
 		numbers(keys.Sent, func(n uint32, _, value []byte) { b.sent[n], _ = keys.ParseNumber(value) }),
 		b.old.scan(keys.Outbound, func(key, value []byte) {
 			to, seq, err := keys.ParseOutbound(key)
-			if _, valueErr := keys.ParseMessage(value); err == nil && valueErr == nil && int(to) < b.shards {
-				b.set(key, value)
-				b.sent[to] = max(b.sent[to], seq)
+			m, valueErr := keys.ParseMessage(value)
+			if err != nil || valueErr != nil || int(to) >= b.shards {
+				return
+			}
+			b.set(key, value)
+			b.sent[to] = max(b.sent[to], seq)
+			if m.Kind == keys.MsgSettings { // which the shard had when it sent them
+				if version, err := b.rules.Settings(m.Settings); err == nil && version > b.latest[m.Queue] {
+					b.latest[m.Queue] = version
+					b.set(append([]byte{keys.Settings}, m.Queue...), m.Settings)
+				}
 			}
 		}))
 }

@@ -155,7 +155,7 @@ func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gather
 	b := rebuilder{
 		rules: rules, old: readable, db: st.DB(), batch: st.DB().NewBatch(), index: index, shards: d.Shards,
 		tasks: make(map[taskID]*rebuiltTask), queues: make(map[uint32]string), lanes: make(map[uint32]keys.LaneValue),
-		wakes: make(map[wakeKey]byte), sent: make(map[uint32]uint64),
+		wakes: make(map[wakeKey]byte), sent: make(map[uint32]uint64), latest: make(map[string]uint64),
 		told: make(map[taskID]bool), asking: make(map[taskID]bool),
 	}
 	err = b.rebuild(d.Identity(index))
