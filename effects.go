@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"codeq/internal/broadcast"
+	"codeq/internal/call"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -173,36 +174,10 @@ func (p *messageBatch) resolve(s *shard) {
 }
 
 func (p *messageBatch) encode(dst []byte) []byte {
-	dst = wire.AppendUint(wire.AppendUint(dst, uint64(p.from)), p.first)
-	dst = wire.AppendUint(dst, uint64(len(p.messages)))
-	for i := range p.messages {
-		dst = wire.AppendBytes(dst, p.messages[i].Append(nil))
-	}
-	return dst
+	return call.AppendMessages(dst, p.from, p.first, p.messages)
 }
 
-func (p *messageBatch) decode(r *wire.Reader) {
-	from := r.Uint()
-	if from >= maxShards {
-		r.Fail()
-	}
-	p.from, p.first = int(from), r.Uint()
-	for range r.Count(2) {
-		m, err := keys.ParseMessage(r.Bytes())
-		switch {
-		case err != nil:
-		case m.Kind == keys.MsgAdmit, m.Kind == keys.MsgFollow:
-			_, err = engine.NewTaskOf(&m)
-		case m.Kind == keys.MsgSettings:
-			_, err = engine.ParseSettings(m.Settings)
-		}
-		if err != nil {
-			r.Fail()
-			return
-		}
-		p.messages = append(p.messages, m)
-	}
-}
+func (p *messageBatch) decode(r *wire.Reader) { p.from, p.first, p.messages = call.ReadMessages(r) }
 
 func (p *messageBatch) again() { p.taken, p.err = 0, nil }
 

@@ -61,14 +61,7 @@ func (q *Queue) reconcile(differ bool) error {
 	for i, r := range q.replicas {
 		stores[i] = r.store
 	}
-	missing, corrected, err := conversion.Reconcile(stores, differ || q.dir.Differ)
-	for _, m := range missing {
-		q.opts.log.Warn("a shard lacks what others have sent to it", "shard", m.Shard, "what", m.Text)
-	}
-	if corrected > 0 {
-		q.opts.log.Warn("shards were of different moments; what they know of each other was corrected", "entries", corrected)
-	}
-	return err
+	return conversion.Reconcile(stores, differ || q.dir.Differ, q.opts.log)
 }
 
 // use keeps the store open while f uses it.

@@ -134,7 +134,7 @@ func TestCrosscheck(t *testing.T) {
 			}
 			require.Equal(t, before, []map[string]string{contents(t, readers[0]), contents(t, readers[1])})
 
-			missing, corrected, err := Reconcile(stores, true)
+			missing, corrected, err := reconcile(stores, true)
 			require.NoError(t, err)
 			require.Equal(t, tc.lost, len(missing) == 1)
 			require.Equal(t, tc.found != "" && !tc.lost, corrected == 1)

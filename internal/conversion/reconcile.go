@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -24,12 +25,24 @@ import (
 //
 // If the stores may be of different moments, since each lacks what a power loss, or a lost
 // majority, has taken from it, everything else that shards know of each other's tasks is derived
-// from their records: see Crosscheck. This reads all tasks that wait for others. Reconcile returns
-// what nobody can derive, and how much else it has corrected.
+// from their records: see Crosscheck. This reads all tasks that wait for others. The log gets what
+// cannot be derived, and how much else was corrected.
 //
 // Nobody may use the stores meanwhile. Reconcile can be repeated. What it changes is durable when
 // it returns.
-func Reconcile(stores []*store.Store, differ bool) (missing []Contradiction, corrected int, err error) {
+func Reconcile(stores []*store.Store, differ bool, log *slog.Logger) error {
+	missing, corrected, err := reconcile(stores, differ)
+	for _, m := range missing {
+		log.Warn("a shard lacks what others have sent to it", "shard", m.Shard, "what", m.Text)
+	}
+	if corrected > 0 {
+		log.Warn("shards were of different moments; what they know of each other was corrected", "entries", corrected)
+	}
+	return err
+}
+
+// reconcile is Reconcile without the log.
+func reconcile(stores []*store.Store, differ bool) (missing []Contradiction, corrected int, err error) {
 	readers := make([]pebble.Reader, len(stores))
 	for i, st := range stores {
 		readers[i] = st.DB()

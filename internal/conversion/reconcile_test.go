@@ -92,7 +92,7 @@ func TestReconcile(t *testing.T) {
 		want[i][string(other)] = old
 	}
 	for range 2 {
-		_, _, err := Reconcile(stores, false)
+		_, _, err := reconcile(stores, false)
 		require.NoError(t, err)
 		for i, st := range stores {
 			require.Equal(t, want[i], contents(t, st.DB()), i)
@@ -118,7 +118,7 @@ func TestReconcileDamage(t *testing.T) {
 		stores, _ := openStores(t, 2)
 		set(t, stores[1], numbered(keys.Inbound, 0), keys.AppendNumber(nil, 7))
 		set(t, stores[1], bad[0], bad[1])
-		_, _, err := Reconcile(stores, false)
+		_, _, err := reconcile(stores, false)
 		require.ErrorIs(t, err, base.ErrCorrupt)
 		require.Empty(t, contents(t, stores[0].DB()))
 	}

@@ -221,7 +221,7 @@ func (v *verifier) reconcile() (err error) {
 		}
 		stores = append(stores, st)
 	}
-	_, _, err = conversion.Reconcile(stores, true)
+	err = conversion.Reconcile(stores, true, slog.New(slog.DiscardHandler))
 	return errors.Join(err, closeAll(stores))
 }
 
