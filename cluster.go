@@ -421,12 +421,10 @@ func (op *memberOp) decode(r *wire.Reader) {
 //
 // It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
 // of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
-// counts is what it has applied: of a log that does not continue that, nothing is taken. The shards
-// of the node may have come differently far. What they know of each other's tasks is derived from
-// the tasks. What nobody can know is in the log, as warnings ([Options.Logger]): how many messages
-// of a shard another one lacks, which have been deleted. Follow-ups that such messages would have
-// produced are gone; the task before them may have been completed. A completion that the node lacks
-// is repeated.
+// counts is what it has applied: of a log that does not continue that, nothing is taken. What its
+// shards know of each other's tasks is derived from the tasks. A completion that the node lacks is
+// repeated. Warnings in the log ([Options.Logger]) list the messages between shards that are
+// missing, by their numbers: follow-ups that they would have produced are gone.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotQueue], [ErrNotMember], [ErrShardCount],
 // [ErrFailed], [ErrCorrupt], and those of [Open] about the directory.

@@ -50,7 +50,7 @@ func (f *FlowTest) keptMessages(from int) (n int) {
 // TestFollowUpsReachTheirShards: follow-ups that belong to other shards arrive
 // there once each, more of them than are under way at a time.
 func TestFollowUpsReachTheirShards(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
+	inFlow(t, Options{Shards: 3, Durability: DurabilityProcess}, func(f *FlowTest) {
 		const n = 2*engine.BatchCap + 100
 		f.ProduceAt(0, Task{Queue: "start"})
 		next := slices.Concat(f.Bound("a", 0, 1), f.Bound("a", 1, n), f.Bound("a", 2, n))
