@@ -323,7 +323,7 @@ func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
 func TestLostTailOfMessages(t *testing.T) {
 	ctx := context.Background()
 	disk := crashfs.New()
-	inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3}), func(f *codeq.FlowTest) {
+	inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess}), func(f *codeq.FlowTest) {
 		f.ProduceAt(0, codeq.Task{Queue: "start"})
 		f.ProduceAt(0, codeq.Task{Queue: "start"})
 		first, second := f.Claim("start"), f.Claim("start")
