@@ -5,25 +5,35 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
-	"strings"
+	"slices"
 	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/checkpoint"
+	"codeq/internal/diskspace"
 	"codeq/internal/store"
 	"codeq/internal/wire"
 )
 
+// CheckpointOptions change what [Queue.Checkpoint] makes.
+type CheckpointOptions struct {
+	// Copy copies all files, so that none is shared with the queue: for a copy whose files are to be
+	// changed (chmod, chown, written in place) where it is. It takes as much space as the queue, and
+	// the time to write it, after the shards have gone on. The default is links.
+	Copy bool
+}
+
 // Checkpoint copies the queue to dir, while the queue goes on working. The copy is the whole queue
 // at one moment during the call: everything that had been acknowledged before the call, in all
-// shards, and nothing that began after it. It is durable when Checkpoint returns, and independent
-// of the original: [Open] it where it is, or copy its directory to another machine by any means;
-// nothing writes to it until it is opened.
+// shards, and nothing that began after it. It is durable when Checkpoint returns: [Open] it where it
+// is, or copy its directory to another machine by any means; nothing writes to it until it is
+// opened, and no queue writes to a file of the other one.
 //
-// Large files are shared by hard links, so dir must be on the file system of the queue. At first a
-// copy takes almost no space; when compactions have rewritten all of the queue, it takes as much as
-// the queue did. All shards stop together while the rest is copied, for some hundredths of a
+// Large files are shared by hard links, so dir must be on the file system of the queue. A link has
+// the mode, the owner and the content of the original: do not chmod, chown or write to files of the
+// copy, which would do the same to the queue at work, but of a copy of its directory, or of one made
+// with [CheckpointOptions].Copy. At first a copy takes almost no space; when compactions have
+// rewritten all of the queue, it takes as much as the queue did. All shards stop together while the rest is copied, for some hundredths of a
 // second; calls wait meanwhile.
 //
 // dir must not exist, or must be empty. It becomes a queue in the last step: if a crash ends a
@@ -45,20 +55,21 @@ import (
 // Checkpoint returns an error that matches [ErrInvalid] if dir is "", within the queue or on
 // another file system, fs.ErrExist if it is not empty, [ErrLocked] if another call or process is
 // about to make a queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if there is no
-// room for the copy, [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before
+// room for the copy (with Copy: if it would leave less than MinFreeBytes), [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before
 // all shards have stopped, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stop
 // for long enough. Checkpoint is safe for concurrent use; calls follow each other.
 //
 // Errors: [ErrInvalid], [io/fs.ErrExist], [ErrLocked], [ErrDiskFull], [ErrCorrupt], [ErrFailed],
 // [ErrNotLeader], [ErrUncertain], [ErrClosed], that of ctx if it ends before all shards have
-// stopped, and those of the file system.
-func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
+// stopped (with Copy: before all files are copied), and those of the file system.
+func (q *Queue) Checkpoint(ctx context.Context, dir string, opts ...CheckpointOptions) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
 		return err
 	}
+	isCopy := slices.ContainsFunc(opts, func(o CheckpointOptions) bool { return o.Copy })
 	if q.elsewhere != nil {
-		return q.checkpointElsewhere(ctx, dir)
+		return q.checkpointElsewhere(ctx, dir, isCopy)
 	}
 	if err := q.enter(); err != nil {
 		return err
@@ -72,13 +83,13 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string) (err error) {
 	case <-ctx.Done():
 		return base.EndOf(ctx)
 	}
-	if err := q.checkpoint(ctx, dir); err != nil {
-		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, diskFull(err))
+	if err := q.checkpoint(ctx, dir, isCopy); err != nil {
+		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, diskspace.Full(err))
 	}
 	return nil
 }
 
-func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
+func (q *Queue) checkpoint(ctx context.Context, dir string, isCopy bool) (err error) {
 	c, err := q.beginCopy(dir)
 	if err != nil {
 		return err
@@ -100,6 +111,11 @@ func (q *Queue) checkpoint(ctx context.Context, dir string) (err error) {
 	if err := q.cut(ctx, c); err != nil {
 		return err
 	}
+	if isCopy {
+		if err := c.Unshare(ctx, uint64(max(q.opts.MinFreeBytes, 0))); err != nil {
+			return err
+		}
+	}
 	if q.node != nil {
 		c.Format = q.node.Format() // which all of its nodes know
 	}
@@ -115,16 +131,11 @@ func (q *Queue) beginCopy(dir string) (*checkpoint.Copy, error) {
 	if err := checkDir("Checkpoint dir", dir); err != nil {
 		return nil, err
 	}
-	path, err := checkpoint.Place(q.opts.fs, dir)
-	if err != nil {
-		return nil, err
-	}
-	rel, err := filepath.Rel(q.dir.Path, path)
-	if err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
-		return nil, &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.Path}
-	}
-	c, err := checkpoint.Begin(q.opts.fs, path, q.dir.Path, len(q.replicas))
-	if errors.Is(err, checkpoint.ErrElsewhere) {
+	c, err := checkpoint.Begin(q.opts.fs, dir, q.dir.Path, len(q.replicas))
+	switch {
+	case errors.Is(err, checkpoint.ErrInside):
+		err = &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.Path}
+	case errors.Is(err, checkpoint.ErrElsewhere):
 		err = fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
 	}
 	return c, err
@@ -320,14 +331,8 @@ func (op *barrierOp) standStill(s *shard) {
 
 func (op *barrierOp) abandon(*shard) { close(op.gone) }
 
-func (op *barrierOp) encode(dst []byte) []byte {
-	return wire.AppendUint(dst, op.id)
-}
-
-func (op *barrierOp) decode(r *wire.Reader) {
-	op.id, op.gone = r.Uint(), make(chan struct{})
-}
-
+func (op *barrierOp) encode(dst []byte) []byte      { return wire.AppendUint(dst, op.id) }
+func (op *barrierOp) decode(r *wire.Reader)         { op.id, op.gone = r.Uint(), make(chan struct{}) }
 func (op *barrierOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
 func (op *barrierOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
 
@@ -343,8 +348,5 @@ func (op *resumeOp) resolve(s *shard) {
 	s.settleAfterCommit(op)
 }
 
-func (op *resumeOp) encode(dst []byte) []byte {
-	return wire.AppendUint(dst, op.id)
-}
-
-func (op *resumeOp) decode(r *wire.Reader) { op.id = r.Uint() }
+func (op *resumeOp) encode(dst []byte) []byte { return wire.AppendUint(dst, op.id) }
+func (op *resumeOp) decode(r *wire.Reader)    { op.id = r.Uint() }

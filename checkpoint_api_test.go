@@ -156,6 +156,149 @@ func TestCheckpointLinks(t *testing.T) {
 	require.ErrorIs(t, err, codeq.ErrCorrupt, "shards of two copies are mixed")
 }
 
+// sharedFiles returns how many files below two directories are the same.
+func sharedFiles(t *testing.T, one, other string) (n int) {
+	t.Helper()
+	filesOf := func(dir string) (infos []fs.FileInfo) {
+		require.NoError(t, filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			info, err := e.Info()
+			infos = append(infos, info)
+			return err
+		}))
+		return infos
+	}
+	others := filesOf(other)
+	for _, file := range filesOf(one) {
+		if slices.ContainsFunc(others, func(o fs.FileInfo) bool { return os.SameFile(file, o) }) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestCheckpointShares: a copy by links shares files with the queue; one with Copy shares none, and
+// whatever is done to its files leaves the queue as it was.
+func TestCheckpointShares(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	dir, linked, copied := filepath.Join(root, "queue"), filepath.Join(root, "linked"), filepath.Join(root, "copied")
+	q, err := codeq.Open(dir, &codeq.Options{Shards: 2})
+	require.NoError(t, err)
+	var tasks []codeq.ID
+	for i := range 100 {
+		tasks = append(tasks, produce(t, q, codeq.Task{Queue: "a", Payload: fmt.Append(nil, i)})...)
+	}
+	require.NoError(t, q.Checkpoint(t.Context(), linked, codeq.CheckpointOptions{}))
+	require.Positive(t, sharedFiles(t, dir, linked))
+	require.NoError(t, os.RemoveAll(linked))
+	require.NoError(t, q.Checkpoint(t.Context(), copied, codeq.CheckpointOptions{Copy: true}))
+	require.Zero(t, sharedFiles(t, dir, copied))
+	stats, err := q.StorageStats()
+	require.NoError(t, err)
+	for _, s := range stats.Shards {
+		require.Zero(t, s.LinkedBytes)
+	}
+	requireTasks(t, copied, nil, tasks)
+
+	require.NoError(t, filepath.WalkDir(copied, func(file string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		return errors.Join(os.WriteFile(file, []byte("changed"), 0), os.Chmod(file, 0))
+	}))
+	tasks = append(tasks, produce(t, q, codeq.Task{Queue: "a"})...)
+	require.NoError(t, q.Close())
+	requireTasks(t, dir, nil, tasks)
+}
+
+// TestCheckpointCopyErrors: whichever step of the copy of a file fails, or if ctx ends there, the
+// call says so and leaves nothing behind, and the next call succeeds.
+func TestCheckpointCopyErrors(t *testing.T) {
+	t.Parallel()
+	steps, fail := 0, 0 // operations on the files that are written; the one that fails
+	var end func()      // in place of the failure
+	disk := crashfs.New()
+	hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+		if !strings.HasSuffix(name, ".own") || op == "close" { // it has been synced
+			return nil
+		}
+		if steps++; steps != fail {
+			return nil
+		}
+		if end != nil {
+			end()
+			return nil
+		}
+		return fmt.Errorf("%w: %s %s", errBroken, op, name)
+	}}
+	opts := *onDisk(hook, &codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk})
+	q, err := codeq.Open("queue", &opts)
+	require.NoError(t, err)
+	tasks := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+	isRemoved := func(why error) {
+		_, err := disk.Stat("copy")
+		require.ErrorIs(t, err, fs.ErrNotExist, why)
+	}
+	whole := codeq.CheckpointOptions{Copy: true}
+	for fail = 1; ; fail++ {
+		steps = 0
+		err := q.Checkpoint(t.Context(), "copy", whole)
+		if steps < fail {
+			require.NoError(t, err)
+			break
+		}
+		require.ErrorIs(t, err, errBroken, "operation %d", fail)
+		isRemoved(err)
+	}
+	require.Greater(t, fail, 20)
+	requireTasks(t, "copy", onDisk(disk.CrashClone(vfs.CrashCloneCfg{}), &codeq.Options{}), tasks)
+	require.NoError(t, disk.RemoveAll("copy"))
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	steps, fail, end = 0, 1, func() { cancel(errors.New("enough")) }
+	err = q.Checkpoint(ctx, "copy", whole)
+	require.ErrorContains(t, err, "enough")
+	require.ErrorIs(t, err, context.Canceled)
+	isRemoved(err)
+	require.NoError(t, q.Close())
+	requireTasks(t, "queue", &opts, tasks)
+}
+
+// narrowFS is a file system that tells of so many free bytes below copy.
+type narrowFS struct {
+	vfs.FS
+	free uint64
+}
+
+func (fs *narrowFS) GetDiskUsage(name string) (vfs.DiskUsage, error) {
+	if name == "copy" {
+		return vfs.DiskUsage{AvailBytes: fs.free}, nil
+	}
+	return fs.FS.GetDiskUsage(name)
+}
+
+// TestCheckpointCopyNeedsRoom: a copy of all files leaves MinFreeBytes, or is refused before the
+// first one is written.
+func TestCheckpointCopyNeedsRoom(t *testing.T) {
+	t.Parallel()
+	disk := &narrowFS{FS: crashfs.New(), free: 1<<20 + 1000}
+	q, err := codeq.Open("queue", onDisk(disk, &codeq.Options{MinFreeBytes: 1 << 20}))
+	require.NoError(t, err)
+	produce(t, q, codeq.Task{Queue: "a", Payload: make([]byte, 1000)})
+	whole := codeq.CheckpointOptions{Copy: true}
+	err = q.Checkpoint(t.Context(), "copy", whole)
+	require.ErrorIs(t, err, codeq.ErrDiskFull)
+	require.ErrorContains(t, err, "1049576 bytes are free")
+	_, err = disk.Stat("copy")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	disk.free = 2 << 30
+	require.NoError(t, q.Checkpoint(t.Context(), "copy", whole))
+	require.NoError(t, q.Close())
+}
+
 // TestCheckpointsAtOnce: they follow each other, and all are made.
 func TestCheckpointsAtOnce(t *testing.T) {
 	t.Parallel()

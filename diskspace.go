@@ -1,12 +1,8 @@
 package codeq
 
 import (
-	"errors"
-	"fmt"
-
 	"codeq/internal/diskspace"
 	"codeq/internal/engine"
-	"codeq/internal/failstop"
 )
 
 // An operation without room on the disk is refused before anything of it is written, since a store
@@ -93,11 +89,3 @@ type roomWait struct{ diskspace.Wait }
 
 // abandon is called when the caller on another node has gone.
 func (w *roomWait) abandon(*shard) { w.Leave() }
-
-// diskFull makes an error that reports a full disk match ErrDiskFull.
-func diskFull(err error) error {
-	if err == nil || !failstop.IsNoSpace(err) || errors.Is(err, ErrDiskFull) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrDiskFull, err)
-}

@@ -33,3 +33,27 @@ func ExampleQueue_Checkpoint() {
 	check(restored.Close())
 	// Output: 1
 }
+
+// A backup whose files are handed to another user of the machine. Without Copy they would be links:
+// their owner and mode would be those of the files of the queue at work.
+func ExampleCheckpointOptions() {
+	root, err := os.MkdirTemp("", "")
+	check(err)
+	defer os.RemoveAll(root)
+	q, err := codeq.Open(filepath.Join(root, "queue"), nil)
+	check(err)
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("welcome")})
+	check(err)
+
+	backup := filepath.Join(root, "backup-1")
+	check(q.Checkpoint(ctx, backup, codeq.CheckpointOptions{Copy: true}))
+	tables, err := filepath.Glob(filepath.Join(backup, "shard-*", "*.sst"))
+	check(err)
+	for _, table := range tables {
+		check(os.Chmod(table, 0o440))
+	}
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte("the queue goes on")})
+	check(err)
+	check(q.Close())
+	// Output:
+}

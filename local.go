@@ -170,7 +170,7 @@ func (q *Queue) tell(ctx context.Context, kind byte, argument, reply any) error 
 }
 
 // checkpointElsewhere lets another process, perhaps in another directory, copy the queue.
-func (q *Queue) checkpointElsewhere(ctx context.Context, dir string) error {
+func (q *Queue) checkpointElsewhere(ctx context.Context, dir string, isCopy bool) error {
 	if err := checkDir("Checkpoint dir", dir); err != nil {
 		return err
 	}
@@ -178,7 +178,11 @@ func (q *Queue) checkpointElsewhere(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	return q.tell(ctx, localsocket.Checkpoint, path, nil)
+	kind := localsocket.Checkpoint
+	if isCopy {
+		kind = localsocket.FullCopy
+	}
+	return q.tell(ctx, kind, path, nil)
 }
 
 // subscribeElsewhere is Subscribe for a queue that another process has open, after its checks.
@@ -281,7 +285,8 @@ func (q *Queue) processVerbs() localsocket.Verbs {
 		localsocket.Process:       localsocket.Answering(func(c ctx, _ none) (*ProcessInfo, error) { return q.ProcessInfo(c) }),
 		localsocket.Health:        localsocket.Obeying(func(c ctx, _ none) error { return q.Health(c) }),
 		localsocket.Ready:         localsocket.Obeying(func(c ctx, _ none) error { return q.WaitReady(c) }),
-		localsocket.Checkpoint:    localsocket.Obeying(q.Checkpoint),
+		localsocket.Checkpoint:    localsocket.Obeying(func(c ctx, dir string) error { return q.Checkpoint(c, dir) }),
+		localsocket.FullCopy:      localsocket.Obeying(func(c ctx, dir string) error { return q.Checkpoint(c, dir, CheckpointOptions{Copy: true}) }),
 		localsocket.AddNode:       localsocket.Obeying(q.AddNode),
 		localsocket.RemoveNode:    localsocket.Obeying(q.RemoveNode),
 		localsocket.ReplaceNode:   localsocket.Obeying(func(c ctx, r replacement) error { return q.ReplaceNode(c, r.Old, r.New) }),

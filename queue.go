@@ -14,6 +14,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
+	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/failstop"
@@ -90,7 +91,7 @@ func Open(dir string, opts *Options) (_ *Queue, err error) {
 	if err != nil && opts != nil && opts.Cluster != nil && opts.Cluster.Listener != nil {
 		_ = opts.Cluster.Listener.Close() // it may be closed already
 	}
-	return q, diskFull(err)
+	return q, diskspace.Full(err)
 }
 
 func open(dir string, opts *Options) (*Queue, error) {

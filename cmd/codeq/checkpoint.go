@@ -15,7 +15,11 @@ func (a *app) checkpointCommand() *cli.Command {
 		Name: "checkpoint", Category: categoryKeep, ArgsUsage: "NEWDIR",
 		Usage: "copy the queue to a new directory, while it goes on",
 		Description: "Copies the whole queue as of one moment. NEWDIR is on the same file system, and does not exist\n" +
-			"or is empty. Large files are shared by hard links.",
+			"or is empty. Large files are shared by hard links: do not chmod, chown or change files of NEWDIR\n" +
+			"unless it was made with -copy.",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "copy", Usage: "copy all files, so that those of NEWDIR may be changed"},
+		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Args().Len() != 1 {
 				return usagef(c, "checkpoint takes a NEWDIR")
@@ -29,7 +33,7 @@ func (a *app) checkpointCommand() *cli.Command {
 				return err
 			}
 			dir := c.Args().First()
-			err = errors.Join(s.(*codeq.Queue).Checkpoint(ctx, dir), s.Close()) // -dir opens nothing else
+			err = errors.Join(s.(*codeq.Queue).Checkpoint(ctx, dir, codeq.CheckpointOptions{Copy: c.Bool("copy")}), s.Close()) // -dir opens nothing else
 			if errors.Is(err, fs.ErrExist) {
 				err = coded(exitRefused, err)
 			}

@@ -360,6 +360,20 @@ func TestVerify(t *testing.T) {
 	require.Equal(t, exitInUse, call(t, "-dir", served, "verify").code)
 }
 
+// linkedTables returns how many bytes of a closed queue's tables are in files with other links.
+func linkedTables(t *testing.T, dir string) (bytes int64) {
+	t.Helper()
+	r, err := codeq.OpenReadOnly(dir, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.Close()) }()
+	s, err := r.StorageStats()
+	require.NoError(t, err)
+	for _, shard := range s.Shards {
+		bytes += shard.LinkedBytes
+	}
+	return bytes
+}
+
 func TestCheckpoint(t *testing.T) {
 	dir := newQueue(t, fillMixed(t))
 	to := filepath.Join(filepath.Dir(dir), "copy")
@@ -370,6 +384,10 @@ func TestCheckpoint(t *testing.T) {
 	serve(t, dir)
 	require.Equal(t, to+"2", decoded[struct{ Dir string }](t, "-dir", dir, "checkpoint", to+"2").Dir)
 	ok(t, "-dir", to+"2", "info")
+	require.Positive(t, linkedTables(t, to+"2"))
+	ok(t, "-dir", dir, "checkpoint", "-copy", to+"3")
+	require.Zero(t, linkedTables(t, to+"3"))
+	require.Equal(t, counts(t, []string{"-dir", dir}, "mail"), counts(t, []string{"-dir", to + "3"}, "mail"))
 }
 
 func TestBench(t *testing.T) {

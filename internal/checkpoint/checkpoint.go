@@ -3,13 +3,16 @@
 package checkpoint
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/base"
 	"codeq/internal/conversion"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
@@ -31,14 +34,27 @@ type Copy struct {
 	existed bool // the directory existed, and was empty
 }
 
-// ErrElsewhere: the directory is on another file system than the original, or cannot be linked to
-// it.
-var ErrElsewhere = errors.New("the file system is not that of the queue")
+var (
+	// ErrElsewhere: the directory is on another file system than the original, or cannot be linked
+	// to it.
+	ErrElsewhere = errors.New("the file system is not that of the queue")
+	// ErrInside: the directory is that of the original, or below it.
+	ErrInside = errors.New("the directory is within the queue")
+)
 
-// Begin makes the directory of a copy of the queue in original, which has so many shards. It
-// returns an error that matches fs.ErrExist if the directory is not empty, base.ErrLocked if
-// another call or process is about to make a queue of it, and ErrElsewhere.
-func Begin(fsys vfs.FS, path, original string, shards int) (_ *Copy, err error) {
+// Begin makes dir, the directory of a copy of the queue in original, which has so many shards. It
+// returns an error that matches fs.ErrExist if dir is not empty, base.ErrLocked if another call or
+// process is about to make a queue of it, ErrInside and ErrElsewhere. REQUIRES: original is the path
+// of an open manifest.Directory.
+func Begin(fsys vfs.FS, dir, original string, shards int) (_ *Copy, err error) {
+	path, err := place(fsys, dir)
+	if err != nil {
+		return nil, err
+	}
+	rel, err := filepath.Rel(original, path)
+	if err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+		return nil, ErrInside
+	}
 	c := &Copy{Directory: manifest.New(fsys, path, manifest.Manifest{
 		Format: manifest.Format, Shards: shards, ID: manifest.NewID(),
 	})}
@@ -67,6 +83,60 @@ func (c *Copy) Empty() error {
 		}
 	}
 	return nil
+}
+
+// Unshare replaces each file of the shards by one of its own, as links share mode, owner and content
+// with the original. It leaves so many bytes free on the disk, or returns an error that matches
+// base.ErrDiskFull. It ends with ctx. REQUIRES: the shards were copied, and none has been adopted.
+func (c *Copy) Unshare(ctx context.Context, spare uint64) error {
+	var files []string
+	var total uint64
+	for i := range c.Shards {
+		dir := c.ShardDir(i)
+		names, err := c.FS.List(dir)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			file := c.FS.PathJoin(dir, name)
+			info, err := c.FS.Stat(file)
+			if err != nil {
+				return err
+			}
+			files, total = append(files, file), total+uint64(info.Size())
+		}
+	}
+	// The room is the disk's: others use it meanwhile, and so it is asked for again.
+	for copied, file := range files {
+		if copied%16 == 0 {
+			if usage, err := c.FS.GetDiskUsage(c.Path); err == nil && usage.AvailBytes < total+spare {
+				return fmt.Errorf("%w: %d bytes are free, the copy needs %d of them and leaves %d",
+					base.ErrDiskFull, usage.AvailBytes, total, spare)
+			}
+		}
+		size, err := c.unshare(ctx, file)
+		if err != nil {
+			return err
+		}
+		total -= min(size, total)
+	}
+	return nil
+}
+
+// unshare replaces a file by a durable copy, and returns its size.
+func (c *Copy) unshare(ctx context.Context, file string) (size uint64, err error) {
+	if ctx.Err() != nil {
+		return 0, base.EndOf(ctx)
+	}
+	own := file + ".own"
+	if err := vfs.Copy(c.FS, file, own); err != nil {
+		return 0, err
+	}
+	info, err := c.FS.Stat(own)
+	if err != nil {
+		return 0, err
+	}
+	return uint64(info.Size()), c.FS.Rename(own, file)
 }
 
 // Finish makes the directory a queue, durably. REQUIRES: each shard has been adopted.
@@ -128,9 +198,9 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 	return true, nil
 }
 
-// Place returns the same path for all names of a directory, as manifest.Open does. The directory
+// place returns the same path for all names of a directory, as manifest.Open does. The directory
 // need not exist.
-func Place(fsys vfs.FS, dir string) (string, error) {
+func place(fsys vfs.FS, dir string) (string, error) {
 	if vfs.Root(fsys) != vfs.Default {
 		return filepath.Clean(dir), nil
 	}

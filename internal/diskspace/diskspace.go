@@ -2,6 +2,7 @@
 package diskspace
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -9,6 +10,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/engine"
+	"codeq/internal/failstop"
 	"codeq/internal/store"
 )
 
@@ -140,4 +142,12 @@ func (w *Wait) Leave() {
 	if w.left != nil {
 		close(w.left)
 	}
+}
+
+// Full makes an error that reports a full disk match base.ErrDiskFull.
+func Full(err error) error {
+	if err == nil || !failstop.IsNoSpace(err) || errors.Is(err, base.ErrDiskFull) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", base.ErrDiskFull, err)
 }

@@ -33,6 +33,7 @@ const (
 	Undrain       byte = 198
 	QuietWorkers  byte = 199
 	ResumeWorkers byte = 200
+	FullCopy      byte = 201 // Checkpoint with CheckpointOptions.Copy
 )
 
 // From where on kinds are what.
