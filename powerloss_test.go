@@ -271,8 +271,8 @@ func (c *flowCut) checkAfterLoss() {
 	c.Check()
 }
 
-// cutFlow lets a flow work, and then go on from an image of its disk. It returns whether the shards of
-// the image contradict each other, as Verify says.
+// cutFlow lets a flow work, and then go on from an image of its disk. It returns whether the shards
+// of the image contradict each other, as Verify says.
 func cutFlow(t *testing.T, seed uint64, level Durability, image func(c *flowCut) *crashfs.Disk) (contradict bool) {
 	disk := crashfs.New()
 	inFlow(t, Options{Shards: 3, Durability: level, MemTableBytes: 256 << 10, fs: disk, boot: "1"}, func(f *FlowTest) {

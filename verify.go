@@ -93,10 +93,10 @@ func (p Problem) String() string {
 
 // Verify reads everything in the directory of a closed queue, and reports damage and
 // contradictions. It checks the seals that [Queue.Close] leaves, the checksum of every block, the
-// order of Pebble's levels, and then whether records, index, counters, leases and all other entries
-// agree; in a queue by itself also whether the shards do, which may be of different moments after a
-// power loss below DurabilityDisk: then [Open] corrects them, as a repair does. Without Repair it changes nothing. It reads everything two or three times, one shard after
-// the other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
+// order of Pebble's levels, whether records, index, counters, leases and all other entries agree,
+// and, unless it is a node's, whether the shards do, which [Open] corrects after a power loss.
+// Without Repair it changes nothing. It reads everything two or three times, one shard after the
+// other, and takes some 300 bytes of memory for each task of the shard, a repair twice as much.
 //
 // An error says why the directory could not be verified; it matches [ErrCorrupt] if the manifest of
 // the queue is damaged. Problems in the report are not returned as an error.
