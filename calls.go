@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/call"
@@ -64,24 +65,28 @@ func readReceipt(r *wire.Reader) Receipt         { return receiptOf(call.ReadRec
 // do lets a shard resolve an operation, wherever it is led.
 func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	r := n.queue.replicas[shard]
-	patience := n.NewPatience()
-	var doubt error // of an earlier try, which may have been applied
-	var last error  // of the try before
+	var limit *base.Limit // of a call that waits for nothing but the shard
+	if w, ok := op.(roomWaiter); !op.verb().is(waitsRoom|waits) && !(ok && w.WaitsForRoom()) {
+		limit = r.group.Limit(ctx)
+		defer limit.Free()
+	}
+	patience := n.PatienceOf(limit, op.verb().is(readsOnly))
+	var doubt, last error // of an earlier try, which may have been applied; of the try before
 	for {
 		change := r.group.Changed()
 		if s := r.lead.Load(); s != nil {
-			if settled, err = s.do(ctx, op, op.base()); !settled {
-				return false, err
+			if settled, err = s.do(ctx, op, op.base(), limit); !settled {
+				return false, r.group.Late(err, op.verb().is(readsOnly))
 			}
 		} else {
-			err = n.ask(ctx, r, op)
+			err = n.ask(ctx, r, op, limit)
 		}
 		removed := cluster.IsRemoval(err)
 		if errors.Is(err, ErrUncertain) && op.verb().is(readsOnly) && n.ctx.Err() != nil {
 			return true, ErrClosed
 		} else if errors.Is(err, ErrUncertain) {
 			doubt = err
-		} else if doubt != nil && (!wasResolved(err) || ctx.Err() != nil && errors.Is(err, ctx.Err())) {
+		} else if doubt != nil && (!cluster.WasResolved(err) || ctx.Err() != nil && errors.Is(err, ctx.Err())) {
 			err = doubt // this try was not applied, which says nothing of the one before
 		} else if doubt != nil && errors.Is(err, ErrLeaseLost) && op.verb().is(endsLease) {
 			err = doubt // by the one before, perhaps
@@ -92,7 +97,10 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 			op.again()
 			continue
 		}
+		err = r.group.Late(err, op.verb().is(readsOnly))
 		switch ended := ctx.Err(); {
+		case last != nil && errors.Is(err, base.ErrLate) && errors.Is(err, ErrNotLeader):
+			err = last
 		case ended == nil:
 		case again && !errors.Is(err, ended):
 			err = fmt.Errorf("%w: %w", err, base.EndOf(ctx))
@@ -103,37 +111,11 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 	}
 }
 
-// wasResolved reports whether err, if it is not uncertain, is what an owner has decided. It decides
-// nothing about what it refuses for want of room.
-func wasResolved(err error) bool {
-	return !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrFailed) &&
-		!errors.Is(err, ErrNotMember) && !errors.Is(err, ErrDiskFull)
-}
-
-// doHere is do without a ctx, for an operation that nobody else has. It does not
-// wait for the answer of a node that leads the shard no more.
-func (n *node) doHere(shard int, op request) error {
-	change := n.queue.replicas[shard].group.Changed()
-	ctx, cancel := context.WithCancel(n.ctx)
-	defer cancel()
-	n.background.Go(func() {
-		contain(n.log, "watch of a leader", func() {
-			select {
-			case <-change:
-				cancel()
-			case <-ctx.Done():
-			}
-		}, func(error) { cancel() })
-	})
-	_, err := n.do(ctx, shard, op)
-	return err
-}
-
 // ask sends an operation to the node that leads a shard.
-func (n *node) ask(ctx context.Context, r *replica, op request) error {
+func (n *node) ask(ctx context.Context, r *replica, op request, limit *base.Limit) error {
 	op.base().format = r.group.Format()
 	body := op.encode(make([]byte, cluster.CallHeader, 256))
-	reply, err := r.group.Call(ctx, byte(op.base().kind), body, op.verb().is(urgent))
+	reply, err := r.group.Call(ctx, limit, byte(op.base().kind), body, op.verb().is(urgent))
 	if err != nil {
 		return err
 	}
@@ -141,16 +123,6 @@ func (n *node) ask(ctx context.Context, r *replica, op request) error {
 		return fmt.Errorf("%w: reply for shard %d: %w", ErrUncertain, r.index, err)
 	}
 	return op.base().err
-}
-
-// pace returns when an owner may be told the outcome of a call. If that is an error, it calls
-// again. Some errors come at once, such as that of a replica that has failed: they wait for a
-// while, or until change is closed. It is false when ctx has ended: then nobody is to call again.
-func pace(ctx context.Context, change <-chan struct{}, err error) bool {
-	if err != nil {
-		cluster.Pause(ctx, change)
-	}
-	return ctx.Err() == nil
 }
 
 var errMalformedCall = cluster.ErrMalformedCall
@@ -283,6 +255,7 @@ func decodeDetails(text string, err error) error {
 // life: no try of it has been applied, or do would say that its outcome is unknown.
 func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
 	calls := n.queue.replicas[shard].producing
+	begun := time.Now()
 	for patience := (cluster.Patience{}); ; op.again() {
 		if settled, err = n.doNumbered(ctx, shard, calls, op); err == nil || !settled {
 			return settled, err
@@ -293,6 +266,7 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 		}
 		calls.Outlive(over.Latest)
 		if patience == (cluster.Patience{}) {
+			ctx = n.BeginAt(ctx, begun)
 			patience = n.NewPatience()
 		}
 		if !patience.Wait(ctx, nil) {

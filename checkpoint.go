@@ -302,6 +302,7 @@ func (op *barrierOp) standStill(s *shard) {
 		t := time.NewTimer(barrierLimit)
 		defer t.Stop()
 		limit = t.C
+		defer s.replica.group.StandStill()()
 	}
 	ends := func(next operation) bool {
 		r, ok := next.(*resumeOp)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/dispatch"
@@ -105,12 +106,12 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 	op := q.newClaim(req, r)
 	first := q.shard(q.claimShard(op))
 	op.shards, op.begin = first.peers, first.index
-	if err := first.inbox.Push(ctx, op); err != nil {
+	if err := first.inbox.Push(ctx, op, nil); err != nil {
 		op.unref()
 		op.unref()
 		return nil, err
 	}
-	return op.wait(ctx)
+	return op.wait(ctx, nil)
 }
 
 // newClaim makes an operation with two references, the caller's and the inbox's.
@@ -142,20 +143,19 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 }
 
 // wait waits until the claim is served, and gives up the caller's reference if it is not.
-func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
-	var err error
-	if cancel := ctx.Done(); cancel == nil {
-		err = <-op.done
-	} else {
+func (op *claimOp) wait(ctx context.Context, limit *base.Limit) (*claimOp, error) {
+	settled, err := op.completion.wait(ctx, limit)
+	switch {
+	case settled:
+	case op.Take(): // no shard has served it, and now none will
+		op.leave()
+		op.unref()
+		return nil, base.NotApplied(ctx)
+	default: // one has, and commits the lease
 		select {
 		case err = <-op.done:
-		case <-cancel:
-			if op.Take() { // no shard has served it, and now none will
-				op.leave()
-				op.unref()
-				return nil, base.EndOf(ctx)
-			}
-			err = <-op.done
+		case <-time.After(claimGrace):
+			return nil, err // the operation is the shard's
 		}
 	}
 	if err != nil {
@@ -164,6 +164,10 @@ func (op *claimOp) wait(ctx context.Context) (*claimOp, error) {
 	}
 	return op, nil
 }
+
+// claimGrace is how long a claim that has got a task waits for the commit of the lease, after its
+// ctx has ended: otherwise the task would wait until the lease has expired.
+const claimGrace = time.Second
 
 var weightBounds = fmt.Sprint("1 to ", dispatch.MaxWeight)
 

@@ -42,12 +42,15 @@ func newClaimTable(n *node) *claimTable {
 // claim is Queue.claim in a cluster.
 func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
 	var patience cluster.Patience
+	var limit *base.Limit
 	if req.NoWait {
-		patience = t.node.NewPatience()
+		limit = t.node.Limit(ctx)
+		defer limit.Free()
+		patience = t.node.PatienceOf(limit, true)
 	}
 	for {
 		change := t.node.Changed()
-		op, err := t.try(ctx, req, r)
+		op, err := t.try(ctx, req, r, limit)
 		if err == nil || cluster.IsRemoval(err) || !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain) {
 			return op, err
 		}
@@ -63,11 +66,11 @@ func (t *claimTable) claim(ctx context.Context, req *ClaimRequest, r *runner) (*
 }
 
 // try asks the shards that are led here. Then the claim waits, or the others are asked.
-func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*claimOp, error) {
+func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner, limit *base.Limit) (*claimOp, error) {
 	q := t.node.queue
 	led := q.led()
 	if len(led) == 0 && req.NoWait {
-		return t.askAll(ctx, req, r, led)
+		return t.askAll(ctx, req, r, led, limit)
 	}
 	op := q.newClaim(req, r)
 	op.remoteWait.table = t
@@ -75,7 +78,7 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 		t.add(op)
 	} else {
 		op.shards, op.begin = led, q.claimShardOf(op, led)
-		switch err := led[op.begin].inbox.Push(ctx, op); {
+		switch err := led[op.begin].inbox.Push(ctx, op, limit); {
 		case err == nil:
 		case !req.NoWait && errors.Is(err, ErrNotLeader):
 			t.add(op)
@@ -85,16 +88,16 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner) (*cl
 			return nil, err
 		}
 	}
-	op, err := op.wait(ctx)
+	op, err := op.wait(ctx, limit)
 	if err != nil && req.NoWait && errors.Is(err, ErrEmpty) {
-		return t.askAll(ctx, req, r, led)
+		return t.askAll(ctx, req, r, led, limit)
 	}
 	return op, err
 }
 
 // askAll asks the shards that other nodes lead, without waiting. This node has asked those that it
 // led.
-func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, led []*shard) (*claimOp, error) {
+func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, led []*shard, limit *base.Limit) (*claimOp, error) {
 	n := t.node
 	var unreached error
 	first := rand.IntN(len(n.queue.replicas))
@@ -107,7 +110,7 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, l
 			continue
 		}
 		op := n.queue.newClaim(req, r)
-		err := n.ask(ctx, shard, op)
+		err := n.ask(ctx, shard, op, limit)
 		op.unref() // nobody else has it
 		if err == nil {
 			return op, nil
@@ -185,7 +188,7 @@ func (h *claimHost) Claim(ctx context.Context, shard int, r claimlines.Request) 
 		Queues: r.Queues, Weights: r.Weights, List: r.List, Duration: r.Duration,
 		Holder: engine.Holder{Local: r.Local, Worker: r.Worker}, Max: r.Max, Remote: true,
 	}}
-	err := (*node)(h).ask(ctx, h.queue.replicas[shard], op)
+	err := (*node)(h).ask(ctx, h.queue.replicas[shard], op, nil)
 	return op.Grants, err
 }
 

@@ -47,7 +47,7 @@ type Cluster struct {
 	// and others join it. When they have been removed, and it is closed, the only node is opened
 	// without [Options.Cluster] as a queue by itself again. All nodes of a new cluster give the
 	// same, and it begins when all of them have been open at the same time. Once it has begun, the
-	// cluster itself knows its members, and Peers are where they may have moved (AddNode).
+	// cluster itself knows its members, and Peers are where they may have moved ([Queue.AddNode]).
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
 	// add it, and returns when it votes. It asks each of them once, for 5 minutes at most: if less
@@ -74,8 +74,12 @@ type Cluster struct {
 	// ElectionTimeout bounds an election, after which there is another one. Default:
 	// HeartbeatTimeout.
 	ElectionTimeout time.Duration
-	// CallTimeout is how long a call waits for a shard that has no leader, or
-	// whose leader cannot be reached, if its ctx does not end before. Default: 10 s.
+	// CallTimeout is how long a call waits for a shard, if its ctx does not end before: a leader is
+	// missing, cannot be reached, or commits nothing. It waits longer only while the shard goes on,
+	// or a large message gets further. Calls that wait on purpose (claims without NoWait,
+	// [Queue.Await], [Queue.WaitIdle], [Queue.Run], those that change the members) wait for a leader
+	// so long, or for ever. What a leader has not committed for CallTimeout is uncertain. Default:
+	// 10 s.
 	CallTimeout time.Duration
 	// LeaveOnClose lets [Queue.Close] remove the node from the cluster, for good, as
 	// [Queue.RemoveNode] does; Close returns the error if that is refused, as it is to the last

@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -88,19 +87,9 @@ func (c *completion) settle(err error) {
 	c.done <- err
 }
 
-// wait returns the outcome. When ctx ends first, settled is false: the
-// operation is under way and its memory still belongs to the shard.
-func (c *completion) wait(ctx context.Context) (settled bool, err error) {
-	cancel := ctx.Done()
-	if cancel == nil {
-		return true, <-c.done
-	}
-	select {
-	case err := <-c.done:
-		return true, err
-	case <-cancel:
-		return false, fmt.Errorf("%w: %w", ErrUncertain, base.EndOf(ctx))
-	}
+// wait returns the outcome. If it is not settled, the operation is under way, and the shard's.
+func (c *completion) wait(ctx context.Context, limit *base.Limit) (settled bool, err error) {
+	return base.Await(ctx, limit, c.done)
 }
 
 // comesOnLease reports whether the time at which an operation came decides whether its lease is in

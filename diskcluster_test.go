@@ -211,7 +211,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 // closed nevertheless.
 func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 	t.Parallel()
-	simCase(t, Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
+	simCaseOf(t, Options{Shards: 1, MinFreeBytes: testkit.MinFree}, ofNoRoom, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		leader, _ := c.lead()
 		fill := func(free int64) {
@@ -258,5 +258,33 @@ func TestMembersOnFullDisk(t *testing.T) {
 		leader.fill(simtest.DiskSize)
 		time.Sleep(2 * store.LookEvery * time.Millisecond)
 		produce(t, simQueue(other), Task{Queue: "a"})
+	})
+}
+
+// ofNoRoom is a format of builds that do not tell each other the room on their disks, so that an
+// entry of a leader is stuck when the disks of the others are full.
+const ofNoRoom = 6
+
+// withFullMajority runs a story with three nodes, of which the first one leads both shards, on
+// disks of which fill leaves so many bytes on all others. The builds know a format; 0: the newest.
+func withFullMajority(
+	t *testing.T, newest int, story func(t *testing.T, nodes []*Queue, timeout time.Duration, fill func(free int64)),
+) {
+	simCaseOf(t, Options{Shards: 2, MinFreeBytes: testkit.MinFree}, newest, func(t *testing.T, c *simCluster) {
+		var nodes []*Queue
+		for _, n := range c.members() {
+			nodes = append(nodes, simQueue(n))
+		}
+		time.Sleep(2 * time.Minute) // the leaders are at home
+		for shard := range nodes[0].replicas {
+			require.NoError(t, nodes[0].TransferLeadership(t.Context(), shard, "n0"))
+		}
+		c.awaitLeaders()
+		story(t, nodes, simCallTimeout, func(free int64) {
+			for _, n := range c.members()[1:] {
+				n.fill(free)
+			}
+			time.Sleep(2 * store.LookEvery * time.Millisecond)
+		})
 	})
 }

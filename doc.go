@@ -55,8 +55,8 @@
 // # Several nodes
 //
 // With [Options.Cluster], three or five processes hold the same tasks, and every call may be made
-// on each of them: what is acknowledged is in the logs of a majority. A call waits while its shard
-// has no leader, at most for [Cluster.CallTimeout]. [ErrNotLeader] says that the call was certainly
+// on each of them: what is acknowledged is in the logs of a majority. A call waits for its shard, at
+// most for [Cluster.CallTimeout] unless the shard goes on. [ErrNotLeader] says that the call was certainly
 // not applied, [ErrUncertain] that it may have been; the library retries a produce in either case,
 // and never stores it twice.
 //

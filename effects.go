@@ -5,6 +5,7 @@ import (
 
 	"codeq/internal/broadcast"
 	"codeq/internal/call"
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -195,7 +196,7 @@ func (s *shard) deliver(o *engine.Outgoing) {
 			if err != nil {
 				taken.n = 0 // they may not be
 			}
-			if pace(n.ctx, change, err) {
+			if cluster.Pace(n.ctx, change, err) {
 				_ = s.inbox.Pass(&taken) // whoever leads the shard next sends them again
 			}
 		})

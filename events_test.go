@@ -320,7 +320,7 @@ func TestEventsPrecedeTheReturn(t *testing.T) {
 		require.NoError(t, err)
 		w := &witness{completion: newCompletion(0), sub: sub}
 		w.task = prepare(&Task{Queue: "a"}, nil)
-		_, err = q.shard(0).do(context.Background(), w, &w.completion)
+		_, err = q.shard(0).do(context.Background(), w, &w.completion, nil)
 		require.NoError(t, err)
 		require.Equal(t, []string{"produced 0"}, w.seen)
 	})

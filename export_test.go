@@ -17,6 +17,8 @@ var (
 	ThreeNodes       = threeNodes
 	ThroughSteps     = throughSteps
 	WithCronBench    = withCronBench
+	WithFullMajority = withFullMajority
+	OfNoRoom         = ofNoRoom
 
 	// A queue with all that one may have, and images of its disk.
 	CorruptFor    = corruptFor

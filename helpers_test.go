@@ -63,7 +63,7 @@ func (op *probeOp) verb() *verb { return &internal }
 // probe calls look on the owner goroutine of a shard.
 func (s *shard) probe(look func(*shard) error) error {
 	op := &probeOp{completion: newCompletion(0), look: look}
-	_, err := s.do(context.Background(), op, &op.completion)
+	_, err := s.do(context.Background(), op, &op.completion, nil)
 	return err
 }
 

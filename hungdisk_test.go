@@ -130,6 +130,7 @@ func TestHungDisksOfAll(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			_, err := q.Produce(ctx, Task{Queue: "a"})
+			<-ctx.Done()
 			cancel()
 			require.ErrorIs(t, err, ErrUncertain)
 			require.ErrorIs(t, q.Health(t.Context()), ErrStalled)

@@ -138,7 +138,7 @@ type Page struct {
 // older version), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err error) {
 	defer public(&err)
-	if err := q.checkCall(ctx); err != nil {
+	if ctx, err = q.begin(ctx); err != nil {
 		return nil, err
 	}
 	return q.listPage(ctx, &opts)

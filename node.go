@@ -96,7 +96,7 @@ func (n *node) serve(shard int, r *peer.Request) error {
 	}
 	s := n.queue.replicas[shard].lead.Load()
 	if s == nil {
-		return notLed(shard, ErrNotLeader)
+		return n.Group(shard).NotLed()
 	}
 	if op.verb().is(ofMembers) && !n.Group(shard).HasDirectory(r.From.ID) {
 		return cluster.RemovedError(shard, r.From.Name)

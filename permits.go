@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 
+	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/permits"
@@ -30,7 +31,7 @@ func (m permitMail) Report(g *dispatch.PermitGate, queue string, r *permits.Requ
 		if !settled {
 			op.Gone.Store(true)
 		}
-		if pace(ctx, change, err) {
+		if cluster.Pace(ctx, change, err) {
 			_ = m.inbox.Pass(&permitsAnswer{gate: g, op: op, err: err}) // whoever leads the shard next tells what it has
 		}
 	})
@@ -41,8 +42,10 @@ func (m permitMail) Ask(a *dispatch.PermitAllocator, shard int, q *engine.Queue)
 	op := &askPermitsOp{completion: newCompletion(callAskPermits), queue: q.Name, value: q.Value}
 	m.goFor("question for permits", func() {
 		change := m.node.queue.replicas[shard].group.Changed()
-		err := m.node.doHere(shard, op)
-		if pace(m.node.ctx, change, err) {
+		ctx, drop := m.node.Group(shard).WhileLed(m.node.ctx)
+		defer drop()
+		_, err := m.node.do(ctx, shard, op) // nobody else has op
+		if cluster.Pace(m.node.ctx, change, err) {
 			_ = m.inbox.Pass(&askPermitsDone{allocator: a, shard: shard, op: op, err: err}) // the next allocator asks again
 		}
 	})

@@ -708,7 +708,7 @@ func TestPermitsLateReport(t *testing.T) {
 		} {
 			op := &permitsOp{completion: newCompletion(callPermits), queue: "a", shard: 1}
 			op.Report = late
-			_, err := c.queue(0).shard(0).do(t.Context(), op, op.base())
+			_, err := c.queue(0).shard(0).do(t.Context(), op, op.base(), nil)
 			require.ErrorIs(t, err, ErrNotLeader)
 			require.Nil(t, c.claimAt(0))
 		}
@@ -791,7 +791,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 			return nil
 		}))
 		ask := &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: value}
-		_, err := s.do(t.Context(), ask, ask.base())
+		_, err := s.do(t.Context(), ask, ask.base(), nil)
 		require.NoError(t, err)
 		require.Zero(t, ask.Held)
 		taken := 0

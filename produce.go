@@ -89,7 +89,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // [ErrClosed], and that of ctx.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
 	defer public(&err)
-	if err := q.checkCall(ctx); err != nil {
+	if ctx, err = q.begin(ctx); err != nil {
 		return nil, err
 	}
 	if len(tasks) == 0 {

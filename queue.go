@@ -324,7 +324,7 @@ func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, er
 	case q.elsewhere != nil:
 		return true, q.doElsewhere(ctx, shard, op)
 	}
-	return q.shard(shard).do(ctx, op, op.base())
+	return q.shard(shard).do(ctx, op, op.base(), nil)
 }
 
 // ask is do for an operation that changes nothing, so that one whose ctx ends is not uncertain.
@@ -333,10 +333,19 @@ func (q *Queue) ask(ctx context.Context, shard int, op request) error {
 		return q.read(ctx, shard, op)
 	}
 	settled, err := q.do(ctx, shard, op)
-	if !settled {
+	if !settled && ctx.Err() != nil {
 		return base.EndOf(ctx)
 	}
 	return err
+}
+
+// begin is checkCall for a call that asks shards one after the other. It returns the ctx with which
+// all of it has one limit.
+func (q *Queue) begin(ctx context.Context) (context.Context, error) {
+	if err := q.checkCall(ctx); err != nil || q.node == nil {
+		return ctx, err
+	}
+	return q.node.Begin(ctx), nil
 }
 
 // doFor is do for the shard that has a task, after checkCall.

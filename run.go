@@ -474,7 +474,7 @@ func (r *runner) end(op leaseEnd, l *Lease) {
 		}()
 		return
 	}
-	if err := s.inbox.Push(context.Background(), op); err != nil {
+	if err := s.inbox.Push(context.Background(), op, nil); err != nil {
 		op.settle(err)
 	}
 }

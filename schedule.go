@@ -199,7 +199,7 @@ func (q *Queue) pauseSchedule(ctx context.Context, name string, paused bool) err
 // and that of ctx.
 func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	defer public(&err)
-	if err := q.checkCall(ctx); err != nil {
+	if ctx, err = q.begin(ctx); err != nil {
 		return nil, err
 	}
 	var all []ScheduleInfo

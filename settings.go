@@ -9,6 +9,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/call"
+	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/reentry"
@@ -65,8 +66,8 @@ func (s *Settings) check() error {
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed].
 func (q *Queue) Settings(queue string) (_ Settings, err error) {
 	defer public(&err)
-	ctx := context.Background()
-	if err := q.checkQueue(ctx, queue); err != nil {
+	ctx, err := q.beginOn(context.Background(), queue)
+	if err != nil {
 		return Settings{}, err
 	}
 	c, err := q.configured(ctx, queue)
@@ -89,23 +90,25 @@ func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured
 	return c, translated(err)
 }
 
-// checkQueue is checkCall for a verb with the name of a queue.
-func (q *Queue) checkQueue(ctx context.Context, name string) error {
-	if err := q.checkCall(ctx); err != nil {
-		return err
+// beginOn is begin for a verb with the name of a queue.
+func (q *Queue) beginOn(ctx context.Context, name string) (context.Context, error) {
+	ctx, err := q.begin(ctx)
+	switch {
+	case err != nil:
+	case name == "":
+		err = &InvalidError{"queue", `""`, "a name"}
+	default:
+		err = checkName("queue", name, q.opts.Limits.Name)
 	}
-	if name == "" {
-		return &InvalidError{"queue", `""`, "a name"}
-	}
-	return checkName("queue", name, q.opts.Limits.Name)
+	return ctx, err
 }
 
 // Configure changes the settings of a queue, which need not exist yet. It calls change with the
 // present settings, which change may alter; calls of Configure take turns. If another process has
 // changed the settings meanwhile, change is called again with the new ones, so that no change is
 // lost. When Configure returns, the settings, or newer ones, are stored and in force in all shards.
-// The end of ctx has no effect after the first commit. If a shard fails after it, the error matches
-// [ErrUncertain]: the settings are stored, and that shard adopts them when it works again.
+// If ctx ends or a shard fails after the first commit, the error matches [ErrUncertain]: the
+// settings are stored, and the other shards adopt them as soon as they can.
 //
 // If change calls Configure, [Queue.Pause] or [Queue.Resume] of this Queue or any other, the inner
 // call returns an error that matches [ErrInvalid]. change must not wait for a goroutine that calls
@@ -115,7 +118,7 @@ func (q *Queue) checkQueue(ctx context.Context, name string) error {
 // and that of ctx.
 func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) (err error) {
 	defer public(&err)
-	if err := q.checkQueue(ctx, queue); err != nil {
+	if ctx, err = q.beginOn(ctx, queue); err != nil {
 		return err
 	}
 	if change == nil {
@@ -129,6 +132,8 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		defer func() { <-q.configuring }()
 	case <-ctx.Done():
 		return base.EndOf(ctx)
+	case <-cluster.Late(ctx):
+		return fmt.Errorf("%w: another call of Configure takes long", ErrNotLeader)
 	}
 	for {
 		c, err := q.configured(ctx, queue)
@@ -148,11 +153,11 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		}
 		value := keys.SettingsValue{Version: c.Version + 1, JSON: set}.Append(nil)
 		first := &call.Configure{Queue: queue, Value: value}
-		if _, err := q.do(context.WithoutCancel(ctx), 0, rule(callConfigure, first)); err != nil {
+		if _, err := q.do(ctx, 0, rule(callConfigure, first)); err != nil {
 			return err
 		}
 		if !first.Late {
-			return q.enforce(context.WithoutCancel(ctx), queue, value)
+			return q.enforce(ctx, queue, value)
 		}
 	}
 }

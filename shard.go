@@ -105,18 +105,22 @@ func (s *shard) load() error {
 	return nil
 }
 
-// do hands an operation to the shard and waits for its outcome. settled is
-// false when the operation still belongs to the shard.
-func (s *shard) do(ctx context.Context, op operation, c *completion) (settled bool, err error) {
+// do hands an operation to the shard and waits for its outcome until ctx ends, or
+// limit is over. settled is false when the operation still belongs to the shard.
+func (s *shard) do(ctx context.Context, op operation, c *completion, limit *base.Limit) (settled bool, err error) {
 	if op.verb().is(passesFull) {
 		err = s.inbox.Pass(op)
 	} else {
-		err = s.inbox.Push(ctx, op)
+		err = s.inbox.Push(ctx, op, limit)
 	}
 	if err != nil {
 		return true, err
 	}
-	return c.wait(ctx)
+	settled, err = c.wait(ctx, limit)
+	if errors.Is(err, base.ErrLate) && s.inbox.Withdraw(func(o operation) bool { return o == op }) {
+		return true, fmt.Errorf("%w: %w", ErrNotLeader, base.ErrLate)
+	}
+	return settled, err
 }
 
 // runGuarded is the owner's goroutine.
@@ -460,7 +464,7 @@ func (s *shard) fail(cause error) {
 		if s.Broken != nil { // what is stored here is of no use to anybody
 			s.replica.group.Fail(cause)
 		}
-		refusal = notLed(s.index, ErrNotLeader)
+		refusal = fmt.Errorf("%w: shard %d: %v", ErrNotLeader, s.index, cause)
 		s.node.log.Info("term ended", "shard", s.index, "cause", cause)
 	} else {
 		s.opts.log.Error("shard failed", "shard", s.index, "err", cause)

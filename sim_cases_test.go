@@ -25,9 +25,14 @@ import (
 // simCase runs a story on three nodes and one shard, and makes sure at its end that all
 // replicas are equal.
 func simCase(t *testing.T, opts Options, story func(t *testing.T, c *simCluster)) {
+	opts.Shards = 1
+	simCaseOf(t, opts, 0, story)
+}
+
+// simCaseOf is simCase with any number of shards, and builds that know a format.
+func simCaseOf(t *testing.T, opts Options, newest int, story func(t *testing.T, c *simCluster)) {
 	synctest.Test(t, func(t *testing.T) {
-		opts.Shards = 1
-		c := newSimCluster(t, 1, 3, opts)
+		c := newSimClusterOf(t, 1, 3, opts, newest)
 		c.awaitLeaders()
 		story(t, c)
 		c.mend(true)

@@ -132,6 +132,33 @@ var simDisks = []simFault{
 		})
 		return true
 	}},
+	{"full disks", 1, func(s *schedule) bool {
+		nodes, d := s.members(), s.upTo(10*time.Second)
+		free := int64(s.rng.IntN(5)) * (64 << 20) // of the 256 MiB that are wanted
+		var full []*simtest.Life
+		for _, i := range s.rng.Perm(len(nodes))[:len(nodes)/2+1] {
+			n := nodes[i]
+			n.mu.Lock()
+			life := n.life
+			n.mu.Unlock()
+			if life != nil && life.Fill() {
+				life.SetFree(free)
+				full = append(full, life)
+			}
+		}
+		if len(full) == 0 {
+			return false
+		}
+		s.h.Breaks()
+		s.note("%d disks have %d bytes for %v", len(full), free, d)
+		s.done.Go(func() {
+			time.Sleep(d)
+			for _, life := range full {
+				life.MakeRoom()
+			}
+		})
+		return true
+	}},
 	{"flip", 2, func(s *schedule) bool {
 		n := s.someNode()
 		if q, _ := n.queue(); q == nil || n.broken.Load() || !s.canLose(n) || !s.moving.CompareAndSwap(false, true) {

@@ -117,7 +117,7 @@ func TestEmptyIsConfirmed(t *testing.T) {
 		for i := range shards {
 			require.EqualValues(t, 1, confirmed[i].Load(), "shard %d", i)
 		}
-		_, err := q.node.claims.askAll(t.Context(), &ClaimRequest{Queues: []string{"a"}}, nil, nil)
+		_, err := q.node.claims.askAll(t.Context(), &ClaimRequest{Queues: []string{"a"}}, nil, nil, nil)
 		require.ErrorIs(t, err, ErrNotLeader, "the shards were led elsewhere when the claim began, and were not asked")
 		c.close()
 	})

@@ -42,7 +42,7 @@ func (c Counts) Total() uint64 {
 // and that of ctx.
 func (q *Queue) Stats(ctx context.Context) (_ map[string]Counts, err error) {
 	defer public(&err)
-	if err := q.checkCall(ctx); err != nil {
+	if ctx, err = q.begin(ctx); err != nil {
 		return nil, err
 	}
 	var sum map[string]Counts
@@ -126,7 +126,7 @@ type DayTotals struct {
 // that of ctx.
 func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
 	defer public(&err)
-	if err := q.checkCall(ctx); err != nil {
+	if ctx, err = q.begin(ctx); err != nil {
 		return nil, err
 	}
 	all := call.NewInfoSum(len(q.replicas))
@@ -201,7 +201,7 @@ func (t *Totals) add(n *keys.Totals) {
 // that of ctx.
 func (q *Queue) TotalsByDay(ctx context.Context, queue string) (_ []DayTotals, err error) {
 	defer public(&err)
-	if err := q.checkQueue(ctx, queue); err != nil {
+	if ctx, err = q.beginOn(ctx, queue); err != nil {
 		return nil, err
 	}
 	parts := make([]call.Days, len(q.replicas))
@@ -491,10 +491,12 @@ func (r *replica) info(ctx context.Context, of *ShardInfo) error {
 	sum := call.NewInfoSum(1)
 	part := new(processPart)
 	op := rule(callInfo, part)
+	limit := r.group.Limit(ctx)
+	defer limit.Free()
 	for part.More = true; part.More; {
 		part.Next()
-		settled, err := s.do(ctx, op, op.base())
-		if !settled {
+		settled, err := s.do(ctx, op, op.base(), limit)
+		if !settled && ctx.Err() != nil {
 			return base.EndOf(ctx)
 		}
 		if err != nil {

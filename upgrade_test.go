@@ -36,15 +36,7 @@ func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluste
 }
 
 func upgradeCaseWith(t *testing.T, opts Options, story func(t *testing.T, c *simCluster)) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newSimClusterOf(t, 1, 3, opts, oldFormat)
-		c.awaitLeaders()
-		story(t, c)
-		c.mend(true)
-		c.rest()
-		require.NoError(t, c.check())
-		c.close()
-	})
+	simCaseOf(t, opts, oldFormat, story)
 }
 
 // become closes a node, unless it is down, and opens it with a build that knows a format.

@@ -29,6 +29,7 @@ const (
 	ofMembers                    // is refused to a node that was removed: its workers may end what they have begun
 	mayBeLarge                   // waits in a line of its own if the records of its tasks are large
 	ofPrograms                   // is served to programs beside the process
+	waits                        // on purpose, as long as its caller does
 	urgent                       // waits for nothing that is sent between nodes: it is short, and keeps leases
 )
 
@@ -89,10 +90,10 @@ var verbs = [endOfRequests]verb{
 	callExtend:         {ruled[call.Extend](callExtend), upTo(engine.RoomScarce), yes, none, onLease | urgent | ofPrograms},
 	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
 	callAlter:          {ruled[call.Alter](callAlter), roomOfBody, no, none, ofMembers | ofPrograms},
-	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms | waits},
 	callBulk:           {ruled[call.Bulk](callBulk), roomOfBody, no, none, ofMembers | ofPrograms},
 	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
-	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms | waits},
 	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers | ofPrograms}, // unless the task has not ended
 	callSetSchedule:    {ruled[call.SetSchedule](callSetSchedule), upTo(engine.Roomy), yes, none, ofMembers | ofPrograms},
 	callDeleteSchedule: {ruled[call.DeleteSchedule](callDeleteSchedule), upTo(engine.RoomNone), no, none, ofMembers | ofPrograms},
@@ -104,9 +105,9 @@ var verbs = [endOfRequests]verb{
 	callSettings:       {ruled[call.Settings](callSettings), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callConfigure:      {ruled[call.Configure](callConfigure), upTo(engine.RoomScarce), no, none, ofMembers | ofPrograms},
 	callAdopt:          {ruled[call.Adopt](callAdopt), upTo(engine.RoomScarce), yes, none, ofPrograms},
-	callMember:         {blank[memberOp](callMember), upTo(engine.RoomScarce), yes, none, 0},
-	callPermits:        {blank[permitsOp](callPermits), upTo(engine.RoomEmpty), yes, none, 0},
-	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, 0},
+	callMember:         {blank[memberOp](callMember), upTo(engine.RoomScarce), yes, none, waits},
+	callPermits:        {blank[permitsOp](callPermits), upTo(engine.RoomEmpty), yes, none, waits},
+	callAskPermits:     {blank[askPermitsOp](callAskPermits), upTo(engine.RoomEmpty), yes, none, waits},
 	callBarrier:        {blank[barrierOp](callBarrier), upTo(engine.RoomScarce), no, none, ofMembers},
 	callResume:         {blank[resumeOp](callResume), upTo(engine.RoomEmpty), no, none, passesFull},
 	callPage:           {blank[readOp](callPage), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},

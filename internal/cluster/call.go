@@ -33,10 +33,10 @@ const (
 // ErrMalformedCall is the answer to a call of another node that cannot be read.
 var ErrMalformedCall = errors.New("codeq: malformed call of another node")
 
-// Call sends a call to the node that leads the shard. The first CallHeader bytes of body are the
-// group's. An urgent call is short, and waits for no other ones. An error that does not match
+// Call sends a call to the node that leads the shard, and waits for its reply until ctx ends, or
+// limit is over. The first CallHeader bytes of body are the group's. An urgent call is short, and waits for no other ones. An error that does not match
 // ErrUncertain says that nobody has served the call, or is the answer.
-func (g *Group) Call(ctx context.Context, kind byte, body []byte, urgent bool) (reply []byte, err error) {
+func (g *Group) Call(ctx context.Context, limit *base.Limit, kind byte, body []byte, urgent bool) (reply []byte, err error) {
 	n := g.node
 	addr, id := g.leaderNow()
 	switch {
@@ -57,10 +57,10 @@ func (g *Group) Call(ctx context.Context, kind byte, body []byte, urgent bool) (
 	case leader.here && g.stalledFor() > 0:
 		return nil, fmt.Errorf("%w: shard %d: %w", base.ErrNotLeader, g.index, g.stallError())
 	case leader.here:
-		return nil, fmt.Errorf("%w: shard %d is not ready", base.ErrNotLeader, g.index)
+		return nil, g.NotLed()
 	}
 	binary.BigEndian.PutUint16(body, uint16(g.index))
-	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(id), leader.to, kind, body, urgent); err != nil {
+	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(id), limit, leader.to, kind, body, urgent); err != nil {
 		return nil, n.callError(ctx, err)
 	}
 	return reply, nil
@@ -122,6 +122,10 @@ func (n *Node) accept(r *peer.Request) error {
 type Patience struct {
 	until time.Time     // zero: no end
 	pause time.Duration // the last one
+
+	strict bool          // nothing is tried at the end, when there is no time left for an answer
+	renews time.Duration // until is so long after a try that has waited; 0: it stays
+	asked  time.Time     // when the try began, if it renews
 }
 
 const (
@@ -132,16 +136,36 @@ const (
 // NewPatience is that of a call that waits for a leader.
 func (n *Node) NewPatience() Patience { return Patience{until: time.Now().Add(n.c.CallTimeout)} }
 
+// PatienceOf is that of a call with a limit. One without that reads, and so waits in a shard on
+// purpose, waits for a leader each time that it has lost one.
+func (n *Node) PatienceOf(limit *base.Limit, reads bool) Patience {
+	p := n.NewPatience()
+	switch {
+	case limit != nil:
+		p.until, p.strict = limit.End(), true
+	case reads:
+		p.renews, p.asked = n.c.CallTimeout, time.Now()
+	}
+	return p
+}
+
 // Wait returns when it is worth trying again: after a pause, or at once when
 // change is closed. It is false when it is not any more.
 func (p *Patience) Wait(ctx context.Context, change <-chan struct{}) bool {
 	p.pause = min(max(2*p.pause, minPause), maxPause)
-	pause := p.pause
+	pause, last := p.pause, false
+	if p.renews > 0 {
+		if now := time.Now(); now.Sub(p.asked) > maxPause {
+			p.until = now.Add(p.renews)
+		}
+		defer func() { p.asked = time.Now() }()
+	}
 	if !p.until.IsZero() {
 		left := time.Until(p.until)
 		if left <= 0 {
 			return false
 		}
+		last = p.strict && left <= pause
 		pause = min(pause, left)
 	}
 	t := time.NewTimer(pause)
@@ -149,6 +173,7 @@ func (p *Patience) Wait(ctx context.Context, change <-chan struct{}) bool {
 	select {
 	case <-change:
 	case <-t.C:
+		return !last
 	case <-ctx.Done():
 		return false
 	}
@@ -158,6 +183,23 @@ func (p *Patience) Wait(ctx context.Context, change <-chan struct{}) bool {
 // Pause returns after the longest pause of a Patience, or when change is closed, or ctx ends.
 func Pause(ctx context.Context, change <-chan struct{}) {
 	(&Patience{pause: maxPause}).Wait(ctx, change)
+}
+
+// WasResolved reports whether err, if it is not uncertain, is the decision of an owner. It decides
+// nothing if it refuses for want of room.
+func WasResolved(err error) bool {
+	return !errors.Is(err, base.ErrNotLeader) && !errors.Is(err, base.ErrClosed) && !errors.Is(err, base.ErrFailed) &&
+		!errors.Is(err, base.ErrNotMember) && !errors.Is(err, base.ErrDiskFull)
+}
+
+// Pace returns when an owner may be told the outcome of a call. If that is an error, it calls
+// again. Some errors come at once, such as that of a replica that has failed: they wait for a
+// while, or until change is closed. It is false when ctx has ended: then nobody is to call again.
+func Pace(ctx context.Context, change <-chan struct{}, err error) bool {
+	if err != nil {
+		Pause(ctx, change)
+	}
+	return ctx.Err() == nil
 }
 
 // poll asks again and again until the answer is yes, or an error, or the node is about to be

@@ -244,20 +244,15 @@ func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int
 		answers, len(voters)+newcomers, strings.Join(why, "; "))
 }
 
-// reconfigure returns when Raft has changed the group.
+// reconfigure returns when Raft has changed the group, or has not for CallTimeout.
 func (g *Group) reconfigure(change func() raft.Future) error {
-	if err := g.beginProposal(); err != nil {
-		return err
-	}
-	defer g.asking.leave()
 	if g.log.full(0) {
 		return fmt.Errorf("shard %d: %w", g.index, errNoRoom)
 	}
 	if err := g.beginReform(); err != nil {
 		return err
 	}
-	defer g.endReform()
-	err := change().Error()
+	err := g.propose(proposal{change: change, end: g.endReform})
 	if err == nil {
 		return nil
 	}
@@ -265,7 +260,7 @@ func (g *Group) reconfigure(change func() raft.Future) error {
 		return fmt.Errorf("%w: %w", errReconfigured, err)
 	}
 	if err = raftError(err); !errors.Is(err, base.ErrNotLeader) {
-		err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
+		err = fmt.Errorf("%w: shard %d: %w", base.ErrUncertain, g.index, err)
 	}
 	return err
 }

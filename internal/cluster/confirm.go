@@ -48,6 +48,7 @@ func (g *Group) Confirm(term uint64) error {
 	if err := g.askVoters(term); err != nil {
 		return fmt.Errorf("%w: shard %d, term %d: %w", base.ErrNotLeader, g.index, term, err) // nothing was to be stored
 	}
+	g.work.Add(1)
 	return g.isIn(term) // this node is a voter, too
 }
 

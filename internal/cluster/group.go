@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -37,12 +38,17 @@ type Group struct {
 	leading       leaderTerm
 	configuration configuration
 	changing      chan struct{}          // capacity 1: held by who adds or removes a node
-	kept          chan struct{}          // capacity 1: the shard was to be handed over, and has not been
+	kept          chan struct{}          // capacity 1: the shard may be served here again; see wake
 	route         changes                // of where the shard is led
 	callee        atomic.Pointer[callee] // the leader that was called last
 	tenure        tenure
 	health        peerHealth
 	asking        asking
+	proposing     proposing
+	work          atomic.Uint64 // entries that were committed here, and reads that were confirmed
+	told          atomic.Uint64 // work of the leader, by its last heartbeat
+	still         atomic.Bool   // see StandStill
+	limits        base.Limits
 	confirming    confirming
 	placement     atomic.Pointer[string] // the node that is to lead, by hand; "": any; while this one leads
 	invited       atomic.Bool            // the leader has asked this node to take over
@@ -61,6 +67,7 @@ func newGroup(n *Node, index int, m StateMachine) *Group {
 		leading: leaderTerm{leaving: make(chan struct{}, 1)}, growth: growth{due: make(chan struct{}, 1)},
 		outgoing: outgoing{turn: make(chan struct{}, 1)},
 	}
+	g.limits.Init(n.c.CallTimeout, g.workDone)
 	g.Place("")
 	return g
 }
@@ -132,7 +139,7 @@ func (g *Group) start() error {
 	logger := newRaftLogger(n.log.With("shard", g.index))
 	conf := n.raftConfig(logger)
 	trans := newTransport(g, &raft.NetworkTransportConfig{
-		Stream: stream{n.peer.Group(g.index), n.self.Address}, MaxPool: maxPool, MaxRPCsInFlight: inFlight,
+		Stream: stream{n.peer.Group(g.index), n.self.Address, g.moved}, MaxPool: maxPool, MaxRPCsInFlight: inFlight,
 		Timeout: raftTimeout, Logger: logger,
 	}, diverged)
 	snapshots := groupSnapshots{g.snapshots, g}
@@ -182,6 +189,31 @@ func (g *Group) Snapshots() ([]*raft.SnapshotMeta, error) { return g.snapshots.L
 
 // Receive hands Raft a message as if another node had sent it. It is for tests.
 func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }
+
+// Propose returns when an entry that was decided in a term is in the logs of a majority, and this
+// node has applied it. The first EntryHeader bytes of the entry are the group's, and all of them
+// from now on. What was not proposed, or has had no effect, matches ErrNotLeader; of any other
+// error it is unknown. It waits for CallTimeout, longer for a
+// large entry that gets further, and no longer than until the term is forfeited.
+func (g *Group) Propose(term uint64, entry []byte) error {
+	binary.BigEndian.PutUint64(entry, term)
+	err := g.propose(proposal{term: term, entry: entry})
+	if err == nil {
+		g.work.Add(1)
+	}
+	return err
+}
+
+// isIn returns an error if a term is over, or this node leads in it no more.
+func (g *Group) isIn(term uint64) error {
+	if g.hasForfeited(term) {
+		return fmt.Errorf("%w: term %d: %w", base.ErrNotLeader, term, g.stallError())
+	}
+	if g.raft.CurrentTerm() != term {
+		return fmt.Errorf("%w: term %d is over", base.ErrNotLeader, term)
+	}
+	return nil
+}
 
 // raftError tells what was certainly not proposed from what may be in the log, and says what is
 // damaged.

@@ -84,7 +84,7 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 		return base.ErrClosed
 	}
 	sent := time.Now()
-	reply, err := n.peer.CallUntil(n.ctx, with.late, to, kindHeartbeat, appendHeartbeat(nil, t.group.index, req), true)
+	reply, err := n.peer.CallUntil(n.ctx, with.late, nil, to, kindHeartbeat, t.group.appendHeartbeat(nil, req, to.ID), true)
 	if err != nil {
 		var remote *peer.RemoteError
 		if errors.As(err, &remote) { // the node does not know such calls, or its replica has ended
@@ -100,12 +100,15 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	r := wire.NewReader(reply)
 	resp.Term, resp.LastLog, resp.Success = r.Uint(), r.Uint(), r.Bool()
 	wall := r.Uint()
+	var room diskRoom
 	if r.Len() > 0 { // a build of before format 7 does not say it, and counts as no better than this node
 		t.group.health.noteDisk(id, req.Term, time.Duration(min(r.Uint(), maxDiskAge))*time.Millisecond)
+		room = readDiskRoom(r)
 	}
 	if err := r.Done(); err != nil {
 		return err
 	}
+	n.rooms.note(id, room)
 	n.noteClock(id, wall, time.Since(sent))
 	return nil
 }
@@ -113,14 +116,18 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 // maxDiskAge bounds what a node says of its disk, in ms: a hundred years.
 const maxDiskAge = 100 * 365 * 24 * 60 * 60 * 1000
 
-// diskFormat is the format from which on nodes expect to be told of disks in the answers to
-// heartbeats.
+// diskFormat is the first format in which heartbeats tell the work of a shard (Group.told), and
+// their answers the state of the disks.
 const diskFormat = 7
 
-func appendHeartbeat(dst []byte, shard int, req *raft.AppendEntriesRequest) []byte {
-	dst = wire.AppendUint(dst, uint64(shard))
+func (g *Group) appendHeartbeat(dst []byte, req *raft.AppendEntriesRequest, to peer.ID) []byte {
+	dst = wire.AppendUint(dst, uint64(g.index))
 	dst = wire.AppendUint(dst, req.Term)
-	return wire.AppendBytes(dst, req.Addr)
+	dst = wire.AppendBytes(dst, req.Addr)
+	if g.node.peer.NewestOf(to) >= diskFormat {
+		dst = wire.AppendUint(dst, g.workHere())
+	}
+	return dst
 }
 
 // serveHeartbeat hands a heartbeat to its group. The next ones do not wait for it: Raft may have to
@@ -128,10 +135,15 @@ func appendHeartbeat(dst []byte, shard int, req *raft.AppendEntriesRequest) []by
 func (n *Node) serveHeartbeat(r *peer.Request) error {
 	in := wire.NewReader(r.Body)
 	shard, term, addr := in.Uint(), in.Uint(), in.String()
+	var work uint64
+	if in.Len() > 0 { // else the build of the leader does not tell it
+		work = in.Uint()
+	}
 	if in.Done() != nil || shard >= uint64(len(n.groups)) {
 		return ErrMalformedCall
 	}
 	n.departures.leave(nil)
+	n.groups[shard].told.Store(work)
 	from := Peer{Node: r.From.Name, ID: r.From.ID.String()}
 	answer := make(chan raft.RPCResponse, 1)
 	heartbeat := raft.RPC{RespChan: answer, Command: &raft.AppendEntriesRequest{
@@ -151,6 +163,7 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 				reply = wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis())
 				if n.peer.NewestOf(r.From.ID) >= diskFormat {
 					reply = wire.AppendUint(reply, uint64(n.groups[shard].diskAge()/time.Millisecond))
+					reply = n.diskRoom().append(reply)
 				}
 				r.Reply(reply)
 				return nil

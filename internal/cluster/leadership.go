@@ -73,7 +73,7 @@ func (g *Group) watch(quit <-chan struct{}) {
 		case <-retry.C:
 		}
 		g.leave(base.ErrNotLeader)
-		if g.raft.State() != raft.Leader || g.Failure() != nil || g.hasForfeited(g.raft.CurrentTerm()) {
+		if g.raft.State() != raft.Leader || g.Failure() != nil || g.hasForfeited(g.raft.CurrentTerm()) || g.proposing.late.Load() > 0 {
 			continue
 		}
 		l, err := g.becomeLeader()

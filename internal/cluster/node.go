@@ -159,6 +159,8 @@ type Node struct {
 
 	departures departures // of heartbeats
 	clocks     clocks
+	rooms      rooms
+	limits     base.Limits // of calls that any shard may answer
 
 	ready      atomic.Bool   // the node takes part in every group
 	opened     chan struct{} // closed when it is ready
@@ -206,6 +208,7 @@ func New(c Config) *Node {
 		self.Address = c.Listener.Addr().String()
 	}
 	n := &Node{c: c, self: self, log: c.Logger, birth: c.Directory.Life, opened: make(chan struct{}), quit: make(chan struct{})}
+	n.limits.Init(c.CallTimeout, n.workDone)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.membership.writing = make(chan struct{}, 1)
 	n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)

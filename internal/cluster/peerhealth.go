@@ -3,6 +3,7 @@ package cluster
 import (
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -14,11 +15,12 @@ import (
 // majority. So what is to be replicated waits, without having failed, while
 // heartbeats to that node fail, which are tried several times a second.
 type peerHealth struct {
-	mu      sync.Mutex // guards what follows
-	down    map[raft.ServerID]outage
-	refused map[raft.ServerID]bool // could not store the last entries that it was sent
-	disks   map[raft.ServerID]diskAnswer
-	doubted changes // a node does not answer heartbeats any more, or by a later term
+	mu       sync.Mutex // guards what follows
+	down     map[raft.ServerID]outage
+	refused  map[raft.ServerID]bool // could not store the last entries that it was sent
+	refusing atomic.Int32           // nodes of refused
+	disks    map[raft.ServerID]diskAnswer
+	doubted  changes // a node does not answer heartbeats any more, or by a later term
 }
 
 // outage is the time during which a node does not answer the heartbeats of a term.
@@ -112,15 +114,19 @@ func (c *peerHealth) refuses(id raft.ServerID) bool {
 	return c.refused[id]
 }
 
+// anyRefuses reports whether any node could not store what it was sent last.
+func (c *peerHealth) anyRefuses() bool { return c.refusing.Load() > 0 }
+
 func (c *peerHealth) noteRefusal(id raft.ServerID, refused bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !refused {
 		delete(c.refused, id)
-		return
+	} else {
+		if c.refused == nil {
+			c.refused = make(map[raft.ServerID]bool)
+		}
+		c.refused[id] = true
 	}
-	if c.refused == nil {
-		c.refused = make(map[raft.ServerID]bool)
-	}
-	c.refused[id] = true
+	c.refusing.Store(int32(len(c.refused)))
 }

@@ -1,24 +1,31 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
 	"codeq/internal/failstop"
 	"codeq/internal/store"
+	"codeq/internal/wire"
 )
 
 // logRoom is whether there is room on the disk of a node for what leaders send it.
-// A follower decides nothing, so nobody looks at the disk for it; but a log that meets the
-// end of its disk fails until the node is opened again. So it is refused, before
-// any of it is written, what would leave less than a quarter of Config.MinFree;
-// its leader tries again. A leader has refused its callers long before.
+// A follower decides nothing; but a log that meets the end of its disk fails until the node is
+// opened again. So it is refused, before any of it is written, what would leave less than a quarter
+// of Config.MinFree; its leader tries again. A leader has refused its callers long before: the
+// answers to its heartbeats tell it the room (rooms).
 //
 // For entries the file system is asked as often as by those who decide, for files of a snapshot at
 // each piece. All replicas of a node share it; all methods may be called concurrently.
@@ -34,13 +41,16 @@ type logRoom struct {
 	stored atomic.Int64 // bytes since it was asked
 	isFull atomic.Bool
 	tight  atomic.Uint64 // bytes that were free, if space is to be reclaimed; 0: it is not
+	free   atomic.Uint64 // bytes that were free when it was asked last; MaxUint64: it cannot say
 }
 
 // errNoRoom is made once: a leader tries again and again.
 var errNoRoom = fmt.Errorf("%w: %w", errNotStored, base.ErrDiskFull)
 
 func newLogRoom(fs vfs.FS, dir string, minFree int64, log *slog.Logger) *logRoom {
-	return &logRoom{fs: fs, dir: dir, least: uint64(max(minFree, 0)) / 4, log: log, begin: time.Now()}
+	d := &logRoom{fs: fs, dir: dir, least: uint64(max(minFree, 0)) / 4, log: log, begin: time.Now()}
+	d.free.Store(math.MaxUint64)
+	return d
 }
 
 // full reports whether so many bytes must not be stored.
@@ -48,10 +58,24 @@ func (d *logRoom) full(bytes int) bool {
 	if d.least == 0 {
 		return false
 	}
-	now, next := time.Since(d.begin).Milliseconds(), d.next.Load()
-	if now < next && d.stored.Add(int64(bytes)) < store.LookBytes || !d.next.CompareAndSwap(next, now+store.LookEveryFull) {
-		return d.isFull.Load() // somebody else asks, if it is time to
+	if now, ok := d.isTime(bytes); ok {
+		d.measure(now)
 	}
+	return d.isFull.Load() // somebody else asks, if it is time to
+}
+
+// isTime reports whether the file system is to be asked, now that so many bytes are to be stored.
+func (d *logRoom) isTime(bytes int) (now int64, ok bool) {
+	now = time.Since(d.begin).Milliseconds()
+	next := d.next.Load()
+	if now < next && d.stored.Add(int64(bytes)) < store.LookBytes {
+		return now, false
+	}
+	return now, d.next.CompareAndSwap(next, now+store.LookEveryFull)
+}
+
+// measure asks the file system.
+func (d *logRoom) measure(now int64) {
 	d.stored.Store(0)
 	usage, err := d.usage()
 	full := err == nil && usage.AvailBytes < d.least
@@ -60,13 +84,16 @@ func (d *logRoom) full(bytes int) bool {
 		tight = max(usage.AvailBytes, 1)
 	}
 	d.tight.Store(tight)
+	if err != nil {
+		usage.AvailBytes = math.MaxUint64
+	}
+	d.free.Store(usage.AvailBytes)
 	if !full {
 		d.next.Store(now + store.LookEvery)
 	}
 	if d.isFull.Swap(full) != full {
 		d.log.Warn("room on the disk for what leaders send", "free", usage.AvailBytes, "refused", full)
 	}
-	return full
 }
 
 // fits returns an error if there is no room for so many bytes that are about to come.
@@ -91,3 +118,123 @@ func (d *logRoom) usage() (vfs.DiskUsage, error) {
 
 // reclaim is how many bytes are free if space is to be reclaimed; 0: it is not.
 func (d *logRoom) reclaim() uint64 { return d.tight.Load() }
+
+// diskRoom is how much room there is on the disk of a node, as it says.
+type diskRoom struct {
+	shortage     int    // store.Shortage; 4 as well if nothing can be written
+	free, wanted uint64 // bytes
+}
+
+func (r diskRoom) String() string {
+	if r.free >= r.wanted {
+		return "nothing can be written"
+	}
+	return fmt.Sprintf("%d bytes are free, at least %d are wanted", r.free, r.wanted)
+}
+
+// diskRoom is that of this node, when its disk was looked at last. It is looked at again, without a
+// wait, if that is due.
+func (n *Node) diskRoom() diskRoom {
+	d := n.room
+	if now, ok := d.isTime(0); ok && d.least > 0 {
+		n.background.Go(func() { n.contain("look at the disk", func() { d.measure(now) }, nil) })
+	}
+	r := diskRoom{free: d.free.Load(), wanted: 4 * d.least}
+	if r.shortage = store.Shortage(r.free, r.wanted); !n.logs.HasSpace() {
+		r.shortage = 4
+	}
+	return r
+}
+
+func (r diskRoom) append(dst []byte) []byte {
+	return wire.AppendUint(wire.AppendUint(wire.AppendUint(dst, uint64(r.shortage)), r.free), r.wanted)
+}
+
+func readDiskRoom(r *wire.Reader) diskRoom {
+	return diskRoom{int(min(r.Uint(), 4)), r.Uint(), r.Uint()}
+}
+
+// rooms is the room on the disks of other nodes. The zero rooms is ready for use.
+type rooms struct {
+	short atomic.Int32 // nodes with a shortage
+	mu    sync.Mutex   // guards of
+	of    map[raft.ServerID]diskRoom
+}
+
+// note keeps the answer of a node.
+func (rs *rooms) note(id raft.ServerID, r diskRoom) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	before := rs.of[id]
+	if rs.of == nil {
+		rs.of = make(map[raft.ServerID]diskRoom)
+	}
+	rs.of[id] = r
+	rs.short.Add(int32(min(r.shortage, 1) - min(before.shortage, 1)))
+}
+
+func (rs *rooms) get(id raft.ServerID) diskRoom {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return rs.of[id]
+}
+
+// shortNode is a node with a shortage, or without one.
+type shortNode struct {
+	node string
+	diskRoom
+}
+
+// Shortage is the least shortage of room that a majority of the voters has, without this node, as
+// they have said: what needs more is committed by none. Nodes that do not answer are in no
+// majority; if there is none without them, that is no matter of disks.
+func (g *Group) Shortage() int {
+	if g.node.rooms.short.Load() == 0 && !g.health.anyRefuses() {
+		return 0
+	}
+	members, _ := g.members() // none if the group has ended
+	shortage, _ := g.shortageOf(members)
+	return shortage
+}
+
+// Short says which nodes have the Shortage.
+func (g *Group) Short() string {
+	members, _ := g.members()
+	_, why := g.shortageOf(members)
+	return cmp.Or(why, "a majority of the nodes had too little room on their disks a moment ago")
+}
+
+func (g *Group) shortageOf(members []raft.Server) (shortage int, why string) {
+	var others []shortNode
+	term, voters, needed := g.raft.CurrentTerm(), 0, 0
+	for _, m := range members {
+		if m.Suffrage != raft.Voter {
+			continue
+		}
+		if voters++; m.ID == g.node.self.ServerID() {
+			needed--
+			continue
+		}
+		r := g.node.rooms.get(m.ID)
+		if g.health.refuses(m.ID) {
+			r.shortage = 4
+		}
+		if g.health.outage(m.ID, term) == nil {
+			others = append(others, shortNode{peerOf(m).Node, r})
+		}
+	}
+	if needed += voters/2 + 1; needed < 1 || needed > len(others) {
+		return 0, ""
+	}
+	slices.SortFunc(others, func(a, b shortNode) int { return cmp.Compare(a.shortage, b.shortage) })
+	if shortage = others[needed-1].shortage; shortage == 0 {
+		return 0, ""
+	}
+	var nodes []string
+	for _, o := range others {
+		if o.shortage >= shortage {
+			nodes = append(nodes, fmt.Sprintf("node %q: %v", o.node, o.diskRoom))
+		}
+	}
+	return shortage, strings.Join(nodes, "; ")
+}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -96,6 +97,22 @@ func (g *Group) calleeOf(id raft.ServerID, addr raft.ServerAddress) (*callee, er
 	c := &callee{id, addr, id == g.node.self.ServerID(), to}
 	g.callee.Store(c)
 	return c, nil
+}
+
+// WhileLed returns a context that also ends when the shard may be led by another node.
+func (g *Group) WhileLed(parent context.Context) (context.Context, context.CancelFunc) {
+	change := g.Changed()
+	ctx, cancel := context.WithCancel(parent)
+	g.node.background.Go(func() {
+		g.node.contain("watch of a leader", func() {
+			select {
+			case <-change:
+				cancel()
+			case <-ctx.Done():
+			}
+		}, func(error) { cancel() })
+	})
+	return ctx, cancel
 }
 
 // tenure is how long calls wait for a leader of the shard on another node.

@@ -14,6 +14,7 @@ import (
 type stream struct {
 	raft.StreamLayer
 	address string
+	moved   func(to raft.ServerAddress) // progressBytes more of a large message have been sent
 }
 
 func (s stream) Addr() net.Addr { return advertised(s.address) }
@@ -24,7 +25,7 @@ func (s stream) Dial(address raft.ServerAddress, timeout time.Duration) (net.Con
 	if err != nil {
 		return nil, &dialError{err}
 	}
-	return &patientConn{Conn: c}, nil
+	return &patientConn{Conn: c, moved: func() { s.moved(address) }}, nil
 }
 
 // dialError is why there is no connection.
@@ -43,6 +44,7 @@ func (a advertised) String() string { return string(a) }
 // stores the message.
 type patientConn struct {
 	net.Conn
+	moved func() // progressBytes more have been written
 
 	mu          sync.Mutex // guards what follows
 	read, write time.Time  // deadlines; zero: there is none
@@ -82,7 +84,7 @@ func (c *patientConn) SetWriteDeadline(t time.Time) error {
 // storing is how long the other side may take to store what it has not answered yet. REQUIRES: mu
 // is held.
 func (c *patientConn) storing() time.Duration {
-	return time.Duration(c.unanswered) * time.Second / slowDisk
+	return storing(c.unanswered)
 }
 
 // Read is net.Conn's.
@@ -119,6 +121,7 @@ func (c *patientConn) advance(bytes int) error {
 		return nil
 	}
 	c.progress = 0
+	c.moved()
 	var err error
 	t := time.Now().Add(raftTimeout)
 	if !c.write.IsZero() && c.write.Before(t) {

@@ -35,7 +35,7 @@ func TestLargeMessageTakesItsTime(t *testing.T) {
 				network.SetBandwidth("here", "there", bandwidth)
 				raw, err := network.Dial(t.Context(), here, "there")
 				require.NoError(t, err)
-				c := net.Conn(&patientConn{Conn: raw})
+				c := net.Conn(&patientConn{Conn: raw, moved: func() {}})
 				other, err := there.Accept()
 				require.NoError(t, err)
 				go func() {
@@ -78,7 +78,7 @@ func TestSmallMessageHasItsDeadline(t *testing.T) {
 		other, err := there.Accept()
 		require.NoError(t, err)
 		go func() { _, _ = io.Copy(io.Discard, other) }()
-		c := &patientConn{Conn: raw}
+		c := &patientConn{Conn: raw, moved: func() {}}
 		for _, tc := range []struct {
 			size int
 			has  time.Duration

@@ -198,10 +198,15 @@ func (g *Group) endOffer(led bool, outcome error) {
 	g.leading.handing, g.leading.offer.outcome = false, outcome
 	g.leading.mu.Unlock()
 	if led {
-		select {
-		case g.kept <- struct{}{}:
-		default:
-		}
+		g.wake()
+	}
+}
+
+// wake lets watch see whether the shard is to be served here again.
+func (g *Group) wake() {
+	select {
+	case g.kept <- struct{}{}:
+	default:
 	}
 }
 

@@ -22,14 +22,26 @@ type Watch struct {
 	Written int
 	// Recheck is when to ask again without a call, by uptime, if something waits for room.
 	Recheck uint64
+	// Cluster is the other nodes that store what the shard commits; nil: there are none.
+	Cluster Cluster
 
 	disk    disk
-	low     uint64 // bytes of free space below which there is not enough; 0: no limit
-	denied  bool   // nothing can be written, whatever the file system says
-	relaxed uint64 // until when space is tight after denied, by uptime, whatever the file system says
-	free    uint64 // bytes, when the file system was last asked
-	next    uint64 // when to ask again before a group, by uptime
-	every   int    // committed bytes after which to ask again: in all shards together a fraction of low
+	low     uint64      // bytes of free space below which there is not enough; 0: no limit
+	denied  bool        // nothing can be written, whatever the file system says
+	relaxed uint64      // until when space is tight after denied, by uptime, whatever the file system says
+	free    uint64      // bytes, when the file system was last asked
+	next    uint64      // when to ask again before a group, by uptime
+	own     engine.Room // level of this disk
+	others  engine.Room // level of the other nodes
+	every   int         // committed bytes after which to ask again: in all shards together a fraction of low
+}
+
+// Cluster is the nodes that store what a shard commits.
+type Cluster interface {
+	// Shortage is that of a majority of the nodes (store.Shortage), as this one knows.
+	Shortage() int
+	// Short says which nodes have it.
+	Short() string
 }
 
 // denyTight is how long space is tight after a write has found none: ms.
@@ -51,13 +63,18 @@ func New(d disk, low int64, shards int) Watch {
 }
 
 // Look measures the free space if that is due. denied: nothing can be written, whatever the file
-// system says.
+// system says. There is as much room as on this disk and on those of a majority.
 func (w *Watch) Look(now uint64, denied bool) (room engine.Room, looked bool) {
-	if now < w.next && w.Written < w.every && denied == w.denied {
+	others := engine.Roomy
+	if w.Cluster != nil {
+		others = engine.Room(w.Cluster.Shortage())
+	}
+	if now < w.next && w.Written < w.every && denied == w.denied && others == w.others {
 		return 0, false
 	}
 	w.denied = denied
-	room = w.measure()
+	w.own, w.others = w.measure(), others
+	room = max(w.own, others)
 	w.Written, w.next, w.Recheck = 0, now+store.LookEvery, now+store.LookEvery
 	if denied {
 		w.relaxed = now + denyTight
@@ -80,17 +97,7 @@ func (w *Watch) measure() engine.Room {
 	if w.free = usage.AvailBytes; err != nil {
 		w.free = math.MaxUint64
 	}
-	switch quarter := w.low / 4; {
-	case w.free >= w.low:
-		return engine.Roomy
-	case w.free >= w.low-quarter:
-		return engine.RoomLow
-	case w.free >= w.low/2:
-		return engine.RoomScarce
-	case w.free >= quarter:
-		return engine.RoomNone
-	}
-	return engine.RoomEmpty
+	return engine.Room(store.Shortage(w.free, w.low))
 }
 
 // Free returns the free bytes when the file system was last asked.
@@ -103,7 +110,10 @@ func (w *Watch) IsTight(now uint64) bool {
 
 // Refusal returns why an operation of a shard is refused.
 func (w *Watch) Refusal(shard int) error {
-	if w.denied {
+	switch {
+	case w.others > w.own:
+		return fmt.Errorf("%w: shard %d: %s", base.ErrDiskFull, shard, w.Cluster.Short())
+	case w.denied:
 		return fmt.Errorf("%w: shard %d: nothing can be written", base.ErrDiskFull, shard)
 	}
 	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", base.ErrDiskFull, shard, w.free, w.low)

@@ -2,8 +2,10 @@
 package inbox
 
 import (
+	"cmp"
 	lists "container/list"
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -48,10 +50,11 @@ func New[Op any](depth int, clock func() time.Time, isLate func(Op) bool) *Inbox
 // Now is the time.
 func (in *Inbox[Op]) Now() uint64 { return uint64(in.clock().Sub(in.origin) / time.Millisecond) }
 
-// Push appends an operation, waiting for room until ctx ends. An error means that the operation was
-// not applied.
-func (in *Inbox[Op]) Push(ctx context.Context, op Op) error {
+// Push appends an operation, waiting for room until ctx ends, or limit is over. An error means that
+// the operation was not applied.
+func (in *Inbox[Op]) Push(ctx context.Context, op Op, limit *base.Limit) error {
 	var late *lists.Element
+	var stalled error
 	for {
 		over := ctx.Err() // may be the caller's own code: nothing is locked
 		if over != nil {
@@ -62,6 +65,7 @@ func (in *Inbox[Op]) Push(ctx context.Context, op Op) error {
 		if over != nil {
 			err = over
 		}
+		err = cmp.Or(err, stalled)
 		if late != nil && (err != nil || len(in.ops) < in.depth) {
 			in.let = min(in.let, in.late.Remove(late).(uint64))
 		}
@@ -84,7 +88,32 @@ func (in *Inbox[Op]) Push(ctx context.Context, op Op) error {
 		select {
 		case <-room:
 		case <-ctx.Done():
+		case <-limit.C():
+			if limit.IsOver(false) {
+				stalled = fmt.Errorf("%w: %w: its inbox is full", base.ErrNotLeader, base.ErrLate)
+			}
 		}
+	}
+}
+
+// Withdraw takes an operation out that the owner has not taken yet, and reports whether it has.
+func (in *Inbox[Op]) Withdraw(is func(Op) bool) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	at := slices.IndexFunc(in.ops, is)
+	if at < 0 {
+		return false
+	}
+	in.ops = slices.Delete(in.ops, at, at+1)
+	in.openRoom()
+	return true
+}
+
+// openRoom wakes those that wait for room. REQUIRES: mu is held.
+func (in *Inbox[Op]) openRoom() {
+	if in.room != nil {
+		close(in.room)
+		in.room = nil
 	}
 }
 
@@ -138,10 +167,7 @@ func (in *Inbox[Op]) Take(into []Op, sleep bool) (ops []Op, late Lateness, refus
 		return into, late, in.refuse
 	}
 	ops, in.ops = in.ops, into
-	if in.room != nil {
-		close(in.room)
-		in.room = nil
-	}
+	in.openRoom()
 	return ops, late, in.refuse
 }
 
@@ -203,9 +229,6 @@ func (in *Inbox[Op]) Stop(reason error) {
 	if in.refuse == nil || reason == base.ErrClosed {
 		in.refuse = reason
 	}
-	if in.room != nil {
-		close(in.room)
-		in.room = nil
-	}
+	in.openRoom()
 	in.unlock()
 }

@@ -21,9 +21,9 @@ var errStopped = errors.New("stopped")
 func TestPushWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := inbox.New(1, time.Now, func(op int) bool { return op == 2 })
-		require.NoError(t, in.Push(t.Context(), 1))
+		require.NoError(t, in.Push(t.Context(), 1, nil))
 		time.Sleep(5 * time.Millisecond)
-		go func() { _ = in.Push(t.Context(), 2) }()
+		go func() { _ = in.Push(t.Context(), 2, nil) }()
 		synctest.Wait()
 		time.Sleep(5 * time.Millisecond)
 		ops, late, refused := in.Take(nil, false)
@@ -40,10 +40,10 @@ func TestPushWaitsForRoom(t *testing.T) {
 // TestPushEndsWithItsContext: a caller that gives up leaves nothing behind.
 func TestPushEndsWithItsContext(t *testing.T) {
 	in := inbox.New(1, time.Now, func(int) bool { return true })
-	require.NoError(t, in.Push(t.Context(), 1))
+	require.NoError(t, in.Push(t.Context(), 1, nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, in.Push(ctx, 2), context.Canceled)
+	require.ErrorIs(t, in.Push(ctx, 2, nil), context.Canceled)
 	require.NoError(t, in.Pass(3)) // which does not wait
 	ops, _, _ := in.Take(nil, false)
 	require.Equal(t, []int{1, 3}, ops)
@@ -97,10 +97,35 @@ func TestStop(t *testing.T) {
 	require.NoError(t, in.Pass(1))
 	in.Stop(errStopped)
 	in.Stop(errors.New("again"))
-	require.ErrorIs(t, in.Push(t.Context(), 2), errStopped)
+	require.ErrorIs(t, in.Push(t.Context(), 2, nil), errStopped)
 	ops, _, refused := in.Take(nil, true)
 	require.Equal(t, []int{1}, ops)
 	require.ErrorIs(t, refused, errStopped)
 	in.Stop(base.ErrClosed)
 	require.ErrorIs(t, in.Pass(3), base.ErrClosed)
+}
+
+// TestWithdraw: an operation that the owner has not taken can be taken back, which makes room; one
+// that waits for room in vain is not there.
+func TestWithdraw(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var limits base.Limits
+		limits.Init(time.Second, func() uint64 { return 0 })
+		in := inbox.New(1, time.Now, func(int) bool { return false })
+		require.NoError(t, in.Push(t.Context(), 1, nil))
+		begun := time.Now()
+		err := in.Push(t.Context(), 2, limits.New(begun))
+		require.ErrorIs(t, err, base.ErrNotLeader)
+		require.ErrorIs(t, err, base.ErrLate)
+		require.Equal(t, time.Second, time.Since(begun))
+		go func() { _ = in.Push(t.Context(), 3, nil) }()
+		synctest.Wait()
+		is := func(op int) func(int) bool { return func(o int) bool { return o == op } }
+		require.False(t, in.Withdraw(is(2)))
+		require.True(t, in.Withdraw(is(1)))
+		synctest.Wait()
+		ops, _, _ := in.Take(nil, false)
+		require.Equal(t, []int{3}, ops)
+		require.False(t, in.Withdraw(is(3)))
+	})
 }

@@ -57,7 +57,8 @@ const (
 //	   nodes say in which life their processes began, and ask each other for earlier processes; the
 //	   manifest counts openings, and each store has a record with the number of its last one; that
 //	   of a queue by itself says with what the end of its logs goes, and whether its shards may
-//	   differ; messages are kept until their receiver has synced its log
+//	   differ; messages are kept until their receiver has synced its log; heartbeats
+//	   tell what a leader has done, and the answers to them the room on the disk
 const (
 	Format        = 7
 	OldestFormat  = 3

@@ -18,6 +18,8 @@ type client struct {
 
 	// heard counts what the reader got from the network.
 	heard atomic.Uint64
+	// incoming is whether the reader is amid a large reply.
+	incoming atomic.Bool
 
 	// Guarded by mu.
 	last    uint64             // number of the last call
@@ -46,10 +48,10 @@ func newClient(n *Node, on lane, conn net.Conn) *client {
 	return c
 }
 
-func (c *client) call(ctx context.Context, until <-chan struct{}, kind byte, body []byte) ([]byte, error) {
+func (c *client) call(ctx context.Context, until <-chan struct{}, limit *base.Limit, kind byte, body []byte) ([]byte, error) {
 	c.mu.Lock()
 	for c.err == nil && len(c.queue) > queuedBytes {
-		if err := c.waitForRoom(ctx); err != nil {
+		if err := c.waitForRoom(ctx, limit); err != nil {
 			c.mu.Unlock()
 			return nil, fmt.Errorf("%w: wait for room in the connection to %s: %w", ErrNotSent, c.to.Address, err)
 		}
@@ -72,15 +74,7 @@ func (c *client) call(ctx context.Context, until <-chan struct{}, kind byte, bod
 	}
 	c.mu.Unlock()
 
-	reason := error(nil)
-	select {
-	case <-w.done:
-	case <-ctx.Done():
-		reason = base.EndOf(ctx)
-	case <-until:
-		reason = errUntil
-	}
-	if reason != nil {
+	if reason := c.await(ctx, until, limit, w); reason != nil {
 		if c.abandon(number) {
 			c.node.waiters.Put(w)
 			return nil, fmt.Errorf("%w: %w", ErrLost, reason)
@@ -93,20 +87,59 @@ func (c *client) call(ctx context.Context, until <-chan struct{}, kind byte, bod
 	return reply, err
 }
 
-// waitForRoom returns when there may be room, or with the cause of ctx. REQUIRES: mu is held; it is
-// released meanwhile.
-func (c *client) waitForRoom(ctx context.Context) error {
+// await waits for a reply, and returns why it waits no longer, if there is none.
+func (c *client) await(ctx context.Context, until <-chan struct{}, limit *base.Limit, w *waiter) error {
+	var seen traffics
+	for {
+		select {
+		case <-w.done:
+			return nil
+		case <-ctx.Done():
+			return base.EndOf(ctx)
+		case <-until:
+			return errUntil
+		case <-limit.C():
+			if limit.IsOver(c.moves(w, &seen)) {
+				return base.ErrLate
+			}
+		}
+	}
+}
+
+// traffics is how far the bytes of a connection are.
+type traffics struct{ handed, heard uint64 }
+
+// moves reports whether a request, or a large reply which its own reply may be or follow, has got
+// further since the last look.
+func (c *client) moves(w *waiter, last *traffics) bool {
+	c.mu.Lock()
+	now := traffics{c.handed, c.heard.Load()}
+	c.mu.Unlock()
+	before := *last
+	*last = now
+	return before.handed < w.end && before.handed < now.handed || c.incoming.Load() && before.heard < now.heard
+}
+
+// waitForRoom returns when there may be room, or why it waits no longer. REQUIRES: mu is held; it
+// is released meanwhile.
+func (c *client) waitForRoom(ctx context.Context, limit *base.Limit) error {
 	if c.room == nil {
 		c.room = make(chan struct{})
 	}
 	room := c.room
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	select {
-	case <-room:
-		return nil
-	case <-ctx.Done():
-		return base.EndOf(ctx)
+	for {
+		select {
+		case <-room:
+			return nil
+		case <-ctx.Done():
+			return base.EndOf(ctx)
+		case <-limit.C():
+			if limit.IsOver(false) {
+				return base.ErrLate
+			}
+		}
 	}
 }
 
@@ -144,7 +177,13 @@ func (c *client) settleAll() {
 }
 
 // read is the goroutine that reads.
-func (c *client) read() { c.readFrames(countingReader{c}, nil, c.receive) }
+func (c *client) read() { c.readFrames(countingReader{c}, c.admit, c.receive) }
+
+// admit notes that a large reply has begun.
+func (c *client) admit(int) error {
+	c.incoming.Store(true)
+	return nil
+}
 
 // countingReader counts the reads that return.
 type countingReader struct{ c *client }
@@ -156,6 +195,7 @@ func (r countingReader) Read(p []byte) (int, error) {
 }
 
 func (c *client) receive(f frame) error {
+	c.incoming.Store(false)
 	var failure error
 	switch f.typ {
 	case frameReply:

@@ -534,7 +534,7 @@ func TestLanes(t *testing.T) {
 		sent := goCall(t.Context(), a, "b", make([]byte, large))
 		synctest.Wait()
 		for range 3 {
-			_, err := a.CallUntil(t.Context(), nil, at("b"), 1, make([]byte, 20), true)
+			_, err := a.CallUntil(t.Context(), nil, nil, at("b"), 1, make([]byte, 20), true)
 			require.NoError(t, err)
 			_, err = a.Call(t.Context(), at("b"), 1, make([]byte, largeBody-1))
 			require.NoError(t, err)

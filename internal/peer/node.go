@@ -592,14 +592,14 @@ func (n *Node) greet(ctx context.Context, c *conn, h header) error {
 // When that has failed, calls fail for a short time, 50 ms at first and up to 250 ms. Calls wait
 // while much is queued for the connection.
 func (n *Node) Call(ctx context.Context, to Target, kind byte, body []byte) ([]byte, error) {
-	return n.CallUntil(ctx, nil, to, kind, body, false)
+	return n.CallUntil(ctx, nil, nil, to, kind, body, false)
 }
 
-// CallUntil is Call that also gives up when until is closed. An urgent call is short, and so is its
+// CallUntil is Call that also gives up when until is closed, or limit is over. An urgent call is short, and so is its
 // reply: it has a connection with such calls only, and waits for nothing else that is sent to the
 // node.
 func (n *Node) CallUntil(
-	ctx context.Context, until <-chan struct{}, to Target, kind byte, body []byte, urgent bool,
+	ctx context.Context, until <-chan struct{}, limit *base.Limit, to Target, kind byte, body []byte, urgent bool,
 ) ([]byte, error) {
 	if len(body) > MaxBody {
 		return nil, fmt.Errorf("%w: body of %d bytes, more than %d", ErrNotSent, len(body), MaxBody)
@@ -614,15 +614,15 @@ func (n *Node) CallUntil(
 	case len(body) >= largeBody:
 		on.of = trafficLarge
 	}
-	c, err := n.client(ctx, until, on)
+	c, err := n.client(ctx, until, limit, on)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
-	return c.call(ctx, until, kind, body)
+	return c.call(ctx, until, limit, kind, body)
 }
 
 // client returns the connection of a lane, once it is open.
-func (n *Node) client(ctx context.Context, until <-chan struct{}, on lane) (*client, error) {
+func (n *Node) client(ctx context.Context, until <-chan struct{}, limit *base.Limit, on lane) (*client, error) {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
@@ -653,13 +653,22 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, on lane) (*cli
 		})
 	}
 	n.mu.Unlock()
-	select {
-	case <-a.done:
-		return a.client, a.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("peer: wait for connection to %s: %w", on.to.Address, base.EndOf(ctx))
-	case <-until:
-		return nil, fmt.Errorf("peer: wait for connection to %s: %w", on.to.Address, errUntil)
+	for {
+		var reason error
+		select {
+		case <-a.done:
+			return a.client, a.err
+		case <-ctx.Done():
+			reason = base.EndOf(ctx)
+		case <-until:
+			reason = errUntil
+		case <-limit.C():
+			if !limit.IsOver(false) {
+				continue
+			}
+			reason = base.ErrLate
+		}
+		return nil, fmt.Errorf("peer: wait for connection to %s: %w", on.to.Address, reason)
 	}
 }
 
@@ -702,7 +711,7 @@ func (n *Node) Introduce(ctx context.Context, to Target, kind byte, body []byte)
 	if !n.goUnlessClosed("client reader", c.read, c.fail) || !n.goUnlessClosed("client writer", c.write, c.fail) {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
 	}
-	return c.call(ctx, nil, kind, body)
+	return c.call(ctx, nil, nil, kind, body)
 }
 
 // forget removes c, so that the next call on its lane opens a connection.

@@ -7,6 +7,21 @@ const (
 	LookEveryFull = 100     // ms, while there is not and somebody calls
 )
 
+// Shortage is how many quarters of low, begun ones included, the free space lacks: 0 to 4.
+func Shortage(free, low uint64) int {
+	switch quarter := low / 4; {
+	case free >= low:
+		return 0
+	case free >= low-quarter:
+		return 1
+	case free >= low/2:
+		return 2
+	case free >= quarter:
+		return 3
+	}
+	return 4
+}
+
 // IsTight reports whether space is to be reclaimed at once, before any call is refused, which is
 // below low.
 func IsTight(free, low uint64) bool { return free < low+low/2 }
