@@ -180,6 +180,31 @@ func TestCloneOfSilentNode(t *testing.T) {
 	}
 }
 
+// TestCloneThatEndsInTime: a process with a copy of the directory of a node that answers nobody takes
+// the place of none if it is killed before it is admitted.
+func TestCloneThatEndsInTime(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		n.produce(t, 10)
+		k := n.clone(n.image(), "elsewhere")
+		c.net.Pause(n.name, true)
+		k.start()
+		begun := k.q.dir.Life
+		time.Sleep(500 * time.Millisecond)
+		c.net.Kill(k.address)
+		require.NoError(t, k.q.Close())
+		time.Sleep(20 * time.Second)
+		for _, m := range c.members() {
+			require.Less(t, m.queueDirectory().Seen[n.id()], begun, m.name)
+		}
+		c.net.Pause(n.name, false)
+		c.awaitVotes()
+		n.produce(t, 10)
+		require.Equal(t, 20, n.count(t))
+	})
+}
+
 // TestRestartIsDelayedLittle: a node that is opened again is admitted after silentElections times
 // ElectionTimeout, when no process of before answers.
 func TestRestartIsDelayedLittle(t *testing.T) {

@@ -49,6 +49,9 @@ func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.L
 		if err := n.awaitElders(ctx, Peer{Node: other.Name, ID: id}, lives.Birth); err != nil {
 			return err
 		}
+		if ctx.Err() != nil { // the process may have ended meanwhile
+			return fmt.Errorf("%w: the connection is closed", peer.ErrEarly)
+		}
 	}
 	if err := n.see(id, lives.All); err != nil {
 		return err

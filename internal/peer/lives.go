@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"codeq/internal/base"
 )
@@ -79,14 +80,39 @@ var ErrEarly = errors.New("peer: not known yet")
 
 // checkLives lets this node know the lives of the other side of a connection. A node that is
 // introduced may be anybody, and older builds say nothing.
-func (n *Node) checkLives(ctx context.Context, use byte, other Identity, lives Lives) error {
+func (n *Node) checkLives(ctx context.Context, c *conn, use byte, other Identity, lives Lives) error {
 	if use == useIntroduction || len(lives.All) == 0 {
 		return nil
 	}
+	ctx, stop := n.whileOpen(ctx, c)
+	defer stop()
 	if err := n.c.CheckLives(ctx, other, lives); err != nil {
 		return fmt.Errorf("peer: %s: %w", other, err)
 	}
 	return nil
+}
+
+// whileOpen returns a ctx that ends when the other side closes a connection, which nobody else reads
+// from. stop ends it; the connection has no deadline for reads then.
+func (n *Node) whileOpen(ctx context.Context, c *conn) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	watches := n.goUnlessClosed("watch of a handshake", func() {
+		defer close(watched)
+		k, err := c.Conn.Read(c.first[:])
+		c.early = c.first[:k]
+		if err != nil {
+			cancel()
+		}
+	}, func(error) { cancel() })
+	return ctx, func() {
+		cancel()
+		if watches {
+			_ = c.SetReadDeadline(time.Unix(1, 0))
+			<-watched
+			_ = c.SetReadDeadline(time.Time{})
+		}
+	}
 }
 
 // refusedLives is the answer to a node whose lives this one has refused, if it is to be told.

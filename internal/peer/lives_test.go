@@ -243,3 +243,50 @@ func TestLateAnswer(t *testing.T) {
 		require.NoError(t, a.Greet(t.Context(), at("b")))
 	})
 }
+
+// TestEndsMeanwhile: a process that ends while its lives are checked is not waited for. One that
+// says something meanwhile is understood later.
+func TestEndsMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		checked, waited := make(chan struct{}), make(chan time.Duration, 1)
+		b := New(Config{
+			Identity: identityOf("b"), Listener: nw.listen("b"), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
+			Formats: Formats{formatOfBirths, 4}, Lives: Lives{[]uint64{1, 2}, 2},
+			CheckLives: func(ctx context.Context, _ Identity, _ Lives) error {
+				begin := time.Now()
+				select {
+				case <-checked:
+					return nil
+				case <-ctx.Done():
+					waited <- time.Since(begin)
+					return ErrEarly
+				}
+			},
+		})
+		defer func() { require.NoError(t, b.Close()) }()
+		a := nw.process(t, "a", "a", 5)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout/8)
+		defer cancel()
+		require.Error(t, a.Greet(ctx, at("b")))
+		require.Equal(t, testTimeout/8, <-waited)
+
+		called := make(chan error, 1)
+		go func() {
+			_, err := b.Call(t.Context(), at("a"), 1, nil)
+			called <- err
+		}()
+		synctest.Wait()
+		heard := make(chan bool, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, ok := a.Hears(ctx, identityOf("b").ID, anyBirth)
+			heard <- ok
+		}()
+		synctest.Wait()
+		close(checked)
+		require.NoError(t, <-called)
+		require.True(t, <-heard)
+	})
+}

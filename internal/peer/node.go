@@ -33,8 +33,8 @@ type Config struct {
 	// Defaults to none.
 	Lives Lives
 	// CheckLives is called for each connection between members, before it is used, with what the
-	// other side says of its lives. It may wait until ctx ends. After an error the connection is
-	// not used; base.ErrOldCopy and ErrEarly are told to the other side. Defaults to accepting all.
+	// other side says of its lives. It may wait until ctx ends, as it does when the other side
+	// closes the connection. After an error the connection is not used; base.ErrOldCopy and ErrEarly are told to the other side. Defaults to accepting all.
 	CheckLives func(ctx context.Context, other Identity, lives Lives) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
@@ -96,6 +96,9 @@ type Node struct {
 type conn struct {
 	net.Conn
 	node *Node
+	// What has come while CheckLives was waiting, and is read first.
+	early []byte
+	first [1]byte // has it
 	// Guarded by node.mu.
 	use    byte    // 0: before the end of the handshake
 	other  ID      // directory of the other side
@@ -105,6 +108,15 @@ type conn struct {
 	dialed bool    // by this node
 	said   int     // the Least that the other side knows this node to have, if dialed
 	untold bool    // Require has ended it, as that has risen since
+}
+
+func (c *conn) Read(b []byte) (int, error) {
+	if len(c.early) == 0 {
+		return c.Conn.Read(b)
+	}
+	k := copy(b, c.early)
+	c.early = c.early[k:]
+	return k, nil
 }
 
 // carry notes the stream of the connection.
@@ -384,7 +396,7 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 			break
 		}
 		lives := livesOf(h.formats.Newest, h.lives)
-		if err := n.checkDialer(h, lives); err != nil {
+		if err := n.checkDialer(c, h, lives); err != nil {
 			if refused = refusedLives(err); refused == nil {
 				return h, err
 			}
@@ -406,10 +418,10 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 }
 
 // checkDialer is checkLives of a dialer, which waits for the answer: so it gets one in time.
-func (n *Node) checkDialer(h header, lives Lives) error {
+func (n *Node) checkDialer(c *conn, h header, lives Lives) error {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.Timeout/2)
 	defer cancel()
-	return n.checkLives(ctx, h.use, h.from, lives)
+	return n.checkLives(ctx, c, h.use, h.from, lives)
 }
 
 // refusal is why a connection is not accepted; nil: it is.
@@ -574,7 +586,7 @@ func (n *Node) greet(ctx context.Context, c *conn, h header) error {
 		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
 	}
 	lives := livesOf(a.formats.Newest, a.lives)
-	if err := n.checkLives(ctx, h.use, got, lives); err != nil {
+	if err := n.checkLives(ctx, c, h.use, got, lives); err != nil {
 		return err
 	}
 	if _, refused := n.agree(c, h.use, got, a.formats, lives); refused != nil {
