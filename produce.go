@@ -76,7 +76,9 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 //
 // A task whose idempotency key is taken is not stored, but the others are: its ID is that of the
 // task that has the key, and the error joins a [*DuplicateError] ([ErrDuplicate]) for each such
-// task. Other errors are those of [Queue.Produce]; the error of an invalid task contains its index.
+// task. A task with [Unique].Replace replaces an earlier one of the batch with its key as well: of
+// several, the last one is stored, in the place of the first, and all return its ID. Other errors
+// are those of [Queue.Produce]; the error of an invalid task contains its index.
 //
 // With several shards, tasks with a LimitKey, Group or idempotency key belong to a certain shard,
 // and a batch that belongs to several shards is stored in one commit for each. If one of these
@@ -153,6 +155,9 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	}
 	var errs []error
 	for _, i := range op.Duplicates {
+		if tasks[at(i)].Unique.Replace && taskbatch.HasReplaced(op.tasks, i, op.Duplicates) {
+			continue
+		}
 		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.IDs[i], Index: at(i)})
 	}
 	return taskbatch.Hops(op.tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
@@ -249,7 +254,7 @@ func (q *Queue) prepareBatch(verb string, tasks []Task, into []engine.NewTask) (
 	b := batch{verb: verb, Builder: taskbatch.Builder{Tasks: into}}
 	err := b.add(tasks, &q.opts.Limits)
 	if err == nil {
-		err = b.finish()
+		b.Finish()
 	}
 	return b.Tasks, err
 }
@@ -270,15 +275,6 @@ func (b *batch) add(tasks []Task, limits *Limits) error {
 		if err := b.Add(prepare(t, &b.records), limits.ofCommit()); err != nil {
 			return taskError(b.verb, n, translated(err))
 		}
-	}
-	return nil
-}
-
-// finish finds twins and parents among the tasks, after all have been added.
-func (b *batch) finish() error {
-	if i := b.Finish(); i >= 0 {
-		const limit = "one task of a batch with the same key and Replace"
-		return taskError(b.verb, i, &InvalidError{"Task.Unique.Key", taskbatch.UniqueKey(&b.Tasks[i]), limit})
 	}
 	return nil
 }

@@ -63,9 +63,7 @@ func (o *output) fill(op *completeOp) error {
 	if o.nextErr != nil {
 		return o.nextErr
 	}
-	if err := o.next.finish(); err != nil {
-		return err
-	}
+	o.next.Finish()
 	op.result, op.next = o.result, append(op.next, o.next.Tasks...)
 	return nil
 }

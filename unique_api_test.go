@@ -1045,14 +1045,75 @@ func TestUniqueRefused(t *testing.T) {
 
 	replacing := keyed("twin")
 	replacing.Unique.Replace = true
-	q.refused("Task.Unique.Key", "twin", "one task of a batch with the same key and Replace", func() error {
-		_, err := q.ProduceBatch(ctx, []codeq.Task{keyed("twin"), {Queue: "a"}, replacing})
-		require.ErrorContains(t, err, "task 2")
-		return err
-	})
 	accepted, err := q.ProduceBatch(ctx, []codeq.Task{replacing, keyed(text(10)), keyed("twin")})
 	require.Equal(t, map[int]codeq.ID{2: accepted[0]}, duplicates(t, err))
 	require.NoError(t, checkAll(q.Queue))
+}
+
+// TestReplaceInBatch: in a batch, too, the last task that replaces others of its key wins, whether
+// the key is free, taken by a task that waits, or by one that is leased. The ID and After are those
+// of the first.
+func TestReplaceInBatch(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 4} {
+		throughSteps(t, codeq.Options{Shards: shards}, func(t *testing.T, p *codeq.Process) {
+			ctx := context.Background()
+			of := func(key, payload string, replace bool) codeq.Task {
+				task := keyed(key)
+				task.Payload, task.Unique.Replace = []byte(payload), replace
+				return task
+			}
+			holds := func(id codeq.ID, payload string) {
+				t.Helper()
+				require.Equal(t, payload, string(infoOf(t, p.Queue, id).Payload))
+			}
+			urgent := of("k", "3", true)
+			urgent.Priority = 9
+			ids, err := p.ProduceBatch(ctx, []codeq.Task{of("k", "1", true), of("x", "other", true), of("k", "2", true), urgent})
+			require.NoError(t, err)
+			require.Equal(t, []codeq.ID{ids[0], ids[1], ids[0], ids[0]}, ids)
+			p.Step()
+			holds(ids[0], "3")
+			require.Equal(t, 9, infoOf(t, p.Queue, ids[0]).Priority)
+			require.Equal(t, codeq.Counts{Ready: 2}, countsOf(t, p.Queue, "a"))
+
+			again, err := p.ProduceBatch(ctx, []codeq.Task{of("k", "4", false), of("k", "5", true), of("k", "6", false)})
+			require.Equal(t, map[int]codeq.ID{2: ids[0]}, duplicates(t, err))
+			require.Equal(t, []codeq.ID{ids[0], ids[0], ids[0]}, again)
+			p.Step()
+			holds(ids[0], "5")
+
+			for range 2 { // both are leased
+				_, err = p.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+				require.NoError(t, err)
+			}
+			again, err = p.ProduceBatch(ctx, []codeq.Task{of("k", "7", true), of("k", "8", true)})
+			require.Equal(t, map[int]codeq.ID{0: ids[0], 1: ids[0]}, duplicates(t, err))
+			require.Equal(t, []codeq.ID{ids[0], ids[0]}, again)
+			holds(ids[0], "5")
+			p.Step()
+			require.NoError(t, checkAll(p.Queue))
+		})
+	}
+	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		waits, last := keyed("k"), keyed("k")
+		waits.After, waits.Unique.Replace = []codeq.ID{codeq.Nth(0)}, true
+		last.Payload, last.Unique.Replace = []byte("last"), true
+		ids, err := p.ProduceBatch(ctx, []codeq.Task{{Queue: "first"}, waits, last, {Queue: "a", After: []codeq.ID{codeq.Nth(2)}}})
+		require.NoError(t, err)
+		require.Equal(t, ids[1], ids[2])
+		p.Step()
+		require.Equal(t, codeq.Counts{Blocked: 2}, countsOf(t, p.Queue, "a"))
+		for i, queue := range []string{"first", "a", "a"} {
+			l, err := p.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}, LeaseFor: time.Hour})
+			require.NoError(t, err)
+			require.Equal(t, []codeq.ID{ids[0], ids[1], ids[3]}[i], l.ID)
+			require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+			p.Step()
+		}
+		require.NoError(t, checkAll(p.Queue))
+	})
 }
 
 // TestUniqueBatchOfSeveralShards: each task goes to where its key lies. When a

@@ -200,13 +200,13 @@ func FindMissing(
 	return -1, parent, nil
 }
 
-// UniqueKey returns the idempotency key of a task that was just encoded.
-func UniqueKey(t *engine.NewTask) string {
+// decoded returns the record of a task that was just encoded.
+func decoded(t *engine.NewTask) record.Record {
 	rec, err := record.Decode(t.Rec)
 	if err != nil {
 		panic("codeq: a record that was just encoded: " + err.Error())
 	}
-	return rec.UniqueKey
+	return rec
 }
 
 // MarkParents sets Parent in the records of tasks for which others of the batch wait, directly or
@@ -230,10 +230,7 @@ func MarkParents(tasks []engine.NewTask) {
 			}
 			if !parent.Tied.Parent {
 				parent.Tied.Parent = true
-				rec, err := record.Decode(parent.Rec)
-				if err != nil {
-					panic("codeq: a record that was just encoded: " + err.Error())
-				}
+				rec := decoded(parent)
 				rec.Parent = true
 				parent.Rec = rec.Encode()
 			}
@@ -241,9 +238,9 @@ func MarkParents(tasks []engine.NewTask) {
 	}
 }
 
-// FindTwins finds the tasks of a batch that have the same idempotency key as an earlier one. It
-// returns the index of the first one that would have to replace the earlier one, or -1.
-func FindTwins(tasks []engine.NewTask) int {
+// FindTwins finds the tasks of a batch that have the same idempotency key as an earlier one: the
+// first one is stored, with the content of the last one that replaces it.
+func FindTwins(tasks []engine.NewTask) {
 	first := make(map[[keys.UniqueLen]byte]int)
 	for i := range tasks {
 		t := tasks[i].Tied
@@ -256,11 +253,33 @@ func FindTwins(tasks []engine.NewTask) int {
 			continue
 		}
 		if t.Flags&record.ReplaceWaiting != 0 {
-			return i
+			replace(&tasks[n], &tasks[i])
 		}
-		t.Twin = n
+		tasks[i].Tied.Twin = n
 	}
-	return -1
+}
+
+// replace gives a task the form that it would have if a later one of its batch replaced it, and
+// leaves of the later one a task with the same key.
+func replace(t, by *engine.NewTask) {
+	was, rec := decoded(t), decoded(by)
+	rest := record.Record{Head: record.Head{Ties: rec.Ties}, UniqueKey: rec.UniqueKey, GroupKey: rec.GroupKey, LimitKey: rec.LimitKey}
+	rest.Flags &^= record.ReplaceWaiting // it is done
+	rec.Parents, rec.OnDead, rec.OnMissing, rec.Parent = was.Parents, was.OnDead, was.OnMissing, was.Parent || rec.Parent
+	t.Key = by.Key
+	t.Encode(&rec, nil)
+	by.Encode(&rest, nil)
+}
+
+// HasReplaced reports whether a task with Replace, which was not stored as others of its batch have
+// the same key, has replaced them: the first one was stored, or has replaced another one.
+// duplicates, in ascending order, are the tasks that were not stored.
+func HasReplaced(tasks []engine.NewTask, i int, duplicates []int) bool {
+	if tasks[i].Tied == nil || tasks[i].Tied.Twin < 0 {
+		return false
+	}
+	_, refused := slices.BinarySearch(duplicates, tasks[i].Tied.Twin)
+	return !refused
 }
 
 // Builder collects the tasks of a batch.
@@ -276,17 +295,12 @@ func (b *Builder) Add(t engine.NewTask, l Limits) error {
 	return b.cost.Add(&b.Tasks[len(b.Tasks)-1], l)
 }
 
-// Finish finds twins and parents, after all tasks have been added. It returns the index of a task
-// that would have to replace an earlier one, or -1.
-func (b *Builder) Finish() int {
-	if !b.tied {
-		return -1
-	}
-	i := FindTwins(b.Tasks)
-	if i < 0 {
+// Finish finds twins and parents, after all tasks have been added.
+func (b *Builder) Finish() {
+	if b.tied {
+		FindTwins(b.Tasks)
 		MarkParents(b.Tasks)
 	}
-	return i
 }
 
 // Limits bound what a batch writes.

@@ -62,7 +62,7 @@ func TestTwinsAndParents(t *testing.T) {
 		newTask(record.Record{}), withKey(1, 0), withKey(2, 0), withKey(1, record.ReleaseOnDead),
 		newTask(record.Record{Parents: [][record.IDLen]byte{keys.Nth(0), keys.Nth(3)}}),
 	}
-	require.Equal(t, -1, FindTwins(tasks))
+	FindTwins(tasks)
 	MarkParents(tasks)
 	for i, want := range []struct {
 		parent bool
@@ -74,8 +74,46 @@ func TestTwinsAndParents(t *testing.T) {
 		require.Equal(t, want.parent, tasks[i].Tied.Parent, i)
 		require.Equal(t, want.twin, tasks[i].Tied.Twin, i)
 	}
-	tasks = append(tasks, withKey(2, record.ReplaceWaiting))
-	require.Equal(t, 5, FindTwins(tasks), "it would replace a task of its own batch")
+}
+
+// TestReplaceInBatch: of several tasks of a key that replace each other, the first one is stored
+// with the content of the last, and keeps its own parents. To find them again, as a node does that
+// gets the batch, changes nothing.
+func TestReplaceInBatch(t *testing.T) {
+	keyed := func(payload string, flags uint8, parents ...[record.IDLen]byte) engine.NewTask {
+		ties := record.Ties{Unique: [keys.UniqueLen]byte{7: 4}, Flags: record.HoldsKey | flags}
+		return newTask(record.Record{Head: record.Head{Ties: ties}, UniqueKey: "k", Payload: []byte(payload), Parents: parents})
+	}
+	tasks := []engine.NewTask{
+		newTask(record.Record{}),
+		keyed("first", 0, keys.Nth(0)),
+		keyed("second", record.ReplaceWaiting),
+		keyed("refused", 0),
+		keyed("last", record.ReplaceWaiting, [record.IDLen]byte{1}),
+		newTask(record.Record{Parents: [][record.IDLen]byte{keys.Nth(4)}}),
+	}
+	tasks[4].Key.Priority = 7
+	FindTwins(tasks)
+	MarkParents(tasks)
+	rec, err := record.Decode(tasks[1].Rec)
+	require.NoError(t, err)
+	require.Equal(t, "last", string(rec.Payload))
+	require.Equal(t, [][record.IDLen]byte{keys.Nth(0)}, rec.Parents)
+	require.True(t, rec.Parent)
+	require.Equal(t, uint8(record.HoldsKey|record.ReplaceWaiting), tasks[1].Tied.Flags)
+	require.Equal(t, uint8(7), tasks[1].Key.Priority)
+	for i, twin := range []int{-1, -1, 1, 1, 1, -1} {
+		require.Equal(t, twin, tasks[i].Tied.Twin, i)
+	}
+	require.True(t, HasReplaced(tasks, 4, []int{2, 3, 4}))
+	require.False(t, HasReplaced(tasks, 4, []int{1, 2, 3, 4}), "the key is taken")
+	require.False(t, HasReplaced(tasks, 1, []int{1}))
+
+	again := Read(wire.NewReader(Append(nil, tasks)))
+	for i := range tasks {
+		require.Equal(t, tasks[i].Rec, again[i].Rec, i)
+		require.Equal(t, tasks[i].Tied.Twin, again[i].Tied.Twin, i)
+	}
 }
 
 // TestCost: a batch is refused with the limit that it exceeds.
