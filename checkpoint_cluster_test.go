@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/testkit"
 )
@@ -150,7 +151,8 @@ func TestBarrierOfCluster(t *testing.T) {
 // confirms that its node has led all the time.
 func TestBarrierIsConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, Options{Shards: 2, InboxDepth: 1})
+		q, err := Open("q", &Options{Shards: 2, InboxDepth: 1, fs: crashfs.New()})
+		require.NoError(t, err)
 		h, err := q.raiseBarrier(t.Context())
 		require.NoError(t, err)
 		var calls sync.WaitGroup
@@ -166,7 +168,7 @@ func TestBarrierIsConfirmed(t *testing.T) {
 		s := q.shard(1) // its owner stands still
 		s.commit = deposed{s.commit}
 		require.ErrorIs(t, h.resume(), ErrNotLeader)
-		_ = q.Close()
+		require.ErrorIs(t, q.Close(), ErrFailed)
 	})
 }
 

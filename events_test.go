@@ -287,7 +287,7 @@ func TestEventsFollowTheCommit(t *testing.T) {
 		require.Empty(t, brief(sub))
 		produce(t, q.startingAt(1), Task{Queue: "a"})
 		require.Equal(t, []string{"produced 0"}, brief(sub), "the other shard goes on")
-		require.NoError(t, q.Close())
+		require.ErrorIs(t, q.Close(), ErrFailed)
 		require.Empty(t, brief(sub))
 	})
 }

@@ -213,7 +213,7 @@ func TestPanicOfOwner(t *testing.T) {
 		_, err = one.Produce(ctx, Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrFailed)
 		produce(t, q.startingAt(0), Task{Queue: "a"})
-		require.NoError(t, q.Close())
+		require.ErrorIs(t, q.Close(), ErrFailed)
 		q, err = Open("q", &Options{fs: fs})
 		require.NoError(t, err)
 		require.Equal(t, Scheduled, infoOf(t, q, kept).State)
@@ -269,7 +269,7 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 						require.ErrorIs(t, err, ErrUncertain)
 					}
 					require.ErrorIs(t, <-claimed, ErrUncertain)
-					require.NoError(t, q.Close())
+					require.ErrorIs(t, q.Close(), ErrFailed)
 				})
 			})
 		}
@@ -288,7 +288,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 		synctest.Wait()
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrFailed)
-		require.NoError(t, q.Close())
+		require.ErrorIs(t, q.Close(), ErrFailed)
 	})
 }
 
@@ -308,7 +308,7 @@ func TestPanicOfCommit(t *testing.T) {
 		require.ErrorIs(t, err, ErrUncertain)
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})
 		require.ErrorIs(t, err, ErrFailed)
-		require.NoError(t, q.Close())
+		require.ErrorIs(t, q.Close(), ErrFailed)
 	})
 }
 

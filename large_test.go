@@ -124,7 +124,8 @@ func TestLargeAtTheEnd(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			q := openForRun(t, Options{Shards: 1})
+			q, err := Open("q", &Options{Shards: 1, fs: crashfs.New()})
+			require.NoError(t, err)
 			goOn := make(chan struct{})
 			go func() {
 				_ = q.shard(0).probe(func(s *shard) error {
@@ -157,9 +158,10 @@ func TestLargeAtTheEnd(t *testing.T) {
 				}
 			}
 			if fails {
-				go func() { closed <- q.Close() }()
+				require.ErrorIs(t, q.Close(), ErrFailed)
+			} else {
+				require.NoError(t, <-closed)
 			}
-			<-closed
 		})
 	}
 }

@@ -101,6 +101,9 @@ func requirePrivate(t *testing.T, dir string) {
 	files := 0
 	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		require.NoError(t, err)
+		if e.Type()&fs.ModeSymlink != 0 { // its mode means nothing
+			return nil
+		}
 		info, err := e.Info()
 		require.NoError(t, err)
 		want := fs.FileMode(0o600)
@@ -386,8 +389,8 @@ func TestOpenLockedOutlivesReads(t *testing.T) {
 	requireTasks(t, dir, nil, tasks)
 }
 
-// TestOpenLockedWithoutLOCK: a queue that is open stays locked when its LOCK, or that of each of its
-// stores, is removed or replaced.
+// TestOpenLockedWithoutLOCK: a queue that is open stays locked when its LOCK, or that of each of
+// its stores, is removed or replaced.
 func TestOpenLockedWithoutLOCK(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("a file that is open cannot be removed")
@@ -451,8 +454,8 @@ func replaceFile(path string) error {
 	return errors.Join(os.WriteFile(path+".new", nil, 0o600), os.Rename(path+".new", path))
 }
 
-// TestReaderLockedWithoutLOCK: a directory that Readers have open stays locked when LOCK is removed,
-// and when there has never been one.
+// TestReaderLockedWithoutLOCK: a directory that Readers have open stays locked when LOCK is
+// removed, and when there has never been one.
 func TestReaderLockedWithoutLOCK(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("a file that is open cannot be removed")

@@ -30,8 +30,8 @@ import (
 // stored, its parents will know of it, and one that goes until then is missing ([OnMissing]).
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
-// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] ([OnMissing], in a cluster
-// with a node of an older version), [ErrClosed], and that of ctx.
+// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] ([OnMissing], in a
+// cluster with a node of an older version), [ErrClosed], and that of ctx.
 func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -163,8 +163,8 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	return taskbatch.Hops(op.tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
 }
 
-// checkParents refuses tasks of which a parent is missing that must not be. Those whose key is taken
-// are not stored, whatever is missing.
+// checkParents refuses tasks of which a parent is missing that must not be. Those whose key is
+// taken are not stored, whatever is missing.
 func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.NewTask) error {
 	if !taskbatch.Refuses(tasks) {
 		return nil

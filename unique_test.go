@@ -22,7 +22,7 @@ func TestReplaceCorrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := Open("queue", &Options{Shards: 1, fs: crashfs.New()})
 		require.NoError(t, err)
-		defer func() { require.ErrorIs(t, q.Close(), ErrFailed) }()
+		defer func() { require.ErrorIs(t, q.Close(), ErrCorrupt) }()
 		task := keyed("k")
 		task.Unique.Replace = true
 		id := produce(t, q, task)[0]

@@ -129,8 +129,8 @@ func TestQueueActions(t *testing.T) {
 	}
 }
 
-// TestStaleSettings: a form changes what somebody has changed in it, leaves alone what it lacks, and
-// changes nothing back that somebody else has changed.
+// TestStaleSettings: a form changes what somebody has changed in it, leaves alone what it lacks,
+// and changes nothing back that somebody else has changed.
 func TestStaleSettings(t *testing.T) {
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	configure := func(f func(*codeq.Settings)) { require.NoError(t, s.q.Configure(t.Context(), "a", f)) }

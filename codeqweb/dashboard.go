@@ -33,9 +33,10 @@ type Options struct {
 	// proxy passes on. Default: the loopback names only.
 	Hosts []string
 	// User names who sends a request, as the application knows: one user has at most 32 requests
-	// and 64 streams at a time; more get 429. It also sets Entry.User. Behind a proxy, set it, since
-	// all requests come from one address there. It is called for each request, by several goroutines
-	// at a time. Default: the address from which the request comes, and Entry.User is empty.
+	// and 64 streams at a time; more get 429. It also sets Entry.User. Behind a proxy, set it,
+	// since all requests come from one address there. It is called for each request, by several
+	// goroutines at a time. Default: the address from which the request comes, and Entry.User is
+	// empty.
 	User func(*http.Request) string
 	// Audit is told of each change that is made, has failed or was refused, after it; of one in
 	// bulk when it begins, and with its counts when it has ended, with the request that began it.

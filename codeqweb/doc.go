@@ -43,6 +43,6 @@
 // once a minute otherwise, and all viewers share the answer. It keeps what it was told for five
 // minutes by second, and for 24 hours by minute, of all queues together and of 50 queues, within 8
 // MiB. 256 viewers may follow at a time, 64 of them of one user, who has 32 other requests at the
-// most ([Options.User]). An answer is made whole, and then sent: whoever reads nothing of it for ten
-// seconds is disconnected.
+// most ([Options.User]). An answer is made whole, and then sent: whoever reads nothing of it for
+// ten seconds is disconnected.
 package codeqweb

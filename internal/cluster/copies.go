@@ -54,6 +54,14 @@ type elderSearch struct {
 	err  error // nil: none answers
 }
 
+// end ends a search, and its callers.
+func (e *elders) end(key elderKey, s *elderSearch) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.search, key)
+	close(s.done)
+}
+
 // isNewcomer reports whether the process of a member began after this node has heard of the
 // directory last. REQUIRES: membership.mu is held.
 func (n *Node) isNewcomer(id string, lives peer.Lives) bool {
@@ -84,10 +92,7 @@ func (n *Node) awaitElders(ctx context.Context, of Peer, birth uint64) error {
 		e.search[key] = s
 		n.background.Go(func() {
 			s.err = n.guarded("search for an earlier process", func() error { return n.searchElders(of, key) })
-			e.mu.Lock()
-			delete(e.search, key)
-			e.mu.Unlock()
-			close(s.done)
+			n.contain("end of a search", func() { e.end(key, s) }, nil)
 		})
 	}
 	e.mu.Unlock()
@@ -173,36 +178,34 @@ func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at str
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	found := make(chan string, 1)
-	again := func(ask func(ctx context.Context) (at string, ok bool)) {
-		n.contain("look for an earlier process", func() {
-			for ctx.Err() == nil {
-				one, end := context.WithTimeout(ctx, n.c.ElectionTimeout)
-				at, ok := ask(one)
-				end()
-				if ok {
-					select {
-					case found <- at:
-					default:
-					}
-					cancel()
-					return
-				}
-				Pause(ctx, nil)
-			}
-		}, nil)
-	}
 	var asking sync.WaitGroup
-	for _, address := range n.addressesOf(of) {
+	again := func(ask func(ctx context.Context) (at string, ok bool)) {
 		asking.Go(func() {
-			again(func(ctx context.Context) (string, bool) {
-				id, lives, err := n.peer.Probe(ctx, peer.Target{Name: of.Node, Address: address})
-				return address, err == nil && id == key.id && bornIn(lives) < key.birth
-			})
+			n.contain("look for an earlier process", func() {
+				for ctx.Err() == nil {
+					one, end := context.WithTimeout(ctx, n.c.ElectionTimeout)
+					at, ok := ask(one)
+					end()
+					if ok {
+						select {
+						case found <- at:
+						default:
+						}
+						cancel()
+						return
+					}
+					Pause(ctx, nil)
+				}
+			}, nil)
 		})
 	}
-	asking.Go(func() {
-		again(func(ctx context.Context) (string, bool) { return n.peer.Hears(ctx, key.id, key.birth) })
-	})
+	for _, address := range n.addressesOf(of) {
+		again(func(ctx context.Context) (string, bool) {
+			id, lives, err := n.peer.Probe(ctx, peer.Target{Name: of.Node, Address: address})
+			return address, err == nil && id == key.id && bornIn(lives) < key.birth
+		})
+	}
+	again(func(ctx context.Context) (string, bool) { return n.peer.Hears(ctx, key.id, key.birth) })
 	asking.Wait()
 	select {
 	case at = <-found:

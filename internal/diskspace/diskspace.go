@@ -52,8 +52,8 @@ type disk interface {
 	DiskUsage() (vfs.DiskUsage, error)
 }
 
-// New returns a Watch of the disk of a store, of one of so many shards. low is how many bytes are to
-// be free; 0: any number.
+// New returns a Watch of the disk of a store, of one of so many shards. low is how many bytes are
+// to be free; 0: any number.
 func New(d disk, low int64, shards int) Watch {
 	w := Watch{disk: d, low: uint64(max(low, 0)), every: store.LookBytes}
 	if share := int(w.low / uint64(16*max(shards, 1))); share > 0 {

@@ -185,9 +185,9 @@ func (b *Board) Begin(c *Claim) int {
 }
 
 // draw draws one of the queues of a claim that have tasks, in proportion to their weights, and
-// returns a shard that has some; negative: none was found. So the shares of the queues do not depend
-// on how their tasks lie in the shards. Of a long list it tries some queues, each drawn from all, so
-// that those with tasks keep their proportions.
+// returns a shard that has some; negative: none was found. So the shares of the queues do not
+// depend on how their tasks lie in the shards. Of a long list it tries some queues, each drawn from
+// all, so that those with tasks keep their proportions.
 func (b *Board) draw(c *Claim, queues []string, weights []int) int {
 	var found [ShortList]*queueHeads
 	total := 0
@@ -297,8 +297,8 @@ func (d *Dispatcher) highestElsewhere(q *Queue) uint64 {
 // isElsewhere reports whether a claim should be sent to another shard, which has the most urgent
 // task of a queue. This happens before the claim visits the shards in turn, and a few times at the
 // most, so that the claim visits each of them. Any task of the queue is more urgent than none,
-// unless the order of the claim is random and another queue was drawn. It stores the rank of this shard's head in c.rank, for
-// isPassedOver.
+// unless the order of the claim is random and another queue was drawn. It stores the rank of this
+// shard's head in c.rank, for isPassedOver.
 func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	c.rank = 0
 	if d.board == nil || c.Stays {

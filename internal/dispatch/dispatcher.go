@@ -206,8 +206,8 @@ func (d *Dispatcher) Try(c *Claim) Outcome {
 }
 
 // order returns the queues of a claim in their order: as given, or drawn in proportion to the
-// weights, after the one that was drawn over all shards. The result is valid until the next call: it is not in memory of the claim, since several
-// shards may process a waiting claim at once.
+// weights, after the one that was drawn over all shards. The result is valid until the next call:
+// it is not in memory of the claim, since several shards may process a waiting claim at once.
 func (d *Dispatcher) order(c *Claim) []string {
 	if len(c.Weights) == 0 {
 		return c.Queues

@@ -377,8 +377,8 @@ func isOnly(parents [][record.IDLen]byte, parent keys.ID) bool {
 	return len(parents) > 0
 }
 
-// depend makes a task wait for a parent of this shard, unless the parent has ended, or is gone. ok is
-// false, and nothing was done, if the latest state of the parent is not on disk yet.
+// depend makes a task wait for a parent of this shard, unless the parent has ended, or is gone. ok
+// is false, and nothing was done, if the latest state of the parent is not on disk yet.
 func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state TaskState, ok bool) {
 	if s.isMoving(parent) {
 		return 0, 0, false

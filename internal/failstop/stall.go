@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/guard"
 )
 
 // Watch notices operations on files that do not return, as on a disk that hangs. They need not end
@@ -215,9 +217,11 @@ func (p *Part) arm(d time.Duration) {
 	p.armed = true
 	if p.timer == nil {
 		p.timer = time.AfterFunc(d, func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.look()
+			guard.Contain(p.watch.log, "watch of a disk", func() {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				p.look()
+			}, nil)
 		})
 		return
 	}

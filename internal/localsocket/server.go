@@ -92,8 +92,8 @@ func Listen(c Config) (*Server, error) {
 // Socket is the path of the socket.
 func (s *Server) Socket() string { return s.place.socket() }
 
-// Close ends all connections and the calls under way, waits for them, and removes the socket, unless
-// another directory is where that of the queue was: the socket there is of another process.
+// Close ends all connections and the calls under way, waits for them, and removes the socket,
+// unless another directory is where that of the queue was: the socket there is of another process.
 func (s *Server) Close() error {
 	s.cancel(base.ErrNotServed)
 	err := s.node.Close()

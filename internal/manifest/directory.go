@@ -222,8 +222,8 @@ func unmake(fsys vfs.FS, made []string) {
 	}
 }
 
-// SyncName makes the name of a directory durable in its parent, also if that may be entered, but not
-// listed.
+// SyncName makes the name of a directory durable in its parent, also if that may be entered, but
+// not listed.
 func SyncName(fsys vfs.FS, path string) error {
 	err := SyncDirectory(fsys, fsys.PathDir(path))
 	if errors.Is(err, fs.ErrPermission) && vfs.Root(fsys) == vfs.Default {

@@ -98,8 +98,8 @@ type Manifest struct {
 	// Open is the place of a queue whose stores may be written, or that was not closed; nil: all
 	// stores are closed and sealed. Since format 4.
 	Open *Place `json:"open,omitempty"`
-	// Opening is the number of the last opening in which stores might be written, as in the record of
-	// each of them; 0: none has such a number. Since format 7.
+	// Opening is the number of the last opening in which stores might be written, as in the record
+	// of each of them; 0: none has such a number. Since format 7.
 	Opening uint64 `json:"opening,omitempty"`
 	// Node of the cluster to which the directory belongs; "": a queue without a cluster.
 	Node string `json:"node,omitempty"`

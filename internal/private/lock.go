@@ -13,8 +13,8 @@ import (
 
 // A lock is the kernel's, and belongs to a file that was opened, not to a process: reading or
 // copying a locked file releases nothing, and a second lock of one process is refused like that of
-// another one, by whatever path. It is of one byte far behind the content, which everybody may read,
-// also where locks are mandatory. The locks of older versions, of whole files, exclude it.
+// another one, by whatever path. It is of one byte far behind the content, which everybody may
+// read, also where locks are mandatory. The locks of older versions, of whole files, exclude it.
 //
 // It is released before its file is closed: a child process that is being started has a copy of the
 // descriptor until it runs its program.

@@ -1,7 +1,7 @@
 // Package private is the file system of the operating system, in which everything that is created
-// is for its owner only: the payloads of tasks may be secret, and the rest tells what there is. What
-// root makes in the directory of another user's queue belongs to that user, who could not read it
-// otherwise.
+// is for its owner only: the payloads of tasks may be secret, and the rest tells what there is.
+// What root makes in the directory of another user's queue belongs to that user, who could not read
+// it otherwise.
 package private
 
 import (
