@@ -28,10 +28,9 @@ import (
 // claim goes to the shard with the highest priority, and for a queue with one tenant to the shard
 // with the oldest task. It knows these from the last commit of each shard: of claims that are made
 // at the same time some may get a task before a more urgent, or an older, one. The strict order of
-// queues holds across shards for the first 16 queues. If req has Weights, each claim draws a queue
-// in proportion to them, among those that have ready tasks in any shard of the process, as they
-// were at the last commits; of more than 16 queues it draws up to 16 times until one has. Within a
-// queue then only the order of priorities holds. A claim that waits takes what comes first.
+// queues holds across shards for the first 16 queues. If req has Weights, a claim draws a queue by
+// them, among those that have ready tasks in any shard of the process; of more than 16 queues, in 16
+// draws at the most. In that queue only the order of priorities holds.
 //
 // A task whose lease expires for the first time keeps its place, and so does one whose lease ends
 // because the process restarts. When its lease expires again it goes behind the others of its lane

@@ -36,8 +36,7 @@ type Cluster struct {
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
 	Listen string
-	// Listener is used in place of listening on Listen. The queue closes it, as does [Open] that
-	// fails.
+	// Listener is used in place of listening on Listen. The queue, or an [Open] that fails, closes it.
 	Listener net.Listener
 	// Advertise is the address that other nodes dial: a host and a port, such as "10.0.0.1:7400",
 	// of at most 300 bytes. Default: Listen, or the address of Listener.

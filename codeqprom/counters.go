@@ -56,9 +56,12 @@ func (c *counters) labelOf(queue string, now time.Time) string {
 	return label
 }
 
-// forget frees the labels of queues that are gone, with what was counted for them: a queue that
-// comes back counts from 0 on.
+// forget frees the labels of queues that are gone when there are no others left, with what was
+// counted for them: a queue that comes back counts from 0 on.
 func (c *counters) forget(now time.Time) {
+	if len(c.named) < c.maxQueues {
+		return // nobody needs them
+	}
 	for label, last := range c.named {
 		if !last.IsZero() && now.Sub(last) > labelIdle {
 			delete(c.named, label)

@@ -72,7 +72,12 @@ func (a *answer) send() {
 		if err := bounded(control, answerWrite, func() error {
 			n, err := a.w.Write(rest[:min(len(rest), answerPart)])
 			rest = rest[n:]
-			return errors.Join(err, control.Flush())
+			if err == nil {
+				if err = control.Flush(); errors.Is(err, http.ErrNotSupported) {
+					err = nil // a middleware hides it: the server flushes at the end
+				}
+			}
+			return err
 		}); err != nil || len(rest) == 0 {
 			return
 		}

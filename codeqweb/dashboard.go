@@ -169,15 +169,15 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	where := strings.TrimPrefix(r.URL.Path, "/")
 	q := &request{Request: r, path: where, api: where == "api/v1" || strings.HasPrefix(where, "api/")}
 	a := &answer{w: w}
-	defer a.send()
 	leave, err := d.enterUser(q)
 	if err == nil {
-		defer leave()
+		defer leave() // when the answer has been sent
 		err = d.answer(a, q)
 	}
 	if err != nil {
 		d.refuse(a, q, err)
 	}
+	a.send()
 }
 
 // enterUser counts a request among those of its user until leave is called. A probe of health asks

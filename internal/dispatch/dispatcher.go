@@ -304,7 +304,9 @@ func (d *Dispatcher) fillUp(c *Claim, q *Queue) {
 // EndVisit ends the visit of a claim that has got nothing: it may visit another shard next. Unless
 // NoWait, it waits here.
 func (d *Dispatcher) EndVisit(c *Claim) {
-	c.drawn = 0
+	if c.drawn != 0 { // or else other shards may read it, in which the claim waits
+		c.drawn = 0
+	}
 	if !c.NoWait {
 		d.WaitBy(c.Ticket(), c.Queues, c.List, c.Remote)
 	}

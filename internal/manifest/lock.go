@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"slices"
-	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -98,7 +97,7 @@ func noStoreIsOpen(fsys vfs.FS, dir string) error {
 		return err
 	}
 	for _, name := range names {
-		if !strings.HasPrefix(name, shardPrefix) && name != RaftDir {
+		if !isStore(name) {
 			continue
 		}
 		l, err := lockFileShared(fsys, fsys.PathJoin(dir, name, LockName))
