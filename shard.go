@@ -252,7 +252,7 @@ func (s *shard) sleep() {
 	if len(s.undecided.large.All()) > 0 {
 		wait = min(wait, s.undecided.large.Recheck()-s.Now)
 	}
-	if uptime != engine.Never {
+	if uptime = min(uptime, s.claims.NextDrop()); uptime != engine.Never {
 		wait = min(wait, uptime-min(uptime, s.Uptime))
 	}
 	if wait == engine.Never {

@@ -131,7 +131,7 @@ var ownUpkeeps = [...]ownUpkeep{
 		func(s *shard) { s.claims.SweepOn() },
 	}, {
 		StepTidy, engine.RoomEmpty,
-		func(s *shard) bool { return s.claims.AreSetsDropped() },
+		func(s *shard) bool { return s.claims.NextDrop() <= s.Uptime },
 		func(s *shard) { s.claims.DropSetsOn() },
 	},
 }

@@ -94,7 +94,7 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 	left := d.sets.dropped[0].queues.Len()
 	require.Less(t, left, len(names))
 	require.GreaterOrEqual(t, left, len(names)-128)
-	for d.AreSetsDropped() {
+	for d.NextDrop() == 0 {
 		d.rules.BeginBudget(engine.UpkeepBudget, time.Hour)
 		d.DropSetsOn()
 	}
@@ -135,6 +135,44 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.Nil(t, d.sets.byDigest[first.Digest])
 	require.NotNil(t, d.sets.byDigest[second.Digest])
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
+}
+
+// TestUnusedSetsGo: a set that no claim has used for a minute is dropped, one in which a claim waits
+// is kept, and one that is used is looked at again.
+func TestUnusedSetsGo(t *testing.T) {
+	d, _ := newDispatcher(t)
+	require.Equal(t, uint64(engine.Never), d.NextDrop())
+	unused, used := NewList(queueNames(100), nil), NewList(queueNames(101), nil)
+	waiting := newCaller()
+	waiting.List = NewList(queueNames(102), nil)
+	d.EndVisit(&waiting.Claim)
+	for _, list := range []*List{unused, used} {
+		require.True(t, d.Build(list))
+	}
+	upkeep := func(uptime uint64) {
+		d.rules.Uptime = uptime
+		require.LessOrEqual(t, d.NextDrop(), uptime)
+		for d.NextDrop() <= uptime {
+			d.rules.BeginBudget(engine.UpkeepBudget, time.Hour)
+			d.DropSetsOn()
+		}
+	}
+	d.rules.Uptime = setIdle / 2
+	require.True(t, d.Build(used))
+	upkeep(setIdle)
+	require.Nil(t, d.sets.byDigest[unused.Digest])
+	require.NotNil(t, d.sets.byDigest[used.Digest])
+	require.Equal(t, uint64(setIdle/2+setIdle), d.NextDrop())
+	upkeep(setIdle/2 + setIdle)
+	require.Nil(t, d.sets.byDigest[used.Digest])
+	require.NotNil(t, d.sets.byDigest[waiting.List.Digest])
+	require.Equal(t, uint64(setIdle+setLookAll), d.NextDrop(), "the owner sleeps")
+
+	require.True(t, waiting.Take())
+	d.Leave(waiting.Departure())
+	upkeep(setIdle + setLookAll)
+	require.Zero(t, d.Usage().Sets)
+	require.Equal(t, uint64(engine.Never), d.NextDrop())
 }
 
 // TestWaitBesideDroppedSets: a claim that waits gets the set of its list though so many sets are

@@ -9,6 +9,7 @@ import (
 
 	"codeq/internal/chunked"
 	"codeq/internal/engine"
+	"codeq/internal/timeheap"
 )
 
 // List is a long list of queues of claims. A caller's goroutine makes it, once for many claims, and
@@ -57,8 +58,8 @@ func (l *List) draw() int {
 
 // set is a List in a shard. Claims with the List wait in the set once and not in each queue, and
 // are served from those of its queues that may have a task, so that the cost of neither depends on
-// the length of the list. A set is built once, and dropped with the Run that made the list, or when
-// others need the room.
+// the length of the list. A set is built once, and dropped with the Run that made the list, when no
+// claim has used it for setIdle, or when others need the room.
 //
 // Invariant: once the set is built, a queue that is not open has no task for a claim until feed is
 // called for it. A queue whose gateway may be asked is open, since only a claim that tries it gets
@@ -72,7 +73,14 @@ type set struct {
 	servable bool   // its claims may be served
 	turn     uint64 // setTable.turns when a claim of the set was served last, or the set was made
 	group    uint32 // engine.State.GroupNumber of the group that has used it last
+	used     uint64 // when a claim has used it last, by uptime
+	due      uint64 // when to look whether it is used, by uptime
+	spot     int    // in setTable.looks
 }
+
+// Due and Spot are timeheap.Item's.
+func (s *set) Due() uint64 { return s.due }
+func (s *set) Spot() *int  { return &s.spot }
 
 // setEntry is one of the sets that contain a queue, and the queue's index there.
 type setEntry struct {
@@ -83,16 +91,23 @@ type setEntry struct {
 // setTable holds the sets of a shard.
 type setTable struct {
 	byDigest     map[[sha256.Size]byte]*set
-	names        int    // queues in them
-	servable     []*set // sets in which claims wait, and that may have ready tasks
-	turns        uint64 // claims served
-	dropped      []*set // dropped sets that are still in the entries of some queues
-	droppedNames int    // queues in them
+	names        int                 // queues in them
+	looks        timeheap.Heap[*set] // all sets, by when to look whether they are used
+	servable     []*set              // sets in which claims wait, and that may have ready tasks
+	turns        uint64              // claims served
+	dropped      []*set              // dropped sets that are still in the entries of some queues
+	droppedNames int                 // queues in them
 }
 
 const (
 	setStep  = 4096    // queues that are added to a set in one step
 	setNames = 1 << 17 // with more queues than this in the sets of a shard, idle sets are dropped
+
+	// setIdle is for how long no claim has used a set that is dropped; a Run that has only long tasks
+	// builds its set again after such a time. A set in which claims wait is looked at less often,
+	// since that wakes the owner. ms.
+	setIdle    = 60_000
+	setLookAll = 10 * setIdle
 
 	// For so many groups it is not known whether a claim waits for a set that is not complete.
 	setGroups = 1024
@@ -115,14 +130,15 @@ func (d *Dispatcher) buildSet(list *List) *set {
 	s := t.byDigest[list.Digest]
 	if s == nil {
 		d.dropIdleSets(setNames - len(list.names))
-		s = &set{list: list, open: newLottery(list), turn: t.turns}
+		s = &set{list: list, open: newLottery(list), turn: t.turns, due: d.rules.Uptime + setIdle, spot: -1}
 		if t.byDigest == nil {
 			t.byDigest = make(map[[sha256.Size]byte]*set)
 		}
 		t.byDigest[list.Digest] = s
 		t.names += len(list.names)
+		t.looks.Push(s)
 	}
-	s.group = d.rules.GroupNumber()
+	s.group, s.used = d.rules.GroupNumber(), d.rules.Uptime
 	names := list.names[s.queues.Len():]
 	for _, name := range names[:min(setStep, len(names))] {
 		q := d.rules.QueueNamed(name)
@@ -170,18 +186,36 @@ func (d *Dispatcher) DropSet(list *List) {
 // drop drops a set in which no claim waits. DropSetsOn removes it from its queues.
 func (t *setTable) drop(s *set) {
 	delete(t.byDigest, s.list.Digest)
+	t.looks.Remove(s)
 	t.names -= len(s.list.names)
 	t.dropped = append(t.dropped, s)
 	t.droppedNames += s.queues.Len()
 }
 
-// AreSetsDropped reports whether DropSetsOn has something to do.
-func (d *Dispatcher) AreSetsDropped() bool { return len(d.sets.dropped) > 0 }
+// NextDrop returns when DropSetsOn has something to do, by uptime; engine.Never: never.
+func (d *Dispatcher) NextDrop() uint64 {
+	if len(d.sets.dropped) > 0 {
+		return 0
+	}
+	return d.sets.looks.Next()
+}
 
-// DropSetsOn removes dropped sets from the entries of their queues, until the budget of the rules
-// is spent.
+// DropSetsOn drops sets that no claim has used for long, and removes dropped sets from the entries
+// of their queues, until the budget of the rules is spent.
 func (d *Dispatcher) DropSetsOn() {
 	t := &d.sets
+	for now := d.rules.Uptime; t.looks.Next() <= now && !d.rules.Spent(); {
+		switch s := t.looks.Pop(); {
+		case s.used+setIdle > now:
+			s.due = s.used + setIdle
+			t.looks.Push(s)
+		case !s.isIdle():
+			s.due = now + setLookAll
+			t.looks.Push(s)
+		default:
+			t.drop(s)
+		}
+	}
 	for n := len(t.dropped); n > 0; n-- {
 		s := t.dropped[n-1]
 		for at := s.queues.Len() - 1; at >= 0; at-- {
@@ -332,7 +366,7 @@ func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waite
 		q, l = d.draw(s, true)
 	}
 	d.sets.turns++
-	s.turn = d.sets.turns
+	s.turn, s.used = d.sets.turns, d.rules.Uptime
 	d.served(c, waited)
 }
 
