@@ -66,8 +66,9 @@ func (e *elders) end(key elderKey, s *elderSearch) {
 	close(s.done)
 }
 
-// checkProcess returns an error as awaitElders does, if the process of a member may not be admitted.
-// One that this node has heard of before is known; what may have come since is asked once.
+// checkProcess returns an error as awaitElders does, if the process of a member may not be
+// admitted. One that this node has heard of before is known; what may have come since is asked
+// once.
 func (n *Node) checkProcess(ctx context.Context, other peer.Identity, lives peer.Lives) error {
 	id := other.ID.String()
 	n.membership.mu.Lock()

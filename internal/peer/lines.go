@@ -9,8 +9,8 @@ import (
 
 // Lines logs what goes wrong with connections. Others may cause that as often as they like, so of
 // the same event only the first logFull lines are logged, and then one for each logEvery, with the
-// number of those that were left out, until the event has not come for so long. Its methods are safe
-// for concurrent use.
+// number of those that were left out, until the event has not come for so long. Its methods are
+// safe for concurrent use.
 type Lines struct {
 	to *slog.Logger
 

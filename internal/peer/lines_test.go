@@ -54,8 +54,8 @@ func TestLines(t *testing.T) {
 	})
 }
 
-// TestBadConnectionsAreCounted: connections that send anything but a header, dials that fail, and an
-// Accept that fails, are a few lines in the log, however many they are.
+// TestBadConnectionsAreCounted: connections that send anything but a header, dials that fail, and
+// an Accept that fails, are a few lines in the log, however many they are.
 func TestBadConnectionsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
