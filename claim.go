@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/claimlines"
+	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/inbox"
@@ -29,8 +31,8 @@ import (
 // with the oldest task. It knows these from the last commit of each shard: of claims that are made
 // at the same time some may get a task before a more urgent, or an older, one. The strict order of
 // queues holds across shards for the first 16 queues. If req has Weights, a claim draws a queue by
-// them, among those that have ready tasks in any shard of the process; of more than 16 queues, in
-// 16 draws at the most. In that queue only the order of priorities holds.
+// them, among those that have ready tasks in any shard of the process; of more than 16 queues, in 16
+// draws at the most. In that queue only the order of priorities holds.
 //
 // A task whose lease expires for the first time keeps its place, and so does one whose lease ends
 // because the process restarts. When its lease expires again it goes behind the others of its lane
@@ -110,7 +112,7 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 		op.unref()
 		return nil, err
 	}
-	return op.wait(ctx, nil)
+	return q.wait(ctx, op, nil)
 }
 
 // newClaim makes an operation with two references, the caller's and the inbox's.
@@ -128,21 +130,17 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	default:
 		op.Queues, op.Weights = append(op.Queues, req.Queues...), req.appendWeights(op.Weights)
 	}
-	op.Max, op.NoWait, op.Holder.Local = max(req.Max, 1), req.NoWait, req.Local || r != nil
-	op.Holder.Worker = req.Worker
+	op.Max, op.NoWait, op.Holder.Local, op.Holder.Worker = max(req.Max, 1), req.NoWait, req.Local || r != nil, req.Worker
 	if r != nil {
 		op.Holder.Runner = r.number
 	}
-	op.Duration = record.Millis(req.LeaseFor)
-	if op.Duration == 0 {
-		op.Duration = record.Millis(q.opts.LeaseFor)
-	}
+	op.Duration = record.Millis(cmp.Or(req.LeaseFor, q.opts.LeaseFor))
 	op.refs.Store(2)
 	return op
 }
 
 // wait waits until the claim is served, and gives up the caller's reference if it is not.
-func (op *claimOp) wait(ctx context.Context, limit *base.Limit) (*claimOp, error) {
+func (q *Queue) wait(ctx context.Context, op *claimOp, limit *base.Limit) (*claimOp, error) {
 	settled, err := op.completion.wait(ctx, limit)
 	switch {
 	case settled:
@@ -150,23 +148,38 @@ func (op *claimOp) wait(ctx context.Context, limit *base.Limit) (*claimOp, error
 		op.leave()
 		op.unref()
 		return nil, base.NotApplied(ctx)
-	default: // one has, and commits the lease
+	default: // one has, and commits the lease, which ends in a moment, mostly
 		select {
 		case err = <-op.done:
-		case <-time.After(claimGrace):
-			return nil, err // the operation is the shard's
+		case <-time.After(time.Second):
+			q.returnLate(op)
+			return nil, err
 		}
 	}
-	if err != nil {
-		op.unref()
-		return nil, err
+	if err == nil {
+		return op, nil
 	}
-	return op, nil
+	op.unref()
+	return nil, err
 }
 
-// claimGrace is how long a claim that has got a task waits for the commit of the lease, after its
-// ctx has ended: otherwise the task would wait until the lease has expired.
-const claimGrace = time.Second
+// returnLate gives back the tasks of a claim whose caller has gone, when the lease is committed. If
+// that fails, as the queue is closed, the lease expires.
+func (q *Queue) returnLate(op *claimOp) {
+	if q.enter() != nil {
+		return
+	}
+	go contain(q.opts.log, "return of a claim", func() {
+		defer q.calls.Done()
+		if err := <-op.done; err == nil || errors.Is(err, ErrUncertain) {
+			for i := range op.Grants {
+				back := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: q.closing}}}
+				_ = q.failed(context.Background(), receiptOf(op.Grants[i].Receipt), back, nil)
+			}
+		}
+		op.unref()
+	}, nil)
+}
 
 var weightBounds = fmt.Sprint("1 to ", dispatch.MaxWeight)
 
@@ -226,8 +239,9 @@ func (r *ClaimRequest) appendWeights(weights []int) []int {
 type claimOp struct {
 	completion
 	dispatch.Claim
-	pool       *sync.Pool
-	remoteWait remoteWait // in a cluster, for a claim of this node
+	pool  *sync.Pool
+	table *claimTable      // in a cluster, for a claim of this node: lists it for the shards of other nodes
+	place claimlines.Place // in table
 
 	shards  []*shard     // of this process, in which it may wait; never changed in place
 	begin   int          // index of the first shard to visit; written only by the shard that holds the claim
@@ -244,7 +258,8 @@ func (op *claimOp) unref() {
 	if op.refs.Add(-1) > 0 || op.Remote {
 		return
 	}
-	op.begin, op.visited, op.full, op.sent, op.shards, op.remoteWait, op.err = 0, 0, nil, 0, nil, remoteWait{}, nil
+	op.begin, op.visited, op.full, op.sent, op.shards, op.err = 0, 0, nil, 0, nil, nil
+	op.table, op.place = nil, claimlines.Place{}
 	op.Reset()
 	op.pool.Put(op)
 }
@@ -364,8 +379,8 @@ func (op *claimOp) toNextShard(s *shard) {
 	if op.NoWait && op.Take() {
 		op.err = cmp.Or(op.full, ErrEmpty)
 		s.settleAfterCommit(op)
-	} else if op.remoteWait.table != nil && !op.NoWait {
-		op.remoteWait.table.add(op)
+	} else if op.table != nil && !op.NoWait {
+		op.table.add(op)
 		return
 	}
 	op.unref()
@@ -443,8 +458,8 @@ func (p ownerPort) Open(queue string) { _ = p.inbox.Pass(&serveOp{queue}) }
 func (p ownerPort) Sweep()            { _ = p.inbox.Pass(&sweepOp{}) }
 
 func (op *claimOp) refuse(reason error) {
-	if op.remoteWait.table != nil && !op.NoWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting on another node
-		op.remoteWait.table.add(op)
+	if op.table != nil && !op.NoWait && errors.Is(reason, ErrNotLeader) { // it goes on waiting on another node
+		op.table.add(op)
 		return
 	}
 	if op.Take() {

@@ -6,10 +6,12 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 )
 
 func TestClaimOrder(t *testing.T) {
@@ -199,4 +201,43 @@ func TestWindowOverflow(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, stats["a"].Total())
 	})
+}
+
+// TestClaimThatIsLateUsesNoAttempt: a claim ends with its ctx, also while the disk hangs. The task
+// that it has got is ready again when the disk answers, also if the queue is being closed.
+func TestClaimThatIsLateUsesNoAttempt(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		disk := crashfs.New()
+		opts := onDisk(disk, &codeq.Options{Shards: 1})
+		synctest.Test(t, func(t *testing.T) {
+			q, err := codeq.Open("q", opts)
+			require.NoError(t, err)
+			ids := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+			open := shut(t, q, 0)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err = q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 2, LeaseFor: time.Hour})
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			closed := make(chan error, 1)
+			if closes {
+				go func() { closed <- q.Close() }()
+				synctest.Wait()
+			}
+			close(open)
+			if closes {
+				require.NoError(t, <-closed)
+				q, err = codeq.Open("q", opts)
+				require.NoError(t, err)
+			}
+			synctest.Wait()
+			for _, id := range ids {
+				info, err := q.Get(t.Context(), id)
+				require.NoError(t, err)
+				require.Equal(t, codeq.Ready, info.State)
+				require.Zero(t, info.Attempts)
+			}
+			require.Equal(t, 1, claimNow(t, q, "a").Attempt)
+			require.NoError(t, q.Close())
+		})
+	}
 }

@@ -156,8 +156,7 @@ func TestClaimSetsGo(t *testing.T) {
 			synctest.Wait()
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
-					// Only the list of the claims is left: it is dropped when nobody has used it
-					// for long.
+					// Only the list of the claims is left: it is dropped when nobody has used it for long.
 					if u := s.claims.Usage(); u.Tickets > 0 || u.SetNames > len(nobodys) {
 						return fmt.Errorf("%d tickets, sets of %d queues", u.Tickets, u.SetNames)
 					}
@@ -177,15 +176,19 @@ func TestUnusedClaimSetsGo(t *testing.T) {
 			_, err := q.Claim(t.Context(), ClaimRequest{Queues: append(names, fmt.Sprint("new ", i)), NoWait: true})
 			require.ErrorIs(t, err, ErrEmpty)
 		}
-		sets := func(s *shard) int { // without an operation, which would wake the owner
-			synctest.Wait()
-			u := s.claims.Usage()
-			return u.Sets + u.DroppedSets
+		sets := func(s *shard) (n int) {
+			require.NoError(t, s.probe(func(s *shard) error {
+				u := s.claims.Usage()
+				n = u.Sets + u.DroppedSets
+				return nil
+			}))
+			return n
 		}
 		for _, s := range q.led() {
 			require.Equal(t, 300, sets(s))
 		}
 		time.Sleep(2 * time.Minute)
+		synctest.Wait()
 		for _, s := range q.led() {
 			require.Zero(t, sets(s))
 		}

@@ -23,13 +23,6 @@ type claimTable struct {
 	node *node
 }
 
-// remoteWait is how a claim of this node gets to the shards of the cluster: it visits
-// those that the node leads, and is then listed in the table for the others.
-type remoteWait struct {
-	table *claimTable
-	place claimlines.Place
-}
-
 func newClaimTable(n *node) *claimTable {
 	t := &claimTable{node: n}
 	t.Table = claimlines.New(claimlines.Config{
@@ -73,7 +66,7 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner, limi
 		return t.askAll(ctx, req, r, led, limit)
 	}
 	op := q.newClaim(req, r)
-	op.remoteWait.table = t
+	op.table = t
 	if len(led) == 0 {
 		t.add(op)
 	} else {
@@ -88,7 +81,7 @@ func (t *claimTable) try(ctx context.Context, req *ClaimRequest, r *runner, limi
 			return nil, err
 		}
 	}
-	op, err := op.wait(ctx, limit)
+	op, err := q.wait(ctx, op, limit)
 	if err != nil && req.NoWait && errors.Is(err, ErrEmpty) {
 		return t.askAll(ctx, req, r, led, limit)
 	}
@@ -131,7 +124,7 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, l
 // not visited: their leadership is new, or that of one before them has ended.
 func (t *claimTable) add(op *claimOp) {
 	defer op.unref()
-	queues, list, added := t.Add(&op.Claim, &op.remoteWait.place)
+	queues, list, added := t.Add(&op.Claim, &op.place)
 	if !added {
 		return
 	}

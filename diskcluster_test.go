@@ -268,9 +268,10 @@ const ofNoRoom = 6
 // withFullMajority runs a story with three nodes, of which the first one leads both shards, on
 // disks of which fill leaves so many bytes on all others. The builds know a format; 0: the newest.
 func withFullMajority(
-	t *testing.T, newest int, story func(t *testing.T, nodes []*Queue, timeout time.Duration, fill func(free int64)),
+	t *testing.T, opts Options, newest int, story func(t *testing.T, nodes []*Queue, timeout time.Duration, fill func(free int64)),
 ) {
-	simCaseOf(t, Options{Shards: 2, MinFreeBytes: testkit.MinFree}, newest, func(t *testing.T, c *simCluster) {
+	opts.Shards, opts.MinFreeBytes = 2, testkit.MinFree
+	simCaseOf(t, opts, newest, func(t *testing.T, c *simCluster) {
 		var nodes []*Queue
 		for _, n := range c.members() {
 			nodes = append(nodes, simQueue(n))
@@ -286,5 +287,28 @@ func withFullMajority(
 			}
 			time.Sleep(2 * store.LookEvery * time.Millisecond)
 		})
+	})
+}
+
+// TestSlowCommitKeepsOwner: a commit that takes longer than CallTimeout, and not as long as
+// StallAfter, ends its callers, but neither the owner nor what else its group has decided.
+func TestSlowCommitKeepsOwner(t *testing.T) {
+	t.Parallel()
+	withFullMajority(t, Options{StallAfter: 4 * simCallTimeout}, ofNoRoom, func(t *testing.T, nodes []*Queue, timeout time.Duration, fill func(int64)) {
+		q := nodes[0]
+		owners := []*shard{q.shard(0), q.shard(1)}
+		fill(testkit.MinFree/4 - 1)
+		begun := time.Now()
+		_, err := q.Produce(t.Context(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrUncertain)
+		require.Less(t, time.Since(begun), 2*timeout)
+		time.Sleep(timeout)
+		require.True(t, owners[0] == q.shard(0) && owners[1] == q.shard(1))
+		fill(simtest.DiskSize)
+		time.Sleep(timeout)
+		require.True(t, owners[0] == q.shard(0) && owners[1] == q.shard(1))
+		counts, err := nodes[1].Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 1, counts["a"].Ready)
 	})
 }

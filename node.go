@@ -47,7 +47,7 @@ func (q *Queue) newNode() *node {
 	n.Node = cluster.New(cluster.Config{
 		Node: c.Node, Listen: c.Listen, Listener: c.Listener, Advertise: c.Advertise, Peers: peers, Join: c.Join, TLS: c.TLS,
 		AllowAnonymous:   c.AllowAnonymous,
-		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, LeaveOnClose: c.LeaveOnClose,
+		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, StallAfter: q.opts.StallAfter, LeaveOnClose: c.LeaveOnClose,
 		Directory: q.dir, Disk: q.disk, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend,
 		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log, Newest: c.newest, PebbleFormat: q.opts.pebble,
 		Machines: machines, Reconcile: q.reconcile, Leaders: (*leaders)(n), Serve: n.serve, ServeNode: q.serveNode, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,

@@ -158,8 +158,7 @@ func (n *simNode) start() {
 		if err = n.cluster.open(n); err == nil {
 			return
 		}
-		stalled := errors.Is(err, ErrLocked) // Close has returned before the disk answers
-		if !stalled && !strings.Contains(err.Error(), "its peers are of") {
+		if !strings.Contains(err.Error(), "its peers are of") {
 			break
 		}
 	}
@@ -399,7 +398,7 @@ func (n *simNode) crashAfter(operations int64, percent int, then ...func()) {
 
 // stop closes the node's queue and waits.
 func (n *simNode) stop() {
-	if err := n.close(); err != nil && !n.broken.Load() && !errors.Is(err, ErrOldCopy) && !errors.Is(err, ErrStalled) {
+	if err := n.close(); err != nil && !n.broken.Load() && !errors.Is(err, ErrOldCopy) {
 		n.cluster.t.Errorf("close of node %s: %v", n.name, err)
 	}
 }

@@ -22,13 +22,12 @@ type ended struct {
 	err  error
 }
 
-// TestCallsOfStuckShard: an entry of each shard is stuck, as the disks of a majority are full.
-// Every call that waits for nothing but the shard ends CallTimeout after its begin, on every node,
-// and says why; those that wait on purpose end with their ctx. A method of Queue is covered by
-// itself.
+// TestCallsOfStuckShard: an entry of each shard is stuck, as the disks of a majority are full. Every
+// call that waits for nothing but the shard ends CallTimeout after its begin, on every node, and
+// says why; those that wait on purpose end with their ctx. A method of Queue is covered by itself.
 func TestCallsOfStuckShard(t *testing.T) {
 	t.Parallel()
-	codeq.WithFullMajority(t, codeq.OfNoRoom, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+	codeq.WithFullMajority(t, codeq.Options{StallAfter: 2 * time.Second}, codeq.OfNoRoom, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
 		live := produce(t, nodes[0], codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
 		var m codeq.Mux
 		codeq.Handle(&m, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
@@ -134,7 +133,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 // rest goes on, and all of it when there is room.
 func TestRoomOfMajority(t *testing.T) {
 	t.Parallel()
-	codeq.WithFullMajority(t, 0, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+	codeq.WithFullMajority(t, codeq.Options{}, 0, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
 		ctx := t.Context()
 		refused := func(err error) {
 			t.Helper()

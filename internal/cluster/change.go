@@ -244,7 +244,7 @@ func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int
 		answers, len(voters)+newcomers, strings.Join(why, "; "))
 }
 
-// reconfigure returns when Raft has changed the group, or has not for CallTimeout.
+// reconfigure returns when Raft has changed the group, or has not within Node.commitLimit.
 func (g *Group) reconfigure(change func() raft.Future) error {
 	if g.log.full(0) {
 		return fmt.Errorf("shard %d: %w", g.index, errNoRoom)

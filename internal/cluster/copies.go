@@ -24,9 +24,6 @@ import (
 // A process is known by the life in which it began, which it says in each handshake (peer.Lives).
 // The lives that follow while it is open are no other process.
 //
-// A member that has just begun asks the others about each process that it knows from before, too:
-// they may have admitted a later one.
-//
 // A node that asks to be taken back for a former ID is treated alike: a process that has that ID is
 // no node that has lost something.
 //
@@ -43,7 +40,6 @@ const anyLife = math.MaxUint64
 type elderKey struct {
 	id    peer.ID
 	birth uint64
-	known bool // only whether a later process was admitted is asked
 }
 
 // elders are the processes that this node looks for.
@@ -66,29 +62,25 @@ func (e *elders) end(key elderKey, s *elderSearch) {
 	close(s.done)
 }
 
-// checkProcess returns an error as awaitElders does, if the process of a member may not be
-// admitted. One that this node has heard of before is known; what may have come since is asked
-// once.
-func (n *Node) checkProcess(ctx context.Context, other peer.Identity, lives peer.Lives) error {
-	id := other.ID.String()
-	n.membership.mu.Lock()
-	known := lives.Birth <= n.c.Directory.Seen[id]
-	n.membership.mu.Unlock()
+// isNewcomer reports whether the process of a member began after this node has heard of the
+// directory last. REQUIRES: membership.mu is held.
+func (n *Node) isNewcomer(id string, lives peer.Lives) bool {
+	if lives.Birth == 0 { // it does not say
+		return false
+	}
 	isFirst := len(lives.All) == 2 && lives.All[0] == 0 && lives.All[1] == lives.Birth // the directory is new
-	if known && n.peer.Admitted(other.ID) > 0 || !known && isFirst {
-		return nil
-	}
-	err := n.awaitElders(ctx, Peer{Node: other.Name, ID: id}, elderKey{other.ID, lives.Birth, known})
-	if err == nil && ctx.Err() != nil { // the process may have ended meanwhile
-		err = fmt.Errorf("%w: the connection is closed", peer.ErrEarly)
-	}
-	return err
+	return !isFirst && lives.Birth > n.c.Directory.Seen[id]
 }
 
 // awaitElders returns when no process is there that has a directory open and began before a life,
-// and no later one was admitted, as far as this node and the other members can tell. An error
-// matches ErrOldCopy if there is one, or peer.ErrEarly if ctx has ended before that is known.
-func (n *Node) awaitElders(ctx context.Context, of Peer, key elderKey) error {
+// as far as this node and the other members can tell. An error matches ErrOldCopy if there is one,
+// or peer.ErrEarly if ctx has ended before that is known.
+func (n *Node) awaitElders(ctx context.Context, of Peer, birth uint64) error {
+	id, err := peer.ParseID(of.ID)
+	if err != nil {
+		return err
+	}
+	key := elderKey{id, birth}
 	e := &n.elders
 	e.mu.Lock()
 	s := e.search[key]
@@ -113,20 +105,13 @@ func (n *Node) awaitElders(ctx context.Context, of Peer, key elderKey) error {
 }
 
 // searchElders looks for processes, and lets the other members do so, until one has answered, or
-// nobody has for long enough, or another member has admitted the one that began in key.birth, or a
-// later one.
+// nobody has for long enough, or another member has admitted the one that began in key.birth.
 func (n *Node) searchElders(of Peer, key elderKey) error {
 	ctx, cancel := context.WithTimeout(n.ctx, silentElections*n.c.ElectionTimeout)
 	defer cancel()
 	found := make(chan elderAnswer, 1) // the first answer; the others are dropped
 	note := func(a elderAnswer, ok bool) {
 		if ok {
-			if a.Alive { // what another member has admitted counts more
-				select {
-				case <-ctx.Done():
-				case <-time.After(n.c.HeartbeatTimeout):
-				}
-			}
 			select {
 			case found <- a:
 			default:
@@ -135,14 +120,12 @@ func (n *Node) searchElders(of Peer, key elderKey) error {
 		}
 	}
 	var looking sync.WaitGroup
-	if !key.known {
-		looking.Go(func() {
-			n.contain("look for an earlier process", func() {
-				at, ok := n.lookForElders(ctx, of, key)
-				note(elderAnswer{Alive: true, Address: at}, ok)
-			}, nil)
-		})
-	}
+	looking.Go(func() {
+		n.contain("look for an earlier process", func() {
+			at, ok := n.lookForElders(ctx, of, key)
+			note(elderAnswer{Alive: true, Address: at}, ok)
+		}, nil)
+	})
 	for _, p := range n.members() {
 		if p.ID == n.self.ID || p.ID == of.ID {
 			continue
@@ -154,11 +137,8 @@ func (n *Node) searchElders(of Peer, key elderKey) error {
 	looking.Wait()
 	select {
 	case a := <-found:
-		switch {
-		case a.Alive:
+		if a.Alive {
 			return fmt.Errorf("%w: node %q is open with its directory at %s; close that one before", base.ErrOldCopy, of.Node, a.Address)
-		case a.Admitted > key.birth:
-			return fmt.Errorf("%w: a later process has the directory of node %q", base.ErrOldCopy, of.Node)
 		}
 		return nil
 	default:
@@ -247,13 +227,13 @@ func bornIn(lives peer.Lives) uint64 {
 type elderQuestion struct {
 	Peer
 	Birth uint64
-	Wait  time.Duration // for an answer; 0: only for which process was admitted
+	Wait  time.Duration // for an answer
 }
 
 type elderAnswer struct {
 	Alive    bool   // one of them has answered
 	Address  string // there
-	Admitted uint64 // in which life the process began that was admitted last; 0: none was
+	Admitted bool   // the process that began in that life was admitted
 }
 
 // askForElders asks a member until it has answered, or ctx ends. Builds that do not know the
@@ -267,19 +247,14 @@ func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a el
 		if n.peer.NewestOf(to.ID) == 0 {
 			_, _, _ = n.peer.Probe(ctx, to) // which tells
 		}
-		switch newest := n.peer.NewestOf(to.ID); {
-		case newest == 0:
+		if n.peer.NewestOf(to.ID) < formatOfElders {
 			continue
-		case newest < formatOfElders:
-			return a, false
 		}
-		question := elderQuestion{Peer: of, Birth: key.birth}
-		if end, _ := ctx.Deadline(); !key.known {
-			question.Wait = time.Until(end)
-		}
+		end, _ := ctx.Deadline()
+		question := elderQuestion{of, key.birth, time.Until(end)}
 		b, err := n.peer.Introduce(ctx, to, kindElders, wire.AppendJSON(nil, question))
 		if err == nil && wire.UnmarshalJSON(b, &a) == nil {
-			return a, a.Alive || a.Admitted >= key.birth
+			return a, a.Alive || a.Admitted
 		}
 	}
 	return a, false
@@ -298,8 +273,8 @@ func (n *Node) serveElders(r *peer.Request) error {
 	if err != nil || id == (peer.ID{}) {
 		return ErrMalformedCall
 	}
-	if admitted := n.peer.Admitted(id); admitted >= q.Birth || q.Wait <= 0 {
-		r.Reply(wire.AppendJSON(nil, elderAnswer{Admitted: admitted}))
+	if q.Birth != anyLife && n.peer.Admitted(id) == q.Birth {
+		r.Reply(wire.AppendJSON(nil, elderAnswer{Admitted: true}))
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, min(q.Wait, silentElections*n.c.ElectionTimeout))
@@ -308,7 +283,7 @@ func (n *Node) serveElders(r *peer.Request) error {
 		defer cancel()
 		err := n.guarded("look for an earlier process", func() error {
 			var a elderAnswer
-			a.Address, a.Alive = n.lookForElders(ctx, q.Peer, elderKey{id: id, birth: q.Birth})
+			a.Address, a.Alive = n.lookForElders(ctx, q.Peer, elderKey{id, q.Birth})
 			r.Reply(wire.AppendJSON(nil, a))
 			return nil
 		})
@@ -330,11 +305,7 @@ func (n *Node) checkFormer(ctx context.Context, j joining) error {
 		}
 		checking.Go(func() {
 			errs[i] = n.guarded("search for a former process", func() error {
-				former, err := peer.ParseID(id)
-				if err != nil {
-					return err
-				}
-				return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, elderKey{id: former, birth: anyLife})
+				return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, anyLife)
 			})
 		})
 	}

@@ -193,8 +193,8 @@ func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }
 // Propose returns when an entry that was decided in a term is in the logs of a majority, and this
 // node has applied it. The first EntryHeader bytes of the entry are the group's, and all of them
 // from now on. What was not proposed, or has had no effect, matches ErrNotLeader; of any other
-// error it is unknown. It waits for CallTimeout, longer for a
-// large entry that gets further, and no longer than until the term is forfeited.
+// error it is unknown. It waits for Node.commitLimit, longer
+// for a large entry that gets further, and no longer than until the term is forfeited.
 func (g *Group) Propose(term uint64, entry []byte) error {
 	binary.BigEndian.PutUint64(entry, term)
 	err := g.propose(proposal{term: term, entry: entry})

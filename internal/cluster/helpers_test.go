@@ -36,7 +36,8 @@ func loneGroup(disk vfs.FS, m StateMachine) *Group {
 type sizedDisk struct {
 	vfs.FS
 	left  atomic.Int64
-	asked atomic.Int64 // calls of GetDiskUsage
+	asked atomic.Int64  // calls of GetDiskUsage
+	hangs chan struct{} // until it is closed, so do they; nil: they do not
 }
 
 func newSizedDisk(free int64) *sizedDisk {
@@ -49,6 +50,9 @@ func (d *sizedDisk) free(bytes int64) { d.left.Store(bytes) }
 
 func (d *sizedDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 	d.asked.Add(1)
+	if d.hangs != nil {
+		<-d.hangs
+	}
 	return vfs.DiskUsage{AvailBytes: uint64(d.left.Load())}, nil
 }
 

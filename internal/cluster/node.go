@@ -83,7 +83,8 @@ type Config struct {
 	AllowAnonymous   bool          // by TLS, of nodes that dial
 	HeartbeatTimeout time.Duration // after which a leader that is not heard of is missed
 	ElectionTimeout  time.Duration // of an election
-	CallTimeout      time.Duration // how long a call waits for a leader
+	CallTimeout      time.Duration // how long a call waits for a shard
+	StallAfter       time.Duration // how long an operation on files may take; Disk tells those that take longer
 	LeaveOnClose     bool
 
 	Directory *manifest.Directory

@@ -13,8 +13,8 @@ import (
 )
 
 // Raft answers what is proposed when a majority has it, however long that takes: disks may be full,
-// or hang. So proposals are made by goroutines of their own, and who proposes waits for
-// CallTimeout.
+// or hang. So proposals are made by goroutines of their own, and who proposes waits for a limit
+// (Node.commitLimit).
 //
 // Invariant: as long as Raft has not answered a proposal that nobody waits for any more, nobody
 // decides here, and nothing else is proposed: the shard is led again, in the same term or a later
@@ -51,17 +51,23 @@ const (
 	proposalLate                  // nobody waits for the answer
 )
 
-// errNotCommitted is the outcome of a proposal that Raft has not answered for CallTimeout.
+// errNotCommitted is the outcome of a proposal that Raft has not answered within its limit.
 var errNotCommitted = errors.New("no majority has stored it")
 
-// propose returns what Raft has answered, or why it has not for CallTimeout.
+// commitLimit is how long who proposes waits, longer for a large entry. A commit that is slow, but
+// slower than the callers' patience alone, does not end who decides here.
+func (n *Node) commitLimit() time.Duration {
+	return max(n.c.CallTimeout, n.c.StallAfter, 2*n.c.ElectionTimeout)
+}
+
+// propose returns what Raft has answered, or why it has not within the limit.
 func (g *Group) propose(p proposal) error {
 	by, err := g.begin(p)
 	if err != nil {
 		p.over()
 		return err
 	}
-	limit := g.node.c.CallTimeout
+	limit := g.node.commitLimit()
 	moves := g.proposing.moves.Load()
 	for left, stored := limit+storing(len(p.entry)), storing(len(p.entry)); left > 0; {
 		part := min(left, limit/2)
@@ -95,6 +101,7 @@ func (g *Group) abandon(by *proposer, why error) error {
 	g.proposing.late.Add(1)
 	if !by.state.CompareAndSwap(proposalMade, proposalLate) {
 		g.proposing.late.Add(-1)
+		g.wake() // an election meanwhile has found the late proposal
 		return g.release(by, <-by.answer)
 	}
 	g.node.log.Warn("entry is not committed", "shard", g.index, "err", why)

@@ -40,6 +40,7 @@ type logRoom struct {
 	next   atomic.Int64 // when to ask again, in ms
 	stored atomic.Int64 // bytes since it was asked
 	isFull atomic.Bool
+	asking atomic.Bool   // somebody asks; a disk that hangs is asked once
 	tight  atomic.Uint64 // bytes that were free, if space is to be reclaimed; 0: it is not
 	free   atomic.Uint64 // bytes that were free when it was asked last; MaxUint64: it cannot say
 }
@@ -65,17 +66,23 @@ func (d *logRoom) full(bytes int) bool {
 }
 
 // isTime reports whether the file system is to be asked, now that so many bytes are to be stored.
+// Then nobody else asks until measure has returned.
 func (d *logRoom) isTime(bytes int) (now int64, ok bool) {
 	now = time.Since(d.begin).Milliseconds()
 	next := d.next.Load()
 	if now < next && d.stored.Add(int64(bytes)) < store.LookBytes {
 		return now, false
 	}
-	return now, d.next.CompareAndSwap(next, now+store.LookEveryFull)
+	if !d.asking.CompareAndSwap(false, true) {
+		return now, false
+	}
+	d.next.Store(now + store.LookEveryFull)
+	return now, true
 }
 
-// measure asks the file system.
+// measure asks the file system. REQUIRES: it is time (isTime).
 func (d *logRoom) measure(now int64) {
+	defer d.asking.Store(false)
 	d.stored.Store(0)
 	usage, err := d.usage()
 	full := err == nil && usage.AvailBytes < d.least
@@ -136,8 +143,10 @@ func (r diskRoom) String() string {
 // wait, if that is due.
 func (n *Node) diskRoom() diskRoom {
 	d := n.room
-	if now, ok := d.isTime(0); ok && d.least > 0 {
-		n.background.Go(func() { n.contain("look at the disk", func() { d.measure(now) }, nil) })
+	if d.least > 0 {
+		if now, ok := d.isTime(0); ok {
+			n.background.Go(func() { n.contain("look at the disk", func() { d.measure(now) }, nil) })
+		}
 	}
 	r := diskRoom{free: d.free.Load(), wanted: 4 * d.least}
 	if r.shortage = store.Shortage(r.free, r.wanted); !n.logs.HasSpace() {

@@ -114,6 +114,34 @@ func TestLogRoomIsAskedRarely(t *testing.T) {
 	})
 }
 
+// TestRoomOfHungDisk: a disk that hangs is asked once for its room, however often others are told.
+func TestRoomOfHungDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newSizedDisk(1 << 30)
+		disk.hangs = make(chan struct{})
+		n := loneGroup(disk, nil).node
+		logs, err := raftlog.Open("dir", raftlog.Options{FS: crashfs.New()})
+		require.NoError(t, err)
+		defer logs.Close()
+		n.logs = logs
+		tell := func() {
+			for range 100 {
+				n.diskRoom()
+				require.False(t, n.room.full(store.LookBytes))
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		tell()
+		require.EqualValues(t, 1, disk.asked.Load())
+		close(disk.hangs)
+		n.background.Wait()
+		require.EqualValues(t, 1<<30, n.diskRoom().free)
+		tell()
+		require.Greater(t, disk.asked.Load(), int64(9))
+		n.background.Wait()
+	})
+}
+
 // oldVotes are those of a disk of which a write fails, once.
 type oldVotes struct {
 	raft.StableStore

@@ -3,7 +3,6 @@ package peer
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"sync/atomic"
 	"time"
@@ -255,7 +254,7 @@ func (c *client) check() {
 	}
 	c.mu.Unlock()
 	if silent {
-		c.node.lines.Log(slog.LevelWarn, "peer is silent", c.to.Address, "addr", c.to.Address)
+		c.node.c.Logger.Warn("peer is silent", "addr", c.to.Address)
 		c.fail(errSilent)
 	}
 }

@@ -34,8 +34,7 @@ type Config struct {
 	Lives Lives
 	// CheckLives is called for each connection between members, before it is used, with what the
 	// other side says of its lives. It may wait until ctx ends, as it does when the other side
-	// closes the connection. After an error the connection is not used; base.ErrOldCopy and
-	// ErrEarly are told to the other side. Defaults to accepting all.
+	// closes the connection. After an error the connection is not used; base.ErrOldCopy and ErrEarly are told to the other side. Defaults to accepting all.
 	CheckLives func(ctx context.Context, other Identity, lives Lives) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
@@ -72,7 +71,6 @@ type Config struct {
 // concurrent use.
 type Node struct {
 	c       Config
-	lines   *Lines
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
 	running sync.WaitGroup  // goroutines of the Node; added to under mu before closed is set
@@ -190,7 +188,6 @@ func New(c Config) *Node {
 	}
 	n := &Node{
 		c:       c,
-		lines:   NewLines(c.Logger),
 		conns:   make(map[*conn]struct{}),
 		links:   make(map[lane]*link),
 		broken:  make(map[Target]error),
@@ -293,7 +290,6 @@ func (n *Node) Close() error {
 		_ = c.Close()
 	}
 	n.running.Wait()
-	n.lines.Close()
 	return err
 }
 
@@ -334,7 +330,7 @@ func (n *Node) accept() {
 			if n.ctx.Err() != nil {
 				return
 			}
-			n.lines.Log(slog.LevelError, "accept failed", "", "err", err)
+			n.c.Logger.Error("accept failed", "err", err)
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -360,7 +356,7 @@ func (n *Node) serveAccepted(c *conn) {
 	if err != nil {
 		_ = c.Close()
 		if n.ctx.Err() == nil {
-			n.lines.Log(slog.LevelWarn, "connection not accepted", "", "from", c.RemoteAddr(), "name", h.from.Name, "err", err)
+			n.c.Logger.Warn("connection not accepted", "from", c.RemoteAddr(), "name", h.from.Name, "err", err)
 		}
 		return
 	}
@@ -611,9 +607,9 @@ func (n *Node) Call(ctx context.Context, to Target, kind byte, body []byte) ([]b
 	return n.CallUntil(ctx, nil, nil, to, kind, body, false)
 }
 
-// CallUntil is Call that also gives up when until is closed, or limit is over. An urgent call is
-// short, and so is its reply: it has a connection with such calls only, and waits for nothing else
-// that is sent to the node.
+// CallUntil is Call that also gives up when until is closed, or limit is over. An urgent call is short, and so is its
+// reply: it has a connection with such calls only, and waits for nothing else that is sent to the
+// node.
 func (n *Node) CallUntil(
 	ctx context.Context, until <-chan struct{}, limit *base.Limit, to Target, kind byte, body []byte, urgent bool,
 ) ([]byte, error) {
@@ -711,7 +707,7 @@ func (n *Node) tried(on lane, l *link, a *attempt, raw *conn, err error) {
 	close(a.done)
 	n.mu.Unlock()
 	if err != nil && n.ctx.Err() == nil {
-		n.lines.Log(slog.LevelWarn, "no connection", on.to.Address, "node", on.to.Name, "addr", on.to.Address, "err", err)
+		n.c.Logger.Warn("no connection", "node", on.to.Name, "addr", on.to.Address, "err", err)
 	}
 }
 
