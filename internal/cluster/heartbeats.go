@@ -143,7 +143,6 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 		return ErrMalformedCall
 	}
 	n.departures.leave(nil)
-	n.groups[shard].told.Store(work)
 	from := Peer{Node: r.From.Name, ID: r.From.ID.String()}
 	answer := make(chan raft.RPCResponse, 1)
 	heartbeat := raft.RPC{RespChan: answer, Command: &raft.AppendEntriesRequest{
@@ -159,6 +158,9 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 					return a.Error
 				}
 				resp := a.Response.(*raft.AppendEntriesResponse)
+				if resp.Success { // it is the leader
+					n.groups[shard].told.Store(work)
+				}
 				reply := wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog)
 				reply = wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis())
 				if n.peer.NewestOf(r.From.ID) >= diskFormat {

@@ -78,8 +78,17 @@ type membership struct {
 // changeManifest durably changes the manifest, unless change reports that there is nothing to do.
 // Whoever reads the manifest meanwhile gets what is on the disk, and does not wait.
 func (n *Node) changeManifest(change func(*manifest.Directory) (changed bool, err error)) error {
+	return n.changeManifestUntil(context.Background(), change)
+}
+
+// changeManifestUntil is changeManifest that does not wait for other changes longer than ctx.
+func (n *Node) changeManifestUntil(ctx context.Context, change func(*manifest.Directory) (changed bool, err error)) error {
 	m := &n.membership
-	m.writing <- struct{}{}
+	select {
+	case m.writing <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("%w: the manifest is being written", peer.ErrEarly)
+	}
 	defer func() { <-m.writing }()
 	m.mu.Lock()
 	draft := n.c.Directory.Draft()

@@ -53,7 +53,7 @@ func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.L
 			return fmt.Errorf("%w: the connection is closed", peer.ErrEarly)
 		}
 	}
-	if err := n.see(id, lives.All); err != nil {
+	if err := n.see(ctx, id, lives.All); err != nil {
 		return err
 	}
 	if lives.Birth > 0 {
@@ -63,7 +63,7 @@ func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.L
 }
 
 // see durably notes the lives of the directory of another node, or refuses an older copy.
-func (n *Node) see(id string, lives []uint64) error {
+func (n *Node) see(ctx context.Context, id string, lives []uint64) error {
 	n.membership.mu.Lock()
 	isNew, err := n.c.Directory.Draft().See(id, lives)
 	if err == nil {
@@ -73,7 +73,7 @@ func (n *Node) see(id string, lives []uint64) error {
 	if err != nil || !isNew {
 		return err // without a wait for another change
 	}
-	return n.changeManifest(func(d *manifest.Directory) (bool, error) {
+	return n.changeManifestUntil(ctx, func(d *manifest.Directory) (bool, error) {
 		isNew, err := d.See(id, lives)
 		if err == nil && isNew && len(d.Seen) > maxSeen && n.ready.Load() {
 			members := n.known()

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"testing"
@@ -44,6 +45,12 @@ func TestMeeting(t *testing.T) {
 	broken = nil
 	require.NoError(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5, 8}}), "life 7 was not relied on")
 	require.Equal(t, map[string]uint64{a.ID.String(): 8}, seen())
+
+	n.membership.writing <- struct{}{} // on a disk that hangs
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, n.checkLives(ctx, a, peer.Lives{All: []uint64{9}}), peer.ErrEarly)
+	<-n.membership.writing
 
 	n.ready.Store(true)
 	for i := range 3 * maxSeen {

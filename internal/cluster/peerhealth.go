@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"maps"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -17,8 +18,8 @@ import (
 type peerHealth struct {
 	mu       sync.Mutex // guards what follows
 	down     map[raft.ServerID]outage
-	refused  map[raft.ServerID]bool // could not store the last entries that it was sent
-	refusing atomic.Int32           // nodes of refused
+	refused  map[raft.ServerID]time.Time // when it could not store the last entries that it was sent
+	refusing atomic.Int32                // nodes of refused
 	disks    map[raft.ServerID]diskAnswer
 	doubted  changes // a node does not answer heartbeats any more, or by a later term
 }
@@ -107,11 +108,16 @@ func (c *peerHealth) note(id raft.ServerID, term uint64, answered bool) {
 	}
 }
 
+// answerAge is how long it counts what a node has said of the room on its disk, or that it has
+// refused an entry. Both are repeated several times a second while it is so, by members only.
+const answerAge = 30 * time.Second
+
 // refuses reports whether a node could not store what it was sent last.
 func (c *peerHealth) refuses(id raft.ServerID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.refused[id]
+	at, ok := c.refused[id]
+	return ok && time.Since(at) < answerAge
 }
 
 // anyRefuses reports whether any node could not store what it was sent last.
@@ -124,9 +130,10 @@ func (c *peerHealth) noteRefusal(id raft.ServerID, refused bool) {
 		delete(c.refused, id)
 	} else {
 		if c.refused == nil {
-			c.refused = make(map[raft.ServerID]bool)
+			c.refused = make(map[raft.ServerID]time.Time)
 		}
-		c.refused[id] = true
+		c.refused[id] = time.Now()
 	}
+	maps.DeleteFunc(c.refused, func(_ raft.ServerID, at time.Time) bool { return time.Since(at) >= answerAge })
 	c.refusing.Store(int32(len(c.refused)))
 }

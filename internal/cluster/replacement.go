@@ -104,6 +104,8 @@ func (r *replacement) change(how Change, p Peer, began time.Time, lease time.Dur
 		return fmt.Errorf("%w: %s is under way", errReplacing, r.what)
 	case how == BeginReplacement && r.token == "" && now.Before(began.Add(lease)):
 		return fmt.Errorf("%w: the leader has just begun, and may not have heard of another one", errReplacing)
+	case how == KeepReplacement && r.token == "" && !now.Before(began.Add(lease)):
+		return fmt.Errorf("%w: that of node %q by %q has ended", errReplacing, p.Node, p.Address)
 	default:
 		r.token, r.what, r.until = p.ID, fmt.Sprintf("that of node %q by %q", p.Node, p.Address), now.Add(lease)
 	}

@@ -28,6 +28,7 @@ func TestOneReplacement(t *testing.T) {
 		require.ErrorIs(t, try(BeginReplacement, "a"), errReplacing)
 		require.NoError(t, try(EndReplacement, "b"))
 		time.Sleep(1)
+		require.ErrorIs(t, try(KeepReplacement, "b"), errReplacing, "it is late, and has ended")
 		require.NoError(t, try(BeginReplacement, "a"))
 		time.Sleep(lease - 1)
 		require.ErrorIs(t, try(BeginReplacement, "b"), errReplacing)

@@ -167,25 +167,41 @@ func readDiskRoom(r *wire.Reader) diskRoom {
 type rooms struct {
 	short atomic.Int32 // nodes with a shortage
 	mu    sync.Mutex   // guards of
-	of    map[raft.ServerID]diskRoom
+	of    map[raft.ServerID]roomAnswer
+}
+
+// roomAnswer is what a node has said, and when.
+type roomAnswer struct {
+	diskRoom
+	at time.Time
 }
 
 // note keeps the answer of a node.
 func (rs *rooms) note(id raft.ServerID, r diskRoom) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	before := rs.of[id]
 	if rs.of == nil {
-		rs.of = make(map[raft.ServerID]diskRoom)
+		rs.of = make(map[raft.ServerID]roomAnswer)
 	}
-	rs.of[id] = r
-	rs.short.Add(int32(min(r.shortage, 1) - min(before.shortage, 1)))
+	rs.of[id] = roomAnswer{r, time.Now()}
+	short := int32(0)
+	for id, a := range rs.of {
+		if time.Since(a.at) >= answerAge {
+			delete(rs.of, id)
+		} else if a.shortage > 0 {
+			short++
+		}
+	}
+	rs.short.Store(short)
 }
 
 func (rs *rooms) get(id raft.ServerID) diskRoom {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	return rs.of[id]
+	if a := rs.of[id]; time.Since(a.at) < answerAge {
+		return a.diskRoom
+	}
+	return diskRoom{}
 }
 
 // shortNode is a node with a shortage, or without one.

@@ -142,6 +142,26 @@ func TestRoomOfHungDisk(t *testing.T) {
 	})
 }
 
+// TestOldAnswersExpire: what nodes have said of their disks counts for a while only.
+func TestOldAnswersExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var rs rooms
+		var health peerHealth
+		rs.note("a", diskRoom{shortage: 4})
+		health.noteRefusal("a", true)
+		time.Sleep(answerAge - 1)
+		require.Equal(t, 4, rs.get("a").shortage)
+		require.True(t, health.refuses("a"))
+		time.Sleep(1)
+		require.Zero(t, rs.get("a"))
+		require.False(t, health.refuses("a"))
+		rs.note("b", diskRoom{})
+		health.noteRefusal("b", false)
+		require.Zero(t, rs.short.Load())
+		require.False(t, health.anyRefuses())
+	})
+}
+
 // oldVotes are those of a disk of which a write fails, once.
 type oldVotes struct {
 	raft.StableStore
