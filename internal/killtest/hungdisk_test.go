@@ -68,7 +68,7 @@ type hungFS struct {
 func (h *hungFS) fs() vfs.FS {
 	return &testkit.HookFS{FS: private.FS, Before: func(string, string) error {
 		h.blocked.RLock()
-		h.blocked.RUnlock() //nolint:staticcheck // it waits
+		defer h.blocked.RUnlock()
 		return nil
 	}}
 }
