@@ -17,24 +17,24 @@ import (
 
 // CheckpointOptions change what [Queue.Checkpoint] makes.
 type CheckpointOptions struct {
-	// Copy copies all files, so that none is shared with the queue: for a copy whose files are to be
-	// changed (chmod, chown, written in place) where it is. It takes as much space as the queue, and
-	// the time to write it, after the shards have gone on. The default is links.
+	// Copy copies all files, so that none is shared with the queue: for a copy whose files are to
+	// be changed (chmod, chown, written in place) where it is. It takes as much space as the queue,
+	// and the time to write it, after the shards have gone on. The default is links.
 	Copy bool
 }
 
 // Checkpoint copies the queue to dir, while the queue goes on working. The copy is the whole queue
 // at one moment during the call: everything that had been acknowledged before the call, in all
-// shards, and nothing that began after it. It is durable when Checkpoint returns: [Open] it where it
-// is, or copy its directory to another machine by any means; nothing writes to it until it is
+// shards, and nothing that began after it. It is durable when Checkpoint returns: [Open] it where
+// it is, or copy its directory to another machine by any means; nothing writes to it until it is
 // opened, and no queue writes to a file of the other one.
 //
 // Large files are shared by hard links, so dir must be on the file system of the queue. A link has
 // the mode, the owner and the content of the original: do not chmod, chown or write to files of the
-// copy, which would do the same to the queue at work, but of a copy of its directory, or of one made
-// with [CheckpointOptions].Copy. At first a copy takes almost no space; when compactions have
-// rewritten all of the queue, it takes as much as the queue did. All shards stop together while the rest is copied, for some hundredths of a
-// second; calls wait meanwhile.
+// copy, which would do the same to the queue at work, but of a copy of its directory, or of one
+// made with [CheckpointOptions].Copy. At first a copy takes almost no space; when compactions have
+// rewritten all of the queue, it takes as much as the queue did. All shards stop together while the
+// rest is copied, for some hundredths of a second; calls wait meanwhile.
 //
 // dir must not exist, or must be empty. It becomes a queue in the last step: if a crash ends a
 // Checkpoint, Open and the next Checkpoint refuse dir until it is removed. (If dir did not exist,
@@ -55,9 +55,10 @@ type CheckpointOptions struct {
 // Checkpoint returns an error that matches [ErrInvalid] if dir is "", within the queue or on
 // another file system, fs.ErrExist if it is not empty, [ErrLocked] if another call or process is
 // about to make a queue of it, [ErrDiskFull] below half of [Options.MinFreeBytes] or if there is no
-// room for the copy (with Copy: if it would leave less than MinFreeBytes), [ErrFailed] if a shard has failed, [ErrClosed] if the queue is closed before
-// all shards have stopped, or, in a cluster, [ErrNotLeader] or [ErrUncertain] if they did not stop
-// for long enough. Checkpoint is safe for concurrent use; calls follow each other.
+// room for the copy (with Copy: if it would leave less than MinFreeBytes), [ErrFailed] if a shard
+// has failed, [ErrClosed] if the queue is closed before all shards have stopped, or, in a cluster,
+// [ErrNotLeader] or [ErrUncertain] if they did not stop for long enough. Checkpoint is safe for
+// concurrent use; calls follow each other.
 //
 // Errors: [ErrInvalid], [io/fs.ErrExist], [ErrLocked], [ErrDiskFull], [ErrCorrupt], [ErrFailed],
 // [ErrNotLeader], [ErrUncertain], [ErrClosed], that of ctx if it ends before all shards have

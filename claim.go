@@ -31,8 +31,8 @@ import (
 // with the oldest task. It knows these from the last commit of each shard: of claims that are made
 // at the same time some may get a task before a more urgent, or an older, one. The strict order of
 // queues holds across shards for the first 16 queues. If req has Weights, a claim draws a queue by
-// them, among those that have ready tasks in any shard of the process; of more than 16 queues, in 16
-// draws at the most. In that queue only the order of priorities holds.
+// them, among those that have ready tasks in any shard of the process; of more than 16 queues, in
+// 16 draws at the most. In that queue only the order of priorities holds.
 //
 // A task whose lease expires for the first time keeps its place, and so does one whose lease ends
 // because the process restarts. When its lease expires again it goes behind the others of its lane

@@ -156,7 +156,8 @@ func TestClaimSetsGo(t *testing.T) {
 			synctest.Wait()
 			for _, s := range q.led() {
 				require.NoError(t, s.probe(func(s *shard) error {
-					// Only the list of the claims is left: it is dropped when nobody has used it for long.
+					// Only the list of the claims is left: it is dropped when nobody has used it
+					// for long.
 					if u := s.claims.Usage(); u.Tickets > 0 || u.SetNames > len(nobodys) {
 						return fmt.Errorf("%d tickets, sets of %d queues", u.Tickets, u.SetNames)
 					}

@@ -36,7 +36,8 @@ type Cluster struct {
 	// Listen is the address on which the other nodes reach this one, such as
 	// "10.0.0.1:7400". Required, unless Listener is given.
 	Listen string
-	// Listener is used in place of listening on Listen. The queue, or an [Open] that fails, closes it.
+	// Listener is used in place of listening on Listen. The queue, or an [Open] that fails, closes
+	// it.
 	Listener net.Listener
 	// Advertise is the address that other nodes dial: a host and a port, such as "10.0.0.1:7400",
 	// of at most 300 bytes. Default: Listen, or the address of Listener.
@@ -77,9 +78,9 @@ type Cluster struct {
 	// CallTimeout is how long a call waits for a shard, if its ctx does not end before: a leader is
 	// missing, cannot be reached, or commits nothing. It waits longer only while the shard goes on,
 	// or a large message gets further. Calls that wait on purpose (claims without NoWait,
-	// [Queue.Await], [Queue.WaitIdle], [Queue.Run], those that change the members) wait for a leader
-	// so long, or for ever. What a leader has not committed for so long, and for StallAfter and
-	// twice ElectionTimeout, is uncertain. Default: 10 s.
+	// [Queue.Await], [Queue.WaitIdle], [Queue.Run], those that change the members) wait for a
+	// leader so long, or for ever. What a leader has not committed for so long, and for StallAfter
+	// and twice ElectionTimeout, is uncertain. Default: 10 s.
 	CallTimeout time.Duration
 	// LeaveOnClose lets [Queue.Close] remove the node from the cluster, for good, as
 	// [Queue.RemoveNode] does; Close returns the error if that is refused, as it is to the last

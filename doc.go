@@ -55,10 +55,10 @@
 // # Several nodes
 //
 // With [Options.Cluster], three or five processes hold the same tasks, and every call may be made
-// on each of them: what is acknowledged is in the logs of a majority. A call waits for its shard, at
-// most for [Cluster.CallTimeout] unless the shard goes on. [ErrNotLeader] says that the call was certainly
-// not applied, [ErrUncertain] that it may have been; the library retries a produce in either case,
-// and never stores it twice.
+// on each of them: what is acknowledged is in the logs of a majority. A call waits for its shard,
+// at most for [Cluster.CallTimeout] unless the shard goes on. [ErrNotLeader] says that the call was
+// certainly not applied, [ErrUncertain] that it may have been; the library retries a produce in
+// either case, and never stores it twice.
 //
 // [OpenReadOnly] shows what is in the directory of a closed queue, and changes nothing. [Verify]
 // checks everything in it, and repairs it on request if it can.

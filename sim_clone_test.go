@@ -180,8 +180,8 @@ func TestCloneOfSilentNode(t *testing.T) {
 	}
 }
 
-// TestCloneThatEndsInTime: a process with a copy of the directory of a node that answers nobody takes
-// the place of none if it is killed before it is admitted.
+// TestCloneThatEndsInTime: a process with a copy of the directory of a node that answers nobody
+// takes the place of none if it is killed before it is admitted.
 func TestCloneThatEndsInTime(t *testing.T) {
 	t.Parallel()
 	simCase(t, Options{}, func(t *testing.T, c *simCluster) {

@@ -22,9 +22,10 @@ type ended struct {
 	err  error
 }
 
-// TestCallsOfStuckShard: an entry of each shard is stuck, as the disks of a majority are full. Every
-// call that waits for nothing but the shard ends CallTimeout after its begin, on every node, and
-// says why; those that wait on purpose end with their ctx. A method of Queue is covered by itself.
+// TestCallsOfStuckShard: an entry of each shard is stuck, as the disks of a majority are full.
+// Every call that waits for nothing but the shard ends CallTimeout after its begin, on every node,
+// and says why; those that wait on purpose end with their ctx. A method of Queue is covered by
+// itself.
 func TestCallsOfStuckShard(t *testing.T) {
 	t.Parallel()
 	codeq.WithFullMajority(t, codeq.Options{StallAfter: 2 * time.Second}, codeq.OfNoRoom, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {

@@ -27,8 +27,8 @@ type Unique struct {
 	// stays, and so do After and [OnDead]; everything else is that of the new task: its attempts
 	// count from 0, it waits from the beginning, and when it is ready it goes behind the others. So
 	// a task that is produced again and again for a moment later runs once, after the last produce.
-	// A leased task is not replaced: the new one is refused with [ErrDuplicate]. In a batch, the last
-	// of several wins: see [Queue.ProduceBatch].
+	// A leased task is not replaced: the new one is refused with [ErrDuplicate]. In a batch, the
+	// last of several wins: see [Queue.ProduceBatch].
 	Replace bool `json:",omitzero"`
 	// ReleaseOnComplete and ReleaseOnDead end For when the task is completed, or becomes a dead
 	// letter.

@@ -53,10 +53,10 @@
 // No label is a tenant, key, group or ID. The first 200 queues that a process sees keep their names
 // ([Options.MaxQueues]), all others are the queue "(other)" together, whose oldest task is the
 // oldest of all. They are seen in the order of their first changes, and, at the first scrape, of
-// their names; list those that matter in [Options.Queues], on all nodes the same. If all
-// places are taken, a queue without tasks and settings gives its own up after an hour and a quarter;
-// if it comes back, its counters begin at 0. Bytes of a name that are no UTF-8 become U+FFFD, and queues whose names
-// are equal then are one.
+// their names; list those that matter in [Options.Queues], on all nodes the same. If all places are
+// taken, a queue without tasks and settings gives its own up after an hour and a quarter; if it
+// comes back, its counters begin at 0. Bytes of a name that are no UTF-8 become U+FFFD, and queues
+// whose names are equal then are one.
 //
 // # A program beside the process
 //

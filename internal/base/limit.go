@@ -75,8 +75,8 @@ func (l *Limit) C() <-chan time.Time {
 // End is when the timeout has passed.
 func (l *Limit) End() time.Time { return l.end }
 
-// IsOver reports whether the call has to end, after a receive from C. If not, C will be ready again.
-// moves: a large message for the call has got further.
+// IsOver reports whether the call has to end, after a receive from C. If not, C will be ready
+// again. moves: a large message for the call has got further.
 func (l *Limit) IsOver(moves bool) bool {
 	first := !l.looked
 	if grown := l.look(); !first && !grown && !moves {
@@ -86,8 +86,8 @@ func (l *Limit) IsOver(moves bool) bool {
 	return false
 }
 
-// Await returns the outcome that done brings. If ctx ends before, or limit is over, settled is false
-// and the error matches ErrUncertain.
+// Await returns the outcome that done brings. If ctx ends before, or limit is over, settled is
+// false and the error matches ErrUncertain.
 func Await(ctx context.Context, limit *Limit, done <-chan error) (settled bool, err error) {
 	cancel := ctx.Done()
 	if cancel == nil && limit == nil {

@@ -49,8 +49,8 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// TestAwait: an outcome is returned; without one, the call is uncertain at the end of ctx, or of the
-// limit.
+// TestAwait: an outcome is returned; without one, the call is uncertain at the end of ctx, or of
+// the limit.
 func TestAwait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ls base.Limits

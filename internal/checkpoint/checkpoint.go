@@ -44,8 +44,8 @@ var (
 
 // Begin makes dir, the directory of a copy of the queue in original, which has so many shards. It
 // returns an error that matches fs.ErrExist if dir is not empty, base.ErrLocked if another call or
-// process is about to make a queue of it, ErrInside and ErrElsewhere. REQUIRES: original is the path
-// of an open manifest.Directory.
+// process is about to make a queue of it, ErrInside and ErrElsewhere. REQUIRES: original is the
+// path of an open manifest.Directory.
 func Begin(fsys vfs.FS, dir, original string, shards int) (_ *Copy, err error) {
 	path, err := place(fsys, dir)
 	if err != nil {
@@ -85,9 +85,10 @@ func (c *Copy) Empty() error {
 	return nil
 }
 
-// Unshare replaces each file of the shards by one of its own, as links share mode, owner and content
-// with the original. It leaves so many bytes free on the disk, or returns an error that matches
-// base.ErrDiskFull. It ends with ctx. REQUIRES: the shards were copied, and none has been adopted.
+// Unshare replaces each file of the shards by one of its own, as links share mode, owner and
+// content with the original. It leaves so many bytes free on the disk, or returns an error that
+// matches base.ErrDiskFull. It ends with ctx. REQUIRES: the shards were copied, and none has been
+// adopted.
 func (c *Copy) Unshare(ctx context.Context, spare uint64) error {
 	var files []string
 	var total uint64

@@ -34,8 +34,9 @@ const (
 var ErrMalformedCall = errors.New("codeq: malformed call of another node")
 
 // Call sends a call to the node that leads the shard, and waits for its reply until ctx ends, or
-// limit is over. The first CallHeader bytes of body are the group's. An urgent call is short, and waits for no other ones. An error that does not match
-// ErrUncertain says that nobody has served the call, or is the answer.
+// limit is over. The first CallHeader bytes of body are the group's. An urgent call is short, and
+// waits for no other ones. An error that does not match ErrUncertain says that nobody has served
+// the call, or is the answer.
 func (g *Group) Call(ctx context.Context, limit *base.Limit, kind byte, body []byte, urgent bool) (reply []byte, err error) {
 	n := g.node
 	addr, id := g.leaderNow()

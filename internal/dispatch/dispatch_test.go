@@ -137,8 +137,8 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
 
-// TestUnusedSetsGo: a set that no claim has used for a minute is dropped, one in which a claim waits
-// is kept, and one that is used is looked at again.
+// TestUnusedSetsGo: a set that no claim has used for a minute is dropped, one in which a claim
+// waits is kept, and one that is used is looked at again.
 func TestUnusedSetsGo(t *testing.T) {
 	d, _ := newDispatcher(t)
 	require.Equal(t, uint64(engine.Never), d.NextDrop())

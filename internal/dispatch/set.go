@@ -103,9 +103,9 @@ const (
 	setStep  = 4096    // queues that are added to a set in one step
 	setNames = 1 << 17 // with more queues than this in the sets of a shard, idle sets are dropped
 
-	// setIdle is for how long no claim has used a set that is dropped; a Run that has only long tasks
-	// builds its set again after such a time. A set in which claims wait is looked at less often,
-	// since that wakes the owner. ms.
+	// setIdle is for how long no claim has used a set that is dropped; a Run that has only long
+	// tasks builds its set again after such a time. A set in which claims wait is looked at less
+	// often, since that wakes the owner. ms.
 	setIdle    = 60_000
 	setLookAll = 10 * setIdle
 

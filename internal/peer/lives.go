@@ -92,8 +92,8 @@ func (n *Node) checkLives(ctx context.Context, c *conn, use byte, other Identity
 	return nil
 }
 
-// whileOpen returns a ctx that ends when the other side closes a connection, which nobody else reads
-// from. stop ends it; the connection has no deadline for reads then.
+// whileOpen returns a ctx that ends when the other side closes a connection, which nobody else
+// reads from. stop ends it; the connection has no deadline for reads then.
 func (n *Node) whileOpen(ctx context.Context, c *conn) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})

@@ -34,7 +34,8 @@ type Config struct {
 	Lives Lives
 	// CheckLives is called for each connection between members, before it is used, with what the
 	// other side says of its lives. It may wait until ctx ends, as it does when the other side
-	// closes the connection. After an error the connection is not used; base.ErrOldCopy and ErrEarly are told to the other side. Defaults to accepting all.
+	// closes the connection. After an error the connection is not used; base.ErrOldCopy and
+	// ErrEarly are told to the other side. Defaults to accepting all.
 	CheckLives func(ctx context.Context, other Identity, lives Lives) error
 	// Verify refuses the other side of a connection whose certificate is not for a node of that
 	// name. Defaults to accepting all.
@@ -607,9 +608,9 @@ func (n *Node) Call(ctx context.Context, to Target, kind byte, body []byte) ([]b
 	return n.CallUntil(ctx, nil, nil, to, kind, body, false)
 }
 
-// CallUntil is Call that also gives up when until is closed, or limit is over. An urgent call is short, and so is its
-// reply: it has a connection with such calls only, and waits for nothing else that is sent to the
-// node.
+// CallUntil is Call that also gives up when until is closed, or limit is over. An urgent call is
+// short, and so is its reply: it has a connection with such calls only, and waits for nothing else
+// that is sent to the node.
 func (n *Node) CallUntil(
 	ctx context.Context, until <-chan struct{}, limit *base.Limit, to Target, kind byte, body []byte, urgent bool,
 ) ([]byte, error) {
