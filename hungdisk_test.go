@@ -267,7 +267,7 @@ func TestHungDisk(t *testing.T) {
 		}()
 		time.Sleep(q.opts.StallAfter - 1)
 		require.NoError(t, q.Health(t.Context()))
-		time.Sleep(2)
+		time.Sleep(2 * time.Nanosecond)
 		err = q.Health(t.Context())
 		require.ErrorIs(t, err, ErrStalled)
 		require.ErrorContains(t, err, "shard 0")

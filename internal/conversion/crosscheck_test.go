@@ -25,9 +25,7 @@ func idIn(shard, n int) (id keys.ID) {
 // waiting stores a task of shard 1 that counts so many of its parents.
 func waiting(t *testing.T, st *store.Store, child keys.ID, counted uint64, parents ...keys.ID) {
 	rec := record.Record{OnDead: keys.CancelOnDead}
-	for _, p := range parents {
-		rec.Parents = append(rec.Parents, p)
-	}
+	rec.Parents = append(rec.Parents, parents...)
 	set(t, st, keys.AppendGrouped(nil, keys.Blocked, 1, 0, child), append(keys.AppendLaneNumber(nil, 7), rec.Encode()...))
 	if counted > 0 {
 		set(t, st, keys.AppendByID(nil, keys.Pending, child), keys.AppendNumber(nil, counted))
