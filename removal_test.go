@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 )
 
@@ -201,7 +202,9 @@ func TestReplacementsAtOnce(t *testing.T) {
 				require.True(t, errors.Is(errs[0], ErrNotMember) != errors.Is(errs[1], ErrNotMember), "%v", errs)
 			}
 			left := membersOf(by[2], 0)
-			require.Len(t, left, 3, "%v", errs)
+			// What a node was doing when it was removed may leave a newcomer without a vote.
+			voters := slices.DeleteFunc(slices.Clone(left), func(m string) bool { return strings.HasSuffix(m, raft.Nonvoter.String()) })
+			require.Len(t, voters, 3, "%v", errs)
 			for _, n := range c.members() {
 				if !slices.ContainsFunc(left, func(m string) bool { return strings.HasPrefix(m, n.name+"/") }) {
 					c.drop(n)

@@ -28,7 +28,6 @@ type Directory struct {
 	hold *hold // what FS is once the directory is locked
 
 	readOnly bool // nothing is changed in it
-	opened   bool // see Opened
 
 	volatile *Volatile // see Take
 }

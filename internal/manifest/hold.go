@@ -38,6 +38,7 @@ type hold struct {
 
 	opening atomic.Pointer[record] // that of every store while they may be written, without files, or nil
 	removed atomic.Bool            // by RemoveAll
+	opened  atomic.Bool            // see Directory.Opened
 
 	mu   sync.Mutex          // guards dirs, and is held for no call of the file system that may hang
 	dirs map[string]*heldDir // by the name in path; "": path

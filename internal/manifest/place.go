@@ -160,7 +160,7 @@ func (d *Directory) End() error {
 		d.Volatile = new(Volatile) // a store that has failed may lack what was acknowledged
 		return d.Write()
 	}
-	if d.Opening > 0 && !d.opened {
+	if d.Opening > 0 && !d.hold.opened.Load() {
 		d.Opening-- // a store that was missing, or another one, may be put back
 	}
 	if err := d.countStores(); err != nil {
@@ -171,8 +171,8 @@ func (d *Directory) End() error {
 }
 
 // Opened notes that all stores are open, and that calls may change them. Without it, End leaves the
-// number of the opening before.
-func (d *Directory) Opened() { d.opened = true }
+// number of the opening before. A node may change its manifest meanwhile.
+func (d *Directory) Opened() { d.hold.opened.Store(true) }
 
 // countStores makes all stores say that they are of this opening.
 func (d *Directory) countStores() error {
