@@ -15,7 +15,7 @@ import (
 // FuzzBroadcast: a damaged message is refused, or is one.
 func FuzzBroadcast(f *testing.F) {
 	b := engine.Effects{
-		Events:   []engine.Event{{Kind: engine.EventRetried, ID: keys.ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
+		Events:   []engine.Event{{Kind: engine.EventRetried, ID: keys.ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5).UTC(), LastError: "e"}},
 		Endings:  []engine.Ending{{ID: keys.ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
 		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: keys.ID{3}, Token: 4}}},
 	}
@@ -45,7 +45,7 @@ func FuzzBroadcast(f *testing.F) {
 // TestBroadcastTravels: events, outcomes and cancels arrive as they were.
 func TestBroadcastTravels(t *testing.T) {
 	b := engine.Effects{
-		Events:   []engine.Event{{Kind: engine.EventRetried, ID: keys.ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5), LastError: "e"}},
+		Events:   []engine.Event{{Kind: engine.EventRetried, ID: keys.ID{1}, Queue: "a", Tenant: "t", Attempt: 2, Time: time.UnixMilli(5).UTC(), LastError: "e"}},
 		Endings:  []engine.Ending{{ID: keys.ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
 		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: keys.ID{3}, Token: 4}}},
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"time"
 
@@ -101,7 +102,8 @@ func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 		base.ErrNotLeader, len(peers)))...)
 }
 
-// joinBy lets a node of the cluster add this one.
+// joinBy lets a node of the cluster add this one. It asks again if it is too early, or if this node
+// has ended the connection itself, as it does when it rises to a format.
 func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 	to, err := p.target()
 	if err != nil {
@@ -109,7 +111,9 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 	}
 	for {
 		_, err = n.peer.Call(ctx, to, kindJoin, wire.AppendJSON(nil, j))
-		if refused, ok := errors.AsType[*peer.RefusedError](err); !ok || refused.Reason != peer.RefusedEarly || ctx.Err() != nil {
+		refused, ok := errors.AsType[*peer.RefusedError](err)
+		again := ok && refused.Reason == peer.RefusedEarly || errors.Is(err, net.ErrClosed)
+		if !again || ctx.Err() != nil {
 			break
 		}
 		Pause(ctx, nil)
