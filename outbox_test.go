@@ -2,8 +2,10 @@ package codeq
 
 import (
 	"context"
+	"maps"
 	"path"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -204,10 +206,23 @@ func TestMessagesAreKeptUntilDurable(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityNone, DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
 			disk := crashfs.New()
-			syncs := make(map[string]int) // of logs
+			var mu sync.Mutex
+			syncs := make(map[string]int) // of logs; guarded by mu
+			counted := func() map[string]int {
+				mu.Lock()
+				defer mu.Unlock()
+				return maps.Clone(syncs)
+			}
+			reset := func() {
+				mu.Lock()
+				defer mu.Unlock()
+				clear(syncs)
+			}
 			fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
 				if op == "sync" && path.Ext(name) == ".log" {
+					mu.Lock()
 					syncs[path.Base(path.Dir(name))]++
+					mu.Unlock()
 				}
 				return nil
 			}}
@@ -230,24 +245,24 @@ func TestMessagesAreKeptUntilDurable(t *testing.T) {
 				require.Equal(f, Counts{Ready: n}, img.Counts("a"), "they are taken again")
 				require.NoError(f, img.Q.Close())
 
-				clear(syncs)
+				reset()
 				time.Sleep(time.Second)
 				require.Zero(f, f.keptMessages(0))
 				img = f.Crash(disk)
 				require.Equal(f, Counts{Ready: n}, img.Counts("a"))
 				require.NoError(f, img.Q.Close())
-				require.Equal(f, map[string]int{"shard-001": 1}, syncs)
+				require.Equal(f, map[string]int{"shard-001": 1}, counted())
 				time.Sleep(time.Hour)
-				require.Equal(f, map[string]int{"shard-001": 1}, syncs, "it sleeps")
+				require.Equal(f, map[string]int{"shard-001": 1}, counted(), "it sleeps")
 
-				clear(syncs)
+				reset()
 				for range 100 { // five seconds
 					f.ProduceAt(0, Task{Queue: "start"})
 					f.Complete("start", f.Bound("b", 1, 1)...)
 					time.Sleep(50 * time.Millisecond)
 				}
 				time.Sleep(time.Minute)
-				require.Equal(f, map[string]int{"shard-001": 5}, syncs, "once a second, and once after the last")
+				require.Equal(f, map[string]int{"shard-001": 5}, counted(), "once a second, and once after the last")
 				require.Zero(f, f.keptMessages(0))
 			})
 		})
