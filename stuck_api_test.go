@@ -60,7 +60,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 			for name, verb := range verbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}, {Queue: "verbs"}}, []codeq.ID{live, live}) {
 				switch name {
 				case "ServeLocal": // serves until ctx ends
-				case "Drain", "Undrain", "AddNode", "ReplaceNode": // see TestMembersOfStuckShard
+				case "Drain", "Undrain", "AddNode", "ReplaceNode": // change what the others are asked of
 				case "Claim", "ClaimBatch":
 					for what, noWait := range map[string]bool{name + ", waiting": false, name + ", NoWait": true} {
 						call(what, func(ctx context.Context) error {
