@@ -54,11 +54,12 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 		q.recycleComplete(op)
 		return err
 	}
-	settled, err := q.do(ctx, q.shardOf(r.ID), op)
+	shard := q.shardOf(r.ID)
+	settled, err := q.do(ctx, shard, op)
 	if !settled {
 		return err
 	}
-	hops := taskbatch.Hops(op.next, q.shardOf(r.ID), len(q.replicas), true)
+	hops := taskbatch.Hops(op.next, shard, len(q.replicas), true)
 	if q.recycleComplete(op); err == nil {
 		err = q.awaitTaken(ctx, hops)
 	}

@@ -90,8 +90,17 @@ func (l *Limit) IsOver(moves bool) bool {
 // false and the error matches ErrUncertain.
 func Await(ctx context.Context, limit *Limit, done <-chan error) (settled bool, err error) {
 	cancel := ctx.Done()
-	if cancel == nil && limit == nil {
+	switch {
+	case limit != nil:
+	case cancel == nil:
 		return true, <-done
+	default:
+		select { // which a third channel makes slower, even a nil one
+		case err := <-done:
+			return true, err
+		case <-cancel:
+			return false, fmt.Errorf("%w: %w", ErrUncertain, EndOf(ctx))
+		}
 	}
 	for {
 		select {
