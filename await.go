@@ -21,12 +21,14 @@ type Outcome struct {
 }
 
 // Await waits until a task has ended (completed, canceled, or a dead letter) and returns its
-// outcome. It returns the result of a task that ends while it waits even if the task is not kept. A
-// dead letter that is redriven may be awaited again.
+// outcome. A dead letter that is redriven may be awaited again.
 //
-// Await returns [ErrNotFound] if the task does not exist, or has ended and is not kept; the error
-// of ctx if ctx ends first, and [ErrClosed] when the queue is closed. Another call may be
-// completing the task at the same time: Await does not miss its end, and does not poll.
+// It need not be kept ([Settings].Retention): Await returns the outcome of a task that ends while
+// it waits, and each shard remembers, until it is closed or another node leads it, the last tasks
+// that have ended without being kept: at least 2,048 of the last ten minutes, if their results and
+// errors take no more than 512 KiB. Others, purged dead letters and unknown tasks are
+// [ErrNotFound]. Another call may be completing the task at the same time: Await does not miss its
+// end, and does not poll.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain] and [ErrNotLeader] (in a cluster),
 // [ErrFailed], [ErrClosed], and that of ctx.

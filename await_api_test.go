@@ -86,12 +86,11 @@ func TestAwait(t *testing.T) {
 							require.NoError(t, got.err, c.name)
 							require.Equal(t, &c.want, got.Outcome, c.name)
 						}
-						got, err := q.Await(ctx, id)
 						if !c.kept {
+							_, err := q.Get(ctx, id)
 							require.ErrorIs(t, err, codeq.ErrNotFound, c.name)
-							require.Nil(t, got)
-							continue
 						}
+						got, err := q.Await(ctx, id)
 						require.NoError(t, err, c.name)
 						require.Equal(t, len(c.want.Result), len(got.Result))
 						got.Result = c.want.Result // nil or empty
@@ -142,6 +141,51 @@ func TestAwaitTasksThatWait(t *testing.T) {
 			require.Equal(t, codeq.Done, (<-forLater).State)
 		})
 	}
+}
+
+// TestAwaitLate: who awaits a task that has ended and is not kept learns how, for a while; not after
+// a restart, and not what was kept and has gone.
+func TestAwaitLate(t *testing.T) {
+	ctx := context.Background()
+	synctest.Test(t, func(t *testing.T) {
+		opts := *onDisk(crashfs.New(), &codeq.Options{Shards: 3})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		ids := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", Retention: time.Second})
+		for range ids {
+			l := claimNow(t, q, "a")
+			if l.ID == ids[1] {
+				require.NoError(t, q.Cancel(ctx, l.ID))
+				continue
+			}
+			require.NoError(t, q.Complete(ctx, l.Receipt, []byte("result")))
+		}
+		done := &codeq.Outcome{State: codeq.Done, Result: []byte("result"), Attempts: 1}
+		ends := []*codeq.Outcome{done, {State: codeq.Canceled, Attempts: 1}, done}
+		for i, id := range ids {
+			o, err := q.Await(ctx, id)
+			require.NoError(t, err)
+			require.Equal(t, ends[i], o)
+		}
+		time.Sleep(9 * time.Minute)
+		o, err := q.Await(ctx, ids[0])
+		require.NoError(t, err)
+		require.Equal(t, done, o)
+		_, err = q.Await(ctx, ids[2])
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+		time.Sleep(2 * time.Minute)
+		_, err = q.Await(ctx, ids[0])
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil))
+		require.NoError(t, q.Close())
+		q, err = codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		_, err = q.Await(ctx, id)
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+		require.NoError(t, q.Close())
+	})
 }
 
 // TestAwaitRedriven: a dead letter has ended; redriven, it ends anew. Purged, it

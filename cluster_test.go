@@ -80,8 +80,11 @@ func TestClusterBroadcast(t *testing.T) {
 			require.Equal(t, id, e.ID)
 		}
 	}
-	_, err = qs[0].Await(ctx, id)
-	require.ErrorIs(t, err, codeq.ErrNotFound)
+	for _, q := range qs {
+		o, err := q.Await(ctx, id)
+		require.NoError(t, err, "its leader remembers")
+		require.Equal(t, "well", string(o.Result))
+	}
 }
 
 // TestClusterCancel: a handler learns of a cancel at once, wherever its task

@@ -44,6 +44,7 @@ func TestAwaitOfBehindNode(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		t.Run(fmt.Sprint("closes ", closes), func(t *testing.T) {
 			behindCase(t, func(t *testing.T, c *simCluster, leader, behind *simNode, ended ID) {
+				time.Sleep(11 * time.Minute) // the leader remembers the end no more
 				told := make(chan error, 1)
 				go func() {
 					_, err := simQueue(behind).Await(t.Context(), ended)

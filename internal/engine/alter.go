@@ -164,7 +164,9 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 	}
 	s.withdraw(at)
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
-	s.end(at.lane.queue, at.id, &record.Ties{}, Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
+	o := Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}
+	s.endings.add(at.id, s.Uptime, &o)
+	s.end(at.lane.queue, at.id, &record.Ties{}, o)
 	rec := at.rec
 	if rec.RunAt = 0; at.state == Scheduled {
 		rec.RunAt = at.place.At
@@ -212,14 +214,17 @@ func (s *State) cancel(at *located) {
 		s.withdraw(at)
 	}
 	ties := at.rec.Ties
-	if retention != 0 {
+	o := Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}
+	if retention == 0 {
+		s.endings.add(at.id, s.Uptime, &o)
+	} else {
 		s.keep(at.lane.queue, keys.Canceled, at.id, keys.BucketOf(s.Wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.Wall}, &at.rec)
 	}
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	if gone {
 		ties.Group = 0
 	}
-	s.end(at.lane.queue, at.id, &ties, Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)})
+	s.end(at.lane.queue, at.id, &ties, o)
 }
 
 // replace gives a waiting task the contents of a new one; its ID stays, and so do the tasks that

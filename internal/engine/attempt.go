@@ -43,8 +43,12 @@ func (s *State) complete(ls *lease, result []byte) error {
 		}
 		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall, Result: result}, &rec)
 	}
+	o := Outcome{State: Done, Result: result, Attempts: int(ls.attempts)}
+	if retention == 0 {
+		s.endings.add(ls.id, s.Uptime, &o)
+	}
 	if ls.tied || s.Wanted&WantOutcomes != 0 {
-		s.end(ls.lane.queue, ls.id, &ls.ties, Outcome{State: Done, Result: result, Attempts: int(ls.attempts)})
+		s.end(ls.lane.queue, ls.id, &ls.ties, o)
 	}
 	return nil
 }

@@ -124,15 +124,16 @@ type model struct {
 	woken     []*modelTask       // their parents have ended
 	doomed    []*modelTask       // to be canceled, as a parent was
 	canceled  map[Receipt]bool   // leases that were ended by Cancel since the last load
-	plain     bool               // no task is bound to others
-	reopened  bool               // all turns that are passed on are contested
-	hurried   bool               // calls are drawn that come together
-	unordered bool               // their effects are taken in, and which group has which is open
-	drawn     int                // the ties that drawTasks draws
-	claimed   bool               // in this step: tasks may have been parked
-	calls     uint64             // produces that have a number
-	life      uint64             // of the node that numbers them
-	numbered  []*produceCall     // those that were decided
+	endings   map[keys.ID]modelEnding
+	plain     bool           // no task is bound to others
+	reopened  bool           // all turns that are passed on are contested
+	hurried   bool           // calls are drawn that come together
+	unordered bool           // their effects are taken in, and which group has which is open
+	drawn     int            // the ties that drawTasks draws
+	claimed   bool           // in this step: tasks may have been parked
+	calls     uint64         // produces that have a number
+	life      uint64         // of the node that numbers them
+	numbered  []*produceCall // those that were decided
 	sessions  map[int]modelSession
 
 	served  map[laneID]bool           // in this step
@@ -266,6 +267,7 @@ func (m *model) isSmall() bool { return m.config.GroupBytes == smallGroup || m.s
 func (m *model) begun() {
 	clear(m.passes)
 	m.canceled, m.weights = make(map[Receipt]bool), make(map[[2]string]int)
+	m.endings = make(map[keys.ID]modelEnding)
 	m.weigh()
 	m.deliver()
 }
@@ -480,6 +482,7 @@ func (m *model) stepWall(t *rapid.T) {
 func (m *model) reopen() {
 	m.drawConfig()
 	m.crash()
+	clear(m.endings)
 	m.resume()
 	m.begun()
 	m.sync()
@@ -565,6 +568,7 @@ func (m *model) crashAfter(c call) {
 	m.adopted = nil
 	if m.reopened {
 		clear(m.canceled)
+		clear(m.endings)
 		m.resume()
 		m.sync()
 	}
@@ -755,6 +759,12 @@ func (m *model) hear(s *drivenShard) {
 	for _, r := range s.Effects.Canceled {
 		m.told = append(m.told, "canceled "+r.String())
 	}
+}
+
+// modelEnding is what a shard remembers of a task that is not kept, until an uptime.
+type modelEnding struct {
+	text  string
+	until uint64
 }
 
 func textOf(id keys.ID, o *Outcome) string {

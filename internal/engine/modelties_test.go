@@ -61,13 +61,14 @@ func (m *model) toDone(t *modelTask, result string) {
 	m.expect(EventCompleted, t, "")
 	m.unpin(t, 0)
 	m.endKey(t, Done)
+	o := Outcome{State: Done, Result: []byte(result), Attempts: int(t.rec.Attempts)}
 	if retention := m.retention(t); retention == 0 {
-		m.toGone(t)
+		m.remember(t, &o)
 	} else {
 		t.until = keys.BucketOf(m.Wall, retention)
 		t.state, t.at, t.result = Done, m.Wall, result
 	}
-	m.ended(t, Outcome{State: Done, Result: []byte(result), Attempts: int(t.rec.Attempts)}, true)
+	m.ended(t, o, true)
 }
 
 func (m *model) toCanceled(t *modelTask) {
@@ -83,12 +84,18 @@ func (m *model) toCanceled(t *modelTask) {
 	m.endKey(t, Canceled)
 	o := Outcome{State: Canceled, LastError: t.rec.Error, Attempts: int(t.rec.Attempts)}
 	if retention := m.retention(t); retention == 0 {
-		m.toGone(t)
+		m.remember(t, &o)
 	} else {
 		t.until = keys.BucketOf(m.Wall, retention)
 		t.state, t.at = Canceled, m.Wall
 	}
 	m.ended(t, o, true)
+}
+
+// remember is the end of a task that is not kept.
+func (m *model) remember(t *modelTask, o *Outcome) {
+	m.endings[t.id] = modelEnding{textOf(t.id, o), m.Uptime + endingsFor}
+	m.toGone(t)
 }
 
 func (m *model) toGone(t *modelTask) {

@@ -67,6 +67,7 @@ type State struct {
 	sessions  sessionTable
 	interests map[string]KindSet // by node
 	canceled  recent.Set[Receipt]
+	endings   endings
 
 	resting  []*Queue             // may no longer be needed
 	doubtful chunked.List[*Queue] // resting, and may have wakeups that are on disk only

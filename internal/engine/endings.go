@@ -1,0 +1,69 @@
+package engine
+
+import (
+	"slices"
+
+	"codeq/internal/keys"
+)
+
+const (
+	// endingsHalf and endingsBytes bound each of two halves of endings: so many tasks, and so many
+	// bytes of results and errors.
+	endingsHalf  = 2048
+	endingsBytes = 512 << 10
+	// endingsFor is for how long an ending is told, ms.
+	endingsFor = 10 * 60 * 1000
+)
+
+// endings remembers how tasks have ended that are not kept, since the shard was loaded: at least
+// the last endingsHalf, or as many as their texts have room for.
+type endings struct{ now, before endingsOf }
+
+// endingsOf is one half: it is filled, and then forgotten as a whole.
+type endingsOf struct {
+	ids   []keys.ID // by itself: a search reads nothing else
+	ends  []ending
+	texts []byte
+}
+
+type ending struct {
+	state    TaskState
+	attempts int
+	at       uint64 // uptime, ms
+	text     int    // where its result begins in texts; its error follows
+	result   int    // length
+	cause    int    // length
+}
+
+// add remembers an ending, unless its texts are too long.
+func (e *endings) add(id keys.ID, uptime uint64, o *Outcome) {
+	size := len(o.Result) + len(o.LastError)
+	if size > endingsBytes {
+		return
+	}
+	h := &e.now
+	if len(h.ids) == endingsHalf || len(h.texts)+size > endingsBytes {
+		e.now, e.before = e.before, e.now
+		h.ids, h.ends, h.texts = h.ids[:0], h.ends[:0], h.texts[:0]
+	}
+	h.ids = append(h.ids, id)
+	h.ends = append(h.ends, ending{o.State, o.Attempts, uptime, len(h.texts), len(o.Result), len(o.LastError)})
+	h.texts = append(append(h.texts, o.Result...), o.LastError...)
+}
+
+// find returns how a task has ended, in memory of its own; nil: that is not known.
+func (e *endings) find(id keys.ID, uptime uint64) *Outcome {
+	for _, h := range []*endingsOf{&e.now, &e.before} {
+		i := slices.Index(h.ids, id)
+		if i < 0 || h.ends[i].at+endingsFor < uptime {
+			continue
+		}
+		end := &h.ends[i]
+		texts := h.texts[end.text:]
+		return &Outcome{
+			State: end.state, Attempts: end.attempts,
+			Result: append([]byte(nil), texts[:end.result]...), LastError: string(texts[end.result:][:end.cause]),
+		}
+	}
+	return nil
+}
