@@ -23,12 +23,10 @@ type Outcome struct {
 // Await waits until a task has ended (completed, canceled, or a dead letter) and returns its
 // outcome. A dead letter that is redriven may be awaited again.
 //
-// It need not be kept ([Settings].Retention): Await returns the outcome of a task that ends while
-// it waits, and each shard remembers, until it is closed or another node leads it, the last tasks
-// that have ended without being kept: at least 2,048 of the last ten minutes, if their results and
-// errors take no more than 512 KiB. Others, purged dead letters and unknown tasks are
-// [ErrNotFound]. Another call may be completing the task at the same time: Await does not miss its
-// end, and does not poll.
+// It need not be kept ([Task].Retention). Await does not miss the end of a task while it waits, and
+// each shard remembers, until it is closed or another node leads it, the last tasks that have ended
+// without being kept: at least 2,048 of the last ten minutes, if their results and errors take no
+// more than 512 KiB. Others, purged dead letters and unknown tasks are [ErrNotFound].
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain] and [ErrNotLeader] (in a cluster),
 // [ErrFailed], [ErrClosed], and that of ctx.
@@ -50,13 +48,12 @@ func (q *Queue) awaitEnd(ctx context.Context, id ID) (*engine.Outcome, error) {
 		return q.node.await(ctx, id)
 	}
 	op := &awaitOp{completion: newCompletion(callAwait), id: id}
-	if settled, err := q.do(ctx, q.shardOf(id), op); !settled {
+	settled, err := q.do(ctx, q.shardOf(id), op)
+	if !settled {
 		op.GiveUp()
 		return nil, base.EndOf(ctx)
-	} else if err != nil {
-		return nil, err
 	}
-	return &op.outcome, nil
+	return &op.outcome, err
 }
 
 // await is awaitEnd in a cluster. It asks the shard's leader, as ever; an end

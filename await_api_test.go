@@ -143,15 +143,17 @@ func TestAwaitTasksThatWait(t *testing.T) {
 	}
 }
 
-// TestAwaitLate: who awaits a task that has ended and is not kept learns how, for a while; not after
-// a restart, and not what was kept and has gone.
+// TestAwaitLate: how a task has ended that is not kept is told for a while, but not after a restart,
+// and not of a task that was kept and has gone.
 func TestAwaitLate(t *testing.T) {
 	ctx := context.Background()
 	synctest.Test(t, func(t *testing.T) {
 		opts := *onDisk(crashfs.New(), &codeq.Options{Shards: 3})
 		q, err := codeq.Open("queue", &opts)
 		require.NoError(t, err)
-		ids := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", Retention: time.Second})
+		task := codeq.Task{Queue: "a"}
+		kept := codeq.Task{Queue: "a", Retention: time.Second}
+		ids := produce(t, q, task, task, kept)
 		for range ids {
 			l := claimNow(t, q, "a")
 			if l.ID == ids[1] {

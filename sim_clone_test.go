@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -202,6 +203,36 @@ func TestCloneThatEndsInTime(t *testing.T) {
 		c.awaitVotes()
 		n.produce(t, 10)
 		require.Equal(t, 20, n.count(t))
+	})
+}
+
+// TestCloneIsToldOf: a member that was away while a copy took the place of its node hears of that
+// from the others before it takes the node for what it was.
+func TestCloneIsToldOf(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		leader, n := c.lead()
+		away := c.members()[slices.IndexFunc(c.members(), func(m *simNode) bool { return m != leader && m != n })]
+		n.produce(t, 10)
+		k := n.clone(n.image(), "elsewhere")
+		away.crash(100)
+		c.net.Isolate(n.name, append(c.names(), "elsewhere"))
+		k.start()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, k.q.WaitReady(ctx))
+		_, err := k.q.Produce(ctx, Task{Queue: "a"})
+		require.NoError(t, err)
+		c.net.Heal(true)
+		c.net.Isolate(n.name, []string{leader.name, "elsewhere"})
+		away.start()
+		time.Sleep(20 * time.Second) // it asks now and then
+		n.requireOldCopy(t)
+		require.Equal(t, 11, away.count(t))
+		require.NoError(t, k.q.Close())
+		n.putBack(simImage{disk: k.machine.Disk(), votes: k.machine.Votes()})
+		c.net.Heal(true)
+		n.start()
 	})
 }
 

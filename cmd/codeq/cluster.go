@@ -169,9 +169,9 @@ func (a *app) clusterMember(arguments int, done string, do func(context.Context,
 		if err != nil {
 			return err
 		}
-		q, err := codeq.OpenLocal(ctx, t.dir)
+		q, err := t.local(ctx)
 		if err != nil {
-			return t.explain(err)
+			return err
 		}
 		defer func() { _ = q.Close() }() // the connection only
 		r := clusterResult{Done: done, Node: args[0], DryRun: c.Bool("dry-run")}

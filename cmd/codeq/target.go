@@ -187,11 +187,24 @@ func (t *target) served(ctx context.Context) (steerer, error) {
 	if t.url != "" {
 		return t.steer(ctx)
 	}
-	q, err := codeq.OpenLocal(ctx, t.dir)
+	q, err := t.local(ctx)
 	if err != nil {
-		return nil, t.explain(err)
+		return nil, err
 	}
 	return q, nil
+}
+
+// local connects to the process that has the directory open.
+func (t *target) local(ctx context.Context) (*codeq.Queue, error) {
+	q, err := codeq.OpenLocal(ctx, t.dir)
+	if !errors.Is(err, codeq.ErrNotServed) {
+		return q, t.explain(err)
+	}
+	r, closedErr := t.read() // ErrLocked: a process has it open, and does not serve it
+	if closedErr != nil {
+		return nil, closedErr
+	}
+	return nil, errors.Join(coded(exitNotNow, fmt.Errorf("no process has the queue open: %w", err)), r.Close())
 }
 
 // explain adds to an error what an operator can do about it.

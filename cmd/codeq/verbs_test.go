@@ -302,7 +302,7 @@ func TestSchedules(t *testing.T) {
 
 func TestQuiet(t *testing.T) {
 	dir := newQueue(t, nil)
-	require.Equal(t, exitInUse, call(t, "-dir", dir, "quiet").code, "nobody works")
+	require.Equal(t, exitNotNow, call(t, "-dir", dir, "quiet").code, "nobody works")
 	q, stop := serve(t, dir)
 	mux := new(codeq.Mux)
 	began := make(chan struct{}, 9)
@@ -422,7 +422,11 @@ func TestMisuse(t *testing.T) {
 		{exitNoQueue, []string{"-dir", t.TempDir(), "pause", "mail"}},
 		{exitNoQueue, []string{"-dir", dir + "x", "verify"}},
 		{exitNoQueue, []string{"-dir", dir + "x", "export"}},
-		{exitInUse, []string{"-dir", dir, "cluster", "status"}},
+		{exitNotNow, []string{"-dir", dir, "cluster", "status"}},
+		{exitNotNow, []string{"-dir", dir, "cluster", "drain"}},
+		{exitNotNow, []string{"-dir", dir, "cluster", "remove", "n1"}},
+		{exitNoQueue, []string{"-dir", dir + "x", "cluster", "status"}},
+		{exitNoQueue, []string{"-dir", t.TempDir(), "quiet"}},
 		{exitUsage, []string{"-dir", dir, "cluster"}},
 		{exitUsage, []string{"-dir", dir, "list", "-from", "9999-12-31T23:59:59-12:00"}},
 		{exitUsage, []string{"-dir", dir, "produce", "-run-at", "0000-01-01T00:00:00+12:00", "a", "p"}},
@@ -444,7 +448,7 @@ func TestMisuse(t *testing.T) {
 	// A process has it open, and does not serve it.
 	q, err := codeq.Open(dir, nil)
 	require.NoError(t, err)
-	for _, args := range [][]string{{"info"}, {"pause", "mail"}, {"export"}, {"verify"}} {
+	for _, args := range [][]string{{"info"}, {"pause", "mail"}, {"export"}, {"verify"}, {"quiet"}, {"cluster", "status"}, {"cluster", "remove", "n"}} {
 		r := call(t, with([]string{"-dir", dir}, args...)...)
 		require.Equal(t, exitInUse, r.code, r.err)
 		require.Contains(t, r.err, "ServeLocal")

@@ -24,6 +24,9 @@ import (
 // A process is known by the life in which it began, which it says in each handshake (peer.Lives).
 // The lives that follow while it is open are no other process.
 //
+// A member that has just begun asks the others about each process that it knows from before, too:
+// they may have admitted a later one.
+//
 // A node that asks to be taken back for a former ID is treated alike: a process that has that ID is
 // no node that has lost something.
 //
@@ -40,6 +43,7 @@ const anyLife = math.MaxUint64
 type elderKey struct {
 	id    peer.ID
 	birth uint64
+	known bool // only whether a later process was admitted is asked
 }
 
 // elders are the processes that this node looks for.
@@ -62,25 +66,29 @@ func (e *elders) end(key elderKey, s *elderSearch) {
 	close(s.done)
 }
 
-// isNewcomer reports whether the process of a member began after this node has heard of the
-// directory last. REQUIRES: membership.mu is held.
-func (n *Node) isNewcomer(id string, lives peer.Lives) bool {
-	if lives.Birth == 0 { // it does not say
-		return false
-	}
+// checkProcess returns an error as awaitElders does, if the process of a member may not be
+// admitted. One that this node has heard of before is known; what may have come since is asked
+// once.
+func (n *Node) checkProcess(ctx context.Context, other peer.Identity, lives peer.Lives) error {
+	id := other.ID.String()
+	n.membership.mu.Lock()
+	known := lives.Birth <= n.c.Directory.Seen[id]
+	n.membership.mu.Unlock()
 	isFirst := len(lives.All) == 2 && lives.All[0] == 0 && lives.All[1] == lives.Birth // the directory is new
-	return !isFirst && lives.Birth > n.c.Directory.Seen[id]
+	if known && n.peer.Admitted(other.ID) > 0 || !known && isFirst {
+		return nil
+	}
+	err := n.awaitElders(ctx, Peer{Node: other.Name, ID: id}, elderKey{other.ID, lives.Birth, known})
+	if err == nil && ctx.Err() != nil { // the process may have ended meanwhile
+		err = fmt.Errorf("%w: the connection is closed", peer.ErrEarly)
+	}
+	return err
 }
 
 // awaitElders returns when no process is there that has a directory open and began before a life,
-// as far as this node and the other members can tell. An error matches ErrOldCopy if there is one,
-// or peer.ErrEarly if ctx has ended before that is known.
-func (n *Node) awaitElders(ctx context.Context, of Peer, birth uint64) error {
-	id, err := peer.ParseID(of.ID)
-	if err != nil {
-		return err
-	}
-	key := elderKey{id, birth}
+// and no later one was admitted, as far as this node and the other members can tell. An error
+// matches ErrOldCopy if there is one, or peer.ErrEarly if ctx has ended before that is known.
+func (n *Node) awaitElders(ctx context.Context, of Peer, key elderKey) error {
 	e := &n.elders
 	e.mu.Lock()
 	s := e.search[key]
@@ -105,13 +113,20 @@ func (n *Node) awaitElders(ctx context.Context, of Peer, birth uint64) error {
 }
 
 // searchElders looks for processes, and lets the other members do so, until one has answered, or
-// nobody has for long enough, or another member has admitted the one that began in key.birth.
+// nobody has for long enough, or another member has admitted the one that began in key.birth, or a
+// later one.
 func (n *Node) searchElders(of Peer, key elderKey) error {
 	ctx, cancel := context.WithTimeout(n.ctx, silentElections*n.c.ElectionTimeout)
 	defer cancel()
 	found := make(chan elderAnswer, 1) // the first answer; the others are dropped
 	note := func(a elderAnswer, ok bool) {
 		if ok {
+			if a.Alive { // what another member has admitted counts more
+				select {
+				case <-ctx.Done():
+				case <-time.After(n.c.HeartbeatTimeout):
+				}
+			}
 			select {
 			case found <- a:
 			default:
@@ -120,12 +135,14 @@ func (n *Node) searchElders(of Peer, key elderKey) error {
 		}
 	}
 	var looking sync.WaitGroup
-	looking.Go(func() {
-		n.contain("look for an earlier process", func() {
-			at, ok := n.lookForElders(ctx, of, key)
-			note(elderAnswer{Alive: true, Address: at}, ok)
-		}, nil)
-	})
+	if !key.known {
+		looking.Go(func() {
+			n.contain("look for an earlier process", func() {
+				at, ok := n.lookForElders(ctx, of, key)
+				note(elderAnswer{Alive: true, Address: at}, ok)
+			}, nil)
+		})
+	}
 	for _, p := range n.members() {
 		if p.ID == n.self.ID || p.ID == of.ID {
 			continue
@@ -137,8 +154,11 @@ func (n *Node) searchElders(of Peer, key elderKey) error {
 	looking.Wait()
 	select {
 	case a := <-found:
-		if a.Alive {
+		switch {
+		case a.Alive:
 			return fmt.Errorf("%w: node %q is open with its directory at %s; close that one before", base.ErrOldCopy, of.Node, a.Address)
+		case a.Admitted > key.birth:
+			return fmt.Errorf("%w: a later process has the directory of node %q", base.ErrOldCopy, of.Node)
 		}
 		return nil
 	default:
@@ -227,13 +247,13 @@ func bornIn(lives peer.Lives) uint64 {
 type elderQuestion struct {
 	Peer
 	Birth uint64
-	Wait  time.Duration // for an answer
+	Wait  time.Duration // for an answer; 0: only for which process was admitted
 }
 
 type elderAnswer struct {
 	Alive    bool   // one of them has answered
 	Address  string // there
-	Admitted bool   // the process that began in that life was admitted
+	Admitted uint64 // in which life the process began that was admitted last; 0: none was
 }
 
 // askForElders asks a member until it has answered, or ctx ends. Builds that do not know the
@@ -247,14 +267,19 @@ func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a el
 		if n.peer.NewestOf(to.ID) == 0 {
 			_, _, _ = n.peer.Probe(ctx, to) // which tells
 		}
-		if n.peer.NewestOf(to.ID) < formatOfElders {
+		switch newest := n.peer.NewestOf(to.ID); {
+		case newest == 0:
 			continue
+		case newest < formatOfElders:
+			return a, false
 		}
-		end, _ := ctx.Deadline()
-		question := elderQuestion{of, key.birth, time.Until(end)}
+		question := elderQuestion{Peer: of, Birth: key.birth}
+		if end, _ := ctx.Deadline(); !key.known {
+			question.Wait = time.Until(end)
+		}
 		b, err := n.peer.Introduce(ctx, to, kindElders, wire.AppendJSON(nil, question))
 		if err == nil && wire.UnmarshalJSON(b, &a) == nil {
-			return a, a.Alive || a.Admitted
+			return a, a.Alive || a.Admitted >= key.birth
 		}
 	}
 	return a, false
@@ -273,8 +298,8 @@ func (n *Node) serveElders(r *peer.Request) error {
 	if err != nil || id == (peer.ID{}) {
 		return ErrMalformedCall
 	}
-	if q.Birth != anyLife && n.peer.Admitted(id) == q.Birth {
-		r.Reply(wire.AppendJSON(nil, elderAnswer{Admitted: true}))
+	if admitted := n.peer.Admitted(id); admitted >= q.Birth || q.Wait <= 0 {
+		r.Reply(wire.AppendJSON(nil, elderAnswer{Admitted: admitted}))
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, min(q.Wait, silentElections*n.c.ElectionTimeout))
@@ -283,7 +308,7 @@ func (n *Node) serveElders(r *peer.Request) error {
 		defer cancel()
 		err := n.guarded("look for an earlier process", func() error {
 			var a elderAnswer
-			a.Address, a.Alive = n.lookForElders(ctx, q.Peer, elderKey{id, q.Birth})
+			a.Address, a.Alive = n.lookForElders(ctx, q.Peer, elderKey{id: id, birth: q.Birth})
 			r.Reply(wire.AppendJSON(nil, a))
 			return nil
 		})
@@ -305,7 +330,11 @@ func (n *Node) checkFormer(ctx context.Context, j joining) error {
 		}
 		checking.Go(func() {
 			errs[i] = n.guarded("search for a former process", func() error {
-				return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, anyLife)
+				former, err := peer.ParseID(id)
+				if err != nil {
+					return err
+				}
+				return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, elderKey{id: former, birth: anyLife})
 			})
 		})
 	}

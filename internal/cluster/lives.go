@@ -41,16 +41,8 @@ func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.L
 		case <-ctx.Done():
 			return fmt.Errorf("%w: this node is being opened", peer.ErrEarly)
 		}
-	}
-	n.membership.mu.Lock()
-	isNewcomer := n.isNewcomer(id, lives)
-	n.membership.mu.Unlock()
-	if isNewcomer {
-		if err := n.awaitElders(ctx, Peer{Node: other.Name, ID: id}, lives.Birth); err != nil {
+		if err := n.checkProcess(ctx, other, lives); err != nil {
 			return err
-		}
-		if ctx.Err() != nil { // the process may have ended meanwhile
-			return fmt.Errorf("%w: the connection is closed", peer.ErrEarly)
 		}
 	}
 	if err := n.see(ctx, id, lives.All); err != nil {

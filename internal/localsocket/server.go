@@ -54,6 +54,7 @@ type Server struct {
 	c       Config
 	place   *place
 	node    *peer.Node
+	lines   *peer.Lines // about connections that are not accepted
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	calls   sync.WaitGroup // goroutines of calls; the readers of node add
@@ -68,7 +69,7 @@ const serverName, clientName = "process", "client"
 
 // Listen begins to serve a queue. REQUIRES: its directory is locked, and nothing else serves it.
 func Listen(c Config) (*Server, error) {
-	s := &Server{c: c, place: placeIn(c.Queue), running: make(chan struct{}, maxRunning)}
+	s := &Server{c: c, place: placeIn(c.Queue), lines: peer.NewLines(c.Logger), running: make(chan struct{}, maxRunning)}
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func Listen(c Config) (*Server, error) {
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.node = peer.New(peer.Config{
 		Identity: peer.Identity{Cluster: c.ID, ID: c.ID, Name: serverName}, Formats: peer.Formats{Newest: c.Format, Least: c.Format},
-		Listener: listener{l, c.Logger}, Handler: s.handle, Logger: c.Logger,
+		Listener: listener{l, s.lines}, Handler: s.handle, Logger: c.Logger,
 		Bounds: peer.Bounds{
 			// A call counts until all that is written together with its answer is: by then, a
 			// program may have made as many again.
@@ -97,6 +98,7 @@ func (s *Server) Socket() string { return s.place.socket() }
 func (s *Server) Close() error {
 	s.cancel(base.ErrNotServed)
 	err := s.node.Close()
+	s.lines.Close()
 	s.calls.Wait()
 	s.background.Wait()
 	if lost := s.c.Check(); lost != nil {
@@ -167,7 +169,7 @@ func takesLong(kind byte, waits func(kind byte) bool) bool {
 // listener accepts connections of the own user, and of root.
 type listener struct {
 	net.Listener
-	log *slog.Logger
+	lines *peer.Lines
 }
 
 // Accept is net.Listener's.
@@ -180,7 +182,7 @@ func (l listener) Accept() (net.Conn, error) {
 		if err = check(c, func(user int) bool { return ownUser(user) || user == 0 }); err == nil {
 			return c, nil
 		}
-		l.log.Warn("local connection not accepted", "socket", l.Addr(), "err", err)
+		l.lines.Log(slog.LevelWarn, "local connection not accepted", "", "socket", l.Addr(), "err", err)
 		_ = c.Close()
 	}
 }

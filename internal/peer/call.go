@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync/atomic"
 	"time"
@@ -254,7 +255,7 @@ func (c *client) check() {
 	}
 	c.mu.Unlock()
 	if silent {
-		c.node.c.Logger.Warn("peer is silent", "addr", c.to.Address)
+		c.node.lines.Log(slog.LevelWarn, "peer is silent", c.to.Address, "addr", c.to.Address)
 		c.fail(errSilent)
 	}
 }

@@ -72,6 +72,7 @@ type Config struct {
 // concurrent use.
 type Node struct {
 	c       Config
+	lines   *Lines
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
 	running sync.WaitGroup  // goroutines of the Node; added to under mu before closed is set
@@ -189,6 +190,7 @@ func New(c Config) *Node {
 	}
 	n := &Node{
 		c:       c,
+		lines:   NewLines(c.Logger),
 		conns:   make(map[*conn]struct{}),
 		links:   make(map[lane]*link),
 		broken:  make(map[Target]error),
@@ -291,6 +293,7 @@ func (n *Node) Close() error {
 		_ = c.Close()
 	}
 	n.running.Wait()
+	n.lines.Close()
 	return err
 }
 
@@ -331,7 +334,7 @@ func (n *Node) accept() {
 			if n.ctx.Err() != nil {
 				return
 			}
-			n.c.Logger.Error("accept failed", "err", err)
+			n.lines.Log(slog.LevelError, "accept failed", "", "err", err)
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -357,7 +360,7 @@ func (n *Node) serveAccepted(c *conn) {
 	if err != nil {
 		_ = c.Close()
 		if n.ctx.Err() == nil {
-			n.c.Logger.Warn("connection not accepted", "from", c.RemoteAddr(), "name", h.from.Name, "err", err)
+			n.lines.Log(slog.LevelWarn, "connection not accepted", "", "from", c.RemoteAddr(), "name", h.from.Name, "err", err)
 		}
 		return
 	}
@@ -708,7 +711,7 @@ func (n *Node) tried(on lane, l *link, a *attempt, raw *conn, err error) {
 	close(a.done)
 	n.mu.Unlock()
 	if err != nil && n.ctx.Err() == nil {
-		n.c.Logger.Warn("no connection", "node", on.to.Name, "addr", on.to.Address, "err", err)
+		n.lines.Log(slog.LevelWarn, "no connection", on.to.Address, "node", on.to.Name, "addr", on.to.Address, "err", err)
 	}
 }
 
