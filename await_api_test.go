@@ -143,8 +143,8 @@ func TestAwaitTasksThatWait(t *testing.T) {
 	}
 }
 
-// TestAwaitLate: how a task has ended that is not kept is told for a while, but not after a restart,
-// and not of a task that was kept and has gone.
+// TestAwaitLate: how a task has ended that is not kept is told for a while, but not after a
+// restart, and not of a task that was kept and has gone.
 func TestAwaitLate(t *testing.T) {
 	ctx := context.Background()
 	synctest.Test(t, func(t *testing.T) {

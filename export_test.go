@@ -43,6 +43,7 @@ var (
 	Buffered  = buffered
 	ErrBroken = errBroken
 	Keyed     = keyed
+	KeyOf     = keyOf
 	SerialOf  = serialOf
 
 	// What a test does to a shard.

@@ -341,8 +341,6 @@ func TestNthIsRefused(t *testing.T) {
 
 		// Tasks that refer to each other, and belong to different shards.
 		scattered := []codeq.Task{{Queue: "a", LimitKey: f.KeyOf("a", 0)}, {Queue: "a", LimitKey: f.KeyOf("a", 1), After: []codeq.ID{codeq.Nth(0)}}}
-		_, err = f.Q.ProduceBatch(ctx, scattered)
-		refused(err, "ProduceBatch tasks")
 		f.ProduceAt(0, codeq.Task{Queue: "start"})
 		l := f.Claim("start")
 		for _, after := range places {
@@ -363,6 +361,75 @@ func TestNthIsRefused(t *testing.T) {
 		require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, together...))
 		f.Complete("a")
 		f.Complete("a")
+	})
+}
+
+// TestKeysAndJoin: a batch of tasks with idempotency keys and groups, and of others that wait for
+// them, works with any number of shards, and may be produced again.
+func TestKeysAndJoin(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, shards := range []int{1, 2, 4, 7} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+				const n = 20
+				var tasks []codeq.Task
+				join := codeq.Task{Queue: "join", Unique: codeq.Unique{Key: "join"}}
+				for i := range n {
+					tasks = append(tasks, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: fmt.Sprint(i)}})
+					join.After = append(join.After, codeq.Nth(i))
+				}
+				tasks = append(tasks, join, codeq.Task{Queue: "end", Unique: codeq.Unique{Key: "end"}, After: []codeq.ID{codeq.Nth(n)}})
+				ids := f.Batch(tasks...)
+				for range 2 {
+					again, err := f.Q.ProduceBatch(ctx, tasks)
+					require.ErrorIs(f, err, codeq.ErrDuplicate)
+					require.Equal(f, ids, again)
+				}
+				joined, err := f.Q.Get(ctx, ids[n])
+				require.NoError(f, err)
+				require.Equal(f, ids[:n], joined.After)
+				for range n {
+					f.RequireState(codeq.Blocked, ids[n], ids[n+1])
+					f.Complete("a")
+				}
+				f.RequireState(codeq.Blocked, ids[n+1])
+				f.Complete("join")
+				f.Complete("end")
+
+				// groups, and a task that waits for what is stored before it and after it
+				ids = f.Batch(
+					codeq.Task{Queue: "b", Group: "g"}, codeq.Task{Queue: "c"},
+					codeq.Task{Queue: "d", Group: "h", After: []codeq.ID{codeq.Nth(0), codeq.Nth(1)}},
+					codeq.Task{Queue: "e", After: []codeq.ID{codeq.Nth(2), codeq.Nth(0)}},
+				)
+				f.Complete("b")
+				f.RequireState(codeq.Blocked, ids[2:]...)
+				f.Complete("c")
+				f.Complete("d")
+				f.Complete("e")
+				f.Check()
+			})
+		})
+	}
+}
+
+// TestFailedPart: when a shard fails, the tasks of its part and of those after it are not stored,
+// and the others are.
+func TestFailedPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{Shards: 3})
+		task := func(shard int, after ...codeq.ID) codeq.Task {
+			return codeq.Task{Queue: "a", LimitKey: keyOf("a", shard, 3), After: after}
+		}
+		failShard(t, q, 1)
+		batch := []codeq.Task{task(0), task(1, codeq.Nth(0)), task(2, codeq.Nth(1))}
+		ids, err := q.ProduceBatch(context.Background(), batch)
+		require.ErrorIs(t, err, codeq.ErrUncertain)
+		require.NotZero(t, ids[0])
+		require.Zero(t, ids[1])
+		require.Zero(t, ids[2])
+		infoOf(t, q, ids[0])
 	})
 }
 

@@ -53,6 +53,7 @@ var (
 	buffered  = codeq.Buffered
 	errBroken = codeq.ErrBroken
 	keyed     = codeq.Keyed
+	keyOf     = codeq.KeyOf
 	serialOf  = codeq.SerialOf
 
 	// What a test does to a shard.

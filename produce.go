@@ -81,10 +81,11 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // are those of [Queue.Produce]; the error of an invalid task contains its index.
 //
 // With several shards, tasks with a LimitKey, Group or idempotency key belong to a certain shard,
-// and a batch that belongs to several shards is stored in one commit for each. If one of these
-// fails, its tasks and those of later ones are not stored: their IDs are zero. Shards whose tasks
-// have only an idempotency key come first. So it is safe to produce a batch again if each of its
-// tasks has only an idempotency key, or none of the three.
+// and a batch that belongs to several shards is stored in parts, each in one commit. A task that
+// waits for others of the batch ([Nth]) and belongs elsewhere is in a part after theirs: they may
+// have ended when it is stored. If a part fails, its tasks and those of later parts are not stored:
+// their IDs are zero. Parts whose tasks all have an idempotency key come first, as far as the waits
+// permit. So it is safe to produce a batch again if all of its tasks have one, or none of the three.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
 // [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] (as for Produce),
@@ -112,10 +113,6 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 		hops, err := q.produce(ctx, q.anyShard(), op, tasks, func(i int) int { return i }, ids)
 		return ids, errors.Join(err, q.awaitTaken(ctx, hops))
 	}
-	if len(parts) > 1 && taskbatch.HasSiblings(op.tasks) {
-		q.recycleProduce(op)
-		return nil, errScattered("ProduceBatch")
-	}
 	all := op.tasks
 	var duplicates []error
 	var hops []taskbatch.Hop
@@ -123,10 +120,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 		next := op
 		if len(parts) > 1 {
 			next = q.produceOp()
-			for _, i := range part.Tasks {
-				next.tasks = append(next.tasks, all[i])
-			}
-			taskbatch.FindTwins(next.tasks)
+			next.tasks = part.Append(next.tasks, all, func(i int) keys.ID { return keys.ID(ids[i]) })
 		}
 		asked, err := q.produce(ctx, part.Shard, next, tasks, func(i int) int { return part.Tasks[i] }, ids)
 		hops = append(hops, asked...)
@@ -277,12 +271,6 @@ func (b *batch) add(tasks []Task, limits *Limits) error {
 		}
 	}
 	return nil
-}
-
-func errScattered(verb string) error {
-	return &InvalidError{
-		verb + " tasks", "Nth together with LimitKey, Group or Unique.Key", "such tasks in one shard only",
-	}
 }
 
 // produceOp stores all of its tasks, or none.

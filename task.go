@@ -145,8 +145,8 @@ const MaxParents = 10_000
 
 // Nth returns an ID that refers, in [Task.After], to the i-th task (from 0) of the same batch: of a
 // [Queue.ProduceBatch], or of the follow-ups of a completion. That task must come before the one
-// that waits for it. All tasks of such a batch lie in one shard: with several shards, tasks with a
-// LimitKey, Group or [Unique.Key] are allowed in it only if all of them belong to the same shard.
+// that waits for it. With several shards, follow-ups that wait for each other may have a LimitKey,
+// Group or [Unique.Key] only if all of those belong to the shard of the receipt.
 func Nth(i int) ID { return keys.Nth(i) }
 
 // State is the state of a task.

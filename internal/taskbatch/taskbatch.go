@@ -4,6 +4,7 @@
 package taskbatch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,43 +15,70 @@ import (
 	"codeq/internal/record"
 )
 
-// Part is the tasks of a batch that one shard stores.
+// Part is the tasks of a batch that one shard stores in one commit.
 type Part struct {
 	Shard int
-	Tasks []int // indexes
+	Tasks []int // indexes, in ascending order
+	level int   // more than those of the parts for whose tasks it waits
 	again bool  // some of them would be stored again if the batch were
 }
 
-// Split divides a batch between the shards that store it: nil means that any shard may store all
-// tasks. Parts of which nothing would be stored again if the batch were come first.
+// Split divides a batch into parts: nil means that any shard may store all tasks. A part comes
+// after those for whose tasks it waits; of the others, those come first of which nothing would be
+// stored again if the batch were. REQUIRES: the twins are found; they are in the same part.
 func Split(tasks []engine.NewTask, shards int) []Part {
-	isBound := func(t engine.NewTask) bool {
+	first := slices.IndexFunc(tasks, func(t engine.NewTask) bool {
 		_, bound := t.Home(shards)
 		return bound
-	}
-	if !slices.ContainsFunc(tasks, isBound) {
+	})
+	if first < 0 {
 		return nil
 	}
+	base, _ := tasks[first].Home(shards)
+	waited := waitedFor(tasks)
 	var parts []Part
+	in := make([]int, len(tasks)) // the index of the part
 	var free []int
 	for i := range tasks {
-		home, bound := tasks[i].Home(shards)
-		if !bound {
+		t := &tasks[i]
+		if t.Tied != nil && t.Tied.Twin >= 0 {
+			in[i] = in[t.Tied.Twin]
+			parts[in[i]].Tasks = append(parts[in[i]].Tasks, i)
+			continue
+		}
+		home, bound := t.Home(shards)
+		siblings := siblingsOf(t)
+		switch {
+		case bound:
+		case len(siblings) > 0: // with one of those that are stored last
+			last := slices.MaxFunc(siblings, func(a, b int) int { return cmp.Compare(parts[in[a]].level, parts[in[b]].level) })
+			home = parts[in[last]].Shard
+		case waited[i]:
+			home = base
+		default:
 			free = append(free, i)
 			continue
 		}
-		n := slices.IndexFunc(parts, func(p Part) bool { return p.Shard == home })
+		level := 0
+		for _, n := range siblings {
+			p := &parts[in[n]]
+			if level = max(level, p.level); p.Shard != home {
+				level = max(level, p.level+1)
+			}
+		}
+		n := slices.IndexFunc(parts, func(p Part) bool { return p.Shard == home && p.level == level })
 		if n < 0 {
 			n = len(parts)
-			parts = append(parts, Part{Shard: home})
+			parts = append(parts, Part{Shard: home, level: level})
 		}
+		in[i] = n
 		parts[n].Tasks = append(parts[n].Tasks, i)
-		parts[n].again = parts[n].again || tasks[i].Tied.Unique == [keys.UniqueLen]byte{}
+		parts[n].again = parts[n].again || t.Tied == nil || t.Tied.Unique == [keys.UniqueLen]byte{}
 	}
 	slices.SortStableFunc(parts, func(a, b Part) int {
 		switch {
-		case a.again == b.again:
-			return 0
+		case a.level != b.level || a.again == b.again:
+			return cmp.Compare(a.level, b.level)
 		case a.again:
 			return 1
 		}
@@ -62,20 +90,66 @@ func Split(tasks []engine.NewTask, shards int) []Part {
 	return parts
 }
 
-// refersToSiblings reports whether a task waits for others of its batch.
-func refersToSiblings(t *engine.NewTask) bool {
-	return t.Tied != nil && slices.ContainsFunc(t.Tied.Parents, func(p [record.IDLen]byte) bool { _, ok := keys.NthOf(p); return ok })
+// Append appends the tasks of the part. For siblings outside it stand the IDs of those that are
+// stored.
+func (p *Part) Append(into, all []engine.NewTask, stored func(i int) keys.ID) []engine.NewTask {
+	for _, i := range p.Tasks {
+		t := all[i]
+		if refersToSiblings(&t) {
+			rec := decoded(&t)
+			parents := rec.Parents[:0]
+			for _, id := range rec.Parents {
+				if n, sibling := keys.NthOf(id); sibling {
+					if at, mine := slices.BinarySearch(p.Tasks, n); mine {
+						id = keys.Nth(at)
+					} else if id = stored(n); id == (keys.ID{}) {
+						continue // of a twin, which is not stored
+					}
+				}
+				parents = append(parents, id)
+			}
+			rec.Parents = parents
+			t.Encode(&rec, nil)
+		}
+		into = append(into, t)
+	}
+	FindTwins(into)
+	return into
 }
 
-// HasSiblings reports whether a task waits for another one of the batch.
-func HasSiblings(tasks []engine.NewTask) bool {
-	return slices.ContainsFunc(tasks, func(t engine.NewTask) bool { return refersToSiblings(&t) })
+// siblingsOf returns for which others of its batch a task waits.
+func siblingsOf(t *engine.NewTask) (siblings []int) {
+	if t.Tied == nil {
+		return nil
+	}
+	for _, p := range t.Tied.Parents {
+		if n, ok := keys.NthOf(p); ok {
+			siblings = append(siblings, n)
+		}
+	}
+	return siblings
+}
+
+// waitedFor returns for which tasks others of the batch wait.
+func waitedFor(tasks []engine.NewTask) map[int]bool {
+	waited := make(map[int]bool)
+	for i := range tasks {
+		for _, n := range siblingsOf(&tasks[i]) {
+			waited[n] = true
+		}
+	}
+	return waited
+}
+
+// refersToSiblings reports whether a task waits for others of its batch.
+func refersToSiblings(t *engine.NewTask) bool {
+	return len(siblingsOf(t)) > 0
 }
 
 // IsScattered reports whether tasks that are given to one shard wait for each other, and some of
 // them belong to another shard.
 func IsScattered(tasks []engine.NewTask, shard, shards int) bool {
-	return HasSiblings(tasks) && slices.ContainsFunc(tasks, func(t engine.NewTask) bool {
+	return len(waitedFor(tasks)) > 0 && slices.ContainsFunc(tasks, func(t engine.NewTask) bool {
 		home, bound := t.Home(shards)
 		return bound && home != shard
 	})

@@ -1,6 +1,7 @@
 package taskbatch
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -44,11 +45,76 @@ func TestSplit(t *testing.T) {
 	}, parts)
 }
 
+// TestSplitFlow: a task that waits for others of the batch is with them if it may be, and otherwise
+// in a part after theirs, which refers to them by their IDs.
+func TestSplitFlow(t *testing.T) {
+	nth := func(n ...int) (ids [][record.IDLen]byte) {
+		for _, i := range n {
+			ids = append(ids, keys.Nth(i))
+		}
+		return ids
+	}
+	free := newTask(record.Record{Payload: []byte("p")})
+	tasks := []engine.NewTask{
+		withKey(1, 0), withKey(2, 0), // 0, 1
+		newTask(record.Record{Parents: nth(0, 1)}), // 2: after both
+		inGroup(2, nth(1)...),                      // 3: with 1
+		inGroup(1, nth(2, 3)...),                   // 4: after 3, and perhaps after 2
+		free,                                       // 5: nobody waits for it
+		free,                                       // 6: 7 does
+		newTask(record.Record{Parents: nth(6)}),    // 7: with 6
+		withKey(1, 0),                              // 8: the twin of 0
+		newTask(record.Record{Parents: nth(8, 3)}),                             // 9
+		newTask(record.Record{Parents: append(nth(9), [record.IDLen]byte{1})}), // 10
+	}
+	FindTwins(tasks)
+	parts := Split(tasks, 4)
+	at := make(map[int]int)
+	var all []int
+	for n, p := range parts {
+		for _, i := range p.Tasks {
+			at[i] = n
+			if home, bound := tasks[i].Home(4); bound {
+				require.Equal(t, home, p.Shard)
+			}
+		}
+		all = append(all, p.Tasks...)
+		require.True(t, slices.IsSorted(p.Tasks))
+	}
+	slices.Sort(all)
+	require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, all)
+	require.Equal(t, at[0], at[8])
+	require.Equal(t, at[1], at[3])
+	require.Equal(t, at[6], at[7])
+	require.Equal(t, at[9], at[10])
+	require.LessOrEqual(t, len(parts), 4)
+	stored := func(i int) keys.ID { return keys.ID{byte(i + 1), 9} }
+	for n, p := range parts {
+		for k, task := range p.Append(nil, tasks, stored) {
+			i := p.Tasks[k]
+			var want [][record.IDLen]byte
+			for _, id := range decoded(&tasks[i]).Parents {
+				if sibling, ok := keys.NthOf(id); !ok {
+					want = append(want, id)
+				} else if at[sibling] == n {
+					want = append(want, keys.Nth(slices.Index(p.Tasks, sibling)))
+				} else {
+					require.Less(t, at[sibling], n, "%d waits for %d", i, sibling)
+					want = append(want, stored(sibling))
+				}
+			}
+			require.Equal(t, want, decoded(&task).Parents)
+			if len(want) > 0 {
+				require.Equal(t, want, task.Tied.Parents)
+			}
+		}
+	}
+}
+
 // TestScattered: tasks that wait for each other lie in the shard that stores them.
 func TestScattered(t *testing.T) {
 	child, free := newTask(record.Record{Parents: [][record.IDLen]byte{keys.Nth(0)}}), newTask(record.Record{})
-	require.True(t, HasSiblings([]engine.NewTask{free, child}))
-	require.False(t, HasSiblings([]engine.NewTask{free, inGroup(2, [record.IDLen]byte{1})}), "the parent is no sibling")
+	require.False(t, IsScattered([]engine.NewTask{free, inGroup(2, [record.IDLen]byte{1})}, 3, 4), "the parent is no sibling")
 	require.False(t, IsScattered([]engine.NewTask{inGroup(2), child}, 2, 4))
 	require.True(t, IsScattered([]engine.NewTask{inGroup(2), child}, 3, 4), "the parent is elsewhere")
 	require.True(t, IsScattered([]engine.NewTask{free, inGroup(2, keys.Nth(0))}, 3, 4), "the child is elsewhere")
