@@ -393,23 +393,10 @@ func (op *memberOp) settle(err error) {
 }
 
 func (op *memberOp) encode(dst []byte) []byte {
-	dst = wire.AppendBytes(append(dst, byte(op.how)), op.peer.Node)
-	dst = wire.AppendBytes(wire.AppendBytes(dst, op.peer.Address), op.peer.ID)
-	for _, id := range op.former {
-		dst = wire.AppendBytes(dst, id)
-	}
-	return dst
+	return cluster.AppendChange(dst, op.how, op.peer, op.former)
 }
 
-func (op *memberOp) decode(r *wire.Reader) {
-	op.how, op.peer = cluster.Change(r.Byte()), cluster.Peer{Node: r.String(), Address: r.String(), ID: r.String()}
-	for op.how == cluster.Readmit && r.Len() > 0 {
-		op.former = append(op.former, r.String())
-	}
-	if op.how >= cluster.EndOfChanges {
-		r.Fail()
-	}
-}
+func (op *memberOp) decode(r *wire.Reader) { op.how, op.peer, op.former = cluster.ReadChange(r) }
 
 // RecoverCluster lets a node go on without a majority of its cluster, which is lost for good, or
 // may lack what it had acknowledged ([ErrPowerLost]), or has diverged from it ([ErrDiverged]): in

@@ -202,3 +202,19 @@ func ExampleReader_FindByKey() {
 	fmt.Printf("%v: %s\n", task.State, task.Payload)
 	// Output: scheduled: welcome
 }
+
+// A script pauses a queue while the application is down. Whatever has become due meanwhile is left to
+// the application, with its own options.
+func ExampleOptions_tool() {
+	dir, _, _, end := closedMail()
+	defer end()
+	ctx := context.Background()
+	q, err := codeq.Open(dir, &codeq.Options{Tool: true})
+	check(err)
+	defer q.Close()
+	check(q.Pause(ctx, "mail"))
+	set, err := q.Settings("mail")
+	check(err)
+	fmt.Println("paused:", set.Paused)
+	// Output: paused: true
+}

@@ -218,7 +218,7 @@ func (op *completeOp) resolve(s *shard) {
 
 func (op *completeOp) encode(dst []byte) []byte {
 	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom()), op.result)
-	return appendLastNotes(taskbatch.Append(dst, op.next), op.notes)
+	return call.AppendLastNotes(taskbatch.Append(dst, op.next), op.notes)
 }
 
 // takeNotes lets a lease that is about to end have the last notes of its handler.
@@ -228,25 +228,10 @@ func takeNotes(s *shard, r Receipt, n *record.Notes) {
 	}
 }
 
-// appendLastNotes ends an operation with the notes of its handler.
-func appendLastNotes(dst []byte, n *record.Notes) []byte {
-	if n == nil {
-		return dst
-	}
-	return n.Append(dst)
-}
-
-func readLastNotes(r *wire.Reader) *record.Notes {
-	if r.Len() == 0 {
-		return nil
-	}
-	return call.ReadNotes(r)
-}
-
 func (op *completeOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
 	op.SetWaits(r.Bool())
-	op.result, op.next, op.notes = r.Bytes(), taskbatch.Read(r), readLastNotes(r)
+	op.result, op.next, op.notes = r.Bytes(), taskbatch.Read(r), call.ReadLastNotes(r)
 }
 
 // failOp ends a lease without completing the task.
@@ -287,13 +272,13 @@ func (op *failOp) resolve(s *shard) {
 
 func (op *failOp) encode(dst []byte) []byte {
 	dst = append(wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom()), byte(op.how))
-	return appendLastNotes(wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause), op.notes)
+	return call.AppendLastNotes(wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause), op.notes)
 }
 
 func (op *failOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
 	op.SetWaits(r.Bool())
-	op.how, op.wait, op.cause, op.notes = engine.Failure(r.Byte()), r.Int(), r.String(), readLastNotes(r)
+	op.how, op.wait, op.cause, op.notes = engine.Failure(r.Byte()), r.Int(), r.String(), call.ReadLastNotes(r)
 }
 
 // Lease is a claimed task, leased to the worker until Deadline.

@@ -140,12 +140,15 @@ func OpenLocal(ctx context.Context, dir string) (_ *Queue, err error) {
 // one.
 func (q *Queue) isElsewhere() bool { return q != nil && q.elsewhere != nil }
 
-// onlyHere refuses a verb of a queue that another process has open.
+// onlyHere refuses a verb of a queue that another process has open, or that a tool has.
 func (q *Queue) onlyHere(verb string) error {
-	if q.elsewhere == nil {
-		return nil
+	switch {
+	case q.opts.Tool:
+		return fmt.Errorf("%w: %s, of a queue that is open for a tool (Options.Tool)", errors.ErrUnsupported, verb)
+	case q.elsewhere != nil:
+		return fmt.Errorf("%w: %s, of a queue that another process has open", errors.ErrUnsupported, verb)
 	}
-	return fmt.Errorf("%w: %s, of a queue that another process has open", errors.ErrUnsupported, verb)
+	return nil
 }
 
 // doElsewhere lets another process resolve an operation.

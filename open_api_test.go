@@ -6,17 +6,23 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/private"
 	"codeq/internal/storetest"
@@ -526,4 +532,194 @@ func TestOpenRefusesAnotherShardCount(t *testing.T) {
 	}
 	requireTasks(t, root, nil, tasks)
 	requireTasks(t, root, &codeq.Options{Shards: 2}, tasks)
+}
+
+// toolWorld makes a queue in which much becomes due, and returns its disk as a process that was
+// killed leaves it; at is a lease without a process. It is called in a bubble.
+func toolWorld(t *testing.T) (killed *crashfs.Disk, at codeq.Receipt) {
+	t.Helper()
+	ctx, disk := t.Context(), crashfs.New()
+	q, err := codeq.Open("queue", onDisk(disk, applicationOptions()))
+	require.NoError(t, err)
+	claim := func(queue string, local bool) *codeq.Lease {
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}, LeaseFor: time.Second, Local: local})
+		require.NoError(t, err)
+		return l
+	}
+	produce := func(task codeq.Task) codeq.ID {
+		id, err := q.Produce(ctx, task)
+		require.NoError(t, err)
+		return id
+	}
+	require.NoError(t, q.Configure(ctx, "dead", func(s *codeq.Settings) { s.DeadRetention = time.Minute }))
+	require.NoError(t, q.Configure(ctx, "slow", func(s *codeq.Settings) { s.Rate = 1 }))
+	produce(codeq.Task{Queue: "often"})
+	for range 30 { // more often than the default allows
+		require.NoError(t, q.Retry(ctx, claim("often", false).Receipt, codeq.RetryOptions{After: -1}))
+		time.Sleep(time.Minute)
+	}
+	claim("often", true)
+	produce(codeq.Task{Queue: "once", Unique: codeq.Unique{Key: "k", For: time.Minute}})
+	require.NoError(t, q.Complete(ctx, claim("once", false).Receipt, []byte("result")))
+	produce(codeq.Task{Queue: "dead"})
+	require.NoError(t, q.DeadLetter(ctx, claim("dead", false).Receipt, errors.New("bad")))
+	produce(codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Minute)})
+	produce(codeq.Task{Queue: "group", Group: "g"})
+	produce(codeq.Task{Queue: "group", Group: "g"})
+	produce(codeq.Task{Queue: "slow"})
+	require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "tick", Every: time.Minute, Task: codeq.Task{Queue: "ticks"}}))
+	at = claim("group", false).Receipt
+	killed = disk.Clone()
+	require.NoError(t, q.Close())
+	return killed, at
+}
+
+// applicationOptions differ from the defaults in all that decides about tasks.
+func applicationOptions() *codeq.Options {
+	return &codeq.Options{
+		Shards: 2, Durability: codeq.DurabilityProcess, LeaseFor: time.Hour, MaxAttempts: 100, Retention: time.Hour, MinFreeBytes: -1,
+		Backoff: codeq.Backoff{Base: time.Minute, Max: time.Minute, Factor: math.Inf(1), Jitter: math.Inf(-1)},
+		Limits:  codeq.Limits{Payload: 1000, Headers: 100, Name: 300, Batch: 7, BatchBytes: 5000, Parents: 5, CommitBytes: 1 << 20},
+	}
+}
+
+// TestToolLetsTimeStand: in a queue that a tool opens nothing happens but what it does, however much
+// is due, and however long it stays. The application finds everything as it was.
+func TestToolLetsTimeStand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		disk, _ := toolWorld(t)
+		time.Sleep(24 * time.Hour)
+		shownNow := func() shown {
+			r, err := codeq.OpenReadOnly("queue", onDisk(disk, &codeq.ReaderOptions{}))
+			require.NoError(t, err)
+			defer func() { require.NoError(t, r.Close()) }()
+			return show(t, r)
+		}
+		before := shownNow()
+		require.Len(t, before.Lists["leased"], 2)
+		for range 2 {
+			q, err := codeq.Open("queue", onDisk(disk, &codeq.Options{Tool: true}))
+			require.NoError(t, err)
+			require.NoError(t, q.Pause(ctx, "other"))
+			time.Sleep(24 * time.Hour)
+			require.NoError(t, q.Resume(ctx, "other"))
+			require.NoError(t, errors.Join(codeq.CheckAll(q), q.Close()))
+		}
+		after := shownNow()
+		for _, s := range []*shown{&before, &after} {
+			delete(s.Stats, "other")
+			delete(s.Info, "other")
+			delete(s.Settings, "other")
+		}
+		require.Equal(t, before, after)
+
+		q, err := codeq.Open("queue", onDisk(disk, applicationOptions()))
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		s := show(t, q)
+		require.Empty(t, s.Lists["leased"])
+		require.Empty(t, s.Lists["dead"], "its retention has passed, and no other has used up its attempts")
+		require.Empty(t, s.Lists["done"])
+		require.Empty(t, s.Lists["scheduled"])
+		require.Positive(t, s.Stats["ticks"].Ready)
+		require.NoError(t, errors.Join(codeq.CheckAll(q), q.Close()))
+	})
+}
+
+// TestToolDecidesAsTheApplication: what follows from the calls of a tool is as the application has
+// opened the queue last, also in a copy that a tool has made.
+func TestToolDecidesAsTheApplication(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		disk, at := toolWorld(t)
+		for _, dir := range []string{"queue", "copy"} {
+			q, err := codeq.Open(dir, onDisk(disk, &codeq.Options{Tool: true}))
+			require.NoError(t, err)
+			if dir == "queue" {
+				require.NoError(t, q.Checkpoint(ctx, "copy", codeq.CheckpointOptions{Copy: true}))
+			}
+			require.NoError(t, q.Retry(ctx, at, codeq.RetryOptions{}))
+			info, err := q.Get(ctx, at.ID)
+			require.NoError(t, err)
+			require.Equal(t, codeq.Scheduled, info.State)
+			require.Equal(t, time.Now().Add(time.Minute).UTC(), info.At, "the backoff")
+			require.NoError(t, q.Cancel(ctx, at.ID))
+			info, err = q.Get(ctx, at.ID)
+			require.NoError(t, err, "it is kept, as Retention says")
+			require.Equal(t, codeq.Canceled, info.State)
+			_, err = q.Produce(ctx, codeq.Task{Queue: "a", Payload: make([]byte, 1001)})
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+			_, err = q.Produce(ctx, codeq.Task{Queue: strings.Repeat("n", 300)})
+			require.NoError(t, err)
+			stats, err := q.StorageStats()
+			require.NoError(t, err)
+			require.Zero(t, stats.MinFreeBytes, "no limit")
+
+			for _, err := range []error{
+				func() error { _, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); return err }(),
+				func() error { _, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); return err }(),
+				q.Run(ctx, new(codeq.Mux), nil),
+				q.ServeLocal(ctx),
+			} {
+				require.ErrorIs(t, err, errors.ErrUnsupported)
+				require.ErrorContains(t, err, "Options.Tool")
+			}
+			require.NoError(t, errors.Join(codeq.CheckAll(q), q.Close()))
+			r := openReader(t, dir, onDisk(disk, &codeq.ReaderOptions{}))
+			_, err = r.Settings(strings.Repeat("n", 300))
+			require.NoError(t, err, "a Reader has the limits of the application, too")
+			require.NoError(t, r.Close())
+		}
+		q, err := codeq.Open("queue", onDisk(disk, &codeq.Options{Limits: codeq.Limits{Payload: 10}}))
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+		q, err = codeq.Open("queue", onDisk(disk, &codeq.Options{Tool: true}))
+		require.NoError(t, err)
+		_, err = q.Produce(ctx, codeq.Task{Queue: "a", Payload: make([]byte, 11)})
+		require.ErrorIs(t, err, codeq.ErrInvalid, "the last options of the application count")
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestToolRefuses: a tool makes no queue, raises no format, is no node, and brings no options of its
+// own that decide about tasks.
+func TestToolRefuses(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	dir, node := filepath.Join(root, "queue"), filepath.Join(root, "node")
+	closedQueue(t, dir, 1)
+	requireRefused(t, root, filepath.Join(root, "none"), &codeq.Options{Tool: true}, codeq.ErrNotQueue)
+	q, err := codeq.Open(node, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	requireRefused(t, root, node, &codeq.Options{Tool: true}, codeq.ErrNotMember)
+	requireRefused(t, root, dir, &codeq.Options{Tool: true, Cluster: &codeq.Cluster{Node: "a", Listen: "x:1", Advertise: "x:1"}}, codeq.ErrInvalid)
+
+	// Each option either decides about tasks or is named here.
+	others := []string{
+		"Shards", "GroupCap", "InboxDepth", "WindowTasks", "WindowBytes", "CacheBytes", "MemTableBytes", "StallAfter",
+		"Cluster", "MustExist", "Tool", "AcceptCopy", "Logger", "Observer",
+	}
+	options := reflect.TypeFor[codeq.Options]()
+	for i := range options.NumField() {
+		f := options.Field(i)
+		if !f.IsExported() || slices.Contains(others, f.Name) {
+			continue
+		}
+		o := &codeq.Options{Tool: true}
+		reflect.ValueOf(o).Elem().Field(i).Set(reflect.ValueOf(*applicationOptions()).Field(i))
+		require.False(t, reflect.ValueOf(*o).Field(i).IsZero(), f.Name)
+		requireRefused(t, root, dir, o, codeq.ErrInvalid)
+	}
+	q, err = codeq.Open(dir, &codeq.Options{Tool: true, CacheBytes: 1 << 20})
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+
+	disk, _ := unpack(t, golden(manifest.Format-1, "closed"))
+	before := storetest.Contents(t, disk, "queue")
+	_, err = codeq.Open("queue", onDisk(disk, &codeq.Options{Tool: true}))
+	require.ErrorIs(t, err, codeq.ErrFormat)
+	require.Equal(t, before, storetest.Contents(t, disk, "queue"))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/base"
 	"codeq/internal/bootid"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
@@ -148,6 +149,17 @@ type Options struct {
 	// then. Set it in programs that are to find a queue, so that a wrong path makes no new one.
 	// Default: false.
 	MustExist bool
+	// Tool says that the program opens the queue of an application to look at it and to steer it
+	// ([Queue.Pause], [Queue.Cancel], [Queue.Produce]...), and closes it again. Nothing happens then
+	// because its time has come: no lease expires, no task becomes due, no schedule ticks, nothing
+	// that is kept is deleted; the application does that when it opens the queue next. What follows
+	// from the calls of the tool is decided by the options with which the application has last
+	// opened the queue: Durability, LeaseFor, MaxAttempts, Backoff, Retention, Limits and
+	// MinFreeBytes, which must not be set here. If the queue is not there yet, is that of a node, or
+	// is of an older format, [Open] refuses it with [ErrNotQueue], [ErrNotMember] or [ErrFormat].
+	// [Queue.Claim], [Queue.ClaimBatch], [Queue.Run] and [Queue.ServeLocal] return an error that
+	// matches [errors.ErrUnsupported]. Default: false, the program is the application.
+	Tool bool
 	// AcceptCopy makes [Open] accept a directory that it would refuse with [ErrCopied]. Set it if
 	// you know that nothing wrote the files while they were copied: if the process had died and its
 	// directory was moved to another file system, or restored from a snapshot of all its files at
@@ -173,7 +185,8 @@ type Options struct {
 	// is told, and nothing is measured for it.
 	Observer func(*Observation)
 
-	teller *teller // of Observer; nil: there is none
+	teller *teller           // of Observer; nil: there is none
+	stored *manifest.Options // of the application, in the directory; nil: there are none
 
 	log  *slog.Logger     // logs to Logger without waiting
 	logs *logqueue.Queue  // of log; nil: nothing is logged
@@ -212,8 +225,8 @@ func (l *Limits) ofCommit() taskbatch.Limits {
 
 const (
 	maxShards = manifest.MaxShards
-	maxLease  = 365 * 24 * time.Hour
-	minLease  = 10 * time.Millisecond
+	maxLease  = manifest.MaxLease
+	minLease  = manifest.MinLease
 	maxStall  = 24 * time.Hour
 )
 
@@ -234,6 +247,14 @@ func (o *Options) withDefaults() (*Options, error) {
 			return nil, err
 		}
 	}
+	switch {
+	case !c.Tool:
+	case c.Cluster != nil:
+		return nil, &InvalidError{"Options.Tool", "with Options.Cluster", "a queue by itself"}
+	case c.deciding() != (manifest.Options{Durability: DurabilityDefault.String()}):
+		return nil, &InvalidError{"Options.Tool", "with an option that decides about tasks", "those of the application, which are stored"}
+	}
+	c.MustExist = c.MustExist || c.Tool
 	if c.Durability == DurabilityDefault {
 		c.Durability = DurabilityDisk
 	}
@@ -243,7 +264,6 @@ func (o *Options) withDefaults() (*Options, error) {
 		low, def, max int
 	}{
 		{"Options.Shards", &c.Shards, 1, 0, maxShards}, // 0: as in the directory, or newShards
-		{"Options.MaxAttempts", &c.MaxAttempts, 1, 25, math.MaxInt32},
 		{"Options.GroupCap", &c.GroupCap, 1, 1024, 1 << 16},
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
 		{"Options.WindowTasks", &c.WindowTasks, 1, 4096, 1 << 20},
@@ -257,13 +277,6 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.trimLane", &c.trimLane, 1, engine.TrimLane, math.MaxInt32},
 		{"Options.reclaimFrom", &c.reclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 0, 1 << 30}, // 0: setShards
-		{"Options.Limits.Payload", &c.Limits.Payload, 1, 1 << 20, 64 << 20},
-		{"Options.Limits.Headers", &c.Limits.Headers, 1, 16 << 10, 1 << 20},
-		{"Options.Limits.Name", &c.Limits.Name, 1, 255, 4096},
-		{"Options.Limits.Batch", &c.Limits.Batch, 1, 10_000, 1 << 20},
-		{"Options.Limits.BatchBytes", &c.Limits.BatchBytes, 1, 16 << 20, 256 << 20},
-		{"Options.Limits.Parents", &c.Limits.Parents, 1, 100_000, taskbatch.MaxLimits.Parents},
-		{"Options.Limits.CommitBytes", &c.Limits.CommitBytes, 1, 0, taskbatch.MaxLimits.Bytes},
 	} {
 		if *f.value == 0 {
 			*f.value = f.def
@@ -271,19 +284,17 @@ func (o *Options) withDefaults() (*Options, error) {
 			return nil, &InvalidError{f.name, *f.value, fmt.Sprintf("%d to %d", f.low, f.max)}
 		}
 	}
-	if c.Limits.CommitBytes == 0 {
-		c.Limits.CommitBytes = max(32<<20, 2*c.Limits.BatchBytes, 4*c.Limits.Payload)
+	deciding := c.deciding()
+	if field, value, limit := deciding.SetDefaults(taskbatch.MaxLimits.Parents, taskbatch.MaxLimits.Bytes); limit != "" {
+		return nil, &InvalidError{"Options." + field, value, limit}
 	}
 	if c.Durability > DurabilityNone {
 		return nil, &InvalidError{
 			"Options.Durability", c.Durability, "DurabilityProcess, DurabilityDisk, DurabilityNone",
 		}
 	}
-	if c.LeaseFor == 0 {
-		c.LeaseFor = 30 * time.Second
-	}
-	if c.LeaseFor < minLease || c.LeaseFor > maxLease {
-		return nil, &InvalidError{"Options.LeaseFor", c.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
+	if err := c.decideBy(&deciding); err != nil {
+		return nil, err
 	}
 	low := minTimeout
 	if c.Cluster != nil {
@@ -292,9 +303,6 @@ func (o *Options) withDefaults() (*Options, error) {
 	c.StallAfter = cmp.Or(c.StallAfter, max(5*time.Second, 4*low))
 	if c.StallAfter < low || c.StallAfter > maxStall {
 		return nil, &InvalidError{"Options.StallAfter", c.StallAfter, fmt.Sprintf("%v to %v, and more than HeartbeatTimeout", minTimeout, maxStall)}
-	}
-	if c.Retention < 0 && c.Retention != Forever {
-		return nil, &InvalidError{"Options.Retention", c.Retention, "0 or more, or Forever"}
 	}
 	if c.CacheBytes == 0 {
 		c.CacheBytes = 16 << 20
@@ -324,32 +332,43 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.boot == "" {
 		c.boot = bootid.Read()
 	}
-	return &c, c.Backoff.setDefaults()
+	return &c, nil
 }
 
-func (b *Backoff) setDefaults() error {
-	if b.Base == 0 {
-		b.Base = time.Second
+// deciding returns the options that decide about tasks.
+func (o *Options) deciding() manifest.Options {
+	return manifest.Options{
+		Durability: o.Durability.String(), LeaseFor: o.LeaseFor, MaxAttempts: o.MaxAttempts, Backoff: base.Backoff(o.Backoff),
+		Retention: o.Retention, Limits: manifest.Limits(o.Limits), MinFreeBytes: o.MinFreeBytes,
 	}
-	if b.Max == 0 {
-		b.Max = max(time.Hour, b.Base)
+}
+
+// decideBy makes the options that decide about tasks those of the application; nil: it has stored
+// none.
+func (o *Options) decideBy(a *manifest.Options) error {
+	if a == nil {
+		return nil
 	}
-	if b.Factor == 0 {
-		b.Factor = 2
+	o.LeaseFor, o.MaxAttempts, o.Backoff, o.Retention = a.LeaseFor, a.MaxAttempts, Backoff(a.Backoff), a.Retention
+	o.Limits, o.MinFreeBytes = Limits(a.Limits), a.MinFreeBytes
+	return o.Durability.UnmarshalText([]byte(a.Durability))
+}
+
+// settle sets what depends on the directory, and lets that have the options of an application.
+func (o *Options) settle(d *manifest.Directory) (err error) {
+	if o.Tool {
+		if d.Format < manifest.Format {
+			return fmt.Errorf("%w: %d, which its application raises to %d first, and no tool", ErrFormat, d.Format, manifest.Format)
+		}
+		err = o.decideBy(d.Options)
 	}
-	if b.Jitter == 0 {
-		b.Jitter = 0.2
+	o.setShards(d.Shards)
+	if !o.Tool {
+		deciding := o.deciding()
+		d.Options = &deciding
 	}
-	if b.Base < 0 || b.Max < b.Base {
-		return &InvalidError{"Options.Backoff", fmt.Sprintf("Base %v, Max %v", b.Base, b.Max), "0 < Base <= Max"}
-	}
-	if b.Factor < 1 || math.IsNaN(b.Factor) {
-		return &InvalidError{"Options.Backoff.Factor", b.Factor, "1 or more"}
-	}
-	if b.Jitter > 1 || math.IsNaN(b.Jitter) {
-		return &InvalidError{"Options.Backoff.Jitter", b.Jitter, "at most 1"}
-	}
-	return nil
+	o.stored = d.Options
+	return err
 }
 
 // setShards sets the number of shards and the defaults that depend on it.

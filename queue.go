@@ -107,7 +107,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 		want.Node, want.Founds, want.Check = c.Node, c.isAlone(), c.checkOpen
 	}
 	d, err := manifest.Open(o.fs, dir, want)
-	if o.Cluster == nil && errors.Is(err, ErrNotMember) {
+	if o.Cluster == nil && !o.Tool && errors.Is(err, ErrNotMember) {
 		if err = dissolve(dir, o); err == nil {
 			d, err = manifest.Open(o.fs, dir, want)
 		}
@@ -115,16 +115,15 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.Node != want.Node && err == nil {
+	if d.Node != want.Node {
 		d.Found(want.Node, o.Cluster.Advertise)
 	}
-	if err == nil {
+	if err = o.settle(d); err == nil {
 		err = d.Take(o.AcceptCopy, o.boot, o.volatile())
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
 	}
-	o.setShards(d.Shards)
 	q := newQueue(o, d)
 	if o.Cluster != nil {
 		n := q.newNode()
@@ -451,7 +450,7 @@ func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration
 	return engine.Config{
 		Shard: index, Shards: o.Shards, Replicated: o.Cluster != nil, Seed: seed, Elapsed: elapsed,
 		WindowTasks: o.WindowTasks, WindowBytes: o.WindowBytes, MaxAttempts: o.MaxAttempts, Backoff: o.Backoff.Delay,
-		Retention: o.Retention, IdleLanes: o.idleLanes, SweepLanes: o.sweepLanes, GroupBytes: o.groupBytes,
+		Retention: o.Retention, Untimed: o.Tool, IdleLanes: o.idleLanes, SweepLanes: o.sweepLanes, GroupBytes: o.groupBytes,
 		TrimBytes: o.trimBytes, TrimLane: o.trimLane,
 	}
 }

@@ -2,6 +2,8 @@ package codeq
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"iter"
 	"time"
 
@@ -55,10 +57,8 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 		return nil, err
 	}
 	c := reading.Config{CacheBytes: o.CacheBytes, Rules: func(m *manifest.Manifest, shard int) engine.Config {
-		own := *o
-		own.setShards(m.Shards)
-		rules := configOf(shard, &own, [32]byte{}, func() time.Duration { return 0 })
-		rules.Replicated = m.Node != ""
+		rules := configOf(shard, o, [32]byte{}, func() time.Duration { return 0 })
+		rules.Shards, rules.Replicated = m.Shards, m.Node != ""
 		return rules
 	}}
 	fs := private.FS
@@ -71,6 +71,9 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 	stored, err := reading.Open(fs, dir, c)
 	if err != nil {
 		return nil, err
+	}
+	if err := o.decideBy(stored.Options()); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: options of %s: %w", ErrCorrupt, dir, err), stored.Close())
 	}
 	return &Reader{&Queue{opts: o, replicas: make([]*replica, stored.Shards()), stored: stored}}, nil
 }

@@ -220,15 +220,7 @@ type Backoff struct {
 // Delay returns the wait after the given attempt (1 is the first). chance is a random number in [0,
 // 1) that decides the jitter.
 func (b Backoff) Delay(attempt int, chance float64) time.Duration {
-	d := float64(b.Base) * math.Pow(b.Factor, float64(max(attempt, 1)-1))
-	d = min(d, float64(b.Max))
-	if b.Jitter > 0 {
-		d *= 1 + b.Jitter*(2*chance-1)
-	}
-	if d >= math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return time.Duration(d)
+	return (*base.Backoff)(&b).Delay(attempt, chance)
 }
 
 // check refuses a task that exceeds the limits, or waits for one of its batch that does not come

@@ -164,21 +164,9 @@ func (t *target) steer(ctx context.Context) (steerer, error) {
 	return q, nil
 }
 
-// open opens a directory that nobody has open, as a worker does. It refuses that of a node of a
-// cluster, which would become a queue by itself if it is the only node.
+// open opens a directory that nobody has open. It refuses that of a node of a cluster.
 func (t *target) open() (*codeq.Queue, error) {
-	r, err := t.read()
-	if err != nil {
-		return nil, err
-	}
-	node := r.Staleness().Node
-	if err := r.Close(); err != nil {
-		return nil, err
-	}
-	if node != "" {
-		return nil, t.explain(fmt.Errorf("%w: the directory is of node %q", codeq.ErrNotMember, node))
-	}
-	q, err := codeq.Open(t.dir, &codeq.Options{MustExist: true, AcceptCopy: t.acceptCopy})
+	q, err := codeq.Open(t.dir, &codeq.Options{Tool: true, AcceptCopy: t.acceptCopy})
 	return q, t.explain(err)
 }
 

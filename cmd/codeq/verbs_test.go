@@ -463,6 +463,52 @@ func TestMisuse(t *testing.T) {
 	require.Equal(t, exitDenied, call(t, "-dir", dir, "pause", "mail").code)
 }
 
+// TestApplicationDecides: a verb that changes a closed directory does what it says, by the options of
+// the application, and nothing else: the tasks of a process that was killed stay as they are.
+func TestApplicationDecides(t *testing.T) {
+	for _, verb := range [][]string{
+		{"pause", "other"}, {"resume", "other"}, {"set", "queue", "other", "-concurrency", "3"}, {"set", "task", "-queue", "later", "-priority", "5"},
+		{"produce", "-queue", "other", "x"}, {"redrive", "-all"}, {"purge", "-queue", "dead", "-all"}, {"cancel", "-queue", "waits"},
+		{"schedules", "set", "-name", "s", "-cron", "@daily", "-queue", "other"}, {"checkpoint", "new"}, {"cluster", "status"},
+	} {
+		t.Run(verb[0]+" "+verb[1], func(t *testing.T) {
+			dir, ctx := filepath.Join(t.TempDir(), "q"), t.Context()
+			q, err := codeq.Open(dir, &codeq.Options{MaxAttempts: 100, Retention: time.Hour, Backoff: codeq.Backoff{Base: 1, Max: 1}})
+			require.NoError(t, err)
+			leased := produce(t, q, codeq.Task{Queue: "often"})
+			claim := codeq.ClaimRequest{Queues: []string{"often"}, Local: true}
+			for range 30 {
+				l, err := q.Claim(ctx, claim)
+				require.NoError(t, err)
+				require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: 1}))
+			}
+			_, err = q.Claim(ctx, claim)
+			require.NoError(t, err)
+			waits := produce(t, q, codeq.Task{Queue: "waits"})
+			produce(t, q, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Hour)})
+			kill(t, q, codeq.Task{Queue: "dead"}, "bad")
+			require.NoError(t, q.Close())
+			settle()
+			if verb[0] == "checkpoint" {
+				verb[1] = filepath.Join(filepath.Dir(dir), verb[1])
+			}
+			call(t, append([]string{"-dir", dir}, verb...)...)
+			r, err := codeq.OpenReadOnly(dir, nil)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, r.Close()) }()
+			info, err := r.Get(ctx, leased)
+			require.NoError(t, err)
+			require.Equal(t, codeq.Leased, info.State, "its attempts are not used up, nor is the lease over")
+			require.Equal(t, 31, info.Attempts)
+			if verb[0] == "cancel" {
+				info, err = r.Get(ctx, waits)
+				require.NoError(t, err, "it is kept, as the application has said")
+				require.Equal(t, codeq.Canceled, info.State)
+			}
+		})
+	}
+}
+
 // TestKilled: of a process that was killed, what it has left is shown, and said to be that.
 func TestKilled(t *testing.T) {
 	dir := killedQueue(t)

@@ -237,6 +237,22 @@ func (b *Note) Decide(s *engine.State) (engine.Verdict, error) {
 func (b *Note) Append(dst []byte) []byte { return b.Notes.Append(AppendReceipt(dst, b.Receipt)) }
 func (b *Note) Read(r *wire.Reader)      { b.Receipt, b.Notes = ReadReceipt(r), ReadNotes(r) }
 
+// AppendLastNotes ends an operation with the notes of its handler; nil: it has none.
+func AppendLastNotes(dst []byte, n *record.Notes) []byte {
+	if n == nil {
+		return dst
+	}
+	return n.Append(dst)
+}
+
+// ReadLastNotes reads what AppendLastNotes has appended.
+func ReadLastNotes(r *wire.Reader) *record.Notes {
+	if r.Len() == 0 {
+		return nil
+	}
+	return ReadNotes(r)
+}
+
 // ReadNotes reads notes, and refuses what no node takes from a handler.
 func ReadNotes(r *wire.Reader) *record.Notes {
 	n := record.ReadNotes(r)

@@ -42,11 +42,11 @@ var (
 	ErrInside = errors.New("the directory is within the queue")
 )
 
-// Begin makes dir, the directory of a copy of the queue in original, which has so many shards. It
-// returns an error that matches fs.ErrExist if dir is not empty, base.ErrLocked if another call or
+// Begin makes dir, the directory of a copy of the queue in original, which has so many shards, and
+// these options of its application, if it knows them. It returns an error that matches fs.ErrExist if dir is not empty, base.ErrLocked if another call or
 // process is about to make a queue of it, ErrInside and ErrElsewhere. REQUIRES: original is the
 // path of an open manifest.Directory.
-func Begin(fsys vfs.FS, dir, original string, shards int) (_ *Copy, err error) {
+func Begin(fsys vfs.FS, dir, original string, shards int, options *manifest.Options) (_ *Copy, err error) {
 	path, err := place(fsys, dir)
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func Begin(fsys vfs.FS, dir, original string, shards int) (_ *Copy, err error) {
 		return nil, ErrInside
 	}
 	c := &Copy{Directory: manifest.New(fsys, path, manifest.Manifest{
-		Format: manifest.Format, Shards: shards, ID: manifest.NewID(),
+		Format: manifest.Format, Shards: shards, ID: manifest.NewID(), Options: options,
 	})}
 	if c.existed, err = isEmpty(fsys, path); err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/wire"
 )
 
 // Change is a change of a group, or what must hold before one.
@@ -33,6 +34,28 @@ const (
 	EndReplacement
 	EndOfChanges
 )
+
+// AppendChange appends a change of a group, for a call of its leader.
+func AppendChange(dst []byte, how Change, p Peer, former []string) []byte {
+	dst = wire.AppendBytes(append(dst, byte(how)), p.Node)
+	dst = wire.AppendBytes(wire.AppendBytes(dst, p.Address), p.ID)
+	for _, id := range former {
+		dst = wire.AppendBytes(dst, id)
+	}
+	return dst
+}
+
+// ReadChange reads what AppendChange has appended.
+func ReadChange(r *wire.Reader) (how Change, p Peer, former []string) {
+	how, p = Change(r.Byte()), Peer{Node: r.String(), Address: r.String(), ID: r.String()}
+	for how == Readmit && r.Len() > 0 {
+		former = append(former, r.String())
+	}
+	if how >= EndOfChanges {
+		r.Fail()
+	}
+	return how, p, former
+}
 
 // ErrLastNode: a node cannot be removed as its group has no other.
 var ErrLastNode = errors.New("the last node")

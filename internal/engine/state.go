@@ -95,6 +95,7 @@ type State struct {
 type Config struct {
 	Shard, Shards int
 	Replicated    bool // workers may be on other nodes, whose clocks differ
+	Untimed       bool // nothing happens because its time has come: it waits for the next owner
 	Seed          [32]byte
 	// Elapsed returns the time since some fixed moment. It is used for budgets, which limit the
 	// owner's steps.

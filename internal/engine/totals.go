@@ -147,7 +147,12 @@ func (s *State) isFiled(q *Queue) bool {
 
 func (s *State) keepTotalsIsDue() bool {
 	t := &s.totals
-	return len(t.leaving) > 0 || t.rows && t.swept < t.today
+	return len(t.leaving) > 0 || s.totalsAge()
+}
+
+// totalsAge reports whether rows may be too old.
+func (s *State) totalsAge() bool {
+	return s.totals.rows && s.totals.swept < s.totals.today && !s.config.Untimed
 }
 
 // keepTotals files the queues that are about to leave memory, and deletes rows that are too old.
@@ -164,7 +169,7 @@ func (s *State) keepTotals() {
 		}
 		s.Rest(q)
 	}
-	if s.Broken == nil && t.rows && t.swept < t.today && !s.Spent() {
+	if s.Broken == nil && s.totalsAge() && !s.Spent() {
 		s.Broken = s.sweepTotals()
 	}
 }

@@ -8,10 +8,11 @@ import "time"
 
 // upkeep is one kind of upkeep.
 type upkeep struct {
-	step Step
-	room Room              // the lowest level at which it goes on
-	due  func(*State) bool // reads no clock and no disk: it is called before each group
-	do   func(*State)      // calls Spent before each unit of work; what it leaves is due again
+	step  Step
+	room  Room              // the lowest level at which it goes on
+	timed bool              // it is due because time has passed
+	due   func(*State) bool // reads no clock and no disk: it is called before each group
+	do    func(*State)      // calls Spent before each unit of work; what it leaves is due again
 }
 
 // Step is a kind of upkeep.
@@ -44,21 +45,21 @@ type StepDone struct {
 // need: they come before the group writes its first key of their range.
 var upkeeps = [...]upkeep{
 	// first: what the group writes comes after its range deletions
-	{StepTrim, RoomNone, (*State).trimIsDue, (*State).trim},
-	{StepList, RoomNone, (*State).listKeysIsDue, (*State).listKeys}, // before what changes the caches
+	{StepTrim, RoomNone, false, (*State).trimIsDue, (*State).trim},
+	{StepList, RoomNone, false, (*State).listKeysIsDue, (*State).listKeys}, // before what changes the caches
 	// with freeKeys, before what may schedule a task, or end one that has a key
-	{StepPromote, RoomLow, (*State).promoteIsDue, (*State).promoteDue},
-	{StepFreeKeys, RoomNone, (*State).freeKeysIsDue, (*State).freeKeys},
-	{StepForget, RoomNone, (*State).expireEndedIsDue, (*State).expireEnded},
-	{StepWake, RoomLow, (*State).wakeIsDue, (*State).wakeBlocked},
-	{StepTell, RoomLow, (*State).tellIsDue, (*State).tellMore},
-	{StepRecheck, RoomLow, (*State).recheckIsDue, (*State).recheckLimits},
-	{StepSend, RoomLow, (*State).sendIsDue, (*State).sendOut},
-	{StepReap, RoomScarce, (*State).keepLeasesIsDue, (*State).keepLeases},
-	{StepTicks, Roomy, (*State).TicksAreDue, (*State).produceTicks},
-	{StepTidy, RoomNone, (*State).forgetTakenIsDue, (*State).forgetTaken},
-	{StepTidy, RoomNone, (*State).sweepLanesIsDue, (*State).sweepLanes},
-	{StepTidy, RoomNone, (*State).keepTotalsIsDue, (*State).keepTotals},
+	{StepPromote, RoomLow, true, (*State).promoteIsDue, (*State).promoteDue},
+	{StepFreeKeys, RoomNone, true, (*State).freeKeysIsDue, (*State).freeKeys},
+	{StepForget, RoomNone, true, (*State).expireEndedIsDue, (*State).expireEnded},
+	{StepWake, RoomLow, false, (*State).wakeIsDue, (*State).wakeBlocked},
+	{StepTell, RoomLow, false, (*State).tellIsDue, (*State).tellMore},
+	{StepRecheck, RoomLow, false, (*State).recheckIsDue, (*State).recheckLimits},
+	{StepSend, RoomLow, false, (*State).sendIsDue, (*State).sendOut},
+	{StepReap, RoomScarce, true, (*State).keepLeasesIsDue, (*State).keepLeases},
+	{StepTicks, Roomy, true, (*State).TicksAreDue, (*State).produceTicks},
+	{StepTidy, RoomNone, false, (*State).forgetTakenIsDue, (*State).forgetTaken},
+	{StepTidy, RoomNone, false, (*State).sweepLanesIsDue, (*State).sweepLanes},
+	{StepTidy, RoomNone, false, (*State).keepTotalsIsDue, (*State).keepTotals},
 }
 
 // KeepUp does what is due, within a budget that begins at a time. Everything that is due at the
@@ -96,13 +97,16 @@ func (s *State) KeepUp(at time.Duration, others int) []StepDone {
 	return s.steps
 }
 
-func (s *State) isDue(u *upkeep) bool { return s.HasRoom(u.room) && u.due(s) }
+func (s *State) isDue(u *upkeep) bool {
+	return !(u.timed && s.config.Untimed) && s.HasRoom(u.room) && u.due(s)
+}
 
 // HasWork reports whether there is something to do that nobody asks for: upkeep, tasks to be read
 // into memory, or queues that may leave it; or whether a lease may have expired, once the owner has
 // decided what came before that.
 func (s *State) HasWork() bool {
-	return s.wantsRefill() || s.upkeepIsDue() || s.hasDoubts() || s.leasesEnd(s.Now) && s.HasRoom(RoomScarce)
+	return s.wantsRefill() || s.upkeepIsDue() || s.hasDoubts() ||
+		s.leasesEnd(s.Now) && s.HasRoom(RoomScarce) && !s.config.Untimed
 }
 
 // upkeepIsDue reports whether there is upkeep to do.
@@ -121,6 +125,9 @@ func (s *State) NextDue() (uptime, now, wall uint64) {
 	uptime, now, wall = Never, Never, Never
 	if s.HasRoom(RoomNone) {
 		uptime, wall = s.trimAt(), s.nextDeletion()
+	}
+	if s.config.Untimed {
+		return uptime, Never, Never
 	}
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
 		now = uint64(at)

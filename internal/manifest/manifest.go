@@ -57,8 +57,9 @@ const (
 //	   nodes say in which life their processes began, and ask each other for earlier processes; the
 //	   manifest counts openings, and each store has a record with the number of its last one; that
 //	   of a queue by itself says with what the end of its logs goes, and whether its shards may
-//	   differ; messages are kept until their receiver has synced its log; heartbeats
-//	   tell what a leader has done, and the answers to them the room on the disk
+//	   differ; it has the options of the application that decide about tasks; messages are kept until
+//	   their receiver has synced its log; heartbeats tell what a leader has done, and the answers to
+//	   them the room on the disk
 const (
 	Format        = 7
 	OldestFormat  = 3
@@ -67,6 +68,7 @@ const (
 
 	formatOfOpenings = 7
 	formatOfMarks    = 7 // of messages
+	formatOfOptions  = 7
 )
 
 // pebbleFormats are the formats of Pebble in which the stores of a directory and the logs of its
@@ -114,6 +116,9 @@ type Manifest struct {
 	// Differ is set while the shards of a queue by itself may be of different moments, until what
 	// they know of each other is derived anew. Since format 7.
 	Differ bool `json:"differ,omitempty"`
+	// Options are those with which the application has last opened the queue; nil: it has not, since
+	// there is the field. Since format 7.
+	Options *Options `json:"options,omitempty"`
 	// Founders are the nodes with which the cluster begins, while this one founds it: until a
 	// majority of them knows it, in each group.
 	Founders []Founder `json:"founders,omitempty"`
@@ -206,6 +211,9 @@ func (m Manifest) Encode() ([]byte, error) {
 	}
 	if m.Format < formatOfMarks {
 		m.Differ = false
+	}
+	if m.Format < formatOfOptions {
+		m.Options = nil
 	}
 	b, err := json.Marshal(m)
 	if err != nil {

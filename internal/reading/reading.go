@@ -178,6 +178,9 @@ func (q *Queue) readLogs() error {
 // Shards returns the number of shards.
 func (q *Queue) Shards() int { return len(q.shards) }
 
+// Options returns those of the application; nil: none are stored.
+func (q *Queue) Options() *manifest.Options { return q.dir.Options }
+
 // DiskUsage describes the disk of the directory.
 func (q *Queue) DiskUsage() (vfs.DiskUsage, error) { return q.dir.FS.GetDiskUsage(q.dir.Path) }
 

@@ -1,0 +1,80 @@
+package manifest
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"time"
+
+	"codeq/internal/base"
+)
+
+// Options are those of the application that decide about tasks, as it has last opened the queue
+// with them. A tool, which opens the queue between two processes of the application, goes by them.
+type Options struct {
+	Durability   string        `json:"durability"` // its text
+	LeaseFor     time.Duration `json:"leaseFor"`
+	MaxAttempts  int           `json:"maxAttempts"`
+	Backoff      base.Backoff  `json:"backoff"`
+	Retention    time.Duration `json:"retention"`
+	Limits       Limits        `json:"limits"`
+	MinFreeBytes int64         `json:"minFreeBytes"`
+}
+
+// Limits are those of what is accepted, as codeq.Limits describes them.
+type Limits struct {
+	Payload     int `json:"payload"`
+	Headers     int `json:"headers"`
+	Name        int `json:"name"`
+	Batch       int `json:"batch"`
+	BatchBytes  int `json:"batchBytes"`
+	Parents     int `json:"parents"`
+	CommitBytes int `json:"commitBytes"`
+}
+
+// The bounds of leases.
+const (
+	MaxLease = 365 * 24 * time.Hour
+	MinLease = 10 * time.Millisecond
+)
+
+// SetDefaults sets the fields that are zero, except MinFreeBytes, whose default depends on others. It
+// returns the field that is out of bounds, with its value and what is allowed; "": none is. Batches
+// have so many parents, and so many bytes, at the most.
+func (o *Options) SetDefaults(maxParents, maxCommit int) (field string, value any, limit string) {
+	l := &o.Limits
+	for _, f := range []struct {
+		name          string
+		value         *int
+		low, def, max int
+	}{
+		{"MaxAttempts", &o.MaxAttempts, 1, 25, math.MaxInt32},
+		{"Limits.Payload", &l.Payload, 1, 1 << 20, 64 << 20},
+		{"Limits.Headers", &l.Headers, 1, 16 << 10, 1 << 20},
+		{"Limits.Name", &l.Name, 1, 255, 4096},
+		{"Limits.Batch", &l.Batch, 1, 10_000, 1 << 20},
+		{"Limits.BatchBytes", &l.BatchBytes, 1, 16 << 20, 256 << 20},
+		{"Limits.Parents", &l.Parents, 1, 100_000, maxParents},
+		{"Limits.CommitBytes", &l.CommitBytes, 1, 0, maxCommit},
+	} {
+		if *f.value == 0 {
+			*f.value = f.def
+		} else if *f.value < f.low || *f.value > f.max {
+			return f.name, *f.value, fmt.Sprintf("%d to %d", f.low, f.max)
+		}
+	}
+	if l.CommitBytes == 0 {
+		l.CommitBytes = max(32<<20, 2*l.BatchBytes, 4*l.Payload)
+	}
+	switch o.LeaseFor = cmp.Or(o.LeaseFor, 30*time.Second); {
+	case o.LeaseFor < MinLease || o.LeaseFor > MaxLease:
+		return "LeaseFor", o.LeaseFor, fmt.Sprint(MinLease, " to ", MaxLease)
+	case o.Retention < 0 && o.Retention != forever:
+		return "Retention", o.Retention, "0 or more, or Forever"
+	}
+	field, value, limit = o.Backoff.SetDefaults()
+	return "Backoff" + field, value, limit
+}
+
+// forever is a retention without end.
+const forever time.Duration = -1
