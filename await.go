@@ -126,7 +126,7 @@ type awaitOp struct {
 }
 
 func (op *awaitOp) resolve(s *shard) {
-	o, v, err := s.Outcome(op.id)
+	o, v, err := s.Outcome(op.id, true)
 	if o == nil && v == engine.Decided && err == nil && s.Broken == nil {
 		s.awaits.Add(op.id, op)
 		s.Wanted |= engine.WantOutcomes

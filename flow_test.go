@@ -2,6 +2,8 @@ package codeq
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -81,27 +83,101 @@ func TestParentsOfFailedShard(t *testing.T) {
 	})
 }
 
-// TestCanceledParentInCluster: a task goes with its parent while the shards of both get other
-// leaders.
+// TestCanceledParentInCluster: a task goes with its parent, however the parent ends, while the
+// shards of both get other leaders, by a transfer or as their node crashes.
 func TestCanceledParentInCluster(t *testing.T) {
 	drainCase(t, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()
-		for i := range 12 {
-			q, of, at := simQueue(c.nodes[i%3]), i%3, (i+1+i/6)%3
-			parent, err := q.Produce(ctx, Task{Queue: "parent", LimitKey: keyOf("parent", of, 3)})
-			require.NoError(t, err)
-			moved := make(chan error, 2)
-			for _, shard := range []int{of, at} {
-				go func() { moved <- q.TransferLeadership(ctx, shard, "") }()
+		canceled := 0 // children
+		for i := range 30 {
+			q, of, at := simQueue(c.nodes[i%3]), i%3, (i+1+i/15)%3
+			produce := func(task Task, shard int) ID {
+				task.LimitKey = keyOf(task.Queue, shard, 3)
+				id, err := q.Produce(ctx, task)
+				require.NoError(t, err)
+				return id
 			}
-			child, err := q.Produce(ctx, Task{Queue: "child", LimitKey: keyOf("child", at, 3), After: []ID{parent}, Retention: Forever})
-			require.NoError(t, err)
-			require.NoError(t, q.Cancel(ctx, parent))
-			o, err := q.Await(ctx, child)
-			require.NoError(t, err)
-			require.Equal(t, Canceled, o.State)
-			<-moved
-			<-moved
+			claim := func(queue string) Receipt {
+				l, err := q.Claim(ctx, ClaimRequest{Queues: []string{queue}})
+				require.NoError(t, err)
+				return l.Receipt
+			}
+			settle := func(call func() error) { // again, if it is not known whether it was done
+				err := call()
+				if errors.Is(err, ErrUncertain) {
+					if err = call(); errors.Is(err, ErrNotFound) || errors.Is(err, ErrLeaseLost) {
+						err = nil
+					}
+				}
+				require.NoError(t, err)
+			}
+			parent := produce(Task{Queue: "parent"}, of)
+			var before Receipt
+			if i%5 == 1 {
+				produce(Task{Queue: "before"}, (at+1)%3)
+				before = claim("before")
+			}
+
+			var disturbed sync.WaitGroup
+			if victim := c.leader([]int{of, at}[i/3%2]); i%2 == 0 && victim != nil && simQueue(victim) != q {
+				disturbed.Go(func() {
+					victim.crash(0)
+					time.Sleep(3 * time.Second) // the others have elected another leader
+					victim.raise()
+				})
+			} else {
+				for _, shard := range []int{of, at} {
+					disturbed.Go(func() { _ = q.TransferLeadership(ctx, shard, "") }) // it may be moving
+				}
+			}
+			child, end := Task{Queue: "child", After: []ID{parent}, Retention: Forever}, func() error { return q.Cancel(ctx, parent) }
+			var children []ID
+			switch i % 5 {
+			case 0:
+				children = []ID{produce(child, at)}
+			case 1: // a follow-up, which goes to another shard first
+				child.LimitKey = keyOf("child", at, 3)
+				settle(func() error { return q.Complete(ctx, before, nil, child) })
+				canceled++
+			case 2: // a dead letter
+				l := claim("parent")
+				settle(func() error { return q.DeadLetter(ctx, l, nil) })
+				children = []ID{produce(child, at)}
+				end = func() error {
+					_, err := q.PurgeDead(ctx, DeadFilter{Queue: "parent"})
+					return err
+				}
+			case 3: // a batch over all shards
+				var batch []Task
+				for shard := range 3 {
+					child.LimitKey = keyOf("child", shard, 3)
+					batch = append(batch, child)
+				}
+				ids, err := q.ProduceBatch(ctx, batch)
+				require.NoError(t, err)
+				children = ids
+			default: // it is missing
+				settle(end)
+				end = func() error { return nil }
+				child.OnMissing = RefuseOnMissing
+				_, err := q.Produce(ctx, child)
+				require.ErrorIs(t, err, ErrNotFound, "round %d", i)
+				child.OnMissing = CancelOnMissing
+				children = []ID{produce(child, at)}
+			}
+			settle(end)
+			canceled += len(children)
+			for _, id := range children {
+				o, err := q.Await(ctx, id)
+				require.NoError(t, err)
+				require.Equal(t, Canceled, o.State, "case %d, round %d", i%5, i)
+			}
+			disturbed.Wait()
+			c.awaitReady()
 		}
+		c.until("all children are canceled", func() bool {
+			stats, err := simQueue(c.nodes[0]).Stats(ctx)
+			return err == nil && stats["child"] == Counts{Canceled: uint64(canceled)}
+		})
 	})
 }

@@ -127,7 +127,7 @@ func (b *Missing) Decide(s *engine.State) (engine.Verdict, error) {
 		if s.Spent() {
 			return engine.Again, nil
 		}
-		_, v, err := s.Outcome(b.IDs[b.next])
+		_, v, err := s.Outcome(b.IDs[b.next], false)
 		switch {
 		case v != engine.Decided:
 			return v, nil

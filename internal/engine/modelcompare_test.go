@@ -174,7 +174,7 @@ func (m *model) compareHistory(t *modelTask, got *record.Record) {
 // after each step.
 func (m *model) compareOutcome() {
 	ask := func(id keys.ID) (*Outcome, error) {
-		o, v, err := m.group(keys.ShardOf(id, m.config.Shards)).Outcome(id)
+		o, v, err := m.group(keys.ShardOf(id, m.config.Shards)).Outcome(id, true)
 		m.deliver() // it may have found a lane that had left memory
 		if v != Decided {
 			m.rt.Fatalf("outcome of a task at rest: verdict %d", v)

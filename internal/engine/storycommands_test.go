@@ -530,7 +530,7 @@ func (w *world) memory(args, []string) {
 
 func (w *world) outcomeOf(a args, _ []string) {
 	id := w.id(a.word(0))
-	switch o, v, err := w.begin().Outcome(id); {
+	switch o, v, err := w.begin().Outcome(id, true); {
 	case o != nil:
 		w.printf("%s", w.outcome(id, o))
 	case v != Decided || err != nil:

@@ -167,11 +167,12 @@ func (s *State) find(id keys.ID) (*located, Verdict, error) {
 	return at, Decided, nil
 }
 
-// Outcome returns how a task has ended; nil if it has not. One that is not kept may be remembered.
-func (s *State) Outcome(id keys.ID) (*Outcome, Verdict, error) {
+// Outcome returns how a task has ended; nil if it has not. late: also how one has that is not kept,
+// if that is remembered.
+func (s *State) Outcome(id keys.ID, late bool) (*Outcome, Verdict, error) {
 	at, v, err := s.find(id)
 	if at == nil {
-		if errors.Is(err, base.ErrNotFound) {
+		if late && errors.Is(err, base.ErrNotFound) {
 			if o := s.endings.find(id, s.Uptime); o != nil {
 				return o, Decided, nil
 			}
