@@ -60,7 +60,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 			for name, verb := range verbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}, {Queue: "verbs"}}, []codeq.ID{live, live}) {
 				switch name {
 				case "ServeLocal": // serves until ctx ends
-				case "Drain", "Undrain", "AddNode", "ReplaceNode": // change what the others are asked of
+				case "Drain", "Undrain", "AddNode", "ReplaceNode": // later: they change the nodes
 				case "Claim", "ClaimBatch":
 					for what, noWait := range map[string]bool{name + ", waiting": false, name + ", NoWait": true} {
 						call(what, func(ctx context.Context) error {
@@ -118,6 +118,21 @@ func TestCallsOfStuckShard(t *testing.T) {
 			require.LessOrEqual(t, r.took, timeout+timeout/10, r.name)
 		}
 		require.GreaterOrEqual(t, uncertain, 2, "one of each shard was proposed")
+		for _, q := range nodes {
+			verbs := verbsOf(t, q, &m, nil, []codeq.ID{live, live})
+			for _, name := range []string{"AddNode", "ReplaceNode", "Drain", "Undrain"} {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*timeout)
+				begun := time.Now()
+				err := verbs[name](ctx)
+				took := time.Since(begun)
+				cancel()
+				t.Logf("%-22s %8v %v", name, took.Round(time.Millisecond), err)
+				require.LessOrEqual(t, took, 2*timeout+timeout/10, name)
+				if name == "AddNode" || name == "ReplaceNode" {
+					require.Error(t, err, name)
+				}
+			}
+		}
 		fill(simtest.DiskSize)
 		before := time.Now()
 		require.NoError(t, nodes[1].WaitReady(t.Context()))
