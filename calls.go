@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"strings"
 	"time"
 
 	"codeq/internal/base"
@@ -142,76 +140,26 @@ func (q *Queue) requestOf(kind byte, from string, shard int, body []byte) (reque
 	return op, nil
 }
 
-// Errors travel between nodes as a code and a text.
-
-// sentErrors are those that callers branch on, by code. cluster.ErrBehind is sent as ErrNotLeader,
-// which every build repeats; the text tells them apart.
-var sentErrors = [...]error{
-	nil, ErrEmpty, ErrLeaseLost, ErrNotFound, ErrNotWaiting, ErrCanceled, ErrNotLeader, ErrUncertain, ErrCorrupt,
-	ErrDiskFull, ErrNotMember, ErrShardCount, ErrNoMajority, ErrCannotLead,
-	// Nodes do not send these to each other, but to programs beside them (encodeOwnError).
-	ErrClosed, ErrFailed, ErrNotServed, ErrNoCluster, ErrFormat, ErrLocked, fs.ErrExist, fs.ErrNotExist, fs.ErrPermission,
-	ErrStalled,
-}
-
-const (
-	codeNotLeader = 6
-	codeUncertain = 7
-	firstOfOwn    = 14 // of those that are sent to programs only
-)
-
-const (
-	codeLeaseCanceled = 100 + iota // ErrLeaseLost and ErrCanceled
-	codeDuplicate
-	codeInvalid
-	codeLifeOver
-	codePowerLost // ErrNotLeader and ErrPowerLost
-	codeOldCopy
-)
+// Errors travel between nodes as a code and a text (call.EncodeError).
 
 func encodeError(err error) (code byte, text string) {
 	var duplicate *DuplicateError
 	var invalid *InvalidError
-	var over *engine.LifeOverError
 	switch {
 	case errors.As(err, &duplicate):
-		return codeDuplicate, string(wire.AppendJSON(nil, duplicate))
-	case errors.As(err, &over):
-		return codeLifeOver, string(wire.AppendJSON(nil, over))
+		return call.CodeDuplicate, string(wire.AppendJSON(nil, duplicate))
 	case errors.As(err, &invalid):
 		sent := *invalid
 		sent.Value = fmt.Sprint(sent.Value)
-		return codeInvalid, string(wire.AppendJSON(nil, &sent))
-	case errors.Is(err, ErrUncertain): // whatever the cause, it is not certain that nothing was stored
-		return codeUncertain, err.Error()
-	case errors.Is(err, ErrLeaseLost) && errors.Is(err, ErrCanceled):
-		return codeLeaseCanceled, err.Error()
-	case errors.Is(err, ErrNotLeader) && errors.Is(err, ErrPowerLost):
-		return codePowerLost, err.Error()
-	case errors.Is(err, ErrOldCopy):
-		return codeOldCopy, err.Error()
-	case errors.Is(err, cluster.ErrBehind):
-		return codeNotLeader, err.Error()
-	case errors.Is(err, ErrClosed), errors.Is(err, ErrFailed): // another node will lead
-		return encodeError(fmt.Errorf("%w: %v", ErrNotLeader, err))
+		return call.CodeInvalid, string(wire.AppendJSON(nil, &sent))
 	}
-	return encodeSentinel(err, 1, firstOfOwn)
-}
-
-// encodeSentinel encodes an error as the first of some of sentErrors that it matches.
-func encodeSentinel(err error, from, to int) (code byte, text string) {
-	for code := from; code < to; code++ {
-		if errors.Is(err, sentErrors[code]) {
-			return byte(code), err.Error()
-		}
-	}
-	return 0, err.Error()
+	return call.EncodeError(err)
 }
 
 // encodeOwnError is encodeError for a program that calls this process and no other.
 func encodeOwnError(err error) (code byte, text string) {
-	if !errors.Is(err, ErrUncertain) && !errors.Is(err, ErrInvalid) {
-		if code, text = encodeSentinel(err, firstOfOwn, len(sentErrors)); code != 0 {
+	if !errors.Is(err, ErrInvalid) {
+		if code, text = call.EncodeOwnError(err); code != 0 {
 			return code, text
 		}
 	}
@@ -219,35 +167,13 @@ func encodeOwnError(err error) (code byte, text string) {
 }
 
 func decodeError(code byte, text string) error {
-	switch {
-	case text == errMalformedCall.Error(): // what this build sends can be read
-		return base.WithText(text+": it runs another version", ErrFormat)
-	case code == codeDuplicate:
-		return decodeDetails(text, new(DuplicateError))
-	case code == codeInvalid:
-		return decodeDetails(text, new(InvalidError))
-	case code == codeLifeOver:
-		return decodeDetails(text, new(engine.LifeOverError))
-	case code == codePowerLost:
-		return base.WithText(text, ErrNotLeader, ErrPowerLost)
-	case code == codeOldCopy:
-		return base.WithText(text, ErrOldCopy)
-	case code == codeLeaseCanceled:
-		return base.WithText(text, ErrLeaseLost, ErrCanceled)
-	case code == codeNotLeader && strings.Contains(text, cluster.ErrBehind.Error()):
-		return base.WithText(text, cluster.ErrBehind)
-	case int(code) < len(sentErrors) && code > 0:
-		return base.WithText(text, sentErrors[code])
+	switch code {
+	case call.CodeDuplicate:
+		return call.DecodeDetails(text, new(DuplicateError))
+	case call.CodeInvalid:
+		return call.DecodeDetails(text, new(InvalidError))
 	}
-	return base.WithText(text)
-}
-
-// decodeDetails reads an error that was sent with its fields.
-func decodeDetails(text string, err error) error {
-	if wire.UnmarshalJSON([]byte(text), err) != nil {
-		return base.WithText(text)
-	}
-	return err
+	return call.DecodeError(code, text)
 }
 
 // produce is do for a produce, which gets a number (session), so that it has its effect once,

@@ -195,7 +195,7 @@ func TestErrorsTravel(t *testing.T) {
 	} {
 		got := decodeError(encodeError(err))
 		require.Equal(t, err.Error(), got.Error())
-		for _, sentinel := range sentErrors[1:] {
+		for _, sentinel := range call.SentErrors[1:] {
 			require.Equal(t, errors.Is(err, sentinel), errors.Is(got, sentinel), "%v as %v", err, sentinel)
 		}
 	}
@@ -207,10 +207,10 @@ func TestErrorsTravel(t *testing.T) {
 		require.NotErrorIs(t, got, cause, "it would say that nothing was stored")
 	}
 	require.ErrorIs(t, decodeError(encodeError(errMalformedCall)), ErrFormat, "the call is new")
-	require.Equal(t, ErrNotLeader, sentErrors[codeNotLeader])
+	require.Equal(t, ErrNotLeader, call.SentErrors[call.CodeNotLeader])
 	code, text := encodeError(cluster.ErrBehind)
 	require.ErrorIs(t, decodeError(code, text), cluster.ErrBehind)
-	require.EqualValues(t, codeNotLeader, code, "builds that do not know it ask again")
+	require.EqualValues(t, call.CodeNotLeader, code, "builds that do not know it ask again")
 	lost := decodeError(encodeError(fmt.Errorf("%w: %w", ErrNotLeader, ErrPowerLost)))
 	require.ErrorIs(t, lost, ErrNotLeader)
 	require.ErrorIs(t, lost, ErrPowerLost)
@@ -270,14 +270,14 @@ func FuzzErrors(f *testing.F) {
 		code, text := encodeError(err)
 		f.Add(code, text)
 	}
-	f.Add(byte(codeDuplicate), "{")
-	f.Add(byte(firstOfOwn), "closed")
+	f.Add(byte(call.CodeDuplicate), "{")
+	f.Add(byte(call.FirstOfOwn), "closed")
 	f.Add(byte(0), errMalformedCall.Error())
 	f.Fuzz(func(t *testing.T, code byte, text string) {
 		err := decodeError(code, text)
 		again := decodeError(encodeOwnError(err))
 		require.Equal(t, err.Error(), again.Error())
-		for _, sentinel := range sentErrors[1:] {
+		for _, sentinel := range call.SentErrors[1:] {
 			require.Equal(t, errors.Is(err, sentinel), errors.Is(again, sentinel), "%v", sentinel)
 		}
 	})

@@ -66,7 +66,7 @@ var (
 	// ErrNotLeader. See [RecoverCluster].
 	ErrPowerLost = base.ErrPowerLost
 	// ErrNoCluster: the queue was opened without [Options.Cluster].
-	ErrNoCluster = errors.New("codeq: queue is not part of a cluster")
+	ErrNoCluster = base.ErrNoCluster
 	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does
 	// not answer. Nothing has changed.
 	ErrNoMajority = base.ErrNoMajority

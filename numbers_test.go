@@ -15,13 +15,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/call"
 )
 
 // numbered are the declarations of constants that are stored, or sent to other nodes: by what
 // testdata/numbers.txt calls them, the package and one constant of each.
 var numbered = []struct{ kind, dir, first string }{
 	{"call", ".", "callProduce"},
-	{"error", ".", "codeLeaseCanceled"},
+	{"error", "internal/call", "CodeLeaseCanceled"},
 	{"process", "internal/localsocket", "Limits"},
 	{"call", "internal/cluster", "kindJoin"},
 	{"change", "internal/cluster", "AddNode"},
@@ -48,7 +50,7 @@ var numbered = []struct{ kind, dir, first string }{
 const numbersFile = "testdata/numbers.txt"
 
 // notNumbered are constants that are declared among the others, and follow from them.
-var notNumbered = []string{"_", "endOfRequests", "EndOfChanges", "EndOfEvents", "EndOfAlterations", "oneByte", "allFlags"}
+var notNumbered = []string{"_", "EndOfFailures", "endOfRequests", "EndOfChanges", "EndOfEvents", "EndOfAlterations", "oneByte", "allFlags"}
 
 // TestNumbers: the numbers of operations, and of all else that is stored or sent, stay for good, as
 // there are logs and nodes that use them. A new one is added to numbers.txt; one that is not used
@@ -60,7 +62,7 @@ func TestNumbers(t *testing.T) {
 		require.NotContains(t, now, at, name)
 		now[at] = name
 	}
-	for code, err := range sentErrors {
+	for code, err := range call.SentErrors {
 		if err != nil {
 			add("error", int64(code), err.Error())
 		}

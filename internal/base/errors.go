@@ -32,6 +32,7 @@ var (
 	ErrOldCopy   = errors.New("codeq: node's directory is an older copy")
 	ErrPowerLost = errors.New("codeq: a majority may have lost what was acknowledged")
 
+	ErrNoCluster  = errors.New("codeq: queue is not part of a cluster")
 	ErrNoMajority = errors.New("codeq: the other nodes have no majority")
 	ErrCannotLead = errors.New("codeq: another node cannot lead now")
 )

@@ -1,0 +1,112 @@
+package call
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"codeq/internal/base"
+	"codeq/internal/cluster"
+	"codeq/internal/engine"
+	"codeq/internal/wire"
+)
+
+// Errors travel between nodes as a code and a text.
+
+// SentErrors are those that callers branch on, by code. cluster.ErrBehind is sent as ErrNotLeader,
+// which every build repeats; the text tells them apart.
+var SentErrors = [...]error{
+	nil, base.ErrEmpty, base.ErrLeaseLost, base.ErrNotFound, base.ErrNotWaiting, base.ErrCanceled,
+	base.ErrNotLeader, base.ErrUncertain, base.ErrCorrupt,
+	base.ErrDiskFull, base.ErrNotMember, base.ErrShardCount, base.ErrNoMajority, base.ErrCannotLead,
+	// Nodes do not send these to each other, but to programs beside them (EncodeOwnError).
+	base.ErrClosed, base.ErrFailed, base.ErrNotServed, base.ErrNoCluster, base.ErrFormat, base.ErrLocked,
+	fs.ErrExist, fs.ErrNotExist, fs.ErrPermission,
+	base.ErrStalled,
+}
+
+const (
+	CodeNotLeader = 6 // in SentErrors
+	codeUncertain = 7
+	FirstOfOwn    = 14 // of those that are sent to programs only
+)
+
+const (
+	CodeLeaseCanceled = 100 + iota // base.ErrLeaseLost and base.ErrCanceled
+	CodeDuplicate
+	CodeInvalid
+	CodeLifeOver
+	CodePowerLost // base.ErrNotLeader and base.ErrPowerLost
+	CodeOldCopy
+)
+
+// EncodeError encodes an error for another node: those of this table, and those that only nodes know.
+// The caller encodes those with CodeDuplicate and CodeInvalid.
+func EncodeError(err error) (code byte, text string) {
+	var over *engine.LifeOverError
+	switch {
+	case errors.As(err, &over):
+		return CodeLifeOver, string(wire.AppendJSON(nil, over))
+	case errors.Is(err, base.ErrUncertain): // whatever the cause, it is not certain that nothing was stored
+		return codeUncertain, err.Error()
+	case errors.Is(err, base.ErrLeaseLost) && errors.Is(err, base.ErrCanceled):
+		return CodeLeaseCanceled, err.Error()
+	case errors.Is(err, base.ErrNotLeader) && errors.Is(err, base.ErrPowerLost):
+		return CodePowerLost, err.Error()
+	case errors.Is(err, base.ErrOldCopy):
+		return CodeOldCopy, err.Error()
+	case errors.Is(err, cluster.ErrBehind):
+		return CodeNotLeader, err.Error()
+	case errors.Is(err, base.ErrClosed), errors.Is(err, base.ErrFailed): // another node will lead
+		return EncodeError(fmt.Errorf("%w: %v", base.ErrNotLeader, err))
+	}
+	return encodeSentinel(err, 1, FirstOfOwn)
+}
+
+// encodeSentinel encodes an error as the first of some of SentErrors that it matches.
+func encodeSentinel(err error, from, to int) (code byte, text string) {
+	for code := from; code < to; code++ {
+		if errors.Is(err, SentErrors[code]) {
+			return byte(code), err.Error()
+		}
+	}
+	return 0, err.Error()
+}
+
+// EncodeOwnError encodes an error that only programs beside the process may be sent; 0: it is none.
+func EncodeOwnError(err error) (code byte, text string) {
+	if errors.Is(err, base.ErrUncertain) {
+		return 0, ""
+	}
+	return encodeSentinel(err, FirstOfOwn, len(SentErrors))
+}
+
+// DecodeError is the reverse of EncodeError and EncodeOwnError.
+func DecodeError(code byte, text string) error {
+	switch {
+	case text == cluster.ErrMalformedCall.Error(): // what this build sends can be read
+		return base.WithText(text+": it runs another version", base.ErrFormat)
+	case code == CodeLifeOver:
+		return DecodeDetails(text, new(engine.LifeOverError))
+	case code == CodePowerLost:
+		return base.WithText(text, base.ErrNotLeader, base.ErrPowerLost)
+	case code == CodeOldCopy:
+		return base.WithText(text, base.ErrOldCopy)
+	case code == CodeLeaseCanceled:
+		return base.WithText(text, base.ErrLeaseLost, base.ErrCanceled)
+	case code == CodeNotLeader && strings.Contains(text, cluster.ErrBehind.Error()):
+		return base.WithText(text, cluster.ErrBehind)
+	case int(code) < len(SentErrors) && code > 0:
+		return base.WithText(text, SentErrors[code])
+	}
+	return base.WithText(text)
+}
+
+// DecodeDetails reads an error that was sent with its fields.
+func DecodeDetails(text string, err error) error {
+	if wire.UnmarshalJSON([]byte(text), err) != nil {
+		return base.WithText(text)
+	}
+	return err
+}
