@@ -132,7 +132,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	}
 	op.Max, op.NoWait, op.Holder.Local, op.Holder.Worker = max(req.Max, 1), req.NoWait, req.Local || r != nil, req.Worker
 	if r != nil {
-		op.Holder.Runner = r.number
+		op.Holder.Runner, op.Holder.Handled = r.number, true
 	}
 	op.Duration = record.Millis(cmp.Or(req.LeaseFor, q.opts.LeaseFor))
 	op.refs.Store(2)
@@ -415,7 +415,7 @@ func (op *claimOp) abandon(s *shard) {
 	}
 }
 
-func (op *claimOp) encode(dst []byte) []byte { return op.Claim.Append(dst) }
+func (op *claimOp) encode(dst []byte) []byte { return op.Claim.Append(dst, op.format) }
 
 func (op *claimOp) decode(r *wire.Reader) {
 	op.Claim.Read(r)

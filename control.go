@@ -14,11 +14,17 @@ import (
 
 // Cancel ends a task that has not been completed: the task is not delivered again, and is kept as
 // [Canceled] for its retention. If a handler of [Queue.Run] is working on it, the handler's context
-// is cancelled with the cause [ErrCanceled], and what the handler returns has no effect; any other
+// is cancelled with the cause [ErrCanceled], and what the handler returns has no effect. Any other
 // worker gets an error that matches [ErrLeaseLost] and [ErrCanceled] when it next uses its receipt.
 // Each shard remembers so its last 1,024 leases that were canceled, in memory: of earlier ones, and
 // after an [Open] or a change of its leader, the error matches ErrLeaseLost alone.
 // Tasks that wait for a canceled one are canceled too. A dead letter can be canceled as well.
+//
+// The idempotency key is free at once. [Settings.Concurrency], [Settings.ConcurrencyPerKey] and the
+// turn of a [Task.Group] go to the next task when the handler has returned, or when its lease would
+// have ended, which nobody renews any more ([RunOptions.LeaseFor]): so no other begins beside it.
+// They do not wait longer than until the next [Open] or change of the shard's leader, and not at
+// all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end.
 //
 // Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
 // [ErrNotWaiting] if it is completed or canceled already.

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -155,9 +156,7 @@ func (q *Queue) subscribe(ctx context.Context, opts SubscribeOptions) (*Subscrip
 	if opts.Buffer < 0 || opts.Buffer > maxEventBuffer {
 		return nil, &InvalidError{"SubscribeOptions.Buffer", opts.Buffer, fmt.Sprint("0 to ", maxEventBuffer)}
 	}
-	if opts.Buffer == 0 {
-		opts.Buffer = defaultEventBuffer
-	}
+	opts.Buffer = cmp.Or(opts.Buffer, defaultEventBuffer)
 	if q.elsewhere != nil {
 		return q.subscribeElsewhere(opts, kinds)
 	}

@@ -94,7 +94,7 @@ func (q *Queue) checkGates() error {
 		if err := s.probe(func(s *shard) error {
 			n := 0
 			for name, qs := range s.Queues {
-				leased[name] += int(qs.Counts.Leased)
+				leased[name] += int(qs.Counts.Leased) + qs.Orphans
 				if qs.Version == 0 {
 					continue
 				}

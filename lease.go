@@ -271,14 +271,15 @@ func (op *failOp) resolve(s *shard) {
 }
 
 func (op *failOp) encode(dst []byte) []byte {
-	dst = append(wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom()), byte(op.how))
-	return call.AppendLastNotes(wire.AppendBytes(wire.AppendInt(dst, op.wait), op.cause), op.notes)
+	dst = wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom())
+	dst = wire.AppendBytes(wire.AppendInt(call.AppendFailure(dst, op.how, op.format), op.wait), op.cause)
+	return call.AppendLastNotes(dst, op.notes)
 }
 
 func (op *failOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
 	op.SetWaits(r.Bool())
-	op.how, op.wait, op.cause, op.notes = engine.Failure(r.Byte()), r.Int(), r.String(), call.ReadLastNotes(r)
+	op.how, op.wait, op.cause, op.notes = call.ReadFailure(r), r.Int(), r.String(), call.ReadLastNotes(r)
 }
 
 // Lease is a claimed task, leased to the worker until Deadline.

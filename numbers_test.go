@@ -44,6 +44,7 @@ var numbered = []struct{ kind, dir, first string }{
 	{"event", "internal/engine", "EventProgress"},
 	{"interest", "internal/engine", "WantOutcomes"},
 	{"failure", "internal/engine", "FailRetry"},
+	{"failure", "internal/engine", "StillRuns"},
 	{"alteration", "internal/engine", "AlterPriority"},
 }
 

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,21 +145,13 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if err := checkName("RunOptions.Name", o.Name, record.MaxWorker); err != nil {
 		return nil, err
 	}
-	if o.Name == "" {
-		o.Name = workers.ProcessName()
-	}
-	if o.Concurrency == 0 {
-		o.Concurrency = 4 * runtime.GOMAXPROCS(0)
-	}
+	o.Name = cmp.Or(o.Name, workers.ProcessName())
+	o.Concurrency = cmp.Or(o.Concurrency, 4*runtime.GOMAXPROCS(0))
 	if o.Concurrency < 0 {
 		return nil, &InvalidError{"RunOptions.Concurrency", o.Concurrency, "1 or more"}
 	}
-	if o.Grace == 0 {
-		o.Grace = 10 * time.Second
-	}
-	if o.LeaseFor == 0 {
-		o.LeaseFor = q.opts.LeaseFor
-	}
+	o.Grace = cmp.Or(o.Grace, 10*time.Second)
+	o.LeaseFor = cmp.Or(o.LeaseFor, q.opts.LeaseFor)
 	var err error
 	if r.handlers, err = m.compose(); err != nil {
 		return nil, err
@@ -288,25 +281,26 @@ func (r *runner) Claim(ctx context.Context, places int) (int, error) {
 // GiveBack gives back tasks that no worker has begun.
 func (r *runner) GiveBack(grants []engine.Grant) {
 	for i := range grants {
-		r.giveBack(receiptOf(grants[i].Receipt), nil)
+		r.giveBack(receiptOf(grants[i].Receipt), failOp{how: engine.FailReturn}, nil)
 	}
 }
 
 // TakeBack gives back the task of a handler that goes on.
-func (r *runner) TakeBack(f *taskContext) { r.giveBack(f.lease.Receipt, f) }
+func (r *runner) TakeBack(f *taskContext) {
+	r.giveBack(f.lease.Receipt, failOp{how: engine.FailReturn | engine.StillRuns, notes: f.lastNotes()}, f)
+	if f.ended.Swap(true) {
+		r.returned(&f.lease)
+	}
+}
 
 // Hurry lets no outcome wait for room any longer.
 func (r *runner) Hurry() { r.stopStoring(errRunEnds) }
 
 var errRunEnds = fmt.Errorf("%w: there was no room until the end of Run", ErrDiskFull)
 
-// giveBack returns a task as if it had not been claimed.
-func (r *runner) giveBack(receipt Receipt, f *taskContext) {
-	op := failOp{how: engine.FailReturn}
+// giveBack gives back a task, of which a worker may have f.
+func (r *runner) giveBack(receipt Receipt, op failOp, f *taskContext) {
 	op.Gone = r.storing.Done() // it waits for room on the disk
-	if f != nil {
-		op.notes = f.lastNotes()
-	}
 	err := r.queue.failed(r.storeContext(), receipt, op, nil)
 	if err != nil && f != nil {
 		r.report(&f.lease, err)
@@ -350,12 +344,13 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	}
 	f.Begin(deadline)
 	if !w.Own(f) {
-		r.giveBack(l.Receipt, f)
+		r.giveBack(l.Receipt, failOp{how: engine.FailReturn}, f)
 		return
 	}
 	if r.canceledReceipts.Has(g.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
 		r.cancelIfLost(w, map[engine.Receipt]error{g.Receipt: errCanceled(l.Receipt)})
 		w.Disown()
+		r.returned(l)
 		return
 	}
 	begun := r.begin()
@@ -396,11 +391,27 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	if ours && failed != nil {
 		r.fail(f, failed)
 	}
+	if !ours && (lost != nil || f.ended.Swap(true)) {
+		r.returned(&f.lease)
+	}
 	if !begun.IsZero() {
 		r.observe(HandlerSample{
 			Queue: f.lease.Queue, Tenant: f.lease.Tenant, Attempt: f.lease.Attempt,
 			Wait: time.Duration(waited) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, failed),
 		})
+	}
+}
+
+// returned tells the shard that a handler has returned whose lease had ended before: limits and
+// turns were kept for it.
+func (r *runner) returned(l *Lease) {
+	shard := r.queue.shardOf(l.ID)
+	op := &failOp{completion: newCompletion(callFail), receipt: l.Receipt, how: engine.FailReturn}
+	op.Gone = r.queue.closing // it waits for room on the disk
+	if s := r.queue.shard(shard); s != nil {
+		_ = s.inbox.Pass(op) // an owner that has ended keeps nothing for it
+	} else if n := r.queue.node; n != nil {
+		go contain(n.log, "end of a handler", func() { _, _ = n.do(n.ctx, shard, op) }, nil)
 	}
 }
 

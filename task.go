@@ -58,7 +58,7 @@ type Task struct {
 	// Group, only one has the turn, and the next one becomes ready when that one has ended after
 	// all its attempts (completed, canceled, or dead; with [Settings.HoldGroups] the group waits
 	// for a dead letter). The first to become due goes first; of several that wait, the one that
-	// was produced first.
+	// was produced first. A handler that goes on after a cancel is waited for: [Queue.Cancel].
 	Group string `json:",omitzero"`
 	// LimitKey counts the task against [Settings.ConcurrencyPerKey] of its queue. When a claim
 	// finds a task that would exceed the limit, the task becomes [Blocked]; blocked tasks go on in

@@ -24,6 +24,9 @@ type taskContext struct {
 	logger atomic.Pointer[slog.Logger] // nil: not used yet
 	notes  atomic.Pointer[saidNotes]   // nil: the handler has said nothing
 	out    *output                     // nil: nothing
+	// ended is set by the first of two: the task of a handler that goes on is given back, and the
+	// handler returns. The second one tells the shard that the handler has returned.
+	ended atomic.Bool
 }
 
 // output is what a handler stores with the completion, in memory that it does not share with the

@@ -262,6 +262,26 @@ func ReadNotes(r *wire.Reader) *record.Notes {
 	return n
 }
 
+// formatOfOrphans is the format from which on shards know handlers that go on without a lease.
+const formatOfOrphans = 7
+
+// AppendFailure appends how an attempt fails, for a shard of some format.
+func AppendFailure(dst []byte, how engine.Failure, format int) []byte {
+	if format < formatOfOrphans {
+		how &^= engine.StillRuns
+	}
+	return append(dst, byte(how))
+}
+
+// ReadFailure reads what AppendFailure has appended.
+func ReadFailure(r *wire.Reader) engine.Failure {
+	how := engine.Failure(r.Byte())
+	if how&^engine.StillRuns >= engine.EndOfFailures {
+		r.Fail()
+	}
+	return how
+}
+
 // AppendReceipt appends a receipt.
 func AppendReceipt(dst []byte, r engine.Receipt) []byte {
 	return wire.AppendUint(append(dst, r.ID[:]...), r.Token)

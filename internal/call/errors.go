@@ -41,8 +41,8 @@ const (
 	CodeOldCopy
 )
 
-// EncodeError encodes an error for another node: those of this table, and those that only nodes know.
-// The caller encodes those with CodeDuplicate and CodeInvalid.
+// EncodeError encodes an error for another node. Its caller does so for those with CodeDuplicate
+// and CodeInvalid, which have types of the root.
 func EncodeError(err error) (code byte, text string) {
 	var over *engine.LifeOverError
 	switch {

@@ -70,6 +70,7 @@ type Request struct {
 	List     *dispatch.List // in their place, if they are many
 	Duration uint64         // of the leases, ms
 	Local    bool
+	Handled  bool   // by Run
 	Worker   string // see key
 	Max      int    // tasks
 }
@@ -84,6 +85,7 @@ type key struct {
 	queues   string
 	duration uint64
 	local    bool
+	handled  bool
 	worker   string // who claims; "" also for those that came when there were lineCap lines
 }
 
@@ -120,7 +122,7 @@ func (t *Table) contain(what string, f func(), caught func(error)) {
 // the table takes none any more. REQUIRES: a reference to the claim. queues and list are those of
 // the claim, in memory of the table.
 func (t *Table) Add(c *dispatch.Claim, p *Place) (queues []string, list *dispatch.List, added bool) {
-	k := key{queues: nameOf(c), duration: c.Duration, local: c.Holder.Local}
+	k := key{queues: nameOf(c), duration: c.Duration, local: c.Holder.Local, handled: c.Holder.Handled}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if p.listed {
@@ -188,7 +190,7 @@ func (t *Table) dropIdle() {
 func (t *Table) open(k key, c *dispatch.Claim) *line {
 	l := &line{table: t, key: k, wants: Request{
 		Queues: slices.Clone(c.Queues), Weights: slices.Clone(c.Weights), List: c.List,
-		Duration: k.duration, Local: k.local, Worker: k.worker,
+		Duration: k.duration, Local: k.local, Handled: k.handled, Worker: k.worker,
 	}}
 	l.ctx, l.drop = context.WithCancel(t.config.Context)
 	t.lines[k] = l

@@ -92,6 +92,10 @@ func (d *Dispatcher) LeaveGates() {
 	d.rules.Effects.Freed = freed[:0]
 }
 
+// atWork returns how many handlers and other workers have tasks of a queue, as far as its limits
+// count them.
+func (q *Queue) atWork() int { return int(q.Counts.Leased) + q.Orphans }
+
 // HasGates reports whether the process has all shards, so that Limit has an effect.
 func (d *Dispatcher) HasGates() bool { return d.gates != nil }
 
@@ -109,7 +113,7 @@ func (d *Dispatcher) SetGateway(q *Queue, g Gateway) {
 func (d *Dispatcher) Limit(q *Queue, known bool) {
 	if g := d.gates.set(q.Name, q.Configured, known, d.now()); g != nil && q.gate == nil {
 		q.gate = g
-		g.Leave(-int(q.Counts.Leased))
+		g.Leave(-q.atWork())
 	}
 	q.Gated = q.gate != nil
 }

@@ -10,16 +10,23 @@ import (
 
 // How a claim, and what it gets, travel between nodes.
 
-// Append appends what a claim asks for.
-func (c *Claim) Append(dst []byte) []byte {
+// formatOfHandled is the format from which on shards know that a claim is for handlers of Run.
+const formatOfHandled = 7
+
+// Append appends what a claim asks for, to a shard of some format.
+func (c *Claim) Append(dst []byte, format int) []byte {
 	queues, weights := c.Named()
 	dst = wire.AppendStrings(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, c.Duration)
 	dst = wire.AppendUint(dst, uint64(c.Max))
 	dst = wire.AppendBool(wire.AppendBool(dst, c.NoWait), c.Holder.Local)
-	if c.Holder.Worker != "" {
+	handled := c.Holder.Handled && format >= formatOfHandled
+	if handled || c.Holder.Worker != "" {
 		dst = wire.AppendBytes(dst, c.Holder.Worker)
+	}
+	if handled {
+		dst = wire.AppendBool(dst, true)
 	}
 	return dst
 }
@@ -31,6 +38,9 @@ func (c *Claim) Read(r *wire.Reader) {
 	c.NoWait, c.Holder.Local = r.Bool(), r.Bool()
 	if r.Len() > 0 {
 		c.Holder.Worker = r.String()
+	}
+	if r.Len() > 0 {
+		c.Holder.Handled = r.Bool()
 	}
 	if len(c.Weights) != 0 && len(c.Weights) != len(c.Queues) ||
 		slices.ContainsFunc(c.Weights, func(w int) bool { return !IsWeight(w) }) {

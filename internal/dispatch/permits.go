@@ -200,7 +200,7 @@ func (t *Permits) Hear(queue string, shard int, r *PermitRequest) bool {
 // ReportNow returns what the shard has of the permits of a queue, for a new allocator.
 func (t *Permits) ReportNow(q *engine.Queue) permits.Report {
 	c := t.claims.Of(q)
-	p, leased := c.permits(), int(c.Counts.Leased)
+	p, leased := c.permits(), c.atWork()
 	if p == nil { // it needs none, by newer settings
 		t.reports++
 		return permits.Report{Epoch: t.mail.Epoch(), Seq: t.reports, Held: leased}
@@ -262,7 +262,7 @@ func (p *PermitGate) IsBusy() bool { return p.drop != nil || len(p.asking) > 0 }
 // report tells the allocator what it is to know.
 func (p *PermitGate) report() {
 	q, t := p.queue, p.permits
-	r, send := p.Report(int(q.Counts.Leased), p.need(), len(p.asking) > 0, t.claims.rules.Now)
+	r, send := p.Report(q.atWork(), p.need(), len(p.asking) > 0, t.claims.rules.Now)
 	if p.Unused() > 0 {
 		t.markDirty(q) // until they are used: who wants them may change his mind
 	}

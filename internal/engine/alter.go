@@ -198,6 +198,7 @@ func (s *State) cancel(at *located) {
 	gone := at.state == Dead && !at.rec.HoldsTurn // the turn of its group was passed on
 	at.rec.HoldsTurn = false
 	if at.lease != nil {
+		at.lease.goesOn = at.lease.handled && !at.lease.over
 		s.unlease(at.lease)
 		if !isFirstPlace(at.lane, at.lease.since, at.id) {
 			s.unindex(at.id)

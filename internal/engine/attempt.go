@@ -148,6 +148,10 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 // the lane, so that a restart does not delay it. But one whose workers hang would hold up the
 // others: the second time it goes behind them.
 func (s *State) expire(ls *lease) {
+	if ls.orphan {
+		s.endOrphan(ls)
+		return
+	}
 	rec, err := s.finishAttempt(ls, attemptEnd{how: EventExpired, counted: true, cause: "lease expired"})
 	if err != nil {
 		s.Broken = err
@@ -181,10 +185,11 @@ func (s *State) endLease(ls *lease) {
 	q := ls.lane.queue
 	q.Counts.Leased--
 	s.touch(q)
-	if ls.tied && ls.ties.Limit != 0 {
-		s.leaveLimit(q, ls.ties.Limit)
+	if ls.goesOn {
+		s.orphan(ls)
+		return
 	}
-	s.free(q)
+	s.leave(q, &ls.ties)
 }
 
 // unlease ends a lease and removes the task from its lane, to move it elsewhere. A task in its

@@ -70,8 +70,8 @@ func (c *checker) leases() error {
 	for id := range valid {
 		c.report("lease of %s is valid on disk only", id)
 	}
-	if n := s.leases.wheel.Len(); n != len(s.leases.byID) {
-		c.report("%d deadlines for %d leases", n, len(s.leases.byID))
+	if n := s.leases.wheel.Len(); n != len(s.leases.byID)+len(s.leases.orphans) {
+		c.report("%d deadlines for %d leases and %d orphans", n, len(s.leases.byID), len(s.leases.orphans))
 	}
 	if held != s.leases.held {
 		c.report("copies of records have %d bytes, counted are %d", held, s.leases.held)
@@ -94,6 +94,39 @@ func (c *checker) leases() error {
 		if live[r] > 0 {
 			c.report("lease record %x is in use and spare", r.seq)
 		}
+	}
+	return nil
+}
+
+// orphans: they are counted in their queues and groups, and will end.
+func (c *checker) orphans() error {
+	s := c.state
+	queues, turns := make(map[*Queue]int), make(map[uint64]int)
+	for r, o := range s.leases.orphans {
+		if o.receipt() != r || !o.orphan || !o.expiry.Queued() || o.expiry.Value != o {
+			c.report("orphan %s is %+v", r, o)
+		}
+		if queues[o.lane.queue]++; o.ties.Group != 0 {
+			turns[o.ties.Group]++
+		}
+	}
+	for _, q := range s.Queues {
+		if q.Orphans != queues[q] {
+			c.report("queue %q counts %d orphans of %d", q.Name, q.Orphans, queues[q])
+		}
+		delete(queues, q)
+	}
+	for q := range queues {
+		c.report("queue %q is forgotten, and has orphans", q.Name)
+	}
+	for scope, held := range s.leases.turns {
+		if held.orphans != turns[scope] {
+			c.report("group %x counts %d orphans of %d", scope, held.orphans, turns[scope])
+		}
+		delete(turns, scope)
+	}
+	if len(turns) > 0 {
+		c.report("nobody holds the turns of groups with orphans: %v", turns)
 	}
 	return nil
 }

@@ -25,6 +25,11 @@ func (c *checker) limits() error {
 			c.report("lease of %s is bound by %+v, on disk %+v", id, l.ties, head.Ties)
 		}
 	}
+	for _, o := range s.leases.orphans {
+		if o.ties.Limit != 0 {
+			leased[o.ties.Limit]++
+		}
+	}
 	for _, items := range c.onDisk {
 		for _, it := range items {
 			head, err := record.DecodeHead(it.Record)

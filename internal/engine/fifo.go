@@ -1,12 +1,16 @@
 package engine
 
-import "codeq/internal/keys"
+import (
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
 
 // The tasks of a group take turns: one has the turn. The first task to become due takes it, and
 // keeps it until it ends, over all its attempts; the others wait in the scope of the group. An
 // entry of the range Group says who has the turn; a group without due tasks has no entry. A task
 // that dies while Settings.HoldGroups is set keeps the turn, as its record notes, until it is
-// redriven, purged or canceled.
+// redriven, purged or canceled. While a handler goes on whose task was canceled or given back, no
+// task of the group begins.
 
 // takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
 // it ends, also while it waits for another attempt.
@@ -34,6 +38,11 @@ func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
 	if !ok || v.Holder != keys.ID(id) { // it did not have the turn
 		return
 	}
+	if s.isTurnHeld(scope) {
+		s.turns.put(s, scope, keys.GroupValue{Waiting: true})
+		s.wake(q, scope, keys.ID{}, keys.WakeUp)
+		return
+	}
 	if !v.Waiting || s.cursors.isEmpty(scope) {
 		s.turns.drop(s, scope)
 		return
@@ -52,8 +61,35 @@ func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
 	s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
 }
 
-// giveTurn gives the turn of a group to the first task that waits for it.
+// parkTurn makes a task wait that has the turn of its group, until the orphan has returned that it
+// has left.
+func (s *State) parkTurn(l *Lane, id keys.ID, rec *record.Record) {
+	s.turns.put(s, rec.Group, keys.GroupValue{Holder: id, Waiting: true})
+	s.block(l, rec.Group, id, rec.Encode())
+	s.wake(l.queue, rec.Group, keys.ID{}, keys.WakeUp)
+}
+
+// unparkTurn lets a task go on that has the turn of its group, if it was parked.
+func (s *State) unparkTurn(q *Queue, scope uint64, id keys.ID) error {
+	if s.Group.hasChanged(id) {
+		return nil
+	}
+	at, err := s.blockedIn(q, scope, id)
+	if at == nil || err != nil {
+		return err
+	}
+	s.cursors.forget(scope)
+	s.unblock(at)
+	s.place(at.lane, keys.SinceOf(id), id, at.rec.Encode())
+	return nil
+}
+
+// giveTurn gives the turn of a group to the first task that waits for it, or lets the task go on
+// that has it, and was parked.
 func (s *State) giveTurn(q *Queue, scope uint64) error {
+	if v, _ := s.turns.get(s, scope); v.Holder != (keys.ID{}) {
+		return s.unparkTurn(q, scope, v.Holder)
+	}
 	var first *located
 	others := s.turns.hasChanged(scope) // tasks that have begun to wait in this group
 	err := s.waiting(q, scope, func(n int, at *located) bool {

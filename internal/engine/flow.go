@@ -350,7 +350,7 @@ func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
 		s.Broken = err
 		return false
 	}
-	at, err := s.waitingChild(l.queue, child)
+	at, err := s.blockedIn(l.queue, 0, child)
 	if err != nil {
 		s.Broken = err
 		return false

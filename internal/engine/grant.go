@@ -23,7 +23,10 @@ type Grant struct {
 type Holder struct {
 	Local  bool   // the lease ends with the process
 	Runner uint32 // the owner's number, which CanceledLease returns
-	Worker string // its name, for people; "": it has none
+	// Handled: a handler of Run works on the task. When the lease ends without it, Run calls Fail
+	// as soon as the handler has returned.
+	Handled bool
+	Worker  string // its name, for people; "": it has none
 }
 
 // CanceledLease is a lease that ended because its task was canceled.
@@ -51,7 +54,8 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		s.tieLease(ls, &head)
 	}
 	s.noteRead(len(it.Record))
-	ls.id, ls.lane, ls.since, ls.local, ls.runner, ls.worker = it.ID, l, it.Since, to.Local, to.Runner, to.Worker
+	ls.id, ls.lane, ls.since = it.ID, l, it.Since
+	ls.local, ls.handled, ls.runner, ls.worker = to.Local, to.Handled, to.Runner, to.Worker
 	s.addToRecord(ls, 0)
 	s.leases.add(ls, s.Now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)

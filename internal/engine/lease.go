@@ -21,7 +21,11 @@ type lease struct {
 	local     bool          // granted to Run: lasts as long as the process
 	rewritten bool          // the key of the record was written before
 	over      bool          // its deadline, or its process, ended before the shard was loaded
+	handled   bool          // a handler of Run works on the task
+	goesOn    bool          // the handler goes on though the lease ends
+	orphan    bool          // it has ended, and its handler goes on
 	tied      bool          // ties is not zero
+	slot      int32         // in leaseTable.all
 	runner    uint32        // the owner's number for the holder; 0: unknown
 	worker    string        // the holder's name; "": not known
 	notes     *record.Notes // what its handler has said; nil: what the record has
@@ -30,7 +34,6 @@ type lease struct {
 	retention int64  // of the task, ms; 0: the one of the options
 	record    *leaseRecord
 	copied    []byte              // the task's record, as it lies in its lane; empty: not copied
-	slot      int                 // in leaseTable.all
 	expiry    wheel.Entry[*lease] // deadline by the shard's monotonic clock, ms
 }
 
@@ -58,6 +61,10 @@ type leaseTable struct {
 	wheel *wheel.Wheel[*lease]
 	free  []*lease // ended leases, for reuse
 	held  int      // bytes of copied, of all leases in the table
+
+	orphans map[Receipt]*lease
+	turns   map[uint64]heldTurn // by scope, of groups with orphans
+
 	spare []*leaseRecord
 }
 
@@ -97,7 +104,7 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 	t.byID[l.id] = l
 	l.lane.leased++
 	l.lane.trail.lease(l.since)
-	l.slot = t.all.Len()
+	l.slot = int32(t.all.Len())
 	t.all.Append(l)
 	t.wheel.Add(&l.expiry, int64(deadline))
 }
@@ -108,7 +115,7 @@ func (t *leaseTable) remove(l *lease) {
 	l.lane.leased--
 	l.lane.trail.unlease(l.since)
 	t.held -= len(l.copied)
-	if moved, ok := t.all.Remove(l.slot); ok {
+	if moved, ok := t.all.Remove(int(l.slot)); ok {
 		moved.slot = l.slot
 	}
 	t.wheel.Remove(&l.expiry)

@@ -30,6 +30,11 @@ func (t limitTable) at(scope uint64) *limitState {
 
 func (t limitTable) enter(scope uint64) { t.at(scope).leased++ }
 
+// mayLease reports whether the limit of its key and the turn of its group allow a task to be leased.
+func (s *State) mayLease(q *Queue, head *record.Head) bool {
+	return !s.full(q, head.Limit) && !s.isTurnHeld(head.Group)
+}
+
 // full reports whether no further task of a key may be leased.
 func (s *State) full(q *Queue, scope uint64) bool {
 	limit := q.Settings.ConcurrencyPerKey
@@ -57,7 +62,8 @@ func (s *State) passLimit(q *Queue, scope uint64) {
 	}
 }
 
-// park makes the first task of a lane wait for room in the limit of its key.
+// park makes the first task of a lane wait for room in the limit of its key, or for an orphan in
+// its group.
 func (s *State) park(l *Lane) {
 	it := s.popFirst(l)
 	rec, err := record.Decode(it.Record)
@@ -69,6 +75,10 @@ func (s *State) park(l *Lane) {
 	s.noteIdle(l)
 	l.queue.Counts.Ready--
 	rec.Rewritten = true
+	if s.isTurnHeld(rec.Group) {
+		s.parkTurn(l, it.ID, &rec)
+		return
+	}
 	s.block(l, rec.Limit, it.ID, rec.Encode())
 	s.limits[rec.Limit].parked = true
 }

@@ -148,7 +148,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	*ls = lease{
 		id: e.ID, lane: l, since: e.Since, token: e.Token, leases: e.Leases, attempts: e.Attempts,
 		local: r.local, duration: e.Duration, retention: head.Retention, record: r, rewritten: head.Rewritten,
-		worker: e.Worker,
+		worker: e.Worker, handled: r.local, // perhaps
 	}
 	s.tieLease(ls, head)
 	r.live++

@@ -124,6 +124,7 @@ type model struct {
 	woken     []*modelTask       // their parents have ended
 	doomed    []*modelTask       // to be canceled, as a parent was
 	canceled  map[Receipt]bool   // leases that were ended by Cancel since the last load
+	orphans   map[Receipt]modelOrphan
 	endings   map[keys.ID]modelEnding
 	plain     bool           // no task is bound to others
 	reopened  bool           // all turns that are passed on are contested
@@ -168,6 +169,7 @@ type modelTask struct {
 	promised uint64  // Leased: the age of the model, ms, before which the lease does not run out
 	duration uint64  // Leased: ms
 	local    bool    // Leased: by this process
+	handled  bool    // Leased: by Run
 	over     bool    // Leased: the lease had ended when the shard was loaded
 	expired  bool    // a lease has run out otherwise
 }
@@ -268,6 +270,7 @@ func (m *model) begun() {
 	clear(m.passes)
 	m.canceled, m.weights = make(map[Receipt]bool), make(map[[2]string]int)
 	m.endings = make(map[keys.ID]modelEnding)
+	m.orphans = make(map[Receipt]modelOrphan)
 	m.weigh()
 	m.deliver()
 }
@@ -420,6 +423,9 @@ func (m *model) nextEvent() uint64 {
 			}
 		}
 	}
+	for _, o := range m.orphans {
+		next = min(next, o.deadline-m.Now)
+	}
 	for _, s := range m.schedules {
 		next = min(next, s.next-m.Wall)
 	}
@@ -458,6 +464,7 @@ func (m *model) sync() {
 			m.retry(t, "lease expired", func() { m.toExpired(t, ago) })
 		}
 	}
+	maps.DeleteFunc(m.orphans, func(_ Receipt, o modelOrphan) bool { return o.deadline <= m.Now })
 	m.tick()
 	m.react()
 }
@@ -491,13 +498,14 @@ func (m *model) reopen() {
 
 // resume sets the deadlines of leases that a process has found.
 func (m *model) resume() {
+	clear(m.orphans)
 	for _, t := range m.live {
 		if t.state != Leased {
 			continue
 		}
 		if m.config.Replicated {
 			c := m.clocks[t.shard].ahead + m.Now
-			t.deadline = m.Now + min(max(t.ends, c+leaseGrace)-c, t.duration)
+			t.deadline, t.handled = m.Now+min(max(t.ends, c+leaseGrace)-c, t.duration), t.local
 			continue
 		}
 		t.deadline, t.over = m.Now, true

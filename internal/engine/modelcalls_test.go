@@ -654,14 +654,16 @@ type claimCall struct {
 	rank     uint64
 	duration uint64 // ms
 	local    bool
+	handled  bool
 	grants   []Grant
 	among    bool // other calls are decided in the same group
 }
 
 func (m *model) drawClaim() call {
+	local := m.oneIn(4, "local")
 	return &claimCall{
 		shard: m.drawShard(), queue: oneOf(m, "queue", "a", "a", "b", "b", "c", "d", "e"), max: 1,
-		duration: oneOf[uint64](m, "lease", 5000, 1000, 10_000), local: m.oneIn(6, "local"),
+		duration: oneOf[uint64](m, "lease", 5000, 1000, 10_000), local: local, handled: local && !m.oneIn(4, "by Claim"),
 	}
 }
 
@@ -690,7 +692,7 @@ func (c *claimCall) do(m *model) {
 				break
 			}
 			var err error
-			c.grants, err = s.Grant(l, c.duration, Holder{Local: c.local}, c.grants)
+			c.grants, err = s.Grant(l, c.duration, Holder{Local: c.local, Handled: c.handled}, c.grants)
 			m.noError(err)
 			g := &c.grants[len(c.grants)-1]
 			g.Rec = slices.Clone(g.Rec)
@@ -721,11 +723,11 @@ func (c *claimCall) grantAll(m *model, strict bool) {
 func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	id := keys.FormatID(g.Receipt.ID)
 	t := m.tasks[g.Receipt.ID]
-	if t != nil && t.state == Blocked && t.on == onLimit { // there was room again
+	if t != nil && t.isParked() { // it may go on again
 		t.late = true
 		m.toReady(t, keys.SinceOf(t.id))
 	}
-	if t == nil || t.state != Ready || m.keyFull(t) || m.settings[c.queue].Paused || t.shard != c.shard || t.Queue != c.queue || Rank(t.Priority) < c.rank {
+	if t == nil || t.state != Ready || m.keyFull(t) || m.isHeld(t.rec.Group) || m.settings[c.queue].Paused || t.shard != c.shard || t.Queue != c.queue || Rank(t.Priority) < c.rank {
 		m.rt.Fatalf("claim %+v returned %s, which is %+v; settings: %+v", c, id, t, m.settings[c.queue])
 	}
 	for _, o := range m.live {
@@ -757,7 +759,7 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	m.compareRecord(t, &rec)
 	t.receipt = g.Receipt
 	m.receipts = append(m.receipts, t.receipt)
-	t.over, t.local = false, c.local
+	t.over, t.local, t.handled = false, c.local, c.handled
 	t.deadline, t.state = m.Now+duration, Leased
 	m.lease(t, duration)
 	t.rec.Attempts++
@@ -792,6 +794,14 @@ func (m *model) drawReceipt() Receipt {
 func (m *model) lost(r Receipt, err error) {
 	if !errors.Is(err, base.ErrLeaseLost) || errors.Is(err, base.ErrCanceled) != m.canceled[r] {
 		m.rt.Fatalf("verb with %s, not in force: %v", r, err)
+	}
+}
+
+// returned is a verb by which a handler ends that has no lease any more.
+func (m *model) returned(r Receipt) {
+	if _, ok := m.orphans[r]; ok {
+		delete(m.orphans, r)
+		m.react()
 	}
 }
 
@@ -848,6 +858,7 @@ func (c *completeCall) apply(m *model) {
 	t := m.held(c.receipt)
 	if t == nil {
 		m.lost(c.receipt, c.err)
+		m.returned(c.receipt)
 		return
 	}
 	if full := m.shards[t.shard].Room > RoomScarce && m.retention(t) != 0; full || c.full {
@@ -910,6 +921,7 @@ func (m *model) adopt(shard int, next []spec) {
 type failCall struct {
 	receipt Receipt
 	how     Failure
+	goesOn  bool  // the handler does
 	wait    int64 // ms; negative: by the backoff
 	cause   string
 	err     error
@@ -917,7 +929,7 @@ type failCall struct {
 
 func (m *model) drawFinish() call {
 	return &failCall{
-		receipt: m.drawReceipt(), how: oneOf(m, "how", FailRetry, FailRetry, FailRelease, FailReturn, FailDead),
+		receipt: m.drawReceipt(), how: oneOf(m, "how", FailRetry, FailRetry, FailRelease, FailReturn, FailDead), goesOn: m.oneIn(2, "goes on"),
 		wait: oneOf[int64](m, "wait", -1, 0, 1, 2000), cause: oneOf(m, "cause", "", "first", "second"),
 	}
 }
@@ -928,7 +940,11 @@ func (c *failCall) do(m *model) {
 		wait = max(wait, 0)
 	}
 	_, c.err = m.decide(keys.ShardOf(c.receipt.ID, m.config.Shards), func(s *drivenShard) (Verdict, error) {
-		return s.Fail(c.receipt, c.how, wait, c.cause)
+		how := c.how
+		if c.goesOn {
+			how |= StillRuns
+		}
+		return s.Fail(c.receipt, how, wait, c.cause)
 	})
 }
 
@@ -936,9 +952,13 @@ func (c *failCall) apply(m *model) {
 	t := m.held(c.receipt)
 	if t == nil {
 		m.lost(c.receipt, c.err)
+		m.returned(c.receipt)
 		return
 	}
 	m.noError(c.err)
+	if c.goesOn {
+		m.orphan(t)
+	}
 	if c.how == FailRetry || c.how == FailDead {
 		if c.cause != "" {
 			t.rec.Error = c.cause

@@ -24,8 +24,7 @@ import (
 // vain. When several calls were decided together, not strict, which of them came first is open.
 func (m *model) settle(strict bool) {
 	isLimited := func(s Settings) bool { return s.ConcurrencyPerKey > 0 }
-	isParked := func(t *modelTask) bool { return t.state == Blocked && t.on == onLimit }
-	if m.claimed && slices.ContainsFunc(slices.Collect(maps.Values(m.settings)), isLimited) || slices.ContainsFunc(m.live, isParked) {
+	if len(m.orphans) > 0 || m.claimed && slices.ContainsFunc(slices.Collect(maps.Values(m.settings)), isLimited) || slices.ContainsFunc(m.live, (*modelTask).isParked) {
 		m.adoptParks()
 	}
 	m.claimed = false
@@ -55,11 +54,30 @@ func (m *model) compareAll() {
 	m.compareSettings()
 	m.compareSchedules()
 	m.compareIdle()
+	m.compareOrphans()
 	for n, s := range m.shards {
 		if s.under || !s.IsAtRest() {
 			m.rt.Fatalf("shard %d is not at rest", n)
 		}
 		m.noError(m.check(s))
+	}
+}
+
+// compareOrphans makes sure that each queue counts the handlers that go on without a lease.
+func (m *model) compareOrphans() {
+	want, got := make(map[string]int), make(map[string]int)
+	for _, o := range m.orphans {
+		want[o.queue]++
+	}
+	for _, s := range m.shards {
+		for name, q := range s.Queues {
+			if q.Orphans != 0 {
+				got[name] += q.Orphans
+			}
+		}
+	}
+	if !maps.Equal(want, got) {
+		m.rt.Fatalf("orphans by queue are %v, expected %v", got, want)
 	}
 }
 
@@ -114,7 +132,7 @@ func (m *model) compareTask(got *schema.Task, t *modelTask) {
 			state, at, got.Record.Attempts = Leased, got.Lease.Deadline, got.Lease.Attempts
 		}
 	case state == Blocked:
-		want = [...]uint64{onParents: 0, onGroup: t.rec.Group, onLimit: t.rec.Limit}[t.on]
+		want = [...]uint64{onParents: 0, onGroup: t.rec.Group, onLimit: t.rec.Limit, onOrphan: t.rec.Group}[t.on]
 	}
 	key := LaneKey{got.Lane.Queue, got.Lane.Tenant, got.Lane.Priority}
 	ended := state == Leased || state == Dead || state == Done || state == Canceled

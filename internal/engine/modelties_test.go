@@ -33,6 +33,7 @@ const (
 	onParents blockedOn = iota + 1
 	onGroup
 	onLimit
+	onOrphan // it has the turn of its group
 )
 
 func (m *model) toReady(t *modelTask, since uint64) { t.state, t.since = Ready, since }
@@ -75,6 +76,7 @@ func (m *model) toCanceled(t *modelTask) {
 	m.expect(EventCanceled, t, "")
 	if t.state == Leased {
 		m.canceled[t.receipt] = true
+		m.orphan(t)
 		if t.local && m.wanted&WantCancels != 0 {
 			m.expected = append(m.expected, "canceled "+t.receipt.String())
 		}
@@ -248,6 +250,32 @@ func (m *model) endKey(t *modelTask, state TaskState) {
 	k.ended = true
 }
 
+// Orphans.
+
+// modelOrphan is a handler that goes on without a lease.
+type modelOrphan struct {
+	queue        string
+	limit, group uint64 // scopes
+	deadline     uint64 // by the monotonic clock, ms
+}
+
+// orphan is the end of a lease whose handler goes on.
+func (m *model) orphan(t *modelTask) {
+	if t.handled && !t.over {
+		m.orphans[t.receipt] = modelOrphan{t.Queue, t.rec.Limit, t.rec.Group, t.deadline}
+	}
+}
+
+// isHeld reports whether a handler goes on that a group counts.
+func (m *model) isHeld(scope uint64) bool {
+	for _, o := range m.orphans {
+		if scope != 0 && o.group == scope {
+			return true
+		}
+	}
+	return false
+}
+
 // Groups.
 
 // enter makes a task ready if it has the turn of its group, or gets it.
@@ -255,6 +283,9 @@ func (m *model) enter(t *modelTask, since uint64) {
 	if scope := t.rec.Group; scope != 0 {
 		holder, held := m.turns[scope]
 		switch {
+		case !held && m.isHeld(scope):
+			m.toBlocked(t, onGroup)
+			return
 		case !held && (m.unordered || m.wakes(scope)): // a task that is woken may come before, or after
 			m.toBlocked(t, onGroup)
 			m.contested[scope], t.since = true, since
@@ -317,7 +348,7 @@ func (m *model) giveTurns() {
 		if scope == 0 || !m.waitsInGroup(t, scope) {
 			continue
 		}
-		if _, held := m.turns[scope]; held {
+		if _, held := m.turns[scope]; held || m.isHeld(scope) {
 			continue
 		}
 		first := next[scope]
@@ -515,6 +546,11 @@ func (m *model) leased(scope uint64) (n int) {
 			n++
 		}
 	}
+	for _, o := range m.orphans {
+		if o.limit == scope {
+			n++
+		}
+	}
 	return n
 }
 
@@ -524,9 +560,14 @@ func (m *model) keyFull(t *modelTask) bool {
 	return limit > 0 && t.rec.Limit != 0 && m.leased(t.rec.Limit) >= limit
 }
 
-// parks reports whether claims may park tasks of a queue.
+// parks reports whether claims may park a task.
 func (m *model) parks(t *modelTask) bool {
-	return t.rec.Limit != 0 && m.settings[t.Queue].ConcurrencyPerKey > 0
+	return t.rec.Limit != 0 && m.settings[t.Queue].ConcurrencyPerKey > 0 || m.isHeld(t.rec.Group)
+}
+
+// isParked reports whether a claim has parked a task.
+func (t *modelTask) isParked() bool {
+	return t.state == Blocked && (t.on == onLimit || t.on == onOrphan)
 }
 
 // ready counts the ready tasks of a queue in a shard that may be claimed, of a priority or higher
@@ -536,7 +577,7 @@ func (m *model) ready(shard int, queue string, priority uint8) (n int) {
 		return 0
 	}
 	for _, t := range m.live {
-		if t.state == Ready && t.shard == shard && t.Queue == queue && t.Priority >= priority && !m.keyFull(t) {
+		if t.state == Ready && t.shard == shard && t.Queue == queue && t.Priority >= priority && !m.keyFull(t) && !m.isHeld(t.rec.Group) {
 			n++
 		}
 	}
@@ -553,15 +594,19 @@ func (m *model) adoptParks() {
 	}
 	uses := make(map[uint64]*use)
 	for _, t := range m.live {
-		scope := t.rec.Limit
-		if scope == 0 || t.state != Ready && t.state != Leased && (t.state != Blocked || t.on != onLimit) {
+		scope, hasTurn := t.rec.Limit, t.rec.Group != 0 && m.turns[t.rec.Group] == t.id
+		if scope == 0 && !hasTurn || t.state != Ready && t.state != Leased && !t.isParked() {
 			continue
 		}
 		p, first := m.placeOf(t), keys.SinceOf(t.id)
-		parked := p.Range == keys.Blocked && p.At == scope
+		parked := p.Range == keys.Blocked && (p.At == scope || hasTurn && p.At == t.rec.Group)
 		switch {
-		case t.state == Ready && parked:
+		case parked && p.At == scope:
 			m.toBlocked(t, onLimit)
+		case parked:
+			if m.toBlocked(t, onOrphan); !m.isHeld(t.rec.Group) {
+				m.rt.Fatalf("%+v has the turn of its group, and waits", t)
+			}
 		case t.state == Blocked && !parked && p.Range == keys.Task:
 			m.toReady(t, p.At) // first, unless a call has moved it since
 		case t.state == Ready && p.Range == keys.Task && p.At == first: // parked, and back again
@@ -569,18 +614,26 @@ func (m *model) adoptParks() {
 		case t.state == Leased && p.Range == keys.Task && p.At == first:
 			t.since = first
 		}
+		if scope == 0 {
+			continue
+		}
 		u := uses[scope]
 		if u == nil {
 			u = &use{queue: t.Queue}
 			uses[scope] = u
 		}
-		if t.state == Blocked {
+		if t.state == Blocked && t.on == onLimit {
 			u.parked++
-		} else {
+		} else if t.state != Blocked {
 			u.active++
 		}
 	}
 	for scope, u := range uses {
+		for _, o := range m.orphans {
+			if o.limit == scope {
+				u.active++
+			}
+		}
 		limit := m.settings[u.queue].ConcurrencyPerKey
 		if u.parked > 0 && (limit == 0 || u.active < limit) {
 			m.rt.Fatalf("%d tasks of queue %s wait for limit %x of %d, with %d leased or ready", u.parked, u.queue, scope, limit, u.active)

@@ -20,11 +20,11 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 		if l != nil && Rank(l.Priority) < rank {
 			return nil, false
 		}
-		if l == nil || q.Settings.ConcurrencyPerKey == 0 {
+		if l == nil || q.Settings.ConcurrencyPerKey == 0 && len(s.leases.turns) == 0 {
 			return l, pending
 		}
 		head, err := record.DecodeHead(l.window.FirstRecord())
-		if err != nil || head.Limit == 0 || !s.full(q, head.Limit) { // Grant reports err
+		if err != nil || s.mayLease(q, &head) { // Grant reports err
 			return l, pending
 		}
 		if s.Spent() {

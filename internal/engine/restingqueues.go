@@ -52,7 +52,7 @@ func (s *State) hasDoubts() bool { return s.doubtful.Len() > 0 && !s.wakeups.onD
 // isUnknown reports whether the rules need nothing that memory has of a queue.
 func (s *State) isUnknown(q *Queue) bool {
 	return q.lanes.Len() == 0 && q.Counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && !q.Fed && q.rechecks == 0 &&
-		q.Version == 0
+		q.Version == 0 && q.Orphans == 0
 }
 
 // Forget removes a queue that nobody needs from memory.

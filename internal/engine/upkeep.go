@@ -131,7 +131,7 @@ func (s *State) NextDue() (uptime, now, wall uint64) {
 	}
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
 		now = uint64(at)
-		if s.config.Replicated {
+		if s.config.Replicated && s.leases.all.Len() > 0 {
 			now = min(now, s.clock.stored+leaseClockEvery-s.clock.ahead)
 		}
 	}

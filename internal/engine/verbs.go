@@ -62,6 +62,7 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, err
 	}
 	ls := s.held(r)
 	if ls == nil {
+		s.returned(r)
 		return Decided, s.leaseLost(r)
 	}
 	if !s.HasRoom(RoomScarce) && s.retention(ls.lane.queue, ls.retention) != 0 {
@@ -104,7 +105,12 @@ const (
 	FailRelease                // does not count
 	FailReturn                 // does not count; the task keeps its place
 	FailDead                   // counts; the last one
+	EndOfFailures
 )
+
+// StillRuns is added to a Failure if the handler goes on. When it has returned, Fail is called
+// again.
+const StillRuns Failure = 1 << 6
 
 // Fail ends a lease without completing the task, which waits for wait ms; negative: by the backoff.
 func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict, error) {
@@ -113,8 +119,11 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	}
 	ls := s.held(r)
 	if ls == nil {
+		s.returned(r)
 		return Decided, s.leaseLost(r)
 	}
+	ls.goesOn = how&StillRuns != 0 && ls.handled
+	how &^= StillRuns
 	if how == FailRetry {
 		s.Broken = s.retry(ls, cause, wait)
 		return Decided, nil

@@ -47,7 +47,8 @@ func (m wakeup) compare(other wakeup) int {
 // are found by scanning the range from a cursor, so that nobody steps over the tombstones of all
 // earlier ones.
 //
-// Invariant: a wakeup is in memory, or at or after the cursor if onDisk is set.
+// Invariant: a wakeup is in memory, or at or after the cursor if onDisk is set, or waits for the
+// orphans of its group.
 type wakeupList struct {
 	how    map[wakeup]byte
 	order  []wakeup
@@ -169,6 +170,9 @@ func (s *State) walkWakeups(applied map[wakeup]byte) {
 
 // applyWakeup does what a wakeup says, and removes it.
 func (s *State) applyWakeup(m wakeup, how byte) error {
+	if s.delaysWakeup(m) {
+		return nil
+	}
 	s.Group.delete(s.wakeupKey(m))
 	s.Rest(m.queue)
 	switch {
@@ -186,7 +190,7 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 	if s.Group.hasChanged(id) {
 		return nil
 	}
-	at, err := s.waitingChild(q, id)
+	at, err := s.blockedIn(q, 0, id)
 	if at == nil || err != nil { // nil: it was canceled in the meantime
 		return err
 	}
@@ -199,15 +203,14 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 	return nil
 }
 
-// waitingChild returns a task that waits for its parents; nil: it does not.
+// blockedIn returns a task that waits in a scope; nil: it does not.
 // REQUIRES: the group has not changed the task.
-func (s *State) waitingChild(q *Queue, id keys.ID) (*located, error) {
-	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.number, 0, id))
+func (s *State) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) {
+	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.number, scope, id))
 	if value == nil || err != nil {
 		return nil, err
 	}
-	at := &located{id: id, place: keys.Place{Range: keys.Blocked, Group: q.number}, indexed: true}
-	return at, s.decode(at, value)
+	return s.waiter(q, scope, waiter{id, value})
 }
 
 // unblock removes a task from its scope, to move it elsewhere.

@@ -59,7 +59,8 @@ const (
 //	   of a queue by itself says with what the end of its logs goes, and whether its shards may
 //	   differ; it has the options of the application that decide about tasks; messages are kept until
 //	   their receiver has synced its log; heartbeats tell what a leader has done, and the answers to
-//	   them the room on the disk
+//	   them the room on the disk; claims say that they are for handlers of Run, and ends of leases that
+//	   the handler goes on
 const (
 	Format        = 7
 	OldestFormat  = 3

@@ -1,0 +1,85 @@
+package engine
+
+import (
+	"codeq/internal/keys"
+	"codeq/internal/record"
+)
+
+// An orphan is a handler of Run that goes on when its lease has ended without it: its task was
+// canceled, or given back. What limits the work of others counts it until it has returned, or until
+// the lease would have ended that nobody renews: the limits of its queue and of its LimitKey, and
+// the turn of its group. Only memory knows orphans: the next Open, or the next leader, lets others
+// go on.
+//
+// An orphan is in the wheel of leases, like the lease that it had.
+
+// heldTurn is the turn of a group that has an orphan. Wakeups of the group are on disk, for the
+// next Open, and are not applied before the turn is free.
+type heldTurn struct {
+	orphans int
+	wakes   bool // a wakeup was not applied
+}
+
+// orphan makes an orphan of a lease that has just ended.
+func (s *State) orphan(ls *lease) {
+	t, q := &s.leases, ls.lane.queue
+	o := &lease{id: ls.id, token: ls.token, lane: ls.lane, ties: ls.ties, orphan: true}
+	o.expiry.Value = o
+	t.wheel.Add(&o.expiry, ls.expiry.Deadline())
+	if t.orphans == nil {
+		t.orphans, t.turns = make(map[Receipt]*lease), make(map[uint64]heldTurn)
+	}
+	t.orphans[o.receipt()] = o
+	q.Orphans++
+	if scope := o.ties.Group; scope != 0 {
+		held := t.turns[scope]
+		held.orphans++
+		t.turns[scope] = held
+	}
+}
+
+// returned is called when the handler of a lease that is lost has returned.
+func (s *State) returned(r Receipt) {
+	if o := s.leases.orphans[r]; o != nil {
+		s.leases.wheel.Remove(&o.expiry)
+		s.endOrphan(o)
+	}
+}
+
+// endOrphan ends an orphan: others may go on.
+func (s *State) endOrphan(o *lease) {
+	q := o.lane.queue
+	delete(s.leases.orphans, o.receipt())
+	q.Orphans--
+	s.leave(q, &o.ties)
+	if scope := o.ties.Group; scope != 0 {
+		held := s.leases.turns[scope]
+		if held.orphans--; held.orphans > 0 {
+			s.leases.turns[scope] = held
+		} else if delete(s.leases.turns, scope); held.wakes {
+			s.wake(q, scope, keys.ID{}, keys.WakeUp)
+		}
+	}
+	s.Rest(q)
+}
+
+// leave is called when a lease has ended and no handler works on its task any more.
+func (s *State) leave(q *Queue, ties *record.Ties) {
+	if ties.Limit != 0 {
+		s.leaveLimit(q, ties.Limit)
+	}
+	s.free(q)
+}
+
+// isTurnHeld reports whether a group has an orphan.
+func (s *State) isTurnHeld(scope uint64) bool { return s.leases.turns[scope].orphans > 0 }
+
+// delaysWakeup reports whether a wakeup has to wait for the orphans of its group. It stays on disk.
+func (s *State) delaysWakeup(m wakeup) bool {
+	held, ok := s.leases.turns[m.scope]
+	if ok {
+		held.wakes = true
+		s.leases.turns[m.scope] = held
+	}
+	return ok
+}

@@ -1,0 +1,273 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
+)
+
+// orphanStory is about a handler that goes on when its task is canceled or given back.
+type orphanStory struct {
+	t       *testing.T
+	start   time.Time
+	release chan struct{} // closed: the handler may return
+
+	mu    sync.Mutex // guards calls
+	calls []string   // of handlers: the payload, and when
+}
+
+func newOrphanStory(t *testing.T) *orphanStory {
+	return &orphanStory{t: t, start: time.Now(), release: make(chan struct{})}
+}
+
+// limited are ways to let one task of a queue after the other be worked on.
+var limited = map[string]struct {
+	set  func(*Settings)
+	task Task
+}{
+	"concurrency": {func(s *Settings) { s.Concurrency = 1 }, Task{Queue: "a"}},
+	"limit key":   {func(s *Settings) { s.ConcurrencyPerKey = 1 }, Task{Queue: "a", LimitKey: "k"}},
+	"group":       {func(*Settings) {}, Task{Queue: "a", Group: "g"}},
+}
+
+// run works on the queue. The first call of a handler ignores its context.
+func (s *orphanStory) run(q *Queue, opts RunOptions) (stop func() error) {
+	var m Mux
+	Handle(&m, "a", func(_ context.Context, j *Job[[]byte]) error {
+		s.mu.Lock()
+		s.calls = append(s.calls, fmt.Sprintf("%s after %v", j.Args, time.Since(s.start)))
+		first := len(s.calls) == 1
+		s.mu.Unlock()
+		if first {
+			<-s.release
+		}
+		return nil
+	})
+	ctx, cancel := context.WithCancel(s.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- q.Run(ctx, &m, &opts) }()
+	return func() error {
+		cancel()
+		return <-ended
+	}
+}
+
+func (s *orphanStory) seen() []string {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.calls)
+}
+
+// produceNamed produces tasks like the given one, with names as payloads.
+func produceNamed(t *testing.T, q *Queue, like Task, names ...string) (ids []ID) {
+	for _, name := range names {
+		task := like
+		task.Payload = []byte(name)
+		ids = append(ids, produce(t, q, task)...)
+	}
+	return ids
+}
+
+// TestCanceledHandlerKeepsItsPlace: limits and turns that a canceled task had go to the next task
+// when its handler has returned, or when its lease would have ended.
+func TestCanceledHandlerKeepsItsPlace(t *testing.T) {
+	ctx := context.Background()
+	cancels := map[string]func(*Queue, ID) error{
+		"cancel": func(q *Queue, id ID) error { return q.Cancel(ctx, id) },
+		"bulk": func(q *Queue, id ID) error {
+			_, err := q.Bulk(ctx, BulkOptions{Action: BulkCancel, TaskFilter: TaskFilter{Queue: "a", States: []State{Leased}}})
+			return err
+		},
+	}
+	for name, limit := range limited {
+		for how, cancel := range cancels {
+			for _, returns := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/%s/returns %v", name, how, returns), func(t *testing.T) {
+					bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+						s := newOrphanStory(t)
+						require.NoError(t, q.Configure(ctx, "a", limit.set))
+						keyed := limit.task
+						keyed.Unique.Key = "key"
+						first := produceNamed(t, q, keyed, "first")[0]
+						stop := s.run(q, RunOptions{Concurrency: 4, Grace: time.Hour})
+						synctest.Wait()
+						produceNamed(t, q, limit.task, "second", "third")
+						time.Sleep(5 * time.Second)
+						require.NoError(t, cancel(q, first))
+						again := produceNamed(t, q, keyed, "again")[0]
+						require.NotEqual(t, first, again, "the key is free")
+						time.Sleep(5*time.Second - time.Millisecond)
+						require.Equal(t, []string{"first after 0s"}, s.seen())
+						require.Equal(t, []int{1}, orphansOf(t, q, "a"))
+						begins := "10s"
+						if returns {
+							time.Sleep(time.Millisecond)
+							close(s.release)
+						} else {
+							begins = "30s" // the lease of 30 s was not renewed before the cancel
+							time.Sleep(20 * time.Second)
+							require.Equal(t, []string{"first after 0s"}, s.seen())
+							time.Sleep(time.Millisecond)
+							defer close(s.release)
+						}
+						require.ElementsMatch(t, []string{
+							"first after 0s", "second after " + begins, "third after " + begins, "again after " + begins,
+						}, s.seen())
+						require.Empty(t, orphansOf(t, q, "a"))
+						if returns {
+							require.NoError(t, stop())
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// orphansOf is how many handlers of a queue go on without a lease, in the shards where some do.
+func orphansOf(t *testing.T, q *Queue, queue string) (n []int) {
+	for _, s := range q.led() {
+		require.NoError(t, s.probe(func(s *shard) error {
+			if q := s.Queues[queue]; q != nil && q.Orphans > 0 {
+				n = append(n, q.Orphans)
+			}
+			return nil
+		}))
+	}
+	return n
+}
+
+// TestHandlerOfTaskGivenBackKeepsItsPlace: when Run ends before a handler, the handler's task, and
+// the next ones of its limits and its group, begin in another Run when the handler has returned, or
+// its lease would have ended.
+func TestHandlerOfTaskGivenBackKeepsItsPlace(t *testing.T) {
+	ctx := context.Background()
+	for name, limit := range limited {
+		for _, returns := range []bool{true, false} {
+			for _, reopened := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/returns %v/reopened %v", name, returns, reopened), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						opts := Options{Shards: 1, fs: crashfs.New()}
+						q := openForRun(t, opts)
+						s := newOrphanStory(t)
+						require.NoError(t, q.Configure(ctx, "a", limit.set))
+						first := produceNamed(t, q, limit.task, "first")[0]
+						stop := s.run(q, RunOptions{Grace: -1})
+						synctest.Wait()
+						produceNamed(t, q, limit.task, "second")
+						time.Sleep(4 * time.Second)
+						require.ErrorIs(t, stop(), ErrHandlersRunning) // after a second
+						require.Equal(t, Ready, infoOf(t, q, first).State)
+						stop = s.run(q, RunOptions{})
+						time.Sleep(5*time.Second - time.Millisecond)
+						require.Equal(t, []string{"first after 0s"}, s.seen())
+						require.Equal(t, []int{1}, orphansOf(t, q, "a"))
+						begins := "10s"
+						switch {
+						case reopened:
+							require.NoError(t, stop())
+							require.NoError(t, q.Close())
+							q = openForRun(t, opts)
+							stop = s.run(q, RunOptions{})
+							begins = "9.999s"
+							defer close(s.release)
+						case returns:
+							time.Sleep(time.Millisecond)
+							close(s.release)
+						default:
+							begins = "30s"
+							time.Sleep(20 * time.Second)
+							require.Equal(t, []string{"first after 0s"}, s.seen())
+							time.Sleep(time.Millisecond)
+							defer close(s.release)
+						}
+						require.Equal(t, []string{"first after 0s", "first after " + begins, "second after " + begins}, s.seen())
+						require.NoError(t, stop())
+						require.Empty(t, orphansOf(t, q, "a"))
+						require.NoError(t, q.checkAll())
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestClaimKeepsNoPlace: limits and turns of a task that was leased by Claim pass on when it is
+// canceled.
+func TestClaimKeepsNoPlace(t *testing.T) {
+	ctx := context.Background()
+	for name, limit := range limited {
+		for _, local := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/local %v", name, local), func(t *testing.T) {
+				bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+					require.NoError(t, q.Configure(ctx, "a", limit.set))
+					ids := produceNamed(t, q, limit.task, "first", "second")
+					for range ids {
+						l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, Local: local})
+						require.NoError(t, err)
+						require.Nil(t, claimNow(t, q, "a"))
+						require.NoError(t, q.Cancel(ctx, l.ID))
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestPlacesOfHandlersInCluster: wherever a handler runs that goes on after the cancel of its task,
+// the leader of the shard keeps its place, and the next leader does not.
+func TestPlacesOfHandlersInCluster(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for name, limit := range limited {
+		for _, atLeader := range []bool{true, false} {
+			for _, end := range []string{"returns", "lease ends", "next leader"} {
+				t.Run(fmt.Sprintf("%s/at leader %v/%s", name, atLeader, end), func(t *testing.T) {
+					simCase(t, Options{Shards: 1}, func(t *testing.T, c *simCluster) {
+						leader, other := c.lead()
+						at := other
+						if atLeader {
+							at = leader
+						}
+						s := newOrphanStory(t)
+						require.NoError(t, simQueue(other).Configure(ctx, "a", limit.set))
+						ids := produceNamed(t, simQueue(other), limit.task, "first")
+						stop := s.run(simQueue(at), RunOptions{Concurrency: 4, Grace: -1})
+						for len(s.seen()) == 0 {
+							time.Sleep(100 * time.Millisecond)
+						}
+						produceNamed(t, simQueue(other), limit.task, "second")
+						time.Sleep(time.Second)
+						require.NoError(t, simQueue(other).Cancel(ctx, ids[0]))
+						time.Sleep(15 * time.Second)
+						require.Len(t, s.seen(), 1)
+						switch end {
+						case "returns":
+							close(s.release)
+						case "lease ends":
+							time.Sleep(15 * time.Second) // it began or was renewed not before the cancel
+						case "next leader":
+							c.transfer(leader, 0, other)
+						}
+						time.Sleep(5 * time.Second) // a transfer may take a while
+						require.Len(t, s.seen(), 2)
+						if end != "returns" {
+							close(s.release)
+						}
+						require.NoError(t, simQueue(other).WaitIdle(ctx))
+						require.NoError(t, stop())
+					})
+				})
+			}
+		}
+	}
+}
