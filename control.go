@@ -116,11 +116,11 @@ func (a BulkAction) String() string { return bulkActions.Text(a) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
 // value.
-func (a BulkAction) MarshalText() ([]byte, error) { return bulkActions.marshal(a) }
+func (a BulkAction) MarshalText() ([]byte, error) { return bulkActions.Marshal(a) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
-func (a *BulkAction) UnmarshalText(b []byte) error { return bulkActions.unmarshal(a, b) }
+func (a *BulkAction) UnmarshalText(b []byte) error { return bulkActions.Unmarshal(a, b) }
 
 // altering says how an action alters tasks, and in which states they may be.
 var altering = [...]struct {

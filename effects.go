@@ -24,6 +24,9 @@ func (s *shard) follow() {
 	if len(s.Effects.Freed) > 0 {
 		s.claims.LeaveGates()
 	}
+	if !s.Effects.Suspects.IsZero() {
+		s.claims.EndSuspects()
+	}
 }
 
 // followSettings applies new settings of queues to the claims.

@@ -48,7 +48,7 @@ const (
 	EventReleased                          // given back; the attempt does not count
 	EventDeadLettered                      // out of attempts, or given up
 	EventCanceled                          // canceled
-	EventExpired                           // lease expired, the attempt counts; after the last one, EventDeadLettered
+	EventExpired                           // lease expired: the attempt counts; or its process died: see [Queue.Run]
 	// EventProgress: a handler has called [ReportProgress], which changes no state. Of several
 	// reports in a second, only the latest has an event. In a cluster, reports are written to the
 	// logs of the shards while somebody subscribes to them.
@@ -81,11 +81,11 @@ func (k EventKind) String() string { return eventKinds.Text(k) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // kind.
-func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.marshal(k) }
+func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.Marshal(k) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
-func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.unmarshal(k, b) }
+func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.Unmarshal(k, b) }
 
 const kindLimit = "EventProduced, EventClaimed, EventCompleted, EventRetried, EventReleased, " +
 	"EventDeadLettered, EventCanceled, EventExpired, EventProgress"

@@ -24,6 +24,10 @@ type TaskInfo struct {
 	State State `json:",omitzero"`
 	// Attempts is the number of attempts so far; for a leased task, the running one included.
 	Attempts int `json:",omitzero"`
+	// Crashes is how often its process has died with the task at work, without counting as an
+	// attempt, and Suspect whether the task may be the reason, and starts slowly ([Queue.Run]).
+	Crashes int  `json:",omitzero"`
+	Suspect bool `json:",omitzero"`
 	// LastError is the error of the last failed attempt.
 	LastError string `json:",omitzero"`
 	// At is a time that depends on the state. [Ready]: since when it is ready, by the clock that
@@ -292,7 +296,7 @@ func taskInfo(t *schema.Task) *TaskInfo {
 	info := &TaskInfo{
 		ID: t.ID, State: State(engine.StateIn(t.Range)),
 		Task:     task(engine.LaneKey{Queue: l.Queue, Tenant: l.Tenant, Priority: l.Priority}, r),
-		Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result,
+		Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result, Crashes: int(r.Crashes), Suspect: r.Suspect,
 	}
 	switch info.State {
 	case Scheduled:

@@ -431,11 +431,11 @@ func (v Verdict) String() string { return verdicts.Text(v) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // verdict.
-func (v Verdict) MarshalText() ([]byte, error) { return verdicts.marshal(v) }
+func (v Verdict) MarshalText() ([]byte, error) { return verdicts.Marshal(v) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
-func (v *Verdict) UnmarshalText(b []byte) error { return verdicts.unmarshal(v, b) }
+func (v *Verdict) UnmarshalText(b []byte) error { return verdicts.Unmarshal(v, b) }
 
 // VerdictOf returns what the error of a handler means to [Queue.Run], so that a [Middleware] can
 // tell a failure from a wish of the handler:

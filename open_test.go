@@ -238,6 +238,7 @@ var optionBounds = []struct {
 	{"CacheBytes", func(o *Options) any { return &o.CacheBytes }, int64(1), int64(math.MaxInt64), []any{int64(-1), int64(math.MinInt64)}, "0 or more"},
 	{"MemTableBytes", func(o *Options) any { return &o.MemTableBytes }, 256 << 10, 1 << 30, []any{256<<10 - 1, 1<<30 + 1, -1, 1}, "262144 to 1073741824"},
 	{"Backoff.Factor", func(o *Options) any { return &o.Backoff.Factor }, 1.0, math.MaxFloat64, []any{math.Nextafter(1, 0), -1.0, math.Inf(-1)}, "1 or more"},
+	{"SuspectFor", func(o *Options) any { return &o.SuspectFor }, time.Millisecond, 24 * time.Hour, []any{time.Millisecond - 1, 24*time.Hour + 1, -time.Second}, "1ms to 24h0m0s"},
 	{"StallAfter", func(o *Options) any { return &o.StallAfter }, minTimeout, maxStall, []any{minTimeout - 1, maxStall + 1, -time.Second}, "20ms to 24h0m0s"},
 	{"Backoff.Jitter", func(o *Options) any { return &o.Backoff.Jitter }, -1.0, 1.0, []any{math.Nextafter(1, 2), math.Inf(1)}, "at most 1"},
 }
@@ -299,7 +300,7 @@ func requireInvalidOption(t *testing.T, dir string, o *Options, field string, va
 
 // TestOptionBoundsAreComplete: no option has been forgotten.
 func TestOptionBoundsAreComplete(t *testing.T) {
-	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Observer": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true}
+	known := map[string]bool{"Backoff.Base": true, "Backoff.Max": true, "Logger": true, "Observer": true, "Cluster": true, "MinFreeBytes": true, "AcceptCopy": true, "MustExist": true, "Tool": true}
 	for _, b := range optionBounds {
 		known[b.field] = true
 	}
@@ -338,6 +339,7 @@ func TestOptionDefaults(t *testing.T) {
 			Durability:    DurabilityDisk,
 			LeaseFor:      30 * time.Second,
 			StallAfter:    5 * time.Second,
+			SuspectFor:    time.Minute,
 			MaxAttempts:   25,
 			Backoff:       Backoff{Base: time.Second, Max: time.Hour, Factor: 2, Jitter: 0.2},
 			Retention:     0,

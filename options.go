@@ -55,11 +55,11 @@ func (d Durability) String() string { return durabilities.Text(d) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // Durability.
-func (d Durability) MarshalText() ([]byte, error) { return durabilities.marshal(d) }
+func (d Durability) MarshalText() ([]byte, error) { return durabilities.Marshal(d) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else; so flag.TextVar makes a flag of a Durability.
-func (d *Durability) UnmarshalText(b []byte) error { return durabilities.unmarshal(d, b) }
+func (d *Durability) UnmarshalText(b []byte) error { return durabilities.Unmarshal(d, b) }
 
 // Options are the options of [Open]. A zero field means its documented default; a nil *Options
 // means all defaults. Open makes a deep copy of them, except Listener, Logger and Observer.
@@ -77,6 +77,9 @@ type Options struct {
 	LeaseFor time.Duration
 	// MaxAttempts is for tasks that do not set it. Default: 25.
 	MaxAttempts int
+	// SuspectFor is how long a task that is suspected of having ended the process ([Queue.Run]) is
+	// at work until further suspects start. 1 ms to 24 h. Default: 1 minute.
+	SuspectFor time.Duration
 	// Backoff is the wait between the attempts of a task.
 	Backoff Backoff
 	// Retention is how long completed tasks are kept with their results, if neither the task nor
@@ -304,6 +307,9 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.StallAfter < low || c.StallAfter > maxStall {
 		return nil, &InvalidError{"Options.StallAfter", c.StallAfter, fmt.Sprintf("%v to %v, and more than HeartbeatTimeout", minTimeout, maxStall)}
 	}
+	if c.SuspectFor = cmp.Or(c.SuspectFor, time.Minute); c.SuspectFor < time.Millisecond || c.SuspectFor > maxStall {
+		return nil, &InvalidError{"Options.SuspectFor", c.SuspectFor, fmt.Sprint(time.Millisecond, " to ", maxStall)}
+	}
 	if c.CacheBytes == 0 {
 		c.CacheBytes = 16 << 20
 	}
@@ -363,7 +369,7 @@ func (o *Options) settle(d *manifest.Directory) (err error) {
 		err = o.decideBy(d.Options)
 	}
 	o.setShards(d.Shards)
-	if !o.Tool {
+	if d.Tool = o.Tool; !o.Tool {
 		deciding := o.deciding()
 		d.Options = &deciding
 	}

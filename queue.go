@@ -39,8 +39,9 @@ type Queue struct {
 	events   broadcast.Hub
 	runs     broadcast.Runs[*runner]
 	heads    *dispatch.Board // nil: there is one shard
-	node     *node           // nil: no cluster
-	stored   *reading.Queue  // what a Reader shows; nil: the queue is open
+	slow     dispatch.SlowStart
+	node     *node          // nil: no cluster
+	stored   *reading.Queue // what a Reader shows; nil: the queue is open
 
 	// elsewhere is another process that has the queue open (OpenLocal); nil: this one has it
 	elsewhere *localsocket.Client
@@ -180,11 +181,14 @@ func (q *Queue) openShards() error {
 	if err != nil {
 		return err
 	}
+	var states []*engine.State
 	for _, s := range shards {
-		s.claims.Join(q.heads)
+		s.claims.Join(q.heads, &q.slow)
 		s.join(shards)
 		s.hub, s.runs = &q.events, &q.runs
+		states = append(states, &s.State)
 	}
+	q.slow.Begin(states, q.dir.Killed(), q.opts.SuspectFor, q.opts.log)
 	for _, s := range shards {
 		go s.runGuarded()
 	}
@@ -450,7 +454,8 @@ func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration
 	return engine.Config{
 		Shard: index, Shards: o.Shards, Replicated: o.Cluster != nil, Seed: seed, Elapsed: elapsed,
 		WindowTasks: o.WindowTasks, WindowBytes: o.WindowBytes, MaxAttempts: o.MaxAttempts, Backoff: o.Backoff.Delay,
-		Retention: o.Retention, Untimed: o.Tool, IdleLanes: o.idleLanes, SweepLanes: o.sweepLanes, GroupBytes: o.groupBytes,
+		SuspectFor: uint64(o.SuspectFor / time.Millisecond),
+		Retention:  o.Retention, Untimed: o.Tool, IdleLanes: o.idleLanes, SweepLanes: o.sweepLanes, GroupBytes: o.groupBytes,
 		TrimBytes: o.trimBytes, TrimLane: o.trimLane,
 	}
 }

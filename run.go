@@ -59,9 +59,21 @@ const fetchCap = 256
 // while.
 //
 // A lease of Run belongs to the process: it lasts as long as its handler runs, and its renewal
-// writes nothing. If the process dies the task is ready again at the next [Open], with the attempt
-// counted. In a cluster the renewals are stored, and the tasks of a process that dies are ready
-// again when their leases expire. The context of a handler is cancelled when its task's Timeout has
+// writes nothing. In a cluster the renewals are stored.
+//
+// If the process dies, its tasks come back at the next [Open], or, in a cluster, when their leases
+// expire, as suspects: one of them may have been the reason. Suspects are [Blocked], and start
+// slowly: one of the process (in a cluster, of each leader), then twice as many each time all that
+// were started have ended their attempts, well or not, or have been at work for
+// [Options.SuspectFor]; first, other tasks that were ready have a moment, a 240th part of that. All
+// other tasks go on beside them, so that a suspect may come later than its lane says; it keeps the
+// turn of its group. If the process dies again, the suspects that were at work stay suspects, and
+// the others are none any more; if none was, those that were at work are suspects, too. A crash
+// counts as an attempt of the only suspect that was at work, and else among the [TaskInfo].Crashes
+// of each task: ten times MaxAttempts of them make a dead letter. [Queue.Close] is no crash, nor is
+// a lease of [Queue.Claim] that expires. In a cluster a name of a worker stands for one process.
+//
+// The context of a handler is cancelled when its task's Timeout has
 // passed (cause context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost],
 // [ErrFailed] if its shard has failed, or [ErrNotLeader] or [ErrUncertain] if no leader has
 // answered for LeaseFor, as when the node was removed from its cluster), and when Run has waited

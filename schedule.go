@@ -78,11 +78,11 @@ func (p MissedPolicy) String() string { return missedPolicies.Text(p) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // policy.
-func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.marshal(p) }
+func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.Marshal(p) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
-func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.unmarshal(p, b) }
+func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.Unmarshal(p, b) }
 
 // ScheduleInfo is a stored schedule.
 type ScheduleInfo struct {

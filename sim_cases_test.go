@@ -616,3 +616,73 @@ func TestCallsEndWithTheirNode(t *testing.T) {
 		other.start()
 	})
 }
+
+// TestSuspectsOfANode: a task that kills the process of its worker, which leads no shard, is dead
+// after its attempts and some starts more, and takes no other task along.
+func TestSuspectsOfANode(t *testing.T) {
+	t.Parallel()
+	const good, maxAttempts = 7, 3
+	simCase(t, Options{MaxAttempts: maxAttempts, Retention: Forever}, func(t *testing.T, c *simCluster) {
+		_, worker := c.lead()
+		var poison ID
+		for i := range good + 1 {
+			id, err := simQueue(worker).Produce(t.Context(), Task{Queue: "a", Payload: []byte{byte(i)}})
+			require.NoError(t, err)
+			if i == good/2 {
+				poison = id
+			}
+		}
+		over := make(chan struct{})
+		defer close(over)
+		crashes := 0
+		for settled := false; !settled; {
+			q, killed := simQueue(worker), make(chan struct{}, 1)
+			var m Mux
+			Handle(&m, "a", func(ctx context.Context, j *Job[[]byte]) error {
+				wait := time.After(100 * time.Millisecond)
+				if j.ID == poison {
+					killed <- struct{}{}
+					wait = nil
+				}
+				select {
+				case <-wait:
+				case <-ctx.Done():
+				case <-over:
+				}
+				return ctx.Err()
+			})
+			ended := make(chan error, 1)
+			go func() {
+				ended <- q.Run(t.Context(), &m, &RunOptions{Name: fmt.Sprint("life ", crashes), LeaseFor: 2 * time.Second, Concurrency: 8})
+			}()
+			idle := make(chan error, 1)
+			go func() { idle <- q.WaitIdle(t.Context(), "a") }()
+			select {
+			case <-killed:
+				worker.crash(0)
+				crashes++
+				worker.start()
+				for simQueue(worker) == nil || simQueue(worker) == q {
+					time.Sleep(10 * time.Millisecond)
+				}
+			case err := <-idle:
+				require.NoError(t, err)
+				settled = true
+			}
+		}
+		q := simQueue(worker)
+		info, err := q.Get(t.Context(), poison)
+		require.NoError(t, err)
+		require.Equal(t, Dead, info.State)
+		require.Equal(t, maxAttempts, info.Attempts)
+		done := 0
+		for info, err := range q.List(t.Context(), ListOptions{State: Done}) {
+			require.NoError(t, err)
+			require.NotEqual(t, poison, info.ID)
+			done++
+		}
+		require.Equal(t, good, done)
+		require.LessOrEqual(t, crashes, maxAttempts+5)
+		t.Logf("%d crashes", crashes)
+	})
+}

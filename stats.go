@@ -376,6 +376,11 @@ type ProcessInfo struct {
 	// EventsLost is how many events the subscriptions of this process have lost (see
 	// [Subscription.Lost]), those that have ended included.
 	EventsLost uint64
+	// Crashed is how many tasks have come back to this process since theirs had died ([Queue.Run]),
+	// and Suspects how many suspects have started slowly and are at work, for less than
+	// [Options.SuspectFor].
+	Crashed  uint64
+	Suspects int
 }
 
 // ShardInfo is what a process knows of one shard.
@@ -421,6 +426,7 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 	if q.node != nil {
 		p.Node = q.node.Self().Node
 	}
+	p.Crashed, p.Suspects = q.slow.Counts()
 	p.Stalled = q.disk.Part(cluster.LogPart).Stalled()
 	err = q.inParallel("information of a shard", len(q.replicas), func(i int) error {
 		of := &p.Shards[i]

@@ -106,11 +106,11 @@ func (d OnDead) String() string { return onDeads.Text(d) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
 // value.
-func (d OnDead) MarshalText() ([]byte, error) { return onDeads.marshal(d) }
+func (d OnDead) MarshalText() ([]byte, error) { return onDeads.Marshal(d) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
-func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.unmarshal(d, b) }
+func (d *OnDead) UnmarshalText(b []byte) error { return onDeads.Unmarshal(d, b) }
 
 // OnMissing is what happens to a task when a parent does not exist.
 type OnMissing uint8
@@ -134,11 +134,11 @@ func (m OnMissing) String() string { return onMissings.Text(m) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for any other
 // value.
-func (m OnMissing) MarshalText() ([]byte, error) { return onMissings.marshal(m) }
+func (m OnMissing) MarshalText() ([]byte, error) { return onMissings.Marshal(m) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
-func (m *OnMissing) UnmarshalText(b []byte) error { return onMissings.unmarshal(m, b) }
+func (m *OnMissing) UnmarshalText(b []byte) error { return onMissings.Unmarshal(m, b) }
 
 // MaxParents is the largest number of parents of a task.
 const MaxParents = 10_000
@@ -172,11 +172,11 @@ func (s State) String() string { return taskStates.Text(s) }
 
 // MarshalText returns the same as String, and an error that matches [ErrInvalid] for an unknown
 // state.
-func (s State) MarshalText() ([]byte, error) { return taskStates.marshal(s) }
+func (s State) MarshalText() ([]byte, error) { return taskStates.Marshal(s) }
 
 // UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
 // anything else.
-func (s *State) UnmarshalText(b []byte) error { return taskStates.unmarshal(s, b) }
+func (s *State) UnmarshalText(b []byte) error { return taskStates.Unmarshal(s, b) }
 
 // ClaimRequest says which tasks a [Queue.Claim] takes, and how.
 type ClaimRequest struct {
@@ -192,9 +192,9 @@ type ClaimRequest struct {
 	// Max is how many tasks [Queue.ClaimBatch] takes at the most. 0: 1. [Queue.Claim] ignores it.
 	Max int
 	// Local binds the lease to this process, as [Queue.Run] does. [Queue.Extend] writes nothing. If
-	// the process ends before the task does, the task is ready again soon after the next [Open],
-	// with the attempt counted, and does not wait until the lease expires. So it is for workers in
-	// this process, not for remote ones, which may outlive it. [Task.LeaseFor] has no effect on
+	// the process dies, the task comes back at the next [Open], as those of Run do, and does not
+	// wait until the lease expires. So it is for workers in this process, not for remote ones,
+	// which may outlive it. [Task.LeaseFor] has no effect on
 	// such a lease. In a cluster, where another node may come to lead the shard of the task, Extend
 	// is stored, and the lease does not end with the process, but when it expires.
 	Local bool
@@ -374,27 +374,9 @@ func checkName(field, name string, limit int) error {
 func bytesOf(n int) string { return fmt.Sprintf("%d bytes", n) }
 func atMost(n int) string  { return fmt.Sprintf("at most %d bytes", n) }
 
-// enum is base.Enum with the errors of this package.
-type enum[T ~uint8] struct{ base.Enum[T] }
-
-func newEnum[T ~uint8](name string, texts ...string) enum[T] {
-	return enum[T]{base.Enum[T]{Name: name, Texts: texts}}
-}
-
-func (e *enum[T]) marshal(v T) ([]byte, error) {
-	if !e.Valid(v) {
-		return nil, &InvalidError{e.Name, uint8(v), e.Allowed()}
-	}
-	return []byte(e.Texts[v]), nil
-}
-
-func (e *enum[T]) unmarshal(v *T, text []byte) error {
-	read, ok := e.Parse(text)
-	if !ok {
-		return &InvalidError{e.Name, fmt.Sprintf("%q", text), e.Allowed()}
-	}
-	*v = read
-	return nil
+// newEnum makes the texts of a type, with the errors of this package.
+func newEnum[T ~uint8](name string, texts ...string) base.Enum[T] {
+	return base.Enum[T]{Name: name, Texts: texts, Refuse: func(value any, limit string) error { return &InvalidError{name, value, limit} }}
 }
 
 // ID identifies a task. It is a UUIDv7 (RFC 9562): the IDs that one shard makes sort in the order

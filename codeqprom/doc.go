@@ -28,6 +28,8 @@
 //	codeq_storage_dead_bytes{shard}          gauge      of which belong to deleted records
 //	codeq_schedule_late_seconds{shard}       gauge      how late the latest tick of a schedule is
 //	codeq_events_lost_total                  counter    by the subscriptions of this process
+//	codeq_tasks_crashed_total                counter    tasks that came back since their process had died
+//	codeq_suspects                           gauge      tasks at work that may have ended a process
 //	codeq_raft_lag_entries{shard,node}       gauge      entries that a follower has yet to apply
 //	codeq_raft_follower_up{shard,node}       gauge      1 if a follower answers and counts
 //	codeq_samples_missed_total{kind}         counter    handlers and commits left out of the histograms

@@ -37,6 +37,8 @@ var (
 	storageDead   = desc("storage_dead_bytes", "Estimate of the bytes in a shard's tables that belong to deleted records.", "shard")
 	scheduleLate  = desc("schedule_late_seconds", "How late the latest tick of a schedule is that has not produced its task yet, in a shard that this process leads.", "shard")
 	eventsLost    = desc("events_lost_total", "Events that subscriptions of this process have lost.")
+	crashed       = desc("tasks_crashed_total", "Tasks that have come back to this process since theirs had died with them at work.")
+	suspects      = desc("suspects", "Tasks at work that may have ended a process, and hold up further ones.")
 	raftLag       = desc("raft_lag_entries", "Entries that the leader of a shard, this process, has applied and another node has not.", "shard", "node")
 	raftFollower  = desc("raft_follower_up", "Whether another node answers and counts in majorities of a shard that this process leads.", "shard", "node")
 	samplesMissed = desc("samples_missed_total", "Commits and handlers that are in none of the histograms, since too many came at a time.", "kind")
@@ -109,6 +111,8 @@ func (e *export) process(got *scrape) {
 	e.gauge(workers, float64(idle), "idle")
 	e.gauge(workers, float64(quiet), "quiet")
 	e.counter(eventsLost, p.EventsLost)
+	e.counter(crashed, p.Crashed)
+	e.gauge(suspects, float64(p.Suspects))
 	e.gauge(diskStalled, p.Stalled.Seconds(), "log")
 	for i := range p.Shards {
 		s, shard := &p.Shards[i], strconv.Itoa(i)

@@ -198,6 +198,17 @@ func attempts(t *codeq.TaskInfo, of string) string {
 	return fmt.Sprint(t.Attempts, of, t.MaxAttempts)
 }
 
+// crashes writes how often the process has died with a task at work; "": never.
+func crashes(t *codeq.TaskInfo) string {
+	switch {
+	case t.Suspect:
+		return fmt.Sprint(t.Crashes, ", a suspect: it may have ended the process, and starts slowly")
+	case t.Crashes > 0:
+		return fmt.Sprint(t.Crashes)
+	}
+	return ""
+}
+
 // shownBytes is how much of a payload get shows.
 const shownBytes = 4096
 
@@ -226,7 +237,7 @@ func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {
 	fields := []field{
 		{"id", t.ID}, {"state", t.State}, {"queue", t.Queue}, {"tenant", t.Tenant}, {"priority", t.Priority},
 		{"produced at", a.time(t.ID.Time())}, {at, a.time(t.At)},
-		{"attempts", attempts(t, " of ")}, {"last error", t.LastError},
+		{"attempts", attempts(t, " of ")}, {"crashes", crashes(t)}, {"last error", t.LastError},
 		{"group", t.Group}, {"limit key", t.LimitKey}, {"key", t.Unique.Key}, {"key for", retentionText(t.Unique.For)},
 		{"lease for", retentionText(t.LeaseFor)}, {"timeout", retentionText(t.Timeout)}, {"retention", retentionText(t.Retention)},
 	}

@@ -10,6 +10,26 @@ import (
 type Enum[T ~uint8] struct {
 	Name  string // of the type
 	Texts []string
+	// Refuse makes the error of a value that is none.
+	Refuse func(value any, limit string) error
+}
+
+// Marshal returns the text of a value.
+func (e *Enum[T]) Marshal(v T) ([]byte, error) {
+	if !e.Valid(v) {
+		return nil, e.Refuse(uint8(v), e.Allowed())
+	}
+	return []byte(e.Texts[v]), nil
+}
+
+// Unmarshal reads what Marshal returns.
+func (e *Enum[T]) Unmarshal(v *T, text []byte) error {
+	read, ok := e.Parse(text)
+	if !ok {
+		return e.Refuse(fmt.Sprintf("%q", text), e.Allowed())
+	}
+	*v = read
+	return nil
 }
 
 // Valid reports whether v is a value.

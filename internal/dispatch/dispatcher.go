@@ -22,7 +22,8 @@ type Dispatcher struct {
 	port   Port
 	gates  *Gates // nil: gateways are given by SetGateway
 	now    func() time.Time
-	board  *Board // nil: no other shard of the process has tasks
+	board  *Board     // nil: no other shard of the process has tasks
+	slow   *SlowStart // of the process
 
 	queues    chunked.List[*Queue] // by handle; nil: not used yet
 	throttled timeheap.Heap[*Queue]
@@ -66,12 +67,14 @@ func New(rules *engine.State, c Config) *Dispatcher {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Dispatcher{rules: rules, index: c.Index, shards: c.Shards, port: c.Port, gates: c.Gates, now: c.Now}
+	return &Dispatcher{
+		rules: rules, index: c.Index, shards: c.Shards, port: c.Port, gates: c.Gates, now: c.Now, slow: new(SlowStart),
+	}
 }
 
-// Join makes the shard publish its heads on a board, and use those of the other shards of the
-// process.
-func (d *Dispatcher) Join(b *Board) { d.board = b }
+// Join makes the shard one of those of a process: it publishes its heads on a board, and uses those
+// of the others, and they start suspects together.
+func (d *Dispatcher) Join(b *Board, slow *SlowStart) { d.board, d.slow = b, slow }
 
 // Queue is the state of a queue in a Dispatcher: the claims that wait for its tasks, and the limits
 // that these have to pass.
@@ -383,7 +386,7 @@ func (d *Dispatcher) Wants(q *Queue, most int) int {
 
 // feed makes the next Serve serve the waiters of a queue that may have ready tasks.
 func (d *Dispatcher) feed(q *Queue) {
-	if q.Mask == 0 {
+	if q.Mask == 0 && !q.Suspects {
 		return
 	}
 	if len(q.sets) > 0 {

@@ -34,7 +34,11 @@ func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) 
 	if q.Gated && !q.Settings.Paused && !d.mayPass(q) {
 		return nil, false // without State.Next, which might refill lanes in vain
 	}
+	started := q.Suspects && d.startSuspect(q)
 	l, pending = d.rules.Next(q.Queue, rank)
+	if l == nil && started {
+		return nil, true
+	}
 	if l != nil && q.Gated && !d.passGate(q) {
 		return nil, false
 	}

@@ -146,7 +146,7 @@ func (d *Dispatcher) buildSet(list *List) *set {
 		at := s.queues.Len()
 		s.queues.Append(q)
 		c.sets = append(c.sets, setEntry{s, at})
-		if q.Mask != 0 {
+		if q.Mask != 0 || q.Suspects {
 			s.open.add(at)
 		}
 	}

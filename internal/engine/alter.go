@@ -89,7 +89,7 @@ func (s *State) setRunAt(at *located, to *AlterTo) error {
 	case due:
 		s.schedule(at.lane, at.id, runAt, rec)
 	default:
-		s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, rec)
+		s.enter(at.lane, s.mint.since(), at.id, &at.rec.Head, rec)
 	}
 	return nil
 }
@@ -109,8 +109,8 @@ func (s *State) redrive(at *located) error {
 		at.rec.Flags |= record.HoldsKey
 	}
 	s.withdraw(at)
-	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn = 0, 0, false, false
-	s.enter(at.lane, s.mint.since(), at.id, at.rec.Group, at.rec.Encode())
+	at.rec.Attempts, at.rec.RunAt, at.rec.Expired, at.rec.HoldsTurn, at.rec.Crashes = 0, 0, false, false, 0
+	s.enter(at.lane, s.mint.since(), at.id, &at.rec.Head, at.rec.Encode())
 	return nil
 }
 
@@ -171,7 +171,7 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 	if rec.RunAt = 0; at.state == Scheduled {
 		rec.RunAt = at.place.At
 	}
-	rec.Attempts, rec.Leases, rec.Expired, rec.Rewritten = 0, 0, false, false
+	rec.Attempts, rec.Leases, rec.Expired, rec.Rewritten, rec.Crashes, rec.Suspect = 0, 0, false, false, 0, false
 	rec.History, rec.Notes = nil, nil
 	t := NewTask{Key: LaneKey{to.Queue, at.lane.Tenant, at.lane.Priority}}
 	t.Encode(&rec, make([]byte, 0, rec.MaxSize()))
@@ -197,8 +197,10 @@ func (s *State) cancel(at *located) {
 	retention := s.retention(at.lane.queue, at.rec.Retention)
 	gone := at.state == Dead && !at.rec.HoldsTurn // the turn of its group was passed on
 	at.rec.HoldsTurn = false
+	at.rec.Suspect = false
 	if at.lease != nil {
 		at.lease.goesOn = at.lease.handled && !at.lease.over
+		s.freePlace(at.lease)
 		s.unlease(at.lease)
 		if !isFirstPlace(at.lane, at.lease.since, at.id) {
 			s.unindex(at.id)
@@ -264,7 +266,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	case rec.RunAt > s.Wall:
 		s.schedule(l, id, rec.RunAt, b)
 	default:
-		s.enter(l, s.mint.since(), id, rec.Group, b)
+		s.enter(l, s.mint.since(), id, &rec.Head, b)
 	}
 	return true
 }

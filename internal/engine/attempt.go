@@ -16,6 +16,7 @@ import (
 type attemptEnd struct {
 	how     EventKind
 	counted bool
+	suspect bool   // a suspect stays one
 	cause   string // kept with the task; "" keeps the last one
 }
 
@@ -28,7 +29,7 @@ func (s *State) complete(ls *lease, result []byte) error {
 		if rec, err = s.recordOf(ls); err != nil {
 			return err
 		}
-		rec.Attempts, rec.Leases = ls.attempts, ls.leases
+		rec.Attempts, rec.Leases, rec.Suspect = ls.attempts, ls.leases, false
 		s.noteAttempt(ls, &rec, attemptEnd{how: EventCompleted})
 	}
 	s.emit(EventCompleted, ls.lane, ls.id, ls.attempts, "")
@@ -63,6 +64,7 @@ func (s *State) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) 
 	if end.counted {
 		rec.Attempts = ls.attempts
 	}
+	rec.Suspect = rec.Suspect && end.suspect
 	if end.cause != "" {
 		rec.Error = record.Clip(end.cause, MaxCause)
 	}
@@ -92,12 +94,16 @@ func (s *State) retry(ls *lease, cause string, wait int64) error {
 	return nil
 }
 
+// exhausted reports whether a task has no attempt left.
 func (s *State) exhausted(rec *record.Record) bool {
-	limit := rec.MaxAttempts
-	if limit == 0 {
-		limit = uint32(s.config.MaxAttempts)
+	return rec.Attempts >= s.maxAttempts(rec) || s.crashedTooOften(rec)
+}
+
+func (s *State) maxAttempts(rec *record.Record) uint32 {
+	if rec.MaxAttempts != 0 {
+		return rec.MaxAttempts
 	}
-	return rec.Attempts >= limit
+	return uint32(s.config.MaxAttempts)
 }
 
 // postpone returns a leased task that has to wait. Without a wait it becomes ready now, behind the
@@ -111,9 +117,17 @@ func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.schedule(ls.lane, ls.id, s.Wall+wait, rec.Encode())
 }
 
-// giveBack returns a leased task to its place in its lane: its record is rewritten there.
+// giveBack returns a leased task to its place in its lane: its record is rewritten there. A suspect
+// waits for its start.
 func (s *State) giveBack(ls *lease, rec *record.Record) {
+	s.freePlace(ls)
 	s.endLease(ls)
+	if rec.Suspect {
+		rec.Rewritten = true
+		s.removeTask(ls.lane.number, ls.since, ls.id, false)
+		s.hold(ls.lane, ls.id, rec.Encode())
+		return
+	}
 	b := rec.Encode()
 	s.Group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
 	s.Group.setTask(ls.lane.number, ls.since, ls.id, b)
@@ -152,17 +166,26 @@ func (s *State) expire(ls *lease) {
 		s.endOrphan(ls)
 		return
 	}
-	rec, err := s.finishAttempt(ls, attemptEnd{how: EventExpired, counted: true, cause: "lease expired"})
+	if c := s.crashOf(ls); c != nil {
+		if s.isClearing() {
+			s.leases.wheel.Add(&ls.expiry, int64(s.Now)) // until that is done
+		} else {
+			s.crash(ls, c)
+		}
+		return
+	}
+	rec, err := s.finishAttempt(ls, attemptEnd{how: EventExpired, counted: true, suspect: true, cause: "lease expired"})
 	if err != nil {
 		s.Broken = err
 		return
 	}
 	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
 	if s.exhausted(&rec) {
+		rec.Suspect = false
 		s.toDeadLetter(ls, &rec)
 		return
 	}
-	if ls.over {
+	if ls.over || rec.Suspect {
 		s.giveBack(ls, &rec)
 		return
 	}
@@ -185,6 +208,9 @@ func (s *State) endLease(ls *lease) {
 	q := ls.lane.queue
 	q.Counts.Leased--
 	s.touch(q)
+	if ls.suspect {
+		s.endSuspect(ls)
+	}
 	if ls.goesOn {
 		s.orphan(ls)
 		return

@@ -55,7 +55,13 @@ func (c *checker) limits() error {
 		if cursor := cursorOf(&s.cursors, scope); bytes.Compare(id[:], cursor[:]) < 0 {
 			c.report("task %s waits in scope %x before its cursor %s", keys.FormatID(id), scope, cursor)
 		}
-		if scope != 0 && scope&keys.GroupScopeBit == 0 {
+		number, _, _, _ := keys.ParseGrouped(key)
+		switch q := s.numbers.At(int(number)); {
+		case keys.IsSuspectScope(scope):
+			if !q.Suspects && q.rechecks == 0 {
+				c.report("nobody starts suspect %s of queue %q", keys.FormatID(id), q.Name)
+			}
+		case scope != 0 && scope&keys.GroupScopeBit == 0:
 			parked[scope] = true
 		}
 		return err

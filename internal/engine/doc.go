@@ -5,7 +5,7 @@
 //
 // The owner goes through a group in this order:
 //
-//	SetClock     the Instant, the Room and what is Wanted are set
+//	SetClock     the instant, the Room and what is Wanted are set
 //	BeginGroup   then Refill
 //	KeepUp       what is due without being asked for
 //	verbs        each has a Verdict: Produce, Next and Grant, Complete, Fail, Alter ...

@@ -25,17 +25,18 @@ type driver struct {
 	seed   byte
 	config Config
 	format int           // of the shards
+	killed bool          // the process before has died when shards are loaded
 	slow   time.Duration // by which each look at the clock of budgets moves it
 	passed time.Duration
 	shards []*drivenShard
 	wanted KindSet
-	Instant
+	instant
 
 	clockAge  func(shard int) uint64         // State.ClockAge when a shard is loaded
 	forGood   func() bool                    // what was taken is durable; nil: always
 	sealing   func(*drivenShard)             // before a group is sealed
 	persisted func(*drivenShard)             // Effects has what the group tells
-	kept      func(*drivenShard, []StepDone) // the steps of upkeep in a group
+	kept      func(*drivenShard, []stepDone) // the steps of upkeep in a group
 	forgotten func(*Queue)                   // that leaves memory
 }
 
@@ -85,10 +86,21 @@ func (d *driver) load() (resting []*recurring) {
 		state := NewState(c, s.Store)
 		state.Room, state.ClockAge, state.Format = s.Room, d.clockAge(i), d.format
 		*s = drivenShard{State: &state}
-		s.Instant = d.Instant
+		s.instant = d.instant
 		require.NoError(d.t, s.Load())
 		resting = append(resting, s.Effects.Resting...)
 		s.Effects.Resting, s.Effects.Configured, s.Effects.Shown = nil, nil, nil
+	}
+	if d.killed {
+		var crashes []*crash
+		suspects := 0
+		for _, s := range d.shards {
+			crashes = append(crashes, s.AtWork())
+			suspects += crashes[len(crashes)-1].Suspects
+		}
+		for _, c := range crashes {
+			c.Suspects = suspects
+		}
 	}
 	return resting
 }
@@ -117,7 +129,7 @@ func (d *driver) crash() (resting []*recurring) {
 func (d *driver) begin(s *drivenShard) {
 	if !s.under {
 		s.under = true
-		s.Instant = d.Instant
+		s.instant = d.instant
 		s.Judged, s.Reap = d.Now, d.Now
 		s.SetClock()
 		s.Wanted = d.wanted | s.Interested
@@ -146,6 +158,7 @@ func (d *driver) commit(s *drivenShard) {
 		q.Fed = false
 	}
 	e.Fed, e.Shown, e.Freed, e.Configured, e.Outgoing = nil, nil, nil, nil, nil
+	e.Suspects = suspectEffects{}
 	e.Clear()
 	s.Group.Clear()
 	s.Tidy()
@@ -164,7 +177,7 @@ func (d *driver) commit(s *drivenShard) {
 
 // keepUp does what is due in a shard, in as many groups as that takes.
 func (d *driver) keepUp(s *drivenShard) (groups int) {
-	for !s.under && (s.isDueAt(d.Instant) || s.wantsRefill()) {
+	for !s.under && (s.isDueAt(d.instant) || s.wantsRefill()) {
 		groups++
 		require.Less(d.t, groups, 1000, "upkeep does not end")
 		d.begin(s)
@@ -176,8 +189,8 @@ func (d *driver) keepUp(s *drivenShard) (groups int) {
 	return groups
 }
 
-func (s *drivenShard) isDueAt(at Instant) bool {
-	s.Instant = at
+func (s *drivenShard) isDueAt(at instant) bool {
+	s.instant = at
 	s.Reap = at.Now
 	s.SetClock()
 	return s.upkeepIsDue()

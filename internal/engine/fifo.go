@@ -58,7 +58,7 @@ func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
 func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
 	s.turns.put(s, scope, keys.GroupValue{Holder: at.id, Waiting: others})
 	s.unblock(at)
-	s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+	s.enter(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, &at.rec.Head, at.rec.Encode())
 }
 
 // parkTurn makes a task wait that has the turn of its group, until the orphan has returned that it

@@ -50,12 +50,15 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 			ls.duration = head.Lease
 		}
 		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
-		ls.rewritten, ls.retention = head.Rewritten, head.Retention
+		ls.rewritten, ls.retention, ls.suspect = head.Rewritten, head.Retention, head.Suspect
 		s.tieLease(ls, &head)
 	}
 	s.noteRead(len(it.Record))
 	ls.id, ls.lane, ls.since = it.ID, l, it.Since
 	ls.local, ls.handled, ls.runner, ls.worker = to.Local, to.Handled, to.Runner, to.Worker
+	if ls.suspect {
+		s.beginSuspect(ls)
+	}
 	s.addToRecord(ls, 0)
 	s.leases.add(ls, s.Now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)

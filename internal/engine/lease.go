@@ -19,14 +19,15 @@ type lease struct {
 	leases    uint32        // granted to this task so far, this one included
 	attempts  uint32        // counted so far, this one included
 	local     bool          // granted to Run: lasts as long as the process
+	suspect   bool          // of having ended a process
 	rewritten bool          // the key of the record was written before
 	over      bool          // its deadline, or its process, ended before the shard was loaded
 	handled   bool          // a handler of Run works on the task
 	goesOn    bool          // the handler goes on though the lease ends
 	orphan    bool          // it has ended, and its handler goes on
 	tied      bool          // ties is not zero
-	slot      int32         // in leaseTable.all
 	runner    uint32        // the owner's number for the holder; 0: unknown
+	slot      int32         // in leaseTable.all
 	worker    string        // the holder's name; "": not known
 	notes     *record.Notes // what its handler has said; nil: what the record has
 	ties      record.Ties
@@ -227,7 +228,7 @@ func (s *State) renew(l *lease, d uint64) {
 // keepLeases ends leases whose deadline has passed, and stores the clock of leases if it is time.
 func (s *State) keepLeases() {
 	s.storeLeaseClock()
-	for more := true; more && s.Broken == nil && !s.Spent(); {
+	for more := true; more && s.Broken == nil && !s.isClearing() && !s.Spent(); {
 		more = s.leases.wheel.Advance(int64(s.Reap), 1, s.expire)
 	}
 }
@@ -237,5 +238,5 @@ func (s *State) keepLeasesIsDue() bool { return s.leasesEnd(s.Reap) || s.leaseCl
 // leasesEnd reports whether leases may have a deadline that is not after a time.
 func (s *State) leasesEnd(at uint64) bool {
 	next, ok := s.leases.wheel.Next()
-	return ok && uint64(next) <= at
+	return ok && uint64(next) <= at && !s.isClearing()
 }

@@ -35,13 +35,17 @@ func (s *State) admit(t *NewTask) keys.ID {
 	return id
 }
 
-// enter makes a task ready whose time has come, or makes it wait for its turn in its group.
-func (s *State) enter(l *Lane, since uint64, id keys.ID, group uint64, rec []byte) {
-	if group != 0 && !s.takeTurn(group, id) {
+// enter makes a task ready whose time has come, or makes it wait for its turn in its group, or, if
+// it is a suspect, for its start.
+func (s *State) enter(l *Lane, since uint64, id keys.ID, head *record.Head, rec []byte) {
+	switch group := head.Group; {
+	case group != 0 && !s.takeTurn(group, id):
 		s.block(l, group, id, rec)
-		return
+	case head.Suspect:
+		s.hold(l, id, rec)
+	default:
+		s.place(l, since, id, rec)
 	}
-	s.place(l, since, id, rec)
 }
 
 // proceed lets a task go on that was waiting for its parents.
@@ -50,7 +54,7 @@ func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 		s.schedule(l, id, head.RunAt, rec)
 		return
 	}
-	s.enter(l, keys.SinceOf(keys.ID(id)), id, head.Group, rec)
+	s.enter(l, keys.SinceOf(keys.ID(id)), id, head, rec)
 }
 
 // end is the last step of a task that is completed, dead or canceled: tasks that are tied to it go
@@ -90,6 +94,6 @@ func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, rec []byte)
 	s.notePromoted(len(rec))
 	l.queue.Counts.Scheduled--
 	s.touch(l.queue)
-	s.enter(l, s.mint.sinceDue(due, s.Wall), id, head.Group, rec)
+	s.enter(l, s.mint.sinceDue(due, s.Wall), id, &head, rec)
 	return nil
 }

@@ -161,7 +161,13 @@ func (s *State) recheckNext(r *recheck) error {
 		if err != nil {
 			return false, err
 		}
-		if scope != 0 && scope&keys.GroupScopeBit == 0 {
+		switch {
+		case keys.IsSuspectScope(scope):
+			if s.noteSuspects(r.queue); s.isClearing() {
+				s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
+			}
+			s.feed(r.queue)
+		case scope != 0 && scope&keys.GroupScopeBit == 0:
 			s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
 		}
 		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))

@@ -18,7 +18,7 @@ import (
 )
 
 // Load builds the memory from disk. What it reads is bounded by the catalogue and the leases, not
-// by the backlog: windows are filled when a claim needs them. The Instant, the Room and ClockAge
+// by the backlog: windows are filled when a claim needs them. The instant, the Room and ClockAge
 // are set.
 // REQUIRES: conversion.Reconcile was called, if the shards may be of different moments.
 func (s *State) Load() error {
@@ -139,6 +139,9 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	}
 	if old := s.leases.byID[e.ID]; old != nil { // r is newer: its deadline counts
 		old.record.live--
+		if old.suspect {
+			s.endSuspect(old)
+		}
 		s.leases.remove(old)
 		if old.ties.Limit != 0 {
 			s.limits[old.ties.Limit].leased--
@@ -148,7 +151,10 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	*ls = lease{
 		id: e.ID, lane: l, since: e.Since, token: e.Token, leases: e.Leases, attempts: e.Attempts,
 		local: r.local, duration: e.Duration, retention: head.Retention, record: r, rewritten: head.Rewritten,
-		worker: e.Worker, handled: r.local, // perhaps
+		worker: e.Worker, suspect: head.Suspect, handled: r.local, // perhaps
+	}
+	if ls.suspect {
+		s.beginSuspect(ls)
 	}
 	s.tieLease(ls, head)
 	r.live++

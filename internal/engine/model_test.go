@@ -84,6 +84,8 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"step wall":     m.stepWall,
 		"low disk":      m.lowDisk,
 		"crash":         func(*rapid.T) { m.reopen() },
+		"kill":          m.kill,
+		"start":         m.start,
 		"crash amid":    m.crashAmid,
 		"flush":         m.flush,
 		"forget":        m.forget,
@@ -136,6 +138,9 @@ type model struct {
 	life      uint64         // of the node that numbers them
 	numbered  []*produceCall // those that were decided
 	sessions  map[int]modelSession
+	dead      *crash         // of the process before
+	places    map[int]int    // of suspects, by shard
+	until     map[int]uint64 // of the last crash that a shard of a cluster knows
 
 	served  map[laneID]bool           // in this step
 	passes  map[laneID]map[laneID]int // by lane with ready tasks: steps that served the other and not it
@@ -218,9 +223,10 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 		settings: make(map[string]Settings), versions: make(map[string]uint64), schedules: make(map[string]*modelSchedule),
 		byKey: make(map[[keys.UniqueLen]byte]*modelKey),
 		turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool), life: 2, sessions: make(map[int]modelSession),
+		places: make(map[int]int), until: make(map[int]uint64),
 	}
 	m.driver = driver{
-		t: t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart - 20_000}, // soon a day begins
+		t: t, shared: shared, seed: 1, instant: instant{Wall: storyStart - 20_000}, // soon a day begins
 		sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
 		clockAge: m.continueClock, format: manifest.Format, forGood: func() bool { return m.rng.IntN(2) == 0 },
 	}
@@ -245,6 +251,7 @@ func (m *model) drawConfig() {
 	m.config = Config{
 		Shards: m.config.Shards, Replicated: m.config.Replicated, Seed: m.config.Seed, Elapsed: m.config.Elapsed,
 		MaxAttempts: rapid.IntRange(1, 3).Draw(m.rt, "MaxAttempts"),
+		SuspectFor:  oneOf[uint64](m, "SuspectFor", 60_000, 1000),
 		Retention:   oneOf(m, "Retention", 0, 4*time.Second),
 		Backoff:     func(attempt int, _ float64) time.Duration { return min(time.Second<<(attempt-1), 3*time.Second) },
 		WindowTasks: rapid.IntRange(2, 4).Draw(m.rt, "WindowTasks"),
@@ -311,7 +318,7 @@ func (m *model) group(shard int) *drivenShard {
 	s := m.shards[shard]
 	if !s.under {
 		m.begin(s)
-		if s.isDueAt(m.Instant) {
+		if s.isDueAt(m.instant) {
 			steps := s.KeepUp(m.passed, 0)
 			m.checkSteps(s, steps)
 		}
@@ -360,7 +367,7 @@ func (m *model) deliver() {
 		busy = false
 		for _, n := range m.rng.Perm(len(m.shards)) {
 			s := m.shards[n]
-			if s.isDueAt(m.Instant) || s.wantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
+			if s.isDueAt(m.instant) || s.wantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
 				m.group(n)
 			}
 			if sw := s.Effects.Sweep; sw != nil && m.rng.IntN(2) == 0 {
@@ -454,10 +461,16 @@ func (m *model) sync() {
 		}
 	}
 	m.passKeys()
-	for _, t := range tasks {
-		if t.state == Leased && t.deadline <= m.Now {
+	expired := slices.DeleteFunc(slices.Clone(tasks), func(t *modelTask) bool { return t.state != Leased || t.deadline > m.Now })
+	crashes := m.crashes(expired)
+	for _, t := range expired {
+		if t.state == Leased {
 			if m.config.Replicated && m.age < t.promised {
 				m.rt.Fatalf("lease of %s runs out %d ms too early", keys.FormatID(t.id), t.promised-m.age)
+			}
+			if c := crashes[t.shard]; c != nil && t.local && (t.over || m.config.Replicated) {
+				m.crashed(t, c)
+				continue
 			}
 			ago := m.Now - t.deadline
 			m.expect(EventExpired, t, "")
@@ -488,6 +501,7 @@ func (m *model) stepWall(t *rapid.T) {
 // reopen is the end of a process, and another one that loads what has been committed.
 func (m *model) reopen() {
 	m.drawConfig()
+	m.countDead()
 	m.crash()
 	clear(m.endings)
 	m.resume()
@@ -568,6 +582,7 @@ func (m *model) crashAfter(c call) {
 		c.do(m)
 		m.deliver()
 	}) {
+		m.countDead()
 		m.driver.crash()
 		m.reopened = true // what is let go on now may come in another order
 		m.begun()
@@ -742,6 +757,7 @@ func (m *model) hear(s *drivenShard) {
 		m.eachStored(func(t *schema.Task) { m.adopted[string(t.Record.Payload)] = t.ID })
 	}
 	m.hearClock(s)
+	m.hearPlaces(s)
 	counted := make(map[string]keys.Totals)
 	for _, c := range s.Effects.Counted {
 		if _, twice := counted[c.Queue.Name]; twice {

@@ -660,7 +660,7 @@ type claimCall struct {
 }
 
 func (m *model) drawClaim() call {
-	local := m.oneIn(4, "local")
+	local := m.oneIn(3, "local")
 	return &claimCall{
 		shard: m.drawShard(), queue: oneOf(m, "queue", "a", "a", "b", "b", "c", "d", "e"), max: 1,
 		duration: oneOf[uint64](m, "lease", 5000, 1000, 10_000), local: local, handled: local && !m.oneIn(4, "by Claim"),
@@ -983,7 +983,7 @@ func (c *failCall) apply(m *model) {
 	case FailRelease:
 		m.wait(t, uint64(max(c.wait, 0)))
 	case FailReturn:
-		m.toReady(t, t.since)
+		m.toReadyOrHeld(t, t.since)
 	case FailDead:
 		m.toDead(t)
 	}
@@ -1193,7 +1193,7 @@ func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
 				m.takeKey(t.id, &t.rec, keys.SinceMillis(keys.SinceOf(t.id)))
 			}
 		}
-		t.rec.Attempts, t.rec.RunAt, t.expired = 0, 0, false
+		t.rec.Attempts, t.rec.RunAt, t.rec.Crashes, t.expired = 0, 0, 0, false
 		m.enter(t, m.since(t.shard))
 	}
 }

@@ -52,6 +52,7 @@ func (m *model) compareAll() {
 	m.compareTasks()
 	m.compareCounts()
 	m.compareSettings()
+	m.comparePlaces()
 	m.compareSchedules()
 	m.compareIdle()
 	m.compareOrphans()
@@ -132,7 +133,7 @@ func (m *model) compareTask(got *schema.Task, t *modelTask) {
 			state, at, got.Record.Attempts = Leased, got.Lease.Deadline, got.Lease.Attempts
 		}
 	case state == Blocked:
-		want = [...]uint64{onParents: 0, onGroup: t.rec.Group, onLimit: t.rec.Limit, onOrphan: t.rec.Group}[t.on]
+		want = [...]uint64{onParents: 0, onGroup: t.rec.Group, onLimit: t.rec.Limit, onOrphan: t.rec.Group, onSuspicion: keys.SuspectScope(t.Queue)}[t.on]
 	}
 	key := LaneKey{got.Lane.Queue, got.Lane.Tenant, got.Lane.Priority}
 	ended := state == Leased || state == Dead || state == Done || state == Canceled
@@ -375,7 +376,7 @@ func (m *model) compareIdle() {
 
 // checkSteps: however much is due, what a step does at once is bounded by its budget and one unit
 // of work.
-func (m *model) checkSteps(s *drivenShard, steps []StepDone) {
+func (m *model) checkSteps(s *drivenShard, steps []stepDone) {
 	m.noError(s.Broken)
 	if m.config.GroupBytes != smallGroup {
 		return

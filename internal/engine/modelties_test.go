@@ -34,6 +34,7 @@ const (
 	onGroup
 	onLimit
 	onOrphan // it has the turn of its group
+	onSuspicion
 )
 
 func (m *model) toReady(t *modelTask, since uint64) { t.state, t.since = Ready, since }
@@ -43,6 +44,7 @@ func (m *model) toScheduled(t *modelTask, due uint64) { t.state, t.until = Sched
 func (m *model) toBlocked(t *modelTask, on blockedOn) { t.state, t.on = Blocked, on }
 
 func (m *model) toDead(t *modelTask) {
+	t.rec.Suspect = false
 	m.expect(EventDeadLettered, t, t.rec.Error)
 	t.until = keys.Forever
 	set := m.settings[t.Queue]
@@ -59,6 +61,7 @@ func (m *model) toDead(t *modelTask) {
 }
 
 func (m *model) toDone(t *modelTask, result string) {
+	t.rec.Suspect = false
 	m.expect(EventCompleted, t, "")
 	m.unpin(t, 0)
 	m.endKey(t, Done)
@@ -73,6 +76,7 @@ func (m *model) toDone(t *modelTask, result string) {
 }
 
 func (m *model) toCanceled(t *modelTask) {
+	t.rec.Suspect = false
 	m.expect(EventCanceled, t, "")
 	if t.state == Leased {
 		m.canceled[t.receipt] = true
@@ -109,7 +113,7 @@ func (m *model) toGone(t *modelTask) {
 // retry is for an attempt that counts. A task with attempts left goes on.
 func (m *model) retry(t *modelTask, cause string, goesOn func()) {
 	t.rec.Error = cmp.Or(cause, t.rec.Error)
-	if t.rec.Attempts >= cmp.Or(t.rec.MaxAttempts, uint32(m.config.MaxAttempts)) {
+	if most := cmp.Or(t.rec.MaxAttempts, uint32(m.config.MaxAttempts)); t.rec.Attempts >= most || t.rec.Crashes >= 10*most {
 		m.toDead(t)
 		return
 	}
@@ -117,6 +121,7 @@ func (m *model) retry(t *modelTask, cause string, goesOn func()) {
 }
 
 func (m *model) wait(t *modelTask, ms uint64) {
+	t.rec.Suspect = false
 	if ms == 0 {
 		m.toReady(t, m.since(t.shard))
 	} else {
@@ -132,9 +137,9 @@ func (m *model) toExpired(t *modelTask, ago uint64) {
 		if t.expired {
 			since = keys.MovedSince(m.orderTime(t.shard) - ago)
 		}
-		t.expired = true
+		t.expired = t.expired || !t.rec.Suspect
 	}
-	m.toReady(t, since)
+	m.toReadyOrHeld(t, since)
 }
 
 // retention is how long a task is kept that is completed or canceled, ms.
@@ -297,7 +302,7 @@ func (m *model) enter(t *modelTask, since uint64) {
 			return
 		}
 	}
-	m.toReady(t, since)
+	m.toReadyOrHeld(t, since)
 }
 
 // wakes reports whether a task of a group is about to go on.
@@ -373,7 +378,7 @@ func (m *model) giveTurns() {
 		if p := m.placeOf(t); m.contested[scope] && p.Range == keys.Task && p.At == t.since { // it found the turn free
 			since = t.since
 		}
-		m.toReady(t, since)
+		m.toReadyOrHeld(t, since)
 	}
 	clear(m.contested)
 }

@@ -54,6 +54,10 @@ type Queue struct {
 	arrived uint64 // tasks that have come from other shards since the queue is in memory
 	Configured
 
+	Suspects bool   // some may wait to be started
+	starting int    // how many of them the next group starts
+	heldIn   uint32 // the last group in which one began to wait
+
 	rings [maxPriority + 1]*ring // nil: no lane may have a ready task
 	Mask  uint16                 // bit p: there is rings[p]
 	asked uint32                 // the last epoch in which a claim asked for the queue

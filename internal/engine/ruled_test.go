@@ -31,8 +31,8 @@ func newRuled(t *testing.T, c Config) *ruled {
 	c.Backoff = func(int, float64) time.Duration { return 0 }
 	r := &ruled{T: t}
 	r.driver = driver{
-		t: t, shared: shared, config: c, Instant: Instant{Wall: storyStart},
-		sealing: func(*drivenShard) {}, persisted: func(*drivenShard) { r.commits++ }, kept: func(*drivenShard, []StepDone) {},
+		t: t, shared: shared, config: c, instant: instant{Wall: storyStart},
+		sealing: func(*drivenShard) {}, persisted: func(*drivenShard) { r.commits++ }, kept: func(*drivenShard, []stepDone) {},
 		forgotten: func(*Queue) {}, clockAge: func(int) uint64 { return 0 },
 	}
 	r.driver.open()

@@ -21,7 +21,7 @@ import (
 type State struct {
 	config Config
 	Store  *store.Store
-	Instant
+	instant
 	Format int  // of what the shard may store; it may rise between two groups
 	Room   Room // on the disk
 	Tight  bool // space should be given back at once
@@ -68,6 +68,7 @@ type State struct {
 	interests map[string]KindSet // by node
 	canceled  recent.Set[Receipt]
 	endings   endings
+	suspects  suspects
 
 	resting  []*Queue             // may no longer be needed
 	doubtful chunked.List[*Queue] // resting, and may have wakeups that are on disk only
@@ -83,7 +84,7 @@ type State struct {
 	Group        commitGroup
 	Effects      Effects
 	budget       budget // of what is being done
-	steps        []StepDone
+	steps        []stepDone
 	upkeepBudget budget // of KeepUp, and of the shares that follow it
 	reading      reading
 	walked       uint64 // keys that walk has stepped over, including deleted ones
@@ -103,14 +104,15 @@ type Config struct {
 
 	WindowTasks, WindowBytes int
 	MaxAttempts              int
+	SuspectFor               uint64 // how long a suspect is at work until it passes, ms
 	// Backoff is the wait after an attempt; chance decides the jitter.
 	Backoff                                                func(attempt int, chance float64) time.Duration
 	Retention                                              time.Duration
 	IdleLanes, SweepLanes, GroupBytes, TrimBytes, TrimLane int
 }
 
-// Instant is the time at which a group is decided, ms.
-type Instant struct {
+// instant is the time at which a group is decided, ms.
+type instant struct {
 	Now  uint64 // monotonic, without the time that does not count
 	Wall uint64 // since 1970
 	// Ahead is by how much Wall may be ahead of time; Never: that is not known. What is deleted for
@@ -141,6 +143,7 @@ type Effects struct {
 	Counted    []Counted // if WantCounts; each queue of Touched once
 	Endings    []Ending
 	Resting    []*recurring // schedules whose ticks are not known
+	Suspects   suspectEffects
 }
 
 // Reconfigured is a queue that has got other settings.
@@ -234,7 +237,7 @@ func (e *Effects) Clear() {
 	e.Events, e.Endings, e.Canceled = e.Events[:0], e.Endings[:0], e.Canceled[:0]
 }
 
-// SetClock applies the Instant, which the owner has just set.
+// SetClock applies the instant, which the owner has just set.
 func (s *State) SetClock() { s.tick(s.Uptime) }
 
 func (s *State) tick(uptime uint64) {

@@ -211,13 +211,13 @@ func (w *world) open(a args) {
 	w.close()
 	*w = world{
 		driver: driver{
-			t: w.t, shared: w.shared, seed: w.seed, format: a.number("format", manifest.Format), slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
+			t: w.t, shared: w.shared, seed: w.seed, format: a.number("format", manifest.Format), slow: a.span("slow", 0), instant: instant{Wall: storyStart},
 			sealing: w.nameNew, persisted: w.told, kept: w.keptUp, forgotten: func(q *Queue) { w.printf("queue %s leaves memory", q.Name) },
 			clockAge: func(int) uint64 { return w.known },
 			config: Config{
 				Shards: a.number("shards", 1), Replicated: a.has("replicated"),
 				WindowTasks: a.number("window-tasks", 1000), WindowBytes: a.number("window-bytes", 1<<20),
-				MaxAttempts: a.number("max-attempts", 3), Retention: a.span("retention", 0),
+				MaxAttempts: a.number("max-attempts", 3), SuspectFor: 60_000, Retention: a.span("retention", 0),
 				Backoff:   func(attempt int, _ float64) time.Duration { return time.Duration(attempt) * 10 * time.Second },
 				IdleLanes: a.number("idle-lanes", IdleLanes), SweepLanes: a.number("sweep-lanes", SweepLanes),
 				GroupBytes: a.number("group-bytes", GroupBytes), TrimBytes: a.number("trim-bytes", TrimBytes), TrimLane: a.number("trim-lane", TrimLane),
@@ -231,10 +231,11 @@ func (w *world) open(a args) {
 
 // crash loads what has been committed. The monotonic clock begins anew. known is for
 // how long the process, that of the next leader, has had the clock of leases; replicated, that it
-// is one of a cluster from now on.
+// is one of a cluster from now on; killed, that the one before has died.
 func (w *world) crash(a args, _ []string) {
 	w.known = uint64(a.span("known", 0).Milliseconds())
 	w.config.Replicated = w.config.Replicated || a.has("replicated")
+	w.killed = a.has("killed")
 	for id := range w.fresh {
 		delete(w.ids, w.names[id])
 		delete(w.names, id)
@@ -285,6 +286,9 @@ func (w *world) told(s *drivenShard) {
 			w.printf("sends %d to shard %d: %s", p.First+uint64(n), p.To, w.message(&p.Messages[n]))
 		}
 	}
+	if s := e.Suspects; s.Passed+s.Freed > 0 || s.Anew {
+		w.printf("suspects: %d passed, %d freed%s", s.Passed, s.Freed, maybe(", anew: ", s.Anew))
+	}
 	maps.DeleteFunc(w.fresh, func(_ keys.ID, by *drivenShard) bool { return by == s })
 	maps.DeleteFunc(w.granted, func(_ Receipt, by *drivenShard) bool { return by == s })
 }
@@ -308,7 +312,7 @@ var stepNames = [...]string{"trim", "list", "promote", "free keys", "forget", "w
 // keepUp does what is due, in as many groups as that takes.
 func (w *world) keepUp() (groups int) { return w.driver.keepUp(w.s()) }
 
-func (w *world) keptUp(_ *drivenShard, steps []StepDone) {
+func (w *world) keptUp(_ *drivenShard, steps []stepDone) {
 	var names []string
 	for _, step := range steps {
 		names = append(names, stepNames[step.Step])
@@ -465,6 +469,9 @@ func (w *world) state(a args, _ []string) {
 		if rec.Attempts > 0 {
 			name += fmt.Sprintf(" after %d", rec.Attempts)
 		}
+		if rec.Suspect {
+			name += " (suspect)"
+		}
 		var line string
 		switch p.Range {
 		case keys.Task:
@@ -479,6 +486,9 @@ func (w *world) state(a args, _ []string) {
 			line = fmt.Sprintf("scheduled %s at %s", name, clock(p.At))
 		case keys.Blocked:
 			by := w.scopes[p.At]
+			if keys.IsSuspectScope(p.At) {
+				by = fmt.Sprintf("its start, crashes %d", rec.Crashes)
+			}
 			for i, parent := range rec.Parents {
 				if p.At == 0 && !slices.Contains(rec.Parents[:i], parent) {
 					by += " " + w.name(parent)

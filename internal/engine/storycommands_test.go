@@ -34,6 +34,8 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"produce":  (*world).produce,
 	"claim":    (*world).claim,
 	"drain":    (*world).drain,
+	"start":    (*world).start,
+	"die":      (*world).die,
 	"complete": (*world).complete,
 	"extend": func(w *world, a args, _ []string) {
 		w.verdict("extend", a, Decided, w.beginAt(a).Extend(w.lease(a), uint64(a.span("for", 30*time.Second).Milliseconds())))
@@ -136,7 +138,7 @@ func (w *world) upkeep(args, []string) {
 
 func (w *world) mustRest(args, []string) {
 	s := w.s()
-	s.isDueAt(w.Instant)
+	s.isDueAt(w.instant)
 	require.True(w.t, !s.under && s.IsAtRest(), "the shard is not at rest")
 	w.check(s)
 }
@@ -283,6 +285,31 @@ func (w *world) claimOnce(a args) (pending bool) {
 		w.printf("nothing")
 	}
 	return pending
+}
+
+// start lets suspects go on that have a place of the slow start.
+func (w *world) start(a args, _ []string) {
+	s := w.begin()
+	q := s.Queues[a.named["queue"]]
+	for range a.number("n", 1) {
+		if !s.Start(q, func() bool { return true }) {
+			w.printf("no suspect may start")
+			return
+		}
+	}
+}
+
+// die starts suspects, and lets the process die when they are at work.
+func (w *world) die(a args, words []string) {
+	for range a.number("times", 1) {
+		w.start(a, words)
+		w.commit(w.s())
+		w.keepUp()
+		w.claim(args{w, []string{"local"}, map[string]string{"queue": a.named["queue"], "max": a.named["n"]}}, nil)
+		w.commit(w.s())
+		w.crash(args{w, []string{"killed"}, nil}, nil)
+		w.keepUp()
+	}
 }
 
 // drain claims and completes tasks one after the other, and does what is due, until there is
@@ -569,7 +596,7 @@ func (w *world) totals(a args, _ []string) {
 		}
 		return text
 	}
-	s.Instant = w.Instant
+	s.instant = w.instant
 	s.SetClock()
 	of := s.TotalsOf([]string{a.word(0)}, nil)
 	days, v := s.DaysOf(a.word(0), nil)

@@ -20,7 +20,7 @@ type TaskState uint8
 const (
 	Ready     TaskState = iota + 1 // may be claimed
 	Scheduled                      // waits for its time: produced for later, or between attempts
-	Blocked                        // waits for parents, its turn in a group, or room for a key
+	Blocked                        // waits for parents, its turn, room for a key, or the start of a suspect
 	Leased                         // a worker holds it
 	Dead                           // a dead letter: out of attempts, or given up
 	Done                           // completed, and kept with its result

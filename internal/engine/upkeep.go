@@ -34,8 +34,8 @@ const (
 	StepTidy
 )
 
-// StepDone is a step of upkeep that was taken.
-type StepDone struct {
+// stepDone is a step of upkeep that was taken.
+type stepDone struct {
 	Step
 	At             time.Duration // when it ended, by Config.Elapsed
 	Records, Bytes int           // State.Work at that time
@@ -56,6 +56,7 @@ var upkeeps = [...]upkeep{
 	{StepRecheck, RoomLow, false, (*State).recheckIsDue, (*State).recheckLimits},
 	{StepSend, RoomLow, false, (*State).sendIsDue, (*State).sendOut},
 	{StepReap, RoomScarce, true, (*State).keepLeasesIsDue, (*State).keepLeases},
+	{StepTidy, RoomNone, false, (*State).passSuspectsIsDue, (*State).passSuspects},
 	{StepTicks, Roomy, true, (*State).TicksAreDue, (*State).produceTicks},
 	{StepTidy, RoomNone, false, (*State).forgetTakenIsDue, (*State).forgetTaken},
 	{StepTidy, RoomNone, false, (*State).sweepLanesIsDue, (*State).sweepLanes},
@@ -66,7 +67,7 @@ var upkeeps = [...]upkeep{
 // same time gets an equal share of it, so that none waits for the end of another's backlog; others
 // is how many more shares there will be. It returns the steps that it has taken, which are valid
 // until the next call.
-func (s *State) KeepUp(at time.Duration, others int) []StepDone {
+func (s *State) KeepUp(at time.Duration, others int) []stepDone {
 	shares := others
 	for i := range upkeeps {
 		if s.isDue(&upkeeps[i]) {
@@ -91,7 +92,7 @@ func (s *State) KeepUp(at time.Duration, others int) []StepDone {
 		u.do(s)
 		at = s.config.Elapsed()
 		records, bytes := s.Work()
-		s.steps = append(s.steps, StepDone{u.step, at, records, bytes})
+		s.steps = append(s.steps, stepDone{u.step, at, records, bytes})
 		shares--
 	}
 	return s.steps
@@ -130,10 +131,15 @@ func (s *State) NextDue() (uptime, now, wall uint64) {
 		return uptime, Never, Never
 	}
 	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
-		now = uint64(at)
+		if !s.isClearing() {
+			now = uint64(at)
+		}
 		if s.config.Replicated && s.leases.all.Len() > 0 {
 			now = min(now, s.clock.stored+leaseClockEvery-s.clock.ahead)
 		}
+	}
+	if s.HasRoom(RoomNone) {
+		now = min(now, s.nextPass())
 	}
 	if s.HasRoom(RoomLow) {
 		wall = min(wall, s.nextDue.at)

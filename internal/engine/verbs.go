@@ -129,8 +129,11 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		return Decided, nil
 	}
 	end := attemptEnd{how: EventReleased, cause: cause}
-	if how == FailDead {
+	switch how {
+	case FailDead:
 		end.how, end.counted = EventDeadLettered, true
+	case FailReturn:
+		end.suspect = true
 	}
 	rec, err := s.finishAttempt(ls, end)
 	if err != nil {

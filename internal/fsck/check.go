@@ -215,7 +215,8 @@ func (c *checker) record(key, value []byte) error {
 	if err := rec.Sound(); err != nil {
 		c.report("task %s: %w", taskID(id), err)
 	}
-	if p.Range == keys.Blocked && p.At != 0 && p.At != rec.Group && p.At != rec.Limit {
+	if p.Range == keys.Blocked && p.At != 0 && p.At != rec.Group && p.At != rec.Limit &&
+		!(rec.Suspect && p.At == keys.SuspectScope(l.Queue)) {
 		c.report("task %s waits in scope %x, which is not its own", taskID(id), p.At)
 	}
 	counts := c.counts[st.queue]

@@ -438,7 +438,7 @@ func (b *rebuilder) rebuildTurns() error {
 			waiting[scope] = t.queue
 		case t.Range == keys.Task && (!ok || b.tasks[held[scope]].Range != keys.Task):
 			held[scope] = id
-		case t.Range == keys.Scheduled && t.Leases > 0:
+		case t.Range == keys.Scheduled && t.Leases > 0, t.Range == keys.Blocked && t.Suspect:
 			between[scope] = id
 		}
 	}

@@ -5,9 +5,13 @@ import (
 	"encoding/binary"
 )
 
-// The tasks of a limit, or of a group, wait for each other in a scope. Its number is a hash of its
-// name; the last bit is 1 for groups and 0 for limits, and no number is 0.
-const GroupScopeBit = 1
+// The tasks of a limit, or of a group, wait for each other in a scope, and so do the suspects of a
+// queue. Its number is a hash of its name; the last bit is 1 for groups and 0 for all others, the
+// bit before is 0 for suspects and 1 for all others, and no number is 0.
+const (
+	GroupScopeBit = 1
+	namedScopeBit = 2
+)
 
 // LimitScope returns the scope of the tasks of a queue with a limit key; 0 for an empty key.
 func LimitScope(queue, limitKey string) uint64 {
@@ -25,7 +29,19 @@ func GroupScope(queue, tenant, limitKey, group string) uint64 {
 	return scopeOf(hash("group", queue, tenant, limitKey, group)) | GroupScopeBit
 }
 
-func scopeOf(h [sha256.Size]byte) uint64 { return binary.BigEndian.Uint64(h[:])&^GroupScopeBit | 2 }
+func scopeOf(h [sha256.Size]byte) uint64 {
+	return binary.BigEndian.Uint64(h[:])&^GroupScopeBit | namedScopeBit
+}
+
+// SuspectScope returns the scope of the tasks of a queue that wait since they may have ended the
+// process.
+func SuspectScope(queue string) uint64 {
+	h := hash("suspect", queue)
+	return binary.BigEndian.Uint64(h[:])&^(GroupScopeBit|namedScopeBit) | 4
+}
+
+// IsSuspectScope reports whether a scope is one of suspects.
+func IsSuspectScope(scope uint64) bool { return scope != 0 && scope&(GroupScopeBit|namedScopeBit) == 0 }
 
 // UniqueHash returns the stored form of an idempotency key.
 func UniqueHash(queue, tenant, limitKey, group, key string) [UniqueLen]byte {

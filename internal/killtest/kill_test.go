@@ -48,6 +48,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if os.Getenv(suspectChildEnv) != "" {
+		if err := suspectChild(); err != nil {
+			fmt.Fprintln(os.Stderr, "child:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if os.Getenv(hungChildEnv) != "" {
 		if err := hungChild(); err != nil {
 			fmt.Fprintln(os.Stderr, "node:", err)

@@ -27,6 +27,8 @@ type Directory struct {
 	lock io.Closer
 	hold *hold // what FS is once the directory is locked
 
+	// Tool: it is not the application that opens it, which will find what a crash has left.
+	Tool     bool
 	readOnly bool // nothing is changed in it
 
 	volatile *Volatile // see Take

@@ -57,10 +57,11 @@ const (
 //	   nodes say in which life their processes began, and ask each other for earlier processes; the
 //	   manifest counts openings, and each store has a record with the number of its last one; that
 //	   of a queue by itself says with what the end of its logs goes, and whether its shards may
-//	   differ; it has the options of the application that decide about tasks; messages are kept until
-//	   their receiver has synced its log; heartbeats tell what a leader has done, and the answers to
-//	   them the room on the disk; claims say that they are for handlers of Run, and ends of leases that
-//	   the handler goes on
+//	   differ, and whether a process has died; it has the options of the application that decide about
+//	   tasks; records say which tasks are suspects of a crash, and count crashes, and suspects wait in
+//	   scopes of their own; messages are kept until their receiver has synced its log; heartbeats tell
+//	   what a leader has done, and the answers to them the room on the disk; claims say that they are
+//	   for handlers of Run, and ends of leases that the handler goes on
 const (
 	Format        = 7
 	OldestFormat  = 3
@@ -120,6 +121,9 @@ type Manifest struct {
 	// Options are those with which the application has last opened the queue; nil: it has not, since
 	// there is the field. Since format 7.
 	Options *Options `json:"options,omitempty"`
+	// Crashed: a process has died with a queue by itself, and no application has closed it in order
+	// since. Since format 7.
+	Crashed bool `json:"crashed,omitempty"`
 	// Founders are the nodes with which the cluster begins, while this one founds it: until a
 	// majority of them knows it, in each group.
 	Founders []Founder `json:"founders,omitempty"`

@@ -111,6 +111,7 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 		return err
 	}
 	d.volatile = volatile
+	d.Crashed = d.Node == "" && (d.Crashed || d.Open != nil)
 	if d.Node == "" || len(d.Founders) > 0 {
 		d.doubt(err != nil, boot, volatile)
 	}
@@ -119,6 +120,10 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 	}
 	return d.Begin()
 }
+
+// Killed reports whether the application that opens the directory finds what its process before has
+// left that died, or could not close it in order. REQUIRES: Take has been called.
+func (d *Directory) Killed() bool { return d.Crashed && !d.Tool }
 
 // Begin durably makes the directory one whose stores may be written: of the current format, or that
 // of a node, a life of which begins.
@@ -166,7 +171,7 @@ func (d *Directory) End() error {
 	if err := d.countStores(); err != nil {
 		return err
 	}
-	d.Open, d.Volatile = nil, nil
+	d.Open, d.Volatile, d.Crashed = nil, nil, d.Crashed && d.Tool
 	return d.Write()
 }
 

@@ -27,6 +27,11 @@ type Head struct {
 	Rewritten bool
 	// HoldsTurn: the task is a dead letter and has the turn of its group.
 	HoldsTurn bool
+	// Crashes counts the times that the process has died with the task at work, and not only for
+	// the task, since the attempts were last reset. Since format 7, like Suspect.
+	Crashes uint32
+	// Suspect: it may be the task because of which the process has died.
+	Suspect bool
 }
 
 // Ties connect a task to others. The zero Ties are none.
@@ -96,9 +101,10 @@ const (
 	holdsTurn
 	hasAttempts
 	hasNotes
+	hasCrashes
 
 	oneByte  = hasRunAt - 1
-	allFlags = hasNotes<<1 - 1
+	allFlags = hasCrashes<<1 - 1
 )
 
 // ErrMalformed is wrapped by every error of Decode.
@@ -113,7 +119,7 @@ func (r *Record) MaxSize() int {
 	if r.plain() {
 		return 1 + len(r.Payload)
 	}
-	n := 3 + 14*binary.MaxVarintLen64 + len(r.Error) + len(r.Payload)
+	n := 3 + 15*binary.MaxVarintLen64 + len(r.Error) + len(r.Payload)
 	for k, v := range r.Headers {
 		n += 2*binary.MaxVarintLen32 + len(k) + len(v)
 	}
@@ -153,6 +159,7 @@ func (r *Record) flags() uint64 {
 		{holdsTurn, r.HoldsTurn},
 		{hasAttempts, r.History != nil},
 		{hasNotes, r.Notes != nil},
+		{hasCrashes, r.Crashes != 0 || r.Suspect},
 	} {
 		if f.set {
 			flags |= f.flag
@@ -197,6 +204,13 @@ func (r *Record) Append(b []byte) []byte {
 	}
 	if flags&hasLimit != 0 {
 		b = binary.BigEndian.AppendUint64(b, r.Limit)
+	}
+	if flags&hasCrashes != 0 {
+		n := uint64(r.Crashes) << 1
+		if r.Suspect {
+			n |= 1
+		}
+		b = wire.AppendUint(b, n)
 	}
 	if flags&hasError != 0 {
 		b = wire.AppendBytes(b, r.Error)
@@ -336,6 +350,13 @@ func readHead(r *wire.Reader, flags uint64) (h Head) {
 	}
 	if flags&hasLimit != 0 {
 		h.Limit = readHash(r)
+	}
+	if flags&hasCrashes != 0 {
+		n := r.Uint()
+		if n == 0 || n>>33 != 0 {
+			r.Fail()
+		}
+		h.Crashes, h.Suspect = uint32(n>>1), n&1 != 0
 	}
 	h.Parent = flags&isParent != 0
 	h.Child = flags&hasParents != 0

@@ -1,0 +1,140 @@
+package dispatch
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+
+	"codeq/internal/engine"
+)
+
+// SlowStart bounds how many suspects begin at once in a process, over all its shards: one, then
+// twice as many each time those that have begun have passed (engine.Effects). So a task that
+// ends the process is soon alone, and tasks that do no harm are soon all at work again. If other
+// tasks are ready when the process begins, the first suspect leaves them a moment: one of them may
+// be the reason for an end as well, and a suspect would be taken for it.
+//
+// A SlowStart is safe for concurrent use. Its zero value is ready to use.
+type SlowStart struct {
+	mu      sync.Mutex // guards what follows
+	width   int        // places of the current round; 0: it is the first one
+	taken   int        // of them
+	running int        // of those, the ones that have not passed
+	passed  int
+	crashed uint64                // see Counts
+	moment  time.Duration         // that is left to other tasks
+	begins  time.Time             // when that is over; zero: no place was asked for
+	waiting map[suspects]struct{} // were refused since the last place became free
+}
+
+// suspects are those of a queue in a shard.
+type suspects struct {
+	claims *Dispatcher
+	queue  string
+}
+
+// maxWidth is more than all tasks at work.
+const maxWidth = 1 << 30
+
+// moments is the number of moments until a suspect passes.
+const moments = 240
+
+// Begin prepares the shards of a process, before the first group: killed says that the one before
+// has died, and a suspect passes after a time. It logs the number of tasks that were at work then.
+func (s *SlowStart) Begin(shards []*engine.State, killed bool, passes time.Duration, log *slog.Logger) {
+	if !killed {
+		return
+	}
+	tasks, suspects, others := 0, 0, false
+	for _, rules := range shards {
+		c := rules.AtWork()
+		tasks, suspects, others = tasks+c.Tasks, suspects+c.Suspects, others || c.Others
+		defer func() { c.Suspects = suspects }()
+	}
+	if tasks > 0 {
+		log.Warn("tasks were at work when the process died", "tasks", tasks, "suspects", suspects)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if others || suspects > 0 { // those that are cleared are others
+		s.moment = passes / moments
+	}
+}
+
+// Counts returns how many tasks have come back to this process since theirs had died, and how many
+// suspects have a place that is not over.
+func (s *SlowStart) Counts() (crashed uint64, running int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.crashed, s.running
+}
+
+// take takes a place. If there is none, the queue is opened when there may be one, or wait is how
+// long that takes.
+func (s *SlowStart) take(of suspects, now time.Time) (ok bool, wait time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.begins.IsZero() {
+		s.begins = now.Add(s.moment)
+	}
+	if now.Before(s.begins) {
+		return false, s.begins.Sub(now)
+	}
+	if s.taken < max(s.width, 1) {
+		s.taken++
+		s.running++
+		return true, 0
+	}
+	if s.waiting == nil {
+		s.waiting = make(map[suspects]struct{})
+	}
+	s.waiting[of] = struct{}{}
+	return false, 0
+}
+
+// end ends places, and returns the suspects that may begin now.
+func (s *SlowStart) end(of *engine.Effects) (open map[suspects]struct{}) {
+	e := &of.Suspects
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.Anew {
+		s.width, s.taken, s.passed = 1, s.running, 0
+	}
+	s.crashed += uint64(e.Crashed)
+	s.running -= e.Passed + e.Freed
+	s.taken -= e.Freed
+	s.passed += e.Passed
+	if s.taken >= max(s.width, 1) && s.running > 0 {
+		return nil
+	}
+	if s.running == 0 && s.passed > 0 && s.taken >= max(s.width, 1) {
+		s.width, s.taken, s.passed = min(2*max(s.width, 1), maxWidth), 0, 0
+	}
+	open, s.waiting = s.waiting, nil
+	return open
+}
+
+// startSuspect starts a suspect of a queue for a claim, if the process has a place for it.
+func (d *Dispatcher) startSuspect(q *Queue) (started bool) {
+	return d.rules.Start(q.Queue, func() bool {
+		ok, wait := d.slow.take(suspects{d, q.Name}, d.now())
+		if wait > 0 {
+			d.Throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+		}
+		return ok
+	})
+}
+
+// EndSuspects ends the places of suspects of the shard.
+func (d *Dispatcher) EndSuspects() {
+	e := &d.rules.Effects
+	open := d.slow.end(e)
+	e.Suspects = engine.Effects{}.Suspects
+	for s := range open {
+		if s.claims != d {
+			s.claims.port.Open(s.queue)
+		} else if q := d.known(s.queue); q != nil {
+			d.Throttle(q, d.rules.Now)
+		}
+	}
+}

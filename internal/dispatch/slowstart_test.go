@@ -1,0 +1,69 @@
+package dispatch
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/engine"
+)
+
+// ended are places of a SlowStart that are over.
+func ended(passed, freed int, anew bool) *engine.Effects {
+	e := new(engine.Effects)
+	e.Suspects.Passed, e.Suspects.Freed, e.Suspects.Anew = passed, freed, anew
+	return e
+}
+
+// TestSlowStart: each round has twice as many places, and ends when all of them have passed; one
+// that is given back may be taken again, and does not count. Who was refused learns when there may
+// be places, once.
+func TestSlowStart(t *testing.T) {
+	s, now := new(SlowStart), time.Now()
+	of := suspects{queue: "a"}
+	take := func(n int) {
+		t.Helper()
+		for range n {
+			ok, wait := s.take(of, now)
+			require.True(t, ok)
+			require.Zero(t, wait)
+		}
+		ok, wait := s.take(of, now)
+		require.False(t, ok, "more than %d", n)
+		require.Zero(t, wait, "it waits for an end, and for no time")
+	}
+	take(1)
+	require.Contains(t, s.end(ended(1, 0, false)), of)
+	require.Empty(t, s.end(ended(0, 0, false)), "it was told before")
+	take(2)
+	require.Empty(t, s.end(ended(1, 0, false)))
+	take(0)
+	require.Contains(t, s.end(ended(0, 1, false)), of)
+	take(1)
+	require.Contains(t, s.end(ended(1, 0, false)), of)
+	take(4)
+	require.Empty(t, s.end(ended(3, 0, false)))
+
+	// New suspects begin anew: when the one that is at work has passed.
+	require.Empty(t, s.end(ended(0, 0, true)))
+	take(0)
+	require.Contains(t, s.end(ended(1, 0, false)), of)
+	take(2)
+	_, running := s.Counts()
+	require.Equal(t, 2, running)
+}
+
+// TestSlowStartLeavesAMoment: if other tasks are ready, or are no suspects any more, the first
+// suspect waits for a moment, from the first claim on.
+func TestSlowStartLeavesAMoment(t *testing.T) {
+	s, now := new(SlowStart), time.Now()
+	s.moment = 250 * time.Millisecond
+	for _, at := range []time.Duration{0, 249 * time.Millisecond} {
+		ok, wait := s.take(suspects{}, now.Add(at))
+		require.False(t, ok)
+		require.Equal(t, s.moment-at, wait)
+	}
+	ok, _ := s.take(suspects{}, now.Add(s.moment))
+	require.True(t, ok)
+}

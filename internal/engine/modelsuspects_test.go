@@ -1,0 +1,157 @@
+package engine
+
+import (
+	"bytes"
+	"slices"
+
+	"pgregory.net/rapid"
+
+	"codeq/internal/keys"
+)
+
+// Suspects in the model. It decides by itself what a crash costs, and who waits; it takes the part
+// of the owner, which lets suspects start.
+
+// kill is the action of a process that dies with tasks at work.
+func (m *model) kill(*rapid.T) {
+	m.driver.killed = true
+	m.reopen()
+	m.driver.killed = false
+}
+
+// countDead counts the suspects that were at work in the process that has died, and clears the
+// others by it.
+func (m *model) countDead() {
+	m.dead = nil
+	if m.driver.killed && !m.config.Replicated {
+		m.dead = &crash{Suspects: m.suspectsAtWork(-1)}
+		for i := range m.shards {
+			m.clearSuspects(i, m.dead.Suspects)
+		}
+	}
+	clear(m.places)
+	clear(m.until)
+}
+
+// suspectsAtWork counts the suspects of Run in a shard; -1: in all.
+func (m *model) suspectsAtWork(shard int) (n int) {
+	for _, t := range m.live {
+		if t.state == Leased && t.local && t.rec.Suspect && (shard < 0 || t.shard == shard) {
+			n++
+		}
+	}
+	return n
+}
+
+// crashes returns with which crash the leases of Run have ended that have expired, by shard, and
+// clears suspects by it.
+func (m *model) crashes(expired []*modelTask) map[int]*crash {
+	crashes := make(map[int]*crash)
+	for _, t := range expired {
+		if !t.local || crashes[t.shard] != nil {
+			continue
+		}
+		if !m.config.Replicated {
+			if m.dead != nil && t.over {
+				crashes[t.shard] = m.dead
+			}
+			continue
+		}
+		e := m.shards[t.shard].suspects.crashes[""]
+		crashes[t.shard] = &e.crash
+		if m.until[t.shard] == e.until { // the process has lost leases before
+			continue
+		}
+		m.until[t.shard] = e.until
+		if n := m.suspectsAtWork(t.shard); n != e.Suspects {
+			m.rt.Fatalf("a process has died with %d suspects of shard %d, expected %d", e.Suspects, t.shard, n)
+		}
+		m.clearSuspects(t.shard, e.Suspects)
+	}
+	return crashes
+}
+
+// clearSuspects clears those that wait in a shard if others were at work.
+func (m *model) clearSuspects(shard, atWork int) {
+	for _, t := range m.live {
+		if atWork > 0 && t.shard == shard && t.state == Blocked && t.on == onSuspicion {
+			t.rec.Suspect = false
+			m.toReady(t, keys.SinceOf(t.id))
+		}
+	}
+}
+
+// crashed is the end of an attempt with its process.
+func (m *model) crashed(t *modelTask, c *crash) {
+	if t.rec.Suspect && c.Suspects == 1 {
+		t.rec.Suspect = true
+	} else {
+		t.rec.Attempts--
+		t.rec.Crashes++
+	}
+	t.rec.Suspect = t.rec.Suspect || c.Suspects == 0
+	t.rec.Error = causeCrash
+	m.expect(EventExpired, t, causeCrash)
+	m.retry(t, "", func() { m.toReadyOrHeld(t, t.since) })
+}
+
+// toReadyOrHeld is toReady for a task that may be a suspect.
+func (m *model) toReadyOrHeld(t *modelTask, since uint64) {
+	if t.rec.Suspect {
+		m.toBlocked(t, onSuspicion)
+		return
+	}
+	m.toReady(t, since)
+}
+
+// start is the action of an owner that lets suspects of a queue start.
+func (m *model) start(t *rapid.T) {
+	var waiting []*modelTask
+	for _, t := range m.live {
+		if t.state == Blocked && t.on == onSuspicion && !m.settings[t.Queue].Paused {
+			waiting = append(waiting, t)
+		}
+	}
+	if len(waiting) == 0 {
+		t.Skip()
+	}
+	first := oneOf(m, "of the queue of", waiting...)
+	waiting = slices.DeleteFunc(waiting, func(t *modelTask) bool { return t.shard != first.shard || t.Queue != first.Queue })
+	slices.SortFunc(waiting, func(a, b *modelTask) int { return bytes.Compare(a.id[:], b.id[:]) })
+	n := rapid.IntRange(1, 3).Draw(m.rt, "suspects")
+	s := m.group(first.shard)
+	for range n {
+		if q := s.Queues[first.Queue]; q == nil || !s.Start(q, func() bool { return true }) {
+			m.rt.Fatalf("suspects of queue %s may not start", first.Queue)
+		}
+	}
+	m.places[first.shard] += n
+	m.deliver()
+	for _, t := range waiting[:min(n, len(waiting))] {
+		m.toReady(t, keys.SinceOf(t.id))
+	}
+	m.settle(false)
+}
+
+// hearPlaces takes in which places of suspects are over.
+func (m *model) hearPlaces(s *drivenShard) {
+	m.places[s.config.Shard] -= s.Effects.Suspects.Passed + s.Effects.Suspects.Freed
+}
+
+// comparePlaces: each place belongs to a suspect.
+func (m *model) comparePlaces() {
+	for i, s := range m.shards {
+		n := len(s.suspects.started)
+		for _, q := range s.Queues {
+			n += q.starting
+		}
+		if n != m.places[i] {
+			m.rt.Fatalf("shard %d has %d suspects with %d places", i, n, m.places[i])
+		}
+		for id := range s.suspects.started {
+			if t := m.tasks[id]; t == nil || !t.rec.Suspect {
+				m.rt.Fatalf("shard %d has a place of task %s, which is %+v", i, keys.FormatID(id), t)
+			}
+		}
+	}
+}
