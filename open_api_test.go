@@ -699,7 +699,7 @@ func TestToolRefuses(t *testing.T) {
 
 	// Each option either decides about tasks or is named here.
 	others := []string{
-		"Shards", "GroupCap", "InboxDepth", "WindowTasks", "WindowBytes", "CacheBytes", "MemTableBytes", "StallAfter",
+		"Shards", "GroupCap", "InboxDepth", "WindowTasks", "WindowBytes", "CacheBytes", "MemTableBytes", "StallAfter", "SuspectFor",
 		"Cluster", "MustExist", "Tool", "AcceptCopy", "Logger", "Observer",
 	}
 	options := reflect.TypeFor[codeq.Options]()

@@ -1,11 +1,13 @@
 package codeq_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
@@ -1132,7 +1134,7 @@ func abandonedRun(t *testing.T, disk *crashfs.Disk, shards int) (*crashfs.Disk, 
 }
 
 // TestAbandonedRun: the leases of a Run whose process is no more are over at
-// the next Open, and their attempts have counted.
+// the next Open, one after the other, and no attempt has counted.
 func TestAbandonedRun(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		disk := crashfs.New()
@@ -1197,6 +1199,110 @@ func TestPoisonTask(t *testing.T) {
 		require.Equal(t, maxAttempts, got.Attempts)
 		require.Equal(t, 1, got.Crashes)
 		require.Equal(t, "the process died", got.LastError)
+	})
+}
+
+// TestCrashIsTold: what was at work in a crash is told by the tasks, the process and the log, once,
+// though a tool has had the queue open meanwhile.
+func TestCrashIsTold(t *testing.T) {
+	disk := crashfs.New()
+	var ids []codeq.ID
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 2}))
+		ids = produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 5)...)
+	})
+	disk, calls := abandonedRun(t, disk, 2)
+	require.Len(t, calls, 5)
+	synctest.Test(t, func(t *testing.T) {
+		q, err := codeq.Open("q", onDisk(disk, &codeq.Options{Tool: true}))
+		require.NoError(t, err)
+		require.Equal(t, codeq.Counts{Leased: 5}, countsOf(t, q, "a"))
+		require.NoError(t, q.Close())
+	})
+	for life := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 2, Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+			synctest.Wait()
+			require.Equal(t, codeq.Counts{Blocked: 5}, countsOf(t, q, "a"))
+			for _, id := range ids {
+				info := infoOf(t, q, id)
+				require.True(t, info.Suspect)
+				require.Equal(t, 1, info.Crashes)
+				require.Zero(t, info.Attempts)
+				require.Equal(t, "the process died", info.History[0].Error)
+			}
+			p, err := q.ProcessInfo(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, q.Close())
+			if life == 0 {
+				require.EqualValues(t, 5, p.Crashed)
+				require.Contains(t, log.String(), `msg="tasks were at work when the process died" tasks=5 suspects=0`)
+			} else {
+				require.Zero(t, p.Crashed)
+				require.NotContains(t, log.String(), "died")
+			}
+		})
+	}
+}
+
+// TestNoCrash: neither Close nor a copy makes a suspect of a task that a worker of the process has.
+func TestNoCrash(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := crashfs.New()
+		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 2}))
+		id := produce(t, q, codeq.Task{Queue: "a"})[0]
+		_, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Local: true})
+		require.NoError(t, err)
+		require.NoError(t, q.Checkpoint(t.Context(), "copy"))
+		require.NoError(t, q.Close())
+		for _, dir := range []string{"q", "copy"} {
+			q, err := codeq.Open(dir, onDisk(disk, &codeq.Options{}))
+			require.NoError(t, err)
+			synctest.Wait()
+			info := infoOf(t, q, id)
+			require.Equal(t, codeq.Ready, info.State, dir)
+			require.False(t, info.Suspect)
+			require.Zero(t, info.Crashes)
+			require.Equal(t, 1, info.Attempts)
+			require.NoError(t, q.Close())
+		}
+	})
+}
+
+// TestSuspectsStartBesideOthers: suspects that are at work hold up other suspects, for SuspectFor,
+// and no other task.
+func TestSuspectsStartBesideOthers(t *testing.T) {
+	disk := crashfs.New()
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 2}))
+		produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 7)...)
+	})
+	disk, _ = abandonedRun(t, disk, 2)
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 2, SuspectFor: time.Second}))
+		var suspects, others atomic.Int32
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			if string(j.Args) == "other" {
+				others.Add(1)
+				return nil
+			}
+			suspects.Add(1)
+			return untilCancelled(ctx, j)
+		})
+		startRun(t, q, &m, codeq.RunOptions{Grace: -1, Concurrency: 16})
+		for round, want := range []int32{1, 3, 7} {
+			synctest.Wait()
+			require.Equal(t, want, suspects.Load())
+			produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a", Payload: []byte("other")}}, 4)...)
+			synctest.Wait()
+			require.EqualValues(t, 4*(round+1), others.Load())
+			p, err := q.ProcessInfo(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, 1<<round, p.Suspects)
+			time.Sleep(time.Second)
+		}
 	})
 }
 

@@ -156,7 +156,7 @@ type State uint8
 const (
 	Ready     State = iota + 1 // may be claimed
 	Scheduled                  // waits for its time: produced for later, or between two attempts
-	Blocked                    // waits for its parents, its turn in its group, or the limit of its LimitKey
+	Blocked                    // waits for its parents, its turn, the limit of its LimitKey, or its start as a suspect
 	Leased                     // claimed by a worker
 	Dead                       // a dead letter: out of attempts, or given up
 	Done                       // completed, and kept with its result
