@@ -15,6 +15,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
+	"codeq/internal/reading"
 	"codeq/internal/schema"
 	"codeq/internal/storetest"
 )
@@ -27,7 +28,7 @@ func (q *Queue) peek(s *shard) *view {
 }
 
 // check lets the checker walk the shard's disk.
-func (v *view) check(index, shards int) error { return fsck.Check(v.snap, storedRules, index, shards) }
+func (v *view) check(index, shards int) error { return fsck.Check(v.snap, reading.Rules, index, shards) }
 
 // checkAll lets the checker walk every shard's disk.
 func (q *Queue) checkAll() error {

@@ -5,9 +5,9 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/private"
+	"codeq/internal/reading"
 )
 
 // VerifyOptions are the options of [Verify]. With a nil *VerifyOptions Verify changes nothing.
@@ -118,7 +118,7 @@ func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 			o.fs = opts.fs
 		}
 	}
-	found, err := fsck.Verify(o.fs, dir, storedRules, o.Repair, o.AcceptCopy)
+	found, err := fsck.Verify(o.fs, dir, reading.Rules, o.Repair, o.AcceptCopy)
 	if err != nil {
 		return nil, err
 	}
@@ -137,15 +137,4 @@ func verifyReport(found *fsck.Report) *VerifyReport {
 		r.Problems = append(r.Problems, Problem(p))
 	}
 	return r
-}
-
-// storedRules check those stored values that users see.
-var storedRules = &fsck.Rules{
-	MaxPriority: MaxPriority,
-	MaxOnDead:   uint8(RunOnDead),
-	Settings: func(value []byte) (version uint64, err error) {
-		set, err := engine.ParseSettings(value)
-		return set.Version, err
-	},
-	Schedule: engine.CheckSchedule,
 }

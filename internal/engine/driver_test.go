@@ -236,8 +236,6 @@ func (d *driver) lose(s *drivenShard) {
 
 // rules say what is good of the stored values that users see.
 var rules = &fsck.Rules{
-	MaxPriority: maxPriority,
-	MaxOnDead:   runOnDead,
 	Settings: func(value []byte) (uint64, error) {
 		set, err := ParseSettings(value)
 		return set.Version, err

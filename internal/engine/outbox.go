@@ -283,11 +283,15 @@ func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (t
 // BatchCap is how many messages are sent together between two shards at most.
 const BatchCap = 256
 
-// What internal/conversion knows of the values of this package.
+// What keys says of the values of this package.
 var (
 	_ [parentPinned - keys.ParentPinned]struct{}
 	_ [keys.ParentPinned - parentPinned]struct{}
 	_ [toBeCanceled - keys.PendingCanceled]struct{}
 	_ [cancelOnDead - keys.CancelOnDead]struct{}
 	_ [keys.CancelOnDead - cancelOnDead]struct{}
+	_ [runOnDead - keys.MaxOnDead]struct{}
+	_ [keys.MaxOnDead - runOnDead]struct{}
+	_ [refuseOnMissing - keys.MaxOnMissing]struct{}
+	_ [keys.MaxOnMissing - refuseOnMissing]struct{}
 )

@@ -11,7 +11,7 @@ import (
 )
 
 // maxPriority is the highest priority of a task; the lowest one is 0.
-const maxPriority = 9
+const maxPriority = keys.MaxPriority
 
 // TaskState is the state of a task.
 type TaskState uint8

@@ -464,7 +464,7 @@ func (c *checker) telling(key, value []byte) error {
 
 func (c *checker) dependent(key, value []byte) error {
 	parent, child, err := keys.ParseDependent(key)
-	if err != nil || len(value) != 1 || value[0] > c.rules.MaxOnDead {
+	if err != nil || len(value) != 1 || value[0] > keys.MaxOnDead {
 		c.report("dependent %x has value %x: %w", key, value, err)
 		return nil
 	}
@@ -549,11 +549,16 @@ func (c *checker) message(key, value []byte) error {
 	if err != nil {
 		c.report("%w", err)
 	}
-	if st := c.seen[m.Child]; m.Kind == keys.MsgDepend && st != nil && !(int(to) == c.index && seq <= c.taken) {
-		st.known++
-	}
 	if own := int(to) == c.index; !own || seq > c.taken {
+		st := c.seen[m.Child]
+		if st != nil && (m.Kind == keys.MsgDepend || own && m.Kind == keys.MsgEnded) {
+			st.known++
+		}
 		switch m.Kind {
+		case keys.MsgEnded:
+			if own && m.Outcome == keys.ParentPinned {
+				c.pins[m.Parent]--
+			}
 		case keys.MsgUnpin:
 			c.pins[m.Parent]--
 		case keys.MsgLeft:

@@ -16,8 +16,6 @@ import (
 // testRules: the first byte of settings is their version, 0 is refused; so is a schedule without a
 // value.
 var testRules = &Rules{
-	MaxPriority: 9,
-	MaxOnDead:   2,
 	Settings: func(value []byte) (uint64, error) {
 		if len(value) == 0 || value[0] == 0 {
 			return 0, errors.New("settings refused")

@@ -161,7 +161,7 @@ func (b *rebuilder) rebuildCatalogue() error {
 	if err := b.old.scan(keys.Lane, func(key, value []byte) {
 		n, err := keys.ParseNumbered(key)
 		v, valueErr := keys.ParseLaneValue(value)
-		if err == nil && valueErr == nil && v.Queue > 0 && v.Queue <= keys.MaxLane && v.Priority <= b.rules.MaxPriority && n <= keys.MaxLane {
+		if err == nil && valueErr == nil && v.Queue > 0 && v.Queue <= keys.MaxLane && v.Priority <= keys.MaxPriority && n <= keys.MaxLane {
 			b.lanes[n] = v
 			lastQueue = max(lastQueue, v.Queue)
 		}
@@ -532,12 +532,12 @@ func (b *rebuilder) rebuildParents() error {
 	}); err != nil {
 		return err
 	}
-	waits := make(map[taskID]bool)
+	waits := make(map[taskID]uint64) // for how many parents
 	if err := b.old.scan(keys.Pending, func(key, value []byte) {
 		id, err := keys.ParseByID(key)
 		n, valueErr := keys.ParseNumber(value)
 		if t := b.tasks[id]; err == nil && valueErr == nil && n > 0 && t != nil && t.waitsForParents() && !lost {
-			waits[id] = true
+			waits[id] = n
 			b.set(key, value)
 		}
 	}); err != nil {
@@ -548,18 +548,18 @@ func (b *rebuilder) rebuildParents() error {
 	asks := func(id taskID) bool { // again
 		t := b.tasks[id]
 		_, wakeup := b.wakes[wakeKey{b.queueOf(t), 0, id}]
-		return t != nil && t.waitsForParents() && !waits[id] && !wakeup
+		return t != nil && t.waitsForParents() && waits[id] == 0 && !wakeup
 	}
 	if err := errors.Join(
 		b.old.scan(keys.Dependent, func(key, value []byte) {
 			parent, child, err := keys.ParseDependent(key)
-			if err == nil && len(value) == 1 && value[0] <= b.rules.MaxOnDead && (b.awaited(parent) || b.told[parent]) && !asks(child) {
+			if err == nil && len(value) == 1 && value[0] <= keys.MaxOnDead && (b.awaited(parent) || b.told[parent]) && !asks(child) {
 				known[bond{parent, child}] = true
 				b.set(key, value)
 			}
 		}),
 		b.old.scan(keys.Outbound, func(_, value []byte) {
-			if m, err := keys.ParseMessage(value); err == nil && m.Kind == keys.MsgDepend {
+			if m, err := keys.ParseMessage(value); err == nil && (m.Kind == keys.MsgDepend || m.Kind == keys.MsgEnded) {
 				known[bond{m.Parent, m.Child}] = true
 			}
 		}),
@@ -576,11 +576,18 @@ func (b *rebuilder) rebuildParents() error {
 			b.asking[id] = true
 			b.set(keys.AppendByID(nil, keys.Pending, id), keys.AppendNumber(nil, uint64(len(t.parents))))
 		}
+		unknown := waits[id] // parents that do not know it; one that was redriven may have ended for it
+		for _, parent := range t.parents {
+			if unknown > 0 && (known[bond{parent, keys.ID(id)}] || taskID(parent).shard(b.shards) != b.index) {
+				unknown--
+			}
+		}
 		for _, parent := range t.parents {
 			switch {
 			case again:
 				b.send(parent, &keys.Message{Kind: keys.MsgDepend, Parent: parent, Child: keys.ID(id), Outcome: t.onDead})
-			case waits[id] && b.awaited(parent) && !known[bond{parent, keys.ID(id)}] && !b.tasks[parent].ended():
+			case unknown > 0 && b.awaited(parent) && !known[bond{parent, keys.ID(id)}] && !b.tasks[parent].ended():
+				unknown--
 				b.set(keys.AppendDependent(nil, parent, keys.ID(id)), []byte{t.onDead})
 			}
 		}
@@ -623,6 +630,10 @@ func (b *rebuilder) rebuildPins() error {
 				return
 			}
 			switch m.Kind {
+			case keys.MsgEnded:
+				if m.Outcome == keys.ParentPinned {
+					found[m.Parent]++
+				}
 			case keys.MsgUnpin:
 				found[m.Parent]++
 			case keys.MsgLeft:

@@ -148,12 +148,25 @@ func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gather
 			readable.gaps[byte(prefix)] = true
 		}
 	}
-	st, err := store.NewScratch(d.FS, to)
-	if err != nil {
-		return 0, err
+	b, err := derive(d, rules, index, readable, to)
+	if !whole && err == nil {
+		for _, t := range b.tasks {
+			if !t.ended() {
+				repeat++
+			}
+		}
 	}
-	b := rebuilder{
-		rules: rules, old: readable, db: st.DB(), batch: st.DB().NewBatch(), index: index, shards: d.Shards,
+	return repeat, err
+}
+
+// derive writes the store of a shard from what can be read of another one.
+func derive(d *manifest.Directory, rules *Rules, index int, old *salvage, to string) (*rebuilder, error) {
+	st, err := store.NewScratch(d.FS, to, scratchMemTable)
+	if err != nil {
+		return nil, err
+	}
+	b := &rebuilder{
+		rules: rules, old: old, db: st.DB(), batch: st.DB().NewBatch(), index: index, shards: d.Shards,
 		tasks: make(map[taskID]*rebuiltTask), queues: make(map[uint32]string), lanes: make(map[uint32]keys.LaneValue),
 		wakes: make(map[wakeKey]byte), sent: make(map[uint32]uint64), latest: make(map[string]uint64),
 		told: make(map[taskID]bool), asking: make(map[taskID]bool),
@@ -162,14 +175,41 @@ func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gather
 	if err == nil { // on a full disk, the flush would wait for ever
 		err = st.Flush()
 	}
-	if !whole {
-		for _, t := range b.tasks {
-			if !t.ended() {
-				repeat++
-			}
+	return b, errors.Join(err, st.Close())
+}
+
+// scratchMemTable is the size of the memtables of a store that is written once.
+const scratchMemTable = 16 << 20
+
+// Derive writes the stores of a directory whose shards do not exist yet. from returns a store with
+// all that is known of a shard: records, the catalogue, leases, settings, schedules, holders of
+// idempotency keys and turns, ties of tasks, and messages. All else is derived as by a repair, and
+// the shards agree with each other. The directory is closed in order then. from is called once for
+// each shard, in their order, and its store may be closed when it is called again.
+func Derive(d *manifest.Directory, rules *Rules, from func(shard int) (*pebble.DB, error)) error {
+	for i := range d.Shards {
+		known, err := from(i)
+		if err != nil {
+			return err
+		}
+		readable, err := newSalvage(known)
+		if err != nil {
+			return err
+		}
+		dir := manifest.ShardDir(d.FS, d.Path, i)
+		_, err = derive(d, rules, i, readable, dir)
+		if err == nil {
+			err = integrity.Seal(d.FS, dir)
+		}
+		if err != nil {
+			return fmt.Errorf("shard %d: %w", i, err)
 		}
 	}
-	return repeat, errors.Join(err, st.Close())
+	if err := d.Write(); err != nil {
+		return err
+	}
+	v := verifier{Directory: d, rules: rules, report: new(Report)}
+	return errors.Join(v.agree(true), d.End())
 }
 
 // gatherStore returns a new store with what is in the files of one that Pebble cannot open.
@@ -177,7 +217,7 @@ func gatherStore(fsys vfs.FS, from, gathered string) (*pebble.DB, error) {
 	if err := fsys.RemoveAll(gathered); err != nil {
 		return nil, err
 	}
-	st, err := store.NewScratch(fsys, gathered)
+	st, err := store.NewScratch(fsys, gathered, scratchMemTable)
 	if err != nil {
 		return nil, err
 	}

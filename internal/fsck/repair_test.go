@@ -332,3 +332,31 @@ func TestRebuild(t *testing.T) {
 		})
 	}
 }
+
+// TestRebuildTies: a task that counts two parents, of which one knows it and the end of the other
+// is in a message, does not wait for a third one, which has ended for it and was redriven since.
+func TestRebuildTies(t *testing.T) {
+	f := newFixture(t, "identity of the shard")
+	redriven := &record.Record{}
+	redriven.Parent = true
+	f.put(f.later, keys.Place{Range: keys.Scheduled, At: 12345}, redriven)
+	f.put(f.child, keys.Place{Range: keys.Blocked, Group: fixtureQueue}, &record.Record{
+		Parents: [][record.IDLen]byte{f.later, f.parent, f.done}, OnDead: 2,
+	})
+	f.entries[string(keys.AppendByID(nil, keys.Pending, f.child))] = string(keys.AppendNumber(nil, 2))
+	ended := keys.Message{Kind: keys.MsgEnded, Parent: f.done, Child: f.child}
+	f.entries[string(keys.AppendOutbound(nil, 0, 1))] = string(ended.Append(nil))
+	f.entries[string(keys.AppendNumbered(nil, keys.Sent, 0))] = string(keys.AppendNumber(nil, 1))
+	r, err := Verify(f.write(f.entries), "queue", testRules, false, false)
+	require.NoError(t, err)
+	require.Empty(t, r.Problems)
+
+	damaged := maps.Clone(f.entries)
+	delete(damaged, string(keys.AppendNumbered(nil, keys.Counters, fixtureQueue)))
+	disk := f.write(damaged)
+	r, err = Verify(disk, "queue", testRules, true, false)
+	require.NoError(t, err)
+	require.Len(t, r.Problems, 1)
+	require.True(t, r.Problems[0].Repaired)
+	require.Equal(t, f.entries, f.read(disk, "shard-000"))
+}

@@ -27,8 +27,6 @@ import (
 
 // Rules check stored values whose meaning this package does not know.
 type Rules struct {
-	MaxPriority uint8 // of a lane
-	MaxOnDead   uint8 // of what a task does when its parent dies
 	// Settings returns the version of the stored settings of a queue. It may keep value.
 	Settings func(value []byte) (version uint64, err error)
 	// Schedule returns the name of a stored schedule.

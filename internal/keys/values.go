@@ -468,8 +468,15 @@ const PendingCanceled = 1<<64 - 1
 // ParentPinned is how a parent has ended, in a MsgEnded, that is kept until the child has ended.
 const ParentPinned = 2
 
-// CancelOnDead, in a record, cancels the task when a parent dies.
-const CancelOnDead = 1
+// The values of a record about parents that die, or are gone.
+const (
+	CancelOnDead = 1 // cancels the task when a parent dies
+	MaxOnDead    = 2
+	MaxOnMissing = 2
+)
+
+// MaxPriority is the highest priority of a lane; the lowest one is 0.
+const MaxPriority = 9
 
 // ParseTelling parses an entry of the range Telling. end is the range of the ended task.
 func ParseTelling(key, value []byte) (parent ID, end byte, err error) {

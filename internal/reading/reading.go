@@ -34,6 +34,15 @@ type Config struct {
 	Rules func(m *manifest.Manifest, shard int) engine.Config
 }
 
+// Rules check those stored values that users see.
+var Rules = &fsck.Rules{
+	Settings: func(value []byte) (version uint64, err error) {
+		set, err := engine.ParseSettings(value)
+		return set.Version, err
+	},
+	Schedule: engine.CheckSchedule,
+}
+
 // Queue is a directory that is open for reading. Its methods are safe for concurrent use.
 type Queue struct {
 	dir    *manifest.Directory

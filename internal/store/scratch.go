@@ -17,13 +17,11 @@ type Scratch struct {
 	latch *failstop.Latch
 }
 
-const scratchMemTable = 16 << 20
-
-// NewScratch creates a store in a directory that does not exist.
-func NewScratch(fsys vfs.FS, dir string) (*Scratch, error) {
+// NewScratch creates a store in a directory that does not exist, with memtables of so many bytes.
+func NewScratch(fsys vfs.FS, dir string, memTableBytes uint64) (*Scratch, error) {
 	latch := failstop.New(slog.New(slog.DiscardHandler), "store")
 	db, err := latch.Open(dir, &pebble.Options{
-		FS: fsys, DisableWAL: true, FormatMajorVersion: Format, MemTableSize: scratchMemTable,
+		FS: fsys, DisableWAL: true, FormatMajorVersion: Format, MemTableSize: memTableBytes,
 	})
 	if err != nil {
 		return nil, err
