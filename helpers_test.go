@@ -28,7 +28,9 @@ func (q *Queue) peek(s *shard) *view {
 }
 
 // check lets the checker walk the shard's disk.
-func (v *view) check(index, shards int) error { return fsck.Check(v.snap, reading.Rules, index, shards) }
+func (v *view) check(index, shards int) error {
+	return fsck.Check(v.snap, reading.Rules, index, shards)
+}
 
 // checkAll lets the checker walk every shard's disk.
 func (q *Queue) checkAll() error {

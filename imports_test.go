@@ -28,8 +28,8 @@ var layers = [][]string{
 	{"internal/conversion", "internal/ticks"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
-	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/heldkeys", "internal/reading", "internal/simtest", "internal/storetest"},
-	{"internal/localsocket"},
+	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/reading", "internal/simtest", "internal/storetest"},
+	{"internal/localsocket", "internal/transfer"},
 	{"."},
 	{"codeqtest", "codeqweb", "codeqprom", "codeqotel"},
 	{"bench", "cmd", "examples"},
@@ -37,9 +37,9 @@ var layers = [][]string{
 
 // besideTheAPI is what those who use the API may import of internal.
 var besideTheAPI = map[string][]string{
-	"bench":     {"internal/hook"},                         // sets the file system of a Queue
-	"codeqtest": {"internal/hook", "internal/crashfs"},     // and its clock, and is the disk
-	"cmd":       {"internal/heldkeys", "internal/private"}, // keys that outlive their tasks, files for their owner
+	"bench":     {"internal/hook"},                                          // sets the file system of a Queue
+	"codeqtest": {"internal/hook", "internal/crashfs"},                      // and its clock, and is the disk
+	"cmd":       {"internal/transfer", "internal/keys", "internal/private"}, // all that is stored, IDs, files for their owner
 }
 
 // layerOf returns the layer of a directory, and which entry of it the directory is of; -1: none.

@@ -49,26 +49,3 @@ func FuzzSafe(f *testing.F) {
 		require.Equal(t, before, after)
 	})
 }
-
-// FuzzPortable: a line of an export is read as what was written.
-func FuzzPortable(f *testing.F) {
-	f.Add("name", "header", "value")
-	f.Add("\xff\x00", "ÿ", "\u202e")
-	f.Fuzz(func(t *testing.T, queue, header, value string) {
-		made := func() *portable {
-			p := &portable{Task: new(portableTask), Settings: new(portableSettings)}
-			p.Task.Queue, p.Task.LastError = queue, value
-			p.Task.Headers = map[string]string{header: value}
-			p.Settings.TenantWeights = map[string]int{header: 3}
-			return p
-		}
-		p := made()
-		p.forJSON()
-		b, err := json.Marshal(p)
-		require.NoError(t, err)
-		got := new(portable)
-		require.NoError(t, json.Unmarshal(b, got))
-		require.True(t, got.fromJSON())
-		require.Equal(t, made(), got)
-	})
-}

@@ -2,36 +2,34 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
-	"time"
+	"slices"
 
 	"github.com/urfave/cli/v3"
 
 	"codeq"
-	"codeq/internal/heldkeys"
+	"codeq/internal/keys"
 	"codeq/internal/private"
+	"codeq/internal/transfer"
 )
 
 func (a *app) importCommand() *cli.Command {
 	return &cli.Command{
 		Name: "import", Category: categoryKeep, Usage: "make a new directory of what export has written",
 		Description: "Reads an export and makes the directory -dir, which must not exist or be empty, with -shards\n" +
-			"shards. Tasks get other IDs; -ids writes both. -dir appears when all is in it: until then it is\n" +
-			"made in -dir.importing, and an import that was interrupted is run again from the beginning.\n" +
-			"With -dry-run, the export is read and counted.",
+			"shards. Tasks get other IDs; -ids writes both. -dir appears when all is in it and was verified:\n" +
+			"until then it is made in -dir.importing, which is removed if the import fails. With -dry-run,\n" +
+			"each line is checked, and the place of the new directory.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "file", Usage: "read this `FILE`; default: the standard input"},
 			&cli.IntFlag{Name: "shards", Usage: "make `N` shards; default: as many as the export had"},
-			&cli.DurationFlag{Name: "keep", Value: 24 * time.Hour, Usage: "keep ended tasks for this `TIME` that neither their producer nor their queue gave one"},
 			&cli.StringFlag{Name: "ids", Usage: "write the old and the new ID of each task to this new `FILE`, as JSON lines"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "read the export to its end, and make nothing"},
 		},
@@ -43,11 +41,8 @@ func (a *app) importCommand() *cli.Command {
 type importResult struct {
 	Dir    string
 	Shards int
-	portableEnd
-	// Changed is how many tasks are there without all that they had (their last error, or an
-	// attempt), see README.md.
-	Changed int  `json:",omitzero"`
-	DryRun  bool `json:",omitzero"`
+	transfer.Counts
+	DryRun bool `json:",omitzero"`
 }
 
 func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
@@ -58,6 +53,10 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 	if err != nil {
 		return err
 	}
+	shards := c.Int("shards")
+	if c.IsSet("shards") && (shards < 1 || shards > maxShards) {
+		return usagef(c, "-shards %d: 1 to %d are possible", shards, maxShards)
+	}
 	from := a.in
 	if name := c.String("file"); name != "" {
 		f, err := os.Open(name)
@@ -67,153 +66,55 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 		defer func() { _ = f.Close() }() // it was only read
 		from = f
 	}
-	r := &lineReader{in: bufio.NewReaderSize(from, 1<<20)}
-	head, err := r.header()
-	if err != nil {
-		return err
-	}
-	shards := c.Int("shards")
-	if shards == 0 {
-		shards = head.Shards
-	}
-	result := importResult{Dir: t.dir, Shards: shards, DryRun: c.Bool("dry-run")}
-	if result.DryRun {
-		for p := new(portable); p != nil; {
-			if p, err = r.next(ctx); err != nil {
-				return err
-			}
-		}
-		result.portableEnd = r.seen
-		return a.showImport(result)
-	}
 	place, err := placeOf(t.dir)
 	if err != nil {
 		return err
 	}
-	var idLines io.Writer = io.Discard
-	if name := c.String("ids"); name != "" {
-		f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err := place.check(from); err != nil {
+		return err
+	}
+	p := a.progress()
+	defer p.end()
+	o := transfer.Config{Shards: shards, Progress: p.tell}
+	if c.Bool("dry-run") {
+		done, err := transfer.Check(ctx, from, o)
 		if err != nil {
-			return coded(exitOther, err)
+			return transferError(err)
 		}
-		w := bufio.NewWriter(f)
-		defer func() { err = errors.Join(err, w.Flush(), f.Close()) }()
-		idLines = w
+		p.end()
+		return a.showImport(importResult{t.dir, done.Shards, done.Counts, true})
 	}
-	im := newImporter(ctx, a.now, json.NewEncoder(idLines))
-	open := func() (*codeq.Queue, error) { return place.open(shards, c.Duration("keep")) }
-	if err := im.make(r, open, place.queue()); err != nil {
+	ids, finish, err := newFile(c.String("ids"), io.Discard)
+	if err != nil {
 		return err
 	}
-	if err := place.finish(); err != nil {
-		return err
+	defer func() { err = finish(err) }()
+	lines := bufio.NewWriter(ids)
+	if c.IsSet("ids") {
+		e := json.NewEncoder(lines)
+		o.Named = func(old, id keys.ID) error { return e.Encode(struct{ Old, New codeq.ID }{old, id}) }
 	}
-	result.portableEnd, result.Changed = r.seen, im.changed
-	return a.showImport(result)
+	done, err := place.make(func(dir string) (transfer.Result, error) {
+		r, err := transfer.Import(ctx, private.FS, dir, from, o)
+		return r, errors.Join(err, lines.Flush())
+	})
+	if err != nil {
+		return transferError(err)
+	}
+	p.end()
+	return a.showImport(importResult{t.dir, done.Shards, done.Counts, false})
 }
+
+// maxShards is how many shards a queue may have.
+const maxShards = 256
 
 func (a *app) showImport(r importResult) error {
 	did := "imported"
 	if r.DryRun {
 		did = "would import"
 	}
-	if r.Changed > 0 {
-		a.note("codeq: %d tasks have lost their last error or an attempt", r.Changed)
-	}
 	return a.result(r, "%s %d tasks, %d schedules, the settings of %d queues, %d keys of tasks that are gone into %s, %d shards",
 		did, r.Tasks, r.Schedules, r.Settings, r.Keys, r.Dir, r.Shards)
-}
-
-// lineReader reads an export.
-type lineReader struct {
-	in    *bufio.Reader
-	line  int
-	stage stage // of the last task
-	// keys are those that outlive their tasks. No verb of a queue makes them: they are stored when
-	// it is closed.
-	keys []heldkeys.Key
-	seen portableEnd
-}
-
-func (r *lineReader) read() (*portable, error) {
-	b, err := r.in.ReadBytes('\n')
-	if err != nil && !(err == io.EOF && len(b) > 0) {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		return nil, r.wrong("it is cut short: %w", err)
-	}
-	r.line++
-	p := new(portable)
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(p); err != nil {
-		return nil, r.wrong("%w", err)
-	}
-	if !p.fromJSON() {
-		return nil, r.wrong("its strings are not as export writes them")
-	}
-	return p, nil
-}
-
-func (r *lineReader) wrong(format string, args ...any) error {
-	return coded(exitDamaged, fmt.Errorf("line %d of the export: %w", r.line, fmt.Errorf(format, args...)))
-}
-
-func (r *lineReader) header() (*portableHeader, error) {
-	p, err := r.read()
-	if err != nil {
-		return nil, err
-	}
-	h := p.Header
-	if h == nil || h.Codeq != "export" || h.Shards < 1 {
-		return nil, r.wrong("it is not what export writes")
-	}
-	if h.Version < 1 || h.Version > portableVersion {
-		return nil, r.wrong("it is of version %d, and not %d or less", h.Version, portableVersion)
-	}
-	return h, nil
-}
-
-// next returns the next line; nil: all have been read, and none is missing.
-func (r *lineReader) next(ctx context.Context) (*portable, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	p, err := r.read()
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case p.Settings != nil:
-		r.seen.Settings++
-	case p.Schedule != nil:
-		r.seen.Schedules++
-	case p.Key != nil:
-		key, err := p.Key.held()
-		if err != nil {
-			return nil, r.wrong("%w", err)
-		}
-		r.keys = append(r.keys, key)
-		r.seen.Keys++
-	case p.Task != nil:
-		if p.Task.stage() < r.stage {
-			return nil, r.wrong("its order is not that of export")
-		}
-		r.stage = p.Task.stage()
-		r.seen.Tasks++
-	case p.End != nil:
-		if *p.End != r.seen {
-			return nil, r.wrong("it has counted %+v, and there are %+v", *p.End, r.seen)
-		}
-		if _, err := r.in.ReadByte(); err != io.EOF {
-			return nil, r.wrong("something follows its end")
-		}
-		return nil, nil
-	default:
-		return nil, r.wrong("it is empty")
-	}
-	return p, nil
 }
 
 // place is where a directory is made: beside its own place, until it is whole.
@@ -224,54 +125,97 @@ type place struct {
 // importMark is a file that says that a directory belongs to an import.
 const importMark = "IMPORT"
 
-// placeOf prepares the place of a new directory, and clears what an interrupted import has left.
+// placeOf returns the place of a new directory.
 func placeOf(dir string) (*place, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
-	names, err := private.FS.List(dir)
-	switch {
-	case err == nil && len(names) > 0:
-		return nil, coded(exitRefused, fmt.Errorf("%s is not empty: import makes a new directory", dir))
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return nil, coded(exitRefused, err)
-	}
-	p := &place{dir, dir + ".importing"}
-	if _, err := os.Lstat(p.work); err == nil {
-		if _, err := os.Lstat(filepath.Join(p.work, importMark)); err != nil {
-			return nil, coded(exitRefused, fmt.Errorf("%s exists, and no import has made it", p.work))
-		}
-		// Another import that goes on has it locked.
-		if r, err := codeq.OpenReadOnly(p.queue(), nil); err == nil {
-			_ = r.Close() // it was only read
-		} else if errors.Is(err, codeq.ErrLocked) {
-			return nil, err
-		}
-		if err := os.RemoveAll(p.work); err != nil {
-			return nil, err
-		}
-	}
-	if err := private.FS.MkdirAll(p.work, private.DirMode); err != nil {
-		return nil, coded(exitOther, err)
-	}
-	return p, os.WriteFile(filepath.Join(p.work, importMark), nil, 0o600)
+	return &place{dir, dir + ".importing"}, nil
 }
 
 func (p *place) queue() string { return filepath.Join(p.work, "queue") }
 
-// open makes the queue, which takes all that any queue takes.
-func (p *place) open(shards int, keep time.Duration) (*codeq.Queue, error) {
-	return codeq.Open(p.queue(), &codeq.Options{
-		Shards: shards, Retention: keep, LeaseFor: importLease, MaxAttempts: math.MaxInt32,
-		Limits: codeq.Limits{Payload: 64 << 20, Headers: 1 << 20, Name: 4096, BatchBytes: 256 << 20},
-	})
+// check makes sure that the directory can be made, and leaves everything as it is.
+func (p *place) check(from io.Reader) error {
+	names, err := private.FS.List(p.dir)
+	switch {
+	case err == nil && len(names) > 0:
+		return coded(exitRefused, fmt.Errorf("%s is not empty: import makes a new directory", p.dir))
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return coded(exitRefused, err)
+	}
+	if names, err := private.FS.List(p.work); !errors.Is(err, fs.ErrNotExist) && len(names) != 0 && !slices.Contains(names, importMark) {
+		return coded(exitRefused, fmt.Errorf("%s exists, and no import has made it", p.work))
+	}
+	above := filepath.Dir(p.dir)
+	for filepath.Dir(above) != above {
+		if _, err := os.Stat(above); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		above = filepath.Dir(above)
+	}
+	probe, err := os.MkdirTemp(above, ".codeq-import-*")
+	if err == nil {
+		err = os.Remove(probe)
+	}
+	if err != nil {
+		return fmt.Errorf("a new directory beside %s: %w", p.dir, err)
+	}
+	// It is written twice, in fewer bytes than the export has.
+	needs := uint64(transfer.KeepFree)
+	if f, ok := from.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+			needs += 2 * uint64(info.Size())
+		}
+	}
+	if usage, err := private.FS.GetDiskUsage(above); err == nil && usage.AvailBytes < needs {
+		return fmt.Errorf("%w: %d bytes are free in %s, and the import needs up to %d", codeq.ErrDiskFull, usage.AvailBytes, above, needs)
+	}
+	return nil
 }
 
-// importLease is how long the tasks of a chunk are leased at the most.
-const importLease = time.Hour
+// make makes the directory by fill, and puts it in its place: then it is durable. If that fails,
+// nothing is left.
+func (p *place) make(fill func(dir string) (transfer.Result, error)) (done transfer.Result, err error) {
+	unlock, err := p.begin()
+	if err != nil {
+		return done, err
+	}
+	defer func() {
+		err = errors.Join(err, unlock())
+	}()
+	if done, err = fill(p.queue()); err == nil {
+		err = p.finish()
+	}
+	return done, err
+}
 
-// finish puts the directory in its place. It is durable then.
+// begin makes and locks the work directory, and clears the remains of an interrupted import.
+func (p *place) begin() (end func() error, err error) {
+	if err := private.FS.MkdirAll(p.work, private.DirMode); err != nil {
+		return nil, err
+	}
+	lock, err := private.FS.Lock(filepath.Join(p.work, importMark))
+	if err != nil {
+		if errors.Is(err, private.ErrHeld) {
+			err = fmt.Errorf("%w: another import makes %s: %w", codeq.ErrLocked, p.dir, err)
+		}
+		return nil, err
+	}
+	names, err := os.ReadDir(p.work)
+	for _, name := range names {
+		if name.Name() != importMark {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(p.work, name.Name())))
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return func() error { return errors.Join(os.RemoveAll(p.work), lock.Close()) }, nil
+}
+
+// finish puts the directory in its place.
 func (p *place) finish() error {
 	err := filepath.WalkDir(p.queue(), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() && !d.IsDir() {
@@ -288,8 +232,8 @@ func (p *place) finish() error {
 	if err := os.Rename(p.queue(), p.dir); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(p.work); err != nil {
-		return err
+	if err := syncFile(filepath.Dir(p.dir), true); err != nil {
+		return coded(exitUncertain, fmt.Errorf("%s is there, and may be lost by a power failure: %w", p.dir, err))
 	}
-	return syncFile(filepath.Dir(p.dir), true)
+	return nil
 }

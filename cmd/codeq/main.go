@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	_ "time/tzdata" // the machine may have none
 
 	"github.com/urfave/cli/v3"
 )

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,54 +12,31 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"codeq"
+	"codeq/internal/transfer"
 )
 
-// reshard exports a directory and imports it with another number of shards.
-func reshard(t *testing.T, dir string, shards int, flags ...string) (to string) {
+// reshard exports a directory and imports it with another number of shards. Everything is the same
+// there.
+func reshard(t *testing.T, dir string, shards int) (to string) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "export")
+	file, ids := filepath.Join(t.TempDir(), "export"), filepath.Join(t.TempDir(), "ids")
 	ok(t, "-dir", dir, "export", "-file", file)
 	to = filepath.Join(t.TempDir(), "new")
-	args := append([]string{"-dir", to, "import", "-file", file, "-shards", fmt.Sprint(shards)}, flags...)
-	ok(t, args...)
+	ok(t, "-dir", to, "import", "-file", file, "-shards", fmt.Sprint(shards), "-dry-run")
+	ok(t, "-dir", to, "import", "-file", file, "-shards", fmt.Sprint(shards), "-ids", ids)
 	require.True(t, decoded[verifyResult](t, "-dir", to, "verify").OK)
+	requireSame(t, dir, to, ids)
 	return to
-}
-
-// contents returns the tasks of a directory by a header that names each, settings and schedules.
-func contents(t *testing.T, dir string) (tasks map[string]*codeq.TaskInfo, settings map[string]codeq.Settings, schedules []codeq.Schedule) {
-	t.Helper()
-	r, err := codeq.OpenReadOnly(dir, nil)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, r.Close()) }()
-	tasks, settings = make(map[string]*codeq.TaskInfo), make(map[string]codeq.Settings)
-	for s := codeq.Ready; s <= codeq.Canceled; s++ {
-		for task, err := range r.List(t.Context(), codeq.ListOptions{State: s}) {
-			require.NoError(t, err)
-			name := task.Headers["name"]
-			require.NotContains(t, tasks, name)
-			tasks[name] = task
-		}
-	}
-	infos, err := r.Info(t.Context())
-	require.NoError(t, err)
-	for _, q := range infos {
-		settings[q.Queue] = q.Settings
-	}
-	list, err := r.Schedules(t.Context())
-	require.NoError(t, err)
-	for _, s := range list {
-		schedules = append(schedules, s.Schedule)
-	}
-	return tasks, settings, schedules
 }
 
 func named(name, queue string) codeq.Task {
@@ -211,20 +190,18 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 	}
 }
 
-// TestReshard: what is exported from two shards and imported into five is the same, but for what
-// README.md says.
+// TestReshard: what is exported from two shards and imported into five, into one, and into seven is
+// the same.
 func TestReshard(t *testing.T) {
+	t.Parallel()
 	dir := newQueue(t, fillAll(t))
-	to := reshard(t, dir, 5)
-	requireSame(t, dir, to)
-	back := reshard(t, to, 1)
-	requireSame(t, to, back)
+	to := reshard(t, reshard(t, reshard(t, dir, 5), 1), 7)
 
 	// What holds tasks back still does, and what is held goes on in its order.
 	q, err := codeq.Open(to, &codeq.Options{MustExist: true})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
-	tasks, _, _ := contentsOf(t, q)
+	tasks := contentsOf(t, q)
 	ctx := t.Context()
 	require.Equal(t, codeq.Blocked, tasks["g2"].State)
 	require.NoError(t, q.SetRunAt(ctx, tasks["g1"].ID, time.Time{}))
@@ -286,15 +263,16 @@ func TestReshardFreedKeys(t *testing.T) {
 	requireTaken(t, q, map[string]bool{"5": false, "7": true, "8": true})
 }
 
-func contentsOf(t *testing.T, q *codeq.Queue) (tasks map[string]*codeq.TaskInfo, _, _ any) {
-	tasks = make(map[string]*codeq.TaskInfo)
+// contentsOf returns the tasks of a queue by the header that names each.
+func contentsOf(t *testing.T, q *codeq.Queue) map[string]*codeq.TaskInfo {
+	tasks := make(map[string]*codeq.TaskInfo)
 	for s := codeq.Ready; s <= codeq.Canceled; s++ {
 		for task, err := range q.List(t.Context(), codeq.ListOptions{State: s}) {
 			require.NoError(t, err)
 			tasks[task.Headers["name"]] = task
 		}
 	}
-	return tasks, nil, nil
+	return tasks
 }
 
 // claimNamed waits for a task of a queue, which is the next one, and ends it.
@@ -306,77 +284,133 @@ func claimNamed(t *testing.T, q *codeq.Queue, queue, name string, end func(codeq
 	require.NoError(t, end(l.Receipt))
 }
 
-// requireSame compares the contents of two directories, of which the second was imported.
-func requireSame(t *testing.T, from, to string) {
+// requireSame: all lines of the exports of two directories, of which the second was imported, are
+// the same, but for the IDs, which are those of the list, and what is about the directory.
+func requireSame(t *testing.T, from, to, ids string) {
 	t.Helper()
-	want, wantSettings, wantSchedules := contents(t, from)
-	got, gotSettings, gotSchedules := contents(t, to)
-	require.Equal(t, wantSettings, gotSettings)
-	require.Equal(t, wantSchedules, gotSchedules)
-	require.ElementsMatch(t, slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(got)))
-	names := func(tasks map[string]*codeq.TaskInfo) map[codeq.ID]string {
-		m := make(map[codeq.ID]string)
-		for name, task := range tasks {
-			m[task.ID] = name
-		}
-		return m
+	news := make(map[string]string)
+	b, err := os.ReadFile(ids)
+	require.NoError(t, err)
+	for line := range bytes.Lines(b) {
+		var p struct{ Old, New string }
+		require.NoError(t, json.Unmarshal(line, &p))
+		require.Empty(t, news[p.Old])
+		news[p.Old] = p.New
 	}
-	olds, news := names(want), names(got)
-	for name, w := range want {
-		g := got[name]
-		ended := w.State == codeq.Done || w.State == codeq.Canceled
-		attempts := w.Attempts
-		state := w.State
-		if state == codeq.Leased {
-			attempts, state = attempts-1, codeq.Ready
-		}
-		require.Equal(t, state, g.State, name)
-		require.Equal(t, attempts, g.Attempts, name)
-		require.Equal(t, w.LastError, g.LastError, name)
-		require.Equal(t, w.Result, g.Result, name)
-		if state == codeq.Scheduled {
-			require.WithinDuration(t, w.At, g.At, time.Millisecond, name)
-		}
-		if !ended {
-			parents := func(ids []codeq.ID, names map[codeq.ID]string) (list []string) {
-				for _, id := range ids {
-					list = append(list, names[id])
-				}
-				return list
-			}
-			require.Equal(t, parents(w.After, olds), parents(g.After, news), name)
-		}
-		wt, gt := w.Task, g.Task
-		wt.After, gt.After, wt.RunAt, gt.RunAt = nil, nil, time.Time{}, time.Time{}
-		if name == "released" {
-			require.Equal(t, codeq.Unique{}, gt.Unique, "others have the key")
-			wt.Unique = codeq.Unique{}
-		}
-		if wt.Unique.For != 0 {
-			require.InDelta(t, wt.Unique.For, gt.Unique.For, float64(time.Minute), name)
-			wt.Unique.For = gt.Unique.For
-		}
-		require.Equal(t, wt, gt, name)
-	}
-	var order [2][]string
-	for i, tasks := range []map[string]*codeq.TaskInfo{want, got} {
-		for name := range tasks {
-			if strings.HasPrefix(name, "ready") {
-				order[i] = append(order[i], name)
-			}
-		}
-		slices.SortFunc(order[i], func(a, b string) int {
-			return cmpTimes(tasks[a].At, tasks[b].At, a, b)
-		})
-	}
-	require.Len(t, order[0], 300)
+	require.Equal(t, linesOf(t, from, func(id string) string { return cmp.Or(news[id], id) }), linesOf(t, to, nil))
 }
 
-func cmpTimes(a, b time.Time, nameA, nameB string) int {
-	if c := a.Compare(b); c != 0 {
-		return c
+var idText = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+
+// linesOf exports a directory and returns the lines in an order that does not depend on IDs. named
+// says by which ID a task is named.
+func linesOf(t *testing.T, dir string, named func(string) string) []string {
+	t.Helper()
+	lines := strings.SplitAfter(call(t, "-dir", dir, "export").out, "\n")
+	lines = lines[1 : len(lines)-2] // without the header and the end
+	for i := range lines {
+		if named != nil {
+			lines[i] = idText.ReplaceAllStringFunc(lines[i], named)
+		}
 	}
-	return strings.Compare(nameA, nameB)
+	slices.Sort(lines)
+	return lines
+}
+
+// TestReshardWaiting: a paused schedule comes with its position and the parents of its task, a task
+// with a time and a parent waits for both, and so do joins of 10,000 tasks each.
+func TestReshardWaiting(t *testing.T) {
+	t.Parallel()
+	at := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
+	dir := newQueue(t, func(ctx context.Context, q *codeq.Queue) {
+		parent := produce(t, q, named("parent", "parents"))
+		gone := produce(t, q, named("gone", "parents"))
+		require.NoError(t, q.Cancel(ctx, gone))
+		require.NoError(t, q.Forget(ctx, gone))
+		timed := named("timed", "children")
+		timed.After, timed.RunAt = []codeq.ID{parent}, at
+		produce(t, q, timed)
+		for _, s := range []codeq.Schedule{
+			{Name: "paused", Every: time.Hour, Task: codeq.Task{Queue: "ticks", After: []codeq.ID{parent}}},
+			{Name: "missing", Every: 2 * time.Hour, Missed: codeq.MissedAll, Task: codeq.Task{Queue: "ticks", After: []codeq.ID{gone, parent}}},
+			{Name: "refuses", Every: 2 * time.Hour, Task: codeq.Task{Queue: "ticks", After: []codeq.ID{gone}, OnMissing: codeq.CancelOnMissing}},
+		} {
+			require.NoError(t, q.SetSchedule(ctx, s))
+		}
+		require.NoError(t, q.PauseSchedule(ctx, "paused"))
+		require.NoError(t, q.Configure(ctx, "dead", func(s *codeq.Settings) { s.DeadRetention = time.Millisecond }))
+		dead := named("dead", "dead")
+		dead.Retention = codeq.Forever
+		produce(t, q, dead)
+		attempt(t, q, "dead", "dead", func(r codeq.Receipt) error { return q.DeadLetter(ctx, r, errors.New("dead")) })
+
+		var parts []codeq.ID
+		for range 11 {
+			batch := make([]codeq.Task, 1000)
+			for i := range batch {
+				batch[i] = codeq.Task{Queue: "parts", Headers: map[string]string{"name": fmt.Sprint(len(parts), " ", i)}}
+			}
+			ids, err := q.ProduceBatch(ctx, batch)
+			require.NoError(t, err)
+			parts = append(parts, ids...)
+		}
+		for i := range 11 {
+			join := named(fmt.Sprint("join ", i), "joins")
+			join.After = parts[i : i+10_000]
+			produce(t, q, join)
+		}
+	})
+	r, err := codeq.OpenReadOnly(dir, nil)
+	require.NoError(t, err)
+	before, err := r.Schedules(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, r.Close())
+	file, ids, to := filepath.Join(t.TempDir(), "export"), filepath.Join(t.TempDir(), "ids"), filepath.Join(t.TempDir(), "new")
+	ok(t, "-dir", dir, "export", "-file", file)
+	ok(t, "-dir", to, "import", "-file", file, "-shards", "3", "-ids", ids)
+	again := reshard(t, to, 7)
+
+	q, err := codeq.Open(again, &codeq.Options{MustExist: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	ctx := t.Context()
+	tasks := contentsOf(t, q)
+	require.Equal(t, codeq.Blocked, tasks["timed"].State)
+	require.Equal(t, at, tasks["timed"].RunAt.UTC())
+	after, err := q.Schedules(ctx)
+	require.NoError(t, err)
+	require.Len(t, after, len(before))
+	for i, s := range after {
+		was := before[i]
+		require.Equal(t, []any{was.Name, was.Paused, was.Next, was.Last}, []any{s.Name, s.Paused, s.Next, s.Last})
+		switch s.Name {
+		case "paused", "missing": // the other parent is gone
+			require.Equal(t, []codeq.ID{tasks["parent"].ID}, s.Task.After)
+		case "refuses":
+			require.Equal(t, was.Task.After, s.Task.After, "it says what to do without the parent")
+		}
+	}
+	finish := func(r codeq.Receipt) error { return q.Complete(ctx, r, nil) }
+	claimNamed(t, q, "parents", "parent", finish)
+	for done := 0; done < 11_000; {
+		leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"parts"}, Max: 1000})
+		require.NoError(t, err)
+		g, _ := errgroup.WithContext(ctx)
+		for _, l := range leases {
+			g.Go(func() error { return finish(l.Receipt) })
+		}
+		require.NoError(t, g.Wait())
+		done += len(leases)
+	}
+	for range 11 {
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"joins"}})
+		require.NoError(t, err)
+		require.NoError(t, finish(l.Receipt))
+	}
+	require.Eventually(t, func() bool { // the message of its parent arrives, and its time has not come
+		timed, err := q.Get(ctx, tasks["timed"].ID)
+		return err == nil && timed.State == codeq.Scheduled
+	}, time.Minute, time.Millisecond)
 }
 
 // TestImportOrder: the tasks of a lane are claimed in the order in which they were ready.
@@ -447,31 +481,12 @@ func TestImportRandom(t *testing.T) {
 				require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("again"), After: -1}))
 			case 3:
 				require.NoError(t, q.Release(ctx, l.Receipt, time.Hour))
+			case 4:
+				require.NoError(t, q.Extend(ctx, l.Receipt, 10*time.Millisecond))
 			}
 		}
 	})
 	to := reshard(t, dir, 3)
-	want, _, _ := contents(t, dir)
-	got, _, _ := contents(t, to)
-	require.Len(t, got, len(want))
-	for name, w := range want {
-		g := got[name]
-		require.NotNil(t, g, name)
-		switch w.State {
-		case codeq.Leased:
-			w.Attempts--
-		case codeq.Dead, codeq.Done, codeq.Canceled:
-			require.Equal(t, w.State, g.State, name)
-		default:
-			if g.State == codeq.Canceled && w.State == codeq.Blocked && len(w.After) > 0 {
-				continue // the end of a parent was on its way to it when the queue was closed
-			}
-			require.NotContains(t, []codeq.State{codeq.Dead, codeq.Done, codeq.Canceled, codeq.Leased}, g.State, name)
-		}
-		require.Equal(t, w.Attempts, g.Attempts, name)
-		require.Equal(t, w.LastError, g.LastError, name)
-		require.Equal(t, w.Priority, g.Priority, name)
-	}
 	q, err := codeq.Open(to, &codeq.Options{Retention: time.Hour})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
@@ -502,58 +517,143 @@ func TestImportRandom(t *testing.T) {
 	require.NoError(t, q.WaitIdle(t.Context()), "nothing waits for ever")
 }
 
+// summed returns an export with lines in place of its own, and an end that fits them.
+func summed(lines ...string) string {
+	text, counts := strings.Join(lines, ""), transfer.Counts{}
+	for _, l := range lines[1:] {
+		switch {
+		case strings.HasPrefix(l, `{"Settings`):
+			counts.Settings++
+		case strings.HasPrefix(l, `{"Schedule`):
+			counts.Schedules++
+		case strings.HasPrefix(l, `{"Totals`):
+			counts.Totals++
+		case strings.HasPrefix(l, `{"Key`):
+			counts.Keys++
+		case strings.HasPrefix(l, `{"Task`):
+			counts.Tasks++
+		case !strings.HasPrefix(l, `{"Options`):
+			counts.Ties++
+		}
+	}
+	b, err := json.Marshal(transfer.Line{End: &transfer.End{Counts: counts, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(text)))}})
+	if err != nil {
+		panic(err)
+	}
+	return text + string(b) + "\n"
+}
+
 // TestImportRefuses: what is not a whole export makes no directory, and nothing is overwritten.
 func TestImportRefuses(t *testing.T) {
+	t.Parallel()
 	dir := newQueue(t, fillMixed(t))
 	whole := call(t, "-dir", dir, "export").out
 	to := filepath.Join(t.TempDir(), "new")
 	lines := strings.SplitAfter(whole, "\n")
-	withKey := func(keys ...string) string {
-		more := slices.Clone(lines[:1])
-		for _, key := range keys {
-			more = append(more, `{"Key":`+key+"}\n")
-		}
-		counted := strings.Replace(strings.Join(lines[1:], ""), `"Keys":0`, fmt.Sprintf(`"Keys":%d`, len(keys)), 1)
-		return strings.Join(more, "") + counted
+	lines = lines[:len(lines)-1]
+	own := lines[:len(lines)-1] // without the end
+	require.Equal(t, whole, summed(own...))
+	const hash = "AAAAAAAAAAAAAAAAAAAAAQ=="
+	plus := func(more ...string) string { return summed(append(slices.Clone(own), more...)...) }
+	first := func(prefix string) int {
+		return slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, prefix) })
 	}
-	swapped := slices.Clone(lines)
-	slices.Reverse(swapped[1 : len(swapped)-2])
+	replaced := func(at int, by string) string {
+		changed := slices.Clone(own)
+		changed[at] = by
+		return summed(changed...)
+	}
+	copied := slices.Clone(lines)
+	copied[first(`{"Task`)+1] = copied[first(`{"Task`)]
+	swapped := slices.Clone(own)
+	slices.Reverse(swapped[1:])
+	ready := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, `"State":"ready"`) })
+	changed := func(old, now string) string {
+		require.Contains(t, lines[ready], old)
+		return replaced(ready, strings.Replace(lines[ready], old, now, 1))
+	}
+	const nobody = "01a218ef-5015-7000-9a00-0000c974879c"
 	for what, in := range map[string]string{
-		"nothing": "", "text": "hello\n", "cut short": whole[:len(whole)/2], "no end": strings.Join(lines[:len(lines)-2], ""),
-		"a line is missing": strings.Join(append(slices.Clone(lines[:3]), lines[4:]...), ""), "more": whole + "{}\n",
-		"other version": strings.Replace(whole, `"Version":2`, `"Version":3`, 1), "unknown field": strings.Replace(whole, `"Priority":3`, `"Frob":3`, 1),
-		"order": strings.Join(swapped, ""), "short hash": withKey(`{"Hash":"AAAA","Until":"2040-01-01T00:00:00Z"}`),
-		"no hash": withKey(`{"Until":"2040-01-01T00:00:00Z"}`), "no time": withKey(`{"Hash":"AAAAAAAAAAAAAAAAAAAAAA=="}`),
-		"before all time": withKey(`{"Hash":"AAAAAAAAAAAAAAAAAAAAAA==","Until":"1969-12-31T23:59:59Z"}`),
+		"nothing": "", "text": "hello\n", "cut short": whole[:len(whole)/2], "no end": strings.Join(own, ""),
+		"a line is missing":           strings.Join(append(slices.Clone(lines[:3]), lines[4:]...), ""),
+		"a line is its neighbour":     strings.Join(copied, ""),
+		"twice":                       plus(lines[first(`{"Task`)]),
+		"a letter is another":         strings.Replace(whole, `"Cron":"@daily"`, `"Cron":"@dally"`, 1),
+		"more":                        whole + "{}\n",
+		"older version":               strings.Replace(whole, `"Version":3`, `"Version":2`, 1),
+		"newer version":               strings.Replace(whole, `"Version":3`, `"Version":4`, 1),
+		"unknown field":               changed(`"State"`, `"Frob":3,"State"`),
+		"unknown state":               changed(`"State":"ready"`, `"State":"steady"`),
+		"no ID":                       changed(`"ID":"0`, `"ID":"x`),
+		"no queue":                    changed(`"Queue":"mail"`, `"Queue":""`),
+		"priority":                    changed(`"State"`, `"Priority":10,"State"`),
+		"attempts":                    changed(`"State"`, `"Attempts":2,"Leases":1,"State"`),
+		"what another state has":      changed(`"State"`, `"Due":5,"State"`),
+		"a turn of no group":          changed(`"State"`, `"HasTurn":true,"State"`),
+		"a key that it does not have": changed(`"State"`, `"HasKey":true,"State"`),
+		"a lease of before":           changed(`"State"`, `"Lease":{"Token":1,"Deadline":1,"Duration":1,"Leases":4,"Attempts":1},"State"`),
+		"two objects":                 replaced(ready, strings.TrimSpace(lines[ready])+lines[ready]),
+		"two kinds":                   replaced(ready, `{"Key":{"Hash":"`+hash+`","Until":1},`+lines[ready][1:]),
+		"no kind":                     plus("{}\n"),
+		"order":                       summed(swapped...),
+		"options":                     replaced(first(`{"Options`), `{"Options":{"maxAttempts":-1}}`+"\n"),
+		"settings":                    replaced(first(`{"Settings`), `{"Settings":{"Queue":"q","Version":1,"Value":{"Concurrency":-1}}}`+"\n"),
+		"cron":                        replaced(first(`{"Schedule`), strings.Replace(lines[first(`{"Schedule`)], "@daily", "@dally", 1)),
+		"short hash":                  plus(`{"Key":{"Hash":"AAAA","Until":3000000000000}}` + "\n"),
+		"no time":                     plus(`{"Key":{"Hash":"` + hash + `"}}` + "\n"),
+		"a key twice":                 plus(`{"Key":{"Hash":"`+hash+`","Until":5}}`+"\n", `{"Key":{"Hash":"`+hash+`","Until":6}}`+"\n"),
+		"telling":                     plus(`{"Telling":{"ID":"` + nobody + `","End":"ready"}}` + "\n"),
+		"message":                     plus(`{"Message":{"Kind":99}}` + "\n"),
+		"no task":                     plus(`{"Message":{"Kind":1}}` + "\n"),
 	} {
-		for _, flags := range [][]string{nil, {"-dry-run"}} {
+		flags := [][]string{{"-dry-run"}, nil}
+		if !slices.Contains([]string{"cut short", "a line is its neighbour", "settings"}, what) {
+			flags = flags[:1] // the lines are read by the same code
+		}
+		for _, flags := range flags {
 			r := run(t.Context(), nil, []byte(in), append([]string{"-dir", to, "import"}, flags...)...)
 			require.Equal(t, exitDamaged, r.code, "%s: %s", what, r.err)
+			require.Contains(t, r.err, "line", what)
 		}
-		_, err := os.Stat(to)
-		require.ErrorIs(t, err, os.ErrNotExist, what)
+		require.NoFileExists(t, to, what)
+		require.NoDirExists(t, to+".importing", what)
 	}
-	require.Equal(t, exitDamaged, run(t.Context(), nil, []byte(whole[:99]), "-dir", to, "import").code)
-	require.Zero(t, run(t.Context(), nil, []byte(whole), "-dir", to, "import", "-dry-run").code)
-	require.NoDirExists(t, to)
+	r := run(t.Context(), nil, []byte(strings.Replace(whole, `"Version":3`, `"Version":2`, 1)), "-dir", to, "import")
+	require.Contains(t, r.err, "it is of version 2")
 
-	// Of a key that is given twice, the later time counts.
-	twice := filepath.Join(t.TempDir(), "twice")
-	const once = `{"Hash":"AAAAAAAAAAAAAAAAAAAAAA==","Until":"20%d-01-01T00:00:00Z"}`
-	in := withKey(fmt.Sprintf(once, 20), fmt.Sprintf(once, 40), fmt.Sprintf(once, 30))
-	require.Zero(t, run(t.Context(), nil, []byte(in), "-dir", twice, "import").code)
-	require.True(t, decoded[verifyResult](t, "-dir", twice, "verify").OK)
-	require.Contains(t, call(t, "-dir", twice, "export").out, fmt.Sprintf(once, 40))
+	// What only the whole shows: it is not in place.
+	r = run(t.Context(), nil, []byte(plus(`{"Wake":{"Queue":"mail","ID":"`+nobody+`"}}`+"\n", `{"Pin":{"Child":"`+nobody+`","Parent":"`+nobody+`"}}`+"\n")), "-dir", to, "import")
+	require.Contains(t, []int{exitOK, exitDamaged}, r.code, r.err)
+	require.NoError(t, os.RemoveAll(to))
 
-	// An import that was interrupted is run again.
+	// What depends on the machine comes before everything else, also in a dry run.
+	mars := replaced(first(`{"Schedule`), strings.Replace(lines[first(`{"Schedule`)], `"Cron"`, `"TimeZone":"Mars/Olympus","Cron"`, 1))
+	require.NoError(t, os.WriteFile(to, nil, 0o600))
+	for _, flags := range [][]string{nil, {"-dry-run"}} {
+		imports := func(to, in string) done {
+			return run(t.Context(), nil, []byte(in), append([]string{"-dir", to, "import"}, flags...)...)
+		}
+		require.Equal(t, exitNotNow, imports(to+"2", mars).code)
+		require.Equal(t, exitRefused, imports(to, whole).code, "it is a file")
+		require.Equal(t, exitRefused, imports(dir, whole).code, "it is not empty")
+		require.Equal(t, exitUsage, run(t.Context(), nil, []byte(whole), append([]string{"-dir", to + "2", "import", "-shards", "257"}, flags...)...).code)
+	}
+	require.NoError(t, os.Remove(to))
+
+	// One that is ended leaves nothing, and removes the remains of one that was killed.
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	require.Equal(t, exitEnded, run(ctx, nil, []byte(whole), "-dir", to, "import").code)
-	require.NoDirExists(t, to)
-	require.DirExists(t, to+".importing")
-	require.NoError(t, os.Mkdir(to, 0o700), "an empty directory may be there")
 	ids := filepath.Join(t.TempDir(), "ids")
-	r := run(t.Context(), nil, []byte(whole), "-dir", to, "import", "-ids", ids)
+	require.Equal(t, exitEnded, run(ctx, nil, []byte(whole), "-dir", to, "import", "-ids", ids).code)
+	require.NoDirExists(t, to)
+	require.NoDirExists(t, to+".importing")
+	require.NoFileExists(t, ids)
+	require.NoError(t, os.MkdirAll(filepath.Join(to+".importing", "queue", "shard-000"), 0o700))
+	require.Equal(t, exitRefused, run(t.Context(), nil, []byte(whole), "-dir", to, "import").code, "it belongs to somebody else")
+	require.NoError(t, os.WriteFile(filepath.Join(to+".importing", importMark), nil, 0o600))
+	require.NoError(t, os.Mkdir(to, 0o700), "an empty directory may be there")
+	require.Zero(t, run(t.Context(), nil, []byte(whole), "-dir", to, "import", "-dry-run").code)
+	r = run(t.Context(), nil, []byte(whole), "-dir", to, "import", "-ids", ids)
 	require.Zero(t, r.code, r.err)
 	require.NoDirExists(t, to+".importing")
 	b, err := os.ReadFile(ids)
@@ -564,49 +664,13 @@ func TestImportRefuses(t *testing.T) {
 		old := decoded[codeq.TaskInfo](t, "-dir", dir, "get", p.Old.String())
 		now := decoded[codeq.TaskInfo](t, "-dir", to, "get", p.New.String())
 		require.Equal(t, old.Payload, now.Payload)
+		require.Equal(t, old.At, now.At)
 	}
 	require.Equal(t, 10, bytes.Count(b, []byte("\n")))
-
 	require.Equal(t, exitRefused, run(t.Context(), nil, []byte(whole), "-dir", to, "import").code, "it is not empty")
-	require.NoError(t, os.Mkdir(to+"2.importing", 0o700))
-	require.Equal(t, exitRefused, run(t.Context(), nil, []byte(whole), "-dir", to+"2", "import").code, "it belongs to somebody else")
 
+	file := filepath.Join(t.TempDir(), "export")
 	serve(t, dir)
-	require.Equal(t, exitInUse, call(t, "-dir", dir, "export").code, "a copy is exported")
-}
-
-// TestParentsFirst: parents come before their children, however they are listed.
-func TestParentsFirst(t *testing.T) {
-	id := func(i int) codeq.ID { return codeq.ID{byte(i >> 8), byte(i)} }
-	const n = 2000
-	for range 20 {
-		links := make([]link, n)
-		for i, at := range rand.Perm(n) {
-			links[i].id = id(at)
-			for range rand.IntN(4) {
-				if at > 0 {
-					links[i].after = append(links[i].after, id(rand.IntN(at)))
-				}
-			}
-			links[i].after = append(links[i].after, id(n+1)) // one that is not among them
-		}
-		seen := make(map[codeq.ID]bool)
-		for _, l := range parentsFirst(links) {
-			for _, parent := range l.after {
-				require.True(t, seen[parent] || parent == id(n+1))
-			}
-			require.False(t, seen[l.id])
-			seen[l.id] = true
-		}
-		require.Len(t, seen, n)
-	}
-	chain := make([]link, 100_000) // deeper than a stack of calls should be
-	for i := range chain {
-		chain[i] = link{codeq.ID{byte(i >> 16), byte(i >> 8), byte(i)}, nil}
-		if i+1 < len(chain) {
-			j := i + 1
-			chain[i].after = []codeq.ID{{byte(j >> 16), byte(j >> 8), byte(j)}}
-		}
-	}
-	require.Len(t, parentsFirst(chain), len(chain))
+	require.Equal(t, exitInUse, call(t, "-dir", dir, "export", "-file", file).code, "a copy is exported")
+	require.NoFileExists(t, file)
 }

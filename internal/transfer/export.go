@@ -1,0 +1,569 @@
+package transfer
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/base"
+	"codeq/internal/fsck"
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
+	"codeq/internal/record"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+// Progress is called by an export or an import with its present work, and for how many of how many
+// tasks this is done; 0 of 0: not known.
+type Progress func(what string, done, total uint64)
+
+// tellEvery is after how many lines Progress is told, and ctx is looked at.
+const tellEvery = 1024
+
+// ErrNode is matched by the error of Export for the directory of a node of a cluster.
+var ErrNode = errors.New("it is the directory of a node of a cluster, which may lack what the others have")
+
+const cacheBytes = 64 << 20
+
+// Export writes the contents of a closed queue to out. copied: its directory may be a copy, with
+// files of different moments.
+func Export(ctx context.Context, fsys vfs.FS, dir string, copied bool, out io.Writer, p Progress) (_ Counts, err error) {
+	d, err := manifest.OpenReadOnly(fsys, dir)
+	if err != nil {
+		return Counts{}, err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if d.Node != "" {
+		return Counts{}, fmt.Errorf("%w: node %q", ErrNode, d.Node)
+	}
+	if !copied {
+		if err := d.RefuseCopy(); err != nil {
+			return Counts{}, err
+		}
+	}
+	caches := store.NewCaches(cacheBytes, 0, d.Shards)
+	defer caches.Close()
+	e := &exporter{
+		ctx: ctx, out: newWriter(out), progress: p, taken: make([]map[uint32]uint64, d.Shards), options: d.Options,
+	}
+	defer func() {
+		for _, s := range e.shards {
+			err = errors.Join(err, s.st.Close())
+		}
+	}()
+	for i := range d.Shards {
+		if err := e.open(d, i, caches); err != nil {
+			return Counts{}, fmt.Errorf("shard %d: %w", i, err)
+		}
+	}
+	if err := e.all(); err != nil {
+		return Counts{}, err
+	}
+	return e.out.end.Counts, nil
+}
+
+// exporter writes the lines of a directory.
+type exporter struct {
+	ctx      context.Context
+	out      *writer
+	progress Progress
+	shards   []*exported
+	header   Header
+	options  *manifest.Options   // nil: none are stored
+	taken    []map[uint32]uint64 // by receiver and sender, the number of the last message that was taken
+	done     uint64              // tasks
+	lines    uint64
+}
+
+// exported is the knowledge of a shard while its tasks are read.
+type exported struct {
+	number  int
+	st      *store.Store
+	db      *pebble.DB
+	lanes   *schema.Snapshot
+	leases  map[keys.ID]*Lease
+	holders map[keys.ID]heldKey // of idempotency keys
+	turns   map[keys.ID]bool    // tasks that have the turns of their groups
+	pending map[keys.ID]uint64
+	pinned  map[keys.ID]keys.PinnedValue
+	came    []Key // keys that came from another directory, of tasks that are gone
+}
+
+// heldKey is an idempotency key that a task has.
+type heldKey struct {
+	hash  [keys.UniqueLen]byte
+	until uint64
+}
+
+// The uses of a range of keys.
+const (
+	lined   = 1 + iota // it has lines, or is a part of those of tasks
+	derived            // it follows from others
+	dropped            // it is of a cluster, or of this directory
+)
+
+// ranges has the use of each of them.
+var ranges = map[byte]int{
+	keys.Meta: dropped, keys.Queue: lined, keys.Lane: lined, keys.Counters: lined, keys.Buckets: derived, keys.Settings: lined,
+	keys.Inbound: derived, keys.Schedule: lined, keys.Sent: derived, keys.Applied: dropped, keys.Session: dropped,
+	keys.Interest: dropped, keys.LeaseTime: dropped, keys.Daily: lined, keys.Placement: dropped, keys.Task: lined,
+	keys.Lease: lined, keys.Scheduled: lined, keys.Blocked: lined, keys.Dead: lined, keys.Done: lined, keys.Canceled: lined,
+	keys.Index: derived, keys.Unique: lined, keys.Freed: derived, keys.Group: lined, keys.Wake: lined, keys.Pending: lined,
+	keys.Dependent: lined, keys.Outbound: lined, keys.Telling: lined, keys.Pin: lined, keys.Pinned: lined,
+}
+
+// open opens the store of a shard.
+func (e *exporter) open(d *manifest.Directory, i int, caches *store.Caches) error {
+	dir, err := fsck.StoreDir(d.FS, d.Path, i)
+	if err != nil {
+		return err
+	}
+	st, err := store.OpenReadOnly(d.FS, dir, slog.New(slog.DiscardHandler), caches)
+	if err != nil {
+		return err
+	}
+	s := &exported{number: i, st: st, db: st.DB(), lanes: schema.NewSnapshot(st.DB())}
+	e.shards = append(e.shards, s)
+	return st.Read(func() error {
+		identity, err := schema.Lookup(s.db, []byte{keys.Meta})
+		if err == nil {
+			err = d.CheckStored(i, identity)
+		}
+		if err != nil {
+			return err
+		}
+		return s.knowsAll()
+	})
+}
+
+// knowsAll makes sure that the store has no range that this version does not know.
+func (s *exported) knowsAll() error {
+	it, err := s.db.NewIter(nil)
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	for valid := it.First(); valid; {
+		prefix := it.Key()[0]
+		if ranges[prefix] == 0 {
+			return fmt.Errorf("%w: a key begins with %#x", base.ErrCorrupt, prefix)
+		}
+		if prefix == 0xff {
+			break
+		}
+		valid = it.SeekGE([]byte{prefix + 1})
+	}
+	return store.Error(it.Error())
+}
+
+func (e *exporter) all() error {
+	e.tell("reading the catalogue")
+	e.header = Header{Codeq: magic, Version: Version, Shards: len(e.shards), Time: uint64(time.Now().UnixMilli())}
+	settings, totals := make(map[string]keys.SettingsValue), make(totalsOf)
+	if err := e.each(func(s *exported) error {
+		return errors.Join(e.inbound(s), e.counters(s, totals), s.days(totals))
+	}); err != nil {
+		return err
+	}
+	if err := e.each(func(s *exported) error { return e.settings(s, settings) }); err != nil {
+		return err
+	}
+	if err := e.out.write(&Line{Header: &e.header}); err != nil {
+		return err
+	}
+	if e.options != nil {
+		if err := e.out.write(&Line{Options: (*Options)(e.options)}); err != nil {
+			return err
+		}
+	}
+	for _, queue := range slices.Sorted(maps.Keys(settings)) {
+		v := settings[queue]
+		if err := e.out.write(&Line{Settings: &Settings{Queue: queue, Version: v.Version, Value: v.JSON}}); err != nil {
+			return err
+		}
+	}
+	if err := e.each(e.schedules); err != nil {
+		return err
+	}
+	if err := totals.write(e.out); err != nil {
+		return err
+	}
+	carried := make(map[string]int) // keys from another directory, by how many shards have them
+	if err := e.each(func(s *exported) error { return e.tasks(s, carried) }); err != nil {
+		return err
+	}
+	if err := e.each(e.ties); err != nil {
+		return err
+	}
+	return e.out.finish()
+}
+
+// each calls f with each shard.
+func (e *exporter) each(f func(*exported) error) error {
+	for _, s := range e.shards {
+		if err := s.st.Read(func() error { return f(s) }); err != nil {
+			return fmt.Errorf("shard %d: %w", s.number, err)
+		}
+	}
+	return nil
+}
+
+func (e *exporter) tell(what string) {
+	if e.progress != nil {
+		e.progress(what, e.done, max(e.done, e.header.Tasks))
+	}
+}
+
+// write writes a line, and now and then tells that.
+func (e *exporter) write(l *Line) error {
+	if e.lines++; e.lines%tellEvery == 0 {
+		if e.ctx.Err() != nil {
+			return base.EndOf(e.ctx)
+		}
+		e.tell("writing tasks")
+	}
+	return e.out.write(l)
+}
+
+func corrupt(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+}
+
+// inbound reads which messages a shard has taken.
+func (e *exporter) inbound(s *exported) error {
+	taken := make(map[uint32]uint64)
+	e.taken[s.number] = taken
+	return schema.Scan(s.db, keys.Inbound, func(key, value []byte) error {
+		from, err := keys.ParseNumbered(key)
+		n, valueErr := keys.ParseNumber(value)
+		taken[from] = n
+		return corrupt(errors.Join(err, valueErr))
+	})
+}
+
+// counters reads the clock, how many tasks there are, and the latest totals.
+func (e *exporter) counters(s *exported, totals totalsOf) error {
+	return schema.Scan(s.db, keys.Counters, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		v, valueErr := keys.ParseCounters(value)
+		if err := errors.Join(err, valueErr); err != nil {
+			return corrupt(err)
+		}
+		e.header.Clock = max(e.header.Clock, v.Clock)
+		c := v.Counts
+		e.header.Tasks += c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
+		if v.Totals.Day == 0 {
+			return nil
+		}
+		name, err := s.queue(n)
+		if err == nil {
+			totals.add(name, s.number, &v.Totals)
+		}
+		return err
+	})
+}
+
+// queue returns the name of a queue.
+func (s *exported) queue(n uint32) (string, error) {
+	name, err := schema.Lookup(s.db, keys.AppendNumbered(nil, keys.Queue, n))
+	if err == nil && name == nil {
+		err = fmt.Errorf("%w: queue %d has no name", base.ErrCorrupt, n)
+	}
+	return string(name), err
+}
+
+// days reads the totals of earlier days.
+func (s *exported) days(totals totalsOf) error {
+	return schema.Scan(s.db, keys.Daily, func(key, value []byte) error {
+		if len(key) == 1 { // the day of the last sweep
+			return nil
+		}
+		queue, _, err := keys.ParseTotalsKey(key)
+		v, valueErr := keys.ParseTotals(value)
+		if err := errors.Join(err, valueErr); err != nil {
+			return corrupt(err)
+		}
+		totals.add(string(queue), s.number, &v)
+		return nil
+	})
+}
+
+// totalsOf has the totals of queues in each shard, by day; of two of one day the later ones, which
+// count more.
+type totalsOf map[string]map[uint32]map[int]*keys.TotalsValue
+
+func (t totalsOf) add(queue string, shard int, v *keys.TotalsValue) {
+	if t[queue] == nil {
+		t[queue] = make(map[uint32]map[int]*keys.TotalsValue)
+	}
+	if t[queue][v.Day] == nil {
+		t[queue][v.Day] = make(map[int]*keys.TotalsValue)
+	}
+	if last := t[queue][v.Day][shard]; last == nil || v.All.AtLeast(&last.All) {
+		t[queue][v.Day][shard] = v
+	}
+}
+
+// write writes, for each queue and day, the sum over all shards.
+func (t totalsOf) write(out *writer) error {
+	for _, queue := range slices.Sorted(maps.Keys(t)) {
+		latest := make(map[int]keys.Totals) // up to the day, by shard
+		for _, day := range slices.Sorted(maps.Keys(t[queue])) {
+			var all, ofDay keys.Totals
+			for shard, v := range t[queue][day] {
+				latest[shard] = v.All
+				ofDay.Add(&v.OfDay)
+			}
+			for _, v := range latest {
+				all.Add(&v)
+			}
+			if err := out.write(&Line{Totals: &Totals{Queue: queue, Day: day, All: all[:], OfDay: ofDay[:]}}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// settings reads the settings that a shard has, and those that it sends to others.
+func (e *exporter) settings(s *exported, latest map[string]keys.SettingsValue) error {
+	add := func(queue string, value []byte) error {
+		v, err := keys.ParseSettings(value)
+		if err != nil {
+			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, queue, err)
+		}
+		if v.Version > latest[queue].Version {
+			v.JSON = bytes.Clone(v.JSON)
+			latest[queue] = v
+		}
+		return nil
+	}
+	if err := schema.Scan(s.db, keys.Settings, func(key, value []byte) error { return add(string(key[1:]), value) }); err != nil {
+		return err
+	}
+	return e.messages(s, func(m *keys.Message) error {
+		if m.Kind != keys.MsgSettings {
+			return nil
+		}
+		return add(m.Queue, m.Settings)
+	})
+}
+
+// messages visits the messages of a shard that were not taken.
+func (e *exporter) messages(s *exported, visit func(*keys.Message) error) error {
+	return schema.Scan(s.db, keys.Outbound, func(key, value []byte) error {
+		to, seq, err := keys.ParseOutbound(key)
+		m, valueErr := keys.ParseMessage(value)
+		if err := errors.Join(err, valueErr); err != nil || int(to) >= len(e.shards) {
+			return fmt.Errorf("%w: message %x: %w", base.ErrCorrupt, key, err)
+		}
+		if seq <= e.taken[to][uint32(s.number)] {
+			return nil
+		}
+		return visit(&m)
+	})
+}
+
+// schedules writes the schedules of a shard.
+func (e *exporter) schedules(s *exported) error {
+	return schema.Scan(s.db, keys.Schedule, func(key, value []byte) error {
+		name, err := keys.ParseSchedule(key)
+		v, valueErr := keys.ParseScheduleValue(value)
+		if err := errors.Join(err, valueErr); err != nil {
+			return corrupt(err)
+		}
+		l, err := scheduleOf(name, &v)
+		if err != nil {
+			return fmt.Errorf("%w: schedule %q: %w", base.ErrCorrupt, name, err)
+		}
+		return e.out.write(&Line{Schedule: l})
+	})
+}
+
+// tasks writes the tasks of a shard, and then the keys of tasks that are gone.
+func (e *exporter) tasks(s *exported, carried map[string]int) error {
+	if err := s.load(); err != nil {
+		return err
+	}
+	line := Line{Task: new(Task)}
+	for _, prefix := range [...]byte{keys.Done, keys.Dead, keys.Canceled, keys.Task, keys.Scheduled, keys.Blocked} {
+		if err := schema.Scan(s.db, prefix, func(key, value []byte) error {
+			v, err := s.view(key, value)
+			if err != nil {
+				return err
+			}
+			s.fill(line.Task, v)
+			e.done++
+			return e.write(&line)
+		}); err != nil {
+			return err
+		}
+	}
+	var gone []Key
+	for _, h := range s.holders { // the others' tasks were written
+		if h.until != 0 {
+			gone = append(gone, Key{h.hash[:], h.until})
+		}
+	}
+	for _, k := range s.came { // in all shards, unless it was freed, or taken, in its own one
+		id := fmt.Sprint(k.Hash, k.Until)
+		if carried[id]++; carried[id] == len(e.shards) {
+			gone = append(gone, k)
+		}
+	}
+	slices.SortFunc(gone, func(a, b Key) int { return cmp.Or(cmp.Compare(a.Until, b.Until), bytes.Compare(a.Hash, b.Hash)) })
+	for i := range gone {
+		if err := e.write(&Line{Key: &gone[i]}); err != nil {
+			return err
+		}
+	}
+	*s = exported{number: s.number, st: s.st, db: s.db, lanes: s.lanes} // memory is for the next shard
+	return nil
+}
+
+// load reads the entries of tasks beside their records.
+func (s *exported) load() error {
+	s.leases, s.holders, s.turns = make(map[keys.ID]*Lease), make(map[keys.ID]heldKey), make(map[keys.ID]bool)
+	s.pending, s.pinned = make(map[keys.ID]uint64), make(map[keys.ID]keys.PinnedValue)
+	if err := schema.ScanLeases(s.db, func(_ uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
+		for i := range entries { // the last of several of one task is the newest
+			entry := &entries[i]
+			if old := s.leases[entry.ID]; old == nil || old.Leases <= entry.Leases {
+				s.leases[entry.ID] = leaseOf(&h, entry)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := schema.Scan(s.db, keys.Unique, func(key, value []byte) error {
+		hash, err := keys.ParseHashed(key)
+		v, valueErr := keys.ParseUnique(value)
+		if v.ID == keys.Gone {
+			s.came = append(s.came, Key{hash[:], v.Until})
+		} else {
+			s.holders[v.ID] = heldKey{hash, v.Until}
+		}
+		return corrupt(errors.Join(err, valueErr))
+	}); err != nil {
+		return err
+	}
+	return errors.Join(
+		schema.Scan(s.db, keys.Group, func(_, value []byte) error {
+			v, err := keys.ParseGroup(value)
+			s.turns[v.Holder] = true
+			return corrupt(err)
+		}),
+		schema.Scan(s.db, keys.Pending, func(key, value []byte) error {
+			id, err := keys.ParseByID(key)
+			n, valueErr := keys.ParseNumber(value)
+			s.pending[id] = n
+			return corrupt(errors.Join(err, valueErr))
+		}),
+		schema.Scan(s.db, keys.Pinned, func(key, value []byte) error {
+			id, err := keys.ParseByID(key)
+			v, valueErr := keys.ParsePinned(value)
+			s.pinned[id] = v
+			return corrupt(errors.Join(err, valueErr))
+		}),
+	)
+}
+
+// view decodes a task. It shares memory with value.
+func (s *exported) view(key, value []byte) (v view, err error) {
+	if v.id, v.place, err = keys.ParsePlaceKey(key); err != nil {
+		return v, corrupt(err)
+	}
+	number, rec, ended, err := schema.SplitValue(v.place, value)
+	if err == nil {
+		v.ended = ended
+		v.rec, err = record.Decode(rec)
+	}
+	if err != nil {
+		return v, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(v.id), err)
+	}
+	v.lane, err = s.lanes.Lane(number)
+	return v, err
+}
+
+// fill sets the line of a task.
+func (s *exported) fill(t *Task, v view) {
+	*t = Task{Template: Template{Queue: v.lane.Queue, Tenant: v.lane.Tenant, Priority: v.lane.Priority, Record: recordOf(&v.rec)}}
+	t.placed(v.id, v.place, &v.rec, &v.ended)
+	if l := s.leases[v.id]; l != nil && v.place.Range == keys.Task && l.Leases == v.rec.Leases+1 {
+		t.Lease = l
+	}
+	if h, ok := s.holders[v.id]; ok && h.hash == v.rec.Unique && (h.until != 0 || !keys.Ended(v.place.Range)) {
+		t.HasKey, t.KeyTill = true, h.until
+		delete(s.holders, v.id)
+	}
+	t.HasTurn = s.turns[v.id]
+	if v.place.Range == keys.Blocked && v.place.At == 0 {
+		t.Pending = s.pending[v.id]
+	}
+	if p, ok := s.pinned[v.id]; ok {
+		t.Pinned = (*Pinned)(&p)
+	}
+}
+
+// ties writes what tasks of a shard have to do with others.
+func (e *exporter) ties(s *exported) error {
+	return errors.Join(
+		schema.Scan(s.db, keys.Dependent, func(key, value []byte) error {
+			parent, child, err := keys.ParseDependent(key)
+			if err != nil || len(value) != 1 {
+				return fmt.Errorf("%w: dependent %x has value %x: %w", base.ErrCorrupt, key, value, err)
+			}
+			return e.write(&Line{Dependent: &Dependent{ID(parent), ID(child), value[0]}})
+		}),
+		schema.Scan(s.db, keys.Pin, func(key, _ []byte) error {
+			child, parent, err := keys.ParsePin(key)
+			if err != nil {
+				return corrupt(err)
+			}
+			return e.write(&Line{Pin: &Pin{ID(child), ID(parent)}})
+		}),
+		schema.Scan(s.db, keys.Telling, func(key, value []byte) error {
+			id, end, err := keys.ParseTelling(key, value)
+			if err != nil {
+				return corrupt(err)
+			}
+			return e.write(&Line{Telling: &Telling{ID(id), State(end)}})
+		}),
+		schema.Scan(s.db, keys.Wake, func(key, value []byte) error {
+			n, scope, id, err := keys.ParseGrouped(key)
+			if err != nil || len(value) != 1 {
+				return fmt.Errorf("%w: wakeup %x has value %x: %w", base.ErrCorrupt, key, value, err)
+			}
+			queue, err := s.queue(n)
+			if err != nil {
+				return err
+			}
+			return e.write(&Line{Wake: &Wake{Queue: queue, Scope: scope, ID: ID(id), Cancel: value[0] == keys.WakeCancel}})
+		}),
+		e.messages(s, func(m *keys.Message) error {
+			if m.Kind == keys.MsgSettings {
+				return nil
+			}
+			l, err := messageOf(m)
+			if err != nil {
+				return corrupt(err)
+			}
+			return e.write(&Line{Message: l})
+		}),
+	)
+}

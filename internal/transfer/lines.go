@@ -1,0 +1,498 @@
+// Package transfer carries the contents of a closed queue to a new directory, which may have
+// another number of shards: Export writes them as JSON lines, and Import makes a directory of
+// these.
+//
+// There is a line for each thing that is stored and cannot be derived. The shard of a task and the
+// number of its lane are parts of its ID, so that Import gives it another ID, and changes it
+// wherever it is named; the time and the random part of an ID stay. Places, indexes, counters and
+// buckets follow from the lines, and are derived by the code of a repair. Only the entries of a
+// cluster are left behind: sessions, interests, the clock of leases, placements.
+package transfer
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
+	"codeq/internal/record"
+)
+
+// Version is that of the lines.
+const Version = 3
+
+// Line is a line of an export: a JSON object with one of its fields. Times are milliseconds since
+// 1970, durations are milliseconds. The order is that of the fields; only tasks and keys are mixed,
+// and so are ties: dependents, pins, tellings, wakeups and messages.
+type Line struct {
+	Header    *Header    `json:",omitempty"`
+	Options   *Options   `json:",omitempty"`
+	Settings  *Settings  `json:",omitempty"`
+	Schedule  *Schedule  `json:",omitempty"`
+	Totals    *Totals    `json:",omitempty"`
+	Task      *Task      `json:",omitempty"`
+	Key       *Key       `json:",omitempty"`
+	Dependent *Dependent `json:",omitempty"`
+	Pin       *Pin       `json:",omitempty"`
+	Telling   *Telling   `json:",omitempty"`
+	Wake      *Wake      `json:",omitempty"`
+	Message   *Message   `json:",omitempty"`
+	End       *End       `json:",omitempty"`
+	// Bytes: the strings of this line, which are not all UTF-8, have a character for each of their
+	// bytes: U+0000 to U+00FF.
+	Bytes bool `json:",omitzero"`
+}
+
+// part returns which part of an export the line belongs to.
+func (l *Line) part() int {
+	switch {
+	case l.Header != nil || l.Options != nil:
+		return 0
+	case l.Settings != nil:
+		return 1
+	case l.Schedule != nil:
+		return 2
+	case l.Totals != nil:
+		return 3
+	case l.Task != nil || l.Key != nil:
+		return 4
+	}
+	return 5
+}
+
+// Header is the first line.
+type Header struct {
+	Codeq   string // magic
+	Version int
+	Shards  int
+	Time    uint64
+	Clock   uint64 // the largest of the clocks that the shards make IDs by
+	Tasks   uint64 // about how many lines of tasks follow
+}
+
+const magic = "export"
+
+// Options are those of the application that a tool goes by.
+type Options manifest.Options
+
+// Settings are the settings of a queue.
+type Settings struct {
+	Queue   string
+	Version uint64
+	Value   json.RawMessage // as stored
+}
+
+// Schedule is a schedule, and how far it has come.
+type Schedule struct {
+	Name     string
+	Start    uint64
+	Passed   uint64 // ticks up to here are over
+	Last     uint64 `json:",omitzero"`
+	Missed   uint8  `json:",omitzero"`
+	Paused   bool   `json:",omitzero"`
+	Every    uint64 `json:",omitzero"`
+	Cron     string `json:",omitzero"`
+	TimeZone string `json:",omitzero"`
+	Template        // of the tasks of its ticks
+}
+
+// Totals are the totals of a queue up to a day, over all shards.
+type Totals struct {
+	Queue string
+	Day   uint32 // since 1970
+	All   []uint64
+	OfDay []uint64
+}
+
+// Key is an idempotency key that is taken for a time by a task that is not kept any more. Only its
+// hash is stored.
+type Key struct {
+	Hash  []byte
+	Until uint64
+}
+
+// Dependent is a task that waits for the end of another one, which knows it.
+type Dependent struct {
+	Parent, Child ID
+	OnDead        uint8 `json:",omitzero"`
+}
+
+// Pin says that the result of a parent is kept for a child.
+type Pin struct{ Child, Parent ID }
+
+// Telling is a task that has ended, and is telling its children how.
+type Telling struct {
+	ID  ID
+	End State
+}
+
+// Wake is a task that may go on, or the next one of a scope.
+type Wake struct {
+	Queue  string
+	Scope  uint64 `json:",omitzero"`
+	ID     ID     `json:",omitzero"`
+	Cancel bool   `json:",omitzero"`
+}
+
+// Message is a message between two shards that was not taken yet.
+type Message struct {
+	Kind    uint8
+	Task    *Template `json:",omitempty"` // to be produced
+	Parent  ID        `json:",omitzero"`
+	Child   ID        `json:",omitzero"`
+	Outcome uint8     `json:",omitzero"`
+	Until   uint64    `json:",omitzero"`
+}
+
+// Counts are numbers of lines, by kind.
+type Counts struct {
+	Settings, Schedules, Totals, Keys, Tasks int
+	Ties                                     int // all others
+}
+
+func (c *Counts) count(l *Line) {
+	switch {
+	case l.Settings != nil:
+		c.Settings++
+	case l.Schedule != nil:
+		c.Schedules++
+	case l.Totals != nil:
+		c.Totals++
+	case l.Key != nil:
+		c.Keys++
+	case l.Task != nil:
+		c.Tasks++
+	case l.part() > 0:
+		c.Ties++
+	}
+}
+
+// End is the last line.
+type End struct {
+	Counts
+	SHA256 string // of all lines before, in hexadecimal
+}
+
+// ID is the ID of a task.
+type ID keys.ID
+
+// MarshalText returns the canonical form of a UUID.
+func (id ID) MarshalText() ([]byte, error) {
+	return keys.AppendIDText(make([]byte, 0, keys.IDTextLen), keys.ID(id)), nil
+}
+
+// UnmarshalText reads it.
+func (id *ID) UnmarshalText(b []byte) error {
+	parsed, ok := keys.ParseID(b)
+	if !ok {
+		return fmt.Errorf("%q is no ID", b)
+	}
+	*id = ID(parsed)
+	return nil
+}
+
+func (id ID) String() string { return keys.FormatID(keys.ID(id)) }
+
+// State is where a task lies: a range of keys.
+type State byte
+
+// states are the texts of the states. A leased task is one that is ready and has a lease.
+var states = map[State]string{
+	keys.Task: "ready", keys.Scheduled: "scheduled", keys.Blocked: "blocked",
+	keys.Dead: "dead", keys.Done: "done", keys.Canceled: "canceled",
+}
+
+// MarshalText returns the name of the state.
+func (s State) MarshalText() ([]byte, error) {
+	text, ok := states[s]
+	if !ok {
+		return nil, fmt.Errorf("no state %#x", byte(s))
+	}
+	return []byte(text), nil
+}
+
+// UnmarshalText reads it.
+func (s *State) UnmarshalText(b []byte) error {
+	for state, text := range states {
+		if text == string(b) {
+			*s = state
+			return nil
+		}
+	}
+	return fmt.Errorf("no state is %q", b)
+}
+
+// maxLine bounds a line: a task may have payload, result and headers of 64 MiB each, in base64.
+const maxLine = 1 << 30
+
+// ErrFile is matched by the errors of an export that cannot be read.
+var ErrFile = errors.New("export is not as it was written")
+
+// writer writes lines.
+type writer struct {
+	out  *bufio.Writer
+	sum  hash.Hash
+	buf  bytes.Buffer
+	json *json.Encoder
+	end  End
+}
+
+func newWriter(out io.Writer) *writer {
+	w := &writer{out: bufio.NewWriterSize(out, 1<<20), sum: sha256.New()}
+	w.json = json.NewEncoder(&w.buf)
+	w.json.SetEscapeHTML(false)
+	return w
+}
+
+// replaced is written by the encoder for bytes that are no UTF-8.
+var replaced = []byte(`\ufffd`)
+
+func (w *writer) write(l *Line) error {
+	w.buf.Reset()
+	if err := w.json.Encode(l); err != nil {
+		return err
+	}
+	if bytes.Contains(w.buf.Bytes(), replaced) && l.spell() {
+		w.buf.Reset()
+		err := w.json.Encode(l)
+		l.unspell()
+		if err != nil {
+			return err
+		}
+	}
+	w.end.count(l)
+	_, _ = w.sum.Write(w.buf.Bytes()) // never fails
+	_, err := w.out.Write(w.buf.Bytes())
+	return err
+}
+
+// finish writes the last line.
+func (w *writer) finish() error {
+	w.end.SHA256 = hex.EncodeToString(w.sum.Sum(nil))
+	w.buf.Reset()
+	if err := w.json.Encode(&Line{End: &w.end}); err != nil {
+		return err
+	}
+	if _, err := w.out.Write(w.buf.Bytes()); err != nil {
+		return err
+	}
+	return w.out.Flush()
+}
+
+// reader reads lines.
+type reader struct {
+	in   *bufio.Reader
+	sum  hash.Hash
+	buf  []byte
+	line int
+	seen Counts
+}
+
+func newReader(in io.Reader) *reader {
+	return &reader{in: bufio.NewReaderSize(in, 1<<20), sum: sha256.New()}
+}
+
+// wrong returns an error of the last line.
+func (r *reader) wrong(err error) error {
+	return fmt.Errorf("line %d of the export: %w: %w", r.line, ErrFile, err)
+}
+
+// next reads a line into l, and returns its text, which is valid until the next call. done: all
+// lines have been read, and none is missing or changed.
+func (r *reader) next(l *Line) (text []byte, done bool, err error) {
+	text, err = r.read()
+	if err != nil {
+		return nil, false, err
+	}
+	if err := parse(text, l); err != nil {
+		return nil, false, r.wrong(err)
+	}
+	if l.End == nil {
+		_, _ = r.sum.Write(text) // never fails
+		r.seen.count(l)
+		return text, false, nil
+	}
+	switch sum := hex.EncodeToString(r.sum.Sum(nil)); {
+	case l.End.Counts != r.seen:
+		return nil, false, r.wrong(fmt.Errorf("it has counted %+v, and there are %+v", l.End.Counts, r.seen))
+	case l.End.SHA256 != sum:
+		return nil, false, r.wrong(fmt.Errorf("the SHA-256 of the lines is %s, and was %s: a line was changed, or replaced", sum, l.End.SHA256))
+	}
+	if _, err := r.in.ReadByte(); err != io.EOF {
+		return nil, false, r.wrong(errors.New("something follows its end"))
+	}
+	return nil, true, nil
+}
+
+// read reads the text of a line.
+func (r *reader) read() ([]byte, error) {
+	r.buf = r.buf[:0]
+	for {
+		part, err := r.in.ReadSlice('\n')
+		r.buf = append(r.buf, part...)
+		switch {
+		case err == nil:
+			r.line++
+			return r.buf, nil
+		case err == bufio.ErrBufferFull && len(r.buf) < maxLine:
+		case err == bufio.ErrBufferFull:
+			r.line++
+			return nil, r.wrong(fmt.Errorf("it is longer than %d bytes", maxLine))
+		case err == io.EOF:
+			r.line++
+			return nil, r.wrong(fmt.Errorf("it is cut short: %w", io.ErrUnexpectedEOF))
+		default:
+			return nil, fmt.Errorf("read the export: %w", err)
+		}
+	}
+}
+
+// parse reads a line, which has exactly one of the fields.
+func parse(text []byte, l *Line) error {
+	*l = Line{}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(l); err != nil {
+		return err
+	}
+	if rest, err := io.ReadAll(d.Buffered()); err != nil || len(bytes.TrimSpace(rest)) > 0 {
+		return errors.New("it has more than one object")
+	}
+	n := 0
+	for _, set := range [...]bool{
+		l.Header != nil, l.Options != nil, l.Settings != nil, l.Schedule != nil, l.Totals != nil, l.Key != nil, l.Task != nil,
+		l.Dependent != nil, l.Pin != nil, l.Telling != nil, l.Wake != nil, l.Message != nil, l.End != nil,
+	} {
+		if set {
+			n++
+		}
+	}
+	if n != 1 {
+		return fmt.Errorf("it has %d fields in place of one", n)
+	}
+	if l.Bytes && !l.unspell() {
+		return errors.New("its strings are not as export writes them")
+	}
+	return nil
+}
+
+// header reads the first line.
+func (r *reader) header() (*Header, error) {
+	text, err := r.read()
+	if err != nil {
+		return nil, err
+	}
+	// A version may have other fields, so it is looked at first.
+	var first struct {
+		Header *struct {
+			Codeq   string
+			Version int
+		}
+	}
+	if err := json.Unmarshal(text, &first); err != nil || first.Header == nil || first.Header.Codeq != magic {
+		return nil, r.wrong(errors.New("it is not what export writes"))
+	}
+	if v := first.Header.Version; v < Version {
+		return nil, r.wrong(fmt.Errorf(
+			"it is of version %d, and this command reads version %d: import it with the command that wrote it, whose directory this one opens",
+			v, Version))
+	} else if v > Version {
+		return nil, r.wrong(fmt.Errorf("it is of version %d, and this command reads version %d: import it with the command that wrote it", v, Version))
+	}
+	var l Line
+	if err := parse(text, &l); err != nil {
+		return nil, r.wrong(err)
+	}
+	if l.Header.Shards < 1 {
+		return nil, r.wrong(fmt.Errorf("%d shards", l.Header.Shards))
+	}
+	_, _ = r.sum.Write(text) // never fails
+	return l.Header, nil
+}
+
+// Template is a task as it is produced: by a tick, or by a message.
+type Template struct {
+	Queue    string
+	Tenant   string `json:",omitzero"`
+	Priority uint8  `json:",omitzero"`
+	Record
+}
+
+// Record is a record.Record, without the hashes that follow from its fields and the queue.
+type Record struct {
+	Attempts    uint32            `json:",omitzero"`
+	Leases      uint32            `json:",omitzero"`
+	MaxAttempts uint32            `json:",omitzero"`
+	LeaseFor    uint64            `json:",omitzero"`
+	Timeout     uint64            `json:",omitzero"`
+	Retention   int64             `json:",omitzero"` // -1: for ever
+	RunAt       uint64            `json:",omitzero"`
+	Unique      *Unique           `json:",omitempty"`
+	Group       string            `json:",omitzero"`
+	LimitKey    string            `json:",omitzero"`
+	IsParent    bool              `json:",omitzero"`
+	Expired     bool              `json:",omitzero"`
+	Rewritten   bool              `json:",omitzero"`
+	HoldsTurn   bool              `json:",omitzero"`
+	LastError   string            `json:",omitzero"`
+	Headers     map[string]string `json:",omitempty"`
+	After       []ID              `json:",omitempty"`
+	OnDead      uint8             `json:",omitzero"`
+	OnMissing   uint8             `json:",omitzero"`
+	History     *record.History   `json:",omitempty"`
+	Notes       *record.Notes     `json:",omitempty"`
+	Payload     []byte            `json:",omitempty"`
+}
+
+// Unique is an idempotency key.
+type Unique struct {
+	Key   string
+	Hash  []byte
+	For   uint64 `json:",omitzero"`
+	Flags uint8  `json:",omitzero"`
+}
+
+// Task is a task that is stored.
+type Task struct {
+	ID    ID
+	State State
+	Template
+	// Since orders the ready tasks of a lane; 0: the task lies where it was produced.
+	Since uint64 `json:",omitzero"`
+	Due   uint64 `json:",omitzero"` // of a scheduled task
+	// Of a blocked task: it waits for its group or for its limit, or else for its parents.
+	ForGroup bool `json:",omitzero"`
+	ForLimit bool `json:",omitzero"`
+	// Pending is for how many parents it waits; the largest number: it will be canceled.
+	Pending uint64 `json:",omitzero"`
+	// Of a task that has ended: when, until when it is kept (0: for ever), and its result.
+	EndedAt uint64  `json:",omitzero"`
+	Until   uint64  `json:",omitzero"`
+	Result  []byte  `json:",omitempty"`
+	Pinned  *Pinned `json:",omitempty"`
+	Lease   *Lease  `json:",omitempty"`
+	HasKey  bool    `json:",omitzero"` // it has its idempotency key, until
+	KeyTill uint64  `json:",omitzero"` // that time at least; 0: until it has ended
+	HasTurn bool    `json:",omitzero"` // of its group
+}
+
+// Pinned says for how many children a result is kept, and until when it is kept after them.
+type Pinned struct{ Count, Until uint64 }
+
+// Lease is a lease in force.
+type Lease struct {
+	Token    uint64
+	Deadline uint64
+	Duration uint64
+	Leases   uint32
+	Attempts uint32
+	Worker   string `json:",omitzero"`
+	Local    bool   `json:",omitzero"` // it ends when the queue is opened
+}

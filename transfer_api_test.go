@@ -1,0 +1,180 @@
+package codeq_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/keys"
+	"codeq/internal/testkit"
+	"codeq/internal/transfer"
+)
+
+// transferred exports the queue "q" of a disk and imports it as "new", which gets so many shards.
+func transferred(t *testing.T, disk *crashfs.Disk, shards int) (export string) {
+	t.Helper()
+	var lines bytes.Buffer
+	_, err := transfer.Export(t.Context(), disk, "q", true, &lines, nil)
+	require.NoError(t, err)
+	export = lines.String()
+	_, err = transfer.Import(t.Context(), disk, "new", &lines, transfer.Config{Shards: shards})
+	require.NoError(t, err)
+	return export
+}
+
+// TestTransferUnderWay exports a queue of four shards as it is after a crash, at work on tasks that
+// wait for each other: with messages between shards that are not taken, leases in force, children
+// that are being told, and results that are kept. What becomes of it with another number of shards
+// is what becomes of the queue itself.
+func TestTransferUnderWay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rng := testkit.Seeded(t)
+		disk := crashfs.New()
+		opts := *onDisk(disk, &codeq.Options{Shards: 4, Durability: codeq.DurabilityDisk, Retention: codeq.Forever})
+		q, err := codeq.Open("q", &opts)
+		require.NoError(t, err)
+		im := keepImages(t, q, disk)
+		work(t, q, rng)
+		require.NoError(t, q.Close())
+
+		seen := make(map[string]int)
+		step := max(1, len(im.Images)/24)
+		for i := len(im.Images) % step; i < len(im.Images); i += step {
+			image := im.Images[i]
+			want := image.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100})
+			shards := []int{1, 3, 7}[i/step%3]
+			for line := range strings.Lines(transferred(t, image, shards)) {
+				seen[line[2:2+strings.IndexByte(line[2:], '"')]]++
+				if strings.Contains(line, `"Lease":`) {
+					seen["Lease"]++
+				}
+			}
+			require.Equal(t, endsOf(t, want, "q", 4), endsOf(t, image, "new", shards), "image %d", i)
+		}
+		for _, kind := range []string{"Header", "Settings", "Schedule", "Totals", "Task", "Dependent", "Pin", "Message", "Lease"} {
+			require.NotZero(t, seen[kind], kind)
+		}
+	})
+}
+
+// work produces tasks that wait for each other, and works on some of them.
+func work(t *testing.T, q *codeq.Queue, rng *rand.Rand) {
+	ctx := t.Context()
+	var made []codeq.ID
+	task := func(name string) codeq.Task {
+		task := codeq.Task{Queue: "a", Payload: []byte(name)}
+		if rng.IntN(3) == 0 {
+			task.Group = fmt.Sprint("g", rng.IntN(6))
+		}
+		if rng.IntN(4) == 0 {
+			task.Unique = codeq.Unique{Key: name, For: time.Hour}
+		}
+		if rng.IntN(3) == 0 {
+			task.Retention = time.Hour // parents are pinned
+		}
+		for range rng.IntN(4) {
+			if len(made) > 0 {
+				task.After = append(task.After, made[max(0, len(made)-1-rng.IntN(40))])
+			}
+		}
+		task.OnDead = codeq.OnDead(1 + rng.IntN(2))
+		return task
+	}
+	require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: 1000 * time.Hour, Task: codeq.Task{Queue: "a"}}))
+	require.NoError(t, q.PauseSchedule(ctx, "s"))
+	for i := range 150 {
+		id, err := q.Produce(ctx, task(fmt.Sprint(i)))
+		require.NoError(t, err)
+		made = append(made, id)
+		if i%40 == 0 {
+			require.NoError(t, q.Configure(ctx, "a", func(s *codeq.Settings) { s.Concurrency = 50 + i }))
+		}
+		l := claimNow(t, q, "a")
+		switch {
+		case l == nil:
+		case i%10 == 9:
+			require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
+		case i%10 == 8:
+			require.NoError(t, q.Cancel(ctx, l.ID))
+		case i%10 < 6:
+			next := task(fmt.Sprint("next of ", i))
+			next.After = append(next.After, l.ID)
+			require.NoError(t, q.Complete(ctx, l.Receipt, []byte("r"), next))
+		}
+	}
+}
+
+// endsOf lets a queue go on until everything has ended, and returns what has become of each task.
+func endsOf(t *testing.T, disk *crashfs.Disk, dir string, shards int) (ended []string) {
+	report, err := codeq.Verify(dir, onDisk(disk, &codeq.VerifyOptions{AcceptCopy: true}))
+	require.NoError(t, err)
+	require.True(t, report.OK(), "%s: %v", dir, report.Problems)
+	q, err := codeq.Open(dir, onDisk(disk, &codeq.Options{Shards: shards, Retention: codeq.Forever, AcceptCopy: true}))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	ctx, stop := context.WithCancel(t.Context())
+	ran := make(chan error, 1)
+	var m codeq.Mux
+	codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+	go func() { ran <- q.Run(ctx, &m, nil) }()
+	require.NoError(t, q.WaitIdle(ctx))
+	stop()
+	require.NoError(t, <-ran)
+	for _, s := range []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled} {
+		for task, err := range q.List(t.Context(), codeq.ListOptions{State: s}) {
+			require.NoError(t, err)
+			ended = append(ended, fmt.Sprintf("%s is %v after %d attempts", task.Payload, s, task.Attempts))
+		}
+	}
+	slices.Sort(ended)
+	return ended
+}
+
+// TestTransferKeys: keys that outlive their tasks are taken behind an import as well, whichever
+// shard they belong to, and by nobody who is known.
+func TestTransferKeys(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	disk := crashfs.New()
+	keyed := func(key, group string, d time.Duration) codeq.Task {
+		return codeq.Task{Queue: "a", Group: group, Unique: codeq.Unique{Key: key, For: d}}
+	}
+	q, err := codeq.Open("q", onDisk(disk, &codeq.Options{Shards: 3}))
+	require.NoError(t, err)
+	for _, task := range []codeq.Task{keyed("1", "", time.Hour), keyed("2", "g", time.Hour), keyed("no time", "", 0)} {
+		id, err := q.Produce(ctx, task)
+		require.NoError(t, err)
+		require.NoError(t, q.Cancel(ctx, id))
+	}
+	ready, err := q.Produce(ctx, keyed("ready", "", time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, q.Close())
+	export := transferred(t, disk, 5)
+	require.Equal(t, 2, strings.Count(export, "\n{\"Key\":"), export)
+	require.Equal(t, 1, strings.Count(export, `"HasKey":true`))
+
+	q, err = codeq.Open("new", onDisk(disk, &codeq.Options{Shards: 5}))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	var taken *codeq.DuplicateError
+	for _, task := range []codeq.Task{keyed("1", "", 0), keyed("2", "g", 0), keyed("ready", "", 0)} {
+		_, err := q.Produce(ctx, task)
+		require.ErrorAs(t, err, &taken, task.Unique.Key)
+		require.Equal(t, task.Unique.Key != "ready", taken.ID == codeq.ID(keys.Gone))
+	}
+	require.Equal(t, ready.Time(), taken.ID.Time())
+	_, err = q.Produce(ctx, keyed("no time", "", 0))
+	require.NoError(t, err)
+}
