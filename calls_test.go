@@ -86,6 +86,7 @@ func sampleCalls() map[string]request {
 		"member":     &memberOp{completion: newCompletion(callMember), how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
 		"barrier":    &barrierOp{completion: newCompletion(callBarrier), id: 7, applied: 9},
 		"taken":      &takenOp{completion: newCompletion(callTaken), to: 3},
+		"clock":      rule(callClock, &call.Clock{Time: 7}),
 		"missing":    rule(callMissing, &call.Missing{IDs: []keys.ID{id(1), id(2)}, Missing: []keys.ID{id(2)}}),
 		"resume":     &resumeOp{completion: newCompletion(callResume), id: 7},
 	}

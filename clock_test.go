@@ -3,6 +3,7 @@ package codeq_test
 import (
 	"bytes"
 	"context"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -70,4 +71,256 @@ func TestClockJumpsUnderRun(t *testing.T) {
 			p.Step()
 		}
 	})
+}
+
+// wrongBy is how far clocks are ahead in tests of processes that begin with a wrong one.
+var wrongBy = []time.Duration{5 * time.Second, 24 * time.Hour, 13 * 365 * 24 * time.Hour}
+
+// bounded is a task of each kind that something given as a length keeps where it is.
+type bounded struct {
+	p                                     *codeq.Process
+	key                                   codeq.Task
+	holder, retried, done, dead, canceled codeq.ID
+}
+
+const boundedFor = 10 * time.Second
+
+func newBounded(p *codeq.Process, key string) *bounded {
+	ctx := context.Background()
+	require.NoError(p.T, p.Configure(ctx, "dead", func(s *codeq.Settings) { s.DeadRetention = boundedFor }))
+	b := &bounded{p: p, key: codeq.Task{Queue: "keyed", Unique: codeq.Unique{Key: key, For: boundedFor}}}
+	b.holder = p.Store(b.key)
+	require.NoError(p.T, p.Complete(ctx, p.Take("keyed").Receipt, nil))
+	b.retried = p.Store(codeq.Task{Queue: "retried"})
+	require.NoError(p.T, p.Retry(ctx, p.Take("retried").Receipt, codeq.RetryOptions{After: boundedFor}))
+	b.done = p.Store(codeq.Task{Queue: "done", Retention: boundedFor})
+	require.NoError(p.T, p.Complete(ctx, p.Take("done").Receipt, nil))
+	b.dead = p.StoreDead(1, codeq.Task{Queue: "dead"})[0]
+	b.canceled = p.Store(codeq.Task{Queue: "done", Retention: boundedFor})
+	require.NoError(p.T, p.Cancel(ctx, b.canceled))
+	return b
+}
+
+// last requires that nothing has ended.
+func (b *bounded) last() {
+	b.p.T.Helper()
+	b.p.Taken(b.key, b.holder)
+	require.Equal(b.p.T, codeq.Scheduled, b.p.StateOf(b.retried))
+	require.Equal(b.p.T, codeq.Done, b.p.StateOf(b.done))
+	require.Equal(b.p.T, codeq.Dead, b.p.StateOf(b.dead))
+	require.Equal(b.p.T, codeq.Canceled, b.p.StateOf(b.canceled))
+}
+
+// over requires that all has ended.
+func (b *bounded) over() {
+	b.p.T.Helper()
+	require.NoError(b.p.T, b.p.Cancel(context.Background(), b.p.Store(b.key)))
+	require.Equal(b.p.T, codeq.Ready, b.p.StateOf(b.retried))
+	require.NoError(b.p.T, b.p.Cancel(context.Background(), b.retried))
+	for _, id := range []codeq.ID{b.done, b.dead, b.canceled} {
+		require.Zero(b.p.T, b.p.StateOf(id))
+	}
+}
+
+// TestWrongClockAtStart: what was given as a length in a process whose clock was ahead ends when
+// that has passed since the next one has begun, whose clock is right; so it does if that one ends
+// and another begins, whose clock is wrong by as much the other way. Nothing ends early. The RunAt
+// of a task stays what it is.
+func TestWrongClockAtStart(t *testing.T) {
+	t.Parallel()
+	for _, by := range wrongBy {
+		t.Run(by.String(), func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
+				p.SetClock(by)
+				p.Step()
+				later := p.Store(codeq.Task{Queue: "later", RunAt: p.Now().Add(time.Hour)})
+				for i, back := range []time.Duration{-by, -by, 0} {
+					b := newBounded(p, strconv.Itoa(i))
+					p.SetClock(back)
+					p.Step()
+					p.Pass(boundedFor - time.Millisecond)
+					b.last()
+					p.Pass(boundedFor / 4) // buckets are an eighth wide
+					b.over()
+					p.Step()
+				}
+				require.Equal(t, codeq.Scheduled, p.StateOf(later))
+				p.SetClock(3*by + 2*time.Hour)
+				p.Pass(time.Minute)
+				require.Equal(t, codeq.Ready, p.StateOf(later))
+			})
+		})
+	}
+}
+
+// TestShortLivesWithWrongClock: after a clock was ahead, what was given as a length also ends if
+// each process lives for a part of it.
+func TestShortLivesWithWrongClock(t *testing.T) {
+	t.Parallel()
+	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
+		p.SetClock(13 * 365 * 24 * time.Hour)
+		b := newBounded(p, "k")
+		p.SetClock(-13 * 365 * 24 * time.Hour)
+		for range 5 {
+			p.Step()
+			p.Pass(boundedFor / 4)
+			p.Store(codeq.Task{Queue: "else"}) // something is committed
+		}
+		p.Pass(time.Second)
+		b.over()
+	})
+}
+
+// TestWaitsBesideTimesOfDay: while the clock of periods is ahead, tasks that wait for a time of day
+// between the two clocks wait for it, and are not read again by those between attempts.
+func TestWaitsBesideTimesOfDay(t *testing.T) {
+	t.Parallel()
+	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		p.Store(codeq.Task{Queue: "a"})
+		p.SetClock(24 * time.Hour)
+		require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, codeq.RetryOptions{After: time.Minute}))
+		p.SetClock(-24 * time.Hour)
+		p.Step()
+		var later []codeq.ID
+		for i := range 30 {
+			later = append(later, p.Store(codeq.Task{Queue: "b", RunAt: p.Now().Add(time.Duration(i+1) * time.Hour)}))
+			p.Store(codeq.Task{Queue: "a"})
+			require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, codeq.RetryOptions{After: 10 * time.Minute}))
+		}
+		p.Step()
+		p.Pass(11 * time.Minute)
+		require.Equal(t, codeq.Counts{Ready: 31}, countsOf(t, p.Queue, "a"))
+		for i, id := range later {
+			p.Pass(50 * time.Minute)
+			require.Equal(t, codeq.Ready, p.StateOf(id), i)
+			require.EqualValues(t, len(later)-i-1, countsOf(t, p.Queue, "b").Scheduled)
+			p.Pass(10 * time.Minute)
+			if i%7 == 0 {
+				p.Step()
+			}
+		}
+	})
+}
+
+// TestBeforeTheCall: calls that alter what there was before they began find it while the clock that
+// stamps IDs and ends is ahead of the wall clock.
+func TestBeforeTheCall(t *testing.T) {
+	t.Parallel()
+	for _, by := range wrongBy {
+		t.Run(by.String(), func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
+				ctx := context.Background()
+				p.SetClock(by)
+				p.Store(codeq.Task{Queue: "r"})
+				p.StoreDead(4, codeq.Task{Queue: "a"})
+				p.SetClock(-by)
+				p.Step()
+				p.Store(codeq.Task{Queue: "r"})
+				p.StoreDead(1, codeq.Task{Queue: "a"})
+				p.EachDead(p.RedriveAllDead, codeq.DeadFilter{Match: once()})
+				p.EachDead(p.PurgeDead, codeq.DeadFilter{Match: once()})
+				p.Step()
+				r, err := p.Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkPurge, TaskFilter: inStates("a", codeq.Dead)})
+				require.NoError(t, err)
+				require.Equal(t, 3, r.Changed)
+				r, err = p.Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkCancel, TaskFilter: inStates("r", codeq.Ready)})
+				require.NoError(t, err)
+				require.Equal(t, 2, r.Changed)
+
+				// what dies again is not altered again
+				p.StoreDead(3, codeq.Task{Queue: "b"})
+				p.Pass(time.Millisecond)
+				n, err := p.RedriveAllDead(ctx, codeq.DeadFilter{Queue: "b", Match: func(*codeq.TaskInfo) bool {
+					p.Pass(time.Millisecond)
+					p.StoreDead(1, codeq.Task{Queue: "b"})
+					return true
+				}})
+				require.NoError(t, err)
+				require.Equal(t, 3, n)
+			})
+		})
+	}
+}
+
+// once selects one task.
+func once() func(*codeq.TaskInfo) bool {
+	found := false
+	return func(*codeq.TaskInfo) bool {
+		before := found
+		found = true
+		return !before
+	}
+}
+
+// TestAgeWithWrongClock: the oldest ready task has waited for a time that grows, also while the
+// clock that orders tasks is ahead of the wall clock.
+func TestAgeWithWrongClock(t *testing.T) {
+	t.Parallel()
+	for _, by := range wrongBy {
+		t.Run(by.String(), func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
+				age := func() time.Duration {
+					infos, err := p.Info(context.Background())
+					require.NoError(t, err)
+					return p.Now().Sub(infos[0].OldestReady)
+				}
+				p.SetClock(by)
+				p.Store(codeq.Task{Queue: "a"})
+				p.Pass(time.Minute)
+				p.SetClock(-by)
+				p.Step()
+				before := age()
+				require.GreaterOrEqual(t, before, time.Duration(0))
+				p.Pass(time.Hour)
+				p.Step()
+				require.GreaterOrEqual(t, age()-before, 29*time.Minute, "by a clock that advances at half speed at least")
+			})
+		})
+	}
+}
+
+// TestScheduleAfterWrongClock: a schedule that has ticked by a clock that was ahead begins again
+// when it is set or resumed, if its next tick lies more than a day and a period ahead.
+func TestScheduleAfterWrongClock(t *testing.T) {
+	t.Parallel()
+	for _, by := range wrongBy {
+		for name, s := range map[string]codeq.Schedule{"every": {Every: time.Minute}, "cron": {Cron: "* * * * *"}} {
+			s.Name, s.Task = "s", codeq.Task{Queue: "ticks"}
+			t.Run(name+" "+by.String(), func(t *testing.T) {
+				throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
+					ctx := context.Background()
+					next := func() time.Duration {
+						all, err := p.Schedules(ctx)
+						require.NoError(t, err)
+						return all[0].Next.Sub(p.Now())
+					}
+					again := map[string]func(){
+						"set":    func() { require.NoError(t, p.SetSchedule(ctx, s)) },
+						"resume": func() { require.NoError(t, p.ResumeSchedule(ctx, "s")) },
+						"pause and resume": func() {
+							require.NoError(t, p.PauseSchedule(ctx, "s"))
+							require.NoError(t, p.ResumeSchedule(ctx, "s"))
+						},
+					}
+					for how, begin := range again {
+						require.NoError(t, p.SetSchedule(ctx, s))
+						p.SetClock(by)
+						p.Pass(2 * time.Minute)
+						p.SetClock(-by)
+						p.Step()
+						ahead := next()
+						begin()
+						if by > 25*time.Hour {
+							require.Greater(t, ahead, 24*time.Hour)
+							require.LessOrEqual(t, next(), time.Minute, how)
+						} else {
+							require.Equal(t, ahead, next(), how)
+						}
+						require.NoError(t, p.DeleteSchedule(ctx, "s"))
+					}
+				})
+			})
+		}
+	}
 }

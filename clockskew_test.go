@@ -108,3 +108,94 @@ func TestClockAheadDeletesNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestWrongClocksOverLeaders: what was given as a length ends when that has passed since a new
+// leader took over, whatever the clocks of the leaders before showed, and never earlier: that of
+// one node is ahead, of which the new leader is another or the same one, or those of all nodes were
+// ahead and are right again, or are behind. IDs do not get a time that only one clock shows.
+func TestWrongClocksOverLeaders(t *testing.T) {
+	t.Parallel()
+	const keep = time.Minute
+	for _, by := range []time.Duration{30 * time.Second, 24 * time.Hour, 13 * 365 * 24 * time.Hour, -24 * time.Hour} {
+		for _, who := range []string{"leader", "next leader", "all"} {
+			t.Run(who+" "+by.String(), func(t *testing.T) {
+				t.Parallel()
+				simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+					ctx := context.Background()
+					time.Sleep(2 * time.Minute) // the leader is at home
+					leader, other := c.lead()
+					q := simQueue(other)
+					require.NoError(t, q.Configure(ctx, "dead", func(s *Settings) { s.DeadRetention = keep }))
+					set := func(ahead time.Duration) {
+						for _, n := range c.members() {
+							if who == "all" || who == "leader" && n == leader || who == "next leader" && n == other {
+								n.machine.Wall.Set(ahead)
+							}
+						}
+					}
+					claim := func(queue string) *Lease {
+						l, err := q.Claim(ctx, ClaimRequest{Queues: []string{queue}})
+						require.NoError(t, err)
+						return l
+					}
+					task := Task{Queue: "a", Unique: Unique{Key: "k", For: keep}, Retention: keep}
+					for _, to := range []*simNode{other, leader} {
+						set(by)
+						if who == "all" {
+							time.Sleep(2 * time.Second) // until the leader knows
+						}
+						q = simQueue(leader)
+						id, err := q.Produce(ctx, task)
+						require.NoError(t, err)
+						require.NoError(t, q.Complete(ctx, claim("a").Receipt, []byte("result")))
+						dead, err := q.Produce(ctx, Task{Queue: "dead", MaxAttempts: 1})
+						require.NoError(t, err)
+						require.NoError(t, q.Retry(ctx, claim("dead").Receipt, RetryOptions{}))
+						waits, err := q.Produce(ctx, Task{Queue: "waits"})
+						require.NoError(t, err)
+						require.NoError(t, q.Retry(ctx, claim("waits").Receipt, RetryOptions{After: keep}))
+						begun := time.Now()
+						if who != "all" {
+							require.Less(t, id.Time().Sub(time.Now()), 13*time.Second, "of the clocks that agree")
+						}
+
+						require.NoError(t, q.TransferLeadership(ctx, 0, to.name))
+						_, err = q.Stats(ctx)
+						require.NoError(t, err)
+						if who == "all" {
+							set(0)
+						}
+						taken := time.Now()
+						lasts := func() {
+							t.Helper()
+							for of, state := range map[ID]State{id: Done, dead: Dead, waits: Scheduled} {
+								info, err := q.Get(ctx, of)
+								require.NoError(t, err)
+								require.Equal(t, state, info.State)
+							}
+							_, err := q.Produce(ctx, task)
+							require.ErrorIs(t, err, ErrDuplicate)
+						}
+						for time.Since(begun) < keep-time.Second {
+							lasts()
+							time.Sleep(time.Second)
+						}
+						time.Sleep(time.Until(taken.Add(keep + keep/8 + 2*time.Second)))
+						for _, of := range []ID{id, dead} {
+							_, err = q.Get(ctx, of)
+							require.ErrorIs(t, err, ErrNotFound)
+						}
+						next, err := q.Produce(ctx, task)
+						require.NoError(t, err)
+						require.NoError(t, q.Cancel(ctx, next))
+						task.Unique.Key += "k"
+						info, err := q.Get(ctx, waits)
+						require.NoError(t, err)
+						require.Equal(t, Ready, info.State)
+						require.NoError(t, q.Cancel(ctx, waits))
+					}
+				})
+			})
+		}
+	}
+}

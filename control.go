@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -168,7 +169,7 @@ type BulkResult struct {
 }
 
 // Bulk alters all tasks that are selected and were produced before it begins, and, if they are
-// dead, died before it, by the wall clock. It reads them as by [Queue.ListPage], and alters those
+// dead, died before it, by the clock of their shard ([TaskInfo.At]). It reads them as by [Queue.ListPage], and alters those
 // of one page before it reads the next one, up to 256 in one commit. So it is not atomic, and a
 // task may change its state before its turn comes; it is then left out.
 //
@@ -190,7 +191,10 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 	if len(opts.States) == 0 {
 		opts.States = a.states
 	}
-	begin := q.opts.wall().Truncate(time.Millisecond).Add(time.Millisecond)
+	begin, err := q.clocks(ctx)
+	if err != nil {
+		return r, err
+	}
 	change := engine.BulkAlteration{How: a.how, AlterTo: engine.AlterTo{Arg: uint64(opts.Priority), Queue: opts.ToQueue}}
 	for _, s := range opts.States {
 		change.States |= engine.SetOf(engine.TaskState(s))
@@ -217,7 +221,8 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 			return r, err
 		}
 		for _, t := range p.Tasks {
-			late := !t.ID.Time().Before(begin) || t.State == Dead && !t.At.Before(begin)
+			now := begin[q.shardOf(t.ID)]
+			late := !t.ID.Time().Before(now) || t.State == Dead && !t.At.Before(now)
 			same := opts.Action == BulkSetPriority && t.Priority == opts.Priority
 			if late || same || opts.Match != nil && !opts.Match(t) {
 				continue
@@ -236,6 +241,21 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 			return r, nil
 		}
 	}
+}
+
+// clocks returns for each shard a time behind those of all that has happened there, by the clock
+// with which it stamps IDs and the ends of tasks. Of a shard that is led by an older version it is
+// the wall clock's.
+func (q *Queue) clocks(ctx context.Context) ([]time.Time, error) {
+	all := make([]time.Time, len(q.replicas))
+	for i := range all {
+		c := &call.Clock{Time: wallMillis(q.opts)}
+		if err := q.ask(ctx, i, rule(callClock, c)); err != nil && !errors.Is(err, ErrFormat) {
+			return nil, err
+		}
+		all[i] = msTime(c.Time + 1)
+	}
+	return all, nil
 }
 
 func (o *BulkOptions) check(l *Limits) error {

@@ -11,7 +11,7 @@ import (
 )
 
 // DeadFilter selects the dead letters for [Queue.RedriveAllDead] and [Queue.PurgeDead]. The zero
-// DeadFilter selects all that died before the call begins, by the wall clock.
+// DeadFilter selects all that died before the call begins, by the clocks of their shards.
 type DeadFilter struct {
 	Queue   string   // "": of all queues
 	Tenants []string // none: of all tenants; "" stands for tasks without one
@@ -70,9 +70,9 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 	if !(which.Rate >= 0 && which.Rate <= 1e9) {
 		return 0, &InvalidError{"DeadFilter.Rate", which.Rate, "0 to 1e9"}
 	}
-	begin := q.opts.wall().Truncate(time.Millisecond).Add(time.Millisecond)
-	if which.To.IsZero() || which.To.After(begin) {
-		which.To = begin // otherwise tasks that die again would be listed again without end
+	begin, err := q.clocks(ctx)
+	if err != nil {
+		return 0, err
 	}
 	bulks := bulk.New(len(q.replicas), bulkCap, which.Rate, func(shard int, ids []keys.ID) error {
 		c := &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: ids, How: how}}
@@ -88,7 +88,8 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 		if err != nil {
 			return n, err
 		}
-		if which.Match != nil && !which.Match(t) {
+		// otherwise tasks that die again would be altered again without end
+		if !t.At.Before(begin[q.shardOf(t.ID)]) || which.Match != nil && !which.Match(t) {
 			continue
 		}
 		if err := bulks.Add(ctx, q.shardOf(t.ID), t.ID); err != nil {

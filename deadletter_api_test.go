@@ -252,16 +252,20 @@ func TestDeadRetention(t *testing.T) {
 }
 
 // TestDeadRetentionClock: a clock that is set forward forgets dead letters
-// early, one that is set back keeps them longer.
+// early, one that is set back neither earlier nor later.
 func TestDeadRetentionClock(t *testing.T) {
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
 		require.NoError(t, p.Configure(context.Background(), "a", func(s *codeq.Settings) { s.DeadRetention = 10 * time.Minute }))
 		id := p.StoreDead(1, codeq.Task{Queue: "a"})[0]
 		p.SetClock(-time.Hour)
 		p.Step()
-		p.Pass(time.Hour)
+		p.Pass(10*time.Minute - time.Millisecond)
 		require.Equal(t, codeq.Dead, p.StateOf(id))
-		p.SetClock(time.Hour)
+		p.Step() // after which it is kept no longer than from the beginning
+		p.Pass(12 * time.Minute)
+		require.Zero(t, p.StateOf(id))
+		id = p.StoreDead(1, codeq.Task{Queue: "a"})[0]
+		p.SetClock(2 * time.Hour)
 		p.Pass(time.Minute)
 		p.Step()
 		require.Zero(t, p.StateOf(id))

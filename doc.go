@@ -30,8 +30,10 @@
 //
 // Leases run by the monotonic clock while the queue is open, and by the wall clock over a restart;
 // a restart never makes them longer than they were granted. Tasks produced for a time become ready
-// when the wall clock shows it; if the clock is set, this is noticed within a minute. All times
-// have the resolution of a millisecond.
+// when the wall clock shows it; if the clock is set, this is noticed within a minute. What is given
+// as a length (retry waits, retention, For of an idempotency key) ends earlier if the clock is set
+// forward, but never later: at the latest when its length has passed since [Open], or since the
+// shard has its leader, by the monotonic clock. All times have the resolution of a millisecond.
 //
 // # More than one task
 //

@@ -118,6 +118,7 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 	if err := r.identify(&begin); err != nil {
 		return nil, err
 	}
+	r.group.LearnClocks()
 	s, err := r.load(term)
 	if err != nil {
 		return nil, err

@@ -21,7 +21,7 @@ import (
 //
 // Its position in time is stored in the same commit as the tasks that it produces, and only goes
 // forward. When the clock is set back, no tick happens twice: the schedule waits until the clock
-// has caught up. To make it begin with the first tick after now, delete it and set it again.
+// has caught up. [Queue.SetSchedule] says when it begins again.
 type Schedule struct {
 	// Name identifies the schedule in its queue directory. Required.
 	Name string `json:",omitzero"`
@@ -122,7 +122,9 @@ func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 // SetSchedule stores a schedule, or replaces the one with the same name. Programs may call it at
 // every start: a schedule that is replaced by an equal one goes on unchanged. It also keeps its
 // position if only [Schedule.Task] or Missed differ; these apply from the next tick on. If Cron,
-// Every or TimeZone differ it begins again, with the first tick after now.
+// Every or TimeZone differ it begins again, with the first tick after now. So it does if its next
+// tick lies more than a day and a period ahead, since it has ticked by a wrong clock: a tick may
+// then come again on its date.
 //
 // SetSchedule returns an [InvalidError] for an invalid schedule, such as one that never ticks. An
 // error that matches [ErrUncertain] leaves open whether it was stored; after any other error it was
@@ -174,7 +176,8 @@ func (q *Queue) PauseSchedule(ctx context.Context, name string) (err error) {
 }
 
 // ResumeSchedule undoes [Queue.PauseSchedule]. The schedule goes on with the first tick after now:
-// those of the time of its pause are not missed ones. Errors are those of PauseSchedule.
+// those of the time of its pause are not missed ones. If its next tick lies more than a day and a
+// period ahead, it begins again, as by [Queue.SetSchedule], also if it is not paused. Errors are those of PauseSchedule.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrFormat], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed], and that of ctx.

@@ -558,24 +558,10 @@ func (s *shard) tick() {
 	s.Now = s.clock.Tick(at, !s.HasRoom(engine.RoomScarce))
 	s.Uptime = at
 	s.Wall = wallMillis(s.opts)
-	s.Ahead = s.clockAhead()
-	s.SetClock()
 	if s.Format = manifest.Format; s.node != nil {
-		s.Format = s.replica.group.Format()
+		s.Format, s.Ahead = s.replica.group.Format(), s.replica.group.LeaderAhead(s.Wall)
 	}
-}
-
-// clockAhead is by how much the wall clock may be ahead of time: in a cluster it is compared with
-// those of the other nodes when something is to be deleted for good.
-func (s *shard) clockAhead() uint64 {
-	if s.node == nil || !s.HasExpired() {
-		return 0
-	}
-	ahead, known := s.replica.group.ClockAhead(time.UnixMilli(int64(s.Wall)))
-	if !known {
-		return engine.Never
-	}
-	return uint64(ahead / time.Millisecond)
+	s.SetClock()
 }
 
 // reapable returns the time up to which leases may be taken back.

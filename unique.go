@@ -19,9 +19,10 @@ import (
 type Unique struct {
 	// Key is the idempotency key. "": the task has none, and the other fields have no meaning.
 	Key string `json:",omitzero"`
-	// For is how long after its produce the key is taken at least, whatever happens to the task. It
-	// is measured from the time in the task's ID, so that a wall clock that is set back makes it
-	// longer. 0: until the task has ended.
+	// For is how long after its produce the key is taken at least, whatever happens to the task. A
+	// wall clock that is set forward makes it shorter; one that is set back does not make it
+	// longer, and after a start with a wrong clock it ends at the latest For after the next [Open]
+	// or change of the leader. 0: until the task has ended.
 	For time.Duration `json:",omitzero"`
 	// Replace lets the new task replace one that still waits (ready, scheduled or blocked). The ID
 	// stays, and so do After and [OnDead]; everything else is that of the new task: its attempts

@@ -414,8 +414,8 @@ func TestReplaceRace(t *testing.T) {
 	})
 }
 
-// TestUniqueClock: a clock that is set back keeps a key taken for longer, one
-// that is set forward frees it early; never while its task lives.
+// TestUniqueClock: a clock that is set back keeps a key taken neither longer nor shorter, one that
+// is set forward frees it early; never while its task lives.
 func TestUniqueClock(t *testing.T) {
 	t.Parallel()
 	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
@@ -433,14 +433,14 @@ func TestUniqueClock(t *testing.T) {
 		p.Step()
 		require.Zero(t, p.Stored(keys.Unique), "its time had come once")
 
-		p.Pass(time.Hour) // until the clock in the IDs, which does not go back, is right again
-		id = p.Store(task)
+		id = p.Store(task) // while the clock in the IDs, which does not go back, is ahead
+
 		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
 		p.Step()
 		p.Taken(task, id)
 		p.SetClock(-time.Hour)
 		p.Step()
-		p.Pass(70*time.Minute - time.Millisecond)
+		p.Pass(10*time.Minute - time.Millisecond)
 		p.Taken(task, id)
 		p.Pass(time.Minute) // by then it has looked at the clock
 		require.Zero(t, p.Stored(keys.Unique))
@@ -448,7 +448,7 @@ func TestUniqueClock(t *testing.T) {
 		id = p.Store(task)
 		require.NoError(t, p.Cancel(ctx, id))
 		p.Taken(task, id)
-		p.SetClock(time.Hour)
+		p.SetClock(4 * time.Hour)
 		next := p.Store(task) // at once, also before it is cleared away
 		require.NotEqual(t, id, next)
 		p.Step()
@@ -458,7 +458,7 @@ func TestUniqueClock(t *testing.T) {
 
 		require.NoError(t, p.Cancel(ctx, next))
 		p.Taken(task, next)
-		p.SetClock(time.Hour)
+		p.SetClock(4 * time.Hour)
 		p.Pass(time.Minute)
 		require.Zero(t, p.Stored(keys.Unique))
 		require.Zero(t, p.Stored(keys.Freed))

@@ -76,6 +76,7 @@ const (
 	callPauseSchedule
 	callTaken
 	callMissing
+	callClock
 	endOfRequests
 )
 
@@ -120,6 +121,7 @@ var verbs = [endOfRequests]verb{
 	callPauseSchedule:  {ruled[call.PauseSchedule](callPauseSchedule), upTo(engine.RoomScarce), yes, none, ofMembers | ofPrograms},
 	callTaken:          {blank[takenOp](callTaken), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callClock:          {ruled[call.Clock](callClock), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 }
 
 // The verbs of operations that owners, and the goroutines that work for them, send to an owner.

@@ -146,6 +146,20 @@ func (b *Missing) AppendReply(dst []byte) []byte { return keys.AppendIDs(dst, b.
 func (b *Missing) ReadReply(r *wire.Reader)      { b.Missing = keys.ReadIDs(r) }
 func (b *Missing) Again()                        { b.Missing, b.next = nil, 0 }
 
+// Clock asks for the time by which the shard stamps IDs and the ends of tasks.
+type Clock struct{ Time uint64 } // ms since 1970
+
+func (b *Clock) Decide(s *engine.State) (engine.Verdict, error) {
+	b.Time = s.Time()
+	return engine.Decided, nil
+}
+
+func (b *Clock) Append(dst []byte) []byte      { return dst }
+func (b *Clock) Read(*wire.Reader)             {}
+func (b *Clock) AppendReply(dst []byte) []byte { return wire.AppendUint(dst, b.Time) }
+func (b *Clock) ReadReply(r *wire.Reader)      { b.Time = r.Uint() }
+func (b *Clock) Again()                        {}
+
 // ReleaseKey frees an idempotency key.
 type ReleaseKey struct {
 	silent

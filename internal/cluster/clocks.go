@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"context"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -8,9 +10,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// The wall clock of a leader decides when what is kept for a time is deleted, for good. So that one
-// that is set wrong deletes nothing too early, it is compared with those of the other members,
-// which are in their answers to heartbeats.
+// The wall clock of a leader decides when what is kept for a time is deleted, for good, and what
+// time IDs have. So that one that is set wrong deletes nothing too early, it is compared with those
+// of the other members, which are in their answers to heartbeats.
 
 const (
 	// clockBound is how far wall clocks may differ. It is more than they do if they are
@@ -19,6 +21,8 @@ const (
 	// clockFresh is how long a reading says what a clock shows, which goes on at the pace of this
 	// node's monotonic one.
 	clockFresh = 10 * time.Second
+	// clockCompared is for how long a leader relies on a comparison while its clock is not set.
+	clockCompared = time.Second
 )
 
 // clocks are the wall clocks of other nodes. The zero clocks is ready for use.
@@ -94,6 +98,58 @@ func (g *Group) ClockAhead(wall time.Time) (ahead time.Duration, known bool) {
 		return 0, true
 	}
 	return ahead, true
+}
+
+// comparison is the last result of ClockAhead. Only the owner of the shard uses it.
+type comparison struct {
+	wall, at time.Time // at has a monotonic part; zero: there is none
+	ahead    uint64    // ms
+}
+
+// LeaderAhead is ClockAhead for the owner of the shard, which asks often, in ms; 2^64-1: it is not
+// known. The result may be a second old, unless this node's wall clock was set since.
+// REQUIRES: wall is what that clock shows now.
+func (g *Group) LeaderAhead(wall uint64) uint64 {
+	c, now, shown := &g.compared, g.node.c.Mono(), millis(wall)
+	passed := now.Sub(c.at)
+	if c.at.IsZero() || passed >= clockCompared || (shown.Sub(c.wall)-passed).Abs() >= clockCompared {
+		ahead, known := g.ClockAhead(shown)
+		if !known {
+			return math.MaxUint64
+		}
+		*c = comparison{shown, now, uint64(ahead / time.Millisecond)}
+	}
+	return c.ahead
+}
+
+// LearnClocks asks the other voters what their clocks show, unless it is known. It returns when it
+// is, or after HeartbeatTimeout. A new leader calls it, which may have had no answer to a heartbeat
+// yet.
+func (g *Group) LearnClocks() {
+	g.compared = comparison{}
+	n := g.node
+	members, err := g.members()
+	if _, known := g.ClockAhead(n.c.Wall()); known || err != nil {
+		return
+	}
+	ctx, stop := context.WithTimeout(n.ctx, n.c.HeartbeatTimeout)
+	defer stop()
+	answers := make(chan struct{}, len(members))
+	for _, m := range members {
+		n.background.Go(func() {
+			sent := time.Now()
+			if states, err := n.stateOf(ctx, peerOf(m)); err == nil && len(states) > 0 {
+				n.noteClock(m.ID, states[0].Wall, time.Since(sent))
+			}
+			answers <- struct{}{}
+		})
+	}
+	for range members {
+		<-answers
+		if _, known := g.ClockAhead(n.c.Wall()); known {
+			return
+		}
+	}
 }
 
 // middle is the median of a sorted list, of an even number the smaller of the two in the middle.

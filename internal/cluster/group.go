@@ -59,6 +59,7 @@ type Group struct {
 	forfeited atomic.Uint64 // the latest term that this node has given up; see stall.go
 	forfeits  changes
 	heard     atomic.Pointer[heard]
+	compared  comparison // of clocks
 }
 
 func newGroup(n *Node, index int, m StateMachine) *Group {

@@ -68,7 +68,11 @@ func (s *State) setPriority(at *located, to *AlterTo) error {
 	case Ready:
 		s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
 	case Scheduled:
-		s.schedule(l, at.id, at.place.At, rec)
+		if isWait(&at.rec.Head, at.place.At) {
+			s.scheduleWait(l, at.id, at.place.At, rec)
+		} else {
+			s.schedule(l, at.id, at.place.At, rec)
+		}
 	default:
 		s.blockAgain(l, at, rec)
 	}
@@ -104,7 +108,7 @@ func (s *State) redrive(at *located) error {
 			return &Duplicate{Key: at.rec.UniqueKey, ID: holder}
 		}
 		if !taken {
-			s.takeKey(at.id, &at.rec.Ties, mintedAt(at.id))
+			s.takeKeyFrom(at.id, &at.rec.Ties, mintedAt(at.id))
 		}
 		at.rec.Flags |= record.HoldsKey
 	}
@@ -135,7 +139,7 @@ func (s *State) forgetEnded(at *located) error {
 		return s.purge(at)
 	case Done, Canceled:
 		if v, pinned := s.pins.counts.get(s, at.id); pinned {
-			v.Until = min(v.Until, s.Wall)
+			v.Until = min(v.Until, s.periods.now)
 			s.pins.counts.put(s, at.id, v)
 			return nil
 		}
@@ -169,7 +173,9 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 	s.end(at.lane.queue, at.id, &record.Ties{}, o)
 	rec := at.rec
 	if rec.RunAt = 0; at.state == Scheduled {
-		rec.RunAt = at.place.At
+		if rec.RunAt = at.place.At; isWait(&at.rec.Head, at.place.At) {
+			rec.RunAt = s.wallOf(at.place.At)
+		}
 	}
 	rec.Attempts, rec.Leases, rec.Expired, rec.Rewritten, rec.Crashes, rec.Suspect = 0, 0, false, false, 0, false
 	rec.History, rec.Notes = nil, nil
@@ -221,7 +227,7 @@ func (s *State) cancel(at *located) {
 	if retention == 0 {
 		s.endings.add(at.id, s.Uptime, &o)
 	} else {
-		s.keep(at.lane.queue, keys.Canceled, at.id, keys.BucketOf(s.Wall, retention), keys.EndedValue{Lane: at.lane.number, At: s.Wall}, &at.rec)
+		s.keep(at.lane.queue, keys.Canceled, at.id, s.retainedUntil(retention), keys.EndedValue{Lane: at.lane.number, At: s.stamp()}, &at.rec)
 	}
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	if gone {
@@ -258,7 +264,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 	if v, ok := s.uniques.get(s, t.Tied.Unique); ok {
 		s.freeKey(t.Tied.Unique, v)
 	}
-	s.takeKey(id, &t.Tied.Ties, max(s.Wall, mintedAt(id)))
+	s.takeKey(id, &t.Tied.Ties)
 	b := rec.Encode()
 	switch {
 	case at.state == Blocked && at.place.At == 0:

@@ -38,11 +38,11 @@ func (s *State) complete(ls *lease, result []byte) error {
 		s.unindex(ls.id)
 	}
 	if retention != 0 {
-		until := keys.BucketOf(s.Wall, retention)
+		until := s.retainedUntil(retention)
 		if ls.ties.Parent {
 			until = s.pinForChildren(ls.id, until)
 		}
-		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall, Result: result}, &rec)
+		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp(), Result: result}, &rec)
 	}
 	o := Outcome{State: Done, Result: result, Attempts: int(ls.attempts)}
 	if retention == 0 {
@@ -114,7 +114,7 @@ func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 		s.place(ls.lane, s.mint.since(), ls.id, rec.Encode())
 		return
 	}
-	s.schedule(ls.lane, ls.id, s.Wall+wait, rec.Encode())
+	s.scheduleWait(ls.lane, ls.id, s.after(wait), rec.Encode())
 }
 
 // giveBack returns a leased task to its place in its lane: its record is rewritten there. A suspect
@@ -150,8 +150,8 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 	if retention == 0 || rec.Parent || rec.HoldsTurn {
 		retention = -1
 	}
-	until := keys.BucketOf(s.Wall, retention)
-	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.Wall}, rec)
+	until := s.retainedUntil(retention)
+	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp()}, rec)
 	if rec.Child && until != keys.Forever {
 		s.releaseParents(ls.id, until)
 	}

@@ -44,7 +44,7 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 // due.
 func (s *State) IsAtRest() bool {
 	g := &s.Group
-	busy := !g.Batch.Empty() || len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) > 0
+	busy := !g.isEmpty()
 	return !busy && !s.out.ahead && !s.wantsRefill() && !s.upkeepIsDue()
 }
 

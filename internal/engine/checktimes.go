@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/schema"
 )
 
@@ -22,7 +23,24 @@ func (c *checker) times() error {
 		})
 		return from, err
 	}
-	due, err1 := first(keys.Scheduled, keys.ParseScheduled)
+	due, wait := nothingDue, nothingDue
+	err1 := schema.Scan(c.disk, keys.Scheduled, func(key, value []byte) error {
+		at, id, err := keys.ParseScheduled(key)
+		if err != nil {
+			return err
+		}
+		_, rec, err := keys.SplitLane(value)
+		if err != nil {
+			return err
+		}
+		head, err := record.DecodeHead(rec)
+		if isWait(&head, at) {
+			wait.lower(at, id)
+		} else {
+			due.lower(at, id)
+		}
+		return err
+	})
 	expiry, err2 := first(keys.Buckets, func(key []byte) (uint64, [keys.IDLen]byte, error) {
 		_, _, until, err := keys.ParseBucket(key)
 		return until, [keys.IDLen]byte{}, err
@@ -31,7 +49,7 @@ func (c *checker) times() error {
 	for _, t := range []struct {
 		what        string
 		next, first dueCursor
-	}{{"scheduled task", s.nextDue, due}, {"bucket", dueCursor{at: s.expiries.Next()}, expiry}, {"idempotency key", s.nextFreed, freed}} {
+	}{{"scheduled task", s.nextDue, due}, {"task between attempts", s.nextWait, wait}, {"bucket", dueCursor{at: s.expiries.Next()}, expiry}, {"idempotency key", s.nextFreed, freed}} {
 		held := t.next
 		if held.lower(t.first.at, t.first.name); held != t.next {
 			c.report("the first %s is looked for from %x on, and is at %x", t.what, t.next, t.first)

@@ -60,6 +60,11 @@ const GroupBytes = 1 << 20
 // Size returns about how many bytes have been collected.
 func (g *commitGroup) Size() int { return g.Batch.Len() + g.taskBytes }
 
+// isEmpty reports whether nothing has been collected.
+func (g *commitGroup) isEmpty() bool {
+	return g.Batch.Empty() && len(g.granted)+len(g.tasks)+len(g.finished)+len(g.Touched) == 0
+}
+
 // Entries returns how many keys have been collected.
 func (g *commitGroup) Entries() int { return int(g.Batch.Count()) + len(g.tasks) }
 

@@ -127,7 +127,7 @@ func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	id := s.mint.id(l.number)
 	s.emit(EventProduced, l, id, 0, "")
 	if t.Tied.Unique != [keys.UniqueLen]byte{} {
-		s.takeKey(id, &t.Tied.Ties, mintedAt(id))
+		s.takeKey(id, &t.Tied.Ties)
 	}
 	rec, waits := t.Rec, uint64(0)
 	if len(t.Tied.Parents) > 0 {

@@ -23,7 +23,7 @@ func (s *State) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 		}
 	}
 	start := keys.GrantedAt(ls.token)
-	a := record.Attempt{Number: ls.attempts, How: uint8(end.how), Start: start, End: max(start, s.Wall), Worker: ls.worker}
+	a := record.Attempt{Number: ls.attempts, How: uint8(end.how), Start: start, End: max(start, s.stamp()), Worker: ls.worker}
 	if end.how != EventExpired || end.cause == causeCrash {
 		a.Error = end.cause
 	}

@@ -17,7 +17,7 @@ import (
 type QueueInfo struct {
 	Queue    string
 	Counts   keys.Counts
-	Oldest   uint64 // since when the oldest ready task waits, by the minter's time, ms; 0: none is ready
+	Oldest   uint64 // since when the oldest ready task waits, ms; 0: none is ready
 	Totals   keys.Totals
 	Settings []byte // as stored; nil: there are none
 }
@@ -27,7 +27,7 @@ type InfoCursor struct {
 	CountsCursor
 	Queue  string // of which some lanes were visited; "": of none
 	Lanes  int    // of it that are left: the last lane takes the place of one that leaves memory
-	Oldest uint64 // in those that were visited
+	Oldest uint64 // in those that were visited, by the minter's time, ms
 }
 
 // quietMillis is for how long a queue that is in memory is shown after it has become empty.
@@ -110,12 +110,15 @@ func (s *State) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
 
 // isShown reports whether a queue has tasks or settings, or had some tasks a short while ago.
 func (s *State) isShown(q *Queue) bool {
-	return q.Counts != keys.Counts{} || q.Version > 0 || q.changed > 0 && s.Wall < q.changed+quietMillis
+	return q.Counts != keys.Counts{} || q.Version > 0 || q.changed > 0 && s.periods.now < q.changed+quietMillis
 }
 
 func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
 	if q.totals.Day == 0 {
 		s.recall(q)
+	}
+	if ahead := s.Time() - min(s.Time(), s.Wall); oldest > ahead { // so that it has waited as long by the wall clock
+		oldest -= ahead
 	}
 	i := QueueInfo{Queue: q.Name, Counts: q.Counts, Oldest: oldest, Settings: q.Value}
 	if q.totals.Day != 0 {

@@ -85,15 +85,14 @@ func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 }
 
 // promote moves on a scheduled task whose time has come. key is where it was found.
-func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, rec []byte) error {
-	head, err := record.DecodeHead(rec)
-	if err != nil {
-		return err
-	}
+func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
 	s.Group.delete(key)
 	s.notePromoted(len(rec))
 	l.queue.Counts.Scheduled--
 	s.touch(l.queue)
-	s.enter(l, s.mint.sinceDue(due, s.Wall), id, &head, rec)
-	return nil
+	passed := s.Wall - min(s.Wall, due)
+	if isWait(head, due) {
+		passed = s.periods.now - due
+	}
+	s.enter(l, s.mint.sinceAgo(passed), id, head, rec)
 }

@@ -26,6 +26,7 @@ func (s *State) Load() error {
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
 	for _, step := range []func() error{
 		s.loadCatalogue,
+		s.loadPeriodClock,
 		s.loadSettings,
 		s.loadLeaseClock,
 		s.loadLeases,
@@ -44,7 +45,7 @@ func (s *State) Load() error {
 			return err
 		}
 	}
-	s.tick(s.Now)
+	s.SetClock()
 	s.resume()
 	return nil
 }
@@ -173,10 +174,10 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	return nil
 }
 
-// loadTimes finds the first scheduled task, and the idempotency key that becomes free first.
+// loadTimes finds the first scheduled tasks, and the idempotency key that becomes free first.
 func (s *State) loadTimes() error {
-	first := func(prefix byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
-		lower, upper := keys.Range(prefix)
+	first := func(lower []byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
+		_, upper := keys.Range(lower[0])
 		c = nothingDue
 		err = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 			at, name, err := parse(it.Key())
@@ -186,10 +187,16 @@ func (s *State) loadTimes() error {
 		return c, err
 	}
 	var err error
-	if s.nextDue, err = first(keys.Scheduled, keys.ParseScheduled); err != nil {
+	if s.nextDue, err = first([]byte{keys.Scheduled}, keys.ParseScheduled); err != nil {
 		return err
 	}
-	s.nextFreed, err = first(keys.Freed, keys.ParseFreed)
+	if s.nextWait = s.nextDue; s.periods.waits > s.nextDue.at {
+		s.nextWait, err = first(keys.AppendScheduled(nil, s.periods.waits, keys.ID{}), keys.ParseScheduled)
+		if err != nil {
+			return err
+		}
+	}
+	s.nextFreed, err = first([]byte{keys.Freed}, keys.ParseFreed)
 	return err
 }
 

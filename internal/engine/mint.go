@@ -42,6 +42,16 @@ func (m *minter) tick(wall, now uint64) {
 	}
 }
 
+// Time returns the time by the minter's clock, ms, which is not before any that the shard has
+// stored.
+func (s *State) Time() uint64 { return max(s.mint.time, s.mint.clock>>clockShift) }
+
+// stamp is Time for what is stored. REQUIRES: the group stores the clock.
+func (s *State) stamp() uint64 {
+	s.mint.clock = max(s.mint.clock, s.mint.time<<clockShift)
+	return s.Time()
+}
+
 // next returns a number larger than all before, with the time in its upper bits.
 func (m *minter) next() uint64 {
 	m.clock = max(m.time<<clockShift, m.clock+1)
@@ -52,9 +62,8 @@ func (m *minter) next() uint64 {
 // earlier millisecond.
 func (m *minter) since() uint64 { return m.sinceMillis(max(m.time, m.clock>>clockShift)) }
 
-// sinceDue returns the place of a task that was due at a time of the wall clock: as long ago by the
-// minter's clock as by the wall clock. REQUIRES: due <= wall.
-func (m *minter) sinceDue(due, wall uint64) uint64 { return m.sinceMillis(m.time - (wall - due)) }
+// sinceAgo returns the place of a task that was due some ms ago.
+func (m *minter) sinceAgo(ms uint64) uint64 { return m.sinceMillis(m.time - min(ms, m.time)) }
 
 func (m *minter) sinceMillis(ms uint64) uint64 {
 	m.clock = max(m.clock, ms<<clockShift)

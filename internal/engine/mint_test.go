@@ -122,7 +122,7 @@ func TestMinterSetBack(t *testing.T) {
 			require.GreaterOrEqual(t, m.time, last)
 			require.LessOrEqual(t, m.time, max(wall, last, before+(passed+1)/2))
 			late := rapid.SampledFrom([]uint64{0, 1, hour}).Draw(t, "late")
-			require.Equal(t, m.time-late, keys.SinceMillis(m.sinceDue(wall-late, wall)))
+			require.Equal(t, m.time-late, keys.SinceMillis(m.sinceAgo(late)))
 			place := keys.SinceMillis(m.since())
 			require.Equal(t, m.time, place)
 			last = place

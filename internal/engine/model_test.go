@@ -83,7 +83,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"to next event": m.sleepToNextEvent,
 		"step wall":     m.stepWall,
 		"low disk":      m.lowDisk,
-		"crash":         func(*rapid.T) { m.reopen() },
+		"crash":         m.reboot,
 		"kill":          m.kill,
 		"start":         m.start,
 		"crash amid":    m.crashAmid,
@@ -108,6 +108,7 @@ type model struct {
 	given    map[int]uint64 // latest time of any since, by shard, ms
 	clocks   []modelClock   // of leases, by shard
 	latest   uint64         // that the wall clock has been stepped to, ms
+	decades  bool           // the wall clock has been stepped by years: totals of days have gone
 	order    []keys.ID      // all tasks that ever were
 	serial   int            // of the last payload
 	age      uint64         // of the model, by a monotonic clock that no crash sets back, ms
@@ -159,7 +160,7 @@ type modelTask struct {
 	result string
 	shard  int
 	since  uint64 // Ready, Leased: its place in the lane
-	until  uint64 // Scheduled, Dead, Done, Canceled: when that ends by the wall clock, ms
+	until  uint64 // Scheduled, Dead, Done, Canceled: when that ends by clockOf, ms
 
 	on     blockedOn
 	waits  map[keys.ID]bool // parents that have not ended, or are dead letters
@@ -171,8 +172,8 @@ type modelTask struct {
 	receipt  Receipt // the last that was given out
 	deadline uint64  // Leased: by the monotonic clock, ms
 	ends     uint64  // Leased: by the shard's clock of leases, ms
-	promised uint64  // Leased: the age of the model, ms, before which the lease does not run out
-	duration uint64  // Leased: ms
+	promised uint64  // the age of the model, ms: Leased: before which the lease does not run out; else: at which until is over
+	duration uint64  // Leased: of the lease; else: of what until ends, ms
 	local    bool    // Leased: by this process
 	handled  bool    // Leased: by Run
 	over     bool    // Leased: the lease had ended when the shard was loaded
@@ -311,6 +312,36 @@ func (m *model) orderTime(shard int) uint64 {
 	return ms
 }
 
+// period is a shard's clock of periods. It is the wall clock unless that was ahead.
+func (m *model) period(shard int) uint64 {
+	c := m.shards[shard].periods
+	c.tick(m.Wall, m.Uptime)
+	if c.now < m.Wall || c.now > m.latest+m.age {
+		m.rt.Fatalf("periods of shard %d go by %d, the wall clock by %d, and by %d at most", shard, c.now, m.Wall, m.latest)
+	}
+	return c.now
+}
+
+// isWait reports whether a task that is scheduled waits between attempts.
+func (t *modelTask) isWait() bool { return t.state == Scheduled && t.until != t.rec.RunAt }
+
+// clockOf is the clock by which the state of a task ends.
+func (m *model) clockOf(t *modelTask) uint64 {
+	if t.state == Scheduled && !t.isWait() {
+		return m.Wall
+	}
+	return m.period(t.shard)
+}
+
+// lasts sets when the state of a task ends that was given as a length.
+func (m *model) lasts(t *modelTask, until uint64) {
+	t.until, t.duration = until, until-m.period(t.shard)
+	t.promised = m.age + t.duration
+}
+
+// retained is the end of the retention of a task of a shard.
+func (m *model) retained(t *modelTask, ms int64) { m.lasts(t, keys.BucketOf(m.period(t.shard), ms)) }
+
 // Groups.
 
 // group begins a group of a shard with what is due, or gives what follows a budget of its own.
@@ -426,7 +457,7 @@ func (m *model) nextEvent() uint64 {
 			next = min(next, t.deadline-m.Now)
 		case Scheduled, Dead, Done, Canceled:
 			if t.until != keys.Forever {
-				next = min(next, t.until-m.Wall)
+				next = min(next, t.until-m.clockOf(t))
 			}
 		}
 	}
@@ -451,12 +482,16 @@ func (m *model) sync() {
 	for _, t := range tasks {
 		switch t.state {
 		case Scheduled:
-			if t.until <= m.Wall {
-				m.enter(t, keys.MovedSince(m.orderTime(t.shard)-(m.Wall-t.until)))
+			if clock := m.clockOf(t); t.until <= clock {
+				m.enter(t, keys.MovedSince(m.orderTime(t.shard)-(clock-t.until)))
+			} else if t.isWait() && t.promised < m.age {
+				m.rt.Fatalf("%+v waits longer than it was told to", t)
 			}
 		case Dead, Done, Canceled:
-			if t.until <= m.Wall {
+			if t.until <= m.clockOf(t) {
 				m.toGone(t)
+			} else if t.until != keys.Forever && t.promised < m.age {
+				m.rt.Fatalf("%+v is kept longer than it was to be", t)
 			}
 		}
 	}
@@ -498,6 +533,23 @@ func (m *model) stepWall(t *rapid.T) {
 
 // The end of a process.
 
+// reboot is the end of a process between two calls; the wall clock of the next one may be another.
+func (m *model) reboot(*rapid.T) {
+	if m.oneIn(3, "wrong clock") { // that of the process before, or of this one
+		step := oneOf[uint64](m, "by", 5000, 24*3600_000, years)
+		if step == years && m.hasAllTicks() { // they would be produced
+			step = 5000
+		}
+		m.decades = m.decades || step == years
+		if m.Wall > storyStart+step/2 || m.oneIn(4, "behind") {
+			step = -step
+		}
+		m.Wall += step
+		m.latest = max(m.latest, m.Wall)
+	}
+	m.reopen()
+}
+
 // reopen is the end of a process, and another one that loads what has been committed.
 func (m *model) reopen() {
 	m.drawConfig()
@@ -510,11 +562,28 @@ func (m *model) reopen() {
 	m.settle(true)
 }
 
-// resume sets the deadlines of leases that a process has found.
+// years is how far a wrong clock may be ahead, ms.
+const years = 13 * 365 * 24 * 3600_000
+
+func (m *model) hasAllTicks() bool {
+	for _, s := range m.schedules {
+		if s.missed == MissedAll {
+			return true
+		}
+	}
+	return false
+}
+
+// resume sets the deadlines of leases that a process has found. What was given as a length ends
+// after it at the latest.
 func (m *model) resume() {
 	clear(m.orphans)
+	for _, k := range m.byKey {
+		k.promised = m.age + k.length
+	}
 	for _, t := range m.live {
 		if t.state != Leased {
+			t.promised = m.age + t.duration
 			continue
 		}
 		if m.config.Replicated {

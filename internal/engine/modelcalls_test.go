@@ -1163,7 +1163,7 @@ func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
 		m.toCanceled(t)
 	case AlterForget:
 		if t.kept != 0 { // it goes with the last of its children
-			t.kept = min(t.kept, m.Wall)
+			t.kept = min(t.kept, m.period(t.shard))
 		} else {
 			m.toGone(t)
 		}
@@ -1190,7 +1190,7 @@ func (m *model) alter(t *modelTask, how Alteration, arg uint64) {
 			if _, taken := m.holder(&t.rec); taken {
 				m.byKey[t.rec.Unique].ended = false
 			} else {
-				m.takeKey(t.id, &t.rec, keys.SinceMillis(keys.SinceOf(t.id)))
+				m.takeKeyFrom(t.id, &t.rec, keys.SinceMillis(keys.SinceOf(t.id)))
 			}
 		}
 		t.rec.Attempts, t.rec.RunAt, t.rec.Crashes, t.expired = 0, 0, 0, false
@@ -1390,7 +1390,7 @@ func (c *scheduleCall) apply(m *model) {
 		return
 	}
 	s := c.modelSchedule
-	if old != nil && old.every == s.every {
+	if old != nil && old.every == s.every && (old.next < m.Wall || old.next-m.Wall <= dayMillis+old.every) {
 		s.start, s.after, s.last = old.start, old.after, old.last
 	} else {
 		s.start, s.after = m.Wall, m.Wall

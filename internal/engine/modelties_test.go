@@ -22,9 +22,15 @@ import (
 // modelKey is who has an idempotency key.
 type modelKey struct {
 	id    keys.ID
-	until uint64 // wall clock, ms; 0: until the task has ended
+	until uint64 // by the clock of periods, ms; 0: until the task has ended
 	ended bool   // the task has, and the key is taken until then
+
+	length   uint64 // ms; 0: until the task has ended
+	promised uint64 // the age of the model, ms, at which until is over
 }
+
+// shard is the one of the key's holder.
+func (k *modelKey) shard(m *model) int { return keys.ShardOf(k.id, m.config.Shards) }
 
 // blockedOn is what a blocked task waits for.
 type blockedOn int
@@ -50,13 +56,13 @@ func (m *model) toDead(t *modelTask) {
 	set := m.settings[t.Queue]
 	holds := set.HoldGroups && t.rec.Group != 0
 	if retention := set.DeadRetention; retention != 0 && !t.parent && !holds {
-		t.until = keys.BucketOf(m.Wall, record.Retention(retention))
+		m.retained(t, record.Retention(retention))
 	}
 	if t.until != keys.Forever {
 		m.unpin(t, t.until)
 	}
 	m.endKey(t, Dead)
-	t.state, t.at = Dead, m.Wall
+	t.state, t.at = Dead, m.orderTime(t.shard)
 	m.ended(t, Outcome{State: Dead, LastError: t.rec.Error, Attempts: int(t.rec.Attempts)}, !holds)
 }
 
@@ -69,8 +75,8 @@ func (m *model) toDone(t *modelTask, result string) {
 	if retention := m.retention(t); retention == 0 {
 		m.remember(t, &o)
 	} else {
-		t.until = keys.BucketOf(m.Wall, retention)
-		t.state, t.at, t.result = Done, m.Wall, result
+		m.retained(t, retention)
+		t.state, t.at, t.result = Done, m.orderTime(t.shard), result
 	}
 	m.ended(t, o, true)
 }
@@ -92,8 +98,8 @@ func (m *model) toCanceled(t *modelTask) {
 	if retention := m.retention(t); retention == 0 {
 		m.remember(t, &o)
 	} else {
-		t.until = keys.BucketOf(m.Wall, retention)
-		t.state, t.at = Canceled, m.Wall
+		m.retained(t, retention)
+		t.state, t.at = Canceled, m.orderTime(t.shard)
 	}
 	m.ended(t, o, true)
 }
@@ -125,7 +131,8 @@ func (m *model) wait(t *modelTask, ms uint64) {
 	if ms == 0 {
 		m.toReady(t, m.since(t.shard))
 	} else {
-		m.toScheduled(t, m.Wall+ms)
+		m.lasts(t, m.period(t.shard)+ms)
+		t.state = Scheduled
 	}
 }
 
@@ -184,7 +191,7 @@ func (m *model) admit(shard int, n spec, id keys.ID, batch []keys.ID, remote boo
 	}
 	m.tasks[id], m.live = t, append(m.live, t)
 	m.expect(EventProduced, t, "")
-	m.takeKey(id, &n.rec, keys.SinceMillis(since))
+	m.takeKey(id, &n.rec)
 	switch {
 	case len(t.rec.Parents) > 0:
 		m.toBlocked(t, onParents)
@@ -212,29 +219,36 @@ func (m *model) admit(shard int, n spec, id keys.ID, batch []keys.ID, remote boo
 // holder is who has the key of a task.
 func (m *model) holder(rec *record.Record) (keys.ID, bool) {
 	k := m.byKey[rec.Unique]
-	if rec.UniqueKey == "" || k == nil || k.ended && k.until <= m.Wall {
+	if rec.UniqueKey == "" || k == nil || k.ended && k.until <= m.period(k.shard(m)) {
 		return keys.ID{}, false
 	}
 	return k.id, true
 }
 
-// takeKey gives a key to a task, for some time from a moment on.
-func (m *model) takeKey(id keys.ID, rec *record.Record, from uint64) {
+// takeKey gives a key to a task, for some time from now on.
+func (m *model) takeKey(id keys.ID, rec *record.Record) {
+	m.takeKeyFrom(id, rec, max(m.period(keys.ShardOf(id, m.config.Shards)), keys.SinceMillis(keys.SinceOf(id))))
+}
+
+func (m *model) takeKeyFrom(id keys.ID, rec *record.Record, from uint64) {
 	if rec.UniqueKey == "" {
 		return
 	}
 	k := &modelKey{id: id}
 	if rec.UniqueFor != 0 {
-		k.until = from + rec.UniqueFor
+		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.age+rec.UniqueFor
 	}
 	m.byKey[rec.Unique] = k
 }
 
-// passKeys is what the wall clock does to keys: once it has shown the end of
+// passKeys is what the clock of periods does to keys: once it has shown the end of
 // their time, they are free with the end of their tasks, wherever it goes then.
 func (m *model) passKeys() {
 	maps.DeleteFunc(m.byKey, func(_ [keys.UniqueLen]byte, k *modelKey) bool {
-		if k.until > m.Wall {
+		if k.until > m.period(k.shard(m)) {
+			if k.promised < m.age {
+				m.rt.Fatalf("%+v is taken longer than it was to be", k)
+			}
 			return false
 		}
 		k.until = 0
@@ -248,7 +262,7 @@ func (m *model) endKey(t *modelTask, state TaskState) {
 		return
 	}
 	flags := t.rec.Flags
-	if k.until <= m.Wall || state == Done && flags&record.ReleaseOnComplete != 0 || state == Dead && flags&record.ReleaseOnDead != 0 {
+	if k.until <= m.period(t.shard) || state == Done && flags&record.ReleaseOnComplete != 0 || state == Dead && flags&record.ReleaseOnDead != 0 {
 		delete(m.byKey, t.rec.Unique)
 		return
 	}
@@ -474,7 +488,8 @@ func (m *model) unpin(child *modelTask, until uint64) {
 		}
 		p.kept = max(p.kept, until)
 		if delete(p.pins, child.id); len(p.pins) == 0 {
-			p.until, p.kept = max(p.kept, keys.BucketOf(m.Wall, 1)), 0
+			m.lasts(p, max(p.kept, keys.BucketOf(m.period(p.shard), 1)))
+			p.kept = 0
 		}
 	}
 }
@@ -525,7 +540,7 @@ func (m *model) replace(t *modelTask, by spec) {
 	parents, onDead, onMissing := t.rec.Parents, t.rec.OnDead, t.rec.OnMissing
 	t.LaneKey, t.rec, t.expired = by.LaneKey, by.rec, false
 	t.rec.Parents, t.rec.OnDead, t.rec.OnMissing = parents, onDead, onMissing
-	m.takeKey(t.id, &by.rec, max(m.Wall, keys.SinceMillis(keys.SinceOf(t.id))))
+	m.takeKey(t.id, &by.rec)
 	if p := m.placeOf(t); p.Range == keys.Task && !keys.IsFirstPlace(p.At) { // perhaps it had gone on before
 		if _, held := m.turns[t.rec.Group]; !held && m.waitsInGroup(t, t.rec.Group) && m.isFirst(t) {
 			m.turns[t.rec.Group] = t.id
@@ -677,7 +692,8 @@ func (m *model) tick() {
 					s.pass(m.Wall - missedAfter - 1)
 					continue
 				case MissedOnce:
-					tick = m.Wall - (m.Wall-s.start)%s.every
+					latest := m.Wall - missedAfter - 1
+					tick = latest - (latest-s.start)%s.every
 				}
 			}
 			due = append(due, tickText{s.payload, tick})

@@ -171,6 +171,6 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	}
 	s.pins.counts.drop(s, parent)
 	s.unkeep(at)
-	s.keep(at.lane.queue, keys.Done, parent, max(v.Until, keys.BucketOf(s.Wall, 1)), at.ended, &at.rec)
+	s.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
 	return true
 }

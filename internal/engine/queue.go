@@ -45,7 +45,7 @@ type Queue struct {
 	Counts  keys.Counts
 	Orphans int              // handlers that go on though their leases have ended
 	totals  keys.TotalsValue // Day is 0 until they are known
-	changed uint64           // Wall of the last group that has changed it; 0: none since Open
+	changed uint64           // clock of periods at the last group that has changed it; 0: none since Open
 	touched bool             // on the group's list
 	filed   bool             // a row has the totals, and the counters have none
 	Gated   bool             // the owner wants to know when its leases end
@@ -138,7 +138,7 @@ func (s *State) touchFirst(q *Queue) {
 	if q.totals.Day != s.totals.today {
 		s.beginDay(q)
 	}
-	q.changed, q.filed = s.Wall, false
+	q.changed, q.filed = s.periods.now, false
 	if s.Wanted&WantCounts != 0 {
 		s.Effects.Counted = append(s.Effects.Counted, Counted{q, q.totals.All})
 	}

@@ -88,6 +88,24 @@ func (r *recurring) pass(after uint64) {
 	r.next = r.times.Next(after)
 }
 
+// isAhead reports whether the next tick lies more than a day and a period ahead of a time of the
+// wall clock: that was wrong when the schedule came so far.
+func (r *recurring) isAhead(wall uint64) bool {
+	if r.Err != nil || r.value.After <= wall {
+		return false
+	}
+	period := r.value.Every
+	if period == 0 {
+		first := r.times.Next(wall)
+		if first == ticks.Never {
+			return false
+		}
+		period = r.times.Next(first) - first
+	}
+	ahead := r.times.Next(r.value.After) - wall
+	return ahead > dayMillis && ahead-dayMillis > period
+}
+
 // recurringTable holds the schedules of a shard. Only its owner uses it.
 //
 // Invariant: each schedule in list is in exactly one of waiting and late. Those in late were due
@@ -341,7 +359,8 @@ func CheckSchedule(key, value []byte) (name string, err error) {
 // SetSchedule stores a schedule; v has no position in time.
 func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Sequence) error {
 	old := s.recurring.find(name)
-	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone
+	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone ||
+		old.isAhead(s.Wall)
 	if fresh {
 		v.Start, v.After = s.Wall, s.Wall
 	} else {
@@ -379,14 +398,20 @@ func (s *State) PauseSchedule(name string, paused bool) error {
 	switch {
 	case r == nil:
 		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
-	case r.value.Paused == paused:
+	case r.value.Paused == paused && (paused || !r.isAhead(s.Wall)):
 		return nil
 	}
 	next := *r
 	next.value.Paused = paused
 	next.value.After = max(r.value.After, s.Wall)
+	if !paused && r.isAhead(s.Wall) {
+		next.value.Start, next.value.After, next.value.Last = s.Wall, s.Wall, 0
+		if next.value.Every != 0 {
+			next.times = ticks.Every{Start: s.Wall, Interval: next.value.Every}
+		}
+	}
 	if next.place, next.next = -1, Never; r.Err == nil {
-		next.begin(r.times)
+		next.begin(next.times)
 	}
 	s.recurring.put(&next)
 	s.storeRecurring(&next)

@@ -12,7 +12,7 @@ import (
 // bucketKey names a bucket of a queue.
 type bucketKey struct {
 	prefix byte   // the range: Dead, Done or Canceled
-	until  uint64 // wall clock, ms
+	until  uint64 // by the clock of periods, ms
 }
 
 // bucket is what memory knows of a bucket.
@@ -82,28 +82,6 @@ func (b *bucket) seal(g *commitGroup) {
 	}
 	g.set(key, keys.AppendNumber(nil, b.size))
 }
-
-// past reports whether it is certain that a time of the wall clock has passed.
-func (s *State) past(at uint64) bool { return at <= s.Wall && s.Ahead <= s.Wall-at }
-
-// HasExpired reports whether something is to be deleted for good by now, if Wall shows the time.
-func (s *State) HasExpired() bool { return min(s.expiries.Next(), s.nextFreed.at) <= s.Wall }
-
-// nextDeletion returns when something is to be deleted for good, by the wall clock, ms; Never:
-// nothing is. If that is not known now, it soon is.
-func (s *State) nextDeletion() uint64 {
-	at := min(s.expiries.Next(), s.nextFreed.at)
-	switch {
-	case at > s.Wall: // Ahead is not known either
-	case s.Ahead == Never:
-		at = s.Wall + soon
-	default:
-		at += s.Ahead
-	}
-	return at
-}
-
-const soon = 100 // ms
 
 // expireEnded deletes the buckets whose time has come.
 // REQUIRES: the group is empty.

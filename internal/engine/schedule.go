@@ -2,42 +2,86 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/record"
 )
 
 // dueCursor is where a range that is ordered by time begins: no entry lies before it. It is as
 // precise as a key, since many entries may have the same time, and tombstones lie before it.
 type dueCursor struct {
-	at   uint64 // wall clock, ms; Never: the range is empty
+	at   uint64 // ms; Never: the range is empty
 	name [keys.IDLen]byte
 }
 
 var nothingDue = dueCursor{at: Never}
 
+func (c *dueCursor) compare(o *dueCursor) int {
+	return cmp.Or(cmp.Compare(c.at, o.at), bytes.Compare(c.name[:], o.name[:]))
+}
+
 // lower makes the range begin no later than at an entry.
 func (c *dueCursor) lower(at uint64, name [keys.IDLen]byte) {
-	if at < c.at || at == c.at && bytes.Compare(name[:], c.name[:]) < 0 {
-		c.at, c.name = at, name
+	if o := (dueCursor{at, name}); o.compare(c) < 0 {
+		*c = o
 	}
 }
 
+// raise makes the range begin no earlier than at another position.
+func (c *dueCursor) raise(o dueCursor) {
+	if c.compare(&o) < 0 {
+		*c = o
+	}
+}
+
+// Tasks of two kinds are in the range Scheduled, by when they are due: those that wait for a time
+// of day, by the wall clock, and those that wait between attempts, by the clock of periods. The
+// wall clock may be far behind the other one, or ahead of it in a cluster. Up to the earlier of the
+// two all tasks are due; between them, those of one kind are, and the cursors say how far they have
+// gone. So each task is read at most twice, however many there are.
+
+// firstScheduled is where the range Scheduled begins.
+func (s *State) firstScheduled() dueCursor {
+	first := s.nextDue
+	first.lower(s.nextWait.at, s.nextWait.name)
+	return first
+}
+
 // promoteDue moves on the scheduled tasks whose time has come.
-// REQUIRES: the group has scheduled no task, and moved no scheduled one: nextDue becomes what disk
-// says.
+// REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors become what
+// disk says.
 func (s *State) promoteDue() {
-	lower := keys.AppendScheduled(nil, s.nextDue.at, s.nextDue.name)
+	reached := s.promoteFrom(s.firstScheduled(), min(s.Wall, s.periods.now))
+	s.nextDue.raise(reached)
+	s.nextWait.raise(reached)
+	if s.Broken != nil || s.Spent() || !s.promoteIsDue() {
+		return
+	}
+	later := &s.nextWait
+	if s.Wall > s.periods.now {
+		later = &s.nextDue
+	}
+	*later = s.promoteFrom(*later, max(s.Wall, s.periods.now))
+}
+
+// promoteFrom moves on the tasks that are due, of the entries from a position up to a time. It
+// returns where the others begin.
+func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
+	if reached = nothingDue; from == reached {
+		return reached
+	}
+	lower := keys.AppendScheduled(nil, from.at, from.name)
 	_, upper := keys.Range(keys.Scheduled)
-	s.nextDue = nothingDue
 	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		due, id, err := keys.ParseScheduled(it.Key())
 		if err != nil {
 			return false, err
 		}
-		if due > s.Wall || s.Spent() {
-			s.nextDue.lower(due, id)
+		if due > until || s.Spent() {
+			reached = dueCursor{due, id}
 			return false, nil
 		}
 		v, err := it.ValueAndErr()
@@ -48,12 +92,21 @@ func (s *State) promoteDue() {
 		if err != nil {
 			return false, err
 		}
+		head, err := record.DecodeHead(rec)
+		if err != nil {
+			return false, err
+		}
+		if isWait(&head, due) && due > s.periods.now || !isWait(&head, due) && due > s.Wall {
+			return true, nil
+		}
 		l, err := s.laneNumbered(number)
 		if err != nil {
 			return false, err
 		}
-		return true, s.promote(it.Key(), due, id, l, append([]byte(nil), rec...))
+		s.promote(it.Key(), due, id, l, &head, append([]byte(nil), rec...))
+		return true, nil
 	})
+	return reached
 }
 
-func (s *State) promoteIsDue() bool { return s.nextDue.at <= s.Wall }
+func (s *State) promoteIsDue() bool { return s.nextDue.at <= s.Wall || s.past(s.nextWait.at) }

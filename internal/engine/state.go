@@ -45,7 +45,9 @@ type State struct {
 	trimmer  trimmer
 	rings    []*ring // unused, for reuse
 
-	nextDue   dueCursor              // the first scheduled task
+	periods   periodClock
+	nextDue   dueCursor              // the first scheduled task that waits for a time of day
+	nextWait  dueCursor              // the first scheduled task that waits between attempts
 	nextFreed dueCursor              // the first idempotency key to become free
 	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
 
@@ -115,9 +117,7 @@ type Config struct {
 type instant struct {
 	Now  uint64 // monotonic, without the time that does not count
 	Wall uint64 // since 1970
-	// Ahead is by how much Wall may be ahead of time; Never: that is not known. What is deleted for
-	// good is not deleted before that has passed. It need not be set unless Wall says that
-	// something is to be deleted (HasExpired).
+	// Ahead is by how much Wall is ahead of the clocks of the other nodes; Never: that is not known.
 	Ahead  uint64
 	Uptime uint64 // monotonic
 	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
@@ -162,6 +162,7 @@ func NewState(c Config, st *store.Store) State {
 		rings:     make([]*ring, 0, spareRings),
 		trimmer:   trimmer{since: Never},
 		nextDue:   nothingDue,
+		nextWait:  nothingDue,
 		nextFreed: nothingDue,
 		uniques:   newUniqueCache(),
 		turns:     newTurnCache(),
@@ -205,6 +206,7 @@ func (s *State) Seal() {
 	}
 	s.sessions.seal(&s.Group)
 	s.out.seal(&s.Group)
+	s.sealPeriodClock()
 	s.storeLeaseClock() // the group may have granted the first leases
 	s.noteTouched()
 	s.dropEmpty()
@@ -241,7 +243,12 @@ func (e *Effects) Clear() {
 func (s *State) SetClock() { s.tick(s.Uptime) }
 
 func (s *State) tick(uptime uint64) {
-	s.mint.tick(s.Wall, uptime)
+	agreed := s.Wall - min(s.Ahead, s.Wall)
+	if s.Ahead == Never && s.mint.clock == 0 { // there is nothing to go on with
+		agreed = s.Wall
+	}
+	s.mint.tick(agreed, uptime)
+	s.periods.tick(agreed, uptime)
 	s.totals.today = uint32(s.mint.time / dayMillis)
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/window"
 )
 
@@ -112,12 +113,25 @@ func (s *State) blockAgain(l *Lane, at *located, rec []byte) {
 	s.block(l, at.place.At, at.id, rec)
 }
 
-// schedule adds a task to those that wait for their time.
+// schedule adds a task to those that wait for their time of day: due is RunAt of its record.
 func (s *State) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
+	s.addScheduled(l, id, due, rec)
+	s.nextDue.lower(due, id)
+}
+
+// scheduleWait adds a task to those that wait between attempts, until a deadline.
+func (s *State) scheduleWait(l *Lane, id keys.ID, deadline uint64, rec []byte) {
+	s.addScheduled(l, id, deadline, rec)
+	s.nextWait.lower(deadline, id)
+}
+
+// isWait reports whether a scheduled task waits between attempts.
+func isWait(head *record.Head, due uint64) bool { return head.RunAt != due }
+
+func (s *State) addScheduled(l *Lane, id keys.ID, due uint64, rec []byte) {
 	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)
 	s.Group.set(s.scratch, s.withLane(l, rec))
 	s.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
 	l.queue.Counts.Scheduled++
 	s.touch(l.queue)
-	s.nextDue.lower(due, id)
 }

@@ -192,7 +192,7 @@ func (t *trimmer) begin(now uint64) {
 }
 
 // notePromoted counts a record that leaves the range Scheduled, in which everything before nextDue
-// is dead.
+// and nextWait is dead.
 func (s *State) notePromoted(bytes int) {
 	t := &s.trimmer
 	t.bytes += bytes
@@ -228,8 +228,8 @@ func (s *State) trim() {
 	}
 	if t.promoted >= s.config.TrimLane {
 		lower, upper := keys.Range(keys.Scheduled)
-		if s.nextDue != nothingDue {
-			upper = keys.AppendScheduled(nil, s.nextDue.at, s.nextDue.name)
+		if first := s.firstScheduled(); first != nothingDue {
+			upper = keys.AppendScheduled(nil, first.at, first.name)
 		}
 		s.Group.trimRange(lower, upper)
 		t.promoted = 0

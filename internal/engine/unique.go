@@ -27,12 +27,16 @@ func (s *State) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
 	return s.isMoving(id) || s.uniques.hasChanged(hash) && s.Group.find(id) == nil
 }
 
-// takeKey gives a free key to a task, for its time from a moment on. The moment is not before the
-// one in the ID: endKey relies on it.
-func (s *State) takeKey(id keys.ID, t *record.Ties, from uint64) {
+// takeKey gives a free key to a task, for its time from now on.
+func (s *State) takeKey(id keys.ID, t *record.Ties) { s.takeKeyFrom(id, t, s.periods.now) }
+
+// takeKeyFrom is takeKey for its time from a moment on, but not before the one in the ID: endKey
+// relies on it.
+func (s *State) takeKeyFrom(id keys.ID, t *record.Ties, from uint64) {
 	v := keys.UniqueValue{ID: id}
 	if t.UniqueFor != 0 { // freeKeys looks at it once its time has passed, even if that is now
-		v.Until = keys.Later(from, t.UniqueFor)
+		s.periods.made = true
+		v.Until = keys.Later(max(from, mintedAt(id)), t.UniqueFor)
 		s.scratch = keys.AppendFreed(s.scratch[:0], v.Until, t.Unique)
 		s.Group.set(s.scratch, nil)
 		s.nextFreed.lower(v.Until, t.Unique)
@@ -48,11 +52,11 @@ func (s *State) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 	}
 }
 
-// endKey is called for the key of a task that ends. Before the shard's clock has passed the key's
+// endKey is called for the key of a task that ends. Before the clock of periods has passed the key's
 // time there is nothing to do, unless the end releases the key: freeKeys will find that the task
 // has ended.
 func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
-	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.mint.clock>>clockShift {
+	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.periods.now {
 		return
 	}
 	if t.Flags&record.HoldsKey != 0 && t.UniqueFor == 0 {
@@ -93,11 +97,11 @@ func (s *State) freeKeys() {
 		}
 		if lives, err := s.lives(v.ID); err != nil {
 			return false, err
-			// endKey compares with the shard's clock, which never goes back
+			// endKey compares with the clock of periods, which never goes back
 		} else if lives {
 			v.Until = 0
 			s.uniques.put(s, hash, v)
-			s.mint.next()
+			s.periods.made = true
 			l, err := s.laneNumbered(keys.LaneOf(v.ID))
 			if err != nil {
 				return false, err

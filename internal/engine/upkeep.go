@@ -125,7 +125,7 @@ func (s *State) upkeepIsDue() bool {
 func (s *State) NextDue() (uptime, now, wall uint64) {
 	uptime, now, wall = Never, Never, Never
 	if s.HasRoom(RoomNone) {
-		uptime, wall = s.trimAt(), s.nextDeletion()
+		uptime, wall = s.trimAt(), s.wallOf(min(s.expiries.Next(), s.nextFreed.at))
 	}
 	if s.config.Untimed {
 		return uptime, Never, Never
@@ -142,7 +142,7 @@ func (s *State) NextDue() (uptime, now, wall uint64) {
 		now = min(now, s.nextPass())
 	}
 	if s.HasRoom(RoomLow) {
-		wall = min(wall, s.nextDue.at)
+		wall = min(wall, s.nextDue.at, s.wallOf(s.nextWait.at))
 	}
 	if s.HasRoom(Roomy) {
 		wall = min(wall, s.recurring.next())

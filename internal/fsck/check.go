@@ -20,7 +20,8 @@ import (
 //     leased tasks; and the lane in an ID belongs to the task's queue;
 //   - every unended record that is not in its first place has an index entry that points to it, and
 //     every index entry points to a record;
-//   - every lease record has a valid lease, and the clock of leases can be read;
+//   - every lease record has a valid lease, and the clocks of leases
+//     and of periods can be read;
 //   - the counts of every queue, and the sizes of its buckets, are those of its records;
 //   - the totals of a queue do not decrease from day to day, and only one number has those of its
 //     name;
@@ -62,6 +63,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		schema.Scan(r, keys.Index, c.entry),
 		schema.ScanLeases(r, c.leases),
 		schema.Scan(r, keys.LeaseTime, c.leaseClock),
+		schema.Scan(r, keys.PeriodTime, c.periodClock),
 		schema.Scan(r, keys.Daily, c.day),
 		schema.Scan(r, keys.Counters, c.counters),
 		schema.Scan(r, keys.Buckets, c.bucket),
@@ -268,6 +270,13 @@ func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEnt
 func (c *checker) leaseClock(key, value []byte) error {
 	if _, err := keys.ParseNumber(value); err != nil || len(key) != 1 {
 		c.report("clock of leases %x is %x", key, value)
+	}
+	return nil
+}
+
+func (c *checker) periodClock(key, value []byte) error {
+	if _, err := keys.ParsePeriodTime(value); err != nil || len(key) != 1 {
+		c.report("clock of periods %x is %x", key, value)
 	}
 	return nil
 }

@@ -35,6 +35,7 @@
 //	1f parent               telling     how a task has ended, until all its children know
 //	20 child parent         pin         parents whose results are kept until a task has ended
 //	21 parent               pinned      how many pins keep the result of a task
+//	22                      period time the clock of periods, while it is not the minter's
 //
 // A bucket is the time at which its tasks expire. Tasks of one scope block each other.
 //
@@ -82,6 +83,8 @@ const (
 	Telling   = 0x1f
 	Pin       = 0x20
 	Pinned    = 0x21
+	// PeriodTime is since format 7.
+	PeriodTime = 0x22
 )
 
 // IDLen is the length of a task ID.

@@ -152,6 +152,28 @@ func ParsePinned(b []byte) (PinnedValue, error) {
 	return PinnedValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
 }
 
+// PeriodTimeValue is the clock of periods, by which idempotency keys, waits between attempts and
+// retention end.
+type PeriodTimeValue struct {
+	Clock uint64 // ms since 1970
+	Waits uint64 // no task waits between attempts until a time before it
+}
+
+const periodTimeLen = 8 + 8
+
+// Append appends the encoded value.
+func (v PeriodTimeValue) Append(dst []byte) []byte {
+	return AppendNumber(AppendNumber(dst, v.Clock), v.Waits)
+}
+
+// ParsePeriodTime reads such a value.
+func ParsePeriodTime(b []byte) (PeriodTimeValue, error) {
+	if len(b) != periodTimeLen {
+		return PeriodTimeValue{}, malformed("clock of periods", b)
+	}
+	return PeriodTimeValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
+}
+
 // SettingsValue is the settings of a queue. The one with the larger version counts.
 type SettingsValue struct {
 	Version uint64 // 1 or more, and below 2^56

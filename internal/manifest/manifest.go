@@ -61,7 +61,9 @@ const (
 //	   tasks; records say which tasks are suspects of a crash, and count crashes, and suspects wait in
 //	   scopes of their own; messages are kept until their receiver has synced its log; heartbeats tell
 //	   what a leader has done, and the answers to them the room on the disk; claims say that they are
-//	   for handlers of Run, and ends of leases that the handler goes on
+//	   for handlers of Run, and ends of leases that the handler goes on; the deadlines of idempotency
+//	   keys, of waits between attempts and of retention are by a clock of the shard's own, which is
+//	   stored while it differs from that in the IDs
 const (
 	Format        = 7
 	OldestFormat  = 3

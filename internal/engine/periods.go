@@ -1,0 +1,128 @@
+package engine
+
+import (
+	"fmt"
+
+	"codeq/internal/base"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+)
+
+// Idempotency keys, waits between attempts and retention are given as lengths. Their deadlines are
+// by a clock of the shard's own, the clock of periods. It is the wall clock, but never goes back:
+// while the wall clock is behind it, it goes on by the monotonic clock. So after the wall clock
+// was ahead, be it by years and in an earlier process, a period ends at the latest when its length
+// has passed since the shard was loaded; and a wall clock that is behind ends nothing early. If
+// the wall clock is set forward, periods end as much earlier.
+//
+// In a cluster it follows the wall clock of the leader less Instant.Ahead.
+//
+// Times of day (the RunAt of a task, ticks) are by the wall clock itself.
+//
+// Invariant: now is not behind the minter's time. Both are the wall clock, unless that was set
+// back: then the minter's time goes on at half speed. So the clock is stored by itself only as long
+// as it differs; otherwise that of the minter, which is stored with every group, stands for it.
+//
+// Invariant: a deadline is persisted with a clock. So the next process begins at the time at which
+// the deadline was made, or later.
+type periodClock struct {
+	now    uint64 // ms since 1970
+	read   uint64 // Uptime at which it showed that
+	stored uint64 // in the store, or in the group; 0: not there
+	waits  uint64 // by then, all waits that are due before it were over when the shard was loaded
+	made   bool   // the group has made a deadline, or has acted on one that cannot pass twice
+}
+
+// periodsEvery is how far the clock of periods goes until it is stored again if no deadline is
+// made, ms.
+const periodsEvery = 1000
+
+// The wall clock goes as the monotonic one, except for the rounding of both, in ms, and a part of
+// the time that has passed, 2^-10.
+const (
+	clockJitter = 2
+	clockDrift  = 10
+)
+
+// tick sets the clock from the wall clock and the monotonic clock, both in ms.
+func (c *periodClock) tick(wall, uptime uint64) {
+	passed := uptime - c.read
+	c.read = uptime
+	if now := c.now + passed; wall < c.now || wall+clockJitter+passed>>clockDrift < now {
+		c.now = now
+	} else {
+		c.now = wall
+	}
+}
+
+// after returns the deadline of a period of some ms that begins now.
+func (s *State) after(ms uint64) uint64 {
+	s.periods.made = true
+	return keys.Later(s.periods.now, ms)
+}
+
+// retainedUntil returns the bucket of a task that ends now and is kept for some ms; negative: for
+// ever.
+func (s *State) retainedUntil(retention int64) uint64 {
+	s.periods.made = true
+	return keys.BucketOf(s.periods.now, retention)
+}
+
+// past reports whether a deadline has passed.
+func (s *State) past(deadline uint64) bool { return deadline <= s.periods.now }
+
+// wallOf returns the time of a deadline by the wall clock, if nobody sets it; not before now.
+func (s *State) wallOf(deadline uint64) uint64 {
+	if deadline == Never {
+		return Never
+	}
+	return s.Wall + deadline - min(deadline, s.periods.now)
+}
+
+// agrees reports whether the minter's clock stands for the clock of periods.
+func (s *State) agrees() bool { return s.periods.now == s.mint.time }
+
+// loadPeriodClock continues the clock of periods.
+// REQUIRES: the minter's clock is loaded.
+func (s *State) loadPeriodClock() error {
+	c := &s.periods
+	*c = periodClock{now: s.mint.clock >> clockShift, read: s.Uptime}
+	b, err := schema.Lookup(s.Store.DB(), []byte{keys.PeriodTime})
+	if err != nil || b == nil {
+		return err
+	}
+	v, err := keys.ParsePeriodTime(b)
+	if err != nil {
+		return fmt.Errorf("%w: clock of periods: %w", base.ErrCorrupt, err)
+	}
+	c.now, c.stored, c.waits = v.Clock, v.Clock, v.Waits
+	return nil
+}
+
+// sealPeriodClock makes the group store the clock of periods.
+func (s *State) sealPeriodClock() {
+	c := &s.periods
+	made := c.made
+	c.made = false
+	if s.agrees() {
+		if made { // the minter may not have made a number for long
+			s.mint.clock = max(s.mint.clock, s.mint.time<<clockShift)
+			s.Group.unclocked = s.Group.unclocked || len(s.Group.Touched) == 0
+		}
+		if c.stored != 0 {
+			c.stored = 0
+			s.Group.delete([]byte{keys.PeriodTime})
+		}
+		return
+	}
+	if s.Format < periodFormat || c.stored != 0 && !made && c.now-c.stored < periodsEvery || s.Group.isEmpty() {
+		return
+	}
+	c.stored = c.now
+	v := keys.PeriodTimeValue{Clock: c.now, Waits: min(s.nextWait.at, c.now)}
+	s.Group.set([]byte{keys.PeriodTime}, v.Append(s.value[:0]))
+}
+
+// periodFormat is the first format that has the clock of periods. Before, a shard begins with the
+// minter's.
+const periodFormat = 7
