@@ -26,10 +26,16 @@ import (
 // is used up.
 //
 // Within a queue the order is: higher priorities first, tenants in turn, and for each tenant the
-// task that has been ready for longest. With several shards, tenants take turns in each shard. A
-// claim goes to the shard with the highest priority, and for a queue with one tenant to the shard
-// with the oldest task. It knows these from the last commit of each shard: of claims that are made
-// at the same time some may get a task before a more urgent, or an older, one. The strict order of
+// task that has been ready for longest. With several shards, a claim goes to the shard with the
+// highest priority: if several have it, to the shard with the oldest task or, if the tasks are of
+// several tenants, to one that is drawn, where the tenants take turns. Each tenant has its share
+// over all shards of the process (in a cluster: those that the node leads), however its tasks lie
+// in them; [Settings.TenantWeights] says how. A claim that waits gets the first task that becomes
+// ready in any shard, or may be claimed within Settings.Concurrency or Rate: over several shards,
+// such claims get tasks of all tenants, but not by their shares.
+//
+// A claim knows the tasks from the last commit of each shard: of claims that are made at the same
+// time some may get a task before a more urgent, or an older, one. The strict order of
 // queues holds across shards for the first 16 queues. If req has Weights, a claim draws a queue by
 // them, among those that have ready tasks in any shard of the process; of more than 16 queues, in
 // 16 draws at the most. In that queue only the order of priorities holds.

@@ -23,8 +23,9 @@
 // # Order
 //
 // A claim takes the highest priority first, tenants in turn, and for each tenant the task that has
-// been ready for longest. With several shards, claims go to the shard with the highest priority,
-// and for a queue with one tenant to the shard with the oldest task; see [Queue.Claim].
+// been ready for longest. With several shards, claims go to the shard with the highest priority;
+// among shards with the same priority to the one with the oldest task if all are of one tenant,
+// otherwise to one that is drawn, by the shares of the tenants; see [Queue.Claim].
 //
 // # Time
 //

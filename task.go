@@ -34,7 +34,7 @@ type Task struct {
 	// Priority is 0 to 9; 9 is claimed first.
 	Priority int `json:",omitzero"`
 	// Tenant is for fair sharing of a queue: claims take tasks of the same priority from the
-	// tenants in turn.
+	// tenants in turn, over all shards ([Settings.TenantWeights]).
 	Tenant string `json:",omitzero"`
 	// MaxAttempts is how often the task is tried before it becomes a dead letter. 0:
 	// [Options.MaxAttempts].

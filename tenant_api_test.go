@@ -3,7 +3,9 @@ package codeq_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -81,6 +83,145 @@ func TestTenantWeightsShares(t *testing.T) {
 		require.InDelta(t, claims*3/4, strings.Count(got, "A"), 3*3)
 		require.NotContains(t, got, strings.Repeat("A", 40))
 		requireSettled(t, q)
+	})
+}
+
+// TestTenantSharesOverShards: tenants have their shares of the claims of a queue, however their tasks
+// lie in the shards. The bounds are six standard deviations wide.
+func TestTenantSharesOverShards(t *testing.T) {
+	everywhere := []int{0, 1, 2, 3}
+	for name, c := range map[string]struct {
+		weights map[string]int
+		shards  map[string][]int // in which the tenants have tasks
+		batch   int
+		want    map[string]float64 // of 3,000 claims
+	}{
+		"one bound": {
+			shards: map[string][]int{"A": everywhere, "B": everywhere, "C": everywhere, "D": everywhere, "X": {2}},
+			want:   map[string]float64{"A": 600, "B": 600, "C": 600, "D": 600, "X": 600},
+		},
+		"batches": {
+			shards: map[string][]int{"A": everywhere, "B": everywhere, "C": everywhere, "D": everywhere, "X": {2}}, batch: 7,
+			want: map[string]float64{"A": 600, "B": 600, "C": 600, "D": 600, "X": 600},
+		},
+		"a heavy one bound": {
+			weights: map[string]int{"X": 3}, shards: map[string][]int{"A": everywhere, "X": {1}},
+			want: map[string]float64{"A": 750, "X": 2250},
+		},
+		"a light one bound": {
+			weights: map[string]int{"A": 3}, shards: map[string][]int{"A": everywhere, "X": {1}},
+			want: map[string]float64{"A": 2250, "X": 750},
+		},
+		"two, three and one": {
+			shards: map[string][]int{"A": {0, 1}, "B": {1, 2, 3}, "X": {0}},
+			want:   map[string]float64{"A": 1000, "B": 1000, "X": 1000},
+		},
+		"many in one, one in another": {
+			shards: map[string][]int{"A": {0}, "B": {0}, "C": {0}, "D": {0}, "E": {0}, "F": {0}, "G": {0}, "H": {0}, "I": {0}, "X": {3}},
+			want:   map[string]float64{"A": 300, "B": 300, "C": 300, "D": 300, "E": 300, "F": 300, "G": 300, "H": 300, "I": 300, "X": 300},
+		},
+		"one without a name": {
+			weights: map[string]int{"": 2}, shards: map[string][]int{"": everywhere, "X": {3}},
+			want: map[string]float64{"": 2000, "X": 1000},
+		},
+		"one with a name": {
+			shards: map[string][]int{"": {0, 1, 3}, "X": {2}},
+			want:   map[string]float64{"": 1500, "X": 1500},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+				configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = c.weights })
+				for tenant, shards := range c.shards {
+					for _, shard := range shards {
+						produceFor(t, startingAt(q, shard), codeq.Task{Queue: "a"}, 3000/len(shards), tenant)
+					}
+				}
+				counts := make(map[string]int)
+				for claimed := 0; claimed < 3000; {
+					leases, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: max(1, c.batch), NoWait: true})
+					require.NoError(t, err)
+					for _, l := range leases {
+						counts[l.Tenant]++
+						require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+					}
+					claimed += len(leases)
+				}
+				for tenant, want := range c.want {
+					share := want / 3000
+					deviation := math.Sqrt(3000 * share * (1 - share) * float64(max(1, c.batch)))
+					require.InDelta(t, want, counts[tenant], 6*deviation, "%s of %v", tenant, counts)
+				}
+				requireSettled(t, q)
+			})
+		})
+	}
+}
+
+// TestTenantSharesChange: shares follow new weights, and tenants that come and go, also after a
+// restart.
+func TestTenantSharesChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *onDisk(crashfs.New(), &codeq.Options{Shards: 4})
+		q := openForRun(t, opts)
+		for shard := range 4 {
+			produceFor(t, startingAt(q, shard), codeq.Task{Queue: "a"}, 2000, "A")
+		}
+		produceFor(t, startingAt(q, 1), codeq.Task{Queue: "a"}, 3500, "X")
+		expect := func(shares map[string]float64) {
+			t.Helper()
+			const claims = 1600
+			got := tenantsOf(t, q, "a", claims)
+			for tenant, share := range shares {
+				deviation := math.Sqrt(claims * share * (1 - share))
+				require.InDelta(t, claims*share, strings.Count(got, tenant), 6*deviation, tenant)
+			}
+		}
+		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
+		configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 7} })
+		expect(map[string]float64{"A": 7. / 8, "X": 1. / 8})
+		configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"X": 3} })
+		produceFor(t, startingAt(q, 3), codeq.Task{Queue: "a"}, 2000, "Y")
+		expect(map[string]float64{"A": 1. / 5, "X": 3. / 5, "Y": 1. / 5})
+		configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = nil })
+		time.Sleep(time.Second) // Bulk is for tasks from before it
+		_, err := q.Bulk(t.Context(), codeq.BulkOptions{
+			Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: "a", Tenants: []string{"Y"}},
+		})
+		require.NoError(t, err)
+		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
+		require.NoError(t, q.Close())
+		q = openForRun(t, opts)
+		produceFor(t, startingAt(q, 1), codeq.Task{Queue: "a"}, 1500, "X")
+		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
+		requireSettled(t, q)
+	})
+}
+
+// TestTenantSharesOfRun: many workers share their tasks between tenants as single claims do.
+func TestTenantSharesOfRun(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+		for shard := range 4 {
+			produceFor(t, startingAt(q, shard), codeq.Task{Queue: "a"}, 4000, "A", "B", "C", "D")
+		}
+		produceFor(t, startingAt(q, 2), codeq.Task{Queue: "a"}, 4000, "X")
+		const claims = 10_000
+		var handled, ofX atomic.Int64
+		var m codeq.Mux
+		ctx, cancel := context.WithCancel(t.Context())
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			time.Sleep(time.Millisecond)
+			if j.Tenant == "X" {
+				ofX.Add(1)
+			}
+			if handled.Add(1) == claims {
+				cancel()
+			}
+			return nil
+		})
+		require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64}))
+		t.Logf("%d of %d", ofX.Load(), handled.Load())
+		require.InDelta(t, claims/5, ofX.Load(), claims/20)
 	})
 }
 

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"hash/maphash"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -26,14 +27,25 @@ type Board struct {
 
 // queueHeads are the heads of one queue in all shards.
 type queueHeads struct {
-	users  int // number of shards that use it; guarded by the board's mu
-	shards []shardHead
+	users   int // number of shards that use it; guarded by the board's mu
+	shards  []shardHead
+	tenants tenantCounts
 }
 
-// shardHead is the head of one shard. Only its owner writes word.
+// shardHead is the head of one shard. Only its owner writes to it, except for left.
 type shardHead struct {
-	word atomic.Uint64 // a head
-	left atomic.Int32  // number of tasks for which claims may still come, until word is written again
+	word  atomic.Uint64 // a head
+	share atomic.Uint64 // of its tenants: see engine.FirstTask
+	left  atomic.Int32  // number of tasks that more claims may come for, until word is written again
+	more  atomic.Int32  // the same beyond those, if several tenants have tasks
+}
+
+// shareAt returns the share of the tenants if the head has a rank, and more claims may come; or 0.
+func (s *shardHead) shareAt(rank uint64) uint64 {
+	if head(s.word.Load()).rank() != rank || s.left.Load()+s.more.Load() <= 0 {
+		return 0
+	}
+	return s.share.Load()
 }
 
 // head describes the task that a claim would get. From the highest bit: its priority plus one, its
@@ -48,7 +60,7 @@ const (
 )
 
 // manyTenants stands for the tenant if tasks of several are ready: they take turns in their shard,
-// and so do the shards. If age decided, a tenant with few tasks would wait behind the tasks of
+// and the shard is drawn. If age decided, a tenant with few tasks would wait behind the tasks of
 // another tenant in another shard.
 const manyTenants = 0
 
@@ -111,8 +123,8 @@ func (b *Board) drop(queue string, h *queueHeads) {
 const headFollowers = 32
 
 // first returns the shard at which a claim for some tasks should begin: among those with the
-// highest priority, the one with the oldest head, or any if several tenants are next. It is
-// negative if claims are under way for the tasks of all shards.
+// highest priority, the one with the oldest head or, if several tenants are next, one drawn by the
+// shares of its tenants. It is negative if claims are under way for the tasks of all shards.
 func (q *queueHeads) first(tasks int) int {
 	top, tenant := uint64(0), uint64(0)
 	for i := range q.shards {
@@ -129,13 +141,15 @@ func (q *queueHeads) first(tasks int) int {
 		return -1
 	}
 	best, oldest := -1, head(0)
-	begin := rand.IntN(len(q.shards))
-	for i := range q.shards {
-		at := (begin + i) % len(q.shards)
-		h := head(q.shards[at].word.Load())
-		if h.rank() == top && h > oldest && q.shards[at].left.Load() > 0 {
-			if best, oldest = at, h; tenant == manyTenants {
-				break
+	if tenant == manyTenants {
+		best = q.drawShard(top)
+	} else {
+		begin := rand.IntN(len(q.shards))
+		for i := range q.shards {
+			at := (begin + i) % len(q.shards)
+			h := head(q.shards[at].word.Load())
+			if h.rank() == top && h > oldest && q.shards[at].left.Load() > 0 {
+				best, oldest = at, h
 			}
 		}
 	}
@@ -143,6 +157,31 @@ func (q *queueHeads) first(tasks int) int {
 		q.shards[best].left.Add(-int32(tasks))
 	}
 	return best
+}
+
+// drawShard draws one of the shards that have tasks of a rank, in proportion to the shares of their
+// tenants; negative: claims are under way for all of them. So the tenants have their shares,
+// however their tasks lie in the shards.
+func (q *queueHeads) drawShard(rank uint64) int {
+	total := uint64(0)
+	for i := range q.shards {
+		total += q.shards[i].shareAt(rank)
+	}
+	if total == 0 {
+		return -1
+	}
+	drawn, lot := -1, rand.Uint64N(total)
+	for i := range q.shards {
+		share := q.shards[i].shareAt(rank)
+		if share == 0 {
+			continue
+		}
+		if drawn = i; lot < share {
+			break // or, if they have less than a moment ago, the last one is drawn
+		}
+		lot -= share
+	}
+	return drawn
 }
 
 // best returns the shard, other than but, whose head has the highest priority; negative: none of
@@ -232,14 +271,20 @@ func (q *queueHeads) visit(c *Claim, at int) int {
 
 // headOf returns the head of a queue in this shard, as far as it is in memory.
 func (d *Dispatcher) headOf(q *Queue) head {
+	h, _ := d.headAndShare(q)
+	return h
+}
+
+// headAndShare returns also the share of the tenants that have tasks of its priority.
+func (d *Dispatcher) headAndShare(q *Queue) (h head, share uint64) {
 	if q.Gated && q.shut {
-		return 0
+		return 0, 0
 	}
 	f, ok := d.rules.First(q.Queue)
 	if !ok {
-		return 0
+		return 0, 0
 	}
-	return makeHead(f)
+	return makeHead(f), f.Share
 }
 
 // Publish publishes the head of a queue to the other shards.
@@ -248,7 +293,7 @@ func (d *Dispatcher) Publish(of *engine.Queue) {
 		return
 	}
 	q := d.Of(of)
-	h := d.headOf(q)
+	h, share := d.headAndShare(q)
 	if q.heads == nil {
 		if h == 0 {
 			return
@@ -256,6 +301,12 @@ func (d *Dispatcher) Publish(of *engine.Queue) {
 		q.heads = d.board.hold(q.Name, d.shards)
 	}
 	own := &q.heads.shards[d.index]
+	if q.Shared = q.heads.tenants.named.Load() > 0; q.Shared {
+		own.more.Store(int32(min(max(q.Counts.Ready, headFollowers)-headFollowers, math.MaxInt32-headFollowers)))
+	}
+	if h != 0 && own.share.Load() != share {
+		own.share.Store(share)
+	}
 	if left := int32(min(q.Counts.Ready, headFollowers)); own.left.Load() != left {
 		own.left.Store(left)
 	}
@@ -266,6 +317,7 @@ func (d *Dispatcher) Publish(of *engine.Queue) {
 
 // PublishAll is Publish for the queues that the group has changed.
 func (d *Dispatcher) PublishAll() {
+	d.groups++
 	if d.board == nil {
 		return
 	}

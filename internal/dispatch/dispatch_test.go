@@ -114,7 +114,7 @@ func TestUnfinishedSetsGo(t *testing.T) {
 	d.dropIdleSets(0)
 	require.Equal(t, 1, d.Usage().Sets, "its claim may come again")
 	for range setGroups {
-		d.rules.BeginGroup()
+		d.PublishAll()
 	}
 	d.dropIdleSets(0)
 	require.Zero(t, d.Usage().Sets)

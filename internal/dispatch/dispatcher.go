@@ -24,6 +24,7 @@ type Dispatcher struct {
 	now    func() time.Time
 	board  *Board     // nil: no other shard of the process has tasks
 	slow   *SlowStart // of the process
+	groups uint32     // that have been published; it wraps around
 
 	queues    chunked.List[*Queue] // by handle; nil: not used yet
 	throttled timeheap.Heap[*Queue]
@@ -73,8 +74,13 @@ func New(rules *engine.State, c Config) *Dispatcher {
 }
 
 // Join makes the shard one of those of a process: it publishes its heads on a board, and uses those
-// of the others, and they start suspects together.
-func (d *Dispatcher) Join(b *Board, slow *SlowStart) { d.board, d.slow = b, slow }
+// of the others, they start suspects together, and the tenants of a queue share its claims over all
+// of them.
+func (d *Dispatcher) Join(b *Board, slow *SlowStart) {
+	if d.board, d.slow = b, slow; b != nil {
+		d.rules.ShareTenants((*shardTenants)(d))
+	}
+}
 
 // Queue is the state of a queue in a Dispatcher: the claims that wait for its tasks, and the limits
 // that these have to pass.
@@ -154,6 +160,9 @@ func (d *Dispatcher) Close(local, remote error) {
 	}
 	for _, set := range d.sets.byDigest {
 		set.refuse(local, remote)
+	}
+	if d.board != nil {
+		d.rules.ShareTenants(nil)
 	}
 }
 

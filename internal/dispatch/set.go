@@ -72,7 +72,7 @@ type set struct {
 	lines
 	servable bool   // its claims may be served
 	turn     uint64 // setTable.turns when a claim of the set was served last, or the set was made
-	group    uint32 // engine.State.GroupNumber of the group that has used it last
+	group    uint32 // Dispatcher.groups in the group that has used it last
 	used     uint64 // when a claim has used it last, by uptime
 	due      uint64 // when to look whether it is used, by uptime
 	spot     int    // in setTable.looks
@@ -138,7 +138,7 @@ func (d *Dispatcher) buildSet(list *List) *set {
 		t.names += len(list.names)
 		t.looks.Push(s)
 	}
-	s.group, s.used = d.rules.GroupNumber(), d.rules.Uptime
+	s.group, s.used = d.groups, d.rules.Uptime
 	names := list.names[s.queues.Len():]
 	for _, name := range names[:min(setStep, len(names))] {
 		q := d.rules.QueueNamed(name)
@@ -169,7 +169,7 @@ func (d *Dispatcher) dropIdleSets(names int) {
 		if d.sets.names <= names {
 			return
 		}
-		mayBeAsked := s.queues.Len() < len(s.list.names) && d.rules.GroupNumber()-s.group < setGroups
+		mayBeAsked := s.queues.Len() < len(s.list.names) && d.groups-s.group < setGroups
 		if !mayBeAsked && s.isIdle() {
 			d.sets.drop(s)
 		}

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"codeq/internal/keys"
@@ -66,6 +67,9 @@ func (c *checker) lanes() error {
 		if len(c.onDisk[l]) > 0 && l.ringNext == nil {
 			c.report("lane %d (%s) has ready tasks and no turn", n, l.queue.Name)
 		}
+		if l.share != nil && (l.ringNext != nil) != (l.share.shards > 0) {
+			c.report("lane %d (%s) has a turn: %t, and is counted in %d shards", n, l.queue.Name, l.ringNext != nil, l.share.shards)
+		}
 	}
 	return nil
 }
@@ -110,6 +114,7 @@ func (c *checker) ring(q *Queue, priority int) {
 	if r != nil {
 		head = r.first
 		c.ahead(r)
+		c.shares(r)
 	}
 	if (head != nil) != (q.Mask&(1<<priority) != 0) {
 		c.report("mask of queue %q is %b, ring %d is %v", q.Name, q.Mask, priority, head)
@@ -146,6 +151,21 @@ func (c *checker) ahead(r *ring) {
 	}
 	if l != r.first || bytes != r.bytes || r.wanted || r.urgent {
 		c.report("ring %d of queue %q: %+v, has other lanes, or %d bytes ahead", r.priority, r.queue.Name, r, bytes)
+	}
+}
+
+// shares: those of a ring are those of its lanes.
+func (c *checker) shares(r *ring) {
+	want := ringShares{shards: make([]int, c.state.config.Shards+1)}
+	l := r.first
+	for range r.lanes {
+		if l.share != nil {
+			want.add(l.share)
+		}
+		l = l.ringNext
+	}
+	if r.shares != nil && !reflect.DeepEqual(want, *r.shares) || r.shares == nil && want.lanes > 0 {
+		c.report("shares in ring %d of queue %q are %+v, those of its lanes are %+v", r.priority, r.queue.Name, r.shares, want)
 	}
 }
 

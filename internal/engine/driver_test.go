@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -20,16 +21,17 @@ import (
 // driver drives the States of a queue without an owner: groups, upkeep, messages, crashes. Stories
 // and the model do so.
 type driver struct {
-	t      require.TestingT
-	shared *store.Caches
-	seed   byte
-	config Config
-	format int           // of the shards
-	killed bool          // the process before has died when shards are loaded
-	slow   time.Duration // by which each look at the clock of budgets moves it
-	passed time.Duration
-	shards []*drivenShard
-	wanted KindSet
+	t       require.TestingT
+	shared  *store.Caches
+	seed    byte
+	config  Config
+	format  int           // of the shards
+	killed  bool          // the process before has died when shards are loaded
+	slow    time.Duration // by which each look at the clock of budgets moves it
+	passed  time.Duration
+	shards  []*drivenShard
+	wanted  KindSet
+	tenants countedTenants // nil: shards know nothing of each other's tenants
 	instant
 
 	clockAge  func(shard int) uint64         // State.ClockAge when a shard is loaded
@@ -88,6 +90,9 @@ func (d *driver) load() (resting []*recurring) {
 		*s = drivenShard{State: &state}
 		s.instant = d.instant
 		require.NoError(d.t, s.Load())
+		if d.tenants != nil {
+			s.ShareTenants(d.tenants)
+		}
 		resting = append(resting, s.Effects.Resting...)
 		s.Effects.Resting, s.Effects.Configured, s.Effects.Shown = nil, nil, nil
 	}
@@ -118,6 +123,7 @@ func (d *driver) close() {
 func (d *driver) crash() (resting []*recurring) {
 	for _, s := range d.shards {
 		s.State.Close()
+		s.ShareTenants(nil)
 		require.NoError(d.t, s.Group.Batch.Close())
 	}
 	d.Now, d.Uptime = 0, 0
@@ -162,6 +168,9 @@ func (d *driver) commit(s *drivenShard) {
 	e.Clear()
 	s.Group.Clear()
 	s.Tidy()
+	for _, q := range s.Queues {
+		q.Shared = d.tenants.hasNames(q.Name)
+	}
 	for _, q := range e.Forgotten {
 		d.forgotten(q)
 		s.Forget(q)
@@ -250,7 +259,7 @@ func (d *driver) check(s *drivenShard) error {
 		return nil
 	}
 	claimable, err := s.Check(s.Store.DB(), func(*Queue) bool { return false })
-	err = errors.Join(err, fsck.Check(s.Store.DB(), rules, s.config.Shard, s.config.Shards))
+	err = errors.Join(err, d.tenants.check(d.shards), fsck.Check(s.Store.DB(), rules, s.config.Shard, s.config.Shards))
 	if err != nil {
 		return err
 	}
@@ -282,4 +291,73 @@ func markTwins(tasks []NewTask) {
 			}
 		}
 	}
+}
+
+// countedTenants is a tenantTable: the shards of a driver are in one goroutine.
+type countedTenants map[countedTenant]*tenantTurns
+
+type countedTenant struct {
+	queue string
+	laneName
+}
+
+// tenantTurns is a turnCount.
+type tenantTurns struct {
+	n, users int32
+	drop     func()
+}
+
+func (t countedTenants) Hold(q *Queue, tenant string, priority uint8) turnCount {
+	of := countedTenant{q.Name, laneName{tenant, priority}}
+	if t[of] == nil {
+		t[of] = &tenantTurns{drop: func() { delete(t, of) }}
+	}
+	t[of].users++
+	return t[of]
+}
+
+func (c *tenantTurns) Load() int32 { return c.n }
+
+func (c *tenantTurns) Add(by int32) int32 {
+	c.n += by
+	return c.n
+}
+
+func (c *tenantTurns) Drop() {
+	if c.users--; c.users == 0 {
+		c.drop()
+	}
+}
+
+func (t countedTenants) hasNames(queue string) bool {
+	for of := range t {
+		if of.queue == queue && of.tenant != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// check compares the counts with the rings of the shards.
+func (t countedTenants) check(shards []*drivenShard) error {
+	turns, users := make(map[countedTenant]int32), make(map[countedTenant]int32)
+	for _, s := range shards {
+		for _, l := range s.lanes.All() {
+			if l != nil && l.share != nil {
+				of := countedTenant{l.Queue, laneName{l.Tenant, l.Priority}}
+				if users[of]++; l.ringNext != nil {
+					turns[of]++
+				}
+			}
+		}
+	}
+	for of, c := range t {
+		if c.n != turns[of] || c.users != users[of] {
+			return fmt.Errorf("%+v is counted in %d shards, of %d that know it; it is in %d, of %d", of, c.n, c.users, turns[of], users[of])
+		}
+	}
+	if len(users) != len(t) {
+		return fmt.Errorf("%d tenants are counted, shards have %d", len(t), len(users))
+	}
+	return nil
 }

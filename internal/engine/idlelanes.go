@@ -75,6 +75,7 @@ func (s *State) dropLane(l *Lane) {
 		s.leaveRing(l)
 		s.show(q)
 	}
+	l.dropShare()
 	if l.spilled > 0 {
 		s.Store.RemoveDeepLane(l.number)
 	}

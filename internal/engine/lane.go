@@ -28,10 +28,11 @@ type Lane struct {
 	ringNext, ringPrev *Lane // nil if the lane is known to have no ready task
 	newer, older       *Lane // neighbors among the lanes that hold memory
 
-	leased             int32 // leased tasks
-	exact              bool  // a ready task is at next
-	trail              trail // what lies before the window
-	idleNext, idlePrev *Lane // neighbors in the list of idle lanes
+	leased             int32      // leased tasks
+	exact              bool       // a ready task is at next
+	trail              trail      // what lies before the window
+	share              *laneShare // nil: its tenant is not counted over the shards
+	idleNext, idlePrev *Lane      // neighbors in the list of idle lanes
 }
 
 // LaneKey is the name of a lane in its shard.

@@ -228,7 +228,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 	}
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, instant: instant{Wall: storyStart - 20_000}, // soon a day begins
-		sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
+		tenants: make(countedTenants), sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
 		clockAge: m.continueClock, format: manifest.Format, forGood: func() bool { return m.rng.IntN(2) == 0 },
 	}
 	m.latest = m.Wall
@@ -800,7 +800,7 @@ func (m *model) countTurns(strict bool) {
 			if !l.rivals(other) {
 				continue
 			}
-			most := 2 * max(1, m.weights[[2]string{other.Queue, other.Tenant}])
+			most := 2 * max(1, m.weights[[2]string{other.Queue, other.Tenant}]) * m.config.Shards
 			if m.passes[l][other]++; m.passes[l][other] > most {
 				m.rt.Fatalf("%+v had %d turns in a row before %+v", other, m.passes[l][other], l)
 			}

@@ -43,7 +43,8 @@ type FirstTask struct {
 	Priority uint8
 	Since    uint64 // the task is not older
 	Tenant   string
-	Alone    bool // no other tenant has a task of the priority
+	Alone    bool   // no other tenant has a task of the priority
+	Share    uint64 // of the tenants that have; see ShareTenants
 }
 
 func (s *State) First(q *Queue) (f FirstTask, ok bool) {
@@ -53,10 +54,11 @@ func (s *State) First(q *Queue) (f FirstTask, ok bool) {
 	for mask := q.Mask; mask != 0; {
 		p := bits.Len16(mask) - 1
 		mask &^= 1 << p
-		first := q.rings[p].first
+		r := q.rings[p]
+		first := r.first
 		for l := first; ; {
 			if pos, ok := l.first(); ok {
-				return FirstTask{l.Priority, pos.Since, l.Tenant, l.ringNext == l}, true
+				return FirstTask{l.Priority, pos.Since, l.Tenant, l.ringNext == l, r.shareOf()}, true
 			}
 			if l = l.ringNext; l == first {
 				break

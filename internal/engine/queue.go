@@ -50,6 +50,7 @@ type Queue struct {
 	filed   bool             // a row has the totals, and the counters have none
 	Gated   bool             // the owner wants to know when its leases end
 	Fed     bool             // on the list of queues that have more to claim
+	Shared  bool             // the process has tenants with names here, as the owner says
 	buckets map[bucketKey]*bucket
 	arrived uint64 // tasks that have come from other shards since the queue is in memory
 	Configured

@@ -56,7 +56,7 @@ func (s *State) want(r *ring) {
 // one turn, or more if the lanes are few, so that a refill is worthwhile.
 func (s *State) least(r *ring, l *Lane) int {
 	few := s.config.WindowTasks / 4
-	return max(1, min(few, max(few/r.lanes, l.queue.Settings.weight(l.Tenant))))
+	return max(1, min(few, max(few/r.lanes, int(l.longestTurn()))))
 }
 
 // enough reports whether a lane needs no refill.
@@ -87,6 +87,9 @@ func (s *State) advance(r *ring, looks int) (done bool) {
 			}
 			r.reach = r.ahead
 			return true
+		}
+		if l.isShared() {
+			s.renewShare(l)
 		}
 		r.goAhead()
 	}

@@ -22,6 +22,7 @@ type ring struct {
 	ahead    int
 	reach    int // how many lanes are to be ahead
 	bytes    int
+	shares   *ringShares // nil: no lane has had one
 }
 
 // spareRings is how many unused rings a shard keeps.
@@ -53,12 +54,18 @@ func (s *State) joinRing(l *Lane) {
 		r.edge = l
 	}
 	r.lanes++
+	if l.share != nil || l.isShared() {
+		s.joinShares(l)
+	}
 }
 
 // leaveRing takes a lane without ready tasks out of its ring.
 func (s *State) leaveRing(l *Lane) {
 	q, p := l.queue, l.Priority
 	r := q.rings[p]
+	if l.share != nil {
+		s.leaveShares(l)
+	}
 	r.fallBehind(l)
 	if r.lanes--; r.lanes == 0 {
 		q.rings[p] = nil
@@ -94,7 +101,7 @@ func (s *State) newRing() *ring {
 }
 
 func (s *State) dropRing(r *ring) {
-	*r = ring{}
+	*r = ring{shares: r.shares} // which are empty
 	if len(s.rings) < cap(s.rings) {
 		s.rings = append(s.rings, r)
 	}
@@ -119,18 +126,21 @@ func (r *ring) goAhead() {
 	r.edge = l.ringNext
 }
 
-// turn counts a claim of the first lane. Its turn ends after as many claims as its tenant's weight,
-// or when it has no task left.
+// turn counts a claim of the first lane. Its turn ends after as many claims as its tenant's weight
+// (see longestTurn), or when it has no task left.
 func (s *State) turn(l *Lane) {
 	r := l.queue.rings[l.Priority]
+	if l.isShared() {
+		s.renewShare(l)
+	}
 	// the lane follows itself: nothing below would change anything
 	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) {
 		l.turns = 0
 		return
 	}
 	// a new turn, or a lower weight
-	if w := int32(l.queue.Settings.weight(l.Tenant)); l.turns == 0 || l.turns > w {
-		l.turns = w
+	if l.turns == 0 || l.turns > l.longestTurn() {
+		l.turns = l.beginTurn()
 	}
 	l.turns--
 	switch {
@@ -176,6 +186,7 @@ func (s *State) head(q *Queue) (l *Lane, pending bool) {
 			return nil, true
 		}
 		s.leaveRing(l)
+		s.show(q)
 	}
 	return nil, false
 }

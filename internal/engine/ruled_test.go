@@ -25,13 +25,13 @@ type ruled struct {
 
 func newRuled(t *testing.T, c Config) *ruled {
 	shared := store.NewCaches(8<<20, 1<<20, 8)
-	c.Shards, c.MaxAttempts = 1, cmp.Or(c.MaxAttempts, 3)
+	c.Shards, c.MaxAttempts = cmp.Or(c.Shards, 1), cmp.Or(c.MaxAttempts, 3)
 	c.WindowTasks, c.WindowBytes = cmp.Or(c.WindowTasks, 4096), cmp.Or(c.WindowBytes, 32<<20)
 	c.IdleLanes, c.SweepLanes, c.GroupBytes, c.TrimBytes, c.TrimLane = IdleLanes, SweepLanes, GroupBytes, TrimBytes, TrimLane
 	c.Backoff = func(int, float64) time.Duration { return 0 }
 	r := &ruled{T: t}
 	r.driver = driver{
-		t: t, shared: shared, config: c, instant: instant{Wall: storyStart},
+		t: t, shared: shared, config: c, tenants: make(countedTenants), instant: instant{Wall: storyStart},
 		sealing: func(*drivenShard) {}, persisted: func(*drivenShard) { r.commits++ }, kept: func(*drivenShard, []stepDone) {},
 		forgotten: func(*Queue) {}, clockAge: func(int) uint64 { return 0 },
 	}

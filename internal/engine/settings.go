@@ -83,6 +83,7 @@ func (s *State) applySettings(q *Queue, c Configured, afterOpen bool) {
 		s.settled.Append(q)
 	}
 	q.Configured = c
+	s.renewWeights(q, before.TenantWeights)
 	if before.ConcurrencyPerKey != c.Settings.ConcurrencyPerKey {
 		s.recheck(q)
 	}

@@ -43,7 +43,8 @@ type State struct {
 	windows  windowMemory
 	refiller refiller
 	trimmer  trimmer
-	rings    []*ring // unused, for reuse
+	rings    []*ring     // unused, for reuse
+	tenants  tenantTable // nil: no other shard of the process has tasks
 
 	periods   periodClock
 	nextDue   dueCursor              // the first scheduled task that waits for a time of day
@@ -254,9 +255,6 @@ func (s *State) tick(uptime uint64) {
 
 // BeginGroup begins a group. REQUIRES: the last one has persisted.
 func (s *State) BeginGroup() { s.windows.next(s.Now) }
-
-// GroupNumber counts the groups; it wraps around.
-func (s *State) GroupNumber() uint32 { return s.windows.pass }
 
 // wantsRefill reports whether Refill should read ready tasks into memory before the next group.
 func (s *State) wantsRefill() bool { return len(s.refiller.wants)+len(s.refiller.heads) > 0 }

@@ -173,7 +173,7 @@ const causeCrash = "the process died"
 // hold makes a suspect wait that would be ready otherwise. It keeps the turn of its group.
 func (s *State) hold(l *Lane, id keys.ID, rec []byte) {
 	s.block(l, keys.SuspectScope(l.queue.Name), id, rec)
-	l.queue.heldIn = s.GroupNumber()
+	l.queue.heldIn = s.windows.pass
 	s.noteSuspects(l.queue)
 	s.feed(l.queue)
 }
@@ -246,7 +246,7 @@ func (s *State) startSuspects(q *Queue, scope uint64) error {
 	}
 	s.Effects.Suspects.Freed += q.starting
 	q.starting = 0
-	if q.heldIn == s.GroupNumber() { // perhaps after those that were read
+	if q.heldIn == s.windows.pass { // perhaps after those that were read
 		s.noteSuspects(q)
 	} else if !more {
 		s.forgetSuspects(q)

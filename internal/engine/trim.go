@@ -36,8 +36,8 @@ const (
 // trail is what memory knows of a lane before its window.
 type trail struct {
 	reach    uint64    // all tasks that were ever leased have a smaller since; 0: none was
-	taken    int       // bytes of records taken since the last segment ended
 	segments *segments // nil: none has ended
+	taken    int32     // bytes of records taken since the last segment ended
 	listed   bool      // in trimmer.lanes
 }
 
@@ -120,7 +120,7 @@ func (t *trail) close(leased int) {
 		g.list = append(g.list, segment{end: t.reach, leased: leased})
 	}
 	if n := len(g.list); n > 0 {
-		g.list[n-1].dead += t.taken
+		g.list[n-1].dead += int(t.taken)
 		t.taken = 0
 	}
 	if len(g.list) > maxSegments {
@@ -180,7 +180,7 @@ func (s *State) trimSoon(l *Lane) {
 // consumed counts a record that leaves a lane.
 func (s *State) consumed(l *Lane, bytes int) {
 	s.trimmer.bytes += bytes
-	if l.trail.taken += bytes; l.trail.taken >= s.config.TrimLane {
+	if l.trail.taken += int32(bytes); int(l.trail.taken) >= s.config.TrimLane {
 		s.trimSoon(l)
 	}
 }

@@ -1,0 +1,145 @@
+package engine
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// sharded are shards of a process that share a countedTenants.
+type sharded struct{ *ruled }
+
+func newSharded(t *testing.T, shards int) sharded {
+	return sharded{newRuled(t, Config{Shards: shards})}
+}
+
+// in makes what follows concern a shard.
+func (s sharded) in(shard int) sharded {
+	s.drivenShard = s.shards[shard]
+	return s
+}
+
+// order returns the tenants of the next claims in their order, "-" for "".
+func (s sharded) order(claims int) (tenants string) {
+	for len(tenants) < claims {
+		grants := s.claim("a", 1)
+		require.Len(s, grants, 1)
+		if tenants += grants[0].Tenant; grants[0].Tenant == "" {
+			tenants += "-"
+		}
+	}
+	return tenants
+}
+
+// share is what a claim goes by to the shard: 1 is that of a tenant of weight 1 in one shard.
+func (s sharded) share() float64 {
+	f, ok := s.First(s.Queues["a"])
+	require.True(s, ok)
+	return float64(f.Share) / wholeShare
+}
+
+// settleAll delivers what the shards send to each other, and checks them.
+func (s sharded) settleAll() {
+	for again := true; again; {
+		again = false
+		for _, s.drivenShard = range s.shards {
+			if s.under {
+				s.end()
+			}
+			again = s.keepUp(s.drivenShard) > 0 || again
+			s.take(s.drivenShard, func(int, *delivery, int) {})
+			s.confirm(s.drivenShard)
+			again = again || s.under
+		}
+	}
+	for _, s.drivenShard = range s.shards {
+		require.True(s, s.IsAtRest())
+		require.NoError(s, s.check(s.drivenShard))
+	}
+}
+
+// TestTurnsOverShards: a tenant's turn is the longer the fewer shards it has, compared with the
+// others of its ring; and the share of a shard is that of its tenants.
+func TestTurnsOverShards(t *testing.T) {
+	s := newSharded(t, 4)
+	s.in(0).produceFor("a", 0, 200, "A", "X", "C")
+	require.Equal(t, "AXCAXC", s.in(0).order(6), "each has one shard")
+	require.InDelta(t, 3, s.share(), 1e-9)
+
+	s.in(1).produceFor("a", 0, 100, "A")
+	s.in(2).produceFor("a", 0, 100, "A")
+	s.in(3).produceFor("a", 0, 100, "A")
+	s.in(1).produceFor("a", 0, 3, "C")
+	s.in(2).produceFor("a", 0, 100, "C")
+	require.Equal(t, "AXXXXCAXXXXCAXXXXCC", s.in(0).order(19), "A has four shards, C has three")
+	require.InDelta(t, 1./4+1+1./3, s.share(), 1e-6)
+	require.Equal(t, "AA", s.in(3).order(2))
+	require.InDelta(t, 1./4, s.share(), 1e-6)
+	s.settleAll()
+
+	require.Equal(t, "ACACACAA", s.in(1).order(8)) // C has no more
+	require.Equal(t, "AXXXXCC", s.in(0).order(7))
+	require.InDelta(t, 1./4+1+1./2, s.share(), 1e-6)
+
+	s.configure("a", `{"TenantWeights":{"A":3,"C":2}}`)
+	require.InDelta(t, 3./4+1+2./2, s.share(), 1e-6, "at once")
+	require.Equal(t, "AAAXXXXCCCC", s.order(11))
+	s.settleAll()
+}
+
+// TestUnnamedTenantIsCounted: the tenant "" is counted as others are where there are others, in any
+// shard, and costs nothing where there are none.
+func TestUnnamedTenantIsCounted(t *testing.T) {
+	s := newSharded(t, 2)
+	s.in(0).produceFor("a", 0, 100, "")
+	s.in(1).produceFor("a", 0, 100, "")
+	require.Empty(t, s.driver.tenants)
+	s.in(0).produceFor("a", 0, 100, "X")
+	require.Len(t, s.driver.tenants, 1)
+	s.in(1).produceFor("a", 0, 1, "")
+	for shard := range 2 { // shards learn of it as they publish their heads
+		s.in(shard).order(2)
+	}
+	require.Len(t, s.driver.tenants, 2)
+	require.Equal(t, "-XX-XX", s.in(0).order(6))
+	require.InDelta(t, 1./2+1, s.share(), 1e-6)
+	require.InDelta(t, 1./2, s.in(1).share(), 1e-6)
+	s.settleAll()
+}
+
+// TestTenantsLeaveTheTable: tenants come and go, and no count outlives the last lane of its tenant.
+func TestTenantsLeaveTheTable(t *testing.T) {
+	s := newSharded(t, 2)
+	for shard := range 2 {
+		s.in(shard).State.config.IdleLanes = 10
+		s.produceFor("a", 0, 2, namesOf("tenant", 300)...)
+	}
+	require.Len(t, s.driver.tenants, 300)
+	s.settleAll()
+	for shard := range 2 {
+		s.in(shard)
+		s.complete(s.claim("a", 600)...)
+		require.Len(t, s.driver.tenants, []int{300, 10}[shard], "the lanes that stay are of the same tenants")
+	}
+	s.settleAll()
+	s.driver.crash()
+	require.Empty(t, s.driver.tenants)
+}
+
+// TestTenantsAfterLoad: tenants that were loaded are counted when memory has tasks of theirs.
+func TestTenantsAfterLoad(t *testing.T) {
+	s := newSharded(t, 4)
+	for shard := range 4 {
+		s.in(shard).produceFor("a", 0, 100, "A", "B")
+	}
+	s.in(0).produceFor("a", 0, 100, "X")
+	s.driver.crash()
+	require.Empty(t, s.driver.tenants)
+	for shard := range 4 {
+		require.InDelta(t, []float64{3, 2, 2, 2}[shard], s.in(shard).share(), 1e-9, "nothing is known yet")
+		s.order(3)
+	}
+	s.in(0).order(6) // what is left of the turns
+	require.Equal(t, "ABXXXXABXXXX", s.order(12))
+	s.settleAll()
+}
