@@ -56,6 +56,7 @@ func Export(ctx context.Context, fsys vfs.FS, dir string, copied bool, out io.Wr
 	defer caches.Close()
 	e := &exporter{
 		ctx: ctx, out: newWriter(out), progress: p, taken: make([]map[uint32]uint64, d.Shards), options: d.Options,
+		crashed: d.Crashed || d.Open != nil,
 	}
 	defer func() {
 		for _, s := range e.shards {
@@ -80,7 +81,8 @@ type exporter struct {
 	progress Progress
 	shards   []*exported
 	header   Header
-	options  *manifest.Options   // nil: none are stored
+	options  *manifest.Options // nil: none are stored
+	crashed  bool
 	taken    []map[uint32]uint64 // by receiver and sender, the number of the last message that was taken
 	done     uint64              // tasks
 	lines    uint64
@@ -169,7 +171,9 @@ func (s *exported) knowsAll() error {
 
 func (e *exporter) all() error {
 	e.tell("reading the catalogue")
-	e.header = Header{Codeq: magic, Version: Version, Shards: len(e.shards), Time: uint64(time.Now().UnixMilli())}
+	e.header = Header{
+		Codeq: magic, Version: Version, Shards: len(e.shards), Time: uint64(time.Now().UnixMilli()), Crashed: e.crashed,
+	}
 	settings, totals := make(map[string]keys.SettingsValue), make(totalsOf)
 	if err := e.each(func(s *exported) error {
 		return errors.Join(e.inbound(s), e.counters(s, totals), s.days(totals))

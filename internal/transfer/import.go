@@ -95,12 +95,12 @@ type importer struct {
 	taken     map[keys.ID]bool    // the new IDs
 	mentioned map[keys.ID]bool    // by ties
 	held      map[[keys.UniqueLen]byte]bool
-	scopes    map[uint64]int // shards of the tasks that wait in a scope
-	late      *spool         // lines that name tasks which have not come yet
-	part      int            // of the lines that have been read, the last one
-	all       bool           // all lines have been read
-	done      uint64         // tasks
-	written   int            // bytes since the room on the disk was looked at
+	scopes    map[scopeIn]bool // with tasks that wait in them
+	late      *spool           // lines that name tasks which have not come yet
+	part      int              // of the lines that have been read, the last one
+	all       bool             // all lines have been read
+	done      uint64           // tasks
+	written   int              // bytes since the room on the disk was looked at
 }
 
 // imported is a shard of the new queue.
@@ -112,6 +112,12 @@ type imported struct {
 	lanes  map[laneKey]uint32
 	leases []storedLease
 	sent   uint64 // the number of the last message, to itself
+}
+
+// scopeIn is a scope in a shard.
+type scopeIn struct {
+	scope uint64
+	shard int
 }
 
 type laneKey struct {
@@ -127,7 +133,7 @@ type storedLease struct {
 func newImporter(ctx context.Context, in io.Reader, o Config) (*importer, error) {
 	im := &importer{
 		ctx: ctx, in: newReader(in), o: o, ids: make(map[keys.ID]keys.ID), taken: make(map[keys.ID]bool),
-		mentioned: make(map[keys.ID]bool), held: make(map[[keys.UniqueLen]byte]bool), scopes: make(map[uint64]int),
+		mentioned: make(map[keys.ID]bool), held: make(map[[keys.UniqueLen]byte]bool), scopes: make(map[scopeIn]bool),
 	}
 	var err error
 	if im.header, err = im.in.header(); err != nil {
@@ -195,7 +201,7 @@ func (im *importer) make(fsys vfs.FS, path string) (err error) {
 		return err
 	}
 	im.ids, im.taken = nil, nil // others need the memory
-	d.Options = im.options
+	d.Options, d.Crashed, d.Tool = im.options, im.header.Crashed, true
 	if err := fsck.Derive(d, reading.Rules, im.derive); err != nil {
 		return err
 	}
@@ -594,7 +600,7 @@ func (im *importer) task(l *Task) (waits bool, err error) {
 		return false, wrong("task %s: %w", l.ID, err)
 	}
 	if p.Range == keys.Blocked && p.At != 0 {
-		im.scopes[p.At] = s.number
+		im.scopes[scopeIn{p.At, s.number}] = true
 	}
 	if !im.parents(&rec, false) {
 		return true, nil
@@ -676,20 +682,27 @@ func (im *importer) wake(l *Wake) error {
 	if l.Cancel {
 		how = keys.WakeCancel
 	}
-	var id keys.ID
-	shard, waits := im.scopes[l.Scope]
 	if l.Scope == 0 {
-		id = im.named(l.ID)
-		shard, waits = im.shardOf(id).number, true
+		id := im.named(l.ID)
+		return im.awaken(im.shardOf(id), l, id, how)
 	}
-	if !waits {
-		return nil
+	for _, s := range im.shards {
+		if !im.scopes[scopeIn{l.Scope, s.number}] {
+			continue
+		}
+		if err := im.awaken(s, l, keys.ID{}, how); err != nil {
+			return err
+		}
 	}
-	n, err := im.queue(im.shards[shard], l.Queue)
+	return nil
+}
+
+func (im *importer) awaken(s *imported, l *Wake, id keys.ID, how byte) error {
+	n, err := im.queue(s, l.Queue)
 	if err != nil {
 		return err
 	}
-	return im.set(im.shards[shard], keys.AppendGrouped(nil, keys.Wake, n, l.Scope, id), []byte{how})
+	return im.set(s, keys.AppendGrouped(nil, keys.Wake, n, l.Scope, id), []byte{how})
 }
 
 // message stores a message, which its receiver sends to itself. Those of two shards have no order.

@@ -75,6 +75,7 @@ type Header struct {
 	Time    uint64
 	Clock   uint64 // the largest of the clocks that the shards make IDs by
 	Tasks   uint64 // about how many lines of tasks follow
+	Crashed bool   `json:",omitzero"` // a process has died, and no other has closed the queue since
 }
 
 const magic = "export"
@@ -441,6 +442,8 @@ type Record struct {
 	Expired     bool              `json:",omitzero"`
 	Rewritten   bool              `json:",omitzero"`
 	HoldsTurn   bool              `json:",omitzero"`
+	Crashes     uint32            `json:",omitzero"`
+	Suspect     bool              `json:",omitzero"`
 	LastError   string            `json:",omitzero"`
 	Headers     map[string]string `json:",omitempty"`
 	After       []ID              `json:",omitempty"`
@@ -467,9 +470,11 @@ type Task struct {
 	// Since orders the ready tasks of a lane; 0: the task lies where it was produced.
 	Since uint64 `json:",omitzero"`
 	Due   uint64 `json:",omitzero"` // of a scheduled task
-	// Of a blocked task: it waits for its group or for its limit, or else for its parents.
-	ForGroup bool `json:",omitzero"`
-	ForLimit bool `json:",omitzero"`
+	// Of a blocked task: it waits for its group, its limit, or the other suspects of a crash, or
+	// else for its parents.
+	ForGroup    bool `json:",omitzero"`
+	ForLimit    bool `json:",omitzero"`
+	ForSuspects bool `json:",omitzero"`
 	// Pending is for how many parents it waits; the largest number: it will be canceled.
 	Pending uint64 `json:",omitzero"`
 	// Of a task that has ended: when, until when it is kept (0: for ever), and its result.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/record"
 )
 
@@ -93,7 +94,7 @@ func TestEveryField(t *testing.T) {
 	for _, p := range []keys.Place{
 		{Range: keys.Task, Group: 3, At: keys.SinceOf(id)}, {Range: keys.Task, Group: 3, At: keys.MovedSince(77)},
 		{Range: keys.Scheduled, At: 77}, {Range: keys.Blocked, Group: 2}, {Range: keys.Blocked, Group: 2, At: rec.Group},
-		{Range: keys.Blocked, Group: 2, At: rec.Limit}, {Range: keys.Dead, Group: 2, At: 77}, {Range: keys.Done, Group: 2, At: keys.Forever},
+		{Range: keys.Blocked, Group: 2, At: rec.Limit}, {Range: keys.Blocked, Group: 2, At: keys.SuspectScope(queue)}, {Range: keys.Dead, Group: 2, At: 77}, {Range: keys.Done, Group: 2, At: keys.Forever},
 		{Range: keys.Canceled, Group: 2, At: 77},
 	} {
 		ended := filled[keys.EndedValue](t)
@@ -154,6 +155,13 @@ func TestEveryField(t *testing.T) {
 		Kind: l.Kind, Queue: l.Task.Queue, Tenant: l.Task.Tenant, Priority: l.Task.Priority, Record: gotRec.Encode(),
 		Parent: keys.ID(l.Parent), Child: keys.ID(l.Child), Outcome: l.Outcome, Until: l.Until, Settings: m.Settings,
 	})
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[manifest.Manifest]()) {
+		require.Contains(t, []string{
+			"Options", "Crashed", // which are carried; the others are about the directory, or a node
+			"Format", "Shards", "ID", "Creating", "Open", "Opening", "Node", "Cluster", "Former", "Volatile", "Differ",
+			"Founders", "Drained", "Left", "Life", "Earlier", "Seen", "Outdated", "Sum",
+		}, f.Name)
+	}
 	require.Equal(t, 2, reflect.TypeFor[keys.SettingsValue]().NumField(), "Settings has them")
 	require.Equal(t, 2, reflect.TypeFor[keys.UniqueValue]().NumField(), "HasKey and KeyTill have them")
 	require.Equal(t, 2, reflect.TypeFor[keys.GroupValue]().NumField(), "HasTurn has one, the other is derived")

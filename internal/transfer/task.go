@@ -17,6 +17,7 @@ func recordOf(rec *record.Record) Record {
 		Attempts: rec.Attempts, Leases: rec.Leases, MaxAttempts: rec.MaxAttempts, LeaseFor: rec.Lease, Timeout: rec.Timeout,
 		Retention: rec.Retention, RunAt: rec.RunAt, Group: rec.GroupKey, LimitKey: rec.LimitKey,
 		IsParent: rec.Parent, Expired: rec.Expired, Rewritten: rec.Rewritten, HoldsTurn: rec.HoldsTurn,
+		Crashes: rec.Crashes, Suspect: rec.Suspect,
 		LastError: rec.Error, Headers: rec.Headers, OnDead: rec.OnDead, OnMissing: rec.OnMissing,
 		History: rec.History, Notes: rec.Notes, Payload: rec.Payload,
 	}
@@ -38,6 +39,7 @@ func (t *Template) record() (record.Record, error) {
 		Head: record.Head{
 			Attempts: t.Attempts, Leases: t.Leases, MaxAttempts: t.MaxAttempts, Lease: t.LeaseFor, Timeout: t.Timeout,
 			Retention: t.Retention, RunAt: t.RunAt, Expired: t.Expired, Rewritten: t.Rewritten, HoldsTurn: t.HoldsTurn,
+			Crashes: t.Crashes, Suspect: t.Suspect,
 			Ties: record.Ties{
 				Group: keys.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group), Limit: keys.LimitScope(t.Queue, t.LimitKey),
 				Parent: t.IsParent, Child: len(t.After) > 0,
@@ -101,7 +103,8 @@ func (t *Task) placed(id keys.ID, p keys.Place, rec *record.Record, ended *keys.
 		t.Due = p.At
 	case keys.Blocked:
 		t.ForGroup = p.At != 0 && p.At == rec.Group
-		t.ForLimit = p.At != 0 && !t.ForGroup
+		t.ForSuspects = keys.IsSuspectScope(p.At)
+		t.ForLimit = p.At != 0 && !t.ForGroup && !t.ForSuspects
 	default:
 		t.EndedAt, t.Result = ended.At, ended.Result
 		if p.At != keys.Forever {
@@ -127,8 +130,16 @@ func (t *Task) place(id keys.ID, queue, lane uint32, rec *record.Record) (keys.P
 			p.At = rec.Group
 		case t.ForLimit:
 			p.At = rec.Limit
+		case t.ForSuspects && t.Suspect:
+			p.At = keys.SuspectScope(t.Queue)
 		}
-		if (t.ForGroup || t.ForLimit) && p.At == 0 || t.ForGroup && t.ForLimit {
+		scopes := 0
+		for _, waits := range []bool{t.ForGroup, t.ForLimit, t.ForSuspects} {
+			if waits {
+				scopes++
+			}
+		}
+		if scopes > 1 || scopes == 1 && p.At == 0 {
 			return p, errors.New("it waits for what it does not have")
 		}
 	case keys.Dead, keys.Done, keys.Canceled:
@@ -149,7 +160,7 @@ func (t *Task) checkPlace(p keys.Place) error {
 		{"Since", t.Since != 0, p.Range == keys.Task},
 		{"Lease", t.Lease != nil, p.Range == keys.Task},
 		{"Due", t.Due != 0, p.Range == keys.Scheduled},
-		{"ForGroup or ForLimit", t.ForGroup || t.ForLimit, p.Range == keys.Blocked},
+		{"ForGroup, ForLimit or ForSuspects", t.ForGroup || t.ForLimit || t.ForSuspects, p.Range == keys.Blocked},
 		{"Pending", t.Pending != 0, p.Range == keys.Blocked && p.At == 0},
 		{"EndedAt", t.EndedAt != 0, ended},
 		{"Until", t.Until != 0, ended},
