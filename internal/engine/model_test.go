@@ -660,7 +660,9 @@ func (m *model) crashAfter(c call) {
 	m.adopted = nil
 	if m.reopened {
 		clear(m.canceled)
-		clear(m.endings)
+		for id, e := range m.endings {
+			m.endings[id] = modelEnding{e.text, e.until, true}
+		}
 		m.resume()
 		m.sync()
 	}
@@ -854,10 +856,12 @@ func (m *model) hear(s *drivenShard) {
 	}
 }
 
-// modelEnding is what a shard remembers of a task that is not kept, until an uptime.
+// modelEnding is what a shard remembers of a task that is not kept, until an uptime. perhaps: it may
+// have forgotten it in a crash.
 type modelEnding struct {
-	text  string
-	until uint64
+	text    string
+	until   uint64
+	perhaps bool
 }
 
 func textOf(id keys.ID, o *Outcome) string {

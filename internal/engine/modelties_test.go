@@ -106,7 +106,7 @@ func (m *model) toCanceled(t *modelTask) {
 
 // remember is the end of a task that is not kept.
 func (m *model) remember(t *modelTask, o *Outcome) {
-	m.endings[t.id] = modelEnding{textOf(t.id, o), m.Uptime + endingsFor}
+	m.endings[t.id] = modelEnding{textOf(t.id, o), m.Uptime + endingsFor, false}
 	m.toGone(t)
 }
 
