@@ -454,7 +454,9 @@ var elsewhere = []string{
 	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
 	"call of a local client", "end of a local subscription", // of sockets, which are in no bubble: TestLocalPanics
 	"events of another process", "end of events of another process", // likewise
-	"end of shard", // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
+	"watch of a handler", // of a handler that ignores its Timeout: TestWatch
+	"end of a handler",   // nothing depends on it: a place is free when the lease would have ended
+	"end of shard",       // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
 
 // afterAnother are the guards of what is done only when another goroutine has panicked.

@@ -310,9 +310,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.SuspectFor = cmp.Or(c.SuspectFor, time.Minute); c.SuspectFor < time.Millisecond || c.SuspectFor > maxStall {
 		return nil, &InvalidError{"Options.SuspectFor", c.SuspectFor, fmt.Sprint(time.Millisecond, " to ", maxStall)}
 	}
-	if c.CacheBytes == 0 {
-		c.CacheBytes = 16 << 20
-	}
+	c.CacheBytes = cmp.Or(c.CacheBytes, 16<<20)
 	if c.CacheBytes < 0 {
 		return nil, &InvalidError{"Options.CacheBytes", c.CacheBytes, "0 or more"}
 	}
@@ -335,9 +333,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.pebble == nil {
 		c.pebble = manifest.PebbleFormat
 	}
-	if c.boot == "" {
-		c.boot = bootid.Read()
-	}
+	c.boot = cmp.Or(c.boot, bootid.Read())
 	return &c, nil
 }
 

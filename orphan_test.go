@@ -2,9 +2,13 @@ package codeq
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/testkit"
 )
 
 // orphanStory is about a handler that goes on when its task is canceled or given back.
@@ -269,5 +274,137 @@ func TestPlacesOfHandlersInCluster(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestHungHandlerCounts: the attempt of a handler that goes on after its Timeout counts when its
+// task is given back, and when its process dies. OnError and the log are told once, and Workers
+// shows it.
+func TestHungHandlerCounts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		killed bool
+		after  time.Duration // since its Timeout, when that is
+	}{"given back at once": {false, 0}, "given back": {false, time.Minute}, "killed": {true, time.Minute}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				disk, release := crashfs.New(), make(chan struct{})
+				defer close(release)
+				var id ID
+				for life := 1; life <= 3; life++ {
+					var said atomic.Int64
+					log := slog.New(testkit.NewUserHandler(func(text string) {
+						if strings.Contains(text, "after its Timeout") {
+							said.Add(1)
+						}
+					}))
+					q := openForRun(t, Options{fs: disk, MaxAttempts: 3, Logger: log})
+					if life == 1 {
+						id = produce(t, q, Task{Queue: "a", Timeout: 2 * time.Second})[0]
+					}
+					var m Mux
+					begun := make(chan time.Time, 1)
+					Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+						begun <- time.Now()
+						<-release
+						return nil
+					})
+					var reports []error
+					ctx, stop := context.WithCancel(t.Context())
+					ended := make(chan error, 1)
+					go func() {
+						ended <- q.Run(ctx, &m, &RunOptions{Grace: -1, OnError: func(l *Lease, err error) {
+							require.Equal(t, id, l.ID)
+							reports = append(reports, err)
+						}})
+					}()
+					at := <-begun
+					time.Sleep(2 * time.Second)
+					synctest.Wait()
+					require.Empty(t, reports)
+					ws, err := q.Workers(ctx)
+					require.NoError(t, err)
+					require.Equal(t, []HungHandler{{id, "a", life, at.Add(2 * time.Second).UTC()}}, ws[0].Hung)
+					time.Sleep(tc.after)
+					synctest.Wait()
+					if tc.after > 0 {
+						require.Len(t, reports, 1)
+					}
+					if tc.killed {
+						disk = disk.Clone()
+					} else {
+						stop()
+						require.ErrorIs(t, <-ended, ErrHandlersRunning)
+						require.NoError(t, q.Close())
+					}
+					require.Len(t, reports, 1)
+					require.ErrorIs(t, reports[0], ErrHandlersRunning)
+					require.ErrorIs(t, reports[0], context.DeadlineExceeded)
+					require.Equal(t, int64(1), said.Load())
+					stop()
+				}
+				q := openForRun(t, Options{fs: disk, MaxAttempts: 3})
+				time.Sleep(time.Second)
+				info := infoOf(t, q, id)
+				require.Equal(t, Dead, info.State)
+				require.Equal(t, 3, info.Attempts)
+			})
+		})
+	}
+}
+
+// TestHungHandlerCountsInCluster: wherever the handler runs, and whoever leads the shard when its
+// task is given back.
+func TestHungHandlerCountsInCluster(t *testing.T) {
+	t.Parallel()
+	for _, atLeader := range []bool{true, false} {
+		simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+			leader, other := c.lead()
+			at := other
+			if atLeader {
+				at = leader
+			}
+			s := newOrphanStory(t)
+			id := produceNamed(t, simQueue(other), Task{Queue: "a", Timeout: time.Second}, "first")[0]
+			stop := s.run(simQueue(at), RunOptions{Grace: -1})
+			for len(s.seen()) == 0 {
+				time.Sleep(100 * time.Millisecond)
+			}
+			time.Sleep(5 * time.Second)
+			c.transfer(leader, 0, other)
+			time.Sleep(5 * time.Second)
+			require.ErrorIs(t, stop(), ErrHandlersRunning)
+			info := infoOf(t, simQueue(other), id)
+			require.Equal(t, 1, info.Attempts)
+			require.Contains(t, info.LastError, "Timeout of 1s")
+			close(s.release)
+		})
+	}
+}
+
+// TestOverdueHandlerReturns: what a handler says counts that returns after its Timeout.
+func TestOverdueHandlerReturns(t *testing.T) {
+	for _, tc := range []struct {
+		err      error
+		state    State
+		attempts int
+	}{{nil, Done, 1}, {errors.New("boom"), Scheduled, 1}, {Snooze(time.Hour), Scheduled, 0}, {DeadLetter(nil), Dead, 1}} {
+		bubble(t, Options{Retention: Forever}, func(t *testing.T, q *Queue) {
+			id := produce(t, q, Task{Queue: "a", Timeout: 2 * time.Second})[0]
+			var m Mux
+			Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+				time.Sleep(time.Minute)
+				return tc.err
+			})
+			ctx, stop := context.WithCancel(context.Background())
+			ended := make(chan error, 1)
+			go func() { ended <- q.Run(ctx, &m, nil) }()
+			time.Sleep(time.Minute + time.Millisecond)
+			synctest.Wait()
+			info := infoOf(t, q, id)
+			require.Equal(t, tc.state, info.State)
+			require.Equal(t, tc.attempts, info.Attempts)
+			stop()
+			require.NoError(t, <-ended)
+		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/heartbeat"
@@ -43,7 +44,8 @@ type RunOptions struct {
 	// again. Default: 10 s; negative: no grace.
 	Grace time.Duration
 	// OnError is called for every failed attempt (a handler's error or a [*PanicError], but not
-	// [Snooze]) and for every outcome that could not be stored, such as [ErrLeaseLost]. Several
+	// [Snooze]), for every outcome that could not be stored, such as [ErrLeaseLost], and once for a
+	// handler that goes on after its [Task.Timeout] (the error matches [ErrHandlersRunning]). Several
 	// goroutines call it at a time. If it panics, this is logged. The worker waits for it: a call
 	// that blocks for ever blocks its worker for ever, and may keep [Queue.Run] and [Queue.Close]
 	// from returning.
@@ -83,10 +85,11 @@ const fetchCap = 256
 // expire.
 //
 // When ctx ends, or the queue is closed, Run stops claiming, waits up to Grace for its handlers,
-// cancels the rest, and gives their tasks back without counting the attempt. It returns nil if ctx
-// ended, [ErrClosed] if the queue was closed, the error of a shard that failed, [ErrNotLeader] if
-// the node was removed from its cluster (Run ends when it knows that), and [ErrHandlersRunning] if
-// after another Grace (at least a second) some handlers still had not returned.
+// cancels the rest, and gives their tasks back without counting the attempt, unless its
+// [Task.Timeout] has passed. It returns nil if ctx ended, [ErrClosed] if the queue was closed, the
+// error of a shard that failed, [ErrNotLeader] if the node was removed from its cluster (Run ends
+// when it knows that), and [ErrHandlersRunning] if after another Grace (at least a second) some
+// handlers still had not returned.
 //
 // Errors: [ErrInvalid], [ErrNoHandler], [ErrHandlersRunning], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed].
@@ -299,7 +302,12 @@ func (r *runner) GiveBack(grants []engine.Grant) {
 
 // TakeBack gives back the task of a handler that goes on.
 func (r *runner) TakeBack(f *taskContext) {
-	r.giveBack(f.lease.Receipt, failOp{how: engine.FailReturn | engine.StillRuns, notes: f.lastNotes()}, f)
+	op := failOp{how: engine.FailReturn | engine.StillRuns, notes: f.lastNotes()}
+	if end, ok := f.Deadline(); ok && time.Until(end) <= 0 {
+		err := r.reportOverdue(f)
+		op.how, op.wait, op.cause = engine.FailRetry|engine.StillRuns, -1, err.Error()
+	}
+	r.giveBack(f.lease.Receipt, op, f)
 	if f.ended.Swap(true) {
 		r.returned(&f.lease)
 	}
@@ -317,6 +325,32 @@ func (r *runner) giveBack(receipt Receipt, op failOp, f *taskContext) {
 	if err != nil && f != nil {
 		r.report(&f.lease, err)
 	}
+}
+
+// countOverdue lets the attempt of a handler count that goes on after its Timeout.
+func (r *runner) countOverdue(w *worker, f *taskContext) {
+	if t, ours := w.Task(); !ours || t != f {
+		return
+	}
+	// A node of an older build lets it count when it is given back.
+	if n := r.queue.node; n == nil || call.KnowsOverdue(r.queue.replicas[r.queue.shardOf(f.lease.ID)].group.Format()) {
+		op := failOp{how: engine.FailOverdue}
+		op.Gone = r.storing.Done()
+		_ = r.queue.failed(r.storing, f.lease.Receipt, op, nil) // if the lease is lost, the worker learns of it
+	}
+	_ = r.reportOverdue(f)
+}
+
+// reportOverdue tells, once, of a handler that goes on after its Timeout.
+func (r *runner) reportOverdue(f *taskContext) error {
+	l := &f.lease
+	err := fmt.Errorf("%w after the Timeout of %v (%w); the attempt counts", ErrHandlersRunning, l.Timeout, context.DeadlineExceeded)
+	if !f.overdue.Swap(true) {
+		r.queue.opts.log.Warn("handler goes on after its Timeout; the attempt counts",
+			"task", l.ID, "queue", l.Queue, "attempt", l.Attempt, "timeout", l.Timeout, "worker", r.opts.Name)
+		r.report(l, err)
+	}
+	return err
 }
 
 // storeContext returns a context that ends when the runner does not wait any longer for an
@@ -365,7 +399,11 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 		r.returned(l)
 		return
 	}
-	begun := r.begin()
+	f.Watch(&r.reports, r.queue.opts.log, func() { r.countOverdue(w, f) })
+	var begun time.Time // zero if nobody wants to know
+	if r.queue.opts.teller != nil {
+		begun = time.Now()
+	}
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: this goroutine ends, another takes over
@@ -376,14 +414,6 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	failed := r.call(f)
 	returned = true
 	r.storeOutcome(w, f, g.Wait, begun, failed)
-}
-
-// begin returns when a handler begins; zero if nobody wants to know.
-func (r *runner) begin() (begun time.Time) {
-	if r.queue.opts.teller != nil {
-		begun = time.Now()
-	}
-	return begun
 }
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
@@ -407,10 +437,12 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 		r.returned(&f.lease)
 	}
 	if !begun.IsZero() {
-		r.observe(HandlerSample{
+		o := r.queue.opts.teller.Begin()
+		o.addHandler(HandlerSample{
 			Queue: f.lease.Queue, Tenant: f.lease.Tenant, Attempt: f.lease.Attempt,
 			Wait: time.Duration(waited) * time.Millisecond, Took: took, Verdict: verdictOn(ours, lost, failed),
 		})
+		r.queue.opts.teller.End(o.isFull())
 	}
 }
 
@@ -425,13 +457,6 @@ func (r *runner) returned(l *Lease) {
 	} else if n := r.queue.node; n != nil {
 		go contain(n.log, "end of a handler", func() { _, _ = n.do(n.ctx, shard, op) }, nil)
 	}
-}
-
-// observe tells the observer, if there is one, of a handler that has returned.
-func (r *runner) observe(sample HandlerSample) {
-	o := r.queue.opts.teller.Begin()
-	o.addHandler(sample)
-	r.queue.opts.teller.End(o.isFull())
 }
 
 // call runs the handler, and the methods of its error. A panic is an error.

@@ -45,6 +45,8 @@ type Task struct {
 	// its leases itself and ignores it.
 	LeaseFor time.Duration `json:",omitzero"`
 	// Timeout bounds one run of the handler: [Queue.Run] cancels its context after it. 0: no bound.
+	// If the handler goes on for as long again, or a second, its attempt counts, though its task is
+	// given back or its process dies; [RunOptions.OnError], the log and [Queue.Workers] tell of it.
 	Timeout time.Duration `json:",omitzero"`
 	// Retention is how long the task is kept with its result after it was completed or canceled. It
 	// is kept at least so long, and until the last task that waited for it (After) has ended; then

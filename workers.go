@@ -25,10 +25,23 @@ type WorkerInfo struct {
 	// Concurrency is how many handlers run at the same time at the most, Busy how many do now.
 	Concurrency, Busy int `json:",omitzero"`
 
+	// Hung are the handlers that go on though their contexts have ended: their Timeout has passed,
+	// or their tasks were canceled or given back.
+	Hung []HungHandler `json:",omitempty"`
+
 	Since time.Time `json:",omitzero"` // when the call has begun
 	Quiet bool      `json:",omitzero"` // it takes no tasks, see [Queue.QuietWorkers]
 	// LastError is why the node could not be asked; all fields but Node are zero then.
 	LastError string `json:",omitzero"`
+}
+
+// HungHandler is a handler that goes on after the end of its context, and takes a place of its [Queue.Run].
+type HungHandler struct {
+	ID      ID     `json:",omitzero"` // of the task
+	Queue   string `json:",omitzero"`
+	Attempt int    `json:",omitzero"`
+	// Since is when its context has ended.
+	Since time.Time `json:",omitzero"`
 }
 
 // Workers lists the calls of [Queue.Run] that have not returned, ordered by node and name; in a
@@ -187,6 +200,9 @@ func (q *Queue) ownWorkers() []WorkerInfo {
 			w.Node = q.node.Self().Node
 		}
 		w.Busy, w.Quiet = r.pool.State()
+		for f, since := range r.pool.Hung {
+			w.Hung = append(w.Hung, HungHandler{f.lease.ID, f.lease.Queue, f.lease.Attempt, since.UTC()})
+		}
 		infos = append(infos, w)
 	}
 	return infos

@@ -221,6 +221,23 @@ func TestScheduleActions(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, s.api(http.MethodPost, "schedules", `{"Name": "bad"}`, nil))
 }
 
+// TestHungHandlers: the page of the workers shows handlers that go on after their Timeout.
+func TestHungHandlers(t *testing.T) {
+	s, _ := loaded(t, as(codeqweb.All))
+	begun, release := make(chan codeq.ID, 1), make(chan struct{})
+	s.work("worker-2", "hangs", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+		<-ctx.Done()
+		begun <- j.ID
+		<-release
+		return nil
+	})
+	defer close(release)
+	_, err := s.q.Produce(t.Context(), codeq.Task{Queue: "hangs", Timeout: time.Millisecond})
+	require.NoError(t, err)
+	id := <-begun
+	require.Regexp(t, "hung: .*"+id.String(), s.get("/workers"))
+}
+
 // TestWorkerActions: one worker, and all of them, are quiet and go on.
 func TestWorkerActions(t *testing.T) {
 	s, _ := loaded(t, as(codeqweb.All))

@@ -152,6 +152,10 @@ func (a *app) workerTable(workers []codeq.WorkerInfo) *table {
 		case w.Quiet:
 			state = "quiet"
 		}
+		if len(w.Hung) > 0 {
+			oldest := slices.MinFunc(w.Hung, func(a, b codeq.HungHandler) int { return a.Since.Compare(b.Since) })
+			state += fmt.Sprintf(", %d hung, %s for %s", len(w.Hung), oldest.ID, a.age(oldest.Since))
+		}
 		t.add(w.Name, w.Node, w.Busy, w.Concurrency, a.age(w.Since), state, clip(fmt.Sprint(w.Queues), payloadCells))
 	}
 	return t

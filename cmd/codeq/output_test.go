@@ -49,7 +49,10 @@ func someQueues() []codeq.QueueInfo {
 
 func someWorkers() []codeq.WorkerInfo {
 	return []codeq.WorkerInfo{
-		{Name: "web-1:4711", Queues: []string{"mail", "日本語"}, Concurrency: 8, Busy: 3, Since: noon.Add(-time.Hour)},
+		{Name: "web-1:4711", Queues: []string{"mail", "日本語"}, Concurrency: 8, Busy: 3, Since: noon.Add(-time.Hour), Hung: []codeq.HungHandler{
+			{ID: codeq.ID{1, 6: 0x70}, Queue: "mail", Attempt: 1, Since: noon.Add(-time.Minute)},
+			{ID: codeq.ID{2, 6: 0x70}, Queue: "mail", Attempt: 2, Since: noon.Add(-time.Hour)},
+		}},
 		{Name: "web-2:4711" + hostile, Node: "n2", Quiet: true, Concurrency: 8, Since: noon.Add(-time.Second)},
 		{Node: "n3", LastError: "no answer\x1b[2J"},
 	}

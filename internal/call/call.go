@@ -276,8 +276,11 @@ func ReadNotes(r *wire.Reader) *record.Notes {
 	return n
 }
 
-// formatOfOrphans is the format from which on shards know handlers that go on without a lease.
+// formatOfOrphans is the format from which on shards know handlers that go on.
 const formatOfOrphans = 7
+
+// KnowsOverdue reports whether a shard of some format knows engine.FailOverdue.
+func KnowsOverdue(format int) bool { return format >= formatOfOrphans }
 
 // AppendFailure appends how an attempt fails, for a shard of some format.
 func AppendFailure(dst []byte, how engine.Failure, format int) []byte {
@@ -290,7 +293,7 @@ func AppendFailure(dst []byte, how engine.Failure, format int) []byte {
 // ReadFailure reads what AppendFailure has appended.
 func ReadFailure(r *wire.Reader) engine.Failure {
 	how := engine.Failure(r.Byte())
-	if how&^engine.StillRuns >= engine.EndOfFailures {
+	if how&^engine.StillRuns > engine.FailOverdue {
 		r.Fail()
 	}
 	return how

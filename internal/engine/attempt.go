@@ -117,6 +117,22 @@ func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.scheduleWait(ls.lane, ls.id, s.after(wait), rec.Encode())
 }
 
+// causeOverdue is the error of a task whose handler went on after its Timeout.
+const causeOverdue = "handler still running after its timeout"
+
+// countOverdue counts the attempt of a lease that goes on, in the record of its task: whatever ends
+// the lease, the death of its process as well, finds that the attempt counts.
+func (s *State) countOverdue(ls *lease) error {
+	rec, err := s.recordOf(ls)
+	if err != nil || ls.overdue {
+		return err
+	}
+	ls.overdue, rec.Attempts = true, ls.attempts
+	place := keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}
+	s.rewrite(&located{id: ls.id, lane: ls.lane, place: place, rec: rec, lease: ls})
+	return nil
+}
+
 // giveBack returns a leased task to its place in its lane: its record is rewritten there. A suspect
 // waits for its start.
 func (s *State) giveBack(ls *lease, rec *record.Record) {
@@ -162,7 +178,7 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 // the lane, so that a restart does not delay it. But one whose workers hang would hold up the
 // others: the second time it goes behind them.
 func (s *State) expire(ls *lease) {
-	if ls.orphan {
+	if ls.goesOn {
 		s.endOrphan(ls)
 		return
 	}

@@ -103,7 +103,7 @@ func (c *checker) orphans() error {
 	s := c.state
 	queues, turns := make(map[*Queue]int), make(map[uint64]int)
 	for r, o := range s.leases.orphans {
-		if o.receipt() != r || !o.orphan || !o.expiry.Queued() || o.expiry.Value != o {
+		if o.receipt() != r || !o.goesOn || !o.expiry.Queued() || o.expiry.Value != o {
 			c.report("orphan %s is %+v", r, o)
 		}
 		if queues[o.lane.queue]++; o.ties.Group != 0 {

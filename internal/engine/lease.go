@@ -23,8 +23,8 @@ type lease struct {
 	rewritten bool          // the key of the record was written before
 	over      bool          // its deadline, or its process, ended before the shard was loaded
 	handled   bool          // a handler of Run works on the task
-	goesOn    bool          // the handler goes on though the lease ends
-	orphan    bool          // it has ended, and its handler goes on
+	goesOn    bool          // the handler goes on: the lease ends, or it is an orphan
+	overdue   bool          // its attempt counts already: the record says so
 	tied      bool          // ties is not zero
 	runner    uint32        // the owner's number for the holder; 0: unknown
 	slot      int32         // in leaseTable.all

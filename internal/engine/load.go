@@ -153,6 +153,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 		id: e.ID, lane: l, since: e.Since, token: e.Token, leases: e.Leases, attempts: e.Attempts,
 		local: r.local, duration: e.Duration, retention: head.Retention, record: r, rewritten: head.Rewritten,
 		worker: e.Worker, suspect: head.Suspect, handled: r.local, // perhaps
+		overdue: head.Attempts == e.Attempts,
 	}
 	if ls.suspect {
 		s.beginSuspect(ls)

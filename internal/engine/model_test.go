@@ -176,6 +176,7 @@ type modelTask struct {
 	duration uint64  // Leased: of the lease; else: of what until ends, ms
 	local    bool    // Leased: by this process
 	handled  bool    // Leased: by Run
+	overdue  bool    // Leased: the attempt counts already
 	over     bool    // Leased: the lease had ended when the shard was loaded
 	expired  bool    // a lease has run out otherwise
 }

@@ -759,7 +759,7 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	m.compareRecord(t, &rec)
 	t.receipt = g.Receipt
 	m.receipts = append(m.receipts, t.receipt)
-	t.over, t.local, t.handled = false, c.local, c.handled
+	t.over, t.local, t.handled, t.overdue = false, c.local, c.handled, false
 	t.deadline, t.state = m.Now+duration, Leased
 	m.lease(t, duration)
 	t.rec.Attempts++
@@ -929,7 +929,7 @@ type failCall struct {
 
 func (m *model) drawFinish() call {
 	return &failCall{
-		receipt: m.drawReceipt(), how: oneOf(m, "how", FailRetry, FailRetry, FailRelease, FailReturn, FailDead), goesOn: m.oneIn(2, "goes on"),
+		receipt: m.drawReceipt(), how: oneOf(m, "how", FailRetry, FailRetry, FailRelease, FailReturn, FailDead, FailOverdue), goesOn: m.oneIn(2, "goes on"),
 		wait: oneOf[int64](m, "wait", -1, 0, 1, 2000), cause: oneOf(m, "cause", "", "first", "second"),
 	}
 }
@@ -956,6 +956,13 @@ func (c *failCall) apply(m *model) {
 		return
 	}
 	m.noError(c.err)
+	if c.how == FailOverdue {
+		t.overdue = true
+		return
+	}
+	if c.how == FailReturn && t.overdue {
+		c.how, c.wait, c.cause = FailRetry, -1, causeOverdue
+	}
 	if c.goesOn {
 		m.orphan(t)
 	}

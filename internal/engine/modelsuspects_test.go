@@ -83,9 +83,7 @@ func (m *model) clearSuspects(shard, atWork int) {
 
 // crashed is the end of an attempt with its process.
 func (m *model) crashed(t *modelTask, c *crash) {
-	if t.rec.Suspect && c.Suspects == 1 {
-		t.rec.Suspect = true
-	} else {
+	if !t.overdue && !(t.rec.Suspect && c.Suspects == 1) {
 		t.rec.Attempts--
 		t.rec.Crashes++
 	}

@@ -23,7 +23,7 @@ type heldTurn struct {
 // orphan makes an orphan of a lease that has just ended.
 func (s *State) orphan(ls *lease) {
 	t, q := &s.leases, ls.lane.queue
-	o := &lease{id: ls.id, token: ls.token, lane: ls.lane, ties: ls.ties, orphan: true}
+	o := &lease{id: ls.id, token: ls.token, lane: ls.lane, ties: ls.ties, goesOn: true}
 	o.expiry.Value = o
 	t.wheel.Add(&o.expiry, ls.expiry.Deadline())
 	if t.orphans == nil {

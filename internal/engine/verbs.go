@@ -105,7 +105,7 @@ const (
 	FailRelease                // does not count
 	FailReturn                 // does not count; the task keeps its place
 	FailDead                   // counts; the last one
-	EndOfFailures
+	FailOverdue                // counts, as the handler goes on after its Timeout; the lease goes on
 )
 
 // StillRuns is added to a Failure if the handler goes on. When it has returned, Fail is called
@@ -122,8 +122,18 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		s.returned(r)
 		return Decided, s.leaseLost(r)
 	}
-	ls.goesOn = how&StillRuns != 0 && ls.handled
+	goesOn := how&StillRuns != 0 && ls.handled
 	how &^= StillRuns
+	switch {
+	case how == FailOverdue && s.isMoving(r.ID):
+		return Again, nil
+	case how == FailOverdue:
+		s.Broken = s.countOverdue(ls)
+		return Decided, nil
+	case how == FailReturn && ls.overdue:
+		how, wait, cause = FailRetry, -1, causeOverdue
+	}
+	ls.goesOn = goesOn
 	if how == FailRetry {
 		s.Broken = s.retry(ls, cause, wait)
 		return Decided, nil
@@ -142,6 +152,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	}
 	switch how {
 	case FailRelease:
+		rec.Attempts = ls.attempts - 1 // also if it is overdue
 		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
 		s.postpone(ls, &rec, uint64(wait))
 	case FailReturn:

@@ -2,8 +2,11 @@ package workers
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
+
+	"codeq/internal/guard"
 )
 
 // Context is the context of a handler, without values: who embeds it may add some. Many handlers
@@ -13,6 +16,8 @@ type Context struct {
 
 	mu     sync.Mutex // guards what follows
 	over   bool       // the context has ended
+	ended  time.Time  // when it has ended, if there was a cause
+	watch  *watch     // nil: there is none
 	ending *ending    // nil: nobody has asked yet, and there is no cause to keep
 }
 
@@ -22,8 +27,49 @@ type ending struct {
 	cancel context.CancelCauseFunc
 }
 
+// watch looks at a context once.
+type watch struct {
+	timer   *time.Timer
+	running *sync.WaitGroup
+}
+
 // Begin gives the context its deadline; nil is none. REQUIRES: nobody uses the context yet.
 func (c *Context) Begin(deadline *time.Time) { c.deadline = deadline }
+
+// overdueAfter is how long a handler may go on after the deadline of its context.
+const overdueAfter = time.Second
+
+// Watch calls late, on a goroutine of its own, if End was not called overdueAfter after the
+// deadline, or as long after it as it was ahead, if that is less. running counts the watch until
+// late has returned, or End was called before. There is one call of Watch at the most.
+func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) {
+	if c.deadline == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return
+	}
+	d := time.Until(*c.deadline)
+	d += min(max(d, 0), overdueAfter)
+	running.Add(1)
+	c.watch = &watch{time.AfterFunc(d, func() {
+		defer running.Done()
+		guard.Contain(log, "watch of a handler", late, nil)
+	}), running}
+}
+
+// Ended returns when the context has ended, by its deadline or by a cause; ok is false if it has
+// not.
+func (c *Context) Ended() (at time.Time, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deadline != nil && time.Until(*c.deadline) <= 0 && (c.ended.IsZero() || c.deadline.Before(c.ended)) {
+		return *c.deadline, true
+	}
+	return c.ended, !c.ended.IsZero()
+}
 
 // Value returns nil, but for package context, which finds the cause of the end, and the contexts to
 // cancel, as values under keys of its own.
@@ -99,8 +145,12 @@ func (c *Context) End(cause error) {
 	}
 	if cause != nil {
 		c.makeEnding()
+		c.ended = time.Now()
 	}
 	c.over = true
+	if c.watch != nil && c.watch.timer.Stop() {
+		c.watch.running.Done()
+	}
 	if c.ending != nil {
 		c.ending.cancel(cause)
 	}

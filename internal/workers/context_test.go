@@ -3,6 +3,7 @@ package workers_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -104,5 +105,48 @@ func TestContextEndsTwice(t *testing.T) {
 			})
 		}
 		ends.Wait()
+	}
+}
+
+// TestWatch: a context is looked at that was not ended in time, and Run can wait for that.
+func TestWatch(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	for name, end := range map[string]func(*workers.Context){
+		"late":   func(*workers.Context) { time.Sleep(time.Minute) },
+		"ended":  func(c *workers.Context) { c.End(nil); c.End(nil) },
+		"panics": func(*workers.Context) { time.Sleep(time.Minute) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var running sync.WaitGroup
+				var looked time.Duration
+				begun := time.Now()
+				c := new(workers.Context)
+				c.Begin(new(begun.Add(time.Second)))
+				_, ended := c.Ended()
+				require.False(t, ended)
+				c.Watch(&running, log, func() {
+					looked = time.Since(begun)
+					if name == "panics" {
+						panic("a test's")
+					}
+				})
+				end(c)
+				running.Wait()
+				want := 2 * time.Second
+				if name == "ended" {
+					want = 0
+				}
+				require.Equal(t, want, looked)
+				time.Sleep(time.Minute)
+				at, ended := c.Ended()
+				require.True(t, ended)
+				require.Equal(t, begun.Add(time.Second), at)
+				if name == "ended" {
+					c.Watch(&running, log, func() { t.Error("it has ended") })
+					time.Sleep(time.Minute)
+				}
+			})
+		})
 	}
 }

@@ -232,6 +232,17 @@ func (p *Pool[J, T]) State() (busy int, quiet bool) {
 	return busy, p.quiet
 }
 
+// Hung yields the tasks of the handlers that go on though their contexts have ended, and since when.
+func (p *Pool[J, T]) Hung(yield func(T, time.Time) bool) {
+	for _, w := range p.workers {
+		if t, ok := w.running(); ok {
+			if at, ended := t.Ended(); ended && !yield(t, at) {
+				return
+			}
+		}
+	}
+}
+
 // Add adds claimed jobs.
 func (p *Pool[J, T]) Add(jobs []J) {
 	p.mu.Lock()

@@ -1,11 +1,16 @@
 package workers
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // Task is what a handler works on.
 type Task interface {
 	// End ends the handler's context, if it has not ended.
 	End(cause error)
+	// Ended returns when it has ended; ok is false if it has not.
+	Ended() (at time.Time, ok bool)
 }
 
 // Worker runs one handler at a time.
@@ -89,6 +94,13 @@ func (w *Worker[J, T]) Task() (t T, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.task, w.ours
+}
+
+// running returns the task of the running handler, also if it was taken away.
+func (w *Worker[J, T]) running() (t T, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.task, w.busy
 }
 
 // TakeAway takes the task of the running handler away if there is a reason to. Its handler goes on:
