@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -210,7 +211,7 @@ func TestTenantSharesOfRun(t *testing.T) {
 		var m codeq.Mux
 		ctx, cancel := context.WithCancel(t.Context())
 		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Duration(500+rand.IntN(1000)) * time.Microsecond) // most claims are for one task
 			if j.Tenant == "X" {
 				ofX.Add(1)
 			}
@@ -220,8 +221,7 @@ func TestTenantSharesOfRun(t *testing.T) {
 			return nil
 		})
 		require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64}))
-		t.Logf("%d of %d", ofX.Load(), handled.Load())
-		require.InDelta(t, claims/5, ofX.Load(), claims/20)
+		require.InDelta(t, claims/5, ofX.Load(), claims/50, "%d handled", handled.Load())
 	})
 }
 
