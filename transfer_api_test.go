@@ -16,7 +16,9 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
+	"codeq/internal/hook"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/testkit"
 	"codeq/internal/transfer"
 )
@@ -177,4 +179,56 @@ func TestTransferKeys(t *testing.T) {
 	require.Equal(t, ready.Time(), taken.ID.Time())
 	_, err = q.Produce(ctx, keyed("no time", "", 0))
 	require.NoError(t, err)
+}
+
+// TestTransferClocks: a shard that was at work while the wall clock was years ahead ends no periods
+// of the others in the new directory, and its own ones last as long as they were given.
+func TestTransferClocks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		disk := crashfs.New()
+		keyed := func(name string) codeq.Task {
+			return codeq.Task{Queue: "a", Unique: codeq.Unique{Key: name, For: time.Hour}}
+		}
+		use := func(dir string, shards int, ahead time.Duration, f func(q *codeq.Queue)) {
+			opts := onDisk(disk, &codeq.Options{Shards: shards})
+			hook.SetWall(opts, func() time.Time { return time.Now().Add(ahead) })
+			q, err := codeq.Open(dir, opts)
+			require.NoError(t, err)
+			f(q)
+			require.NoError(t, q.Close())
+		}
+		names := make(map[string]bool)
+		put := func(q *codeq.Queue, shard int) {
+			for i := 0; ; i++ {
+				name := fmt.Sprint(shard, " ", i)
+				hash := keys.UniqueHash("a", "", "", "", name)
+				ties := record.Ties{Unique: hash}
+				if home, _ := ties.Home(2); home != shard {
+					continue
+				}
+				id, err := q.Produce(ctx, keyed(name))
+				require.NoError(t, err)
+				require.NoError(t, q.Cancel(ctx, id))
+				names[name] = true
+				return
+			}
+		}
+		use("q", 2, 13*365*24*time.Hour, func(q *codeq.Queue) { put(q, 1) })
+		use("q", 2, 0, func(q *codeq.Queue) { put(q, 0) })
+		time.Sleep(time.Minute)
+		transferred(t, disk, 3)
+		use("new", 3, 0, func(q *codeq.Queue) {
+			for name := range names {
+				_, err := q.Produce(ctx, keyed(name))
+				require.ErrorIs(t, err, codeq.ErrDuplicate, name)
+			}
+			time.Sleep(time.Hour + time.Minute)
+			for name := range names {
+				_, err := q.Produce(ctx, keyed(name))
+				require.NoError(t, err, name)
+			}
+		})
+	})
 }

@@ -114,6 +114,9 @@ func ClockOf(id ID) uint64 {
 	return SinceMillis(since)<<kindShift | since&(1<<kindShift-1)
 }
 
+// ClockMillis returns the milliseconds of a value of the shard's clock.
+func ClockMillis(clock uint64) uint64 { return clock >> kindShift }
+
 // MovedSince returns the since of a task that became ready again at ms.
 func MovedSince(ms uint64) uint64 { return ms<<16 | kindMoved }
 

@@ -99,7 +99,9 @@ type exported struct {
 	turns   map[keys.ID]bool    // tasks that have the turns of their groups
 	pending map[keys.ID]uint64
 	pinned  map[keys.ID]keys.PinnedValue
-	came    []Key // keys that came from another directory, of tasks that are gone
+	clock   uint64 // of periods, as far as it is stored
+	shift   uint64 // by which the deadlines of periods are later in the export
+	came    []Key  // keys that came from another directory, of tasks that are gone
 }
 
 // heldKey is an idempotency key that a task has.
@@ -123,6 +125,7 @@ var ranges = map[byte]int{
 	keys.Lease: lined, keys.Scheduled: lined, keys.Blocked: lined, keys.Dead: lined, keys.Done: lined, keys.Canceled: lined,
 	keys.Index: derived, keys.Unique: lined, keys.Freed: derived, keys.Group: lined, keys.Wake: lined, keys.Pending: lined,
 	keys.Dependent: lined, keys.Outbound: lined, keys.Telling: lined, keys.Pin: lined, keys.Pinned: lined,
+	keys.PeriodTime: lined,
 }
 
 // open opens the store of a shard.
@@ -176,10 +179,11 @@ func (e *exporter) all() error {
 	}
 	settings, totals := make(map[string]keys.SettingsValue), make(totalsOf)
 	if err := e.each(func(s *exported) error {
-		return errors.Join(e.inbound(s), e.counters(s, totals), s.days(totals))
+		return errors.Join(e.inbound(s), e.counters(s, totals), s.periodClock(), s.days(totals))
 	}); err != nil {
 		return err
 	}
+	e.alignPeriods()
 	if err := e.each(func(s *exported) error { return e.settings(s, settings) }); err != nil {
 		return err
 	}
@@ -267,7 +271,7 @@ func (e *exporter) counters(s *exported, totals totalsOf) error {
 		if err := errors.Join(err, valueErr); err != nil {
 			return corrupt(err)
 		}
-		e.header.Clock = max(e.header.Clock, v.Clock)
+		e.header.Clock, s.clock = max(e.header.Clock, v.Clock), max(s.clock, keys.ClockMillis(v.Clock))
 		c := v.Counts
 		e.header.Tasks += c.Ready + c.Scheduled + c.Blocked + c.Leased + c.Dead + c.Done + c.Canceled
 		if v.Totals.Day == 0 {
@@ -279,6 +283,37 @@ func (e *exporter) counters(s *exported, totals totalsOf) error {
 		}
 		return err
 	})
+}
+
+// periodClock reads the clock of periods, unless that of IDs stands for it.
+func (s *exported) periodClock() error {
+	return schema.Scan(s.db, keys.PeriodTime, func(_, value []byte) error {
+		v, err := keys.ParsePeriodTime(value)
+		s.clock = v.Clock
+		return corrupt(err)
+	})
+}
+
+// alignPeriods lets all shards go on with one clock of periods. Usually it is the wall clock. If
+// that is behind the clock of a shard, which was at work when the wall clock was ahead, periods of
+// the other shards must not end by this clock: their deadlines become later by the difference.
+func (e *exporter) alignPeriods() {
+	for _, s := range e.shards {
+		e.header.Periods = max(e.header.Periods, s.clock)
+	}
+	for _, s := range e.shards {
+		if now := max(s.clock, e.header.Time); now < e.header.Periods {
+			s.shift = e.header.Periods - now
+		}
+	}
+}
+
+// later returns the deadline of a period as it is in the export; 0: there is none.
+func (s *exported) later(deadline uint64) uint64 {
+	if deadline == 0 {
+		return 0
+	}
+	return keys.Later(deadline, s.shift)
 }
 
 // queue returns the name of a queue.
@@ -420,13 +455,13 @@ func (e *exporter) tasks(s *exported, carried map[string]int) error {
 	var gone []Key
 	for _, h := range s.holders { // the others' tasks were written
 		if h.until != 0 {
-			gone = append(gone, Key{h.hash[:], h.until})
+			gone = append(gone, Key{h.hash[:], s.later(h.until)})
 		}
 	}
 	for _, k := range s.came { // in all shards, unless it was freed, or taken, in its own one
 		id := fmt.Sprint(k.Hash, k.Until)
 		if carried[id]++; carried[id] == len(e.shards) {
-			gone = append(gone, k)
+			gone = append(gone, Key{k.Hash, s.later(k.Until)})
 		}
 	}
 	slices.SortFunc(gone, func(a, b Key) int { return cmp.Or(cmp.Compare(a.Until, b.Until), bytes.Compare(a.Hash, b.Hash)) })
@@ -435,7 +470,7 @@ func (e *exporter) tasks(s *exported, carried map[string]int) error {
 			return err
 		}
 	}
-	*s = exported{number: s.number, st: s.st, db: s.db, lanes: s.lanes} // memory is for the next shard
+	*s = exported{number: s.number, st: s.st, db: s.db, lanes: s.lanes, shift: s.shift} // memory is for the next shard
 	return nil
 }
 
@@ -512,7 +547,7 @@ func (s *exported) fill(t *Task, v view) {
 		t.Lease = l
 	}
 	if h, ok := s.holders[v.id]; ok && h.hash == v.rec.Unique && (h.until != 0 || !keys.Ended(v.place.Range)) {
-		t.HasKey, t.KeyTill = true, h.until
+		t.HasKey, t.KeyTill = true, s.later(h.until)
 		delete(s.holders, v.id)
 	}
 	t.HasTurn = s.turns[v.id]
@@ -520,7 +555,10 @@ func (s *exported) fill(t *Task, v view) {
 		t.Pending = s.pending[v.id]
 	}
 	if p, ok := s.pinned[v.id]; ok {
-		t.Pinned = (*Pinned)(&p)
+		t.Pinned = &Pinned{p.Count, s.later(p.Until)}
+	}
+	if t.Until = s.later(t.Until); t.Due != v.rec.RunAt { // it waits between attempts
+		t.Due = s.later(t.Due)
 	}
 }
 
@@ -567,6 +605,7 @@ func (e *exporter) ties(s *exported) error {
 			if err != nil {
 				return corrupt(err)
 			}
+			l.Until = s.later(l.Until)
 			return e.write(&Line{Message: l})
 		}),
 	)

@@ -757,7 +757,7 @@ func (im *importer) send(s *imported, m *keys.Message) error {
 // leasesAtOnce is how many leases are in one record.
 const leasesAtOnce = 256
 
-// finish stores the leases of a shard, and its clock.
+// finish stores the leases of a shard, and its clocks.
 func (im *importer) finish(s *imported) error {
 	slices.SortStableFunc(s.leases, func(a, b storedLease) int {
 		return cmp.Or(cmp.Compare(a.header.Deadline, b.header.Deadline), cmp.Compare(b2i(a.header.Local), b2i(b.header.Local)),
@@ -784,6 +784,12 @@ func (im *importer) finish(s *imported) error {
 			return err
 		}
 		left = left[n:]
+	}
+	if im.header.Periods != keys.ClockMillis(clock) { // which would stand for it
+		v := keys.PeriodTimeValue{Clock: im.header.Periods}
+		if err := im.set(s, []byte{keys.PeriodTime}, v.Append(nil)); err != nil {
+			return err
+		}
 	}
 	return im.set(s, keys.AppendNumbered(nil, keys.Counters, 0), (&keys.CountersValue{Clock: clock}).Append(nil))
 }
