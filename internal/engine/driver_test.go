@@ -96,7 +96,7 @@ func (d *driver) load() (resting []*recurring) {
 		resting = append(resting, s.Effects.Resting...)
 		s.Effects.Resting, s.Effects.Configured, s.Effects.Shown = nil, nil, nil
 	}
-	if d.killed {
+	if d.killed && !d.config.Replicated {
 		var crashes []*crash
 		suspects := 0
 		for _, s := range d.shards {

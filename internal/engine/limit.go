@@ -163,10 +163,7 @@ func (s *State) recheckNext(r *recheck) error {
 		}
 		switch {
 		case keys.IsSuspectScope(scope):
-			if s.noteSuspects(r.queue); s.isClearing() {
-				s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
-			}
-			s.feed(r.queue)
+			s.noteSuspects(r.queue)
 		case scope != 0 && scope&keys.GroupScopeBit == 0:
 			s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
 		}

@@ -38,6 +38,9 @@ func (s *State) forgetQueues() {
 				continue // applying the last of them calls Rest
 			}
 		}
+		if q.Suspects && q.Counts.Blocked == 0 { // they were canceled
+			s.forgetSuspects(q)
+		}
 		if s.isUnknown(q) && s.isFiled(q) {
 			s.Effects.Forgotten = append(s.Effects.Forgotten, q)
 		}

@@ -175,15 +175,19 @@ func (s *State) hold(l *Lane, id keys.ID, rec []byte) {
 	s.block(l, keys.SuspectScope(l.queue.Name), id, rec)
 	l.queue.heldIn = s.windows.pass
 	s.noteSuspects(l.queue)
-	s.feed(l.queue)
 }
 
-// noteSuspects notes that suspects may wait in a queue.
+// noteSuspects notes that suspects may wait in a queue, for claims, or to be cleared.
 func (s *State) noteSuspects(q *Queue) {
 	if !q.Suspects {
 		q.Suspects = true
 		s.suspects.queues = append(s.suspects.queues, q)
 	}
+	if s.isClearing() {
+		s.wake(q, keys.SuspectScope(q.Name), keys.ID{}, keys.WakeUp)
+		return
+	}
+	s.feed(q)
 }
 
 // forgetSuspects notes that none wait any more.
