@@ -514,6 +514,7 @@ func (m *model) sync() {
 		}
 	}
 	maps.DeleteFunc(m.orphans, func(_ Receipt, o modelOrphan) bool { return o.deadline <= m.Now })
+	m.adoptCleared(expired, crashes)
 	m.tick()
 	m.react()
 }

@@ -81,6 +81,18 @@ func (m *model) clearSuspects(shard, atWork int) {
 	}
 }
 
+// adoptCleared takes in which leases of Claim have expired before the crash that clears suspects at
+// the same time: theirs are cleared, too.
+func (m *model) adoptCleared(expired []*modelTask, crashes map[int]*crash) {
+	for _, t := range expired {
+		c := crashes[t.shard]
+		if c != nil && c.Suspects > 0 && !t.local && t.state == Blocked && t.on == onSuspicion && m.placeOf(t).Range == keys.Task {
+			t.rec.Suspect = false
+			m.toReady(t, keys.SinceOf(t.id))
+		}
+	}
+}
+
 // crashed is the end of an attempt with its process.
 func (m *model) crashed(t *modelTask, c *crash) {
 	if !t.overdue && !(t.rec.Suspect && c.Suspects == 1) {
