@@ -206,7 +206,7 @@ func (s *State) cancel(at *located) {
 	at.rec.Suspect = false
 	if at.lease != nil {
 		at.lease.goesOn = at.lease.handled && !at.lease.over
-		s.freePlace(at.lease)
+		s.freePlace(at.id)
 		s.unlease(at.lease)
 		if !isFirstPlace(at.lane, at.lease.since, at.id) {
 			s.unindex(at.id)

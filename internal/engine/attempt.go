@@ -136,7 +136,7 @@ func (s *State) countOverdue(ls *lease) error {
 // giveBack returns a leased task to its place in its lane: its record is rewritten there. A suspect
 // waits for its start.
 func (s *State) giveBack(ls *lease, rec *record.Record) {
-	s.freePlace(ls)
+	s.freePlace(ls.id)
 	s.endLease(ls)
 	if rec.Suspect {
 		rec.Rewritten = true

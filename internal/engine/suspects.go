@@ -296,10 +296,11 @@ func (s *State) endSuspect(ls *lease) {
 	}
 }
 
-// freePlace gives the place of a suspect back before its lease ends, since that tells nothing.
-func (s *State) freePlace(ls *lease) {
-	if _, ok := s.suspects.started[ls.id]; ok && ls.suspect {
-		delete(s.suspects.started, ls.id)
+// freePlace gives the place of a suspect back, if it has one: before its lease ends, if that tells
+// nothing, or before it leaves its lane.
+func (s *State) freePlace(id keys.ID) {
+	if _, ok := s.suspects.started[id]; ok {
+		delete(s.suspects.started, id)
 		s.Effects.Suspects.Freed++
 	}
 }

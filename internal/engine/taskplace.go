@@ -70,6 +70,7 @@ func (s *State) withdraw(at *located) {
 	s.Group.change(at.id)
 	switch at.state {
 	case Ready:
+		s.freePlace(at.id)
 		pos := window.Pos{Since: at.place.At, ID: at.id}
 		before := at.lane.window.Footprint()
 		at.lane.window.Remove(pos)
