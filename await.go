@@ -63,6 +63,7 @@ func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 	if err := n.want(ctx, engine.WantOutcomes); err != nil {
 		return nil, err
 	}
+	defer n.interests.Release(engine.WantOutcomes)
 	asking, heard := context.WithCancel(ctx)
 	defer heard()
 	w := r.awaits.Listen(id, heard)

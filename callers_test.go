@@ -761,7 +761,9 @@ func (c *configureCall) judge(m *crowd, _ map[ID]*TaskInfo, _ bool) {
 		set.TenantWeights = maps.Clone(c.to.TenantWeights)
 	}
 	set.Paused = c.verb == "pause"
-	m.settings[c.queue] = set
+	if m.settings[c.queue] = set; reflect.DeepEqual(set, Settings{}) {
+		delete(m.settings, c.queue) // they are not kept
+	}
 }
 
 // together is the action of several calls of which the owner of one shard

@@ -3,6 +3,7 @@ package codeq
 import (
 	"slices"
 
+	"codeq/internal/base"
 	"codeq/internal/broadcast"
 	"codeq/internal/call"
 	"codeq/internal/cluster"
@@ -18,11 +19,11 @@ import (
 
 // follow carries out the effects that the rest of the group depends on.
 func (s *shard) follow() {
+	if len(s.Effects.Freed) > 0 { // first: they are of the gates from before
+		s.claims.LeaveGates()
+	}
 	if len(s.Effects.Configured) > 0 {
 		s.followSettings()
-	}
-	if len(s.Effects.Freed) > 0 {
-		s.claims.LeaveGates()
 	}
 	if !s.Effects.Suspects.IsZero() {
 		s.claims.EndSuspects()
@@ -270,18 +271,14 @@ func (s *shard) startSweep(sw *engine.LaneSweep) {
 	go func() {
 		defer v.close() // which the store waits for before it closes
 		swept.err = guarded(s.opts.log, "sweep of lanes", func() error {
-			return sw.Names.Read(v.snap, func() bool {
-				select {
-				case <-s.done:
-					return true
-				default:
-					return false
-				}
-			})
+			return sw.Names.Read(v.snap, s.hasEnded)
 		})
 		_ = s.inbox.Pass(swept) // one that is closing sweeps no more
 	}()
 }
+
+// hasEnded reports whether the owner has ended. Any goroutine may ask.
+func (s *shard) hasEnded() bool { return base.IsClosed(s.done) }
 
 // sweptOp says that what a sweep has to know has been read, or why not.
 type sweptOp struct {

@@ -99,10 +99,29 @@ var (
 
 	// ErrNoHandler: the [Mux] given to [Queue.Run] has no handlers, or none for one of the queues.
 	ErrNoHandler = errors.New("codeq: no handler")
+	// ErrNotEmpty: the queue is in use. An error that matches it is a [NotEmptyError].
+	ErrNotEmpty = errors.New("codeq: queue is not empty")
 	// ErrHandlersRunning: [Queue.Run] gave up waiting for handlers that ignored the end of their
 	// context. Their leases have been released.
 	ErrHandlersRunning = errors.New("codeq: handlers still running")
 )
+
+// NotEmptyError says what [Queue.DeleteQueue] has found in a queue. It matches [ErrNotEmpty].
+type NotEmptyError struct {
+	Queue     string
+	Counts    Counts // of its tasks
+	Keys      int    // idempotency keys that are taken for the time of [Unique].For
+	Schedules int    // that produce tasks for it
+	Claims    int    // that wait for its tasks; in a cluster, those of one other node may count as one
+}
+
+func (e *NotEmptyError) Error() string {
+	return fmt.Sprintf("%v: queue %q: %d tasks, %d idempotency keys, %d schedules, %d waiting claims",
+		ErrNotEmpty, e.Queue, e.Counts.Total(), e.Keys, e.Schedules, e.Claims)
+}
+
+// Is reports that every [NotEmptyError] is an [ErrNotEmpty].
+func (e *NotEmptyError) Is(target error) bool { return target == ErrNotEmpty }
 
 // InvalidError says which argument was refused and why. It matches [ErrInvalid].
 type InvalidError struct {

@@ -3,15 +3,14 @@ package codeq
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"time"
 
-	"codeq/internal/base"
 	"codeq/internal/broadcast"
-	"codeq/internal/cluster"
+	"codeq/internal/call"
 	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/localsocket"
 	"codeq/internal/wire"
 )
@@ -165,7 +164,7 @@ func (q *Queue) subscribe(ctx context.Context, opts SubscribeOptions) (*Subscrip
 		return nil, err
 	}
 	if q.node != nil {
-		if err := q.node.publishInterests(ctx, 0); err != nil {
+		if err := q.node.publishInterests(ctx); err != nil {
 			events.Close()
 			return nil, err
 		}
@@ -268,36 +267,25 @@ func (r *replica) publish(b []byte) error {
 	return nil
 }
 
-// want asks all shards to tell this node of something, from the next change on.
+// want asks all shards to tell this node of something, from the next change on, until it is
+// released.
 func (n *node) want(ctx context.Context, kinds engine.KindSet) error {
-	return n.interests.Keep(kinds, func() error { return n.publishInterests(ctx, kinds) })
+	return n.interests.Keep(kinds, func() error { return n.publishInterests(ctx) })
 }
 
 // wantCancels is want for a Run, which waits for leaders as long as it lasts, as its claims do.
 func (n *node) wantCancels(ctx context.Context) (err error) {
 	ctx, stop := n.queue.untilClosing(ctx, "Run")
 	defer func() { err = stop(err) }()
-	for {
-		change := n.Changed()
-		err := n.want(ctx, engine.WantCancels)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return base.EndOf(ctx)
-		case cluster.IsRemoval(err), !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrUncertain):
-			return err
-		}
-		cluster.Pause(ctx, change)
-	}
+	return n.Insist(ctx, func() error { return n.want(ctx, engine.WantCancels) })
 }
 
-// publishInterests tells all shards what this node wants to hear of: what it is asked for, what has
-// been wanted, and what there are subscriptions to.
-func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error {
-	return n.interests.Set(ctx, kinds, n.queue.events.Wanted, func(all engine.KindSet) error {
+// publishInterests tells all shards what this node wants to hear of: for its calls, and for what
+// there are subscriptions to.
+func (n *node) publishInterests(ctx context.Context) error {
+	return n.interests.Set(ctx, n.queue.events.Wanted, func(all keys.InterestValue) error {
 		for i := range n.queue.replicas {
-			op := &interestOp{completion: newCompletion(callInterest), node: n.Self().Node, kinds: all}
+			op := &interestOp{completion: newCompletion(callInterest), node: n.Self().Node, wants: all}
 			if err := n.queue.ask(ctx, i, op); err != nil {
 				return err
 			}
@@ -306,11 +294,17 @@ func (n *node) publishInterests(ctx context.Context, kinds engine.KindSet) error
 	})
 }
 
+// withdrawInterests tells them what it does not want to hear of any more.
+func (n *node) withdrawInterests() {
+	withdraw := func() { n.interests.Withdraw(n.ctx, func() error { return n.publishInterests(n.ctx) }) }
+	n.background.Go(func() { contain(n.log, "withdrawal of interests", withdraw, nil) })
+}
+
 // interestOp stores what a node wants to hear of; nothing, if the node has gone.
 type interestOp struct {
 	completion
 	node  string
-	kinds engine.KindSet
+	wants keys.InterestValue
 	gone  bool
 }
 
@@ -322,13 +316,11 @@ func (op *interestOp) resolve(s *shard) {
 			return // it has been added again since
 		}
 	}
-	s.SetInterest(op.node, op.kinds, op.gone)
+	s.SetInterest(op.node, op.wants, op.gone)
 }
 
 func (op *interestOp) encode(dst []byte) []byte {
-	return wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, op.node), uint64(op.kinds)), op.gone)
+	return call.AppendInterest(dst, op.node, op.wants, op.gone, op.format)
 }
 
-func (op *interestOp) decode(r *wire.Reader) {
-	op.node, op.kinds, op.gone = r.String(), engine.KindSet(r.Uint()), r.Bool()
-}
+func (op *interestOp) decode(r *wire.Reader) { op.node, op.wants, op.gone = call.ReadInterest(r) }

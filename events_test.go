@@ -325,3 +325,52 @@ func TestEventsPrecedeTheReturn(t *testing.T) {
 		require.Equal(t, []string{"produced 0"}, w.seen)
 	})
 }
+
+// TestInterestsEnd: some seconds after the last subscription of a cluster has ended, by its Close
+// or with its node, no entry carries its events. One that begins meanwhile misses nothing.
+func TestInterestsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, Options{Shards: 2})
+		c.awaitLeaders()
+		wanted := func() (all engine.KindSet) {
+			for _, n := range c.members() {
+				for _, s := range simQueue(n).led() {
+					require.NoError(t, s.probe(func(s *shard) error { all |= s.Interested; return nil }))
+				}
+			}
+			return all
+		}
+		subscribe := func(n int) *Subscription {
+			sub, err := simQueue(c.members()[n]).Subscribe(SubscribeOptions{Kinds: []EventKind{EventProduced}})
+			require.NoError(t, err)
+			return sub
+		}
+		require.Zero(t, wanted())
+		first, second := subscribe(0), subscribe(1)
+		require.Equal(t, engine.KindSet(1<<EventProduced), wanted())
+		first.Close()
+		time.Sleep(time.Minute)
+		require.NotZero(t, wanted(), "another node has one")
+		second.Close()
+		for range 30 {
+			time.Sleep(time.Second)
+			sub := subscribe(2)
+			produce(t, simQueue(c.members()[0]), Task{Queue: "a"})
+			time.Sleep(time.Second)
+			require.Len(t, buffered(sub), 1)
+			sub.Close()
+		}
+		time.Sleep(time.Minute)
+		require.Zero(t, wanted())
+
+		subscribe(2)
+		require.NotZero(t, wanted())
+		require.NoError(t, c.members()[2].close())
+		c.members()[2].start()
+		c.awaitLeaders()
+		require.NotZero(t, wanted())
+		time.Sleep(time.Minute)
+		require.Zero(t, wanted(), "an earlier life wanted them")
+		c.close()
+	})
+}

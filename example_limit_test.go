@@ -1,6 +1,7 @@
 package codeq_test
 
 import (
+	"errors"
 	"fmt"
 
 	"codeq"
@@ -69,4 +70,26 @@ func ExampleSettings_concurrencyPerKey() {
 	// books
 	// 1 waits
 	// flowers
+}
+
+// The queue of a customer who has gone is removed, once nobody uses it.
+func ExampleQueue_DeleteQueue() {
+	q, done := open()
+	defer done()
+
+	check(q.Configure(ctx, "acme", func(s *codeq.Settings) { s.Concurrency = 2 }))
+	id, err := q.Produce(ctx, codeq.Task{Queue: "acme"})
+	check(err)
+	var used *codeq.NotEmptyError
+	if errors.As(q.DeleteQueue(ctx, "acme"), &used) {
+		fmt.Println("tasks that are ready:", used.Counts.Ready)
+	}
+	check(q.Cancel(ctx, id))
+	check(q.DeleteQueue(ctx, "acme"))
+	queues, err := q.Info(ctx)
+	check(err)
+	fmt.Println("queues:", len(queues))
+	// Output:
+	// tasks that are ready: 1
+	// queues: 0
 }

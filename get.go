@@ -136,6 +136,8 @@ type readOp struct {
 	id         ID                   // of the task
 	key        [keys.UniqueLen]byte // of the task, for callFind; id is then its holder, once that is known
 	list       *lister              // for callPage and the other kind of callRead
+	queue      string               // for callUse
+	use        listing.Use          // likewise
 
 	shard *shard // the one that resolves it
 	task  *TaskInfo
@@ -143,6 +145,9 @@ type readOp struct {
 
 func (op *readOp) resolve(s *shard) {
 	op.shard = s
+	if op.kind == callUse {
+		op.use = listing.UseOf(&s.State, op.queue, s.claims.Waiting(op.queue))
+	}
 	s.settleAfterCommit(op)
 }
 
@@ -192,6 +197,8 @@ func (op *readOp) read(v *view) (again bool, err error) {
 	switch {
 	case op.list != nil:
 		again, err = op.list.Read(v.Snapshot)
+	case op.kind == callUse:
+		err = op.use.CountKeys(v.Snapshot, op.queue, op.shard.hasEnded)
 	case op.kind == callFind:
 		t, op.id, err = v.GetByKey(op.key, op.id)
 		again = t == nil
@@ -216,6 +223,8 @@ func (op *readOp) encode(dst []byte) []byte {
 		return op.list.AppendPaged(dst)
 	case op.kind == callFind:
 		return append(dst, op.key[:]...)
+	case op.kind == callUse:
+		return wire.AppendBytes(dst, op.queue)
 	case op.list == nil:
 		return append(append(dst, 0), op.id[:]...)
 	}
@@ -231,6 +240,9 @@ func (op *readOp) decode(r *wire.Reader) {
 	case callFind:
 		copy(op.key[:], r.Take(len(op.key)))
 		return
+	case callUse:
+		op.queue = r.String()
+		return
 	}
 	if r.Byte() == 0 {
 		op.id = ID(keys.ReadID(r))
@@ -241,7 +253,10 @@ func (op *readOp) decode(r *wire.Reader) {
 }
 
 func (op *readOp) encodeReply(dst []byte) []byte {
-	if op.list == nil {
+	switch {
+	case op.kind == callUse:
+		return wire.AppendJSON(dst, &op.use)
+	case op.list == nil:
 		return wire.AppendJSON(dst, op.task)
 	}
 	if op.kind == callPage {
@@ -259,7 +274,9 @@ func (op *readOp) decodeReply(r *wire.Reader) {
 		}
 		return
 	}
-	if r.JSON(r.Rest(), &op.task); op.task == nil {
+	if op.kind == callUse {
+		r.JSON(r.Rest(), &op.use)
+	} else if r.JSON(r.Rest(), &op.task); op.task == nil {
 		r.Fail()
 	}
 }

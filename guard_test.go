@@ -28,7 +28,7 @@ import (
 )
 
 // guardFuncs are those that call a function in a guard, whose name is their first literal.
-var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain"}
+var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain", "Contain"}
 
 // handOn are functions that a goroutine calls outside of its guard: they only hand on what has
 // become of it.

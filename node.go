@@ -33,7 +33,7 @@ var logSync = map[Durability]raftlog.Sync{
 func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
 	n := &node{
-		queue: q, log: q.opts.log.With("node", c.Node), interests: broadcast.NewInterests(),
+		queue: q, log: q.opts.log.With("node", c.Node), interests: broadcast.NewInterests(q.dir.Life),
 	}
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
@@ -59,7 +59,7 @@ func (q *Queue) newNode() *node {
 	}
 	n.ctx = n.Context()
 	n.claims = newClaimTable(n)
-	q.node = n
+	q.node, q.events.Less = n, n.interests.Less
 	return n
 }
 

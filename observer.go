@@ -68,7 +68,7 @@ const (
 // observed is an Observation while it is made.
 type observed struct {
 	Observation
-	index map[string]int // in Queues
+	index observer.Index // in Queues
 }
 
 type teller = observer.Teller[*observed]
@@ -105,18 +105,9 @@ func (o *observed) addCommit(sample CommitSample) {
 
 // delta returns the entry of a queue.
 func (o *observed) delta(queue string) *QueueDelta {
-	i, ok := o.index[queue]
-	if !ok && len(o.index) >= observedQueues {
-		queue = ""
-		i, ok = o.index[queue]
-	}
-	if !ok {
-		if o.index == nil {
-			o.index = make(map[string]int)
-		}
-		i = len(o.Queues)
-		o.index[queue] = i
-		o.Queues = append(o.Queues, QueueDelta{Queue: queue})
+	i, name, isNew := o.index.Of(queue, observedQueues)
+	if isNew {
+		o.Queues = append(o.Queues, QueueDelta{Queue: name})
 	}
 	return &o.Queues[i]
 }

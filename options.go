@@ -2,6 +2,7 @@ package codeq
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -152,14 +153,12 @@ type Options struct {
 	// then. Set it in programs that are to find a queue, so that a wrong path makes no new one.
 	// Default: false.
 	MustExist bool
-	// Tool says that the program opens the queue of an application to look at it and to steer it
-	// ([Queue.Pause], [Queue.Cancel], [Queue.Produce]...), and closes it again. Nothing happens then
-	// because its time has come: no lease expires, no task becomes due, no schedule ticks, nothing
-	// that is kept is deleted; the application does that when it opens the queue next. What follows
-	// from the calls of the tool is decided by the options with which the application has last
-	// opened the queue: Durability, LeaseFor, MaxAttempts, Backoff, Retention, Limits and
-	// MinFreeBytes, which must not be set here. If the queue is not there yet, is that of a node, or
-	// is of an older format, [Open] refuses it with [ErrNotQueue], [ErrNotMember] or [ErrFormat].
+	// Tool says that the program opens the queue of an application to steer it, and closes it again.
+	// Nothing happens then because its time has come: no lease expires, no task becomes due, no
+	// schedule ticks, nothing that is kept is deleted; the application does that when it opens the
+	// queue next. Its last Open has stored the options that decide about tasks: Durability, LeaseFor,
+	// MaxAttempts, Backoff, Retention, Limits and MinFreeBytes; the tool goes by them, and must not
+	// set them. A queue that is not there yet, is a node's, or of an older format is refused.
 	// [Queue.Claim], [Queue.ClaimBatch], [Queue.Run] and [Queue.ServeLocal] return an error that
 	// matches [errors.ErrUnsupported]. Default: false, the program is the application.
 	Tool bool
@@ -359,10 +358,7 @@ func (o *Options) decideBy(a *manifest.Options) error {
 // settle sets what depends on the directory, and lets that have the options of an application.
 func (o *Options) settle(d *manifest.Directory) (err error) {
 	if o.Tool {
-		if d.Format < manifest.Format {
-			return fmt.Errorf("%w: %d, which its application raises to %d first, and no tool", ErrFormat, d.Format, manifest.Format)
-		}
-		err = o.decideBy(d.Options)
+		err = errors.Join(d.CheckTool(), o.decideBy(d.Options))
 	}
 	o.setShards(d.Shards)
 	if d.Tool = o.Tool; !o.Tool {
@@ -421,14 +417,7 @@ func (o *Options) newShards() int {
 	return defaultShards(runtime.GOMAXPROCS(0))
 }
 
-// volatile is how what is acknowledged is stored. If the boot of the machine is not known, the
-// process may have ended because the machine did.
+// volatile is how what is acknowledged is stored.
 func (o *Options) volatile() *manifest.Volatile {
-	switch o.Durability {
-	case DurabilityDisk:
-		return nil
-	case DurabilityProcess:
-		return &manifest.Volatile{Boot: o.boot}
-	}
-	return new(manifest.Volatile)
+	return manifest.VolatileOf(o.Durability.String(), o.boot)
 }

@@ -19,6 +19,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/failstop"
 	"codeq/internal/fsck"
+	"codeq/internal/guard"
 	"codeq/internal/hook"
 	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
@@ -130,6 +131,8 @@ func open(dir string, opts *Options) (*Queue, error) {
 		n := q.newNode()
 		if err = n.Open(); err != nil {
 			err = errors.Join(err, n.close())
+		} else {
+			n.withdrawInterests()
 		}
 	} else {
 		err = q.openShards()
@@ -266,28 +269,9 @@ func (q *Queue) enter() error {
 }
 
 // untilClosing returns a context that also ends with ErrClosed when the queue is about to be
-// closed, for a call that has entered. The call passes its error to stop at its end, and returns
-// what that returns: only the end of its own ctx matches context.Canceled.
+// closed, for a call that has entered, and stop as guard.Until.
 func (q *Queue) untilClosing(own context.Context, what string) (_ context.Context, stop func(error) error) {
-	ctx, cancel := context.WithCancelCause(own)
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		contain(q.opts.log, "watch of "+what, func() {
-			select {
-			case <-q.closing:
-				cancel(ErrClosed)
-			case <-ctx.Done():
-			}
-		}, cancel)
-	})
-	return ctx, func(err error) error {
-		cancel(nil)
-		watch.Wait()
-		if errors.Is(err, context.Canceled) && errors.Is(context.Cause(ctx), ErrClosed) && own.Err() == nil {
-			return ErrClosed
-		}
-		return err
-	}
+	return guard.Until(own, q.closing, ErrClosed, q.opts.log, "watch of "+what, panicError)
 }
 
 // shard is a shard that this process leads; nil if it does not.

@@ -207,6 +207,7 @@ func (r *runner) run(ctx context.Context) error {
 			}
 			return err
 		}
+		defer n.interests.Release(engine.WantCancels)
 	}
 	ctx, r.stopClaims = context.WithCancelCause(ctx)
 	defer r.stopClaims(nil)

@@ -89,10 +89,7 @@ func (q *Queue) configured(ctx context.Context, queue string) (engine.Configured
 	if err := q.ask(ctx, 0, rule(callSettings, stored)); err != nil {
 		return engine.Configured{}, err
 	}
-	if stored.Value == nil {
-		return engine.Configured{Settings: new(engine.Settings)}, nil
-	}
-	c, err := engine.ParseSettings(stored.Value)
+	c, err := stored.Configured()
 	return c, translated(err)
 }
 
@@ -130,6 +127,12 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 	if change == nil {
 		return &InvalidError{"Configure change", "nil", "a function"}
 	}
+	return q.configure(ctx, queue, change, nil)
+}
+
+// configure is Configure after its checks; none, if it is not nil, is stored in place of the
+// settings.
+func (q *Queue) configure(ctx context.Context, queue string, change func(*Settings), none []byte) error {
 	if reentry.Within() { // two, each of which configures the queue of the other, would wait for each other
 		return &InvalidError{"Configure", "a call within the function of another call", "one call after the other"}
 	}
@@ -150,9 +153,11 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 		if err := (*Settings)(c.Settings).check(); err != nil {
 			return err
 		}
-		set, err := json.Marshal(c.Settings)
-		if err != nil {
-			return err
+		set := none
+		if set == nil {
+			if set, err = json.Marshal(c.Settings); err != nil {
+				return err
+			}
 		}
 		if ctx.Err() != nil {
 			return base.EndOf(ctx)
@@ -182,6 +187,46 @@ func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 		return fmt.Errorf("%w: not all shards have the settings of queue %q: %w", ErrUncertain, queue, err)
 	}
 	return nil
+}
+
+// DeleteQueue removes the settings of a queue that nobody uses, so that it is in no list any more.
+// It returns a [NotEmptyError], and changes nothing, if the queue has tasks of any state,
+// idempotency keys that are taken, a schedule, or claims that wait. No call of [Queue.Configure]
+// that comes late brings its settings back. A task that is produced while DeleteQueue runs is kept,
+// in a queue without settings. DeleteQueue reads the idempotency keys of all queues that are taken
+// for some time, beside the owners of shards.
+//
+// Errors: [ErrInvalid], [ErrNotEmpty], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFormat] (in
+// a cluster: a shard is led by a node of an older version), [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) DeleteQueue(ctx context.Context, queue string) (err error) {
+	defer public(&err)
+	if ctx, err = q.beginOn(ctx, queue); err != nil {
+		return err
+	}
+	found, tasks := &NotEmptyError{Queue: queue}, keys.Counts{}
+	for i := range q.replicas {
+		op := &readOp{completion: newCompletion(callUse), queue: queue}
+		if err := q.ask(ctx, i, op); err != nil {
+			return err
+		}
+		tasks.Add(op.use.Counts)
+		found.Keys += op.use.Keys
+		found.Claims = max(found.Claims, op.use.Claims) // a claim waits in all shards
+	}
+	schedules, err := q.Schedules(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range schedules {
+		if schedules[i].Task.Queue == queue {
+			found.Schedules++
+		}
+	}
+	if found.Counts = Counts(tasks); found.Counts.Total() > 0 || found.Keys+found.Schedules+found.Claims > 0 {
+		return found
+	}
+	return q.configure(ctx, queue, func(s *Settings) { *s = Settings{} }, keys.DeleteQueue)
 }
 
 // Pause stops claims from the queue until [Queue.Resume].

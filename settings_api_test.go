@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -304,5 +305,122 @@ func TestConfigureTriesAgain(t *testing.T) {
 			cancel(boom)
 		}), boom)
 		requireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 3, Burst: 1})
+	})
+}
+
+// TestLostRemoval: a power loss at DurabilityProcess takes from some shards that settings were
+// removed. They are removed in all, and the next ones are newer.
+func TestLostRemoval(t *testing.T) {
+	t.Parallel()
+	for _, kept := range []int{0, 1, 2} {
+		disk := crashfs.New()
+		inFlow(t, *onDisk(disk, &codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess}), func(f *codeq.FlowTest) {
+			sync := func(shards ...int) {
+				synctest.Wait()
+				for _, i := range shards {
+					testkit.SyncLogs(t, disk, fmt.Sprintf("queue/shard-%03d", i))
+				}
+			}
+			configure(t, f.Q, "a", func(s *codeq.Settings) { s.Paused = true })
+			configure(t, f.Q, "b", func(s *codeq.Settings) { s.Concurrency = 3 })
+			sync(0, 1, 2)
+			require.NoError(t, f.Q.DeleteQueue(context.Background(), "a"))
+			sync(kept)
+
+			img := f.Crash(disk)
+			for i := range 3 {
+				requireInShards(t, img.Q, "a", 0, codeq.Settings{})
+				requireInShards(t, img.Q, "b", uint64(1+i), codeq.Settings{Concurrency: 3 + i})
+				configure(t, img.Q, "b", func(s *codeq.Settings) { s.Concurrency++ })
+			}
+			configure(t, img.Q, "a", func(s *codeq.Settings) { s.Burst = 1 })
+			requireInShards(t, img.Q, "a", 3, codeq.Settings{Burst: 1})
+			img.Reopen()
+			requireInShards(t, img.Q, "a", 3, codeq.Settings{Burst: 1})
+			require.NoError(f, img.Q.Close())
+		})
+	}
+}
+
+// TestDeleteQueue: a queue that is used in any way is not deleted, and the error says how; one that
+// is not used is in no list afterwards.
+func TestDeleteQueue(t *testing.T) {
+	bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		ctx := t.Context()
+		set := codeq.Settings{Concurrency: 2, Rate: 100, DeadRetention: time.Hour}
+		refused := func(want codeq.NotEmptyError) {
+			t.Helper()
+			want.Queue = "a"
+			var got *codeq.NotEmptyError
+			err := q.DeleteQueue(ctx, "a")
+			require.ErrorIs(t, err, codeq.ErrNotEmpty)
+			require.ErrorAs(t, err, &got)
+			require.Equal(t, want, *got)
+			require.ErrorContains(t, err, fmt.Sprintf("%d tasks, %d idempotency keys, %d schedules, %d waiting claims",
+				want.Counts.Total(), want.Keys, want.Schedules, want.Claims))
+			require.Equal(t, set, settingsOf(t, q, "a"))
+		}
+		shownNow := func() bool {
+			infos, err := q.Info(ctx)
+			require.NoError(t, err)
+			counts, err := q.Stats(ctx)
+			require.NoError(t, err)
+			_, counted := counts["a"]
+			return counted || slices.ContainsFunc(infos, func(i codeq.QueueInfo) bool { return i.Queue == "a" })
+		}
+		configure(t, q, "a", func(s *codeq.Settings) { *s = set })
+		for _, task := range []codeq.Task{{}, {RunAt: time.Now().Add(time.Hour)}, {Group: "g"}, {Group: "g"}} {
+			task.Queue = "a"
+			produce(t, q, task)
+		}
+		refused(codeq.NotEmptyError{Counts: codeq.Counts{Ready: 2, Scheduled: 1, Blocked: 1}})
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
+		_, err = q.Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{Queue: "a", States: []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked}}})
+		require.NoError(t, err)
+		require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Cron: "@yearly", Task: codeq.Task{Queue: "a"}}))
+		synctest.Wait()
+		require.True(t, shownNow())
+		require.NoError(t, q.DeleteSchedule(ctx, "s"))
+
+		produce(t, q, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour}})
+		produce(t, q, codeq.Task{Queue: "other", Unique: codeq.Unique{Key: "k", For: time.Hour}})
+		time.Sleep(2 * time.Hour)
+		for range 2 {
+			if l, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true}); err == nil {
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			}
+		}
+		require.NoError(t, q.DeleteQueue(ctx, "a"))
+		require.Zero(t, settingsOf(t, q, "a"))
+		require.False(t, shownNow())
+		requireSettled(t, q)
+		requireInShards(t, q, "a", 0, codeq.Settings{})
+
+		id := produce(t, q, codeq.Task{Queue: "a"})
+		configure(t, q, "a", func(s *codeq.Settings) { *s = set })
+		require.NoError(t, q.Cancel(ctx, id[0]))
+		claiming, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := q.Claim(claiming, codeq.ClaimRequest{Queues: []string{"a"}})
+			ended <- err
+		}()
+		synctest.Wait()
+		refused(codeq.NotEmptyError{Claims: 1})
+		stop()
+		require.ErrorIs(t, <-ended, context.Canceled)
+		id = produce(t, q, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour}})
+		require.NoError(t, q.Cancel(ctx, id[0]))
+		require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Cron: "@yearly", Task: codeq.Task{Queue: "a"}}))
+		refused(codeq.NotEmptyError{Keys: 1, Schedules: 1})
+		require.NoError(t, q.DeleteSchedule(ctx, "s"))
+		require.NoError(t, q.ReleaseKey(ctx, codeq.UniqueKey{Queue: "a", Key: "k"}))
+		require.NoError(t, q.DeleteQueue(ctx, "a"))
+		require.NoError(t, q.DeleteQueue(ctx, "a"), "again")
+		require.NoError(t, q.DeleteQueue(ctx, "never"))
+		require.ErrorIs(t, q.DeleteQueue(ctx, ""), codeq.ErrInvalid)
+		requireSettled(t, q)
 	})
 }

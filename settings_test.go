@@ -190,3 +190,58 @@ func TestRefusedSettings(t *testing.T) {
 		require.ErrorContains(f, err, `queue "a"`)
 	})
 }
+
+// TestRemovedSettingsStayRemoved: what comes late of settings that were removed, by a message or
+// from a caller, brings them back in no shard, also after Open; and the next settings are newer.
+func TestRemovedSettingsStayRemoved(t *testing.T) {
+	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
+		ctx := context.Background()
+		configure(t, f.Q, "b", func(s *Settings) { s.Rate = 9 })
+		configure(t, f.Q, "a", func(s *Settings) { s.Concurrency = 1 })
+		old := inShards(t, f.Q, "a")[0].Value
+		configure(t, f.Q, "a", func(s *Settings) { s.Paused = true })
+		late := inShards(t, f.Q, "a")[0].Value
+		require.NoError(t, f.Q.DeleteQueue(ctx, "a"))
+		none := keys.SettingsValue{Version: 3, JSON: []byte("{}")}.Append(nil)
+		for range 2 {
+			for _, value := range [][]byte{old, late, none} {
+				require.NoError(t, f.Q.enforce(ctx, "a", value))
+				require.NoError(t, f.Q.shard(0).probe(func(s *shard) error {
+					s.Probe().Send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: value})
+					return nil
+				}))
+				c := &call.Configure{Queue: "a", Value: value}
+				_, err := f.Q.do(ctx, 0, rule(callConfigure, c))
+				require.NoError(t, err)
+				require.True(t, c.Late)
+			}
+			requireSettled(t, f.Q)
+			for i := range f.Q.replicas {
+				require.NoError(t, f.Q.shard(i).probe(func(s *shard) error {
+					require.Nil(t, s.Queues["a"])
+					require.EqualValues(t, 3, s.Given)
+					return nil
+				}))
+			}
+			f.Reopen()
+		}
+		requireInShards(t, f.Q, "b", 1, Settings{Rate: 9})
+
+		// A caller tells a shard of the end of settings before the message does: they are kept
+		// until then.
+		configure(t, f.Q, "a", func(s *Settings) { s.Paused = true })
+		requireInShards(t, f.Q, "a", 4, Settings{Paused: true})
+		require.NoError(t, f.Q.enforce(ctx, "a", keys.SettingsValue{Version: 5, JSON: []byte("{}")}.Append(nil)))
+		require.NoError(t, f.Q.shard(1).probe(func(s *shard) error {
+			require.EqualValues(t, 5, s.Queues["a"].Version)
+			require.EqualValues(t, 3, s.Given, "other settings, which are older, may be on their way")
+			return nil
+		}))
+		takeSettings(t, f.Q, "a", 5, "{}")
+		requireSettled(t, f.Q)
+		require.NoError(t, f.Q.shard(1).probe(func(s *shard) error {
+			require.Nil(t, s.Queues["a"])
+			return nil
+		}))
+	})
+}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -169,9 +168,9 @@ func (s *shard) gather() bool {
 		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.Now) ||
 			s.claims.MayServe() && s.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
-			s.linger()
+			s.inbox.Linger(s.callers.served * 3 / 4)
 		}
-		s.yield()
+		s.inbox.Yield()
 		ops, late, refused := s.inbox.Take(s.undecided.taken[:0], !busy)
 		s.undecided.taken, s.undecided.cursor = ops, 0
 		s.clock.Look(s.Now, late.Taken, late.Left)
@@ -187,35 +186,6 @@ func (s *shard) gather() bool {
 			return true
 		}
 		s.sleep()
-	}
-}
-
-// yields is how often the owner lets others run before it takes the inbox.
-const yields = 4
-
-// lingers is how often the owner of a replicated shard lets others run for those
-// to come back that the last group has served.
-const lingers = 256
-
-// linger is yield for a shard whose commit takes the time of several messages:
-// callers on other nodes, whose answers and next operations are messages as well,
-// would miss the next group, and wait for another one.
-func (s *shard) linger() {
-	for i := 0; i < lingers && s.inbox.Len() < s.callers.served*3/4; i++ {
-		runtime.Gosched()
-	}
-}
-
-// yield lets the callers that the last group woke run, for as long as they
-// come up with further operations: what they ask for next goes into one commit.
-func (s *shard) yield() {
-	for i, last := 0, -1; i < yields; i++ {
-		runtime.Gosched()
-		n := s.inbox.Len()
-		if n == last {
-			return
-		}
-		last = n
 	}
 }
 

@@ -352,13 +352,7 @@ func (all *StorageStats) add(m *store.Stats, t *steps.Table) ShardStorage {
 		LoggedBytes:    int64(m.WAL.BytesWritten),
 		Steps:          stepStats(t),
 	}
-	for i := range m.Levels {
-		l := &m.Levels[i]
-		s.Tables += int(l.TablesCount)
-		s.TableBytes += l.TablesSize
-		s.FlushedBytes += int64(l.TableBytesFlushed)
-		s.CompactedBytes += int64(l.TableBytesCompacted)
-	}
+	s.Tables, s.TableBytes, s.FlushedBytes, s.CompactedBytes = m.Tables()
 	return s
 }
 
@@ -476,12 +470,10 @@ func (r *replica) failure() error {
 	if r.node != nil {
 		return r.group.Failure()
 	}
-	select {
-	case <-r.lead.Load().done:
+	if base.IsClosed(r.lead.Load().done) {
 		return r.failed
-	default:
-		return nil
 	}
+	return nil
 }
 
 // info fills in what is known of a shard, if this process leads it.

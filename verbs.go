@@ -77,6 +77,7 @@ const (
 	callTaken
 	callMissing
 	callClock
+	callUse
 	endOfRequests
 )
 
@@ -120,6 +121,7 @@ var verbs = [endOfRequests]verb{
 	callNote:           {ruled[call.Note](callNote), upTo(engine.RoomEmpty), yes, none, onLease},
 	callPauseSchedule:  {ruled[call.PauseSchedule](callPauseSchedule), upTo(engine.RoomScarce), yes, none, ofMembers | ofPrograms},
 	callTaken:          {blank[takenOp](callTaken), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
+	callUse:            {blank[readOp](callUse), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callMissing:        {ruled[call.Missing](callMissing), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callClock:          {ruled[call.Clock](callClock), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 }

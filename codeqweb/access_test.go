@@ -21,7 +21,7 @@ var posts = map[string]codeqweb.Access{
 	"task/cancel": codeqweb.Act, "task/redrive": codeqweb.Act, "task/forget": codeqweb.Act, "task/run-at": codeqweb.Act,
 	"task/priority": codeqweb.Act, "task/clone": codeqweb.Act, "release-key": codeqweb.Act, "bulk": codeqweb.Act, "bulk/stop": codeqweb.Act,
 	"schedule/trigger": codeqweb.Act, "schedule/delete": codeqweb.Admin, "schedule/pause": codeqweb.Admin, "schedule/resume": codeqweb.Admin,
-	"pause": codeqweb.Admin, "resume": codeqweb.Admin, "settings": codeqweb.Admin, "workers/quiet": codeqweb.Admin, "workers/resume": codeqweb.Admin,
+	"pause": codeqweb.Admin, "resume": codeqweb.Admin, "queue/delete": codeqweb.Admin, "settings": codeqweb.Admin, "workers/quiet": codeqweb.Admin, "workers/resume": codeqweb.Admin,
 	"cluster/transfer": codeqweb.Admin, "cluster/drain": codeqweb.Admin, "cluster/undrain": codeqweb.Admin,
 }
 

@@ -60,6 +60,9 @@ var actions = map[string]*action{
 	}},
 	"pause":  {Admin, "The queue is paused.", "", pausing((*codeq.Queue).Pause)},
 	"resume": {Admin, "The queue goes on.", "", pausing((*codeq.Queue).Resume)},
+	"queue/delete": {Admin, "The queue was deleted.", "", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
+		return nothing{}, d.q.DeleteQueue(ctx, p.Get("queue"))
+	}},
 	"schedule/delete": {Admin, "The schedule was deleted.", "schedules", func(d *Dashboard, ctx context.Context, p url.Values) (any, error) {
 		return nothing{}, d.q.DeleteSchedule(ctx, p.Get("name"))
 	}},

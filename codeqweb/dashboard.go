@@ -352,6 +352,7 @@ var kinds = []struct {
 	{codeq.ErrNotFound, http.StatusNotFound, "not-found"},
 	{codeq.ErrDuplicate, http.StatusConflict, "duplicate"},
 	{codeq.ErrNotWaiting, http.StatusConflict, "not-waiting"},
+	{codeq.ErrNotEmpty, http.StatusConflict, "not-empty"},
 	{codeq.ErrCannotLead, http.StatusConflict, "cannot-lead"},
 	{codeq.ErrNoCluster, http.StatusConflict, "no-cluster"},
 	{codeq.ErrDiskFull, http.StatusInsufficientStorage, "disk-full"},

@@ -94,6 +94,7 @@ var errorCodes = []struct {
 	{codeq.ErrNotQueue, exitNoQueue},
 	{codeq.ErrDuplicate, exitRefused},
 	{codeq.ErrNotWaiting, exitRefused},
+	{codeq.ErrNotEmpty, exitRefused},
 	{codeq.ErrCannotLead, exitRefused},
 	{codeq.ErrNoMajority, exitRefused},
 	{codeq.ErrNoCluster, exitRefused},

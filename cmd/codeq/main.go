@@ -92,7 +92,7 @@ func (a *app) root() *cli.Command {
 		Commands: []*cli.Command{
 			a.infoCommand(), a.lsCommand(), a.getCommand(), a.topCommand(), a.tailCommand(),
 			a.produceCommand(), a.cancelCommand(), a.redriveCommand(), a.purgeCommand(), a.setCommand(),
-			a.pauseCommand(), a.resumeCommand(), a.quietCommand(), a.schedulesCommand(),
+			a.pauseCommand(), a.resumeCommand(), a.deleteCommand(), a.quietCommand(), a.schedulesCommand(),
 			a.verifyCommand(), a.repairCommand(), a.checkpointCommand(), a.exportCommand(), a.importCommand(),
 			a.benchCommand(), a.clusterCommand(),
 		},

@@ -31,6 +31,31 @@ func (a *app) resumeCommand() *cli.Command {
 	}
 }
 
+func (a *app) deleteCommand() *cli.Command {
+	return &cli.Command{
+		Name: "delete", Category: categorySteer, ArgsUsage: "QUEUE...", Usage: "remove queues that nobody uses",
+		Description: "Removes the settings of queues, so that they are in no list any more. A queue is refused if it has\n" +
+			"tasks of any state, idempotency keys, a schedule or waiting claims.",
+		ShellComplete: a.completeQueues,
+		Action: func(ctx context.Context, c *cli.Command) error {
+			if !c.Args().Present() {
+				return usagef(c, "delete needs a QUEUE")
+			}
+			return a.withSteerer(ctx, c, func(s steerer) error {
+				for _, name := range c.Args().Slice() {
+					if err := s.DeleteQueue(ctx, name); err != nil {
+						return err
+					}
+					if err := a.result(struct{ Queue string }{name}, "queue %s deleted", name); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+}
+
 func dryRunFlag() []cli.Flag {
 	return []cli.Flag{&cli.BoolFlag{Name: "dry-run", Usage: "tell what would be done, and change nothing"}}
 }

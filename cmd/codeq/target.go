@@ -35,6 +35,7 @@ type steerer interface {
 	SetRunAt(ctx context.Context, id codeq.ID, t time.Time) error
 	Bulk(ctx context.Context, opts codeq.BulkOptions) (codeq.BulkResult, error)
 	Configure(ctx context.Context, queue string, change func(*codeq.Settings)) error
+	DeleteQueue(ctx context.Context, queue string) error
 	SetSchedule(ctx context.Context, s codeq.Schedule) error
 	DeleteSchedule(ctx context.Context, name string) error
 	Workers(ctx context.Context) ([]codeq.WorkerInfo, error)

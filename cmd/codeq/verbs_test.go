@@ -257,6 +257,21 @@ func TestSettings(t *testing.T) {
 	})
 }
 
+// TestDelete: a queue that nobody uses is removed, and any other refused.
+func TestDelete(t *testing.T) {
+	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
+		r := call(t, with(at, "delete", "mail")...)
+		require.Equal(t, exitRefused, r.code)
+		require.Contains(t, r.err, "7 tasks")
+		require.Equal(t, exitRefused, call(t, with(at, "delete", "report")...).code, "a schedule uses it")
+		ok(t, with(at, "pause", "unused")...)
+		require.Contains(t, ok(t, with(at, "info")...), "unused")
+		require.Equal(t, "queue unused deleted\n", ok(t, with(at, "delete", "unused")...))
+		require.NotContains(t, ok(t, with(at, "info")...), "unused")
+		require.Equal(t, exitUsage, call(t, with(at, "delete")...).code)
+	})
+}
+
 func TestSetTask(t *testing.T) {
 	everywhere(t, fillMixed(t), func(t *testing.T, at ...string) {
 		list := decoded[pageResult](t, with(at, "ls", "-state", "ready", "-queue", "mail")...).Tasks

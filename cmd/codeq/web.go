@@ -72,7 +72,7 @@ const maxReply = 1 << 30
 
 // kinds are the errors of the API.
 var kinds = map[string]error{
-	"invalid": codeq.ErrInvalid, "not-found": codeq.ErrNotFound, "duplicate": codeq.ErrDuplicate, "not-waiting": codeq.ErrNotWaiting,
+	"invalid": codeq.ErrInvalid, "not-found": codeq.ErrNotFound, "duplicate": codeq.ErrDuplicate, "not-waiting": codeq.ErrNotWaiting, "not-empty": codeq.ErrNotEmpty,
 	"cannot-lead": codeq.ErrCannotLead, "no-cluster": codeq.ErrNoCluster, "disk-full": codeq.ErrDiskFull, "uncertain": codeq.ErrUncertain,
 	"not-leader": codeq.ErrNotLeader, "not-served": codeq.ErrNotServed, "closed": codeq.ErrClosed, "failed": codeq.ErrFailed,
 	"corrupt": codeq.ErrCorrupt, "format": codeq.ErrFormat, "denied": fs.ErrPermission, "canceled": context.DeadlineExceeded,
@@ -412,6 +412,10 @@ func (r *remote) Configure(ctx context.Context, queue string, change func(*codeq
 
 func (r *remote) SetSchedule(ctx context.Context, s codeq.Schedule) error {
 	return r.post(ctx, "schedules", nil, s, nil)
+}
+
+func (r *remote) DeleteQueue(ctx context.Context, queue string) error {
+	return r.post(ctx, "queue/delete", of("queue", queue), nil, nil)
 }
 
 func (r *remote) DeleteSchedule(ctx context.Context, name string) error {

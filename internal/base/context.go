@@ -15,3 +15,13 @@ func EndOf(ctx context.Context) error {
 	}
 	return fmt.Errorf("%w: %w", err, cause)
 }
+
+// IsClosed reports whether a channel to which nobody sends is closed.
+func IsClosed(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}

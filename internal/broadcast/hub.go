@@ -19,6 +19,8 @@ type Hub struct {
 	lost   atomic.Uint64                   // by all subscriptions
 	wanted atomic.Uint32                   // KindSet of the kinds that any subscription wants
 	subs   atomic.Pointer[[]*Subscription] // never changed in place; nil: none
+	// Less, if it is not nil, is called when a subscription has ended.
+	Less func()
 
 	mu     sync.Mutex // held to change wanted, subs and closed
 	closed bool
@@ -68,9 +70,12 @@ func (h *Hub) Publish(events []engine.Event) {
 
 func (h *Hub) remove(sub *Subscription) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	rest := slices.Clone(h.all())
 	h.replace(slices.DeleteFunc(rest, func(other *Subscription) bool { return other == sub }))
+	h.mu.Unlock()
+	if h.Less != nil {
+		h.Less()
+	}
 }
 
 // Close ends all subscriptions; the events in them can still be read. REQUIRES: nothing is

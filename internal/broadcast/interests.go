@@ -2,54 +2,132 @@ package broadcast
 
 import (
 	"context"
-	"sync/atomic"
+	"sync"
+	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/engine"
+	"codeq/internal/keys"
 )
 
-// Interests is what a node wants to hear of, which is stored in every shard.
+// Interests is what a node wants to hear of, which is stored in every shard: the sum of what its
+// calls and subscriptions want. What they want in addition is stored before they go on. What none
+// of them wants any more is given back after a while (Withdraw).
+//
+// Invariant: while a call or a subscription goes on, every shard has stored what it wants. Sets
+// have numbers, so that one that arrives late does not replace a later one.
 type Interests struct {
-	turn   chan struct{}  // capacity 1: held by who changes stored
-	stored engine.KindSet // in every shard, unless doubtful is set; guarded by turn
-	// doubtful is whether a set may be stored in some shards and not in others; guarded by turn.
-	doubtful bool
-	kept     atomic.Uint32 // KindSet of what is never given back
+	life uint64        // of the node
+	turn chan struct{} // capacity 1: held by who changes what the shards have stored
+	less chan struct{} // capacity 1: something is wanted by one less
+
+	stored   engine.KindSet // in every shard, unless doubtful is set; guarded by turn
+	doubtful bool           // likewise: shards may have another set, at first that of an earlier life
+	number   uint64         // likewise: of the last set
+
+	mu    sync.Mutex // guards what follows
+	users map[engine.KindSet]int
+	sure  engine.KindSet // is stored in every shard, and not about to be given back
 }
 
 // NewInterests returns those of a node that has just been opened.
-func NewInterests() *Interests { return &Interests{turn: make(chan struct{}, 1)} }
-
-// Keep makes all shards tell the node of kinds from the next change on, for good. publish is as Set
-// with these kinds.
-func (w *Interests) Keep(kinds engine.KindSet, publish func() error) error {
-	if engine.KindSet(w.kept.Load())&kinds == kinds {
-		return nil
+func NewInterests(life uint64) *Interests {
+	return &Interests{
+		life: life, turn: make(chan struct{}, 1), less: make(chan struct{}, 1), doubtful: true,
+		users: make(map[engine.KindSet]int),
 	}
-	if err := publish(); err != nil {
-		return err
-	}
-	w.kept.Or(uint32(kinds))
-	return nil
 }
 
-// Set makes the shards tell the node of kinds, of what is kept, and of what wanted adds. store
-// stores the set in each shard; calls of it take turns.
-func (w *Interests) Set(ctx context.Context, kinds engine.KindSet, wanted func() engine.KindSet, store func(engine.KindSet) error) error {
+// Keep makes all shards tell the node of kinds, from the next change on until Release is called.
+// publish calls Set.
+func (w *Interests) Keep(kinds engine.KindSet, publish func() error) error {
+	w.mu.Lock()
+	w.users[kinds]++
+	sure := w.sure&kinds == kinds
+	w.mu.Unlock()
+	if sure {
+		return nil
+	}
+	err := publish()
+	if err != nil {
+		w.Release(kinds)
+	}
+	return err
+}
+
+// Release ends what Keep has begun.
+func (w *Interests) Release(kinds engine.KindSet) {
+	w.mu.Lock()
+	w.users[kinds]--
+	last := w.users[kinds] == 0
+	w.mu.Unlock()
+	if last {
+		w.Less()
+	}
+}
+
+// Less is called when less may be wanted than before.
+func (w *Interests) Less() {
+	select {
+	case w.less <- struct{}{}:
+	default:
+	}
+}
+
+// Set makes the shards tell the node of what is kept, and of what wanted adds. store stores a set
+// in each shard; calls of it take turns.
+func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store func(keys.InterestValue) error) error {
 	select {
 	case w.turn <- struct{}{}:
 		defer func() { <-w.turn }()
 	case <-ctx.Done():
 		return base.EndOf(ctx)
 	}
-	kinds |= engine.KindSet(w.kept.Load()) | wanted()
+	w.mu.Lock()
+	kinds := wanted()
+	for kept, users := range w.users {
+		if users > 0 {
+			kinds |= kept
+		}
+	}
+	w.sure &= kinds
+	w.mu.Unlock()
 	if kinds == w.stored && !w.doubtful {
 		return nil
 	}
 	w.doubtful = true
-	if err := store(kinds); err != nil {
+	w.number++
+	if err := store(keys.InterestValue{Kinds: uint64(kinds), Life: w.life, Number: w.number}); err != nil {
 		return err
 	}
 	w.stored, w.doubtful = kinds, false
+	w.mu.Lock()
+	w.sure = kinds
+	w.mu.Unlock()
 	return nil
+}
+
+// withdrawAfter is how long what is not wanted any more stays stored: it may soon be wanted again.
+const withdrawAfter = 10 * time.Second
+
+// Withdraw gives back, until ctx ends, what is not wanted any more, at first by an earlier life of
+// the node. publish calls Set.
+func (w *Interests) Withdraw(ctx context.Context, publish func() error) {
+	wait := time.NewTimer(withdrawAfter)
+	defer wait.Stop()
+	for {
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+			return
+		}
+		if publish() == nil {
+			select {
+			case <-w.less:
+			case <-ctx.Done():
+				return
+			}
+		}
+		wait.Reset(withdrawAfter)
+	}
 }

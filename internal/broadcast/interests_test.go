@@ -1,37 +1,156 @@
 package broadcast
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/keys"
 )
 
-// TestInterestsHalfStored: when a set was stored in some shards only, the next one is stored in
-// all, also if it is the one from before.
-func TestInterestsHalfStored(t *testing.T) {
-	ctx := t.Context()
-	w := NewInterests()
-	var shards [2]engine.KindSet
-	set := func(kinds engine.KindSet, broken bool) error {
-		return w.Set(ctx, kinds, func() engine.KindSet { return 0 }, func(all engine.KindSet) error {
-			for i := range shards {
-				if broken && i == 1 {
-					return errors.New("it was given up")
-				}
-				shards[i] = all
+// interested is a node, and what its shards have stored.
+type interested struct {
+	*Interests
+	hub    Hub
+	shards [2]keys.InterestValue
+	stored int  // sets
+	broken bool // the second shard is
+	before func()
+}
+
+func newInterested() *interested {
+	n := &interested{Interests: NewInterests(7), before: func() {}}
+	n.hub.Less = n.Less
+	return n
+}
+
+func (n *interested) publish() error {
+	return n.Set(context.Background(), n.hub.Wanted, func(v keys.InterestValue) error {
+		n.stored++
+		n.before()
+		for i := range n.shards {
+			if n.broken && i == 1 {
+				return errors.New("it was given up")
 			}
-			return nil
-		})
+			n.shards[i] = v
+		}
+		return nil
+	})
+}
+
+func (n *interested) requireStored(t *testing.T, kinds engine.KindSet) {
+	t.Helper()
+	for _, v := range n.shards {
+		require.Equal(t, kinds, engine.KindSet(v.Kinds))
 	}
-	require.NoError(t, set(3, false))
-	require.Error(t, set(1, true))
-	require.Equal(t, [2]engine.KindSet{1, 3}, shards)
-	require.NoError(t, set(3, false))
-	require.Equal(t, [2]engine.KindSet{3, 3}, shards)
-	shards = [2]engine.KindSet{}
-	require.NoError(t, set(3, false))
-	require.Equal(t, [2]engine.KindSet{}, shards, "what is stored is not stored again")
+}
+
+// TestInterestsHalfStored: when a set was stored in some shards only, the next one is stored in
+// all, also if it is the one from before, with a larger number.
+func TestInterestsHalfStored(t *testing.T) {
+	n := newInterested()
+	require.NoError(t, n.Keep(3, n.publish))
+	n.requireStored(t, 3)
+	n.broken = true
+	require.Error(t, n.Keep(4, n.publish))
+	require.Equal(t, [2]keys.InterestValue{{Kinds: 7, Life: 7, Number: 2}, {Kinds: 3, Life: 7, Number: 1}}, n.shards)
+	n.broken = false
+	require.NoError(t, n.publish())
+	require.Equal(t, [2]keys.InterestValue{{Kinds: 3, Life: 7, Number: 3}, {Kinds: 3, Life: 7, Number: 3}}, n.shards)
+	n.shards = [2]keys.InterestValue{}
+	require.NoError(t, n.publish())
+	n.requireStored(t, 0) // what is stored is not stored again
+}
+
+// TestWithdraw: what an earlier life wanted, and what nobody wants any more, is given back a while
+// later, also if that fails at first; what is wanted again meanwhile costs nothing.
+func TestWithdraw(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newInterested()
+		n.shards = [2]keys.InterestValue{{Kinds: 9, Life: 6, Number: 1}, {Kinds: 9, Life: 6, Number: 1}}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { n.Withdraw(ctx, n.publish); close(ended) }()
+		time.Sleep(withdrawAfter)
+		synctest.Wait()
+		n.requireStored(t, 0)
+
+		subscribe := func() *Subscription {
+			sub, err := n.hub.Subscribe(6, nil, 1)
+			require.NoError(t, err)
+			require.NoError(t, n.publish())
+			return sub
+		}
+		first := subscribe()
+		require.NoError(t, n.Keep(8, n.publish))
+		require.NoError(t, n.Keep(8, n.publish))
+		n.requireStored(t, 14)
+		sets := n.stored
+		first.Close()
+		n.Release(8)
+		subscribe().Close()
+		time.Sleep(withdrawAfter - 1)
+		require.NoError(t, n.Keep(8, n.publish))
+		n.Release(8)
+		n.requireStored(t, 14)
+		require.Equal(t, sets, n.stored)
+		n.broken = true
+		time.Sleep(1)
+		synctest.Wait()
+		require.Equal(t, sets+1, n.stored)
+		n.broken = false
+		time.Sleep(withdrawAfter)
+		synctest.Wait()
+		n.requireStored(t, 8)
+		n.Release(8)
+		time.Sleep(2 * withdrawAfter)
+		synctest.Wait()
+		n.requireStored(t, 0)
+		sets = n.stored
+		time.Sleep(time.Hour)
+		require.Equal(t, sets, n.stored, "then it sleeps")
+		stop()
+		<-ended
+	})
+}
+
+// TestWithdrawBesideSubscribe: a subscription, or a call, that begins while interests are given
+// back has them stored again before it goes on.
+func TestWithdrawBesideSubscribe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newInterested()
+		require.NoError(t, n.Keep(8, n.publish))
+		sub, err := n.hub.Subscribe(6, nil, 1)
+		require.NoError(t, err)
+		require.NoError(t, n.publish())
+		n.requireStored(t, 14)
+		sub.Close()
+		n.Release(8)
+		withdrawing, goOn := make(chan struct{}), make(chan struct{})
+		n.before = func() {
+			n.before = func() {}
+			close(withdrawing)
+			<-goOn
+		}
+		done := make(chan error, 3)
+		go func() { done <- n.publish() }()
+		<-withdrawing
+		go func() { done <- n.Keep(8, n.publish) }()
+		go func() {
+			_, err := n.hub.Subscribe(2, nil, 1)
+			done <- errors.Join(err, n.publish())
+		}()
+		synctest.Wait()
+		require.Empty(t, done)
+		close(goOn)
+		for range 3 {
+			require.NoError(t, <-done)
+		}
+		n.requireStored(t, 10)
+	})
 }

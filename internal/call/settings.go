@@ -2,6 +2,7 @@ package call
 
 import (
 	"codeq/internal/engine"
+	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
 
@@ -12,10 +13,20 @@ type Settings struct {
 }
 
 func (b *Settings) Decide(s *engine.State) (engine.Verdict, error) {
-	if q := s.Queues[b.Queue]; q != nil {
+	if q := s.Queues[b.Queue]; q != nil && q.Version > 0 {
 		b.Value = q.Value
+	} else if s.Given > 0 { // the next version is one that no shard has removed
+		b.Value = keys.SettingsValue{Version: s.Given, JSON: keys.GivenSettings}.Append(nil)
 	}
 	return engine.Decided, nil
+}
+
+// Configured returns the answer, which the caller may change.
+func (b *Settings) Configured() (engine.Configured, error) {
+	if b.Value == nil {
+		return engine.Configured{Settings: new(engine.Settings)}, nil
+	}
+	return engine.ParseSettings(b.Value)
 }
 
 func (b *Settings) Append(dst []byte) []byte      { return wire.AppendBytes(dst, b.Queue) }

@@ -186,6 +186,23 @@ func Pause(ctx context.Context, change <-chan struct{}) {
 	(&Patience{pause: maxPause}).Wait(ctx, change)
 }
 
+// Insist calls again, until ctx ends, what can be repeated and finds no leader.
+func (n *Node) Insist(ctx context.Context, call func() error) error {
+	for {
+		change := n.Changed()
+		err := call()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return base.EndOf(ctx)
+		case IsRemoval(err), !errors.Is(err, base.ErrNotLeader) && !errors.Is(err, base.ErrUncertain):
+			return err
+		}
+		Pause(ctx, change)
+	}
+}
+
 // WasResolved reports whether err, if it is not uncertain, is the decision of an owner. It decides
 // nothing if it refuses for want of room.
 func WasResolved(err error) bool {

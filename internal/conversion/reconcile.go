@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -143,6 +144,14 @@ func (c *crosscheck) settings() error {
 	}
 	for i := range c.shards {
 		for queue, v := range latest {
+			if removed(versions, queue, v.version) {
+				if versions[i][queue] > 0 {
+					if err := c.fix(i, func(f *fix) { f.delete(append([]byte{keys.Settings}, queue...)) }); err != nil {
+						return err
+					}
+				}
+				continue
+			}
 			if v.version > versions[i][queue] {
 				if err := c.fix(i, func(f *fix) { f.set(append([]byte{keys.Settings}, queue...), v.value) }); err != nil {
 					return err
@@ -151,6 +160,15 @@ func (c *crosscheck) settings() error {
 		}
 	}
 	return nil
+}
+
+// removed reports whether a shard has removed the latest settings of a queue that another one still
+// has: it has none, and has removed some of that version or a later one. versions are those of each
+// shard, that of what it has removed under the name "".
+func removed(versions []map[string]uint64, queue string, latest uint64) bool {
+	return queue != "" && slices.ContainsFunc(versions, func(of map[string]uint64) bool {
+		return of[queue] == 0 && of[""] >= latest
+	})
 }
 
 // eachNumber reads the numbers of the last messages to, or from, each of some shards.

@@ -107,6 +107,36 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// TestReconcileRemoved: settings that one shard has removed, by the version of the latest that
+// another one has, are removed in all; and all know the largest version that was removed.
+func TestReconcileRemoved(t *testing.T) {
+	t.Parallel()
+	stores, _ := openStores(t, 3)
+	settings := func(version uint64, json string) []byte {
+		return keys.SettingsValue{Version: version, JSON: []byte(json)}.Append(nil)
+	}
+	key := func(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
+	set(t, stores[0], keys.GivenKey(), settings(7, "{}"))
+	set(t, stores[1], keys.GivenKey(), settings(4, "{}"))
+	set(t, stores[1], key("lost"), settings(7, `{"Paused":true}`)) // the removal has not come
+	set(t, stores[2], key("lost"), settings(6, `{"Paused":true}`))
+	set(t, stores[1], key("new"), settings(8, `{"Paused":true}`)) // its message has not come
+	for i := range stores {
+		set(t, stores[i], key("small"), settings(uint64(2+i), `{"Rate":1}`)) // older than what was removed of others
+	}
+	for range 2 {
+		_, _, err := reconcile(stores, false)
+		require.NoError(t, err)
+		for i, st := range stores {
+			require.Equal(t, map[string]string{
+				string(keys.GivenKey()): string(settings(7, "{}")),
+				string(key("new")):      string(settings(8, `{"Paused":true}`)),
+				string(key("small")):    string(settings(4, `{"Rate":1}`)),
+			}, contents(t, st.DB()), i)
+		}
+	}
+}
+
 // TestReconcileDamage: what cannot be read is damage, and nothing changes.
 func TestReconcileDamage(t *testing.T) {
 	t.Parallel()

@@ -468,3 +468,34 @@ func TestOldSettingsOfGates(t *testing.T) {
 	require.True(t, d.mayPass(q))
 	require.Nil(t, d.Opening())
 }
+
+// TestGateGoes: when all shards have left the gate of a queue whose settings were removed, there is
+// none, and the Dispatcher does not need the queue any more.
+func TestGateGoes(t *testing.T) {
+	d, _ := newDispatcher(t)
+	other, _ := newDispatcher(t)
+	other.gates = d.gates
+	limit := func(d *Dispatcher, version uint64, concurrency int) *Queue {
+		q := d.Of(d.rules.QueueNamed("a"))
+		q.Configured = engine.Configured{Version: version, Settings: &engine.Settings{Concurrency: concurrency}}
+		if concurrency == 0 {
+			q.Removed, q.Version = version, 0
+		}
+		d.Limit(q, true)
+		return q
+	}
+	q := limit(d, 1, 1)
+	q.Counts.Leased = 1
+	require.True(t, d.passGate(q))
+	limit(other, 1, 1)
+	limit(d, 2, 0)
+	require.False(t, q.Gated)
+	require.False(t, q.isNeeded())
+	require.Len(t, d.gates.byQueue, 1, "the other shard does not know it yet")
+	limit(d, 3, 2)
+	limit(d, 4, 0)
+	rest := limit(other, 4, 0)
+	require.Empty(t, d.gates.byQueue)
+	require.False(t, rest.isNeeded())
+	require.NoError(t, d.CheckLimits(nil, nil))
+}

@@ -384,6 +384,19 @@ func (d *Dispatcher) isAwaitedAlone(q *Queue, remote bool) bool {
 	return false
 }
 
+// Waiting returns how many claims wait for tasks of a queue.
+func (d *Dispatcher) Waiting(queue string) (n int) {
+	q := d.known(queue)
+	if q == nil {
+		return 0
+	}
+	n = q.claims()
+	for _, e := range q.sets {
+		n += e.set.claims()
+	}
+	return n
+}
+
 // Wants returns how many tasks the claims want that wait for a queue, at most most.
 func (d *Dispatcher) Wants(q *Queue, most int) int {
 	n := q.wants(most)

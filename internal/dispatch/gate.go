@@ -115,11 +115,30 @@ func (d *Dispatcher) SetGateway(q *Queue, g Gateway) {
 // Limit applies the settings of a queue to its gate, if the process has all shards. known is false
 // if the queue may have used tokens before the process began.
 func (d *Dispatcher) Limit(q *Queue, known bool) {
-	if g := d.gates.set(q.Name, q.Configured, known, d.now()); g != nil && q.gate == nil {
+	if q.Version == 0 {
+		d.dropGate(q)
+		return
+	}
+	if g := d.gates.set(q.Name, q.Configured, known, d.now(), q.gate == nil); g != nil && q.gate == nil {
 		q.gate = g
-		g.Leave(-q.atWork())
+		g.join(q.atWork())
 	}
 	q.Gated = q.gate != nil
+}
+
+// dropGate leaves the gate of a queue whose settings were removed. The last shard that does so
+// removes the gate.
+func (d *Dispatcher) dropGate(q *Queue) {
+	g, _ := q.gate.(*gate)
+	if g == nil {
+		return
+	}
+	d.SetGateway(q, nil)
+	for _, w := range d.gates.leave(q.Name, g, q.Removed, q.atWork(), d.now()) {
+		if w != d {
+			w.port.Open(q.Name)
+		}
+	}
 }
 
 // Open serves the claims of a queue when more of its tasks can be leased than before.
@@ -172,8 +191,9 @@ type Gates struct {
 // NewGates returns an empty table.
 func NewGates() *Gates { return &Gates{byQueue: make(map[string]*gate)} }
 
-// set applies settings to the gate of a queue, and returns it; nil if there is none.
-func (t *Gates) set(queue string, c engine.Configured, known bool, now time.Time) *gate {
+// set applies settings to the gate of a queue, and returns it; nil if there is none. joins: the
+// shard does not have it yet.
+func (t *Gates) set(queue string, c engine.Configured, known bool, now time.Time, joins bool) *gate {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	g := t.byQueue[queue]
@@ -182,14 +202,30 @@ func (t *Gates) set(queue string, c engine.Configured, known bool, now time.Time
 		t.byQueue[queue] = g
 	}
 	if g != nil {
-		g.set(c, known, now)
+		if g.set(c, known, now); joins {
+			g.shards++
+		}
 	}
 	return g
+}
+
+// leave gives back what a shard has of a gate whose settings were removed, by a version, and
+// returns the Dispatchers that wait for places.
+func (t *Gates) leave(queue string, g *gate, version uint64, leased int, now time.Time) []*Dispatcher {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	g.set(engine.Configured{Version: version, Settings: new(engine.Settings)}, true, now)
+	if g.shards--; g.shards == 0 {
+		delete(t.byQueue, queue)
+	}
+	return g.Leave(leased)
 }
 
 // gate limits the claims of a queue in all shards of a process, by concurrency and by rate. Each
 // shard enters its leases when it first applies settings that need the gate, or later ones.
 type gate struct {
+	shards int // that have it; guarded by Gates.mu
+
 	mu      sync.Mutex // guards what follows
 	version uint64     // of the settings that it applies
 	limit   int        // 0: none
@@ -242,8 +278,14 @@ func (g *gate) waitFor(d *Dispatcher) {
 	g.waiting = append(g.waiting, d)
 }
 
-// Leave gives n places back, and returns the Dispatchers that wait for them. A negative n is for
-// leases that were granted before there was a gate.
+// join enters the leases that a shard has granted before it had the gate.
+func (g *gate) join(leased int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leased += leased
+}
+
+// Leave gives n places back, and returns the Dispatchers that wait for them.
 func (g *gate) Leave(n int) (wake []*Dispatcher) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

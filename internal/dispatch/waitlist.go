@@ -134,6 +134,12 @@ func (l *lines) sweep() {
 
 func (l *lines) tickets() int { return l.waiters.Len() + l.remote.Len() }
 
+// claims returns how many claims wait.
+func (l *lines) claims() int {
+	l.sweep()
+	return l.tickets()
+}
+
 // wants returns how many tasks the waiting claims want, at most most.
 func (l *lines) wants(most int) int {
 	n := l.waiters.Wants(most)

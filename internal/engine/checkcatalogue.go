@@ -149,8 +149,22 @@ func (c *checker) settings() error {
 		stored[string(key[1:])] = bytes.Clone(value)
 		return nil
 	})
+	if b := stored[""]; b != nil || c.state.Given > 0 {
+		delete(stored, "")
+		if given, err := keys.ParseSettings(b); err != nil || given.Version != c.state.Given {
+			c.report("settings up to version %d are removed, on disk %d: %v", c.state.Given, given.Version, err)
+		}
+	}
+	for place, q := range c.state.settled.queues.All() {
+		if q != nil && (q.Version == 0 || q.settledAt != place) {
+			c.report("queue %q has place %d among those with settings, which is %d", q.Name, place, q.settledAt)
+		}
+	}
 	for name, q := range c.state.Queues {
 		value := stored[name]
+		if q.Version > 0 && c.state.settled.queues.At(q.settledAt) != q {
+			c.report("queue %q is not among those with settings", name)
+		}
 		delete(stored, name)
 		if !bytes.Equal(q.Value, value) || (q.Version == 0) != (value == nil) {
 			c.report("settings of queue %q are %x, on disk %x", name, q.Value, value)

@@ -48,7 +48,7 @@ func (s *State) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo,
 	for s.Broken == nil {
 		queues := &s.numbers
 		if p.Unnumbered {
-			queues = &s.settled
+			queues = &s.settled.queues
 		}
 		for ; p.Next < queues.Len(); p.Next++ {
 			if visits--; visits < 0 {
@@ -74,7 +74,7 @@ func (s *State) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo,
 			dst = append(dst, s.infoOf(q, p.Oldest))
 			p.Queue = ""
 		}
-		if p.Unnumbered || s.settled.Len() == 0 {
+		if p.Unnumbered || s.settled.queues.Len() == 0 {
 			return dst, false, Decided
 		}
 		p.Unnumbered, p.Next = true, 0

@@ -8,41 +8,52 @@ import (
 	"codeq/internal/schema"
 )
 
+// formatOfInterests is the format from which on interests are stored with their numbers.
+const formatOfInterests = 7
+
 // mergeInterests makes groups collect what any node wants to know.
 func (s *State) mergeInterests() {
 	s.Interested = 0
-	for _, kinds := range s.interests {
-		s.Interested |= kinds
+	for _, v := range s.interests {
+		s.Interested |= KindSet(v.Kinds)
 	}
 	s.Wanted |= s.Interested
 }
 
 func (s *State) loadInterests() error {
-	s.interests = make(map[string]KindSet)
+	s.interests = make(map[string]keys.InterestValue)
 	err := schema.Scan(s.Store.DB(), keys.Interest, func(key, value []byte) error {
-		kinds, err := keys.ParseNumber(value)
+		v, err := keys.ParseInterest(value)
 		if err != nil {
 			return fmt.Errorf("%w: interest of node %q: %w", base.ErrCorrupt, key[1:], err)
 		}
-		s.interests[string(key[1:])] = KindSet(kinds)
+		s.interests[string(key[1:])] = v
 		return nil
 	})
 	s.mergeInterests()
 	return err
 }
 
-// SetInterest stores what a node wants to know; gone: the node was removed from the cluster.
-func (s *State) SetInterest(node string, kinds KindSet, gone bool) {
-	key := keys.AppendNamed(nil, keys.Interest, node)
-	if gone {
-		s.sessions.endNode(node, s.Wall)
+// SetInterest stores what a node wants to know, unless it has sent that before what is stored;
+// gone: the node was removed from the cluster.
+func (s *State) SetInterest(node string, v keys.InterestValue, gone bool) {
+	old := s.interests[node]
+	if !gone && (v.IsBefore(old) || v.Kinds == 0 && old.Kinds == 0) {
+		return
 	}
-	if kinds == 0 {
+	key := keys.AppendNamed(nil, keys.Interest, node)
+	if s.interests[node] = v; gone {
+		s.sessions.endNode(node, s.Wall)
 		delete(s.interests, node)
+	}
+	stored := v
+	if s.Format < formatOfInterests {
+		stored.Life = 0
+	}
+	if v.Kinds == 0 || gone {
 		s.Group.delete(key)
 	} else {
-		s.interests[node] = kinds
-		s.Group.set(key, keys.AppendNumber(nil, uint64(kinds)))
+		s.Group.set(key, stored.Append(nil))
 	}
 	s.mergeInterests()
 }

@@ -118,7 +118,8 @@ type model struct {
 	adopted  map[string]keys.ID // by payload: what was stored since a call amid which the power fails
 
 	settings  map[string]Settings
-	versions  map[string]uint64 // of settings
+	versions  map[string]uint64 // of settings; 0: there are none
+	removed   uint64            // the largest version of settings that were removed
 	schedules map[string]*modelSchedule
 	byKey     map[[keys.UniqueLen]byte]*modelKey
 	turns     map[uint64]keys.ID // who has the turn of a group, by scope

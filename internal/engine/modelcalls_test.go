@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -541,7 +542,7 @@ func (m *model) drawRemoval() call { return &removal{m.drawShard()} }
 
 func (c *removal) do(m *model) {
 	_, _ = m.decide(c.shard, func(s *drivenShard) (Verdict, error) {
-		s.SetInterest("n", 0, true)
+		s.SetInterest("n", keys.InterestValue{}, true)
 		return Decided, nil
 	})
 }
@@ -1313,7 +1314,7 @@ type configureCall struct {
 
 func (m *model) drawConfigure() call {
 	c := &configureCall{queue: oneOf(m, "queue", "a", "b"), stale: m.oneIn(8, "stale")}
-	c.stale = c.stale && m.versions[c.queue] > 0
+	c.stale = c.stale && m.versionOf(c.queue) > 0
 	c.to = Settings{
 		Paused:            !m.settings[c.queue].Paused && m.oneIn(6, "paused"),
 		Concurrency:       oneOf(m, "Concurrency", 0, 3), // which owners go by
@@ -1323,13 +1324,19 @@ func (m *model) drawConfigure() call {
 		DeadRetention:     oneOf(m, "DeadRetention", 0, 3*time.Second, time.Minute, forever),
 		HoldGroups:        rapid.Bool().Draw(m.rt, "HoldGroups"),
 	}
+	if m.oneIn(3, "none") {
+		c.to = Settings{}
+	}
 	return c
 }
+
+// versionOf is the version that new settings of a queue follow.
+func (m *model) versionOf(queue string) uint64 { return cmp.Or(m.versions[queue], m.removed) }
 
 func (c *configureCall) do(m *model) {
 	text, err := json.Marshal(c.to)
 	m.noError(err)
-	value := keys.SettingsValue{Version: m.versions[c.queue] + 1, JSON: text}
+	value := keys.SettingsValue{Version: m.versionOf(c.queue) + 1, JSON: text}
 	if c.stale {
 		value.Version--
 	}
@@ -1349,7 +1356,10 @@ func (c *configureCall) apply(m *model) {
 	}
 	c.to.TenantWeights = maps.Clone(c.to.TenantWeights)
 	m.settings[c.queue] = c.to
-	m.versions[c.queue]++
+	if m.versions[c.queue] = m.versionOf(c.queue) + 1; c.to.isZero() {
+		m.removed, m.versions[c.queue] = max(m.removed, m.versions[c.queue]), 0
+		delete(m.settings, c.queue)
+	}
 	m.weigh()
 	clear(m.passes)
 }

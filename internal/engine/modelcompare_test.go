@@ -347,9 +347,14 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 
 // compareSettings: all shards go by the last settings.
 func (m *model) compareSettings() {
-	for name, want := range m.settings {
+	for name := range m.versions {
+		want := m.settings[name]
 		for n, s := range m.shards {
-			if q := s.Queues[name]; q == nil || q.Version != m.versions[name] || !reflect.DeepEqual(*q.Settings, want) {
+			q := s.Queues[name]
+			if q == nil && m.versions[name] == 0 {
+				continue
+			}
+			if q == nil || s.Given != m.removed || q.Version != m.versions[name] || !reflect.DeepEqual(*q.Settings, want) {
 				m.rt.Fatalf("settings of queue %s in shard %d are not %+v", name, n, want)
 			}
 		}

@@ -148,7 +148,7 @@ func (s *State) applyMessage(m *keys.Message) bool {
 	case keys.MsgLeft:
 		return s.unpinParents(m.Child, m.Until)
 	case keys.MsgSettings:
-		if err := s.Adopt(m.Queue, m.Settings); err != nil {
+		if err := s.adoptSent(m.Queue, m.Settings); err != nil {
 			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
 		}
 		return true

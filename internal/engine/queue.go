@@ -54,6 +54,7 @@ type Queue struct {
 	buckets map[bucketKey]*bucket
 	arrived uint64 // tasks that have come from other shards since the queue is in memory
 	Configured
+	Removed uint64 // the last version of settings that were removed since the queue is in memory
 
 	Suspects bool   // some may wait to be started
 	starting int    // how many of them the next group starts
@@ -65,6 +66,7 @@ type Queue struct {
 
 	resting    bool // on the list of queues that may no longer be needed
 	hasWakeups bool // perhaps: wakeups concern tasks of it
+	settledAt  int  // its place among those with settings, if it has some
 	rechecks   int  // changes of its limits that are not processed yet
 	busy       bool // counted among the queues with unended tasks
 }

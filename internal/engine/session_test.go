@@ -76,7 +76,7 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 	}
 	for n := range goneSessions + more {
 		d.begin(s)
-		s.SetInterest(call(n).Node, 0, true)
+		s.SetInterest(call(n).Node, keys.InterestValue{}, true)
 		if n%7 == 0 {
 			d.commit(s)
 			d.Wall += uint64(time.Second.Milliseconds())

@@ -5,22 +5,59 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"time"
 	"unicode/utf8"
 
 	"codeq/internal/base"
+	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
 
 // Configured is the settings of a queue. The first shard decides the order of their versions; every
 // shard keeps and applies the newest version that it has received.
+//
+// Settings without a value are those of a queue that was never configured, and are not kept: when
+// the first shard decides on them, it removes its entry, and so does every other shard when it has
+// the message. What was older must not come back then, with a late call of Adopt. So a shard
+// remembers the largest version that it has removed, State.Given, and settings of a queue without
+// an entry have to exceed that. Messages come in the order in which the first shard has decided,
+// whose versions begin after its own Given: so nothing that is newer is refused. Calls of Adopt
+// come in any order: by them, settings without a value are kept like others until the message
+// comes.
 type Configured struct {
 	Settings *Settings
-	Version  uint64 // 0: nobody has configured the queue
+	Version  uint64 // 0: there are none
 	Value    []byte // both, as stored; nil: there are none
 }
+
+// settledList is the queues that have settings, and so stay in memory. The place of one in the list
+// stays the same, so that cursors may go on.
+type settledList struct {
+	queues chunked.List[*Queue] // nil: no queue is there
+	free   chunked.List[int]    // places without a queue
+	idle   []string             // queues whose settings have no value, found by load
+}
+
+func (l *settledList) add(q *Queue) {
+	if l.free.Len() == 0 {
+		q.settledAt = l.queues.Len()
+		l.queues.Append(q)
+		return
+	}
+	q.settledAt = l.free.Pop()
+	l.queues.Set(q.settledAt, q)
+}
+
+func (l *settledList) remove(q *Queue) {
+	l.queues.Set(q.settledAt, nil)
+	l.free.Append(q.settledAt)
+}
+
+// formatOfNone is the format from which on shards remove settings without a value.
+const formatOfNone = 7
 
 var unconfigured = Configured{Settings: new(Settings)}
 
@@ -33,6 +70,13 @@ func (s *State) loadSettings() error {
 		c, err := ParseSettings(bytes.Clone(value))
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)
+		}
+		if len(key) == 1 {
+			s.Given = c.Version
+			return nil
+		}
+		if c.Settings.isZero() {
+			s.settled.idle = append(s.settled.idle, string(key[1:]))
 		}
 		s.applySettings(s.QueueNamed(string(key[1:])), c, false)
 		return nil
@@ -68,19 +112,58 @@ func (s *State) Adopt(queue string, value []byte) error {
 
 // adopt stores and applies settings of a queue, unless the shard has newer ones.
 func (s *State) adopt(queue string, c Configured) {
-	q := s.QueueNamed(queue)
-	if c.Version <= q.Version {
+	if c.Version <= s.versionOf(queue) {
 		return
 	}
 	s.Group.set(settingsKey(queue), c.Value)
-	s.applySettings(q, c, true)
+	s.applySettings(s.QueueNamed(queue), c, true)
+}
+
+// versionOf returns the version that new settings of a queue have to exceed.
+func (s *State) versionOf(queue string) uint64 {
+	if q := s.Queues[queue]; q != nil && q.Version > 0 {
+		return q.Version
+	}
+	return s.Given
+}
+
+// adoptSent is Adopt for a message of the first shard.
+func (s *State) adoptSent(queue string, value []byte) error {
+	v, err := keys.ParseSettings(value)
+	if err == nil && v.IsNone() && s.Format >= formatOfNone {
+		s.removeSettings(queue, v)
+		return nil
+	}
+	return s.Adopt(queue, value)
+}
+
+// removeSettings removes the settings of a queue, unless they are newer than a version.
+func (s *State) removeSettings(queue string, none keys.SettingsValue) {
+	if q := s.Queues[queue]; q != nil {
+		if q.Version > 0 && q.Version <= none.Version {
+			s.Group.delete(settingsKey(queue))
+			q.Removed = none.Version
+			s.applySettings(q, unconfigured, true)
+		}
+		if bytes.Equal(none.JSON, keys.QueueIsGone) {
+			q.changed = 0 // Info does not show it any more
+		}
+		s.Rest(q)
+	}
+	if none.Version > s.Given {
+		s.Given = none.Version
+		s.Group.set(keys.GivenKey(), keys.SettingsValue{Version: s.Given, JSON: keys.GivenSettings}.Append(nil))
+	}
 }
 
 // applySettings makes the shard use settings of a queue. afterOpen is Reconfigured.AfterOpen.
 func (s *State) applySettings(q *Queue, c Configured, afterOpen bool) {
 	before := q.Settings
-	if q.Version == 0 {
-		s.settled.Append(q)
+	switch {
+	case q.Version == 0:
+		s.settled.add(q)
+	case c.Version == 0:
+		s.settled.remove(q)
 	}
 	q.Configured = c
 	s.renewWeights(q, before.TenantWeights)
@@ -102,6 +185,9 @@ type Settings struct {
 	DeadRetention     time.Duration  `json:",omitzero"`
 	HoldGroups        bool           `json:",omitzero"`
 }
+
+// isZero reports whether the settings have no value.
+func (s *Settings) isZero() bool { return reflect.DeepEqual(*s, Settings{}) }
 
 // BurstSize is how many tasks may be claimed at once, by a rate.
 func (s *Settings) BurstSize() int {
@@ -179,12 +265,20 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("settings of queue %q: %w", queue, err)
 	}
-	version := uint64(0)
-	if q := s.Queues[queue]; q != nil {
-		version = q.Version
-	}
-	if c.Version != version+1 {
+	if c.Version != s.versionOf(queue)+1 {
 		return true, nil
+	}
+	if c.Settings.isZero() {
+		none := keys.SettingsValue{Version: c.Version, JSON: keys.GivenSettings}
+		if s.Format >= formatOfNone {
+			none.JSON = keys.NoSettings
+			if bytes.HasSuffix(value, keys.DeleteQueue) {
+				none.JSON = keys.QueueIsGone
+			}
+			s.removeSettings(queue, none)
+		}
+		value = none.Append(nil)
+		c.Value = value
 	}
 	s.adopt(queue, c)
 	for to := range s.config.Shards {
@@ -193,4 +287,29 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 		}
 	}
 	return false, nil
+}
+
+func (s *State) forgetSettingsIsDue() bool {
+	return len(s.settled.idle) > 0 && s.Format >= formatOfNone
+}
+
+// forgetSettings lets all shards remove settings without a value that older formats have kept.
+func (s *State) forgetSettings() {
+	l := &s.settled
+	for len(l.idle) > 0 && s.Broken == nil && !s.Spent() {
+		queue := l.idle[len(l.idle)-1]
+		l.idle = l.idle[:len(l.idle)-1]
+		q := s.Queues[queue]
+		if q == nil || q.Version == 0 || !q.Settings.isZero() {
+			continue
+		}
+		switch v, err := keys.ParseSettings(q.Value); {
+		case err != nil:
+			s.Broken = err
+		case v.IsNone(): // its message came in an older format
+			s.removeSettings(queue, v)
+		case s.config.Shard == 0:
+			_, s.Broken = s.Configure(queue, keys.SettingsValue{Version: v.Version + 1, JSON: keys.GivenSettings}.Append(nil))
+		}
+	}
 }

@@ -43,3 +43,101 @@ func FuzzSettings(f *testing.F) {
 		require.Equal(t, string(value), string(after))
 	})
 }
+
+// TestRemovedSettings: of thirty thousand queues that were paused and resumed, nothing is left in
+// memory or on disk but one version, which the next settings exceed; and so after Open.
+func TestRemovedSettings(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	r.driver.format = formatOfNone
+	r.reopen()
+	set := func(queue string, version uint64, settings string) (late bool) {
+		r.in(func() (_ Verdict, err error) {
+			late, err = r.Configure(queue, keys.SettingsValue{Version: version, JSON: []byte(settings)}.Append(nil))
+			return Decided, err
+		})
+		return late
+	}
+	version := uint64(1)
+	for i, queue := range namesOf("queue", 30_000) {
+		require.False(t, set(queue, version, `{"Paused":true}`))
+		require.False(t, set(queue, version+1, `{}`))
+		if version += 2; i%1000 == 0 {
+			r.settle()
+		}
+	}
+	r.settle()
+	for range 2 {
+		require.Empty(t, r.Queues)
+		require.Equal(t, 1, r.stored(keys.Settings))
+		require.EqualValues(t, 60_000, r.Given)
+		require.LessOrEqual(t, r.settled.queues.Len(), 1001, "places of queues that have settings are used again")
+		require.True(t, set("a", 1, `{"Paused":true}`))
+		require.True(t, set("a", 60_000, `{"Paused":true}`))
+		r.settle()
+		r.reopen()
+	}
+	require.False(t, set("a", 60_001, `{"Paused":true}`))
+	r.settle()
+	require.Len(t, r.Queues, 1)
+
+	// A queue that has settings goes on with its own versions.
+	require.False(t, set("b", 60_001, `{"Paused":true}`))
+	require.False(t, set("a", 60_002, `{}`))
+	require.False(t, set("b", 60_002, `{"Rate":1}`))
+	require.False(t, set("b", 60_003, `{}`))
+	require.False(t, set("b", 60_004, `{"Rate":1}`))
+	r.settle()
+}
+
+// TestSettingsOfOlderFormats: settings without a value that an older format has kept are removed.
+func TestSettingsOfOlderFormats(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	r.driver.format = formatOfNone
+	r.reopen()
+	for i, queue := range namesOf("queue", 3000) {
+		r.configure(queue, `{"Paused":true}`)
+		stored := keys.SettingsValue{Version: uint64(1 + i%7), JSON: []byte("{}")}
+		switch {
+		case i%10 == 0:
+			stored.JSON = keys.NoSettings
+		case i%100 == 1:
+			stored.JSON = []byte(`{"Rate":3}`)
+		}
+		require.NoError(t, r.Store.DB().Set(settingsKey(queue), stored.Append(nil), nil))
+	}
+	r.reopen()
+	require.Len(t, r.settled.idle, 2970)
+	r.settle()
+	require.Equal(t, 30+1, r.stored(keys.Settings))
+	require.Len(t, r.Queues, 30)
+	require.EqualValues(t, 8, r.Given)
+}
+
+// TestLateInterest: what a node has sent before what is stored changes nothing.
+func TestLateInterest(t *testing.T) {
+	t.Parallel()
+	r := newRuled(t, Config{})
+	r.driver.format = formatOfInterests
+	r.reopen()
+	send := func(kinds KindSet, life, number uint64) {
+		r.in(func() (Verdict, error) {
+			r.SetInterest("n", keys.InterestValue{Kinds: uint64(kinds), Life: life, Number: number}, false)
+			return Decided, nil
+		})
+		r.settle()
+	}
+	send(3, 5, 2)
+	send(0, 5, 1)
+	require.EqualValues(t, 3, r.Interested)
+	r.reopen()
+	send(0, 4, 9)
+	send(7, 5, 1)
+	require.EqualValues(t, 3, r.Interested)
+	require.Equal(t, 1, r.stored(keys.Interest))
+	send(0, 6, 1)
+	send(3, 5, 3)
+	require.Zero(t, r.Interested)
+	require.Zero(t, r.stored(keys.Interest))
+}

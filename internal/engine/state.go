@@ -68,16 +68,17 @@ type State struct {
 	out       outbox
 	inbound   []uint64 // by shard, the last message taken
 	sessions  sessionTable
-	interests map[string]KindSet // by node
+	interests map[string]keys.InterestValue // by node; without kinds: it has given back what it wanted
 	canceled  recent.Set[Receipt]
 	endings   endings
 	suspects  suspects
 
 	resting  []*Queue             // may no longer be needed
 	doubtful chunked.List[*Queue] // resting, and may have wakeups that are on disk only
-	settled  chunked.List[*Queue] // queues that have settings, and so stay in memory
-	busy     int                  // queues with unended tasks
-	arrived  uint64               // tasks that have come from other shards since Open
+	settled  settledList
+	Given    uint64 // the largest version of settings that were removed
+	busy     int    // queues with unended tasks
+	arrived  uint64 // tasks that have come from other shards since Open
 	totals   totals
 
 	Interested KindSet // what any node wants to know; in a cluster only

@@ -51,7 +51,7 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 
 	"interest": func(w *world, a args, _ []string) {
 		w.want(a, nil)
-		w.begin().SetInterest(a.named["node"], w.wanted, a.has("gone"))
+		w.begin().SetInterest(a.named["node"], keys.InterestValue{Kinds: uint64(w.wanted)}, a.has("gone"))
 		w.wanted = 0
 	},
 	"release-key": func(w *world, a args, _ []string) {

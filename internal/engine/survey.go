@@ -120,7 +120,7 @@ type QueueCounts struct {
 func (s *State) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
 	queues := &s.numbers
 	if p.Unnumbered {
-		queues = &s.settled
+		queues = &s.settled.queues
 	}
 	if p.Begun == 0 {
 		p.Begun = 1 + s.catalogue.seq
@@ -133,7 +133,7 @@ func (s *State) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []QueueC
 	}
 	p.Next, more = end, true
 	if end == queues.Len() {
-		more = !p.Unnumbered && s.settled.Len() > 0
+		more = !p.Unnumbered && s.settled.queues.Len() > 0
 		p.Unnumbered, p.Next = true, 0
 	}
 	return dst, more

@@ -61,6 +61,7 @@ var upkeeps = [...]upkeep{
 	{StepTidy, RoomNone, false, (*State).forgetTakenIsDue, (*State).forgetTaken},
 	{StepTidy, RoomNone, false, (*State).sweepLanesIsDue, (*State).sweepLanes},
 	{StepTidy, RoomNone, false, (*State).keepTotalsIsDue, (*State).keepTotals},
+	{StepTidy, RoomNone, false, (*State).forgetSettingsIsDue, (*State).forgetSettings},
 }
 
 // KeepUp does what is due, within a budget that begins at a time. Everything that is due at the

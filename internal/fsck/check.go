@@ -48,7 +48,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		r: r, view: schema.NewSnapshot(r), rules: rules, index: index, shards: shards,
 		seen: make(map[taskID]*checkedTask), indexed: make(map[taskID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
-		wakes: make(map[wakeKey]bool), pending: make(map[taskID]uint64), versions: make(map[string]uint64),
+		wakes: make(map[wakeKey]bool), pending: make(map[taskID]uint64), versions: make(map[string]uint64), unknown: make(map[string]uint64),
 		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
 		totals: make(map[string]keys.TotalsValue), counted: make(map[string]bool), pins: make(map[taskID]uint64), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
 	}
@@ -110,6 +110,7 @@ type checker struct {
 	pending       map[taskID]uint64
 	told          map[taskID]byte   // by ID of the parent, the range in which it has ended
 	versions      map[string]uint64 // of the settings
+	unknown       map[string]uint64 // of settings that the shard sends, and does not have
 	lastLanes     map[laneKey]lastLane
 	sent          map[uint32]uint64 // the last message, by receiver
 	taken         uint64            // the last message from itself
@@ -575,13 +576,23 @@ func (c *checker) message(key, value []byte) error {
 		}
 	}
 	if m.Kind == keys.MsgSettings {
-		if version, err := c.rules.Settings(m.Settings); err != nil {
-			c.report("message: settings of queue %q: %w", m.Queue, err)
-		} else if own := c.versions[m.Queue]; version > own {
-			c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, own, m.Queue, version)
-		}
+		c.sentSettings(m)
 	}
 	return nil
+}
+
+// sentSettings notes settings that the shard sends. The messages to a shard come in their order.
+func (c *checker) sentSettings(m keys.Message) {
+	version, err := c.rules.Settings(m.Settings)
+	if err != nil {
+		c.report("message: settings of queue %q: %w", m.Queue, err)
+		return
+	}
+	if v, _ := keys.ParseSettings(m.Settings); v.IsNone() { // those before were removed
+		delete(c.unknown, m.Queue)
+	} else if version > max(c.versions[m.Queue], c.versions[""]) {
+		c.unknown[m.Queue] = version
+	}
 }
 
 func (c *checker) schedule(key, value []byte) error {
@@ -598,6 +609,9 @@ func (c *checker) schedule(key, value []byte) error {
 
 // finish reports what can be seen only once the whole shard was read.
 func (c *checker) finish() {
+	for queue, version := range c.unknown {
+		c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, c.versions[queue], queue, version)
+	}
 	for id, st := range c.seen {
 		if turn := c.turns[st.Head.Group]; st.HoldsTurn && (st.state != dead || st.At != keys.Forever || turn.Holder != keys.ID(id)) {
 			c.report("task %s at %+v holds the turn of group %x, which is %+v", id, st.Place, st.Head.Group, turn)

@@ -305,7 +305,8 @@ func (b *rebuilder) copyPeriodClock() error {
 func (b *rebuilder) copySettings() error {
 	return errors.Join(
 		b.old.scan(keys.Settings, func(key, value []byte) {
-			if version, err := b.rules.Settings(value); err == nil {
+			// Which settings were removed is not copied: other shards know it, and here some may be lost.
+			if version, err := b.rules.Settings(value); err == nil && len(key) > 1 {
 				b.latest[string(key[1:])] = version
 				b.set(key, value)
 			}
@@ -504,7 +505,8 @@ func (b *rebuilder) copyMessages() error {
 			}
 		})
 	}
-	return errors.Join(
+	settings := make(map[string]keys.SettingsValue) // the last that the shard has sent
+	err := errors.Join(
 		numbers(keys.Inbound, func(_ uint32, key, value []byte) { b.set(key, value) }),
 		numbers(keys.Sent, func(n uint32, _, value []byte) { b.sent[n], _ = keys.ParseNumber(value) }),
 		b.old.scan(keys.Outbound, func(key, value []byte) {
@@ -516,12 +518,24 @@ func (b *rebuilder) copyMessages() error {
 			b.set(key, value)
 			b.sent[to] = max(b.sent[to], seq)
 			if m.Kind == keys.MsgSettings { // which the shard had when it sent them
-				if version, err := b.rules.Settings(m.Settings); err == nil && version > b.latest[m.Queue] {
-					b.latest[m.Queue] = version
-					b.set(append([]byte{keys.Settings}, m.Queue...), m.Settings)
+				v, err := keys.ParseSettings(m.Settings)
+				if _, bad := b.rules.Settings(m.Settings); err == nil && bad == nil && v.Version >= settings[m.Queue].Version {
+					settings[m.Queue] = keys.SettingsValue{Version: v.Version, JSON: bytes.Clone(v.JSON)}
 				}
 			}
 		}))
+	b.addSent(settings)
+	return err
+}
+
+// addSent adds settings that the shard has sent, and so has had, unless it has removed them since.
+func (b *rebuilder) addSent(sent map[string]keys.SettingsValue) {
+	for queue, v := range sent {
+		if !v.IsNone() && v.Version > b.latest[queue] {
+			b.latest[queue] = v.Version
+			b.set(append([]byte{keys.Settings}, queue...), v.Append(nil))
+		}
+	}
 }
 
 // rebuildParents copies which tasks wait for which parents. A task that waits for parents, and

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -49,6 +50,34 @@ func New[Op any](depth int, clock func() time.Time, isLate func(Op) bool) *Inbox
 
 // Now is the time.
 func (in *Inbox[Op]) Now() uint64 { return uint64(in.clock().Sub(in.origin) / time.Millisecond) }
+
+// yields is how often the owner lets others run before it takes the operations.
+const yields = 4
+
+// Yield lets callers run that the owner has just woken, for as long as they come up with further
+// operations: what they ask for next goes into one commit.
+func (in *Inbox[Op]) Yield() {
+	for i, last := 0, -1; i < yields; i++ {
+		runtime.Gosched()
+		n := in.Len()
+		if n == last {
+			return
+		}
+		last = n
+	}
+}
+
+// lingers is how often the owner of a replicated shard lets others run for callers to come back.
+const lingers = 256
+
+// Linger is Yield until there are so many operations, for a shard whose commit takes the time of
+// several messages: callers on other nodes, whose answers and next operations are messages as well,
+// would miss the next group, and wait for another one.
+func (in *Inbox[Op]) Linger(want int) {
+	for i := 0; i < lingers && in.Len() < want; i++ {
+		runtime.Gosched()
+	}
+}
 
 // Push appends an operation, waiting for room until ctx ends, or limit is over. An error means that
 // the operation was not applied.

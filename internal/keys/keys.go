@@ -6,7 +6,8 @@
 //	03 lane                 catalogue   queue, priority and tenant of a lane
 //	04 queue                counters    tasks by state, the clock, and totals; queue 0: only the clock
 //	05 range queue bucket   buckets     how many ended tasks a bucket keeps
-//	06 name                 settings    of a queue, as this shard knows them
+//	06 [name]               settings    of a queue, as this shard knows them; without: the version that
+//	                                    those of queues without an entry have to exceed
 //	07 shard                inbound     number of the last message taken from a shard
 //	08 name                 schedule    what recurs, and how far it has come
 //	09 shard                sent        number of the last message sent to a shard

@@ -39,6 +39,42 @@ type SessionValue struct {
 	Gone  uint64 // wall clock, ms: when the node was removed from the cluster; 0: it was not
 }
 
+// InterestValue is what a node wants to hear of. Among several, the one of the latest life with the
+// largest number counts.
+type InterestValue struct {
+	Kinds        uint64 // a set; 0 is not stored
+	Life, Number uint64 // since format 7; 0 in older ones
+}
+
+// IsBefore reports whether a node has sent a value before another one.
+func (v InterestValue) IsBefore(w InterestValue) bool {
+	return v.Life < w.Life || v.Life == w.Life && v.Number < w.Number
+}
+
+// Append appends the stored form. Life and Number are left out if they are 0.
+func (v InterestValue) Append(dst []byte) []byte {
+	dst = AppendNumber(dst, v.Kinds)
+	if v.Life != 0 {
+		dst = AppendNumber(AppendNumber(dst, v.Life), v.Number)
+	}
+	return dst
+}
+
+// ParseInterest reads what a node wants to hear of.
+func ParseInterest(b []byte) (v InterestValue, err error) {
+	switch len(b) {
+	case 8:
+	case 24:
+		if v.Life, v.Number = binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:]); v.Life == 0 {
+			return InterestValue{}, malformed("interest", b)
+		}
+	default:
+		return v, malformed("interest", b)
+	}
+	v.Kinds = binary.BigEndian.Uint64(b)
+	return v, nil
+}
+
 // SessionCall is the outcome of one call.
 type SessionCall struct {
 	Seq        uint64

@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 
@@ -178,6 +179,25 @@ func ParsePeriodTime(b []byte) (PeriodTimeValue, error) {
 type SettingsValue struct {
 	Version uint64 // 1 or more, and below 2^56
 	JSON    []byte // an object
+}
+
+// The objects of settings that are not kept. An older build takes them for settings without a
+// value.
+var (
+	NoSettings    = []byte(`{"None":true}`)                // of a queue that goes on without any
+	QueueIsGone   = []byte(`{"None":true,"Deleted":true}`) // of a queue that was deleted
+	DeleteQueue   = []byte(`{"Deleted":true}`)             // that asks the first shard for QueueIsGone
+	GivenSettings = []byte("{}")                           // of the entry of no queue, see GivenKey
+)
+
+// GivenKey returns the key of the entry of no queue, in the range of settings: its version is one
+// that the settings of a queue have had that are not kept. Those of a queue without an entry are
+// newer if their version is larger.
+func GivenKey() []byte { return []byte{Settings} }
+
+// IsNone reports whether the value says that the shard keeps no settings of the queue.
+func (v SettingsValue) IsNone() bool {
+	return bytes.Equal(v.JSON, NoSettings) || bytes.Equal(v.JSON, QueueIsGone)
 }
 
 // Append appends the encoded value.

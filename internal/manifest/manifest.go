@@ -59,11 +59,12 @@ const (
 //	   of a queue by itself says with what the end of its logs goes, and whether its shards may
 //	   differ, and whether a process has died; it has the options of the application that decide about
 //	   tasks; records say which tasks are suspects of a crash, and count crashes, and suspects wait in
-//	   scopes of their own; messages are kept until their receiver has synced its log; heartbeats tell
-//	   what a leader has done, and the answers to them the room on the disk; claims say that they are
-//	   for handlers of Run, and ends of leases that the handler goes on; the deadlines of idempotency
-//	   keys, of waits between attempts and of retention are by a clock of the shard's own, which is
-//	   stored while it differs from that in the IDs
+//	   scopes of their own; messages are kept until their receiver has synced its log; settings without
+//	   a value are removed, and interests have numbers; heartbeats tell what a leader has done, and the
+//	   answers to them the room on the disk; claims say that they are for handlers of Run, and ends of
+//	   leases that the handler goes on; the deadlines of idempotency keys, of waits between attempts and
+//	   of retention are by a clock of the shard's own, which is stored while it differs from that in the
+//	   IDs
 const (
 	Format        = 7
 	OldestFormat  = 3

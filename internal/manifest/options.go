@@ -32,15 +32,23 @@ type Limits struct {
 	CommitBytes int `json:"commitBytes"`
 }
 
+// CheckTool refuses a directory of an older format, which its application is to raise.
+func (m *Manifest) CheckTool() error {
+	if m.Format < Format {
+		return fmt.Errorf("%w: %d, which its application raises to %d first, and no tool", base.ErrFormat, m.Format, Format)
+	}
+	return nil
+}
+
 // The bounds of leases.
 const (
 	MaxLease = 365 * 24 * time.Hour
 	MinLease = 10 * time.Millisecond
 )
 
-// SetDefaults sets the fields that are zero, except MinFreeBytes, whose default depends on others. It
-// returns the field that is out of bounds, with its value and what is allowed; "": none is. Batches
-// have so many parents, and so many bytes, at the most.
+// SetDefaults sets the fields that are zero, except MinFreeBytes, whose default depends on others.
+// It returns the field that is out of bounds, with its value and what is allowed; "": none is.
+// Batches have so many parents, and so many bytes, at the most.
 func (o *Options) SetDefaults(maxParents, maxCommit int) (field string, value any, limit string) {
 	l := &o.Limits
 	for _, f := range []struct {

@@ -20,6 +20,19 @@ type Volatile struct {
 	Boot string `json:"boot,omitempty"` // with that of the machine; "": with the process
 }
 
+// VolatileOf returns with what goes the end of logs that are written at a level of durability; nil:
+// it lasts. If the boot of the machine is not known, the process may have ended because the machine
+// did.
+func VolatileOf(durability, boot string) *Volatile {
+	switch durability {
+	case "disk":
+		return nil
+	case "process":
+		return &Volatile{Boot: boot}
+	}
+	return new(Volatile)
+}
+
 // lost reports whether the end of the logs may be lost, now that the machine has a given boot.
 func (m *Manifest) lost(boot string) bool {
 	return m.Open != nil && m.Volatile != nil && (m.Volatile.Boot == "" || m.Volatile.Boot != boot)

@@ -46,3 +46,16 @@ func (st *Store) linkedBytes(levels [][]pebble.SSTableInfo) (bytes int64) {
 	}
 	return bytes
 }
+
+// Tables returns the number and the bytes of the tables, and how many bytes flushes and compactions
+// have written.
+func (s *Stats) Tables() (n int, size, flushed, compacted int64) {
+	for i := range s.Levels {
+		l := &s.Levels[i]
+		n += int(l.TablesCount)
+		size += l.TablesSize
+		flushed += int64(l.TableBytesFlushed)
+		compacted += int64(l.TableBytesCompacted)
+	}
+	return n, size, flushed, compacted
+}

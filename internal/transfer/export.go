@@ -197,6 +197,9 @@ func (e *exporter) all() error {
 	}
 	for _, queue := range slices.Sorted(maps.Keys(settings)) {
 		v := settings[queue]
+		if v.IsNone() { // a message says that they were removed
+			continue
+		}
 		if err := e.out.write(&Line{Settings: &Settings{Queue: queue, Version: v.Version, Value: v.JSON}}); err != nil {
 			return err
 		}
@@ -391,7 +394,12 @@ func (e *exporter) settings(s *exported, latest map[string]keys.SettingsValue) e
 		}
 		return nil
 	}
-	if err := schema.Scan(s.db, keys.Settings, func(key, value []byte) error { return add(string(key[1:]), value) }); err != nil {
+	if err := schema.Scan(s.db, keys.Settings, func(key, value []byte) error {
+		if len(key) == 1 { // settings that were removed are none in the new directory
+			return nil
+		}
+		return add(string(key[1:]), value)
+	}); err != nil {
 		return err
 	}
 	return e.messages(s, func(m *keys.Message) error {

@@ -1,0 +1,21 @@
+package observer
+
+// Index gives names numbers, from 0 in the order in which they first come.
+type Index map[string]int
+
+// Of returns the number of a name. Those that come when there are most have one together, as "".
+func (x *Index) Of(name string, most int) (n int, as string, isNew bool) {
+	n, ok := (*x)[name]
+	if !ok && len(*x) >= most {
+		name = ""
+		n, ok = (*x)[name]
+	}
+	if !ok {
+		if *x == nil {
+			*x = make(Index)
+		}
+		n = len(*x)
+		(*x)[name] = n
+	}
+	return n, name, !ok
+}
