@@ -83,9 +83,10 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // With several shards, tasks with a LimitKey, Group or idempotency key belong to a certain shard,
 // and a batch that belongs to several shards is stored in parts, each in one commit. A task that
 // waits for others of the batch ([Nth]) and belongs elsewhere is in a part after theirs: they may
-// have ended when it is stored. If a part fails, its tasks and those of later parts are not stored:
-// their IDs are zero. Parts whose tasks all have an idempotency key come first, as far as the waits
-// permit: it is safe to produce a batch again if all of its tasks have one, or none of the three.
+// have ended when it is stored, and are missing then ([OnMissing]) unless they have a Retention. If
+// a part fails, its tasks and those of later parts are not stored: their IDs are zero. Parts whose
+// tasks all have an idempotency key come first, as far as the waits permit: it is safe to produce a
+// batch again if all of its tasks have one, or none of the three.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
 // [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] (as for Produce),
