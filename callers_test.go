@@ -21,7 +21,6 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
-	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/testkit"
 )
@@ -484,7 +483,7 @@ func (c *produceCall) judge(m *crowd, before map[ID]*TaskInfo, alone bool) {
 			m.t.Fatalf("task %+v is in the shard of %s, expected %d", task, id, home)
 		case duplicate && (holder != id || task.Unique.Key == ""):
 			m.t.Fatalf("task %+v is a duplicate of %s, by its error of %s", task, id, holder)
-		case duplicate, task.Unique.Replace, !alone:
+		case duplicate, task.Unique.Replace, isReplaced(c.tasks, i), !alone:
 		case now == nil && len(task.After) > 0: // canceled at once, perhaps
 		case now == nil || !bytes.Equal(now.Payload, task.Payload) || before[id] != nil:
 			m.t.Fatalf("produce of %+v stored %s: %+v", task, id, now)
@@ -493,33 +492,30 @@ func (c *produceCall) judge(m *crowd, before map[ID]*TaskInfo, alone bool) {
 	}
 }
 
+// isReplaced reports whether a later task of a batch replaces one.
+func isReplaced(tasks []Task, i int) bool {
+	return slices.ContainsFunc(tasks[i+1:], func(t Task) bool {
+		return t.Unique.Replace && t.Queue == tasks[i].Queue && t.Unique.Key == tasks[i].Unique.Key
+	})
+}
+
 // home is the shard to which a task belongs.
 func (m *crowd) home(t *Task) (shard int, bound bool) {
 	rec := t.record()
 	return rec.Ties.Home(m.opts.Shards)
 }
 
-// refuses reports whether a batch is not to be accepted: it is too large for one commit, tasks
-// that refer to each other do not belong to the same shard, or one would replace another.
+// refuses reports whether a batch is not to be accepted, as it is too large for one commit.
 func (m *crowd) refuses(tasks []Task) bool {
-	known, homes := make(map[[record.UniqueLen]byte]bool), make(map[int]bool)
-	parents, bytes, nth, replaces := 0, 0, false, false
+	parents, bytes := 0, 0
 	for i := range tasks {
 		t := &tasks[i]
 		rec := t.record()
 		parents += len(t.After)
 		bytes += len(rec.Encode()) + len(t.Queue) + len(t.Tenant)
 		bytes += 300 + 64*len(t.After) // as Limits.CommitBytes says
-		nth = nth || slices.ContainsFunc(t.After, func(id ID) bool { _, nth := keys.NthOf(id); return nth })
-		if t.Unique.Key != "" {
-			replaces = replaces || known[rec.Unique] && t.Unique.Replace
-			known[rec.Unique] = true
-		}
-		if home, bound := m.home(t); bound {
-			homes[home] = true
-		}
 	}
-	return parents > m.opts.Limits.Parents || bytes > m.opts.Limits.CommitBytes || replaces || nth && len(homes) > 1
+	return parents > m.opts.Limits.Parents || bytes > m.opts.Limits.CommitBytes
 }
 
 // duplicatesOf takes an error apart.
@@ -900,7 +896,9 @@ func (m *crowd) await(t *rapid.T) {
 	synctest.Wait()
 	if m.seen[c.id] == nil {
 		c.cancel()
-		require.ErrorIs(t, <-c.done, ErrNotFound)
+		if err := <-c.done; err != nil { // or its end is remembered
+			require.ErrorIs(t, err, ErrNotFound)
+		}
 		return
 	}
 	m.awaits = append(m.awaits, c)
