@@ -706,7 +706,7 @@ func (c *purgeCall) judge(m *crowd, before map[ID]*TaskInfo, alone bool) {
 	m.noError(c.err)
 	n := 0
 	for id, t := range before {
-		if t.State != Dead || c.queue != "" && t.Queue != c.queue || t.At.After(m.wall()) {
+		if t.State != Dead || c.queue != "" && t.Queue != c.queue {
 			continue
 		}
 		n++
