@@ -181,9 +181,7 @@ func checkResult(result []byte, l *Limits) error {
 // wait.
 func (q *Queue) checkFollowUps(op *completeOp) error {
 	if taskbatch.IsScattered(op.next, q.shardOf(op.receipt.ID), len(q.replicas)) {
-		return &InvalidError{
-			"Complete tasks", "Nth together with LimitKey, Group or Unique.Key", "such tasks in the shard of the receipt only",
-		}
+		return &InvalidError{"Complete tasks", "Nth with LimitKey, Group or Unique.Key", "such tasks in the shard of the receipt only"}
 	}
 	return nil
 }
