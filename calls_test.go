@@ -83,7 +83,7 @@ func sampleCalls() map[string]request {
 				Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true},
 			},
 		},
-		"askPermits": &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: []byte("v"), Report: permits.Report{Epoch: 1, Held: 4, Unused: 1}},
+		"askPermits": &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: []byte("v"), idle: true, Report: permits.Report{Epoch: 1, Held: 4, Unused: 1, Idle: time.Hour}},
 		"member":     &memberOp{completion: newCompletion(callMember), how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
 		"barrier":    &barrierOp{completion: newCompletion(callBarrier), id: 7, applied: 9},
 		"taken":      &takenOp{completion: newCompletion(callTaken), to: 3},

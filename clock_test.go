@@ -12,6 +12,7 @@ import (
 
 	"codeq"
 	"codeq/internal/hook"
+	"codeq/internal/keys"
 )
 
 // TestClockJumpsUnderRun: a clock that is set by an hour, either way, neither takes a
@@ -323,4 +324,81 @@ func TestScheduleAfterWrongClock(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestRateGoesOn: a rate of one task an hour lets eight pass in eight hours of a process that
+// begins again each 50 minutes, whichever shard has them; after a pause it never lets more pass
+// than its burst; a last task of a time to come counts as one of now.
+func TestRateGoesOn(t *testing.T) {
+	t.Parallel()
+	throughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.Rate, s.Burst = 1.0/3600, 1 }))
+		p.Step()
+		p.Pass(50 * time.Minute)
+		p.Step()
+		for range 40 {
+			p.Store(codeq.Task{Queue: "a"})
+		}
+		take := func() (n int) {
+			for {
+				l := claimNow(t, p.Queue, "a")
+				if l == nil {
+					return n
+				}
+				n++
+				require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+			}
+		}
+		require.Equal(t, 1, take(), "no task has been claimed since it has the rate")
+		began := time.Now()
+		for n := 1; n <= 8; n++ {
+			for ; time.Since(began) < time.Duration(n)*time.Hour-10*time.Minute; p.Step() {
+				require.Zero(t, take(), time.Since(began))
+				p.Pass(10 * time.Minute)
+			}
+			require.Zero(t, take())
+			p.Pass(10*time.Minute + time.Second)
+			require.Equal(t, 1, take(), n)
+			began = time.Now().Add(-time.Duration(n) * time.Hour)
+		}
+		p.Pass(10 * time.Hour)
+		p.Step()
+		require.Equal(t, 1, take(), "the burst")
+
+		p.Pass(2 * time.Hour)
+		p.SetClock(24 * time.Hour)
+		p.Step()
+		require.Equal(t, 1, take())
+		p.SetClock(-24 * time.Hour)
+		p.Step()
+		require.Zero(t, take())
+		p.Pass(time.Hour + time.Second)
+		require.Equal(t, 1, take())
+
+		require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.Rate, s.Burst = 0, 0 }))
+		require.Zero(t, p.Stored(keys.Granted))
+		require.Equal(t, 40-12, take())
+		p.Step()
+		require.Zero(t, p.Stored(keys.Granted))
+	})
+}
+
+// TestFastRateAfterOpen: the tasks of the last second, of which not all are stored, count.
+func TestFastRateAfterOpen(t *testing.T) {
+	t.Parallel()
+	throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
+		ctx := context.Background()
+		require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.Rate, s.Burst = 10, 10 }))
+		for range 100 {
+			p.Store(codeq.Task{Queue: "a"})
+		}
+		for claimed, began := 0, time.Now(); time.Since(began) < 3*time.Second; p.Step() {
+			for l := claimNow(t, p.Queue, "a"); l != nil; l = claimNow(t, p.Queue, "a") {
+				claimed++
+				require.LessOrEqual(t, float64(claimed), 10+10*time.Since(began).Seconds()+1e-6)
+			}
+			p.Pass(300 * time.Millisecond)
+		}
+	})
 }

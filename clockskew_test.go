@@ -199,3 +199,39 @@ func TestWrongClocksOverLeaders(t *testing.T) {
 		}
 	}
 }
+
+// TestRateOverLeaders: a rate goes on with each new leader of the first shard, and of the one that
+// has the tasks, from the last task that it has let pass.
+func TestRateOverLeaders(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		time.Sleep(2 * time.Minute) // the leader is at home
+		leader, other := c.lead()
+		q := simQueue(other)
+		require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Rate, s.Burst = 1.0/3600, 1 }))
+		for range 20 {
+			_, err := q.Produce(ctx, Task{Queue: "a"})
+			require.NoError(t, err)
+		}
+		claimed, began := 0, time.Now()
+		for i := 0; time.Since(began) < 8*time.Hour-time.Minute; i++ {
+			to := []*simNode{other, leader}[i%2]
+			require.NoError(t, q.TransferLeadership(ctx, 0, to.name))
+			time.Sleep(10 * time.Second)
+			wait, cancel := context.WithTimeout(ctx, 50*time.Minute-10*time.Second)
+			for wait.Err() == nil {
+				l, err := q.Claim(wait, ClaimRequest{Queues: []string{"a"}})
+				if err != nil {
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					break
+				}
+				claimed++
+				require.LessOrEqual(t, claimed, 1+int(time.Since(began).Hours()+0.01))
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			}
+			cancel()
+		}
+		require.GreaterOrEqual(t, claimed, 8)
+	})
+}

@@ -126,6 +126,7 @@ type askPermitsOp struct {
 	completion
 	queue string
 	value []byte // the settings
+	idle  bool   // Idle is sent, too, since format 7
 	permits.Report
 }
 
@@ -138,15 +139,14 @@ func (op *askPermitsOp) resolve(s *shard) {
 	op.Report = s.permits.ReportNow(s.QueueNamed(op.queue))
 }
 
-func (op *askPermitsOp) encode(dst []byte) []byte {
-	return wire.AppendBytes(wire.AppendBytes(dst, op.queue), op.value)
+func (op *askPermitsOp) encode(b []byte) []byte {
+	return permits.AppendQuestion(b, op.queue, op.value, op.format)
 }
 
-func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value = r.String(), r.Bytes() }
+func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value, op.idle = permits.ReadQuestion(r) }
 
-func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.Report.Append(dst) }
-
-func (op *askPermitsOp) decodeReply(r *wire.Reader) { op.Report = permits.ReadReport(r) }
+func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.AppendReply(dst, op.idle) }
+func (op *askPermitsOp) decodeReply(r *wire.Reader)    { op.Report = permits.ReadReply(r) }
 
 // askPermitsDone is what has become of an askPermitsOp.
 type askPermitsDone struct {

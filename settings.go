@@ -29,8 +29,8 @@ type Settings struct {
 	// ConcurrencyPerKey is the same for the tasks of each [Task.LimitKey].
 	ConcurrencyPerKey int `json:",omitzero"`
 	// Rate is how many tasks a second may be claimed from the queue, on average; 0: any number. It
-	// is the rate of a token bucket (golang.org/x/time/rate) that is empty after [Open], and in a
-	// cluster whenever another node becomes the leader of the first shard.
+	// is the rate of a token bucket (golang.org/x/time/rate). After [Open], and in a cluster when
+	// another node leads the first shard, it fills from the last claim on, as if it was empty then.
 	Rate float64 `json:",omitzero"`
 	// Burst is how many tasks may be claimed at once after a pause in the claims, while Rate is
 	// set. 0: Rate, rounded up. The queue reads the clock once a millisecond, so that a Burst below

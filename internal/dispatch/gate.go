@@ -119,7 +119,7 @@ func (d *Dispatcher) Limit(q *Queue, known bool) {
 		d.dropGate(q)
 		return
 	}
-	if g := d.gates.set(q.Name, q.Configured, known, d.now(), q.gate == nil); g != nil && q.gate == nil {
+	if g := d.gates.set(q.Name, q.Configured, known, d.sinceGrant(q), d.now(), q.gate == nil); g != nil && q.gate == nil {
 		q.gate = g
 		g.join(q.atWork())
 	}
@@ -140,6 +140,19 @@ func (d *Dispatcher) dropGate(q *Queue) {
 		}
 	}
 }
+
+// sinceGrant is how long ago the rate of a queue has let the last task pass, at least. Of a rate
+// above one a second, not every grant is stored.
+func (d *Dispatcher) sinceGrant(q *Queue) time.Duration {
+	ago := min(d.rules.SinceGrant(q.Queue), uint64(longAgo/time.Millisecond))
+	if ago *= uint64(time.Millisecond); q.Settings.Rate > 1 && ago < uint64(longAgo) {
+		ago -= min(ago, uint64(time.Second))
+	}
+	return time.Duration(ago)
+}
+
+// longAgo is how long a rate can take for its whole burst, at most.
+const longAgo = 100 * 365 * 24 * time.Hour
 
 // Open serves the claims of a queue when more of its tasks can be leased than before.
 func (d *Dispatcher) Open(q *Queue) {
@@ -193,7 +206,7 @@ func NewGates() *Gates { return &Gates{byQueue: make(map[string]*gate)} }
 
 // set applies settings to the gate of a queue, and returns it; nil if there is none. joins: the
 // shard does not have it yet.
-func (t *Gates) set(queue string, c engine.Configured, known bool, now time.Time, joins bool) *gate {
+func (t *Gates) set(queue string, c engine.Configured, known bool, ago time.Duration, now time.Time, joins bool) *gate {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	g := t.byQueue[queue]
@@ -202,7 +215,7 @@ func (t *Gates) set(queue string, c engine.Configured, known bool, now time.Time
 		t.byQueue[queue] = g
 	}
 	if g != nil {
-		if g.set(c, known, now); joins {
+		if g.set(c, known, ago, now); joins {
 			g.shards++
 		}
 	}
@@ -214,7 +227,7 @@ func (t *Gates) set(queue string, c engine.Configured, known bool, now time.Time
 func (t *Gates) leave(queue string, g *gate, version uint64, leased int, now time.Time) []*Dispatcher {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	g.set(engine.Configured{Version: version, Settings: new(engine.Settings)}, true, now)
+	g.set(engine.Configured{Version: version, Settings: new(engine.Settings)}, true, 0, now)
 	if g.shards--; g.shards == 0 {
 		delete(t.byQueue, queue)
 	}
@@ -231,6 +244,7 @@ type gate struct {
 	limit   int        // 0: none
 	leased  int
 	rate    *rate.Limiter
+	drained time.Time     // when the rate had no token, as shards have found when they were loaded
 	waiting []*Dispatcher // those that had to refuse claims for want of room
 }
 
@@ -300,10 +314,13 @@ func (g *gate) MayAsk() bool    { return false }
 func (g *gate) Ask(*Claim) bool { return false }
 
 // set changes the limits; the first shard that applies a version does so for all.
-func (g *gate) set(c engine.Configured, known bool, now time.Time) {
+func (g *gate) set(c engine.Configured, known bool, ago time.Duration, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if c.Version <= g.version {
+		if !known && g.rate != nil { // another shard may have used the last token
+			g.drain(now.Add(-ago))
+		}
 		return
 	}
 	set := c.Settings
@@ -314,11 +331,20 @@ func (g *gate) set(c engine.Configured, known bool, now time.Time) {
 		g.rate = nil
 	case g.rate == nil:
 		g.rate = rate.NewLimiter(limit, set.BurstSize())
-		if !known { // tokens may have been used before a restart
-			g.rate.AllowN(now, set.BurstSize())
+		if g.drained = (time.Time{}); !known { // tokens have been used before a restart
+			g.drain(now.Add(-ago))
 		}
 	default:
 		g.rate.SetLimitAt(now, limit)
 		g.rate.SetBurstAt(now, set.BurstSize())
+	}
+}
+
+// drain lets the rate have had no token at a time, unless it had none later.
+// REQUIRES: no token has been used since the rate was set.
+func (g *gate) drain(at time.Time) {
+	if at.After(g.drained) {
+		g.drained, g.rate = at, rate.NewLimiter(g.rate.Limit(), g.rate.Burst())
+		g.rate.AllowN(at, g.rate.Burst())
 	}
 }

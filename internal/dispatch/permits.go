@@ -207,7 +207,9 @@ func (t *Permits) ReportNow(q *engine.Queue) permits.Report {
 	}
 	p.cancelCall()
 	t.markDirty(c)
-	return p.Holder.ReportNow(leased, t.claims.rules.Now)
+	r := p.Holder.ReportNow(leased, t.claims.rules.Now)
+	r.Idle = t.claims.sinceGrant(c)
+	return r
 }
 
 // Look reports whether there is a permit. If there is none, one is asked for as soon as the group

@@ -67,6 +67,9 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 	s.turn(l)
 	q.Counts.Ready--
 	q.Counts.Leased++
+	if q.Gated && q.Settings.Rate > 0 {
+		s.noteGrant(q)
+	}
 	s.touch(q)
 	return append(grants, Grant{
 		Receipt:  ls.receipt(),

@@ -28,6 +28,7 @@ func (s *State) Load() error {
 		s.loadCatalogue,
 		s.loadPeriodClock,
 		s.loadSettings,
+		s.loadGrants,
 		s.loadLeaseClock,
 		s.loadLeases,
 		s.beginLanes,

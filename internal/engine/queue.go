@@ -43,6 +43,7 @@ type Queue struct {
 	lanes   chunked.List[*Lane] // in no order
 	byName  map[laneName]*Lane  // the lanes, if there are more than fewLanes
 	Counts  keys.Counts
+	granted uint64           // when a task was leased last, as stored; while it has a rate
 	Orphans int              // handlers that go on though their leases have ended
 	totals  keys.TotalsValue // Day is 0 until they are known
 	changed uint64           // clock of periods at the last group that has changed it; 0: none since Open

@@ -166,6 +166,9 @@ func (s *State) applySettings(q *Queue, c Configured, afterOpen bool) {
 		s.settled.remove(q)
 	}
 	q.Configured = c
+	if afterOpen {
+		s.followRate(q, before)
+	}
 	s.renewWeights(q, before.TenantWeights)
 	if before.ConcurrencyPerKey != c.Settings.ConcurrencyPerKey {
 		s.recheck(q)

@@ -53,6 +53,7 @@ type State struct {
 	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
 
 	recurring recurringTable
+	ungranted []*Queue // have a rate, and no last grant on disk
 	uniques   uniqueCache
 	turns     turnCache
 	pending   pendingCache
@@ -208,6 +209,7 @@ func (s *State) Seal() {
 	}
 	s.sessions.seal(&s.Group)
 	s.out.seal(&s.Group)
+	s.sealGrants()
 	s.sealPeriodClock()
 	s.storeLeaseClock() // the group may have granted the first leases
 	s.noteTouched()

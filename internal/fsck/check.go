@@ -64,6 +64,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		schema.ScanLeases(r, c.leases),
 		schema.Scan(r, keys.LeaseTime, c.leaseClock),
 		schema.Scan(r, keys.PeriodTime, c.periodClock),
+		schema.Scan(r, keys.Granted, c.granted),
 		schema.Scan(r, keys.Daily, c.day),
 		schema.Scan(r, keys.Counters, c.counters),
 		schema.Scan(r, keys.Buckets, c.bucket),
@@ -271,6 +272,13 @@ func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEnt
 func (c *checker) leaseClock(key, value []byte) error {
 	if _, err := keys.ParseNumber(value); err != nil || len(key) != 1 {
 		c.report("clock of leases %x is %x", key, value)
+	}
+	return nil
+}
+
+func (c *checker) granted(key, value []byte) error {
+	if _, err := keys.ParseNumber(value); err != nil {
+		c.report("last grant of queue %q is %x", key[1:], value)
 	}
 	return nil
 }

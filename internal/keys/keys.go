@@ -37,6 +37,7 @@
 //	20 child parent         pin         parents whose results are kept until a task has ended
 //	21 parent               pinned      how many pins keep the result of a task
 //	22                      period time the clock of periods, while it is not the minter's
+//	23 queue name           granted     when a task of a queue with a rate was leased last
 //
 // A bucket is the time at which its tasks expire. Tasks of one scope block each other.
 //
@@ -86,6 +87,7 @@ const (
 	Pinned    = 0x21
 	// PeriodTime is since format 7.
 	PeriodTime = 0x22
+	Granted    = 0x23 // likewise
 )
 
 // IDLen is the length of a task ID.

@@ -9,8 +9,9 @@ import (
 type Allocator struct {
 	limits    Limits
 	shards    []shardGrant
-	unknown   int    // shards that have not answered
-	places    uint64 // number of places in the line assigned so far
+	unknown   int       // shards that have not answered
+	last      time.Time // the rate has let a task pass, as far as shards have answered
+	places    uint64    // number of places in the line assigned so far
 	tokens    tokenBucket
 	decisions []Decision // memory for the next Allot
 }
@@ -59,8 +60,11 @@ func (a *Allocator) Reported(shard int, r *Report, now time.Time) bool {
 	c := &a.shards[shard]
 	c.asked, c.known = false, true
 	heard := a.hear(c, &Request{Report: *r}, now)
+	if at := now.Add(-r.Idle); at.After(a.last) {
+		a.last = at
+	}
 	if a.unknown--; a.unknown == 0 {
-		a.tokens.start(now)
+		a.tokens.start(a.last)
 	}
 	return heard
 }

@@ -1,6 +1,10 @@
 package permits
 
-import "codeq/internal/wire"
+import (
+	"time"
+
+	"codeq/internal/wire"
+)
 
 // Limits are the settings of a queue that permits enforce.
 type Limits struct {
@@ -20,6 +24,9 @@ type Report struct {
 	Held   int    // permits, with a lease or unused
 	Unused int
 	Spent  uint64 // in the epoch
+
+	// Idle is how long ago the rate has let the last task pass; only in an answer to a question.
+	Idle time.Duration
 }
 
 // after reports whether r is later than other.
@@ -57,6 +64,45 @@ func readCount(r *wire.Reader) int {
 	}
 	return n
 }
+
+// askIdle ends a question that asks for Report.Idle, too.
+const askIdle = "idle"
+
+// AppendQuestion appends what a new allocator sends to a shard: a queue and its settings. format is
+// one that both know.
+func AppendQuestion(dst []byte, queue string, settings []byte, format int) []byte {
+	dst = wire.AppendBytes(wire.AppendBytes(dst, queue), settings)
+	if format >= 7 {
+		dst = wire.AppendBytes(dst, askIdle)
+	}
+	return dst
+}
+
+// ReadQuestion reads what AppendQuestion has appended. idle: AppendReply appends Idle.
+func ReadQuestion(r *wire.Reader) (queue string, settings []byte, idle bool) {
+	queue, settings = r.String(), r.Bytes()
+	return queue, settings, r.Len() > 0 && r.String() == askIdle
+}
+
+// AppendReply appends the answer to a question, for ReadReply.
+func (r *Report) AppendReply(dst []byte, idle bool) []byte {
+	if dst = r.Append(dst); idle {
+		dst = wire.AppendUint(dst, uint64(r.Idle/time.Millisecond))
+	}
+	return dst
+}
+
+// ReadReply reads what AppendReply has appended.
+func ReadReply(r *wire.Reader) Report {
+	report := ReadReport(r)
+	if r.Len() > 0 {
+		report.Idle = time.Duration(min(r.Uint(), maxIdle)) * time.Millisecond
+	}
+	return report
+}
+
+// maxIdle bounds Idle, in ms: some 139 years.
+const maxIdle = 1 << 42
 
 // Request is a report that asks for permits.
 type Request struct {
