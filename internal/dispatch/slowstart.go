@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type SlowStart struct {
 	moment  time.Duration         // that is left to other tasks
 	begins  time.Time             // when that is over; zero: no place was asked for
 	waiting map[suspects]struct{} // were refused since the last place became free
+	shards  map[*Dispatcher]int   // of running, those of each shard
 }
 
 // suspects are those of a queue in a shard.
@@ -81,6 +83,10 @@ func (s *SlowStart) take(of suspects, now time.Time) (ok bool, wait time.Duratio
 		return false, s.begins.Sub(now)
 	}
 	if s.taken < max(s.width, 1) {
+		if s.shards == nil {
+			s.shards = make(map[*Dispatcher]int)
+		}
+		s.shards[of.claims]++
 		s.taken++
 		s.running++
 		return true, 0
@@ -92,8 +98,8 @@ func (s *SlowStart) take(of suspects, now time.Time) (ok bool, wait time.Duratio
 	return false, 0
 }
 
-// end ends places, and returns the suspects that may begin now.
-func (s *SlowStart) end(of *engine.Effects) (open map[suspects]struct{}) {
+// end ends places of a shard, and returns the suspects that may begin now.
+func (s *SlowStart) end(shard *Dispatcher, of *engine.Effects) (open map[suspects]struct{}) {
 	e := &of.Suspects
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,9 +107,40 @@ func (s *SlowStart) end(of *engine.Effects) (open map[suspects]struct{}) {
 		s.width, s.taken, s.passed = 1, s.running, 0
 	}
 	s.crashed += uint64(e.Crashed)
-	s.running -= e.Passed + e.Freed
+	s.free(shard, e.Passed+e.Freed)
 	s.taken -= e.Freed
 	s.passed += e.Passed
+	return s.opened()
+}
+
+// leave frees the places of a shard that ends, and returns the suspects of the others that may begin
+// now.
+func (s *SlowStart) leave(shard *Dispatcher) (open map[suspects]struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.waiting, func(of suspects, _ struct{}) bool { return of.claims == shard })
+	n := s.shards[shard]
+	if n == 0 {
+		return nil
+	}
+	s.free(shard, n)
+	s.taken -= n
+	return s.opened()
+}
+
+// free ends the run of n suspects of a shard.
+func (s *SlowStart) free(shard *Dispatcher, n int) {
+	if n == 0 {
+		return
+	}
+	s.running -= n
+	if s.shards[shard] -= n; s.shards[shard] == 0 {
+		delete(s.shards, shard)
+	}
+}
+
+// opened begins the next round if it is time, and returns the suspects that may begin now.
+func (s *SlowStart) opened() (open map[suspects]struct{}) {
 	if s.taken >= max(s.width, 1) && s.running > 0 {
 		return nil
 	}
@@ -128,7 +165,7 @@ func (d *Dispatcher) startSuspect(q *Queue) (started bool) {
 // EndSuspects ends the places of suspects of the shard.
 func (d *Dispatcher) EndSuspects() {
 	e := &d.rules.Effects
-	open := d.slow.end(e)
+	open := d.slow.end(d, e)
 	e.Suspects = engine.Effects{}.Suspects
 	for s := range open {
 		if s.claims != d {
@@ -136,5 +173,13 @@ func (d *Dispatcher) EndSuspects() {
 		} else if q := d.known(s.queue); q != nil {
 			d.Throttle(q, d.rules.Now)
 		}
+	}
+}
+
+// LeaveSlowStart frees the places of the shard, which ends, for those of the other shards. It may be
+// called again.
+func (d *Dispatcher) LeaveSlowStart() {
+	for s := range d.slow.leave(d) {
+		s.claims.port.Open(s.queue)
 	}
 }

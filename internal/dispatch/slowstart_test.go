@@ -34,21 +34,21 @@ func TestSlowStart(t *testing.T) {
 		require.Zero(t, wait, "it waits for an end, and for no time")
 	}
 	take(1)
-	require.Contains(t, s.end(ended(1, 0, false)), of)
-	require.Empty(t, s.end(ended(0, 0, false)), "it was told before")
+	require.Contains(t, s.end(nil, ended(1, 0, false)), of)
+	require.Empty(t, s.end(nil, ended(0, 0, false)), "it was told before")
 	take(2)
-	require.Empty(t, s.end(ended(1, 0, false)))
+	require.Empty(t, s.end(nil, ended(1, 0, false)))
 	take(0)
-	require.Contains(t, s.end(ended(0, 1, false)), of)
+	require.Contains(t, s.end(nil, ended(0, 1, false)), of)
 	take(1)
-	require.Contains(t, s.end(ended(1, 0, false)), of)
+	require.Contains(t, s.end(nil, ended(1, 0, false)), of)
 	take(4)
-	require.Empty(t, s.end(ended(3, 0, false)))
+	require.Empty(t, s.end(nil, ended(3, 0, false)))
 
 	// New suspects begin anew: when the one that is at work has passed.
-	require.Empty(t, s.end(ended(0, 0, true)))
+	require.Empty(t, s.end(nil, ended(0, 0, true)))
 	take(0)
-	require.Contains(t, s.end(ended(1, 0, false)), of)
+	require.Contains(t, s.end(nil, ended(1, 0, false)), of)
 	take(2)
 	_, running := s.Counts()
 	require.Equal(t, 2, running)
@@ -66,4 +66,34 @@ func TestSlowStartLeavesAMoment(t *testing.T) {
 	}
 	ok, _ := s.take(suspects{}, now.Add(s.moment))
 	require.True(t, ok)
+}
+
+// TestSlowStartOfAShardThatEnds: a shard that ends, in whatever way, frees its places for the
+// suspects of the others, and is told nothing more.
+func TestSlowStartOfAShardThatEnds(t *testing.T) {
+	slow := new(SlowStart)
+	ends, _ := newDispatcher(t)
+	stays, port := newDispatcher(t)
+	ends.Join(nil, slow)
+	stays.Join(nil, slow)
+	take := func(d *Dispatcher) bool {
+		ok, _ := slow.take(suspects{d, "a"}, time.Now())
+		return ok
+	}
+	require.True(t, take(ends))
+	require.False(t, take(ends))
+	require.False(t, take(stays))
+	ends.LeaveSlowStart()
+	require.Equal(t, 1, port.opened)
+	require.Empty(t, slow.waiting)
+	_, running := slow.Counts()
+	require.Zero(t, running)
+	require.True(t, take(stays))
+	ends.LeaveSlowStart()
+	require.False(t, take(stays), "its places are freed once")
+	require.NotEmpty(t, slow.end(stays, ended(1, 0, false)))
+	require.True(t, take(stays))
+	require.True(t, take(stays), "it is the next round")
+	require.Empty(t, slow.end(stays, ended(2, 0, false)), "nobody waits")
+	require.Empty(t, slow.shards)
 }
