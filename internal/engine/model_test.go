@@ -230,7 +230,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 	}
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, instant: instant{Wall: storyStart - 20_000}, // soon a day begins
-		tenants: make(countedTenants), sealing: func(*drivenShard) {}, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
+		tenants: make(countedTenants), sealing: m.hearClock, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
 		clockAge: m.continueClock, format: manifest.Format, forGood: func() bool { return m.rng.IntN(2) == 0 },
 	}
 	m.latest = m.Wall
@@ -830,7 +830,6 @@ func (m *model) hear(s *drivenShard) {
 	if m.adopted != nil { // what goes on when the shards are open again may end it
 		m.eachStored(func(t *schema.Task) { m.adopted[string(t.Record.Payload)] = t.ID })
 	}
-	m.hearClock(s)
 	m.hearPlaces(s)
 	counted := make(map[string]keys.Totals)
 	for _, c := range s.Effects.Counted {
