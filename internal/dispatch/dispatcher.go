@@ -77,7 +77,10 @@ func New(rules *engine.State, c Config) *Dispatcher {
 // of the others, they start suspects together, and the tenants of a queue share its claims over all
 // of them.
 func (d *Dispatcher) Join(b *Board, slow *SlowStart) {
-	if d.board, d.slow = b, slow; b != nil {
+	d.board, d.slow = b, slow
+	slow.join(d)
+	d.rules.ShareSuspects((*shardSuspects)(d))
+	if b != nil {
 		d.rules.ShareTenants((*shardTenants)(d))
 	}
 }

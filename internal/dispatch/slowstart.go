@@ -27,6 +27,16 @@ type SlowStart struct {
 	begins  time.Time             // when that is over; zero: no place was asked for
 	waiting map[suspects]struct{} // were refused since the last place became free
 	shards  map[*Dispatcher]int   // of running, those of each shard
+
+	atWork  map[*Dispatcher]map[string]int // suspects of the shards of the process, by worker
+	crashes map[string]workerCrash         // of the processes of workers; in a cluster
+}
+
+// workerCrash is the crash of the process of a worker, for the leases that end until a time.
+type workerCrash struct {
+	suspects int // that were at work
+	partial  bool
+	until    time.Time
 }
 
 // suspects are those of a queue in a shard.
@@ -69,6 +79,51 @@ func (s *SlowStart) Counts() (crashed uint64, running int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.crashed, s.running
+}
+
+// join makes a shard one of those of the process.
+func (s *SlowStart) join(shard *Dispatcher) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.atWork == nil {
+		s.atWork = make(map[*Dispatcher]map[string]int)
+	}
+	s.atWork[shard] = make(map[string]int)
+}
+
+// shardSuspects counts the suspects of a shard in the table of its process.
+type shardSuspects Dispatcher
+
+// SetAtWork implements the table of the rules.
+func (d *shardSuspects) SetAtWork(worker string, n int) {
+	s := d.slow
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	atWork := s.atWork[(*Dispatcher)(d)]
+	if atWork[worker] = n; n == 0 {
+		delete(atWork, worker)
+	}
+}
+
+// Crash implements the table of the rules. The process knows all suspects if it leads all shards.
+func (d *shardSuspects) Crash(worker string, lasts uint64) (suspects int, partial bool, left uint64) {
+	s, now := d.slow, d.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.crashes, func(_ string, c workerCrash) bool { return !now.Before(c.until) })
+	c, ok := s.crashes[worker]
+	if !ok {
+		c = workerCrash{partial: len(s.atWork) < d.shards, until: now.Add(time.Duration(lasts) * time.Millisecond)}
+		for _, atWork := range s.atWork {
+			c.suspects += atWork[worker]
+		}
+		if s.crashes == nil {
+			s.crashes = make(map[string]workerCrash)
+		}
+		s.crashes[worker] = c
+	}
+	own := s.atWork[(*Dispatcher)(d)][worker] // the shard may have come later
+	return max(c.suspects, own), c.partial, uint64(c.until.Sub(now) / time.Millisecond)
 }
 
 // take takes a place. If there is none, the queue is opened when there may be one, or wait is how
@@ -118,6 +173,7 @@ func (s *SlowStart) end(shard *Dispatcher, of *engine.Effects) (open map[suspect
 func (s *SlowStart) leave(shard *Dispatcher) (open map[suspects]struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.atWork, shard)
 	maps.DeleteFunc(s.waiting, func(of suspects, _ struct{}) bool { return of.claims == shard })
 	n := s.shards[shard]
 	if n == 0 {

@@ -97,3 +97,47 @@ func TestSlowStartOfAShardThatEnds(t *testing.T) {
 	require.Empty(t, slow.end(stays, ended(2, 0, false)), "nobody waits")
 	require.Empty(t, slow.shards)
 }
+
+// TestCrashOverShards: the suspects of a worker in all shards of the process count for its crash. If
+// the process does not lead all shards, there may be more.
+func TestCrashOverShards(t *testing.T) {
+	slow, now := new(SlowStart), time.Now()
+	var shards []*shardSuspects
+	for range 3 {
+		d, _ := newDispatcher(t)
+		d.shards, d.now = 3, func() time.Time { return now }
+		d.Join(nil, slow)
+		d.rules.ShareSuspects((*shardSuspects)(d))
+		shards = append(shards, (*shardSuspects)(d))
+	}
+	crash := func(shard int, worker string) (int, bool) {
+		suspects, partial, left := shards[shard].Crash(worker, 1000)
+		require.LessOrEqual(t, left, uint64(1000))
+		return suspects, partial
+	}
+	for i, s := range shards {
+		s.SetAtWork("a", 1)
+		s.SetAtWork("b", i/2)
+	}
+	n, partial := crash(0, "b")
+	require.Equal(t, 1, n)
+	require.False(t, partial)
+	for i, s := range shards { // their leases end one after the other
+		n, partial = crash(i, "a")
+		require.Equal(t, 3, n)
+		require.False(t, partial)
+		s.SetAtWork("a", 0)
+		now = now.Add(400 * time.Millisecond)
+	}
+	n, _ = crash(0, "a")
+	require.Zero(t, n, "it is another crash")
+
+	(*Dispatcher)(shards[2]).LeaveSlowStart()
+	shards[1].SetAtWork("c", 1)
+	n, partial = crash(0, "c")
+	require.Equal(t, 1, n)
+	require.True(t, partial, "another process leads a shard")
+	shards[0].SetAtWork("c", 2)
+	n, _ = crash(0, "c")
+	require.Equal(t, 2, n, "the shard has come later")
+}

@@ -24,6 +24,7 @@ type suspects struct {
 
 	last    *crash                  // of the process that had the shard before; nil: it has not crashed
 	atWork  map[string]int          // suspects that are leased, by worker; in a cluster only
+	table   suspectTable            // likewise; nil: the shard counts alone
 	crashes map[string]*workerCrash // of processes, by worker; in a cluster only
 }
 
@@ -39,6 +40,24 @@ type crash struct {
 	Tasks    int  // at work
 	Suspects int  // among them, since earlier crashes
 	Others   bool // tasks were ready beside them
+	Partial  bool // there may have been more suspects, in shards of which the process does not know
+}
+
+// suspectTable counts the suspects that are at work, over the shards that the process leads.
+type suspectTable interface {
+	// SetAtWork says how many suspects of the shard a worker has.
+	SetAtWork(worker string, n int)
+	// Crash returns how many suspects the process of a worker had at work when it died, and whether
+	// there may have been more. The first shard that asks decides, for lasts ms; left is the rest.
+	Crash(worker string, lasts uint64) (suspects int, partial bool, left uint64)
+}
+
+// ShareSuspects begins to count the suspects at work in a table of all shards of the process.
+func (s *State) ShareSuspects(t suspectTable) {
+	s.suspects.table = t
+	for worker, n := range s.suspects.atWork {
+		t.SetAtWork(worker, n)
+	}
 }
 
 // workerCrash is the crash of a process of a cluster. Its leases end one after the other.
@@ -68,9 +87,10 @@ const (
 
 const crashesPerAttempt = 10
 
-// costOfCrash decides the price, and whether the task is a suspect from now on. counted: the attempt counts already, since its Timeout had passed.
+// costOfCrash decides the price, and whether the task is a suspect from now on. counted: the attempt
+// counts already, since its Timeout had passed.
 func costOfCrash(c *crash, suspect, counted bool) (cost crashCost, suspected bool) {
-	if suspect && c.Suspects == 1 || counted {
+	if suspect && c.Suspects == 1 && !c.Partial || counted {
 		cost = costAttempt
 	}
 	return cost, suspect || c.Suspects == 0
@@ -118,7 +138,11 @@ func (s *State) crashOf(ls *lease) *crash {
 			}
 		}
 		e = &workerCrash{until: s.Now + 2*ls.duration}
-		e.Suspects = c.atWork[ls.worker]
+		if e.Suspects = c.atWork[ls.worker]; c.table != nil {
+			var left uint64
+			e.Suspects, e.Partial, left = c.table.Crash(ls.worker, 2*ls.duration)
+			e.until = s.Now + left
+		}
 		if c.crashes == nil {
 			c.crashes = make(map[string]*workerCrash)
 		}
@@ -272,10 +296,7 @@ func (s *State) start(id keys.ID) {
 // beginSuspect notes that a suspect is at work.
 func (s *State) beginSuspect(ls *lease) {
 	if s.config.Replicated && ls.local {
-		if s.suspects.atWork == nil {
-			s.suspects.atWork = make(map[string]int)
-		}
-		s.suspects.atWork[ls.worker]++
+		s.countAtWork(ls.worker, 1)
 	}
 	if _, ok := s.suspects.started[ls.id]; ok {
 		s.start(ls.id)
@@ -286,13 +307,25 @@ func (s *State) beginSuspect(ls *lease) {
 func (s *State) endSuspect(ls *lease) {
 	c := &s.suspects
 	if s.config.Replicated && ls.local {
-		if c.atWork[ls.worker]--; c.atWork[ls.worker] == 0 {
-			delete(c.atWork, ls.worker)
-		}
+		s.countAtWork(ls.worker, -1)
 	}
 	if _, ok := c.started[ls.id]; ok {
 		delete(c.started, ls.id)
 		s.Effects.Suspects.Passed++
+	}
+}
+
+// countAtWork adds to the suspects that a worker has.
+func (s *State) countAtWork(worker string, n int) {
+	c := &s.suspects
+	if c.atWork == nil {
+		c.atWork = make(map[string]int)
+	}
+	if c.atWork[worker] += n; c.table != nil {
+		c.table.SetAtWork(worker, c.atWork[worker])
+	}
+	if c.atWork[worker] == 0 {
+		delete(c.atWork, worker)
 	}
 }
 
