@@ -37,6 +37,7 @@ type driver struct {
 	clockAge  func(shard int) uint64         // State.ClockAge when a shard is loaded
 	forGood   func() bool                    // what was taken is durable; nil: always
 	sealing   func(*drivenShard)             // before a group is sealed
+	sealed    func(*drivenShard)             // before it is written, which may release its batch; nil: nothing
 	persisted func(*drivenShard)             // Effects has what the group tells
 	kept      func(*drivenShard, []stepDone) // the steps of upkeep in a group
 	forgotten func(*Queue)                   // that leaves memory
@@ -152,6 +153,9 @@ func (d *driver) commit(s *drivenShard) {
 	d.sealing(s)
 	s.Seal()
 	require.NoError(d.t, s.Broken)
+	if d.sealed != nil {
+		d.sealed(s)
+	}
 	if !s.Group.Batch.Empty() {
 		require.NoError(d.t, s.Store.Commit(s.Group.Batch))
 	}

@@ -230,7 +230,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 	}
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, instant: instant{Wall: storyStart - 20_000}, // soon a day begins
-		tenants: make(countedTenants), sealing: m.hearClock, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
+		tenants: make(countedTenants), sealing: func(*drivenShard) {}, sealed: m.hearClock, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
 		clockAge: m.continueClock, format: manifest.Format, forGood: func() bool { return m.rng.IntN(2) == 0 },
 	}
 	m.latest = m.Wall
