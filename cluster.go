@@ -468,7 +468,7 @@ func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
 	}
 	o.setShards(d.Shards)
 	q := newQueue(o, d)
-	d.Opened()
+	d.Opened(nil)
 	return errors.Join(do(q.newNode().Node), q.closeFiles())
 }
 

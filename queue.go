@@ -140,7 +140,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, errors.Join(err, q.closeFiles())
 	}
-	d.Opened()
+	d.Opened(q.slow.Recovered)
 	return q, nil
 }
 

@@ -167,6 +167,9 @@ func (d *Dispatcher) Close(local, remote error) {
 	if d.board != nil {
 		d.rules.ShareTenants(nil)
 	}
+	if d.rules.CrashIsOver() {
+		d.slow.recovered()
+	}
 }
 
 // Serving returns the claim that the Dispatcher was serving when it panicked; nil: none.

@@ -27,6 +27,7 @@ type SlowStart struct {
 	begins  time.Time             // when that is over; zero: no place was asked for
 	waiting map[suspects]struct{} // were refused since the last place became free
 	shards  map[*Dispatcher]int   // of running, those of each shard
+	behind  int                   // shards that have not ended with all tasks of the crash taken back
 
 	atWork  map[*Dispatcher]map[string]int // suspects of the shards of the process, by worker
 	crashes map[string]workerCrash         // of the processes of workers; in a cluster
@@ -68,9 +69,25 @@ func (s *SlowStart) Begin(shards []*engine.State, killed bool, passes time.Durat
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.behind = len(shards)
 	if others || suspects > 0 { // those that are cleared are others
 		s.moment = passes / moments
 	}
+}
+
+// Recovered reports, after the end of the shards, whether each has taken back all tasks of the process
+// before that had died.
+func (s *SlowStart) Recovered() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.behind == 0
+}
+
+// recovered notes that a shard ends which has.
+func (s *SlowStart) recovered() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.behind = max(s.behind-1, 0)
 }
 
 // Counts returns how many tasks have come back to this process since theirs had died, and how many

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -140,4 +141,22 @@ func TestCrashOverShards(t *testing.T) {
 	shards[0].SetAtWork("c", 2)
 	n, _ = crash(0, "c")
 	require.Equal(t, 2, n, "the shard has come later")
+}
+
+// TestRecoveredFromCrash: a process has taken back what was at work in the one before if all of its
+// shards have when they end. One that ends otherwise has not.
+func TestRecoveredFromCrash(t *testing.T) {
+	slow := new(SlowStart)
+	require.True(t, slow.Recovered(), "nobody has died")
+	one, _ := newDispatcher(t)
+	two, _ := newDispatcher(t)
+	one.Join(nil, slow)
+	two.Join(nil, slow)
+	slow.Begin([]*engine.State{one.rules, two.rules}, true, time.Minute, slog.New(slog.DiscardHandler))
+	one.Close(nil, nil)
+	require.False(t, slow.Recovered())
+	two.LeaveSlowStart()
+	require.False(t, slow.Recovered())
+	two.Close(nil, nil)
+	require.True(t, slow.Recovered())
 }

@@ -116,6 +116,19 @@ func (s *State) AtWork() *crash {
 	return c
 }
 
+// CrashIsOver reports whether all tasks of the process that AtWork was told of have been taken back.
+func (s *State) CrashIsOver() bool {
+	if s.suspects.last == nil {
+		return true
+	}
+	for _, ls := range s.leases.all.All() {
+		if ls.over && ls.local {
+			return false
+		}
+	}
+	return true
+}
+
 // crashOf returns the crash that has ended a lease; nil: the lease has expired without one. In a
 // cluster, a lease of Run that was not renewed stands for a process that is gone, and the leases of
 // one worker for one process.

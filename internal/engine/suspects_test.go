@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/record"
 )
 
 // TestCostOfCrash: a crash is an attempt for the task that is known to have been the only suspect at
@@ -68,4 +70,23 @@ func TestSuspectsLeaveMemory(t *testing.T) {
 	r.settle()
 	require.Empty(t, r.Queues)
 	require.Empty(t, r.suspects.queues)
+}
+
+// TestCrashIsOver: when all leases of Run of the process that has died have been taken back.
+func TestCrashIsOver(t *testing.T) {
+	r := newRuled(t, Config{})
+	r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "a"}, record.Record{}))
+	for _, to := range []Holder{{}, {Local: true}} {
+		r.begin(r.drivenShard)
+		l, _ := r.Next(r.Queues["a"], 0)
+		_, err := r.Grant(l, 30_000, to, nil)
+		require.NoError(t, err)
+		r.end()
+	}
+	require.True(t, r.CrashIsOver(), "nobody has died")
+	r.killed = true
+	r.reopen()
+	require.False(t, r.CrashIsOver())
+	r.settle()
+	require.True(t, r.CrashIsOver())
 }

@@ -31,7 +31,9 @@ type Directory struct {
 	Tool     bool
 	readOnly bool // nothing is changed in it
 
-	volatile *Volatile // see Take
+	volatile  *Volatile   // see Take
+	begun     bool        // Begin has been called
+	recovered func() bool // see Opened; nil: nothing was taken back
 }
 
 // Want is what the caller expects of a directory, and the properties of a new one.

@@ -13,6 +13,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/failstop"
 	"codeq/internal/inode"
+	"codeq/internal/integrity"
 	"codeq/internal/private"
 	"codeq/internal/testkit"
 )
@@ -161,6 +162,50 @@ func TestPlaceBeforeFormat7(t *testing.T) {
 	d.Open.Directory++
 	require.ErrorIs(t, d.RefuseCopy(), base.ErrCopied)
 	require.NoError(t, d.Close())
+}
+
+// TestCrashIsNoted: the manifest says that a process has died until an application has taken back
+// what was at work there: neither an Open that fails, nor one that is closed before, nor a tool, nor
+// a repair ends that.
+func TestCrashIsNoted(t *testing.T) {
+	t.Parallel()
+	yes, no := func() bool { return true }, func() bool { return false }
+	d, _ := openedHere(t)
+	path := d.Path
+	require.NoError(t, d.Close()) // the process has died
+	for i, life := range []struct {
+		opened    bool
+		recovered func() bool
+		tool      bool
+		repair    bool
+		killed    bool
+	}{
+		{repair: true}, // Open fails
+		{killed: true},
+		{opened: true, recovered: no, killed: true},
+		{opened: true, recovered: yes, tool: true},
+		{opened: true, recovered: yes, killed: true},
+		{opened: true, recovered: yes},
+	} {
+		d, err := Open(vfs.Default, path, Want{})
+		require.NoError(t, err, i)
+		if d.Tool = life.tool; life.repair {
+			require.NoError(t, d.Begin(), i)
+			require.NoError(t, d.Begin(), i, "for one more shard")
+		} else {
+			require.NoError(t, d.Take(true, "", nil), i)
+		}
+		require.Equal(t, life.killed, d.Killed() && !life.repair, i)
+		if life.opened {
+			d.Opened(life.recovered)
+		}
+		for _, dir := range d.stores() {
+			require.NoError(t, integrity.Seal(d.FS, dir), i)
+		}
+		require.NoError(t, d.End(), i)
+		require.Nil(t, d.Open, i)
+		require.NoError(t, d.Close(), i)
+	}
 }
 
 func TestDiffers(t *testing.T) {

@@ -124,8 +124,8 @@ type Manifest struct {
 	// Options are those with which the application has last opened the queue; nil: it has not, since
 	// there is the field. Since format 7.
 	Options *Options `json:"options,omitempty"`
-	// Crashed: a process has died with a queue by itself, and no application has closed it in order
-	// since. Since format 7.
+	// Crashed: a process has died with a queue by itself, and no application has taken back since
+	// what was at work there, and closed it in order. Since format 7.
 	Crashed bool `json:"crashed,omitempty"`
 	// Founders are the nodes with which the cluster begins, while this one founds it: until a
 	// majority of them knows it, in each group.

@@ -111,7 +111,6 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 		return err
 	}
 	d.volatile = volatile
-	d.Crashed = d.Node == "" && (d.Crashed || d.Open != nil)
 	if d.Node == "" || len(d.Founders) > 0 {
 		d.doubt(err != nil, boot, volatile)
 	}
@@ -128,6 +127,9 @@ func (d *Directory) Killed() bool { return d.Crashed && !d.Tool }
 // Begin durably makes the directory one whose stores may be written: of the current format, or that
 // of a node, a life of which begins.
 func (d *Directory) Begin() (err error) {
+	if !d.begun {
+		d.begun, d.Crashed = true, d.Node == "" && (d.Crashed || d.Open != nil)
+	}
 	if d.Node != "" {
 		d.BeginLife()
 	} else {
@@ -171,13 +173,18 @@ func (d *Directory) End() error {
 	if err := d.countStores(); err != nil {
 		return err
 	}
-	d.Open, d.Volatile, d.Crashed = nil, nil, d.Crashed && d.Tool
+	d.Crashed = d.Crashed && (d.Tool || d.recovered == nil || !d.recovered())
+	d.Open, d.Volatile = nil, nil
 	return d.Write()
 }
 
 // Opened notes that all stores are open, and that calls may change them. Without it, End leaves the
-// number of the opening before. A node may change its manifest meanwhile.
-func (d *Directory) Opened() { d.hold.opened.Store(true) }
+// number of the opening before. A node may change its manifest meanwhile. recovered tells End
+// whether all that was at work in a crash before has been taken back.
+func (d *Directory) Opened(recovered func() bool) {
+	d.recovered = recovered
+	d.hold.opened.Store(true)
+}
 
 // countStores makes all stores say that they are of this opening.
 func (d *Directory) countStores() error {
