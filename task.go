@@ -36,8 +36,8 @@ type Task struct {
 	// Tenant is for fair sharing of a queue: claims take tasks of the same priority from the
 	// tenants in turn, over all shards ([Settings.TenantWeights]).
 	Tenant string `json:",omitzero"`
-	// MaxAttempts is how often the task is tried before it becomes a dead letter. 0:
-	// [Options.MaxAttempts].
+	// MaxAttempts is how often the task is tried before it becomes a dead letter. Crashes of its
+	// process ([Queue.Run]) may add up to ten times as many tries. 0: [Options.MaxAttempts].
 	MaxAttempts int `json:",omitzero"`
 	// RunAt is when the task becomes ready. Zero or past: at once.
 	RunAt time.Time `json:",omitzero"`
