@@ -111,6 +111,7 @@ type model struct {
 	decades  bool           // the wall clock has been stepped by years: totals of days have gone
 	order    []keys.ID      // all tasks that ever were
 	serial   int            // of the last payload
+	jitter   uint64         // by which the steps of the wall clock may have delayed clocks of periods, ms
 	age      uint64         // of the model, by a monotonic clock that no crash sets back, ms
 	steps    int
 	ops      int
@@ -173,7 +174,7 @@ type modelTask struct {
 	receipt  Receipt // the last that was given out
 	deadline uint64  // Leased: by the monotonic clock, ms
 	ends     uint64  // Leased: by the shard's clock of leases, ms
-	promised uint64  // the age of the model, ms: Leased: before which the lease does not run out; else: at which until is over
+	promised uint64  // Leased: the age of the model before which the lease does not run out, ms; else: for isOver
 	duration uint64  // Leased: of the lease; else: of what until ends, ms
 	local    bool    // Leased: by this process
 	handled  bool    // Leased: by Run
@@ -338,8 +339,17 @@ func (m *model) clockOf(t *modelTask) uint64 {
 // lasts sets when the state of a task ends that was given as a length.
 func (m *model) lasts(t *modelTask, until uint64) {
 	t.until, t.duration = until, until-m.period(t.shard)
-	t.promised = m.age + t.duration
+	t.promised = m.promise(t.duration)
 }
+
+// promise is when a period of some ms that begins now is over, for isOver: clocks of periods follow
+// a wall clock that is a little behind.
+func (m *model) promise(ms uint64) uint64 {
+	return m.age + ms + ms>>clockDrift + clockJitter - m.jitter
+}
+
+// isOver reports whether a period is over that was promised.
+func (m *model) isOver(promised uint64) bool { return promised+m.jitter < m.age }
 
 // retained is the end of the retention of a task of a shard.
 func (m *model) retained(t *modelTask, ms int64) { m.lasts(t, keys.BucketOf(m.period(t.shard), ms)) }
@@ -486,13 +496,13 @@ func (m *model) sync() {
 		case Scheduled:
 			if clock := m.clockOf(t); t.until <= clock {
 				m.enter(t, keys.MovedSince(m.orderTime(t.shard)-(clock-t.until)))
-			} else if t.isWait() && t.promised < m.age {
+			} else if t.isWait() && m.isOver(t.promised) {
 				m.rt.Fatalf("%+v waits longer than it was told to", t)
 			}
 		case Dead, Done, Canceled:
 			if t.until <= m.clockOf(t) {
 				m.toGone(t)
-			} else if t.until != keys.Forever && t.promised < m.age {
+			} else if t.until != keys.Forever && m.isOver(t.promised) {
 				m.rt.Fatalf("%+v is kept longer than it was to be", t)
 			}
 		}
@@ -526,12 +536,16 @@ func (m *model) stepWall(t *rapid.T) {
 	if rapid.Bool().Draw(t, "backwards") {
 		step = -step
 	}
-	m.Wall += step
-	m.latest = max(m.latest, m.Wall)
+	m.setWall(m.Wall + step)
 	m.deliver()
 	m.sync()
 	m.sync() // dead letters of that hour may not have been kept for all of it
 	m.settle(true)
+}
+
+func (m *model) setWall(to uint64) {
+	m.Wall, m.latest = to, max(m.latest, to)
+	m.jitter += clockJitter
 }
 
 // The end of a process.
@@ -547,8 +561,7 @@ func (m *model) reboot(*rapid.T) {
 		if m.Wall > storyStart+step/2 || m.oneIn(4, "behind") {
 			step = -step
 		}
-		m.Wall += step
-		m.latest = max(m.latest, m.Wall)
+		m.setWall(m.Wall + step)
 	}
 	m.reopen()
 }
@@ -582,11 +595,11 @@ func (m *model) hasAllTicks() bool {
 func (m *model) resume() {
 	clear(m.orphans)
 	for _, k := range m.byKey {
-		k.promised = m.age + k.length
+		k.promised = m.promise(k.length)
 	}
 	for _, t := range m.live {
 		if t.state != Leased {
-			t.promised = m.age + t.duration
+			t.promised = m.promise(t.duration)
 			continue
 		}
 		if m.config.Replicated {

@@ -357,10 +357,14 @@ func (m *model) drawTies(t *spec, i int) {
 	if onDead := oneOf[uint8](m, "on dead", 0, 1, 2); len(r.Parents) > 0 {
 		r.OnDead = onDead
 	}
-	missing := func(p [record.IDLen]byte) bool { return !isNth(p) && m.tasks[p] == nil }
-	if onMissing := oneOf[uint8](m, "on missing", 0, 0, 1, 2); len(r.Parents) > 0 && (m.drawn != tiesNext || !slices.ContainsFunc(r.Parents, missing)) {
+	if onMissing := oneOf[uint8](m, "on missing", 0, 0, 1, 2); len(r.Parents) > 0 && (m.drawn != tiesNext || !slices.ContainsFunc(r.Parents, m.isMissing)) {
 		r.OnMissing = onMissing
 	}
+}
+
+// isMissing reports whether a parent is gone.
+func (m *model) isMissing(parent [record.IDLen]byte) bool {
+	return !isNth(parent) && m.tasks[parent] == nil
 }
 
 // enlarge gives a task a large payload.
@@ -841,7 +845,10 @@ func (m *model) drawComplete() call {
 	}
 	if len(c.next) > 0 && m.drawn != tiesNone && m.oneIn(3, "after the task itself") {
 		r := &c.next[0].rec
-		r.Parents, r.OnMissing = append(r.Parents, c.receipt.ID), oneOf[uint8](m, "on missing", 0, 1, 2)
+		r.Parents = append(r.Parents, c.receipt.ID)
+		if onMissing := oneOf[uint8](m, "on missing", 0, 1, 2); !slices.ContainsFunc(r.Parents, m.isMissing) {
+			r.OnMissing = onMissing // else the task might be canceled at once, and not be found
+		}
 	}
 	m.scatter(shard, c.next)
 	return c

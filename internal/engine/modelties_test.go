@@ -26,7 +26,7 @@ type modelKey struct {
 	ended bool   // the task has, and the key is taken until then
 
 	length   uint64 // ms; 0: until the task has ended
-	promised uint64 // the age of the model, ms, at which until is over
+	promised uint64 // for isOver
 }
 
 // shard is the one of the key's holder.
@@ -236,7 +236,7 @@ func (m *model) takeKeyFrom(id keys.ID, rec *record.Record, from uint64) {
 	}
 	k := &modelKey{id: id}
 	if rec.UniqueFor != 0 {
-		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.age+rec.UniqueFor
+		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.promise(rec.UniqueFor)
 	}
 	m.byKey[rec.Unique] = k
 }
@@ -246,7 +246,7 @@ func (m *model) takeKeyFrom(id keys.ID, rec *record.Record, from uint64) {
 func (m *model) passKeys() {
 	maps.DeleteFunc(m.byKey, func(_ [keys.UniqueLen]byte, k *modelKey) bool {
 		if k.until > m.period(k.shard(m)) {
-			if k.promised < m.age {
+			if m.isOver(k.promised) {
 				m.rt.Fatalf("%+v is taken longer than it was to be", k)
 			}
 			return false
@@ -313,6 +313,9 @@ func (m *model) enter(t *modelTask, since uint64) {
 			m.turns[scope] = t.id
 		case holder != t.id || !held:
 			m.toBlocked(t, onGroup)
+			if m.isSmall() { // it may have become due in a group after the one that frees the turn
+				m.contested[scope], t.since = true, since
+			}
 			return
 		}
 	}
