@@ -173,10 +173,11 @@ func (s *State) crashOf(ls *lease) *crash {
 // formatOfSuspects is the first format with suspects in records.
 const formatOfSuspects = 7
 
-// isClearing reports whether leases wait to be taken back until suspects are cleared.
+// isClearing reports whether leases wait to be taken back until suspects are cleared. Without room
+// for that those that wait stay suspects, since leases end on a fuller disk, too.
 func (s *State) isClearing() bool {
 	c := &s.suspects
-	c.clearing = c.clearing && (c.last == nil || c.last.Suspects > 0) && len(s.rechecks)+len(c.queues) > 0
+	c.clearing = c.clearing && s.HasRoom(RoomLow) && (c.last == nil || c.last.Suspects > 0) && len(s.rechecks)+len(c.queues) > 0
 	return c.clearing
 }
 

@@ -90,3 +90,48 @@ func TestCrashIsOver(t *testing.T) {
 	r.settle()
 	require.True(t, r.CrashIsOver())
 }
+
+// TestCrashOnFullDisk: tasks come back from a crash while the disk has no room to clear suspects:
+// those that wait stay suspects, and start when there is room.
+func TestCrashOnFullDisk(t *testing.T) {
+	r := newRuled(t, Config{})
+	for range 3 {
+		r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}))
+	}
+	claim := func(n int) {
+		for range n {
+			r.begin(r.drivenShard)
+			l, _ := r.Next(r.Queues["a"], 0)
+			_, err := r.Grant(l, 30_000, Holder{Local: true}, nil)
+			require.NoError(t, err)
+			r.end()
+		}
+	}
+	start := func() bool {
+		r.begin(r.drivenShard)
+		defer r.settle()
+		return r.Start(r.Queues["a"], func() bool { return true })
+	}
+	claim(3)
+	r.format = formatOfSuspects
+	r.killed = true
+	r.reopen()
+	r.settle()
+	require.True(t, start())
+	claim(1)
+	r.Room = RoomScarce
+	r.reopen()
+	require.EqualValues(t, 1, r.countsOf("a").Leased)
+	for r.keepUp(r.drivenShard) > 0 {
+		r.end()
+	}
+	require.Zero(t, r.countsOf("a").Leased)
+	require.EqualValues(t, 3, r.countsOf("a").Blocked)
+	require.False(t, start(), "there is no room for a claim")
+	r.Room = Roomy
+	r.settle() // which looks for queues with suspects
+	for range 3 {
+		require.True(t, start())
+	}
+	require.EqualValues(t, 3, r.countsOf("a").Ready)
+}
