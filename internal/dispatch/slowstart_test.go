@@ -143,8 +143,8 @@ func TestCrashOverShards(t *testing.T) {
 	require.Equal(t, 2, n, "the shard has come later")
 }
 
-// TestRecoveredFromCrash: a process has taken back what was at work in the one before if all of its
-// shards have when they end. One that ends otherwise has not.
+// TestRecoveredFromCrash: a process has taken all tasks of a crash back if each of its shards has when
+// it ends in order.
 func TestRecoveredFromCrash(t *testing.T) {
 	slow := new(SlowStart)
 	require.True(t, slow.Recovered(), "nobody has died")

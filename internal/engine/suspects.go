@@ -40,7 +40,7 @@ type crash struct {
 	Tasks    int  // at work
 	Suspects int  // among them, since earlier crashes
 	Others   bool // tasks were ready beside them
-	Partial  bool // there may have been more suspects, in shards of which the process does not know
+	Partial  bool // shards that other processes lead may have had more suspects
 }
 
 // suspectTable counts the suspects that are at work, over the shards that the process leads.

@@ -30,7 +30,7 @@ func TestCostOfCrash(t *testing.T) {
 	}
 }
 
-// oneMore is a table of suspects of a process of which another shard has one as well.
+// oneMore is a table of suspects in which another shard has one as well.
 type oneMore struct {
 	atWork  map[string]int
 	partial bool
@@ -58,8 +58,8 @@ func TestCrashOfSharedWorker(t *testing.T) {
 	require.Equal(t, r.Now+1000, r.suspects.crashes["w"].until, "as long as for the other shards")
 }
 
-// TestSuspectsLeaveMemory: a queue whose suspects have gone leaves memory, and is not among those
-// that may have some: another crash does not wake it.
+// TestSuspectsLeaveMemory: a queue without suspects leaves memory, and the list of queues that may
+// have some: another crash does not wake it.
 func TestSuspectsLeaveMemory(t *testing.T) {
 	r := newRuled(t, Config{})
 	r.begin(r.drivenShard)
