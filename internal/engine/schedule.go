@@ -54,10 +54,11 @@ func (s *State) firstScheduled() dueCursor {
 // REQUIRES: the group has scheduled no task, and moved no scheduled one: the cursors become what
 // disk says.
 func (s *State) promoteDue() {
-	reached := s.promoteFrom(s.firstScheduled(), min(s.Wall, s.periods.now))
+	until := min(s.Wall, s.periods.now)
+	reached := s.promoteFrom(s.firstScheduled(), until)
 	s.nextDue.raise(reached)
 	s.nextWait.raise(reached)
-	if s.Broken != nil || s.Spent() || !s.promoteIsDue() {
+	if s.Broken != nil || reached.at <= until || !s.promoteIsDue() { // the budget was spent first
 		return
 	}
 	later := &s.nextWait
