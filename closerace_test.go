@@ -133,7 +133,7 @@ func closeRace(t *testing.T, shards int, after int64) int64 {
 	for name, verb := range others {
 		work(func() error {
 			err := verb(cancellable)
-			for _, answer := range []error{codeq.ErrNotFound, codeq.ErrNotWaiting, codeq.ErrLeaseLost, codeq.ErrEmpty, codeq.ErrDuplicate, fs.ErrExist} {
+			for _, answer := range []error{codeq.ErrNotFound, codeq.ErrNotWaiting, codeq.ErrLeaseLost, codeq.ErrEmpty, codeq.ErrDuplicate, codeq.ErrNotEmpty, fs.ErrExist} {
 				if errors.Is(err, answer) {
 					return nil
 				}

@@ -122,7 +122,7 @@ func (q *Queue) checkGates() error {
 // checkMemory returns what in the shard's memory is not as its disk says it
 // should be. The owner goroutine calls it.
 func (s *shard) checkMemory(q *Queue) error {
-	if !s.IsAtRest() || len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due() {
+	if !s.Probe().IsAtRest() || len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due() {
 		return errBusy
 	}
 	v := q.peek(s)

@@ -309,7 +309,7 @@ func (r *runner) TakeBack(f *taskContext) {
 		op.how, op.wait, op.cause = engine.FailRetry|engine.StillRuns, -1, err.Error()
 	}
 	r.giveBack(f.lease.Receipt, op, f)
-	if f.ended.Swap(true) {
+	if f.Mark(markEnded) {
 		r.returned(&f.lease)
 	}
 }
@@ -346,7 +346,7 @@ func (r *runner) countOverdue(w *worker, f *taskContext) {
 func (r *runner) reportOverdue(f *taskContext) error {
 	l := &f.lease
 	err := fmt.Errorf("%w after the Timeout of %v (%w); the attempt counts", ErrHandlersRunning, l.Timeout, context.DeadlineExceeded)
-	if !f.overdue.Swap(true) {
+	if !f.Mark(markOverdue) {
 		r.queue.opts.log.Warn("handler goes on after its Timeout; the attempt counts",
 			"task", l.ID, "queue", l.Queue, "attempt", l.Attempt, "timeout", l.Timeout, "worker", r.opts.Name)
 		r.report(l, err)
@@ -434,7 +434,7 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	if ours && failed != nil {
 		r.fail(f, failed)
 	}
-	if !ours && (lost != nil || f.ended.Swap(true)) {
+	if !ours && (lost != nil || f.Mark(markEnded)) {
 		r.returned(&f.lease)
 	}
 	if !begun.IsZero() {

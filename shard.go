@@ -126,7 +126,7 @@ func (s *shard) do(ctx context.Context, op operation, c *completion, limit *base
 func (s *shard) runGuarded() {
 	contain(s.opts.log, "owner", s.run, s.crash)
 	s.timer.Stop()
-	s.claims.LeaveSlowStart()
+	contain(s.opts.log, "end of the owner", s.claims.LeaveSlowStart, nil)
 	close(s.done)
 }
 

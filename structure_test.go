@@ -87,7 +87,7 @@ func TestShardIsSmall(t *testing.T) {
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
 	_, all := testkit.Sources(t)
-	probes := []string{"Probe", "Usage", "CacheUsage", "MostTurns", "MostUniques"}
+	probes := []string{"Probe", "Usage", "MostTurns", "MostUniques"}
 	var forTests, others, constants int
 	count := func(of, name string) {
 		switch {

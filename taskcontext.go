@@ -24,11 +24,14 @@ type taskContext struct {
 	logger atomic.Pointer[slog.Logger] // nil: not used yet
 	notes  atomic.Pointer[saidNotes]   // nil: the handler has said nothing
 	out    *output                     // nil: nothing
-	// ended is set by the first of two: the task of a handler that goes on is given back, and the
-	// handler returns. The second one tells the shard that the handler has returned.
-	ended   atomic.Bool
-	overdue atomic.Bool // it was told that the handler goes on after its Timeout
 }
+
+const (
+	// markEnded is set by the first of two: the task of a handler that goes on is given back, and
+	// the handler returns. The second one tells the shard that the handler has returned.
+	markEnded   = 1 << iota
+	markOverdue // it was told that the handler goes on after its Timeout
+)
 
 // output is what a handler stores with the completion, in memory that it does not share with the
 // handler.

@@ -137,10 +137,12 @@ func (g *Group) LearnClocks() {
 	answers := make(chan struct{}, len(members))
 	for _, m := range members {
 		n.background.Go(func() {
-			sent := time.Now()
-			if states, err := n.stateOf(ctx, peerOf(m)); err == nil && len(states) > 0 {
-				n.noteClock(m.ID, states[0].Wall, time.Since(sent))
-			}
+			n.contain("question for a clock", func() {
+				sent := time.Now()
+				if states, err := n.stateOf(ctx, peerOf(m)); err == nil && len(states) > 0 {
+					n.noteClock(m.ID, states[0].Wall, time.Since(sent))
+				}
+			}, nil)
 			answers <- struct{}{}
 		})
 	}

@@ -89,7 +89,7 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 	}
 	d.DropSet(list)
 	require.Equal(t, Usage{DroppedSets: 1}, d.Usage())
-	d.rules.BeginBudget(engine.BudgetSize{Fraction: 1}, 0)
+	d.rules.BeginBudget(noBudget, 0)
 	d.DropSetsOn()
 	left := d.sets.dropped[0].queues.Len()
 	require.Less(t, left, len(names))
@@ -136,6 +136,11 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[second.Digest])
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
+
+// noBudget lets one unit of work be done.
+var noBudget = engine.CallerBudget
+
+func init() { noBudget.Records, noBudget.Time = 0, 0 }
 
 // TestUnusedSetsGo: a set that no claim has used for a minute is dropped, one in which a claim
 // waits is kept, and one that is used is looked at again.
@@ -313,7 +318,7 @@ func TestStaleTicketsAreSwept(t *testing.T) {
 	require.Equal(t, 1, port.swept)
 	d.Sweep()
 	for d.IsSweeping() {
-		d.rules.BeginBudget(engine.BudgetSize{Fraction: 1}, 0)
+		d.rules.BeginBudget(noBudget, 0)
 		d.SweepOn()
 	}
 	require.Equal(t, Usage{Tickets: 2, Queues: 2}, d.Usage())

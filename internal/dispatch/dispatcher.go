@@ -79,10 +79,11 @@ func New(rules *engine.State, c Config) *Dispatcher {
 func (d *Dispatcher) Join(b *Board, slow *SlowStart) {
 	d.board, d.slow = b, slow
 	slow.join(d)
-	d.rules.ShareSuspects((*shardSuspects)(d))
-	if b != nil {
-		d.rules.ShareTenants((*shardTenants)(d))
+	if b == nil {
+		d.rules.Share(nil, (*shardSuspects)(d))
+		return
 	}
+	d.rules.Share((*shardTenants)(d), (*shardSuspects)(d))
 }
 
 // Queue is the state of a queue in a Dispatcher: the claims that wait for its tasks, and the limits
@@ -165,7 +166,7 @@ func (d *Dispatcher) Close(local, remote error) {
 		set.refuse(local, remote)
 	}
 	if d.board != nil {
-		d.rules.ShareTenants(nil)
+		d.rules.Share(nil, nil)
 	}
 	if d.rules.CrashIsOver() {
 		d.slow.recovered()

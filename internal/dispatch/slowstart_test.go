@@ -108,7 +108,7 @@ func TestCrashOverShards(t *testing.T) {
 		d, _ := newDispatcher(t)
 		d.shards, d.now = 3, func() time.Time { return now }
 		d.Join(nil, slow)
-		d.rules.ShareSuspects((*shardSuspects)(d))
+		d.rules.Share(nil, (*shardSuspects)(d))
 		shards = append(shards, (*shardSuspects)(d))
 	}
 	crash := func(shard int, worker string) (int, bool) {

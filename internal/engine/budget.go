@@ -11,8 +11,8 @@ type budget struct {
 	until   time.Duration // by Config.Elapsed
 }
 
-// BudgetSize is how much a budget allows.
-type BudgetSize struct {
+// budgetSize is how much a budget allows.
+type budgetSize struct {
 	Records  int
 	Fraction int // its bytes are GroupBytes divided by this
 	Time     time.Duration
@@ -21,12 +21,12 @@ type BudgetSize struct {
 // The budgets of a group. The time limits them on a slow machine, where each must stay below 10 ms,
 // including the unit under way.
 var (
-	UpkeepBudget = BudgetSize{Records: 2048, Fraction: 2, Time: 4 * time.Millisecond}
-	CallerBudget = BudgetSize{Records: 8192, Fraction: 1, Time: 5 * time.Millisecond}
+	UpkeepBudget = budgetSize{Records: 2048, Fraction: 2, Time: 4 * time.Millisecond}
+	CallerBudget = budgetSize{Records: 8192, Fraction: 1, Time: 5 * time.Millisecond}
 )
 
 // BeginBudget begins a budget, at a time.
-func (s *State) BeginBudget(size BudgetSize, at time.Duration) {
+func (s *State) BeginBudget(size budgetSize, at time.Duration) {
 	records, bytes := s.Work()
 	s.budget = budget{records: records + size.Records, bytes: bytes + s.config.GroupBytes/size.Fraction, until: at + size.Time}
 }

@@ -25,7 +25,7 @@ func (c *checker) report(format string, args ...any) {
 }
 
 // Check compares memory with what disk has, and returns the differences. It is for tests: its cost
-// grows with all that is stored. REQUIRES: IsAtRest. needed reports whether the owner needs a
+// grows with all that is stored. REQUIRES: isAtRest. needed reports whether the owner needs a
 // queue; claimable, whether a queue has a task that may be leased.
 func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable func(*Queue) bool, err error) {
 	c := &checker{state: s, disk: disk, needed: needed, onDisk: make(map[*Lane][]window.Item)}
@@ -40,9 +40,9 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 	return c.claimable, errors.Join(c.errs...)
 }
 
-// IsAtRest reports whether nothing is under way: the group is empty, and no refill and no upkeep is
+// isAtRest reports whether nothing is under way: the group is empty, and no refill and no upkeep is
 // due.
-func (s *State) IsAtRest() bool {
+func (s *State) isAtRest() bool {
 	g := &s.Group
 	busy := !g.isEmpty()
 	return !busy && !s.out.ahead && !s.wantsRefill() && !s.upkeepIsDue()

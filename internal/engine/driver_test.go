@@ -92,7 +92,7 @@ func (d *driver) load() (resting []*recurring) {
 		s.instant = d.instant
 		require.NoError(d.t, s.Load())
 		if d.tenants != nil {
-			s.ShareTenants(d.tenants)
+			s.Share(d.tenants, nil)
 		}
 		resting = append(resting, s.Effects.Resting...)
 		s.Effects.Resting, s.Effects.Configured, s.Effects.Shown = nil, nil, nil
@@ -124,7 +124,7 @@ func (d *driver) close() {
 func (d *driver) crash() (resting []*recurring) {
 	for _, s := range d.shards {
 		s.State.Close()
-		s.ShareTenants(nil)
+		s.Share(nil, nil)
 		require.NoError(d.t, s.Group.Batch.Close())
 	}
 	d.Now, d.Uptime = 0, 0
@@ -259,7 +259,7 @@ var rules = &fsck.Rules{
 // check makes sure that the disk of a shard does not contradict itself, nor its memory, if nothing
 // is under way.
 func (d *driver) check(s *drivenShard) error {
-	if s.under || !s.IsAtRest() {
+	if s.under || !s.isAtRest() {
 		return nil
 	}
 	claimable, err := s.Check(s.Store.DB(), func(*Queue) bool { return false })

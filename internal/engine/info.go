@@ -113,11 +113,16 @@ func (s *State) isShown(q *Queue) bool {
 	return q.Counts != keys.Counts{} || q.Version > 0 || q.changed > 0 && s.periods.now < q.changed+quietMillis
 }
 
+// usualLead is how far the minter may be ahead of the wall clock as it numbers the tasks of one
+// moment, ms.
+const usualLead = 2000
+
 func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
 	if q.totals.Day == 0 {
 		s.recall(q)
 	}
-	if ahead := s.Time() - min(s.Time(), s.Wall); oldest > ahead { // so that it has waited as long by the wall clock
+	// So that it has waited as long by the wall clock.
+	if ahead := s.Time() - min(s.Time(), s.Wall); ahead > usualLead && oldest > ahead {
 		oldest -= ahead
 	}
 	i := QueueInfo{Queue: q.Name, Counts: q.Counts, Oldest: oldest, Settings: q.Value}

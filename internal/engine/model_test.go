@@ -424,7 +424,7 @@ func (m *model) deliver() {
 				m.lose(s)
 			}
 			m.noError(s.Broken)
-			busy = busy || s.under || len(s.mail) > 0 || !s.IsAtRest()
+			busy = busy || s.under || len(s.mail) > 0 || !s.isAtRest()
 			if s.under {
 				m.persist(s)
 			}

@@ -57,7 +57,7 @@ func (m *model) compareAll() {
 	m.compareIdle()
 	m.compareOrphans()
 	for n, s := range m.shards {
-		if s.under || !s.IsAtRest() {
+		if s.under || !s.isAtRest() {
 			m.rt.Fatalf("shard %d is not at rest", n)
 		}
 		m.noError(m.check(s))

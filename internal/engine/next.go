@@ -44,7 +44,7 @@ type FirstTask struct {
 	Since    uint64 // the task is not older
 	Tenant   string
 	Alone    bool   // no other tenant has a task of the priority
-	Share    uint64 // of the tenants that have; see ShareTenants
+	Share    uint64 // of the tenants that have; see Share
 }
 
 func (s *State) First(q *Queue) (f FirstTask, ok bool) {

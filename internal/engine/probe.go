@@ -13,6 +13,9 @@ type Probe struct{ s *State }
 // Probe is for tests.
 func (s *State) Probe() Probe { return Probe{s} }
 
+// IsAtRest is State.isAtRest.
+func (p Probe) IsAtRest() bool { return p.s.isAtRest() }
+
 // Usage is what memory holds, and what has been done since the shard was loaded.
 type Usage struct {
 	Read                                     int // entries of the store
@@ -21,14 +24,14 @@ type Usage struct {
 	Limits                                   int
 	Telling                                  int    // parents with children to be told
 	Schedules                                uint64 // times that a schedule had a turn
-	Groups, Uniques                          CacheUsage
+	Groups, Uniques                          cacheUsage
 	OutNext, OutFirst, OutStored, OutWaiting []uint64 // messages, by receiver
 	// by sender, the last message taken
 	Inbound []uint64
 }
 
-// CacheUsage is what memory holds of a range of small entries.
-type CacheUsage struct {
+// cacheUsage is what memory holds of a range of small entries.
+type cacheUsage struct {
 	Held    int
 	Whole   bool // nothing else exists
 	Listed  bool // all keys have fingerprints
@@ -37,8 +40,8 @@ type CacheUsage struct {
 	Most    int // that are held between two groups, at most
 }
 
-func usageOf[K comparable, V any](m *writeBackCache[K, V]) CacheUsage {
-	return CacheUsage{len(m.held), m.whole, m.all, m.tooMany, m.prints.Len(), m.most()}
+func usageOf[K comparable, V any](m *writeBackCache[K, V]) cacheUsage {
+	return cacheUsage{len(m.held), m.whole, m.all, m.tooMany, m.prints.Len(), m.most()}
 }
 
 // Usage returns what memory holds, and what has been done.

@@ -88,7 +88,7 @@ func (r *ruled) settle() {
 		r.confirm(r.drivenShard)
 		more = more || r.under
 	}
-	require.True(r, r.IsAtRest())
+	require.True(r, r.isAtRest())
 	require.NoError(r, r.check(r.drivenShard))
 }
 

@@ -301,7 +301,7 @@ func (w *world) finish() {
 			w.commit(s)
 		}
 		w.keepUp()
-		require.True(w.t, s.IsAtRest(), "shard %d does not come to rest", w.at)
+		require.True(w.t, s.isAtRest(), "shard %d does not come to rest", w.at)
 		w.check(s)
 	}
 }

@@ -139,7 +139,7 @@ func (w *world) upkeep(args, []string) {
 func (w *world) mustRest(args, []string) {
 	s := w.s()
 	s.isDueAt(w.instant)
-	require.True(w.t, !s.under && s.IsAtRest(), "the shard is not at rest")
+	require.True(w.t, !s.under && s.isAtRest(), "the shard is not at rest")
 	w.check(s)
 }
 

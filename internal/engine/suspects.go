@@ -52,8 +52,8 @@ type suspectTable interface {
 	Crash(worker string, lasts uint64) (suspects int, partial bool, left uint64)
 }
 
-// ShareSuspects begins to count the suspects at work in a table of all shards of the process.
-func (s *State) ShareSuspects(t suspectTable) {
+// shareSuspects begins to count the suspects at work in a table of all shards of the process.
+func (s *State) shareSuspects(t suspectTable) {
 	s.suspects.table = t
 	for worker, n := range s.suspects.atWork {
 		t.SetAtWork(worker, n)

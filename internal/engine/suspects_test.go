@@ -48,7 +48,7 @@ func TestCrashOfSharedWorker(t *testing.T) {
 	table := &oneMore{atWork: make(map[string]int), partial: true}
 	one := &lease{local: true, suspect: true, worker: "w", duration: 1000}
 	r.beginSuspect(one)
-	r.ShareSuspects(table)
+	r.shareSuspects(table)
 	require.Equal(t, map[string]int{"w": 1}, table.atWork, "those that were loaded")
 	r.beginSuspect(&lease{local: true, suspect: true, worker: "w"})
 	require.Equal(t, 2, table.atWork["w"])

@@ -65,9 +65,12 @@ func (r *ring) shareOf() uint64 {
 	return r.shares.sum + wholeShare*uint64(r.lanes-r.shares.lanes)
 }
 
-// ShareTenants begins to count the turns of tenants in a table of all shards of the process. With
-// nil the shard has no turns any more.
-func (s *State) ShareTenants(t tenantTable) {
+// Share begins to count the turns of tenants, and the suspects at work, in tables of all shards of
+// the process. Without the first the shard has no turns any more; without the second it goes on.
+func (s *State) Share(t tenantTable, suspects suspectTable) {
+	if suspects != nil {
+		s.shareSuspects(suspects)
+	}
 	if s.tenants = t; t != nil {
 		return // lanes in rings are counted at their next turns
 	}

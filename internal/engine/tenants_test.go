@@ -53,7 +53,7 @@ func (s sharded) settleAll() {
 		}
 	}
 	for _, s.drivenShard = range s.shards {
-		require.True(s, s.IsAtRest())
+		require.True(s, s.isAtRest())
 		require.NoError(s, s.check(s.drivenShard))
 	}
 }

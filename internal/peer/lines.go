@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"codeq/internal/guard"
 )
 
 // Lines logs what goes wrong with connections. Others may cause that as often as they like, so of
@@ -53,7 +55,9 @@ func (l *Lines) Log(level slog.Level, what, of string, args ...any) {
 	c := l.events[e]
 	if c == nil {
 		c = &count{level: level}
-		c.timer = time.AfterFunc(logEvery, func() { l.end(e) })
+		c.timer = time.AfterFunc(logEvery, func() {
+			guard.Contain(l.to, "log of connections", func() { l.end(e) }, nil)
+		})
 		l.events[e] = c
 	}
 	if c.full == logFull {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"codeq/internal/guard"
@@ -12,19 +13,25 @@ import (
 // Context is the context of a handler, without values: who embeds it may add some. Many handlers
 // never ask when their context ends: ending, which says so, is made when one does.
 type Context struct {
-	deadline *time.Time // nil: none, as most tasks have
+	due *due // nil: it has no deadline, as most tasks have none
 
-	mu     sync.Mutex // guards what follows
-	over   bool       // the context has ended
-	ended  time.Time  // when it has ended, if there was a cause
-	watch  *watch     // nil: there is none
-	ending *ending    // nil: nobody has asked yet, and there is no cause to keep
+	mu     sync.Mutex    // guards what follows, but for marks
+	over   bool          // the context has ended
+	marks  atomic.Uint32 // of the embedder
+	ending *ending       // nil: nobody has asked yet, and there is no cause to keep
+}
+
+// due is a deadline.
+type due struct {
+	at    time.Time
+	watch watch // without a timer: there is none
 }
 
 // ending is a context that ends with a Context.
 type ending struct {
 	context.Context
 	cancel context.CancelCauseFunc
+	at     time.Time // when the Context has ended, if there was a cause
 }
 
 // watch looks at a context once.
@@ -34,7 +41,14 @@ type watch struct {
 }
 
 // Begin gives the context its deadline; nil is none. REQUIRES: nobody uses the context yet.
-func (c *Context) Begin(deadline *time.Time) { c.deadline = deadline }
+func (c *Context) Begin(deadline *time.Time) {
+	if deadline != nil {
+		c.due = &due{at: *deadline}
+	}
+}
+
+// Mark sets a mark, one bit, and reports whether it was set before.
+func (c *Context) Mark(mark uint32) bool { return c.marks.Or(mark)&mark != 0 }
 
 // overdueAfter is how long a handler may go on after the deadline of its context.
 const overdueAfter = time.Second
@@ -43,7 +57,7 @@ const overdueAfter = time.Second
 // deadline, or as long after it as it was ahead, if that is less. running counts the watch until
 // late has returned, or End was called before. There is one call of Watch at the most.
 func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) {
-	if c.deadline == nil {
+	if c.due == nil {
 		return
 	}
 	c.mu.Lock()
@@ -51,10 +65,10 @@ func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) 
 	if c.over {
 		return
 	}
-	d := time.Until(*c.deadline)
+	d := time.Until(c.due.at)
 	d += min(max(d, 0), overdueAfter)
 	running.Add(1)
-	c.watch = &watch{time.AfterFunc(d, func() {
+	c.due.watch = watch{time.AfterFunc(d, func() {
 		defer running.Done()
 		guard.Contain(log, "watch of a handler", late, nil)
 	}), running}
@@ -65,10 +79,13 @@ func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) 
 func (c *Context) Ended() (at time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.deadline != nil && time.Until(*c.deadline) <= 0 && (c.ended.IsZero() || c.deadline.Before(c.ended)) {
-		return *c.deadline, true
+	if c.ending != nil {
+		at = c.ending.at
 	}
-	return c.ended, !c.ended.IsZero()
+	if c.due != nil && time.Until(c.due.at) <= 0 && (at.IsZero() || c.due.at.Before(at)) {
+		at = c.due.at
+	}
+	return at, !at.IsZero()
 }
 
 // Value returns nil, but for package context, which finds the cause of the end, and the contexts to
@@ -82,10 +99,10 @@ func (c *Context) Value(key any) any {
 
 // Deadline returns the deadline.
 func (c *Context) Deadline() (time.Time, bool) {
-	if c.deadline == nil {
+	if c.due == nil {
 		return time.Time{}, false
 	}
-	return *c.deadline, true
+	return c.due.at, true
 }
 
 // Done returns a channel that is closed when the context ends.
@@ -107,7 +124,7 @@ func (c *Context) Err() error {
 func (c *Context) usedEnding() *ending {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over || c.ending == nil && c.deadline != nil && time.Until(*c.deadline) <= 0 {
+	if c.over || c.ending == nil && c.due != nil && time.Until(c.due.at) <= 0 {
 		return c.makeEnding()
 	}
 	return c.ending
@@ -123,15 +140,15 @@ func (c *Context) makeEnding() *ending {
 		cancel(nil)
 	}
 	end := cancel
-	if c.deadline != nil {
+	if c.due != nil {
 		var stop context.CancelFunc
-		ctx, stop = context.WithDeadline(ctx, *c.deadline)
+		ctx, stop = context.WithDeadline(ctx, c.due.at)
 		end = func(cause error) {
 			cancel(cause)
 			stop()
 		}
 	}
-	c.ending = &ending{ctx, end}
+	c.ending = &ending{Context: ctx, cancel: end}
 	return c.ending
 }
 
@@ -145,11 +162,11 @@ func (c *Context) End(cause error) {
 	}
 	if cause != nil {
 		c.makeEnding()
-		c.ended = time.Now()
+		c.ending.at = time.Now()
 	}
 	c.over = true
-	if c.watch != nil && c.watch.timer.Stop() {
-		c.watch.running.Done()
+	if c.due != nil && c.due.watch.timer != nil && c.due.watch.timer.Stop() {
+		c.due.watch.running.Done()
 	}
 	if c.ending != nil {
 		c.ending.cancel(cause)
