@@ -26,12 +26,9 @@ type taskContext struct {
 	out    *output                     // nil: nothing
 }
 
-const (
-	// markEnded is set by the first of two: the task of a handler that goes on is given back, and
-	// the handler returns. The second one tells the shard that the handler has returned.
-	markEnded   = 1 << iota
-	markOverdue // it was told that the handler goes on after its Timeout
-)
+// markEnded is set when the task of a handler that goes on is given back, and when the handler
+// returns: the second one tells the shard. markOverdue: it was told that its Timeout has passed.
+const markEnded, markOverdue = 1, 2
 
 // output is what a handler stores with the completion, in memory that it does not share with the
 // handler.

@@ -295,7 +295,9 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 		return m.totals[shardQueue{shard, queue}]
 	}
 	for name, at := range oldest { // it has waited as long by the wall clock
-		oldest[name] = at - (m.orderTime(shard) - m.Wall)
+		if ahead := m.orderTime(shard) - m.Wall; ahead > usualLead {
+			oldest[name] = at - ahead
+		}
 	}
 	for name, c := range counts {
 		want[name] = QueueInfo{Queue: name, Counts: c, Oldest: oldest[name], Totals: total(name)}
