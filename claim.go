@@ -31,7 +31,7 @@ import (
 // several tenants, to one that is drawn, where the tenants take turns. Each tenant has its share
 // over all shards of the process (in a cluster: those that the node leads), however its tasks lie
 // in them; [Settings.TenantWeights] says how. A claim that waits gets the first task that becomes
-// ready in any shard, or may be claimed within Settings.Concurrency or Rate: over several shards,
+// ready in any shard, or may be claimed within [Settings].Concurrency or Rate: over several shards,
 // such claims get tasks of all tenants, but not by their shares.
 //
 // A claim knows the tasks from the last commit of each shard: of claims that are made at the same

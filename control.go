@@ -169,9 +169,9 @@ type BulkResult struct {
 }
 
 // Bulk alters all tasks that are selected and were produced before it begins, and, if they are
-// dead, died before it, by the clock of their shard ([TaskInfo.At]). It reads them as by [Queue.ListPage], and alters those
-// of one page before it reads the next one, up to 256 in one commit. So it is not atomic, and a
-// task may change its state before its turn comes; it is then left out.
+// dead, died before it, by the clock of their shard ([TaskInfo.At]). It reads them as by
+// [Queue.ListPage], and alters those of one page before it reads the next one, up to 256 in one
+// commit. So it is not atomic; a task that changes its state before its turn is left out.
 //
 // When Bulk returns an error, such as that of ctx, some tasks were altered, as the result says.
 // With its Next another call goes on, also after a restart or on another node: what was altered

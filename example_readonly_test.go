@@ -203,8 +203,8 @@ func ExampleReader_FindByKey() {
 	// Output: scheduled: welcome
 }
 
-// A script pauses a queue while the application is down. Whatever has become due meanwhile is left to
-// the application, with its own options.
+// A script pauses a queue while the application is down. Whatever has become due meanwhile is left
+// to the application, with its own options.
 func ExampleOptions_tool() {
 	dir, _, _, end := closedMail()
 	defer end()

@@ -583,8 +583,8 @@ func applicationOptions() *codeq.Options {
 	}
 }
 
-// TestToolLetsTimeStand: in a queue that a tool opens nothing happens but what it does, however much
-// is due, and however long it stays. The application finds everything as it was.
+// TestToolLetsTimeStand: in a queue that a tool opens nothing happens but what it does, however
+// much is due, and however long it stays. The application finds everything as it was.
 func TestToolLetsTimeStand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -683,8 +683,8 @@ func TestToolDecidesAsTheApplication(t *testing.T) {
 	})
 }
 
-// TestToolRefuses: a tool makes no queue, raises no format, is no node, and brings no options of its
-// own that decide about tasks.
+// TestToolRefuses: a tool makes no queue, raises no format, is no node, and brings no options of
+// its own that decide about tasks.
 func TestToolRefuses(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

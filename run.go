@@ -45,10 +45,10 @@ type RunOptions struct {
 	Grace time.Duration
 	// OnError is called for every failed attempt (a handler's error or a [*PanicError], but not
 	// [Snooze]), for every outcome that could not be stored, such as [ErrLeaseLost], and once for a
-	// handler that goes on after its [Task.Timeout] (the error matches [ErrHandlersRunning]). Several
-	// goroutines call it at a time. If it panics, this is logged. The worker waits for it: a call
-	// that blocks for ever blocks its worker for ever, and may keep [Queue.Run] and [Queue.Close]
-	// from returning.
+	// handler that goes on after its [Task.Timeout] (the error matches [ErrHandlersRunning]).
+	// Several goroutines call it at a time. If it panics, this is logged. The worker waits for it:
+	// a call that blocks for ever blocks its worker for ever, and may keep [Queue.Run] and
+	// [Queue.Close] from returning.
 	OnError func(l *Lease, err error)
 }
 

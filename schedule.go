@@ -177,7 +177,7 @@ func (q *Queue) PauseSchedule(ctx context.Context, name string) (err error) {
 
 // ResumeSchedule undoes [Queue.PauseSchedule]. The schedule goes on with the first tick after now:
 // those of the time of its pause are not missed ones. If its next tick lies more than a day and a
-// period ahead, it begins again, as by [Queue.SetSchedule], also if it is not paused. Errors are those of PauseSchedule.
+// period ahead, it begins again, as by [Queue.SetSchedule], also if it is not paused.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrFormat], [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrClosed], and that of ctx.

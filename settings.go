@@ -37,13 +37,14 @@ type Settings struct {
 	// Rate/1000 lowers the rate; so does, in a cluster, a Burst below the number of tasks that Rate
 	// allows in the time of a call to another node.
 	Burst int `json:",omitzero"`
-	// TenantWeights are the shares of the tenants in the claims, 1 to 65,536; their names are UTF-8.
-	// Tenants that are not named have weight 1. In a queue with one shard, a weight is how many
-	// claims in a row a tenant gets when it is its turn. With several shards, a tenant that has
-	// ready tasks (of the highest priority that is ready) in n shards of the process has the share
-	// weight/n in each of these. A claim is sent to a shard that is drawn in proportion to the sum
-	// of the shares in it. In the shard, a turn is weight*m/n claims, where m is the largest n of
-	// the tenants with tasks there. A change of n counts from the tenant's next claim in the shard.
+	// TenantWeights are the shares of the tenants in the claims, 1 to 65,536; their names are
+	// UTF-8. Tenants that are not named have weight 1. With one shard, a weight is how many claims
+	// in a row a tenant gets when it is its turn. With several shards, a tenant that
+	// has ready tasks (of the highest priority that is ready) in n shards of the process has the
+	// share weight/n in each of these. A claim is sent to a shard that is drawn in proportion to
+	// the sum of the shares in it. In the shard, a turn is weight*m/n claims, where m is the
+	// largest n of the tenants with tasks there. A change of n counts from the tenant's next claim
+	// in the shard.
 	TenantWeights map[string]int `json:",omitempty"`
 	// Retention is how long completed and canceled tasks without a [Task.Retention] are kept. 0:
 	// [Options.Retention]; [Forever]: without end.

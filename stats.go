@@ -74,8 +74,8 @@ func addCounts(to Counts, c keys.Counts) Counts {
 type QueueInfo struct {
 	Queue  string
 	Counts Counts
-	// OldestReady is since when the oldest [Ready] task waits, by the wall clock; zero: no task is
-	// ready. That is its [TaskInfo.At], unless the clock that orders the tasks of its shard is ahead.
+	// OldestReady is since when the oldest [Ready] task waits, by the wall clock; zero: none is. It
+	// is its [TaskInfo.At], unless the clock that orders the tasks of its shard is ahead.
 	OldestReady time.Time `json:",omitzero"`
 	Totals      Totals
 	Settings    Settings `json:",omitzero"`

@@ -87,8 +87,8 @@ func TestTenantWeightsShares(t *testing.T) {
 	})
 }
 
-// TestTenantSharesOverShards: tenants have their shares of the claims of a queue, however their tasks
-// lie in the shards. The bounds are six standard deviations wide.
+// TestTenantSharesOverShards: tenants have their shares of the claims of a queue, however their
+// tasks lie in the shards. The bounds are six standard deviations wide.
 func TestTenantSharesOverShards(t *testing.T) {
 	everywhere := []int{0, 1, 2, 3}
 	for name, c := range map[string]struct {

@@ -25,8 +25,7 @@ type WorkerInfo struct {
 	// Concurrency is how many handlers run at the same time at the most, Busy how many do now.
 	Concurrency, Busy int `json:",omitzero"`
 
-	// Hung are the handlers that go on though their contexts have ended: their Timeout has passed,
-	// or their tasks were canceled or given back.
+	// Hung are the handlers that go on after the end of their contexts, whatever ended these.
 	Hung []HungHandler `json:",omitempty"`
 
 	Since time.Time `json:",omitzero"` // when the call has begun
@@ -35,7 +34,8 @@ type WorkerInfo struct {
 	LastError string `json:",omitzero"`
 }
 
-// HungHandler is a handler that goes on after the end of its context, and takes a place of its [Queue.Run].
+// HungHandler is a handler that goes on after the end of its context, and takes a place of its
+// [Queue.Run].
 type HungHandler struct {
 	ID      ID     `json:",omitzero"` // of the task
 	Queue   string `json:",omitzero"`

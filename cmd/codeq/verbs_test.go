@@ -478,8 +478,8 @@ func TestMisuse(t *testing.T) {
 	require.Equal(t, exitDenied, call(t, "-dir", dir, "pause", "mail").code)
 }
 
-// TestApplicationDecides: a verb that changes a closed directory does what it says, by the options of
-// the application, and nothing else: the tasks of a process that was killed stay as they are.
+// TestApplicationDecides: a verb that changes a closed directory does what it says, by the options
+// of the application, and nothing else: the tasks of a process that was killed stay as they are.
 func TestApplicationDecides(t *testing.T) {
 	for _, verb := range [][]string{
 		{"pause", "other"}, {"resume", "other"}, {"set", "queue", "other", "-concurrency", "3"}, {"set", "task", "-queue", "later", "-priority", "5"},

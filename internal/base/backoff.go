@@ -41,8 +41,8 @@ func (b *Backoff) SetDefaults() (field string, value any, limit string) {
 	return "", nil, ""
 }
 
-// Delay returns the wait after an attempt (1 is the first). chance is a random number in [0, 1) that
-// decides the jitter.
+// Delay returns the wait after an attempt (1 is the first). chance is a random number in [0, 1)
+// that decides the jitter.
 func (b *Backoff) Delay(attempt int, chance float64) time.Duration {
 	d := float64(b.Base) * math.Pow(b.Factor, float64(max(attempt, 1)-1))
 	d = min(d, float64(b.Max))

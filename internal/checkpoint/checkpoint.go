@@ -43,9 +43,9 @@ var (
 )
 
 // Begin makes dir, the directory of a copy of the queue in original, which has so many shards, and
-// these options of its application, if it knows them. It returns an error that matches fs.ErrExist if dir is not empty, base.ErrLocked if another call or
-// process is about to make a queue of it, ErrInside and ErrElsewhere. REQUIRES: original is the
-// path of an open manifest.Directory.
+// these options of its application, if it knows them. It returns an error that matches fs.ErrExist
+// if dir is not empty, base.ErrLocked if another call or process is about to make a queue of it,
+// ErrInside and ErrElsewhere. REQUIRES: original is the path of an open manifest.Directory.
 func Begin(fsys vfs.FS, dir, original string, shards int, options *manifest.Options) (_ *Copy, err error) {
 	path, err := place(fsys, dir)
 	if err != nil {

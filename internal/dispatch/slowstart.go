@@ -75,8 +75,8 @@ func (s *SlowStart) Begin(shards []*engine.State, killed bool, passes time.Durat
 	}
 }
 
-// Recovered reports, after the end of the shards, whether each has taken back all tasks of the process
-// before that had died.
+// Recovered reports, after the end of the shards, whether each has taken back all tasks of the
+// process before that had died.
 func (s *SlowStart) Recovered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,8 +185,8 @@ func (s *SlowStart) end(shard *Dispatcher, of *engine.Effects) (open map[suspect
 	return s.opened()
 }
 
-// leave frees the places of a shard that ends, and returns the suspects of the others that may begin
-// now.
+// leave frees the places of a shard that ends, and returns the suspects of the others that may
+// begin now.
 func (s *SlowStart) leave(shard *Dispatcher) (open map[suspects]struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,8 +249,8 @@ func (d *Dispatcher) EndSuspects() {
 	}
 }
 
-// LeaveSlowStart frees the places of the shard, which ends, for those of the other shards. It may be
-// called again.
+// LeaveSlowStart frees the places of the shard, which ends, for those of the other shards. It may
+// be called again.
 func (d *Dispatcher) LeaveSlowStart() {
 	for s := range d.slow.leave(d) {
 		s.claims.port.Open(s.queue)

@@ -99,8 +99,8 @@ func TestSlowStartOfAShardThatEnds(t *testing.T) {
 	require.Empty(t, slow.shards)
 }
 
-// TestCrashOverShards: the suspects of a worker in all shards of the process count for its crash. If
-// the process does not lead all shards, there may be more.
+// TestCrashOverShards: the suspects of a worker in all shards of the process count for its crash.
+// If the process does not lead all shards, there may be more.
 func TestCrashOverShards(t *testing.T) {
 	slow, now := new(SlowStart), time.Now()
 	var shards []*shardSuspects
@@ -143,8 +143,8 @@ func TestCrashOverShards(t *testing.T) {
 	require.Equal(t, 2, n, "the shard has come later")
 }
 
-// TestRecoveredFromCrash: a process has taken all tasks of a crash back if each of its shards has when
-// it ends in order.
+// TestRecoveredFromCrash: a process has taken all tasks of a crash back if each of its shards has
+// when it ends in order.
 func TestRecoveredFromCrash(t *testing.T) {
 	slow := new(SlowStart)
 	require.True(t, slow.Recovered(), "nobody has died")

@@ -8,8 +8,8 @@ import (
 )
 
 // tenantCounts are the numbers of shards of the process where the tenants of a queue have turns, by
-// tenant and priority. A shard looks up a count when the tenant gets its first turn there, and keeps
-// it while it has the lane in memory. It is safe for concurrent use.
+// tenant and priority. A shard looks up a count when the tenant gets its first turn there, and
+// keeps it while it has the lane in memory. It is safe for concurrent use.
 type tenantCounts struct {
 	named atomic.Int32 // number of counts of tenants with a name
 	mu    sync.Mutex   // guards all

@@ -10,8 +10,8 @@ import (
 )
 
 // A queue that has a rate remembers when its last task was leased, by the clock of periods, so that
-// the rate goes on after a restart or with another leader. It is stored with the lease, at most once
-// in grantEvery. Queues without a rate have no such entry.
+// the rate goes on after a restart or with another leader. It is stored with the lease, at most
+// once in grantEvery. Queues without a rate have no such entry.
 
 const (
 	// grantEvery is how long after a stored grant others are not stored, ms.
@@ -37,8 +37,8 @@ func (s *State) storeGrant(q *Queue, at uint64) {
 	s.Group.set(grantedKey(q.Name), keys.AppendNumber(s.value[:0], at))
 }
 
-// SinceGrant returns how long ago the last lease of a queue was that is stored, ms; Never: there was
-// none since it has its rate.
+// SinceGrant returns how long ago the last lease of a queue was that is stored, ms; Never: there
+// was none since it has its rate.
 func (s *State) SinceGrant(q *Queue) uint64 {
 	if q.granted == noGrant {
 		return Never

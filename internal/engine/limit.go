@@ -30,7 +30,8 @@ func (t limitTable) at(scope uint64) *limitState {
 
 func (t limitTable) enter(scope uint64) { t.at(scope).leased++ }
 
-// mayLease reports whether the limit of its key and the turn of its group allow a task to be leased.
+// mayLease reports whether the limit of its key and the turn of its group allow a task to be
+// leased.
 func (s *State) mayLease(q *Queue, head *record.Head) bool {
 	return !s.full(q, head.Limit) && !s.isTurnHeld(head.Group)
 }

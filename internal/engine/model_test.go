@@ -871,8 +871,8 @@ func (m *model) hear(s *drivenShard) {
 	}
 }
 
-// modelEnding is what a shard remembers of a task that is not kept, until an uptime. perhaps: it may
-// have forgotten it in a crash.
+// modelEnding is what a shard remembers of a task that is not kept, until an uptime. perhaps: it
+// may have forgotten it in a crash.
 type modelEnding struct {
 	text    string
 	until   uint64

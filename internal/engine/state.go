@@ -120,7 +120,8 @@ type Config struct {
 type instant struct {
 	Now  uint64 // monotonic, without the time that does not count
 	Wall uint64 // since 1970
-	// Ahead is by how much Wall is ahead of the clocks of the other nodes; Never: that is not known.
+	// Ahead is by how much Wall is ahead of the clocks of the other nodes; Never: that is not
+	// known.
 	Ahead  uint64
 	Uptime uint64 // monotonic
 	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now

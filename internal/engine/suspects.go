@@ -12,8 +12,8 @@ import (
 // whole process, while all other tasks go on. A suspect that ends its attempt, well or not, has not
 // killed the process, and is none any more. One that is at work when the process dies again stays
 // one, and clears those that wait. The places of the slow start are with the owner
-// (dispatch.SlowStart), which takes one for each call of Start; Effects.Suspects says when places are
-// over.
+// (dispatch.SlowStart), which takes one for each call of Start; Effects.Suspects says when places
+// are over.
 
 // suspects is the memory of the suspects of a shard. Their records say that they are.
 type suspects struct {
@@ -87,8 +87,8 @@ const (
 
 const crashesPerAttempt = 10
 
-// costOfCrash decides the price, and whether the task is a suspect from now on. counted: the attempt
-// counts already, since its Timeout had passed.
+// costOfCrash decides the price, and whether the task is a suspect from now on. counted: the
+// attempt counts already, since its Timeout had passed.
 func costOfCrash(c *crash, suspect, counted bool) (cost crashCost, suspected bool) {
 	if suspect && c.Suspects == 1 && !c.Partial || counted {
 		cost = costAttempt
@@ -116,7 +116,8 @@ func (s *State) AtWork() *crash {
 	return c
 }
 
-// CrashIsOver reports whether all tasks of the process that AtWork was told of have been taken back.
+// CrashIsOver reports whether all tasks of the process that AtWork was told of have been taken
+// back.
 func (s *State) CrashIsOver() bool {
 	if s.suspects.last == nil {
 		return true
@@ -242,8 +243,8 @@ func (s *State) forgetSuspects(q *Queue) {
 	}
 }
 
-// Start starts one more suspect of a queue, in the next group, if one may wait and take returns true:
-// it takes a place of the slow start.
+// Start starts one more suspect of a queue, in the next group, if one may wait and take returns
+// true: it takes a place of the slow start.
 func (s *State) Start(q *Queue, take func() bool) bool {
 	if !q.Suspects || q.Settings.Paused || s.isClearing() || !s.HasRoom(RoomLow) || !take() {
 		return false

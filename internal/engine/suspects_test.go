@@ -8,8 +8,8 @@ import (
 	"codeq/internal/record"
 )
 
-// TestCostOfCrash: a crash is an attempt for the task that is known to have been the only suspect at
-// work, and if the attempt counted before.
+// TestCostOfCrash: a crash is an attempt for the task that is known to have been the only suspect
+// at work, and if the attempt counted before.
 func TestCostOfCrash(t *testing.T) {
 	for _, c := range []struct {
 		crash              crash

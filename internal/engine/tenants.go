@@ -55,9 +55,9 @@ const wholeShare = 720720
 
 func (l *laneShare) size() uint64 { return uint64(l.weight) * wholeShare / uint64(l.shards) }
 
-// shareOf returns the share of a ring. A lane without a laneShare has that of a tenant of weight 1 in
-// its only shard: it was loaded from disk, or is of the tenant "" and the shard does not know yet
-// that another shard has other tenants.
+// shareOf returns the share of a ring. A lane without a laneShare has that of a tenant of weight 1
+// in its only shard: it was loaded from disk, or is of the tenant "" and the shard does not know
+// yet that another shard has other tenants.
 func (r *ring) shareOf() uint64 {
 	if r.shares == nil {
 		return wholeShare * uint64(r.lanes)

@@ -52,9 +52,9 @@ func (s *State) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
 	}
 }
 
-// endKey is called for the key of a task that ends. Before the clock of periods has passed the key's
-// time there is nothing to do, unless the end releases the key: freeKeys will find that the task
-// has ended.
+// endKey is called for the key of a task that ends. Before the clock of periods has passed the
+// key's time there is nothing to do, unless the end releases the key: freeKeys will find that the
+// task has ended.
 func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
 	if t.Flags&release == 0 && t.UniqueFor != 0 && keys.Later(mintedAt(id), t.UniqueFor) > s.periods.now {
 		return

@@ -13,9 +13,9 @@ import (
 
 // Blocked tasks wait, each in a scope: scope 0 is for tasks that wait for their parents, the scope
 // of a group for tasks that wait for their turn in it, the scope of a limit for tasks that found no
-// room in it when they were to be leased, and one for the suspects of a queue. The change that allows them to go on adds a
-// wakeup in the range Wake, in the same commit; the next group reads which tasks wait, and moves
-// them.
+// room in it when they were to be leased, and one for the suspects of a queue. The change that
+// allows them to go on adds a wakeup in the range Wake, in the same commit; the next group reads
+// which tasks wait, and moves them.
 
 // block makes a task wait in a scope.
 func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {

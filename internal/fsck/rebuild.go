@@ -314,7 +314,8 @@ func (b *rebuilder) copyGrants() error {
 func (b *rebuilder) copySettings() error {
 	return errors.Join(
 		b.old.scan(keys.Settings, func(key, value []byte) {
-			// Which settings were removed is not copied: other shards know it, and here some may be lost.
+			// Which settings were removed is not copied: other shards know it, and here some may be
+			// lost.
 			if version, err := b.rules.Settings(value); err == nil && len(key) > 1 {
 				b.latest[string(key[1:])] = version
 				b.set(key, value)

@@ -188,8 +188,8 @@ func TestPoisonousTasks(t *testing.T) {
 	}
 }
 
-// TestKilledInnocents: a kill -9 of a process with many tasks at work costs rounds, each of twice as
-// many tasks, and no attempt, also if the process is killed again amid the rounds.
+// TestKilledInnocents: a kill -9 of a process with many tasks at work costs rounds, each of twice
+// as many tasks, and no attempt, also if the process is killed again amid the rounds.
 func TestKilledInnocents(t *testing.T) {
 	t.Parallel()
 	const innocents = 1000

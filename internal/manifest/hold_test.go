@@ -165,8 +165,8 @@ func TestPlaceBeforeFormat7(t *testing.T) {
 }
 
 // TestCrashIsNoted: the manifest says that a process has died until an application has taken back
-// what was at work there: neither an Open that fails, nor one that is closed before, nor a tool, nor
-// a repair ends that.
+// what was at work there: neither an Open that fails, nor one that is closed before, nor a tool,
+// nor a repair ends that.
 func TestCrashIsNoted(t *testing.T) {
 	t.Parallel()
 	yes, no := func() bool { return true }, func() bool { return false }

@@ -121,8 +121,8 @@ type Manifest struct {
 	// Differ is set while the shards of a queue by itself may be of different moments, until what
 	// they know of each other is derived anew. Since format 7.
 	Differ bool `json:"differ,omitempty"`
-	// Options are those with which the application has last opened the queue; nil: it has not, since
-	// there is the field. Since format 7.
+	// Options are those with which the application has last opened the queue; nil: it has not,
+	// since there is the field. Since format 7.
 	Options *Options `json:"options,omitempty"`
 	// Crashed: a process has died with a queue by itself, and no application has taken back since
 	// what was at work there, and closed it in order. Since format 7.

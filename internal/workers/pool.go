@@ -232,7 +232,8 @@ func (p *Pool[J, T]) State() (busy int, quiet bool) {
 	return busy, p.quiet
 }
 
-// Hung yields the tasks of the handlers that go on though their contexts have ended, and since when.
+// Hung yields the tasks of the handlers that go on though their contexts have ended, and since
+// when.
 func (p *Pool[J, T]) Hung(yield func(T, time.Time) bool) {
 	for _, w := range p.workers {
 		if t, ok := w.running(); ok {
