@@ -100,7 +100,7 @@ func TestWithdraw(t *testing.T) {
 		n.requireStored(t, 14)
 		require.Equal(t, sets, n.stored)
 		n.broken = true
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.Equal(t, sets+1, n.stored)
 		n.broken = false
