@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -65,7 +64,11 @@ func suspectMux(c suspectChildConfig) *codeq.Mux {
 		switch {
 		case strings.HasPrefix(string(l.Args), "poison"):
 			time.Sleep(c.Poison)
-			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			self, err := os.FindProcess(os.Getpid())
+			if err != nil {
+				return err
+			}
+			return self.Kill()
 		case c.Good < 0:
 			<-ctx.Done()
 			return ctx.Err()
