@@ -123,6 +123,11 @@ func TestActions(t *testing.T) {
 		require.Equal(t, before, s.settings("work"))
 		w.submit("#resume-button", "The queue goes on.")
 		require.False(t, s.settings("work").Paused)
+
+		require.NoError(t, s.q.Configure(ctx, "unused", func(set *codeq.Settings) { set.Concurrency = 5 }))
+		w.open("queue?name=unused")
+		w.submit("#delete-button", "The queue was deleted.")
+		require.Equal(t, codeq.Settings{}, s.settings("unused"))
 	})
 
 	part("schedule", func(t *testing.T) {
