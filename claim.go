@@ -169,22 +169,23 @@ func (q *Queue) wait(ctx context.Context, op *claimOp, limit *base.Limit) (*clai
 	return nil, err
 }
 
-// returnLate gives back the tasks of a claim whose caller has gone, when the lease is committed. If
-// that fails, as the queue is closed, the lease expires.
+// returnLate gives back the tasks of a claim whose caller has gone, when the lease is committed.
 func (q *Queue) returnLate(op *claimOp) {
 	if q.enter() != nil {
 		return
 	}
-	go contain(q.opts.log, "return of a claim", func() {
-		defer q.calls.Done()
-		if err := <-op.done; err == nil || errors.Is(err, ErrUncertain) {
-			for i := range op.Grants {
-				back := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: q.closing}}}
-				_ = q.failed(context.Background(), receiptOf(op.Grants[i].Receipt), back, nil)
+	go func() {
+		contain(q.opts.log, "return of a claim", func() {
+			if err := <-op.done; err == nil || errors.Is(err, ErrUncertain) {
+				for i := range op.Grants {
+					back := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: q.closing}}}
+					_ = q.failed(context.Background(), receiptOf(op.Grants[i].Receipt), back, nil)
+				}
 			}
-		}
-		op.unref()
-	}, nil)
+			op.unref()
+		}, nil)
+		q.calls.Done()
+	}()
 }
 
 var weightBounds = fmt.Sprint("1 to ", dispatch.MaxWeight)

@@ -446,6 +446,7 @@ var elsewhere = []string{
 	"OnError", "slog.Handler", "Observer", // of functions of users: TestOnErrorEnds, TestLoggerEnds, TestObserverThatEnds
 	"question for a certificate",               // of functions of users: TestOwnCertificate
 	"close of a store",                         // leaves goroutines of Pebble behind: TestPanicInClose
+	"Close",                                    // leaves all open, and the directory locked
 	"end of a replica",                         // leaves those of Raft behind: TestPanicOfStateMachine
 	"late snapshot",                            // comes by chance: TestLateSnapshot
 	"end of a handshake",                       // comes by chance: TestHandshakeHangs
@@ -454,9 +455,12 @@ var elsewhere = []string{
 	"watch of a transfer", "answer of a receiver", "end of a transfer", // TestPanicsOfATransfer
 	"call of a local client", "end of a local subscription", // of sockets, which are in no bubble: TestLocalPanics
 	"events of another process", "end of events of another process", // likewise
-	"watch of a handler", // of a handler that ignores its Timeout: TestWatch
-	"end of a handler",   // nothing depends on it: a place is free when the lease would have ended
-	"end of shard",       // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
+	// come by chance, or in no story of this test
+	"address of this node", "confirmation of a replacement", "ping", "return of a claim", "sync",
+	"watch of a handshake", // a handshake that nobody watches may wait for its other end: TestHandshakeHangs
+	"watch of a handler",   // of a handler that ignores its Timeout: TestWatch
+	"end of a handler",     // nothing depends on it: a place is free when the lease would have ended
+	"end of shard",         // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
 
 // afterAnother are the guards of what is done only when another goroutine has panicked.

@@ -150,16 +150,15 @@ type Options struct {
 	// MustExist makes [Open] refuse, with [ErrNotQueue], a directory that is not a queue yet: one
 	// that does not exist or is empty, or whose first Open did not return, so that nothing was ever
 	// stored in it; for a node of a cluster, one that has not become a member. Nothing is written
-	// then. Set it in programs that have to find a queue, not to make one. Default: false.
+	// then. Set it in programs that never make a queue. Default: false.
 	MustExist bool
 	// Tool says that the program opens the queue of an application to steer it, and closes it
 	// again. Nothing happens then because its time has come: no lease expires, no task becomes due,
-	// no schedule ticks, nothing that is kept is deleted; the application does that when it opens
-	// the queue next. The last [Open] by it has stored the options that decide about tasks:
-	// Durability, LeaseFor, MaxAttempts, Backoff, Retention, Limits and MinFreeBytes; the tool goes
-	// by them, and must not set them. A queue that is not there yet, is a node's, or of an older
-	// format is refused. [Queue.Claim], [Queue.ClaimBatch], [Queue.Run] and [Queue.ServeLocal]
-	// return an error that matches [errors.ErrUnsupported]. Default: false.
+	// no schedule ticks, nothing is deleted; the application does that when it opens it next. The
+	// last [Open] by it has stored the options that decide about tasks: Durability, LeaseFor,
+	// MaxAttempts, Backoff, Retention, Limits and MinFreeBytes; the tool goes by them, and must not
+	// set them. A queue that is not there yet, is a node's, or of an older format is refused.
+	// Claims, [Queue.Run] and [Queue.ServeLocal] return [errors.ErrUnsupported].
 	Tool bool
 	// AcceptCopy makes [Open] accept a directory that it would refuse with [ErrCopied]. Set it if
 	// you know that nothing wrote the files while they were copied: if the process had died and its

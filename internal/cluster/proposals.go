@@ -38,7 +38,8 @@ type proposal struct {
 // proposer is a goroutine that carries out one proposal after the other.
 type proposer struct {
 	next   chan proposal
-	answer chan error // capacity 1
+	ended  chan struct{} // closed when its goroutine has panicked
+	answer chan error    // capacity 1
 	state  atomic.Int32
 	broken bool        // it has panicked; set before the answer
 	timer  *time.Timer // of who waits
@@ -122,6 +123,9 @@ func (g *Group) begin(p proposal) (*proposer, error) {
 	select {
 	case by.next <- p:
 		return by, nil
+	case <-by.ended:
+		g.asking.leave()
+		return nil, fmt.Errorf("%w: %w", base.ErrNotLeader, g.Failure())
 	case <-g.node.ctx.Done():
 		g.asking.leave()
 		return nil, fmt.Errorf("%w: %w", base.ErrNotLeader, base.ErrClosed)
@@ -143,12 +147,15 @@ func (g *Group) idleProposer() *proposer {
 	if by := g.proposing.idle.Swap(nil); by != nil {
 		return by
 	}
-	by := &proposer{next: make(chan proposal), answer: make(chan error, 1), timer: time.NewTimer(time.Hour)}
+	by := &proposer{
+		next: make(chan proposal), ended: make(chan struct{}), answer: make(chan error, 1), timer: time.NewTimer(time.Hour),
+	}
 	by.state.Store(proposalAnswered)
 	g.node.background.Go(func() {
 		g.node.contain("proposals", func() { g.carryOut(by) }, func(err error) {
 			g.Fail(err)
 			by.broken = true
+			close(by.ended)
 			g.settle(by, err)
 		})
 	})
