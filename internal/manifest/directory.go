@@ -31,9 +31,8 @@ type Directory struct {
 	Tool     bool
 	readOnly bool // nothing is changed in it
 
-	volatile  *Volatile   // see Take
-	begun     bool        // Begin has been called
-	recovered func() bool // see Opened; nil: nothing was taken back
+	volatile *Volatile // see Take
+	begun    bool      // Begin has been called
 }
 
 // Want is what the caller expects of a directory, and the properties of a new one.

@@ -36,9 +36,10 @@ type hold struct {
 	prefix string // of the paths in it; "": it is not held
 	inodes bool   // the file system is that of the operating system
 
-	opening atomic.Pointer[record] // that of every store while they may be written, without files, or nil
-	removed atomic.Bool            // by RemoveAll
-	opened  atomic.Bool            // see Directory.Opened
+	opening   atomic.Pointer[record] // that of every store while they may be written, without files, or nil
+	removed   atomic.Bool            // by RemoveAll
+	opened    atomic.Bool            // see Directory.Opened
+	recovered func() bool            // see Directory.Opened; nil: nothing was taken back
 
 	mu   sync.Mutex          // guards dirs, and is held for no call of the file system that may hang
 	dirs map[string]*heldDir // by the name in path; "": path

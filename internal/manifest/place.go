@@ -173,7 +173,7 @@ func (d *Directory) End() error {
 	if err := d.countStores(); err != nil {
 		return err
 	}
-	d.Crashed = d.Crashed && (d.Tool || d.recovered == nil || !d.recovered())
+	d.Crashed = d.Crashed && (d.Tool || d.hold.recovered == nil || !d.hold.recovered())
 	d.Open, d.Volatile = nil, nil
 	return d.Write()
 }
@@ -182,7 +182,7 @@ func (d *Directory) End() error {
 // number of the opening before. A node may change its manifest meanwhile. recovered tells End
 // whether all that was at work in a crash before has been taken back.
 func (d *Directory) Opened(recovered func() bool) {
-	d.recovered = recovered
+	d.hold.recovered = recovered
 	d.hold.opened.Store(true)
 }
 
