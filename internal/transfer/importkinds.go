@@ -1,0 +1,298 @@
+package transfer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"codeq/internal/keys"
+	"codeq/internal/reading"
+	"codeq/internal/record"
+	"codeq/internal/ticks"
+)
+
+// What becomes of the lines of each kind.
+
+// settings gives all shards the settings of a queue.
+func (im *importer) settings(l *Settings) error {
+	if err := checkQueue(l.Queue); err != nil {
+		return wrongLine{err}
+	}
+	value := keys.SettingsValue{Version: l.Version, JSON: l.Value}.Append(nil)
+	if _, err := reading.Rules.Settings(bytes.Clone(value)); err != nil {
+		return wrong("settings of queue %q: %w", l.Queue, err)
+	}
+	for _, s := range im.shards {
+		if err := im.set(s, append([]byte{keys.Settings}, l.Queue...), value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// schedule stores a schedule. What depends on the machine is found when it is first read, before
+// all tasks.
+func (im *importer) schedule(l *Schedule) (waits bool, err error) {
+	if !im.all {
+		zone, err := ticks.Zone(l.TimeZone)
+		if err != nil {
+			return false, fmt.Errorf("schedule %q: %w: %q: %w", l.Name, ErrZone, l.TimeZone, err)
+		}
+		if l.Cron != "" {
+			if _, err := ticks.ParseCron(l.Cron, zone); err != nil {
+				return false, wrong("schedule %q: %w", l.Name, err)
+			}
+		}
+	}
+	rec, err := l.record()
+	if err != nil {
+		return false, wrong("schedule %q: %w", l.Name, err)
+	}
+	if !im.parents(&rec, true) {
+		return true, nil
+	}
+	key, value := keys.AppendSchedule(nil, l.Name), l.value(&rec)
+	if _, err := reading.Rules.Schedule(key, value); err != nil || l.Cron == "" && l.Every == 0 {
+		return false, wrong("schedule %q, of Cron %q and Every %d: %w", l.Name, l.Cron, l.Every, err)
+	}
+	return false, im.set(im.shards[keys.ShardOfSchedule(l.Name, len(im.shards))], key, value)
+}
+
+// totals stores the totals of a queue in one shard: as rows of earlier days, and in the counters of
+// the queue, which a later line of it replaces.
+func (im *importer) totals(l *Totals) error {
+	v := keys.TotalsValue{Day: l.Day}
+	if err := checkQueue(l.Queue); err != nil {
+		return wrongLine{err}
+	}
+	if l.Day == 0 || len(l.All) != len(v.All) || len(l.OfDay) != len(v.OfDay) {
+		return wrong("totals of queue %q of %d and %d events on day %d", l.Queue, len(l.All), len(l.OfDay), l.Day)
+	}
+	copy(v.All[:], l.All)
+	copy(v.OfDay[:], l.OfDay)
+	if !v.All.AtLeast(&v.OfDay) {
+		return wrong("totals of queue %q on day %d: less than on that day", l.Queue, l.Day)
+	}
+	s := im.shards[keys.ShardOfSchedule(l.Queue, len(im.shards))]
+	n, err := im.queue(s, l.Queue)
+	if err != nil {
+		return err
+	}
+	counters := keys.CountersValue{Clock: im.header.Clock, Totals: v}
+	return errors.Join(
+		im.set(s, keys.AppendTotals(nil, l.Queue, l.Day), v.Append(nil)),
+		im.set(s, keys.AppendNumbered(nil, keys.Counters, n), counters.Append(nil)))
+}
+
+// key gives all shards the key of a task that is gone: the hash does not tell its shard.
+func (im *importer) key(l *Key) error {
+	hash, err := im.hold(l.Hash)
+	if err != nil {
+		return err
+	}
+	if l.Until == 0 {
+		return wrong("key %x is taken for no time", l.Hash)
+	}
+	value := keys.UniqueValue{ID: keys.Gone, Until: l.Until}.Append(nil)
+	for _, s := range im.shards {
+		if err := im.set(s, keys.AppendHashed(nil, hash), value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hold notes that an idempotency key is taken.
+func (im *importer) hold(b []byte) (hash [keys.UniqueLen]byte, err error) {
+	if len(b) != len(hash) {
+		return hash, wrong("the hash of a key has %d bytes, and not %d", len(b), len(hash))
+	}
+	if copy(hash[:], b); im.held[hash] {
+		return hash, wrong("key %x is taken twice", b)
+	}
+	im.held[hash] = true
+	return hash, nil
+}
+
+// task stores a task.
+func (im *importer) task(l *Task) (waits bool, err error) {
+	rec, err := l.record()
+	if err != nil {
+		return false, wrong("task %s: %w", l.ID, err)
+	}
+	s := im.home(&rec.Ties, l.ID)
+	queue, lane, err := im.lane(s, &l.Template)
+	if err != nil {
+		return false, err
+	}
+	if !im.all {
+		if l.Lease != nil && l.Lease.Leases != l.Leases+1 {
+			return false, wrong("task %s has lease %d after %d", l.ID, l.Lease.Leases, l.Leases)
+		}
+		if err := im.rename(keys.ID(l.ID), s, lane); err != nil {
+			return false, err
+		}
+		im.done++
+	}
+	id := im.ids[keys.ID(l.ID)]
+	p, err := l.place(id, queue, lane, &rec)
+	if err != nil {
+		return false, wrong("task %s: %w", l.ID, err)
+	}
+	if p.Range == keys.Blocked && p.At != 0 {
+		im.scopes[scopeIn{p.At, s.number}] = true
+	}
+	if !im.parents(&rec, false) {
+		return true, nil
+	}
+	if err := im.set(s, p.AppendKey(nil, id), l.value(p, lane, &rec)); err != nil {
+		return false, err
+	}
+	return false, im.rest(s, l, id, p, &rec)
+}
+
+// rest stores the entries of a task beside its record.
+func (im *importer) rest(s *imported, l *Task, id keys.ID, p keys.Place, rec *record.Record) error {
+	if l.Lease != nil {
+		h := keys.LeaseHeader{Local: l.Lease.Local, Deadline: l.Lease.Deadline}
+		s.leases = append(s.leases, storedLease{h, l.Lease.entry(id, p)})
+	}
+	if l.HasKey {
+		hash, err := im.hold(l.Unique.Hash)
+		if err != nil {
+			return err
+		}
+		if err := im.set(s, keys.AppendHashed(nil, hash), keys.UniqueValue{ID: id, Until: l.KeyTill}.Append(nil)); err != nil {
+			return err
+		}
+	}
+	if l.HasTurn {
+		if err := im.set(s, keys.AppendScope(nil, rec.Group), keys.GroupValue{Holder: id}.Append(nil)); err != nil {
+			return err
+		}
+	}
+	if l.Pending != 0 {
+		if err := im.set(s, keys.AppendByID(nil, keys.Pending, id), keys.AppendNumber(nil, l.Pending)); err != nil {
+			return err
+		}
+	}
+	if l.Pinned == nil {
+		return nil
+	}
+	return im.set(s, keys.AppendByID(nil, keys.Pinned, id), keys.PinnedValue(*l.Pinned).Append(nil))
+}
+
+// dependent stores that a task waits for another one, in the shard of the latter.
+func (im *importer) dependent(l *Dependent) error {
+	if l.OnDead > keys.MaxOnDead {
+		return wrong("task %s waits with OnDead %d", l.Child, l.OnDead)
+	}
+	parent := im.mention(l.Parent)
+	return im.set(im.shardOf(parent), keys.AppendDependent(nil, parent, im.named(l.Child)), []byte{l.OnDead})
+}
+
+// mention notes that a tie names a task, and returns its new ID.
+func (im *importer) mention(id ID) keys.ID {
+	im.mentioned[keys.ID(id)] = true
+	return im.named(id)
+}
+
+// pin stores that a result is kept for a task, in the shard of the latter.
+func (im *importer) pin(l *Pin) error {
+	child := im.named(l.Child)
+	return im.set(im.shardOf(child), keys.AppendPin(nil, child, im.mention(l.Parent)), nil)
+}
+
+// telling stores that children are being told of the end of a task.
+func (im *importer) telling(l *Telling) error {
+	if !keys.Ended(byte(l.End)) {
+		return wrong("children of task %s are told that it is %s", l.ID, states[l.End])
+	}
+	id := im.mention(l.ID)
+	return im.set(im.shardOf(id), keys.AppendByID(nil, keys.Telling, id), []byte{byte(l.End)})
+}
+
+// wake stores a wakeup, in the shard of the tasks that it concerns. A scope without tasks that wait
+// needs none.
+func (im *importer) wake(l *Wake) error {
+	if err := checkQueue(l.Queue); err != nil {
+		return wrongLine{err}
+	}
+	how := byte(keys.WakeUp)
+	if l.Cancel {
+		how = keys.WakeCancel
+	}
+	if l.Scope == 0 {
+		id := im.named(l.ID)
+		return im.awaken(im.shardOf(id), l, id, how)
+	}
+	for _, s := range im.shards {
+		if !im.scopes[scopeIn{l.Scope, s.number}] {
+			continue
+		}
+		if err := im.awaken(s, l, keys.ID{}, how); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (im *importer) awaken(s *imported, l *Wake, id keys.ID, how byte) error {
+	n, err := im.queue(s, l.Queue)
+	if err != nil {
+		return err
+	}
+	return im.set(s, keys.AppendGrouped(nil, keys.Wake, n, l.Scope, id), []byte{how})
+}
+
+// message stores a message, which its receiver sends to itself. Those of two shards have no order.
+func (im *importer) message(l *Message) (waits bool, err error) {
+	m := keys.Message{Kind: l.Kind, Outcome: l.Outcome, Until: l.Until}
+	about := l.Parent
+	switch l.Kind {
+	case keys.MsgAdmit, keys.MsgFollow:
+		return im.admission(l, &m)
+	case keys.MsgDepend, keys.MsgUnpin:
+	case keys.MsgEnded, keys.MsgLeft:
+		about = l.Child
+	default:
+		return false, wrong("a message of kind %d", l.Kind)
+	}
+	if l.Task != nil {
+		return false, wrong("a message of kind %d with a task", l.Kind)
+	}
+	if l.Parent != (ID{}) {
+		m.Parent = im.mention(l.Parent)
+	}
+	if l.Child != (ID{}) {
+		m.Child = im.named(l.Child)
+	}
+	return false, im.send(im.shardOf(im.named(about)), &m)
+}
+
+// admission stores a message with a task to produce.
+func (im *importer) admission(l *Message, m *keys.Message) (waits bool, err error) {
+	if l.Task == nil {
+		return false, wrong("a message of kind %d without a task", l.Kind)
+	}
+	rec, err := l.Task.record()
+	if err != nil {
+		return false, wrong("message: %w", err)
+	}
+	if !im.parents(&rec, true) {
+		return true, nil
+	}
+	m.Queue, m.Tenant, m.Priority, m.Record = l.Task.Queue, l.Task.Tenant, l.Task.Priority, rec.Encode()
+	if l.Kind == keys.MsgFollow {
+		m.Parent = im.named(l.Parent)
+	}
+	return false, im.send(im.home(&rec.Ties, l.Parent), m)
+}
+
+func (im *importer) send(s *imported, m *keys.Message) error {
+	s.sent++
+	return im.set(s, keys.AppendOutbound(nil, uint32(s.number), s.sent), m.Append(nil))
+}
+
+// leasesAtOnce is how many leases are in one record.
+const leasesAtOnce = 256
