@@ -457,10 +457,9 @@ var elsewhere = []string{
 	"events of another process", "end of events of another process", // likewise
 	// come by chance, or in no story of this test
 	"address of this node", "confirmation of a replacement", "ping", "return of a claim", "sync",
-	"watch of a handshake", // a handshake that nobody watches may wait for its other end: TestHandshakeHangs
-	"watch of a handler",   // of a handler that ignores its Timeout: TestWatch
-	"end of a handler",     // nothing depends on it: a place is free when the lease would have ended
-	"end of shard",         // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
+	"watch of a handler", // of a handler that ignores its Timeout: TestWatch
+	"end of a handler",   // nothing depends on it: a place is free when the lease would have ended
+	"end of shard",       // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
 
 // afterAnother are the guards of what is done only when another goroutine has panicked.

@@ -38,10 +38,9 @@ type proposal struct {
 // proposer is a goroutine that carries out one proposal after the other.
 type proposer struct {
 	next   chan proposal
-	ended  chan struct{} // closed when its goroutine has panicked
+	ended  chan struct{} // closed when its goroutine has panicked, before the answer
 	answer chan error    // capacity 1
 	state  atomic.Int32
-	broken bool        // it has panicked; set before the answer
 	timer  *time.Timer // of who waits
 }
 
@@ -154,7 +153,6 @@ func (g *Group) idleProposer() *proposer {
 	g.node.background.Go(func() {
 		g.node.contain("proposals", func() { g.carryOut(by) }, func(err error) {
 			g.Fail(err)
-			by.broken = true
 			close(by.ended)
 			g.settle(by, err)
 		})
@@ -164,8 +162,12 @@ func (g *Group) idleProposer() *proposer {
 
 // release keeps a proposer for the next proposal, or lets it end.
 func (g *Group) release(by *proposer, err error) error {
-	if !by.broken && !g.proposing.idle.CompareAndSwap(nil, by) {
-		close(by.next)
+	select {
+	case <-by.ended:
+	default:
+		if !g.proposing.idle.CompareAndSwap(nil, by) {
+			close(by.next)
+		}
 	}
 	return err
 }

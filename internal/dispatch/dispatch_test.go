@@ -89,7 +89,7 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 	}
 	d.DropSet(list)
 	require.Equal(t, Usage{DroppedSets: 1}, d.Usage())
-	d.rules.BeginBudget(noBudget, 0)
+	d.beginUnit()
 	d.DropSetsOn()
 	left := d.sets.dropped[0].queues.Len()
 	require.Less(t, left, len(names))
@@ -137,10 +137,12 @@ func TestIdleSetsMakeRoom(t *testing.T) {
 	require.NotNil(t, d.sets.byDigest[waiting.List.Digest], "a claim waits there")
 }
 
-// noBudget lets one unit of work be done.
-var noBudget = engine.CallerBudget
-
-func init() { noBudget.Records, noBudget.Time = 0, 0 }
+// beginUnit begins a budget that one unit of work spends.
+func (d *Dispatcher) beginUnit() {
+	size := engine.CallerBudget
+	size.Records, size.Time = 0, 0
+	d.rules.BeginBudget(size, 0)
+}
 
 // TestUnusedSetsGo: a set that no claim has used for a minute is dropped, one in which a claim
 // waits is kept, and one that is used is looked at again.
@@ -318,7 +320,7 @@ func TestStaleTicketsAreSwept(t *testing.T) {
 	require.Equal(t, 1, port.swept)
 	d.Sweep()
 	for d.IsSweeping() {
-		d.rules.BeginBudget(noBudget, 0)
+		d.beginUnit()
 		d.SweepOn()
 	}
 	require.Equal(t, Usage{Tickets: 2, Queues: 2}, d.Usage())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"codeq/internal/base"
@@ -97,14 +98,15 @@ func (n *Node) checkLives(ctx context.Context, c *conn, use byte, other Identity
 func (n *Node) whileOpen(ctx context.Context, c *conn) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})
+	end := sync.OnceFunc(func() { close(watched) })
 	watches := n.goUnlessClosed("watch of a handshake", func() {
-		defer close(watched)
+		defer end()
 		k, err := c.Conn.Read(c.first[:])
 		c.early = c.first[:k]
 		if err != nil {
 			cancel()
 		}
-	}, func(error) { cancel() })
+	}, func(error) { cancel(); end() })
 	return ctx, func() {
 		cancel()
 		if watches {

@@ -132,9 +132,12 @@ func siblingsOf(t *engine.NewTask) (siblings []int) {
 
 // waitedFor returns for which tasks others of the batch wait.
 func waitedFor(tasks []engine.NewTask) map[int]bool {
-	waited := make(map[int]bool)
+	var waited map[int]bool
 	for i := range tasks {
 		for _, n := range siblingsOf(&tasks[i]) {
+			if waited == nil {
+				waited = make(map[int]bool)
+			}
 			waited[n] = true
 		}
 	}
@@ -143,13 +146,14 @@ func waitedFor(tasks []engine.NewTask) map[int]bool {
 
 // refersToSiblings reports whether a task waits for others of its batch.
 func refersToSiblings(t *engine.NewTask) bool {
-	return len(siblingsOf(t)) > 0
+	return t.Tied != nil && slices.ContainsFunc(t.Tied.Parents, func(p keys.ID) bool { _, ok := keys.NthOf(p); return ok })
 }
 
 // IsScattered reports whether tasks that are given to one shard wait for each other, and some of
 // them belong to another shard.
 func IsScattered(tasks []engine.NewTask, shard, shards int) bool {
-	return len(waitedFor(tasks)) > 0 && slices.ContainsFunc(tasks, func(t engine.NewTask) bool {
+	refers := func(t engine.NewTask) bool { return refersToSiblings(&t) }
+	return slices.ContainsFunc(tasks, refers) && slices.ContainsFunc(tasks, func(t engine.NewTask) bool {
 		home, bound := t.Home(shards)
 		return bound && home != shard
 	})
