@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
@@ -80,13 +81,7 @@ func (s *State) loadGrants() error {
 		}
 		return nil
 	})
-	kept := s.ungranted[:0]
-	for _, q := range s.ungranted {
-		if !known[q] {
-			kept = append(kept, q)
-		}
-	}
-	s.ungranted = kept
+	s.ungranted = slices.DeleteFunc(s.ungranted, func(q *Queue) bool { return known[q] })
 	return err
 }
 
