@@ -3,6 +3,7 @@ package broadcast
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,10 +18,12 @@ import (
 type interested struct {
 	*Interests
 	hub    Hub
+	before func()
+
+	mu     sync.Mutex // guards what follows
 	shards [2]keys.InterestValue
 	stored int  // sets
 	broken bool // the second shard is
-	before func()
 }
 
 func newInterested() *interested {
@@ -31,8 +34,10 @@ func newInterested() *interested {
 
 func (n *interested) publish() error {
 	return n.Set(context.Background(), n.hub.Wanted, func(v keys.InterestValue) error {
-		n.stored++
 		n.before()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.stored++
 		for i := range n.shards {
 			if n.broken && i == 1 {
 				return errors.New("it was given up")
@@ -45,9 +50,24 @@ func (n *interested) publish() error {
 
 func (n *interested) requireStored(t *testing.T, kinds engine.KindSet) {
 	t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	for _, v := range n.shards {
 		require.Equal(t, kinds, engine.KindSet(v.Kinds))
 	}
+}
+
+// sets returns how many sets were stored.
+func (n *interested) sets() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.stored
+}
+
+func (n *interested) setBroken(broken bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.broken = broken
 }
 
 // TestInterestsHalfStored: when a set was stored in some shards only, the next one is stored in
@@ -90,7 +110,7 @@ func TestWithdraw(t *testing.T) {
 		require.NoError(t, n.Keep(8, n.publish))
 		require.NoError(t, n.Keep(8, n.publish))
 		n.requireStored(t, 14)
-		sets := n.stored
+		sets := n.sets()
 		first.Close()
 		n.Release(8)
 		subscribe().Close()
@@ -98,12 +118,12 @@ func TestWithdraw(t *testing.T) {
 		require.NoError(t, n.Keep(8, n.publish))
 		n.Release(8)
 		n.requireStored(t, 14)
-		require.Equal(t, sets, n.stored)
-		n.broken = true
+		require.Equal(t, sets, n.sets())
+		n.setBroken(true)
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		require.Equal(t, sets+1, n.stored)
-		n.broken = false
+		require.Equal(t, sets+1, n.sets())
+		n.setBroken(false)
 		time.Sleep(withdrawAfter)
 		synctest.Wait()
 		n.requireStored(t, 8)
@@ -111,9 +131,9 @@ func TestWithdraw(t *testing.T) {
 		time.Sleep(2 * withdrawAfter)
 		synctest.Wait()
 		n.requireStored(t, 0)
-		sets = n.stored
+		sets = n.sets()
 		time.Sleep(time.Hour)
-		require.Equal(t, sets, n.stored, "then it sleeps")
+		require.Equal(t, sets, n.sets(), "then it sleeps")
 		stop()
 		<-ended
 	})
