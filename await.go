@@ -28,8 +28,8 @@ type Outcome struct {
 // without being kept: at least 2,048 of the last ten minutes, if their results and errors take no
 // more than 512 KiB. Others, purged dead letters and unknown tasks are [ErrNotFound].
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain] and [ErrNotLeader] (in a cluster),
-// [ErrFailed], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNotFound], [ErrNotLeader] (the node was removed from its cluster),
+// [ErrFailed], [ErrClosed], and that of ctx, as long as which it waits for leaders.
 func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -60,7 +60,7 @@ func (q *Queue) awaitEnd(ctx context.Context, id ID) (*engine.Outcome, error) {
 // of the task that a leader has stored, and did not live to tell, is in the log.
 func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 	r := n.queue.replicas[n.queue.shardOf(id)]
-	if err := n.want(ctx, engine.WantOutcomes); err != nil {
+	if err := n.Insist(ctx, func() error { return n.want(ctx, engine.WantOutcomes) }); err != nil {
 		return nil, err
 	}
 	defer n.interests.Release(engine.WantOutcomes)
@@ -73,7 +73,7 @@ func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 		op.GiveUp()
 	}
 	if errors.Is(err, ErrNotFound) { // perhaps this replica has yet to apply how it ended
-		_ = n.catchUp(asking, r) // if it cannot, nothing more will be heard
+		_ = n.Insist(asking, func() error { return n.catchUp(asking, r) }) // if it cannot, nothing more will be heard
 	}
 	switch o := r.awaits.Leave(id, w); {
 	case o != nil:
@@ -159,8 +159,8 @@ func outcomeOf(o *engine.Outcome) *Outcome {
 // call no shard had such a task, nor was one on its way to another shard. Other producers may add
 // tasks at the moment at which it returns.
 //
-// Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
-// and that of ctx.
+// Errors: [ErrInvalid], [ErrNotLeader] (the node was removed from its cluster), [ErrFailed],
+// [ErrClosed], and that of ctx, as long as which it waits for leaders.
 func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {

@@ -78,9 +78,9 @@ type Cluster struct {
 	// CallTimeout is how long a call waits for a shard, if its ctx does not end before: a leader is
 	// missing, cannot be reached, or commits nothing. It waits longer only while the shard goes on,
 	// or a large message gets further. Calls that wait on purpose (claims without NoWait,
-	// [Queue.Await], [Queue.WaitIdle], [Queue.Run], those that change the members) wait for a
-	// leader so long, or for ever. What a leader has not committed for so long, and for StallAfter
-	// and twice ElectionTimeout, is uncertain. Default: 10 s.
+	// [Queue.Await], [Queue.WaitIdle], [Queue.Run]) wait for leaders as long as their ctx, those
+	// that change the members so long. What a leader has not committed for so long, and for
+	// StallAfter and twice ElectionTimeout, is uncertain. Default: 10 s.
 	CallTimeout time.Duration
 	// LeaveOnClose lets [Queue.Close] remove the node from the cluster, for good, as
 	// [Queue.RemoveNode] does; Close returns the error if that is refused, as it is to the last
@@ -526,7 +526,7 @@ type ReplicaStatus struct {
 }
 
 // WaitReady waits until every shard has a leader that this node can call, as after [Open] or while
-// other nodes are started: other calls, but for [Queue.Run] and for claims that wait, wait for a
+// other nodes are started: other calls, but for those that wait on purpose, wait for a
 // leader no longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, nor, as
 // soon as it knows, if the node was removed from its cluster. If ctx ends before, the error tells
 // why a shard cannot be called.

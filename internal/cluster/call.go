@@ -121,12 +121,9 @@ func (n *Node) accept(r *peer.Request) error {
 // Patience is how something is tried again: after ever longer pauses. The zero
 // Patience has no end.
 type Patience struct {
-	until time.Time     // zero: no end
-	pause time.Duration // the last one
-
+	until  time.Time     // zero: no end
+	pause  time.Duration // the last one
 	strict bool          // nothing is tried at the end, when there is no time left for an answer
-	renews time.Duration // until is so long after a try that has waited; 0: it stays
-	asked  time.Time     // when the try began, if it renews
 }
 
 const (
@@ -137,17 +134,16 @@ const (
 // NewPatience is that of a call that waits for a leader.
 func (n *Node) NewPatience() Patience { return Patience{until: time.Now().Add(n.c.CallTimeout)} }
 
-// PatienceOf is that of a call with a limit. One without that reads, and so waits in a shard on
-// purpose, waits for a leader each time that it has lost one.
+// PatienceOf is that of a call with a limit. One without that reads waits in a shard on purpose,
+// and so for leaders, too, as long as its ctx.
 func (n *Node) PatienceOf(limit *base.Limit, reads bool) Patience {
-	p := n.NewPatience()
 	switch {
 	case limit != nil:
-		p.until, p.strict = limit.End(), true
+		return Patience{until: limit.End(), strict: true}
 	case reads:
-		p.renews, p.asked = n.c.CallTimeout, time.Now()
+		return Patience{}
 	}
-	return p
+	return n.NewPatience()
 }
 
 // Wait returns when it is worth trying again: after a pause, or at once when
@@ -155,12 +151,6 @@ func (n *Node) PatienceOf(limit *base.Limit, reads bool) Patience {
 func (p *Patience) Wait(ctx context.Context, change <-chan struct{}) bool {
 	p.pause = min(max(2*p.pause, minPause), maxPause)
 	pause, last := p.pause, false
-	if p.renews > 0 {
-		if now := time.Now(); now.Sub(p.asked) > maxPause {
-			p.until = now.Add(p.renews)
-		}
-		defer func() { p.asked = time.Now() }()
-	}
 	if !p.until.IsZero() {
 		left := time.Until(p.until)
 		if left <= 0 {
