@@ -28,7 +28,7 @@ import (
 )
 
 // guardFuncs are those that call a function in a guard, whose name is their first literal.
-var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain", "Contain"}
+var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain", "guard.Steps", "Contain"}
 
 // handOn are functions that a goroutine calls outside of its guard: they only hand on what has
 // become of it.
@@ -446,7 +446,6 @@ var elsewhere = []string{
 	"OnError", "slog.Handler", "Observer", // of functions of users: TestOnErrorEnds, TestLoggerEnds, TestObserverThatEnds
 	"question for a certificate",               // of functions of users: TestOwnCertificate
 	"close of a store",                         // leaves goroutines of Pebble behind: TestPanicInClose
-	"Close",                                    // leaves all open, and the directory locked
 	"end of a replica",                         // leaves those of Raft behind: TestPanicOfStateMachine
 	"late snapshot",                            // comes by chance: TestLateSnapshot
 	"end of a handshake",                       // comes by chance: TestHandshakeHangs
@@ -545,6 +544,48 @@ func TestPanicInClose(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Ready, infoOf(t, q, id).State)
 	require.NoError(t, q.Close())
+}
+
+// TestPanicInAnyStepOfClose: whichever step of Close panics, nothing of the queue is left, its
+// directory is unlocked, and the error says that it was a panic.
+func TestPanicInAnyStepOfClose(t *testing.T) {
+	const steps = 6 // at least: calls, owners, two stores, the directory, its lock
+	for step := 0; ; step++ {
+		seen := 0
+		guard.SetHook(func(what string) {
+			if what == "Close" {
+				if seen++; seen == step+1 {
+					panic(injected("into a step"))
+				}
+			}
+		})
+		t.Cleanup(func() { guard.SetHook(nil) })
+		var reached bool
+		synctest.Test(t, func(t *testing.T) {
+			opts := &Options{Shards: 2, fs: crashfs.New()}
+			q, err := Open("q", opts)
+			require.NoError(t, err)
+			id := produce(t, q, Task{Queue: "a"})[0]
+			err = q.Close()
+			guard.SetHook(nil)
+			if reached = seen > step; reached {
+				require.ErrorIs(t, err, ErrFailed)
+				var p *PanicError
+				require.ErrorAs(t, err, &p)
+				require.Equal(t, injected("into a step"), p.Value)
+			} else {
+				require.NoError(t, err)
+			}
+			q, err = Open("q", opts)
+			require.NoError(t, err)
+			require.Equal(t, Ready, infoOf(t, q, id).State)
+			require.NoError(t, q.Close())
+		})
+		if !reached {
+			require.GreaterOrEqual(t, step, steps)
+			return
+		}
+	}
 }
 
 // bounded calls everything that f calls, which has to return.

@@ -370,7 +370,9 @@ func (q *Queue) Close() (err error) {
 		q.runMu.Unlock()
 		go func() {
 			defer close(q.ended)
-			contain(q.opts.log, "Close", q.end, func(err error) { q.err = err })
+			q.err = guard.Steps(q.opts.log, "Close", q.endSteps(), func(what string, value any, stack []byte) error {
+				return fmt.Errorf("%w: %w", ErrFailed, panicError(what, value, stack))
+			})
 		}()
 	})
 	if part, age := q.disk.Await(q.ended); part != nil {
@@ -379,17 +381,19 @@ func (q *Queue) Close() (err error) {
 	return q.err
 }
 
-// end ends the queue, of which closing is closed.
-func (q *Queue) end() {
+// endSteps end the queue, of which closing is closed. Whatever panics, the directory is unlocked.
+func (q *Queue) endSteps() []func() error {
 	if q.elsewhere != nil {
-		q.err = q.elsewhere.Close()
-		return
+		return []func() error{q.elsewhere.Close}
 	}
-	q.hurry()
-	q.calls.Wait()
+	steps := []func() error{func() error { q.hurry(); q.calls.Wait(); return nil }}
 	if q.node != nil {
-		q.err = errors.Join(q.node.Leave(), q.node.close())
+		steps = append(steps, q.node.Leave, q.node.close)
 	}
+	return append(append(steps, q.endOwners), q.fileSteps()...)
+}
+
+func (q *Queue) endOwners() error {
 	led := q.led()
 	for _, s := range led {
 		s.inbox.Stop(ErrClosed)
@@ -399,7 +403,7 @@ func (q *Queue) end() {
 	}
 	q.notices.Wait()
 	q.events.Close()
-	q.err = errors.Join(q.err, q.closeFiles())
+	return nil
 }
 
 // hurry lets commits fail that wait for room on a full disk: Close would wait as long.
@@ -412,25 +416,31 @@ func (q *Queue) hurry() {
 	}
 }
 
-func (q *Queue) closeFiles() error {
-	var errs []error
+func (q *Queue) closeFiles() (err error) {
+	for _, step := range q.fileSteps() {
+		err = errors.Join(err, step())
+	}
+	return err
+}
+
+// fileSteps close the files, and what nothing else of the queue uses.
+func (q *Queue) fileSteps() (steps []func() error) {
 	for _, r := range q.replicas {
 		if r != nil && r.store != nil {
-			errs = append(errs, r.close())
+			steps = append(steps, r.close)
 		}
 	}
-	q.caches.Close()
-	if err := q.dir.End(); err != nil { // it is as if the process had been killed: nothing is lost
-		q.opts.Logger.Warn("the directory still says that it is open", "dir", q.dir.Path, "err", err)
-	}
-	errs = append(errs, q.dir.Close())
-	if q.opts.teller != nil {
+	return append(steps, func() error {
+		q.caches.Close()
+		if err := q.dir.End(); err != nil { // it is as if the process had been killed: nothing is lost
+			q.opts.Logger.Warn("the directory still says that it is open", "dir", q.dir.Path, "err", err)
+		}
+		return nil
+	}, q.dir.Close, func() error {
 		q.opts.teller.Close()
-	}
-	if q.opts.logs != nil {
 		q.opts.logs.Close()
-	}
-	return errors.Join(errs...)
+		return nil
+	})
 }
 
 // configOf is the configuration of the rules of a shard.

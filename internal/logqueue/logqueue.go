@@ -180,8 +180,11 @@ func (l *Queue) lose(count int, untold bool) {
 }
 
 // Close returns when the handler has taken what waits, or has not for grace: then the
-// goroutine is left to the handler that blocks it, and ends with it.
+// goroutine is left to the handler that blocks it, and ends with it. A nil Queue is empty.
 func (l *Queue) Close() {
+	if l == nil {
+		return
+	}
 	l.mu.Lock()
 	l.closed = true
 	if !l.writing {

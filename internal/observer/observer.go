@@ -161,8 +161,12 @@ func (t *Teller[B]) lose(value any, stack []byte) {
 }
 
 // Close returns when all has been told, or has not within a second: then the goroutine is left to
-// the function that blocks it, and ends with it. The function is not called any more.
+// the function that blocks it, and ends with it. The function is not called any more. A nil Teller
+// tells nothing.
 func (t *Teller[B]) Close() {
+	if t == nil {
+		return
+	}
 	close(t.closing)
 	t.mu.Lock()
 	t.closed = true
