@@ -11,7 +11,6 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/session"
-	"codeq/internal/taskbatch"
 	"codeq/internal/wire"
 )
 
@@ -126,15 +125,12 @@ func (n *node) ask(ctx context.Context, r *replica, op request, limit *base.Limi
 var errMalformedCall = cluster.ErrMalformedCall
 
 // requestOf is the operation of a call for a shard, of another node or program.
-func (q *Queue) requestOf(kind byte, from string, shard int, body []byte) (request, error) {
+func (q *Queue) requestOf(kind byte, from string, body []byte) (request, error) {
 	if kind >= byte(endOfRequests) || verbs[kind].new == nil {
 		return nil, errMalformedCall
 	}
 	op := verbs[kind].new(from)
 	if err := parse(body, op.decode); err != nil {
-		return nil, errMalformedCall
-	}
-	if taskbatch.HasStray(verbs[kind].tasks(op), shard, len(q.replicas)) {
 		return nil, errMalformedCall
 	}
 	return op, nil

@@ -339,29 +339,98 @@ func TestNthIsRefused(t *testing.T) {
 			require.ErrorContains(f, err, "task 1")
 		}
 
-		// Tasks that refer to each other, and belong to different shards.
-		scattered := []codeq.Task{{Queue: "a", LimitKey: f.KeyOf("a", 0)}, {Queue: "a", LimitKey: f.KeyOf("a", 1), After: []codeq.ID{codeq.Nth(0)}}}
 		f.ProduceAt(0, codeq.Task{Queue: "start"})
 		l := f.Claim("start")
 		for _, after := range places {
 			refused(f.Q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", After: []codeq.ID{after}}), "Task.After")
 			refused(f.Q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Hour, Task: codeq.Task{Queue: "a", After: []codeq.ID{after}}}), "Task.After")
 		}
-		refused(f.Q.Complete(ctx, l.Receipt, nil, scattered...), "Complete tasks")
 		refused(f.Q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "a", After: []codeq.ID{codeq.Nth(0)}}), "Task.After")
 		stats, err := f.Q.Stats(ctx)
 		require.NoError(f, err)
 		require.Equal(f, map[string]codeq.Counts{"start": {Leased: 1}}, stats, "nothing was stored")
-
-		// They may be of one shard.
-		together := []codeq.Task{{Queue: "a"}, {Queue: "a", LimitKey: f.KeyOf("a", 0), After: []codeq.ID{codeq.Nth(0)}}}
-		f.Batch(together...)
-		f.Complete("a")
-		f.Complete("a")
-		require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, together...))
-		f.Complete("a")
-		f.Complete("a")
 	})
+}
+
+// TestFollowUpsOverShards: follow-ups of a completion wait for each other, whichever shards their
+// keys, groups and limits belong to. When Complete has returned, all of them are there and know
+// each other.
+func TestFollowUpsOverShards(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, shards := range []int{1, 2, 4, 7} {
+		for at := range shards {
+			t.Run(fmt.Sprint(shards, " shards, at ", at), func(t *testing.T) {
+				inFlow(t, codeq.Options{Shards: shards}, func(f *codeq.FlowTest) {
+					const n = 8
+					var next []codeq.Task
+					join := codeq.Task{Queue: "join"}
+					for i := range n {
+						next = append(next, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: fmt.Sprint(i)}})
+						join.After = append(join.After, codeq.Nth(i))
+					}
+					next = append(next,
+						join,
+						codeq.Task{Queue: "end", Group: "g", After: []codeq.ID{codeq.Nth(n)}},
+						codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "0"}}, // a twin
+						codeq.Task{Queue: "c", LimitKey: "l", After: []codeq.ID{codeq.Nth(n + 1), codeq.Nth(n + 2)}},
+						codeq.Task{Queue: "free"},
+						codeq.Task{Queue: "d", Unique: codeq.Unique{Key: "d"}, After: []codeq.ID{codeq.Nth(n + 4)}},
+					)
+					f.ProduceAt(at, codeq.Task{Queue: "start"})
+					l := f.Claim("start")
+					next[0].After = []codeq.ID{l.ID}
+					require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
+					stats, err := f.Q.Stats(ctx)
+					require.NoError(f, err)
+					delete(stats, "start")
+					require.Equal(f, map[string]codeq.Counts{
+						"a": {Ready: n}, "join": {Blocked: 1}, "end": {Blocked: 1}, "c": {Blocked: 1}, "free": {Ready: 1}, "d": {Blocked: 1},
+					}, stats)
+					for info, err := range f.Q.List(ctx, codeq.ListOptions{State: codeq.Blocked, Queue: "join"}) {
+						require.NoError(f, err)
+						require.Len(f, info.After, n)
+					}
+					f.Check()
+					for range n {
+						require.Equal(f, codeq.Counts{Blocked: 1}, f.Counts("join"))
+						f.Complete("a")
+					}
+					require.Equal(f, codeq.Counts{Blocked: 1}, f.Counts("end"))
+					f.Complete("join")
+					require.Equal(f, codeq.Counts{Blocked: 1}, f.Counts("c"))
+					f.Complete("end")
+					f.Complete("c")
+					f.Complete("free")
+					f.Complete("d")
+				})
+			})
+		}
+	}
+}
+
+// TestFollowUpsOfFollowUpsEnd: a follow-up that is canceled, or completed, before the shard of
+// another one has asked for it counts as it has ended, whatever that one does about parents that
+// are missing.
+func TestFollowUpsOfFollowUpsEnd(t *testing.T) {
+	t.Parallel()
+	for _, onMissing := range []codeq.OnMissing{codeq.RunOnMissing, codeq.CancelOnMissing, codeq.RefuseOnMissing} {
+		t.Run(onMissing.String(), func(t *testing.T) {
+			inFlow(t, codeq.Options{Shards: 4}, func(f *codeq.FlowTest) {
+				gone := f.ProduceAt(0, codeq.Task{Queue: "x", Retention: time.Hour})
+				f.Cancel(gone)
+				for at := range 4 {
+					for shard := range 4 {
+						f.ProduceAt(at, codeq.Task{Queue: "start"})
+						child := f.Bound("child", shard, 1)[0]
+						child.After, child.OnMissing, child.Retention = []codeq.ID{codeq.Nth(0)}, onMissing, time.Hour
+						f.Complete("start", codeq.Task{Queue: "canceled", After: []codeq.ID{gone}}, child)
+					}
+				}
+				require.EqualValues(f, codeq.Counts{Canceled: 16}, f.Counts("child"))
+			})
+		})
+	}
 }
 
 // TestKeysAndJoin: a batch of tasks with idempotency keys and groups, and of others that wait for

@@ -69,7 +69,7 @@ func FuzzServe(f *testing.F) {
 		if callKind(kind) == callMember || callKind(kind) == callBarrier { // the shard does as it is told
 			return
 		}
-		op, err := q.requestOf(kind, "caller", 0, bytes.Clone(args)) // the shard keeps what it is given
+		op, err := q.requestOf(kind, "caller", bytes.Clone(args)) // the shard keeps what it is given
 		if err != nil {
 			return
 		}

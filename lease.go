@@ -16,11 +16,12 @@ import (
 // Complete finishes a task. When the task has a retention, it is kept with result for that long;
 // otherwise result is dropped. The tasks in next are produced in the same commit: either the task
 // is done and all of them exist, or neither. Those whose idempotency key is taken are left out.
-// With several shards, those with a LimitKey, Group or idempotency key appear in the shard to which
-// they belong a moment later, each exactly once. If some of them have parents ([Task].After),
-// Complete waits until the shards of these know of them, as [Queue.Produce] does: an error that
-// says so matches [ErrUncertain], and the task is done. A follow-up may wait for the task itself,
-// which counts as completed.
+// With several shards, those with a LimitKey, Group or idempotency key, and those that wait for
+// them ([Nth]), appear in the shard to which they belong a moment later, each exactly once. If some
+// have parents ([Task].After), Complete waits until the shards of these know of them, as
+// [Queue.Produce] does: an error that says so matches [ErrUncertain], and the task is done. A
+// follow-up may wait for the task itself, which counts as completed. One that ends before another,
+// which waits for it, is in its shard counts as long as [Queue.Await] tells its outcome.
 //
 // Complete returns [ErrLeaseLost] if the lease of the receipt is not in force; then next was not
 // produced either. An error that matches [ErrUncertain] leaves the outcome open. It is safe to
@@ -32,7 +33,8 @@ import (
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrFormat] (as for Produce), [ErrClosed], and that of ctx.
+// [ErrFormat] (as for Produce, and if follow-ups that wait for each other belong to other shards),
+// [ErrClosed], and that of ctx.
 func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -177,13 +179,9 @@ func checkResult(result []byte, l *Limits) error {
 	return nil
 }
 
-// checkFollowUps refuses follow-ups that lie in another shard than the siblings for which they
-// wait.
+// checkFollowUps refuses follow-ups that wait for each other over too many changes of shards.
 func (q *Queue) checkFollowUps(op *completeOp) error {
-	if taskbatch.IsScattered(op.next, q.shardOf(op.receipt.ID), len(q.replicas)) {
-		return &InvalidError{"Complete tasks", "Nth with LimitKey, Group or Unique.Key", "such tasks in the shard of the receipt only"}
-	}
-	return nil
+	return translated(taskbatch.CheckRoute(op.next, q.shardOf(op.receipt.ID), len(q.replicas), q.opts.Limits.ofCommit()))
 }
 
 // maxPooledResult is the largest result whose memory is kept for reuse, in bytes.

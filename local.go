@@ -212,11 +212,8 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 	if shard >= len(q.replicas) {
 		return nil, errMalformedCall
 	}
-	op, err := q.requestOf(kind, "", shard, body[cluster.CallHeader:])
-	if err != nil {
-		return nil, err
-	}
-	if !op.verb().is(ofPrograms) {
+	op, err := q.requestOf(kind, "", body[cluster.CallHeader:])
+	if err != nil || !op.verb().is(ofPrograms) {
 		return nil, errMalformedCall
 	}
 	op.base().done = make(chan error, 1)

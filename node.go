@@ -90,7 +90,7 @@ func (l *leaders) Forget(ctx context.Context, shard int, name string) error {
 
 // serve lets an operation of another node be resolved by a shard that is led here.
 func (n *node) serve(shard int, r *peer.Request) error {
-	op, err := n.queue.requestOf(r.Kind, r.From.Name, shard, r.Body)
+	op, err := n.queue.requestOf(r.Kind, r.From.Name, r.Body)
 	if err != nil {
 		return err
 	}

@@ -93,8 +93,8 @@ type ScheduleInfo struct {
 	// Paused: it does not tick, see [Queue.PauseSchedule].
 	Paused bool `json:",omitzero"`
 	// Last is the tick that produced the last task; zero if none has. A tick whose task was refused
-	// because its idempotency key was taken does not count. If the key, group or LimitKey of the
-	// task belongs to another shard, Last is the last tick whose task was sent there.
+	// because its idempotency key was taken does not count. With several shards, Last may follow a
+	// moment after the task.
 	Last time.Time `json:",omitzero"`
 	// LastError says why this process does not know when the schedule ticks, for example because
 	// the machine does not know its time zone. Until a process that knows it opens the queue, the

@@ -267,9 +267,15 @@ func TestMissedSeconds(t *testing.T) {
 // TestLastOfRefusedTick: a tick whose task is refused, because the idempotency key is taken, is not
 // the last one that produced a task.
 func TestLastOfRefusedTick(t *testing.T) {
-	withCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *codeq.CronBench) {
+	for i := range 8 { // whatever shards the key and the schedule belong to
+		t.Run(fmt.Sprint("key ", i), func(t *testing.T) { lastOfRefusedTick(t, fmt.Sprint(i)) })
+	}
+}
+
+func lastOfRefusedTick(t *testing.T, key string) {
+	withCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *codeq.CronBench) {
 		s := minutely("s")
-		s.Task.Unique.Key = "k"
+		s.Task.Unique.Key = key
 		b.Set(s)
 		time.Sleep(time.Minute)
 		first := b.Info("s").Last
@@ -283,6 +289,11 @@ func TestLastOfRefusedTick(t *testing.T) {
 		complete(t, b.Q, claimNow(t, b.Q, "a"))
 		time.Sleep(time.Minute)
 		require.Greater(t, b.Info("s").Last, first)
+
+		// One that begins anew does not have the ticks of the earlier one.
+		complete(t, b.Q, claimNow(t, b.Q, "a"))
+		b.Set(codeq.Schedule{Name: "s", Every: time.Hour, Task: s.Task})
+		require.Zero(t, b.Info("s").Last)
 	})
 }
 

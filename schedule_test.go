@@ -78,6 +78,7 @@ func (b *CronBench) Set(s Schedule) {
 // info returns a schedule as Schedules has it.
 func (b *CronBench) Info(name string) ScheduleInfo {
 	b.T.Helper()
+	synctest.Wait() // shards may have to tell each other what has become of a tick
 	all, err := b.Q.Schedules(context.Background())
 	require.NoError(b.T, err)
 	i := slices.IndexFunc(all, func(i ScheduleInfo) bool { return i.Name == name })

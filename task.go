@@ -147,8 +147,7 @@ const MaxParents = 10_000
 
 // Nth returns an ID that refers, in [Task.After], to the i-th task (from 0) of the same batch: of a
 // [Queue.ProduceBatch], or of the follow-ups of a completion. That task must come before the one
-// that waits for it. With several shards, follow-ups that wait for each other may have a LimitKey,
-// Group or [Unique.Key] only if all of those belong to the shard of the receipt.
+// that waits for it.
 func Nth(i int) ID { return keys.Nth(i) }
 
 // State is the state of a task.

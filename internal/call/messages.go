@@ -28,8 +28,8 @@ func ReadMessages(r *wire.Reader) (from int, first uint64, messages []keys.Messa
 		m, err := keys.ParseMessage(r.Bytes())
 		switch {
 		case err != nil:
-		case m.Kind == keys.MsgAdmit, m.Kind == keys.MsgFollow:
-			_, err = engine.NewTaskOf(&m)
+		case m.HasTasks():
+			_, err = engine.NewTasksOf(&m)
 		case m.Kind == keys.MsgSettings:
 			_, err = engine.ParseSettings(m.Settings)
 		}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -16,26 +17,37 @@ import (
 // DependAtOnce of one operation. Before a parent knows of a task, its end means nothing to the
 // task: then it is gone, and the task's OnMissing says what that means.
 
+// Tasks of one batch that wait for each other may belong to several shards, as follow-ups of a
+// completion do, which are all stored with it. A shard takes in those that it may have and whose
+// siblings it has. The others go on together to the shard of the first of them, which does the
+// same, until none is left: each hop takes in one task at least, the first.
+
 // admitAll takes in the tasks of a batch. It appends their IDs to ids, and the indexes of those
-// whose idempotency key was taken to duplicates. A task that belongs to another shard is sent
-// there; its ID is not known.
+// whose idempotency key was taken to duplicates. A task that belongs to another shard, or waits for
+// such a one of the batch, is sent there; its ID is not known, and zero.
 // REQUIRES: canAdmit.
 func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
 	s.fetchTies(tasks)
 	b := family{left: DependAtOnce}
+	var others []int // tasks that are sent together
 	for i := range tasks {
 		t := &tasks[i]
 		if t.Tied == nil {
 			ids = append(ids, s.admit(t))
 			continue
 		}
-		if home, bound := t.Home(s.config.Shards); bound && home != s.config.Shard {
+		if t.Tied.Twin >= 0 {
+			ids, duplicates = append(ids, ids[t.Tied.Twin]), append(duplicates, i)
+			continue
+		}
+		home, bound := t.Home(s.config.Shards)
+		switch elsewhere := bound && home != s.config.Shard; {
+		case elsewhere && !t.hasSiblings():
 			s.send(home, t.message())
 			ids = append(ids, keys.ID{})
 			continue
-		}
-		if t.Tied.Twin >= 0 {
-			ids, duplicates = append(ids, ids[t.Tied.Twin]), append(duplicates, i)
+		case elsewhere, t.waitsFor(ids):
+			others, ids = append(others, i), append(ids, keys.ID{})
 			continue
 		}
 		if id, taken := s.holder(t.Tied.Unique); taken {
@@ -49,7 +61,77 @@ func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]ke
 		b.ids = ids
 		ids = append(ids, s.admitTied(t, &b))
 	}
+	if len(others) > 0 {
+		b.ids = ids
+		s.sendOn(tasks, others, &b)
+	}
 	return ids, duplicates
+}
+
+// hasSiblings reports whether a task waits for others of its batch, or others for it.
+func (t *NewTask) hasSiblings() bool {
+	return t.Tied.Parent || slices.ContainsFunc(t.Tied.Parents, isNth)
+}
+
+// isSibling reports whether a parent is a task of the same batch that another shard has stored.
+func (t *NewTask) isSibling(parent keys.ID) bool {
+	_, found := slices.BinarySearchFunc(t.Tied.siblings, parent, func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) })
+	return found
+}
+
+func isNth(parent keys.ID) bool {
+	_, sibling := keys.NthOf(parent)
+	return sibling
+}
+
+// waitsFor reports whether a task waits for one of its batch that has no ID here.
+func (t *NewTask) waitsFor(ids []keys.ID) bool {
+	return slices.ContainsFunc(t.Tied.Parents, func(p keys.ID) bool {
+		n, sibling := keys.NthOf(p)
+		return sibling && ids[n] == keys.ID{}
+	})
+}
+
+// sendOn sends tasks of a batch, whose indexes are in others, to the shard of the first of them.
+func (s *State) sendOn(tasks []NewTask, others []int, b *family) {
+	m := keys.Message{Kind: keys.MsgFlow, Parent: tasks[others[0]].Tied.done}
+	for _, i := range others {
+		t := &tasks[i]
+		rec, err := record.Decode(t.Rec)
+		if err != nil {
+			s.Broken = fmt.Errorf("%w: task of queue %q: %w", base.ErrCorrupt, t.Key.Queue, err)
+			return
+		}
+		for at, p := range rec.Parents {
+			n, sibling := keys.NthOf(p)
+			switch {
+			case !sibling && !t.isSibling(p):
+				continue
+			case !sibling:
+			case b.ids[n] != keys.ID{}:
+				p = b.ids[n]
+			default:
+				if twin := tasks[n].Tied.Twin; twin >= 0 {
+					n = twin
+				}
+				rec.Parents[at] = keys.ID{} // a strange node has not marked the parent, which is missing
+				if sent, found := slices.BinarySearch(others, n); found {
+					rec.Parents[at] = keys.Nth(sent)
+				}
+				continue
+			}
+			if rec.Parents[at] = p; !b.existed[p] {
+				m.Siblings = append(m.Siblings, p)
+			}
+		}
+		m.Tasks = append(m.Tasks, keys.MessageTask{
+			Queue: t.Key.Queue, Tenant: t.Key.Tenant, Priority: t.Key.Priority, Record: rec.Encode(),
+		})
+	}
+	slices.SortFunc(m.Siblings, func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) })
+	m.Siblings = slices.Compact(m.Siblings)
+	home, _ := tasks[others[0]].Home(s.config.Shards)
+	s.send(home, &m)
 }
 
 // fetchTies reads the holders of the idempotency keys, and of the turns of the groups, of a batch.
@@ -107,8 +189,7 @@ const DependAtOnce = 32
 
 // isOwn reports whether a parent is a task of this shard that was there before the batch.
 func (s *State) isOwn(parent keys.ID) bool {
-	_, sibling := keys.NthOf(parent)
-	return !sibling && keys.ShardOf(parent, s.config.Shards) == s.config.Shard
+	return !isNth(parent) && keys.ShardOf(parent, s.config.Shards) == s.config.Shard
 }
 
 // looksUp reports whether taking in tasks looks up parents.
@@ -191,8 +272,11 @@ func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte,
 			continue
 		}
 		asked[p] = true
-		if p == t.Tied.done {
+		switch {
+		case p == t.Tied.done:
 			how = how.onDead() // it was completed, and is not missing
+		case t.isSibling(p):
+			how |= ofSibling
 		}
 		outcome, known := byte(waiting), false
 		switch {
@@ -256,10 +340,15 @@ type policy byte
 
 func policyOf(rec *record.Record) policy { return policy(rec.OnDead | rec.OnMissing<<missingShift) }
 
-const missingShift = 4
+const (
+	missingShift = 4
+	// ofSibling is added for a parent of the same batch. It has just been produced in another
+	// shard: if it is gone by now, it counts as it has ended, as long as that is known.
+	ofSibling policy = 1 << 3
+)
 
 // onDead returns the policy of a task none of whose parents is missing.
-func (p policy) onDead() policy { return p & (1<<missingShift - 1) }
+func (p policy) onDead() policy { return p & (ofSibling - 1) }
 
 // outcomeOf returns what the state of a parent means to a child; 0 is the state of one that is
 // gone.
@@ -390,9 +479,13 @@ func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state T
 	}
 	if at != nil {
 		state = at.state
+	} else if how&ofSibling != 0 {
+		if end := s.endings.find(parent, s.Uptime); end != nil && end.State != Dead {
+			state = end.State
+		}
 	}
 	if outcome = how.outcomeOf(state); outcome != waiting {
-		if state == Done {
+		if state == Done && at != nil {
 			s.repin(at)
 		}
 		return outcome, state, true

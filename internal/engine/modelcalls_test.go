@@ -392,17 +392,24 @@ func (m *model) home(rec *record.Record) int {
 	return -1
 }
 
-// scatter makes what a shard gets of a batch one that an owner lets it decide: no task waits for a
-// sibling in another shard, and none replaces another one of the batch.
-func (m *model) scatter(shard int, tasks []spec) {
+// singleOut makes a batch one as callers send it: no task replaces another one of the batch.
+func (m *model) singleOut(tasks []spec) {
 	known := make(map[[keys.UniqueLen]byte]bool)
-	scattered := slices.ContainsFunc(tasks, func(t spec) bool { h := m.home(&t.rec); return h >= 0 && h != shard })
 	for i := range tasks {
 		r := &tasks[i].rec
 		if r.UniqueKey != "" && known[r.Unique] {
 			r.Flags &^= record.ReplaceWaiting
 		}
 		known[r.Unique] = true
+	}
+}
+
+// scatter is singleOut, and no task waits for a sibling in another shard.
+func (m *model) scatter(shard int, tasks []spec) {
+	m.singleOut(tasks)
+	scattered := slices.ContainsFunc(tasks, func(t spec) bool { h := m.home(&t.rec); return h >= 0 && h != shard })
+	for i := range tasks {
+		r := &tasks[i].rec
 		if scattered {
 			r.Parents = slices.DeleteFunc(r.Parents, isNth)
 			if len(r.Parents) == 0 {
@@ -410,11 +417,6 @@ func (m *model) scatter(shard int, tasks []spec) {
 			}
 		}
 	}
-}
-
-func isNth(id [record.IDLen]byte) bool {
-	_, nth := keys.NthOf(id)
-	return nth
 }
 
 // prepare is what shards get of new tasks. Who is named by a sibling is a parent, or else the first
@@ -832,8 +834,7 @@ func (m *model) drawComplete() call {
 	if m.drawn = tiesNext; m.hurried {
 		m.drawn = tiesNone
 	}
-	c.next = m.drawTasks(oneOf(m, "next", 0, 0, 1, 2))
-	shard := keys.ShardOf(c.receipt.ID, m.config.Shards)
+	c.next = m.drawTasks(oneOf(m, "next", 0, 0, 1, 2, 4))
 	if t := m.tasks[c.receipt.ID]; t != nil && len(c.next) > 0 && !m.hurried && rapid.Bool().Draw(m.rt, "again") {
 		n := &c.next[0]
 		n.Queue, n.Tenant = t.Queue, t.Tenant
@@ -850,7 +851,7 @@ func (m *model) drawComplete() call {
 			r.OnMissing = onMissing // else the task might be canceled at once, and not be found
 		}
 	}
-	m.scatter(shard, c.next)
+	m.singleOut(c.next)
 	return c
 }
 
@@ -894,7 +895,8 @@ func (m *model) adopt(shard int, next []spec) {
 	}
 	m.eachStored(func(t *schema.Task) { byPayload[string(t.Record.Payload)] = t.ID })
 	ids, stored := make([]keys.ID, len(next)), make(map[keys.ID]bool)
-	for i, task := range next {
+	for _, i := range m.orderOf(next, byPayload) {
+		task := next[i]
 		id, ok := byPayload[string(task.rec.Payload)]
 		holder, taken := m.holder(&task.rec)
 		if ok {
@@ -915,14 +917,49 @@ func (m *model) adopt(shard int, next []spec) {
 		}
 		ids[i] = id
 		home := m.home(&task.rec)
-		remote := home >= 0 && home != shard
-		if home < 0 {
+		if home < 0 && slices.ContainsFunc(task.rec.Parents, isNth) { // it may be with any of its siblings
+			home = keys.ShardOf(id, m.config.Shards)
+		} else if home < 0 {
 			home = shard
 		}
-		m.admit(home, task, id, ids, remote)
+		m.admit(home, task, id, ids, home != shard)
 		stored[id] = true
 	}
 	m.markParents(next, ids, stored)
+}
+
+// orderOf returns in which order follow-ups were taken in: in each shard in that of their IDs, and
+// none before those for which it waits, or that have its key.
+func (m *model) orderOf(next []spec, ids map[string]keys.ID) (order []int) {
+	isIn := func(i int) bool { return slices.Contains(order, i) }
+	before := func(a, b int) bool { // a comes before b
+		if slices.Contains(next[b].rec.Parents, keys.Nth(a)) || a < b && next[a].rec.UniqueKey != "" && next[a].rec.Unique == next[b].rec.Unique {
+			return true
+		}
+		x, y := ids[string(next[a].rec.Payload)], ids[string(next[b].rec.Payload)]
+		isNew := func(id keys.ID) bool { return id != keys.ID{} && m.tasks[id] == nil } // and has not replaced another one
+		return isNew(x) && isNew(y) && keys.ShardOf(x, m.config.Shards) == keys.ShardOf(y, m.config.Shards) && keys.SinceOf(x) < keys.SinceOf(y)
+	}
+	for len(order) < len(next) {
+		n := len(order)
+		for i := range next {
+			if !isIn(i) && !slices.ContainsFunc(seq(len(next)), func(a int) bool { return a != i && !isIn(a) && before(a, i) }) {
+				order = append(order, i)
+			}
+		}
+		if len(order) == n {
+			m.rt.Fatalf("follow-ups in no order")
+		}
+	}
+	return order
+}
+
+func seq(n int) []int {
+	s := make([]int, n)
+	for i := range s {
+		s[i] = i
+	}
+	return s
 }
 
 // failCall is Fail.

@@ -25,6 +25,10 @@ type Tied struct {
 	Refuses bool                 // it is not to be stored if a parent is missing
 	policy  policy
 	done    keys.ID // the parent that was completed in the commit of its follow-up; zero: none
+
+	// siblings are those of its parents, in ascending order, that are of its batch and in another
+	// shard.
+	siblings []keys.ID
 }
 
 func TiedOf(rec *record.Record) *Tied {
@@ -52,19 +56,42 @@ func (t *NewTask) message() *keys.Message {
 	return m
 }
 
-// NewTaskOf returns the task in a message.
-func NewTaskOf(m *keys.Message) (NewTask, error) {
-	rec, err := record.Decode(m.Record)
+// NewTasksOf returns the tasks in a message: several for MsgFlow.
+func NewTasksOf(m *keys.Message) ([]NewTask, error) {
+	if m.Kind != keys.MsgFlow {
+		t, err := newTaskOf(m, &keys.MessageTask{Queue: m.Queue, Tenant: m.Tenant, Priority: m.Priority, Record: m.Record}, 0)
+		return []NewTask{t}, err
+	}
+	tasks := make([]NewTask, len(m.Tasks))
+	holders := make(map[[keys.UniqueLen]byte]bool)
+	for i := range tasks {
+		var err error
+		if tasks[i], err = newTaskOf(m, &m.Tasks[i], i); err != nil {
+			return nil, err
+		}
+		if key := tasks[i].Tied.Unique; key != [keys.UniqueLen]byte{} {
+			if holders[key] { // of twins, only the first is sent
+				return nil, fmt.Errorf("%w: message with two tasks of one idempotency key", wire.ErrMalformed)
+			}
+			holders[key] = true
+		}
+	}
+	return tasks, nil
+}
+
+// newTaskOf returns the n-th task of a message.
+func newTaskOf(m *keys.Message, of *keys.MessageTask, n int) (NewTask, error) {
+	rec, err := record.Decode(of.Record)
 	if err != nil {
 		return NewTask{}, err
 	}
 	t := NewTask{
-		Key:   LaneKey{Queue: m.Queue, Tenant: m.Tenant, Priority: m.Priority},
-		RunAt: rec.RunAt, Rec: m.Record, Tied: TiedOf(&rec),
+		Key:   LaneKey{Queue: of.Queue, Tenant: of.Tenant, Priority: of.Priority},
+		RunAt: rec.RunAt, Rec: of.Record, Tied: TiedOf(&rec),
 	}
-	t.Tied.done = m.Parent
-	if !t.Valid(&rec, 0) {
-		return NewTask{}, fmt.Errorf("%w: message with a task of queue %q", wire.ErrMalformed, m.Queue)
+	t.Tied.done, t.Tied.siblings = m.Parent, m.Siblings
+	if !t.Valid(&rec, n) {
+		return NewTask{}, fmt.Errorf("%w: message with a task of queue %q", wire.ErrMalformed, of.Queue)
 	}
 	return t, nil
 }

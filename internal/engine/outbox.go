@@ -123,19 +123,28 @@ func (o *outbox) seal(g *commitGroup) {
 // what the message concerns is not on disk yet.
 func (s *State) applyMessage(m *keys.Message) bool {
 	switch m.Kind {
-	case keys.MsgAdmit, keys.MsgFollow:
-		t, err := NewTaskOf(m)
+	case keys.MsgAdmit, keys.MsgFollow, keys.MsgFlow, keys.MsgTick:
+		tasks, err := NewTasksOf(m)
 		if err != nil {
 			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
 			return true
 		}
-		tasks := []NewTask{t}
 		if !s.canAdmit(tasks) {
 			return false
 		}
-		s.admitAll(tasks, nil, nil)
-		s.QueueNamed(m.Queue).arrived++
+		ids, refused := s.admitAll(tasks, nil, nil)
+		for i := range tasks {
+			if ids[i] != (keys.ID{}) {
+				s.QueueNamed(tasks[i].Key.Queue).arrived++
+			}
+		}
 		s.arrived++
+		if m.Kind == keys.MsgTick && len(refused) == 0 {
+			s.send(keys.ShardOfSchedule(m.Schedule, s.config.Shards), &keys.Message{Kind: keys.MsgTicked, Schedule: m.Schedule, Tick: m.Tick})
+		}
+		return true
+	case keys.MsgTicked:
+		s.ticked(m.Schedule, m.Tick)
 		return true
 	case keys.MsgDepend:
 		outcome, _, ok := s.depend(m.Parent, m.Child, policy(m.Outcome))

@@ -256,7 +256,7 @@ func (s *State) recur(r *recurring) bool {
 		if admitted = s.canAdmit(tasks); !admitted {
 			break
 		}
-		if _, refused := s.admitAll(tasks, nil, nil); len(refused) == 0 {
+		if s.produceTick(r, tick, tasks) {
 			r.value.Last = tick
 		}
 		r.pass(tick)
@@ -265,6 +265,30 @@ func (s *State) recur(r *recurring) bool {
 		s.storeRecurring(r)
 	}
 	return admitted
+}
+
+// produceTick produces the task of a tick, and reports whether it is known to be stored: whether
+// the key of a task is free is decided in the shard of the key, which tells by MsgTicked.
+func (s *State) produceTick(r *recurring, tick uint64, task []NewTask) (stored bool) {
+	if home, bound := task[0].Home(s.config.Shards); bound && home != s.config.Shard && s.Format >= formatOfMissing {
+		m := task[0].message()
+		m.Kind, m.Schedule, m.Tick = keys.MsgTick, r.Name, tick
+		s.send(home, m)
+		return false
+	}
+	_, refused := s.admitAll(task, nil, nil)
+	return len(refused) == 0
+}
+
+// ticked notes that another shard has stored the task of a tick, unless the schedule has begun anew
+// since.
+func (s *State) ticked(name string, tick uint64) {
+	r := s.recurring.find(name)
+	if r == nil || tick <= max(r.value.Start, r.value.Last) || tick > r.value.After {
+		return
+	}
+	r.value.Last = tick
+	s.storeRecurring(r)
 }
 
 func (s *State) storeRecurring(r *recurring) {

@@ -339,7 +339,17 @@ var eventNames = [...]string{
 
 func (w *world) message(m *keys.Message) string {
 	switch m.Kind {
-	case keys.MsgAdmit, keys.MsgFollow:
+	case keys.MsgFlow:
+		var tasks []string
+		for _, t := range m.Tasks {
+			rec, err := record.Decode(t.Record)
+			require.NoError(w.t, err)
+			tasks = append(tasks, fmt.Sprintf("%s in queue %s", rec.Payload, t.Queue))
+		}
+		return "produce " + strings.Join(tasks, ", ")
+	case keys.MsgTicked:
+		return fmt.Sprintf("schedule %s has produced the task of its tick", m.Schedule)
+	case keys.MsgAdmit, keys.MsgFollow, keys.MsgTick:
 		rec, err := record.Decode(m.Record)
 		require.NoError(w.t, err)
 		return fmt.Sprintf("produce %s in queue %s", rec.Payload, m.Queue)

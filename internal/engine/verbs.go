@@ -85,15 +85,26 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, err
 // canStore refuses tasks for which there are no lanes, or that not all nodes know how to store.
 func (s *State) canStore(tasks []NewTask) error {
 	for i := range tasks {
-		if t := tasks[i].Tied; t != nil && s.Format < formatOfMissing && t.policy != t.policy.onDead() {
+		t := tasks[i].Tied
+		if s.Format >= formatOfMissing || t == nil {
+			continue
+		}
+		if t.policy != t.policy.onDead() {
 			return errMissingFormat
+		}
+		if home, bound := tasks[i].Home(s.config.Shards); bound && home != s.config.Shard && tasks[i].hasSiblings() {
+			return errFlowFormat
 		}
 	}
 	return s.hasLanes(len(tasks))
 }
 
-// formatOfMissing is the format from which on shards store what tasks do about missing parents.
+// formatOfMissing is the format from which on shards store what tasks do about missing parents, and
+// send each other tasks that wait for each other, and those of ticks.
 const formatOfMissing = 7
+
+var errFlowFormat = fmt.Errorf("%w: follow-ups that wait for each other can belong to another shard when all nodes know format %d",
+	base.ErrFormat, formatOfMissing)
 
 var errMissingFormat = fmt.Errorf("%w: OnMissing can be set when all nodes know format %d", base.ErrFormat, formatOfMissing)
 

@@ -194,6 +194,12 @@ func TestGolden(t *testing.T) {
 		},
 		{"admit", admitMessage().Append(nil), "01 09 04 6d61696c 04 61636d65 abcd"},
 		{"follow", (&Message{Kind: MsgFollow, Parent: goldenID, Queue: "a", Record: []byte{0xab}}).Append(nil), "07 " + goldenIDHex + " 00 01 61 00 ab"},
+		{
+			"flow", (&Message{Kind: MsgFlow, Parent: goldenID, Siblings: []ID{otherID}, Tasks: []MessageTask{{"a", "t", 9, []byte{0xab}}, {Queue: "b"}}}).Append(nil),
+			"08 " + goldenIDHex + " 01" + otherIDHex + " 09 01 61 01 74 01 ab 00 01 62 00 00",
+		},
+		{"tick", (&Message{Kind: MsgTick, Schedule: "s", Tick: 258, Queue: "a", Record: []byte{0xab}}).Append(nil), "09 01 73 0000000000000102 00 01 61 00 ab"},
+		{"ticked", (&Message{Kind: MsgTicked, Schedule: "s", Tick: 258}).Append(nil), "0a 01 73 0000000000000102"},
 		{"admit without anything", (&Message{Kind: MsgAdmit}).Append(nil), "01 00 00 00"},
 		{
 			"admit to a queue with a long name", (&Message{Kind: MsgAdmit, Queue: longName}).Append(nil),
@@ -644,17 +650,33 @@ func TestValuesRoundTrip(t *testing.T) {
 
 func TestMessagesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings, MsgUnpin, MsgLeft, MsgFollow}).Draw(t, "kind")}
+		m := Message{Kind: rapid.SampledFrom([]byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings, MsgUnpin, MsgLeft, MsgFollow, MsgFlow, MsgTick, MsgTicked}).Draw(t, "kind")}
 		name := rapid.OneOf(rapid.String(), rapid.StringN(100, 200, -1))
 		bytesOf := rapid.SliceOf(rapid.Byte())
 		switch m.Kind {
-		case MsgAdmit, MsgFollow:
-			if m.Kind == MsgFollow {
+		case MsgAdmit, MsgFollow, MsgTick:
+			switch m.Kind {
+			case MsgFollow:
 				m.Parent = drawID(t)
+			case MsgTick:
+				m.Schedule, m.Tick = name.Draw(t, "schedule"), rapid.Uint64().Draw(t, "tick")
 			}
 			m.Queue, m.Tenant = name.Draw(t, "queue"), name.Draw(t, "tenant")
 			m.Priority = rapid.Byte().Draw(t, "priority")
 			m.Record = bytesOf.Draw(t, "record")
+		case MsgFlow:
+			m.Parent = drawID(t)
+			for range rapid.IntRange(0, 2).Draw(t, "siblings") {
+				m.Siblings = append(m.Siblings, drawID(t))
+			}
+			for range rapid.IntRange(1, 3).Draw(t, "tasks") {
+				m.Tasks = append(m.Tasks, MessageTask{
+					name.Draw(t, "queue"), name.Draw(t, "tenant"), rapid.Byte().Draw(t, "priority"),
+					rapid.SliceOfN(rapid.Byte(), 1, 20).Draw(t, "record"),
+				})
+			}
+		case MsgTicked:
+			m.Schedule, m.Tick = name.Draw(t, "schedule"), rapid.Uint64().Draw(t, "tick")
 		case MsgSettings:
 			m.Queue, m.Settings = name.Draw(t, "queue"), bytesOf.Draw(t, "settings")
 		case MsgUnpin:
@@ -838,7 +860,7 @@ var parsers = []struct {
 	{"number", AppendNumber(nil, 1), only(ParseNumber), nil},
 	{"holder of a key", UniqueValue{ID: goldenID, Until: 1}.Append(nil), only(ParseUnique), nil},
 	{"turn of a group", GroupValue{Holder: goldenID, Waiting: true}.Append(nil), only(ParseGroup), nil},
-	{"depend", (&Message{Kind: MsgDepend}).Append(nil), only(ParseMessage), []byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings, MsgFollow}},
+	{"depend", (&Message{Kind: MsgDepend}).Append(nil), only(ParseMessage), []byte{MsgAdmit, MsgDepend, MsgEnded, MsgSettings, MsgFollow, MsgFlow, MsgTick}},
 	{"ended", endedMessage().Append(nil), only(ParseMessage), []byte{MsgDepend, MsgEnded, MsgSettings}},
 }
 
@@ -1178,6 +1200,9 @@ func FuzzParseMessage(f *testing.F) {
 	f.Add(admitMessage().Append(nil))
 	f.Add(settingsMessage().Append(nil))
 	f.Add((&Message{Kind: MsgFollow, Parent: goldenID, Queue: "a"}).Append(nil))
+	f.Add((&Message{Kind: MsgFlow, Tasks: []MessageTask{{Queue: "a"}, {Queue: "b"}}}).Append(nil))
+	f.Add((&Message{Kind: MsgTick, Schedule: "s", Queue: "a"}).Append(nil))
+	f.Add((&Message{Kind: MsgTicked, Schedule: "s"}).Append(nil))
 	f.Add([]byte{MsgSettings, 0x80, 0})
 	f.Add([]byte{MsgAdmit, 0, 0x80, 0, 0}) // a zero that takes two bytes
 	f.Fuzz(func(t *testing.T, b []byte) {

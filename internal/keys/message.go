@@ -7,15 +7,20 @@ import "codeq/internal/wire"
 type Message struct {
 	Kind byte
 
-	Queue string // of MsgAdmit, MsgFollow and MsgSettings
+	Queue string // of MsgAdmit, MsgFollow, MsgTick and MsgSettings
 
-	// For MsgAdmit and MsgFollow: a task to be produced.
+	// For MsgAdmit, MsgFollow and MsgTick: a task to be produced.
 	Tenant   string
 	Priority uint8
 	Record   []byte
 
-	// For MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin and MsgFollow
-	// have only Parent, and MsgLeft only Child.
+	// For MsgFlow: tasks to be produced, in the order of their batch, and those of their parents
+	// that were produced as tasks of it, in ascending order. Nth refers to one of Tasks.
+	Tasks    []MessageTask
+	Siblings []ID
+
+	// For MsgDepend and MsgEnded: a task, and one that waits for its end. MsgUnpin,
+	// MsgFollow and MsgFlow have only Parent, and MsgLeft only Child.
 	Parent  ID
 	Child   ID
 	Outcome byte // MsgDepend: what to do if the parent dies, or is missing; MsgEnded: how it ended
@@ -23,30 +28,66 @@ type Message struct {
 	Settings []byte // of MsgSettings: an encoded SettingsValue
 
 	Until uint64 // of MsgUnpin and MsgLeft: parents are kept at least until then; wall clock, ms
+
+	// For MsgTick and MsgTicked: a schedule, and one of its ticks; wall clock, ms.
+	Schedule string
+	Tick     uint64
+}
+
+// MessageTask is a task to be produced with others.
+type MessageTask struct {
+	Queue, Tenant string
+	Priority      uint8
+	Record        []byte
 }
 
 // The kinds of messages.
 const (
-	MsgAdmit    = 1 // produce the task
-	MsgDepend   = 2 // Child, of the sender, waits for Parent
-	MsgEnded    = 3 // Parent, of the sender, has ended for Child
-	MsgSettings = 4 // adopt the settings, unless there are newer ones
-	MsgUnpin    = 5 // Parent has one pin less
-	MsgLeft     = 6 // Child, of the sender, does not need its parents any more
-	MsgFollow   = 7 // produce the task, in whose sender's commit Parent was completed; since format 7
+	MsgAdmit    = 1  // produce the task
+	MsgDepend   = 2  // Child, of the sender, waits for Parent
+	MsgEnded    = 3  // Parent, of the sender, has ended for Child
+	MsgSettings = 4  // adopt the settings, unless there are newer ones
+	MsgUnpin    = 5  // Parent has one pin less
+	MsgLeft     = 6  // Child, of the sender, does not need its parents any more
+	MsgFollow   = 7  // produce the task, in whose sender's commit Parent was completed; since format 7
+	MsgFlow     = 8  // produce the tasks, and see that others do; Parent is as in MsgFollow, if it is not zero; since format 7
+	MsgTick     = 9  // produce the task of the tick, and answer with MsgTicked; since format 7
+	MsgTicked   = 10 // the task of the tick was produced; since format 7
 )
+
+// HasTasks reports whether a message has tasks to be produced.
+func (m *Message) HasTasks() bool {
+	switch m.Kind {
+	case MsgAdmit, MsgFollow, MsgFlow, MsgTick:
+		return true
+	}
+	return false
+}
 
 // Append appends the encoded message.
 func (m *Message) Append(dst []byte) []byte {
 	dst = append(dst, m.Kind)
 	switch m.Kind {
-	case MsgAdmit, MsgFollow:
-		if m.Kind == MsgFollow {
+	case MsgAdmit, MsgFollow, MsgTick:
+		switch m.Kind {
+		case MsgFollow:
 			dst = append(dst, m.Parent[:]...)
+		case MsgTick:
+			dst = AppendNumber(wire.AppendBytes(dst, m.Schedule), m.Tick)
 		}
 		dst = append(dst, m.Priority)
 		dst = wire.AppendBytes(wire.AppendBytes(dst, m.Queue), m.Tenant)
 		return append(dst, m.Record...)
+	case MsgFlow:
+		dst = AppendIDs(append(dst, m.Parent[:]...), m.Siblings)
+		for i := range m.Tasks {
+			t := &m.Tasks[i]
+			dst = wire.AppendBytes(wire.AppendBytes(append(dst, t.Priority), t.Queue), t.Tenant)
+			dst = wire.AppendBytes(dst, t.Record)
+		}
+		return dst
+	case MsgTicked:
+		return AppendNumber(wire.AppendBytes(dst, m.Schedule), m.Tick)
 	case MsgSettings:
 		return append(wire.AppendBytes(dst, m.Queue), m.Settings...)
 	case MsgUnpin:
@@ -59,18 +100,28 @@ func (m *Message) Append(dst []byte) []byte {
 	}
 }
 
-// ParseMessage reads a message. Record and Settings alias b.
+// ParseMessage reads a message. Record, those of Tasks, and Settings alias b.
 func ParseMessage(b []byte) (m Message, err error) {
 	r := wire.NewReader(b)
 	m.Kind = r.Byte()
 	switch m.Kind {
-	case MsgAdmit, MsgFollow:
-		if m.Kind == MsgFollow {
+	case MsgAdmit, MsgFollow, MsgTick:
+		switch m.Kind {
+		case MsgFollow:
 			m.Parent = ReadID(r)
+		case MsgTick:
+			m.Schedule, m.Tick = r.String(), r.Fixed64()
 		}
 		m.Priority = r.Byte()
 		m.Queue, m.Tenant = r.String(), r.String()
 		m.Record = r.Rest()
+	case MsgFlow:
+		m.Parent, m.Siblings = ReadID(r), ReadIDs(r)
+		for again := true; again; again = r.Len() > 0 {
+			m.Tasks = append(m.Tasks, MessageTask{Priority: r.Byte(), Queue: r.String(), Tenant: r.String(), Record: r.Bytes()})
+		}
+	case MsgTicked:
+		m.Schedule, m.Tick = r.String(), r.Fixed64()
 	case MsgDepend, MsgEnded:
 		m.Parent, m.Child = ReadID(r), ReadID(r)
 		m.Outcome = r.Byte()

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"codeq/internal/base"
@@ -47,7 +48,7 @@ func Split(tasks []engine.NewTask, shards int) []Part {
 			continue
 		}
 		home, bound := t.Home(shards)
-		siblings := siblingsOf(t)
+		siblings := siblingsOf(tasks, i)
 		switch {
 		case bound:
 		case len(siblings) > 0: // with one of those that are stored last
@@ -117,15 +118,21 @@ func (p *Part) Append(into, all []engine.NewTask, stored func(i int) keys.ID) []
 	return into
 }
 
-// siblingsOf returns for which others of its batch a task waits.
-func siblingsOf(t *engine.NewTask) (siblings []int) {
-	if t.Tied == nil {
+// siblingsOf returns for which others of its batch a task waits, in the order of its parents. One
+// that is not stored is its twin.
+func siblingsOf(tasks []engine.NewTask, i int) (siblings []int) {
+	if tasks[i].Tied == nil {
 		return nil
 	}
-	for _, p := range t.Tied.Parents {
-		if n, ok := keys.NthOf(p); ok {
-			siblings = append(siblings, n)
+	for _, p := range tasks[i].Tied.Parents {
+		n, ok := keys.NthOf(p)
+		if !ok {
+			continue
 		}
+		if t := tasks[n].Tied; t != nil && t.Twin >= 0 {
+			n = t.Twin
+		}
+		siblings = append(siblings, n)
 	}
 	return siblings
 }
@@ -134,7 +141,7 @@ func siblingsOf(t *engine.NewTask) (siblings []int) {
 func waitedFor(tasks []engine.NewTask) map[int]bool {
 	var waited map[int]bool
 	for i := range tasks {
-		for _, n := range siblingsOf(&tasks[i]) {
+		for _, n := range siblingsOf(tasks, i) {
 			if waited == nil {
 				waited = make(map[int]bool)
 			}
@@ -149,67 +156,115 @@ func refersToSiblings(t *engine.NewTask) bool {
 	return t.Tied != nil && slices.ContainsFunc(t.Tied.Parents, func(p keys.ID) bool { _, ok := keys.NthOf(p); return ok })
 }
 
-// IsScattered reports whether tasks that are given to one shard wait for each other, and some of
-// them belong to another shard.
-func IsScattered(tasks []engine.NewTask, shard, shards int) bool {
-	refers := func(t engine.NewTask) bool { return refersToSiblings(&t) }
-	return slices.ContainsFunc(tasks, refers) && slices.ContainsFunc(tasks, func(t engine.NewTask) bool {
-		home, bound := t.Home(shards)
-		return bound && home != shard
-	})
+// route is where the tasks of a batch are stored that is given to one shard, as the rules decide it
+// (admitAll).
+type route struct {
+	at   []int // the shard of each task
+	hops []Hop // of tasks that are sent together, because some of them wait for others
 }
 
-// HasStray reports whether a shard would have to send one of the tasks to another one, which does
-// not know the tasks of the batch for which it waits.
-func HasStray(tasks []engine.NewTask, shard, shards int) bool {
-	return slices.ContainsFunc(tasks, func(t engine.NewTask) bool {
-		home, bound := t.Home(shards)
-		return bound && home != shard && refersToSiblings(&t)
-	})
+// routeOf finds the route of a batch. Each hop writes the tasks that are not stored yet; the error
+// is that these are more than limit bytes.
+func routeOf(tasks []engine.NewTask, from, shards, limit int) (r route, err error) {
+	r.at = make([]int, len(tasks))
+	stored := make([]bool, len(tasks))
+	store := func(i, shard int) bool {
+		home, bound := tasks[i].Home(shards)
+		if bound && home != shard || slices.ContainsFunc(siblingsOf(tasks, i), func(n int) bool { return !stored[n] }) {
+			return false
+		}
+		r.at[i], stored[i] = shard, true
+		return true
+	}
+	var others []int
+	for i := range tasks {
+		switch t := tasks[i].Tied; {
+		case t != nil && t.Twin >= 0: // is not stored
+		case store(i, from):
+		case t.Parent || len(siblingsOf(tasks, i)) > 0:
+			others = append(others, i)
+		default:
+			r.at[i], _ = tasks[i].Home(shards)
+		}
+	}
+	bytes := 0
+	for shard := from; len(others) > 0; {
+		next, _ := tasks[others[0]].Home(shards)
+		r.hops = append(r.hops, Hop{shard, next})
+		shard = next
+		for _, i := range others {
+			bytes += len(tasks[i].Rec) + len(tasks[i].Key.Queue) + len(tasks[i].Key.Tenant) + taskCost
+		}
+		if bytes > limit {
+			return r, &engine.Invalid{
+				Field: "follow-ups that wait for each other over shards",
+				Value: fmt.Sprint("they are written ", len(r.hops), " times, in ", bytes, " bytes and more"),
+				Limit: fmt.Sprint("at most ", limit, " bytes; give them one LimitKey or Group, or let the earlier ones produce the later ones"),
+			}
+		}
+		others = slices.DeleteFunc(others, func(i int) bool { return store(i, shard) })
+	}
+	return r, nil
+}
+
+// CheckRoute refuses a batch that is given to one shard if the tasks of it that wait for each other
+// would be sent on so often that more is written than may be in one commit. The error is an
+// *engine.Invalid.
+func CheckRoute(tasks []engine.NewTask, from, shards int, l Limits) error {
+	if len(tasks) < 2 || shards == 1 {
+		return nil
+	}
+	_, err := routeOf(tasks, from, shards, l.Bytes)
+	return err
 }
 
 // Hop is messages of one shard to another one, or to itself.
 type Hop struct{ From, To int }
 
-// Hops returns which messages tell the shards of parents of the tasks that a shard has stored, in
-// such an order that each hop has begun when those before it have ended. all includes messages of
-// the shard to itself that are sent in rare cases only.
-func Hops(tasks []engine.NewTask, from, shards int, all bool) []Hop {
-	var hops, later []Hop
+// Hops returns which messages bring the tasks that are given to a shard to the shards that store
+// them, if they wait for each other, and then tell the shards of their parents, in such an order
+// that each hop has begun when those before it have ended. others includes messages of the shard to
+// itself that are sent in rare cases only.
+func Hops(tasks []engine.NewTask, from, shards int, others bool) []Hop {
+	if !slices.ContainsFunc(tasks, func(t engine.NewTask) bool { return t.Tied != nil && len(t.Tied.Parents) > 0 }) {
+		return nil
+	}
+	r, _ := routeOf(tasks, from, shards, math.MaxInt) // no error: there is no limit
+	hops := r.hops
+	var asks, later []Hop
 	add := func(to *[]Hop, h Hop) {
 		if !slices.Contains(*to, h) {
 			*to = append(*to, h)
 		}
 	}
-	own := 0
+	own := make(map[int]int) // parents of the shard of a task
 	for i := range tasks {
 		t := &tasks[i]
-		if t.Tied == nil || len(t.Tied.Parents) == 0 {
+		if t.Tied == nil || len(t.Tied.Parents) == 0 || t.Tied.Twin >= 0 {
 			continue
 		}
-		at, asks := from, &hops
-		if home, bound := t.Home(shards); bound && home != from {
-			add(&hops, Hop{from, home})
-			at, asks = home, &later
-		}
+		siblings := siblingsOf(tasks, i)
+		at, to := r.at[i], &asks
 		if at != from {
-			own = 0
+			to = &later
+			if len(siblings) == 0 && !t.Tied.Parent { // it is sent by itself
+				add(&asks, Hop{from, at})
+			}
 		}
 		for _, p := range t.Tied.Parents {
-			_, sibling := keys.NthOf(p)
-			to := keys.ShardOf(p, shards)
-			if sibling {
-				to = at
+			of := keys.ShardOf(p, shards)
+			if _, sibling := keys.NthOf(p); sibling {
+				of, siblings = r.at[siblings[0]], siblings[1:]
 			}
-			if to == at {
-				if own++; own <= engine.DependAtOnce && !(all && at == from) {
+			if of == at {
+				if own[at]++; own[at] <= engine.DependAtOnce && !(others && at == from) {
 					continue
 				}
 			}
-			add(asks, Hop{at, to})
+			add(to, Hop{at, of})
 		}
 	}
-	return append(hops, later...)
+	return append(append(hops, asks...), later...)
 }
 
 // Refuses reports whether a task is not to be stored if a parent is missing.

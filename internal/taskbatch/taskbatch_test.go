@@ -1,6 +1,7 @@
 package taskbatch
 
 import (
+	"math"
 	"slices"
 	"testing"
 
@@ -111,14 +112,38 @@ func TestSplitFlow(t *testing.T) {
 	}
 }
 
-// TestScattered: tasks that wait for each other lie in the shard that stores them.
-func TestScattered(t *testing.T) {
-	child, free := newTask(record.Record{Parents: [][record.IDLen]byte{keys.Nth(0)}}), newTask(record.Record{})
-	require.False(t, IsScattered([]engine.NewTask{free, inGroup(2, [record.IDLen]byte{1})}, 3, 4), "the parent is no sibling")
-	require.False(t, IsScattered([]engine.NewTask{inGroup(2), child}, 2, 4))
-	require.True(t, IsScattered([]engine.NewTask{inGroup(2), child}, 3, 4), "the parent is elsewhere")
-	require.True(t, IsScattered([]engine.NewTask{free, inGroup(2, keys.Nth(0))}, 3, 4), "the child is elsewhere")
-	require.False(t, IsScattered([]engine.NewTask{free, inGroup(2)}, 3, 4), "nobody waits")
+// TestRoute: the tasks that wait for each other go from shard to shard, and each stores what it
+// can.
+func TestRoute(t *testing.T) {
+	nth := keys.Nth
+	free := newTask(record.Record{})
+	tasks := []engine.NewTask{
+		withKey(1, 0), // 0
+		withKey(2, 0), // 1
+		newTask(record.Record{Parents: [][record.IDLen]byte{nth(0), nth(1)}}), // 2: with 1
+		inGroup(2, nth(2)), // 3
+		free,               // 4
+		newTask(record.Record{Parents: [][record.IDLen]byte{nth(4)}}), // 5: with 4
+		inGroup(4),    // 6: by itself
+		withKey(1, 0), // 7: the twin of 0
+		newTask(record.Record{Parents: [][record.IDLen]byte{nth(7), nth(4)}}), // 8: with 0
+		inGroup(1, nth(3)), // 9: the hops come back to its shard
+	}
+	FindTwins(tasks)
+	MarkParents(tasks)
+	r, err := routeOf(tasks, 3, 4, math.MaxInt)
+	require.NoError(t, err)
+	require.Equal(t, []Hop{{3, 1}, {1, 2}, {2, 1}}, r.hops)
+	at := slices.Clone(r.at)
+	at[7] = -1 // is not stored
+	require.Equal(t, []int{1, 2, 2, 2, 3, 3, 0, -1, 1, 1}, at)
+	require.Equal(t, []Hop{{3, 1}, {1, 2}, {2, 1}, {3, 3}, {2, 1}, {1, 3}, {1, 2}}, Hops(tasks, 3, 4, true))
+	require.NoError(t, CheckRoute(tasks, 3, 4, MaxLimits))
+
+	var invalid *engine.Invalid
+	require.ErrorAs(t, CheckRoute(tasks, 3, 4, Limits{Bytes: 2500}), &invalid)
+	require.NoError(t, CheckRoute(tasks, 3, 1, Limits{Bytes: 2500}))
+	require.NoError(t, CheckRoute([]engine.NewTask{inGroup(2), inGroup(1)}, 3, 4, Limits{}), "nobody waits")
 }
 
 // TestTwinsAndParents: the first task of a key is the twin of the others, and the parent of those

@@ -454,7 +454,10 @@ func (im *importer) parents(rec *record.Record, onMissing bool) bool {
 	kept := rec.Parents[:0]
 	for _, id := range rec.Parents {
 		now, ok := im.ids[id]
+		_, sibling := keys.NthOf(id)
 		switch {
+		case sibling: // of a message with several tasks
+			kept = append(kept, id)
 		case ok:
 			kept = append(kept, now)
 		case !im.all:

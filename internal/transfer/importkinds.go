@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/reading"
 	"codeq/internal/record"
@@ -247,18 +249,22 @@ func (im *importer) awaken(s *imported, l *Wake, id keys.ID, how byte) error {
 
 // message stores a message, which its receiver sends to itself. Those of two shards have no order.
 func (im *importer) message(l *Message) (waits bool, err error) {
-	m := keys.Message{Kind: l.Kind, Outcome: l.Outcome, Until: l.Until}
+	m := keys.Message{Kind: l.Kind, Outcome: l.Outcome, Until: l.Until, Schedule: l.Schedule, Tick: l.Tick}
 	about := l.Parent
 	switch l.Kind {
-	case keys.MsgAdmit, keys.MsgFollow:
+	case keys.MsgAdmit, keys.MsgFollow, keys.MsgTick:
 		return im.admission(l, &m)
+	case keys.MsgFlow:
+		return im.flow(l, &m)
+	case keys.MsgTicked:
+		return false, im.send(im.shards[keys.ShardOfSchedule(l.Schedule, len(im.shards))], &m)
 	case keys.MsgDepend, keys.MsgUnpin:
 	case keys.MsgEnded, keys.MsgLeft:
 		about = l.Child
 	default:
 		return false, wrong("a message of kind %d", l.Kind)
 	}
-	if l.Task != nil {
+	if l.Task != nil || l.Tasks != nil {
 		return false, wrong("a message of kind %d with a task", l.Kind)
 	}
 	if l.Parent != (ID{}) {
@@ -287,6 +293,33 @@ func (im *importer) admission(l *Message, m *keys.Message) (waits bool, err erro
 		m.Parent = im.named(l.Parent)
 	}
 	return false, im.send(im.home(&rec.Ties, l.Parent), m)
+}
+
+// flow stores a message with tasks that wait for each other.
+func (im *importer) flow(l *Message, m *keys.Message) (waits bool, err error) {
+	for i := range l.Tasks {
+		t := &l.Tasks[i]
+		rec, err := t.record()
+		if err != nil {
+			return false, wrong("message: %w", err)
+		}
+		if !im.parents(&rec, true) {
+			return true, nil
+		}
+		m.Tasks = append(m.Tasks, keys.MessageTask{Queue: t.Queue, Tenant: t.Tenant, Priority: t.Priority, Record: rec.Encode()})
+	}
+	if l.Parent != (ID{}) {
+		m.Parent = im.named(l.Parent)
+	}
+	for _, id := range l.Siblings {
+		m.Siblings = append(m.Siblings, im.named(id))
+	}
+	slices.SortFunc(m.Siblings, func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) })
+	tasks, err := engine.NewTasksOf(m)
+	if err != nil || len(tasks) == 0 || l.Task != nil {
+		return false, wrong("a message of kind %d with %d tasks: %w", l.Kind, len(tasks), err)
+	}
+	return false, im.send(im.home(&tasks[0].Tied.Ties, l.Parent), m)
 }
 
 func (im *importer) send(s *imported, m *keys.Message) error {

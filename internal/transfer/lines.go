@@ -145,12 +145,16 @@ type Wake struct {
 
 // Message is a message between two shards that was not taken yet.
 type Message struct {
-	Kind    uint8
-	Task    *Template `json:",omitempty"` // to be produced
-	Parent  ID        `json:",omitzero"`
-	Child   ID        `json:",omitzero"`
-	Outcome uint8     `json:",omitzero"`
-	Until   uint64    `json:",omitzero"`
+	Kind     uint8
+	Task     *Template  `json:",omitempty"` // to be produced
+	Tasks    []Template `json:",omitempty"` // likewise, together
+	Siblings []ID       `json:",omitempty"` // of these
+	Parent   ID         `json:",omitzero"`
+	Child    ID         `json:",omitzero"`
+	Outcome  uint8      `json:",omitzero"`
+	Until    uint64     `json:",omitzero"`
+	Schedule string     `json:",omitzero"`
+	Tick     uint64     `json:",omitzero"`
 }
 
 // Counts are numbers of lines, by kind.

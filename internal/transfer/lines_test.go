@@ -146,6 +146,8 @@ func TestEveryField(t *testing.T) {
 	m := filled[keys.Message](t)
 	m.Kind, m.Queue, m.Tenant = keys.MsgFollow, queue, tenant
 	m.Record = rec.Encode()
+	m.Siblings = m.Siblings[:1]
+	m.Tasks = []keys.MessageTask{{Queue: queue, Tenant: tenant, Priority: m.Priority, Record: rec.Encode()}}
 	l, err := messageOf(&m)
 	require.NoError(t, err)
 	l = carried(t, &Line{Message: l}).Message
@@ -154,6 +156,8 @@ func TestEveryField(t *testing.T) {
 	require.Equal(t, m, keys.Message{
 		Kind: l.Kind, Queue: l.Task.Queue, Tenant: l.Task.Tenant, Priority: l.Task.Priority, Record: gotRec.Encode(),
 		Parent: keys.ID(l.Parent), Child: keys.ID(l.Child), Outcome: l.Outcome, Until: l.Until, Settings: m.Settings,
+		Schedule: l.Schedule, Tick: l.Tick, Siblings: []keys.ID{keys.ID(l.Siblings[0])},
+		Tasks: []keys.MessageTask{{Queue: l.Tasks[0].Queue, Tenant: l.Tasks[0].Tenant, Priority: l.Tasks[0].Priority, Record: gotRec.Encode()}},
 	})
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[manifest.Manifest]()) {
 		require.Contains(t, []string{

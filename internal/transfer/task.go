@@ -230,8 +230,21 @@ func (s *Schedule) value(rec *record.Record) []byte {
 
 // messageOf returns the portable form of a message.
 func messageOf(m *keys.Message) (*Message, error) {
-	l := &Message{Kind: m.Kind, Parent: ID(m.Parent), Child: ID(m.Child), Outcome: m.Outcome, Until: m.Until}
-	if m.Kind != keys.MsgAdmit && m.Kind != keys.MsgFollow {
+	l := &Message{
+		Kind: m.Kind, Parent: ID(m.Parent), Child: ID(m.Child), Outcome: m.Outcome, Until: m.Until,
+		Schedule: m.Schedule, Tick: m.Tick,
+	}
+	for _, id := range m.Siblings {
+		l.Siblings = append(l.Siblings, ID(id))
+	}
+	for i := range m.Tasks {
+		t, err := templateOf(m.Tasks[i].Queue, m.Tasks[i].Tenant, m.Tasks[i].Priority, m.Tasks[i].Record)
+		if err != nil {
+			return nil, err
+		}
+		l.Tasks = append(l.Tasks, t)
+	}
+	if !m.HasTasks() || m.Kind == keys.MsgFlow {
 		return l, nil
 	}
 	t, err := templateOf(m.Queue, m.Tenant, m.Priority, m.Record)
