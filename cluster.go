@@ -159,7 +159,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 // checkAddress refuses what cannot be dialed by TCP, unless another dialer is given.
 func (c *Cluster) checkAddress(field, address string) error {
 	if err := cluster.CheckAddress(address); c.dial == nil && err != nil || address == "" {
-		return &InvalidError{field, shortly(address), "host:port, which other nodes can dial"}
+		return &InvalidError{field, shortly(address), fmt.Sprint("host:port, which other nodes can dial; ", err)}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -722,4 +723,77 @@ func TestToolRefuses(t *testing.T) {
 	_, err = codeq.Open("queue", onDisk(disk, &codeq.Options{Tool: true}))
 	require.ErrorIs(t, err, codeq.ErrFormat)
 	require.Equal(t, before, storetest.Contents(t, disk, "queue"))
+}
+
+// TestErrorsSayWhatToDo: whatever a new user does wrong, the error names the cause, the value and
+// what to do.
+func TestErrorsSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	at := func(name string) string { return filepath.Join(root, name) }
+	write := func(name, content string) string {
+		require.NoError(t, os.MkdirAll(filepath.Dir(at(name)), 0o700))
+		require.NoError(t, os.WriteFile(at(name), []byte(content), 0o600))
+		return at(name)
+	}
+	closedQueue(t, at("queue"), 2)
+	closedQueue(t, at("no manifest"), 1)
+	require.NoError(t, os.Remove(at("no manifest/CODEQ")))
+	closedQueue(t, at("damaged"), 1)
+	write("damaged/CODEQ", "{")
+	closedQueue(t, at("no store"), 2)
+	require.NoError(t, os.RemoveAll(at("no store/shard-001")))
+	file := write("file", "")
+	write("other/readme", "")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	node := func(listen string) *codeq.Options {
+		return &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: listen}}
+	}
+	for _, c := range []struct {
+		dir  string
+		opts *codeq.Options
+		is   error
+		text string
+	}{
+		{"", nil, codeq.ErrInvalid, `codeq: invalid Open dir: "" (allowed: the path of a directory)`},
+		{"a\x00b", nil, codeq.ErrInvalid, `codeq: invalid Open dir: "a\x00b" (allowed: the path of a directory)`},
+		{file, nil, codeq.ErrNotQueue, file + " is no directory"},
+		{filepath.Join(file, "below"), nil, codeq.ErrNotQueue, file + " is no directory"},
+		{at("other"), nil, codeq.ErrNotQueue, `it holds "readme" and no CODEQ: a queue has a directory of its own`},
+		{at("no manifest"), nil, codeq.ErrNotQueue, `it holds "shard-000" and no CODEQ: put that back from a copy`},
+		{at("damaged"), nil, codeq.ErrCorrupt, "put the file back from a copy"},
+		{at("no store"), nil, codeq.ErrCorrupt, "shard 1: stored data is corrupt: the store is missing: put it back from a copy"},
+		{at("missing"), &codeq.Options{MustExist: true}, codeq.ErrNotQueue, "there is none: check the path"},
+		{at("queue"), &codeq.Options{Shards: 3}, codeq.ErrShardCount, "created with 2, opened with 3; 0 takes the number that it has"},
+		{at("node"), node(l.Addr().String()), nil, "Cluster.Listen: listen tcp " + l.Addr().String()},
+		{at("node"), node(":7400"), codeq.ErrInvalid, "it has no host"},
+		{at("node"), node("127.0.0.1:0"), codeq.ErrInvalid, `"0" is no port`},
+	} {
+		q, err := codeq.Open(c.dir, c.opts)
+		if q != nil {
+			require.NoError(t, q.Close())
+		}
+		require.ErrorContains(t, err, c.text)
+		requirePrefix(t, c.dir, err)
+		if c.is != nil {
+			require.ErrorIs(t, err, c.is)
+		}
+	}
+	_, err = codeq.OpenReadOnly(at("missing"), nil)
+	require.ErrorContains(t, err, "there is none: check the path")
+	_, err = codeq.Verify(at("missing"), nil)
+	require.ErrorContains(t, err, "there is none: check the path")
+}
+
+// TestDirectoryOfThatName: the path of a directory that is named as the package stays in errors.
+func TestDirectoryOfThatName(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "codeq")
+	require.NoError(t, os.WriteFile(dir, nil, 0o600))
+	_, err := codeq.Open(dir, nil)
+	require.EqualError(t, err, "codeq: open "+dir+": directory is not a queue: "+dir+" is no directory")
+	err = codeq.RecoverCluster(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:7400"}})
+	require.ErrorContains(t, err, dir+": ")
 }

@@ -401,8 +401,8 @@ func (o *Options) storeConfig() store.Config {
 
 // checkDir refuses "" as a directory: paths below it would be in the working directory.
 func checkDir(field, dir string) error {
-	if dir == "" {
-		return &InvalidError{field, `""`, "the path of a directory"}
+	if !manifest.IsPath(dir) {
+		return &InvalidError{field, fmt.Sprintf("%q", dir), "the path of a directory"}
 	}
 	return nil
 }

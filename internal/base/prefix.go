@@ -7,13 +7,26 @@ const prefix = "codeq: "
 // Prefixed makes the text of an error begin with the name of the package, once, whatever errors are
 // wrapped in it. Joined errors are one line each, which begins with the name.
 func Prefixed(err error) error {
-	text := err.Error()
-	lines := 1 + strings.Count(text, "\n"+prefix)
-	if strings.HasPrefix(text, prefix) && strings.Count(text, prefix) == lines {
-		return err
+	was := err.Error()
+	lines := strings.Split(was, "\n")
+	for i, line := range lines {
+		bare, had := strings.CutPrefix(line, prefix)
+		for _, before := range wrapping {
+			bare = strings.ReplaceAll(bare, before+prefix, before)
+		}
+		if lines[i] = bare; had || i == 0 {
+			lines[i] = prefix + bare
+		}
 	}
-	return &prefixed{prefix + strings.ReplaceAll(text, prefix, ""), err}
+	if text := strings.Join(lines, "\n"); text != was {
+		return &prefixed{text, err}
+	}
+	return err
 }
+
+// wrapping is what stands before an error that is wrapped. Behind anything else the name is no
+// prefix, but that of a file or directory.
+var wrapping = []string{": ", "; ", ", ", "("}
 
 // prefixed is an error with another text.
 type prefixed struct {

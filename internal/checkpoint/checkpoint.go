@@ -180,7 +180,7 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 		return false, nil
 	}
 	if info, statErr := fsys.Stat(path); statErr == nil && !info.IsDir() {
-		return false, fmt.Errorf("%w: not a directory", fs.ErrExist)
+		return false, fmt.Errorf("%w: not a directory; name one that is empty or missing", fs.ErrExist)
 	}
 	if err != nil {
 		return false, err
@@ -192,7 +192,7 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 			return true, fmt.Errorf("%w: it holds what is left of an unfinished checkpoint", fs.ErrExist)
 		default:
 			if !manifest.IsOfVolume(fsys, path, name) {
-				return true, fmt.Errorf("%w: it holds %q", fs.ErrExist, name)
+				return true, fmt.Errorf("%w: it holds %q; name one that is empty or missing", fs.ErrExist, name)
 			}
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -59,11 +60,25 @@ func CheckAddress(address string) error {
 
 // CheckListen returns an error if this process cannot listen at an address now.
 func CheckListen(address string) error {
-	l, err := net.Listen("tcp", address)
+	l, err := listenAt(address)
 	if err != nil {
 		return err
 	}
 	return l.Close()
+}
+
+// listenAt listens at the address of a node. An error says what to do about it.
+func listenAt(address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		err = fmt.Errorf("Cluster.Listen: %w: end the program that listens there, perhaps this node in another process, or choose another port", err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		err = fmt.Errorf("Cluster.Listen: %w: this machine does not have it; others dial Cluster.Advertise", err)
+	case err != nil:
+		err = fmt.Errorf("Cluster.Listen: %w", err)
+	}
+	return l, err
 }
 
 const (
@@ -364,7 +379,7 @@ func (n *Node) listen() error {
 	l := n.c.Listener
 	if l == nil {
 		var err error
-		if l, err = net.Listen("tcp", n.c.Listen); err != nil {
+		if l, err = listenAt(n.c.Listen); err != nil {
 			return fmt.Errorf("codeq: %w", err)
 		}
 	}

@@ -65,7 +65,7 @@ type Problem struct {
 func Verify(fsys vfs.FS, dir string, rules *Rules, repair, copied bool) (*Report, error) {
 	m, err := manifest.Read(fsys, dir)
 	if err == nil && m == nil {
-		err = fmt.Errorf("%w: there is none", base.ErrNotQueue)
+		err = manifest.ErrNone
 	}
 	if err != nil {
 		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
@@ -90,8 +90,11 @@ func Verify(fsys vfs.FS, dir string, rules *Rules, repair, copied bool) (*Report
 
 // open locks a directory, against those that would change it unless it is to be repaired.
 func open(fsys vfs.FS, dir string, m *manifest.Manifest, repair bool) (*manifest.Directory, error) {
-	if repair || m.Creating { // which is no queue yet
+	switch {
+	case repair:
 		return manifest.Open(fsys, dir, manifest.Want{Shards: m.Shards, Node: m.Node})
+	case m.Creating: // which is no queue yet
+		return manifest.OpenUnfinished(fsys, dir)
 	}
 	return manifest.OpenReadOnly(fsys, dir)
 }

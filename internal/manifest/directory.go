@@ -9,8 +9,10 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -66,12 +68,12 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 		err = m.admit(want)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, permitted(err))
 	}
 	var made []string
 	if m == nil {
 		if made, err = makeDirectory(fsys, path); err != nil {
-			return nil, fmt.Errorf("create %s: %w", path, err)
+			return nil, fmt.Errorf("create %s: %w", path, permitted(err))
 		}
 	}
 	name, err := absolute(fsys, path)
@@ -81,7 +83,7 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	d := New(fsys, name, Manifest{})
 	if err = d.Lock(); err != nil {
 		unmake(fsys, made)
-		return nil, fmt.Errorf("open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, permitted(err))
 	}
 	// Another process may have changed the manifest before the lock was taken.
 	if m, err = Read(fsys, name); err == nil {
@@ -99,23 +101,46 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 		err = d.create(want)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), d.Close())
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, permitted(err)), d.Close())
 	}
 	return d, nil
 }
+
+// IsPath reports whether a text may be the path of a directory.
+func IsPath(path string) bool { return path != "" && !strings.ContainsRune(path, 0) }
+
+// permitted adds to an error who lacks a permission.
+func permitted(err error) error {
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() >= 0 {
+		err = fmt.Errorf("%w: this process is of user %d: change the owner or the mode of the directory", err, os.Geteuid())
+	}
+	return err
+}
+
+// ErrNone is the error if a queue is to exist.
+var ErrNone = fmt.Errorf("%w: there is none: check the path", base.ErrNotQueue)
 
 // OpenReadOnly checks a directory, which is to hold a queue or a node, and locks it against those
 // that would change it. It changes nothing.
 func OpenReadOnly(fsys vfs.FS, path string) (*Directory, error) {
-	d, err := openReadOnly(fsys, path)
+	return readOnly(fsys, path, Want{Exists: true})
+}
+
+// OpenUnfinished is OpenReadOnly, also of a directory in which a queue is being created.
+func OpenUnfinished(fsys vfs.FS, path string) (*Directory, error) {
+	return readOnly(fsys, path, Want{})
+}
+
+func readOnly(fsys vfs.FS, path string, want Want) (*Directory, error) {
+	d, err := openReadOnly(fsys, path, want)
 	if err != nil {
-		return nil, fmt.Errorf("open %s for reading: %w", path, err)
+		return nil, fmt.Errorf("open %s for reading: %w", path, permitted(err))
 	}
 	return d, nil
 }
 
-func openReadOnly(fsys vfs.FS, path string) (*Directory, error) {
-	if _, err := readQueue(fsys, path); err != nil {
+func openReadOnly(fsys vfs.FS, path string, want Want) (*Directory, error) {
+	if _, err := readQueue(fsys, path, want); err != nil {
 		return nil, err
 	}
 	name, err := absolute(fsys, path)
@@ -131,7 +156,7 @@ func openReadOnly(fsys vfs.FS, path string) (*Directory, error) {
 		return nil, errors.Join(err, d.lock.Close())
 	}
 	// Another process may have changed the manifest before the lock was taken.
-	m, err := readQueue(fsys, name)
+	m, err := readQueue(fsys, name, want)
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -142,7 +167,7 @@ func openReadOnly(fsys vfs.FS, path string) (*Directory, error) {
 // Look reads which queue a directory holds. It changes nothing, and does not lock it: another
 // process may have it open.
 func Look(fsys vfs.FS, path string) (*Directory, error) {
-	m, err := readQueue(fsys, path)
+	m, err := readQueue(fsys, path, Want{Exists: true})
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
@@ -153,16 +178,16 @@ func Look(fsys vfs.FS, path string) (*Directory, error) {
 	return New(fsys, name, *m), nil
 }
 
-// readQueue reads the manifest of a directory, which is to hold a queue.
-func readQueue(fsys vfs.FS, path string) (*Manifest, error) {
+// readQueue reads the manifest of a directory, which is to hold a queue, of any node.
+func readQueue(fsys vfs.FS, path string, want Want) (*Manifest, error) {
 	m, err := Read(fsys, path)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case m == nil:
+		return nil, ErrNone
 	}
-	want := Want{Exists: true}
-	if m != nil {
-		want.Node = m.Node
-	}
+	want.Node = m.Node
 	return m, m.admit(want)
 }
 
@@ -268,8 +293,8 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 		return nil, nil
 	}
 	if err != nil {
-		if info, statErr := fsys.Stat(path); statErr == nil && !info.IsDir() {
-			return nil, fmt.Errorf("%w: not a directory", base.ErrNotQueue)
+		if file := fileIn(fsys, path); file != "" {
+			return nil, fmt.Errorf("%w: %s is no directory", base.ErrNotQueue, file)
 		}
 		return nil, err
 	}
@@ -286,10 +311,13 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 		}
 	}
 	if !found {
-		if foreign != "" {
-			return nil, fmt.Errorf("%w: it holds %q and no %s", base.ErrNotQueue, foreign, Name)
+		switch {
+		case foreign == "":
+			return nil, nil
+		case isStore(foreign):
+			return nil, fmt.Errorf("%w: it holds %q and no %s: put that back from a copy", base.ErrNotQueue, foreign, Name)
 		}
-		return nil, nil
+		return nil, fmt.Errorf("%w: it holds %q and no %s: a queue has a directory of its own", base.ErrNotQueue, foreign, Name)
 	}
 	name := fsys.PathJoin(path, Name)
 	if info, err := fsys.Stat(name); err == nil && !info.Mode().IsRegular() { // a FIFO would wait for its other end
@@ -306,19 +334,34 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	return Decode(b)
 }
 
+// fileIn returns what a path names, or leads through, that is no directory; "": nothing.
+func fileIn(fsys vfs.FS, path string) string {
+	for name := path; ; name = fsys.PathDir(name) {
+		if info, err := fsys.Stat(name); err == nil {
+			if info.IsDir() {
+				return ""
+			}
+			return name
+		}
+		if fsys.PathDir(name) == name {
+			return ""
+		}
+	}
+}
+
 // admit refuses a directory with another number of shards than expected, or of another node; and
 // one that is not a whole queue yet, if it is to exist.
 func (m *Manifest) admit(want Want) error {
 	switch {
 	case m == nil && want.Exists:
-		return fmt.Errorf("%w: there is none", base.ErrNotQueue)
+		return ErrNone
 	case m == nil:
 		return nil
 	case m.Creating && want.Exists:
 		return fmt.Errorf("%w: nothing was ever stored in it", base.ErrNotQueue)
 	}
 	if want.Shards != 0 && want.Shards != m.Shards && !m.Creating {
-		return fmt.Errorf("%w: created with %d, opened with %d", base.ErrShardCount, m.Shards, want.Shards)
+		return fmt.Errorf("%w: created with %d, opened with %d; 0 takes the number that it has", base.ErrShardCount, m.Shards, want.Shards)
 	}
 	switch {
 	case m.Node == "" && m.Left && want.Node != "":

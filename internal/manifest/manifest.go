@@ -5,6 +5,7 @@ package manifest
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 
@@ -242,7 +243,7 @@ func Decode(b []byte) (*Manifest, error) {
 		Format int `json:"format"`
 	}
 	if err := json.Unmarshal(b, &version); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", base.ErrCorrupt, Name, err)
+		return nil, damaged(err)
 	}
 	var m Manifest
 	err := json.Unmarshal(b, &m)
@@ -259,9 +260,13 @@ func Decode(b []byte) (*Manifest, error) {
 		misread = misread || bytes.HasSuffix(b, sumOf(whole))
 	}
 	if version.Format >= 1 && (version.Format < OldestFormat || version.Format > Format) && !misread {
-		return nil, fmt.Errorf("%w: %d, this version knows %d to %d", base.ErrFormat, version.Format, OldestFormat, Format)
+		return nil, fmt.Errorf("%w: %d, this version knows %d to %d: open it with a version that knows it", base.ErrFormat, version.Format, OldestFormat, Format)
 	}
-	return nil, fmt.Errorf("%w: %s: wrong checksum", base.ErrCorrupt, Name)
+	return nil, damaged(errors.New("wrong checksum"))
+}
+
+func damaged(err error) error {
+	return fmt.Errorf("%w: %s: %w: put the file back from a copy", base.ErrCorrupt, Name, err)
 }
 
 // check refuses impossible values.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 )
 
@@ -188,8 +189,11 @@ func writeAnswer(w io.Writer, a answer, refused *RefusedError) error {
 func readAnswer(r io.Reader) (a answer, err error) {
 	var buf [2 + 255]byte
 	if _, err := io.ReadFull(r, buf[:2]); err != nil {
-		if err == io.EOF {
+		switch {
+		case err == io.EOF:
 			err = errNoAnswer
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			err = fmt.Errorf("%w: what listens there does not answer, as a node does at once", err)
 		}
 		return a, fmt.Errorf("peer: read answer to header: %w", err)
 	}

@@ -150,7 +150,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 func exists(fs vfs.FS, dir string) error {
 	desc, err := pebble.Peek(dir, fs)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !desc.Exists {
-		return fmt.Errorf("%w: the store is missing", base.ErrCorrupt)
+		return fmt.Errorf("%w: the store is missing: put it back from a copy", base.ErrCorrupt)
 	}
 	return Error(err)
 }
