@@ -59,13 +59,15 @@ func TestTransferUnderWay(t *testing.T) {
 			shards := []int{1, 3, 7}[i/step%3]
 			for line := range strings.Lines(transferred(t, image, shards)) {
 				seen[line[2:2+strings.IndexByte(line[2:], '"')]]++
-				if strings.Contains(line, `"Lease":`) {
-					seen["Lease"]++
+				for _, field := range []string{"Lease", "Siblings"} {
+					if strings.Contains(line, `"`+field+`":`) {
+						seen[field]++
+					}
 				}
 			}
 			require.Equal(t, endsOf(t, want, "q", 4), endsOf(t, image, "new", shards), "image %d", i)
 		}
-		for _, kind := range []string{"Header", "Settings", "Schedule", "Totals", "Task", "Dependent", "Pin", "Message", "Lease"} {
+		for _, kind := range []string{"Header", "Settings", "Schedule", "Totals", "Task", "Dependent", "Pin", "Message", "Lease", "Siblings"} {
 			require.NotZero(t, seen[kind], kind)
 		}
 	})
@@ -113,7 +115,9 @@ func work(t *testing.T, q *codeq.Queue, rng *rand.Rand) {
 		case i%10 < 6:
 			next := task(fmt.Sprint("next of ", i))
 			next.After = append(next.After, l.ID)
-			require.NoError(t, q.Complete(ctx, l.Receipt, []byte("r"), next))
+			second := codeq.Task{Queue: "a", Payload: fmt.Append(nil, "second of ", i), Group: fmt.Sprint("h", i%5), After: []codeq.ID{codeq.Nth(0)}, OnDead: codeq.RunOnDead}
+			third := codeq.Task{Queue: "a", Payload: fmt.Append(nil, "third of ", i), Unique: codeq.Unique{Key: fmt.Sprint(i)}, After: []codeq.ID{codeq.Nth(0), codeq.Nth(1)}, OnDead: codeq.CancelOnDead}
+			require.NoError(t, q.Complete(ctx, l.Receipt, []byte("r"), next, second, third))
 		}
 	}
 }

@@ -449,14 +449,14 @@ func (im *importer) rename(old keys.ID, s *imported, lane uint32) error {
 
 // parents maps the parents of a task. Those that are gone are dropped, unless they are missing to
 // the task, or a tie says that they have yet to end for it. It returns false if some have not come
-// yet.
-func (im *importer) parents(rec *record.Record, onMissing bool) bool {
+// yet. siblings: Nth refers to another task of the line.
+func (im *importer) parents(rec *record.Record, onMissing, siblings bool) bool {
 	kept := rec.Parents[:0]
 	for _, id := range rec.Parents {
 		now, ok := im.ids[id]
 		_, sibling := keys.NthOf(id)
 		switch {
-		case sibling: // of a message with several tasks
+		case sibling && siblings:
 			kept = append(kept, id)
 		case ok:
 			kept = append(kept, now)

@@ -50,7 +50,7 @@ func (im *importer) schedule(l *Schedule) (waits bool, err error) {
 	if err != nil {
 		return false, wrong("schedule %q: %w", l.Name, err)
 	}
-	if !im.parents(&rec, true) {
+	if !im.parents(&rec, true, false) {
 		return true, nil
 	}
 	key, value := keys.AppendSchedule(nil, l.Name), l.value(&rec)
@@ -144,7 +144,7 @@ func (im *importer) task(l *Task) (waits bool, err error) {
 	if p.Range == keys.Blocked && p.At != 0 {
 		im.scopes[scopeIn{p.At, s.number}] = true
 	}
-	if !im.parents(&rec, false) {
+	if !im.parents(&rec, false, false) {
 		return true, nil
 	}
 	if err := im.set(s, p.AppendKey(nil, id), l.value(p, lane, &rec)); err != nil {
@@ -285,7 +285,7 @@ func (im *importer) admission(l *Message, m *keys.Message) (waits bool, err erro
 	if err != nil {
 		return false, wrong("message: %w", err)
 	}
-	if !im.parents(&rec, true) {
+	if !im.parents(&rec, true, false) {
 		return true, nil
 	}
 	m.Queue, m.Tenant, m.Priority, m.Record = l.Task.Queue, l.Task.Tenant, l.Task.Priority, rec.Encode()
@@ -303,7 +303,7 @@ func (im *importer) flow(l *Message, m *keys.Message) (waits bool, err error) {
 		if err != nil {
 			return false, wrong("message: %w", err)
 		}
-		if !im.parents(&rec, true) {
+		if !im.parents(&rec, true, true) {
 			return true, nil
 		}
 		m.Tasks = append(m.Tasks, keys.MessageTask{Queue: t.Queue, Tenant: t.Tenant, Priority: t.Priority, Record: rec.Encode()})
