@@ -441,3 +441,88 @@ func lanesOf(ids []ID) (lanes []uint32) {
 	}
 	return lanes
 }
+
+// TestOpensLeaveNothing: a program that opens a queue, works with it for a moment, and closes it or
+// is killed, leaves no more after hundreds of times than after some: in lanes, queues and tables.
+func TestOpensLeaveNothing(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		shards int
+		level  Durability
+		opens  int
+	}{{1, DurabilityProcess, 300}, {3, DurabilityDisk, 100}} {
+		t.Run(fmt.Sprint(c.shards, " shards, ", c.level), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { openOften(t, c.opens, c.shards, c.level) })
+		})
+	}
+}
+
+func openOften(t *testing.T, opens, shards int, level Durability) {
+	disk, ctx, most := crashfs.New(), t.Context(), int64(0)
+	options := func() *Options {
+		return &Options{fs: disk, Shards: shards, Durability: level, idleLanes: 16, sweepLanes: 32}
+	}
+	q, err := Open("queue", options())
+	require.NoError(t, err)
+	stays := produce(t, q, Task{Queue: "stays", Payload: []byte("stays")})[0]
+	require.NoError(t, q.Close())
+	work := func(q *Queue, i int) {
+		var tasks []Task
+		for range shards {
+			tasks = append(tasks, Task{Queue: "mail"}, Task{Queue: "kept", Retention: time.Hour}, Task{Queue: fmt.Sprint("once ", i)},
+				Task{Queue: "tenants", Tenant: fmt.Sprint(i)}, Task{Queue: "mail", RunAt: time.Now().Add(time.Minute)})
+		}
+		_, err := q.ProduceBatch(ctx, tasks)
+		require.NoError(t, err)
+		produce(t, q, Task{Queue: "mail", Unique: Unique{Key: fmt.Sprint("key ", i)}}, Task{Queue: "mail", Group: fmt.Sprint("group ", i)})
+		require.NoError(t, q.SetSchedule(ctx, Schedule{Name: "often", Every: time.Second, Task: Task{Queue: "ticks"}}))
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+		sub.Close()
+		for {
+			l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"mail", "kept", fmt.Sprint("once ", i), "tenants", "ticks"}, NoWait: true})
+			if errors.Is(err, ErrEmpty) {
+				return
+			}
+			require.NoError(t, err)
+			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		}
+	}
+	for i := range opens {
+		q, err := Open("queue", options())
+		require.NoError(t, err)
+		work(q, i)
+		synctest.Wait()
+		for shard, r := range q.replicas {
+			size := q.catalogueSize(t, shard)
+			tables := r.store.DB().Metrics().Total().TablesCount
+			most = max(most, tables)
+			require.LessOrEqual(t, tables, int64(64), "open %d, shard %d: %+v", i, shard, size)
+			require.LessOrEqual(t, max(size.lanes, size.queues), 128, "open %d, shard %d", i, shard)
+		}
+		time.Sleep(time.Minute)
+		if i%3 == 0 {
+			disk = disk.Clone() // the process is killed
+		}
+		require.NoError(t, q.Close())
+		switch i % 5 {
+		case 0:
+			q, err := Open("queue", &Options{fs: disk, Tool: true})
+			require.NoError(t, err)
+			require.NoError(t, q.Pause(ctx, "paused"))
+			require.NoError(t, q.Resume(ctx, "paused"))
+			require.NoError(t, q.Close())
+		case 1:
+			r, err := OpenReadOnly("queue", &ReaderOptions{fs: disk})
+			require.NoError(t, err)
+			require.NoError(t, r.Close())
+		}
+	}
+	q, err = Open("queue", options())
+	require.NoError(t, err)
+	require.NoError(t, q.checkAll())
+	require.Equal(t, stays, claimNow(t, q, "stays").ID)
+	t.Logf("at most %d tables; %+v", most, q.catalogueSize(t, 0))
+	require.NoError(t, q.Close())
+}

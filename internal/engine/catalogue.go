@@ -16,9 +16,11 @@ import (
 
 // catalogue holds the numbers of a shard's lanes and queues. A lane is in memory while it has ready
 // or leased tasks, a queue while it has tasks in any state, settings, or waiting claims; some
-// thousands of others stay that were used last. A lane that comes back gets another number, which
-// costs no read: what is stored under the old one (a task that waits, the ID of one that is kept)
-// finds the lane by the old entry. LaneSweep removes the entries that nothing names any more.
+// thousands of others stay that were used last. A lane that comes back gets its number again if it
+// is one of the last that left (former), in this process or in the one before; otherwise another
+// one, which costs no read: what is stored under the old one (a task that waits, the ID of one that
+// is kept) finds the lane by the old entry. LaneSweep removes the entries that nothing names any
+// more.
 //
 // Invariant: the tasks in the range Task lie under numbers of lanes in memory. Among the entries of
 // a (queue, tenant, priority), the one with the largest Seq has the number that is, or was last, in
@@ -29,7 +31,10 @@ import (
 type catalogue struct {
 	lanes, queues   numset.Set // numbers that are taken once the group has persisted
 	loaded, current numset.Set // numbers of the lanes and queues in memory
-	seq             uint64     // the largest Seq of an entry
+	seq             uint64     // no entry has a larger Seq
+
+	formerLanes  former[formerLane]
+	formerQueues former[string]
 
 	aliases map[uint32]*Lane // by other numbers of lanes in memory: some of those looked up
 	idle    laneList         // all lanes in memory that are idle, and some that are not
@@ -59,7 +64,11 @@ func (s *State) lane(k LaneKey) *Lane {
 	if l := q.lane(k.Tenant, k.Priority); l != nil {
 		return l
 	}
-	l := newLane(s.catalogue.lanes.Take(), q, strings.Clone(k.Tenant), k.Priority)
+	name := laneName{strings.Clone(k.Tenant), k.Priority}
+	if l := s.returnLane(q, name); l != nil {
+		return l
+	}
+	l := newLane(s.catalogue.lanes.Take(), q, name.tenant, name.priority)
 	l.complete = true
 	s.enterLane(l)
 	return l
@@ -68,7 +77,7 @@ func (s *State) lane(k LaneKey) *Lane {
 // enterLane adds a lane without ready tasks to memory and to the catalogue.
 func (s *State) enterLane(l *Lane) {
 	q := l.queue
-	if q.number == 0 {
+	if q.number == 0 && !s.returnQueue(q) {
 		q.number = s.catalogue.queues.Take()
 		q.since = s.catalogue.seq + 1
 		s.addQueue(q)
@@ -85,12 +94,14 @@ func (s *State) enterLane(l *Lane) {
 func (s *State) addQueue(q *Queue) {
 	setAt(&s.numbers, q.number, q)
 	s.catalogue.current.Add(q.number)
+	s.catalogue.formerQueues.remove(q.number)
 }
 
 func (s *State) addLane(l *Lane) {
 	setAt(&s.lanes, l.number, l)
 	s.catalogue.loaded.Add(l.number)
 	delete(s.catalogue.aliases, l.number) // it may have been the number of another lane
+	s.catalogue.formerLanes.remove(l.number)
 	l.window.Use(&s.windows.pool)
 	l.queue.addLane(l)
 }
@@ -129,6 +140,9 @@ func (s *State) laneNumbered(n uint32) (*Lane, error) {
 	}
 	q := s.QueueNamed(key.Queue)
 	l := q.lane(key.Tenant, key.Priority)
+	if l == nil {
+		l = s.returnLane(q, laneName{key.Tenant, key.Priority})
+	}
 	if l == nil { // the entry gets its number back
 		if c.sweep != nil {
 			c.sweep.lanes.Remove(n)
@@ -136,6 +150,8 @@ func (s *State) laneNumbered(n uint32) (*Lane, error) {
 		l = newLane(n, q, key.Tenant, key.Priority)
 		l.complete = true
 		s.enterLane(l)
+	}
+	if l.number == n {
 		return l, nil
 	}
 	if len(c.aliases) >= aliasesCap || c.aliases == nil {

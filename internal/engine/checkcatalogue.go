@@ -75,6 +75,48 @@ func (c *checker) catalogue() error {
 	return nil
 }
 
+// former: numbers of lanes and queues that are not in memory are those of their newest entries.
+func (c *checker) former() error {
+	s, cat := c.state, &c.state.catalogue
+	names := make(map[uint32]string)
+	newest, entries := make(map[LaneKey]storedLane), make(map[uint32]storedLane)
+	err := errors.Join(schema.Scan(c.disk, keys.Queue, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		names[n] = string(value)
+		return err
+	}), schema.Scan(c.disk, keys.Lane, func(key, value []byte) error {
+		n, err := keys.ParseNumbered(key)
+		if err != nil {
+			return err
+		}
+		v, err := keys.ParseLaneValue(value)
+		e := storedLane{n, v}
+		entries[n] = e
+		if k := (LaneKey{names[v.Queue], v.Tenant, v.Priority}); newest[k].Seq <= v.Seq {
+			newest[k] = e
+		}
+		return err
+	}))
+	for e := cat.formerQueues.order.Front(); e != nil; e = e.Next() {
+		q := e.Value.(named[string])
+		if names[q.number] != q.name || !cat.queues.Has(q.number) || s.numbers.At(int(q.number)) != nil {
+			c.report("queue %d is not %q, which has left memory", q.number, q.name)
+		}
+	}
+	for e := cat.formerLanes.order.Front(); e != nil; e = e.Next() {
+		l := e.Value.(named[formerLane])
+		v := entries[l.number]
+		if (formerLane{v.Queue, laneName{v.Tenant, v.Priority}}) != l.name || !cat.lanes.Has(l.number) || s.lanes.At(int(l.number)) != nil {
+			c.report("lane %d is not %+v, which has left memory", l.number, l.name)
+		}
+		q := s.numbers.At(int(v.Queue))
+		if q != nil && q.lane(v.Tenant, v.Priority) == nil && newest[LaneKey{q.Name, v.Tenant, v.Priority}].number != l.number {
+			c.report("lane %+v has left memory with another number than %d", l.name, l.number)
+		}
+	}
+	return err
+}
+
 // queues: counts and numbers are those on disk, rings are closed, and no claim waits for a queue
 // with a ready task that may be claimed.
 func (c *checker) queues() error {

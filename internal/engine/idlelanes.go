@@ -63,6 +63,7 @@ func (s *State) forgetIdle() {
 		c.idle.remove(l)
 		if l.isIdle() {
 			s.dropLane(l)
+			c.formerLanes.add(formerLane{l.queue.number, laneName{l.Tenant, l.Priority}}, l.number, s.formerMost())
 		}
 	}
 	s.forgetQueues()

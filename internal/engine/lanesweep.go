@@ -66,6 +66,26 @@ func (s *State) beginSweep() {
 	s.Effects.Sweep = c.sweep
 }
 
+const (
+	// openSweepLanes is from how many entries that are not in memory on a small store is swept by
+	// Open: with other queues in each process, and short ones, a sweep beside the owner would never
+	// end. Reading as many entries takes about a millisecond.
+	openSweepLanes = 1 << 10
+	openSweepBytes = 1 << 20 // of tables that the sweep of a small store reads, at most
+)
+
+// sweepAtOpen reads what a sweep of a small store has to know.
+func (s *State) sweepAtOpen() error {
+	if s.absentLanes() <= min(openSweepLanes, s.catalogue.sweepAt) || s.Store.SizeWithout(keys.Task) > openSweepBytes {
+		return nil
+	}
+	s.beginSweep()
+	sw := s.catalogue.sweep
+	s.Effects.Sweep = nil
+	s.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
+	return nil
+}
+
 // Swept is called when the reader has read what a sweep needs, or has failed.
 func (s *State) Swept(sw *LaneSweep, err error) {
 	if m := sw.Names; err != nil {
@@ -93,7 +113,10 @@ func (s *State) endSweep() {
 		return false
 	}
 	if !sw.lanesGone {
-		if free(&sw.lanes, &c.lanes, func(n uint32) { s.Group.delete(keys.AppendNumbered(nil, keys.Lane, n)) }) {
+		if free(&sw.lanes, &c.lanes, func(n uint32) {
+			s.Group.delete(keys.AppendNumbered(nil, keys.Lane, n))
+			c.formerLanes.remove(n)
+		}) {
 			return
 		}
 		sw.lanesGone = true
@@ -102,6 +125,7 @@ func (s *State) endSweep() {
 		s.Group.delete(keys.AppendNumbered(nil, keys.Queue, n))
 		s.Group.delete(keys.AppendNumbered(nil, keys.Counters, n))
 		s.Group.unclocked = true
+		c.formerQueues.remove(n)
 	}) {
 		return
 	}

@@ -41,6 +41,7 @@ func (s *State) Load() error {
 		s.loadInterests,
 		s.loadPlacement,
 		s.loadTotals,
+		s.sweepAtOpen,
 	} {
 		if err := s.Store.Read(step); err != nil {
 			return err

@@ -1,8 +1,11 @@
 package engine
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -40,17 +43,16 @@ func (s *State) loadCatalogue() error {
 		return err
 	}
 	var seqs []uint64 // by number
-	return schema.ReadAhead(s.Store, s.readLanes, func(e storedLane) error {
+	idle := newestLanes{most: s.formerMost()}
+	if err := schema.ReadAhead(s.Store, s.readLanes, func(e storedLane) error {
 		if !c.queues.Has(e.Queue) {
 			return fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, e.Queue, e.number)
 		}
 		c.lanes.Add(e.number)
 		c.seq = max(c.seq, e.Seq)
 		q := s.numbers.At(int(e.Queue))
-		if q == nil {
-			return nil
-		}
-		if q.Counts.Ready+q.Counts.Leased == 0 {
+		if q == nil || q.Counts.Ready+q.Counts.Leased == 0 {
+			idle.add(e)
 			return nil
 		}
 		if other := q.lane(e.Tenant, e.Priority); other != nil {
@@ -63,7 +65,69 @@ func (s *State) loadCatalogue() error {
 		seqs = append(seqs, e.Seq)
 		s.addLane(newLane(e.number, q, e.Tenant, e.Priority))
 		return nil
-	})
+	}); err != nil {
+		return err
+	}
+	return s.loadFormer(idle.list())
+}
+
+// loadFormer notes the numbers of lanes that are not in memory, and of their queues; the newest is
+// first.
+func (s *State) loadFormer(lanes []storedLane) error {
+	var numbers []uint32
+	for _, e := range lanes {
+		if s.numbers.At(int(e.Queue)) == nil {
+			numbers = append(numbers, e.Queue)
+		}
+	}
+	names, err := s.readNames(numbers)
+	if err != nil {
+		return err
+	}
+	c := &s.catalogue
+	for _, e := range slices.Backward(lanes) { // a newer entry of a lane replaces the others
+		c.formerLanes.add(formerLane{e.Queue, laneName{e.Tenant, e.Priority}}, e.number, s.formerMost())
+		if name, ok := names[e.Queue]; ok {
+			c.formerQueues.add(name, e.Queue, s.formerMost())
+		}
+	}
+	return nil
+}
+
+// readNames returns the names of queues by number.
+func (s *State) readNames(numbers []uint32) (map[uint32]string, error) {
+	lower, upper := keys.Range(keys.Queue)
+	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		return nil, store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	names := make(map[uint32]string)
+	slices.Sort(numbers)
+	for _, n := range slices.Compact(numbers) {
+		if key := keys.AppendNumbered(nil, keys.Queue, n); it.SeekGE(key) && bytes.Equal(it.Key(), key) {
+			names[n] = string(it.Value())
+		}
+	}
+	return names, store.Error(it.Error())
+}
+
+// newestLanes collects the lanes with the largest Seqs.
+type newestLanes struct {
+	most  int
+	lanes []storedLane
+}
+
+func (n *newestLanes) add(e storedLane) {
+	if n.lanes = append(n.lanes, e); len(n.lanes) >= 2*n.most {
+		n.lanes = n.list()
+	}
+}
+
+// list returns them, the newest first.
+func (n *newestLanes) list() []storedLane {
+	slices.SortFunc(n.lanes, func(a, b storedLane) int { return cmp.Or(cmp.Compare(b.Seq, a.Seq), cmp.Compare(a.number, b.number)) })
+	return n.lanes[:min(len(n.lanes), n.most)]
 }
 
 // storedQueue is a queue that has a number, and the counters under it.

@@ -66,6 +66,7 @@ func (s *State) Forget(q *Queue) {
 	if q.number != 0 {
 		s.numbers.Set(int(q.number), nil)
 		c.current.Remove(q.number)
+		c.formerQueues.add(q.Name, q.number, s.formerMost())
 	}
 	c.gone[c.slot(q.Name)] += q.arrived
 }

@@ -141,6 +141,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	}
 	st.share.fit(st.db.Metrics())
 	if !c.Still {
+		st.mergeSmall()
 		st.reclaimer.start(st)
 	}
 	return st, nil

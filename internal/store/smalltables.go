@@ -1,0 +1,171 @@
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"math"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// Each Open writes the log of the process before to tables: one for each range of keys in it,
+// however little that is. Pebble merges tables that overlap. Those of a range that grows at its
+// end, as most do, overlap nothing and would stay as they are: a program that opens a queue each
+// minute, for a moment, would leave thousands of them, and each Open has to check all tables.
+//
+// So Open merges small tables once there are many. Its work is bounded by the size of those: large
+// tables are left alone, unless many small ones lie within one.
+const (
+	smallTable = 64 << 10 // neighbors are merged if their tables have fewer bytes on average
+	mergeFrom  = 24       // tables by which merging has to reduce their number
+	mergeRun   = 1 << 20  // bytes that are merged at once, about
+	mergeBytes = 4 << 20  // bytes that are merged by one Open, at most
+	mergeRoom  = 8 * mergeBytes
+)
+
+// tableRun is some small tables that follow each other, and all that overlap them.
+type tableRun struct {
+	spans  []tableSpan
+	bytes  uint64
+	excess int // tables beyond one for each span
+}
+
+// tableSpan is tables whose keys have the same first byte: see partition.
+type tableSpan struct {
+	first, last []byte // keys
+	tables      int
+}
+
+// mergeSmall merges small tables if there are many. Without it everything works, more slowly.
+func (st *Store) mergeSmall() {
+	levels, err := st.db.SSTables()
+	if err != nil {
+		st.log.Warn("tables are not known", "err", err)
+		return
+	}
+	runs, excess := smallRuns(levels), 0
+	for i := range runs {
+		excess += runs[i].excess
+	}
+	if excess < mergeFrom {
+		return
+	}
+	if u, err := st.DiskUsage(); err == nil && u.AvailBytes < mergeRoom {
+		return
+	}
+	slices.SortStableFunc(runs, func(a, b tableRun) int { return cmp.Compare(b.excess, a.excess) })
+	left := uint64(mergeBytes)
+	for i := range runs {
+		if runs[i].excess == 0 || runs[i].bytes > left {
+			continue
+		}
+		left -= runs[i].bytes
+		if err := st.merge(&runs[i]); err != nil {
+			st.log.Warn("small tables could not be merged", "err", err)
+			return
+		}
+	}
+}
+
+// smallRuns returns the small tables that may be merged.
+func smallRuns(levels [][]pebble.SSTableInfo) (runs []tableRun) {
+	var tables []*pebble.SSTableInfo
+	for _, level := range levels {
+		for i := range level {
+			tables = append(tables, &level[i])
+		}
+	}
+	slices.SortFunc(tables, func(a, b *pebble.SSTableInfo) int {
+		return bytes.Compare(a.Smallest.UserKey, b.Smallest.UserKey)
+	})
+	var run tableRun
+	end := func() {
+		if run.excess > 0 {
+			runs = append(runs, run)
+		}
+		run = tableRun{}
+	}
+	for len(tables) > 0 {
+		n, size := overlapping(tables)
+		if size >= uint64(n)*smallTable {
+			end()
+		} else {
+			if run.bytes+size > mergeRun {
+				end()
+			}
+			for _, t := range tables[:n] {
+				run.add(t)
+			}
+		}
+		tables = tables[n:]
+	}
+	end()
+	return runs
+}
+
+// overlapping returns how many of the tables, which are in the order of their smallest keys, reach
+// into each other, from the first one on, and their size.
+func overlapping(tables []*pebble.SSTableInfo) (n int, size uint64) {
+	last := tables[0].Largest.UserKey
+	for ; n < len(tables) && bytes.Compare(tables[n].Smallest.UserKey, last) <= 0; n++ {
+		size += tables[n].Size
+		if bytes.Compare(tables[n].Largest.UserKey, last) > 0 {
+			last = tables[n].Largest.UserKey
+		}
+	}
+	return n, size
+}
+
+// add adds a table whose smallest key is not before those of the others.
+func (r *tableRun) add(t *pebble.SSTableInfo) {
+	r.bytes += t.Size
+	if n := len(r.spans); n > 0 && r.spans[n-1].first[0] == t.Smallest.UserKey[0] {
+		s := &r.spans[n-1]
+		s.tables++
+		r.excess++
+		if bytes.Compare(t.Largest.UserKey, s.last) > 0 {
+			s.last = t.Largest.UserKey
+		}
+		return
+	}
+	r.spans = append(r.spans, tableSpan{t.Smallest.UserKey, t.Largest.UserKey, 1})
+}
+
+// merge compacts a run. Pebble compacts tables of the last level only with those above that overlap
+// them. So a table that spans them is written first: with deletions of range keys, of which a store
+// has none.
+func (st *Store) merge(r *tableRun) error {
+	b := st.db.NewBatch()
+	defer func() { _ = b.Close() }() // its memory only
+	for _, s := range r.spans {
+		if s.tables > 1 {
+			if err := b.RangeKeyDelete(s.first, after(s.last), nil); err != nil {
+				return err
+			}
+		}
+	}
+	if err := st.db.Apply(b, pebble.NoSync); err != nil {
+		return err
+	}
+	if err := st.Flush(context.Background()); err != nil {
+		return err
+	}
+	return st.db.Compact(context.Background(), r.spans[0].first, after(r.spans[len(r.spans)-1].last), false)
+}
+
+// after returns the first key after a key.
+func after(key []byte) []byte { return append(slices.Clip(key), 0) }
+
+// SizeWithout returns the size of the tables, about, without those of one range of keys.
+func (st *Store) SizeWithout(prefix byte) (size uint64) {
+	for _, r := range [][2][]byte{{{0}, {prefix}}, {{prefix + 1}, {math.MaxUint8}}} {
+		n, err := st.db.EstimateDiskUsage(r[0], r[1])
+		if err != nil {
+			return math.MaxUint64
+		}
+		size += n
+	}
+	return size
+}
