@@ -74,7 +74,7 @@ const (
 	openSweepBytes = 1 << 20 // of tables that the sweep of a small store reads, at most
 )
 
-// sweepAtOpen reads what a sweep of a small store has to know.
+// sweepAtOpen reads a small store for a sweep.
 func (s *State) sweepAtOpen() error {
 	if s.absentLanes() <= min(openSweepLanes, s.catalogue.sweepAt) || s.Store.SizeWithout(keys.Task) > openSweepBytes {
 		return nil

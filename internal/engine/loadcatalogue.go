@@ -126,7 +126,9 @@ func (n *newestLanes) add(e storedLane) {
 
 // list returns them, the newest first.
 func (n *newestLanes) list() []storedLane {
-	slices.SortFunc(n.lanes, func(a, b storedLane) int { return cmp.Or(cmp.Compare(b.Seq, a.Seq), cmp.Compare(a.number, b.number)) })
+	slices.SortFunc(n.lanes, func(a, b storedLane) int {
+		return cmp.Or(cmp.Compare(b.Seq, a.Seq), cmp.Compare(a.number, b.number))
+	})
 	return n.lanes[:min(len(n.lanes), n.most)]
 }
 

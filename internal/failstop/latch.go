@@ -60,6 +60,7 @@ type Latch struct {
 	flushFull, compactFull atomic.Bool
 
 	reserve reserve
+	usage   func() (vfs.DiskUsage, error) // of the store's disk; set before Pebble opens it
 
 	memory   memory
 	wrote    int                   // bytes since lags last read the metrics; only who commits uses it
@@ -232,6 +233,7 @@ func (l *Latch) Trouble() <-chan error { return l.trouble }
 // guard puts the latch into the options o of a store in dir.
 func (l *Latch) guard(o *pebble.Options, dir string) {
 	o.FS = l.FS(o.FS, dir)
+	l.usage = func() (vfs.DiskUsage, error) { return o.FS.GetDiskUsage(dir) }
 	o.Logger, o.LoggerAndTracer = l, l
 	o.L0StopWritesThreshold = math.MaxInt // Throttle waits instead
 	if o.EventListener == nil {

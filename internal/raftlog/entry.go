@@ -24,7 +24,8 @@ import (
 // The zone of a time and the difference between nil and empty are not kept.
 
 const (
-	keyBytes      = 4 + 8
+	groupBytes    = 4 // of a key
+	keyBytes      = groupBytes + 8
 	checksumBytes = 4
 	maxHeader     = checksumBytes + 1 + 3*binary.MaxVarintLen64 + binary.MaxVarintLen32
 )

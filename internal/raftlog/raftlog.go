@@ -147,6 +147,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if s.db, err = s.latch.Open(dir, opts); err != nil {
 		return nil, fmt.Errorf("raftlog: open %s: %w", dir, storageError(integrity.OfOpening(err)))
 	}
+	s.latch.MergeSmall(s.db, groupBytes)
 	return s, nil
 }
 

@@ -222,6 +222,30 @@ func TestTablesAreOfOneGroup(t *testing.T) {
 	require.Equal(t, 3, tables)
 }
 
+// TestRestartsLeaveFewTables: a node that is opened and closed often, or killed, has few tables of
+// its log, which stays as it was.
+func TestRestartsLeaveFewTables(t *testing.T) {
+	t.Parallel()
+	disk := crashfs.New()
+	const opens, each = 200, 4
+	for i := range uint64(opens) {
+		s := open(t, disk, Options{Sync: SyncProcess})
+		require.Less(t, s.db.Metrics().Total().TablesCount, int64(48), "open %d", i)
+		for n := range uint32(2) {
+			require.NoError(t, group(t, s, n).StoreLogs(entries(1, 1+i*each, (i+1)*each)))
+		}
+		if i%3 == 0 {
+			disk = disk.Clone() // the process is killed
+		}
+		require.NoError(t, s.Close())
+	}
+	s := open(t, disk, Options{})
+	for n := range uint32(2) {
+		requireLog(t, group(t, s, n), entries(1, 1, opens*each)...)
+	}
+	require.NoError(t, s.Close())
+}
+
 func TestGetLogFindsDamage(t *testing.T) {
 	s := open(t, crashfs.New(), Options{CacheBytes: 1})
 	defer func() { require.NoError(t, s.Close()) }()

@@ -33,7 +33,7 @@ func NewScratch(fsys vfs.FS, dir string, memTableBytes uint64) (*Scratch, error)
 func (s *Scratch) DB() *pebble.DB { return s.db }
 
 // Flush writes everything to tables. It returns the first error, such as that of a full disk.
-func (s *Scratch) Flush() error { return flush(context.Background(), s.db, s.latch) }
+func (s *Scratch) Flush() error { return Error(s.latch.Flush(context.Background(), s.db)) }
 
 // Close closes the store, and returns why it has failed, if it has. It does not seal the store.
 func (s *Scratch) Close() error { return s.latch.Close(s.db) }

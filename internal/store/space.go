@@ -1,5 +1,7 @@
 package store
 
+import "math"
+
 // How often those who write ask the file system how much is free.
 const (
 	LookBytes     = 4 << 20 // that were written since, at the most
@@ -25,3 +27,15 @@ func Shortage(free, low uint64) int {
 // IsTight reports whether space is to be reclaimed at once, before any call is refused, which is
 // below low.
 func IsTight(free, low uint64) bool { return free < low+low/2 }
+
+// SizeWithout returns the size of the tables, about, without those of one range of keys.
+func (st *Store) SizeWithout(prefix byte) (size uint64) {
+	for _, r := range [][2][]byte{{{0}, {prefix}}, {{prefix + 1}, {math.MaxUint8}}} {
+		n, err := st.db.EstimateDiskUsage(r[0], r[1])
+		if err != nil {
+			return math.MaxUint64
+		}
+		size += n
+	}
+	return size
+}

@@ -141,7 +141,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	}
 	st.share.fit(st.db.Metrics())
 	if !c.Still {
-		st.mergeSmall()
+		st.latch.MergeSmall(st.db, 1) // see partition
 		st.reclaimer.start(st)
 	}
 	return st, nil
@@ -282,29 +282,7 @@ func (st *Store) Confirm() error { return nil }
 
 // Flush writes what was committed to a table, and waits for that until ctx ends. It returns the
 // first error: Pebble would retry for ever.
-func (st *Store) Flush(ctx context.Context) error { return flush(ctx, st.db, st.latch) }
-
-func flush(ctx context.Context, db *pebble.DB, latch *failstop.Latch) error {
-	if err := latch.Err(); err != nil {
-		return Error(err)
-	}
-	select {
-	case <-latch.Trouble(): // of an earlier time
-	default:
-	}
-	flushed, err := db.AsyncFlush()
-	if err != nil {
-		return Error(err)
-	}
-	select {
-	case <-flushed:
-		return Error(latch.Err())
-	case err := <-latch.Trouble():
-		return Error(err)
-	case <-ctx.Done():
-		return base.EndOf(ctx)
-	}
-}
+func (st *Store) Flush(ctx context.Context) error { return Error(st.latch.Flush(ctx, st.db)) }
 
 // Checkpoint copies the current store by hard links to a directory that does not exist.
 func (st *Store) Checkpoint(dir string) error {

@@ -1,25 +1,27 @@
-package store
+package failstop
 
 import (
 	"bytes"
 	"cmp"
 	"context"
-	"math"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
 )
 
-// Each Open writes the log of the process before to tables: one for each range of keys in it,
-// however little that is. Pebble merges tables that overlap. Those of a range that grows at its
-// end, as most do, overlap nothing and would stay as they are: a program that opens a queue each
-// minute, for a moment, would leave thousands of them, and each Open has to check all tables.
+// Each Open writes the log of the process before to tables: one for each range of keys in it that
+// has tables of its own, however little that is. Pebble merges tables that overlap. Those of a range
+// that grows at its end, as most do, overlap nothing and would stay as they are: a program that
+// opens a queue each minute, for a moment, would leave thousands of them, and each Open has to check
+// all tables.
 //
-// So Open merges small tables once there are many. Its work is bounded by the size of those: large
-// tables are left alone, unless many small ones lie within one.
+// So small tables are merged after Open, once there are many. The work is bounded by their size:
+// large tables are left alone, unless many small ones lie within one.
 const (
 	smallTable = 64 << 10 // neighbors are merged if their tables have fewer bytes on average
-	mergeFrom  = 24       // tables by which merging has to reduce their number
+	mergeFrom  = 24       // tables more than one for each range
 	mergeRun   = 1 << 20  // bytes that are merged at once, about
 	mergeBytes = 4 << 20  // bytes that are merged by one Open, at most
 	mergeRoom  = 8 * mergeBytes
@@ -32,45 +34,47 @@ type tableRun struct {
 	excess int // tables beyond one for each span
 }
 
-// tableSpan is tables whose keys have the same first byte: see partition.
+// tableSpan is tables of one range.
 type tableSpan struct {
 	first, last []byte // keys
 	tables      int
 }
 
-// mergeSmall merges small tables if there are many. Without it everything works, more slowly.
-func (st *Store) mergeSmall() {
-	levels, err := st.db.SSTables()
+// MergeSmall merges small tables of an open store if there are many. The tables of a range have keys
+// that share so many first bytes. Nobody may commit meanwhile. Without it everything works, more
+// slowly, and so an error is only logged.
+func (l *Latch) MergeSmall(db *pebble.DB, shared int) {
+	levels, err := db.SSTables()
 	if err != nil {
-		st.log.Warn("tables are not known", "err", err)
+		l.log.Warn("tables are not known", "err", err)
 		return
 	}
-	runs, excess := smallRuns(levels), 0
+	runs, excess := smallRuns(levels, shared), 0
 	for i := range runs {
 		excess += runs[i].excess
 	}
 	if excess < mergeFrom {
 		return
 	}
-	if u, err := st.DiskUsage(); err == nil && u.AvailBytes < mergeRoom {
+	if u, err := l.usage(); err == nil && u.AvailBytes < mergeRoom {
 		return
 	}
 	slices.SortStableFunc(runs, func(a, b tableRun) int { return cmp.Compare(b.excess, a.excess) })
 	left := uint64(mergeBytes)
 	for i := range runs {
-		if runs[i].excess == 0 || runs[i].bytes > left {
+		if runs[i].bytes > left {
 			continue
 		}
 		left -= runs[i].bytes
-		if err := st.merge(&runs[i]); err != nil {
-			st.log.Warn("small tables could not be merged", "err", err)
+		if err := l.merge(db, &runs[i]); err != nil {
+			l.log.Warn("small tables could not be merged", "err", err)
 			return
 		}
 	}
 }
 
 // smallRuns returns the small tables that may be merged.
-func smallRuns(levels [][]pebble.SSTableInfo) (runs []tableRun) {
+func smallRuns(levels [][]pebble.SSTableInfo, shared int) (runs []tableRun) {
 	var tables []*pebble.SSTableInfo
 	for _, level := range levels {
 		for i := range level {
@@ -96,7 +100,7 @@ func smallRuns(levels [][]pebble.SSTableInfo) (runs []tableRun) {
 				end()
 			}
 			for _, t := range tables[:n] {
-				run.add(t)
+				run.add(t, shared)
 			}
 		}
 		tables = tables[n:]
@@ -119,9 +123,9 @@ func overlapping(tables []*pebble.SSTableInfo) (n int, size uint64) {
 }
 
 // add adds a table whose smallest key is not before those of the others.
-func (r *tableRun) add(t *pebble.SSTableInfo) {
+func (r *tableRun) add(t *pebble.SSTableInfo, shared int) {
 	r.bytes += t.Size
-	if n := len(r.spans); n > 0 && r.spans[n-1].first[0] == t.Smallest.UserKey[0] {
+	if n := len(r.spans); n > 0 && bytes.Equal(r.spans[n-1].first[:shared], t.Smallest.UserKey[:shared]) {
 		s := &r.spans[n-1]
 		s.tables++
 		r.excess++
@@ -134,10 +138,10 @@ func (r *tableRun) add(t *pebble.SSTableInfo) {
 }
 
 // merge compacts a run. Pebble compacts tables of the last level only with those above that overlap
-// them. So a table that spans them is written first: with deletions of range keys, of which a store
-// has none.
-func (st *Store) merge(r *tableRun) error {
-	b := st.db.NewBatch()
+// them. So a table that spans them is written first: with deletions of range keys, and a store has
+// no range keys.
+func (l *Latch) merge(db *pebble.DB, r *tableRun) error {
+	b := db.NewBatch()
 	defer func() { _ = b.Close() }() // its memory only
 	for _, s := range r.spans {
 		if s.tables > 1 {
@@ -146,26 +150,41 @@ func (st *Store) merge(r *tableRun) error {
 			}
 		}
 	}
-	if err := st.db.Apply(b, pebble.NoSync); err != nil {
+	if err := db.Apply(b, pebble.NoSync); err != nil {
 		return err
 	}
-	if err := st.Flush(context.Background()); err != nil {
+	if err := l.Flush(context.Background(), db); err != nil {
 		return err
 	}
-	return st.db.Compact(context.Background(), r.spans[0].first, after(r.spans[len(r.spans)-1].last), false)
+	if err := db.Compact(context.Background(), r.spans[0].first, after(r.spans[len(r.spans)-1].last), false); err != nil {
+		return err
+	}
+	return l.Err()
+}
+
+// Flush writes what was committed to a table, and waits for that until ctx ends. It returns the
+// first error: Pebble would retry for ever.
+func (l *Latch) Flush(ctx context.Context, db *pebble.DB) error {
+	if err := l.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-l.trouble: // of an earlier time
+	default:
+	}
+	flushed, err := db.AsyncFlush()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-flushed:
+		return l.Err()
+	case err := <-l.trouble:
+		return err
+	case <-ctx.Done():
+		return base.EndOf(ctx)
+	}
 }
 
 // after returns the first key after a key.
 func after(key []byte) []byte { return append(slices.Clip(key), 0) }
-
-// SizeWithout returns the size of the tables, about, without those of one range of keys.
-func (st *Store) SizeWithout(prefix byte) (size uint64) {
-	for _, r := range [][2][]byte{{{0}, {prefix}}, {{prefix + 1}, {math.MaxUint8}}} {
-		n, err := st.db.EstimateDiskUsage(r[0], r[1])
-		if err != nil {
-			return math.MaxUint64
-		}
-		size += n
-	}
-	return size
-}
