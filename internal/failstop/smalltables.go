@@ -7,15 +7,13 @@ import (
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
-
-	"codeq/internal/base"
 )
 
 // Each Open writes the log of the process before to tables: one for each range of keys in it that
-// has tables of its own, however little that is. Pebble merges tables that overlap. Those of a range
-// that grows at its end, as most do, overlap nothing and would stay as they are: a program that
-// opens a queue each minute, for a moment, would leave thousands of them, and each Open has to check
-// all tables.
+// has tables of its own, however little that is. Pebble merges tables that overlap. Those of a
+// range that grows at its end, as most do, overlap nothing and would stay as they are: a program
+// that opens a queue each minute, for a moment, would leave thousands of them, and each Open has to
+// check all tables.
 //
 // So small tables are merged after Open, once there are many. The work is bounded by their size:
 // large tables are left alone, unless many small ones lie within one.
@@ -40,9 +38,9 @@ type tableSpan struct {
 	tables      int
 }
 
-// MergeSmall merges small tables of an open store if there are many. The tables of a range have keys
-// that share so many first bytes. Nobody may commit meanwhile. Without it everything works, more
-// slowly, and so an error is only logged.
+// MergeSmall merges small tables of an open store if there are many. The tables of a range have
+// keys that share so many first bytes. Nobody may commit meanwhile. Without it everything works,
+// more slowly, and so an error is only logged.
 func (l *Latch) MergeSmall(db *pebble.DB, shared int) {
 	levels, err := db.SSTables()
 	if err != nil {
@@ -182,7 +180,7 @@ func (l *Latch) Flush(ctx context.Context, db *pebble.DB) error {
 	case err := <-l.trouble:
 		return err
 	case <-ctx.Done():
-		return base.EndOf(ctx)
+		return ctx.Err()
 	}
 }
 

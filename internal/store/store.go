@@ -282,7 +282,13 @@ func (st *Store) Confirm() error { return nil }
 
 // Flush writes what was committed to a table, and waits for that until ctx ends. It returns the
 // first error: Pebble would retry for ever.
-func (st *Store) Flush(ctx context.Context) error { return Error(st.latch.Flush(ctx, st.db)) }
+func (st *Store) Flush(ctx context.Context) error {
+	err := st.latch.Flush(ctx, st.db)
+	if err != nil && err == ctx.Err() {
+		return base.EndOf(ctx)
+	}
+	return Error(err)
+}
 
 // Checkpoint copies the current store by hard links to a directory that does not exist.
 func (st *Store) Checkpoint(dir string) error {
