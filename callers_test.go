@@ -227,6 +227,9 @@ func (m *crowd) mayBeClaimed(tasks map[ID]*TaskInfo, t *TaskInfo) bool {
 		(set.ConcurrencyPerKey == 0 || t.LimitKey == "" || leased(tasks, t.Queue, t.LimitKey) < set.ConcurrencyPerKey)
 }
 
+// mayStart reports whether a task may be a suspect that waits for its start, which a claim brings.
+func mayStart(t *TaskInfo) bool { return t != nil && t.Suspect && t.State == Blocked }
+
 func (m *crowd) claimable(tasks map[ID]*TaskInfo, queues ...string) (n int) {
 	for _, t := range tasks {
 		if slices.Contains(queues, t.Queue) && m.mayBeClaimed(tasks, t) {
@@ -338,7 +341,7 @@ func (c *claimCall) judge(m *crowd, before map[ID]*TaskInfo, alone bool) {
 	}
 	first := c.leases[0]
 	for _, name := range c.req.Queues {
-		if m.isLimited(name) || !alone { // what is ready may have to wait
+		if m.isLimited(name) || !alone || mayStart(before[first.ID]) { // what is ready may have to wait
 			break
 		}
 		if m.claimable(before, name) > 0 {
@@ -377,6 +380,14 @@ func (c *claimCall) judge(m *crowd, before map[ID]*TaskInfo, alone bool) {
 // highest priority, and of its lane the one that has been ready for longest.
 func (m *crowd) judgeOrder(l *Lease, before map[ID]*TaskInfo) {
 	was := before[l.ID]
+	if mayStart(was) { // a suspect has its own order
+		ready := *was
+		ready.State = Ready
+		if !m.mayBeClaimed(before, &ready) || l.Attempt != was.Attempts+1 {
+			m.t.Fatalf("claim started attempt %d of %s, which was %+v", l.Attempt, l.ID, was)
+		}
+		return
+	}
 	if was == nil || !m.mayBeClaimed(before, was) || l.Attempt != was.Attempts+1 {
 		m.t.Fatalf("claim got attempt %d of %s, which was %+v", l.Attempt, l.ID, was)
 	}

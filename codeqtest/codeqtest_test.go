@@ -364,8 +364,10 @@ func TestCrash(t *testing.T) {
 				require.True(t, finished, "the old handler has ended")
 
 				task := codeqtest.RequireProduced[[]byte](t, q, "run", nil)
-				require.Equal(t, codeq.Ready, task.State)
-				require.Equal(t, 1, task.Attempts)
+				require.Equal(t, codeq.Blocked, task.State, "until a claim starts it: it may have been the reason")
+				require.True(t, task.Suspect)
+				require.Equal(t, 1, task.Crashes)
+				require.Zero(t, task.Attempts)
 				require.Equal(t, codeq.Leased, codeqtest.RequireProduced[[]byte](t, q, "claimed", nil).State)
 				require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
 				q.Crash()
