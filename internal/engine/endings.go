@@ -26,13 +26,14 @@ type endingsOf struct {
 	texts []byte
 }
 
+// ending is small, as each completion writes one.
 type ending struct {
-	state    TaskState
-	attempts int
 	at       uint64 // uptime, ms
-	text     int    // where its result begins in texts; its error follows
-	result   int    // length
-	cause    int    // length
+	attempts uint32
+	text     uint32 // where its result begins in texts; its error follows
+	result   uint32 // length
+	cause    uint32 // length
+	state    TaskState
 }
 
 // add remembers an ending, unless its texts are too long.
@@ -47,7 +48,9 @@ func (e *endings) add(id keys.ID, uptime uint64, o *Outcome) {
 		h.ids, h.ends, h.texts = h.ids[:0], h.ends[:0], h.texts[:0]
 	}
 	h.ids = append(h.ids, id)
-	h.ends = append(h.ends, ending{o.State, o.Attempts, uptime, len(h.texts), len(o.Result), len(o.LastError)})
+	h.ends = append(h.ends, ending{
+		uptime, uint32(o.Attempts), uint32(len(h.texts)), uint32(len(o.Result)), uint32(len(o.LastError)), o.State,
+	})
 	h.texts = append(append(h.texts, o.Result...), o.LastError...)
 }
 
@@ -61,7 +64,7 @@ func (e *endings) find(id keys.ID, uptime uint64) *Outcome {
 		end := &h.ends[i]
 		texts := h.texts[end.text:]
 		return &Outcome{
-			State: end.state, Attempts: end.attempts,
+			State: end.state, Attempts: int(end.attempts),
 			Result: append([]byte(nil), texts[:end.result]...), LastError: string(texts[end.result:][:end.cause]),
 		}
 	}
