@@ -66,14 +66,6 @@ func calls(d codeq.Durability) setting {
 	}
 }
 
-// onShards is single calls at disk.
-func onShards(n int) setting {
-	s := calls(codeq.DurabilityDisk)
-	s.name = fmt.Sprint("shards: ", n)
-	s.opts.Shards = n
-	return s
-}
-
 // batches produces batches of 64, and has Run complete their tasks.
 func batches(d codeq.Durability) setting {
 	s := setting{
@@ -88,6 +80,20 @@ func batches(d codeq.Durability) setting {
 
 func load(producers int) workload.Load {
 	return workload.Load{Producers: producers, Workers: workersOf * producers}
+}
+
+// levels are the levels of durability that survive a crash, each on one shard, on two, and on as
+// many as a new queue has on 12 processors.
+func levels(load func(codeq.Durability) setting) (all []setting) {
+	for _, d := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
+		for _, shards := range []int{1, 2, 4} {
+			s := load(d)
+			s.name = fmt.Sprintf("%v, %d shards", d, shards)
+			s.opts.Shards = shards
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // bounded makes producers wait for workers, as a service with back-pressure does.
@@ -159,13 +165,32 @@ func sweeps(z size) []*sweep {
 		settings: []setting{calls(process), calls(disk)},
 		bars:     true,
 	}, backlogSweep(z), {
-		name: "callers", title: "Shards at disk, by callers", axis: "callers",
-		about: "Single calls of producers, and of four workers for each of them. All lines are measured three times in turn, as the disk is " +
-			"faster and slower from minute to minute.",
-		values:   []int{2, 8, 32},
-		label:    func(v int) string { return number((1 + workersOf) * v) },
-		apply:    func(s *setting, v int) { s.load = load(v) },
-		settings: []setting{onShards(1), onShards(2)},
+		name: "callers", title: "Callers of single calls, at both levels", axis: "callers",
+		about: "Single calls of a producer and a worker, or of producers and of four workers for each of them. All lines are measured three " +
+			"times in turn, as the disk is faster and slower from minute to minute.",
+		values: []int{1, 8, 32, 128},
+		label: func(v int) string {
+			if v == 1 {
+				return "1 + 1"
+			}
+			return fmt.Sprint(v, " + ", workersOf*v)
+		},
+		apply: func(s *setting, v int) {
+			if s.load = load(v); v == 1 {
+				s.load.Workers = 1
+			}
+		},
+		settings: levels(calls),
+		runs:     3,
+		plain:    true,
+		logY:     true,
+	}, {
+		name: "batches", title: "Producers of batches, at both levels", axis: "producers",
+		about:    "Batches of 64 and `Run`, with four workers for each producer. All lines are measured three times in turn.",
+		values:   []int{1, 32},
+		label:    number,
+		apply:    func(s *setting, v int) { s.load.Producers, s.load.Workers = v, workersOf*v },
+		settings: levels(batches),
 		runs:     3,
 		plain:    true,
 		bars:     true,
