@@ -385,11 +385,7 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, err)
 		return
 	}
-	var deadline *time.Time
-	if l.Timeout > 0 {
-		deadline = new(time.Now().Add(l.Timeout))
-	}
-	f.Begin(deadline)
+	f.Begin(l.Timeout)
 	if !w.Own(f) {
 		r.giveBack(l.Receipt, failOp{how: engine.FailReturn}, f)
 		return
@@ -400,7 +396,9 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 		r.returned(l)
 		return
 	}
-	f.Watch(&r.reports, r.queue.opts.log, func() { r.countOverdue(w, f) })
+	if l.Timeout > 0 {
+		f.Watch(&r.reports, r.queue.opts.log, func() { r.countOverdue(w, f) })
+	}
 	var begun time.Time // zero if nobody wants to know
 	if r.queue.opts.teller != nil {
 		begun = time.Now()

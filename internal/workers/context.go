@@ -40,10 +40,11 @@ type watch struct {
 	running *sync.WaitGroup
 }
 
-// Begin gives the context its deadline; nil is none. REQUIRES: nobody uses the context yet.
-func (c *Context) Begin(deadline *time.Time) {
-	if deadline != nil {
-		c.due = &due{at: *deadline}
+// Begin gives the context its deadline, after a time; 0: it has none. REQUIRES: nobody uses the
+// context yet.
+func (c *Context) Begin(timeout time.Duration) {
+	if timeout > 0 {
+		c.due = &due{at: time.Now().Add(timeout)}
 	}
 }
 
@@ -55,11 +56,9 @@ const overdueAfter = time.Second
 
 // Watch calls late, on a goroutine of its own, if End was not called overdueAfter after the
 // deadline, or as long after it as it was ahead, if that is less. running counts the watch until
-// late has returned, or End was called before. There is one call of Watch at the most.
+// late has returned, or End was called before. There is one call of Watch at the most. REQUIRES: the
+// context has a deadline.
 func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) {
-	if c.due == nil {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over {

@@ -153,7 +153,7 @@ func TestDrain(t *testing.T) {
 		h.jobs <- soon
 		h.jobs <- never
 		for _, j := range []*job{soon, never} {
-			j.Begin(nil)
+			j.Begin(0)
 		}
 		stop := h.run(t)
 		synctest.Wait()
