@@ -176,13 +176,16 @@ func (q *Queue) returnLate(op *claimOp) {
 	}
 	go func() {
 		contain(q.opts.log, "return of a claim", func() {
-			if err := <-op.done; err == nil || errors.Is(err, ErrUncertain) {
-				for i := range op.Grants {
-					back := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: q.closing}}}
-					_ = q.failed(context.Background(), receiptOf(op.Grants[i].Receipt), back, nil)
-				}
+			defer op.unref()
+			if err := <-op.done; err != nil && !errors.Is(err, ErrUncertain) {
+				return
 			}
-			op.unref()
+			ctx, stop := q.untilClosing(context.Background(), "return of a claim") // Close waits for this
+			for i := 0; i < len(op.Grants) && ctx.Err() == nil; i++ {              // the leases that are left expire
+				back := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: q.closing}}}
+				_ = q.failed(ctx, receiptOf(op.Grants[i].Receipt), back, nil)
+			}
+			_ = stop(nil)
 		}, nil)
 		q.calls.Done()
 	}()

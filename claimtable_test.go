@@ -2,9 +2,11 @@ package codeq
 
 import (
 	"context"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/require"
 
@@ -72,5 +74,21 @@ func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 		}
 		synctest.Wait()
 		requireNobodyWaits(t, q, 1)
+	})
+}
+
+// TestLeaderLoadedInVain: nothing is left of a shard that was loaded, and then not served.
+func TestLeaderLoadedInVain(t *testing.T) {
+	ownCluster(t, func(t *testing.T, c *simCluster, q *Queue) {
+		_, err := q.ProduceBatch(t.Context(), []Task{{Queue: "a"}, {Queue: "a"}})
+		require.NoError(t, err)
+		loaded := func() weak.Pointer[shard] {
+			s, err := q.replicas[0].load(2)
+			require.NoError(t, err)
+			return weak.Make(s)
+		}()
+		runtime.GC()
+		runtime.GC()
+		require.Nil(t, loaded.Value())
 	})
 }

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -310,5 +311,33 @@ func TestSlowCommitKeepsOwner(t *testing.T) {
 		counts, err := nodes[1].Stats(t.Context())
 		require.NoError(t, err)
 		require.EqualValues(t, 1, counts["a"].Ready)
+	})
+}
+
+// TestCloseAfterClaim: Close does not wait for a leader to give back what a claim has got whose
+// caller has gone.
+func TestCloseAfterClaim(t *testing.T) {
+	t.Parallel()
+	opts := Options{Shards: 2, MinFreeBytes: testkit.MinFree, StallAfter: 2 * time.Second}
+	simCaseOf(t, opts, ofNoRoom, func(t *testing.T, c *simCluster) {
+		leader := c.members()[0]
+		const n = 32
+		_, err := simQueue(leader).ProduceBatch(t.Context(), slices.Repeat([]Task{{Queue: "a"}}, 4*n))
+		require.NoError(t, err)
+		for shard := range opts.Shards {
+			c.transfer(leader, shard, leader)
+		}
+		c.awaitLeaders()
+		for _, other := range c.members()[1:] {
+			other.fill(testkit.MinFree/4 - 1)
+		}
+		time.Sleep(2 * store.LookEvery * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = simQueue(leader).ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: n})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		begun := time.Now()
+		require.NoError(t, leader.close())
+		require.LessOrEqual(t, time.Since(begun), 4*simCallTimeout)
 	})
 }

@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -81,6 +82,45 @@ func TestParentsOfFailedShard(t *testing.T) {
 		f.Open()
 		synctest.Wait()
 	})
+}
+
+// TestUntakenParents: a call whose tasks are stored, and whose parents do not learn of them, is
+// uncertain, whatever ends first.
+func TestUntakenParents(t *testing.T) {
+	t.Parallel()
+	produce := map[string]func(*Queue, context.Context, Task) ([]ID, error){
+		"Produce": func(q *Queue, ctx context.Context, task Task) ([]ID, error) {
+			id, err := q.Produce(ctx, task)
+			return []ID{id}, err
+		},
+		"ProduceBatch": func(q *Queue, ctx context.Context, task Task) ([]ID, error) {
+			return q.ProduceBatch(ctx, []Task{task})
+		},
+	}
+	for name, produce := range produce {
+		t.Run(name, func(t *testing.T) {
+			ownCluster(t, func(t *testing.T, c *simCluster, q *Queue) {
+				var parent ID
+				for parent == (ID{}) || q.shardOf(parent) != 1 {
+					id, err := q.Produce(t.Context(), Task{Queue: "parents"})
+					require.NoError(t, err)
+					parent = id
+				}
+				time.Sleep(time.Minute)
+				slowDown(t, q, 0, 10*time.Millisecond)
+				goOn := standStill(q.shard(1))
+				for i := 0; ; i++ {
+					ids, err := produce(q, t.Context(), Task{Queue: "children", After: []ID{parent}, Unique: Unique{Key: fmt.Sprint(i)}})
+					require.Error(t, err)
+					if ids[0] != (ID{}) && q.shardOf(ids[0]) == 0 {
+						require.ErrorIs(t, err, ErrUncertain)
+						break
+					}
+				}
+				goOn()
+			})
+		})
+	}
 }
 
 // TestCanceledParentInCluster: a task goes with its parent, however the parent ends, while the

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/engine"
 	"codeq/internal/testkit"
 )
 
@@ -225,6 +226,33 @@ func TestClaimKeepsNoPlace(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestPlaceOfCanceledHandler: an end of its lease that says that the handler goes on comes after the
+// cancel of the task, and does not free its place.
+func TestPlaceOfCanceledHandler(t *testing.T) {
+	t.Parallel()
+	for _, how := range []engine.Failure{engine.FailOverdue, engine.FailReturn | engine.StillRuns} {
+		ownCluster(t, func(t *testing.T, c *simCluster, q *Queue) {
+			ctx, stop := context.WithCancel(t.Context())
+			ids, err := q.ProduceBatch(ctx, []Task{{Queue: "a", Group: "g"}, {Queue: "a", Group: "g"}})
+			require.NoError(t, err)
+			started, end, ran := make(chan *Lease, 2), make(chan struct{}), make(chan error, 1)
+			var m Mux
+			Handle(&m, "a", func(_ context.Context, j *Job[[]byte]) error { started <- j.Lease; <-end; return nil })
+			go func() { ran <- q.Run(ctx, &m, &RunOptions{Concurrency: 4}) }()
+			first := <-started
+			require.Equal(t, ids[0], first.ID)
+			require.NoError(t, q.Cancel(ctx, first.ID))
+			require.ErrorIs(t, q.failed(ctx, first.Receipt, failOp{how: how}, nil), ErrLeaseLost)
+			time.Sleep(5 * time.Second)
+			require.Empty(t, started, how)
+			close(end)
+			require.Equal(t, ids[1], (<-started).ID)
+			stop()
+			require.NoError(t, <-ran)
+		})
 	}
 }
 

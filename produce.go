@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"codeq/internal/arena"
-	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -200,11 +199,8 @@ func (q *Queue) doTaken(ctx context.Context, shard int, op *takenOp) error {
 		ctx, cancel = context.WithTimeoutCause(ctx, q.opts.Cluster.CallTimeout, errNotTaken)
 		defer cancel()
 	}
-	settled, err := q.do(ctx, shard, op)
-	if !settled {
-		op.GiveUp()
-		return base.EndOf(ctx)
-	}
+	err := q.ask(ctx, shard, op)
+	op.GiveUp()
 	return err
 }
 

@@ -186,8 +186,6 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 			return err
 		}
 		r.group.Place(s.Placement)
-		s.claims.Join(q.heads, &q.slow)
-		s.join(nil)
 		return nil
 	})
 	return s, err

@@ -82,7 +82,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 	return s
 }
 
-// join makes the shard one of those of a queue. REQUIRES: all are loaded, and none runs.
+// join makes the shard one of those of a queue. REQUIRES: all are loaded, and no other one runs.
 func (s *shard) join(peers []*shard) {
 	s.peers = peers
 	s.claims.FeedAll()
@@ -133,6 +133,10 @@ func (s *shard) runGuarded() {
 // run is the owner: it takes what waits, decides it, persists it, and wakes
 // the callers, until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
+	if s.node != nil { // not before: a leader that was loaded in vain is not run
+		s.claims.Join(s.node.queue.heads, &s.node.queue.slow)
+		s.join(nil)
+	}
 	for s.permits.Flush(); s.gather(); s.permits.Flush() {
 		s.resolve()
 		err := s.Broken

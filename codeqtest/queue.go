@@ -80,10 +80,10 @@ func (q *Queue) Reopen() {
 }
 
 // Crash is like Reopen for a program that is killed: the new queue finds what was acknowledged and
-// persisted before the call. Tasks that calls of Run were working on are ready again, with the
-// attempt counted; leases of Claim go on until they expire. The handlers of the old queue cannot be
-// killed: they end as codeq.Queue.Close says, before Crash returns, but nothing that they store is
-// found.
+// persisted before the call. Tasks that calls of Run were working on have a crash more, and are
+// suspects, Blocked until a claim starts them, as after any crash ([codeq.TaskInfo].Suspect);
+// leases of Claim go on until they expire. The handlers of the old queue cannot be killed: they end
+// as codeq.Queue.Close says, before Crash returns, but nothing that they store is found.
 func (q *Queue) Crash() {
 	q.t.Helper()
 	q.settle()

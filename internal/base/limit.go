@@ -92,24 +92,29 @@ func Await(ctx context.Context, limit *Limit, done <-chan error) (settled bool, 
 	cancel := ctx.Done()
 	switch {
 	case limit != nil:
+		return limit.await(ctx, done)
 	case cancel == nil:
 		return true, <-done
-	default:
-		select { // which a third channel makes slower, even a nil one
-		case err := <-done:
-			return true, err
-		case <-cancel:
-			return false, fmt.Errorf("%w: %w", ErrUncertain, EndOf(ctx))
-		}
 	}
+	select { // which a third channel makes slower, even a nil one
+	case err := <-done:
+		return true, err
+	case <-cancel:
+		return false, uncertain(ctx)
+	}
+}
+
+func uncertain(ctx context.Context) error { return fmt.Errorf("%w: %w", ErrUncertain, EndOf(ctx)) }
+
+func (l *Limit) await(ctx context.Context, done <-chan error) (settled bool, err error) {
 	for {
 		select {
 		case err := <-done:
 			return true, err
-		case <-cancel:
-			return false, fmt.Errorf("%w: %w", ErrUncertain, EndOf(ctx))
-		case <-limit.C():
-			if limit.IsOver(false) {
+		case <-ctx.Done():
+			return false, uncertain(ctx)
+		case <-l.C():
+			if l.IsOver(false) {
 				return false, fmt.Errorf("%w: %w", ErrUncertain, ErrLate)
 			}
 		}

@@ -996,8 +996,9 @@ func (c *failCall) do(m *model) {
 func (c *failCall) apply(m *model) {
 	t := m.held(c.receipt)
 	if t == nil {
-		m.lost(c.receipt, c.err)
-		m.returned(c.receipt)
+		if m.lost(c.receipt, c.err); c.how != FailOverdue && !c.goesOn { // the handler has returned
+			m.returned(c.receipt)
+		}
 		return
 	}
 	m.noError(c.err)

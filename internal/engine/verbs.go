@@ -130,7 +130,9 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	}
 	ls := s.held(r)
 	if ls == nil {
-		s.returned(r)
+		if how&StillRuns == 0 && how != FailOverdue {
+			s.returned(r)
+		}
 		return Decided, s.leaseLost(r)
 	}
 	goesOn := how&StillRuns != 0 && ls.handled

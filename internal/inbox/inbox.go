@@ -2,7 +2,6 @@
 package inbox
 
 import (
-	"cmp"
 	lists "container/list"
 	"context"
 	"fmt"
@@ -94,7 +93,9 @@ func (in *Inbox[Op]) Push(ctx context.Context, op Op, limit *base.Limit) error {
 		if over != nil {
 			err = over
 		}
-		err = cmp.Or(err, stalled)
+		if err == nil {
+			err = stalled
+		}
 		if late != nil && (err != nil || len(in.ops) < in.depth) {
 			in.let = min(in.let, in.late.Remove(late).(uint64))
 		}
