@@ -80,7 +80,7 @@ func sampleCalls() map[string]request {
 		"permits": &permitsOp{completion: newCompletion(callPermits),
 			queue: "a", shard: 2, PermitRequest: dispatch.PermitRequest{
 				Answer:  permits.Answer{Granted: 3, Over: true},
-				Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true},
+				Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true, Rank: 4, Share: 720720},
 			},
 		},
 		"askPermits": &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: []byte("v"), idle: true, Report: permits.Report{Epoch: 1, Held: 4, Unused: 1, Idle: time.Hour}},

@@ -31,8 +31,8 @@ import (
 // several tenants, to one that is drawn, where the tenants take turns. Each tenant has its share
 // over all shards of the process (in a cluster: those that the node leads), however its tasks lie
 // in them; [Settings.TenantWeights] says how. A claim that waits gets the first task that becomes
-// ready in any shard, or may be claimed within [Settings].Concurrency or Rate: over several shards,
-// such claims get tasks of all tenants, but not by their shares.
+// ready in any shard. Where [Settings].Concurrency or Rate keeps claims waiting, each place that
+// becomes free goes to the shard to which a new claim would go.
 //
 // A claim knows the tasks from the last commit of each shard: of claims that are made at the same
 // time some may get a task before a more urgent, or an older, one. The strict order of

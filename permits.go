@@ -91,7 +91,7 @@ func (op *permitsOp) resolve(s *shard) {
 
 func (op *permitsOp) encode(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendBytes(dst, op.queue), uint64(op.shard))
-	return op.Request.Append(dst)
+	return op.Request.Append(dst, op.format)
 }
 
 func (op *permitsOp) decode(r *wire.Reader) {

@@ -317,6 +317,40 @@ func TestPermitsTurns(t *testing.T) {
 	}
 }
 
+// TestPermitsOfTenants: shards share a limit by the tenants that have tasks there.
+func TestPermitsOfTenants(t *testing.T) {
+	t.Parallel()
+	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
+		c.configure(func(s *Settings) { s.Concurrency = 4 })
+		c.limit.Store(4)
+		for node, tenants := range []string{"ABCD", "X", "ABCD"} {
+			var batch []Task
+			for i := range 8000 {
+				tenant := tenants[i%len(tenants) : i%len(tenants)+1]
+				batch = append(batch, Task{Queue: "a", Tenant: tenant, Payload: fmt.Append(nil, tenant, node, " ", i)})
+			}
+			_, err := c.queue(node).ProduceBatch(t.Context(), batch)
+			require.NoError(t, err)
+		}
+		for node := range 3 {
+			for range 4 {
+				c.work(node, 4*time.Millisecond, 0)
+			}
+		}
+		time.Sleep(15 * time.Second)
+		c.stop()
+		c.workers.Wait()
+		by := make(map[string]float64)
+		for payload := range c.completed {
+			by[payload[:1]] += 1 / float64(c.done())
+		}
+		require.InDelta(t, 1./9, by["X"], 0.03, "%v", by)
+		for _, tenant := range []string{"A", "B", "C", "D"} {
+			require.InDelta(t, 2./9, by[tenant], 0.03, "%v", by)
+		}
+	})
+}
+
 // TestPermitsFailover: no crash and no partition, of the permit allocator or of others, has the
 // queue have more leases than it may, and none takes room away for good.
 func TestPermitsFailover(t *testing.T) {

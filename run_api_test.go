@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -552,6 +553,52 @@ func TestSharesOverShards(t *testing.T) {
 				}
 				require.InDelta(t, 540, counts["critical"], 44+float64(2*more), "%v", counts)
 				require.Equal(t, 600, counts["critical"]+counts["bulk"])
+			})
+		})
+	}
+}
+
+// TestSharesBehindLimits: claims get the places that are free by the weights of the queues, however
+// their tasks lie in the shards, if the limits of both keep claims from them now and then.
+func TestSharesBehindLimits(t *testing.T) {
+	for _, more := range []int{0, 20} { // with them, the list is a long one
+		t.Run(fmt.Sprint(more, " more queues"), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				q := openForRun(t, codeq.Options{Shards: 4})
+				req := codeq.ClaimRequest{Queues: []string{"critical", "bulk"}, Weights: map[string]int{"critical": 9}}
+				for n := range more {
+					req.Queues = append(req.Queues, fmt.Sprint("idle", n))
+				}
+				for _, name := range req.Queues[:2] {
+					configure(t, q, name, func(s *codeq.Settings) { s.Concurrency = 5 })
+				}
+				_, err := q.ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "critical"}}, 3200)) // in one shard
+				require.NoError(t, err)
+				for shard := range 4 {
+					produce(t, startingAt(q, shard), slices.Repeat([]codeq.Task{{Queue: "bulk"}}, 800)...)
+				}
+				const claims = 3000
+				var made, critical atomic.Int64
+				var workers sync.WaitGroup
+				for range 6 {
+					workers.Go(func() {
+						for made.Add(1) <= claims {
+							l, err := q.Claim(t.Context(), req)
+							require.NoError(t, err)
+							if l.Queue == "critical" {
+								critical.Add(1)
+							}
+							time.Sleep(time.Duration(rand.ExpFloat64() * float64(time.Millisecond)))
+							require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+						}
+					})
+				}
+				workers.Wait()
+				// Of six tasks at work, 5, 4 or 3 are critical with the probabilities 0.757,
+				// 0.210 and 0.031, if a claim takes a critical one nine times of ten while
+				// both have places.
+				require.InDelta(t, claims*0.787, critical.Load(), claims*0.04)
 			})
 		})
 	}

@@ -64,7 +64,7 @@ type Task struct {
 	Group string `json:",omitzero"`
 	// LimitKey counts the task against [Settings.ConcurrencyPerKey] of its queue. When a claim
 	// finds a task that would exceed the limit, the task becomes [Blocked]; blocked tasks go on in
-	// the order of their IDs, whatever their priorities.
+	// the order of their IDs, whatever their priorities and tenants.
 	LimitKey string `json:",omitzero"`
 	// After lists the parents of the task: it waits until each of them is completed. A canceled
 	// parent cancels the task; OnDead says what a parent that is a dead letter does, and OnMissing

@@ -1,11 +1,15 @@
 package codeq_test
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -94,6 +98,7 @@ func TestTenantSharesOverShards(t *testing.T) {
 	for name, c := range map[string]struct {
 		weights map[string]int
 		shards  map[string][]int // in which the tenants have tasks
+		of      int              // shards; 0: four
 		batch   int
 		want    map[string]float64 // of 3,000 claims
 	}{
@@ -121,6 +126,21 @@ func TestTenantSharesOverShards(t *testing.T) {
 			shards: map[string][]int{"A": {0}, "B": {0}, "C": {0}, "D": {0}, "E": {0}, "F": {0}, "G": {0}, "H": {0}, "I": {0}, "X": {3}},
 			want:   map[string]float64{"A": 300, "B": 300, "C": 300, "D": 300, "E": 300, "F": 300, "G": 300, "H": 300, "I": 300, "X": 300},
 		},
+		"one of a thousand": {
+			weights: map[string]int{"A": 999}, shards: map[string][]int{"A": everywhere, "X": {1}},
+			want: map[string]float64{"A": 2997, "X": 3},
+		},
+		"a thousand of one": {
+			weights: map[string]int{"X": 999}, shards: map[string][]int{"A": everywhere, "X": {1}},
+			want: map[string]float64{"A": 3, "X": 2997},
+		},
+		"one shard": {
+			of: 1, shards: map[string][]int{"A": {0}, "X": {0}}, want: map[string]float64{"A": 1500, "X": 1500},
+		},
+		"sixteen shards": {
+			of: 16, shards: map[string][]int{"A": {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, "B": {3, 4, 15}, "X": {3}},
+			want: map[string]float64{"A": 1000, "B": 1000, "X": 1000},
+		},
 		"one without a name": {
 			weights: map[string]int{"": 2}, shards: map[string][]int{"": everywhere, "X": {3}},
 			want: map[string]float64{"": 2000, "X": 1000},
@@ -131,7 +151,7 @@ func TestTenantSharesOverShards(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+			bubble(t, codeq.Options{Shards: cmp.Or(c.of, 4)}, func(t *testing.T, q *codeq.Queue) {
 				configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = c.weights })
 				for tenant, shards := range c.shards {
 					for _, shard := range shards {
@@ -223,6 +243,205 @@ func TestTenantSharesOfRun(t *testing.T) {
 		require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64}))
 		require.InDelta(t, claims/5, ofX.Load(), claims/50, "%d handled", handled.Load())
 	})
+}
+
+// TestTenantSharesBehindLimits: tenants have their shares where limits keep claims waiting, or turn
+// away those that do not wait: of Run, of claims one by one, and of batches.
+func TestTenantSharesBehindLimits(t *testing.T) {
+	for name, c := range map[string]struct {
+		settings codeq.Settings
+		claims   codeq.ClaimRequest
+		run      bool
+		shards   int  // 0: four
+		keys     bool // each tenant has a LimitKey, and so all its tasks in one shard
+		want     int  // of 5,000 claims for the tenant with tasks in one shard; 0: as for the others
+	}{
+		"concurrency":           {settings: codeq.Settings{Concurrency: 8}, run: true},
+		"concurrency of one":    {settings: codeq.Settings{Concurrency: 1}, run: true},
+		"rate":                  {settings: codeq.Settings{Rate: 1000, Burst: 1}, run: true},
+		"rate and burst":        {settings: codeq.Settings{Rate: 1000, Burst: 100}, run: true},
+		"both":                  {settings: codeq.Settings{Concurrency: 8, Rate: 2000, Burst: 20}, run: true},
+		"sixteen shards":        {settings: codeq.Settings{Concurrency: 8}, run: true, shards: 16},
+		"keys":                  {settings: codeq.Settings{Concurrency: 8, ConcurrencyPerKey: 20}, run: true, keys: true},
+		"a thousand to one":     {settings: codeq.Settings{Concurrency: 8, TenantWeights: map[string]int{"X": 1000}}, run: true, want: 4980},
+		"one to a thousand":     {settings: codeq.Settings{Concurrency: 8, TenantWeights: map[string]int{"A": 1000}}, run: true, want: 5},
+		"claims":                {settings: codeq.Settings{Concurrency: 8}},
+		"batches":               {settings: codeq.Settings{Concurrency: 40}, claims: codeq.ClaimRequest{Max: 5}},
+		"claims without a wait": {settings: codeq.Settings{Concurrency: 8}, claims: codeq.ClaimRequest{NoWait: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			shards := cmp.Or(c.shards, 4)
+			bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+				for shard := range shards {
+					for _, tenant := range []string{"A", "B", "C", "D"} {
+						produceFor(t, startingAt(q, shard), taskOf(tenant, c.keys), 8000/shards, tenant)
+					}
+				}
+				produceFor(t, startingAt(q, 2), taskOf("X", c.keys), 6000, "X")
+				configure(t, q, "a", func(s *codeq.Settings) { *s = c.settings })
+				const claims = 5000
+				counts := make(map[string]int)
+				var mu sync.Mutex
+				ctx, cancel := context.WithCancel(t.Context())
+				handle := func(tenant string) {
+					time.Sleep(time.Duration(500+rand.IntN(1000)) * time.Microsecond)
+					mu.Lock()
+					defer mu.Unlock()
+					counts[tenant]++
+					if counts[""]++; counts[""] == claims {
+						cancel()
+					}
+				}
+				if c.run {
+					var m codeq.Mux
+					codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+						handle(j.Tenant)
+						return nil
+					})
+					require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64}))
+				} else {
+					var wg sync.WaitGroup
+					c.claims.Queues = []string{"a"}
+					for range 32 {
+						wg.Go(func() {
+							for ctx.Err() == nil {
+								leases, err := q.ClaimBatch(ctx, c.claims)
+								for _, l := range leases {
+									handle(l.Tenant)
+									require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+								}
+								if errors.Is(err, codeq.ErrEmpty) {
+									time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
+								}
+							}
+						})
+					}
+					wg.Wait()
+				}
+				want := cmp.Or(float64(c.want), claims/5)
+				deviation := math.Sqrt(want * (1 - want/claims))
+				require.InDelta(t, want, counts["X"], 6*deviation+float64(c.claims.Max), "%v", counts)
+				requireSettled(t, q)
+			})
+		})
+	}
+}
+
+// taskOf is a task of a tenant; key: with a LimitKey of its own.
+func taskOf(tenant string, key bool) codeq.Task {
+	task := codeq.Task{Queue: "a", Tenant: tenant}
+	if key {
+		task.LimitKey = "key of " + tenant
+	}
+	return task
+}
+
+// TestTenantSharesBehindLimitsChange: where limits keep claims waiting, shares follow tenants that
+// come and go, new weights, and a pause; and tasks of a higher priority go first.
+func TestTenantSharesBehindLimitsChange(t *testing.T) {
+	for name, limits := range map[string]codeq.Settings{"concurrency": {Concurrency: 8}, "rate": {Rate: 5000, Burst: 5}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+				weights := func(w map[string]int) {
+					configure(t, q, "a", func(s *codeq.Settings) {
+						*s = limits
+						s.TenantWeights = w
+					})
+				}
+				weights(nil)
+				for shard := range 4 {
+					produceFor(t, startingAt(q, shard), codeq.Task{Queue: "a"}, 1500, "A", "B", "C", "D")
+				}
+				var mu sync.Mutex
+				var order []string
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+					time.Sleep(time.Duration(500+rand.IntN(1000)) * time.Microsecond)
+					mu.Lock()
+					defer mu.Unlock()
+					order = append(order, strings.Repeat("urgent ", min(j.Priority, 1))+j.Tenant)
+					return nil
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				var run sync.WaitGroup
+				run.Go(func() { require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64})) })
+				defer run.Wait()
+				defer cancel()
+				next := func(n int) (of []string) {
+					synctest.Wait()
+					mu.Lock()
+					defer mu.Unlock()
+					for from := len(order); len(order) < from+n; {
+						mu.Unlock()
+						time.Sleep(10 * time.Millisecond)
+						mu.Lock()
+					}
+					return slices.Clone(order[len(order)-n:])
+				}
+				expect := func(shares map[string]float64) {
+					t.Helper()
+					const claims = 1600
+					counts := make(map[string]int)
+					for _, of := range next(claims) {
+						counts[of]++
+					}
+					for tenant, share := range shares {
+						deviation := math.Sqrt(claims * share * (1 - share))
+						require.InDelta(t, claims*share, counts[tenant], 6*deviation+8, "%s of %v", tenant, counts)
+					}
+				}
+				expect(map[string]float64{"A": 1. / 4, "X": 0})
+				produceFor(t, startingAt(q, 1), codeq.Task{Queue: "a"}, 3000, "X")
+				expect(map[string]float64{"A": 1. / 5, "X": 1. / 5})
+				weights(map[string]int{"X": 3, "A": 2})
+				expect(map[string]float64{"A": 2. / 8, "B": 1. / 8, "X": 3. / 8})
+				require.NoError(t, q.Pause(t.Context(), "a"))
+				time.Sleep(time.Second)
+				require.NoError(t, q.Resume(t.Context(), "a"))
+				expect(map[string]float64{"A": 2. / 8, "B": 1. / 8, "X": 3. / 8})
+				weights(nil)
+				produceFor(t, startingAt(q, 3), codeq.Task{Queue: "a", Priority: 5}, 100, "X", "Y")
+				urgent := next(300)
+				at := slices.Index(urgent, "urgent X")
+				require.GreaterOrEqual(t, at, 0)
+				require.NotContains(t, strings.Join(urgent[at+20:at+170], ","), "A", "others before urgent tasks")
+				_, err := q.Bulk(t.Context(), codeq.BulkOptions{
+					Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: "a", Tenants: []string{"X"}},
+				})
+				require.NoError(t, err)
+				next(50)
+				expect(map[string]float64{"A": 1. / 4, "X": 0})
+			})
+		})
+	}
+}
+
+// TestPausedQueueBesideTenants: a list with a paused queue, one that has tasks in some shards only,
+// and one whose limit is reached, leaves the shares of tenants in the others as they are.
+func TestPausedQueueBesideTenants(t *testing.T) {
+	for _, weights := range []map[string]int{nil, {"paused": 1000}} {
+		bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+			require.NoError(t, q.Pause(t.Context(), "paused"))
+			configure(t, q, "full", func(s *codeq.Settings) { s.Concurrency = 1 })
+			for shard := range 4 {
+				produceFor(t, startingAt(q, shard), codeq.Task{Queue: "paused"}, 100, "A", "B")
+				produceFor(t, startingAt(q, shard), codeq.Task{Queue: "full"}, 100, "A", "B")
+				produceFor(t, startingAt(q, shard), codeq.Task{Queue: "a"}, 600, "A", "B", "C", "D")
+			}
+			produceFor(t, startingAt(q, 2), codeq.Task{Queue: "a"}, 600, "X")
+			require.NotNil(t, claimNow(t, q, "full"))
+			counts := make(map[string]int)
+			for range 2000 {
+				l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"paused", "empty", "full", "a"}, Weights: weights, NoWait: true})
+				require.NoError(t, err)
+				require.Equal(t, "a", l.Queue)
+				counts[l.Tenant]++
+			}
+			require.InDelta(t, 400, counts["X"], 108, "%v", counts)
+		})
+	}
 }
 
 // TestTenantsAreNotStarved: behind the deepest backlog of one tenant, the only

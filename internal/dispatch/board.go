@@ -29,6 +29,7 @@ type Board struct {
 type queueHeads struct {
 	users   int // number of shards that use it; guarded by the board's mu
 	shards  []shardHead
+	gate    atomic.Pointer[gate] // that all shards share; nil: none
 	tenants tenantCounts
 }
 
@@ -91,10 +92,16 @@ func (b *Board) of(queue string) *queueHeads {
 	return v.(*queueHeads)
 }
 
-// Has reports whether a shard has published a task for claims of a queue.
+// Has reports whether a shard has published a task that a claim of a queue may get.
 func (b *Board) Has(queue string, shard int) bool {
 	h := b.of(queue)
-	return h != nil && h.shards[shard].word.Load() != 0
+	return h != nil && !h.isClosed() && h.shards[shard].word.Load() != 0
+}
+
+// isClosed reports whether no claim of the queue gets a task in any shard.
+func (q *queueHeads) isClosed() bool {
+	g := q.gate.Load()
+	return g != nil && g.isClosed()
 }
 
 // hold returns the heads of a queue for a shard that publishes its own, and keeps them until drop.
@@ -124,8 +131,12 @@ const headFollowers = 32
 
 // first returns the shard at which a claim for some tasks should begin: among those with the
 // highest priority, the one with the oldest head or, if several tenants are next, one drawn by the
-// shares of its tenants. It is negative if claims are under way for the tasks of all shards.
+// shares of its tenants. It is negative if claims are under way for the tasks of all shards, or the
+// gate of the queue is closed.
 func (q *queueHeads) first(tasks int) int {
+	if q.isClosed() {
+		return -1
+	}
 	top, tenant := uint64(0), uint64(0)
 	for i := range q.shards {
 		h := head(q.shards[i].word.Load())
@@ -188,7 +199,7 @@ func (q *queueHeads) drawShard(rank uint64) int {
 // them has a head.
 func (q *queueHeads) best(but int) int {
 	best, top := -1, head(0)
-	if q == nil {
+	if q == nil || q.isClosed() {
 		return best
 	}
 	for i := range q.shards {
@@ -269,13 +280,18 @@ func (q *queueHeads) visit(c *Claim, at int) int {
 	return q.best(-1)
 }
 
-// headOf returns the head of a queue in this shard, as far as it is in memory.
+// headOf returns the head of a queue in this shard, as far as it is in memory, if claims may get a
+// task.
 func (d *Dispatcher) headOf(q *Queue) head {
+	if g := q.sharedGate(); g != nil && g.isClosed() {
+		return 0
+	}
 	h, _ := d.headAndShare(q)
 	return h
 }
 
-// headAndShare returns also the share of the tenants that have tasks of its priority.
+// headAndShare returns what claims would get but for a gate that all shards share: the head, and
+// the share of the tenants that have tasks of its priority.
 func (d *Dispatcher) headAndShare(q *Queue) (h head, share uint64) {
 	if q.Gated && q.shut {
 		return 0, 0
@@ -300,6 +316,9 @@ func (d *Dispatcher) Publish(of *engine.Queue) {
 		}
 		q.heads = d.board.hold(q.Name, d.shards)
 	}
+	if g := q.sharedGate(); q.heads.gate.Load() != g {
+		q.heads.gate.Store(g)
+	}
 	own := &q.heads.shards[d.index]
 	if q.Shared = q.heads.tenants.named.Load() > 0; q.Shared {
 		own.more.Store(int32(min(max(q.Counts.Ready, headFollowers)-headFollowers, math.MaxInt32-headFollowers)))
@@ -318,6 +337,7 @@ func (d *Dispatcher) Publish(of *engine.Queue) {
 // PublishAll is Publish for the queues that the group has changed.
 func (d *Dispatcher) PublishAll() {
 	d.groups++
+	d.endTurns()
 	if d.board == nil {
 		return
 	}

@@ -94,7 +94,7 @@ func (d *Dispatcher) checkHeads() error {
 				return fmt.Errorf("the heads of queue %q are not on the board", name)
 			}
 		}
-		if h := d.headOf(c); told != h {
+		if h, _ := d.headAndShare(c); told != h {
 			return fmt.Errorf("the head of queue %q is told to be %x, and is %x", name, told, h)
 		}
 	}

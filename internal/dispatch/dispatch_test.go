@@ -469,8 +469,11 @@ func TestOldSettingsOfGates(t *testing.T) {
 		require.True(t, d.passGate(q))
 	}
 	require.False(t, d.passGate(q))
-	require.True(t, q.shut)
+	require.True(t, q.sharedGate().isClosed())
+	d.isServing = true // claims that wait
+	require.False(t, d.mayPass(q))
 	d.leaveGate(q)
+	require.False(t, q.sharedGate().isClosed())
 	require.Same(t, q, d.Opening())
 	require.True(t, d.mayPass(q))
 	require.Nil(t, d.Opening())

@@ -32,6 +32,8 @@ type Dispatcher struct {
 	listed    chunked.List[*Queue] // queues for which claims wait
 	sets      setTable
 	setsFirst bool         // the last Serve began with sets
+	isServing bool         // Serve is under way
+	turns     []*Queue     // endTurns looks at them
 	serving   *Claim       // taken by this shard, and not served yet; nil: none
 	stale     atomic.Int64 // tickets that others have made stale since the last sweep, minus the good ones after it
 	sweep     sweep
@@ -97,7 +99,10 @@ type Queue struct {
 
 	heads *queueHeads // nil: the shard has published none
 	gate  Gateway     // nil: neither a rate nor a limit of concurrency
-	shut  bool        // the gate has refused a claim, and has not been opened since
+	shut  bool        // a gateway of this shard has refused a claim, and has not been opened since
+
+	hasTurn bool // it is in Dispatcher.turns
+	isRead  bool // claims wait until tasks are read
 
 	allocator *PermitAllocator // nil: another shard has it, or none does
 	isDirty   bool             // Permits.Flush will look at it
@@ -156,17 +161,20 @@ func (d *Dispatcher) Forget(q *engine.Queue) (forgotten bool) {
 // Close settles the waiting claims: those of this process with local, or not at all if it is nil,
 // and those of other nodes with remote.
 func (d *Dispatcher) Close(local, remote error) {
+	if d.board != nil {
+		d.rules.Share(nil, nil) // while it has the heads
+	}
 	for _, q := range d.queues.All() {
 		if q != nil {
+			if g := q.sharedGate(); g != nil {
+				d.wake(q, g.quit(d, 0))
+			}
 			d.unpublish(q)
 			q.refuse(local, remote)
 		}
 	}
 	for _, set := range d.sets.byDigest {
 		set.refuse(local, remote)
-	}
-	if d.board != nil {
-		d.rules.Share(nil, nil)
 	}
 	if d.rules.CrashIsOver() {
 		d.slow.recovered()
@@ -437,6 +445,8 @@ func (d *Dispatcher) MayServe() bool {
 // first in turn.
 func (d *Dispatcher) Serve() {
 	served := 0
+	d.isServing = true
+	defer func() { d.isServing = false }()
 	if d.setsFirst = !d.setsFirst; d.setsFirst {
 		d.serveSets(&served)
 	}

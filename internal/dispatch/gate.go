@@ -1,7 +1,11 @@
 package dispatch
 
 import (
+	"math"
+	"math/rand/v2"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -35,12 +39,16 @@ func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) 
 		return nil, false // without State.Next, which might refill lanes in vain
 	}
 	started := q.Suspects && d.startSuspect(q)
-	l, pending = d.rules.Next(q.Queue, rank)
-	if l == nil && started {
-		return nil, true
+	if l, pending = d.rules.Next(q.Queue, rank); l == nil && started {
+		pending = true
 	}
-	if l != nil && q.Gated && !d.passGate(q) {
-		return nil, false
+	if q.Gated {
+		if pending {
+			q.isRead = true
+		}
+		if l != nil && !d.passGate(q) {
+			return nil, false
+		}
 	}
 	return l, pending
 }
@@ -52,14 +60,27 @@ func (d *Dispatcher) passGate(q *Queue) bool {
 	return d.passes(q, ok, wait)
 }
 
-// mayPass is passGate without taking the place.
+// mayPass is passGate without taking the place. A claim that waits gets one only if it is kept for
+// this shard, or for none.
 func (d *Dispatcher) mayPass(q *Queue) bool {
-	ok, wait := q.gate.Look(d, d.now())
+	g := q.sharedGate()
+	if !d.isServing || g == nil {
+		ok, wait := q.gate.Look(d, d.now())
+		return d.passes(q, ok, wait)
+	}
+	h, share := d.headAndShare(q)
+	ok, wait, wake := g.turn(d, q.heads, h, share, d.now())
+	d.wake(q, wake)
+	if ok {
+		d.noteTurn(q)
+	}
 	return d.passes(q, ok, wait)
 }
 
+// passes follows the answer of the gate. Other shards see by themselves whether a gate that they
+// share is closed.
 func (d *Dispatcher) passes(q *Queue, ok bool, wait time.Duration) bool {
-	if !ok {
+	if !ok && q.sharedGate() == nil {
 		q.shut = true
 		d.Publish(q.Queue)
 	}
@@ -67,6 +88,51 @@ func (d *Dispatcher) passes(q *Queue, ok bool, wait time.Duration) bool {
 		d.Throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
 	}
 	return ok
+}
+
+// sharedGate is the gate of the queue that all shards of the process share; nil: it has none.
+func (q *Queue) sharedGate() *gate {
+	g, _ := q.gate.(*gate)
+	return g
+}
+
+// wake lets shards serve the claims that wait for a place of a queue.
+func (d *Dispatcher) wake(q *Queue, shards []*Dispatcher) {
+	for _, w := range shards {
+		if w == d {
+			d.Throttle(q, d.rules.Now)
+		} else {
+			w.port.Open(q.Name)
+		}
+	}
+}
+
+// noteTurn notes that a place of a queue may be kept for this shard: see endTurns.
+func (d *Dispatcher) noteTurn(q *Queue) {
+	if !q.hasTurn {
+		q.hasTurn = true
+		d.turns = append(d.turns, q)
+	}
+}
+
+// endTurns passes on the places that are kept for this shard and that it has not used. It keeps
+// them while the group has not served all claims, or these wait for tasks to be read.
+func (d *Dispatcher) endTurns() {
+	if len(d.turns) == 0 {
+		return
+	}
+	kept := d.turns[:0]
+	for _, q := range d.turns {
+		q.hasTurn = d.rules.HasRoom(engine.RoomLow) && (q.servable || q.isRead || q.isServableInSet())
+		q.isRead = false
+		if q.hasTurn {
+			kept = append(kept, q)
+		} else if g := q.sharedGate(); g != nil {
+			d.wake(q, g.decline(d))
+		}
+	}
+	clear(d.turns[len(kept):])
+	d.turns = kept
 }
 
 // asks reports whether a claim that does not wait will be tried again, since it lacks only a place.
@@ -77,13 +143,7 @@ func (d *Dispatcher) leaveGate(q *Queue) {
 	if q.gate == nil {
 		return
 	}
-	for _, w := range q.gate.Leave(1) {
-		if w == d {
-			d.Throttle(q, d.rules.Now)
-		} else {
-			w.port.Open(q.Name)
-		}
-	}
+	d.wake(q, q.gate.Leave(1))
 }
 
 // LeaveGates gives back the places of the leases that have ended since its last call.
@@ -119,7 +179,7 @@ func (d *Dispatcher) Limit(q *Queue, known bool) {
 		d.dropGate(q)
 		return
 	}
-	if g := d.gates.set(q.Name, q.Configured, known, d.sinceGrant(q), d.now(), q.gate == nil); g != nil && q.gate == nil {
+	if g := d.gates.set(q.Name, q.Configured, known, d.sinceGrant(q), d, q.gate == nil); g != nil && q.gate == nil {
 		q.gate = g
 		g.join(q.atWork())
 	}
@@ -134,11 +194,7 @@ func (d *Dispatcher) dropGate(q *Queue) {
 		return
 	}
 	d.SetGateway(q, nil)
-	for _, w := range d.gates.leave(q.Name, g, q.Removed, q.atWork(), d.now()) {
-		if w != d {
-			w.port.Open(q.Name)
-		}
-	}
+	d.wake(q, d.gates.leave(q.Name, d, g, q.Removed, q.atWork()))
 }
 
 // sinceGrant is how long ago the rate of a queue has let the last task pass, at least. Of a rate
@@ -157,6 +213,9 @@ const longAgo = 100 * 365 * 24 * time.Hour
 // Open serves the claims of a queue when more of its tasks can be leased than before.
 func (d *Dispatcher) Open(q *Queue) {
 	q.shut = false
+	if q.sharedGate() != nil {
+		d.noteTurn(q)
+	}
 	d.feed(q)
 	d.Publish(q.Queue)
 }
@@ -206,16 +265,16 @@ func NewGates() *Gates { return &Gates{byQueue: make(map[string]*gate)} }
 
 // set applies settings to the gate of a queue, and returns it; nil if there is none. joins: the
 // shard does not have it yet.
-func (t *Gates) set(queue string, c engine.Configured, known bool, ago time.Duration, now time.Time, joins bool) *gate {
+func (t *Gates) set(queue string, c engine.Configured, known bool, ago time.Duration, d *Dispatcher, joins bool) *gate {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	g := t.byQueue[queue]
 	if g == nil && (c.Settings.Concurrency > 0 || c.Settings.Rate > 0) {
-		g = new(gate)
+		g = &gate{clock: d.now}
 		t.byQueue[queue] = g
 	}
 	if g != nil {
-		if g.set(c, known, ago, now); joins {
+		if g.set(c, known, ago, d.now()); joins {
 			g.shards++
 		}
 	}
@@ -224,72 +283,327 @@ func (t *Gates) set(queue string, c engine.Configured, known bool, ago time.Dura
 
 // leave gives back what a shard has of a gate whose settings were removed, by a version, and
 // returns the Dispatchers that wait for places.
-func (t *Gates) leave(queue string, g *gate, version uint64, leased int, now time.Time) []*Dispatcher {
+func (t *Gates) leave(queue string, d *Dispatcher, g *gate, version uint64, leased int) []*Dispatcher {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	g.set(engine.Configured{Version: version, Settings: new(engine.Settings)}, true, 0, now)
+	g.set(engine.Configured{Version: version, Settings: new(engine.Settings)}, true, 0, d.now())
 	if g.shards--; g.shards == 0 {
 		delete(t.byQueue, queue)
 	}
-	return g.Leave(leased)
+	return g.quit(d, leased)
 }
 
 // gate limits the claims of a queue in all shards of a process, by concurrency and by rate. Each
 // shard enters its leases when it first applies settings that need the gate, or later ones.
+//
+// Claims that wait have tickets in all shards. A place that becomes free is kept for one shard, the
+// one to which a new claim would go. If that shard does not use it, it is kept for another one. A
+// new claim takes any free place, since it has chosen its shard by the same rule.
+//
+// Invariant: while a place is free and kept for no shard, each line that waits is of a shard that
+// looks again: it has been woken, or its time of the next token comes.
 type gate struct {
-	shards int // that have it; guarded by Gates.mu
+	shards int              // that have it; guarded by Gates.mu
+	clock  func() time.Time // monotonic
+
+	// closed is until when there is no place, ns of the clock; 0: there is one; forever: until a
+	// lease ends. It is written under mu.
+	closed atomic.Int64
 
 	mu      sync.Mutex // guards what follows
 	version uint64     // of the settings that it applies
 	limit   int        // 0: none
 	leased  int
 	rate    *rate.Limiter
-	drained time.Time     // when the rate had no token, as shards have found when they were loaded
-	waiting []*Dispatcher // those that had to refuse claims for want of room
+	drained time.Time // when the rate had no token, as shards have found when they were loaded
+	lines   []*gateLine
+	kept    int // sum of the kept of lines; at most as many as places are free
 }
+
+// gateLine is the claims of a shard that wait for a place.
+type gateLine struct {
+	claims *Dispatcher
+	heads  *queueHeads // nil: the shard has published none
+	waits  bool        // claims that wait have found no place, and the shard has declined none since
+	isShut bool        // sets have shut the queue until there is a place
+	kept   int         // places kept for the shard
+}
+
+// forever is later than all times.
+const forever = math.MaxInt64
 
 // Enter takes a place. When there is none, wait is how long until the rate has one, or 0 if a lease
 // has to end first.
 func (g *gate) Enter(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if ok, wait = g.room(d, now); ok {
-		g.leased++
-		if g.rate != nil {
-			g.rate.AllowN(now, 1)
-		}
+	if ok, wait = g.room(now); !ok {
+		return false, wait
 	}
-	return ok, wait
+	g.leased++
+	if g.rate != nil {
+		g.rate.AllowN(now, 1)
+	}
+	if l := g.lineOf(d); l != nil && l.kept > 0 {
+		l.kept--
+		g.kept--
+	}
+	g.update(now)
+	return true, 0
 }
 
 // Look is Enter without taking the place.
-func (g *gate) Look(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
+func (g *gate) Look(_ *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.room(d, now)
+	return g.room(now)
 }
 
 // room returns the result of Enter. REQUIRES: mu is held.
-func (g *gate) room(d *Dispatcher, now time.Time) (ok bool, wait time.Duration) {
+func (g *gate) room(now time.Time) (ok bool, wait time.Duration) {
 	if g.limit > 0 && g.leased >= g.limit {
-		g.waitFor(d)
 		return false, 0
 	}
-	if g.rate != nil {
-		r := g.rate.ReserveN(now, 1)
-		wait = r.DelayFrom(now)
-		r.CancelAt(now)
-	}
+	wait = g.nextToken(0, now)
 	return wait == 0, wait
 }
 
-func (g *gate) waitFor(d *Dispatcher) {
-	for _, w := range g.waiting {
-		if w == d {
-			return
+// nextToken returns how long until the rate has one token more than so many. REQUIRES: mu is held.
+func (g *gate) nextToken(tokens int, now time.Time) time.Duration {
+	if g.rate == nil {
+		return 0
+	}
+	missing := max(0, float64(tokens+1)-g.rate.TokensAt(now))
+	return time.Duration(min(missing/float64(g.rate.Limit())*float64(time.Second), float64(longAgo)))
+}
+
+// free returns how many places there are that are kept for no shard. REQUIRES: mu is held.
+func (g *gate) free(now time.Time) int {
+	n := math.MaxInt
+	if g.limit > 0 {
+		n = g.limit - g.leased
+	}
+	if g.rate != nil {
+		tokens := int(g.rate.TokensAt(now))
+		if g.nextToken(tokens, now) == 0 { // all but a rounding error
+			tokens++
+		}
+		n = min(n, tokens)
+	}
+	return n - g.kept
+}
+
+// update follows a change of the leases or the limits. REQUIRES: mu is held.
+func (g *gate) update(now time.Time) {
+	closed := int64(0)
+	if ok, wait := g.room(now); !ok && wait == 0 {
+		closed = forever
+	} else if !ok {
+		closed = now.Add(wait).UnixNano()
+	}
+	if g.closed.Load() != closed {
+		g.closed.Store(closed)
+	}
+	if g.kept == 0 {
+		return
+	}
+	over := min(g.kept, -g.free(now)) // new claims have taken places that were kept
+	for i := 0; over > 0; i++ {
+		l := g.lines[i]
+		n := min(over, l.kept)
+		l.kept -= n
+		g.kept -= n
+		over -= n
+	}
+}
+
+// isClosed reports whether there is no place. It is safe for concurrent use.
+func (g *gate) isClosed() bool {
+	closed := g.closed.Load()
+	return closed != 0 && (closed == forever || closed > g.clock().UnixNano())
+}
+
+// now is the time, if it matters.
+func (g *gate) now() (t time.Time) {
+	if g.rate != nil {
+		t = g.clock()
+	}
+	return t
+}
+
+// lineOf returns the line of a shard; nil: it has none. REQUIRES: mu is held.
+func (g *gate) lineOf(d *Dispatcher) *gateLine {
+	for _, l := range g.lines {
+		if l.claims == d {
+			return l
 		}
 	}
-	g.waiting = append(g.waiting, d)
+	return nil
+}
+
+// lineFor is lineOf, and makes the line. REQUIRES: mu is held.
+func (g *gate) lineFor(d *Dispatcher) *gateLine {
+	l := g.lineOf(d)
+	if l == nil {
+		l = &gateLine{claims: d}
+		g.lines = append(g.lines, l)
+	}
+	return l
+}
+
+// turn is Look for claims that wait. own and share are the shard's head now. wake are other shards,
+// for which places are kept instead.
+func (g *gate) turn(d *Dispatcher, heads *queueHeads, own head, share uint64, now time.Time) (ok bool, wait time.Duration, wake []*Dispatcher) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	l := g.lineFor(d)
+	l.heads, l.waits = heads, true
+	if ok, wait = g.room(now); !ok || l.kept > 0 || g.limit == 0 && g.rate == nil {
+		return ok, wait, nil
+	}
+	for range drawsAtOnce {
+		if g.free(now) <= 0 {
+			return false, g.nextToken(g.kept, now), wake
+		}
+		drawn := g.draw(l, own, share)
+		if wake = g.keepFor(drawn, wake); drawn == l {
+			return true, 0, wake[:len(wake)-1]
+		}
+	}
+	return true, 0, wake
+}
+
+// drawsAtOnce is how many places go to other shards before a claim gets one of many that are free,
+// at most.
+const drawsAtOnce = 64
+
+// keepFor keeps a place for a shard, and adds the shard to wake unless it looks again already.
+// REQUIRES: mu is held.
+func (g *gate) keepFor(l *gateLine, wake []*Dispatcher) []*Dispatcher {
+	g.kept++
+	if l.kept++; l.kept > 1 {
+		return wake
+	}
+	return append(wake, l.claims)
+}
+
+// draw returns the line of the shard to which a new claim would go: with the highest priority and,
+// among several, with the oldest task or, if their tasks are of several tenants, drawn by shares.
+// nil: none waits. l has the head own; the others, or all if l is nil, have published theirs.
+// REQUIRES: mu is held.
+func (g *gate) draw(l *gateLine, own head, share uint64) (drawn *gateLine) {
+	headOf := func(of *gateLine) (head, uint64) {
+		if of == l {
+			return own, share
+		}
+		return of.head()
+	}
+	top, total, many := head(0), uint64(0), false
+	for _, of := range g.lines {
+		if !of.waits {
+			continue
+		}
+		h, share := headOf(of)
+		switch {
+		case drawn == nil, h.rank() > top.rank():
+			drawn, top, total, many = of, h, share, h.tenant() == manyTenants
+		case h.rank() == top.rank():
+			many = many || h.tenant() != top.tenant()
+			total += share
+			if h > top {
+				drawn, top = of, h
+			}
+		}
+	}
+	if !many || total == 0 {
+		return drawn
+	}
+	lot := rand.Uint64N(total)
+	for _, of := range g.lines {
+		if h, share := headOf(of); of.waits && h.rank() == top.rank() {
+			if drawn = of; lot < share {
+				break // or, if they have less than a moment ago, the last one is drawn
+			}
+			lot -= share
+		}
+	}
+	return drawn
+}
+
+// head returns the published head of the shard, and its share.
+func (l *gateLine) head() (h head, share uint64) {
+	if l.heads == nil {
+		return 0, 0
+	}
+	s := &l.heads.shards[l.claims.index]
+	return head(s.word.Load()), s.share.Load()
+}
+
+// pass keeps free places for shards where claims wait, at most so many, and returns all shards that
+// have to look again. REQUIRES: mu is held.
+func (g *gate) pass(places int) (wake []*Dispatcher) {
+	now := g.now()
+	if ok, wait := g.room(now); !ok && wait == 0 {
+		return nil
+	}
+	keeps := g.free(now) > 0 && (g.limit > 0 || g.rate != nil)
+	for _, l := range g.lines {
+		if l.isShut || l.waits && !keeps { // to see when there will be a token
+			l.isShut = false
+			wake = append(wake, l.claims)
+		}
+	}
+	for ; keeps && places > 0 && g.free(now) > 0; places-- {
+		l := g.draw(nil, 0, 0)
+		if l == nil {
+			break
+		}
+		wake = g.keepFor(l, wake)
+	}
+	return wake
+}
+
+// decline passes on the places that are kept for a shard: no claims wait there, or nothing is ready
+// for them.
+func (g *gate) decline(d *Dispatcher) (wake []*Dispatcher) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	l := g.lineOf(d)
+	if l == nil || l.kept == 0 {
+		return nil
+	}
+	places := l.kept
+	g.kept -= places
+	l.kept, l.waits = 0, false
+	return g.pass(places)
+}
+
+// waitShut reports whether the queue will be opened in a shard when there is a place; false: there
+// is one.
+func (g *gate) waitShut(d *Dispatcher) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	ok, wait := g.room(g.now())
+	if !ok && wait == 0 {
+		g.lineFor(d).isShut = true
+	}
+	return !ok
+}
+
+// quit removes the line of a shard, gives the places of its leases back, and returns the shards
+// that have to look again.
+func (g *gate) quit(d *Dispatcher, leased int) (wake []*Dispatcher) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	places := leased
+	if i := slices.IndexFunc(g.lines, func(l *gateLine) bool { return l.claims == d }); i >= 0 {
+		places += g.lines[i].kept
+		g.kept -= g.lines[i].kept
+		g.lines = slices.Delete(g.lines, i, i+1)
+	}
+	g.leased -= leased
+	g.update(g.now())
+	return g.pass(places)
 }
 
 // join enters the leases that a shard has granted before it had the gate.
@@ -297,17 +611,19 @@ func (g *gate) join(leased int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.leased += leased
+	g.update(g.now())
 }
 
-// Leave gives n places back, and returns the Dispatchers that wait for them.
+// Leave gives n places back, and returns the shards that have to look again.
 func (g *gate) Leave(n int) (wake []*Dispatcher) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.leased -= n
-	if g.limit == 0 || g.leased < g.limit {
-		wake, g.waiting = g.waiting, nil
+	if g.limit == 0 && g.rate != nil {
+		return nil // only time brings tokens
 	}
-	return wake
+	g.update(g.now())
+	return g.pass(n)
 }
 
 func (g *gate) MayAsk() bool    { return false }
@@ -320,9 +636,11 @@ func (g *gate) set(c engine.Configured, known bool, ago time.Duration, now time.
 	if c.Version <= g.version {
 		if !known && g.rate != nil { // another shard may have used the last token
 			g.drain(now.Add(-ago))
+			g.update(now)
 		}
 		return
 	}
+	defer g.update(now)
 	set := c.Settings
 	g.version, g.limit = c.Version, set.Concurrency
 	limit := rate.Limit(set.Rate)

@@ -274,6 +274,9 @@ func (p *PermitGate) report() {
 	if !send {
 		return
 	}
+	if first, ok := t.claims.rules.First(q.Queue); ok {
+		r.Rank, r.Share = engine.Rank(first.Priority), first.Share
+	}
 	p.cancelCall()
 	p.drop, p.covered = t.mail.Report(p, q.Name, &r), len(p.asking)
 }

@@ -304,7 +304,7 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 		case d.isPassedOver(c, q.Name, q, l):
 			return Elsewhere
 		case l == nil:
-			s.shut(q, at)
+			d.shut(s, q, at)
 			if c.NoWait && d.asks(q, c) {
 				return Asks
 			}
@@ -324,11 +324,19 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 
 // shut excludes a queue that had no task from the draw: until it is fed or, if its gateway may be
 // asked, only for this time.
-func (s *set) shut(q *Queue, at int) {
+func (d *Dispatcher) shut(s *set, q *Queue, at int) {
 	s.open.remove(at)
-	if q.Gated && q.Counts.Ready > 0 && q.gate.MayAsk() {
+	if !q.Gated || q.Counts.Ready == 0 {
+		return
+	}
+	if g := q.sharedGate(); q.gate.MayAsk() || g != nil && !g.waitShut(d) {
 		s.aside = append(s.aside, at)
 	}
+}
+
+// isServableInSet reports whether a set that contains the queue has claims that may be served.
+func (q *Queue) isServableInSet() bool {
+	return slices.ContainsFunc(q.sets, func(e setEntry) bool { return e.set.servable })
 }
 
 func (s *set) openAside() {
@@ -353,7 +361,7 @@ func (d *Dispatcher) draw(s *set, batch bool) (q *Queue, l *engine.Lane) {
 		if h := d.headOf(q); h != 0 && h.rank() < limit {
 			return nil, nil
 		}
-		s.shut(q, at) // if it waits for a refill, that feeds it
+		d.shut(s, q, at) // if it waits for a refill, that feeds it
 	}
 	return nil, nil
 }

@@ -1,12 +1,18 @@
 package permits
 
 import (
+	"cmp"
 	"math"
 	"time"
 )
 
-// Allocator grants the permits of a queue to its shards, first come, first served.
+// Allocator grants the permits of a queue to the shards that wait for them: to those with the
+// highest priority, and among these in proportion to the shares of their tenants.
+//
+// This is fair queueing by virtual time (stride scheduling: C. A. Waldspurger, W. E. Weihl, 1995):
+// permits are due to a shard at a time that each permit puts off by one divided by the share.
 type Allocator struct {
+	time      float64 // when the last permits were due that were granted; virtual
 	limits    Limits
 	shards    []shardGrant
 	unknown   int       // shards that have not answered
@@ -23,6 +29,7 @@ type shardGrant struct {
 	pending bool    // request has not been answered
 	request Request // its last request, plus the permits granted since
 	place   uint64  // in the line; 0: none
+	due     float64 // virtual time
 }
 
 // Decision is the answer to the last request of a shard.
@@ -85,6 +92,7 @@ func (a *Allocator) Hear(shard int, r *Request, now time.Time) bool {
 	case c.place == 0:
 		a.places++
 		c.place = a.places
+		c.due = max(c.due, a.time)
 	}
 	return true
 }
@@ -123,6 +131,8 @@ func (a *Allocator) Allot(now time.Time) (answers []Decision, wait time.Duration
 		c.request.Held += n
 		c.request.Unused += n
 		c.place = 0
+		a.time = max(a.time, c.due)
+		c.due += float64(n) / float64(max(c.request.Share, 1))
 		a.tokens.take(n)
 		tokens -= n
 		room = a.room()
@@ -160,14 +170,18 @@ func (a *Allocator) room() int {
 	return room
 }
 
-// first returns the first waiting shard in the line; -1: none waits.
+// first returns the waiting shard that gets the next permits; -1: none waits.
 func (a *Allocator) first() int {
 	first := -1
 	for i := range a.shards {
 		c := &a.shards[i]
-		if c.pending && c.request.Want > 0 && (first < 0 || c.place < a.shards[first].place) {
+		if c.pending && c.request.Want > 0 && (first < 0 || c.before(&a.shards[first])) {
 			first = i
 		}
 	}
 	return first
+}
+
+func (c *shardGrant) before(other *shardGrant) bool {
+	return cmp.Or(cmp.Compare(other.request.Rank, c.request.Rank), cmp.Compare(c.due, other.due), cmp.Compare(c.place, other.place)) < 0
 }

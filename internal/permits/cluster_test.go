@@ -299,6 +299,7 @@ func (l *leader) commit() {
 	if !send {
 		return
 	}
+	r.Rank, r.Share = l.w.rng.Uint64N(4), l.w.rng.Uint64N(4)*1000
 	l.hangUp()
 	l.call, l.covered = &call{r: r}, l.asking
 	l.sendCall(l.call)
@@ -321,7 +322,7 @@ func (o *allocatorNode) withdraw(shard int, c *call) {
 }
 
 func (l *leader) sendCall(c *call) {
-	b := c.r.Append(nil)
+	b := c.r.Append(nil, 7)
 	reader := wire.NewReader(b)
 	r := ReadRequest(reader)
 	require.NoError(l.w.t, reader.Done())

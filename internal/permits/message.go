@@ -109,16 +109,28 @@ type Request struct {
 	Report
 	Want int
 	Wait bool // the answer may wait until a permit can be granted: the last one was that there is none
+
+	// What the shard would lease first; 0: not known.
+	Rank  uint64 // of its priority
+	Share uint64 // of the tenants that have tasks of this priority there
 }
 
-// Append appends the request, for ReadRequest.
-func (r *Request) Append(dst []byte) []byte {
-	return wire.AppendBool(wire.AppendUint(r.Report.Append(dst), uint64(r.Want)), r.Wait)
+// Append appends the request, for ReadRequest. format is one that both nodes know.
+func (r *Request) Append(dst []byte, format int) []byte {
+	dst = wire.AppendBool(wire.AppendUint(r.Report.Append(dst), uint64(r.Want)), r.Wait)
+	if format >= 7 {
+		dst = wire.AppendUint(wire.AppendUint(dst, r.Rank), r.Share)
+	}
+	return dst
 }
 
 // ReadRequest reads a request written by Append.
-func ReadRequest(r *wire.Reader) Request {
-	return Request{Report: ReadReport(r), Want: readCount(r), Wait: r.Bool()}
+func ReadRequest(from *wire.Reader) Request {
+	r := Request{Report: ReadReport(from), Want: readCount(from), Wait: from.Bool()}
+	if from.Len() > 0 {
+		r.Rank, r.Share = from.Uint(), from.Uint()
+	}
+	return r
 }
 
 // Answer is the answer of the allocator to a request.
