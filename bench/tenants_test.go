@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"codeq"
+	"codeq/bench/workload"
 )
 
 // drainTime bounds how long a benchmark of a backlog drains it: rates are those
@@ -132,10 +133,14 @@ func BenchmarkTenantsCalls(b *testing.B) {
 			defer closeQueue(b, q)
 			fillTenants(b, q, []string{queueName}, tenants, tenants*1500, 100)
 			stop := startProfiles(b)
+			start, before := time.Now(), workload.ReadUsage()
 			rate := cycleRate(b, q, 8, func(int) string { return queueName }, false)
+			used, cycles := workload.ReadUsage().Since(before), rate*time.Since(start).Seconds()
 			stop()
 			reportSteps(b, q)
 			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(used.CPU.Microseconds())/cycles, "cpu-us/cycle")
+			b.ReportMetric(float64(used.Allocs)/cycles, "allocs/cycle")
 			b.ReportMetric(rate, "tasks/s")
 			b.ReportMetric(float64(heapInUse())/1e6, "heap-MB")
 		})

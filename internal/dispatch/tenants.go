@@ -23,13 +23,11 @@ type tenantPriority struct {
 
 // tenantCount is a number of shards.
 type tenantCount struct {
-	atomic.Int32
-	users int32 // shards that keep it; guarded by the mu of in
-	of    tenantPriority
-	in    *tenantCounts
+	shards atomic.Int32
+	users  int32 // shards that keep it; guarded by tenantCounts.mu
 }
 
-func (t *tenantCounts) hold(of tenantPriority) *tenantCount {
+func (t *tenantCounts) hold(of tenantPriority) *atomic.Int32 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.all[of]
@@ -37,28 +35,28 @@ func (t *tenantCounts) hold(of tenantPriority) *tenantCount {
 		if t.all == nil {
 			t.all = make(map[tenantPriority]*tenantCount)
 		}
-		c = &tenantCount{of: of, in: t}
+		c = new(tenantCount)
 		t.all[of] = c
 		if of.tenant != "" {
 			t.named.Add(1)
 		}
 	}
 	c.users++
-	return c
+	return &c.shards
 }
 
-// Drop ends a hold.
-func (c *tenantCount) Drop() {
-	t := c.in
+// drop ends a hold.
+func (t *tenantCounts) drop(of tenantPriority) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	c := t.all[of]
 	if c.users--; c.users > 0 {
 		return
 	}
-	if c.of.tenant != "" {
+	if of.tenant != "" {
 		t.named.Add(-1)
 	}
-	if delete(t.all, c.of); len(t.all) == 0 {
+	if delete(t.all, of); len(t.all) == 0 {
 		t.all = nil // a map keeps its size
 	}
 }
@@ -66,14 +64,14 @@ func (c *tenantCount) Drop() {
 // shardTenants is how the rules of a shard find the counts of tenants.
 type shardTenants Dispatcher
 
-func (d *shardTenants) Hold(of *engine.Queue, tenant string, priority uint8) interface {
-	Add(int32) int32
-	Load() int32
-	Drop()
-} {
+func (d *shardTenants) Hold(of *engine.Queue, tenant string, priority uint8) *atomic.Int32 {
 	q := (*Dispatcher)(d).Of(of)
 	if q.heads == nil {
 		q.heads = d.board.hold(q.Name, d.shards)
 	}
 	return q.heads.tenants.hold(tenantPriority{tenant, priority})
+}
+
+func (d *shardTenants) Drop(of *engine.Queue, tenant string, priority uint8) {
+	(*Dispatcher)(d).Of(of).heads.tenants.drop(tenantPriority{tenant, priority})
 }

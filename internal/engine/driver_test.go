@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -305,31 +306,25 @@ type countedTenant struct {
 	laneName
 }
 
-// tenantTurns is a turnCount.
+// tenantTurns is the count of a tenant.
 type tenantTurns struct {
-	n, users int32
-	drop     func()
+	atomic.Int32
+	users int
 }
 
-func (t countedTenants) Hold(q *Queue, tenant string, priority uint8) turnCount {
+func (t countedTenants) Hold(q *Queue, tenant string, priority uint8) *atomic.Int32 {
 	of := countedTenant{q.Name, laneName{tenant, priority}}
 	if t[of] == nil {
-		t[of] = &tenantTurns{drop: func() { delete(t, of) }}
+		t[of] = new(tenantTurns)
 	}
 	t[of].users++
-	return t[of]
+	return &t[of].Int32
 }
 
-func (c *tenantTurns) Load() int32 { return c.n }
-
-func (c *tenantTurns) Add(by int32) int32 {
-	c.n += by
-	return c.n
-}
-
-func (c *tenantTurns) Drop() {
-	if c.users--; c.users == 0 {
-		c.drop()
+func (t countedTenants) Drop(q *Queue, tenant string, priority uint8) {
+	of := countedTenant{q.Name, laneName{tenant, priority}}
+	if t[of].users--; t[of].users == 0 {
+		delete(t, of)
 	}
 }
 
@@ -344,7 +339,7 @@ func (t countedTenants) hasNames(queue string) bool {
 
 // check compares the counts with the rings of the shards.
 func (t countedTenants) check(shards []*drivenShard) error {
-	turns, users := make(map[countedTenant]int32), make(map[countedTenant]int32)
+	turns, users := make(map[countedTenant]int32), make(map[countedTenant]int)
 	for _, s := range shards {
 		for _, l := range s.lanes.All() {
 			if l != nil && l.share != nil {
@@ -356,8 +351,8 @@ func (t countedTenants) check(shards []*drivenShard) error {
 		}
 	}
 	for of, c := range t {
-		if c.n != turns[of] || c.users != users[of] {
-			return fmt.Errorf("%+v is counted in %d shards, of %d that know it; it is in %d, of %d", of, c.n, c.users, turns[of], users[of])
+		if c.Load() != turns[of] || c.users != users[of] {
+			return fmt.Errorf("%+v is counted in %d shards, of %d that know it; it is in %d, of %d", of, c.Load(), c.users, turns[of], users[of])
 		}
 	}
 	if len(users) != len(t) {

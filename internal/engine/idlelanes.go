@@ -76,7 +76,7 @@ func (s *State) dropLane(l *Lane) {
 		s.leaveRing(l)
 		s.show(q)
 	}
-	l.dropShare()
+	s.dropShare(l)
 	if l.spilled > 0 {
 		s.Store.RemoveDeepLane(l.number)
 	}

@@ -41,9 +41,9 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 // FirstTask is what a claim of a queue would get here, as far as memory shows.
 type FirstTask struct {
 	Priority uint8
-	Since    uint64 // the task is not older
 	Tenant   string
 	Alone    bool   // no other tenant has a task of the priority
+	Since    uint64 // if Alone; the task is not older
 	Share    uint64 // of the tenants that have; see Share
 }
 
@@ -57,8 +57,13 @@ func (s *State) First(q *Queue) (f FirstTask, ok bool) {
 		r := q.rings[p]
 		first := r.first
 		for l := first; ; {
-			if pos, ok := l.first(); ok {
-				return FirstTask{l.Priority, pos.Since, l.Tenant, l.ringNext == l, r.shareOf()}, true
+			if !l.drained() {
+				f = FirstTask{Priority: l.Priority, Tenant: l.Tenant, Alone: l.ringNext == l, Share: r.shareOf()}
+				if f.Alone {
+					pos, _ := l.first()
+					f.Since = pos.Since
+				}
+				return f, true
 			}
 			if l = l.ringNext; l == first {
 				break

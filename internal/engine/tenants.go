@@ -3,6 +3,7 @@ package engine
 import (
 	"maps"
 	"math/bits"
+	"sync/atomic"
 )
 
 // How the tenants of a queue share its claims if the process has several shards.
@@ -19,15 +20,9 @@ import (
 // tenantTable counts in how many shards of a process tenants have turns. It is safe for concurrent
 // use.
 type tenantTable interface {
-	// Hold returns the count of a queue, tenant and priority. It is one count for all shards.
-	Hold(q *Queue, tenant string, priority uint8) turnCount
-}
-
-// turnCount is the number of shards where a tenant has a turn.
-type turnCount = interface {
-	Add(shards int32) (sum int32)
-	Load() int32
-	Drop() // ends a Hold
+	// Hold returns the count of a queue, tenant and priority: one for all shards, until Drop.
+	Hold(q *Queue, tenant string, priority uint8) *atomic.Int32
+	Drop(q *Queue, tenant string, priority uint8)
 }
 
 // laneShare is the share of a lane in the claims of its queue.
@@ -35,17 +30,17 @@ type turnCount = interface {
 // Invariant: if the lane is in a ring, shards counts it, and so does the ring, by shards and
 // weight.
 type laneShare struct {
-	count  turnCount
-	shards int32 // number of shards as of the last look; 0: the lane is in no ring
-	weight int32 // likewise
-	rest   int32 // of the last turn: less than a claim, which has shards parts
+	count  *atomic.Int32
+	weight int32 // as of the last look
+	shards int16 // likewise the count; 0: the lane is in no ring
+	rest   int16 // of the last turn: less than a claim, which has shards parts
 }
 
 // ringShares are the shares of the lanes of a ring.
 type ringShares struct {
 	sum    uint64
 	lanes  int   // that have a share
-	most   int32 // the largest number of shards of any of them; 0: there are none
+	most   int16 // the largest number of shards of any of them; 0: there are none
 	shards []int // by number of shards, how many lanes
 }
 
@@ -71,18 +66,18 @@ func (s *State) Share(t tenantTable, suspects suspectTable) {
 	if suspects != nil {
 		s.shareSuspects(suspects)
 	}
-	if s.tenants = t; t != nil {
-		return // lanes in rings are counted at their next turns
-	}
-	for _, l := range s.lanes.All() {
-		if l == nil || l.share == nil {
-			continue
+	if t == nil {
+		for _, l := range s.lanes.All() {
+			if l == nil || l.share == nil {
+				continue
+			}
+			if l.ringNext != nil {
+				s.leaveShares(l)
+			}
+			s.dropShare(l)
 		}
-		if l.ringNext != nil {
-			s.leaveShares(l)
-		}
-		l.dropShare()
 	}
+	s.tenants = t // lanes in rings are counted at their next turns
 }
 
 // isShared reports whether the tenant of a lane is counted: it has a name, or some other tenant of
@@ -106,15 +101,15 @@ func (s *State) leaveShares(l *Lane) {
 	l.share.shards = 0
 	l.share.count.Add(-1)
 	if l.Tenant == "" && !l.queue.Shared {
-		l.dropShare()
+		s.dropShare(l)
 	}
 }
 
 // dropShare is called when a lane that is in no ring leaves memory.
-func (l *Lane) dropShare() {
+func (s *State) dropShare(l *Lane) {
 	if l.share != nil {
-		l.share.count.Drop()
 		l.share = nil
+		s.tenants.Drop(l.queue, l.Tenant, l.Priority)
 	}
 }
 
@@ -133,7 +128,7 @@ func (s *State) renewShare(l *Lane) {
 }
 
 // boundShards bounds a number of shards: the last owner of one may not have left yet.
-func (s *State) boundShards(n int32) int32 { return max(1, min(n, int32(s.config.Shards))) }
+func (s *State) boundShards(n int32) int16 { return int16(max(1, min(n, int32(s.config.Shards)))) }
 
 func (s *State) enterShare(l *Lane, shards int32) {
 	h, r := l.share, l.queue.rings[l.Priority]
@@ -167,7 +162,11 @@ func (l *Lane) longestTurn() int32 {
 	if h == nil || h.shards == 0 {
 		return int32(l.queue.Settings.weight(l.Tenant))
 	}
-	return (h.weight*l.queue.rings[l.Priority].shares.most + h.shards - 1) / h.shards
+	most := l.queue.rings[l.Priority].shares.most
+	if most == h.shards {
+		return h.weight
+	}
+	return (h.weight*int32(most) + int32(h.shards) - 1) / int32(h.shards)
 }
 
 // beginTurn returns how many claims the next turn of a lane lasts. The rest of the division counts
@@ -177,9 +176,13 @@ func (l *Lane) beginTurn() int32 {
 	if h == nil || h.shards == 0 {
 		return int32(l.queue.Settings.weight(l.Tenant))
 	}
-	parts := h.weight*l.queue.rings[l.Priority].shares.most + h.rest
-	h.rest = parts % h.shards
-	return parts / h.shards
+	most := l.queue.rings[l.Priority].shares.most
+	if most == h.shards && h.rest == 0 {
+		return h.weight
+	}
+	parts := h.weight*int32(most) + int32(h.rest)
+	h.rest = int16(parts % int32(h.shards))
+	return parts / int32(h.shards)
 }
 
 // renewWeights is called when the weights of a queue's tenants have changed.

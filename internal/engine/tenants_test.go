@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -141,5 +142,36 @@ func TestTenantsAfterLoad(t *testing.T) {
 	}
 	s.in(0).order(6) // what is left of the turns
 	require.Equal(t, "ABXXXXABXXXX", s.order(12))
+	s.settleAll()
+}
+
+// TestTurnsBesideSuspects: suspects that wait for their start take no turns, and a tenant that has
+// nothing else in a shard has no share there until one starts.
+func TestTurnsBesideSuspects(t *testing.T) {
+	s := newSharded(t, 2)
+	s.in(0).produceFor("a", 0, 50, "A", "Y")
+	s.in(1).produceFor("a", 0, 50, "A")
+	s.produceFor("a", 0, 1, "Y")
+	for range 2 {
+		s.begin(s.drivenShard)
+		l, _ := s.Next(s.Queues["a"], 0)
+		_, err := s.Grant(l, 30_000, Holder{Local: true, Worker: "w"}, nil)
+		require.NoError(t, err)
+		s.end()
+	}
+	s.killed, s.format = true, formatOfSuspects
+	s.driver.crash()
+	s.settleAll()
+	s.in(1)
+	require.True(t, s.Queues["a"].Suspects)
+	require.Equal(t, "AA", s.order(2))
+	s.in(0).order(4) // counts the tenants, and ends turns
+	require.Equal(t, 4, strings.Count(s.order(6), "Y"), "Y has one shard, A has two")
+	for range 2 {
+		s.in(1).begin(s.drivenShard)
+		require.True(t, s.Start(s.Queues["a"], func() bool { return true }))
+		s.settleAll()
+	}
+	require.Equal(t, 1, strings.Count(s.in(1).order(4), "Y"))
 	s.settleAll()
 }
