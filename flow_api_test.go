@@ -409,6 +409,37 @@ func TestFollowUpsOverShards(t *testing.T) {
 	}
 }
 
+// TestFollowUpsOfRunOverShards: a handler's follow-ups wait for each other, too, and WaitIdle waits
+// for those that are on their way.
+func TestFollowUpsOfRunOverShards(t *testing.T) {
+	t.Parallel()
+	inFlow(t, codeq.Options{Shards: 4}, func(f *codeq.FlowTest) {
+		ctx, stop := context.WithCancel(context.Background())
+		var handled atomic.Int32
+		var m codeq.Mux
+		codeq.Handle(&m, "start", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			for i := range 8 {
+				next := codeq.Task{Queue: "next", Unique: codeq.Unique{Key: fmt.Sprint(j.ID, i)}}
+				if i > 0 {
+					next.After = []codeq.ID{codeq.Nth(i - 1)}
+				}
+				j.FollowUp(next)
+			}
+			return nil
+		})
+		codeq.Handle(&m, "next", func(context.Context, *codeq.Job[[]byte]) error { handled.Add(1); return nil })
+		ran := make(chan error, 1)
+		go func() { ran <- f.Q.Run(ctx, &m, nil) }()
+		for at := range 4 {
+			f.ProduceAt(at, codeq.Task{Queue: "start"})
+			require.NoError(f, f.Q.WaitIdle(ctx))
+			require.EqualValues(f, 8*(at+1), handled.Load())
+		}
+		stop()
+		require.NoError(f, <-ran)
+	})
+}
+
 // TestFollowUpsOfFollowUpsEnd: a follow-up that is canceled, or completed, before the shard of
 // another one has asked for it counts as it has ended, whatever that one does about parents that
 // are missing.

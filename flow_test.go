@@ -221,3 +221,63 @@ func TestCanceledParentInCluster(t *testing.T) {
 		})
 	})
 }
+
+// chainOver is tasks that wait for each other in turn, and belong to one shard after the other.
+func chainOver(i int) (chain []Task) {
+	for n := range 5 {
+		task := Task{Queue: "chain", LimitKey: keyOf("chain", (i+n)%3, 3), Payload: fmt.Appendf(nil, "%d.%d", i, n)}
+		if n > 0 {
+			task.After = []ID{Nth(n - 1)}
+		}
+		chain = append(chain, task)
+	}
+	return append(chain, Task{Queue: "chain", Payload: fmt.Appendf(nil, "%d.5", i), After: []ID{Nth(0), Nth(2), Nth(4)}})
+}
+
+// TestFollowUpsInCluster: follow-ups that wait for each other in shards of several nodes are there
+// once, and in their order, while leaders change.
+func TestFollowUpsInCluster(t *testing.T) {
+	drainCase(t, func(t *testing.T, c *simCluster) {
+		const chains = 12
+		ctx := t.Context()
+		claim := func(q *Queue, queue string) *Lease {
+			l, err := q.Claim(ctx, ClaimRequest{Queues: []string{queue}})
+			require.NoError(t, err)
+			return l
+		}
+		complete := func(q *Queue, l *Lease, next ...Task) {
+			err := q.Complete(ctx, l.Receipt, nil, next...)
+			for errors.Is(err, ErrUncertain) {
+				err = q.Complete(ctx, l.Receipt, nil, next...)
+				if errors.Is(err, ErrLeaseLost) {
+					err = nil // it was done
+				}
+			}
+			require.NoError(t, err)
+		}
+		for i := range chains {
+			q := simQueue(c.nodes[i%3])
+			_, err := q.Produce(ctx, Task{Queue: "start", LimitKey: keyOf("start", i/3%3, 3)})
+			require.NoError(t, err)
+			l := claim(q, "start")
+			var moving sync.WaitGroup
+			if i%2 == 1 {
+				moving.Go(func() { _ = q.TransferLeadership(ctx, (i+1)%3, "") }) // it may be moving
+			}
+			complete(q, l, chainOver(i)...)
+			moving.Wait()
+		}
+		done := make(map[int]int)
+		for n := range 6 * chains {
+			q := simQueue(c.nodes[n%3])
+			l := claim(q, "chain")
+			var i, at int
+			_, err := fmt.Sscanf(string(l.Payload), "%d.%d", &i, &at)
+			require.NoError(t, err)
+			require.Equal(t, done[i], at, "chain %d", i)
+			done[i]++
+			complete(q, l)
+		}
+		require.NoError(t, simQueue(c.nodes[0]).WaitIdle(ctx))
+	})
+}

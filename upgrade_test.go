@@ -87,6 +87,30 @@ func (c *simCluster) requireFormat(format int) {
 
 const newFormat, oldFormat = manifest.Format, manifest.OldestOfNodes
 
+// TestUpgradeFollowUps: follow-ups that wait for each other in several shards are refused, and
+// nothing is stored, until all nodes know how these are sent.
+func TestUpgradeFollowUps(t *testing.T) {
+	t.Parallel()
+	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
+		q := simQueue(c.nodes[0])
+		produce(t, q, Task{Queue: "start"})
+		l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"start"}, LeaseFor: time.Hour})
+		require.NoError(t, err)
+		err = q.Complete(t.Context(), l.Receipt, nil, chainOver(0)...)
+		require.ErrorIs(t, err, ErrFormat)
+		require.ErrorContains(t, err, "when all nodes know format 7")
+		require.Equal(t, Counts{}, countsOf(t, q, "chain"))
+		for _, n := range c.nodes {
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		q = simQueue(c.nodes[0])
+		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil, chainOver(0)...))
+		require.Equal(t, Counts{Ready: 1, Blocked: 5}, countsOf(t, q, "chain"))
+	})
+}
+
 // TestUpgrade: a cluster that is upgraded node by node works all the time. It stays in the old
 // format, and each node can go back, until all nodes know the new one; then no older build gets in.
 func TestUpgrade(t *testing.T) {
