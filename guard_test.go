@@ -546,11 +546,11 @@ func TestPanicInClose(t *testing.T) {
 	require.NoError(t, q.Close())
 }
 
-// TestPanicInAnyStepOfClose: whichever step of Close panics, nothing of the queue is left, its
-// directory is unlocked, and the error says that it was a panic.
-func TestPanicInAnyStepOfClose(t *testing.T) {
-	const steps = 6 // at least: calls, owners, two stores, the directory, its lock
-	for step := 0; ; step++ {
+// eachStepOfClose lets each step of a Close panic, in a bubble of its own. story calls close once,
+// with what closes a queue, and then goes on without panics.
+func eachStepOfClose(t *testing.T, least int, story func(t *testing.T, close func(func() error))) {
+	t.Cleanup(func() { guard.SetHook(nil) })
+	for step, reached := 0, true; reached; step++ {
 		seen := 0
 		guard.SetHook(func(what string) {
 			if what == "Close" {
@@ -559,33 +559,53 @@ func TestPanicInAnyStepOfClose(t *testing.T) {
 				}
 			}
 		})
-		t.Cleanup(func() { guard.SetHook(nil) })
-		var reached bool
 		synctest.Test(t, func(t *testing.T) {
-			opts := &Options{Shards: 2, fs: crashfs.New()}
-			q, err := Open("q", opts)
-			require.NoError(t, err)
-			id := produce(t, q, Task{Queue: "a"})[0]
-			err = q.Close()
-			guard.SetHook(nil)
-			if reached = seen > step; reached {
+			story(t, func(end func() error) {
+				err := end()
+				guard.SetHook(nil)
+				if reached = seen > step; !reached {
+					require.NoError(t, err)
+					require.GreaterOrEqual(t, step, least)
+					return
+				}
 				require.ErrorIs(t, err, ErrFailed)
 				var p *PanicError
 				require.ErrorAs(t, err, &p)
 				require.Equal(t, injected("into a step"), p.Value)
-			} else {
-				require.NoError(t, err)
-			}
-			q, err = Open("q", opts)
-			require.NoError(t, err)
-			require.Equal(t, Ready, infoOf(t, q, id).State)
-			require.NoError(t, q.Close())
+			})
 		})
-		if !reached {
-			require.GreaterOrEqual(t, step, steps)
-			return
-		}
 	}
+}
+
+// TestPanicInAnyStepOfClose: whichever step of Close panics, nothing of the queue is left, its
+// directory is unlocked, and the error says that it was a panic.
+func TestPanicInAnyStepOfClose(t *testing.T) {
+	eachStepOfClose(t, 6, func(t *testing.T, close func(func() error)) {
+		opts := &Options{Shards: 2, fs: crashfs.New()}
+		q, err := Open("q", opts)
+		require.NoError(t, err)
+		id := produce(t, q, Task{Queue: "a"})[0]
+		close(q.Close)
+		q, err = Open("q", opts)
+		require.NoError(t, err)
+		require.Equal(t, Ready, infoOf(t, q, id).State)
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestPanicInAnyStepOfCloseOfANode: the same of a node.
+func TestPanicInAnyStepOfCloseOfANode(t *testing.T) {
+	eachStepOfClose(t, 8, func(t *testing.T, close func(func() error)) {
+		c := newSimCluster(t, 1, 1, Options{Shards: 2})
+		c.awaitLeaders()
+		n := c.members()[0]
+		id := produce(t, simQueue(n), Task{Queue: "a"})[0]
+		close(n.close)
+		n.start()
+		c.awaitLeaders()
+		require.Equal(t, Ready, infoOf(t, simQueue(n), id).State)
+		c.close()
+	})
 }
 
 // bounded calls everything that f calls, which has to return.
