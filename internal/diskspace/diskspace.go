@@ -114,9 +114,9 @@ func (w *Watch) Refusal(shard int) error {
 	case w.others > w.own:
 		return fmt.Errorf("%w: shard %d: %s", base.ErrDiskFull, shard, w.Cluster.Short())
 	case w.denied:
-		return fmt.Errorf("%w: shard %d: nothing can be written", base.ErrDiskFull, shard)
+		return fmt.Errorf("%w: shard %d: nothing can be written: make room on the disk", base.ErrDiskFull, shard)
 	}
-	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted", base.ErrDiskFull, shard, w.free, w.low)
+	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted (Options.MinFreeBytes): make room on the disk", base.ErrDiskFull, shard, w.free, w.low)
 }
 
 // Wait is the part of an operation whose caller may wait for room, as Run does with the outcomes of

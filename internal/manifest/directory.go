@@ -169,7 +169,7 @@ func openReadOnly(fsys vfs.FS, path string, want Want) (*Directory, error) {
 func Look(fsys vfs.FS, path string) (*Directory, error) {
 	m, err := readQueue(fsys, path, Want{Exists: true})
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, permitted(err))
 	}
 	name, err := absolute(fsys, path)
 	if err != nil {
