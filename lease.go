@@ -47,14 +47,14 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 		op.next, err = q.prepareBatch("Complete", next, op.next)
 	}
 	if err == nil {
-		err = q.checkFollowUps(op)
+		err = taskbatch.CheckRoute(op.next, q.shardOf(r.ID), len(q.replicas), q.opts.Limits.ofCommit())
 	}
 	if err == nil {
 		err = q.checkParents(ctx, "Complete", op.next)
 	}
 	if err != nil {
 		q.recycleComplete(op)
-		return err
+		return translated(err)
 	}
 	shard := q.shardOf(r.ID)
 	settled, err := q.do(ctx, shard, op)
@@ -177,11 +177,6 @@ func checkResult(result []byte, l *Limits) error {
 		return &InvalidError{"Complete result", bytesOf(len(result)), atMost(l.Payload)}
 	}
 	return nil
-}
-
-// checkFollowUps refuses follow-ups that wait for each other over too many changes of shards.
-func (q *Queue) checkFollowUps(op *completeOp) error {
-	return translated(taskbatch.CheckRoute(op.next, q.shardOf(op.receipt.ID), len(q.replicas), q.opts.Limits.ofCommit()))
 }
 
 // maxPooledResult is the largest result whose memory is kept for reuse, in bytes.

@@ -19,6 +19,7 @@ import (
 	"codeq/internal/heartbeat"
 	"codeq/internal/recent"
 	"codeq/internal/record"
+	"codeq/internal/taskbatch"
 	"codeq/internal/workers"
 )
 
@@ -491,10 +492,10 @@ func (r *runner) complete(f *taskContext) *failure {
 	if f.out != nil {
 		err := f.out.fill(op)
 		if err == nil {
-			err = r.queue.checkFollowUps(op)
+			err = taskbatch.CheckRoute(op.next, r.queue.shardOf(l.ID), len(r.queue.replicas), r.queue.opts.Limits.ofCommit())
 		}
 		if err != nil {
-			err = DeadLetter(base.Prefixed(err))
+			err = DeadLetter(base.Prefixed(translated(err)))
 		} else {
 			err = r.queue.checkParents(r.storeContext(), "Complete", op.next)
 		}

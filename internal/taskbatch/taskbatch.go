@@ -96,7 +96,7 @@ func Split(tasks []engine.NewTask, shards int) []Part {
 func (p *Part) Append(into, all []engine.NewTask, stored func(i int) keys.ID) []engine.NewTask {
 	for _, i := range p.Tasks {
 		t := all[i]
-		if refersToSiblings(&t) {
+		if refersToSiblings(t) {
 			rec := decoded(&t)
 			parents := rec.Parents[:0]
 			for _, id := range rec.Parents {
@@ -152,7 +152,7 @@ func waitedFor(tasks []engine.NewTask) map[int]bool {
 }
 
 // refersToSiblings reports whether a task waits for others of its batch.
-func refersToSiblings(t *engine.NewTask) bool {
+func refersToSiblings(t engine.NewTask) bool {
 	return t.Tied != nil && slices.ContainsFunc(t.Tied.Parents, func(p keys.ID) bool { _, ok := keys.NthOf(p); return ok })
 }
 
@@ -211,7 +211,7 @@ func routeOf(tasks []engine.NewTask, from, shards, limit int) (r route, err erro
 // would be sent on so often that more is written than may be in one commit. The error is an
 // *engine.Invalid.
 func CheckRoute(tasks []engine.NewTask, from, shards int, l Limits) error {
-	if len(tasks) < 2 || shards == 1 {
+	if shards == 1 || !slices.ContainsFunc(tasks, refersToSiblings) {
 		return nil
 	}
 	_, err := routeOf(tasks, from, shards, l.Bytes)
