@@ -524,5 +524,16 @@ func openOften(t *testing.T, opens, shards int, level Durability) {
 	require.NoError(t, q.checkAll())
 	require.Equal(t, stays, claimNow(t, q, "stays").ID)
 	t.Logf("at most %d tables; %+v", most, q.catalogueSize(t, 0))
+	for shard := range q.replicas { // a queue that is used each time has one number
+		v := q.peek(q.shard(shard))
+		names := make(map[string]int)
+		require.NoError(t, schema.Scan(v.snap, keys.Queue, func(_, name []byte) error {
+			names[string(name)]++
+			return nil
+		}))
+		require.Equal(t, 1, names["mail"], "shard %d", shard)
+		require.Equal(t, 1, names["kept"], "shard %d", shard)
+		v.close()
+	}
 	require.NoError(t, q.Close())
 }

@@ -116,11 +116,16 @@ func (s *State) readNames(numbers []uint32) (map[uint32]string, error) {
 type newestLanes struct {
 	most  int
 	lanes []storedLane
+	least uint64 // there are enough lanes with a Seq of at least this one
 }
 
 func (n *newestLanes) add(e storedLane) {
-	if n.lanes = append(n.lanes, e); len(n.lanes) >= 2*n.most {
+	if e.Seq < n.least {
+		return
+	}
+	if n.lanes = append(n.lanes, e); len(n.lanes) >= 4*n.most {
 		n.lanes = n.list()
+		n.least = n.lanes[n.most-1].Seq
 	}
 }
 
