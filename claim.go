@@ -138,7 +138,7 @@ func (q *Queue) newClaim(req *ClaimRequest, r *runner) *claimOp {
 	}
 	op.Max, op.NoWait, op.Holder.Local, op.Holder.Worker = max(req.Max, 1), req.NoWait, req.Local || r != nil, req.Worker
 	if r != nil {
-		op.Holder.Runner, op.Holder.Handled = r.number, true
+		op.Holder.Runner, op.Holder.Handled, op.Holder.Process = r.number, true, q.slow.Process()
 	}
 	op.Duration = record.Millis(cmp.Or(req.LeaseFor, q.opts.LeaseFor))
 	op.refs.Store(2)

@@ -179,7 +179,7 @@ func (h *claimHost) Watch(shard int) (elsewhere bool, change <-chan struct{}) {
 func (h *claimHost) Claim(ctx context.Context, shard int, r claimlines.Request) ([]engine.Grant, error) {
 	op := &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
 		Queues: r.Queues, Weights: r.Weights, List: r.List, Duration: r.Duration,
-		Holder: engine.Holder{Local: r.Local, Handled: r.Handled, Worker: r.Worker}, Max: r.Max, Remote: true,
+		Holder: engine.Holder{Local: r.Local, Handled: r.Handled, Worker: r.Worker, Process: h.queue.slow.Process()}, Max: r.Max, Remote: true,
 	}}
 	err := (*node)(h).ask(ctx, h.queue.replicas[shard], op, nil)
 	return op.Grants, err

@@ -60,6 +60,7 @@ func (q *Queue) newNode() *node {
 	n.ctx = n.Context()
 	n.claims = newClaimTable(n)
 	q.node, q.events.Less = n, n.interests.Less
+	q.slow.Connect(n.AskNodesAside)
 	return n
 }
 

@@ -184,14 +184,12 @@ func (q *Queue) openShards() error {
 	if err != nil {
 		return err
 	}
-	var states []*engine.State
 	for _, s := range shards {
-		s.claims.Join(q.heads, &q.slow)
+		s.claims.Join(q.heads, &q.slow, q.opts.SuspectFor)
 		s.join(shards)
 		s.hub, s.runs = &q.events, &q.runs
-		states = append(states, &s.State)
 	}
-	q.slow.Begin(states, q.dir.Killed(), q.opts.SuspectFor, q.opts.log)
+	q.slow.Begin(q.dir.Killed(), q.opts.log)
 	for _, s := range shards {
 		go s.runGuarded()
 	}

@@ -65,16 +65,14 @@ const fetchCap = 256
 // writes nothing. In a cluster the renewals are stored.
 //
 // If the process dies, its tasks come back at the next [Open], or, in a cluster, when their leases
-// expire, as suspects: one of them may have been the reason. Suspects are [Blocked], and start
-// slowly: one of the process (in a cluster, of each leader), then twice as many each time all that
-// were started have ended their attempts, well or not, or have been at work for
-// [Options.SuspectFor]; first, other tasks that were ready have a moment, a 240th part of that. All
-// other tasks go on beside them, so that a suspect may come later than its lane says; it keeps the
-// turn of its group. If the process dies again, the suspects that were at work stay suspects, and
-// the others are none any more; if none was, those that were at work are suspects, too. A crash
-// counts as an attempt of the only suspect that was at work, and else among the [TaskInfo].Crashes
-// of each task: ten times MaxAttempts of them make a dead letter. [Queue.Close] is no crash, nor is
-// a lease of [Queue.Claim] that expires. In a cluster a name of a worker stands for one process.
+// expire, as suspects: one of them may be the reason. Suspects are [Blocked], keep the turns of
+// their groups, and start slowly, in random order, beside all other tasks: one of the process (in a
+// cluster, of each leader), then twice as many each time those have ended an attempt, well or not,
+// or have been at work for [Options.SuspectFor]. If the process dies again, only suspects at work
+// stay suspects, and come after the tasks that were at work beside them. A crash is an attempt
+// of the only suspect at work, and else among the [TaskInfo].Crashes of each task: ten times
+// MaxAttempts of them make a dead letter. [Queue.Close] is none, nor is a lease of [Queue.Claim]
+// that expires.
 //
 // The context of a handler is cancelled when its task's Timeout has
 // passed (cause context.DeadlineExceeded), when its lease is lost (cause [ErrLeaseLost],

@@ -1353,6 +1353,64 @@ func TestSuspectsStartBesideOthers(t *testing.T) {
 	})
 }
 
+// TestSuspectsStartBesideBacklog: each suspect starts in bounded time while there is always more
+// work than workers in other shards, and in other queues of the same weight.
+func TestSuspectsStartBesideBacklog(t *testing.T) {
+	disk := crashfs.New()
+	const suspects = 8
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 4}))
+		for i := range suspects { // a LimitKey has a shard
+			produce(t, q, codeq.Task{Queue: "a", LimitKey: fmt.Sprint("key ", i)})
+		}
+	})
+	crashed, calls := abandonedRun(t, disk, 4)
+	require.Len(t, calls, suspects)
+	for _, backlog := range []string{"a", "b"} {
+		disk := crashed.CrashClone(vfs.CrashCloneCfg{})
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 4, SuspectFor: time.Second}))
+			var started, others atomic.Int32
+			all := make(chan struct{})
+			var m codeq.Mux
+			for _, queue := range []string{"a", "b"} {
+				codeq.Handle(&m, queue, func(_ context.Context, j *codeq.Job[[]byte]) error {
+					if string(j.Args) == "other" {
+						others.Add(1)
+						time.Sleep(10 * time.Millisecond)
+					} else if started.Add(1) == suspects {
+						close(all)
+					}
+					return nil
+				})
+			}
+			feed := func() {
+				for range 50 {
+					produce(t, q, codeq.Task{Queue: backlog, LimitKey: "key 0", Payload: []byte("other")})
+				}
+			}
+			feed()
+			begun := time.Now()
+			startRun(t, q, &m, codeq.RunOptions{Grace: -1, Concurrency: 2})
+			for tick := time.NewTicker(100 * time.Millisecond); ; {
+				select {
+				case <-tick.C:
+					require.Less(t, time.Since(begun), 20*time.Second, "%d of %d suspects have started", started.Load(), suspects)
+					if countsOf(t, q, backlog).Ready < 30 {
+						feed()
+					}
+					continue
+				case <-all:
+				}
+				tick.Stop()
+				break
+			}
+			require.Greater(t, others.Load(), int32(suspects))
+			t.Logf("queue %s: all after %v, beside %d others", backlog, time.Since(begun), others.Load())
+		})
+	}
+}
+
 // TestOutputOfHandler: results and follow-ups are stored with the completion,
 // and are dropped when the handler fails.
 func TestOutputOfHandler(t *testing.T) {

@@ -134,7 +134,7 @@ func (s *shard) runGuarded() {
 // the callers, until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
 	if s.node != nil { // not before: a leader that was loaded in vain is not run
-		s.claims.Join(s.node.queue.heads, &s.node.queue.slow)
+		s.claims.Join(s.node.queue.heads, &s.node.queue.slow, s.opts.SuspectFor)
 		s.join(nil)
 	}
 	for s.permits.Flush(); s.gather(); s.permits.Flush() {

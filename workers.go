@@ -145,6 +145,9 @@ func (q *Queue) askNodes(ctx context.Context, c *workersCall) []cluster.Answer {
 
 // serveNode answers another node.
 func (q *Queue) serveNode(ctx context.Context, body []byte) ([]byte, error) {
+	if answer := q.slow.Answer(body); answer != nil {
+		return answer, nil
+	}
 	c := new(workersCall)
 	if err := wire.UnmarshalJSON(body, c); err != nil {
 		return nil, errMalformedCall

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"codeq/internal/peer"
 )
@@ -36,6 +37,27 @@ func (n *Node) AskNodes(ctx context.Context, body []byte) []Answer {
 	slices.SortFunc(answers, func(a, b Answer) int { return cmp.Compare(a.Node, b.Node) })
 	return answers
 }
+
+// AskNodesAside is AskNodes without a wait. answered gets the answers that have come in some
+// seconds, on another goroutine, or none if the node ends meanwhile.
+func (n *Node) AskNodesAside(body []byte, answered func(bodies [][]byte)) {
+	n.background.Go(func() {
+		var bodies [][]byte
+		n.contain("question for all nodes", func() {
+			ctx, cancel := context.WithTimeout(n.ctx, asideFor)
+			defer cancel()
+			for _, a := range n.AskNodes(ctx, body) {
+				if a.Err == nil {
+					bodies = append(bodies, a.Body)
+				}
+			}
+		}, nil)
+		n.contain("answers of all nodes", func() { answered(bodies) }, nil)
+	})
+}
+
+// asideFor bounds AskNodesAside.
+const asideFor = 2 * time.Second
 
 func (n *Node) askNode(ctx context.Context, p Peer, body []byte) ([]byte, error) {
 	p, _ = n.current(p)

@@ -338,6 +338,11 @@ func (d *Dispatcher) Publish(of *engine.Queue) {
 func (d *Dispatcher) PublishAll() {
 	d.groups++
 	d.endTurns()
+	if d.slow.offered.Load() > 0 {
+		for _, q := range d.rules.Group.Touched {
+			d.offer(d.Of(q))
+		}
+	}
 	if d.board == nil {
 		return
 	}

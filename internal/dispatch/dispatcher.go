@@ -76,11 +76,11 @@ func New(rules *engine.State, c Config) *Dispatcher {
 }
 
 // Join makes the shard one of those of a process: it publishes its heads on a board, and uses those
-// of the others, they start suspects together, and the tenants of a queue share its claims over all
-// of them.
-func (d *Dispatcher) Join(b *Board, slow *SlowStart) {
+// of the others, they start suspects together, which pass after suspectFor, and the tenants of a
+// queue share its claims over all of them.
+func (d *Dispatcher) Join(b *Board, slow *SlowStart, suspectFor time.Duration) {
 	d.board, d.slow = b, slow
-	slow.join(d)
+	slow.join(d, suspectFor)
 	if b == nil {
 		d.rules.Share(nil, (*shardSuspects)(d))
 		return
@@ -103,6 +103,8 @@ type Queue struct {
 
 	hasTurn bool // it is in Dispatcher.turns
 	isRead  bool // claims wait until tasks are read
+
+	offered bool // suspects wait for places of the slow start
 
 	allocator *PermitAllocator // nil: another shard has it, or none does
 	isDirty   bool             // Permits.Flush will look at it
@@ -141,7 +143,7 @@ func (d *Dispatcher) known(queue string) *Queue {
 
 // isNeeded reports whether the Dispatcher still needs a queue.
 func (q *Queue) isNeeded() bool {
-	return q.gate != nil || q.throttledAt >= 0 || q.listedAt != 0 || len(q.sets) > 0 || q.servable ||
+	return q.gate != nil || q.offered || q.throttledAt >= 0 || q.listedAt != 0 || len(q.sets) > 0 || q.servable ||
 		q.allocator != nil || q.isDirty
 }
 
@@ -149,7 +151,7 @@ func (q *Queue) isNeeded() bool {
 // that ends, the rules ask again.
 func (d *Dispatcher) Forget(q *engine.Queue) (forgotten bool) {
 	if c := d.queues.At(q.Handle); c != nil {
-		if c.isNeeded() {
+		if d.offer(c); c.isNeeded() {
 			return false
 		}
 		d.unpublish(c)
@@ -201,9 +203,14 @@ func (d *Dispatcher) Try(c *Claim) Outcome {
 	if c.List != nil {
 		return d.trySet(c)
 	}
+	if len(c.Weights) > 0 {
+		for _, name := range c.Queues {
+			d.wantSuspect(name)
+		}
+	}
 	for _, name := range d.order(c) {
 		q := d.known(name)
-		if d.isElsewhere(c, name, q) {
+		if d.wantSuspect(name); d.isElsewhere(c, name, q) {
 			return Elsewhere
 		}
 		if q == nil || !c.NoWait && d.isAwaited(q, c.Remote) {
@@ -423,7 +430,7 @@ func (d *Dispatcher) Wants(q *Queue, most int) int {
 
 // feed makes the next Serve serve the waiters of a queue that may have ready tasks.
 func (d *Dispatcher) feed(q *Queue) {
-	if q.Mask == 0 && !q.Suspects {
+	if d.offer(q); q.Mask == 0 && !q.offered {
 		return
 	}
 	if len(q.sets) > 0 {

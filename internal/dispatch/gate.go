@@ -38,7 +38,7 @@ func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) 
 	if q.Gated && !q.Settings.Paused && !d.mayPass(q) {
 		return nil, false // without State.Next, which might refill lanes in vain
 	}
-	started := q.Suspects && d.startSuspect(q)
+	started := q.mayStart() && d.startSuspect(q)
 	if l, pending = d.rules.Next(q.Queue, rank); l == nil && started {
 		pending = true
 	}
@@ -223,7 +223,9 @@ func (d *Dispatcher) Open(q *Queue) {
 // OpenNamed is Open for a queue by name, if the rules know it.
 func (d *Dispatcher) OpenNamed(queue string) {
 	if q := d.known(queue); q != nil {
-		d.Open(q)
+		if d.Open(q); q.offered && d.slow.isWanted(suspects{d, queue}) {
+			d.startSuspect(q)
+		}
 	}
 }
 

@@ -26,7 +26,7 @@ func (c *Claim) Append(dst []byte, format int) []byte {
 		dst = wire.AppendBytes(dst, c.Holder.Worker)
 	}
 	if handled {
-		dst = wire.AppendBool(dst, true)
+		dst = wire.AppendUint(wire.AppendBool(dst, true), c.Holder.Process)
 	}
 	return dst
 }
@@ -40,7 +40,7 @@ func (c *Claim) Read(r *wire.Reader) {
 		c.Holder.Worker = r.String()
 	}
 	if r.Len() > 0 {
-		c.Holder.Handled = r.Bool()
+		c.Holder.Handled, c.Holder.Process = r.Bool(), r.Uint()
 	}
 	if len(c.Weights) != 0 && len(c.Weights) != len(c.Queues) ||
 		slices.ContainsFunc(c.Weights, func(w int) bool { return !IsWeight(w) }) {

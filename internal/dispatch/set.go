@@ -146,7 +146,7 @@ func (d *Dispatcher) buildSet(list *List) *set {
 		at := s.queues.Len()
 		s.queues.Append(q)
 		c.sets = append(c.sets, setEntry{s, at})
-		if q.Mask != 0 || q.Suspects {
+		if q.Mask != 0 || c.mayStart() {
 			s.open.add(at)
 		}
 	}
@@ -281,6 +281,7 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 		return Nothing
 	}
 	defer s.openAside()
+	d.wantOfSet(s)
 	for s.open.len() > 0 {
 		at := drawn - 1 // it was drawn before, and has been refilled
 		drawn = 0
@@ -320,6 +321,18 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 		return Elsewhere
 	}
 	return Nothing
+}
+
+// wantOfSet asks other shards to start suspects of the queues of a set.
+func (d *Dispatcher) wantOfSet(s *set) {
+	if d.slow.offered.Load() == 0 {
+		return
+	}
+	for _, name := range d.slow.offeredQueues() {
+		if q := d.known(name); q != nil && slices.ContainsFunc(q.sets, func(e setEntry) bool { return e.set == s }) {
+			d.wantSuspect(name)
+		}
+	}
 }
 
 // shut excludes a queue that had no task from the draw: until it is fed or, if its gateway may be

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/wire"
 )
 
 // ended are places of a SlowStart that are over.
@@ -75,8 +76,8 @@ func TestSlowStartOfAShardThatEnds(t *testing.T) {
 	slow := new(SlowStart)
 	ends, _ := newDispatcher(t)
 	stays, port := newDispatcher(t)
-	ends.Join(nil, slow)
-	stays.Join(nil, slow)
+	ends.Join(nil, slow, time.Minute)
+	stays.Join(nil, slow, time.Minute)
 	take := func(d *Dispatcher) bool {
 		ok, _ := slow.take(suspects{d, "a"}, time.Now())
 		return ok
@@ -99,48 +100,68 @@ func TestSlowStartOfAShardThatEnds(t *testing.T) {
 	require.Empty(t, slow.shards)
 }
 
-// TestCrashOverShards: the suspects of a worker in all shards of the process count for its crash.
-// If the process does not lead all shards, there may be more.
+// TestCrashOverShards: the suspects of a process in all shards count for its crash. Those of shards
+// that other processes lead count as soon as their leaders have answered; if one does not, there
+// may be more.
 func TestCrashOverShards(t *testing.T) {
 	slow, now := new(SlowStart), time.Now()
 	var shards []*shardSuspects
 	for range 3 {
 		d, _ := newDispatcher(t)
 		d.shards, d.now = 3, func() time.Time { return now }
-		d.Join(nil, slow)
-		d.rules.Share(nil, (*shardSuspects)(d))
+		d.Join(nil, slow, time.Minute)
 		shards = append(shards, (*shardSuspects)(d))
 	}
-	crash := func(shard int, worker string) (int, bool) {
-		suspects, partial, left := shards[shard].Crash(worker, 1000)
+	crash := func(shard int, process uint64) (int, bool) {
+		suspects, partial, left, ok := shards[shard].Crash(process, 1000)
+		require.True(t, ok)
 		require.LessOrEqual(t, left, uint64(1000))
 		return suspects, partial
 	}
 	for i, s := range shards {
-		s.SetAtWork("a", 1)
-		s.SetAtWork("b", i/2)
+		s.SetAtWork(1, 1)
+		s.SetAtWork(2, i/2)
 	}
-	n, partial := crash(0, "b")
+	n, partial := crash(0, 2)
 	require.Equal(t, 1, n)
 	require.False(t, partial)
 	for i, s := range shards { // their leases end one after the other
-		n, partial = crash(i, "a")
+		n, partial = crash(i, 1)
 		require.Equal(t, 3, n)
 		require.False(t, partial)
-		s.SetAtWork("a", 0)
+		s.SetAtWork(1, 0)
 		now = now.Add(400 * time.Millisecond)
 	}
-	n, _ = crash(0, "a")
+	n, _ = crash(0, 1)
 	require.Zero(t, n, "it is another crash")
 
 	(*Dispatcher)(shards[2]).LeaveSlowStart()
-	shards[1].SetAtWork("c", 1)
-	n, partial = crash(0, "c")
+	shards[1].SetAtWork(3, 1)
+	n, partial = crash(0, 3)
 	require.Equal(t, 1, n)
 	require.True(t, partial, "another process leads a shard")
-	shards[0].SetAtWork("c", 2)
-	n, _ = crash(0, "c")
+	shards[0].SetAtWork(3, 2)
+	n, _ = crash(0, 3)
 	require.Equal(t, 2, n, "the shard has come later")
+
+	var asked []byte
+	require.Nil(t, slow.Answer([]byte(`{"Do": "list"}`)))
+	var answer func(answers [][]byte)
+	slow.Connect(func(question []byte, answered func(answers [][]byte)) { asked, answer = question, answered })
+	for process, answers := range map[uint64]int{4: 1, 5: 0} {
+		shards[0].SetAtWork(process, 1)
+		for i := range 2 {
+			_, _, _, ok := shards[i].Crash(process, 1000)
+			require.False(t, ok)
+		}
+		shards[0].SetAtWork(process, 0)
+		require.JSONEq(t, `{"Suspects": 1, "Shards": 2}`, string(slow.Answer(asked)), "it was at work in the crash")
+		of := wire.AppendJSON(nil, suspectsAnswer{2 * answers, answers})
+		answer([][]byte{of, []byte("nonsense")})
+		n, partial = crash(1, process)
+		require.Equal(t, 1+2*answers, n)
+		require.Equal(t, answers == 0, partial)
+	}
 }
 
 // TestRecoveredFromCrash: a process has taken all tasks of a crash back if each of its shards has
@@ -150,13 +171,92 @@ func TestRecoveredFromCrash(t *testing.T) {
 	require.True(t, slow.Recovered(), "nobody has died")
 	one, _ := newDispatcher(t)
 	two, _ := newDispatcher(t)
-	one.Join(nil, slow)
-	two.Join(nil, slow)
-	slow.Begin([]*engine.State{one.rules, two.rules}, true, time.Minute, slog.New(slog.DiscardHandler))
+	one.Join(nil, slow, time.Minute)
+	two.Join(nil, slow, time.Minute)
+	slow.Begin(true, slog.New(slog.DiscardHandler))
 	one.Close(nil, nil)
 	require.False(t, slow.Recovered())
 	two.LeaveSlowStart()
 	require.False(t, slow.Recovered())
 	two.Close(nil, nil)
 	require.True(t, slow.Recovered())
+}
+
+// TestDrawnSuspects: the next place is for the suspects that are drawn, whichever asks first, and
+// for all if those do not want it for a moment. A claim that wants them has their shard opened.
+func TestDrawnSuspects(t *testing.T) {
+	slow, now := new(SlowStart), time.Now()
+	var offers []suspects
+	var ports []*port
+	for range 2 {
+		d, p := newDispatcher(t)
+		d.Join(nil, slow, time.Minute)
+		offers, ports = append(offers, suspects{d, "a"}), append(ports, p)
+		slow.offer(suspects{d, "a"}, true)
+	}
+	first := make(map[suspects]int)
+	for range 200 {
+		for i, of := range offers {
+			if ok, wait := slow.take(of, now); ok {
+				first[of]++
+				slow.end(of.claims, ended(0, 1, false))
+				break
+			} else if i == 0 {
+				require.Equal(t, time.Minute/moments, wait)
+			}
+		}
+	}
+	require.Len(t, first, 2)
+	require.Greater(t, min(first[offers[0]], first[offers[1]]), 50, "%v", first)
+
+	slow.drawNone()
+	slow.draw(now)
+	at := 0
+	if slow.drawn == offers[1] {
+		at = 1
+	}
+	opened := ports[at].opened
+	for range 2 {
+		slow.want("b", offers[1-at].claims, now)
+		slow.want("a", offers[1-at].claims, now)
+	}
+	require.Equal(t, opened+1, ports[at].opened, "once")
+	require.True(t, slow.isWanted(offers[at]))
+	require.False(t, slow.isWanted(offers[at]))
+	ok, wait := slow.take(offers[1-at], now)
+	require.False(t, ok)
+	ok, _ = slow.take(offers[1-at], now.Add(wait))
+	require.True(t, ok, "they were not wanted")
+	slow.want("a", offers[1-at].claims, now)
+	require.Equal(t, opened+1, ports[at].opened, "there is no place")
+	for _, of := range offers {
+		slow.offer(of, false)
+	}
+	require.Zero(t, slow.offered.Load())
+}
+
+// TestSlowStartAfterOthers: suspects wait until the tasks that were at work beside suspects in a
+// crash have ended an attempt, or for as long as it takes a suspect to pass.
+func TestSlowStartAfterOthers(t *testing.T) {
+	for _, apart := range []bool{true, false} {
+		slow, now := new(SlowStart), time.Now()
+		d, _ := newDispatcher(t)
+		d.Join(nil, slow, time.Minute)
+		of := suspects{d, "a"}
+		e := new(engine.Effects)
+		e.Suspects.Beside = 2
+		require.Empty(t, slow.end(d, e))
+		ok, wait := slow.take(of, now)
+		require.False(t, ok)
+		require.Equal(t, time.Minute, wait)
+		if !apart {
+			ok, _ = slow.take(of, now.Add(wait))
+			require.True(t, ok)
+			continue
+		}
+		e.Suspects.Beside, e.Suspects.Apart = 0, 2
+		require.Contains(t, slow.end(d, e), of)
+		ok, _ = slow.take(of, now)
+		require.True(t, ok)
+	}
 }

@@ -141,7 +141,7 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 	if rec.Suspect {
 		rec.Rewritten = true
 		s.removeTask(ls.lane.number, ls.since, ls.id, false)
-		s.hold(ls.lane, ls.id, rec.Encode())
+		s.hold(ls.lane, ls.id, rec.Leases, rec.Encode())
 		return
 	}
 	b := rec.Encode()
@@ -182,7 +182,12 @@ func (s *State) expire(ls *lease) {
 		s.endOrphan(ls)
 		return
 	}
-	if c := s.crashOf(ls); c != nil {
+	c, known := s.crashOf(ls)
+	if !known {
+		s.leases.wheel.Add(&ls.expiry, int64(s.Now+crashRetry))
+		return
+	}
+	if c != nil {
 		if s.isClearing() {
 			s.leases.wheel.Add(&ls.expiry, int64(s.Now)) // until that is done
 		} else {
@@ -215,6 +220,11 @@ func (s *State) expire(ls *lease) {
 
 // endLease ends a lease. The task's record stays where it is.
 func (s *State) endLease(ls *lease) {
+	if ls.suspect {
+		s.endSuspect(ls)
+	} else if len(s.suspects.beside) > 0 {
+		s.endBeside(ls.id)
+	}
 	s.removeFromRecord(ls)
 	s.leases.remove(ls)
 	s.noteIdle(ls.lane)
@@ -224,9 +234,6 @@ func (s *State) endLease(ls *lease) {
 	q := ls.lane.queue
 	q.Counts.Leased--
 	s.touch(q)
-	if ls.suspect {
-		s.endSuspect(ls)
-	}
 	if ls.goesOn {
 		s.orphan(ls)
 		return

@@ -59,7 +59,7 @@ func (c *checker) leases() error {
 		if got != e.LeaseEntry || l.local != e.Local {
 			c.report("lease of %s is %+v, on disk %+v", id, got, e)
 		}
-		if r := l.record; r.seq != e.seq || r.deadline != e.Deadline || r.ends != e.Ends || r.local != e.Local || !r.written {
+		if r := l.record; r.seq != e.seq || r.deadline != e.Deadline || r.ends != e.Ends || r.local != e.Local || r.process != e.Process || !r.written {
 			c.report("record of the lease of %s is %+v, on disk %+v", id, r, e)
 		}
 		if !l.expiry.Queued() || l.expiry.Value != l {

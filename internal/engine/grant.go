@@ -27,6 +27,7 @@ type Holder struct {
 	// as soon as the handler has returned.
 	Handled bool
 	Worker  string // its name, for people; "": it has none
+	Process uint64 // a number that no other process has; 0: not known
 }
 
 // CanceledLease is a lease that ended because its task was canceled.
@@ -56,12 +57,19 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 	s.noteRead(len(it.Record))
 	ls.id, ls.lane, ls.since = it.ID, l, it.Since
 	ls.local, ls.handled, ls.runner, ls.worker = to.Local, to.Handled, to.Runner, to.Worker
-	if ls.suspect {
-		s.beginSuspect(ls)
+	process := uint64(0)
+	if s.config.Replicated && s.Format >= formatOfSuspects {
+		process = to.Process
 	}
-	s.addToRecord(ls, 0)
+	s.addToRecord(ls, process, 0)
+	cleared := ls.suspect && !s.beginSuspect(ls)
 	s.leases.add(ls, s.Now+ls.duration)
 	s.leases.copyRecord(ls, it.Record)
+	if cleared {
+		if err := s.clearSuspect(ls); err != nil {
+			return grants, err
+		}
+	}
 	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
 	q := l.queue
 	s.turn(l)

@@ -50,6 +50,7 @@ type leaseRecord struct {
 	ends     uint64 // the deadline by the clock of leases, ms; 0: granted without a cluster
 	live     int    // leases that still refer to it
 	written  bool
+	process  uint64 // of the holder of the leases, in a cluster; 0: not known
 	worker   string // of the leases that are added to value
 	value    []byte // until it is written
 }
@@ -162,22 +163,22 @@ const recordLooks = 16
 // addToRecord adds a lease to a lease record of the group with its deadline, behind the record
 // that had the lease before: the later of two entries counts. The caller sets the token; 0 stands
 // for a new lease.
-func (s *State) addToRecord(l *lease, before uint64) {
+func (s *State) addToRecord(l *lease, process, before uint64) {
 	deadline := s.Wall + l.duration
 	var r *leaseRecord
 	for _, g := range s.Group.granted[max(0, len(s.Group.granted)-recordLooks):] {
-		if g.deadline == deadline && g.local == l.local && g.seq >= before {
+		if g.deadline == deadline && g.local == l.local && g.process == process && g.seq >= before {
 			r = g
 			break
 		}
 	}
 	if r == nil {
 		r = s.leases.newRecord()
-		r.seq, r.local, r.deadline = s.mint.next(), l.local, deadline
+		r.seq, r.local, r.deadline, r.process = s.mint.next(), l.local, deadline, process
 		if s.config.Replicated {
 			r.ends = s.leaseClock() + l.duration
 		}
-		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline, Ends: r.ends}.Append(r.value)
+		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline, Ends: r.ends, Process: process}.Append(r.value)
 		s.Group.granted = append(s.Group.granted, r)
 	}
 	if l.token == 0 {
@@ -219,9 +220,9 @@ func (s *State) renew(l *lease, d uint64) {
 		return
 	}
 	l.duration = d
-	before := l.record.seq
+	before, process := l.record.seq, l.record.process
 	s.removeFromRecord(l)
-	s.addToRecord(l, before)
+	s.addToRecord(l, process, before)
 	s.touch(l.lane.queue)
 }
 

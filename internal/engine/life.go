@@ -42,7 +42,7 @@ func (s *State) enter(l *Lane, since uint64, id keys.ID, head *record.Head, rec 
 	case group != 0 && !s.takeTurn(group, id):
 		s.block(l, group, id, rec)
 	case head.Suspect:
-		s.hold(l, id, rec)
+		s.hold(l, id, head.Leases, rec)
 	default:
 		s.place(l, since, id, rec)
 	}

@@ -164,7 +164,7 @@ func (s *State) recheckNext(r *recheck) error {
 		}
 		switch {
 		case keys.IsSuspectScope(scope):
-			s.noteSuspects(r.queue)
+			s.noteSuspects(r.queue, keys.SuspectPart(scope))
 		case scope != 0 && scope&keys.GroupScopeBit == 0:
 			s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
 		}

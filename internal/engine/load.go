@@ -120,7 +120,7 @@ func (s *State) loadLeases() error {
 		return nil
 	}
 	err = schema.ScanLeases(s.Store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
-		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, ends: h.Ends, written: true}
+		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, ends: h.Ends, process: h.Process, written: true}
 		for _, e := range entries {
 			chunk = append(chunk, storedLease{r, e})
 		}
@@ -158,7 +158,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 		overdue: head.Attempts == e.Attempts,
 	}
 	if ls.suspect {
-		s.beginSuspect(ls)
+		s.countAtWork(ls, 1)
 	}
 	s.tieLease(ls, head)
 	r.live++

@@ -143,6 +143,7 @@ type model struct {
 	sessions  map[int]modelSession
 	dead      *crash         // of the process before
 	places    map[int]int    // of suspects, by shard
+	beside    map[int]int    // tasks that suspects come after, likewise
 	until     map[int]uint64 // of the last crash that a shard of a cluster knows
 
 	served  map[laneID]bool           // in this step
@@ -177,6 +178,7 @@ type modelTask struct {
 	promised uint64  // Leased: the age of the model before which the lease does not run out, ms; else: for isOver
 	duration uint64  // Leased: of the lease; else: of what until ends, ms
 	local    bool    // Leased: by this process
+	started  bool    // as a suspect, since the process began
 	handled  bool    // Leased: by Run
 	overdue  bool    // Leased: the attempt counts already
 	over     bool    // Leased: the lease had ended when the shard was loaded
@@ -227,7 +229,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 		settings: make(map[string]Settings), versions: make(map[string]uint64), schedules: make(map[string]*modelSchedule),
 		byKey: make(map[[keys.UniqueLen]byte]*modelKey),
 		turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool), life: 2, sessions: make(map[int]modelSession),
-		places: make(map[int]int), until: make(map[int]uint64),
+		places: make(map[int]int), beside: make(map[int]int), until: make(map[int]uint64),
 	}
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, instant: instant{Wall: storyStart - 20_000}, // soon a day begins
@@ -515,7 +517,7 @@ func (m *model) sync() {
 			if m.config.Replicated && m.age < t.promised {
 				m.rt.Fatalf("lease of %s runs out %d ms too early", keys.FormatID(t.id), t.promised-m.age)
 			}
-			if c := crashes[t.shard]; c != nil && t.local && (t.over || m.config.Replicated) {
+			if c := crashes[t.shard]; c != nil && t.local && (t.over || m.config.Replicated && t.handled) {
 				m.crashed(t, c)
 				continue
 			}

@@ -764,6 +764,7 @@ func (m *model) grant(c *claimCall, g *Grant, strict bool) {
 	m.noError(err)
 	rec.Attempts = t.rec.Attempts
 	m.compareRecord(t, &rec)
+	m.begins(t)
 	t.receipt = g.Receipt
 	m.receipts = append(m.receipts, t.receipt)
 	t.over, t.local, t.handled, t.overdue = false, c.local, c.handled, false

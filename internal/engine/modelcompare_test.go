@@ -133,7 +133,7 @@ func (m *model) compareTask(got *schema.Task, t *modelTask) {
 			state, at, got.Record.Attempts = Leased, got.Lease.Deadline, got.Lease.Attempts
 		}
 	case state == Blocked:
-		want = [...]uint64{onParents: 0, onGroup: t.rec.Group, onLimit: t.rec.Limit, onOrphan: t.rec.Group, onSuspicion: keys.SuspectScope(t.Queue)}[t.on]
+		want = [...]uint64{onParents: 0, onGroup: t.rec.Group, onLimit: t.rec.Limit, onOrphan: t.rec.Group, onSuspicion: keys.SuspectScope(t.Queue, keys.SuspectPartOf(t.id, got.Record.Leases))}[t.on]
 	}
 	key := LaneKey{got.Lane.Queue, got.Lane.Tenant, got.Lane.Priority}
 	ended := state == Leased || state == Dead || state == Done || state == Canceled

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 
 	"pgregory.net/rapid"
@@ -30,6 +31,10 @@ func (m *model) countDead() {
 		}
 	}
 	clear(m.places)
+	clear(m.beside)
+	for _, t := range m.live {
+		t.started = false
+	}
 	clear(m.until)
 }
 
@@ -48,7 +53,7 @@ func (m *model) suspectsAtWork(shard int) (n int) {
 func (m *model) crashes(expired []*modelTask) map[int]*crash {
 	crashes := make(map[int]*crash)
 	for _, t := range expired {
-		if !t.local || crashes[t.shard] != nil {
+		if !t.local || m.config.Replicated && !t.handled || crashes[t.shard] != nil {
 			continue
 		}
 		if !m.config.Replicated {
@@ -57,7 +62,7 @@ func (m *model) crashes(expired []*modelTask) map[int]*crash {
 			}
 			continue
 		}
-		e := m.shards[t.shard].suspects.crashes[""]
+		e := m.shards[t.shard].suspects.crashes[0]
 		crashes[t.shard] = &e.crash
 		if m.until[t.shard] == e.until { // the process has lost leases before
 			continue
@@ -95,7 +100,7 @@ func (m *model) adoptCleared(expired []*modelTask, crashes map[int]*crash) {
 
 // crashed is the end of an attempt with its process.
 func (m *model) crashed(t *modelTask, c *crash) {
-	if !t.overdue && !(t.rec.Suspect && c.Suspects == 1) {
+	if !t.overdue && !(t.rec.Suspect && c.Suspects == 1 && !c.Partial) {
 		t.rec.Attempts--
 		t.rec.Crashes++
 	}
@@ -127,11 +132,18 @@ func (m *model) start(t *rapid.T) {
 	}
 	first := oneOf(m, "of the queue of", waiting...)
 	waiting = slices.DeleteFunc(waiting, func(t *modelTask) bool { return t.shard != first.shard || t.Queue != first.Queue })
-	slices.SortFunc(waiting, func(a, b *modelTask) int { return bytes.Compare(a.id[:], b.id[:]) })
+	slices.SortFunc(waiting, func(a, b *modelTask) int {
+		return cmp.Or(cmp.Compare(m.suspectPart(a), m.suspectPart(b)), bytes.Compare(a.id[:], b.id[:]))
+	})
 	n := rapid.IntRange(1, 3).Draw(m.rt, "suspects")
 	s := m.group(first.shard)
 	for range n {
-		if q := s.Queues[first.Queue]; q == nil || !s.Start(q, func() bool { return true }) {
+		q := s.Queues[first.Queue]
+		if q != nil && q.Stale > 0 {
+			n = 0
+			break
+		}
+		if q == nil || !s.Start(q, func() bool { return true }) {
 			m.rt.Fatalf("suspects of queue %s may not start", first.Queue)
 		}
 	}
@@ -139,21 +151,44 @@ func (m *model) start(t *rapid.T) {
 	m.deliver()
 	for _, t := range waiting[:min(n, len(waiting))] {
 		m.toReady(t, keys.SinceOf(t.id))
+		t.started = true
 	}
 	m.settle(false)
 }
 
+// suspectPart is the scope of a suspect that waits.
+func (m *model) suspectPart(t *modelTask) int { return keys.SuspectPart(m.placeOf(t).At) }
+
+// begins is called for a suspect that is leased: if it was started in an earlier life of the
+// process, it was not at work when that ended.
+func (m *model) begins(t *modelTask) {
+	t.rec.Suspect = t.rec.Suspect && t.started
+}
+
 // hearPlaces takes in which places of suspects are over.
 func (m *model) hearPlaces(s *drivenShard) {
-	m.places[s.config.Shard] -= s.Effects.Suspects.Passed + s.Effects.Suspects.Freed
+	e := &s.Effects.Suspects
+	m.places[s.config.Shard] += e.Late - e.Passed - e.Freed
+	m.beside[s.config.Shard] += e.Beside - e.Apart
 }
 
 // comparePlaces: each place belongs to a suspect.
 func (m *model) comparePlaces() {
 	for i, s := range m.shards {
-		n := len(s.suspects.started)
+		n, stale, beside := 0, 0, len(s.suspects.beside)
 		for _, q := range s.Queues {
 			n += q.starting
+			stale += q.Stale
+		}
+		for _, st := range s.suspects.started {
+			if st.at != 0 {
+				n++
+			} else {
+				stale--
+			}
+		}
+		if stale != 0 || beside != m.beside[i] {
+			m.rt.Fatalf("shard %d has %d more suspects without a place than it knows, and %d tasks beside them, expected %d", i, stale, beside, m.beside[i])
 		}
 		if n != m.places[i] {
 			m.rt.Fatalf("shard %d has %d suspects with %d places", i, n, m.places[i])

@@ -57,7 +57,8 @@ type Queue struct {
 	Configured
 	Removed uint64 // the last version of settings that were removed since the queue is in memory
 
-	Suspects bool   // some may wait to be started
+	Suspects uint16 // bit part: some may wait in that scope to be started
+	Stale    int    // were started, and were not leased until their place was over: others do not start
 	starting int    // how many of them the next group starts
 	heldIn   uint32 // the last group in which one began to wait
 

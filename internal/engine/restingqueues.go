@@ -38,7 +38,7 @@ func (s *State) forgetQueues() {
 				continue // applying the last of them calls Rest
 			}
 		}
-		if q.Suspects && q.Counts.Blocked == 0 { // they were canceled
+		if q.Suspects != 0 && q.Counts.Blocked == 0 { // they were canceled
 			s.forgetSuspects(q)
 		}
 		if s.isUnknown(q) && s.isFiled(q) {

@@ -289,6 +289,9 @@ func (w *world) told(s *drivenShard) {
 	if s := e.Suspects; s.Passed+s.Freed > 0 || s.Anew {
 		w.printf("suspects: %d passed, %d freed%s", s.Passed, s.Freed, maybe(", anew: ", s.Anew))
 	}
+	if s := e.Suspects; s.Beside+s.Apart > 0 {
+		w.printf("suspects come after %d more, and not after %d any more", s.Beside, s.Apart)
+	}
 	maps.DeleteFunc(w.fresh, func(_ keys.ID, by *drivenShard) bool { return by == s })
 	maps.DeleteFunc(w.granted, func(_ Receipt, by *drivenShard) bool { return by == s })
 }

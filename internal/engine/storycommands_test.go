@@ -259,7 +259,9 @@ func (w *world) claimOnce(a args) (pending bool) {
 		if l, pending = s.Next(q, uint64(a.number("rank", 0))); l == nil {
 			break
 		}
-		grants, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), Holder{Local: a.has("local"), Worker: a.named["worker"]}, nil)
+		grants, err := s.Grant(l, uint64(a.span("lease", 30*time.Second).Milliseconds()), Holder{
+			Local: a.has("local"), Handled: a.has("handled"), Worker: a.named["worker"], Process: uint64(a.number("process", 0)),
+		}, nil)
 		require.NoError(w.t, err)
 		g := &grants[0]
 		w.nameNew(s)

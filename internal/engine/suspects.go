@@ -1,35 +1,54 @@
 package engine
 
 import (
+	"maps"
 	"math"
+	"math/bits"
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
 
 // When a process dies with tasks at work, one of them may be the reason, and will be again. So they
-// are suspects: they wait in a scope of their queue, and start slowly, a few at a time over the
+// are suspects: they wait in scopes of their queue, and start slowly, a few at a time over the
 // whole process, while all other tasks go on. A suspect that ends its attempt, well or not, has not
 // killed the process, and is none any more. One that is at work when the process dies again stays
 // one, and clears those that wait. The places of the slow start are with the owner
 // (dispatch.SlowStart), which takes one for each call of Start; Effects.Suspects says when places
 // are over.
+//
+// Their order is random, and another one after each crash: if good tasks that take long always came
+// before the one that kills the process, they would be at work whenever it does, and nothing would
+// ever tell them apart.
+//
+// A task that was at work in a crash beside suspects may be the reason as well. It is none of them,
+// since they come first by the rule, but they come after it: they wait until it has ended an
+// attempt, for as long as the owner wants. If the process dies meanwhile, no suspect is taken for
+// it.
 
 // suspects is the memory of the suspects of a shard. Their records say that they are.
 type suspects struct {
-	queues   []*Queue           // some may wait there
-	started  map[keys.ID]uint64 // those with a place, and the time of startedSuspect
-	order    []startedSuspect   // by time, with entries that started does not have any more
-	clearing bool               // those that wait are suspects no more; no lease is taken back meanwhile
+	queues   []*Queue // some may wait there
+	started  map[keys.ID]suspectStart
+	order    []startedSuspect     // by time, with entries that started does not have any more
+	clearing bool                 // those that wait are suspects no more; no lease is taken back meanwhile
+	beside   map[keys.ID]struct{} // tasks that were at work beside suspects in a crash, and have not ended an attempt since
 
-	last    *crash                  // of the process that had the shard before; nil: it has not crashed
-	atWork  map[string]int          // suspects that are leased, by worker; in a cluster only
-	table   suspectTable            // likewise; nil: the shard counts alone
-	crashes map[string]*workerCrash // of processes, by worker; in a cluster only
+	last    *crash                   // of the process that had the shard before; nil: it has not crashed
+	atWork  map[uint64]int           // suspects that are leased, by process; in a cluster only
+	table   suspectTable             // likewise; nil: the shard counts alone
+	crashes map[uint64]*processCrash // by process; in a cluster only
 }
 
-// startedSuspect is a suspect with a place of the slow start, and the time at which it passes if it
-// is still at work, as instant.Now.
+// suspectStart is the start of a suspect. It ends with the attempt, when the task leaves its lane,
+// or if the suspect is at work when its place passes.
+type suspectStart struct {
+	queue  *Queue
+	at     uint64 // when its place passes, as instant.Now; 0: it has passed
+	atWork bool
+}
+
+// startedSuspect is a suspect with a place of the slow start, and the time at which it passes.
 type startedSuspect struct {
 	id keys.ID
 	at uint64
@@ -45,23 +64,24 @@ type crash struct {
 
 // suspectTable counts the suspects that are at work, over the shards that the process leads.
 type suspectTable interface {
-	// SetAtWork says how many suspects of the shard a worker has.
-	SetAtWork(worker string, n int)
-	// Crash returns how many suspects the process of a worker had at work when it died, and whether
-	// there may have been more. The first shard that asks decides, for lasts ms; left is the rest.
-	Crash(worker string, lasts uint64) (suspects int, partial bool, left uint64)
+	// SetAtWork says how many suspects of the shard a process has.
+	SetAtWork(process uint64, n int)
+	// Crash returns how many suspects a process had at work when it died, and whether there may
+	// have been more. The first shard that asks decides, for lasts ms; left is the rest. If it is
+	// not known yet, since other leaders are asked, ok is false.
+	Crash(process, lasts uint64) (suspects int, partial bool, left uint64, ok bool)
 }
 
 // shareSuspects begins to count the suspects at work in a table of all shards of the process.
 func (s *State) shareSuspects(t suspectTable) {
 	s.suspects.table = t
-	for worker, n := range s.suspects.atWork {
-		t.SetAtWork(worker, n)
+	for process, n := range s.suspects.atWork {
+		t.SetAtWork(process, n)
 	}
 }
 
-// workerCrash is the crash of a process of a cluster. Its leases end one after the other.
-type workerCrash struct {
+// processCrash is the crash of a process of a cluster. Its leases end one after the other.
+type processCrash struct {
 	crash
 	until uint64 // no lease of the process ends later, as instant.Now
 }
@@ -69,8 +89,11 @@ type workerCrash struct {
 // suspectEffects are tasks that have come back from a crash, and places that are over.
 type suspectEffects struct {
 	Crashed int
-	Passed  int  // their tasks have ended an attempt, or have been at work for Config.SuspectFor
+	Passed  int  // their tasks have ended an attempt, or were started Config.SuspectFor ago
 	Freed   int  // their tasks were given back or canceled, or there were none
+	Late    int  // suspects that take a place at work, since theirs has passed before
+	Beside  int  // tasks that suspects come after from now on
+	Apart   int  // of those, the ones that have ended an attempt
 	Anew    bool // there are new suspects: the slow start begins anew
 }
 
@@ -131,44 +154,44 @@ func (s *State) CrashIsOver() bool {
 }
 
 // crashOf returns the crash that has ended a lease; nil: the lease has expired without one. In a
-// cluster, a lease of Run that was not renewed stands for a process that is gone, and the leases of
-// one worker for one process.
-func (s *State) crashOf(ls *lease) *crash {
-	c := &s.suspects
+// cluster, a lease of Run that was not renewed stands for a process that is gone. If ok is false,
+// more is known of the crash in a moment.
+func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 	switch {
 	case !ls.local || s.Format < formatOfSuspects:
-		return nil
+		return nil, true
 	case !s.config.Replicated:
 		if ls.over {
-			return c.last
+			c = s.suspects.last
 		}
-		return nil
+		return c, true
+	case !ls.handled:
+		return nil, true
 	}
-	e := c.crashes[ls.worker]
+	of, process := &s.suspects, ls.record.process
+	e := of.crashes[process]
 	if e == nil || e.until < s.Now {
-		for worker, old := range c.crashes {
-			if old.until < s.Now {
-				delete(c.crashes, worker)
-			}
-		}
-		e = &workerCrash{until: s.Now + 2*ls.duration}
-		if e.Suspects = c.atWork[ls.worker]; c.table != nil {
+		maps.DeleteFunc(of.crashes, func(_ uint64, old *processCrash) bool { return old.until < s.Now })
+		e = &processCrash{until: s.Now + 2*ls.duration}
+		if e.Suspects, e.Partial = of.atWork[process], process == 0; of.table != nil && process != 0 {
 			var left uint64
-			e.Suspects, e.Partial, left = c.table.Crash(ls.worker, 2*ls.duration)
+			if e.Suspects, e.Partial, left, ok = of.table.Crash(process, 2*ls.duration); !ok {
+				return nil, false
+			}
 			e.until = s.Now + left
 		}
-		if c.crashes == nil {
-			c.crashes = make(map[string]*workerCrash)
+		if of.crashes == nil {
+			of.crashes = make(map[uint64]*processCrash)
 		}
-		c.crashes[ls.worker] = e
+		of.crashes[process] = e
 		s.Effects.Suspects.Anew = true
-		if c.clearing = e.Suspects > 0; c.clearing {
-			for _, q := range c.queues {
-				s.wake(q, keys.SuspectScope(q.Name), keys.ID{}, keys.WakeUp)
+		if of.clearing = e.Suspects > 0; of.clearing {
+			for _, q := range of.queues {
+				s.wakeSuspects(q)
 			}
 		}
 	}
-	return &e.crash
+	return &e.crash, true
 }
 
 // formatOfSuspects is the first format with suspects in records.
@@ -203,35 +226,43 @@ func (s *State) crash(ls *lease, c *crash) {
 		s.toDeadLetter(ls, &rec)
 		return
 	}
-	s.giveBack(ls, &rec)
+	if s.giveBack(ls, &rec); !suspected {
+		s.noteBeside(ls.id)
+	}
 }
 
 // causeCrash is the error of an attempt that has ended with its process.
 const causeCrash = "the process died"
 
 // hold makes a suspect wait that would be ready otherwise. It keeps the turn of its group.
-func (s *State) hold(l *Lane, id keys.ID, rec []byte) {
-	s.block(l, keys.SuspectScope(l.queue.Name), id, rec)
+func (s *State) hold(l *Lane, id keys.ID, leases uint32, rec []byte) {
+	part := keys.SuspectPartOf(id, leases)
+	s.block(l, keys.SuspectScope(l.queue.Name, part), id, rec)
 	l.queue.heldIn = s.windows.pass
-	s.noteSuspects(l.queue)
+	s.noteSuspects(l.queue, part)
 }
 
-// noteSuspects notes that suspects may wait in a queue, for claims, or to be cleared.
-func (s *State) noteSuspects(q *Queue) {
-	if !q.Suspects {
-		q.Suspects = true
+// noteSuspects notes that suspects may wait in a scope of a queue, for claims, or to be cleared.
+func (s *State) noteSuspects(q *Queue, part int) {
+	if q.Suspects == 0 {
 		s.suspects.queues = append(s.suspects.queues, q)
 	}
+	q.Suspects |= 1 << part
 	if s.isClearing() {
-		s.wake(q, keys.SuspectScope(q.Name), keys.ID{}, keys.WakeUp)
+		s.wakeSuspects(q)
 		return
 	}
 	s.feed(q)
 }
 
+// wakeSuspects makes the next group start or clear suspects of a queue. REQUIRES: some may wait.
+func (s *State) wakeSuspects(q *Queue) {
+	s.wake(q, keys.SuspectScope(q.Name, bits.TrailingZeros16(q.Suspects)), keys.ID{}, keys.WakeUp)
+}
+
 // forgetSuspects notes that none wait any more.
 func (s *State) forgetSuspects(q *Queue) {
-	q.Suspects = false
+	q.Suspects = 0
 	for i, other := range s.suspects.queues {
 		if other == q {
 			last := len(s.suspects.queues) - 1
@@ -243,27 +274,51 @@ func (s *State) forgetSuspects(q *Queue) {
 	}
 }
 
-// Start starts one more suspect of a queue, in the next group, if one may wait and take returns
-// true: it takes a place of the slow start.
+// Start starts one more suspect of a queue, in the next group, if one may wait, none is stale, and
+// take returns true: it takes a place of the slow start.
 func (s *State) Start(q *Queue, take func() bool) bool {
-	if !q.Suspects || q.Settings.Paused || s.isClearing() || !s.HasRoom(RoomLow) || !take() {
+	if q.Suspects == 0 || q.Stale > 0 || q.Settings.Paused || s.isClearing() || !s.HasRoom(RoomLow) || !take() {
 		return false
 	}
 	q.starting++
-	s.wake(q, keys.SuspectScope(q.Name), keys.ID{}, keys.WakeUp)
+	s.wakeSuspects(q)
 	return true
 }
 
 // startSuspects moves suspects of a queue into their lanes: as many as have a place, or all while
 // they are cleared.
-func (s *State) startSuspects(q *Queue, scope uint64) error {
+func (s *State) startSuspects(q *Queue) error {
+	for left := q.Suspects; left != 0; left &= left - 1 {
+		part := bits.TrailingZeros16(left)
+		done, err := s.startSuspectsOf(q, part)
+		if err != nil || !done {
+			return err
+		}
+		if q.heldIn != s.windows.pass { // or else one may wait after those that were read
+			q.Suspects &^= 1 << part
+		}
+	}
+	s.Effects.Suspects.Freed += q.starting
+	q.starting = 0
+	if q.Suspects == 0 {
+		s.forgetSuspects(q)
+	} else if s.isClearing() {
+		s.wakeSuspects(q)
+	} else {
+		s.feed(q)
+	}
+	return nil
+}
+
+// startSuspectsOf is startSuspects for one of the scopes. done: none waits there any more.
+func (s *State) startSuspectsOf(q *Queue, part int) (done bool, err error) {
 	room := q.starting
 	clearing := s.isClearing()
 	if clearing {
 		room = math.MaxInt
 	}
 	more, cut := false, false
-	err := s.waiting(q, scope, func(n int, at *located) bool {
+	err = s.waiting(q, keys.SuspectScope(q.Name, part), func(n int, at *located) bool {
 		if more = n >= room; more {
 			return false
 		}
@@ -274,93 +329,144 @@ func (s *State) startSuspects(q *Queue, scope uint64) error {
 			at.rec.Suspect = false
 		} else {
 			q.starting--
-			s.start(at.id)
+			s.start(at.id, suspectStart{queue: q})
 		}
 		s.unblock(at)
 		s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
 		return true
 	})
-	switch {
-	case err != nil:
-		return err
-	case cut:
-		s.wake(q, scope, keys.ID{}, keys.WakeUp)
-		return nil
+	if cut {
+		s.wakeSuspects(q)
 	}
-	s.Effects.Suspects.Freed += q.starting
-	q.starting = 0
-	if q.heldIn == s.windows.pass { // perhaps after those that were read
-		s.noteSuspects(q)
-	} else if !more {
-		s.forgetSuspects(q)
-	}
-	return nil
+	return !more && !cut, err
 }
 
 // start gives a suspect a place, or begins its time anew.
-func (s *State) start(id keys.ID) {
+func (s *State) start(id keys.ID, st suspectStart) {
 	c := &s.suspects
 	if c.started == nil {
-		c.started = make(map[keys.ID]uint64)
+		c.started = make(map[keys.ID]suspectStart)
 	}
-	at := s.Now + s.config.SuspectFor
-	c.started[id] = at
-	c.order = append(c.order, startedSuspect{id, at})
+	st.at = s.Now + s.config.SuspectFor
+	c.started[id] = st
+	c.order = append(c.order, startedSuspect{id, st.at})
 }
 
-// beginSuspect notes that a suspect is at work.
-func (s *State) beginSuspect(ls *lease) {
-	if s.config.Replicated && ls.local {
-		s.countAtWork(ls.worker, 1)
+// beginSuspect notes that a suspect is at work. It returns false if the lease is of none: the task
+// was started in an earlier life of the process, and was not at work when that ended.
+func (s *State) beginSuspect(ls *lease) bool {
+	st, ok := s.suspects.started[ls.id]
+	if !ok {
+		ls.suspect = false
+		return false
 	}
-	if _, ok := s.suspects.started[ls.id]; ok {
-		s.start(ls.id)
+	if st.at == 0 {
+		st.queue.Stale--
+		s.Effects.Suspects.Late++
+		s.feed(st.queue)
 	}
+	s.countAtWork(ls, 1)
+	s.start(ls.id, suspectStart{queue: st.queue, atWork: true})
+	return true
+}
+
+// clearSuspect removes the suspicion from the record of a leased task.
+func (s *State) clearSuspect(ls *lease) error {
+	rec, err := s.recordOf(ls)
+	if err != nil {
+		return err
+	}
+	rec.Suspect = false
+	place := keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}
+	s.rewrite(&located{id: ls.id, lane: ls.lane, place: place, rec: rec, lease: ls})
+	return nil
 }
 
 // endSuspect notes that the attempt of a suspect has ended.
 func (s *State) endSuspect(ls *lease) {
-	c := &s.suspects
-	if s.config.Replicated && ls.local {
-		s.countAtWork(ls.worker, -1)
-	}
-	if _, ok := c.started[ls.id]; ok {
-		delete(c.started, ls.id)
+	s.countAtWork(ls, -1)
+	if s.endStart(ls.id) {
 		s.Effects.Suspects.Passed++
 	}
 }
 
-// countAtWork adds to the suspects that a worker has.
-func (s *State) countAtWork(worker string, n int) {
-	c := &s.suspects
-	if c.atWork == nil {
-		c.atWork = make(map[string]int)
+// endStart ends the start of a suspect. It returns true if it had a place.
+func (s *State) endStart(id keys.ID) bool {
+	st, ok := s.suspects.started[id]
+	if !ok {
+		return false
 	}
-	if c.atWork[worker] += n; c.table != nil {
-		c.table.SetAtWork(worker, c.atWork[worker])
+	delete(s.suspects.started, id)
+	if st.at == 0 {
+		st.queue.Stale--
+		s.feed(st.queue)
 	}
-	if c.atWork[worker] == 0 {
-		delete(c.atWork, worker)
+	return st.at != 0
+}
+
+// noteBeside notes a task that suspects come after, until it has ended an attempt.
+func (s *State) noteBeside(id keys.ID) {
+	if s.suspects.beside == nil {
+		s.suspects.beside = make(map[keys.ID]struct{})
+	}
+	s.suspects.beside[id] = struct{}{}
+	s.Effects.Suspects.Beside++
+}
+
+// endBeside notes that suspects do not come after a task any more.
+func (s *State) endBeside(id keys.ID) {
+	if _, ok := s.suspects.beside[id]; ok {
+		delete(s.suspects.beside, id)
+		s.Effects.Suspects.Apart++
 	}
 }
+
+// countAtWork adds to the suspects that the process of a lease has.
+func (s *State) countAtWork(ls *lease, n int) {
+	if !s.config.Replicated || !ls.local {
+		return
+	}
+	c, process := &s.suspects, ls.record.process
+	if c.atWork == nil {
+		c.atWork = make(map[uint64]int)
+	}
+	if c.atWork[process] += n; c.table != nil {
+		c.table.SetAtWork(process, c.atWork[process])
+	}
+	if c.atWork[process] == 0 {
+		delete(c.atWork, process)
+	}
+}
+
+// crashRetry is how often it is asked whether a crash is known, ms.
+const crashRetry = 50
 
 // freePlace gives the place of a suspect back, if it has one: before its lease ends, if that tells
-// nothing, or before it leaves its lane.
+// nothing, or before it leaves its lane. Suspects do not come after such a task, either.
 func (s *State) freePlace(id keys.ID) {
-	if _, ok := s.suspects.started[id]; ok {
-		delete(s.suspects.started, id)
+	if s.endStart(id) {
 		s.Effects.Suspects.Freed++
 	}
+	s.endBeside(id)
 }
 
-// passSuspects ends the places of suspects that have been at work for long.
+// passSuspects ends the places of suspects that have been at work for long, or were not leased for
+// as long.
 func (s *State) passSuspects() {
 	c := &s.suspects
 	for ; s.passSuspectsIsDue() && !s.Spent(); c.order = c.order[1:] {
-		if first := c.order[0]; c.started[first.id] == first.at {
-			delete(c.started, first.id)
-			s.Effects.Suspects.Passed++
+		first := c.order[0]
+		st := c.started[first.id]
+		if st.at != first.at {
+			continue
 		}
+		if s.Effects.Suspects.Passed++; st.atWork {
+			delete(c.started, first.id)
+			continue
+		}
+		st.queue.Stale++
+		st.at = 0
+		c.started[first.id] = st
 	}
 	if len(c.order) == 0 {
 		c.order = nil

@@ -32,30 +32,45 @@ func TestCostOfCrash(t *testing.T) {
 
 // oneMore is a table of suspects in which another shard has one as well.
 type oneMore struct {
-	atWork  map[string]int
+	atWork  map[uint64]int
 	partial bool
+	asking  bool
 }
 
-func (o *oneMore) SetAtWork(worker string, n int) { o.atWork[worker] = n }
-func (o *oneMore) Crash(worker string, lasts uint64) (suspects int, partial bool, left uint64) {
-	return o.atWork[worker] + 1, o.partial, lasts / 2
+func (o *oneMore) SetAtWork(process uint64, n int) { o.atWork[process] = n }
+func (o *oneMore) Crash(process, lasts uint64) (suspects int, partial bool, left uint64, ok bool) {
+	return o.atWork[process] + 1, o.partial, lasts / 2, !o.asking
 }
 
-// TestCrashOfSharedWorker: in a cluster, suspects of a worker in other shards count for its crash.
-func TestCrashOfSharedWorker(t *testing.T) {
+// TestCrashOverLeaders: in a cluster, suspects of a process in other shards count for its crash, as
+// soon as they are known, and so do not those of another process with a worker of the same name,
+// nor a lease of Claim.
+func TestCrashOverLeaders(t *testing.T) {
 	r := newRuled(t, Config{Replicated: true})
 	r.Format = formatOfSuspects
-	table := &oneMore{atWork: make(map[string]int), partial: true}
-	one := &lease{local: true, suspect: true, worker: "w", duration: 1000}
-	r.beginSuspect(one)
+	table := &oneMore{atWork: make(map[uint64]int), partial: true, asking: true}
+	one := &lease{local: true, handled: true, suspect: true, worker: "w", record: &leaseRecord{process: 7}, duration: 1000}
+	r.countAtWork(one, 1)
 	r.shareSuspects(table)
-	require.Equal(t, map[string]int{"w": 1}, table.atWork, "those that were loaded")
-	r.beginSuspect(&lease{local: true, suspect: true, worker: "w"})
-	require.Equal(t, 2, table.atWork["w"])
+	require.Equal(t, map[uint64]int{7: 1}, table.atWork, "those that were loaded")
+	r.countAtWork(&lease{local: true, worker: "w", record: &leaseRecord{process: 7}}, 1)
+	r.countAtWork(&lease{local: true, worker: "w", record: &leaseRecord{process: 8}}, 1)
+	require.Equal(t, 2, table.atWork[7])
 	r.endSuspect(one)
-	require.Equal(t, 1, table.atWork["w"])
-	require.Equal(t, &crash{Suspects: 2, Partial: true}, r.crashOf(one))
-	require.Equal(t, r.Now+1000, r.suspects.crashes["w"].until, "as long as for the other shards")
+	require.Equal(t, 1, table.atWork[7])
+	_, ok := r.crashOf(one)
+	require.False(t, ok, "other leaders are asked")
+	require.Empty(t, r.suspects.crashes)
+	table.asking = false
+	c, ok := r.crashOf(one)
+	require.True(t, ok)
+	require.Equal(t, &crash{Suspects: 2, Partial: true}, c)
+	require.Equal(t, r.Now+1000, r.suspects.crashes[7].until, "as long as for the other shards")
+	c, ok = r.crashOf(&lease{local: true, record: one.record, duration: 1000})
+	require.True(t, ok)
+	require.Nil(t, c, "it is not known that a handler has worked on the task")
+	c, _ = r.crashOf(&lease{local: true, handled: true, record: new(leaseRecord), duration: 1000})
+	require.Equal(t, &crash{Partial: true}, c, "its process is not known")
 }
 
 // TestSuspectsLeaveMemory: a queue without suspects leaves memory, and the list of queues that may
@@ -64,7 +79,7 @@ func TestSuspectsLeaveMemory(t *testing.T) {
 	r := newRuled(t, Config{})
 	r.begin(r.drivenShard)
 	q := r.QueueNamed("a")
-	r.noteSuspects(q)
+	r.noteSuspects(q, 3)
 	r.Rest(q)
 	r.end()
 	r.settle()
@@ -94,7 +109,7 @@ func TestCrashIsOver(t *testing.T) {
 // TestCrashOnFullDisk: tasks come back from a crash while the disk has no room to clear suspects:
 // those that wait stay suspects, and start when there is room.
 func TestCrashOnFullDisk(t *testing.T) {
-	r := newRuled(t, Config{})
+	r := newRuled(t, Config{SuspectFor: 60_000})
 	for range 3 {
 		r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}))
 	}
@@ -134,4 +149,55 @@ func TestCrashOnFullDisk(t *testing.T) {
 		require.True(t, start())
 	}
 	require.EqualValues(t, 3, r.countsOf("a").Ready)
+}
+
+// TestStaleSuspect: a suspect that was started, and not leased until its place is over, holds the
+// others of its queue back, and takes a place when it is leased after all, or leaves when it is
+// canceled.
+func TestStaleSuspect(t *testing.T) {
+	r := newRuled(t, Config{SuspectFor: 60_000})
+	for range 3 {
+		r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}))
+	}
+	claim := func() (grants []Grant) {
+		r.begin(r.drivenShard)
+		defer r.settle()
+		for l, _ := r.Next(r.Queues["a"], 0); l != nil; l, _ = r.Next(r.Queues["a"], 0) {
+			var err error
+			grants, err = r.Grant(l, 1e6, Holder{Local: true}, grants)
+			require.NoError(t, err)
+		}
+		return grants
+	}
+	start := func() bool {
+		r.begin(r.drivenShard)
+		defer r.settle()
+		return r.Start(r.Queues["a"], func() bool { return true })
+	}
+	require.Len(t, claim(), 3)
+	r.format = formatOfSuspects
+	r.killed = true
+	r.reopen()
+	r.settle()
+	for _, leased := range []bool{true, false} {
+		require.True(t, start())
+		r.Now += 60_000
+		r.settle()
+		require.False(t, start())
+		require.Equal(t, 1, r.Queues["a"].Stale)
+		if leased {
+			require.Len(t, claim(), 1)
+			require.Len(t, r.suspects.started, 1, "it has a place again")
+		} else {
+			l, _ := r.Next(r.Queues["a"], 0)
+			pos, _ := l.first()
+			r.begin(r.drivenShard)
+			v, err := r.Alter(pos.ID, AlterCancel, 0)
+			require.NoError(t, err)
+			require.Equal(t, Decided, v)
+			r.settle()
+		}
+		require.Zero(t, r.Queues["a"].Stale)
+	}
+	require.True(t, start())
 }

@@ -163,7 +163,7 @@ func TestTurnsBesideSuspects(t *testing.T) {
 	s.driver.crash()
 	s.settleAll()
 	s.in(1)
-	require.True(t, s.Queues["a"].Suspects)
+	require.NotZero(t, s.Queues["a"].Suspects)
 	require.Equal(t, "AA", s.order(2))
 	s.in(0).order(4) // counts the tenants, and ends turns
 	require.Equal(t, 4, strings.Count(s.order(6), "Y"), "Y has one shard, A has two")

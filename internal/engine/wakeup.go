@@ -13,7 +13,7 @@ import (
 
 // Blocked tasks wait, each in a scope: scope 0 is for tasks that wait for their parents, the scope
 // of a group for tasks that wait for their turn in it, the scope of a limit for tasks that found no
-// room in it when they were to be leased, and one for the suspects of a queue. The change that
+// room in it when they were to be leased, and some for the suspects of a queue. The change that
 // allows them to go on adds a wakeup in the range Wake, in the same commit; the next group reads
 // which tasks wait, and moves them.
 
@@ -181,7 +181,7 @@ func (s *State) applyWakeup(m wakeup, how byte) error {
 	case m.scope&keys.GroupScopeBit != 0:
 		return s.giveTurn(m.queue, m.scope)
 	case keys.IsSuspectScope(m.scope):
-		return s.startSuspects(m.queue, m.scope)
+		return s.startSuspects(m.queue)
 	default:
 		return s.fillLimit(m.queue, m.scope)
 	}

@@ -220,7 +220,7 @@ func (c *checker) record(key, value []byte) error {
 		c.report("task %s: %w", taskID(id), err)
 	}
 	if p.Range == keys.Blocked && p.At != 0 && p.At != rec.Group && p.At != rec.Limit &&
-		!(rec.Suspect && p.At == keys.SuspectScope(l.Queue)) {
+		!(rec.Suspect && p.At == keys.SuspectScope(l.Queue, keys.SuspectPart(p.At))) {
 		c.report("task %s waits in scope %x, which is not its own", taskID(id), p.At)
 	}
 	counts := c.counts[st.queue]

@@ -181,6 +181,10 @@ func TestGolden(t *testing.T) {
 		{"ended value without a result", EndedValue{Lane: goldenLane, At: goldenTime}.Append(nil), "00000102 00000193b3c01235 00"},
 		{"local lease record", LeaseHeader{Local: true, Deadline: goldenTime}.Append(nil), "01 00000193b3c01235"},
 		{"lease record in a cluster", LeaseHeader{Deadline: goldenTime, Ends: 258}.Append(nil), "02 00000193b3c01235 0000000000000102"},
+		{
+			"local lease record of a process in a cluster", LeaseHeader{Local: true, Deadline: goldenTime, Ends: 258, Process: 259}.Append(nil),
+			"07 00000193b3c01235 0000000000000102 0000000000000103",
+		},
 		{"local lease record in a cluster", LeaseHeader{Local: true, Deadline: goldenTime, Ends: 258}.Append(nil), "03 00000193b3c01235 0000000000000102"},
 		{
 			"lease record", leases,

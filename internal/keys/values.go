@@ -379,12 +379,14 @@ type LeaseHeader struct {
 	Local    bool   // granted to the process itself: returned at the next Open
 	Deadline uint64 // wall clock, ms since 1970
 	Ends     uint64 // the deadline by the shard's clock of leases, ms; 0: granted without a cluster
+	Process  uint64 // of a cluster, that holds the leases (since format 7); 0: not known
 }
 
 // The flags of a lease record.
 const (
-	leaseLocal = 1 << iota
-	leaseEnds  // Ends follows the deadline
+	leaseLocal   = 1 << iota
+	leaseEnds    // Ends follows the deadline
+	leaseProcess // Process follows them
 )
 
 // Append appends the encoded header.
@@ -393,11 +395,20 @@ func (h LeaseHeader) Append(dst []byte) []byte {
 	if h.Local {
 		flags |= leaseLocal
 	}
-	if h.Ends == 0 {
-		return binary.BigEndian.AppendUint64(append(dst, flags), h.Deadline)
+	if h.Ends != 0 {
+		flags |= leaseEnds
 	}
-	dst = binary.BigEndian.AppendUint64(append(dst, flags|leaseEnds), h.Deadline)
-	return binary.BigEndian.AppendUint64(dst, h.Ends)
+	if h.Process != 0 {
+		flags |= leaseProcess
+	}
+	dst = binary.BigEndian.AppendUint64(append(dst, flags), h.Deadline)
+	if h.Ends != 0 {
+		dst = binary.BigEndian.AppendUint64(dst, h.Ends)
+	}
+	if h.Process != 0 {
+		dst = binary.BigEndian.AppendUint64(dst, h.Process)
+	}
+	return dst
 }
 
 // LeaseEntry is one lease in a lease record. It is valid while the task's record lies at (Lane,
@@ -457,7 +468,10 @@ func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
 	if flags&leaseEnds != 0 {
 		h.Ends = r.Fixed64()
 	}
-	if flags > leaseLocal|leaseEnds || flags&leaseEnds != 0 && h.Ends == 0 {
+	if flags&leaseProcess != 0 {
+		h.Process = r.Fixed64()
+	}
+	if flags > leaseLocal|leaseEnds|leaseProcess || flags&leaseEnds != 0 && h.Ends == 0 || flags&leaseProcess != 0 && h.Process == 0 {
 		r.Fail()
 	}
 	var entries []LeaseEntry

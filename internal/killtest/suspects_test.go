@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +28,25 @@ type suspectChildConfig struct {
 	Concurrency int
 	Good        time.Duration // how long a good task takes; less than 0: until the child is killed
 	Poison      time.Duration // how long a poisonous task takes to kill the process
+	SuspectFor  time.Duration // an option; 0: the default
+	MaxAttempts int           // likewise
+
+	Peers   []codeq.Peer // of a cluster; none: the queue is by itself
+	Self    int          // of them
+	Produce []codeq.Task // what the child produces, in place of working
+}
+
+func (c *suspectChildConfig) options() *codeq.Options {
+	o := suspectOptions()
+	o.SuspectFor, o.MaxAttempts = c.SuspectFor, c.MaxAttempts
+	if len(c.Peers) > 0 {
+		self := c.Peers[c.Self]
+		o.Cluster = &codeq.Cluster{
+			Node: self.Node, Listen: self.Address, Peers: c.Peers,
+			HeartbeatTimeout: 500 * time.Millisecond, ElectionTimeout: 500 * time.Millisecond,
+		}
+	}
+	return o
 }
 
 func suspectOptions() *codeq.Options {
@@ -39,9 +59,12 @@ func suspectChild() error {
 	if err := json.Unmarshal([]byte(os.Getenv(suspectChildEnv)), &c); err != nil {
 		return err
 	}
-	q, err := codeq.Open(c.Dir, suspectOptions())
+	q, err := codeq.Open(c.Dir, c.options())
 	if err != nil {
 		return err
+	}
+	if len(c.Peers) > 0 {
+		return suspectNode(q, c)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -55,6 +78,56 @@ func suspectChild() error {
 		return err
 	}
 	return q.Close()
+}
+
+// suspectNode works on the queue of a cluster until it is killed. When nothing is left it prints a
+// line for each task.
+func suspectNode(q *codeq.Queue, c suspectChildConfig) error {
+	ctx := context.Background()
+	if err := q.WaitReady(ctx); err != nil {
+		return err
+	}
+	if c.Produce != nil {
+		if _, err := q.ProduceBatch(ctx, c.Produce); err != nil {
+			return err
+		}
+		fmt.Println("produced")
+		select {}
+	}
+	go func() {
+		for {
+			if q.WaitIdle(ctx) == nil && printEnded(ctx, q) == nil {
+				fmt.Println("end")
+				return
+			}
+			time.Sleep(10 * time.Millisecond) // a leader has died
+		}
+	}()
+	return q.Run(ctx, suspectMux(c), &codeq.RunOptions{Concurrency: c.Concurrency, LeaseFor: time.Second, Name: "worker"})
+}
+
+// endedTask is what is printed of a task that has ended.
+type endedTask struct {
+	Payload           []byte
+	State             codeq.State
+	Attempts, Crashes int
+	LastError         string
+}
+
+func printEnded(ctx context.Context, q *codeq.Queue) error {
+	for _, state := range []codeq.State{codeq.Dead, codeq.Done} {
+		for info, err := range q.List(ctx, codeq.ListOptions{State: state}) {
+			if err != nil {
+				return err
+			}
+			b, err := json.Marshal(endedTask{info.Payload, info.State, info.Attempts, info.Crashes, info.LastError})
+			if err != nil {
+				return err
+			}
+			fmt.Printf("%s\n", b)
+		}
+	}
+	return nil
 }
 
 func suspectMux(c suspectChildConfig) *codeq.Mux {
@@ -128,9 +201,9 @@ func produceSuspects(t *testing.T, dir string, poison, good int) {
 	require.NoError(t, q.Close())
 }
 
-// checkSuspects makes sure that the poisonous tasks, and no other, are dead after 25 attempts, and
-// that the directory is sound. It returns the most crashes of a good task.
-func checkSuspects(t *testing.T, dir string, poison, good int) (most int) {
+// checkSuspects makes sure that the poisonous tasks, and no other, are dead after their attempts,
+// and that the directory is sound. It returns the most crashes of a good task.
+func checkSuspects(t *testing.T, dir string, poison, good, attempts int) (most int) {
 	t.Helper()
 	q, err := codeq.Open(dir, suspectOptions())
 	require.NoError(t, err)
@@ -138,7 +211,7 @@ func checkSuspects(t *testing.T, dir string, poison, good int) (most int) {
 	for info, err := range q.List(t.Context(), codeq.ListOptions{State: codeq.Dead}) {
 		require.NoError(t, err)
 		require.True(t, strings.HasPrefix(string(info.Payload), "poison"), "%s died: %+v", info.Payload, info)
-		require.Equal(t, 25, info.Attempts)
+		require.Equal(t, attempts, info.Attempts)
 		require.Equal(t, "the process died", info.LastError)
 		require.False(t, info.Suspect)
 		dead++
@@ -172,10 +245,38 @@ func TestPoisonousTask(t *testing.T) {
 			c.Good, c.Poison = time.Millisecond, 50*time.Millisecond
 		}
 		n := runUntilIdle(t, c)
-		most := checkSuspects(t, dir, 1, 7)
+		most := checkSuspects(t, dir, 1, 7, 25)
 		t.Logf("%d crashes, at most %d with a good task at work", n, most)
 		require.LessOrEqual(t, n, 25+5)
 		crashes += n
+	}
+}
+
+// TestPoisonousTaskAmongLongOnes: good tasks that are at work for longer than it takes the process
+// to start all suspects do not die with one that kills it, though they have been produced before,
+// and their shards and queues come first.
+func TestPoisonousTaskAmongLongOnes(t *testing.T) {
+	t.Parallel()
+	const good, maxAttempts = 7, 5
+	for range testkit.Sized(1, 2, 4) {
+		dir := t.TempDir()
+		q, err := codeq.Open(dir, suspectOptions())
+		require.NoError(t, err)
+		for i := range good + 1 {
+			kind := "good"
+			if i == good {
+				kind = "poison"
+			}
+			_, err = q.Produce(t.Context(), codeq.Task{Queue: "work", Payload: fmt.Append(nil, kind, " ", i), Retention: codeq.Forever})
+			require.NoError(t, err)
+		}
+		require.NoError(t, q.Close())
+		n := runUntilIdle(t, suspectChildConfig{
+			Dir: dir, Concurrency: good + 1, Good: 2 * time.Second, SuspectFor: 20 * time.Millisecond, MaxAttempts: maxAttempts,
+		})
+		most := checkSuspects(t, dir, 1, good, maxAttempts)
+		t.Logf("%d crashes, at most %d with a good task at work", n, most)
+		require.LessOrEqual(t, n, maxAttempts+25)
 	}
 }
 
@@ -186,9 +287,119 @@ func TestPoisonousTasks(t *testing.T) {
 		dir := t.TempDir()
 		produceSuspects(t, dir, 2, 6)
 		n := runUntilIdle(t, suspectChildConfig{Dir: dir, Concurrency: 8, Good: 20 * time.Millisecond})
-		t.Logf("%d crashes, at most %d with a good task at work", n, checkSuspects(t, dir, 2, 6))
+		t.Logf("%d crashes, at most %d with a good task at work", n, checkSuspects(t, dir, 2, 6, 25))
 		require.LessOrEqual(t, n, 4*25+10)
 	}
+}
+
+// TestPoisonousTasksInCluster: three nodes work on a queue, and lead its shards. Tasks that kill
+// the process of their worker are dead after MaxAttempts and some starts more, and no other task
+// is, though nodes are killed from outside as well.
+func TestPoisonousTasksInCluster(t *testing.T) {
+	t.Parallel()
+	poison, good, maxAttempts := 1, 6, testkit.Sized(2, 3, 6)
+	random := testkit.Seeded(t)
+	var peers []codeq.Peer
+	first := testkit.FreePorts(t, random.IntN, 3)
+	for i := range 3 {
+		peers = append(peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("127.0.0.1:", first+i)})
+	}
+	type line struct {
+		node int
+		text string // "": the node has ended
+	}
+	lines := make(chan line)
+	nodes, dir := make([]*exec.Cmd, len(peers)), t.TempDir()
+	start := func(i int, produce []codeq.Task) {
+		cmd, out := startSuspectChild(t, suspectChildConfig{
+			Dir: filepath.Join(dir, peers[i].Node), Concurrency: 4, Good: 200 * time.Millisecond, MaxAttempts: maxAttempts,
+			Peers: peers, Self: i, Produce: produce,
+		})
+		nodes[i] = cmd
+		go func() {
+			for out.Scan() {
+				lines <- line{i, out.Text()}
+			}
+			_ = cmd.Wait() // it is killed
+			lines <- line{i, ""}
+		}()
+	}
+	kill := func() {
+		for _, cmd := range nodes {
+			_ = cmd.Process.Kill() // or it has died
+		}
+		for range nodes {
+			for l := range lines {
+				if l.text == "" {
+					break
+				}
+			}
+		}
+	}
+	var tasks []codeq.Task
+	for i := range poison + good {
+		kind := "good"
+		if i < poison {
+			kind = "poison"
+		}
+		tasks = append(tasks, codeq.Task{Queue: "work", Payload: fmt.Append(nil, kind, " ", i), Retention: codeq.Forever})
+	}
+	for i := range nodes {
+		start(i, tasks[i*len(tasks)/len(nodes):(i+1)*len(tasks)/len(nodes)])
+	}
+	for produced := 0; produced < len(nodes); {
+		l := <-lines
+		require.NotEmpty(t, l.text, "a node has ended")
+		if l.text == "produced" {
+			produced++
+		}
+	}
+	kill()
+	for i := range nodes {
+		start(i, nil)
+	}
+	crashes, killed := 0, false
+	ended := make([][]endedTask, len(nodes))
+	for settled := false; !settled; {
+		switch l := <-lines; {
+		case l.text == "":
+			crashes++
+			require.Less(t, crashes, 5*maxAttempts+15)
+			ended[l.node] = nil
+			start(l.node, nil)
+		case l.text == "end":
+			settled = true
+			checkEnded(t, ended[l.node], poison, good, maxAttempts)
+		case strings.HasPrefix(l.text, "{"):
+			var e endedTask
+			require.NoError(t, json.Unmarshal([]byte(l.text), &e))
+			ended[l.node] = append(ended[l.node], e)
+		case strings.HasPrefix(l.text, "good") && !killed:
+			killed = true
+			_ = nodes[random.IntN(len(nodes))].Process.Kill() // or it has died
+		}
+	}
+	kill()
+	t.Logf("%d crashes", crashes)
+}
+
+// checkEnded is checkSuspects for what nodes have printed.
+func checkEnded(t *testing.T, tasks []endedTask, poison, good, attempts int) {
+	t.Helper()
+	for _, e := range tasks {
+		t.Logf("%s: %v after %d attempts and %d crashes", e.Payload, e.State, e.Attempts, e.Crashes)
+		if e.State == codeq.Done {
+			good--
+			require.True(t, strings.HasPrefix(string(e.Payload), "good"))
+			continue
+		}
+		poison--
+		require.True(t, strings.HasPrefix(string(e.Payload), "poison"), "%s died", e.Payload)
+		require.Equal(t, "the process died", e.LastError)
+		require.Equal(t, attempts, e.Attempts)
+	}
+	require.Zero(t, poison)
+	require.Zero(t, good)
 }
 
 // TestKilledInnocents: a kill -9 of a process with many tasks at work costs rounds, each of twice
@@ -252,7 +463,7 @@ func TestKilledInnocents(t *testing.T) {
 				attempts = max(attempts, info.Attempts)
 			}
 			require.NoError(t, q.Close())
-			checkSuspects(t, dir, 0, innocents)
+			checkSuspects(t, dir, 0, innocents, 25)
 			if !again {
 				require.Equal(t, 10, rounds)
 				require.Equal(t, 1, attempts, "the one that has completed it")

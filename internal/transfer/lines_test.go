@@ -94,7 +94,7 @@ func TestEveryField(t *testing.T) {
 	for _, p := range []keys.Place{
 		{Range: keys.Task, Group: 3, At: keys.SinceOf(id)}, {Range: keys.Task, Group: 3, At: keys.MovedSince(77)},
 		{Range: keys.Scheduled, At: 77}, {Range: keys.Blocked, Group: 2}, {Range: keys.Blocked, Group: 2, At: rec.Group},
-		{Range: keys.Blocked, Group: 2, At: rec.Limit}, {Range: keys.Blocked, Group: 2, At: keys.SuspectScope(queue)}, {Range: keys.Dead, Group: 2, At: 77}, {Range: keys.Done, Group: 2, At: keys.Forever},
+		{Range: keys.Blocked, Group: 2, At: rec.Limit}, {Range: keys.Blocked, Group: 2, At: keys.SuspectScope(queue, keys.SuspectPartOf(id, rec.Leases))}, {Range: keys.Dead, Group: 2, At: 77}, {Range: keys.Done, Group: 2, At: keys.Forever},
 		{Range: keys.Canceled, Group: 2, At: 77},
 	} {
 		ended := filled[keys.EndedValue](t)
@@ -121,7 +121,7 @@ func TestEveryField(t *testing.T) {
 	}
 
 	h, e := filled[keys.LeaseHeader](t), filled[keys.LeaseEntry](t)
-	h.Ends = 0 // by a clock that only a cluster has
+	h.Ends, h.Process = 0, 0 // of a cluster only
 	task := filled[Task](t)
 	task.State = keys.Task
 	task.Lease = leaseOf(&h, &e)

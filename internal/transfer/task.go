@@ -131,7 +131,7 @@ func (t *Task) place(id keys.ID, queue, lane uint32, rec *record.Record) (keys.P
 		case t.ForLimit:
 			p.At = rec.Limit
 		case t.ForSuspects && t.Suspect:
-			p.At = keys.SuspectScope(t.Queue)
+			p.At = keys.SuspectScope(t.Queue, keys.SuspectPartOf(id, rec.Leases))
 		}
 		scopes := 0
 		for _, waits := range []bool{t.ForGroup, t.ForLimit, t.ForSuspects} {
