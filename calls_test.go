@@ -71,7 +71,7 @@ func sampleCalls() map[string]request {
 		"page":      &readOp{completion: newCompletion(callPage), list: pagedOf(listed{Task: info, At: 4, Size: 3})},
 		"find":      &readOp{completion: newCompletion(callFind), key: [16]byte{1, 2}, task: info},
 		"alterMany": rule(callAlterMany, &call.AlterMany{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterMove, States: engine.SetOf(engine.Ready), AlterTo: engine.AlterTo{Queue: "b"}, N: 1, Failed: 1}}),
-		"use":       &readOp{completion: newCompletion(callUse), queue: "a", use: listing.Use{Counts: keys.Counts{Ready: 1}, Keys: 2, Claims: 3, Wall: 4}},
+		"use":       &readOp{completion: newCompletion(callUse), queue: "a", use: listing.Use{Counts: keys.Counts{Ready: 1}, Keys: 2, Claims: 3}},
 		"index":     &indexOp{completion: newCompletion(callIndex), applied: 12},
 		"interest":  &interestOp{completion: newCompletion(callInterest), node: "n", wants: keys.InterestValue{Kinds: uint64(allKinds), Life: 2, Number: 3}, gone: true},
 		"settings":  rule(callSettings, &call.Settings{Queue: "a", Value: []byte("v")}),

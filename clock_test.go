@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 	"codeq/internal/keys"
 )
@@ -154,6 +155,101 @@ func TestWrongClockAtStart(t *testing.T) {
 	}
 }
 
+// TestBootsWithWrongClocks: whichever of three processes, or a part of one, has a clock that is
+// wrong, and by how much, ahead or behind: work goes on at once, no length ends early while the
+// clock is not set forward, each has ended when it has passed since a process began whose clock is
+// right, and nobody waits in vain.
+func TestBootsWithWrongClocks(t *testing.T) {
+	t.Parallel()
+	for _, wrong := range []string{"first", "second", "middle of the first", "third"} {
+		for _, ahead := range append(wrongBy, time.Hour) {
+			for _, by := range []time.Duration{ahead, -ahead} {
+				t.Run(wrong+" "+by.String(), func(t *testing.T) {
+					t.Parallel()
+					throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
+						ctx := context.Background()
+						if wrong == "first" { // a new directory
+							require.NoError(t, p.Close())
+							p.Disk = crashfs.New()
+							p.SetClock(by)
+							p.Open()
+						}
+						require.NoError(t, p.Configure(ctx, "rated", func(s *codeq.Settings) { s.Rate, s.Burst = 1, 1 }))
+						every := codeq.Schedule{Name: "s", Every: time.Minute, Task: codeq.Task{Queue: "ticks"}, Missed: codeq.MissedSkip}
+						require.NoError(t, p.SetSchedule(ctx, every))
+						for life := range 3 {
+							if life == 1 && wrong == "second" || life == 2 && wrong == "third" {
+								p.SetClock(by)
+							}
+							if life > 0 {
+								p.Step()
+							}
+							b := newBounded(p, strconv.Itoa(life))
+							held := p.Store(codeq.Task{Queue: "held"})
+							lost, err := p.Claim(ctx, codeq.ClaimRequest{Queues: []string{"held"}, LeaseFor: boundedFor})
+							require.NoError(t, err)
+							require.WithinDuration(t, p.Now().Add(boundedFor), lost.Deadline, time.Second)
+							later := p.Store(codeq.Task{Queue: "later", RunAt: p.Now().Add(boundedFor)})
+							for range 3 {
+								p.Store(codeq.Task{Queue: "rated"})
+							}
+							awaited := make(chan error, 1)
+							done := p.Store(codeq.Task{Queue: "awaited"})
+							go func() {
+								_, err := p.Await(ctx, done)
+								awaited <- err
+							}()
+							synctest.Wait()
+							require.NoError(t, p.Complete(ctx, p.Take("awaited").Receipt, nil))
+							require.NoError(t, <-awaited)
+							p.Pass(boundedFor - time.Millisecond)
+							b.last()
+							require.Equal(t, codeq.Leased, p.StateOf(held))
+							require.Equal(t, codeq.Scheduled, p.StateOf(later))
+							if wrong == "middle of the first" && life == 0 {
+								p.SetClock(by)
+								p.Pass(boundedFor - time.Millisecond) // behind: from when the owner sees it
+							}
+							p.Pass(boundedFor / 4)
+							b.over()
+							require.Equal(t, codeq.Ready, p.StateOf(held))
+							require.NoError(t, p.Cancel(ctx, held))
+							if wrong != "middle of the first" || life > 0 {
+								p.Pass(time.Minute) // a clock may have been set: it is read again
+								require.Equal(t, codeq.Ready, p.StateOf(later))
+							}
+							require.NoError(t, p.Cancel(ctx, later))
+							claimed := 0
+							for began := time.Now(); time.Since(began) < 10*time.Second && claimed < 3; p.Pass(time.Second) {
+								if l := claimNow(t, p.Queue, "rated"); l != nil {
+									claimed++
+									require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+								}
+							}
+							require.Equal(t, 3, claimed)
+							infos, err := p.Info(ctx)
+							require.NoError(t, err)
+							for _, info := range infos {
+								require.False(t, info.OldestReady.After(p.Now()), info.Queue)
+							}
+							p.SetClock(-time.Duration(p.Skew.Load()))
+						}
+						p.Step()
+						require.NoError(t, p.SetSchedule(ctx, every))
+						ticks := countsOf(t, p.Queue, "ticks").Ready
+						require.Less(t, ticks, uint64(30), "those that were missed are left out")
+						p.Pass(2*time.Minute + time.Second)
+						if by > 0 && by < 25*time.Hour {
+							return // the next tick is at its time, which is not so far
+						}
+						require.Greater(t, countsOf(t, p.Queue, "ticks").Ready, ticks)
+					})
+				})
+			}
+		}
+	}
+}
+
 // TestShortLivesWithWrongClock: after a clock was ahead, what was given as a length also ends if
 // each process lives for a part of it.
 func TestShortLivesWithWrongClock(t *testing.T) {
@@ -277,6 +373,114 @@ func TestAgeWithWrongClock(t *testing.T) {
 				require.GreaterOrEqual(t, age()-before, 29*time.Minute, "by a clock that advances at half speed at least")
 				p.Step()
 				require.GreaterOrEqual(t, age(), before)
+			})
+		})
+	}
+}
+
+// TestListsWithWrongClock: lists and bulk calls find by their bounds what was produced, has died
+// and has ended by a clock that was ahead, and show no past time as one to come. A wait between
+// attempts is shown as it will end.
+func TestListsWithWrongClock(t *testing.T) {
+	t.Parallel()
+	for _, by := range wrongBy {
+		t.Run(by.String(), func(t *testing.T) {
+			throughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *codeq.Process) {
+				ctx := context.Background()
+				find := func(from, to time.Time) (found []codeq.ID) {
+					next := ""
+					for {
+						page, err := p.ListPage(ctx, codeq.PageOptions{
+							TaskFilter: codeq.TaskFilter{From: from, To: to}, Limit: 2, Cursor: next,
+						})
+						require.NoError(t, err)
+						for _, info := range page.Tasks {
+							found = append(found, info.ID)
+							one, err := p.Get(ctx, info.ID)
+							require.NoError(t, err)
+							require.Equal(t, one.At, info.At)
+						}
+						if next = page.Next; next == "" {
+							break
+						}
+					}
+					var listed []codeq.ID
+					for s := codeq.Ready; s <= codeq.Canceled; s++ {
+						for info, err := range p.List(ctx, codeq.ListOptions{State: s, From: from, To: to}) {
+							require.NoError(t, err)
+							listed = append(listed, info.ID)
+						}
+					}
+					require.ElementsMatch(t, found, listed)
+					return found
+				}
+				before := p.Now()
+				right := p.StoreDead(2, codeq.Task{Queue: "dead"}) // by a clock that is right
+				p.Pass(20 * time.Second)
+				p.SetClock(by)
+				past := append(p.StoreDead(3, codeq.Task{Queue: "dead"}), right...)
+				for range 3 {
+					past = append(past, p.Store(codeq.Task{Queue: "ready"}))
+					id := p.Store(codeq.Task{Queue: "done", Retention: codeq.Forever})
+					require.NoError(t, p.Complete(ctx, p.Take("done").Receipt, nil))
+					past = append(past, id, p.Store(codeq.Task{Queue: "blocked", After: []codeq.ID{past[len(past)-1]}}))
+				}
+				waits := p.Store(codeq.Task{Queue: "waits"})
+				require.NoError(t, p.Retry(ctx, p.Take("waits").Receipt, codeq.RetryOptions{After: 2 * time.Hour}))
+				leased := p.Store(codeq.Task{Queue: "leased"})
+				_, err := p.Claim(ctx, codeq.ClaimRequest{Queues: []string{"leased"}, LeaseFor: 3 * time.Hour})
+				require.NoError(t, err)
+				ahead := p.Now()
+				p.SetClock(-by)
+				p.Step()
+				p.Pass(time.Second)
+				began := time.Now()
+				for range 5 {
+					now := p.Now()
+					require.ElementsMatch(t, past, find(time.Time{}, now.Add(time.Millisecond)))
+					require.ElementsMatch(t, past, find(before, now.Add(time.Millisecond)))
+					require.Empty(t, find(now.Add(4*time.Hour), ahead.Add(24*time.Hour)))
+					require.Empty(t, find(time.Time{}, before))
+					for _, id := range past {
+						info, err := p.Get(ctx, id)
+						require.NoError(t, err)
+						require.False(t, info.At.After(now), info.State)
+					}
+					for id, ends := range map[codeq.ID]time.Duration{waits: 2 * time.Hour, leased: 3 * time.Hour} {
+						info, err := p.Get(ctx, id)
+						require.NoError(t, err)
+						require.WithinDuration(t, began.Add(ends), info.At, 6*time.Second, info.State) // as far as a lease is stored
+						require.Equal(t, []codeq.ID{id}, find(began.Add(ends-time.Minute), began.Add(ends+time.Minute)))
+					}
+					p.Pass(10 * time.Minute)
+				}
+				if by > 24*time.Hour {
+					n, err := p.PurgeDead(ctx, codeq.DeadFilter{To: p.Now().Add(-time.Hour)})
+					require.NoError(t, err)
+					require.Zero(t, n, "none of them has been dead for so long")
+				}
+				if p.Ends() {
+					require.NoError(t, p.Close())
+					r, err := codeq.OpenReadOnly("queue", onDisk(p.Disk, &codeq.ReaderOptions{}))
+					require.NoError(t, err)
+					for _, id := range past {
+						info, err := r.Get(ctx, id)
+						require.NoError(t, err)
+						require.WithinRange(t, info.At, before.Add(-time.Second), p.Now().Add(time.Second), info.State)
+					}
+					require.NoError(t, r.Close())
+					p.Open()
+				}
+				p.Pass(time.Second)
+				n, err := p.RedriveAllDead(ctx, codeq.DeadFilter{From: before, To: p.Now().Add(time.Millisecond)})
+				require.NoError(t, err)
+				require.Equal(t, 5, n)
+				r, err := p.Bulk(ctx, codeq.BulkOptions{
+					Action:     codeq.BulkCancel,
+					TaskFilter: codeq.TaskFilter{Queue: "ready", States: []codeq.State{codeq.Ready}, From: before, To: p.Now()},
+				})
+				require.NoError(t, err)
+				require.Equal(t, 3, r.Changed)
 			})
 		})
 	}

@@ -25,7 +25,9 @@ import (
 // turn of a [Task.Group] go to the next task when the handler has returned, or when its lease would
 // have ended, which nobody renews any more ([RunOptions.LeaseFor]): so no other begins beside it.
 // They do not wait longer than until the next [Open] or change of the shard's leader, and not at
-// all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end.
+// all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end, or
+// that is given back by its [Lease.Receipt] ([Queue.Retry], [Queue.Release], [Queue.DeadLetter])
+// while its handler goes on. [QueueInfo.Held] counts such handlers.
 //
 // Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
 // [ErrNotWaiting] if it is completed or canceled already.
@@ -169,7 +171,7 @@ type BulkResult struct {
 }
 
 // Bulk alters all tasks that are selected and were produced before it begins, and, if they are
-// dead, died before it, by the clock of their shard ([TaskInfo.At]). It reads them as by
+// dead, died before it, by the clock of their shard. It reads them as by
 // [Queue.ListPage], and alters those of one page before it reads the next one, up to 256 in one
 // commit. So it is not atomic; a task that changes its state before its turn is left out.
 //
@@ -216,13 +218,12 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 		page.Limit = int(max(1, min(opts.Rate, bulkCap)))
 	}
 	for r.Next = opts.Cursor; ; {
-		p, err := q.listPage(ctx, &page)
+		p, err := q.listPage(ctx, &page, begin)
 		if err != nil {
 			return r, err
 		}
 		for _, t := range p.Tasks {
-			now := begin[q.shardOf(t.ID)]
-			late := !t.ID.Time().Before(now) || t.State == Dead && !t.At.Before(now)
+			late := !t.ID.Time().Before(begin[q.shardOf(t.ID)])
 			same := opts.Action == BulkSetPriority && t.Priority == opts.Priority
 			if late || same || opts.Match != nil && !opts.Match(t) {
 				continue

@@ -82,14 +82,13 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 		}
 		return err
 	})
-	for t, err := range q.List(ctx, ListOptions{
+	for t, err := range q.listBefore(ctx, ListOptions{
 		State: Dead, Queue: which.Queue, Tenants: which.Tenants, From: which.From, To: which.To,
-	}) {
+	}, begin) { // otherwise tasks that die again would be altered again without end
 		if err != nil {
 			return n, err
 		}
-		// otherwise tasks that die again would be altered again without end
-		if !t.At.Before(begin[q.shardOf(t.ID)]) || which.Match != nil && !which.Match(t) {
+		if which.Match != nil && !which.Match(t) {
 			continue
 		}
 		if err := bulks.Add(ctx, q.shardOf(t.ID), t.ID); err != nil {

@@ -112,7 +112,7 @@ type NotEmptyError struct {
 	Counts    Counts // of its tasks
 	Keys      int    // idempotency keys that are taken for the time of [Unique].For
 	Schedules int    // that produce tasks for it
-	Claims    int    // that wait for its tasks; in a cluster, those of one other node may count as one
+	Claims    int    // that wait for its tasks; of another node, some count as one, and 20 s longer
 }
 
 func (e *NotEmptyError) Error() string {

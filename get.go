@@ -30,13 +30,13 @@ type TaskInfo struct {
 	Suspect bool `json:",omitzero"`
 	// LastError is the error of the last failed attempt.
 	LastError string `json:",omitzero"`
-	// At is a time that depends on the state. [Ready]: since when it is ready, by the clock that
-	// orders the tasks of its shard; this clock is ahead of the wall clock after the wall clock was
-	// set back. A task keeps this time if its lease has expired for the first time or ended by a
-	// restart, or if [Queue.Run] gives it back unstarted, and gets a new one if it comes back in
-	// any other way. [Scheduled]: when it becomes ready. [Blocked]: when it was produced. [Leased]:
-	// when the lease expires; for a task of Run, when it would expire if Run did not renew it any
-	// more. [Dead], [Done], [Canceled]: since when it is.
+	// At is a time that depends on the state, by the wall clock. [Ready]: since when it is ready. A
+	// task keeps this time if its lease has expired for the first time or ended by a restart, or if
+	// [Queue.Run] gives it back unstarted, and gets a new one if it comes back in any other way.
+	// [Scheduled]: when it becomes ready. [Blocked]: when it was produced. [Leased]: when the lease
+	// expires; for a task of Run, when it would expire if Run did not renew it any more. [Dead],
+	// [Done], [Canceled]: since when it is. A past time that was taken while the wall clock was
+	// ahead is shown as long ago as it is by the clock that orders the tasks of its shard.
 	At time.Time `json:",omitzero"`
 	// Result is the result of a completed task.
 	Result []byte `json:",omitempty"`
@@ -232,24 +232,20 @@ func (op *readOp) encode(dst []byte) []byte {
 }
 
 func (op *readOp) decode(r *wire.Reader) {
-	switch op.kind {
-	case callPage:
+	switch isList := op.kind == callRead && r.Byte() != 0; {
+	case op.kind == callPage:
 		op.list = newLister(ListOptions{})
 		op.list.DecodePaged(r)
-		return
-	case callFind:
+	case op.kind == callFind:
 		copy(op.key[:], r.Take(len(op.key)))
-		return
-	case callUse:
+	case op.kind == callUse:
 		op.queue = r.String()
-		return
-	}
-	if r.Byte() == 0 {
+	case isList:
+		op.list = newLister(ListOptions{})
+		op.list.Decode(r)
+	default:
 		op.id = ID(keys.ReadID(r))
-		return
 	}
-	op.list = newLister(ListOptions{})
-	op.list.Decode(r)
 }
 
 func (op *readOp) encodeReply(dst []byte) []byte {
@@ -258,26 +254,24 @@ func (op *readOp) encodeReply(dst []byte) []byte {
 		return wire.AppendJSON(dst, &op.use)
 	case op.list == nil:
 		return wire.AppendJSON(dst, op.task)
-	}
-	if op.kind == callPage {
+	case op.kind == callPage:
 		return op.list.AppendPagedPage(dst)
 	}
 	return op.list.AppendPage(dst)
 }
 
 func (op *readOp) decodeReply(r *wire.Reader) {
-	if op.list != nil {
-		if op.kind == callPage {
-			op.list.DecodePagedPage(r)
-		} else {
-			op.list.DecodePage(r)
-		}
-		return
-	}
-	if op.kind == callUse {
+	switch {
+	case op.kind == callPage:
+		op.list.DecodePagedPage(r)
+	case op.list != nil:
+		op.list.DecodePage(r)
+	case op.kind == callUse:
 		r.JSON(r.Rest(), &op.use)
-	} else if r.JSON(r.Rest(), &op.task); op.task == nil {
-		r.Fail()
+	default:
+		if r.JSON(r.Rest(), &op.task); op.task == nil {
+			r.Fail()
+		}
 	}
 }
 
@@ -315,18 +309,9 @@ func taskInfo(t *schema.Task) *TaskInfo {
 		Task:     task(engine.LaneKey{Queue: l.Queue, Tenant: l.Tenant, Priority: l.Priority}, r),
 		Attempts: int(r.Attempts), LastError: r.Error, Result: t.Ended.Result, Crashes: int(r.Crashes), Suspect: r.Suspect,
 	}
-	switch info.State {
-	case Scheduled:
-		info.At = msTime(t.At)
-	case Blocked:
-		info.At = info.ID.Time()
-	case Dead, Done, Canceled:
-		info.At = msTime(t.Ended.At)
-	case Ready:
-		info.At = msTime(keys.SinceMillis(t.At))
-		if e := t.Lease; e != nil {
-			info.State, info.Attempts, info.At = Leased, int(e.Attempts), msTime(e.Deadline)
-		}
+	at, _ := t.Shown()
+	if info.At = msTime(at); t.Lease != nil {
+		info.State, info.Attempts = Leased, int(t.Lease.Attempts)
 	}
 	info.addHistory(t)
 	return info

@@ -76,7 +76,7 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) Retry(ctx context.Context, r Receipt, opts RetryOptions) (err error) {
 	defer public(&err)
-	op := failOp{how: engine.FailRetry, wait: -1}
+	op := failOp{how: engine.FailRetry | engine.StillRuns, wait: -1}
 	switch {
 	case opts.After > 0:
 		op.wait = int64(record.Millis(opts.After))
@@ -96,7 +96,7 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (er
 	if after < 0 {
 		return &InvalidError{"Release after", after, "0 or more"}
 	}
-	return q.failed(ctx, r, failOp{how: engine.FailRelease, wait: int64(record.Millis(after))}, nil)
+	return q.failed(ctx, r, failOp{how: engine.FailRelease | engine.StillRuns, wait: int64(record.Millis(after))}, nil)
 }
 
 // DeadLetter makes a task a dead letter, even if it has attempts left. cause, which may be nil, is
@@ -106,7 +106,7 @@ func (q *Queue) Release(ctx context.Context, r Receipt, after time.Duration) (er
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err error) {
 	defer public(&err)
-	return q.failed(ctx, r, failOp{how: engine.FailDead}, cause)
+	return q.failed(ctx, r, failOp{how: engine.FailDead | engine.StillRuns}, cause)
 }
 
 // Extend moves the deadline of a lease to d from now. d is 10 ms to 365 days. A task whose lease

@@ -12,7 +12,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/listing"
-	"codeq/internal/schema"
 )
 
 // ListOptions selects the tasks that [Queue.List] yields.
@@ -20,7 +19,8 @@ type ListOptions struct {
 	State   State    // required
 	Queue   string   // "": all queues
 	Tenants []string // none: all tenants; "" stands for tasks without one
-	// From and To bound [TaskInfo.At]: at or after From, and before To. Zero: no bound.
+	// From and To bound [TaskInfo.At], which is by the wall clock: at or after From, and before To.
+	// Zero: no bound.
 	From, To time.Time
 }
 
@@ -29,7 +29,8 @@ type ListOptions struct {
 //   - [Ready] and [Leased]: by queue, by priority (the highest first), by tenant, then by the time
 //     since when they are ready;
 //   - [Scheduled]: by time;
-//   - [Blocked]: by queue; tasks that wait for the same parent, group or limit are together;
+//   - [Blocked]: by queue; tasks that wait for the same parents, group or limit are together, by
+//     the time of their produce;
 //   - [Dead], [Done], [Canceled]: by queue, by the time until which they are kept (rounded), then
 //     by the time of their produce.
 //
@@ -42,6 +43,12 @@ type ListOptions struct {
 // [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
 	opts.Tenants = slices.Clone(opts.Tenants)
+	return q.listBefore(ctx, opts, nil)
+}
+
+// listBefore is List, without what died since begin, a time by the clock of each shard; nil: with
+// all.
+func (q *Queue) listBefore(ctx context.Context, opts ListOptions, begin []time.Time) iter.Seq2[*TaskInfo, error] {
 	return func(yield func(*TaskInfo, error) bool) {
 		if err := q.checkCall(ctx); err != nil {
 			yield(nil, err)
@@ -57,7 +64,7 @@ func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo,
 			heads[i] = newLister(opts)
 		}
 		fetch := func(shard int, l *lister) error {
-			return q.ask(ctx, shard, &readOp{completion: newCompletion(callRead), list: l})
+			return dropLate(l, shard, begin, q.ask(ctx, shard, &readOp{completion: newCompletion(callRead), list: l}))
 		}
 		err := listing.Merge(heads, listKey, fetch, func(t *TaskInfo) bool { return yield(t, nil) })
 		if err != nil {
@@ -107,31 +114,23 @@ type Page struct {
 }
 
 // ListPage returns a page of the tasks that a filter selects, state by state in the order of
-// [TaskFilter.States], each as by [Queue.List]:
-//
-//   - [Ready] and [Leased]: by queue, by priority (the highest first), by tenant, then by the time
-//     since when they are ready;
-//   - [Scheduled]: by time;
-//   - [Blocked]: by queue; tasks that wait for the same parents, group or limit are together, by
-//     the time of their produce;
-//   - [Dead], [Done], [Canceled]: by queue, by the time until which they are kept (rounded), then
-//     by the time of their produce.
+// [TaskFilter.States], each in the order of [Queue.List].
 //
 // [PageOptions.Newest] lets the latest come first within a queue, priority and tenant, or within a
-// queue; of Scheduled, of all.
+// queue; of [Scheduled], of all.
 //
 // Each shard is read as by List, at one moment of its own, and linearizably. Between two pages
 // tasks may change: one that stays in its state and its place in this order is neither missed nor
 // shown twice.
 //
 // A page costs by the tasks that it returns, and by the shards, if the filter has only States and,
-// except of Scheduled, Queue; of Ready and Scheduled also From and To, of Ready and Leased also
-// Tenants. For anything else tasks are read that are not shown, some thousand for a page at the
-// most: then it has fewer tasks than Limit, or none, and a Next. It has fewer as well if they have
-// more than 1 MiB together. A page of Ready also visits the lanes of the queue, or of all queues,
-// in memory (a lane is a queue, tenant and priority); one of Leased the leases of each shard; one
-// of Blocked, Dead, Done or Canceled the queues, unless the filter has one. They are visited some
-// thousand at a time, between which other calls go on.
+// except of [Scheduled], Queue; of [Ready] and Scheduled also From and To, of Ready and [Leased]
+// also Tenants. For anything else tasks are read that are not shown, some thousand for a page at
+// the most: then it has fewer tasks than Limit, or none, and a Next. It has fewer as well if they
+// have more than 1 MiB together. A page of Ready also visits the lanes of the queue, or of all
+// queues, in memory (a lane is a queue, tenant and priority); one of Leased the leases of each
+// shard; one of [Blocked], [Dead], [Done] or [Canceled] the queues, unless the filter has one. They
+// are visited some thousand at a time, between which other calls go on.
 //
 // Errors: [ErrInvalid] (also for a Cursor that is none of this list, or was altered), [ErrCorrupt],
 // [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFormat] (the leader of a shard runs an
@@ -141,10 +140,11 @@ func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err er
 	if ctx, err = q.begin(ctx); err != nil {
 		return nil, err
 	}
-	return q.listPage(ctx, &opts)
+	return q.listPage(ctx, &opts, nil)
 }
 
-func (q *Queue) listPage(ctx context.Context, o *PageOptions) (*Page, error) {
+// listPage is ListPage; begin is as in listBefore.
+func (q *Queue) listPage(ctx context.Context, o *PageOptions, begin []time.Time) (*Page, error) {
 	if o.Limit < 0 || o.Limit > MaxPage {
 		return nil, &InvalidError{"PageOptions.Limit", o.Limit, fmt.Sprint("0 to ", MaxPage)}
 	}
@@ -160,9 +160,9 @@ func (q *Queue) listPage(ctx context.Context, o *PageOptions) (*Page, error) {
 		return nil, &InvalidError{"PageOptions.Cursor", strconv.Quote(o.Cursor), "Page.Next of the same list"}
 	}
 	fetch := func(shard int, l *lister) error {
-		return q.ask(ctx, shard, &readOp{completion: newCompletion(callPage), list: l})
+		return dropLate(l, shard, begin, q.ask(ctx, shard, &readOp{completion: newCompletion(callPage), list: l}))
 	}
-	newReader := func(of listing.Query) *lister { return listing.NewReader(of, showListed) }
+	newReader := func(of listing.Query) *lister { return listing.NewReader(of, taskInfo) }
 	r, err := listing.ReadPage(all, from, newReader, len(q.replicas), listKey, fetch)
 	if err != nil {
 		return nil, err
@@ -211,12 +211,15 @@ type lister = listing.Reader[TaskInfo]
 func newLister(o ListOptions) *lister {
 	return listing.NewReader(listing.Query{
 		State: engine.TaskState(o.State), Queue: o.Queue, Tenants: o.Tenants, From: o.From, To: o.To,
-	}, showListed)
+	}, taskInfo)
 }
 
-// showListed converts a stored task; keep reports whether its time is within the bounds of the
-// list.
-func showListed(o *listing.Query, t *schema.Task) (_ *TaskInfo, keep bool) {
-	info := taskInfo(t)
-	return info, (o.From.IsZero() || !info.At.Before(o.From)) && (o.To.IsZero() || info.At.Before(o.To))
+// dropLate drops what died since begin, if err is nil.
+func dropLate(l *lister, shard int, begin []time.Time, err error) error {
+	if err == nil && begin != nil {
+		l.Page = slices.DeleteFunc(l.Page, func(i listed) bool {
+			return i.Task.State == Dead && !msTime(cmp.Or(i.Stamp, uint64(i.Task.At.UnixMilli()))).Before(begin[shard])
+		})
+	}
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"net"
 	"os"
@@ -627,6 +628,117 @@ func TestToolLetsTimeStand(t *testing.T) {
 		require.Positive(t, s.Stats["ticks"].Ready)
 		require.NoError(t, errors.Join(codeq.CheckAll(q), q.Close()))
 	})
+}
+
+// TestToolVerbs: each verb of a tool changes what it says in the queue of a process that was
+// killed, and nothing else, however much is due.
+func TestToolVerbs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		killed, at := toolWorld(t)
+		time.Sleep(24 * time.Hour)
+		shownOn := func(disk *crashfs.Disk) shown {
+			r, err := codeq.OpenReadOnly("queue", onDisk(disk, &codeq.ReaderOptions{}))
+			require.NoError(t, err)
+			defer func() { require.NoError(t, r.Close()) }()
+			return show(t, r)
+		}
+		in := make(map[string]codeq.ID) // a task of each queue
+		for id, info := range shownOn(killed).Tasks {
+			in[info.Queue] = id
+		}
+		bulk := func(action codeq.BulkAction, state codeq.State, queue string) func(*codeq.Queue) error {
+			return func(q *codeq.Queue) error {
+				o := codeq.BulkOptions{Action: action, TaskFilter: codeq.TaskFilter{Queue: queue, States: []codeq.State{state}}}
+				switch action {
+				case codeq.BulkMove:
+					o.ToQueue = "new"
+				case codeq.BulkSetPriority:
+					o.Priority = 3
+				}
+				r, err := q.Bulk(ctx, o)
+				if err == nil && r.Changed != 1 {
+					err = fmt.Errorf("%+v", r)
+				}
+				return err
+			}
+		}
+		schedule := codeq.Schedule{Name: "tick", Every: time.Hour, Task: codeq.Task{Queue: "ticks"}}
+		for name, tc := range map[string]struct {
+			do      func(*codeq.Queue) error
+			touched []string // queues
+		}{
+			"nothing": {func(*codeq.Queue) error { return nil }, nil},
+			"produce": {func(q *codeq.Queue) error {
+				_, err := q.ProduceBatch(ctx, []codeq.Task{{Queue: "new"}, {Queue: "new", Group: "g"}})
+				return err
+			}, []string{"new"}},
+			"cancel":            {func(q *codeq.Queue) error { return q.Cancel(ctx, in["later"]) }, []string{"later"}},
+			"cancel leased":     {func(q *codeq.Queue) error { return q.Cancel(ctx, at.ID) }, []string{"group"}},
+			"cancel of a crash": {func(q *codeq.Queue) error { return q.Cancel(ctx, in["often"]) }, []string{"often"}},
+			"redrive":           {func(q *codeq.Queue) error { return q.RedriveDead(ctx, in["dead"]) }, []string{"dead"}},
+			"forget dead":       {func(q *codeq.Queue) error { return q.Forget(ctx, in["dead"]) }, []string{"dead"}},
+			"forget done":       {func(q *codeq.Queue) error { return q.Forget(ctx, in["once"]) }, []string{"once"}},
+			"priority":          {func(q *codeq.Queue) error { return q.SetPriority(ctx, in["slow"], 7) }, []string{"slow"}},
+			"run at":            {func(q *codeq.Queue) error { return q.SetRunAt(ctx, in["later"], time.Now().Add(time.Hour)) }, []string{"later"}},
+			"run now":           {func(q *codeq.Queue) error { return q.SetRunAt(ctx, in["later"], time.Time{}) }, []string{"later"}},
+			"bulk cancel":       {bulk(codeq.BulkCancel, codeq.Scheduled, "later"), []string{"later"}},
+			"bulk redrive":      {bulk(codeq.BulkRedrive, codeq.Dead, "dead"), []string{"dead"}},
+			"bulk purge":        {bulk(codeq.BulkPurge, codeq.Dead, "dead"), []string{"dead"}},
+			"bulk priority":     {bulk(codeq.BulkSetPriority, codeq.Ready, "slow"), []string{"slow"}},
+			"bulk move":         {bulk(codeq.BulkMove, codeq.Ready, "slow"), []string{"slow", "new"}},
+			"pause":             {func(q *codeq.Queue) error { return q.Pause(ctx, "often") }, []string{"often"}},
+			"settings": {func(q *codeq.Queue) error {
+				return q.Configure(ctx, "slow", func(s *codeq.Settings) { s.Rate, s.Concurrency = 0, 1 })
+			}, []string{"slow"}},
+			"delete queue":    {func(q *codeq.Queue) error { return q.DeleteQueue(ctx, "never") }, nil},
+			"set schedule":    {func(q *codeq.Queue) error { return q.SetSchedule(ctx, schedule) }, []string{"ticks"}},
+			"pause schedule":  {func(q *codeq.Queue) error { return q.PauseSchedule(ctx, "tick") }, []string{"ticks"}},
+			"delete schedule": {func(q *codeq.Queue) error { return q.DeleteSchedule(ctx, "tick") }, []string{"ticks"}},
+			"release key": {func(q *codeq.Queue) error {
+				return q.ReleaseKey(ctx, codeq.UniqueKey{Queue: "once", Key: "k"})
+			}, []string{"once"}},
+			"copy": {func(q *codeq.Queue) error { return q.Checkpoint(ctx, "copy") }, nil},
+		} {
+			disk := killed.Clone()
+			before := shownOn(disk)
+			q, err := codeq.Open("queue", onDisk(disk, &codeq.Options{Tool: true}))
+			require.NoError(t, err, name)
+			done := tc.do(q)
+			time.Sleep(time.Hour)
+			require.NoError(t, errors.Join(done, codeq.CheckAll(q), q.Close()), name)
+			after := shownOn(disk)
+			if len(tc.touched) > 0 {
+				require.NotEqual(t, before, after, name)
+			}
+			for _, queue := range tc.touched {
+				before.leaveOut(queue)
+				after.leaveOut(queue)
+			}
+			require.Equal(t, before, after, name)
+		}
+	})
+}
+
+// leaveOut leaves out a queue.
+func (s *shown) leaveOut(queue string) {
+	delete(s.Stats, queue)
+	delete(s.Info, queue)
+	delete(s.Settings, queue)
+	of := func(info *codeq.TaskInfo) bool { return info.Queue == queue }
+	for _, lists := range []map[string][]*codeq.TaskInfo{s.Lists, s.Pages} {
+		for name := range lists {
+			if lists[name] = slices.DeleteFunc(lists[name], of); len(lists[name]) == 0 {
+				delete(lists, name)
+			}
+		}
+	}
+	maps.DeleteFunc(s.Tasks, func(_ codeq.ID, info *codeq.TaskInfo) bool { return of(info) })
+	maps.DeleteFunc(s.Keys, func(key string, _ codeq.ID) bool { return strings.HasPrefix(key, "{"+queue+" ") })
+	s.Schedules = slices.DeleteFunc(s.Schedules, func(i codeq.ScheduleInfo) bool { return i.Task.Queue == queue })
+	if len(s.Schedules) == 0 {
+		s.Schedules = nil
+	}
 }
 
 // TestToolDecidesAsTheApplication: what follows from the calls of a tool is as the application has

@@ -114,6 +114,7 @@ func TestCanceledHandlerKeepsItsPlace(t *testing.T) {
 						time.Sleep(5*time.Second - time.Millisecond)
 						require.Equal(t, []string{"first after 0s"}, s.seen())
 						require.Equal(t, []int{1}, orphansOf(t, q, "a"))
+						requireHeld(t, q, "a", 1)
 						begins := "10s"
 						if returns {
 							time.Sleep(time.Millisecond)
@@ -129,6 +130,7 @@ func TestCanceledHandlerKeepsItsPlace(t *testing.T) {
 							"first after 0s", "second after " + begins, "third after " + begins, "again after " + begins,
 						}, s.seen())
 						require.Empty(t, orphansOf(t, q, "a"))
+						requireHeld(t, q, "a", 0)
 						if returns {
 							require.NoError(t, stop())
 						}
@@ -137,6 +139,20 @@ func TestCanceledHandlerKeepsItsPlace(t *testing.T) {
 			}
 		}
 	}
+}
+
+// requireHeld makes sure how many handlers of a queue hold places, as Info and ProcessInfo say.
+func requireHeld(t *testing.T, q *Queue, queue string, want int) {
+	t.Helper()
+	infos, err := q.Info(t.Context())
+	require.NoError(t, err)
+	got := 0
+	for _, info := range infos {
+		if info.Queue == queue {
+			got = info.Held
+		}
+	}
+	require.Equal(t, want, got)
 }
 
 // orphansOf is how many handlers of a queue go on without a lease, in the shards where some do.
@@ -203,6 +219,63 @@ func TestHandlerOfTaskGivenBackKeepsItsPlace(t *testing.T) {
 					})
 				})
 			}
+		}
+	}
+}
+
+// TestHandlerThatGivesBackKeepsItsPlace: limits and turns of a task that is given back by its
+// receipt pass on when its handler has returned, and not when somebody uses the receipt again, or
+// the handler is counted as overdue; the queue shows that a place is held, also without tasks.
+func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
+	ctx := context.Background()
+	ends := map[string]func(*Queue, Receipt) error{
+		"retry":       func(q *Queue, r Receipt) error { return q.Retry(ctx, r, RetryOptions{After: -1}) },
+		"release":     func(q *Queue, r Receipt) error { return q.Release(ctx, r, 0) },
+		"dead letter": func(q *Queue, r Receipt) error { return q.DeadLetter(ctx, r, nil) },
+		"cancel":      func(q *Queue, r Receipt) error { return q.Cancel(ctx, r.ID) },
+	}
+	for name, limit := range limited {
+		for how, end := range ends {
+			t.Run(name+"/"+how, func(t *testing.T) {
+				bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+					require.NoError(t, q.Configure(ctx, "a", limit.set))
+					task := limit.task
+					task.Timeout = 3 * time.Second
+					produceNamed(t, q, task, "first")
+					var m Mux
+					release := make(chan struct{})
+					var calls []string
+					Handle(&m, "a", func(_ context.Context, j *Job[[]byte]) error {
+						calls = append(calls, string(j.Args))
+						if len(calls) > 1 {
+							return nil
+						}
+						require.NoError(t, end(q, j.Receipt))
+						require.ErrorIs(t, q.Retry(ctx, j.Receipt, RetryOptions{}), ErrLeaseLost)
+						<-release
+						return nil
+					})
+					runCtx, stop := context.WithCancel(ctx)
+					ended := make(chan error, 1)
+					go func() { ended <- q.Run(runCtx, &m, &RunOptions{Concurrency: 4}) }()
+					synctest.Wait()
+					requireHeld(t, q, "a", 1)
+					if how == "cancel" || how == "dead letter" {
+						require.NoError(t, q.WaitIdle(ctx, "b"))
+					}
+					produceNamed(t, q, task, "second")
+					time.Sleep(10 * time.Second) // longer than its Timeout
+					synctest.Wait()
+					require.Equal(t, []string{"first"}, calls)
+					requireHeld(t, q, "a", 1)
+					close(release)
+					synctest.Wait()
+					requireHeld(t, q, "a", 0)
+					require.Contains(t, calls, "second")
+					stop()
+					require.NoError(t, <-ended)
+				})
+			})
 		}
 	}
 }
@@ -283,6 +356,8 @@ func TestPlacesOfHandlersInCluster(t *testing.T) {
 						require.NoError(t, simQueue(other).Cancel(ctx, ids[0]))
 						time.Sleep(15 * time.Second)
 						require.Len(t, s.seen(), 1)
+						requireHeld(t, simQueue(other), "a", 1)
+						requireHeld(t, simQueue(leader), "a", 1)
 						switch end {
 						case "returns":
 							close(s.release)

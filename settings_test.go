@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
@@ -243,5 +244,121 @@ func TestRemovedSettingsStayRemoved(t *testing.T) {
 			require.Nil(t, s.Queues["a"])
 			return nil
 		}))
+	})
+}
+
+// TestDeleteQueueInCluster: a queue that is used on any node is not deleted, and the error says
+// how. When it is deleted while a node is down, neither that node, with its older store, nor a late
+// caller brings its settings back; and it may be used again at once.
+func TestDeleteQueueInCluster(t *testing.T) {
+	t.Parallel()
+	simCaseOf(t, Options{Shards: 2}, 0, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		down := other
+		for _, n := range c.members() {
+			if n != leader && n != other {
+				down = n
+			}
+		}
+		set := Settings{Concurrency: 2, Rate: 100, DeadRetention: time.Hour}
+		require.NoError(t, simQueue(down).Configure(ctx, "a", func(s *Settings) { *s = set }))
+		refused := func(want NotEmptyError) {
+			t.Helper()
+			want.Queue = "a"
+			for _, n := range c.members() {
+				var got *NotEmptyError
+				require.ErrorAs(t, simQueue(n).DeleteQueue(ctx, "a"), &got)
+				if got.Claims = min(got.Claims, 1); want.Counts.Total() > 0 { // what was claimed elsewhere
+					got.Claims = 0
+				}
+				require.Equal(t, want, *got)
+			}
+		}
+		deletes := func(by *simNode) {
+			t.Helper()
+			for began := time.Now(); ; time.Sleep(time.Second) {
+				err := simQueue(by).DeleteQueue(ctx, "a")
+				if err == nil {
+					return
+				}
+				require.ErrorIs(t, err, ErrNotEmpty)
+				require.Less(t, time.Since(began), 21*time.Second)
+			}
+		}
+
+		id, err := simQueue(down).Produce(ctx, Task{Queue: "a", Unique: Unique{Key: "k", For: time.Hour}})
+		require.NoError(t, err)
+		require.NoError(t, simQueue(other).SetSchedule(ctx, Schedule{Name: "s", Cron: "@yearly", Task: Task{Queue: "a"}}))
+		refused(NotEmptyError{Counts: Counts{Ready: 1}, Keys: 1, Schedules: 1})
+		require.NoError(t, simQueue(leader).Cancel(ctx, id))
+		refused(NotEmptyError{Keys: 1, Schedules: 1})
+		require.NoError(t, simQueue(down).ReleaseKey(ctx, UniqueKey{Queue: "a", Key: "k"}))
+		require.NoError(t, simQueue(down).DeleteSchedule(ctx, "s"))
+		for _, n := range c.members() {
+			claiming, stop := context.WithCancel(ctx)
+			ended := make(chan error, 1)
+			go func() {
+				_, err := simQueue(n).Claim(claiming, ClaimRequest{Queues: []string{"a"}})
+				ended <- err
+			}()
+			time.Sleep(time.Second)
+			refused(NotEmptyError{Claims: 1})
+			stop()
+			require.ErrorIs(t, <-ended, context.Canceled)
+			time.Sleep(time.Second)
+		}
+		deletes(other)
+		require.NoError(t, simQueue(down).Configure(ctx, "a", func(s *Settings) { *s = set }))
+
+		old, err := simQueue(other).configured(ctx, "a")
+		require.NoError(t, err)
+		down.crash(0)
+		c.awaitLeaders()
+		require.NoError(t, simQueue(other).DeleteQueue(ctx, "a"))
+		for i := range 2 {
+			c.snapshot(c.leader(i), i, 1)
+		}
+		late := func(by *simNode) {
+			t.Helper()
+			require.NoError(t, simQueue(by).enforce(ctx, "a", old.Value))
+			first := &call.Configure{Queue: "a", Value: old.Value}
+			_, err := simQueue(by).do(ctx, 0, rule(callConfigure, first))
+			require.NoError(t, err)
+			require.True(t, first.Late)
+			set, err := simQueue(by).Settings("a")
+			require.NoError(t, err)
+			require.Zero(t, set)
+			infos, err := simQueue(by).Info(ctx)
+			require.NoError(t, err)
+			require.Empty(t, infos)
+		}
+		late(other)
+		down.start()
+		c.awaitReady()
+		for i := range 2 {
+			if c.awaitLeaders(); c.leader(i) != down {
+				c.transfer(c.leader(i), i, down)
+			}
+		}
+		c.awaitLeaders()
+		late(down)
+		late(other)
+
+		for range 3 {
+			require.NoError(t, simQueue(other).Configure(ctx, "a", func(s *Settings) { *s = set }))
+			id, err := simQueue(down).Produce(ctx, Task{Queue: "a"})
+			require.NoError(t, err)
+			refused(NotEmptyError{Counts: Counts{Ready: 1}})
+			l, err := simQueue(other).Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, id, l.ID)
+			refused(NotEmptyError{Counts: Counts{Leased: 1}})
+			require.NoError(t, simQueue(down).Complete(ctx, l.Receipt, nil))
+			deletes(other)
+			infos, err := simQueue(down).Info(ctx)
+			require.NoError(t, err)
+			require.Empty(t, infos)
+		}
 	})
 }

@@ -77,8 +77,12 @@ type QueueInfo struct {
 	// OldestReady is since when the oldest [Ready] task waits, by the wall clock; zero: none is. It
 	// is its [TaskInfo.At], unless the clock that orders the tasks of its shard is ahead.
 	OldestReady time.Time `json:",omitzero"`
-	Totals      Totals
-	Settings    Settings `json:",omitzero"`
+	// Held is how many handlers of [Queue.Run] go on though their tasks were canceled or given
+	// back: no task begins in the places that they take, of [Settings.Concurrency], of a LimitKey
+	// or of the turn of a group ([Queue.Cancel]). [WorkerInfo.Hung] tells which they are.
+	Held     int `json:",omitzero"`
+	Totals   Totals
+	Settings Settings `json:",omitzero"`
 }
 
 // Totals counts what has happened to the tasks of a queue, as [Event] tells it. A task that is
@@ -103,10 +107,11 @@ type DayTotals struct {
 	Totals
 }
 
-// Info returns what every queue is doing that has settings, or tasks in any state, in the order of
-// their names. A queue that has become empty is still in it for an hour, unless thousands of others
-// have become empty after it, or the queue was opened, or another node became the leader of a
-// shard, meanwhile. See [Queue.TotalsByDay] for the totals of a queue that is not in it.
+// Info returns what every queue is doing that has settings, tasks in any state, or handlers that
+// hold places ([QueueInfo.Held]), in the order of their names. A queue that has become empty is
+// still in it for an hour, unless thousands of others have become empty after it, or the queue was
+// opened, or another node became the leader of a shard, meanwhile. See [Queue.TotalsByDay] for the
+// totals of a queue that is not in it.
 //
 // All numbers are exact. The totals are of all time, and stored with the tasks: they survive all
 // that the tasks survive. Those of a queue that has no tasks and no settings are forgotten when
@@ -161,7 +166,7 @@ const infoNames = 1024
 func queueInfos(sum *call.InfoSum) ([]QueueInfo, error) {
 	infos := make([]QueueInfo, len(sum.Queues))
 	for i, of := range sum.Sorted() {
-		infos[i] = QueueInfo{Queue: of.Queue, Counts: Counts(of.Counts)}
+		infos[i] = QueueInfo{Queue: of.Queue, Counts: Counts(of.Counts), Held: int(of.Held)}
 		infos[i].Totals.add(&of.Totals)
 		if of.Oldest > 0 {
 			infos[i].OldestReady = msTime(of.Oldest)

@@ -50,8 +50,9 @@ type Task struct {
 	Timeout time.Duration `json:",omitzero"`
 	// Retention is how long the task is kept with its result after it was completed or canceled. It
 	// is kept at least so long, and until the last task that waited for it (After) has ended; then
-	// it is deleted within an eighth of Retention, or within a second if that is longer. 0:
-	// [Settings.Retention] of the queue, or else [Options.Retention]; [Forever]: without end.
+	// it is deleted within an eighth of Retention, or within a second if that is longer, by the
+	// clock of [Backoff]. 0: [Settings.Retention] of the queue, or else [Options.Retention];
+	// [Forever]: without end.
 	Retention time.Duration `json:",omitzero"`
 
 	// Unique prevents a second task with the same idempotency key.
@@ -64,7 +65,8 @@ type Task struct {
 	Group string `json:",omitzero"`
 	// LimitKey counts the task against [Settings.ConcurrencyPerKey] of its queue. When a claim
 	// finds a task that would exceed the limit, the task becomes [Blocked]; blocked tasks go on in
-	// the order of their IDs, whatever their priorities and tenants.
+	// the order of their IDs, whatever their priorities and tenants. A handler that goes on after a
+	// cancel keeps its place: [Queue.Cancel].
 	LimitKey string `json:",omitzero"`
 	// After lists the parents of the task: it waits until each of them is completed. A canceled
 	// parent cancels the task; OnDead says what a parent that is a dead letter does, and OnMissing
@@ -208,7 +210,11 @@ type ClaimRequest struct {
 }
 
 // Backoff determines the wait between two attempts: Base after the first attempt, multiplied by
-// Factor for each further one, at most Max, then varied by Jitter.
+// Factor for each further one, at most Max, then varied by Jitter. Like retentions and the For of
+// [Unique], the wait is by a clock of the shard, which follows the wall clock and never goes back:
+// it ends earlier if the wall clock is set forward, and not later if it is set back, or if it was
+// wrong in an earlier process, than its length after [Open] (in a cluster, after the shard has got
+// its leader). [TaskInfo.At] tells when that is by the wall clock.
 type Backoff struct {
 	Base   time.Duration // after the first attempt. Default: 1 s
 	Max    time.Duration // Default: 1 h

@@ -236,3 +236,60 @@ func TestTransferClocks(t *testing.T) {
 		})
 	})
 }
+
+// TestTransferRate: a rate goes on behind an import from the last task that it has let pass, and a
+// queue that has used its rate never has its burst, whichever shard has the tasks. A clock that was
+// ahead holds nothing longer than the rate does.
+func TestTransferRate(t *testing.T) {
+	t.Parallel()
+	for _, ahead := range []time.Duration{0, 13 * 365 * 24 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, disk, wrong := t.Context(), crashfs.New(), ahead
+			open := func(dir string, shards int) *codeq.Queue {
+				opts := onDisk(disk, &codeq.Options{Shards: shards})
+				hook.SetWall(opts, func() time.Time { return time.Now().Add(wrong) })
+				q, err := codeq.Open(dir, opts)
+				require.NoError(t, err)
+				return q
+			}
+			q := open("q", 2)
+			for _, queue := range []string{"used", "unused"} {
+				require.NoError(t, q.Configure(ctx, queue, func(s *codeq.Settings) { s.Rate, s.Burst = 1.0/3600, 1 }))
+				for range 20 {
+					produce(t, q, codeq.Task{Queue: queue})
+				}
+			}
+			time.Sleep(time.Minute)
+			require.NotNil(t, claimNow(t, q, "used"))
+			used := time.Now()
+			for life := range 4 {
+				require.NoError(t, q.Close())
+				wrong = 0
+				from, to := []string{"q", "new"}[life%2], []string{"new", "q"}[life%2]
+				var lines bytes.Buffer
+				_, err := transfer.Export(ctx, disk, from, false, &lines, nil)
+				require.NoError(t, err)
+				require.NoError(t, disk.RemoveAll(to))
+				shards := 3 + life
+				_, err = transfer.Import(ctx, disk, to, &lines, transfer.Config{Shards: shards})
+				require.NoError(t, err)
+				q = open(to, shards)
+				if life == 0 {
+					require.NotNil(t, claimNow(t, q, "unused"))
+				}
+				require.Nil(t, claimNow(t, q, "unused"))
+				time.Sleep(10 * time.Minute)
+				require.Nil(t, claimNow(t, q, "used"))
+			}
+			require.Nil(t, claimNow(t, q, "used"))
+			if ahead == 0 {
+				time.Sleep(time.Hour - time.Since(used) + 2*time.Second)
+			} else {
+				time.Sleep(time.Hour + 2*time.Second) // at the latest from Open on
+			}
+			require.NotNil(t, claimNow(t, q, "used"))
+			require.Nil(t, claimNow(t, q, "used"))
+			require.NoError(t, q.Close())
+		})
+	}
+}

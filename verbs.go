@@ -188,7 +188,7 @@ func (op *ruling) resolve(s *shard) {
 	s.conclude(op, &op.completion, v, err)
 }
 
-func (op *ruling) encode(dst []byte) []byte      { return op.Append(dst) }
+func (op *ruling) encode(dst []byte) []byte      { return call.AppendFor(dst, op.Body, op.format) }
 func (op *ruling) decode(r *wire.Reader)         { op.Read(r) }
 func (op *ruling) encodeReply(dst []byte) []byte { return op.AppendReply(dst) }
 func (op *ruling) decodeReply(r *wire.Reader)    { op.ReadReply(r) }

@@ -105,6 +105,7 @@ type row struct {
 	Counts codeq.Counts
 	Oldest time.Time // since when the oldest ready task waits; zero: none is ready
 	Paused bool
+	Held   int // as in codeq.QueueInfo
 	// Produced, Completed and Failed are a second, since the sample before.
 	Produced, Completed, Failed float64
 
@@ -271,7 +272,7 @@ func newSample(infos []codeq.QueueInfo, last *sample, now time.Time) *sample {
 	var happened totals
 	for i := range infos {
 		info := &infos[i]
-		r := row{Name: info.Queue, Counts: info.Counts, Oldest: info.OldestReady, Paused: info.Settings.Paused, totals: totalsOf(&info.Totals)}
+		r := row{Name: info.Queue, Counts: info.Counts, Oldest: info.OldestReady, Paused: info.Settings.Paused, Held: info.Held, totals: totalsOf(&info.Totals)}
 		for len(before) > 0 && before[0].Name < r.Name {
 			before = before[1:]
 		}
@@ -302,6 +303,7 @@ func (r *row) setRates(d totals, seconds float64, before *row) {
 }
 
 func (s *sample) addToAll(r *row) {
+	s.All.Held += r.Held
 	a, c := &s.All.Counts, &r.Counts
 	a.Ready, a.Scheduled, a.Blocked, a.Leased = a.Ready+c.Ready, a.Scheduled+c.Scheduled, a.Blocked+c.Blocked, a.Leased+c.Leased
 	a.Dead, a.Done, a.Canceled = a.Dead+c.Dead, a.Done+c.Done, a.Canceled+c.Canceled

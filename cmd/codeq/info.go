@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -129,14 +130,22 @@ func (a *app) queueTable(queues []codeq.QueueInfo) *table {
 	t := newTable("QUEUE", ">READY", ">SCHEDULED", ">BLOCKED", ">LEASED", ">DEAD", ">DONE", ">CANCELED", ">OLDEST", ">PRODUCED", ">COMPLETED", ">FAILED", "STATE")
 	for _, q := range queues {
 		n := q.Counts
-		state := ""
-		if q.Settings.Paused {
-			state = "paused"
-		}
 		t.add(q.Queue, n.Ready, n.Scheduled, n.Blocked, n.Leased, n.Dead, n.Done, n.Canceled, a.age(q.OldestReady),
-			q.Totals.Produced, q.Totals.Completed, failures(q.Totals), state)
+			q.Totals.Produced, q.Totals.Completed, failures(q.Totals), queueState(&q))
 	}
 	return t
+}
+
+// queueState says what keeps a queue's tasks from workers.
+func queueState(q *codeq.QueueInfo) string {
+	var all []string
+	if q.Settings.Paused {
+		all = append(all, "paused")
+	}
+	if q.Held > 0 {
+		all = append(all, fmt.Sprintf("%d held", q.Held))
+	}
+	return strings.Join(all, ", ")
 }
 
 // failures are the attempts that have failed.

@@ -49,9 +49,9 @@ func (a *app) fail(err error) {
 const overview = `Looks at a codeq queue and steers it. -dir names its directory:
 
  - if nobody has it open, verbs that read do so without changing anything (they hold off programs
-   that open it meanwhile), and verbs that change open it as a worker would, and close it again:
-   due ticks of schedules are produced then, leases that have ended are taken back, and the
-   format of an older version is raised;
+   that open it meanwhile), and verbs that change do what they say and nothing else, by the
+   options with which the application has opened it last: no lease expires, no schedule ticks,
+   nothing becomes due; the format of an older version is not raised, but refused;
  - if another process has it open, both go through its local socket: the process must call
    Queue.ServeLocal, and be of the same user.
 

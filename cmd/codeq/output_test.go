@@ -42,7 +42,7 @@ func someQueues() []codeq.QueueInfo {
 			Queue: "mail", Counts: codeq.Counts{Ready: 12345, Leased: 3, Dead: 1}, OldestReady: noon.Add(-3*time.Minute - 12*time.Second),
 			Totals: codeq.Totals{Produced: 20_000, Completed: 7651, Retried: 4, Dead: 1}, Settings: codeq.Settings{Paused: true, Concurrency: 5},
 		},
-		{Queue: "日本語", Counts: codeq.Counts{Scheduled: 1, Blocked: 2, Done: 3, Canceled: 4}},
+		{Queue: "日本語", Counts: codeq.Counts{Scheduled: 1, Blocked: 2, Done: 3, Canceled: 4}, Held: 2},
 		{Queue: hostileBytes, Counts: codeq.Counts{Ready: 1}, OldestReady: noon.Add(-49 * time.Hour), Totals: codeq.Totals{Produced: 1}},
 	}
 }

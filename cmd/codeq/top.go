@@ -345,16 +345,12 @@ func (s *screen) lines() []string {
 	t := newTable("QUEUE", ">READY", ">SCHED", ">BLOCKED", ">LEASED", ">DEAD", ">OLDEST", ">IN/S", ">OUT/S", ">FAILED/S", "STATE")
 	for i := range list {
 		r := &list[i]
-		state := ""
-		if r.Settings.Paused {
-			state = "paused"
-		}
 		rates := []string{"-", "-", "-"}
 		if r.known {
 			rates = []string{perSecond(r.in), perSecond(r.out), perSecond(r.failed)}
 		}
 		c := r.Counts
-		t.add(clip(r.Queue, 40), c.Ready, c.Scheduled, c.Blocked, c.Leased, c.Dead, a.age(r.OldestReady), rates[0], rates[1], rates[2], state)
+		t.add(clip(r.Queue, 40), c.Ready, c.Scheduled, c.Blocked, c.Leased, c.Dead, a.age(r.OldestReady), rates[0], rates[1], rates[2], queueState(&r.QueueInfo))
 	}
 	queues := t.lines()
 	lines = append(append(lines, "", queues[0]), queues[1+min(s.from, len(list)):]...)

@@ -26,6 +26,16 @@ type Body interface {
 	Again()
 }
 
+// AppendFor appends the arguments of a call for a shard of some format.
+func AppendFor(dst []byte, b Body, format int) []byte {
+	if f, ok := b.(interface {
+		AppendFor(dst []byte, format int) []byte
+	}); ok {
+		return f.AppendFor(dst, format)
+	}
+	return b.Append(dst)
+}
+
 // silent is embedded in calls without an answer.
 type silent struct{}
 
@@ -150,7 +160,7 @@ func (b *Missing) Again()                        { b.Missing, b.next = nil, 0 }
 type Clock struct{ Time uint64 } // ms since 1970
 
 func (b *Clock) Decide(s *engine.State) (engine.Verdict, error) {
-	b.Time = s.Time()
+	b.Time = s.Clock().Stamps
 	return engine.Decided, nil
 }
 

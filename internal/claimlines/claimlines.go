@@ -99,6 +99,45 @@ type line struct {
 	filled  chan struct{}     // non-nil while fetchers wait for a claim; closed by Add
 	ctx     context.Context
 	drop    context.CancelFunc
+
+	// Guarded by the table's mu.
+	calls    context.Context // of the fetchers' claims; nil: there are none
+	endCalls context.CancelFunc
+	watch    *time.Timer // calls look; nil: no fetcher has claimed yet
+	watched  bool        // look will be called
+}
+
+// idleFor is after how long, at the earliest, the fetchers of a line without a claim stop waiting
+// with the shards, which could not tell that nobody wants their tasks; at the latest after twice as
+// long.
+const idleFor = 10 * time.Second
+
+// beginCall returns the context of a fetcher's claim. REQUIRES: mu is held.
+func (l *line) beginCall() context.Context {
+	if l.calls == nil {
+		l.calls, l.endCalls = context.WithCancel(l.ctx)
+	}
+	switch {
+	case l.watched:
+	case l.watch == nil:
+		l.watch = time.AfterFunc(idleFor, func() { l.table.contain("look at a claim line", l.look, nil) })
+	default:
+		l.watch.Reset(idleFor)
+	}
+	l.watched = true
+	return l.calls
+}
+
+// look ends the claims of the fetchers if no claim is in the line, and looks again later if one is.
+func (l *line) look() {
+	l.table.mu.Lock()
+	defer l.table.mu.Unlock()
+	if l.watched = l.ctx.Err() == nil && l.waiting.AnyGood(); l.watched {
+		l.watch.Reset(idleFor)
+		return
+	}
+	l.endCalls()
+	l.calls = nil
 }
 
 // New returns a table without lines.
@@ -240,13 +279,17 @@ func (l *line) fetch(shard int) {
 			}
 			continue
 		}
-		r, ok := l.request(change)
-		if !ok {
+		r, ctx := l.request(change)
+		if ctx == nil {
 			continue
 		}
 		began := l.table.config.Now()
-		grants, err := host.Claim(l.ctx, shard, r)
-		if err != nil {
+		grants, err := host.Claim(ctx, shard, r)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			continue
+		default:
 			pause.Wait(l.ctx, change)
 			continue
 		}
@@ -311,8 +354,9 @@ func (l *line) fail(cause error) {
 	l.waiting.Refuse(fmt.Errorf("%w: %w", base.ErrFailed, cause))
 }
 
-// request waits until there is a claim in the line, and returns what its claims want.
-func (l *line) request(change <-chan struct{}) (r Request, ok bool) {
+// request waits until there is a claim in the line, and returns what its claims want, and how long
+// they do; a nil ctx: nothing.
+func (l *line) request(change <-chan struct{}) (r Request, ctx context.Context) {
 	t := l.table
 	r = l.wants
 	for {
@@ -321,8 +365,8 @@ func (l *line) request(change <-chan struct{}) (r Request, ok bool) {
 			r.Max = min(l.waiting.Wants(t.config.Batch), t.config.Batch)
 		}
 		if r.Max > 0 {
-			t.mu.Unlock()
-			return r, true
+			defer t.mu.Unlock()
+			return r, l.beginCall()
 		}
 		if l.filled == nil {
 			l.filled = make(chan struct{})
@@ -332,9 +376,9 @@ func (l *line) request(change <-chan struct{}) (r Request, ok bool) {
 		select {
 		case <-filled:
 		case <-change:
-			return r, false
+			return r, nil
 		case <-l.ctx.Done():
-			return r, false
+			return r, nil
 		}
 	}
 }

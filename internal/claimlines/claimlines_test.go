@@ -25,6 +25,7 @@ type host struct {
 
 	mu     sync.Mutex // guards what follows
 	asked  []int      // for how many tasks
+	ended  int        // claims
 	lost   []engine.Receipt
 	back   []engine.Receipt
 	served []*dispatch.Claim
@@ -48,6 +49,9 @@ func (h *host) Claim(ctx context.Context, _ int, r claimlines.Request) ([]engine
 		time.Sleep(h.way)
 		return grants, nil
 	case <-ctx.Done():
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.ended++
 		return nil, ctx.Err()
 	}
 }
@@ -163,5 +167,32 @@ func TestClose(t *testing.T) {
 		for _, c := range []*dispatch.Claim{early, late} {
 			require.ErrorIs(t, c.Caller.(*caller).err, base.ErrClosed)
 		}
+	})
+}
+
+// TestIdleLine: when no claim waits any more, the claim of the line at the other node ends, and the
+// next one makes another; while claims wait, it goes on.
+func TestIdleLine(t *testing.T) {
+	h := new(host)
+	inTable(t, h, func(t *testing.T, table *claimlines.Table) {
+		close(h.led)
+		claims := func() (asked int) {
+			synctest.Wait()
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return len(h.asked) - h.ended
+		}
+		for range 3 {
+			c := newClaim(1)
+			table.Add(c, new(claimlines.Place))
+			time.Sleep(10 * time.Minute)
+			require.Equal(t, 1, claims())
+			require.True(t, c.Take())
+			time.Sleep(9 * time.Second)
+			require.Equal(t, 1, claims(), "the next claim may come soon")
+			time.Sleep(12 * time.Second)
+			require.Zero(t, claims())
+		}
+		require.Len(t, h.asked, 3)
 	})
 }

@@ -68,7 +68,7 @@ func (s *State) setPriority(at *located, to *AlterTo) error {
 	case Ready:
 		s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
 	case Scheduled:
-		if isWait(&at.rec.Head, at.place.At) {
+		if at.rec.Head.IsWait(at.place.At) {
 			s.scheduleWait(l, at.id, at.place.At, rec)
 		} else {
 			s.schedule(l, at.id, at.place.At, rec)
@@ -173,7 +173,7 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 	s.end(at.lane.queue, at.id, &record.Ties{}, o)
 	rec := at.rec
 	if rec.RunAt = 0; at.state == Scheduled {
-		if rec.RunAt = at.place.At; isWait(&at.rec.Head, at.place.At) {
+		if rec.RunAt = at.place.At; at.rec.Head.IsWait(at.place.At) {
 			rec.RunAt = s.wallOf(at.place.At)
 		}
 	}

@@ -34,7 +34,7 @@ func (c *checker) times() error {
 			return err
 		}
 		head, err := record.DecodeHead(rec)
-		if isWait(&head, at) {
+		if head.IsWait(at) {
 			wait.lower(at, id)
 		} else {
 			due.lower(at, id)

@@ -9,6 +9,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/window"
 )
@@ -18,6 +19,7 @@ type QueueInfo struct {
 	Queue    string
 	Counts   keys.Counts
 	Oldest   uint64 // since when the oldest ready task waits, ms; 0: none is ready
+	Held     uint64 // handlers that go on without a lease, and that limits count
 	Totals   keys.Totals
 	Settings []byte // as stored; nil: there are none
 }
@@ -108,24 +110,21 @@ func (s *State) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
 	return dst
 }
 
-// isShown reports whether a queue has tasks or settings, or had some tasks a short while ago.
+// isShown reports whether a queue has tasks, settings, or handlers that go on, or had some tasks a
+// short while ago.
 func (s *State) isShown(q *Queue) bool {
-	return q.Counts != keys.Counts{} || q.Version > 0 || q.changed > 0 && s.periods.now < q.changed+quietMillis
+	return q.Counts != keys.Counts{} || q.Version > 0 || q.Orphans > 0 || q.changed > 0 && s.periods.now < q.changed+quietMillis
 }
-
-// usualLead is how far the minter may be ahead of the wall clock as it numbers the tasks of one
-// moment, ms.
-const usualLead = 2000
 
 func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
 	if q.totals.Day == 0 {
 		s.recall(q)
 	}
 	// So that it has waited as long by the wall clock.
-	if ahead := s.Time() - min(s.Time(), s.Wall); ahead > usualLead && oldest > ahead {
+	if ahead := s.time() - min(s.time(), s.Wall); ahead > schema.UsualLead && oldest > ahead {
 		oldest -= ahead
 	}
-	i := QueueInfo{Queue: q.Name, Counts: q.Counts, Oldest: oldest, Settings: q.Value}
+	i := QueueInfo{Queue: q.Name, Counts: q.Counts, Oldest: oldest, Held: uint64(q.Orphans), Settings: q.Value}
 	if q.totals.Day != 0 {
 		i.Totals = q.totals.All
 	}

@@ -91,7 +91,7 @@ func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *recor
 	l.queue.Counts.Scheduled--
 	s.touch(l.queue)
 	passed := s.Wall - min(s.Wall, due)
-	if isWait(head, due) {
+	if head.IsWait(due) {
 		passed = s.periods.now - due
 	}
 	s.enter(l, s.mint.sinceAgo(passed), id, head, rec)

@@ -89,6 +89,10 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 	return at, s.decode(at, value)
 }
 
+// isForgotten reports whether a bucket is being deleted: a tool leaves that to the application, and
+// finds the tasks in it.
+func (s *State) isForgotten(until uint64) bool { return s.past(until) && !s.config.Untimed }
+
 // locateEnded finds a task that has ended and is kept by its ID.
 func (s *State) locateEnded(id keys.ID) (*located, error) {
 	q, err := s.originQueue(id)
@@ -97,7 +101,7 @@ func (s *State) locateEnded(id keys.ID) (*located, error) {
 	}
 	at := &located{id: id}
 	for key := range q.buckets {
-		if s.past(key.until) {
+		if s.isForgotten(key.until) {
 			continue
 		}
 		at.place = keys.Place{Range: key.prefix, Group: q.number, At: key.until}
@@ -158,13 +162,13 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 		*first = key
 		return at, s.decode(at, value)
 	}
-	if q.buckets[*first] != nil && !s.past(first.until) {
+	if q.buckets[*first] != nil && !s.isForgotten(first.until) {
 		if at, err := look(*first); at != nil || err != nil {
 			return at, err
 		}
 	}
 	for key := range q.buckets {
-		if key.prefix != keys.Dead || key == *first || s.past(key.until) {
+		if key.prefix != keys.Dead || key == *first || s.isForgotten(key.until) {
 			continue
 		}
 		if at, err := look(key); at != nil || err != nil {

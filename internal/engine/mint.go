@@ -42,14 +42,14 @@ func (m *minter) tick(wall, now uint64) {
 	}
 }
 
-// Time returns the time by the minter's clock, ms, which is not before any that the shard has
+// time returns the time by the minter's clock, ms, which is not before any that the shard has
 // stored.
-func (s *State) Time() uint64 { return max(s.mint.time, s.mint.clock>>clockShift) }
+func (s *State) time() uint64 { return max(s.mint.time, s.mint.clock>>clockShift) }
 
-// stamp is Time for what is stored. REQUIRES: the group stores the clock.
+// stamp is time for what is stored. REQUIRES: the group stores the clock.
 func (s *State) stamp() uint64 {
 	s.mint.clock = max(s.mint.clock, s.mint.time<<clockShift)
-	return s.Time()
+	return s.time()
 }
 
 // next returns a number larger than all before, with the time in its upper bits.

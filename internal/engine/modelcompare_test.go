@@ -295,12 +295,18 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 		return m.totals[shardQueue{shard, queue}]
 	}
 	for name, at := range oldest { // it has waited as long by the wall clock
-		if ahead := m.orderTime(shard) - m.Wall; ahead > usualLead {
+		if ahead := m.orderTime(shard) - m.Wall; ahead > schema.UsualLead {
 			oldest[name] = at - ahead
 		}
 	}
+	held := make(map[string]uint64)
+	for r, o := range m.orphans {
+		if keys.ShardOf(r.ID, m.config.Shards) == shard {
+			held[o.queue]++
+		}
+	}
 	for name, c := range counts {
-		want[name] = QueueInfo{Queue: name, Counts: c, Oldest: oldest[name], Totals: total(name)}
+		want[name] = QueueInfo{Queue: name, Counts: c, Oldest: oldest[name], Held: held[name], Totals: total(name)}
 	}
 	var p InfoCursor
 	var some []QueueInfo
@@ -321,7 +327,7 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 		}
 		if i.Settings = nil; i.Counts != (keys.Counts{}) || counts[i.Queue] == i.Counts && m.versions[i.Queue] > 0 {
 			got[i.Queue] = i
-		} else if i.Totals != total(i.Queue) || i.Oldest != 0 {
+		} else if i.Totals != total(i.Queue) || i.Oldest != 0 || i.Held != held[i.Queue] {
 			m.rt.Fatalf("shard %d shows an empty queue %+v", shard, i)
 		}
 	}

@@ -97,7 +97,7 @@ func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 		if err != nil {
 			return false, err
 		}
-		if isWait(&head, due) && due > s.periods.now || !isWait(&head, due) && due > s.Wall {
+		if head.IsWait(due) && due > s.periods.now || !head.IsWait(due) && due > s.Wall {
 			return true, nil
 		}
 		l, err := s.laneNumbered(number)

@@ -7,6 +7,7 @@ import (
 	"codeq/internal/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/recent"
+	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/timeheap"
 )
@@ -247,11 +248,25 @@ func (e *Effects) Clear() {
 // SetClock applies the instant, which the owner has just set.
 func (s *State) SetClock() { s.tick(s.Uptime) }
 
-func (s *State) tick(uptime uint64) {
-	agreed := s.Wall - min(s.Ahead, s.Wall)
+// agreed returns the wall clock on which the nodes of a cluster agree, ms; 0: it is not known.
+func (s *State) agreed() uint64 {
 	if s.Ahead == Never && s.mint.clock == 0 { // there is nothing to go on with
-		agreed = s.Wall
+		return s.Wall
 	}
+	return s.Wall - min(s.Ahead, s.Wall)
+}
+
+// Clock returns what the clocks of the shard show.
+func (s *State) Clock() schema.Clock {
+	c := schema.Clock{Wall: s.agreed(), Stamps: s.time(), Periods: s.periods.now}
+	if c.Wall == 0 {
+		c.Wall = c.Periods
+	}
+	return c
+}
+
+func (s *State) tick(uptime uint64) {
+	agreed := s.agreed()
 	s.mint.tick(agreed, uptime)
 	s.periods.tick(agreed, uptime)
 	s.totals.today = uint32(s.mint.time / dayMillis)

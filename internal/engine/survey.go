@@ -28,7 +28,26 @@ func (s *State) LeaseOf(id keys.ID) (_ schema.Lease, leased bool) {
 		return schema.Lease{}, false
 	}
 	e := keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts, Token: ls.token, Worker: ls.worker}
-	return schema.Lease{LeaseEntry: e, Deadline: ls.record.deadline, Notes: ls.notes}, true
+	return schema.Lease{LeaseEntry: e, Deadline: s.deadlineOf(ls), Notes: ls.notes}, true
+}
+
+// sameDeadline is by how much a deadline by the wall clock may differ from the stored one, ms: the
+// clocks do not go exactly alike, and a stall of the owner does not count.
+const sameDeadline = 2000
+
+// deadlineOf returns when a lease expires by the wall clock, ms: the stored deadline, unless that
+// cannot be, as the wall clock was set since, or is older, as renewals are not stored.
+func (s *State) deadlineOf(ls *lease) uint64 {
+	stored := ls.record.deadline
+	if ls.over || s.Now == 0 { // the shard is only read, or was loaded right now
+		return min(stored, s.Wall+ls.duration)
+	}
+	at := s.Wall + uint64(ls.expiry.Deadline()) - min(s.Now, uint64(ls.expiry.Deadline()))
+	same := max(at, stored)-min(at, stored) < sameDeadline
+	if can := s.Wall < stored && stored <= s.Wall+ls.duration+sameDeadline; same || can && (!ls.local || s.config.Replicated) {
+		return stored
+	}
+	return at
 }
 
 // CountsOf returns the number of a queue and its counts; ok: the queue is in memory.

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"codeq/internal/keys"
-	"codeq/internal/record"
 	"codeq/internal/window"
 )
 
@@ -125,9 +124,6 @@ func (s *State) scheduleWait(l *Lane, id keys.ID, deadline uint64, rec []byte) {
 	s.addScheduled(l, id, deadline, rec)
 	s.nextWait.lower(deadline, id)
 }
-
-// isWait reports whether a scheduled task waits between attempts.
-func isWait(head *record.Head, due uint64) bool { return head.RunAt != due }
 
 func (s *State) addScheduled(l *Lane, id keys.ID, due uint64, rec []byte) {
 	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)

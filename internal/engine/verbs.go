@@ -119,8 +119,8 @@ const (
 	FailOverdue                // counts, as the handler goes on after its Timeout; the lease goes on
 )
 
-// StillRuns is added to a Failure if the handler goes on. When it has returned, Fail is called
-// again.
+// StillRuns is added to a Failure if the handler goes on, or may do so. When it has returned, Fail
+// is called again.
 const StillRuns Failure = 1 << 6
 
 // Fail ends a lease without completing the task, which waits for wait ms; negative: by the backoff.

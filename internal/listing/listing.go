@@ -25,9 +25,9 @@ import (
 // Query says which tasks are read.
 type Query struct {
 	State    engine.TaskState
-	Queue    string   // "": all queues
-	Tenants  []string // none: all tenants
-	From, To time.Time
+	Queue    string    // "": all queues
+	Tenants  []string  // none: all tenants
+	From, To time.Time // of what schema.Task.Shown counts
 	Filter
 }
 
@@ -56,6 +56,8 @@ type Item[T any] struct {
 	Task *T
 	At   uint64
 	Size int `json:",omitzero"` // of a page: the bytes of the record, as far as they are shown
+	// Stamp is schema.Task.Stamp, if it is not shown.
+	Stamp uint64 `json:",omitzero"`
 }
 
 // rangeOf maps each state to the range of its tasks.
@@ -64,8 +66,10 @@ var rangeOf = [...]byte{
 	engine.Dead: keys.Dead, engine.Done: keys.Done, engine.Canceled: keys.Canceled,
 }
 
-// AddLease adds the lease of a task to a snapshot, if it has one. The owner of the shard calls it.
+// AddLease adds the lease of a task to a snapshot, if it has one, and what clocks show. The owner
+// of the shard calls it.
 func AddLease(v *schema.Snapshot, rules *engine.State, id keys.ID) {
+	v.Clock = rules.Clock()
 	if l, ok := rules.LeaseOf(id); ok {
 		v.Leases[id] = l
 	}
@@ -87,7 +91,7 @@ type Reader[T any] struct {
 	// Page holds the tasks of the last Read.
 	Page []Item[T]
 
-	show func(*Query, *schema.Task) (task *T, keep bool)
+	show func(*schema.Task) *T
 
 	begun bool   // spans have been found
 	spans []span // what is left to read, once begun
@@ -105,8 +109,8 @@ type Reader[T any] struct {
 	from   []byte           // where the next span continues; nil: at its beginning
 }
 
-// NewReader returns a Reader for q. show converts a task; without keep, the task is left out.
-func NewReader[T any](q Query, show func(*Query, *schema.Task) (task *T, keep bool)) *Reader[T] {
+// NewReader returns a Reader for q. show converts a task.
+func NewReader[T any](q Query, show func(*schema.Task) *T) *Reader[T] {
 	return &Reader[T]{Query: q, show: show, left: math.MaxInt}
 }
 
@@ -168,6 +172,7 @@ func compareLanes(a, b engine.LaneRef) int {
 
 // Visit is called by the owner, which has just taken v, and adds what is only in memory.
 func (l *Reader[T]) Visit(rules *engine.State, v *schema.Snapshot) {
+	v.Clock = rules.Clock()
 	switch {
 	case !l.begun:
 		l.survey(rules)
@@ -260,7 +265,7 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 func (l *Reader[T]) Read(v *schema.Snapshot) (again bool, err error) {
 	l.Page = l.Page[:0]
 	if !l.begun {
-		if again = l.begin(); !l.begun || !l.Paged {
+		if again = l.begin(&v.Clock); !l.begun || !l.Paged {
 			return again, nil
 		}
 		l.Prepare()
@@ -303,7 +308,7 @@ func (l *Reader[T]) advance() {
 }
 
 // begin finds the ranges of keys to read. again: more is to be surveyed first.
-func (l *Reader[T]) begin() (again bool) {
+func (l *Reader[T]) begin(c *schema.Clock) (again bool) {
 	switch prefix := rangeOf[l.State]; {
 	case l.State == engine.Leased:
 		l.found = slices.DeleteFunc(l.found, func(t engine.LeasedTask) bool { return !l.hasTenant(t.Lane.Tenant) })
@@ -313,7 +318,7 @@ func (l *Reader[T]) begin() (again bool) {
 	case prefix == keys.Scheduled:
 		lower, upper := keys.Range(prefix)
 		bound := func(ms uint64) []byte { return keys.AppendScheduled(nil, ms, keys.ID{}) }
-		l.addSpan(l.between(span{lower, upper}, bound), func(p *Position) ([]byte, bool) {
+		l.addSpan(l.between(span{lower, upper}, c, bound), func(p *Position) ([]byte, bool) {
 			return keys.AppendScheduled(nil, p.At, p.ID), true
 		})
 	case l.State == engine.Ready:
@@ -321,7 +326,7 @@ func (l *Reader[T]) begin() (again bool) {
 		if l.trimLanes(); l.left > 0 {
 			return true
 		}
-		l.beginLanes()
+		l.beginLanes(c)
 	default:
 		if l.trimQueues(); l.left > 0 {
 			return true
@@ -332,12 +337,12 @@ func (l *Reader[T]) begin() (again bool) {
 	return false
 }
 
-func (l *Reader[T]) beginLanes() {
+func (l *Reader[T]) beginLanes(c *schema.Clock) {
 	slices.SortFunc(l.lanes, compareLanes)
 	for _, ln := range slices.Compact(l.lanes) {
 		lower := keys.AppendLane(nil, ln.Number)
 		bound := func(ms uint64) []byte { return keys.AppendSince(nil, ln.Number, ms<<16) }
-		l.addSpan(l.between(span{lower, keys.GroupEnd(lower)}, bound), func(p *Position) ([]byte, bool) {
+		l.addSpan(l.between(span{lower, keys.GroupEnd(lower)}, c, bound), func(p *Position) ([]byte, bool) {
 			return keys.AppendTask(nil, ln.Number, p.At, p.ID), p.lane() == ln.LaneKey
 		})
 	}
@@ -497,20 +502,31 @@ func (l *Reader[T]) add(v *schema.Snapshot, id keys.ID, p keys.Place, value []by
 	if state != l.State || l.Queue != "" && t.Lane.Queue != l.Queue || !l.hasTenant(t.Lane.Tenant) || !l.matches(&t.Record) {
 		return nil
 	}
+	shown, counts := t.Shown()
+	if !l.isBetween(counts) {
+		return nil
+	}
 	size := len(value)
 	if l.NoPayload {
 		size -= len(t.Record.Payload) + len(t.Ended.Result)
 		t.Record.Payload, t.Ended.Result = nil, nil
 	}
 	t.Record.Payload, t.Ended.Result = bytes.Clone(t.Record.Payload), bytes.Clone(t.Ended.Result)
-	if task, keep := l.show(&l.Query, t); keep {
-		item := Item[T]{Task: task, At: p.At}
-		if l.Paged {
-			item.Size = size
-		}
-		l.Page = append(l.Page, item)
+	item := Item[T]{Task: l.show(t), At: p.At}
+	if l.Paged {
+		item.Size = size
 	}
+	if stamp := t.Stamp(); stamp != shown {
+		item.Stamp = stamp
+	}
+	l.Page = append(l.Page, item)
 	return nil
+}
+
+// isBetween reports whether a time, in ms, is within the bounds of the query.
+func (q *Query) isBetween(ms uint64) bool {
+	at := time.UnixMilli(int64(min(ms, math.MaxInt64)))
+	return (q.From.IsZero() || !at.Before(q.From)) && (q.To.IsZero() || at.Before(q.To))
 }
 
 // Append appends the state of the Reader that the next Read needs.

@@ -23,7 +23,7 @@ type listed struct {
 }
 
 func newReader(q Query) *Reader[listed] {
-	return NewReader(q, func(*Query, *schema.Task) (*listed, bool) { return nil, false })
+	return NewReader(q, func(*schema.Task) *listed { return nil })
 }
 
 func item(name string, k Key, at uint64) Item[listed] {

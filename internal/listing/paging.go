@@ -218,15 +218,17 @@ func keepFirst[T, G any](l *Reader[T], found []G, place func(G) Position) []G {
 	return found
 }
 
-// between returns the part of a span whose times are within the bounds of the query. key returns a
-// key before all of a time, and behind all of earlier ones.
-func (l *Reader[T]) between(sp span, key func(ms uint64) []byte) span {
+// between returns the part of a span that has all the times within the bounds of the query. key
+// returns a key before all of a time, and behind all of earlier ones.
+func (l *Reader[T]) between(sp span, c *schema.Clock, key func(ms uint64) []byte) span {
 	const far = 1 << 47 // ms; times beyond it bound nothing
-	if ms := l.From.UnixMilli(); !l.From.IsZero() && l.From.Before(time.UnixMilli(far)) && ms > 0 {
-		sp.from = key(uint64(ms))
+	from, to := l.From.UnixMilli(), l.To.Add(time.Millisecond-1).UnixMilli()
+	first, last := c.StampsBetween(uint64(max(0, from)), uint64(max(0, to)), l.State == engine.Scheduled)
+	if !l.From.IsZero() && l.From.Before(time.UnixMilli(far)) && from > 0 {
+		sp.from = key(first)
 	}
-	if ms := l.To.Add(time.Millisecond - 1).UnixMilli(); !l.To.IsZero() && l.To.Before(time.UnixMilli(far)) {
-		sp.to = key(uint64(max(0, ms)))
+	if !l.To.IsZero() && l.To.Before(time.UnixMilli(far)) && last < far {
+		sp.to = key(last)
 	}
 	return sp
 }

@@ -17,13 +17,13 @@ type Use struct {
 	Counts keys.Counts
 	Keys   int    // idempotency keys that are taken for some time, whatever becomes of their tasks
 	Claims int    // that wait for its tasks
-	Wall   uint64 // when the shard was asked
+	now    uint64 // by the clock of periods, when the shard was asked
 }
 
 // UseOf returns what the rules of a shard know of the use of a queue, for which so many claims
 // wait.
 func UseOf(s *engine.State, queue string, claims int) Use {
-	u := Use{Claims: claims, Wall: s.Wall}
+	u := Use{Claims: claims, now: s.Clock().Periods}
 	if q := s.Queues[queue]; q != nil {
 		u.Counts = q.Counts
 	}
@@ -48,7 +48,7 @@ func (u *Use) CountKeys(v *schema.Snapshot, queue string, stop func() bool) erro
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		if at <= u.Wall {
+		if at <= u.now {
 			return nil
 		}
 		b, err := schema.Lookup(v.Reader(), keys.AppendHashed(nil, hash))

@@ -34,6 +34,10 @@ type Head struct {
 	Suspect bool
 }
 
+// IsWait reports whether a scheduled task waits between attempts, until some time, and not for its
+// RunAt.
+func (h *Head) IsWait(until uint64) bool { return h.RunAt != until }
+
 // Ties connect a task to others. The zero Ties are none.
 type Ties struct {
 	Unique    [UniqueLen]byte // hash of the idempotency key and its scope

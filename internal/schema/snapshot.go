@@ -19,6 +19,8 @@ type Snapshot struct {
 	// Leases of the tasks that are read, if the caller knows them; nil: the lease records are read
 	// for the first task that may be leased.
 	Leases map[keys.ID]Lease
+	// Clock is what the clocks of the shard show, for Task.Shown.
+	Clock Clock
 }
 
 // NewSnapshot returns a Snapshot of r, which must not change.
@@ -51,6 +53,7 @@ type Task struct {
 	Record record.Record
 	Ended  keys.EndedValue // of an ended task
 	Lease  *Lease          // nil: the task is not leased
+	clock  Clock           // of the Snapshot
 }
 
 // Lane reads a lane's entry, and that of its queue. Its error matches pebble.ErrNotFound if there
@@ -172,7 +175,7 @@ func (s *Snapshot) View(id keys.ID, p keys.Place, value []byte) (*Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("task %s: %w", keys.FormatID(id), err)
 	}
-	t := &Task{ID: id, Place: p, Lane: l, Record: r, Ended: ended}
+	t := &Task{ID: id, Place: p, Lane: l, Record: r, Ended: ended, clock: s.Clock}
 	if p.Range == keys.Task {
 		if err := s.LoadLeases(); err != nil {
 			return nil, err

@@ -125,7 +125,7 @@ var ranges = map[byte]int{
 	keys.Lease: lined, keys.Scheduled: lined, keys.Blocked: lined, keys.Dead: lined, keys.Done: lined, keys.Canceled: lined,
 	keys.Index: derived, keys.Unique: lined, keys.Freed: derived, keys.Group: lined, keys.Wake: lined, keys.Pending: lined,
 	keys.Dependent: lined, keys.Outbound: lined, keys.Telling: lined, keys.Pin: lined, keys.Pinned: lined,
-	keys.PeriodTime: lined, keys.Granted: dropped, // a rate begins anew
+	keys.PeriodTime: lined, keys.Granted: lined,
 }
 
 // open opens the store of a shard.
@@ -177,14 +177,14 @@ func (e *exporter) all() error {
 	e.header = Header{
 		Codeq: magic, Version: Version, Shards: len(e.shards), Time: uint64(time.Now().UnixMilli()), Crashed: e.crashed,
 	}
-	settings, totals := make(map[string]keys.SettingsValue), make(totalsOf)
+	settings, totals, granted := make(map[string]keys.SettingsValue), make(totalsOf), make(map[string][]uint64)
 	if err := e.each(func(s *exported) error {
 		return errors.Join(e.inbound(s), e.counters(s, totals), s.periodClock(), s.days(totals))
 	}); err != nil {
 		return err
 	}
 	e.alignPeriods()
-	if err := e.each(func(s *exported) error { return e.settings(s, settings) }); err != nil {
+	if err := e.each(func(s *exported) error { return errors.Join(e.settings(s, settings), s.grants(granted)) }); err != nil {
 		return err
 	}
 	if err := e.out.write(&Line{Header: &e.header}); err != nil {
@@ -200,7 +200,11 @@ func (e *exporter) all() error {
 		if v.IsNone() { // a message says that they were removed
 			continue
 		}
-		if err := e.out.write(&Line{Settings: &Settings{Queue: queue, Version: v.Version, Value: v.JSON}}); err != nil {
+		l := &Settings{Queue: queue, Version: v.Version, Value: v.JSON}
+		if at := granted[queue]; len(at) == len(e.shards) { // each shard knows
+			l.Granted = new(slices.Max(at))
+		}
+		if err := e.out.write(&Line{Settings: l}); err != nil {
 			return err
 		}
 	}
@@ -407,6 +411,16 @@ func (e *exporter) settings(s *exported, latest map[string]keys.SettingsValue) e
 			return nil
 		}
 		return add(m.Queue, m.Settings)
+	})
+}
+
+// grants reads when the last tasks of queues with rates were leased in a shard.
+func (s *exported) grants(granted map[string][]uint64) error {
+	return schema.Scan(s.db, keys.Granted, func(key, value []byte) error {
+		at, err := keys.ParseNumber(value)
+		queue := string(key[1:])
+		granted[queue] = append(granted[queue], s.later(at))
+		return corrupt(err)
 	})
 }
 

@@ -28,6 +28,12 @@ func (im *importer) settings(l *Settings) error {
 		if err := im.set(s, append([]byte{keys.Settings}, l.Queue...), value); err != nil {
 			return err
 		}
+		if l.Granted == nil {
+			continue
+		}
+		if err := im.set(s, append([]byte{keys.Granted}, l.Queue...), keys.AppendNumber(nil, *l.Granted)); err != nil {
+			return err
+		}
 	}
 	return nil
 }

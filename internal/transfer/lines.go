@@ -89,6 +89,9 @@ type Settings struct {
 	Queue   string
 	Version uint64
 	Value   json.RawMessage // as stored
+	// Granted is when the last task of a queue with a rate was leased, by the clock of periods; 0:
+	// none was since it has the rate; nil: there is no rate, or that is not known.
+	Granted *uint64 `json:",omitempty"`
 }
 
 // Schedule is a schedule, and how far it has come.
@@ -407,10 +410,10 @@ func (r *reader) header() (*Header, error) {
 	}
 	if v := first.Header.Version; v < Version {
 		return nil, r.wrong(fmt.Errorf(
-			"it is of version %d, and this command reads version %d: import it with the command that wrote it, whose directory this one opens",
+			"it is of version %d, and this command reads version %d: import it with the codeq that wrote it; this one opens the directory that it makes, and can export that again",
 			v, Version))
 	} else if v > Version {
-		return nil, r.wrong(fmt.Errorf("it is of version %d, and this command reads version %d: import it with the command that wrote it", v, Version))
+		return nil, r.wrong(fmt.Errorf("it is of version %d, and this command reads version %d: import it with the codeq that wrote it, or a newer one", v, Version))
 	}
 	var l Line
 	if err := parse(text, &l); err != nil {

@@ -167,6 +167,7 @@ func TestEveryField(t *testing.T) {
 		}, f.Name)
 	}
 	require.Equal(t, 2, reflect.TypeFor[keys.SettingsValue]().NumField(), "Settings has them")
+	require.Equal(t, 2, reflect.TypeFor[keys.PinnedValue]().NumField(), "Pinned has them")
 	require.Equal(t, 2, reflect.TypeFor[keys.PeriodTimeValue]().NumField(), "Header has the clock, the other saves a search")
 	require.Equal(t, 2, reflect.TypeFor[keys.UniqueValue]().NumField(), "HasKey and KeyTill have them")
 	require.Equal(t, 2, reflect.TypeFor[keys.GroupValue]().NumField(), "HasTurn has one, the other is derived")

@@ -1,0 +1,69 @@
+package schema
+
+import "codeq/internal/keys"
+
+// Clock is what the clocks of a shard show at one moment, ms since 1970. The zero Clock is not
+// known.
+type Clock struct {
+	Wall    uint64 // the wall clock; in a cluster, the one on which its nodes agree
+	Stamps  uint64 // the clock that stamps IDs, places of ready tasks, and ends; not before Wall
+	Periods uint64 // the clock by which waits between attempts end
+}
+
+// Stamp returns the time that goes with the state of a task, as it is stored, ms: since when it is
+// ready, until when it waits or is leased, when it was produced, or when it has ended.
+func (t *Task) Stamp() uint64 {
+	switch {
+	case t.Lease != nil:
+		return t.Lease.Deadline
+	case t.Range == keys.Task:
+		return keys.SinceMillis(t.At)
+	case t.Range == keys.Scheduled:
+		return t.At
+	case t.Range == keys.Blocked:
+		return keys.SinceMillis(keys.SinceOf(t.ID))
+	}
+	return t.Ended.At
+}
+
+// UsualLead is how far the clock that stamps may be ahead of the wall clock as it numbers the tasks
+// of one moment, ms.
+const UsualLead = 2000
+
+// usualJitter is by how much the clock of waits may differ from the wall clock that nobody sets,
+// ms: both are rounded, and do not go exactly alike.
+const usualJitter = 100
+
+// Shown returns Stamp by the wall clock, and the time that counts for the bounds of lists. They
+// differ only while no clock was set, by as much as clocks then differ. A stamp that is ahead of
+// the wall clock, as that was set back, counts as long ago as it is by the clock that has made it:
+// never as a time to come. A wait between attempts ends when it does if nobody sets the wall clock.
+func (t *Task) Shown() (shown, counts uint64) {
+	at, c := t.Stamp(), &t.clock
+	switch {
+	case *c == Clock{} || t.Lease != nil:
+		return at, at
+	case t.Range == keys.Scheduled:
+		if max(c.Wall, c.Periods)-min(c.Wall, c.Periods) > usualJitter && t.Record.IsWait(at) {
+			at = c.Wall + at - min(at, c.Periods)
+		}
+		return at, at
+	case at <= c.Wall:
+		return at, at
+	}
+	counts = c.Wall - min(c.Wall, c.Stamps-min(at, c.Stamps))
+	if c.Stamps-min(c.Wall, c.Stamps) > UsualLead {
+		return counts, counts
+	}
+	return at, counts
+}
+
+// StampsBetween returns between which stamps all those lie that count from one time on and before
+// another, ms.
+func (c *Clock) StampsBetween(from, to uint64, scheduled bool) (_, _ uint64) {
+	if !scheduled {
+		return from, to + c.Stamps - min(c.Wall, c.Stamps)
+	}
+	ahead, behind := c.Periods-min(c.Wall, c.Periods), c.Wall-min(c.Wall, c.Periods)
+	return from - min(behind, from), to + ahead
+}
