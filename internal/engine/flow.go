@@ -14,7 +14,7 @@ import (
 // Pending); each parent, in its own shard, knows its children (range Dependent, and a flag of the
 // record, so that the end of a task without children reads nothing). Parents of the task's own
 // shard learn of it in its commit; those of other shards by messages, and so do those beyond
-// DependAtOnce of one operation. Before a parent knows of a task, its end means nothing to the
+// dependAtOnce of one operation. Before a parent knows of a task, its end means nothing to the
 // task: then it is gone, and the task's OnMissing says what that means.
 
 // Tasks of one batch that wait for each other may belong to several shards, as follow-ups of a
@@ -28,7 +28,7 @@ import (
 // REQUIRES: canAdmit.
 func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
 	s.fetchTies(tasks)
-	b := family{left: DependAtOnce}
+	b := family{left: dependAtOnce}
 	var others []int // tasks that are sent together
 	for i := range tasks {
 		t := &tasks[i]
@@ -160,7 +160,7 @@ func (s *State) fetchTies(tasks []NewTask) {
 
 // canAdmit reports whether everything that admitAll looks up is on disk.
 func (s *State) canAdmit(tasks []NewTask) bool {
-	left := DependAtOnce
+	left := dependAtOnce
 	for i := range tasks {
 		t := tasks[i].Tied
 		if t == nil {
@@ -183,9 +183,9 @@ func (s *State) canAdmit(tasks []NewTask) bool {
 	return true
 }
 
-// DependAtOnce is how many parents one operation looks up in its own shard, so that they learn of
-// their new children in the same commit.
-const DependAtOnce = 32
+// dependAtOnce is how many parents one operation looks up in its own shard at the most, so that
+// they learn of their new children in the same commit: of large ones only the first.
+const dependAtOnce = 32
 
 // isOwn reports whether a parent is a task of this shard that was there before the batch.
 func (s *State) isOwn(parent keys.ID) bool {
@@ -314,7 +314,7 @@ func (s *State) lookUp(parent, child keys.ID, how policy, b *family) (outcome by
 		}
 		return outcome, true
 	}
-	if b.left--; b.left < 0 {
+	if b.left--; b.left < 0 || b.left < dependAtOnce-1 && s.Spent() {
 		return 0, false
 	}
 	outcome, state, known = s.depend(parent, child, how)

@@ -25,7 +25,8 @@ type teller struct {
 	next   []byte  // where the search for the next parent begins
 }
 
-// TellAtOnce is how many children are told in the commit of the end.
+// TellAtOnce is how many children are told in the commit of the end, at most: large ones are left
+// to later groups.
 const TellAtOnce = 16
 
 // endCache holds the range (Dead, Done or Canceled) of tasks that have ended.
@@ -65,7 +66,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 	left := TellAtOnce
 	_, all := s.tellFrom(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen], parent, state, func() bool {
 		left--
-		return left < 0
+		return left < 0 || s.Spent()
 	})
 	if all {
 		s.allTold(parent)

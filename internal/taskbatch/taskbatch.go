@@ -237,7 +237,7 @@ func Hops(tasks []engine.NewTask, from, shards int, others bool) []Hop {
 			*to = append(*to, h)
 		}
 	}
-	own := make(map[int]int) // parents of the shard of a task
+	own := make(map[int]bool) // shards that certainly look up a parent, and send a message for others, perhaps
 	for i := range tasks {
 		t := &tasks[i]
 		if t.Tied == nil || len(t.Tied.Parents) == 0 || t.Tied.Twin >= 0 {
@@ -253,11 +253,16 @@ func Hops(tasks []engine.NewTask, from, shards int, others bool) []Hop {
 		}
 		for _, p := range t.Tied.Parents {
 			of := keys.ShardOf(p, shards)
-			if _, sibling := keys.NthOf(p); sibling {
+			_, sibling := keys.NthOf(p)
+			if sibling {
 				of, siblings = r.at[siblings[0]], siblings[1:]
 			}
-			if of == at {
-				if own[at]++; own[at] <= engine.DependAtOnce && !(others && at == from) {
+			if of == at && !(others && at == from) {
+				if sibling && at == from { // it needs no looking up
+					continue
+				}
+				if !own[at] {
+					own[at] = true
 					continue
 				}
 			}

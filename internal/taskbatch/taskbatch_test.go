@@ -137,7 +137,7 @@ func TestRoute(t *testing.T) {
 	at := slices.Clone(r.at)
 	at[7] = -1 // is not stored
 	require.Equal(t, []int{1, 2, 2, 2, 3, 3, 0, -1, 1, 1}, at)
-	require.Equal(t, []Hop{{3, 1}, {1, 2}, {2, 1}, {3, 3}, {2, 1}, {1, 3}, {1, 2}}, Hops(tasks, 3, 4, true))
+	require.Equal(t, []Hop{{3, 1}, {1, 2}, {2, 1}, {3, 3}, {2, 1}, {2, 2}, {1, 3}, {1, 2}}, Hops(tasks, 3, 4, true))
 	require.NoError(t, CheckRoute(tasks, 3, 4, MaxLimits))
 
 	var invalid *engine.Invalid
