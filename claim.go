@@ -180,12 +180,16 @@ func (q *Queue) returnLate(op *claimOp) {
 			if err := <-op.done; err != nil && !errors.Is(err, ErrUncertain) {
 				return
 			}
-			ctx, stop := q.untilClosing(context.Background(), "return of a claim") // Close waits for this
-			for i := 0; i < len(op.Grants) && ctx.Err() == nil; i++ {              // the leases that are left expire
+			ctx := context.Background()
+			if q.node != nil { // where a shard may have no leader, and Close waits for this
+				own, stop := q.untilClosing(ctx, "return of a claim")
+				defer func() { _ = stop(nil) }()
+				ctx = own
+			}
+			for i := 0; i < len(op.Grants) && ctx.Err() == nil; i++ { // the leases that are left expire
 				back := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: q.closing}}}
 				_ = q.failed(ctx, receiptOf(op.Grants[i].Receipt), back, nil)
 			}
-			_ = stop(nil)
 		}, nil)
 		q.calls.Done()
 	}()
