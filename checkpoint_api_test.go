@@ -61,7 +61,8 @@ func TestCheckpointRefuses(t *testing.T) {
 		text string
 	}{
 		{"full", fs.ErrExist, `it holds "letter"`},
-		{"full/letter", fs.ErrExist, "not a directory"},
+		{"full/letter", fs.ErrExist, "letter is no directory"},
+		{"full/letter/below", fs.ErrExist, "letter is no directory"},
 		{"left", fs.ErrExist, "unfinished checkpoint"},
 		{"queue", codeq.ErrInvalid, "outside of the queue"},
 		{"queue/a/b", codeq.ErrInvalid, "outside of the queue"},

@@ -173,17 +173,22 @@ func (c *Copy) mark(original string) error {
 	return errors.Join(err, c.FS.RemoveAll(temp))
 }
 
+// throughFile explains an error about a path that leads through a file.
+func throughFile(fsys vfs.FS, path string, err error) error {
+	if file := manifest.FileIn(fsys, path); file != "" {
+		err = fmt.Errorf("%w: %s is no directory; name one that is empty or missing", fs.ErrExist, file)
+	}
+	return err
+}
+
 // isEmpty reports whether a directory exists, and returns an error if it is not empty.
 func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 	names, err := fsys.List(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	if info, statErr := fsys.Stat(path); statErr == nil && !info.IsDir() {
-		return false, fmt.Errorf("%w: not a directory; name one that is empty or missing", fs.ErrExist)
-	}
 	if err != nil {
-		return false, err
+		return false, throughFile(fsys, path, err)
 	}
 	for _, name := range names {
 		switch name {
@@ -215,7 +220,7 @@ func place(fsys vfs.FS, dir string) (string, error) {
 			return filepath.Join(real, missing), nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir {
-			return "", err
+			return "", throughFile(fsys, dir, err)
 		}
 		if err := private.DanglingLink(dir); err != nil {
 			return "", err

@@ -293,7 +293,7 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 		return nil, nil
 	}
 	if err != nil {
-		if file := fileIn(fsys, path); file != "" {
+		if file := FileIn(fsys, path); file != "" {
 			return nil, fmt.Errorf("%w: %s is no directory", base.ErrNotQueue, file)
 		}
 		return nil, err
@@ -334,8 +334,8 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	return Decode(b)
 }
 
-// fileIn returns what a path names, or leads through, that is no directory; "": nothing.
-func fileIn(fsys vfs.FS, path string) string {
+// FileIn returns what a path names, or leads through, that is no directory; "": nothing.
+func FileIn(fsys vfs.FS, path string) string {
 	for name := path; ; name = fsys.PathDir(name) {
 		if info, err := fsys.Stat(name); err == nil {
 			if info.IsDir() {
