@@ -8,17 +8,13 @@ import (
 )
 
 // tenantCounts are the numbers of shards of the process where the tenants of a queue have turns, by
-// tenant and priority. A shard looks up a count when the tenant gets its first turn there, and
+// priority and tenant. A shard looks up a count when the tenant gets its first turn there, and
 // keeps it while it has the lane in memory. It is safe for concurrent use.
 type tenantCounts struct {
 	named atomic.Int32 // number of counts of tenants with a name
-	mu    sync.Mutex   // guards all
-	all   map[tenantPriority]*tenantCount
-}
-
-type tenantPriority struct {
-	tenant   string
-	priority uint8
+	mu    sync.Mutex   // guards what follows
+	count int
+	all   *[16]map[string]*tenantCount // by priority; keys that are strings are hashed faster. nil: count is 0
 }
 
 // tenantCount is a number of shards.
@@ -27,17 +23,22 @@ type tenantCount struct {
 	users  int32 // shards that keep it; guarded by tenantCounts.mu
 }
 
-func (t *tenantCounts) hold(of tenantPriority) *atomic.Int32 {
+func (t *tenantCounts) hold(tenant string, priority uint8) *atomic.Int32 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := t.all[of]
+	if t.all == nil {
+		t.all = new([16]map[string]*tenantCount)
+	}
+	counts := t.all[priority]
+	c := counts[tenant]
 	if c == nil {
-		if t.all == nil {
-			t.all = make(map[tenantPriority]*tenantCount)
+		if counts == nil {
+			counts = make(map[string]*tenantCount)
+			t.all[priority] = counts
 		}
 		c = new(tenantCount)
-		t.all[of] = c
-		if of.tenant != "" {
+		counts[tenant] = c
+		if t.count++; tenant != "" {
 			t.named.Add(1)
 		}
 	}
@@ -46,18 +47,22 @@ func (t *tenantCounts) hold(of tenantPriority) *atomic.Int32 {
 }
 
 // drop ends a hold.
-func (t *tenantCounts) drop(of tenantPriority) {
+func (t *tenantCounts) drop(tenant string, priority uint8) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := t.all[of]
+	counts := t.all[priority]
+	c := counts[tenant]
 	if c.users--; c.users > 0 {
 		return
 	}
-	if of.tenant != "" {
+	if tenant != "" {
 		t.named.Add(-1)
 	}
-	if delete(t.all, of); len(t.all) == 0 {
-		t.all = nil // a map keeps its size
+	if delete(counts, tenant); len(counts) == 0 {
+		t.all[priority] = nil // a map keeps its size
+	}
+	if t.count--; t.count == 0 {
+		t.all = nil
 	}
 }
 
@@ -69,9 +74,9 @@ func (d *shardTenants) Hold(of *engine.Queue, tenant string, priority uint8) *at
 	if q.heads == nil {
 		q.heads = d.board.hold(q.Name, d.shards)
 	}
-	return q.heads.tenants.hold(tenantPriority{tenant, priority})
+	return q.heads.tenants.hold(tenant, priority)
 }
 
 func (d *shardTenants) Drop(of *engine.Queue, tenant string, priority uint8) {
-	(*Dispatcher)(d).Of(of).heads.tenants.drop(tenantPriority{tenant, priority})
+	(*Dispatcher)(d).Of(of).heads.tenants.drop(tenant, priority)
 }
