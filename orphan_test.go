@@ -302,8 +302,8 @@ func TestClaimKeepsNoPlace(t *testing.T) {
 	}
 }
 
-// TestPlaceOfCanceledHandler: an end of its lease that says that the handler goes on comes after the
-// cancel of the task, and does not free its place.
+// TestPlaceOfCanceledHandler: an end of its lease that says that the handler goes on comes after
+// the cancel of the task, and does not free its place.
 func TestPlaceOfCanceledHandler(t *testing.T) {
 	t.Parallel()
 	for _, how := range []engine.Failure{engine.FailOverdue, engine.FailReturn | engine.StillRuns} {

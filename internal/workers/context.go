@@ -56,8 +56,8 @@ const overdueAfter = time.Second
 
 // Watch calls late, on a goroutine of its own, if End was not called overdueAfter after the
 // deadline, or as long after it as it was ahead, if that is less. running counts the watch until
-// late has returned, or End was called before. There is one call of Watch at the most. REQUIRES: the
-// context has a deadline.
+// late has returned, or End was called before. There is one call of Watch at the most. REQUIRES:
+// the context has a deadline.
 func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
