@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
@@ -570,4 +571,35 @@ func TestOptions(t *testing.T) {
 		require.Greater(t, len(waits), 1, "jitter")
 	})
 	require.Equal(t, given, *opts)
+}
+
+// TestHeldPlaces: of a queue that works on one task at a time, Work and Drain begin no task beside a
+// handler that goes on after the cancel of its task, and go on when it has returned.
+func TestHeldPlaces(t *testing.T) {
+	for name, work := range map[string]func(*codeqtest.Queue, *codeq.Mux){
+		"work": (*codeqtest.Queue).Work, "drain": (*codeqtest.Queue).Drain,
+	} {
+		t.Run(name, func(t *testing.T) {
+			codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
+				q.RunOptions.Concurrency = 4
+				require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }))
+				produce(t, q, codeq.Task{Queue: "a", Payload: []byte("1")}, codeq.Task{Queue: "a", Payload: []byte("2")})
+				atWork, got := 0, ""
+				work(q, handle("a", func(payload string, job *codeq.Job[[]byte]) error {
+					atWork++
+					defer func() { atWork-- }()
+					assert.Equal(t, 1, atWork)
+					if got += payload; payload == "1" {
+						assert.NoError(t, q.Cancel(context.Background(), job.ID))
+						time.Sleep(10 * time.Second) // less than the lease has left
+						infos, err := q.Info(context.Background())
+						assert.NoError(t, err)
+						assert.Equal(t, 1, infos[0].Held)
+					}
+					return nil
+				}))
+				require.Equal(t, "12", got)
+			})
+		})
+	}
 }
