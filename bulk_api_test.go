@@ -425,8 +425,15 @@ func TestBulkRefused(t *testing.T) {
 			require.Zero(t, r)
 		}
 	}
+	var invalid *codeq.InvalidError
 	_, err := q.Bulk(context.Background(), codeq.BulkOptions{Action: codeq.BulkRedrive, Cursor: "x"})
-	require.ErrorIs(t, err, codeq.ErrInvalid)
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, "BulkOptions.Cursor", invalid.Field)
+	_, err = q.Bulk(context.Background(), codeq.BulkOptions{
+		Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready, codeq.Ready}},
+	})
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, "BulkOptions.States", invalid.Field)
 	ended, end := context.WithCancelCause(context.Background())
 	end(errors.New("enough"))
 	_, err = q.Bulk(ended, codeq.BulkOptions{Action: codeq.BulkRedrive})

@@ -72,8 +72,9 @@ func (q *Queue) Claim(ctx context.Context, req ClaimRequest) (_ *Lease, err erro
 
 // ClaimBatch is [Queue.Claim] for up to req.Max tasks at once. It returns as soon as there is one,
 // with as many as are ready in one shard: of the first queue, then of the queues that follow. It
-// returns fewer if another shard has more urgent ones, or if the next ones have to be read from
-// disk first, as soon after [Open] or in a long backlog.
+// returns fewer if another shard has more urgent ones, if the next ones have to be read from disk
+// first, as soon after [Open] or in a long backlog, or if the next one, with its headers, would
+// exceed [Limits.BatchBytes].
 //
 // Errors: [ErrInvalid], [ErrEmpty], [ErrDiskFull] (with NoWait), [ErrUncertain], [ErrFailed],
 // [ErrNotLeader], [ErrCorrupt], [ErrClosed], and that of ctx.
@@ -103,7 +104,7 @@ func (q *Queue) claim(ctx context.Context, req *ClaimRequest, r *runner) (*claim
 		if err := q.onlyHere("Claim"); err != nil {
 			return nil, err
 		}
-		if err := req.check(&q.opts.Limits); err != nil {
+		if err := req.check("ClaimRequest", &q.opts.Limits); err != nil {
 			return nil, err
 		}
 	}
@@ -197,44 +198,42 @@ func (q *Queue) returnLate(op *claimOp) {
 
 var weightBounds = fmt.Sprint("1 to ", dispatch.MaxWeight)
 
-func (r *ClaimRequest) check(l *Limits) error {
+// check refuses what is not allowed; of is the struct to which the fields belong, for errors.
+func (r *ClaimRequest) check(of string, l *Limits) error {
 	if len(r.Queues) == 0 {
-		return &InvalidError{"ClaimRequest.Queues", "none", "at least one"}
+		return &InvalidError{of + ".Queues", "none", "at least one"}
 	}
 	for _, name := range r.Queues {
 		if name == "" {
-			return &InvalidError{"ClaimRequest.Queues", `""`, "names"}
+			return &InvalidError{of + ".Queues", `""`, "names"}
 		}
-		if err := checkName("ClaimRequest.Queues", name, l.Name); err != nil {
+		if err := checkName(of+".Queues", name, l.Name); err != nil {
 			return err
 		}
 	}
-	if err := r.checkWeights(); err != nil {
+	if err := r.checkWeights(of); err != nil {
 		return err
 	}
 	if r.LeaseFor != 0 && (r.LeaseFor < minLease || r.LeaseFor > maxLease) {
-		return &InvalidError{"ClaimRequest.LeaseFor", r.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
+		return &InvalidError{of + ".LeaseFor", r.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
 	}
 	if len(r.Worker) > record.MaxWorker {
-		return &InvalidError{"ClaimRequest.Worker", bytesOf(len(r.Worker)), atMost(record.MaxWorker)}
+		return &InvalidError{of + ".Worker", bytesOf(len(r.Worker)), atMost(record.MaxWorker)}
 	}
 	if r.Max < 0 || r.Max > l.Batch {
-		return &InvalidError{"ClaimRequest.Max", r.Max, atMostTasks(l.Batch)}
+		return &InvalidError{of + ".Max", r.Max, atMostTasks(l.Batch)}
 	}
 	return nil
 }
 
-func (r *ClaimRequest) checkWeights() error {
-	if len(r.Weights) == 0 {
-		return nil
-	}
+func (r *ClaimRequest) checkWeights(of string) error {
 	switch queue, named, ok := dispatch.CheckWeights(r.Queues, r.Weights); {
 	case ok:
 		return nil
 	case !named:
-		return &InvalidError{"ClaimRequest.Weights", shortly(queue), "one of Queues"}
+		return &InvalidError{of + ".Weights", shortly(queue), "one of Queues"}
 	default:
-		return &InvalidError{"ClaimRequest.Weights of " + queue, r.Weights[queue], weightBounds}
+		return &InvalidError{of + ".Weights of " + queue, r.Weights[queue], weightBounds}
 	}
 }
 
@@ -434,7 +433,7 @@ func (op *claimOp) encode(dst []byte) []byte { return op.Claim.Append(dst, op.fo
 func (op *claimOp) decode(r *wire.Reader) {
 	op.Claim.Read(r)
 	req := ClaimRequest{Queues: op.Queues, Max: op.Max, LeaseFor: record.Duration(op.Duration), Worker: op.Holder.Worker}
-	if r.Failed() || req.check(&Limits{Name: 1 << 20, Batch: 1 << 20}) != nil {
+	if r.Failed() || req.check("", &Limits{Name: 1 << 20, Batch: 1 << 20}) != nil {
 		r.Fail()
 		return
 	}

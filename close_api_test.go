@@ -51,6 +51,39 @@ func TestCloseWakesClaims(t *testing.T) {
 	}
 }
 
+// TestCloseEndsRates: a call that waits for its rate gets ErrClosed at once.
+func TestCloseEndsRates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, call := range map[string]func(*codeq.Queue) error{
+			"Bulk": func(q *codeq.Queue) error {
+				_, err := q.Bulk(context.Background(), codeq.BulkOptions{Action: codeq.BulkRedrive, Rate: 0.01})
+				return err
+			},
+			"RedriveAllDead": func(q *codeq.Queue) error {
+				_, err := q.RedriveAllDead(context.Background(), codeq.DeadFilter{Rate: 0.01})
+				return err
+			},
+			"PurgeDead": func(q *codeq.Queue) error {
+				_, err := q.PurgeDead(context.Background(), codeq.DeadFilter{Rate: 0.01})
+				return err
+			},
+		} {
+			q := openForRun(t, codeq.Options{})
+			for range 3 {
+				produce(t, q, codeq.Task{Queue: "a"})
+				require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "a").Receipt, nil))
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- call(q) }()
+			synctest.Wait()
+			closed := time.Now()
+			require.NoError(t, q.Close())
+			require.ErrorIs(t, <-ended, codeq.ErrClosed, name)
+			require.Less(t, time.Since(closed), time.Second, name)
+		}
+	})
+}
+
 // TestCloseFinishesWhatWasAccepted: an operation that has a place in an inbox
 // is carried out, and one that waits for a place is refused.
 func TestCloseFinishesWhatWasAccepted(t *testing.T) {

@@ -148,7 +148,7 @@ type BulkOptions struct {
 	// Match, if not nil, is called for each of them, and selects it by returning true. It must not
 	// keep the [TaskInfo].
 	Match func(*TaskInfo) bool
-	// Rate is how many a second are altered. 0: as fast as possible.
+	// Rate is how many a second are altered, 0 to 1e9. 0: as fast as possible.
 	Rate float64
 	// DryRun counts the tasks, and changes nothing.
 	DryRun bool
@@ -201,7 +201,7 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 	for _, s := range opts.States {
 		change.States |= engine.SetOf(engine.TaskState(s))
 	}
-	bulks := bulk.New(len(q.replicas), bulkCap, opts.Rate, func(shard int, ids []keys.ID) error {
+	bulks := bulk.New(len(q.replicas), bulkCap, opts.Rate, q.closing, func(shard int, ids []keys.ID) error {
 		c := &call.AlterMany{BulkAlteration: change}
 		c.IDs = ids
 		settled, err := q.do(ctx, shard, rule(callAlterMany, c))
@@ -218,7 +218,7 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 		page.Limit = int(max(1, min(opts.Rate, bulkCap)))
 	}
 	for r.Next = opts.Cursor; ; {
-		p, err := q.listPage(ctx, &page, begin)
+		p, err := q.listPage(ctx, "BulkOptions", &page, begin)
 		if err != nil {
 			return r, err
 		}

@@ -20,7 +20,7 @@ type DeadFilter struct {
 	// Match, if not nil, is called for each of them, and selects it by returning true. It must not
 	// keep the [TaskInfo].
 	Match func(*TaskInfo) bool
-	// Rate is how many a second are redriven or purged. 0: as fast as possible.
+	// Rate is how many a second are redriven or purged, 0 to 1e9. 0: as fast as possible.
 	Rate float64
 }
 
@@ -74,7 +74,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 	if err != nil {
 		return 0, err
 	}
-	bulks := bulk.New(len(q.replicas), bulkCap, which.Rate, func(shard int, ids []keys.ID) error {
+	bulks := bulk.New(len(q.replicas), bulkCap, which.Rate, q.closing, func(shard int, ids []keys.ID) error {
 		c := &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: ids, How: how}}
 		settled, err := q.do(ctx, shard, rule(callBulk, c))
 		if settled {

@@ -510,8 +510,7 @@ func TestDeadLettersInterrupted(t *testing.T) {
 	}
 }
 
-// TestDeadLettersDeadline: a deadline that the rate cannot meet ends the call as
-// one that has passed.
+// TestDeadLettersDeadline: a deadline that the rate cannot meet ends the call when it has passed.
 func TestDeadLettersDeadline(t *testing.T) {
 	for _, b := range bulks {
 		bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -523,6 +522,7 @@ func TestDeadLettersDeadline(t *testing.T) {
 			defer cancel()
 			n, err := b.call(q, ctx, codeq.DeadFilter{Rate: 1})
 			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Error(t, ctx.Err())
 			require.Equal(t, 4, n)
 			require.EqualValues(t, 6, countsOf(t, q, "a").Dead)
 		})

@@ -485,3 +485,55 @@ func TestLimitsOfCommit(t *testing.T) {
 		}
 	}
 }
+
+// TestClaimBatchBytes: a claim gets at least one task, and not more bytes than a batch may have,
+// from one queue, several in order, drawn ones, and a long list. The place in a limit of the task
+// that it has no room for is not lost.
+func TestClaimBatchBytes(t *testing.T) {
+	long := []string{"a", "b"}
+	for i := range 30 {
+		long = append(long, fmt.Sprint("queue ", i))
+	}
+	for name, req := range map[string]codeq.ClaimRequest{
+		"one":     {Queues: []string{"a"}},
+		"strict":  {Queues: []string{"a", "b"}},
+		"weights": {Queues: []string{"a", "b"}, Weights: map[string]int{"b": 2}},
+		"long":    {Queues: long},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, codeq.Options{Shards: 1, Limits: codeq.Limits{Payload: 150, BatchBytes: 100}}, func(t *testing.T, q *codeq.Queue) {
+				ctx := context.Background()
+				queues := req.Queues[:min(2, len(req.Queues))]
+				for _, queue := range queues {
+					require.NoError(t, q.Configure(ctx, queue, func(s *codeq.Settings) { s.Concurrency = 12 / len(queues) }))
+				}
+				for range 12 / len(queues) {
+					for _, queue := range queues {
+						produce(t, q, codeq.Task{Queue: queue, Payload: make([]byte, 25)})
+					}
+				}
+				req.Max, req.NoWait = 1000, true
+				var held []*codeq.Lease
+				for range 3 {
+					leases, err := q.ClaimBatch(ctx, req)
+					require.NoError(t, err)
+					require.Len(t, leases, 4)
+					held = append(held, leases...)
+				}
+				_, err := q.ClaimBatch(ctx, req)
+				require.ErrorIs(t, err, codeq.ErrEmpty)
+				for _, l := range held {
+					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+				}
+				for range 3 {
+					produce(t, q, codeq.Task{Queue: "a", Payload: make([]byte, 150)})
+				}
+				for range 3 {
+					leases, err := q.ClaimBatch(ctx, req)
+					require.NoError(t, err)
+					require.Len(t, leases, 1)
+				}
+			})
+		})
+	}
+}

@@ -140,15 +140,15 @@ func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err er
 	if ctx, err = q.begin(ctx); err != nil {
 		return nil, err
 	}
-	return q.listPage(ctx, &opts, nil)
+	return q.listPage(ctx, "PageOptions", &opts, nil)
 }
 
-// listPage is ListPage; begin is as in listBefore.
-func (q *Queue) listPage(ctx context.Context, o *PageOptions, begin []time.Time) (*Page, error) {
+// listPage is ListPage; of is the struct of the caller, for errors, and begin is as in listBefore.
+func (q *Queue) listPage(ctx context.Context, of string, o *PageOptions, begin []time.Time) (*Page, error) {
 	if o.Limit < 0 || o.Limit > MaxPage {
 		return nil, &InvalidError{"PageOptions.Limit", o.Limit, fmt.Sprint("0 to ", MaxPage)}
 	}
-	all, err := o.request("PageOptions")
+	all, err := o.request(of)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +157,7 @@ func (q *Queue) listPage(ctx context.Context, o *PageOptions, begin []time.Time)
 	}
 	from, ok := all.Parse(o.Cursor)
 	if !ok {
-		return nil, &InvalidError{"PageOptions.Cursor", strconv.Quote(o.Cursor), "Page.Next of the same list"}
+		return nil, &InvalidError{of + ".Cursor", strconv.Quote(o.Cursor), "Next of the same selection"}
 	}
 	fetch := func(shard int, l *lister) error {
 		return dropLate(l, shard, begin, q.ask(ctx, shard, &readOp{completion: newCompletion(callPage), list: l}))

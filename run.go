@@ -29,7 +29,8 @@ type RunOptions struct {
 	// it, and [TaskInfo.History] has it. Several calls of [Queue.Run] may have the same. Up to 128
 	// bytes. Default: the name of the host and the number of the process, such as "web-1:4711".
 	Name string
-	// Concurrency is how many handlers run at the same time. Default: four times GOMAXPROCS.
+	// Concurrency is how many handlers run at the same time, 1 to 1,000,000; a worker begins when
+	// there is a task for it. Default: four times GOMAXPROCS.
 	Concurrency int
 	// Queues are the queues from which [Queue.Run] claims, in strict order unless Weights are
 	// given; see [ClaimRequest]. Default: all queues of the [Mux], by Weights, or with equal
@@ -53,8 +54,8 @@ type RunOptions struct {
 	OnError func(l *Lease, err error)
 }
 
-// fetchCap is how many tasks one claim of Run takes at the most.
-const fetchCap = 256
+// fetchCap is how many tasks one claim of Run takes, and maxConcurrency how many it has at work.
+const fetchCap, maxConcurrency = 256, 1_000_000
 
 // Run works on the tasks of the mux's queues until ctx ends: it claims tasks for idle workers,
 // calls the handlers, and stores the outcomes. A worker goes on without waiting for the commit; Run
@@ -161,8 +162,8 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	}
 	o.Name = cmp.Or(o.Name, workers.ProcessName())
 	o.Concurrency = cmp.Or(o.Concurrency, 4*runtime.GOMAXPROCS(0))
-	if o.Concurrency < 0 {
-		return nil, &InvalidError{"RunOptions.Concurrency", o.Concurrency, "1 or more"}
+	if o.Concurrency < 0 || o.Concurrency > maxConcurrency {
+		return nil, &InvalidError{"RunOptions.Concurrency", o.Concurrency, fmt.Sprint("1 to ", maxConcurrency)}
 	}
 	o.Grace = cmp.Or(o.Grace, 10*time.Second)
 	o.LeaseFor = cmp.Or(o.LeaseFor, q.opts.LeaseFor)
@@ -182,7 +183,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 		}
 	}
 	r.req = ClaimRequest{Queues: o.Queues, Weights: o.Weights, LeaseFor: o.LeaseFor, Worker: o.Name}
-	if err := r.req.check(&q.opts.Limits); err != nil {
+	if err := r.req.check("RunOptions", &q.opts.Limits); err != nil {
 		return nil, err
 	}
 	if len(o.Queues) == 1 { // there is only one order

@@ -1595,17 +1595,18 @@ func TestRefusedRuns(t *testing.T) {
 			{&empty, codeq.RunOptions{}, codeq.ErrNoHandler, ""},
 			{&empty, codeq.RunOptions{Queues: []string{"a"}}, codeq.ErrNoHandler, ""},
 			{&m, codeq.RunOptions{Queues: []string{"a", "z"}}, codeq.ErrNoHandler, ""},
+			{&m, codeq.RunOptions{Concurrency: 1_000_001}, codeq.ErrInvalid, "RunOptions.Concurrency"},
 			{&m, codeq.RunOptions{Concurrency: -1}, codeq.ErrInvalid, "RunOptions.Concurrency"},
-			{&m, codeq.RunOptions{LeaseFor: shortestLease - 1}, codeq.ErrInvalid, "ClaimRequest.LeaseFor"},
-			{&m, codeq.RunOptions{LeaseFor: -time.Second}, codeq.ErrInvalid, "ClaimRequest.LeaseFor"},
-			{&m, codeq.RunOptions{LeaseFor: longestLease + 1}, codeq.ErrInvalid, "ClaimRequest.LeaseFor"},
-			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"z": 1}}, codeq.ErrInvalid, "ClaimRequest.Weights"},
-			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": 0}}, codeq.ErrInvalid, "ClaimRequest.Weights of b"},
-			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": -2}}, codeq.ErrInvalid, "ClaimRequest.Weights of b"},
-			{&m, codeq.RunOptions{Queues: []string{"a"}, Weights: map[string]int{"a": 1, "b": 2}}, codeq.ErrInvalid, "ClaimRequest.Weights"},
-			{&m, codeq.RunOptions{Queues: []string{"a"}, Weights: map[string]int{"a": -1}}, codeq.ErrInvalid, "ClaimRequest.Weights of a"},
-			{&m, codeq.RunOptions{Weights: map[string]int{"z": 1}}, codeq.ErrInvalid, "ClaimRequest.Weights"},
-			{&m, codeq.RunOptions{Weights: map[string]int{"a": 0}}, codeq.ErrInvalid, "ClaimRequest.Weights of a"},
+			{&m, codeq.RunOptions{LeaseFor: shortestLease - 1}, codeq.ErrInvalid, "RunOptions.LeaseFor"},
+			{&m, codeq.RunOptions{LeaseFor: -time.Second}, codeq.ErrInvalid, "RunOptions.LeaseFor"},
+			{&m, codeq.RunOptions{LeaseFor: longestLease + 1}, codeq.ErrInvalid, "RunOptions.LeaseFor"},
+			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"z": 1}}, codeq.ErrInvalid, "RunOptions.Weights"},
+			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": 0}}, codeq.ErrInvalid, "RunOptions.Weights of b"},
+			{&m, codeq.RunOptions{Queues: []string{"a", "b"}, Weights: map[string]int{"b": -2}}, codeq.ErrInvalid, "RunOptions.Weights of b"},
+			{&m, codeq.RunOptions{Queues: []string{"a"}, Weights: map[string]int{"a": 1, "b": 2}}, codeq.ErrInvalid, "RunOptions.Weights"},
+			{&m, codeq.RunOptions{Queues: []string{"a"}, Weights: map[string]int{"a": -1}}, codeq.ErrInvalid, "RunOptions.Weights of a"},
+			{&m, codeq.RunOptions{Weights: map[string]int{"z": 1}}, codeq.ErrInvalid, "RunOptions.Weights"},
+			{&m, codeq.RunOptions{Weights: map[string]int{"a": 0}}, codeq.ErrInvalid, "RunOptions.Weights of a"},
 		} {
 			err := q.Run(ended, tc.mux, &tc.opts)
 			require.ErrorIs(t, err, tc.want, "%+v", tc.opts)
@@ -1616,6 +1617,38 @@ func TestRefusedRuns(t *testing.T) {
 			}
 		}
 		require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"))
+	})
+}
+
+// TestManyWorkers: a Run of very many workers costs no more than its tasks need, and obeys its
+// context and Close from the beginning.
+func TestManyWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, codeq.Options{})
+		var m codeq.Mux
+		began, gate := make(chan struct{}, 30), make(chan struct{})
+		codeq.Handle(&m, "a", func(context.Context, *codeq.Job[[]byte]) error {
+			began <- struct{}{}
+			<-gate
+			return nil
+		})
+		before := runtime.NumGoroutine()
+		first := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1_000_000})
+		second := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1_000_000})
+		synctest.Wait()
+		require.Less(t, runtime.NumGoroutine(), before+50)
+		for range cap(began) {
+			produce(t, q, codeq.Task{Queue: "a"})
+		}
+		synctest.Wait()
+		require.Len(t, began, cap(began), "all at once")
+		close(gate)
+		first.Cancel(context.Canceled)
+		<-first.Done
+		require.NoError(t, first.Err)
+		require.NoError(t, q.Close())
+		<-second.Done
+		require.ErrorIs(t, second.Err, codeq.ErrClosed)
 	})
 }
 

@@ -262,7 +262,7 @@ func tickTask(template *Task, name string, tick uint64) Task {
 	t := *template
 	t.Headers = make(map[string]string, len(template.Headers)+2)
 	maps.Copy(t.Headers, template.Headers)
-	t.Headers[TickHeader] = engine.FormatTick(tick)
+	t.Headers[TickHeader] = ticks.Text(tick)
 	t.Headers[ScheduleHeader] = name
 	return t
 }

@@ -17,6 +17,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
+	"codeq/internal/ticks"
 )
 
 // cronBench is a queue in fake time whose wall clock can be set, and which can
@@ -108,7 +109,7 @@ func (b *CronBench) RequireEachMinute(name string, after time.Time) {
 	b.T.Helper()
 	want := []string{}
 	for at := after.Truncate(time.Minute).Add(time.Minute); !at.After(b.Wall()); at = at.Add(time.Minute) {
-		want = append(want, at.UTC().Format(engine.TickFormat))
+		want = append(want, at.UTC().Format(ticks.Format))
 	}
 	require.Equal(b.T, want, b.Ticks(name))
 }

@@ -77,7 +77,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		steps:   steps.Clock{Table: new(steps.Table)},
 		waiters: waiters{takers: make([]broadcast.Line[*takenOp], opts.Shards), unreachable: make([]error, opts.Shards)},
 	}
-	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.mono})
+	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, BatchBytes: opts.Limits.BatchBytes, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.mono})
 	s.permits = dispatch.NewPermits(s.claims, permitMail{s})
 	return s
 }

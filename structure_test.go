@@ -120,6 +120,6 @@ func TestSurfaceOfRules(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, others, 141, "types, functions and methods")
-	require.LessOrEqual(t, constants, 76, "constants and variables")
+	require.LessOrEqual(t, constants, 75, "constants and variables")
 	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")
 }

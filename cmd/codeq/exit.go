@@ -39,7 +39,7 @@ var exitMeanings = []struct {
 	{exitNotFound, "no such task, schedule, worker or node"},
 	{exitRefused, "refused because of the state of a task, a taken idempotency key, or a node that cannot lead"},
 	{exitNoQueue, "there is no queue in the directory, or no dashboard at the URL"},
-	{exitInUse, "another process has the directory open, and does not serve it to this one"},
+	{exitInUse, "another process has the directory open, and does not serve it to this one, or the verb needs a closed directory"},
 	{exitDamaged, "stored data is damaged, or of a format that this version does not know"},
 	{exitDenied, "no permission"},
 	{exitNotNow, "not possible now: no leader, no room on the disk, failed storage, too many requests, no process that has the queue open"},

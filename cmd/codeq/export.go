@@ -41,7 +41,7 @@ func (a *app) export(ctx context.Context, c *cli.Command) (err error) {
 	n, err := transfer.Export(ctx, private.FS, t.dir, t.acceptCopy, out, p.tell)
 	p.end()
 	if err != nil {
-		return transferError(t.explain(err))
+		return transferError(t.explainClosed(err, ofCheckpoint))
 	}
 	a.note("codeq: exported %d tasks, %d schedules, the settings of %d queues, %d keys of tasks that are gone",
 		n.Tasks, n.Schedules, n.Settings, n.Keys)

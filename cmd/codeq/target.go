@@ -207,6 +207,18 @@ func (t *target) explain(err error) error {
 	return err
 }
 
+// explainClosed is explain for a verb that needs a closed directory, whether or not a process that
+// has it open serves it. instead is what else an operator can do; "": nothing.
+func (t *target) explainClosed(err error, instead string) error {
+	if !errors.Is(err, codeq.ErrLocked) {
+		return t.explain(err)
+	}
+	return fmt.Errorf("%w; this needs a closed directory: end that process first%s", err, instead)
+}
+
+// ofCheckpoint is what else an operator can do if a verb only reads.
+const ofCheckpoint = ", or make a copy with codeq checkpoint and use that"
+
 // withView calls f with a target that is open for reading.
 func (a *app) withView(ctx context.Context, c *cli.Command, f func(view, where) error) error {
 	t, err := a.target(c)

@@ -372,7 +372,13 @@ func TestVerify(t *testing.T) {
 
 	served := newQueue(t, nil)
 	serve(t, served)
-	require.Equal(t, exitInUse, call(t, "-dir", served, "verify").code)
+	for _, args := range [][]string{{"verify"}, {"export"}, {"repair"}} { // it serves, but this needs a closed directory
+		r := call(t, with([]string{"-dir", served}, args...)...)
+		require.Equal(t, exitInUse, r.code)
+		require.Contains(t, r.err, "this needs a closed directory: end that process first")
+		require.NotContains(t, r.err, "ServeLocal")
+		require.Equal(t, args[0] != "repair", strings.Contains(r.err, "codeq checkpoint"), r.err)
+	}
 }
 
 // linkedTables returns how many bytes of a closed queue's tables are in files with other links.
@@ -466,7 +472,11 @@ func TestMisuse(t *testing.T) {
 	for _, args := range [][]string{{"info"}, {"pause", "mail"}, {"export"}, {"verify"}, {"quiet"}, {"cluster", "status"}, {"cluster", "remove", "n"}} {
 		r := call(t, with([]string{"-dir", dir}, args...)...)
 		require.Equal(t, exitInUse, r.code, r.err)
-		require.Contains(t, r.err, "ServeLocal")
+		if args[0] == "export" || args[0] == "verify" {
+			require.Contains(t, r.err, "this needs a closed directory")
+		} else {
+			require.Contains(t, r.err, "ServeLocal")
+		}
 	}
 	require.NoError(t, q.Close())
 	if os.Getuid() == 0 {

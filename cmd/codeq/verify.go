@@ -45,7 +45,10 @@ func (a *app) verify(c *cli.Command, repair bool) error {
 	}
 	r, err := codeq.Verify(t.dir, &codeq.VerifyOptions{Repair: repair, AcceptCopy: t.acceptCopy})
 	if err != nil {
-		return t.explain(err)
+		if repair {
+			return t.explainClosed(err, "")
+		}
+		return t.explainClosed(err, ofCheckpoint)
 	}
 	if a.asJSON {
 		err = a.json(verifyResult{r.OK(), r})

@@ -4,7 +4,7 @@ package bulk
 
 import (
 	"context"
-	"fmt"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -17,12 +17,14 @@ type Bulks[T any] struct {
 	waiting [][]T // by receiver
 	size    int
 	limit   *rate.Limiter
+	closed  <-chan struct{}
 }
 
 // New returns Bulks for so many receivers, each bulk of at most so many elements. perSecond bounds
-// the elements of all bulks; 0: as fast as possible.
-func New[T any](receivers, size int, perSecond float64, deliver func(to int, bulk []T) error) *Bulks[T] {
-	b := &Bulks[T]{deliver: deliver, waiting: make([][]T, receivers), size: size, limit: rate.NewLimiter(rate.Inf, 0)}
+// the elements of all bulks; 0: as fast as possible. Once closed is closed, Add and Flush return
+// base.ErrClosed rather than wait.
+func New[T any](receivers, size int, perSecond float64, closed <-chan struct{}, deliver func(to int, bulk []T) error) *Bulks[T] {
+	b := &Bulks[T]{deliver: deliver, waiting: make([][]T, receivers), size: size, closed: closed, limit: rate.NewLimiter(rate.Inf, 0)}
 	if perSecond > 0 {
 		b.size = max(1, min(size, int(perSecond/10)))
 		b.limit = rate.NewLimiter(rate.Limit(perSecond), b.size)
@@ -55,12 +57,34 @@ func (b *Bulks[T]) flush(ctx context.Context, to int) error {
 	if len(bulk) == 0 {
 		return nil
 	}
-	if err := b.limit.WaitN(ctx, len(bulk)); err != nil { // also if the deadline is too near
-		end := context.DeadlineExceeded
-		if ctx.Err() != nil {
-			end = base.EndOf(ctx)
-		}
-		return fmt.Errorf("%w: %w", end, err)
+	if err := b.await(ctx, len(bulk)); err != nil {
+		return err
 	}
 	return b.deliver(to, bulk)
+}
+
+// await waits until so many elements may be delivered. Unlike rate.Limiter.WaitN it waits until ctx
+// ends also if its deadline is before their turn: otherwise a caller that tries again until ctx
+// ends would never rest.
+func (b *Bulks[T]) await(ctx context.Context, n int) (err error) {
+	if ctx.Err() != nil {
+		return base.EndOf(ctx)
+	}
+	turn := b.limit.ReserveN(time.Now(), n)
+	d := turn.Delay()
+	if d <= 0 {
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		err = base.EndOf(ctx)
+	case <-b.closed:
+		err = base.ErrClosed
+	}
+	turn.Cancel()
+	return err
 }

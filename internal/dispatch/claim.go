@@ -31,6 +31,8 @@ type Claim struct {
 
 	Grants []engine.Grant
 
+	bytes int           // of Grants, but for the last
+	full  bool          // another task would be more bytes than Config.BatchBytes
 	drawn int           // 1 + the index of the queue that was drawn, and is tried first; 0: none
 	to    int           // the index of the shard with a more urgent task
 	rank  uint64        // of the head of the last queue that was tried, in the shard that tried it
@@ -57,6 +59,7 @@ func (c *Claim) Reset() {
 	clear(c.Grants)
 	c.Queues, c.Weights, c.Grants, c.List, c.Asked = c.Queues[:0], c.Weights[:0], c.Grants[:0], nil, nil
 	c.Holder, c.Stays, c.Visited, c.drawn = engine.Holder{}, false, false, 0
+	c.bytes, c.full = 0, false
 	c.state.Store((c.state.Load() | 1) + 1)
 }
 

@@ -1,12 +1,15 @@
 package dispatch
 
 import (
+	"cmp"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"codeq/internal/chunked"
 	"codeq/internal/engine"
+	"codeq/internal/record"
 	"codeq/internal/timeheap"
 )
 
@@ -19,6 +22,7 @@ type Dispatcher struct {
 	rules  *engine.State
 	index  int
 	shards int
+	bytes  int // Config.BatchBytes
 	port   Port
 	gates  *Gates // nil: gateways are given by SetGateway
 	now    func() time.Time
@@ -45,6 +49,7 @@ type Dispatcher struct {
 // Config is the configuration of a Dispatcher.
 type Config struct {
 	Index, Shards int
+	BatchBytes    int // of the tasks of a claim, if they are several; 0: any number
 	Port          Port
 	Gates         *Gates           // of the process; nil: the owner sets gateways
 	Now           func() time.Time // for rates; nil: time.Now
@@ -71,7 +76,7 @@ func New(rules *engine.State, c Config) *Dispatcher {
 		c.Now = time.Now
 	}
 	return &Dispatcher{
-		rules: rules, index: c.Index, shards: c.Shards, port: c.Port, gates: c.Gates, now: c.Now, slow: new(SlowStart),
+		rules: rules, index: c.Index, shards: c.Shards, bytes: cmp.Or(c.BatchBytes, math.MaxInt), port: c.Port, gates: c.Gates, now: c.Now, slow: new(SlowStart),
 	}
 }
 
@@ -216,7 +221,7 @@ func (d *Dispatcher) Try(c *Claim) Outcome {
 		if q == nil || !c.NoWait && d.isAwaited(q, c.Remote) {
 			continue
 		}
-		l, pending := d.next(q, 0)
+		l, pending := d.next(q, 0, nil)
 		if pending {
 			return Pending
 		}
@@ -298,9 +303,26 @@ func (d *Dispatcher) giveOf(c *Claim, q *Queue, l *engine.Lane) bool {
 		if len(c.Grants) == c.Max {
 			return false
 		}
-		l, pending = d.next(q, limit)
+		c.bytes += bytesOf(c.Grants[len(c.Grants)-1].Rec)
+		l, pending = d.next(q, limit, c)
 	}
-	return !pending && d.rules.Broken == nil && d.headOf(q).rank() >= limit
+	return !pending && !c.full && d.rules.Broken == nil && d.headOf(q).rank() >= limit
+}
+
+// fits reports whether a claim has room for the bytes of the next task of a lane, and fills it if
+// not.
+func (d *Dispatcher) fits(c *Claim, l *engine.Lane) bool {
+	c.full = c.bytes+bytesOf(l.NextRecord()) > d.bytes
+	return !c.full
+}
+
+// bytesOf is what a record counts in Config.BatchBytes: its payload, if it has nothing else.
+func bytesOf(rec []byte) int {
+	payload, ok := record.Plain(rec)
+	if !ok {
+		return len(rec)
+	}
+	return len(payload)
 }
 
 // fillLooks is how many queues a batch tries at the most to be filled.
@@ -324,7 +346,7 @@ func (d *Dispatcher) fillUp(c *Claim, q *Queue) {
 		if q != nil && (c.NoWait || !d.isAwaited(q, c.Remote)) {
 			limit := d.highestElsewhere(q)
 			if h := d.headOf(q); h != 0 && h.rank() >= limit {
-				if l, _ := d.next(q, limit); l != nil && !d.giveOf(c, q, l) {
+				if l, _ := d.next(q, limit, c); c.full || l != nil && !d.giveOf(c, q, l) {
 					return
 				}
 			}
@@ -493,7 +515,7 @@ func (d *Dispatcher) serveQueue(q *Queue, served *int) bool {
 			q.front().Pop()
 			continue
 		}
-		l, _ := d.next(q, 0)
+		l, _ := d.next(q, 0, nil)
 		if l == nil {
 			break
 		}

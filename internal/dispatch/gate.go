@@ -33,14 +33,18 @@ type Gateway interface {
 // next returns the lane whose first task a claim of the queue gets, and takes a place in the limits
 // for it: Grant follows, or leaveGate. pending is as in engine.State.Next, and so is rank: a batch
 // ends before a task of a lower rank, since other shards have one of that rank, and more urgent
-// tasks here may have been parked.
-func (d *Dispatcher) next(q *Queue, rank uint64) (l *engine.Lane, pending bool) {
+// tasks here may have been parked. c is the claim if it has tasks already, or nil: it may lack room
+// for the next one.
+func (d *Dispatcher) next(q *Queue, rank uint64, c *Claim) (l *engine.Lane, pending bool) {
 	if q.Gated && !q.Settings.Paused && !d.mayPass(q) {
 		return nil, false // without State.Next, which might refill lanes in vain
 	}
 	started := q.mayStart() && d.startSuspect(q)
 	if l, pending = d.rules.Next(q.Queue, rank); l == nil && started {
 		pending = true
+	}
+	if l != nil && c != nil && !d.fits(c, l) {
+		return nil, false
 	}
 	if q.Gated {
 		if pending {

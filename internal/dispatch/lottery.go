@@ -15,6 +15,9 @@ func IsWeight(w int) bool { return w >= 1 && w <= MaxWeight }
 // CheckWeights looks for a weight that queues may not have: of a queue that is not among them
 // (named is false), or out of bounds.
 func CheckWeights(queues []string, weights map[string]int) (queue string, named, ok bool) {
+	if len(weights) == 0 {
+		return "", false, true
+	}
 	isNamed := func(queue string) bool { return slices.Contains(queues, queue) }
 	if len(queues) > ShortList {
 		set := make(map[string]bool, len(queues))

@@ -297,7 +297,7 @@ func (d *Dispatcher) trySet(c *Claim) Outcome {
 			s.aside = append(s.aside, at)
 			continue
 		}
-		l, pending := d.next(q, 0)
+		l, pending := d.next(q, 0, nil)
 		switch {
 		case pending:
 			c.drawn = at + 1
@@ -359,16 +359,17 @@ func (s *set) openAside() {
 	s.aside = s.aside[:0]
 }
 
-// draw draws a queue that has a task for a claim; l is nil if none has. batch: the claim already
-// has tasks; then l is also nil if other shards have more urgent tasks of the queue drawn.
-func (d *Dispatcher) draw(s *set, batch bool) (q *Queue, l *engine.Lane) {
+// draw draws a queue that has a task for a claim; l is nil if none has. c is the claim if it has
+// tasks already, or nil; then l is also nil if other shards have more urgent tasks of the queue
+// drawn, or if the claim is full.
+func (d *Dispatcher) draw(s *set, c *Claim) (q *Queue, l *engine.Lane) {
 	for s.open.len() > 0 && d.rules.Broken == nil {
 		at := s.open.draw()
 		q, limit := d.Of(s.queues.At(at)), uint64(0)
-		if batch {
+		if c != nil {
 			limit = d.highestElsewhere(q)
 		}
-		if l, _ := d.next(q, limit); l != nil {
+		if l, _ := d.next(q, limit, c); l != nil || c != nil && c.full {
 			return q, l
 		}
 		if h := d.headOf(q); h != 0 && h.rank() < limit {
@@ -384,7 +385,7 @@ func (d *Dispatcher) draw(s *set, batch bool) (q *Queue, l *engine.Lane) {
 // urgent ones.
 func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waited bool) {
 	for l != nil && d.giveOf(c, q, l) {
-		q, l = d.draw(s, true)
+		q, l = d.draw(s, c)
 	}
 	d.sets.turns++
 	s.turn, s.used = d.sets.turns, d.rules.Uptime
@@ -415,7 +416,7 @@ func (d *Dispatcher) serveSet(s *set, served *int) bool {
 			s.front().Pop()
 			continue
 		}
-		q, l := d.draw(s, false)
+		q, l := d.draw(s, nil)
 		if l == nil {
 			break
 		}

@@ -80,6 +80,9 @@ func (l *Lane) first() (pos window.Pos, ok bool) {
 	return l.next, !l.complete
 }
 
+// NextRecord returns the record of the task that State.Next has found.
+func (l *Lane) NextRecord() []byte { return l.window.FirstRecord() }
+
 // forget drops the window; disk has its tasks.
 func (l *Lane) forget() {
 	if l.window.Len() > 0 {

@@ -16,6 +16,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
+	"codeq/internal/ticks"
 )
 
 // What is compared of the shards and the model.
@@ -418,7 +419,7 @@ func (m *model) checkSteps(s *drivenShard, steps []stepDone) {
 }
 
 func (m *model) parseTick(text string) uint64 {
-	at, err := time.Parse(TickFormat, text)
+	at, err := time.Parse(ticks.Format, text)
 	m.noError(err)
 	return uint64(at.UnixMilli())
 }

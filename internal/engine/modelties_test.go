@@ -9,6 +9,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
+	"codeq/internal/ticks"
 )
 
 // What becomes of tasks in the model, and what binds them to each other: idempotency keys, groups,
@@ -725,7 +726,7 @@ func (m *model) tick() {
 		}
 		s := by[d]
 		n := spec{LaneKey{Queue: s.queue}, record.Record{Payload: []byte(s.payload), Headers: map[string]string{
-			TickHeader: FormatTick(d.tick), ScheduleHeader: s.name,
+			TickHeader: ticks.Text(d.tick), ScheduleHeader: s.name,
 		}}}
 		m.admit(keys.ShardOfSchedule(s.name, m.config.Shards), n, id, nil, false)
 	}

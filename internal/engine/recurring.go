@@ -56,18 +56,12 @@ const (
 	ScheduleHeader = "codeq-schedule" // the name of the schedule
 )
 
-// TickFormat is time.RFC3339 with the digits of the second that are needed.
-const TickFormat = "2006-01-02T15:04:05.999Z07:00"
-
-// FormatTick returns the TickHeader of a tick, ms.
-func FormatTick(tick uint64) string { return time.UnixMilli(int64(tick)).UTC().Format(TickFormat) }
-
 // task returns the task of a tick.
 func (r *recurring) task(tick uint64) NewTask {
 	rec := r.template
 	rec.Headers = make(map[string]string, len(r.template.Headers)+2)
 	maps.Copy(rec.Headers, r.template.Headers)
-	rec.Headers[TickHeader] = FormatTick(tick)
+	rec.Headers[TickHeader] = ticks.Text(tick)
 	rec.Headers[ScheduleHeader] = r.Name
 	t := NewTask{Key: LaneKey{r.value.Queue, r.value.Tenant, r.value.Priority}}
 	t.Encode(&rec, nil)

@@ -19,6 +19,12 @@ import (
 // Never is the time of a tick that does not come.
 const Never = math.MaxUint64
 
+// Format is time.RFC3339 with the digits of the second that are needed.
+const Format = "2006-01-02T15:04:05.999Z07:00"
+
+// Text returns a tick as a text, in UTC.
+func Text(tick uint64) string { return time.UnixMilli(int64(tick)).UTC().Format(Format) }
+
 // Sequence is an ascending sequence of ticks.
 type Sequence interface {
 	// Next returns the first tick later than after, or Never.
@@ -75,11 +81,11 @@ func ParseCron(expr string, zone *time.Location) (*Cron, error) {
 	}
 	parsed, err := parser.Parse(expr)
 	if err != nil {
-		return nil, err
+		return nil, explained(expr, err)
 	}
 	shown, ok := parsed.(*cron.SpecSchedule)
 	if !ok {
-		return nil, fmt.Errorf("%s is an interval", expr)
+		return nil, fmt.Errorf("%s is an interval: use Every", expr)
 	}
 	for _, field := range []uint64{shown.Minute, shown.Hour, shown.Dom, shown.Month, shown.Dow} {
 		if field == 0 { // the parser accepts a lone comma
@@ -90,6 +96,32 @@ func ParseCron(expr string, zone *time.Location) (*Cron, error) {
 		return nil, err
 	}
 	return &Cron{shown, zone}, nil
+}
+
+// fields are those of an expression, with the values that they may have.
+var fields = [...]struct{ name, allowed string }{
+	{"minute", "0 to 59"}, {"hour", "0 to 23"}, {"day of month", "1 to 31"}, {"month", "1 to 12 or JAN to DEC"},
+	{"day of week", "0 to 6 (Sunday is 0) or SUN to SAT"},
+}
+
+// explained names what is wrong with an expression that the parser refuses; err is its error.
+func explained(expr string, err error) error {
+	if strings.HasPrefix(expr, "@") {
+		return fmt.Errorf("%q is not one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly", expr)
+	}
+	given := strings.Fields(expr)
+	if len(given) != len(fields) {
+		return fmt.Errorf("it has %d fields, and not five: minute, hour, day of month, month and day of week", len(given))
+	}
+	for i, f := range given {
+		alone := []string{"*", "*", "*", "*", "*"}
+		alone[i] = f
+		if _, err := parser.Parse(strings.Join(alone, " ")); err != nil {
+			return fmt.Errorf("the %s is %q: allowed are %s, * for all, ranges (1-5), steps (*/2) and lists (1,3)",
+				fields[i].name, f, fields[i].allowed)
+		}
+	}
+	return err
 }
 
 // star is the bit of a field that matches everything. It is in Dom and Dow if only the other one of

@@ -164,6 +164,30 @@ func TestCronNeverComes(t *testing.T) {
 	}
 }
 
+// TestCronErrors: what is wrong with an expression is named by its field, with what is allowed.
+func TestCronErrors(t *testing.T) {
+	const forms = ", * for all, ranges (1-5), steps (*/2) and lists (1,3)"
+	for expr, want := range map[string]string{
+		"-1 * * * *":     `the minute is "-1": allowed are 0 to 59` + forms,
+		"* 24 * * *":     `the hour is "24": allowed are 0 to 23` + forms,
+		"0 0 L * *":      `the day of month is "L": allowed are 1 to 31` + forms,
+		"0 0 1 FOO *":    `the month is "FOO": allowed are 1 to 12 or JAN to DEC` + forms,
+		"0 0 * * 7":      `the day of week is "7": allowed are 0 to 6 (Sunday is 0) or SUN to SAT` + forms,
+		"0 0 * * 5-1":    `the day of week is "5-1": allowed are 0 to 6 (Sunday is 0) or SUN to SAT` + forms,
+		"* * * *":        "it has 4 fields, and not five: minute, hour, day of month, month and day of week",
+		"0 * * * * *":    "it has 6 fields, and not five: minute, hour, day of month, month and day of week",
+		" ":              "it has 0 fields, and not five: minute, hour, day of month, month and day of week",
+		"@fortnightly":   `"@fortnightly" is not one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly`,
+		"@every 1h":      "@every 1h is an interval: use Every",
+		"@every x":       `"@every x" is not one of @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly`,
+		"0 0 , * *":      "a field is empty",
+		"TZ=UTC * * * *": "the time zone is not part of the expression",
+	} {
+		_, err := ParseCron(expr, time.UTC)
+		require.EqualError(t, err, want, expr)
+	}
+}
+
 // posixZone returns a file of a zone that has a rule and no table: RFC 9636.
 func posixZone(rule string) []byte {
 	const isUTC, hasRule = "TZif2", "\n"

@@ -3,6 +3,7 @@ package workers
 import (
 	"context"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,7 +66,9 @@ func (c *Context) Watch(running *sync.WaitGroup, log *slog.Logger, late func()) 
 		return
 	}
 	d := time.Until(c.due.at)
-	d += min(max(d, 0), overdueAfter)
+	if more := min(max(d, 0), overdueAfter); d <= math.MaxInt64-more {
+		d += more
+	}
 	running.Add(1)
 	c.due.watch = watch{time.AfterFunc(d, func() {
 		defer running.Done()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -105,6 +106,22 @@ func TestContextEndsTwice(t *testing.T) {
 			})
 		}
 		ends.Wait()
+	}
+}
+
+// TestWatchFarDeadline: a deadline at the end of time is not one that has passed.
+func TestWatchFarDeadline(t *testing.T) {
+	for _, ahead := range []time.Duration{math.MaxInt64, math.MaxInt64 - time.Millisecond, math.MaxInt64 / 2} {
+		synctest.Test(t, func(t *testing.T) {
+			var running sync.WaitGroup
+			c := new(workers.Context)
+			c.Begin(ahead)
+			c.Watch(&running, slog.New(slog.DiscardHandler), func() { t.Error("looked at once") })
+			time.Sleep(time.Minute)
+			require.NoError(t, c.Err())
+			c.End(nil)
+			running.Wait()
+		})
 	}
 }
 

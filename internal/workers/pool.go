@@ -21,23 +21,24 @@ import (
 //
 // A worker that ends a job takes the next one without going to sleep. One worker at a time is
 // woken: it takes a job, and wakes the next worker if jobs are left. So slow handlers occupy all
-// workers after some microseconds, and fast ones do not pay for waking them.
+// workers after some microseconds, and fast ones do not pay for waking them. If none is idle, the
+// next one begins, so that there are as many workers as jobs were ever at work at once.
 type Pool[J any, T Task] struct {
 	config  Config
 	host    Host[J, T]
-	workers []*Worker[J, T]
 	running sync.WaitGroup // workers
 	// Outcomes counts the outcomes of jobs that are being stored.
 	Outcomes sync.WaitGroup
 
-	mu           sync.Mutex // guards what follows
-	jobs         []J        // claimed, not yet started; from next on
+	mu           sync.Mutex      // guards what follows
+	workers      []*Worker[J, T] // that have begun; grows only
+	jobs         []J             // claimed, not yet started; from next on
 	next         int
 	claimed      int                     // number of jobs so far
 	free         int                     // places that no job and no claim occupies
 	fetcherWaits bool                    // a fetcher waits for free to become positive
 	idle         int                     // workers that wait on wake
-	waking       bool                    // a worker has been woken and is on its way to jobs
+	waking       bool                    // a worker was woken, or begins, and is on its way to jobs
 	ended        bool                    // no further jobs: workers end
 	quiet        bool                    // nothing is claimed
 	claims       int                     // under way
@@ -50,7 +51,7 @@ type Pool[J any, T Task] struct {
 
 // Config is the configuration of a Pool.
 type Config struct {
-	Workers int
+	Workers int           // at the most
 	Batch   int           // jobs of a claim at the most
 	Grace   time.Duration // how long workers may go on when claims are over
 	Log     *slog.Logger
@@ -73,13 +74,10 @@ type Host[J any, T Task] interface {
 	Hurry()
 }
 
-// New returns a pool whose workers have not begun.
+// New returns a pool without jobs.
 func New[J any, T Task](c Config, host Host[J, T]) *Pool[J, T] {
 	p := &Pool[J, T]{config: c, host: host, free: c.Workers}
 	p.wake.L, p.room.L = &p.mu, &p.mu
-	for range c.Workers {
-		p.workers = append(p.workers, &Worker[J, T]{pool: p})
-	}
 	return p
 }
 
@@ -90,8 +88,12 @@ func (p *Pool[J, T]) contain(what string, f func()) {
 	})
 }
 
-// Workers returns the workers. The slice must not be changed.
-func (p *Pool[J, T]) Workers() []*Worker[J, T] { return p.workers }
+// Workers returns the workers that have begun. The slice must not be changed.
+func (p *Pool[J, T]) Workers() []*Worker[J, T] {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.workers
+}
 
 // Claimed returns how many jobs have been added.
 func (p *Pool[J, T]) Claimed() int {
@@ -100,8 +102,8 @@ func (p *Pool[J, T]) Claimed() int {
 	return p.claimed
 }
 
-// Run starts the workers, and claims jobs for them until ctx ends, or nothing can be claimed and
-// none is at work. failed is called when a claim fails; it ends ctx. Then Drain ends the workers.
+// Run claims jobs for the workers until ctx ends, or nothing can be claimed and none is at work.
+// failed is called when a claim fails; it ends ctx. Then Drain ends the workers.
 func (p *Pool[J, T]) Run(ctx context.Context, fetchers int, failed func(error)) {
 	// Fetchers that wait for a free place are woken to see that claims are over.
 	unhook := context.AfterFunc(ctx, func() {
@@ -110,9 +112,6 @@ func (p *Pool[J, T]) Run(ctx context.Context, fetchers int, failed func(error)) 
 		})
 	})
 	defer unhook()
-	for _, w := range p.workers {
-		w.start()
-	}
 	var fetching sync.WaitGroup
 	for range fetchers {
 		fetching.Go(func() {
@@ -222,20 +221,26 @@ func (p *Pool[J, T]) Resume() {
 
 // State returns how many handlers run, and whether the pool is quiet.
 func (p *Pool[J, T]) State() (busy int, quiet bool) {
-	for _, w := range p.workers {
-		if w.isBusy() {
-			busy++
-		}
-	}
+	busy = p.busy()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return busy, p.quiet
 }
 
+// busy returns how many handlers run.
+func (p *Pool[J, T]) busy() (n int) {
+	for _, w := range p.Workers() {
+		if w.isBusy() {
+			n++
+		}
+	}
+	return n
+}
+
 // Hung yields the tasks of the handlers that go on though their contexts have ended, and since
 // when.
 func (p *Pool[J, T]) Hung(yield func(T, time.Time) bool) {
-	for _, w := range p.workers {
+	for _, w := range p.Workers() {
 		if t, ok := w.running(); ok {
 			if at, ended := t.Ended(); ended && !yield(t, at) {
 				return
@@ -273,11 +278,19 @@ func (p *Pool[J, T]) wakeFetchers() {
 	p.room.Broadcast()
 }
 
-// wakeWorker wakes an idle worker for the jobs. REQUIRES: mu is held.
+// wakeWorker wakes an idle worker for the jobs, or lets another one begin. REQUIRES: mu is held,
+// there are jobs, and the pool has not ended.
 func (p *Pool[J, T]) wakeWorker() {
-	if p.idle > 0 && !p.waking {
+	switch {
+	case p.waking:
+	case p.idle > 0:
 		p.waking = true
 		p.wake.Signal()
+	case len(p.workers) < p.config.Workers:
+		p.waking = true
+		w := &Worker[J, T]{pool: p}
+		p.workers = append(p.workers, w)
+		w.start(true)
 	}
 }
 
@@ -320,7 +333,7 @@ func (p *Pool[J, T]) Drain(cause error) (running int) {
 		return 0
 	}
 	var taken []T
-	for _, w := range p.workers {
+	for _, w := range p.Workers() {
 		if t, ok := w.Stop(cause); ok {
 			taken = append(taken, t)
 		}
@@ -332,12 +345,7 @@ func (p *Pool[J, T]) Drain(cause error) (running int) {
 		return 0
 	}
 	p.host.Hurry() // for workers whose handlers have ended
-	for _, w := range p.workers {
-		if w.isBusy() {
-			running++
-		}
-	}
-	if running == 0 {
+	if running = p.busy(); running == 0 {
 		<-idle
 	}
 	return running

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -173,15 +174,43 @@ func TestDrain(t *testing.T) {
 // TestDrainGivesBackWhatWaits: jobs that no worker has begun are given back, and a worker that was
 // stopped begins no other.
 func TestDrainGivesBackWhatWaits(t *testing.T) {
-	h := newHost(workers.Config{Workers: 2, Batch: 2})
-	h.pool.Add([]*job{new(job), new(job)}) // and no worker runs
-	require.Zero(t, h.pool.Drain(context.Canceled))
-	require.EqualValues(t, 2, h.left.Load())
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workers.Config{Workers: 1, Batch: 2})
+		held := &job{done: make(chan struct{})}
+		h.pool.Add([]*job{held, new(job), new(job)})
+		synctest.Wait()
+		require.Equal(t, 1, h.pool.Drain(context.Canceled))
+		require.EqualValues(t, 2, h.left.Load())
+		close(held.done)
+		synctest.Wait()
+		require.False(t, h.pool.Workers()[0].Own(new(job)))
+	})
+}
 
-	w := h.pool.Workers()[0]
-	_, ok := w.Stop(context.Canceled)
-	require.False(t, ok)
-	require.False(t, w.Own(new(job)))
+// TestWorkersBegin: a worker begins when there is a job and no other is idle, so that the bound of
+// workers costs nothing.
+func TestWorkersBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(workers.Config{Workers: math.MaxInt, Batch: 10})
+		stop := h.run(t)
+		require.Empty(t, h.pool.Workers())
+		gate := make(chan struct{})
+		for range 20 {
+			h.jobs <- &job{done: gate}
+		}
+		synctest.Wait()
+		require.EqualValues(t, 20, h.running.Load())
+		require.Len(t, h.pool.Workers(), 20)
+		close(gate)
+		synctest.Wait() // all are idle
+		for range 20 {
+			h.jobs <- new(job)
+			synctest.Wait()
+		}
+		require.EqualValues(t, 40, h.done.Load())
+		require.Len(t, h.pool.Workers(), 20)
+		require.Zero(t, stop())
+	})
 }
 
 // TestDrainAwaitsOutcomes: outcomes that are being stored have the grace period, and are hurried
@@ -203,7 +232,9 @@ func TestDrainAwaitsOutcomes(t *testing.T) {
 
 // TestTaskIsTakenAway: a task has one outcome, whoever takes it.
 func TestTaskIsTakenAway(t *testing.T) {
-	h := newHost(workers.Config{Workers: 1})
+	h := newHost(workers.Config{Workers: 1, Grace: time.Minute})
+	h.pool.Add([]*job{new(job)})
+	require.Zero(t, h.pool.Drain(nil)) // its goroutine has ended
 	w, j := h.pool.Workers()[0], new(job)
 	require.True(t, w.Own(j))
 	got, ok := w.Task()

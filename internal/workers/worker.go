@@ -25,23 +25,26 @@ type Worker[J any, T Task] struct {
 	stopped bool       // no handler may run any more
 }
 
-// start starts the worker's goroutine.
-func (w *Worker[J, T]) start() {
-	w.pool.running.Go(func() { w.pool.contain("worker", w.work) })
+// start starts the worker's goroutine. woken: it is the one that was woken for the jobs.
+func (w *Worker[J, T]) start(woken bool) {
+	w.pool.running.Go(func() { w.pool.contain("worker", func() { w.work(woken) }) })
 }
 
 // Restart frees the place of a job whose handler has ended the worker's goroutine, and starts
 // another one.
 func (w *Worker[J, T]) Restart() {
 	w.pool.release(1)
-	w.start()
+	w.start(false)
 }
 
 // work takes jobs until there will be no more.
-func (w *Worker[J, T]) work() {
+func (w *Worker[J, T]) work(woken bool) {
 	p := w.pool
 	var none J
 	p.mu.Lock()
+	if woken {
+		p.waking = false
+	}
 	for {
 		for p.next == len(p.jobs) && !p.ended {
 			p.idle++
