@@ -116,7 +116,7 @@ func (s *shard) do(ctx context.Context, op operation, c *completion, limit *base
 		return true, err
 	}
 	settled, err = c.wait(ctx, limit)
-	if errors.Is(err, base.ErrLate) && s.inbox.Withdraw(func(o operation) bool { return o == op }) {
+	if err != nil && errors.Is(err, base.ErrLate) && s.inbox.Withdraw(func(o operation) bool { return o == op }) {
 		return true, fmt.Errorf("%w: %w", ErrNotLeader, base.ErrLate)
 	}
 	return settled, err
