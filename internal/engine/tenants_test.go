@@ -11,7 +11,7 @@ import (
 type sharded struct{ *ruled }
 
 func newSharded(t *testing.T, shards int) sharded {
-	return sharded{newRuled(t, Config{Shards: shards})}
+	return sharded{newRuled(t, Config{Shards: shards, SuspectFor: 60_000})}
 }
 
 // in makes what follows concern a shard.
