@@ -202,13 +202,20 @@ func TestOpenFinishesCreation(t *testing.T) {
 }
 
 func TestDefaultShards(t *testing.T) {
-	for procs, want := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 6: 2, 7: 3, 12: 4, 22: 8, 24: 8, 25: 8, 64: 8, 1024: 8} {
-		require.Equal(t, want, defaultShards(procs), "%d cores", procs)
+	for level, want := range map[Durability]map[int]int{
+		DurabilityProcess: {1: 1, 2: 1, 3: 1, 4: 2, 6: 2, 7: 3, 12: 4, 22: 8, 24: 8, 25: 8, 64: 8, 1024: 8},
+		DurabilityDisk:    {1: 1, 2: 1, 6: 1, 7: 2, 12: 2, 13: 3, 24: 4, 48: 8, 1024: 8},
+	} {
+		for procs, want := range want {
+			o := Options{Durability: level}
+			require.Equal(t, want, o.newShards(procs), "%v, %d cores", level, procs)
+		}
+		opts := &Options{Durability: level, fs: crashfs.New()}
+		q, err := Open("q", opts)
+		require.NoError(t, err)
+		require.Len(t, q.replicas, opts.newShards(runtime.GOMAXPROCS(0)))
+		require.NoError(t, q.Close())
 	}
-	q, err := Open("q", &Options{fs: crashfs.New()})
-	require.NoError(t, err)
-	require.Len(t, q.replicas, defaultShards(runtime.GOMAXPROCS(0)))
-	require.NoError(t, q.Close())
 }
 
 // optionBounds are the options that have bounds, by field of Options.

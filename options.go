@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"runtime"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -67,9 +66,9 @@ func (d *Durability) UnmarshalText(b []byte) error { return durabilities.Unmarsh
 type Options struct {
 	// Shards is how many independent stores share the tasks, each with its own log and its own
 	// owner goroutine. It is fixed when the queue is created; later Opens take 0 or the same
-	// number. 1 to 256. Default of a new queue: a third of GOMAXPROCS rounded up, at most 8 (12
-	// cores: 4; 4 cores: 2; 2 cores: 1); with Cluster 3, and the number must be the same on all
-	// nodes.
+	// number. 1 to 256. Default of a new queue, at most 8: a sixth of GOMAXPROCS rounded up (12
+	// cores: 2; up to 6 cores: 1), and below [DurabilityDisk] a third (12 cores: 4; 2 cores: 1);
+	// with Cluster 3, and the number must be the same on all nodes.
 	Shards int
 	// Durability may be different at each [Open]. Default: [DurabilityDisk].
 	Durability Durability
@@ -229,11 +228,6 @@ const (
 	minLease  = manifest.MinLease
 	maxStall  = 24 * time.Hour
 )
-
-// clusterShards is the default in a cluster, where GOMAXPROCS may differ between machines.
-const clusterShards = 3
-
-func defaultShards(procs int) int { return min((procs+2)/3, 8) }
 
 // withDefaults returns a checked copy.
 func (o *Options) withDefaults() (*Options, error) {
@@ -408,11 +402,14 @@ func checkDir(field, dir string) error {
 }
 
 // newShards is the default of a new directory.
-func (o *Options) newShards() int {
-	if o.Cluster != nil {
-		return clusterShards
+func (o *Options) newShards(procs int) int {
+	switch {
+	case o.Cluster != nil:
+		return 3 // on machines of any size
+	case o.Durability == DurabilityDisk: // each shard syncs a log of its own, for the fewer callers
+		procs = (procs + 1) / 2
 	}
-	return defaultShards(runtime.GOMAXPROCS(0))
+	return min((procs+2)/3, 8)
 }
 
 // volatile is how what is acknowledged is stored.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"time"
 
@@ -104,7 +105,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards(), Exists: o.MustExist}
+	want := manifest.Want{Shards: o.Shards, NewShards: o.newShards(runtime.GOMAXPROCS(0)), Exists: o.MustExist}
 	if c := o.Cluster; c != nil {
 		want.Node, want.Founds, want.Check = c.Node, c.isAlone(), c.checkOpen
 	}

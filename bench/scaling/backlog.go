@@ -90,7 +90,7 @@ func (m *measurer) stocked(ctx context.Context, dir string, s setting) (res resu
 
 // stockSection reports tasks done and tasks produced apart, since they are not so at the same time.
 func (r *results) stockSection(d *report.Document, dir string, sw *sweep, outcomes [][]outcome) error {
-	done, produced := "scaling-"+sw.name+".svg", "scaling-"+sw.name+"-produced.svg"
+	done, produced := r.file("-"+sw.name+".svg"), r.file("-"+sw.name+"-produced.svg")
 	d.Image(sw.title+", tasks done", done)
 	d.Image(sw.title+", tasks produced", produced)
 	header := []string{"", sw.axis, "done/s", "produced/s", "CPU", "busy, %", "group"}

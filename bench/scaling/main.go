@@ -4,6 +4,8 @@
 //
 //	go run -C bench/scaling . -out ../results
 //
+//	go run -C bench/scaling . -out ../results -name levels -only callers,batches
+//
 // It takes a quarter of an hour, and writes scaling.md, scaling.csv and a chart for each sweep. At
 // both ends of each line a further window is profiled, and scaling.md says what the profiles do:
 // where the processors' time goes, what is done one after the other, and what is contended.
@@ -39,6 +41,7 @@ func run() (err error) {
 	flag.DurationVar(&m.warmup, "warmup", 500*time.Millisecond, "time before a window")
 	flag.IntVar(&m.runs, "runs", 1, "windows at each value, each with a new queue; the median counts; of some sweeps never less than 3")
 	flag.StringVar(&m.profiles, "profiles", "", "directory that keeps the profiles; default: none")
+	name := flag.String("name", "scaling", "how the names of the files begin")
 	only := flag.String("only", "", "names of sweeps, separated by commas; default: all")
 	short := flag.Bool("short", false, "the first and the last value of each sweep, for a quarter of a second")
 	flag.Parse()
@@ -75,7 +78,7 @@ func run() (err error) {
 	if err != nil {
 		return err
 	}
-	results := results{machine: machine, measurer: m}
+	results := results{name: *name, machine: machine, measurer: m}
 	for _, sw := range todo {
 		if ctx.Err() != nil {
 			break

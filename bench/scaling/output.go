@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/csv"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 // results are written to files whose names begin with scaling. What a person
 // concludes from them is written elsewhere, and stays when they are written again.
 type results struct {
+	name        string // how the names of the files begin; "": scaling
 	machine     report.Machine
 	measurer    measurer
 	sweeps      []*sweep
@@ -60,20 +62,26 @@ func (r *results) write(dir string) error {
 		"where a table says least and most, cycles/s are the median of several runs; "+
 		"backlogs are measured by tasks, and not by time. What bounds each of them is concluded in [README.md](README.md).", r.measurer.window, r.measurer.warmup,
 		map[bool]string{true: fmt.Sprintf(", %d times over", r.measurer.runs)}[r.measurer.runs > 1])
-	d.Paragraph("Columns: p50 and p99 are from the call of Produce until the task is completed; CPU is the processor time of " +
-		"the process for a cycle; busy is the share of all processors' time that it used; group is cycles by commit. " +
-		"\"Where the time goes\" is from a further window with profiles, at both ends of each line; of the same windows are the waits in " +
-		"[scaling-contention.md](scaling-contention.md).")
+	columns := "Columns: p50 and p99 are from the call of Produce until the task is completed; CPU is the processor time of " +
+		"the process for a cycle; busy is the share of all processors' time that it used; group is cycles by commit."
+	if r.hasProfiles() {
+		columns += fmt.Sprintf(" \"Where the time goes\" is from a further window with profiles, at both ends of each line; of the same windows are "+
+			"the waits in [%[1]s](%[1]s).", r.file("-contention.md"))
+	}
+	d.Paragraph("%s", columns)
 	var errs []error
 	for k, sw := range r.sweeps {
 		errs = append(errs, r.section(d, dir, sw, r.outcomes[k]))
 	}
 	r.advice(d)
 	return errors.Join(append(errs,
-		d.Write(filepath.Join(dir, "scaling.md")),
-		r.writeContention(filepath.Join(dir, "scaling-contention.md")),
-		r.writeCSV(filepath.Join(dir, "scaling.csv")))...)
+		d.Write(filepath.Join(dir, r.file(".md"))),
+		r.writeContention(filepath.Join(dir, r.file("-contention.md"))),
+		r.writeCSV(filepath.Join(dir, r.file(".csv"))))...)
 }
+
+// file is the name of one of the files that are written.
+func (r *results) file(end string) string { return cmp.Or(r.name, "scaling") + end }
 
 func (r *results) section(d *report.Document, dir string, sw *sweep, outcomes [][]outcome) error {
 	d.Heading(sw.title)
@@ -81,7 +89,7 @@ func (r *results) section(d *report.Document, dir string, sw *sweep, outcomes []
 	if sw.stock {
 		return r.stockSection(d, dir, sw, outcomes)
 	}
-	chart := "scaling-" + sw.name + ".svg"
+	chart := r.file("-" + sw.name + ".svg")
 	d.Image(sw.title, chart)
 	header := []string{"", sw.axis, "cycles/s", "p50", "p99", "CPU", "busy, %", "group"}
 	ranges := r.measurer.runsOf(sw) > 1
@@ -219,11 +227,23 @@ func perSecond(a *attribution, d time.Duration) time.Duration {
 const topSites = 5
 
 // writeContention writes where goroutines wait for one another.
+func (r *results) hasProfiles() bool {
+	for k, sw := range r.sweeps {
+		if _, profiles := profiled(sw, r.outcomes[k]); len(profiles) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 func (r *results) writeContention(path string) error {
+	if !r.hasProfiles() {
+		return nil
+	}
 	d := report.New("Scaling: contention", r.machine)
-	d.Paragraph("The mutex and the block profile of each window that is profiled for [scaling.md](scaling.md): the %d sites with the longest "+
+	d.Paragraph("The mutex and the block profile of each window that is profiled for [%[2]s](%[2]s): the %[1]d sites with the longest "+
 		"delays, summed over all goroutines. A site is the innermost function of codeq, or of a library where there is none; for a mutex it is the one "+
-		"that held it while others waited. One of a hundred contentions is sampled, and counted a hundred times.", topSites)
+		"that held it while others waited. One of a hundred contentions is sampled, and counted a hundred times.", topSites, r.file(".md"))
 	for k, sw := range r.sweeps {
 		names, profiles := profiled(sw, r.outcomes[k])
 		if len(profiles) == 0 {

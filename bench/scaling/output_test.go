@@ -71,7 +71,7 @@ func TestSweepOfCallersHasRanges(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join(out, "scaling.md"))
 	require.NoError(t, err)
 	require.Contains(t, string(b), "| group | least | most |")
-	require.Contains(t, string(b), "| disk, 2 shards | 1 + 1 |")
+	require.Contains(t, string(b), "| disk, shards: 2 | 1 + 1 |")
 }
 
 // A sweep of backlogs is measured by tasks; small ones take several rounds.

@@ -88,7 +88,7 @@ func levels(load func(codeq.Durability) setting) (all []setting) {
 	for _, d := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		for _, shards := range []int{1, 2, 4} {
 			s := load(d)
-			s.name = fmt.Sprintf("%v, %d shards", d, shards)
+			s.name = fmt.Sprintf("%v, shards: %d", d, shards)
 			s.opts.Shards = shards
 			all = append(all, s)
 		}
@@ -176,8 +176,8 @@ func sweeps(z size) []*sweep {
 			return fmt.Sprint(v, " + ", workersOf*v)
 		},
 		apply: func(s *setting, v int) {
-			if s.load = load(v); v == 1 {
-				s.load.Workers = 1
+			if s.load = load(v); v == 1 { // each waits for the other
+				s.load.Workers, s.load.Backlog = 1, 1
 			}
 		},
 		settings: levels(calls),
