@@ -249,7 +249,8 @@ func (p *Part) look() {
 }
 
 // FS returns base, with the operations watched that concern files of some directories: the part of
-// a file is that of the nearest directory above it, or of itself. Other files are not watched.
+// a file is that of the nearest directory above it, or of itself. Other files are not watched, nor
+// is RemoveAll, which takes the longer, the more files there are.
 func (w *Watch) FS(base vfs.FS, dirs map[string]*Part) vfs.FS { return &watchFS{base, dirs} }
 
 type watchFS struct {
@@ -321,10 +322,6 @@ func (fs *watchFS) Link(old, name string) error {
 
 func (fs *watchFS) Remove(name string) error {
 	return fs.do("remove", name, func() error { return fs.FS.Remove(name) })
-}
-
-func (fs *watchFS) RemoveAll(name string) error {
-	return fs.do("remove", name, func() error { return fs.FS.RemoveAll(name) })
 }
 
 func (fs *watchFS) Rename(old, name string) error {
