@@ -179,6 +179,52 @@ func TestTenantSharesOverShards(t *testing.T) {
 	}
 }
 
+// TestTenantSharesOneAtATime: a tenant of which one task is ready at a time, and one always, has its
+// share as others have, and no more. The bounds are six standard deviations wide.
+func TestTenantSharesOneAtATime(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 2, 4, 8} {
+		for name, task := range map[string]codeq.Task{
+			"group": {Group: "g"}, "limit key": {LimitKey: "k"}, "next": {}, "next in any shard": {},
+		} {
+			t.Run(fmt.Sprint(name, " of ", shards), func(t *testing.T) {
+				bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+					configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+					for shard := range shards {
+						produceFor(t, startingAt(q, shard), codeq.Task{Queue: "a"}, 1600/shards, "A", "B")
+					}
+					task.Queue, task.Tenant = "a", "X"
+					more := func() {}
+					switch name {
+					case "next":
+						more = func() { produce(t, startingAt(q, 0), task) }
+						more()
+					case "next in any shard":
+						more = func() { produce(t, q, task) }
+						more()
+					default:
+						produce(t, q, slices.Repeat([]codeq.Task{task}, 1500)...)
+					}
+					const claims = 1500
+					counts := make(map[string]int)
+					for range claims {
+						l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+						require.NoError(t, err)
+						require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+						if counts[l.Tenant]++; l.Tenant == "X" {
+							more()
+						}
+						synctest.Wait()
+					}
+					for tenant := range counts {
+						require.InDelta(t, claims/3, counts[tenant], 6*math.Sqrt(claims*2/9.), "%s of %v", tenant, counts)
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestTenantSharesChange: shares follow new weights, and tenants that come and go, also after a
 // restart.
 func TestTenantSharesChange(t *testing.T) {

@@ -16,7 +16,7 @@ type Lane struct {
 	ahead    bool   // it is one of the ring's lanes that are ahead
 	used     bool   // a claim has taken a task since makeRoom last looked
 	idler    bool   // it is in the catalogue's list of idle lanes
-	turns    int32  // claims left in its turn; 0: the turn has not begun
+	turns    int32  // claims left in its turn, also while it is in no ring; 0: the turn has not begun
 	spilled  uint32 // weight of the tasks on disk only, since complete was last set: see deepLane
 	pass     uint32 // the last refill that read tasks of the lane
 	place    int32  // index in the lanes of the queue
@@ -30,6 +30,7 @@ type Lane struct {
 
 	leased             int32      // leased tasks
 	exact              bool       // a ready task is at next
+	left               uint16     // when it left its ring amid its turn: see turnTime
 	trail              trail      // what lies before the window
 	share              *laneShare // nil: its tenant is not counted over the shards
 	idleNext, idlePrev *Lane      // neighbors in the list of idle lanes

@@ -31,13 +31,25 @@ const spareRings = 64
 // ringReach is how many lanes the first refill brings ahead; each later one doubles the number.
 const ringReach = 64
 
-// joinRing puts a lane that may have ready tasks into its ring, last in order.
+// A lane that has left its ring amid its turn keeps the rest of the turn for so long, ms. It is
+// first when it joins again: otherwise a tenant whose tasks become ready one at a time would get
+// one claim in a turn of several. The rest is less than a turn, and the lane is last after it.
+const turnKept = 10 * 60_000
+
+// turnTime is a time for Lane.left, in units of 1,024 ms; it wraps around after 18 hours.
+func (s *State) turnTime() uint16 { return uint16(s.Uptime / 1024) }
+
+// joinRing puts a lane that may have ready tasks into its ring: last in order, or first for the
+// rest of its turn.
 func (s *State) joinRing(l *Lane) {
 	if l.ringNext != nil {
 		return
 	}
 	q, p := l.queue, l.Priority
 	r := q.rings[p]
+	if l.turns > 0 && s.turnTime()-l.left > turnKept/1024 {
+		l.turns = 0
+	}
 	if r == nil {
 		r = s.newRing()
 		r.queue, r.priority = q, p
@@ -49,13 +61,28 @@ func (s *State) joinRing(l *Lane) {
 		l.ringNext, l.ringPrev = r.first, r.first.ringPrev
 		l.ringPrev.ringNext = l
 		r.first.ringPrev = l
-	}
-	if r.ahead == r.lanes {
-		r.edge = l
+		r.place(l)
 	}
 	r.lanes++
 	if l.share != nil || l.isShared() {
 		s.joinShares(l)
+	}
+}
+
+// place decides whether a new lane, which lies between the last and the first one, is last or
+// first. A lane that has to be read before it can be ahead of others that are is last.
+func (r *ring) place(l *Lane) {
+	switch {
+	case l.turns > 0 && l.window.Len() > 0:
+		r.first = l
+		r.bringAhead(l)
+	case l.turns > 0 && r.ahead == 0:
+		r.first, r.edge = l, l
+	default:
+		l.turns = 0
+		if r.ahead == r.lanes {
+			r.edge = l
+		}
 	}
 }
 
@@ -84,7 +111,9 @@ func (s *State) leaveRing(l *Lane) {
 		l.ringNext.ringPrev = l.ringPrev
 	}
 	l.ringNext, l.ringPrev = nil, nil
-	l.turns = 0
+	if l.turns > 0 {
+		l.left = s.turnTime()
+	}
 	s.windows.makeOldest(l)
 }
 
@@ -120,14 +149,18 @@ func (r *ring) fallBehind(l *Lane) {
 // goAhead makes the lane at the edge one that is ahead.
 func (r *ring) goAhead() {
 	l := r.edge
-	l.ahead = true
-	r.ahead++
-	r.bytes += l.window.Footprint()
+	r.bringAhead(l)
 	r.edge = l.ringNext
 }
 
+func (r *ring) bringAhead(l *Lane) {
+	l.ahead = true
+	r.ahead++
+	r.bytes += l.window.Footprint()
+}
+
 // turn counts a claim of the first lane. Its turn ends after as many claims as its tenant's weight
-// (see longestTurn), or when it has no task left.
+// (see longestTurn). If it has no task left before, it keeps the rest: see turnKept.
 func (s *State) turn(l *Lane) {
 	r := l.queue.rings[l.Priority]
 	if l.isShared() {

@@ -132,7 +132,8 @@ func (s *State) boundShards(n int32) int16 { return int16(max(1, min(n, int32(s.
 
 func (s *State) enterShare(l *Lane, shards int32) {
 	h, r := l.share, l.queue.rings[l.Priority]
-	h.shards, h.weight, h.rest = s.boundShards(shards), int32(l.queue.Settings.weight(l.Tenant)), 0
+	h.shards, h.weight = s.boundShards(shards), int32(l.queue.Settings.weight(l.Tenant))
+	h.rest = min(h.rest, h.shards-1)
 	if r.shares == nil {
 		r.shares = &ringShares{shards: make([]int, s.config.Shards+1)}
 	}

@@ -3,6 +3,7 @@ package engine
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -174,4 +175,84 @@ func TestTurnsBesideSuspects(t *testing.T) {
 	}
 	require.Equal(t, 1, strings.Count(s.in(1).order(4), "Y"))
 	s.settleAll()
+}
+
+// TestTurnIsKept: a tenant whose tasks become ready one at a time gets all claims of its turn, and
+// no more: in the shard that has all its tasks, in some of the shards, and by its weight. A turn
+// does not outlast a long absence.
+func TestTurnIsKept(t *testing.T) {
+	// trickle returns the tenants of the next claims, if X has one task before each of them.
+	trickle := func(s sharded, claims int) (tenants string) {
+		for range claims {
+			if ready := s.Queues["a"].lane("X", 0); ready == nil || ready.drained() {
+				s.produceFor("a", 0, 1, "X")
+			}
+			tenants += s.order(1)
+		}
+		return tenants
+	}
+	t.Run("one of four shards", func(t *testing.T) {
+		s := newSharded(t, 4)
+		for shard := range 4 {
+			s.in(shard).produceFor("a", 0, 100, "A", "B")
+		}
+		for shard := range 4 {
+			s.in(shard).order(2)
+		}
+		require.Equal(t, "ABXXXXABXXXXABXXXX", trickle(s.in(0), 18))
+		require.Equal(t, "ABXX", trickle(s, 4))
+		s.pass(turnKept * time.Millisecond / 2)
+		require.Equal(t, "ABAB", s.order(4), "as X has no task")
+		require.Equal(t, "XXABXX", trickle(s, 6), "the rest of the turn, and a new one")
+		require.Equal(t, "AB", s.order(2))
+		s.pass(turnKept*time.Millisecond + 2*time.Second)
+		require.Equal(t, "ABXXXXAB", trickle(s, 8), "a new turn")
+		s.settleAll()
+	})
+	t.Run("three of four shards", func(t *testing.T) {
+		s := newSharded(t, 4)
+		for shard := range 4 {
+			s.in(shard).produceFor("a", 0, 100, "A")
+			if shard > 1 {
+				s.produceFor("a", 0, 100, "X")
+			}
+		}
+		for shard := range 4 {
+			s.in(shard).order(2)
+		}
+		require.Equal(t, 8*4, strings.Count(trickle(s.in(0), 7*8), "X"), "four claims of X to three of A")
+		s.settleAll()
+	})
+	t.Run("weight", func(t *testing.T) {
+		s := newSharded(t, 1)
+		s.configure("a", `{"TenantWeights":{"X":3}}`)
+		s.produceFor("a", 0, 100, "A", "B")
+		require.Equal(t, "ABXXXABXXXABXXX", trickle(s, 15))
+		s.settleAll()
+	})
+	t.Run("two at a time", func(t *testing.T) { // before one amid its turn
+		s := newSharded(t, 1)
+		s.configure("a", `{"TenantWeights":{"A":3,"X":2}}`)
+		s.produceFor("a", 0, 100, "A", "B")
+		s.order(4)
+		s.produceFor("a", 0, 1, "X")
+		require.Equal(t, "AAABXA", s.order(6))
+		require.Equal(t, "XAABXXAAABXXAAAB", trickle(s, 16))
+		s.settleAll()
+	})
+	t.Run("on disk", func(t *testing.T) {
+		s := sharded{newRuled(t, Config{Shards: 1, WindowTasks: 4, WindowBytes: 4 << 10})}
+		s.configure("a", `{"TenantWeights":{"X":3}}`)
+		s.produceFor("a", 500, 40, "A", "B", "C", "D", "E")
+		got := ""
+		for range 64 {
+			if l := s.Queues["a"].lane("X", 0); l == nil || l.drained() {
+				s.produceFor("a", 500, 1, "X")
+			}
+			got += s.order(1)
+		}
+		require.Equal(t, 24, strings.Count(got, "X"), got)
+		require.Equal(t, 8, strings.Count(got, "C"), got)
+		s.settleAll()
+	})
 }
