@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -530,7 +531,7 @@ func TestShareOfQueues(t *testing.T) {
 // TestSharesOverShards: the shares of queues are those of their weights, however their tasks lie in
 // the shards, also while another one is paused. The bounds are six standard deviations wide.
 func TestSharesOverShards(t *testing.T) {
-	for _, more := range []int{0, 20} { // with them, the list is a long one
+	for _, more := range []int{0, 20, 1000} { // with them, the list is a long one
 		t.Run(fmt.Sprint(more, " more queues"), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				q := openForRun(t, codeq.Options{Shards: 4})
@@ -551,8 +552,45 @@ func TestSharesOverShards(t *testing.T) {
 					counts[l.Queue]++
 					require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
 				}
-				require.InDelta(t, 540, counts["critical"], 44+float64(2*more), "%v", counts)
+				require.InDelta(t, 540, counts["critical"], 44, "%v", counts)
 				require.Equal(t, 600, counts["critical"]+counts["bulk"])
+			})
+		})
+	}
+}
+
+// TestSharesOfLongRun: a Run of many queues, few of them with tasks, works on these in proportion
+// to their weights, however their tasks lie in the shards.
+func TestSharesOfLongRun(t *testing.T) {
+	t.Parallel()
+	for _, queues := range []int{10, 1000} {
+		t.Run(fmt.Sprint(queues, " queues"), func(t *testing.T) {
+			bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+				_, err := q.ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "heavy"}}, 1000)) // in one shard
+				require.NoError(t, err)
+				for shard := range 4 {
+					produce(t, startingAt(q, shard), slices.Repeat([]codeq.Task{{Queue: "light"}}, 250)...)
+				}
+				const most = 800
+				var handled, heavy atomic.Int64
+				ctx, cancel := context.WithCancel(t.Context())
+				var m codeq.Mux
+				handle := func(_ context.Context, j *codeq.Job[[]byte]) error {
+					time.Sleep(time.Second)
+					if n := handled.Add(1); n == most {
+						cancel()
+					} else if n < most && j.Queue == "heavy" {
+						heavy.Add(1)
+					}
+					return nil
+				}
+				codeq.Handle(&m, "heavy", handle)
+				codeq.Handle(&m, "light", handle)
+				for n := range queues - 2 {
+					codeq.Handle(&m, fmt.Sprint("idle", n), handle)
+				}
+				require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 4, Weights: map[string]int{"heavy": 9}}))
+				require.InDelta(t, most*9/10, heavy.Load(), 6*math.Sqrt(most*.09))
 			})
 		})
 	}

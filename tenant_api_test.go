@@ -179,8 +179,8 @@ func TestTenantSharesOverShards(t *testing.T) {
 	}
 }
 
-// TestTenantSharesOneAtATime: a tenant of which one task is ready at a time, and one always, has its
-// share as others have, and no more. The bounds are six standard deviations wide.
+// TestTenantSharesOneAtATime: a tenant of which one task is ready at a time, and one always, has
+// its share as others have, and no more. The bounds are six standard deviations wide.
 func TestTenantSharesOneAtATime(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 2, 4, 8} {

@@ -23,14 +23,16 @@ import (
 type Board struct {
 	mu     sync.Mutex // guards adding and removing
 	queues sync.Map   // name to *queueHeads
+	lists  sync.Map   // digest to *listHeads
 }
 
 // queueHeads are the heads of one queue in all shards.
 type queueHeads struct {
-	users   int // number of shards that use it; guarded by the board's mu
+	users   int // number of shards and lists that use it; guarded by the board's mu
 	shards  []shardHead
 	gate    atomic.Pointer[gate] // that all shards share; nil: none
 	tenants tenantCounts
+	lists   queueLists
 }
 
 // shardHead is the head of one shard. Only its owner writes to it, except for left.
@@ -104,7 +106,7 @@ func (q *queueHeads) isClosed() bool {
 	return g != nil && g.isClosed()
 }
 
-// hold returns the heads of a queue for a shard that publishes its own, and keeps them until drop.
+// hold returns the heads of a queue for a shard that publishes its own, or a list, until drop.
 func (b *Board) hold(queue string, shards int) *queueHeads {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -236,22 +238,23 @@ func (b *Board) Begin(c *Claim) int {
 
 // draw draws one of the queues of a claim that have tasks, in proportion to their weights, and
 // returns a shard that has some; negative: none was found. So the shares of the queues do not
-// depend on how their tasks lie in the shards. Of a long list it tries some queues, each drawn from
-// all, so that those with tasks keep their proportions.
+// depend on how their tasks lie in the shards. Those of a long list are known once a shard has
+// built its set.
 func (b *Board) draw(c *Claim, queues []string, weights []int) int {
+	if c.List != nil {
+		if l, ok := b.lists.Load(c.List.Digest); ok {
+			if at, h := l.(*listHeads).draw(); h != nil {
+				return h.visit(c, at)
+			}
+		}
+		return -1
+	}
 	var found [ShortList]*queueHeads
 	total := 0
-	for i := range min(len(queues), ShortList) {
-		at := i
-		if c.List != nil {
-			at = c.List.draw()
-		}
-		h := b.of(queues[at])
+	for at, name := range queues {
+		h := b.of(name)
 		if h.best(-1) < 0 {
 			continue
-		}
-		if c.List != nil {
-			return h.visit(c, at)
 		}
 		found[at] = h
 		total += weights[at]
@@ -329,9 +332,7 @@ func (d *Dispatcher) Publish(of *engine.Queue) {
 	if left := int32(min(q.Counts.Ready, headFollowers)); own.left.Load() != left {
 		own.left.Store(left)
 	}
-	if head(own.word.Load()) != h {
-		own.word.Store(uint64(h))
-	}
+	q.heads.setHead(d.index, h)
 }
 
 // PublishAll is Publish for the queues that the group has changed.
@@ -354,7 +355,7 @@ func (d *Dispatcher) PublishAll() {
 // unpublish withdraws the head of a queue for which the shard will publish no other.
 func (d *Dispatcher) unpublish(q *Queue) {
 	if q.heads != nil {
-		q.heads.shards[d.index].word.Store(0)
+		q.heads.setHead(d.index, 0)
 		d.board.drop(q.Name, q.heads)
 		q.heads = nil
 	}

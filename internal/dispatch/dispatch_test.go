@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -508,4 +509,111 @@ func TestGateGoes(t *testing.T) {
 	require.Empty(t, d.gates.byQueue)
 	require.False(t, rest.isNeeded())
 	require.NoError(t, d.CheckLimits(nil, nil))
+}
+
+// drawsOf draws from the queues of a list that have heads, and returns how often each was drawn;
+// by "" where none was.
+func drawsOf(l *listHeads, draws int) map[string]int {
+	drawn := make(map[string]int)
+	for range draws {
+		if at, h := l.draw(); h == nil {
+			drawn[""]++
+		} else {
+			drawn[l.list.names[at]]++
+		}
+	}
+	return drawn
+}
+
+// TestHeadsOfLists: of a long list, those of its queues are drawn that have heads in some shard, by
+// their weights, whatever came first, the heads or the list.
+func TestHeadsOfLists(t *testing.T) {
+	names := queueNames(1000)
+	weights := slices.Repeat([]int{1}, len(names))
+	weights[7] = 9
+	board, list := new(Board), NewList(names, weights)
+	old := board.hold(names[7], 2)
+	old.setHead(1, 5)
+	l := board.holdList(list)
+	require.Same(t, l, board.holdList(NewList(names, weights)))
+	l.join(500, 2)
+	require.Equal(t, map[string]int{"": 10}, drawsOf(l, 10), "not complete")
+	l.join(1000, 2)
+	require.Equal(t, map[string]int{names[7]: 10}, drawsOf(l, 10))
+	later := board.hold(names[900], 2)
+	later.setHead(0, 3)
+	drawn := drawsOf(l, 2000)
+	require.InDelta(t, 1800, drawn[names[7]], 6*14)
+	require.Equal(t, 2000, drawn[names[7]]+drawn[names[900]])
+	later.setHead(1, 3)
+	later.setHead(0, 0)
+	require.NotZero(t, drawsOf(l, 500)[names[900]], "another shard has one")
+	closed := new(gate)
+	closed.closed.Store(forever)
+	old.gate.Store(closed)
+	require.Equal(t, map[string]int{names[900]: 100}, drawsOf(l, 100), "the gate of the other one is closed")
+	old.gate.Store(nil)
+	require.NotZero(t, drawsOf(l, 100)[names[7]])
+	later.setHead(1, 0)
+	require.Equal(t, map[string]int{names[7]: 100}, drawsOf(l, 100))
+	old.setHead(1, 0)
+	require.Equal(t, map[string]int{"": 10}, drawsOf(l, 10))
+	board.drop(names[900], later)
+	board.drop(names[7], old)
+	require.False(t, l.quit())
+	require.True(t, l.quit())
+	for l.leaveOne() {
+	}
+	requireEmptyBoard(t, board)
+}
+
+func requireEmptyBoard(t *testing.T, b *Board) {
+	t.Helper()
+	for _, m := range []*sync.Map{&b.queues, &b.lists} {
+		m.Range(func(key, _ any) bool {
+			require.Fail(t, "not empty", "%v", key)
+			return false
+		})
+	}
+}
+
+// TestHeadsOfListsGo: they go with the last set of the list, also if that is not complete, and with
+// the shard.
+func TestHeadsOfListsGo(t *testing.T) {
+	const longs = 3 * setStep
+	list := NewList(queueNames(longs), slices.Repeat([]int{2}, longs))
+	for name, steps := range map[string][2]int{"complete": {3, 3}, "one is not": {3, 1}, "none is": {1, 2}} {
+		for _, closes := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " ", closes), func(t *testing.T) {
+				board, slow := new(Board), new(SlowStart)
+				for shard, n := range steps {
+					d, _ := newDispatcher(t)
+					d.index, d.shards = shard, 2
+					d.Join(board, slow, time.Minute)
+					for range n {
+						d.Build(list)
+					}
+					v, _ := board.lists.Load(list.Digest)
+					require.Len(t, v.(*listHeads).heads, max(steps[0], n*shard)*setStep)
+					defer func() {
+						if closes {
+							d.Close(nil, nil)
+							return
+						}
+						d.DropSet(list)
+						for d.NextDrop() == 0 {
+							d.beginUnit()
+							d.DropSetsOn()
+						}
+						if shard == 0 { // which is the last one
+							requireEmptyBoard(t, board)
+						}
+					}()
+				}
+				if closes {
+					t.Cleanup(func() { requireEmptyBoard(t, board) })
+				}
+			})
+		}
+	}
 }

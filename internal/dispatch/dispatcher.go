@@ -171,6 +171,7 @@ func (d *Dispatcher) Close(local, remote error) {
 	if d.board != nil {
 		d.rules.Share(nil, nil) // while it has the heads
 	}
+	never := func() bool { return false }
 	for _, q := range d.queues.All() {
 		if q != nil {
 			if g := q.sharedGate(); g != nil {
@@ -182,6 +183,10 @@ func (d *Dispatcher) Close(local, remote error) {
 	}
 	for _, set := range d.sets.byDigest {
 		set.refuse(local, remote)
+		set.leaveHeads(never)
+	}
+	for _, set := range d.sets.dropped {
+		set.leaveHeads(never)
 	}
 	if d.rules.CrashIsOver() {
 		d.slow.recovered()

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
-	"math/rand/v2"
 	"slices"
 
 	"codeq/internal/chunked"
@@ -17,7 +16,6 @@ import (
 type List struct {
 	names   []string
 	weights []int // none: the order of the names is strict
-	sums    []int // of the weights up to each
 	Digest  [sha256.Size]byte
 }
 
@@ -41,19 +39,7 @@ func NewList(names []string, weights []int) *List {
 		}
 		h.Write(b) // never fails
 	}
-	l := &List{names: names, weights: weights, Digest: [sha256.Size]byte(h.Sum(nil))}
-	sum := 0
-	for _, w := range weights {
-		sum += w
-		l.sums = append(l.sums, sum)
-	}
-	return l
-}
-
-// draw returns the index of a name, drawn in proportion to the weights. REQUIRES: there are some.
-func (l *List) draw() int {
-	at, _ := slices.BinarySearch(l.sums, 1+rand.IntN(l.sums[len(l.sums)-1]))
-	return at
+	return &List{names: names, weights: weights, Digest: [sha256.Size]byte(h.Sum(nil))}
 }
 
 // set is a List in a shard. Claims with the List wait in the set once and not in each queue, and
@@ -69,6 +55,8 @@ type set struct {
 	queues chunked.List[*engine.Queue] // of list.names; shorter while the set is being built, or dropped
 	open   lottery                     // by index
 	aside  []int                       // to be opened again, after the present claims are served or wait
+	heads  *listHeads                  // nil: no weights, or no other shards; or the set has left it
+	last   bool                        // the set was dropped, and takes heads apart
 	lines
 	servable bool   // its claims may be served
 	turn     uint64 // setTable.turns when a claim of the set was served last, or the set was made
@@ -134,7 +122,9 @@ func (d *Dispatcher) buildSet(list *List) *set {
 		if t.byDigest == nil {
 			t.byDigest = make(map[[sha256.Size]byte]*set)
 		}
-		t.byDigest[list.Digest] = s
+		if t.byDigest[list.Digest] = s; d.board != nil && len(list.weights) > 0 {
+			s.heads = d.board.holdList(list)
+		}
 		t.names += len(list.names)
 		t.looks.Push(s)
 	}
@@ -149,6 +139,9 @@ func (d *Dispatcher) buildSet(list *List) *set {
 		if q.Mask != 0 || c.mayStart() {
 			s.open.add(at)
 		}
+	}
+	if s.heads != nil {
+		s.heads.join(s.queues.Len(), d.shards)
 	}
 	if s.queues.Len() < len(list.names) {
 		return nil
@@ -218,6 +211,9 @@ func (d *Dispatcher) DropSetsOn() {
 	}
 	for n := len(t.dropped); n > 0; n-- {
 		s := t.dropped[n-1]
+		if !s.leaveHeads(d.rules.Spent) {
+			return
+		}
 		for at := s.queues.Len() - 1; at >= 0; at-- {
 			if at%64 == 0 && d.rules.Spent() {
 				return
@@ -227,6 +223,23 @@ func (d *Dispatcher) DropSetsOn() {
 		}
 		t.dropped[n-1], t.dropped = nil, t.dropped[:n-1]
 	}
+}
+
+// leaveHeads ends what the set has of its list's heads, unless spent returns true before.
+func (s *set) leaveHeads(spent func() bool) (done bool) {
+	if s.heads == nil {
+		return true
+	}
+	if !s.last {
+		s.last = s.heads.quit()
+	}
+	for n := 1; s.last && s.heads.leaveOne(); n++ {
+		if n%64 == 0 && spent() {
+			return false
+		}
+	}
+	s.heads = nil
+	return true
 }
 
 func (d *Dispatcher) leaveSet(q *Queue, entry setEntry) {
