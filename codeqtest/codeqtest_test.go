@@ -573,8 +573,8 @@ func TestOptions(t *testing.T) {
 	require.Equal(t, given, *opts)
 }
 
-// TestHeldPlaces: of a queue that works on one task at a time, Work and Drain begin no task beside a
-// handler that goes on after the cancel of its task, and go on when it has returned.
+// TestHeldPlaces: of a queue that works on one task at a time, Work and Drain begin no task beside
+// a handler that goes on after the cancel of its task, and go on when it has returned.
 func TestHeldPlaces(t *testing.T) {
 	for name, work := range map[string]func(*codeqtest.Queue, *codeq.Mux){
 		"work": (*codeqtest.Queue).Work, "drain": (*codeqtest.Queue).Drain,
