@@ -153,8 +153,9 @@ func TestFarTimesTravel(t *testing.T) {
 	for name, op := range map[string]*readOp{
 		"get": {task: info}, "list": {list: pageOf(ListOptions{State: Scheduled, Tenants: []string{"", "\xff"}, From: from, To: to}, listed{Task: info})},
 	} {
-		args := op.encode(nil)
 		there, back := new(readOp), new(readOp)
+		op.kind, there.kind, back.kind = callRead, callRead, callRead
+		args := op.encode(nil)
 		require.NoError(t, parse(args, there.decode), name)
 		require.NoError(t, parse(args, back.decode))
 		require.NoError(t, parse(op.encodeReply(nil), back.decodeReply))
@@ -168,7 +169,7 @@ func TestFarTimesTravel(t *testing.T) {
 		require.EqualValues(t, last, got.RunAt.UnixMilli())
 	}
 	args := (&readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Done})}).encode(nil)
-	there := new(readOp)
+	there := &readOp{completion: newCompletion(callRead)}
 	require.NoError(t, parse(args, there.decode))
 	require.True(t, there.list.From.IsZero() && there.list.To.IsZero())
 }

@@ -207,8 +207,8 @@ func (r *ClaimRequest) check(of string, l *Limits) error {
 		if name == "" {
 			return &InvalidError{of + ".Queues", `""`, "names"}
 		}
-		if err := checkName(of+".Queues", name, l.Name); err != nil {
-			return err
+		if len(name) > l.Name {
+			return checkName(of+".Queues", name, l.Name)
 		}
 	}
 	if err := r.checkWeights(of); err != nil {

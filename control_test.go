@@ -28,7 +28,7 @@ func TestCancelBeforeHandler(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, q.Cancel(t.Context(), id))
 		q.notices.Wait()
-		w := r.pool.Workers()[0]
+		w := new(worker)
 		r.Do(w, op.Grants[0])
 		op.unref()
 		require.Len(t, reported, 1)

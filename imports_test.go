@@ -147,14 +147,14 @@ func TestModulesAgree(t *testing.T) {
 // time, math/rand/v2 and fmt they use what allowedOf has.
 var pure = map[string][]string{
 	"engine": {
-		"bytes", "cmp", "encoding/binary", "encoding/hex", "encoding/json", "errors", "fmt", "maps", "math", "math/bits",
-		"math/rand/v2", "reflect", "slices", "sort", "strconv", "strings", "time", "unicode/utf8", "unsafe",
+		"bytes", "cmp", "container/list", "encoding/binary", "encoding/hex", "encoding/json", "errors", "fmt", "maps", "math", "math/bits",
+		"math/rand/v2", "reflect", "slices", "sort", "strconv", "strings", "sync/atomic", "time", "unicode/utf8", "unsafe",
 		"github.com/cespare/xxhash/v2", "github.com/cockroachdb/pebble/v2",
 		"codeq/internal/arena", "codeq/internal/base", "codeq/internal/chunked", "codeq/internal/fingerprint", "codeq/internal/keys",
 		"codeq/internal/numset", "codeq/internal/recent", "codeq/internal/record", "codeq/internal/schema", "codeq/internal/store",
 		"codeq/internal/ticks", "codeq/internal/timeheap", "codeq/internal/wheel", "codeq/internal/window", "codeq/internal/wire",
 	},
-	"permits": {"math", "time", "codeq/internal/wire"},
+	"permits": {"cmp", "math", "time", "codeq/internal/wire"},
 }
 
 // allowedOf is what the rules use of packages that have clocks, files or randomness of everybody's.

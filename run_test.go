@@ -61,16 +61,16 @@ func loseLease(t *testing.T, q *Queue, id ID) {
 }
 
 // TestClaimedButNotStarted: tasks that no worker has begun when Run is to end are given back
-// uncounted and in their places.
+// uncounted and in their places, and so is one whose handler ends with its context.
 func TestClaimedButNotStarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := openForRun(t, Options{})
 		var m Mux
-		Handle(&m, "a", func(context.Context, *Job[[]byte]) error { return nil })
+		Handle(&m, "a", func(ctx context.Context, _ *Job[[]byte]) error { <-ctx.Done(); return ctx.Err() })
 		ids := produce(t, q, slices.Repeat([]Task{{Queue: "a"}}, 6)...)
-		r, err := q.newRun(t.Context(), &m, &RunOptions{Concurrency: 4})
+		r, err := q.newRun(t.Context(), &m, &RunOptions{Concurrency: 1})
 		require.NoError(t, err)
-		n, err := r.Claim(t.Context(), 4) // and no workers
+		n, err := r.Claim(t.Context(), 4)
 		require.NoError(t, err)
 		require.Equal(t, 4, n)
 		require.Equal(t, Counts{Leased: 4, Ready: 2}, countsOf(t, q, "a"))
@@ -100,7 +100,7 @@ func TestStoppedWorker(t *testing.T) {
 		require.NoError(t, err)
 		op, err := q.claim(t.Context(), &r.req, r)
 		require.NoError(t, err)
-		w := r.pool.Workers()[0]
+		w := new(worker)
 		_, hasTask := w.Stop(ErrClosed)
 		require.False(t, hasTask)
 		r.Do(w, op.Grants[0])
