@@ -62,7 +62,12 @@ func (s *State) setPriority(at *located, to *AlterTo) error {
 		return err
 	}
 	l := s.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(to.Arg)})
+	start, started := s.suspects.started[at.id]
+	delete(s.suspects.started, at.id)
 	s.withdraw(at)
+	if started { // a suspect keeps its place of the slow start
+		s.suspects.started[at.id] = start
+	}
 	rec := at.rec.Encode()
 	switch at.state {
 	case Ready:

@@ -237,7 +237,8 @@ func (m *model) takeKeyFrom(id keys.ID, rec *record.Record, from uint64) {
 	}
 	k := &modelKey{id: id}
 	if rec.UniqueFor != 0 {
-		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.promise(rec.UniqueFor)
+		ahead := from - min(from, m.period(keys.ShardOf(id, m.config.Shards))) // the clock that numbers the tasks of one moment
+		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.promise(rec.UniqueFor+min(ahead, schema.UsualLead))
 	}
 	m.byKey[rec.Unique] = k
 }
@@ -711,7 +712,7 @@ func (m *model) tick() {
 	}
 	found := make(map[tickText]keys.ID)
 	m.eachStored(func(t *schema.Task) {
-		if text := t.Record.Headers[TickHeader]; text != "" {
+		if text := t.Record.Headers[TickHeader]; text != "" && m.tasks[t.ID] == nil { // a tick may come again
 			found[tickText{string(t.Record.Payload), m.parseTick(text)}] = t.ID
 		}
 	})
