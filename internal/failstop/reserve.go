@@ -99,9 +99,12 @@ func (r *reserve) end() {
 	r.used.Store(false)
 }
 
-// restore tries to make the reserve again, several times a second at most.
+// restore tries to make the reserve again, several times a second at most. It does not wait for
+// another call, which may wait for a disk that hangs.
 func (r *reserve) restore() (made bool) {
-	r.mu.Lock()
+	if !r.mu.TryLock() {
+		return false
+	}
 	defer r.mu.Unlock()
 	now := time.Now()
 	if !r.gone.Load() || now.Before(r.next) {
