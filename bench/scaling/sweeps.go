@@ -165,7 +165,7 @@ func sweeps(z size) []*sweep {
 		settings: []setting{calls(process), calls(disk)},
 		bars:     true,
 	}, backlogSweep(z), {
-		name: "callers", title: "Callers of single calls, at both levels", axis: "callers",
+		name: "callers", title: "Callers at both levels", axis: "callers",
 		about: "Single calls of a producer and a worker, or of producers and of four workers for each of them. All lines are measured three " +
 			"times in turn, as the disk is faster and slower from minute to minute.",
 		values: []int{1, 8, 32, 128},
@@ -185,7 +185,7 @@ func sweeps(z size) []*sweep {
 		plain:    true,
 		logY:     true,
 	}, {
-		name: "batches", title: "Producers of batches, at both levels", axis: "producers",
+		name: "batches", title: "Batches at both levels", axis: "producers",
 		about:    "Batches of 64 and `Run`, with four workers for each producer. All lines are measured three times in turn.",
 		values:   []int{1, 32},
 		label:    number,

@@ -597,7 +597,7 @@ func (m *model) hasAllTicks() bool {
 func (m *model) resume() {
 	clear(m.orphans)
 	for _, k := range m.byKey {
-		k.promised = m.promise(k.length)
+		k.promised = m.promise(k.length + 2*schema.UsualLead) // the clock that numbers tasks is ahead
 	}
 	for _, t := range m.live {
 		if t.state != Leased {
