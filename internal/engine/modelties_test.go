@@ -237,8 +237,8 @@ func (m *model) takeKeyFrom(id keys.ID, rec *record.Record, from uint64) {
 	}
 	k := &modelKey{id: id}
 	if rec.UniqueFor != 0 {
-		// The clock that numbers tasks is ahead by those of one moment, and by what a crash takes from
-		// the clock of periods.
+		// The clock that numbers tasks is ahead by those of one moment, and by what a crash takes
+		// from the clock of periods.
 		ahead := from - min(from, m.period(keys.ShardOf(id, m.config.Shards)))
 		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.promise(rec.UniqueFor+min(ahead, 2*schema.UsualLead))
 	}
