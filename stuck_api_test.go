@@ -48,7 +48,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 			_, err := nodes[0].Produce(t.Context(), codeq.Task{Queue: "a"})
 			return err
 		}
-		for range 8 {
+		for range 16 { // so that each shard has some
 			call("stuck", stick)
 			time.Sleep(time.Millisecond)
 		}
