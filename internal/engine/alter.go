@@ -62,12 +62,7 @@ func (s *State) setPriority(at *located, to *AlterTo) error {
 		return err
 	}
 	l := s.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(to.Arg)})
-	start, started := s.suspects.started[at.id]
-	delete(s.suspects.started, at.id)
-	s.withdraw(at)
-	if started { // a suspect keeps its place of the slow start
-		s.suspects.started[at.id] = start
-	}
+	s.withdraw(at) // a suspect keeps its place of the slow start
 	rec := at.rec.Encode()
 	switch at.state {
 	case Ready:
@@ -89,6 +84,7 @@ func (s *State) setRunAt(at *located, to *AlterTo) error {
 		return notWaiting(at)
 	}
 	runAt := to.Arg
+	s.freePlace(at.id)
 	s.withdraw(at)
 	at.rec.RunAt = runAt
 	rec := at.rec.Encode()
@@ -171,6 +167,7 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 	if err := s.hasLanes(1); err != nil {
 		return err
 	}
+	s.freePlace(at.id)
 	s.withdraw(at)
 	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	o := Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}
@@ -209,9 +206,9 @@ func (s *State) cancel(at *located) {
 	gone := at.state == Dead && !at.rec.HoldsTurn // the turn of its group was passed on
 	at.rec.HoldsTurn = false
 	at.rec.Suspect = false
+	s.freePlace(at.id)
 	if at.lease != nil {
 		at.lease.goesOn = at.lease.handled && !at.lease.over
-		s.freePlace(at.id)
 		s.unlease(at.lease)
 		if !isFirstPlace(at.lane, at.lease.since, at.id) {
 			s.unindex(at.id)
@@ -262,6 +259,7 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 		return false
 	}
 	rec.Parents, rec.OnDead, rec.OnMissing = at.rec.Parents, at.rec.OnDead, at.rec.OnMissing
+	s.freePlace(at.id)
 	s.withdraw(at)
 	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes
 	rec.Parent = rec.Parent || at.rec.Parent

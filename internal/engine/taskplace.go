@@ -63,13 +63,13 @@ func (s *State) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 }
 
 // withdraw removes a task that is not leased from its place. When its record is stored again, it
-// says that its first place has been used.
+// says that its first place has been used. A suspect keeps its place of the slow start, which goes
+// with it unless it stays ready (freePlace).
 func (s *State) withdraw(at *located) {
 	q := at.lane.queue
 	s.Group.change(at.id)
 	switch at.state {
 	case Ready:
-		s.freePlace(at.id)
 		pos := window.Pos{Since: at.place.At, ID: at.id}
 		before := at.lane.window.Footprint()
 		at.lane.window.Remove(pos)
