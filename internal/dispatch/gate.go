@@ -100,7 +100,7 @@ func (q *Queue) sharedGate() *gate {
 	return g
 }
 
-// wake lets shards serve the claims that wait for a place of a queue.
+// wake makes shards serve the claims that wait for a place of a queue.
 func (d *Dispatcher) wake(q *Queue, shards []*Dispatcher) {
 	for _, w := range shards {
 		if w == d {

@@ -225,7 +225,7 @@ func (d *Dispatcher) DropSetsOn() {
 	}
 }
 
-// leaveHeads ends what the set has of its list's heads, unless spent returns true before.
+// leaveHeads ends the set's use of the heads of its list, unless spent returns true before.
 func (s *set) leaveHeads(spent func() bool) (done bool) {
 	if s.heads == nil {
 		return true

@@ -46,7 +46,7 @@ func (m *minter) tick(wall, now uint64) {
 // stored.
 func (s *State) time() uint64 { return max(s.mint.time, s.mint.clock>>clockShift) }
 
-// stamp is time for what is stored. REQUIRES: the group stores the clock.
+// stamp is the time that a stored record gets. REQUIRES: the group stores the clock.
 func (s *State) stamp() uint64 {
 	s.mint.clock = max(s.mint.clock, s.mint.time<<clockShift)
 	return s.time()

@@ -230,7 +230,7 @@ func TestTurnIsKept(t *testing.T) {
 		require.Equal(t, "ABXXXABXXXABXXX", trickle(s, 15))
 		s.settleAll()
 	})
-	t.Run("two at a time", func(t *testing.T) { // before one amid its turn
+	t.Run("two at a time", func(t *testing.T) { // before one in the middle of its turn
 		s := newSharded(t, 1)
 		s.configure("a", `{"TenantWeights":{"A":3,"X":2}}`)
 		s.produceFor("a", 0, 100, "A", "B")

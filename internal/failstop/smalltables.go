@@ -120,7 +120,7 @@ func overlapping(tables []*pebble.SSTableInfo) (n int, size uint64) {
 	return n, size
 }
 
-// add adds a table whose smallest key is not before those of the others.
+// add adds a table. REQUIRES: its smallest key is not before those of the others.
 func (r *tableRun) add(t *pebble.SSTableInfo, shared int) {
 	r.bytes += t.Size
 	if n := len(r.spans); n > 0 && bytes.Equal(r.spans[n-1].first[:shared], t.Smallest.UserKey[:shared]) {
