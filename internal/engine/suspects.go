@@ -98,7 +98,9 @@ type suspectEffects struct {
 }
 
 // IsZero reports whether there are none.
-func (e *suspectEffects) IsZero() bool { return *e == suspectEffects{} }
+func (e *suspectEffects) IsZero() bool {
+	return e.Crashed|e.Passed|e.Freed|e.Late|e.Beside|e.Apart == 0 && !e.Anew
+}
 
 // The price of a crash for a task that was at work.
 type crashCost uint8

@@ -226,7 +226,11 @@ type Hop struct{ From, To int }
 // that each hop has begun when those before it have ended. others includes messages of the shard to
 // itself that are sent in rare cases only.
 func Hops(tasks []engine.NewTask, from, shards int, others bool) []Hop {
-	if !slices.ContainsFunc(tasks, func(t engine.NewTask) bool { return t.Tied != nil && len(t.Tied.Parents) > 0 }) {
+	waits := false
+	for i := range tasks {
+		waits = waits || tasks[i].Tied != nil && len(tasks[i].Tied.Parents) > 0
+	}
+	if !waits {
 		return nil
 	}
 	r, _ := routeOf(tasks, from, shards, math.MaxInt) // no error: there is no limit
