@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -463,10 +464,20 @@ func TestDirectoryIsReplaced(t *testing.T) {
 				require.NoError(t, os.Remove(log))
 			}
 		}, false},
+		"logs replaced": {func(t *testing.T, dir string) {
+			logs, err := filepath.Glob(filepath.Join(dir, "shard-*", "*.log"))
+			require.NoError(t, err)
+			require.NotEmpty(t, logs)
+			for _, log := range logs {
+				testkit.WriteFile(t, log+".copy", testkit.ReadFile(t, log))
+				require.NoError(t, os.Rename(log+".copy", log))
+			}
+		}, false},
 	} {
 		for _, works := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, works on: %t", name, works), func(t *testing.T) {
 				t.Parallel()
+				ofLogs := strings.HasPrefix(name, "logs ")
 				dir := filepath.Join(t.TempDir(), "queue")
 				closedQueue(t, dir+".other", 2)
 				opts := &codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk, MemTableBytes: 256 << 10}
@@ -486,11 +497,11 @@ func TestDirectoryIsReplaced(t *testing.T) {
 						if id, err = q.Produce(t.Context(), codeq.Task{Queue: "a", Payload: payload}); err == nil {
 							tasks = append(tasks, id)
 						}
-						if name == "logs removed" && len(tasks) > 200 {
+						if ofLogs && len(tasks) > 200 {
 							break // new ones take their place
 						}
 					}
-					if name != "logs removed" {
+					if !ofLogs {
 						require.True(t, errors.Is(err, codeq.ErrFailed) || errors.Is(err, codeq.ErrUncertain), "%v", err)
 					}
 				}
@@ -501,11 +512,15 @@ func TestDirectoryIsReplaced(t *testing.T) {
 					require.ErrorIs(t, err, codeq.ErrLocked)
 				}
 				err = q.Close()
-				if !works || name != "logs removed" {
+				if !works || !ofLogs {
 					require.ErrorIs(t, err, codeq.ErrFailed)
 					require.ErrorContains(t, err, "was moved, removed or replaced while it was open")
 				}
-				if name != "a store removed" && name != "a store replaced" && name != "logs removed" {
+				if name == "logs replaced" && !works {
+					_, err := codeq.Open(dir, nil)
+					require.ErrorIs(t, err, codeq.ErrCopied, "it was not closed in order")
+				}
+				if name != "a store removed" && name != "a store replaced" && !ofLogs {
 					require.Equal(t, before, contentOf(t, dir, dir+".other"), "nothing is written elsewhere")
 				}
 				if !test.moved {

@@ -49,7 +49,7 @@ func errorType(err error) (kind attribute.KeyValue) {
 	for isInternal(err) && errors.Unwrap(err) != nil {
 		err = errors.Unwrap(err)
 	}
-	return semconv.ErrorType(err)
+	return semconv.ErrorTypeKey.String(valid(semconv.ErrorType(err).Value.AsString()))
 }
 
 // textOf is the text of an error: of a panic without the stack, which may have what the program

@@ -81,3 +81,12 @@ func newFile(name string, other io.Writer) (out io.Writer, finish func(error) er
 		return nil
 	}, nil
 }
+
+// canMake makes sure that newFile could make a file; "": none is wanted.
+func canMake(name string) error {
+	_, finish, err := newFile(name, io.Discard)
+	if err == nil && name != "" {
+		err = errors.Join(finish(nil), os.Remove(name))
+	}
+	return err
+}

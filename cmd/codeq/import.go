@@ -11,11 +11,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
 	"codeq"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/private"
 	"codeq/internal/transfer"
 )
@@ -25,8 +27,9 @@ func (a *app) importCommand() *cli.Command {
 		Name: "import", Category: categoryKeep, Usage: "make a new directory of what export has written",
 		Description: "Reads an export and makes the directory -dir, which must not exist or be empty, with -shards\n" +
 			"shards. Tasks get other IDs; -ids writes both. -dir appears when all is in it and was verified:\n" +
-			"until then it is made in -dir.importing, which is removed if the import fails. With -dry-run,\n" +
-			"each line is checked, and the place of the new directory.",
+			"until then it is made in -dir.importing, which is removed if the import fails. An empty -dir\n" +
+			"keeps its owner and mode, may be a mounted volume or a link to a directory, and has a directory\n" +
+			".importing meanwhile. With -dry-run, each line is checked, and the place of the new directory.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "file", Usage: "read this `FILE`; default: the standard input"},
 			&cli.IntFlag{Name: "shards", Usage: "make `N` shards; default: as many as the export had"},
@@ -77,6 +80,9 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 	defer p.end()
 	o := transfer.Config{Shards: shards, Progress: p.tell}
 	if c.Bool("dry-run") {
+		if err := canMake(c.String("ids")); err != nil {
+			return err
+		}
 		done, err := transfer.Check(ctx, from, o)
 		if err != nil {
 			return transferError(err)
@@ -117,13 +123,19 @@ func (a *app) showImport(r importResult) error {
 		did, r.Tasks, r.Schedules, r.Settings, r.Keys, r.Dir, r.Shards)
 }
 
-// place is where a directory is made: beside its own place, until it is whole.
+// place is where a directory is made: beside its own place, until it is whole. A directory that
+// exists, and is empty, is filled: it may be the root of a volume, or belong to a service. Then the
+// work directory is in it.
 type place struct {
 	dir, work string
+	exists    bool
 }
 
 // importMark is a file that says that a directory belongs to an import.
 const importMark = "IMPORT"
+
+// workSuffix ends the name of a work directory, and is that of one in an empty directory.
+const workSuffix = ".importing"
 
 // placeOf returns the place of a new directory.
 func placeOf(dir string) (*place, error) {
@@ -131,24 +143,32 @@ func placeOf(dir string) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &place{dir, dir + ".importing"}, nil
+	if info, err := os.Stat(dir); err == nil && info.IsDir() {
+		if dir, err = filepath.EvalSymlinks(dir); err != nil {
+			return nil, err
+		}
+		return &place{dir, filepath.Join(dir, workSuffix), true}, nil
+	}
+	if err := private.DanglingLink(dir); err != nil {
+		return nil, coded(exitRefused, err)
+	}
+	return &place{dir, dir + workSuffix, false}, nil
 }
 
 func (p *place) queue() string { return filepath.Join(p.work, "queue") }
 
 // check makes sure that the directory can be made, and leaves everything as it is.
 func (p *place) check(from io.Reader) error {
-	names, err := private.FS.List(p.dir)
-	switch {
-	case err == nil && len(names) > 0:
-		return coded(exitRefused, fmt.Errorf("%s is not empty: import makes a new directory", p.dir))
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return coded(exitRefused, err)
+	killed := false
+	if names, err := private.FS.List(p.work); !errors.Is(err, fs.ErrNotExist) && len(names) != 0 {
+		if killed = slices.Contains(names, importMark); !killed {
+			return coded(exitRefused, fmt.Errorf("%s exists, and no import has made it", p.work))
+		}
 	}
-	if names, err := private.FS.List(p.work); !errors.Is(err, fs.ErrNotExist) && len(names) != 0 && !slices.Contains(names, importMark) {
-		return coded(exitRefused, fmt.Errorf("%s exists, and no import has made it", p.work))
+	if err := p.isFree(killed); err != nil {
+		return err
 	}
-	above := filepath.Dir(p.dir)
+	above := filepath.Dir(p.work)
 	for filepath.Dir(above) != above {
 		if _, err := os.Stat(above); !errors.Is(err, fs.ErrNotExist) {
 			break
@@ -160,7 +180,7 @@ func (p *place) check(from io.Reader) error {
 		err = os.Remove(probe)
 	}
 	if err != nil {
-		return fmt.Errorf("a new directory beside %s: %w", p.dir, err)
+		return fmt.Errorf("a new directory in %s: %w", above, err)
 	}
 	// It is written twice, in fewer bytes than the export has.
 	needs := uint64(transfer.KeepFree)
@@ -174,6 +194,23 @@ func (p *place) check(from io.Reader) error {
 	}
 	return nil
 }
+
+// isFree makes sure that the directory is missing, or has nothing but what an import that was killed
+// has put there.
+func (p *place) isFree(killed bool) error {
+	names, err := private.FS.List(p.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return coded(exitRefused, err)
+	}
+	for _, name := range names {
+		if name != workSuffix && !(killed && isStore(name)) && !manifest.IsOfVolume(private.FS, p.dir, name) {
+			return coded(exitRefused, fmt.Errorf("%s is not empty, it has %q: import makes a new directory, or fills an empty one", p.dir, name))
+		}
+	}
+	return nil
+}
+
+func isStore(name string) bool { return strings.HasPrefix(name, "shard-") }
 
 // make makes the directory by fill, and puts it in its place: then it is durable. If that fails,
 // nothing is left.
@@ -203,16 +240,50 @@ func (p *place) begin() (end func() error, err error) {
 		}
 		return nil, err
 	}
+	killed := false
 	names, err := os.ReadDir(p.work)
 	for _, name := range names {
 		if name.Name() != importMark {
+			killed = true
 			err = errors.Join(err, os.RemoveAll(filepath.Join(p.work, name.Name())))
 		}
+	}
+	if err == nil && p.exists {
+		err = p.prepare(killed)
 	}
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
 	return func() error { return errors.Join(os.RemoveAll(p.work), lock.Close()) }, nil
+}
+
+// prepare lets the queue belong to the owner of the directory that exists, and removes what an
+// import that was killed has put there. From here on, no queue can be created there.
+func (p *place) prepare(killed bool) error {
+	err := p.isFree(killed)
+	if err == nil && killed {
+		err = p.clear()
+	}
+	if err == nil {
+		err = os.Mkdir(p.queue(), private.DirMode)
+	}
+	for _, dir := range []string{p.work, p.queue()} {
+		if err == nil {
+			err = private.GiveDirectory(dir)
+		}
+	}
+	return err
+}
+
+// clear removes stores from the directory, which has no manifest.
+func (p *place) clear() error {
+	names, err := os.ReadDir(p.dir)
+	for _, name := range names {
+		if isStore(name.Name()) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(p.dir, name.Name())))
+		}
+	}
+	return err
 }
 
 // finish puts the directory in its place.
@@ -226,13 +297,46 @@ func (p *place) finish() error {
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(p.dir); err != nil && !errors.Is(err, fs.ErrNotExist) { // it was empty
-		return err
+	if p.exists {
+		return p.fillIn()
 	}
 	if err := os.Rename(p.queue(), p.dir); err != nil {
 		return err
 	}
-	if err := syncFile(filepath.Dir(p.dir), true); err != nil {
+	return p.placed(filepath.Dir(p.dir))
+}
+
+// fillIn puts the queue into the directory that exists, the manifest last: until then it is none.
+func (p *place) fillIn() error {
+	names, err := os.ReadDir(p.queue())
+	if err == nil {
+		err = p.isFree(false)
+	}
+	if err != nil {
+		return err
+	}
+	move := func(name string) {
+		if err == nil {
+			err = os.Rename(filepath.Join(p.queue(), name), filepath.Join(p.dir, name))
+		}
+	}
+	for _, name := range names {
+		if isStore(name.Name()) { // a LOCK is made anew
+			move(name.Name())
+		}
+	}
+	if err == nil {
+		err = syncFile(p.dir, true)
+	}
+	if move(manifest.Name); err != nil {
+		return errors.Join(err, p.clear())
+	}
+	return p.placed(p.dir)
+}
+
+// placed makes the last name of the directory durable, which is in another one.
+func (p *place) placed(in string) error {
+	if err := syncFile(in, true); err != nil {
 		return coded(exitUncertain, fmt.Errorf("%s is there, and may be lost by a power failure: %w", p.dir, err))
 	}
 	return nil

@@ -11,8 +11,10 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -261,6 +263,83 @@ func TestReshardFreedKeys(t *testing.T) {
 	require.ErrorAs(t, err, &taken)
 	require.Equal(t, 1970, taken.ID.Time().Year(), "nobody knows which task it was")
 	requireTaken(t, q, map[string]bool{"5": false, "7": true, "8": true})
+}
+
+// TestImportIntoDirectory: an empty directory that exists is filled, whatever leads to it: it keeps
+// its owner and mode, and may be the root of a volume.
+func TestImportIntoDirectory(t *testing.T) {
+	t.Parallel()
+	export := []byte(call(t, "-dir", newQueue(t, fillAll(t)), "export").out)
+	into := func(dir string, flags ...string) done {
+		return run(t.Context(), nil, export, append([]string{"-dir", dir, "import", "-shards", "3"}, flags...)...)
+	}
+	whole := func(dir string) {
+		t.Helper()
+		r := into(dir, "-dry-run")
+		require.Zero(t, r.code, r.err)
+		r = into(dir)
+		require.Zero(t, r.code, r.err)
+		require.True(t, decoded[verifyResult](t, "-dir", dir, "verify").OK)
+		require.NoDirExists(t, filepath.Join(dir, workSuffix))
+		require.Equal(t, exitRefused, into(dir).code, "it is not empty any more")
+	}
+	root := t.TempDir()
+	at := func(name string) string { return filepath.Join(root, name) }
+	require.NoError(t, os.Mkdir(at("empty"), 0o750))
+	before, err := os.Stat(at("empty"))
+	require.NoError(t, err)
+	require.NoError(t, os.Symlink(at("empty"), at("link")))
+	whole(at("link"))
+	after, err := os.Stat(at("empty"))
+	require.NoError(t, err)
+	require.True(t, os.SameFile(before, after))
+	require.Equal(t, before.Mode(), after.Mode())
+
+	require.NoError(t, os.Symlink(at("nowhere"), at("dangling")))
+	for _, flags := range [][]string{{"-dry-run"}, nil} {
+		r := into(at("dangling"), flags...)
+		require.Equal(t, exitRefused, r.code)
+		require.Contains(t, r.err, "which does not exist")
+	}
+
+	// An import that was killed while it put its stores there is run again; what is not its own
+	// stays.
+	require.NoError(t, os.MkdirAll(filepath.Join(at("killed"), "shard-001"), 0o700))
+	require.Equal(t, exitRefused, into(at("killed")).code)
+	require.NoError(t, os.MkdirAll(filepath.Join(at("killed"), workSuffix, "queue"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(at("killed"), workSuffix, importMark), nil, 0o600))
+	_, err = codeq.Open(at("killed"), nil)
+	require.ErrorIs(t, err, codeq.ErrNotQueue)
+	require.NoError(t, os.WriteFile(filepath.Join(at("killed"), "a"), nil, 0o600))
+	require.Equal(t, exitRefused, into(at("killed")).code)
+	require.NoError(t, os.Remove(filepath.Join(at("killed"), "a")))
+	whole(at("killed"))
+
+	// One that fails leaves the directory empty.
+	require.NoError(t, os.Mkdir(at("fails"), 0o700))
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	require.Equal(t, exitEnded, run(ctx, nil, export, "-dir", at("fails"), "import").code)
+	names, err := os.ReadDir(at("fails"))
+	require.NoError(t, err)
+	require.Empty(t, names)
+
+	if os.Geteuid() == 0 && runtime.GOOS == "linux" {
+		const somebody = "65534"
+		require.NoError(t, os.Mkdir(at("service"), 0o700))
+		require.NoError(t, exec.Command("chown", somebody, at("service")).Run())
+		whole(at("service"))
+		out, err := exec.Command("find", at("service"), "!", "-uid", somebody).CombinedOutput()
+		require.NoError(t, err)
+		require.Empty(t, string(out), "root has made what the service cannot read")
+
+		require.NoError(t, os.Mkdir(at("volume"), 0o700))
+		if exec.Command("mount", "-t", "tmpfs", "none", at("volume")).Run() == nil {
+			defer func() { require.NoError(t, exec.Command("umount", at("volume")).Run()) }()
+			require.NoError(t, os.Mkdir(filepath.Join(at("volume"), "lost+found"), 0o700))
+			whole(at("volume"))
+		}
+	}
 }
 
 // contentsOf returns the tasks of a queue by the header that names each.
@@ -634,6 +713,11 @@ func TestImportRefuses(t *testing.T) {
 			return run(t.Context(), nil, []byte(in), append([]string{"-dir", to, "import"}, flags...)...)
 		}
 		require.Equal(t, exitNotNow, imports(to+"2", mars).code)
+		for _, ids := range []string{filepath.Join(to+"2", "ids"), dir} {
+			r := run(t.Context(), nil, []byte(whole), append([]string{"-dir", to + "2", "import", "-ids", ids}, flags...)...)
+			require.Equal(t, exitOther, r.code, "there can be no such file")
+			require.NoDirExists(t, to+"2")
+		}
 		require.Equal(t, exitRefused, imports(to, whole).code, "it is a file")
 		require.Equal(t, exitRefused, imports(dir, whole).code, "it is not empty")
 		require.Equal(t, exitUsage, run(t.Context(), nil, []byte(whole), append([]string{"-dir", to + "2", "import", "-shards", "257"}, flags...)...).code)
@@ -651,7 +735,6 @@ func TestImportRefuses(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(to+".importing", "queue", "shard-000"), 0o700))
 	require.Equal(t, exitRefused, run(t.Context(), nil, []byte(whole), "-dir", to, "import").code, "it belongs to somebody else")
 	require.NoError(t, os.WriteFile(filepath.Join(to+".importing", importMark), nil, 0o600))
-	require.NoError(t, os.Mkdir(to, 0o700), "an empty directory may be there")
 	require.Zero(t, run(t.Context(), nil, []byte(whole), "-dir", to, "import", "-dry-run").code)
 	r = run(t.Context(), nil, []byte(whole), "-dir", to, "import", "-ids", ids)
 	require.Zero(t, r.code, r.err)

@@ -68,7 +68,7 @@ func Verify(fsys vfs.FS, dir string, rules *Rules, repair, copied bool) (*Report
 		err = manifest.ErrNone
 	}
 	if err != nil {
-		return nil, fmt.Errorf("codeq: verify %s: %w", dir, err)
+		return nil, fmt.Errorf("codeq: verify %s: %w", dir, manifest.Permitted(err))
 	}
 	d, err := open(fsys, dir, m, repair)
 	if err != nil {

@@ -68,12 +68,12 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 		err = m.admit(want)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, permitted(err))
+		return nil, fmt.Errorf("open %s: %w", path, Permitted(err))
 	}
 	var made []string
 	if m == nil {
 		if made, err = makeDirectory(fsys, path); err != nil {
-			return nil, fmt.Errorf("create %s: %w", path, permitted(err))
+			return nil, fmt.Errorf("create %s: %w", path, Permitted(err))
 		}
 	}
 	name, err := absolute(fsys, path)
@@ -83,7 +83,7 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	d := New(fsys, name, Manifest{})
 	if err = d.Lock(); err != nil {
 		unmake(fsys, made)
-		return nil, fmt.Errorf("open %s: %w", path, permitted(err))
+		return nil, fmt.Errorf("open %s: %w", path, Permitted(err))
 	}
 	// Another process may have changed the manifest before the lock was taken.
 	if m, err = Read(fsys, name); err == nil {
@@ -101,7 +101,7 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 		err = d.create(want)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open %s: %w", path, permitted(err)), d.Close())
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, Permitted(err)), d.Close())
 	}
 	return d, nil
 }
@@ -109,8 +109,8 @@ func Open(fsys vfs.FS, path string, want Want) (*Directory, error) {
 // IsPath reports whether a text may be the path of a directory.
 func IsPath(path string) bool { return path != "" && !strings.ContainsRune(path, 0) }
 
-// permitted adds to an error who lacks a permission.
-func permitted(err error) error {
+// Permitted adds to an error who lacks a permission.
+func Permitted(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() >= 0 {
 		err = fmt.Errorf("%w: this process is of user %d: change the owner or the mode of the directory", err, os.Geteuid())
 	}
@@ -134,7 +134,7 @@ func OpenUnfinished(fsys vfs.FS, path string) (*Directory, error) {
 func readOnly(fsys vfs.FS, path string, want Want) (*Directory, error) {
 	d, err := openReadOnly(fsys, path, want)
 	if err != nil {
-		return nil, fmt.Errorf("open %s for reading: %w", path, permitted(err))
+		return nil, fmt.Errorf("open %s for reading: %w", path, Permitted(err))
 	}
 	return d, nil
 }
@@ -169,7 +169,7 @@ func openReadOnly(fsys vfs.FS, path string, want Want) (*Directory, error) {
 func Look(fsys vfs.FS, path string) (*Directory, error) {
 	m, err := readQueue(fsys, path, Want{Exists: true})
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, permitted(err))
+		return nil, fmt.Errorf("open %s: %w", path, Permitted(err))
 	}
 	name, err := absolute(fsys, path)
 	if err != nil {

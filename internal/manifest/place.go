@@ -156,6 +156,9 @@ func (d *Directory) End() error {
 	if d.Creating || d.Open == nil {
 		return nil
 	}
+	if d.hold.checkAll() != nil {
+		return nil // Close says it; the files stay those of a queue that was not closed
+	}
 	closed, err := d.IsClosed()
 	if err != nil {
 		return err

@@ -24,8 +24,9 @@ func giveLike(f *os.File, dir string) {
 	}
 }
 
-// giveDirectory is giveLike for a directory. Another user may have put a link in its place.
-func giveDirectory(dir string) error {
+// GiveDirectory gives a directory that root has made to the owner and the group of the one that it
+// is in, as giveLike does. Another user may have put a link in its place.
+func GiveDirectory(dir string) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}

@@ -93,7 +93,7 @@ func mkdir(dir string) error {
 		err = os.Chmod(dir, DirMode)
 	}
 	if err == nil && inQueue(filepath.Dir(dir)) {
-		err = giveDirectory(dir)
+		err = GiveDirectory(dir)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(dir))

@@ -49,7 +49,7 @@ func Export(ctx context.Context, fsys vfs.FS, dir string, copied bool, out io.Wr
 	}
 	if !copied {
 		if err := d.RefuseCopy(); err != nil {
-			return Counts{}, err
+			return Counts{}, fmt.Errorf("open %s for reading: %w", dir, err)
 		}
 	}
 	caches := store.NewCaches(cacheBytes, 0, d.Shards)
