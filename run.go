@@ -323,7 +323,7 @@ var errRunEnds = fmt.Errorf("%w: there was no room until the end of Run", ErrDis
 func (r *runner) giveBack(receipt Receipt, op failOp, f *taskContext) {
 	op.Gone = r.storing.Done() // it waits for room on the disk
 	err := r.queue.failed(r.storeContext(), receipt, op, nil)
-	if err != nil && f != nil {
+	if public(&err); err != nil && f != nil {
 		r.report(&f.lease, err)
 	}
 }
@@ -382,7 +382,7 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	f := &taskContext{runner: r}
 	l := &f.lease
 	if err := decodeGrant(&g, l); err != nil {
-		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, err)
+		r.report(&Lease{ID: g.Receipt.ID, Receipt: receiptOf(g.Receipt)}, base.Prefixed(err))
 		return
 	}
 	f.Begin(l.Timeout)
@@ -497,6 +497,7 @@ func (r *runner) complete(f *taskContext) *failure {
 			err = DeadLetter(base.Prefixed(translated(err)))
 		} else {
 			err = r.queue.checkParents(r.storeContext(), "Complete", op.next)
+			public(&err)
 		}
 		if err != nil {
 			r.queue.recycleComplete(op)
@@ -536,6 +537,7 @@ func (r *runner) forward(op leaseEnd, l *Lease) {
 		if settled {
 			op.recycle(r.queue)
 		}
+		public(&err)
 		return err
 	})
 	if err != nil {
@@ -556,6 +558,7 @@ func (r *runner) settled(op leaseEnd, err error) {
 		r.pool.Outcomes.Done()
 		return
 	}
+	public(&err)
 	go func() {
 		defer r.pool.Outcomes.Done()
 		contain(r.queue.opts.log, "report of an outcome", func() { r.report(l, err) }, nil)

@@ -461,6 +461,37 @@ func TestOutputBeyondLimits(t *testing.T) {
 	}
 }
 
+// TestRefusedFollowUp: output that is refused since a parent is gone is a failed attempt, whose error
+// is that of Complete.
+func TestRefusedFollowUp(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := openForRun(t, codeq.Options{Shards: shards, MaxAttempts: 2})
+			gone := produce(t, q, codeq.Task{Queue: "gone"})[0]
+			require.NoError(t, q.Cancel(t.Context(), gone))
+			var m codeq.Mux
+			codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+				j.FollowUp(codeq.Task{Queue: "b"}, codeq.Task{Queue: "b", After: []codeq.ID{gone}, OnMissing: codeq.RefuseOnMissing})
+				return nil
+			})
+			run := startRun(t, q, &m, codeq.RunOptions{})
+			id := produce(t, q, codeq.Task{Queue: "a"})[0]
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			got := infoOf(t, q, id)
+			require.Equal(t, codeq.Dead, got.State)
+			require.Equal(t, 2, got.Attempts)
+			require.Len(t, run.Reported(), 2)
+			for _, err := range run.Reported() {
+				require.ErrorIs(t, err, codeq.ErrNotFound)
+				requirePrefix(t, "a follow-up", err)
+				require.Equal(t, got.LastError, err.Error())
+			}
+			require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
+		})
+	}
+}
+
 // orderOfRun produces tasks in the queues a, b and c and returns the order in
 // which a Run with one worker takes them.
 func orderOfRun(t *testing.T, each int, opts codeq.RunOptions) (order []string) {

@@ -317,6 +317,12 @@ type nilError struct{ text string }
 
 func (e *nilError) Error() string { return e.text }
 
+// namedError names its own type.
+type namedError string
+
+func (e namedError) Error() string     { return "failed" }
+func (e namedError) ErrorType() string { return string(e) }
+
 // TestErrorsOfHandlers: whatever a handler returns, its attempt ends as without the middleware, and
 // the span has a text in UTF-8, without the stack of a panic.
 func TestErrorsOfHandlers(t *testing.T) {
@@ -340,6 +346,7 @@ func TestErrorsOfHandlers(t *testing.T) {
 		require.Equal(t, "*codeqotel_test.nilError", status("nil"))
 		require.Equal(t, "panic: no server", status("panic"))
 		require.Equal(t, "a\uFFFDb", status("bytes"))
+		require.Equal(t, "a\uFFFDb", attributesOf(o.named("process kind")[0])["error.type"])
 		require.Equal(t, "a\uFFFDb", attributesOf(o.named("send a\uFFFDb")[0])["messaging.destination.name"])
 		dead, err := q.Stats(t.Context())
 		require.NoError(t, err)

@@ -195,8 +195,8 @@ func (p *place) check(from io.Reader) error {
 	return nil
 }
 
-// isFree makes sure that the directory is missing, or has nothing but what an import that was killed
-// has put there.
+// isFree makes sure that the directory is missing, or has nothing but the files that an import has
+// put there before it was killed.
 func (p *place) isFree(killed bool) error {
 	names, err := private.FS.List(p.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -175,6 +176,14 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		waits.After = []codeq.ID{deadID}
 		add(waits)
 
+		// The last times that there are, and a queue that was removed.
+		far := named("far", "far")
+		far.RunAt = time.Date(9999, time.December, 31, 23, 59, 59, 999e6, time.UTC)
+		far.Unique, far.Retention, far.Timeout = codeq.Unique{Key: "far", For: math.MaxInt64}, math.MaxInt64, math.MaxInt64
+		add(far)
+		require.NoError(t, q.Configure(ctx, "removed", func(s *codeq.Settings) { s.Concurrency = 3 }))
+		require.NoError(t, q.DeleteQueue(ctx, "removed"))
+
 		// Order, names that are no UTF-8, settings, schedules.
 		for i := range 300 {
 			task := named(fmt.Sprintf("ready %03d", i), "order")
@@ -225,6 +234,12 @@ func TestReshard(t *testing.T) {
 	claimNamed(t, q, "flow", "waits for dead", finish)
 
 	requireTaken(t, q, map[string]bool{"1": true, "2": false, "3": true, "4": true, "5": true, "6": false, "7": true, "8": true})
+	infos, err := q.Info(ctx)
+	require.NoError(t, err)
+	require.False(t, slices.ContainsFunc(infos, func(i codeq.QueueInfo) bool { return i.Queue == "removed" }))
+	s, err := q.Settings("removed")
+	require.NoError(t, err)
+	require.Zero(t, s)
 }
 
 // requireTaken produces tasks with keys, and makes sure which of them are taken.
