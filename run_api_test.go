@@ -461,8 +461,8 @@ func TestOutputBeyondLimits(t *testing.T) {
 	}
 }
 
-// TestRefusedFollowUp: output that is refused since a parent is gone is a failed attempt, whose error
-// is that of Complete.
+// TestRefusedFollowUp: output that is refused since a parent is gone is a failed attempt, whose
+// error is that of Complete.
 func TestRefusedFollowUp(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {

@@ -334,6 +334,7 @@ func TestErrorsOfHandlers(t *testing.T) {
 			"nil":    func() error { var e *nilError; return e },
 			"panic":  func() error { panic("no server") },
 			"bytes":  func() error { return errors.New("a\xffb") },
+			"kind":   func() error { return namedError("a\xffb") },
 			"a\xffb": func() error { return nil },
 		}
 		for queue, f := range work {
