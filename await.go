@@ -243,12 +243,14 @@ func (op *takenOp) resolve(s *shard) {
 		return
 	}
 	first, next := s.Untaken(op.to)
-	if first < next && s.unreachable[op.to] == nil {
-		s.takers[op.to].Add(next-1, op)
-		return
-	}
 	if first < next {
-		op.err = s.unreachable[op.to]
+		if op.err = s.takers.Ended(op.to); op.err == nil && !s.HasRoom(engine.RoomLow) {
+			op.err = s.space.Refusal(s.index)
+		}
+		if op.err == nil {
+			s.takers.Add(op.to, next-1, op)
+			return
+		}
 	}
 	s.settleAfterCommit(op)
 }

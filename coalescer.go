@@ -211,9 +211,7 @@ func (s *shard) decideLarge(others bool) {
 type waiters struct {
 	awaits broadcast.Waiting[*awaitOp] // for the end of a task
 	idlers []*idleOp                   // for queues to become idle
-	takers []broadcast.Line[*takenOp]  // by another shard: until it has taken messages
-	// unreachable is why a shard takes no messages any more, in a queue by itself; nil: it does.
-	unreachable []error
+	takers broadcast.Lines[*takenOp]   // until another shard has taken messages
 }
 
 // waiting yields the calls.
@@ -228,11 +226,9 @@ func (w *waiters) waiting(yield func(operation) bool) {
 			return
 		}
 	}
-	for i := range w.takers {
-		for op := range w.takers[i].All {
-			if !yield(op) {
-				return
-			}
+	for op := range w.takers.All {
+		if !yield(op) {
+			return
 		}
 	}
 }

@@ -39,6 +39,9 @@ func (s *shard) look() {
 		d.parked = d.parked[:0]
 	}
 	s.dropParked()
+	if !s.HasRoom(engine.RoomLow) { // no message is sent or taken
+		s.takers.Dismiss(func(t *takenOp) { t.settle(d.Refusal(s.index)) })
+	}
 }
 
 // dropParked refuses operations that wait for room but whose callers do not wait any more.
@@ -62,7 +65,7 @@ func (s *shard) hasSpace() bool {
 
 // holdsBack reports whether something waits for room, or may.
 func (s *shard) holdsBack() bool {
-	return !s.HasRoom(engine.RoomLow) || !s.HasRoom(engine.Roomy) && s.TicksAreDue()
+	return !s.HasRoom(engine.RoomLow) || !s.HasRoom(engine.Roomy) && s.TicksAreDue() || s.takers.Wait()
 }
 
 // parkOrRefuse lets an operation wait for room if nobody would call again, and refuses any other.

@@ -236,13 +236,12 @@ type confirmOp struct {
 func (op *confirmOp) resolve(s *shard) {
 	switch {
 	case op.err != nil:
-		s.unreachable[op.to] = op.err
-		s.takers[op.to].Take(engine.Never, func(t *takenOp) { t.settle(op.err) })
+		s.takers.End(op.to, op.err, func(t *takenOp) { t.settle(op.err) })
 		return
 	case !op.late:
 		s.Confirmed(op.to, op.first, op.n)
 		first, _ := s.Untaken(op.to)
-		s.takers[op.to].Take(first-1, func(t *takenOp) {
+		s.takers.Take(op.to, first-1, func(t *takenOp) {
 			if s.node == nil { // what was taken was, whatever becomes of this group
 				t.settle(nil)
 				return

@@ -334,7 +334,11 @@ func TestInterestsEnd(t *testing.T) {
 		c.awaitLeaders()
 		wanted := func() (all engine.KindSet) {
 			for _, n := range c.members() {
-				for _, s := range simQueue(n).led() {
+				q := simQueue(n)
+				if q == nil {
+					continue // it is down
+				}
+				for _, s := range q.led() {
 					require.NoError(t, s.probe(func(s *shard) error { all |= s.Interested; return nil }))
 				}
 			}
@@ -371,6 +375,33 @@ func TestInterestsEnd(t *testing.T) {
 		require.NotZero(t, wanted())
 		time.Sleep(time.Minute)
 		require.Zero(t, wanted(), "an earlier life wanted them")
+
+		// The process is killed, and the leaders change.
+		for _, n := range c.members() {
+			sub, err := simQueue(n).Subscribe(SubscribeOptions{Kinds: []EventKind{EventProduced}})
+			require.NoError(t, err)
+			go sub.Next(t.Context())
+			n.crash(100)
+			c.awaitLeaders()
+			require.NotZero(t, wanted())
+			n.start()
+			c.awaitLeaders()
+		}
+		for i := range 20 { // about when they are given back
+			time.Sleep(500 * time.Millisecond)
+			sub := subscribe(i % 3)
+			if i%5 == 0 {
+				_ = simQueue(c.members()[1]).TransferLeadership(t.Context(), i%2, "")
+				c.awaitLeaders()
+			}
+			_, err := simQueue(c.members()[0]).Produce(t.Context(), Task{Queue: "a"})
+			require.NoError(t, err)
+			time.Sleep(time.Second)
+			require.Len(t, buffered(sub), 1)
+			sub.Close()
+		}
+		time.Sleep(time.Minute)
+		require.Zero(t, wanted(), "killed processes wanted them")
 		c.close()
 	})
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/engine"
+	"codeq/internal/store"
+	"codeq/internal/testkit"
 )
 
 // TestChildrenGoOnInOneCommit: the end of a task lets the first of those go on that wait for nobody
@@ -62,6 +64,59 @@ func TestParentsThatDoNotAnswer(t *testing.T) {
 		f.RequireState(Blocked, child)
 		f.Cancel(parent)
 		f.RequireState(Canceled, child)
+	})
+}
+
+// TestParentsOnFullDisk: below the level on which messages go on, a call that has stored tasks does
+// not wait until the parents know of them: neither one that comes then, nor one that waits already.
+// They learn of it when there is room.
+func TestParentsOnFullDisk(t *testing.T) {
+	t.Parallel()
+	disk := testkit.NewSmallDisk(testkit.FreeAt[engine.Roomy])
+	inFlow(t, Options{Shards: 2, MinFreeBytes: testkit.MinFree, MemTableBytes: 256 << 10, LeaseFor: time.Hour, fs: disk}, func(f *FlowTest) {
+		ctx, child := context.Background(), Task{Queue: "child", LimitKey: f.KeyOf("child", 1), Retention: Forever}
+		stored := func(err error) {
+			f.Helper()
+			require.ErrorIs(f, err, ErrUncertain)
+			require.NotErrorIs(f, err, ErrDiskFull, "which says that nothing was stored")
+			require.ErrorContains(f, err, "make room on the disk")
+		}
+		room := func(level engine.Room) {
+			time.Sleep(2 * store.LookEvery * time.Millisecond) // flushes end
+			disk.Free(testkit.FreeAt[level])
+			time.Sleep(2 * store.LookEvery * time.Millisecond)
+		}
+		parents := []ID{f.ProduceAt(0, Task{Queue: "parent"}), f.ProduceAt(0, Task{Queue: "parent"})}
+		f.ProduceAt(1, Task{Queue: "work"})
+		l := f.Claim("work")
+
+		goOn := hold(f.Q, 0)
+		waits := make(chan error, 1)
+		var first ID
+		go func() {
+			task := child
+			task.After = parents[:1]
+			var err error
+			first, err = f.Q.Produce(ctx, task)
+			waits <- err
+		}()
+		synctest.Wait()
+		require.Empty(f, waits)
+		room(engine.RoomScarce)
+		stored(<-waits)
+		goOn()
+
+		child.After = parents[1:]
+		began := time.Now()
+		stored(f.Q.Complete(ctx, l.Receipt, nil, child))
+		require.Less(f, time.Since(began), time.Second)
+		room(engine.Roomy)
+		f.RequireState(Blocked, first)
+		for _, parent := range parents {
+			f.Cancel(parent)
+		}
+		f.RequireState(Canceled, first)
+		require.Equal(f, Counts{Canceled: 2}, f.Counts("child"))
 	})
 }
 

@@ -25,8 +25,8 @@ import (
 //
 // A task with parents ([Task].After) is stored in one commit, as any other. Then Produce waits
 // until the shards of its parents know of it, in a cluster for [Cluster].CallTimeout at the most.
-// If that, or ctx, ends before, the error matches [ErrUncertain] and comes with the ID: the task is
-// stored, its parents will know of it, and one that goes until then is missing ([OnMissing]).
+// If that, or ctx, or the room on the disk ends before, the error matches [ErrUncertain] and comes
+// with the ID: the task is stored, its parents will know, and one that goes until then is missing.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
 // [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] ([OnMissing], in a
@@ -186,6 +186,9 @@ func (q *Queue) awaitTaken(ctx context.Context, hops []taskbatch.Hop) error {
 			continue
 		}
 		if err := q.doTaken(ctx, h.From, &takenOp{completion: newCompletion(callTaken), to: h.To}); err != nil {
+			if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrNotLeader) { // which say that nothing was stored
+				err = errors.New(err.Error())
+			}
 			return fmt.Errorf("%w: it is stored, and shard %d does not know yet what waits for its tasks: %w", ErrUncertain, h.To, err)
 		}
 	}

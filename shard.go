@@ -75,7 +75,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		timer:   time.NewTimer(time.Hour),
 		space:   diskSpace{Watch: diskspace.New(st, opts.MinFreeBytes, opts.Shards)},
 		steps:   steps.Clock{Table: new(steps.Table)},
-		waiters: waiters{takers: make([]broadcast.Line[*takenOp], opts.Shards), unreachable: make([]error, opts.Shards)},
+		waiters: waiters{takers: broadcast.NewLines[*takenOp](opts.Shards)},
 	}
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, BatchBytes: opts.Limits.BatchBytes, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.mono})
 	s.permits = dispatch.NewPermits(s.claims, permitMail{s})

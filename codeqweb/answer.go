@@ -55,8 +55,8 @@ func underlying(w http.ResponseWriter) http.ResponseWriter {
 	return w
 }
 
-// send sends the answer, part by part, each with its deadline. What other handlers send by the
-// same connection has none.
+// send sends the answer, part by part, each with its deadline. That of the last part holds for what
+// is left to send when the handler has returned; then the server ends it.
 func (a *answer) send() {
 	if a.streaming {
 		return
@@ -84,12 +84,12 @@ func (a *answer) send() {
 	}
 }
 
-// bounded lets a write take some time. A server that knows no deadlines has its own.
+// bounded lets a write take some time, and leaves the deadline as it is then. A server that knows no
+// deadlines has its own.
 func bounded(control *http.ResponseController, d time.Duration, write func() error) error {
 	if err := control.SetWriteDeadline(time.Now().Add(d)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
 	}
-	defer func() { _ = control.SetWriteDeadline(time.Time{}) }()
 	return write()
 }
 

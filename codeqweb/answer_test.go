@@ -1,12 +1,14 @@
 package codeqweb_test
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -88,4 +90,41 @@ func TestRequestsOfUser(t *testing.T) {
 	asking.Wait()
 	holds = false
 	require.Equal(t, http.StatusNotFound, ask("busy"))
+}
+
+// deadlines notes the deadlines that a handler sets. Some middleware passes them on, and hides that
+// an answer can be flushed.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	last time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(t time.Time) error {
+	d.last = t
+	return nil
+}
+
+type unflushed struct {
+	http.ResponseWriter
+	d *deadlines
+}
+
+func (u unflushed) SetWriteDeadline(t time.Time) error { return u.d.SetWriteDeadline(t) }
+
+// TestLastWriteHasDeadline: what the server has still to send when the handler has returned has a
+// deadline, also for answers that a middleware keeps, and at the end of a stream.
+func TestLastWriteHasDeadline(t *testing.T) {
+	s := open(t, codeq.Options{Shards: 1}, as(codeqweb.All))
+	d := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	s.d.ServeHTTP(unflushed{d, d}, request(http.MethodGet, "/tasks", nil))
+	require.Equal(t, http.StatusOK, d.Code)
+	require.True(t, d.last.After(time.Now()))
+
+	d = &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	r := request(http.MethodGet, "/api/v1/events", nil)
+	ctx, cancel := context.WithCancel(r.Context())
+	cancel()
+	s.d.ServeHTTP(d, r.WithContext(ctx))
+	require.Contains(t, d.Body.String(), "retry: ")
+	require.True(t, d.last.After(time.Now()))
 }

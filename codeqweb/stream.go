@@ -146,18 +146,29 @@ func (d *Dashboard) openStream(w http.ResponseWriter) (*stream, func(), error) {
 		d.streams.Add(-1)
 		return nil, nil, err
 	}
-	return s, func() { d.streams.Add(-1) }, nil
+	return s, func() {
+		s.end()
+		d.streams.Add(-1)
+	}, nil
 }
 
-// send writes a message, in the time that a reader has for it.
+// send writes a message, in the time that a reader has for it. Between messages there is no
+// deadline: HTTP/2 ends a stream whose deadline passes.
 func (s *stream) send(m []byte) error {
-	return bounded(s.control, streamWrite, func() error {
+	err := bounded(s.control, streamWrite, func() error {
 		if _, err := s.w.Write(m); err != nil {
 			return err
 		}
 		return s.control.Flush()
 	})
+	if err == nil {
+		_ = s.control.SetWriteDeadline(time.Time{})
+	}
+	return err
 }
+
+// end lets the server send the end of the stream in the same time.
+func (s *stream) end() { _ = bounded(s.control, streamWrite, func() error { return nil }) }
 
 // live lets a page follow the sampler.
 func (d *Dashboard) live(w http.ResponseWriter, r *request) error {

@@ -35,9 +35,14 @@ func (s *State) loadInterests() error {
 }
 
 // SetInterest stores what a node wants to know, unless it has sent that before what is stored;
-// gone: the node was removed from the cluster.
+// gone: the node was removed from the cluster. A value without a life is of a build before
+// formatOfInterests. Once the node has run a newer one, nothing tells which is later: so the node
+// gets both, until it says more.
 func (s *State) SetInterest(node string, v keys.InterestValue, gone bool) {
 	old := s.interests[node]
+	if !gone && v.Life == 0 && old.Life != 0 {
+		v.Kinds, v.Life, v.Number = v.Kinds|old.Kinds, old.Life, old.Number
+	}
 	if !gone && (v.IsBefore(old) || v.Kinds == 0 && old.Kinds == 0) {
 		return
 	}

@@ -140,4 +140,20 @@ func TestLateInterest(t *testing.T) {
 	send(3, 5, 3)
 	require.Zero(t, r.Interested)
 	require.Zero(t, r.stored(keys.Interest))
+
+	// The node runs an older build again, which numbers nothing, and then the newer one.
+	r.driver.format = formatOfInterests - 1
+	r.reopen()
+	send(1, 7, 1)
+	send(2, 0, 0)
+	require.EqualValues(t, 3, r.Interested)
+	send(0, 0, 0)
+	require.EqualValues(t, 3, r.Interested)
+	send(4, 7, 1)
+	send(4, 6, 9)
+	require.EqualValues(t, 4, r.Interested)
+	send(0, 8, 1)
+	require.Zero(t, r.Interested)
+	send(2, 0, 0)
+	require.EqualValues(t, 2, r.Interested)
 }

@@ -94,7 +94,8 @@ func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Li
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ours = n.formats
-	if use != useIntroduction || c.dialed { // or else a stranger may claim to be anybody
+	// A stranger may claim to be anybody, and the IDs of programs never come again.
+	if c.dialed || use != useIntroduction && n.c.Groups > 0 {
 		n.newest[other.ID] = theirs.Newest
 	}
 	switch {

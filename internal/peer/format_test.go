@@ -2,6 +2,7 @@ package peer
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -77,6 +78,27 @@ func TestFormatsAreTold(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 7, c.NewestOf(identityOf("b").ID))
 		require.Zero(t, b.NewestOf(identityOf("c").ID))
+	})
+}
+
+// TestProgramsAreForgotten: a Node that serves programs, of which each has a new ID, keeps nothing
+// of those whose connections have ended.
+func TestProgramsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nw := newNetwork()
+		server := New(Config{Identity: identityOf("a"), Listener: nw.listen("a"), Timeout: testTimeout})
+		for i := range 100 {
+			program := New(Config{Identity: identityOf(fmt.Sprint("program ", i)), Dial: nw.dial, Timeout: testTimeout})
+			_, err := program.Call(t.Context(), at("a"), 1, nil)
+			require.Error(t, err, "there is no handler")
+			require.Positive(t, program.NewestOf(identityOf("a").ID))
+			require.NoError(t, program.Close())
+		}
+		synctest.Wait()
+		require.Empty(t, server.conns)
+		require.Empty(t, server.newest)
+		require.Empty(t, server.admitted)
+		require.NoError(t, server.Close())
 	})
 }
 
