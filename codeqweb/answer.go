@@ -84,7 +84,7 @@ func (a *answer) send() {
 	}
 }
 
-// bounded lets a write take some time, and leaves the deadline as it is then. A server that knows no
+// bounded bounds the time of a write, and leaves the deadline as it is then. A server that knows no
 // deadlines has its own.
 func bounded(control *http.ResponseController, d time.Duration, write func() error) error {
 	if err := control.SetWriteDeadline(time.Now().Add(d)); err != nil && !errors.Is(err, http.ErrNotSupported) {
