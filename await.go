@@ -239,11 +239,7 @@ type takenOp struct {
 func (op *takenOp) resolve(s *shard) {
 	if op.to >= s.opts.Shards { // decode does not know how many shards there are
 		op.err = errMalformedCall
-		s.settleAfterCommit(op)
-		return
-	}
-	first, next := s.Untaken(op.to)
-	if first < next {
+	} else if first, next := s.Untaken(op.to); first < next {
 		if op.err = s.takers.Ended(op.to); op.err == nil && !s.HasRoom(engine.RoomLow) {
 			op.err = s.space.Refusal(s.index)
 		}

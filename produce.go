@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"codeq/internal/arena"
+	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -186,10 +187,7 @@ func (q *Queue) awaitTaken(ctx context.Context, hops []taskbatch.Hop) error {
 			continue
 		}
 		if err := q.doTaken(ctx, h.From, &takenOp{completion: newCompletion(callTaken), to: h.To}); err != nil {
-			if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrNotLeader) { // which say that nothing was stored
-				err = errors.New(err.Error())
-			}
-			return fmt.Errorf("%w: it is stored, and shard %d does not know yet what waits for its tasks: %w", ErrUncertain, h.To, err)
+			return fmt.Errorf("%w: it is stored, and shard %d does not know yet what waits for its tasks: %w", ErrUncertain, h.To, base.CauseOf(err))
 		}
 	}
 	return nil

@@ -46,3 +46,12 @@ var (
 	ErrCanceled   = errors.New("codeq: task canceled")
 	ErrUncertain  = errors.New("codeq: outcome unknown")
 )
+
+// CauseOf returns err as the cause of another error, after something was stored: it does not match
+// the errors that say that nothing was.
+func CauseOf(err error) error {
+	if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrNotLeader) {
+		return errors.New(err.Error())
+	}
+	return err
+}
