@@ -45,7 +45,7 @@ func sampleCalls() map[string]request {
 			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true, Worker: "w"}, Remote: true,
 			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: &engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
 		}},
-		"complete":       &completeOp{completion: newCompletion(callComplete), receipt: receipt, notes: notes, result: []byte("r"), next: []engine.NewTask{task, tied}},
+		"complete":       &completeOp{completion: newCompletion(callComplete), receipt: receipt, notes: notes, result: []byte("r"), next: []engine.NewTask{task, tied}, stillRuns: true},
 		"fail":           &failOp{completion: newCompletion(callFail), receipt: receipt, how: engine.FailDead, wait: -1, cause: "why", notes: notes},
 		"note":           rule(callNote, &call.Note{Receipt: receipt.inner(), Notes: notes}),
 		"extend":         rule(callExtend, &call.Extend{Receipt: receipt.inner(), Duration: 5}),

@@ -350,29 +350,67 @@ func once() func(*codeq.TaskInfo) bool {
 	}
 }
 
-// TestAgeWithWrongClock: the oldest ready task has waited for a time that grows, also while the
-// clock that orders tasks is ahead of the wall clock.
+// TestAgeWithWrongClock: what has waited since before the wall clock was ahead, since then, or since
+// it is right again, has waited for as long as it has, and for a second more each second: by Info,
+// and by what Get tells.
 func TestAgeWithWrongClock(t *testing.T) {
 	t.Parallel()
-	for _, by := range wrongBy {
+	for _, by := range append(wrongBy, time.Hour) {
 		t.Run(by.String(), func(t *testing.T) {
 			throughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *codeq.Process) {
-				age := func() time.Duration {
-					infos, err := p.Info(context.Background())
-					require.NoError(t, err)
-					return p.Now().Sub(infos[0].OldestReady)
+				ctx := context.Background()
+				tasks := make(map[string]codeq.ID)
+				since := make(map[string]time.Time) // by a clock that is right
+				retried := make(map[string]codeq.ID)
+				store := func(queue string) {
+					retried[queue] = p.Store(codeq.Task{Queue: queue})
+					require.NoError(t, p.Retry(ctx, p.Take(queue).Receipt, codeq.RetryOptions{After: 20 * 365 * 24 * time.Hour}))
+					tasks[queue], since[queue] = p.Store(codeq.Task{Queue: queue}), time.Now()
 				}
+				looks := func(but time.Duration) {
+					t.Helper()
+					infos, err := p.Info(ctx)
+					require.NoError(t, err)
+					seen := 0
+					for _, info := range infos {
+						if info.Queue == "x" {
+							continue
+						}
+						id, waits := tasks[info.Queue], time.Since(since[info.Queue]).Seconds()
+						require.InDelta(t, waits, p.Now().Sub(info.OldestReady).Seconds(), but.Seconds(), info.Queue)
+						task, err := p.Get(ctx, id)
+						require.NoError(t, err)
+						require.Equal(t, info.OldestReady, task.At)
+						require.Equal(t, info.OldestReady, task.FirstReady)
+						task, err = p.Get(ctx, retried[info.Queue])
+						require.NoError(t, err)
+						for _, at := range []time.Time{task.FirstReady, task.History[0].Start, task.History[0].End} {
+							require.InDelta(t, waits, p.Now().Sub(at).Seconds(), but.Seconds()+1, info.Queue)
+						}
+						seen++
+					}
+					require.Equal(t, len(tasks), seen)
+				}
+				store("before")
+				p.Pass(time.Hour)
+				looks(time.Second)
 				p.SetClock(by)
-				p.Store(codeq.Task{Queue: "a"})
-				p.Pass(time.Minute)
+				p.Step()
+				store("while")
+				p.Pass(10 * time.Minute)
+				require.NoError(t, p.Cancel(ctx, p.Store(codeq.Task{Queue: "x"}))) // the last time that the next process finds
 				p.SetClock(-by)
 				p.Step()
-				before := age()
-				require.GreaterOrEqual(t, before, time.Duration(0))
-				p.Pass(time.Hour)
-				require.GreaterOrEqual(t, age()-before, 29*time.Minute, "by a clock that advances at half speed at least")
-				p.Step()
-				require.GreaterOrEqual(t, age(), before)
+				store("after")
+				but := min(by, 20*time.Second) // as long as a Step may take
+				for range 3 {
+					looks(but)
+					for range 5 {
+						p.Pass(20 * time.Minute)
+						looks(but)
+					}
+					p.Step()
+				}
 			})
 		})
 	}

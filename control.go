@@ -25,9 +25,9 @@ import (
 // turn of a [Task.Group] go to the next task when the handler has returned, or when its lease would
 // have ended, which nobody renews any more ([RunOptions.LeaseFor]): so no other begins beside it.
 // They do not wait longer than until the next [Open] or change of the shard's leader, and not at
-// all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end, or
-// that is given back by its [Lease.Receipt] ([Queue.Retry], [Queue.Release], [Queue.DeadLetter])
-// while its handler goes on. [QueueInfo.Held] counts such handlers.
+// all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end, and
+// for one whose lease is ended by its [Lease.Receipt] ([Queue.Complete], [Queue.Retry],
+// [Queue.Release], [Queue.DeadLetter]) while its handler goes on. [QueueInfo.Held] counts those.
 //
 // Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
 // [ErrNotWaiting] if it is completed or canceled already.

@@ -35,14 +35,13 @@ type TaskInfo struct {
 	// [Queue.Run] gives it back unstarted, and gets a new one if it comes back in any other way.
 	// [Scheduled]: when it becomes ready. [Blocked]: when it was produced. [Leased]: when the lease
 	// expires; for a task of Run, when it would expire if Run did not renew it any more. [Dead],
-	// [Done], [Canceled]: since when it is. A past time that was taken while the wall clock was
-	// ahead is shown as long ago as it is by the clock that orders the tasks of its shard.
+	// [Done], [Canceled]: since when it is. A past time is by the wall clock as it was set
+	// last, whatever that showed then.
 	At time.Time `json:",omitzero"`
 	// Result is the result of a completed task.
 	Result []byte `json:",omitempty"`
-	// FirstReady is when the task became ready for its first attempt, by the clock that orders the
-	// tasks of its shard; zero if it was not ready yet, or that is not known. [ID.Time] says when
-	// it was produced.
+	// FirstReady is when the task became ready for its first attempt; zero if it was not ready yet,
+	// or that is not known. [ID.Time] says when it was produced.
 	FirstReady time.Time `json:",omitzero"`
 	// History are the attempts of the task, the oldest first: at most the first two and the last
 	// eight that have ended, and the one that goes on. The number of each attempt is that of its
@@ -323,20 +322,20 @@ func (info *TaskInfo) addHistory(t *schema.Task) {
 	if h := t.Record.History; h != nil {
 		info.HistoryDropped = int(h.Dropped)
 		if h.FirstReady != 0 {
-			info.FirstReady = msTime(h.FirstReady)
+			info.FirstReady = msTime(t.ByWall(h.FirstReady))
 		}
 		for i := range h.Attempts {
 			a := &h.Attempts[i]
 			info.History = append(info.History, Attempt{
-				int(a.Number), msTime(a.Start), msTime(a.End), EventKind(a.How), a.Worker, a.Error,
+				int(a.Number), msTime(t.ByWall(a.Start)), msTime(t.ByWall(a.End)), EventKind(a.How), a.Worker, a.Error,
 			})
 		}
 	}
 	if t.Range == keys.Task && t.Record.Leases == 0 {
-		info.FirstReady = msTime(keys.SinceMillis(t.At))
+		info.FirstReady = msTime(t.ByWall(keys.SinceMillis(t.At)))
 	}
 	if e := t.Lease; e != nil {
-		info.History = append(info.History, Attempt{Number: int(e.Attempts), Start: msTime(keys.GrantedAt(e.Token)), Worker: e.Worker})
+		info.History = append(info.History, Attempt{Number: int(e.Attempts), Start: msTime(t.ByWall(keys.GrantedAt(e.Token))), Worker: e.Worker})
 		if e.Notes != nil {
 			notes = e.Notes
 		}

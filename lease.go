@@ -41,6 +41,7 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 		return err
 	}
 	op := q.completeOp(r)
+	op.stillRuns = true
 	err = checkResult(result, &q.opts.Limits)
 	if err == nil {
 		op.result = append(op.result, result...)
@@ -132,6 +133,7 @@ type completeOp struct {
 	result  []byte        // in memory of the operation
 	next    []engine.NewTask
 	ofRunner
+	stillRuns bool // the handler, or it may; not if its outcome is this one
 }
 
 // ofRunner is embedded in operations that end leases. Run does not wait for them: the runner gets
@@ -186,7 +188,7 @@ const maxPooledResult = 16 << 10
 func (q *Queue) recycleComplete(op *completeOp) {
 	clear(op.next)
 	op.result, op.next, op.err, op.roomWait, op.ofRunner = op.result[:0], op.next[:0], nil, roomWait{}, ofRunner{}
-	op.notes = nil
+	op.notes, op.stillRuns = nil, false
 	if cap(op.result) > maxPooledResult {
 		op.result = nil
 	}
@@ -203,12 +205,13 @@ func (op *completeOp) settle(err error) {
 
 func (op *completeOp) resolve(s *shard) {
 	takeNotes(s, op.receipt, op.notes)
-	v, err := s.Complete(op.receipt.inner(), op.result, op.next)
+	v, err := s.Complete(op.receipt.inner(), op.result, op.next, op.stillRuns)
 	s.conclude(op, &op.completion, v, err)
 }
 
 func (op *completeOp) encode(dst []byte) []byte {
-	dst = wire.AppendBytes(wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom()), op.result)
+	dst = call.AppendCompletion(appendReceipt(dst, op.receipt), op.WaitsForRoom(), op.stillRuns, op.format)
+	dst = wire.AppendBytes(dst, op.result)
 	return call.AppendLastNotes(taskbatch.Append(dst, op.next), op.notes)
 }
 
@@ -221,8 +224,9 @@ func takeNotes(s *shard, r Receipt, n *record.Notes) {
 
 func (op *completeOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
-	op.SetWaits(r.Bool())
-	op.result, op.next, op.notes = r.Bytes(), taskbatch.Read(r), call.ReadLastNotes(r)
+	waits, stillRuns := call.ReadCompletion(r)
+	op.SetWaits(waits)
+	op.stillRuns, op.result, op.next, op.notes = stillRuns, r.Bytes(), taskbatch.Read(r), call.ReadLastNotes(r)
 }
 
 // failOp ends a lease without completing the task.

@@ -223,8 +223,8 @@ func TestHandlerOfTaskGivenBackKeepsItsPlace(t *testing.T) {
 	}
 }
 
-// TestHandlerThatGivesBackKeepsItsPlace: limits and turns of a task that is given back by its
-// receipt pass on when its handler has returned, and not when somebody uses the receipt again, or
+// TestHandlerThatGivesBackKeepsItsPlace: limits and turns of a task that its handler gives back,
+// completes or cancels pass on when the handler has returned, and not when somebody uses the receipt again, or
 // the handler is counted as overdue; the queue shows that a place is held, also without tasks.
 func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
 	ctx := context.Background()
@@ -233,6 +233,7 @@ func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
 		"release":     func(q *Queue, r Receipt) error { return q.Release(ctx, r, 0) },
 		"dead letter": func(q *Queue, r Receipt) error { return q.DeadLetter(ctx, r, nil) },
 		"cancel":      func(q *Queue, r Receipt) error { return q.Cancel(ctx, r.ID) },
+		"complete":    func(q *Queue, r Receipt) error { return q.Complete(ctx, r, nil) },
 	}
 	for name, limit := range limited {
 		for how, end := range ends {
@@ -260,7 +261,7 @@ func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
 					go func() { ended <- q.Run(runCtx, &m, &RunOptions{Concurrency: 4}) }()
 					synctest.Wait()
 					requireHeld(t, q, "a", 1)
-					if how == "cancel" || how == "dead letter" {
+					if how == "cancel" || how == "dead letter" || how == "complete" {
 						require.NoError(t, q.WaitIdle(ctx, "b"))
 					}
 					produceNamed(t, q, task, "second")

@@ -21,7 +21,7 @@ type Settings struct {
 	// Paused: nothing is claimed from the queue. [Leased] tasks, and produces, go on.
 	Paused bool `json:",omitzero"`
 	// Concurrency is how many tasks of the queue may be leased at the same time. 0: no limit. A
-	// handler that goes on when its task is canceled or given back counts; see [Queue.Cancel].
+	// handler that goes on after the end of its lease counts; see [Queue.Cancel].
 	// Lowering it ends no lease. In a cluster it bounds all nodes together, whichever fail. When
 	// another node becomes the leader of the first shard, tasks of queues with a Concurrency or
 	// Rate may have to wait until each shard has a leader.

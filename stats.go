@@ -74,11 +74,10 @@ func addCounts(to Counts, c keys.Counts) Counts {
 type QueueInfo struct {
 	Queue  string
 	Counts Counts
-	// OldestReady is since when the oldest [Ready] task waits, by the wall clock; zero: none is. It
-	// is its [TaskInfo.At], unless the clock that orders the tasks of its shard is ahead.
+	// OldestReady is since when the oldest [Ready] task waits ([TaskInfo.At]); zero: none is.
 	OldestReady time.Time `json:",omitzero"`
-	// Held is how many handlers of [Queue.Run] go on though their tasks were canceled or given
-	// back: no task begins in the places that they take, of [Settings.Concurrency], of a LimitKey
+	// Held is how many handlers of [Queue.Run] go on though their tasks were canceled, completed
+	// or given back: no task begins in the places that they take, of [Settings.Concurrency], of a LimitKey
 	// or of the turn of a group ([Queue.Cancel]). [WorkerInfo.Hung] tells which they are.
 	Held     int `json:",omitzero"`
 	Totals   Totals

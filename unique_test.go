@@ -155,7 +155,7 @@ func TestChildIsScheduled(t *testing.T) {
 		p.Pass(time.Minute - time.Millisecond)
 		require.NoError(t, p.shard(0).probe(func(s *shard) error {
 			p.Skew.Add(int64(time.Millisecond)) // for the next group, which lets the child go on
-			_, err := s.Complete(l.Receipt.inner(), nil, nil)
+			_, err := s.Complete(l.Receipt.inner(), nil, nil, false)
 			return err
 		}))
 		p.Check()

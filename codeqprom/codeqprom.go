@@ -159,6 +159,7 @@ type queueGauges struct {
 	label  string
 	counts codeq.Counts
 	oldest time.Time
+	held   int
 }
 
 func (t *queueGauges) add(of *codeq.QueueInfo) {
@@ -170,6 +171,7 @@ func (t *queueGauges) add(of *codeq.QueueInfo) {
 	a.Dead += b.Dead
 	a.Done += b.Done
 	a.Canceled += b.Canceled
+	t.held += of.Held
 	if at := of.OldestReady; !at.IsZero() && (t.oldest.IsZero() || at.Before(t.oldest)) {
 		t.oldest = at
 	}

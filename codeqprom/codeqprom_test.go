@@ -84,6 +84,32 @@ func produce(t testing.TB, q *codeq.Queue, tasks ...codeq.Task) {
 	require.NoError(t, err)
 }
 
+// TestHeld: handlers that go on after the ends of their leases are shown until they return.
+func TestHeld(t *testing.T) {
+	watched(t, nil, codeq.Options{Shards: 2}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {
+		produce(t, q.Queue, task("mail", "a"), task("mail", "b"), codeq.Task{Queue: "idle"})
+		release := make(chan struct{})
+		var m codeq.Mux
+		codeq.Handle(&m, "mail", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			<-release
+			return nil
+		})
+		running, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- q.Run(running, &m, &codeq.RunOptions{Concurrency: 2}) }()
+		told()
+		_, err := q.Bulk(t.Context(), codeq.BulkOptions{Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{Queue: "mail", States: []codeq.State{codeq.Leased}}})
+		require.NoError(t, err)
+		told()
+		require.Equal(t, map[string]float64{"queue=mail": 2, "queue=idle": 0}, values(gather(t, c)["codeq_queue_held"]))
+		close(release)
+		told()
+		require.Empty(t, nonzero(values(gather(t, c)["codeq_queue_held"])))
+		stop()
+		require.NoError(t, <-done)
+	})
+}
+
 // TestCollector: what tasks, handlers and workers do is exported, each with its labels.
 func TestCollector(t *testing.T) {
 	watched(t, nil, codeq.Options{Shards: 2}, func(t *testing.T, q *codeqtest.Queue, c *codeqprom.Collector) {

@@ -13,6 +13,7 @@
 //
 //	codeq_tasks{queue,state}                 gauge      tasks in a state
 //	codeq_queue_oldest_ready_seconds{queue}  gauge      how long the oldest ready task has waited
+//	codeq_queue_held{queue}                  gauge      handlers that hold places after the ends of their leases
 //	codeq_task_events_total{queue,event}     counter    changes of tasks, by codeq.EventKind
 //	codeq_task_wait_seconds{queue}           histogram  from ready to claimed, of tasks run here
 //	codeq_handler_seconds{queue}             histogram  of handlers of Run here

@@ -22,6 +22,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	tasks         = desc("tasks", "Tasks of a queue in a state, in the shards that this process leads.", "queue", "state")
 	oldestReady   = desc("queue_oldest_ready_seconds", "How long the oldest ready task has waited, in the shards that this process leads; 0: none is ready.", "queue")
+	held          = desc("queue_held", "Handlers that go on after the ends of their leases, and hold places of limits and turns of groups, in the shards that this process leads.", "queue")
 	events        = desc("task_events_total", "Changes of tasks, by kind, in the shards that this process has led.", "queue", "event")
 	taskWait      = desc("task_wait_seconds", "How long tasks that this process has worked on had been ready when they were claimed.", "queue")
 	handlerTook   = desc("handler_seconds", "How long the handlers of this process have taken.", "queue")
@@ -90,6 +91,7 @@ func (e *export) queue(t *queueGauges) {
 		e.gauge(tasks, float64(of.n), t.label, of.state.String())
 	}
 	e.gauge(oldestReady, e.since(t.oldest), t.label)
+	e.gauge(held, float64(t.held), t.label)
 }
 
 func (e *export) process(got *scrape) {

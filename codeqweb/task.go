@@ -89,9 +89,22 @@ func sorted(m map[string]string) (list []namedValue) {
 	return list
 }
 
+// firstStart is when the first attempt that is known began; zero: none is.
+func firstStart(t *codeq.TaskInfo) (at time.Time) {
+	if len(t.History) > 0 {
+		at = t.History[0].Start
+	}
+	return at
+}
+
 // timeline draws the life of a task: how it has waited, and its attempts.
 func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 	begin, end := t.ID.Time(), now
+	for _, at := range []time.Time{t.FirstReady, firstStart(t)} { // IDs are by a clock that may have been ahead
+		if !at.IsZero() {
+			begin = earliest(begin, at)
+		}
+	}
 	switch t.State {
 	case codeq.Dead, codeq.Done, codeq.Canceled:
 		end = t.At

@@ -292,6 +292,28 @@ const formatOfOrphans = 7
 // KnowsOverdue reports whether a shard of some format knows engine.FailOverdue.
 func KnowsOverdue(format int) bool { return format >= formatOfOrphans }
 
+// AppendCompletion appends whether a completion waits for room on the disk, and whether the handler
+// goes on, for a shard of some format.
+func AppendCompletion(dst []byte, waits, stillRuns bool, format int) []byte {
+	flags := byte(0)
+	if waits {
+		flags |= 1
+	}
+	if stillRuns && format >= formatOfOrphans {
+		flags |= 2
+	}
+	return append(dst, flags)
+}
+
+// ReadCompletion reads what AppendCompletion has appended.
+func ReadCompletion(r *wire.Reader) (waits, stillRuns bool) {
+	flags := r.Byte()
+	if flags > 3 {
+		r.Fail()
+	}
+	return flags&1 != 0, flags&2 != 0
+}
+
 // AppendFailure appends how an attempt fails, for a shard of some format.
 func AppendFailure(dst []byte, how engine.Failure, format int) []byte {
 	if format < formatOfOrphans {

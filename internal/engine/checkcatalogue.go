@@ -138,6 +138,11 @@ func (c *checker) queues() error {
 	if clock != s.mint.clock || c.last > clock {
 		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
 	}
+	if b, err := schema.Lookup(c.disk, []byte{keys.ClockSets}); err != nil {
+		return err
+	} else if !s.mint.unset && !bytes.Equal(b, keys.AppendClockSets(nil, s.mint.sets)) {
+		c.report("set clocks are %v, on disk %x", s.mint.sets, b)
+	}
 	for n, q := range s.numbers.All() {
 		if q != nil && (int(q.number) != n || s.Queues[q.Name] != q) {
 			c.report("queue %d is not where it belongs", n)

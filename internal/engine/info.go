@@ -9,7 +9,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/window"
 )
@@ -29,7 +28,7 @@ type InfoCursor struct {
 	CountsCursor
 	Queue  string // of which some lanes were visited; "": of none
 	Lanes  int    // of it that are left: the last lane takes the place of one that leaves memory
-	Oldest uint64 // in those that were visited, by the minter's time, ms
+	Oldest uint64 // in those that were visited, by the wall clock, ms
 }
 
 // quietMillis is for how long a queue that is in memory is shown after it has become empty.
@@ -120,10 +119,6 @@ func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
 	if q.totals.Day == 0 {
 		s.recall(q)
 	}
-	// So that it has waited as long by the wall clock.
-	if ahead := s.time() - min(s.time(), s.Wall); ahead > schema.UsualLead && oldest > ahead {
-		oldest -= ahead
-	}
 	i := QueueInfo{Queue: q.Name, Counts: q.Counts, Oldest: oldest, Held: uint64(q.Orphans), Settings: q.Value}
 	if q.totals.Day != 0 {
 		i.Totals = q.totals.All
@@ -135,7 +130,7 @@ func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
 // before a lane of which memory does not know the first ready task; that one, and some that follow,
 // are asked for.
 func (s *State) visitLanes(p *InfoCursor, q *Queue, visits *int) (unknown bool) {
-	asked := 0
+	asked, clock := 0, s.Clock()
 	for i := min(p.Lanes, q.lanes.Len()); i > 0 && *visits > 0 && asked < headsAtOnce; i-- {
 		*visits--
 		l := q.lanes.At(i - 1)
@@ -143,7 +138,7 @@ func (s *State) visitLanes(p *InfoCursor, q *Queue, visits *int) (unknown bool) 
 			if !l.knowsFirst() {
 				asked++
 				s.refiller.heads = append(s.refiller.heads, l)
-			} else if at := keys.SinceMillis(pos.Since); asked == 0 && (p.Oldest == 0 || at < p.Oldest) {
+			} else if at, _ := clock.ByWall(keys.SinceMillis(pos.Since)); asked == 0 && (p.Oldest == 0 || at < p.Oldest) {
 				p.Oldest = at
 			}
 		}

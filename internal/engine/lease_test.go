@@ -27,7 +27,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 			r := newRuled(t, Config{})
 			r.leases.held += c.full
 			for name, end := range map[string]func(Receipt) (Verdict, error){
-				"kept":     func(l Receipt) (Verdict, error) { return r.Complete(l, []byte("result"), nil) },
+				"kept":     func(l Receipt) (Verdict, error) { return r.Complete(l, []byte("result"), nil, false) },
 				"retried":  func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailRetry, -1, "") },
 				"dead":     func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailDead, 0, "given up") },
 				"released": func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailRelease, 0, "") },

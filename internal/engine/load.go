@@ -27,6 +27,7 @@ func (s *State) Load() error {
 	for _, step := range []func() error{
 		s.loadCatalogue,
 		s.loadPeriodClock,
+		s.loadClockSets,
 		s.loadSettings,
 		s.loadGrants,
 		s.loadLeaseClock,

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // minter makes the IDs and the other increasing numbers of one shard, and the places of tasks that
@@ -14,13 +15,16 @@ import (
 // after the largest stored value. So an ID is never made twice, and no task that becomes ready gets
 // a place before one that was ready already, whatever the wall clock does.
 //
-// While the wall clock is behind clock, because it was set back or is that of another node, time
+// While the wall clock is behind time, because it was set back or is that of another node, time
 // advances at half speed: so successive tasks still get different times, and the wall clock catches
-// up.
+// up, after twice as long. From sets follows when a stamp was made by the wall clock.
 type minter struct {
 	clock  uint64 // milliseconds << 12 | counter, of the last number or place made
 	time   uint64 // ms since 1970; never decreases, never behind the wall clock or clock
 	read   uint64 // monotonic clock for which time is valid, ms
+	lead   uint64 // by how much time was ahead of the wall clock then, ms
+	sets   schema.ClockSets
+	unset  bool // sets is not what is stored
 	rand   *rand.Rand
 	shard  int
 	shards int
@@ -30,17 +34,48 @@ const clockShift = 12
 
 // tick sets time from the wall clock and the monotonic clock, both in ms.
 func (m *minter) tick(wall, now uint64) {
-	switch made := m.clock >> clockShift; {
-	case wall >= max(m.time, made):
+	opened, made := m.time == 0, m.clock>>clockShift
+	if opened {
+		m.time, m.read = max(made, m.sets.Latest()), now
+	}
+	passed := now - m.read
+	caughtUp := min(passed/2, m.lead)
+	expected := m.time + passed - caughtUp
+	before := *m
+	switch {
+	case wall >= max(m.time, made) && (caughtUp == m.lead && wall+clockJitter+passed>>clockDrift >= expected || wall >= expected):
 		m.time, m.read = wall, now
-	case made > m.time:
+	case made > expected:
 		m.time, m.read = made, now
+	case caughtUp < m.lead:
+		m.time, m.read = expected-passed%2, now-passed%2
 	default:
-		passed := (now - m.read) / 2
-		m.time += passed
-		m.read += 2 * passed
+		m.time, m.read = expected, now
+	}
+	m.lead = m.time - min(wall, m.time)
+	if wall != 0 && before.time != 0 {
+		m.noteSet(&before, wall, passed, opened)
 	}
 }
+
+// noteSet notes that the wall clock was set in the last ms, or while the shard was closed, if it
+// was.
+func (m *minter) noteSet(before *minter, wall, passed uint64, opened bool) {
+	lead := before.sets.LeadNow(before.time)
+	expected := before.time + passed - lead // by the wall clock
+	slack := schema.UsualLead + passed>>clockDrift
+	if wall+slack >= expected && wall <= expected+slack {
+		return
+	}
+	at := m.time
+	if wall > expected && wall == at { // which no stamp has yet
+		at = max(m.clock>>clockShift, before.time+passed-min(passed/2, lead))
+	}
+	m.sets, m.unset = m.sets.Add(keys.ClockSet{At: at, Wall: wall, Opened: opened}), true
+}
+
+// made returns when a stamp was made, by the wall clock if nobody sets that, ms.
+func (m *minter) made(stamp uint64) uint64 { return m.sets.Made(stamp) }
 
 // time returns the time by the minter's clock, ms, which is not before any that the shard has
 // stored.
@@ -72,8 +107,8 @@ func (m *minter) sinceMillis(ms uint64) uint64 {
 
 // age returns for how many ms a task has been ready at a place, 2^32-1 at most.
 func (m *minter) age(since uint64) uint32 {
-	at := keys.SinceMillis(since)
-	return uint32(min(max(m.time, at)-at, math.MaxUint32))
+	at, now := m.made(keys.SinceMillis(since)), m.made(m.time)
+	return uint32(min(max(now, at)-at, math.MaxUint32))
 }
 
 // id makes the ID of a task of a lane.

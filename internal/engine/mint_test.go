@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"fmt"
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/keys"
+	"codeq/internal/schema"
 )
 
 // timeOf is the time of an ID, ms.
@@ -97,13 +99,13 @@ func TestMinterResumes(t *testing.T) {
 }
 
 // TestMinterSetBack: places of tasks that become ready again never go back, lie
-// behind what was minted before, and are told apart by the millisecond, at half
-// the speed of time until the wall clock has caught up.
+// behind what was minted before, and are told apart by the millisecond, at half the speed of time
+// from the first look at a wall clock that is behind until it has caught up.
 func TestMinterSetBack(t *testing.T) {
 	const hour = uint64(60 * 60 * 1000)
 	rapid.Check(t, func(t *rapid.T) {
 		m := testMinter(0, 1)
-		wall, now, last := 1000*hour, uint64(0), uint64(0)
+		wall, now, last, shown := 1000*hour, uint64(0), uint64(0), uint64(0)
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			passed := rapid.SampledFrom([]uint64{0, 1, 2, 3, 1000, hour}).Draw(t, "passed")
 			now += passed
@@ -116,11 +118,12 @@ func TestMinterSetBack(t *testing.T) {
 			case 2: // the process is another
 				m = &minter{clock: m.clock, rand: m.rand, shards: 1}
 			}
-			before := m.time
+			before, half := m.time, min(passed/2, m.time-min(shown, m.time))
 			m.tick(wall, now)
+			shown = wall
 			require.GreaterOrEqual(t, m.time, wall)
 			require.GreaterOrEqual(t, m.time, last)
-			require.LessOrEqual(t, m.time, max(wall, last, before+(passed+1)/2))
+			require.LessOrEqual(t, m.time, max(wall, last, before+passed-half+1))
 			late := rapid.SampledFrom([]uint64{0, 1, hour}).Draw(t, "late")
 			require.Equal(t, m.time-late, keys.SinceMillis(m.sinceAgo(late)))
 			place := keys.SinceMillis(m.since())
@@ -190,4 +193,143 @@ func TestIDsDiffer(t *testing.T) {
 		seen[m.at(1).id(1)] = true
 	}
 	require.Len(t, seen, 100)
+}
+
+// lives are successive processes of a shard whose wall clock is ahead of the true time, or behind.
+type lives struct {
+	minter
+	uptime, now uint64 // now is the true time, ms
+	ahead       int64  // ms
+	stamps      []madeAt
+}
+
+// madeAt is a stamp, and the true time at which it was made.
+type madeAt struct{ stamp, at uint64 }
+
+func newLives() *lives {
+	l := &lives{minter: *testMinter(0, 1), now: 1 << 40}
+	l.pass(0)
+	return l
+}
+
+func (l *lives) wall() uint64 { return uint64(int64(l.now) + l.ahead) }
+
+// pass lets some time pass, and then makes a stamp.
+func (l *lives) pass(d time.Duration) {
+	l.now += uint64(d.Milliseconds())
+	l.uptime += uint64(d.Milliseconds())
+	l.tick(l.wall(), l.uptime)
+	l.stamps = append(l.stamps, madeAt{l.next() >> clockShift, l.now})
+}
+
+// set sets the wall clock, which is ahead of the true time from then on.
+func (l *lives) set(ahead time.Duration) {
+	l.ahead = ahead.Milliseconds()
+	l.tick(l.wall(), l.uptime)
+}
+
+// reopen ends the process. The next one begins after some time, with a wall clock that is ahead.
+func (l *lives) reopen(after, ahead time.Duration) {
+	next := testMinter(0, 1)
+	next.clock, next.sets = l.clock, l.sets
+	l.minter, l.ahead, l.uptime = *next, ahead.Milliseconds(), 0
+	l.now += uint64(after.Milliseconds())
+	l.pass(0)
+}
+
+// shownAge is the age that is shown of a stamp.
+func (l *lives) shownAge(stamp uint64) time.Duration {
+	c := schema.Clock{Wall: l.wall(), Stamps: max(l.time, l.clock>>clockShift), Sets: l.sets}
+	shown, _ := c.ByWall(stamp)
+	return time.Duration(int64(l.wall()-shown)) * time.Millisecond
+}
+
+// TestAgesWithSetClocks: the ages that are shown of stamps are right while the wall clock is: of
+// those from before, while and after it was ahead or behind, by a restart or not, and also once the
+// clock that stamps is not ahead any more.
+func TestAgesWithSetClocks(t *testing.T) {
+	for _, by := range []time.Duration{3 * time.Second, 10 * time.Second, time.Hour, 24 * time.Hour, 13 * 365 * 24 * time.Hour} {
+		for _, sign := range []time.Duration{1, -1} {
+			for _, how := range []string{"set", "restart"} {
+				t.Run(fmt.Sprint(by*sign, " ", how), func(t *testing.T) {
+					l := newLives()
+					steps := func(but time.Duration) {
+						t.Helper()
+						for range 30 {
+							l.pass(time.Minute)
+						}
+						for i, s := range l.stamps {
+							age := time.Duration(l.now-s.at) * time.Millisecond
+							but := but
+							if how == "restart" { // nobody knows for how long the shard was closed
+								but += age / 10
+							}
+							require.InDelta(t, age.Seconds(), l.shownAge(s.stamp).Seconds(), but.Seconds(), "stamp %d of %v: age %v, clocks %v", i, len(l.stamps), age, l.sets)
+						}
+					}
+					steps(0)
+					change, but, bad := l.set, 3*time.Second, time.Duration(0)
+					if how == "restart" {
+						bad = by + 10*time.Minute
+						change = func(ahead time.Duration) {
+							l.reopen(time.Minute, ahead)
+							but += time.Minute
+						}
+					}
+					for range 3 {
+						change(by * sign)
+						steps(max(but, bad))
+						change(0)
+						for range 4 {
+							steps(but)
+						}
+						l.reopen(time.Minute, 0)
+						but += time.Minute
+						steps(but)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestAgesGrow: however clocks are set and processes end, no stamp is shown as a time to come, or
+// as made before an earlier one, and each age grows by the time that passes while nobody sets the
+// clock.
+func TestAgesGrow(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		some := func(name string) time.Duration {
+			return time.Duration(rapid.SampledFrom([]int{1, 1000, 3000, 10_000, 600_000, 3_600_000, 1 << 37}).Draw(t, name)) * time.Millisecond
+		}
+		l := newLives()
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			switch rapid.IntRange(0, 5).Draw(t, "step") {
+			case 0:
+				l.set(some("ahead") - some("behind"))
+			case 1:
+				l.reopen(some("down"), some("ahead")-some("behind"))
+			case 2:
+				l.reopen(some("down"), 0)
+			default:
+				var before []time.Duration
+				for _, s := range l.stamps {
+					before = append(before, l.shownAge(s.stamp))
+				}
+				d := some("passes")
+				l.pass(d)
+				for i, age := range before {
+					require.InDelta(t, (age + d).Seconds(), l.shownAge(l.stamps[i].stamp).Seconds(), 2.1+d.Seconds()/1000, "stamp %d, clocks %v", i, l.sets)
+				}
+			}
+			last := uint64(0)
+			for i, s := range l.stamps {
+				require.GreaterOrEqual(t, l.shownAge(s.stamp), -schema.UsualLead*time.Millisecond)
+				require.GreaterOrEqual(t, l.made(s.stamp), last, "stamp %d, clocks %v", i, l.sets)
+				last = l.made(s.stamp)
+				ahead, behind := l.sets.Most()
+				require.LessOrEqual(t, s.stamp, l.made(s.stamp)+ahead)
+				require.LessOrEqual(t, l.made(s.stamp), s.stamp+behind)
+			}
+		}
+	})
 }

@@ -818,12 +818,13 @@ type completeCall struct {
 	receipt Receipt
 	result  string
 	next    []spec
+	goesOn  bool // the handler does
 	full    bool
 	err     error
 }
 
 func (m *model) drawCompleteAlone() call {
-	c := &completeCall{receipt: m.drawReceipt()}
+	c := &completeCall{receipt: m.drawReceipt(), goesOn: m.oneIn(3, "goes on")}
 	if rapid.Bool().Draw(m.rt, "result") {
 		c.result = "result of " + c.receipt.String()
 	}
@@ -859,7 +860,7 @@ func (m *model) drawComplete() call {
 func (c *completeCall) do(m *model) {
 	var v Verdict
 	v, c.err = m.decide(keys.ShardOf(c.receipt.ID, m.config.Shards), func(s *drivenShard) (Verdict, error) {
-		return s.Complete(c.receipt, []byte(c.result), prepare(c.next))
+		return s.Complete(c.receipt, []byte(c.result), prepare(c.next), c.goesOn)
 	})
 	c.full = v == Full
 }
@@ -867,8 +868,9 @@ func (c *completeCall) do(m *model) {
 func (c *completeCall) apply(m *model) {
 	t := m.held(c.receipt)
 	if t == nil {
-		m.lost(c.receipt, c.err)
-		m.returned(c.receipt)
+		if m.lost(c.receipt, c.err); !c.goesOn {
+			m.returned(c.receipt)
+		}
 		return
 	}
 	if full := m.shards[t.shard].Room > RoomScarce && m.retention(t) != 0; full || c.full {
@@ -878,6 +880,9 @@ func (c *completeCall) apply(m *model) {
 		return
 	}
 	m.noError(c.err)
+	if c.goesOn {
+		m.orphan(t)
+	}
 	m.toDone(t, c.result)
 	m.completed = t.id
 	m.adopt(t.shard, c.next)

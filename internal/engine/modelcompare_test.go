@@ -282,10 +282,16 @@ func (m *model) compareCounts() {
 // counted, and since when the oldest ready one waits.
 func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 	s := m.shards[shard]
-	oldest := make(map[string]uint64)
+	first := make(map[LaneKey]uint64)
 	for _, t := range m.live {
-		if at := keys.SinceMillis(t.since); t.shard == shard && t.state == Ready && (oldest[t.Queue] == 0 || at < oldest[t.Queue]) {
-			oldest[t.Queue] = at
+		if at := keys.SinceMillis(t.since); t.shard == shard && t.state == Ready && (first[t.LaneKey] == 0 || at < first[t.LaneKey]) {
+			first[t.LaneKey] = at
+		}
+	}
+	oldest, clock := make(map[string]uint64), s.Clock()
+	for lane, at := range first {
+		if at, _ := clock.ByWall(at); oldest[lane.Queue] == 0 || at < oldest[lane.Queue] {
+			oldest[lane.Queue] = at
 		}
 	}
 	want, got := make(map[string]QueueInfo), make(map[string]QueueInfo)
@@ -294,11 +300,6 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 			return keys.Totals{}
 		}
 		return m.totals[shardQueue{shard, queue}]
-	}
-	for name, at := range oldest { // it has waited as long by the wall clock
-		if ahead := m.orderTime(shard) - m.Wall; ahead > schema.UsualLead {
-			oldest[name] = at - ahead
-		}
 	}
 	held := make(map[string]uint64)
 	for r, o := range m.orphans {

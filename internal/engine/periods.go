@@ -123,6 +123,26 @@ func (s *State) sealPeriodClock() {
 	s.Group.set([]byte{keys.PeriodTime}, v.Append(s.value[:0]))
 }
 
+// loadClockSets continues the list of how the wall clock was set.
+func (s *State) loadClockSets() error {
+	b, err := schema.Lookup(s.Store.DB(), []byte{keys.ClockSets})
+	if err != nil || b == nil {
+		return err
+	}
+	if s.mint.sets, err = keys.ParseClockSets(b); err != nil {
+		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+	}
+	return nil
+}
+
+// sealClockSets makes the group store the list, if there is something else to store.
+func (s *State) sealClockSets() {
+	if m := &s.mint; m.unset && s.Format >= periodFormat && !s.Group.isEmpty() {
+		m.unset = false
+		s.Group.set([]byte{keys.ClockSets}, keys.AppendClockSets(s.value[:0], m.sets))
+	}
+}
+
 // periodFormat is the first format that has the clock of periods. Before, a shard begins with the
 // minter's.
 const periodFormat = 7

@@ -201,7 +201,7 @@ func (r *ruled) tenantsOf(queue string, claims int) string {
 func (r *ruled) complete(grants ...Grant) {
 	r.Helper()
 	for i := range grants {
-		r.in(func() (Verdict, error) { return r.Complete(grants[i].Receipt, nil, nil) })
+		r.in(func() (Verdict, error) { return r.Complete(grants[i].Receipt, nil, nil, false) })
 	}
 	r.end()
 }

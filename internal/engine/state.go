@@ -213,6 +213,7 @@ func (s *State) Seal() {
 	s.out.seal(&s.Group)
 	s.sealGrants()
 	s.sealPeriodClock()
+	s.sealClockSets()
 	s.storeLeaseClock() // the group may have granted the first leases
 	s.noteTouched()
 	s.dropEmpty()
@@ -258,7 +259,7 @@ func (s *State) agreed() uint64 {
 
 // Clock returns what the clocks of the shard show.
 func (s *State) Clock() schema.Clock {
-	c := schema.Clock{Wall: s.agreed(), Stamps: s.time(), Periods: s.periods.now}
+	c := schema.Clock{Wall: s.agreed(), Stamps: s.time(), Periods: s.periods.now, Sets: s.mint.sets}
 	if c.Wall == 0 {
 		c.Wall = c.Periods
 	}

@@ -325,7 +325,7 @@ func (w *world) drain(a args, _ []string) {
 		granted := s.leases.all.At(before)
 		w.commit(s)
 		if more = granted != nil; more {
-			v, err := w.begin().Complete(granted.receipt(), nil, nil)
+			v, err := w.begin().Complete(granted.receipt(), nil, nil, false)
 			w.verdict("complete", args{}, v, err)
 			w.commit(s)
 		}
@@ -356,7 +356,7 @@ func (w *world) complete(_ args, words []string) {
 	a := w.args(head)
 	next, _ := w.tasks(rest)
 	s := w.beginAt(a)
-	v, err := s.Complete(w.lease(a), []byte(a.named["result"]), next)
+	v, err := s.Complete(w.lease(a), []byte(a.named["result"]), next, false)
 	w.verdict("complete", a, v, err)
 	w.nameNew(s)
 }

@@ -55,14 +55,17 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 	return Decided, nil
 }
 
-// Complete finishes a task, and takes in its follow-ups.
-func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, error) {
+// Complete finishes a task, and takes in its follow-ups. stillRuns: the handler goes on, or may do
+// so; when it has returned, Complete or Fail is called again.
+func (s *State) Complete(r Receipt, result []byte, next []NewTask, stillRuns bool) (Verdict, error) {
 	if s.isRewritten(r.ID) || s.looksUp(next) && s.Spent() || !s.canAdmit(next) {
 		return Again, nil
 	}
 	ls := s.held(r)
 	if ls == nil {
-		s.returned(r)
+		if !stillRuns {
+			s.returned(r)
+		}
 		return Decided, s.leaseLost(r)
 	}
 	if !s.HasRoom(RoomScarce) && s.retention(ls.lane.queue, ls.retention) != 0 {
@@ -71,6 +74,7 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask) (Verdict, err
 	if err := s.canStore(next); err != nil {
 		return Decided, err
 	}
+	ls.goesOn = stillRuns && ls.handled
 	if s.Broken = s.complete(ls, result); s.Broken == nil && len(next) > 0 {
 		for i := range next {
 			if t := next[i].Tied; t != nil {

@@ -64,6 +64,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 		schema.ScanLeases(r, c.leases),
 		schema.Scan(r, keys.LeaseTime, c.leaseClock),
 		schema.Scan(r, keys.PeriodTime, c.periodClock),
+		schema.Scan(r, keys.ClockSets, c.clockSets),
 		schema.Scan(r, keys.Granted, c.granted),
 		schema.Scan(r, keys.Daily, c.day),
 		schema.Scan(r, keys.Counters, c.counters),
@@ -286,6 +287,13 @@ func (c *checker) granted(key, value []byte) error {
 func (c *checker) periodClock(key, value []byte) error {
 	if _, err := keys.ParsePeriodTime(value); err != nil || len(key) != 1 {
 		c.report("clock of periods %x is %x", key, value)
+	}
+	return nil
+}
+
+func (c *checker) clockSets(key, value []byte) error {
+	if _, err := keys.ParseClockSets(value); err != nil || len(key) != 1 {
+		c.report("list of set clocks %x is %x", key, value)
 	}
 	return nil
 }

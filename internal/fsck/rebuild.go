@@ -45,7 +45,7 @@ type rebuiltTask struct {
 func (b *rebuilder) rebuild(identity string) error {
 	b.set([]byte{keys.Meta}, []byte(identity))
 	for _, step := range []func() error{
-		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copyDays, b.copyPeriodClock, b.copyGrants, b.copySettings, b.rebuildUnique,
+		b.copyRecords, b.rebuildCatalogue, b.copyLeases, b.rebuildCounters, b.copyDays, b.copyPeriodClock, b.copyClockSets, b.copyGrants, b.copySettings, b.rebuildUnique,
 		b.rebuildWakeups, b.rebuildTurns, b.copyMessages, b.rebuildParents, b.rebuildPins, b.writeSent, b.writeWakeups,
 	} {
 		if err := errors.Join(step(), b.commit(), b.damage); err != nil {
@@ -296,6 +296,15 @@ func (b *rebuilder) copyDays() error {
 func (b *rebuilder) copyPeriodClock() error {
 	return b.old.scan(keys.PeriodTime, func(key, value []byte) {
 		if _, err := keys.ParsePeriodTime(value); err == nil && len(key) == 1 {
+			b.set(key, value)
+		}
+	})
+}
+
+// copyClockSets copies how the wall clock was set, by which ages are shown.
+func (b *rebuilder) copyClockSets() error {
+	return b.old.scan(keys.ClockSets, func(key, value []byte) {
+		if _, err := keys.ParseClockSets(value); err == nil && len(key) == 1 {
 			b.set(key, value)
 		}
 	})

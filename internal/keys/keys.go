@@ -88,6 +88,7 @@ const (
 	// PeriodTime is since format 7.
 	PeriodTime = 0x22
 	Granted    = 0x23 // likewise
+	ClockSets  = 0x24 // likewise
 )
 
 // IDLen is the length of a task ID.

@@ -175,6 +175,42 @@ func ParsePeriodTime(b []byte) (PeriodTimeValue, error) {
 	return PeriodTimeValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
 }
 
+// ClockSet says that the wall clock of a shard was set, or that the shard was closed for some time.
+type ClockSet struct {
+	At     uint64 // the last time by the clock that stamps before, ms since 1970
+	Wall   uint64 // the wall clock after it, ms since 1970
+	Opened bool   // the shard was closed between the two
+}
+
+const clockSetLen = 8 + 8 + 1
+
+// AppendClockSets appends the encoded list.
+func AppendClockSets(dst []byte, sets []ClockSet) []byte {
+	for _, s := range sets {
+		opened := byte(0)
+		if s.Opened {
+			opened = 1
+		}
+		dst = append(AppendNumber(AppendNumber(dst, s.At), s.Wall), opened)
+	}
+	return dst
+}
+
+// ParseClockSets reads such a list.
+func ParseClockSets(b []byte) (sets []ClockSet, err error) {
+	if len(b) == 0 || len(b)%clockSetLen != 0 {
+		return nil, malformed("list of set clocks", b)
+	}
+	for rest := b; len(rest) > 0; rest = rest[clockSetLen:] {
+		s := ClockSet{binary.BigEndian.Uint64(rest), binary.BigEndian.Uint64(rest[8:]), rest[16] == 1}
+		if n := len(sets); rest[16] > 1 || n > 0 && s.At < sets[n-1].At {
+			return nil, malformed("list of set clocks", b)
+		}
+		sets = append(sets, s)
+	}
+	return sets, nil
+}
+
 // SettingsValue is the settings of a queue. The one with the larger version counts.
 type SettingsValue struct {
 	Version uint64 // 1 or more, and below 2^56

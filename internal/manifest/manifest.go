@@ -66,7 +66,8 @@ const (
 //	   answers to them the room on the disk; claims say that they are for handlers of Run, and ends of
 //	   leases that the handler goes on; the deadlines of idempotency keys, of waits between attempts and
 //	   of retention are by a clock of the shard's own, which is stored while it differs from that in the
-//	   IDs; queues with a rate store their last leases, which shards tell allocators of permits, and
+//	   IDs; shards store how their wall clocks were set;
+//	   queues with a rate store their last leases, which shards tell allocators of permits, and
 //	   requests for permits tell the priority of the first task and the share of its tenants;
 //	   shards send each other follow-ups that wait for each other (MsgFlow, whose MsgDepend say that
 //	   a parent is of the batch), and tasks of ticks, of which they hear (MsgTick, MsgTicked)

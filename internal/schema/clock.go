@@ -8,6 +8,7 @@ type Clock struct {
 	Wall    uint64 // the wall clock; in a cluster, the one on which its nodes agree
 	Stamps  uint64 // the clock that stamps IDs, places of ready tasks, and ends; not before Wall
 	Periods uint64 // the clock by which waits between attempts end
+	Sets    ClockSets
 }
 
 // Stamp returns the time that goes with the state of a task, as it is stored, ms: since when it is
@@ -35,34 +36,54 @@ const UsualLead = 2000
 const usualJitter = 100
 
 // Shown returns Stamp by the wall clock, and the time that counts for the bounds of lists. They
-// differ only while no clock was set, by as much as clocks then differ. A stamp that is ahead of
-// the wall clock, as that was set back, counts as long ago as it is by the clock that has made it:
-// never as a time to come. A wait between attempts ends when it does if nobody sets the wall clock.
+// differ only while no clock was set, by as much as clocks then differ. A wait between attempts
+// ends when it does if nobody sets the wall clock.
 func (t *Task) Shown() (shown, counts uint64) {
 	at, c := t.Stamp(), &t.clock
 	switch {
-	case *c == Clock{} || t.Lease != nil:
+	case !c.isKnown() || t.Lease != nil:
 		return at, at
 	case t.Range == keys.Scheduled:
 		if max(c.Wall, c.Periods)-min(c.Wall, c.Periods) > usualJitter && t.Record.IsWait(at) {
 			at = c.Wall + at - min(at, c.Periods)
 		}
 		return at, at
-	case at <= c.Wall:
-		return at, at
 	}
-	counts = c.Wall - min(c.Wall, c.Stamps-min(at, c.Stamps))
-	if c.Stamps-min(c.Wall, c.Stamps) > UsualLead {
-		return counts, counts
+	return c.ByWall(at)
+}
+
+// ByWall returns a stamp of the task's shard by the wall clock.
+func (t *Task) ByWall(stamp uint64) uint64 {
+	if !t.clock.isKnown() {
+		return stamp
 	}
-	return at, counts
+	shown, _ := t.clock.ByWall(stamp)
+	return shown
+}
+
+func (c *Clock) isKnown() bool { return c.Stamps|c.Periods != 0 }
+
+// ByWall returns when a stamp was made, by the wall clock as it is set now, and the time that
+// counts for the bounds of lists, which is never one to come.
+func (c *Clock) ByWall(stamp uint64) (shown, counts uint64) {
+	shown = c.Sets.Made(stamp)
+	if shown <= c.Wall {
+		return shown, shown
+	}
+	now := c.Sets.Made(c.Stamps)
+	counts = c.Wall - min(c.Wall, now-min(shown, now))
+	if now-min(c.Wall, now) > UsualLead {
+		shown = counts
+	}
+	return shown, counts
 }
 
 // StampsBetween returns between which stamps all those lie that count from one time on and before
 // another, ms.
 func (c *Clock) StampsBetween(from, to uint64, scheduled bool) (_, _ uint64) {
 	if !scheduled {
-		return from, to + c.Stamps - min(c.Wall, c.Stamps)
+		ahead, behind := c.Sets.Most()
+		return from - min(behind, from), to + max(c.Stamps-min(c.Wall, c.Stamps), ahead)
 	}
 	ahead, behind := c.Periods-min(c.Wall, c.Periods), c.Wall-min(c.Wall, c.Periods)
 	return from - min(behind, from), to + ahead

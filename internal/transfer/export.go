@@ -125,7 +125,7 @@ var ranges = map[byte]int{
 	keys.Lease: lined, keys.Scheduled: lined, keys.Blocked: lined, keys.Dead: lined, keys.Done: lined, keys.Canceled: lined,
 	keys.Index: derived, keys.Unique: lined, keys.Freed: derived, keys.Group: lined, keys.Wake: lined, keys.Pending: lined,
 	keys.Dependent: lined, keys.Outbound: lined, keys.Telling: lined, keys.Pin: lined, keys.Pinned: lined,
-	keys.PeriodTime: lined, keys.Granted: lined,
+	keys.PeriodTime: lined, keys.Granted: lined, keys.ClockSets: dropped,
 }
 
 // open opens the store of a shard.
