@@ -350,9 +350,9 @@ func once() func(*codeq.TaskInfo) bool {
 	}
 }
 
-// TestAgeWithWrongClock: what has waited since before the wall clock was ahead, since then, or since
-// it is right again, has waited for as long as it has, and for a second more each second: by Info,
-// and by what Get tells.
+// TestAgeWithWrongClock: what has waited since before the wall clock was ahead, since then, or
+// since it is right again, has waited for as long as it has, and for a second more each second: by
+// Info, and by what Get tells.
 func TestAgeWithWrongClock(t *testing.T) {
 	t.Parallel()
 	for _, by := range append(wrongBy, time.Hour) {

@@ -224,8 +224,9 @@ func TestHandlerOfTaskGivenBackKeepsItsPlace(t *testing.T) {
 }
 
 // TestHandlerThatGivesBackKeepsItsPlace: limits and turns of a task that its handler gives back,
-// completes or cancels pass on when the handler has returned, and not when somebody uses the receipt again, or
-// the handler is counted as overdue; the queue shows that a place is held, also without tasks.
+// completes or cancels pass on when the handler has returned, and not when somebody uses the
+// receipt again, or the handler is counted as overdue; the queue shows that a place is held, also
+// without tasks.
 func TestHandlerThatGivesBackKeepsItsPlace(t *testing.T) {
 	ctx := context.Background()
 	ends := map[string]func(*Queue, Receipt) error{

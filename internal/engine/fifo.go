@@ -9,8 +9,8 @@ import (
 // keeps it until it ends, over all its attempts; the others wait in the scope of the group. An
 // entry of the range Group says who has the turn; a group without due tasks has no entry. A task
 // that dies while Settings.HoldGroups is set keeps the turn, as its record notes, until it is
-// redriven, purged or canceled. While a handler goes on whose task was canceled, completed or given back, no
-// task of the group begins.
+// redriven, purged or canceled. While a handler goes on whose task was canceled, completed or given
+// back, no task of the group begins.
 
 // takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
 // it ends, also while it waits for another attempt.

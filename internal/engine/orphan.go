@@ -6,10 +6,10 @@ import (
 )
 
 // An orphan is a handler of Run that goes on when its lease has ended without it: its task was
-// canceled, completed, or given back by somebody else, or by the handler itself. What limits the work of others counts it until it has returned, or until
-// the lease would have ended that nobody renews: the limits of its queue and of its LimitKey, and
-// the turn of its group. Only memory knows orphans: the next Open, or the next leader, lets others
-// go on.
+// canceled, completed, or given back by somebody else, or by the handler itself. What limits the
+// work of others counts it until it has returned, or until the lease would have ended that nobody
+// renews: the limits of its queue and of its LimitKey, and the turn of its group. Only memory knows
+// orphans: the next Open, or the next leader, lets others go on.
 //
 // An orphan is in the wheel of leases, like the lease that it had.
 
