@@ -152,9 +152,9 @@ func outcomeOf(o *engine.Outcome) *Outcome {
 }
 
 // WaitIdle waits until the named queues, or all queues if none is named, have no task that is
-// ready, scheduled, blocked or leased: every task has ended. It returns the error of ctx if ctx
-// ends first. It waits for tasks whose handlers are overdue, and not for handlers that go on after
-// the ends of their tasks ([QueueInfo.Held]).
+// ready, scheduled, blocked or leased: every task has ended. It waits for tasks whose
+// handlers are overdue, and not for handlers that go on after the ends of their leases
+// ([QueueInfo.Held]).
 //
 // It is for programs that end when all tasks are done. It is linearizable: at one moment of the
 // call no shard had such a task, nor was one on its way to another shard. Other producers may add

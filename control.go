@@ -26,8 +26,7 @@ import (
 // have ended, which nobody renews any more ([RunOptions.LeaseFor]): so no other begins beside it.
 // They do not wait longer than until the next [Open] or change of the shard's leader, and not at
 // all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end, and
-// for one whose lease is ended by its [Lease.Receipt] ([Queue.Complete], [Queue.Retry],
-// [Queue.Release], [Queue.DeadLetter]) while its handler goes on. [QueueInfo.Held] counts those.
+// one that any verb ends by its [Lease.Receipt] while its handler goes on ([QueueInfo.Held]).
 //
 // Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
 // [ErrNotWaiting] if it is completed or canceled already.

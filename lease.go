@@ -210,8 +210,7 @@ func (op *completeOp) resolve(s *shard) {
 }
 
 func (op *completeOp) encode(dst []byte) []byte {
-	dst = call.AppendCompletion(appendReceipt(dst, op.receipt), op.WaitsForRoom(), op.stillRuns, op.format)
-	dst = wire.AppendBytes(dst, op.result)
+	dst = call.AppendCompletion(appendReceipt(dst, op.receipt), op.WaitsForRoom(), op.stillRuns, op.result, op.format)
 	return call.AppendLastNotes(taskbatch.Append(dst, op.next), op.notes)
 }
 
@@ -224,9 +223,8 @@ func takeNotes(s *shard, r Receipt, n *record.Notes) {
 
 func (op *completeOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
-	waits, stillRuns := call.ReadCompletion(r)
-	op.SetWaits(waits)
-	op.stillRuns, op.result, op.next, op.notes = stillRuns, r.Bytes(), taskbatch.Read(r), call.ReadLastNotes(r)
+	op.stillRuns = call.ReadCompletion(r, op.SetWaits)
+	op.result, op.next, op.notes = r.Bytes(), taskbatch.Read(r), call.ReadLastNotes(r)
 }
 
 // failOp ends a lease without completing the task.

@@ -76,9 +76,9 @@ type QueueInfo struct {
 	Counts Counts
 	// OldestReady is since when the oldest [Ready] task waits ([TaskInfo.At]); zero: none is.
 	OldestReady time.Time `json:",omitzero"`
-	// Held is how many handlers of [Queue.Run] go on though their tasks were canceled, completed or
-	// given back: no task begins in the places that they take, of [Settings.Concurrency], of a
-	// LimitKey or of the turn of a group ([Queue.Cancel]). [WorkerInfo.Hung] tells which they are.
+	// Held is how many handlers of [Queue.Run] go on after the ends of their leases, and hold
+	// places of limits and turns of groups ([Queue.Cancel]). [WorkerInfo.Hung] tells which they
+	// are.
 	Held     int `json:",omitzero"`
 	Totals   Totals
 	Settings Settings `json:",omitzero"`

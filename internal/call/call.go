@@ -292,9 +292,9 @@ const formatOfOrphans = 7
 // KnowsOverdue reports whether a shard of some format knows engine.FailOverdue.
 func KnowsOverdue(format int) bool { return format >= formatOfOrphans }
 
-// AppendCompletion appends whether a completion waits for room on the disk, and whether the handler
-// goes on, for a shard of some format.
-func AppendCompletion(dst []byte, waits, stillRuns bool, format int) []byte {
+// AppendCompletion appends whether a completion waits for room on the disk, whether the handler
+// goes on, for a shard of some format, and a result.
+func AppendCompletion(dst []byte, waits, stillRuns bool, result []byte, format int) []byte {
 	flags := byte(0)
 	if waits {
 		flags |= 1
@@ -302,16 +302,17 @@ func AppendCompletion(dst []byte, waits, stillRuns bool, format int) []byte {
 	if stillRuns && format >= formatOfOrphans {
 		flags |= 2
 	}
-	return append(dst, flags)
+	return wire.AppendBytes(append(dst, flags), result)
 }
 
-// ReadCompletion reads what AppendCompletion has appended.
-func ReadCompletion(r *wire.Reader) (waits, stillRuns bool) {
+// ReadCompletion reads what AppendCompletion has appended, but for the result.
+func ReadCompletion(r *wire.Reader, setWaits func(bool)) (stillRuns bool) {
 	flags := r.Byte()
 	if flags > 3 {
 		r.Fail()
 	}
-	return flags&1 != 0, flags&2 != 0
+	setWaits(flags&1 != 0)
+	return flags&2 != 0
 }
 
 // AppendFailure appends how an attempt fails, for a shard of some format.
