@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -170,6 +172,296 @@ func TestHungStoreOfLeader(t *testing.T) {
 	})
 }
 
+// boundedCalls makes calls on all nodes, one after the other on each, until stop is called. Each of
+// them has to end within twice CallTimeout, whatever its outcome: it ends after CallTimeout, or
+// later if the shard has got further meanwhile. Those that tell how a node is end earlier.
+func boundedCalls(t *testing.T, c *simCluster) (stop func()) {
+	ctx := t.Context()
+	var ended sync.WaitGroup
+	over := make(chan struct{})
+	for _, n := range c.members() {
+		q := simQueue(n)
+		calls := []struct {
+			name string
+			most time.Duration
+			call func() error
+		}{
+			{"Produce", 2 * simCallTimeout, func() error {
+				_, err := q.Produce(ctx, Task{Queue: "a", Payload: make([]byte, 8<<10)})
+				return err
+			}},
+			{"Claim", 2 * simCallTimeout, func() error {
+				l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, NoWait: true})
+				if err == nil {
+					err = q.Complete(ctx, l.Receipt, nil)
+				}
+				return err
+			}},
+			{"Stats", 2 * simCallTimeout, func() error { _, err := q.Stats(ctx); return err }},
+			{"List", 2 * simCallTimeout, func() error {
+				for _, err := range q.List(ctx, ListOptions{State: Ready}) {
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			}},
+			{"Health", 0, func() error { return q.Health(ctx) }},
+			{"ProcessInfo", 2 * simCallTimeout, func() error { _, err := q.ProcessInfo(ctx); return err }},
+			{"ClusterStatus", simCallTimeout, func() error { _, err := q.ClusterStatus(ctx); return err }},
+		}
+		ended.Go(func() {
+			for {
+				for _, call := range calls {
+					began := time.Now()
+					err := call.call()
+					if took, most := time.Since(began), call.most; took > most && (call.name != "Claim" || took > 2*most) {
+						t.Errorf("%s on %s took %v: %v", call.name, n.name, took, err)
+					}
+				}
+				select {
+				case <-over:
+					return
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+		})
+	}
+	return func() {
+		close(over)
+		ended.Wait()
+	}
+}
+
+// countLines is a Logger and how often it has logged a message.
+func countLines() (log *slog.Logger, count func(message string) int) {
+	records := new(lockedBuffer)
+	return slog.New(slog.NewTextHandler(records, nil)), func(message string) int {
+		return strings.Count(records.String(), "msg=\""+message+"\"")
+	}
+}
+
+// lockedBuffer is a bytes.Buffer for several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// TestHungParts: whatever part of a leader's disk hangs, another node leads after a moment, and goes
+// on leading; calls end in time on every node; the log says when the stall begins and ends.
+func TestHungParts(t *testing.T) {
+	t.Parallel()
+	for name, hangs := range map[string]func(op, name string) bool{
+		"log":   func(_, name string) bool { return strings.Contains(name, "/raft/") },
+		"votes": func(_, name string) bool { return name == "votes" },
+		"store": func(_, name string) bool { return strings.Contains(name, "shard-000/") },
+		"directories": func(op, name string) bool {
+			return op == "open directory" || op == "sync" && !strings.Contains(name, ".")
+		},
+		"snapshots": func(_, name string) bool { return strings.Contains(name, ".raft") },
+		"syncs":     func(op, _ string) bool { return op == "sync" },
+		"removals":  func(op, _ string) bool { return op == "remove" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, count := countLines()
+			simCase(t, Options{StallAfter: simStall, MemTableBytes: 256 << 10, Logger: log}, func(t *testing.T, c *simCluster) {
+				time.Sleep(2 * time.Minute)
+				c.rest()
+				leader, other := c.lead()
+				stop := boundedCalls(t, c)
+				time.Sleep(5 * time.Second)
+				require.Zero(t, count("disk does not answer"))
+				answer, began := leader.hang(hangs), time.Now()
+				c.snapshot(leader, 0, 1)
+				if name == "votes" {
+					time.Sleep(time.Minute)
+					require.Zero(t, stalledOn(t, other, leader), "a leader stores no vote")
+					requireNode(t, leader, c.leader(0))
+				} else {
+					for stalledOn(t, other, leader) == 0 {
+						require.Less(t, time.Since(began), 2*simStall)
+						time.Sleep(100 * time.Millisecond)
+					}
+					next := c.newLeader(leader)
+					t.Logf("another node leads after %v", time.Since(began))
+					require.Less(t, time.Since(began), simStall+5*500*time.Millisecond)
+					time.Sleep(20 * time.Second)
+					requireNode(t, next, c.leader(0))
+					require.ErrorIs(t, simQueue(leader).Health(t.Context()), ErrStalled)
+				}
+				answer()
+				time.Sleep(10 * time.Second)
+				stop()
+				require.NoError(t, simQueue(leader).Health(t.Context()))
+				require.Equal(t, count("disk does not answer"), count("disk answers again"))
+				require.LessOrEqual(t, count("disk does not answer"), 2, "of the log and the store")
+				c.rest()
+			})
+		})
+	}
+}
+
+// TestShortStalls: a disk that hangs again and again for less than StallAfter, and one that is
+// slow, change no leader.
+func TestShortStalls(t *testing.T) {
+	t.Parallel()
+	for name, disturb := range map[string]func(nodes []*simNode){
+		"short": func(nodes []*simNode) {
+			for range 60 {
+				answer := nodes[0].hang(always)
+				time.Sleep(simStall * 9 / 10)
+				answer()
+				time.Sleep(50 * time.Millisecond)
+			}
+		},
+		"slow": func(nodes []*simNode) {
+			answer := nodes[0].hang(func(op, name string) bool { time.Sleep(simStall * 9 / 10); return false })
+			time.Sleep(time.Minute)
+			answer()
+		},
+		"all slow": func(nodes []*simNode) {
+			for _, n := range nodes {
+				answer := n.hang(func(op, name string) bool { time.Sleep(simStall * 9 / 10); return false })
+				defer answer()
+			}
+			time.Sleep(time.Minute)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, count := countLines()
+			simCase(t, Options{StallAfter: simStall, Logger: log}, func(t *testing.T, c *simCluster) {
+				time.Sleep(2 * time.Minute)
+				c.rest()
+				leader, _ := c.lead()
+				nodes := []*simNode{leader}
+				for _, n := range c.members() {
+					if n != leader {
+						nodes = append(nodes, n)
+					}
+				}
+				group := simQueue(leader).replicas[0].group.Raft()
+				term := group.CurrentTerm()
+				stop := boundedCalls(t, c)
+				disturb(nodes)
+				stop()
+				require.Zero(t, count("disk does not answer"))
+				require.Equal(t, term, group.CurrentTerm())
+			})
+		})
+	}
+}
+
+// TestDisksHangInTurn: a second node hangs as soon as it leads. While two of three hang nobody
+// leads for long, and calls end in time; when one of them answers, there is a leader again.
+func TestDisksHangInTurn(t *testing.T) {
+	t.Parallel()
+	simCase(t, Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		c.rest()
+		leader, _ := c.lead()
+		stop := boundedCalls(t, c)
+		first := leader.hang(always)
+		next := c.newLeader(leader)
+		second := next.hang(always)
+		time.Sleep(20 * time.Second)
+		for _, n := range []*simNode{leader, next} {
+			require.ErrorIs(t, simQueue(n).Health(t.Context()), ErrStalled)
+		}
+		first()
+		began := time.Now()
+		last := c.newLeader(next)
+		require.Less(t, time.Since(began), 20*time.Second)
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+			_, err := simQueue(last).Produce(t.Context(), Task{Queue: "b"})
+			if err == nil {
+				break
+			}
+			require.True(t, time.Now().Before(end), err)
+		}
+		second()
+		time.Sleep(10 * time.Second)
+		stop()
+		for _, n := range c.members() {
+			require.NoError(t, simQueue(n).Health(t.Context()))
+			_, err := simQueue(n).Produce(t.Context(), Task{Queue: "b"})
+			require.NoError(t, err)
+		}
+	})
+}
+
+// TestLeaderHangsAmidChange: the disk of the leader hangs while it hands over, and while members
+// change. Each call ends with its ctx at the latest, on any node, and the change is possible
+// afterwards.
+func TestLeaderHangsAmidChange(t *testing.T) {
+	t.Parallel()
+	const patience = 40 * time.Second
+	for name, change := range map[string]func(ctx context.Context, by *Queue, c *simCluster, leader, other *simNode) error{
+		"TransferLeadership": func(ctx context.Context, by *Queue, _ *simCluster, _, other *simNode) error {
+			return by.TransferLeadership(ctx, 0, other.name)
+		},
+		"Drain": func(ctx context.Context, by *Queue, _ *simCluster, leader, other *simNode) error {
+			return by.Drain(ctx)
+		},
+		"AddNode": func(ctx context.Context, by *Queue, _ *simCluster, leader, other *simNode) error {
+			return by.AddNode(ctx, Peer{"n9", "n9"})
+		},
+		"ReplaceNode": func(ctx context.Context, by *Queue, _ *simCluster, leader, other *simNode) error {
+			return by.ReplaceNode(ctx, other.name, Peer{"n9", "n9"})
+		},
+		"WaitReady": func(ctx context.Context, by *Queue, _ *simCluster, leader, other *simNode) error {
+			return by.WaitReady(ctx)
+		},
+		"SetSchedule": func(ctx context.Context, by *Queue, _ *simCluster, leader, other *simNode) error {
+			return by.SetSchedule(ctx, Schedule{Name: "s", Every: time.Hour, Task: Task{Queue: "s"}})
+		},
+	} {
+		for _, on := range []string{"leader", "other"} {
+			t.Run(name+" on "+on, func(t *testing.T) {
+				simCase(t, Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
+					time.Sleep(2 * time.Minute)
+					c.rest()
+					leader, other := c.lead()
+					by := simQueue(leader)
+					if on == "other" {
+						by = simQueue(other)
+					}
+					var operations atomic.Int64
+					answer := leader.hang(func(string, string) bool { return operations.Add(1) > 2 })
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					began := time.Now()
+					err := change(ctx, by, c, leader, other)
+					took := time.Since(began)
+					require.Less(t, took, patience+100*time.Millisecond, err)
+					began = time.Now()
+					for ; ; time.Sleep(100 * time.Millisecond) {
+						_, err := simQueue(other).Produce(t.Context(), Task{Queue: "b"})
+						if err == nil {
+							break
+						}
+						require.Less(t, time.Since(began), 20*time.Second, err)
+					}
+					answer()
+					time.Sleep(time.Minute)
+					require.NoError(t, simQueue(leader).Undrain(t.Context()))
+				})
+			})
+		}
+	}
+}
+
 // TestDrainOfHungNode: verbs that must write on a disk that hangs end with their ctx, or after
 // CallTimeout, and those of other nodes work.
 func TestDrainOfHungNode(t *testing.T) {
@@ -246,6 +538,32 @@ func TestCloseOfHungNode(t *testing.T) {
 		o.fs = n.machine.Disk() // which knows that it is locked, too
 		close(t, q, &o, life)
 		c.close()
+	})
+}
+
+// TestCloseBesideHungCheckpoint: Close returns although a checkpoint does not, and nothing else is
+// under way on the disk.
+func TestCloseBesideHungCheckpoint(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		life := simtest.NewMachine().Start()
+		q, err := Open("queue", &Options{Shards: 2, fs: life.FS()})
+		require.NoError(t, err)
+		life.Hang(func(_, name string) bool { return !strings.HasPrefix(name, "queue/") })
+		defer life.Answer()
+		copied := make(chan error, 1)
+		go func() { copied <- q.Checkpoint(context.Background(), "copy") }()
+		synctest.Wait()
+		for range 2 {
+			began := time.Now()
+			err := q.Close()
+			require.ErrorIs(t, err, ErrStalled)
+			require.ErrorContains(t, err, "checkpoint")
+			require.LessOrEqual(t, time.Since(began), 3*q.opts.StallAfter)
+		}
+		life.Answer()
+		require.ErrorIs(t, <-copied, ErrClosed)
+		require.NoError(t, q.Close())
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
+	"codeq/internal/failstop"
 	"codeq/internal/conversion"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
@@ -31,7 +32,8 @@ const Unfinished = "UNFINISHED"
 // Copy is the directory of a copy, locked until it is complete.
 type Copy struct {
 	*manifest.Directory
-	existed bool // the directory existed, and was empty
+	existed bool   // the directory existed, and was empty
+	unwatch func() // ends the watch of the disk for the directory, and for the one above it
 }
 
 var (
@@ -58,6 +60,12 @@ func Begin(fsys vfs.FS, dir, original string, shards int, options *manifest.Opti
 	c := &Copy{Directory: manifest.New(fsys, path, manifest.Manifest{
 		Format: manifest.Format, Shards: shards, ID: manifest.NewID(), Options: options,
 	})}
+	c.unwatch = failstop.WatchAlso(fsys, fsys.PathDir(path))
+	defer func() {
+		if err != nil {
+			c.unwatch()
+		}
+	}()
 	if c.existed, err = isEmpty(fsys, path); err != nil {
 		return nil, err
 	}
@@ -70,6 +78,12 @@ func Begin(fsys vfs.FS, dir, original string, shards int, options *manifest.Opti
 		return nil, errors.Join(err, fsys.Remove(fsys.PathJoin(path, Unfinished)))
 	}
 	return c, nil
+}
+
+// Close unlocks the directory.
+func (c *Copy) Close() error {
+	defer c.unwatch()
+	return c.Directory.Close()
 }
 
 // ShardDir returns the directory of a shard of the copy.

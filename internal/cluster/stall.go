@@ -25,12 +25,13 @@ import (
 // The parts of Config.Disk, which WatchDisk makes: those of the shards follow by their numbers.
 const (
 	LogPart    = 0 // the log of Raft, the votes and the manifest
-	FirstShard = 1
+	CopyPart   = 1 // checkpoints that are being made; no term is forfeited for it
+	FirstShard = 2
 )
 
 // partNames are the names of the parts, for so many shards.
 func partNames(shards int) []string {
-	names := []string{"log"}
+	names := []string{"log", "checkpoint"}
 	for i := range shards {
 		names = append(names, fmt.Sprintf("shard %d", i))
 	}
@@ -45,7 +46,7 @@ func WatchDisk(d *manifest.Directory, after time.Duration, log *slog.Logger) *fa
 		p := w.Part(FirstShard + i)
 		dirs[manifest.ShardDir(d.FS, d.Path, i)], dirs[manifest.MetaDir(d.FS, d.Path, i)] = p, p
 	}
-	d.FS = w.FS(d.FS, dirs)
+	d.FS = w.FS(d.FS, dirs, w.Part(CopyPart))
 	return w
 }
 

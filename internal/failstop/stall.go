@@ -2,7 +2,10 @@ package failstop
 
 import (
 	"log/slog"
+	"maps"
+	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -249,13 +252,38 @@ func (p *Part) look() {
 }
 
 // FS returns base, with the operations watched that concern files of some directories: the part of
-// a file is that of the nearest directory above it, or of itself. Other files are not watched, nor
-// is RemoveAll, which takes the longer, the more files there are.
-func (w *Watch) FS(base vfs.FS, dirs map[string]*Part) vfs.FS { return &watchFS{base, dirs} }
+// a file is that of the nearest directory above it, or of itself; other is that of WatchAlso. Other
+// files are not watched, nor is RemoveAll, which takes the longer, the more files there are.
+func (w *Watch) FS(base vfs.FS, dirs map[string]*Part, other *Part) vfs.FS {
+	fs := &watchFS{FS: base, other: other}
+	fs.dirs.Store(&dirs)
+	return fs
+}
 
 type watchFS struct {
 	vfs.FS
-	dirs map[string]*Part
+	other *Part // nil: WatchAlso does nothing
+
+	mu   sync.Mutex                       // held to replace dirs
+	dirs atomic.Pointer[map[string]*Part] // never changed, but replaced
+}
+
+// WatchAlso watches the files of another directory that are opened from now on, until end is
+// called. It does nothing if fs was not made by Watch.FS.
+func WatchAlso(fs vfs.FS, dir string) (end func()) {
+	w, ok := fs.(*watchFS)
+	if !ok || w.other == nil || (*w.dirs.Load())[dir] != nil {
+		return func() {}
+	}
+	change := func(change func(map[string]*Part)) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		dirs := maps.Clone(*w.dirs.Load())
+		change(dirs)
+		w.dirs.Store(&dirs)
+	}
+	change(func(dirs map[string]*Part) { dirs[dir] = w.other })
+	return func() { change(func(dirs map[string]*Part) { delete(dirs, dir) }) }
 }
 
 // Unwrap returns the base, for vfs.Root.
@@ -263,8 +291,8 @@ func (fs *watchFS) Unwrap() vfs.FS { return fs.FS }
 
 // part is that of a file; nil: it is not watched.
 func (fs *watchFS) part(name string) *Part {
-	for {
-		if p := fs.dirs[name]; p != nil {
+	for dirs := *fs.dirs.Load(); ; {
+		if p := dirs[name]; p != nil {
 			return p
 		}
 		above := fs.PathDir(name)
@@ -314,6 +342,10 @@ func (fs *watchFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...v
 
 func (fs *watchFS) OpenDir(name string) (vfs.File, error) {
 	return fs.open("open", name, func() (vfs.File, error) { return fs.FS.OpenDir(name) })
+}
+
+func (fs *watchFS) MkdirAll(dir string, perm os.FileMode) error {
+	return fs.do("mkdir", dir, func() error { return fs.FS.MkdirAll(dir, perm) })
 }
 
 func (fs *watchFS) Link(old, name string) error {

@@ -107,8 +107,8 @@ func TestWatchFS(t *testing.T) {
 			}
 			return nil
 		}}
-		w := NewWatch(time.Second, slog.New(slog.DiscardHandler), "log", "shard 0")
-		fs := w.FS(base, map[string]*Part{"dir": w.Part(0), "dir/shard-000": w.Part(1)})
+		w := NewWatch(time.Second, slog.New(slog.DiscardHandler), "log", "shard 0", "checkpoint")
+		fs := w.FS(base, map[string]*Part{"dir": w.Part(0), "dir/shard-000": w.Part(1)}, w.Part(2))
 		require.Equal(t, base.FS, vfs.Root(fs))
 		require.NoError(t, fs.MkdirAll("dir/shard-000", 0o700))
 		require.NoError(t, fs.MkdirAll("copy", 0o700))
@@ -158,6 +158,25 @@ func TestWatchFS(t *testing.T) {
 			err := <-done
 			require.True(t, err == nil || what == "remove", err) // which may come first
 		}
+		stalls := func(want *Part, name string) {
+			over = make(chan struct{})
+			done := make(chan error, 1)
+			go func() { done <- fs.Remove(name) }()
+			time.Sleep(2 * time.Second)
+			p, _ := w.Stalled()
+			require.Equal(t, want, p, name)
+			close(over)
+			require.NoError(t, <-done)
+			over = nil
+		}
+		end := WatchAlso(fs, "copy")
+		create("copy/b")
+		stalls(w.Part(2), "copy/a")
+		WatchAlso(fs, "dir")()
+		stalls(w.Part(0), "dir/a")
+		end()
+		stalls(nil, "copy/b")
+		WatchAlso(base, "copy")()
 	})
 }
 
