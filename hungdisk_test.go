@@ -259,8 +259,8 @@ func (b *lockedBuffer) String() string {
 	return b.b.String()
 }
 
-// TestHungParts: whatever part of a leader's disk hangs, another node leads after a moment, and goes
-// on leading; calls end in time on every node; the log says when the stall begins and ends.
+// TestHungParts: whatever part of a leader's disk hangs, another node leads after a moment, and
+// goes on leading; calls end in time on every node; the log says when the stall begins and ends.
 func TestHungParts(t *testing.T) {
 	t.Parallel()
 	for name, hangs := range map[string]func(op, name string) bool{

@@ -513,3 +513,39 @@ func TestOverdueHandlerReturns(t *testing.T) {
 		})
 	}
 }
+
+// TestDeleteQueueBesideHandler: a queue without tasks is deleted while a handler of a canceled one
+// goes on. When the queue is used again, its limits hold, and nothing of the handler is left when
+// it has returned.
+func TestDeleteQueueBesideHandler(t *testing.T) {
+	for name, limit := range limited {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+				ctx, s := t.Context(), newOrphanStory(t)
+				configure(t, q, "a", limit.set)
+				stop := s.run(q, RunOptions{Concurrency: 3})
+				first := produceNamed(t, q, limit.task, "first")[0]
+				require.Len(t, s.seen(), 1)
+				require.NoError(t, q.Cancel(ctx, first))
+				_ = stop() // which reports the handler that goes on
+				require.NoError(t, q.DeleteQueue(ctx, "a"))
+
+				configure(t, q, "a", limit.set)
+				stop = s.run(q, RunOptions{Concurrency: 3})
+				produceNamed(t, q, limit.task, "second", "third")
+				time.Sleep(time.Minute) // the lease as it stood at the cancel has ended
+				require.Len(t, s.seen(), 3)
+				close(s.release)
+				synctest.Wait()
+				require.NoError(t, stop())
+				infos, err := q.Info(ctx)
+				require.NoError(t, err)
+				for _, info := range infos {
+					require.Zero(t, info.Held)
+				}
+				require.NoError(t, q.DeleteQueue(ctx, "a"))
+				require.NoError(t, q.checkMemory())
+			})
+		})
+	}
+}

@@ -362,3 +362,65 @@ func TestDeleteQueueInCluster(t *testing.T) {
 		}
 	})
 }
+
+// TestDeletedQueueAfterRecovery: RecoverCluster brings back no settings of a queue that was
+// deleted, and neither does a late call; the next settings are newer.
+func TestDeletedQueueAfterRecovery(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 3, Options{Shards: 2})
+		c.awaitLeaders()
+		n := c.members()[2]
+		require.NoError(t, simQueue(n).Configure(ctx, "a", func(s *Settings) { s.Paused = true }))
+		old, err := simQueue(n).configured(ctx, "a")
+		require.NoError(t, err)
+		require.NoError(t, simQueue(n).DeleteQueue(ctx, "a"))
+		c.rest()
+		for _, lost := range c.members() {
+			lost.crash(100)
+		}
+		c.nodes = []*simNode{n}
+		require.NoError(t, c.recover(n))
+		n.start()
+		c.awaitLeaders()
+		q := simQueue(n)
+		for range 2 {
+			requireInShards(t, q, "a", 0, Settings{})
+			require.NoError(t, q.enforce(ctx, "a", old.Value))
+			late := &call.Configure{Queue: "a", Value: old.Value}
+			_, err = q.do(ctx, 0, rule(callConfigure, late))
+			require.NoError(t, err)
+			require.True(t, late.Late)
+		}
+		require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Burst = 1 }))
+		requireInShards(t, q, "a", 3, Settings{Burst: 1})
+		c.close()
+	})
+}
+
+// TestDeleteQueueOfSuspects: tasks that wait since their process has died are tasks of the queue.
+func TestDeleteQueueOfSuspects(t *testing.T) {
+	disk := crashfs.New()
+	inFlow(t, Options{Shards: 2, Durability: DurabilityDisk, fs: disk}, func(f *FlowTest) {
+		ctx, release := context.Background(), make(chan struct{})
+		produce(t, f.Q, Task{Queue: "a"}, Task{Queue: "a"})
+		m := new(Mux)
+		Handle(m, "a", func(context.Context, *Job[[]byte]) error {
+			<-release
+			return nil
+		})
+		running, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- f.Q.Run(running, m, &RunOptions{Concurrency: 2}) }()
+		synctest.Wait()
+		img := f.Crash(disk)
+		close(release)
+		stop()
+		require.NoError(t, <-ended)
+		var used *NotEmptyError
+		require.ErrorAs(t, img.Q.DeleteQueue(ctx, "a"), &used)
+		require.EqualValues(t, 2, used.Counts.Total())
+		require.NoError(t, img.Q.Close())
+	})
+}
