@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
@@ -602,4 +603,30 @@ func TestJoinByWhoReachesTheNode(t *testing.T) {
 		c.nodes = append(c.nodes, joins)
 		require.Less(t, time.Since(begun), time.Minute)
 	})
+}
+
+// TestCloneIsToldWhere: a process with a copy of an open node's directory is told at which address
+// the node listens, and not only from which port it has connected.
+func TestCloneIsToldWhere(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	qs := threeNodes(t, Options{Shards: 1}, nil)
+	for _, q := range qs {
+		require.NoError(t, q.WaitReady(ctx))
+	}
+	copied := filepath.Join(t.TempDir(), "copied")
+	require.NoError(t, os.CopyFS(copied, os.DirFS(qs[0].dir.Path)))
+	peers := qs[0].opts.Cluster.Peers
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		q, err := Open(copied, &Options{AcceptCopy: true, Cluster: &Cluster{Node: "n0", Listener: l, Peers: peers}})
+		require.NoError(t, err)
+		_, err = q.Produce(ctx, Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrOldCopy)
+		require.ErrorContains(t, err, "at "+peers[0].Address)
+		require.ErrorIs(t, q.Close(), ErrOldCopy)
+	}
+	_, err := qs[0].Produce(ctx, Task{Queue: "a"})
+	require.NoError(t, err)
 }

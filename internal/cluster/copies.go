@@ -225,7 +225,10 @@ func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at str
 			return address, err == nil && id == key.id && bornIn(lives) < key.birth
 		})
 	}
-	again(func(ctx context.Context) (string, bool) { return n.peer.Hears(ctx, key.id, key.birth) })
+	again(func(ctx context.Context) (string, bool) {
+		from, ok := n.peer.Hears(ctx, key.id, key.birth)
+		return n.addressOf(of.ID, from), ok
+	})
 	asking.Wait()
 	select {
 	case at = <-found:
@@ -233,6 +236,17 @@ func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at str
 	default:
 		return "", false
 	}
+}
+
+// addressOf is where a node is that has connected from an address, perhaps by another port than that
+// on which it listens: by the groups, as far as they know it.
+func (n *Node) addressOf(id, from string) string {
+	for _, p := range n.known() {
+		if p.ID == id && p.Address != "" && p.Address != from {
+			return p.Address + " (it has connected from " + from + ")"
+		}
+	}
+	return from
 }
 
 // bornIn is the life in which a process began, or a later one if it does not say.
