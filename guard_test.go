@@ -799,7 +799,7 @@ func TestAbandonedEnds(t *testing.T) {
 			*op.of() = ofRunner{r, new(Lease)}
 			abandon(op, errBroken)
 			r.pool.Outcomes.Wait()
-			require.Equal(t, errBroken, <-told)
+			require.ErrorIs(t, <-told, errBroken)
 		}
 		require.Empty(t, told)
 	})

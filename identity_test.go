@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
@@ -17,6 +16,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/raftlog"
 	"codeq/internal/testcert"
+	"codeq/internal/testkit"
 )
 
 // wipe gives a node that is down a new disk.
@@ -615,7 +615,7 @@ func TestCloneIsToldWhere(t *testing.T) {
 		require.NoError(t, q.WaitReady(ctx))
 	}
 	copied := filepath.Join(t.TempDir(), "copied")
-	require.NoError(t, os.CopyFS(copied, os.DirFS(qs[0].dir.Path)))
+	testkit.CopyDirectory(t, qs[0].dir.Path, copied)
 	peers := qs[0].opts.Cluster.Peers
 	for range 3 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

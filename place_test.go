@@ -25,7 +25,7 @@ import (
 
 func copyDirectory(t *testing.T, from, to string) {
 	t.Helper()
-	require.NoError(t, os.CopyFS(to, os.DirFS(from)))
+	testkit.CopyDirectory(t, from, to)
 }
 
 // leaveOpen makes the directory of a closed queue look as after the end of its process.

@@ -17,7 +17,6 @@ import (
 
 	"codeq"
 	"codeq/internal/keys"
-	"codeq/internal/manifest"
 	"codeq/internal/private"
 	"codeq/internal/transfer"
 )
@@ -203,7 +202,7 @@ func (p *place) isFree(killed bool) error {
 		return coded(exitRefused, err)
 	}
 	for _, name := range names {
-		if name != workSuffix && !(killed && isStore(name)) && !manifest.IsOfVolume(private.FS, p.dir, name) {
+		if name != workSuffix && !(killed && isStore(name)) && !transfer.IsOfVolume(private.FS, p.dir, name) {
 			return coded(exitRefused, fmt.Errorf("%s is not empty, it has %q: import makes a new directory, or fills an empty one", p.dir, name))
 		}
 	}
@@ -328,7 +327,7 @@ func (p *place) fillIn() error {
 	if err == nil {
 		err = syncFile(p.dir, true)
 	}
-	if move(manifest.Name); err != nil {
+	if move(transfer.ManifestName); err != nil {
 		return errors.Join(err, p.clear())
 	}
 	return p.placed(p.dir)

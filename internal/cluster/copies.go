@@ -238,8 +238,8 @@ func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at str
 	}
 }
 
-// addressOf is where a node is that has connected from an address, perhaps by another port than that
-// on which it listens: by the groups, as far as they know it.
+// addressOf is where a node listens that has connected from an address, perhaps by another port: by
+// the groups, as far as they know it.
 func (n *Node) addressOf(id, from string) string {
 	for _, p := range n.known() {
 		if p.ID == id && p.Address != "" && p.Address != from {

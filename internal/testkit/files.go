@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -25,6 +26,18 @@ func ReadFile(t testing.TB, path string) string {
 func WriteFile(t testing.TB, path, content string) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
+}
+
+// CopyDirectory copies a directory, also that of an open queue, in which files come and go: then it
+// begins again.
+func CopyDirectory(t testing.TB, from, to string) {
+	t.Helper()
+	err := os.CopyFS(to, os.DirFS(from))
+	for tries := 0; tries < 100 && errors.Is(err, fs.ErrNotExist); tries++ {
+		require.NoError(t, os.RemoveAll(to))
+		err = os.CopyFS(to, os.DirFS(from))
+	}
+	require.NoError(t, err)
 }
 
 // RecursiveListing is everything below a directory: by path, the mode and a hash of the content.

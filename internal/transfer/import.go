@@ -39,6 +39,13 @@ type Result struct {
 // ErrZone is matched by the error for a schedule with a time zone that this machine does not know.
 var ErrZone = errors.New("time zone is not known here")
 
+// ManifestName is the name of the file without which a directory holds no queue.
+const ManifestName = manifest.Name
+
+// IsOfVolume reports whether a name in a directory is of the volume that the directory is the root
+// of, and stands for nothing.
+func IsOfVolume(fsys vfs.FS, dir, name string) bool { return manifest.IsOfVolume(fsys, dir, name) }
+
 // Check reads an export to its end, and checks each line as Import does. Contradictions between
 // lines are found by Import only.
 func Check(ctx context.Context, in io.Reader, o Config) (Result, error) {
