@@ -235,3 +235,128 @@ func TestRateOverLeaders(t *testing.T) {
 		require.GreaterOrEqual(t, claimed, 8)
 	})
 }
+
+// TestVerbsWithWrongClocks: leases, rates, schedules, ages, and calls about what there was before
+// do what they say while the clock of one node, or of all, is ahead or behind, over changes of the
+// leader, and once the clocks are right again.
+func TestVerbsWithWrongClocks(t *testing.T) {
+	t.Parallel()
+	clocks := []time.Duration{13 * 365 * 24 * time.Hour, time.Hour, -24 * time.Hour}
+	for _, by := range clocks[:testkit.Sized(1, 3, 3)] {
+		for _, who := range []string{"leader", "next leader", "follower", "all"} {
+			t.Run(who+" "+by.String(), func(t *testing.T) {
+				t.Parallel()
+				simCase(t, Options{}, func(t *testing.T, c *simCluster) {
+					ctx := context.Background()
+					time.Sleep(2 * time.Minute) // the leader is at home
+					leader, other := c.lead()
+					q := simQueue(leader)
+					require.NoError(t, q.Configure(ctx, "rated", func(s *Settings) { s.Rate, s.Burst = 1.0/60, 1 }))
+					every := Schedule{Name: "s", Every: time.Minute, Task: Task{Queue: "ticks"}, Missed: MissedSkip}
+					require.NoError(t, q.SetSchedule(ctx, every))
+					for range 60 {
+						produce(t, q, Task{Queue: "rated"})
+					}
+					stuck := produce(t, q, Task{Queue: "stuck"})[0]
+					began := time.Now()
+					rated := 0
+					work := func(q *Queue, d time.Duration) {
+						t.Helper()
+						for until := time.Now().Add(d); time.Now().Before(until); time.Sleep(5 * time.Second) {
+							for {
+								l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"rated"}, NoWait: true})
+								if err != nil {
+									require.ErrorIs(t, err, ErrEmpty)
+									break
+								}
+								require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+								rated++
+							}
+							require.LessOrEqual(t, rated, 1+int((time.Since(began)+time.Second)/time.Minute), "after %v", time.Since(began))
+						}
+					}
+					set := func(ahead time.Duration) {
+						for _, n := range c.members() {
+							if who == "all" || who == "leader" && n == leader || who == "next leader" && n == other || who == "follower" && n != leader && n != other {
+								n.machine.Wall.Set(ahead)
+							}
+						}
+						time.Sleep(2 * time.Second) // until the leader knows
+					}
+					verbs := func(q *Queue) {
+						t.Helper()
+						held := produce(t, q, Task{Queue: "held"})[0]
+						l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"held"}, LeaseFor: 30 * time.Second})
+						require.NoError(t, err)
+						produce(t, q, Task{Queue: "ready"}, Task{Queue: "ready"})
+						for range 3 {
+							produce(t, q, Task{Queue: "dead", MaxAttempts: 1})
+							l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"dead"}})
+							require.NoError(t, err)
+							require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
+						}
+						time.Sleep(2 * time.Millisecond)
+						once := func() func(*TaskInfo) bool {
+							n := 0
+							return func(*TaskInfo) bool { n++; return n == 1 }
+						}
+						n, err := q.RedriveAllDead(ctx, DeadFilter{Queue: "dead", Match: once()})
+						require.NoError(t, err)
+						require.Equal(t, 1, n)
+						n, err = q.PurgeDead(ctx, DeadFilter{Queue: "dead", Match: once()})
+						require.NoError(t, err)
+						require.Equal(t, 1, n)
+						for queue, state := range map[string]State{"dead": Dead, "ready": Ready} {
+							r, err := q.Bulk(ctx, BulkOptions{Action: BulkPurge, TaskFilter: TaskFilter{Queue: queue, States: []State{state}}})
+							if state == Ready {
+								r, err = q.Bulk(ctx, BulkOptions{Action: BulkCancel, TaskFilter: TaskFilter{Queue: queue, States: []State{state}}})
+							}
+							require.NoError(t, err)
+							require.Equal(t, map[State]int{Dead: 1, Ready: 2}[state], r.Changed, queue)
+						}
+						r, err := q.Bulk(ctx, BulkOptions{Action: BulkCancel, TaskFilter: TaskFilter{Queue: "dead", States: []State{Ready}}})
+						require.NoError(t, err)
+						require.Equal(t, 1, r.Changed)
+						work(q, 25*time.Second)
+						require.NoError(t, q.Extend(ctx, l.Receipt, 30*time.Second))
+						work(q, 25*time.Second)
+						require.Equal(t, Leased, infoOf(t, q, held).State)
+						work(q, 25*time.Second)
+						require.Equal(t, Ready, infoOf(t, q, held).State)
+						require.NoError(t, q.Cancel(ctx, held))
+					}
+					age := func(q *Queue, now time.Time) {
+						t.Helper()
+						infos, err := q.Info(ctx)
+						require.NoError(t, err)
+						for _, info := range infos {
+							if info.Queue == "stuck" {
+								require.InDelta(t, time.Since(began).Seconds(), now.Sub(info.OldestReady).Seconds(), 30)
+							}
+						}
+						require.InDelta(t, time.Since(began).Seconds(), now.Sub(infoOf(t, q, stuck).At).Seconds(), 30)
+					}
+					for _, to := range []*simNode{other, leader} {
+						set(by)
+						verbs(q)
+						require.NoError(t, q.TransferLeadership(ctx, 0, to.name))
+						q = simQueue(to)
+						verbs(q)
+						set(0)
+						verbs(q)
+						age(q, time.Now())
+						require.NoError(t, q.PauseSchedule(ctx, "s"))
+						require.NoError(t, q.ResumeSchedule(ctx, "s"))
+						require.NoError(t, q.SetSchedule(ctx, every))
+						s, err := q.Schedules(ctx)
+						require.NoError(t, err)
+						if by != time.Hour || who == "follower" { // else it is as far ahead as the clock of the leader was
+							require.WithinDuration(t, time.Now(), s[0].Next, time.Minute+time.Second)
+						}
+					}
+					require.GreaterOrEqual(t, rated, int(time.Since(began)/time.Minute)-2)
+				})
+			})
+		}
+	}
+}

@@ -73,7 +73,7 @@ func (m *Mux) compose() (_ map[string]handler, err error) {
 	case m != nil && m.err != nil:
 		return nil, m.err
 	case m == nil || len(m.handlers) == 0:
-		return nil, fmt.Errorf("%w: the Mux is empty", ErrNoHandler)
+		return nil, fmt.Errorf("%w: the Mux is empty: register some by Handle", ErrNoHandler)
 	}
 	composed := maps.Clone(m.handlers)
 	if len(m.middleware) == 0 {

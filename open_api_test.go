@@ -897,6 +897,29 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	require.ErrorContains(t, err, "there is none: check the path")
 	_, err = codeq.Verify(at("missing"), nil)
 	require.ErrorContains(t, err, "there is none: check the path")
+
+	ctx := context.Background()
+	_, err = codeq.OpenLocal(ctx, at("queue"))
+	require.ErrorIs(t, err, codeq.ErrNotServed)
+	require.ErrorContains(t, err, "no process has it open and has called ServeLocal: start one, or use Open")
+	q, err := codeq.Open(at("queue"), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	var none, mail codeq.Mux
+	codeq.Handle(&mail, "mail", func(context.Context, *codeq.Job[int]) error { return nil })
+	zone := codeq.Schedule{Name: "s", Cron: "* * * * *", TimeZone: "Berlin", Task: codeq.Task{Queue: "a"}}
+	for _, c := range []struct {
+		err  error
+		is   error
+		text string
+	}{
+		{q.Run(ctx, &none, nil), codeq.ErrNoHandler, "codeq: no handler: the Mux is empty: register some by Handle"},
+		{q.Run(ctx, &mail, &codeq.RunOptions{Queues: []string{"mails"}}), codeq.ErrNoHandler, `queue "mails": register one by Handle`},
+		{q.SetSchedule(ctx, zone), codeq.ErrInvalid, "such as Europe/Berlin; package time/tzdata has all"},
+	} {
+		require.ErrorIs(t, c.err, c.is)
+		require.ErrorContains(t, c.err, c.text)
+	}
 }
 
 // TestDirectoryOfThatName: the path of a directory that is named as the package stays in errors.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -545,6 +546,98 @@ func TestDeleteQueueBesideHandler(t *testing.T) {
 				}
 				require.NoError(t, q.DeleteQueue(ctx, "a"))
 				require.NoError(t, q.checkMemory())
+			})
+		})
+	}
+}
+
+// TestWhileHandlerHangs: whatever happens to a task, its queue, its lease or its Run while its
+// handler goes on after its Timeout, the attempt counts once, OnError and the log are told once of
+// the Timeout, and Workers shows the handler and since when until it returns.
+func TestWhileHandlerHangs(t *testing.T) {
+	ctx := context.Background()
+	nothing := func(*Queue, Receipt) error { return nil }
+	for name, tc := range map[string]struct {
+		happens func(q *Queue, r Receipt) error
+		stops   bool // Run does
+		returns func() error
+		state   State
+		told    int // errors: of the Timeout, and the end of the lease or the one of the handler
+	}{
+		"canceled":  {func(q *Queue, r Receipt) error { return q.Cancel(ctx, r.ID) }, false, func() error { return nil }, Canceled, 2},
+		"paused":    {func(q *Queue, _ Receipt) error { return q.Pause(ctx, "a") }, false, func() error { return nil }, Done, 1},
+		"quiet":     {func(q *Queue, _ Receipt) error { return q.QuietWorkers(ctx, "") }, false, func() error { return nil }, Done, 1},
+		"extended":  {func(q *Queue, r Receipt) error { return q.Extend(ctx, r, time.Minute) }, false, func() error { return nil }, Done, 1},
+		"completed": {func(q *Queue, r Receipt) error { return q.Complete(ctx, r, nil) }, false, func() error { return nil }, Done, 2},
+		"stopped":   {nothing, true, func() error { return nil }, Done, 1},
+		"fails":     {nothing, false, func() error { return errors.New("boom") }, Scheduled, 2},
+		"panics":    {nothing, false, func() error { panic("boom") }, Scheduled, 2},
+		"exits":     {nothing, false, func() error { runtime.Goexit(); return nil }, Scheduled, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var said atomic.Int64
+			log := slog.New(testkit.NewUserHandler(func(text string) {
+				if strings.Contains(text, "after its Timeout") {
+					said.Add(1)
+				}
+			}))
+			bubble(t, Options{Retention: Forever, Logger: log}, func(t *testing.T, q *Queue) {
+				id := produce(t, q, Task{Queue: "a", Timeout: 2 * time.Second})[0]
+				release, receipt := make(chan struct{}), make(chan Receipt, 2)
+				var m Mux
+				Handle(&m, "a", func(_ context.Context, j *Job[[]byte]) error {
+					receipt <- j.Receipt
+					<-release
+					return tc.returns()
+				})
+				var mu sync.Mutex
+				var reports []error
+				told := func() []error {
+					mu.Lock()
+					defer mu.Unlock()
+					return slices.Clone(reports)
+				}
+				runCtx, stop := context.WithCancel(ctx)
+				ended := make(chan error, 1)
+				go func() {
+					ended <- q.Run(runCtx, &m, &RunOptions{Grace: time.Hour, OnError: func(_ *Lease, err error) {
+						mu.Lock()
+						defer mu.Unlock()
+						reports = append(reports, err)
+					}})
+				}()
+				r := <-receipt
+				began := time.Now()
+				time.Sleep(5 * time.Second)
+				require.NoError(t, tc.happens(q, r))
+				if tc.stops {
+					stop()
+				}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				require.ErrorIs(t, told()[0], ErrHandlersRunning)
+				ws, err := q.Workers(ctx)
+				require.NoError(t, err)
+				require.Equal(t, []HungHandler{{id, "a", 1, began.Add(2 * time.Second).UTC()}}, ws[0].Hung)
+				close(release)
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+				require.Len(t, told(), tc.told, "%v", told())
+				for _, err := range told()[1:] {
+					require.NotErrorIs(t, err, ErrHandlersRunning)
+				}
+				require.EqualValues(t, 1, said.Load())
+				info := infoOf(t, q, id)
+				require.Equal(t, tc.state, info.State)
+				require.Equal(t, 1, info.Attempts)
+				if !tc.stops {
+					ws, err = q.Workers(ctx)
+					require.NoError(t, err)
+					require.Empty(t, ws[0].Hung)
+					requireHeld(t, q, "a", 0)
+				}
+				stop()
+				require.NoError(t, <-ended)
 			})
 		})
 	}

@@ -118,12 +118,16 @@ func show(t *testing.T, q shower) (s shown) {
 	return s
 }
 
-// withoutCreep leaves out the time that goes with the state of a task, unless it is its RunAt. What
-// these tests store was stored by clocks that were ahead: its times are shown by the clock of the
-// process that shows them.
+// withoutCreep leaves out the time that goes with the state of a task, unless it is its RunAt, and
+// those of its attempts. What these tests store was stored by clocks that were ahead: its times are
+// shown by the clock of the process that shows them.
 func withoutCreep(info *codeq.TaskInfo) *codeq.TaskInfo {
 	if info.State != codeq.Scheduled || !info.At.Equal(info.RunAt) {
 		info.At = time.Time{}
+	}
+	info.FirstReady, info.History = time.Time{}, slices.Clone(info.History)
+	for i := range info.History {
+		info.History[i].Start, info.History[i].End = time.Time{}, time.Time{}
 	}
 	return info
 }

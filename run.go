@@ -179,7 +179,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	}
 	for _, name := range o.Queues {
 		if r.handlers[name] == nil {
-			return nil, fmt.Errorf("%w: queue %q", ErrNoHandler, name)
+			return nil, fmt.Errorf("%w: queue %q: register one by Handle", ErrNoHandler, name)
 		}
 	}
 	r.req = ClaimRequest{Queues: o.Queues, Weights: o.Weights, LeaseFor: o.LeaseFor, Worker: o.Name}

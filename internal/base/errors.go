@@ -2,10 +2,25 @@
 // publishes and documents them.
 package base
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 // Errors of stored data.
 var ErrCorrupt = errors.New("codeq: stored data is corrupt")
+
+// Corrupt makes an error that reports damage match ErrCorrupt, and name the next step.
+func Corrupt(err error) error { return &corruptError{err} }
+
+type corruptError struct{ damage error }
+
+func (e *corruptError) Error() string {
+	return ErrCorrupt.Error() + ": " + strings.TrimPrefix(e.damage.Error(), "damaged: ") +
+		": Verify says what else is, and what can be repaired"
+}
+
+func (e *corruptError) Unwrap() []error { return []error{ErrCorrupt, e.damage} }
 
 // ErrInvalid: an argument was refused before anything was written.
 var ErrInvalid = errors.New("codeq: invalid argument")

@@ -30,3 +30,12 @@ func TestPrefixed(t *testing.T) {
 	}
 	require.Same(t, inner, Prefixed(inner), "nothing is made for an error that is right")
 }
+
+// TestCorrupt: an error about damage names the file, once that it is damaged, and the next step.
+func TestCorrupt(t *testing.T) {
+	damage := errors.New("damaged: q/shard-000/000012.sst has another checksum")
+	err := Prefixed(Corrupt(damage))
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorIs(t, err, damage)
+	require.EqualError(t, err, "codeq: stored data is corrupt: q/shard-000/000012.sst has another checksum: Verify says what else is, and what can be repaired")
+}

@@ -263,7 +263,7 @@ func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int
 	if answers >= need {
 		return nil
 	}
-	return fmt.Errorf("%w: shard %d: %d of the %d that would be left have answered: %s", base.ErrNoMajority, g.index,
+	return fmt.Errorf("%w: shard %d: %d of the %d that would be left have answered, start more of them: %s", base.ErrNoMajority, g.index,
 		answers, len(voters)+newcomers, strings.Join(why, "; "))
 }
 

@@ -114,10 +114,22 @@ func (w *Watch) Refusal(shard int) error {
 	case w.others > w.own:
 		return fmt.Errorf("%w: shard %d: %s", base.ErrDiskFull, shard, w.Cluster.Short())
 	case w.denied:
-		return fmt.Errorf("%w: shard %d: nothing can be written: make room on the disk", base.ErrDiskFull, shard)
+		return fmt.Errorf("%w: shard %d: %s", base.ErrDiskFull, shard, w.denial())
 	}
 	return fmt.Errorf("%w: shard %d: %d bytes are free, at least %d are wanted (Options.MinFreeBytes): make room on the disk", base.ErrDiskFull, shard, w.free, w.low)
 }
+
+// denial says why nothing can be written, and what to do. There may be free bytes: inodes run out,
+// too, and so do quotas.
+func (w *Watch) denial() string {
+	if usage, err := w.disk.DiskUsage(); err == nil && usage.AvailBytes > max(w.low, deniedFree) {
+		return fmt.Sprintf("nothing can be written though %d bytes are free: free inodes (df -i), or raise the quota of the user", usage.AvailBytes)
+	}
+	return "nothing can be written: make room on the disk"
+}
+
+// deniedFree is more free space than a file system keeps from its users, or a file needs, in bytes.
+const deniedFree = 64 << 20
 
 // Wait is the part of an operation whose caller may wait for room, as Run does with the outcomes of
 // its handlers.

@@ -315,7 +315,7 @@ func TimesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
 	}
 	loc, err := ticks.Zone(v.TimeZone)
 	if err != nil {
-		return nil, &Invalid{"Schedule.TimeZone", v.TimeZone, "an IANA name that this machine knows"}
+		return nil, &Invalid{"Schedule.TimeZone", v.TimeZone, "an IANA name that this machine knows, such as Europe/Berlin; package time/tzdata has all"}
 	}
 	times, err := ticks.ParseCron(v.Cron, loc)
 	if err != nil {

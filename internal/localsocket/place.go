@@ -193,7 +193,7 @@ func find(queue string) (path string, user int, err error) {
 		_, err = private(p.short, func(u int) bool { return u == user })
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: no process has it open and has called ServeLocal: %w", base.ErrNotServed, err)
+		err = fmt.Errorf("%w: no process has it open and has called ServeLocal: start one, or use Open: %w", base.ErrNotServed, err)
 	}
 	if err != nil {
 		return "", 0, err

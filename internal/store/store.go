@@ -352,7 +352,7 @@ func (st *Store) Close() error {
 func Error(err error) error {
 	switch err = integrity.OfPebble(err); {
 	case errors.Is(err, integrity.ErrDamaged):
-		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		return base.Corrupt(err)
 	case errors.Is(err, private.ErrHeld):
 		return fmt.Errorf("%w: %w", base.ErrLocked, err)
 	}
