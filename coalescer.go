@@ -84,7 +84,10 @@ func (c *completion) settle(err error) {
 		c.reply(err)
 		return
 	}
-	c.done <- err
+	select {
+	case c.done <- err:
+	default: // it has an answer: its owner has panicked meanwhile
+	}
 }
 
 // wait returns the outcome. If it is not settled, the operation is under way, and the shard's.

@@ -64,17 +64,10 @@ func abandon(op operation, reason error) {
 		op.settle(reason)
 		return
 	}
-	b, ok := op.(interface{ base() *completion })
-	switch {
-	case !ok:
+	if b, ok := op.(interface{ base() *completion }); ok {
+		b.base().settle(reason)
+	} else {
 		op.settle(reason)
-	case b.base().reply != nil:
-		b.base().reply(reason)
-	default:
-		select {
-		case b.base().done <- reason:
-		default:
-		}
 	}
 }
 

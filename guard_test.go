@@ -458,12 +458,11 @@ var elsewhere = []string{
 	"address of this node", "confirmation of a replacement", "ping", "return of a claim", "sync",
 	"watch of a handler", // of a handler that ignores its Timeout: TestWatch
 	"end of a handler",   // nothing depends on it: a place is free when the lease would have ended
-	"end of shard",       // no test: it answers the callers of an owner that has panicked, who wait for ever if it panics as well
 }
 
 // afterAnother are the guards of what is done only when another goroutine has panicked.
 var afterAnother = map[string]string{
-	"end of owner": "owner", "end of operation": "messages",
+	"end of owner": "owner", "end of shard": "owner", "end of operation": "messages",
 }
 
 // atOpen are the guards of what Open does.

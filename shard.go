@@ -493,7 +493,8 @@ func (s *shard) crash(cause error) {
 		taken = c.Caller.(*claimOp)
 	}
 	contain(s.opts.log, "end of owner", func() { s.rescue(inHand, taken, cause) }, nil)
-	contain(s.opts.log, "end of shard", func() { s.fail(cause) }, nil)
+	fail := func() { s.fail(cause) }
+	contain(s.opts.log, "end of shard", fail, func(error) { contain(s.opts.log, "end of shard", fail, nil) })
 }
 
 // rescue answers the callers of operations that the owner had in its hands when it panicked. All
