@@ -45,5 +45,5 @@ func ExampleClaimRequest_local() {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s, attempt %d\n", l.Payload, l.Attempt)
-	// Output: Alien, attempt 2
+	// Output: Alien, attempt 1
 }

@@ -3,6 +3,7 @@ package codeq
 import (
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/manifest"
 	"codeq/internal/testkit"
 )
 
@@ -120,4 +122,29 @@ func keepImages(t *testing.T, q *Queue, disk *crashfs.Disk) *imager {
 		return nil
 	}))
 	return im
+}
+
+// TestCrashLastsUntilStored: a crash is over when a process has closed the queue with all that it
+// has taken back stored. A shard that has failed says nothing of that.
+func TestCrashLastsUntilStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := crashfs.New()
+		q := openForRun(t, Options{fs: disk, Shards: 2})
+		produce(t, q, Task{Queue: "a"})
+		_, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}, Local: true})
+		require.NoError(t, err)
+		for _, fails := range []bool{true, false} {
+			disk := disk.Clone()
+			q := openForRun(t, Options{fs: disk, Shards: 2})
+			synctest.Wait()
+			if fails {
+				failShard(t, q, 0)
+				require.ErrorIs(t, q.Configure(t.Context(), "a", func(s *Settings) { s.Paused = true }), ErrUncertain)
+			}
+			require.Equal(t, fails, q.Close() != nil)
+			m, err := manifest.Read(disk, "q")
+			require.NoError(t, err)
+			require.Equal(t, fails, m.Crashed)
+		}
+	})
 }

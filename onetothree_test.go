@@ -436,3 +436,61 @@ func TestOneDoesNotBecomeAnother(t *testing.T) {
 		c.close()
 	})
 }
+
+// TestAtWorkOnBothSides: tasks that were at work become suspects when a queue by itself becomes a
+// node, or a node a queue by itself, if its process was killed, and else come back at once, for
+// nothing.
+func TestAtWorkOnBothSides(t *testing.T) {
+	t.Parallel()
+	for _, killed := range []bool{false, true} {
+		t.Run(fmt.Sprint("killed ", killed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, first := firstNode(t, 1, Options{Shards: 2, LeaseFor: time.Hour})
+				c.opts.Durability = DurabilityDisk
+				q := first.alone(t)
+				alone := produce(t, q, Task{Queue: "a"})[0]
+				req := ClaimRequest{Queues: []string{"a"}, Local: true}
+				_, err := q.Claim(t.Context(), req)
+				require.NoError(t, err)
+				require.NoError(t, q.Checkpoint(t.Context(), "copy"))
+				if killed {
+					first.machine.Crash(0, c.seed())
+					_ = q.Close() // it has lost its disk
+				} else {
+					require.NoError(t, q.Close())
+				}
+				c.begin(first)
+				synctest.Wait()
+				if info := infoOf(t, simQueue(first), alone); killed {
+					require.Equal(t, Leased, info.State, "its lease ends an hour later")
+					time.Sleep(time.Hour + time.Minute)
+					synctest.Wait()
+				} else {
+					require.Equal(t, Ready, info.State)
+				}
+				info := infoOf(t, simQueue(first), alone)
+				require.Equal(t, killed, info.Suspect)
+				require.Zero(t, info.Attempts)
+
+				node := produce(t, simQueue(first), Task{Queue: "b"})[0]
+				req.Queues = []string{"b"}
+				_, err = simQueue(first).Claim(t.Context(), req)
+				require.NoError(t, err)
+				if killed {
+					first.crash(0)
+				} else {
+					first.stop()
+				}
+				q = first.alone(t)
+				synctest.Wait()
+				info = infoOf(t, q, node)
+				require.Equal(t, killed, info.Suspect)
+				require.Equal(t, killed, info.State == Blocked)
+				require.Zero(t, info.Attempts)
+				require.NoError(t, q.Close())
+				c.nodes = nil
+				c.close()
+			})
+		})
+	}
+}

@@ -87,7 +87,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 	}
 	err = st.Read(func() error {
 		if old == nil { // or else it is a replica, and the manifest in use
-			if err := conversion.ToReplica(st, &q.dir.Manifest, r.index); err != nil {
+			if err := conversion.ToReplica(st, &q.dir.Manifest, q.dir.Killed(), r.index); err != nil {
 				return err
 			}
 		}

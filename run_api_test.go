@@ -27,6 +27,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/hook"
 	"codeq/internal/testkit"
+	"codeq/internal/transfer"
 )
 
 // handlerCall is what a handler has seen.
@@ -1362,25 +1363,105 @@ func TestCrashIsTold(t *testing.T) {
 	}
 }
 
-// TestNoCrash: neither Close nor a copy makes a suspect of a task that a worker of the process has.
+// TestNoCrash: neither Close nor a copy of whatever kind, made while tasks are at work, counts an
+// attempt of theirs, unless its Timeout had passed, or makes suspects, or is told as a crash.
 func TestNoCrash(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		disk := crashfs.New()
 		q := openForRun(t, *onDisk(disk, &codeq.Options{Shards: 2}))
-		id := produce(t, q, codeq.Task{Queue: "a"})[0]
-		_, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Local: true})
+		produce(t, q, codeq.Task{Queue: "run", MaxAttempts: 1}, codeq.Task{Queue: "claim", MaxAttempts: 1},
+			codeq.Task{Queue: "overdue", MaxAttempts: 2, Timeout: time.Second})
+		_, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"claim"}, Local: true})
 		require.NoError(t, err)
-		require.NoError(t, q.Checkpoint(t.Context(), "copy"))
+		var m codeq.Mux
+		codeq.Handle(&m, "run", untilCancelled)
+		end := make(chan struct{})
+		codeq.Handle(&m, "overdue", func(context.Context, *codeq.Job[[]byte]) error { <-end; return nil })
+		run := startRun(t, q, &m, codeq.RunOptions{Grace: -1, Concurrency: 2})
+		time.Sleep(2 * time.Second)
+		require.NoError(t, q.Checkpoint(t.Context(), "links"))
+		require.NoError(t, q.Checkpoint(t.Context(), "files", codeq.CheckpointOptions{Copy: true}))
+		close(end)
+		synctest.Wait()
+		require.NoError(t, run.End(errBubbleOver))
 		require.NoError(t, q.Close())
-		for _, dir := range []string{"q", "copy"} {
+		moved(t, disk, "links", "moved", 3)
+		for dir, attempts := range map[string]map[string]int{
+			"q":     {"run": 0, "claim": 0},
+			"links": {"run": 0, "claim": 0, "overdue": 1}, "files": {"run": 0, "claim": 0, "overdue": 1}, "moved": {"run": 0, "claim": 0, "overdue": 1},
+		} {
+			var log bytes.Buffer
+			q, err := codeq.Open(dir, onDisk(disk, &codeq.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+			require.NoError(t, err)
+			synctest.Wait()
+			got := make(map[string]int)
+			for info, err := range q.List(t.Context(), codeq.ListOptions{State: codeq.Ready}) {
+				require.NoError(t, err)
+				require.False(t, info.Suspect)
+				require.Zero(t, info.Crashes)
+				got[info.Queue] = info.Attempts
+			}
+			require.Equal(t, attempts, got, dir)
+			require.NoError(t, q.Close())
+			require.NotContains(t, log.String(), "died")
+		}
+	})
+}
+
+// moved exports a queue, and imports it into another directory, with so many shards.
+func moved(t *testing.T, disk *crashfs.Disk, from, to string, shards int) {
+	t.Helper()
+	var lines bytes.Buffer
+	_, err := transfer.Export(t.Context(), disk, from, true, &lines, nil)
+	require.NoError(t, err)
+	_, err = transfer.Import(t.Context(), disk, to, &lines, transfer.Config{Shards: shards})
+	require.NoError(t, err)
+}
+
+// TestCopyOfSuspect: a suspect that is alone at work pays with an attempt if the process dies, also
+// if what is left is exported first. In a copy of the living queue it stays a suspect, and pays
+// nothing.
+func TestCopyOfSuspect(t *testing.T) {
+	t.Parallel()
+	disk := crashfs.New()
+	synctest.Test(t, func(t *testing.T) {
+		produce(t, openForRun(t, *onDisk(disk, &codeq.Options{})), codeq.Task{Queue: "a", MaxAttempts: 1})
+	})
+	disk, _ = abandonedRun(t, disk, 1)
+	killed := make(map[string]*crashfs.Disk)
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, *onDisk(disk, &codeq.Options{}))
+		var m codeq.Mux
+		codeq.Handle(&m, "a", untilCancelled)
+		startRun(t, q, &m, codeq.RunOptions{Grace: -1})
+		time.Sleep(time.Second)
+		require.EqualValues(t, 1, countsOf(t, q, "a").Leased)
+		killed["q"] = disk.Clone()
+		killed["moved"] = disk.Clone()
+		require.NoError(t, q.Checkpoint(t.Context(), "copy"))
+		killed["copy"] = disk.Clone()
+		killed["moved copy"] = disk.Clone()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		moved(t, killed["moved"], "q", "moved", 2)
+		moved(t, killed["moved copy"], "copy", "moved copy", 2)
+		for dir, disk := range killed {
 			q, err := codeq.Open(dir, onDisk(disk, &codeq.Options{}))
 			require.NoError(t, err)
 			synctest.Wait()
-			info := infoOf(t, q, id)
-			require.Equal(t, codeq.Ready, info.State, dir)
-			require.False(t, info.Suspect)
-			require.Zero(t, info.Crashes)
-			require.Equal(t, 1, info.Attempts)
+			want := codeq.Dead
+			if strings.Contains(dir, "copy") {
+				want = codeq.Blocked
+			}
+			for info, err := range q.List(t.Context(), codeq.ListOptions{State: want}) {
+				require.NoError(t, err)
+				require.Equal(t, want == codeq.Blocked, info.Suspect)
+				require.Equal(t, want == codeq.Dead, info.Attempts == 1)
+				require.Equal(t, 1, info.Crashes)
+				want = 0
+			}
+			require.Zero(t, want, "%s: %+v", dir, countsOf(t, q, "a"))
 			require.NoError(t, q.Close())
 		}
 	})

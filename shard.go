@@ -160,6 +160,7 @@ func (s *shard) run() {
 		}
 	}
 	_, _, reason := s.inbox.Take(nil, false)
+	s.claims.EndInOrder()
 	s.dismiss(reason)
 }
 

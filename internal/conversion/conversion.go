@@ -23,8 +23,9 @@ const (
 	FirstTerm  = 1
 )
 
-// ToReplica makes a store that of a replica, if it is that of the shard of a queue by itself.
-func ToReplica(st *store.Store, m *manifest.Manifest, shard int) error {
+// ToReplica makes a store that of a replica, if it is that of the shard of a queue by itself. Unless
+// the process that had the queue was killed, its leases say that it has ended.
+func ToReplica(st *store.Store, m *manifest.Manifest, killed bool, shard int) error {
 	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
 	if err != nil || got == nil {
 		return err
@@ -35,9 +36,23 @@ func ToReplica(st *store.Store, m *manifest.Manifest, shard int) error {
 	return convert(st, func(b *pebble.Batch) error {
 		at := make([]byte, keys.AppliedLen)
 		keys.PutApplied(at, FirstIndex, FirstTerm)
-		return errors.Join(
+		var err error
+		if !killed {
+			err = endLocalLeases(st.DB(), b)
+		}
+		return errors.Join(err,
 			b.Set([]byte{keys.Meta}, []byte(manifest.ReplicaIdentity(m.Format, shard, m.Shards)), nil),
 			b.Set([]byte{keys.Applied}, at, nil))
+	})
+}
+
+// endLocalLeases lets local leases end as soon as a leader has loaded them.
+func endLocalLeases(db *pebble.DB, b *pebble.Batch) error {
+	return schema.Scan(db, keys.Lease, func(key, value []byte) error {
+		if value = keys.EndLocalLeases(value); value == nil {
+			return nil
+		}
+		return b.Set(key, value, nil)
 	})
 }
 

@@ -188,9 +188,6 @@ func (d *Dispatcher) Close(local, remote error) {
 	for _, set := range d.sets.dropped {
 		set.leaveHeads(never)
 	}
-	if d.rules.CrashIsOver() {
-		d.slow.recovered()
-	}
 }
 
 // Serving returns the claim that the Dispatcher was serving when it panicked; nil: none.

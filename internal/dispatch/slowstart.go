@@ -489,6 +489,14 @@ func (d *Dispatcher) EndSuspects() {
 	}
 }
 
+// EndInOrder is called when the shard ends with all that it has decided stored, and before Close:
+// memory says then whether a crash is over.
+func (d *Dispatcher) EndInOrder() {
+	if d.rules.CrashIsOver() {
+		d.slow.recovered()
+	}
+}
+
 // LeaveSlowStart frees the places of the shard, which ends, for those of the other shards. It may
 // be called again.
 func (d *Dispatcher) LeaveSlowStart() {

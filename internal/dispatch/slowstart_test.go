@@ -174,11 +174,13 @@ func TestRecoveredFromCrash(t *testing.T) {
 	one.Join(nil, slow, time.Minute)
 	two.Join(nil, slow, time.Minute)
 	slow.Begin(true, slog.New(slog.DiscardHandler))
+	one.EndInOrder()
 	one.Close(nil, nil)
 	require.False(t, slow.Recovered())
+	two.Close(nil, nil) // it has failed
 	two.LeaveSlowStart()
 	require.False(t, slow.Recovered())
-	two.Close(nil, nil)
+	two.EndInOrder()
 	require.True(t, slow.Recovered())
 }
 

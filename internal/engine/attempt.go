@@ -150,6 +150,17 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
+// returnTask gives a task back whose attempt does not count.
+func (s *State) returnTask(ls *lease, cause string) {
+	rec, err := s.finishAttempt(ls, attemptEnd{how: EventReleased, suspect: true, cause: cause})
+	if err != nil {
+		s.Broken = err
+		return
+	}
+	s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
+	s.giveBack(ls, &rec)
+}
+
 // toDeadLetter makes a leased task a dead letter. One for which its children or its group wait is
 // kept until somebody redrives, purges or cancels it.
 func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
@@ -176,7 +187,9 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 
 // expire takes back a task whose lease has expired: the attempt counts. The task keeps its place in
 // the lane, so that a restart does not delay it. But one whose workers hang would hold up the
-// others: the second time it goes behind them.
+// others: the second time it goes behind them. A local lease that is over without a crash counts
+// no attempt and makes no suspect: its process has closed the queue, or this is a copy of one at
+// work (checkpoint).
 func (s *State) expire(ls *lease) {
 	if ls.goesOn {
 		s.endOrphan(ls)
@@ -193,6 +206,10 @@ func (s *State) expire(ls *lease) {
 		} else {
 			s.crash(ls, c)
 		}
+		return
+	}
+	if ls.local && ls.over && !ls.overdue {
+		s.returnTask(ls, "")
 		return
 	}
 	rec, err := s.finishAttempt(ls, attemptEnd{how: EventExpired, counted: true, suspect: true, cause: "lease expired"})

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"slices"
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
@@ -58,7 +59,7 @@ func (c *checker) limits() error {
 		number, _, _, _ := keys.ParseGrouped(key)
 		switch q := s.numbers.At(int(number)); {
 		case keys.IsSuspectScope(scope):
-			if q.Suspects>>keys.SuspectPart(scope)&1 == 0 && q.rechecks == 0 {
+			if q.Suspects>>keys.SuspectPart(scope)&1 == 0 && !slices.Contains(s.suspects.unread, q) {
 				c.report("nobody starts suspect %s of queue %q", keys.FormatID(id), q.Name)
 			}
 		case scope != 0 && scope&keys.GroupScopeBit == 0:

@@ -137,10 +137,11 @@ func (s *State) recheck(q *Queue) {
 	}
 }
 
-// recheckLimits adds wakeups for the limits of queues that may have room now. Wakeups of limits
-// that are still full do no harm.
+// recheckLimits finds suspects, for which leases may wait, and adds wakeups for the limits of queues
+// that may have room now. Wakeups of limits that are still full do no harm.
 func (s *State) recheckLimits() {
-	for len(s.rechecks) > 0 && !s.Spent() {
+	s.findSuspects()
+	for len(s.rechecks) > 0 && s.Broken == nil && !s.Spent() {
 		r := s.rechecks[0]
 		if s.Broken = s.recheckNext(r); s.Broken != nil {
 			return
@@ -162,10 +163,7 @@ func (s *State) recheckNext(r *recheck) error {
 		if err != nil {
 			return false, err
 		}
-		switch {
-		case keys.IsSuspectScope(scope):
-			s.noteSuspects(r.queue, keys.SuspectPart(scope))
-		case scope != 0 && scope&keys.GroupScopeBit == 0:
+		if scope != 0 && scope&keys.GroupScopeBit == 0 && !keys.IsSuspectScope(scope) {
 			s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
 		}
 		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))
@@ -173,4 +171,4 @@ func (s *State) recheckNext(r *recheck) error {
 	})
 }
 
-func (s *State) recheckIsDue() bool { return len(s.rechecks) > 0 }
+func (s *State) recheckIsDue() bool { return len(s.rechecks)+len(s.suspects.unread) > 0 }

@@ -62,6 +62,9 @@ func (s *State) resume() {
 			if q.rechecks == 0 { // or else its settings ask for one
 				s.recheck(q)
 			}
+			if q.Counts.Blocked > 0 {
+				s.suspects.unread = append(s.suspects.unread, q)
+			}
 		}
 	}
 	for _, st := range s.limits { // perhaps; the end of a lease finds out
@@ -165,6 +168,8 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	r.live++
 	deadline := s.Now
 	switch {
+	case r.local && r.deadline == 0: // see keys.LeaseHeader
+		ls.over = true
 	case s.config.Replicated: // its worker may be alive, and the clocks of nodes differ
 		deadline += s.left(r, e.Duration)
 	case !r.local && !s.HasRoom(RoomScarce): // the time without room is unknown

@@ -521,6 +521,12 @@ func (m *model) sync() {
 				m.crashed(t, c)
 				continue
 			}
+			if t.local && t.over && !t.overdue { // nothing has died
+				t.rec.Attempts--
+				m.expect(EventReleased, t, "")
+				m.toReadyOrHeld(t, t.since)
+				continue
+			}
 			ago := m.Now - t.deadline
 			m.expect(EventExpired, t, "")
 			m.retry(t, "lease expired", func() { m.toExpired(t, ago) })

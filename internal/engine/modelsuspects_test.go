@@ -100,14 +100,20 @@ func (m *model) adoptCleared(expired []*modelTask, crashes map[int]*crash) {
 
 // crashed is the end of an attempt with its process.
 func (m *model) crashed(t *modelTask, c *crash) {
-	if !t.overdue && !(t.rec.Suspect && c.Suspects == 1 && !c.Partial) {
+	counts := t.overdue || t.rec.Suspect && c.Suspects == 1 && !c.Partial
+	if !counts {
 		t.rec.Attempts--
 		t.rec.Crashes++
 	}
 	t.rec.Suspect = t.rec.Suspect || c.Suspects == 0
 	t.rec.Error = causeCrash
 	m.expect(EventExpired, t, causeCrash)
-	m.retry(t, "", func() { m.toReadyOrHeld(t, t.since) })
+	most := cmp.Or(t.rec.MaxAttempts, uint32(m.config.MaxAttempts))
+	if counts && t.rec.Attempts >= most || t.rec.Crashes >= crashesPerAttempt*most {
+		m.toDead(t)
+		return
+	}
+	m.toReadyOrHeld(t, t.since)
 }
 
 // toReadyOrHeld is toReady for a task that may be a suspect.

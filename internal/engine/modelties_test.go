@@ -120,7 +120,7 @@ func (m *model) toGone(t *modelTask) {
 // retry is for an attempt that counts. A task with attempts left goes on.
 func (m *model) retry(t *modelTask, cause string, goesOn func()) {
 	t.rec.Error = cmp.Or(cause, t.rec.Error)
-	if most := cmp.Or(t.rec.MaxAttempts, uint32(m.config.MaxAttempts)); t.rec.Attempts >= most || t.rec.Crashes >= 10*most {
+	if most := cmp.Or(t.rec.MaxAttempts, uint32(m.config.MaxAttempts)); t.rec.Attempts >= most || t.rec.Crashes >= crashesPerAttempt*most {
 		m.toDead(t)
 		return
 	}

@@ -1,12 +1,17 @@
 package engine
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"math/bits"
 
+	"github.com/cockroachdb/pebble/v2"
+
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/store"
 )
 
 // When a process dies with tasks at work, one of them may be the reason, and will be again. So they
@@ -29,6 +34,7 @@ import (
 // suspects is the memory of the suspects of a shard. Their records say that they are.
 type suspects struct {
 	queues   []*Queue // some may wait there
+	unread   []*Queue // perhaps there, too: findSuspects looks
 	started  map[keys.ID]suspectStart
 	order    []startedSuspect     // by time, with entries that started does not have any more
 	clearing bool                 // those that wait are suspects no more; no lease is taken back meanwhile
@@ -162,12 +168,9 @@ func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 	switch {
 	case !ls.local || s.Format < formatOfSuspects:
 		return nil, true
-	case !s.config.Replicated:
-		if ls.over {
-			c = s.suspects.last
-		}
-		return c, true
-	case !ls.handled:
+	case ls.over:
+		return s.suspects.last, true
+	case !s.config.Replicated || !ls.handled:
 		return nil, true
 	}
 	of, process := &s.suspects, ls.record.process
@@ -188,9 +191,7 @@ func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 		of.crashes[process] = e
 		s.Effects.Suspects.Anew = true
 		if of.clearing = e.Suspects > 0; of.clearing {
-			for _, q := range of.queues {
-				s.wakeSuspects(q)
-			}
+			of.unread = append(of.unread, of.queues...)
 		}
 	}
 	return &e.crash, true
@@ -203,7 +204,7 @@ const formatOfSuspects = 7
 // for that those that wait stay suspects, since leases end on a fuller disk, too.
 func (s *State) isClearing() bool {
 	c := &s.suspects
-	c.clearing = c.clearing && s.HasRoom(RoomLow) && (c.last == nil || c.last.Suspects > 0) && len(s.rechecks)+len(c.queues) > 0
+	c.clearing = c.clearing && s.HasRoom(RoomLow) && (c.last == nil || c.last.Suspects > 0) && len(c.unread)+len(c.queues) > 0
 	return c.clearing
 }
 
@@ -223,7 +224,8 @@ func (s *State) crash(ls *lease, c *crash) {
 	}
 	s.Effects.Suspects.Crashed++
 	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, causeCrash)
-	if s.exhausted(&rec) {
+	// what does not count as an attempt ends no task, though the process before has allowed more
+	if cost == costAttempt && s.exhausted(&rec) || s.crashedTooOften(&rec) {
 		rec.Suspect = false
 		s.toDeadLetter(ls, &rec)
 		return
@@ -255,6 +257,46 @@ func (s *State) noteSuspects(q *Queue, part int) {
 		return
 	}
 	s.feed(q)
+}
+
+// findSuspects notes in which scopes of queues suspects may wait: of those that have blocked tasks
+// when the shard is loaded, and of all that have suspects when these are cleared.
+func (s *State) findSuspects() {
+	c := &s.suspects
+	for ; len(c.unread) > 0 && s.Broken == nil && !s.Spent(); c.unread = c.unread[1:] {
+		if q := c.unread[0]; s.Queues[q.Name] == q {
+			s.Broken = s.findSuspectsOf(q)
+		}
+		c.unread[0] = nil
+	}
+	if len(c.unread) == 0 {
+		c.unread = nil
+	}
+}
+
+// findSuspectsOf is findSuspects for a queue. Its scopes of suspects follow each other.
+func (s *State) findSuspectsOf(q *Queue) error {
+	scopeAt := func(part int) []byte {
+		return keys.AppendGroup(nil, keys.Blocked, q.number, keys.SuspectScope(q.Name, part))
+	}
+	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: scopeAt(0), UpperBound: keys.GroupEnd(scopeAt(keys.SuspectParts - 1))})
+	if err != nil {
+		return store.Error(err)
+	}
+	defer func() { _ = it.Close() }() // its error is that of it.Error
+	s.noteRead(0)
+	for valid := it.First(); valid; {
+		s.noteRead(0)
+		_, scope, _, err := keys.ParseGrouped(it.Key())
+		if err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		}
+		if part := keys.SuspectPart(scope); scope == keys.SuspectScope(q.Name, part) {
+			s.noteSuspects(q, part)
+		}
+		valid = it.SeekGE(keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.number, scope)))
+	}
+	return store.Error(it.Error())
 }
 
 // wakeSuspects makes the next group start or clear suspects of a queue. REQUIRES: some may wait.

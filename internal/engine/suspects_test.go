@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -149,6 +151,99 @@ func TestCrashOnFullDisk(t *testing.T) {
 		require.True(t, start())
 	}
 	require.EqualValues(t, 3, r.countsOf("a").Ready)
+}
+
+// TestClearingBesideBlocked: tasks come back from a crash that clears suspects without regard to how
+// many groups have tasks that wait for their turns.
+func TestClearingBesideBlocked(t *testing.T) {
+	r := newRuled(t, Config{SuspectFor: 60_000})
+	r.format = formatOfSuspects
+	suspects := r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "z"}, record.Record{}))
+	const groups = 100
+	for i := range groups {
+		group := newTask(LaneKey{Queue: "g"}, record.Record{GroupKey: fmt.Sprint(i)})
+		r.add(group, group)
+	}
+	r.end()
+	r.settle()
+	claim := func(queues ...string) {
+		for _, queue := range queues {
+			r.begin(r.drivenShard)
+			l, _ := r.Next(r.Queues[queue], 0)
+			_, err := r.Grant(l, 30_000, Holder{Local: true}, nil)
+			require.NoError(t, err)
+			r.end()
+		}
+	}
+	claim("a", "z")
+	r.killed = true
+	r.reopen()
+	r.settle()
+	r.begin(r.drivenShard)
+	require.True(t, r.Start(r.Queues["a"], func() bool { return true }))
+	r.settle()
+	claim("a")
+	r.reopen()
+	r.slow = time.Millisecond
+	for n := 0; r.leases.all.Len() > 0; n++ {
+		require.Less(t, n, 10)
+		r.begin(r.drivenShard)
+		r.KeepUp(r.passed, 0)
+		r.end()
+	}
+	require.NotEmpty(t, r.rechecks)
+	r.settle()
+	require.EqualValues(t, 1, r.countsOf("a").Blocked, "%x was the only suspect at work", suspects[0])
+	require.EqualValues(t, 1, r.countsOf("z").Ready)
+}
+
+// TestClearingOfManyQueues: no group clears, or looks for, the suspects of more queues than its
+// budget allows.
+func TestClearingOfManyQueues(t *testing.T) {
+	r := newRuled(t, Config{SuspectFor: 60_000, Replicated: true})
+	r.Format = formatOfSuspects
+	const queues = 6000
+	for i := range queues {
+		r.add(newTask(LaneKey{Queue: fmt.Sprint("q", i)}, record.Record{}))
+		if i%1000 == 999 {
+			r.end()
+		}
+	}
+	r.settle()
+	claim := func(queue int, process uint64) {
+		l, _ := r.Next(r.Queues[fmt.Sprint("q", queue)], 0)
+		_, err := r.Grant(l, 30_000, Holder{Local: true, Handled: true, Process: process}, nil)
+		require.NoError(t, err)
+	}
+	expire := func() {
+		r.pass(30_001 * time.Millisecond)
+		for most := 0; r.isDueAt(r.driver.instant); {
+			r.begin(r.drivenShard)
+			r.KeepUp(r.passed, 0)
+			most = max(most, r.Group.Entries())
+			r.end()
+			require.Less(t, most, 2*UpkeepBudget.Records)
+		}
+	}
+	r.begin(r.drivenShard)
+	for i := range queues {
+		claim(i, 1)
+	}
+	r.end()
+	expire()
+	r.begin(r.drivenShard)
+	require.True(t, r.Start(r.Queues["q7"], func() bool { return true }))
+	r.settle()
+	r.begin(r.drivenShard)
+	claim(7, 2)
+	r.end()
+	expire()
+	r.settle()
+	blocked := 0
+	for _, q := range r.Queues {
+		blocked += int(q.Counts.Blocked)
+	}
+	require.Equal(t, 1, blocked, "the suspect that was at work")
 }
 
 // TestStaleSuspect: a suspect that was started, and not leased until its place is over, holds the

@@ -151,33 +151,30 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		how, wait, cause = FailRetry, -1, causeOverdue
 	}
 	ls.goesOn = goesOn
-	if how == FailRetry {
+	switch how {
+	case FailRetry:
 		s.Broken = s.retry(ls, cause, wait)
+		return Decided, nil
+	case FailReturn:
+		s.returnTask(ls, cause)
 		return Decided, nil
 	}
 	end := attemptEnd{how: EventReleased, cause: cause}
-	switch how {
-	case FailDead:
+	if how == FailDead {
 		end.how, end.counted = EventDeadLettered, true
-	case FailReturn:
-		end.suspect = true
 	}
 	rec, err := s.finishAttempt(ls, end)
 	if err != nil {
 		s.Broken = err
 		return Decided, nil
 	}
-	switch how {
-	case FailRelease:
-		rec.Attempts = ls.attempts - 1 // also if it is overdue
-		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
-		s.postpone(ls, &rec, uint64(wait))
-	case FailReturn:
-		s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
-		s.giveBack(ls, &rec)
-	default:
+	if how == FailDead {
 		s.toDeadLetter(ls, &rec)
+		return Decided, nil
 	}
+	rec.Attempts = ls.attempts - 1 // also if it is overdue
+	s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
+	s.postpone(ls, &rec, uint64(wait))
 	return Decided, nil
 }
 

@@ -413,7 +413,7 @@ func ParseEnded(b []byte) (v EndedValue, rec []byte, err error) {
 // LeaseHeader begins the value of a lease record: what all its leases share.
 type LeaseHeader struct {
 	Local    bool   // granted to the process itself: returned at the next Open
-	Deadline uint64 // wall clock, ms since 1970
+	Deadline uint64 // wall clock, ms since 1970; 0: Local, and the process has closed the queue (since format 7)
 	Ends     uint64 // the deadline by the shard's clock of leases, ms; 0: granted without a cluster
 	Process  uint64 // of a cluster, that holds the leases (since format 7); 0: not known
 }
@@ -526,6 +526,18 @@ func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
 		return LeaseHeader{}, nil, malformed("lease record", b)
 	}
 	return h, entries, nil
+}
+
+// EndLocalLeases returns a lease record whose process has closed the queue, if its leases are local;
+// nil: they are not.
+func EndLocalLeases(b []byte) []byte {
+	const deadlineAt, deadlineEnd = 1, 1 + 8
+	if len(b) < deadlineEnd || b[0]&leaseLocal == 0 {
+		return nil
+	}
+	b = bytes.Clone(b)
+	clear(b[deadlineAt:deadlineEnd])
+	return b
 }
 
 func readLease(r *wire.Reader, form byte, seq uint64) LeaseEntry {

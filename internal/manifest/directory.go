@@ -35,6 +35,7 @@ type Directory struct {
 
 	volatile *Volatile // see Take
 	begun    bool      // Begin has been called
+	killed   bool      // if so: before that, a process has died
 }
 
 // Want is what the caller expects of a directory, and the properties of a new one.
@@ -418,7 +419,7 @@ func (d *Directory) Found(node, address string) {
 // have, durably.
 func (d *Directory) Leave() error {
 	d.Node, d.Cluster, d.Former, d.Founders, d.Life, d.Drained, d.Left = "", "", nil, nil, 0, false, true
-	d.Earlier, d.Seen, d.Outdated = nil, nil, false
+	d.Earlier, d.Seen, d.Outdated, d.Crashed = nil, nil, false, d.killed
 	return d.Write()
 }
 

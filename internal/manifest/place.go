@@ -122,13 +122,14 @@ func (d *Directory) Take(copied bool, boot string, volatile *Volatile) error {
 
 // Killed reports whether the application that opens the directory finds what its process before has
 // left that died, or could not close it in order. REQUIRES: Take has been called.
-func (d *Directory) Killed() bool { return d.Crashed && !d.Tool }
+func (d *Directory) Killed() bool { return d.killed && !d.Tool }
 
 // Begin durably makes the directory one whose stores may be written: of the current format, or that
 // of a node, a life of which begins.
 func (d *Directory) Begin() (err error) {
 	if !d.begun {
-		d.begun, d.Crashed = true, d.Node == "" && (d.Crashed || d.Open != nil)
+		d.begun, d.killed = true, d.Crashed || d.Open != nil
+		d.Crashed = d.killed && d.Node == ""
 	}
 	if d.Node != "" {
 		d.BeginLife()

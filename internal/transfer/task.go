@@ -76,7 +76,7 @@ func (t *Template) check(rec *record.Record) error {
 		return fmt.Errorf("priority %d", t.Priority)
 	case t.OnDead > keys.MaxOnDead || t.OnMissing > keys.MaxOnMissing:
 		return fmt.Errorf("OnDead %d, OnMissing %d", t.OnDead, t.OnMissing)
-	case t.Leases < t.Attempts:
+	case t.Attempts > 0 && t.Attempts-1 > t.Leases: // that of a lease in force may count already
 		return fmt.Errorf("%d attempts in %d leases", t.Attempts, t.Leases)
 	case t.Retention < -1:
 		return fmt.Errorf("a retention of %d ms", t.Retention)
