@@ -1,0 +1,438 @@
+package codeq_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/hook"
+	"codeq/internal/testkit"
+)
+
+// suspectMix is a queue with all kinds of tasks in all kinds of queues, of which one or two kill
+// each process that works on them. Its lives differ in their options, workers and shards; some are
+// killed from outside, some close the queue in order, and some go on with a copy of it. What a task
+// pays for each end of a process is compared with the rule.
+type suspectMix struct {
+	*testing.T
+	*rand.Rand
+	disk   *crashfs.Disk
+	opts   codeq.Options
+	good   map[string]time.Duration // how long it is at work, by name
+	poison map[string]time.Duration // how long it takes to kill the process
+	bound  int                      // on kills from inside
+	fast   bool                     // suspects pass before they can kill the process
+
+	canceled, purged, redriven map[string]bool
+	inside, outside, ends      int
+	said                       []string
+	end                        func() // ends the process
+}
+
+func (m *suspectMix) oneIn(n int) bool { return m.IntN(n) == 0 }
+
+func (m *suspectMix) say(format string, args ...any) {
+	m.said = append(m.said, fmt.Sprintf(format, args...))
+}
+
+func pick[T any](m *suspectMix, of ...T) T { return of[m.IntN(len(of))] }
+
+var mixQueues = []string{"a", "b", "c"}
+
+// begin makes the queue.
+func (m *suspectMix) begin() {
+	m.disk = crashfs.New()
+	m.good, m.poison = make(map[string]time.Duration), make(map[string]time.Duration)
+	m.canceled, m.purged, m.redriven = make(map[string]bool), make(map[string]bool), make(map[string]bool)
+	m.opts = codeq.Options{
+		Shards: 1 + m.IntN(4), Durability: codeq.DurabilityDisk, Retention: codeq.Forever,
+		SuspectFor: pick(m, time.Millisecond, time.Second, time.Minute, 24*time.Hour), Backoff: codeq.Backoff{Base: time.Second, Max: time.Minute},
+	}
+	m.fast = m.opts.SuspectFor < time.Second
+	m.say("SuspectFor %v", m.opts.SuspectFor)
+	q := m.open("q", m.opts.Shards)
+	for _, name := range mixQueues {
+		m.configure(q, name)
+	}
+	var ids []codeq.ID
+	for i := range 4 + m.IntN(8) {
+		task := codeq.Task{
+			Queue: pick(m, mixQueues...), Tenant: pick(m, "", "", "t"), Priority: m.IntN(3), Headers: map[string]string{"name": fmt.Sprint("good ", i)},
+		}
+		if n := i - 2; n >= 0 && n < 2 && (n == 0 || m.oneIn(2)) {
+			task.Headers["name"] = fmt.Sprint("poison ", n)
+			task.MaxAttempts = 1 + m.IntN(3)
+			m.bound += task.MaxAttempts
+			m.poison[task.Headers["name"]] = time.Duration(m.IntN(30)) * time.Millisecond
+		} else {
+			m.good[task.Headers["name"]] = time.Duration(m.IntN(60)) * time.Millisecond
+			task.MaxAttempts = pick(m, 0, 25)
+		}
+		switch m.IntN(6) {
+		case 0:
+			task.Group = pick(m, "x", "y")
+		case 1:
+			task.LimitKey = "k"
+		case 2:
+			task.RunAt = time.Now().Add(time.Duration(m.IntN(100)) * time.Millisecond)
+		case 3:
+			task.Timeout = time.Hour
+		case 4:
+			if len(ids) > 0 {
+				task.After, task.OnDead = []codeq.ID{pick(m, ids...)}, codeq.RunOnDead
+			}
+		}
+		ids = append(ids, produce(m.T, q, task)[0])
+	}
+	m.end()
+	m.end = func() {}
+}
+
+// configure draws the limits of a queue.
+func (m *suspectMix) configure(q *codeq.Queue, queue string) {
+	var set codeq.Settings
+	switch m.IntN(5) {
+	case 0:
+		set.Concurrency = 1 + m.IntN(3)
+	case 1:
+		set.Rate, set.Burst = 20, 1+m.IntN(3)
+	case 2:
+		set.ConcurrencyPerKey = 1
+	case 3:
+		set.HoldGroups = true
+	}
+	require.NoError(m, q.Configure(m.Context(), queue, func(s *codeq.Settings) { *s = set }))
+}
+
+// open opens the queue in a directory as a process does.
+func (m *suspectMix) open(dir string, shards int) *codeq.Queue {
+	opts := m.opts
+	opts.Shards, opts.MaxAttempts = shards, pick(m, 25, 8)
+	hook.SetFS(&opts, m.disk)
+	q, err := codeq.Open(dir, &opts)
+	require.NoError(m, err)
+	m.end = func() { require.NoError(m, q.Close()) }
+	return q
+}
+
+// tasks returns all tasks by name.
+func (m *suspectMix) tasks(q *codeq.Queue) map[string]*codeq.TaskInfo {
+	all := make(map[string]*codeq.TaskInfo)
+	for state := codeq.Ready; state <= codeq.Canceled; state++ {
+		for info, err := range q.List(m.Context(), codeq.ListOptions{State: state}) {
+			require.NoError(m, err)
+			all[info.Headers["name"]] = info
+		}
+	}
+	return all
+}
+
+// left returns the tasks as a process has left them.
+func (m *suspectMix) left(disk *crashfs.Disk, dir string) map[string]*codeq.TaskInfo {
+	opts := codeq.Options{Tool: true}
+	hook.SetFS(&opts, disk.Clone())
+	q, err := codeq.Open(dir, &opts)
+	require.NoError(m, err)
+	defer func() { require.NoError(m, q.Close()) }()
+	return m.tasks(q)
+}
+
+// pays compares the tasks after Open with those that the process before has left.
+func (m *suspectMix) pays(before, after map[string]*codeq.TaskInfo, killed bool) {
+	suspects := 0
+	for _, b := range before {
+		if b.State == codeq.Leased && b.Suspect {
+			suspects++
+		}
+	}
+	for name, b := range before {
+		a := after[name]
+		require.NotNil(m, a, name)
+		attempts, crashes, suspect := b.Attempts, b.Crashes, b.Suspect
+		switch {
+		case b.State != codeq.Leased: // it is cleared now, or when it is leased
+			suspect = b.Suspect && a.Suspect
+		case !killed:
+			attempts--
+		case b.Suspect && suspects == 1:
+		default:
+			attempts--
+			crashes++
+			suspect = b.Suspect || suspects == 0
+		}
+		if a.State == codeq.Dead {
+			suspect = false
+		}
+		if b.State == codeq.Leased {
+			m.say("  %s (%v) attempts %d crashes %d suspect %t", name, a.State, a.Attempts, a.Crashes, a.Suspect)
+		}
+		if attempts != a.Attempts || crashes != a.Crashes || suspect != a.Suspect {
+			m.Fatalf("%s was %v with %d attempts, %d crashes, suspect %t; it is %v with %d, %d, %t, expected %d, %d, %t; killed %t with %d suspects at work\n%s",
+				name, b.State, b.Attempts, b.Crashes, b.Suspect, a.State, a.Attempts, a.Crashes, a.Suspect, attempts, crashes, suspect, killed, suspects, strings.Join(m.said, "\n"))
+		}
+	}
+}
+
+// work starts the workers of a process: one or several calls of Run, or of Claim. die kills the
+// process.
+func (m *suspectMix) work(q *codeq.Queue, die func()) (end func()) {
+	handle := func(ctx context.Context, name string) error {
+		wait, poison := m.poison[name]
+		if !poison {
+			wait = m.good[name]
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if poison {
+			die()
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var done []chan struct{}
+	start := func(work func()) {
+		end := make(chan struct{})
+		done = append(done, end)
+		go func() { defer close(end); work() }()
+	}
+	if m.oneIn(5) { // Claim
+		m.say("Claim")
+		for range 1 + m.IntN(6) {
+			start(func() {
+				for {
+					l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: mixQueues, Local: true})
+					if err != nil {
+						return
+					}
+					if handle(ctx, l.Headers["name"]) == nil {
+						_ = q.Complete(ctx, l.Receipt, nil) // or the process has ended
+					}
+				}
+			})
+		}
+	} else {
+		runs := [][]string{mixQueues}
+		if m.oneIn(2) {
+			runs = [][]string{mixQueues[:1], mixQueues[1:], mixQueues}[:2+m.IntN(2)]
+		}
+		for _, queues := range runs {
+			var mux codeq.Mux
+			for _, name := range queues {
+				codeq.Handle(&mux, name, func(ctx context.Context, j *codeq.Job[[]byte]) error {
+					return handle(ctx, j.Headers["name"])
+				})
+			}
+			n := 1 + m.IntN(8)
+			m.say("Run of %v with %d", queues, n)
+			start(func() { _ = q.Run(ctx, &mux, &codeq.RunOptions{Concurrency: n, Grace: -1}) })
+		}
+	}
+	return func() {
+		cancel()
+		for _, d := range done {
+			<-d
+		}
+	}
+}
+
+// live is the life of a process. It returns how it has ended: "" means that nothing is left to do.
+func (m *suspectMix) live(q *codeq.Queue) string {
+	died := make(chan struct{}, 100)
+	end := m.work(q, func() { died <- struct{}{} })
+	idleCtx, stopWaiting := context.WithCancel(context.Background())
+	idle := make(chan error, 1)
+	go func() { idle <- q.WaitIdle(idleCtx) }()
+	m.end = func() {
+		stopWaiting()
+		<-idle
+		end()
+		require.NoError(m, q.Close())
+		m.end = func() {}
+	}
+	kill := func() {
+		if m.oneIn(2) {
+			synctest.Wait()
+		}
+		disk := m.disk.Clone()
+		m.end()
+		m.disk = disk
+	}
+	deadline := time.Now().Add(30 * 24 * time.Hour)
+	meddled := 0
+	for {
+		wait := 20 * time.Hour
+		if meddled < 4 {
+			wait = time.Duration(m.IntN(100)) * time.Millisecond
+		}
+		select {
+		case <-died:
+			m.inside++
+			kill()
+			return "killed"
+		case err := <-idle:
+			require.NoError(m, err)
+			idle <- nil
+			m.end()
+			return ""
+		case <-time.After(wait):
+		}
+		if time.Now().After(deadline) {
+			for name, i := range m.tasks(q) {
+				m.say("%s: %v attempts %d crashes %d suspect %t queue %s", name, i.State, i.Attempts, i.Crashes, i.Suspect, i.Queue)
+			}
+			m.Fatalf("it does not end: %v\n%s", m.opts.SuspectFor, strings.Join(m.said, "\n"))
+		}
+		switch meddled++; {
+		case meddled >= 4 || m.ends >= 6:
+			for _, name := range mixQueues {
+				require.NoError(m, q.Resume(m.Context(), name))
+			}
+			for name, info := range m.tasks(q) {
+				if info.State == codeq.Dead && info.Group != "" { // it may hold the turn
+					m.isPoison(name, info)
+					require.NoError(m, q.Forget(m.Context(), info.ID))
+					m.purged[name] = true
+				}
+			}
+		case m.oneIn(8):
+			m.ends++
+			m.outside++
+			kill()
+			return "killed"
+		case m.oneIn(10):
+			m.ends++
+			m.say("closed")
+			m.end()
+			return "closed"
+		case m.oneIn(10):
+			m.ends++
+			if m.disk.RemoveAll("copy") == nil && q.Checkpoint(m.Context(), "copy", codeq.CheckpointOptions{Copy: m.oneIn(2)}) == nil {
+				m.end()
+				require.NoError(m, m.disk.RemoveAll("q"))
+				require.NoError(m, m.disk.Rename("copy", "q"))
+				return "copied"
+			}
+		default:
+			m.meddle(q)
+		}
+	}
+}
+
+// isPoison makes sure that a task has killed the process as often as it may.
+func (m *suspectMix) isPoison(name string, info *codeq.TaskInfo) {
+	_, poison := m.poison[name]
+	if !poison || info.State != codeq.Dead || info.LastError != "the process died" || info.Attempts != info.MaxAttempts && info.Crashes != 10*info.MaxAttempts {
+		m.Fatalf("%s is %v after %d of %d attempts, %d crashes: %s\n%s", name, info.State, info.Attempts, info.MaxAttempts, info.Crashes, info.LastError, strings.Join(m.said, "\n"))
+	}
+}
+
+// meddle does something to a task or a queue.
+func (m *suspectMix) meddle(q *codeq.Queue) {
+	all := m.tasks(q)
+	var names []string
+	for name := range all {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	name := pick(m, names...)
+	info, ctx := all[name], m.Context()
+	_, poison := m.poison[name]
+	queue := pick(m, mixQueues...)
+	switch m.IntN(7) {
+	case 0:
+		if !poison && q.Cancel(ctx, info.ID) == nil {
+			m.canceled[name] = true
+			m.say("canceled %s", name)
+		}
+	case 1:
+		_ = q.SetPriority(ctx, info.ID, m.IntN(3)) // it may not wait
+	case 2:
+		if q.SetRunAt(ctx, info.ID, time.Now().Add(time.Duration(m.IntN(200)-50)*time.Millisecond)) == nil {
+			m.say("set RunAt of %s", name)
+		}
+	case 3:
+		require.NoError(m, q.Pause(ctx, queue))
+	case 4:
+		require.NoError(m, q.Resume(ctx, queue))
+	case 5:
+		m.configure(q, queue)
+	case 6:
+		if !poison || info.State != codeq.Dead {
+			return
+		}
+		if m.isPoison(name, info); m.oneIn(2) {
+			require.NoError(m, q.Forget(ctx, info.ID))
+			m.purged[name] = true
+			m.say("purged %s", name)
+		} else if !m.redriven[name] && q.RedriveDead(ctx, info.ID) == nil {
+			m.redriven[name] = true
+			m.bound += info.MaxAttempts
+			m.say("redriven %s", name)
+		}
+	}
+}
+
+// TestSuspectsMix: whatever tasks, queues and processes are like, a crash costs what the rule says,
+// tasks that kill their process are dead after MaxAttempts and some starts more, and no other is.
+func TestSuspectsMix(t *testing.T) {
+	t.Parallel()
+	seed := testkit.Seed()
+	for n := range uint64(testkit.Sized(15, 100, 2000)) {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &suspectMix{T: t, Rand: rand.New(rand.NewPCG(seed, n)), end: func() {}}
+				t.Logf("-seed %d", seed)
+				defer func() { m.end() }() // if it has failed
+				m.begin()
+				shards := m.opts.Shards
+				end := "closed"
+				for end != "" {
+					before := m.left(m.disk, "q")
+					if m.oneIn(6) {
+						shards = 1 + m.IntN(4)
+						m.say("moved to %d shards", shards)
+						moved(t, m.disk, "q", "new", shards)
+						require.NoError(t, m.disk.RemoveAll("q"))
+						require.NoError(t, m.disk.Rename("new", "q"))
+					}
+					q := m.open("q", shards)
+					synctest.Wait()
+					m.pays(before, m.tasks(q), end == "killed")
+					end = m.live(q)
+					most := 2*m.bound + 12
+					if m.fast {
+						most = 12*m.bound + 12
+					}
+					require.LessOrEqual(t, m.inside, most, strings.Join(m.said, "\n"))
+				}
+				for name, info := range m.left(m.disk, "q") {
+					_, poison := m.poison[name]
+					switch {
+					case m.canceled[name], len(info.After) > 0 && info.State == codeq.Canceled:
+						require.Equal(t, codeq.Canceled, info.State, name)
+					case poison:
+						m.isPoison(name, info)
+					case m.fast && info.State == codeq.Dead: // SuspectFor is to be longer than it takes to kill the process
+					default:
+						require.Equal(t, codeq.Done, info.State, "%s: %+v\n%s", name, info, strings.Join(m.said, "\n"))
+					}
+				}
+				t.Logf("SuspectFor %v: %d kills from inside, %d from outside, bound %d", m.opts.SuspectFor, m.inside, m.outside, m.bound)
+			})
+		})
+	}
+}
