@@ -44,8 +44,8 @@ type CheckpointOptions struct {
 //
 // In the copy, the tasks that were leased at that moment are leased: those of [Queue.Run] are ready
 // again as soon as the copy is opened, for no attempt, others when their leases expire. If the copy
-// is opened while the original is in use, tasks are done twice. The copy has a new identity, so that
-// its shards cannot be mixed with those of the original.
+// is opened while the original is in use, tasks are done twice. The copy has a new identity, so
+// that its shards cannot be mixed with those of the original.
 //
 // In a cluster Checkpoint may be called on any node. The node copies its own replicas of all
 // shards, after they have caught up with their leaders; the shards stop for this time too, for 5 s

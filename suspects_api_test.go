@@ -18,10 +18,10 @@ import (
 	"codeq/internal/testkit"
 )
 
-// suspectMix is a queue with all kinds of tasks in all kinds of queues, of which one or two kill
-// each process that works on them. Its lives differ in their options, workers and shards; some are
-// killed from outside, some close the queue in order, and some go on with a copy of it. What a task
-// pays for each end of a process is compared with the rule.
+// suspectMix is a queue with all kinds of tasks in all kinds of queues. One or two tasks kill each
+// process that works on them. The processes differ in their options, workers and shards; some are
+// killed from outside, some close the queue in order, and some go on with a copy of it. The price
+// of each end of a process, for each task, is compared with the rule.
 type suspectMix struct {
 	*testing.T
 	*rand.Rand
@@ -386,8 +386,9 @@ func (m *suspectMix) meddle(q *codeq.Queue) {
 	}
 }
 
-// TestSuspectsMix: whatever tasks, queues and processes are like, a crash costs what the rule says,
-// tasks that kill their process are dead after MaxAttempts and some starts more, and no other is.
+// TestSuspectsMix: among all kinds of tasks, queues and processes, a crash has the price that the
+// rule says, tasks that kill their process are dead after MaxAttempts and some starts more, and no
+// other task is.
 func TestSuspectsMix(t *testing.T) {
 	t.Parallel()
 	seed := testkit.Seed()

@@ -195,11 +195,11 @@ type ClaimRequest struct {
 	// Max is how many tasks [Queue.ClaimBatch] takes at the most. 0: 1. [Queue.Claim] ignores it.
 	Max int
 	// Local binds the lease to this process, as [Queue.Run] does. [Queue.Extend] writes nothing. If
-	// the process dies, the task comes back at the next [Open], as those of Run do, and if it closes
-	// the queue, without counting the attempt; neither waits until the lease expires. So it is for
-	// workers in this process, not for remote ones, which may outlive it. [Task.LeaseFor] has no
-	// effect on such a lease. In a cluster, where another node may come to lead the shard, Extend
-	// is stored, and the lease does not end with the process, but when it expires.
+	// the process dies, the task comes back at the next [Open], as those of Run do, and if it
+	// closes the queue, without counting the attempt; neither waits until the lease expires. So it
+	// is for workers in this process, not for remote ones. [Task.LeaseFor] has no effect on it. In
+	// a cluster, where another node may come to lead the shard, Extend is stored, and the lease
+	// does not end with the process, but when it expires.
 	Local bool
 	// Worker is the name of who claims, for people: [TaskInfo.History] has it, as it has
 	// [RunOptions.Name]. Up to 128 bytes. In a cluster, of claims that wait for tasks of other

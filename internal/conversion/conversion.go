@@ -23,8 +23,8 @@ const (
 	FirstTerm  = 1
 )
 
-// ToReplica makes a store that of a replica, if it is that of the shard of a queue by itself. Unless
-// the process that had the queue was killed, its leases say that it has ended.
+// ToReplica makes a store that of a replica, if it is that of the shard of a queue by itself.
+// Unless the process that had the queue was killed, its leases say that it has ended.
 func ToReplica(st *store.Store, m *manifest.Manifest, killed bool, shard int) error {
 	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
 	if err != nil || got == nil {
@@ -46,7 +46,7 @@ func ToReplica(st *store.Store, m *manifest.Manifest, killed bool, shard int) er
 	})
 }
 
-// endLocalLeases lets local leases end as soon as a leader has loaded them.
+// endLocalLeases makes local leases end as soon as a leader has loaded them.
 func endLocalLeases(db *pebble.DB, b *pebble.Batch) error {
 	return schema.Scan(db, keys.Lease, func(key, value []byte) error {
 		if value = keys.EndLocalLeases(value); value == nil {

@@ -137,8 +137,8 @@ func (s *State) recheck(q *Queue) {
 	}
 }
 
-// recheckLimits finds suspects, for which leases may wait, and adds wakeups for the limits of queues
-// that may have room now. Wakeups of limits that are still full do no harm.
+// recheckLimits finds suspects, for which leases may wait, and adds wakeups for the limits of
+// queues that may have room now. Wakeups of limits that are still full do no harm.
 func (s *State) recheckLimits() {
 	s.findSuspects()
 	for len(s.rechecks) > 0 && s.Broken == nil && !s.Spent() {

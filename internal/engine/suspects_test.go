@@ -153,8 +153,8 @@ func TestCrashOnFullDisk(t *testing.T) {
 	require.EqualValues(t, 3, r.countsOf("a").Ready)
 }
 
-// TestClearingBesideBlocked: tasks come back from a crash that clears suspects without regard to how
-// many groups have tasks that wait for their turns.
+// TestClearingBesideBlocked: tasks come back from a crash that clears suspects without regard to
+// how many groups have tasks that wait for their turns.
 func TestClearingBesideBlocked(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000})
 	r.format = formatOfSuspects

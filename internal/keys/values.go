@@ -528,8 +528,8 @@ func ParseLeases(seq uint64, b []byte) (LeaseHeader, []LeaseEntry, error) {
 	return h, entries, nil
 }
 
-// EndLocalLeases returns a lease record whose process has closed the queue, if its leases are local;
-// nil: they are not.
+// EndLocalLeases returns a lease record whose process has closed the queue, if its leases are
+// local; nil: they are not.
 func EndLocalLeases(b []byte) []byte {
 	const deadlineAt, deadlineEnd = 1, 1 + 8
 	if len(b) < deadlineEnd || b[0]&leaseLocal == 0 {
