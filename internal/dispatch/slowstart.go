@@ -191,6 +191,21 @@ func (d *shardSuspects) Crash(process, lasts uint64) (suspects int, partial bool
 	return max(c.own, own) + c.suspects, c.partial, uint64(max(c.until.Sub(now), 0) / time.Millisecond), true
 }
 
+// Crashed implements the table of the rules.
+func (d *shardSuspects) Crashed(process uint64, suspects int, partial bool, lasts uint64) {
+	s := d.slow
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.crashes[process]; known {
+		return
+	}
+	if s.crashes == nil {
+		s.crashes = make(map[uint64]*processCrash)
+	}
+	until := d.now().Add(time.Duration(lasts) * time.Millisecond)
+	s.crashes[process] = &processCrash{own: suspects, partial: partial, until: until}
+}
+
 // suspectsOf returns how many suspects of the shards of this process a process has.
 func (s *SlowStart) suspectsOf(process uint64) (n int) {
 	for _, atWork := range s.atWork {

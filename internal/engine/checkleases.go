@@ -140,9 +140,11 @@ func (c *checker) leaseClock() error {
 	}
 	stored := uint64(0)
 	if b != nil {
-		if stored, err = keys.ParseNumber(b); err != nil {
+		v, err := keys.ParseLeaseTime(b)
+		if err != nil {
 			return err
 		}
+		stored = v.Clock
 	}
 	if stored != s.clock.stored || b != nil && !s.config.Replicated {
 		c.report("the clock of leases is %x on disk, and %d was stored", b, s.clock.stored)

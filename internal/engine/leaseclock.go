@@ -60,12 +60,15 @@ func (s *State) loadLeaseClock() error {
 	if err != nil {
 		return err
 	}
+	var v keys.LeaseTimeValue
 	if b != nil {
-		if s.clock.stored, err = keys.ParseNumber(b); err != nil {
-			return fmt.Errorf("%w: clock of leases: %w", base.ErrCorrupt, err)
+		if v, err = keys.ParseLeaseTime(b); err != nil {
+			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 	}
+	s.clock.stored = v.Clock
 	s.clock.ahead = s.clock.stored + min(s.ClockAge, leaseClockEvery) - s.Now
+	s.loadCrashes(v.Crashes)
 	return nil
 }
 
@@ -88,9 +91,14 @@ func (s *State) leaseClockIsDue() bool {
 
 // storeLeaseClock stores the clock of leases if it is due.
 func (s *State) storeLeaseClock() {
-	if !s.leaseClockIsDue() {
-		return
+	if s.leaseClockIsDue() {
+		s.writeLeaseClock()
 	}
+}
+
+// writeLeaseClock stores the clock of leases, and the crashes that go by it.
+func (s *State) writeLeaseClock() {
 	s.clock.stored, s.clock.begun, s.clock.stood = s.leaseClock(), true, s.Uptime-s.Now
-	s.Group.set([]byte{keys.LeaseTime}, keys.AppendNumber(s.value[:0], s.clock.stored))
+	v := keys.LeaseTimeValue{Clock: s.clock.stored, Crashes: s.storedCrashes()}
+	s.Group.set([]byte{keys.LeaseTime}, v.Append(s.value[:0]))
 }

@@ -35,7 +35,6 @@ func (m *model) countDead() {
 	for _, t := range m.live {
 		t.started = false
 	}
-	clear(m.until)
 }
 
 // suspectsAtWork counts the suspects of Run in a shard; -1: in all.
@@ -64,10 +63,11 @@ func (m *model) crashes(expired []*modelTask) map[int]*crash {
 		}
 		e := m.shards[t.shard].suspects.crashes[0]
 		crashes[t.shard] = &e.crash
-		if m.until[t.shard] == e.until { // the process has lost leases before
+		until := e.until + m.shards[t.shard].clock.ahead
+		if m.until[t.shard] == until { // the process has lost leases before
 			continue
 		}
-		m.until[t.shard] = e.until
+		m.until[t.shard] = until
 		if n := m.suspectsAtWork(t.shard); n != e.Suspects {
 			m.rt.Fatalf("a process has died with %d suspects of shard %d, expected %d", e.Suspects, t.shard, n)
 		}

@@ -1,10 +1,12 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -76,6 +78,9 @@ type suspectTable interface {
 	// have been more. The first shard that asks decides, for lasts ms; left is the rest. If it is
 	// not known yet, since other leaders are asked, ok is false.
 	Crash(process, lasts uint64) (suspects int, partial bool, left uint64, ok bool)
+	// Crashed says what Crash returns for lasts ms, unless it is known: an earlier leader has
+	// decided.
+	Crashed(process uint64, suspects int, partial bool, lasts uint64)
 }
 
 // shareSuspects begins to count the suspects at work in a table of all shards of the process.
@@ -83,6 +88,9 @@ func (s *State) shareSuspects(t suspectTable) {
 	s.suspects.table = t
 	for process, n := range s.suspects.atWork {
 		t.SetAtWork(process, n)
+	}
+	for process, c := range s.suspects.crashes {
+		t.Crashed(process, c.Suspects, c.Partial, c.until-min(s.Now, c.until))
 	}
 }
 
@@ -189,12 +197,38 @@ func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 			of.crashes = make(map[uint64]*processCrash)
 		}
 		of.crashes[process] = e
+		s.writeLeaseClock()
 		s.Effects.Suspects.Anew = true
 		if of.clearing = e.Suspects > 0; of.clearing {
 			of.unread = append(of.unread, of.queues...)
 		}
 	}
 	return &e.crash, true
+}
+
+// storedCrashes returns the crashes of which leases may be left, for the next leader: it would count
+// only the suspects whose leases it finds.
+func (s *State) storedCrashes() (stored []keys.CrashValue) {
+	for process, c := range s.suspects.crashes {
+		if c.until >= s.Now {
+			stored = append(stored, keys.CrashValue{Process: process, Until: c.until + s.clock.ahead, Suspects: uint64(c.Suspects), Partial: c.Partial})
+		}
+	}
+	slices.SortFunc(stored, func(a, b keys.CrashValue) int { return cmp.Compare(a.Process, b.Process) })
+	return stored
+}
+
+// loadCrashes goes on with the crashes that an earlier leader has decided.
+func (s *State) loadCrashes(stored []keys.CrashValue) {
+	for _, c := range stored {
+		if c.Until < s.leaseClock() {
+			continue
+		}
+		if s.suspects.crashes == nil {
+			s.suspects.crashes = make(map[uint64]*processCrash)
+		}
+		s.suspects.crashes[c.Process] = &processCrash{crash{Suspects: int(c.Suspects), Partial: c.Partial}, c.Until - s.clock.ahead}
+	}
 }
 
 // formatOfSuspects is the first format with suspects in records.

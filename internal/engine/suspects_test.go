@@ -37,11 +37,63 @@ type oneMore struct {
 	atWork  map[uint64]int
 	partial bool
 	asking  bool
+	crashed map[uint64]int
 }
 
 func (o *oneMore) SetAtWork(process uint64, n int) { o.atWork[process] = n }
+func (o *oneMore) Crashed(process uint64, suspects int, _ bool, _ uint64) {
+	o.crashed = map[uint64]int{process: suspects}
+}
 func (o *oneMore) Crash(process, lasts uint64) (suspects int, partial bool, left uint64, ok bool) {
 	return o.atWork[process] + 1, o.partial, lasts / 2, !o.asking
+}
+
+// TestCrashOverLeaderChange: a leader that takes the rest of a process's tasks back counts the
+// suspects that the leader before has found, and tells the other shards.
+func TestCrashOverLeaderChange(t *testing.T) {
+	r := newRuled(t, Config{SuspectFor: 60_000, Replicated: true})
+	r.format = formatOfSuspects
+	r.Format = formatOfSuspects
+	r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "b"}, record.Record{}))
+	claim := func(process uint64, durations ...uint64) {
+		for i, queue := range []string{"a", "b"} {
+			r.begin(r.drivenShard)
+			l, _ := r.Next(r.Queues[queue], 0)
+			_, err := r.Grant(l, durations[i], Holder{Local: true, Handled: true, Process: process}, nil)
+			require.NoError(t, err)
+			r.end()
+		}
+	}
+	claim(1, 30_000, 30_000)
+	r.pass(31 * time.Second)
+	r.settle()
+	for _, queue := range []string{"a", "b"} {
+		r.begin(r.drivenShard)
+		require.True(t, r.Start(r.Queues[queue], func() bool { return true }))
+		r.settle()
+	}
+	claim(2, 30_000, 35_000)
+	r.pass(31 * time.Second)
+	r.settle()
+	require.EqualValues(t, 1, r.countsOf("b").Leased)
+	r.reopen()
+	table := &oneMore{atWork: make(map[uint64]int)}
+	r.shareSuspects(table)
+	require.Equal(t, map[uint64]int{2: 2}, table.crashed)
+	r.suspects.table = nil
+	r.pass(10 * time.Second)
+	r.settle()
+	for _, queue := range []string{"a", "b"} {
+		require.EqualValues(t, 1, r.countsOf(queue).Blocked)
+		r.begin(r.drivenShard)
+		require.True(t, r.Start(r.Queues[queue], func() bool { return true }))
+		r.settle()
+		l, _ := r.Next(r.Queues[queue], 0)
+		require.NotNil(t, l)
+		grants, err := r.Grant(l, 1000, Holder{}, nil)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, grants[0].Attempt, "two suspects were at work")
+	}
 }
 
 // TestCrashOverLeaders: in a cluster, suspects of a process in other shards count for its crash, as

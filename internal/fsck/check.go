@@ -271,7 +271,7 @@ func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEnt
 }
 
 func (c *checker) leaseClock(key, value []byte) error {
-	if _, err := keys.ParseNumber(value); err != nil || len(key) != 1 {
+	if _, err := keys.ParseLeaseTime(value); err != nil || len(key) != 1 {
 		c.report("clock of leases %x is %x", key, value)
 	}
 	return nil

@@ -153,6 +153,49 @@ func ParsePinned(b []byte) (PinnedValue, error) {
 	return PinnedValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
 }
 
+// LeaseTimeValue is the clock of leases, and since format 7 the crashes of processes that have
+// leases left, perhaps.
+type LeaseTimeValue struct {
+	Clock   uint64 // ms
+	Crashes []CrashValue
+}
+
+// CrashValue is the crash of a process of a cluster.
+type CrashValue struct {
+	Process  uint64 // its number; 0: not known
+	Until    uint64 // by the clock of leases, when all of its leases have ended
+	Suspects uint64 // that were at work
+	Partial  bool   // there may have been more
+}
+
+const crashLen = 8 + 8 + 8
+
+// Append appends the encoded value.
+func (v LeaseTimeValue) Append(dst []byte) []byte {
+	dst = AppendNumber(dst, v.Clock)
+	for _, c := range v.Crashes {
+		n := c.Suspects << 1
+		if c.Partial {
+			n++
+		}
+		dst = AppendNumber(AppendNumber(AppendNumber(dst, c.Process), c.Until), n)
+	}
+	return dst
+}
+
+// ParseLeaseTime reads such a value.
+func ParseLeaseTime(b []byte) (v LeaseTimeValue, err error) {
+	if len(b)%crashLen != 8 {
+		return v, malformed("clock of leases", b)
+	}
+	v.Clock = binary.BigEndian.Uint64(b)
+	for b = b[8:]; len(b) > 0; b = b[crashLen:] {
+		n := binary.BigEndian.Uint64(b[16:])
+		v.Crashes = append(v.Crashes, CrashValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), n >> 1, n&1 != 0})
+	}
+	return v, nil
+}
+
 // PeriodTimeValue is the clock of periods, by which idempotency keys, waits between attempts and
 // retention end.
 type PeriodTimeValue struct {

@@ -61,7 +61,8 @@ const (
 //	   differ, and whether a process has died; it has the options of the application that decide about
 //	   tasks; records say which tasks are suspects of a crash, and count crashes, and suspects wait in
 //	   scopes of their own; claims have the number of their process, and lease records of a cluster,
-//	   where they also say that the process has ended which had the queue before by itself;
+//	   where they also say that the process has ended which had the queue before by itself, and the
+//	   clock of leases has the crashes of processes;
 //	   messages are kept until their receiver has synced its log; settings without
 //	   a value are removed, and interests have numbers; heartbeats tell what a leader has done, and the
 //	   answers to them the room on the disk; claims say that they are for handlers of Run, and ends of
