@@ -170,6 +170,8 @@ func TestGolden(t *testing.T) {
 		{"place, first", FirstPlace(goldenLane, goldenID).Append(nil), "10 00000102 0193b3c012347abc"},
 		{"place, scheduled", Place{Range: Scheduled, At: goldenTime}.Append(nil), "12 00000000 00000193b3c01235"},
 		{"place, blocked", Place{Range: Blocked, Group: goldenQueue, At: goldenScope}.Append(nil), "13 00000007 fedcba9876543210"},
+		{"clock of leases", LeaseTimeValue{Clock: 7, Crashes: []CrashValue{{Process: 1, Until: 2, Suspects: 3, Partial: true}}}.Append(nil),
+			"0000000000000007 0000000000000001 0000000000000002 0000000000000007"},
 		{"clock of periods", PeriodTimeValue{Clock: goldenTime, Waits: 1}.Append(nil), "00000193b3c01235 0000000000000001"},
 		{"list of set clocks", AppendClockSets(nil, []ClockSet{{1, goldenTime, true}, {goldenTime, 2, false}}), "0000000000000001 00000193b3c01235 01 00000193b3c01235 0000000000000002 00"},
 		{"holder of a key", UniqueValue{ID: goldenID, Until: goldenTime}.Append(nil), goldenIDHex + "00000193b3c01235"},
@@ -1308,5 +1310,22 @@ func TestBucketOf(t *testing.T) {
 			buckets[BucketOf(1_700_000_000_000+uint64(r/200*i), r)] = true
 		}
 		require.LessOrEqual(t, len(buckets), 18, "retention %d", r)
+	}
+}
+
+// TestLeaseTime: the clock of leases is read as it was written, with crashes and without.
+func TestLeaseTime(t *testing.T) {
+	for _, v := range []LeaseTimeValue{
+		{Clock: 7},
+		{Clock: 7, Crashes: []CrashValue{{Process: 1 << 63, Until: 2, Suspects: 3, Partial: true}, {Until: 4}}},
+	} {
+		b := v.Append(nil)
+		got, err := ParseLeaseTime(b)
+		require.NoError(t, err)
+		require.Equal(t, v, got)
+		for _, wrong := range [][]byte{b[1:], append(b, 0), nil} {
+			_, err := ParseLeaseTime(wrong)
+			require.Error(t, err)
+		}
 	}
 }
