@@ -263,7 +263,7 @@ func TestHungTaskGoesBehind(t *testing.T) {
 		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 		info, err := q.Get(ctx, hangs)
 		require.NoError(t, err)
-		require.Equal(t, 5, info.Attempts)
+		require.Equal(t, 3, info.Attempts, "the local leases have counted none")
 		require.WithinDuration(t, time.Now(), info.At, 0, "since when it is ready again")
 		require.NoError(t, checkAll(q))
 		require.NoError(t, q.Close())
