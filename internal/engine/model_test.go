@@ -651,8 +651,9 @@ func (m *model) hearClock(s *drivenShard) {
 		}
 		c := &m.clocks[s.config.Shard]
 		c.age = m.age
-		c.stored, err = keys.ParseNumber(value)
+		v, err := keys.ParseLeaseTime(value)
 		m.noError(err)
+		c.stored = v.Clock
 		if now := m.Now + c.ahead; c.stored != now {
 			m.rt.Fatalf("shard %d stores %d as its clock of leases, which is at %d", s.config.Shard, c.stored, now)
 		}

@@ -206,7 +206,7 @@ func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 	return &e.crash, true
 }
 
-// storedCrashes returns the crashes of which leases may be left, for the next leader: it would count
+// storedCrashes returns the crashes that may have leases left, for the next leader: it would count
 // only the suspects whose leases it finds.
 func (s *State) storedCrashes() (stored []keys.CrashValue) {
 	for process, c := range s.suspects.crashes {
