@@ -228,9 +228,15 @@ func (m *crowd) mayBeClaimed(tasks map[ID]*TaskInfo, t *TaskInfo) bool {
 		(set.ConcurrencyPerKey == 0 || t.LimitKey == "" || leased(tasks, t.Queue, t.LimitKey) < set.ConcurrencyPerKey)
 }
 
-// sameTime leaves the time of a task out where it may differ from the stamp that the disk has: once
-// the wall clock was set, and for a lease by the rounding of two clocks.
+// sameTime leaves the times of a task and of its attempts out where they may differ from the stamps
+// that the disk has: once the wall clock was set, and for a lease by the rounding of two clocks.
 func (m *crowd) sameTime(want, got *TaskInfo) {
+	if m.stepped && len(want.History) == len(got.History) {
+		got.FirstReady = want.FirstReady
+		for i := range got.History {
+			got.History[i].Start, got.History[i].End = want.History[i].Start, want.History[i].End
+		}
+	}
 	if m.stepped || want.State == Leased && want.At.Sub(got.At).Abs() < 100*time.Millisecond {
 		got.At = want.At
 	}
