@@ -26,8 +26,8 @@ func (s *State) Load() error {
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
 	for _, step := range []func() error{
 		s.loadCatalogue,
-		s.loadPeriodClock,
 		s.loadClockSets,
+		s.loadPeriodClock,
 		s.loadSettings,
 		s.loadGrants,
 		s.loadLeaseClock,

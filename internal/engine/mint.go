@@ -32,11 +32,14 @@ type minter struct {
 
 const clockShift = 12
 
+// loaded returns the latest time that the store has, ms.
+func (m *minter) loaded() uint64 { return max(m.clock>>clockShift, m.sets.Latest()) }
+
 // tick sets time from the wall clock and the monotonic clock, both in ms.
 func (m *minter) tick(wall, now uint64) {
 	opened, made := m.time == 0, m.clock>>clockShift
 	if opened {
-		m.time, m.read = max(made, m.sets.Latest()), now
+		m.time, m.read = m.loaded(), now
 	}
 	passed := now - m.read
 	caughtUp := min(passed/2, m.lead)

@@ -679,7 +679,9 @@ func (m *model) crashAfter(c call) {
 		m.countDead()
 		m.driver.crash()
 		m.reopened = true // what is let go on now may come in another order
+		canceled := m.canceled
 		m.begun()
+		m.canceled = canceled // those that the call has found
 	}
 	c.apply(m)
 	m.adopted = nil

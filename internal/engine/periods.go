@@ -21,7 +21,8 @@ import (
 //
 // Invariant: now is not behind the minter's time. Both are the wall clock, unless that was set
 // back: then the minter's time goes on at half speed. So the clock is stored by itself only as long
-// as it differs; otherwise that of the minter, which is stored with every group, stands for it.
+// as it differs; otherwise that of the minter stands for it, which is stored with every group, or with
+// how the wall clock was set.
 //
 // Invariant: a deadline is persisted with a clock. So the next process begins at the time at which
 // the deadline was made, or later.
@@ -86,7 +87,7 @@ func (s *State) agrees() bool { return s.periods.now == s.mint.time }
 // REQUIRES: the minter's clock is loaded.
 func (s *State) loadPeriodClock() error {
 	c := &s.periods
-	*c = periodClock{now: s.mint.clock >> clockShift, read: s.Uptime}
+	*c = periodClock{now: s.mint.loaded(), read: s.Uptime}
 	b, err := schema.Lookup(s.Store.DB(), []byte{keys.PeriodTime})
 	if err != nil || b == nil {
 		return err

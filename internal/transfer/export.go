@@ -294,6 +294,14 @@ func (e *exporter) counters(s *exported, totals totalsOf) error {
 
 // periodClock reads the clock of periods, unless that of IDs stands for it.
 func (s *exported) periodClock() error {
+	err := schema.Scan(s.db, keys.ClockSets, func(_, value []byte) error {
+		sets, err := keys.ParseClockSets(value)
+		s.clock = max(s.clock, schema.ClockSets(sets).Latest())
+		return corrupt(err)
+	})
+	if err != nil {
+		return err
+	}
 	return schema.Scan(s.db, keys.PeriodTime, func(_, value []byte) error {
 		v, err := keys.ParsePeriodTime(value)
 		s.clock = v.Clock
