@@ -125,6 +125,7 @@ type model struct {
 	byKey     map[[keys.UniqueLen]byte]*modelKey
 	turns     map[uint64]keys.ID // who has the turn of a group, by scope
 	contested map[uint64]bool    // groups of which the turn is open
+	delayed   map[uint64]bool    // groups that go on now, as their orphans ended with the process
 	completed keys.ID            // the task whose follow-ups are taken in
 	woken     []*modelTask       // their parents have ended
 	doomed    []*modelTask       // to be canceled, as a parent was
@@ -133,6 +134,7 @@ type model struct {
 	endings   map[keys.ID]modelEnding
 	plain     bool           // no task is bound to others
 	reopened  bool           // all turns that are passed on are contested
+	unpinned  []*modelTask   // parents that were released while there was no room
 	hurried   bool           // calls are drawn that come together
 	unordered bool           // their effects are taken in, and which group has which is open
 	drawn     int            // the ties that drawTasks draws
@@ -227,8 +229,8 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 		tasks: make(map[keys.ID]*modelTask), totals: make(map[shardQueue]keys.Totals), minted: make(map[int]uint64), given: make(map[int]uint64),
 		served: make(map[laneID]bool), passes: make(map[laneID]map[laneID]int),
 		settings: make(map[string]Settings), versions: make(map[string]uint64), schedules: make(map[string]*modelSchedule),
-		byKey: make(map[[keys.UniqueLen]byte]*modelKey),
-		turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool), life: 2, sessions: make(map[int]modelSession),
+		byKey:   make(map[[keys.UniqueLen]byte]*modelKey),
+		orphans: make(map[Receipt]modelOrphan), turns: make(map[uint64]keys.ID), contested: make(map[uint64]bool), delayed: make(map[uint64]bool), life: 2, sessions: make(map[int]modelSession),
 		places: make(map[int]int), beside: make(map[int]int), until: make(map[int]uint64),
 	}
 	m.driver = driver{
@@ -283,7 +285,7 @@ func (m *model) begun() {
 	clear(m.passes)
 	m.canceled, m.weights = make(map[Receipt]bool), make(map[[2]string]int)
 	m.endings = make(map[keys.ID]modelEnding)
-	m.orphans = make(map[Receipt]modelOrphan)
+	m.dropOrphans()
 	m.weigh()
 	m.deliver()
 }
@@ -601,7 +603,7 @@ func (m *model) hasAllTicks() bool {
 // resume sets the deadlines of leases that a process has found. What was given as a length ends
 // after it at the latest.
 func (m *model) resume() {
-	clear(m.orphans)
+	m.dropOrphans()
 	for _, k := range m.byKey {
 		k.promised = m.promise(k.length + 2*schema.UsualLead) // the clock that numbers tasks is ahead
 	}
@@ -759,6 +761,7 @@ func (m *model) lowDisk(*rapid.T) {
 	}
 	m.setRoom(Roomy)
 	m.deliver()
+	m.adoptUnpinned()
 	m.sync()
 	m.reopened = false
 	m.settle(level == RoomLow)

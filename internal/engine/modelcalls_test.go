@@ -854,7 +854,6 @@ func (m *model) drawComplete() call {
 		}
 	}
 	m.singleOut(c.next)
-	c.goesOn = c.goesOn && len(c.next) == 0 // the model does not know the place of a follow-up of the same group
 	return c
 }
 

@@ -3,9 +3,11 @@ package engine
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/schema"
@@ -299,6 +301,14 @@ func (m *model) isHeld(scope uint64) bool {
 	return false
 }
 
+// dropOrphans is the end of the orphans with their process.
+func (m *model) dropOrphans() {
+	for _, o := range m.orphans {
+		m.delayed[o.group] = true
+	}
+	clear(m.orphans)
+}
+
 // Groups.
 
 // enter makes a task ready if it has the turn of its group, or gets it.
@@ -309,7 +319,7 @@ func (m *model) enter(t *modelTask, since uint64) {
 		case !held && m.isHeld(scope):
 			m.toBlocked(t, onGroup)
 			return
-		case !held && (m.unordered || m.wakes(scope)): // a task that is woken may come before, or after
+		case !held && (m.unordered || m.delayed[scope] || m.wakes(scope)): // a task that is woken may come before, or after
 			m.toBlocked(t, onGroup)
 			m.contested[scope], t.since = true, since
 			return
@@ -402,6 +412,7 @@ func (m *model) giveTurns() {
 		m.toReadyOrHeld(t, since)
 	}
 	clear(m.contested)
+	clear(m.delayed)
 }
 
 // placeOf is where the disk has a task that has not ended.
@@ -486,6 +497,22 @@ func (m *model) pin(parent, child *modelTask) {
 	parent.pins[child.id] = true
 }
 
+// adoptUnpinned lets parents that were released without room be kept from when there was room.
+func (m *model) adoptUnpinned() {
+	for _, p := range m.unpinned {
+		at, _, err := m.shards[p.shard].find(p.id)
+		if m.tasks[p.id] != p || errors.Is(err, base.ErrNotFound) {
+			continue
+		}
+		m.noError(err)
+		if at.place.At < p.until || at.place.At > max(p.until, keys.BucketOf(m.period(p.shard), 1)) {
+			m.rt.Fatalf("%+v is kept until %d", p, at.place.At)
+		}
+		m.lasts(p, at.place.At)
+	}
+	m.unpinned = nil
+}
+
 // unpin lets a task release its parents, which are kept until a time at least.
 func (m *model) unpin(child *modelTask, until uint64) {
 	for _, parent := range child.rec.Parents {
@@ -497,6 +524,9 @@ func (m *model) unpin(child *modelTask, until uint64) {
 		if delete(p.pins, child.id); len(p.pins) == 0 {
 			m.lasts(p, max(p.kept, keys.BucketOf(m.period(p.shard), 1)))
 			p.kept = 0
+			if m.shards[p.shard].Room > RoomScarce {
+				m.unpinned = append(m.unpinned, p)
+			}
 		}
 	}
 }
