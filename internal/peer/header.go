@@ -160,6 +160,9 @@ func refuseTLS(c net.Conn, err error) {
 		return
 	}
 	if writeAnswer(c, answer{}, errTLS) == nil {
+		if half, ok := c.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite() // for dialers that wait for the end
+		}
 		_, _ = io.CopyN(io.Discard, c, maxHeader) // what is not read may destroy the answer under way
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -88,6 +89,44 @@ func TestTLSBesideNone(t *testing.T) {
 	requireNotSent(t, err)
 	_, ok := errors.AsType[tls.RecordHeaderError](err)
 	require.True(t, ok, "%v", err)
+}
+
+// TestBadHandshakesAreCounted: connections that are not TLS, or of a stranger, or of nobody, are a few
+// lines in the log; one that says nothing does not keep Close waiting.
+func TestBadHandshakesAreCounted(t *testing.T) {
+	ours, theirs := testcert.New(t), testcert.New(t)
+	nameless := ours.Config(t, ours)
+	nameless.Certificates = nil
+	l, err := tls.Listen("tcp", "127.0.0.1:0", ours.Config(t, ours))
+	require.NoError(t, err)
+	var log bytes.Buffer
+	n := New(Config{
+		Identity: identityOf("a"), Listener: l, Groups: 1, Handler: echo, Timeout: time.Hour,
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	const attempts = 100
+	for range attempts {
+		for _, config := range []*tls.Config{theirs.Config(t, ours), nameless} {
+			if c, err := tls.Dial("tcp", l.Addr().String(), config); err == nil { // it is refused after its part
+				_, err = c.Read(make([]byte, 1))
+				require.Error(t, err)
+				_ = c.Close()
+			}
+		}
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\n\r\n")
+		_, _ = io.Copy(io.Discard, c)
+		require.NoError(t, c.Close())
+	}
+	silent, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer func() { _ = silent.Close() }()
+	require.NoError(t, n.Close())
+	for _, cause := range []string{"unknown authority", "provide a certificate", "does not look like a TLS handshake"} {
+		require.Contains(t, log.String(), cause)
+	}
+	require.LessOrEqual(t, strings.Count(log.String(), "\n"), logFull+1+attempts/10) // a slow run takes several intervals
 }
 
 // TestTLSWithoutAnswer: what earlier builds do that use TLS, and are dialed without: they close the
