@@ -21,8 +21,8 @@ import (
 //
 // Invariant: now is not behind the minter's time. Both are the wall clock, unless that was set
 // back: then the minter's time goes on at half speed. So the clock is stored by itself only as long
-// as it differs; otherwise that of the minter stands for it, which is stored with every group, or with
-// how the wall clock was set.
+// as it differs; otherwise that of the minter stands for it, which is stored with every group, or
+// with how the wall clock was set.
 //
 // Invariant: a deadline is persisted with a clock. So the next process begins at the time at which
 // the deadline was made, or later.

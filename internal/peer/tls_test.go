@@ -91,8 +91,8 @@ func TestTLSBesideNone(t *testing.T) {
 	require.True(t, ok, "%v", err)
 }
 
-// TestBadHandshakesAreCounted: connections that are not TLS, or of a stranger, or of nobody, are a few
-// lines in the log; one that says nothing does not keep Close waiting.
+// TestBadHandshakesAreCounted: connections that are not TLS, or of a stranger, or of nobody, are a
+// few lines in the log; one that says nothing does not keep Close waiting.
 func TestBadHandshakesAreCounted(t *testing.T) {
 	ours, theirs := testcert.New(t), testcert.New(t)
 	nameless := ours.Config(t, ours)
