@@ -572,7 +572,7 @@ func TestChangesAreRefused(t *testing.T) {
 		q.refused("SetPriority priority", priority, "0 to 9", func() error { return q.SetPriority(ctx, id, priority) })
 	}
 	for _, at := range []time.Time{firstMoment.Add(-1), lastMoment.Add(1)} {
-		q.refused("Task.RunAt", at, "the years 0 to 9999", func() error { return q.SetRunAt(ctx, id, at) })
+		q.refused("Task.RunAt", at, "the years 0 to 9999 in UTC", func() error { return q.SetRunAt(ctx, id, at) })
 	}
 }
 

@@ -124,7 +124,7 @@ var taskLimits = []struct {
 			{Queue: "a", RunAt: firstMoment}, {Queue: "a", RunAt: lastMoment},
 		},
 		[]codeq.Task{{Queue: "a", RunAt: firstMoment.Add(-1)}, {Queue: "a", RunAt: lastMoment.Add(1)}, {Queue: "a", RunAt: lastWest.Add(1)}},
-		[]any{firstMoment.Add(-1), lastMoment.Add(1), lastWest.Add(1)}, "the years 0 to 9999",
+		[]any{firstMoment.Add(-1), lastMoment.Add(1), lastWest.Add(1)}, "the years 0 to 9999 in UTC",
 	},
 	{
 		"Task.LeaseFor", []codeq.Task{{Queue: "a", LeaseFor: shortestLease}, {Queue: "a", LeaseFor: longestLease}},

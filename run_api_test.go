@@ -1420,8 +1420,8 @@ func moved(t *testing.T, disk *crashfs.Disk, from, to string, shards int) {
 }
 
 // TestCopyOfSuspect: a suspect that is alone at work pays with an attempt if the process dies, also
-// if what is left is exported first. In a copy of the living queue it stays a suspect, and pays
-// nothing.
+// if what is left is exported first, or copied by a tool. In a copy of the living queue it stays a
+// suspect, and pays nothing.
 func TestCopyOfSuspect(t *testing.T) {
 	t.Parallel()
 	disk := crashfs.New()
@@ -1437,8 +1437,9 @@ func TestCopyOfSuspect(t *testing.T) {
 		startRun(t, q, &m, codeq.RunOptions{Grace: -1})
 		time.Sleep(time.Second)
 		require.EqualValues(t, 1, countsOf(t, q, "a").Leased)
-		killed["q"] = disk.Clone()
-		killed["moved"] = disk.Clone()
+		for _, dir := range []string{"q", "moved", "of the killed"} {
+			killed[dir] = disk.Clone()
+		}
 		require.NoError(t, q.Checkpoint(t.Context(), "copy"))
 		killed["copy"] = disk.Clone()
 		killed["moved copy"] = disk.Clone()
@@ -1446,6 +1447,10 @@ func TestCopyOfSuspect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		moved(t, killed["moved"], "q", "moved", 2)
 		moved(t, killed["moved copy"], "copy", "moved copy", 2)
+		tool, err := codeq.Open("q", onDisk(killed["of the killed"], &codeq.Options{Tool: true}))
+		require.NoError(t, err)
+		require.NoError(t, tool.Checkpoint(t.Context(), "of the killed"))
+		require.NoError(t, tool.Close())
 		for dir, disk := range killed {
 			q, err := codeq.Open(dir, onDisk(disk, &codeq.Options{}))
 			require.NoError(t, err)

@@ -255,7 +255,7 @@ func (t *Task) check(l *Limits, index int) error {
 		return &InvalidError{"Task.MaxAttempts", t.MaxAttempts, "0 to 2^31-1"}
 	}
 	if year := t.RunAt.UTC().Year(); !t.RunAt.IsZero() && (year < 0 || year > 9999) {
-		return &InvalidError{"Task.RunAt", t.RunAt, "the years 0 to 9999"}
+		return &InvalidError{"Task.RunAt", t.RunAt, "the years 0 to 9999 in UTC"}
 	}
 	if t.LeaseFor != 0 && (t.LeaseFor < minLease || t.LeaseFor > maxLease) {
 		return &InvalidError{"Task.LeaseFor", t.LeaseFor, fmt.Sprint("0, or ", minLease, " to ", maxLease)}
