@@ -134,7 +134,10 @@ func (im *importer) task(l *Task) (waits bool, err error) {
 		return false, err
 	}
 	if !im.all {
-		if l.Lease != nil && l.Lease.Leases != l.Leases+1 {
+		switch {
+		case l.Lease == nil && l.Attempts > l.Leases:
+			return false, wrong("task %s has %d attempts in %d leases", l.ID, l.Attempts, l.Leases)
+		case l.Lease != nil && l.Lease.Leases != l.Leases+1:
 			return false, wrong("task %s has lease %d after %d", l.ID, l.Lease.Leases, l.Leases)
 		}
 		if err := im.rename(keys.ID(l.ID), s, lane); err != nil {
