@@ -444,10 +444,11 @@ func panicOfStateMachine(t *testing.T, p *panicIn) {
 // elsewhere are the guards that TestPanicOfAnyGoroutine leaves out.
 var elsewhere = []string{
 	"OnError", "slog.Handler", "Observer", // of functions of users: TestOnErrorEnds, TestLoggerEnds, TestObserverThatEnds
-	"question for a certificate",               // of functions of users: TestOwnCertificate
-	"close of a store",                         // leaves goroutines of Pebble behind: TestPanicInClose
-	"end of a replica",                         // leaves those of Raft behind: TestPanicOfStateMachine
-	"late snapshot",                            // comes by chance: TestLateSnapshot
+	"question for a certificate",                     // of functions of users: TestOwnCertificate
+	"close of a store",                               // leaves goroutines of Pebble behind: TestPanicInClose
+	"end of a replica",                               // leaves those of Raft behind: TestPanicOfStateMachine
+	"late snapshot",                                  // comes by chance: TestLateSnapshot
+	"question for all nodes", "answers of all nodes", // begin with a crash of another node
 	"end of a handshake",                       // comes by chance: TestHandshakeHangs
 	"candidacy for others",                     // comes by chance: TestStandIn
 	"beginning of a cluster", "first election", // TestPanicAtTheBeginning

@@ -392,7 +392,7 @@ func (m *suspectMix) meddle(q *codeq.Queue) {
 func TestSuspectsMix(t *testing.T) {
 	t.Parallel()
 	seed := testkit.Seed()
-	for n := range uint64(testkit.Sized(15, 100, 2000)) {
+	for n := range uint64(testkit.Sized(15, 15, 2000)) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &suspectMix{T: t, Rand: rand.New(rand.NewPCG(seed, n)), end: func() {}}
