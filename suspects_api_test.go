@@ -285,6 +285,10 @@ func (m *suspectMix) live(q *codeq.Queue) string {
 			return "killed"
 		case err := <-idle:
 			require.NoError(m, err)
+			if m.goesOn(q) { // a dead letter was redriven at the same moment
+				go func() { idle <- q.WaitIdle(idleCtx) }()
+				continue
+			}
 			idle <- nil
 			m.end()
 			return ""
@@ -330,6 +334,16 @@ func (m *suspectMix) live(q *codeq.Queue) string {
 			m.meddle(q)
 		}
 	}
+}
+
+// goesOn reports whether a task has not ended.
+func (m *suspectMix) goesOn(q *codeq.Queue) bool {
+	for _, info := range m.tasks(q) {
+		if info.State != codeq.Dead && info.State != codeq.Done && info.State != codeq.Canceled {
+			return true
+		}
+	}
+	return false
 }
 
 // isPoison makes sure that a task has killed the process as often as it may.
@@ -392,7 +406,7 @@ func (m *suspectMix) meddle(q *codeq.Queue) {
 func TestSuspectsMix(t *testing.T) {
 	t.Parallel()
 	seed := testkit.Seed()
-	for n := range uint64(testkit.Sized(15, 15, 2000)) {
+	for n := range uint64(testkit.Sized(15, 100, 2000)) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &suspectMix{T: t, Rand: rand.New(rand.NewPCG(seed, n)), end: func() {}}
