@@ -120,7 +120,7 @@ func (q *Queue) checkpoint(ctx context.Context, dir string, isCopy bool) (err er
 	if q.node != nil {
 		c.Format = q.node.Format() // which all of its nodes know
 	}
-	c.Crashed = q.opts.Tool && q.dir.Crashed // so the leases are those of the process that died
+	c.Crashed = q.opts.Tool && q.dir.Crashed // its leases are those of the process that died
 	err = q.eachReplica(func(r *replica) error { return c.Adopt(r.index, q.opts.storeConfigIn(c.Format), q.caches) })
 	if err != nil {
 		return err

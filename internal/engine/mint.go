@@ -77,7 +77,7 @@ func (m *minter) noteSet(before *minter, wall, passed uint64, opened bool) {
 	m.sets, m.unset = m.sets.Add(keys.ClockSet{At: at, Wall: wall, Opened: opened}), true
 }
 
-// made returns when a stamp was made, by the wall clock if nobody sets that, ms.
+// made returns when a stamp was made, by the wall clock as it was set last, ms.
 func (m *minter) made(stamp uint64) uint64 { return m.sets.Made(stamp) }
 
 // time returns the time by the minter's clock, ms, which is not before any that the shard has

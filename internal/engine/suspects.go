@@ -293,8 +293,8 @@ func (s *State) noteSuspects(q *Queue, part int) {
 	s.feed(q)
 }
 
-// findSuspects notes in which scopes of queues suspects may wait: of those that have blocked tasks
-// when the shard is loaded, and of all that have suspects when these are cleared.
+// findSuspects notes the scopes in which suspects may wait: in queues with blocked tasks when the
+// shard is loaded, and in queues with suspects when these are cleared.
 func (s *State) findSuspects() {
 	c := &s.suspects
 	for ; len(c.unread) > 0 && s.Broken == nil && !s.Spent(); c.unread = c.unread[1:] {

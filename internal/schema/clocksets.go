@@ -28,8 +28,8 @@ func (c ClockSets) leadAt(i int, stamp uint64) uint64 {
 	return lead - min(lead, stamp-min(stamp, c[i].At))
 }
 
-// LeadNow returns by how much the clock that stamps, which shows a time, is ahead of the wall clock
-// if nobody has set that since, ms.
+// LeadNow returns the lead of the clock that stamps over the wall clock, at a time of the former
+// after the last entry, ms.
 func (c ClockSets) LeadNow(stamp uint64) uint64 { return c.leadAt(len(c)-1, stamp) }
 
 // Latest returns a time that the clock that stamps has shown, ms.
