@@ -58,7 +58,10 @@ func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 	ownCluster(t, func(t *testing.T, c *simCluster, q *Queue) {
 		other := q.shard(1)
 		liar := dispatch.New(&other.State, dispatch.Config{Index: 1, Shards: 2})
-		liar.Join(q.heads, new(dispatch.SlowStart), time.Minute)
+		require.NoError(t, other.probe(func(*shard) error {
+			liar.Join(q.heads, new(dispatch.SlowStart), time.Minute)
+			return nil
+		}))
 		_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
 		require.NoError(t, err)
 		for range 20 { // some begin at the other shard

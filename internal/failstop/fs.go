@@ -64,7 +64,7 @@ func (fs *latchFS) begin(name string, open func() (vfs.File, error)) (vfs.File, 
 	vital := isVital(base)
 	if !vital {
 		fs.latch.backOff()
-		if fs.latch.reserve.used.Load() && !fs.latch.hasReserve() {
+		if fs.latch.isPressed() {
 			return nil, syscall.ENOSPC
 		}
 	}

@@ -15,23 +15,29 @@ import (
 // rest of a commit, or of a MANIFEST. From then on Ready returns ErrNoSpace, so that nothing else
 // is begun, and no table is written, until there is room for the reserve again.
 //
-// The reserve is a file without a name, for which the file system has allocated space. Where it
+// The reserve is files without a name; for the first, the file system has allocated space. Where it
 // cannot do that, where a commit is larger than the reserve, or where others take its space first,
 // a full disk may make the store fail.
 
-// reserveBytes is the size of the reserve: several commits of the usual size.
-const reserveBytes = 4 << 20
+const (
+	// reserveBytes is the space of the reserve: several commits of the usual size.
+	reserveBytes = 4 << 20
+
+	// reserveFiles is how many files a store may begin after the disk is full: the logs of a commit
+	// and of a flush that is under way beside it, a MANIFEST, and its marker.
+	reserveFiles = 4
+)
 
 type reserve struct {
 	gone atomic.Bool   // it has to be made
 	used atomic.Bool   // it was used, and has not been made again
 	uses atomic.Uint64 // how often it was used
 
-	mu   sync.Mutex // guards what follows
-	fs   vfs.FS     // nil: no reserve is kept
-	name string
-	file vfs.File  // nil: there is none
-	next time.Time // when to try again to make it
+	mu    sync.Mutex // guards what follows
+	fs    vfs.FS     // nil: no reserve is kept
+	name  string
+	files []vfs.File // empty: there is no reserve
+	next  time.Time  // when to try again to make it
 }
 
 // keep starts to maintain the reserve of a store whose files are in dir. The reserve is made when
@@ -45,19 +51,23 @@ func (r *reserve) keep(fs vfs.FS, dir string) {
 
 // make returns false if there is no room. REQUIRES: mu is held.
 func (r *reserve) make() bool {
-	f, err := r.fs.Create(r.name, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		return !IsNoSpace(err)
+	var err error
+	for err == nil && len(r.files) < reserveFiles {
+		var f vfs.File
+		if f, err = r.fs.Create(r.name, vfs.WriteCategoryUnspecified); err == nil {
+			_ = r.fs.Remove(r.name) // where an open file cannot be removed, it stays as an empty file
+			r.files = append(r.files, f)
+		}
 	}
-	_ = r.fs.Remove(r.name) // where an open file cannot be removed, it stays as an empty file
-	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
-		err = f.Preallocate(0, reserveBytes)
+	if err == nil {
+		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
+			err = r.files[0].Preallocate(0, reserveBytes)
+		}
 	}
 	if IsNoSpace(err) {
-		_ = f.Close()
+		r.drop()
 		return false
 	}
-	r.file = f
 	return true
 }
 
@@ -78,14 +88,16 @@ func (r *reserve) use() bool {
 	return true
 }
 
-// drop closes the file. REQUIRES: mu is held.
+// drop closes the files. It returns false if there are none. REQUIRES: mu is held.
 func (r *reserve) drop() bool {
-	if r.file == nil {
+	if len(r.files) == 0 {
 		return false
 	}
-	_ = r.file.Close()
+	for _, f := range r.files {
+		_ = f.Close()
+	}
 	_ = r.fs.Remove(r.name)
-	r.file = nil
+	r.files = nil
 	return true
 }
 
@@ -128,6 +140,10 @@ func (l *Latch) hasReserve() bool {
 	}
 	return !l.reserve.gone.Load()
 }
+
+// isPressed reports whether the reserve was used, and cannot be made again: what is left is for
+// vital files.
+func (l *Latch) isPressed() bool { return l.reserve.used.Load() && !l.hasReserve() }
 
 // withReserve calls do. If do is vital and fails for lack of space, it uses the reserve and calls
 // do again, unless done says that only a sync after the work failed.

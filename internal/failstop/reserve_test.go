@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/testkit"
 )
 
 // TestReserve: vital work uses the space of the reserve when there is no other; nothing else is
@@ -90,4 +91,34 @@ func TestReserve(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestReserveOfFiles: where no file can be made, a commit and a flush under way beside it still
+// begin their logs, and nothing else begins one until there is room.
+func TestReserveOfFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := testkit.NewSmallDisk(1 << 30)
+		l := New(slog.New(slog.DiscardHandler), "store")
+		db, err := l.Open(dir, &pebble.Options{
+			FS: disk, FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableSize: 64 << 10, MemTableStopWritesThreshold: 4,
+		})
+		require.NoError(t, err)
+		require.NoError(t, l.Ready(db))
+		disk.FillNodes()
+		begin := func(n int) {
+			require.NoError(t, db.Set(key(n), make([]byte, 100), pebble.Sync))
+			_, err := db.AsyncFlush()
+			require.NoError(t, err)
+		}
+		begin(0)
+		begin(1)
+		require.ErrorIs(t, l.Flush(t.Context(), db), syscall.ENOSPC)
+		require.NoError(t, l.Err())
+		require.Equal(t, ErrNoSpace, l.Ready(db))
+		disk.Nodes.Store(1 << 30)
+		time.Sleep(time.Second)
+		require.NoError(t, l.Ready(db))
+		require.NoError(t, l.Flush(t.Context(), db))
+		require.NoError(t, l.Close(db))
+	})
 }

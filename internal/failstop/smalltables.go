@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"syscall"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -161,10 +162,14 @@ func (l *Latch) merge(db *pebble.DB, r *tableRun) error {
 }
 
 // Flush writes what was committed to a table, and waits for that until ctx ends. It returns the
-// first error: Pebble would retry for ever.
+// first error: Pebble would retry for ever. It begins a log, so it may use the reserve: while that
+// is used, it returns ENOSPC.
 func (l *Latch) Flush(ctx context.Context, db *pebble.DB) error {
 	if err := l.Err(); err != nil {
 		return err
+	}
+	if l.isPressed() {
+		return syscall.ENOSPC
 	}
 	select {
 	case <-l.trouble: // of an earlier time

@@ -13,6 +13,7 @@ package raftlog
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -225,7 +226,7 @@ func (s *Store) Flush() error {
 		return err
 	}
 	defer done()
-	return storageError(s.db.Flush()) // a sync of its log is none below SyncDisk; see internal/walfs
+	return storageError(s.latch.Flush(context.Background(), s.db)) // a sync of its log is none below SyncDisk; see internal/walfs
 }
 
 // HasSpace returns false while nothing can be written because the disk is full. StoreLogs may block

@@ -149,3 +149,6 @@ func (f *smallDiskFile) Close() error {
 
 // Free makes so much room.
 func (d *SmallDisk) Free(bytes int64) { d.Size.Store(d.Used.Load() + bytes) }
+
+// FillNodes leaves no room for a further file.
+func (d *SmallDisk) FillNodes() { d.Nodes.Store(d.files.Load()) }
