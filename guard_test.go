@@ -448,7 +448,7 @@ var elsewhere = []string{
 	"close of a store",                               // leaves goroutines of Pebble behind: TestPanicInClose
 	"end of a replica",                               // leaves those of Raft behind: TestPanicOfStateMachine
 	"late snapshot",                                  // comes by chance: TestLateSnapshot
-	"question for all nodes", "answers of all nodes", // begin with a crash of another node
+	"question for all nodes", "answers of all nodes", // begin with a crash of a node: TestPanicAfterCrash
 	"end of a handshake",                       // comes by chance: TestHandshakeHangs
 	"candidacy for others",                     // comes by chance: TestStandIn
 	"beginning of a cluster", "first election", // TestPanicAtTheBeginning
@@ -526,6 +526,49 @@ func TestPanicAtTheBeginning(t *testing.T) {
 		c.awaitLeaders()
 		c.close()
 	})
+}
+
+// TestPanicAfterCrash: the tasks of a node that has died go on, though the leaders panic while they
+// count its suspects together.
+func TestPanicAfterCrash(t *testing.T) {
+	for _, name := range []string{"question for all nodes", "answers of all nodes"} {
+		t.Run(name, func(t *testing.T) {
+			p := &panicIn{names: []string{name}}
+			p.begin(t)
+			synctest.Test(t, func(t *testing.T) {
+				c := newSimCluster(t, 1, 3, Options{Shards: 3})
+				c.spread()
+				leader, worker := c.lead()
+				for range 24 {
+					produce(t, simQueue(leader), Task{Queue: "a"})
+				}
+				begun := make(chan struct{}, 24)
+				var stuck, m Mux
+				Handle(&stuck, "a", func(ctx context.Context, _ *Job[[]byte]) error {
+					begun <- struct{}{}
+					<-ctx.Done()
+					return ctx.Err()
+				})
+				run := &RunOptions{LeaseFor: 2 * time.Second, Concurrency: 24}
+				go func() { _ = simQueue(worker).Run(t.Context(), &stuck, run) }()
+				for range cap(begun) {
+					<-begun
+				}
+				p.armed.Store(true)
+				worker.crash(0)
+				Handle(&m, "a", func(context.Context, *Job[[]byte]) error { return nil })
+				ctx, end := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- simQueue(leader).Run(ctx, &m, run) }()
+				require.NoError(t, simQueue(leader).WaitIdle(t.Context(), "a"))
+				require.Empty(t, p.left())
+				end()
+				require.NoError(t, <-ended)
+				worker.start()
+				c.close()
+			})
+		})
+	}
 }
 
 // TestPanicInClose: a store that cannot be closed is left, and can be opened again.

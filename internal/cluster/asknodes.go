@@ -39,7 +39,8 @@ func (n *Node) AskNodes(ctx context.Context, body []byte) []Answer {
 }
 
 // AskNodesAside is AskNodes without a wait. answered gets the answers that have come in some
-// seconds, on another goroutine, or none if the node ends meanwhile.
+// seconds, on another goroutine, or none if the node ends meanwhile. If it panics, it is called
+// again, without answers.
 func (n *Node) AskNodesAside(body []byte, answered func(bodies [][]byte)) {
 	n.background.Go(func() {
 		var bodies [][]byte
@@ -52,7 +53,7 @@ func (n *Node) AskNodesAside(body []byte, answered func(bodies [][]byte)) {
 				}
 			}
 		}, nil)
-		n.contain("answers of all nodes", func() { answered(bodies) }, nil)
+		n.contain("answers of all nodes", func() { answered(bodies) }, func(error) { answered(nil) })
 	})
 }
 
