@@ -272,6 +272,7 @@ func TestHungParts(t *testing.T) {
 		},
 		"snapshots": func(_, name string) bool { return strings.Contains(name, ".raft") },
 		"syncs":     func(op, _ string) bool { return op == "sync" },
+		"reads":     func(op, _ string) bool { return op == "read" },
 		"removals":  func(op, _ string) bool { return op == "remove" },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -523,11 +524,13 @@ func TestCloseOfHungNode(t *testing.T) {
 		require.NoError(t, q.Close())
 	}
 	synctest.Test(t, func(t *testing.T) {
-		life := simtest.NewMachine().Start()
-		o := &Options{Shards: 2, Durability: DurabilityDisk, fs: life.FS()}
-		q, err := Open("queue", o)
+		m := simtest.NewMachine()
+		life := m.Start()
+		o := Options{Shards: 2, Durability: DurabilityDisk, fs: life.FS()}
+		q, err := Open("queue", &o)
 		require.NoError(t, err)
-		close(t, q, o, life)
+		o.fs = m.Disk() // which knows that it is locked, too
+		close(t, q, &o, life)
 	})
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 1, Options{Shards: 1})
@@ -535,7 +538,7 @@ func TestCloseOfHungNode(t *testing.T) {
 		n := c.leader(0)
 		q, life := simQueue(n), n.life
 		o := *q.opts
-		o.fs = n.machine.Disk() // which knows that it is locked, too
+		o.fs = n.machine.Disk()
 		close(t, q, &o, life)
 		c.close()
 	})

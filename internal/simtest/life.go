@@ -44,7 +44,7 @@ func (l *Life) Boot() string { return l.boot }
 
 // FS is the disk.
 func (l *Life) FS() vfs.FS {
-	return disk{&testkit.HookFS{FS: l.room, Before: l.before}, l}
+	return disk{&testkit.HookFS{FS: l.room, Before: l.before, Read: func(name string) { l.await("read", name) }}, l}
 }
 
 // Stables has the terms and votes. To store one is an operation on the disk, "write" of "votes".
@@ -77,7 +77,7 @@ type hang struct {
 }
 
 // Hang makes the operations hang for which hangs is true, until Answer is called. They are those of
-// Fail that change something. It is false if some hang already.
+// Fail that change something, and "read" of a file. It is false if some hang already.
 func (l *Life) Hang(hangs func(op, name string) bool) bool {
 	return l.hang.CompareAndSwap(nil, &hang{hangs, make(chan struct{})})
 }
@@ -119,10 +119,15 @@ func (l *Life) before(op, name string) error {
 	if l.left.Load() > 0 && l.left.Add(-1) == 0 {
 		(*l.crash.Load())()
 	}
+	l.await(op, name)
+	return l.failure(op, name)
+}
+
+// await waits for the end of the operations that hang, if this is one.
+func (l *Life) await(op, name string) {
 	if h := l.hang.Load(); h != nil && h.hangs(op, name) {
 		<-h.over
 	}
-	return l.failure(op, name)
 }
 
 func (l *Life) failure(op, name string) error {

@@ -17,7 +17,8 @@ var ErrBroken = errors.New("the disk is broken")
 type HookFS struct {
 	vfs.FS
 	Before func(op, name string) error
-	Wrote  func(f vfs.File) // after a write; may be nil
+	Wrote  func(f vfs.File)  // after a write; may be nil
+	Read   func(name string) // before a file is opened to be read, and before each read; may be nil
 }
 
 // Breakable returns a file system on which an operation on the files of shard 0 with an extension
@@ -58,6 +59,18 @@ func (fs *HookFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vf
 	return fs.file("open", name, func() (vfs.File, error) { return fs.FS.OpenReadWrite(name, c, opts...) })
 }
 
+func (fs *HookFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	if fs.Read == nil {
+		return fs.FS.Open(name, opts...)
+	}
+	fs.Read(name)
+	f, err := fs.FS.Open(name, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return &hookFile{f, fs, name}, nil
+}
+
 func (fs *HookFS) OpenDir(name string) (vfs.File, error) {
 	return fs.file("open directory", name, func() (vfs.File, error) { return fs.FS.OpenDir(name) })
 }
@@ -94,6 +107,20 @@ func (f *hookFile) Write(p []byte) (int, error) {
 		f.fs.Wrote(f.File)
 	}
 	return n, err
+}
+
+func (f *hookFile) Read(p []byte) (int, error) {
+	if f.fs.Read != nil {
+		f.fs.Read(f.name)
+	}
+	return f.File.Read(p)
+}
+
+func (f *hookFile) ReadAt(p []byte, off int64) (int, error) {
+	if f.fs.Read != nil {
+		f.fs.Read(f.name)
+	}
+	return f.File.ReadAt(p, off)
 }
 
 func (f *hookFile) Sync() error {
