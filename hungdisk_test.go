@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -457,6 +458,45 @@ func TestLeaderHangsAmidChange(t *testing.T) {
 					answer()
 					time.Sleep(time.Minute)
 					require.NoError(t, simQueue(leader).Undrain(t.Context()))
+				})
+			})
+		}
+	}
+}
+
+// TestDiskHangsAmidSnapshot: a disk hangs while a node that is behind gets a snapshot. That of the
+// receiver stops nothing else, for that of the sender another node leads, and the receiver has
+// everything in the end.
+func TestDiskHangsAmidSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, whose := range []string{"receiver", "sender"} {
+		for _, after := range []int64{2, 20} {
+			t.Run(fmt.Sprint(whose, " after ", after), func(t *testing.T) {
+				behindCase(t, func(t *testing.T, c *simCluster, leader, behind *simNode, _ ID) {
+					hung := map[string]*simNode{"receiver": behind, "sender": leader}[whose]
+					stop := boundedCalls(t, c)
+					behind.fill(simtest.DiskSize)
+					var sent atomic.Bool
+					var operations atomic.Int64
+					answer := hung.hang(func(_, name string) bool {
+						if strings.Contains(name, ".raft") {
+							sent.Store(true)
+						}
+						return sent.Load() && operations.Add(1) > after
+					})
+					time.Sleep(30 * time.Second)
+					require.True(t, sent.Load())
+					if whose == "receiver" {
+						requireNode(t, leader, c.leader(0))
+					} else {
+						require.NotEqual(t, leader.name, c.leader(0).name)
+					}
+					answer()
+					time.Sleep(30 * time.Second)
+					stop()
+					c.rest()
+					require.NoError(t, simQueue(behind).Health(t.Context()))
+					require.Equal(t, simQueue(leader).replicas[0].group.Applied(), simQueue(behind).replicas[0].group.Applied())
 				})
 			})
 		}

@@ -23,9 +23,7 @@ type Checkpoint struct {
 // Checkpoint makes a checkpoint of the live store, whose state is that of the newest snapshot or a
 // later one. The caller removes it.
 func (s *Store) Checkpoint() (*Checkpoint, error) {
-	s.mu.Lock()
-	current := s.current
-	s.mu.Unlock()
+	current := s.newest()
 	c := &Checkpoint{store: s, dir: s.fs.PathJoin(s.dir, fmt.Sprint(sendingPrefix, s.number()))}
 	if current == nil {
 		return nil, ErrUnknown

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -19,16 +19,16 @@ type received struct {
 	encoded  []byte // manifest
 	manifest *manifest
 
-	mu         sync.Mutex // guards what follows
-	connection int        // the latest
-	gone       bool       // removed, or installed, or not as it should be
-	done       int64      // bytes that have arrived, of all files together
-	next       int        // of the files; those before it are durable
-	open       vfs.File   // that file; nil if none of it has arrived
-	written    int64      // bytes of it
-	unsynced   int64      // of these
-	complete   bool       // all is durable
-	piece      []byte     // copy for File.Write, which may change what it is given
+	mu         diskLock // guards what follows
+	connection int      // the latest
+	gone       bool     // removed, or installed, or not as it should be
+	done       int64    // bytes that have arrived, of all files together
+	next       int      // of the files; those before it are durable
+	open       vfs.File // that file; nil if none of it has arrived
+	written    int64    // bytes of it
+	unsynced   int64    // of these
+	complete   bool     // all is durable
+	piece      []byte   // copy for File.Write, which may change what it is given
 }
 
 // syncBytes bounds what a slow disk has yet to store at the end of a file, and so for how long a
@@ -38,6 +38,9 @@ const syncBytes = 16 << 20
 // errSuperfluous ends a connection.
 var errSuperfluous = errors.New("snapshot: the files come on another connection, or are not wanted any more")
 
+// errStuck refuses a connection.
+var errStuck = errors.New("snapshot: the disk does not take what has come on an earlier connection")
+
 // arrival is one connection on which files arrive.
 type arrival struct {
 	*received
@@ -45,27 +48,35 @@ type arrival struct {
 }
 
 // receive continues with the files of a manifest, or begins. What has come of other files is
-// removed, so that beside its own a store has the files of one checkpoint at most.
-func (s *Store) receive(encoded []byte) (*arrival, error) {
+// removed, so that beside its own a store has the files of one checkpoint at most. If the disk does
+// not take earlier bytes within twice wait, it fails.
+func (s *Store) receive(encoded []byte, wait time.Duration) (*arrival, error) {
 	m, err := parseManifest(encoded)
 	if err != nil {
 		return nil, err
 	}
-	s.receiving.Lock()
+	if !s.receiving.lockIn(wait) {
+		return nil, errStuck
+	}
 	defer s.receiving.Unlock()
-	if s.received != nil && !bytes.Equal(s.received.encoded, encoded) {
-		s.dropReceived()
+	r := s.received
+	if r != nil && !r.mu.lockIn(wait) {
+		return nil, errStuck
+	}
+	if r != nil && !bytes.Equal(r.encoded, encoded) {
+		s.received = nil
+		r.remove()
+		r.mu.Unlock()
 	}
 	if s.received == nil {
-		r := &received{store: s, encoded: bytes.Clone(encoded), manifest: m}
+		r = &received{store: s, encoded: bytes.Clone(encoded), manifest: m, mu: newDiskLock()}
 		r.dir = s.fs.PathJoin(s.dir, fmt.Sprint(receivingPrefix, s.number()))
 		if err := s.fs.MkdirAll(r.dir, private.DirMode); err != nil {
 			return nil, err
 		}
 		s.received = r
+		r.mu.Lock()
 	}
-	r := s.received
-	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.connection++
 	return &arrival{r, r.connection}, nil
@@ -91,6 +102,8 @@ func (s *Store) DropReceived() {
 // dropReceived is DropReceived. REQUIRES: receiving is held.
 func (s *Store) dropReceived() {
 	if r := s.received; r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		s.received = nil
 		r.remove()
 	}
@@ -114,10 +127,8 @@ func (s *Store) adopt(encoded []byte) (*received, error) {
 	return r, nil
 }
 
-// remove removes the files.
+// remove removes the files. REQUIRES: mu is held.
 func (r *received) remove() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.gone = true
 	if r.open != nil {
 		_ = r.open.Close()

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -260,7 +261,7 @@ func (n *node) checkpoint(t testing.TB) *Checkpoint {
 // receive takes what is not there yet of the files of a checkpoint.
 func (n *node) receive(t testing.TB, c *Checkpoint) error {
 	t.Helper()
-	a, err := n.store.receive(c.Manifest)
+	a, err := n.store.receive(c.Manifest, time.Minute)
 	if err != nil {
 		return err
 	}

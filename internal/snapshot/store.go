@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
@@ -51,13 +52,36 @@ type Store struct {
 	live func() Live // called without mu: it may wait for a caller of Installed
 	log  *slog.Logger
 
-	mu       sync.Mutex // guards the fields below and the metadata file
+	publishing diskLock // guards the metadata file; who changes current holds it, and mu
+
+	mu       sync.Mutex // guards the fields below; not held while the disk works
 	current  *record    // nil if there is no snapshot; replaced, never changed
 	sequence uint64     // the last number given to a snapshot or directory
 	installs uint64     // installs published by this process
 
-	receiving sync.Mutex // guards received; held before mu
-	received  *received  // not installed yet; nil: nothing is
+	receiving diskLock  // guards received; held before mu
+	received  *received // not installed yet; nil: nothing is
+}
+
+// diskLock is a mutex that is held while the disk works, so that some wait for it with a bound.
+type diskLock chan struct{} // capacity 1
+
+func newDiskLock() diskLock { return make(diskLock, 1) }
+
+func (l diskLock) Lock() { l <- struct{}{} }
+
+func (l diskLock) Unlock() { <-l }
+
+// lockIn is false if the lock is not free in time.
+func (l diskLock) lockIn(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case l <- struct{}{}:
+		return true
+	case <-t.C:
+		return false
+	}
 }
 
 // Open opens the snapshots in dir, which is created if necessary in an existing directory, and
@@ -65,7 +89,7 @@ type Store struct {
 // current live store, or nil while there is none; it is not called before the first snapshot is
 // taken or sent.
 func Open(fs vfs.FS, dir string, live func() Live, log *slog.Logger) (*Store, error) {
-	s := &Store{fs: fs, dir: dir, live: live, log: log}
+	s := &Store{fs: fs, dir: dir, live: live, log: log, publishing: newDiskLock(), receiving: newDiskLock()}
 	if err := s.open(); err != nil {
 		return nil, fmt.Errorf("snapshot: open %s: %w", dir, err)
 	}
@@ -170,23 +194,21 @@ func (s *Store) Create(
 
 // List returns the newest snapshot, or nothing if there is none.
 func (s *Store) List() ([]*raft.SnapshotMeta, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.current == nil {
+	current := s.newest()
+	if current == nil {
 		return nil, nil
 	}
-	return []*raft.SnapshotMeta{s.current.meta()}, nil
+	return []*raft.SnapshotMeta{current.meta()}, nil
 }
 
 // Open returns the metadata of the newest snapshot, and an empty reader: Restore swaps directories,
 // and who sends the snapshot sends a Checkpoint before.
 func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.current == nil || s.current.Meta.ID != id {
+	current := s.newest()
+	if current == nil || current.Meta.ID != id {
 		return nil, nil, fmt.Errorf("%w: %q", ErrUnknown, id)
 	}
-	return s.current.meta(), io.NopCloser(strings.NewReader("")), nil
+	return current.meta(), io.NopCloser(strings.NewReader("")), nil
 }
 
 // Close removes what has been received and not been installed. REQUIRES: nothing is received any
@@ -204,33 +226,35 @@ func (s *Store) number() uint64 {
 // Installed returns the directory of a received state that is not swapped in yet, and the index of
 // its snapshot. The documentation of the package says how to swap it in.
 func (s *Store) Installed() (dir string, index uint64, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.current == nil || !s.current.Installed {
+	current := s.newest()
+	if current == nil || !current.Installed {
 		return "", 0, false
 	}
-	return s.fs.PathJoin(s.dir, incomingName(s.current.Sequence)), s.current.Meta.Index, true
+	return s.fs.PathJoin(s.dir, incomingName(current.Sequence)), current.Meta.Index, true
 }
 
 // Swapped records that the directory that Installed returns has become that of the live store.
 // REQUIRES: it was renamed, the directory that holds its new name is synced, and live no longer
 // returns the old store.
 func (s *Store) Swapped() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.current == nil || !s.current.Installed {
+	s.publishing.Lock()
+	defer s.publishing.Unlock()
+	current := s.newest()
+	if current == nil || !current.Installed {
 		return errors.New("snapshot: swapped: nothing is installed")
 	}
-	dir := s.fs.PathJoin(s.dir, incomingName(s.current.Sequence))
+	dir := s.fs.PathJoin(s.dir, incomingName(current.Sequence))
 	if _, err := s.fs.Stat(dir); err == nil {
 		return fmt.Errorf("snapshot: swapped: %s has not been renamed", dir)
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("snapshot: swapped: %w", err)
 	}
-	swapped, err := s.writeSwapped(s.current)
+	swapped, err := s.writeSwapped(current)
 	if err != nil {
 		return fmt.Errorf("snapshot: swapped: %w", err)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.current = swapped
 	return nil
 }
@@ -272,26 +296,49 @@ func (s *Store) begin(live Live) (installs uint64, err error) {
 // installed since begin. If written is true in spite of an error, r may be the newest snapshot
 // after a crash.
 func (s *Store) publish(r *record, installs uint64) (written bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.admit(r.Meta.Index); err != nil {
+	s.publishing.Lock()
+	defer s.publishing.Unlock()
+	if err := s.mayPublish(r, installs); err != nil {
 		return false, err
-	}
-	if !r.Installed && installs != s.installs {
-		return false, fmt.Errorf("%w: the store has been replaced", ErrSuperseded)
 	}
 	if written, err := writeRecord(s.fs, s.dir, r); err != nil {
 		return written, err
 	}
-	old := s.current
-	s.current = r
-	if r.Installed {
-		s.installs++
-	}
-	if old != nil && old.Installed {
+	if old := s.replace(r); old != nil && old.Installed {
 		s.remove(s.fs.PathJoin(s.dir, incomingName(old.Sequence)))
 	}
 	return true, nil
+}
+
+// mayPublish is nil until another snapshot is published. REQUIRES: publishing is held.
+func (s *Store) mayPublish(r *record, installs uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.admit(r.Meta.Index); err != nil {
+		return err
+	}
+	if !r.Installed && installs != s.installs {
+		return fmt.Errorf("%w: the store has been replaced", ErrSuperseded)
+	}
+	return nil
+}
+
+// replace makes r the newest snapshot, and returns the one before. REQUIRES: publishing is held.
+func (s *Store) replace(r *record) (old *record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, s.current = s.current, r
+	if r.Installed {
+		s.installs++
+	}
+	return old
+}
+
+// newest is the newest snapshot; nil: there is none.
+func (s *Store) newest() *record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current
 }
 
 // remove removes a directory to which nothing refers; Open removes what it leaves.

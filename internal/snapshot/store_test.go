@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
@@ -230,7 +231,7 @@ func TestRefusedInstallLeavesNothing(t *testing.T) {
 func TestIncompleteFilesAreNotInstalled(t *testing.T) {
 	c := source(t, 100, 100).checkpoint(t)
 	to := openNode(t, crashfs.New())
-	a, err := to.store.receive(c.Manifest)
+	a, err := to.store.receive(c.Manifest, time.Minute)
 	require.NoError(t, err)
 	_, err = to.publish(t, 100, c.Manifest)
 	require.ErrorIs(t, err, ErrDamaged)
@@ -393,7 +394,7 @@ func TestOpenRemovesLeftovers(t *testing.T) {
 	n.checkpoint(t) // never removed
 	_, err := n.install(t, 100, c)
 	require.NoError(t, err)
-	_, err = n.store.receive(source(t, 100, 100).checkpoint(t).Manifest)
+	_, err = n.store.receive(source(t, 100, 100).checkpoint(t).Manifest, time.Minute)
 	require.NoError(t, err)
 	f, err := fs.Create(fs.PathJoin(raftDir, recordTemp), vfs.WriteCategoryUnspecified)
 	require.NoError(t, err)

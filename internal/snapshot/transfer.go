@@ -283,7 +283,7 @@ func (s *Store) receiveFrom(r *reader, g Gate) error {
 		return err
 	}
 	if !has {
-		a, err := s.receive(encoded)
+		a, err := s.receive(encoded, r.timeout)
 		if err != nil {
 			return err
 		}

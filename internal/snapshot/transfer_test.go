@@ -284,10 +284,10 @@ func TestGate(t *testing.T) {
 // other one still brings is not stored, and it removes nothing.
 func TestConnectionIsReplaced(t *testing.T) {
 	c, s := someCheckpoint(t, 1), emptyStore(t)
-	first, err := s.receive(c.Manifest)
+	first, err := s.receive(c.Manifest, time.Minute)
 	require.NoError(t, err)
 	require.NoError(t, first.write(0, []byte("x")))
-	second, err := s.receive(c.Manifest)
+	second, err := s.receive(c.Manifest, time.Minute)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, second.offset())
 	require.ErrorIs(t, first.write(1, []byte("y")), errSuperfluous)
@@ -400,13 +400,13 @@ func TestFilesOfADiskThatFailsAreNotContinued(t *testing.T) {
 	all := make([]byte, someBytes)
 	half := someFiles[0].size
 
-	first, err := s.receive(c.Manifest)
+	first, err := s.receive(c.Manifest, time.Minute)
 	require.NoError(t, err)
 	require.NoError(t, first.write(0, all[:half]))
 	fs.fails = true
 	require.ErrorIs(t, first.write(half, all[half:]), errBroken)
 
-	second, err := s.receive(c.Manifest)
+	second, err := s.receive(c.Manifest, time.Minute)
 	require.NoError(t, err)
 	first.drop()
 	require.ErrorIs(t, second.write(second.offset(), all[second.offset():]), errSuperfluous)
