@@ -112,33 +112,35 @@ func (r *reserve) end() {
 }
 
 // restore tries to make the reserve again, several times a second at most. It does not wait for
-// another call, which may wait for a disk that hangs.
-func (r *reserve) restore() (made bool) {
+// another call, which may wait for a disk that hangs: that is busy.
+func (r *reserve) restore() (made, busy bool) {
 	if !r.mu.TryLock() {
-		return false
+		return false, true
 	}
 	defer r.mu.Unlock()
 	now := time.Now()
 	if !r.gone.Load() || now.Before(r.next) {
-		return false
+		return false, false
 	}
 	r.next = now.Add(retryEvery)
 	if made = r.make(); made {
 		r.gone.Store(false)
 		r.used.Store(false)
 	}
-	return made
+	return made, false
 }
 
-// hasReserve reports whether the reserve exists, after trying to make it if it does not.
+// hasReserve reports whether the reserve exists, after trying to make it if it does not. While
+// another call makes it for the first time, nothing says that the disk is full.
 func (l *Latch) hasReserve() bool {
 	if !l.reserve.gone.Load() || l.Err() != nil {
 		return true
 	}
-	if l.reserve.restore() {
+	made, busy := l.reserve.restore()
+	if made {
 		l.proceed()
 	}
-	return !l.reserve.gone.Load()
+	return made || !l.reserve.gone.Load() || busy && !l.reserve.used.Load()
 }
 
 // isPressed reports whether the reserve was used, and cannot be made again: what is left is for

@@ -122,3 +122,28 @@ func TestReserveOfFiles(t *testing.T) {
 		require.NoError(t, l.Close(db))
 	})
 }
+
+// TestReserveIsBegun: while the reserve is made for the first time, which takes a while on a slow
+// disk, the disk is not said to be full.
+func TestReserveIsBegun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goOn := make(chan struct{})
+		fs := &testkit.HookFS{FS: crashfs.New(), Before: func(op, name string) error {
+			if op == "create" && strings.HasSuffix(name, "RESERVE") {
+				<-goOn
+			}
+			return nil
+		}}
+		l := New(slog.New(slog.DiscardHandler), "store")
+		db, err := l.Open(dir, &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks})
+		require.NoError(t, err)
+		ready := make(chan error, 1)
+		go func() { ready <- l.Ready(db) }()
+		synctest.Wait()
+		require.False(t, l.NoSpace())
+		require.NoError(t, l.Ready(db))
+		close(goOn)
+		require.NoError(t, <-ready)
+		require.NoError(t, l.Close(db))
+	})
+}
