@@ -22,7 +22,8 @@ type Group struct {
 	node          *Node
 	machine       StateMachine
 	raft          *raft.Raft
-	running       bool // Raft's goroutines have begun; set before they do
+	stopRaft      func() raft.Future // shuts Raft down; Raft's goroutines have ended when the future has
+	running       bool               // Raft's goroutines have begun; set before they do
 	transport     *transport
 	snapshots     *snapshot.Store
 	replayed      uint64 // the last entry that the log had when the node was opened
@@ -158,6 +159,9 @@ func (g *Group) start() error {
 		if err == nil {
 			g.raft, err = raft.NewRaft(conf, fsm{g}, logs, votes, snapshots, trans)
 		}
+		if err == nil {
+			g.stopRaft = sync.OnceValue(g.raft.Shutdown) // a second call of Shutdown would not wait
+		}
 		return err
 	})
 	g.asking.leave()
@@ -257,7 +261,7 @@ func (g *Group) shutDown() {
 	if g.raft == nil { // the node is recovered
 		return
 	}
-	_ = g.raft.Shutdown().Error() // of the group's goroutines; Raft has logged what went wrong
+	_ = g.stopRaft().Error() // of the group's goroutines; Raft has logged what went wrong
 }
 
 // beginProposal lets a proposal go to Raft, which answers it; the caller then has asking

@@ -441,7 +441,7 @@ func (n *Node) Close() error {
 			case <-answered.C:
 				answered.Reset(0)
 			}
-			errs = append(errs, g.raft.Shutdown().Error(), g.transport.Close(), g.Failure())
+			errs = append(errs, g.stopRaft().Error(), g.transport.Close(), g.Failure())
 		}
 	}
 	if n.peer != nil {
@@ -468,7 +468,7 @@ func (n *Node) hasten(ended <-chan struct{}) {
 	case <-t.C:
 		for _, g := range n.groups {
 			if g.raft != nil {
-				g.raft.Shutdown()
+				g.stopRaft()
 			}
 		}
 	}
