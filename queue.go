@@ -219,6 +219,7 @@ func (q *Queue) openAlone(i int) error {
 		return err
 	}
 	q.replicas[i] = &replica{index: i, store: st}
+	q.replicas[i].latest.Set(st)
 	return nil
 }
 
@@ -408,7 +409,7 @@ func (q *Queue) endOwners() error {
 // hurry lets commits fail that wait for room on a full disk: Close would wait as long.
 func (q *Queue) hurry() {
 	for _, r := range q.replicas {
-		r.hurry()
+		r.latest.Hurry()
 	}
 	if q.node != nil {
 		q.node.Hurry()
@@ -425,7 +426,7 @@ func (q *Queue) closeFiles() (err error) {
 // fileSteps close the files, and what nothing else of the queue uses.
 func (q *Queue) fileSteps() (steps []func() error) {
 	for _, r := range q.replicas {
-		if r != nil && r.store != nil {
+		if r != nil {
 			steps = append(steps, r.close)
 		}
 	}

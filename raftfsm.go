@@ -104,6 +104,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 		return last, errors.Join(err, st.Close())
 	}
 	r.store, r.source = st, &liveStore{r, st}
+	r.latest.Set(st)
 	r.noteClock()
 	return last, nil
 }

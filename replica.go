@@ -28,6 +28,8 @@ type replica struct {
 
 	failed error // why the shard of a queue by itself has failed; its owner sets it before it ends
 
+	latest store.Latest // may be closed
+
 	// mu is held for reading by who reads the store beside the shard's owner,
 	// for writing to close or replace it.
 	mu sync.RWMutex
@@ -42,11 +44,14 @@ type replica struct {
 	awaits    broadcast.Awaiting
 }
 
-// close releases the store. REQUIRES: the shard has ended.
+// close releases the store, if one is open. REQUIRES: the shard has ended.
 func (r *replica) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.source = nil
+	if r.store == nil {
+		return r.failed
+	}
 	if err := r.store.Close(); err != nil {
 		return fmt.Errorf("%w: close shard %d: %w", ErrFailed, r.index, errors.Join(r.failed, err))
 	}
@@ -77,15 +82,6 @@ func (r *replica) use(f func(*store.Store) error) error {
 		}
 	}
 	return f(r.store)
-}
-
-// hurry lets a commit fail that waits for room on a full disk.
-func (r *replica) hurry() {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.store != nil {
-		r.store.Hurry()
-	}
 }
 
 // liveStore is the store that a shard's snapshots are made of.

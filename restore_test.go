@@ -3,6 +3,7 @@ package codeq
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,6 +63,42 @@ func TestAwaitOfBehindNode(t *testing.T) {
 				synctest.Wait()
 				require.Len(t, told, 1)
 				require.ErrorIs(t, <-told, ErrNotFound)
+			})
+		})
+	}
+}
+
+// TestCloseAmidRestore: Close also closes the store that a snapshot has opened meanwhile. On a full
+// disk it waits for nothing.
+func TestCloseAmidRestore(t *testing.T) {
+	t.Parallel()
+	for _, full := range []bool{false, true} {
+		t.Run(fmt.Sprint("full ", full), func(t *testing.T) {
+			behindCase(t, func(t *testing.T, c *simCluster, _, behind *simNode, _ ID) {
+				dir := manifest.ShardDir(behind.machine.Disk(), "queue", 0)
+				var opens atomic.Bool
+				answer := behind.hang(func(op, name string) bool {
+					hangs := op == "create" && strings.HasPrefix(name, dir+"/MANIFEST-")
+					opens.Store(opens.Load() || hangs)
+					return hangs
+				})
+				behind.fill(simtest.DiskSize)
+				for !opens.Load() {
+					time.Sleep(100 * time.Millisecond)
+				}
+				closed := make(chan error, 1)
+				go func() { closed <- behind.close() }()
+				time.Sleep(time.Second)
+				if full {
+					behind.life.Limit(1<<20, false)
+				}
+				answer()
+				select {
+				case err := <-closed:
+					require.NoError(t, err)
+				case <-time.After(time.Minute):
+					t.Fatal("Close waits")
+				}
 			})
 		})
 	}

@@ -228,7 +228,9 @@ func sharedMemory(t *testing.T, durability Durability) {
 	full.Store(true)
 	goOn(0)
 	synctest.Wait()
-	all[0].Hurry()
+	var latest Latest
+	latest.Hurry()
+	latest.Set(all[0])
 	<-ends[0]          // it may have failed, or not begun
 	_ = all[0].Close() // the disk is full
 	full.Store(false)
