@@ -204,8 +204,10 @@ func reportLeadership(q *codeq.Queue, self string) {
 	format := 0
 	for ; ; time.Sleep(20 * time.Millisecond) {
 		shards, err := statusOf(q)
-		if err != nil {
+		if errors.Is(err, codeq.ErrClosed) {
 			return
+		} else if err != nil {
+			continue // the node was too slow
 		}
 		oldest := slices.MinFunc(shards, func(a, b codeq.ShardStatus) int { return cmp.Compare(a.Format, b.Format) }).Format
 		if oldest > format {
@@ -232,8 +234,10 @@ func reportCaughtUp(q *codeq.Queue, self string) {
 	var want [clusterShardsN]uint64 // 0: it is not known yet who leads the shard
 	for ; ; time.Sleep(10 * time.Millisecond) {
 		shards, err := statusOf(q)
-		if err != nil {
+		if errors.Is(err, codeq.ErrClosed) {
 			return // the test waits in vain
+		} else if err != nil {
+			continue // the node was too slow
 		}
 		behind := false
 		for i, sh := range shards {
@@ -327,9 +331,10 @@ func (h *clusterHistory) add(node int, e nodeEvent) {
 	h.changed = make(chan struct{})
 	shard := keys.ShardOf(keys.ID(e.id), clusterShardsN)
 	switch e.kind {
-	case nodeLeads:
-		h.leader[e.number], h.since[e.number] = node, e.at
-		h.elections++
+	case nodeLeads: // a report may come after a later one of another node
+		if h.elections++; e.at.After(h.since[e.number]) {
+			h.leader[e.number], h.since[e.number] = node, e.at
+		}
 	case nodeLeadsNot:
 		if h.leader[e.number] == node {
 			h.leader[e.number] = -1
