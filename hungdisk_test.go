@@ -209,6 +209,7 @@ func boundedCalls(t *testing.T, c *simCluster) (stop func()) {
 			}},
 			{"Health", 0, func() error { return q.Health(ctx) }},
 			{"ProcessInfo", 2 * simCallTimeout, func() error { _, err := q.ProcessInfo(ctx); return err }},
+			{"StorageStats", time.Second, func() error { _, err := q.StorageStats(); return err }},
 			{"ClusterStatus", simCallTimeout, func() error { _, err := q.ClusterStatus(ctx); return err }},
 		}
 		ended.Go(func() {
@@ -273,6 +274,7 @@ func TestHungParts(t *testing.T) {
 		},
 		"snapshots": func(_, name string) bool { return strings.Contains(name, ".raft") },
 		"syncs":     func(op, _ string) bool { return op == "sync" },
+		"statfs":    func(op, _ string) bool { return op == "statfs" },
 		"reads":     func(op, _ string) bool { return op == "read" },
 		"removals":  func(op, _ string) bool { return op == "remove" },
 	} {

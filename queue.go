@@ -432,6 +432,7 @@ func (q *Queue) fileSteps() (steps []func() error) {
 	}
 	return append(steps, func() error {
 		q.caches.Close()
+		q.disk.End()
 		if err := q.dir.End(); err != nil { // it is as if the process had been killed: nothing is lost
 			q.opts.Logger.Warn("the directory still says that it is open", "dir", q.dir.Path, "err", err)
 		}

@@ -284,9 +284,9 @@ type ShardStorage struct {
 // StorageStats describes the stores of this process, each shard as of a different moment; in a
 // cluster the replicas of this node, whichever node leads them. It takes some microseconds for each
 // shard and each table, and more for tables with deletions of ranges, which it reads. It disturbs
-// no other call; it waits while a store is being replaced by a snapshot, and as long as the file
-// system does not say how much is free. A shard that has failed still has numbers. It returns
-// [ErrClosed] once [Queue.Close] has begun.
+// no other call, and waits a second at most for the file system to say how much is free. A shard
+// that has failed still has numbers; one whose store is being replaced by a snapshot has LastError
+// only. It returns [ErrClosed] once [Queue.Close] has begun.
 //
 // Errors: [ErrClosed].
 func (q *Queue) StorageStats() (_ *StorageStats, err error) {
@@ -320,14 +320,16 @@ func (q *Queue) newStorageStats(disk vfs.DiskUsage, err error) *StorageStats {
 // storage fills in the statistics of the replica's store, and those of the cache that the stores
 // share.
 func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardStorage) error {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
+	open := r.mu.TryRLock()
+	if open {
+		defer r.mu.RUnlock()
+	}
 	select {
 	case <-closing: // the store may be closed
 		return ErrClosed
 	default:
 	}
-	if r.node != nil && r.source == nil {
+	if !open || r.node != nil && r.source == nil {
 		s.LastError = fmt.Sprintf("codeq: shard %d: its store is not open", r.index)
 		return nil
 	}

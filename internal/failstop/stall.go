@@ -23,6 +23,8 @@ type Watch struct {
 
 	mu     sync.Mutex // guards change
 	change chan struct{}
+
+	questions sync.WaitGroup // for free space
 }
 
 // NewWatch returns a watch over some parts of a directory, by their names. A part is stalled while
@@ -30,7 +32,7 @@ type Watch struct {
 func NewWatch(after time.Duration, log *slog.Logger, names ...string) *Watch {
 	w := &Watch{after: after, log: log}
 	for _, name := range names {
-		w.parts = append(w.parts, &Part{watch: w, name: name})
+		w.parts = append(w.parts, &Part{watch: w, name: name, usageErr: vfs.ErrUnsupported})
 	}
 	return w
 }
@@ -119,6 +121,10 @@ type Part struct {
 	stalled     bool        // first has taken too long
 	since       time.Time   // when first had begun as the stall began
 	ended       time.Time   // when the last stall ended
+
+	asking   chan struct{} // closed when the question for the free space ends; nil: none is under way
+	usage    vfs.DiskUsage // the last answer
+	usageErr error
 }
 
 // operation is one that is under way.
@@ -370,10 +376,57 @@ func (fs *watchFS) Stat(name string) (info vfs.FileInfo, err error) {
 	return info, err
 }
 
-func (fs *watchFS) GetDiskUsage(name string) (u vfs.DiskUsage, err error) {
-	err = fs.do("statfs", name, func() (err error) { u, err = fs.FS.GetDiskUsage(name); return err })
-	return u, err
+// GetDiskUsage asks on a goroutine of its own, of which each part has one at most. It waits for
+// usagePatience, and then returns the last answer.
+func (fs *watchFS) GetDiskUsage(name string) (vfs.DiskUsage, error) {
+	p := fs.part(name)
+	if p == nil {
+		return fs.FS.GetDiskUsage(name)
+	}
+	t := time.NewTimer(usagePatience)
+	defer t.Stop()
+	select {
+	case <-p.ask(name, fs.FS.GetDiskUsage):
+	case <-t.C:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.usage, p.usageErr
 }
+
+const usagePatience = time.Second
+
+// ask asks for the free space, unless that is under way, and returns a channel that is closed at
+// the end of it.
+func (p *Part) ask(name string, usage func(string) (vfs.DiskUsage, error)) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asking != nil {
+		return p.asking
+	}
+	asked := make(chan struct{})
+	p.asking = asked
+	p.watch.questions.Go(func() {
+		guard.Contain(p.watch.log, "free space", func() { p.answer(name, usage, asked) }, nil)
+	})
+	return asked
+}
+
+// answer asks the file system, and closes asked.
+func (p *Part) answer(name string, usage func(string) (vfs.DiskUsage, error), asked chan struct{}) {
+	u, err := vfs.DiskUsage{}, vfs.ErrUnsupported
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.usage, p.usageErr, p.asking = u, err, nil
+		close(asked)
+	}()
+	defer p.end(p.begin("statfs", name))
+	u, err = usage(name)
+}
+
+// End waits for questions that are under way.
+func (w *Watch) End() { w.questions.Wait() }
 
 // watchedFile watches the operations on a file, or a directory.
 type watchedFile struct {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -187,4 +188,67 @@ func BenchmarkWatch(b *testing.B) {
 	for b.Loop() {
 		p.end(p.begin("write", "a"))
 	}
+}
+
+// TestFreeSpaceOfHungDisk: whoever asks a disk that hangs for its free space gets the last answer
+// after a second, and one question is under way.
+func TestFreeSpaceOfHungDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newUsageDisk()
+		w := NewWatch(time.Minute, slog.New(slog.DiscardHandler), "log")
+		fs := w.FS(disk, map[string]*Part{"dir": w.Part(0)}, nil)
+		ask := func() (uint64, time.Duration, error) {
+			began := time.Now()
+			u, err := fs.GetDiskUsage("dir")
+			return u.AvailBytes, time.Since(began), err
+		}
+		hang := disk.hang()
+		_, took, err := ask()
+		require.ErrorIs(t, err, vfs.ErrUnsupported, "there is no answer yet")
+		require.Equal(t, time.Second, took)
+		close(hang)
+		synctest.Wait()
+		free, took, err := ask()
+		require.NoError(t, err)
+		require.EqualValues(t, 2, free)
+		require.Zero(t, took)
+		hang = disk.hang()
+		for range 3 {
+			free, took, err = ask()
+			require.NoError(t, err)
+			require.EqualValues(t, 2, free)
+			require.Equal(t, time.Second, took)
+		}
+		require.EqualValues(t, 3, disk.asked.Load())
+		time.Sleep(time.Minute)
+		p, _ := w.Stalled()
+		require.Equal(t, w.Part(0), p)
+		close(hang)
+		w.End()
+		p, _ = w.Stalled()
+		require.Nil(t, p)
+	})
+}
+
+// usageDisk says how often it was asked for its free space.
+type usageDisk struct {
+	vfs.FS
+	asked atomic.Int64
+	over  atomic.Pointer[chan struct{}] // nil: it does not hang
+}
+
+func newUsageDisk() *usageDisk { return &usageDisk{FS: crashfs.New()} }
+
+func (d *usageDisk) hang() (over chan struct{}) {
+	over = make(chan struct{})
+	d.over.Store(&over)
+	return over
+}
+
+func (d *usageDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	n := d.asked.Add(1)
+	if over := d.over.Load(); over != nil {
+		<-*over
+	}
+	return vfs.DiskUsage{AvailBytes: uint64(n)}, nil
 }

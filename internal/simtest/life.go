@@ -77,7 +77,7 @@ type hang struct {
 }
 
 // Hang makes the operations hang for which hangs is true, until Answer is called. They are those of
-// Fail that change something, and "read" of a file. It is false if some hang already.
+// Fail that change something, "read" of a file and "statfs". It is false if some hang already.
 func (l *Life) Hang(hangs func(op, name string) bool) bool {
 	return l.hang.CompareAndSwap(nil, &hang{hangs, make(chan struct{})})
 }
@@ -143,7 +143,8 @@ type disk struct {
 	life *Life
 }
 
-func (d disk) GetDiskUsage(string) (vfs.DiskUsage, error) {
+func (d disk) GetDiskUsage(name string) (vfs.DiskUsage, error) {
+	d.life.await("statfs", name)
 	free := uint64(d.life.free.Load())
 	return vfs.DiskUsage{AvailBytes: free, TotalBytes: uint64(DiskSize), UsedBytes: uint64(DiskSize) - free}, nil
 }
