@@ -254,8 +254,8 @@ func (g *Group) Failure() error {
 }
 
 // shutDown ends Raft's part. Raft does not answer what is on its way to the state machine when it
-// is shut down. Until then all is answered: entries by Apply, with the
-// failure, or else when the leadership is lost.
+// is shut down. Until then all is answered: entries by Apply, with the failure, or else when the
+// leadership is lost.
 func (g *Group) shutDown() {
 	<-g.asking.end()
 	if g.raft == nil { // the node is recovered

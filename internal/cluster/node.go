@@ -179,6 +179,7 @@ type Node struct {
 	limits     base.Limits // of calls that any shard may answer
 
 	ready      atomic.Bool   // the node takes part in every group
+	silent     atomic.Bool   // it sends nothing as a leader any more
 	opened     chan struct{} // closed when it is ready
 	founding   atomic.Bool   // a cluster whose groups may not have begun
 	membership membership
@@ -429,18 +430,14 @@ func (n *Node) Close() error {
 	n.resign()
 	close(n.quit)
 	n.watches.Wait()
-	close(ended)
 	n.cancel()
+	for _, g := range n.groups {
+		<-g.asking.end() // see shutDown
+	}
+	close(ended)
 	var errs []error
-	answered := time.NewTimer(raftTimeout)
-	defer answered.Stop()
 	for _, g := range n.groups {
 		if g.raft != nil {
-			select { // see shutDown; but a change may wait for nodes that are not there
-			case <-g.asking.end():
-			case <-answered.C:
-				answered.Reset(0)
-			}
 			errs = append(errs, g.stopRaft().Error(), g.transport.Close(), g.Failure())
 		}
 	}
@@ -458,19 +455,16 @@ func (n *Node) Close() error {
 	return errors.Join(append(errs, n.closeLogs())...)
 }
 
-// hasten shuts Raft down if those who decide here have not ended after some time: what they have
-// proposed may wait for nodes whose disks are full.
+// hasten gives up all terms of this node if it has not ended after some time: its proposals may
+// wait for nodes whose disks are full, or that are not there. Raft answers them when it has lost
+// the leadership.
 func (n *Node) hasten(ended <-chan struct{}) {
 	t := time.NewTimer(2*n.c.ElectionTimeout + raftTimeout) // more than a transfer takes
 	defer t.Stop()
 	select {
 	case <-ended:
 	case <-t.C:
-		for _, g := range n.groups {
-			if g.raft != nil {
-				g.stopRaft()
-			}
-		}
+		n.silent.Store(true)
 	}
 }
 

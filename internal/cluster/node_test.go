@@ -7,6 +7,7 @@ import (
 	"net"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -23,6 +24,10 @@ import (
 func newLoneNode(t *testing.T, disk vfs.FS, votes string, m StateMachine) *Node {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
+	return newLoneNodeAt(l, disk, votes, m)
+}
+
+func newLoneNodeAt(l net.Listener, disk vfs.FS, votes string, m StateMachine) *Node {
 	directory := manifest.New(disk, "dir", manifest.Manifest{Format: manifest.Format, Shards: 1, ID: manifest.NewID()})
 	if m, err := manifest.Read(disk, "dir"); err == nil && m != nil { // it was opened before
 		directory.Manifest = *m
@@ -128,4 +133,50 @@ func TestCloseAwaitsRaft(t *testing.T) {
 	}
 	close(m.goOn)
 	require.NoError(t, <-closed)
+}
+
+// silence is a listener to which nobody connects.
+type silence chan struct{}
+
+func (s silence) Accept() (net.Conn, error) { <-s; return nil, net.ErrClosed }
+func (s silence) Addr() net.Addr            { return &net.TCPAddr{} }
+func (s silence) Close() error {
+	select {
+	case <-s:
+	default:
+		close(s)
+	}
+	return nil
+}
+
+// TestCloseAnswersAll: Close waits for a state machine that is slow, and all that was proposed has
+// an outcome.
+func TestCloseAnswersAll(t *testing.T) {
+	t.Parallel()
+	for range 8 { // Raft drops by chance what is on its way
+		votes := filepath.Join(t.TempDir(), "votes")
+		synctest.Test(t, func(t *testing.T) {
+			disk := crashfs.New()
+			require.NoError(t, disk.MkdirAll("dir", 0o700))
+			m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
+			n := newLoneNodeAt(make(silence), disk, votes, m)
+			require.NoError(t, n.Open())
+			g := n.Group(0)
+			for g.raft.VerifyLeader().Error() != nil {
+				time.Sleep(time.Millisecond)
+			}
+			term := g.raft.CurrentTerm()
+			for range 10 {
+				require.NoError(t, g.beginProposal())
+				go func() { _ = g.put(proposal{entry: entryOf(0, 0, term, "").Data, term: term}) }()
+			}
+			<-m.stuck
+			closed := make(chan error, 1)
+			go func() { closed <- n.Close() }()
+			time.Sleep(time.Minute)
+			require.Empty(t, closed)
+			close(m.goOn)
+			require.NoError(t, <-closed)
+		})
+	}
 }

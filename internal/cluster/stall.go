@@ -81,6 +81,9 @@ func (g *Group) stallError() error {
 // withholds returns an error if this node sends nothing as the leader of a term. It forfeits the
 // term if that is due.
 func (g *Group) withholds(term uint64) error {
+	if g.node.silent.Load() {
+		return base.ErrClosed
+	}
 	if !g.hasForfeited(term) {
 		if g.stalledFor() == 0 || !g.othersAreBetter(term) {
 			return nil
