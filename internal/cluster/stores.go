@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/failstop"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 )
@@ -122,18 +124,40 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	}
 	err := l.LogStore.StoreLogs(logs)
 	l.grown.changed()
-	if err == nil && (logs[0].Index == 1 || l.group.node.founding.Load()) {
+	founding, first := l.group.node.founding.Load(), logs[0].Index == 1
+	begins := founding && first // by Node.begin, which fails if this does
+	stored := err == nil
+	if stored && (first || founding) {
 		// The founders of the cluster are durable at any level: a node that knows nobody takes no
 		// part in elections, and nobody would be told why.
-		err = l.group.node.logs.Flush()
+		err = l.flush(l.group.running && !begins)
 	}
 	switch {
 	case err == nil:
 		l.cut.Store(false)
-	case l.group.running && (cut || members || errors.Is(err, raftlog.ErrFailed)): // or else Raft would try for ever
+	case l.group.running && (stored && !begins || cut || members || errors.Is(err, raftlog.ErrFailed)): // or else Raft would try for ever
 		l.group.lose(err)
 	}
 	return err
+}
+
+// flush makes the log durable. After an error Raft would store again, in vain, what is there
+// already. So flush waits for room on a full disk, if it may, until the group or the node ends.
+func (l *groupLog) flush(waits bool) error {
+	for {
+		err := l.group.node.logs.Flush()
+		if !failstop.IsNoSpace(err) || !waits {
+			return err
+		}
+		select {
+		case <-time.After(refusedPause):
+		case <-l.group.node.quit:
+			return raftlog.ErrClosed
+		}
+		if err := l.group.Failure(); err != nil {
+			return err
+		}
+	}
 }
 
 // changesMembers reports whether this node, as the leader, is to store a change of the members.

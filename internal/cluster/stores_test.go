@@ -339,3 +339,40 @@ func TestClosedStoresFailNoReplica(t *testing.T) {
 	require.ErrorIs(t, votes.Set([]byte(keyVote), nil), raftlog.ErrClosed)
 	require.NoError(t, g.Failure())
 }
+
+// TestFoundersOnFullDisk: while there is no room to make the founders durable, the log waits for
+// it, and goes on behind them; or the node is closed.
+func TestFoundersOnFullDisk(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		t.Run(fmt.Sprint("closed ", closed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				disk := testkit.NewSmallDisk(1 << 30)
+				logs, err := raftlog.Open("dir", raftlog.Options{FS: disk})
+				require.NoError(t, err)
+				group, err := logs.Group(0)
+				require.NoError(t, err)
+				g := loneGroup(crashfs.New(), nil)
+				g.node.logs, g.node.quit = logs, make(chan struct{})
+				log := &groupLog{LogStore: group, group: g}
+				require.True(t, logs.HasSpace())
+				disk.FillNodes()
+				stored := make(chan error, 1)
+				go func() { stored <- log.StoreLogs(entriesFrom(1, 1)) }()
+				time.Sleep(time.Minute)
+				require.Empty(t, stored)
+				if closed {
+					logs.Hurry()
+					close(g.node.quit)
+					require.ErrorIs(t, <-stored, raftlog.ErrClosed)
+					disk.Nodes.Store(1 << 30)
+				} else {
+					disk.Nodes.Store(1 << 30)
+					require.NoError(t, <-stored)
+					require.NoError(t, log.StoreLogs(entriesFrom(2, 1)))
+				}
+				require.NoError(t, g.Failure())
+				require.NoError(t, logs.Close())
+			})
+		})
+	}
+}
