@@ -377,8 +377,8 @@ func (t *transport) replicate(
 	c.noteRefusal(id, refused)
 	if refused {
 		select {
-		case <-time.After(refusedPause):
-		case <-t.group.node.ctx.Done():
+		case <-time.After(refusedPause): // also while the node ends: it may lead until others do
+		case <-t.quit:
 		}
 		req.Entries, resp.Success = nil, true
 	}

@@ -198,6 +198,24 @@ func TestCutMessageClaimsLess(t *testing.T) {
 	require.EqualValues(t, 11, rpc.Command.(*raft.AppendEntriesRequest).LeaderCommitIndex)
 }
 
+// TestRefusalOfEndingNode: a leader that is about to end asks a node without room no more often than
+// before.
+func TestRefusalOfEndingNode(t *testing.T) {
+	ends := connected(t)
+	g := loneGroup(crashfs.New(), nil)
+	g.node.cancel()
+	req := &raft.AppendEntriesRequest{PrevLogEntry: 10, Entries: []*raft.Log{entryOf(11, 1, 1, "")}}
+	sent := make(chan error, 1)
+	began := time.Now()
+	go func() {
+		sent <- (&transport{NetworkTransport: ends[0], group: g}).replicate("b", ends[1].LocalAddr(), req, new(raft.AppendEntriesResponse))
+	}()
+	rpc := <-ends[1].Consumer()
+	rpc.Respond(&raft.AppendEntriesResponse{LastLog: 10}, nil)
+	require.NoError(t, <-sent)
+	require.GreaterOrEqual(t, time.Since(began), refusedPause)
+}
+
 // TestVotesOutliveConnections: all connections that Raft keeps to a node have ended, as it was
 // opened again. Questions for its vote, and the offer to lead, reach it nevertheless.
 func TestVotesOutliveConnections(t *testing.T) {
