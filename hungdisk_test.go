@@ -586,6 +586,23 @@ func TestCloseOfHungNode(t *testing.T) {
 	})
 }
 
+// TestStorageStatsAfterClose: nobody asks for free space any more when Close has returned.
+func TestStorageStatsAfterClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		life := simtest.NewMachine().Start()
+		q, err := Open("queue", &Options{Shards: 1, fs: life.FS()})
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+		var asked atomic.Bool
+		life.Hang(func(op, _ string) bool { asked.Store(true); return op == "statfs" })
+		defer life.Answer()
+		_, err = q.StorageStats()
+		require.ErrorIs(t, err, ErrClosed)
+		require.False(t, asked.Load())
+	})
+}
+
 // TestCloseBesideHungCheckpoint: Close returns although a checkpoint does not, and nothing else is
 // under way on the disk.
 func TestCloseBesideHungCheckpoint(t *testing.T) {

@@ -59,7 +59,7 @@ type Queue struct {
 	ended   chan struct{}   // closed when that has
 	err     error           // of it; valid once ended is closed
 	runMu   sync.Mutex      // orders calls.Add before the Wait of Close
-	calls   sync.WaitGroup  // of Run, Checkpoint and ServeLocal
+	calls   sync.WaitGroup  // of Run, Checkpoint, ServeLocal and StorageStats
 	notices sync.WaitGroup  // goroutines that tell handlers of cancels; owners add
 }
 

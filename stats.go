@@ -298,12 +298,14 @@ func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 		st := new(StorageStats)
 		return st, q.tell(context.Background(), localsocket.Storage, nil, st)
 	}
+	if err := q.enter(); err != nil { // or else the file system may be asked after Close
+		return nil, err
+	}
+	defer q.calls.Done()
 	st := q.newStorageStats(q.opts.fs.GetDiskUsage(q.dir.Path))
 	st.MinFreeBytes = max(q.opts.MinFreeBytes, 0)
 	for i, r := range q.replicas {
-		if err := r.storage(q.closing, st, &st.Shards[i]); err != nil {
-			return nil, err
-		}
+		r.storage(st, &st.Shards[i])
 	}
 	return st, nil
 }
@@ -319,26 +321,20 @@ func (q *Queue) newStorageStats(disk vfs.DiskUsage, err error) *StorageStats {
 
 // storage fills in the statistics of the replica's store, and those of the cache that the stores
 // share.
-func (r *replica) storage(closing <-chan struct{}, all *StorageStats, s *ShardStorage) error {
+func (r *replica) storage(all *StorageStats, s *ShardStorage) {
 	open := r.mu.TryRLock()
 	if open {
 		defer r.mu.RUnlock()
 	}
-	select {
-	case <-closing: // the store may be closed
-		return ErrClosed
-	default:
-	}
 	if !open || r.node != nil && r.source == nil {
 		s.LastError = fmt.Sprintf("codeq: shard %d: its store is not open", r.index)
-		return nil
+		return
 	}
 	m := r.store.Stats()
 	*s = all.add(&m, &r.steps)
 	if r.node != nil { // the store has no log, but Pebble counts the bytes that would be in it
 		s.LogBytes, s.LoggedBytes = 0, 0
 	}
-	return nil
 }
 
 // add describes a store, and takes over what is said of the cache that the stores share.
