@@ -123,6 +123,7 @@ type Part struct {
 	ended       time.Time   // when the last stall ended
 
 	asking   chan struct{} // closed when the question for the free space ends; nil: none is under way
+	asked    time.Time     // when it began
 	usage    vfs.DiskUsage // the last answer
 	usageErr error
 }
@@ -376,17 +377,19 @@ func (fs *watchFS) Stat(name string) (info vfs.FileInfo, err error) {
 	return info, err
 }
 
-// GetDiskUsage asks on a goroutine of its own, of which each part has one at most. It waits for
-// usagePatience, and then returns the last answer.
+// GetDiskUsage asks on a goroutine of its own, of which each part has one at most. When that has
+// been under way for usagePatience, it returns the last answer: a caller that asks again and again
+// waits only once.
 func (fs *watchFS) GetDiskUsage(name string) (vfs.DiskUsage, error) {
 	p := fs.part(name)
 	if p == nil {
 		return fs.FS.GetDiskUsage(name)
 	}
-	t := time.NewTimer(usagePatience)
+	answered, began := p.ask(name, fs.FS.GetDiskUsage)
+	t := time.NewTimer(usagePatience - time.Since(began))
 	defer t.Stop()
 	select {
-	case <-p.ask(name, fs.FS.GetDiskUsage):
+	case <-answered:
 	case <-t.C:
 	}
 	p.mu.Lock()
@@ -396,30 +399,29 @@ func (fs *watchFS) GetDiskUsage(name string) (vfs.DiskUsage, error) {
 
 const usagePatience = time.Second
 
-// ask asks for the free space, unless that is under way, and returns a channel that is closed at
-// the end of it.
-func (p *Part) ask(name string, usage func(string) (vfs.DiskUsage, error)) <-chan struct{} {
+// ask asks for the free space, unless that is under way. It returns a channel that is closed at the
+// end of it, and when it began.
+func (p *Part) ask(name string, usage func(string) (vfs.DiskUsage, error)) (answered <-chan struct{}, began time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.asking != nil {
-		return p.asking
+	if p.asking == nil {
+		asking := make(chan struct{})
+		p.asking, p.asked = asking, time.Now()
+		p.watch.questions.Go(func() {
+			guard.Contain(p.watch.log, "free space", func() { p.answer(name, usage, asking) }, nil)
+		})
 	}
-	asked := make(chan struct{})
-	p.asking = asked
-	p.watch.questions.Go(func() {
-		guard.Contain(p.watch.log, "free space", func() { p.answer(name, usage, asked) }, nil)
-	})
-	return asked
+	return p.asking, p.asked
 }
 
-// answer asks the file system, and closes asked.
-func (p *Part) answer(name string, usage func(string) (vfs.DiskUsage, error), asked chan struct{}) {
+// answer asks the file system, and closes asking.
+func (p *Part) answer(name string, usage func(string) (vfs.DiskUsage, error), asking chan struct{}) {
 	u, err := vfs.DiskUsage{}, vfs.ErrUnsupported
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.usage, p.usageErr, p.asking = u, err, nil
-		close(asked)
+		close(asking)
 	}()
 	defer p.end(p.begin("statfs", name))
 	u, err = usage(name)
