@@ -49,19 +49,19 @@ func (r *reserve) keep(fs vfs.FS, dir string) {
 	r.gone.Store(true)
 }
 
-// make returns false if there is no room. REQUIRES: mu is held.
+// make returns false if there is no room. The first file takes the space: where no further file can
+// be made for another reason, there is the space at least. REQUIRES: mu is held.
 func (r *reserve) make() bool {
 	var err error
 	for err == nil && len(r.files) < reserveFiles {
 		var f vfs.File
-		if f, err = r.fs.Create(r.name, vfs.WriteCategoryUnspecified); err == nil {
-			_ = r.fs.Remove(r.name) // where an open file cannot be removed, it stays as an empty file
-			r.files = append(r.files, f)
+		if f, err = r.fs.Create(r.name, vfs.WriteCategoryUnspecified); err != nil {
+			break
 		}
-	}
-	if err == nil {
-		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
-			err = r.files[0].Preallocate(0, reserveBytes)
+		_ = r.fs.Remove(r.name) // where an open file cannot be removed, it stays as an empty file
+		r.files = append(r.files, f)
+		if len(r.files) == 1 && !allocate(f) {
+			err = syscall.ENOSPC
 		}
 	}
 	if IsNoSpace(err) {
@@ -69,6 +69,15 @@ func (r *reserve) make() bool {
 		return false
 	}
 	return true
+}
+
+// allocate returns false if there is no room for the space of the reserve.
+func allocate(f vfs.File) bool {
+	for {
+		if err := f.Preallocate(0, reserveBytes); !errors.Is(err, syscall.EINTR) {
+			return !IsNoSpace(err)
+		}
+	}
 }
 
 // use gives the space of the reserve back to the file system. It returns false if there was none.

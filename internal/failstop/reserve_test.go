@@ -147,3 +147,35 @@ func TestReserveIsBegun(t *testing.T) {
 		require.NoError(t, l.Close(db))
 	})
 }
+
+// TestReserveHasSpaceFirst: where the process may open no further file, the reserve has its space
+// nevertheless, and where there is no space, it opens one file.
+func TestReserveHasSpaceFirst(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		disk, created := testkit.NewSmallDisk(1<<30), 0
+		fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+			if op != "create" || !strings.HasSuffix(name, "RESERVE") {
+				return nil
+			}
+			if created++; created > 2 {
+				return syscall.EMFILE
+			}
+			return nil
+		}}
+		l := New(slog.New(slog.DiscardHandler), "store")
+		db, err := l.Open(dir, &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks})
+		require.NoError(t, err)
+		before := disk.Used.Load()
+		if full {
+			disk.Free(reserveBytes - 1)
+		}
+		require.Equal(t, full, l.NoSpace())
+		if full {
+			require.Equal(t, 1, created)
+			disk.Free(1 << 30)
+		} else {
+			require.EqualValues(t, reserveBytes, disk.Used.Load()-before)
+		}
+		require.NoError(t, l.Close(db))
+	}
+}
