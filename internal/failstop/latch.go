@@ -59,8 +59,9 @@ type Latch struct {
 	// Whether the last flush, and the last compaction, failed for lack of space.
 	flushFull, compactFull atomic.Bool
 
-	reserve reserve
-	usage   func() (vfs.DiskUsage, error) // of the store's disk; set before Pebble opens it
+	reserve  reserve
+	flushing sync.Mutex                    // held while a flush is begun by Flush
+	usage    func() (vfs.DiskUsage, error) // of the store's disk; set before Pebble opens it
 
 	memory   memory
 	wrote    int                   // bytes since lags last read the metrics; only who commits uses it

@@ -1,9 +1,12 @@
 package failstop
 
 import (
+	"context"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -178,4 +181,42 @@ func TestReserveHasSpaceFirst(t *testing.T) {
 		}
 		require.NoError(t, l.Close(db))
 	}
+}
+
+// TestFlushesShareTheReserve: of several flushes that are asked for at one moment, as for all groups
+// of a log, those behind the first one begin no log that would be more than the reserve has.
+func TestFlushesShareTheReserve(t *testing.T) {
+	disk := testkit.NewSmallDisk(1 << 30)
+	var asked atomic.Int64
+	const flushes = 3 * reserveFiles
+	fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+		if op == "create" && isLog(name) && asked.Load() > 0 {
+			for range 1000 { // until the others have come as far as they can
+				runtime.Gosched()
+			}
+		}
+		return nil
+	}}
+	l := New(slog.New(slog.DiscardHandler), "store")
+	db, err := l.Open(dir, &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatColumnarBlocks, MemTableStopWritesThreshold: 2 * flushes})
+	require.NoError(t, err)
+	require.NoError(t, l.Ready(db))
+	require.NoError(t, db.Set(key(0), nil, pebble.Sync))
+	disk.FillNodes()
+	ctx, end := context.WithCancel(t.Context())
+	var flushing sync.WaitGroup
+	for range flushes {
+		flushing.Go(func() {
+			asked.Add(1)
+			_ = l.Flush(ctx, db)
+		})
+	}
+	require.Eventually(t, func() bool { return asked.Load() == flushes && l.NoSpace() }, 10*time.Second, time.Millisecond)
+	end()
+	flushing.Wait()
+	require.NoError(t, l.Err())
+	disk.Nodes.Store(1 << 30)
+	require.Eventually(t, func() bool { return l.Ready(db) == nil }, 10*time.Second, time.Millisecond)
+	require.NoError(t, l.Flush(t.Context(), db))
+	require.NoError(t, l.Close(db))
 }

@@ -168,14 +168,7 @@ func (l *Latch) Flush(ctx context.Context, db *pebble.DB) error {
 	if err := l.Err(); err != nil {
 		return err
 	}
-	if l.isPressed() {
-		return syscall.ENOSPC
-	}
-	select {
-	case <-l.trouble: // of an earlier time
-	default:
-	}
-	flushed, err := db.AsyncFlush()
+	flushed, err := l.beginFlush(db)
 	if err != nil {
 		return err
 	}
@@ -187,6 +180,20 @@ func (l *Latch) Flush(ctx context.Context, db *pebble.DB) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// beginFlush begins one flush at a time: the reserve has files for one log.
+func (l *Latch) beginFlush(db *pebble.DB) (flushed <-chan struct{}, err error) {
+	l.flushing.Lock()
+	defer l.flushing.Unlock()
+	if l.isPressed() {
+		return nil, syscall.ENOSPC
+	}
+	select {
+	case <-l.trouble: // of an earlier time
+	default:
+	}
+	return db.AsyncFlush()
 }
 
 // after returns the first key after a key.
