@@ -53,7 +53,9 @@ func (n *Node) AskNodesAside(body []byte, answered func(bodies [][]byte)) {
 				}
 			}
 		}, nil)
-		n.contain("answers of all nodes", func() { answered(bodies) }, func(error) { answered(nil) })
+		n.contain("answers of all nodes", func() { answered(bodies) }, func(error) {
+			n.contain("answers of all nodes", func() { answered(nil) }, nil)
+		})
 	})
 }
 
