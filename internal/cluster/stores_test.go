@@ -355,6 +355,7 @@ func TestFoundersOnFullDisk(t *testing.T) {
 				g.node.logs, g.node.quit = logs, make(chan struct{})
 				log := &groupLog{LogStore: group, group: g}
 				require.True(t, logs.HasSpace())
+				synctest.Wait() // until Pebble has removed what it opened with
 				disk.FillNodes()
 				stored := make(chan error, 1)
 				go func() { stored <- log.StoreLogs(entriesFrom(1, 1)) }()

@@ -198,8 +198,8 @@ func TestCutMessageClaimsLess(t *testing.T) {
 	require.EqualValues(t, 11, rpc.Command.(*raft.AppendEntriesRequest).LeaderCommitIndex)
 }
 
-// TestRefusalOfEndingNode: a leader that is about to end asks a node without room no more often than
-// before.
+// TestRefusalOfEndingNode: a leader that is about to end asks a node without room no more often
+// than before.
 func TestRefusalOfEndingNode(t *testing.T) {
 	ends := connected(t)
 	g := loneGroup(crashfs.New(), nil)

@@ -107,6 +107,7 @@ func TestReserveOfFiles(t *testing.T) {
 		})
 		require.NoError(t, err)
 		require.NoError(t, l.Ready(db))
+		synctest.Wait() // until Pebble has removed what it opened with
 		disk.FillNodes()
 		begin := func(n int) {
 			require.NoError(t, db.Set(key(n), make([]byte, 100), pebble.Sync))
@@ -183,8 +184,8 @@ func TestReserveHasSpaceFirst(t *testing.T) {
 	}
 }
 
-// TestFlushesShareTheReserve: of several flushes that are asked for at one moment, as for all groups
-// of a log, those behind the first one begin no log that would be more than the reserve has.
+// TestFlushesShareTheReserve: of several flushes at one moment, as for all groups of a log, those
+// behind the first one begin no log that would be more than the reserve has.
 func TestFlushesShareTheReserve(t *testing.T) {
 	disk := testkit.NewSmallDisk(1 << 30)
 	var asked atomic.Int64
