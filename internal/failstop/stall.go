@@ -32,7 +32,7 @@ type Watch struct {
 func NewWatch(after time.Duration, log *slog.Logger, names ...string) *Watch {
 	w := &Watch{after: after, log: log}
 	for _, name := range names {
-		w.parts = append(w.parts, &Part{watch: w, name: name, usageErr: vfs.ErrUnsupported})
+		w.parts = append(w.parts, &Part{watch: w, name: name})
 	}
 	return w
 }
@@ -122,10 +122,7 @@ type Part struct {
 	since       time.Time   // when first had begun as the stall began
 	ended       time.Time   // when the last stall ended
 
-	asking   chan struct{} // closed when the question for the free space ends; nil: none is under way
-	asked    time.Time     // when it began
-	usage    vfs.DiskUsage // the last answer
-	usageErr error
+	usages map[string]*freeSpace // by the names for which GetDiskUsage was called
 }
 
 // operation is one that is under way.
@@ -290,7 +287,12 @@ func WatchAlso(fs vfs.FS, dir string) (end func()) {
 		w.dirs.Store(&dirs)
 	}
 	change(func(dirs map[string]*Part) { dirs[dir] = w.other })
-	return func() { change(func(dirs map[string]*Part) { delete(dirs, dir) }) }
+	return func() {
+		change(func(dirs map[string]*Part) { delete(dirs, dir) })
+		w.other.mu.Lock()
+		defer w.other.mu.Unlock()
+		clear(w.other.usages)
+	}
 }
 
 // Unwrap returns the base, for vfs.Root.
@@ -377,50 +379,75 @@ func (fs *watchFS) Stat(name string) (info vfs.FileInfo, err error) {
 	return info, err
 }
 
-// GetDiskUsage asks on a goroutine of its own, of which each part has one at most. When that has
-// been under way for usagePatience, it returns the last answer: a caller that asks again and again
-// waits only once.
+// GetDiskUsage asks on a goroutine of its own, one at a time for each name. When that has been
+// under way for usagePatience, it returns the last answer: a caller that asks again and again waits
+// only once.
 func (fs *watchFS) GetDiskUsage(name string) (vfs.DiskUsage, error) {
 	p := fs.part(name)
 	if p == nil {
 		return fs.FS.GetDiskUsage(name)
 	}
-	answered, began := p.ask(name, fs.FS.GetDiskUsage)
+	q := p.usageOf(name)
+	answered, began := q.ask(p, name, fs.FS.GetDiskUsage)
 	t := time.NewTimer(usagePatience - time.Since(began))
 	defer t.Stop()
 	select {
 	case <-answered:
 	case <-t.C:
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.usage, p.usageErr
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.usage, q.err
 }
 
 const usagePatience = time.Second
 
-// ask asks for the free space, unless that is under way. It returns a channel that is closed at the
-// end of it, and when it began.
-func (p *Part) ask(name string, usage func(string) (vfs.DiskUsage, error)) (answered <-chan struct{}, began time.Time) {
+// usageOf returns the free space of a name, of which a part has few.
+func (p *Part) usageOf(name string) *freeSpace {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.asking == nil {
+	q := p.usages[name]
+	if q == nil {
+		if p.usages == nil {
+			p.usages = make(map[string]*freeSpace)
+		}
+		q = &freeSpace{err: vfs.ErrUnsupported}
+		p.usages[name] = q
+	}
+	return q
+}
+
+// freeSpace is the last answer of a file system, and the question that is under way.
+type freeSpace struct {
+	mu     sync.Mutex    // guards what follows
+	asking chan struct{} // closed when the question ends; nil: none is under way
+	asked  time.Time     // when it began
+	usage  vfs.DiskUsage
+	err    error
+}
+
+// ask asks for the free space, unless that is under way. It returns a channel that is closed at the
+// end of it, and when it began.
+func (q *freeSpace) ask(p *Part, name string, usage func(string) (vfs.DiskUsage, error)) (answered <-chan struct{}, began time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.asking == nil {
 		asking := make(chan struct{})
-		p.asking, p.asked = asking, time.Now()
+		q.asking, q.asked = asking, time.Now()
 		p.watch.questions.Go(func() {
-			guard.Contain(p.watch.log, "free space", func() { p.answer(name, usage, asking) }, nil)
+			guard.Contain(p.watch.log, "free space", func() { q.answer(p, name, usage, asking) }, nil)
 		})
 	}
-	return p.asking, p.asked
+	return q.asking, q.asked
 }
 
 // answer asks the file system, and closes asking.
-func (p *Part) answer(name string, usage func(string) (vfs.DiskUsage, error), asking chan struct{}) {
+func (q *freeSpace) answer(p *Part, name string, usage func(string) (vfs.DiskUsage, error), asking chan struct{}) {
 	u, err := vfs.DiskUsage{}, vfs.ErrUnsupported
 	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.usage, p.usageErr, p.asking = u, err, nil
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.usage, q.err, q.asking = u, err, nil
 		close(asking)
 	}()
 	defer p.end(p.begin("statfs", name))
