@@ -432,13 +432,13 @@ func (n *Node) Close() error {
 	n.watches.Wait()
 	n.cancel()
 	for _, g := range n.groups {
-		<-g.asking.end() // see shutDown
+		g.shutDown()
 	}
 	close(ended)
 	var errs []error
 	for _, g := range n.groups {
 		if g.raft != nil {
-			errs = append(errs, g.stopRaft().Error(), g.transport.Close(), g.Failure())
+			errs = append(errs, g.transport.Close(), g.Failure())
 		}
 	}
 	if n.peer != nil {

@@ -110,29 +110,31 @@ func endAmidChange(t *testing.T, fails bool) {
 	}
 }
 
-// TestCloseAwaitsRaft: Close returns when the state machine is not used any more, whoever has shut
-// Raft down.
+// TestCloseAwaitsRaft: Close returns after the last use of the state machine, also if Raft was shut
+// down before.
 func TestCloseAwaitsRaft(t *testing.T) {
 	t.Parallel()
-	disk := crashfs.New()
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
-	m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
-	n := newLoneNode(t, disk, filepath.Join(t.TempDir(), "votes"), m)
-	require.NoError(t, n.Open())
-	g := n.Group(0)
-	require.Eventually(t, func() bool { return g.raft.VerifyLeader().Error() == nil }, 10*time.Second, time.Millisecond)
-	g.raft.Apply(entryOf(0, 0, g.raft.CurrentTerm(), "").Data, 0)
-	<-m.stuck
-	g.stopRaft()
-	closed := make(chan error, 1)
-	go func() { closed <- n.Close() }()
-	select {
-	case <-closed:
-		t.Error("the state machine is still at work")
-	case <-time.After(100 * time.Millisecond):
-	}
-	close(m.goOn)
-	require.NoError(t, <-closed)
+	votes := filepath.Join(t.TempDir(), "votes")
+	synctest.Test(t, func(t *testing.T) {
+		disk := crashfs.New()
+		require.NoError(t, disk.MkdirAll("dir", 0o700))
+		m := &stuckMachine{stuck: make(chan struct{}, 1), goOn: make(chan struct{})}
+		n := newLoneNodeAt(make(silence), disk, votes, m)
+		require.NoError(t, n.Open())
+		g := n.Group(0)
+		for g.raft.VerifyLeader().Error() != nil {
+			time.Sleep(time.Millisecond)
+		}
+		g.raft.Apply(entryOf(0, 0, g.raft.CurrentTerm(), "").Data, 0)
+		<-m.stuck
+		g.stopRaft()
+		closed := make(chan error, 1)
+		go func() { closed <- n.Close() }()
+		time.Sleep(time.Minute)
+		require.Empty(t, closed, "the state machine is still at work")
+		close(m.goOn)
+		require.NoError(t, <-closed)
+	})
 }
 
 // silence is a listener to which nobody connects.

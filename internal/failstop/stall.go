@@ -122,7 +122,7 @@ type Part struct {
 	since       time.Time   // when first had begun as the stall began
 	ended       time.Time   // when the last stall ended
 
-	usages map[string]*freeSpace // by the names for which GetDiskUsage was called
+	usages map[string]*freeSpace // by name; see GetDiskUsage
 }
 
 // operation is one that is under way.
@@ -378,84 +378,6 @@ func (fs *watchFS) Stat(name string) (info vfs.FileInfo, err error) {
 	err = fs.do("stat", name, func() (err error) { info, err = fs.FS.Stat(name); return err })
 	return info, err
 }
-
-// GetDiskUsage asks on a goroutine of its own, one at a time for each name. When that has been
-// under way for usagePatience, it returns the last answer: a caller that asks again and again waits
-// only once.
-func (fs *watchFS) GetDiskUsage(name string) (vfs.DiskUsage, error) {
-	p := fs.part(name)
-	if p == nil {
-		return fs.FS.GetDiskUsage(name)
-	}
-	q := p.usageOf(name)
-	answered, began := q.ask(p, name, fs.FS.GetDiskUsage)
-	t := time.NewTimer(usagePatience - time.Since(began))
-	defer t.Stop()
-	select {
-	case <-answered:
-	case <-t.C:
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.usage, q.err
-}
-
-const usagePatience = time.Second
-
-// usageOf returns the free space of a name, of which a part has few.
-func (p *Part) usageOf(name string) *freeSpace {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	q := p.usages[name]
-	if q == nil {
-		if p.usages == nil {
-			p.usages = make(map[string]*freeSpace)
-		}
-		q = &freeSpace{err: vfs.ErrUnsupported}
-		p.usages[name] = q
-	}
-	return q
-}
-
-// freeSpace is the last answer of a file system, and the question that is under way.
-type freeSpace struct {
-	mu     sync.Mutex    // guards what follows
-	asking chan struct{} // closed when the question ends; nil: none is under way
-	asked  time.Time     // when it began
-	usage  vfs.DiskUsage
-	err    error
-}
-
-// ask asks for the free space, unless that is under way. It returns a channel that is closed at the
-// end of it, and when it began.
-func (q *freeSpace) ask(p *Part, name string, usage func(string) (vfs.DiskUsage, error)) (answered <-chan struct{}, began time.Time) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.asking == nil {
-		asking := make(chan struct{})
-		q.asking, q.asked = asking, time.Now()
-		p.watch.questions.Go(func() {
-			guard.Contain(p.watch.log, "free space", func() { q.answer(p, name, usage, asking) }, nil)
-		})
-	}
-	return q.asking, q.asked
-}
-
-// answer asks the file system, and closes asking.
-func (q *freeSpace) answer(p *Part, name string, usage func(string) (vfs.DiskUsage, error), asking chan struct{}) {
-	u, err := vfs.DiskUsage{}, vfs.ErrUnsupported
-	defer func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.usage, q.err, q.asking = u, err, nil
-		close(asking)
-	}()
-	defer p.end(p.begin("statfs", name))
-	u, err = usage(name)
-}
-
-// End waits for questions that are under way.
-func (w *Watch) End() { w.questions.Wait() }
 
 // watchedFile watches the operations on a file, or a directory.
 type watchedFile struct {
