@@ -4,12 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/token"
 	"log/slog"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,141 +20,9 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/guard"
+	"codeq/internal/repotest"
 	"codeq/internal/testkit"
 )
-
-// guardFuncs are those that call a function in a guard, whose name is their first literal.
-var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain", "guard.Steps", "Contain"}
-
-// handOn are functions that a goroutine calls outside of its guard: they only hand on what has
-// become of it.
-var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "Errorf"}
-
-func calleeOf(call *ast.CallExpr) string {
-	switch f := call.Fun.(type) {
-	case *ast.Ident:
-		return f.Name
-	case *ast.SelectorExpr:
-		if x, ok := f.X.(*ast.Ident); ok && x.Name == "guard" {
-			return "guard." + f.Sel.Name
-		}
-		return f.Sel.Name
-	}
-	return ""
-}
-
-// startedBy is what the functions of a package start: what is called in go statements, and what is
-// given to Go of a WaitGroup or errgroup, and to AfterFunc.
-func startedBy(files []*ast.File) (started []ast.Expr) {
-	for _, file := range files {
-		ast.Inspect(file, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.GoStmt:
-				started = append(started, n.Call)
-			case *ast.CallExpr:
-				if name := calleeOf(n); name == "Go" || name == "AfterFunc" {
-					started = append(started, n.Args[len(n.Args)-1])
-				}
-			}
-			return true
-		})
-	}
-	return started
-}
-
-// unguarded returns the first call of n that is outside of a guard; "" if there is none.
-func unguarded(files []*ast.File, n ast.Node, depth int) (found string) {
-	if n == nil || depth > 3 {
-		return "something too deep"
-	}
-	if name, ok := n.(*ast.SelectorExpr); ok { // a method that is started
-		return unguardedFunc(files, name.Sel.Name, depth)
-	}
-	ast.Inspect(n, func(n ast.Node) bool {
-		call, ok := n.(*ast.CallExpr)
-		if !ok || found != "" {
-			return found == ""
-		}
-		name := calleeOf(call)
-		switch {
-		case slices.Contains(guardFuncs, name):
-			return false
-		case name == "", slices.Contains(handOn, name): // a literal, whose calls follow, or no function of ours
-			return true
-		}
-		found = unguardedFunc(files, name, depth)
-		return found == ""
-	})
-	return found
-}
-
-func unguardedFunc(files []*ast.File, name string, depth int) string {
-	for _, file := range files {
-		for _, d := range file.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok && f.Name.Name == name && hasGuard(f.Body) {
-				return unguarded(files, f.Body, depth+1)
-			}
-		}
-	}
-	return name
-}
-
-func hasGuard(n ast.Node) (has bool) {
-	ast.Inspect(n, func(n ast.Node) bool {
-		if call, ok := n.(*ast.CallExpr); ok && slices.Contains(guardFuncs, calleeOf(call)) {
-			has = true
-		}
-		return !has
-	})
-	return has
-}
-
-// TestGoroutinesAreGuarded: no goroutine of codeq is without a guard.
-func TestGoroutinesAreGuarded(t *testing.T) {
-	t.Parallel()
-	n := 0
-	fset, all := testkit.Sources(t)
-	for dir, files := range all {
-		if dir == filepath.Join("internal", "testkit") { // is no part of codeq
-			continue
-		}
-		for _, started := range startedBy(files) {
-			n++
-			if bad := unguarded(files, started, 0); bad != "" {
-				t.Errorf("%s: a goroutine calls %s outside of a guard", fset.Position(started.Pos()), bad)
-			}
-		}
-	}
-	require.Greater(t, n, 40)
-}
-
-// guardNames are the names of all guards.
-func guardNames(t *testing.T) (names []string) {
-	_, all := testkit.Sources(t)
-	for _, files := range all {
-		for _, file := range files {
-			ast.Inspect(file, func(n ast.Node) bool {
-				call, ok := n.(*ast.CallExpr)
-				if !ok || !slices.Contains(guardFuncs, calleeOf(call)) {
-					return true
-				}
-				for _, arg := range call.Args {
-					if lit, ok := arg.(*ast.BasicLit); ok && lit.Kind == token.STRING {
-						name, err := strconv.Unquote(lit.Value)
-						require.NoError(t, err)
-						if !slices.Contains(names, name) {
-							names = append(names, name)
-						}
-						break
-					}
-				}
-				return true
-			})
-		}
-	}
-	slices.Sort(names)
-	return names
-}
 
 // TestPanicOfOwner: the owner of a shard panics amid a group. Whoever waits for the shard gets an
 // answer, the other shards go on, Close returns, and the next Open finds all that was acknowledged.
@@ -477,7 +341,7 @@ func TestPanicOfAnyGoroutine(t *testing.T) {
 		t.Skip("some ten seconds")
 	}
 	var inCluster []string
-	for _, name := range guardNames(t) {
+	for _, name := range repotest.GuardNames(t) {
 		if slices.Contains(elsewhere, name) {
 			continue
 		}

@@ -1,4 +1,4 @@
-package codeq_test
+package repotest
 
 import (
 	"flag"
@@ -52,7 +52,7 @@ func testFigures(t *testing.T, file string, sections []string) {
 		require.NoError(t, os.WriteFile(file, []byte(quoted), 0o644))
 		document = quoted
 	}
-	require.Equal(t, quoted, document, "go test -run ReadmeFigures . -readme.update")
+	require.Equal(t, quoted, document, "go test -run ReadmeFigures ./internal/repotest -readme.update")
 
 	number := regexp.MustCompile(`\d+([.,]\d+)*`)
 	measured := make(map[string]bool)

@@ -1,4 +1,4 @@
-package codeq
+package repotest
 
 import (
 	"bufio"
@@ -8,15 +8,16 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"codeq/internal/call"
 )
 
 // numbered are the declarations of constants that are stored, or sent to other nodes: by what
@@ -63,9 +64,9 @@ func TestNumbers(t *testing.T) {
 		require.NotContains(t, now, at, name)
 		now[at] = name
 	}
-	for code, err := range call.SentErrors {
-		if err != nil {
-			add("error", int64(code), err.Error())
+	for code, text := range sentErrors(t) {
+		if text != "" {
+			add("error", int64(code), text)
 		}
 	}
 	packages := make(map[string]*declared)
@@ -102,6 +103,50 @@ func TestNumbers(t *testing.T) {
 		t.Errorf("%s lacks a line: %s %s", numbersFile, at, name)
 	}
 	require.True(t, slices.IsSortedFunc(lines, func(a, b string) int { return compareNumbers(t, a, b) }), "lines are sorted")
+}
+
+// errorTexts are the errors of the standard library that are sent.
+var errorTexts = map[string]string{
+	"fs.ErrExist": fs.ErrExist.Error(), "fs.ErrNotExist": fs.ErrNotExist.Error(), "fs.ErrPermission": fs.ErrPermission.Error(),
+}
+
+// sentErrors returns the texts of SentErrors, by code.
+func sentErrors(t *testing.T) (sent []string) {
+	_, all := Sources(t)
+	texts := maps.Clone(errorTexts)
+	eachVar(all[filepath.Join("internal", "base")], func(name string, value ast.Expr) {
+		if made, ok := value.(*ast.CallExpr); ok && types.ExprString(made.Fun) == "errors.New" {
+			text, err := strconv.Unquote(types.ExprString(made.Args[0]))
+			require.NoError(t, err)
+			texts["base."+name] = text
+		}
+	})
+	eachVar(all[filepath.Join("internal", "call")], func(name string, value ast.Expr) {
+		if name != "SentErrors" {
+			return
+		}
+		for code, e := range value.(*ast.CompositeLit).Elts {
+			sent = append(sent, texts[types.ExprString(e)])
+			require.Equal(t, code == 0, sent[code] == "", "%d", code)
+		}
+	})
+	require.NotEmpty(t, sent)
+	return sent
+}
+
+// eachVar calls each with the variables of a package that are declared with a value.
+func eachVar(files []*ast.File, each func(name string, value ast.Expr)) {
+	for _, file := range files {
+		for _, d := range file.Decls {
+			if d, ok := d.(*ast.GenDecl); ok && d.Tok == token.VAR {
+				for _, spec := range d.Specs {
+					if v := spec.(*ast.ValueSpec); len(v.Values) == 1 {
+						each(v.Names[0].Name, v.Values[0])
+					}
+				}
+			}
+		}
+	}
 }
 
 // compareNumbers orders lines by kind and number.

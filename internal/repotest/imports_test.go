@@ -1,4 +1,4 @@
-package codeq_test
+package repotest
 
 import (
 	"go/ast"
@@ -13,8 +13,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"codeq/internal/testkit"
 )
 
 // layers are the packages that know what is stored, and others that share their errors, the lowest
@@ -76,7 +74,7 @@ func importsOf(t *testing.T, file *ast.File) map[string]string {
 // imports none of them. What uses the API knows nothing of what is below it but besideTheAPI.
 func TestImportsRunOneWay(t *testing.T) {
 	t.Parallel()
-	_, all := testkit.Sources(t, "codeqtest", "codeqweb", "codeqprom", "codeqotel", "bench", "cmd", "examples")
+	_, all := Sources(t, "codeqtest", "codeqweb", "codeqprom", "codeqotel", "bench", "cmd", "examples")
 	edges := 0
 	for dir, files := range all {
 		from, entry := layerOf(filepath.ToSlash(dir))
@@ -172,7 +170,7 @@ var allowedOf = map[string][]string{
 // lists, and use no goroutine, channel, clock or global randomness.
 func TestRulesAreDeterministic(t *testing.T) {
 	t.Parallel()
-	fset, all := testkit.Sources(t)
+	fset, all := Sources(t)
 	for dir, allowed := range pure {
 		imported := make(map[string]bool)
 		for _, file := range all[filepath.Join("internal", dir)] {

@@ -1,4 +1,4 @@
-package codeq_test
+package repotest
 
 import (
 	"bytes"
@@ -10,27 +10,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"codeq/internal/testkit"
 )
-
-// receiverOf returns the name of the type that a function is a method of; "": of none.
-func receiverOf(f *ast.FuncDecl) string {
-	if f.Recv == nil {
-		return ""
-	}
-	of := f.Recv.List[0].Type
-	if star, ok := of.(*ast.StarExpr); ok {
-		of = star.X
-	}
-	switch generic := of.(type) {
-	case *ast.IndexExpr:
-		of = generic.X
-	case *ast.IndexListExpr:
-		of = generic.X
-	}
-	return of.(*ast.Ident).Name
-}
 
 // TestRootIsSmall: the root holds the API and the pipeline, in files that one can find one's way
 // in.
@@ -56,13 +36,13 @@ func TestRootIsSmall(t *testing.T) {
 // TestShardIsSmall: a shard's owner has few fields, and its methods are in few files.
 func TestShardIsSmall(t *testing.T) {
 	t.Parallel()
-	fset, all := testkit.Sources(t)
+	fset, all := Sources(t)
 	fields, files := 0, make(map[string]bool)
 	for _, file := range all["."] {
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.FuncDecl:
-				if receiverOf(n) == "shard" {
+				if receiver(n) == "shard" {
 					files[fset.Position(n.Pos()).Filename] = true
 				}
 				return false
@@ -86,7 +66,7 @@ func TestShardIsSmall(t *testing.T) {
 // nothing else. ARCHITECTURE.md says what it consists of.
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
-	_, all := testkit.Sources(t)
+	_, all := Sources(t)
 	probes := []string{"Probe", "Usage", "MostTurns", "MostUniques"}
 	var forTests, others, constants int
 	count := func(of, name string) {
@@ -102,7 +82,7 @@ func TestSurfaceOfRules(t *testing.T) {
 		for _, decl := range file.Decls {
 			switch d := decl.(type) {
 			case *ast.FuncDecl:
-				count(receiverOf(d), d.Name.Name)
+				count(receiver(d), d.Name.Name)
 			case *ast.GenDecl:
 				for _, spec := range d.Specs {
 					switch spec := spec.(type) {

@@ -1,4 +1,4 @@
-package codeq_test
+package repotest
 
 import (
 	"go/ast"
