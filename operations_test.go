@@ -18,7 +18,7 @@ import (
 	"codeq/internal/testcert"
 )
 
-// The rows of "What to do" in REPLICATION.md, each with the calls that it names.
+// The rows of "What to do" in docs/replication.md, each with the calls that it names.
 
 // TestOperateNodeLost: a node is gone for good; another one takes its place.
 func TestOperateNodeLost(t *testing.T) {
@@ -153,7 +153,7 @@ func TestOperatePowerLost(t *testing.T) {
 }
 
 // TestOperateUpgrade: the nodes of a cluster are closed one after the other, those that lead most
-// shards last, and opened with the version that is next, as "Upgrade" of REPLICATION.md says.
+// shards last, and opened with the version that is next, as "Upgrade" of docs/replication.md says.
 func TestOperateUpgrade(t *testing.T) {
 	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
 		c.nodes[0].produce(t, 10)

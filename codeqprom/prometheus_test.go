@@ -69,10 +69,10 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestAlertsAreTested: each alert fires in a unit test, and OPERATIONS.md says what to do.
+// TestAlertsAreTested: each alert fires in a unit test, and docs/operations.md says what to do.
 func TestAlertsAreTested(t *testing.T) {
 	t.Parallel()
-	tests, manual := readFile(t, "contrib/alerts_test.yml"), readFile(t, "../OPERATIONS.md")
+	tests, manual := readFile(t, "contrib/alerts_test.yml"), readFile(t, "../docs/operations.md")
 	for _, name := range alertNames(t) {
 		require.Regexp(t, `alertname: `+name+`\n\s+exp_alerts:\n\s+- exp_labels`, tests, name)
 		require.Contains(t, manual, "| `"+name+"` |")

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -132,8 +133,9 @@ func (n *codeNames) isIn(file, name string) bool {
 // notGo are names in the documents that Go files contain in strings only.
 var notGo = map[string]bool{"CODEQ": true, "LOCK": true, "SEAL": true, "PLACE": true}
 
-// TestNamesInDocuments: the files, functions, types, fields and tests that CONTRIBUTING.md and
-// ARCHITECTURE.md name exist, and a name is in the file that it stands beside, in parentheses.
+// TestNamesInDocuments: the files, functions, types, fields and tests that CONTRIBUTING.md and the
+// chapters of docs/architecture name exist, and a name is in the file that it stands beside, in
+// parentheses.
 func TestNamesInDocuments(t *testing.T) {
 	t.Parallel()
 	names := namesOfCode(t)
@@ -142,7 +144,11 @@ func TestNamesInDocuments(t *testing.T) {
 	isPath := regexp.MustCompile(`^[\w.]+(/[\w.]+)+$|^\w+\.(go|md|txt)$`)
 	fileOf := regexp.MustCompile("`(\\w+\\.\\w+)`\\s+\\(`([\\w/]+\\.go)`\\)")
 	inFile := regexp.MustCompile("(?s)`([\\w/]+\\.go)`\\s+\\(([^)]*)\\)")
-	for document, full := range map[string]bool{"CONTRIBUTING.md": true, "ARCHITECTURE.md": false} {
+	chapters, err := filepath.Glob("docs/architecture/*.md")
+	require.NoError(t, err)
+	require.Len(t, chapters, 5)
+	for _, document := range append(chapters, "CONTRIBUTING.md") {
+		full := document == "CONTRIBUTING.md"
 		raw, err := os.ReadFile(document)
 		require.NoError(t, err)
 		text := regexp.MustCompile("(?s)```.*?```").ReplaceAllString(string(raw), "")
@@ -164,7 +170,7 @@ func TestNamesInDocuments(t *testing.T) {
 				found--
 			}
 		}
-		require.Greater(t, found, 30)
+		require.Greater(t, found, 10)
 		for _, m := range fileOf.FindAllStringSubmatch(text, -1) {
 			require.True(t, names.isIn(m[2], m[1]), "%s: %s is not in %s", document, m[1], m[2])
 		}
@@ -176,6 +182,58 @@ func TestNamesInDocuments(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLinks: the links between documents lead to files and headings that exist.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	found := 0
+	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			to, anchor, _ := strings.Cut(m[1], "#")
+			target := filepath.Join(filepath.Dir(path), filepath.FromSlash(to))
+			if to == "" {
+				target = path
+			}
+			found++
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %v", path, err)
+			} else if anchor != "" && !slices.Contains(anchorsOf(t, target), anchor) {
+				t.Errorf("%s: %s has no heading %s", path, target, anchor)
+			}
+		}
+		return nil
+	}))
+	require.Greater(t, found, 50)
+}
+
+// anchorsOf returns the names by which links reach the headings of a document.
+func anchorsOf(t *testing.T, document string) (anchors []string) {
+	text, err := os.ReadFile(document)
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text)) {
+		if heading, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && line[0] == '#' {
+			anchors = append(anchors, strings.Map(func(r rune) rune {
+				switch {
+				case r == ' ':
+					return '-'
+				case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+					return unicode.ToLower(r)
+				}
+				return -1
+			}, strings.TrimSpace(heading)))
+		}
+	}
+	return anchors
 }
 
 // maxWidth is how many columns a line of a comment or of a document may have; a tab has 4.

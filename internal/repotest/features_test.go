@@ -14,8 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFeatureTable: every example and test that FEATURES.md, TESTING.md and REPLICATION.md name
-// exists, and so does every test that .ci/run skips; every row of FEATURES.md has a test.
+// TestFeatureTable: every example and test that the tables of features.md, testing.md and
+// replication.md name exists, and so does every test that .ci/run skips; every row of features.md
+// has a test.
 func TestFeatureTable(t *testing.T) {
 	t.Parallel()
 	exists := make(map[string]bool)
@@ -49,11 +50,11 @@ func TestFeatureTable(t *testing.T) {
 			each(row, found)
 		}
 	}
-	rows("FEATURES.md", func(row string, found []string) {
+	rows("docs/features.md", func(row string, found []string) {
 		require.NotEmpty(t, found, row)
 		require.Contains(t, found[len(found)-1], "Test", row)
 	})
-	for _, name := range []string{"TESTING.md", "REPLICATION.md"} {
+	for _, name := range []string{"docs/testing.md", "docs/replication.md"} {
 		rows(name, func(string, []string) {})
 	}
 

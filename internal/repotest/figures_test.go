@@ -24,8 +24,8 @@ var quotation = regexp.MustCompile(
 // quoting are the documents with quotations, and their sections that say what was measured.
 var quoting = map[string][]string{
 	"README.md":               {"Figures"},
-	"OPERATIONS.md":           {"Backup"},
-	"REPLICATION.md":          {"When", "What it costs", "What fails", "Operation"},
+	"docs/operations.md":      {"Backup"},
+	"docs/replication.md":     {"When", "What it costs", "What fails", "Operation"},
 	"bench/results/README.md": {"The engine"},
 }
 

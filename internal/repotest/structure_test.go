@@ -63,7 +63,7 @@ func TestShardIsSmall(t *testing.T) {
 }
 
 // TestSurfaceOfRules: what engine exports grows with what a caller may ask of a shard, and with
-// nothing else. ARCHITECTURE.md says what it consists of.
+// nothing else. docs/architecture/1-overview.md says what it consists of.
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
 	_, all := Sources(t)

@@ -19,7 +19,7 @@ import (
 
 var (
 	seed = flag.Uint64("seed", 0, "what tests draw their chances from that print a seed; 0: another one each time")
-	long = flag.Bool("long", false, "large sizes and many rounds, where TESTING.md says so")
+	long = flag.Bool("long", false, "large sizes and many rounds, where docs/testing.md says so")
 )
 
 // Seed is the number that a test draws its chances from.
