@@ -21,6 +21,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/inspect"
 	"codeq/internal/record"
 	"codeq/internal/testkit"
 )
@@ -121,11 +122,14 @@ func (m *crowd) open() {
 		GroupCap:    oneOf(m, "GroupCap", 0, 1, 2),
 		WindowTasks: rapid.IntRange(2, 4).Draw(m.t, "WindowTasks"),
 		WindowBytes: oneOf(m, "WindowBytes", 0, 900), MemTableBytes: 256 << 10, MinFreeBytes: testkit.MinFree,
-		idleLanes: oneOf(m, "idleLanes", 1, engine.IdleLanes), sweepLanes: oneOf(m, "sweepLanes", 1, 8),
-		groupBytes: oneOf(m, "groupBytes", 0, 0, smallGroup), trimBytes: oneOf(m, "trimBytes", 0, 1),
-		trimLane: oneOf(m, "trimLane", 0, 1), wall: m.wall, reclaimFrom: -1, Limits: Limits{Parents: fewParents, CommitBytes: smallCommit},
+		Limits: Limits{Parents: fewParents, CommitBytes: smallCommit},
+		private: inspect.Private{
+			IdleLanes: oneOf(m, "idleLanes", 1, engine.IdleLanes), SweepLanes: oneOf(m, "sweepLanes", 1, 8),
+			GroupBytes: oneOf(m, "groupBytes", 0, 0, smallGroup), TrimBytes: oneOf(m, "trimBytes", 0, 1),
+			TrimLane: oneOf(m, "trimLane", 0, 1), Wall: m.wall, ReclaimFrom: -1,
+		},
 	}
-	m.opts.fs = &roomyDisk{m.disk, &m.free}
+	m.opts.private.FS = &roomyDisk{m.disk, &m.free}
 	var err error
 	m.q, err = Open("queues/callers", &m.opts)
 	m.noError(err)
@@ -156,7 +160,7 @@ func (m *crowd) run(c crowdCall) {
 func (m *crowd) judge(strict bool, calls ...crowdCall) {
 	before := m.seen
 	m.look()
-	alone := len(calls) == 1 && len(m.waiters) == 0 && m.opts.groupBytes == 0 // else a call may find what is amid more groups
+	alone := len(calls) == 1 && len(m.waiters) == 0 && m.opts.private.GroupBytes == 0 // else a call may find what is amid more groups
 	m.arrivals++
 	for _, c := range calls {
 		if w, ok := c.(*claimCall); ok {
@@ -182,7 +186,7 @@ func (m *crowd) look() {
 // settle judges claims that have waited, and makes sure that nobody waits in vain. When several
 // calls ran together, not strict, which of them came first is open.
 func (m *crowd) settle(strict bool) {
-	ordered := strict && m.opts.groupBytes == 0 // else claims are served between the pieces of what is due at once
+	ordered := strict && m.opts.private.GroupBytes == 0 // else claims are served between the pieces of what is due at once
 	before := m.seen
 	m.look()
 	var waiting []*claimCall
@@ -1132,7 +1136,7 @@ func (m *crowd) check(*rapid.T) {
 	m.noError(m.q.checkMemory())
 	for _, s := range m.q.led() {
 		for _, st := range stepStats(s.steps.Table) { // operations go by their budget, and one batch
-			if st.Kind == StepOperations && m.opts.groupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
+			if st.Kind == StepOperations && m.opts.private.GroupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
 				m.t.Fatalf("owners had %d bytes of operations at once", st.MaxBytes)
 			}
 		}

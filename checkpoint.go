@@ -133,7 +133,7 @@ func (q *Queue) beginCopy(dir string) (*checkpoint.Copy, error) {
 	if err := checkDir("Checkpoint dir", dir); err != nil {
 		return nil, err
 	}
-	c, err := checkpoint.Begin(q.opts.fs, dir, q.dir.Path, len(q.replicas), q.opts.stored)
+	c, err := checkpoint.Begin(q.opts.private.FS, dir, q.dir.Path, len(q.replicas), q.opts.stored)
 	switch {
 	case errors.Is(err, checkpoint.ErrInside):
 		err = &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.Path}

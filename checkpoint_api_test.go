@@ -21,7 +21,7 @@ import (
 	"codeq"
 	"codeq/internal/checkpoint"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/private"
 	"codeq/internal/testkit"
@@ -472,7 +472,7 @@ func TestCheckpointLeases(t *testing.T) {
 		require.NoError(t, q.Close())
 		require.ErrorIs(t, <-run, codeq.ErrClosed)
 
-		hook.SetFS(&opts, disk)
+		inspect.Options(&opts).FS = disk
 		q, err = codeq.Open("copy", &opts)
 		require.NoError(t, err)
 		start := time.Now()

@@ -27,7 +27,7 @@ func newClaimTable(n *node) *claimTable {
 	t := &claimTable{node: n}
 	t.Table = claimlines.New(claimlines.Config{
 		Shards: len(n.queue.replicas), Batch: min(fetchCap, n.queue.opts.Limits.Batch),
-		Context: n.ctx, Background: &n.background, Log: n.log, PanicError: panicError, Now: n.queue.opts.mono,
+		Context: n.ctx, Background: &n.background, Log: n.log, PanicError: panicError, Now: n.queue.opts.private.Mono,
 	}, (*claimHost)(n))
 	return t
 }

@@ -12,7 +12,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 )
 
@@ -39,10 +39,10 @@ func TestClockJumpsUnderRun(t *testing.T) {
 			held := p.Store(codeq.Task{Queue: "held"})
 			synctest.Wait()
 
-			commits := hook.Commits(p.Queue)
+			commits := inspect.Of(p.Queue).Commits()
 			p.SetClock(jump)
 			p.Pass(10 * time.Minute) // ten leases
-			require.Less(t, hook.Commits(p.Queue)-commits, uint64(100), "nothing spins after a jump of %v", jump)
+			require.Less(t, inspect.Of(p.Queue).Commits()-commits, uint64(100), "nothing spins after a jump of %v", jump)
 			require.Equal(t, 1, calls, "after a jump of %v", jump)
 			require.Equal(t, codeq.Leased, p.StateOf(held))
 

@@ -14,9 +14,9 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/cluster"
+	"codeq/internal/inspect"
 	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
-	"codeq/internal/raftlog"
 	"codeq/internal/wire"
 )
 
@@ -88,11 +88,7 @@ type Cluster struct {
 	// stays a member, and is missed until it is back.
 	LeaveOnClose bool
 
-	// Tests replace these.
-	dial   func(ctx context.Context, addr string) (net.Conn, error)
-	stable func(path string) (raftlog.Stables, error)
-	log    func(*raftlog.Group) cluster.LogStore
-	newest int // format that the node knows; 0: manifest.Format
+	private inspect.Private
 }
 
 // Peer is a node as others know it.
@@ -158,7 +154,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 
 // checkAddress refuses what cannot be dialed by TCP, unless another dialer is given.
 func (c *Cluster) checkAddress(field, address string) error {
-	if err := cluster.CheckAddress(address); c.dial == nil && err != nil || address == "" {
+	if err := cluster.CheckAddress(address); c.private.Dial == nil && err != nil || address == "" {
 		return &InvalidError{field, shortly(address), fmt.Sprint("host:port, which other nodes can dial; ", err)}
 	}
 	return nil
@@ -440,7 +436,7 @@ func RecoverCluster(dir string, opts *Options) (err error) {
 
 // dissolve lets the only node of a cluster become a queue by itself.
 func dissolve(dir string, o *Options) error {
-	m, err := manifest.Read(o.fs, dir)
+	m, err := manifest.Read(o.private.FS, dir)
 	if err != nil {
 		return err
 	}
@@ -459,11 +455,11 @@ func (c *Cluster) isAlone() bool {
 
 // withNode lets do change the directory of a node that is not open.
 func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
-	d, err := manifest.Open(o.fs, dir, manifest.Want{Shards: o.Shards, Node: o.Cluster.Node, Exists: true})
+	d, err := manifest.Open(o.private.FS, dir, manifest.Want{Shards: o.Shards, Node: o.Cluster.Node, Exists: true})
 	if err != nil {
 		return err
 	}
-	if err := d.Take(o.AcceptCopy, o.boot, o.volatile()); err != nil {
+	if err := d.Take(o.AcceptCopy, o.private.Boot, o.volatile()); err != nil {
 		return errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
 	}
 	o.setShards(d.Shards)

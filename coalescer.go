@@ -182,7 +182,7 @@ func recordBytes(op operation) (n int) {
 
 // putInLine puts an operation in the line if it is large.
 func (s *shard) putInLine(op operation) bool {
-	if !op.verb().is(mayBeLarge) || recordBytes(op) < s.opts.groupBytes/largePart {
+	if !op.verb().is(mayBeLarge) || recordBytes(op) < s.opts.private.GroupBytes/largePart {
 		return false
 	}
 	s.undecided.large.Add(op)

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 	"codeq/internal/simtest"
@@ -30,7 +31,7 @@ func oneNode(disk vfs.FS, votes raftlog.Stables) (*Queue, error) {
 	opts := variedOptions(disk)
 	opts.Cluster = &Cluster{
 		Node: "a", Listener: l, Advertise: "a:1", HeartbeatTimeout: 50 * time.Millisecond, CallTimeout: 10 * time.Second,
-		stable: func(string) (raftlog.Stables, error) { return votes, nil },
+		private: inspect.Private{Votes: func(string) (raftlog.Stables, error) { return votes, nil }},
 	}
 	q, err := Open("queue", opts)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/testkit"
 )
@@ -34,8 +35,8 @@ var variedNow = time.UnixMilli(1_800_000_000_000)
 // stands still, so that nothing becomes due.
 func variedOptions(fs vfs.FS) *Options {
 	return &Options{
-		Shards: 2, fs: fs, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour, CacheBytes: 4 << 20,
-		wall: func() time.Time { return variedNow },
+		Shards: 2, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour, CacheBytes: 4 << 20,
+		private: inspect.Private{FS: fs, Wall: func() time.Time { return variedNow }},
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
@@ -49,7 +50,7 @@ func TestDamageThatPanics(t *testing.T) {
 	testkit.AbandonsStores(t)
 	for name, open := range map[string]func(vfs.FS) (*Queue, error){
 		"alone": func(fs vfs.FS) (*Queue, error) {
-			return Open("queue", &Options{Shards: 1, fs: fs})
+			return Open("queue", &Options{Shards: 1, private: inspect.Private{FS: fs}})
 		},
 		"node": func() func(vfs.FS) (*Queue, error) {
 			votes := simtest.NewVotes()

@@ -18,7 +18,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
 )
@@ -471,12 +471,12 @@ func TestDiskScarceAmidTelling(t *testing.T) {
 				var groups atomic.Int64
 				q := openOnSmallDisk(t, disk, func(o *codeq.Options) {
 					o.Shards, o.MaxAttempts = 1, 1
-					hook.SetWall(o, func() time.Time {
+					inspect.Options(o).Wall = func() time.Time {
 						if groups.Add(1) > 10_000 {
 							panic("the owner goes round and round")
 						}
 						return time.Now()
-					})
+					}
 				})
 				parent := produce(t, q, codeq.Task{Queue: "parent", Retention: time.Hour})[0]
 				for range engine.TellAtOnce + 1 {

@@ -24,7 +24,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -40,7 +40,7 @@ const goldenTasks = "tasks.json"
 // goldenOptions are those of a golden queue. Its clock stands still.
 func goldenOptions(fs vfs.FS) *codeq.Options {
 	opts := onDisk(fs, &codeq.Options{Shards: 3, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour})
-	hook.SetWall(opts, func() time.Time { return variedNow })
+	inspect.Options(opts).Wall = func() time.Time { return variedNow }
 	return opts
 }
 
@@ -325,7 +325,7 @@ func finishGolden(t *testing.T, disk *crashfs.Disk) {
 	t.Helper()
 	ctx := context.Background()
 	opts := goldenOptions(disk)
-	hook.SetWall(opts, func() time.Time { return variedNow.Add(48 * time.Hour) })
+	inspect.Options(opts).Wall = func() time.Time { return variedNow.Add(48 * time.Hour) }
 	q, err := codeq.Open("queue", opts)
 	require.NoError(t, err)
 	require.NoError(t, q.DeleteSchedule(ctx, goldenSchedule.Name))

@@ -12,6 +12,7 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
@@ -26,11 +27,13 @@ func loneNode(t testing.TB, shards int) *Queue {
 	host := network.Listen("n")
 	votes := simtest.NewVotes()
 	q, err := Open("q", &Options{
-		Shards: shards, Durability: DurabilityNone, fs: crashfs.New(), MemTableBytes: 256 << 10,
+		Shards: shards, Durability: DurabilityNone, private: inspect.Private{FS: crashfs.New()}, MemTableBytes: 256 << 10,
 		Cluster: &Cluster{
 			Node: "n", Listener: host, HeartbeatTimeout: minTimeout, CallTimeout: minTimeout,
-			dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
-			stable: func(string) (raftlog.Stables, error) { return votes, nil },
+			private: inspect.Private{
+				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
+				Votes: func(string) (raftlog.Stables, error) { return votes, nil },
+			},
 		},
 	})
 	require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )
@@ -33,7 +34,7 @@ func requireNoGroups(t *testing.T, q *Queue) {
 func TestGroupsBeyondMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{fs: crashfs.New(), WindowTasks: 1 << 17}
+		opts := Options{private: inspect.Private{FS: crashfs.New()}, WindowTasks: 1 << 17}
 		q := openForRun(t, opts)
 		const followed, batch = 50, 5000
 		most := engine.MostTurns()

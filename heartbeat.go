@@ -22,7 +22,7 @@ type leaseRenewer struct {
 }
 
 func (h *leaseRenewer) run() {
-	h.Run(h.runner.opts.LeaseFor/3, func() { h.renewedAt = h.runner.queue.opts.mono() }, h.renew)
+	h.Run(h.runner.opts.LeaseFor/3, func() { h.renewedAt = h.runner.queue.opts.private.Mono() }, h.renew)
 }
 
 // renew renews the leases of the running handlers, and cancels those whose lease is lost.
@@ -38,7 +38,7 @@ func (h *leaseRenewer) renew() (running bool) {
 		return false
 	}
 	lost := make(map[engine.Receipt]error)
-	now := r.queue.opts.mono
+	now := r.queue.opts.private.Mono
 	asked := now()
 	_, err := r.queue.do(context.Background(), h.shard, rule(callRenew, b))
 	switch {

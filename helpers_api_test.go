@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 )
 
@@ -84,7 +84,7 @@ var (
 
 // onDisk is opts, of a queue that lies in fs.
 func onDisk[O codeq.Options | codeq.VerifyOptions | codeq.ReaderOptions](fs vfs.FS, opts *O) *O {
-	hook.SetFS(opts, fs)
+	inspect.Options(opts).FS = fs
 	return opts
 }
 

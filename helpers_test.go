@@ -17,7 +17,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/reading"
 	"codeq/internal/schema"
-	"codeq/internal/storetest"
 )
 
 // peek is a view of what a shard's disk has now, without asking the owner.
@@ -209,7 +208,7 @@ func (c *countingCommitter) Commit(b *pebble.Batch) error {
 
 // addAll adds all tasks that disk has.
 func (v *view) addAll(tasks map[ID]*TaskInfo) error {
-	for _, prefix := range storetest.RecordRanges {
+	for _, prefix := range keys.RecordRanges {
 		if err := schema.Scan(v.snap, prefix, func(key, value []byte) error {
 			id, p, err := keys.ParsePlaceKey(key)
 			if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/inspect"
 	"codeq/internal/simtest"
 )
 
@@ -568,10 +569,10 @@ func TestCloseOfHungNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := simtest.NewMachine()
 		life := m.Start()
-		o := Options{Shards: 2, Durability: DurabilityDisk, fs: life.FS()}
+		o := Options{Shards: 2, Durability: DurabilityDisk, private: inspect.Private{FS: life.FS()}}
 		q, err := Open("queue", &o)
 		require.NoError(t, err)
-		o.fs = m.Disk() // which knows that it is locked, too
+		o.private.FS = m.Disk() // which knows that it is locked, too
 		close(t, q, &o, life)
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -580,7 +581,7 @@ func TestCloseOfHungNode(t *testing.T) {
 		n := c.leader(0)
 		q, life := simQueue(n), n.life
 		o := *q.opts
-		o.fs = n.machine.Disk()
+		o.private.FS = n.machine.Disk()
 		close(t, q, &o, life)
 		c.close()
 	})
@@ -591,7 +592,7 @@ func TestStorageStatsAfterClose(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		life := simtest.NewMachine().Start()
-		q, err := Open("queue", &Options{Shards: 1, fs: life.FS()})
+		q, err := Open("queue", &Options{Shards: 1, private: inspect.Private{FS: life.FS()}})
 		require.NoError(t, err)
 		require.NoError(t, q.Close())
 		var asked atomic.Bool
@@ -609,7 +610,7 @@ func TestCloseBesideHungCheckpoint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		life := simtest.NewMachine().Start()
-		q, err := Open("queue", &Options{Shards: 2, fs: life.FS()})
+		q, err := Open("queue", &Options{Shards: 2, private: inspect.Private{FS: life.FS()}})
 		require.NoError(t, err)
 		life.Hang(func(_, name string) bool { return !strings.HasPrefix(name, "queue/") })
 		defer life.Answer()
@@ -635,7 +636,7 @@ func TestHungDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		life, records := simtest.NewMachine().Start(), new(bytes.Buffer)
-		q, err := Open("queue", &Options{Shards: 1, Durability: DurabilityDisk, fs: life.FS(), Logger: slog.New(slog.NewTextHandler(records, nil))})
+		q, err := Open("queue", &Options{Shards: 1, Durability: DurabilityDisk, private: inspect.Private{FS: life.FS()}, Logger: slog.New(slog.NewTextHandler(records, nil))})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		require.NoError(t, q.Health(t.Context()))

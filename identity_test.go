@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
 	"codeq/internal/testcert"
 	"codeq/internal/testkit"
@@ -171,9 +172,12 @@ func TestWipedMajority(t *testing.T) {
 		left.stop()
 		fs := left.machine.Disk()
 		opts := c.opts
-		opts.fs, opts.Cluster = fs, &Cluster{
-			Node: left.name, Listen: left.name, stable: stablesOf(left),
-			dial: func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		opts.private.FS, opts.Cluster = fs, &Cluster{
+			Node: left.name, Listen: left.name,
+			private: inspect.Private{
+				Votes: stablesOf(left),
+				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+			},
 		}
 		require.NoError(t, RecoverCluster("queue", &opts))
 		left.start()
@@ -230,9 +234,9 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 		c := newSimCluster(t, 1, 0, Options{Shards: 1})
 		open := func(n *simNode, conf *tls.Config) {
 			o, life := c.options(n)
-			dial := o.Cluster.dial
+			dial := o.Cluster.private.Dial
 			o.Cluster.TLS = conf
-			o.Cluster.dial = func(ctx context.Context, address string) (net.Conn, error) {
+			o.Cluster.private.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 				raw, err := dial(ctx, address)
 				if err != nil {
 					return nil, err
@@ -288,9 +292,12 @@ func TestKnownNameElsewhere(t *testing.T) {
 		blank := newSimNode(c, "blank", false)
 		host := c.net.Listen("blank")
 		o := c.opts
-		o.fs, o.Cluster = blank.machine.Disk(), &Cluster{
-			Node: other.name, Listener: host, Peers: []Peer{{leader.name, leader.name}}, stable: stablesOf(blank),
-			dial: func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		o.private.FS, o.Cluster = blank.machine.Disk(), &Cluster{
+			Node: other.name, Listener: host, Peers: []Peer{{leader.name, leader.name}},
+			private: inspect.Private{
+				Votes: stablesOf(blank),
+				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+			},
 		}
 		q, err := Open("queue", &o)
 		require.NoError(t, err)
@@ -312,9 +319,12 @@ func TestAddressChanges(t *testing.T) {
 		moved.stop()
 		host := c.net.Listen("elsewhere")
 		o := c.opts
-		o.fs, o.Cluster = moved.machine.Disk(), &Cluster{
-			Node: moved.name, Listener: host, stable: stablesOf(moved),
-			dial: func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+		o.private.FS, o.Cluster = moved.machine.Disk(), &Cluster{
+			Node: moved.name, Listener: host,
+			private: inspect.Private{
+				Votes: stablesOf(moved),
+				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+			},
 		}
 		q, err := Open("queue", &o)
 		require.NoError(t, err)
@@ -358,8 +368,8 @@ func TestNodesMove(t *testing.T) {
 				host := c.net.Listen(at(i))
 				o, life := c.options(n)
 				o.Cluster.Listener, o.Cluster.Peers = host, peers
-				o.Cluster.dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
-				o.Cluster.stable = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
+				o.Cluster.private.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
+				o.Cluster.private.Votes = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
 				q, err := Open("queue", o)
 				require.NoError(t, err)
 				qs[i] = q
@@ -523,12 +533,12 @@ func TestOwnCertificate(t *testing.T) {
 		})},
 	} {
 		fs := crashfs.New()
-		_, err := (&Options{fs: fs, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous}}).withDefaults()
+		_, err := (&Options{private: inspect.Private{FS: fs}, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous}}).withDefaults()
 		if !c.refused {
 			require.NoError(t, err, name)
 			continue
 		}
-		_, err = Open("q", &Options{fs: fs, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}})
+		_, err = Open("q", &Options{private: inspect.Private{FS: fs}, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}})
 		var invalid *InvalidError
 		require.ErrorAs(t, err, &invalid, name)
 		require.Equal(t, "Cluster.TLS", invalid.Field, name)
@@ -580,8 +590,8 @@ func TestJoinByWhoReachesTheNode(t *testing.T) {
 		for _, n := range c.members()[:2] {
 			n.stop()
 			o, life := c.options(n)
-			dial := o.Cluster.dial
-			o.Cluster.dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			dial := o.Cluster.private.Dial
+			o.Cluster.private.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
 				if addr == joins.name {
 					return nil, errors.New("no route")
 				}

@@ -25,7 +25,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/testkit"
 )
 
@@ -192,7 +192,7 @@ func (r *faultRun) run() {
 
 func (r *faultRun) open() bool {
 	var err error
-	hook.SetFS(&r.opts, r.plan.fs(r.disk))
+	inspect.Options(&r.opts).FS = r.plan.fs(r.disk)
 	if r.q, err = codeq.Open("queue", &r.opts); err == nil {
 		return true
 	}
@@ -293,7 +293,7 @@ func nameOf(payload []byte) string {
 // verify opens the queue on the disk as it is, and compares.
 func (r *faultRun) verify() {
 	ctx := context.Background()
-	hook.SetFS(&r.opts, r.disk)
+	inspect.Options(&r.opts).FS = r.disk
 	q, err := codeq.Open("queue", &r.opts)
 	if err != nil {
 		r.bad = append(r.bad, fmt.Errorf("open after the fault: %w", err))

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
 	"codeq/internal/simtest"
@@ -183,15 +184,17 @@ func (l *countedLock) Close() error {
 // fails, leaves nothing behind but what the next Open goes on with.
 func TestNothingLeftOfOpen(t *testing.T) {
 	for name, makeOptions := range map[string]func(vfs.FS) *Options{
-		"alone": func(fs vfs.FS) *Options { return &Options{Shards: 1, fs: fs} },
+		"alone": func(fs vfs.FS) *Options { return &Options{Shards: 1, private: inspect.Private{FS: fs}} },
 		"node": func(fs vfs.FS) *Options {
 			network := simnet.New(1, 0)
 			host := network.Listen("n")
 			votes := simtest.NewVotes()
-			return &Options{Shards: 1, fs: fs, Cluster: &Cluster{
+			return &Options{Shards: 1, private: inspect.Private{FS: fs}, Cluster: &Cluster{
 				Node: "n", Listener: host, HeartbeatTimeout: minTimeout,
-				dial:   func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
-				stable: func(string) (raftlog.Stables, error) { return votes, nil },
+				private: inspect.Private{
+					Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
+					Votes: func(string) (raftlog.Stables, error) { return votes, nil },
+				},
 			}}
 		},
 	} {

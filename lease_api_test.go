@@ -12,7 +12,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 )
 
 func TestLeaseExpires(t *testing.T) {
@@ -178,7 +178,7 @@ func TestOrderWithClockSetBack(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var offset time.Duration
 					opts := onDisk(crashfs.New(), &codeq.Options{Shards: 1, MaxAttempts: 1000})
-					hook.SetWall(opts, func() time.Time { return time.Now().Add(offset) })
+					inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(offset) }
 					q, err := codeq.Open("queue", opts)
 					require.NoError(t, err)
 					set := func(d time.Duration) {

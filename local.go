@@ -58,7 +58,7 @@ func (q *Queue) ServeLocal(ctx context.Context) (err error) {
 	default:
 		return &InvalidError{"ServeLocal", "a call beside another one", "one at a time"}
 	}
-	if vfs.Root(q.opts.fs) != vfs.Default {
+	if vfs.Root(q.opts.private.FS) != vfs.Default {
 		return fmt.Errorf("%w: a socket in a file system that is not the system's", errors.ErrUnsupported)
 	}
 	if ctx.Err() != nil {

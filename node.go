@@ -37,7 +37,7 @@ func (q *Queue) newNode() *node {
 	}
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
-		r := &replica{index: i, node: n, mono: q.opts.mono, producing: session.New(q.dir.Life)}
+		r := &replica{index: i, node: n, mono: q.opts.private.Mono, producing: session.New(q.dir.Life)}
 		q.replicas[i], machines[i] = r, newStateMachine(r)
 	}
 	var peers []cluster.Peer
@@ -48,11 +48,11 @@ func (q *Queue) newNode() *node {
 		Node: c.Node, Listen: c.Listen, Listener: c.Listener, Advertise: c.Advertise, Peers: peers, Join: c.Join, TLS: c.TLS,
 		AllowAnonymous:   c.AllowAnonymous,
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, StallAfter: q.opts.StallAfter, LeaveOnClose: c.LeaveOnClose,
-		Directory: q.dir, Disk: q.disk, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.maxAppend,
-		SnapshotBytes: int64(q.opts.snapshotBytes), Logger: n.log, Newest: c.newest, PebbleFormat: q.opts.pebble,
+		Directory: q.dir, Disk: q.disk, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.private.MaxAppend,
+		SnapshotBytes: int64(q.opts.private.SnapshotBytes), Logger: n.log, Newest: c.private.Newest, PebbleFormat: q.opts.private.Pebble,
 		Machines: machines, Reconcile: q.reconcile, Leaders: (*leaders)(n), Serve: n.serve, ServeNode: q.serveNode, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
 		Removed: func(err error) { n.claims.End(err) },
-		Wall:    q.opts.wall, Mono: q.opts.mono, Dial: c.dial, Votes: c.stable, Log: c.log,
+		Wall:    q.opts.private.Wall, Mono: q.opts.private.Mono, Dial: c.private.Dial, Votes: c.private.Votes, Log: c.private.Log,
 	})
 	for i, r := range q.replicas {
 		r.group = n.Group(i)

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/observer"
 )
 
@@ -205,7 +205,7 @@ func TestObserver(t *testing.T) {
 		}, all.queues)
 		require.Zero(t, all.missed)
 		require.Zero(t, all.panics)
-		require.EqualValues(t, hook.Commits(q), len(all.commits), "each commit")
+		require.EqualValues(t, inspect.Of(q).Commits(), len(all.commits), "each commit")
 		operations := [2]int{}
 		for _, c := range all.commits {
 			operations[c.Shard] += c.Operations
@@ -276,7 +276,7 @@ func TestObserverThatBlocks(t *testing.T) {
 		require.Len(t, all.handlers, most)
 		require.EqualValues(t, tasks+1-most, all.missed[1])
 		require.Len(t, all.commits, 1+most, "of both calls")
-		require.EqualValues(t, hook.Commits(q), len(all.commits)+int(all.missed[0]))
+		require.EqualValues(t, inspect.Of(q).Commits(), len(all.commits)+int(all.missed[0]))
 		require.Positive(t, all.missed[0])
 	})
 }

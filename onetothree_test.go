@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/bootid"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
@@ -23,7 +24,7 @@ import (
 // alone opens the queue on a node's disk without a cluster.
 func (n *simNode) alone(t *testing.T) *Queue {
 	o := n.cluster.opts
-	o.fs, o.Logger = n.machine.Disk(), n.log()
+	o.private.FS, o.Logger = n.machine.Disk(), n.log()
 	q, err := Open("queue", &o)
 	require.NoError(t, err)
 	return q
@@ -171,7 +172,7 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 		}
 	}
 	require.NoError(t, last.Close())
-	report, err := Verify("queue", &VerifyOptions{fs: first.machine.Disk()})
+	report, err := Verify("queue", &VerifyOptions{private: inspect.Private{FS: first.machine.Disk()}})
 	require.NoError(t, err)
 	require.Empty(t, report.Problems)
 	names, err := first.machine.Disk().List("queue")
@@ -306,7 +307,7 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 		left, percent, rng := 1+c.rng.IntN(90), []int{0, 50, 100}[c.rng.IntN(3)], rand.New(rand.NewPCG(seed, 4))
 		disk, votes := n.machine.Disk(), n.machine.Votes()
 		var mu sync.Mutex // guards left, and what the crash leaves
-		o.fs = &testkit.HookFS{FS: o.fs, Before: func(string, string) error {
+		o.private.FS = &testkit.HookFS{FS: o.private.FS, Before: func(string, string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if left--; left == 0 {
@@ -326,12 +327,12 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 			require.Equal(t, 3, n.count(t))
 			n.stop()
 			alone := c.opts
-			alone.fs = n.machine.Disk()
+			alone.private.FS = n.machine.Disk()
 			interrupt(&alone)
 		}
 	}
 	o := c.opts
-	o.fs = n.machine.Disk()
+	o.private.FS = n.machine.Disk()
 	q, err := Open("queue", &o)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, countsOf(t, q, "a").Ready)
@@ -350,7 +351,7 @@ func TestKilledNodeBecomesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := firstNode(t, 1, Options{Shards: 2, Durability: DurabilityProcess})
 		o, _ := c.options(n)
-		o.boot = "" // that of this machine
+		o.private.Boot = "" // that of this machine
 		q, err := Open("queue", o)
 		require.NoError(t, err)
 		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
@@ -373,9 +374,9 @@ func TestNodeWithoutPowerBecomesAlone(t *testing.T) {
 		n.produce(t, 2)
 		time.Sleep(time.Second) // until the cluster has begun
 		n.crash(100)
-		c.opts.boot = "another"
+		c.opts.private.Boot = "another"
 		for range 2 {
-			_, err := Open("queue", &Options{fs: n.machine.Disk(), boot: "another"})
+			_, err := Open("queue", &Options{private: inspect.Private{FS: n.machine.Disk(), Boot: "another"}})
 			require.ErrorIs(t, err, ErrPowerLost)
 		}
 		require.NoError(t, c.recover(n))
@@ -426,7 +427,7 @@ func TestOneDoesNotBecomeAnother(t *testing.T) {
 		n := c.nodes[0]
 		n.stop()
 		for range 2 {
-			_, err := Open("queue", &Options{fs: n.machine.Disk()})
+			_, err := Open("queue", &Options{private: inspect.Private{FS: n.machine.Disk()}})
 			require.ErrorIs(t, err, ErrNotMember)
 			require.ErrorContains(t, err, fmt.Sprintf("node %q, which is not the only one", n.name))
 		}

@@ -20,6 +20,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
+	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/private"
 	"codeq/internal/store"
@@ -210,7 +211,7 @@ func TestDefaultShards(t *testing.T) {
 			o := Options{Durability: level}
 			require.Equal(t, want, o.newShards(procs), "%v, %d cores", level, procs)
 		}
-		opts := &Options{Durability: level, fs: crashfs.New()}
+		opts := &Options{Durability: level, private: inspect.Private{FS: crashfs.New()}}
 		q, err := Open("q", opts)
 		require.NoError(t, err)
 		require.Len(t, q.replicas, opts.newShards(runtime.GOMAXPROCS(0)))
@@ -334,13 +335,13 @@ func TestOptionDefaults(t *testing.T) {
 		require.NoError(t, err)
 		require.NotNil(t, o.Logger)
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
-		require.NotNil(t, o.wall)
-		require.NotNil(t, o.mono)
-		require.Equal(t, private.FS, o.fs)
-		require.Equal(t, bootid.Read(), o.boot)
-		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.pebble(manifest.Format))
+		require.NotNil(t, o.private.Wall)
+		require.NotNil(t, o.private.Mono)
+		require.Equal(t, private.FS, o.private.FS)
+		require.Equal(t, bootid.Read(), o.private.Boot)
+		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.private.Pebble(manifest.Format))
 		require.Nil(t, o.teller)
-		o.Logger, o.log, o.wall, o.mono, o.fs, o.boot, o.pebble = nil, nil, nil, nil, nil, "", nil
+		o.Logger, o.log, o.private.Wall, o.private.Mono, o.private.FS, o.private.Boot, o.private.Pebble = nil, nil, nil, nil, nil, "", nil
 		require.Equal(t, &Options{
 			Shards:        0, // by the manifest, or the machine
 			Durability:    DurabilityDisk,
@@ -357,14 +358,16 @@ func TestOptionDefaults(t *testing.T) {
 			WindowBytes:   32 << 20,
 			CacheBytes:    16 << 20,
 			MemTableBytes: 0, // by Shards
-			idleLanes:     engine.IdleLanes,
-			sweepLanes:    engine.SweepLanes,
-			groupBytes:    engine.GroupBytes,
-			maxAppend:     cluster.MaxAppend,
-			snapshotBytes: cluster.SnapshotBytes,
-			trimBytes:     engine.TrimBytes,
-			trimLane:      engine.TrimLane,
-			reclaimFrom:   store.ReclaimFrom,
+			private: inspect.Private{
+				IdleLanes:     engine.IdleLanes,
+				SweepLanes:    engine.SweepLanes,
+				GroupBytes:    engine.GroupBytes,
+				MaxAppend:     cluster.MaxAppend,
+				SnapshotBytes: cluster.SnapshotBytes,
+				TrimBytes:     engine.TrimBytes,
+				TrimLane:      engine.TrimLane,
+				ReclaimFrom:   store.ReclaimFrom,
+			},
 		}, o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}

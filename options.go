@@ -8,13 +8,11 @@ import (
 	"math"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"codeq/internal/base"
 	"codeq/internal/bootid"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
+	"codeq/internal/inspect"
 	"codeq/internal/logqueue"
 	"codeq/internal/manifest"
 	"codeq/internal/private"
@@ -187,18 +185,10 @@ type Options struct {
 	teller *teller           // of Observer; nil: there is none
 	stored *manifest.Options // of the application, in the directory; nil: there are none
 
-	log  *slog.Logger     // logs to Logger without waiting
-	logs *logqueue.Queue  // of log; nil: nothing is logged
-	fs   vfs.FS           // default: that of the operating system
-	boot string           // of the machine. Default: bootid.Read
-	wall func() time.Time // default: time.Now; its monotonic part is not used
-	mono func() time.Time // for leases, permits and rates. Default: time.Now
+	log  *slog.Logger    // logs to Logger without waiting
+	logs *logqueue.Queue // of log; nil: nothing is logged
 
-	// pebble is Pebble's format by that of the directory. Default: manifest.PebbleFormat
-	pebble func(format int) pebble.FormatMajorVersion
-
-	idleLanes, sweepLanes, groupBytes, maxAppend    int // default: the constants of these names
-	trimBytes, trimLane, reclaimFrom, snapshotBytes int // likewise
+	private inspect.Private
 }
 
 // Limits are the limits of what is accepted; tasks and batches that exceed them are refused with an
@@ -262,14 +252,14 @@ func (o *Options) withDefaults() (*Options, error) {
 		{"Options.InboxDepth", &c.InboxDepth, 1, 4096, 1 << 20},
 		{"Options.WindowTasks", &c.WindowTasks, 1, 4096, 1 << 20},
 		{"Options.WindowBytes", &c.WindowBytes, 1, 32 << 20, math.MaxInt32},
-		{"Options.idleLanes", &c.idleLanes, 1, engine.IdleLanes, math.MaxInt32},
-		{"Options.sweepLanes", &c.sweepLanes, 1, engine.SweepLanes, math.MaxInt32},
-		{"Options.groupBytes", &c.groupBytes, 1, engine.GroupBytes, engine.GroupBytes},
-		{"Options.maxAppend", &c.maxAppend, 1, cluster.MaxAppend, cluster.MaxAppend},
-		{"Options.snapshotBytes", &c.snapshotBytes, 1, cluster.SnapshotBytes, cluster.SnapshotBytes},
-		{"Options.trimBytes", &c.trimBytes, 1, engine.TrimBytes, math.MaxInt32},
-		{"Options.trimLane", &c.trimLane, 1, engine.TrimLane, math.MaxInt32},
-		{"Options.reclaimFrom", &c.reclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},
+		{"Private.IdleLanes", &c.private.IdleLanes, 1, engine.IdleLanes, math.MaxInt32},
+		{"Private.SweepLanes", &c.private.SweepLanes, 1, engine.SweepLanes, math.MaxInt32},
+		{"Private.GroupBytes", &c.private.GroupBytes, 1, engine.GroupBytes, engine.GroupBytes},
+		{"Private.MaxAppend", &c.private.MaxAppend, 1, cluster.MaxAppend, cluster.MaxAppend},
+		{"Private.SnapshotBytes", &c.private.SnapshotBytes, 1, cluster.SnapshotBytes, cluster.SnapshotBytes},
+		{"Private.TrimBytes", &c.private.TrimBytes, 1, engine.TrimBytes, math.MaxInt32},
+		{"Private.TrimLane", &c.private.TrimLane, 1, engine.TrimLane, math.MaxInt32},
+		{"Private.ReclaimFrom", &c.private.ReclaimFrom, -1, store.ReclaimFrom, math.MaxInt32},
 		{"Options.MemTableBytes", &c.MemTableBytes, 256 << 10, 0, 1 << 30}, // 0: setShards
 	} {
 		if *f.value == 0 {
@@ -312,19 +302,19 @@ func (o *Options) withDefaults() (*Options, error) {
 		c.log, c.logs = logqueue.New(c.Logger.Handler())
 	}
 	c.teller = newTeller(c.Observer, c.log)
-	if c.fs == nil {
-		c.fs = private.FS
+	if c.private.FS == nil {
+		c.private.FS = private.FS
 	}
-	if c.wall == nil {
-		c.wall = time.Now
+	if c.private.Wall == nil {
+		c.private.Wall = time.Now
 	}
-	if c.mono == nil {
-		c.mono = time.Now
+	if c.private.Mono == nil {
+		c.private.Mono = time.Now
 	}
-	if c.pebble == nil {
-		c.pebble = manifest.PebbleFormat
+	if c.private.Pebble == nil {
+		c.private.Pebble = manifest.PebbleFormat
 	}
-	c.boot = cmp.Or(c.boot, bootid.Read())
+	c.private.Boot = cmp.Or(c.private.Boot, bootid.Read())
 	return &c, nil
 }
 
@@ -372,15 +362,15 @@ func (o *Options) setShards(shards int) {
 // storeConfigIn returns the configuration of the shards' stores in a directory of a format.
 func (o *Options) storeConfigIn(format int) store.Config {
 	c := o.storeConfig()
-	c.Format = o.pebble(format)
+	c.Format = o.private.Pebble(format)
 	return c
 }
 
 // storeConfig returns the configuration of the shards' stores, in the newest format.
 func (o *Options) storeConfig() store.Config {
 	c := store.Config{
-		FS: o.fs, Log: o.log, Durability: store.Process,
-		MemTableBytes: o.MemTableBytes, ReclaimFrom: o.reclaimFrom,
+		FS: o.private.FS, Log: o.log, Durability: store.Process,
+		MemTableBytes: o.MemTableBytes, ReclaimFrom: o.private.ReclaimFrom,
 	}
 	switch {
 	case o.Cluster != nil:
@@ -414,5 +404,5 @@ func (o *Options) newShards(procs int) int {
 
 // volatile is how what is acknowledged is stored.
 func (o *Options) volatile() *manifest.Volatile {
-	return manifest.VolatileOf(o.Durability.String(), o.boot)
+	return manifest.VolatileOf(o.Durability.String(), o.private.Boot)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 )
 
 // Process is a queue whose process may end at every step of a test, and whose
@@ -43,7 +43,7 @@ func throughSteps(t *testing.T, opts Options, test func(t *testing.T, p *Process
 				p := &Process{T: t, End: end, Opts: opts, Disk: crashfs.New()}
 				p.Opts.Durability = DurabilityDisk
 				p.Opts.Backoff.Jitter = -1
-				hook.SetWall(&p.Opts, p.Now)
+				inspect.Options(&p.Opts).Wall = p.Now
 				p.Open()
 				defer func() { require.NoError(t, p.Close()) }()
 				test(t, p)
@@ -58,7 +58,7 @@ func (p *Process) Now() time.Time { return time.Now().Add(time.Duration(p.Skew.L
 
 func (p *Process) Open() {
 	p.T.Helper()
-	hook.SetFS(&p.Opts, p.Disk)
+	inspect.Options(&p.Opts).FS = p.Disk
 	q, err := Open("queue", &p.Opts)
 	require.NoError(p.T, err)
 	p.Queue = q

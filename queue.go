@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
 	"codeq/internal/base"
@@ -21,7 +20,6 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/fsck"
 	"codeq/internal/guard"
-	"codeq/internal/hook"
 	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
 	"codeq/internal/reading"
@@ -109,10 +107,10 @@ func open(dir string, opts *Options) (*Queue, error) {
 	if c := o.Cluster; c != nil {
 		want.Node, want.Founds, want.Check = c.Node, c.isAlone(), c.checkOpen
 	}
-	d, err := manifest.Open(o.fs, dir, want)
+	d, err := manifest.Open(o.private.FS, dir, want)
 	if o.Cluster == nil && !o.Tool && errors.Is(err, ErrNotMember) {
 		if err = dissolve(dir, o); err == nil {
-			d, err = manifest.Open(o.fs, dir, want)
+			d, err = manifest.Open(o.private.FS, dir, want)
 		}
 	}
 	if err != nil {
@@ -122,7 +120,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 		d.Found(want.Node, o.Cluster.Advertise)
 	}
 	if err = o.settle(d); err == nil {
-		err = d.Take(o.AcceptCopy, o.boot, o.volatile())
+		err = d.Take(o.AcceptCopy, o.private.Boot, o.volatile())
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("codeq: open %s: %w", dir, err), d.Close())
@@ -147,7 +145,7 @@ func open(dir string, opts *Options) (*Queue, error) {
 
 func newQueue(o *Options, d *manifest.Directory) *Queue {
 	disk := cluster.WatchDisk(d, o.StallAfter, o.log)
-	o.fs = d.FS
+	o.private.FS = d.FS
 	q := &Queue{
 		disk: disk, ended: make(chan struct{}),
 		opts: o, dir: d, replicas: make([]*replica, d.Shards), caches: store.NewCaches(o.CacheBytes, o.MemTableBytes, d.Shards),
@@ -450,32 +448,7 @@ func configOf(index int, o *Options, seed [32]byte, elapsed func() time.Duration
 		Shard: index, Shards: o.Shards, Replicated: o.Cluster != nil, Seed: seed, Elapsed: elapsed,
 		WindowTasks: o.WindowTasks, WindowBytes: o.WindowBytes, MaxAttempts: o.MaxAttempts, Backoff: o.Backoff.Delay,
 		SuspectFor: uint64(o.SuspectFor / time.Millisecond),
-		Retention:  o.Retention, Untimed: o.Tool, IdleLanes: o.idleLanes, SweepLanes: o.sweepLanes, GroupBytes: o.groupBytes,
-		TrimBytes: o.trimBytes, TrimLane: o.trimLane,
-	}
-}
-
-func init() {
-	hook.SetFS = func(opts any, fs vfs.FS) {
-		switch opts := opts.(type) {
-		case *Options:
-			opts.fs = fs
-		case *VerifyOptions:
-			opts.fs = fs
-		case *ReaderOptions:
-			opts.fs = fs
-		}
-	}
-	hook.SetWall = func(opts any, wall func() time.Time) { opts.(*Options).wall = wall }
-	hook.RunUntilEmpty = func(ctx context.Context, queue, mux, opts any) (int, error) {
-		return queue.(*Queue).runMux(ctx, mux.(*Mux), opts.(*RunOptions), true)
-	}
-	hook.Commits = func(queue any) (n uint64) {
-		for _, r := range queue.(*Queue).replicas {
-			if s := r.lead.Load(); s != nil {
-				n += s.commits.Load()
-			}
-		}
-		return n
+		Retention:  o.Retention, Untimed: o.Tool, IdleLanes: o.private.IdleLanes, SweepLanes: o.private.SweepLanes, GroupBytes: o.private.GroupBytes,
+		TrimBytes: o.private.TrimBytes, TrimLane: o.private.TrimLane,
 	}
 }

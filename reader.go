@@ -7,10 +7,9 @@ import (
 	"iter"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"codeq/internal/base"
 	"codeq/internal/engine"
+	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/private"
 	"codeq/internal/reading"
@@ -31,7 +30,7 @@ type ReaderOptions struct {
 	// [Options.AcceptCopy]. What it shows may then contradict itself. Default: false.
 	AcceptCopy bool
 
-	fs vfs.FS // default: that of the operating system
+	private inspect.Private
 }
 
 // OpenReadOnly opens the queue in dir for reading, and changes nothing in dir: it need not be
@@ -64,8 +63,8 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 	fs := private.FS
 	if opts != nil {
 		c.AcceptCopy = opts.AcceptCopy
-		if opts.fs != nil {
-			fs = opts.fs
+		if opts.private.FS != nil {
+			fs = opts.private.FS
 		}
 	}
 	stored, err := reading.Open(fs, dir, c)

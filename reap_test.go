@@ -22,7 +22,7 @@ func TestReapOfLargeRecords(t *testing.T) {
 	if *reapMiB > 0 {
 		n, size, dir = 66, *reapMiB<<20, t.TempDir()
 	} else {
-		opts.fs = crashfs.New()
+		opts.private.FS = crashfs.New()
 	}
 	ctx := context.Background()
 	open := func() *Queue {

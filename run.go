@@ -223,7 +223,7 @@ func (r *runner) run(ctx context.Context) error {
 			}
 		}, r.crash)
 	})
-	r.since = r.queue.opts.wall()
+	r.since = r.queue.opts.private.Wall()
 	r.number = r.queue.runs.Add(r)
 	defer r.queue.runs.Remove(r.number)
 	for i := range r.queue.replicas {

@@ -25,7 +25,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/testkit"
 	"codeq/internal/transfer"
 )
@@ -814,11 +814,11 @@ func TestHeartbeat(t *testing.T) {
 			run := startRun(t, q, &m, codeq.RunOptions{LeaseFor: time.Second, Concurrency: 9})
 			produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a", LeaseFor: 10 * time.Millisecond}}, 8)...)
 			synctest.Wait()
-			commits := hook.Commits(q)
+			commits := inspect.Of(q).Commits()
 			time.Sleep(19 * time.Minute)
 			synctest.Wait()
 			require.Equal(t, codeq.Counts{Leased: 8}, countsOf(t, q, "a"))
-			require.Equal(t, commits, hook.Commits(q))
+			require.Equal(t, commits, inspect.Of(q).Commits())
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
@@ -1269,7 +1269,7 @@ func TestAbandonedRun(t *testing.T) {
 		crashed, calls := abandonedRun(t, disk, shards)
 		require.Len(t, calls, 5)
 		synctest.Test(t, func(t *testing.T) {
-			hook.SetFS(&opts, crashed)
+			inspect.Options(&opts).FS = crashed
 			q := openForRun(t, opts)
 			start := time.Now()
 			var again []codeq.ID

@@ -21,8 +21,8 @@ func openForRun(t *testing.T, opts Options) *Queue {
 	t.Helper()
 	opts.Shards = cmp.Or(opts.Shards, 1)
 	opts.Backoff.Jitter = -1
-	if opts.fs == nil {
-		opts.fs = crashfs.New()
+	if opts.private.FS == nil {
+		opts.private.FS = crashfs.New()
 	}
 	q, err := Open("q", &opts)
 	require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/ticks"
 )
@@ -32,10 +33,10 @@ type CronBench struct {
 func withCronBench(t *testing.T, opts Options, test func(t *testing.T, b *CronBench)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &CronBench{T: t, Opts: opts}
-		if b.Opts.fs == nil {
-			b.Opts.fs = crashfs.New()
+		if b.Opts.private.FS == nil {
+			b.Opts.private.FS = crashfs.New()
 		}
-		b.Opts.wall = b.Wall
+		b.Opts.private.Wall = b.Wall
 		b.Open()
 		defer func() { require.NoError(t, b.Q.Close()) }()
 		test(t, b)
@@ -236,7 +237,7 @@ func TestScheduleRests(t *testing.T) {
 // lies in another shard than its own.
 func TestCheckSchedules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &CronBench{T: t, Opts: Options{Shards: 2, fs: crashfs.New()}}
+		b := &CronBench{T: t, Opts: Options{Shards: 2, private: inspect.Private{FS: crashfs.New()}}}
 		s := Schedule{Name: "s", Cron: "* * * * *", Task: Task{Queue: "a"}}
 		v := s.value()
 		for _, c := range []struct {
@@ -254,7 +255,7 @@ func TestCheckSchedules(t *testing.T) {
 			synctest.Wait()
 			require.ErrorIs(t, b.Q.checkAll(), ErrCorrupt, c.name)
 			require.NoError(t, b.Q.Close())
-			b.Opts.fs = crashfs.New()
+			b.Opts.private.FS = crashfs.New()
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
 	"codeq/internal/simtest"
 )
@@ -36,12 +37,14 @@ func (k *simClone) start() {
 	c, n := k.of.cluster, k.of
 	host, life := c.net.Listen(k.address), k.machine.Start()
 	o := c.opts
-	o.fs, o.boot, o.Logger = life.FS(), life.Boot(), n.log()
-	o.wall, o.mono = k.machine.Wall.Now, k.machine.Mono.Now
+	o.private.FS, o.private.Boot, o.Logger = life.FS(), life.Boot(), n.log()
+	o.private.Wall, o.private.Mono = k.machine.Wall.Now, k.machine.Mono.Now
 	o.Cluster = &Cluster{
 		Node: n.name, Listener: host, CallTimeout: simCallTimeout,
-		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-		stable: func(string) (raftlog.Stables, error) { return life.Stables(), nil },
+		private: inspect.Private{
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+			Votes: func(string) (raftlog.Stables, error) { return life.Stables(), nil },
+		},
 	}
 	for _, m := range c.members() {
 		if m != n {

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
 	"codeq/internal/simnet"
 	"codeq/internal/simtest"
@@ -191,8 +192,8 @@ func (c *simCluster) options(n *simNode) (*Options, *simtest.Life) {
 	n.booted = life.Boot()
 	peers, join, newest := c.peers, n.join, n.newest
 	n.mu.Unlock()
-	o.fs, o.boot = life.FS(), life.Boot()
-	o.wall, o.mono = n.machine.Wall.Now, n.machine.Mono.Now
+	o.private.FS, o.private.Boot = life.FS(), life.Boot()
+	o.private.Wall, o.private.Mono = n.machine.Wall.Now, n.machine.Mono.Now
 	o.Logger = n.log()
 	if join {
 		peers = nil
@@ -201,10 +202,13 @@ func (c *simCluster) options(n *simNode) (*Options, *simtest.Life) {
 		}
 	}
 	o.Cluster = &Cluster{
-		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout, newest: newest,
-		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-		stable: func(string) (raftlog.Stables, error) { return life.Stables(), nil },
-		log:    func(g *raftlog.Group) cluster.LogStore { return life.Log(g) },
+		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout,
+		private: inspect.Private{
+			Newest: newest,
+			Dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+			Votes:  func(string) (raftlog.Stables, error) { return life.Stables(), nil },
+			Log:    func(g *raftlog.Group) cluster.LogStore { return life.Log(g) },
+		},
 	}
 	return &o, life
 }

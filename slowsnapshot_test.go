@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/cluster"
+	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/simtest"
 	"codeq/internal/store"
@@ -45,7 +46,7 @@ type slowSnapshot struct {
 }
 
 func slowSnapshotCase(t *testing.T, state int64, story func(t *testing.T, s *slowSnapshot)) {
-	simCase(t, Options{snapshotBytes: snapshotEvery}, func(t *testing.T, c *simCluster) {
+	simCase(t, Options{private: inspect.Private{SnapshotBytes: snapshotEvery}}, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		s := &slowSnapshot{simCluster: c}
 		s.leader, s.victim = c.lead()

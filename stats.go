@@ -302,7 +302,7 @@ func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 		return nil, err
 	}
 	defer q.calls.Done()
-	st := q.newStorageStats(q.opts.fs.GetDiskUsage(q.dir.Path))
+	st := q.newStorageStats(q.opts.private.FS.GetDiskUsage(q.dir.Path))
 	st.MinFreeBytes = max(q.opts.MinFreeBytes, 0)
 	for i, r := range q.replicas {
 		r.storage(st, &st.Shards[i])

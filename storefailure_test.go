@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/testkit"
 )
 
@@ -30,7 +31,7 @@ const waitingClaims = 3
 
 func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 	f := &failingQueue{t: t, waiting: make(chan error, waitingClaims)}
-	f.Opts = Options{Shards: 2, Durability: level, fs: fs, LeaseFor: time.Hour}
+	f.Opts = Options{Shards: 2, Durability: level, private: inspect.Private{FS: fs}, LeaseFor: time.Hour}
 	var err error
 	f.Queue, err = Open("queue", &f.Opts)
 	require.NoError(t, err)
@@ -101,7 +102,7 @@ func (f *failingQueue) RequireFailed() {
 // acknowledged, all of them or the first ones, perhaps one more, and works.
 func (f *failingQueue) RequireStored(fs vfs.FS, all bool) {
 	t, ctx := f.t, context.Background()
-	f.Opts.fs = fs
+	f.Opts.private.FS = fs
 	q, err := Open("queue", &f.Opts)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()

@@ -14,7 +14,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/testkit"
 )
 
@@ -117,7 +117,7 @@ func (m *suspectMix) configure(q *codeq.Queue, queue string) {
 func (m *suspectMix) open(dir string, shards int) *codeq.Queue {
 	opts := m.opts
 	opts.Shards, opts.MaxAttempts = shards, pick(m, 25, 8)
-	hook.SetFS(&opts, m.disk)
+	inspect.Options(&opts).FS = m.disk
 	q, err := codeq.Open(dir, &opts)
 	require.NoError(m, err)
 	m.end = func() { require.NoError(m, q.Close()) }
@@ -139,7 +139,7 @@ func (m *suspectMix) tasks(q *codeq.Queue) map[string]*codeq.TaskInfo {
 // left returns the tasks as a process has left them.
 func (m *suspectMix) left(disk *crashfs.Disk, dir string) map[string]*codeq.TaskInfo {
 	opts := codeq.Options{Tool: true}
-	hook.SetFS(&opts, disk.Clone())
+	inspect.Options(&opts).FS = disk.Clone()
 	q, err := codeq.Open(dir, &opts)
 	require.NoError(m, err)
 	defer func() { require.NoError(m, q.Close()) }()

@@ -16,7 +16,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/testkit"
@@ -192,7 +192,7 @@ func TestTransferClocks(t *testing.T) {
 		}
 		use := func(dir string, shards int, ahead time.Duration, f func(q *codeq.Queue)) {
 			opts := onDisk(disk, &codeq.Options{Shards: shards})
-			hook.SetWall(opts, func() time.Time { return time.Now().Add(ahead) })
+			inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(ahead) }
 			q, err := codeq.Open(dir, opts)
 			require.NoError(t, err)
 			f(q)
@@ -242,7 +242,7 @@ func TestTransferRate(t *testing.T) {
 			ctx, disk, wrong := t.Context(), crashfs.New(), ahead
 			open := func(dir string, shards int) *codeq.Queue {
 				opts := onDisk(disk, &codeq.Options{Shards: shards})
-				hook.SetWall(opts, func() time.Time { return time.Now().Add(wrong) })
+				inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(wrong) }
 				q, err := codeq.Open(dir, opts)
 				require.NoError(t, err)
 				return q

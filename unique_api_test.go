@@ -19,7 +19,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/testkit"
@@ -576,7 +576,7 @@ func TestUniquePowerLoss(t *testing.T) {
 		require.NotEmpty(t, images)
 		living := 0
 		for i, image := range images {
-			hook.SetFS(&opts, image)
+			inspect.Options(&opts).FS = image
 			q, err := codeq.Open("queue", &opts)
 			require.NoError(t, err, i)
 			synctest.Wait()

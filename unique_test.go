@@ -11,6 +11,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/testkit"
 )
@@ -20,7 +21,7 @@ func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} 
 // TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
 func TestReplaceCorrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{Shards: 1, fs: crashfs.New()})
+		q, err := Open("queue", &Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}})
 		require.NoError(t, err)
 		defer func() { require.ErrorIs(t, q.Close(), ErrCorrupt) }()
 		task := keyed("k")
@@ -42,7 +43,7 @@ func TestReplaceCorrupt(t *testing.T) {
 func TestNewKeysReadNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{Shards: 1, fs: crashfs.New()}
+		opts := Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}}
 		q := openForRun(t, opts)
 		const batch = 5000
 		n := (engine.MostUniques()/batch + 2) * batch

@@ -3,9 +3,8 @@ package codeq
 import (
 	"fmt"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"codeq/internal/fsck"
+	"codeq/internal/inspect"
 	"codeq/internal/private"
 	"codeq/internal/reading"
 )
@@ -34,7 +33,7 @@ type VerifyOptions struct {
 	// [Options.AcceptCopy].
 	AcceptCopy bool
 
-	fs vfs.FS
+	private inspect.Private
 }
 
 // VerifyReport is the result of [Verify].
@@ -111,14 +110,14 @@ func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	if err := checkDir("Verify dir", dir); err != nil {
 		return nil, err
 	}
-	o := VerifyOptions{fs: private.FS}
+	o := VerifyOptions{private: inspect.Private{FS: private.FS}}
 	if opts != nil {
 		o.Repair, o.AcceptCopy = opts.Repair, opts.AcceptCopy
-		if opts.fs != nil {
-			o.fs = opts.fs
+		if opts.private.FS != nil {
+			o.private.FS = opts.private.FS
 		}
 	}
-	found, err := fsck.Verify(o.fs, dir, reading.Rules, o.Repair, o.AcceptCopy)
+	found, err := fsck.Verify(o.private.FS, dir, reading.Rules, o.Repair, o.AcceptCopy)
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/failstop"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -249,7 +249,7 @@ func finishAll(t *testing.T, disk *crashfs.Disk) {
 	ctx := context.Background()
 	opts := variedOptions(disk)
 	// Leases have expired, what was scheduled is due.
-	hook.SetWall(opts, func() time.Time { return variedNow.Add(48 * time.Hour) })
+	inspect.Options(opts).Wall = func() time.Time { return variedNow.Add(48 * time.Hour) }
 	q, err := codeq.Open("queue", opts)
 	require.NoError(t, err)
 	if err := q.DeleteSchedule(ctx, "hourly"); !errors.Is(err, codeq.ErrNotFound) { // it may be lost

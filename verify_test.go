@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/storetest"
@@ -20,7 +21,7 @@ import (
 
 func verifyImage(t *testing.T, disk vfs.FS, repair bool) *VerifyReport {
 	t.Helper()
-	r, err := Verify("queue", &VerifyOptions{Repair: repair, fs: disk})
+	r, err := Verify("queue", &VerifyOptions{Repair: repair, private: inspect.Private{FS: disk}})
 	require.NoError(t, err)
 	return r
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"codeq"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 )
 
 // BenchmarkDueAtOnce stores tasks that are all due at one millisecond, lets the
@@ -32,7 +32,7 @@ func dueAtOnce(b *testing.B, tasks, bytes, shards int) {
 	ctx := context.Background()
 	var skew atomic.Int64
 	opts := &codeq.Options{Shards: shards, Durability: codeq.DurabilityProcess}
-	hook.SetWall(opts, func() time.Time { return time.Now().Add(time.Duration(skew.Load())) })
+	inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 	q, err := codeq.Open(b.TempDir(), opts)
 	if err != nil {
 		b.Fatal(err)

@@ -21,7 +21,7 @@ import (
 	"codeq"
 	"codeq/codeqprom"
 	"codeq/codeqtest"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 )
 
 // watched tests a Collector of a queue in a bubble.
@@ -229,7 +229,7 @@ func TestLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newDisk()
 		opts := &codeq.Options{Shards: 1, Observer: c.Observer(nil)}
-		hook.SetFS(opts, disk)
+		inspect.Options(opts).FS = disk
 		q, err := codeq.Open("queue", opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -452,7 +452,7 @@ func TestUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := newDisk()
 		opts := &codeq.Options{Shards: 1, MinFreeBytes: -1} // so that the queue itself does not ask
-		hook.SetFS(opts, disk)
+		inspect.Options(opts).FS = disk
 		q, err := codeq.Open("queue", opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()

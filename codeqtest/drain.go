@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"codeq"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 )
 
 // limit is how much time may pass in Drain and Work.
@@ -72,7 +72,7 @@ func (q *Queue) Work(mux *codeq.Mux) {
 	for claimed := -1; claimed != 0; {
 		q.settle()
 		var err error
-		claimed, err = hook.RunUntilEmpty(ctx, q.Queue, mux, &opts)
+		claimed, err = inspect.Of(q.Queue).RunUntilEmpty(ctx, mux, &opts)
 		if err == nil {
 			err = q.WaitIdle(ctx, "") // no queue has this name: this waits for messages between shards
 		}

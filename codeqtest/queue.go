@@ -7,7 +7,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 )
 
 // dir is the directory of the queue in its file system.
@@ -96,7 +96,7 @@ func (q *Queue) Crash() {
 func (q *Queue) open() {
 	q.t.Helper()
 	opts := q.opts
-	hook.SetFS(&opts, q.fs)
+	inspect.Options(&opts).FS = q.fs
 	opened, err := codeq.Open(dir, &opts)
 	if err != nil {
 		q.t.Fatalf("codeqtest: open the queue: %v", err)

@@ -17,7 +17,7 @@ import (
 	"codeq"
 	"codeq/bench/report"
 	"codeq/bench/workload"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 )
 
 // result of a window.
@@ -177,7 +177,7 @@ func (m *measurer) point(ctx context.Context, dir string, s setting, profile str
 
 func commits(queues []*codeq.Queue) (n int64) {
 	for _, q := range queues {
-		n += int64(hook.Commits(q))
+		n += int64(inspect.Of(q).Commits())
 	}
 	return n
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/testkit"
 )
 
@@ -18,7 +18,7 @@ func TestShardFails(t *testing.T) {
 	t.Parallel()
 	disk, broken := testkit.Breakable(vfs.NewMem(), "write", ".log", testkit.ErrBroken)
 	opts := &codeq.Options{Shards: 2}
-	hook.SetFS(opts, disk)
+	inspect.Options(opts).FS = disk
 	s := newSite(t, *opts)
 	s.fill(4, codeq.Task{Queue: "mail"})
 	w := newTab(t, s)

@@ -296,6 +296,9 @@ func Later(wall, ms uint64) uint64 {
 	return wall + ms
 }
 
+// RecordRanges are the ranges in which the records of tasks lie.
+var RecordRanges = [...]byte{Task, Scheduled, Blocked, Dead, Done, Canceled}
+
 // Ended reports whether a range is one of ended tasks.
 func Ended(prefix byte) bool { return prefix == Dead || prefix == Done || prefix == Canceled }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/hook"
+	"codeq/internal/inspect"
 	"codeq/internal/private"
 	"codeq/internal/testkit"
 )
@@ -89,7 +89,7 @@ func hungChild() error {
 	if os.Getenv("CODEQ_LOG") != "" {
 		o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil)).With("self", c.Self)
 	}
-	hook.SetFS(o, disk.fs())
+	inspect.Options(o).FS = disk.fs()
 	q, err := codeq.Open(c.Dir, o)
 	if err != nil {
 		return err

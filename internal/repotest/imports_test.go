@@ -26,7 +26,7 @@ var layers = [][]string{
 	{"internal/conversion", "internal/ticks"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
-	{"internal/broadcast", "internal/claimlines", "internal/logentry", "internal/inbox", "internal/bulk", "internal/reading", "internal/simtest", "internal/storetest"},
+	{"internal/broadcast", "internal/claimlines", "internal/inspect", "internal/logentry", "internal/inbox", "internal/bulk", "internal/reading", "internal/simtest", "internal/storetest"},
 	{"internal/localsocket", "internal/transfer"},
 	{"."},
 	{"codeqtest", "codeqweb", "codeqprom", "codeqotel"},
@@ -35,8 +35,8 @@ var layers = [][]string{
 
 // besideTheAPI is what those who use the API may import of internal.
 var besideTheAPI = map[string][]string{
-	"bench":     {"internal/hook"},                                          // sets the file system of a Queue
-	"codeqtest": {"internal/hook", "internal/crashfs"},                      // and its clock, and is the disk
+	"bench":     {"internal/inspect"},                                       // sets the file system of a Queue
+	"codeqtest": {"internal/inspect", "internal/crashfs"},                   // and its clock, and is the disk
 	"cmd":       {"internal/transfer", "internal/keys", "internal/private"}, // all that is stored, IDs, files for their owner
 }
 

@@ -23,9 +23,6 @@ import (
 	"codeq/internal/store"
 )
 
-// RecordRanges are the ranges in which the records of tasks lie.
-var RecordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
-
 // Contents is the content of all files below a directory, by name, but for the lock.
 func Contents(t testing.TB, disk vfs.FS, dir string) map[string]string {
 	t.Helper()
@@ -67,7 +64,7 @@ func Records(t testing.TB, disk vfs.FS, dir string) map[keys.ID][]byte {
 	db, err := store.OpenForReading(disk, dir)
 	require.NoError(t, err)
 	found := make(map[keys.ID][]byte)
-	for _, prefix := range RecordRanges {
+	for _, prefix := range keys.RecordRanges {
 		require.NoError(t, schema.Scan(db, prefix, func(key, _ []byte) error {
 			id, _, err := keys.ParsePlaceKey(key)
 			found[id] = bytes.Clone(key)

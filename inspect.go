@@ -1,0 +1,121 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+
+	"codeq/internal/cluster"
+	"codeq/internal/inspect"
+	"codeq/internal/keys"
+	"codeq/internal/schema"
+	"codeq/internal/store"
+)
+
+func init() {
+	inspect.Options = func(options any) *inspect.Private {
+		switch o := options.(type) {
+		case *Options:
+			return &o.private
+		case *Cluster:
+			return &o.private
+		case *ReaderOptions:
+			return &o.private
+		case *VerifyOptions:
+			return &o.private
+		}
+		panic(fmt.Sprintf("codeq: %T has no private options", options))
+	}
+	inspect.Of = func(queue any) inspect.Queue { return inspected{queue.(*Queue)} }
+}
+
+// inspected is the inside of a queue, for tests.
+type inspected struct{ q *Queue }
+
+func (i inspected) Shards() int { return len(i.q.replicas) }
+
+func (i inspected) Leads(shard int) bool { return i.q.shard(shard) != nil }
+
+func (i inspected) Commits() (n uint64) {
+	for _, r := range i.q.replicas {
+		if s := r.lead.Load(); s != nil {
+			n += s.commits.Load()
+		}
+	}
+	return n
+}
+
+// inspection calls look in its turn among the operations of a shard.
+type inspection struct {
+	completion
+	look func(*inspect.Owner) error
+}
+
+func (op *inspection) resolve(s *shard) {
+	o := &inspect.Owner{
+		Rules: &s.State, Claims: s.claims, Store: s.Store, Commit: s.commit,
+		Busy: len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due(),
+	}
+	op.err = op.look(o)
+	s.commit = o.Commit
+	s.settleAfterCommit(op)
+}
+
+func (op *inspection) verb() *verb { return &internal }
+
+func (i inspected) Owner(shard int, look func(*inspect.Owner) error) error {
+	s := i.q.shard(shard)
+	if s == nil {
+		return fmt.Errorf("shard %d: %w", shard, ErrNotLeader)
+	}
+	op := &inspection{completion: newCompletion(0), look: look}
+	_, err := s.do(context.Background(), op, &op.completion, nil)
+	return err
+}
+
+func (i inspected) Read(shard int, f func(*store.Store) error) error {
+	return i.q.replicas[shard].use(f)
+}
+
+func (i inspected) Tasks(shard int) (any, error) {
+	r, found := i.q.replicas[shard], make(map[ID]*TaskInfo)
+	err := r.use(func(st *store.Store) error {
+		snap := st.DB().NewSnapshot()
+		defer snap.Close()
+		for _, prefix := range keys.RecordRanges {
+			if err := schema.Scan(snap, prefix, func(key, value []byte) error {
+				id, place, err := keys.ParsePlaceKey(key)
+				if err != nil {
+					return err
+				}
+				task, err := schema.NewSnapshot(snap).Task(id, place, value)
+				if err == nil {
+					found[id] = taskInfo(task)
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+func (i inspected) StartingAt(shard int) any {
+	return &Queue{opts: i.q.opts, replicas: i.q.replicas[shard : shard+1]}
+}
+
+func (i inspected) RunUntilEmpty(ctx context.Context, mux, opts any) (int, error) {
+	return i.q.runMux(ctx, mux.(*Mux), opts.(*RunOptions), true)
+}
+
+func (i inspected) Watched() bool { return i.q.events.Wanted() != 0 }
+
+func (i inspected) Node() *cluster.Node {
+	if i.q.node == nil {
+		return nil
+	}
+	return i.q.node.Node
+}
+
+func (i inspected) Group(shard int) *cluster.Group { return i.q.replicas[shard].group }

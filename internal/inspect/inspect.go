@@ -1,0 +1,100 @@
+// Package inspect gives tests from outside, codeqtest, and the programs below bench access to what
+// codeq does not export: private options, and the inside of an open queue. codeq sets the variables
+// when it is initialised, and never reads them, so that it exports nothing for these programs.
+package inspect
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"codeq/internal/cluster"
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
+	"codeq/internal/raftlog"
+	"codeq/internal/store"
+)
+
+// Private are options that codeq does not export. The zero value has the defaults.
+type Private struct {
+	FS   vfs.FS           // default: that of the operating system
+	Boot string           // of the machine. Default: that of the operating system
+	Wall func() time.Time // default: time.Now; its monotonic part is not used
+	Mono func() time.Time // for leases, permits and rates. Default: time.Now
+
+	// Pebble is Pebble's format by that of the directory. Default: manifest.PebbleFormat
+	Pebble func(format int) pebble.FormatMajorVersion
+
+	// Bounds. Default: the constants of engine, store and cluster with these names.
+	IdleLanes, SweepLanes, GroupBytes, MaxAppend    int
+	TrimBytes, TrimLane, ReclaimFrom, SnapshotBytes int
+
+	// Of a codeq.Cluster.
+	Dial   func(ctx context.Context, addr string) (net.Conn, error)
+	Votes  func(path string) (raftlog.Stables, error)
+	Log    func(*raftlog.Group) cluster.LogStore
+	Newest int // format that the node knows. Default: manifest.Format
+}
+
+// Options returns the private part of a *codeq.Options, *codeq.Cluster, *codeq.ReaderOptions or
+// *codeq.VerifyOptions, to be set before these are used.
+var Options func(options any) *Private
+
+// Of returns the inside of a *codeq.Queue.
+var Of func(queue any) Queue
+
+// Queue is the inside of a queue. Its methods may be called by any goroutine while it is open.
+type Queue interface {
+	// Shards returns how many shards the queue has.
+	Shards() int
+	// Leads reports whether this process decides for a shard.
+	Leads(shard int) bool
+	// Commits returns how many groups of operations the shards that this process leads have begun
+	// to commit, each since it became the leader.
+	Commits() uint64
+	// Owner calls look on the goroutine that owns a shard, and returns its error. The owner waits
+	// while it runs.
+	Owner(shard int, look func(*Owner) error) error
+	// Read calls f with the store that this process has of a shard, which stays open meanwhile.
+	Read(shard int, f func(*store.Store) error) error
+	// Tasks returns the tasks that the store of a shard has, as a map[codeq.ID]*codeq.TaskInfo, and
+	// does not ask its owner.
+	Tasks(shard int) (any, error)
+	// StartingAt returns the *codeq.Queue as seen by a caller for whom chance picks a shard: Produce
+	// and ProduceBatch store there, Claim and ClaimBatch ask there first. Other verbs fail.
+	StartingAt(shard int) any
+	// RunUntilEmpty is Queue.Run, with a *codeq.Mux and *codeq.RunOptions, but ends as well when
+	// nothing can be claimed at the moment and no handler runs. It returns how many tasks it has
+	// claimed. Messages of completions to other shards may not have arrived yet.
+	RunUntilEmpty(ctx context.Context, mux, opts any) (claimed int, err error)
+	// Watched reports whether events of the queue are collected for anybody.
+	Watched() bool
+
+	// Node returns the node; nil without a cluster.
+	Node() *cluster.Node
+	// Group returns the Raft group of a shard; nil without a cluster.
+	Group(shard int) *cluster.Group
+}
+
+// Owner is what the goroutine that owns a shard works with.
+type Owner struct {
+	Rules  *engine.State
+	Claims *dispatch.Dispatcher
+	Store  *store.Store
+	// Busy says that the owner has decided operations that it has not persisted, or has some to
+	// decide by itself.
+	Busy bool
+	// Commit commits groups of operations. A test may wrap it.
+	Commit Committer
+}
+
+// Committer commits the groups of a shard's owner.
+type Committer interface {
+	Commit(*pebble.Batch) error
+	// Confirm makes sure that what a group without a key has read is still so.
+	// After an error, nothing was applied.
+	Confirm() error
+}
