@@ -298,3 +298,24 @@ func TestReadmeIsShort(t *testing.T) {
 	require.NoError(t, err)
 	require.LessOrEqual(t, bytes.Count(b, []byte("\n")), 220)
 }
+
+// TestMakeTargets: the table in CONTRIBUTING.md has exactly the targets of the Makefile.
+func TestMakeTargets(t *testing.T) {
+	t.Parallel()
+	makefile, err := os.ReadFile("Makefile")
+	require.NoError(t, err)
+	phony := regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindSubmatch(makefile)
+	require.NotNil(t, phony)
+	document, err := os.ReadFile("CONTRIBUTING.md")
+	require.NoError(t, err)
+	_, table, _ := strings.Cut(string(document), "| target |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var named []string
+	for _, row := range strings.Split(table, "\n")[2:] {
+		for _, target := range regexp.MustCompile("`make ([\\w-]+)`").FindAllStringSubmatch(strings.Split(row, "|")[1], -1) {
+			named = append(named, target[1])
+			require.Regexp(t, "(?m)^"+target[1]+":", string(makefile))
+		}
+	}
+	require.ElementsMatch(t, strings.Fields(string(phony[1])), named)
+}
