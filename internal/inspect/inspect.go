@@ -63,8 +63,8 @@ type Queue interface {
 	// Tasks returns the tasks that the store of a shard has, as a map[codeq.ID]*codeq.TaskInfo, and
 	// does not ask its owner.
 	Tasks(shard int) (any, error)
-	// StartingAt returns the *codeq.Queue as a caller sees it for whom chance picks a shard: Produce
-	// and ProduceBatch store there, Claim and ClaimBatch ask there first. Other verbs fail.
+	// StartingAt returns the *codeq.Queue as a caller sees it for whom chance picks a shard:
+	// Produce and ProduceBatch store there, Claim and ClaimBatch ask there first. Other verbs fail.
 	StartingAt(shard int) any
 	// RunUntilEmpty is Queue.Run, with a *codeq.Mux and *codeq.RunOptions, but ends as well when
 	// nothing can be claimed at the moment and no handler runs. It returns how many tasks it has
