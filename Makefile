@@ -12,7 +12,7 @@ in-modules = set -e; for module in . $(modules); do echo "== $$module"; (cd $$mo
 check: build vet repo
 
 build:
-	@$(call in-modules,go build ./...)
+	@$(call in-modules,go build -o /dev/null ./...)
 
 vet:
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt needed: $$unformatted"; exit 1; }
