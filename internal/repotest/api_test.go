@@ -23,6 +23,7 @@ var updateAPI = flag.Bool("api.update", false, "TestAPI writes the files of the 
 // of a commit shows a change of the API.
 func TestAPI(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	for name, dir := range map[string]string{
 		"codeq": ".", "codeqtest": "codeqtest", "codeqweb": "codeqweb", "codeqprom": "codeqprom", "codeqotel": "codeqotel",
 	} {

@@ -138,6 +138,7 @@ var notGo = map[string]bool{"CODEQ": true, "LOCK": true, "SEAL": true, "PLACE": 
 // parentheses.
 func TestNamesInDocuments(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	names := namesOfCode(t)
 	quoted := regexp.MustCompile("`([^`\n]+)`")
 	isName := regexp.MustCompile(`^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$`)
@@ -187,6 +188,7 @@ func TestNamesInDocuments(t *testing.T) {
 // TestLinks: the links between documents lead to files and headings that exist.
 func TestLinks(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	found := 0
 	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
@@ -243,6 +245,7 @@ const maxWidth = 100
 // and what programs have written may be.
 func TestLineWidth(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	width := func(line string) int { return utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")) }
 	generated, err := filepath.Glob("bench/results/*.md")
 	require.NoError(t, err)
@@ -294,6 +297,7 @@ var byHand = []string{"README.md", "depth.md", "odd-loads.md", "space.md"}
 
 // TestReadmeIsShort: a newcomer reads all of it.
 func TestReadmeIsShort(t *testing.T) {
+	inRoot(t)
 	b, err := os.ReadFile("README.md")
 	require.NoError(t, err)
 	require.LessOrEqual(t, bytes.Count(b, []byte("\n")), 220)
@@ -302,6 +306,7 @@ func TestReadmeIsShort(t *testing.T) {
 // TestMakeTargets: the table in CONTRIBUTING.md has exactly the targets of the Makefile.
 func TestMakeTargets(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	makefile, err := os.ReadFile("Makefile")
 	require.NoError(t, err)
 	phony := regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindSubmatch(makefile)

@@ -19,6 +19,7 @@ import (
 // has a test.
 func TestFeatureTable(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	exists := make(map[string]bool)
 	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {

@@ -35,6 +35,7 @@ var quoting = map[string][]string{
 // small number, or for one that means something else there; and whether the words are true,
 // nothing here tells.
 func TestReadmeFigures(t *testing.T) {
+	inRoot(t)
 	for file, sections := range quoting {
 		t.Run(file, func(t *testing.T) { testFigures(t, file, sections) })
 	}

@@ -59,6 +59,7 @@ var ofInterfaces = []string{
 // TestExamples: each function and method that users call has an example of its name that runs.
 func TestExamples(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	_, p := documentation(t)
 	funcs := exportedFuncs(p)
 	require.Greater(t, len(funcs), 80)
@@ -80,6 +81,7 @@ var ignoreEnd = []string{"Queue.ClusterStatus", "Queue.Run", "Queue.ServeLocal",
 // verb in a paragraph of their own.
 func TestErrorsAreListed(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	_, p := documentation(t)
 	n := 0
 	for name, f := range exportedFuncs(p) {
@@ -201,6 +203,7 @@ func linkNames(p *doc.Package) map[string]string {
 // TestDocLinks: a comment that names what the package exports links it, at least once.
 func TestDocLinks(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	fset, p := documentation(t)
 	links := linkNames(p)
 	word := regexp.MustCompile(`\[?\*?[A-Za-z]\w*(\.[A-Za-z]\w*)*\]?`)

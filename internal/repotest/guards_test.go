@@ -82,6 +82,7 @@ func hasGuard(n ast.Node) (has bool) {
 // TestGoroutinesAreGuarded: no goroutine of codeq is without a guard.
 func TestGoroutinesAreGuarded(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	n := 0
 	fset, all := Sources(t)
 	for dir, files := range all {

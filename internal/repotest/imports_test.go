@@ -74,6 +74,7 @@ func importsOf(t *testing.T, file *ast.File) map[string]string {
 // imports none of them. What uses the API knows nothing of what is below it but besideTheAPI.
 func TestImportsRunOneWay(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	_, all := Sources(t, "codeqtest", "codeqweb", "codeqprom", "codeqotel", "bench", "cmd", "examples")
 	edges := 0
 	for dir, files := range all {
@@ -116,6 +117,7 @@ func TestImportsRunOneWay(t *testing.T) {
 // of codeq contains its packages, and each tool gets the versions that its authors test it with.
 func TestModulesAgree(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	versions, needed := make(map[string]map[string][]string), 0 // go.mod files by module and version
 	for _, pattern := range []string{"go.mod", "*/go.mod", "*/*/go.mod"} {
 		paths, err := filepath.Glob(pattern)
@@ -174,6 +176,7 @@ var allowedOf = map[string][]string{
 // lists, and use no goroutine, channel, clock or global randomness.
 func TestRulesAreDeterministic(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	fset, all := Sources(t)
 	for dir, allowed := range pure {
 		imported := make(map[string]bool)

@@ -58,6 +58,7 @@ var notNumbered = []string{"_", "endOfRequests", "EndOfChanges", "EndOfEvents", 
 // there are logs and nodes that use them. A new one is added to numbers.txt; one that is not used
 // any more stays there with the name "-", and no other takes its number.
 func TestNumbers(t *testing.T) {
+	inRoot(t)
 	now := make(map[string]string) // names by kind and number
 	add := func(kind string, number int64, name string) {
 		at := fmt.Sprint(kind, " ", number)

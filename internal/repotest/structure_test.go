@@ -16,6 +16,7 @@ import (
 // in.
 func TestRootIsSmall(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	paths, err := filepath.Glob("*.go")
 	require.NoError(t, err)
 	files, lines := 0, 0
@@ -36,6 +37,7 @@ func TestRootIsSmall(t *testing.T) {
 // TestShardIsSmall: a shard's owner has few fields, and its methods are in few files.
 func TestShardIsSmall(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	fset, all := Sources(t)
 	fields, files := 0, make(map[string]bool)
 	for _, file := range all["."] {
@@ -66,6 +68,7 @@ func TestShardIsSmall(t *testing.T) {
 // nothing else. docs/architecture/1-overview.md says what it consists of.
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
+	inRoot(t)
 	_, all := Sources(t)
 	probes := []string{"Probe", "Usage", "MostTurns", "MostUniques"}
 	var forTests, others, constants int
