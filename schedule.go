@@ -13,7 +13,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/ticks"
+	"codeq/internal/recurrence"
 )
 
 // Schedule produces tasks again and again: one for each of its ticks, whatever the number of
@@ -113,7 +113,7 @@ func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 	if err != nil {
 		return nil
 	}
-	for tick := start; len(times) < n && tick != ticks.Never; tick = all.Next(tick) {
+	for tick := start; len(times) < n && tick != recurrence.Never; tick = all.Next(tick) {
 		times = append(times, msTime(tick))
 	}
 	return times
@@ -225,7 +225,7 @@ func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 func (q *Queue) shardOfSchedule(name string) int { return keys.ShardOfSchedule(name, len(q.replicas)) }
 
 // check refuses an invalid schedule, and returns its ticks.
-func (s *Schedule) check(l *Limits, now uint64) (ticks.Sequence, error) {
+func (s *Schedule) check(l *Limits, now uint64) (recurrence.Sequence, error) {
 	if s.Name == "" {
 		return nil, &InvalidError{"Schedule.Name", `""`, "a name"}
 	}
@@ -262,7 +262,7 @@ func tickTask(template *Task, name string, tick uint64) Task {
 	t := *template
 	t.Headers = make(map[string]string, len(template.Headers)+2)
 	maps.Copy(t.Headers, template.Headers)
-	t.Headers[TickHeader] = ticks.Text(tick)
+	t.Headers[TickHeader] = recurrence.Text(tick)
 	t.Headers[ScheduleHeader] = name
 	return t
 }

@@ -18,7 +18,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/ticks"
+	"codeq/internal/recurrence"
 )
 
 // cronBench is a queue in fake time whose wall clock can be set, and which can
@@ -110,7 +110,7 @@ func (b *CronBench) RequireEachMinute(name string, after time.Time) {
 	b.T.Helper()
 	want := []string{}
 	for at := after.Truncate(time.Minute).Add(time.Minute); !at.After(b.Wall()); at = at.Add(time.Minute) {
-		want = append(want, at.UTC().Format(ticks.Format))
+		want = append(want, at.UTC().Format(recurrence.Format))
 	}
 	require.Equal(b.T, want, b.Ticks(name))
 }

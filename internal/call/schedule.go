@@ -3,7 +3,7 @@ package call
 import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/ticks"
+	"codeq/internal/recurrence"
 	"codeq/internal/wire"
 )
 
@@ -12,7 +12,7 @@ type SetSchedule struct {
 	silent
 	Name  string
 	Value keys.ScheduleValue // without a position
-	Times ticks.Sequence
+	Times recurrence.Sequence
 }
 
 func (b *SetSchedule) Decide(s *engine.State) (engine.Verdict, error) {

@@ -15,8 +15,8 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 	"codeq/internal/schema"
-	"codeq/internal/ticks"
 )
 
 // What is compared of the shards and the model.
@@ -420,7 +420,7 @@ func (m *model) checkSteps(s *drivenShard, steps []stepDone) {
 }
 
 func (m *model) parseTick(text string) uint64 {
-	at, err := time.Parse(ticks.Format, text)
+	at, err := time.Parse(recurrence.Format, text)
 	m.noError(err)
 	return uint64(at.UnixMilli())
 }

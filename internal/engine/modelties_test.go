@@ -10,8 +10,8 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 	"codeq/internal/schema"
-	"codeq/internal/ticks"
 )
 
 // What becomes of tasks in the model, and what binds them to each other: idempotency keys, groups,
@@ -759,7 +759,7 @@ func (m *model) tick() {
 		}
 		s := by[d]
 		n := spec{LaneKey{Queue: s.queue}, record.Record{Payload: []byte(s.payload), Headers: map[string]string{
-			TickHeader: ticks.Text(d.tick), ScheduleHeader: s.name,
+			TickHeader: recurrence.Text(d.tick), ScheduleHeader: s.name,
 		}}}
 		m.admit(keys.ShardOfSchedule(s.name, m.config.Shards), n, id, nil, false)
 	}

@@ -11,8 +11,8 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 	"codeq/internal/schema"
-	"codeq/internal/ticks"
 	"codeq/internal/timeheap"
 )
 
@@ -24,10 +24,10 @@ import (
 type recurring struct {
 	Name     string
 	value    keys.ScheduleValue
-	template record.Record  // of the tasks; its payload is part of value
-	times    ticks.Sequence // nil if Err is set
-	Err      error          // why its ticks are not known
-	next     uint64         // wall clock, ms
+	template record.Record       // of the tasks; its payload is part of value
+	times    recurrence.Sequence // nil if Err is set
+	Err      error               // why its ticks are not known
+	next     uint64              // wall clock, ms
 
 	place  int    // in recurringTable.waiting; negative: not there
 	turned uint64 // when it was put into recurringTable.late; wall clock, ms
@@ -61,7 +61,7 @@ func (r *recurring) task(tick uint64) NewTask {
 	rec := r.template
 	rec.Headers = make(map[string]string, len(r.template.Headers)+2)
 	maps.Copy(rec.Headers, r.template.Headers)
-	rec.Headers[TickHeader] = ticks.Text(tick)
+	rec.Headers[TickHeader] = recurrence.Text(tick)
 	rec.Headers[ScheduleHeader] = r.Name
 	t := NewTask{Key: LaneKey{r.value.Queue, r.value.Tenant, r.value.Priority}}
 	t.Encode(&rec, nil)
@@ -69,7 +69,7 @@ func (r *recurring) task(tick uint64) NewTask {
 }
 
 // begin sets when the schedule ticks.
-func (r *recurring) begin(times ticks.Sequence) {
+func (r *recurring) begin(times recurrence.Sequence) {
 	r.times = times
 	if r.next = times.Next(r.value.After); r.value.Paused {
 		r.next = Never
@@ -91,7 +91,7 @@ func (r *recurring) isAhead(wall uint64) bool {
 	period := r.value.Every
 	if period == 0 {
 		first := r.times.Next(wall)
-		if first == ticks.Never {
+		if first == recurrence.Never {
 			return false
 		}
 		period = r.times.Next(first) - first
@@ -243,7 +243,7 @@ func (s *State) recur(r *recurring) bool {
 				r.pass(s.Wall - missedAfter - 1)
 				continue
 			case MissedOnce:
-				tick = ticks.Latest(r.times, tick, s.Wall-missedAfter-1)
+				tick = recurrence.Latest(r.times, tick, s.Wall-missedAfter-1)
 			}
 		}
 		tasks := []NewTask{r.task(tick)}
@@ -309,15 +309,15 @@ func (s *State) loadRecurring() error {
 }
 
 // TimesOf returns when a stored schedule ticks, or an *Invalid.
-func TimesOf(v *keys.ScheduleValue) (ticks.Sequence, error) {
+func TimesOf(v *keys.ScheduleValue) (recurrence.Sequence, error) {
 	if v.Every != 0 {
-		return ticks.Every{Start: v.Start, Interval: v.Every}, nil
+		return recurrence.Every{Start: v.Start, Interval: v.Every}, nil
 	}
-	loc, err := ticks.Zone(v.TimeZone)
+	loc, err := recurrence.Zone(v.TimeZone)
 	if err != nil {
 		return nil, &Invalid{"Schedule.TimeZone", v.TimeZone, "an IANA name that this machine knows, such as Europe/Berlin; package time/tzdata has all"}
 	}
-	times, err := ticks.ParseCron(v.Cron, loc)
+	times, err := recurrence.ParseCron(v.Cron, loc)
 	if err != nil {
 		return nil, &Invalid{"Schedule.Cron", v.Cron, fmt.Sprintf("a cron expression: %v", err)}
 	}
@@ -330,7 +330,7 @@ const (
 )
 
 // CheckTimes returns when a new schedule ticks, or an *Invalid.
-func CheckTimes(cron, zone string, every time.Duration, now uint64) (ticks.Sequence, error) {
+func CheckTimes(cron, zone string, every time.Duration, now uint64) (recurrence.Sequence, error) {
 	switch {
 	case (cron == "") == (every == 0):
 		return nil, &Invalid{"Schedule", fmt.Sprintf("Cron %q, Every %v", cron, every), "one of Cron and Every"}
@@ -343,7 +343,7 @@ func CheckTimes(cron, zone string, every time.Duration, now uint64) (ticks.Seque
 	}
 	times, err := TimesOf(&keys.ScheduleValue{Cron: cron, TimeZone: zone, Start: now, Every: record.Millis(every)})
 	switch {
-	case err != nil || times.Next(now) != ticks.Never:
+	case err != nil || times.Next(now) != recurrence.Never:
 		return times, err
 	case every != 0:
 		return nil, &Invalid{"Schedule.Every", every, "an interval that ends before the year 10000"}
@@ -375,7 +375,7 @@ func CheckSchedule(key, value []byte) (name string, err error) {
 }
 
 // SetSchedule stores a schedule; v has no position in time.
-func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Sequence) error {
+func (s *State) SetSchedule(name string, v keys.ScheduleValue, times recurrence.Sequence) error {
 	old := s.recurring.find(name)
 	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone ||
 		old.isAhead(s.Wall)
@@ -393,7 +393,7 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times ticks.Seque
 		}
 	}
 	if v.Every != 0 { // the start was not known before
-		times = ticks.Every{Start: v.Start, Interval: v.Every}
+		times = recurrence.Every{Start: v.Start, Interval: v.Every}
 	}
 	r, err := newRecurring(name, v)
 	if err != nil { // it was encoded just now
@@ -425,7 +425,7 @@ func (s *State) PauseSchedule(name string, paused bool) error {
 	if !paused && r.isAhead(s.Wall) {
 		next.value.Start, next.value.After, next.value.Last = s.Wall, s.Wall, 0
 		if next.value.Every != 0 {
-			next.times = ticks.Every{Start: s.Wall, Interval: next.value.Every}
+			next.times = recurrence.Every{Start: s.Wall, Interval: next.value.Every}
 		}
 	}
 	if next.place, next.next = -1, Never; r.Err == nil {

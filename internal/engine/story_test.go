@@ -21,9 +21,9 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/record"
+	"codeq/internal/recurrence"
 	"codeq/internal/schema"
 	"codeq/internal/store"
-	"codeq/internal/ticks"
 )
 
 // Stories drive States without an owner, a command at a time. A file of testdata is one story:
@@ -404,7 +404,7 @@ func (w *world) nameNew(s *drivenShard) {
 		}
 		name := string(rec.Payload)
 		if tick := rec.Headers[TickHeader]; tick != "" {
-			at, err := time.Parse(ticks.Format, tick)
+			at, err := time.Parse(recurrence.Format, tick)
 			require.NoError(w.t, err)
 			name += "@" + clock(uint64(at.UnixMilli()))
 		}

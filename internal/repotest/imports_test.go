@@ -23,7 +23,7 @@ var layers = [][]string{
 	{"internal/keys", "internal/record"},
 	{"internal/store", "internal/manifest"},
 	{"internal/schema", "internal/peer"},
-	{"internal/conversion", "internal/ticks"},
+	{"internal/conversion", "internal/recurrence"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
 	{"internal/broadcast", "internal/claimlines", "internal/inspect", "internal/logentry", "internal/inbox", "internal/bulk", "internal/reading", "internal/simtest", "internal/storetest"},
@@ -156,7 +156,7 @@ var pure = map[string][]string{
 		"github.com/cespare/xxhash/v2", "github.com/cockroachdb/pebble/v2",
 		"codeq/internal/arena", "codeq/internal/base", "codeq/internal/chunked", "codeq/internal/fingerprint", "codeq/internal/keys",
 		"codeq/internal/numset", "codeq/internal/recent", "codeq/internal/record", "codeq/internal/schema", "codeq/internal/store",
-		"codeq/internal/ticks", "codeq/internal/timeheap", "codeq/internal/wheel", "codeq/internal/window", "codeq/internal/wire",
+		"codeq/internal/recurrence", "codeq/internal/timeheap", "codeq/internal/wheel", "codeq/internal/window", "codeq/internal/wire",
 	},
 	"permits": {"cmp", "math", "time", "codeq/internal/wire"},
 }

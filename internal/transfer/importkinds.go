@@ -10,7 +10,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/reading"
 	"codeq/internal/record"
-	"codeq/internal/ticks"
+	"codeq/internal/recurrence"
 )
 
 // What becomes of the lines of each kind.
@@ -42,12 +42,12 @@ func (im *importer) settings(l *Settings) error {
 // all tasks.
 func (im *importer) schedule(l *Schedule) (waits bool, err error) {
 	if !im.all {
-		zone, err := ticks.Zone(l.TimeZone)
+		zone, err := recurrence.Zone(l.TimeZone)
 		if err != nil {
 			return false, fmt.Errorf("schedule %q: %w: %q: %w", l.Name, ErrZone, l.TimeZone, err)
 		}
 		if l.Cron != "" {
-			if _, err := ticks.ParseCron(l.Cron, zone); err != nil {
+			if _, err := recurrence.ParseCron(l.Cron, zone); err != nil {
 				return false, wrong("schedule %q: %w", l.Name, err)
 			}
 		}

@@ -1,4 +1,4 @@
-package ticks
+package recurrence
 
 import (
 	"archive/zip"

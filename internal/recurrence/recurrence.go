@@ -1,6 +1,6 @@
-// Package ticks computes when something that recurs comes next: by a cron expression in a time
+// Package recurrence computes when something that recurs comes next: by a cron expression in a time
 // zone, or at an interval. Times are milliseconds since 1970.
-package ticks
+package recurrence
 
 import (
 	"errors"
