@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/container/recent"
 	"codeq/internal/keys"
-	"codeq/internal/recent"
 )
 
 func TestCancelEnded(t *testing.T) {

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"sync"
 
-	"codeq/internal/arena"
 	"codeq/internal/base"
 	"codeq/internal/call"
+	"codeq/internal/container/arena"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"

@@ -14,10 +14,10 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/call"
+	"codeq/internal/container/recent"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/heartbeat"
-	"codeq/internal/recent"
 	"codeq/internal/record"
 	"codeq/internal/taskbatch"
 	"codeq/internal/workers"

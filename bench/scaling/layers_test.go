@@ -24,7 +24,7 @@ func TestClassify(t *testing.T) {
 		{layerOwner, "runtime.memmove codeq.(*group).set codeq.(*shard).resolve codeq.(*shard).run"},
 		{layerOwner, "internal/runtime/maps.(*Map).Get runtime.mapaccess1 codeq/internal/window.(*Window).Pop codeq.(*shard).run"},
 		{layerCallers, "codeq.(*completion).wait codeq.(*shard).do codeq.(*Queue).Produce codeq/bench/workload.Calls.Produce"},
-		{layerCallers, "codeq/internal/wheel.(*Wheel).Next codeq.(*Queue).Claim"},
+		{layerCallers, "codeq/internal/container/wheel.(*Wheel).Next codeq.(*Queue).Claim"},
 		{layerEncoding, "codeq/internal/record.(*Record).Append codeq.prepare codeq.(*Queue).Produce"},
 		{layerEncoding, "runtime.memmove codeq/internal/keys.PutTask codeq.(*group).setTask codeq.(*shard).run"},
 		{layerCommit, p + "/internal/arenaskl.(*Skiplist).findSplice " + p + ".(*memTable).apply " + p + ".(*commitPipeline).Commit " + p + ".(*DB).applyInternal codeq.(*store).commit codeq.(*shard).run"},

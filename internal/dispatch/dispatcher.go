@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"codeq/internal/chunked"
+	"codeq/internal/container/chunked"
+	"codeq/internal/container/timeheap"
 	"codeq/internal/engine"
 	"codeq/internal/record"
-	"codeq/internal/timeheap"
 )
 
 // Dispatcher gives the ready tasks of a shard to claims.

@@ -6,9 +6,9 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"codeq/internal/chunked"
+	"codeq/internal/container/chunked"
+	"codeq/internal/container/timeheap"
 	"codeq/internal/engine"
-	"codeq/internal/timeheap"
 )
 
 // List is a long list of queues of claims. A caller's goroutine makes it, once for many claims, and

@@ -9,9 +9,9 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
-	"codeq/internal/chunked"
+	"codeq/internal/container/chunked"
+	"codeq/internal/container/numset"
 	"codeq/internal/keys"
-	"codeq/internal/numset"
 )
 
 // catalogue holds the numbers of a shard's lanes and queues. A lane is in memory while it has ready

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"codeq/internal/container/numset"
 	"codeq/internal/keys"
-	"codeq/internal/numset"
 	"codeq/internal/schema"
 
 	"github.com/cockroachdb/pebble/v2"

@@ -1,10 +1,10 @@
 package engine
 
 import (
-	"codeq/internal/chunked"
+	"codeq/internal/container/chunked"
+	"codeq/internal/container/wheel"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/wheel"
 )
 
 // lease is a task that a worker holds.

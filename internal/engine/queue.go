@@ -3,7 +3,7 @@ package engine
 import (
 	"strings"
 
-	"codeq/internal/chunked"
+	"codeq/internal/container/chunked"
 	"codeq/internal/keys"
 )
 

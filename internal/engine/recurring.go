@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/recurrence"
 	"codeq/internal/schema"
-	"codeq/internal/timeheap"
 )
 
 // recurring is a Schedule in the memory of its shard.

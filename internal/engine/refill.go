@@ -8,8 +8,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
-	"codeq/internal/arena"
 	"codeq/internal/base"
+	"codeq/internal/container/arena"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 	"codeq/internal/window"

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 
 	"codeq/internal/base"
-	"codeq/internal/chunked"
+	"codeq/internal/container/chunked"
 	"codeq/internal/keys"
 	"codeq/internal/schema"
 )

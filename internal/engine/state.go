@@ -4,12 +4,12 @@ import (
 	"math"
 	"time"
 
-	"codeq/internal/chunked"
+	"codeq/internal/container/chunked"
+	"codeq/internal/container/recent"
+	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
-	"codeq/internal/recent"
 	"codeq/internal/schema"
 	"codeq/internal/store"
-	"codeq/internal/timeheap"
 )
 
 // State is the rules of one shard, with the memory that they use: what each operation does to

@@ -11,7 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
-	"codeq/internal/fingerprint"
+	"codeq/internal/container/fingerprint"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )

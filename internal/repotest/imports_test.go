@@ -154,9 +154,10 @@ var pure = map[string][]string{
 		"bytes", "cmp", "container/list", "encoding/binary", "encoding/hex", "encoding/json", "errors", "fmt", "maps", "math", "math/bits",
 		"math/rand/v2", "reflect", "slices", "sort", "strconv", "strings", "sync/atomic", "time", "unicode/utf8", "unsafe",
 		"github.com/cespare/xxhash/v2", "github.com/cockroachdb/pebble/v2",
-		"codeq/internal/arena", "codeq/internal/base", "codeq/internal/chunked", "codeq/internal/fingerprint", "codeq/internal/keys",
-		"codeq/internal/numset", "codeq/internal/recent", "codeq/internal/record", "codeq/internal/schema", "codeq/internal/store",
-		"codeq/internal/recurrence", "codeq/internal/timeheap", "codeq/internal/wheel", "codeq/internal/window", "codeq/internal/wire",
+		"codeq/internal/base", "codeq/internal/container/arena", "codeq/internal/container/chunked",
+		"codeq/internal/container/fingerprint", "codeq/internal/container/numset", "codeq/internal/container/recent",
+		"codeq/internal/container/timeheap", "codeq/internal/container/wheel", "codeq/internal/keys", "codeq/internal/record",
+		"codeq/internal/recurrence", "codeq/internal/schema", "codeq/internal/store", "codeq/internal/window", "codeq/internal/wire",
 	},
 	"permits": {"cmp", "math", "time", "codeq/internal/wire"},
 }
