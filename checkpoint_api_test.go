@@ -23,7 +23,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/testkit"
 )
 
@@ -53,7 +53,7 @@ func TestCheckpointRefuses(t *testing.T) {
 	testkit.WriteFile(t, filepath.Join(root, "left", checkpoint.Unfinished), "{}")
 	require.NoError(t, os.Symlink(filepath.Join(root, "queue"), filepath.Join(root, "alias")))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "locked"), 0o755))
-	lock, err := private.FS.Lock(filepath.Join(root, "locked", manifest.LockName))
+	lock, err := platform.FS.Lock(filepath.Join(root, "locked", manifest.LockName))
 	require.NoError(t, err)
 	for _, c := range []struct {
 		dir  string

@@ -15,7 +15,7 @@ import (
 	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/wire"
 )
 
@@ -113,7 +113,7 @@ func OpenLocal(ctx context.Context, dir string) (_ *Queue, err error) {
 	if err := checkDir("OpenLocal dir", dir); err != nil {
 		return nil, err
 	}
-	d, err := manifest.Look(private.FS, dir)
+	d, err := manifest.Look(platform.FS, dir)
 	if err != nil {
 		return nil, err
 	}

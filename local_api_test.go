@@ -25,7 +25,7 @@ import (
 	"codeq"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/testkit"
 )
 
@@ -737,7 +737,7 @@ func TestLocalFormats(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
 	socket, stop := s.serve(t)
-	d, err := manifest.Look(private.FS, s.dir)
+	d, err := manifest.Look(platform.FS, s.dir)
 	require.NoError(t, err)
 	id, err := peer.ParseID(d.ID)
 	require.NoError(t, err)

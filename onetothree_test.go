@@ -14,9 +14,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/bootid"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/platform"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
@@ -345,7 +345,7 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 // TestKilledNodeBecomesAlone: a node whose process was killed, while its machine ran on, is a queue
 // by itself again with what it had acknowledged below DurabilityDisk.
 func TestKilledNodeBecomesAlone(t *testing.T) {
-	if bootid.Read() == "" {
+	if platform.BootID() == "" {
 		t.Skip("the system does not tell one boot from another")
 	}
 	synctest.Test(t, func(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
@@ -496,7 +496,7 @@ func (f noLockFS) Unwrap() vfs.FS { return f.FS }
 // TestOpenCannotLock: that a file system cannot lock is not that somebody else has the directory.
 func TestOpenCannotLock(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "queue")
-	_, err := codeq.Open(dir, onDisk(noLockFS{private.FS}, &codeq.Options{}))
+	_, err := codeq.Open(dir, onDisk(noLockFS{platform.FS}, &codeq.Options{}))
 	require.ErrorIs(t, err, syscall.ENOLCK)
 	require.NotErrorIs(t, err, codeq.ErrLocked)
 	require.ErrorContains(t, err, "lock "+filepath.Join(dir, manifest.LockName))

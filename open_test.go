@@ -15,14 +15,13 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/bootid"
 	"codeq/internal/cluster"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/store"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
@@ -337,8 +336,8 @@ func TestOptionDefaults(t *testing.T) {
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
 		require.NotNil(t, o.private.Wall)
 		require.NotNil(t, o.private.Mono)
-		require.Equal(t, private.FS, o.private.FS)
-		require.Equal(t, bootid.Read(), o.private.Boot)
+		require.Equal(t, platform.FS, o.private.FS)
+		require.Equal(t, platform.BootID(), o.private.Boot)
 		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.private.Pebble(manifest.Format))
 		require.Nil(t, o.teller)
 		o.Logger, o.log, o.private.Wall, o.private.Mono, o.private.FS, o.private.Boot, o.private.Pebble = nil, nil, nil, nil, nil, "", nil

@@ -9,13 +9,12 @@ import (
 	"time"
 
 	"codeq/internal/base"
-	"codeq/internal/bootid"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/logqueue"
 	"codeq/internal/manifest"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/store"
 	"codeq/internal/taskbatch"
 )
@@ -303,7 +302,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	}
 	c.teller = newTeller(c.Observer, c.log)
 	if c.private.FS == nil {
-		c.private.FS = private.FS
+		c.private.FS = platform.FS
 	}
 	if c.private.Wall == nil {
 		c.private.Wall = time.Now
@@ -314,7 +313,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.private.Pebble == nil {
 		c.private.Pebble = manifest.PebbleFormat
 	}
-	c.private.Boot = cmp.Or(c.private.Boot, bootid.Read())
+	c.private.Boot = cmp.Or(c.private.Boot, platform.BootID())
 	return &c, nil
 }
 

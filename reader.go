@@ -11,7 +11,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/reading"
 	"codeq/internal/schema"
 	"codeq/internal/steps"
@@ -60,7 +60,7 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 		rules.Shards, rules.Replicated = m.Shards, m.Node != ""
 		return rules
 	}}
-	fs := private.FS
+	fs := platform.FS
 	if opts != nil {
 		c.AcceptCopy = opts.AcceptCopy
 		if opts.private.FS != nil {

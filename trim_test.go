@@ -18,9 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
-	"codeq/internal/inode"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/platform"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
@@ -698,5 +698,5 @@ func TestLinkedBytes(t *testing.T) {
 func inodesAreKnown(t *testing.T, dir string) bool {
 	info, err := os.Stat(dir)
 	require.NoError(t, err)
-	return inode.Number(info) != 0
+	return platform.InodeNumber(info) != 0
 }

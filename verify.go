@@ -5,7 +5,7 @@ import (
 
 	"codeq/internal/fsck"
 	"codeq/internal/inspect"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/reading"
 )
 
@@ -110,7 +110,7 @@ func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	if err := checkDir("Verify dir", dir); err != nil {
 		return nil, err
 	}
-	o := VerifyOptions{private: inspect.Private{FS: private.FS}}
+	o := VerifyOptions{private: inspect.Private{FS: platform.FS}}
 	if opts != nil {
 		o.Repair, o.AcceptCopy = opts.Repair, opts.AcceptCopy
 		if opts.private.FS != nil {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/transfer"
 )
 
@@ -38,7 +38,7 @@ func (a *app) export(ctx context.Context, c *cli.Command) (err error) {
 	defer func() { err = finish(err) }()
 	p := a.progress()
 	defer p.end()
-	n, err := transfer.Export(ctx, private.FS, t.dir, t.acceptCopy, out, p.tell)
+	n, err := transfer.Export(ctx, platform.FS, t.dir, t.acceptCopy, out, p.tell)
 	p.end()
 	if err != nil {
 		return transferError(t.explainClosed(err, ofCheckpoint))

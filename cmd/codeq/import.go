@@ -17,7 +17,7 @@ import (
 
 	"codeq"
 	"codeq/internal/keys"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/transfer"
 )
 
@@ -100,7 +100,7 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 		o.Named = func(old, id keys.ID) error { return e.Encode(struct{ Old, New codeq.ID }{old, id}) }
 	}
 	done, err := place.make(func(dir string) (transfer.Result, error) {
-		r, err := transfer.Import(ctx, private.FS, dir, from, o)
+		r, err := transfer.Import(ctx, platform.FS, dir, from, o)
 		return r, errors.Join(err, lines.Flush())
 	})
 	if err != nil {
@@ -148,7 +148,7 @@ func placeOf(dir string) (*place, error) {
 		}
 		return &place{dir, filepath.Join(dir, workSuffix), true}, nil
 	}
-	if err := private.DanglingLink(dir); err != nil {
+	if err := platform.DanglingLink(dir); err != nil {
 		return nil, coded(exitRefused, err)
 	}
 	return &place{dir, dir + workSuffix, false}, nil
@@ -159,7 +159,7 @@ func (p *place) queue() string { return filepath.Join(p.work, "queue") }
 // check makes sure that the directory can be made, and leaves everything as it is.
 func (p *place) check(from io.Reader) error {
 	killed := false
-	if names, err := private.FS.List(p.work); !errors.Is(err, fs.ErrNotExist) && len(names) != 0 {
+	if names, err := platform.FS.List(p.work); !errors.Is(err, fs.ErrNotExist) && len(names) != 0 {
 		if killed = slices.Contains(names, importMark); !killed {
 			return coded(exitRefused, fmt.Errorf("%s exists, and no import has made it", p.work))
 		}
@@ -188,7 +188,7 @@ func (p *place) check(from io.Reader) error {
 			needs += 2 * uint64(info.Size())
 		}
 	}
-	if usage, err := private.FS.GetDiskUsage(above); err == nil && usage.AvailBytes < needs {
+	if usage, err := platform.FS.GetDiskUsage(above); err == nil && usage.AvailBytes < needs {
 		return fmt.Errorf("%w: %d bytes are free in %s, and the import needs up to %d", codeq.ErrDiskFull, usage.AvailBytes, above, needs)
 	}
 	return nil
@@ -197,12 +197,12 @@ func (p *place) check(from io.Reader) error {
 // isFree makes sure that the directory is missing, or has nothing but the files that an import has
 // put there before it was killed.
 func (p *place) isFree(killed bool) error {
-	names, err := private.FS.List(p.dir)
+	names, err := platform.FS.List(p.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return coded(exitRefused, err)
 	}
 	for _, name := range names {
-		if name != workSuffix && !(killed && isStore(name)) && !transfer.IsOfVolume(private.FS, p.dir, name) {
+		if name != workSuffix && !(killed && isStore(name)) && !transfer.IsOfVolume(platform.FS, p.dir, name) {
 			return coded(exitRefused, fmt.Errorf("%s is not empty, it has %q: import makes a new directory, or fills an empty one", p.dir, name))
 		}
 	}
@@ -229,12 +229,12 @@ func (p *place) make(fill func(dir string) (transfer.Result, error)) (done trans
 
 // begin makes and locks the work directory, and clears the remains of an interrupted import.
 func (p *place) begin() (end func() error, err error) {
-	if err := private.FS.MkdirAll(p.work, private.DirMode); err != nil {
+	if err := platform.FS.MkdirAll(p.work, platform.DirMode); err != nil {
 		return nil, err
 	}
-	lock, err := private.FS.Lock(filepath.Join(p.work, importMark))
+	lock, err := platform.FS.Lock(filepath.Join(p.work, importMark))
 	if err != nil {
-		if errors.Is(err, private.ErrHeld) {
+		if errors.Is(err, platform.ErrHeld) {
 			err = fmt.Errorf("%w: another import makes %s: %w", codeq.ErrLocked, p.dir, err)
 		}
 		return nil, err
@@ -264,11 +264,11 @@ func (p *place) prepare(killed bool) error {
 		err = p.clear()
 	}
 	if err == nil {
-		err = os.Mkdir(p.queue(), private.DirMode)
+		err = os.Mkdir(p.queue(), platform.DirMode)
 	}
 	for _, dir := range []string{p.work, p.queue()} {
 		if err == nil {
-			err = private.GiveDirectory(dir)
+			err = platform.GiveDirectory(dir)
 		}
 	}
 	return err

@@ -18,7 +18,7 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/store"
 )
 
@@ -236,7 +236,7 @@ func place(fsys vfs.FS, dir string) (string, error) {
 		if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir {
 			return "", throughFile(fsys, dir, err)
 		}
-		if err := private.DanglingLink(dir); err != nil {
+		if err := platform.DanglingLink(dir); err != nil {
 			return "", err
 		}
 	}

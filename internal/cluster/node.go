@@ -28,7 +28,7 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/raftlog"
 	"codeq/internal/snapshot"
 )
@@ -369,7 +369,7 @@ func damageOf(err error) error {
 	switch {
 	case errors.Is(err, raftlog.ErrCorrupt) || errors.Is(err, snapshot.ErrDamaged):
 		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-	case errors.Is(err, private.ErrHeld):
+	case errors.Is(err, platform.ErrHeld):
 		return fmt.Errorf("%w: %w", base.ErrLocked, err)
 	}
 	return err

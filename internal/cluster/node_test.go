@@ -16,7 +16,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/raftlog"
 )
 
@@ -39,7 +39,7 @@ func newLoneNodeAt(l net.Listener, disk vfs.FS, votes string, m StateMachine) *N
 		Machines:   []StateMachine{m},
 		Reconcile:  func(bool) error { return nil },
 		PanicError: func(what string, value any, _ []byte) error { return fmt.Errorf("panic in %s: %v", what, value) },
-		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(private.FS, votes) },
+		Votes:      func(string) (raftlog.Stables, error) { return raftlog.OpenStable(platform.FS, votes) },
 	})
 }
 

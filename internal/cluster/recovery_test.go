@@ -12,7 +12,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/guard"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/raftlog"
 )
 
@@ -76,7 +76,7 @@ func TestRecover(t *testing.T) {
 			disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 			require.NoError(t, disk.MkdirAll("dir", 0o700))
 			logOf(t, disk, tc.log...)
-			file, err := raftlog.OpenStable(private.FS, votes)
+			file, err := raftlog.OpenStable(platform.FS, votes)
 			require.NoError(t, err)
 			require.NoError(t, file.Group(0).SetUint64([]byte(keyCurrentTerm), tc.term))
 			require.NoError(t, file.Close())

@@ -16,7 +16,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/crashfs"
 	"codeq/internal/integrity"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
 	"codeq/internal/testkit"
@@ -188,7 +188,7 @@ func (v *oldVotes) SetUint64(key []byte, value uint64) error {
 func TestFailingVotes(t *testing.T) {
 	for write := 1; write <= 3; write++ {
 		path := filepath.Join(t.TempDir(), "votes")
-		file, err := raftlog.OpenStable(private.FS, path)
+		file, err := raftlog.OpenStable(platform.FS, path)
 		require.NoError(t, err)
 		old := &oldVotes{StableStore: file.Group(0)}
 		g := loneGroup(crashfs.New(), nil)
@@ -211,7 +211,7 @@ func TestFailingVotes(t *testing.T) {
 		require.ErrorIs(t, log.DeleteRange(1, 1), errNotStored)
 		require.NoError(t, file.Close())
 
-		file, err = raftlog.OpenStable(private.FS, path)
+		file, err = raftlog.OpenStable(platform.FS, path)
 		require.NoError(t, err)
 		term, err := file.Group(0).GetUint64([]byte(keyVoteTerm))
 		require.NoError(t, err)
@@ -226,7 +226,7 @@ func TestFailingVotes(t *testing.T) {
 // TestVotesDoNotGoBack: when Raft has gone back to an earlier term, what is stored stays, and there
 // is no second vote in a term, nor one in a term before the latest.
 func TestVotesDoNotGoBack(t *testing.T) {
-	file, err := raftlog.OpenStable(private.FS, filepath.Join(t.TempDir(), "votes"))
+	file, err := raftlog.OpenStable(platform.FS, filepath.Join(t.TempDir(), "votes"))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, file.Close()) }()
 	g := loneGroup(crashfs.New(), nil)
@@ -326,7 +326,7 @@ func TestClosedStoresFailNoReplica(t *testing.T) {
 	log := &groupLog{LogStore: group, group: g}
 	require.NoError(t, log.StoreLogs(entriesFrom(1, 1)))
 	require.NoError(t, logs.Close())
-	file, err := raftlog.OpenStable(private.FS, filepath.Join(t.TempDir(), "votes"))
+	file, err := raftlog.OpenStable(platform.FS, filepath.Join(t.TempDir(), "votes"))
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
 	votes := newVotes(file.Group(0), g)

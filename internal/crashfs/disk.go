@@ -21,7 +21,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/private"
+	"codeq/internal/platform"
 )
 
 var errNoName = errors.New("crashfs: empty file name")
@@ -362,7 +362,7 @@ func (d *Disk) Lock(name string) (io.Closer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n := d.locked[name]; n != 0 {
-		return nil, &private.Held{Path: name, Reads: n > 0, Here: true}
+		return nil, &platform.Held{Path: name, Reads: n > 0, Here: true}
 	}
 	if _, err := d.create(name); err != nil {
 		return nil, err
@@ -375,7 +375,7 @@ func (d *Disk) LockShared(name string) (io.Closer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.locked[name] < 0 {
-		return nil, &private.Held{Path: name, Here: true}
+		return nil, &platform.Held{Path: name, Here: true}
 	}
 	if _, err := d.find("lock", name); err != nil {
 		return nil, err

@@ -19,7 +19,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/private"
+	"codeq/internal/platform"
 )
 
 // SealName is the name of the seal in a store's directory:
@@ -121,7 +121,7 @@ func Correct(fs vfs.FS, dir, to string) (ok bool, err error) {
 	if len(corrected) == 0 {
 		return false, nil
 	}
-	if err := fs.MkdirAll(to, private.DirMode); err != nil {
+	if err := fs.MkdirAll(to, platform.DirMode); err != nil {
 		return false, err
 	}
 	for _, f := range append(sealed, sealedFile{name: SealName}) {

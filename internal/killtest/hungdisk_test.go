@@ -22,7 +22,7 @@ import (
 
 	"codeq"
 	"codeq/internal/inspect"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/testkit"
 )
 
@@ -66,7 +66,7 @@ type hungFS struct {
 }
 
 func (h *hungFS) fs() vfs.FS {
-	return &testkit.HookFS{FS: private.FS, Before: func(string, string) error {
+	return &testkit.HookFS{FS: platform.FS, Before: func(string, string) error {
 		h.blocked.RLock()
 		defer h.blocked.RUnlock()
 		return nil

@@ -18,7 +18,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/integrity"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 )
 
 // Directory is a queue's directory. It is locked while the queue is open.
@@ -231,7 +231,7 @@ func makeDirectory(fsys vfs.FS, path string) (made []string, err error) {
 	if made = names; !isMissing(path) {
 		made = nil
 	}
-	if err := fsys.MkdirAll(path, private.DirMode); err != nil {
+	if err := fsys.MkdirAll(path, platform.DirMode); err != nil {
 		return nil, err
 	}
 	for _, name := range names {
@@ -255,7 +255,7 @@ func unmake(fsys vfs.FS, made []string) {
 func SyncName(fsys vfs.FS, path string) error {
 	err := SyncDirectory(fsys, fsys.PathDir(path))
 	if errors.Is(err, fs.ErrPermission) && vfs.Root(fsys) == vfs.Default {
-		return private.SyncAll(path)
+		return platform.SyncAll(path)
 	}
 	return err
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/testkit"
 )
 
@@ -32,7 +32,7 @@ func TestUnlistableParent(t *testing.T) {
 	require.NoError(t, os.Chmod(parent, 0o300))
 	open := func(name string) error {
 		return as(t, user, func() error {
-			d, err := Open(private.FS, name, Want{NewShards: 1})
+			d, err := Open(platform.FS, name, Want{NewShards: 1})
 			if err == nil {
 				err = d.Close()
 			}

@@ -12,9 +12,8 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/failstop"
-	"codeq/internal/inode"
 	"codeq/internal/integrity"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/testkit"
 )
 
@@ -24,11 +23,11 @@ func openedHere(t *testing.T) (d *Directory, store string) {
 	if runtime.GOOS == "windows" {
 		t.Skip("an open directory cannot be moved, and copies are not recognized")
 	}
-	d, err := Open(private.FS, filepath.Join(t.TempDir(), "queue"), Want{Shards: 1})
+	d, err := Open(platform.FS, filepath.Join(t.TempDir(), "queue"), Want{Shards: 1})
 	require.NoError(t, err)
 	require.NoError(t, d.FinishCreation())
 	store = ShardDir(d.FS, d.Path, 0)
-	require.NoError(t, d.FS.MkdirAll(store, private.DirMode))
+	require.NoError(t, d.FS.MkdirAll(store, platform.DirMode))
 	require.NoError(t, d.Begin())
 	create(t, d.FS, filepath.Join(store, "000001.log"))
 	return d, store
@@ -74,7 +73,7 @@ func TestLostDirectory(t *testing.T) {
 		"remove itself":    func() error { return d.FS.RemoveAll(d.Path) },
 		"rename":           func() error { return d.FS.Rename(name, filepath.Join(store, "b")) },
 		"rename out":       func() error { return d.FS.Rename(name, outside) },
-		"make":             func() error { return d.FS.MkdirAll(filepath.Join(store, "c"), private.DirMode) },
+		"make":             func() error { return d.FS.MkdirAll(filepath.Join(store, "c"), platform.DirMode) },
 		"lock":             func() error { _, err := d.FS.Lock(filepath.Join(store, LockName)); return err },
 		"usage":            func() error { _, err := d.FS.GetDiskUsage(store); return err },
 		"manifest":         d.Write,
@@ -103,7 +102,7 @@ func TestStoreIsSwapped(t *testing.T) {
 	t.Parallel()
 	d, store := openedHere(t)
 	received := MetaDir(d.FS, d.Path, 0)
-	require.NoError(t, d.FS.MkdirAll(received, private.DirMode))
+	require.NoError(t, d.FS.MkdirAll(received, platform.DirMode))
 	create(t, d.FS, filepath.Join(received, "000007.log"))
 	require.NoError(t, d.FS.RemoveAll(store))
 	require.NoError(t, d.FS.Rename(received, store))
@@ -155,7 +154,7 @@ func TestPlaceBeforeFormat7(t *testing.T) {
 	require.Zero(t, m.Open.Born)
 	require.Zero(t, m.Opening)
 	require.NotZero(t, m.Open.Manifest)
-	if inode.HasLastingDirectories(d.Path) {
+	if platform.HasLastingDirectories(d.Path) {
 		require.NotZero(t, m.Open.Directory)
 	}
 	require.NoError(t, d.RefuseCopy())
@@ -211,22 +210,22 @@ func TestCrashIsNoted(t *testing.T) {
 func TestDiffers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		a, b    inode.ID
+		a, b    platform.FileID
 		differs bool
 	}{
-		{inode.ID{}, inode.ID{Number: 1, Born: 1}, false},
-		{inode.ID{Number: 1}, inode.ID{Number: 2}, true},
-		{inode.ID{Number: 1}, inode.ID{Number: 1, Born: 1}, false},
-		{inode.ID{Number: 1, Born: 1}, inode.ID{Number: 1, Born: 2}, true},
-		{inode.ID{Number: 1, Born: 1}, inode.ID{Number: 1, Born: 1}, false},
-		{inode.ID{Born: 1}, inode.ID{Number: 1, Born: 1}, false},
+		{platform.FileID{}, platform.FileID{Number: 1, Born: 1}, false},
+		{platform.FileID{Number: 1}, platform.FileID{Number: 2}, true},
+		{platform.FileID{Number: 1}, platform.FileID{Number: 1, Born: 1}, false},
+		{platform.FileID{Number: 1, Born: 1}, platform.FileID{Number: 1, Born: 2}, true},
+		{platform.FileID{Number: 1, Born: 1}, platform.FileID{Number: 1, Born: 1}, false},
+		{platform.FileID{Born: 1}, platform.FileID{Number: 1, Born: 1}, false},
 	} {
 		require.Equal(t, c.differs, c.a.Differs(c.b), "%+v %+v", c.a, c.b)
 	}
 	before := time.Now()
 	path := filepath.Join(t.TempDir(), "a")
 	testkit.WriteFile(t, path, "")
-	id, err := inode.Identify(path)
+	id, err := platform.IdentifyFile(path)
 	require.NoError(t, err)
 	if id.Born != 0 {
 		require.WithinDuration(t, before, time.Unix(0, id.Born), time.Minute)

@@ -10,18 +10,13 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 )
 
 // An owner has the lock of LOCK exclusively, by FS.Lock, and readers share it. It alone would not
 // exclude a second owner once LOCK is removed or replaced, since that one locks another file. So
 // whoever has it also looks whether somebody has the lock of a store, which an older version has as
 // well, and locks the directory itself as far as the system can.
-
-// lockable is a file system with locks that readers share.
-type lockable interface {
-	LockShared(name string) (io.Closer, error)
-}
 
 // locks are released the last one first.
 type locks []io.Closer
@@ -43,7 +38,7 @@ func lockExclusively(fsys vfs.FS, dir string) (io.Closer, error) {
 // that somebody has made without it.
 func lockShared(fsys vfs.FS, dir string) (io.Closer, error) {
 	return lock(fsys, dir, true, func() (io.Closer, error) {
-		l, err := lockFileShared(fsys, fsys.PathJoin(dir, LockName))
+		l, err := platform.LockShared(fsys, fsys.PathJoin(dir, LockName))
 		if errors.Is(err, fs.ErrNotExist) {
 			return io.NopCloser(nil), nil
 		}
@@ -51,34 +46,15 @@ func lockShared(fsys vfs.FS, dir string) (io.Closer, error) {
 	})
 }
 
-func lockFileShared(fsys vfs.FS, name string) (io.Closer, error) {
-	root := vfs.Root(fsys)
-	if root == vfs.Default {
-		return private.LockShared(name)
-	}
-	if l, ok := root.(lockable); ok {
-		return l.LockShared(name)
-	}
-	if _, err := fsys.Stat(name); err != nil {
-		return nil, err
-	}
-	return fsys.Lock(name) // for one reader
-}
-
 func lock(fsys vfs.FS, dir string, reads bool, own func() (io.Closer, error)) (io.Closer, error) {
 	var held locks
 	for _, step := range []func() (io.Closer, error){
 		own,
 		func() (io.Closer, error) { return io.NopCloser(nil), noStoreIsOpen(fsys, dir) },
-		func() (io.Closer, error) {
-			if vfs.Root(fsys) != vfs.Default {
-				return io.NopCloser(nil), nil
-			}
-			return private.LockDirectory(dir, reads)
-		},
+		func() (io.Closer, error) { return platform.LockDirectory(fsys, dir, reads) },
 	} {
 		l, err := step()
-		if errors.Is(err, private.ErrHeld) {
+		if errors.Is(err, platform.ErrHeld) {
 			err = fmt.Errorf("%w: %w; one process at a time opens a queue: close it there, or call it by OpenLocal", base.ErrLocked, err)
 		}
 		if err != nil {
@@ -89,7 +65,7 @@ func lock(fsys vfs.FS, dir string, reads bool, own func() (io.Closer, error)) (i
 	return held, nil
 }
 
-// noStoreIsOpen returns an error that matches private.ErrHeld if somebody writes a store of a
+// noStoreIsOpen returns an error that matches platform.ErrHeld if somebody writes a store of a
 // directory.
 func noStoreIsOpen(fsys vfs.FS, dir string) error {
 	names, err := fsys.List(dir)
@@ -100,7 +76,7 @@ func noStoreIsOpen(fsys vfs.FS, dir string) error {
 		if !isStore(name) {
 			continue
 		}
-		l, err := lockFileShared(fsys, fsys.PathJoin(dir, name, LockName))
+		l, err := platform.LockShared(fsys, fsys.PathJoin(dir, name, LockName))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -7,8 +7,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
-	"codeq/internal/inode"
 	"codeq/internal/integrity"
+	"codeq/internal/platform"
 )
 
 // Place identifies the manifest of an open queue: from before the first store is written until all
@@ -19,7 +19,7 @@ import (
 type Place struct {
 	Directory uint64 `json:"directory,omitempty"` // the inode; of formats before 7
 	Manifest  uint64 `json:"manifest,omitempty"`  // the inode; 0: the file system does not say
-	Born      int64  `json:"born,omitempty"`      // as inode.ID; since format 7
+	Born      int64  `json:"born,omitempty"`      // as platform.FileID; since format 7
 }
 
 // RefuseCopy refuses files that were copied while the queue was open, or after its process had
@@ -37,18 +37,18 @@ func (d *Directory) RefuseCopy() error {
 func (d *Directory) copied() (what string, err error) {
 	inodes := vfs.Root(d.FS) == vfs.Default
 	if d.Open != nil && inodes {
-		now, err := inode.Identify(d.FS.PathJoin(d.Path, Name))
+		now, err := platform.IdentifyFile(d.FS.PathJoin(d.Path, Name))
 		if err != nil {
 			return "", err
 		}
-		if now.Differs(inode.ID{Number: d.Open.Manifest, Born: d.Open.Born}) {
+		if now.Differs(platform.FileID{Number: d.Open.Manifest, Born: d.Open.Born}) {
 			return Name + " is not the file that was written", nil
 		}
-		if d.Open.Directory != 0 && inode.HasLastingDirectories(d.Path) {
-			if now, err = inode.Identify(d.Path); err != nil {
+		if d.Open.Directory != 0 && platform.HasLastingDirectories(d.Path) {
+			if now, err = platform.IdentifyFile(d.Path); err != nil {
 				return "", err
 			}
-			if now.Differs(inode.ID{Number: d.Open.Directory}) {
+			if now.Differs(platform.FileID{Number: d.Open.Directory}) {
 				return "it was written in another directory", nil
 			}
 		}
@@ -238,13 +238,13 @@ func (d *Directory) settle(file string) error {
 	if d.Open == nil || vfs.Root(d.FS) != vfs.Default {
 		return nil
 	}
-	id, err := inode.Identify(file)
+	id, err := platform.IdentifyFile(file)
 	if err != nil {
 		return err
 	}
 	d.Open = &Place{Manifest: id.Number, Born: id.Born}
-	if d.Format < formatOfOpenings && inode.HasLastingDirectories(d.Path) {
-		dir, err := inode.Identify(d.Path)
+	if d.Format < formatOfOpenings && platform.HasLastingDirectories(d.Path) {
+		dir, err := platform.IdentifyFile(d.Path)
 		if err != nil {
 			return err
 		}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/inode"
 	"codeq/internal/integrity"
+	"codeq/internal/platform"
 )
 
 // The record of a store, in a file PLACE beside Pebble's:
@@ -40,7 +40,7 @@ type record struct {
 	Opening uint64 `json:"opening"`
 	// Files are those that are written again and again, PLACE itself, its link, and as "." the
 	// directory. Files of a store that was closed may be copied, and are not asked about.
-	Files map[string]inode.ID `json:"files,omitempty"`
+	Files map[string]platform.FileID `json:"files,omitempty"`
 }
 
 // isStore reports whether the name of a directory is that of a store.
@@ -100,8 +100,8 @@ func (r *record) write(fsys vfs.FS, dir string, inodes, sync bool) error {
 // identify notes which file has a name now, and will have another one. If that cannot be told,
 // nothing is said of it.
 func (r *record) identify(dir, name, now string) {
-	id, err := inode.Identify(dir + string(os.PathSeparator) + now)
-	if err != nil || id == (inode.ID{}) {
+	id, err := platform.IdentifyFile(dir + string(os.PathSeparator) + now)
+	if err != nil || id == (platform.FileID{}) {
 		delete(r.Files, name)
 		return
 	}
@@ -112,10 +112,10 @@ func (r *record) identify(dir, name, now string) {
 // is.
 func (r *record) differs(dir string) (name string, err error) {
 	for name, was := range r.Files {
-		if name == "." && !inode.HasLastingDirectories(dir) {
+		if name == "." && !platform.HasLastingDirectories(dir) {
 			continue
 		}
-		now, err := inode.Identify(dir + string(os.PathSeparator) + name)
+		now, err := platform.IdentifyFile(dir + string(os.PathSeparator) + name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -133,7 +133,7 @@ func (h *hold) begin(d *heldDir, opening *record) error {
 	if d.record != nil && d.record.Opening == opening.Opening {
 		return nil
 	}
-	r := &record{Queue: opening.Queue, Opening: opening.Opening, Files: make(map[string]inode.ID)}
+	r := &record{Queue: opening.Queue, Opening: opening.Opening, Files: make(map[string]platform.FileID)}
 	if h.inodes {
 		names, err := h.FS.List(d.path)
 		if err != nil {
@@ -144,7 +144,7 @@ func (h *hold) begin(d *heldDir, opening *record) error {
 				r.identify(d.path, name, name)
 			}
 		}
-		if inode.HasLastingDirectories(d.path) {
+		if platform.HasLastingDirectories(d.path) {
 			r.identify(d.path, ".", ".")
 		}
 		// Some file systems have no links. One that exists is that of a killed process.
@@ -223,7 +223,7 @@ func (d *heldDir) checkFiles() error {
 			continue
 		}
 		path := d.path + string(os.PathSeparator) + name
-		now, err := inode.Identify(path)
+		now, err := platform.IdentifyFile(path)
 		if errors.Is(err, fs.ErrNotExist) || err == nil && now.Differs(was) {
 			return lost(path)
 		}

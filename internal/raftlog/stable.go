@@ -15,7 +15,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"codeq/internal/integrity"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 )
 
 // Stables keeps the terms and votes of the groups of a node. All methods, including those of what
@@ -68,7 +68,7 @@ func openStable(fs vfs.FS, path string) (*Stable, error) {
 // createBolt makes the file appear complete and durable, or not at all.
 func createBolt(path string) error {
 	temporary := path + ".new"
-	f, err := private.FS.Create(temporary, vfs.WriteCategoryUnspecified)
+	f, err := platform.FS.Create(temporary, vfs.WriteCategoryUnspecified)
 	if err == nil {
 		err = f.Close()
 	}
@@ -99,7 +99,7 @@ func openBolt(path string) (*raftboltdb.BoltStore, error) {
 		FreelistType:   bbolt.FreelistMapType,
 	}})
 	if errors.Is(err, berrors.ErrTimeout) {
-		err = &private.Held{Path: path}
+		err = &platform.Held{Path: path}
 	}
 	return bolt, err
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/testkit"
 )
 
@@ -18,7 +18,7 @@ func TestStable(t *testing.T) {
 	// as a crash leaves it
 	require.NoError(t, os.WriteFile(path+".new", []byte("half a file"), 0o600))
 	open := func() *Stable {
-		s, err := OpenStable(private.FS, path)
+		s, err := OpenStable(platform.FS, path)
 		require.NoError(t, err)
 		return s
 	}
@@ -61,7 +61,7 @@ func TestStable(t *testing.T) {
 	require.NoFileExists(t, path+".new")
 
 	s = open()
-	_, err = OpenStable(private.FS, path)
+	_, err = OpenStable(platform.FS, path)
 	require.ErrorContains(t, err, path, "in use")
 	g := s.Group(0)
 	require.NoError(t, s.Close())
@@ -69,14 +69,14 @@ func TestStable(t *testing.T) {
 	_, err = g.Get([]byte("CurrentTerm"))
 	require.ErrorIs(t, err, ErrClosed)
 
-	_, err = OpenStable(private.FS, filepath.Join(path, "not a directory"))
+	_, err = OpenStable(platform.FS, filepath.Join(path, "not a directory"))
 	require.Error(t, err)
 }
 
 // TestStableDamage flips bits of a file that was closed, and of its seal.
 func TestStableDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stable")
-	s, err := OpenStable(private.FS, path)
+	s, err := OpenStable(platform.FS, path)
 	require.NoError(t, err)
 	require.NoError(t, s.Group(1).SetUint64([]byte("CurrentTerm"), 7))
 	require.NoError(t, s.Close())
@@ -90,14 +90,14 @@ func TestStableDamage(t *testing.T) {
 			bit := rng.IntN(8 * len(bad))
 			bad[bit/8] ^= 1 << (bit % 8)
 			require.NoError(t, os.WriteFile(name, bad, 0o600))
-			_, err := OpenStable(private.FS, path)
+			_, err := OpenStable(platform.FS, path)
 			require.ErrorIs(t, err, ErrCorrupt, "bit %d of %s", bit, name)
 			require.ErrorContains(t, err, filepath.Base(path))
 			require.ErrorIs(t, CheckStable(vfs.Default, path), ErrCorrupt)
 		}
 		require.NoError(t, os.WriteFile(name, good, 0o600))
 	}
-	s, err = OpenStable(private.FS, path)
+	s, err = OpenStable(platform.FS, path)
 	require.NoError(t, err)
 	term, err := s.Group(1).GetUint64([]byte("CurrentTerm"))
 	require.NoError(t, err)

@@ -35,9 +35,9 @@ var layers = [][]string{
 
 // besideTheAPI is what those who use the API may import of internal.
 var besideTheAPI = map[string][]string{
-	"bench":     {"internal/inspect"},                                       // sets the file system of a Queue
-	"codeqtest": {"internal/inspect", "internal/crashfs"},                   // and its clock, and is the disk
-	"cmd":       {"internal/transfer", "internal/keys", "internal/private"}, // all that is stored, IDs, files for their owner
+	"bench":     {"internal/inspect"},                                        // sets the file system of a Queue
+	"codeqtest": {"internal/inspect", "internal/crashfs"},                    // and its clock, and is the disk
+	"cmd":       {"internal/transfer", "internal/keys", "internal/platform"}, // all that is stored, IDs, files for their owner
 }
 
 // layerOf returns the layer of a directory, and which entry of it the directory is of; -1: none.

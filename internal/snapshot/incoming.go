@@ -8,7 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/private"
+	"codeq/internal/platform"
 )
 
 // received is the files of another node's checkpoint, as far as they have arrived. They stay when
@@ -71,7 +71,7 @@ func (s *Store) receive(encoded []byte, wait time.Duration) (*arrival, error) {
 	if s.received == nil {
 		r = &received{store: s, encoded: bytes.Clone(encoded), manifest: m, mu: newDiskLock()}
 		r.dir = s.fs.PathJoin(s.dir, fmt.Sprint(receivingPrefix, s.number()))
-		if err := s.fs.MkdirAll(r.dir, private.DirMode); err != nil {
+		if err := s.fs.MkdirAll(r.dir, platform.DirMode); err != nil {
 			return nil, err
 		}
 		s.received = r

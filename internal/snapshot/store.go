@@ -13,7 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 
-	"codeq/internal/private"
+	"codeq/internal/platform"
 )
 
 var (
@@ -119,7 +119,7 @@ func Received(fs vfs.FS, dir string) (string, error) {
 }
 
 func (s *Store) open() error {
-	if err := s.fs.MkdirAll(s.dir, private.DirMode); err != nil {
+	if err := s.fs.MkdirAll(s.dir, platform.DirMode); err != nil {
 		return err
 	}
 	if err := syncDir(s.fs, s.fs.PathDir(s.dir)); err != nil {

@@ -3,7 +3,7 @@ package store
 import (
 	"github.com/cockroachdb/pebble/v2"
 
-	"codeq/internal/inode"
+	"codeq/internal/platform"
 )
 
 // Stats describes what a store holds, and what it has written since it was opened.
@@ -39,7 +39,7 @@ func (st *Store) Stats() Stats {
 func (st *Store) linkedBytes(levels [][]pebble.SSTableInfo) (bytes int64) {
 	for _, level := range levels {
 		for i := range level {
-			if info, err := st.fs.Stat(st.pathOf(&level[i])); err == nil && inode.Links(info) > 1 {
+			if info, err := st.fs.Stat(st.pathOf(&level[i])); err == nil && platform.LinkCount(info) > 1 {
 				bytes += int64(level[i].Size)
 			}
 		}

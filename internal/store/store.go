@@ -19,8 +19,7 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
-	"codeq/internal/malloc"
-	"codeq/internal/private"
+	"codeq/internal/platform"
 	"codeq/internal/walfs"
 )
 
@@ -68,7 +67,7 @@ type Config struct {
 
 // Open opens the store in a directory, or creates it.
 func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
-	malloc.ReturnLarge()
+	platform.ReturnLargeBlocks()
 	deferred := &deferredSyncFS{FS: c.FS}
 	fs, write := vfs.FS(deferred), pebble.Sync
 	replicated := c.Durability == Replicated // the log of Raft is the log of the store
@@ -377,7 +376,7 @@ func Error(err error) error {
 	switch err = integrity.OfPebble(err); {
 	case errors.Is(err, integrity.ErrDamaged):
 		return base.Corrupt(err)
-	case errors.Is(err, private.ErrHeld):
+	case errors.Is(err, platform.ErrHeld):
 		return fmt.Errorf("%w: %w", base.ErrLocked, err)
 	}
 	return err

@@ -1,5 +1,5 @@
 //go:build !cgo || !linux
 
-package malloc
+package platform
 
 func setThreshold(int) {}

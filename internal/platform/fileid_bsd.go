@@ -1,6 +1,6 @@
 //go:build darwin || freebsd || netbsd
 
-package inode
+package platform
 
 import (
 	"io/fs"
@@ -12,13 +12,13 @@ import (
 // at which it was made sets that, too.
 const bornIsFixed = false
 
-// Identify returns the ID of a file or a directory. It does not follow a link.
-func Identify(path string) (ID, error) {
+// IdentifyFile returns the ID of a file or a directory. It does not follow a link.
+func IdentifyFile(path string) (FileID, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return ID{}, err
+		return FileID{}, err
 	}
-	return ID{Number: Number(info), Born: born(info)}, nil
+	return FileID{Number: InodeNumber(info), Born: born(info)}, nil
 }
 
 func born(info fs.FileInfo) int64 {

@@ -1,8 +1,8 @@
-// Package private is the file system of the operating system, in which everything that is created
-// is for its owner only: the payloads of tasks may be secret, and the rest tells what there is.
-// What root makes in the directory of another user's queue belongs to that user, who could not read
-// it otherwise.
-package private
+// Package platform has what differs between operating systems: a file system whose files are for
+// their owner only, locks of files and directories, the identity of a file, of a boot of the
+// machine, and the memory of the C library. Beside it only package localsocket asks for the system:
+// which user is at the other end of a socket.
+package platform
 
 import (
 	"errors"
@@ -23,7 +23,9 @@ const (
 	FileMode fs.FileMode = 0o600
 )
 
-// FS is vfs.Default with these modes. vfs.Root of it is vfs.Default.
+// FS is vfs.Default with these modes: the payloads of tasks may be secret, and file names tell what
+// there is. Files that root makes in the directory of another user's queue belong to that user, who
+// could not read them otherwise. vfs.Root of it is vfs.Default.
 var FS vfs.FS = privateFS{vfs.Default}
 
 type privateFS struct{ vfs.FS }

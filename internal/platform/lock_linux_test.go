@@ -1,4 +1,4 @@
-package private
+package platform
 
 import (
 	"os"
@@ -18,9 +18,9 @@ func TestOwnerOfDirectory(t *testing.T) {
 		require.Less(t, h.ownersByte(), int64(readersByte))
 	}
 	dir := t.TempDir()
-	l, err := LockDirectory(dir, false)
+	l, err := LockDirectory(FS, dir, false)
 	require.NoError(t, err)
-	_, err = LockDirectory(dir, true)
+	_, err = LockDirectory(FS, dir, true)
 	var held *Held
 	require.ErrorAs(t, err, &held)
 	require.Equal(t, Holder{PID: os.Getpid(), Host: self.Host}, held.Holder)

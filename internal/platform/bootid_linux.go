@@ -1,14 +1,13 @@
-// Package bootid tells one boot of the machine from another.
-package bootid
+package platform
 
 import (
 	"os"
 	"strings"
 )
 
-// Read returns a text that is the same until the machine loses what it has not written to its
+// BootID returns a text that is the same until the machine loses what it has not written to its
 // disks: until it is booted again. It is empty if the system does not tell.
-func Read() string {
+func BootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""

@@ -1,18 +1,18 @@
 //go:build !linux && !darwin && !freebsd && !netbsd
 
-package inode
+package platform
 
 import "os"
 
 const bornIsFixed = false
 
-// Identify returns the ID of a file or a directory. It does not follow a link.
-func Identify(path string) (ID, error) {
+// IdentifyFile returns the ID of a file or a directory. It does not follow a link.
+func IdentifyFile(path string) (FileID, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return ID{}, err
+		return FileID{}, err
 	}
-	return ID{Number: Number(info)}, nil
+	return FileID{Number: InodeNumber(info)}, nil
 }
 
 // HasLastingDirectories returns true.

@@ -1,4 +1,4 @@
-package private
+package platform
 
 import (
 	"io"

@@ -1,6 +1,6 @@
 //go:build unix
 
-package private
+package platform
 
 import (
 	"os"
@@ -21,7 +21,7 @@ func TestLockIsReleasedWithItsCopies(t *testing.T) {
 	name := filepath.Join(dir, "LOCK")
 	for range 2 {
 		owner, directory := requireLock(t, name, FS.Lock), func() *directoryLock {
-			l, err := LockDirectory(dir, false)
+			l, err := LockDirectory(FS, dir, false)
 			require.NoError(t, err)
 			return l.(*directoryLock)
 		}()

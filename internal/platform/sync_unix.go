@@ -1,6 +1,6 @@
 //go:build unix && !linux
 
-package private
+package platform
 
 import (
 	"os"

@@ -1,6 +1,6 @@
 //go:build linux || (solaris && !illumos)
 
-package private
+package platform
 
 import (
 	"errors"

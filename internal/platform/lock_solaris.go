@@ -1,6 +1,6 @@
 //go:build solaris && !illumos
 
-package private
+package platform
 
 import "io"
 

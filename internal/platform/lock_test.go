@@ -1,6 +1,6 @@
 //go:build unix || windows
 
-package private
+package platform
 
 import (
 	"errors"
@@ -61,7 +61,7 @@ func TestLocks(t *testing.T) {
 		owner := requireLock(t, name, FS.Lock)
 		require.NoError(t, os.Link(name, link))
 		for _, path := range []string{name, link} {
-			for _, lock := range []func(string) (io.Closer, error){FS.Lock, LockShared} {
+			for _, lock := range []func(string) (io.Closer, error){FS.Lock, lockShared} {
 				held := requireHeld(t, path, lock)
 				require.True(t, held.Here)
 				require.Equal(t, "this process has locked "+path, held.Error())
@@ -70,7 +70,7 @@ func TestLocks(t *testing.T) {
 		require.NoError(t, owner.Close())
 		require.Empty(t, read(t, name), "a dead process would leave its PID")
 
-		first, second := requireLock(t, name, LockShared), requireLock(t, link, LockShared)
+		first, second := requireLock(t, name, lockShared), requireLock(t, link, lockShared)
 		for range 2 {
 			held := requireHeld(t, name, FS.Lock)
 			require.True(t, held.Reads)
@@ -79,7 +79,7 @@ func TestLocks(t *testing.T) {
 			first = second
 		}
 		require.NoError(t, requireLock(t, name, FS.Lock).Close())
-		_, err := LockShared(filepath.Join(dir, "none"))
+		_, err := lockShared(filepath.Join(dir, "none"))
 		require.ErrorIs(t, err, fs.ErrNotExist)
 		require.NoFileExists(t, filepath.Join(dir, "none"))
 	})
@@ -96,7 +96,7 @@ func read(t *testing.T, name string) string {
 func TestLockOutlivesReads(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, "LOCK")
-	for _, lock := range []func(string) (io.Closer, error){FS.Lock, LockShared} {
+	for _, lock := range []func(string) (io.Closer, error){FS.Lock, lockShared} {
 		l := requireLock(t, name, lock)
 		read(t, name)
 		f, err := os.OpenFile(name, os.O_RDWR, 0)
@@ -143,14 +143,14 @@ func TestLockOfOlderVersion(t *testing.T) {
 	require.Error(t, err)
 	require.NoError(t, owner.Close())
 
-	for _, lock := range []func(string) (io.Closer, error){FS.Lock, LockShared} {
+	for _, lock := range []func(string) (io.Closer, error){FS.Lock, lockShared} {
 		older, err := vfs.Default.Lock(name) // each time: in its own process, reads release it
 		require.NoError(t, err)
 		held := requireHeld(t, name, lock)
 		require.Equal(t, os.Getpid(), held.Holder.PID, "the kernel tells")
 		require.NoError(t, older.Close())
 	}
-	require.NoError(t, requireLock(t, name, LockShared).Close())
+	require.NoError(t, requireLock(t, name, lockShared).Close())
 }
 
 // TestLockOfDirectory: it excludes others when the file that they lock was removed or replaced.
@@ -161,8 +161,8 @@ func TestLockOfDirectory(t *testing.T) {
 	dir := t.TempDir()
 	name, link := filepath.Join(dir, "LOCK"), filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.Symlink(dir, link))
-	lockOwner := func(dir string) (io.Closer, error) { return LockDirectory(dir, false) }
-	lockReader := func(dir string) (io.Closer, error) { return LockDirectory(dir, true) }
+	lockOwner := func(dir string) (io.Closer, error) { return LockDirectory(FS, dir, false) }
+	lockReader := func(dir string) (io.Closer, error) { return LockDirectory(FS, dir, true) }
 	owner := requireLock(t, dir, lockOwner)
 	requireLock(t, name, FS.Lock)
 	require.NoError(t, os.Remove(name))
@@ -193,7 +193,7 @@ func TestLockRefusesOtherFiles(t *testing.T) {
 			names = append(names, "fifo")
 		}
 		for _, name := range names {
-			for _, lock := range []func(string) (io.Closer, error){FS.Lock, LockShared} {
+			for _, lock := range []func(string) (io.Closer, error){FS.Lock, lockShared} {
 				_, err := lock(filepath.Join(dir, name))
 				require.ErrorContains(t, err, name)
 				require.NotErrorIs(t, err, ErrHeld)

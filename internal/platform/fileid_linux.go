@@ -1,4 +1,4 @@
-package inode
+package platform
 
 import (
 	"os"
@@ -10,17 +10,17 @@ import (
 // itself: also on file systems that number inodes anew with each mount, or when they shrink.
 const bornIsFixed = true
 
-// Identify returns the ID of a file or a directory. It does not follow a link.
-func Identify(path string) (ID, error) {
+// IdentifyFile returns the ID of a file or a directory. It does not follow a link.
+func IdentifyFile(path string) (FileID, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
 		info, err := os.Lstat(path) // an old kernel, or a sandbox, has no statx
 		if err != nil {
-			return ID{}, err
+			return FileID{}, err
 		}
-		return ID{Number: Number(info)}, nil
+		return FileID{Number: InodeNumber(info)}, nil
 	}
-	id := ID{Number: st.Ino}
+	id := FileID{Number: st.Ino}
 	if st.Mask&unix.STATX_BTIME != 0 {
 		id.Born = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
 	}

@@ -1,4 +1,4 @@
-package private
+package platform
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // A lock is the kernel's, and belongs to a file that was opened, not to a process: reading or
@@ -81,13 +83,35 @@ var self = func() Holder {
 // the lock is held, says who has it. The file is never removed.
 func (p privateFS) Lock(name string) (io.Closer, error) { return lockFile(name, exclusive) }
 
-// LockShared locks a file, which must exist, with other readers. It changes nothing.
-func LockShared(name string) (io.Closer, error) { return lockFile(name, shared) }
+// lockShared locks a file, which must exist, with other readers. It changes nothing.
+func lockShared(name string) (io.Closer, error) { return lockFile(name, shared) }
+
+// LockShared locks a file of any file system, which must exist, with other readers. It changes
+// nothing. A file system without a method of this name allows one reader.
+func LockShared(fsys vfs.FS, name string) (io.Closer, error) {
+	root := vfs.Root(fsys)
+	if root == vfs.Default {
+		return lockShared(name)
+	}
+	if l, ok := root.(interface {
+		LockShared(name string) (io.Closer, error)
+	}); ok {
+		return l.LockShared(name)
+	}
+	if _, err := fsys.Stat(name); err != nil {
+		return nil, err
+	}
+	return fsys.Lock(name)
+}
 
 // LockDirectory locks a directory itself, as far as the system can: it excludes others when a file
-// that they should have locked was removed or replaced. REQUIRES: those who come at the same time
-// have excluded each other by such a file, if there is one; otherwise each may exclude the other.
-func LockDirectory(dir string, reads bool) (io.Closer, error) {
+// that they should have locked was removed or replaced. A directory of another file system than the
+// system's is not locked. REQUIRES: those who come at the same time have excluded each other by
+// such a file, if there is one; otherwise each may exclude the other.
+func LockDirectory(fsys vfs.FS, dir string, reads bool) (io.Closer, error) {
+	if vfs.Root(fsys) != vfs.Default {
+		return io.NopCloser(nil), nil
+	}
 	m := exclusive
 	if reads {
 		m = shared

@@ -1,6 +1,6 @@
 //go:build !unix && !windows
 
-package private
+package platform
 
 import (
 	"errors"

@@ -1,6 +1,6 @@
 //go:build darwin || dragonfly || freebsd || illumos || netbsd || openbsd
 
-package private
+package platform
 
 import (
 	"errors"

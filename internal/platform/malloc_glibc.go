@@ -1,6 +1,6 @@
 //go:build cgo && linux
 
-package malloc
+package platform
 
 /*
 #include <stdlib.h>
