@@ -35,7 +35,7 @@ cover:
 	go tool cover -func=cover.out | tail -n 1
 
 lint:
-	@$(call in-modules,$(tool) staticcheck ./...)
+	@$(call in-modules,$(tool) staticcheck ./... && $(tool) golangci-lint run ./...)
 
 vuln:
 	@$(call in-modules,$(tool) govulncheck ./...)

@@ -322,6 +322,7 @@ func (op *claimOp) resolve(s *shard) {
 		outcome = op.try(s)
 	}
 	switch outcome {
+	case dispatch.Asks, dispatch.Elsewhere:
 	case dispatch.Done:
 		op.unref()
 	case dispatch.Pending:

@@ -268,7 +268,7 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 		return err
 	}
 	err = q.node.Replace(ctx, old, cluster.Peer{Node: p.Node, Address: p.Address})
-	if err == cluster.ErrIsMember {
+	if errors.Is(err, cluster.ErrIsMember) {
 		return &InvalidError{"Peer.Node", p.Node, "a node that is no member yet; if it is one, RemoveNode removes the other"}
 	}
 	return err
@@ -381,7 +381,7 @@ func (op *memberOp) settle(err error) {
 		return
 	}
 	op.at.group.Change(op.how, op.peer, op.former, func(err error) {
-		if err == cluster.ErrLastNode {
+		if errors.Is(err, cluster.ErrLastNode) {
 			err = &InvalidError{"node", op.peer.Node, "one that is not the last"}
 		}
 		op.completion.settle(err)
@@ -534,7 +534,7 @@ func (q *Queue) WaitReady(ctx context.Context) (err error) {
 	if q.isElsewhere() {
 		return q.tell(ctx, localsocket.Ready, nil, nil)
 	}
-	if err := q.checkCluster(ctx); err != nil && err != ErrNoCluster {
+	if err := q.checkCluster(ctx); err != nil && !errors.Is(err, ErrNoCluster) {
 		return err
 	}
 	if ctx.Err() != nil {

@@ -85,8 +85,7 @@ func (q *Queue) Forget(ctx context.Context, id ID) (err error) {
 }
 
 func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, arg uint64) error {
-	_, err := q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, Arg: arg}))
-	return err
+	return q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, Arg: arg}))
 }
 
 // BulkAction is what [Queue.Bulk] does to tasks.

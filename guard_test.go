@@ -517,7 +517,7 @@ func TestPanicInAnyStepOfCloseOfANode(t *testing.T) {
 }
 
 // bounded calls everything that f calls, which has to return.
-func bounded(t *testing.T, what string, f func()) {
+func bounded(what string, f func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); f() }()
 	select {
@@ -528,7 +528,7 @@ func bounded(t *testing.T, what string, f func()) {
 }
 
 // useVerbs calls all verbs, whatever they return, by callers who wait as long as it takes.
-func useVerbs(t *testing.T, q *Queue, copyTo string) {
+func useVerbs(q *Queue, copyTo string) {
 	ctx := context.Background()
 	var m Mux
 	Handle(&m, "a", func(ctx context.Context, j *Job[[]byte]) error {
@@ -597,8 +597,8 @@ func panicAlone(t *testing.T, p *panicIn) {
 	}
 	p.armed.Store(true)
 	q.opts.log.Info("a record")
-	bounded(t, "a call", func() { useVerbs(t, q, "copy") })
-	bounded(t, "Close", func() { _ = q.Close() })
+	bounded("a call", func() { useVerbs(q, "copy") })
+	bounded("Close", func() { _ = q.Close() })
 	p.armed.Store(false)
 	q, err = open()
 	require.NoError(t, err)
@@ -614,34 +614,34 @@ func panicInCluster(t *testing.T, p *panicIn, seed uint64) {
 	for _, n := range c.members() {
 		queues = append(queues, simQueue(n))
 	}
-	bounded(t, "a call", func() {
+	bounded("a call", func() {
 		var users sync.WaitGroup
 		for i, q := range queues[:2] {
-			users.Go(func() { useVerbs(t, q, fmt.Sprint("copy", i)) })
+			users.Go(func() { useVerbs(q, fmt.Sprint("copy", i)) })
 		}
 		users.Wait()
 	})
-	bounded(t, "a pause of a node", func() { pauseOne(c, queues[0], c.members()[2]) })
+	bounded("a pause of a node", func() { pauseOne(c, queues[0], c.members()[2]) })
 	for _, n := range c.members() { // whichever leads then, a node that joins is sent one
 		for i := range c.opts.Shards {
 			c.snapshot(n, i, 1)
 		}
 	}
-	bounded(t, "a change of leaders", func() {
+	bounded("a change of leaders", func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		_, _ = queues[0].ClusterStatus(ctx)
 		_ = queues[0].TransferLeadership(ctx, 0, c.members()[1].name)
 		time.Sleep(30 * time.Second) // they are balanced
 	})
-	bounded(t, "a replacement", func() {
+	bounded("a replacement", func() {
 		n := c.node(true)
 		n.leaves = true
 		if c.open(n) == nil {
 			_ = n.close()
 		}
 	})
-	bounded(t, "a drain", func() {
+	bounded("a drain", func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if n := c.leader(0); n != nil {
@@ -649,14 +649,14 @@ func panicInCluster(t *testing.T, p *panicIn, seed uint64) {
 			_ = simQueue(n).Undrain(ctx)
 		}
 	})
-	bounded(t, "a power loss", func() {
+	bounded("a power loss", func() {
 		n := c.members()[2]
 		n.crash(0)
 		n.raise()
 		time.Sleep(30 * time.Second) // it is taken back
 	})
 	added := c.node(false)
-	bounded(t, "an addition", func() {
+	bounded("an addition", func() {
 		if c.open(added) == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
@@ -667,13 +667,13 @@ func panicInCluster(t *testing.T, p *panicIn, seed uint64) {
 	})
 	for _, n := range append(c.members(), added) {
 		var p *PanicError
-		bounded(t, "Close", func() {
+		bounded("Close", func() {
 			if err := n.close(); err != nil {
 				require.ErrorAs(t, err, &p)
 			}
 		})
 	}
-	bounded(t, "Close", c.close)
+	bounded("Close", c.close)
 }
 
 // pauseOne does on a node what gives up, in part, while another one does not answer.

@@ -120,8 +120,7 @@ func (q *Queue) Extend(ctx context.Context, r Receipt, d time.Duration) (err err
 	if d < minLease || d > maxLease {
 		return &InvalidError{"Extend duration", d, fmt.Sprint(minLease, " to ", maxLease)}
 	}
-	_, err = q.doFor(ctx, r.ID, rule(callExtend, &call.Extend{Receipt: r.inner(), Duration: record.Millis(d)}))
-	return err
+	return q.doFor(ctx, r.ID, rule(callExtend, &call.Extend{Receipt: r.inner(), Duration: record.Millis(d)}))
 }
 
 // completeOp finishes a task and produces its follow-ups.
@@ -253,8 +252,7 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 	}
 	op.completion = newCompletion(callFail)
 	op.receipt = r
-	_, err := q.doFor(ctx, r.ID, &op)
-	return err
+	return q.doFor(ctx, r.ID, &op)
 }
 
 func (op *failOp) resolve(s *shard) {

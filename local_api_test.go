@@ -494,7 +494,9 @@ func TestLocalHistory(t *testing.T) {
 	var m codeq.Mux
 	goOn := make(chan struct{})
 	codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
-		return errors.Join(codeq.ReportProgress(ctx, 1, 2, "half"), codeq.SetMetadata(ctx, "k", "v"), func() error { <-goOn; return nil }())
+		err := errors.Join(codeq.ReportProgress(ctx, 1, 2, "half"), codeq.SetMetadata(ctx, "k", "v"))
+		<-goOn
+		return err
 	})
 	startRun(t, s.Queue, &m, codeq.RunOptions{Name: "w"})
 	id := produce(t, c, codeq.Task{Queue: "a"})[0]

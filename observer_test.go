@@ -66,7 +66,7 @@ func TestObserverOfCluster(t *testing.T) {
 		time.Sleep(time.Minute)
 		var m Mux
 		Handle(&m, "a", func(context.Context, *Job[[]byte]) error { time.Sleep(time.Second); return nil })
-		handle := func(n *simNode, tasks int) {
+		handle := func(n *simNode) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- simQueue(n).Run(ctx, &m, &RunOptions{Concurrency: 1}) }()
@@ -74,10 +74,10 @@ func TestObserverOfCluster(t *testing.T) {
 			cancel()
 			require.NoError(t, <-ended)
 		}
-		handle(other, 2)
+		handle(other)
 		require.NoError(t, simQueue(other).TransferLeadership(t.Context(), 0, other.name))
 		produce(t, simQueue(leader), Task{Queue: "a"})
-		handle(leader, 1)
+		handle(leader)
 		time.Sleep(observer.Pause)
 		synctest.Wait()
 		mu.Lock()

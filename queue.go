@@ -334,11 +334,12 @@ func (q *Queue) begin(ctx context.Context) (context.Context, error) {
 }
 
 // doFor is do for the shard that has a task, after checkCall.
-func (q *Queue) doFor(ctx context.Context, id ID, op request) (settled bool, err error) {
+func (q *Queue) doFor(ctx context.Context, id ID, op request) error {
 	if err := q.checkCall(ctx); err != nil {
-		return true, err
+		return err
 	}
-	return q.do(ctx, q.shardOf(id), op)
+	_, err := q.do(ctx, q.shardOf(id), op)
+	return err
 }
 
 // Close ends the queue. First calls of [Queue.Run] drain and return, and calls of

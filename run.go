@@ -392,7 +392,7 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	}
 	if r.canceledReceipts.Has(g.Receipt) { // after own, since cancel adds the receipt before it looks at the workers
 		r.cancelIfLost(w, map[engine.Receipt]error{g.Receipt: errCanceled(l.Receipt)})
-		w.Disown()
+		_, _ = w.Disown()
 		r.returned(l)
 		return
 	}

@@ -390,12 +390,12 @@ func (s *shard) conclude(op operation, c *completion, v engine.Verdict, err erro
 
 // refusal is an error of the rules for callers.
 func (s *shard) refusal(err error) error {
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		return nil
-	case engine.ErrNoRoom:
+	case errors.Is(err, engine.ErrNoRoom):
 		return s.space.Refusal(s.index)
-	case engine.ErrNoLanes:
+	case errors.Is(err, engine.ErrNoLanes):
 		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
 	}
 	return translated(err)
@@ -413,7 +413,7 @@ func translated(err error) error {
 	case errors.As(err, &invalid):
 		own, known = invalid, &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
 	}
-	if known == nil || own == err {
+	if known == nil || own == err { //nolint:errorlint // not within an error with more text
 		return cmp.Or(known, err)
 	}
 	return base.WithText(err.Error(), known) // with what failed
@@ -440,7 +440,7 @@ func (s *shard) fail(cause error) {
 		if s.Broken != nil { // what is stored here is of no use to anybody
 			s.replica.group.Fail(cause)
 		}
-		refusal = fmt.Errorf("%w: shard %d: %v", ErrNotLeader, s.index, cause)
+		refusal = fmt.Errorf("%w: shard %d: %s", ErrNotLeader, s.index, cause.Error())
 		s.node.log.Info("term ended", "shard", s.index, "cause", cause)
 	} else {
 		s.opts.log.Error("shard failed", "shard", s.index, "err", cause)

@@ -126,7 +126,7 @@ const (
 
 // checkOpen is checkCall for a call that does not come to a shard, which would refuse it.
 func (q *Queue) checkOpen(ctx context.Context) error {
-	if err := q.checkCluster(ctx); err != nil && err != ErrNoCluster {
+	if err := q.checkCluster(ctx); err != nil && !errors.Is(err, ErrNoCluster) {
 		return err
 	}
 	if ctx.Err() != nil {

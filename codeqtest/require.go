@@ -204,8 +204,7 @@ func line(info *codeq.TaskInfo) string {
 	if info.Priority != 0 {
 		fmt.Fprintf(&b, ", priority %d", info.Priority)
 	}
-	switch info.State {
-	case codeq.Scheduled, codeq.Leased:
+	if info.State == codeq.Scheduled || info.State == codeq.Leased {
 		fmt.Fprintf(&b, ", until %s", info.At.Format(time.RFC3339Nano))
 	}
 	if info.Attempts > 0 {

@@ -329,7 +329,7 @@ func (d *Dashboard) apiProduce(w http.ResponseWriter, r *request) error {
 func duplicatesOf(err error) (all []*codeq.DuplicateError) {
 	all = []*codeq.DuplicateError{}
 	each(err, func(err error) {
-		if dup, ok := err.(*codeq.DuplicateError); ok {
+		if dup, ok := errors.AsType[*codeq.DuplicateError](err); ok {
 			all = append(all, dup)
 		}
 	})
@@ -340,7 +340,7 @@ func duplicatesOf(err error) (all []*codeq.DuplicateError) {
 func onlyDuplicates(err error) bool {
 	only := true
 	each(err, func(err error) {
-		if _, ok := err.(*codeq.DuplicateError); !ok {
+		if _, ok := errors.AsType[*codeq.DuplicateError](err); !ok {
 			only = false
 		}
 	})
@@ -349,7 +349,7 @@ func onlyDuplicates(err error) bool {
 
 // each visits the errors that an error joins, at any depth.
 func each(err error, visit func(error)) {
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // it unwraps by itself
 	case nil:
 	case interface{ Unwrap() []error }:
 		for _, part := range e.Unwrap() {

@@ -215,7 +215,7 @@ func TestManyStreams(t *testing.T) {
 				}
 				_, _ = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\nX-User: %d\r\n\r\n", path, n)
 				_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
-				answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				answer, err := http.ReadResponse(bufio.NewReader(conn), nil) //nolint:bodyclose // its end is that of conn
 				mu.Lock()
 				switch {
 				case err == nil && answer.StatusCode == http.StatusOK:

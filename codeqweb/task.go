@@ -106,6 +106,7 @@ func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 		}
 	}
 	switch t.State {
+	case codeq.Ready, codeq.Blocked, codeq.Leased: // until now
 	case codeq.Dead, codeq.Done, codeq.Canceled:
 		end = t.At
 	case codeq.Scheduled:

@@ -255,5 +255,5 @@ func (cl *cluster) take(e event) {
 
 // failed returns the error for a process that has ended unexpectedly.
 func (cl *cluster) failed(p *process) error {
-	return fmt.Errorf("%s has ended: %v; see %s", cl.config.name(p.node), p.err, cl.config.path(p.node, ".log"))
+	return fmt.Errorf("%s has ended: %v; see %s", cl.config.name(p.node), p.err, cl.config.path(p.node, ".log")) //nolint:errorlint // nil after exit code 0
 }

@@ -102,8 +102,15 @@ func TestDashboard(t *testing.T) {
 	var live *http.Response
 	require.Eventually(t, func() bool {
 		var err error
-		live, err = http.Get("http://" + addr + "/live?page=overview")
-		return err == nil && live.StatusCode == http.StatusOK
+		live, err = http.Get("http://" + addr + "/live?page=overview") //nolint:bodyclose // a stream, which the test reads
+		if err != nil {
+			return false
+		}
+		if live.StatusCode != http.StatusOK {
+			_ = live.Body.Close()
+			return false
+		}
+		return true
 	}, 20*time.Second, 10*time.Millisecond)
 	defer live.Body.Close()
 	require.Eventually(t, func() bool {

@@ -78,8 +78,9 @@ func roomOf(how engine.Alteration) engine.Room {
 	switch how {
 	case engine.AlterPurge, engine.AlterForget, engine.AlterCancel: // a task that is kept needs more
 		return engine.RoomNone
+	default:
+		return engine.RoomLow
 	}
-	return engine.RoomLow
 }
 
 // Bulk alters many dead letters. States has no other state.

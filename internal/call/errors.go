@@ -59,7 +59,7 @@ func EncodeError(err error) (code byte, text string) {
 	case errors.Is(err, cluster.ErrBehind):
 		return CodeNotLeader, err.Error()
 	case errors.Is(err, base.ErrClosed), errors.Is(err, base.ErrFailed): // another node will lead
-		return EncodeError(fmt.Errorf("%w: %v", base.ErrNotLeader, err))
+		return EncodeError(fmt.Errorf("%w: %s", base.ErrNotLeader, err.Error()))
 	}
 	return encodeSentinel(err, 1, FirstOfOwn)
 }

@@ -88,8 +88,7 @@ func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) 
 // changeInTurn is change. What adds or removes a node is done one at a time: the addition of a node
 // that the first shard has then removed comes before its removal here.
 func (g *Group) changeInTurn(ctx context.Context, how Change, p Peer, former []string) error {
-	switch how {
-	case AddNode, Readmit, RemoveNode:
+	if how == AddNode || how == Readmit || how == RemoveNode {
 		select {
 		case g.changing <- struct{}{}:
 			defer func() { <-g.changing }()
@@ -177,8 +176,9 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 			return err
 		}
 		return fmt.Errorf("%w: %w", base.ErrUncertain, err)
+	default:
+		return ErrMalformedCall
 	}
-	return ErrMalformedCall
 }
 
 // hasID reports whether a directory is that of a member.

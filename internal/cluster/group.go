@@ -226,8 +226,7 @@ func raftError(err error) error {
 	if errors.Is(err, errNotStored) { // Raft has stepped down
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
 	}
-	switch err {
-	case raft.ErrNotLeader, raft.ErrLeadershipTransferInProgress, raft.ErrEnqueueTimeout:
+	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipTransferInProgress) || errors.Is(err, raft.ErrEnqueueTimeout) {
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
 	}
 	return damageOf(err)

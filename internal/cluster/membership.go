@@ -153,7 +153,7 @@ func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
 		err = ErrMalformedCall
 	}
 	if err != nil {
-		return fmt.Errorf("%w: node %s: %s", ErrBehind, p.Node, err)
+		return fmt.Errorf("%w: node %s: %s", ErrBehind, p.Node, err.Error())
 	}
 	if states[shard].Failed { // until it is opened again
 		return fmt.Errorf("%w: node %s: its replica", base.ErrFailed, p.Node)
@@ -225,7 +225,7 @@ func (n *Node) remove(ctx context.Context, first int, p Peer) error {
 // nothing was done.
 func halfway(err error) error {
 	if errors.Is(err, base.ErrClosed) || errors.Is(err, base.ErrNoMajority) {
-		return fmt.Errorf("%w: %v", base.ErrUncertain, err)
+		return fmt.Errorf("%w: %s", base.ErrUncertain, err.Error())
 	}
 	return fmt.Errorf("%w: %w", base.ErrUncertain, err)
 }

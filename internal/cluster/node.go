@@ -244,7 +244,7 @@ func (c *Config) dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	}
 	d := tls.Dialer{Config: c.TLS}
 	conn, err := d.DialContext(ctx, "tcp", addr)
-	if _, plain := errors.AsType[tls.RecordHeaderError](err); plain || err == io.EOF {
+	if _, plain := errors.AsType[tls.RecordHeaderError](err); plain || errors.Is(err, io.EOF) {
 		err = fmt.Errorf("%w: the other side does not use TLS: set Cluster.TLS on all nodes, or on none", err)
 	}
 	return conn, err

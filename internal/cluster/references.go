@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -36,7 +37,7 @@ func (l *groupLog) load(ref *raft.Log) (raft.Log, error) {
 	var whole raft.Log
 	err := l.LogStore.GetLog(ref.Index, &whole)
 	switch {
-	case err == raft.ErrLogNotFound:
+	case errors.Is(err, raft.ErrLogNotFound):
 	case err != nil:
 		l.group.lose(err)
 	case whole.Term != ref.Term: // another leader has replaced it

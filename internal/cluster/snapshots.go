@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
@@ -95,7 +96,7 @@ func (g *Group) takeSnapshot() {
 	if err == nil {
 		err = g.raft.Snapshot().Error()
 	}
-	if err != nil && err != raft.ErrRaftShutdown {
+	if err != nil && !errors.Is(err, raft.ErrRaftShutdown) {
 		g.node.log.Warn("no snapshot could be taken", "shard", g.index, "err", err)
 	}
 	g.growth.bytes.Add(-bytes)

@@ -112,7 +112,7 @@ func (m fsm) apply(l *raft.Log) any {
 			}
 			l = &whole
 		}
-		if err = m.applyNext(l); err == errOutdated {
+		if err = m.applyNext(l); errors.Is(err, errOutdated) {
 			return err
 		}
 	}

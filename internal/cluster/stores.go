@@ -89,7 +89,7 @@ func (l *groupLog) GetLog(index uint64, log *raft.Log) error {
 	if err == nil && data > 0 {
 		refer(log, data)
 	}
-	if err == nil || err == raft.ErrLogNotFound || !l.group.running {
+	if err == nil || errors.Is(err, raft.ErrLogNotFound) || !l.group.running {
 		return err
 	}
 	l.group.lose(err)
@@ -249,7 +249,7 @@ func (l *groupLog) continues() error {
 func (l *groupLog) position(index uint64) (Position, error) {
 	var log raft.Log
 	err := l.LogStore.GetLog(index, &log)
-	if err == raft.ErrLogNotFound {
+	if errors.Is(err, raft.ErrLogNotFound) {
 		return Position{}, nil
 	}
 	return Position{log.Index, log.Term}, err

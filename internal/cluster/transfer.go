@@ -81,7 +81,7 @@ func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 		err = goal.lackOf(m, s)
 	}
 	if err != nil {
-		return fmt.Errorf("shard %d: %w: %s", g.index, base.ErrCannotLead, err)
+		return fmt.Errorf("shard %d: %w: %s", g.index, base.ErrCannotLead, err.Error())
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
 		err = fmt.Errorf("node %s: %s", peerOf(m).Node, strings.TrimPrefix(err.Error(), "codeq: "))
 	}
 	if err != nil {
-		return fmt.Errorf("shard %d: %w: %s", g.index, ErrBehind, err)
+		return fmt.Errorf("shard %d: %w: %s", g.index, ErrBehind, err.Error())
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ func (g *Group) beginOffer() (term uint64, begun bool, err error) {
 	defer g.leading.mu.Unlock()
 	term, now := g.raft.CurrentTerm(), time.Now()
 	if last := g.leading.offer; g.leading.handing || last.term == term && now.Sub(last.at) < offerPause {
-		return 0, false, fmt.Errorf("shard %d, term %d: %w: %v", g.index, term, errOffered, last.outcome)
+		return 0, false, fmt.Errorf("shard %d, term %d: %w: %v", g.index, term, errOffered, last.outcome) //nolint:errorlint // nil if the other node was elected
 	}
 	if g.leading.reforming > 0 {
 		return 0, false, nil

@@ -464,7 +464,7 @@ func (c *crosscheck) dropPins(i int) error {
 // has reports whether a key exists.
 func has(r pebble.Reader, key []byte) (bool, error) {
 	_, closer, err := r.Get(key)
-	if err == pebble.ErrNotFound {
+	if errors.Is(err, pebble.ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {

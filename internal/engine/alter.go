@@ -146,8 +146,9 @@ func (s *State) forgetEnded(at *located) error {
 		}
 		s.unkeep(at)
 		return nil
+	default:
+		return fmt.Errorf("%w: %s is %v, and has not ended", base.ErrNotFound, keys.FormatID(at.id), at.state)
 	}
-	return fmt.Errorf("%w: %s is %v, and has not ended", base.ErrNotFound, keys.FormatID(at.id), at.state)
 }
 
 // errTied is the reason why a task cannot be moved to another queue: its key, group or limit is one

@@ -364,15 +364,17 @@ func (p policy) outcomeOf(parent TaskState) byte {
 			return waiting
 		case runOnDead:
 			return parentDone
+		default:
+			return parentCanceled
 		}
-		return parentCanceled
 	case 0:
 		if p>>missingShift == runOnMissing {
 			return parentDone
 		}
 		return parentCanceled
+	default:
+		return waiting
 	}
-	return waiting
 }
 
 func (s *State) tellChild(parent, child keys.ID, outcome byte) {

@@ -62,10 +62,9 @@ func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 	if t.Unique != [keys.UniqueLen]byte{} {
 		var release uint8
-		switch o.State {
-		case Done:
+		if o.State == Done {
 			release = record.ReleaseOnComplete
-		case Dead:
+		} else if o.State == Dead {
 			release = record.ReleaseOnDead
 		}
 		s.endKey(id, t, release)

@@ -56,11 +56,7 @@ func FuzzSchedule(f *testing.F) {
 // are late, but not of one that is gone.
 func TestNextTick(t *testing.T) {
 	var table recurringTable
-	put := func(name string, next uint64) *recurring {
-		r := &recurring{Name: name, next: next, place: -1}
-		table.put(r)
-		return r
-	}
+	put := func(name string, next uint64) { table.put(&recurring{Name: name, next: next, place: -1}) }
 	require.Equal(t, uint64(Never), table.nextTick())
 	put("a", 70)
 	put("b", 50)

@@ -97,6 +97,7 @@ func (s *State) withdraw(at *located) {
 		}
 	case Dead:
 		s.unkeep(at)
+	case Leased, Done, Canceled: // have no place to leave
 	}
 	s.touch(q)
 	if at.indexed {

@@ -102,20 +102,20 @@ func (s *State) lastRow(queue string) (v keys.TotalsValue) {
 		}
 		return v
 	}
-	if _, v, err = s.row(it); err != nil {
+	if v, err = s.row(it); err != nil {
 		s.Broken = err
 	}
 	return v
 }
 
 // row reads the row at which an iterator is.
-func (s *State) row(it *pebble.Iterator) (queue []byte, v keys.TotalsValue, err error) {
+func (s *State) row(it *pebble.Iterator) (v keys.TotalsValue, err error) {
 	value, err := it.ValueAndErr()
 	if err != nil {
-		return nil, v, store.Error(err)
+		return v, store.Error(err)
 	}
 	s.noteRead(len(value))
-	queue, day, err := keys.ParseTotalsKey(it.Key())
+	_, day, err := keys.ParseTotalsKey(it.Key())
 	if err == nil {
 		v, err = keys.ParseTotals(value)
 	}
@@ -123,9 +123,9 @@ func (s *State) row(it *pebble.Iterator) (queue []byte, v keys.TotalsValue, err 
 		err = fmt.Errorf("row %x is of day %d", it.Key(), v.Day)
 	}
 	if err != nil {
-		return nil, v, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
+		return v, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 	}
-	return queue, v, nil
+	return v, nil
 }
 
 // file writes the row of a queue's current day.
@@ -247,7 +247,7 @@ func (s *State) DaysOf(queue string, dst []keys.TotalsValue) ([]keys.TotalsValue
 		upper := keys.AppendTotals(nil, queue, 1<<32-1)
 		at := it.SeekGEWithLimit(keys.AppendTotals(nil, queue, first), upper)
 		for ; at == pebble.IterValid; at = it.NextWithLimit(upper) {
-			_, v, err := s.row(it)
+			v, err := s.row(it)
 			if err != nil {
 				s.Broken = err
 				return dst, Decided

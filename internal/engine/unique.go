@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -127,7 +128,7 @@ func (s *State) lives(id keys.ID) (bool, error) {
 		return indexed, err
 	}
 	_, closer, err := s.Store.DB().Get(p.AppendKey(nil, id))
-	if err == pebble.ErrNotFound {
+	if errors.Is(err, pebble.ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {

@@ -158,6 +158,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	case FailReturn:
 		s.returnTask(ls, cause)
 		return Decided, nil
+	default: // FailRelease, FailDead
 	}
 	end := attemptEnd{how: EventReleased, cause: cause}
 	if how == FailDead {
@@ -221,6 +222,7 @@ func (s *State) Outcome(id keys.ID, late bool) (*Outcome, Verdict, error) {
 		return &Outcome{State: Done, Result: at.ended.Result, Attempts: int(at.rec.Attempts)}, Decided, nil
 	case Dead, Canceled:
 		return &Outcome{State: at.state, Result: at.ended.Result, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}, Decided, nil
+	default:
+		return nil, Decided, nil
 	}
-	return nil, Decided, nil
 }

@@ -141,7 +141,7 @@ func (l *Latch) Wrote(n int) { l.wrote += n }
 // Throttle waits while flushes or compactions lag far behind, and returns Err. Pebble would wait
 // for them within the commit, even if they never end.
 func (l *Latch) Throttle(db *pebble.DB) error {
-	for l.Ready(db) == ErrNoSpace && !l.hurried.Load() {
+	for errors.Is(l.Ready(db), ErrNoSpace) && !l.hurried.Load() {
 		if l.reserve.gone.Load() { // nobody else looks for room
 			time.Sleep(retryEvery)
 		} else {

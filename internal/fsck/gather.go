@@ -59,8 +59,9 @@ func (v version) deletes() bool {
 	switch v.kind {
 	case pebble.InternalKeyKindDelete, pebble.InternalKeyKindSingleDelete, pebble.InternalKeyKindDeleteSized, pebble.InternalKeyKindRangeDelete:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // hides reports whether v counts rather than o, another version of the key.

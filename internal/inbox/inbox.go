@@ -4,6 +4,7 @@ package inbox
 import (
 	lists "container/list"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -256,7 +257,7 @@ func (in *Inbox[Op]) Awake() uint64 {
 // accepted before stay.
 func (in *Inbox[Op]) Stop(reason error) {
 	in.mu.Lock()
-	if in.refuse == nil || reason == base.ErrClosed {
+	if in.refuse == nil || errors.Is(reason, base.ErrClosed) {
 		in.refuse = reason
 	}
 	in.openRoom()

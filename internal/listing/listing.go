@@ -233,8 +233,9 @@ func countIn(c *keys.Counts, state engine.TaskState) uint64 {
 		return c.Dead
 	case engine.Done:
 		return c.Done
+	default:
+		return c.Canceled
 	}
-	return c.Canceled
 }
 
 // skipConsumed makes the next lanes begin at their first ready tasks.

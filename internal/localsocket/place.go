@@ -74,7 +74,7 @@ func mkdir(path string) error {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return err
 	}
-	return os.Chmod(path, 0o700)
+	return os.Chmod(path, 0o700) //nolint:gosec // a directory
 }
 
 // choose finds a directory elsewhere if the path in the queue's is too long. The address is written

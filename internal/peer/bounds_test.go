@@ -16,12 +16,11 @@ import (
 )
 
 // bounded starts a Node "b" with bounds.
-func (nw *network) bounded(t *testing.T, b Bounds, handler func(*Request)) *Node {
+func (nw *network) bounded(t *testing.T, b Bounds, handler func(*Request)) {
 	n := New(Config{
 		Identity: identityOf("b"), Listener: nw.listen("b"), Dial: nw.dial, Groups: 2, Handler: handler, Timeout: testTimeout, Bounds: b,
 	})
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
-	return n
 }
 
 // requireEnded: the other side of a connection has closed it, or does so soon.
@@ -196,7 +195,7 @@ func TestBoundOfConnections(t *testing.T) {
 		c, err := net.Dial("unix", path)
 		require.NoError(t, err)
 		defer c.Close()
-		_, err = c.Write(appendHeader(nil, headerTo("b", header{use: useCalls, groups: 2})))
+		_, err = c.Write(encodeHeader(headerTo("b", header{use: useCalls, groups: 2})))
 		require.NoError(t, err)
 		_, err = readAnswer(c)
 		require.NoError(t, err)

@@ -131,7 +131,7 @@ func TestOldNode(t *testing.T) {
 		c, err := nw.dial(t.Context(), "a")
 		require.NoError(t, err)
 		defer c.Close()
-		_, err = c.Write(appendHeader(nil, headerTo("a", header{use: useRaft, groups: 2})))
+		_, err = c.Write(encodeHeader(headerTo("a", header{use: useRaft, groups: 2})))
 		require.NoError(t, err)
 		_, err = readAnswer(c)
 		require.Equal(t, &RefusedError{RefusedFormat, `node "x" knows format 4, the cluster of node "a" has format 5`}, err)

@@ -3,6 +3,7 @@ package peer
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -56,7 +57,7 @@ func appendFrame(b []byte, typ, code byte, number uint64, body []byte) []byte {
 func readFrame(r *bufio.Reader, admit func(length int) error) (frame, error) {
 	head, err := r.Peek(frameHead)
 	if err != nil {
-		if err == io.EOF && len(head) > 0 {
+		if errors.Is(err, io.EOF) && len(head) > 0 {
 			err = io.ErrUnexpectedEOF
 		}
 		return frame{}, err

@@ -63,8 +63,8 @@ func ofGroup(use byte) bool { return use == useRaft || use == useFiles }
 // errHeader says that the dialer does not speak this protocol at all.
 var errHeader = errors.New("peer: not a header")
 
-func appendHeader(b []byte, h header) []byte {
-	b = append(b, magic...)
+func encodeHeader(h header) []byte {
+	b := []byte(magic)
 	length := headerBody + len(h.from.Name) + len(h.to.Name)
 	if h.formats == (Formats{}) {
 		b = append(b, oldVersion)
@@ -156,7 +156,7 @@ func refuseTLS(c net.Conn, err error) {
 	switch {
 	case ok && record.Conn != nil:
 		c = record.Conn
-	case err != error(errTLS):
+	case !errors.Is(err, errTLS):
 		return
 	}
 	if writeAnswer(c, answer{}, errTLS) == nil {
@@ -193,7 +193,7 @@ func readAnswer(r io.Reader) (a answer, err error) {
 	var buf [2 + 255]byte
 	if _, err := io.ReadFull(r, buf[:2]); err != nil {
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			err = errNoAnswer
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			err = fmt.Errorf("%w: what listens there does not answer, as a node does at once", err)

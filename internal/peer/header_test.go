@@ -28,7 +28,7 @@ func TestHeaderGolden(t *testing.T) {
 		"636f646571 04 004f 0105 0104 02 0000000000000102 0000000000000203 02 00000000 00000003" + none + none + none + "00": {
 			use: useRaft, groups: 3, formats: Formats{0x105, 0x104}, lives: []uint64{0x102, 0x203}},
 	} {
-		b := appendHeader(nil, h)
+		b := encodeHeader(h)
 		require.Equal(t, strings.ReplaceAll(want, " ", ""), hex.EncodeToString(b))
 		got, err := readHeader(bytes.NewReader(b))
 		require.NoError(t, err)
@@ -84,9 +84,9 @@ func TestRefusals(t *testing.T) {
 			return err
 		}
 		const b = `this is node "b" (69620000, of cluster 63000000), not `
-		require.NoError(t, handshake(appendHeader(nil, headerTo("b", header{use: useRaft, group: 1, groups: 2}))))
+		require.NoError(t, handshake(encodeHeader(headerTo("b", header{use: useRaft, group: 1, groups: 2}))))
 		require.Equal(t, &RefusedError{RefusedGroup, "b has no group 2"},
-			handshake(appendHeader(nil, headerTo("b", header{use: useRaft, group: 2, groups: 2}))))
+			handshake(encodeHeader(headerTo("b", header{use: useRaft, group: 2, groups: 2}))))
 		require.Equal(t, &RefusedError{RefusedVersion, "protocol version is 4, not 5"},
 			handshake([]byte("codeq\x05\x00\x03???")))
 
@@ -94,22 +94,22 @@ func TestRefusals(t *testing.T) {
 			for _, cluster := range []ID{{'d'}, {}} {
 				h := headerTo("b", header{use: use, groups: 2})
 				h.from.Cluster = cluster
-				require.Equal(t, &RefusedError{RefusedCluster, b[:len(b)-4] + "not of cluster " + orNone(cluster)}, handshake(appendHeader(nil, h)))
+				require.Equal(t, &RefusedError{RefusedCluster, b[:len(b)-4] + "not of cluster " + orNone(cluster)}, handshake(encodeHeader(h)))
 			}
 			require.Equal(t, &RefusedError{RefusedNode, b + `node "c" (69630000, of cluster 63000000)`},
-				handshake(appendHeader(nil, headerTo("c", header{use: use, groups: 2}))))
+				handshake(encodeHeader(headerTo("c", header{use: use, groups: 2}))))
 			h := headerTo("b", header{use: use, groups: 2})
 			h.to.ID = ID{'j'} // a directory that was lost
-			require.Equal(t, &RefusedError{RefusedNode, b + `node "b" (6a000000, of cluster 63000000)`}, handshake(appendHeader(nil, h)))
+			require.Equal(t, &RefusedError{RefusedNode, b + `node "b" (6a000000, of cluster 63000000)`}, handshake(encodeHeader(h)))
 			h = headerTo("b", header{use: use, groups: 2})
 			h.from = identityOf("b")
-			require.Equal(t, RefusedNode, handshake(appendHeader(nil, h)).(*RefusedError).Reason, "itself")
+			require.Equal(t, RefusedNode, handshake(encodeHeader(h)).(*RefusedError).Reason, "itself")
 		}
 		stranger := headerTo("b", header{use: useIntroduction, groups: 2})
 		stranger.from.Cluster = ID{}
-		require.NoError(t, handshake(appendHeader(nil, stranger)))
+		require.NoError(t, handshake(encodeHeader(stranger)))
 		require.Equal(t, &RefusedError{RefusedNode, b + `node "c"`},
-			handshake(appendHeader(nil, headerTo("c", header{use: useIntroduction, groups: 2}))))
+			handshake(encodeHeader(headerTo("c", header{use: useIntroduction, groups: 2}))))
 	})
 }
 
@@ -225,10 +225,10 @@ func TestGarbageInsteadOfHeader(t *testing.T) {
 		"too short":        "codeq\x03\x00\x01\x01",
 		"no formats":       "codeq\x04\x00\x01\x01",
 		"half of a life":   "codeq\x04\x00\x06\x00\x05\x00\x05\x01\x00",
-		"too many lives": string(appendHeader(nil, headerTo("b", header{
+		"too many lives": string(encodeHeader(headerTo("b", header{
 			use: useCalls, groups: 2, formats: Formats{5, 5}, lives: make([]uint64, MaxLives+1)}))),
-		"wrong formats": string(appendHeader(nil, headerTo("b", header{use: useCalls, groups: 2, formats: Formats{5, 6}}))),
-		"another use":   string(appendHeader(nil, headerTo("b", header{use: 7, groups: 2}))),
+		"wrong formats": string(encodeHeader(headerTo("b", header{use: useCalls, groups: 2, formats: Formats{5, 6}}))),
+		"another use":   string(encodeHeader(headerTo("b", header{use: 7, groups: 2}))),
 		"half a header": "codeq\x03\x00",
 		"nothing":       "",
 	} {
@@ -302,10 +302,10 @@ func TestNameTooLong(t *testing.T) {
 }
 
 func FuzzHeader(f *testing.F) {
-	f.Add(appendHeader(nil, headerTo("n1", header{use: useCalls, groups: 3})))
-	f.Add(appendHeader(nil, headerTo(strings.Repeat("n", maxName), header{use: useRaft, group: 2, groups: 3})))
-	f.Add(appendHeader(nil, headerTo("n1", header{use: useCalls, groups: 3, formats: Formats{6, 5}})))
-	f.Add(appendHeader(nil, headerTo("n1", header{use: useRaft, groups: 3, formats: Formats{6, 5}, lives: []uint64{1, 2}})))
+	f.Add(encodeHeader(headerTo("n1", header{use: useCalls, groups: 3})))
+	f.Add(encodeHeader(headerTo(strings.Repeat("n", maxName), header{use: useRaft, group: 2, groups: 3})))
+	f.Add(encodeHeader(headerTo("n1", header{use: useCalls, groups: 3, formats: Formats{6, 5}})))
+	f.Add(encodeHeader(headerTo("n1", header{use: useRaft, groups: 3, formats: Formats{6, 5}, lives: []uint64{1, 2}})))
 	f.Add([]byte("codeq\x05\x00\x03???"))
 	f.Add([]byte("codeq\x03\xff\xff"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
@@ -314,7 +314,7 @@ func FuzzHeader(f *testing.F) {
 		h, err := readHeader(r)
 		if err == nil {
 			read := data[:len(data)-r.Len()]
-			require.Equal(t, read, appendHeader(nil, h))
+			require.Equal(t, read, encodeHeader(h))
 		}
 		r.Reset(data)
 		_, _ = readAnswer(r)

@@ -130,7 +130,7 @@ func (nw *network) connect(t *testing.T, addr string) net.Conn {
 	c, err := nw.dial(t.Context(), addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	_, err = c.Write(appendHeader(nil, headerTo(addr, header{use: useCalls, groups: 2})))
+	_, err = c.Write(encodeHeader(headerTo(addr, header{use: useCalls, groups: 2})))
 	require.NoError(t, err)
 	_, err = readAnswer(c)
 	require.NoError(t, err)

@@ -516,7 +516,7 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 // dialBuild is dial, whatever build the other side runs.
 func (n *Node) dialBuild(ctx context.Context, to Target, h header) (*conn, error) {
 	c, err := n.dial(ctx, to, h, false)
-	for err == errUntold { // the other side may answer late (CheckLives)
+	for errors.Is(err, errUntold) { // the other side may answer late (CheckLives)
 		c, err = n.dial(ctx, to, h, false)
 	}
 	if isOldVersion(err) {
@@ -573,7 +573,7 @@ func (n *Node) isUntold(c *conn) bool {
 
 // greet sends the header of a dialed connection, and makes sure that the right node has accepted.
 func (n *Node) greet(ctx context.Context, c *conn, h header) error {
-	_, sent := c.Write(appendHeader(nil, h))
+	_, sent := c.Write(encodeHeader(h))
 	a, err := readAnswer(c) // it may have been turned away before it has said anything
 	var refused *RefusedError
 	if sent != nil && !errors.As(err, &refused) {

@@ -33,10 +33,10 @@ func lockFile(name string, m mode) (io.Closer, error) {
 
 func setLock(f *os.File, m mode) error {
 	err := fcntl(f, unix.F_OFD_SETLK, record(m, lockedByte, 1))
-	switch err {
-	case unix.EAGAIN:
+	switch {
+	case errors.Is(err, unix.EAGAIN):
 		return ErrHeld
-	case unix.EINVAL:
+	case errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("%w: %w", errUnknownLock, err)
 	}
 	return err

@@ -112,7 +112,7 @@ func (g *Group) view(index uint64, f func(value []byte) error) error {
 	}
 	err = g.get(index, f)
 	done()
-	if err != raft.ErrLogNotFound {
+	if !errors.Is(err, raft.ErrLogNotFound) {
 		return err
 	}
 	// it was deleted a moment ago, or else is missing
@@ -120,7 +120,7 @@ func (g *Group) view(index uint64, f func(value []byte) error) error {
 		if index < first || index > last {
 			return raft.ErrLogNotFound
 		}
-		if err := g.get(index, f); err != raft.ErrLogNotFound {
+		if err := g.get(index, f); !errors.Is(err, raft.ErrLogNotFound) {
 			return err
 		}
 		return fmt.Errorf("%w: group %d has %d to %d, but no index %d", ErrCorrupt, g.number, first, last, index)

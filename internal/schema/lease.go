@@ -2,6 +2,7 @@ package schema
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -31,7 +32,7 @@ func ScanLeases(r pebble.Reader, visit func(seq uint64, h keys.LeaseHeader, entr
 // valid.
 func LeasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 	v, closer, err := r.Get(keys.AppendTask(nil, e.Lane, e.Since, e.ID))
-	if err == pebble.ErrNotFound {
+	if errors.Is(err, pebble.ErrNotFound) {
 		return nil, nil
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -14,7 +15,7 @@ import (
 // place, in case it exists.
 func PlaceOf(r pebble.Reader, id keys.ID) (p keys.Place, indexed bool, err error) {
 	value, closer, err := r.Get(keys.AppendByID(nil, keys.Index, id))
-	if err == pebble.ErrNotFound {
+	if errors.Is(err, pebble.ErrNotFound) {
 		return keys.FirstPlace(keys.LaneOf(id), id), false, nil
 	}
 	if err != nil {

@@ -3,6 +3,7 @@
 package schema
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -39,7 +40,7 @@ func ScanPrefix(r pebble.Reader, prefix []byte, visit func(key, value []byte) er
 // Lookup returns a copy of the value of a key, or nil.
 func Lookup(r pebble.Reader, key []byte) ([]byte, error) {
 	v, closer, err := r.Get(key)
-	if err == pebble.ErrNotFound {
+	if errors.Is(err, pebble.ErrNotFound) {
 		return nil, nil
 	}
 	if err != nil {

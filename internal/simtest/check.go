@@ -96,8 +96,9 @@ func checkTask(calls []*Call, shortest func(time.Duration) time.Duration) string
 		return "its history is not that of one task"
 	case porcupine.Unknown:
 		return fmt.Sprintf("its history was not checked within %v", timeout)
+	default:
+		return checkLeases(calls, shortest)
 	}
-	return checkLeases(calls, shortest)
 }
 
 // Slack is what rounding to milliseconds may take off a lease.
@@ -169,6 +170,7 @@ func (n count) check(tasks map[int][]*Call) string {
 			case Complete:
 				left = left || c.Outcome == Done && c.ret < n.call
 				mayHaveLeft = mayHaveLeft || (c.Outcome == Done || c.Outcome == Unknown) && c.call < n.ret
+			default: // the count stays
 			}
 		}
 		if stored && !mayHaveLeft {

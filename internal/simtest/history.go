@@ -238,6 +238,7 @@ func (h *History[ID]) Produced(c *Call, serials []int, ids []ID) {
 		case Never:
 			h.refused[serial] = c.Err
 			continue
+		case Lost, Unknown:
 		}
 		h.calls = append(h.calls, &one)
 	}
@@ -400,6 +401,7 @@ func (h *History[ID]) Totals() Totals {
 			t.Unknown++
 		case Lost:
 			t.Lost++
+		case Done, Never:
 		}
 	}
 	return t

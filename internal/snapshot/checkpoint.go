@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 
@@ -107,7 +108,7 @@ func (r *filesReader) Read(p []byte) (int, error) {
 	if n > 0 {
 		return n, nil
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
 	return 0, fmt.Errorf("read %s: %w", r.files[0].name, err)

@@ -73,6 +73,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	replicated := c.Durability == Replicated // the log of Raft is the log of the store
 	logs := new(walfs.Switch)
 	switch c.Durability {
+	case Disk:
 	case Replicated:
 		write = pebble.NoSync
 	case Process:
@@ -98,6 +99,7 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 		reclaimer: newReclaimer(c.ReclaimFrom), syncer: syncer{stop: make(chan struct{})},
 	}
 	switch c.Durability {
+	case Disk, Replicated: // each commit is synced, or the log of Raft has it
 	case Process:
 		st.syncer.sync = logs.Sync
 	case None:
@@ -297,7 +299,7 @@ func (st *Store) HasSpace() bool {
 	if st.replicated { // another goroutine commits, and waits
 		return !st.latch.NoSpace()
 	}
-	return st.latch.Ready(st.db) != failstop.ErrNoSpace
+	return !errors.Is(st.latch.Ready(st.db), failstop.ErrNoSpace)
 }
 
 // Confirm does nothing: nobody else writes to the store.
@@ -307,7 +309,7 @@ func (st *Store) Confirm() error { return nil }
 // first error: Pebble would retry for ever.
 func (st *Store) Flush(ctx context.Context) error {
 	err := st.latch.Flush(ctx, st.db)
-	if err != nil && err == ctx.Err() {
+	if err != nil && errors.Is(err, ctx.Err()) {
 		return base.EndOf(ctx)
 	}
 	return Error(err)

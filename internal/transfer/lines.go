@@ -350,11 +350,11 @@ func (r *reader) read() ([]byte, error) {
 		case err == nil:
 			r.line++
 			return r.buf, nil
-		case err == bufio.ErrBufferFull && len(r.buf) < maxLine:
-		case err == bufio.ErrBufferFull:
+		case errors.Is(err, bufio.ErrBufferFull) && len(r.buf) < maxLine:
+		case errors.Is(err, bufio.ErrBufferFull):
 			r.line++
 			return nil, r.wrong(fmt.Errorf("it is longer than %d bytes", maxLine))
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			r.line++
 			return nil, r.wrong(fmt.Errorf("it is cut short: %w", io.ErrUnexpectedEOF))
 		default:
