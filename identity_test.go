@@ -172,12 +172,13 @@ func TestWipedMajority(t *testing.T) {
 		left.stop()
 		fs := left.machine.Disk()
 		opts := c.opts
-		inspect.Options(&opts).FS, opts.Cluster = fs, inspect.With(&Cluster{
+		opts.private.FS, opts.Cluster = fs, &Cluster{
 			Node: left.name, Listen: left.name,
-		}, inspect.Private{
-			Votes: stablesOf(left),
-			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
-		})
+			private: inspect.Private{
+				Votes: stablesOf(left),
+				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+			},
+		}
 		require.NoError(t, RecoverCluster("queue", &opts))
 		left.start()
 		require.Equal(t, 50, left.count(t))
@@ -233,9 +234,9 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 		c := newSimCluster(t, 1, 0, Options{Shards: 1})
 		open := func(n *simNode, conf *tls.Config) {
 			o, life := c.options(n)
-			dial := inspect.Options(o.Cluster).Dial
+			dial := o.Cluster.private.Dial
 			o.Cluster.TLS = conf
-			inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			o.Cluster.private.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 				raw, err := dial(ctx, address)
 				if err != nil {
 					return nil, err
@@ -291,12 +292,13 @@ func TestKnownNameElsewhere(t *testing.T) {
 		blank := newSimNode(c, "blank", false)
 		host := c.net.Listen("blank")
 		o := c.opts
-		inspect.Options(&o).FS, o.Cluster = blank.machine.Disk(), inspect.With(&Cluster{
+		o.private.FS, o.Cluster = blank.machine.Disk(), &Cluster{
 			Node: other.name, Listener: host, Peers: []Peer{{leader.name, leader.name}},
-		}, inspect.Private{
-			Votes: stablesOf(blank),
-			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
-		})
+			private: inspect.Private{
+				Votes: stablesOf(blank),
+				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+			},
+		}
 		q, err := Open("queue", &o)
 		require.NoError(t, err)
 		defer q.Close()
@@ -317,12 +319,13 @@ func TestAddressChanges(t *testing.T) {
 		moved.stop()
 		host := c.net.Listen("elsewhere")
 		o := c.opts
-		inspect.Options(&o).FS, o.Cluster = moved.machine.Disk(), inspect.With(&Cluster{
+		o.private.FS, o.Cluster = moved.machine.Disk(), &Cluster{
 			Node: moved.name, Listener: host,
-		}, inspect.Private{
-			Votes: stablesOf(moved),
-			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-		})
+			private: inspect.Private{
+				Votes: stablesOf(moved),
+				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+			},
+		}
 		q, err := Open("queue", &o)
 		require.NoError(t, err)
 		leader, _ := c.lead()
@@ -365,8 +368,8 @@ func TestNodesMove(t *testing.T) {
 				host := c.net.Listen(at(i))
 				o, life := c.options(n)
 				o.Cluster.Listener, o.Cluster.Peers = host, peers
-				inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
-				inspect.Options(o.Cluster).Votes = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
+				o.Cluster.private.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
+				o.Cluster.private.Votes = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
 				q, err := Open("queue", o)
 				require.NoError(t, err)
 				qs[i] = q
@@ -530,12 +533,12 @@ func TestOwnCertificate(t *testing.T) {
 		})},
 	} {
 		fs := crashfs.New()
-		_, err := (inspect.With(&Options{Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous}}, inspect.Private{FS: fs})).withDefaults()
+		_, err := (&Options{private: inspect.Private{FS: fs}, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous}}).withDefaults()
 		if !c.refused {
 			require.NoError(t, err, name)
 			continue
 		}
-		_, err = Open("q", inspect.With(&Options{Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}}, inspect.Private{FS: fs}))
+		_, err = Open("q", &Options{private: inspect.Private{FS: fs}, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}})
 		var invalid *InvalidError
 		require.ErrorAs(t, err, &invalid, name)
 		require.Equal(t, "Cluster.TLS", invalid.Field, name)
@@ -587,8 +590,8 @@ func TestJoinByWhoReachesTheNode(t *testing.T) {
 		for _, n := range c.members()[:2] {
 			n.stop()
 			o, life := c.options(n)
-			dial := inspect.Options(o.Cluster).Dial
-			inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			dial := o.Cluster.private.Dial
+			o.Cluster.private.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
 				if addr == joins.name {
 					return nil, errors.New("no route")
 				}

@@ -9,7 +9,6 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
-	"codeq/internal/inspect"
 )
 
 var reapMiB = flag.Int("reap.mib", 0, "TestReapOfLargeRecords: 66 tasks of so many MiB each, at most 64, on disk")
@@ -23,7 +22,7 @@ func TestReapOfLargeRecords(t *testing.T) {
 	if *reapMiB > 0 {
 		n, size, dir = 66, *reapMiB<<20, t.TempDir()
 	} else {
-		inspect.Options(&opts).FS = crashfs.New()
+		opts.private.FS = crashfs.New()
 	}
 	ctx := context.Background()
 	open := func() *Queue {

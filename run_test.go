@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
-	"codeq/internal/inspect"
 	"codeq/internal/testkit"
 )
 
@@ -22,8 +21,8 @@ func openForRun(t *testing.T, opts Options) *Queue {
 	t.Helper()
 	opts.Shards = cmp.Or(opts.Shards, 1)
 	opts.Backoff.Jitter = -1
-	if inspect.Options(&opts).FS == nil {
-		inspect.Options(&opts).FS = crashfs.New()
+	if opts.private.FS == nil {
+		opts.private.FS = crashfs.New()
 	}
 	q, err := Open("q", &opts)
 	require.NoError(t, err)

@@ -190,6 +190,7 @@ func TestLinks(t *testing.T) {
 	t.Parallel()
 	inRoot(t)
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	code := regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
 	found := 0
 	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".md" {
@@ -197,7 +198,7 @@ func TestLinks(t *testing.T) {
 		}
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
-		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), ""), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
 			}
@@ -294,6 +295,23 @@ func TestLineWidth(t *testing.T) {
 
 // byHand are the documents of bench/results that no program has written.
 var byHand = []string{"README.md", "depth.md", "odd-loads.md", "space.md"}
+
+// TestGuide: the guide is short, and its code is part of a program that is compiled and tested.
+func TestGuide(t *testing.T) {
+	t.Parallel()
+	inRoot(t)
+	guide, err := os.ReadFile("docs/guide.md")
+	require.NoError(t, err)
+	require.LessOrEqual(t, bytes.Count(guide, []byte("\n")), 150)
+	program, err := os.ReadFile("codeqtest/guide_test.go")
+	require.NoError(t, err)
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllSubmatch(guide, -1)
+	require.Len(t, blocks, bytes.Count(guide, []byte("```"))/2, "all code is Go")
+	require.Greater(t, len(blocks), 4)
+	for _, block := range blocks {
+		require.Contains(t, string(program), "\n"+string(block[1]))
+	}
+}
 
 // TestReadmeIsShort: a newcomer reads all of it.
 func TestReadmeIsShort(t *testing.T) {
