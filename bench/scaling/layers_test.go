@@ -31,7 +31,7 @@ func TestClassify(t *testing.T) {
 		{layerCommit, p + ".(*Batch).SetDeferred codeq.(*group).set codeq.(*shard).run"},
 		{layerCommit, p + ".DeferredBatchOp.Finish codeq.(*group).set codeq.(*shard).run"},
 		{layerLog, "internal/runtime/syscall/linux.Syscall6 syscall.Syscall golang.org/x/sys/unix.Fdatasync " + p + "/vfs.(*linuxFile).SyncData " + p + "/record.(*LogWriter).syncWithLatency " + logFunction},
-		{layerLog, "syscall.Syscall syscall.write os.(*File).Write codeq/internal/walfs.(*walFile).Write " + p + "/record.(*LogWriter).flushPending " + logFunction},
+		{layerLog, "syscall.Syscall syscall.write os.(*File).Write codeq/internal/failstop.(*walFile).Write " + p + "/record.(*LogWriter).flushPending " + logFunction},
 		{layerCompact, p + "/sstable.(*RawColumnWriter).add " + p + "/internal/compact.(*Runner).writeKeysToTable " + p + ".(*DB).runCompaction"},
 		{layerReads, p + "/internal/arenaskl.(*Iterator).Next " + p + ".(*Iterator).Next codeq.(*shard).walk codeq.(*shard).refill codeq.(*shard).run"},
 		{layerRaft, "github.com/hashicorp/raft.(*Raft).leaderLoop github.com/hashicorp/raft.(*Raft).run"},

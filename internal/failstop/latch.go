@@ -12,6 +12,9 @@
 //     be opened with it.
 //   - Nothing waits for Pebble for ever: Pebble believes that its writes are done, ends its stalls,
 //     and can be closed.
+//
+// [SyncLogsAtClose] is the other file system below a store: with it a commit waits for the
+// operating system, not for the disk.
 package failstop
 
 import (

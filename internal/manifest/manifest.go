@@ -86,7 +86,7 @@ const (
 
 // pebbleFormats are the formats of Pebble in which the stores of a directory and the logs of its
 // node are written, by the format of the directory, from OldestFormat on. None is lower than the
-// one before, and none is newer than internal/walfs allows.
+// one before, and none is newer than internal/failstop allows.
 var pebbleFormats = [Format - OldestFormat + 1]pebble.FormatMajorVersion{
 	pebble.FormatColumnarBlocks, // 3
 	pebble.FormatColumnarBlocks, // 4

@@ -25,7 +25,6 @@ import (
 
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
-	"codeq/internal/walfs"
 )
 
 var (
@@ -69,8 +68,8 @@ type Store struct {
 	db         *pebble.DB
 	fs         vfs.FS
 	dir        string
-	durable    bool         // StoreLogs waits for Pebble's sync, real or not
-	synced     walfs.Switch // on: it waits for a real one
+	durable    bool              // StoreLogs waits for Pebble's sync, real or not
+	synced     failstop.LogSyncs // on: it waits for a real one
 	cacheBytes int64
 	recent     atomic.Int64 // bytes of the newest entries that groups hold
 	log        *slog.Logger
@@ -85,7 +84,7 @@ type Store struct {
 }
 
 // storeFormat is the newest format whose log may be written without a sync and still be read after
-// a power loss; see internal/walfs.
+// a power loss; see failstop.SyncLogsAtClose.
 const storeFormat = pebble.FormatColumnarBlocks
 
 // A batch of half a memtable makes Pebble begin a new log, which Raft's batches should not.
@@ -121,7 +120,7 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	fs := o.FS
 	if o.Sync != SyncDisk { // SyncNone, too, must not lose an entry before one that it keeps
-		fs = walfs.NewSwitched(fs, &s.synced)
+		fs = failstop.SyncLogsAtClose(fs, &s.synced)
 	}
 	if _, err := o.FS.Stat(dir); err == nil {
 		if err := integrity.Unseal(o.FS, dir); err != nil {
@@ -226,7 +225,7 @@ func (s *Store) Flush() error {
 		return err
 	}
 	defer done()
-	return storageError(s.latch.Flush(context.Background(), s.db)) // a sync of its log is none below SyncDisk; see internal/walfs
+	return storageError(s.latch.Flush(context.Background(), s.db)) // a sync of its log is none below SyncDisk; see failstop.SyncLogsAtClose
 }
 
 // HasSpace returns false while nothing can be written because the disk is full. StoreLogs may block

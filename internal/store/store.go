@@ -20,12 +20,11 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/platform"
-	"codeq/internal/walfs"
 )
 
 // Format is the newest of Pebble's on-disk formats that is used. Its write-ahead log can be written
 // without a sync and still be read after a power loss, which DurabilityProcess needs; no newer one
-// can: see internal/walfs.
+// can: see failstop.SyncLogsAtClose.
 const Format = pebble.FormatColumnarBlocks
 
 // Store is the Pebble instance of one shard: everything is written by Commit.
@@ -71,15 +70,15 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	deferred := &deferredSyncFS{FS: c.FS}
 	fs, write := vfs.FS(deferred), pebble.Sync
 	replicated := c.Durability == Replicated // the log of Raft is the log of the store
-	logs := new(walfs.Switch)
+	logs := new(failstop.LogSyncs)
 	switch c.Durability {
 	case Disk:
 	case Replicated:
 		write = pebble.NoSync
 	case Process:
-		fs = walfs.NewSwitched(fs, logs)
-	case None: // only with walfs does an unsynced log lose no record before one that it keeps
-		fs, write = walfs.NewSwitched(fs, logs), pebble.NoSync
+		fs = failstop.SyncLogsAtClose(fs, logs)
+	case None: // only with SyncLogsAtClose does an unsynced log lose no record before one that it keeps
+		fs, write = failstop.SyncLogsAtClose(fs, logs), pebble.NoSync
 	}
 	// Pebble would create the directory before it noticed that the store is missing
 	if !create {

@@ -1,38 +1,4 @@
-// Package walfs makes Pebble acknowledge a synced commit as soon as the operating system has it:
-// after write(2), without fdatasync(2).
-//
-// New wraps a file system. The write-ahead logs that Pebble writes through it ignore Sync and
-// SyncData until Close, which does one real sync first. Every other file and operation passes
-// through. Pebble's log writer writes, then syncs, then acknowledges, so db.Apply(batch,
-// pebble.Sync) returns once the record is in the page cache. pebble.NoSync is weaker: it leaves the
-// record in a buffer of the process.
-//
-// # What a caller gets
-//
-//   - A killed process loses no commit that was acknowledged with pebble.Sync.
-//   - A power loss or a crash of the kernel may lose commits of the newest log only, and loses a
-//     suffix: if a commit survives, so do those before it. Pebble closes a log, and so syncs it,
-//     before it creates the next one.
-//   - DB.Flush, DB.Close and Switch.Sync make every earlier commit durable. DB.LogData(nil,
-//     pebble.Sync) does not, and an Ingest may survive a power loss that commits before it do not.
-//
-// # What a caller must do
-//
-//   - Open the DB with FormatMajorVersion pebble.FormatColumnarBlocks (19) and never raise it. From
-//     pebble.FormatWALSyncChunks on, each chunk of the log records how far the log was synced;
-//     after a power loss these promises are false and Pebble refuses the log as corrupt. Pebble
-//     does not lower the version of a database that has a newer one: check DB.FormatMajorVersion.
-//   - Leave Options.WALFailover unset: it forgets a record once it is synced and does not write it
-//     to the next log.
-//   - Stack disk-health checks below, as vfs.WithDiskHealthChecks does not time Close, where the
-//     real sync is: New(healthChecked), not the reverse. Pebble adds these checks itself only if
-//     Options.FS is nil.
-//
-// The sync of a full log blocks commits while Pebble rotates it, for as long as the write-back of
-// its dirty pages takes. Options.WALBytesPerSync starts that earlier, as SyncTo passes through. If
-// the sync fails at a rotation, Pebble panics, as it does with any error of closing a log;
-// internal/failstop goes outside of this file system to prevent that.
-package walfs
+package failstop
 
 import (
 	"fmt"
@@ -47,26 +13,57 @@ import (
 // one, syncs the copy and ignores the error of its Close: the syncs of a copy must stay real.
 const walCategory vfs.DiskWriteCategory = "pebble-wal"
 
-// New returns base with the logs of Pebble synced when they are closed, not at each commit.
-func New(base vfs.FS) vfs.FS { return NewSwitched(base, new(Switch)) }
+// SyncLogsAtClose makes Pebble acknowledge a synced commit as soon as the operating system has it:
+// after write(2), without fdatasync(2).
+//
+// It wraps a file system. While syncs is off, the write-ahead logs that Pebble writes through it
+// ignore Sync and SyncData until Close, which does one real sync first. Every other file and
+// operation passes through. Pebble's log writer writes, then syncs, then acknowledges, so db.Apply(batch,
+// pebble.Sync) returns once the record is in the page cache. pebble.NoSync is weaker: it leaves the
+// record in a buffer of the process.
+//
+// # What a caller gets
+//
+//   - A killed process loses no commit that was acknowledged with pebble.Sync.
+//   - A power loss or a crash of the kernel may lose commits of the newest log only, and loses a
+//     suffix: if a commit survives, so do those before it. Pebble closes a log, and so syncs it,
+//     before it creates the next one.
+//   - DB.Flush, DB.Close and LogSyncs.Sync make every earlier commit durable. DB.LogData(nil,
+//     pebble.Sync) does not, and an Ingest may survive a power loss that commits before it do not.
+//
+// # What a caller must do
+//
+//   - Open the DB with FormatMajorVersion pebble.FormatColumnarBlocks (19) and never raise it. From
+//     pebble.FormatWALSyncChunks on, each chunk of the log records how far the log was synced;
+//     after a power loss these promises are false and Pebble refuses the log as corrupt. Pebble
+//     does not lower the version of a database that has a newer one: check DB.FormatMajorVersion.
+//   - Leave Options.WALFailover unset: it forgets a record once it is synced and does not write it
+//     to the next log.
+//   - Stack disk-health checks below, as vfs.WithDiskHealthChecks does not time Close, where the
+//     real sync is: SyncLogsAtClose(healthChecked), not the reverse. Pebble adds these checks
+//     itself only if Options.FS is nil.
+//
+// The sync of a full log blocks commits while Pebble rotates it, for as long as the write-back of
+// its dirty pages takes. Options.WALBytesPerSync starts that earlier, as SyncTo passes through. If
+// the sync fails at a rotation, Pebble panics, as it does with any error of closing a log;
+// [Latch.FS] goes outside of this file system to prevent that.
+func SyncLogsAtClose(base vfs.FS, syncs *LogSyncs) vfs.FS { return walFS{base, syncs} }
 
-// NewSwitched is New, but while the switch is on, syncs are real.
-func NewSwitched(base vfs.FS, s *Switch) vfs.FS { return walFS{base, s} }
-
-// Switch is off at first. It is for the logs of one DB.
-type Switch struct {
+// LogSyncs says whether the syncs of logs are real ones: on. It is off at first, and for the logs
+// of one DB.
+type LogSyncs struct {
 	on     atomic.Bool
 	newest atomic.Pointer[walFile] // log; nil: none was begun
 }
 
 // Set turns it on for commits that begin later, or off.
-func (s *Switch) Set(on bool) { s.on.Store(on) }
+func (s *LogSyncs) Set(on bool) { s.on.Store(on) }
 
 // IsOn reports whether it is on.
-func (s *Switch) IsOn() bool { return s.on.Load() }
+func (s *LogSyncs) IsOn() bool { return s.on.Load() }
 
 // Sync makes durable what has been written to the logs. It does not hold up commits meanwhile.
-func (s *Switch) Sync() error {
+func (s *LogSyncs) Sync() error {
 	if f := s.newest.Load(); f != nil { // the logs before it are durable
 		return f.syncNow()
 	}
@@ -75,7 +72,7 @@ func (s *Switch) Sync() error {
 
 type walFS struct {
 	vfs.FS
-	synced *Switch
+	synced *LogSyncs
 }
 
 func (fs walFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
@@ -118,7 +115,7 @@ const (
 type walFile struct {
 	vfs.File
 	name   string
-	synced *Switch
+	synced *LogSyncs
 	offset int64
 
 	mu       sync.Mutex // guards what follows
@@ -168,7 +165,7 @@ func (f *walFile) Close() error {
 	defer f.mu.Unlock()
 	f.closed = true
 	if err := f.File.SyncData(); err != nil {
-		f.closeErr = fmt.Errorf("walfs: sync %s before close: %w", f.name, err)
+		f.closeErr = fmt.Errorf("sync %s before close: %w", f.name, err)
 	}
 	if err := f.File.Close(); f.closeErr == nil {
 		return err

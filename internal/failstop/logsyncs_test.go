@@ -1,4 +1,4 @@
-package walfs
+package failstop
 
 import (
 	"bufio"
@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(m.Run())
 }
+
+// logsAtClose returns base with logs that are synced when they are closed.
+func logsAtClose(base vfs.FS) vfs.FS { return SyncLogsAtClose(base, new(LogSyncs)) }
 
 // hookFS calls after following each operation that changes something, with the operation and the
 // path. An error of after becomes the error of the operation.
@@ -168,7 +171,7 @@ func TestLogSyncsOnlyAtClose(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			rec := newRecorder()
-			f, err := tc.open(New(rec), tc.file)
+			f, err := tc.open(logsAtClose(rec), tc.file)
 			require.NoError(t, err)
 			rec.take()
 			_, err = f.Write([]byte("x"))
@@ -189,7 +192,7 @@ func TestLogSyncsOnlyAtClose(t *testing.T) {
 	}
 
 	rec := newRecorder()
-	dir, err := New(rec).OpenDir("")
+	dir, err := logsAtClose(rec).OpenDir("")
 	require.NoError(t, err)
 	require.NoError(t, dir.Sync())
 	require.Equal(t, []string{"opendir ", "sync "}, rec.take())
@@ -205,7 +208,7 @@ func TestCloseErrors(t *testing.T) {
 	} {
 		rec := newRecorder()
 		rec.err["syncdata 1.log"], rec.err["close 1.log"] = tc.sync, tc.close
-		f, err := New(rec).Create("1.log", walCategory)
+		f, err := logsAtClose(rec).Create("1.log", walCategory)
 		require.NoError(t, err)
 		require.ErrorIs(t, f.Close(), tc.want)
 		require.Equal(t, []string{"create 1.log", "syncdata 1.log", "close 1.log"}, rec.take())
@@ -230,7 +233,7 @@ func TestNoGapAtTheEndOfABlock(t *testing.T) {
 	}
 	for tail := minTail - 1; tail <= maxTail+1; tail++ {
 		rec := newRecorder()
-		f, err := New(rec).Create("7.log", walCategory)
+		f, err := logsAtClose(rec).Create("7.log", walCategory)
 		require.NoError(t, err)
 		w := record.NewLogWriter(f, num, record.LogWriterConfig{
 			WriteWALSyncOffsets: func() bool { return false },
@@ -274,7 +277,7 @@ func TestNoGapAtTheEndOfABlock(t *testing.T) {
 }
 
 func TestOpenErrors(t *testing.T) {
-	fs := New(crashfs.New())
+	fs := logsAtClose(crashfs.New())
 	_, err := fs.Create("missing/1.log", walCategory)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = fs.ReuseForWrite("missing/1.log", "2.log", walCategory)
@@ -283,8 +286,8 @@ func TestOpenErrors(t *testing.T) {
 
 func TestUnwrap(t *testing.T) {
 	base := crashfs.New()
-	require.Equal(t, vfs.FS(base), New(base).Unwrap())
-	require.Equal(t, vfs.FS(base), vfs.Root(New(base)))
+	require.Equal(t, vfs.FS(base), logsAtClose(base).Unwrap())
+	require.Equal(t, vfs.FS(base), vfs.Root(logsAtClose(base)))
 }
 
 // TestPebbleUsesLogsAsExpected checks what the package relies on in Pebble: the category and name
@@ -292,7 +295,7 @@ func TestUnwrap(t *testing.T) {
 // log in a checkpoint.
 func TestPebbleUsesLogsAsExpected(t *testing.T) {
 	rec := newRecorder()
-	db, err := pebble.Open("db", options(New(rec)))
+	db, err := pebble.Open("db", logOptions(logsAtClose(rec)))
 	require.NoError(t, err)
 	logOps := func() (ops []string) {
 		for _, op := range rec.take() {
@@ -304,7 +307,7 @@ func TestPebbleUsesLogsAsExpected(t *testing.T) {
 	}
 	require.Equal(t, []string{"create db/000002.log"}, logOps())
 	for i := range 100 {
-		require.NoError(t, db.Set(key(i), nil, pebble.Sync))
+		require.NoError(t, db.Set(logKey(i), nil, pebble.Sync))
 	}
 	require.Empty(t, logOps())
 
@@ -326,7 +329,7 @@ const (
 	childDirEnv  = "WALFS_TEST_CHILD_DIR"
 	childModeEnv = "WALFS_TEST_CHILD_MODE"
 
-	modeWrapped = "wrapped" // walfs and pebble.Sync
+	modeWrapped = "wrapped" // SyncLogsAtClose and pebble.Sync
 	modeNoSync  = "nosync"  // neither
 
 	childWriters = 4
@@ -336,11 +339,11 @@ const (
 // runChild writes keys of several writers, each in order, and prints "writer number" after each
 // acknowledgement, until it is killed or its parent is gone.
 func runChild(dir, mode string) {
-	fs, write := New(vfs.Default), pebble.Sync
+	fs, write := logsAtClose(vfs.Default), pebble.Sync
 	if mode == modeNoSync {
 		fs, write = vfs.Default, pebble.NoSync
 	}
-	db, err := pebble.Open(dir, options(fs))
+	db, err := pebble.Open(dir, logOptions(fs))
 	if err != nil {
 		panic(err)
 	}
@@ -348,7 +351,7 @@ func runChild(dir, mode string) {
 		go func() {
 			next := len(childKeys(db, w))
 			for i := next; mode != modeNoSync || i < next+noSyncKeys; i++ {
-				if err := db.Set(childKey(w, i), value(i), write); err != nil {
+				if err := db.Set(childKey(w, i), logValue(i), write); err != nil {
 					panic(err)
 				}
 				fmt.Fprintln(os.Stdout, w, i)
@@ -358,7 +361,7 @@ func runChild(dir, mode string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-func childKey(w, i int) []byte { return append([]byte{byte(w)}, key(i)...) }
+func childKey(w, i int) []byte { return append([]byte{byte(w)}, logKey(i)...) }
 
 // childKeys returns the numbers found of writer w.
 func childKeys(db *pebble.DB, w int) []int {
@@ -413,7 +416,7 @@ func TestKilledProcessLosesNothing(t *testing.T) {
 	dir := t.TempDir()
 	for round := range 5 {
 		acked := killChild(t, dir, modeWrapped, 2000+round*777)
-		db, err := pebble.Open(dir, options(New(vfs.Default)))
+		db, err := pebble.Open(dir, logOptions(logsAtClose(vfs.Default)))
 		require.NoError(t, err)
 		for w := range childWriters {
 			found := childKeys(db, w)
@@ -433,7 +436,7 @@ func TestKilledProcessLosesNoSync(t *testing.T) {
 	for range 10 {
 		dir := t.TempDir()
 		acked := killChild(t, dir, modeNoSync, childWriters*noSyncKeys)
-		db, err := pebble.Open(dir, options(vfs.Default))
+		db, err := pebble.Open(dir, logOptions(vfs.Default))
 		require.NoError(t, err)
 		lost := 0
 		for w := range childWriters {
@@ -494,7 +497,7 @@ func newCrasher(
 }
 
 func (c *crasher) open(fs vfs.FS) (*pebble.DB, error) {
-	opts := options(c.layers(fs))
+	opts := logOptions(c.layers(fs))
 	opts.FormatMajorVersion = c.format
 	return pebble.Open("db", opts)
 }
@@ -558,7 +561,7 @@ func (c *crasher) write(t *testing.T, db *pebble.DB, n int64) {
 	c.gate.Lock()
 	for until := c.closed.Load() + n; c.closed.Load() < until; {
 		i := c.next.Load()
-		require.NoError(t, db.Set(key(int(i)), value(int(i)), pebble.Sync))
+		require.NoError(t, db.Set(logKey(int(i)), logValue(int(i)), pebble.Sync))
 		c.next.Add(1)
 		c.snap(100, "idle", true)
 	}
@@ -610,10 +613,10 @@ func prefix(db *pebble.DB) (n int, err error) {
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
 	for it.First(); it.Valid(); it.Next() {
-		if !bytes.Equal(it.Key(), key(n)) {
-			return 0, fmt.Errorf("key %x where %x is expected", it.Key(), key(n))
+		if !bytes.Equal(it.Key(), logKey(n)) {
+			return 0, fmt.Errorf("key %x where %x is expected", it.Key(), logKey(n))
 		}
-		if !bytes.Equal(it.Value(), value(n)) {
+		if !bytes.Equal(it.Value(), logValue(n)) {
 			return 0, fmt.Errorf("wrong value of key %d", n)
 		}
 		n++
@@ -626,7 +629,7 @@ func prefix(db *pebble.DB) (n int, err error) {
 func TestPowerLoss(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			c := newCrasher(seed, New, pebble.FormatColumnarBlocks)
+			c := newCrasher(seed, logsAtClose, pebble.FormatColumnarBlocks)
 			total := 0
 			for range 3 {
 				db, err := c.openDisk()
@@ -660,11 +663,11 @@ func TestPowerLoss(t *testing.T) {
 // that was killed.
 func TestPowerLossAfterKill(t *testing.T) {
 	const n = 100
-	c := newCrasher(1, New, pebble.FormatColumnarBlocks)
+	c := newCrasher(1, logsAtClose, pebble.FormatColumnarBlocks)
 	set := func(db *pebble.DB) {
 		for range n {
 			i := int(c.next.Load())
-			require.NoError(t, db.Set(key(i), value(i), pebble.Sync))
+			require.NoError(t, db.Set(logKey(i), logValue(i), pebble.Sync))
 			c.next.Add(1)
 			c.snap(5, "idle", true)
 		}
@@ -696,8 +699,8 @@ func TestPowerLossNeeds(t *testing.T) {
 		layers func(vfs.FS) vfs.FS
 		format pebble.FormatMajorVersion
 	}{
-		{"a sync at close", func(fs vfs.FS) vfs.FS { return New(lyingFS{fs}) }, pebble.FormatColumnarBlocks},
-		{"an old format", New, pebble.FormatWALSyncChunks},
+		{"a sync at close", func(fs vfs.FS) vfs.FS { return logsAtClose(lyingFS{fs}) }, pebble.FormatColumnarBlocks},
+		{"an old format", logsAtClose, pebble.FormatWALSyncChunks},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := newCrasher(1, tc.layers, tc.format)
@@ -731,7 +734,7 @@ type lyingFile struct{ vfs.File }
 
 func (lyingFile) SyncData() error { return nil }
 
-func options(fs vfs.FS) *pebble.Options {
+func logOptions(fs vfs.FS) *pebble.Options {
 	return &pebble.Options{
 		FS:                          fs,
 		FormatMajorVersion:          pebble.FormatColumnarBlocks,
@@ -747,11 +750,11 @@ func (quiet) Infof(string, ...any)              {}
 func (quiet) Errorf(string, ...any)             {}
 func (quiet) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 
-func key(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
+func logKey(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
 
-// value is up to 400 bytes long, or 2,000. Longer ones make the images slow to open: Pebble flips
+// logValue is up to 400 bytes long, or 2,000. Longer ones make the images slow to open: Pebble flips
 // every bit of a chunk with a wrong checksum.
-func value(i int) []byte {
+func logValue(i int) []byte {
 	rng := rand.New(rand.NewPCG(uint64(i), 0))
 	n := rng.IntN(51) * 8
 	if rng.IntN(50) == 0 {
