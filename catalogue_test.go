@@ -16,7 +16,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // catalogueSize is how many lanes, queues and counters a shard has on disk, how many
@@ -34,7 +34,7 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 	v := q.peek(s)
 	defer v.close()
 	for prefix, n := range map[byte]*int{keys.Lane: &size.lanes, keys.Queue: &size.queues, keys.Counters: &size.counters} {
-		require.NoError(t, schema.Scan(v.snap, prefix, func(_, _ []byte) error {
+		require.NoError(t, store.Scan(v.snap, prefix, func(_, _ []byte) error {
 			*n++
 			return nil
 		}))
@@ -287,7 +287,7 @@ func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 			}
 			v := q.peek(q.shard(0))
 			var woken []ID
-			require.NoError(t, schema.Scan(v.snap, keys.Wake, func(key, _ []byte) error {
+			require.NoError(t, store.Scan(v.snap, keys.Wake, func(key, _ []byte) error {
 				_, _, id, err := keys.ParseGrouped(key)
 				woken = append(woken, id)
 				return err
@@ -528,7 +528,7 @@ func openOften(t *testing.T, opens, shards int, level Durability) {
 	for shard := range q.replicas { // a queue that is used each time has one number
 		v := q.peek(q.shard(shard))
 		names := make(map[string]int)
-		require.NoError(t, schema.Scan(v.snap, keys.Queue, func(_, name []byte) error {
+		require.NoError(t, store.Scan(v.snap, keys.Queue, func(_, name []byte) error {
 			names[string(name)]++
 			return nil
 		}))

@@ -16,7 +16,6 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/schema"
 	"codeq/internal/simtest"
 	"codeq/internal/store"
 )
@@ -62,7 +61,7 @@ func TestRaiseOfNode(t *testing.T) {
 	require.Equal(t, Ready, info.State)
 	for i, r := range q.replicas {
 		require.Eventually(t, func() bool { return formatOf(t, q, i) == manifest.Format }, 20*time.Second, time.Millisecond)
-		got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
+		got, err := store.Lookup(r.store.DB(), []byte{keys.Meta})
 		require.NoError(t, err)
 		require.Equal(t, manifest.ReplicaIdentity(manifest.Format, i, len(q.replicas)), string(got))
 	}

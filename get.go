@@ -13,7 +13,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/listing"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 	"codeq/internal/wire"
 )
 
@@ -186,13 +186,13 @@ func viewOf(s *shard) *view {
 	r := s.replica
 	r.mu.RLock() // does not block: before the store is closed, the owner has ended
 	v := newView(r, s.Store.DB().NewSnapshot())
-	v.Leases = make(map[keys.ID]schema.Lease)
+	v.Leases = make(map[keys.ID]store.Lease)
 	return v
 }
 
 // read reads a task or a page. again: the operation has to be resolved again.
 func (op *readOp) read(v *view) (again bool, err error) {
-	var t *schema.Task
+	var t *store.Task
 	switch {
 	case op.list != nil:
 		again, err = op.list.Read(v.Snapshot)
@@ -286,13 +286,13 @@ func (op *readOp) again() {
 // view is a shard's disk between two commits. Reading it does not disturb the owner; the store
 // cannot close before the view is closed.
 type view struct {
-	*schema.Snapshot
+	*store.Snapshot
 	replica *replica
 	snap    *pebble.Snapshot
 }
 
 func newView(r *replica, snap *pebble.Snapshot) *view {
-	return &view{Snapshot: schema.NewSnapshot(snap), replica: r, snap: snap}
+	return &view{Snapshot: store.NewSnapshot(snap), replica: r, snap: snap}
 }
 
 func (v *view) close() {
@@ -301,7 +301,7 @@ func (v *view) close() {
 }
 
 // taskInfo converts a stored task. The result shares no memory with it.
-func taskInfo(t *schema.Task) *TaskInfo {
+func taskInfo(t *store.Task) *TaskInfo {
 	l, r := t.Lane, &t.Record
 	info := &TaskInfo{
 		ID: t.ID, State: State(engine.StateIn(t.Range)),
@@ -317,7 +317,7 @@ func taskInfo(t *schema.Task) *TaskInfo {
 }
 
 // addHistory adds the attempts of a stored task, and what its handlers have said.
-func (info *TaskInfo) addHistory(t *schema.Task) {
+func (info *TaskInfo) addHistory(t *store.Task) {
 	notes := t.Record.Notes
 	if h := t.Record.History; h != nil {
 		info.HistoryDropped = int(h.Dropped)

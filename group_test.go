@@ -11,7 +11,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // requireNoGroups makes sure that nothing is left of any group.
@@ -22,7 +22,7 @@ func requireNoGroups(t *testing.T, q *Queue) {
 			if u := s.Probe().Usage().Groups; u.Whole && u.Held > 0 {
 				return fmt.Errorf("%d groups in memory", u.Held)
 			}
-			return schema.Scan(s.Store.DB(), keys.Group, func(key, value []byte) error {
+			return store.Scan(s.Store.DB(), keys.Group, func(key, value []byte) error {
 				return fmt.Errorf("group %x is %x", key, value)
 			})
 		}))

@@ -16,7 +16,7 @@ import (
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/reading"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // peek is a view of what a shard's disk has now, without asking the owner.
@@ -137,7 +137,7 @@ func (s *shard) checkMemory(q *Queue) error {
 func stored(t *testing.T, q *Queue, prefix byte) (n int) {
 	t.Helper()
 	for _, s := range q.led() {
-		require.NoError(t, schema.Scan(s.Store.DB(), prefix, func([]byte, []byte) error { n++; return nil }))
+		require.NoError(t, store.Scan(s.Store.DB(), prefix, func([]byte, []byte) error { n++; return nil }))
 	}
 	return n
 }
@@ -209,7 +209,7 @@ func (c *countingCommitter) Commit(b *pebble.Batch) error {
 // addAll adds all tasks that disk has.
 func (v *view) addAll(tasks map[ID]*TaskInfo) error {
 	for _, prefix := range keys.RecordRanges {
-		if err := schema.Scan(v.snap, prefix, func(key, value []byte) error {
+		if err := store.Scan(v.snap, prefix, func(key, value []byte) error {
 			id, p, err := keys.ParsePlaceKey(key)
 			if err != nil {
 				return err

@@ -7,7 +7,6 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -82,12 +81,12 @@ func (i inspected) Tasks(shard int) (any, error) {
 		snap := st.DB().NewSnapshot()
 		defer snap.Close()
 		for _, prefix := range keys.RecordRanges {
-			if err := schema.Scan(snap, prefix, func(key, value []byte) error {
+			if err := store.Scan(snap, prefix, func(key, value []byte) error {
 				id, place, err := keys.ParsePlaceKey(key)
 				if err != nil {
 					return err
 				}
-				task, err := schema.NewSnapshot(snap).Task(id, place, value)
+				task, err := store.NewSnapshot(snap).Task(id, place, value)
 				if err == nil {
 					found[id] = taskInfo(task)
 				}

@@ -19,7 +19,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 	"codeq/internal/testkit"
 )
 
@@ -43,7 +43,7 @@ func (f *FlowTest) keptMessages(from int) (n int) {
 	synctest.Wait()
 	v := f.Q.peek(f.Q.shard(from))
 	defer v.close()
-	require.NoError(f, schema.Scan(v.snap, keys.Outbound, func(_, _ []byte) error {
+	require.NoError(f, store.Scan(v.snap, keys.Outbound, func(_, _ []byte) error {
 		n++
 		return nil
 	}))

@@ -16,7 +16,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/logentry"
 	"codeq/internal/manifest"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -91,10 +90,10 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 				return err
 			}
 		}
-		if last.Index, last.Term, err = schema.Applied(st.DB()); err != nil {
+		if last.Index, last.Term, err = store.Applied(st.DB()); err != nil {
 			return err
 		}
-		identity, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+		identity, err := store.Lookup(st.DB(), []byte{keys.Meta})
 		if err != nil || identity == nil { // the shard has not been led yet
 			return err
 		}
@@ -131,7 +130,7 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 func (r *replica) identify(p *proposer) error {
 	var known []byte
 	err := r.use(func(st *store.Store) (err error) {
-		known, err = schema.Lookup(st.DB(), []byte{keys.Meta})
+		known, err = store.Lookup(st.DB(), []byte{keys.Meta})
 		return err
 	})
 	if err != nil || known != nil {
@@ -147,7 +146,7 @@ func (m *stateMachine) Raise(term uint64, format int) error {
 
 // IsForgotten reports whether a node, or a directory, was removed.
 func (m *stateMachine) IsForgotten(name string) (is bool, err error) {
-	err = m.replica.use(func(st *store.Store) (err error) { is, err = schema.IsForgotten(st.DB(), name); return err })
+	err = m.replica.use(func(st *store.Store) (err error) { is, err = store.IsForgotten(st.DB(), name); return err })
 	return is, err
 }
 

@@ -13,8 +13,8 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/platform"
 	"codeq/internal/reading"
-	"codeq/internal/schema"
 	"codeq/internal/steps"
+	"codeq/internal/store"
 )
 
 // Reader shows what is in the directory of a queue that nobody has open, made by [OpenReadOnly]. It
@@ -97,9 +97,9 @@ func (q *Queue) read(ctx context.Context, shard int, op request) error {
 		if op.list != nil {
 			return reading.ReadPage(q.stored, shard, op.list)
 		}
-		get := func() (*schema.Task, error) { return q.stored.Get(shard, op.id) }
+		get := func() (*store.Task, error) { return q.stored.Get(shard, op.id) }
 		if op.kind == callFind {
-			get = func() (*schema.Task, error) { return q.stored.GetByKey(shard, op.key) }
+			get = func() (*store.Task, error) { return q.stored.GetByKey(shard, op.key) }
 		}
 		t, err := get()
 		if err == nil {

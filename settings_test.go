@@ -14,7 +14,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // ofAnotherProcess returns q as a process has it that shares nothing with this
@@ -99,7 +99,7 @@ func TestPowerLossInConfigure(t *testing.T) {
 		require.EqualValues(f, 2, f.UnderWay(0))
 		for i, paused := range []bool{true, false, false} {
 			v := f.Q.peek(f.Q.shard(i))
-			value, err := schema.Lookup(v.snap, append([]byte{keys.Settings}, "a"...))
+			value, err := store.Lookup(v.snap, append([]byte{keys.Settings}, "a"...))
 			v.close()
 			require.NoError(f, err)
 			c, err := engine.ParseSettings(value)

@@ -17,7 +17,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
@@ -75,7 +75,7 @@ func (c *simCluster) requireFormat(format int) {
 			continue
 		}
 		for i, r := range q.replicas {
-			got, err := schema.Lookup(r.store.DB(), []byte{keys.Meta})
+			got, err := store.Lookup(r.store.DB(), []byte{keys.Meta})
 			require.NoError(c.t, err)
 			require.Equal(c.t, manifest.ReplicaIdentity(format, i, len(q.replicas)), string(got), "%s", n.name)
 			require.Equal(c.t, format, formatOf(c.t, q, i))

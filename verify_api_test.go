@@ -29,7 +29,6 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/storetest"
 	"codeq/internal/testkit"
@@ -131,7 +130,7 @@ func TestVerifyRefuses(t *testing.T) {
 // first is the first entry of a range that suits.
 func first(t *testing.T, db *pebble.DB, prefix byte, suits func(key, value []byte) bool) (key, value []byte) {
 	t.Helper()
-	require.NoError(t, schema.Scan(db, prefix, func(k, v []byte) error {
+	require.NoError(t, store.Scan(db, prefix, func(k, v []byte) error {
 		if key == nil && (suits == nil || suits(k, v)) {
 			key, value = append([]byte(nil), k...), append([]byte(nil), v...)
 		}

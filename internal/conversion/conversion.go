@@ -11,7 +11,6 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -26,7 +25,7 @@ const (
 // ToReplica makes a store that of a replica, if it is that of the shard of a queue by itself.
 // Unless the process that had the queue was killed, its leases say that it has ended.
 func ToReplica(st *store.Store, m *manifest.Manifest, killed bool, shard int) error {
-	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+	got, err := store.Lookup(st.DB(), []byte{keys.Meta})
 	if err != nil || got == nil {
 		return err
 	}
@@ -48,7 +47,7 @@ func ToReplica(st *store.Store, m *manifest.Manifest, killed bool, shard int) er
 
 // endLocalLeases makes local leases end as soon as a leader has loaded them.
 func endLocalLeases(db *pebble.DB, b *pebble.Batch) error {
-	return schema.Scan(db, keys.Lease, func(key, value []byte) error {
+	return store.Scan(db, keys.Lease, func(key, value []byte) error {
 		if value = keys.EndLocalLeases(value); value == nil {
 			return nil
 		}
@@ -58,7 +57,7 @@ func endLocalLeases(db *pebble.DB, b *pebble.Batch) error {
 
 // FromReplica makes a store that of the shard of a queue by itself, if it is that of a replica.
 func FromReplica(st *store.Store, m *manifest.Manifest, shard int) error {
-	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+	got, err := store.Lookup(st.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -55,7 +54,7 @@ type bond struct{ parent, child keys.ID }
 // each parent that is kept for children.
 type crosscheck struct {
 	shards    []pebble.Reader
-	views     []*schema.Snapshot
+	views     []*store.Snapshot
 	fixes     []*fix          // by shard; nil: nothing is changed
 	found     []Contradiction // if something is changed, those that nothing corrects
 	corrected int             // the others
@@ -82,7 +81,7 @@ func newCrosscheck(shards []pebble.Reader) *crosscheck {
 		unpin: make(map[int][]storedPin),
 	}
 	for _, r := range shards {
-		c.views = append(c.views, schema.NewSnapshot(r))
+		c.views = append(c.views, store.NewSnapshot(r))
 		c.sent = append(c.sent, make([]uint64, len(shards)))
 		c.first = append(c.first, make([]uint64, len(shards)))
 		c.taken = append(c.taken, make([]uint64, len(shards)))
@@ -135,7 +134,7 @@ func (c *crosscheck) numbers(i int) error {
 
 // messages reads the messages of a shard that are not taken.
 func (c *crosscheck) messages(i int) error {
-	return schema.Scan(c.shards[i], keys.Outbound, func(key, value []byte) error {
+	return store.Scan(c.shards[i], keys.Outbound, func(key, value []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= len(c.shards) {
 			return fmt.Errorf("%w: malformed message key %x", base.ErrCorrupt, key)
@@ -247,7 +246,7 @@ func (c *crosscheck) children(i int) error {
 // child compares what is known of a task that waits for its parents.
 func (c *crosscheck) child(i int, queue uint32, id keys.ID, rec *record.Record) error {
 	r := c.shards[i]
-	b, err := schema.Lookup(r, keys.AppendByID(nil, keys.Pending, id))
+	b, err := store.Lookup(r, keys.AppendByID(nil, keys.Pending, id))
 	var counted uint64
 	if err == nil && b != nil {
 		counted, err = keys.ParseNumber(b)
@@ -342,7 +341,7 @@ func (c *crosscheck) send(f *fix, from int, m *keys.Message) {
 
 // countPins counts the pins of the tasks of a shard.
 func (c *crosscheck) countPins(i int) error {
-	return schema.Scan(c.shards[i], keys.Pin, func(key, _ []byte) error {
+	return store.Scan(c.shards[i], keys.Pin, func(key, _ []byte) error {
 		_, parent, err := keys.ParsePin(key)
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
@@ -354,7 +353,7 @@ func (c *crosscheck) countPins(i int) error {
 
 // comparePins compares how many pins the parents of a shard have with how many there are.
 func (c *crosscheck) comparePins(i int) error {
-	return schema.Scan(c.shards[i], keys.Pinned, func(key, value []byte) error {
+	return store.Scan(c.shards[i], keys.Pinned, func(key, value []byte) error {
 		id, err := keys.ParseByID(key)
 		var v keys.PinnedValue
 		if err == nil {
@@ -393,7 +392,7 @@ func (c *crosscheck) pinAgain(i int) error {
 	resize := func(f *fix, bucket keys.Place, by int) error {
 		key := keys.AppendBucket(nil, bucket.Range, bucket.Group, bucket.At)
 		if _, known := sizes[bucket]; !known {
-			b, err := schema.Lookup(c.shards[i], key)
+			b, err := store.Lookup(c.shards[i], key)
 			if err == nil && b != nil {
 				sizes[bucket], err = keys.ParseNumber(b)
 			}
@@ -451,7 +450,7 @@ func (c *crosscheck) dropPins(i int) error {
 			}
 		}
 	}
-	return schema.Scan(c.shards[i], keys.Pin, func(key, _ []byte) error {
+	return store.Scan(c.shards[i], keys.Pin, func(key, _ []byte) error {
 		child, parent, err := keys.ParsePin(key)
 		if err != nil || c.pins[parent] == 0 {
 			return err

@@ -12,7 +12,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -173,7 +172,7 @@ func removed(versions []map[string]uint64, queue string, latest uint64) bool {
 
 // eachNumber reads the numbers of the last messages to, or from, each of some shards.
 func eachNumber(r pebble.Reader, kind byte, shards int, visit func(shard int, last uint64)) error {
-	return schema.Scan(r, kind, func(key, value []byte) error {
+	return store.Scan(r, kind, func(key, value []byte) error {
 		shard, err := keys.ParseNumbered(key)
 		last, bad := keys.ParseNumber(value)
 		if err != nil || bad != nil || int(shard) >= shards {
@@ -188,7 +187,7 @@ func eachNumber(r pebble.Reader, kind byte, shards int, visit func(shard int, la
 // latest.
 func settingsOf(r pebble.Reader, latest map[string]stored) (map[string]uint64, error) {
 	versions := make(map[string]uint64)
-	return versions, schema.Scan(r, keys.Settings, func(key, value []byte) error {
+	return versions, store.Scan(r, keys.Settings, func(key, value []byte) error {
 		v, err := keys.ParseSettings(value)
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)

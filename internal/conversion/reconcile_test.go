@@ -12,7 +12,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/crashfs"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -49,7 +48,7 @@ func set(t *testing.T, st *store.Store, key, value []byte) {
 
 func contents(t *testing.T, r pebble.Reader) map[string]string {
 	all := make(map[string]string)
-	require.NoError(t, schema.ScanPrefix(r, nil, func(key, value []byte) error {
+	require.NoError(t, store.ScanPrefix(r, nil, func(key, value []byte) error {
 		all[string(key)] = string(value)
 		return nil
 	}))

@@ -3,7 +3,7 @@ package engine
 import (
 	"errors"
 
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // caches: what they hold of keys, groups and parents is as on disk, and nothing is missing that
@@ -21,7 +21,7 @@ func (c *checker) caches() error {
 
 func checkCache[K, V comparable](c *checker, what string, m *writeBackCache[K, V]) error {
 	onDisk := make(map[K]V)
-	err := schema.Scan(c.disk, m.prefix, func(key, value []byte) error {
+	err := store.Scan(c.disk, m.prefix, func(key, value []byte) error {
 		k, v, err := m.parse(key, value)
 		onDisk[k] = v
 		return err

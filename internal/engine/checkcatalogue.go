@@ -6,7 +6,7 @@ import (
 	"reflect"
 
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // Checks of the lanes and queues in memory: numbers, counts, and settings.
@@ -15,13 +15,13 @@ import (
 func (c *checker) catalogue() error {
 	s, cat := c.state, &c.state.catalogue
 	lanes, queues := 0, 1
-	err := errors.Join(schema.Scan(c.disk, keys.Lane, func(key, _ []byte) error {
+	err := errors.Join(store.Scan(c.disk, keys.Lane, func(key, _ []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if lanes++; !cat.lanes.Has(n) {
 			c.report("lane %d is taken on disk only", n)
 		}
 		return err
-	}), schema.Scan(c.disk, keys.Queue, func(key, _ []byte) error {
+	}), store.Scan(c.disk, keys.Queue, func(key, _ []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if queues++; !cat.queues.Has(n) {
 			c.report("queue %d is taken on disk only", n)
@@ -80,11 +80,11 @@ func (c *checker) former() error {
 	s, cat := c.state, &c.state.catalogue
 	names := make(map[uint32]string)
 	newest, entries := make(map[LaneKey]storedLane), make(map[uint32]storedLane)
-	err := errors.Join(schema.Scan(c.disk, keys.Queue, func(key, value []byte) error {
+	err := errors.Join(store.Scan(c.disk, keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		names[n] = string(value)
 		return err
-	}), schema.Scan(c.disk, keys.Lane, func(key, value []byte) error {
+	}), store.Scan(c.disk, keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil {
 			return err
@@ -123,7 +123,7 @@ func (c *checker) queues() error {
 	s := c.state
 	counted := make(map[uint32]keys.CountersValue)
 	var clock uint64
-	err := schema.Scan(c.disk, keys.Counters, func(key, value []byte) error {
+	err := store.Scan(c.disk, keys.Counters, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil {
 			return err
@@ -138,7 +138,7 @@ func (c *checker) queues() error {
 	if clock != s.mint.clock || c.last > clock {
 		c.report("clock is %x, stored is %x, used is %x", s.mint.clock, clock, c.last)
 	}
-	if b, err := schema.Lookup(c.disk, []byte{keys.ClockSets}); err != nil {
+	if b, err := store.Lookup(c.disk, []byte{keys.ClockSets}); err != nil {
 		return err
 	} else if !s.mint.unset && !bytes.Equal(b, keys.AppendClockSets(nil, s.mint.sets)) {
 		c.report("set clocks are %v, on disk %x", s.mint.sets, b)
@@ -175,7 +175,7 @@ func (c *checker) totals(q *Queue, stored keys.TotalsValue) error {
 		if stored.Day != 0 {
 			c.report("counters of queue %q, which is filed, have totals: %+v", q.Name, stored)
 		}
-		value, err := schema.Lookup(c.disk, keys.AppendTotals(nil, q.Name, q.totals.Day))
+		value, err := store.Lookup(c.disk, keys.AppendTotals(nil, q.Name, q.totals.Day))
 		if err != nil || value == nil && q.totals.Day+TotalsDays <= c.state.totals.today {
 			return err
 		}
@@ -192,7 +192,7 @@ func (c *checker) totals(q *Queue, stored keys.TotalsValue) error {
 // settings: those that the shard applies are those on disk.
 func (c *checker) settings() error {
 	stored := make(map[string][]byte)
-	err := schema.Scan(c.disk, keys.Settings, func(key, value []byte) error {
+	err := store.Scan(c.disk, keys.Settings, func(key, value []byte) error {
 		stored[string(key[1:])] = bytes.Clone(value)
 		return nil
 	})

@@ -7,14 +7,14 @@ import (
 	"slices"
 
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 	"codeq/internal/window"
 )
 
 // ready reads the ready tasks of every lane.
 func (c *checker) ready() error {
 	s := c.state
-	return schema.Scan(c.disk, keys.Task, func(key, value []byte) error {
+	return store.Scan(c.disk, keys.Task, func(key, value []byte) error {
 		number, since, id, err := keys.ParseTask(key)
 		if err != nil {
 			return err

@@ -2,7 +2,7 @@ package engine
 
 import (
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // leases: the table has exactly the valid leases on disk.
@@ -15,7 +15,7 @@ func (c *checker) leases() error {
 	}
 	valid := make(map[keys.ID]entry)
 	onDisk := make(map[uint64]bool)
-	err := schema.Scan(c.disk, keys.Lease, func(key, value []byte) error {
+	err := store.Scan(c.disk, keys.Lease, func(key, value []byte) error {
 		seq, err := keys.ParseLease(key)
 		if err != nil {
 			return err
@@ -27,7 +27,7 @@ func (c *checker) leases() error {
 			return err
 		}
 		for _, e := range entries {
-			head, err := schema.LeasedHead(c.disk, &e)
+			head, err := store.LeasedHead(c.disk, &e)
 			if err != nil {
 				return err
 			}
@@ -134,7 +134,7 @@ func (c *checker) orphans() error {
 // leaseClock: disk has the clock of leases, that of this leader if there are leases.
 func (c *checker) leaseClock() error {
 	s := c.state
-	b, err := schema.Lookup(c.disk, []byte{keys.LeaseTime})
+	b, err := store.Lookup(c.disk, []byte{keys.LeaseTime})
 	if err != nil {
 		return err
 	}

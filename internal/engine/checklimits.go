@@ -6,7 +6,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // limits: the leases of each key are counted, and tasks that wait for room have a lease whose end
@@ -18,7 +18,7 @@ func (c *checker) limits() error {
 		if l.ties.Limit != 0 {
 			leased[l.ties.Limit]++
 		}
-		head, err := schema.LeasedHead(c.disk, &keys.LeaseEntry{ID: l.id, Lane: l.lane.number, Since: l.since, Leases: l.leases})
+		head, err := store.LeasedHead(c.disk, &keys.LeaseEntry{ID: l.id, Lane: l.lane.number, Since: l.since, Leases: l.leases})
 		if err != nil {
 			return err
 		}
@@ -42,7 +42,7 @@ func (c *checker) limits() error {
 	}
 	parked := make(map[uint64]bool)
 	waiting := make(map[uint64]int)
-	err := schema.Scan(c.disk, keys.Blocked, func(key, value []byte) error {
+	err := store.Scan(c.disk, keys.Blocked, func(key, value []byte) error {
 		_, scope, id, err := keys.ParseGrouped(key)
 		if f, n := s.cursors.byScope[scope], waiting[scope]; f != nil {
 			switch {

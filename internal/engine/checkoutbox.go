@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // outbox: stored messages are numbered between first and next, and as many wait as are stored and
@@ -13,7 +13,7 @@ import (
 func (c *checker) outbox() error {
 	out := &c.state.out
 	n := make([]uint64, len(out.waiting))
-	err := schema.Scan(c.disk, keys.Outbound, func(key, _ []byte) error {
+	err := store.Scan(c.disk, keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err == nil && (seq < out.first[to] || seq >= out.next[to]) {
 			c.report("message %d for shard %d is not one of %d to %d", seq, to, out.first[to], out.next[to])
@@ -27,7 +27,7 @@ func (c *checker) outbox() error {
 		c.report("%d messages wait, on disk %d", out.waiting, n)
 	}
 	last := make([]uint64, len(out.next))
-	err = errors.Join(err, schema.Scan(c.disk, keys.Sent, func(key, value []byte) error {
+	err = errors.Join(err, store.Scan(c.disk, keys.Sent, func(key, value []byte) error {
 		to, err := keys.ParseNumbered(key)
 		if err == nil {
 			last[to], err = keys.ParseNumber(value)
@@ -39,7 +39,7 @@ func (c *checker) outbox() error {
 			c.report("the next message to shard %d is %d, the last one is %d, on disk %d", to, next, out.stored[to], last[to])
 		}
 	}
-	err = errors.Join(err, schema.Scan(c.disk, keys.Inbound, func(key, value []byte) error {
+	err = errors.Join(err, store.Scan(c.disk, keys.Inbound, func(key, value []byte) error {
 		from, err := keys.ParseNumbered(key)
 		if err != nil {
 			return err

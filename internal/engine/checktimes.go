@@ -7,7 +7,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // times: no scheduled task is due, no bucket expires, and no idempotency key becomes free before
@@ -16,7 +16,7 @@ func (c *checker) times() error {
 	s := c.state
 	first := func(prefix byte, parse func(key []byte) (uint64, [keys.IDLen]byte, error)) (from dueCursor, err error) {
 		from = nothingDue
-		err = schema.Scan(c.disk, prefix, func(key, _ []byte) error {
+		err = store.Scan(c.disk, prefix, func(key, _ []byte) error {
 			at, name, err := parse(key)
 			from.lower(at, name)
 			return err
@@ -24,7 +24,7 @@ func (c *checker) times() error {
 		return from, err
 	}
 	due, wait := nothingDue, nothingDue
-	err1 := schema.Scan(c.disk, keys.Scheduled, func(key, value []byte) error {
+	err1 := store.Scan(c.disk, keys.Scheduled, func(key, value []byte) error {
 		at, id, err := keys.ParseScheduled(key)
 		if err != nil {
 			return err
@@ -63,7 +63,7 @@ func (c *checker) times() error {
 func (c *checker) recurring() error {
 	t := &c.state.recurring
 	onDisk := 0
-	err := schema.Scan(c.disk, keys.Schedule, func(key, value []byte) error {
+	err := store.Scan(c.disk, keys.Schedule, func(key, value []byte) error {
 		name, err := keys.ParseSchedule(key)
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func (c *checker) buckets() error {
 			held[place{q.number, k}] = b.size
 		}
 	}
-	err := schema.Scan(c.disk, keys.Buckets, func(key, value []byte) error {
+	err := store.Scan(c.disk, keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		if err != nil {
 			return err

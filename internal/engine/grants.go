@@ -7,7 +7,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // A queue that has a rate remembers when its last task was leased, by the clock of periods, so that
@@ -71,7 +71,7 @@ func (s *State) loadGrants() error {
 		}
 	}
 	known := make(map[*Queue]bool)
-	err := schema.Scan(s.Store.DB(), keys.Granted, func(key, value []byte) error {
+	err := store.Scan(s.Store.DB(), keys.Granted, func(key, value []byte) error {
 		at, err := keys.ParseNumber(bytes.Clone(value))
 		if err != nil {
 			return fmt.Errorf("%w: last grant of queue %q: %w", base.ErrCorrupt, key[1:], err)

@@ -5,7 +5,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // formatOfInterests is the format from which on interests are stored with their numbers.
@@ -22,7 +22,7 @@ func (s *State) mergeInterests() {
 
 func (s *State) loadInterests() error {
 	s.interests = make(map[string]keys.InterestValue)
-	err := schema.Scan(s.Store.DB(), keys.Interest, func(key, value []byte) error {
+	err := store.Scan(s.Store.DB(), keys.Interest, func(key, value []byte) error {
 		v, err := keys.ParseInterest(value)
 		if err != nil {
 			return fmt.Errorf("%w: interest of node %q: %w", base.ErrCorrupt, key[1:], err)

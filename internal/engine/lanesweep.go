@@ -6,7 +6,7 @@ import (
 
 	"codeq/internal/container/numset"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -153,7 +153,7 @@ func (m *laneNames) Read(r pebble.Reader, stop func() bool) error {
 		{keys.Dependent, m.dependent}, {keys.Pin, m.pin}, {keys.Outbound, m.message}, {keys.Session, m.session},
 		{keys.Lane, m.entry}, // last, once all named lanes are known
 	} {
-		if err := schema.Scan(r, of.prefix, func(key, value []byte) error {
+		if err := store.Scan(r, of.prefix, func(key, value []byte) error {
 			if m.entries++; m.entries%1024 == 0 && stop() {
 				return errSweepEnded
 			}

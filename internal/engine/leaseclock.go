@@ -5,7 +5,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // In a cluster, leases go on when the leader of their shard changes. The shard has a clock of
@@ -56,7 +56,7 @@ func (s *State) loadLeaseClock() error {
 	if !s.config.Replicated {
 		return nil
 	}
-	b, err := schema.Lookup(s.Store.DB(), []byte{keys.LeaseTime})
+	b, err := store.Lookup(s.Store.DB(), []byte{keys.LeaseTime})
 	if err != nil {
 		return err
 	}

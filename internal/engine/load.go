@@ -13,7 +13,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -109,7 +108,7 @@ func (s *State) loadLeases() error {
 		slices.SortStableFunc(chunk, func(a, b storedLease) int { return a.compare(&b) })
 		for i := range chunk {
 			e := &chunk[i]
-			head, err := schema.NextLeasedHead(tasks, &e.LeaseEntry)
+			head, err := store.NextLeasedHead(tasks, &e.LeaseEntry)
 			if err != nil {
 				return err
 			}
@@ -123,7 +122,7 @@ func (s *State) loadLeases() error {
 		chunk = chunk[:0]
 		return nil
 	}
-	err = schema.ScanLeases(s.Store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
+	err = store.ScanLeases(s.Store.DB(), func(seq uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
 		r := &leaseRecord{seq: seq, local: h.Local, deadline: h.Deadline, ends: h.Ends, process: h.Process, written: true}
 		for _, e := range entries {
 			chunk = append(chunk, storedLease{r, e})
@@ -211,7 +210,7 @@ func (s *State) loadTimes() error {
 
 // loadBuckets reads how many ended tasks are kept.
 func (s *State) loadBuckets() error {
-	return schema.Scan(s.Store.DB(), keys.Buckets, func(key, value []byte) error {
+	return store.Scan(s.Store.DB(), keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
 		q := s.numbers.At(int(number))
 		if err != nil || q == nil {

@@ -11,7 +11,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -24,7 +23,7 @@ func (s *State) loadCatalogue() error {
 	}
 	s.wakeups.onDisk = len(awakened) > 0
 	c := &s.catalogue
-	if err := schema.ReadAhead(s.Store, s.readQueues, func(e storedQueue) error {
+	if err := store.ReadAhead(s.Store, s.readQueues, func(e storedQueue) error {
 		c.queues.Add(e.number)
 		if e.Counts == (keys.Counts{}) && e.Totals.Day == 0 && !awakened[e.number] {
 			return nil
@@ -44,7 +43,7 @@ func (s *State) loadCatalogue() error {
 	}
 	var seqs []uint64 // by number
 	idle := newestLanes{most: s.formerMost()}
-	if err := schema.ReadAhead(s.Store, s.readLanes, func(e storedLane) error {
+	if err := store.ReadAhead(s.Store, s.readLanes, func(e storedLane) error {
 		if !c.queues.Has(e.Queue) {
 			return fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, e.Queue, e.number)
 		}
@@ -152,7 +151,7 @@ func (s *State) readQueues(emit func(storedQueue) error) error {
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	it.First()
-	if err := schema.Scan(s.Store.DB(), keys.Queue, func(key, value []byte) error {
+	if err := store.Scan(s.Store.DB(), keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n == 0 {
 			return fmt.Errorf("%w: malformed queue key %x", base.ErrCorrupt, key)
@@ -205,7 +204,7 @@ type storedLane struct {
 
 // readLanes emits the lanes of the catalogue.
 func (s *State) readLanes(emit func(storedLane) error) error {
-	return schema.Scan(s.Store.DB(), keys.Lane, func(key, value []byte) error {
+	return store.Scan(s.Store.DB(), keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n > keys.MaxLane {
 			return fmt.Errorf("%w: malformed lane key %x", base.ErrCorrupt, key)

@@ -8,7 +8,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/window"
 )
@@ -76,7 +75,7 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 		s.countPending(at)
 		return at, at.decodeRecord(t.rec)
 	}
-	p, indexed, err := schema.PlaceOf(s.Store.DB(), id)
+	p, indexed, err := store.PlaceOf(s.Store.DB(), id)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +128,7 @@ func (at *located) decodeRecord(rec []byte) (err error) {
 
 // decode reads the value found at the place of a task.
 func (s *State) decode(at *located, value []byte) error {
-	number, rec, ended, err := schema.SplitValue(at.place, value)
+	number, rec, ended, err := store.SplitValue(at.place, value)
 	if err == nil {
 		at.state, at.ended = StateIn(at.place.Range), ended
 		if at.lane, err = s.laneNumbered(number); err == nil {
@@ -178,9 +177,9 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	return nil, nil
 }
 
-// read is schema.Lookup for the shard's owner.
+// read is store.Lookup for the shard's owner.
 func (s *State) read(key []byte) ([]byte, error) {
-	v, err := schema.Lookup(s.Store.DB(), key)
+	v, err := store.Lookup(s.Store.DB(), key)
 	s.noteRead(len(v))
 	return v, err
 }

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // minter makes the IDs and the other increasing numbers of one shard, and the places of tasks that
@@ -23,7 +23,7 @@ type minter struct {
 	time   uint64 // ms since 1970; never decreases, never behind the wall clock or clock
 	read   uint64 // monotonic clock for which time is valid, ms
 	lead   uint64 // by how much time was ahead of the wall clock then, ms
-	sets   schema.ClockSets
+	sets   store.ClockSets
 	unset  bool // sets is not what is stored
 	rand   *rand.Rand
 	shard  int
@@ -66,7 +66,7 @@ func (m *minter) tick(wall, now uint64) {
 func (m *minter) noteSet(before *minter, wall, passed uint64, opened bool) {
 	lead := before.sets.LeadNow(before.time)
 	expected := before.time + passed - lead // by the wall clock
-	slack := schema.UsualLead + passed>>clockDrift
+	slack := store.UsualLead + passed>>clockDrift
 	if wall+slack >= expected && wall <= expected+slack {
 		return
 	}

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // timeOf is the time of an ID, ms.
@@ -239,7 +239,7 @@ func (l *lives) reopen(after, ahead time.Duration) {
 
 // shownAge is the age that is shown of a stamp.
 func (l *lives) shownAge(stamp uint64) time.Duration {
-	c := schema.Clock{Wall: l.wall(), Stamps: max(l.time, l.clock>>clockShift), Sets: l.sets}
+	c := store.Clock{Wall: l.wall(), Stamps: max(l.time, l.clock>>clockShift), Sets: l.sets}
 	shown, _ := c.ByWall(stamp)
 	return time.Duration(int64(l.wall()-shown)) * time.Millisecond
 }
@@ -323,7 +323,7 @@ func TestAgesGrow(t *testing.T) {
 			}
 			last := uint64(0)
 			for i, s := range l.stamps {
-				require.GreaterOrEqual(t, l.shownAge(s.stamp), -schema.UsualLead*time.Millisecond)
+				require.GreaterOrEqual(t, l.shownAge(s.stamp), -store.UsualLead*time.Millisecond)
 				require.GreaterOrEqual(t, l.made(s.stamp), last, "stamp %d, clocks %v", i, l.sets)
 				last = l.made(s.stamp)
 				ahead, behind := l.sets.Most()

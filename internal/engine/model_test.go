@@ -18,7 +18,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/record"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -605,7 +604,7 @@ func (m *model) hasAllTicks() bool {
 func (m *model) resume() {
 	m.dropOrphans()
 	for _, k := range m.byKey {
-		k.promised = m.promise(k.length + 2*schema.UsualLead) // the clock that numbers tasks is ahead
+		k.promised = m.promise(k.length + 2*store.UsualLead) // the clock that numbers tasks is ahead
 	}
 	for _, t := range m.live {
 		if t.state != Leased {
@@ -855,7 +854,7 @@ func (m *model) expect(kind EventKind, t *modelTask, cause string) {
 // hear notes what a group tells.
 func (m *model) hear(s *drivenShard) {
 	if m.adopted != nil { // what goes on when the shards are open again may end it
-		m.eachStored(func(t *schema.Task) { m.adopted[string(t.Record.Payload)] = t.ID })
+		m.eachStored(func(t *store.Task) { m.adopted[string(t.Record.Payload)] = t.ID })
 	}
 	m.hearPlaces(s)
 	counted := make(map[string]keys.Totals)

@@ -14,7 +14,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // call is an operation that callers ask for.
@@ -899,7 +899,7 @@ func (m *model) adopt(shard int, next []spec) {
 	if byPayload == nil {
 		byPayload = make(map[string]keys.ID)
 	}
-	m.eachStored(func(t *schema.Task) { byPayload[string(t.Record.Payload)] = t.ID })
+	m.eachStored(func(t *store.Task) { byPayload[string(t.Record.Payload)] = t.ID })
 	ids, stored := make([]keys.ID, len(next)), make(map[keys.ID]bool)
 	for _, i := range m.orderOf(next, byPayload) {
 		task := next[i]

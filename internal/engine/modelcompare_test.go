@@ -16,7 +16,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/recurrence"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // What is compared of the shards and the model.
@@ -84,12 +84,12 @@ func (m *model) compareOrphans() {
 }
 
 // eachStored visits all tasks of all shards.
-func (m *model) eachStored(visit func(*schema.Task)) {
+func (m *model) eachStored(visit func(*store.Task)) {
 	for _, s := range m.shards {
 		db := s.Store.DB()
-		view := schema.NewSnapshot(db)
+		view := store.NewSnapshot(db)
 		for _, prefix := range []byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled} {
-			m.noError(schema.Scan(db, prefix, func(key, value []byte) error {
+			m.noError(store.Scan(db, prefix, func(key, value []byte) error {
 				id, p, err := keys.ParsePlaceKey(key)
 				if err != nil {
 					return err
@@ -106,7 +106,7 @@ func (m *model) eachStored(visit func(*schema.Task)) {
 
 func (m *model) compareTasks() {
 	found := 0
-	m.eachStored(func(got *schema.Task) {
+	m.eachStored(func(got *store.Task) {
 		t := m.tasks[got.ID]
 		if t == nil {
 			m.rt.Fatalf("unexpected task %s, %v: %+v", keys.FormatID(got.ID), StateIn(got.Range), got)
@@ -117,14 +117,14 @@ func (m *model) compareTasks() {
 	if found == len(m.tasks) {
 		return
 	}
-	m.eachStored(func(got *schema.Task) { delete(m.tasks, got.ID) })
+	m.eachStored(func(got *store.Task) { delete(m.tasks, got.ID) })
 	for _, t := range m.tasks {
 		m.rt.Fatalf("missing: %+v", t)
 	}
 }
 
 // compareTask compares a task with what the model knows of it.
-func (m *model) compareTask(got *schema.Task, t *modelTask) {
+func (m *model) compareTask(got *store.Task, t *modelTask) {
 	state, at, place := StateIn(got.Range), got.Ended.At, got.At
 	want := t.until
 	switch {

@@ -11,7 +11,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/recurrence"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // What becomes of tasks in the model, and what binds them to each other: idempotency keys, groups,
@@ -242,7 +242,7 @@ func (m *model) takeKeyFrom(id keys.ID, rec *record.Record, from uint64) {
 		// The clock that numbers tasks is ahead by those of one moment, and by what a crash takes
 		// from the clock of periods.
 		ahead := from - min(from, m.period(keys.ShardOf(id, m.config.Shards)))
-		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.promise(rec.UniqueFor+min(ahead, 2*schema.UsualLead))
+		k.until, k.length, k.promised = from+rec.UniqueFor, rec.UniqueFor, m.promise(rec.UniqueFor+min(ahead, 2*store.UsualLead))
 	}
 	m.byKey[rec.Unique] = k
 }
@@ -417,7 +417,7 @@ func (m *model) giveTurns() {
 
 // placeOf is where the disk has a task that has not ended.
 func (m *model) placeOf(t *modelTask) keys.Place {
-	p, _, err := schema.PlaceOf(m.shards[t.shard].Store.DB(), t.id)
+	p, _, err := store.PlaceOf(m.shards[t.shard].Store.DB(), t.id)
 	m.noError(err)
 	return p
 }
@@ -743,7 +743,7 @@ func (m *model) tick() {
 		return
 	}
 	found := make(map[tickText]keys.ID)
-	m.eachStored(func(t *schema.Task) {
+	m.eachStored(func(t *store.Task) {
 		if text := t.Record.Headers[TickHeader]; text != "" && m.tasks[t.ID] == nil { // a tick may come again
 			found[tickText{string(t.Record.Payload), m.parseTick(text)}] = t.ID
 		}

@@ -8,7 +8,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // outbox makes another shard do something exactly once. The message is stored in the commit of what
@@ -60,7 +60,7 @@ func (s *State) loadOutbox(shards int) error {
 	}
 	s.inbound = make([]uint64, shards)
 	for prefix, numbers := range map[byte][]uint64{keys.Inbound: s.inbound, keys.Sent: s.out.stored} {
-		if err := schema.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
+		if err := store.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
 			n, err := keys.ParseNumbered(key)
 			if err == nil && int(n) < shards {
 				numbers[n], err = keys.ParseNumber(value)
@@ -74,7 +74,7 @@ func (s *State) loadOutbox(shards int) error {
 		}
 	}
 	last := slices.Clone(s.out.stored)
-	if err := schema.Scan(s.Store.DB(), keys.Outbound, func(key, _ []byte) error {
+	if err := store.Scan(s.Store.DB(), keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= shards {
 			return fmt.Errorf("%w: malformed message key %x", base.ErrCorrupt, key)

@@ -5,7 +5,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // Idempotency keys, waits between attempts and retention are given as lengths. Their deadlines are
@@ -88,7 +88,7 @@ func (s *State) agrees() bool { return s.periods.now == s.mint.time }
 func (s *State) loadPeriodClock() error {
 	c := &s.periods
 	*c = periodClock{now: s.mint.loaded(), read: s.Uptime}
-	b, err := schema.Lookup(s.Store.DB(), []byte{keys.PeriodTime})
+	b, err := store.Lookup(s.Store.DB(), []byte{keys.PeriodTime})
 	if err != nil || b == nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (s *State) sealPeriodClock() {
 
 // loadClockSets continues the list of how the wall clock was set.
 func (s *State) loadClockSets() error {
-	b, err := schema.Lookup(s.Store.DB(), []byte{keys.ClockSets})
+	b, err := store.Lookup(s.Store.DB(), []byte{keys.ClockSets})
 	if err != nil || b == nil {
 		return err
 	}

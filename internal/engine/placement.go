@@ -2,7 +2,7 @@ package engine
 
 import (
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // SetPlacement stores which node is to lead the shard, as somebody has decided; "": any.
@@ -15,7 +15,7 @@ func (s *State) SetPlacement(node string) {
 }
 
 func (s *State) loadPlacement() error {
-	node, err := schema.Lookup(s.Store.DB(), []byte{keys.Placement})
+	node, err := store.Lookup(s.Store.DB(), []byte{keys.Placement})
 	s.Placement = string(node)
 	return err
 }

@@ -13,7 +13,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/recurrence"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // recurring is a Schedule in the memory of its shard.
@@ -292,7 +292,7 @@ func (s *State) storeRecurring(r *recurring) {
 // loadRecurring reads the schedules. A schedule whose ticks this process cannot compute does not
 // tick, but does not keep the queue from opening.
 func (s *State) loadRecurring() error {
-	return schema.Scan(s.Store.DB(), keys.Schedule, func(key, value []byte) error {
+	return store.Scan(s.Store.DB(), keys.Schedule, func(key, value []byte) error {
 		r, err := parseRecurring(key, bytes.Clone(value))
 		if err != nil {
 			return err

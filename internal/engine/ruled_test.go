@@ -11,7 +11,6 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -94,7 +93,7 @@ func (r *ruled) settle() {
 
 // stored counts what is stored in a range.
 func (r *ruled) stored(prefix byte) (n int) {
-	require.NoError(r, schema.Scan(r.Store.DB(), prefix, func(_, _ []byte) error {
+	require.NoError(r, store.Scan(r.Store.DB(), prefix, func(_, _ []byte) error {
 		n++
 		return nil
 	}))

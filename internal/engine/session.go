@@ -7,7 +7,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // CallNumber identifies a produce of a node. The zero CallNumber is none.
@@ -147,7 +147,7 @@ func (t *sessionTable) seal(g *commitGroup) {
 }
 
 func (s *State) loadSessions() error {
-	return schema.Scan(s.Store.DB(), keys.Session, func(key, value []byte) error {
+	return store.Scan(s.Store.DB(), keys.Session, func(key, value []byte) error {
 		v, err := keys.ParseSession(value)
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)

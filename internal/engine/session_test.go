@@ -10,7 +10,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -86,7 +85,7 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 	for range 2 {
 		require.Len(t, s.sessions.byNode, goneSessions+1)
 		stored := 0
-		require.NoError(t, schema.Scan(s.Store.DB(), keys.Session, func(key, value []byte) error {
+		require.NoError(t, store.Scan(s.Store.DB(), keys.Session, func(key, value []byte) error {
 			v, err := keys.ParseSession(value)
 			require.Equal(t, v, *s.sessions.byNode[string(key[1:])])
 			stored++
@@ -97,7 +96,7 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 			_, err := s.sessions.outcome(call(n))
 			removed := n >= more && n < goneSessions+more
 			require.Equal(t, removed && hasProduced(n), err != nil, n)
-			forgotten, err := schema.IsForgotten(s.Store.DB(), call(n).Node)
+			forgotten, err := store.IsForgotten(s.Store.DB(), call(n).Node)
 			require.NoError(t, err)
 			require.Equal(t, removed, forgotten, n)
 			require.Equal(t, n == goneSessions+more, s.Continues(call(n)), n)

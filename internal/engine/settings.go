@@ -13,7 +13,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/container/chunked"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // Configured is the settings of a queue. The first shard decides the order of their versions; every
@@ -66,7 +66,7 @@ func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, que
 // loadSettings reads the settings that the shard has stored.
 // REQUIRES: the counts are loaded.
 func (s *State) loadSettings() error {
-	return schema.Scan(s.Store.DB(), keys.Settings, func(key, value []byte) error {
+	return store.Scan(s.Store.DB(), keys.Settings, func(key, value []byte) error {
 		c, err := ParseSettings(bytes.Clone(value))
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)

@@ -8,7 +8,6 @@ import (
 	"codeq/internal/container/recent"
 	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -258,8 +257,8 @@ func (s *State) agreed() uint64 {
 }
 
 // Clock returns what the clocks of the shard show.
-func (s *State) Clock() schema.Clock {
-	c := schema.Clock{Wall: s.agreed(), Stamps: s.time(), Periods: s.periods.now, Sets: s.mint.sets}
+func (s *State) Clock() store.Clock {
+	c := store.Clock{Wall: s.agreed(), Stamps: s.time(), Periods: s.periods.now, Sets: s.mint.sets}
 	if c.Wall == 0 {
 		c.Wall = c.Periods
 	}

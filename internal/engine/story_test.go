@@ -22,7 +22,6 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/record"
 	"codeq/internal/recurrence"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -429,7 +428,7 @@ func (w *world) nameNew(s *drivenShard) {
 		}
 		id, place, err := keys.ParsePlaceKey(key)
 		require.NoError(w.t, err)
-		_, rec, _, err := schema.SplitValue(place, value)
+		_, rec, _, err := store.SplitValue(place, value)
 		require.NoError(w.t, err)
 		note(id, rec)
 	}
@@ -441,7 +440,7 @@ func (w *world) eachTask(s *drivenShard, visit func(keys.ID, keys.Place, LaneKey
 		w.scan(s, prefix, func(key, value []byte) {
 			id, place, err := keys.ParsePlaceKey(key)
 			require.NoError(w.t, err)
-			lane, rec, ended, err := schema.SplitValue(place, value)
+			lane, rec, ended, err := store.SplitValue(place, value)
 			require.NoError(w.t, err)
 			if prefix == keys.Task {
 				lane = place.Group
@@ -454,7 +453,7 @@ func (w *world) eachTask(s *drivenShard, visit func(keys.ID, keys.Place, LaneKey
 }
 
 func (w *world) scan(s *drivenShard, prefix byte, visit func(key, value []byte)) {
-	require.NoError(w.t, schema.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
+	require.NoError(w.t, store.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
 		visit(key, value)
 		return nil
 	}))

@@ -14,7 +14,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // storyCommands are what a story may say. Words that say name=value are options.
@@ -634,8 +634,8 @@ func (w *world) history(a args, _ []string) {
 	s := w.s()
 	require.False(w.t, s.under, "history comes after a commit")
 	id := w.id(a.word(0))
-	view := schema.NewSnapshot(s.Store.DB())
-	view.Leases = make(map[keys.ID]schema.Lease)
+	view := store.NewSnapshot(s.Store.DB())
+	view.Leases = make(map[keys.ID]store.Lease)
 	if l, ok := s.LeaseOf(id); ok {
 		view.Leases[id] = l
 	}

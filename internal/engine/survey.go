@@ -2,7 +2,7 @@ package engine
 
 import (
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 	"codeq/internal/window"
 )
 
@@ -22,13 +22,13 @@ type LeasedTask struct {
 }
 
 // LeaseOf returns the lease of a task.
-func (s *State) LeaseOf(id keys.ID) (_ schema.Lease, leased bool) {
+func (s *State) LeaseOf(id keys.ID) (_ store.Lease, leased bool) {
 	ls := s.leases.byID[id]
 	if ls == nil {
-		return schema.Lease{}, false
+		return store.Lease{}, false
 	}
 	e := keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts, Token: ls.token, Worker: ls.worker}
-	return schema.Lease{LeaseEntry: e, Deadline: s.deadlineOf(ls), Notes: ls.notes}, true
+	return store.Lease{LeaseEntry: e, Deadline: s.deadlineOf(ls), Notes: ls.notes}, true
 }
 
 // sameDeadline is by how much a deadline by the wall clock may differ from the stored one, ms: the

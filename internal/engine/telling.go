@@ -8,7 +8,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -45,7 +44,7 @@ func newTeller() teller {
 // load counts the tasks whose children are not all told.
 func (t *teller) load(r pebble.Reader) error {
 	t.count = 0
-	return schema.Scan(r, keys.Telling, func([]byte, []byte) error {
+	return store.Scan(r, keys.Telling, func([]byte, []byte) error {
 		t.count++
 		return nil
 	})

@@ -9,7 +9,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -212,7 +211,7 @@ func (s *State) sweepTotals() error {
 // loadTotals reads whether there are rows, and when they were swept.
 func (s *State) loadTotals() error {
 	t := &s.totals
-	value, err := schema.Lookup(s.Store.DB(), []byte{keys.Daily})
+	value, err := store.Lookup(s.Store.DB(), []byte{keys.Daily})
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -123,7 +122,7 @@ func (s *State) lives(id keys.ID) (bool, error) {
 	if s.leases.byID[id] != nil {
 		return true, nil
 	}
-	p, indexed, err := schema.PlaceOf(s.Store.DB(), id)
+	p, indexed, err := store.PlaceOf(s.Store.DB(), id)
 	if err != nil || indexed {
 		return indexed, err
 	}

@@ -18,9 +18,9 @@ const walCategory vfs.DiskWriteCategory = "pebble-wal"
 //
 // It wraps a file system. While syncs is off, the write-ahead logs that Pebble writes through it
 // ignore Sync and SyncData until Close, which does one real sync first. Every other file and
-// operation passes through. Pebble's log writer writes, then syncs, then acknowledges, so db.Apply(batch,
-// pebble.Sync) returns once the record is in the page cache. pebble.NoSync is weaker: it leaves the
-// record in a buffer of the process.
+// operation passes through. Pebble's log writer writes, then syncs, then acknowledges, so
+// db.Apply(batch, pebble.Sync) returns once the record is in the page cache. pebble.NoSync is
+// weaker: it leaves the record in a buffer of the process.
 //
 // # What a caller gets
 //

@@ -752,8 +752,8 @@ func (quiet) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args
 
 func logKey(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
 
-// logValue is up to 400 bytes long, or 2,000. Longer ones make the images slow to open: Pebble flips
-// every bit of a chunk with a wrong checksum.
+// logValue is up to 400 bytes long, or 2,000. Longer ones make the images slow to open: Pebble
+// flips every bit of a chunk with a wrong checksum.
 func logValue(i int) []byte {
 	rng := rand.New(rand.NewPCG(uint64(i), 0))
 	n := rng.IntN(51) * 8

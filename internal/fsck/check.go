@@ -9,7 +9,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // Check scans everything that a shard has stored and returns the contradictions:
@@ -45,44 +45,44 @@ func Check(r pebble.Reader, rules *Rules, index, shards int) error {
 // inspect is Check, and returns what it has found.
 func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	c := &checker{
-		r: r, view: schema.NewSnapshot(r), rules: rules, index: index, shards: shards,
+		r: r, view: store.NewSnapshot(r), rules: rules, index: index, shards: shards,
 		seen: make(map[taskID]*checkedTask), indexed: make(map[taskID]bool), counts: make(map[uint32]keys.Counts),
 		buckets: make(map[keys.Place]uint64), turns: make(map[uint64]keys.GroupValue),
 		wakes: make(map[wakeKey]bool), pending: make(map[taskID]uint64), versions: make(map[string]uint64), unknown: make(map[string]uint64),
 		sent: make(map[uint32]uint64), lastLanes: make(map[laneKey]lastLane),
 		totals: make(map[string]keys.TotalsValue), counted: make(map[string]bool), pins: make(map[taskID]uint64), leaving: make(map[taskID]bool), told: make(map[taskID]byte),
 	}
-	steps := []error{c.view.LoadLeases(), schema.Scan(r, keys.Lane, c.lane)}
+	steps := []error{c.view.LoadLeases(), store.Scan(r, keys.Lane, c.lane)}
 	for _, prefix := range recordRanges {
-		steps = append(steps, schema.Scan(r, prefix, c.record))
+		steps = append(steps, store.Scan(r, prefix, c.record))
 	}
 	for _, n := range c.counts {
 		c.tasks.Add(n)
 	}
 	steps = append(steps,
-		schema.Scan(r, keys.Index, c.entry),
-		schema.ScanLeases(r, c.leases),
-		schema.Scan(r, keys.LeaseTime, c.leaseClock),
-		schema.Scan(r, keys.PeriodTime, c.periodClock),
-		schema.Scan(r, keys.ClockSets, c.clockSets),
-		schema.Scan(r, keys.Granted, c.granted),
-		schema.Scan(r, keys.Daily, c.day),
-		schema.Scan(r, keys.Counters, c.counters),
-		schema.Scan(r, keys.Buckets, c.bucket),
-		schema.Scan(r, keys.Settings, c.settings),
-		schema.Scan(r, keys.Unique, c.unique),
-		schema.Scan(r, keys.Freed, c.freed),
-		schema.Scan(r, keys.Wake, c.wake),
-		schema.Scan(r, keys.Group, c.turn),
-		schema.Scan(r, keys.Pending, c.waits),
-		schema.Scan(r, keys.Telling, c.telling),
-		schema.Scan(r, keys.Pinned, c.pinned),
-		schema.Scan(r, keys.Dependent, c.dependent),
-		schema.Scan(r, keys.Sent, c.last),
-		schema.Scan(r, keys.Inbound, c.inbound),
-		schema.Scan(r, keys.Outbound, c.message),
-		schema.Scan(r, keys.Pin, c.pin),
-		schema.Scan(r, keys.Schedule, c.schedule),
+		store.Scan(r, keys.Index, c.entry),
+		store.ScanLeases(r, c.leases),
+		store.Scan(r, keys.LeaseTime, c.leaseClock),
+		store.Scan(r, keys.PeriodTime, c.periodClock),
+		store.Scan(r, keys.ClockSets, c.clockSets),
+		store.Scan(r, keys.Granted, c.granted),
+		store.Scan(r, keys.Daily, c.day),
+		store.Scan(r, keys.Counters, c.counters),
+		store.Scan(r, keys.Buckets, c.bucket),
+		store.Scan(r, keys.Settings, c.settings),
+		store.Scan(r, keys.Unique, c.unique),
+		store.Scan(r, keys.Freed, c.freed),
+		store.Scan(r, keys.Wake, c.wake),
+		store.Scan(r, keys.Group, c.turn),
+		store.Scan(r, keys.Pending, c.waits),
+		store.Scan(r, keys.Telling, c.telling),
+		store.Scan(r, keys.Pinned, c.pinned),
+		store.Scan(r, keys.Dependent, c.dependent),
+		store.Scan(r, keys.Sent, c.last),
+		store.Scan(r, keys.Inbound, c.inbound),
+		store.Scan(r, keys.Outbound, c.message),
+		store.Scan(r, keys.Pin, c.pin),
+		store.Scan(r, keys.Schedule, c.schedule),
 	)
 	c.finish()
 	for _, err := range steps {
@@ -98,7 +98,7 @@ var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead,
 
 type checker struct {
 	r             pebble.Reader
-	view          *schema.Snapshot
+	view          *store.Snapshot
 	rules         *Rules
 	index, shards int
 	seen          map[taskID]*checkedTask
@@ -256,7 +256,7 @@ func (c *checker) entry(key, value []byte) error {
 func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEntry) error {
 	live := 0
 	for i := range entries {
-		head, err := schema.LeasedHead(c.r, &entries[i])
+		head, err := store.LeasedHead(c.r, &entries[i])
 		if err != nil {
 			c.report("%w", err)
 		}
@@ -316,7 +316,7 @@ func (c *checker) counters(key, value []byte) error {
 	if v.Totals.Day == 0 {
 		return nil
 	}
-	name, err := schema.Lookup(c.r, keys.AppendNumbered(nil, keys.Queue, n))
+	name, err := store.Lookup(c.r, keys.AppendNumbered(nil, keys.Queue, n))
 	if err != nil || name == nil {
 		c.report("queue %d has totals and no name: %v", n, err)
 	}
@@ -395,7 +395,7 @@ func (c *checker) unique(key, value []byte) error {
 	}
 	st := c.seen[v.ID]
 	if v.Until != 0 {
-		b, err := schema.Lookup(c.r, keys.AppendFreed(nil, v.Until, hash))
+		b, err := store.Lookup(c.r, keys.AppendFreed(nil, v.Until, hash))
 		if err != nil || b == nil {
 			c.report("nothing frees idempotency key %x at %d: %v", hash, v.Until, err)
 		}
@@ -416,7 +416,7 @@ func (c *checker) freed(key, _ []byte) error {
 		c.report("%w", err)
 		return nil
 	}
-	b, err := schema.Lookup(c.r, keys.AppendHashed(nil, hash))
+	b, err := store.Lookup(c.r, keys.AppendHashed(nil, hash))
 	if err != nil || b == nil {
 		c.report("idempotency key %x, which nobody holds, is free at %d: %v", hash, at, err)
 	} else if v, err := keys.ParseUnique(b); err != nil || v.Until != at {

@@ -15,7 +15,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/wal"
 
 	"codeq/internal/integrity"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -208,7 +207,7 @@ func (g *gathering) add(key []byte, v version, value []byte) error {
 	if v.kind != pebble.InternalKeyKindSet && v.kind != pebble.InternalKeyKindSetWithDelete && !v.deletes() {
 		return nil
 	}
-	old, err := schema.Lookup(g.db, key)
+	old, err := store.Lookup(g.db, key)
 	if err != nil {
 		return err
 	}

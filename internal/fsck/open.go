@@ -10,7 +10,6 @@ import (
 	"codeq/internal/conversion"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -43,7 +42,7 @@ func identify(st *store.Store, d *manifest.Directory, shard int) error {
 			return err
 		}
 	}
-	got, err := schema.Lookup(st.DB(), []byte{keys.Meta})
+	got, err := store.Lookup(st.DB(), []byte{keys.Meta})
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // rebuilder writes a store from what can be read of another one.
@@ -125,7 +125,7 @@ func (b *rebuilder) task(key, value []byte) (t *rebuiltTask, id taskID, ok bool)
 	if id = raw; err != nil || id.shard(b.shards) != b.index {
 		return nil, id, false
 	}
-	lane, rec, _, err := schema.SplitValue(p, value)
+	lane, rec, _, err := store.SplitValue(p, value)
 	if err != nil {
 		return nil, id, false
 	}
@@ -393,11 +393,11 @@ func (b *rebuilder) rebuildUnique() error {
 // clearHoldsKey notes in the record of a task that another one may have its idempotency key.
 func (b *rebuilder) clearHoldsKey(id taskID, t *rebuiltTask) error {
 	key := t.AppendKey(nil, id)
-	value, err := schema.Lookup(b.db, key)
+	value, err := store.Lookup(b.db, key)
 	if err != nil {
 		return err
 	}
-	_, stored, _, err := schema.SplitValue(t.Place, value)
+	_, stored, _, err := store.SplitValue(t.Place, value)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
-	"codeq/internal/schema"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
 )
@@ -288,7 +287,7 @@ func (v *verifier) close(index int, dir string, db *pebble.DB, repairable bool) 
 
 // identity checks that a store belongs to the shard, as Open does.
 func (v *verifier) identity(index int, r pebble.Reader) error {
-	got, err := schema.Lookup(r, []byte{keys.Meta})
+	got, err := store.Lookup(r, []byte{keys.Meta})
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 	"codeq/internal/wire"
 )
@@ -27,7 +26,7 @@ type Query struct {
 	State    engine.TaskState
 	Queue    string    // "": all queues
 	Tenants  []string  // none: all tenants
-	From, To time.Time // of what schema.Task.Shown counts
+	From, To time.Time // of what store.Task.Shown counts
 	Filter
 }
 
@@ -56,7 +55,7 @@ type Item[T any] struct {
 	Task *T
 	At   uint64
 	Size int `json:",omitzero"` // of a page: the bytes of the record, as far as they are shown
-	// Stamp is schema.Task.Stamp, if it is not shown.
+	// Stamp is store.Task.Stamp, if it is not shown.
 	Stamp uint64 `json:",omitzero"`
 }
 
@@ -68,7 +67,7 @@ var rangeOf = [...]byte{
 
 // AddLease adds the lease of a task to a snapshot, if it has one, and what clocks show. The owner
 // of the shard calls it.
-func AddLease(v *schema.Snapshot, rules *engine.State, id keys.ID) {
+func AddLease(v *store.Snapshot, rules *engine.State, id keys.ID) {
 	v.Clock = rules.Clock()
 	if l, ok := rules.LeaseOf(id); ok {
 		v.Leases[id] = l
@@ -91,7 +90,7 @@ type Reader[T any] struct {
 	// Page holds the tasks of the last Read.
 	Page []Item[T]
 
-	show func(*schema.Task) *T
+	show func(*store.Task) *T
 
 	begun bool   // spans have been found
 	spans []span // what is left to read, once begun
@@ -110,7 +109,7 @@ type Reader[T any] struct {
 }
 
 // NewReader returns a Reader for q. show converts a task.
-func NewReader[T any](q Query, show func(*schema.Task) *T) *Reader[T] {
+func NewReader[T any](q Query, show func(*store.Task) *T) *Reader[T] {
 	return &Reader[T]{Query: q, show: show, left: math.MaxInt}
 }
 
@@ -171,7 +170,7 @@ func compareLanes(a, b engine.LaneRef) int {
 }
 
 // Visit is called by the owner, which has just taken v, and adds what is only in memory.
-func (l *Reader[T]) Visit(rules *engine.State, v *schema.Snapshot) {
+func (l *Reader[T]) Visit(rules *engine.State, v *store.Snapshot) {
 	v.Clock = rules.Clock()
 	switch {
 	case !l.begun:
@@ -263,7 +262,7 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 }
 
 // Read reads on. again: another visit of the owner is needed.
-func (l *Reader[T]) Read(v *schema.Snapshot) (again bool, err error) {
+func (l *Reader[T]) Read(v *store.Snapshot) (again bool, err error) {
 	l.Page = l.Page[:0]
 	if !l.begun {
 		if again = l.begin(&v.Clock); !l.begun || !l.Paged {
@@ -309,7 +308,7 @@ func (l *Reader[T]) advance() {
 }
 
 // begin finds the ranges of keys to read. again: more is to be surveyed first.
-func (l *Reader[T]) begin(c *schema.Clock) (again bool) {
+func (l *Reader[T]) begin(c *store.Clock) (again bool) {
 	switch prefix := rangeOf[l.State]; {
 	case l.State == engine.Leased:
 		l.found = slices.DeleteFunc(l.found, func(t engine.LeasedTask) bool { return !l.hasTenant(t.Lane.Tenant) })
@@ -338,7 +337,7 @@ func (l *Reader[T]) begin(c *schema.Clock) (again bool) {
 	return false
 }
 
-func (l *Reader[T]) beginLanes(c *schema.Clock) {
+func (l *Reader[T]) beginLanes(c *store.Clock) {
 	slices.SortFunc(l.lanes, compareLanes)
 	for _, ln := range slices.Compact(l.lanes) {
 		lower := keys.AppendLane(nil, ln.Number)
@@ -366,7 +365,7 @@ func (l *Reader[T]) hasTenant(tenant string) bool {
 }
 
 // walk visits the entries of the spans in order, until visit returns no more.
-func (l *Reader[T]) walk(v *schema.Snapshot, visit func(it *pebble.Iterator) (more bool, err error)) error {
+func (l *Reader[T]) walk(v *store.Snapshot, visit func(it *pebble.Iterator) (more bool, err error)) error {
 	lower, upper := keys.Range(rangeOf[l.State])
 	it, err := v.Reader().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
@@ -398,7 +397,7 @@ func (l *Reader[T]) walk(v *schema.Snapshot, visit func(it *pebble.Iterator) (mo
 }
 
 // collect finds the tasks of the next page of Ready.
-func (l *Reader[T]) collect(v *schema.Snapshot) error {
+func (l *Reader[T]) collect(v *store.Snapshot) error {
 	size, limits := 0, l.limits()
 	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
 		if len(l.asked) == min(limits.Tasks, limits.Scan) || size > limits.bytes {
@@ -420,7 +419,7 @@ func (l *Reader[T]) collect(v *schema.Snapshot) error {
 
 // readAsked reads the tasks about which the owner was asked. It omits those that are not in their
 // place any more.
-func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
+func (l *Reader[T]) readAsked(v *store.Snapshot) error {
 	size, limits := 0, l.limits()
 	for i, t := range l.asked {
 		if l.State == engine.Leased { // each is a span
@@ -429,7 +428,7 @@ func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
 			}
 			l.read++
 		}
-		value, err := schema.Lookup(v.Reader(), keys.AppendTask(nil, t.Lane, t.Since, t.ID))
+		value, err := store.Lookup(v.Reader(), keys.AppendTask(nil, t.Lane, t.Since, t.ID))
 		if err != nil {
 			return err
 		}
@@ -452,7 +451,7 @@ func (l *Reader[T]) readAsked(v *schema.Snapshot) error {
 }
 
 // readPage reads the next page of tasks that are in no lane.
-func (l *Reader[T]) readPage(v *schema.Snapshot) error {
+func (l *Reader[T]) readPage(v *store.Snapshot) error {
 	size, n, limits := 0, 0, l.limits()
 	return l.walk(v, func(it *pebble.Iterator) (bool, error) {
 		if len(l.Page) == limits.Tasks || size > limits.bytes || n == limits.Scan {
@@ -488,7 +487,7 @@ func (l *Reader[T]) readPage(v *schema.Snapshot) error {
 }
 
 // add adds a task to the page if it matches the query. The page has no part of value.
-func (l *Reader[T]) add(v *schema.Snapshot, id keys.ID, p keys.Place, value []byte) error {
+func (l *Reader[T]) add(v *store.Snapshot, id keys.ID, p keys.Place, value []byte) error {
 	t, err := v.View(id, p, value)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 	"codeq/internal/wire"
 )
 
@@ -23,7 +23,7 @@ type listed struct {
 }
 
 func newReader(q Query) *Reader[listed] {
-	return NewReader(q, func(*schema.Task) *listed { return nil })
+	return NewReader(q, func(*store.Task) *listed { return nil })
 }
 
 func item(name string, k Key, at uint64) Item[listed] {

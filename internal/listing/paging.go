@@ -10,7 +10,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 	"codeq/internal/wire"
 )
 
@@ -64,7 +64,7 @@ func (p *Position) lane() engine.LaneKey {
 	return engine.LaneKey{Queue: p.Queue, Tenant: p.Tenant, Priority: uint8(p.Priority)}
 }
 
-func (p *Position) setLane(l *schema.Lane) {
+func (p *Position) setLane(l *store.Lane) {
 	p.Queue, p.Tenant, p.Priority = l.Queue, l.Tenant, int(l.Priority)
 }
 
@@ -139,7 +139,7 @@ func (l *Reader[T]) goOn() (more bool) {
 }
 
 // reach notes that a record was read.
-func (l *Reader[T]) reach(ln *schema.Lane, at uint64, id keys.ID, size int) {
+func (l *Reader[T]) reach(ln *store.Lane, at uint64, id keys.ID, size int) {
 	if l.Reached == nil {
 		l.Reached = new(Position)
 	}
@@ -220,7 +220,7 @@ func keepFirst[T, G any](l *Reader[T], found []G, place func(G) Position) []G {
 
 // between returns the part of a span that has all the times within the bounds of the query. key
 // returns a key before all of a time, and behind all of earlier ones.
-func (l *Reader[T]) between(sp span, c *schema.Clock, key func(ms uint64) []byte) span {
+func (l *Reader[T]) between(sp span, c *store.Clock, key func(ms uint64) []byte) span {
 	const far = 1 << 47 // ms; times beyond it bound nothing
 	from, to := l.From.UnixMilli(), l.To.Add(time.Millisecond-1).UnixMilli()
 	first, last := c.StampsBetween(uint64(max(0, from)), uint64(max(0, to)), l.State == engine.Scheduled)

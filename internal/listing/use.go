@@ -9,7 +9,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // Use is what a shard has of a queue beside its settings.
@@ -38,9 +38,9 @@ const usedAtOnce = 1024
 
 // CountKeys counts the idempotency keys of a queue. It reads the keys of all queues, and ends when
 // stop returns true.
-func (u *Use) CountKeys(v *schema.Snapshot, queue string, stop func() bool) error {
+func (u *Use) CountKeys(v *store.Snapshot, queue string, stop func() bool) error {
 	read := 0
-	return schema.Scan(v.Reader(), keys.Freed, func(key, _ []byte) error {
+	return store.Scan(v.Reader(), keys.Freed, func(key, _ []byte) error {
 		if read++; read%usedAtOnce == 0 && stop() {
 			return ErrStopped
 		}
@@ -51,7 +51,7 @@ func (u *Use) CountKeys(v *schema.Snapshot, queue string, stop func() bool) erro
 		if at <= u.now {
 			return nil
 		}
-		b, err := schema.Lookup(v.Reader(), keys.AppendHashed(nil, hash))
+		b, err := store.Lookup(v.Reader(), keys.AppendHashed(nil, hash))
 		if err != nil || b == nil {
 			return err
 		}

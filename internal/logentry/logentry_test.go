@@ -12,7 +12,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/crashfs"
 	"codeq/internal/keys"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -54,10 +53,10 @@ func TestWrite(t *testing.T) {
 		return clock, err
 	}
 	requireStored := func(index, term uint64, key, value string) {
-		v, err := schema.Lookup(st.DB(), []byte(key))
+		v, err := store.Lookup(st.DB(), []byte(key))
 		require.NoError(t, err)
 		require.Equal(t, value, string(v))
-		appliedIndex, appliedTerm, err := schema.Applied(st.DB())
+		appliedIndex, appliedTerm, err := store.Applied(st.DB())
 		require.NoError(t, err)
 		require.Equal(t, [2]uint64{index, term}, [2]uint64{appliedIndex, appliedTerm})
 	}
@@ -138,7 +137,7 @@ func FuzzBatch(f *testing.F) {
 			st = open(t)
 			return
 		}
-		got, _, err := schema.Applied(st.DB())
+		got, _, err := store.Applied(st.DB())
 		require.NoError(t, err)
 		require.Equal(t, index, got)
 	})

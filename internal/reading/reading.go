@@ -21,7 +21,6 @@ import (
 	"codeq/internal/listing"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
-	"codeq/internal/schema"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
 )
@@ -146,13 +145,13 @@ func (q *Queue) storeDir(i int) (string, error) {
 
 // identify makes sure that a store is that of the shard, and reads how far a replica is.
 func (q *Queue) identify(s *shard, i int) error {
-	identity, err := schema.Lookup(s.store.DB(), []byte{keys.Meta})
+	identity, err := store.Lookup(s.store.DB(), []byte{keys.Meta})
 	if err == nil {
 		err = q.dir.CheckStored(i, identity)
 	}
 	if err == nil && q.dir.Node != "" {
 		p := &q.stale.Shards[i]
-		p.Applied, _, err = schema.Applied(s.store.DB())
+		p.Applied, _, err = store.Applied(s.store.DB())
 		p.Logged = p.Applied
 	}
 	return err
@@ -230,9 +229,9 @@ func (q *Queue) Decide(n int, b call.Body) error {
 }
 
 // Get returns a task. Its error matches base.ErrNotFound if there is none.
-func (q *Queue) Get(n int, id keys.ID) (t *schema.Task, err error) {
+func (q *Queue) Get(n int, id keys.ID) (t *store.Task, err error) {
 	err = q.use(n, func(s *shard) (err error) {
-		t, err = s.snapshot(func(v *schema.Snapshot) { listing.AddLease(v, &s.rules, id) }).Get(id)
+		t, err = s.snapshot(func(v *store.Snapshot) { listing.AddLease(v, &s.rules, id) }).Get(id)
 		return err
 	})
 	return t, err
@@ -240,10 +239,10 @@ func (q *Queue) Get(n int, id keys.ID) (t *schema.Task, err error) {
 
 // GetByKey returns the task that has an idempotency key. Its error matches base.ErrNotFound if
 // there is none.
-func (q *Queue) GetByKey(n int, hash [keys.UniqueLen]byte) (t *schema.Task, err error) {
+func (q *Queue) GetByKey(n int, hash [keys.UniqueLen]byte) (t *store.Task, err error) {
 	err = q.use(n, func(s *shard) (err error) {
 		for holder := (keys.ID{}); t == nil && err == nil; {
-			v := s.snapshot(func(v *schema.Snapshot) { listing.AddLease(v, &s.rules, holder) })
+			v := s.snapshot(func(v *store.Snapshot) { listing.AddLease(v, &s.rules, holder) })
 			t, holder, err = v.GetByKey(hash, holder)
 		}
 		return err
@@ -255,16 +254,16 @@ func (q *Queue) GetByKey(n int, hash [keys.UniqueLen]byte) (t *schema.Task, err 
 func ReadPage[T any](q *Queue, n int, l *listing.Reader[T]) error {
 	return q.use(n, func(s *shard) (err error) {
 		for again := true; again && err == nil; {
-			again, err = l.Read(s.snapshot(func(v *schema.Snapshot) { l.Visit(&s.rules, v) }))
+			again, err = l.Read(s.snapshot(func(v *store.Snapshot) { l.Visit(&s.rules, v) }))
 		}
 		return err
 	})
 }
 
 // snapshot returns a Snapshot to which visit has added what the rules know of leases.
-func (s *shard) snapshot(visit func(*schema.Snapshot)) *schema.Snapshot {
-	v := schema.NewSnapshot(s.store.DB())
-	v.Leases = make(map[keys.ID]schema.Lease)
+func (s *shard) snapshot(visit func(*store.Snapshot)) *store.Snapshot {
+	v := store.NewSnapshot(s.store.DB())
+	v.Leases = make(map[keys.ID]store.Lease)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	visit(v)

@@ -22,8 +22,7 @@ var layers = [][]string{
 	{"internal/base"},
 	{"internal/keys", "internal/record"},
 	{"internal/store", "internal/manifest"},
-	{"internal/schema", "internal/peer"},
-	{"internal/conversion", "internal/recurrence"},
+	{"internal/conversion", "internal/recurrence", "internal/peer"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call", "internal/taskbatch", "internal/session", "internal/diskspace", "internal/ownerclock"},
 	{"internal/broadcast", "internal/claimlines", "internal/inspect", "internal/logentry", "internal/inbox", "internal/bulk", "internal/reading", "internal/simtest", "internal/storetest"},
@@ -157,7 +156,7 @@ var pure = map[string][]string{
 		"codeq/internal/base", "codeq/internal/container/arena", "codeq/internal/container/chunked",
 		"codeq/internal/container/fingerprint", "codeq/internal/container/numset", "codeq/internal/container/recent",
 		"codeq/internal/container/timeheap", "codeq/internal/container/wheel", "codeq/internal/keys", "codeq/internal/record",
-		"codeq/internal/recurrence", "codeq/internal/schema", "codeq/internal/store", "codeq/internal/window", "codeq/internal/wire",
+		"codeq/internal/recurrence", "codeq/internal/store", "codeq/internal/window", "codeq/internal/wire",
 	},
 	"permits": {"cmp", "math", "time", "codeq/internal/wire"},
 }

@@ -19,7 +19,6 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -65,7 +64,7 @@ func Records(t testing.TB, disk vfs.FS, dir string) map[keys.ID][]byte {
 	require.NoError(t, err)
 	found := make(map[keys.ID][]byte)
 	for _, prefix := range keys.RecordRanges {
-		require.NoError(t, schema.Scan(db, prefix, func(key, _ []byte) error {
+		require.NoError(t, store.Scan(db, prefix, func(key, _ []byte) error {
 			id, _, err := keys.ParsePlaceKey(key)
 			found[id] = bytes.Clone(key)
 			return err

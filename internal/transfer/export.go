@@ -20,7 +20,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/record"
-	"codeq/internal/schema"
 	"codeq/internal/store"
 )
 
@@ -93,7 +92,7 @@ type exported struct {
 	number  int
 	st      *store.Store
 	db      *pebble.DB
-	lanes   *schema.Snapshot
+	lanes   *store.Snapshot
 	leases  map[keys.ID]*Lease
 	holders map[keys.ID]heldKey // of idempotency keys
 	turns   map[keys.ID]bool    // tasks that have the turns of their groups
@@ -138,10 +137,10 @@ func (e *exporter) open(d *manifest.Directory, i int, caches *store.Caches) erro
 	if err != nil {
 		return err
 	}
-	s := &exported{number: i, st: st, db: st.DB(), lanes: schema.NewSnapshot(st.DB())}
+	s := &exported{number: i, st: st, db: st.DB(), lanes: store.NewSnapshot(st.DB())}
 	e.shards = append(e.shards, s)
 	return st.Read(func() error {
-		identity, err := schema.Lookup(s.db, []byte{keys.Meta})
+		identity, err := store.Lookup(s.db, []byte{keys.Meta})
 		if err == nil {
 			err = d.CheckStored(i, identity)
 		}
@@ -262,7 +261,7 @@ func corrupt(err error) error {
 func (e *exporter) inbound(s *exported) error {
 	taken := make(map[uint32]uint64)
 	e.taken[s.number] = taken
-	return schema.Scan(s.db, keys.Inbound, func(key, value []byte) error {
+	return store.Scan(s.db, keys.Inbound, func(key, value []byte) error {
 		from, err := keys.ParseNumbered(key)
 		n, valueErr := keys.ParseNumber(value)
 		taken[from] = n
@@ -272,7 +271,7 @@ func (e *exporter) inbound(s *exported) error {
 
 // counters reads the clock, how many tasks there are, and the latest totals.
 func (e *exporter) counters(s *exported, totals totalsOf) error {
-	return schema.Scan(s.db, keys.Counters, func(key, value []byte) error {
+	return store.Scan(s.db, keys.Counters, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		v, valueErr := keys.ParseCounters(value)
 		if err := errors.Join(err, valueErr); err != nil {
@@ -294,15 +293,15 @@ func (e *exporter) counters(s *exported, totals totalsOf) error {
 
 // periodClock reads the clock of periods, unless that of IDs stands for it.
 func (s *exported) periodClock() error {
-	err := schema.Scan(s.db, keys.ClockSets, func(_, value []byte) error {
+	err := store.Scan(s.db, keys.ClockSets, func(_, value []byte) error {
 		sets, err := keys.ParseClockSets(value)
-		s.clock = max(s.clock, schema.ClockSets(sets).Latest())
+		s.clock = max(s.clock, store.ClockSets(sets).Latest())
 		return corrupt(err)
 	})
 	if err != nil {
 		return err
 	}
-	return schema.Scan(s.db, keys.PeriodTime, func(_, value []byte) error {
+	return store.Scan(s.db, keys.PeriodTime, func(_, value []byte) error {
 		v, err := keys.ParsePeriodTime(value)
 		s.clock = v.Clock
 		return corrupt(err)
@@ -333,7 +332,7 @@ func (s *exported) later(deadline uint64) uint64 {
 
 // queue returns the name of a queue.
 func (s *exported) queue(n uint32) (string, error) {
-	name, err := schema.Lookup(s.db, keys.AppendNumbered(nil, keys.Queue, n))
+	name, err := store.Lookup(s.db, keys.AppendNumbered(nil, keys.Queue, n))
 	if err == nil && name == nil {
 		err = fmt.Errorf("%w: queue %d has no name", base.ErrCorrupt, n)
 	}
@@ -342,7 +341,7 @@ func (s *exported) queue(n uint32) (string, error) {
 
 // days reads the totals of earlier days.
 func (s *exported) days(totals totalsOf) error {
-	return schema.Scan(s.db, keys.Daily, func(key, value []byte) error {
+	return store.Scan(s.db, keys.Daily, func(key, value []byte) error {
 		if len(key) == 1 { // the day of the last sweep
 			return nil
 		}
@@ -406,7 +405,7 @@ func (e *exporter) settings(s *exported, latest map[string]keys.SettingsValue) e
 		}
 		return nil
 	}
-	if err := schema.Scan(s.db, keys.Settings, func(key, value []byte) error {
+	if err := store.Scan(s.db, keys.Settings, func(key, value []byte) error {
 		if len(key) == 1 { // settings that were removed are none in the new directory
 			return nil
 		}
@@ -424,7 +423,7 @@ func (e *exporter) settings(s *exported, latest map[string]keys.SettingsValue) e
 
 // grants reads when the last tasks of queues with rates were leased in a shard.
 func (s *exported) grants(granted map[string][]uint64) error {
-	return schema.Scan(s.db, keys.Granted, func(key, value []byte) error {
+	return store.Scan(s.db, keys.Granted, func(key, value []byte) error {
 		at, err := keys.ParseNumber(value)
 		queue := string(key[1:])
 		granted[queue] = append(granted[queue], s.later(at))
@@ -434,7 +433,7 @@ func (s *exported) grants(granted map[string][]uint64) error {
 
 // messages visits the messages of a shard that were not taken.
 func (e *exporter) messages(s *exported, visit func(*keys.Message) error) error {
-	return schema.Scan(s.db, keys.Outbound, func(key, value []byte) error {
+	return store.Scan(s.db, keys.Outbound, func(key, value []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		m, valueErr := keys.ParseMessage(value)
 		if err := errors.Join(err, valueErr); err != nil || int(to) >= len(e.shards) {
@@ -449,7 +448,7 @@ func (e *exporter) messages(s *exported, visit func(*keys.Message) error) error 
 
 // schedules writes the schedules of a shard.
 func (e *exporter) schedules(s *exported) error {
-	return schema.Scan(s.db, keys.Schedule, func(key, value []byte) error {
+	return store.Scan(s.db, keys.Schedule, func(key, value []byte) error {
 		name, err := keys.ParseSchedule(key)
 		v, valueErr := keys.ParseScheduleValue(value)
 		if err := errors.Join(err, valueErr); err != nil {
@@ -470,7 +469,7 @@ func (e *exporter) tasks(s *exported, carried map[string]int) error {
 	}
 	line := Line{Task: new(Task)}
 	for _, prefix := range [...]byte{keys.Done, keys.Dead, keys.Canceled, keys.Task, keys.Scheduled, keys.Blocked} {
-		if err := schema.Scan(s.db, prefix, func(key, value []byte) error {
+		if err := store.Scan(s.db, prefix, func(key, value []byte) error {
 			v, err := s.view(key, value)
 			if err != nil {
 				return err
@@ -508,7 +507,7 @@ func (e *exporter) tasks(s *exported, carried map[string]int) error {
 func (s *exported) load() error {
 	s.leases, s.holders, s.turns = make(map[keys.ID]*Lease), make(map[keys.ID]heldKey), make(map[keys.ID]bool)
 	s.pending, s.pinned = make(map[keys.ID]uint64), make(map[keys.ID]keys.PinnedValue)
-	if err := schema.ScanLeases(s.db, func(_ uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
+	if err := store.ScanLeases(s.db, func(_ uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
 		for i := range entries { // the last of several of one task is the newest
 			entry := &entries[i]
 			if old := s.leases[entry.ID]; old == nil || old.Leases <= entry.Leases {
@@ -519,7 +518,7 @@ func (s *exported) load() error {
 	}); err != nil {
 		return err
 	}
-	if err := schema.Scan(s.db, keys.Unique, func(key, value []byte) error {
+	if err := store.Scan(s.db, keys.Unique, func(key, value []byte) error {
 		hash, err := keys.ParseHashed(key)
 		v, valueErr := keys.ParseUnique(value)
 		if v.ID == keys.Gone {
@@ -532,18 +531,18 @@ func (s *exported) load() error {
 		return err
 	}
 	return errors.Join(
-		schema.Scan(s.db, keys.Group, func(_, value []byte) error {
+		store.Scan(s.db, keys.Group, func(_, value []byte) error {
 			v, err := keys.ParseGroup(value)
 			s.turns[v.Holder] = true
 			return corrupt(err)
 		}),
-		schema.Scan(s.db, keys.Pending, func(key, value []byte) error {
+		store.Scan(s.db, keys.Pending, func(key, value []byte) error {
 			id, err := keys.ParseByID(key)
 			n, valueErr := keys.ParseNumber(value)
 			s.pending[id] = n
 			return corrupt(errors.Join(err, valueErr))
 		}),
-		schema.Scan(s.db, keys.Pinned, func(key, value []byte) error {
+		store.Scan(s.db, keys.Pinned, func(key, value []byte) error {
 			id, err := keys.ParseByID(key)
 			v, valueErr := keys.ParsePinned(value)
 			s.pinned[id] = v
@@ -557,7 +556,7 @@ func (s *exported) view(key, value []byte) (v view, err error) {
 	if v.id, v.place, err = keys.ParsePlaceKey(key); err != nil {
 		return v, corrupt(err)
 	}
-	number, rec, ended, err := schema.SplitValue(v.place, value)
+	number, rec, ended, err := store.SplitValue(v.place, value)
 	if err == nil {
 		v.ended = ended
 		v.rec, err = record.Decode(rec)
@@ -595,28 +594,28 @@ func (s *exported) fill(t *Task, v view) {
 // ties writes what tasks of a shard have to do with others.
 func (e *exporter) ties(s *exported) error {
 	return errors.Join(
-		schema.Scan(s.db, keys.Dependent, func(key, value []byte) error {
+		store.Scan(s.db, keys.Dependent, func(key, value []byte) error {
 			parent, child, err := keys.ParseDependent(key)
 			if err != nil || len(value) != 1 {
 				return fmt.Errorf("%w: dependent %x has value %x: %w", base.ErrCorrupt, key, value, err)
 			}
 			return e.write(&Line{Dependent: &Dependent{ID(parent), ID(child), value[0]}})
 		}),
-		schema.Scan(s.db, keys.Pin, func(key, _ []byte) error {
+		store.Scan(s.db, keys.Pin, func(key, _ []byte) error {
 			child, parent, err := keys.ParsePin(key)
 			if err != nil {
 				return corrupt(err)
 			}
 			return e.write(&Line{Pin: &Pin{ID(child), ID(parent)}})
 		}),
-		schema.Scan(s.db, keys.Telling, func(key, value []byte) error {
+		store.Scan(s.db, keys.Telling, func(key, value []byte) error {
 			id, end, err := keys.ParseTelling(key, value)
 			if err != nil {
 				return corrupt(err)
 			}
 			return e.write(&Line{Telling: &Telling{ID(id), State(end)}})
 		}),
-		schema.Scan(s.db, keys.Wake, func(key, value []byte) error {
+		store.Scan(s.db, keys.Wake, func(key, value []byte) error {
 			n, scope, id, err := keys.ParseGrouped(key)
 			if err != nil || len(value) != 1 {
 				return fmt.Errorf("%w: wakeup %x has value %x: %w", base.ErrCorrupt, key, value, err)

@@ -8,7 +8,7 @@ import (
 
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/schema"
+	"codeq/internal/store"
 )
 
 // recordOf returns the portable form of a record. It shares memory with rec.
@@ -256,7 +256,7 @@ func messageOf(m *keys.Message) (*Message, error) {
 type view struct {
 	id    keys.ID
 	place keys.Place
-	lane  *schema.Lane
+	lane  *store.Lane
 	rec   record.Record
 	ended keys.EndedValue
 }

@@ -1,6 +1,6 @@
-// Package schema reads what a shard has stored: ranges, single keys, places of tasks, valid leases,
+// Package store reads what a shard has stored: ranges, single keys, places of tasks, valid leases,
 // and whole tasks of a snapshot. It uses nothing but what is on disk.
-package schema
+package store
 
 import (
 	"errors"
@@ -10,7 +10,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/store"
 )
 
 // Scan visits the entries of a range in order. They are valid during the visit.
@@ -22,19 +21,19 @@ func Scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) err
 func ScanPrefix(r pebble.Reader, prefix []byte, visit func(key, value []byte) error) error {
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: keys.GroupEnd(prefix)})
 	if err != nil {
-		return store.Error(err)
+		return Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	for valid := it.First(); valid; valid = it.Next() {
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return store.Error(err)
+			return Error(err)
 		}
 		if err := visit(it.Key(), v); err != nil {
 			return err
 		}
 	}
-	return store.Error(it.Error())
+	return Error(it.Error())
 }
 
 // Lookup returns a copy of the value of a key, or nil.
@@ -44,7 +43,7 @@ func Lookup(r pebble.Reader, key []byte) ([]byte, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, store.Error(err)
+		return nil, Error(err)
 	}
 	b := append(make([]byte, 0, len(v)), v...)
 	return b, closer.Close()

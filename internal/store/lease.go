@@ -1,4 +1,4 @@
-package schema
+package store
 
 import (
 	"bytes"
@@ -10,7 +10,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/store"
 )
 
 // ScanLeases visits the lease records, oldest first.
@@ -36,7 +35,7 @@ func LeasedHead(r pebble.Reader, e *keys.LeaseEntry) (*record.Head, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, store.Error(err)
+		return nil, Error(err)
 	}
 	defer func() { _ = closer.Close() }()
 	return headIfValid(e, v)
@@ -53,11 +52,11 @@ func NextLeasedHead(it *pebble.Iterator, e *keys.LeaseEntry) (*record.Head, erro
 		it.SeekGE(key)
 	}
 	if !it.Valid() || !bytes.Equal(it.Key(), key) {
-		return nil, store.Error(it.Error())
+		return nil, Error(it.Error())
 	}
 	v, err := it.ValueAndErr()
 	if err != nil {
-		return nil, store.Error(err)
+		return nil, Error(err)
 	}
 	return headIfValid(e, v)
 }

@@ -1,11 +1,10 @@
-package schema
+package store
 
 import (
 	"errors"
 	"fmt"
 
 	"codeq/internal/guard"
-	"codeq/internal/store"
 )
 
 // readAheadChunk is how many items ReadAhead hands over together.
@@ -15,7 +14,7 @@ var errStopReading = errors.New("reading was stopped")
 
 // ReadAhead calls visit for each item that read emits, in order. read runs concurrently on its own
 // goroutine, which has ended when ReadAhead returns; it must return any error of emit.
-func ReadAhead[T any](st *store.Store, read func(emit func(T) error) error, visit func(T) error) error {
+func ReadAhead[T any](st *Store, read func(emit func(T) error) error, visit func(T) error) error {
 	chunks, stop := make(chan []T, 2), make(chan struct{})
 	var failed error
 	go func() {

@@ -1,4 +1,4 @@
-package schema
+package store
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/store"
 )
 
 // PlaceOf finds the place of the record of an unended task: where the index says, or else its first
@@ -19,7 +18,7 @@ func PlaceOf(r pebble.Reader, id keys.ID) (p keys.Place, indexed bool, err error
 		return keys.FirstPlace(keys.LaneOf(id), id), false, nil
 	}
 	if err != nil {
-		return p, false, store.Error(err)
+		return p, false, Error(err)
 	}
 	defer func() { _ = closer.Close() }()
 	if p, err = keys.ParsePlace(value); err != nil {
