@@ -22,7 +22,7 @@ func TestClassify(t *testing.T) {
 	}{
 		{layerOwner, "codeq.(*produceOp).resolve codeq.(*shard).resolve codeq.(*shard).run runtime.goexit"},
 		{layerOwner, "runtime.memmove codeq.(*group).set codeq.(*shard).resolve codeq.(*shard).run"},
-		{layerOwner, "internal/runtime/maps.(*Map).Get runtime.mapaccess1 codeq/internal/window.(*Window).Pop codeq.(*shard).run"},
+		{layerOwner, "internal/runtime/maps.(*Map).Get runtime.mapaccess1 codeq/internal/ready.(*Window).Pop codeq.(*shard).run"},
 		{layerCallers, "codeq.(*completion).wait codeq.(*shard).do codeq.(*Queue).Produce codeq/bench/workload.Calls.Produce"},
 		{layerCallers, "codeq/internal/container/wheel.(*Wheel).Next codeq.(*Queue).Claim"},
 		{layerEncoding, "codeq/internal/record.(*Record).Append codeq.prepare codeq.(*Queue).Produce"},

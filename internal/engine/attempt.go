@@ -5,8 +5,8 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/record"
-	"codeq/internal/window"
 )
 
 // How an attempt of a task ends: with its completion, another try, a dead letter, or the expiry of
@@ -147,7 +147,7 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 	b := rec.Encode()
 	s.Group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
 	s.Group.setTask(ls.lane.number, ls.since, ls.id, b)
-	s.ready(ls.lane, window.Item{Pos: window.Pos{Since: ls.since, ID: ls.id}, Record: b})
+	s.ready(ls.lane, ready.Item{Pos: ready.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
 // returnTask gives a task back whose attempt does not count.

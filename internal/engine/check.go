@@ -6,8 +6,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/ready"
 	"codeq/internal/record"
-	"codeq/internal/window"
 )
 
 // checker compares memory with disk.
@@ -15,8 +15,8 @@ type checker struct {
 	state  *State
 	disk   pebble.Reader
 	needed func(*Queue) bool
-	onDisk map[*Lane][]window.Item // ready tasks, in order
-	last   uint64                  // largest number minted, as far as disk shows
+	onDisk map[*Lane][]ready.Item // ready tasks, in order
+	last   uint64                 // largest number minted, as far as disk shows
 	errs   []error
 }
 
@@ -28,7 +28,7 @@ func (c *checker) report(format string, args ...any) {
 // grows with all that is stored. REQUIRES: isAtRest. needed reports whether the owner needs a
 // queue; claimable, whether a queue has a task that may be leased.
 func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable func(*Queue) bool, err error) {
-	c := &checker{state: s, disk: disk, needed: needed, onDisk: make(map[*Lane][]window.Item)}
+	c := &checker{state: s, disk: disk, needed: needed, onDisk: make(map[*Lane][]ready.Item)}
 	for _, check := range []func() error{
 		c.leases, c.orphans, c.leaseClock, c.trails, c.ready, c.catalogue, c.former, c.lanes, c.windowMemory, c.queues, c.times, c.recurring, c.caches, c.buckets,
 		c.limits, c.settings, c.outbox,

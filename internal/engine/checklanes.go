@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/store"
-	"codeq/internal/window"
 )
 
 // ready reads the ready tasks of every lane.
@@ -25,7 +25,7 @@ func (c *checker) ready() error {
 		}
 		ls := s.leases.byID[id]
 		if ls == nil {
-			it := window.Item{Pos: window.Pos{Since: since, ID: id}, Record: bytes.Clone(value)}
+			it := ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: bytes.Clone(value)}
 			c.onDisk[l] = append(c.onDisk[l], it)
 		} else if len(ls.copied) > 0 && !bytes.Equal(ls.copied, value) {
 			c.report("record of leased task %s is copied as %x, on disk it is %x", id, ls.copied, value)
@@ -47,7 +47,7 @@ func (c *checker) lanes() error {
 		}
 		want := c.onDisk[l]
 		if !l.complete {
-			end, _ := slices.BinarySearchFunc(want, l.next, func(it window.Item, p window.Pos) int { return it.Compare(p) })
+			end, _ := slices.BinarySearchFunc(want, l.next, func(it ready.Item, p ready.Pos) int { return it.Compare(p) })
 			if l.exact && (end == len(want) || want[end].Pos != l.next) {
 				c.report("lane %d (%s) says that a task is ready at %x", n, l.queue.Name, l.next)
 			}
@@ -56,7 +56,7 @@ func (c *checker) lanes() error {
 		before := l.window.Footprint()
 		got := items(&l.window)
 		s.windows.resized(l, before)
-		same := func(a, b window.Item) bool { return a.Pos == b.Pos && bytes.Equal(a.Record, b.Record) }
+		same := func(a, b ready.Item) bool { return a.Pos == b.Pos && bytes.Equal(a.Record, b.Record) }
 		if !slices.EqualFunc(got, want, same) {
 			c.report("window of lane %d (%s) has %s, want %s (next %x, complete %t)",
 				n, l.queue.Name, positions(got), positions(want), l.next, l.complete)
@@ -170,8 +170,8 @@ func (c *checker) shares(r *ring) {
 }
 
 // items returns those of a window, which it empties and fills again.
-func items(w *window.Window) []window.Item {
-	var all []window.Item
+func items(w *ready.Window) []ready.Item {
+	var all []ready.Item
 	for w.Len() > 0 {
 		all = append(all, w.PopFirst())
 	}
@@ -181,7 +181,7 @@ func items(w *window.Window) []window.Item {
 	return all
 }
 
-func positions(items []window.Item) string {
+func positions(items []ready.Item) string {
 	var b bytes.Buffer
 	for _, it := range items {
 		fmt.Fprintf(&b, " %x/%s", it.Since, keys.FormatID(it.ID))

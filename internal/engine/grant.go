@@ -5,8 +5,8 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/record"
-	"codeq/internal/window"
 )
 
 // Grant is a lease as the claimer sees it.
@@ -90,7 +90,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 }
 
 // popFirst takes the first task out of a lane's window.
-func (s *State) popFirst(l *Lane) window.Item {
+func (s *State) popFirst(l *Lane) ready.Item {
 	before := l.window.Footprint()
 	it := l.window.PopFirst()
 	l.used = true

@@ -9,8 +9,8 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/store"
-	"codeq/internal/window"
 )
 
 // QueueInfo is what a shard knows of a queue.
@@ -191,7 +191,7 @@ func (s *State) findHead(it *pebble.Iterator, l *Lane) error {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		s.noteRead(0)
-		if l.next = (window.Pos{Since: since, ID: id}); s.leases.byID[id] == nil {
+		if l.next = (ready.Pos{Since: since, ID: id}); s.leases.byID[id] == nil {
 			l.exact = true
 			return nil
 		}

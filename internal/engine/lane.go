@@ -1,7 +1,7 @@
 package engine
 
 import (
-	"codeq/internal/window"
+	"codeq/internal/ready"
 )
 
 // Lane is the line of ready tasks of one (queue, tenant, priority), first come, first served. All
@@ -22,8 +22,8 @@ type Lane struct {
 	place    int32  // index in the lanes of the queue
 	queue    *Queue
 
-	window window.Window
-	next   window.Pos // zero: the head of the lane
+	window ready.Window
+	next   ready.Pos // zero: the head of the lane
 
 	ringNext, ringPrev *Lane // nil if the lane is known to have no ready task
 	newer, older       *Lane // neighbors among the lanes that hold memory
@@ -58,11 +58,11 @@ const fewLanes = 8
 
 // reaches reports whether a task at p belongs in the window: p is before next, or the window has
 // all tasks.
-func (l *Lane) reaches(p window.Pos) bool { return l.complete || p.Compare(l.next) < 0 }
+func (l *Lane) reaches(p ready.Pos) bool { return l.complete || p.Compare(l.next) < 0 }
 
 // spill leaves a task at p, after the end of the window, to disk, where the window reaches it
 // later.
-func (l *Lane) spill(p window.Pos, bytes int) {
+func (l *Lane) spill(p ready.Pos, bytes int) {
 	l.next, l.exact, l.complete = p, true, false
 	l.weigh(bytes)
 }
@@ -74,7 +74,7 @@ func (l *Lane) weigh(bytes int) {
 
 // first returns a position at or before the first ready task of the lane, and after what has been
 // consumed. ok is false if no task is ready.
-func (l *Lane) first() (pos window.Pos, ok bool) {
+func (l *Lane) first() (pos ready.Pos, ok bool) {
 	if l.window.Len() > 0 {
 		return l.window.First(), true
 	}

@@ -7,9 +7,9 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/record"
 	"codeq/internal/store"
-	"codeq/internal/window"
 )
 
 // located is a task as the owner has found it by its ID.
@@ -200,7 +200,7 @@ func (s *State) rewrite(at *located) {
 		} else {
 			w := &at.lane.window
 			before := w.Footprint()
-			w.Replace(window.Item{Pos: window.Pos{Since: at.place.At, ID: at.id}, Record: b})
+			w.Replace(ready.Item{Pos: ready.Pos{Since: at.place.At, ID: at.id}, Record: b})
 			s.windows.resized(at.lane, before)
 			s.windows.shrink()
 		}

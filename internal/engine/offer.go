@@ -1,11 +1,11 @@
 package engine
 
-import "codeq/internal/window"
+import "codeq/internal/ready"
 
 // How claims find a ready task: in the window of its lane, which is in a ring, or later on disk.
 
 // ready counts a task as ready and offers it to claims; its record is in the group.
-func (s *State) ready(l *Lane, it window.Item) {
+func (s *State) ready(l *Lane, it ready.Item) {
 	l.queue.Counts.Ready++
 	s.touch(l.queue)
 	before := l.spilled
@@ -17,7 +17,7 @@ func (s *State) ready(l *Lane, it window.Item) {
 }
 
 // cache adds a ready task to its lane's window if it belongs there, and memory has room for it.
-func (s *State) cache(l *Lane, it window.Item) {
+func (s *State) cache(l *Lane, it ready.Item) {
 	if !l.reaches(it.Pos) {
 		l.weigh(len(it.Record))
 		return // on disk, where the window reaches it later

@@ -11,8 +11,8 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/container/arena"
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/store"
-	"codeq/internal/window"
 )
 
 // refiller reads ready tasks into memory before claims need them: for the rings that ask for it,
@@ -240,7 +240,7 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		pos := window.Pos{Since: since, ID: id}
+		pos := ready.Pos{Since: since, ID: id}
 		if s.leases.byID[id] != nil {
 			l.next, l.exact = pos.Next(), false
 			looks--
@@ -250,7 +250,7 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 		if err != nil {
 			return false, store.Error(err)
 		}
-		if w.Len() > 0 && w.Size()+window.SizeOf(len(v)) > share {
+		if w.Len() > 0 && w.Size()+ready.SizeOf(len(v)) > share {
 			break
 		}
 		if w.Len() == 0 && s.windows.bytes+w.Growth(len(v)) > s.windows.limit {
@@ -261,7 +261,7 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 			break
 		}
 		before := w.Footprint()
-		w.Append(window.Item{Pos: pos, Record: records.Clone(v)})
+		w.Append(ready.Item{Pos: pos, Record: records.Clone(v)})
 		s.windows.resized(l, before)
 		l.next, l.exact = pos.Next(), false
 		room--

@@ -2,8 +2,8 @@ package engine
 
 import (
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/store"
-	"codeq/internal/window"
 )
 
 // What List, Get and Stats ask of memory, so that they scan neither consumed nor leased tasks.
@@ -113,7 +113,7 @@ func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]
 
 // FirstReady returns a position at or before the first ready task of a lane; ok is false if no task
 // is ready.
-func (s *State) FirstReady(lane uint32) (pos window.Pos, ok bool) {
+func (s *State) FirstReady(lane uint32) (pos ready.Pos, ok bool) {
 	if l := s.lanes.At(int(lane)); l != nil {
 		return l.first()
 	}

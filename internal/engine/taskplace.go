@@ -2,7 +2,7 @@ package engine
 
 import (
 	"codeq/internal/keys"
-	"codeq/internal/window"
+	"codeq/internal/ready"
 )
 
 // Where a task lies: its entry in a range and, outside of its first place, an entry of the index by
@@ -12,7 +12,7 @@ import (
 func (s *State) placeFirst(l *Lane, id keys.ID, rec []byte) {
 	since := keys.SinceOf(keys.ID(id))
 	s.Group.setNew(l.number, since, id, rec)
-	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
+	s.ready(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
 }
 
 // place moves a task into its lane, at since.
@@ -25,7 +25,7 @@ func (s *State) place(l *Lane, since uint64, id keys.ID, rec []byte) {
 	} else {
 		s.setIndex(id, l, p, rec)
 	}
-	s.ready(l, window.Item{Pos: window.Pos{Since: since, ID: id}, Record: rec})
+	s.ready(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
 }
 
 // isFirstPlace reports whether a task that is in a lane needs no index entry.
@@ -70,7 +70,7 @@ func (s *State) withdraw(at *located) {
 	s.Group.change(at.id)
 	switch at.state {
 	case Ready:
-		pos := window.Pos{Since: at.place.At, ID: at.id}
+		pos := ready.Pos{Since: at.place.At, ID: at.id}
 		before := at.lane.window.Footprint()
 		at.lane.window.Remove(pos)
 		at.lane.exact = at.lane.exact && pos != at.lane.next

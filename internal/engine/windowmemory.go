@@ -1,6 +1,6 @@
 package engine
 
-import "codeq/internal/window"
+import "codeq/internal/ready"
 
 // windowMemory is the memory that the windows of a shard hold. Each queue for which claims ask gets
 // a share, which its lanes share in turn. A lane may hold more while nobody needs it; the one that
@@ -13,7 +13,7 @@ type windowMemory struct {
 	bytes          int
 	newest, oldest *Lane
 	pass           uint32 // number of the last refill
-	pool           window.Pool
+	pool           ready.Pool
 
 	// Queues for which claims have asked in this epoch, and in the last one.
 	epoch     uint32
@@ -167,7 +167,7 @@ func (m *windowMemory) admits(l *Lane, record int) bool {
 	if m.bytes+n <= m.limit/4*3 || m.bytes == 0 {
 		return true
 	}
-	if l.window.Size()+window.SizeOf(record) > m.laneShare(l) {
+	if l.window.Size()+ready.SizeOf(record) > m.laneShare(l) {
 		return false
 	}
 	m.renew(l) // otherwise makeRoom would stop at it

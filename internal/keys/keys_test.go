@@ -16,8 +16,8 @@ import (
 
 	"codeq/internal/testalloc"
 
+	"codeq/internal/ready"
 	"codeq/internal/testkit"
-	"codeq/internal/window"
 )
 
 // The values of the golden tests.
@@ -323,9 +323,9 @@ func TestSince(t *testing.T) {
 // any form of the keys.
 func TestOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		draw := func() (lane uint32, p window.Pos) {
+		draw := func() (lane uint32, p ready.Pos) {
 			id := drawID(t)
-			return drawUint32(t, "lane"), window.Pos{Since: drawSince(t, id), ID: id}
+			return drawUint32(t, "lane"), ready.Pos{Since: drawSince(t, id), ID: id}
 		}
 		laneA, a := draw()
 		laneB, b := draw()

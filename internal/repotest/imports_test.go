@@ -155,10 +155,11 @@ var pure = map[string][]string{
 		"github.com/cespare/xxhash/v2", "github.com/cockroachdb/pebble/v2",
 		"codeq/internal/base", "codeq/internal/container/arena", "codeq/internal/container/chunked",
 		"codeq/internal/container/fingerprint", "codeq/internal/container/numset", "codeq/internal/container/recent",
-		"codeq/internal/container/timeheap", "codeq/internal/container/wheel", "codeq/internal/keys", "codeq/internal/record",
-		"codeq/internal/recurrence", "codeq/internal/store", "codeq/internal/window", "codeq/internal/wire",
+		"codeq/internal/container/timeheap", "codeq/internal/container/wheel", "codeq/internal/keys", "codeq/internal/ready",
+		"codeq/internal/record", "codeq/internal/recurrence", "codeq/internal/store", "codeq/internal/wire",
 	},
 	"permits": {"cmp", "math", "time", "codeq/internal/wire"},
+	"ready":   {"bytes", "math/bits", "slices", "sort"},
 }
 
 // allowedOf is what the rules use of packages that have clocks, files or randomness of everybody's.
@@ -172,8 +173,8 @@ var allowedOf = map[string][]string{
 	},
 }
 
-// TestRulesAreDeterministic: the rules of a shard, and the protocol of permits, import what pure
-// lists, and use no goroutine, channel, clock or global randomness.
+// TestRulesAreDeterministic: the rules of a shard, its ready tasks, and the protocol of permits,
+// import what pure lists, and use no goroutine, channel, clock or global randomness.
 func TestRulesAreDeterministic(t *testing.T) {
 	t.Parallel()
 	inRoot(t)

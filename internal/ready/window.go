@@ -1,6 +1,7 @@
-// Package window holds the head of a lane in memory: a bounded sequence of ready tasks, ordered by
-// the time since which they are ready.
-package window
+// Package ready holds the ready tasks of a shard that are in memory. A [Window] is the head of one
+// lane: a bounded sequence of tasks, ordered by the time since which they are ready. The package
+// knows no record and no rule.
+package ready
 
 import (
 	"bytes"

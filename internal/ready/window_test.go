@@ -1,4 +1,4 @@
-package window
+package ready
 
 import (
 	"encoding/binary"
