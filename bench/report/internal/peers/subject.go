@@ -1,0 +1,121 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"runtime/debug"
+	"time"
+
+	"codeq/bench/workload"
+)
+
+// subject is a queue with a way to drive it.
+type subject struct {
+	Name   string // queue/durability/way, for -only
+	Queue  string
+	Driven string // how, in a phrase
+	Keeps  string // what a crash of a process and what a power failure lose
+	Class  class
+	Batch  int  // tasks of a call
+	Leases bool // a worker that dies loses the task to another one
+	// Retains says that a completed task is kept for 24 h, and not deleted.
+	Retains bool
+	// AtHandler says that the latency ends with the handler, since the queue
+	// does not tell when the completion is stored. The completions are counted
+	// in the queue.
+	AtHandler bool
+	Load      workload.Load // what differs from the load of all
+	open      func(ctx context.Context, dir string, l workload.Load) (*peer, error)
+}
+
+// class is what an acknowledged operation survives. A peer is in the highest
+// class whose promise it keeps, so one of the class process may lose more than
+// codeq does there.
+type class int
+
+const (
+	none    class = iota // nothing
+	process              // the end of the process that took it, kill -9 included
+	disk                 // a power failure
+)
+
+func (c class) String() string { return [...]string{"none", "process", "disk"}[c] }
+
+// peer is an open queue. Its close is called after the load.
+type peer struct {
+	driver  workload.Driver
+	version string
+	servers []*server
+	closers []func() error
+}
+
+// onClose adds what is to be done at close, before what was added earlier.
+func (p *peer) onClose(f func() error) { p.closers = append(p.closers, f) }
+
+func (p *peer) close() error {
+	var errs []error
+	for i := len(p.closers) - 1; i >= 0; i-- {
+		errs = append(errs, p.closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// serve is startServer for a peer, which stops it at close.
+func (p *peer) serve(s *server, err error) error {
+	if err == nil {
+		p.servers = append(p.servers, s)
+		p.onClose(s.stop)
+	}
+	return err
+}
+
+// cpu is what the servers have used.
+func (p *peer) cpu() time.Duration {
+	var sum time.Duration
+	for _, s := range p.servers {
+		sum += s.cpu()
+	}
+	return sum
+}
+
+// subjects are all, in the order of the table.
+func subjects() []subject {
+	var all []subject
+	for _, s := range [][]subject{codeqSubjects(), natsSubjects(), beanstalkdSubjects(), asynqSubjects(), riverSubjects(), riverSQLiteSubjects(), backliteSubjects(), referenceSubjects()} {
+		all = append(all, s...)
+	}
+	return all
+}
+
+// matching are those whose name has a match of only.
+func matching(all []subject, only *regexp.Regexp) []subject {
+	var chosen []subject
+	for _, s := range all {
+		if only.MatchString(s.Name) {
+			chosen = append(chosen, s)
+		}
+	}
+	return chosen
+}
+
+// moduleVersion is that of a module in this program.
+func moduleVersion(path string) string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, m := range info.Deps {
+		if m.Path == path {
+			return m.Version
+		}
+	}
+	return "unknown"
+}
+
+// closeUnless closes a peer whose opening has failed.
+func closeUnless(err *error, p *peer) {
+	if *err != nil {
+		*err = errors.Join(*err, p.close())
+	}
+}

@@ -1,0 +1,230 @@
+package scaling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"codeq"
+	"codeq/bench/report/internal/benchstat"
+	"codeq/bench/report/internal/command"
+	"codeq/bench/report/internal/document"
+	"codeq/bench/workload"
+	"codeq/internal/inspect"
+)
+
+// result of a window.
+type result struct {
+	workload.Result
+	commits  int64   // of all shards; 0: a shard has changed its leader
+	produced float64 // tasks a second, of a sweep of backlogs
+}
+
+// group is cycles by commit; NaN if commits are not known.
+func (r result) group() float64 {
+	if r.commits == 0 {
+		return math.NaN()
+	}
+	return float64(r.Cycles()) / float64(r.commits)
+}
+
+// busy is the share of the time of all cores that the process has used.
+func (r result) busy() float64 {
+	return r.Usage.CPU.Seconds() / r.Elapsed.Seconds() / float64(runtime.GOMAXPROCS(0))
+}
+
+// cpu is what a cycle takes, of all cores.
+func (r result) cpu() time.Duration { return r.Usage.CPU / time.Duration(max(r.Cycles(), 1)) }
+
+// outcome is what was measured at one value with one setting.
+type outcome struct {
+	results []result     // one for each run
+	profile *attribution // of a further window; nil but for the first and the last value of a sweep that has profiles
+	err     error
+}
+
+// problem says why there is nothing to show; "": there is.
+func (o *outcome) problem() string {
+	switch {
+	case o.err != nil:
+		return "failed: " + o.err.Error()
+	case len(o.results) == 0:
+		return "not measured"
+	case slices.ContainsFunc(o.results, func(r result) bool { return r.FellBehind() }):
+		return "discarded: completions fell behind"
+	}
+	return ""
+}
+
+// measurer runs sweeps.
+type measurer struct {
+	command.Options
+	runs     int
+	progress func(format string, args ...any)
+}
+
+// runsOf is how often each value of a sweep is measured.
+func (m *measurer) runsOf(sw *sweep) int { return max(m.runs, sw.runs) }
+
+// sweep measures all values with all settings, as often as runsOf says, so that what
+// the machine does from minute to minute meets all values alike. It returns what
+// it has when ctx ends. Errors are in the outcomes.
+func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
+	outcomes := make([][]outcome, len(sw.settings))
+	for i := range outcomes {
+		outcomes[i] = make([]outcome, len(sw.values))
+	}
+	for run := range m.runsOf(sw) {
+		for i, base := range sw.settings {
+			deep := filepath.Join(m.Dir, fmt.Sprintf("%s-%d", sw.name, i)) // kept from value to value if it is deep
+			for j, v := range sw.values {
+				if ctx.Err() != nil {
+					return outcomes
+				}
+				o := &outcomes[i][j]
+				end := j == 0 || j == len(sw.values)-1
+				name := ""
+				if end && !sw.plain && run == m.runsOf(sw)-1 {
+					name = benchstat.Word(fmt.Sprintf("%s %s %s", sw.name, base.name, sw.label(v)))
+				}
+				var res result
+				var err error
+				if s := sw.at(base, v); sw.stock {
+					res, err = m.stocked(ctx, deep, s)
+				} else {
+					res, err = m.point(ctx, deep, s, name, &o.profile)
+				}
+				if err != nil && ctx.Err() == nil {
+					o.err = err
+					m.progress("%s: %s: %s: %v", sw.name, base.name, sw.label(v), err)
+					continue
+				}
+				if err != nil {
+					return outcomes
+				}
+				o.results = append(o.results, res)
+				m.progress("%s: %s: %s: %s cycles/s", sw.name, base.name, sw.label(v), document.Number(res.Rate()))
+			}
+			if err := os.RemoveAll(deep); err != nil {
+				m.progress("%v", err)
+			}
+		}
+	}
+	return outcomes
+}
+
+// point measures a setting once, and once more with profiles if they have a name.
+// It leaves the directory behind for the next value if the setting is a deep one.
+func (m *measurer) point(ctx context.Context, dir string, s setting, profile string, att **attribution) (res result, err error) {
+	if s.run || s.ready > 0 {
+		s = s.bounded()
+	}
+	queues, err := open(ctx, dir, s)
+	if err != nil {
+		return res, err
+	}
+	defer func() {
+		err = errors.Join(err, workload.CloseAll(queues))
+		if s.ready == 0 {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	if s.ready > 0 {
+		if err := fill(ctx, queues[0], s.ready); err != nil {
+			return res, err
+		}
+	}
+	var d workload.Driver = workload.Calls{Queues: queues}
+	if s.run {
+		d = workload.Runner{Queues: queues}
+	}
+	runtime.GC() // what the setting before has left
+	run := workload.Start(ctx, s.load, d)
+	defer func() { err = errors.Join(err, run.Stop()) }()
+	select {
+	case <-time.After(m.Warmup):
+	case <-run.Ended():
+		return res, run.Stop()
+	}
+	measure := func() (result, error) {
+		before := commits(queues)
+		r, err := run.Measure(m.Window)
+		return result{Result: r, commits: max(commits(queues)-before, 0)}, err
+	}
+	if res, err = measure(); err != nil || profile == "" {
+		return res, err
+	}
+	*att, err = m.profile(measure, profile, s)
+	return res, err
+}
+
+func commits(queues []*codeq.Queue) (n int64) {
+	for _, q := range queues {
+		n += int64(inspect.Of(q).Commits())
+	}
+	return n
+}
+
+func open(ctx context.Context, dir string, s setting) ([]*codeq.Queue, error) {
+	if s.nodes > 0 {
+		return workload.OpenCluster(ctx, dir, s.nodes, s.opts)
+	}
+	q, err := codeq.Open(dir, &s.opts)
+	if err != nil {
+		return nil, err
+	}
+	return []*codeq.Queue{q}, nil
+}
+
+// fill produces tasks until so many are there, and waits until Pebble has put
+// them in order.
+func fill(ctx context.Context, q *codeq.Queue, tasks int) error {
+	const size, producers = 1000, 4
+	stats, err := q.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	missing := tasks - int(stats[workload.QueueName].Total())
+	if missing < size {
+		return nil
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, producers)
+	for i := range producers {
+		wg.Go(func() {
+			b := make([]codeq.Task, size)
+			for k := range b {
+				b[k] = codeq.Task{Queue: workload.QueueName, Payload: []byte(`{"bench":true}`)}
+			}
+			for n := i * size; n < missing && errs[i] == nil; n += producers * size {
+				_, errs[i] = q.ProduceBatch(ctx, b)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(append(errs, calm(ctx))...)
+}
+
+// calm waits until the process does next to nothing, or a while has passed.
+func calm(ctx context.Context) error {
+	const step, most = 250 * time.Millisecond, 10 * time.Second
+	for range most / step {
+		before := workload.ReadUsage()
+		select {
+		case <-time.After(step):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if workload.ReadUsage().Since(before).CPU < step/20 {
+			return nil
+		}
+	}
+	return nil
+}
