@@ -114,7 +114,7 @@ const (
 )
 
 func (m *crowd) open() {
-	m.opts = Options{
+	m.opts = *inspect.With(&Options{
 		Shards: m.opts.Shards, Durability: DurabilityDisk, LeaseFor: 5 * time.Second,
 		MaxAttempts: rapid.IntRange(1, 3).Draw(m.t, "MaxAttempts"),
 		Retention:   oneOf(m, "Retention", 0, 4*time.Second),
@@ -123,13 +123,12 @@ func (m *crowd) open() {
 		WindowTasks: rapid.IntRange(2, 4).Draw(m.t, "WindowTasks"),
 		WindowBytes: oneOf(m, "WindowBytes", 0, 900), MemTableBytes: 256 << 10, MinFreeBytes: testkit.MinFree,
 		Limits: Limits{Parents: fewParents, CommitBytes: smallCommit},
-		private: inspect.Private{
-			IdleLanes: oneOf(m, "idleLanes", 1, engine.IdleLanes), SweepLanes: oneOf(m, "sweepLanes", 1, 8),
-			GroupBytes: oneOf(m, "groupBytes", 0, 0, smallGroup), TrimBytes: oneOf(m, "trimBytes", 0, 1),
-			TrimLane: oneOf(m, "trimLane", 0, 1), Wall: m.wall, ReclaimFrom: -1,
-		},
-	}
-	m.opts.private.FS = &roomyDisk{m.disk, &m.free}
+	}, inspect.Private{
+		IdleLanes: oneOf(m, "idleLanes", 1, engine.IdleLanes), SweepLanes: oneOf(m, "sweepLanes", 1, 8),
+		GroupBytes: oneOf(m, "groupBytes", 0, 0, smallGroup), TrimBytes: oneOf(m, "trimBytes", 0, 1),
+		TrimLane: oneOf(m, "trimLane", 0, 1), Wall: m.wall, ReclaimFrom: -1,
+	})
+	inspect.Options(&m.opts).FS = &roomyDisk{m.disk, &m.free}
 	var err error
 	m.q, err = Open("queues/callers", &m.opts)
 	m.noError(err)
@@ -160,7 +159,7 @@ func (m *crowd) run(c crowdCall) {
 func (m *crowd) judge(strict bool, calls ...crowdCall) {
 	before := m.seen
 	m.look()
-	alone := len(calls) == 1 && len(m.waiters) == 0 && m.opts.private.GroupBytes == 0 // else a call may find what is amid more groups
+	alone := len(calls) == 1 && len(m.waiters) == 0 && inspect.Options(&m.opts).GroupBytes == 0 // else a call may find what is amid more groups
 	m.arrivals++
 	for _, c := range calls {
 		if w, ok := c.(*claimCall); ok {
@@ -186,7 +185,7 @@ func (m *crowd) look() {
 // settle judges claims that have waited, and makes sure that nobody waits in vain. When several
 // calls ran together, not strict, which of them came first is open.
 func (m *crowd) settle(strict bool) {
-	ordered := strict && m.opts.private.GroupBytes == 0 // else claims are served between the pieces of what is due at once
+	ordered := strict && inspect.Options(&m.opts).GroupBytes == 0 // else claims are served between the pieces of what is due at once
 	before := m.seen
 	m.look()
 	var waiting []*claimCall
@@ -1136,7 +1135,7 @@ func (m *crowd) check(*rapid.T) {
 	m.noError(m.q.checkMemory())
 	for _, s := range m.q.led() {
 		for _, st := range stepStats(s.steps.Table) { // operations go by their budget, and one batch
-			if st.Kind == StepOperations && m.opts.private.GroupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
+			if st.Kind == StepOperations && inspect.Options(&m.opts).GroupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
 				m.t.Fatalf("owners had %d bytes of operations at once", st.MaxBytes)
 			}
 		}

@@ -46,7 +46,7 @@ func (q *Queue) catalogueSize(t *testing.T, index int) (size catalogueSize) {
 // and claims of its own, also if the other one has changed last by a cancel.
 func TestForgottenQueuesLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{private: inspect.Private{FS: crashfs.New(), IdleLanes: 1}, Shards: 2})
+		q, err := Open("queue", inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New(), IdleLanes: 1}))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		ctx := t.Context()
@@ -91,7 +91,7 @@ func TestForgottenQueuesLeaveNothing(t *testing.T) {
 func TestQueuesComeAndGo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{private: inspect.Private{FS: crashfs.New(), IdleLanes: 8, SweepLanes: 64}, Shards: 1}
+		opts := *inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New(), IdleLanes: 8, SweepLanes: 64})
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -135,11 +135,11 @@ func TestQueuesComeAndGo(t *testing.T) {
 		synctest.Wait()
 		size := q.catalogueSize(t, 0)
 		t.Logf("%+v", size)
-		require.LessOrEqual(t, size.lanesInMemory, opts.private.IdleLanes+8)
-		require.LessOrEqual(t, size.queuesInMemory, opts.private.IdleLanes+8)
+		require.LessOrEqual(t, size.lanesInMemory, inspect.Options(&opts).IdleLanes+8)
+		require.LessOrEqual(t, size.queuesInMemory, inspect.Options(&opts).IdleLanes+8)
 		require.Greater(t, size.sweeps, rounds/1000)
 		for _, n := range []int{size.lanes, size.queues, size.counters} {
-			require.LessOrEqual(t, n, 3*opts.private.SweepLanes)
+			require.LessOrEqual(t, n, 3*inspect.Options(&opts).SweepLanes)
 		}
 
 		for _, id := range gone {
@@ -187,8 +187,8 @@ func TestQueuesComeAndGo(t *testing.T) {
 func TestClockOutlivesItsQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ahead := time.Hour
-		opts := Options{private: inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 1}, Shards: 1}
-		opts.private.Wall = func() time.Time { return time.Now().Add(ahead) }
+		opts := *inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 1})
+		inspect.Options(&opts).Wall = func() time.Time { return time.Now().Add(ahead) }
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		var last ID
@@ -213,7 +213,7 @@ func TestClockOutlivesItsQueue(t *testing.T) {
 func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{private: inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 1 << 10}, Shards: 1}
+		opts := *inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 1 << 10})
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -258,7 +258,7 @@ func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const children = 10_000
-		opts := Options{private: inspect.Private{FS: crashfs.New(), IdleLanes: 1}, Shards: 1}
+		opts := *inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New(), IdleLanes: 1})
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -314,7 +314,7 @@ func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 		synctest.Wait()
 		stats, err := q.Stats(t.Context())
 		require.NoError(t, err)
-		require.LessOrEqual(t, q.catalogueSize(t, 0).queuesInMemory, len(stats)+opts.private.IdleLanes+8)
+		require.LessOrEqual(t, q.catalogueSize(t, 0).queuesInMemory, len(stats)+inspect.Options(&opts).IdleLanes+8)
 		requireSettled(t, q)
 	})
 }
@@ -324,7 +324,7 @@ func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 func TestStatsInParts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{private: inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 16}, Shards: 2}
+		opts := *inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 16})
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -387,7 +387,7 @@ func TestStatsInParts(t *testing.T) {
 // another one by then is that of another lane, once nothing names it: its tasks are that lane's.
 func TestNumberOfAnotherLaneComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{private: inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 1}, Shards: 1})
+		q, err := Open("queue", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 1}))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		ctx, others := t.Context(), 0
@@ -462,7 +462,7 @@ func TestOpensLeaveNothing(t *testing.T) {
 func openOften(t *testing.T, opens, shards int, level Durability) {
 	disk, ctx, most := crashfs.New(), t.Context(), int64(0)
 	options := func() *Options {
-		return &Options{private: inspect.Private{FS: disk, IdleLanes: 16, SweepLanes: 32}, Shards: shards, Durability: level}
+		return inspect.With(&Options{Shards: shards, Durability: level}, inspect.Private{FS: disk, IdleLanes: 16, SweepLanes: 32})
 	}
 	q, err := Open("queue", options())
 	require.NoError(t, err)
@@ -509,13 +509,13 @@ func openOften(t *testing.T, opens, shards int, level Durability) {
 		require.NoError(t, q.Close())
 		switch i % 5 {
 		case 0:
-			q, err := Open("queue", &Options{private: inspect.Private{FS: disk}, Tool: true})
+			q, err := Open("queue", inspect.With(&Options{Tool: true}, inspect.Private{FS: disk}))
 			require.NoError(t, err)
 			require.NoError(t, q.Pause(ctx, "paused"))
 			require.NoError(t, q.Resume(ctx, "paused"))
 			require.NoError(t, q.Close())
 		case 1:
-			r, err := OpenReadOnly("queue", &ReaderOptions{private: inspect.Private{FS: disk}})
+			r, err := OpenReadOnly("queue", inspect.With(&ReaderOptions{}, inspect.Private{FS: disk}))
 			require.NoError(t, err)
 			require.NoError(t, r.Close())
 		}

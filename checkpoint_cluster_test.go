@@ -94,9 +94,9 @@ func (n *simNode) atCopy(do func()) {
 
 // requireCopy checks that a node's copy has the tasks, and that it is a queue by itself.
 func requireCopy(t *testing.T, n *simNode, tasks []ID) {
-	opts := &Options{private: inspect.Private{FS: n.machine.Disk()}}
+	opts := inspect.With(&Options{}, inspect.Private{FS: n.machine.Disk()})
 	requireTasks(t, "copy", opts, tasks)
-	report, err := Verify("copy", &VerifyOptions{private: inspect.Private{FS: n.machine.Disk()}})
+	report, err := Verify("copy", inspect.With(&VerifyOptions{}, inspect.Private{FS: n.machine.Disk()}))
 	require.NoError(t, err)
 	require.Empty(t, report.Problems)
 	q, err := Open("copy", opts)
@@ -152,7 +152,7 @@ func TestBarrierOfCluster(t *testing.T) {
 // confirms that its node has led all the time.
 func TestBarrierIsConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("q", &Options{Shards: 2, InboxDepth: 1, private: inspect.Private{FS: crashfs.New()}})
+		q, err := Open("q", inspect.With(&Options{Shards: 2, InboxDepth: 1}, inspect.Private{FS: crashfs.New()}))
 		require.NoError(t, err)
 		h, err := q.raiseBarrier(t.Context())
 		require.NoError(t, err)

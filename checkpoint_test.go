@@ -214,7 +214,7 @@ func (l *copyLoad) after(n int) {
 
 // checkpoint copies q to a directory of its file system.
 func (l *copyLoad) checkpoint(q *Queue, dir string) copied {
-	c := copied{fs: q.opts.private.FS, dir: dir}
+	c := copied{fs: inspect.Options(q.opts).FS, dir: dir}
 	l.mu.Lock()
 	c.acked, c.completed = slices.Clone(l.acked), slices.Clone(l.completed)
 	l.mu.Unlock()
@@ -310,7 +310,7 @@ func (l *copyLoad) check(c *copied) {
 	t := l.t
 	require.Equal(t, c.files, hashes(t, c.fs, c.dir), "files of %s", c.dir)
 	opts := l.opts
-	opts.private.FS = c.fs
+	inspect.Options(&opts).FS = c.fs
 	q, err := Open(c.dir, &opts)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
@@ -356,10 +356,10 @@ func TestCheckpointIsOneCut(t *testing.T) {
 			seed := testkit.Seed()
 			t.Logf("-seed %d", seed)
 			synctest.Test(t, func(t *testing.T) {
-				l := newCopyLoad(t, Options{
+				l := newCopyLoad(t, *inspect.With(&Options{
 					Shards: 3, Durability: level, Retention: Forever, WindowTasks: 64,
-					MemTableBytes: 256 << 10, private: inspect.Private{FS: crashfs.New()},
-				}, seed)
+					MemTableBytes: 256 << 10,
+				}, inspect.Private{FS: crashfs.New()}), seed)
 				q, err := Open("queue", &l.opts)
 				require.NoError(t, err)
 				l.queues = []*Queue{q}
@@ -392,7 +392,7 @@ func TestCheckpointOfFailedShard(t *testing.T) {
 	err = f.Checkpoint(t.Context(), "copy")
 	require.ErrorIs(t, err, ErrFailed)
 	require.ErrorContains(t, err, "shard 1")
-	_, err = f.Opts.private.FS.Stat("copy")
+	_, err = inspect.Options(&f.Opts).FS.Stat("copy")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = f.startingAt(0).Produce(t.Context(), Task{Queue: "a"})
 	require.NoError(t, err)

@@ -20,8 +20,8 @@ import (
 // stored when it ends.
 func bubble(t *testing.T, opts Options, test func(t *testing.T, q *Queue)) {
 	synctest.Test(t, func(t *testing.T) {
-		if opts.private.FS == nil {
-			opts.private.FS = crashfs.New()
+		if inspect.Options(&opts).FS == nil {
+			inspect.Options(&opts).FS = crashfs.New()
 		}
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
@@ -150,7 +150,7 @@ func TestLocalClaim(t *testing.T) {
 func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
 	for name, more := range map[string][]string{"queues": nil, "lists": make([]string, dispatch.ShortList)} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{Shards: 1, private: inspect.Private{GroupBytes: 4 << 10}}, func(t *testing.T, q *Queue) {
+			bubble(t, *inspect.With(&Options{Shards: 1}, inspect.Private{GroupBytes: 4 << 10}), func(t *testing.T, q *Queue) {
 				const n = 100
 				claim := func(queue string) (group chan uint64) { // the token tells the group in which it was served
 					req := ClaimRequest{Queues: []string{queue}}

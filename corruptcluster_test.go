@@ -29,10 +29,9 @@ func oneNode(disk vfs.FS, votes raftlog.Stables) (*Queue, error) {
 		return nil, err
 	}
 	opts := variedOptions(disk)
-	opts.Cluster = &Cluster{
+	opts.Cluster = inspect.With(&Cluster{
 		Node: "a", Listener: l, Advertise: "a:1", HeartbeatTimeout: 50 * time.Millisecond, CallTimeout: 10 * time.Second,
-		private: inspect.Private{Votes: func(string) (raftlog.Stables, error) { return votes, nil }},
-	}
+	}, inspect.Private{Votes: func(string) (raftlog.Stables, error) { return votes, nil }})
 	q, err := Open("queue", opts)
 	if err != nil {
 		_ = l.Close()

@@ -34,10 +34,9 @@ var variedNow = time.UnixMilli(1_800_000_000_000)
 // variedOptions are those of a queue that variedQueue has filled. Its clock
 // stands still, so that nothing becomes due.
 func variedOptions(fs vfs.FS) *Options {
-	return &Options{
+	return inspect.With(&Options{
 		Shards: 2, MemTableBytes: 256 << 10, LeaseFor: 24 * time.Hour, CacheBytes: 4 << 20,
-		private: inspect.Private{FS: fs, Wall: func() time.Time { return variedNow }},
-	}
+	}, inspect.Private{FS: fs, Wall: func() time.Time { return variedNow }})
 }
 
 // variedQueue fills a queue with all that a queue may have, in tables and in logs.

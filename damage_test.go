@@ -50,7 +50,7 @@ func TestDamageThatPanics(t *testing.T) {
 	testkit.AbandonsStores(t)
 	for name, open := range map[string]func(vfs.FS) (*Queue, error){
 		"alone": func(fs vfs.FS) (*Queue, error) {
-			return Open("queue", &Options{Shards: 1, private: inspect.Private{FS: fs}})
+			return Open("queue", inspect.With(&Options{Shards: 1}, inspect.Private{FS: fs}))
 		},
 		"node": func() func(vfs.FS) (*Queue, error) {
 			votes := simtest.NewVotes()

@@ -20,7 +20,7 @@ func TestDueAtOnceClockSetBack(t *testing.T) {
 	t.Parallel()
 	var skew atomic.Int64
 	wall := func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
-	bubble(t, Options{Shards: 1, private: inspect.Private{Wall: wall}}, func(t *testing.T, q *Queue) {
+	bubble(t, *inspect.With(&Options{Shards: 1}, inspect.Private{Wall: wall}), func(t *testing.T, q *Queue) {
 		due := time.Now().Add(time.Hour)
 		early := produce(t, q, slices.Repeat([]Task{{Queue: "early", RunAt: due.Add(time.Hour)}}, 3)...)
 		late := make([]Task, 3*engine.UpkeepBudget.Records)

@@ -261,7 +261,7 @@ func (c *eventCommitter) Commit(b *pebble.Batch) error {
 // TestEventsFollowTheCommit: before it there are none, and none for one that fails.
 func TestEventsFollowTheCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{Shards: 2, private: inspect.Private{FS: crashfs.New()}})
+		q, err := Open("queue", inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New()}))
 		require.NoError(t, err)
 		sub, err := q.Subscribe(SubscribeOptions{})
 		require.NoError(t, err)

@@ -130,13 +130,13 @@ func keepImages(t *testing.T, q *Queue, disk *crashfs.Disk) *imager {
 func TestCrashLastsUntilStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := crashfs.New()
-		q := openForRun(t, Options{private: inspect.Private{FS: disk}, Shards: 2})
+		q := openForRun(t, *inspect.With(&Options{Shards: 2}, inspect.Private{FS: disk}))
 		produce(t, q, Task{Queue: "a"})
 		_, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}, Local: true})
 		require.NoError(t, err)
 		for _, fails := range []bool{true, false} {
 			disk := disk.Clone()
-			q := openForRun(t, Options{private: inspect.Private{FS: disk}, Shards: 2})
+			q := openForRun(t, *inspect.With(&Options{Shards: 2}, inspect.Private{FS: disk}))
 			synctest.Wait()
 			if fails {
 				failShard(t, q, 0)

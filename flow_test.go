@@ -74,7 +74,7 @@ func TestParentsThatDoNotAnswer(t *testing.T) {
 func TestParentsOnFullDisk(t *testing.T) {
 	t.Parallel()
 	disk := testkit.NewSmallDisk(testkit.FreeAt[engine.Roomy])
-	inFlow(t, Options{Shards: 2, MinFreeBytes: testkit.MinFree, MemTableBytes: 256 << 10, LeaseFor: time.Hour, private: inspect.Private{FS: disk}}, func(f *FlowTest) {
+	inFlow(t, *inspect.With(&Options{Shards: 2, MinFreeBytes: testkit.MinFree, MemTableBytes: 256 << 10, LeaseFor: time.Hour}, inspect.Private{FS: disk}), func(f *FlowTest) {
 		ctx, child := context.Background(), Task{Queue: "child", LimitKey: f.KeyOf("child", 1), Retention: Forever}
 		stored := func(err error) {
 			f.Helper()

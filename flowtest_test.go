@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 )
 
 // FlowTest is a queue in memory whose tasks depend on each other.
@@ -28,8 +29,8 @@ type FlowTest struct {
 // inFlow runs a test in fake time, and checks what is stored when it ends.
 func inFlow(t *testing.T, opts Options, test func(f *FlowTest)) {
 	synctest.Test(t, func(t *testing.T) {
-		if opts.private.FS == nil {
-			opts.private.FS = crashfs.New()
+		if inspect.Options(&opts).FS == nil {
+			inspect.Options(&opts).FS = crashfs.New()
 		}
 		f := &FlowTest{T: t, Opts: opts}
 		f.Open()
@@ -237,7 +238,7 @@ func (f *FlowTest) UnderWay(from int) (n uint64) {
 func (f *FlowTest) Crash(disk *crashfs.Disk) *FlowTest {
 	f.Helper()
 	img := &FlowTest{T: f.T, Opts: f.Opts}
-	img.Opts.private.FS, img.Opts.private.Boot = disk.CrashClone(vfs.CrashCloneCfg{}), "after "+f.Opts.private.Boot
+	inspect.Options(&img.Opts).FS, inspect.Options(&img.Opts).Boot = disk.CrashClone(vfs.CrashCloneCfg{}), "after "+inspect.Options(&f.Opts).Boot
 	img.Open()
 	img.Check()
 	return img

@@ -26,16 +26,15 @@ func loneNode(t testing.TB, shards int) *Queue {
 	network := simnet.New(1, 0)
 	host := network.Listen("n")
 	votes := simtest.NewVotes()
-	q, err := Open("q", &Options{
-		Shards: shards, Durability: DurabilityNone, private: inspect.Private{FS: crashfs.New()}, MemTableBytes: 256 << 10,
-		Cluster: &Cluster{
+	q, err := Open("q", inspect.With(&Options{
+		Shards: shards, Durability: DurabilityNone, MemTableBytes: 256 << 10,
+		Cluster: inspect.With(&Cluster{
 			Node: "n", Listener: host, HeartbeatTimeout: minTimeout, CallTimeout: minTimeout,
-			private: inspect.Private{
-				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
-				Votes: func(string) (raftlog.Stables, error) { return votes, nil },
-			},
-		},
-	})
+		}, inspect.Private{
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
+			Votes: func(string) (raftlog.Stables, error) { return votes, nil },
+		}),
+	}, inspect.Private{FS: crashfs.New()}))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, q.Close()) })
 	require.Eventually(t, func() bool { return len(q.led()) == shards }, 10*time.Second, time.Millisecond)

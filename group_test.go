@@ -34,7 +34,7 @@ func requireNoGroups(t *testing.T, q *Queue) {
 func TestGroupsBeyondMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{private: inspect.Private{FS: crashfs.New()}, WindowTasks: 1 << 17}
+		opts := *inspect.With(&Options{WindowTasks: 1 << 17}, inspect.Private{FS: crashfs.New()})
 		q := openForRun(t, opts)
 		const followed, batch = 50, 5000
 		most := engine.MostTurns()

@@ -31,7 +31,7 @@ func TestPanicOfOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := testkit.NewUserHandler(func(string) {})
 		fs := crashfs.New()
-		q, err := Open("q", &Options{Shards: 2, private: inspect.Private{FS: fs}, Logger: slog.New(h)})
+		q, err := Open("q", inspect.With(&Options{Shards: 2, Logger: slog.New(h)}, inspect.Private{FS: fs}))
 		require.NoError(t, err)
 		one := q.startingAt(1)
 		kept := produce(t, one, Task{Queue: "kept", RunAt: time.Now().Add(time.Hour)})[0]
@@ -79,7 +79,7 @@ func TestPanicOfOwner(t *testing.T) {
 		require.ErrorIs(t, err, ErrFailed)
 		produce(t, q.startingAt(0), Task{Queue: "a"})
 		require.ErrorIs(t, q.Close(), ErrFailed)
-		q, err = Open("q", &Options{private: inspect.Private{FS: fs}})
+		q, err = Open("q", inspect.With(&Options{}, inspect.Private{FS: fs}))
 		require.NoError(t, err)
 		require.Equal(t, Scheduled, infoOf(t, q, kept).State)
 		require.Equal(t, Counts{Ready: 1}, countsOf(t, q, "a"))
@@ -113,7 +113,7 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 		for _, waits := range [...]bool{false, true} {
 			t.Run(fmt.Sprintf("queues=%d/waits=%t", queues, waits), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					q, err := Open("q", &Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}})
+					q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
 					require.NoError(t, err)
 					req := ClaimRequest{Max: 2}
 					for i := range queues {
@@ -145,7 +145,7 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 // it relies on has panicked.
 func TestCrashOnFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("q", &Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}})
+		q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
 		require.NoError(t, err)
 		s := q.led()[0]
 		require.NoError(t, s.probe(func(s *shard) error { s.Room = engine.RoomEmpty; return nil }))
@@ -165,7 +165,7 @@ func (panickyCommitter) Commit(*pebble.Batch) error { panic(injected("commit")) 
 // TestPanicOfCommit: the callers of the group do not know whether it is stored.
 func TestPanicOfCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("q", &Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}})
+		q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
 		require.NoError(t, err)
 		s := q.led()[0]
 		require.NoError(t, s.probe(func(s *shard) error { s.commit = panickyCommitter{s.commit}; return nil }))
@@ -442,13 +442,13 @@ func TestPanicInClose(t *testing.T) {
 	p := &panicIn{names: []string{"close of a store"}}
 	p.begin(t)
 	fs := crashfs.New()
-	q, err := Open("q", &Options{Shards: 1, private: inspect.Private{FS: fs}})
+	q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: fs}))
 	require.NoError(t, err)
 	id := produce(t, q, Task{Queue: "a"})[0]
 	p.armed.Store(true)
 	require.ErrorIs(t, q.Close(), ErrFailed)
 	require.Empty(t, p.left())
-	q, err = Open("q", &Options{private: inspect.Private{FS: fs}})
+	q, err = Open("q", inspect.With(&Options{}, inspect.Private{FS: fs}))
 	require.NoError(t, err)
 	require.Equal(t, Ready, infoOf(t, q, id).State)
 	require.NoError(t, q.Close())
@@ -489,7 +489,7 @@ func eachStepOfClose(t *testing.T, least int, story func(t *testing.T, close fun
 // directory is unlocked, and the error says that it was a panic.
 func TestPanicInAnyStepOfClose(t *testing.T) {
 	eachStepOfClose(t, 6, func(t *testing.T, close func(func() error)) {
-		opts := &Options{Shards: 2, private: inspect.Private{FS: crashfs.New()}}
+		opts := inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New()})
 		q, err := Open("q", opts)
 		require.NoError(t, err)
 		id := produce(t, q, Task{Queue: "a"})[0]
@@ -585,10 +585,9 @@ func useVerbs(q *Queue, copyTo string) {
 func panicAlone(t *testing.T, p *panicIn) {
 	fs := crashfs.New()
 	open := func() (*Queue, error) {
-		return Open("q", &Options{
+		return Open("q", inspect.With(&Options{
 			Shards: 3, Logger: slog.New(testkit.NewUserHandler(func(string) {})), Observer: func(*Observation) {},
-			private: inspect.Private{FS: fs, IdleLanes: 1, SweepLanes: 1},
-		})
+		}, inspect.Private{FS: fs, IdleLanes: 1, SweepLanes: 1}))
 	}
 	p.armed.Store(slices.Contains(atOpen, p.names[0]))
 	q, err := open()

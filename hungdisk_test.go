@@ -569,10 +569,10 @@ func TestCloseOfHungNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := simtest.NewMachine()
 		life := m.Start()
-		o := Options{Shards: 2, Durability: DurabilityDisk, private: inspect.Private{FS: life.FS()}}
+		o := *inspect.With(&Options{Shards: 2, Durability: DurabilityDisk}, inspect.Private{FS: life.FS()})
 		q, err := Open("queue", &o)
 		require.NoError(t, err)
-		o.private.FS = m.Disk() // which knows that it is locked, too
+		inspect.Options(&o).FS = m.Disk() // which knows that it is locked, too
 		close(t, q, &o, life)
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -581,7 +581,7 @@ func TestCloseOfHungNode(t *testing.T) {
 		n := c.leader(0)
 		q, life := simQueue(n), n.life
 		o := *q.opts
-		o.private.FS = n.machine.Disk()
+		inspect.Options(&o).FS = n.machine.Disk()
 		close(t, q, &o, life)
 		c.close()
 	})
@@ -592,7 +592,7 @@ func TestStorageStatsAfterClose(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		life := simtest.NewMachine().Start()
-		q, err := Open("queue", &Options{Shards: 1, private: inspect.Private{FS: life.FS()}})
+		q, err := Open("queue", inspect.With(&Options{Shards: 1}, inspect.Private{FS: life.FS()}))
 		require.NoError(t, err)
 		require.NoError(t, q.Close())
 		var asked atomic.Bool
@@ -610,7 +610,7 @@ func TestCloseBesideHungCheckpoint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		life := simtest.NewMachine().Start()
-		q, err := Open("queue", &Options{Shards: 2, private: inspect.Private{FS: life.FS()}})
+		q, err := Open("queue", inspect.With(&Options{Shards: 2}, inspect.Private{FS: life.FS()}))
 		require.NoError(t, err)
 		life.Hang(func(_, name string) bool { return !strings.HasPrefix(name, "queue/") })
 		defer life.Answer()
@@ -636,7 +636,7 @@ func TestHungDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		life, records := simtest.NewMachine().Start(), new(bytes.Buffer)
-		q, err := Open("queue", &Options{Shards: 1, Durability: DurabilityDisk, private: inspect.Private{FS: life.FS()}, Logger: slog.New(slog.NewTextHandler(records, nil))})
+		q, err := Open("queue", inspect.With(&Options{Shards: 1, Durability: DurabilityDisk, Logger: slog.New(slog.NewTextHandler(records, nil))}, inspect.Private{FS: life.FS()}))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		require.NoError(t, q.Health(t.Context()))

@@ -172,13 +172,12 @@ func TestWipedMajority(t *testing.T) {
 		left.stop()
 		fs := left.machine.Disk()
 		opts := c.opts
-		opts.private.FS, opts.Cluster = fs, &Cluster{
+		inspect.Options(&opts).FS, opts.Cluster = fs, inspect.With(&Cluster{
 			Node: left.name, Listen: left.name,
-			private: inspect.Private{
-				Votes: stablesOf(left),
-				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
-			},
-		}
+		}, inspect.Private{
+			Votes: stablesOf(left),
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		})
 		require.NoError(t, RecoverCluster("queue", &opts))
 		left.start()
 		require.Equal(t, 50, left.count(t))
@@ -234,9 +233,9 @@ func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 		c := newSimCluster(t, 1, 0, Options{Shards: 1})
 		open := func(n *simNode, conf *tls.Config) {
 			o, life := c.options(n)
-			dial := o.Cluster.private.Dial
+			dial := inspect.Options(o.Cluster).Dial
 			o.Cluster.TLS = conf
-			o.Cluster.private.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
 				raw, err := dial(ctx, address)
 				if err != nil {
 					return nil, err
@@ -292,13 +291,12 @@ func TestKnownNameElsewhere(t *testing.T) {
 		blank := newSimNode(c, "blank", false)
 		host := c.net.Listen("blank")
 		o := c.opts
-		o.private.FS, o.Cluster = blank.machine.Disk(), &Cluster{
+		inspect.Options(&o).FS, o.Cluster = blank.machine.Disk(), inspect.With(&Cluster{
 			Node: other.name, Listener: host, Peers: []Peer{{leader.name, leader.name}},
-			private: inspect.Private{
-				Votes: stablesOf(blank),
-				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
-			},
-		}
+		}, inspect.Private{
+			Votes: stablesOf(blank),
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		})
 		q, err := Open("queue", &o)
 		require.NoError(t, err)
 		defer q.Close()
@@ -319,13 +317,12 @@ func TestAddressChanges(t *testing.T) {
 		moved.stop()
 		host := c.net.Listen("elsewhere")
 		o := c.opts
-		o.private.FS, o.Cluster = moved.machine.Disk(), &Cluster{
+		inspect.Options(&o).FS, o.Cluster = moved.machine.Disk(), inspect.With(&Cluster{
 			Node: moved.name, Listener: host,
-			private: inspect.Private{
-				Votes: stablesOf(moved),
-				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-			},
-		}
+		}, inspect.Private{
+			Votes: stablesOf(moved),
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+		})
 		q, err := Open("queue", &o)
 		require.NoError(t, err)
 		leader, _ := c.lead()
@@ -368,8 +365,8 @@ func TestNodesMove(t *testing.T) {
 				host := c.net.Listen(at(i))
 				o, life := c.options(n)
 				o.Cluster.Listener, o.Cluster.Peers = host, peers
-				o.Cluster.private.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
-				o.Cluster.private.Votes = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
+				inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
+				inspect.Options(o.Cluster).Votes = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
 				q, err := Open("queue", o)
 				require.NoError(t, err)
 				qs[i] = q
@@ -533,12 +530,12 @@ func TestOwnCertificate(t *testing.T) {
 		})},
 	} {
 		fs := crashfs.New()
-		_, err := (&Options{private: inspect.Private{FS: fs}, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous}}).withDefaults()
+		_, err := (inspect.With(&Options{Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous}}, inspect.Private{FS: fs})).withDefaults()
 		if !c.refused {
 			require.NoError(t, err, name)
 			continue
 		}
-		_, err = Open("q", &Options{private: inspect.Private{FS: fs}, Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}})
+		_, err = Open("q", inspect.With(&Options{Cluster: &Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}}, inspect.Private{FS: fs}))
 		var invalid *InvalidError
 		require.ErrorAs(t, err, &invalid, name)
 		require.Equal(t, "Cluster.TLS", invalid.Field, name)
@@ -590,8 +587,8 @@ func TestJoinByWhoReachesTheNode(t *testing.T) {
 		for _, n := range c.members()[:2] {
 			n.stop()
 			o, life := c.options(n)
-			dial := o.Cluster.private.Dial
-			o.Cluster.private.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			dial := inspect.Options(o.Cluster).Dial
+			inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) {
 				if addr == joins.name {
 					return nil, errors.New("no route")
 				}

@@ -87,7 +87,7 @@ func (fs stalledFS) Create(name string, category vfs.DiskWriteCategory) (vfs.Fil
 func TestLargeWaitForFlushes(t *testing.T) {
 	t.Parallel()
 	fs := stalledFS{crashfs.New(), new(atomic.Pointer[chan struct{}])}
-	bubble(t, Options{Shards: 1, MemTableBytes: 1 << 20, private: inspect.Private{FS: fs}}, func(t *testing.T, q *Queue) {
+	bubble(t, *inspect.With(&Options{Shards: 1, MemTableBytes: 1 << 20}, inspect.Private{FS: fs}), func(t *testing.T, q *Queue) {
 		flushed := make(chan struct{})
 		flush := sync.OnceFunc(func() { close(flushed) })
 		defer flush()
@@ -125,7 +125,7 @@ func TestLargeAtTheEnd(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			q, err := Open("q", &Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}})
+			q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
 			require.NoError(t, err)
 			goOn := make(chan struct{})
 			go func() {

@@ -184,18 +184,17 @@ func (l *countedLock) Close() error {
 // fails, leaves nothing behind but what the next Open goes on with.
 func TestNothingLeftOfOpen(t *testing.T) {
 	for name, makeOptions := range map[string]func(vfs.FS) *Options{
-		"alone": func(fs vfs.FS) *Options { return &Options{Shards: 1, private: inspect.Private{FS: fs}} },
+		"alone": func(fs vfs.FS) *Options { return inspect.With(&Options{Shards: 1}, inspect.Private{FS: fs}) },
 		"node": func(fs vfs.FS) *Options {
 			network := simnet.New(1, 0)
 			host := network.Listen("n")
 			votes := simtest.NewVotes()
-			return &Options{Shards: 1, private: inspect.Private{FS: fs}, Cluster: &Cluster{
+			return inspect.With(&Options{Shards: 1, Cluster: inspect.With(&Cluster{
 				Node: "n", Listener: host, HeartbeatTimeout: minTimeout,
-				private: inspect.Private{
-					Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
-					Votes: func(string) (raftlog.Stables, error) { return votes, nil },
-				},
-			}}
+			}, inspect.Private{
+				Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
+				Votes: func(string) (raftlog.Stables, error) { return votes, nil },
+			})}, inspect.Private{FS: fs})
 		},
 	} {
 		for _, existing := range []bool{false, true} {

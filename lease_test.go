@@ -60,7 +60,7 @@ func TestLeaseOverRestart(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {}) // the same checks hold for an empty queue
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		opts := &Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}, MaxAttempts: 2}
+		opts := inspect.With(&Options{Shards: 1, MaxAttempts: 2}, inspect.Private{FS: crashfs.New()})
 		q, err := Open("queue", opts)
 		require.NoError(t, err)
 		produce(t, q, Task{Queue: "remote"}, Task{Queue: "local"})
@@ -97,8 +97,8 @@ func TestWallClockJumps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		var offset atomic.Int64 // set here, read by the owner
-		opts := &Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}, LeaseFor: time.Minute}
-		opts.private.Wall = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
+		opts := inspect.With(&Options{Shards: 1, LeaseFor: time.Minute}, inspect.Private{FS: crashfs.New()})
+		inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
 		q, err := Open("queue", opts)
 		require.NoError(t, err)
 		step := func(d time.Duration) { // as nobody's call: the owner reads the clock when it wakes
@@ -118,7 +118,7 @@ func TestWallClockJumps(t *testing.T) {
 			require.NoError(t, q.Complete(ctx, again.Receipt, nil))
 		}
 
-		produce(t, q, Task{Queue: "later", RunAt: opts.private.Wall().Add(10 * time.Hour)})
+		produce(t, q, Task{Queue: "later", RunAt: inspect.Options(opts).Wall().Add(10 * time.Hour)})
 		step(10 * time.Hour)
 		start := time.Now()
 		_, err = q.Claim(ctx, ClaimRequest{Queues: []string{"later"}})

@@ -56,7 +56,7 @@ func requireNoLimits(t *testing.T, q *Queue) {
 // a claim that comes before it looks for a task.
 func TestClaimThatParksManyDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{Shards: 1, private: inspect.Private{FS: crashfs.New(), GroupBytes: 4 << 10}}
+		opts := *inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New(), GroupBytes: 4 << 10})
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		configure(t, q, "a", func(s *Settings) { s.ConcurrencyPerKey = 1 })

@@ -16,7 +16,7 @@ import (
 func TestLargestBatch(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	q, err := Open("q", &Options{Shards: 1, Limits: Limits{Parents: 40_000}, private: inspect.Private{FS: crashfs.New()}})
+	q, err := Open("q", inspect.With(&Options{Shards: 1, Limits: Limits{Parents: 40_000}}, inspect.Private{FS: crashfs.New()}))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()
 	parent := produce(t, q, Task{Queue: "p"})[0]

@@ -131,7 +131,7 @@ func FuzzPrograms(f *testing.F) {
 	} {
 		f.Add(byte(op.base().kind), op.encode([]byte{0, 1}))
 	}
-	q, err := Open("q", &Options{Shards: 2, private: inspect.Private{FS: crashfs.New()}})
+	q, err := Open("q", inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New()}))
 	require.NoError(f, err)
 	f.Cleanup(func() { require.NoError(f, q.Close()) })
 	f.Fuzz(func(t *testing.T, kind byte, body []byte) {

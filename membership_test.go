@@ -440,8 +440,8 @@ func TestFoundersAgree(t *testing.T) {
 
 		c.peers = []Peer{{"n0", "n0"}, {"n1", "alias"}}
 		o, _ := c.options(a)
-		dial := o.Cluster.private.Dial
-		o.Cluster.private.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+		dial := inspect.Options(o.Cluster).Dial
+		inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
 			return dial(ctx, strings.Replace(address, "alias", "n1", 1))
 		}
 		a.q, err = Open("queue", o)
@@ -490,7 +490,7 @@ func TestAddresses(t *testing.T) {
 		fs := crashfs.New()
 		refused := func(c Cluster) {
 			t.Helper()
-			_, err := Open("q", &Options{private: inspect.Private{FS: fs}, Cluster: &c})
+			_, err := Open("q", inspect.With(&Options{Cluster: &c}, inspect.Private{FS: fs}))
 			require.ErrorIs(t, err, ErrInvalid, bad)
 		}
 		refused(Cluster{Node: "a", Listen: bad})
@@ -529,7 +529,7 @@ func TestLongNodeNames(t *testing.T) {
 		{Node: "a", Listen: "x:1", Peers: []Peer{{long, "x:1"}}},
 		{Node: "a", Listen: "x:1", Peers: []Peer{{"b", at}}},
 	} {
-		_, err := Open("q", &Options{private: inspect.Private{FS: crashfs.New()}, Cluster: &c})
+		_, err := Open("q", inspect.With(&Options{Cluster: &c}, inspect.Private{FS: crashfs.New()}))
 		refused(err)
 	}
 	refused(q.AddNode(ctx, Peer{long, "x:1"}))

@@ -24,7 +24,7 @@ import (
 // alone opens the queue on a node's disk without a cluster.
 func (n *simNode) alone(t *testing.T) *Queue {
 	o := n.cluster.opts
-	o.private.FS, o.Logger = n.machine.Disk(), n.log()
+	inspect.Options(&o).FS, o.Logger = n.machine.Disk(), n.log()
 	q, err := Open("queue", &o)
 	require.NoError(t, err)
 	return q
@@ -172,7 +172,7 @@ func oneToThreeAndBack(t *testing.T, seed uint64) {
 		}
 	}
 	require.NoError(t, last.Close())
-	report, err := Verify("queue", &VerifyOptions{private: inspect.Private{FS: first.machine.Disk()}})
+	report, err := Verify("queue", inspect.With(&VerifyOptions{}, inspect.Private{FS: first.machine.Disk()}))
 	require.NoError(t, err)
 	require.Empty(t, report.Problems)
 	names, err := first.machine.Disk().List("queue")
@@ -307,7 +307,7 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 		left, percent, rng := 1+c.rng.IntN(90), []int{0, 50, 100}[c.rng.IntN(3)], rand.New(rand.NewPCG(seed, 4))
 		disk, votes := n.machine.Disk(), n.machine.Votes()
 		var mu sync.Mutex // guards left, and what the crash leaves
-		o.private.FS = &testkit.HookFS{FS: o.private.FS, Before: func(string, string) error {
+		inspect.Options(o).FS = &testkit.HookFS{FS: inspect.Options(o).FS, Before: func(string, string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if left--; left == 0 {
@@ -327,12 +327,12 @@ func conversionIsInterrupted(t *testing.T, seed uint64) {
 			require.Equal(t, 3, n.count(t))
 			n.stop()
 			alone := c.opts
-			alone.private.FS = n.machine.Disk()
+			inspect.Options(&alone).FS = n.machine.Disk()
 			interrupt(&alone)
 		}
 	}
 	o := c.opts
-	o.private.FS = n.machine.Disk()
+	inspect.Options(&o).FS = n.machine.Disk()
 	q, err := Open("queue", &o)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, countsOf(t, q, "a").Ready)
@@ -351,7 +351,7 @@ func TestKilledNodeBecomesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, n := firstNode(t, 1, Options{Shards: 2, Durability: DurabilityProcess})
 		o, _ := c.options(n)
-		o.private.Boot = "" // that of this machine
+		inspect.Options(o).Boot = "" // that of this machine
 		q, err := Open("queue", o)
 		require.NoError(t, err)
 		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"})
@@ -374,9 +374,9 @@ func TestNodeWithoutPowerBecomesAlone(t *testing.T) {
 		n.produce(t, 2)
 		time.Sleep(time.Second) // until the cluster has begun
 		n.crash(100)
-		c.opts.private.Boot = "another"
+		inspect.Options(&c.opts).Boot = "another"
 		for range 2 {
-			_, err := Open("queue", &Options{private: inspect.Private{FS: n.machine.Disk(), Boot: "another"}})
+			_, err := Open("queue", inspect.With(&Options{}, inspect.Private{FS: n.machine.Disk(), Boot: "another"}))
 			require.ErrorIs(t, err, ErrPowerLost)
 		}
 		require.NoError(t, c.recover(n))
@@ -427,7 +427,7 @@ func TestOneDoesNotBecomeAnother(t *testing.T) {
 		n := c.nodes[0]
 		n.stop()
 		for range 2 {
-			_, err := Open("queue", &Options{private: inspect.Private{FS: n.machine.Disk()}})
+			_, err := Open("queue", inspect.With(&Options{}, inspect.Private{FS: n.machine.Disk()}))
 			require.ErrorIs(t, err, ErrNotMember)
 			require.ErrorContains(t, err, fmt.Sprintf("node %q, which is not the only one", n.name))
 		}

@@ -210,7 +210,7 @@ func TestDefaultShards(t *testing.T) {
 			o := Options{Durability: level}
 			require.Equal(t, want, o.newShards(procs), "%v, %d cores", level, procs)
 		}
-		opts := &Options{Durability: level, private: inspect.Private{FS: crashfs.New()}}
+		opts := inspect.With(&Options{Durability: level}, inspect.Private{FS: crashfs.New()})
 		q, err := Open("q", opts)
 		require.NoError(t, err)
 		require.Len(t, q.replicas, opts.newShards(runtime.GOMAXPROCS(0)))
@@ -334,14 +334,14 @@ func TestOptionDefaults(t *testing.T) {
 		require.NoError(t, err)
 		require.NotNil(t, o.Logger)
 		require.False(t, o.Logger.Enabled(context.Background(), slog.LevelError))
-		require.NotNil(t, o.private.Wall)
-		require.NotNil(t, o.private.Mono)
-		require.Equal(t, platform.FS, o.private.FS)
-		require.Equal(t, platform.BootID(), o.private.Boot)
-		require.Equal(t, manifest.PebbleFormat(manifest.Format), o.private.Pebble(manifest.Format))
+		require.NotNil(t, inspect.Options(o).Wall)
+		require.NotNil(t, inspect.Options(o).Mono)
+		require.Equal(t, platform.FS, inspect.Options(o).FS)
+		require.Equal(t, platform.BootID(), inspect.Options(o).Boot)
+		require.Equal(t, manifest.PebbleFormat(manifest.Format), inspect.Options(o).Pebble(manifest.Format))
 		require.Nil(t, o.teller)
-		o.Logger, o.log, o.private.Wall, o.private.Mono, o.private.FS, o.private.Boot, o.private.Pebble = nil, nil, nil, nil, nil, "", nil
-		require.Equal(t, &Options{
+		o.Logger, o.log, inspect.Options(o).Wall, inspect.Options(o).Mono, inspect.Options(o).FS, inspect.Options(o).Boot, inspect.Options(o).Pebble = nil, nil, nil, nil, nil, "", nil
+		require.Equal(t, inspect.With(&Options{
 			Shards:        0, // by the manifest, or the machine
 			Durability:    DurabilityDisk,
 			LeaseFor:      30 * time.Second,
@@ -356,18 +356,17 @@ func TestOptionDefaults(t *testing.T) {
 			WindowTasks:   4096,
 			WindowBytes:   32 << 20,
 			CacheBytes:    16 << 20,
-			MemTableBytes: 0, // by Shards
-			private: inspect.Private{
-				IdleLanes:     engine.IdleLanes,
-				SweepLanes:    engine.SweepLanes,
-				GroupBytes:    engine.GroupBytes,
-				MaxAppend:     cluster.MaxAppend,
-				SnapshotBytes: cluster.SnapshotBytes,
-				TrimBytes:     engine.TrimBytes,
-				TrimLane:      engine.TrimLane,
-				ReclaimFrom:   store.ReclaimFrom,
-			},
-		}, o)
+			MemTableBytes: 0,
+		}, inspect.Private{
+			IdleLanes:     engine.IdleLanes,
+			SweepLanes:    engine.SweepLanes,
+			GroupBytes:    engine.GroupBytes,
+			MaxAppend:     cluster.MaxAppend,
+			SnapshotBytes: cluster.SnapshotBytes,
+			TrimBytes:     engine.TrimBytes,
+			TrimLane:      engine.TrimLane,
+			ReclaimFrom:   store.ReclaimFrom,
+		}), o)
 	}
 	given := &Options{Shards: 1, MaxAttempts: 3}
 	o, err := given.withDefaults()

@@ -180,7 +180,7 @@ func TestHandlerOfTaskGivenBackKeepsItsPlace(t *testing.T) {
 			for _, reopened := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/returns %v/reopened %v", name, returns, reopened), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						opts := Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}}
+						opts := *inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()})
 						q := openForRun(t, opts)
 						s := newOrphanStory(t)
 						require.NoError(t, q.Configure(ctx, "a", limit.set))
@@ -404,7 +404,7 @@ func TestHungHandlerCounts(t *testing.T) {
 							said.Add(1)
 						}
 					}))
-					q := openForRun(t, Options{private: inspect.Private{FS: disk}, MaxAttempts: 3, Logger: log})
+					q := openForRun(t, *inspect.With(&Options{MaxAttempts: 3, Logger: log}, inspect.Private{FS: disk}))
 					if life == 1 {
 						id = produce(t, q, Task{Queue: "a", Timeout: 2 * time.Second})[0]
 					}
@@ -449,7 +449,7 @@ func TestHungHandlerCounts(t *testing.T) {
 					require.Equal(t, int64(1), said.Load())
 					stop()
 				}
-				q := openForRun(t, Options{private: inspect.Private{FS: disk}, MaxAttempts: 3})
+				q := openForRun(t, *inspect.With(&Options{MaxAttempts: 3}, inspect.Private{FS: disk}))
 				time.Sleep(time.Second)
 				info := infoOf(t, q, id)
 				require.Equal(t, Dead, info.State)

@@ -166,7 +166,7 @@ func TestNumbersAreStored(t *testing.T) {
 // messages is read, and gets them.
 func TestNumbersThatAreNotStored(t *testing.T) {
 	disk := crashfs.New()
-	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, private: inspect.Private{FS: disk}}, func(f *FlowTest) {
+	inFlow(t, *inspect.With(&Options{Shards: 3, Durability: DurabilityDisk}, inspect.Private{FS: disk}), func(f *FlowTest) {
 		f.ProduceAt(0, Task{Queue: "start"})
 		f.ProduceAt(0, Task{Queue: "start"})
 		f.Complete("start", slices.Concat(f.Bound("a", 1, 4), f.Bound("a", 2, 2))...)
@@ -178,7 +178,7 @@ func TestNumbersThatAreNotStored(t *testing.T) {
 		require.NoError(f, f.Q.shard(0).Store.DB().DeleteRange(lower, upper, pebble.Sync))
 
 		img := &FlowTest{T: t, Opts: f.Opts}
-		img.Opts.private.FS = disk.CrashClone(vfs.CrashCloneCfg{})
+		inspect.Options(&img.Opts).FS = disk.CrashClone(vfs.CrashCloneCfg{})
 		img.Open()
 		img.Check()
 		require.Equal(f, Counts{Ready: 6}, img.Counts("a"))
@@ -227,7 +227,7 @@ func TestMessagesAreKeptUntilDurable(t *testing.T) {
 				}
 				return nil
 			}}
-			inFlow(t, Options{Shards: 3, Durability: level, private: inspect.Private{FS: fs}}, func(f *FlowTest) {
+			inFlow(t, *inspect.With(&Options{Shards: 3, Durability: level}, inspect.Private{FS: fs}), func(f *FlowTest) {
 				const n = engine.BatchCap + 10
 				f.ProduceAt(0, Task{Queue: "start"})
 				l := f.Claim("start")

@@ -48,7 +48,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {
 			disk := crashfs.New()
-			q, err := Open("queue", &Options{Shards: 1, Durability: level, private: inspect.Private{FS: disk}})
+			q, err := Open("queue", inspect.With(&Options{Shards: 1, Durability: level}, inspect.Private{FS: disk}))
 			require.NoError(t, err)
 			defer func() { require.NoError(t, q.Close()) }()
 			db := q.shard(0).Store.DB()
@@ -81,7 +81,7 @@ func TestPowerLossAtTheEndOfABlock(t *testing.T) {
 			torn := 0
 			for seed := range uint64(20) {
 				img := disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rand.New(rand.NewPCG(seed, 0))})
-				q, err := Open("queue", &Options{private: inspect.Private{FS: img}})
+				q, err := Open("queue", inspect.With(&Options{}, inspect.Private{FS: img}))
 				require.NoError(t, err)
 				require.NoError(t, q.checkAll())
 				tasks, err := q.list()
@@ -106,7 +106,7 @@ func TestParentIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	for _, level := range []Durability{DurabilityProcess, DurabilityNone} {
 		disk := crashfs.New()
-		inFlow(t, Options{Shards: 3, Durability: level, private: inspect.Private{FS: disk, Boot: "1"}}, func(f *FlowTest) {
+		inFlow(t, *inspect.With(&Options{Shards: 3, Durability: level}, inspect.Private{FS: disk, Boot: "1"}), func(f *FlowTest) {
 			sync := func(shard int) {
 				require.NoError(f, f.Q.shard(shard).Store.DB().LogData(nil, pebble.Sync)) // to the operating system
 				testkit.SyncLogs(f, disk, fmt.Sprintf("queue/shard-%03d", shard))
@@ -122,15 +122,15 @@ func TestParentIsCountedOnce(t *testing.T) {
 			sync(1)
 
 			image := disk.CrashClone(vfs.CrashCloneCfg{})
-			report, err := Verify("queue", &VerifyOptions{private: inspect.Private{FS: image}})
+			report, err := Verify("queue", inspect.With(&VerifyOptions{}, inspect.Private{FS: image}))
 			require.NoError(f, err)
 			require.Len(f, report.Problems, 2, "the numbers of messages, and what the task waits for")
 			require.ErrorContains(f, errors.New(report.Problems[1].String()), "counted twice")
-			repaired, err := Verify("queue", &VerifyOptions{private: inspect.Private{FS: image}, Repair: true})
+			repaired, err := Verify("queue", inspect.With(&VerifyOptions{Repair: true}, inspect.Private{FS: image}))
 			require.NoError(f, err)
 			require.True(f, repaired.OK())
 			require.Len(f, repaired.Problems, 2)
-			sound, err := Verify("queue", &VerifyOptions{private: inspect.Private{FS: image}})
+			sound, err := Verify("queue", inspect.With(&VerifyOptions{}, inspect.Private{FS: image}))
 			require.NoError(f, err)
 			require.Empty(f, sound.Problems)
 
@@ -276,12 +276,12 @@ func (c *flowCut) checkAfterLoss() {
 // of the image contradict each other, as Verify says.
 func cutFlow(t *testing.T, seed uint64, level Durability, image func(c *flowCut) *crashfs.Disk) (contradict bool) {
 	disk := crashfs.New()
-	inFlow(t, Options{Shards: 3, Durability: level, MemTableBytes: 256 << 10, private: inspect.Private{FS: disk, Boot: "1"}}, func(f *FlowTest) {
+	inFlow(t, *inspect.With(&Options{Shards: 3, Durability: level, MemTableBytes: 256 << 10}, inspect.Private{FS: disk, Boot: "1"}), func(f *FlowTest) {
 		c := &flowCut{FlowTest: f, disk: disk, rng: rand.New(rand.NewPCG(seed, 0)), next: make(map[string]string)}
 		img := &FlowTest{T: t, Opts: f.Opts}
 		disk := image(c)
-		img.Opts.private.FS, img.Opts.private.Boot = disk, "2"
-		report, err := Verify("queue", &VerifyOptions{private: inspect.Private{FS: disk}})
+		inspect.Options(&img.Opts).FS, inspect.Options(&img.Opts).Boot = disk, "2"
+		report, err := Verify("queue", inspect.With(&VerifyOptions{}, inspect.Private{FS: disk}))
 		require.NoError(t, err)
 		contradict = !report.OK()
 		img.Open()
@@ -289,7 +289,7 @@ func cutFlow(t *testing.T, seed uint64, level Durability, image func(c *flowCut)
 		after.FlowTest = img
 		after.checkAfterLoss()
 		require.NoError(t, img.Q.Close())
-		report, err = Verify("queue", &VerifyOptions{private: inspect.Private{FS: disk}})
+		report, err = Verify("queue", inspect.With(&VerifyOptions{}, inspect.Private{FS: disk}))
 		require.NoError(t, err)
 		require.Empty(t, report.Problems)
 	})

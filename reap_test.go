@@ -9,6 +9,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
+	"codeq/internal/inspect"
 )
 
 var reapMiB = flag.Int("reap.mib", 0, "TestReapOfLargeRecords: 66 tasks of so many MiB each, at most 64, on disk")
@@ -22,7 +23,7 @@ func TestReapOfLargeRecords(t *testing.T) {
 	if *reapMiB > 0 {
 		n, size, dir = 66, *reapMiB<<20, t.TempDir()
 	} else {
-		opts.private.FS = crashfs.New()
+		inspect.Options(&opts).FS = crashfs.New()
 	}
 	ctx := context.Background()
 	open := func() *Queue {

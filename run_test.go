@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/testkit"
 )
 
@@ -21,8 +22,8 @@ func openForRun(t *testing.T, opts Options) *Queue {
 	t.Helper()
 	opts.Shards = cmp.Or(opts.Shards, 1)
 	opts.Backoff.Jitter = -1
-	if opts.private.FS == nil {
-		opts.private.FS = crashfs.New()
+	if inspect.Options(&opts).FS == nil {
+		inspect.Options(&opts).FS = crashfs.New()
 	}
 	q, err := Open("q", &opts)
 	require.NoError(t, err)

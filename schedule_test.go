@@ -33,10 +33,10 @@ type CronBench struct {
 func withCronBench(t *testing.T, opts Options, test func(t *testing.T, b *CronBench)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &CronBench{T: t, Opts: opts}
-		if b.Opts.private.FS == nil {
-			b.Opts.private.FS = crashfs.New()
+		if inspect.Options(&b.Opts).FS == nil {
+			inspect.Options(&b.Opts).FS = crashfs.New()
 		}
-		b.Opts.private.Wall = b.Wall
+		inspect.Options(&b.Opts).Wall = b.Wall
 		b.Open()
 		defer func() { require.NoError(t, b.Q.Close()) }()
 		test(t, b)
@@ -237,7 +237,7 @@ func TestScheduleRests(t *testing.T) {
 // lies in another shard than its own.
 func TestCheckSchedules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &CronBench{T: t, Opts: Options{Shards: 2, private: inspect.Private{FS: crashfs.New()}}}
+		b := &CronBench{T: t, Opts: *inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New()})}
 		s := Schedule{Name: "s", Cron: "* * * * *", Task: Task{Queue: "a"}}
 		v := s.value()
 		for _, c := range []struct {
@@ -255,7 +255,7 @@ func TestCheckSchedules(t *testing.T) {
 			synctest.Wait()
 			require.ErrorIs(t, b.Q.checkAll(), ErrCorrupt, c.name)
 			require.NoError(t, b.Q.Close())
-			b.Opts.private.FS = crashfs.New()
+			inspect.Options(&b.Opts).FS = crashfs.New()
 		}
 	})
 }

@@ -86,7 +86,7 @@ func TestOldSettingsAreIgnored(t *testing.T) {
 // are on the disk and arrive.
 func TestPowerLossInConfigure(t *testing.T) {
 	disk := crashfs.New()
-	inFlow(t, Options{Shards: 3, Durability: DurabilityDisk, private: inspect.Private{FS: disk}}, func(f *FlowTest) {
+	inFlow(t, *inspect.With(&Options{Shards: 3, Durability: DurabilityDisk}, inspect.Private{FS: disk}), func(f *FlowTest) {
 		configure(t, f.Q, "a", func(s *Settings) { s.Concurrency = 1 })
 		f.Check()
 		one, two := shut(t, f.Q, 1), shut(t, f.Q, 2)
@@ -403,7 +403,7 @@ func TestDeletedQueueAfterRecovery(t *testing.T) {
 // TestDeleteQueueOfSuspects: tasks that wait since their process has died are tasks of the queue.
 func TestDeleteQueueOfSuspects(t *testing.T) {
 	disk := crashfs.New()
-	inFlow(t, Options{Shards: 2, Durability: DurabilityDisk, private: inspect.Private{FS: disk}}, func(f *FlowTest) {
+	inFlow(t, *inspect.With(&Options{Shards: 2, Durability: DurabilityDisk}, inspect.Private{FS: disk}), func(f *FlowTest) {
 		ctx, release := context.Background(), make(chan struct{})
 		produce(t, f.Q, Task{Queue: "a"}, Task{Queue: "a"})
 		m := new(Mux)

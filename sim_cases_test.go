@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/cluster"
 	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
 )
@@ -392,7 +393,7 @@ func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
 func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 	fs := crashfs.New()
 	o := c.opts
-	o.private.FS, o.Cluster = fs, &Cluster{Node: "x", Listen: "x:1"}
+	inspect.Options(&o).FS, o.Cluster = fs, &Cluster{Node: "x", Listen: "x:1"}
 	opts, err := o.withDefaults()
 	require.NoError(t, err)
 	shared := store.NewCaches(opts.CacheBytes, opts.MemTableBytes, 1)

@@ -57,7 +57,7 @@ func (s *schedule) checkpoint(n *simNode) bool {
 // enters what they have into the history. A lease in them may have expired meanwhile.
 func (s *schedule) readCopies() {
 	for _, c := range s.copies {
-		q, err := Open(c.dir, &Options{private: inspect.Private{FS: cmp.Or(c.lost, c.node.machine.Disk())}})
+		q, err := Open(c.dir, inspect.With(&Options{}, inspect.Private{FS: cmp.Or(c.lost, c.node.machine.Disk())}))
 		if err != nil {
 			s.t.Errorf("copy on %s: %v", c.node.name, err)
 			continue

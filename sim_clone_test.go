@@ -37,15 +37,14 @@ func (k *simClone) start() {
 	c, n := k.of.cluster, k.of
 	host, life := c.net.Listen(k.address), k.machine.Start()
 	o := c.opts
-	o.private.FS, o.private.Boot, o.Logger = life.FS(), life.Boot(), n.log()
-	o.private.Wall, o.private.Mono = k.machine.Wall.Now, k.machine.Mono.Now
-	o.Cluster = &Cluster{
+	inspect.Options(&o).FS, inspect.Options(&o).Boot, o.Logger = life.FS(), life.Boot(), n.log()
+	inspect.Options(&o).Wall, inspect.Options(&o).Mono = k.machine.Wall.Now, k.machine.Mono.Now
+	o.Cluster = inspect.With(&Cluster{
 		Node: n.name, Listener: host, CallTimeout: simCallTimeout,
-		private: inspect.Private{
-			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-			Votes: func(string) (raftlog.Stables, error) { return life.Stables(), nil },
-		},
-	}
+	}, inspect.Private{
+		Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+		Votes: func(string) (raftlog.Stables, error) { return life.Stables(), nil },
+	})
 	for _, m := range c.members() {
 		if m != n {
 			o.Cluster.Peers = append(o.Cluster.Peers, Peer{m.name, m.name})

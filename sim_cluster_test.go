@@ -192,8 +192,8 @@ func (c *simCluster) options(n *simNode) (*Options, *simtest.Life) {
 	n.booted = life.Boot()
 	peers, join, newest := c.peers, n.join, n.newest
 	n.mu.Unlock()
-	o.private.FS, o.private.Boot = life.FS(), life.Boot()
-	o.private.Wall, o.private.Mono = n.machine.Wall.Now, n.machine.Mono.Now
+	inspect.Options(&o).FS, inspect.Options(&o).Boot = life.FS(), life.Boot()
+	inspect.Options(&o).Wall, inspect.Options(&o).Mono = n.machine.Wall.Now, n.machine.Mono.Now
 	o.Logger = n.log()
 	if join {
 		peers = nil
@@ -201,15 +201,14 @@ func (c *simCluster) options(n *simNode) (*Options, *simtest.Life) {
 			peers = append(peers, Peer{m.name, m.name})
 		}
 	}
-	o.Cluster = &Cluster{
+	o.Cluster = inspect.With(&Cluster{
 		Node: n.name, Listener: host, Peers: peers, Join: join, LeaveOnClose: n.leaves, CallTimeout: simCallTimeout,
-		private: inspect.Private{
-			Newest: newest,
-			Dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
-			Votes:  func(string) (raftlog.Stables, error) { return life.Stables(), nil },
-			Log:    func(g *raftlog.Group) cluster.LogStore { return life.Log(g) },
-		},
-	}
+	}, inspect.Private{
+		Newest: newest,
+		Dial:   func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+		Votes:  func(string) (raftlog.Stables, error) { return life.Stables(), nil },
+		Log:    func(g *raftlog.Group) cluster.LogStore { return life.Log(g) },
+	})
 	return &o, life
 }
 

@@ -292,7 +292,7 @@ func (s *schedule) flip(n *simNode) {
 	what := fmt.Sprintf("bit %d of %s of %s is flipped (killed %t)", bit, name, n.name, killed)
 	sound := true
 	if tables {
-		found, err := Verify("queue", &VerifyOptions{private: inspect.Private{FS: n.machine.Disk()}})
+		found, err := Verify("queue", inspect.With(&VerifyOptions{}, inspect.Private{FS: n.machine.Disk()}))
 		if err != nil {
 			s.t.Errorf("%s: Verify: %v", what, err)
 		}

@@ -1,6 +1,7 @@
 package codeq
 
 import (
+	"codeq/internal/inspect"
 	"context"
 	"math/rand/v2"
 	"sync"
@@ -27,9 +28,9 @@ func (s *schedule) drawLoad(opts *Options) {
 	s.large = true
 	opts.Shards = 1
 	if rng.IntN(2) == 0 {
-		opts.private.SnapshotBytes = 128 << 10 << rng.IntN(4)
+		inspect.Options(opts).SnapshotBytes = 128 << 10 << rng.IntN(4)
 	}
-	s.note("large loads, a snapshot each %d bytes (0: 64 MiB)", opts.private.SnapshotBytes)
+	s.note("large loads, a snapshot each %d bytes (0: 64 MiB)", inspect.Options(opts).SnapshotBytes)
 }
 
 // chanceBatch is so many tasks of a backlog, which cannot be compressed.
@@ -89,7 +90,7 @@ func (s *schedule) catchUp() {
 	behind, ahead := simQueue(victim).replicas[0].group, simQueue(leader).replicas[0].group
 	term := ahead.Raft().CurrentTerm()
 	size, perBatch, lacks := 1<<10+s.rng.IntN(6<<10), 1, simFiles // more entries than the log holds
-	if s.opts.private.SnapshotBytes == 0 {
+	if inspect.Options(&s.opts).SnapshotBytes == 0 {
 		size, perBatch, lacks = 256<<10, 1+s.rng.IntN(simLargeEntry/(256<<10)), simBacklog
 		if s.rng.IntN(2) == 0 {
 			perBatch = 14 + s.rng.IntN(3) // one such entry is a message, and four are too much for one

@@ -286,7 +286,7 @@ func TestPowerLossAmidReturn(t *testing.T) {
 	t.Parallel()
 	for i := range uint64(testkit.Sized(4, 8, 200)) {
 		synctest.Test(t, func(t *testing.T) {
-			c := newSimCluster(t, i, 3, Options{Shards: 2, Durability: DurabilityProcess, private: inspect.Private{MaxAppend: 4}})
+			c := newSimCluster(t, i, 3, *inspect.With(&Options{Shards: 2, Durability: DurabilityProcess}, inspect.Private{MaxAppend: 4}))
 			c.awaitLeaders()
 			victim, tasks := c.members()[c.rng.IntN(3)], 0
 			for round := range 3 {

@@ -51,7 +51,7 @@ func receiveCheckpoint(t *testing.T, c *simCluster) *simNode {
 // keeps what the store has, and what is acknowledged from then on, however often it is opened.
 func TestRecoverClusterAfterCheckpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newSimCluster(t, 1, 3, Options{Shards: 1, private: inspect.Private{MaxAppend: 4}})
+		c := newSimCluster(t, 1, 3, *inspect.With(&Options{Shards: 1}, inspect.Private{MaxAppend: 4}))
 		n := receiveCheckpoint(t, c)
 		for _, other := range c.members() {
 			if other != n {
@@ -155,7 +155,7 @@ type logLoss struct {
 // starts them again. They do not notice if their disks have lost what they had said to have.
 func newLogLoss(t *testing.T, seed uint64, odds []int, notice bool) *logLoss {
 	rng := rand.New(rand.NewPCG(seed, 4))
-	l := &logLoss{simCluster: newSimCluster(t, seed, 3, Options{Shards: 1, Durability: DurabilityProcess, private: inspect.Private{MaxAppend: 4}})}
+	l := &logLoss{simCluster: newSimCluster(t, seed, 3, *inspect.With(&Options{Shards: 1, Durability: DurabilityProcess}, inspect.Private{MaxAppend: 4}))}
 	// A part of the log is safe, as when the operating system has written it back.
 	l.awaitLeaders()
 	for _, n := range l.members() {

@@ -209,7 +209,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	s := &schedule{h: simtest.NewHistory[ID](), rng: rng, seed: seed, counts: make(map[string]int)}
 	s.features = newSimFeatures(s)
-	opts := Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096, private: inspect.Private{MaxAppend: 4}}
+	opts := *inspect.With(&Options{Shards: 1, Durability: DurabilityDisk, WindowTasks: 4096}, inspect.Private{MaxAppend: 4})
 	nodes := 3
 	if rng.IntN(5) == 0 {
 		nodes = 5
@@ -590,7 +590,7 @@ var simFaults = []simFault{
 		return true
 	}},
 	{"snapshot", 4, func(s *schedule) bool {
-		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(4*s.opts.private.MaxAppend+s.rng.IntN(16)) // see trailingMessages
+		n, shard, trailing := s.anyNode(), s.rng.IntN(s.opts.Shards), uint64(4*inspect.Options(&s.opts).MaxAppend+s.rng.IntN(16)) // see trailingMessages
 		s.note("snapshot of shard %d on %s, %d trailing", shard, n.name, trailing)
 		s.snapshot(n, shard, trailing, func() { s.happened("snapshot") })
 		return false

@@ -46,7 +46,7 @@ type slowSnapshot struct {
 }
 
 func slowSnapshotCase(t *testing.T, state int64, story func(t *testing.T, s *slowSnapshot)) {
-	simCase(t, Options{private: inspect.Private{SnapshotBytes: snapshotEvery}}, func(t *testing.T, c *simCluster) {
+	simCase(t, *inspect.With(&Options{}, inspect.Private{SnapshotBytes: snapshotEvery}), func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		s := &slowSnapshot{simCluster: c}
 		s.leader, s.victim = c.lead()

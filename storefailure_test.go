@@ -31,7 +31,7 @@ const waitingClaims = 3
 
 func newFailingQueue(t *testing.T, level Durability, fs vfs.FS) *failingQueue {
 	f := &failingQueue{t: t, waiting: make(chan error, waitingClaims)}
-	f.Opts = Options{Shards: 2, Durability: level, private: inspect.Private{FS: fs}, LeaseFor: time.Hour}
+	f.Opts = *inspect.With(&Options{Shards: 2, Durability: level, LeaseFor: time.Hour}, inspect.Private{FS: fs})
 	var err error
 	f.Queue, err = Open("queue", &f.Opts)
 	require.NoError(t, err)
@@ -102,7 +102,7 @@ func (f *failingQueue) RequireFailed() {
 // acknowledged, all of them or the first ones, perhaps one more, and works.
 func (f *failingQueue) RequireStored(fs vfs.FS, all bool) {
 	t, ctx := f.t, context.Background()
-	f.Opts.private.FS = fs
+	inspect.Options(&f.Opts).FS = fs
 	q, err := Open("queue", &f.Opts)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, q.Close()) }()

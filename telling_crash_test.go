@@ -84,7 +84,7 @@ func TestCrashAmidTelling(t *testing.T) {
 	for end, finish := range ends {
 		t.Run(end.String(), func(t *testing.T) {
 			disk := crashfs.New()
-			opts := Options{Shards: 2, Durability: DurabilityDisk, Limits: Limits{Parents: 1 << 20}, private: inspect.Private{FS: disk}}
+			opts := *inspect.With(&Options{Shards: 2, Durability: DurabilityDisk, Limits: Limits{Parents: 1 << 20}}, inspect.Private{FS: disk})
 			photos := &album{disk: disk}
 			var parent, other ID
 			inFlow(t, opts, func(f *FlowTest) {
@@ -133,7 +133,7 @@ func TestCrashAmidTelling(t *testing.T) {
 						r := verifyImage(t, disk, false)
 						require.True(t, r.OK(), "%v", r.Problems)
 						opts := opts
-						opts.private.FS = disk
+						inspect.Options(&opts).FS = disk
 						if next.before != nil {
 							next.before(&FlowTest{T: t, Opts: opts}, disk)
 						}

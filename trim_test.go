@@ -27,10 +27,9 @@ import (
 
 // reclaimTest is options with which some MiB are much.
 func reclaimTest() Options {
-	return Options{
+	return *inspect.With(&Options{
 		Shards: 1, MemTableBytes: 512 << 10, LeaseFor: time.Hour,
-		private: inspect.Private{FS: crashfs.New(), TrimBytes: 256 << 10, TrimLane: 16 << 10, ReclaimFrom: 512 << 10},
-	}
+	}, inspect.Private{FS: crashfs.New(), TrimBytes: 256 << 10, TrimLane: 16 << 10, ReclaimFrom: 512 << 10})
 }
 
 const reclaimPayload = 16 << 10
@@ -171,7 +170,7 @@ func TestSpaceComesBack(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						opts := reclaimTest()
 						fs := crashfs.New()
-						opts.private.FS = fs
+						inspect.Options(&opts).FS = fs
 						if c.change != nil {
 							c.change(&opts)
 						}
@@ -189,7 +188,7 @@ func TestSpaceComesBack(t *testing.T) {
 							require.NoError(t, q.Close())
 							q, err = Open("queue", &opts)
 						case "killed":
-							opts.private.FS = fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
+							inspect.Options(&opts).FS = fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
 							require.NoError(t, q.Close())
 							q, err = Open("queue", &opts)
 						}
@@ -197,7 +196,7 @@ func TestSpaceComesBack(t *testing.T) {
 						time.Sleep(30 * time.Second)
 						live := int64(c.live * reclaimPayload)
 						st := storesOf(t, q)
-						require.LessOrEqual(t, st.TableBytes, live+live/10+2*int64(opts.Shards*opts.private.ReclaimFrom), "dead %d", st.DeadBytes)
+						require.LessOrEqual(t, st.TableBytes, live+live/10+2*int64(opts.Shards*inspect.Options(&opts).ReclaimFrom), "dead %d", st.DeadBytes)
 						require.GreaterOrEqual(t, st.TableBytes, live)
 						require.NoError(t, q.checkAll())
 
@@ -222,7 +221,7 @@ func TestDeadTablesAreNotRead(t *testing.T) {
 		t.Skip("takes 400 MiB of memory")
 	}
 	opts := reclaimTest()
-	opts.MemTableBytes, opts.private.TrimBytes = 4<<20, 4<<20
+	opts.MemTableBytes, inspect.Options(&opts).TrimBytes = 4<<20, 4<<20
 	bubble(t, opts, func(t *testing.T, q *Queue) {
 		const tasks = 20 << 10 // 320 MiB
 		produceMuch(t, q, tasks, func(int) Task { return Task{Queue: "a"} })
@@ -354,7 +353,7 @@ func TestTrimSparesTheLiving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opts := reclaimTest()
 		fs := crashfs.New()
-		opts.private.FS, opts.Durability = fs, DurabilityDisk
+		inspect.Options(&opts).FS, opts.Durability = fs, DurabilityDisk
 		q, err := Open("queue", &opts)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
@@ -410,9 +409,9 @@ func TestTrimSparesTheLiving(t *testing.T) {
 			require.NoError(t, q.checkAll())
 			require.NoError(t, q.checkMemory())
 
-			opts.private.FS = fs.CrashClone(vfs.CrashCloneCfg{})
+			inspect.Options(&opts).FS = fs.CrashClone(vfs.CrashCloneCfg{})
 			require.NoError(t, q.Close())
-			fs = opts.private.FS.(*crashfs.Disk)
+			fs = inspect.Options(&opts).FS.(*crashfs.Disk)
 			q, err = Open("queue", &opts)
 			require.NoError(t, err)
 			tasks, err := q.list()
@@ -518,7 +517,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				opts := reclaimTest()
 				disk := testkit.NewSmallDisk(size)
-				opts.private.FS, opts.MinFreeBytes = disk, size/8
+				inspect.Options(&opts).FS, opts.MinFreeBytes = disk, size/8
 				if c.change != nil {
 					c.change(&opts, disk)
 				}
@@ -558,7 +557,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 func TestReplicasReclaim(t *testing.T) {
 	t.Parallel()
 	opts := reclaimTest()
-	opts.Shards, opts.private.FS = 0, nil
+	opts.Shards, inspect.Options(&opts).FS = 0, nil
 	simCase(t, opts, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute)
 		c.rest()
@@ -598,7 +597,7 @@ func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 	for _, tight := range []bool{true, false} {
 		opts := reclaimTest()
 		disk := testkit.NewSmallDisk(1 << 30)
-		opts.private.FS, opts.MinFreeBytes = disk, 16<<20
+		inspect.Options(&opts).FS, opts.MinFreeBytes = disk, 16<<20
 		bubble(t, opts, func(t *testing.T, q *Queue) {
 			ids := produceMuch(t, q, tasks, func(int) Task { return Task{Queue: "a"} })
 			time.Sleep(time.Minute)
@@ -625,7 +624,7 @@ func TestFullDiskOfFollowerIsReclaimed(t *testing.T) {
 	t.Parallel()
 	const low, tasks = 8 << 20, 512
 	opts := reclaimTest()
-	opts.Shards, opts.private.FS, opts.MinFreeBytes = 0, nil, low
+	opts.Shards, inspect.Options(&opts).FS, opts.MinFreeBytes = 0, nil, low
 	simCase(t, opts, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute)
 		c.rest()

@@ -21,7 +21,7 @@ func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} 
 // TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
 func TestReplaceCorrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", &Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}})
+		q, err := Open("queue", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
 		require.NoError(t, err)
 		defer func() { require.ErrorIs(t, q.Close(), ErrCorrupt) }()
 		task := keyed("k")
@@ -43,7 +43,7 @@ func TestReplaceCorrupt(t *testing.T) {
 func TestNewKeysReadNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		opts := Options{Shards: 1, private: inspect.Private{FS: crashfs.New()}}
+		opts := *inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()})
 		q := openForRun(t, opts)
 		const batch = 5000
 		n := (engine.MostUniques()/batch + 2) * batch

@@ -245,7 +245,7 @@ func TestUpgradeOfPebble(t *testing.T) {
 		}
 		return after
 	}
-	upgradeCaseWith(t, Options{Shards: 2, private: inspect.Private{Pebble: formats}}, func(t *testing.T, c *simCluster) {
+	upgradeCaseWith(t, *inspect.With(&Options{Shards: 2}, inspect.Private{Pebble: formats}), func(t *testing.T, c *simCluster) {
 		for _, n := range c.nodes {
 			n.produce(t, 3)
 			storetest.RequirePebbleFormat(t, n.machine.Disk(), before)
@@ -427,7 +427,7 @@ func (n *simNode) openFullFor(t *testing.T, part string) *fullDisk {
 	n.newest = newFormat
 	disk := &fullDisk{part: part}
 	o, life := n.cluster.options(n)
-	o.private.FS = &testkit.HookFS{FS: o.private.FS, Before: disk.before}
+	inspect.Options(o).FS = &testkit.HookFS{FS: inspect.Options(o).FS, Before: disk.before}
 	q, err := Open("queue", o)
 	require.NoError(t, err)
 	disk.full.Store(true)

@@ -21,7 +21,7 @@ import (
 
 func verifyImage(t *testing.T, disk vfs.FS, repair bool) *VerifyReport {
 	t.Helper()
-	r, err := Verify("queue", &VerifyOptions{Repair: repair, private: inspect.Private{FS: disk}})
+	r, err := Verify("queue", inspect.With(&VerifyOptions{Repair: repair}, inspect.Private{FS: disk}))
 	require.NoError(t, err)
 	return r
 }

@@ -43,6 +43,12 @@ type Private struct {
 // *codeq.VerifyOptions, to be set before these are used.
 var Options func(options any) *Private
 
+// With sets the private part of options, and returns them.
+func With[O any](options *O, private Private) *O {
+	*Options(options) = private
+	return options
+}
+
 // Of returns the inside of a *codeq.Queue.
 var Of func(queue any) Queue
 
