@@ -1134,7 +1134,7 @@ func (m *crowd) check(*rapid.T) {
 	m.noError(m.q.checkAll())
 	m.noError(m.q.checkMemory())
 	for _, s := range m.q.led() {
-		for _, st := range stepStats(s.steps.Table) { // operations go by their budget, and one batch
+		for _, st := range stepStats(s.steps.UpkeepTable) { // operations go by their budget, and one batch
 			if st.Kind == StepOperations && inspect.Options(&m.opts).GroupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
 				m.t.Fatalf("owners had %d bytes of operations at once", st.MaxBytes)
 			}

@@ -10,7 +10,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/checkpoint"
-	"codeq/internal/diskspace"
+	"codeq/internal/owner"
 	"codeq/internal/store"
 	"codeq/internal/wire"
 )
@@ -85,7 +85,7 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string, opts ...CheckpointOp
 		return base.EndOf(ctx)
 	}
 	if err := q.checkpoint(ctx, dir, isCopy); err != nil {
-		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, diskspace.Full(err))
+		return fmt.Errorf("codeq: checkpoint to %s: %w", dir, owner.DiskFull(err))
 	}
 	return nil
 }

@@ -13,10 +13,9 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/claimlines"
-	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
-	"codeq/internal/inbox"
+	"codeq/internal/owner"
 	"codeq/internal/record"
 	"codeq/internal/wire"
 )
@@ -188,7 +187,7 @@ func (q *Queue) returnLate(op *claimOp) {
 				ctx = own
 			}
 			for i := 0; i < len(op.Grants) && ctx.Err() == nil; i++ { // the leases that are left expire
-				back := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: q.closing}}}
+				back := failOp{how: engine.FailReturn, roomWait: roomWait{owner.RoomWait{Gone: q.closing}}}
 				_ = q.failed(ctx, receiptOf(op.Grants[i].Receipt), back, nil)
 			}
 		}, nil)
@@ -466,7 +465,7 @@ func (op *dropSetOp) settle(error) {}
 
 // ownerPort sends messages to the owner of a shard; errors do not matter, since a shard that is
 // closing serves no claim.
-type ownerPort struct{ inbox *inbox.Inbox[operation] }
+type ownerPort struct{ inbox *owner.Inbox[operation] }
 
 func (p ownerPort) Open(queue string) { _ = p.inbox.Pass(&serveOp{queue}) }
 func (p ownerPort) Sweep()            { _ = p.inbox.Pass(&sweepOp{}) }

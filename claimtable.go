@@ -11,9 +11,9 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/claimlines"
 	"codeq/internal/cluster"
-	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/owner"
 )
 
 // claimTable is the claims of this node that wait, in a cluster: how they get to the shards of all
@@ -192,7 +192,7 @@ func (h *claimHost) Renew(ctx context.Context, shard int, leases []engine.Receip
 }
 
 func (h *claimHost) GiveBack(ctx context.Context, lease engine.Receipt) {
-	op := failOp{how: engine.FailReturn, roomWait: roomWait{diskspace.Wait{Gone: ctx.Done()}}}
+	op := failOp{how: engine.FailReturn, roomWait: roomWait{owner.RoomWait{Gone: ctx.Done()}}}
 	_ = h.queue.failed(ctx, receiptOf(lease), op, nil) // or it comes back when its lease has expired
 }
 

@@ -9,7 +9,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/broadcast"
 	"codeq/internal/engine"
-	"codeq/internal/inbox"
+	"codeq/internal/owner"
 )
 
 // The commit pipeline of a shard:
@@ -163,7 +163,7 @@ type undecided struct {
 	again    []operation // memory for the next deferred
 	retrying []operation // those of deferred that are about to be decided; nil: none
 	deciding operation   // nil: none
-	large    inbox.Line[operation]
+	large    owner.Line[operation]
 	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
 }
 

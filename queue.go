@@ -14,7 +14,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
-	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/failstop"
@@ -22,6 +21,7 @@ import (
 	"codeq/internal/guard"
 	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
+	"codeq/internal/owner"
 	"codeq/internal/reading"
 	"codeq/internal/store"
 )
@@ -92,7 +92,7 @@ func Open(dir string, opts *Options) (_ *Queue, err error) {
 	if err != nil && opts != nil && opts.Cluster != nil && opts.Cluster.Listener != nil {
 		_ = opts.Cluster.Listener.Close() // it may be closed already
 	}
-	return q, diskspace.Full(err)
+	return q, owner.DiskFull(err)
 }
 
 func open(dir string, opts *Options) (*Queue, error) {
@@ -232,7 +232,7 @@ func (q *Queue) loadAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	}
 	r.lead.Store(s)
 	s.replica = r
-	s.steps.Table = &r.steps
+	s.steps.UpkeepTable = &r.steps
 	return s, nil
 }
 

@@ -11,9 +11,9 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
+	"codeq/internal/owner"
 	"codeq/internal/platform"
 	"codeq/internal/reading"
-	"codeq/internal/steps"
 	"codeq/internal/store"
 )
 
@@ -181,7 +181,7 @@ func (r *Reader) StorageStats() (_ *StorageStats, err error) {
 		if err != nil {
 			return nil, err
 		}
-		st.Shards[i] = st.add(&m, new(steps.Table))
+		st.Shards[i] = st.add(&m, new(owner.UpkeepTable))
 	}
 	return st, nil
 }

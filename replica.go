@@ -11,9 +11,9 @@ import (
 	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/conversion"
+	"codeq/internal/owner"
 	"codeq/internal/session"
 	"codeq/internal/snapshot"
-	"codeq/internal/steps"
 	"codeq/internal/store"
 )
 
@@ -24,7 +24,7 @@ type replica struct {
 	index int
 	store *store.Store          // replaced by stateMachine.Open; nil: none is open
 	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
-	steps steps.Table           // of the shards that have decided here
+	steps owner.UpkeepTable     // of the shards that have decided here
 
 	failed error // why the shard of a queue by itself has failed; its owner sets it before it ends
 

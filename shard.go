@@ -13,14 +13,11 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/broadcast"
-	"codeq/internal/diskspace"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
-	"codeq/internal/inbox"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/ownerclock"
-	"codeq/internal/steps"
+	"codeq/internal/owner"
 	"codeq/internal/store"
 )
 
@@ -39,21 +36,21 @@ type shard struct {
 	commit  committer
 	hub     *broadcast.Hub           // whose subscribers learn of events; nil in a cluster, where the log tells
 	runs    *broadcast.Runs[*runner] // who learns of canceled leases; likewise
-	inbox   *inbox.Inbox[operation]
+	inbox   *owner.Inbox[operation]
 	origin  time.Time     // of the durations of steps
 	done    chan struct{} // closed when run has ended
 	commits atomic.Uint64 // groups whose commit has begun
 
 	// owned
 	engine.State
-	clock   ownerclock.Clock
+	clock   owner.Clock
 	claims  *dispatch.Dispatcher
 	permits *dispatch.Permits // in a cluster
 	waiters
 	undecided undecided
 	callers   callers
 	space     diskSpace
-	steps     steps.Clock
+	steps     owner.UpkeepClock
 	timer     *time.Timer
 	panicked  bool // why the owner has ended
 }
@@ -67,14 +64,14 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		index:   index,
 		opts:    opts,
 		commit:  st,
-		inbox:   inbox.New(opts.InboxDepth, opts.private.Mono, comesOnLease),
+		inbox:   owner.NewInbox(opts.InboxDepth, opts.private.Mono, comesOnLease),
 		origin:  origin,
 		done:    make(chan struct{}),
 		State:   engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
-		clock:   ownerclock.New(),
+		clock:   owner.NewClock(),
 		timer:   time.NewTimer(time.Hour),
-		space:   diskSpace{Watch: diskspace.New(st, opts.MinFreeBytes, opts.Shards)},
-		steps:   steps.Clock{Table: new(steps.Table)},
+		space:   diskSpace{DiskWatch: owner.NewDiskWatch(st, opts.MinFreeBytes, opts.Shards)},
+		steps:   owner.UpkeepClock{UpkeepTable: new(owner.UpkeepTable)},
 		waiters: waiters{takers: broadcast.NewLines[*takenOp](opts.Shards)},
 	}
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, BatchBytes: opts.Limits.BatchBytes, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.private.Mono})
@@ -558,7 +555,7 @@ func wallMillis(o *Options) uint64 { return uint64(max(o.private.Wall().UnixMill
 
 // diskSpace is what a shard's owner knows of the free space, and the operations that wait for it.
 type diskSpace struct {
-	diskspace.Watch
+	owner.DiskWatch
 	parked []operation
 }
 
@@ -631,7 +628,7 @@ type roomWaiter interface {
 }
 
 // roomWait is embedded in operations whose callers may wait for room.
-type roomWait struct{ diskspace.Wait }
+type roomWait struct{ owner.RoomWait }
 
 // abandon is called when the caller on another node has gone.
 func (w *roomWait) abandon(*shard) { w.Leave() }

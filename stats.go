@@ -15,7 +15,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/localsocket"
-	"codeq/internal/steps"
+	"codeq/internal/owner"
 	"codeq/internal/store"
 )
 
@@ -338,7 +338,7 @@ func (r *replica) storage(all *StorageStats, s *ShardStorage) {
 }
 
 // add describes a store, and takes over what is said of the cache that the stores share.
-func (all *StorageStats) add(m *store.Stats, t *steps.Table) ShardStorage {
+func (all *StorageStats) add(m *store.Stats, t *owner.UpkeepTable) ShardStorage {
 	all.CacheBytes, all.CacheHits, all.CacheMisses = m.BlockCache.Size, m.BlockCache.Hits, m.BlockCache.Misses
 	s := ShardStorage{
 		DiskBytes:      m.DiskBytes,

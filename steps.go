@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"codeq/internal/engine"
-	"codeq/internal/steps"
+	"codeq/internal/owner"
 )
 
 // StepKind is a kind of step of a shard's owner, the one goroutine that decides everything in the
@@ -50,9 +50,9 @@ func (k StepKind) String() string {
 	return fmt.Sprintf("StepKind(%d)", uint8(k))
 }
 
-const stepBuckets = steps.Buckets
+const stepBuckets = owner.UpkeepBuckets
 
-var _ [steps.MaxKinds - endOfSteps]struct{} // each kind has a place in a table
+var _ [owner.MaxUpkeepKinds - endOfSteps]struct{} // each kind has a place in a table
 
 // StepStats describes the steps of one kind: how long they have taken, and how much the largest of
 // them did.
@@ -74,12 +74,12 @@ type StepStats struct {
 // Quantile returns a duration within which the fraction f of the steps ended, f from 0 to 1: the
 // upper end of a bucket, or Max if that is less. It is 0 if there were no steps.
 func (s *StepStats) Quantile(f float64) time.Duration {
-	st := steps.Stats{Count: s.Count, Longest: s.Max, Buckets: s.Buckets}
+	st := owner.UpkeepStats{Count: s.Count, Longest: s.Max, Buckets: s.Buckets}
 	return st.Quantile(f)
 }
 
 // stepStats returns what a table holds, in the order of the kinds.
-func stepStats(t *steps.Table) []StepStats {
+func stepStats(t *owner.UpkeepTable) []StepStats {
 	all := make([]StepStats, endOfSteps)
 	for kind := range all {
 		st := t.Stats(uint8(kind))
@@ -90,9 +90,9 @@ func stepStats(t *steps.Table) []StepStats {
 	return all
 }
 
-func (s *shard) stepMark() steps.Mark {
+func (s *shard) stepMark() owner.UpkeepMark {
 	records, bytes := s.Work()
-	return steps.Mark{At: time.Since(s.origin), Records: records, Bytes: bytes}
+	return owner.UpkeepMark{At: time.Since(s.origin), Records: records, Bytes: bytes}
 }
 
 // endStep notes that a step ends here, and the next one begins.
@@ -106,7 +106,7 @@ func (s *shard) endCommit() {
 // endGroup ends StepRelease, the last step of a group, and the group. woken is the number of
 // callers woken.
 func (s *shard) endGroup(woken int) {
-	now := s.steps.Mark // the group has been cleared
+	now := s.steps.UpkeepMark // the group has been cleared
 	now.At = time.Since(s.origin)
 	s.steps.EndOf(uint8(StepRelease), now, woken, 0)
 	s.steps.EndRound(uint8(StepGroup))
@@ -148,7 +148,7 @@ var stepOf = [...]StepKind{
 func (s *shard) keepUpAll() {
 	own := s.ownUpkeepsDue()
 	for _, done := range s.KeepUp(s.steps.At, own) {
-		s.steps.End(uint8(stepOf[done.Step]), steps.Mark{At: done.At, Records: done.Records, Bytes: done.Bytes})
+		s.steps.End(uint8(stepOf[done.Step]), owner.UpkeepMark{At: done.At, Records: done.Records, Bytes: done.Bytes})
 	}
 	for i := range ownUpkeeps {
 		u := &ownUpkeeps[i]

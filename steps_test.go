@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/steps"
+	"codeq/internal/owner"
 )
 
 // TestStepStats: what an owner does is counted by kind, with its duration and its size.
@@ -68,7 +68,7 @@ func TestStepStats(t *testing.T) {
 
 // TestQuantileOfSteps: of 100 steps, 90 took 5 us and 10 took 1 ms.
 func TestQuantileOfSteps(t *testing.T) {
-	var table steps.Table
+	var table owner.UpkeepTable
 	require.Zero(t, stepStats(&table)[StepReap].Quantile(0.99))
 	for i := range 100 {
 		took := 5 * time.Microsecond
@@ -83,5 +83,5 @@ func TestQuantileOfSteps(t *testing.T) {
 	require.Equal(t, 8*time.Microsecond, st.Quantile(0.5))
 	require.Equal(t, 8*time.Microsecond, st.Quantile(0.9))
 	require.Equal(t, time.Millisecond, st.Quantile(0.91))
-	require.EqualValues(t, 1, stepStats(&table)[StepWake].Buckets[steps.Buckets-1])
+	require.EqualValues(t, 1, stepStats(&table)[StepWake].Buckets[owner.UpkeepBuckets-1])
 }

@@ -1,6 +1,4 @@
-// Package steps measures the steps of a goroutine that goes round and round: how long those of each
-// kind have taken, and how much the largest of them did.
-package steps
+package owner
 
 import (
 	"math/bits"
@@ -9,32 +7,32 @@ import (
 )
 
 const (
-	// MaxKinds is more than the largest kind.
-	MaxKinds = 32
-	// Buckets is enough for steps of a minute; longer ones are in the last bucket.
-	Buckets = 27
+	// MaxUpkeepKinds is more than the largest kind.
+	MaxUpkeepKinds = 32
+	// UpkeepBuckets is enough for steps of a minute; longer ones are in the last bucket.
+	UpkeepBuckets = 27
 )
 
-// Table holds the histograms of the kinds of steps. Only one goroutine writes them; any may read
+// UpkeepTable holds the histograms of the kinds of steps. Only one goroutine writes them; any may read
 // them.
-type Table [MaxKinds]struct {
-	buckets                 [Buckets]atomic.Int64
+type UpkeepTable [MaxUpkeepKinds]struct {
+	buckets                 [UpkeepBuckets]atomic.Int64
 	total                   atomic.Int64
 	longest, records, bytes atomic.Int64
 }
 
-// Stats describes the steps of one kind.
-type Stats struct {
+// UpkeepStats describes the steps of one kind.
+type UpkeepStats struct {
 	Count          int64
 	Total, Longest time.Duration
 	Records, Bytes int64 // of one step at the most
-	Buckets        [Buckets]int64
+	Buckets        [UpkeepBuckets]int64
 }
 
 // Note adds a step.
-func (t *Table) Note(kind uint8, took time.Duration, records, bytes int) {
+func (t *UpkeepTable) Note(kind uint8, took time.Duration, records, bytes int) {
 	h := &t[kind]
-	h.buckets[min(bits.Len64(uint64(took/time.Microsecond)), Buckets-1)].Add(1)
+	h.buckets[min(bits.Len64(uint64(took/time.Microsecond)), UpkeepBuckets-1)].Add(1)
 	h.total.Store(h.total.Load() + int64(took)) // nobody else does
 	raise(&h.longest, int64(took))
 	raise(&h.records, int64(records))
@@ -48,8 +46,8 @@ func raise(most *atomic.Int64, v int64) {
 	}
 }
 
-// Stats returns the histogram of a kind.
-func (t *Table) Stats(kind uint8) (s Stats) {
+// UpkeepStats returns the histogram of a kind.
+func (t *UpkeepTable) Stats(kind uint8) (s UpkeepStats) {
 	h := &t[kind]
 	s.Total = time.Duration(h.total.Load())
 	s.Longest, s.Records, s.Bytes = time.Duration(h.longest.Load()), h.records.Load(), h.bytes.Load()
@@ -61,7 +59,7 @@ func (t *Table) Stats(kind uint8) (s Stats) {
 }
 
 // Quantile returns a duration within which the fraction f of the steps ended.
-func (s *Stats) Quantile(f float64) time.Duration {
+func (s *UpkeepStats) Quantile(f float64) time.Duration {
 	left := int64(f * float64(s.Count))
 	for i, n := range s.Buckets {
 		if left -= n; left <= 0 && n > 0 {
@@ -71,37 +69,37 @@ func (s *Stats) Quantile(f float64) time.Duration {
 	return s.Longest
 }
 
-// Mark is a place between two steps: the time, and what was done so far.
-type Mark struct {
+// UpkeepMark is a place between two steps: the time, and what was done so far.
+type UpkeepMark struct {
 	At             time.Duration
 	Records, Bytes int
 }
 
-// Clock measures the steps of a round: where one ends, the next one begins.
-type Clock struct {
-	*Table
-	Mark       // where the last step has ended
-	begin Mark // of the round
+// UpkeepClock measures the steps of a round: where one ends, the next one begins.
+type UpkeepClock struct {
+	*UpkeepTable
+	UpkeepMark            // where the last step has ended
+	begin      UpkeepMark // of the round
 
 	Took time.Duration // by the last step that has ended
 }
 
 // Begin notes that a round begins.
-func (c *Clock) Begin(now Mark) { c.Mark, c.begin = now, now }
+func (c *UpkeepClock) Begin(now UpkeepMark) { c.UpkeepMark, c.begin = now, now }
 
 // End notes that a step ends, and the next one begins.
-func (c *Clock) End(kind uint8, now Mark) {
+func (c *UpkeepClock) End(kind uint8, now UpkeepMark) {
 	c.EndOf(kind, now, now.Records-c.Records, now.Bytes-c.Bytes)
 }
 
 // EndOf is End for a step of another size than what was done in it.
-func (c *Clock) EndOf(kind uint8, now Mark, records, bytes int) {
+func (c *UpkeepClock) EndOf(kind uint8, now UpkeepMark, records, bytes int) {
 	c.Took = now.At - c.At
 	c.Note(kind, c.Took, records, bytes)
-	c.Mark = now
+	c.UpkeepMark = now
 }
 
 // EndRound notes that a round ends.
-func (c *Clock) EndRound(kind uint8) {
+func (c *UpkeepClock) EndRound(kind uint8) {
 	c.Note(kind, c.At-c.begin.At, c.Records-c.begin.Records, c.Bytes-c.begin.Bytes)
 }

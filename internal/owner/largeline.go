@@ -1,4 +1,4 @@
-package inbox
+package owner
 
 // Line is the large operations of a shard that wait, in the order in which they came. A produce of
 // megabytes takes as long to commit as hundreds of small operations, and a few of them fill

@@ -1,4 +1,4 @@
-package ownerclock
+package owner
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 // TestStalls: a stall counts with stallAfter of it, a sleep that ends in time with all of it, and a
 // sleep until the owner is woken as well.
 func TestStalls(t *testing.T) {
-	c := New()
+	c := NewClock()
 	require.EqualValues(t, 0, c.Tick(0, false))
 	c.Sleep(100)
 	require.EqualValues(t, 100, c.Tick(100, false), "in time")
@@ -26,7 +26,7 @@ func TestStalls(t *testing.T) {
 
 // TestFullDiskStopsTheClock: no time counts while there is no room, however long that is.
 func TestFullDiskStopsTheClock(t *testing.T) {
-	c := New()
+	c := NewClock()
 	c.Sleep(engine.Never)
 	require.EqualValues(t, 1000, c.Tick(1000, false))
 	for at := uint64(1001); at < 1_000_000; at += 999 {
@@ -39,7 +39,7 @@ func TestFullDiskStopsTheClock(t *testing.T) {
 // TestReapable: no lease is taken back whose deadline is later than the time at which an undecided
 // operation may have come: one in the inbox, one that was taken from it, one that is deferred.
 func TestReapable(t *testing.T) {
-	c := New()
+	c := NewClock()
 	c.Sleep(engine.Never)
 	now := c.Tick(100, false)
 	c.Look(now, engine.Never, engine.Never)
@@ -79,7 +79,7 @@ func TestReapable(t *testing.T) {
 // TestTimesOfStalls: the time at which an operation came is reduced by what did not count, as the
 // time of its decision is, so that a stall before it takes no lease from its worker.
 func TestTimesOfStalls(t *testing.T) {
-	c := New()
+	c := NewClock()
 	c.Tick(0, false)
 	now := c.Tick(10_000, false)
 	require.EqualValues(t, stallAfter, now)

@@ -1,4 +1,4 @@
-package steps
+package owner
 
 import (
 	"testing"
@@ -11,14 +11,14 @@ import (
 // and has done what was done meanwhile; a round lasts from its begin to the end of its last step.
 func TestClock(t *testing.T) {
 	const read, write, round = 1, 2, 3
-	c := Clock{Table: new(Table)}
-	c.Begin(Mark{At: time.Second, Records: 10, Bytes: 1000})
-	c.End(read, Mark{At: time.Second + 3*time.Microsecond, Records: 12, Bytes: 1100})
-	c.End(write, Mark{At: time.Second + 10*time.Microsecond, Records: 12, Bytes: 1500})
-	c.EndOf(write, Mark{At: time.Second + 12*time.Microsecond, Records: 13, Bytes: 1600}, 7, 70)
+	c := UpkeepClock{UpkeepTable: new(UpkeepTable)}
+	c.Begin(UpkeepMark{At: time.Second, Records: 10, Bytes: 1000})
+	c.End(read, UpkeepMark{At: time.Second + 3*time.Microsecond, Records: 12, Bytes: 1100})
+	c.End(write, UpkeepMark{At: time.Second + 10*time.Microsecond, Records: 12, Bytes: 1500})
+	c.EndOf(write, UpkeepMark{At: time.Second + 12*time.Microsecond, Records: 13, Bytes: 1600}, 7, 70)
 	c.EndRound(round)
-	c.Begin(Mark{At: time.Minute, Records: 13, Bytes: 1600})
-	c.End(read, Mark{At: time.Minute + time.Microsecond, Records: 18, Bytes: 1601})
+	c.Begin(UpkeepMark{At: time.Minute, Records: 13, Bytes: 1600})
+	c.End(read, UpkeepMark{At: time.Minute + time.Microsecond, Records: 18, Bytes: 1601})
 
 	s := c.Stats(read)
 	require.EqualValues(t, 2, s.Count)
@@ -49,14 +49,14 @@ func TestBuckets(t *testing.T) {
 		bucket int
 	}{
 		{0, 0}, {time.Microsecond - 1, 0}, {time.Microsecond, 1}, {2 * time.Microsecond, 2}, {5 * time.Microsecond, 3},
-		{1 << (Buckets - 2) * time.Microsecond, Buckets - 1}, {time.Hour, Buckets - 1},
+		{1 << (UpkeepBuckets - 2) * time.Microsecond, UpkeepBuckets - 1}, {time.Hour, UpkeepBuckets - 1},
 	} {
-		var table Table
-		table.Note(MaxKinds-1, c.took, 0, 0)
-		s := table.Stats(MaxKinds - 1)
+		var table UpkeepTable
+		table.Note(MaxUpkeepKinds-1, c.took, 0, 0)
+		s := table.Stats(MaxUpkeepKinds - 1)
 		require.EqualValues(t, 1, s.Buckets[c.bucket], c.took)
 		require.EqualValues(t, 1, s.Count, c.took)
 		require.Equal(t, c.took, s.Longest)
 	}
-	require.Greater(t, 1<<(Buckets-1)*time.Microsecond, time.Minute)
+	require.Greater(t, 1<<(UpkeepBuckets-1)*time.Microsecond, time.Minute)
 }

@@ -1,5 +1,4 @@
-// Package diskspace watches the free space on the disk of a shard's store.
-package diskspace
+package owner
 
 import (
 	"errors"
@@ -14,16 +13,16 @@ import (
 	"codeq/internal/store"
 )
 
-// Watch asks the file system before a group, if the shard has committed some MiB since it asked
+// DiskWatch asks the file system before a group, if the shard has committed some MiB since it asked
 // last, or some time has passed. If the file system cannot say, the disk counts as full only once a
 // table, or the log, cannot be written for want of space.
-type Watch struct {
+type DiskWatch struct {
 	// Written is how many bytes were committed since the file system was asked.
 	Written int
 	// Recheck is when to ask again without a call, by uptime, if something waits for room.
 	Recheck uint64
-	// Cluster is the other nodes that store what the shard commits; nil: there are none.
-	Cluster Cluster
+	// DiskCluster is the other nodes that store what the shard commits; nil: there are none.
+	Cluster DiskCluster
 
 	disk    disk
 	low     uint64      // bytes of free space below which there is not enough; 0: no limit
@@ -36,8 +35,8 @@ type Watch struct {
 	every   int         // committed bytes after which to ask again: in all shards together a fraction of low
 }
 
-// Cluster is the nodes that store what a shard commits.
-type Cluster interface {
+// DiskCluster is the nodes that store what a shard commits.
+type DiskCluster interface {
 	// Shortage is that of a majority of the nodes (store.Shortage), as this one knows.
 	Shortage() int
 	// Short says which nodes have it.
@@ -52,10 +51,10 @@ type disk interface {
 	DiskUsage() (vfs.DiskUsage, error)
 }
 
-// New returns a Watch of the disk of a store, of one of so many shards. low is how many bytes are
+// NewDiskWatch returns a Watch of the disk of a store, of one of so many shards. low is how many bytes are
 // to be free; 0: any number.
-func New(d disk, low int64, shards int) Watch {
-	w := Watch{disk: d, low: uint64(max(low, 0)), every: store.LookBytes}
+func NewDiskWatch(d disk, low int64, shards int) DiskWatch {
+	w := DiskWatch{disk: d, low: uint64(max(low, 0)), every: store.LookBytes}
 	if share := int(w.low / uint64(16*max(shards, 1))); share > 0 {
 		w.every = min(w.every, share)
 	}
@@ -64,7 +63,7 @@ func New(d disk, low int64, shards int) Watch {
 
 // Look measures the free space if that is due. denied: nothing can be written, whatever the file
 // system says. There is as much room as on this disk and on those of a majority.
-func (w *Watch) Look(now uint64, denied bool) (room engine.Room, looked bool) {
+func (w *DiskWatch) Look(now uint64, denied bool) (room engine.Room, looked bool) {
 	others := engine.Roomy
 	if w.Cluster != nil {
 		others = engine.Room(w.Cluster.Shortage())
@@ -86,7 +85,7 @@ func (w *Watch) Look(now uint64, denied bool) (room engine.Room, looked bool) {
 }
 
 // measure asks the file system for the free space.
-func (w *Watch) measure() engine.Room {
+func (w *DiskWatch) measure() engine.Room {
 	switch {
 	case w.denied:
 		return engine.RoomEmpty
@@ -101,15 +100,15 @@ func (w *Watch) measure() engine.Room {
 }
 
 // Free returns the free bytes when the file system was last asked.
-func (w *Watch) Free() uint64 { return w.free }
+func (w *DiskWatch) Free() uint64 { return w.free }
 
 // IsTight reports whether space is to be reclaimed at once.
-func (w *Watch) IsTight(now uint64) bool {
+func (w *DiskWatch) IsTight(now uint64) bool {
 	return now < w.relaxed || w.low > 0 && store.IsTight(w.free, w.low)
 }
 
 // Refusal returns why an operation of a shard is refused.
-func (w *Watch) Refusal(shard int) error {
+func (w *DiskWatch) Refusal(shard int) error {
 	switch {
 	case w.others > w.own:
 		return fmt.Errorf("%w: shard %d: %s", base.ErrDiskFull, shard, w.Cluster.Short())
@@ -121,7 +120,7 @@ func (w *Watch) Refusal(shard int) error {
 
 // denial says why nothing can be written, and what to do. There may be free bytes: inodes run out,
 // too, and so do quotas.
-func (w *Watch) denial() string {
+func (w *DiskWatch) denial() string {
 	if usage, err := w.disk.DiskUsage(); err == nil && usage.AvailBytes > max(w.low, deniedFree) {
 		return fmt.Sprintf("nothing can be written though %d bytes are free: free inodes (df -i), or raise the quota of the user", usage.AvailBytes)
 	}
@@ -131,15 +130,15 @@ func (w *Watch) denial() string {
 // deniedFree is more free space than a file system keeps from its users, or a file needs, in bytes.
 const deniedFree = 64 << 20
 
-// Wait is the part of an operation whose caller may wait for room, as Run does with the outcomes of
+// RoomWait is the part of an operation whose caller may wait for room, as Run does with the outcomes of
 // its handlers.
-type Wait struct {
+type RoomWait struct {
 	Gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
 	left chan struct{}   // the same channel as Gone, if the caller is on another node
 }
 
 // WaitsForRoom reports whether the caller waits.
-func (w *Wait) WaitsForRoom() bool {
+func (w *RoomWait) WaitsForRoom() bool {
 	if w.Gone == nil {
 		return false
 	}
@@ -152,7 +151,7 @@ func (w *Wait) WaitsForRoom() bool {
 }
 
 // SetWaits sets whether the caller, on another node, waits.
-func (w *Wait) SetWaits(waits bool) {
+func (w *RoomWait) SetWaits(waits bool) {
 	if waits {
 		w.left = make(chan struct{})
 		w.Gone = w.left
@@ -160,14 +159,14 @@ func (w *Wait) SetWaits(waits bool) {
 }
 
 // Leave is called when the caller on another node has gone.
-func (w *Wait) Leave() {
+func (w *RoomWait) Leave() {
 	if w.left != nil {
 		close(w.left)
 	}
 }
 
-// Full makes an error that reports a full disk match base.ErrDiskFull.
-func Full(err error) error {
+// DiskFull makes an error that reports a full disk match base.ErrDiskFull.
+func DiskFull(err error) error {
 	if err == nil || !failstop.IsNoSpace(err) || errors.Is(err, base.ErrDiskFull) {
 		return err
 	}

@@ -1,4 +1,4 @@
-package inbox_test
+package owner_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
-	"codeq/internal/inbox"
+	"codeq/internal/owner"
 )
 
 var errStopped = errors.New("stopped")
@@ -20,7 +20,7 @@ var errStopped = errors.New("stopped")
 // operation came.
 func TestPushWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		in := inbox.New(1, time.Now, func(op int) bool { return op == 2 })
+		in := owner.NewInbox(1, time.Now, func(op int) bool { return op == 2 })
 		require.NoError(t, in.Push(t.Context(), 1, nil))
 		time.Sleep(5 * time.Millisecond)
 		go func() { _ = in.Push(t.Context(), 2, nil) }()
@@ -28,18 +28,18 @@ func TestPushWaitsForRoom(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 		ops, late, refused := in.Take(nil, false)
 		require.Equal(t, []int{1}, ops)
-		require.Equal(t, inbox.Lateness{Taken: math.MaxUint64, Left: 5}, late)
+		require.Equal(t, owner.Lateness{Taken: math.MaxUint64, Left: 5}, late)
 		require.NoError(t, refused)
 		synctest.Wait()
 		ops, late, _ = in.Take(nil, false)
 		require.Equal(t, []int{2}, ops)
-		require.Equal(t, inbox.Lateness{Taken: 5, Left: math.MaxUint64}, late)
+		require.Equal(t, owner.Lateness{Taken: 5, Left: math.MaxUint64}, late)
 	})
 }
 
 // TestPushEndsWithItsContext: a caller that gives up leaves nothing behind.
 func TestPushEndsWithItsContext(t *testing.T) {
-	in := inbox.New(1, time.Now, func(int) bool { return true })
+	in := owner.NewInbox(1, time.Now, func(int) bool { return true })
 	require.NoError(t, in.Push(t.Context(), 1, nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -52,7 +52,7 @@ func TestPushEndsWithItsContext(t *testing.T) {
 // TestOwnerIsWoken: whatever comes ends the owner's sleep, once.
 func TestOwnerIsWoken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		in := inbox.New(8, time.Now, func(int) bool { return false })
+		in := owner.NewInbox(8, time.Now, func(int) bool { return false })
 		_, _, _ = in.Take(nil, true)
 		time.Sleep(7 * time.Millisecond)
 		require.NoError(t, in.Pass(1))
@@ -73,7 +73,7 @@ func TestOwnerIsWoken(t *testing.T) {
 
 // TestPick: the owner takes one operation out of the middle, and sleeps if there is none.
 func TestPick(t *testing.T) {
-	in := inbox.New(8, time.Now, func(int) bool { return false })
+	in := owner.NewInbox(8, time.Now, func(int) bool { return false })
 	for op := range 3 {
 		require.NoError(t, in.Pass(op))
 	}
@@ -93,7 +93,7 @@ func TestPick(t *testing.T) {
 // TestStop: what was accepted stays, and what comes later is refused for the first reason, unless
 // the queue is closed.
 func TestStop(t *testing.T) {
-	in := inbox.New(8, time.Now, func(int) bool { return false })
+	in := owner.NewInbox(8, time.Now, func(int) bool { return false })
 	require.NoError(t, in.Pass(1))
 	in.Stop(errStopped)
 	in.Stop(errors.New("again"))
@@ -111,7 +111,7 @@ func TestWithdraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var limits base.Limits
 		limits.Init(time.Second, func() uint64 { return 0 })
-		in := inbox.New(1, time.Now, func(int) bool { return false })
+		in := owner.NewInbox(1, time.Now, func(int) bool { return false })
 		require.NoError(t, in.Push(t.Context(), 1, nil))
 		begun := time.Now()
 		err := in.Push(t.Context(), 2, limits.New(begun))

@@ -1,4 +1,4 @@
-package diskspace
+package owner
 
 import (
 	"testing"
@@ -23,7 +23,7 @@ func TestDenied(t *testing.T) {
 		1 << 20: "nothing can be written: make room on the disk",
 		1 << 34: "nothing can be written though 17179869184 bytes are free: free inodes (df -i), or raise the quota of the user",
 	} {
-		w := New(free, 1<<21, 1)
+		w := NewDiskWatch(free, 1<<21, 1)
 		_, looked := w.Look(1, true)
 		require.True(t, looked)
 		err := w.Refusal(3)

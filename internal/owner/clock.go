@@ -1,6 +1,4 @@
-// Package ownerclock has the time by which the owner of a shard decides whether leases have
-// expired.
-package ownerclock
+package owner
 
 import "codeq/internal/engine"
 
@@ -28,8 +26,8 @@ type Clock struct {
 	deferred uint64 // likewise, for those deferred to the next group; never: there are none
 }
 
-// New returns the clock of an owner that has not begun.
-func New() Clock { return Clock{deferred: engine.Never} }
+// NewClock returns the clock of an owner that has not begun.
+func NewClock() Clock { return Clock{deferred: engine.Never} }
 
 // stallAfter is how much of a stall counts, in ms. Groups on a slow disk take less, so that the
 // leases of dead workers still expire in time.
