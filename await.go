@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"codeq/internal/base"
-	"codeq/internal/broadcast"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -121,7 +121,7 @@ func (op *indexOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
 // awaitOp waits for the end of a task.
 type awaitOp struct {
 	completion
-	broadcast.Patience
+	entries.Patience
 	id      ID
 	outcome engine.Outcome
 }
@@ -143,8 +143,8 @@ func (op *awaitOp) abandon(*shard) { op.GiveUp() }
 
 func (op *awaitOp) encode(dst []byte) []byte      { return append(dst, op.id[:]...) }
 func (op *awaitOp) decode(r *wire.Reader)         { op.id = keys.ReadID(r) }
-func (op *awaitOp) encodeReply(dst []byte) []byte { return broadcast.AppendOutcome(dst, &op.outcome) }
-func (op *awaitOp) decodeReply(r *wire.Reader)    { op.outcome = broadcast.ReadOutcome(r) }
+func (op *awaitOp) encodeReply(dst []byte) []byte { return entries.AppendOutcome(dst, &op.outcome) }
+func (op *awaitOp) decodeReply(r *wire.Reader)    { op.outcome = entries.ReadOutcome(r) }
 
 // outcomeOf converts an outcome of the engine.
 func outcomeOf(o *engine.Outcome) *Outcome {
@@ -196,7 +196,7 @@ func (q *Queue) WaitIdle(ctx context.Context, queues ...string) (err error) {
 type idleOp struct {
 	completion
 	engine.Idleness
-	broadcast.Patience
+	entries.Patience
 	epoch  uint64 // of the shard
 	waited bool
 }
@@ -233,7 +233,7 @@ func (op *idleOp) again() { op.waited, op.err = true, nil }
 // takenOp waits until another shard has taken the messages that this one had stored for it.
 type takenOp struct {
 	completion
-	broadcast.Patience
+	entries.Patience
 	to int
 }
 

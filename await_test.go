@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/broadcast"
+	"codeq/internal/entries"
 )
 
 // TestAwaitMany: a thousand callers wait for one task, and one for each of a
@@ -95,7 +95,7 @@ func TestAwaitSweep(t *testing.T) {
 				return nil
 			}))
 		}
-		require.LessOrEqual(t, most, 2*patient+broadcast.SweepMin+1)
+		require.LessOrEqual(t, most, 2*patient+entries.SweepMin+1)
 		require.NoError(t, q.Complete(context.Background(), claimNow(t, q, "a").Receipt, nil))
 		for range patient {
 			require.NoError(t, <-waiting)

@@ -10,7 +10,6 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
-	"codeq/internal/session"
 	"codeq/internal/wire"
 )
 
@@ -197,7 +196,7 @@ func (n *node) produce(ctx context.Context, shard int, op *produceOp) (settled b
 	}
 }
 
-func (n *node) doNumbered(ctx context.Context, shard int, calls *session.Calls, op *produceOp) (bool, error) {
+func (n *node) doNumbered(ctx context.Context, shard int, calls *call.Session, op *produceOp) (bool, error) {
 	op.call = calls.Begin()
 	op.call.Node = n.Self().Node
 	defer calls.End(op.call.Seq)

@@ -7,8 +7,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
-	"codeq/internal/broadcast"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/owner"
 )
 
@@ -212,9 +212,9 @@ func (s *shard) decideLarge(others bool) {
 
 // waiters is the calls that wait for something to happen in a shard.
 type waiters struct {
-	awaits broadcast.Waiting[*awaitOp] // for the end of a task
-	idlers []*idleOp                   // for queues to become idle
-	takers broadcast.Lines[*takenOp]   // until another shard has taken messages
+	awaits entries.Waiting[*awaitOp] // for the end of a task
+	idlers []*idleOp                 // for queues to become idle
+	takers entries.Lines[*takenOp]   // until another shard has taken messages
 }
 
 // waiting yields the calls.

@@ -4,11 +4,11 @@ import (
 	"slices"
 
 	"codeq/internal/base"
-	"codeq/internal/broadcast"
 	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
@@ -117,7 +117,7 @@ func (s *shard) answerAll() {
 		for i := range s.Effects.Endings {
 			e := &s.Effects.Endings[i]
 			for _, op := range s.awaits.Of(e.ID) {
-				op.outcome = broadcast.Clone(&e.Outcome) // the memory of the result belongs to who has completed the task
+				op.outcome = entries.CloneOutcome(&e.Outcome) // the memory of the result belongs to who has completed the task
 				s.settleAfterCommit(op)
 			}
 			s.awaits.Drop(e.ID)

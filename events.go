@@ -7,9 +7,9 @@ import (
 	"iter"
 	"time"
 
-	"codeq/internal/broadcast"
 	"codeq/internal/call"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/keys"
 	"codeq/internal/localsocket"
 	"codeq/internal/wire"
@@ -175,7 +175,7 @@ func (q *Queue) subscribe(ctx context.Context, opts SubscribeOptions) (*Subscrip
 // Subscription is a bounded buffer of events, made by [Queue.Subscribe]. Its methods are safe for
 // concurrent use; each event goes to one of several readers. A nil or zero Subscription has ended.
 type Subscription struct {
-	events *broadcast.Subscription
+	events *entries.Subscription
 	from   *localsocket.Source // nil: the events are of this process
 }
 
@@ -255,7 +255,7 @@ func (r *replica) publish(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	m, err := broadcast.Parse(b)
+	m, err := entries.ParseMessage(b)
 	if err != nil {
 		return err
 	}

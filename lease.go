@@ -9,7 +9,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/guard"
 	"codeq/internal/record"
-	"codeq/internal/taskbatch"
 	"codeq/internal/wire"
 )
 
@@ -48,7 +47,7 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 		op.next, err = q.prepareBatch("Complete", next, op.next)
 	}
 	if err == nil {
-		err = taskbatch.CheckRoute(op.next, q.shardOf(r.ID), len(q.replicas), q.opts.Limits.ofCommit())
+		err = call.CheckRoute(op.next, q.shardOf(r.ID), len(q.replicas), q.opts.Limits.ofCommit())
 	}
 	if err == nil {
 		err = q.checkParents(ctx, "Complete", op.next)
@@ -62,7 +61,7 @@ func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...
 	if !settled {
 		return err
 	}
-	hops := taskbatch.Hops(op.next, shard, len(q.replicas), true)
+	hops := call.BatchHops(op.next, shard, len(q.replicas), true)
 	if q.recycleComplete(op); err == nil {
 		err = q.awaitTaken(ctx, hops)
 	}
@@ -210,7 +209,7 @@ func (op *completeOp) resolve(s *shard) {
 
 func (op *completeOp) encode(dst []byte) []byte {
 	dst = call.AppendCompletion(appendReceipt(dst, op.receipt), op.WaitsForRoom(), op.stillRuns, op.result, op.format)
-	return call.AppendLastNotes(taskbatch.Append(dst, op.next), op.notes)
+	return call.AppendLastNotes(call.AppendTasks(dst, op.next), op.notes)
 }
 
 // takeNotes lets a lease that is about to end have the last notes of its handler.
@@ -223,7 +222,7 @@ func takeNotes(s *shard, r Receipt, n *record.Notes) {
 func (op *completeOp) decode(r *wire.Reader) {
 	op.receipt = readReceipt(r)
 	op.stillRuns = call.ReadCompletion(r, op.SetWaits)
-	op.result, op.next, op.notes = r.Bytes(), taskbatch.Read(r), call.ReadLastNotes(r)
+	op.result, op.next, op.notes = r.Bytes(), call.ReadTasks(r), call.ReadLastNotes(r)
 }
 
 // failOp ends a lease without completing the task.

@@ -7,9 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/call"
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
-	"codeq/internal/taskbatch"
 )
 
 // TestLargestBatch: a batch at the limits is one commit, whatever it is large by.
@@ -39,10 +39,10 @@ func TestLargestBatch(t *testing.T) {
 	_, err = q.ProduceBatch(ctx, tasks)
 	require.NoError(t, err)
 	require.NoError(t, q.checkAll())
-	var cost taskbatch.Cost
+	var cost call.BatchCost
 	for i := range tasks {
 		n := prepare(&tasks[i], nil)
-		require.NoError(t, cost.Add(&n, taskbatch.MaxLimits))
+		require.NoError(t, cost.Add(&n, call.MaxBatchLimits))
 	}
 	st, err := q.StorageStats()
 	require.NoError(t, err)

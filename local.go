@@ -9,9 +9,9 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
@@ -191,7 +191,7 @@ func (q *Queue) checkpointElsewhere(ctx context.Context, dir string, isCopy bool
 
 // subscribeElsewhere is Subscribe for a queue that another process has open, after its checks.
 func (q *Queue) subscribeElsewhere(opts SubscribeOptions, kinds engine.KindSet) (*Subscription, error) {
-	var hub broadcast.Hub
+	var hub entries.Hub
 	events, err := hub.Subscribe(kinds, opts.Queues, opts.Buffer)
 	if err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func waitsLong(kind byte) bool {
 }
 
 // subscribeProgram begins a subscription of a program, which takes its events out all the time.
-func (q *Queue) subscribeProgram(ctx context.Context, options []byte) (*broadcast.Subscription, error) {
+func (q *Queue) subscribeProgram(ctx context.Context, options []byte) (*entries.Subscription, error) {
 	var opts SubscribeOptions
 	if wire.UnmarshalJSON(options, &opts) != nil {
 		return nil, errMalformedCall

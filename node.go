@@ -6,11 +6,11 @@ import (
 	"math/rand/v2"
 	"sync"
 
-	"codeq/internal/broadcast"
+	"codeq/internal/call"
 	"codeq/internal/cluster"
+	"codeq/internal/entries"
 	"codeq/internal/peer"
 	"codeq/internal/raftlog"
-	"codeq/internal/session"
 )
 
 // node is what makes a queue part of a cluster: the node itself, and what the queue keeps for it.
@@ -19,7 +19,7 @@ type node struct {
 	queue     *Queue
 	log       *slog.Logger
 	claims    *claimTable
-	interests *broadcast.Interests
+	interests *entries.Interests
 
 	ctx        context.Context // ends when no shard is led here any more
 	background sync.WaitGroup  // calls that nobody waits for
@@ -33,11 +33,11 @@ var logSync = map[Durability]raftlog.Sync{
 func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
 	n := &node{
-		queue: q, log: q.opts.log.With("node", c.Node), interests: broadcast.NewInterests(q.dir.Life),
+		queue: q, log: q.opts.log.With("node", c.Node), interests: entries.NewInterests(q.dir.Life),
 	}
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
-		r := &replica{index: i, node: n, mono: q.opts.private.Mono, producing: session.New(q.dir.Life)}
+		r := &replica{index: i, node: n, mono: q.opts.private.Mono, producing: call.NewSession(q.dir.Life)}
 		q.replicas[i], machines[i] = r, newStateMachine(r)
 	}
 	var peers []cluster.Peer

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
@@ -16,7 +17,6 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/platform"
 	"codeq/internal/store"
-	"codeq/internal/taskbatch"
 )
 
 // Durability says where an operation's writes are when its call returns without an error.
@@ -207,8 +207,8 @@ type Limits struct {
 }
 
 // ofCommit returns the limits of what is written at once.
-func (l *Limits) ofCommit() taskbatch.Limits {
-	return taskbatch.Limits{Parents: l.Parents, Bytes: l.CommitBytes}
+func (l *Limits) ofCommit() call.BatchLimits {
+	return call.BatchLimits{Parents: l.Parents, Bytes: l.CommitBytes}
 }
 
 const (
@@ -268,7 +268,7 @@ func (o *Options) withDefaults() (*Options, error) {
 		}
 	}
 	deciding := c.deciding()
-	if field, value, limit := deciding.SetDefaults(taskbatch.MaxLimits.Parents, taskbatch.MaxLimits.Bytes); limit != "" {
+	if field, value, limit := deciding.SetDefaults(call.MaxBatchLimits.Parents, call.MaxBatchLimits.Bytes); limit != "" {
 		return nil, &InvalidError{"Options." + field, value, limit}
 	}
 	if c.Durability > DurabilityNone {

@@ -12,7 +12,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/taskbatch"
 	"codeq/internal/wire"
 )
 
@@ -42,7 +41,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	}
 	op := q.produceOp()
 	op.tasks = append(op.tasks, prepare(&t, nil))
-	var cost taskbatch.Cost
+	var cost call.BatchCost
 	if err := cost.Add(&op.tasks[0], q.opts.Limits.ofCommit()); err != nil {
 		q.recycleProduce(op)
 		return ID{}, translated(err)
@@ -62,7 +61,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 		return ID{}, err
 	}
 	id, duplicate := op.IDs[0], len(op.Duplicates) > 0
-	hops := taskbatch.Hops(op.tasks, shard, len(q.replicas), false)
+	hops := call.BatchHops(op.tasks, shard, len(q.replicas), false)
 	q.recycleProduce(op)
 	if err = q.awaitTaken(ctx, hops); duplicate {
 		err = errors.Join(&DuplicateError{Key: t.Unique.Key, ID: id}, err)
@@ -108,7 +107,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 		q.recycleProduce(op)
 		return nil, err
 	}
-	parts := taskbatch.Split(op.tasks, len(q.replicas))
+	parts := call.SplitBatch(op.tasks, len(q.replicas))
 	ids := make([]ID, len(tasks))
 	if parts == nil {
 		hops, err := q.produce(ctx, q.anyShard(), op, tasks, func(i int) int { return i }, ids)
@@ -116,7 +115,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 	}
 	all := op.tasks
 	var duplicates []error
-	var hops []taskbatch.Hop
+	var hops []call.BatchHop
 	for _, part := range parts {
 		next := op
 		if len(parts) > 1 {
@@ -137,7 +136,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 
 // produce stores the tasks of op in a shard, recycles op, and puts the IDs into ids. at returns the
 // index in tasks of the operation's i-th task. The hops tell the parents of the tasks.
-func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) ([]taskbatch.Hop, error) {
+func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) ([]call.BatchHop, error) {
 	settled, err := q.doProduce(ctx, shard, op)
 	if settled {
 		defer q.recycleProduce(op)
@@ -150,21 +149,21 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	}
 	var errs []error
 	for _, i := range op.Duplicates {
-		if tasks[at(i)].Unique.Replace && taskbatch.HasReplaced(op.tasks, i, op.Duplicates) {
+		if tasks[at(i)].Unique.Replace && call.HasReplaced(op.tasks, i, op.Duplicates) {
 			continue
 		}
 		errs = append(errs, &DuplicateError{Key: tasks[at(i)].Unique.Key, ID: op.IDs[i], Index: at(i)})
 	}
-	return taskbatch.Hops(op.tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
+	return call.BatchHops(op.tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
 }
 
 // checkParents refuses tasks of which a parent is missing that must not be. Those whose key is
 // taken are not stored, whatever is missing.
 func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.NewTask) error {
-	if !taskbatch.Refuses(tasks) {
+	if !call.Refuses(tasks) {
 		return nil
 	}
-	i, parent, err := taskbatch.FindMissing(tasks, len(q.replicas), func(shard int, ids []keys.ID) ([]keys.ID, error) {
+	i, parent, err := call.FindMissing(tasks, len(q.replicas), func(shard int, ids []keys.ID) ([]keys.ID, error) {
 		b := &call.Missing{IDs: ids}
 		err := q.ask(ctx, shard, rule(callMissing, b))
 		return b.Missing, err
@@ -181,7 +180,7 @@ func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.Ne
 }
 
 // awaitTaken returns when messages have been taken that tell parents of tasks, which are stored.
-func (q *Queue) awaitTaken(ctx context.Context, hops []taskbatch.Hop) error {
+func (q *Queue) awaitTaken(ctx context.Context, hops []call.BatchHop) error {
 	for _, h := range hops {
 		if q.node != nil && q.replicas[h.From].group.Format() < 7 { // the leader may not know takenOp
 			continue
@@ -236,14 +235,14 @@ func prepare(t *Task, records *arena.Arena) (n engine.NewTask) {
 // are added.
 type batch struct {
 	verb string
-	taskbatch.Builder
+	call.BatchBuilder
 	records arena.Arena
 	bytes   int // of the payloads
 }
 
 // prepareBatch checks and prepares tasks, and appends them to into, which is empty.
 func (q *Queue) prepareBatch(verb string, tasks []Task, into []engine.NewTask) ([]engine.NewTask, error) {
-	b := batch{verb: verb, Builder: taskbatch.Builder{Tasks: into}}
+	b := batch{verb: verb, BatchBuilder: call.BatchBuilder{Tasks: into}}
 	err := b.add(tasks, &q.opts.Limits)
 	if err == nil {
 		b.Finish()
@@ -312,13 +311,13 @@ func (op *produceOp) encode(dst []byte) []byte {
 	dst = wire.AppendUint(dst, op.call.Life)
 	dst = wire.AppendUint(dst, op.call.Seq)
 	dst = wire.AppendUint(dst, op.call.Low)
-	return taskbatch.Append(dst, op.tasks)
+	return call.AppendTasks(dst, op.tasks)
 }
 
 // decode does not read the node in op.call, which newProduce has set from the connection.
 func (op *produceOp) decode(r *wire.Reader) {
 	op.call.Life, op.call.Seq, op.call.Low = r.Uint(), r.Uint(), r.Uint()
-	op.tasks = taskbatch.Read(r)
+	op.tasks = call.ReadTasks(r)
 }
 
 func (op *produceOp) encodeReply(dst []byte) []byte {

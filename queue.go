@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq/internal/base"
-	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/failstop"
 	"codeq/internal/fsck"
 	"codeq/internal/guard"
@@ -36,8 +36,8 @@ type Queue struct {
 	dir      *manifest.Directory
 	caches   *store.Caches
 	pools    pools
-	events   broadcast.Hub
-	runs     broadcast.Runs[*runner]
+	events   entries.Hub
+	runs     entries.Runs[*runner]
 	heads    *dispatch.Board // nil: there is one shard
 	slow     dispatch.SlowStart
 	node     *node          // nil: no cluster

@@ -7,14 +7,13 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
-	"codeq/internal/broadcast"
 	"codeq/internal/cluster"
 	"codeq/internal/conversion"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
-	"codeq/internal/logentry"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
@@ -26,18 +25,18 @@ import (
 // stateMachine is a replica as the shard's Raft group knows it. It applies the log to the store.
 type stateMachine struct {
 	replica *replica
-	writer  logentry.Writer
+	writer  entries.Writer
 }
 
 func newStateMachine(r *replica) *stateMachine {
-	return &stateMachine{replica: r, writer: logentry.Writer{Adopt: func(identity []byte) error {
+	return &stateMachine{replica: r, writer: entries.Writer{Adopt: func(identity []byte) error {
 		return r.adoptFormat(identity, r.group.AwaitFormat)
 	}}}
 }
 
 // Apply writes what an entry says, and tells this node of it.
 func (m *stateMachine) Apply(l cluster.Entry) error {
-	e, err := logentry.Parse(l.Data)
+	e, err := entries.ParseEntry(l.Data)
 	if err != nil {
 		return err
 	}
@@ -236,12 +235,12 @@ type proposer struct {
 }
 
 func (p *proposer) Commit(b *pebble.Batch) error {
-	var e logentry.Entry
+	var e entries.Entry
 	if b != nil {
 		e.Batch = b.Repr()
 	}
 	if p.effects != nil {
-		e.Broadcast = broadcast.Encode(p.effects)
+		e.Broadcast = entries.EncodeEffects(p.effects)
 	}
 	// Raft keeps the entry, and Pebble's batch is about to be used again.
 	data := make([]byte, cluster.EntryHeader, cluster.EntryHeader+e.Size())

@@ -8,11 +8,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"codeq/internal/broadcast"
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/conversion"
+	"codeq/internal/entries"
 	"codeq/internal/owner"
-	"codeq/internal/session"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
 )
@@ -40,8 +40,8 @@ type replica struct {
 	source    *liveStore                // of the snapshots; guarded by mu; nil while the store is being replaced
 	clockedAt atomic.Pointer[time.Time] // when the store got the clock of leases that it has
 	mono      func() time.Time          // Options.mono
-	producing *session.Calls            // of this node
-	awaits    broadcast.Awaiting
+	producing *call.Session             // of this node
+	awaits    entries.Awaiting
 }
 
 // close releases the store, if one is open. REQUIRES: the shard has ended.

@@ -19,7 +19,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/heartbeat"
 	"codeq/internal/record"
-	"codeq/internal/taskbatch"
 	"codeq/internal/workers"
 )
 
@@ -491,7 +490,7 @@ func (r *runner) complete(f *taskContext) *failure {
 	if f.out != nil {
 		err := f.out.fill(op)
 		if err == nil {
-			err = taskbatch.CheckRoute(op.next, r.queue.shardOf(l.ID), len(r.queue.replicas), r.queue.opts.Limits.ofCommit())
+			err = call.CheckRoute(op.next, r.queue.shardOf(l.ID), len(r.queue.replicas), r.queue.opts.Limits.ofCommit())
 		}
 		if err != nil {
 			err = DeadLetter(base.Prefixed(translated(err)))

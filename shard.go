@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"codeq/internal/base"
-	"codeq/internal/broadcast"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/owner"
@@ -34,8 +34,8 @@ type shard struct {
 	replica *replica
 	epoch   uint64 // in a cluster, where the log was when the leader began: each later one has a larger number
 	commit  committer
-	hub     *broadcast.Hub           // whose subscribers learn of events; nil in a cluster, where the log tells
-	runs    *broadcast.Runs[*runner] // who learns of canceled leases; likewise
+	hub     *entries.Hub           // whose subscribers learn of events; nil in a cluster, where the log tells
+	runs    *entries.Runs[*runner] // who learns of canceled leases; likewise
 	inbox   *owner.Inbox[operation]
 	origin  time.Time     // of the durations of steps
 	done    chan struct{} // closed when run has ended
@@ -72,7 +72,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		timer:   time.NewTimer(time.Hour),
 		space:   diskSpace{DiskWatch: owner.NewDiskWatch(st, opts.MinFreeBytes, opts.Shards)},
 		steps:   owner.UpkeepClock{UpkeepTable: new(owner.UpkeepTable)},
-		waiters: waiters{takers: broadcast.NewLines[*takenOp](opts.Shards)},
+		waiters: waiters{takers: entries.NewLines[*takenOp](opts.Shards)},
 	}
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, BatchBytes: opts.Limits.BatchBytes, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.private.Mono})
 	s.permits = dispatch.NewPermits(s.claims, permitMail{s})

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/session"
+	"codeq/internal/call"
 	"codeq/internal/simtest"
 	"codeq/internal/store"
 )
@@ -222,7 +222,7 @@ func TestLivesOfNodes(t *testing.T) {
 			require.NoError(t, (*leaders)(simQueue(leader).node).Forget(t.Context(), 0, caller.name))
 			produce(t, q, Task{Queue: fmt.Sprint(i)})
 			require.Equal(t, life, lifeOf())
-			q.replicas[0].producing = session.New(life - 1)
+			q.replicas[0].producing = call.NewSession(life - 1)
 			produce(t, q, Task{Queue: fmt.Sprint(i)})
 			require.Greater(t, lifeOf(), life)
 			require.Equal(t, Counts{Ready: 3}, countsOf(t, q, fmt.Sprint(i)))

@@ -1,5 +1,7 @@
-// Package call holds the calls that the rules of a shard decide by themselves: what each of them
-// consists of, how it is decided, and how it and its answer are sent between nodes.
+// Package call holds the operations of a shard as values. A [Body] is a call that the rules decide
+// by themselves: its arguments, its answer, and how both are sent between nodes. Of a produce, the
+// package has the batch of tasks ([BatchBuilder], [SplitBatch]) and the numbers by which a node
+// repeats it without storing it twice ([Session]).
 package call
 
 import (

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"codeq/internal/base"
-	"codeq/internal/broadcast"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 	"codeq/internal/guard"
 	"codeq/internal/wire"
 )
@@ -35,7 +35,7 @@ type subscriptions struct {
 }
 
 type subscription struct {
-	events  *broadcast.Subscription
+	events  *entries.Subscription
 	readers int           // calls under way that wait for events
 	unread  *time.Timer   // runs while there are no readers
 	ended   chan struct{} // closed by end
@@ -59,7 +59,7 @@ func (s *Server) subscribe(ctx context.Context, options []byte) ([]byte, error) 
 }
 
 // add gives a subscription a number.
-func (s *subscriptions) add(events *broadcast.Subscription) (number uint64, sub *subscription, err error) {
+func (s *subscriptions) add(events *entries.Subscription) (number uint64, sub *subscription, err error) {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	number = binary.BigEndian.Uint64(random[:])
@@ -162,7 +162,7 @@ func (s *subscriptions) next(ctx context.Context, argument []byte) ([]byte, erro
 	if ctx.Err() != nil { // nobody has these
 		s.end(number)
 	}
-	return append(wire.AppendUint(nil, sub.events.Lost()), broadcast.Encode(&engine.Effects{Events: found})...), nil
+	return append(wire.AppendUint(nil, sub.events.Lost()), entries.EncodeEffects(&engine.Effects{Events: found})...), nil
 }
 
 func (s *subscriptions) unsubscribe(argument []byte) ([]byte, error) {
@@ -187,7 +187,7 @@ const unsubscribeTimeout = 5 * time.Second
 
 // Subscribe begins a subscription, and lets its events come to a hub until the Source is stopped,
 // or the Client closed. Then it closes the hub, of which into is the only subscription.
-func (c *Client) Subscribe(options any, hub *broadcast.Hub, into *broadcast.Subscription) (*Source, error) {
+func (c *Client) Subscribe(options any, hub *entries.Hub, into *entries.Subscription) (*Source, error) {
 	var number uint64
 	if err := c.Tell(context.Background(), Subscribe, options, &number); err != nil {
 		return nil, err
@@ -214,7 +214,7 @@ func (c *Client) Subscribe(options any, hub *broadcast.Hub, into *broadcast.Subs
 }
 
 // bring fetches events until ctx ends.
-func (c *Client) bring(ctx context.Context, number uint64, hub *broadcast.Hub, into *broadcast.Subscription) error {
+func (c *Client) bring(ctx context.Context, number uint64, hub *entries.Hub, into *entries.Subscription) error {
 	body, err := json.Marshal(number)
 	if err != nil {
 		return err
@@ -229,7 +229,7 @@ func (c *Client) bring(ctx context.Context, number uint64, hub *broadcast.Hub, i
 		}
 		r := wire.NewReader(reply)
 		total := r.Uint()
-		m, err := broadcast.Parse(r.Rest())
+		m, err := entries.ParseMessage(r.Rest())
 		if err != nil {
 			return err
 		}

@@ -10,15 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
-	"codeq/internal/broadcast"
 	"codeq/internal/engine"
+	"codeq/internal/entries"
 )
 
 // TestEndOfSubscription: a program that waits for events learns whether its subscription has ended
 // or the queue is closed.
 func TestEndOfSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var hub broadcast.Hub
+		var hub entries.Hub
 		var all subscriptions
 		ended, _ := begin(t, &hub, &all)
 		waits := read(t.Context(), &all, ended)
@@ -37,7 +37,7 @@ func TestEndOfSubscription(t *testing.T) {
 // last one has: at once, if who reads has gone.
 func TestUnreadSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var hub broadcast.Hub
+		var hub entries.Hub
 		var all subscriptions
 		requireOver := func(over <-chan struct{}, is bool) {
 			t.Helper()
@@ -85,7 +85,7 @@ func TestUnreadSubscription(t *testing.T) {
 }
 
 // begin begins a subscription. over is closed when nobody watches it any more.
-func begin(t *testing.T, hub *broadcast.Hub, all *subscriptions) (number uint64, over <-chan struct{}) {
+func begin(t *testing.T, hub *entries.Hub, all *subscriptions) (number uint64, over <-chan struct{}) {
 	events, err := hub.Subscribe(engine.KindSet(1), nil, 1)
 	require.NoError(t, err)
 	number, sub, err := all.add(events)

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
-	"codeq/internal/broadcast"
+	"codeq/internal/entries"
 	"codeq/internal/guard"
 	"codeq/internal/peer"
 )
@@ -42,7 +42,7 @@ type Config struct {
 	Waits func(kind byte) bool
 	Verbs Verbs
 	// Subscribe begins a subscription with the options of a Client.
-	Subscribe func(ctx context.Context, options []byte) (*broadcast.Subscription, error)
+	Subscribe func(ctx context.Context, options []byte) (*entries.Subscription, error)
 	// EncodeError is how an error is sent, and PanicError what a panic becomes.
 	EncodeError func(error) (code byte, text string)
 	PanicError  func(what string, value any, stack []byte) error

@@ -51,8 +51,8 @@ type disk interface {
 	DiskUsage() (vfs.DiskUsage, error)
 }
 
-// NewDiskWatch returns a Watch of the disk of a store, of one of so many shards. low is how many bytes are
-// to be free; 0: any number.
+// NewDiskWatch returns a Watch of the disk of a store, of one of so many shards. low is how many
+// bytes are to be free; 0: any number.
 func NewDiskWatch(d disk, low int64, shards int) DiskWatch {
 	w := DiskWatch{disk: d, low: uint64(max(low, 0)), every: store.LookBytes}
 	if share := int(w.low / uint64(16*max(shards, 1))); share > 0 {
@@ -130,8 +130,8 @@ func (w *DiskWatch) denial() string {
 // deniedFree is more free space than a file system keeps from its users, or a file needs, in bytes.
 const deniedFree = 64 << 20
 
-// RoomWait is the part of an operation whose caller may wait for room, as Run does with the outcomes of
-// its handlers.
+// RoomWait is the part of an operation whose caller may wait for room, as Run does with the
+// outcomes of its handlers.
 type RoomWait struct {
 	Gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
 	left chan struct{}   // the same channel as Gone, if the caller is on another node

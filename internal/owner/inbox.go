@@ -1,6 +1,6 @@
-// Package owner has what the owner of a shard needs beside the rules: the bounded queue of operations
-// that it takes ([Inbox]), the large ones that wait ([Line]), the time by which leases expire
-// ([Clock]), the free space of the disk ([DiskWatch]), and how long its upkeep takes
+// Package owner has what the owner of a shard needs beside the rules: the bounded queue of
+// operations that it takes ([Inbox]), the large ones that wait ([Line]), the time by which leases
+// expire ([Clock]), the free space of the disk ([DiskWatch]), and how long its upkeep takes
 // ([UpkeepTable]).
 package owner
 
@@ -42,9 +42,9 @@ type Inbox[Op any] struct {
 // never is the time of what has not come.
 const never uint64 = math.MaxUint64
 
-// NewInbox returns an Inbox for depth operations. isLate reports whether the time at which an operation
-// came matters; it is called only for those that wait for room. The origin is now, by a monotonic
-// clock.
+// NewInbox returns an Inbox for depth operations. isLate reports whether the time at which an
+// operation came matters; it is called only for those that wait for room. The origin is now, by a
+// monotonic clock.
 func NewInbox[Op any](depth int, clock func() time.Time, isLate func(Op) bool) *Inbox[Op] {
 	return &Inbox[Op]{
 		depth: depth, isLate: isLate, clock: clock, origin: clock(), wake: make(chan struct{}, 1), let: never,

@@ -13,8 +13,8 @@ const (
 	UpkeepBuckets = 27
 )
 
-// UpkeepTable holds the histograms of the kinds of steps. Only one goroutine writes them; any may read
-// them.
+// UpkeepTable holds the histograms of the kinds of steps. Only one goroutine writes them; any may
+// read them.
 type UpkeepTable [MaxUpkeepKinds]struct {
 	buckets                 [UpkeepBuckets]atomic.Int64
 	total                   atomic.Int64

@@ -97,7 +97,7 @@ func TestProfileSinceAnother(t *testing.T) {
 	var before, after stacks
 	for _, b := range []*stacks{&before, &after} {
 		b.add(3, 3*time.Second, "sync.(*Mutex).Unlock codeq.(*inbox).append")
-		b.add(1, 1*time.Second, "sync.(*Mutex).Unlock codeq/internal/broadcast.(*Hub).publish")
+		b.add(1, 1*time.Second, "sync.(*Mutex).Unlock codeq/internal/entries.(*Hub).publish")
 	}
 	after.add(4, 5*time.Second, "sync.(*Mutex).Unlock codeq.(*inbox).append")
 	p, err := since(&before.profile, &after.profile)

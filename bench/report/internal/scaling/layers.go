@@ -99,7 +99,7 @@ func layerOf(f string, outer []string) (layer, bool) {
 		return layerNetwork, true
 	case hasPrefix(f, "github.com/hashicorp/raft", "github.com/hashicorp/go-msgpack", "codeq/internal/raftlog.",
 		"codeq.(*stateMachine)", "codeq.(*liveStore)", "codeq.(*proposer)", "codeq.(*replica)", "codeq/internal/cluster.",
-		"codeq/internal/logentry.", "codeq/internal/snapshot."):
+		"codeq/internal/entries.", "codeq/internal/snapshot."):
 		return layerRaft, true
 	case hasPrefix(f, "codeq/internal/record.", "codeq/internal/keys.", "codeq.prepare", "codeq.(*Queue).prepareBatch", "encoding/"):
 		return layerEncoding, true

@@ -1,4 +1,4 @@
-package broadcast
+package entries
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ type Message struct {
 	Canceled []engine.Receipt // of leases
 }
 
-// Encode returns the message of a group for the log; nil if there is nothing to tell.
-func Encode(f *engine.Effects) []byte {
+// EncodeEffects returns the message of a group for the log; nil if there is nothing to tell.
+func EncodeEffects(f *engine.Effects) []byte {
 	if len(f.Events)+len(f.Endings)+len(f.Canceled) == 0 {
 		return nil
 	}
@@ -50,8 +50,8 @@ func Encode(f *engine.Effects) []byte {
 	return dst
 }
 
-// Parse is the reverse of Encode. It returns an error that matches base.ErrCorrupt.
-func Parse(b []byte) (m Message, err error) {
+// ParseMessage is the reverse of EncodeEffects. It returns an error that matches base.ErrCorrupt.
+func ParseMessage(b []byte) (m Message, err error) {
 	r := wire.NewReader(b)
 	for range r.Count(1 + keys.IDLen + 5) {
 		e := engine.Event{Kind: engine.EventKind(r.Byte()), ID: keys.ReadID(r), Queue: r.String(), Tenant: r.String()}
@@ -92,8 +92,8 @@ func ReadOutcome(r *wire.Reader) engine.Outcome {
 	return o
 }
 
-// Clone returns an outcome that shares no memory with o.
-func Clone(o *engine.Outcome) engine.Outcome {
+// CloneOutcome returns an outcome that shares no memory with o.
+func CloneOutcome(o *engine.Outcome) engine.Outcome {
 	c := *o
 	c.Result = append([]byte(nil), o.Result...)
 	return c

@@ -1,4 +1,4 @@
-package taskbatch
+package call
 
 import (
 	"codeq/internal/engine"
@@ -6,9 +6,9 @@ import (
 	"codeq/internal/wire"
 )
 
-// Append appends new tasks to a call of another node. Their records contain what binds them to
+// AppendTasks appends new tasks to a call of another node. Their records contain what binds them to
 // others.
-func Append(dst []byte, tasks []engine.NewTask) []byte {
+func AppendTasks(dst []byte, tasks []engine.NewTask) []byte {
 	dst = wire.AppendUint(dst, uint64(len(tasks)))
 	for i := range tasks {
 		t := &tasks[i]
@@ -21,15 +21,15 @@ func Append(dst []byte, tasks []engine.NewTask) []byte {
 	return dst
 }
 
-// Read reads tasks written by Append, on a node that may have other limits. The records alias the
-// message.
-func Read(r *wire.Reader) []engine.NewTask {
+// ReadTasks reads tasks written by AppendTasks, on a node that may have other limits. The records
+// alias the message.
+func ReadTasks(r *wire.Reader) []engine.NewTask {
 	n := r.Count(5)
 	if n == 0 {
 		return nil
 	}
 	tasks := make([]engine.NewTask, n)
-	tied, cost := false, Cost{}
+	tied, cost := false, BatchCost{}
 	for i := range tasks {
 		t := &tasks[i]
 		t.Key = engine.LaneKey{Queue: r.String(), Tenant: r.String(), Priority: r.Byte()}
@@ -44,13 +44,13 @@ func Read(r *wire.Reader) []engine.NewTask {
 		if bound {
 			t.Tied, tied = engine.TiedOf(&rec), true
 		}
-		if cost.Add(t, MaxLimits) != nil {
+		if cost.Add(t, MaxBatchLimits) != nil {
 			r.Fail()
 			return nil
 		}
 	}
 	if tied {
-		FindTwins(tasks)
+		findTwins(tasks)
 	}
 	return tasks
 }

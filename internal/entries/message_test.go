@@ -1,4 +1,4 @@
-package broadcast
+package entries
 
 import (
 	"testing"
@@ -19,12 +19,12 @@ func FuzzBroadcast(f *testing.F) {
 		Endings:  []engine.Ending{{ID: keys.ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
 		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: keys.ID{3}, Token: 4}}},
 	}
-	f.Add(Encode(&b))
+	f.Add(EncodeEffects(&b))
 	f.Add([]byte{0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var n Message
 		var err error
-		testalloc.Decode(t, len(b), func() { n, err = Parse(b) })
+		testalloc.Decode(t, len(b), func() { n, err = ParseMessage(b) })
 		if err != nil {
 			require.ErrorIs(t, err, base.ErrCorrupt)
 			return
@@ -33,8 +33,8 @@ func FuzzBroadcast(f *testing.F) {
 		for _, receipt := range n.Canceled {
 			f.Canceled = append(f.Canceled, engine.CanceledLease{Receipt: receipt})
 		}
-		again := Encode(&f)
-		m, err := Parse(again)
+		again := EncodeEffects(&f)
+		m, err := ParseMessage(again)
 		if again != nil {
 			require.NoError(t, err)
 			require.Equal(t, n, m)
@@ -49,8 +49,8 @@ func TestBroadcastTravels(t *testing.T) {
 		Endings:  []engine.Ending{{ID: keys.ID{2}, Outcome: engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 1}}},
 		Canceled: []engine.CanceledLease{{Receipt: engine.Receipt{ID: keys.ID{3}, Token: 4}}},
 	}
-	n, err := Parse(Encode(&b))
+	n, err := ParseMessage(EncodeEffects(&b))
 	require.NoError(t, err)
 	require.Equal(t, Message{b.Events, b.Endings, []engine.Receipt{b.Canceled[0].Receipt}}, n)
-	require.Nil(t, Encode(new(engine.Effects)), "nothing to tell takes no space")
+	require.Nil(t, EncodeEffects(new(engine.Effects)), "nothing to tell takes no space")
 }

@@ -1,4 +1,13 @@
-// Package session numbers the calls that have their effect once, on the node of the caller.
+package call
+
+import (
+	"sync"
+
+	"codeq/internal/engine"
+	"codeq/internal/manifest"
+)
+
+// Session numbers the produces of a node into one shard.
 //
 // In a cluster a produce whose outcome is unknown, because the leader of its shard was lost, is
 // tried again with the next leader, and has its effect once: the node of its caller numbers its
@@ -9,17 +18,7 @@
 //
 // The idea is that of RIFL (Lee, Park, Kejriwal, Matsushita, Ousterhout, "Implementing
 // Linearizability at Large Scale and Low Latency", 2015).
-package session
-
-import (
-	"sync"
-
-	"codeq/internal/engine"
-	"codeq/internal/manifest"
-)
-
-// Calls numbers the produces of a node into one shard.
-type Calls struct {
+type Session struct {
 	mu      sync.Mutex // guards what follows
 	life    uint64     // of the node, as the shard is to know it: see manifest.LifeAfter
 	last    uint64
@@ -27,13 +26,13 @@ type Calls struct {
 	pending map[uint64]struct{}
 }
 
-// New begins to number in a life of the node.
-func New(life uint64) *Calls {
-	return &Calls{life: life, low: 1, pending: make(map[uint64]struct{})}
+// NewSession begins to number in a life of the node.
+func NewSession(life uint64) *Session {
+	return &Session{life: life, low: 1, pending: make(map[uint64]struct{})}
 }
 
 // Begin returns the number of a call, but for the node.
-func (c *Calls) Begin() engine.CallNumber {
+func (c *Session) Begin() engine.CallNumber {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.last++
@@ -42,7 +41,7 @@ func (c *Calls) Begin() engine.CallNumber {
 }
 
 // End is when the caller knows the outcome of a call, or will never ask again.
-func (c *Calls) End(seq uint64) {
+func (c *Session) End(seq uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.pending, seq)
@@ -57,7 +56,7 @@ func (c *Calls) End(seq uint64) {
 // Outlive begins another life, unless the present one is later than the given one, which the shard
 // knows. It nearly always is: it is not if its clock is behind that of a lost directory of its
 // name.
-func (c *Calls) Outlive(latest uint64) {
+func (c *Session) Outlive(latest uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.life <= latest {

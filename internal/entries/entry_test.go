@@ -1,4 +1,4 @@
-package logentry
+package entries
 
 import (
 	"bytes"
@@ -46,7 +46,7 @@ func TestWrite(t *testing.T) {
 		require.NoError(t, b.Set([]byte(key), []byte(value), nil))
 		sent := (&Entry{Batch: b.Repr()}).Append(nil)
 		before := bytes.Clone(sent)
-		e, err := Parse(sent)
+		e, err := ParseEntry(sent)
 		require.NoError(t, err)
 		clock, err = w.Write(st, &e, index, term)
 		require.Equal(t, before, sent, "other nodes are yet to get it")
@@ -96,7 +96,7 @@ func FuzzEntry(f *testing.F) {
 	f.Add([]byte{})
 	f.Add((&Entry{}).Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := Parse(b)
+		e, err := ParseEntry(b)
 		if err != nil {
 			require.ErrorIs(t, err, base.ErrCorrupt)
 			return

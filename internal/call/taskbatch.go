@@ -1,7 +1,4 @@
-// Package taskbatch has what concerns several new tasks that are stored together: which shard
-// stores which of them, which of them have the same idempotency key or wait for each other, how
-// much their commit writes, and how they are sent to another node.
-package taskbatch
+package call
 
 import (
 	"cmp"
@@ -16,18 +13,21 @@ import (
 	"codeq/internal/record"
 )
 
-// Part is the tasks of a batch that one shard stores in one commit.
-type Part struct {
+// Tasks that are stored together: which shard stores which of them, which of them have the same
+// idempotency key or wait for each other, and how much their commit writes.
+
+// BatchPart is the tasks of a batch that one shard stores in one commit.
+type BatchPart struct {
 	Shard int
 	Tasks []int // indexes, in ascending order
 	level int   // more than those of the parts for whose tasks it waits
 	again bool  // some of them would be stored again if the batch were
 }
 
-// Split divides a batch into parts: nil means that any shard may store all tasks. A part comes
+// SplitBatch divides a batch into parts: nil means that any shard may store all tasks. A part comes
 // after those for whose tasks it waits; of the others, those come first of which nothing would be
 // stored again if the batch were. REQUIRES: the twins are found; they are in the same part.
-func Split(tasks []engine.NewTask, shards int) []Part {
+func SplitBatch(tasks []engine.NewTask, shards int) []BatchPart {
 	first := slices.IndexFunc(tasks, func(t engine.NewTask) bool {
 		_, bound := t.Home(shards)
 		return bound
@@ -37,7 +37,7 @@ func Split(tasks []engine.NewTask, shards int) []Part {
 	}
 	base, _ := tasks[first].Home(shards)
 	waited := waitedFor(tasks)
-	var parts []Part
+	var parts []BatchPart
 	in := make([]int, len(tasks)) // the index of the part
 	var free []int
 	for i := range tasks {
@@ -67,16 +67,16 @@ func Split(tasks []engine.NewTask, shards int) []Part {
 				level = max(level, p.level+1)
 			}
 		}
-		n := slices.IndexFunc(parts, func(p Part) bool { return p.Shard == home && p.level == level })
+		n := slices.IndexFunc(parts, func(p BatchPart) bool { return p.Shard == home && p.level == level })
 		if n < 0 {
 			n = len(parts)
-			parts = append(parts, Part{Shard: home, level: level})
+			parts = append(parts, BatchPart{Shard: home, level: level})
 		}
 		in[i] = n
 		parts[n].Tasks = append(parts[n].Tasks, i)
 		parts[n].again = parts[n].again || t.Tied == nil || t.Tied.Unique == [keys.UniqueLen]byte{}
 	}
-	slices.SortStableFunc(parts, func(a, b Part) int {
+	slices.SortStableFunc(parts, func(a, b BatchPart) int {
 		switch {
 		case a.level != b.level || a.again == b.again:
 			return cmp.Compare(a.level, b.level)
@@ -91,9 +91,9 @@ func Split(tasks []engine.NewTask, shards int) []Part {
 	return parts
 }
 
-// Append appends the tasks of the part. For siblings outside it stand the IDs of those that are
-// stored.
-func (p *Part) Append(into, all []engine.NewTask, stored func(i int) keys.ID) []engine.NewTask {
+// AppendTasks appends the tasks of the part. For siblings outside it stand the IDs of those that
+// are stored.
+func (p *BatchPart) Append(into, all []engine.NewTask, stored func(i int) keys.ID) []engine.NewTask {
 	for _, i := range p.Tasks {
 		t := all[i]
 		if refersToSiblings(t) {
@@ -114,7 +114,7 @@ func (p *Part) Append(into, all []engine.NewTask, stored func(i int) keys.ID) []
 		}
 		into = append(into, t)
 	}
-	FindTwins(into)
+	findTwins(into)
 	return into
 }
 
@@ -159,8 +159,8 @@ func refersToSiblings(t engine.NewTask) bool {
 // route is where the tasks of a batch are stored that is given to one shard, as the rules decide it
 // (admitAll).
 type route struct {
-	at   []int // the shard of each task
-	hops []Hop // of tasks that are sent together, because some of them wait for others
+	at   []int      // the shard of each task
+	hops []BatchHop // of tasks that are sent together, because some of them wait for others
 }
 
 // routeOf finds the route of a batch. Each hop writes the tasks that are not stored yet; the error
@@ -190,7 +190,7 @@ func routeOf(tasks []engine.NewTask, from, shards, limit int) (r route, err erro
 	bytes := 0
 	for shard := from; len(others) > 0; {
 		next, _ := tasks[others[0]].Home(shards)
-		r.hops = append(r.hops, Hop{shard, next})
+		r.hops = append(r.hops, BatchHop{shard, next})
 		shard = next
 		for _, i := range others {
 			bytes += len(tasks[i].Rec) + len(tasks[i].Key.Queue) + len(tasks[i].Key.Tenant) + taskCost
@@ -210,7 +210,7 @@ func routeOf(tasks []engine.NewTask, from, shards, limit int) (r route, err erro
 // CheckRoute refuses a batch that is given to one shard if the tasks of it that wait for each other
 // would be sent on so often that more is written than may be in one commit. The error is an
 // *engine.Invalid.
-func CheckRoute(tasks []engine.NewTask, from, shards int, l Limits) error {
+func CheckRoute(tasks []engine.NewTask, from, shards int, l BatchLimits) error {
 	if shards == 1 || !slices.ContainsFunc(tasks, refersToSiblings) {
 		return nil
 	}
@@ -218,14 +218,14 @@ func CheckRoute(tasks []engine.NewTask, from, shards int, l Limits) error {
 	return err
 }
 
-// Hop is messages of one shard to another one, or to itself.
-type Hop struct{ From, To int }
+// BatchHop is messages of one shard to another one, or to itself.
+type BatchHop struct{ From, To int }
 
-// Hops returns which messages bring the tasks that are given to a shard to the shards that store
-// them, if they wait for each other, and then tell the shards of their parents, in such an order
-// that each hop has begun when those before it have ended. others includes messages of the shard to
-// itself that are sent in rare cases only.
-func Hops(tasks []engine.NewTask, from, shards int, others bool) []Hop {
+// BatchHops returns which messages bring the tasks that are given to a shard to the shards that
+// store them, if they wait for each other, and then tell the shards of their parents, in such an
+// order that each hop has begun when those before it have ended. others includes messages of the
+// shard to itself that are sent in rare cases only.
+func BatchHops(tasks []engine.NewTask, from, shards int, others bool) []BatchHop {
 	waits := false
 	for i := range tasks {
 		waits = waits || tasks[i].Tied != nil && len(tasks[i].Tied.Parents) > 0
@@ -235,8 +235,8 @@ func Hops(tasks []engine.NewTask, from, shards int, others bool) []Hop {
 	}
 	r, _ := routeOf(tasks, from, shards, math.MaxInt) // no error: there is no limit
 	hops := r.hops
-	var asks, later []Hop
-	add := func(to *[]Hop, h Hop) {
+	var asks, later []BatchHop
+	add := func(to *[]BatchHop, h BatchHop) {
 		if !slices.Contains(*to, h) {
 			*to = append(*to, h)
 		}
@@ -252,7 +252,7 @@ func Hops(tasks []engine.NewTask, from, shards int, others bool) []Hop {
 		if at != from {
 			to = &later
 			if len(siblings) == 0 && !t.Tied.Parent { // it is sent by itself
-				add(&asks, Hop{from, at})
+				add(&asks, BatchHop{from, at})
 			}
 		}
 		for _, p := range t.Tied.Parents {
@@ -270,7 +270,7 @@ func Hops(tasks []engine.NewTask, from, shards int, others bool) []Hop {
 					continue
 				}
 			}
-			add(to, Hop{at, of})
+			add(to, BatchHop{at, of})
 		}
 	}
 	return append(append(hops, asks...), later...)
@@ -351,9 +351,9 @@ func decoded(t *engine.NewTask) record.Record {
 	return rec
 }
 
-// MarkParents sets Parent in the records of tasks for which others of the batch wait, directly or
+// markParents sets Parent in the records of tasks for which others of the batch wait, directly or
 // through a twin that is not stored. REQUIRES: the twins are found.
-func MarkParents(tasks []engine.NewTask) {
+func markParents(tasks []engine.NewTask) {
 	for i := range tasks {
 		if tasks[i].Tied == nil {
 			continue
@@ -380,9 +380,9 @@ func MarkParents(tasks []engine.NewTask) {
 	}
 }
 
-// FindTwins finds the tasks of a batch that have the same idempotency key as an earlier one: the
+// findTwins finds the tasks of a batch that have the same idempotency key as an earlier one: the
 // first one is stored, with the content of the last one that replaces it.
-func FindTwins(tasks []engine.NewTask) {
+func findTwins(tasks []engine.NewTask) {
 	first := make(map[[keys.UniqueLen]byte]int)
 	for i := range tasks {
 		t := tasks[i].Tied
@@ -424,39 +424,39 @@ func HasReplaced(tasks []engine.NewTask, i int, duplicates []int) bool {
 	return !refused
 }
 
-// Builder collects the tasks of a batch.
-type Builder struct {
+// BatchBuilder collects the tasks of a batch.
+type BatchBuilder struct {
 	Tasks []engine.NewTask
-	cost  Cost
+	cost  BatchCost
 	tied  bool // some are bound to others
 }
 
 // Add adds a task. The error, an *engine.Invalid, says which limit is exceeded.
-func (b *Builder) Add(t engine.NewTask, l Limits) error {
+func (b *BatchBuilder) Add(t engine.NewTask, l BatchLimits) error {
 	b.Tasks, b.tied = append(b.Tasks, t), b.tied || t.Tied != nil
 	return b.cost.Add(&b.Tasks[len(b.Tasks)-1], l)
 }
 
 // Finish finds twins and parents, after all tasks have been added.
-func (b *Builder) Finish() {
+func (b *BatchBuilder) Finish() {
 	if b.tied {
-		FindTwins(b.Tasks)
-		MarkParents(b.Tasks)
+		findTwins(b.Tasks)
+		markParents(b.Tasks)
 	}
 }
 
-// Limits bound what a batch writes.
-type Limits struct {
+// BatchLimits bound what a batch writes.
+type BatchLimits struct {
 	Parents int // of all tasks
 	Bytes   int
 }
 
-// MaxLimits are the largest limits of any node. A group has no more than two operations beyond its
-// budgets, of so many bytes each, and Pebble refuses a batch of 4 GiB.
-var MaxLimits = Limits{Parents: 1 << 20, Bytes: 1 << 30}
+// MaxBatchLimits are the largest limits of any node. A group has no more than two operations beyond
+// its budgets, of so many bytes each, and Pebble refuses a batch of 4 GiB.
+var MaxBatchLimits = BatchLimits{Parents: 1 << 20, Bytes: 1 << 30}
 
-// Cost is about how much new tasks write in their commit.
-type Cost struct{ Parents, Bytes int }
+// BatchCost is about how much new tasks write in their commit.
+type BatchCost struct{ Parents, Bytes int }
 
 // The bytes that a new task writes at the most in addition to its record: its keys, and entries in
 // the catalogue and counters; and those for each parent, a key or a message.
@@ -466,7 +466,7 @@ const (
 )
 
 // Add adds a task. The error, an *engine.Invalid, says which limit is exceeded.
-func (c *Cost) Add(t *engine.NewTask, l Limits) error {
+func (c *BatchCost) Add(t *engine.NewTask, l BatchLimits) error {
 	c.Bytes += len(t.Rec) + len(t.Key.Queue) + len(t.Key.Tenant) + taskCost
 	if t.Tied != nil {
 		c.Parents += len(t.Tied.Parents)

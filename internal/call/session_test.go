@@ -1,4 +1,4 @@
-package session
+package call
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 // TestCalls: a call that is tried again has its first outcome, as long as its caller may ask.
 func TestCalls(t *testing.T) {
 	t.Parallel()
-	calls := New(5)
+	calls := NewSession(5)
 	one, two := calls.Begin(), calls.Begin()
 	require.Equal(t, engine.CallNumber{Life: 5, Seq: 1, Low: 1}, one)
 	require.Equal(t, engine.CallNumber{Life: 5, Seq: 2, Low: 1}, two)

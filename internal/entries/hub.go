@@ -1,7 +1,8 @@
-// Package broadcast is what a change of a shard makes known, how that is written into the log of a
-// cluster, and who learns of it: subscribers of events, and callers that wait for the end of a
-// task.
-package broadcast
+// Package entries has the entries of a shard's log, and what they make known: an [Entry] is a
+// batch, which a replica writes into its store ([Writer]), and a [Message], which passes events to
+// subscribers ([Hub]) and ends of tasks to the callers that wait for them ([Awaiting]). A queue by
+// itself passes them without a log.
+package entries
 
 import (
 	"context"

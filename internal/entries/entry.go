@@ -1,6 +1,4 @@
-// Package logentry has the entries of a shard's log: what one consists of, and how a replica writes
-// it into its store.
-package logentry
+package entries
 
 import (
 	"encoding/binary"
@@ -28,14 +26,14 @@ const lengthLen = 4
 // Size returns the number of bytes that Append appends.
 func (e *Entry) Size() int { return lengthLen + len(e.Batch) + len(e.Broadcast) }
 
-// Append appends the entry, for Parse.
+// Append appends the entry, for ParseEntry.
 func (e *Entry) Append(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(e.Batch)))
 	return append(append(dst, e.Batch...), e.Broadcast...)
 }
 
-// Parse takes an entry apart. The parts alias b.
-func Parse(b []byte) (Entry, error) {
+// ParseEntry takes an entry apart. The parts alias b.
+func ParseEntry(b []byte) (Entry, error) {
 	if len(b) < lengthLen {
 		return Entry{}, fmt.Errorf("%w: log entry of %d bytes", base.ErrCorrupt, len(b))
 	}

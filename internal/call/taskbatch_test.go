@@ -1,4 +1,4 @@
-package taskbatch
+package call
 
 import (
 	"math"
@@ -36,10 +36,10 @@ func withKey(key byte, flags uint8) engine.NewTask {
 // would be stored again come last.
 func TestSplit(t *testing.T) {
 	free := newTask(record.Record{Payload: []byte("p")})
-	require.Nil(t, Split([]engine.NewTask{free, free}, 4))
+	require.Nil(t, SplitBatch([]engine.NewTask{free, free}, 4))
 
-	parts := Split([]engine.NewTask{inGroup(2), free, withKey(1, 0), inGroup(2), withKey(3, 0), free}, 4)
-	require.Equal(t, []Part{
+	parts := SplitBatch([]engine.NewTask{inGroup(2), free, withKey(1, 0), inGroup(2), withKey(3, 0), free}, 4)
+	require.Equal(t, []BatchPart{
 		{Shard: 1, Tasks: []int{2}},
 		{Shard: 3, Tasks: []int{4}},
 		{Shard: 2, Tasks: []int{0, 1, 3, 5}, again: true},
@@ -68,8 +68,8 @@ func TestSplitFlow(t *testing.T) {
 		newTask(record.Record{Parents: nth(8, 3)}),                             // 9
 		newTask(record.Record{Parents: append(nth(9), [record.IDLen]byte{1})}), // 10
 	}
-	FindTwins(tasks)
-	parts := Split(tasks, 4)
+	findTwins(tasks)
+	parts := SplitBatch(tasks, 4)
 	at := make(map[int]int)
 	var all []int
 	for n, p := range parts {
@@ -129,21 +129,21 @@ func TestRoute(t *testing.T) {
 		newTask(record.Record{Parents: [][record.IDLen]byte{nth(7), nth(4)}}), // 8: with 0
 		inGroup(1, nth(3)), // 9: the hops come back to its shard
 	}
-	FindTwins(tasks)
-	MarkParents(tasks)
+	findTwins(tasks)
+	markParents(tasks)
 	r, err := routeOf(tasks, 3, 4, math.MaxInt)
 	require.NoError(t, err)
-	require.Equal(t, []Hop{{3, 1}, {1, 2}, {2, 1}}, r.hops)
+	require.Equal(t, []BatchHop{{3, 1}, {1, 2}, {2, 1}}, r.hops)
 	at := slices.Clone(r.at)
 	at[7] = -1 // is not stored
 	require.Equal(t, []int{1, 2, 2, 2, 3, 3, 0, -1, 1, 1}, at)
-	require.Equal(t, []Hop{{3, 1}, {1, 2}, {2, 1}, {3, 3}, {2, 1}, {2, 2}, {1, 3}, {1, 2}}, Hops(tasks, 3, 4, true))
-	require.NoError(t, CheckRoute(tasks, 3, 4, MaxLimits))
+	require.Equal(t, []BatchHop{{3, 1}, {1, 2}, {2, 1}, {3, 3}, {2, 1}, {2, 2}, {1, 3}, {1, 2}}, BatchHops(tasks, 3, 4, true))
+	require.NoError(t, CheckRoute(tasks, 3, 4, MaxBatchLimits))
 
 	var invalid *engine.Invalid
-	require.ErrorAs(t, CheckRoute(tasks, 3, 4, Limits{Bytes: 2500}), &invalid)
-	require.NoError(t, CheckRoute(tasks, 3, 1, Limits{Bytes: 2500}))
-	require.NoError(t, CheckRoute([]engine.NewTask{inGroup(2), inGroup(1)}, 3, 4, Limits{}), "nobody waits")
+	require.ErrorAs(t, CheckRoute(tasks, 3, 4, BatchLimits{Bytes: 2500}), &invalid)
+	require.NoError(t, CheckRoute(tasks, 3, 1, BatchLimits{Bytes: 2500}))
+	require.NoError(t, CheckRoute([]engine.NewTask{inGroup(2), inGroup(1)}, 3, 4, BatchLimits{}), "nobody waits")
 }
 
 // TestTwinsAndParents: the first task of a key is the twin of the others, and the parent of those
@@ -153,8 +153,8 @@ func TestTwinsAndParents(t *testing.T) {
 		newTask(record.Record{}), withKey(1, 0), withKey(2, 0), withKey(1, record.ReleaseOnDead),
 		newTask(record.Record{Parents: [][record.IDLen]byte{keys.Nth(0), keys.Nth(3)}}),
 	}
-	FindTwins(tasks)
-	MarkParents(tasks)
+	findTwins(tasks)
+	markParents(tasks)
 	for i, want := range []struct {
 		parent bool
 		twin   int
@@ -184,8 +184,8 @@ func TestReplaceInBatch(t *testing.T) {
 		newTask(record.Record{Parents: [][record.IDLen]byte{keys.Nth(4)}}),
 	}
 	tasks[4].Key.Priority = 7
-	FindTwins(tasks)
-	MarkParents(tasks)
+	findTwins(tasks)
+	markParents(tasks)
 	rec, err := record.Decode(tasks[1].Rec)
 	require.NoError(t, err)
 	require.Equal(t, "last", string(rec.Payload))
@@ -200,7 +200,7 @@ func TestReplaceInBatch(t *testing.T) {
 	require.False(t, HasReplaced(tasks, 4, []int{1, 2, 3, 4}), "the key is taken")
 	require.False(t, HasReplaced(tasks, 1, []int{1}))
 
-	again := Read(wire.NewReader(Append(nil, tasks)))
+	again := ReadTasks(wire.NewReader(AppendTasks(nil, tasks)))
 	for i := range tasks {
 		require.Equal(t, tasks[i].Rec, again[i].Rec, i)
 		require.Equal(t, tasks[i].Tied.Twin, again[i].Tied.Twin, i)
@@ -210,14 +210,14 @@ func TestReplaceInBatch(t *testing.T) {
 // TestCost: a batch is refused with the limit that it exceeds.
 func TestCost(t *testing.T) {
 	task := newTask(record.Record{Parents: make([][record.IDLen]byte, 3), Payload: make([]byte, 100)})
-	var cost Cost
-	require.NoError(t, cost.Add(&task, MaxLimits))
-	require.Equal(t, Cost{Parents: 3, Bytes: len(task.Rec) + len("at") + taskCost + 3*parentCost}, cost)
+	var cost BatchCost
+	require.NoError(t, cost.Add(&task, MaxBatchLimits))
+	require.Equal(t, BatchCost{Parents: 3, Bytes: len(task.Rec) + len("at") + taskCost + 3*parentCost}, cost)
 	var invalid *engine.Invalid
-	require.ErrorAs(t, cost.Add(&task, Limits{Parents: 5, Bytes: 1 << 20}), &invalid)
+	require.ErrorAs(t, cost.Add(&task, BatchLimits{Parents: 5, Bytes: 1 << 20}), &invalid)
 	require.Equal(t, engine.Invalid{Field: "parents of the batch", Value: "6 and more", Limit: "at most 5"}, *invalid)
-	cost = Cost{Bytes: 1000}
-	require.ErrorAs(t, cost.Add(&task, Limits{Parents: 5, Bytes: 1100}), &invalid)
+	cost = BatchCost{Bytes: 1000}
+	require.ErrorAs(t, cost.Add(&task, BatchLimits{Parents: 5, Bytes: 1100}), &invalid)
 	require.Equal(t, "bytes to be written at once", invalid.Field)
 	require.Regexp(t, `^\d+ bytes and more$`, invalid.Value)
 	require.Equal(t, "at most 1100 bytes", invalid.Limit)
@@ -225,18 +225,18 @@ func TestCost(t *testing.T) {
 
 // FuzzRead: tasks of another node are refused, or are sent again as the same bytes.
 func FuzzRead(f *testing.F) {
-	f.Add(Append(nil, nil))
-	f.Add(Append(nil, []engine.NewTask{newTask(record.Record{}), withKey(1, 0), inGroup(2, keys.Nth(0)), withKey(1, 0)}))
+	f.Add(AppendTasks(nil, nil))
+	f.Add(AppendTasks(nil, []engine.NewTask{newTask(record.Record{}), withKey(1, 0), inGroup(2, keys.Nth(0)), withKey(1, 0)}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := wire.NewReader(b)
 		var tasks []engine.NewTask
-		testalloc.Decode(t, len(b), func() { tasks = Read(r) })
+		testalloc.Decode(t, len(b), func() { tasks = ReadTasks(r) })
 		if r.Done() != nil {
 			return
 		}
-		sent := Append(nil, tasks)
+		sent := AppendTasks(nil, tasks)
 		again := wire.NewReader(sent)
-		require.Equal(t, tasks, Read(again))
+		require.Equal(t, tasks, ReadTasks(again))
 		require.NoError(t, again.Done())
 	})
 }

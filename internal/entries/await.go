@@ -1,4 +1,4 @@
-package broadcast
+package entries
 
 import (
 	"slices"
@@ -120,7 +120,7 @@ func (a *Awaiting) Tell(endings []engine.Ending) {
 	for i := range endings {
 		for _, l := range a.byTask[endings[i].ID] {
 			if l.outcome == nil {
-				o := Clone(&endings[i].Outcome)
+				o := CloneOutcome(&endings[i].Outcome)
 				l.outcome = &o
 				l.heard()
 			}
