@@ -7,18 +7,18 @@ import (
 
 	"codeq/internal/call"
 	"codeq/internal/engine"
-	"codeq/internal/heartbeat"
 	"codeq/internal/record"
+	"codeq/internal/workerpool"
 )
 
 // leaseRenewer renews the leases of a Run's running handlers whose tasks lie in one shard, so that
 // a shard that stalls delays the renewals of no other. It renews three times in the length of a
 // lease, and sleeps while no handler runs.
 type leaseRenewer struct {
-	*heartbeat.Heartbeat // woken when handlers are about to run
-	runner               *runner
-	shard                int
-	renewedAt            time.Time // when the shard last renewed leases
+	*workerpool.Heartbeat // woken when handlers are about to run
+	runner                *runner
+	shard                 int
+	renewedAt             time.Time // when the shard last renewed leases
 }
 
 func (h *leaseRenewer) run() {

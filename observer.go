@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"time"
 
-	"codeq/internal/observer"
+	"codeq/internal/guard"
 )
 
 // Observation is what has happened in this process since the last one: the argument of
@@ -68,17 +68,17 @@ const (
 // observed is an Observation while it is made.
 type observed struct {
 	Observation
-	index observer.Index // in Queues
+	index guard.NameIndex // in Queues
 }
 
-type teller = observer.Teller[*observed]
+type teller = guard.Teller[*observed]
 
 // newTeller returns what calls tell; nil if that is nil.
 func newTeller(tell func(*Observation), log *slog.Logger) *teller {
 	if tell == nil {
 		return nil
 	}
-	return observer.New("Observer", func(o *observed) { tell(&o.Observation) }, log, new(observed), new(observed))
+	return guard.NewTeller("Observer", func(o *observed) { tell(&o.Observation) }, log, new(observed), new(observed))
 }
 
 // Reset empties the observation.
@@ -100,7 +100,7 @@ func (o *observed) Lose(lost *observed) { o.Panics += 1 + lost.Panics }
 func (o *observed) isFull() bool { return max(len(o.Commits), len(o.Handlers)) >= observedSamples/4 }
 
 func (o *observed) addCommit(sample CommitSample) {
-	o.Commits = observer.Keep(o.Commits, sample, observedSamples, &o.MissedCommits)
+	o.Commits = guard.KeepSamples(o.Commits, sample, observedSamples, &o.MissedCommits)
 }
 
 // delta returns the entry of a queue.
@@ -113,5 +113,5 @@ func (o *observed) delta(queue string) *QueueDelta {
 }
 
 func (o *observed) addHandler(sample HandlerSample) {
-	o.Handlers = observer.Keep(o.Handlers, sample, observedSamples, &o.MissedHandlers)
+	o.Handlers = guard.KeepSamples(o.Handlers, sample, observedSamples, &o.MissedHandlers)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/guard"
 	"codeq/internal/inspect"
-	"codeq/internal/observer"
 )
 
 // tally adds up what an Observer is told.
@@ -67,7 +67,7 @@ func (t *tally) observe(o *codeq.Observation) {
 
 // told waits until all has been told that has happened in the bubble, and returns the tally.
 func (t *tally) told() *tally {
-	time.Sleep(observer.Pause)
+	time.Sleep(guard.TellPause)
 	synctest.Wait()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -306,7 +306,7 @@ func TestObserverThatEnds(t *testing.T) {
 				for i := range 9 { // two good, two bad, ...
 					bad = i%4 > 1
 					produce(t, q, codeq.Task{Queue: fmt.Sprint(i)})
-					time.Sleep(observer.Pause)
+					time.Sleep(guard.TellPause)
 					synctest.Wait()
 				}
 				all := sum.told()

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/guard"
 	"codeq/internal/keys"
-	"codeq/internal/observer"
 )
 
 // TestObservationIsBounded: queues beyond a number are told together, and the memory of many is not
@@ -78,7 +78,7 @@ func TestObserverOfCluster(t *testing.T) {
 		require.NoError(t, simQueue(other).TransferLeadership(t.Context(), 0, other.name))
 		produce(t, simQueue(leader), Task{Queue: "a"})
 		handle(leader)
-		time.Sleep(observer.Pause)
+		time.Sleep(guard.TellPause)
 		synctest.Wait()
 		mu.Lock()
 		defer mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
+	"codeq/internal/guard"
 	"codeq/internal/inspect"
-	"codeq/internal/logqueue"
 	"codeq/internal/manifest"
 	"codeq/internal/platform"
 	"codeq/internal/store"
@@ -185,7 +185,7 @@ type Options struct {
 	stored *manifest.Options // of the application, in the directory; nil: there are none
 
 	log  *slog.Logger    // logs to Logger without waiting
-	logs *logqueue.Queue // of log; nil: nothing is logged
+	logs *guard.LogQueue // of log; nil: nothing is logged
 
 	private inspect.Private
 }
@@ -298,7 +298,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	if c.Logger == nil {
 		c.Logger = silence
 	} else {
-		c.log, c.logs = logqueue.New(c.Logger.Handler())
+		c.log, c.logs = guard.NewLogQueue(c.Logger.Handler())
 	}
 	c.teller = newTeller(c.Observer, c.log)
 	if c.private.FS == nil {

@@ -17,9 +17,8 @@ import (
 	"codeq/internal/container/recent"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
-	"codeq/internal/heartbeat"
 	"codeq/internal/record"
-	"codeq/internal/workers"
+	"codeq/internal/workerpool"
 )
 
 // RunOptions are the options of [Queue.Run]. A zero field means its documented default.
@@ -133,7 +132,7 @@ type runner struct {
 
 	values context.Context // holds the values of the handlers' contexts; never ends
 
-	pool             *workers.Pool[engine.Grant, *taskContext]
+	pool             *workerpool.Pool[engine.Grant, *taskContext]
 	canceledReceipts recent.Shared[engine.Receipt] // receipts of canceled tasks
 	failed           atomic.Pointer[error]
 	stopClaims       context.CancelCauseFunc
@@ -147,7 +146,7 @@ type runner struct {
 }
 
 // worker runs the handlers of a runner, one at a time.
-type worker = workers.Worker[engine.Grant, *taskContext]
+type worker = workerpool.Worker[engine.Grant, *taskContext]
 
 func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, error) {
 	r := &runner{queue: q, forwards: make(chan struct{}, q.opts.InboxDepth)}
@@ -159,7 +158,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	if err := checkName("RunOptions.Name", o.Name, record.MaxWorker); err != nil {
 		return nil, err
 	}
-	o.Name = cmp.Or(o.Name, workers.ProcessName())
+	o.Name = cmp.Or(o.Name, workerpool.ProcessName())
 	o.Concurrency = cmp.Or(o.Concurrency, 4*runtime.GOMAXPROCS(0))
 	if o.Concurrency < 0 || o.Concurrency > maxConcurrency {
 		return nil, &InvalidError{"RunOptions.Concurrency", o.Concurrency, fmt.Sprint("1 to ", maxConcurrency)}
@@ -191,7 +190,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	r.list = dispatch.NewList(r.req.Queues, r.req.appendWeights(nil))
 	r.values = context.WithoutCancel(ctx)
 	r.storing, r.stopStoring = context.WithCancelCause(context.Background())
-	r.pool = workers.New(workers.Config{
+	r.pool = workerpool.New(workerpool.Config{
 		Workers: o.Concurrency, Batch: min(fetchCap, q.opts.Limits.Batch), Grace: o.Grace, Log: q.opts.log,
 		Crash: func(what string, value any, stack []byte) { r.crash(panicError(what, value, stack)) },
 	}, r)
@@ -226,7 +225,7 @@ func (r *runner) run(ctx context.Context) error {
 	r.number = r.queue.runs.Add(r)
 	defer r.queue.runs.Remove(r.number)
 	for i := range r.queue.replicas {
-		h := &leaseRenewer{Heartbeat: heartbeat.New(), runner: r, shard: i}
+		h := &leaseRenewer{Heartbeat: workerpool.NewHeartbeat(), runner: r, shard: i}
 		r.renewers = append(r.renewers, h)
 		renewing.Go(func() { contain(log, "heartbeat", h.run, r.crash) })
 	}

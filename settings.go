@@ -11,8 +11,8 @@ import (
 	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/engine"
+	"codeq/internal/guard"
 	"codeq/internal/keys"
-	"codeq/internal/reentry"
 )
 
 // Settings are the settings of a queue. They are stored with it, and may change while it runs. The
@@ -134,7 +134,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 // configure is Configure after its checks; none, if it is not nil, is stored in place of the
 // settings.
 func (q *Queue) configure(ctx context.Context, queue string, change func(*Settings), none []byte) error {
-	if reentry.Within() { // two, each of which configures the queue of the other, would wait for each other
+	if guard.InCallback() { // two, each of which configures the queue of the other, would wait for each other
 		return &InvalidError{"Configure", "a call within the function of another call", "one call after the other"}
 	}
 	select {
@@ -150,7 +150,7 @@ func (q *Queue) configure(ctx context.Context, queue string, change func(*Settin
 		if err != nil {
 			return err
 		}
-		reentry.Call(func() { change((*Settings)(c.Settings)) })
+		guard.CallBack(func() { change((*Settings)(c.Settings)) })
 		if err := (*Settings)(c.Settings).check(); err != nil {
 			return err
 		}

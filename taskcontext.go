@@ -10,15 +10,14 @@ import (
 
 	"codeq/internal/call"
 	"codeq/internal/headers"
-	"codeq/internal/latest"
 	"codeq/internal/record"
-	"codeq/internal/workers"
+	"codeq/internal/workerpool"
 )
 
 // taskContext is the running task of a worker. It is the handler's context, or the parent of it,
 // with the values of the context of Run.
 type taskContext struct {
-	workers.Context
+	workerpool.Context
 	runner *runner
 	lease  Lease
 	logger atomic.Pointer[slog.Logger] // nil: not used yet
@@ -117,14 +116,14 @@ const reportEvery = time.Second
 
 // saidNotes is what a handler says of its work. The shard is told of it, and with the outcome it is
 // told what the handler has said last.
-type saidNotes = latest.Value[record.Notes]
+type saidNotes = workerpool.Latest[record.Notes]
 
 // say changes what the handler says.
 func (c *taskContext) say(change func(*record.Notes)) error {
 	notes := c.notes.Load()
 	if notes == nil {
 		first := record.Notes{Metadata: c.lease.Metadata}
-		c.notes.CompareAndSwap(nil, latest.New(first, reportEvery, c.runner.queue.opts.log, &c.runner.reports, c.report))
+		c.notes.CompareAndSwap(nil, workerpool.NewLatest(first, reportEvery, c.runner.queue.opts.log, &c.runner.reports, c.report))
 		notes = c.notes.Load()
 	}
 	return notes.Change(func(n record.Notes) (record.Notes, error) {

@@ -1,4 +1,7 @@
-// Package guard keeps a panic on one of codeq's goroutines from ending the process.
+// Package guard keeps a panic on one of codeq's goroutines from ending the process, and the user's
+// functions from holding it up: those that are told what happens ([Teller]) and log handlers
+// ([LogQueue]) run on goroutines of their own. It also finds out whether such a function calls back
+// ([InCallback]).
 package guard
 
 import (

@@ -1,4 +1,4 @@
-package logqueue
+package guard
 
 import (
 	"bytes"
@@ -35,7 +35,7 @@ func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		gate := make(chan struct{})
-		log, q := New(slowHandler{slog.NewTextHandler(&out, nil), gate})
+		log, q := NewLogQueue(slowHandler{slog.NewTextHandler(&out, nil), gate})
 		log.With("a", 1).WithGroup("g").Info("first", "b", 2)
 		synctest.Wait() // it is in the hands of the handler
 		for range depth + 7 {
@@ -65,7 +65,7 @@ func TestQueue(t *testing.T) {
 func TestCloseGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
-		log, q := New(slowHandler{slog.DiscardHandler, gate})
+		log, q := NewLogQueue(slowHandler{slog.DiscardHandler, gate})
 		log.Info("blocked")
 		begun := time.Now()
 		q.Close()

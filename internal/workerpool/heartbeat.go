@@ -1,5 +1,4 @@
-// Package heartbeat does something at intervals while there is a reason to, and sleeps otherwise.
-package heartbeat
+package workerpool
 
 import (
 	"sync"
@@ -13,8 +12,10 @@ type Heartbeat struct {
 	once  sync.Once
 }
 
-// New returns a Heartbeat.
-func New() *Heartbeat { return &Heartbeat{woken: make(chan struct{}, 1), quit: make(chan struct{})} }
+// NewHeartbeat returns a Heartbeat.
+func NewHeartbeat() *Heartbeat {
+	return &Heartbeat{woken: make(chan struct{}, 1), quit: make(chan struct{})}
+}
 
 // Wake ends the sleep.
 func (h *Heartbeat) Wake() {

@@ -1,4 +1,4 @@
-package workers_test
+package workerpool_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/workers"
+	"codeq/internal/workerpool"
 )
 
 // TestContextEnds: a handler's context says the same of its end whether it is
@@ -21,7 +21,7 @@ import (
 func TestContextEnds(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	for _, early := range []bool{true, false} {
-		f := new(workers.Context)
+		f := new(workerpool.Context)
 		f.Begin(0)
 		require.NoError(t, f.Err())
 		require.NoError(t, context.Cause(f))
@@ -52,8 +52,8 @@ func TestContextDeadline(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			begun := time.Now()
-			newContext := func() *workers.Context {
-				c := new(workers.Context)
+			newContext := func() *workerpool.Context {
+				c := new(workerpool.Context)
 				c.Begin(time.Second)
 				return c
 			}
@@ -75,7 +75,7 @@ func TestContextDeadline(t *testing.T) {
 			require.Equal(t, context.DeadlineExceeded, f.Err())
 			require.Equal(t, context.DeadlineExceeded, context.Cause(f))
 			<-f.Done()
-			for _, c := range []*workers.Context{f, late} {
+			for _, c := range []*workerpool.Context{f, late} {
 				c.End(errors.New("later"))
 				require.Equal(t, context.DeadlineExceeded, context.Cause(c))
 			}
@@ -88,7 +88,7 @@ func TestContextDeadline(t *testing.T) {
 func TestContextEndsTwice(t *testing.T) {
 	cause := errors.New("the lease is lost")
 	for range 200 {
-		f := new(workers.Context)
+		f := new(workerpool.Context)
 		var children []context.Context
 		for range 100 {
 			child, cancel := context.WithCancel(f)
@@ -114,7 +114,7 @@ func TestWatchFarDeadline(t *testing.T) {
 	for _, ahead := range []time.Duration{math.MaxInt64, math.MaxInt64 - time.Millisecond, math.MaxInt64 / 2} {
 		synctest.Test(t, func(t *testing.T) {
 			var running sync.WaitGroup
-			c := new(workers.Context)
+			c := new(workerpool.Context)
 			c.Begin(ahead)
 			c.Watch(&running, slog.New(slog.DiscardHandler), func() { t.Error("looked at once") })
 			time.Sleep(time.Minute)
@@ -128,17 +128,17 @@ func TestWatchFarDeadline(t *testing.T) {
 // TestWatch: a context is looked at that was not ended in time, and Run can wait for that.
 func TestWatch(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
-	for name, end := range map[string]func(*workers.Context){
-		"late":   func(*workers.Context) { time.Sleep(time.Minute) },
-		"ended":  func(c *workers.Context) { c.End(nil); c.End(nil) },
-		"panics": func(*workers.Context) { time.Sleep(time.Minute) },
+	for name, end := range map[string]func(*workerpool.Context){
+		"late":   func(*workerpool.Context) { time.Sleep(time.Minute) },
+		"ended":  func(c *workerpool.Context) { c.End(nil); c.End(nil) },
+		"panics": func(*workerpool.Context) { time.Sleep(time.Minute) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var running sync.WaitGroup
 				var looked time.Duration
 				begun := time.Now()
-				c := new(workers.Context)
+				c := new(workerpool.Context)
 				c.Begin(time.Second)
 				_, ended := c.Ended()
 				require.False(t, ended)

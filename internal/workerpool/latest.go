@@ -1,5 +1,4 @@
-// Package latest passes on, at intervals, the latest of what a handler says.
-package latest
+package workerpool
 
 import (
 	"log/slog"
@@ -9,13 +8,13 @@ import (
 	"codeq/internal/guard"
 )
 
-// Value is changed at any time and told at once, and then once in an interval at most, one time
+// Latest is changed at any time and told at once, and then once in an interval at most, one time
 // after the other, on goroutines of its own, until it is closed. What is told is the latest value:
 // values between may be left out. It is safe for concurrent use.
-type Value[T any] struct {
+type Latest[T any] struct {
 	every   time.Duration
 	tell    func(*T)
-	telling *sync.WaitGroup // counts the Values that are being told, or are about to be
+	telling *sync.WaitGroup // counts those that are being told, or are about to be
 	log     *slog.Logger    // of panics
 
 	mu     sync.Mutex // guards what follows
@@ -26,18 +25,18 @@ type Value[T any] struct {
 	closed bool
 }
 
-// New returns a Value that is told by tell. Whoever waits for telling has to close the Value
-// before.
-func New[T any](
+// NewLatest returns a Latest that is told by tell. Whoever waits for telling has to close the
+// Latest before.
+func NewLatest[T any](
 	first T, every time.Duration, log *slog.Logger, telling *sync.WaitGroup, tell func(*T),
-) *Value[T] {
-	v := &Value[T]{every: every, tell: tell, telling: telling, log: log, now: &first}
+) *Latest[T] {
+	v := &Latest[T]{every: every, tell: tell, telling: telling, log: log, now: &first}
 	v.told = v.now
 	return v
 }
 
 // Change replaces the value by another one, unless change returns an error.
-func (v *Value[T]) Change(change func(now T) (T, error)) error {
+func (v *Latest[T]) Change(change func(now T) (T, error)) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	next, err := change(*v.now)
@@ -49,7 +48,7 @@ func (v *Value[T]) Change(change func(now T) (T, error)) error {
 }
 
 // plan lets the value be told when it is time. REQUIRES: mu is held.
-func (v *Value[T]) plan() {
+func (v *Latest[T]) plan() {
 	if v.timer == nil && !v.closed && v.now != v.told {
 		v.telling.Add(1)
 		v.timer = time.AfterFunc(max(0, v.every-time.Since(v.at)), func() {
@@ -59,7 +58,7 @@ func (v *Value[T]) plan() {
 	}
 }
 
-func (v *Value[T]) tellNow() {
+func (v *Latest[T]) tellNow() {
 	v.mu.Lock()
 	now := v.now
 	v.told, v.at = now, time.Now()
@@ -68,7 +67,7 @@ func (v *Value[T]) tellNow() {
 }
 
 // settle notes that the value was told, or that this has panicked.
-func (v *Value[T]) settle() {
+func (v *Latest[T]) settle() {
 	defer v.telling.Done()
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -77,7 +76,7 @@ func (v *Value[T]) settle() {
 }
 
 // Close lets the value be told no more; what is being told goes on. It may still be changed.
-func (v *Value[T]) Close() {
+func (v *Latest[T]) Close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.closed = true
@@ -88,7 +87,7 @@ func (v *Value[T]) Close() {
 }
 
 // Get returns the value, which must not be changed.
-func (v *Value[T]) Get() *T {
+func (v *Latest[T]) Get() *T {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.now

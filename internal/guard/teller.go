@@ -1,13 +1,10 @@
-// Package observer tells a function of the user what happens, without letting anybody wait for it.
-package observer
+package guard
 
 import (
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
-
-	"codeq/internal/guard"
 )
 
 // Batch is what is told at once. The Teller makes its calls one after the other.
@@ -42,15 +39,15 @@ type Teller[B Batch[B]] struct {
 	closing chan struct{} // closed by Close: there are no pauses any more
 }
 
-// Pause is the shortest time between two calls, unless a batch is full.
-const Pause = 10 * time.Millisecond
+// TellPause is the shortest time between two calls, unless a batch is full.
+const TellPause = 10 * time.Millisecond
 
-// grace is how long Close waits for the function.
-const grace = time.Second
+// tellGrace is how long Close waits for the function.
+const tellGrace = time.Second
 
-// New returns a Teller with two empty batches, which it uses in turn. name is that of the function
-// in messages.
-func New[B Batch[B]](name string, tell func(B), log *slog.Logger, one, other B) *Teller[B] {
+// NewTeller returns a Teller with two empty batches, which it uses in turn. name is that of the
+// function in messages.
+func NewTeller[B Batch[B]](name string, tell func(B), log *slog.Logger, one, other B) *Teller[B] {
 	return &Teller[B]{name: name, tell: tell, log: log, waiting: one, spare: other, full: make(chan struct{}, 1), closing: make(chan struct{})}
 }
 
@@ -83,7 +80,7 @@ func (t *Teller[B]) End(full bool) {
 
 // start starts the goroutine.
 func (t *Teller[B]) start() {
-	go guard.Contain(t.log, "observer", t.run, func(any, []byte) { t.stop() })
+	go Contain(t.log, "observer", t.run, func(any, []byte) { t.stop() })
 }
 
 // stop notes that the goroutine has ended, though there may be something to tell.
@@ -114,11 +111,11 @@ func (t *Teller[B]) run() {
 	defer pause.Stop()
 	for b, ok := t.take(); ok; b, ok = t.take() {
 		returned := false
-		guard.RunUser("Observer", func() { t.tell(b); returned = true }, t.lose)
+		RunUser("Observer", func() { t.tell(b); returned = true }, t.lose)
 		if returned {
 			t.succeed()
 		}
-		pause.Reset(Pause)
+		pause.Reset(TellPause)
 		select {
 		case <-pause.C:
 		case <-t.full:
@@ -181,7 +178,7 @@ func (t *Teller[B]) Close() {
 	ended := make(chan struct{})
 	t.ended = ended
 	t.mu.Unlock()
-	timer := time.NewTimer(grace)
+	timer := time.NewTimer(tellGrace)
 	defer timer.Stop()
 	select {
 	case <-ended:
@@ -192,8 +189,8 @@ func (t *Teller[B]) Close() {
 	}
 }
 
-// Keep appends a sample unless there are most already; then it counts it as missed.
-func Keep[S any](samples []S, sample S, most int, missed *uint64) []S {
+// KeepSamples appends a sample unless there are most already; then it counts it as missed.
+func KeepSamples[S any](samples []S, sample S, most int, missed *uint64) []S {
 	if len(samples) >= most {
 		*missed++
 		return samples

@@ -1,4 +1,4 @@
-package workers_test
+package workerpool_test
 
 import (
 	"context"
@@ -12,16 +12,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/workers"
+	"codeq/internal/workerpool"
 )
 
 // job is both what is claimed and the task.
 type job struct {
-	workers.Context
+	workerpool.Context
 	done chan struct{} // closed when the handler may end; nil: at once
 }
 
-type pool = workers.Pool[*job, *job]
+type pool = workerpool.Pool[*job, *job]
 
 // host has jobs, and notes what becomes of them.
 type host struct {
@@ -32,10 +32,10 @@ type host struct {
 	most, running, done, left, taken, hurries atomic.Int64
 }
 
-func newHost(c workers.Config) *host {
+func newHost(c workerpool.Config) *host {
 	h := &host{jobs: make(chan *job, 100)}
 	c.Log = slog.New(slog.DiscardHandler)
-	h.pool = workers.New(c, h)
+	h.pool = workerpool.New(c, h)
 	return h
 }
 
@@ -68,7 +68,7 @@ func (h *host) Claim(ctx context.Context, most int) (int, error) {
 	return len(got), nil
 }
 
-func (h *host) Do(w *workers.Worker[*job, *job], t *job) {
+func (h *host) Do(w *workerpool.Worker[*job, *job], t *job) {
 	if !w.Own(t) {
 		h.left.Add(1)
 		return
@@ -105,7 +105,7 @@ func (h *host) run(t *testing.T) (stop func() int) {
 // TestPlaces: no more jobs are claimed than there are workers and a batch has, and each ends once.
 func TestPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(workers.Config{Workers: 8, Batch: 3, Grace: time.Second})
+		h := newHost(workerpool.Config{Workers: 8, Batch: 3, Grace: time.Second})
 		gate := make(chan struct{})
 		for range 20 {
 			h.jobs <- &job{done: gate}
@@ -127,7 +127,7 @@ func TestPlaces(t *testing.T) {
 // may add others.
 func TestUntilEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(workers.Config{Workers: 4, Batch: 4, Grace: time.Second})
+		h := newHost(workerpool.Config{Workers: 4, Batch: 4, Grace: time.Second})
 		h.untilEmpty = true
 		slow := &job{done: make(chan struct{})}
 		h.jobs <- slow
@@ -149,7 +149,7 @@ func TestUntilEmpty(t *testing.T) {
 // taken away; whoever has not ended after as long again is counted.
 func TestDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(workers.Config{Workers: 3, Batch: 3, Grace: 10 * time.Second})
+		h := newHost(workerpool.Config{Workers: 3, Batch: 3, Grace: 10 * time.Second})
 		soon, never := &job{done: make(chan struct{})}, &job{done: make(chan struct{})}
 		h.jobs <- soon
 		h.jobs <- never
@@ -175,7 +175,7 @@ func TestDrain(t *testing.T) {
 // stopped begins no other.
 func TestDrainGivesBackWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(workers.Config{Workers: 1, Batch: 2})
+		h := newHost(workerpool.Config{Workers: 1, Batch: 2})
 		held := &job{done: make(chan struct{})}
 		h.pool.Add([]*job{held, new(job), new(job)})
 		synctest.Wait()
@@ -191,7 +191,7 @@ func TestDrainGivesBackWhatWaits(t *testing.T) {
 // workers costs nothing.
 func TestWorkersBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(workers.Config{Workers: math.MaxInt, Batch: 10})
+		h := newHost(workerpool.Config{Workers: math.MaxInt, Batch: 10})
 		stop := h.run(t)
 		require.Empty(t, h.pool.Workers())
 		gate := make(chan struct{})
@@ -217,7 +217,7 @@ func TestWorkersBegin(t *testing.T) {
 // then.
 func TestDrainAwaitsOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(workers.Config{Workers: 1, Batch: 1, Grace: 10 * time.Second})
+		h := newHost(workerpool.Config{Workers: 1, Batch: 1, Grace: 10 * time.Second})
 		h.pool.Outcomes.Go(func() {
 			for h.hurries.Load() == 0 {
 				time.Sleep(time.Second)
@@ -232,7 +232,7 @@ func TestDrainAwaitsOutcomes(t *testing.T) {
 
 // TestTaskIsTakenAway: a task has one outcome, whoever takes it.
 func TestTaskIsTakenAway(t *testing.T) {
-	h := newHost(workers.Config{Workers: 1, Grace: time.Minute})
+	h := newHost(workerpool.Config{Workers: 1, Grace: time.Minute})
 	h.pool.Add([]*job{new(job)})
 	require.Zero(t, h.pool.Drain(nil)) // its goroutine has ended
 	w, j := h.pool.Workers()[0], new(job)
@@ -269,7 +269,7 @@ func TestTaskIsTakenAway(t *testing.T) {
 // TestFailedClaim: the first error of a claim ends the pool.
 func TestFailedClaim(t *testing.T) {
 	h := &failing{}
-	p := workers.New[*job, *job](workers.Config{Workers: 2, Batch: 2, Log: slog.New(slog.DiscardHandler)}, h)
+	p := workerpool.New[*job, *job](workerpool.Config{Workers: 2, Batch: 2, Log: slog.New(slog.DiscardHandler)}, h)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p.Run(ctx, 2, cancel)
 	require.ErrorIs(t, context.Cause(ctx), errClaim)
@@ -286,7 +286,7 @@ func (*failing) Claim(context.Context, int) (int, error) { return 0, errClaim }
 // on. It is still when no claim is under way, with what that has added. Then it goes on.
 func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(workers.Config{Workers: 4, Batch: 4, Grace: time.Second})
+		h := newHost(workerpool.Config{Workers: 4, Batch: 4, Grace: time.Second})
 		gate := make(chan struct{})
 		<-h.pool.Quiet() // before it runs
 		h.jobs <- &job{done: gate}
@@ -336,7 +336,7 @@ func (h *lateHost) Claim(ctx context.Context, _ int) (int, error) {
 func TestStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &lateHost{claimed: make(chan struct{})}
-		h.pool = workers.New[*job, *job](workers.Config{Workers: 4, Batch: 1, Log: slog.New(slog.DiscardHandler)}, h)
+		h.pool = workerpool.New[*job, *job](workerpool.Config{Workers: 4, Batch: 1, Log: slog.New(slog.DiscardHandler)}, h)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		over := make(chan struct{})
 		go func() { h.pool.Run(ctx, 2, cancel); close(over) }()
@@ -383,7 +383,7 @@ func (h *brokenHost) Claim(ctx context.Context, _ int) (int, error) {
 func TestQuietIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := new(brokenHost)
-		p := workers.New[*job, *job](workers.Config{Workers: 1, Batch: 1, Log: slog.New(slog.DiscardHandler)}, h)
+		p := workerpool.New[*job, *job](workerpool.Config{Workers: 1, Batch: 1, Log: slog.New(slog.DiscardHandler)}, h)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		over := make(chan struct{})
 		go func() { p.Run(ctx, 1, cancel); close(over) }()

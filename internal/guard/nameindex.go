@@ -1,10 +1,10 @@
-package observer
+package guard
 
-// Index gives names numbers, from 0 in the order in which they first come.
-type Index map[string]int
+// NameIndex gives names numbers, from 0 in the order in which they first come.
+type NameIndex map[string]int
 
 // Of returns the number of a name. Those that come when there are most have one together, as "".
-func (x *Index) Of(name string, most int) (n int, as string, isNew bool) {
+func (x *NameIndex) Of(name string, most int) (n int, as string, isNew bool) {
 	n, ok := (*x)[name]
 	if !ok && len(*x) >= most {
 		name = ""
@@ -12,7 +12,7 @@ func (x *Index) Of(name string, most int) (n int, as string, isNew bool) {
 	}
 	if !ok {
 		if *x == nil {
-			*x = make(Index)
+			*x = make(NameIndex)
 		}
 		n = len(*x)
 		(*x)[name] = n

@@ -1,6 +1,7 @@
-// Package workers has the workers of a Run: how claimed tasks get to idle workers, how many tasks
-// are at work, and how the workers end. It knows neither queues nor leases.
-package workers
+// Package workerpool has the workers of a Run: how claimed tasks get to idle workers, how many
+// tasks are at work, how the workers end, and the heartbeat and the reports of those at work. It
+// knows neither queues nor leases.
+package workerpool
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package reentry
+package guard
 
 import (
 	"testing"
@@ -12,18 +12,18 @@ func TestWithin(t *testing.T) {
 	var deep func(n int) bool
 	deep = func(n int) bool {
 		if n == 0 {
-			return Within()
+			return InCallback()
 		}
 		return deep(n - 1)
 	}
 	for _, n := range []int{0, 1, 63, 64, 65, 1000} {
 		require.False(t, deep(n))
-		Call(func() { require.True(t, deep(n), "%d", n) })
+		CallBack(func() { require.True(t, deep(n), "%d", n) })
 	}
-	Call(func() {
+	CallBack(func() {
 		other := make(chan bool)
-		go func() { other <- Within() }()
+		go func() { other <- InCallback() }()
 		require.False(t, <-other)
 	})
-	require.False(t, Within())
+	require.False(t, InCallback())
 }

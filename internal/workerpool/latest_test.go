@@ -1,4 +1,4 @@
-package latest
+package workerpool
 
 import (
 	"errors"
@@ -20,7 +20,7 @@ func TestValue(t *testing.T) {
 		var told []int
 		var at []time.Duration
 		slow := time.Duration(0)
-		v := New(0, time.Second, slog.Default(), &telling, func(n *int) {
+		v := NewLatest(0, time.Second, slog.Default(), &telling, func(n *int) {
 			told, at = append(told, *n), append(at, time.Since(begin))
 			time.Sleep(slow)
 		})
@@ -64,10 +64,10 @@ func TestCloseBeforeTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var telling sync.WaitGroup
 		told := 0
-		v := New("", time.Hour, slog.Default(), &telling, func(*string) { told++ })
+		v := NewLatest("", time.Hour, slog.Default(), &telling, func(*string) { told++ })
 		v.Close()
 		telling.Wait()
-		v = New("", time.Hour, slog.Default(), &telling, func(*string) { told++ })
+		v = NewLatest("", time.Hour, slog.Default(), &telling, func(*string) { told++ })
 		for range 2 {
 			require.NoError(t, v.Change(func(now string) (string, error) { return now + "x", nil }))
 			synctest.Wait()
@@ -87,7 +87,7 @@ func TestPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var telling sync.WaitGroup
 		var told []int
-		v := New(0, time.Second, slog.New(slog.DiscardHandler), &telling, func(n *int) {
+		v := NewLatest(0, time.Second, slog.New(slog.DiscardHandler), &telling, func(n *int) {
 			if told = append(told, *n); *n == 1 {
 				panic("of the test")
 			}

@@ -1,26 +1,23 @@
-// Package logqueue keeps a user's slog.Handler from holding up those who log.
-package logqueue
+package guard
 
 import (
 	"context"
 	"log/slog"
 	"sync"
 	"time"
-
-	"codeq/internal/guard"
 )
 
-// Queue is between the goroutines of a queue and the slog.Handler of its user, which may
+// LogQueue is between the goroutines of a queue and the slog.Handler of its user, which may
 // be slow, block, or panic: what is logged waits in memory, and a goroutine that lives
 // while something waits hands it to the handler. Nobody who logs waits. What comes while too much
 // waits is dropped; a record in its place counts it.
 //
 // All methods may be called concurrently; the user's handler is called on that goroutine only.
-type Queue struct {
-	user *target // the handler that the user has given
+type LogQueue struct {
+	user *logTarget // the handler that the user has given
 
 	mu      sync.Mutex // guards what follows
-	waiting []record
+	waiting []logRecord
 	lost    int           // since the last record was added: it was dropped, or the handler panicked
 	untold  bool          // nobody has tried to tell the handler of lost
 	writing bool          // the goroutine lives
@@ -28,10 +25,10 @@ type Queue struct {
 	ended   chan struct{} // non-nil while Close waits; closed at the end of the goroutine
 }
 
-// record is what is to be logged, and by which handler.
-type record struct {
+// logRecord is what is to be logged, and by which handler.
+type logRecord struct {
 	lost   int // before it
-	to     *target
+	to     *logTarget
 	ctx    context.Context
 	record slog.Record
 }
@@ -44,31 +41,31 @@ const (
 	grace = time.Second // for the handler, after the queue is closed, to take what waits
 )
 
-// target is the user's handler, or one that it derives, which is made when something is logged
+// logTarget is the user's handler, or one that it derives, which is made when something is logged
 // to it: deriving may block or panic as well.
-type target struct {
-	parent  *target
+type logTarget struct {
+	parent  *logTarget
 	derive  func(slog.Handler) slog.Handler
 	handler slog.Handler // nil: not made yet; the goroutine of the queue uses it
 }
 
-func (t *target) make() slog.Handler {
+func (t *logTarget) make() slog.Handler {
 	if t.handler == nil {
 		t.handler = t.derive(t.parent.make())
 	}
 	return t.handler
 }
 
-// handler is the slog.Handler of a Queue.
+// handler is the slog.Handler of a LogQueue.
 type handler struct {
-	queue *Queue
-	to    *target
+	queue *LogQueue
+	to    *logTarget
 }
 
-// New returns a logger whose records wait in the queue for a user's handler.
-func New(user slog.Handler) (*slog.Logger, *Queue) {
-	to := &target{handler: user}
-	q := &Queue{user: to}
+// NewLogQueue returns a logger whose records wait in the queue for a user's handler.
+func NewLogQueue(user slog.Handler) (*slog.Logger, *LogQueue) {
+	to := &logTarget{handler: user}
+	q := &LogQueue{user: to}
 	return slog.New(&handler{q, to}), q
 }
 
@@ -76,7 +73,7 @@ func New(user slog.Handler) (*slog.Logger, *Queue) {
 func (h *handler) Enabled(context.Context, slog.Level) bool { return true }
 
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
-	h.queue.add(record{to: h.to, ctx: context.WithoutCancel(ctx), record: r.Clone()})
+	h.queue.add(logRecord{to: h.to, ctx: context.WithoutCancel(ctx), record: r.Clone()})
 	return nil
 }
 
@@ -89,10 +86,10 @@ func (h *handler) WithGroup(name string) slog.Handler {
 }
 
 func (h *handler) derive(f func(slog.Handler) slog.Handler) slog.Handler {
-	return &handler{h.queue, &target{parent: h.to, derive: f}}
+	return &handler{h.queue, &logTarget{parent: h.to, derive: f}}
 }
 
-func (l *Queue) add(r record) {
+func (l *LogQueue) add(r logRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -106,17 +103,17 @@ func (l *Queue) add(r record) {
 	l.waiting = append(l.waiting, r)
 	if !l.writing {
 		l.writing = true
-		go guard.Contain(silence, "log", l.write, nil)
+		go Contain(silence, "log", l.write, nil)
 	}
 }
 
 // write hands what waits to the handlers.
-func (l *Queue) write() {
+func (l *LogQueue) write() {
 	ended := false
 	defer func() {
 		if !ended { // runtime.Goexit in a handler
 			l.lose(1, true)
-			go guard.Contain(silence, "log", l.write, nil)
+			go Contain(silence, "log", l.write, nil)
 		}
 	}()
 	for {
@@ -127,7 +124,7 @@ func (l *Queue) write() {
 		if r.lost > 0 {
 			report := slog.NewRecord(time.Now(), slog.LevelWarn, "log records lost, as the handler did not take them", 0)
 			report.Add("count", r.lost)
-			if !hand(record{to: l.user, ctx: context.Background(), record: report}) {
+			if !hand(logRecord{to: l.user, ctx: context.Background(), record: report}) {
 				l.lose(r.lost, false)
 			}
 		}
@@ -140,7 +137,7 @@ func (l *Queue) write() {
 
 // next takes the oldest record out, which is one without a handler if all that is left to tell
 // is what was lost. It is false if nothing is left, and the goroutine ends.
-func (l *Queue) next() (r record, ok bool) {
+func (l *LogQueue) next() (r logRecord, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waiting) == 0 && l.untold {
@@ -155,14 +152,14 @@ func (l *Queue) next() (r record, ok bool) {
 		}
 		return r, false
 	}
-	r, l.waiting[0] = l.waiting[0], record{}
+	r, l.waiting[0] = l.waiting[0], logRecord{}
 	l.waiting = l.waiting[1:]
 	return r, true
 }
 
 // hand calls a user's handler. It is false if that panics.
-func hand(r record) (taken bool) {
-	guard.RunUser("slog.Handler", func() {
+func hand(r logRecord) (taken bool) {
+	RunUser("slog.Handler", func() {
 		h := r.to.make()
 		if h.Enabled(r.ctx, r.record.Level) {
 			_ = h.Handle(r.ctx, r.record) // slog.Logger drops its error, too
@@ -172,7 +169,7 @@ func hand(r record) (taken bool) {
 	return taken
 }
 
-func (l *Queue) lose(count int, untold bool) {
+func (l *LogQueue) lose(count int, untold bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lost += count
@@ -180,8 +177,8 @@ func (l *Queue) lose(count int, untold bool) {
 }
 
 // Close returns when the handler has taken what waits, or has not for grace: then the
-// goroutine is left to the handler that blocks it, and ends with it. A nil Queue is empty.
-func (l *Queue) Close() {
+// goroutine is left to the handler that blocks it, and ends with it. A nil LogQueue is empty.
+func (l *LogQueue) Close() {
 	if l == nil {
 		return
 	}

@@ -1,4 +1,4 @@
-package heartbeat
+package workerpool
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 // TestHeart: it beats from when it is woken until there is no reason to, again and again.
 func TestHeart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := New()
+		h := NewHeartbeat()
 		begun, beats := 0, 0
 		ended := make(chan struct{})
 		go func() {
