@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFeatureTable: every example and test that the tables of features.md, testing.md and
-// replication.md name exists, and so does every test that .ci/run skips; every row of features.md
-// has a test.
+// TestFeatureTable: every example and test that features.md, testing.md and replication.md name
+// exists, and so does every test that .ci/run skips; every row of features.md, and every promise of
+// testing.md, has a test.
 func TestFeatureTable(t *testing.T) {
 	t.Parallel()
 	inRoot(t)
@@ -50,10 +50,13 @@ func TestFeatureTable(t *testing.T) {
 		}
 		return false
 	}
-	rows := func(name string, each func(row string, found []string)) {
+	read := func(name string) string {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
-		for row := range strings.Lines(string(text)) {
+		return string(text)
+	}
+	rows := func(name string, each func(row string, found []string)) {
+		for row := range strings.Lines(read(name)) {
 			if !strings.HasPrefix(row, "| ") || strings.HasPrefix(row, "| **") || strings.HasPrefix(row, "| feature ") {
 				continue
 			}
@@ -70,6 +73,17 @@ func TestFeatureTable(t *testing.T) {
 	})
 	for _, name := range []string{"docs/testing.md", "docs/replication.md"} {
 		rows(name, func(string, []string) {})
+	}
+	_, promises, found := strings.Cut(read("docs/testing.md"), "\n## Acknowledged work\n")
+	require.True(t, found)
+	items := regexp.MustCompile(`(?m)^- .*(\n  .*)*`).FindAllString(promises, -1)
+	require.Greater(t, len(items), 180)
+	for _, item := range items {
+		found := names.FindAllString(item, -1)
+		require.True(t, len(found) > 0 || strings.Contains(item, "`.ci/") || strings.Contains(item, "`bench/"), item)
+		for _, name := range found {
+			require.True(t, known(name), "%s in %s", name, item)
+		}
 	}
 
 	// What .ci/run leaves out: ^TestName$ and ^Test(One|Other)$.
