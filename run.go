@@ -556,9 +556,10 @@ func (r *runner) settled(op leaseEnd, err error) {
 		r.pool.Outcomes.Done()
 		return
 	}
-	public(&err)
+	refusal := err // a copy, because public would move err to the heap for every outcome
+	public(&refusal)
 	go func() {
 		defer r.pool.Outcomes.Done()
-		contain(r.queue.opts.log, "report of an outcome", func() { r.report(l, err) }, nil)
+		contain(r.queue.opts.log, "report of an outcome", func() { r.report(l, refusal) }, nil)
 	}()
 }
