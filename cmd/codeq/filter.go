@@ -93,8 +93,9 @@ func retentionText(d time.Duration) string {
 		return ""
 	case codeq.Forever:
 		return "forever"
+	default:
+		return d.String()
 	}
-	return d.String()
 }
 
 // ids reads arguments that are IDs of tasks.

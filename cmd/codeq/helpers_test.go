@@ -182,14 +182,13 @@ func produce(t *testing.T, q *codeq.Queue, task codeq.Task) codeq.ID {
 }
 
 // kill makes a dead letter.
-func kill(t *testing.T, q *codeq.Queue, task codeq.Task, cause string) codeq.ID {
+func kill(t *testing.T, q *codeq.Queue, task codeq.Task, cause string) {
 	t.Helper()
 	id := produce(t, q, task)
 	l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{task.Queue}})
 	require.NoError(t, err)
 	require.Equal(t, id, l.ID)
 	require.NoError(t, q.DeadLetter(t.Context(), l.Receipt, errors.New(cause)))
-	return id
 }
 
 // everywhere runs a test with a closed directory, and with one that another Queue serves, and with

@@ -203,10 +203,9 @@ func batches(from io.Reader, t codeq.Task, lines bool, f func([]codeq.Task) erro
 
 // duplicatesOf returns the tasks of a batch whose idempotency keys were taken.
 func duplicatesOf(err error) (list []*codeq.DuplicateError) {
-	if d, ok := err.(*codeq.DuplicateError); ok {
-		return append(list, d)
-	}
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // it unwraps by itself
+	case *codeq.DuplicateError:
+		list = append(list, e)
 	case interface{ Unwrap() []error }:
 		for _, err := range e.Unwrap() {
 			list = append(list, duplicatesOf(err)...)

@@ -156,12 +156,11 @@ func (s *site) quiet(name string) string {
 	return "unknown"
 }
 
-func (s *site) schedule(name string) codeq.ScheduleInfo {
+func (s *site) schedule(name string) {
 	s.t.Helper()
 	require.NoError(s.t, s.q.SetSchedule(context.Background(), codeq.Schedule{
 		Name: name, Cron: "30 4 * * *", TimeZone: "UTC", Task: codeq.Task{Queue: "report", Payload: []byte(`{"page":7}`)},
 	}))
-	return s.scheduled(name)
 }
 
 // scheduled returns a schedule; a zero one: there is none.

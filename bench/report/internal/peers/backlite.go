@@ -43,8 +43,8 @@ func backliteSubjects() []subject {
 			all = append(all, subject{
 				Name: "backlite/" + s.name + "/" + way, Queue: "backlite", Driven: driven + ", synchronous=" + s.name,
 				Keeps: s.keeps, Class: s.class, Batch: batch, Leases: true, AtHandler: true, Load: workload.Load{Workers: 1024},
-				open: func(ctx context.Context, dir string, l workload.Load) (*peer, error) {
-					return openBacklite(ctx, dir, l, s.name)
+				open: func(_ context.Context, dir string, l workload.Load) (*peer, error) {
+					return openBacklite(dir, l, s.name)
 				},
 			})
 		}
@@ -52,7 +52,7 @@ func backliteSubjects() []subject {
 	return all
 }
 
-func openBacklite(ctx context.Context, dir string, l workload.Load, synchronous string) (_ *peer, err error) {
+func openBacklite(dir string, l workload.Load, synchronous string) (_ *peer, err error) {
 	p := &peer{}
 	defer closeUnless(&err, p)
 	db, err := sql.Open("sqlite3", sqliteSource(dir, synchronous))

@@ -151,9 +151,10 @@ func (d *natsDriver) Produce(ctx context.Context, producer, _ int, payloads [][]
 		return nil
 	case natsFast:
 		return d.fastBatch(ctx, c, payloads)
+	default:
+		_, err := c.js.Publish(ctx, natsSubject, payloads[0])
+		return err
 	}
-	_, err := c.js.Publish(ctx, natsSubject, payloads[0])
-	return err
 }
 
 // natsBatch is an inbox for the replies to fast batches, one after the other.
