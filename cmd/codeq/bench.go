@@ -40,81 +40,114 @@ type benchResult struct {
 	PerSecond float64
 }
 
-func (a *app) bench(ctx context.Context, c *cli.Command) (err error) {
-	if err := noArguments(c); err != nil {
+func (a *app) bench(ctx context.Context, c *cli.Command) error {
+	r, err := newBenchRun(c)
+	if err != nil {
 		return err
+	}
+	results, err := r.measure(ctx, c.String("in"))
+	if err != nil {
+		return err
+	}
+	return a.benchResults(results)
+}
+
+// benchRun is a run of bench on a queue of its own.
+type benchRun struct {
+	opts      codeq.Options
+	tasks     int
+	payload   int // bytes
+	producers int
+	workers   int
+}
+
+const benchQueue = "bench"
+
+// newBenchRun checks the command line.
+func newBenchRun(c *cli.Command) (*benchRun, error) {
+	if err := noArguments(c); err != nil {
+		return nil, err
 	}
 	if c.IsSet("dir") || c.IsSet("url") {
-		return usagef(c, "bench takes neither -dir nor -url, but -in")
+		return nil, usagef(c, "bench takes neither -dir nor -url, but -in")
 	}
-	opts := &codeq.Options{Shards: c.Int("shards")}
-	if err := opts.Durability.UnmarshalText([]byte(c.String("durability"))); err != nil {
-		return usageOf(c, err)
+	r := &benchRun{
+		opts:  codeq.Options{Shards: c.Int("shards")},
+		tasks: c.Int("tasks"), payload: c.Int("payload"), producers: c.Int("producers"), workers: c.Int("workers"),
 	}
-	n, payload, producers := c.Int("tasks"), c.Int("payload"), c.Int("producers")
-	if n < 1 || payload < 0 || producers < 1 || c.Int("workers") < 1 {
-		return usagef(c, "-tasks, -producers and -workers are at least 1, -payload at least 0")
+	if err := r.opts.Durability.UnmarshalText([]byte(c.String("durability"))); err != nil {
+		return nil, usageOf(c, err)
 	}
-	dir, err := os.MkdirTemp(c.String("in"), "codeq-bench-")
+	if r.tasks < 1 || r.payload < 0 || r.producers < 1 || r.workers < 1 {
+		return nil, usagef(c, "-tasks, -producers and -workers are at least 1, -payload at least 0")
+	}
+	return r, nil
+}
+
+// measure times the parts one after the other, on a new queue below a directory.
+func (r *benchRun) measure(ctx context.Context, in string) (results []benchResult, err error) {
+	dir, err := os.MkdirTemp(in, "codeq-bench-")
 	if err != nil {
-		return coded(exitOther, err)
+		return nil, coded(exitOther, err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	q, err := codeq.Open(dir, opts)
+	q, err := codeq.Open(dir, &r.opts)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, q.Close()) }()
-
-	var results []benchResult
-	measure := func(part string, f func() error) error {
+	for _, part := range []struct {
+		name string
+		run  func(context.Context, *codeq.Queue) error
+	}{{"produce", r.produce}, {"work", r.work}} {
 		began := time.Now()
-		if err := f(); err != nil {
-			return err
+		if err := part.run(ctx, q); err != nil {
+			return nil, err
 		}
 		took := time.Since(began)
-		results = append(results, benchResult{part, n, took, float64(n) / took.Seconds()})
-		return nil
+		results = append(results, benchResult{part.name, r.tasks, took, float64(r.tasks) / took.Seconds()})
 	}
-	task := codeq.Task{Queue: "bench", Payload: make([]byte, payload)}
-	err = measure("produce", func() error {
-		g, ctx := errgroup.WithContext(ctx)
-		var begun atomic.Int64
-		for range producers {
-			g.Go(func() error {
-				for begun.Add(1) <= int64(n) {
-					if _, err := q.Produce(ctx, task); err != nil {
-						return err
-					}
+	return results, nil
+}
+
+// produce stores all tasks, each with a call of its own.
+func (r *benchRun) produce(ctx context.Context, q *codeq.Queue) error {
+	task := codeq.Task{Queue: benchQueue, Payload: make([]byte, r.payload)}
+	var begun atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	for range r.producers {
+		g.Go(func() error {
+			for begun.Add(1) <= int64(r.tasks) {
+				if _, err := q.Produce(ctx, task); err != nil {
+					return err
 				}
-				return nil
-			})
-		}
-		return g.Wait()
-	})
-	if err != nil {
-		return err
-	}
-	err = measure("work", func() error {
-		ctx, stop := context.WithCancel(ctx)
-		defer stop()
-		var worked atomic.Int64
-		mux := new(codeq.Mux)
-		codeq.Handle(mux, "bench", func(context.Context, *codeq.Job[[]byte]) error {
-			if worked.Add(1) == int64(n) {
-				stop()
 			}
 			return nil
 		})
-		err := q.Run(ctx, mux, &codeq.RunOptions{Concurrency: c.Int("workers")})
-		if err == nil && worked.Load() < int64(n) {
-			err = context.Cause(ctx)
-		}
-		return err
-	})
-	if err != nil {
-		return err
 	}
+	return g.Wait()
+}
+
+// work runs a handler that does nothing, until it has had all tasks.
+func (r *benchRun) work(ctx context.Context, q *codeq.Queue) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var worked atomic.Int64
+	mux := new(codeq.Mux)
+	codeq.Handle(mux, benchQueue, func(context.Context, *codeq.Job[[]byte]) error {
+		if worked.Add(1) == int64(r.tasks) {
+			stop()
+		}
+		return nil
+	})
+	err := q.Run(ctx, mux, &codeq.RunOptions{Concurrency: r.workers})
+	if err == nil && worked.Load() < int64(r.tasks) {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+func (a *app) benchResults(results []benchResult) error {
 	if a.asJSON {
 		for _, r := range results {
 			if err := a.json(r); err != nil {
