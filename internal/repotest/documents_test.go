@@ -313,12 +313,29 @@ func TestGuide(t *testing.T) {
 	}
 }
 
-// TestReadmeIsShort: a newcomer reads all of it.
-func TestReadmeIsShort(t *testing.T) {
+// TestDocumentsAreShort: a newcomer reads the README, and a maintainer all of them.
+func TestDocumentsAreShort(t *testing.T) {
+	t.Parallel()
 	inRoot(t)
-	b, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	require.LessOrEqual(t, bytes.Count(b, []byte("\n")), 220)
+	for file, lines := range map[string]int{"README.md": 220, "bench/results/README.md": 60} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.LessOrEqual(t, bytes.Count(text, []byte("\n")), lines, file)
+	}
+	words := 0
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
+		files, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		require.NotEmpty(t, files)
+		for _, file := range files {
+			if file != "CHANGELOG.md" {
+				text, err := os.ReadFile(file)
+				require.NoError(t, err)
+				words += len(bytes.Fields(text))
+			}
+		}
+	}
+	require.LessOrEqual(t, words, 22_000)
 }
 
 // TestMakeTargets: the table in CONTRIBUTING.md has exactly the targets of the Makefile.
