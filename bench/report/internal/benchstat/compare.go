@@ -50,8 +50,7 @@ func (m Medians) Of(row, unit string) float64 {
 	return math.NaN()
 }
 
-// Table is a table with its header. words are what is written in place of the names of rows,
-// columns and units.
+// Table is a table with its header. words replace the names of rows, columns and units.
 func (m Medians) Table(words map[string]string) (header []string, rows [][]any) {
 	across := m.Column != "" && !m.Down
 	header = []string{""}

@@ -30,10 +30,10 @@ type Series struct {
 	X, Y []float64 // equally many; Bars has no X. NaN in Y: nothing there, a line is interrupted
 }
 
-// Axes are what a chart is drawn in. Axes of values that are not logarithmic begin at zero.
+// Axes are the axes of a chart. Those of values that are not logarithmic begin at zero.
 type Axes struct {
 	Title, X, Y string // what values of Y are stands behind the title of Lines, and below Bars
-	// LogX and LogY make an axis logarithmic; then what is not above zero is not shown.
+	// LogX and LogY make an axis logarithmic; values of zero and below are then left out.
 	LogX, LogY bool
 	Marks      []Mark   // of Lines
 	Labels     []string // of Lines: what X 0, 1 and so on stand for; none: X are numbers
@@ -238,7 +238,7 @@ func labels(p *plot.Plot, at plotter.XYs, texts []string, align text.YAlignment)
 	return &plotter.Labels{XYs: at, Labels: texts, TextStyle: slices.Repeat([]text.Style{style}, len(at)), Offset: vg.Point{X: vg.Points(3)}}
 }
 
-// parts are what is shown of a series, without gaps.
+// parts are the lines of a series between its gaps.
 func parts(a Axes, s Series) []plotter.XYs {
 	var all []plotter.XYs
 	var part plotter.XYs

@@ -29,8 +29,8 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestCharts draws what is hard: gaps, values that a logarithm has not, no
-// values at all. Its files are kept in $CHARTS for somebody to look at.
+// TestCharts draws hard cases: gaps, values without a logarithm, no values at all. $CHARTS keeps
+// the files for a look at them.
 func TestCharts(t *testing.T) {
 	dir := os.Getenv("CHARTS")
 	if dir == "" {

@@ -1,5 +1,4 @@
-// Package command has what the commands of the program share: flags, and the steps before a
-// measurement.
+// Package command has the flags that commands share, and the steps before a measurement.
 package command
 
 import (

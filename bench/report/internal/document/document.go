@@ -18,9 +18,8 @@ import (
 // Document is a Markdown file in the making.
 type Document struct{ text strings.Builder }
 
-// New begins a document with a title, and with what is needed to judge and
-// repeat it: the time, the machine, the command line of this program, and the
-// commit of the repository that the working directory lies in.
+// New begins a document with a title, and with the facts for judging and repeating it: time,
+// machine, command line, and commit of the repository around the working directory.
 func New(title string, m Machine) *Document {
 	d := &Document{}
 	fmt.Fprintf(&d.text, "# %s\n", title)
@@ -86,7 +85,7 @@ func (d *Document) Write(file string) error {
 	return os.WriteFile(file, []byte(d.text.String()), 0o644)
 }
 
-// cell is what a table shows of a value, and whether that is a number.
+// cell is the text of a value in a table, and whether it is a number.
 func cell(v any) (text string, number bool) {
 	switch v := v.(type) {
 	case nil:
@@ -145,7 +144,7 @@ func Bytes(n int64) string {
 	return Number(x) + " " + units[0]
 }
 
-// Command is the line by which this program was run, as it is typed in the root of the repository.
+// Command is the command line of this program, for a shell in the root of the repository.
 func Command() string { return "go run -C bench/report ." + Words(os.Args[1:]) }
 
 // Words are arguments as they are typed in a shell, each after a space.
@@ -165,9 +164,8 @@ func quoted(arg string) string {
 	return "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
 }
 
-// Commit describes the commit that is checked out in the repository of dir,
-// with "+changes" if the files are others; those of bench/results do not count.
-// It is "unknown" where git does not tell.
+// Commit describes the commit in the repository of dir, with "+changes" if files outside
+// bench/results differ from it. It is "unknown" where git fails.
 func Commit(dir string) string {
 	commit, err := exec.Command("git", "-C", dir, "describe", "--always", "--tags").Output()
 	if err != nil {

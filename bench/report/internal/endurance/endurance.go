@@ -1,17 +1,17 @@
-// Package endurance lets a queue work for a long time and looks whether it gets slower
-// or larger. In the root of the repository:
+// Package endurance measures whether a queue gets slower or larger over a long time. In the root of
+// the repository:
 //
 //	go run -C bench/report . endurance -for 10m -out ../results
 //
-// It runs the cycle (produce, claim, complete, by single calls, with a bounded
-// backlog) at every point: a number of producers and a size of payload. In the
-// middle of a point the queue is closed, rests, and is opened again. Every
-// second it notes what the clients see, what the process uses, and what the
-// stores say, in a CSV file per point; endurance.md and its charts are made from these.
+// It runs the cycle (produce, claim, complete, by single calls, with a bounded backlog) at every
+// point: a number of producers and a size of payload. In the middle of a point the queue is closed,
+// rests, and is opened again. Every second it writes a sample to the CSV file of the point:
+// latencies of the clients, resources of the process, statistics of the stores. endurance.md and
+// its charts come from these files.
 //
-// It fails if at any point the last tenth of the run was slower
-// than 0.9 of the second tenth, if memory or disk was not bounded, or if tasks
-// were missing. A point of less than 100 seconds is not judged: its tenths say nothing.
+// It fails if at any point the last tenth of the run was slower than 0.9 of the second tenth, if
+// memory or disk was not bounded, or if tasks were missing. A point of less than 100 seconds is not
+// judged: its tenths say nothing.
 package endurance
 
 import (
@@ -30,7 +30,7 @@ import (
 	"codeq/bench/report/internal/command"
 )
 
-// config is what the flags say.
+// config has the flags.
 type config struct {
 	command.Options
 	time       time.Duration // of a point
@@ -92,8 +92,8 @@ func numbers(to *[]int, least int) func(string) error {
 	}
 }
 
-// run works through all points, and writes what it has when ctx ends or a point
-// fails. Its error says what was not kept.
+// run measures all points, and writes those that it has when ctx ends or a point fails. Its error
+// names the failed promises.
 func (c *config) run(ctx context.Context) error {
 	m, err := c.Begin()
 	if err != nil {
@@ -118,7 +118,7 @@ func (c *config) run(ctx context.Context) error {
 			if o.err != nil {
 				failures = append(failures, fmt.Errorf("%v ended early: %w", o.point, o.err))
 			}
-			if err := c.write(m, all); err != nil { // so that it is there whatever comes
+			if err := c.write(m, all); err != nil { // a later failure loses nothing
 				return errors.Join(append(failures, err)...)
 			}
 		}
@@ -126,7 +126,7 @@ func (c *config) run(ctx context.Context) error {
 	return errors.Join(append(failures, ctx.Err())...)
 }
 
-// measure runs a point into its file, and judges what is in the file.
+// measure runs a point, writes its file, and judges the samples in the file.
 func (c *config) measure(ctx context.Context, p point) (o outcome) {
 	o.point = p
 	c.progress("%v: begins", p)

@@ -33,7 +33,7 @@ func steady() []sample {
 	return all
 }
 
-// throughCSV is what is read again of samples.
+// throughCSV writes samples and reads them again.
 func throughCSV(t *testing.T, samples []sample) []sample {
 	var text bytes.Buffer
 	w := csv.NewWriter(&text)
@@ -188,7 +188,7 @@ func TestRun(t *testing.T) {
 	requireEmpty(t, c.Dir)
 }
 
-// TestResults: tables and charts are written of the samples that are there.
+// TestResults renders the samples in bench/results.
 func TestResults(t *testing.T) {
 	c := small(t)
 	var all []outcome
@@ -207,7 +207,7 @@ func TestResults(t *testing.T) {
 	require.Contains(t, string(text), "](endurance-latency-65536B.svg)")
 }
 
-// TestInterrupted: what was measured is written, and nothing is left behind.
+// TestInterrupted: an interrupted run writes its samples, and leaves no files behind.
 func TestInterrupted(t *testing.T) {
 	c := small(t)
 	c.time, c.producers = time.Hour, []int{2, 3}

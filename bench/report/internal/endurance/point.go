@@ -40,8 +40,7 @@ func size(bytes int) string {
 // sampleEvery gives some hundred latencies a second at all points.
 const sampleEvery = 8
 
-// reopening is what the queue needed to stop and begin again with the tasks
-// that it had.
+// reopening has the times that the queue took to close and to open again, with its tasks.
 type reopening struct{ close, open time.Duration }
 
 // running is a point while it runs.
@@ -57,8 +56,8 @@ type running struct {
 	open      time.Duration // how long the last Open took
 }
 
-// run works through a point and writes its samples. When ctx ends it stops with
-// the error of ctx, and all samples so far are written.
+// run measures a point and writes its samples. When ctx ends it stops with the error of ctx, and
+// all samples so far are written.
 func (p point) run(ctx context.Context, c *config, w io.Writer) (re reopening, err error) {
 	dir, err := os.MkdirTemp(c.Dir, "codeq-endurance-")
 	if err != nil {
@@ -126,7 +125,7 @@ func (r *running) work(ctx context.Context, q *codeq.Queue, life int) error {
 	return r.count(run, q, life)
 }
 
-// sample writes a row of what has happened since a gauge was read, and returns the next gauge.
+// sample writes the changes since a gauge as a row, and returns the next gauge.
 func (r *running) sample(run *workload.Run, q *codeq.Queue, life int, start time.Time, before gauge) (gauge, error) {
 	after, err := readGauge(run)
 	if err != nil {
@@ -157,8 +156,8 @@ func (r *running) sample(run *workload.Run, q *codeq.Queue, life int, start time
 	return after, errors.Join(err, r.samples.Error())
 }
 
-// count holds what the queue has against what was acknowledged. Calls that were
-// cut off when the load stopped may have had their effect or not.
+// count compares the tasks of the queue with the acknowledged ones. A call that the end of the load
+// has cut off may have had its effect.
 func (r *running) count(run *workload.Run, q *codeq.Queue, life int) error {
 	created, completed, err := run.Counts()
 	if err != nil {

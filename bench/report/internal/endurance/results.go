@@ -22,7 +22,7 @@ type outcome struct {
 
 const second = float64(time.Second)
 
-// write makes endurance.md and its charts of what was measured.
+// write makes endurance.md and its charts.
 func (c *config) write(m document.Machine, all []outcome) error {
 	d := document.New("Endurance", m)
 	d.Paragraph("Single calls of Produce, Claim and Complete at durability %v; at most %s tasks waiting; %d workers for each producer. "+
@@ -92,7 +92,7 @@ func tables(d *document.Document, all []outcome) {
 		"MB in memtables", "MB of log", "cache hits"}, stores...)
 }
 
-// total adds what the lives of a queue have counted.
+// total adds the counts of both lives of a queue.
 func total(samples []sample) (t sample) {
 	for i := range samples {
 		if s := &samples[i]; i == len(samples)-1 || samples[i+1].Life != s.Life {

@@ -19,8 +19,8 @@ import (
 	"codeq/bench/workload"
 )
 
-// sample is one row: an interval of about a second. What is called "now" is of
-// its end, all else is what the interval has added.
+// sample is one row: an interval of about a second. Fields called "now" are of its end, the others
+// count within it.
 type sample struct {
 	Seconds  float64 `csv:"seconds"`  // now: of work since the point began
 	Interval float64 `csv:"interval"` // seconds
@@ -48,14 +48,14 @@ type sample struct {
 	DiskWrite float64 `csv:"disk_written_b"`
 	Disk      float64 `csv:"disk_b"` // now: allocated to the files of the queue
 
-	Tables      float64 `csv:"tables"` // this and what follows is now, and of all shards
+	Tables      float64 `csv:"tables"` // this one and the next ones are now, and of all shards
 	TableBytes  float64 `csv:"table_b"`
 	L0Tables    float64 `csv:"l0_tables"` // this one and the next: the largest of a shard
 	ReadAmp     float64 `csv:"read_amp"`
 	Debt        float64 `csv:"compaction_debt_b"`
 	MemTables   float64 `csv:"memtable_b"`
 	Log         float64 `csv:"log_b"`
-	Flushes     float64 `csv:"flushes"` // this and what follows since the queue was opened
+	Flushes     float64 `csv:"flushes"` // this one and the next ones: since the queue was opened
 	Compactions float64 `csv:"compactions"`
 	Logged      float64 `csv:"logged_b"`
 	Flushed     float64 `csv:"flushed_b"`
@@ -81,7 +81,7 @@ func newEncoder(w csvutil.Writer) *csvutil.Encoder {
 	return e
 }
 
-// readSamples reads what an encoder of samples has written.
+// readSamples reads the rows of an encoder.
 func readSamples(text []byte) (all []sample, err error) {
 	d, err := csvutil.NewDecoder(csv.NewReader(bytes.NewReader(text)))
 	if err != nil {
@@ -91,7 +91,7 @@ func readSamples(text []byte) (all []sample, err error) {
 	return all, d.Decode(&all)
 }
 
-// gauge is what the load, the process and the machine have done and used since they began.
+// gauge has the counts of the load, the process and the machine since they began.
 type gauge struct {
 	at                 time.Time
 	created, completed int64
@@ -137,7 +137,7 @@ func (s *sample) used(before, after gauge) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// stores fills in what the stores of a queue say.
+// stores fills in the statistics of the stores.
 func (s *sample) stores(st *codeq.StorageStats) {
 	for _, shard := range st.Shards {
 		s.Tables += float64(shard.Tables)
@@ -156,7 +156,7 @@ func (s *sample) stores(st *codeq.StorageStats) {
 	s.CacheHits, s.CacheMisses = float64(st.CacheHits), float64(st.CacheMisses)
 }
 
-// allocated is what the files below dir take on disk, in bytes.
+// allocated is the disk space of the files below dir, in bytes.
 func allocated(dir string) (float64, error) {
 	var blocks int64
 	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {

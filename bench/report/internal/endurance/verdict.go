@@ -6,12 +6,12 @@ import (
 	"codeq/bench/report/internal/document"
 )
 
-// Limits of what is passed.
+// Limits of a verdict.
 const (
 	slowest = 0.9  // last tenth to second tenth
 	largest = 1.25 // later to earlier, and on top:
 
-	// What the garbage collector may or may not have returned at the moment.
+	// Memory that the garbage collector may not have returned yet.
 	memorySlack = 16 << 20
 	// Logs and tables of as many memtables as there may be at a time.
 	diskSlack = 64 << 20
@@ -44,7 +44,7 @@ func tenths(samples []sample) (all [10]tenth) {
 	return all
 }
 
-// verdict is what is said of a promise at a point.
+// verdict says whether a point kept a promise.
 type verdict struct {
 	failed bool
 	text   string
@@ -57,7 +57,7 @@ func (v verdict) String() string {
 	return v.text
 }
 
-// judge holds the samples of a point against what is promised.
+// judge compares the samples of a point with the promises.
 func judge(p point, samples []sample) []verdict {
 	all := tenths(samples)
 	second, last := all[1], all[9]
@@ -73,10 +73,9 @@ func judge(p point, samples []sample) []verdict {
 	}
 }
 
-// bounded compares the largest value in a stretch of time with that in an
-// equally long one before: the second half of each life of the queue with its
-// first half, which finds what grows while the queue is open, and the second
-// life with the first, which finds what grows even so. What grows with time,
+// bounded compares the largest value in a stretch of time with that in an equally long one before:
+// the second half of each life of the queue with its first half, which finds growth while the queue
+// is open, and the second life with the first, which finds growth over a restart. Growth with time,
 // or with its square root, fails.
 func bounded(what string, samples []sample, value func(*sample) float64, slack float64) verdict {
 	var lives [2][]sample

@@ -1,10 +1,10 @@
-// Package engine measures codeq by its own benchmarks, and writes the tables
-// that REPLICATION.md and others quote. In the root of the repository:
+// Package engine measures codeq by its own benchmarks, and writes the tables that
+// docs/replication.md and others quote. In the root of the repository:
 //
 //	go run -C bench/report . engine -out ../results
 //
-// It takes half an hour, and writes engine.md, and engine.txt, which benchstat reads, with what the
-// benchmarks printed.
+// It takes half an hour, and writes engine.md, and the output of the benchmarks, which benchstat
+// reads, as engine.txt.
 package engine
 
 import (
@@ -45,7 +45,7 @@ func Declare(f *flag.FlagSet) func(context.Context) error {
 	return c.run
 }
 
-// run writes what it has also when it is interrupted.
+// run writes its results also when it is interrupted.
 func (c *config) run(ctx context.Context) error {
 	machine, err := c.Begin()
 	if err != nil {
@@ -97,11 +97,11 @@ func (c *config) measure(ctx context.Context, plan []testRun, failed map[string]
 	return errors.Join(errs...)
 }
 
-// test runs a command in the module of codeq, and returns what it printed.
+// test runs a command in the module of codeq, and returns its output.
 func (c *config) test(ctx context.Context, run testRun) (string, error) {
 	command.Progress("%s", run)
 	cmd := exec.CommandContext(ctx, "go", run.args...)
-	// The tests have children, which an interrupt is to reach as well.
+	// An interrupt ends the children of the tests as well.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.Dir = c.root
@@ -113,8 +113,7 @@ func (c *config) test(ctx context.Context, run testRun) (string, error) {
 	return out.String(), err
 }
 
-// write writes the sections all of whose commands have succeeded, and of the
-// others what has gone wrong.
+// write writes the tables of each section, or the failure of its commands.
 func (c *config) write(ctx context.Context, doc *document.Document, sections []section, failed map[string]error, file string) error {
 	doc.Paragraph("A cycle is one task of 14 bytes produced, claimed and completed. Single calls are made by 32 producers and 128 " +
 		"workers, each waiting for its own commit.")

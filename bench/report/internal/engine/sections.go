@@ -30,7 +30,7 @@ func (r testRun) String() string {
 	return strings.TrimSpace(document.Words(slices.Concat(r.env, []string{"go"}, r.args)))
 }
 
-// heading says in engine.txt what was run. Variables of the environment are keys of benchstat.
+// heading names the command in engine.txt. Variables of the environment are keys of benchstat.
 func (r testRun) heading() string {
 	text := "Command: " + r.String() + "\n"
 	for _, variable := range r.env {
@@ -85,7 +85,7 @@ func (c *config) sections() []section {
 	}
 }
 
-// words are what the tables say in place of the names of benchmarks and units.
+// words replace the names of benchmarks and units in the tables.
 var words = map[string]string{
 	"FullCycle 1":     "single calls, 1 shard",
 	"FullCycle 2":     "single calls, 2 shards",
@@ -160,10 +160,10 @@ func (c *config) bench(pattern string, window time.Duration) []string {
 	}
 }
 
-// killed is what TestClusterKill logs of a level at its end.
+// killed matches the last log line of TestClusterKill for a durability.
 var killed = regexp.MustCompile(`=== RUN +TestClusterKill/(\w+)(?s:.*?)(\d+) tasks acknowledged, .* failovers of (\d+): .*median (\S+), .*max (\S+)\n`)
 
-// kills are lines for benchstat of what TestClusterKill printed.
+// kills are the results of TestClusterKill as lines for benchstat.
 func kills(printed string) (lines string) {
 	for _, k := range killed.FindAllStringSubmatch(printed, -1) {
 		median, err1 := time.ParseDuration(k[4])

@@ -42,8 +42,7 @@ func ratio(rows []row, r row) float64 {
 	return q.rate() / r.rate()
 }
 
-// target is how many times as fast as the fastest peer with leases codeq is to
-// be.
+// target is a speed of codeq that is wanted, in multiples of the fastest peer with leases.
 type target struct {
 	class   class
 	batches bool
@@ -110,7 +109,7 @@ func (v verdict) ratio() float64 {
 	return v.codeq.rate() / v.peer.rate()
 }
 
-// outcome is what the table says.
+// outcome is the last column of the table.
 func (v verdict) outcome() string {
 	switch {
 	case !v.ok:

@@ -1,15 +1,14 @@
-// Package peers puts codeq and the queues that would be used instead of it under the same load in
-// one run, and writes a table (peers.md), the numbers for benchstat (peers.txt), and charts.
+// Package peers puts codeq and its alternatives under the same load in one run, and writes a table
+// (peers.md), the numbers for benchstat (peers.txt), and charts.
 //
-// The load is that of package workload: 32 producers, 128 workers, tasks of 14
-// bytes, at most 4,096 tasks that are produced and not done. Each queue is
-// driven as the comment on its driver says, and a cycle counts when the queue
-// has confirmed the completion. Where a queue keeps completed tasks, codeq does so
-// beside it.
+// The load is that of package workload: 32 producers, 128 workers, tasks of 14 bytes, at most 4,096
+// tasks that are produced and not done. Each queue is driven as the comment on its driver says, and
+// a cycle counts when the queue has confirmed the completion. Where a queue keeps completed tasks,
+// codeq does so beside it.
 //
-// Servers are those of the system (Debian: redis-server beanstalkd postgresql);
-// the program starts them on free ports of loopback with their data below -dir,
-// and ends them. A server that is not installed is missing in the table.
+// Servers are those of the system (Debian: redis-server beanstalkd postgresql); the program starts
+// them on free ports of loopback with their data below -dir, and ends them. A server that is not
+// installed is missing in the table.
 package peers
 
 import (
@@ -54,7 +53,7 @@ func Declare(f *flag.FlagSet) func(context.Context) error {
 	}
 }
 
-// run writes the rows that it has also when it is interrupted.
+// run writes the measured rows also when it is interrupted.
 func (b *bench) run(ctx context.Context, chosen []subject) error {
 	machine, err := b.Begin()
 	if err != nil {
@@ -67,7 +66,7 @@ func (b *bench) run(ctx context.Context, chosen []subject) error {
 	for i := range rows {
 		r := b.measure(ctx, rows[i].subject)
 		if ctx.Err() != nil {
-			break // what was interrupted has no result
+			break // an interrupted row has no result
 		}
 		rows[i].result = &r
 		command.Progress("%d/%d %-28s %s", i+1, len(rows), rows[i].Name, r)
@@ -100,7 +99,7 @@ func (r result) cpuMicros() float64 {
 	return float64(r.CPU.Microseconds()) / float64(max(r.Cycles(), 1))
 }
 
-// row is what is shown of a subject.
+// row is a subject with its result.
 type row struct {
 	subject
 	result *result // nil: not measured
@@ -108,7 +107,7 @@ type row struct {
 
 // measure runs the load on a subject.
 func (b *bench) measure(ctx context.Context, s subject) (res result) {
-	// What one queue has left behind does not burden the next.
+	// Garbage of one queue does not burden the next.
 	debug.FreeOSMemory()
 	syscall.Sync()
 	dir, err := os.MkdirTemp(b.Dir, "peers")
@@ -140,7 +139,7 @@ func (b *bench) measure(ctx context.Context, s subject) (res result) {
 	}
 	res.CPU = res.Usage.CPU + p.cpu() - before
 	res.Version = p.version
-	// The error that ended the load says more than that of what it ended.
+	// The error that ended the load says more than the errors that follow from it.
 	if ended := run.Stop(); ended != nil {
 		err = ended
 	}
@@ -151,9 +150,8 @@ func (b *bench) measure(ctx context.Context, s subject) (res result) {
 	return res
 }
 
-// warm lets the load run for the warm-up, and then until a slow queue has done
-// with as many tasks as may wait, or for four times as long: before that it
-// gathers tasks more than it completes them.
+// warm waits for the warm-up, and then until a slow queue has completed as many tasks as may wait,
+// or for four times as long: until then it gathers more tasks than it completes.
 func (b *bench) warm(run *workload.Run) error {
 	start := time.Now()
 	for {

@@ -10,13 +10,13 @@ import (
 	"codeq/bench/workload"
 )
 
-// referenceSubjects have no leases: what is taken is gone.
+// referenceSubjects have no leases: a worker that dies loses its task.
 //
-// dque in turbo mode (without fsync), 10,000 items a segment. Two goroutines
-// dequeue, since each item wakes all that wait.
+// dque in turbo mode (without fsync), 10,000 items a segment. Two goroutines dequeue, since each
+// item wakes all that wait.
 //
-// Pebble does the four key writes of a cycle of codeq, in the order that suits
-// it best, 64 cycles a commit, by one goroutine.
+// Pebble does the four key writes of a cycle of codeq, in the order that suits it best, 64 cycles a
+// commit, by one goroutine.
 func referenceSubjects() []subject {
 	return []subject{
 		{

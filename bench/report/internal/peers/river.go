@@ -25,12 +25,11 @@ import (
 	"codeq/bench/workload"
 )
 
-// riverSubjects is River on PostgreSQL over TCP: one client with the shortest
-// cooldown between fetches, by which its throughput is bounded, a pool of 40
-// connections, and single inserts, or InsertManyFast (COPY) of 64. PostgreSQL
-// has its defaults but for 512 MiB of shared buffers, and checkpoints that are
-// rarer than a run. A completion counts when River tells its subscribers of it,
-// after the commit. River keeps completed jobs for 24 h, by its defaults.
+// riverSubjects is River on PostgreSQL over TCP: one client with the shortest cooldown between
+// fetches, which bounds its throughput, a pool of 40 connections, and single inserts, or
+// InsertManyFast (COPY) of 64. PostgreSQL has its defaults but for 512 MiB of shared buffers, and
+// checkpoints that are rarer than a run. A completion counts when River tells its subscribers of
+// it, after the commit. River keeps completed jobs for 24 h, by its defaults.
 func riverSubjects() []subject {
 	var all []subject
 	for _, s := range []struct {
@@ -142,7 +141,7 @@ type riverWorker struct {
 
 func (riverWorker) Work(context.Context, *river.Job[riverTask]) error { return nil }
 
-// riverDriver is River on a database whose transactions are TTx.
+// riverDriver is River on a database with transactions of type TTx.
 type riverDriver[TTx any] struct {
 	db       riverdriver.Driver[TTx]
 	inserter *river.Client[TTx]

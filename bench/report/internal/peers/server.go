@@ -24,7 +24,7 @@ var errMissing = errors.New("not installed")
 type server struct {
 	cmd    *exec.Cmd
 	stopBy syscall.Signal // asks it to end, without keeping anything
-	log    string         // file of what it prints
+	log    string         // file of its output
 	exited chan struct{}  // closed by the goroutine that waits for it
 }
 
@@ -79,7 +79,7 @@ func (s *server) stop() error {
 	return err
 }
 
-// tail is the end of what the program has printed, on one line.
+// tail is the last line of the output.
 func (s *server) tail() string {
 	b, err := os.ReadFile(s.log)
 	if err != nil {

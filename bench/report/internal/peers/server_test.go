@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A server and what it has started use CPU time together, and end together.
+// A server and its children use CPU time together, and end together.
 func TestServer(t *testing.T) {
 	dir := t.TempDir()
 	pids := filepath.Join(dir, "pids")
@@ -46,7 +46,7 @@ func ended(pid int) bool {
 	return err == nil && state == "Z"
 }
 
-// A program that ends before it is ready is an error that says what it printed.
+// A program that ends before it is ready is an error with its output.
 func TestServerFails(t *testing.T) {
 	never := func(context.Context) error { return errors.New("not ready") }
 	_, err := startServer(t.Context(), t.TempDir(), nil, syscall.SIGTERM, never, "/bin/sh", "-c", "echo first; echo no such data; exit 3")

@@ -15,7 +15,7 @@ type subject struct {
 	Name   string // queue/durability/way, for -only
 	Queue  string
 	Driven string // how, in a phrase
-	Keeps  string // what a crash of a process and what a power failure lose
+	Keeps  string // losses by a crash of a process, and by a power failure
 	Class  class
 	Batch  int  // tasks of a call
 	Leases bool // a worker that dies loses the task to another one
@@ -29,9 +29,8 @@ type subject struct {
 	open      func(ctx context.Context, dir string, l workload.Load) (*peer, error)
 }
 
-// class is what an acknowledged operation survives. A peer is in the highest
-// class whose promise it keeps, so one of the class process may lose more than
-// codeq does there.
+// class is the failure that an acknowledged operation survives. A peer is in the highest class that
+// it fulfils, so one of the class process may lose more than codeq does there.
 type class int
 
 const (
@@ -50,7 +49,7 @@ type peer struct {
 	closers []func() error
 }
 
-// onClose adds what is to be done at close, before what was added earlier.
+// onClose adds a function that close calls, before those added earlier.
 func (p *peer) onClose(f func() error) { p.closers = append(p.closers, f) }
 
 func (p *peer) close() error {
@@ -70,7 +69,7 @@ func (p *peer) serve(s *server, err error) error {
 	return err
 }
 
-// cpu is what the servers have used.
+// cpu is the processor time of the servers.
 func (p *peer) cpu() time.Duration {
 	var sum time.Duration
 	for _, s := range p.servers {
@@ -88,7 +87,7 @@ func subjects() []subject {
 	return all
 }
 
-// matching are those whose name has a match of only.
+// matching are the subjects with a name that only matches.
 func matching(all []subject, only *regexp.Regexp) []subject {
 	var chosen []subject
 	for _, s := range all {
@@ -113,7 +112,7 @@ func moduleVersion(path string) string {
 	return "unknown"
 }
 
-// closeUnless closes a peer whose opening has failed.
+// closeUnless closes a peer if its opening failed.
 func closeUnless(err *error, p *peer) {
 	if *err != nil {
 		*err = errors.Join(*err, p.close())

@@ -17,15 +17,15 @@ import (
 	"codeq/bench/workload"
 )
 
-// attribution is what the profiles of a window say.
+// attribution is the result of the profiles of a window.
 type attribution struct {
 	result result
 	shards int
 
-	cpu    time.Duration // that was sampled, without what the profiles cost
+	cpu    time.Duration // sampled, without the cost of the profiles
 	layers map[layer]time.Duration
 	owner  time.Duration // of cpu: in the owners of shards
-	log    time.Duration // of cpu: in the writers of the stores' logs, for which owners wait
+	log    time.Duration // of cpu: in the writers of the stores' logs, while owners wait
 
 	persistWait time.Duration // of the owners, for the log or for Raft
 	idle        time.Duration // of the owners, for operations
@@ -43,7 +43,7 @@ type contention struct {
 
 type site struct {
 	function string
-	by       string // what it called to wait, or to let others go on
+	by       string // the call that waits, or wakes others
 	count    int64
 	delay    time.Duration
 }
@@ -142,7 +142,7 @@ func contentions() (block, mutex *profile.Profile, err error) {
 	return block, mutex, errors.Join(err1, err2)
 }
 
-// since is what after has that before has not.
+// since is the difference of two profiles.
 func since(before, after *profile.Profile) (*profile.Profile, error) {
 	before = before.Copy()
 	before.Scale(-1)

@@ -57,7 +57,7 @@ func (m *measurer) stocked(ctx context.Context, dir string, s setting) (res resu
 		return res, err
 	}
 	defer func() { err = errors.Join(err, workload.CloseAll(queues), os.RemoveAll(dir)) }()
-	runtime.GC() // what the setting before has left
+	runtime.GC() // garbage of the setting before
 	l := workload.FeatureLoad{Feature: s.stock.feature, Queues: queues, Workers: s.load.Workers, Tasks: s.stock.tasks}
 	if l.Tasks == 0 {
 		l.Tasks = s.stock.least

@@ -7,7 +7,7 @@ import (
 	"github.com/google/pprof/profile"
 )
 
-// layer is the part of the work to which a sample of a CPU profile belongs.
+// layer is the part of the work that a sample of a CPU profile belongs to.
 type layer string
 
 const (
@@ -29,18 +29,17 @@ const (
 	layerProfiler layer = "profiler"
 )
 
-// layers are all that are shown, in this order.
+// layers are the lines of the tables, in this order.
 var layers = []layer{
 	layerOwner, layerCallers, layerEncoding, layerCommit, layerLog, layerCompact, layerReads,
 	layerRaft, layerNetwork, layerScheduler, layerMemory, layerLoad, layerOther,
 }
 
-// classify returns the layer of a stack, whose first function is the innermost.
+// classify returns the layer of a stack, the innermost function first.
 //
-// What the runtime does for a function counts as the function's own, unless it
-// allocates, collects, or blocks and wakes goroutines. Otherwise the writer of a log is a
-// layer of its own, or the innermost function that belongs to one decides, and of
-// Pebble also what it is called for.
+// The work of the runtime counts for its caller, unless it allocates, collects, or blocks and wakes
+// goroutines. The writer of a log is a layer of its own. Otherwise the innermost function of a
+// layer decides; in Pebble its callers count, too.
 func classify(stack []string) layer {
 	if has(stack, "runtime.saveblockevent", "runtime.blockevent", "runtime.mutexevent", "runtime.(*mLockProfile)",
 		"runtime/pprof.profileWriter") {
@@ -126,8 +125,8 @@ func isMessage(f string) bool {
 
 const (
 	pebblePath = "github.com/cockroachdb/pebble/v2"
-	// ownerFunction is what the owner of a shard runs, and logFunction what
-	// writes the log of its store, for which the owner waits.
+	// The owner of a shard runs ownerFunction. logFunction writes the log of its store, while the
+	// owner waits.
 	ownerFunction = "codeq.(*shard).run"
 	logFunction   = pebblePath + "/record.(*LogWriter).flushLoop"
 )

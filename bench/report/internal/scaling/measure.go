@@ -40,17 +40,17 @@ func (r result) busy() float64 {
 	return r.Usage.CPU.Seconds() / r.Elapsed.Seconds() / float64(runtime.GOMAXPROCS(0))
 }
 
-// cpu is what a cycle takes, of all cores.
+// cpu is the processor time of a cycle, of all cores.
 func (r result) cpu() time.Duration { return r.Usage.CPU / time.Duration(max(r.Cycles(), 1)) }
 
-// outcome is what was measured at one value with one setting.
+// outcome has the measurements of one value with one setting.
 type outcome struct {
 	results []result     // one for each run
 	profile *attribution // of a further window; nil but for the first and the last value of a sweep that has profiles
 	err     error
 }
 
-// problem says why there is nothing to show; "": there is.
+// problem says why an outcome has no numbers; it is "" if it has.
 func (o *outcome) problem() string {
 	switch {
 	case o.err != nil:
@@ -73,9 +73,8 @@ type measurer struct {
 // runsOf is how often each value of a sweep is measured.
 func (m *measurer) runsOf(sw *sweep) int { return max(m.runs, sw.runs) }
 
-// sweep measures all values with all settings, as often as runsOf says, so that what
-// the machine does from minute to minute meets all values alike. It returns what
-// it has when ctx ends. Errors are in the outcomes.
+// sweep measures all values with all settings, runsOf times in turn, so that slow minutes of the
+// machine meet all values alike. When ctx ends, the rest is missing. Errors are in the outcomes.
 func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 	outcomes := make([][]outcome, len(sw.settings))
 	for i := range outcomes {
@@ -145,7 +144,7 @@ func (m *measurer) point(ctx context.Context, dir string, s setting, profile str
 	if s.run {
 		d = workload.Runner{Queues: queues}
 	}
-	runtime.GC() // what the setting before has left
+	runtime.GC() // garbage of the setting before
 	run := workload.Start(ctx, s.load, d)
 	defer func() { err = errors.Join(err, run.Stop()) }()
 	select {

@@ -200,7 +200,7 @@ func micros(d time.Duration) float64 { return d.Seconds() * 1e6 }
 
 func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
 
-// profiled are the profiles of a sweep, and what they are of.
+// profiled are the profiles of a sweep, and their names.
 func profiled(sw *sweep, outcomes [][]outcome) (names []string, profiles []*attribution) {
 	sw.each(outcomes, func(s setting, v int, o *outcome) {
 		if o.profile != nil {
@@ -211,7 +211,7 @@ func profiled(sw *sweep, outcomes [][]outcome) (names []string, profiles []*attr
 	return names, profiles
 }
 
-// profileTable says what the profiles of a sweep do, with a column for each.
+// profileTable writes a table of the profiles of a sweep, with a column for each.
 func profileTable(d *document.Document, sw *sweep, outcomes [][]outcome) {
 	names, profiles := profiled(sw, outcomes)
 	if len(profiles) == 0 {
@@ -305,10 +305,10 @@ func contentionTable(d *document.Document, names []string, profiles []*attributi
 	d.Table([]string{"", "site", "by", "times a second", "delay a second", "of all, %"}, rows...)
 }
 
-// cores are those of machines for which advice is given.
+// cores are the numbers of processors in the advice.
 var cores = []int{2, 4, 8, 12, 16, 32, 64}
 
-// advice is what the profiles of one shard say of more processors.
+// advice writes the number of shards for more processors, by the profiles of one shard.
 func (r *results) advice(d *document.Document) {
 	for k, sw := range r.sweeps {
 		if sw.name != "shards" {

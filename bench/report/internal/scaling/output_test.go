@@ -58,7 +58,7 @@ func TestSweepIsMeasuredAndWritten(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// A sweep of what the disk bounds is measured several times, without profiles.
+// A sweep that the disk bounds is measured several times, without profiles.
 func TestSweepOfCallersHasRanges(t *testing.T) {
 	m := newMeasurer(t, 5*time.Millisecond, 30*time.Millisecond, 1)
 	all := sweeps(size{})

@@ -1,14 +1,13 @@
-// Package scaling measures how cycles/s of codeq go with shards, producers,
-// payloads, the size of groups, tasks in memory, and nodes, and what features do behind
-// a backlog. In the root of the repository:
+// Package scaling measures cycles/s of codeq over shards, producers, payloads, sizes of groups,
+// tasks in memory, and nodes, and the features of a task behind a backlog. In the root of the
+// repository:
 //
 //	go run -C bench/report . scaling -out ../results
 //	go run -C bench/report . scaling -out ../results -name levels -only 'callers|batches'
 //
 // It takes a quarter of an hour, and writes scaling.md, scaling.txt for benchstat, and a chart for
-// each sweep. At both ends of each line a further window is profiled, and scaling.md says what the
-// profiles do: where the processors' time goes, what is done one after the other, and what is
-// contended.
+// each sweep. At both ends of each line a further window is profiled: scaling.md shows where the
+// processors' time goes, the serial part of the work, and contention.
 package scaling
 
 import (
@@ -43,7 +42,7 @@ func Declare(f *flag.FlagSet) func(context.Context) error {
 	}
 }
 
-// run writes the sweeps that it has also when it is interrupted.
+// run writes the measured sweeps also when it is interrupted.
 func (m *measurer) run(ctx context.Context, name string, chosen []*sweep) (err error) {
 	machine, err := m.Begin()
 	if err != nil {

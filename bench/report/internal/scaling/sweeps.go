@@ -24,8 +24,8 @@ type setting struct {
 type sweep struct {
 	name     string // of files, and on the command line
 	title    string
-	axis     string // what is varied
-	about    string // what is run, beyond title and axis
+	axis     string // the name of the values
+	about    string // the load, beyond title and axis
 	values   []int
 	label    func(v int) string
 	apply    func(s *setting, v int)
@@ -66,7 +66,7 @@ const (
 	maxBacklog       = 8192 // of producers that wait: few beside the cycles of a window
 )
 
-// calls makes single calls, each of which waits for its own commit.
+// calls makes single calls; each waits for its own commit.
 func calls(d codeq.Durability) setting {
 	return setting{
 		name: fmt.Sprint("single calls, ", d),
