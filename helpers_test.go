@@ -15,7 +15,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
-	"codeq/internal/reading"
+	"codeq/internal/offline"
 	"codeq/internal/store"
 )
 
@@ -28,7 +28,7 @@ func (q *Queue) peek(s *shard) *view {
 
 // check lets the checker walk the shard's disk.
 func (v *view) check(index, shards int) error {
-	return fsck.Check(v.snap, reading.Rules, index, shards)
+	return fsck.Check(v.snap, offline.Rules, index, shards)
 }
 
 // checkAll lets the checker walk every shard's disk.

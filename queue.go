@@ -21,8 +21,8 @@ import (
 	"codeq/internal/guard"
 	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
+	"codeq/internal/offline"
 	"codeq/internal/owner"
-	"codeq/internal/reading"
 	"codeq/internal/store"
 )
 
@@ -41,7 +41,7 @@ type Queue struct {
 	heads    *dispatch.Board // nil: there is one shard
 	slow     dispatch.SlowStart
 	node     *node          // nil: no cluster
-	stored   *reading.Queue // what a Reader shows; nil: the queue is open
+	stored   *offline.Queue // what a Reader shows; nil: the queue is open
 
 	// elsewhere is another process that has the queue open (OpenLocal); nil: this one has it
 	elsewhere *localsocket.Client

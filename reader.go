@@ -11,9 +11,9 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
+	"codeq/internal/offline"
 	"codeq/internal/owner"
 	"codeq/internal/platform"
-	"codeq/internal/reading"
 	"codeq/internal/store"
 )
 
@@ -55,7 +55,7 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := reading.Config{CacheBytes: o.CacheBytes, Rules: func(m *manifest.Manifest, shard int) engine.Config {
+	c := offline.Config{CacheBytes: o.CacheBytes, Rules: func(m *manifest.Manifest, shard int) engine.Config {
 		rules := configOf(shard, o, [32]byte{}, func() time.Duration { return 0 })
 		rules.Shards, rules.Replicated = m.Shards, m.Node != ""
 		return rules
@@ -67,7 +67,7 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 			fs = opts.private.FS
 		}
 	}
-	stored, err := reading.Open(fs, dir, c)
+	stored, err := offline.Open(fs, dir, c)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (q *Queue) read(ctx context.Context, shard int, op request) error {
 		return q.stored.Decide(shard, op.Body)
 	case *readOp:
 		if op.list != nil {
-			return reading.ReadPage(q.stored, shard, op.list)
+			return offline.ReadPage(q.stored, shard, op.list)
 		}
 		get := func() (*store.Task, error) { return q.stored.Get(shard, op.id) }
 		if op.kind == callFind {

@@ -26,8 +26,8 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
+	"codeq/internal/offline"
 	"codeq/internal/testkit"
-	"codeq/internal/transfer"
 )
 
 // handlerCall is what a handler has seen.
@@ -1413,9 +1413,9 @@ func TestNoCrash(t *testing.T) {
 func moved(t *testing.T, disk *crashfs.Disk, from, to string, shards int) {
 	t.Helper()
 	var lines bytes.Buffer
-	_, err := transfer.Export(t.Context(), disk, from, true, &lines, nil)
+	_, err := offline.Export(t.Context(), disk, from, true, &lines, nil)
 	require.NoError(t, err)
-	_, err = transfer.Import(t.Context(), disk, to, &lines, transfer.Config{Shards: shards})
+	_, err = offline.Import(t.Context(), disk, to, &lines, offline.ImportConfig{Shards: shards})
 	require.NoError(t, err)
 }
 

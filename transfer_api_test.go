@@ -18,19 +18,19 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/offline"
 	"codeq/internal/record"
 	"codeq/internal/testkit"
-	"codeq/internal/transfer"
 )
 
 // transferred exports the queue "q" of a disk and imports it as "new", which gets so many shards.
 func transferred(t *testing.T, disk *crashfs.Disk, shards int) (export string) {
 	t.Helper()
 	var lines bytes.Buffer
-	_, err := transfer.Export(t.Context(), disk, "q", true, &lines, nil)
+	_, err := offline.Export(t.Context(), disk, "q", true, &lines, nil)
 	require.NoError(t, err)
 	export = lines.String()
-	_, err = transfer.Import(t.Context(), disk, "new", &lines, transfer.Config{Shards: shards})
+	_, err = offline.Import(t.Context(), disk, "new", &lines, offline.ImportConfig{Shards: shards})
 	require.NoError(t, err)
 	return export
 }
@@ -262,11 +262,11 @@ func TestTransferRate(t *testing.T) {
 				wrong = 0
 				from, to := []string{"q", "new"}[life%2], []string{"new", "q"}[life%2]
 				var lines bytes.Buffer
-				_, err := transfer.Export(ctx, disk, from, false, &lines, nil)
+				_, err := offline.Export(ctx, disk, from, false, &lines, nil)
 				require.NoError(t, err)
 				require.NoError(t, disk.RemoveAll(to))
 				shards := 3 + life
-				_, err = transfer.Import(ctx, disk, to, &lines, transfer.Config{Shards: shards})
+				_, err = offline.Import(ctx, disk, to, &lines, offline.ImportConfig{Shards: shards})
 				require.NoError(t, err)
 				q = open(to, shards)
 				if life == 0 {

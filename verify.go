@@ -5,8 +5,8 @@ import (
 
 	"codeq/internal/fsck"
 	"codeq/internal/inspect"
+	"codeq/internal/offline"
 	"codeq/internal/platform"
-	"codeq/internal/reading"
 )
 
 // VerifyOptions are the options of [Verify]. With a nil *VerifyOptions Verify changes nothing.
@@ -117,7 +117,7 @@ func Verify(dir string, opts *VerifyOptions) (_ *VerifyReport, err error) {
 			o.private.FS = opts.private.FS
 		}
 	}
-	found, err := fsck.Verify(o.private.FS, dir, reading.Rules, o.Repair, o.AcceptCopy)
+	found, err := fsck.Verify(o.private.FS, dir, offline.Rules, o.Repair, o.AcceptCopy)
 	if err != nil {
 		return nil, err
 	}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"codeq/internal/offline"
 	"codeq/internal/platform"
-	"codeq/internal/transfer"
 )
 
 func (a *app) exportCommand() *cli.Command {
@@ -38,7 +38,7 @@ func (a *app) export(ctx context.Context, c *cli.Command) (err error) {
 	defer func() { err = finish(err) }()
 	p := a.progress()
 	defer p.end()
-	n, err := transfer.Export(ctx, platform.FS, t.dir, t.acceptCopy, out, p.tell)
+	n, err := offline.Export(ctx, platform.FS, t.dir, t.acceptCopy, out, p.tell)
 	p.end()
 	if err != nil {
 		return transferError(t.explainClosed(err, ofCheckpoint))
@@ -51,11 +51,11 @@ func (a *app) export(ctx context.Context, c *cli.Command) (err error) {
 // transferError gives an error of an export or import its exit code.
 func transferError(err error) error {
 	switch {
-	case errors.Is(err, transfer.ErrFile):
+	case errors.Is(err, offline.ErrFile):
 		return coded(exitDamaged, err)
-	case errors.Is(err, transfer.ErrNode):
+	case errors.Is(err, offline.ErrNode):
 		return coded(exitRefused, err)
-	case errors.Is(err, transfer.ErrZone):
+	case errors.Is(err, offline.ErrZone):
 		return coded(exitNotNow, err)
 	}
 	return err

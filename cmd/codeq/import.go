@@ -17,8 +17,8 @@ import (
 
 	"codeq"
 	"codeq/internal/keys"
+	"codeq/internal/offline"
 	"codeq/internal/platform"
-	"codeq/internal/transfer"
 )
 
 func (a *app) importCommand() *cli.Command {
@@ -43,7 +43,7 @@ func (a *app) importCommand() *cli.Command {
 type importResult struct {
 	Dir    string
 	Shards int
-	transfer.Counts
+	offline.Counts
 	DryRun bool `json:",omitzero"`
 }
 
@@ -77,12 +77,12 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 	}
 	p := a.progress()
 	defer p.end()
-	o := transfer.Config{Shards: shards, Progress: p.tell}
+	o := offline.ImportConfig{Shards: shards, Progress: p.tell}
 	if c.Bool("dry-run") {
 		if err := canMake(c.String("ids")); err != nil {
 			return err
 		}
-		done, err := transfer.Check(ctx, from, o)
+		done, err := offline.CheckExport(ctx, from, o)
 		if err != nil {
 			return transferError(err)
 		}
@@ -99,8 +99,8 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 		e := json.NewEncoder(lines)
 		o.Named = func(old, id keys.ID) error { return e.Encode(struct{ Old, New codeq.ID }{old, id}) }
 	}
-	done, err := place.make(func(dir string) (transfer.Result, error) {
-		r, err := transfer.Import(ctx, platform.FS, dir, from, o)
+	done, err := place.make(func(dir string) (offline.ImportResult, error) {
+		r, err := offline.Import(ctx, platform.FS, dir, from, o)
 		return r, errors.Join(err, lines.Flush())
 	})
 	if err != nil {
@@ -182,7 +182,7 @@ func (p *place) check(from io.Reader) error {
 		return fmt.Errorf("a new directory in %s: %w", above, err)
 	}
 	// It is written twice, in fewer bytes than the export has.
-	needs := uint64(transfer.KeepFree)
+	needs := uint64(offline.KeepFree)
 	if f, ok := from.(*os.File); ok {
 		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
 			needs += 2 * uint64(info.Size())
@@ -202,7 +202,7 @@ func (p *place) isFree(killed bool) error {
 		return coded(exitRefused, err)
 	}
 	for _, name := range names {
-		if name != workSuffix && !(killed && isStore(name)) && !transfer.IsOfVolume(platform.FS, p.dir, name) {
+		if name != workSuffix && !(killed && isStore(name)) && !offline.IsOfVolume(platform.FS, p.dir, name) {
 			return coded(exitRefused, fmt.Errorf("%s is not empty, it has %q: import makes a new directory, or fills an empty one", p.dir, name))
 		}
 	}
@@ -213,7 +213,7 @@ func isStore(name string) bool { return strings.HasPrefix(name, "shard-") }
 
 // make makes the directory by fill, and puts it in its place: then it is durable. If that fails,
 // nothing is left.
-func (p *place) make(fill func(dir string) (transfer.Result, error)) (done transfer.Result, err error) {
+func (p *place) make(fill func(dir string) (offline.ImportResult, error)) (done offline.ImportResult, err error) {
 	unlock, err := p.begin()
 	if err != nil {
 		return done, err
@@ -327,7 +327,7 @@ func (p *place) fillIn() error {
 	if err == nil {
 		err = syncFile(p.dir, true)
 	}
-	if move(transfer.ManifestName); err != nil {
+	if move(offline.ManifestName); err != nil {
 		return errors.Join(err, p.clear())
 	}
 	return p.placed(p.dir)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/transfer"
+	"codeq/internal/offline"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -144,7 +144,7 @@ func TestGoldenJSON(t *testing.T) {
 		workersResult{Workers: someWorkers()},
 		scheduleResult{Name: "s", ID: codeq.ID{1}},
 		verifyResult{true, &codeq.VerifyReport{}},
-		importResult{Dir: "q", Shards: 3, Counts: transfer.Counts{Settings: 1, Schedules: 2, Totals: 3, Keys: 4, Tasks: 5, Ties: 6}},
+		importResult{Dir: "q", Shards: 3, Counts: offline.Counts{Settings: 1, Schedules: 2, Totals: 3, Keys: 4, Tasks: 5, Ties: 6}},
 		benchResult{"produce", 1, 2, 3},
 		clusterResult{Done: "added", Node: "n"},
 		sample{Time: noon, At: where{Kind: whereServed}, Queues: []codeq.QueueInfo{}},

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq"
-	"codeq/internal/transfer"
+	"codeq/internal/offline"
 )
 
 // reshard exports a directory and imports it with another number of shards. Everything is the same
@@ -613,7 +613,7 @@ func TestImportRandom(t *testing.T) {
 
 // summed returns an export with lines in place of its own, and an end that fits them.
 func summed(lines ...string) string {
-	text, counts := strings.Join(lines, ""), transfer.Counts{}
+	text, counts := strings.Join(lines, ""), offline.Counts{}
 	for _, l := range lines[1:] {
 		switch {
 		case strings.HasPrefix(l, `{"Settings`):
@@ -630,7 +630,7 @@ func summed(lines ...string) string {
 			counts.Ties++
 		}
 	}
-	b, err := json.Marshal(transfer.Line{End: &transfer.End{Counts: counts, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(text)))}})
+	b, err := json.Marshal(offline.Line{End: &offline.End{Counts: counts, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(text)))}})
 	if err != nil {
 		panic(err)
 	}

@@ -25,8 +25,8 @@ var layers = [][]string{
 	{"internal/conversion", "internal/recurrence", "internal/peer"},
 	{"internal/engine", "internal/fsck", "internal/checkpoint", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call"},
-	{"internal/entries", "internal/claimlines", "internal/inspect", "internal/owner", "internal/bulk", "internal/reading", "internal/simtest", "internal/storetest"},
-	{"internal/localsocket", "internal/transfer"},
+	{"internal/entries", "internal/claimlines", "internal/inspect", "internal/owner", "internal/bulk", "internal/simtest", "internal/storetest"},
+	{"internal/localsocket", "internal/offline"},
 	{"."},
 	{"codeqtest", "codeqweb", "codeqprom", "codeqotel"},
 	{"bench", "cmd", "examples"},
@@ -34,9 +34,9 @@ var layers = [][]string{
 
 // besideTheAPI is what those who use the API may import of internal.
 var besideTheAPI = map[string][]string{
-	"bench":     {"internal/inspect"},                                        // sets the file system of a Queue
-	"codeqtest": {"internal/inspect", "internal/crashfs"},                    // and its clock, and is the disk
-	"cmd":       {"internal/transfer", "internal/keys", "internal/platform"}, // all that is stored, IDs, files for their owner
+	"bench":     {"internal/inspect"},                                       // sets the file system of a Queue
+	"codeqtest": {"internal/inspect", "internal/crashfs"},                   // and its clock, and is the disk
+	"cmd":       {"internal/offline", "internal/keys", "internal/platform"}, // all that is stored, IDs, files for their owner
 }
 
 // layerOf returns the layer of a directory, and which entry of it the directory is of; -1: none.

@@ -1,7 +1,8 @@
-// Package reading opens the directory of a closed queue, reads it, and changes nothing in it. The
-// rules of a shard say what is in it, as they do for its owner: their memory is loaded from the
-// store, and nothing is decided by them afterwards.
-package reading
+// Package offline works on the directory of a closed queue, and changes nothing in it. [Open] reads
+// it: the rules of a shard say what is in it, as they do for its owner; their memory is loaded from
+// the store, and nothing is decided by them afterwards. [Export] writes its contents as JSON lines,
+// and [Import] makes a new directory of these, which may have another number of shards.
+package offline
 
 import (
 	"errors"

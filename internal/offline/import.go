@@ -1,4 +1,4 @@
-package transfer
+package offline
 
 import (
 	"cmp"
@@ -17,21 +17,20 @@ import (
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/reading"
 	"codeq/internal/record"
 	"codeq/internal/store"
 )
 
-// Config says how an export is imported.
-type Config struct {
+// ImportConfig says how an export is imported.
+type ImportConfig struct {
 	Shards int // of the new directory; 0: as many as the export had
 	// Named is called with the old and the new ID of each task; may be nil.
 	Named    func(old, id keys.ID) error
 	Progress Progress
 }
 
-// Result describes an import.
-type Result struct {
+// ImportResult describes an import.
+type ImportResult struct {
 	Counts
 	Shards int
 }
@@ -46,40 +45,40 @@ const ManifestName = manifest.Name
 // of, and stands for nothing.
 func IsOfVolume(fsys vfs.FS, dir, name string) bool { return manifest.IsOfVolume(fsys, dir, name) }
 
-// Check reads an export to its end, and checks each line as Import does. Contradictions between
+// CheckExport reads an export to its end, and checks each line as Import does. Contradictions between
 // lines are found by Import only.
-func Check(ctx context.Context, in io.Reader, o Config) (Result, error) {
+func CheckExport(ctx context.Context, in io.Reader, o ImportConfig) (ImportResult, error) {
 	im, err := newImporter(ctx, in, o)
 	if err == nil {
 		err = im.readAll()
 	}
 	if err != nil {
-		return Result{}, err
+		return ImportResult{}, err
 	}
-	return Result{im.in.seen, len(im.shards)}, nil
+	return ImportResult{im.in.seen, len(im.shards)}, nil
 }
 
 // Import makes the directory of a queue of an export, and verifies it. path does not exist, or is
 // empty; if Import fails, it may hold anything. Import uses other files beside it, with names that
 // begin with that of path, and removes them.
-func Import(ctx context.Context, fsys vfs.FS, path string, in io.Reader, o Config) (_ Result, err error) {
+func Import(ctx context.Context, fsys vfs.FS, path string, in io.Reader, o ImportConfig) (_ ImportResult, err error) {
 	im, err := newImporter(ctx, in, o)
 	if err != nil {
-		return Result{}, err
+		return ImportResult{}, err
 	}
 	if err := im.make(fsys, path); err != nil {
-		return Result{}, err
+		return ImportResult{}, err
 	}
 	im.tell("verifying")
-	report, err := fsck.Verify(fsys, path, reading.Rules, false, false)
+	report, err := fsck.Verify(fsys, path, Rules, false, false)
 	if err != nil {
-		return Result{}, err
+		return ImportResult{}, err
 	}
 	for _, p := range report.Problems {
-		return Result{}, fmt.Errorf("%w: its lines contradict each other, in shard %d: %s (and %d other contradictions)",
+		return ImportResult{}, fmt.Errorf("%w: its lines contradict each other, in shard %d: %s (and %d other contradictions)",
 			ErrFile, p.Shard, p.Text, len(report.Problems)-1)
 	}
-	return Result{im.in.seen, len(im.shards)}, nil
+	return ImportResult{im.in.seen, len(im.shards)}, nil
 }
 
 // importer writes the contents of lines into a plain store for each shard. The store of the shard
@@ -87,12 +86,12 @@ func Import(ctx context.Context, fsys vfs.FS, path string, in io.Reader, o Confi
 type importer struct {
 	ctx    context.Context
 	in     *reader
-	o      Config
+	o      ImportConfig
 	shards []*imported
 	fs     vfs.FS // nil: nothing is written
 	path   string
 
-	header  *Header
+	header  *headerLine
 	options *manifest.Options // of the application; nil: it has stored none
 
 	ids       map[keys.ID]keys.ID // the new IDs of tasks, by those that they had
@@ -134,7 +133,7 @@ type storedLease struct {
 	entry  keys.LeaseEntry
 }
 
-func newImporter(ctx context.Context, in io.Reader, o Config) (*importer, error) {
+func newImporter(ctx context.Context, in io.Reader, o ImportConfig) (*importer, error) {
 	im := &importer{
 		ctx: ctx, in: newReader(in), o: o, ids: make(map[keys.ID]keys.ID), taken: make(map[keys.ID]bool),
 		mentioned: make(map[keys.ID]bool), held: make(map[[keys.UniqueLen]byte]bool), scopes: make(map[scopeIn]bool),
@@ -206,7 +205,7 @@ func (im *importer) make(fsys vfs.FS, path string) (err error) {
 	}
 	im.ids, im.taken = nil, nil // others need the memory
 	d.Options, d.Crashed, d.Tool = im.options, im.header.Crashed, true
-	if err := fsck.Derive(d, reading.Rules, im.derive); err != nil {
+	if err := fsck.Derive(d, Rules, im.derive); err != nil {
 		return err
 	}
 	return manifest.SyncDirectory(fsys, path)
@@ -413,7 +412,7 @@ func (im *importer) lane(s *imported, t *Template) (queue, lane uint32, err erro
 }
 
 // named returns the new ID of a task; one that is gone keeps its own, which no task has.
-func (im *importer) named(id ID) keys.ID {
+func (im *importer) named(id lineID) keys.ID {
 	if now, ok := im.ids[keys.ID(id)]; ok {
 		return now
 	}
@@ -425,7 +424,7 @@ func (im *importer) shardOf(id keys.ID) *imported {
 }
 
 // home returns the shard of a task that is new, or gets another ID in place of old.
-func (im *importer) home(ties *record.Ties, old ID) *imported {
+func (im *importer) home(ties *record.Ties, old lineID) *imported {
 	if n, bound := ties.Home(len(im.shards)); bound {
 		return im.shards[n]
 	}
@@ -436,10 +435,10 @@ func (im *importer) home(ties *record.Ties, old ID) *imported {
 // stays.
 func (im *importer) rename(old keys.ID, s *imported, lane uint32) error {
 	if old[6]>>4 != 7 {
-		return wrong("task %s: it has no ID that a queue makes", ID(old))
+		return wrong("task %s: it has no ID that a queue makes", lineID(old))
 	}
 	if _, ok := im.ids[old]; ok {
-		return wrong("task %s comes twice", ID(old))
+		return wrong("task %s comes twice", lineID(old))
 	}
 	id := old
 	id[9], id[10], id[11] = byte(lane>>16), byte(lane>>8), byte(lane)

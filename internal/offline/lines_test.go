@@ -1,4 +1,4 @@
-package transfer
+package offline
 
 import (
 	"bytes"
@@ -101,11 +101,11 @@ func TestEveryField(t *testing.T) {
 		if !keys.Ended(p.Range) {
 			ended = keys.EndedValue{}
 		}
-		task := &Task{Template: Template{Queue: queue, Tenant: tenant, Priority: 4, Record: recordOf(&rec)}}
+		task := &taskLine{Template: Template{Queue: queue, Tenant: tenant, Priority: 4, Record: recordOf(&rec)}}
 		task.placed(id, p, &rec, &ended)
 		got := carried(t, &Line{Task: task}).Task
 		require.Equal(t, task, got)
-		require.Equal(t, ID(id), got.ID)
+		require.Equal(t, lineID(id), got.ID)
 		gotRec, err := got.record()
 		require.NoError(t, err)
 		require.Equal(t, rec, gotRec)
@@ -122,7 +122,7 @@ func TestEveryField(t *testing.T) {
 
 	h, e := filled[keys.LeaseHeader](t), filled[keys.LeaseEntry](t)
 	h.Ends, h.Process = 0, 0 // of a cluster only
-	task := filled[Task](t)
+	task := filled[taskLine](t)
 	task.State = keys.Task
 	task.Lease = leaseOf(&h, &e)
 	lease := carried(t, &Line{Task: &task}).Task.Lease
@@ -221,7 +221,7 @@ func FuzzStrings(f *testing.F) {
 	f.Add("\xff\x00", "ÿ", "\u202e \\ufffd \ufffd")
 	f.Fuzz(func(t *testing.T, queue, header, value string) {
 		made := func() *Line {
-			task := &Task{State: keys.Task, Template: Template{Queue: queue}}
+			task := &taskLine{State: keys.Task, Template: Template{Queue: queue}}
 			task.LastError, task.Headers = value, map[string]string{header: value}
 			return &Line{Task: task}
 		}

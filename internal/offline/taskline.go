@@ -1,4 +1,4 @@
-package transfer
+package offline
 
 import (
 	"bytes"
@@ -22,10 +22,10 @@ func recordOf(rec *record.Record) Record {
 		History: rec.History, Notes: rec.Notes, Payload: rec.Payload,
 	}
 	if rec.Unique != [record.UniqueLen]byte{} {
-		r.Unique = &Unique{Key: rec.UniqueKey, Hash: rec.Unique[:], For: rec.UniqueFor, Flags: rec.Flags}
+		r.Unique = &uniqueLine{Key: rec.UniqueKey, Hash: rec.Unique[:], For: rec.UniqueFor, Flags: rec.Flags}
 	}
 	for _, id := range rec.Parents {
-		r.After = append(r.After, ID(id))
+		r.After = append(r.After, lineID(id))
 	}
 	return r
 }
@@ -92,8 +92,8 @@ func checkQueue(name string) error {
 }
 
 // placed sets the place of a task, and the fields that belong to it.
-func (t *Task) placed(id keys.ID, p keys.Place, rec *record.Record, ended *keys.EndedValue) {
-	t.ID, t.State = ID(id), State(p.Range)
+func (t *taskLine) placed(id keys.ID, p keys.Place, rec *record.Record, ended *keys.EndedValue) {
+	t.ID, t.State = lineID(id), lineState(p.Range)
 	switch p.Range {
 	case keys.Task:
 		if p.At != keys.SinceOf(id) {
@@ -114,7 +114,7 @@ func (t *Task) placed(id keys.ID, p keys.Place, rec *record.Record, ended *keys.
 }
 
 // place returns the place of a task with a new ID, in a queue and a lane with these numbers.
-func (t *Task) place(id keys.ID, queue, lane uint32, rec *record.Record) (keys.Place, error) {
+func (t *taskLine) place(id keys.ID, queue, lane uint32, rec *record.Record) (keys.Place, error) {
 	p := keys.Place{Range: byte(t.State), Group: queue}
 	switch t.State {
 	case keys.Task:
@@ -151,7 +151,7 @@ func (t *Task) place(id keys.ID, queue, lane uint32, rec *record.Record) (keys.P
 }
 
 // checkPlace refuses fields of a task in another state.
-func (t *Task) checkPlace(p keys.Place) error {
+func (t *taskLine) checkPlace(p keys.Place) error {
 	ended := keys.Ended(p.Range)
 	for _, f := range []struct {
 		name        string
@@ -178,7 +178,7 @@ func (t *Task) checkPlace(p keys.Place) error {
 }
 
 // value returns the value at the place of a task.
-func (t *Task) value(p keys.Place, lane uint32, rec *record.Record) []byte {
+func (t *taskLine) value(p keys.Place, lane uint32, rec *record.Record) []byte {
 	switch {
 	case p.Range == keys.Task:
 		return rec.Encode()
@@ -189,15 +189,15 @@ func (t *Task) value(p keys.Place, lane uint32, rec *record.Record) []byte {
 }
 
 // leaseOf returns the portable form of a lease.
-func leaseOf(h *keys.LeaseHeader, e *keys.LeaseEntry) *Lease {
-	return &Lease{
+func leaseOf(h *keys.LeaseHeader, e *keys.LeaseEntry) *leaseLine {
+	return &leaseLine{
 		Token: e.Token, Deadline: h.Deadline, Duration: e.Duration, Leases: e.Leases, Attempts: e.Attempts,
 		Worker: e.Worker, Local: h.Local,
 	}
 }
 
 // entry returns the entry of a lease record.
-func (l *Lease) entry(id keys.ID, p keys.Place) keys.LeaseEntry {
+func (l *leaseLine) entry(id keys.ID, p keys.Place) keys.LeaseEntry {
 	return keys.LeaseEntry{
 		ID: id, Lane: p.Group, Since: p.At, Token: l.Token, Leases: l.Leases, Attempts: l.Attempts,
 		Duration: l.Duration, Worker: l.Worker,
@@ -211,16 +211,16 @@ func templateOf(queue, tenant string, priority uint8, encoded []byte) (Template,
 }
 
 // scheduleOf returns the portable form of a schedule.
-func scheduleOf(name string, v *keys.ScheduleValue) (*Schedule, error) {
+func scheduleOf(name string, v *keys.ScheduleValue) (*scheduleLine, error) {
 	t, err := templateOf(v.Queue, v.Tenant, v.Priority, v.Record)
-	return &Schedule{
+	return &scheduleLine{
 		Name: name, Start: v.Start, Passed: v.After, Last: v.Last, Missed: v.Missed, Paused: v.Paused,
 		Every: v.Every, Cron: v.Cron, TimeZone: v.TimeZone, Template: t,
 	}, err
 }
 
 // value returns the stored form of a schedule.
-func (s *Schedule) value(rec *record.Record) []byte {
+func (s *scheduleLine) value(rec *record.Record) []byte {
 	return (&keys.ScheduleValue{
 		Start: s.Start, After: s.Passed, Last: s.Last, Missed: s.Missed, Paused: s.Paused,
 		Every: s.Every, Cron: s.Cron, TimeZone: s.TimeZone,
@@ -229,13 +229,13 @@ func (s *Schedule) value(rec *record.Record) []byte {
 }
 
 // messageOf returns the portable form of a message.
-func messageOf(m *keys.Message) (*Message, error) {
-	l := &Message{
-		Kind: m.Kind, Parent: ID(m.Parent), Child: ID(m.Child), Outcome: m.Outcome, Until: m.Until,
+func messageOf(m *keys.Message) (*messageLine, error) {
+	l := &messageLine{
+		Kind: m.Kind, Parent: lineID(m.Parent), Child: lineID(m.Child), Outcome: m.Outcome, Until: m.Until,
 		Schedule: m.Schedule, Tick: m.Tick,
 	}
 	for _, id := range m.Siblings {
-		l.Siblings = append(l.Siblings, ID(id))
+		l.Siblings = append(l.Siblings, lineID(id))
 	}
 	for i := range m.Tasks {
 		t, err := templateOf(m.Tasks[i].Queue, m.Tasks[i].Tenant, m.Tasks[i].Priority, m.Tasks[i].Record)

@@ -1,4 +1,4 @@
-package transfer
+package offline
 
 import (
 	"bytes"
@@ -8,7 +8,6 @@ import (
 
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/reading"
 	"codeq/internal/record"
 	"codeq/internal/recurrence"
 )
@@ -16,12 +15,12 @@ import (
 // What becomes of the lines of each kind.
 
 // settings gives all shards the settings of a queue.
-func (im *importer) settings(l *Settings) error {
+func (im *importer) settings(l *settingsLine) error {
 	if err := checkQueue(l.Queue); err != nil {
 		return wrongLine{err}
 	}
 	value := keys.SettingsValue{Version: l.Version, JSON: l.Value}.Append(nil)
-	if _, err := reading.Rules.Settings(bytes.Clone(value)); err != nil {
+	if _, err := Rules.Settings(bytes.Clone(value)); err != nil {
 		return wrong("settings of queue %q: %w", l.Queue, err)
 	}
 	for _, s := range im.shards {
@@ -40,7 +39,7 @@ func (im *importer) settings(l *Settings) error {
 
 // schedule stores a schedule. What depends on the machine is found when it is first read, before
 // all tasks.
-func (im *importer) schedule(l *Schedule) (waits bool, err error) {
+func (im *importer) schedule(l *scheduleLine) (waits bool, err error) {
 	if !im.all {
 		zone, err := recurrence.Zone(l.TimeZone)
 		if err != nil {
@@ -60,7 +59,7 @@ func (im *importer) schedule(l *Schedule) (waits bool, err error) {
 		return true, nil
 	}
 	key, value := keys.AppendSchedule(nil, l.Name), l.value(&rec)
-	if _, err := reading.Rules.Schedule(key, value); err != nil || l.Cron == "" && l.Every == 0 {
+	if _, err := Rules.Schedule(key, value); err != nil || l.Cron == "" && l.Every == 0 {
 		return false, wrong("schedule %q, of Cron %q and Every %d: %w", l.Name, l.Cron, l.Every, err)
 	}
 	return false, im.set(im.shards[keys.ShardOfSchedule(l.Name, len(im.shards))], key, value)
@@ -68,7 +67,7 @@ func (im *importer) schedule(l *Schedule) (waits bool, err error) {
 
 // totals stores the totals of a queue in one shard: as rows of earlier days, and in the counters of
 // the queue, which a later line of it replaces.
-func (im *importer) totals(l *Totals) error {
+func (im *importer) totals(l *totalsLine) error {
 	v := keys.TotalsValue{Day: l.Day}
 	if err := checkQueue(l.Queue); err != nil {
 		return wrongLine{err}
@@ -93,7 +92,7 @@ func (im *importer) totals(l *Totals) error {
 }
 
 // key gives all shards the key of a task that is gone: the hash does not tell its shard.
-func (im *importer) key(l *Key) error {
+func (im *importer) key(l *keyLine) error {
 	hash, err := im.hold(l.Hash)
 	if err != nil {
 		return err
@@ -123,7 +122,7 @@ func (im *importer) hold(b []byte) (hash [keys.UniqueLen]byte, err error) {
 }
 
 // task stores a task.
-func (im *importer) task(l *Task) (waits bool, err error) {
+func (im *importer) task(l *taskLine) (waits bool, err error) {
 	rec, err := l.record()
 	if err != nil {
 		return false, wrong("task %s: %w", l.ID, err)
@@ -163,7 +162,7 @@ func (im *importer) task(l *Task) (waits bool, err error) {
 }
 
 // rest stores the entries of a task beside its record.
-func (im *importer) rest(s *imported, l *Task, id keys.ID, p keys.Place, rec *record.Record) error {
+func (im *importer) rest(s *imported, l *taskLine, id keys.ID, p keys.Place, rec *record.Record) error {
 	if l.Lease != nil {
 		h := keys.LeaseHeader{Local: l.Lease.Local, Deadline: l.Lease.Deadline}
 		s.leases = append(s.leases, storedLease{h, l.Lease.entry(id, p)})
@@ -194,7 +193,7 @@ func (im *importer) rest(s *imported, l *Task, id keys.ID, p keys.Place, rec *re
 }
 
 // dependent stores that a task waits for another one, in the shard of the latter.
-func (im *importer) dependent(l *Dependent) error {
+func (im *importer) dependent(l *dependentLine) error {
 	if l.OnDead > keys.MaxOnDead {
 		return wrong("task %s waits with OnDead %d", l.Child, l.OnDead)
 	}
@@ -203,19 +202,19 @@ func (im *importer) dependent(l *Dependent) error {
 }
 
 // mention notes that a tie names a task, and returns its new ID.
-func (im *importer) mention(id ID) keys.ID {
+func (im *importer) mention(id lineID) keys.ID {
 	im.mentioned[keys.ID(id)] = true
 	return im.named(id)
 }
 
 // pin stores that a result is kept for a task, in the shard of the latter.
-func (im *importer) pin(l *Pin) error {
+func (im *importer) pin(l *pinLine) error {
 	child := im.named(l.Child)
 	return im.set(im.shardOf(child), keys.AppendPin(nil, child, im.mention(l.Parent)), nil)
 }
 
 // telling stores that children are being told of the end of a task.
-func (im *importer) telling(l *Telling) error {
+func (im *importer) telling(l *tellingLine) error {
 	if !keys.Ended(byte(l.End)) {
 		return wrong("children of task %s are told that it is %s", l.ID, states[l.End])
 	}
@@ -225,7 +224,7 @@ func (im *importer) telling(l *Telling) error {
 
 // wake stores a wakeup, in the shard of the tasks that it concerns. A scope without tasks that wait
 // needs none.
-func (im *importer) wake(l *Wake) error {
+func (im *importer) wake(l *wakeLine) error {
 	if err := checkQueue(l.Queue); err != nil {
 		return wrongLine{err}
 	}
@@ -248,7 +247,7 @@ func (im *importer) wake(l *Wake) error {
 	return nil
 }
 
-func (im *importer) awaken(s *imported, l *Wake, id keys.ID, how byte) error {
+func (im *importer) awaken(s *imported, l *wakeLine, id keys.ID, how byte) error {
 	n, err := im.queue(s, l.Queue)
 	if err != nil {
 		return err
@@ -257,7 +256,7 @@ func (im *importer) awaken(s *imported, l *Wake, id keys.ID, how byte) error {
 }
 
 // message stores a message, which its receiver sends to itself. Those of two shards have no order.
-func (im *importer) message(l *Message) (waits bool, err error) {
+func (im *importer) message(l *messageLine) (waits bool, err error) {
 	m := keys.Message{Kind: l.Kind, Outcome: l.Outcome, Until: l.Until, Schedule: l.Schedule, Tick: l.Tick}
 	about := l.Parent
 	switch l.Kind {
@@ -276,17 +275,17 @@ func (im *importer) message(l *Message) (waits bool, err error) {
 	if l.Task != nil || l.Tasks != nil {
 		return false, wrong("a message of kind %d with a task", l.Kind)
 	}
-	if l.Parent != (ID{}) {
+	if l.Parent != (lineID{}) {
 		m.Parent = im.mention(l.Parent)
 	}
-	if l.Child != (ID{}) {
+	if l.Child != (lineID{}) {
 		m.Child = im.named(l.Child)
 	}
 	return false, im.send(im.shardOf(im.named(about)), &m)
 }
 
 // admission stores a message with a task to produce.
-func (im *importer) admission(l *Message, m *keys.Message) (waits bool, err error) {
+func (im *importer) admission(l *messageLine, m *keys.Message) (waits bool, err error) {
 	if l.Task == nil {
 		return false, wrong("a message of kind %d without a task", l.Kind)
 	}
@@ -305,7 +304,7 @@ func (im *importer) admission(l *Message, m *keys.Message) (waits bool, err erro
 }
 
 // flow stores a message with tasks that wait for each other.
-func (im *importer) flow(l *Message, m *keys.Message) (waits bool, err error) {
+func (im *importer) flow(l *messageLine, m *keys.Message) (waits bool, err error) {
 	for i := range l.Tasks {
 		t := &l.Tasks[i]
 		rec, err := t.record()
@@ -317,7 +316,7 @@ func (im *importer) flow(l *Message, m *keys.Message) (waits bool, err error) {
 		}
 		m.Tasks = append(m.Tasks, keys.MessageTask{Queue: t.Queue, Tenant: t.Tenant, Priority: t.Priority, Record: rec.Encode()})
 	}
-	if l.Parent != (ID{}) {
+	if l.Parent != (lineID{}) {
 		m.Parent = im.named(l.Parent)
 	}
 	for _, id := range l.Siblings {

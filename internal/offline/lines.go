@@ -1,13 +1,4 @@
-// Package transfer carries the contents of a closed queue to a new directory, which may have
-// another number of shards: Export writes them as JSON lines, and Import makes a directory of
-// these.
-//
-// There is a line for each thing that is stored and cannot be derived. The shard of a task and the
-// number of its lane are parts of its ID, so that Import gives it another ID, and changes it
-// wherever it is named; the time and the random part of an ID stay. Places, indexes, counters and
-// buckets follow from the lines, and are derived by the code of a repair. Only the entries of a
-// cluster are left behind: sessions, interests, the clock of leases, placements.
-package transfer
+package offline
 
 import (
 	"bufio"
@@ -25,26 +16,32 @@ import (
 	"codeq/internal/record"
 )
 
-// Version is that of the lines.
-const Version = 3
+// An export has a line for each thing that is stored and cannot be derived. The shard of a task and
+// the number of its lane are parts of its ID, so that Import gives it another ID, and changes it
+// wherever it is named; the time and the random part of an ID stay. Places, indexes, counters and
+// buckets follow from the lines, and are derived by the code of a repair. Only the entries of a
+// cluster are left behind: sessions, interests, the clock of leases, placements.
+
+// lineVersion is that of the lines.
+const lineVersion = 3
 
 // Line is a line of an export: a JSON object with one of its fields. Times are milliseconds since
 // 1970, durations are milliseconds. The order is that of the fields; only tasks and keys are mixed,
 // and so are ties: dependents, pins, tellings, wakeups and messages.
 type Line struct {
-	Header    *Header    `json:",omitempty"`
-	Options   *Options   `json:",omitempty"`
-	Settings  *Settings  `json:",omitempty"`
-	Schedule  *Schedule  `json:",omitempty"`
-	Totals    *Totals    `json:",omitempty"`
-	Task      *Task      `json:",omitempty"`
-	Key       *Key       `json:",omitempty"`
-	Dependent *Dependent `json:",omitempty"`
-	Pin       *Pin       `json:",omitempty"`
-	Telling   *Telling   `json:",omitempty"`
-	Wake      *Wake      `json:",omitempty"`
-	Message   *Message   `json:",omitempty"`
-	End       *End       `json:",omitempty"`
+	Header    *headerLine    `json:",omitempty"`
+	Options   *optionsLine   `json:",omitempty"`
+	Settings  *settingsLine  `json:",omitempty"`
+	Schedule  *scheduleLine  `json:",omitempty"`
+	Totals    *totalsLine    `json:",omitempty"`
+	Task      *taskLine      `json:",omitempty"`
+	Key       *keyLine       `json:",omitempty"`
+	Dependent *dependentLine `json:",omitempty"`
+	Pin       *pinLine       `json:",omitempty"`
+	Telling   *tellingLine   `json:",omitempty"`
+	Wake      *wakeLine      `json:",omitempty"`
+	Message   *messageLine   `json:",omitempty"`
+	End       *End           `json:",omitempty"`
 	// Bytes: the strings of this line, which are not all UTF-8, have a character for each of their
 	// bytes: U+0000 to U+00FF.
 	Bytes bool `json:",omitzero"`
@@ -67,8 +64,8 @@ func (l *Line) part() int {
 	return 5
 }
 
-// Header is the first line.
-type Header struct {
+// headerLine is the first line.
+type headerLine struct {
 	Codeq   string // magic
 	Version int
 	Shards  int
@@ -81,11 +78,11 @@ type Header struct {
 
 const magic = "export"
 
-// Options are those of the application that a tool goes by.
-type Options manifest.Options
+// optionsLine are those of the application that a tool goes by.
+type optionsLine manifest.Options
 
-// Settings are the settings of a queue.
-type Settings struct {
+// settingsLine are the settings of a queue.
+type settingsLine struct {
 	Queue   string
 	Version uint64
 	Value   json.RawMessage // as stored
@@ -94,8 +91,8 @@ type Settings struct {
 	Granted *uint64 `json:",omitempty"`
 }
 
-// Schedule is a schedule, and how far it has come.
-type Schedule struct {
+// scheduleLine is a schedule, and how far it has come.
+type scheduleLine struct {
 	Name     string
 	Start    uint64
 	Passed   uint64 // ticks up to here are over
@@ -108,52 +105,52 @@ type Schedule struct {
 	Template        // of the tasks of its ticks
 }
 
-// Totals are the totals of a queue up to a day, over all shards.
-type Totals struct {
+// totalsLine are the totals of a queue up to a day, over all shards.
+type totalsLine struct {
 	Queue string
 	Day   uint32 // since 1970
 	All   []uint64
 	OfDay []uint64
 }
 
-// Key is an idempotency key that is taken for a time by a task that is not kept any more. Only its
+// keyLine is an idempotency key that is taken for a time by a task that is not kept any more. Only its
 // hash is stored.
-type Key struct {
+type keyLine struct {
 	Hash  []byte
 	Until uint64
 }
 
-// Dependent is a task that waits for the end of another one, which knows it.
-type Dependent struct {
-	Parent, Child ID
+// dependentLine is a task that waits for the end of another one, which knows it.
+type dependentLine struct {
+	Parent, Child lineID
 	OnDead        uint8 `json:",omitzero"`
 }
 
-// Pin says that the result of a parent is kept for a child.
-type Pin struct{ Child, Parent ID }
+// pinLine says that the result of a parent is kept for a child.
+type pinLine struct{ Child, Parent lineID }
 
-// Telling is a task that has ended, and is telling its children how.
-type Telling struct {
-	ID  ID
-	End State
+// tellingLine is a task that has ended, and is telling its children how.
+type tellingLine struct {
+	ID  lineID
+	End lineState
 }
 
-// Wake is a task that may go on, or the next one of a scope.
-type Wake struct {
+// wakeLine is a task that may go on, or the next one of a scope.
+type wakeLine struct {
 	Queue  string
 	Scope  uint64 `json:",omitzero"`
-	ID     ID     `json:",omitzero"`
+	ID     lineID `json:",omitzero"`
 	Cancel bool   `json:",omitzero"`
 }
 
-// Message is a message between two shards that was not taken yet.
-type Message struct {
+// messageLine is a message between two shards that was not taken yet.
+type messageLine struct {
 	Kind     uint8
 	Task     *Template  `json:",omitempty"` // to be produced
 	Tasks    []Template `json:",omitempty"` // likewise, together
-	Siblings []ID       `json:",omitempty"` // of these
-	Parent   ID         `json:",omitzero"`
-	Child    ID         `json:",omitzero"`
+	Siblings []lineID   `json:",omitempty"` // of these
+	Parent   lineID     `json:",omitzero"`
+	Child    lineID     `json:",omitzero"`
 	Outcome  uint8      `json:",omitzero"`
 	Until    uint64     `json:",omitzero"`
 	Schedule string     `json:",omitzero"`
@@ -189,37 +186,37 @@ type End struct {
 	SHA256 string // of all lines before, in hexadecimal
 }
 
-// ID is the ID of a task.
-type ID keys.ID
+// lineID is the ID of a task.
+type lineID keys.ID
 
 // MarshalText returns the canonical form of a UUID.
-func (id ID) MarshalText() ([]byte, error) {
+func (id lineID) MarshalText() ([]byte, error) {
 	return keys.AppendIDText(make([]byte, 0, keys.IDTextLen), keys.ID(id)), nil
 }
 
 // UnmarshalText reads it.
-func (id *ID) UnmarshalText(b []byte) error {
+func (id *lineID) UnmarshalText(b []byte) error {
 	parsed, ok := keys.ParseID(b)
 	if !ok {
 		return fmt.Errorf("%q is no ID", b)
 	}
-	*id = ID(parsed)
+	*id = lineID(parsed)
 	return nil
 }
 
-func (id ID) String() string { return keys.FormatID(keys.ID(id)) }
+func (id lineID) String() string { return keys.FormatID(keys.ID(id)) }
 
-// State is where a task lies: a range of keys.
-type State byte
+// lineState is where a task lies: a range of keys.
+type lineState byte
 
 // states are the texts of the states. A leased task is one that is ready and has a lease.
-var states = map[State]string{
+var states = map[lineState]string{
 	keys.Task: "ready", keys.Scheduled: "scheduled", keys.Blocked: "blocked",
 	keys.Dead: "dead", keys.Done: "done", keys.Canceled: "canceled",
 }
 
 // MarshalText returns the name of the state.
-func (s State) MarshalText() ([]byte, error) {
+func (s lineState) MarshalText() ([]byte, error) {
 	text, ok := states[s]
 	if !ok {
 		return nil, fmt.Errorf("no state %#x", byte(s))
@@ -228,7 +225,7 @@ func (s State) MarshalText() ([]byte, error) {
 }
 
 // UnmarshalText reads it.
-func (s *State) UnmarshalText(b []byte) error {
+func (s *lineState) UnmarshalText(b []byte) error {
 	for state, text := range states {
 		if text == string(b) {
 			*s = state
@@ -393,7 +390,7 @@ func parse(text []byte, l *Line) error {
 }
 
 // header reads the first line.
-func (r *reader) header() (*Header, error) {
+func (r *reader) header() (*headerLine, error) {
 	text, err := r.read()
 	if err != nil {
 		return nil, err
@@ -408,12 +405,12 @@ func (r *reader) header() (*Header, error) {
 	if err := json.Unmarshal(text, &first); err != nil || first.Header == nil || first.Header.Codeq != magic {
 		return nil, r.wrong(errors.New("it is not what export writes"))
 	}
-	if v := first.Header.Version; v < Version {
+	if v := first.Header.Version; v < lineVersion {
 		return nil, r.wrong(fmt.Errorf(
 			"it is of version %d, and this command reads version %d: import it with the codeq that wrote it; this one opens the directory that it makes, and can export that again",
-			v, Version))
-	} else if v > Version {
-		return nil, r.wrong(fmt.Errorf("it is of version %d, and this command reads version %d: import it with the codeq that wrote it, or a newer one", v, Version))
+			v, lineVersion))
+	} else if v > lineVersion {
+		return nil, r.wrong(fmt.Errorf("it is of version %d, and this command reads version %d: import it with the codeq that wrote it, or a newer one", v, lineVersion))
 	}
 	var l Line
 	if err := parse(text, &l); err != nil {
@@ -443,7 +440,7 @@ type Record struct {
 	Timeout     uint64            `json:",omitzero"`
 	Retention   int64             `json:",omitzero"` // -1: for ever
 	RunAt       uint64            `json:",omitzero"`
-	Unique      *Unique           `json:",omitempty"`
+	Unique      *uniqueLine       `json:",omitempty"`
 	Group       string            `json:",omitzero"`
 	LimitKey    string            `json:",omitzero"`
 	IsParent    bool              `json:",omitzero"`
@@ -454,7 +451,7 @@ type Record struct {
 	Suspect     bool              `json:",omitzero"`
 	LastError   string            `json:",omitzero"`
 	Headers     map[string]string `json:",omitempty"`
-	After       []ID              `json:",omitempty"`
+	After       []lineID          `json:",omitempty"`
 	OnDead      uint8             `json:",omitzero"`
 	OnMissing   uint8             `json:",omitzero"`
 	History     *record.History   `json:",omitempty"`
@@ -462,18 +459,18 @@ type Record struct {
 	Payload     []byte            `json:",omitempty"`
 }
 
-// Unique is an idempotency key.
-type Unique struct {
+// uniqueLine is an idempotency key.
+type uniqueLine struct {
 	Key   string
 	Hash  []byte
 	For   uint64 `json:",omitzero"`
 	Flags uint8  `json:",omitzero"`
 }
 
-// Task is a task that is stored.
-type Task struct {
-	ID    ID
-	State State
+// taskLine is a task that is stored.
+type taskLine struct {
+	ID    lineID
+	State lineState
 	Template
 	// Since orders the ready tasks of a lane; 0: the task lies where it was produced.
 	Since uint64 `json:",omitzero"`
@@ -486,21 +483,21 @@ type Task struct {
 	// Pending is for how many parents it waits; the largest number: it will be canceled.
 	Pending uint64 `json:",omitzero"`
 	// Of a task that has ended: when, until when it is kept (0: for ever), and its result.
-	EndedAt uint64  `json:",omitzero"`
-	Until   uint64  `json:",omitzero"`
-	Result  []byte  `json:",omitempty"`
-	Pinned  *Pinned `json:",omitempty"`
-	Lease   *Lease  `json:",omitempty"`
-	HasKey  bool    `json:",omitzero"` // it has its idempotency key, until
-	KeyTill uint64  `json:",omitzero"` // that time at least; 0: until it has ended
-	HasTurn bool    `json:",omitzero"` // of its group
+	EndedAt uint64      `json:",omitzero"`
+	Until   uint64      `json:",omitzero"`
+	Result  []byte      `json:",omitempty"`
+	Pinned  *pinnedLine `json:",omitempty"`
+	Lease   *leaseLine  `json:",omitempty"`
+	HasKey  bool        `json:",omitzero"` // it has its idempotency key, until
+	KeyTill uint64      `json:",omitzero"` // that time at least; 0: until it has ended
+	HasTurn bool        `json:",omitzero"` // of its group
 }
 
-// Pinned says for how many children a result is kept, and until when it is kept after them.
-type Pinned struct{ Count, Until uint64 }
+// pinnedLine says for how many children a result is kept, and until when it is kept after them.
+type pinnedLine struct{ Count, Until uint64 }
 
-// Lease is a lease in force.
-type Lease struct {
+// leaseLine is a lease in force.
+type leaseLine struct {
 	Token    uint64
 	Deadline uint64
 	Duration uint64

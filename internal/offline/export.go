@@ -1,4 +1,4 @@
-package transfer
+package offline
 
 import (
 	"bytes"
@@ -79,7 +79,7 @@ type exporter struct {
 	out      *writer
 	progress Progress
 	shards   []*exported
-	header   Header
+	header   headerLine
 	options  *manifest.Options // nil: none are stored
 	crashed  bool
 	taken    []map[uint32]uint64 // by receiver and sender, the number of the last message that was taken
@@ -93,14 +93,14 @@ type exported struct {
 	st      *store.Store
 	db      *pebble.DB
 	lanes   *store.Snapshot
-	leases  map[keys.ID]*Lease
+	leases  map[keys.ID]*leaseLine
 	holders map[keys.ID]heldKey // of idempotency keys
 	turns   map[keys.ID]bool    // tasks that have the turns of their groups
 	pending map[keys.ID]uint64
 	pinned  map[keys.ID]keys.PinnedValue
-	clock   uint64 // of periods, as far as it is stored
-	shift   uint64 // by which the deadlines of periods are later in the export
-	came    []Key  // keys that came from another directory, of tasks that are gone
+	clock   uint64    // of periods, as far as it is stored
+	shift   uint64    // by which the deadlines of periods are later in the export
+	came    []keyLine // keys that came from another directory, of tasks that are gone
 }
 
 // heldKey is an idempotency key that a task has.
@@ -173,8 +173,8 @@ func (s *exported) knowsAll() error {
 
 func (e *exporter) all() error {
 	e.tell("reading the catalogue")
-	e.header = Header{
-		Codeq: magic, Version: Version, Shards: len(e.shards), Time: uint64(time.Now().UnixMilli()), Crashed: e.crashed,
+	e.header = headerLine{
+		Codeq: magic, Version: lineVersion, Shards: len(e.shards), Time: uint64(time.Now().UnixMilli()), Crashed: e.crashed,
 	}
 	settings, totals, granted := make(map[string]keys.SettingsValue), make(totalsOf), make(map[string][]uint64)
 	if err := e.each(func(s *exported) error {
@@ -190,7 +190,7 @@ func (e *exporter) all() error {
 		return err
 	}
 	if e.options != nil {
-		if err := e.out.write(&Line{Options: (*Options)(e.options)}); err != nil {
+		if err := e.out.write(&Line{Options: (*optionsLine)(e.options)}); err != nil {
 			return err
 		}
 	}
@@ -199,7 +199,7 @@ func (e *exporter) all() error {
 		if v.IsNone() { // a message says that they were removed
 			continue
 		}
-		l := &Settings{Queue: queue, Version: v.Version, Value: v.JSON}
+		l := &settingsLine{Queue: queue, Version: v.Version, Value: v.JSON}
 		if at := granted[queue]; len(at) == len(e.shards) { // each shard knows
 			l.Granted = new(slices.Max(at))
 		}
@@ -384,7 +384,7 @@ func (t totalsOf) write(out *writer) error {
 			for _, v := range latest {
 				all.Add(&v)
 			}
-			if err := out.write(&Line{Totals: &Totals{Queue: queue, Day: day, All: all[:], OfDay: ofDay[:]}}); err != nil {
+			if err := out.write(&Line{Totals: &totalsLine{Queue: queue, Day: day, All: all[:], OfDay: ofDay[:]}}); err != nil {
 				return err
 			}
 		}
@@ -467,7 +467,7 @@ func (e *exporter) tasks(s *exported, carried map[string]int) error {
 	if err := s.load(); err != nil {
 		return err
 	}
-	line := Line{Task: new(Task)}
+	line := Line{Task: new(taskLine)}
 	for _, prefix := range [...]byte{keys.Done, keys.Dead, keys.Canceled, keys.Task, keys.Scheduled, keys.Blocked} {
 		if err := store.Scan(s.db, prefix, func(key, value []byte) error {
 			v, err := s.view(key, value)
@@ -481,19 +481,19 @@ func (e *exporter) tasks(s *exported, carried map[string]int) error {
 			return err
 		}
 	}
-	var gone []Key
+	var gone []keyLine
 	for _, h := range s.holders { // the others' tasks were written
 		if h.until != 0 {
-			gone = append(gone, Key{h.hash[:], s.later(h.until)})
+			gone = append(gone, keyLine{h.hash[:], s.later(h.until)})
 		}
 	}
 	for _, k := range s.came { // in all shards, unless it was freed, or taken, in its own one
 		id := fmt.Sprint(k.Hash, k.Until)
 		if carried[id]++; carried[id] == len(e.shards) {
-			gone = append(gone, Key{k.Hash, s.later(k.Until)})
+			gone = append(gone, keyLine{k.Hash, s.later(k.Until)})
 		}
 	}
-	slices.SortFunc(gone, func(a, b Key) int { return cmp.Or(cmp.Compare(a.Until, b.Until), bytes.Compare(a.Hash, b.Hash)) })
+	slices.SortFunc(gone, func(a, b keyLine) int { return cmp.Or(cmp.Compare(a.Until, b.Until), bytes.Compare(a.Hash, b.Hash)) })
 	for i := range gone {
 		if err := e.write(&Line{Key: &gone[i]}); err != nil {
 			return err
@@ -505,7 +505,7 @@ func (e *exporter) tasks(s *exported, carried map[string]int) error {
 
 // load reads the entries of tasks beside their records.
 func (s *exported) load() error {
-	s.leases, s.holders, s.turns = make(map[keys.ID]*Lease), make(map[keys.ID]heldKey), make(map[keys.ID]bool)
+	s.leases, s.holders, s.turns = make(map[keys.ID]*leaseLine), make(map[keys.ID]heldKey), make(map[keys.ID]bool)
 	s.pending, s.pinned = make(map[keys.ID]uint64), make(map[keys.ID]keys.PinnedValue)
 	if err := store.ScanLeases(s.db, func(_ uint64, h keys.LeaseHeader, entries []keys.LeaseEntry) error {
 		for i := range entries { // the last of several of one task is the newest
@@ -522,7 +522,7 @@ func (s *exported) load() error {
 		hash, err := keys.ParseHashed(key)
 		v, valueErr := keys.ParseUnique(value)
 		if v.ID == keys.Gone {
-			s.came = append(s.came, Key{hash[:], v.Until})
+			s.came = append(s.came, keyLine{hash[:], v.Until})
 		} else {
 			s.holders[v.ID] = heldKey{hash, v.Until}
 		}
@@ -569,8 +569,8 @@ func (s *exported) view(key, value []byte) (v view, err error) {
 }
 
 // fill sets the line of a task.
-func (s *exported) fill(t *Task, v view) {
-	*t = Task{Template: Template{Queue: v.lane.Queue, Tenant: v.lane.Tenant, Priority: v.lane.Priority, Record: recordOf(&v.rec)}}
+func (s *exported) fill(t *taskLine, v view) {
+	*t = taskLine{Template: Template{Queue: v.lane.Queue, Tenant: v.lane.Tenant, Priority: v.lane.Priority, Record: recordOf(&v.rec)}}
 	t.placed(v.id, v.place, &v.rec, &v.ended)
 	if l := s.leases[v.id]; l != nil && v.place.Range == keys.Task && l.Leases == v.rec.Leases+1 {
 		t.Lease = l
@@ -584,7 +584,7 @@ func (s *exported) fill(t *Task, v view) {
 		t.Pending = s.pending[v.id]
 	}
 	if p, ok := s.pinned[v.id]; ok {
-		t.Pinned = &Pinned{p.Count, s.later(p.Until)}
+		t.Pinned = &pinnedLine{p.Count, s.later(p.Until)}
 	}
 	if t.Until = s.later(t.Until); t.Due != v.rec.RunAt { // it waits between attempts
 		t.Due = s.later(t.Due)
@@ -599,21 +599,21 @@ func (e *exporter) ties(s *exported) error {
 			if err != nil || len(value) != 1 {
 				return fmt.Errorf("%w: dependent %x has value %x: %w", base.ErrCorrupt, key, value, err)
 			}
-			return e.write(&Line{Dependent: &Dependent{ID(parent), ID(child), value[0]}})
+			return e.write(&Line{Dependent: &dependentLine{lineID(parent), lineID(child), value[0]}})
 		}),
 		store.Scan(s.db, keys.Pin, func(key, _ []byte) error {
 			child, parent, err := keys.ParsePin(key)
 			if err != nil {
 				return corrupt(err)
 			}
-			return e.write(&Line{Pin: &Pin{ID(child), ID(parent)}})
+			return e.write(&Line{Pin: &pinLine{lineID(child), lineID(parent)}})
 		}),
 		store.Scan(s.db, keys.Telling, func(key, value []byte) error {
 			id, end, err := keys.ParseTelling(key, value)
 			if err != nil {
 				return corrupt(err)
 			}
-			return e.write(&Line{Telling: &Telling{ID(id), State(end)}})
+			return e.write(&Line{Telling: &tellingLine{lineID(id), lineState(end)}})
 		}),
 		store.Scan(s.db, keys.Wake, func(key, value []byte) error {
 			n, scope, id, err := keys.ParseGrouped(key)
@@ -624,7 +624,7 @@ func (e *exporter) ties(s *exported) error {
 			if err != nil {
 				return err
 			}
-			return e.write(&Line{Wake: &Wake{Queue: queue, Scope: scope, ID: ID(id), Cancel: value[0] == keys.WakeCancel}})
+			return e.write(&Line{Wake: &wakeLine{Queue: queue, Scope: scope, ID: lineID(id), Cancel: value[0] == keys.WakeCancel}})
 		}),
 		e.messages(s, func(m *keys.Message) error {
 			if m.Kind == keys.MsgSettings {
