@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"codeq/internal/base"
-	"codeq/internal/checkpoint"
+	"codeq/internal/convert"
 	"codeq/internal/owner"
 	"codeq/internal/store"
 	"codeq/internal/wire"
@@ -129,15 +129,15 @@ func (q *Queue) checkpoint(ctx context.Context, dir string, isCopy bool) (err er
 }
 
 // beginCopy makes the directory of a copy.
-func (q *Queue) beginCopy(dir string) (*checkpoint.Copy, error) {
+func (q *Queue) beginCopy(dir string) (*convert.Copy, error) {
 	if err := checkDir("Checkpoint dir", dir); err != nil {
 		return nil, err
 	}
-	c, err := checkpoint.Begin(q.opts.private.FS, dir, q.dir.Path, len(q.replicas), q.opts.stored)
+	c, err := convert.BeginCopy(q.opts.private.FS, dir, q.dir.Path, len(q.replicas), q.opts.stored)
 	switch {
-	case errors.Is(err, checkpoint.ErrInside):
+	case errors.Is(err, convert.ErrInside):
 		err = &InvalidError{"Checkpoint dir", dir, "outside of the queue, " + q.dir.Path}
-	case errors.Is(err, checkpoint.ErrElsewhere):
+	case errors.Is(err, convert.ErrElsewhere):
 		err = fmt.Errorf("%w: %w", &InvalidError{"Checkpoint dir", dir, "one on the file system of the queue"}, err)
 	}
 	return c, err
@@ -153,7 +153,7 @@ const cutTries = 3
 
 // cut copies the stores at one moment, while all shards stand still. So no copy contains a later
 // change than another one; above all, none has taken a message that another one has not sent.
-func (q *Queue) cut(ctx context.Context, c *checkpoint.Copy) error {
+func (q *Queue) cut(ctx context.Context, c *convert.Copy) error {
 	var last error // of the try before
 	for tries := 1; ; tries++ {
 		err := q.tryCut(ctx, c)
@@ -170,7 +170,7 @@ func (q *Queue) cut(ctx context.Context, c *checkpoint.Copy) error {
 	}
 }
 
-func (q *Queue) tryCut(ctx context.Context, c *checkpoint.Copy) error {
+func (q *Queue) tryCut(ctx context.Context, c *convert.Copy) error {
 	b, err := q.raiseBarrier(ctx)
 	if err != nil {
 		return err

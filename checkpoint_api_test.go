@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/checkpoint"
+	"codeq/internal/convert"
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
@@ -50,7 +50,7 @@ func TestCheckpointRefuses(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "full"), 0o755))
 	testkit.WriteFile(t, filepath.Join(root, "full", "letter"), "dear")
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "left"), 0o755))
-	testkit.WriteFile(t, filepath.Join(root, "left", checkpoint.Unfinished), "{}")
+	testkit.WriteFile(t, filepath.Join(root, "left", convert.Unfinished), "{}")
 	require.NoError(t, os.Symlink(filepath.Join(root, "queue"), filepath.Join(root, "alias")))
 	require.NoError(t, os.MkdirAll(filepath.Join(root, "locked"), 0o755))
 	lock, err := platform.FS.Lock(filepath.Join(root, "locked", manifest.LockName))
@@ -147,7 +147,7 @@ func TestCheckpointLinks(t *testing.T) {
 			}
 		}
 		require.Positive(t, linked)
-		require.NoFileExists(t, filepath.Join(dir, checkpoint.Unfinished))
+		require.NoFileExists(t, filepath.Join(dir, convert.Unfinished))
 		requireTasks(t, dir, nil, tasks)
 	}
 	require.NoError(t, q.Close())

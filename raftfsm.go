@@ -8,7 +8,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/cluster"
-	"codeq/internal/conversion"
+	"codeq/internal/convert"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/entries"
@@ -85,7 +85,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 	}
 	err = st.Read(func() error {
 		if old == nil { // or else it is a replica, and the manifest in use
-			if err := conversion.ToReplica(st, &q.dir.Manifest, q.dir.Killed(), r.index); err != nil {
+			if err := convert.ToReplica(st, &q.dir.Manifest, q.dir.Killed(), r.index); err != nil {
 				return err
 			}
 		}

@@ -10,7 +10,7 @@ import (
 
 	"codeq/internal/call"
 	"codeq/internal/cluster"
-	"codeq/internal/conversion"
+	"codeq/internal/convert"
 	"codeq/internal/entries"
 	"codeq/internal/owner"
 	"codeq/internal/snapshot"
@@ -66,7 +66,7 @@ func (q *Queue) reconcile(differ bool) error {
 	for i, r := range q.replicas {
 		stores[i] = r.store
 	}
-	return conversion.Reconcile(stores, differ || q.dir.Differ, q.opts.log)
+	return convert.Reconcile(stores, differ || q.dir.Differ, q.opts.log)
 }
 
 // use keeps the store open while f uses it.

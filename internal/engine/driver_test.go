@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/conversion"
+	"codeq/internal/convert"
 	"codeq/internal/crashfs"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
@@ -82,7 +82,7 @@ func (d *driver) load() (resting []*recurring) {
 		stores[i] = s.Store
 	}
 	var said bytes.Buffer
-	require.NoError(d.t, conversion.Reconcile(stores, true, slog.New(slog.NewTextHandler(&said, nil))))
+	require.NoError(d.t, convert.Reconcile(stores, true, slog.New(slog.NewTextHandler(&said, nil))))
 	require.Empty(d.t, said.String(), "nothing was lost")
 	for i, s := range d.shards {
 		c := d.config

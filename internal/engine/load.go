@@ -19,7 +19,7 @@ import (
 // Load builds the memory from disk. What it reads is bounded by the catalogue and the leases, not
 // by the backlog: windows are filled when a claim needs them. The instant, the Room and ClockAge
 // are set.
-// REQUIRES: conversion.Reconcile was called, if the shards may be of different moments.
+// REQUIRES: convert.Reconcile was called, if the shards may be of different moments.
 func (s *State) Load() error {
 	s.leases = newLeaseTable(s.Now)
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}

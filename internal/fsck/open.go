@@ -7,7 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
-	"codeq/internal/conversion"
+	"codeq/internal/convert"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/store"
@@ -38,7 +38,7 @@ func OpenStore(d *manifest.Directory, shard int, c store.Config, shared *store.C
 // identify makes sure that the store is this shard of this queue, and of the current format.
 func identify(st *store.Store, d *manifest.Directory, shard int) error {
 	if d.Left {
-		if err := conversion.FromReplica(st, &d.Manifest, shard); err != nil {
+		if err := convert.FromReplica(st, &d.Manifest, shard); err != nil {
 			return err
 		}
 	}

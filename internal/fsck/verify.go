@@ -15,7 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
-	"codeq/internal/conversion"
+	"codeq/internal/convert"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
@@ -190,7 +190,7 @@ func (v *verifier) agree(repair bool) error {
 }
 
 // contradictions returns those between the shards.
-func (v *verifier) contradictions() (found []conversion.Contradiction, err error) {
+func (v *verifier) contradictions() (found []convert.Contradiction, err error) {
 	shards := make([]pebble.Reader, v.Shards)
 	for i := range shards {
 		db, openErr := store.OpenForReading(v.FS, manifest.ShardDir(v.FS, v.Path, i))
@@ -200,7 +200,7 @@ func (v *verifier) contradictions() (found []conversion.Contradiction, err error
 		defer func() { err = errors.Join(err, db.Close()) }()
 		shards[i] = db
 	}
-	return conversion.Crosscheck(shards)
+	return convert.Crosscheck(shards)
 }
 
 // reconcile lets the shards agree with each other, as Open does after a power loss.
@@ -221,7 +221,7 @@ func (v *verifier) reconcile() (err error) {
 		}
 		stores = append(stores, st)
 	}
-	err = conversion.Reconcile(stores, true, slog.New(slog.DiscardHandler))
+	err = convert.Reconcile(stores, true, slog.New(slog.DiscardHandler))
 	return errors.Join(err, closeAll(stores))
 }
 

@@ -1,7 +1,8 @@
-// Package conversion turns the store of a shard of a queue by itself into that of the first node of
+// Package convert turns the store of a shard of a queue by itself into that of the first node of
 // a cluster, and back, and makes the stores of all shards agree with each other. Each change of a
-// store is one durable step; before and after it the store is whole.
-package conversion
+// store is one durable step; before and after it the store is whole. It also makes the directory of
+// a copy of a queue ([Copy]), which becomes a queue in its last step.
+package convert
 
 import (
 	"context"

@@ -1,6 +1,4 @@
-// Package checkpoint makes the directory of a copy of a queue. The copy becomes a queue in the last
-// step; before that it is none.
-package checkpoint
+package convert
 
 import (
 	"context"
@@ -13,7 +11,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"codeq/internal/base"
-	"codeq/internal/conversion"
 	"codeq/internal/failstop"
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
@@ -44,11 +41,11 @@ var (
 	ErrInside = errors.New("the directory is within the queue")
 )
 
-// Begin makes dir, the directory of a copy of the queue in original, which has so many shards, and
+// BeginCopy makes dir, the directory of a copy of the queue in original, which has so many shards, and
 // these options of its application, if it knows them. It returns an error that matches fs.ErrExist
 // if dir is not empty, base.ErrLocked if another call or process is about to make a queue of it,
 // ErrInside and ErrElsewhere. REQUIRES: original is the path of an open manifest.Directory.
-func Begin(fsys vfs.FS, dir, original string, shards int, options *manifest.Options) (_ *Copy, err error) {
+func BeginCopy(fsys vfs.FS, dir, original string, shards int, options *manifest.Options) (_ *Copy, err error) {
 	path, err := place(fsys, dir)
 	if err != nil {
 		return nil, err
@@ -242,7 +239,7 @@ func place(fsys vfs.FS, dir string) (string, error) {
 	}
 }
 
-// Remove removes everything that Begin and its callers have made. It removes the manifest first:
+// Remove removes everything that BeginCopy and its callers have made. It removes the manifest first:
 // without it the rest is no queue.
 func (c *Copy) Remove() error {
 	_ = c.FS.Remove(c.FS.PathJoin(c.Path, manifest.Name)) // usually does not exist
@@ -270,7 +267,7 @@ func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error
 	}
 	b := st.DB().NewBatch()
 	_ = b.Set([]byte{keys.Meta}, []byte(c.Identity(shard)), nil) // fails for indexed batches only
-	err = conversion.Secede(st.DB(), b)
+	err = Secede(st.DB(), b)
 	if err == nil {
 		err = st.Commit(b)
 	}
