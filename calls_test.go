@@ -18,7 +18,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/permits"
 	"codeq/internal/record"
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 )
 
 // decodable makes the operation of a kind as a node does that is called.
@@ -246,7 +246,7 @@ func FuzzCalls(f *testing.F) {
 		}
 		op := decodable(callKind(kind))
 		var err error
-		testalloc.Decode(t, len(args), func() { err = parse(args, op.decode) })
+		testbase.BoundDecode(t, len(args), func() { err = parse(args, op.decode) })
 		if err != nil {
 			return
 		}
@@ -256,7 +256,7 @@ func FuzzCalls(f *testing.F) {
 		again := second.encode(nil)
 		require.Equal(t, sent, again)
 
-		testalloc.Decode(t, len(reply), func() { err = parse(reply, op.decodeReply) })
+		testbase.BoundDecode(t, len(reply), func() { err = parse(reply, op.decodeReply) })
 		if err != nil {
 			return
 		}

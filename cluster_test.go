@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"codeq"
-	"codeq/internal/testcert"
+	"codeq/internal/testbase"
 )
 
 func TestClusterCycle(t *testing.T) {
@@ -141,7 +141,7 @@ func TestClusterTLS(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	ours, theirs := testcert.New(t), testcert.New(t)
+	ours, theirs := testbase.NewAuthority(t), testbase.NewAuthority(t)
 	qs := threeNodes(t, codeq.Options{}, func(node string) *tls.Config { return ours.Config(t, ours, node) })
 	for i, q := range qs {
 		_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
@@ -167,7 +167,7 @@ func TestClusterTLS(t *testing.T) {
 // and what to do.
 func TestTLSBesideNone(t *testing.T) {
 	t.Parallel()
-	ca := testcert.New(t)
+	ca := testbase.NewAuthority(t)
 	var peers []codeq.Peer
 	var listeners []net.Listener
 	var qs []*codeq.Queue

@@ -27,8 +27,8 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
-	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -153,7 +153,7 @@ func makeGolden(t *testing.T) {
 
 func archive(t *testing.T, name string, disk *crashfs.Disk, tasks map[codeq.ID]*codeq.TaskInfo) {
 	t.Helper()
-	files := storetest.Contents(t, disk, "queue")
+	files := simtest.StoreContents(t, disk, "queue")
 	b, err := json.MarshalIndent(tasks, "", " ")
 	require.NoError(t, err)
 	files[goldenTasks] = string(b)
@@ -262,11 +262,11 @@ func TestFormats(t *testing.T) {
 				if how == "killed" {
 					requireOutbound(t, disk)
 				}
-				storetest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(f))
-				before := storetest.Contents(t, disk, "queue")
+				simtest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(f))
+				before := simtest.StoreContents(t, disk, "queue")
 				r := verifyImage(t, disk, false)
 				require.True(t, r.OK(), "%v", r.Problems)
-				require.Equal(t, before, storetest.Contents(t, disk, "queue"))
+				require.Equal(t, before, simtest.StoreContents(t, disk, "queue"))
 
 				q, err := codeq.Open("queue", goldenOptions(disk))
 				require.NoError(t, err)
@@ -283,7 +283,7 @@ func TestFormats(t *testing.T) {
 				m, err := manifest.Read(disk, "queue")
 				require.NoError(t, err)
 				require.Equal(t, manifest.Format, m.Format)
-				storetest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.Format))
+				simtest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.Format))
 				r = verifyImage(t, disk, false)
 				require.True(t, r.OK(), "%v", r.Problems)
 				finishGolden(t, disk)
@@ -416,7 +416,7 @@ func TestRaiseInterrupted(t *testing.T) {
 // TestRaiseByRepair: a repair writes the current format, and says so before.
 func TestRaiseByRepair(t *testing.T) {
 	disk, want := unpack(t, golden(manifest.OldestFormat, "closed"))
-	storetest.Alter(t, disk, func(db *pebble.DB) {
+	simtest.AlterStore(t, disk, func(db *pebble.DB) {
 		key, _ := first(t, db, keys.Counters, nil)
 		require.NoError(t, db.Delete(key, nil))
 	})

@@ -15,7 +15,6 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/raftlog"
-	"codeq/internal/simnet"
 	"codeq/internal/simtest"
 )
 
@@ -23,7 +22,7 @@ import (
 
 // loneNode opens a cluster of one node that leads its shards.
 func loneNode(t testing.TB, shards int) *Queue {
-	network := simnet.New(1, 0)
+	network := simtest.NewNet(1, 0)
 	host := network.Listen("n")
 	votes := simtest.NewVotes()
 	q, err := Open("q", inspect.With(&Options{

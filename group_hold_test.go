@@ -13,7 +13,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/keys"
-	"codeq/internal/storetest"
+	"codeq/internal/simtest"
 )
 
 // TestGroupHeldAlone: a dead letter holds the turn also if nobody waits for it, and again
@@ -153,7 +153,7 @@ func TestGroupHeldRepair(t *testing.T) {
 		require.NoError(t, q.DeadLetter(t.Context(), claimNow(t, q, "a").Receipt, nil))
 		require.NoError(t, q.Close())
 
-		storetest.Alter(t, disk, func(db *pebble.DB) {
+		simtest.AlterStore(t, disk, func(db *pebble.DB) {
 			key, _ := first(t, db, keys.Group, nil)
 			require.NoError(t, db.Delete(key, nil))
 			if ready {

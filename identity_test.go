@@ -16,7 +16,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
-	"codeq/internal/testcert"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
@@ -229,7 +229,7 @@ func TestNoLeaderSaysWhy(t *testing.T) {
 func TestNoLeaderSaysWhichCertificate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		ca, other := testcert.New(t), testcert.New(t)
+		ca, other := testbase.NewAuthority(t), testbase.NewAuthority(t)
 		c := newSimCluster(t, 1, 0, Options{Shards: 1})
 		open := func(n *simNode, conf *tls.Config) {
 			o, life := c.options(n)
@@ -448,7 +448,7 @@ func TestCertificateNames(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	ca := testcert.New(t)
+	ca := testbase.NewAuthority(t)
 	qs := threeNodes(t, Options{}, func(node string) *tls.Config { return ca.Config(t, ca, node) })
 	_, err := qs[0].Produce(ctx, Task{Queue: "a"})
 	require.NoError(t, err)
@@ -489,7 +489,7 @@ func TestCertificateNames(t *testing.T) {
 // TestOwnCertificate: a node whose certificate, as far as Open can see it, is not for its name is
 // refused before anything is written.
 func TestOwnCertificate(t *testing.T) {
-	ca := testcert.New(t)
+	ca := testbase.NewAuthority(t)
 	good, bad := ca.Config(t, ca, "other", "n0"), ca.Config(t, ca, "n1")
 	with := func(certs *tls.Config, change func(*tls.Config)) *tls.Config {
 		c := certs.Clone()

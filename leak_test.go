@@ -19,7 +19,6 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
-	"codeq/internal/simnet"
 	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
@@ -186,7 +185,7 @@ func TestNothingLeftOfOpen(t *testing.T) {
 	for name, makeOptions := range map[string]func(vfs.FS) *Options{
 		"alone": func(fs vfs.FS) *Options { return inspect.With(&Options{Shards: 1}, inspect.Private{FS: fs}) },
 		"node": func(fs vfs.FS) *Options {
-			network := simnet.New(1, 0)
+			network := simtest.NewNet(1, 0)
 			host := network.Listen("n")
 			votes := simtest.NewVotes()
 			return inspect.With(&Options{Shards: 1, Cluster: inspect.With(&Cluster{

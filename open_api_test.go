@@ -27,7 +27,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/platform"
-	"codeq/internal/storetest"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -236,7 +236,7 @@ func TestOpenRefusesManifests(t *testing.T) {
 	m, err := manifest.Decode([]byte(good))
 	require.NoError(t, err)
 	m.Format = manifest.OldestFormat
-	old := storetest.ManifestText(t, *m)
+	old := simtest.ManifestText(t, *m)
 	format := func(n int) string { return fmt.Sprintf(`"format":%d`, n) }
 	for _, c := range []struct {
 		text string
@@ -262,9 +262,9 @@ func TestOpenRefusesManifests(t *testing.T) {
 		{strings.Replace(good, `"shards":2`, `"shards": 2`, 1), codeq.ErrCorrupt},
 		{strings.Replace(good, `"id"`, `"creating":true,"id"`, 1), codeq.ErrCorrupt},
 		{strings.Replace(good, `"id"`, `"unknown":1,"id"`, 1), codeq.ErrCorrupt},
-		{storetest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 0}), codeq.ErrCorrupt},
-		{storetest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: -1}), codeq.ErrCorrupt},
-		{storetest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 257}), codeq.ErrCorrupt},
+		{simtest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 0}), codeq.ErrCorrupt},
+		{simtest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: -1}), codeq.ErrCorrupt},
+		{simtest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 257}), codeq.ErrCorrupt},
 		{"{}", codeq.ErrCorrupt},
 	} {
 		require.NotEqual(t, good, c.text)
@@ -831,10 +831,10 @@ func TestToolRefuses(t *testing.T) {
 	require.NoError(t, q.Close())
 
 	disk, _ := unpack(t, golden(manifest.Format-1, "closed"))
-	before := storetest.Contents(t, disk, "queue")
+	before := simtest.StoreContents(t, disk, "queue")
 	_, err = codeq.Open("queue", onDisk(disk, &codeq.Options{Tool: true}))
 	require.ErrorIs(t, err, codeq.ErrFormat)
-	require.Equal(t, before, storetest.Contents(t, disk, "queue"))
+	require.Equal(t, before, simtest.StoreContents(t, disk, "queue"))
 }
 
 // TestErrorsSayWhatToDo: whatever a new user does wrong, the error names the cause, the value and

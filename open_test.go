@@ -22,8 +22,8 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/platform"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
-	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -136,7 +136,7 @@ func TestOpenRefusesShards(t *testing.T) {
 // the next Open makes a queue of it.
 func TestOpenFinishesCreation(t *testing.T) {
 	t.Parallel()
-	creating := storetest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
+	creating := simtest.ManifestText(t, manifest.Manifest{Format: manifest.Format, Shards: 2, ID: "000102030405060708090a0b0c0d0e0f", Creating: true})
 	oneShard := func(dir string) {
 		testkit.WriteFile(t, filepath.Join(dir, manifest.Name), creating)
 		o, err := (&Options{Shards: 2}).withDefaults()
@@ -174,7 +174,7 @@ func TestOpenFinishesCreation(t *testing.T) {
 		{"one of two shards", 2, oneShard},
 		{"shards of another number", 2, func(dir string) {
 			three := manifest.Manifest{Format: manifest.Format, Shards: 3, ID: "000102030405060708090a0b0c0d0e0f", Creating: true}
-			testkit.WriteFile(t, filepath.Join(dir, manifest.Name), storetest.ManifestText(t, three))
+			testkit.WriteFile(t, filepath.Join(dir, manifest.Name), simtest.ManifestText(t, three))
 			require.NoError(t, os.Mkdir(manifest.ShardDir(vfs.Default, dir, 2), 0o755))
 		}},
 		{"half a shard", 2, func(dir string) {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/testcert"
+	"codeq/internal/testbase"
 )
 
 // The rows of "What to do" in docs/replication.md, each with the calls that it names.
@@ -258,7 +258,7 @@ func TestOperateCertificates(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	old, next := testcert.New(t), testcert.New(t)
+	old, next := testbase.NewAuthority(t), testbase.NewAuthority(t)
 	both, trusted := x509.NewCertPool(), new(atomic.Pointer[x509.CertPool])
 	old.AddTo(both)
 	next.AddTo(both)

@@ -16,7 +16,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/storetest"
+	"codeq/internal/simtest"
 )
 
 // pinTest is parents whose retention is a minute, and children that take longer.
@@ -283,7 +283,7 @@ func TestPinsAreRepaired(t *testing.T) {
 				f.Check()
 				require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("kept")))
 			})
-			storetest.Alter(t, disk, func(db *pebble.DB) {
+			simtest.AlterStore(t, disk, func(db *pebble.DB) {
 				if name == "child" {
 					key, _ := first(t, db, keys.Scheduled, nil)
 					require.NoError(t, db.Delete(key, nil))

@@ -26,7 +26,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/integrity"
 	"codeq/internal/manifest"
-	"codeq/internal/storetest"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -178,7 +178,7 @@ func TestReaderShowsTheSame(t *testing.T) {
 	killed := disk.Clone()
 	require.NoError(t, q.Close())
 	for _, image := range []*crashfs.Disk{disk, killed} {
-		before := storetest.Contents(t, image, "queue")
+		before := simtest.StoreContents(t, image, "queue")
 		r := openReader(t, "queue", onDisk(frozen(t, image), &codeq.ReaderOptions{}))
 		require.Equal(t, want, show(t, r))
 		require.Equal(t, codeq.Staleness{Closed: image == disk}, r.Staleness())
@@ -194,7 +194,7 @@ func TestReaderShowsTheSame(t *testing.T) {
 			require.Zero(t, s.Flushes+s.Compactions+s.LoggedBytes)
 		}
 		require.NoError(t, r.Close())
-		require.Equal(t, before, storetest.Contents(t, image, "queue"))
+		require.Equal(t, before, simtest.StoreContents(t, image, "queue"))
 		q, err := codeq.Open("queue", variedOptions(image))
 		require.NoError(t, err)
 		require.NoError(t, errors.Join(codeq.CheckAll(q), q.Close()))
@@ -518,7 +518,7 @@ func TestReaderFindsDamage(t *testing.T) {
 	want := show(t, q)
 	require.NoError(t, q.Close())
 	found := make(map[string]int)
-	for name, content := range storetest.Contents(t, disk, "queue") {
+	for name, content := range simtest.StoreContents(t, disk, "queue") {
 		if len(content) == 0 {
 			continue
 		}

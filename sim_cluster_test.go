@@ -23,7 +23,6 @@ import (
 	"codeq/internal/cluster"
 	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
-	"codeq/internal/simnet"
 	"codeq/internal/simtest"
 )
 
@@ -32,7 +31,7 @@ import (
 // main goroutine, except node.queue.
 type simCluster struct {
 	t     *testing.T
-	net   *simnet.Net
+	net   *simtest.Net
 	rng   *rand.Rand // of power losses
 	opts  Options    // of all nodes, without a Cluster
 	peers []Peer     // founders
@@ -74,7 +73,7 @@ func newSimCluster(t *testing.T, seed uint64, nodes int, opts Options) *simClust
 // newSimClusterOf is newSimCluster with builds that know a format.
 func newSimClusterOf(t *testing.T, seed uint64, nodes int, opts Options, newest int) *simCluster {
 	c := &simCluster{
-		t: t, net: simnet.New(seed, 5*time.Millisecond), rng: rand.New(rand.NewPCG(seed, 2)), opts: opts,
+		t: t, net: simtest.NewNet(seed, 5*time.Millisecond), rng: rand.New(rand.NewPCG(seed, 2)), opts: opts,
 	}
 	if c.opts.MemTableBytes == 0 {
 		c.opts.MemTableBytes = 256 << 10

@@ -14,7 +14,7 @@ import (
 
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/storetest"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -123,7 +123,7 @@ func TestRecoverClusterReconciles(t *testing.T) {
 				} else {
 					n.stop()
 				}
-				storetest.Alter(t, n.machine.Disk(), func(db *pebble.DB) {
+				simtest.AlterStore(t, n.machine.Disk(), func(db *pebble.DB) {
 					for _, prefix := range []byte{keys.Sent, keys.Settings} {
 						require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
 					}

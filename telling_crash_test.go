@@ -14,7 +14,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/storetest"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -63,7 +63,7 @@ func TestCrashAmidTelling(t *testing.T) {
 	}{
 		"reopen": {},
 		"repair": {before: func(f *FlowTest, disk *crashfs.Disk) {
-			storetest.Alter(f.T, disk, func(db *pebble.DB) {
+			simtest.AlterStore(f.T, disk, func(db *pebble.DB) {
 				lower, upper := keys.Range(keys.Counters)
 				require.NoError(f, db.DeleteRange(lower, upper, nil))
 			})

@@ -17,8 +17,8 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
-	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -248,17 +248,17 @@ func TestUpgradeOfPebble(t *testing.T) {
 	upgradeCaseWith(t, *inspect.With(&Options{Shards: 2}, inspect.Private{Pebble: formats}), func(t *testing.T, c *simCluster) {
 		for _, n := range c.nodes {
 			n.produce(t, 3)
-			storetest.RequirePebbleFormat(t, n.machine.Disk(), before)
+			simtest.RequirePebbleFormat(t, n.machine.Disk(), before)
 			require.NoError(t, n.become(newFormat))
-			storetest.RequirePebbleFormat(t, n.machine.Disk(), before)
+			simtest.RequirePebbleFormat(t, n.machine.Disk(), before)
 		}
 		time.Sleep(5 * time.Second)
 		c.requireFormat(newFormat)
 		for _, n := range c.nodes {
-			storetest.RequirePebbleFormat(t, n.machine.Disk(), before)
+			simtest.RequirePebbleFormat(t, n.machine.Disk(), before)
 			n.stop()
 			n.start()
-			storetest.RequirePebbleFormat(t, n.machine.Disk(), after)
+			simtest.RequirePebbleFormat(t, n.machine.Disk(), after)
 			require.Equal(t, 9, n.count(t))
 		}
 		require.NoError(t, simQueue(c.nodes[0]).Checkpoint(t.Context(), "copy"))

@@ -29,8 +29,8 @@ import (
 	"codeq/internal/integrity"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
+	"codeq/internal/simtest"
 	"codeq/internal/store"
-	"codeq/internal/storetest"
 	"codeq/internal/testkit"
 )
 
@@ -93,7 +93,7 @@ func TestVerify(t *testing.T) {
 	require.NoError(t, q.Close())
 
 	for _, image := range []*crashfs.Disk{disk, killed} {
-		before := storetest.Contents(t, image, "queue")
+		before := simtest.StoreContents(t, image, "queue")
 		r := verifyImage(t, image, false)
 		require.True(t, r.OK(), "%v", r.Problems)
 		require.Len(t, r.Shards, 2)
@@ -106,9 +106,9 @@ func TestVerify(t *testing.T) {
 			got.Add(keys.Counts(s.Tasks))
 		}
 		require.Equal(t, want, codeq.Counts(got))
-		require.Equal(t, before, storetest.Contents(t, image, "queue"))
+		require.Equal(t, before, simtest.StoreContents(t, image, "queue"))
 		require.True(t, verifyImage(t, image, true).OK())
-		require.Equal(t, before, storetest.Contents(t, image, "queue"), "nothing is to be repaired")
+		require.Equal(t, before, simtest.StoreContents(t, image, "queue"), "nothing is to be repaired")
 	}
 }
 
@@ -207,8 +207,8 @@ func TestRepair(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			disk := disk.Clone()
 			var gone map[codeq.ID]bool
-			storetest.Alter(t, disk, func(db *pebble.DB) { gone = c.damage(t, db) })
-			before := storetest.Contents(t, disk, "queue")
+			simtest.AlterStore(t, disk, func(db *pebble.DB) { gone = c.damage(t, db) })
+			before := simtest.StoreContents(t, disk, "queue")
 			r := verifyImage(t, disk, false)
 			require.False(t, r.OK())
 			for _, p := range r.Problems {
@@ -216,14 +216,14 @@ func TestRepair(t *testing.T) {
 				require.True(t, p.Repairable)
 				require.False(t, p.Repaired)
 			}
-			require.Equal(t, before, storetest.Contents(t, disk, "queue"))
+			require.Equal(t, before, simtest.StoreContents(t, disk, "queue"))
 			r = verifyImage(t, disk, true)
 			require.True(t, r.OK(), "%v", r.Problems)
 			require.Equal(t, "shard-000.damaged-1", r.Shards[0].Kept)
 			require.Empty(t, r.Shards[1].Kept)
 			for name, b := range before { // it is kept as it was
 				if rest, ok := strings.CutPrefix(name, "queue/shard-000/"); ok {
-					require.Equal(t, b, storetest.Contents(t, disk, "queue/shard-000.damaged-1")["queue/shard-000.damaged-1/"+rest])
+					require.Equal(t, b, simtest.StoreContents(t, disk, "queue/shard-000.damaged-1")["queue/shard-000.damaged-1/"+rest])
 				}
 			}
 			require.True(t, verifyImage(t, disk, false).OK())
@@ -307,10 +307,10 @@ func TestRepairAroundBlocks(t *testing.T) {
 	}
 	require.NoError(t, q.Close())
 	tasks := tasksOf(t, disk.Clone())
-	records := storetest.Records(t, disk, "queue/shard-000")
+	records := simtest.StoreRecords(t, disk, "queue/shard-000")
 	var table, log, logged string
 	var blocks, index []int64
-	for name, b := range storetest.Contents(t, disk, "queue/shard-000") {
+	for name, b := range simtest.StoreContents(t, disk, "queue/shard-000") {
 		switch {
 		case path.Ext(name) == ".sst":
 			r, err := store.OpenTable(disk, name)
@@ -345,7 +345,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 			for _, i := range c.index {
 				testkit.Overwrite(t, disk, table, index[i]+20, "damage")
 			}
-			lost := storetest.Unreadable(t, disk, "queue/shard-000", records)
+			lost := simtest.UnreadableRecords(t, disk, "queue/shard-000", records)
 			require.NotEmpty(t, lost)
 			require.Less(t, len(lost), len(records)/2)
 			if c.log {
@@ -366,7 +366,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 func TestRepairInterrupted(t *testing.T) {
 	t.Parallel()
 	disk, tasks := variedDisk(t)
-	storetest.Alter(t, disk, func(db *pebble.DB) {
+	simtest.AlterStore(t, disk, func(db *pebble.DB) {
 		key, _ := first(t, db, keys.Counters, nil)
 		require.NoError(t, db.Delete(key, nil))
 	})
@@ -487,7 +487,7 @@ func TestRepairOfLostKeys(t *testing.T) {
 		end := codeq.Task{Queue: "b", Unique: codeq.Unique{Key: "end"}}
 		ids := produce(t, q, hour, end)
 		require.NoError(t, q.Close())
-		storetest.Alter(t, disk, func(db *pebble.DB) {
+		simtest.AlterStore(t, disk, func(db *pebble.DB) {
 			for _, prefix := range []byte{keys.Unique, keys.Freed} {
 				require.NoError(t, db.DeleteRange([]byte{prefix}, []byte{prefix + 1}, nil))
 			}

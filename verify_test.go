@@ -15,7 +15,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
-	"codeq/internal/storetest"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -73,7 +73,7 @@ func TestRepairOfFiles(t *testing.T) {
 		dir := path.Dir(name)
 		mayLose := make(map[keys.ID]bool)
 		if path.Ext(name) == ".sst" {
-			mayLose = storetest.Unreadable(t, disk, dir, storetest.Records(t, c.Disk, dir))
+			mayLose = simtest.UnreadableRecords(t, disk, dir, simtest.StoreRecords(t, c.Disk, dir))
 		}
 		r = verifyImage(t, disk, true)
 		if !r.OK() { // the name of a lane is lost: its tasks have another one, of which their scopes do not tell

@@ -10,7 +10,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 	"codeq/internal/wire"
 )
 
@@ -230,7 +230,7 @@ func FuzzRead(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := wire.NewReader(b)
 		var tasks []engine.NewTask
-		testalloc.Decode(t, len(b), func() { tasks = ReadTasks(r) })
+		testbase.BoundDecode(t, len(b), func() { tasks = ReadTasks(r) })
 		if r.Done() != nil {
 			return
 		}

@@ -18,7 +18,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
-	"codeq/internal/simnet"
+	"codeq/internal/simtest"
 )
 
 // votesInMemory are the terms and votes of a node.
@@ -48,7 +48,7 @@ var trioNames = []string{"a", "b", "c"}
 
 // openTrio opens three nodes on a network in memory, and waits until each leads its share of the
 // shards. If it is given any, the wall clocks are ahead by so many nanoseconds.
-func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simnet.Net) {
+func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simtest.Net) {
 	return openTrioWith(t, shards, func(i int, c *Config) {
 		if len(ahead) > 0 {
 			c.Wall = func() time.Time { return time.Now().Add(time.Duration(ahead[i].Load())) }
@@ -57,8 +57,8 @@ func openTrio(t *testing.T, shards int, ahead ...*atomic.Int64) ([]*Node, *simne
 }
 
 // openTrioWith is openTrio of nodes that adapt has adapted.
-func openTrioWith(t *testing.T, shards int, adapt func(i int, c *Config)) ([]*Node, *simnet.Net) {
-	network, cluster := simnet.New(1, time.Millisecond), manifest.NewID()
+func openTrioWith(t *testing.T, shards int, adapt func(i int, c *Config)) ([]*Node, *simtest.Net) {
+	network, cluster := simtest.NewNet(1, time.Millisecond), manifest.NewID()
 	var nodes []*Node
 	var members []Peer
 	for i, name := range trioNames {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/simnet"
+	"codeq/internal/simtest"
 )
 
 // TestLargeMessageTakesItsTime: the time of a message and its answer depends on its size, and ends
@@ -30,7 +30,7 @@ func TestLargeMessageTakesItsTime(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				network := simnet.New(1, 0)
+				network := simtest.NewNet(1, 0)
 				here, there := network.Listen("here"), network.Listen("there")
 				network.SetBandwidth("here", "there", bandwidth)
 				raw, err := network.Dial(t.Context(), here, "there")
@@ -71,7 +71,7 @@ func TestLargeMessageTakesItsTime(t *testing.T) {
 // says.
 func TestSmallMessageHasItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		network := simnet.New(1, 0)
+		network := simtest.NewNet(1, 0)
 		here, there := network.Listen("here"), network.Listen("there")
 		raw, err := network.Dial(t.Context(), here, "there")
 		require.NoError(t, err)

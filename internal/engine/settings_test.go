@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 )
 
 // FuzzSettings: stored settings are refused, or are such as Configure takes, and
@@ -27,7 +27,7 @@ func FuzzSettings(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var c Configured
 		var err error
-		testalloc.Decode(t, len(b), func() { c, err = ParseSettings(b) })
+		testbase.BoundDecode(t, len(b), func() { c, err = ParseSettings(b) })
 		if err != nil {
 			return
 		}

@@ -9,7 +9,7 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 )
 
 // FuzzBroadcast: a damaged message is refused, or is one.
@@ -24,7 +24,7 @@ func FuzzBroadcast(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var n Message
 		var err error
-		testalloc.Decode(t, len(b), func() { n, err = ParseMessage(b) })
+		testbase.BoundDecode(t, len(b), func() { n, err = ParseMessage(b) })
 		if err != nil {
 			require.ErrorIs(t, err, base.ErrCorrupt)
 			return

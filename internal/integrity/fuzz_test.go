@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 )
 
 // FuzzSeal gives a store any seal, with a right checksum: it is one that Seal writes, or damage.
@@ -32,7 +32,7 @@ func FuzzSeal(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		var parsed []sealedFile
 		var ok bool
-		testalloc.Decode(t, len(text), func() { parsed, ok = parseSeal(text) })
+		testbase.BoundDecode(t, len(text), func() { parsed, ok = parseSeal(text) })
 		if ok {
 			var again string
 			for _, file := range parsed {
@@ -90,7 +90,7 @@ func FuzzFileSeal(f *testing.F) {
 		fs := sealed(t)
 		require.NoError(t, writeFile(fs, path+fileSeal, fmt.Appendf(nil, "%s\n%s\n", sum(given), given)))
 		var err error
-		testalloc.Decode(t, len(given)+len(text), func() { err = UnsealFile(fs, path) })
+		testbase.BoundDecode(t, len(given)+len(text), func() { err = UnsealFile(fs, path) })
 		_, statErr := fs.Stat(path + fileSeal)
 		if given == line {
 			require.NoError(t, err)
@@ -124,7 +124,7 @@ func FuzzChunks(f *testing.F) {
 	f.Add(two, uint(48))
 	f.Add(make([]byte, blockBytes+100), uint(100))
 	f.Fuzz(func(t *testing.T, b []byte, bit uint) {
-		testalloc.Decode(t, len(b), func() { manifest(b).isDamaged() })
+		testbase.BoundDecode(t, len(b), func() { manifest(b).isDamaged() })
 		if n, ok := whole(b); ok {
 			require.LessOrEqual(t, n, len(b))
 			require.Equal(t, b[:n], chunk(b[6], b[headerBytes:n]))

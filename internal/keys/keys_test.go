@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 
 	"codeq/internal/ready"
 	"codeq/internal/testkit"
@@ -1197,7 +1197,7 @@ func FuzzParseEnded(f *testing.F) {
 		var v EndedValue
 		var rec []byte
 		var err error
-		testalloc.Decode(t, len(b), func() { v, rec, err = ParseEnded(b) })
+		testbase.BoundDecode(t, len(b), func() { v, rec, err = ParseEnded(b) })
 		if err == nil {
 			sameOrShorter(t, b, append(v.Append(nil), rec...))
 		}
@@ -1217,7 +1217,7 @@ func FuzzParseMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m Message
 		var err error
-		testalloc.Decode(t, len(b), func() { m, err = ParseMessage(b) })
+		testbase.BoundDecode(t, len(b), func() { m, err = ParseMessage(b) })
 		if err != nil {
 			return
 		}
@@ -1258,7 +1258,7 @@ func FuzzParseLeases(f *testing.F) {
 		var h LeaseHeader
 		var entries []LeaseEntry
 		var err error
-		testalloc.Decode(t, len(b), func() { h, entries, err = ParseLeases(seq, b) })
+		testbase.BoundDecode(t, len(b), func() { h, entries, err = ParseLeases(seq, b) })
 		if err != nil {
 			return
 		}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 	"codeq/internal/wire"
 )
 
@@ -36,7 +36,7 @@ func FuzzParseSession(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var v SessionValue
 		var err error
-		testalloc.Decode(t, len(b), func() { v, err = ParseSession(b) })
+		testbase.BoundDecode(t, len(b), func() { v, err = ParseSession(b) })
 		if err != nil {
 			require.ErrorIs(t, err, wire.ErrMalformed)
 			return

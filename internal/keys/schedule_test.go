@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
@@ -79,7 +79,7 @@ func FuzzParseScheduleValue(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var v ScheduleValue
 		var err error
-		testalloc.Decode(t, len(b), func() { v, err = ParseScheduleValue(b) })
+		testbase.BoundDecode(t, len(b), func() { v, err = ParseScheduleValue(b) })
 		if err != nil {
 			return
 		}

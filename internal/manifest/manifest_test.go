@@ -10,7 +10,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/crashfs"
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 )
 
 // TestPebbleFormat: directories of a format have stores of one of Pebble's, which changes only with
@@ -46,7 +46,7 @@ func FuzzManifest(f *testing.F) {
 		_, err = w.Write(content)
 		require.NoError(t, errors.Join(err, w.Close()))
 		var m *Manifest
-		testalloc.Decode(t, len(content), func() { m, err = Read(fs, "q") })
+		testbase.BoundDecode(t, len(content), func() { m, err = Read(fs, "q") })
 		if err != nil {
 			known := false
 			for _, target := range []error{base.ErrNotQueue, base.ErrFormat, base.ErrCorrupt} {

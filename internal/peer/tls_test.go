@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/testcert"
+	"codeq/internal/testbase"
 )
 
 // tlsNode listens on a port of the loopback interface and returns its address too.
@@ -33,7 +33,7 @@ func tlsNode(t *testing.T, name string, config *tls.Config) (*Node, string) {
 }
 
 func TestMutualTLS(t *testing.T) {
-	ours, theirs := testcert.New(t), testcert.New(t)
+	ours, theirs := testbase.NewAuthority(t), testbase.NewAuthority(t)
 	a, _ := tlsNode(t, "a", ours.Config(t, ours))
 	b, addr := tlsNode(t, "b", ours.Config(t, ours))
 
@@ -70,7 +70,7 @@ func TestMutualTLS(t *testing.T) {
 
 // TestTLSBesideNone: a node that uses TLS, and one that does not, both say so, whoever dials.
 func TestTLSBesideNone(t *testing.T) {
-	ca := testcert.New(t)
+	ca := testbase.NewAuthority(t)
 	secure, at := tlsNode(t, "secure", ca.Config(t, ca))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestTLSBesideNone(t *testing.T) {
 // TestBadHandshakesAreCounted: connections that are not TLS, or of a stranger, or of nobody, are a
 // few lines in the log; one that says nothing does not keep Close waiting.
 func TestBadHandshakesAreCounted(t *testing.T) {
-	ours, theirs := testcert.New(t), testcert.New(t)
+	ours, theirs := testbase.NewAuthority(t), testbase.NewAuthority(t)
 	nameless := ours.Config(t, ours)
 	nameless.Certificates = nil
 	l, err := tls.Listen("tcp", "127.0.0.1:0", ours.Config(t, ours))

@@ -9,7 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 )
 
 func TestFormat(t *testing.T) {
@@ -104,7 +104,7 @@ func FuzzDecode(f *testing.F) {
 		var log, again raft.Log
 		var err error
 		given := withChecksum(t, group, index, hex.EncodeToString(rest))
-		testalloc.Decode(t, len(given), func() { err = decodeValue(group, index, given, &log) })
+		testbase.BoundDecode(t, len(given), func() { err = decodeValue(group, index, given, &log) })
 		if err != nil {
 			require.ErrorIs(t, err, ErrCorrupt)
 			return

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
@@ -341,7 +341,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var r Record
 		var err error
-		testalloc.Decode(t, len(b), func() { r, err = Decode(b) })
+		testbase.BoundDecode(t, len(b), func() { r, err = Decode(b) })
 		h, headErr := DecodeHead(b)
 		if err != nil {
 			require.ErrorIs(t, err, ErrMalformed)

@@ -1,6 +1,7 @@
 // Package simtest has what the simulation of a cluster consists of beside queues: the machine that
-// a node runs on, and the history of what clients were told, with its checks. All of it lives in a
-// bubble of testing/synctest, but for History.Check.
+// a node runs on, the network between nodes ([Net]), and the history of what clients were told,
+// with its checks. All of it lives in a bubble of testing/synctest, but for History.Check. Tests
+// also look at the stores of closed queues by it, and change them ([StoreContents], [AlterStore]).
 package simtest
 
 import (

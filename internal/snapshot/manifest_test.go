@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 )
 
 // encode returns a manifest of these files, valid or not.
@@ -97,7 +97,7 @@ func FuzzManifest(f *testing.F) {
 			b = sealed // nearly all inputs of the fuzzer have a wrong checksum
 		}
 		var m *manifest
-		testalloc.Decode(t, len(b), func() { m, err = parseManifest(b) })
+		testbase.BoundDecode(t, len(b), func() { m, err = parseManifest(b) })
 		if err != nil {
 			require.ErrorIs(t, err, ErrDamaged)
 			return
@@ -133,7 +133,7 @@ func FuzzRecord(f *testing.F) {
 		_, err := read(body)
 		require.ErrorIs(t, err, ErrDamaged)
 		var r *record
-		testalloc.Decode(t, len(body), func() { r, err = read(fmt.Appendf(nil, "%s\n%s", checksumText(body), body)) })
+		testbase.BoundDecode(t, len(body), func() { r, err = read(fmt.Appendf(nil, "%s\n%s", checksumText(body), body)) })
 		if err != nil {
 			if !strings.Contains(err.Error(), "unknown format") {
 				require.ErrorIs(t, err, ErrDamaged)

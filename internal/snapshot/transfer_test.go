@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
-	"codeq/internal/testalloc"
+	"codeq/internal/testbase"
 )
 
 // A transfer of these files takes several pieces, of which some are of two files.
@@ -340,7 +340,7 @@ func FuzzReceive(f *testing.F) {
 		s, err := Open(crashfs.New(), "raft", nil, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		conn := &recording{Reader: bytes.NewReader(b)}
-		testalloc.Decode(t, len(b)+2*pieceBytes, func() { err = s.Receive(conn, time.Second, openGate) })
+		testbase.BoundDecode(t, len(b)+2*pieceBytes, func() { err = s.Receive(conn, time.Second, openGate) })
 		root, listErr := s.fs.List("")
 		require.NoError(t, listErr)
 		require.Equal(t, []string{"raft"}, root)

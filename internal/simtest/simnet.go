@@ -1,6 +1,4 @@
-// Package simnet has a network in memory, in the fake time of a bubble of testing/synctest, for
-// tests that cut, delay, slow and pause its connections.
-package simnet
+package simtest
 
 import (
 	"context"
@@ -42,7 +40,7 @@ type link struct{ from, to string }
 
 const window = 64 << 10
 
-func New(seed uint64, latency time.Duration) *Net {
+func NewNet(seed uint64, latency time.Duration) *Net {
 	return &Net{
 		rng: rand.New(rand.NewPCG(seed, 1)), latency: latency, cut: make(map[link]bool), bytes: make(map[link]int64), writes: make(map[link]int), dials: make(map[string]int),
 		rates: make(map[link]int64), busy: make(map[link]time.Time), delays: make(map[link]time.Duration), paused: make(map[string]bool), hosts: make(map[string]*Listener), conns: make(map[*conn]bool),

@@ -1,6 +1,4 @@
-// Package storetest lets tests look at the stores of a queue that is closed, and change them behind
-// its back.
-package storetest
+package simtest
 
 import (
 	"bytes"
@@ -22,8 +20,8 @@ import (
 	"codeq/internal/store"
 )
 
-// Contents is the content of all files below a directory, by name, but for the lock.
-func Contents(t testing.TB, disk vfs.FS, dir string) map[string]string {
+// StoreContents is the content of all files below a directory, by name, but for the lock.
+func StoreContents(t testing.TB, disk vfs.FS, dir string) map[string]string {
 	t.Helper()
 	names, err := disk.List(dir)
 	require.NoError(t, err)
@@ -34,7 +32,7 @@ func Contents(t testing.TB, disk vfs.FS, dir string) map[string]string {
 		require.NoError(t, err)
 		switch {
 		case info.IsDir():
-			maps.Copy(files, Contents(t, disk, name))
+			maps.Copy(files, StoreContents(t, disk, name))
 		case path.Base(name) != manifest.LockName:
 			f, err := disk.Open(name)
 			require.NoError(t, err)
@@ -46,8 +44,8 @@ func Contents(t testing.TB, disk vfs.FS, dir string) map[string]string {
 	return files
 }
 
-// Alter changes the store of shard 0, which is closed in order then.
-func Alter(t testing.TB, disk vfs.FS, change func(db *pebble.DB)) {
+// AlterStore changes the store of shard 0, which is closed in order then.
+func AlterStore(t testing.TB, disk vfs.FS, change func(db *pebble.DB)) {
 	t.Helper()
 	const dir = "queue/shard-000"
 	db, err := pebble.Open(dir, &pebble.Options{FS: disk, FormatMajorVersion: store.Format, Logger: failstop.New(slog.New(slog.DiscardHandler), "store")})
@@ -57,8 +55,8 @@ func Alter(t testing.TB, disk vfs.FS, change func(db *pebble.DB)) {
 	require.NoError(t, integrity.Seal(disk, dir))
 }
 
-// Records is the keys of the tasks that the store of a shard has.
-func Records(t testing.TB, disk vfs.FS, dir string) map[keys.ID][]byte {
+// StoreRecords is the keys of the tasks that the store of a shard has.
+func StoreRecords(t testing.TB, disk vfs.FS, dir string) map[keys.ID][]byte {
 	t.Helper()
 	db, err := store.OpenForReading(disk, dir)
 	require.NoError(t, err)
@@ -74,9 +72,9 @@ func Records(t testing.TB, disk vfs.FS, dir string) map[keys.ID][]byte {
 	return found
 }
 
-// Unreadable is those of the tasks of a shard of which its store, which is damaged, does not give
+// UnreadableRecords is those of the tasks of a shard of which its store, which is damaged, does not give
 // the record.
-func Unreadable(t testing.TB, disk vfs.FS, dir string, records map[keys.ID][]byte) map[keys.ID]bool {
+func UnreadableRecords(t testing.TB, disk vfs.FS, dir string, records map[keys.ID][]byte) map[keys.ID]bool {
 	t.Helper()
 	db, err := store.OpenForReading(disk, dir)
 	require.NoError(t, err)

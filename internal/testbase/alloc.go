@@ -1,5 +1,7 @@
-// Package testalloc limits what a decoder allocates for a hostile input.
-package testalloc
+// Package testbase has what tests of the lowest packages share. It imports nothing of codeq and no
+// Pebble, so that such a test is built in a moment: a bound for what decoders allocate, and
+// certificates for connections.
+package testbase
 
 import (
 	"runtime/metrics"
@@ -14,9 +16,9 @@ const (
 	perByte = 128
 )
 
-// Decode calls f, which decodes an input of so many bytes, and fails the test if that allocates
+// BoundDecode calls f, which decodes an input of so many bytes, and fails the test if that allocates
 // more than the input justifies.
-func Decode(t testing.TB, bytes int, f func()) {
+func BoundDecode(t testing.TB, bytes int, f func()) {
 	t.Helper()
 	before := allocated()
 	f()

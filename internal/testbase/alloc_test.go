@@ -1,4 +1,4 @@
-package testalloc
+package testbase
 
 import (
 	"testing"
@@ -23,7 +23,7 @@ func TestDecode(t *testing.T) {
 		failed       bool
 	}{{0, 0, false}, {10, 1 << 10, false}, {1 << 20, 8 << 20, false}, {10, 4 << 20, true}} {
 		r := &recorder{TB: t}
-		Decode(r, c.input, func() { sink = make([]byte, c.takes) })
+		BoundDecode(r, c.input, func() { sink = make([]byte, c.takes) })
 		require.Equal(t, c.failed, r.failed, "%d bytes for %d", c.takes, c.input)
 	}
 }

@@ -1,5 +1,4 @@
-// Package testcert makes certificates for tests of TLS over the loopback interface.
-package testcert
+package testbase
 
 import (
 	"crypto/ecdsa"
@@ -20,8 +19,8 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// New makes an authority.
-func New(t testing.TB) Authority {
+// NewAuthority makes an authority.
+func NewAuthority(t testing.TB) Authority {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"},
