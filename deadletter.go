@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"codeq/internal/bulk"
 	"codeq/internal/call"
 	"codeq/internal/engine"
 	"codeq/internal/keys"
@@ -74,7 +73,7 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 	if err != nil {
 		return 0, err
 	}
-	bulks := bulk.New(len(q.replicas), bulkCap, which.Rate, q.closing, func(shard int, ids []keys.ID) error {
+	bulks := newBulkSender(len(q.replicas), bulkCap, which.Rate, q.closing, func(shard int, ids []keys.ID) error {
 		c := &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: ids, How: how}}
 		settled, err := q.do(ctx, shard, rule(callBulk, c))
 		if settled {
@@ -91,9 +90,9 @@ func (q *Queue) eachDead(ctx context.Context, which DeadFilter, how engine.Alter
 		if which.Match != nil && !which.Match(t) {
 			continue
 		}
-		if err := bulks.Add(ctx, q.shardOf(t.ID), t.ID); err != nil {
+		if err := bulks.add(ctx, q.shardOf(t.ID), t.ID); err != nil {
 			return n, err
 		}
 	}
-	return n, bulks.Flush(ctx)
+	return n, bulks.flush(ctx)
 }

@@ -7,7 +7,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/engine"
-	"codeq/internal/headers"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
@@ -245,7 +244,7 @@ func (t *Task) check(l *Limits, index int) error {
 	if len(t.Payload) > l.Payload {
 		return &InvalidError{"Task.Payload", bytesOf(len(t.Payload)), atMost(l.Payload)}
 	}
-	if size := headers.Size(t.Headers); size > l.Headers {
+	if size := headerBytes(t.Headers); size > l.Headers {
 		return &InvalidError{"Task.Headers", bytesOf(size), atMost(l.Headers)}
 	}
 	if t.Priority < MinPriority || t.Priority > MaxPriority {

@@ -41,10 +41,11 @@ var (
 	ErrInside = errors.New("the directory is within the queue")
 )
 
-// BeginCopy makes dir, the directory of a copy of the queue in original, which has so many shards, and
-// these options of its application, if it knows them. It returns an error that matches fs.ErrExist
-// if dir is not empty, base.ErrLocked if another call or process is about to make a queue of it,
-// ErrInside and ErrElsewhere. REQUIRES: original is the path of an open manifest.Directory.
+// BeginCopy makes dir, the directory of a copy of the queue in original, which has so many shards,
+// and these options of its application, if it knows them. It returns an error that matches
+// fs.ErrExist if dir is not empty, base.ErrLocked if another call or process is about to make a
+// queue of it, ErrInside and ErrElsewhere. REQUIRES: original is the path of an open
+// manifest.Directory.
 func BeginCopy(fsys vfs.FS, dir, original string, shards int, options *manifest.Options) (_ *Copy, err error) {
 	path, err := place(fsys, dir)
 	if err != nil {
@@ -239,8 +240,8 @@ func place(fsys vfs.FS, dir string) (string, error) {
 	}
 }
 
-// Remove removes everything that BeginCopy and its callers have made. It removes the manifest first:
-// without it the rest is no queue.
+// Remove removes everything that BeginCopy and its callers have made. It removes the manifest
+// first: without it the rest is no queue.
 func (c *Copy) Remove() error {
 	_ = c.FS.Remove(c.FS.PathJoin(c.Path, manifest.Name)) // usually does not exist
 	if !c.existed {

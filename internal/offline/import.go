@@ -45,8 +45,8 @@ const ManifestName = manifest.Name
 // of, and stands for nothing.
 func IsOfVolume(fsys vfs.FS, dir, name string) bool { return manifest.IsOfVolume(fsys, dir, name) }
 
-// CheckExport reads an export to its end, and checks each line as Import does. Contradictions between
-// lines are found by Import only.
+// CheckExport reads an export to its end, and checks each line as Import does. Contradictions
+// between lines are found by Import only.
 func CheckExport(ctx context.Context, in io.Reader, o ImportConfig) (ImportResult, error) {
 	im, err := newImporter(ctx, in, o)
 	if err == nil {

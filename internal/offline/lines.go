@@ -113,8 +113,8 @@ type totalsLine struct {
 	OfDay []uint64
 }
 
-// keyLine is an idempotency key that is taken for a time by a task that is not kept any more. Only its
-// hash is stored.
+// keyLine is an idempotency key that is taken for a time by a task that is not kept any more. Only
+// its hash is stored.
 type keyLine struct {
 	Hash  []byte
 	Until uint64

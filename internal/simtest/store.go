@@ -72,8 +72,8 @@ func StoreRecords(t testing.TB, disk vfs.FS, dir string) map[keys.ID][]byte {
 	return found
 }
 
-// UnreadableRecords is those of the tasks of a shard of which its store, which is damaged, does not give
-// the record.
+// UnreadableRecords is those of the tasks of a shard of which its store, which is damaged, does not
+// give the record.
 func UnreadableRecords(t testing.TB, disk vfs.FS, dir string, records map[keys.ID][]byte) map[keys.ID]bool {
 	t.Helper()
 	db, err := store.OpenForReading(disk, dir)

@@ -16,8 +16,8 @@ const (
 	perByte = 128
 )
 
-// BoundDecode calls f, which decodes an input of so many bytes, and fails the test if that allocates
-// more than the input justifies.
+// BoundDecode calls f, which decodes an input of so many bytes, and fails the test if that
+// allocates more than the input justifies.
 func BoundDecode(t testing.TB, bytes int, f func()) {
 	t.Helper()
 	before := allocated()

@@ -1,13 +1,13 @@
-package headers_test
+package codeq
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"codeq/internal/headers"
 )
 
+// TestInheritTrace: the trace context of a task passes to another one as a whole, unless that has
+// one, or no room.
 func TestInheritTrace(t *testing.T) {
 	type header = map[string]string
 	from := header{"traceparent": "p", "tracestate": "s", "other": "o"}
@@ -20,6 +20,6 @@ func TestInheritTrace(t *testing.T) {
 		{header{"a": "b"}, header{"tracestate": "s"}, header{"a": "b"}},
 		{header{"a": "far too long"}, from, header{"a": "far too long"}},
 	} {
-		require.Equal(t, tc.want, headers.InheritTrace(tc.own, tc.from, 25))
+		require.Equal(t, tc.want, inheritTrace(tc.own, tc.from, 25))
 	}
 }
