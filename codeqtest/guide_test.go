@@ -16,7 +16,7 @@ import (
 	"codeq/codeqtest"
 )
 
-// The program of docs/guide.md, whose blocks are parts of this file.
+// The program of docs/guide.md: its blocks are parts of this file.
 
 type Order struct {
 	Number, Cents int
@@ -130,7 +130,7 @@ func TestShop(t *testing.T) {
 	})
 }
 
-// TestGuide does with the program what the guide says beside the block of TestShop.
+// TestGuide runs the parts of the program that TestShop leaves out.
 func TestGuide(t *testing.T) {
 	t.Parallel()
 	codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {

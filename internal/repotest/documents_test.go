@@ -91,7 +91,7 @@ func (n *codeNames) read(at string, file *ast.File) {
 	})
 }
 
-// receiver is the type of which a function is a method; "" if it is none.
+// receiver returns the type of a method; "" for a function.
 func receiver(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return ""
@@ -111,7 +111,7 @@ func receiver(f *ast.FuncDecl) string {
 	}
 }
 
-// has reports whether a path exists. Unless it is to be a full one, it may begin anywhere.
+// has reports whether a path exists; if it need not be full, as the end of one.
 func (n *codeNames) has(name string, full bool) bool {
 	if full || n.paths[name] {
 		return n.paths[name]
@@ -124,7 +124,7 @@ func (n *codeNames) has(name string, full bool) bool {
 	return false
 }
 
-// isIn reports whether a file declares a name; whose it is counts for nothing.
+// isIn reports whether a file declares a name, of any type.
 func (n *codeNames) isIn(file, name string) bool {
 	name = name[strings.LastIndex(name, ".")+1:]
 	return n.declared[file+":"+name] || n.declared["internal/"+file+":"+name]
@@ -219,7 +219,7 @@ func TestLinks(t *testing.T) {
 	require.Greater(t, found, 50)
 }
 
-// anchorsOf returns the names by which links reach the headings of a document.
+// anchorsOf returns the names of the headings of a document in links.
 func anchorsOf(t *testing.T, document string) (anchors []string) {
 	text, err := os.ReadFile(document)
 	require.NoError(t, err)

@@ -15,13 +15,13 @@ import (
 
 var updateReadme = flag.Bool("readme.update", false, "TestReadmeFigures copies what README.md quotes from bench/results")
 
-// quotation is what a document has of a section of a file that a program below bench has written:
-// its tables, or the rows of the first one that are named, counted from 1; of the section Machine,
-// which is the file's head, when, of which commit and on what it was written.
+// quotation is a part of a section that a program below bench wrote: its tables, or some rows of
+// the first one, counted from 1; of the section Machine, the head of the file, its date, commit and
+// machine.
 var quotation = regexp.MustCompile(
 	`(?s)(<!-- from (bench/results/\S+), ([^\n,]+)(?:, rows ([\d ]+))? -->\n).*?(<!-- end -->\n)`)
 
-// quoting are the documents with quotations, and their sections that say what was measured.
+// quoting are the documents with quotations, and their sections about measurements.
 var quoting = map[string][]string{
 	"README.md":               {"Figures"},
 	"docs/operations.md":      {"Backup"},
@@ -29,11 +29,9 @@ var quoting = map[string][]string{
 	"bench/results/README.md": {"Beside other queues", "What features cost", "What bounds it", "Over time"},
 }
 
-// TestReadmeFigures: each quotation is what its file says. In the rest of the sections that say
-// what was measured, no table has numbers, and those of the prose, but for
-// code, occur somewhere in the files that programs have written. The latter proves little for a
-// small number, or for one that means something else there; and whether the words are true,
-// nothing here tells.
+// TestReadmeFigures: each quotation equals its source. In the rest of the sections about
+// measurements no table has numbers, and all numbers of the prose, except in code, occur in files
+// that programs wrote. That proves little for small numbers, and nothing about the words.
 func TestReadmeFigures(t *testing.T) {
 	inRoot(t)
 	for file, sections := range quoting {

@@ -113,7 +113,7 @@ func TestErrorsAreListed(t *testing.T) {
 	require.Greater(t, n, 45)
 }
 
-// comment is one that users read; own is what it documents, and the members of that.
+// comment is one that users read; own are the names that it documents, with their members.
 type comment struct {
 	text string
 	pos  token.Pos
@@ -163,8 +163,8 @@ func fieldsOf(t *doc.Type) []*ast.Field {
 	return nil
 }
 
-// linkNames maps what a comment may call something that the package exports to its name in a link:
-// a method of Queue is often named without its type.
+// linkNames maps the names of exported things in comments to their names in links: a method of
+// Queue is often named without its type.
 func linkNames(p *doc.Package) map[string]string {
 	links := make(map[string]string)
 	values := func(values []*doc.Value) {
@@ -200,7 +200,7 @@ func linkNames(p *doc.Package) map[string]string {
 	return links
 }
 
-// TestDocLinks: a comment that names what the package exports links it, at least once.
+// TestDocLinks: a comment links each exported name that it mentions, at least once.
 func TestDocLinks(t *testing.T) {
 	t.Parallel()
 	inRoot(t)

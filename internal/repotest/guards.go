@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// guardFuncs are those that call a function in a guard, whose name is their first literal.
+// guardFuncs call a function in a guard; their first literal is its name.
 var guardFuncs = []string{"inParallel", "contain", "containUser", "guarded", "goFor", "goOn", "goUnlessClosed", "guard.Run", "guard.RunUser", "guard.Contain", "guard.Steps", "Contain"}
 
 func calleeOf(call *ast.CallExpr) string {

@@ -9,12 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// handOn are functions that a goroutine calls outside of its guard: they only hand on what has
-// become of it.
+// handOn are functions that a goroutine may call outside of its guard: they only pass its outcome
+// on.
 var handOn = []string{"close", "Done", "Stop", "Wait", "settle", "Fail", "Reply", "encodeError", "EncodeError", "report", "fail", "cancel", "tried", "Pass", "Errorf"}
 
-// startedBy is what the functions of a package start: what is called in go statements, and what is
-// given to Go of a WaitGroup or errgroup, and to AfterFunc.
+// startedBy returns the functions that a package starts: calls in go statements, and arguments of
+// Go of a WaitGroup or errgroup, and of AfterFunc.
 func startedBy(files []*ast.File) (started []ast.Expr) {
 	for _, file := range files {
 		ast.Inspect(file, func(n ast.Node) bool {

@@ -15,9 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// layers are the packages that know what is stored, and others that share their errors, the lowest
-// first. Each is as high as those that import it allow, and imports those below it only, and
-// whatever of internal is in no layer. On top are the API and what uses it.
+// layers are the packages with an order, the lowest first: each imports only lower layers, and
+// internal packages without a layer. On top are the API and its users.
 var layers = [][]string{
 	{"internal/base"},
 	{"internal/keys", "internal/record"},
@@ -32,7 +31,7 @@ var layers = [][]string{
 	{"bench", "cmd", "examples"},
 }
 
-// besideTheAPI is what those who use the API may import of internal.
+// besideTheAPI are the internal packages that users of the API may import.
 var besideTheAPI = map[string][]string{
 	"bench":     {"internal/inspect"},                                       // sets the file system of a Queue
 	"codeqtest": {"internal/inspect", "internal/crashfs"},                   // and its clock, and is the disk
@@ -69,8 +68,8 @@ func importsOf(t *testing.T, file *ast.File) map[string]string {
 	return names
 }
 
-// TestImportsRunOneWay: no package imports one of its own layer or above, and what is in no layer
-// imports none of them. What uses the API knows nothing of what is below it but besideTheAPI.
+// TestImportsRunOneWay: no package imports its own layer or a higher one, and packages without a
+// layer import none. Users of the API import besideTheAPI only.
 func TestImportsRunOneWay(t *testing.T) {
 	t.Parallel()
 	inRoot(t)
@@ -111,8 +110,8 @@ func TestImportsRunOneWay(t *testing.T) {
 	}
 }
 
-// TestModulesAgree: all modules of the repository need one version of whatever they need, which is
-// then tested and measured in all of them, and built once. The module tools is left out: no program
+// TestModulesAgree: all modules of the repository require the same version of a module, so that it
+// is tested, measured and built once. The module tools is left out: no program
 // of codeq contains its packages, and each tool gets the versions that its authors test it with.
 func TestModulesAgree(t *testing.T) {
 	t.Parallel()
@@ -162,7 +161,7 @@ var pure = map[string][]string{
 	"ready":   {"bytes", "math/bits", "slices", "sort"},
 }
 
-// allowedOf is what the rules use of packages that have clocks, files or randomness of everybody's.
+// allowedOf are the names that the rules use of packages with clocks, files or shared randomness.
 var allowedOf = map[string][]string{
 	"time":         {"Duration", "Hour", "Millisecond", "RFC3339", "Second", "Time", "UnixMilli"},
 	"math/rand/v2": {"New", "NewChaCha8", "Rand"},

@@ -183,7 +183,7 @@ func declaredIn(t *testing.T, dir string) *declared {
 		require.NoError(t, err)
 		p.files = append(p.files, f)
 	}
-	conf := types.Config{IgnoreFuncBodies: true, Error: func(error) {}} // for want of what is imported
+	conf := types.Config{IgnoreFuncBodies: true, Error: func(error) {}} // imports are missing
 	_, _ = conf.Check(dir, fset, p.files, &types.Info{Defs: p.defs})
 	return p
 }

@@ -1,5 +1,5 @@
 // Package repotest has the tests that only read the repository: its documents, its structure, its
-// imports, the numbers that stay for good. They parse, and link none of what they read.
+// imports, the numbers that stay for good. They parse sources, and link none of them.
 package repotest
 
 import (

@@ -10,8 +10,8 @@ import (
 
 var toRoot sync.Once
 
-// inRoot begins a test whose paths are relative to the root. It changes the directory once for all
-// tests, and not in TestMain, whose changes the cache of test results does not see.
+// inRoot begins a test with paths relative to the root. It changes the directory once for all
+// tests, and not in TestMain, because the cache of test results does not see a change there.
 func inRoot(t *testing.T) {
 	t.Helper()
 	toRoot.Do(func() {

@@ -64,8 +64,8 @@ func TestShardIsSmall(t *testing.T) {
 	require.LessOrEqual(t, len(files), 6, "%v", files)
 }
 
-// TestSurfaceOfRules: what engine exports grows with what a caller may ask of a shard, and with
-// nothing else. docs/architecture/1-overview.md says what it consists of.
+// TestSurfaceOfRules bounds the exported names of engine; docs/architecture/1-overview.md lists
+// their kinds.
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
 	inRoot(t)
