@@ -3,6 +3,8 @@ package repotest
 import (
 	"bytes"
 	"go/ast"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -105,4 +107,24 @@ func TestSurfaceOfRules(t *testing.T) {
 	require.LessOrEqual(t, others, 141, "types, functions and methods")
 	require.LessOrEqual(t, constants, 75, "constants and variables")
 	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")
+}
+
+// TestPackagesAreFew: internal has few packages, each with much behind a small surface. The data
+// structures below container, which know nothing of tasks, count as one.
+func TestPackagesAreFew(t *testing.T) {
+	t.Parallel()
+	inRoot(t)
+	packages := make(map[string]bool)
+	require.NoError(t, filepath.WalkDir("internal", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() && filepath.Ext(path) == ".go" {
+			dir := filepath.ToSlash(filepath.Dir(path))
+			if strings.HasPrefix(dir, "internal/container/") {
+				dir = "internal/container"
+			}
+			packages[dir] = true
+		}
+		return err
+	}))
+	require.NotEmpty(t, packages)
+	require.LessOrEqual(t, len(packages), 37, "%v", slices.Sorted(maps.Keys(packages)))
 }
