@@ -1134,8 +1134,8 @@ func (m *crowd) check(*rapid.T) {
 	m.noError(m.q.checkAll())
 	m.noError(m.q.checkMemory())
 	for _, s := range m.q.led() {
-		for _, st := range stepStats(s.steps.UpkeepTable) { // operations go by their budget, and one batch
-			if st.Kind == StepOperations && inspect.Options(&m.opts).GroupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
+		for _, st := range upkeepStats(s.upkeep.UpkeepTable) { // operations go by their budget, and one batch
+			if st.Kind == UpkeepOperations && inspect.Options(&m.opts).GroupBytes != 0 && st.MaxBytes > smallGroup+2*smallCommit {
 				m.t.Fatalf("owners had %d bytes of operations at once", st.MaxBytes)
 			}
 		}

@@ -205,7 +205,7 @@ func (s *shard) decideLarge(others bool) {
 		return
 	}
 	l.Remove()
-	s.BeginBudget(engine.CallerBudget, s.steps.At)
+	s.BeginBudget(engine.CallerBudget, s.upkeep.At)
 	s.Judged = s.clock.Taken()
 	s.decide(op)
 }

@@ -91,7 +91,7 @@ func (s *shard) observe() {
 			o.delta(c.Queue.Name).add(&n)
 		}
 	}
-	o.addCommit(CommitSample{Shard: s.index, Operations: s.callers.count(), Took: s.steps.Took})
+	o.addCommit(CommitSample{Shard: s.index, Operations: s.callers.count(), Took: s.upkeep.Took})
 	s.opts.teller.End(o.isFull())
 }
 

@@ -34,8 +34,8 @@ func ExampleQueue_StorageStats_steps() {
 
 	stats, err := q.StorageStats()
 	check(err)
-	for _, s := range stats.Shards[0].Steps {
-		if s.Kind == codeq.StepGroup {
+	for _, s := range stats.Shards[0].Upkeep {
+		if s.Kind == codeq.UpkeepGroup {
 			fmt.Println(s.Kind, s.Count > 0, s.Quantile(0.5) <= s.Max)
 		}
 	}
@@ -43,8 +43,8 @@ func ExampleQueue_StorageStats_steps() {
 }
 
 // Of four steps, three took from 1 to 2 us, and one from 8 to 16 us.
-func ExampleStepStats_Quantile() {
-	s := codeq.StepStats{Count: 4, Max: 11 * time.Microsecond}
+func ExampleUpkeepStats_Quantile() {
+	s := codeq.UpkeepStats{Count: 4, Max: 11 * time.Microsecond}
 	s.Buckets[1], s.Buckets[4] = 3, 1
 
 	fmt.Println("half of them within", s.Quantile(0.5))

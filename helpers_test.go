@@ -170,19 +170,19 @@ func (q *Queue) list() (map[ID]*TaskInfo, error) {
 	return found, errors.Join(errs...)
 }
 
-// longestStep is the longest step of any shard's owner since the queue was opened, of
+// longestUpkeep is the longest step of any shard's owner since the queue was opened, of
 // kinds other than the given ones. A test asks for 10 ms only in its full form, on a machine
 // of its own.
-func longestStep(t testing.TB, q *Queue, except ...StepKind) StepStats {
-	return mostOf(t, q, func(s *StepStats) int64 { return int64(s.Max) }, except)
+func longestUpkeep(t testing.TB, q *Queue, except ...UpkeepKind) UpkeepStats {
+	return mostOf(t, q, func(s *UpkeepStats) int64 { return int64(s.Max) }, except)
 }
 
-func mostOf(t testing.TB, q *Queue, measure func(*StepStats) int64, except []StepKind) (most StepStats) {
+func mostOf(t testing.TB, q *Queue, measure func(*UpkeepStats) int64, except []UpkeepKind) (most UpkeepStats) {
 	t.Helper()
 	st, err := q.StorageStats()
 	require.NoError(t, err)
 	for _, shard := range st.Shards {
-		for _, s := range shard.Steps {
+		for _, s := range shard.Upkeep {
 			if measure(&s) > measure(&most) && !slices.Contains(except, s.Kind) {
 				most = s
 			}

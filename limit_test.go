@@ -180,7 +180,7 @@ func TestClosedGateRefillsNothing(t *testing.T) {
 // fallsAsleep reports whether a shard comes to rest, and stays there while others
 // have their turn: synctest.Wait would not return if it did not.
 func fallsAsleep(s *shard) bool {
-	groups := func() int64 { return stepStats(s.steps.UpkeepTable)[StepGroup].Count }
+	groups := func() int64 { return upkeepStats(s.upkeep.UpkeepTable)[UpkeepGroup].Count }
 	for range 1000 {
 		before := groups()
 		for range 200 {

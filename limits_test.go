@@ -46,6 +46,6 @@ func TestLargestBatch(t *testing.T) {
 	}
 	st, err := q.StorageStats()
 	require.NoError(t, err)
-	require.LessOrEqual(t, st.Shards[0].Steps[StepCommit].MaxBytes, int64(cost.Bytes), "the cost is not underestimated")
+	require.LessOrEqual(t, st.Shards[0].Upkeep[UpkeepCommit].MaxBytes, int64(cost.Bytes), "the cost is not underestimated")
 	require.GreaterOrEqual(t, counting.largest, uint32(400*2+200*200))
 }

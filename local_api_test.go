@@ -118,7 +118,7 @@ func TestLocalShowsTheSame(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, stats.Shards, len(own.Shards))
 	require.Equal(t, own.Shards[0].Tables, stats.Shards[0].Tables)
-	require.Len(t, stats.Shards[0].Steps, len(own.Shards[0].Steps))
+	require.Len(t, stats.Shards[0].Upkeep, len(own.Shards[0].Upkeep))
 }
 
 // TestLocalNamesOfAnyBytes: a program sees names, keys and errors that are not UTF-8 as they are.

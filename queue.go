@@ -232,7 +232,7 @@ func (q *Queue) loadAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	}
 	r.lead.Store(s)
 	s.replica = r
-	s.steps.UpkeepTable = &r.steps
+	s.upkeep.UpkeepTable = &r.upkeep
 	return s, nil
 }
 

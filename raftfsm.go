@@ -178,7 +178,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 	err = r.use(func(st *store.Store) error {
 		s = newShard(r.index, q.opts, st, gates)
 		s.node, s.replica, s.epoch, s.space.Cluster = r.node, r, r.group.Applied(), r.group
-		s.steps.UpkeepTable = &r.steps
+		s.upkeep.UpkeepTable = &r.upkeep
 		s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
 		s.ClockAge = uint64(s.opts.private.Mono().Sub(*r.clockedAt.Load()) / time.Millisecond)
 		if err := s.load(); err != nil {

@@ -49,10 +49,10 @@ func TestReapOfLargeRecords(t *testing.T) {
 	}
 	st, err := q.StorageStats()
 	require.NoError(t, err)
-	steps := st.Shards[0].Steps
+	steps := st.Shards[0].Upkeep
 	unit := int64(2*size + 2000) // a record is read, and written
-	require.LessOrEqual(t, steps[StepReap].MaxBytes, unit+engine.GroupBytes/2)
-	require.LessOrEqual(t, steps[StepCommit].MaxBytes, unit+engine.GroupBytes)
-	require.GreaterOrEqual(t, steps[StepReap].Count, int64(n/2))
+	require.LessOrEqual(t, steps[UpkeepReap].MaxBytes, unit+engine.GroupBytes/2)
+	require.LessOrEqual(t, steps[UpkeepCommit].MaxBytes, unit+engine.GroupBytes)
+	require.GreaterOrEqual(t, steps[UpkeepReap].Count, int64(n/2))
 	require.NoError(t, q.checkAll())
 }

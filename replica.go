@@ -21,10 +21,10 @@ import (
 // while this process decides. Without a cluster that is always, from Open to
 // Close. In a cluster it is while this node leads the shard's Raft group.
 type replica struct {
-	index int
-	store *store.Store          // replaced by stateMachine.Open; nil: none is open
-	lead  atomic.Pointer[shard] // nil: another process decides, or nobody does
-	steps owner.UpkeepTable     // of the shards that have decided here
+	index  int
+	store  *store.Store          // replaced by stateMachine.Open; nil: none is open
+	lead   atomic.Pointer[shard] // nil: another process decides, or nobody does
+	upkeep owner.UpkeepTable     // of the shards that have decided here
 
 	failed error // why the shard of a queue by itself has failed; its owner sets it before it ends
 

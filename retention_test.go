@@ -99,8 +99,8 @@ func TestManyBucketsExpire(t *testing.T) {
 		require.EqualValues(t, 2*queues, kept())
 		time.Sleep(2 * time.Minute)
 		require.EqualValues(t, queues, kept())
-		for _, st := range stepStats(q.shard(0).steps.UpkeepTable) {
-			if st.Kind == StepForget {
+		for _, st := range upkeepStats(q.shard(0).upkeep.UpkeepTable) {
+			if st.Kind == UpkeepForget {
 				require.Greater(t, st.Count, int64(1))
 				require.LessOrEqual(t, st.MaxRecords, int64(engine.UpkeepBudget.Records+1))
 			}

@@ -50,7 +50,7 @@ type shard struct {
 	undecided undecided
 	callers   callers
 	space     diskSpace
-	steps     owner.UpkeepClock
+	upkeep    owner.UpkeepClock
 	timer     *time.Timer
 	panicked  bool // why the owner has ended
 }
@@ -71,7 +71,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		clock:   owner.NewClock(),
 		timer:   time.NewTimer(time.Hour),
 		space:   diskSpace{DiskWatch: owner.NewDiskWatch(st, opts.MinFreeBytes, opts.Shards)},
-		steps:   owner.UpkeepClock{UpkeepTable: new(owner.UpkeepTable)},
+		upkeep:  owner.UpkeepClock{UpkeepTable: new(owner.UpkeepTable)},
 		waiters: waiters{takers: entries.NewLines[*takenOp](opts.Shards)},
 	}
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, BatchBytes: opts.Limits.BatchBytes, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.private.Mono})
@@ -251,21 +251,21 @@ func (s *shard) sleep() {
 func (s *shard) resolve() {
 	s.look()
 	s.note()
-	s.steps.Begin(s.stepMark())
+	s.upkeep.Begin(s.upkeepMark())
 	s.BeginGroup()
 	if s.Refill() {
 		s.showAll()
-		s.endStep(StepRefill)
+		s.endUpkeep(UpkeepRefill)
 	}
 	s.keepUpAll()
 	s.follow()
 	s.decideAll()
-	s.endStep(StepOperations)
+	s.endUpkeep(UpkeepOperations)
 	if s.claims.FeedAll(); s.claims.MayServe() && s.HasRoom(engine.RoomLow) {
-		s.BeginBudget(engine.CallerBudget, s.steps.At)
+		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
 		s.claims.Serve()
 		s.collectServed()
-		s.endStep(StepServe)
+		s.endUpkeep(UpkeepServe)
 	}
 	s.sendAll()
 	s.answerAll()
@@ -275,7 +275,7 @@ func (s *shard) resolve() {
 // has come, each of them for a time of its own, so that both get on.
 func (s *shard) decideAll() {
 	if retry := s.undecided.deferred; len(retry) > 0 {
-		s.BeginBudget(engine.CallerBudget, s.steps.At)
+		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
 		s.undecided.deferred = s.undecided.again[:0]
 		s.Judged = s.clock.Retry()
 		n := 0
@@ -292,10 +292,10 @@ func (s *shard) decideAll() {
 		}
 		clear(retry)
 		s.undecided.again = retry[:0]
-		s.endStep(StepOperations)
+		s.endUpkeep(UpkeepOperations)
 	}
 	if s.undecided.cursor < len(s.undecided.taken) {
-		s.BeginBudget(engine.CallerBudget, s.steps.At)
+		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
 		s.Judged = s.clock.Taken()
 		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
 			op := s.undecided.taken[s.undecided.cursor]
@@ -347,7 +347,7 @@ func (s *shard) checkCaller(call *engine.CallNumber) error {
 // persist commits the group.
 func (s *shard) persist() error {
 	s.Seal()
-	s.endStep(StepSeal)
+	s.endUpkeep(UpkeepSeal)
 	var err error
 	switch {
 	case !s.Group.Batch.Empty() || s.node != nil && len(s.Effects.Events) > 0: // some change nothing

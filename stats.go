@@ -275,10 +275,10 @@ type ShardStorage struct {
 	// by compactions so far. The sum, divided by LoggedBytes, is the write amplification.
 	LoggedBytes, FlushedBytes, CompactedBytes int64
 
-	// Steps is how long the steps of the shard's owner have taken, one entry for each [StepKind] in
-	// their order. An operation waits for at most its own group and the one before: see
-	// [StepGroup]. In a cluster they are the steps that this node has taken as the shard's leader.
-	Steps []StepStats
+	// Upkeep is how long the work of the shard's owner has taken, one entry for each [UpkeepKind]
+	// in their order. An operation waits for at most its own group and the one before: see
+	// [UpkeepGroup]. In a cluster it is what this node has done as the shard's leader.
+	Upkeep []UpkeepStats
 }
 
 // StorageStats describes the stores of this process, each shard as of a different moment; in a
@@ -331,7 +331,7 @@ func (r *replica) storage(all *StorageStats, s *ShardStorage) {
 		return
 	}
 	m := r.store.Stats()
-	*s = all.add(&m, &r.steps)
+	*s = all.add(&m, &r.upkeep)
 	if r.node != nil { // the store has no log, but Pebble counts the bytes that would be in it
 		s.LogBytes, s.LoggedBytes = 0, 0
 	}
@@ -352,7 +352,7 @@ func (all *StorageStats) add(m *store.Stats, t *owner.UpkeepTable) ShardStorage 
 		Flushes:        m.Flush.Count,
 		Compactions:    m.Compact.Count,
 		LoggedBytes:    int64(m.WAL.BytesWritten),
-		Steps:          stepStats(t),
+		Upkeep:         upkeepStats(t),
 	}
 	s.Tables, s.TableBytes, s.FlushedBytes, s.CompactedBytes = m.Tables()
 	return s

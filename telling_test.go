@@ -94,8 +94,8 @@ func TestTellChildrenInPieces(t *testing.T) {
 						require.NoError(t, err)
 						told := int64(0)
 						for _, s := range st.Shards {
-							told += s.Steps[StepTell].Count
-							require.LessOrEqual(t, s.Steps[StepTell].MaxRecords, int64(2100))
+							told += s.Upkeep[UpkeepTell].Count
+							require.LessOrEqual(t, s.Upkeep[UpkeepTell].MaxRecords, int64(2100))
 						}
 						require.Positive(t, told)
 					})

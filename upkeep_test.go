@@ -98,9 +98,9 @@ func TestCallersPassUpkeep(t *testing.T) {
 				synctest.Wait()
 				st, err := q.StorageStats()
 				require.NoError(t, err)
-				for _, s := range st.Shards[0].Steps {
+				for _, s := range st.Shards[0].Upkeep {
 					switch s.Kind {
-					case codeq.StepRefill, codeq.StepSeal, codeq.StepCommit, codeq.StepGroup, codeq.StepRelease, codeq.StepOperations: // those of prepare among them
+					case codeq.UpkeepRefill, codeq.UpkeepSeal, codeq.UpkeepCommit, codeq.UpkeepGroup, codeq.UpkeepRelease, codeq.UpkeepOperations: // those of prepare among them
 					default:
 						require.LessOrEqual(t, s.MaxRecords, int64(2100), s.Kind)
 						require.LessOrEqual(t, s.MaxBytes, int64(600<<10), s.Kind)

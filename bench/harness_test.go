@@ -109,12 +109,12 @@ func reportSteps(b *testing.B, queues ...*codeq.Queue) {
 	}
 	var upkeep, operations, commit time.Duration
 	for _, s := range shards {
-		for _, step := range s.Steps {
+		for _, step := range s.Upkeep {
 			switch step.Kind {
-			case codeq.StepGroup: // all of them
-			case codeq.StepCommit:
+			case codeq.UpkeepGroup: // all of them
+			case codeq.UpkeepCommit:
 				commit = max(commit, step.Max)
-			case codeq.StepOperations, codeq.StepServe, codeq.StepSeal, codeq.StepRelease:
+			case codeq.UpkeepOperations, codeq.UpkeepServe, codeq.UpkeepSeal, codeq.UpkeepRelease:
 				operations = max(operations, step.Max)
 			default:
 				upkeep = max(upkeep, step.Max)

@@ -57,7 +57,7 @@ func info(b *testing.B, n int, task func(n int) codeq.Task) {
 	}
 	var most, longest time.Duration
 	for i := range st.Shards {
-		groups := &st.Shards[i].Steps[codeq.StepGroup]
+		groups := &st.Shards[i].Upkeep[codeq.UpkeepGroup]
 		most, longest = max(most, groups.Quantile(0.999)), max(longest, groups.Max)
 	}
 	b.ReportMetric(float64(first.Microseconds())/1e3, "ms/first")

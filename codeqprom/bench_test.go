@@ -93,11 +93,11 @@ func BenchmarkScrape(b *testing.B) {
 }
 
 // groups are the groups of all owners.
-func groups(b *testing.B, q *codeq.Queue) (sum codeq.StepStats) {
+func groups(b *testing.B, q *codeq.Queue) (sum codeq.UpkeepStats) {
 	st, err := q.StorageStats()
 	require.NoError(b, err)
 	for i := range st.Shards {
-		s := &st.Shards[i].Steps[codeq.StepGroup]
+		s := &st.Shards[i].Upkeep[codeq.UpkeepGroup]
 		sum.Count, sum.Max = sum.Count+s.Count, max(sum.Max, s.Max)
 		for k, n := range s.Buckets {
 			sum.Buckets[k] += n

@@ -163,9 +163,9 @@ func TestCollector(t *testing.T) {
 		require.Equal(t, map[string]float64{"shard=0": 1, "shard=1": 1}, values(f["codeq_shard_up"]))
 		require.Equal(t, map[string]float64{"shard=0": 0, "shard=1": 0}, values(f["codeq_inbox_operations"]))
 		require.Len(t, values(f["codeq_commit_seconds"]), 2)
-		steps := values(f["codeq_owner_step_seconds"])
-		require.Contains(t, nonzero(steps), "step=commit")
-		require.Contains(t, steps, "step=group")
+		steps := values(f["codeq_owner_upkeep_seconds"])
+		require.Contains(t, nonzero(steps), "kind=commit")
+		require.Contains(t, steps, "kind=group")
 		require.Positive(t, values(f["codeq_storage_bytes"])["shard=1"])
 		require.Contains(t, values(f["codeq_storage_dead_bytes"]), "shard=0")
 		require.Positive(t, values(f["codeq_disk_min_free_bytes"])[""])
@@ -181,9 +181,9 @@ func TestCollector(t *testing.T) {
 	})
 }
 
-// TestSteps: the histogram of a step has the steps of all shards, and how long they took.
+// TestSteps: the histogram of upkeep has that of all shards, and how long it took.
 func TestSteps(t *testing.T) {
-	q := codeqtest.Open(t, &codeq.Options{Shards: 2}) // in no bubble, where steps take no time
+	q := codeqtest.Open(t, &codeq.Options{Shards: 2}) // in no bubble, where upkeep takes no time
 	c := codeqprom.New(nil)
 	c.Watch(q.Queue)
 	for range 20 {
@@ -198,7 +198,7 @@ func TestSteps(t *testing.T) {
 		require.NoError(t, err)
 		all := make(map[string]sum)
 		for _, shard := range st.Shards {
-			for _, s := range shard.Steps {
+			for _, s := range shard.Upkeep {
 				of := all[s.Kind.String()]
 				all[s.Kind.String()] = sum{of.count + uint64(s.Count), of.total + s.Total}
 			}
@@ -206,7 +206,7 @@ func TestSteps(t *testing.T) {
 		return all
 	}
 	before := sums()
-	metrics := gather(t, c)["codeq_owner_step_seconds"].Metric
+	metrics := gather(t, c)["codeq_owner_upkeep_seconds"].Metric
 	after := sums()
 	require.Len(t, metrics, len(after))
 	require.Positive(t, before["group"].total)

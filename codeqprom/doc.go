@@ -19,7 +19,7 @@
 //	codeq_handler_seconds{queue}             histogram  of handlers of Run here
 //	codeq_workers{state}                     gauge      handlers that Run may run here: busy, idle, quiet
 //	codeq_commit_seconds{shard}              histogram  of commits
-//	codeq_owner_step_seconds{step}           histogram  of steps of the shards' owners (codeq.StepKind)
+//	codeq_owner_upkeep_seconds{kind}         histogram  of the upkeep of shards' owners (codeq.UpkeepKind)
 //	codeq_inbox_operations{shard}            gauge      operations that wait for the owner
 //	codeq_shard_up{shard}                    gauge      1 if this process leads the shard and it answers
 //	codeq_disk_free_bytes                    gauge      free on the disk of the directory

@@ -28,7 +28,7 @@ var (
 	handlerTook   = desc("handler_seconds", "How long the handlers of this process have taken.", "queue")
 	workers       = desc("workers", "Handlers that this process may run at a time: busy ones, idle ones, and idle ones that are to take no tasks (quiet).", "state")
 	commitTook    = desc("commit_seconds", "How long commits of a shard have taken, in a cluster to a majority, while this process led it.", "shard")
-	stepTook      = desc("owner_step_seconds", "How long the steps of shards' owners have taken, by kind.", "step")
+	upkeepTook    = desc("owner_upkeep_seconds", "How long the upkeep of shards' owners has taken, by kind.", "kind")
 	inbox         = desc("inbox_operations", "Operations that wait for the owner of a shard that this process leads.", "shard")
 	shardUp       = desc("shard_up", "Whether this process leads the shard, and the shard answers.", "shard")
 	diskFree      = desc("disk_free_bytes", "Free space on the disk of the queue's directory.")
@@ -137,7 +137,7 @@ func (e *export) storage(st *codeq.StorageStats) {
 		e.gauge(diskFree, float64(st.FreeBytes))
 	}
 	e.gauge(diskMinFree, float64(st.MinFreeBytes))
-	var steps []codeq.StepStats
+	var sum []codeq.UpkeepStats
 	for i := range st.Shards {
 		s, shard := &st.Shards[i], strconv.Itoa(i)
 		if s.LastError != "" {
@@ -145,15 +145,15 @@ func (e *export) storage(st *codeq.StorageStats) {
 		}
 		e.gauge(storage, float64(s.DiskBytes), shard)
 		e.gauge(storageDead, float64(s.DeadBytes), shard)
-		steps = addSteps(steps, s.Steps)
+		sum = addUpkeep(sum, s.Upkeep)
 	}
-	for i := range steps {
-		e.step(&steps[i])
+	for i := range sum {
+		e.upkeep(&sum[i])
 	}
 }
 
-// addSteps adds the steps of another shard.
-func addSteps(sum, more []codeq.StepStats) []codeq.StepStats {
+// addUpkeep adds the upkeep of another shard.
+func addUpkeep(sum, more []codeq.UpkeepStats) []codeq.UpkeepStats {
 	if sum == nil {
 		return append(sum, more...)
 	}
@@ -167,22 +167,22 @@ func addSteps(sum, more []codeq.StepStats) []codeq.StepStats {
 	return sum
 }
 
-// The buckets of steps that are exported have bounds from 4 us to 67 s, each four times the one
+// The buckets of upkeep that are exported have bounds from 4 us to 67 s, each four times the one
 // before. codeq has twice as many.
 const (
-	firstStepBucket = 2
-	nextStepBucket  = 2
+	firstUpkeepBucket = 2
+	nextUpkeepBucket  = 2
 )
 
-func (e *export) step(s *codeq.StepStats) {
+func (e *export) upkeep(s *codeq.UpkeepStats) {
 	within, sum := make(map[float64]uint64), uint64(0)
 	for i, n := range s.Buckets {
 		sum += uint64(n)
-		if i >= firstStepBucket && (i-firstStepBucket)%nextStepBucket == 0 && i < len(s.Buckets)-1 {
+		if i >= firstUpkeepBucket && (i-firstUpkeepBucket)%nextUpkeepBucket == 0 && i < len(s.Buckets)-1 {
 			within[(time.Microsecond << i).Seconds()] = sum
 		}
 	}
-	e.add(prometheus.MustNewConstHistogram(stepTook, sum, s.Total.Seconds(), within, s.Kind.String()))
+	e.add(prometheus.MustNewConstHistogram(upkeepTook, sum, s.Total.Seconds(), within, s.Kind.String()))
 }
 
 func (e *export) raft(st *codeq.ClusterStatus) {

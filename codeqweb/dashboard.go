@@ -450,7 +450,7 @@ func (d *Dashboard) loadAssets() {
 	}
 	funcs := template.FuncMap{
 		"t": visible, "line": line, "field": field, "n": number, "rate": rate, "size": size, "span": span, "ago": distance, "age": age,
-		"full": exact, "iso": machine, "url": link, "form": func(action string, p url.Values) string { return action + "?" + p.Encode() }, "join": strings.Join, "quantile": func(s codeq.StepStats, f float64) string { return span(s.Quantile(f)) },
+		"full": exact, "iso": machine, "url": link, "form": func(action string, p url.Values) string { return action + "?" + p.Encode() }, "join": strings.Join, "quantile": func(s codeq.UpkeepStats, f float64) string { return span(s.Quantile(f)) },
 		"version": func() string { return fmt.Sprintf("%08x", version.Sum32()) },
 		"percent": func(part, whole int64) string {
 			if whole == 0 {

@@ -12,7 +12,7 @@ type storageView struct {
 	Disk, Dead, Debt, Linked int64
 }
 
-// storagePage shows the stores of this process, and how long their owners' steps take.
+// storagePage shows the stores of this process, and how long the upkeep by their owners takes.
 func (d *Dashboard) storagePage(w http.ResponseWriter, r *request) error {
 	stats, err := d.q.StorageStats()
 	if err != nil {

@@ -169,7 +169,7 @@ func TestWhatScreensShow(t *testing.T) {
 	require.Equal(t, 1, w.count(`tr[data-worker="worker-1"]`))
 	w.open("storage")
 	require.Equal(t, 2, w.count("#shards tbody tr"))
-	require.Positive(t, w.count("#steps-0 tbody tr"))
+	require.Positive(t, w.count("#upkeep-0 tbody tr"))
 
 	// The field at the top finds a task by its ID.
 	w.fill("#find-id", " "+ids["dead"].String()+" ")

@@ -35,13 +35,13 @@ type driver struct {
 	tenants countedTenants // nil: shards know nothing of each other's tenants
 	instant
 
-	clockAge  func(shard int) uint64         // State.ClockAge when a shard is loaded
-	forGood   func() bool                    // what was taken is durable; nil: always
-	sealing   func(*drivenShard)             // before a group is sealed
-	sealed    func(*drivenShard)             // before it is written, which may release its batch; nil: nothing
-	persisted func(*drivenShard)             // Effects has what the group tells
-	kept      func(*drivenShard, []stepDone) // the steps of upkeep in a group
-	forgotten func(*Queue)                   // that leaves memory
+	clockAge  func(shard int) uint64           // State.ClockAge when a shard is loaded
+	forGood   func() bool                      // what was taken is durable; nil: always
+	sealing   func(*drivenShard)               // before a group is sealed
+	sealed    func(*drivenShard)               // before it is written, which may release its batch; nil: nothing
+	persisted func(*drivenShard)               // Effects has what the group tells
+	kept      func(*drivenShard, []upkeepDone) // the steps of upkeep in a group
+	forgotten func(*Queue)                     // that leaves memory
 }
 
 // drivenShard is one shard. A group is under way from the first operation after a commit.

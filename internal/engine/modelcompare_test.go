@@ -403,14 +403,14 @@ func (m *model) compareIdle() {
 
 // checkSteps: however much is due, what a step does at once is bounded by its budget and one unit
 // of work.
-func (m *model) checkSteps(s *drivenShard, steps []stepDone) {
+func (m *model) checkSteps(s *drivenShard, steps []upkeepDone) {
 	m.noError(s.Broken)
 	if m.config.GroupBytes != smallGroup {
 		return
 	}
 	for i := 1; i < len(steps); i++ {
-		step, unit := steps[i].Step, 4*(largeRecord+512) // read, written and told of, before the next one is read
-		if step == StepWake {
+		step, unit := steps[i].UpkeepKind, 4*(largeRecord+512) // read, written and told of, before the next one is read
+		if step == UpkeepWake {
 			unit += WaitersAhead * (largeRecord + 512) // read ahead
 		}
 		if n := steps[i].Bytes - steps[i-1].Bytes; n > smallGroup/2+unit {

@@ -31,7 +31,7 @@ func newRuled(t *testing.T, c Config) *ruled {
 	r := &ruled{T: t}
 	r.driver = driver{
 		t: t, shared: shared, config: c, tenants: make(countedTenants), instant: instant{Wall: storyStart},
-		sealing: func(*drivenShard) {}, persisted: func(*drivenShard) { r.commits++ }, kept: func(*drivenShard, []stepDone) {},
+		sealing: func(*drivenShard) {}, persisted: func(*drivenShard) { r.commits++ }, kept: func(*drivenShard, []upkeepDone) {},
 		forgotten: func(*Queue) {}, clockAge: func(int) uint64 { return 0 },
 	}
 	r.driver.open()

@@ -89,7 +89,7 @@ type State struct {
 	Group        commitGroup
 	Effects      Effects
 	budget       budget // of what is being done
-	steps        []stepDone
+	steps        []upkeepDone
 	upkeepBudget budget // of KeepUp, and of the shares that follow it
 	reading      reading
 	walked       uint64 // keys that walk has stepped over, including deleted ones

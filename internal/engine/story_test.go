@@ -315,10 +315,10 @@ var stepNames = [...]string{"trim", "list", "promote", "free keys", "forget", "w
 // keepUp does what is due, in as many groups as that takes.
 func (w *world) keepUp() (groups int) { return w.driver.keepUp(w.s()) }
 
-func (w *world) keptUp(_ *drivenShard, steps []stepDone) {
+func (w *world) keptUp(_ *drivenShard, steps []upkeepDone) {
 	var names []string
 	for _, step := range steps {
-		names = append(names, stepNames[step.Step])
+		names = append(names, stepNames[step.UpkeepKind])
 	}
 	w.printf("upkeep: %s", cmp.Or(strings.Join(names, ", "), "refill"))
 }

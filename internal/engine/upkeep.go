@@ -8,35 +8,35 @@ import "time"
 
 // upkeep is one kind of upkeep.
 type upkeep struct {
-	step  Step
+	step  UpkeepKind
 	room  Room              // the lowest level at which it goes on
 	timed bool              // it is due because time has passed
 	due   func(*State) bool // reads no clock and no disk: it is called before each group
 	do    func(*State)      // calls Spent before each unit of work; what it leaves is due again
 }
 
-// Step is a kind of upkeep.
-type Step uint8
+// UpkeepKind is a kind of upkeep.
+type UpkeepKind uint8
 
-// The steps of upkeep, in their order.
+// The kinds of upkeep, in their order.
 const (
-	StepTrim Step = iota
-	StepList
-	StepPromote
-	StepFreeKeys
-	StepForget
-	StepWake
-	StepTell
-	StepRecheck
-	StepSend
-	StepReap
-	StepTicks
-	StepTidy
+	UpkeepTrim UpkeepKind = iota
+	UpkeepList
+	UpkeepPromote
+	UpkeepFreeKeys
+	UpkeepForget
+	UpkeepWake
+	UpkeepTell
+	UpkeepRecheck
+	UpkeepSend
+	UpkeepReap
+	UpkeepTicks
+	UpkeepTidy
 )
 
-// stepDone is a step of upkeep that was taken.
-type stepDone struct {
-	Step
+// upkeepDone is upkeep of a kind that was done.
+type upkeepDone struct {
+	UpkeepKind
 	At             time.Duration // when it ended, by Config.Elapsed
 	Records, Bytes int           // State.Work at that time
 }
@@ -45,30 +45,30 @@ type stepDone struct {
 // need: they come before the group writes its first key of their range.
 var upkeeps = [...]upkeep{
 	// first: what the group writes comes after its range deletions
-	{StepTrim, RoomNone, false, (*State).trimIsDue, (*State).trim},
-	{StepList, RoomNone, false, (*State).listKeysIsDue, (*State).listKeys}, // before what changes the caches
+	{UpkeepTrim, RoomNone, false, (*State).trimIsDue, (*State).trim},
+	{UpkeepList, RoomNone, false, (*State).listKeysIsDue, (*State).listKeys}, // before what changes the caches
 	// with freeKeys, before what may schedule a task, or end one that has a key
-	{StepPromote, RoomLow, true, (*State).promoteIsDue, (*State).promoteDue},
-	{StepFreeKeys, RoomNone, true, (*State).freeKeysIsDue, (*State).freeKeys},
-	{StepForget, RoomNone, true, (*State).expireEndedIsDue, (*State).expireEnded},
-	{StepWake, RoomLow, false, (*State).wakeIsDue, (*State).wakeBlocked},
-	{StepTell, RoomLow, false, (*State).tellIsDue, (*State).tellMore},
-	{StepRecheck, RoomLow, false, (*State).recheckIsDue, (*State).recheckLimits},
-	{StepSend, RoomLow, false, (*State).sendIsDue, (*State).sendOut},
-	{StepReap, RoomScarce, true, (*State).keepLeasesIsDue, (*State).keepLeases},
-	{StepTidy, RoomNone, false, (*State).passSuspectsIsDue, (*State).passSuspects},
-	{StepTicks, Roomy, true, (*State).TicksAreDue, (*State).produceTicks},
-	{StepTidy, RoomNone, false, (*State).forgetTakenIsDue, (*State).forgetTaken},
-	{StepTidy, RoomNone, false, (*State).sweepLanesIsDue, (*State).sweepLanes},
-	{StepTidy, RoomNone, false, (*State).keepTotalsIsDue, (*State).keepTotals},
-	{StepTidy, RoomNone, false, (*State).forgetSettingsIsDue, (*State).forgetSettings},
+	{UpkeepPromote, RoomLow, true, (*State).promoteIsDue, (*State).promoteDue},
+	{UpkeepFreeKeys, RoomNone, true, (*State).freeKeysIsDue, (*State).freeKeys},
+	{UpkeepForget, RoomNone, true, (*State).expireEndedIsDue, (*State).expireEnded},
+	{UpkeepWake, RoomLow, false, (*State).wakeIsDue, (*State).wakeBlocked},
+	{UpkeepTell, RoomLow, false, (*State).tellIsDue, (*State).tellMore},
+	{UpkeepRecheck, RoomLow, false, (*State).recheckIsDue, (*State).recheckLimits},
+	{UpkeepSend, RoomLow, false, (*State).sendIsDue, (*State).sendOut},
+	{UpkeepReap, RoomScarce, true, (*State).keepLeasesIsDue, (*State).keepLeases},
+	{UpkeepTidy, RoomNone, false, (*State).passSuspectsIsDue, (*State).passSuspects},
+	{UpkeepTicks, Roomy, true, (*State).TicksAreDue, (*State).produceTicks},
+	{UpkeepTidy, RoomNone, false, (*State).forgetTakenIsDue, (*State).forgetTaken},
+	{UpkeepTidy, RoomNone, false, (*State).sweepLanesIsDue, (*State).sweepLanes},
+	{UpkeepTidy, RoomNone, false, (*State).keepTotalsIsDue, (*State).keepTotals},
+	{UpkeepTidy, RoomNone, false, (*State).forgetSettingsIsDue, (*State).forgetSettings},
 }
 
 // KeepUp does what is due, within a budget that begins at a time. Everything that is due at the
 // same time gets an equal share of it, so that none waits for the end of another's backlog; others
 // is how many more shares there will be. It returns the steps that it has taken, which are valid
 // until the next call.
-func (s *State) KeepUp(at time.Duration, others int) []stepDone {
+func (s *State) KeepUp(at time.Duration, others int) []upkeepDone {
 	shares := others
 	for i := range upkeeps {
 		if s.isDue(&upkeeps[i]) {
@@ -93,7 +93,7 @@ func (s *State) KeepUp(at time.Duration, others int) []stepDone {
 		u.do(s)
 		at = s.config.Elapsed()
 		records, bytes := s.Work()
-		s.steps = append(s.steps, stepDone{u.step, at, records, bytes})
+		s.steps = append(s.steps, upkeepDone{u.step, at, records, bytes})
 		shares--
 	}
 	return s.steps

@@ -9,11 +9,11 @@ import (
 const (
 	// MaxUpkeepKinds is more than the largest kind.
 	MaxUpkeepKinds = 32
-	// UpkeepBuckets is enough for steps of a minute; longer ones are in the last bucket.
+	// UpkeepBuckets is enough for upkeep of a minute; longer ones are in the last bucket.
 	UpkeepBuckets = 27
 )
 
-// UpkeepTable holds the histograms of the kinds of steps. Only one goroutine writes them; any may
+// UpkeepTable holds the histograms of the kinds of upkeep. Only one goroutine writes them; any may
 // read them.
 type UpkeepTable [MaxUpkeepKinds]struct {
 	buckets                 [UpkeepBuckets]atomic.Int64
@@ -21,15 +21,15 @@ type UpkeepTable [MaxUpkeepKinds]struct {
 	longest, records, bytes atomic.Int64
 }
 
-// UpkeepStats describes the steps of one kind.
+// UpkeepStats describes the upkeep of one kind.
 type UpkeepStats struct {
 	Count          int64
 	Total, Longest time.Duration
-	Records, Bytes int64 // of one step at the most
+	Records, Bytes int64 // at once at the most
 	Buckets        [UpkeepBuckets]int64
 }
 
-// Note adds a step.
+// Note adds upkeep of a kind.
 func (t *UpkeepTable) Note(kind uint8, took time.Duration, records, bytes int) {
 	h := &t[kind]
 	h.buckets[min(bits.Len64(uint64(took/time.Microsecond)), UpkeepBuckets-1)].Add(1)
@@ -58,7 +58,7 @@ func (t *UpkeepTable) Stats(kind uint8) (s UpkeepStats) {
 	return s
 }
 
-// Quantile returns a duration within which the fraction f of the steps ended.
+// Quantile returns a duration within which the fraction f of them ended.
 func (s *UpkeepStats) Quantile(f float64) time.Duration {
 	left := int64(f * float64(s.Count))
 	for i, n := range s.Buckets {
@@ -69,30 +69,30 @@ func (s *UpkeepStats) Quantile(f float64) time.Duration {
 	return s.Longest
 }
 
-// UpkeepMark is a place between two steps: the time, and what was done so far.
+// UpkeepMark is a place between two kinds of upkeep: the time, and what was done so far.
 type UpkeepMark struct {
 	At             time.Duration
 	Records, Bytes int
 }
 
-// UpkeepClock measures the steps of a round: where one ends, the next one begins.
+// UpkeepClock measures the upkeep of a round: where one kind ends, the next one begins.
 type UpkeepClock struct {
 	*UpkeepTable
-	UpkeepMark            // where the last step has ended
+	UpkeepMark            // where the last one has ended
 	begin      UpkeepMark // of the round
 
-	Took time.Duration // by the last step that has ended
+	Took time.Duration // by the last one that has ended
 }
 
 // Begin notes that a round begins.
 func (c *UpkeepClock) Begin(now UpkeepMark) { c.UpkeepMark, c.begin = now, now }
 
-// End notes that a step ends, and the next one begins.
+// End notes that upkeep of a kind ends, and the next one begins.
 func (c *UpkeepClock) End(kind uint8, now UpkeepMark) {
 	c.EndOf(kind, now, now.Records-c.Records, now.Bytes-c.Bytes)
 }
 
-// EndOf is End for a step of another size than what was done in it.
+// EndOf is End for upkeep of another size than what was done in it.
 func (c *UpkeepClock) EndOf(kind uint8, now UpkeepMark, records, bytes int) {
 	c.Took = now.At - c.At
 	c.Note(kind, c.Took, records, bytes)
