@@ -3,7 +3,7 @@ package codeq
 // What tests of the API, in package codeq_test, share with those of the inside: helpers that look
 // at or change what the API does not show, and those that both use and that need a queue. The types
 // CronBench, FlowTest and Process have others as methods; what needs no queue is in
-// internal/testkit and internal/storetest.
+// internal/testkit and internal/simtest.
 
 var (
 	// Queues, and what runs a test with one.

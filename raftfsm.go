@@ -18,7 +18,7 @@ import (
 	"codeq/internal/store"
 )
 
-// With Options.Cluster, the batch of a group is an entry (logentry) in the log of the shard's Raft
+// With Options.Cluster, the batch of a group is an entry in the log of the shard's Raft
 // group. The leader has decided everything that is in it, times and IDs included; to apply an entry
 // is to write its bytes, on every replica the same ones in the same order.
 

@@ -211,13 +211,13 @@ func (b *Renew) Decide(s *engine.State) (engine.Verdict, error) {
 }
 
 func (b *Renew) Append(dst []byte) []byte {
-	return AppendReceipts(wire.AppendUint(dst, b.Duration), b.Receipts)
+	return appendReceipts(wire.AppendUint(dst, b.Duration), b.Receipts)
 }
 
 func (b *Renew) Read(r *wire.Reader) { b.Duration, b.Receipts = r.Uint(), ReadReceipts(r) }
 
 func (b *Renew) AppendReply(dst []byte) []byte {
-	dst = AppendReceipts(dst, b.Lost)
+	dst = appendReceipts(dst, b.Lost)
 	for _, err := range b.Errs {
 		dst = wire.AppendBool(dst, errors.Is(err, base.ErrCanceled))
 	}
@@ -262,7 +262,7 @@ func (b *Note) Decide(s *engine.State) (engine.Verdict, error) {
 }
 
 func (b *Note) Append(dst []byte) []byte { return b.Notes.Append(AppendReceipt(dst, b.Receipt)) }
-func (b *Note) Read(r *wire.Reader)      { b.Receipt, b.Notes = ReadReceipt(r), ReadNotes(r) }
+func (b *Note) Read(r *wire.Reader)      { b.Receipt, b.Notes = ReadReceipt(r), readNotes(r) }
 
 // AppendLastNotes ends an operation with the notes of its handler; nil: it has none.
 func AppendLastNotes(dst []byte, n *record.Notes) []byte {
@@ -277,11 +277,11 @@ func ReadLastNotes(r *wire.Reader) *record.Notes {
 	if r.Len() == 0 {
 		return nil
 	}
-	return ReadNotes(r)
+	return readNotes(r)
 }
 
-// ReadNotes reads notes, and refuses what no node takes from a handler.
-func ReadNotes(r *wire.Reader) *record.Notes {
+// readNotes reads notes, and refuses what no node takes from a handler.
+func readNotes(r *wire.Reader) *record.Notes {
 	n := record.ReadNotes(r)
 	if n.Size() > record.MaxNotes {
 		r.Fail()
@@ -345,8 +345,8 @@ func ReadReceipt(r *wire.Reader) engine.Receipt {
 	return engine.Receipt{ID: keys.ReadID(r), Token: r.Uint()}
 }
 
-// AppendReceipts appends the number of receipts, and the receipts.
-func AppendReceipts(dst []byte, list []engine.Receipt) []byte {
+// appendReceipts appends the number of receipts, and the receipts.
+func appendReceipts(dst []byte, list []engine.Receipt) []byte {
 	dst = wire.AppendUint(dst, uint64(len(list)))
 	for _, receipt := range list {
 		dst = AppendReceipt(dst, receipt)
@@ -354,7 +354,7 @@ func AppendReceipts(dst []byte, list []engine.Receipt) []byte {
 	return dst
 }
 
-// ReadReceipts reads what AppendReceipts has appended.
+// ReadReceipts reads what appendReceipts has appended.
 func ReadReceipts(r *wire.Reader) []engine.Receipt {
 	list := make([]engine.Receipt, r.Count(keys.IDLen+1))
 	for i := range list {

@@ -10,8 +10,8 @@ import (
 	"codeq/internal/wire"
 )
 
-// InfoStep is how many queues and lanes a shard's owner visits in one group.
-const InfoStep = 1024
+// infoStep is how many queues and lanes a shard's owner visits in one group.
+const infoStep = 1024
 
 // Info copies what is known of a part of a shard's queues.
 type Info struct {
@@ -27,7 +27,7 @@ type Info struct {
 func (b *Info) Next() { b.Infos, b.from = b.Infos[:0], b.InfoCursor }
 
 func (b *Info) Decide(s *engine.State) (v engine.Verdict, _ error) {
-	b.Infos, b.More, v = s.Info(&b.InfoCursor, InfoStep, b.Infos)
+	b.Infos, b.More, v = s.Info(&b.InfoCursor, infoStep, b.Infos)
 	if !b.Settings {
 		for i := range b.Infos {
 			b.Infos[i].Settings = nil

@@ -19,8 +19,8 @@ import (
 // itself. What was stored before is in no log: other nodes get the store. They would ask for the
 // log alone if it could begin with entry 1.
 const (
-	FirstIndex = 2
-	FirstTerm  = 1
+	firstIndex = 2
+	firstTerm  = 1
 )
 
 // ToReplica makes a store that of a replica, if it is that of the shard of a queue by itself.
@@ -35,7 +35,7 @@ func ToReplica(st *store.Store, m *manifest.Manifest, killed bool, shard int) er
 	}
 	return convert(st, func(b *pebble.Batch) error {
 		at := make([]byte, keys.AppliedLen)
-		keys.PutApplied(at, FirstIndex, FirstTerm)
+		keys.PutApplied(at, firstIndex, firstTerm)
 		var err error
 		if !killed {
 			err = endLocalLeases(st.DB(), b)
@@ -68,7 +68,7 @@ func FromReplica(st *store.Store, m *manifest.Manifest, shard int) error {
 		}
 	}
 	return convert(st, func(b *pebble.Batch) error {
-		return errors.Join(b.Set([]byte{keys.Meta}, []byte(m.Identity(shard)), nil), Secede(st.DB(), b))
+		return errors.Join(b.Set([]byte{keys.Meta}, []byte(m.Identity(shard)), nil), secede(st.DB(), b))
 	})
 }
 
@@ -84,8 +84,8 @@ func convert(st *store.Store, fill func(*pebble.Batch) error) error {
 	return st.Flush(context.Background()) // is durable at every level of durability
 }
 
-// Secede deletes the entries that only a store in a cluster has.
-func Secede(db *pebble.DB, b *pebble.Batch) error {
+// secede deletes the entries that only a store in a cluster has.
+func secede(db *pebble.DB, b *pebble.Batch) error {
 	for _, kind := range []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime, keys.Placement} {
 		it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
 		if err != nil {

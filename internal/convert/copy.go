@@ -268,7 +268,7 @@ func (c *Copy) Adopt(shard int, config store.Config, caches *store.Caches) error
 	}
 	b := st.DB().NewBatch()
 	_ = b.Set([]byte{keys.Meta}, []byte(c.Identity(shard)), nil) // fails for indexed batches only
-	err = Secede(st.DB(), b)
+	err = secede(st.DB(), b)
 	if err == nil {
 		err = st.Commit(b)
 	}

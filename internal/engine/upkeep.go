@@ -8,7 +8,7 @@ import "time"
 
 // upkeep is one kind of upkeep.
 type upkeep struct {
-	step  UpkeepKind
+	kind  UpkeepKind
 	room  Room              // the lowest level at which it goes on
 	timed bool              // it is due because time has passed
 	due   func(*State) bool // reads no clock and no disk: it is called before each group
@@ -93,7 +93,7 @@ func (s *State) KeepUp(at time.Duration, others int) []upkeepDone {
 		u.do(s)
 		at = s.config.Elapsed()
 		records, bytes := s.Work()
-		s.steps = append(s.steps, upkeepDone{u.step, at, records, bytes})
+		s.steps = append(s.steps, upkeepDone{u.kind, at, records, bytes})
 		shares--
 	}
 	return s.steps
