@@ -1,4 +1,4 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
@@ -10,8 +10,307 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/entries"
+	"codeq/internal/inspect"
+	"codeq/internal/keys"
+	"codeq/test/queuetest"
 )
+
+// awaited is what a call of Await has returned.
+type awaited struct {
+	*codeq.Outcome
+	err error
+}
+
+// await calls Await, and returns when it waits or has returned.
+func await(ctx context.Context, q *codeq.Queue, id codeq.ID) chan awaited {
+	c := make(chan awaited, 1)
+	go func() {
+		o, err := q.Await(ctx, id)
+		c <- awaited{o, err}
+	}()
+	synctest.Wait()
+	return c
+}
+
+// TestAwait: whoever waits for a task learns how it has ended, at that moment.
+// Who asks later does so as long as the task is kept.
+func TestAwait(t *testing.T) {
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		for _, retention := range []time.Duration{0, time.Hour} {
+			t.Run(fmt.Sprint(shards, " shards, retention ", retention), func(t *testing.T) {
+				queuetest.Bubble(t, codeq.Options{Shards: shards, Retention: retention}, func(t *testing.T, q *codeq.Queue) {
+					for _, c := range []struct {
+						name string
+						task codeq.Task
+						end  func(l *codeq.Lease) error
+						want codeq.Outcome
+						kept bool
+					}{
+						{"completed", codeq.Task{}, func(l *codeq.Lease) error {
+							return q.Complete(ctx, l.Receipt, []byte("result"))
+						}, codeq.Outcome{State: codeq.Done, Result: []byte("result"), Attempts: 1}, retention > 0},
+						{"completed without a result", codeq.Task{}, func(l *codeq.Lease) error {
+							return q.Complete(ctx, l.Receipt, nil)
+						}, codeq.Outcome{State: codeq.Done, Attempts: 1}, retention > 0},
+						{"completed later", codeq.Task{}, func(l *codeq.Lease) error {
+							if err := q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("not yet"), After: -1}); err != nil {
+								return err
+							}
+							return q.Complete(ctx, queuetest.ClaimNow(t, q, "completed later").Receipt, []byte("at last"))
+						}, codeq.Outcome{State: codeq.Done, Result: []byte("at last"), Attempts: 2}, retention > 0},
+						{"given up", codeq.Task{}, func(l *codeq.Lease) error {
+							return q.DeadLetter(ctx, l.Receipt, errors.New("broken"))
+						}, codeq.Outcome{State: codeq.Dead, LastError: "broken", Attempts: 1}, true},
+						{"out of attempts", codeq.Task{MaxAttempts: 1}, func(l *codeq.Lease) error {
+							return q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("boom")})
+						}, codeq.Outcome{State: codeq.Dead, LastError: "boom", Attempts: 1}, true},
+						{"expired", codeq.Task{MaxAttempts: 1, LeaseFor: time.Second}, func(l *codeq.Lease) error {
+							time.Sleep(time.Second)
+							synctest.Wait()
+							return nil
+						}, codeq.Outcome{State: codeq.Dead, LastError: "lease expired", Attempts: 1}, true},
+						{"canceled", codeq.Task{}, func(l *codeq.Lease) error {
+							return q.Cancel(ctx, l.ID)
+						}, codeq.Outcome{State: codeq.Canceled, Attempts: 1}, retention > 0},
+					} {
+						c.task.Queue = c.name
+						id := queuetest.Produce(t, q, c.task)[0]
+						whileReady := await(ctx, q, id)
+						l := queuetest.ClaimNow(t, q, c.name)
+						whileLeased := await(ctx, q, id)
+						require.Empty(t, whileReady)
+						require.Empty(t, whileLeased)
+						require.NoError(t, c.end(l))
+						for _, waiting := range []chan awaited{whileReady, whileLeased} {
+							got := <-waiting
+							require.NoError(t, got.err, c.name)
+							require.Equal(t, &c.want, got.Outcome, c.name)
+						}
+						if !c.kept {
+							_, err := q.Get(ctx, id)
+							require.ErrorIs(t, err, codeq.ErrNotFound, c.name)
+						}
+						got, err := q.Await(ctx, id)
+						require.NoError(t, err, c.name)
+						require.Equal(t, len(c.want.Result), len(got.Result))
+						got.Result = c.want.Result // nil or empty
+						require.Equal(t, &c.want, got, c.name)
+					}
+					if retention > 0 {
+						time.Sleep(2 * retention)
+						for id := range allTasks(t, q) {
+							info, err := q.Get(ctx, id)
+							require.NoError(t, err)
+							require.Equal(t, codeq.Dead, info.State)
+						}
+					}
+					require.NoError(t, queuetest.CheckMemory(q))
+				})
+			})
+		}
+	}
+}
+
+func allTasks(t *testing.T, q *codeq.Queue) map[codeq.ID]*codeq.TaskInfo {
+	t.Helper()
+	tasks, err := queuetest.List(q)
+	require.NoError(t, err)
+	return tasks
+}
+
+// TestAwaitTasksThatWait: a task may be awaited that is scheduled or blocked,
+// and that ends by the end of another.
+func TestAwaitTasksThatWait(t *testing.T) {
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+			later := queuetest.Produce(t, q, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Hour)})[0]
+			parent := queuetest.Produce(t, q, codeq.Task{Queue: "parent"})[0]
+			child := queuetest.Produce(t, q, codeq.Task{Queue: "child", After: []codeq.ID{parent}})[0]
+			last := queuetest.Produce(t, q, codeq.Task{Queue: "child", After: []codeq.ID{child}})[0]
+			synctest.Wait()
+			forLater, forChild, forLast := await(ctx, q, later), await(ctx, q, child), await(ctx, q, last)
+
+			require.NoError(t, q.Cancel(ctx, parent))
+			require.Equal(t, &codeq.Outcome{State: codeq.Canceled}, (<-forChild).Outcome)
+			require.Equal(t, &codeq.Outcome{State: codeq.Canceled}, (<-forLast).Outcome)
+			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
+			require.NoError(t, err)
+			require.Empty(t, forLater)
+			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			require.Equal(t, codeq.Done, (<-forLater).State)
+		})
+	}
+}
+
+// TestAwaitLate: how a task has ended that is not kept is told for a while, but not after a
+// restart, and not of a task that was kept and has gone.
+func TestAwaitLate(t *testing.T) {
+	ctx := context.Background()
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 3})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		task := codeq.Task{Queue: "a"}
+		kept := codeq.Task{Queue: "a", Retention: time.Second}
+		ids := queuetest.Produce(t, q, task, task, kept)
+		for range ids {
+			l := queuetest.ClaimNow(t, q, "a")
+			if l.ID == ids[1] {
+				require.NoError(t, q.Cancel(ctx, l.ID))
+				continue
+			}
+			require.NoError(t, q.Complete(ctx, l.Receipt, []byte("result")))
+		}
+		done := &codeq.Outcome{State: codeq.Done, Result: []byte("result"), Attempts: 1}
+		ends := []*codeq.Outcome{done, {State: codeq.Canceled, Attempts: 1}, done}
+		for i, id := range ids {
+			o, err := q.Await(ctx, id)
+			require.NoError(t, err)
+			require.Equal(t, ends[i], o)
+		}
+		time.Sleep(9 * time.Minute)
+		o, err := q.Await(ctx, ids[0])
+		require.NoError(t, err)
+		require.Equal(t, done, o)
+		_, err = q.Await(ctx, ids[2])
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+		time.Sleep(2 * time.Minute)
+		_, err = q.Await(ctx, ids[0])
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil))
+		require.NoError(t, q.Close())
+		q, err = codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		_, err = q.Await(ctx, id)
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestAwaitRedriven: a dead letter has ended; redriven, it ends anew. Purged, it
+// is no more.
+func TestAwaitRedriven(t *testing.T) {
+	ctx := context.Background()
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		require.NoError(t, q.DeadLetter(ctx, queuetest.ClaimNow(t, q, "a").Receipt, errors.New("broken")))
+		o, err := q.Await(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, codeq.Dead, o.State)
+		require.NoError(t, q.RedriveDead(ctx, id))
+		second := await(ctx, q, id)
+		require.Empty(t, second)
+		require.NoError(t, q.DeadLetter(ctx, queuetest.ClaimNow(t, q, "a").Receipt, errors.New("again")))
+		require.Equal(t, "again", (<-second).LastError)
+		n, err := q.PurgeDead(ctx, codeq.DeadFilter{})
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		_, err = q.Await(ctx, id)
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+	})
+}
+
+func TestAwaitUnknown(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+			for _, id := range []codeq.ID{{}, codeq.Nth(3), {1, 2, 3, 4, 5, 6, 0x70, 0, 0x80, 0xff, 0xff, 0xff}} {
+				_, err := q.Await(context.Background(), id)
+				require.ErrorIs(t, err, codeq.ErrNotFound)
+				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+			}
+		})
+	}
+}
+
+// TestAwaitEndsWithContext: who gives up is told why, before or while it waits,
+// and the others go on waiting.
+func TestAwaitEndsWithContext(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		other := await(context.Background(), q, id)
+		cause := errors.New("enough")
+		ctx, cancel := context.WithTimeoutCause(context.Background(), time.Minute, cause)
+		defer cancel()
+		c := await(ctx, q, id)
+		require.Empty(t, c)
+		got := <-c
+		require.ErrorIs(t, got.err, cause)
+		require.ErrorIs(t, got.err, context.DeadlineExceeded)
+		require.NotErrorIs(t, got.err, codeq.ErrUncertain)
+		require.Nil(t, got.Outcome)
+		_, err := q.Await(ctx, id)
+		require.ErrorIs(t, err, cause)
+		require.Empty(t, other)
+		require.NoError(t, q.Complete(context.Background(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
+		require.Equal(t, codeq.Done, (<-other).State)
+	})
+}
+
+// TestAwaitOverRestart: who waits when the queue is closed gets ErrClosed, and
+// may wait again when it is open again.
+func TestAwaitOverRestart(t *testing.T) {
+	ctx := context.Background()
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 3})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		c := await(ctx, q, id)
+		require.NoError(t, q.Close())
+		got := <-c
+		require.ErrorIs(t, got.err, codeq.ErrClosed)
+		_, err = q.Await(ctx, id)
+		require.ErrorIs(t, err, codeq.ErrClosed)
+
+		q, err = codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		c = await(ctx, q, id)
+		require.Empty(t, c)
+		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, []byte("r")))
+		require.Equal(t, "r", string((<-c).Result))
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestAwaitInFailedShard: who waits for a task of a shard that fails is told.
+func TestAwaitInFailedShard(t *testing.T) {
+	ctx := context.Background()
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Shards: 1})
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		other := queuetest.Produce(t, q, codeq.Task{Queue: "b"})[0]
+		l := queuetest.ClaimNow(t, q, "a")
+		atStake, c := await(ctx, q, id), await(ctx, q, other)
+		queuetest.FailShard(t, q, 0)
+		require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrUncertain)
+		require.ErrorIs(t, (<-atStake).err, codeq.ErrUncertain, "it may have ended")
+		require.ErrorIs(t, (<-c).err, codeq.ErrFailed)
+	})
+}
+
+// TestAwaitResultIsNotShared: a result belongs to the caller of Await. Neither
+// who completed the task nor others who wait change it.
+func TestAwaitResultIsNotShared(t *testing.T) {
+	ctx := context.Background()
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		first, second := await(ctx, q, id), await(ctx, q, id)
+		result := []byte("result")
+		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, result))
+		clear(result)
+		got := <-first
+		require.Equal(t, "result", string(got.Result))
+		clear(got.Result)
+		require.Equal(t, "result", string((<-second).Result))
+	})
+}
 
 // TestAwaitMany: a thousand callers wait for one task, and one for each of a
 // thousand; each gets what is its own.
@@ -20,8 +319,8 @@ func TestAwaitMany(t *testing.T) {
 	const n = 1000
 	ctx := context.Background()
 	for _, shards := range []int{1, 3} {
-		bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
-			one := produce(t, q, Task{Queue: "one"})[0]
+		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+			one := queuetest.Produce(t, q, codeq.Task{Queue: "one"})[0]
 			same := make(chan error, n)
 			each := make(chan error, n)
 			for i := range n {
@@ -32,7 +331,7 @@ func TestAwaitMany(t *testing.T) {
 					}
 					same <- err
 				}()
-				id := produce(t, q, Task{Queue: "many", Payload: fmt.Append(nil, i)})[0]
+				id := queuetest.Produce(t, q, codeq.Task{Queue: "many", Payload: fmt.Append(nil, i)})[0]
 				go func() {
 					o, err := q.Await(ctx, id)
 					if err == nil && string(o.Result) != fmt.Sprint(i) {
@@ -43,24 +342,17 @@ func TestAwaitMany(t *testing.T) {
 			}
 			synctest.Wait()
 			for range n {
-				l := claimNow(t, q, "many")
+				l := queuetest.ClaimNow(t, q, "many")
 				require.NoError(t, q.Complete(ctx, l.Receipt, l.Payload))
 			}
 			require.Empty(t, same)
 			result := []byte("result")
-			require.NoError(t, q.Complete(ctx, claimNow(t, q, "one").Receipt, result))
+			require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "one").Receipt, result))
 			for range n {
 				require.NoError(t, <-each)
 				require.NoError(t, <-same)
 			}
-			for _, s := range q.led() {
-				require.NoError(t, s.probe(func(s *shard) error {
-					if !s.awaits.IsEmpty() {
-						return errors.New("tasks are still awaited")
-					}
-					return nil
-				}))
-			}
+			require.Zero(t, queuetest.Awaiting(t, []*codeq.Queue{q}, one), "it is still awaited")
 		})
 	}
 }
@@ -68,14 +360,14 @@ func TestAwaitMany(t *testing.T) {
 // TestAwaitSweep: callers that have given up leave no memory behind, beyond a
 // bound, and do not take those along that wait.
 func TestAwaitSweep(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		const patient, impatient = 10, 5000
-		ids := produce(t, q, Task{Queue: "a"}, Task{Queue: "b"})
+		ids := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
 		waiting := make(chan error, patient)
 		for range patient {
 			go func() {
 				o, err := q.Await(context.Background(), ids[0])
-				if err == nil && o.State != Done {
+				if err == nil && o.State != codeq.Done {
 					err = fmt.Errorf("the task is %s", o.State)
 				}
 				waiting <- err
@@ -90,72 +382,67 @@ func TestAwaitSweep(t *testing.T) {
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 			}
 			cancel()
-			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				most = max(most, len(s.awaits.Of(ids[0]))+len(s.awaits.Of(ids[1])))
+			require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+				most = max(most, s.Awaiting(keys.ID(ids[0]))+s.Awaiting(keys.ID(ids[1])))
 				return nil
 			}))
 		}
 		require.LessOrEqual(t, most, 2*patient+entries.SweepMin+1)
-		require.NoError(t, q.Complete(context.Background(), claimNow(t, q, "a").Receipt, nil))
+		require.NoError(t, q.Complete(context.Background(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
 		for range patient {
 			require.NoError(t, <-waiting)
 		}
 	})
 }
 
-// TestWaitsOutlastLeaders: calls that wait on purpose go on over a time without a leader, also if
-// they begin in it, and end with their ctx.
-func TestWaitsOutlastLeaders(t *testing.T) {
-	t.Parallel()
-	simCase(t, Options{}, func(t *testing.T, c *simCluster) {
-		_, other := c.lead()
-		q := simQueue(other)
-		id := produce(t, q, Task{Queue: "a"})[0]
-		outcomes := make(chan error, 6)
-		wait := func(ctx context.Context) {
-			for _, verb := range []func() error{
-				func() error { _, err := q.Await(ctx, id); return err },
-				func() error { return q.WaitIdle(ctx) },
-				func() error { _, err := q.Claim(ctx, ClaimRequest{Queues: []string{"later"}}); return err },
-			} {
-				go func() { outcomes <- verb() }()
-			}
-		}
-		wait(t.Context())
-		synctest.Wait()
-		pause := func(paused bool) {
-			for _, n := range c.members() {
-				if n != other {
-					c.net.Pause(n.name, paused)
+func TestWaitIdle(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		require.NoError(t, q.WaitIdle(ctx), "a queue without tasks is idle")
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"}, codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Hour)})
+		idle := make(chan string, 3)
+		wait := func(name string, queues ...string) {
+			go func() {
+				if q.WaitIdle(ctx, queues...) == nil {
+					idle <- name
 				}
-			}
+			}()
+			synctest.Wait()
 		}
-		pause(true)
-		time.Sleep(2 * simCallTimeout)
-		wait(t.Context())
-		time.Sleep(4 * simCallTimeout)
-		require.Empty(t, outcomes)
+		wait("a", "a")
+		wait("a and b", "a", "b")
+		wait("all")
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		require.ErrorIs(t, q.WaitIdle(short, "b"), context.DeadlineExceeded)
+		cancel()
 
-		ctx, cancel := context.WithTimeout(t.Context(), 2*simCallTimeout)
-		defer cancel()
-		wait(ctx)
-		for range 3 {
-			require.ErrorIs(t, <-outcomes, context.DeadlineExceeded)
-		}
-		require.Equal(t, context.DeadlineExceeded, ctx.Err())
-		require.Empty(t, outcomes)
-
-		pause(false)
-		require.NoError(t, q.WaitReady(t.Context()))
-		l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
+		a := queuetest.ClaimNow(t, q, "a")
+		synctest.Wait()
+		require.Empty(t, idle, "a leased task is not done")
+		require.NoError(t, q.Complete(ctx, a.Receipt, nil, codeq.Task{Queue: "a"}))
+		synctest.Wait()
+		require.Empty(t, idle, "its follow-up is not done")
+		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil))
+		require.Equal(t, "a", <-idle)
+		require.NoError(t, q.DeadLetter(ctx, queuetest.ClaimNow(t, q, "b").Receipt, errors.New("no")))
+		require.Equal(t, "a and b", <-idle)
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
 		require.NoError(t, err)
-		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
-		for range 4 { // Await, WaitIdle
-			require.NoError(t, <-outcomes)
-		}
-		for range 2 {
-			produce(t, q, Task{Queue: "later"})
-			require.NoError(t, <-outcomes)
-		}
+		require.Empty(t, idle)
+		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		require.Equal(t, "all", <-idle)
+	})
+}
+
+func TestWaitIdleEndsWithClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := codeq.Open("queue", queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2}))
+		require.NoError(t, err)
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		ended := make(chan error)
+		go func() { ended <- q.WaitIdle(context.Background()) }()
+		synctest.Wait()
+		require.NoError(t, q.Close())
+		require.ErrorIs(t, <-ended, codeq.ErrClosed)
 	})
 }

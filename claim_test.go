@@ -1,57 +1,252 @@
-package codeq
+package codeq_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/inspect"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
 
-// bubble runs a test in fake time on a queue in memory, and checks what is
-// stored when it ends.
-func bubble(t *testing.T, opts Options, test func(t *testing.T, q *Queue)) {
-	synctest.Test(t, func(t *testing.T) {
-		if inspect.Options(&opts).FS == nil {
-			inspect.Options(&opts).FS = crashfs.New()
+func TestClaimOrder(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Produce(t, q,
+			codeq.Task{Queue: "a", Payload: []byte("low 1")},
+			codeq.Task{Queue: "a", Payload: []byte("high 1"), Priority: 9},
+			codeq.Task{Queue: "a", Payload: []byte("low 2")},
+			codeq.Task{Queue: "a", Payload: []byte("high 2"), Priority: 9},
+			codeq.Task{Queue: "b", Payload: []byte("other queue"), Priority: 9},
+		)
+		for _, want := range []string{"high 1", "high 2", "low 1", "low 2"} {
+			require.Equal(t, want, string(queuetest.ClaimNow(t, q, "a").Payload))
 		}
-		q, err := Open("queue", &opts)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, q.Close()) }()
-		test(t, q)
-		synctest.Wait()
-		require.NoError(t, q.checkAll())
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		require.Nil(t, queuetest.ClaimNow(t, q, "unknown"))
 	})
 }
 
-func produce(t *testing.T, q *Queue, tasks ...Task) []ID {
-	t.Helper()
-	var ids []ID
-	for _, task := range tasks {
-		id, err := q.Produce(context.Background(), task)
-		require.NoError(t, err)
-		ids = append(ids, id)
-	}
-	return ids
+// TestTenantsTakeTurns: a tenant with many tasks delays another's one task by
+// no more than a turn, also when only a part of them is in memory.
+func TestTenantsTakeTurns(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 4}, func(t *testing.T, q *codeq.Queue) {
+		for range 50 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: "large"})
+		}
+		for i := range 5 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: fmt.Sprint("small ", i)})
+		}
+		seen := map[string]int{}
+		for range 6 {
+			seen[queuetest.ClaimNow(t, q, "a").Tenant]++
+		}
+		require.Len(t, seen, 6, "each tenant has had one turn: %v", seen)
+		for range 49 {
+			require.Equal(t, "large", queuetest.ClaimNow(t, q, "a").Tenant)
+		}
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+	})
 }
 
-// claimNow claims without waiting; nil when nothing is ready.
-func claimNow(t *testing.T, q *Queue, queues ...string) *Lease {
-	t.Helper()
-	l, err := q.Claim(context.Background(), ClaimRequest{Queues: queues, NoWait: true})
-	if errors.Is(err, ErrEmpty) {
-		return nil
+func TestClaimSeveralQueues(t *testing.T) {
+	t.Parallel()
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		const n = 4000
+		for range n {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"}, codeq.Task{Queue: "c"})
+		}
+		for range 100 {
+			require.Equal(t, "b", queuetest.ClaimNow(t, q, "b", "a").Queue, "strict order")
+		}
+		count := map[string]int{}
+		for range 3000 {
+			l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a", "b", "c"}, Weights: map[string]int{"b": 2, "c": 3}})
+			require.NoError(t, err)
+			count[l.Queue]++
+		}
+		// Each is binomial with a standard deviation of at most 28.
+		require.InDelta(t, 500, count["a"], 150)
+		require.InDelta(t, 1000, count["b"], 150)
+		require.InDelta(t, 1500, count["c"], 150)
+	})
+}
+
+func TestClaimsWaitInOrder(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		const claims = 20
+		order := make(chan int, claims)
+		for i := range claims {
+			go func() {
+				if _, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}}); err == nil {
+					order <- i
+				}
+			}()
+			synctest.Wait()
+		}
+		for i := range claims {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+			require.Equal(t, i, <-order)
+		}
+	})
+}
+
+// TestNoWakeUpIsLost: claims and produces that meet at any moment find each
+// other. Were one lost, the bubble would deadlock.
+func TestNoWakeUpIsLost(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 2, 4} {
+		queuetest.Bubble(t, codeq.Options{Shards: shards, WindowTasks: 2}, func(t *testing.T, q *codeq.Queue) {
+			const callers, each = 16, 200
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			seen := make(map[codeq.ID]bool)
+			for range callers {
+				wg.Go(func() {
+					for range each {
+						if _, err := q.Produce(context.Background(), codeq.Task{Queue: "a"}); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+				wg.Go(func() {
+					for range each {
+						l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						mu.Lock()
+						if seen[l.ID] {
+							t.Errorf("task %s was claimed twice", l.ID)
+						}
+						seen[l.ID] = true
+						mu.Unlock()
+						if err := q.Complete(context.Background(), l.Receipt, nil); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			require.Len(t, seen, callers*each)
+		})
 	}
-	require.NoError(t, err)
-	return l
+}
+
+func TestClaimBatch(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 3}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		var tasks []codeq.Task
+		for i := range 10 {
+			tasks = append(tasks, codeq.Task{Queue: "a", Payload: []byte{byte(i)}})
+		}
+		ids, err := q.ProduceBatch(ctx, tasks)
+		require.NoError(t, err)
+		next := 0
+		for next < len(ids) {
+			leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(leases), 4)
+			for _, l := range leases {
+				require.Equal(t, ids[next], l.ID)
+				require.Equal(t, []byte{byte(next)}, l.Payload)
+				next++
+			}
+		}
+		_, err = q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
+		require.ErrorIs(t, err, codeq.ErrEmpty)
+	})
+}
+
+// TestWindowOverflow: with room for two tasks in memory, ten thousand over
+// several lanes are all found again, in order.
+func TestWindowOverflow(t *testing.T) {
+	t.Parallel()
+	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 2, WindowBytes: 4 << 10}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		const n = 10_000
+		for i := 0; i < n; i += 100 {
+			var tasks []codeq.Task
+			for j := range 100 {
+				tasks = append(tasks, codeq.Task{Queue: "a", Tenant: fmt.Sprint(j % 5), Payload: fmt.Append(nil, i+j)})
+			}
+			_, err := q.ProduceBatch(ctx, tasks)
+			require.NoError(t, err)
+			if i%1000 == 0 { // some are claimed and returned while the rest arrives
+				require.NoError(t, q.Release(ctx, queuetest.ClaimNow(t, q, "a").Receipt, 0))
+			}
+		}
+		last := map[string]int{}
+		released := 0
+		for i := range n {
+			l := queuetest.ClaimNow(t, q, "a")
+			require.NotNil(t, l, "task %d of %d", i, n)
+			var number int
+			_, err := fmt.Sscan(string(l.Payload), &number)
+			require.NoError(t, err)
+			if number < last[l.Tenant] {
+				released++
+			}
+			last[l.Tenant] = max(last[l.Tenant], number)
+			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		}
+		require.LessOrEqual(t, released, n/1000, "only what was released may come late")
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		stats, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.Zero(t, stats["a"].Total())
+	})
+}
+
+// TestClaimThatIsLateUsesNoAttempt: a claim ends with its ctx, also while the disk hangs. The task
+// that it has got is ready again when the disk answers, also if the queue is being closed.
+func TestClaimThatIsLateUsesNoAttempt(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		disk := crashfs.New()
+		opts := queuetest.OnDisk(disk, &codeq.Options{Shards: 1})
+		synctest.Test(t, func(t *testing.T) {
+			q, err := codeq.Open("q", opts)
+			require.NoError(t, err)
+			ids := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+			open := queuetest.Shut(t, q, 0)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err = q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 2, LeaseFor: time.Hour})
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			closed := make(chan error, 1)
+			if closes {
+				go func() { closed <- q.Close() }()
+				synctest.Wait()
+			}
+			close(open)
+			if closes {
+				require.NoError(t, <-closed)
+				q, err = codeq.Open("q", opts)
+				require.NoError(t, err)
+			}
+			synctest.Wait()
+			for _, id := range ids {
+				info, err := q.Get(t.Context(), id)
+				require.NoError(t, err)
+				require.Equal(t, codeq.Ready, info.State)
+				require.Zero(t, info.Attempts)
+			}
+			require.Equal(t, 1, queuetest.ClaimNow(t, q, "a").Attempt)
+			require.NoError(t, q.Close())
+		})
+	}
 }
 
 // TestClaimWaits: a claim that waits is served by a later produce into any
@@ -59,12 +254,12 @@ func claimNow(t *testing.T, q *Queue, queues ...string) *Lease {
 func TestClaimWaits(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
+			queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
 				const claims = 300
-				got := make(chan ID, claims)
+				got := make(chan codeq.ID, claims)
 				for range claims {
 					go func() {
-						l, err := q.Claim(context.Background(), ClaimRequest{Queues: []string{"a", "b"}})
+						l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a", "b"}})
 						if err == nil {
 							got <- l.ID
 						}
@@ -72,17 +267,17 @@ func TestClaimWaits(t *testing.T) {
 				}
 				synctest.Wait()
 				require.Empty(t, got)
-				seen := make(map[ID]bool)
+				seen := make(map[codeq.ID]bool)
 				for i := range claims {
-					id := produce(t, q, Task{Queue: []string{"a", "b"}[i%2]})[0]
+					id := queuetest.Produce(t, q, codeq.Task{Queue: []string{"a", "b"}[i%2]})[0]
 					synctest.Wait()
 					require.Equal(t, id, <-got)
 					seen[id] = true
 				}
 				require.Len(t, seen, claims)
-				for _, s := range q.led() {
-					require.NoError(t, s.probe(func(s *shard) error {
-						if n := s.claims.Usage().Tickets; n > 2*(2*claims+64) {
+				for shard := range queuetest.Led(q) {
+					require.NoError(t, inspect.Of(q).Owner(shard, func(s *inspect.Owner) error {
+						if n := s.Claims.Usage().Tickets; n > 2*(2*claims+64) {
 							return fmt.Errorf("%d tickets in the wait lists", n)
 						}
 						return nil
@@ -98,25 +293,25 @@ func TestClaimWaits(t *testing.T) {
 func TestClaimEndsWithContext(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
-		bubble(t, Options{Shards: shards}, func(t *testing.T, q *Queue) {
+		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
 			cause := errors.New("enough")
 			for range 2000 {
 				ctx, cancel := context.WithTimeoutCause(context.Background(), time.Second, cause)
-				_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+				_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
 				require.ErrorIs(t, err, cause)
 				cancel()
 			}
 			synctest.Wait()
-			for _, s := range q.led() {
-				require.NoError(t, s.probe(func(s *shard) error {
-					if q := s.Queues["a"]; q != nil {
-						return fmt.Errorf("%d dead claims are kept", s.claims.Usage().Tickets)
+			for shard := range queuetest.Led(q) {
+				require.NoError(t, inspect.Of(q).Owner(shard, func(s *inspect.Owner) error {
+					if q := s.Rules.Queues["a"]; q != nil {
+						return fmt.Errorf("%d dead claims are kept", s.Claims.Usage().Tickets)
 					}
 					return nil
 				}))
 			}
-			id := produce(t, q, Task{Queue: "a"})[0]
-			require.Equal(t, id, claimNow(t, q, "a").ID)
+			id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+			require.Equal(t, id, queuetest.ClaimNow(t, q, "a").ID)
 		})
 	}
 }
@@ -124,24 +319,24 @@ func TestClaimEndsWithContext(t *testing.T) {
 // TestLocalClaim: a local lease ends with the process, any other lasts until it expires.
 func TestLocalClaim(t *testing.T) {
 	ctx := context.Background()
-	inFlow(t, Options{Shards: 2, LeaseFor: time.Hour}, func(f *FlowTest) {
-		produce(f.T, f.Q, Task{Queue: "local", LeaseFor: time.Minute}, Task{Queue: "lasting"})
-		for _, req := range []ClaimRequest{{Queues: []string{"local"}, Local: true}, {Queues: []string{"lasting"}}} {
+	queuetest.InFlow(t, codeq.Options{Shards: 2, LeaseFor: time.Hour}, func(f *queuetest.FlowTest) {
+		queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "local", LeaseFor: time.Minute}, codeq.Task{Queue: "lasting"})
+		for _, req := range []codeq.ClaimRequest{{Queues: []string{"local"}, Local: true}, {Queues: []string{"lasting"}}} {
 			l, err := f.Q.Claim(ctx, req)
 			require.NoError(f, err)
 			require.WithinDuration(f, time.Now().Add(time.Hour), l.Deadline, time.Second)
-			before := f.Q.shard(f.Q.shardOf(l.ID)).commits.Load()
+			before := inspect.Of(f.Q).Commits()
 			require.NoError(f, f.Q.Extend(ctx, l.Receipt, 2*time.Hour))
-			written := f.Q.shard(f.Q.shardOf(l.ID)).commits.Load() - before
+			written := inspect.Of(f.Q).Commits() - before
 			require.Equal(f, !req.Local, written > 0, "an extension is stored")
 		}
 		f.Reopen()
-		l := claimNow(f.T, f.Q, "local", "lasting")
+		l := queuetest.ClaimNow(f.T, f.Q, "local", "lasting")
 		require.Equal(f, "local", l.Queue)
 		require.Equal(f, 1, l.Attempt, "nothing has died")
-		require.Nil(f, claimNow(f.T, f.Q, "lasting"))
+		require.Nil(f, queuetest.ClaimNow(f.T, f.Q, "lasting"))
 		time.Sleep(2*time.Hour + time.Second)
-		require.Equal(f, 2, claimNow(f.T, f.Q, "lasting").Attempt)
+		require.Equal(f, 2, queuetest.ClaimNow(f.T, f.Q, "lasting").Attempt)
 	})
 }
 
@@ -150,10 +345,10 @@ func TestLocalClaim(t *testing.T) {
 func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
 	for name, more := range map[string][]string{"queues": nil, "lists": make([]string, dispatch.ShortList)} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, *inspect.With(&Options{Shards: 1}, inspect.Private{GroupBytes: 4 << 10}), func(t *testing.T, q *Queue) {
+			queuetest.Bubble(t, *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{GroupBytes: 4 << 10}), func(t *testing.T, q *codeq.Queue) {
 				const n = 100
 				claim := func(queue string) (group chan uint64) { // the token tells the group in which it was served
-					req := ClaimRequest{Queues: []string{queue}}
+					req := codeq.ClaimRequest{Queues: []string{queue}}
 					for i := range more {
 						req.Queues = append(req.Queues, fmt.Sprint(queue, i))
 					}
@@ -171,8 +366,8 @@ func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
 					many = append(many, claim("a"))
 				}
 				one := claim("b")
-				tasks := slices.Repeat([]Task{{Queue: "a", Payload: make([]byte, 4<<10)}}, n)
-				_, err := q.ProduceBatch(t.Context(), append(tasks, Task{Queue: "b"}))
+				tasks := slices.Repeat([]codeq.Task{{Queue: "a", Payload: make([]byte, 4<<10)}}, n)
+				_, err := q.ProduceBatch(t.Context(), append(tasks, codeq.Task{Queue: "b"}))
 				require.NoError(t, err)
 				served, groups, before := <-one, make(map[uint64]bool), 0
 				for _, group := range many {
@@ -186,4 +381,239 @@ func TestQueueOfManyWaitersDelaysNoOther(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSetsAndQueuesTakeTurns: of claims for one queue and claims for a list that has it,
+// none waits for the end of the others.
+func TestSetsAndQueuesTakeTurns(t *testing.T) {
+	names, _ := testkit.ManyQueues(100)
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		served := make(map[string]int)
+		var mu sync.Mutex
+		claim := func(kind string, queues []string) {
+			for {
+				if _, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: queues}); err != nil {
+					return
+				}
+				mu.Lock()
+				served[kind]++
+				mu.Unlock()
+			}
+		}
+		for range 4 {
+			go claim("one", names[7:8])
+			go claim("many", names)
+		}
+		synctest.Wait()
+		for range 40 {
+			queuetest.Produce(t, q, codeq.Task{Queue: names[7]})
+			synctest.Wait()
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		require.GreaterOrEqual(t, served["one"], 10)
+		require.GreaterOrEqual(t, served["many"], 10)
+	})
+}
+
+// TestOrderOverShards: claims take the tasks of a queue in the order of their
+// priorities, and those of one priority in that of their age, whatever shards they lie in.
+func TestOrderOverShards(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		chance := testkit.Seeded(t)
+		const tasks = 200
+		var want []codeq.Task
+		for i := range tasks {
+			task := codeq.Task{Queue: "a", Priority: chance.IntN(3), Payload: fmt.Append(nil, i)}
+			queuetest.Produce(t, queuetest.StartingAt(q, chance.IntN(3)), task)
+			want = append(want, task)
+			time.Sleep(time.Millisecond)
+		}
+		slices.SortStableFunc(want, func(a, b codeq.Task) int { return cmp.Compare(b.Priority, a.Priority) })
+		for i, task := range want {
+			var l *codeq.Lease
+			if i%2 == 0 {
+				l = queuetest.ClaimNow(t, q, "a")
+			} else {
+				var err error
+				l, err = q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"b", "a"}})
+				require.NoError(t, err)
+			}
+			require.Equal(t, string(task.Payload), string(l.Payload), "claim %d", i)
+			if i%7 == 0 { // what comes later is more urgent, or less
+				late := codeq.Task{Queue: "a", Priority: 4, Payload: fmt.Append(nil, "late ", i)}
+				queuetest.Produce(t, queuetest.StartingAt(q, chance.IntN(3)), late)
+				require.Equal(t, string(late.Payload), string(queuetest.ClaimNow(t, q, "a").Payload))
+			}
+		}
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+	})
+}
+
+// TestBatchEndsBeforeUrgent: a batch ends where another shard has something more urgent, also
+// if chance begins at the wrong shard.
+func TestBatchEndsBeforeUrgent(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		batch := func(q *codeq.Queue, n int) (got string) {
+			leases, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
+			require.NoError(t, err)
+			for _, l := range leases {
+				got += fmt.Sprint(l.Priority)
+			}
+			return got
+		}
+		for _, p := range []int{5, 3, 1} {
+			queuetest.Produce(t, queuetest.StartingAt(q, 0), codeq.Task{Queue: "a", Priority: p})
+		}
+		for _, p := range []int{4, 2, 0} {
+			queuetest.Produce(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a", Priority: p})
+		}
+		require.Equal(t, "5", batch(queuetest.StartingAt(q, 1), 10))
+		require.Equal(t, "4", batch(queuetest.StartingAt(q, 0), 10))
+		require.Equal(t, "3", batch(q, 10))
+		require.NoError(t, q.Pause(t.Context(), "a"))
+		require.NoError(t, q.Resume(t.Context(), "a"))
+		require.Equal(t, "2", batch(q, 10))
+		require.Equal(t, "1", batch(q, 10))
+		require.Equal(t, "0", batch(q, 10))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestTenantsTakeTurnsOverShards: a tenant's one task in one shard is not behind the older
+// backlog of another tenant in the other shard.
+func TestTenantsTakeTurnsOverShards(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		produceFor(t, queuetest.StartingAt(q, 0), codeq.Task{Queue: "a"}, 1000, "large")
+		time.Sleep(time.Second)
+		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 1, "small")
+		got := tenantsOf(t, q, "a", 200) // each has half a chance
+		require.Contains(t, got, "small")
+		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 1, "large", "small")
+		require.Contains(t, tenantsOf(t, q, "a", 200), "small")
+	})
+}
+
+// TestBatchOverManyQueuesKeepsItsTokens: a batch over a list of many queues that ends where another
+// shard has something more urgent takes no token of that queue's rate.
+func TestBatchOverManyQueuesKeepsItsTokens(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		names, _ := testkit.ManyQueues(100)
+		first, second := names[0], names[1]
+		queuetest.Configure(t, q, second, func(s *codeq.Settings) { s.Rate, s.Burst = 1, 2 })
+		queuetest.Produce(t, queuetest.StartingAt(q, 0), codeq.Task{Queue: first}, codeq.Task{Queue: second})
+		queuetest.Produce(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: second, Priority: 5})
+		var got []string
+		for range 3 {
+			leases, err := queuetest.StartingAt(q, 0).ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: names, Max: 4, NoWait: true})
+			require.NoError(t, err)
+			for _, l := range leases {
+				got = append(got, l.Queue)
+			}
+		}
+		require.Equal(t, []string{first, second, second}, got)
+	})
+}
+
+// TestBatchOverQueues: a batch is filled from the queues that follow, in their order, and ends
+// where a task that comes first is in another shard.
+func TestBatchOverQueues(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		batch := func(q *codeq.Queue, weights map[string]int, n int, queues ...string) (got string) {
+			leases, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: queues, Weights: weights, Max: n, NoWait: true})
+			require.NoError(t, err)
+			for _, l := range leases {
+				got += l.Queue
+			}
+			return got
+		}
+		one := queuetest.StartingAt(q, 0)
+		for _, name := range []string{"c", "a", "b", "c", "a", "b"} {
+			queuetest.Produce(t, one, codeq.Task{Queue: name})
+		}
+		require.Equal(t, "aabbc", batch(q, nil, 5, "a", "x", "b", "c"))
+		require.Equal(t, "c", batch(q, nil, 5, "a", "b", "c"))
+		for range 2 {
+			queuetest.Produce(t, one, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"}, codeq.Task{Queue: "c"})
+		}
+		got := []byte(batch(one, map[string]int{"a": 1}, 5, "a", "b", "c"))
+		slices.Sort(got)
+		require.Len(t, slices.Compact(slices.Clone(got)), 3, string(got))
+		require.Len(t, batch(one, map[string]int{"a": 1}, 5, "a", "b", "c"), 1)
+
+		queuetest.Produce(t, one, codeq.Task{Queue: "a"}, codeq.Task{Queue: "c"})
+		queuetest.Produce(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "b"})
+		require.Equal(t, "a", batch(one, nil, 5, "a", "b", "c"))
+		require.Equal(t, "b", batch(one, nil, 5, "a", "b", "c"))
+		require.Equal(t, "c", batch(one, nil, 5, "a", "b", "c"))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestBatchEndsBehindParked: a batch ends where another shard has something more urgent, also if
+// what is as urgent here has to wait for room in the limit of its key.
+func TestBatchEndsBehindParked(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.ConcurrencyPerKey, s.Rate, s.Burst = 1, 1, 3 }))
+		urgent := codeq.Task{Queue: "a", Priority: 5, LimitKey: "k"}
+		of := queuetest.ShardOf(queuetest.Produce(t, q, urgent, urgent)[0], 2) // that of the key
+		queuetest.Produce(t, queuetest.StartingAt(q, of), codeq.Task{Queue: "a"})
+		time.Sleep(time.Second)
+		queuetest.Produce(t, queuetest.StartingAt(q, 1-of), codeq.Task{Queue: "a", Priority: 5})
+		for _, want := range []int{5, 5, 0} { // and no token of the rate is lost
+			leases, err := queuetest.StartingAt(q, of).ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
+			require.NoError(t, err)
+			require.Len(t, leases, 1)
+			require.Equal(t, want, leases[0].Priority)
+		}
+	})
+}
+
+// TestBatchEndsBeforeParking: a batch that ends where another shard has something more urgent
+// parks nothing of what it may not have.
+func TestBatchEndsBeforeParking(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		of := queuetest.ShardOf(queuetest.Produce(t, q, codeq.Task{Queue: "a", Priority: 5, LimitKey: "k"}, codeq.Task{Queue: "a", LimitKey: "k"})[0], 2)
+		queuetest.Produce(t, queuetest.StartingAt(q, 1-of), codeq.Task{Queue: "a", Priority: 5})
+		leases, err := queuetest.StartingAt(q, of).ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
+		require.NoError(t, err)
+		require.Len(t, leases, 1)
+		require.Equal(t, codeq.Counts{Ready: 2, Leased: 1}, queuetest.CountsOf(t, q, "a"))
+	})
+}
+
+// TestStrictOrderBehindVoidTickets: claims that have given up, or were served elsewhere, keep no
+// claim from the queue that is first in its order.
+func TestStrictOrderBehindVoidTickets(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		var waiting []context.CancelFunc
+		claim := func(queues ...string) chan string {
+			ctx, cancel := context.WithCancel(t.Context())
+			waiting = append(waiting, cancel)
+			got := make(chan string, 1)
+			go func() {
+				if l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: queues}); err == nil {
+					got <- l.Queue
+				} else {
+					got <- err.Error()
+				}
+			}()
+			synctest.Wait()
+			return got
+		}
+		gone := claim("a")
+		queuetest.Produce(t, q, codeq.Task{Queue: "b"})
+		goOn := queuetest.Hold(q, 0)
+		synctest.Wait()
+		go func() { _, _ = q.Produce(t.Context(), codeq.Task{Queue: "a"}) }()
+		synctest.Wait()
+		next := claim("a", "b") // in one group with the task, before the list is looked at
+		waiting[0]()
+		synctest.Wait()
+		goOn()
+		require.Equal(t, "codeq: context canceled", <-gone)
+		require.Equal(t, "a", <-next)
+		require.Equal(t, "b", queuetest.ClaimNow(t, q, "b").Queue)
+	})
 }

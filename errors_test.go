@@ -2,8 +2,10 @@ package codeq_test
 
 import (
 	"context"
+	texts "encoding"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/dispatch"
+	"codeq/test/queuetest"
 )
 
 // requirePrefix: an error that leaves the package begins with its name, which it has once; so
@@ -31,12 +35,12 @@ func requirePrefix(t *testing.T, what string, err error) {
 // TestErrorPrefix calls whatever the package exports in ways that it refuses.
 func TestErrorPrefix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{Shards: 2})
+		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2})
 		sub, err := q.Subscribe(codeq.SubscribeOptions{})
 		require.NoError(t, err)
 		defer sub.Close()
-		live := produce(t, q, codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
-		_, err = q.ProduceBatch(t.Context(), []codeq.Task{keyed("k"), keyed("k"), keyed("k")})
+		live := queuetest.Produce(t, q, codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
+		_, err = q.ProduceBatch(t.Context(), []codeq.Task{queuetest.Keyed("k"), queuetest.Keyed("k"), queuetest.Keyed("k")})
 		require.ErrorIs(t, err, codeq.ErrDuplicate)
 		requirePrefix(t, "duplicates", err)
 
@@ -51,7 +55,7 @@ func TestErrorPrefix(t *testing.T) {
 					args = append(args, reflect.Zero(in))
 				}
 			}
-			if !takesContext(name) {
+			if !queuetest.TakesContext(name) {
 				args = args[1:]
 			}
 			out := method.Call(args)
@@ -78,8 +82,8 @@ func TestErrorPrefix(t *testing.T) {
 
 		ended, cancel := context.WithCancelCause(t.Context())
 		cancel(fmt.Errorf("%w: shard 7: %w", codeq.ErrFailed, errors.New("a cause")))
-		for name, call := range verbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
-			if takesContext(name) {
+		for name, call := range queuetest.VerbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
+			if queuetest.TakesContext(name) {
 				requirePrefix(t, name, call(nil))
 				if name != "Run" {
 					requirePrefix(t, name, call(ended))
@@ -92,7 +96,7 @@ func TestErrorPrefix(t *testing.T) {
 		require.ErrorIs(t, err, codeq.ErrFailed)
 
 		require.NoError(t, q.Close())
-		for name, call := range verbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
+		for name, call := range queuetest.VerbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}}, []codeq.ID{live, live}) {
 			requirePrefix(t, name, call(context.Background()))
 		}
 	})
@@ -124,4 +128,290 @@ func TestErrorPrefix(t *testing.T) {
 	requirePrefix(t, "ParseID", err)
 	requirePrefix(t, "Receipt", new(codeq.Receipt).UnmarshalText(nil))
 	requirePrefix(t, "State", new(codeq.State).UnmarshalText(nil))
+}
+
+// outcome is the error of a call, or what it panics with.
+func outcome(call func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+	}()
+	return call()
+}
+
+// TestQueueNotOpened: every method of a nil Queue, and of a zero one, says what is wrong.
+func TestQueueNotOpened(t *testing.T) {
+	var mux codeq.Mux
+	codeq.Handle(&mux, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+	task := codeq.Task{Queue: "verbs", Unique: codeq.Unique{Key: "k"}}
+	for name, q := range map[string]*codeq.Queue{"nil": nil, "zero": new(codeq.Queue)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				verbs := queuetest.VerbsOf(t, q, &mux, []codeq.Task{task}, []codeq.ID{{1}, {2}})
+				require.Len(t, verbs, reflect.TypeFor[*codeq.Queue]().NumMethod()-1)
+				verbs["Close"] = func(context.Context) error { return q.Close() }
+				for verb, call := range verbs {
+					for range 2 {
+						err := outcome(func() error { return call(context.Background()) })
+						require.ErrorIs(t, err, codeq.ErrClosed, verb)
+						require.ErrorContains(t, err, "Open", verb)
+						require.NotErrorIs(t, err, codeq.ErrUncertain, verb)
+					}
+				}
+				ids, err := q.ProduceBatch(t.Context(), nil)
+				require.Empty(t, ids)
+				require.ErrorIs(t, err, codeq.ErrClosed)
+			})
+		})
+	}
+}
+
+// TestNilContext: every method with a context refuses a nil one, and does nothing.
+func TestNilContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2})
+		var mux codeq.Mux
+		codeq.Handle(&mux, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return errors.New("called") })
+		verbs := everyVerb(t, q, &mux)
+		before, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		var none context.Context
+		refused := func(name string, call func(ctx context.Context) error) {
+			err := outcome(func() error { return call(none) })
+			var invalid *codeq.InvalidError
+			require.ErrorAs(t, err, &invalid, name)
+			require.Equal(t, "ctx", invalid.Field, name)
+		}
+		for name, call := range verbs {
+			if queuetest.TakesContext(name) {
+				refused(name, call)
+			}
+		}
+		sub, err := q.Subscribe(codeq.SubscribeOptions{})
+		require.NoError(t, err)
+		defer sub.Close()
+		refused("Next", func(ctx context.Context) error { _, err := sub.Next(ctx); return err })
+		refused("All", func(ctx context.Context) (err error) {
+			for _, err = range sub.All(ctx) {
+			}
+			return err
+		})
+		_, ok := codeq.LeaseFrom(none)
+		require.False(t, ok)
+		require.Equal(t, slog.New(slog.DiscardHandler), codeq.LoggerFrom(none))
+		after, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, before, after)
+		require.ErrorIs(t, q.Configure(t.Context(), "verbs", nil), codeq.ErrInvalid)
+		require.NoError(t, q.Pause(t.Context(), "verbs"), "nothing was left behind")
+	})
+}
+
+// TestZeroSubscription: one that Subscribe has not made has ended.
+func TestZeroSubscription(t *testing.T) {
+	for name, sub := range map[string]*codeq.Subscription{"nil": nil, "zero": new(codeq.Subscription)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				for range 2 {
+					_, err := sub.Next(t.Context())
+					require.ErrorIs(t, err, codeq.ErrClosed)
+					require.ErrorContains(t, err, "Subscribe")
+					n := 0
+					for _, err := range sub.All(t.Context()) {
+						require.ErrorIs(t, err, codeq.ErrClosed)
+						n++
+					}
+					require.Equal(t, 1, n)
+					require.Zero(t, sub.Lost())
+					sub.Close()
+				}
+			})
+		})
+	}
+}
+
+// TestZeroJob: a Job that a program has made itself, as in a test of its handlers, says so.
+func TestZeroJob(t *testing.T) {
+	for name, job := range map[string]*codeq.Job[string]{
+		"nil": nil, "zero": {}, "with a lease": {Lease: &codeq.Lease{Task: codeq.Task{Queue: "a"}}, Args: "a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const want = "codeq: this Job was not made by Handle"
+			require.PanicsWithValue(t, want, func() { job.SetResult(nil) })
+			require.PanicsWithValue(t, want, func() { job.FollowUp(codeq.Task{Queue: "b"}) })
+			require.EqualError(t, job.SetResultValue(time.Hour), want)
+		})
+	}
+}
+
+// panickyContext panics when it is asked whether it has ended.
+type panickyContext struct{ context.Context }
+
+func (panickyContext) Err() error { panic("Err") }
+
+// TestContextThatPanics ends the call that it was given to, and keeps no other from the shard.
+func TestContextThatPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{})
+		ctx := panickyContext{t.Context()}
+		for name, call := range map[string]func() error{
+			"Produce": func() error { _, err := q.Produce(ctx, codeq.Task{Queue: "a"}); return err },
+			"Claim":   func() error { _, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); return err },
+			"Stats":   func() error { _, err := q.Stats(ctx); return err },
+		} {
+			require.EqualError(t, outcome(call), "panic: Err", name)
+		}
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+		l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.Equal(t, id, l.ID)
+		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+	})
+}
+
+// enumValue is what a pointer to a value of an enum can do.
+type enumValue[T any] interface {
+	*T
+	fmt.Stringer
+	texts.TextMarshaler
+	texts.TextUnmarshaler
+}
+
+// testEnum takes the texts of the values from first on.
+func testEnum[T ~uint8, P enumValue[T]](t *testing.T, first T, names ...string) {
+	t.Run(fmt.Sprintf("%T", first), func(t *testing.T) {
+		values := make(map[T]bool)
+		for i, text := range names {
+			v := first + T(i)
+			values[v] = true
+			require.Equal(t, text, P(&v).String())
+			b, err := P(&v).MarshalText()
+			require.NoError(t, err)
+			require.Equal(t, text, string(b))
+			var back T
+			require.NoError(t, P(&back).UnmarshalText(b))
+			require.Equal(t, v, back)
+		}
+		for n := range 256 {
+			v := T(n)
+			if values[v] {
+				continue
+			}
+			require.Regexp(t, fmt.Sprintf(`^\w+\(%d\)$`, n), P(&v).String())
+			_, err := P(&v).MarshalText()
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+		}
+		for _, text := range []string{"", "other", names[0] + " ", "Ready", "State(1)", "0"} {
+			v := first
+			require.ErrorIs(t, P(&v).UnmarshalText([]byte(text)), codeq.ErrInvalid, "%q", text)
+			require.Equal(t, first, v, "an error changes nothing")
+		}
+	})
+}
+
+// TestEnums: each value is a text that is read back, and nothing else is a value.
+func TestEnums(t *testing.T) {
+	testEnum(t, codeq.Ready, "ready", "scheduled", "blocked", "leased", "dead", "done", "canceled")
+	testEnum(t, codeq.BulkCancel, "cancel", "redrive", "purge", "set-priority", "move")
+	testEnum(t, codeq.HoldOnDead, "hold", "cancel", "run")
+	testEnum(t, codeq.RunOnMissing, "run", "cancel", "refuse")
+	testEnum(t, codeq.MissedOnce, "once", "skip", "all")
+	testEnum(t, codeq.DurabilityDefault, "default", "process", "disk", "none")
+	testEnum(t, codeq.EventProduced,
+		"produced", "claimed", "completed", "retried", "released", "dead", "canceled", "expired", "progress")
+
+	testEnum(t, codeq.VerdictCompleted,
+		"completed", "retry", "retry-after", "released", "dead-letter", "canceled", "lease-lost")
+
+	var s codeq.State
+	require.EqualError(t, s.UnmarshalText([]byte("redy")),
+		`codeq: invalid State: "redy" (allowed: ready, scheduled, blocked, leased, dead, done or canceled)`)
+}
+
+// TestEndOfContext: the error of a call whose ctx has ended matches how it ended, and the cause.
+func TestEndOfContext(t *testing.T) {
+	cause := errors.New("the user left")
+	queuetest.Bubble(t, codeq.Options{Shards: 2, MinFreeBytes: -1}, func(t *testing.T, q *codeq.Queue) {
+		sub, err := q.Subscribe(codeq.SubscribeOptions{})
+		require.NoError(t, err)
+		defer sub.Close()
+		live := queuetest.Produce(t, q, codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
+		for range 9 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "dead"})
+			require.NoError(t, q.DeadLetter(t.Context(), queuetest.ClaimNow(t, q, "dead").Receipt, nil))
+		}
+		var m codeq.Mux
+		codeq.Handle(&m, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+		tasks := []codeq.Task{{Queue: "verbs"}, {Queue: "verbs"}}
+		verbs := queuetest.VerbsOf(t, q, &m, tasks, []codeq.ID{live, live})
+		delete(verbs, "Run") // returns nil
+		delete(verbs, "ServeLocal")
+		for name := range verbs {
+			if !queuetest.TakesContext(name) {
+				delete(verbs, name)
+			}
+		}
+		verbs["Next"] = func(ctx context.Context) error { _, err := sub.Next(ctx); return err }
+		verbs["All"] = func(ctx context.Context) (err error) {
+			for _, err = range sub.All(ctx) {
+			}
+			return err
+		}
+		// Those that wait.
+		waiting := map[string]func(context.Context) error{
+			"Claim": func(ctx context.Context) error {
+				_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"none"}})
+				return err
+			},
+			"Claim of many": func(ctx context.Context) error {
+				req := codeq.ClaimRequest{Max: 2}
+				for i := range 2 * dispatch.ShortList {
+					req.Queues = append(req.Queues, fmt.Sprint("none ", i))
+				}
+				_, err := q.ClaimBatch(ctx, req)
+				return err
+			},
+			"Await":    func(ctx context.Context) error { _, err := q.Await(ctx, live); return err },
+			"WaitIdle": func(ctx context.Context) error { return q.WaitIdle(ctx, "live") },
+			"PurgeDead": func(ctx context.Context) error {
+				_, err := q.PurgeDead(ctx, codeq.DeadFilter{Queue: "dead", Rate: 0.001})
+				return err
+			},
+			"Next": func(ctx context.Context) error {
+				for {
+					if _, err := sub.Next(ctx); err != nil {
+						return err
+					}
+				}
+			},
+		}
+		matches := func(name string, err, how error) {
+			require.ErrorIs(t, err, how, name)
+			require.ErrorIs(t, err, cause, name)
+		}
+		ended, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		late, stop := context.WithDeadlineCause(t.Context(), time.Now().Add(-time.Second), cause)
+		defer stop()
+		for name, verb := range verbs {
+			switch name {
+			case "ClusterStatus", "AddNode", "RemoveNode", "ReplaceNode", "TransferLeadership", "Drain", "Undrain":
+				continue // refused by a queue by itself
+			}
+			matches(name, verb(ended), context.Canceled)
+			matches(name, verb(late), context.DeadlineExceeded)
+		}
+		for name, verb := range waiting {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(time.Second, func() { cancel(cause) })
+			matches(name, verb(ctx), context.Canceled)
+			if name == "PurgeDead" {
+				continue // gives up before a deadline that is too near
+			}
+			ctx, stop := context.WithTimeoutCause(t.Context(), time.Second, cause)
+			matches(name, verb(ctx), context.DeadlineExceeded)
+			stop()
+		}
+	})
 }

@@ -1,12 +1,393 @@
 package codeq_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
+	"errors"
 	"fmt"
+	"log"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
 	"time"
 
 	"codeq"
 )
+
+// The first middleware is the outermost. It sees by its error what becomes of a task.
+func ExampleMux_Use() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	mux.Use(
+		func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error {
+				err := next(ctx, l)
+				var p *codeq.PanicError
+				switch {
+				case errors.As(err, &p):
+					fmt.Printf("%s: panic: %v\n", l.Queue, p.Value)
+				case err != nil:
+					fmt.Printf("%s: %v\n", l.Queue, err)
+				default:
+					fmt.Printf("%s: ok\n", l.Queue)
+				}
+				return err
+			}
+		},
+		func(next codeq.Handler) codeq.Handler {
+			return func(ctx context.Context, l *codeq.Lease) error {
+				if l.Tenant == "" {
+					return codeq.DeadLetter(errors.New("no tenant"))
+				}
+				return next(ctx, l)
+			}
+		},
+	)
+	codeq.Handle(&mux, "mail", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+	codeq.Handle(&mux, "video", func(context.Context, *codeq.Job[[]byte]) error {
+		defer stop()
+		panic("no such codec")
+	})
+
+	_, err := q.ProduceBatch(ctx, []codeq.Task{
+		{Queue: "mail", Tenant: "anna"},
+		{Queue: "mail"},
+		{Queue: "video", Tenant: "anna"},
+	})
+	check(err)
+	check(q.Run(ctx, &mux, &codeq.RunOptions{
+		Concurrency: 1,
+		Queues:      []string{"mail", "video"}, // in this order
+	}))
+	// Output:
+	// mail: ok
+	// mail: no tenant
+	// video: panic: no such codec
+}
+
+// A middleware that counts failures, and takes no wish of a handler for one.
+func ExampleVerdictOf() {
+	var mux codeq.Mux
+	mux.Use(func(next codeq.Handler) codeq.Handler {
+		return func(ctx context.Context, l *codeq.Lease) error {
+			err := next(ctx, l)
+			switch v := codeq.VerdictOf(err); v {
+			case codeq.VerdictRetry, codeq.VerdictDeadLetter:
+				fmt.Printf("failed (%v): %v\n", v, err)
+			default:
+				fmt.Println(v)
+			}
+			return err
+		}
+	})
+	fmt.Println(codeq.VerdictOf(nil))
+	fmt.Println(codeq.VerdictOf(codeq.Snooze(time.Minute)))
+	fmt.Println(codeq.VerdictOf(codeq.RetryAfter(time.Minute, errors.New("busy"))))
+	fmt.Println(codeq.VerdictOf(fmt.Errorf("mail: %w", errors.New("no route"))))
+	// Output:
+	// completed
+	// released
+	// retry-after
+	// retry
+}
+
+// gobCodec encodes by encoding/gob.
+type gobCodec struct{}
+
+func (gobCodec) Marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	err := gob.NewEncoder(&b).Encode(v)
+	return b.Bytes(), err
+}
+
+func (gobCodec) Unmarshal(data []byte, v any) error {
+	return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
+}
+
+// Producer, handler and reader of a queue name the same codec.
+func ExampleWithCodec() {
+	q, done := open()
+	defer done()
+
+	type Matrix struct{ Rows [][]float64 }
+	asGob := codeq.WithCodec(gobCodec{})
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "trace", func(ctx context.Context, job *codeq.Job[Matrix]) error {
+		defer stop()
+		sum := 0.0
+		for i, row := range job.Args.Rows {
+			sum += row[i]
+		}
+		return job.SetResultValue(sum)
+	}, asGob)
+
+	task, err := codeq.NewTask("trace", Matrix{[][]float64{{1, 2}, {3, 4}}}, asGob)
+	check(err)
+	task.Retention = time.Hour
+	id, err := q.Produce(ctx, task)
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	sum, err := codeq.ResultAs[float64](info, asGob)
+	check(err)
+	fmt.Println(sum)
+	// Output: 5
+}
+
+// Each queue with a handler is one that Run works on, unless [codeq.RunOptions] name some of them.
+func ExampleMux_Queues() {
+	var mux codeq.Mux
+	for _, queue := range []string{"video", "mail"} {
+		codeq.Handle(&mux, queue, func(context.Context, *codeq.Job[[]byte]) error { return nil })
+	}
+	fmt.Println(mux.Queues())
+	// Output: [mail video]
+}
+
+// The result of a handler is kept with its task for the retention of the task.
+func ExampleJob_SetResult() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "shout", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		job.SetResult(bytes.ToUpper(job.Args))
+		return nil
+	})
+	id, err := q.Produce(ctx, codeq.Task{Queue: "shout", Payload: []byte("hello"), Retention: time.Hour})
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+
+	task, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Printf("%s\n", task.Result)
+	// Output: HELLO
+}
+
+// A result can be any value that the codec of the queue encodes, here as JSON.
+func ExampleJob_SetResultValue() {
+	q, done := open()
+	defer done()
+
+	type Size struct{ Width, Height int }
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "halve", func(ctx context.Context, job *codeq.Job[Size]) error {
+		defer stop()
+		return job.SetResultValue(Size{job.Args.Width / 2, job.Args.Height / 2})
+	})
+	task, err := codeq.NewTask("halve", Size{640, 480})
+	check(err)
+	task.Retention = time.Hour
+	id, err := q.Produce(ctx, task)
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Printf("%s\n", info.Result)
+	// Output: {"Width":320,"Height":240}
+}
+
+func ExampleNewTask() {
+	type Mail struct{ To, Subject string }
+
+	task, err := codeq.NewTask("mail", Mail{To: "ann@example.org", Subject: "Hi"})
+	check(err)
+	task.Priority = 9
+	fmt.Printf("%s\n", task.Payload)
+	// Output: {"To":"ann@example.org","Subject":"Hi"}
+}
+
+func ExampleResultAs() {
+	q, done := open()
+	defer done()
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "words", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		count := make(map[string]int)
+		for _, word := range bytes.Fields(job.Args) {
+			count[string(word)]++
+		}
+		return job.SetResultValue(count)
+	})
+	id, err := q.Produce(ctx, codeq.Task{Queue: "words", Payload: []byte("to be or not to be"), Retention: time.Hour})
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	count, err := codeq.ResultAs[map[string]int](info)
+	check(err)
+	fmt.Println(count)
+	// Output: map[be:2 not:1 or:1 to:2]
+}
+
+// What a handler logs says which task it is about.
+func ExampleLoggerFrom() {
+	dir, err := os.MkdirTemp("", "codeq-example-")
+	check(err)
+	defer os.RemoveAll(dir)
+	withoutTimes := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == "task" { // they differ from run to run
+			return slog.Attr{}
+		}
+		return a
+	}
+	q, err := codeq.Open(dir, &codeq.Options{
+		Logger: slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: withoutTimes})),
+	})
+	check(err)
+	defer q.Close()
+	_, err = q.Produce(ctx, codeq.Task{Queue: "mail", Tenant: "anna"})
+	check(err)
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "mail", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		return send(ctx, "ann@example.org")
+	})
+	check(q.Run(ctx, &mux, nil))
+	// Output: level=INFO msg=sent queue=mail attempt=1 tenant=anna to=ann@example.org
+}
+
+// send is given the context only, as what a handler calls mostly is.
+func send(ctx context.Context, to string) error {
+	codeq.LoggerFrom(ctx).Info("sent", "to", to)
+	return nil
+}
+
+// An import says how far it is, and goes on where the attempt before has stopped.
+func ExampleReportProgress() {
+	q, done := open()
+	defer done()
+	id, err := q.Produce(ctx, codeq.Task{Queue: "import", Retention: time.Hour})
+	check(err)
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "import", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		const rows = 4
+		first, _ := strconv.Atoi(job.Metadata["imported"])
+		for row := first; row < rows; row++ {
+			if row == 2 && job.Attempt == 1 {
+				return codeq.RetryAfter(0, errors.New("connection lost"))
+			}
+			fmt.Println("attempt", job.Attempt, "imports row", row)
+			check(codeq.SetMetadata(ctx, "imported", fmt.Sprint(row+1)))
+			check(codeq.ReportProgress(ctx, int64(row+1), rows, "rows"))
+		}
+		stop()
+		return nil
+	})
+	check(q.Run(ctx, &mux, nil))
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Println(info.Progress.Done, "of", info.Progress.Total, info.Progress.Note)
+	// Output:
+	// attempt 1 imports row 0
+	// attempt 1 imports row 1
+	// attempt 2 imports row 2
+	// attempt 2 imports row 3
+	// 4 of 4 rows
+}
+
+func ExampleSetMetadata() {
+	q, done := open()
+	defer done()
+	id, err := q.Produce(ctx, codeq.Task{Queue: "charge", Retention: time.Hour})
+	check(err)
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "charge", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		return codeq.SetMetadata(ctx, "receipt", "4711") // of the service that was called
+	})
+	check(q.Run(ctx, &mux, nil))
+	info, err := q.Get(context.Background(), id)
+	check(err)
+	fmt.Println(info.State, info.Metadata)
+	// Output: done map[receipt:4711]
+}
+
+func ExampleLeaseFrom() {
+	q, done := open()
+	defer done()
+	_, err := q.Produce(ctx, codeq.Task{Queue: "mail", Headers: map[string]string{"locale": "de"}})
+	check(err)
+
+	greet := func(ctx context.Context) string {
+		l, ok := codeq.LeaseFrom(ctx)
+		if ok && l.Headers["locale"] == "de" {
+			return "Guten Tag"
+		}
+		return "Good day"
+	}
+
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "mail", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		fmt.Println(greet(ctx))
+		return nil
+	})
+	check(q.Run(ctx, &mux, nil))
+	fmt.Println(greet(ctx))
+	// Output:
+	// Guten Tag
+	// Good day
+}
+
+// A W3C trace context goes from the producer through the handler to its
+// follow-ups. A tracing library takes the place of traceKey here, and a
+// middleware that begins a span replaces the header by that of the span.
+func ExampleJob_FollowUp_traceContext() {
+	q, done := open()
+	defer done()
+
+	type traceKey struct{}
+	ctx, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	mux.Use(func(next codeq.Handler) codeq.Handler {
+		return func(ctx context.Context, l *codeq.Lease) error {
+			return next(context.WithValue(ctx, traceKey{}, l.Headers["traceparent"]), l)
+		}
+	})
+	codeq.Handle(&mux, "order", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		fmt.Println("order:", ctx.Value(traceKey{}))
+		job.FollowUp(codeq.Task{Queue: "mail"})
+		return nil
+	})
+	codeq.Handle(&mux, "mail", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		defer stop()
+		fmt.Println("mail: ", ctx.Value(traceKey{}))
+		return nil
+	})
+
+	_, err := q.Produce(ctx, codeq.Task{Queue: "order", Headers: map[string]string{
+		"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+	}})
+	check(err)
+	check(q.Run(ctx, &mux, nil))
+	// Output:
+	// order: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+	// mail:  00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+}
 
 // startWorker starts a worker with a name, and returns when it takes tasks.
 func startWorker(q *codeq.Queue, name string) (stop func()) {
@@ -83,4 +464,41 @@ func ExampleQueue_ResumeWorkers() {
 	// Output:
 	// 1 waits
 	// anna sends a letter
+}
+
+// A lease that is bound to the process does not outlive it: after a crash the task is ready
+// as soon as the queue is open again, and not when the lease expires.
+func ExampleClaimRequest_local() {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "codeq")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "queue")
+	q, err := codeq.Open(path, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := q.Produce(ctx, codeq.Task{Queue: "films", Payload: []byte("Alien")}); err != nil {
+		log.Fatal(err)
+	}
+	req := codeq.ClaimRequest{Queues: []string{"films"}, LeaseFor: time.Hour, Local: true}
+	if _, err := q.Claim(ctx, req); err != nil {
+		log.Fatal(err)
+	}
+	if err := q.Close(); err != nil { // before the task is completed
+		log.Fatal(err)
+	}
+
+	if q, err = codeq.Open(path, nil); err != nil {
+		log.Fatal(err)
+	}
+	defer q.Close()
+	l, err := q.Claim(ctx, req)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s, attempt %d\n", l.Payload, l.Attempt)
+	// Output: Alien, attempt 1
 }

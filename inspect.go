@@ -3,10 +3,14 @@ package codeq
 import (
 	"context"
 	"fmt"
+	"math"
+	"time"
 
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/store"
 )
 
@@ -23,6 +27,11 @@ func init() {
 			return &o.private
 		}
 		panic(fmt.Sprintf("codeq: %T has no private options", options))
+	}
+	inspect.Apply = func(st *store.Store) func(cluster.Entry) error {
+		m := newStateMachine(&replica{store: st, mono: time.Now})
+		m.writer.Adopt = func([]byte) error { return nil }
+		return m.Apply
 	}
 	inspect.Of = func(queue any) inspect.Queue { return inspected{queue.(*Queue)} }
 }
@@ -49,11 +58,18 @@ type inspection struct {
 	look func(*inspect.Owner) error
 }
 
-func (op *inspection) resolve(s *shard) {
-	o := &inspect.Owner{
-		Rules: &s.State, Claims: s.claims, Store: s.Store, Commit: s.commit,
-		Busy: len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due(),
+func (s *shard) inspect() *inspect.Owner {
+	return &inspect.Owner{
+		Rules: &s.State, Claims: s.claims, Store: s.Store, Permits: s.permits, Epoch: s.epoch, Commit: s.commit,
+		Busy:     len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due(),
+		Large:    len(s.undecided.large.All()),
+		Measure:  func() { s.space.Written = math.MaxInt },
+		Awaiting: func(id keys.ID) int { return len(s.awaits.Of(ID(id))) },
 	}
+}
+
+func (op *inspection) resolve(s *shard) {
+	o := s.inspect()
 	op.err = op.look(o)
 	s.commit = o.Commit
 	s.settleAfterCommit(op)
@@ -69,6 +85,12 @@ func (i inspected) Owner(shard int, look func(*inspect.Owner) error) error {
 	op := &inspection{completion: newCompletion(0), look: look}
 	_, err := s.do(context.Background(), op, &op.completion, nil)
 	return err
+}
+
+func (i inspected) Asleep(shard int) *inspect.Owner {
+	s := i.q.shard(shard)
+	s.inbox.Len() // its lock orders this before what the owner does next
+	return s.inspect()
 }
 
 func (i inspected) Read(shard int, f func(*store.Store) error) error {
@@ -104,11 +126,40 @@ func (i inspected) StartingAt(shard int) any {
 	return &Queue{opts: i.q.opts, replicas: i.q.replicas[shard : shard+1]}
 }
 
+func (i inspected) OfAnotherProcess() any {
+	return &Queue{opts: i.q.opts, replicas: i.q.replicas, configuring: make(chan struct{}, 1)}
+}
+
+func (i inspected) Waiting(shard int) int { return i.q.shard(shard).inbox.Len() }
+
 func (i inspected) RunUntilEmpty(ctx context.Context, mux, opts any) (int, error) {
 	return i.q.runMux(ctx, mux.(*Mux), opts.(*RunOptions), true)
 }
 
 func (i inspected) Watched() bool { return i.q.events.Wanted() != 0 }
+
+func (i inspected) Options() any {
+	o := *i.q.opts
+	return &o
+}
+
+func (i inspected) Directory() *manifest.Directory { return i.q.dir }
+
+func (i inspected) RaiseBarrier(ctx context.Context) (resume func() error, err error) {
+	b, err := i.q.raiseBarrier(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return b.resume, nil
+}
+
+func (i inspected) Leaders() cluster.Leaders { return (*leaders)(i.q.node) }
+
+func (i inspected) ClockAge(shard int) time.Duration {
+	return time.Duration(i.q.shard(shard).ClockAge) * time.Millisecond
+}
+
+func (i inspected) Numbers(shard int) **call.Session { return &i.q.replicas[shard].producing }
 
 func (i inspected) Node() *cluster.Node {
 	if i.q.node == nil {

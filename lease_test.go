@@ -1,8 +1,12 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
+	"errors"
+	"flag"
+	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,38 +14,295 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
+
+func TestLeaseExpires(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		first := queuetest.ClaimNow(t, q, "a")
+		time.Sleep(999 * time.Millisecond)
+		require.NoError(t, q.Extend(ctx, first.Receipt, time.Second))
+		time.Sleep(999 * time.Millisecond)
+		require.NoError(t, q.Complete(ctx, first.Receipt, nil), "extended")
+
+		second := queuetest.ClaimNow(t, q, "a")
+		time.Sleep(time.Second)
+		for name, err := range map[string]error{
+			"Complete":   q.Complete(ctx, second.Receipt, nil),
+			"Extend":     q.Extend(ctx, second.Receipt, time.Second),
+			"Retry":      q.Retry(ctx, second.Receipt, codeq.RetryOptions{}),
+			"Release":    q.Release(ctx, second.Receipt, 0),
+			"DeadLetter": q.DeadLetter(ctx, second.Receipt, nil),
+		} {
+			require.ErrorIs(t, err, codeq.ErrLeaseLost, name)
+		}
+		again := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, second.ID, again.ID)
+		require.Equal(t, 2, again.Attempt)
+		require.Greater(t, again.Receipt.Token, second.Receipt.Token)
+		require.Equal(t, "lease expired", again.LastError)
+		require.NoError(t, q.Complete(ctx, again.Receipt, nil))
+		require.ErrorIs(t, q.Complete(ctx, again.Receipt, nil), codeq.ErrLeaseLost, "finished twice")
+	})
+}
+
+// TestExpiryWakesAWaiter: a task is handed on within 50 ms of its lease's end,
+// without any call that would remind the shard.
+func TestExpiryWakesAWaiter(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		for _, d := range []time.Duration{10 * time.Millisecond, 1234 * time.Millisecond, 10 * time.Minute} {
+			id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+			_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: d})
+			require.NoError(t, err)
+			start := time.Now()
+			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, id, l.ID)
+			took := time.Since(start)
+			require.GreaterOrEqual(t, took, d)
+			require.LessOrEqual(t, took, d+50*time.Millisecond)
+			require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		}
+	})
+}
+
+func TestLeaseForOfTheTask(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{LeaseFor: time.Minute}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Produce(t, q, codeq.Task{Queue: "a", LeaseFor: time.Hour}, codeq.Task{Queue: "a"})
+		require.Equal(t, time.Hour, time.Until(queuetest.ClaimNow(t, q, "a").Deadline))
+		require.Equal(t, time.Minute, time.Until(queuetest.ClaimNow(t, q, "a").Deadline))
+	})
+}
+
+func TestScheduledTasks(t *testing.T) {
+	t.Parallel()
+	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		const n = 3000
+		start := time.Now()
+		for i := 0; i < n; i += 500 {
+			var tasks []codeq.Task
+			for j := range 500 {
+				tasks = append(tasks, codeq.Task{Queue: "a", RunAt: start.Add(time.Duration(1+(i+j)%10) * time.Hour)})
+			}
+			_, err := q.ProduceBatch(ctx, tasks)
+			require.NoError(t, err)
+		}
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		for hour := 1; hour <= 10; hour++ {
+			time.Sleep(time.Until(start.Add(time.Duration(hour) * time.Hour)))
+			synctest.Wait()
+			stats, err := q.Stats(ctx)
+			require.NoError(t, err)
+			require.EqualValues(t, n/10, stats["a"].Ready, "after hour %d", hour)
+			for range n / 10 {
+				l := queuetest.ClaimNow(t, q, "a")
+				require.NotNil(t, l)
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			}
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		}
+	})
+}
+
+func TestRetries(t *testing.T) {
+	opts := codeq.Options{Shards: 1, MaxAttempts: 4, Backoff: codeq.Backoff{Base: time.Second, Max: 3 * time.Second, Jitter: -1}}
+	queuetest.Bubble(t, opts, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: []byte("p")})[0]
+		for attempt, wait := range []time.Duration{0, time.Second, 2 * time.Second, 3 * time.Second} {
+			start := time.Now()
+			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, wait, time.Since(start))
+			require.Equal(t, attempt+1, l.Attempt)
+			require.Equal(t, "p", string(l.Payload))
+			require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("no luck")}))
+		}
+		info, err := q.Get(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, codeq.Dead, info.State)
+		require.Equal(t, 4, info.Attempts)
+		require.Equal(t, "no luck", info.LastError)
+	})
+}
+
+func TestRelease(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		ids := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		require.NoError(t, q.Release(ctx, queuetest.ClaimNow(t, q, "a").Receipt, 0))
+		other := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, ids[1], other.ID, "what was released stands behind what is ready")
+		require.NoError(t, q.Complete(ctx, other.Receipt, nil))
+		l := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, ids[0], l.ID)
+		require.Equal(t, 1, l.Attempt, "the attempt did not count")
+		require.NoError(t, q.Release(ctx, l.Receipt, time.Hour))
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Equal(t, ids[0], queuetest.ClaimNow(t, q, "a").ID)
+	})
+}
+
+// TestOrderWithClockSetBack: a task that returns to its lane again and again
+// stands behind what was ready before, and before what becomes ready later, also
+// while the wall clock is behind the time by which the lane is ordered.
+func TestOrderWithClockSetBack(t *testing.T) {
+	t.Parallel()
+	const others = 20
+	verbs := map[string]func(*codeq.Queue, *codeq.Lease) error{
+		"release": func(q *codeq.Queue, l *codeq.Lease) error { return q.Release(context.Background(), l.Receipt, 0) },
+		"snooze": func(q *codeq.Queue, l *codeq.Lease) error {
+			return q.Release(context.Background(), l.Receipt, time.Millisecond)
+		},
+		"retry": func(q *codeq.Queue, l *codeq.Lease) error {
+			return q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: -1})
+		},
+		"retry later": func(q *codeq.Queue, l *codeq.Lease) error {
+			return q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: 1})
+		},
+		"redrive": func(q *codeq.Queue, l *codeq.Lease) error {
+			return errors.Join(q.DeadLetter(context.Background(), l.Receipt, nil), q.RedriveDead(context.Background(), l.ID))
+		},
+		"run now": func(q *codeq.Queue, l *codeq.Lease) error {
+			return errors.Join(q.Release(context.Background(), l.Receipt, time.Hour),
+				q.SetRunAt(context.Background(), l.ID, time.Time{}))
+		},
+	}
+	for name, putBack := range verbs {
+		for _, reopens := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, reopened %t", name, reopens), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var offset time.Duration
+					opts := queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 1, MaxAttempts: 1000})
+					inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(offset) }
+					q, err := codeq.Open("queue", opts)
+					require.NoError(t, err)
+					set := func(d time.Duration) {
+						if !reopens {
+							synctest.Wait()
+							offset += d
+							return
+						}
+						require.NoError(t, q.Close())
+						offset += d
+						q, err = codeq.Open("queue", opts)
+						require.NoError(t, err)
+					}
+					returns := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+					for range others {
+						time.Sleep(10 * time.Millisecond)
+						queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+					}
+					set(time.Hour)
+					queuetest.Produce(t, q, codeq.Task{Queue: "a"}) // of the future
+					set(-2 * time.Hour)
+					turns := 0
+					for range others + 1 {
+						l := queuetest.ClaimNow(t, q, "a")
+						if l.ID == returns {
+							turns++
+							require.NoError(t, putBack(q, l))
+							time.Sleep(10 * time.Millisecond)
+							l = queuetest.ClaimNow(t, q, "a")
+							require.NotEqual(t, returns, l.ID, "it goes first again")
+						}
+						require.NoError(t, q.Complete(context.Background(), l.Receipt, nil))
+						queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+						time.Sleep(10 * time.Millisecond)
+					}
+					require.Equal(t, 1, turns)
+					require.Equal(t, returns, queuetest.ClaimNow(t, q, "a").ID, "what came later does not go first")
+					require.NoError(t, queuetest.CheckAll(q))
+					require.NoError(t, q.Close())
+				})
+			})
+		}
+	}
+}
+
+// TestHungTaskGoesBehind: a task whose lease runs out keeps its place the first time, and
+// goes behind the others of its lane the second time. Restarts do not count.
+func TestHungTaskGoesBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs, ctx := crashfs.New(), context.Background()
+		open := func() *codeq.Queue {
+			q, err := codeq.Open("queue", queuetest.OnDisk(fs, &codeq.Options{Shards: 1, MaxAttempts: 100, LeaseFor: time.Minute}))
+			require.NoError(t, err)
+			return q
+		}
+		q := open()
+		ids := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		hangs, other := ids[0], ids[1]
+		expire := func() {
+			t.Helper()
+			require.Equal(t, hangs, queuetest.ClaimNow(t, q, "a").ID)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
+		for _, local := range []bool{true, false, true} { // three restarts end leases
+			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Local: local})
+			require.NoError(t, err)
+			require.Equal(t, hangs, l.ID)
+			require.NoError(t, q.Close())
+			if !local {
+				time.Sleep(2 * time.Minute)
+			}
+			q = open()
+			synctest.Wait()
+		}
+		expire()
+		require.Equal(t, hangs, queuetest.ClaimNow(t, q, "a").ID, "the first time it keeps its place")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		l := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, other, l.ID, "the second time it goes behind")
+		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+		info, err := q.Get(ctx, hangs)
+		require.NoError(t, err)
+		require.Equal(t, 3, info.Attempts, "the local leases have counted none")
+		require.WithinDuration(t, time.Now(), info.At, 0, "since when it is ready again")
+		require.NoError(t, queuetest.CheckAll(q))
+		require.NoError(t, q.Close())
+	})
+}
 
 // TestMassExpiry: a hundred thousand leases that end at once are all taken
 // back, in many groups between which other claims are served.
 func TestMassExpiry(t *testing.T) {
 	t.Parallel()
 	n := testkit.Sized(10_000, 100_000, 100_000)
-	bubble(t, Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *Queue) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
 		for done := 0; done < n; done += 1000 {
-			batch := make([]Task, 1000)
+			batch := make([]codeq.Task, 1000)
 			for i := range batch {
-				batch[i] = Task{Queue: "a"}
+				batch[i] = codeq.Task{Queue: "a"}
 			}
 			_, err := q.ProduceBatch(ctx, batch)
 			require.NoError(t, err)
-			leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 1000})
+			leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 1000})
 			require.NoError(t, err)
 			require.Len(t, leases, 1000)
 		}
-		counting := &countingCommitter{committer: q.shard(0).commit}
-		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.commit = counting
+		counting := new(queuetest.CountingCommitter)
+		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+			counting.Committer, s.Commit = s.Commit, counting
 			return nil
 		}))
-		produce(t, q, Task{Queue: "urgent"})
+		queuetest.Produce(t, q, codeq.Task{Queue: "urgent"})
 		time.Sleep(time.Second)
-		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"urgent"}})
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"urgent"}})
 		require.NoError(t, err)
 		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 		synctest.Wait()
@@ -49,43 +310,42 @@ func TestMassExpiry(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, n, stats["a"].Ready)
 		require.Zero(t, stats["a"].Leased)
-		require.GreaterOrEqual(t, counting.commits, n/engine.UpkeepBudget.Records, "each is written")
-		require.LessOrEqual(t, counting.largest, uint32(engine.UpkeepBudget.Records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
+		require.GreaterOrEqual(t, counting.Commits, n/engine.UpkeepBudget.Records, "each is written")
+		require.LessOrEqual(t, counting.Largest, uint32(engine.UpkeepBudget.Records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
 	})
 }
 
 // TestLeaseOverRestart: a lease of Claim keeps its deadline over a restart, one
 // that belongs to the process ends with it, for no attempt.
 func TestLeaseOverRestart(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {}) // the same checks hold for an empty queue
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {}) // the same checks hold for an empty queue
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		opts := inspect.With(&Options{Shards: 1, MaxAttempts: 2}, inspect.Private{FS: crashfs.New()})
-		q, err := Open("queue", opts)
+		opts := inspect.With(&codeq.Options{Shards: 1, MaxAttempts: 2}, inspect.Private{FS: crashfs.New()})
+		q, err := codeq.Open("queue", opts)
 		require.NoError(t, err)
-		produce(t, q, Task{Queue: "remote"}, Task{Queue: "local"})
-		remote, err := q.Claim(ctx, ClaimRequest{Queues: []string{"remote"}, LeaseFor: time.Minute})
+		queuetest.Produce(t, q, codeq.Task{Queue: "remote"}, codeq.Task{Queue: "local"})
+		remote, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"remote"}, LeaseFor: time.Minute})
 		require.NoError(t, err)
 		for range 3 {
-			op, err := q.claim(ctx, &ClaimRequest{Queues: []string{"local"}, NoWait: true}, &runner{queue: q})
+			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"local"}, NoWait: true, Local: true})
 			require.NoError(t, err)
-			require.EqualValues(t, 1, op.Grants[0].Attempt)
-			op.unref()
+			require.Equal(t, 1, l.Attempt)
 			require.NoError(t, q.Close())
 			time.Sleep(10 * time.Second)
-			q, err = Open("queue", opts)
+			q, err = codeq.Open("queue", opts)
 			require.NoError(t, err)
 			synctest.Wait()
 		}
 		stats, err := q.Stats(ctx)
 		require.NoError(t, err)
-		require.Equal(t, Counts{Ready: 1}, stats["local"])
-		require.Equal(t, Counts{Leased: 1}, stats["remote"])
-		require.Nil(t, claimNow(t, q, "remote"))
+		require.Equal(t, codeq.Counts{Ready: 1}, stats["local"])
+		require.Equal(t, codeq.Counts{Leased: 1}, stats["remote"])
+		require.Nil(t, queuetest.ClaimNow(t, q, "remote"))
 		require.NoError(t, q.Extend(ctx, remote.Receipt, time.Minute))
 		time.Sleep(time.Minute)
-		require.Equal(t, 2, claimNow(t, q, "remote").Attempt)
-		require.NoError(t, q.checkAll())
+		require.Equal(t, 2, queuetest.ClaimNow(t, q, "remote").Attempt)
+		require.NoError(t, queuetest.CheckAll(q))
 		require.NoError(t, q.Close())
 	})
 }
@@ -97,45 +357,45 @@ func TestWallClockJumps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		var offset atomic.Int64 // set here, read by the owner
-		opts := inspect.With(&Options{Shards: 1, LeaseFor: time.Minute}, inspect.Private{FS: crashfs.New()})
+		opts := inspect.With(&codeq.Options{Shards: 1, LeaseFor: time.Minute}, inspect.Private{FS: crashfs.New()})
 		inspect.Options(opts).Wall = func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
-		q, err := Open("queue", opts)
+		q, err := codeq.Open("queue", opts)
 		require.NoError(t, err)
 		step := func(d time.Duration) { // as nobody's call: the owner reads the clock when it wakes
 			synctest.Wait()
 			offset.Add(int64(d))
 		}
 		for _, jump := range []time.Duration{time.Hour, -2 * time.Hour} {
-			id := produce(t, q, Task{Queue: "a"})[0]
-			l := claimNow(t, q, "a")
+			id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+			l := queuetest.ClaimNow(t, q, "a")
 			require.Equal(t, id, l.ID)
 			step(jump)
 			time.Sleep(59 * time.Second)
-			require.Nil(t, claimNow(t, q, "a"), "after a jump of %v", jump)
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "after a jump of %v", jump)
 			time.Sleep(time.Second)
-			again := claimNow(t, q, "a")
+			again := queuetest.ClaimNow(t, q, "a")
 			require.NotNil(t, again, "after a jump of %v", jump)
 			require.NoError(t, q.Complete(ctx, again.Receipt, nil))
 		}
 
-		produce(t, q, Task{Queue: "later", RunAt: inspect.Options(opts).Wall().Add(10 * time.Hour)})
+		queuetest.Produce(t, q, codeq.Task{Queue: "later", RunAt: inspect.Options(opts).Wall().Add(10 * time.Hour)})
 		step(10 * time.Hour)
 		start := time.Now()
-		_, err = q.Claim(ctx, ClaimRequest{Queues: []string{"later"}})
+		_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"later"}})
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(start), time.Minute)
 
-		produce(t, q, Task{Queue: "a"})
-		l := claimNow(t, q, "a")
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		l := queuetest.ClaimNow(t, q, "a")
 		require.NoError(t, q.Close())
 		step(-time.Hour)
-		q, err = Open("queue", opts)
+		q, err = codeq.Open("queue", opts)
 		require.NoError(t, err)
 		time.Sleep(59 * time.Second)
-		require.Nil(t, claimNow(t, q, "a"))
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
 		time.Sleep(time.Second)
-		require.Equal(t, l.ID, claimNow(t, q, "a").ID)
-		require.NoError(t, q.checkAll())
+		require.Equal(t, l.ID, queuetest.ClaimNow(t, q, "a").ID)
+		require.NoError(t, queuetest.CheckAll(q))
 		require.NoError(t, q.Close())
 	})
 }
@@ -143,26 +403,237 @@ func TestWallClockJumps(t *testing.T) {
 // TestHotPathKeys: a cycle of a task by itself costs what the layout promises,
 // and no reads; many in one group cost less.
 func TestHotPathKeys(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
-		produce(t, q, Task{Queue: "a"})
-		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil)) // makes the lane
-		counting := &countingCommitter{committer: q.shard(0).commit}
-		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.commit = counting
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil)) // makes the lane
+		counting := new(queuetest.CountingCommitter)
+		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+			counting.Committer, s.Commit = s.Commit, counting
 			return nil
 		}))
-		produce(t, q, Task{Queue: "a"})
-		require.NoError(t, q.Complete(ctx, claimNow(t, q, "a").Receipt, nil))
-		require.Equal(t, 3, counting.commits)
-		require.EqualValues(t, 4+3, counting.keys, "record, lease and their ends, and counters with each commit")
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil))
+		require.Equal(t, 3, counting.Commits)
+		require.EqualValues(t, 4+3, counting.Keys, "record, lease and their ends, and counters with each commit")
 
-		*counting = countingCommitter{committer: counting.committer}
-		_, err := q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "a"}}, 100))
+		*counting = queuetest.CountingCommitter{Committer: counting.Committer}
+		_, err := q.ProduceBatch(ctx, slices.Repeat([]codeq.Task{{Queue: "a"}}, 100))
 		require.NoError(t, err)
-		leases, err := q.ClaimBatch(ctx, ClaimRequest{Queues: []string{"a"}, Max: 100})
+		leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 100})
 		require.NoError(t, err)
 		require.Len(t, leases, 100)
-		require.EqualValues(t, 100+1+2, counting.keys, "records, one lease record, counters")
+		require.EqualValues(t, 100+1+2, counting.Keys, "records, one lease record, counters")
+	})
+}
+
+var reapMiB = flag.Int("reap.mib", 0, "TestReapOfLargeRecords: 66 tasks of so many MiB each, at most 64, on disk")
+
+// TestReapOfLargeRecords: leases of a process that has died are taken back at Open, few at a
+// time if the records are large.
+func TestReapOfLargeRecords(t *testing.T) {
+	t.Parallel()
+	n, size, dir := 16, 512<<10, "queue"
+	opts := codeq.Options{Shards: 1, Limits: codeq.Limits{Payload: 64 << 20}}
+	if *reapMiB > 0 {
+		n, size, dir = 66, *reapMiB<<20, t.TempDir()
+	} else {
+		inspect.Options(&opts).FS = crashfs.New()
+	}
+	ctx := context.Background()
+	open := func() *codeq.Queue {
+		q, err := codeq.Open(dir, &opts)
+		require.NoError(t, err)
+		return q
+	}
+	q := open()
+	payload := make([]byte, size)
+	for range n {
+		queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: payload})
+		_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Local: true})
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, n, queuetest.CountsOf(t, q, "a").Leased)
+	require.NoError(t, q.Close())
+
+	q = open()
+	defer func() { require.NoError(t, q.Close()) }()
+	for tries := 0; queuetest.CountsOf(t, q, "a").Ready < uint64(n); tries++ {
+		require.Less(t, tries, 2*n, "each group takes one back at least")
+	}
+	st, err := q.StorageStats()
+	require.NoError(t, err)
+	steps := st.Shards[0].Upkeep
+	unit := int64(2*size + 2000) // a record is read, and written
+	require.LessOrEqual(t, steps[codeq.UpkeepReap].MaxBytes, unit+engine.GroupBytes/2)
+	require.LessOrEqual(t, steps[codeq.UpkeepCommit].MaxBytes, unit+engine.GroupBytes)
+	require.GreaterOrEqual(t, steps[codeq.UpkeepReap].Count, int64(n/2))
+	require.NoError(t, queuetest.CheckAll(q))
+}
+
+// TestStallEndsNoLease: a worker that asks in time keeps its lease, or ends it, however
+// late the owner gets to it; whoever asks too late has lost it, and so has who has died.
+func TestStallEndsNoLease(t *testing.T) {
+	verbs := map[string]func(*codeq.Queue, codeq.Receipt) error{
+		"complete": func(q *codeq.Queue, r codeq.Receipt) error { return q.Complete(context.Background(), r, nil) },
+		"retry": func(q *codeq.Queue, r codeq.Receipt) error {
+			return q.Retry(context.Background(), r, codeq.RetryOptions{After: time.Hour})
+		},
+		"release": func(q *codeq.Queue, r codeq.Receipt) error { return q.Release(context.Background(), r, time.Hour) },
+		"extend":  func(q *codeq.Queue, r codeq.Receipt) error { return q.Extend(context.Background(), r, time.Hour) },
+	}
+	for name, verb := range verbs {
+		for _, opts := range []codeq.Options{{}, {InboxDepth: 1}, {GroupCap: 1}} {
+			t.Run(fmt.Sprintf("%s/depth %d, cap %d", name, opts.InboxDepth, opts.GroupCap), func(t *testing.T) {
+				opts.LeaseFor = 30 * time.Second
+				queuetest.Bubble(t, opts, func(t *testing.T, q *codeq.Queue) {
+					queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+					l, dead := queuetest.ClaimNow(t, q, "a"), queuetest.ClaimNow(t, q, "a")
+					open := queuetest.Shut(t, q, 0)
+					for range 5 { // one for the commit that stalls, the others are before the verb
+						go func() { _, _ = q.Produce(context.Background(), codeq.Task{Queue: "b"}) }()
+						synctest.Wait()
+					}
+					time.Sleep(29 * time.Second)
+					done := make(chan error, 1)
+					go func() { done <- verb(q, l.Receipt) }()
+					time.Sleep(20 * time.Second)
+					close(open)
+					require.NoError(t, <-done)
+
+					again, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
+					require.NoError(t, err)
+					require.Equal(t, dead.ID, again.ID)
+					require.LessOrEqual(t, time.Since(dead.Deadline), 50*time.Second, "who has died is found in time")
+					require.ErrorIs(t, verb(q, dead.Receipt), codeq.ErrLeaseLost)
+				})
+			})
+		}
+	}
+}
+
+// TestLateForLease: without a stall, what comes after the deadline comes too late, and
+// what comes before it does not, also if the owner decides it in a later group.
+func TestLateForLease(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{LeaseFor: time.Second, GroupCap: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		early, late := queuetest.ClaimNow(t, q, "a"), queuetest.ClaimNow(t, q, "a")
+		slow := queuetest.SlowDown(t, q, 0, 100*time.Millisecond)
+		time.Sleep(990 * time.Millisecond)
+		errs := make(chan error, 4)
+		for range 3 {
+			go func() {
+				errs <- q.Configure(context.Background(), "b", func(s *codeq.Settings) { s.Paused = !s.Paused })
+			}()
+		}
+		synctest.Wait()
+		require.NoError(t, q.Complete(t.Context(), early.Receipt, nil))
+		require.Greater(t, slow.Commits.Load(), int64(1))
+		for range 3 {
+			require.NoError(t, <-errs)
+		}
+		time.Sleep(time.Second)
+		require.ErrorIs(t, q.Complete(t.Context(), late.Receipt, nil), codeq.ErrLeaseLost)
+	})
+}
+
+// TestStallOfGrant: a lease that was granted in a commit longer than itself is good for work.
+func TestStallOfGrant(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		open := queuetest.Shut(t, q, 0)
+		leased := make(chan *codeq.Lease, 1)
+		go func() { leased <- queuetest.ClaimNow(t, q, "a") }()
+		time.Sleep(time.Minute)
+		close(open)
+		l := <-leased
+		time.Sleep(29 * time.Second)
+		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+	})
+}
+
+// TestStallsUnderRun: Run renews in time whatever the owner does, and so every task is run once.
+func TestStallsUnderRun(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{LeaseFor: 30 * time.Second}, func(t *testing.T, q *codeq.Queue) {
+		rng := testkit.Seeded(t)
+		var mu sync.Mutex // guards rng
+		chance := func(n int) time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			return time.Duration(rng.IntN(n))
+		}
+		var m codeq.Mux
+		var calls atomic.Int64
+		codeq.Handle(&m, "a", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+			calls.Add(1)
+			select {
+			case <-time.After(chance(200) * time.Second):
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+		const tasks = 50
+		for range tasks {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		run := make(chan error, 1)
+		go func() {
+			run <- q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 5, OnError: func(_ *codeq.Lease, err error) { t.Error(err) }})
+		}()
+		for queuetest.CountsOf(t, q, "a").Total() > 0 {
+			open := queuetest.Shut(t, q, 0)
+			go func() { _, _ = q.Produce(context.Background(), codeq.Task{Queue: "b"}) }()
+			time.Sleep(chance(60_000) * time.Millisecond)
+			close(open)
+			time.Sleep(chance(20_000) * time.Millisecond)
+		}
+		stop()
+		<-run
+		require.EqualValues(t, tasks, calls.Load())
+	})
+}
+
+// TestStalledShardCostsNoLeaseElsewhere: while one shard cannot commit, the
+// leases of another are renewed.
+func TestStalledShardCostsNoLeaseElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2, LeaseFor: 10 * time.Second})
+		queuetest.Produce(t, queuetest.StartingAt(q, 0), codeq.Task{Queue: "a"})
+		healthy := queuetest.Produce(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"})[0]
+		done := make(chan struct{})
+		var mu sync.Mutex
+		causes := make(map[codeq.ID]error)
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+			select {
+			case <-done:
+			case <-ctx.Done():
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			causes[job.ID] = context.Cause(ctx)
+			return nil
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		ran := make(chan error)
+		go func() { ran <- q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 2}) }()
+		synctest.Wait()
+		open := queuetest.Shut(t, q, 0)
+		stalled := make(chan error)
+		go func() {
+			_, err := queuetest.StartingAt(q, 0).Produce(ctx, codeq.Task{Queue: "b"})
+			stalled <- err
+		}()
+		time.Sleep(time.Minute)
+		close(open)
+		require.NoError(t, <-stalled)
+		synctest.Wait()
+		close(done)
+		stop()
+		require.NoError(t, <-ran)
+		require.Contains(t, causes, healthy)
+		require.NoError(t, causes[healthy])
 	})
 }

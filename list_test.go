@@ -1,41 +1,408 @@
-package codeq
+package codeq_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/listing"
+	"codeq/test/queuetest"
 )
 
-// TestPageIsReadAgain: a page that is read again, as the shard's leader has changed meanwhile, is
-// read from where it begins.
-func TestPageIsReadAgain(t *testing.T) {
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		for range listing.PageTasks + 1 {
-			produce(t, q, Task{Queue: "a"})
+var allStates = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled}
+
+func labelled(name string, task codeq.Task) codeq.Task {
+	task.Payload = []byte(name)
+	return task
+}
+
+// TestListOrder: List yields the tasks of each state in the order that it
+// documents, over whatever shards they lie in.
+func TestListOrder(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	inLane := []codeq.Task{
+		labelled("b", codeq.Task{Queue: "b", Priority: 9}),
+		labelled("a low 1", codeq.Task{Queue: "a"}),
+		labelled("a high y", codeq.Task{Queue: "a", Priority: 9, Tenant: "y"}),
+		labelled("a low 2", codeq.Task{Queue: "a"}),
+		labelled("a high x 1", codeq.Task{Queue: "a", Priority: 9, Tenant: "x"}),
+		labelled("a middle", codeq.Task{Queue: "a", Priority: 5, Tenant: "z"}),
+		labelled("a high x 2", codeq.Task{Queue: "a", Priority: 9, Tenant: "x"}),
+	}
+	byLane := []string{"a high x 1", "a high x 2", "a high y", "a middle", "a low 1", "a low 2", "b"}
+	claimAll := func(f *queuetest.FlowTest, end func(*codeq.Lease) error) {
+		f.Helper()
+		for l := queuetest.ClaimNow(f.T, f.Q, "a", "b"); l != nil; l = queuetest.ClaimNow(f.T, f.Q, "a", "b") {
+			if end != nil {
+				require.NoError(f, end(l))
+			}
 		}
-		s := q.led()[0]
-		op := &readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Ready})}
-		visit := func() (again bool) { // what the owner does, and then who reads
-			require.NoError(t, s.probe(func(s *shard) (err error) {
-				v := viewOf(s)
-				defer v.close()
-				op.list.Visit(&s.State, v.Snapshot)
-				again, err = op.read(v)
-				return err
-			}))
-			return again
+	}
+	ended := func(f *queuetest.FlowTest, end func(*codeq.Lease) error) {
+		f.Spread( // the longest kept are last
+			labelled("b", codeq.Task{Queue: "b", Retention: time.Hour}),
+			labelled("a 1", codeq.Task{Queue: "a", Retention: time.Hour}),
+			labelled("a long", codeq.Task{Queue: "a", Retention: 9 * time.Hour}),
+			labelled("a 2", codeq.Task{Queue: "a", Retention: time.Hour}),
+			labelled("a for ever", codeq.Task{Queue: "a", Retention: codeq.Forever}),
+			labelled("a 3", codeq.Task{Queue: "a", Retention: time.Hour}),
+		)
+		claimAll(f, end)
+	}
+	kept := []string{"a 1", "a 2", "a 3", "a long", "a for ever", "b"}
+	for _, shards := range []int{1, 3} {
+		for _, c := range []struct {
+			state codeq.State
+			make  func(f *queuetest.FlowTest)
+			want  []string
+		}{
+			{codeq.Ready, func(f *queuetest.FlowTest) { f.Spread(inLane...) }, byLane},
+			{codeq.Ready, func(f *queuetest.FlowTest) { // one that became ready later
+				ids := f.Spread(inLane...)
+				require.NoError(f, f.Q.SetRunAt(ctx, ids[1], time.Time{}))
+			}, []string{"a high x 1", "a high x 2", "a high y", "a middle", "a low 2", "a low 1", "b"}},
+			{codeq.Leased, func(f *queuetest.FlowTest) {
+				f.Spread(inLane...)
+				claimAll(f, nil)
+			}, byLane},
+			{codeq.Scheduled, func(f *queuetest.FlowTest) {
+				now := time.Now()
+				f.Spread(
+					labelled("third", codeq.Task{Queue: "a", RunAt: now.Add(3 * time.Hour)}),
+					labelled("first", codeq.Task{Queue: "b", RunAt: now.Add(time.Hour)}),
+					labelled("fourth", codeq.Task{Queue: "a", RunAt: now.Add(3 * time.Hour)}),
+					labelled("second", codeq.Task{Queue: "c", RunAt: now.Add(2 * time.Hour), Priority: 9}),
+				)
+			}, []string{"first", "second", "third", "fourth"}},
+			{codeq.Blocked, func(f *queuetest.FlowTest) {
+				parent := f.Spread(codeq.Task{Queue: "parent"})
+				group := codeq.Task{Queue: "a", Group: "g"}
+				queuetest.Produce(f.T, f.Q, group)
+				f.Spread(
+					labelled("b", codeq.Task{Queue: "b", After: parent}),
+					labelled("a parent 1", codeq.Task{Queue: "a", After: parent}),
+				)
+				queuetest.Produce(f.T, f.Q, labelled("a group 1", group))
+				time.Sleep(time.Millisecond)
+				f.Spread(labelled("a parent 2", codeq.Task{Queue: "a", After: parent}))
+				queuetest.Produce(f.T, f.Q, labelled("a group 2", group))
+			}, []string{"a parent 1", "a parent 2", "a group 1", "a group 2", "b"}},
+			{codeq.Done, func(f *queuetest.FlowTest) {
+				ended(f, func(l *codeq.Lease) error { return f.Q.Complete(ctx, l.Receipt, nil) })
+			}, kept},
+			{codeq.Canceled, func(f *queuetest.FlowTest) {
+				ended(f, func(l *codeq.Lease) error { return f.Q.Cancel(ctx, l.ID) })
+			}, kept},
+			{codeq.Dead, func(f *queuetest.FlowTest) { // kept for ever, all of them
+				ended(f, func(l *codeq.Lease) error { return f.Q.DeadLetter(ctx, l.Receipt, nil) })
+			}, []string{"a 1", "a long", "a 2", "a for ever", "a 3", "b"}},
+		} {
+			t.Run(fmt.Sprint(c.state, " ", shards, " shards"), func(t *testing.T) {
+				queuetest.InFlow(t, codeq.Options{Shards: shards, LeaseFor: time.Hour}, func(f *queuetest.FlowTest) {
+					c.make(f)
+					f.Check()
+					require.Equal(f, c.want, f.Listed(codeq.ListOptions{State: c.state}))
+					var onlyA []string
+					for _, name := range c.want {
+						if strings.HasPrefix(name, "a") {
+							onlyA = append(onlyA, name)
+						}
+					}
+					if c.state != codeq.Scheduled {
+						require.Equal(f, onlyA, f.Listed(codeq.ListOptions{State: c.state, Queue: "a"}))
+					}
+					require.Empty(f, f.Listed(codeq.ListOptions{State: c.state, Queue: "unknown"}))
+					f.Reopen()
+					require.Equal(f, c.want, f.Listed(codeq.ListOptions{State: c.state}))
+				})
+			})
 		}
-		require.False(t, visit(), "what there is to read")
-		require.True(t, visit(), "the tasks of a page")
-		op.again()
-		for range listing.PageTasks {
-			require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
+	}
+}
+
+// listState brings tasks of queues a and b, and of tenants "", x and y, into a
+// state, at times ten minutes apart; it returns their names and times.
+func listState(f *queuetest.FlowTest, state codeq.State) (names []string, at []time.Time) {
+	ctx := context.Background()
+	var parent []codeq.ID
+	if state == codeq.Blocked {
+		parent = f.Spread(codeq.Task{Queue: "parent"})
+	}
+	for i := range 12 {
+		task := codeq.Task{
+			Queue: []string{"a", "b"}[i%2], Tenant: []string{"", "x", "y"}[i%3], Payload: fmt.Append(nil, i),
+			After: parent, Retention: codeq.Forever,
 		}
-		require.True(t, visit())
-		require.False(t, visit())
-		require.Len(t, op.list.Page, 1)
-		require.False(t, op.list.More())
+		moment := time.Now()
+		switch state {
+		case codeq.Scheduled:
+			task.RunAt = moment.Add(100 * time.Hour)
+			moment = task.RunAt
+		case codeq.Leased:
+			task.LeaseFor = 100 * time.Hour
+			moment = moment.Add(task.LeaseFor)
+		}
+		id := f.ProduceAt(i%f.Opts.Shards, task)
+		if state == codeq.Leased || state == codeq.Dead || state == codeq.Done || state == codeq.Canceled {
+			l := f.Claim(task.Queue)
+			switch state {
+			case codeq.Dead:
+				require.NoError(f, f.Q.DeadLetter(ctx, l.Receipt, errors.New("broken")))
+			case codeq.Done:
+				require.NoError(f, f.Q.Complete(ctx, l.Receipt, []byte("result")))
+			case codeq.Canceled:
+				require.NoError(f, f.Q.Cancel(ctx, id))
+			}
+		}
+		names, at = append(names, fmt.Sprint(i)), append(at, moment)
+		time.Sleep(10 * time.Minute)
+	}
+	f.Check()
+	return names, at
+}
+
+// TestListFilters: queue, tenants and times choose the same tasks in every
+// state, alone and together.
+func TestListFilters(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 3} {
+		for _, state := range allStates {
+			t.Run(fmt.Sprint(state, " ", shards, " shards"), func(t *testing.T) {
+				queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+					names, at := listState(f, state)
+					for _, queue := range []string{"", "a", "b"} {
+						for _, tenants := range [][]string{nil, {""}, {"x"}, {"x", "y"}, {"unknown"}} {
+							for _, bounds := range [][2]time.Time{
+								{}, {at[3]}, {{}, at[9]}, {at[3], at[9]}, {at[3].Add(time.Millisecond), at[9].Add(time.Millisecond)},
+								{at[11].Add(time.Hour)}, {{}, at[0]}, {at[5], at[5]},
+							} {
+								var want []string
+								for i, name := range names {
+									if (queue == "" || queue == []string{"a", "b"}[i%2]) &&
+										(tenants == nil || slices.Contains(tenants, []string{"", "x", "y"}[i%3])) &&
+										(bounds[0].IsZero() || !at[i].Before(bounds[0])) &&
+										(bounds[1].IsZero() || at[i].Before(bounds[1])) {
+										want = append(want, name)
+									}
+								}
+								got := f.Listed(codeq.ListOptions{State: state, Queue: queue, Tenants: tenants, From: bounds[0], To: bounds[1]})
+								require.ElementsMatch(f, want, got, "queue %q, tenants %q, from %v to %v", queue, tenants, bounds[0], bounds[1])
+							}
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestGetInEveryState: Get shows a task as List does, with the time that belongs
+// to its state.
+func TestGetInEveryState(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		for _, state := range allStates {
+			queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+				_, at := listState(f, state)
+				n := 0
+				for listed, err := range f.Q.List(ctx, codeq.ListOptions{State: state}) {
+					require.NoError(f, err)
+					if listed.Queue == "parent" { // of blocked tasks
+						continue
+					}
+					n++
+					got, err := f.Q.Get(ctx, listed.ID)
+					require.NoError(f, err)
+					require.Equal(f, listed, got)
+					require.Equal(f, state, got.State)
+					i := queuetest.SerialOf(got.Payload)
+					require.WithinDuration(f, at[i], got.At, 0, "%v %d", state, i)
+					var result, lastError string
+					attempts := 0
+					switch state {
+					case codeq.Leased, codeq.Canceled:
+						attempts = 1
+					case codeq.Done:
+						attempts, result = 1, "result"
+					case codeq.Dead:
+						attempts, lastError = 1, "broken"
+					}
+					require.Equal(f, attempts, got.Attempts)
+					require.Equal(f, result, string(got.Result))
+					require.Equal(f, lastError, got.LastError)
+				}
+				require.Equal(f, len(at), n)
+			})
+		}
+	}
+}
+
+// TestListPages: lists that are longer than a page, in every shard, are whole
+// and in order, whatever part of them a filter leaves.
+func TestListPages(t *testing.T) {
+	t.Parallel()
+	const n = 2*listing.PageTasks + 50 // in each shard
+	for _, shards := range []int{1, 3} {
+		for _, state := range allStates {
+			t.Run(fmt.Sprint(state, " ", shards, " shards"), func(t *testing.T) {
+				queuetest.InFlow(t, codeq.Options{Shards: shards, Retention: codeq.Forever, LeaseFor: time.Hour}, func(f *queuetest.FlowTest) {
+					ctx := context.Background()
+					var parent []codeq.ID
+					if state == codeq.Blocked {
+						parent = f.Spread(codeq.Task{Queue: "parent"})
+					}
+					var want, wantX []string
+					for i := 0; i < n; i++ {
+						for s := range shards {
+							task := codeq.Task{Queue: "a", Payload: fmt.Appendf(nil, "%d.%d", i, s), After: parent}
+							if i%100 == 99 {
+								task.Tenant = "x"
+								wantX = append(wantX, string(task.Payload))
+							}
+							if state == codeq.Scheduled {
+								task.RunAt = time.Now().Add(time.Hour)
+							}
+							want = append(want, string(task.Payload))
+							f.ProduceAt(s, task)
+						}
+					}
+					synctest.Wait()
+					if state != codeq.Ready && state != codeq.Scheduled && state != codeq.Blocked {
+						for range want {
+							l := queuetest.ClaimNow(f.T, f.Q, "a")
+							switch state {
+							case codeq.Dead:
+								require.NoError(f, f.Q.DeadLetter(ctx, l.Receipt, nil))
+							case codeq.Done:
+								require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
+							case codeq.Canceled:
+								require.NoError(f, f.Q.Cancel(ctx, l.ID))
+							}
+						}
+					}
+					got := f.Listed(codeq.ListOptions{State: state})
+					require.ElementsMatch(f, want, got)
+					require.ElementsMatch(f, wantX, f.Listed(codeq.ListOptions{State: state, Tenants: []string{"x"}}))
+					last := make(map[string]int) // by tenant and shard
+					for _, name := range got {
+						var i, s int
+						_, err := fmt.Sscanf(name, "%d.%d", &i, &s)
+						require.NoError(f, err)
+						key := fmt.Sprint(i%100 == 99, s)
+						require.GreaterOrEqual(f, i, last[key], "%s", name)
+						last[key] = i
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestListWhileTasksChange: a list that is read while tasks come and go yields
+// no task twice, all that stay, and none that is no longer in the state when its
+// page is read.
+func TestListWhileTasksChange(t *testing.T) {
+	const n = 3 * listing.PageTasks // in each shard
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+				var ids []codeq.ID
+				for s := range shards {
+					tasks := make([]codeq.Task, n)
+					for i := range tasks {
+						tasks[i].Queue = "a"
+					}
+					more, err := queuetest.StartingAt(f.Q, s).ProduceBatch(ctx, tasks)
+					require.NoError(f, err)
+					ids = append(ids, more...)
+				}
+				slices.SortFunc(ids, func(a, b codeq.ID) int { return strings.Compare(string(a[:]), string(b[:])) })
+				stay, leave := ids[:len(ids)-10], ids[len(ids)-10:]
+				seen := make(map[codeq.ID]bool)
+				first := true
+				for info, err := range f.Q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
+					require.NoError(f, err)
+					require.False(f, seen[info.ID], "listed twice")
+					seen[info.ID] = true
+					if !first {
+						continue
+					}
+					first = false
+					for _, id := range leave { // of pages that have not been read
+						require.NoError(f, f.Q.Cancel(ctx, id))
+					}
+					require.NoError(f, f.Q.SetRunAt(ctx, info.ID, time.Now().Add(time.Hour)))
+					ids = append(ids, queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})...)
+				}
+				for _, id := range stay {
+					require.True(f, seen[id])
+				}
+				for _, id := range leave {
+					require.False(f, seen[id])
+				}
+				require.True(f, seen[ids[len(ids)-1]], "what comes behind the pages read is listed too")
+			})
+		})
+	}
+}
+
+// TestListEnds: a list may be left, its context may end, and the queue may be
+// closed while it is read.
+func TestListEnds(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		tasks := make([]codeq.Task, 2*listing.PageTasks)
+		for i := range tasks {
+			tasks[i].Queue = "a"
+		}
+		f.Batch(tasks...)
+		n := 0
+		for _, err := range f.Q.List(context.Background(), codeq.ListOptions{State: codeq.Ready}) {
+			require.NoError(f, err)
+			if n++; n == 3 {
+				break
+			}
+		}
+		cause := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		n = 0
+		var errs []error
+		for info, err := range f.Q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
+			if err != nil {
+				require.Nil(f, info)
+				errs = append(errs, err)
+				continue
+			}
+			n++
+			cancel(cause)
+		}
+		require.Len(f, errs, 1, "the sequence ends after the first error")
+		require.ErrorIs(f, errs[0], cause)
+		require.Equal(f, listing.PageTasks, n, "what has been read is yielded")
+
+		errs = nil
+		closed := false
+		for _, err := range f.Q.List(context.Background(), codeq.ListOptions{State: codeq.Ready}) {
+			if err != nil {
+				errs = append(errs, err)
+			} else if !closed {
+				closed = true
+				require.NoError(f, f.Q.Close())
+			}
+		}
+		require.Len(f, errs, 1)
+		require.ErrorIs(f, errs[0], codeq.ErrClosed)
+		f.Open()
 	})
 }

@@ -3,6 +3,7 @@ package codeq_test
 import (
 	"bytes"
 	"context"
+	"encoding/xml"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/test/queuetest"
 )
 
 // naming is middleware that writes down when it comes and goes.
@@ -35,7 +37,7 @@ func naming(trail *[]string, name string) codeq.Middleware {
 // of Use, for handlers registered before and after it.
 func TestOrderOfMiddleware(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{})
+		q := queuetest.OpenForRun(t, codeq.Options{})
 		var m codeq.Mux
 		var trail []string
 		handle := func(_ context.Context, j *codeq.Job[[]byte]) error {
@@ -50,7 +52,7 @@ func TestOrderOfMiddleware(t *testing.T) {
 		startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
 		for _, name := range []string{"before", "after"} {
 			trail = nil
-			produce(t, q, codeq.Task{Queue: name})
+			queuetest.Produce(t, q, codeq.Task{Queue: name})
 			synctest.Wait()
 			require.Equal(t, []string{"1 in", "2 in", "3 in", name, "3 out", "2 out", "1 out"}, trail)
 		}
@@ -60,7 +62,7 @@ func TestOrderOfMiddleware(t *testing.T) {
 // TestMiddlewareIsComposedOnce: once for each queue and Run, not for each task.
 func TestMiddlewareIsComposedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{})
+		q := queuetest.OpenForRun(t, codeq.Options{})
 		var m codeq.Mux
 		composed, called := 0, 0
 		m.Use(func(next codeq.Handler) codeq.Handler {
@@ -75,7 +77,7 @@ func TestMiddlewareIsComposedOnce(t *testing.T) {
 		}
 		for runs := range 2 {
 			run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
-			produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
 			synctest.Wait()
 			require.NoError(t, run.End(nil))
 			require.Equal(t, 2*(runs+1), composed)
@@ -88,7 +90,7 @@ func TestMiddlewareIsComposedOnce(t *testing.T) {
 // and an undecodable payload as errors.
 func TestMiddlewareSeesOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
 		boom, snooze := errors.New("boom"), codeq.Snooze(time.Hour)
 		var m codeq.Mux
 		var seen error
@@ -112,9 +114,9 @@ func TestMiddlewareSeesOutcomes(t *testing.T) {
 		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
 		outcome := func(payload string) codeq.State {
 			seen = errors.New("the middleware was not called")
-			id := produce(t, q, codeq.Task{Queue: "a", Payload: []byte(payload)})[0]
+			id := queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: []byte(payload)})[0]
 			synctest.Wait()
-			return infoOf(t, q, id).State
+			return queuetest.InfoOf(t, q, id).State
 		}
 
 		require.Equal(t, codeq.Done, outcome(`"fine"`))
@@ -139,7 +141,7 @@ func TestMiddlewareSeesOutcomes(t *testing.T) {
 // counts, and only if it succeeded.
 func TestOutputOfLastCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{Retention: time.Hour})
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
 		var m codeq.Mux
 		m.Use(func(next codeq.Handler) codeq.Handler {
 			return func(ctx context.Context, l *codeq.Lease) error {
@@ -170,12 +172,12 @@ func TestOutputOfLastCall(t *testing.T) {
 		startRun(t, q, &m, codeq.RunOptions{Concurrency: 1, Queues: []string{"a"}})
 		for _, calls := range []string{"fS", "SS", "Ss", "Sf", "SP"} {
 			call = 0
-			before := countsOf(t, q, "b").Ready
-			id := produce(t, q, codeq.Task{Queue: "a", Payload: []byte(calls)})[0]
+			before := queuetest.CountsOf(t, q, "b").Ready
+			id := queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: []byte(calls)})[0]
 			synctest.Wait()
-			got := infoOf(t, q, id)
+			got := queuetest.InfoOf(t, q, id)
 			require.Equal(t, codeq.Done, got.State)
-			outcomes = append(outcomes, fmt.Sprintf("%s: %q and %d", calls, got.Result, countsOf(t, q, "b").Ready-before))
+			outcomes = append(outcomes, fmt.Sprintf("%s: %q and %d", calls, got.Result, queuetest.CountsOf(t, q, "b").Ready-before))
 		}
 		require.Equal(t, []string{`fS: "call 2" and 1`, `SS: "call 2" and 1`, `Ss: "" and 1`, `Sf: "" and 0`, `SP: "" and 0`}, outcomes)
 	})
@@ -187,7 +189,7 @@ func TestMiddlewareReplaces(t *testing.T) {
 	type key struct{}
 	for _, copied := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			q := openForRun(t, codeq.Options{})
+			q := queuetest.OpenForRun(t, codeq.Options{})
 			var m codeq.Mux
 			m.Use(func(next codeq.Handler) codeq.Handler {
 				return func(ctx context.Context, l *codeq.Lease) error {
@@ -207,7 +209,7 @@ func TestMiddlewareReplaces(t *testing.T) {
 				return nil
 			})
 			run := startRun(t, q, &m, codeq.RunOptions{})
-			produce(t, q, codeq.Task{Queue: "a", Payload: []byte("hello"), Headers: map[string]string{"traceparent": "outer"}})
+			queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: []byte("hello"), Headers: map[string]string{"traceparent": "outer"}})
 			synctest.Wait()
 			require.Empty(t, run.Reported())
 			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"b"}, NoWait: true})
@@ -220,8 +222,8 @@ func TestMiddlewareReplaces(t *testing.T) {
 // TestRefusedMux: Run tells what is wrong with a Mux, all of it, and claims nothing.
 func TestRefusedMux(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{})
-		produce(t, q, codeq.Task{Queue: "a"})
+		q := queuetest.OpenForRun(t, codeq.Options{})
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 		for name, tc := range map[string]struct {
 			fill func(m *codeq.Mux)
 			want []string
@@ -262,7 +264,7 @@ func TestRefusedMux(t *testing.T) {
 			for _, want := range tc.want {
 				require.ErrorContains(t, err, want, name)
 			}
-			require.Equal(t, codeq.Counts{Ready: 1}, countsOf(t, q, "a"), name)
+			require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, q, "a"), name)
 		}
 
 		var m codeq.Mux
@@ -279,25 +281,25 @@ func TestRefusedMux(t *testing.T) {
 // not stand in the way.
 func TestUnknownQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{})
+		q := queuetest.OpenForRun(t, codeq.Options{})
 		done := func(context.Context, *codeq.Job[[]byte]) error { return nil }
 		var m codeq.Mux
 		codeq.Handle(&m, "known", func(_ context.Context, j *codeq.Job[[]byte]) error {
 			j.FollowUp(codeq.Task{Queue: "unknown"})
 			return nil
 		})
-		ids := produce(t, q, codeq.Task{Queue: "unknown", Priority: 9}, codeq.Task{Queue: "known"})
+		ids := queuetest.Produce(t, q, codeq.Task{Queue: "unknown", Priority: 9}, codeq.Task{Queue: "known"})
 		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
 		synctest.Wait()
 		require.NoError(t, run.End(nil))
-		require.Equal(t, codeq.Counts{}, countsOf(t, q, "known"))
-		require.Equal(t, codeq.Counts{Ready: 2}, countsOf(t, q, "unknown"))
-		require.Zero(t, infoOf(t, q, ids[0]).Attempts)
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "known"))
+		require.Equal(t, codeq.Counts{Ready: 2}, queuetest.CountsOf(t, q, "unknown"))
+		require.Zero(t, queuetest.InfoOf(t, q, ids[0]).Attempts)
 
 		codeq.Handle(&m, "unknown", done)
 		startRun(t, q, &m, codeq.RunOptions{})
 		synctest.Wait()
-		require.Equal(t, codeq.Counts{}, countsOf(t, q, "unknown"))
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "unknown"))
 	})
 }
 
@@ -343,7 +345,7 @@ func (r recorder) Handle(ctx context.Context, rec slog.Record) error {
 func TestLogger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rec := newRecorder()
-		q := openForRun(t, codeq.Options{Logger: slog.New(rec)})
+		q := queuetest.OpenForRun(t, codeq.Options{Logger: slog.New(rec)})
 		var m codeq.Mux
 		type key struct{}
 		m.Use(func(next codeq.Handler) codeq.Handler {
@@ -368,13 +370,13 @@ func TestLogger(t *testing.T) {
 		})
 		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
 		rec.derived, rec.text = 0, bytes.Buffer{} // of Open
-		produce(t, q, codeq.Task{Queue: "a"})
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
 		synctest.Wait()
 		require.Zero(t, rec.derived, "a task that does not log")
-		id := produce(t, q, codeq.Task{Queue: "a", Headers: map[string]string{"log": "yes"}})[0]
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a", Headers: map[string]string{"log": "yes"}})[0]
 		synctest.Wait()
 		require.Equal(t, 2, rec.derived, "one for each attempt")
-		tenant := produce(t, q, codeq.Task{Queue: "a", Tenant: "blue", Headers: map[string]string{"log": "yes"}})[0]
+		tenant := queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: "blue", Headers: map[string]string{"log": "yes"}})[0]
 		synctest.Wait()
 		require.NoError(t, run.End(nil))
 		var want []string
@@ -392,7 +394,7 @@ func TestLogger(t *testing.T) {
 // for, and outside of handlers none.
 func TestContextOfTask(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{})
+		q := queuetest.OpenForRun(t, codeq.Options{})
 		var m, nested codeq.Mux
 		var kept context.Context
 		nestedDone := make(chan struct{})
@@ -419,11 +421,11 @@ func TestContextOfTask(t *testing.T) {
 			assert.NoError(t, <-run)
 			return nil
 		})
-		produce(t, q, codeq.Task{Queue: "a", Headers: map[string]string{"h": "v"}}, codeq.Task{Queue: "b"})
+		queuetest.Produce(t, q, codeq.Task{Queue: "a", Headers: map[string]string{"h": "v"}}, codeq.Task{Queue: "b"})
 		run := startRun(t, q, &m, codeq.RunOptions{})
 		synctest.Wait()
 		require.NoError(t, run.End(nil))
-		require.Equal(t, codeq.Counts{}, countsOf(t, q, "b"))
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "b"))
 
 		l, ok := codeq.LeaseFrom(kept)
 		require.True(t, ok, "after the handler, too")
@@ -439,7 +441,7 @@ func TestContextOfTask(t *testing.T) {
 // and of those derived from it; without it there is none.
 func TestDeadlineOfContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := openForRun(t, codeq.Options{})
+		q := queuetest.OpenForRun(t, codeq.Options{})
 		var m codeq.Mux
 		var left []time.Duration
 		m.Use(func(next codeq.Handler) codeq.Handler {
@@ -458,11 +460,11 @@ func TestDeadlineOfContext(t *testing.T) {
 			return nil
 		})
 		startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
-		produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", Timeout: 90 * time.Second})
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", Timeout: 90 * time.Second})
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		require.Equal(t, []time.Duration{90 * time.Second}, left)
-		require.Equal(t, codeq.Counts{}, countsOf(t, q, "a"))
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "a"))
 	})
 }
 
@@ -503,7 +505,7 @@ func TestMiddlewareDecides(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				q := openForRun(t, codeq.Options{Retention: time.Hour})
+				q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
 				var m codeq.Mux
 				handled := 0
 				m.Use(tc.mw)
@@ -512,10 +514,10 @@ func TestMiddlewareDecides(t *testing.T) {
 					return boom
 				})
 				run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
-				ids := produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+				ids := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
 				synctest.Wait()
 				for _, id := range ids {
-					require.Equal(t, tc.state, infoOf(t, q, id).State)
+					require.Equal(t, tc.state, queuetest.InfoOf(t, q, id).State)
 				}
 				require.Equal(t, 2*tc.handled, handled, "of both tasks: the worker goes on")
 				require.NoError(t, run.End(nil))
@@ -530,4 +532,132 @@ func TestMiddlewareDecides(t *testing.T) {
 			})
 		})
 	}
+}
+
+// xmlCodec is a codec that cannot be taken for JSON.
+type xmlCodec struct{}
+
+func (xmlCodec) Marshal(v any) ([]byte, error)      { return xml.Marshal(v) }
+func (xmlCodec) Unmarshal(data []byte, v any) error { return xml.Unmarshal(data, v) }
+
+// brokenCodec refuses everything.
+type brokenCodec struct{ err error }
+
+func (c brokenCodec) Marshal(any) ([]byte, error) { return nil, c.err }
+func (c brokenCodec) Unmarshal([]byte, any) error { return c.err }
+
+type shape struct{ Sides int }
+
+// TestCodecs: queues of one Mux may differ in their codecs; payloads go there
+// and results come back by them.
+func TestCodecs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
+		var m codeq.Mux
+		double := func(_ context.Context, j *codeq.Job[shape]) error {
+			return j.SetResultValue(shape{2 * j.Args.Sides})
+		}
+		codeq.Handle(&m, "json", double)
+		codeq.Handle(&m, "named", double, codeq.WithCodec(codeq.JSON{}))
+		codeq.Handle(&m, "xml", double, codeq.WithCodec(xmlCodec{}))
+		run := startRun(t, q, &m, codeq.RunOptions{})
+		for _, tc := range []struct {
+			queue, payload, result string
+			opts                   []codeq.PayloadOption
+		}{
+			{"json", `{"Sides":3}`, `{"Sides":6}`, nil},
+			{"named", `{"Sides":3}`, `{"Sides":6}`, nil},
+			{"xml", `<shape><Sides>3</Sides></shape>`, `<shape><Sides>6</Sides></shape>`, []codeq.PayloadOption{codeq.WithCodec(xmlCodec{})}},
+		} {
+			task, err := codeq.NewTask(tc.queue, shape{3}, tc.opts...)
+			require.NoError(t, err)
+			require.Equal(t, codeq.Task{Queue: tc.queue, Payload: []byte(tc.payload)}, task)
+			id := queuetest.Produce(t, q, task)[0]
+			synctest.Wait()
+			require.Empty(t, run.Reported())
+			done := queuetest.InfoOf(t, q, id)
+			require.Equal(t, tc.result, string(done.Result))
+			got, err := codeq.ResultAs[shape](done, tc.opts...)
+			require.NoError(t, err)
+			require.Equal(t, shape{6}, got)
+		}
+	})
+}
+
+// TestCodecIsNotAsked: bytes are their own encoding, and no bytes are the zero value.
+func TestCodecIsNotAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
+		refuse := codeq.WithCodec(brokenCodec{errors.New("asked")})
+		var m codeq.Mux
+		var gotBytes []byte
+		gotShape := shape{-1}
+		codeq.Handle(&m, "bytes", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			gotBytes = j.Args
+			return j.SetResultValue([]byte("raw result"))
+		}, refuse)
+		codeq.Handle(&m, "empty", func(_ context.Context, j *codeq.Job[shape]) error {
+			gotShape = j.Args
+			return nil
+		}, refuse)
+		run := startRun(t, q, &m, codeq.RunOptions{})
+		task, err := codeq.NewTask("bytes", []byte("raw"), refuse)
+		require.NoError(t, err)
+		ids := queuetest.Produce(t, q, task, codeq.Task{Queue: "empty"})
+		synctest.Wait()
+		require.Empty(t, run.Reported())
+		require.Equal(t, "raw", string(gotBytes))
+		require.Equal(t, shape{}, gotShape)
+		result, err := codeq.ResultAs[[]byte](queuetest.InfoOf(t, q, ids[0]), refuse)
+		require.NoError(t, err)
+		require.Equal(t, "raw result", string(result))
+		none, err := codeq.ResultAs[shape](queuetest.InfoOf(t, q, ids[1]), refuse)
+		require.NoError(t, err)
+		require.Zero(t, none)
+	})
+}
+
+// TestCodecErrors: a codec's error reaches the producer, and makes a dead letter
+// of a task whose payload or result it refuses.
+func TestCodecErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Retention: time.Hour})
+		broken := errors.New("broken codec")
+		refuse := codeq.WithCodec(brokenCodec{broken})
+		_, err := codeq.NewTask("a", shape{1}, refuse)
+		require.ErrorIs(t, err, broken)
+		require.EqualError(t, err, "codeq: payload of queue a from codeq_test.shape: broken codec")
+
+		var m codeq.Mux
+		codeq.Handle(&m, "payload", func(context.Context, *codeq.Job[shape]) error { return nil }, refuse)
+		codeq.Handle(&m, "result", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			return j.SetResultValue(shape{})
+		}, refuse)
+		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 1})
+		for i, tc := range []struct{ queue, want string }{
+			{"payload", "codeq: payload of queue payload into codeq_test.shape: broken codec"},
+			{"result", "codeq: result of queue result from codeq_test.shape: broken codec"},
+		} {
+			id := queuetest.Produce(t, q, codeq.Task{Queue: tc.queue, Payload: []byte("x")})[0]
+			synctest.Wait()
+			got := queuetest.InfoOf(t, q, id)
+			require.Equal(t, codeq.Dead, got.State)
+			require.Equal(t, tc.want, got.LastError)
+			require.ErrorIs(t, run.Reported()[i], broken)
+		}
+
+		done := &codeq.TaskInfo{Task: codeq.Task{Queue: "a"}, State: codeq.Done, Result: []byte("{")}
+		_, err = codeq.ResultAs[shape](done)
+		require.ErrorContains(t, err, "codeq: result of queue a into codeq_test.shape: ")
+		for _, opt := range []codeq.PayloadOption{nil, codeq.WithCodec(nil)} {
+			_, err = codeq.NewTask("a", shape{}, opt)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+			_, err = codeq.ResultAs[shape](done, opt)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+		}
+		for _, state := range []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Leased, codeq.Dead} {
+			_, err = codeq.ResultAs[shape](&codeq.TaskInfo{State: state})
+			require.ErrorIs(t, err, codeq.ErrInvalid, "a %s task has no result yet", state)
+		}
+	})
 }

@@ -1,147 +1,578 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
-	"sync/atomic"
+	"math/rand/v2"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 	_ "time/tzdata" // the machine may have none
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/call"
+	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/recurrence"
+	"codeq/internal/store"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
 
-// cronBench is a queue in fake time whose wall clock can be set, and which can
-// be opened again. Fake time begins at midnight, 2000-01-01 UTC.
-type CronBench struct {
-	T    *testing.T
-	Opts Options
-	Q    *Queue
-	Skew atomic.Int64 // of the wall clock
+func minutely(name string) codeq.Schedule {
+	return codeq.Schedule{Name: name, Cron: "* * * * *", Task: codeq.Task{Queue: "a"}, Missed: codeq.MissedAll}
 }
 
-func withCronBench(t *testing.T, opts Options, test func(t *testing.T, b *CronBench)) {
-	synctest.Test(t, func(t *testing.T) {
-		b := &CronBench{T: t, Opts: opts}
-		if inspect.Options(&b.Opts).FS == nil {
-			inspect.Options(&b.Opts).FS = crashfs.New()
-		}
-		inspect.Options(&b.Opts).Wall = b.Wall
-		b.Open()
-		defer func() { require.NoError(t, b.Q.Close()) }()
-		test(t, b)
-		b.Check()
+func TestScheduleProduces(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.WithCronBench(t, codeq.Options{Shards: shards}, func(t *testing.T, b *queuetest.CronBench) {
+				ctx := context.Background()
+				template := codeq.Task{
+					Queue: "reports", Tenant: "acme", Priority: 7, Payload: []byte("daily"), MaxAttempts: 3,
+					LeaseFor: time.Hour, Timeout: time.Minute, Retention: codeq.Forever, Headers: map[string]string{"trace": "1"},
+				}
+				b.Set(codeq.Schedule{Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: template})
+				require.Equal(t, "2000-01-01T01:00:00Z", b.Info("report").Next.UTC().Format(time.RFC3339))
+				require.Zero(t, b.Info("report").Last)
+
+				l, err := b.Q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"reports"}})
+				require.NoError(t, err)
+				require.Equal(t, "2000-01-01T01:00:00Z", time.Now().UTC().Format(time.RFC3339Nano), "to the moment")
+				template.Headers = map[string]string{"trace": "1", codeq.TickHeader: "2000-01-01T01:00:00Z", codeq.ScheduleHeader: "report"}
+				require.Equal(t, template, l.Task)
+				require.Equal(t, time.Hour, time.Until(l.Deadline))
+
+				got := b.Info("report")
+				require.Equal(t, "2000-01-02T01:00:00Z", got.Next.UTC().Format(time.RFC3339))
+				require.Equal(t, "2000-01-01T01:00:00Z", got.Last.UTC().Format(time.RFC3339))
+				require.Empty(t, got.LastError)
+				template.Headers = map[string]string{"trace": "1"}
+				require.Equal(t, codeq.Schedule{Name: "report", Cron: "30 6 * * *", TimeZone: "Asia/Kolkata", Task: template}, got.Schedule)
+			})
+		})
+	}
+}
+
+func TestScheduleEvery(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
+		time.Sleep(1250 * time.Millisecond)
+		start := time.Now()
+		b.Set(codeq.Schedule{Name: "often", Every: 90 * time.Second, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(100 * time.Second)
+		b.Down(time.Second)
+		b.Set(codeq.Schedule{Name: "often", Every: 90 * time.Second, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(200 * time.Second)
+		require.Equal(t, []string{"2000-01-01T00:01:31.25Z", "2000-01-01T00:03:01.25Z", "2000-01-01T00:04:31.25Z"}, b.Ticks("often"))
+		require.WithinDuration(t, start.Add(4*90*time.Second), b.Info("often").Next, 0)
 	})
 }
 
-func (b *CronBench) Wall() time.Time { return time.Now().Add(time.Duration(b.Skew.Load())) }
-
-func (b *CronBench) Open() {
-	var err error
-	b.Q, err = Open("queue", &b.Opts)
-	require.NoError(b.T, err)
+// TestScheduleOverRestarts: closing and opening again, at any moment and for
+// any time, neither loses nor repeats a tick.
+func TestScheduleOverRestarts(t *testing.T) {
+	t.Parallel()
+	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
+		start := time.Now()
+		names := []string{"x", "y", "z"}
+		rng := rand.New(rand.NewPCG(1, 2))
+		for range 30 {
+			for _, name := range names {
+				b.Set(minutely(name)) // as a program does that starts
+			}
+			time.Sleep(time.Duration(rng.IntN(200)) * time.Second)
+			b.Down(time.Duration(rng.IntN(200)) * time.Second)
+		}
+		time.Sleep(30 * time.Second)
+		for _, name := range names {
+			b.RequireEachMinute(name, start)
+		}
+	})
 }
 
-// down closes the queue for a while.
-func (b *CronBench) Down(d time.Duration) {
-	b.Check()
-	require.NoError(b.T, b.Q.Close())
-	time.Sleep(d)
-	b.Open()
+// TestScheduleOverCrashes: whatever a power loss leaves, at a tick or between
+// two of them, each tick has one task when the queue has been opened again.
+func TestScheduleOverCrashes(t *testing.T) {
+	t.Parallel()
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := crashfs.New()
+			var mu sync.Mutex // guards what follows
+			var images []*crashfs.Disk
+			begun := false
+			rng := rand.New(rand.NewPCG(3, 4))
+			image := func() {
+				mu.Lock()
+				defer mu.Unlock()
+				if begun {
+					images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
+				}
+			}
+			fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+				if strings.HasSuffix(name, ".log") {
+					image()
+				}
+				return nil
+			}}
+			queuetest.WithCronBench(t, *queuetest.OnDisk(fs, &codeq.Options{Shards: 1, Durability: level}), func(t *testing.T, b *queuetest.CronBench) {
+				start := time.Now()
+				b.Set(minutely("x"))
+				b.Set(minutely("y"))
+				b.Down(0) // so that the schedules are on disk at any level
+				mu.Lock()
+				begun = true
+				mu.Unlock()
+				for range 6 {
+					time.Sleep(40 * time.Second)
+					image()
+				}
+				mu.Lock()
+				begun = false
+				mu.Unlock()
+				time.Sleep(95 * time.Second)
+				require.GreaterOrEqual(t, len(images), 6+3, "between two ticks, and at each")
+				for i, img := range images {
+					t.Logf("image %d", i)
+					left := &queuetest.CronBench{T: t, Opts: *queuetest.OnDisk(img, &codeq.Options{Durability: level})}
+					left.Open()
+					for _, name := range []string{"x", "y"} {
+						left.RequireEachMinute(name, start)
+					}
+					require.NoError(t, queuetest.CheckAll(left.Q))
+					require.NoError(t, left.Q.Close())
+				}
+			})
+		})
+	}
 }
 
-// jump sets the wall clock, and waits until the queue has noticed.
-func (b *CronBench) Jump(d time.Duration) {
-	b.Skew.Add(int64(d))
-	time.Sleep(time.Duration(wallCheck) * time.Millisecond)
+func TestSetScheduleConcurrently(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() {
+				for round := range 20 {
+					b.Set(minutely(fmt.Sprint("s", (i+round)%10)))
+					time.Sleep(11 * time.Second)
+				}
+			})
+		}
+		wg.Wait()
+		all, err := b.Q.Schedules(context.Background())
+		require.NoError(t, err)
+		require.Len(t, all, 10)
+		for i := range 10 {
+			name := fmt.Sprint("s", i)
+			require.Equal(t, name, all[i].Name, "in the order of names")
+			// A schedule that came later than the first tick has no task for it.
+			b.RequireEachMinute(name, start)
+		}
+	})
 }
 
-func (b *CronBench) Check() {
-	synctest.Wait()
-	require.NoError(b.T, b.Q.checkAll())
-	require.NoError(b.T, b.Q.checkMemory())
+// TestScheduleKeepsItsTask: what the caller does with its template afterwards,
+// or with what Schedules returns, is of no consequence.
+func TestScheduleKeepsItsTask(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
+		s := minutely("s")
+		s.Task.Payload, s.Task.Headers = []byte("payload"), map[string]string{"k": "v"}
+		b.Set(s)
+		for _, task := range []codeq.Task{s.Task, b.Info("s").Task} {
+			task.Payload[0] = 'X'
+			task.Headers["k"] = "X"
+		}
+		for range 2 {
+			l, err := b.Q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, "payload", string(l.Payload))
+			require.Equal(t, "v", l.Headers["k"])
+		}
+	})
 }
 
-func (b *CronBench) Set(s Schedule) {
-	b.T.Helper()
-	require.NoError(b.T, b.Q.SetSchedule(context.Background(), s))
+func TestDeleteSchedule(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
+		ctx := context.Background()
+		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, "s"), codeq.ErrNotFound)
+		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, ""), codeq.ErrNotFound)
+		b.Set(minutely("s"))
+		b.Set(minutely("other"))
+		time.Sleep(2 * time.Minute)
+		require.NoError(t, b.Q.DeleteSchedule(ctx, "s"))
+		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, "s"), codeq.ErrNotFound)
+		time.Sleep(2 * time.Minute)
+		b.Down(2 * time.Minute)
+		require.Len(t, b.Ticks("s"), 2)
+		require.Len(t, b.Ticks("other"), 6)
+		all, err := b.Q.Schedules(ctx)
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+	})
 }
 
-// info returns a schedule as Schedules has it.
-func (b *CronBench) Info(name string) ScheduleInfo {
-	b.T.Helper()
-	synctest.Wait() // shards may have to tell each other what has become of a tick
-	all, err := b.Q.Schedules(context.Background())
-	require.NoError(b.T, err)
-	i := slices.IndexFunc(all, func(i ScheduleInfo) bool { return i.Name == name })
-	require.GreaterOrEqual(b.T, i, 0, "no schedule %q", name)
-	return all[i]
-}
-
-// ticks returns the ticks of the tasks that a schedule has produced, in order.
-func (b *CronBench) Ticks(name string) []string {
-	b.T.Helper()
-	synctest.Wait()
-	tasks, err := b.Q.list()
-	require.NoError(b.T, err)
-	ticks := []string{}
-	for _, task := range tasks {
-		if task.Headers[ScheduleHeader] == name {
-			ticks = append(ticks, task.Headers[TickHeader])
+// TestMissed: what the policies make of ticks that came while the queue was
+// closed, or the clock was set forward.
+func TestMissed(t *testing.T) {
+	hour := func(h int) string { return fmt.Sprintf("2000-01-01T%02d:00:00Z", h) }
+	for _, c := range []struct {
+		policy codeq.MissedPolicy
+		late   time.Duration // the last of the ticks at 1, 2 and 3 o'clock
+		want   []string
+	}{
+		{codeq.MissedSkip, 10 * time.Minute, []string{}},
+		{codeq.MissedOnce, 10 * time.Minute, []string{hour(3)}},
+		{codeq.MissedAll, 10 * time.Minute, []string{hour(1), hour(2), hour(3)}},
+		{codeq.MissedSkip, time.Minute, []string{hour(3)}}, // a minute late is in time
+		{codeq.MissedSkip, time.Minute + time.Millisecond, []string{}},
+		{codeq.MissedOnce, time.Minute, []string{hour(2), hour(3)}}, // for those that are missed, and in time
+		{codeq.MissedAll, time.Minute, []string{hour(1), hour(2), hour(3)}},
+	} {
+		for _, way := range []string{"closed", "clock set"} {
+			t.Run(fmt.Sprint(c.policy, " ", c.late, " ", way), func(t *testing.T) {
+				queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
+					b.Set(codeq.Schedule{Name: "s", Cron: "@hourly", Task: codeq.Task{Queue: "a"}, Missed: c.policy})
+					if away := 3*time.Hour + c.late; way == "closed" {
+						b.Down(away)
+					} else {
+						b.Skew.Add(int64(away))
+						_, err := b.Q.Stats(context.Background()) // the shards have something to do
+						require.NoError(t, err)
+					}
+					require.Equal(t, c.want, b.Ticks("s"))
+					require.WithinDuration(t, time.Date(2000, 1, 1, 4, 0, 0, 0, time.UTC), b.Info("s").Next, 0)
+					time.Sleep(time.Hour)
+					require.Equal(t, append(c.want, hour(4)), b.Ticks("s"))
+				})
+			})
 		}
 	}
-	slices.Sort(ticks)
-	return ticks
 }
 
-// RequireEachMinute makes sure that a schedule has had one tick at each minute after a time, until
-// now.
-func (b *CronBench) RequireEachMinute(name string, after time.Time) {
-	b.T.Helper()
-	want := []string{}
-	for at := after.Truncate(time.Minute).Add(time.Minute); !at.After(b.Wall()); at = at.Add(time.Minute) {
-		want = append(want, at.UTC().Format(recurrence.Format))
+// TestMissedSeconds: the ticks of the last minute are never missed, however many were before.
+func TestMissedSeconds(t *testing.T) {
+	for policy, missed := range map[codeq.MissedPolicy]int{codeq.MissedSkip: 0, codeq.MissedOnce: 1, codeq.MissedAll: 60} {
+		for away, want := range map[time.Duration]int{59 * time.Second: 59, 61 * time.Second: 61 - 1 + min(missed, 1), 2 * time.Minute: 60 + missed} {
+			t.Run(fmt.Sprint(policy, away), func(t *testing.T) {
+				queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
+					b.Set(codeq.Schedule{Name: "s", Every: time.Second, Task: codeq.Task{Queue: "a"}, Missed: policy})
+					b.Down(away + time.Millisecond)
+					require.Len(t, b.Ticks("s"), want)
+					require.Equal(t, time.Unix(0, 0).Add(b.Wall().Sub(time.Unix(0, 0)).Truncate(time.Second)).Unix(), b.Info("s").Last.Unix())
+				})
+			})
+		}
 	}
-	require.Equal(b.T, want, b.Ticks(name))
+}
+
+// TestLastOfRefusedTick: a tick whose task is refused, because the idempotency key is taken, is not
+// the last one that produced a task.
+func TestLastOfRefusedTick(t *testing.T) {
+	for i := range 8 { // whatever shards the key and the schedule belong to
+		t.Run(fmt.Sprint("key ", i), func(t *testing.T) { lastOfRefusedTick(t, fmt.Sprint(i)) })
+	}
+}
+
+func lastOfRefusedTick(t *testing.T, key string) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
+		s := minutely("s")
+		s.Task.Unique.Key = key
+		b.Set(s)
+		time.Sleep(time.Minute)
+		first := b.Info("s").Last
+		require.Len(t, b.Ticks("s"), 1)
+		require.Equal(t, time.Now().UTC(), first)
+		time.Sleep(3 * time.Minute)
+		require.Len(t, b.Ticks("s"), 1)
+		require.Equal(t, first, b.Info("s").Last)
+		b.Down(time.Second)
+		require.Equal(t, first, b.Info("s").Last)
+		queuetest.Complete(t, b.Q, queuetest.ClaimNow(t, b.Q, "a"))
+		time.Sleep(time.Minute)
+		require.Greater(t, b.Info("s").Last, first)
+
+		// One that begins anew does not have the ticks of the earlier one.
+		queuetest.Complete(t, b.Q, queuetest.ClaimNow(t, b.Q, "a"))
+		b.Set(codeq.Schedule{Name: "s", Every: time.Hour, Task: s.Task})
+		require.Zero(t, b.Info("s").Last)
+	})
+}
+
+// TestClockSetBack: no tick comes twice; the schedule goes on where it was when
+// the clock has caught up, also over a restart.
+func TestClockSetBack(t *testing.T) {
+	for _, policy := range []codeq.MissedPolicy{codeq.MissedOnce, codeq.MissedSkip, codeq.MissedAll} {
+		t.Run(policy.String(), func(t *testing.T) {
+			queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
+				start := b.Wall()
+				s := minutely("s")
+				s.Missed = policy
+				b.Set(s)
+				time.Sleep(2*time.Hour + 30*time.Second)
+				b.Jump(-time.Hour)
+				b.Set(s)
+				time.Sleep(20 * time.Minute)
+				b.Down(30 * time.Second)
+				require.Len(t, b.Ticks("s"), 120)
+				time.Sleep(40 * time.Minute)
+				require.Greater(t, b.Wall(), start.Add(2*time.Hour))
+				b.RequireEachMinute("s", start)
+			})
+		})
+	}
+}
+
+// TestClockSetForward: an hour forward and back again; the ticks of that hour
+// come once.
+func TestClockSetForward(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
+		start := b.Wall()
+		b.Set(minutely("s"))
+		b.Jump(time.Hour)
+		b.RequireEachMinute("s", start)
+		b.Jump(-time.Hour)
+		time.Sleep(time.Hour)
+		b.RequireEachMinute("s", start)
+	})
+}
+
+// TestScheduleInBerlin: the days on which clocks are set.
+func TestScheduleInBerlin(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
+		zone := "Europe/Berlin"
+		from := func(at string) {
+			day, err := time.Parse(time.RFC3339, at)
+			require.NoError(t, err)
+			b.Jump(day.Sub(b.Wall()))
+		}
+		from("2026-03-28T12:00:00Z")
+		b.Set(codeq.Schedule{Name: "spring, 2:30", Cron: "30 2 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
+		b.Set(codeq.Schedule{Name: "spring, 9:00", Cron: "0 9 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
+		b.Set(codeq.Schedule{Name: "spring, daily", Every: 24 * time.Hour, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(48 * time.Hour)
+		require.Equal(t, []string{"2026-03-30T00:30:00Z"}, b.Ticks("spring, 2:30"), "skipped on the 29th")
+		require.Equal(t, []string{"2026-03-29T07:00:00Z", "2026-03-30T07:00:00Z"}, b.Ticks("spring, 9:00"))
+		require.Len(t, b.Ticks("spring, daily"), 2, "an interval knows of no clocks")
+
+		from("2026-10-24T12:00:00Z")
+		b.Set(codeq.Schedule{Name: "autumn, 2:30", Cron: "30 2 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
+		time.Sleep(48 * time.Hour)
+		require.Equal(t, []string{"2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}, b.Ticks("autumn, 2:30"), "twice on the 25th")
+	})
+}
+
+func TestScheduleRefusals(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Limits: codeq.Limits{Headers: 100, Name: 30, Payload: 10}}, func(t *testing.T, b *queuetest.CronBench) {
+		good := minutely("s")
+		b.Set(good)
+		for _, c := range []struct {
+			field  string
+			change func(*codeq.Schedule)
+		}{
+			{"Schedule.Name", func(s *codeq.Schedule) { s.Name = "" }},
+			{"Schedule.Name", func(s *codeq.Schedule) { s.Name = strings.Repeat("n", 31) }},
+			{"Schedule", func(s *codeq.Schedule) { s.Cron = "" }},
+			{"Schedule", func(s *codeq.Schedule) { s.Every = time.Minute }},
+			{"Schedule.Every", func(s *codeq.Schedule) { s.Cron, s.Every = "", time.Second-1 }},
+			{"Schedule.Every", func(s *codeq.Schedule) { s.Cron, s.Every = "", -time.Hour }},
+			{"Schedule.TimeZone", func(s *codeq.Schedule) { s.Cron, s.Every, s.TimeZone = "", time.Minute, "UTC" }},
+			{"Schedule.TimeZone", func(s *codeq.Schedule) { s.TimeZone = "Local" }},
+			{"Schedule.TimeZone", func(s *codeq.Schedule) { s.TimeZone = "Europe/Atlantis" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "* * * *" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "* * * * * *" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "@every 1h" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "TZ=UTC * * * * *" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = "0 0 31 2 *" }},
+			{"Schedule.Cron", func(s *codeq.Schedule) { s.Cron = strings.Repeat("0,", 600) + "0 * * * *" }},
+			{"Schedule.Missed", func(s *codeq.Schedule) { s.Missed = codeq.MissedAll + 1 }},
+			{"Schedule.Task.RunAt", func(s *codeq.Schedule) { s.Task.RunAt = time.Now() }},
+			{"Schedule.Task.Headers", func(s *codeq.Schedule) { s.Task.Headers = map[string]string{codeq.TickHeader: ""} }},
+			{"Schedule.Task.Headers", func(s *codeq.Schedule) { s.Task.Headers = map[string]string{codeq.ScheduleHeader: ""} }},
+			{"Task.Headers", func(s *codeq.Schedule) { s.Task.Headers = map[string]string{"k": strings.Repeat("v", 60)} }},
+			{"Task.Queue", func(s *codeq.Schedule) { s.Task.Queue = "" }},
+			{"Task.Payload", func(s *codeq.Schedule) { s.Task.Payload = make([]byte, 11) }},
+			{"Task.Priority", func(s *codeq.Schedule) { s.Task.Priority = 10 }},
+		} {
+			s := good
+			c.change(&s)
+			err := b.Q.SetSchedule(context.Background(), s)
+			require.ErrorIs(t, err, codeq.ErrInvalid, "%+v", s)
+			var invalid *codeq.InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.Equal(t, c.field, invalid.Field, "%+v: %v", s, err)
+		}
+		all, err := b.Q.Schedules(context.Background())
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		good.Task.Payload = []byte{}
+		require.Equal(t, good, all[0].Schedule)
+		good.Cron = "0 0 31 2 *"
+		require.EqualError(t, b.Q.SetSchedule(context.Background(), good), "codeq: invalid Schedule.Cron: 0 0 31 2 * (allowed: "+
+			"a cron expression: no month that it names has a day 31: name a day up to 29, or a longer month)")
+	})
+}
+
+func TestSchedulesOfClosedQueue(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
+		ctx := context.Background()
+		require.NoError(t, b.Q.Close())
+		require.ErrorIs(t, b.Q.SetSchedule(ctx, minutely("s")), codeq.ErrClosed)
+		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, "s"), codeq.ErrClosed)
+		_, err := b.Q.Schedules(ctx)
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		b.Open()
+		cause := fmt.Errorf("enough")
+		ended, end := context.WithCancelCause(ctx)
+		end(cause)
+		require.ErrorIs(t, b.Q.SetSchedule(ended, minutely("s")), cause)
+		require.ErrorIs(t, b.Q.DeleteSchedule(ended, "s"), cause)
+		_, err = b.Q.Schedules(ended)
+		require.ErrorIs(t, err, cause)
+	})
+}
+
+// TestUpcoming: the ticks that follow are those that Next says one after the other.
+func TestUpcoming(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
+		for _, s := range []codeq.Schedule{
+			{Name: "cron", Cron: "*/20 * * * *", TimeZone: "Asia/Kolkata", Task: codeq.Task{Queue: "a"}},
+			{Name: "every", Every: 90 * time.Second, Task: codeq.Task{Queue: "a"}},
+		} {
+			b.Set(s)
+			first := b.Info(s.Name)
+			require.Len(t, first.Upcoming(5), 5)
+			for _, at := range first.Upcoming(5) {
+				now := b.Info(s.Name)
+				require.Equal(t, at, now.Next, s.Name)
+				time.Sleep(time.Until(at) + time.Millisecond)
+			}
+		}
+		require.Empty(t, (&codeq.ScheduleInfo{}).Upcoming(5))
+		require.Empty(t, new(codeq.ScheduleInfo{Next: time.Now(), Schedule: codeq.Schedule{Cron: "nonsense"}}).Upcoming(5))
+	})
+}
+
+// TestUpcomingYears: the ticks of rare dates do not end at the last day of a leap year, where a
+// zone has no table of its changes any more, nor with a year that is no leap year.
+func TestUpcomingYears(t *testing.T) {
+	for _, zone := range []string{"Europe/Berlin", "America/New_York", "Australia/Sydney", "Pacific/Chatham"} {
+		for cron, years := range map[string]int{"0 0 1 1 *": 1, "0 0 29 2 *": 4} {
+			s := codeq.Schedule{Cron: cron, TimeZone: zone}
+			place, err := time.LoadLocation(zone)
+			require.NoError(t, err)
+			month, day := time.January, 1
+			if years == 4 {
+				month, day = time.February, 29
+			}
+			want := time.Date(2024, month, day, 0, 0, 0, 0, place)
+			got := (&codeq.ScheduleInfo{Schedule: s, Next: want}).Upcoming(1 << 20)
+			for year := 2024; ; year += years {
+				want := time.Date(year, month, day, 0, 0, 0, 0, place)
+				if want.UTC().Year() > 9999 {
+					break
+				}
+				if want.Day() == day { // not every fourth year is a leap year
+					require.Equal(t, want.Unix(), got[0].Unix(), "%s in %s", cron, zone)
+					got = got[1:]
+				}
+			}
+			require.Empty(t, got)
+		}
+	}
+}
+
+// TestLastDayOfLeapYear: a queue opens, works and ticks on 31 December of leap years: of those that
+// are in the zone's table, and of those that are not.
+func TestLastDayOfLeapYear(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
+		b.Set(codeq.Schedule{Name: "s", Cron: "0 0 1 1 *", TimeZone: "Europe/Berlin", Task: codeq.Task{Queue: "a"}})
+		for _, year := range []int{2028, 2040, 2096} {
+			b.Down(time.Until(time.Date(year, 12, 31, 12, 0, 0, 0, time.UTC)))
+			want := fmt.Sprintf("%d-12-31T23:00:00Z", year)
+			require.NotContains(t, b.Ticks("s"), want)
+			require.Equal(t, want, b.Info("s").Next.UTC().Format(time.RFC3339))
+			time.Sleep(12 * time.Hour)
+			require.Contains(t, b.Ticks("s"), want)
+		}
+	})
+}
+
+// TestPauseSchedule: a paused schedule does not tick, whatever sets it and over restarts; then it
+// goes on with the next tick, and what it has not ticked is not missed.
+func TestPauseSchedule(t *testing.T) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
+		ctx := context.Background()
+		require.ErrorIs(t, b.Q.PauseSchedule(ctx, "s"), codeq.ErrNotFound)
+		require.ErrorIs(t, b.Q.ResumeSchedule(ctx, "s"), codeq.ErrNotFound)
+		b.Set(minutely("s"))
+		b.Set(minutely("other"))
+		time.Sleep(2*time.Minute + time.Second)
+		for range 2 {
+			require.NoError(t, b.Q.PauseSchedule(ctx, "s"))
+		}
+		paused := b.Info("s")
+		require.True(t, paused.Paused)
+		require.Zero(t, paused.Next)
+		require.Empty(t, paused.Upcoming(5))
+		require.False(t, b.Info("other").Paused)
+		time.Sleep(2 * time.Minute)
+		b.Down(2 * time.Minute)
+		b.Set(minutely("s"))
+		changed := minutely("s")
+		changed.Cron, changed.Task.Tenant = "*/2 * * * *", "acme"
+		b.Set(changed)
+		require.True(t, b.Info("s").Paused)
+		time.Sleep(2 * time.Minute)
+		require.Len(t, b.Ticks("s"), 2)
+		for range 2 {
+			require.NoError(t, b.Q.ResumeSchedule(ctx, "s"))
+		}
+		resumed := b.Info("s")
+		require.False(t, resumed.Paused)
+		require.Equal(t, time.Now().Truncate(2*time.Minute).Add(2*time.Minute).UTC(), resumed.Next.UTC())
+		time.Sleep(4 * time.Minute)
+		require.Len(t, b.Ticks("s"), 2+2)
+		require.Greater(t, len(b.Ticks("other")), 10)
+		require.NoError(t, b.Q.PauseSchedule(ctx, "s"))
+		require.NoError(t, b.Q.DeleteSchedule(ctx, "s"))
+		b.Set(minutely("s"))
+		require.False(t, b.Info("s").Paused, "it is another one")
+	})
 }
 
 func TestReplaceSchedule(t *testing.T) {
-	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *CronBench) {
-		counting := &countingCommitter{committer: b.Q.shard(0).commit}
-		require.NoError(t, b.Q.shard(0).probe(func(s *shard) error {
-			s.commit = counting
+	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
+		counting := new(queuetest.CountingCommitter)
+		require.NoError(t, inspect.Of(b.Q).Owner(0, func(s *inspect.Owner) error {
+			counting.Committer, s.Commit = s.Commit, counting
 			return nil
 		}))
-		s := Schedule{Name: "s", Every: 10 * time.Minute, Task: Task{Queue: "a", Headers: map[string]string{"k": "1", "l": "2"}}}
+		s := codeq.Schedule{Name: "s", Every: 10 * time.Minute, Task: codeq.Task{Queue: "a", Headers: map[string]string{"k": "1", "l": "2"}}}
 		b.Set(s)
 		synctest.Wait()
-		commits := counting.commits
+		commits := counting.Commits
 		time.Sleep(4 * time.Minute)
 		again := s
 		again.Task.Headers = maps.Clone(s.Task.Headers)
 		again.Task.Payload = []byte{}
 		b.Set(again)
 		synctest.Wait()
-		require.Equal(t, commits, counting.commits, "an equal schedule is not written")
+		require.Equal(t, commits, counting.Commits, "an equal schedule is not written")
 
 		// Another task or policy: the place is kept.
-		s.Task.Queue, s.Task.Payload, s.Missed = "b", []byte("new"), MissedAll
+		s.Task.Queue, s.Task.Payload, s.Missed = "b", []byte("new"), codeq.MissedAll
 		b.Set(s)
 		time.Sleep(6 * time.Minute)
 		require.Equal(t, []string{"2000-01-01T00:10:00Z"}, b.Ticks("s"))
-		l := claimNow(t, b.Q, "b")
+		l := queuetest.ClaimNow(t, b.Q, "b")
 		require.Equal(t, "new", string(l.Payload))
-		require.Equal(t, MissedAll, b.Info("s").Missed)
+		require.Equal(t, codeq.MissedAll, b.Info("s").Missed)
 
 		// Another time: it begins anew.
 		time.Sleep(5 * time.Minute)
@@ -165,14 +596,14 @@ func TestReplaceSchedule(t *testing.T) {
 // schedule that is due does not wait for the one that has much to make up for.
 func TestYearOfTicks(t *testing.T) {
 	seconds := 5 * engine.UpkeepBudget.Records
-	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *CronBench) {
-		s := Schedule{Name: "a backlog", Every: time.Second, Task: Task{Queue: "a"}, Missed: MissedAll}
+	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
+		s := codeq.Schedule{Name: "a backlog", Every: time.Second, Task: codeq.Task{Queue: "a"}, Missed: codeq.MissedAll}
 		b.Set(s)
-		s.Name, s.Cron, s.Every, s.Missed = "the others", "@hourly", 0, MissedOnce
+		s.Name, s.Cron, s.Every, s.Missed = "the others", "@hourly", 0, codeq.MissedOnce
 		b.Set(s)
-		counting := &countingCommitter{committer: b.Q.shard(0).commit}
-		require.NoError(t, b.Q.shard(0).probe(func(s *shard) error {
-			s.commit = counting
+		counting := new(queuetest.CountingCommitter)
+		require.NoError(t, inspect.Of(b.Q).Owner(0, func(s *inspect.Owner) error {
+			counting.Committer, s.Commit = s.Commit, counting
 			return nil
 		}))
 		b.Skew.Add(int64(time.Duration(seconds) * time.Second))
@@ -180,38 +611,40 @@ func TestYearOfTicks(t *testing.T) {
 		require.NoError(t, err)
 		synctest.Wait()
 		require.Len(t, b.Ticks("a backlog"), seconds)
-		require.GreaterOrEqual(t, counting.commits, 5)
-		require.LessOrEqual(t, counting.largest, uint32(engine.UpkeepBudget.Records+2+1), "keys in one commit: tasks, two schedules, counters")
+		require.GreaterOrEqual(t, counting.Commits, 5)
+		require.LessOrEqual(t, counting.Largest, uint32(engine.UpkeepBudget.Records+2+1), "keys in one commit: tasks, two schedules, counters")
 
 		before := 0
-		for l := claimNow(t, b.Q, "a"); l.Headers[ScheduleHeader] != "the others"; l = claimNow(t, b.Q, "a") {
+		for l := queuetest.ClaimNow(t, b.Q, "a"); l.Headers[codeq.ScheduleHeader] != "the others"; l = queuetest.ClaimNow(t, b.Q, "a") {
 			before++
 		}
 		require.LessOrEqual(t, before, engine.UpkeepBudget.Records)
 	})
 }
 
-// plant writes a schedule past all checks.
-func (b *CronBench) plant(index int, name string, value []byte) {
-	require.NoError(b.T, b.Q.shard(index).probe(func(s *shard) error {
-		return s.Group.Batch.Set(keys.AppendSchedule(nil, name), value, nil)
-	}))
+// storedSchedule returns a schedule as a shard has it on disk.
+func storedSchedule(t *testing.T, q *codeq.Queue, shard int, name string) keys.ScheduleValue {
+	t.Helper()
+	value, err := store.Lookup(queuetest.StoreOf(q, shard).DB(), keys.AppendSchedule(nil, name))
+	require.NoError(t, err)
+	v, err := keys.ParseScheduleValue(value)
+	require.NoError(t, err)
+	return v
 }
 
 // TestScheduleRests: one that this process does not understand does not keep
 // the queue from opening, and goes on once it is understood.
 func TestScheduleRests(t *testing.T) {
-	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *CronBench) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
 		start := b.Wall()
-		s := Schedule{Name: "good", Cron: "* * * * *", Task: Task{Queue: "a"}, Missed: MissedAll}
+		s := codeq.Schedule{Name: "good", Cron: "* * * * *", Task: codeq.Task{Queue: "a"}, Missed: codeq.MissedAll}
 		b.Set(s)
-		s.Name = "odd"
-		v := s.value()
+		v := storedSchedule(t, b.Q, 0, "good")
 		v.Start, v.After = uint64(start.UnixMilli()), uint64(start.UnixMilli())
 		plant := func(change func(v *keys.ScheduleValue)) {
 			v := v
 			change(&v)
-			b.plant(0, "odd", v.Append(nil))
+			b.Plant(0, "odd", v.Append(nil))
 			require.NoError(t, b.Q.Close())
 			b.Open()
 		}
@@ -237,9 +670,13 @@ func TestScheduleRests(t *testing.T) {
 // lies in another shard than its own.
 func TestCheckSchedules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &CronBench{T: t, Opts: *inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New()})}
-		s := Schedule{Name: "s", Cron: "* * * * *", Task: Task{Queue: "a"}}
-		v := s.value()
+		b := &queuetest.CronBench{T: t, Opts: *inspect.With(&codeq.Options{Shards: 2}, inspect.Private{FS: crashfs.New()})}
+		s := codeq.Schedule{Name: "s", Cron: "* * * * *", Task: codeq.Task{Queue: "a"}}
+		b.Open()
+		require.NoError(t, b.Q.SetSchedule(t.Context(), s))
+		v := storedSchedule(t, b.Q, keys.ShardOfSchedule("s", 2), "s")
+		require.NoError(t, b.Q.Close())
+		inspect.Options(&b.Opts).FS = crashfs.New()
 		for _, c := range []struct {
 			name  string
 			shard int
@@ -250,10 +687,10 @@ func TestCheckSchedules(t *testing.T) {
 			{"without a record", keys.ShardOfSchedule("s", 2), (&keys.ScheduleValue{Cron: "@daily"}).Append(nil)},
 		} {
 			b.Open()
-			require.NoError(t, b.Q.checkAll())
-			b.plant(c.shard, "s", c.value)
+			require.NoError(t, queuetest.CheckAll(b.Q))
+			b.Plant(c.shard, "s", c.value)
 			synctest.Wait()
-			require.ErrorIs(t, b.Q.checkAll(), ErrCorrupt, c.name)
+			require.ErrorIs(t, queuetest.CheckAll(b.Q), codeq.ErrCorrupt, c.name)
 			require.NoError(t, b.Q.Close())
 			inspect.Options(&b.Opts).FS = crashfs.New()
 		}
@@ -264,15 +701,15 @@ func TestCheckSchedules(t *testing.T) {
 func TestTicksOfManySchedules(t *testing.T) {
 	t.Parallel()
 	const schedules = 10_000
-	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *CronBench) {
+	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
 		for i := range schedules {
-			b.Set(Schedule{Name: fmt.Sprint("daily", i), Every: 24 * time.Hour, Task: Task{Queue: "a"}})
+			b.Set(codeq.Schedule{Name: fmt.Sprint("daily", i), Every: 24 * time.Hour, Task: codeq.Task{Queue: "a"}})
 		}
-		b.Set(Schedule{Name: "each second", Every: time.Second, Task: Task{Queue: "a"}})
+		b.Set(codeq.Schedule{Name: "each second", Every: time.Second, Task: codeq.Task{Queue: "a"}})
 		time.Sleep(10 * time.Second)
 		require.GreaterOrEqual(t, len(b.Ticks("each second")), 10)
 		looked := uint64(0)
-		require.NoError(t, b.Q.shard(0).probe(func(s *shard) error { looked = s.Probe().Usage().Schedules; return nil }))
+		require.NoError(t, inspect.Of(b.Q).Owner(0, func(s *inspect.Owner) error { looked = s.Rules.Probe().Usage().Schedules; return nil }))
 		require.LessOrEqual(t, looked, uint64(12), "one look at a schedule each second")
 
 		made := len(b.Ticks("each second"))
@@ -282,37 +719,5 @@ func TestTicksOfManySchedules(t *testing.T) {
 		st, err := b.Q.Stats(context.Background())
 		require.NoError(t, err)
 		require.Equal(t, uint64(made+schedules), st["a"].Ready, "all that are due at once tick")
-	})
-}
-
-// TestSchedulesInParts: one visit of the owner copies a part of them, bounded by
-// number and by bytes.
-func TestSchedulesInParts(t *testing.T) {
-	t.Parallel()
-	withCronBench(t, Options{Shards: 1}, func(t *testing.T, b *CronBench) {
-		var names []string
-		for i := range 2 * call.SchedulesStep {
-			names = append(names, fmt.Sprintf("s%04d", i))
-			b.Set(Schedule{Name: names[i], Every: time.Hour, Task: Task{Queue: "a"}})
-		}
-		for i := range 6 {
-			names = append(names, fmt.Sprint("t", i))
-			b.Set(Schedule{Name: fmt.Sprint("t", i), Every: time.Hour, Task: Task{Queue: "a", Payload: make([]byte, call.SchedulesBytes/2)}})
-		}
-		var parts []int
-		part := new(schedulesPart)
-		op := rule(callSchedules, part)
-		for part.More = true; part.More; part.Infos = nil {
-			require.NoError(t, b.Q.ask(context.Background(), 0, op))
-			parts = append(parts, len(part.Infos))
-		}
-		require.Equal(t, []int{call.SchedulesStep, call.SchedulesStep, 2, 2, 2}, parts)
-		all, err := b.Q.Schedules(context.Background())
-		require.NoError(t, err)
-		var got []string
-		for _, s := range all {
-			got = append(got, s.Name)
-		}
-		require.Equal(t, names, got)
 	})
 }

@@ -1,83 +1,480 @@
-package codeq
+package codeq_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/call"
 	"codeq/internal/crashfs"
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/store"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
 
-// ofAnotherProcess returns q as a process has it that shares nothing with this
-// one but the shards.
-func (q *Queue) ofAnotherProcess() *Queue {
-	return &Queue{opts: q.opts, replicas: q.replicas, configuring: make(chan struct{}, 1)}
+// settingsOf is Settings that has to succeed.
+func settingsOf(t *testing.T, q *codeq.Queue, queue string) codeq.Settings {
+	t.Helper()
+	s, err := q.Settings(queue)
+	require.NoError(t, err)
+	return s
 }
 
-// inShards returns what each shard goes by.
-func inShards(t *testing.T, q *Queue, queue string) []engine.Configured {
+// TestSettingsAreCopies: what callers do with the settings that they gave or got
+// changes nothing.
+func TestSettingsAreCopies(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		mine := map[string]int{"x": 1}
+		var kept *codeq.Settings
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { kept, s.TenantWeights = s, mine })
+		mine["x"] = 7
+		kept.TenantWeights["y"], kept.Paused = 7, true
+		settingsOf(t, q, "a").TenantWeights["z"] = 7
+		require.Equal(t, codeq.Settings{TenantWeights: map[string]int{"x": 1}}, settingsOf(t, q, "a"))
+
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { kept = s })
+		kept.TenantWeights["x"] = 7
+		require.Equal(t, 1, settingsOf(t, q, "a").TenantWeights["x"])
+	})
+}
+
+// TestSettingsRefused: what is out of bounds changes nothing and says what it is.
+func TestSettingsRefused(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ctx := t.Context()
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 3 })
+		for field, change := range map[string]func(*codeq.Settings){
+			"Settings.Concurrency":           func(s *codeq.Settings) { s.Concurrency = -1 },
+			"Settings.ConcurrencyPerKey":     func(s *codeq.Settings) { s.ConcurrencyPerKey = -1 },
+			"Settings.Burst":                 func(s *codeq.Settings) { s.Burst = testkit.Beyond31Bits },
+			"Settings.Rate":                  func(s *codeq.Settings) { s.Rate = -1 },
+			"Settings.TenantWeights of x":    func(s *codeq.Settings) { s.TenantWeights = map[string]int{"x": 0} },
+			"Settings.TenantWeights of many": func(s *codeq.Settings) { s.TenantWeights = map[string]int{"many": 65537} },
+			"Settings.TenantWeights":         func(s *codeq.Settings) { s.TenantWeights = map[string]int{"\xff": 1} },
+			"Settings.Retention":             func(s *codeq.Settings) { s.Retention = -2 },
+			"Settings.DeadRetention":         func(s *codeq.Settings) { s.DeadRetention = -2 },
+		} {
+			err := q.Configure(ctx, "a", change)
+			var invalid *codeq.InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.Equal(t, field, invalid.Field)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+		}
+		for _, rate := range []float64{math.NaN(), math.Inf(1), 1e9 + 1} {
+			require.ErrorIs(t, q.Configure(ctx, "a", func(s *codeq.Settings) { s.Rate = rate }), codeq.ErrInvalid)
+		}
+		for _, queue := range []string{"", strings.Repeat("x", 256)} {
+			require.ErrorIs(t, q.Configure(ctx, queue, func(*codeq.Settings) { t.Error("called") }), codeq.ErrInvalid)
+			require.ErrorIs(t, q.Pause(ctx, queue), codeq.ErrInvalid)
+			_, err := q.Settings(queue)
+			require.ErrorIs(t, err, codeq.ErrInvalid)
+		}
+		require.Equal(t, codeq.Settings{Concurrency: 3}, settingsOf(t, q, "a"))
+		for _, most := range []codeq.Settings{
+			{Concurrency: math.MaxInt32, ConcurrencyPerKey: math.MaxInt32, Rate: 1e9, Burst: math.MaxInt32},
+			{Rate: math.SmallestNonzeroFloat64, Retention: math.MaxInt64, DeadRetention: math.MaxInt64},
+		} {
+			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { *s = most })
+			require.Equal(t, most, settingsOf(t, q, "a"))
+		}
+	})
+}
+
+// TestConfigureTakesTurns: each of many calls at a time finds what the one before
+// has left.
+func TestConfigureTakesTurns(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		const calls = 50
+		var all sync.WaitGroup
+		for range calls {
+			all.Go(func() {
+				err := q.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Concurrency++ })
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		require.Equal(t, calls, settingsOf(t, q, "a").Concurrency)
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestConfigureGivesUp: a call that waits for its turn ends with its context, and
+// one whose change panics lets the next have its turn.
+func TestConfigureGivesUp(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		require.Panics(t, func() { _ = q.Configure(t.Context(), "a", func(*codeq.Settings) { panic("boom") }) })
+
+		goOn, first, second := make(chan struct{}), make(chan error, 1), make(chan error, 1)
+		go func() {
+			first <- q.Configure(context.Background(), "a", func(s *codeq.Settings) { <-goOn; s.Concurrency = 1 })
+		}()
+		synctest.Wait()
+		boom := errors.New("boom")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		go func() { second <- q.Pause(ctx, "b") }() // another queue takes turns too
+		synctest.Wait()
+		require.Empty(t, second)
+		cancel(boom)
+		require.ErrorIs(t, <-second, boom)
+		close(goOn)
+		require.NoError(t, <-first)
+		require.ErrorIs(t, q.Configure(ctx, "a", func(s *codeq.Settings) { s.Concurrency = 2 }), boom)
+		require.Equal(t, codeq.Settings{Concurrency: 1}, settingsOf(t, q, "a"))
+		require.Zero(t, settingsOf(t, q, "b"))
+	})
+}
+
+// TestConfigureClosed: a closed queue keeps the settings it has.
+func TestConfigureClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{})
+		q := queuetest.OpenForRun(t, opts)
+		require.NoError(t, q.Close())
+		require.ErrorIs(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }), codeq.ErrClosed)
+		_, err := q.Settings("a")
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		q = queuetest.OpenForRun(t, opts)
+		require.Zero(t, settingsOf(t, q, "a"))
+	})
+}
+
+// TestSettingsReachAllShards: what the first shard has taken comes to be in force
+// everywhere, whatever happens to the caller.
+func TestSettingsReachAllShards(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Paused = true })
+		leased := make(chan *codeq.Lease, 3)
+		for i := range 3 {
+			queuetest.Produce(t, queuetest.StartingAt(q, i), codeq.Task{Queue: "a"})
+			waiting := waitingClaim(t, q, "a")
+			go func() { leased <- <-waiting }()
+		}
+		queuetest.TakeSettings(t, q, "a", 2, `{"Concurrency":2}`)
+		synctest.Wait()
+		require.Len(t, leased, 2, "as many as may be leased")
+		queuetest.RequireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 2})
+		queuetest.RequireSettled(t, q)
+		queuetest.TakeSettings(t, q, "a", 3, `{}`)
+		synctest.Wait()
+		require.Len(t, leased, 3)
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestLostSettings: at DurabilityProcess a power loss may take the last settings
+// from some shards only. Then all go by those that are left, and newer ones
+// are newer than these.
+func TestLostSettings(t *testing.T) {
+	t.Parallel()
+	for _, kept := range []string{"queue/shard-000", "queue/shard-001"} {
+		disk := crashfs.New()
+		queuetest.InFlow(t, *queuetest.OnDisk(disk, &codeq.Options{Shards: 3}), func(f *queuetest.FlowTest) {
+			queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
+			synctest.Wait()
+			for i := range 3 {
+				testkit.SyncLogs(t, disk, fmt.Sprintf("queue/shard-%03d", i))
+			}
+			queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
+			queuetest.Configure(t, f.Q, "b", func(s *codeq.Settings) { s.Concurrency = 3 })
+			synctest.Wait()
+			testkit.SyncLogs(t, disk, kept)
+
+			img := f.Crash(disk)
+			queuetest.RequireInShards(t, img.Q, "a", 2, codeq.Settings{Concurrency: 2})
+			queuetest.RequireInShards(t, img.Q, "b", 1, codeq.Settings{Concurrency: 3})
+			queuetest.Configure(t, img.Q, "a", func(s *codeq.Settings) { s.Burst = 1 })
+			queuetest.RequireInShards(t, img.Q, "a", 3, codeq.Settings{Concurrency: 2, Burst: 1})
+			img.Reopen()
+			queuetest.RequireInShards(t, img.Q, "a", 3, codeq.Settings{Concurrency: 2, Burst: 1})
+			require.NoError(f, img.Q.Close())
+		})
+	}
+}
+
+// TestSettingsAreListed: Stats has a queue with settings and no tasks, after a restart as
+// well, and none without both.
+func TestSettingsAreListed(t *testing.T) {
+	t.Parallel()
+	dir, ctx := t.TempDir(), context.Background()
+	for range 2 {
+		q, err := codeq.Open(dir, &codeq.Options{Shards: 2})
+		require.NoError(t, err)
+		require.NoError(t, q.Pause(ctx, "paused"))
+		_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"unknown"}, NoWait: true})
+		require.ErrorIs(t, err, codeq.ErrEmpty)
+		st, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.Equal(t, map[string]codeq.Counts{"paused": {}}, st)
+		require.NoError(t, q.Close())
+	}
+}
+
+// TestSettingsKept: all fields outlive restarts and crashes, each queue has its own,
+// and it needs no tasks.
+func TestSettingsKept(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			disk := crashfs.New()
+			opts := *queuetest.OnDisk(disk, &codeq.Options{Shards: shards, Durability: codeq.DurabilityDisk})
+			q := queuetest.OpenForRun(t, opts)
+			require.Zero(t, settingsOf(t, q, "a"))
+			want := codeq.Settings{
+				Paused: true, Concurrency: 1, ConcurrencyPerKey: 2, Rate: 0.5, Burst: 3,
+				TenantWeights: map[string]int{"": 2, "x": 65536}, Retention: time.Hour, DeadRetention: codeq.Forever, HoldGroups: true,
+			}
+			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { *s = want })
+			queuetest.Configure(t, q, "b", func(s *codeq.Settings) { s.Retention = codeq.Forever })
+			require.Equal(t, want, settingsOf(t, q, "a"))
+			queuetest.RequireSettled(t, q)
+
+			image := disk.CrashClone(vfs.CrashCloneCfg{})
+			require.NoError(t, q.Close())
+			for _, left := range []vfs.FS{disk, image} {
+				queuetest.OnDisk(left, &opts)
+				q := queuetest.OpenForRun(t, opts)
+				require.Equal(t, want, settingsOf(t, q, "a"))
+				require.Equal(t, codeq.Settings{Retention: codeq.Forever}, settingsOf(t, q, "b"))
+				require.Zero(t, settingsOf(t, q, "c"))
+				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+				require.Nil(t, queuetest.ClaimNow(t, q, "a"), "paused")
+				require.NoError(t, q.Resume(t.Context(), "a"))
+				require.False(t, settingsOf(t, q, "a").Paused)
+				queuetest.RequireSettled(t, q)
+				require.NoError(t, q.Close())
+			}
+		})
+	}
+}
+
+// TestConfigureFromProcesses: of changes by several processes at a time none is
+// lost.
+func TestConfigureFromProcesses(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		const processes, calls = 5, 10
+		var all sync.WaitGroup
+		for range processes {
+			other := queuetest.OfAnotherProcess(q)
+			for range calls {
+				all.Go(func() {
+					if err := other.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Concurrency++ }); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		all.Wait()
+		queuetest.RequireInShards(t, q, "a", processes*calls, codeq.Settings{Concurrency: processes * calls})
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestConfigureTriesAgain: who finds that the settings have changed meanwhile
+// changes the new ones.
+func TestConfigureTriesAgain(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		var found []codeq.Settings
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) {
+			found = append(found, *s)
+			if len(found) == 1 {
+				done := make(chan error)
+				go func() { // a call on this stack would be refused
+					done <- queuetest.OfAnotherProcess(q).Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 3 })
+				}()
+				require.NoError(t, <-done)
+			}
+			s.Burst = 1
+		})
+		require.Equal(t, []codeq.Settings{{}, {Concurrency: 3}}, found)
+		queuetest.RequireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 3, Burst: 1})
+		queuetest.RequireSettled(t, q)
+
+		boom := errors.New("boom")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		require.ErrorIs(t, q.Configure(ctx, "a", func(s *codeq.Settings) {
+			s.Burst = 2
+			cancel(boom)
+		}), boom)
+		queuetest.RequireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 3, Burst: 1})
+	})
+}
+
+// TestLostRemoval: a power loss at DurabilityProcess takes from some shards that settings were
+// removed. They are removed in all, and the next ones are newer.
+func TestLostRemoval(t *testing.T) {
+	t.Parallel()
+	for _, kept := range []int{0, 1, 2} {
+		disk := crashfs.New()
+		queuetest.InFlow(t, *queuetest.OnDisk(disk, &codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess}), func(f *queuetest.FlowTest) {
+			sync := func(shards ...int) {
+				synctest.Wait()
+				for _, i := range shards {
+					testkit.SyncLogs(t, disk, fmt.Sprintf("queue/shard-%03d", i))
+				}
+			}
+			queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Paused = true })
+			queuetest.Configure(t, f.Q, "b", func(s *codeq.Settings) { s.Concurrency = 3 })
+			sync(0, 1, 2)
+			require.NoError(t, f.Q.DeleteQueue(context.Background(), "a"))
+			sync(kept)
+
+			img := f.Crash(disk)
+			for i := range 3 {
+				queuetest.RequireInShards(t, img.Q, "a", 0, codeq.Settings{})
+				queuetest.RequireInShards(t, img.Q, "b", uint64(1+i), codeq.Settings{Concurrency: 3 + i})
+				queuetest.Configure(t, img.Q, "b", func(s *codeq.Settings) { s.Concurrency++ })
+			}
+			queuetest.Configure(t, img.Q, "a", func(s *codeq.Settings) { s.Burst = 1 })
+			queuetest.RequireInShards(t, img.Q, "a", 3, codeq.Settings{Burst: 1})
+			img.Reopen()
+			queuetest.RequireInShards(t, img.Q, "a", 3, codeq.Settings{Burst: 1})
+			require.NoError(f, img.Q.Close())
+		})
+	}
+}
+
+// TestDeleteQueue: a queue that is used in any way is not deleted, and the error says how; one that
+// is not used is in no list afterwards.
+func TestDeleteQueue(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		ctx := t.Context()
+		set := codeq.Settings{Concurrency: 2, Rate: 100, DeadRetention: time.Hour}
+		refused := func(want codeq.NotEmptyError) {
+			t.Helper()
+			want.Queue = "a"
+			var got *codeq.NotEmptyError
+			err := q.DeleteQueue(ctx, "a")
+			require.ErrorIs(t, err, codeq.ErrNotEmpty)
+			require.ErrorAs(t, err, &got)
+			require.Equal(t, want, *got)
+			require.ErrorContains(t, err, fmt.Sprintf("%d tasks, %d idempotency keys, %d schedules, %d waiting claims",
+				want.Counts.Total(), want.Keys, want.Schedules, want.Claims))
+			require.Equal(t, set, settingsOf(t, q, "a"))
+		}
+		shownNow := func() bool {
+			infos, err := q.Info(ctx)
+			require.NoError(t, err)
+			counts, err := q.Stats(ctx)
+			require.NoError(t, err)
+			_, counted := counts["a"]
+			return counted || slices.ContainsFunc(infos, func(i codeq.QueueInfo) bool { return i.Queue == "a" })
+		}
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { *s = set })
+		for _, task := range []codeq.Task{{}, {RunAt: time.Now().Add(time.Hour)}, {Group: "g"}, {Group: "g"}} {
+			task.Queue = "a"
+			queuetest.Produce(t, q, task)
+		}
+		refused(codeq.NotEmptyError{Counts: codeq.Counts{Ready: 2, Scheduled: 1, Blocked: 1}})
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
+		_, err = q.Bulk(ctx, codeq.BulkOptions{Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{Queue: "a", States: []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked}}})
+		require.NoError(t, err)
+		require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Cron: "@yearly", Task: codeq.Task{Queue: "a"}}))
+		synctest.Wait()
+		require.True(t, shownNow())
+		require.NoError(t, q.DeleteSchedule(ctx, "s"))
+
+		queuetest.Produce(t, q, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour}})
+		queuetest.Produce(t, q, codeq.Task{Queue: "other", Unique: codeq.Unique{Key: "k", For: time.Hour}})
+		time.Sleep(2 * time.Hour)
+		for range 2 {
+			if l, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true}); err == nil {
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			}
+		}
+		require.NoError(t, q.DeleteQueue(ctx, "a"))
+		require.Zero(t, settingsOf(t, q, "a"))
+		require.False(t, shownNow())
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireInShards(t, q, "a", 0, codeq.Settings{})
+
+		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { *s = set })
+		require.NoError(t, q.Cancel(ctx, id[0]))
+		claiming, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := q.Claim(claiming, codeq.ClaimRequest{Queues: []string{"a"}})
+			ended <- err
+		}()
+		synctest.Wait()
+		refused(codeq.NotEmptyError{Claims: 1})
+		stop()
+		require.ErrorIs(t, <-ended, context.Canceled)
+		id = queuetest.Produce(t, q, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour}})
+		require.NoError(t, q.Cancel(ctx, id[0]))
+		require.NoError(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Cron: "@yearly", Task: codeq.Task{Queue: "a"}}))
+		refused(codeq.NotEmptyError{Keys: 1, Schedules: 1})
+		require.NoError(t, q.DeleteSchedule(ctx, "s"))
+		require.NoError(t, q.ReleaseKey(ctx, codeq.UniqueKey{Queue: "a", Key: "k"}))
+		require.NoError(t, q.DeleteQueue(ctx, "a"))
+		require.NoError(t, q.DeleteQueue(ctx, "a"), "again")
+		require.NoError(t, q.DeleteQueue(ctx, "never"))
+		require.ErrorIs(t, q.DeleteQueue(ctx, ""), codeq.ErrInvalid)
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// settingsIn returns the settings of a queue, as the first shard has them.
+func settingsIn(t *testing.T, q *codeq.Queue, queue string) (value []byte) {
 	t.Helper()
-	all := make([]engine.Configured, len(q.replicas))
-	for i := range all {
-		require.NoError(t, q.shard(i).probe(func(s *shard) error {
-			all[i] = s.QueueNamed(queue).Configured
-			return nil
+	require.NoError(t, inspect.Of(q).Owner(0, func(o *inspect.Owner) error {
+		value = bytes.Clone(o.Rules.QueueNamed(queue).Value)
+		return nil
+	}))
+	return value
+}
+
+// adoptSettings makes all shards but the first one take settings, as Configure does.
+func adoptSettings(t *testing.T, q *codeq.Queue, queue string, value []byte) {
+	t.Helper()
+	for shard := 1; shard < inspect.Of(q).Shards(); shard++ {
+		require.NoError(t, inspect.Of(q).Owner(shard, func(o *inspect.Owner) error {
+			_, err := (&call.Adopt{Queue: queue, Value: value}).Decide(o.Rules)
+			return err
 		}))
 	}
-	return all
-}
-
-// requireInShards makes sure that all shards go by the same settings.
-func requireInShards(t *testing.T, q *Queue, queue string, version uint64, want Settings) {
-	t.Helper()
-	for i, c := range inShards(t, q, queue) {
-		require.Equal(t, want, Settings(*c.Settings), "shard %d", i)
-		require.Equal(t, version, c.Version, "shard %d", i)
-	}
-}
-
-// takeSettings makes the first shard take settings, as a Configure does whose caller is
-// then gone.
-func takeSettings(t *testing.T, q *Queue, queue string, version uint64, set string) {
-	t.Helper()
-	value := keys.SettingsValue{Version: version, JSON: []byte(set)}.Append(nil)
-	c := &call.Configure{Queue: queue, Value: value}
-	_, err := q.do(context.Background(), 0, rule(callConfigure, c))
-	require.NoError(t, err)
-	require.False(t, c.Late)
 }
 
 // TestOldSettingsAreIgnored: what arrives late, by a message or from a caller,
 // does not replace newer settings; nor does the first shard take what does not
 // follow its own.
 func TestOldSettingsAreIgnored(t *testing.T) {
-	bubble(t, Options{Shards: 3}, func(t *testing.T, q *Queue) {
-		configure(t, q, "a", func(s *Settings) { s.Concurrency = 1 })
-		old := inShards(t, q, "a")[0]
-		configure(t, q, "a", func(s *Settings) { s.Concurrency = 2 })
-		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.Probe().Send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: old.Value})
+	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
+		old := settingsIn(t, q, "a")
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
+		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+			s.Rules.Probe().Send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: old})
 			return nil
 		}))
-		require.NoError(t, q.enforce(t.Context(), "a", old.Value))
+		adoptSettings(t, q, "a", old)
 		for _, version := range []uint64{1, 2, 4} {
 			value := keys.SettingsValue{Version: version, JSON: []byte("{}")}.Append(nil)
 			c := &call.Configure{Queue: "a", Value: value}
-			_, err := q.do(t.Context(), 0, rule(callConfigure, c))
-			require.NoError(t, err)
+			require.NoError(t, inspect.Of(q).Owner(0, func(o *inspect.Owner) error { _, err := c.Decide(o.Rules); return err }))
 			require.True(t, c.Late, "version %d", version)
 		}
-		requireSettled(t, q)
-		requireInShards(t, q, "a", 2, Settings{Concurrency: 2})
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 2})
 	})
 }
 
@@ -86,21 +483,19 @@ func TestOldSettingsAreIgnored(t *testing.T) {
 // are on the disk and arrive.
 func TestPowerLossInConfigure(t *testing.T) {
 	disk := crashfs.New()
-	inFlow(t, *inspect.With(&Options{Shards: 3, Durability: DurabilityDisk}, inspect.Private{FS: disk}), func(f *FlowTest) {
-		configure(t, f.Q, "a", func(s *Settings) { s.Concurrency = 1 })
+	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk}, inspect.Private{FS: disk}), func(f *queuetest.FlowTest) {
+		queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
 		f.Check()
-		one, two := shut(t, f.Q, 1), shut(t, f.Q, 2)
+		one, two := queuetest.Shut(t, f.Q, 1), queuetest.Shut(t, f.Q, 2)
 		configured := make(chan error, 1)
 		go func() {
-			configured <- f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Paused = true })
+			configured <- f.Q.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Paused = true })
 		}()
 		synctest.Wait()
 		require.Empty(f, configured)
 		require.EqualValues(f, 2, f.UnderWay(0))
 		for i, paused := range []bool{true, false, false} {
-			v := f.Q.peek(f.Q.shard(i))
-			value, err := store.Lookup(v.snap, append([]byte{keys.Settings}, "a"...))
-			v.close()
+			value, err := store.Lookup(queuetest.StoreOf(f.Q, i).DB(), append([]byte{keys.Settings}, "a"...))
 			require.NoError(f, err)
 			c, err := engine.ParseSettings(value)
 			require.NoError(f, err)
@@ -110,14 +505,14 @@ func TestPowerLossInConfigure(t *testing.T) {
 		img := f.Crash(disk)
 		require.Zero(f, img.UnderWay(0))
 		for _, to := range []int{1, 2} {
-			require.NoError(f, img.Q.shard(to).probe(func(s *shard) error {
-				require.EqualValues(f, 2, s.Probe().Usage().Inbound[0], "messages that shard %d has taken", to)
+			require.NoError(f, inspect.Of(img.Q).Owner(to, func(s *inspect.Owner) error {
+				require.EqualValues(f, 2, s.Rules.Probe().Usage().Inbound[0], "messages that shard %d has taken", to)
 				return nil
 			}))
 		}
-		requireInShards(t, img.Q, "a", 2, Settings{Concurrency: 1, Paused: true})
-		configure(t, img.Q, "a", func(s *Settings) { s.Paused = false })
-		requireInShards(t, img.Q, "a", 3, Settings{Concurrency: 1})
+		queuetest.RequireInShards(t, img.Q, "a", 2, codeq.Settings{Concurrency: 1, Paused: true})
+		queuetest.Configure(t, img.Q, "a", func(s *codeq.Settings) { s.Paused = false })
+		queuetest.RequireInShards(t, img.Q, "a", 3, codeq.Settings{Concurrency: 1})
 		img.Check()
 		require.NoError(f, img.Q.Close())
 
@@ -125,301 +520,128 @@ func TestPowerLossInConfigure(t *testing.T) {
 		close(two)
 		require.NoError(f, <-configured)
 		f.Reopen()
-		requireInShards(t, f.Q, "a", 2, Settings{Concurrency: 1, Paused: true})
+		queuetest.RequireInShards(t, f.Q, "a", 2, codeq.Settings{Concurrency: 1, Paused: true})
 	})
 }
 
 // TestConfigureWithFailedShard: the other shards go by the settings at once, the
 // failed one when the queue is opened again.
 func TestConfigureWithFailedShard(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
-		f.ProduceAt(0, Task{Queue: "a"})
-		failShard(t, f.Q, 1)
-		require.ErrorIs(f, f.Q.Configure(context.Background(), "a", func(s *Settings) { s.Rate = 5 }), ErrUncertain)
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		f.ProduceAt(0, codeq.Task{Queue: "a"})
+		queuetest.FailShard(t, f.Q, 1)
+		require.ErrorIs(f, f.Q.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Rate = 5 }), codeq.ErrUncertain)
 		err := f.Q.Pause(context.Background(), "a") // which only the shards that work adopt
-		require.ErrorIs(f, err, ErrUncertain)
-		require.ErrorIs(f, err, ErrFailed)
+		require.ErrorIs(f, err, codeq.ErrUncertain)
+		require.ErrorIs(f, err, codeq.ErrFailed)
 		set, err := f.Q.Settings("a")
 		require.NoError(f, err)
 		require.True(f, set.Paused)
-		require.NoError(f, f.Q.shard(2).probe(func(s *shard) error {
-			require.True(f, s.QueueNamed("a").Settings.Paused)
+		require.NoError(f, inspect.Of(f.Q).Owner(2, func(s *inspect.Owner) error {
+			require.True(f, s.Rules.QueueNamed("a").Settings.Paused)
 			return nil
 		}))
-		require.ErrorIs(f, f.Q.Close(), ErrFailed)
+		require.ErrorIs(f, f.Q.Close(), codeq.ErrFailed)
 		f.Open()
-		require.Nil(f, claimNow(t, f.Q, "a"))
+		require.Nil(f, queuetest.ClaimNow(t, f.Q, "a"))
 		f.Check()
-		requireInShards(t, f.Q, "a", 2, Settings{Paused: true, Rate: 5})
+		queuetest.RequireInShards(t, f.Q, "a", 2, codeq.Settings{Paused: true, Rate: 5})
 	})
 }
 
 // TestSettingsOfTheFirstShardOnly: a directory whose first shard alone has
 // settings, and these without a version, is read.
 func TestSettingsOfTheFirstShardOnly(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		for i := range 3 {
-			f.ProduceAt(i, Task{Queue: "a"})
+			f.ProduceAt(i, codeq.Task{Queue: "a"})
 		}
-		require.NoError(f, f.Q.shard(0).Store.DB().Set(append([]byte{keys.Settings}, "a"...), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
+		require.NoError(f, queuetest.StoreOf(f.Q, 0).DB().Set(append([]byte{keys.Settings}, "a"...), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
 		require.NoError(f, f.Q.Close())
 		f.Open()
-		require.Nil(f, claimNow(t, f.Q, "a"))
+		require.Nil(f, queuetest.ClaimNow(t, f.Q, "a"))
 		f.Check()
-		requireInShards(t, f.Q, "a", 1, Settings{Paused: true, Rate: 2})
+		queuetest.RequireInShards(t, f.Q, "a", 1, codeq.Settings{Paused: true, Rate: 2})
 		require.NoError(f, f.Q.Resume(context.Background(), "a"))
 		f.Reopen()
-		requireInShards(t, f.Q, "a", 2, Settings{Rate: 2})
-	})
-}
-
-// TestRefusedSettings: settings that another process or node has stored, and this one does not
-// allow, are refused by an error that callers know.
-func TestRefusedSettings(t *testing.T) {
-	inFlow(t, Options{Shards: 1}, func(f *FlowTest) {
-		value := keys.SettingsValue{Version: 1, JSON: []byte(`{"Concurrency":-1}`)}.Append(nil)
-		for _, op := range []request{
-			rule(callAdopt, &call.Adopt{Queue: "a", Value: value}),
-			rule(callConfigure, &call.Configure{Queue: "a", Value: value}),
-		} {
-			_, err := f.Q.do(context.Background(), 0, op)
-			var invalid *InvalidError
-			require.ErrorAs(f, err, &invalid)
-			require.ErrorIs(f, err, ErrInvalid)
-			require.Equal(f, "Settings.Concurrency", invalid.Field)
-		}
-		_, err := f.Q.do(context.Background(), 0, rule(callAdopt, &call.Adopt{Queue: "a", Value: value}))
-		require.ErrorContains(f, err, `queue "a"`)
+		queuetest.RequireInShards(t, f.Q, "a", 2, codeq.Settings{Rate: 2})
 	})
 }
 
 // TestRemovedSettingsStayRemoved: what comes late of settings that were removed, by a message or
 // from a caller, brings them back in no shard, also after Open; and the next settings are newer.
 func TestRemovedSettingsStayRemoved(t *testing.T) {
-	inFlow(t, Options{Shards: 3}, func(f *FlowTest) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		ctx := context.Background()
-		configure(t, f.Q, "b", func(s *Settings) { s.Rate = 9 })
-		configure(t, f.Q, "a", func(s *Settings) { s.Concurrency = 1 })
-		old := inShards(t, f.Q, "a")[0].Value
-		configure(t, f.Q, "a", func(s *Settings) { s.Paused = true })
-		late := inShards(t, f.Q, "a")[0].Value
+		queuetest.Configure(t, f.Q, "b", func(s *codeq.Settings) { s.Rate = 9 })
+		queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
+		old := settingsIn(t, f.Q, "a")
+		queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Paused = true })
+		late := settingsIn(t, f.Q, "a")
 		require.NoError(t, f.Q.DeleteQueue(ctx, "a"))
 		none := keys.SettingsValue{Version: 3, JSON: []byte("{}")}.Append(nil)
 		for range 2 {
 			for _, value := range [][]byte{old, late, none} {
-				require.NoError(t, f.Q.enforce(ctx, "a", value))
-				require.NoError(t, f.Q.shard(0).probe(func(s *shard) error {
-					s.Probe().Send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: value})
+				adoptSettings(t, f.Q, "a", value)
+				require.NoError(t, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
+					s.Rules.Probe().Send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: value})
 					return nil
 				}))
 				c := &call.Configure{Queue: "a", Value: value}
-				_, err := f.Q.do(ctx, 0, rule(callConfigure, c))
-				require.NoError(t, err)
+				require.NoError(t, inspect.Of(f.Q).Owner(0, func(o *inspect.Owner) error { _, err := c.Decide(o.Rules); return err }))
 				require.True(t, c.Late)
 			}
-			requireSettled(t, f.Q)
-			for i := range f.Q.replicas {
-				require.NoError(t, f.Q.shard(i).probe(func(s *shard) error {
-					require.Nil(t, s.Queues["a"])
-					require.EqualValues(t, 3, s.Given)
+			queuetest.RequireSettled(t, f.Q)
+			for i := range inspect.Of(f.Q).Shards() {
+				require.NoError(t, inspect.Of(f.Q).Owner(i, func(s *inspect.Owner) error {
+					require.Nil(t, s.Rules.Queues["a"])
+					require.EqualValues(t, 3, s.Rules.Given)
 					return nil
 				}))
 			}
 			f.Reopen()
 		}
-		requireInShards(t, f.Q, "b", 1, Settings{Rate: 9})
+		queuetest.RequireInShards(t, f.Q, "b", 1, codeq.Settings{Rate: 9})
 
 		// A caller tells a shard of the end of settings before the message does: they are kept
 		// until then.
-		configure(t, f.Q, "a", func(s *Settings) { s.Paused = true })
-		requireInShards(t, f.Q, "a", 4, Settings{Paused: true})
-		require.NoError(t, f.Q.enforce(ctx, "a", keys.SettingsValue{Version: 5, JSON: []byte("{}")}.Append(nil)))
-		require.NoError(t, f.Q.shard(1).probe(func(s *shard) error {
-			require.EqualValues(t, 5, s.Queues["a"].Version)
-			require.EqualValues(t, 3, s.Given, "other settings, which are older, may be on their way")
+		queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Paused = true })
+		queuetest.RequireInShards(t, f.Q, "a", 4, codeq.Settings{Paused: true})
+		adoptSettings(t, f.Q, "a", keys.SettingsValue{Version: 5, JSON: []byte("{}")}.Append(nil))
+		require.NoError(t, inspect.Of(f.Q).Owner(1, func(s *inspect.Owner) error {
+			require.EqualValues(t, 5, s.Rules.Queues["a"].Version)
+			require.EqualValues(t, 3, s.Rules.Given, "other settings, which are older, may be on their way")
 			return nil
 		}))
-		takeSettings(t, f.Q, "a", 5, "{}")
-		requireSettled(t, f.Q)
-		require.NoError(t, f.Q.shard(1).probe(func(s *shard) error {
-			require.Nil(t, s.Queues["a"])
+		queuetest.TakeSettings(t, f.Q, "a", 5, "{}")
+		queuetest.RequireSettled(t, f.Q)
+		require.NoError(t, inspect.Of(f.Q).Owner(1, func(s *inspect.Owner) error {
+			require.Nil(t, s.Rules.Queues["a"])
 			return nil
 		}))
-	})
-}
-
-// TestDeleteQueueInCluster: a queue that is used on any node is not deleted, and the error says
-// how. When it is deleted while a node is down, neither that node, with its older store, nor a late
-// caller brings its settings back; and it may be used again at once.
-func TestDeleteQueueInCluster(t *testing.T) {
-	t.Parallel()
-	simCaseOf(t, Options{Shards: 2}, 0, func(t *testing.T, c *simCluster) {
-		ctx := context.Background()
-		leader, other := c.lead()
-		down := other
-		for _, n := range c.members() {
-			if n != leader && n != other {
-				down = n
-			}
-		}
-		set := Settings{Concurrency: 2, Rate: 100, DeadRetention: time.Hour}
-		require.NoError(t, simQueue(down).Configure(ctx, "a", func(s *Settings) { *s = set }))
-		refused := func(want NotEmptyError) {
-			t.Helper()
-			want.Queue = "a"
-			for _, n := range c.members() {
-				var got *NotEmptyError
-				require.ErrorAs(t, simQueue(n).DeleteQueue(ctx, "a"), &got)
-				if got.Claims = min(got.Claims, 1); want.Counts.Total() > 0 { // what was claimed elsewhere
-					got.Claims = 0
-				}
-				require.Equal(t, want, *got)
-			}
-		}
-		deletes := func(by *simNode) {
-			t.Helper()
-			for began := time.Now(); ; time.Sleep(time.Second) {
-				err := simQueue(by).DeleteQueue(ctx, "a")
-				if err == nil {
-					return
-				}
-				require.ErrorIs(t, err, ErrNotEmpty)
-				require.Less(t, time.Since(began), 21*time.Second)
-			}
-		}
-
-		id, err := simQueue(down).Produce(ctx, Task{Queue: "a", Unique: Unique{Key: "k", For: time.Hour}})
-		require.NoError(t, err)
-		require.NoError(t, simQueue(other).SetSchedule(ctx, Schedule{Name: "s", Cron: "@yearly", Task: Task{Queue: "a"}}))
-		refused(NotEmptyError{Counts: Counts{Ready: 1}, Keys: 1, Schedules: 1})
-		require.NoError(t, simQueue(leader).Cancel(ctx, id))
-		refused(NotEmptyError{Keys: 1, Schedules: 1})
-		require.NoError(t, simQueue(down).ReleaseKey(ctx, UniqueKey{Queue: "a", Key: "k"}))
-		require.NoError(t, simQueue(down).DeleteSchedule(ctx, "s"))
-		for _, n := range c.members() {
-			claiming, stop := context.WithCancel(ctx)
-			ended := make(chan error, 1)
-			go func() {
-				_, err := simQueue(n).Claim(claiming, ClaimRequest{Queues: []string{"a"}})
-				ended <- err
-			}()
-			time.Sleep(time.Second)
-			refused(NotEmptyError{Claims: 1})
-			stop()
-			require.ErrorIs(t, <-ended, context.Canceled)
-			time.Sleep(time.Second)
-		}
-		deletes(other)
-		require.NoError(t, simQueue(down).Configure(ctx, "a", func(s *Settings) { *s = set }))
-
-		old, err := simQueue(other).configured(ctx, "a")
-		require.NoError(t, err)
-		down.crash(0)
-		c.awaitLeaders()
-		require.NoError(t, simQueue(other).DeleteQueue(ctx, "a"))
-		for i := range 2 {
-			c.snapshot(c.leader(i), i, 1)
-		}
-		late := func(by *simNode) {
-			t.Helper()
-			require.NoError(t, simQueue(by).enforce(ctx, "a", old.Value))
-			first := &call.Configure{Queue: "a", Value: old.Value}
-			_, err := simQueue(by).do(ctx, 0, rule(callConfigure, first))
-			require.NoError(t, err)
-			require.True(t, first.Late)
-			set, err := simQueue(by).Settings("a")
-			require.NoError(t, err)
-			require.Zero(t, set)
-			infos, err := simQueue(by).Info(ctx)
-			require.NoError(t, err)
-			require.Empty(t, infos)
-		}
-		late(other)
-		down.start()
-		c.awaitReady()
-		for i := range 2 {
-			if c.awaitLeaders(); c.leader(i) != down {
-				c.transfer(c.leader(i), i, down)
-			}
-		}
-		c.awaitLeaders()
-		late(down)
-		late(other)
-
-		for range 3 {
-			require.NoError(t, simQueue(other).Configure(ctx, "a", func(s *Settings) { *s = set }))
-			id, err := simQueue(down).Produce(ctx, Task{Queue: "a"})
-			require.NoError(t, err)
-			refused(NotEmptyError{Counts: Counts{Ready: 1}})
-			l, err := simQueue(other).Claim(ctx, ClaimRequest{Queues: []string{"a"}})
-			require.NoError(t, err)
-			require.Equal(t, id, l.ID)
-			refused(NotEmptyError{Counts: Counts{Leased: 1}})
-			require.NoError(t, simQueue(down).Complete(ctx, l.Receipt, nil))
-			deletes(other)
-			infos, err := simQueue(down).Info(ctx)
-			require.NoError(t, err)
-			require.Empty(t, infos)
-		}
-	})
-}
-
-// TestDeletedQueueAfterRecovery: RecoverCluster brings back no settings of a queue that was
-// deleted, and neither does a late call; the next settings are newer.
-func TestDeletedQueueAfterRecovery(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ctx := context.Background()
-		c := newSimCluster(t, 1, 3, Options{Shards: 2})
-		c.awaitLeaders()
-		n := c.members()[2]
-		require.NoError(t, simQueue(n).Configure(ctx, "a", func(s *Settings) { s.Paused = true }))
-		old, err := simQueue(n).configured(ctx, "a")
-		require.NoError(t, err)
-		require.NoError(t, simQueue(n).DeleteQueue(ctx, "a"))
-		c.rest()
-		for _, lost := range c.members() {
-			lost.crash(100)
-		}
-		c.nodes = []*simNode{n}
-		require.NoError(t, c.recover(n))
-		n.start()
-		c.awaitLeaders()
-		q := simQueue(n)
-		for range 2 {
-			requireInShards(t, q, "a", 0, Settings{})
-			require.NoError(t, q.enforce(ctx, "a", old.Value))
-			late := &call.Configure{Queue: "a", Value: old.Value}
-			_, err = q.do(ctx, 0, rule(callConfigure, late))
-			require.NoError(t, err)
-			require.True(t, late.Late)
-		}
-		require.NoError(t, q.Configure(ctx, "a", func(s *Settings) { s.Burst = 1 }))
-		requireInShards(t, q, "a", 3, Settings{Burst: 1})
-		c.close()
 	})
 }
 
 // TestDeleteQueueOfSuspects: tasks that wait since their process has died are tasks of the queue.
 func TestDeleteQueueOfSuspects(t *testing.T) {
 	disk := crashfs.New()
-	inFlow(t, *inspect.With(&Options{Shards: 2, Durability: DurabilityDisk}, inspect.Private{FS: disk}), func(f *FlowTest) {
+	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk}, inspect.Private{FS: disk}), func(f *queuetest.FlowTest) {
 		ctx, release := context.Background(), make(chan struct{})
-		produce(t, f.Q, Task{Queue: "a"}, Task{Queue: "a"})
-		m := new(Mux)
-		Handle(m, "a", func(context.Context, *Job[[]byte]) error {
+		queuetest.Produce(t, f.Q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		m := new(codeq.Mux)
+		codeq.Handle(m, "a", func(context.Context, *codeq.Job[[]byte]) error {
 			<-release
 			return nil
 		})
 		running, stop := context.WithCancel(ctx)
 		ended := make(chan error, 1)
-		go func() { ended <- f.Q.Run(running, m, &RunOptions{Concurrency: 2}) }()
+		go func() { ended <- f.Q.Run(running, m, &codeq.RunOptions{Concurrency: 2}) }()
 		synctest.Wait()
 		img := f.Crash(disk)
 		close(release)
 		stop()
 		require.NoError(t, <-ended)
-		var used *NotEmptyError
+		var used *codeq.NotEmptyError
 		require.ErrorAs(t, img.Q.DeleteQueue(ctx, "a"), &used)
 		require.EqualValues(t, 2, used.Counts.Total())
 		require.NoError(t, img.Q.Close())

@@ -1,174 +1,815 @@
-package codeq
+package codeq_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"codeq"
 	"codeq/internal/crashfs"
-	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/record"
 	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
 
-func keyed(key string) Task { return Task{Queue: "a", Unique: Unique{Key: key}} }
-
-// TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
-func TestReplaceCorrupt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q, err := Open("queue", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
-		require.NoError(t, err)
-		defer func() { require.ErrorIs(t, q.Close(), ErrCorrupt) }()
-		task := keyed("k")
-		task.Unique.Replace = true
-		id := produce(t, q, task)[0]
-		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			return s.Group.Batch.Set(keys.AppendByID(nil, keys.Index, id), []byte{0xff}, nil)
-		}))
-		_, err = q.Produce(context.Background(), task)
-		require.ErrorIs(t, err, ErrUncertain)
-		require.ErrorIs(t, err, ErrCorrupt)
-		_, err = q.Produce(context.Background(), task)
-		require.ErrorIs(t, err, ErrFailed)
+// TestUniqueScope: queue, tenant, group and limit key have keys of their own.
+func TestUniqueScope(t *testing.T) {
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
+		scopes := []codeq.Task{
+			queuetest.Keyed("k"),
+			queuetest.Keyed("other"),
+			{Queue: "b", Unique: codeq.Unique{Key: "k"}},
+			{Queue: "a", Tenant: "x", Unique: codeq.Unique{Key: "k"}},
+			{Queue: "a", Group: "x", Unique: codeq.Unique{Key: "k"}},
+			{Queue: "a", LimitKey: "x", Unique: codeq.Unique{Key: "k"}},
+			{Queue: "a", LimitKey: "x", Group: "x", Unique: codeq.Unique{Key: "k"}},
+		}
+		var ids []codeq.ID
+		for _, task := range scopes {
+			ids = append(ids, p.Store(task))
+		}
+		p.Step()
+		for i, task := range scopes {
+			task.Priority, task.Payload, task.RunAt = 9, []byte("another"), time.Now().Add(time.Hour) // of no matter
+			p.Taken(task, ids[i])
+		}
 	})
 }
 
-// TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there
-// are, also after Open, when all are listed; until then the others are looked up.
-func TestNewKeysReadNothing(t *testing.T) {
+// TestUniqueIsKept: Get shows what was produced.
+func TestUniqueIsKept(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		opts := *inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()})
-		q := openForRun(t, opts)
-		const batch = 5000
-		n := (engine.MostUniques()/batch + 2) * batch
-		next := 0
-		produceNew := func() (reads int) {
-			tasks := make([]Task, batch)
-			for i := range tasks {
-				tasks[i] = keyed(strconv.Itoa(next))
-				next++
-			}
-			before := q.readsOf(t)
-			_, err := q.ProduceBatch(t.Context(), tasks)
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		for i, u := range []codeq.Unique{
+			{Key: "1"},
+			{Key: "2", For: time.Hour, Replace: true},
+			{Key: "3", ReleaseOnComplete: true},
+			{Key: "4", For: math.MaxInt64, ReleaseOnDead: true},
+		} {
+			id := p.Store(codeq.Task{Queue: "a", Unique: u})
+			p.Step()
+			info, err := p.Get(context.Background(), id)
 			require.NoError(t, err)
-			return q.readsOf(t) - before
+			require.Equal(t, u, info.Unique, i)
 		}
-		const chance = 20 // keys with the fingerprint of another: one is to be expected
-		for next < n {
-			require.Less(t, produceNew(), chance)
-		}
-		require.NoError(t, q.checkMemory())
-		require.NoError(t, q.Close())
-
-		q = openForRun(t, opts)
-		listed := func() (all bool, n int) {
-			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				u := s.Probe().Usage().Uniques
-				all, n = u.Listed, u.Prints
-				return nil
-			}))
-			return all, n
-		}
-		require.NoError(t, q.checkMemory())
-		id := produce(t, q, keyed("while they are listed"))[0] // perhaps
-		holder, err := q.Produce(t.Context(), keyed("while they are listed"))
-		require.ErrorIs(t, err, ErrDuplicate)
-		require.Equal(t, id, holder)
-		synctest.Wait()
-		all, now := listed()
-		require.True(t, all)
-		require.Equal(t, n+1, now)
-		require.Less(t, produceNew(), chance)
-		_, err = q.Produce(t.Context(), keyed("0"))
-		require.ErrorIs(t, err, ErrDuplicate)
-		requireSettled(t, q)
-		require.NoError(t, q.Close())
 	})
 }
 
-// TestTooManyFingerprints: beyond their bound there are none, and keys are looked up.
-func TestTooManyFingerprints(t *testing.T) {
+// TestUniqueBatch: tasks of a batch may have the keys of stored ones, and of
+// each other; the rest is stored.
+func TestUniqueBatch(t *testing.T) {
 	t.Parallel()
-	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
-		ids := produce(t, q, keyed("first"))
-		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.Probe().TooManyUniques(testkit.Sized(64<<10, 64<<10, 0))
-			return nil
-		}))
-		for _, key := range []string{"second", "third"} {
-			ids = append(ids, produce(t, q, keyed(key))...)
+	for _, shards := range []int{1, 4} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.ThroughSteps(t, codeq.Options{Shards: shards}, func(t *testing.T, p *queuetest.Process) {
+				ctx := context.Background()
+				stored := p.Store(queuetest.Keyed("stored"))
+				p.Step()
+				batch := []codeq.Task{
+					queuetest.Keyed("stored"), queuetest.Keyed("new"), {Queue: "a"}, queuetest.Keyed("new"), queuetest.Keyed("newer"), queuetest.Keyed("stored"), queuetest.Keyed("new"), {Queue: "a"},
+				}
+				for i := range batch {
+					batch[i].Payload = strconv.AppendInt(nil, int64(i), 10)
+				}
+				ids, err := p.ProduceBatch(ctx, batch)
+				require.Equal(t, map[int]codeq.ID{0: stored, 3: ids[1], 5: stored, 6: ids[1]}, queuetest.Duplicates(t, err))
+				require.Len(t, ids, len(batch))
+				require.Equal(t, stored, ids[0])
+				require.Equal(t, codeq.Counts{Ready: 5}, queuetest.CountsOf(t, p.Queue, "a"))
+				p.Step()
+				for _, i := range []int{1, 2, 4, 7} {
+					require.Equal(t, strconv.Itoa(i), string(queuetest.InfoOf(t, p.Queue, ids[i]).Payload))
+				}
+
+				again, err := p.ProduceBatch(ctx, batch)
+				found := queuetest.Duplicates(t, err)
+				require.Len(t, found, 6)
+				for i, id := range found {
+					require.Equal(t, ids[i], id)
+					require.Equal(t, ids[i], again[i])
+				}
+				require.Equal(t, codeq.Counts{Ready: 7}, queuetest.CountsOf(t, p.Queue, "a"))
+			})
+		})
+	}
+}
+
+// TestReplaceGoesBehind: what is replaced waits anew.
+func TestReplaceGoesBehind(t *testing.T) {
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *queuetest.Process) {
+		task := queuetest.Keyed("k")
+		task.Unique.Replace = true
+		first := p.Store(task)
+		var others []codeq.ID
+		for range 6 {
+			others = append(others, p.Store(codeq.Task{Queue: "a"}))
+			p.Pass(time.Millisecond)
 		}
-		for i, key := range []string{"first", "second", "third"} {
-			holder, err := q.Produce(t.Context(), keyed(key))
-			require.ErrorIs(t, err, ErrDuplicate)
-			require.Equal(t, ids[i], holder)
+		require.Equal(t, first, p.Store(task))
+		p.Step()
+		for _, id := range others {
+			require.Equal(t, id, p.Take("a").ID)
 		}
-		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			require.True(t, s.Probe().Usage().Uniques.TooMany)
-			require.Zero(t, s.Probe().Usage().Uniques.Prints)
-			return nil
-		}))
-		requireSettled(t, q)
+		require.Equal(t, first, p.Take("a").ID)
 	})
 }
 
-// TestKeyOfCanceledChild: the key of a task that is canceled with its parent is
-// freed in time, also if another key becomes free in the same group.
-func TestKeyOfCanceledChild(t *testing.T) {
-	throughSteps(t, Options{Shards: 1}, func(t *testing.T, p *Process) {
-		parent := p.Store(Task{Queue: "parents"})
-		early, child := keyed("early"), keyed("child")
-		early.Unique.For, child.Unique.For = time.Minute, time.Hour
-		child.After = []ID{parent}
-		p.Store(child)
-		require.NoError(t, p.Cancel(context.Background(), p.Store(early)))
-		p.Step()
-		p.Pass(time.Minute - time.Millisecond)
-		require.NoError(t, p.shard(0).probe(func(s *shard) error {
-			_, err := s.Alter(keys.ID(parent), engine.AlterCancel, 0)
-			p.Skew.Add(int64(time.Millisecond)) // for the next group, which cancels the child
-			return err
-		}))
-		p.Check()
-		require.Equal(t, 1, p.Stored(keys.Freed))
-		p.Pass(time.Hour)
+// TestUniqueFollowUps: follow-ups whose key is taken are left out, also by one
+// before them; the key of the task itself is free when it ends, unless For
+// goes on.
+func TestUniqueFollowUps(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 4} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.ThroughSteps(t, codeq.Options{Shards: shards}, func(t *testing.T, p *queuetest.Process) {
+				ctx := context.Background()
+				stored := p.Store(codeq.Task{Queue: "b", Unique: codeq.Unique{Key: "stored"}})
+				task := queuetest.Keyed("k")
+				id := p.Store(task)
+				p.Step()
+				next := []codeq.Task{{Queue: "b", Unique: codeq.Unique{Key: "stored"}}, task, {Queue: "b"}}
+				for i := range 10 {
+					next = append(next, codeq.Task{Queue: "c", Unique: codeq.Unique{Key: fmt.Sprint(i % 5)}})
+				}
+				require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil, next...))
+				p.Step()
+				require.Equal(t, codeq.Counts{Ready: 2}, queuetest.CountsOf(t, p.Queue, "b"))
+				require.Equal(t, codeq.Counts{Ready: 5}, queuetest.CountsOf(t, p.Queue, "c"))
+				require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, p.Queue, "a"))
+				p.Taken(codeq.Task{Queue: "b", Unique: codeq.Unique{Key: "stored"}}, stored)
+				l := p.Take("a")
+				require.NotEqual(t, id, l.ID)
+				p.Taken(task, l.ID)
+			})
+		})
+	}
+}
+
+// TestFollowUpOfOwnKey: as long as its For goes on, a task that has just been
+// completed is not replaced by its own follow-up.
+func TestFollowUpOfOwnKey(t *testing.T) {
+	t.Parallel()
+	for _, replace := range []bool{false, true} {
+		t.Run(fmt.Sprint("replace ", replace), func(t *testing.T) {
+			queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+				ctx := context.Background()
+				task := queuetest.Keyed("k")
+				task.Unique.For, task.Unique.Replace = time.Hour, replace
+				id := p.Store(task)
+				p.Step()
+				require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil, task))
+				p.Step()
+				require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, p.Queue, "a"))
+				p.Taken(task, id)
+
+				p.Pass(time.Hour)
+				task.Unique.ReleaseOnComplete = true
+				id = p.Store(task)
+				p.Step()
+				require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil, task))
+				p.Step()
+				require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, p.Queue, "a"))
+				require.NotEqual(t, id, p.Take("a").ID)
+			})
+		})
+	}
+}
+
+// TestUniqueRace: of many that produce the same key at the same time one
+// stores it, and the others learn its ID.
+func TestUniqueRace(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 3} {
+		for _, batch := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d shards, batch %t", shards, batch), func(t *testing.T) {
+				queuetest.ThroughSteps(t, codeq.Options{Shards: shards, GroupCap: 7}, func(t *testing.T, p *queuetest.Process) {
+					const callers, rounds = 64, 10
+					for round := range rounds {
+						task := queuetest.Keyed(fmt.Sprint(round))
+						var wg sync.WaitGroup
+						var new atomic.Int64
+						ids := make([]codeq.ID, callers)
+						for i := range callers {
+							wg.Go(func() {
+								var err error
+								if batch {
+									var both []codeq.ID
+									both, err = p.ProduceBatch(context.Background(), []codeq.Task{{Queue: "others"}, task})
+									ids[i] = both[1]
+								} else {
+									ids[i], err = p.Produce(context.Background(), task)
+								}
+								if err == nil {
+									new.Add(1)
+								} else {
+									require.ErrorIs(t, err, codeq.ErrDuplicate)
+								}
+							})
+						}
+						wg.Wait()
+						require.EqualValues(t, 1, new.Load())
+						for _, id := range ids {
+							require.Equal(t, ids[0], id)
+						}
+					}
+					require.Equal(t, codeq.Counts{Ready: rounds}, queuetest.CountsOf(t, p.Queue, "a"))
+				})
+			})
+		}
+	}
+}
+
+// TestReplaceRace: tasks that replace each other while workers take them: none
+// is lost, none is worked on twice, and the last one is worked on.
+func TestReplaceRace(t *testing.T) {
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, GroupCap: 5}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		const producers, each = 8, 50
+		var producing, working sync.WaitGroup
+		var produced, refused, worked atomic.Int64
+		task := queuetest.Keyed("k")
+		task.Unique.Replace = true
+		claims, stop := context.WithCancel(ctx)
+		for range 4 {
+			working.Go(func() {
+				for {
+					l, err := p.Claim(claims, codeq.ClaimRequest{Queues: []string{"a"}})
+					if err != nil {
+						return
+					}
+					worked.Add(1)
+					require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+				}
+			})
+		}
+		for range producers {
+			producing.Go(func() {
+				for range each {
+					if _, err := p.Produce(ctx, task); err == nil {
+						produced.Add(1)
+					} else {
+						require.ErrorIs(t, err, codeq.ErrDuplicate)
+						refused.Add(1)
+					}
+				}
+			})
+		}
+		producing.Wait()
+		synctest.Wait()
+		stop()
+		working.Wait()
+		require.EqualValues(t, producers*each, produced.Load()+refused.Load())
+		require.Positive(t, worked.Load())
+		require.LessOrEqual(t, worked.Load(), produced.Load())
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, p.Queue, "a"))
 		require.Zero(t, p.Stored(keys.Unique))
-		require.Zero(t, p.Stored(keys.Freed))
 	})
 }
 
-// TestChildIsScheduled: a task whose parents have ended waits for its time, also
-// if the time of another one comes in the same group.
-func TestChildIsScheduled(t *testing.T) {
-	throughSteps(t, Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *Process) {
-		start := p.Now()
-		parent := p.Store(Task{Queue: "parents"})
-		child := p.Store(Task{Queue: "a", After: []ID{parent}, RunAt: start.Add(time.Hour)})
-		p.Store(Task{Queue: "others", RunAt: start.Add(time.Minute)})
-		l := p.Take("parents")
+func TestDuplicateError(t *testing.T) {
+	id := codeq.ID{1, 2, 3}
+	err := error(&codeq.DuplicateError{Key: "order 17", ID: id, Index: 3})
+	require.ErrorIs(t, err, codeq.ErrDuplicate)
+	require.NotErrorIs(t, err, codeq.ErrInvalid)
+	require.ErrorContains(t, err, `"order 17"`)
+	require.ErrorContains(t, err, id.String())
+}
+
+// TestUniquePowerLoss: whatever a power loss leaves of producers, workers and
+// cancels that contend for some keys, each task that has not ended has its key.
+func TestUniquePowerLoss(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		disk := crashfs.New()
+		var mu sync.Mutex // guards what follows
+		rng := rand.New(rand.NewPCG(5, 6))
+		chance := func(n int) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return rng.IntN(n)
+		}
+		var images []*crashfs.Disk
+		var loaded bool
+		fs := &testkit.HookFS{FS: disk, Before: func(op, _ string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if loaded && (op == "write" || op == "sync") && len(images) < 30 && rng.IntN(30) == 0 {
+				images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
+			}
+			return nil
+		}}
+		opts := *queuetest.OnDisk(fs, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk, GroupCap: 4})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		mu.Lock()
+		loaded = true
+		mu.Unlock()
+		task := func(key int) codeq.Task {
+			task := queuetest.Keyed(strconv.Itoa(key))
+			task.Unique.Replace = key%2 == 0
+			task.Unique.For = time.Duration(key%3) * time.Millisecond
+			return task
+		}
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() {
+				for range 100 {
+					id, err := q.Produce(ctx, task(chance(8)))
+					if err != nil {
+						require.ErrorIs(t, err, codeq.ErrDuplicate)
+					}
+					if chance(5) == 0 {
+						if err := q.Cancel(ctx, id); err != nil {
+							require.ErrorIs(t, err, codeq.ErrNotFound)
+						}
+					}
+					time.Sleep(time.Duration(chance(2)) * time.Millisecond)
+				}
+			})
+			wg.Go(func() {
+				for range 60 {
+					l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+					if err != nil {
+						require.ErrorIs(t, err, codeq.ErrEmpty)
+						time.Sleep(time.Millisecond)
+						continue
+					}
+					switch chance(3) {
+					case 0:
+						err = q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Millisecond})
+					case 1:
+						err = q.Complete(ctx, l.Receipt, nil, task(chance(8)))
+					default:
+						err = q.Complete(ctx, l.Receipt, nil)
+					}
+					if err != nil {
+						require.ErrorIs(t, err, codeq.ErrCanceled)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.NoError(t, q.Close())
+		require.NotEmpty(t, images)
+		living := 0
+		for i, image := range images {
+			inspect.Options(&opts).FS = image
+			q, err := codeq.Open("queue", &opts)
+			require.NoError(t, err, i)
+			synctest.Wait()
+			require.NoError(t, queuetest.CheckAll(q), i)
+			require.NoError(t, queuetest.CheckMemory(q), i)
+			require.NoError(t, queuetest.CheckMemory(q), i)
+			tasks, err := queuetest.List(q)
+			require.NoError(t, err)
+			for id, info := range tasks {
+				info.Unique.Replace = false
+				_, err := q.Produce(ctx, info.Task)
+				var duplicate *codeq.DuplicateError
+				require.ErrorAs(t, err, &duplicate, i)
+				require.Equal(t, id, duplicate.ID, i)
+				living++
+			}
+			require.NoError(t, q.Close())
+		}
+		require.Positive(t, living)
+	})
+}
+
+// keyFor names the key of a task.
+func keyFor(t codeq.Task) codeq.UniqueKey {
+	return codeq.UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
+}
+
+// TestReplace: a task that waits is replaced, whatever it waits for. It keeps
+// its ID, and what it waits for.
+func TestReplace(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, tc := range []struct {
+		name string
+		task codeq.Task
+		wait func(p *queuetest.Process, task codeq.Task) codeq.ID // makes the task wait
+		from codeq.State
+		to   codeq.State                                 // when the new one has no RunAt
+		free func(p *queuetest.Process, parent codeq.ID) // lets it go on; nil: nothing holds it
+	}{
+		{
+			name: "ready", task: queuetest.Keyed("k"), from: codeq.Ready, to: codeq.Ready,
+			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID { return p.Store(task) },
+		},
+		{
+			name: "scheduled", task: queuetest.Keyed("k"), from: codeq.Scheduled, to: codeq.Ready,
+			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
+				task.RunAt = p.Now().Add(time.Hour)
+				return p.Store(task)
+			},
+		},
+		{
+			name: "between two attempts", task: queuetest.Keyed("k"), from: codeq.Scheduled, to: codeq.Ready,
+			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
+				id := p.Store(task)
+				require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, codeq.RetryOptions{After: time.Hour, Err: errors.New("boom")}))
+				return id
+			},
+		},
+		{
+			name: "given back", task: queuetest.Keyed("k"), from: codeq.Ready, to: codeq.Ready,
+			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
+				id := p.Store(task)
+				require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
+				return id
+			},
+		},
+		{
+			name: "turn of its group", task: codeq.Task{Queue: "a", Group: "g", Unique: codeq.Unique{Key: "k"}}, from: codeq.Blocked, to: codeq.Blocked,
+			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
+				p.Store(codeq.Task{Queue: "a", Group: "g"})
+				return p.Store(task)
+			},
+		},
+		{
+			name: "room in its limit", task: codeq.Task{Queue: "a", LimitKey: "l", Unique: codeq.Unique{Key: "k"}}, from: codeq.Blocked, to: codeq.Ready,
+			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
+				require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
+				p.Store(codeq.Task{Queue: "a", LimitKey: "l"})
+				p.Take("a")
+				id := p.Store(task)
+				require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
+				return id
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			queuetest.ThroughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
+				id := tc.wait(p, tc.task)
+				p.Step()
+				require.Equal(t, tc.from, p.StateOf(id))
+				p.Taken(tc.task, id)
+
+				next := tc.task
+				next.Unique.Replace, next.Payload, next.Priority = true, []byte("second"), 3
+				next.Headers = map[string]string{"h": "v"}
+				require.Equal(t, id, p.Store(next))
+				p.Step()
+				info := queuetest.InfoOf(t, p.Queue, id)
+				require.Equal(t, tc.to, info.State)
+				require.Equal(t, next, info.Task)
+				require.Zero(t, info.Attempts)
+				require.Empty(t, info.LastError)
+
+				next.RunAt = time.UnixMilli(p.Now().Add(time.Hour).UnixMilli()).UTC()
+				require.Equal(t, id, p.Store(next))
+				p.Step()
+				require.Equal(t, codeq.Scheduled, p.StateOf(id))
+				require.Equal(t, next.RunAt, queuetest.InfoOf(t, p.Queue, id).At)
+
+				next.RunAt = time.Time{}
+				require.Equal(t, id, p.Store(next))
+				p.Step()
+				require.Equal(t, tc.to, p.StateOf(id))
+				if tc.name == "turn of its group" { // let the first of them end
+					l := p.Take("a")
+					require.NotEqual(t, id, l.ID)
+					require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+					p.Step()
+				}
+				if tc.name == "room in its limit" {
+					require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 2 }))
+					p.Step()
+				}
+				l := p.Take("a")
+				require.Equal(t, id, l.ID)
+				require.Equal(t, "second", string(l.Payload))
+				require.Equal(t, 1, l.Attempt)
+
+				p.Step()
+				p.Taken(next, id) // in a worker's hands it is not replaced
+				require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+				p.Step()
+				require.Zero(t, p.StateOf(id))
+				require.NotEqual(t, id, p.Store(next))
+			})
+		})
+	}
+}
+
+// TestReplaceChild: a task that is replaced waits for the same parents as
+// before, and for its new RunAt.
+func TestReplaceChild(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		parents := []codeq.ID{p.Store(codeq.Task{Queue: "parents"}), p.Store(codeq.Task{Queue: "parents"})}
+		task := queuetest.Keyed("k")
+		task.After = parents
+		task.Unique.Replace = true
+		id := p.Store(task)
 		p.Step()
-		p.Pass(time.Minute - time.Millisecond)
-		require.NoError(t, p.shard(0).probe(func(s *shard) error {
-			p.Skew.Add(int64(time.Millisecond)) // for the next group, which lets the child go on
-			_, err := s.Complete(l.Receipt.inner(), nil, nil, false)
-			return err
-		}))
-		p.Check()
-		require.Equal(t, Scheduled, p.StateOf(child))
-		require.Equal(t, Counts{Ready: 1}, countsOf(t, p.Queue, "others"))
+		require.Equal(t, codeq.Blocked, p.StateOf(id))
+		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, nil))
+		p.Step()
+		task.Payload, task.After = []byte("second"), nil
+		task.RunAt = p.Now().Add(time.Hour)
+		require.Equal(t, id, p.Store(task))
+		p.Step()
+		require.Equal(t, codeq.Blocked, p.StateOf(id))
+		require.Equal(t, parents, queuetest.InfoOf(t, p.Queue, id).After)
+		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, nil))
+		p.Step()
+		require.Equal(t, codeq.Scheduled, p.StateOf(id))
 		p.Pass(time.Hour)
-		require.Equal(t, Ready, p.StateOf(child))
+		require.Equal(t, "second", string(p.Take("a").Payload))
 	})
 }
 
-// readsOf is how many entries the owner of the only shard has read.
-func (q *Queue) readsOf(t *testing.T) (n int) {
-	require.NoError(t, q.shard(0).probe(func(s *shard) error { n = s.Probe().Usage().Read; return nil }))
-	return n
+// TestReplaceInOneGroup: what replaces a task that the same group has changed
+// finds it changed.
+func TestReplaceInOneGroup(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ctx := context.Background()
+		task := queuetest.Keyed("k")
+		task.Unique.Replace = true
+		first := queuetest.Produce(t, q, task)[0]
+		gate := queuetest.Shut(t, q, 0)
+		var wg sync.WaitGroup
+		ids := make([]codeq.ID, 4)
+		replace := func(i int) {
+			wg.Go(func() {
+				var err error
+				ids[i], err = q.Produce(ctx, task)
+				require.NoError(t, err)
+			})
+			synctest.Wait()
+		}
+		replace(0)
+		replace(1)
+		wg.Go(func() { require.NoError(t, q.SetPriority(ctx, first, 5)) })
+		synctest.Wait()
+		replace(2)
+		close(gate)
+		wg.Wait()
+		require.Equal(t, []codeq.ID{first, first, first}, ids[:3])
+		synctest.Wait()
+		require.NoError(t, queuetest.CheckAll(q))
+		require.NoError(t, queuetest.CheckMemory(q))
+		require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, q, "a"))
+
+		gate = queuetest.Shut(t, q, 0)
+		wg.Go(func() { require.NoError(t, q.Cancel(ctx, first)) })
+		synctest.Wait()
+		replace(3)
+		close(gate)
+		wg.Wait()
+		require.NotEqual(t, first, ids[3])
+		require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, q, "a"))
+		require.NoError(t, queuetest.CheckMemory(q))
+	})
+}
+
+// TestReplaceKeepsLeases: a task that is replaced is not mistaken for one that
+// an old lease is about, which is still stored beside another one.
+func TestReplaceKeepsLeases(t *testing.T) {
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		task := queuetest.Keyed("k")
+		task.Unique.Replace = true
+		id := p.Store(task)
+		require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
+		p.Store(codeq.Task{Queue: "a", RunAt: p.Now().Add(-time.Hour)})
+		leases, err := p.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 2})
+		require.NoError(t, err)
+		require.Len(t, leases, 2)
+		for _, l := range leases {
+			if l.ID == id {
+				require.NoError(t, p.Release(ctx, l.Receipt, 0))
+			}
+		}
+		require.Equal(t, id, p.Store(task)) // still in the same millisecond
+		require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
+		p.Step()
+		require.Equal(t, codeq.Ready, p.StateOf(id))
+		require.Equal(t, id, p.Take("a").ID)
+	})
+}
+
+// TestDebounce: of a burst one task runs, the last, when it is quiet.
+func TestDebounce(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *queuetest.Process) {
+		var id codeq.ID
+		for i := range 10 {
+			task := queuetest.Keyed("document 7")
+			task.Unique.Replace = true
+			task.RunAt = p.Now().Add(5 * time.Second)
+			task.Payload = strconv.AppendInt(nil, int64(i), 10)
+			next := p.Store(task)
+			if i > 0 {
+				require.Equal(t, id, next)
+			}
+			id = next
+			p.Step()
+			p.Pass(4 * time.Second)
+			require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
+		}
+		p.Pass(time.Second)
+		l := p.Take("a")
+		require.Equal(t, id, l.ID)
+		require.Equal(t, "9", string(l.Payload))
+		require.Equal(t, codeq.Counts{Leased: 1}, queuetest.CountsOf(t, p.Queue, "a"))
+	})
+}
+
+// endings are the ways in which a task with a key ends.
+var endings = map[codeq.State]func(p *queuetest.Process, id codeq.ID){
+	codeq.Done: func(p *queuetest.Process, id codeq.ID) {
+		require.NoError(p.T, p.Complete(context.Background(), p.Take("a").Receipt, nil))
+	},
+	codeq.Canceled: func(p *queuetest.Process, id codeq.ID) { require.NoError(p.T, p.Cancel(context.Background(), id)) },
+	codeq.Dead: func(p *queuetest.Process, id codeq.ID) {
+		require.NoError(p.T, p.DeadLetter(context.Background(), p.Take("a").Receipt, nil))
+	},
+}
+
+// TestUniqueRefused: what Produce, ProduceBatch, Complete and ReleaseKey do not accept.
+func TestUniqueRefused(t *testing.T) {
+	q := openLimited(t)
+	ctx := context.Background()
+	for _, tc := range []struct {
+		unique codeq.Unique
+		field  string
+		value  any
+		limit  string
+	}{
+		{codeq.Unique{Key: text(11)}, "Task.Unique.Key", "11 bytes", "at most 10 bytes"},
+		{codeq.Unique{Key: "k", For: -1}, "Task.Unique.For", time.Duration(-1), "0 or more"},
+		{codeq.Unique{For: 1}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+		{codeq.Unique{Replace: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+		{codeq.Unique{ReleaseOnDead: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+		{codeq.Unique{ReleaseOnComplete: true}, "Task.Unique.Key", `""`, "a key, if other fields of Unique are set"},
+	} {
+		bad := codeq.Task{Queue: "a", Unique: tc.unique}
+		l := q.lease()
+		for _, verb := range []func() error{
+			func() error { _, err := q.Produce(ctx, bad); return err },
+			func() error { _, err := q.ProduceBatch(ctx, []codeq.Task{queuetest.Keyed("fine"), bad}); return err },
+			func() error { return q.Complete(ctx, l.Receipt, nil, queuetest.Keyed("fine"), bad) },
+		} {
+			q.refused(tc.field, tc.value, tc.limit, verb)
+		}
+	}
+	for _, tc := range []struct {
+		key   codeq.UniqueKey
+		field string
+		value any
+		limit string
+	}{
+		{codeq.UniqueKey{Queue: "a"}, "UniqueKey.Key", `""`, "not empty"},
+		{codeq.UniqueKey{Key: "k"}, "UniqueKey.Queue", `""`, "not empty"},
+		{codeq.UniqueKey{Queue: text(11), Key: "k"}, "UniqueKey.Queue", "11 bytes", "at most 10 bytes"},
+		{codeq.UniqueKey{Queue: "a", Tenant: text(11), Key: "k"}, "UniqueKey.Tenant", "11 bytes", "at most 10 bytes"},
+		{codeq.UniqueKey{Queue: "a", Group: text(11), Key: "k"}, "UniqueKey.Group", "11 bytes", "at most 10 bytes"},
+		{codeq.UniqueKey{Queue: "a", LimitKey: text(11), Key: "k"}, "UniqueKey.LimitKey", "11 bytes", "at most 10 bytes"},
+		{codeq.UniqueKey{Queue: "a", Key: text(11)}, "UniqueKey.Key", "11 bytes", "at most 10 bytes"},
+	} {
+		q.refused(tc.field, tc.value, tc.limit, func() error { return q.ReleaseKey(ctx, tc.key) })
+	}
+
+	replacing := queuetest.Keyed("twin")
+	replacing.Unique.Replace = true
+	accepted, err := q.ProduceBatch(ctx, []codeq.Task{replacing, queuetest.Keyed(text(10)), queuetest.Keyed("twin")})
+	require.Equal(t, map[int]codeq.ID{2: accepted[0]}, queuetest.Duplicates(t, err))
+	require.NoError(t, queuetest.CheckAll(q.Queue))
+}
+
+// TestReplaceInBatch: in a batch, too, the last task that replaces others of its key wins, whether
+// the key is free, taken by a task that waits, or by one that is leased. The ID and After are those
+// of the first.
+func TestReplaceInBatch(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 4} {
+		queuetest.ThroughSteps(t, codeq.Options{Shards: shards}, func(t *testing.T, p *queuetest.Process) {
+			ctx := context.Background()
+			of := func(key, payload string, replace bool) codeq.Task {
+				task := queuetest.Keyed(key)
+				task.Payload, task.Unique.Replace = []byte(payload), replace
+				return task
+			}
+			holds := func(id codeq.ID, payload string) {
+				t.Helper()
+				require.Equal(t, payload, string(queuetest.InfoOf(t, p.Queue, id).Payload))
+			}
+			urgent := of("k", "3", true)
+			urgent.Priority = 9
+			ids, err := p.ProduceBatch(ctx, []codeq.Task{of("k", "1", true), of("x", "other", true), of("k", "2", true), urgent})
+			require.NoError(t, err)
+			require.Equal(t, []codeq.ID{ids[0], ids[1], ids[0], ids[0]}, ids)
+			p.Step()
+			holds(ids[0], "3")
+			require.Equal(t, 9, queuetest.InfoOf(t, p.Queue, ids[0]).Priority)
+			require.Equal(t, codeq.Counts{Ready: 2}, queuetest.CountsOf(t, p.Queue, "a"))
+
+			again, err := p.ProduceBatch(ctx, []codeq.Task{of("k", "4", false), of("k", "5", true), of("k", "6", false)})
+			require.Equal(t, map[int]codeq.ID{2: ids[0]}, queuetest.Duplicates(t, err))
+			require.Equal(t, []codeq.ID{ids[0], ids[0], ids[0]}, again)
+			p.Step()
+			holds(ids[0], "5")
+
+			for range 2 { // both are leased
+				_, err = p.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+				require.NoError(t, err)
+			}
+			again, err = p.ProduceBatch(ctx, []codeq.Task{of("k", "7", true), of("k", "8", true)})
+			require.Equal(t, map[int]codeq.ID{0: ids[0], 1: ids[0]}, queuetest.Duplicates(t, err))
+			require.Equal(t, []codeq.ID{ids[0], ids[0]}, again)
+			holds(ids[0], "5")
+			p.Step()
+			require.NoError(t, queuetest.CheckAll(p.Queue))
+		})
+	}
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		waits, last := queuetest.Keyed("k"), queuetest.Keyed("k")
+		waits.After, waits.Unique.Replace = []codeq.ID{codeq.Nth(0)}, true
+		last.Payload, last.Unique.Replace = []byte("last"), true
+		ids, err := p.ProduceBatch(ctx, []codeq.Task{{Queue: "first"}, waits, last, {Queue: "a", After: []codeq.ID{codeq.Nth(2)}}})
+		require.NoError(t, err)
+		require.Equal(t, ids[1], ids[2])
+		p.Step()
+		require.Equal(t, codeq.Counts{Blocked: 2}, queuetest.CountsOf(t, p.Queue, "a"))
+		for i, queue := range []string{"first", "a", "a"} {
+			l, err := p.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}, LeaseFor: time.Hour})
+			require.NoError(t, err)
+			require.Equal(t, []codeq.ID{ids[0], ids[1], ids[3]}[i], l.ID)
+			require.NoError(t, p.Complete(ctx, l.Receipt, nil))
+			p.Step()
+		}
+		require.NoError(t, queuetest.CheckAll(p.Queue))
+	})
+}
+
+// TestUniqueBatchOfSeveralShards: each task goes to where its key lies. When a
+// shard fails, the batch may be produced again: nothing is stored twice.
+func TestUniqueBatchOfSeveralShards(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 4}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		const n = 64
+		var batch []codeq.Task
+		for i := range n {
+			batch = append(batch, queuetest.Keyed(fmt.Sprint(i)))
+			batch[i].Payload = strconv.AppendInt(nil, int64(i), 10)
+		}
+		home := func(i int) int {
+			ties := record.Ties{Unique: keys.UniqueHash("a", "", "", "", batch[i].Unique.Key)}
+			h, bound := ties.Home(4)
+			require.True(t, bound)
+			return h
+		}
+		queuetest.FailShard(t, p.Queue, 2)
+		ids, err := p.ProduceBatch(ctx, batch)
+		require.ErrorIs(t, err, testkit.ErrDisk)
+		require.NotErrorIs(t, err, codeq.ErrDuplicate)
+		count := 0
+		for i, id := range ids {
+			if id != (codeq.ID{}) {
+				count++
+				require.Equal(t, home(i), queuetest.ShardOf(id, 4))
+				require.NotEqual(t, 2, home(i))
+				require.Equal(t, strconv.Itoa(i), string(queuetest.InfoOf(t, p.Queue, id).Payload))
+			}
+		}
+		require.Positive(t, count, "the shards before the one that fails have stored theirs")
+		require.Less(t, count, n)
+		require.ErrorIs(t, p.Close(), codeq.ErrFailed)
+		p.Open()
+		p.Step()
+
+		again, err := p.ProduceBatch(ctx, batch)
+		require.Len(t, queuetest.Duplicates(t, err), count)
+		for i, id := range again {
+			require.Equal(t, home(i), queuetest.ShardOf(id, 4))
+			if ids[i] != (codeq.ID{}) {
+				require.Equal(t, ids[i], id)
+			}
+			require.Equal(t, strconv.Itoa(i), string(queuetest.InfoOf(t, p.Queue, id).Payload))
+		}
+		require.Equal(t, codeq.Counts{Ready: n}, queuetest.CountsOf(t, p.Queue, "a"))
+		p.Step()
+		require.Equal(t, codeq.Counts{Ready: n}, queuetest.CountsOf(t, p.Queue, "a"))
+	})
 }

@@ -10,7 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/inspect"
 	"codeq/internal/testkit"
+	"codeq/test/queuetest"
 )
 
 // TestCallersPassUpkeep: while much is due at the same time, whoever calls is served within
@@ -30,11 +32,11 @@ func TestCallersPassUpkeep(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	noWait := func(t *testing.T, q *codeq.Queue) { require.Nil(t, claimNow(t, q, "a")) }
+	noWait := func(t *testing.T, q *codeq.Queue) { require.Nil(t, queuetest.ClaimNow(t, q, "a")) }
 	limited := func(t *testing.T, q *codeq.Queue) {
 		require.NoError(t, q.Configure(ctx, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
 		fill(t, q, func(i int) codeq.Task { return codeq.Task{Queue: "a", LimitKey: "k"} })
-		require.NotNil(t, claimNow(t, q, "a"))
+		require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
 	}
 	for _, load := range []struct {
 		name    string
@@ -69,10 +71,10 @@ func TestCallersPassUpkeep(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+			queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 				load.prepare(t, q)
 				const commit = time.Millisecond
-				slowDown(t, q, 0, commit)
+				queuetest.SlowDown(t, q, 0, commit)
 				begun := make(chan struct{})
 				go func() {
 					defer close(begun)
@@ -83,7 +85,7 @@ func TestCallersPassUpkeep(t *testing.T) {
 					_, err := q.Produce(ctx, codeq.Task{Queue: "innocent"})
 					require.NoError(t, err)
 					require.LessOrEqual(t, time.Since(asked), 2*commit) // commits alone take time in a bubble
-					l := claimNow(t, q, "innocent")
+					l := queuetest.ClaimNow(t, q, "innocent")
 					require.NotNil(t, l)
 					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 					counts, err := q.Stats(ctx)
@@ -109,4 +111,72 @@ func TestCallersPassUpkeep(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestUpkeepStats: what an owner does is counted by kind, with its duration and its size.
+func TestUpkeepStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: 1})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		steps := func() []codeq.UpkeepStats {
+			synctest.Wait()
+			st, err := q.StorageStats()
+			require.NoError(t, err)
+			require.Len(t, st.Shards[0].Upkeep, int(codeq.UpkeepGroup)+1)
+			return st.Shards[0].Upkeep
+		}
+		before := steps()
+		queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: make([]byte, 1000)})
+		after := steps()
+		for i := range after {
+			require.Equal(t, codeq.UpkeepKind(i), after[i].Kind)
+			require.NotEmpty(t, after[i].Kind.String())
+			n := after[i].Count - before[i].Count
+			switch after[i].Kind {
+			case codeq.UpkeepOperations, codeq.UpkeepSeal, codeq.UpkeepCommit, codeq.UpkeepRelease, codeq.UpkeepGroup:
+				require.EqualValues(t, 1, n, after[i].Kind)
+			default:
+				require.Zero(t, n, after[i].Kind)
+			}
+		}
+		require.Greater(t, after[codeq.UpkeepOperations].MaxBytes, int64(1000))
+		require.Greater(t, after[codeq.UpkeepCommit].MaxBytes, int64(1000))
+		require.Greater(t, after[codeq.UpkeepGroup].MaxBytes, int64(1000))
+		require.GreaterOrEqual(t, after[codeq.UpkeepCommit].MaxRecords, int64(2), "the task, and counters")
+
+		// A step that takes long.
+		require.NoError(t, inspect.Of(q).Owner(0, func(*inspect.Owner) error {
+			time.Sleep(3 * time.Millisecond)
+			return nil
+		}))
+		slow := steps()[codeq.UpkeepOperations]
+		require.Equal(t, 3*time.Millisecond, slow.Max)
+		require.EqualValues(t, 1, slow.Buckets[12], "2,048 us to 4,096 us")
+		require.Equal(t, slow.Max, slow.Quantile(1))
+		require.LessOrEqual(t, slow.Quantile(0.5), time.Microsecond)
+		require.Equal(t, codeq.UpkeepOperations, longestStep(t, q, codeq.UpkeepGroup))
+		require.Equal(t, codeq.UpkeepGroup, longestStep(t, q, codeq.UpkeepOperations))
+
+		// Upkeep is counted when it has something to do, with what it reads.
+		l := queuetest.ClaimNow(t, q, "a")
+		time.Sleep(time.Until(l.Deadline) + time.Second)
+		reaped := steps()[codeq.UpkeepReap]
+		require.Positive(t, reaped.Count)
+		require.GreaterOrEqual(t, reaped.MaxRecords, int64(2), "a record is read, and written")
+		require.Greater(t, reaped.MaxBytes, int64(2000))
+	})
+}
+
+// longestStep is the kind of the longest step of the owner, of those other than one.
+func longestStep(t *testing.T, q *codeq.Queue, except codeq.UpkeepKind) (kind codeq.UpkeepKind) {
+	st, err := q.StorageStats()
+	require.NoError(t, err)
+	longest := time.Duration(0)
+	for _, s := range st.Shards[0].Upkeep {
+		if s.Kind != except && s.Max > longest {
+			kind, longest = s.Kind, s.Max
+		}
+	}
+	return kind
 }

@@ -11,9 +11,12 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
 )
@@ -43,6 +46,9 @@ type Private struct {
 // *codeq.VerifyOptions, to be set before these are used.
 var Options func(options any) *Private
 
+// Apply returns how a replica applies entries to its store, which is st.
+var Apply func(st *store.Store) func(cluster.Entry) error
+
 // With sets the private part of options, and returns them.
 func With[O any](options *O, private Private) *O {
 	*Options(options) = private
@@ -64,6 +70,9 @@ type Queue interface {
 	// Owner calls look on the goroutine that owns a shard, and returns its error. The owner waits
 	// while it runs.
 	Owner(shard int, look func(*Owner) error) error
+	// Asleep returns what the owner of a shard works with. REQUIRES: the owner sleeps, as
+	// synctest.Wait has just said, and nothing wakes it meanwhile.
+	Asleep(shard int) *Owner
 	// Read calls f with the store that this process has of a shard, which stays open meanwhile.
 	Read(shard int, f func(*store.Store) error) error
 	// Tasks returns the tasks that the store of a shard has, as a map[codeq.ID]*codeq.TaskInfo, and
@@ -72,6 +81,11 @@ type Queue interface {
 	// StartingAt returns the *codeq.Queue as a caller sees it for whom chance picks a shard:
 	// Produce and ProduceBatch store there, Claim and ClaimBatch ask there first. Other verbs fail.
 	StartingAt(shard int) any
+	// OfAnotherProcess returns the *codeq.Queue as a process has it that shares only the shards
+	// with this one.
+	OfAnotherProcess() any
+	// Waiting returns how many operations wait in the inbox of a shard that this process leads.
+	Waiting(shard int) int
 	// RunUntilEmpty is Queue.Run, with a *codeq.Mux and *codeq.RunOptions, but ends as well when
 	// nothing can be claimed at the moment and no handler runs. It returns how many tasks it has
 	// claimed. Messages of completions to other shards may not have arrived yet.
@@ -79,10 +93,25 @@ type Queue interface {
 	// Watched reports whether events of the queue are collected for anybody.
 	Watched() bool
 
+	// Options returns a copy of the *codeq.Options of the queue, with their defaults.
+	Options() any
+	// Directory returns the directory of the queue.
+	Directory() *manifest.Directory
+	// RaiseBarrier makes the owners of all shards stand still until resume is called. After an
+	// error, none does.
+	RaiseBarrier(context.Context) (resume func() error, err error)
+
 	// Node returns the node; nil without a cluster.
 	Node() *cluster.Node
 	// Group returns the Raft group of a shard; nil without a cluster.
 	Group(shard int) *cluster.Group
+	// Leaders is how the node asks the leaders of the shards.
+	Leaders() cluster.Leaders
+	// ClockAge returns how old the clock of leases was that the leader of a shard found, when it
+	// began.
+	ClockAge(shard int) time.Duration
+	// Numbers returns the numbers that the node gives to its produces for a shard.
+	Numbers(shard int) **call.Session
 }
 
 // Owner is what the goroutine that owns a shard works with.
@@ -90,9 +119,18 @@ type Owner struct {
 	Rules  *engine.State
 	Claims *dispatch.Dispatcher
 	Store  *store.Store
+	// Permits are nil without a cluster, Epoch is zero: where the log was when the leader began.
+	Permits *dispatch.Permits
+	Epoch   uint64
 	// Busy says that the owner has decided operations that it has not persisted, or has some to
 	// decide by itself.
 	Busy bool
+	// Large is how many large operations wait for memtables.
+	Large int
+	// Measure makes the owner ask how much room the disk has before it decides what comes next.
+	Measure func()
+	// Awaiting returns how many callers of Await wait for a task.
+	Awaiting func(keys.ID) int
 	// Commit commits groups of operations. A test may wrap it.
 	Commit Committer
 }

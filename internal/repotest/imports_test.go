@@ -15,8 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// layers are the packages with an order, the lowest first: each imports only lower layers, and
-// internal packages without a layer. On top are the API and its users.
+// layers are the packages that know what is stored, and others that share their errors, the lowest
+// first. Each is as high as those that import it allow, and imports those below it only, and
+// whatever of internal is in no layer. On top are the API and what uses it.
 var layers = [][]string{
 	{"internal/base"},
 	{"internal/keys", "internal/record"},

@@ -1,0 +1,423 @@
+package codeq
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/call"
+	"codeq/internal/cluster"
+	"codeq/internal/crashfs"
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
+	"codeq/internal/inspect"
+	"codeq/internal/keys"
+	"codeq/internal/listing"
+	"codeq/internal/manifest"
+	"codeq/internal/permits"
+	"codeq/internal/raftlog"
+	"codeq/internal/record"
+	"codeq/internal/simtest"
+	"codeq/internal/testbase"
+)
+
+// decodable makes the operation of a kind as a node does that is called.
+func decodable(kind callKind) request {
+	return verbs[kind].new("caller")
+}
+
+// sampleCalls is an operation of every kind with all of its arguments, and with
+// an outcome.
+func sampleCalls() map[string]request {
+	id := func(n byte) ID { return ID{15: n} }
+	receipt := Receipt{ID: id(9), Token: 1 << 60}
+	receipts := []engine.Receipt{receipt.inner()}
+	task := prepare(&Task{Queue: "a", Tenant: "t", Priority: 3, Payload: []byte("p"), RunAt: time.UnixMilli(5)}, nil)
+	tied := prepare(&Task{Queue: "a", Group: "g", Unique: Unique{Key: "k", Replace: true}, After: []ID{id(1)}, OnDead: CancelOnDead, OnMissing: RefuseOnMissing}, nil)
+	notes := &record.Notes{Done: 1, Total: 2, Text: "t", At: 5, Metadata: map[string]string{"k": "v"}}
+	info := &TaskInfo{ID: id(3), State: Done, Attempts: 2, At: time.UnixMilli(7).UTC(), Result: []byte("r"), Task: Task{Queue: "a"}}
+	return map[string]request{
+		"produce": &produceOp{completion: newCompletion(callProduce),
+			tasks: []engine.NewTask{task, tied}, Produced: engine.Produced{IDs: []keys.ID{id(1), id(2)}, Duplicates: []int{1}},
+			call: engine.CallNumber{Node: "caller", Life: 7, Seq: 8, Low: 3},
+		},
+		"claim": &claimOp{completion: newCompletion(callClaim), Claim: dispatch.Claim{
+			Queues: []string{"a", "b"}, Weights: []int{1, 2}, Duration: 30_000, Max: 5, NoWait: true, Holder: engine.Holder{Local: true, Worker: "w"}, Remote: true,
+			Grants: []engine.Grant{{Receipt: receipt.inner(), LaneKey: &engine.LaneKey{Queue: "a", Tenant: "t", Priority: 3}, Attempt: 2, Deadline: 99, Rec: []byte("rec")}},
+		}},
+		"complete":       &completeOp{completion: newCompletion(callComplete), receipt: receipt, notes: notes, result: []byte("r"), next: []engine.NewTask{task, tied}, stillRuns: true},
+		"fail":           &failOp{completion: newCompletion(callFail), receipt: receipt, how: engine.FailDead, wait: -1, cause: "why", notes: notes},
+		"note":           rule(callNote, &call.Note{Receipt: receipt.inner(), Notes: notes}),
+		"extend":         rule(callExtend, &call.Extend{Receipt: receipt.inner(), Duration: 5}),
+		"renew":          rule(callRenew, &call.Renew{Receipts: receipts, Duration: 5, Lost: receipts, Errs: []error{engine.LeaseLost(receipt.inner(), true)}}),
+		"alter":          rule(callAlter, &call.Alter{ID: id(1), How: engine.AlterRunAt, Arg: 77}),
+		"await":          endedAwait(id(1), engine.Outcome{State: engine.Done, Result: []byte("r"), Attempts: 3}),
+		"bulk":           rule(callBulk, &call.Bulk{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterPurge, N: 2}}),
+		"stats":          rule(callStats, &call.Stats{Counts: []engine.QueueCounts{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}}}}),
+		"info":           rule(callInfo, &call.Info{Infos: []engine.QueueInfo{{Queue: "a", Counts: keys.Counts{Ready: 1, Canceled: 2}, Oldest: 3, Totals: keys.Totals{4}}}}),
+		"totals":         rule(callTotals, &call.Totals{Names: []string{"a", "b"}, Infos: []engine.QueueInfo{{Queue: "a", Totals: keys.Totals{4}}}}),
+		"days":           rule(callDays, &call.Days{Queue: "a", Days: []keys.TotalsValue{{Day: 1, All: keys.Totals{2}, OfDay: keys.Totals{1}}}}),
+		"idle":           &idleOp{completion: newCompletion(callIdle), Idleness: engine.Idleness{Queues: []string{"a"}, Arrived: 4}, epoch: 7, waited: true},
+		"releaseKey":     rule(callReleaseKey, &call.ReleaseKey{Hash: [16]byte{1}, Key: "k"}),
+		"setSchedule":    scheduleCall(),
+		"deleteSchedule": rule(callDeleteSchedule, &call.DeleteSchedule{Name: "s"}),
+		"pauseSchedule":  rule(callPauseSchedule, &call.PauseSchedule{Name: "s", Paused: true}),
+		"schedules":      rule(callSchedules, &schedulesPart{call.Schedules[ScheduleInfo]{After: "s", More: true, Infos: []ScheduleInfo{{Schedule: Schedule{Name: "s", Cron: "@daily"}, LastError: "no zone"}}}}),
+		"messages": &messageBatch{completion: newCompletion(callMessages), from: 2, first: 5, messages: []keys.Message{
+			{Kind: keys.MsgEnded, Parent: keys.ID(id(1)), Child: keys.ID(id(2)), Outcome: 1},
+		}},
+		"get":       &readOp{completion: newCompletion(callRead), id: id(3), task: info},
+		"list":      &readOp{completion: newCompletion(callRead), list: pageOf(ListOptions{State: Done, Queue: "a"}, listed{Task: info, At: 4})},
+		"page":      &readOp{completion: newCompletion(callPage), list: pagedOf(listed{Task: info, At: 4, Size: 3})},
+		"find":      &readOp{completion: newCompletion(callFind), key: [16]byte{1, 2}, task: info},
+		"alterMany": rule(callAlterMany, &call.AlterMany{BulkAlteration: engine.BulkAlteration{IDs: []keys.ID{id(1), id(2)}, How: engine.AlterMove, States: engine.SetOf(engine.Ready), AlterTo: engine.AlterTo{Queue: "b"}, N: 1, Failed: 1}}),
+		"use":       &readOp{completion: newCompletion(callUse), queue: "a", use: listing.Use{Counts: keys.Counts{Ready: 1}, Keys: 2, Claims: 3}},
+		"index":     &indexOp{completion: newCompletion(callIndex), applied: 12},
+		"interest":  &interestOp{completion: newCompletion(callInterest), node: "n", wants: keys.InterestValue{Kinds: uint64(allKinds), Life: 2, Number: 3}, gone: true},
+		"settings":  rule(callSettings, &call.Settings{Queue: "a", Value: []byte("v")}),
+		"configure": rule(callConfigure, &call.Configure{Queue: "a", Value: []byte("v"), Late: true}),
+		"adopt":     rule(callAdopt, &call.Adopt{Queue: "a", Value: []byte("v")}),
+		"permits": &permitsOp{completion: newCompletion(callPermits),
+			queue: "a", shard: 2, PermitRequest: dispatch.PermitRequest{
+				Answer:  permits.Answer{Granted: 3, Over: true},
+				Request: permits.Request{Report: permits.Report{Epoch: 1, Seq: 2, Try: 3, Held: 4, Unused: 1, Spent: 9}, Want: 5, Wait: true, Rank: 4, Share: 720720},
+			},
+		},
+		"askPermits": &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: []byte("v"), idle: true, Report: permits.Report{Epoch: 1, Held: 4, Unused: 1, Idle: time.Hour}},
+		"member":     &memberOp{completion: newCompletion(callMember), how: cluster.RemoveNode, peer: cluster.Peer{Node: "n", Address: "addr"}},
+		"barrier":    &barrierOp{completion: newCompletion(callBarrier), id: 7, applied: 9},
+		"taken":      &takenOp{completion: newCompletion(callTaken), to: 3},
+		"clock":      rule(callClock, &call.Clock{Time: 7}),
+		"missing":    rule(callMissing, &call.Missing{IDs: []keys.ID{id(1), id(2)}, Missing: []keys.ID{id(2)}}),
+		"resume":     &resumeOp{completion: newCompletion(callResume), id: 7},
+	}
+}
+
+func endedAwait(id ID, o engine.Outcome) request {
+	return &awaitOp{completion: newCompletion(callAwait), id: id, outcome: o}
+}
+
+func scheduleCall() request {
+	s := Schedule{Name: "s", Every: time.Minute, Task: Task{Queue: "a"}}
+	times, err := s.check(&Limits{Payload: 1, Headers: 1 << 10, Name: 10}, 5)
+	if err != nil {
+		panic(err)
+	}
+	return rule(callSetSchedule, &call.SetSchedule{Name: "s", Value: s.value(), Times: times})
+}
+
+// TestCallsTravel: what is sent of an operation, and of its outcome, arrives.
+func TestCallsTravel(t *testing.T) {
+	seen := make(map[callKind]bool)
+	for name, op := range sampleCalls() {
+		t.Run(name, func(t *testing.T) {
+			old := len(op.encode(nil))
+			op.base().format = manifest.Format
+			kind, args := op.base().kind, op.encode(nil)
+			seen[kind] = true
+			there := decodable(kind)
+			there.base().format = manifest.Format
+			if old < len(args) {
+				require.NoError(t, parse(args[:old], decodable(kind).decode), "as an older node sends it")
+			}
+			require.NoError(t, parse(args, there.decode))
+			again := there.encode(nil)
+			require.Same(t, &verbs[kind], there.verb())
+			require.Equal(t, args, again, "arguments")
+
+			reply := op.encodeReply(nil)
+			back := decodable(kind)
+			require.NoError(t, parse(args, back.decode)) // the caller has them
+			require.NoError(t, parse(reply, back.decodeReply))
+			require.Equal(t, reply, back.encodeReply(nil), "outcome")
+			if len(args) > 0 {
+				require.Error(t, parse(args[:len(args)-1], decodable(kind).decode), "a part of the arguments")
+			}
+		})
+	}
+	for kind := callProduce; kind < endOfRequests; kind++ {
+		require.NotNil(t, verbs[kind].new, "call %d is no verb", kind)
+		require.True(t, seen[kind], "call %d has no sample", kind)
+	}
+}
+
+// TestFarTimesTravel: a list may have any bounds, and a task is shown whose RunAt is as late as can
+// be, wherever nodes are.
+func TestFarTimesTravel(t *testing.T) {
+	local := time.Local
+	time.Local = time.FixedZone("east", 12*3600)
+	defer func() { time.Local = local }()
+	from, to := time.Date(-5, 1, 1, 0, 0, 0, 1, time.UTC), time.Unix(1<<60, 7)
+	last := time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC).UnixMilli()
+	info := &TaskInfo{State: Scheduled, Task: Task{RunAt: msTime(uint64(last))}, At: msTime(uint64(last))}
+	for name, op := range map[string]*readOp{
+		"get": {task: info}, "list": {list: pageOf(ListOptions{State: Scheduled, Tenants: []string{"", "\xff"}, From: from, To: to}, listed{Task: info})},
+	} {
+		there, back := new(readOp), new(readOp)
+		op.kind, there.kind, back.kind = callRead, callRead, callRead
+		args := op.encode(nil)
+		require.NoError(t, parse(args, there.decode), name)
+		require.NoError(t, parse(args, back.decode))
+		require.NoError(t, parse(op.encodeReply(nil), back.decodeReply))
+		got := back.task
+		if op.list != nil {
+			require.True(t, there.list.From.Equal(from) && there.list.To.Equal(to))
+			require.Equal(t, op.list.Tenants, there.list.Tenants)
+			got = back.list.Page[0].Task
+		}
+		require.Equal(t, 9999, got.At.Year(), "in UTC")
+		require.EqualValues(t, last, got.RunAt.UnixMilli())
+	}
+	args := (&readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Done})}).encode(nil)
+	there := &readOp{completion: newCompletion(callRead)}
+	require.NoError(t, parse(args, there.decode))
+	require.True(t, there.list.From.IsZero() && there.list.To.IsZero())
+}
+
+// TestNoTaskTravels: an answer without the task that it is about is malformed.
+func TestNoTaskTravels(t *testing.T) {
+	require.Error(t, parse([]byte("null"), new(readOp).decodeReply))
+	reply := (&readOp{completion: newCompletion(callRead), list: pageOf(ListOptions{State: Done}, listed{Task: new(TaskInfo)})}).encodeReply(nil)
+	for _, page := range []string{"[null]", "[{}]", `[{"Task":null}]`} {
+		op := &readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Done})}
+		require.NoError(t, parse(reply, op.decodeReply))
+		op.list.Page = nil
+		at := bytes.Index(reply, []byte("[{"))
+		require.Error(t, parse(append(bytes.Clone(reply[:at]), page...), op.decodeReply), page)
+		require.Empty(t, op.list.Page)
+	}
+}
+
+// TestErrorsTravel: what callers branch on is the same on every node.
+func TestErrorsTravel(t *testing.T) {
+	receipt := Receipt{ID: ID{1}, Token: 2}
+	for _, err := range []error{
+		ErrEmpty, fmt.Errorf("%w: x", ErrLeaseLost), engine.LeaseLost(receipt.inner(), true), ErrNotFound, ErrNotWaiting, ErrCanceled,
+		ErrNotLeader, ErrUncertain, ErrCorrupt, ErrDiskFull, ErrNotMember, &engine.LifeOverError{Node: "n", Latest: 1 << 63},
+		fmt.Errorf("shard 0: %w: x", cluster.ErrBehind),
+	} {
+		got := decodeError(encodeError(err))
+		require.Equal(t, err.Error(), got.Error())
+		for _, sentinel := range call.SentErrors[1:] {
+			require.Equal(t, errors.Is(err, sentinel), errors.Is(got, sentinel), "%v as %v", err, sentinel)
+		}
+	}
+	require.ErrorIs(t, decodeError(encodeError(ErrClosed)), ErrNotLeader, "another node will lead")
+	require.ErrorIs(t, decodeError(encodeError(ErrFailed)), ErrNotLeader)
+	for _, cause := range []error{ErrFailed, ErrClosed, ErrNotLeader, ErrNotFound, ErrDiskFull, ErrLeaseLost} {
+		got := decodeError(encodeError(fmt.Errorf("%w: shard 0: %w", ErrUncertain, cause)))
+		require.ErrorIs(t, got, ErrUncertain)
+		require.NotErrorIs(t, got, cause, "it would say that nothing was stored")
+	}
+	require.ErrorIs(t, decodeError(encodeError(errMalformedCall)), ErrFormat, "the call is new")
+	require.Equal(t, ErrNotLeader, call.SentErrors[call.CodeNotLeader])
+	code, text := encodeError(cluster.ErrBehind)
+	require.ErrorIs(t, decodeError(code, text), cluster.ErrBehind)
+	require.EqualValues(t, call.CodeNotLeader, code, "builds that do not know it ask again")
+	lost := decodeError(encodeError(fmt.Errorf("%w: %w", ErrNotLeader, ErrPowerLost)))
+	require.ErrorIs(t, lost, ErrNotLeader)
+	require.ErrorIs(t, lost, ErrPowerLost)
+	duplicate := &DuplicateError{Key: "k", ID: ID{3}, Index: 2}
+	var d *DuplicateError
+	require.ErrorAs(t, decodeError(encodeError(fmt.Errorf("x: %w", duplicate))), &d)
+	require.Equal(t, duplicate, d)
+	var invalid *InvalidError
+	require.ErrorAs(t, decodeError(encodeError(&InvalidError{"f", 3, "l"})), &invalid)
+	require.Equal(t, &InvalidError{"f", "3", "l"}, invalid)
+	var over *engine.LifeOverError
+	require.ErrorAs(t, decodeError(encodeError(&engine.LifeOverError{Node: "n", Latest: 1 << 63})), &over)
+	require.Equal(t, &engine.LifeOverError{Node: "n", Latest: 1 << 63}, over)
+	require.EqualError(t, decodeError(encodeError(errors.New("odd"))), "odd")
+	old := decodeError(encodeError(errMalformedCall))
+	require.ErrorIs(t, old, ErrFormat, "what this build sends, another one cannot read")
+	require.ErrorContains(t, old, "another version")
+}
+
+// FuzzCalls: what another node sends is refused, or is an operation, or the
+// outcome of one, that can be sent on as it is.
+func FuzzCalls(f *testing.F) {
+	for _, op := range sampleCalls() {
+		kind, args := op.base().kind, op.encode(nil)
+		f.Add(byte(kind), args, op.encodeReply(nil))
+	}
+	f.Fuzz(func(t *testing.T, kind byte, args, reply []byte) {
+		if kind >= byte(endOfRequests) || verbs[kind].new == nil {
+			return
+		}
+		op := decodable(callKind(kind))
+		var err error
+		testbase.BoundDecode(t, len(args), func() { err = parse(args, op.decode) })
+		if err != nil {
+			return
+		}
+		sent := op.encode(nil)
+		second := decodable(callKind(kind))
+		require.NoError(t, parse(sent, second.decode))
+		again := second.encode(nil)
+		require.Equal(t, sent, again)
+
+		testbase.BoundDecode(t, len(reply), func() { err = parse(reply, op.decodeReply) })
+		if err != nil {
+			return
+		}
+		sent = op.encodeReply(nil)
+		require.NoError(t, parse(sent, second.decodeReply))
+		require.Equal(t, string(sent), string(second.encodeReply(nil)))
+	})
+}
+
+// FuzzErrors: an error of another node, or process, is the same again when it is sent on to a
+// program.
+func FuzzErrors(f *testing.F) {
+	for _, err := range []error{ErrEmpty, cluster.ErrBehind, engine.LeaseLost(engine.Receipt{}, true), &DuplicateError{Key: "k"}, &InvalidError{"f", 3, "l"}} {
+		code, text := encodeError(err)
+		f.Add(code, text)
+	}
+	f.Add(byte(call.CodeDuplicate), "{")
+	f.Add(byte(call.FirstOfOwn), "closed")
+	f.Add(byte(0), errMalformedCall.Error())
+	f.Fuzz(func(t *testing.T, code byte, text string) {
+		err := decodeError(code, text)
+		again := decodeError(encodeOwnError(err))
+		require.Equal(t, err.Error(), again.Error())
+		for _, sentinel := range call.SentErrors[1:] {
+			require.Equal(t, errors.Is(err, sentinel), errors.Is(again, sentinel), "%v", sentinel)
+		}
+	})
+}
+
+// TestClusterOptions: what cannot be is refused before anything is made.
+func TestClusterOptions(t *testing.T) {
+	dir := t.TempDir() + "/q"
+	peers := []Peer{{"a", "1:1"}, {"a", "2:2"}}
+	for field, c := range map[string]Cluster{
+		"Cluster.Node":             {Listen: "x:1"},
+		"Cluster.Listen":           {Node: "a"},
+		"Cluster.Peers":            {Node: "a", Listen: "x:1", Peers: peers},
+		"Cluster.HeartbeatTimeout": {Node: "a", Listen: "x:1", HeartbeatTimeout: time.Millisecond},
+		"Cluster.ElectionTimeout":  {Node: "a", Listen: "x:1", HeartbeatTimeout: time.Second, ElectionTimeout: time.Second - 1},
+		"Cluster.CallTimeout":      {Node: "a", Listen: "x:1", CallTimeout: -1},
+	} {
+		_, err := Open(dir, &Options{Cluster: &c})
+		var invalid *InvalidError
+		require.ErrorAs(t, err, &invalid, field)
+		require.Equal(t, field, invalid.Field)
+	}
+	_, err := Open(dir, &Options{Cluster: &Cluster{Node: "n\xff", Listen: "x:1"}})
+	require.ErrorIs(t, err, ErrInvalid, "the directory would keep another name")
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x:1", Join: true}})
+	require.ErrorIs(t, err, ErrInvalid)
+	_, err = Open(dir, &Options{Cluster: &Cluster{Node: "a", Listen: "x:1", Peers: []Peer{{"a", "x:1"}, {"b", "y:1"}, {"c", "y:1"}}}})
+	require.EqualError(t, err, `codeq: invalid Cluster.Peers: address of c: "y:1" (allowed: an address of its own)`)
+	require.NoDirExists(t, dir)
+
+	o, err := (&Options{Cluster: &Cluster{Node: "a", Listen: "x:1"}}).withDefaults()
+	require.NoError(t, err)
+	require.Equal(t, DurabilityDisk, o.Durability)
+	require.Equal(t, 3, o.newShards(64))
+	require.Equal(t, 500*time.Millisecond, o.Cluster.HeartbeatTimeout)
+	require.Equal(t, 500*time.Millisecond, o.Cluster.ElectionTimeout)
+	require.Equal(t, 10*time.Second, o.Cluster.CallTimeout)
+}
+
+// pageOf is a reader that has read a page.
+func pageOf(o ListOptions, page ...listed) *lister {
+	l := newLister(o)
+	l.Page = page
+	return l
+}
+
+// pagedOf is a lister of a page that is under way.
+func pagedOf(page ...listed) *lister {
+	l := pageOf(ListOptions{State: Done, Queue: "a", Tenants: []string{"t"}}, page...)
+	at := func(n byte) *listing.Position {
+		return &listing.Position{Key: listing.Key{Queue: "a", Tenant: "t", Priority: 3, ID: keys.ID{n}}, At: 1 << 60, End: n == 1}
+	}
+	l.Filter = listing.Filter{Group: "g", Key: "k", Error: "#", Newest: true, NoPayload: true}
+	l.Paged, l.Groups, l.Tasks, l.Scan, l.Bytes = true, 5, 6, 7, 8
+	l.After, l.Reached, l.Records, l.ReadBytes = at(1), at(2), 9, 10
+	return l
+}
+
+// What the fuzzer finds is kept in testdata/fuzz; .ci/fuzz runs all targets.
+
+// loneNode opens a cluster of one node that leads its shards.
+func loneNode(t testing.TB, shards int) *Queue {
+	network := simtest.NewNet(1, 0)
+	host := network.Listen("n")
+	votes := simtest.NewVotes()
+	q, err := Open("q", inspect.With(&Options{
+		Shards: shards, Durability: DurabilityNone, MemTableBytes: 256 << 10,
+		Cluster: inspect.With(&Cluster{
+			Node: "n", Listener: host, HeartbeatTimeout: minTimeout, CallTimeout: minTimeout,
+		}, inspect.Private{
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return network.Dial(ctx, host, addr) },
+			Votes: func(string) (raftlog.Stables, error) { return votes, nil },
+		}),
+	}, inspect.Private{FS: crashfs.New()}))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, q.Close()) })
+	require.Eventually(t, func() bool { return len(q.led()) == shards }, 10*time.Second, time.Millisecond)
+	return q
+}
+
+// FuzzServe: an operation that another node has sent, whatever it says, is
+// refused or resolved; and the shard goes on.
+func FuzzServe(f *testing.F) {
+	for _, op := range sampleCalls() {
+		kind, args := op.base().kind, op.encode(nil)
+		f.Add(byte(kind), args)
+	}
+	bad := engine.NewTask{Key: engine.LaneKey{Queue: "a"}, Rec: []byte{1<<6 | 1<<5, 1, 'e', 9}} // headers that are not there
+	strange := engine.NewTask{Key: engine.LaneKey{Queue: "a", Priority: 200}, Rec: []byte{0}}
+	for _, op := range []request{
+		&produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{bad}}, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{strange}},
+		&messageBatch{completion: newCompletion(callMessages), from: 1, first: 1, messages: []keys.Message{
+			{Kind: keys.MsgAdmit, Queue: "a", Record: bad.Rec},
+			{Kind: keys.MsgAdmit, Queue: "a", Priority: 200, Record: strange.Rec},
+			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte("{}")},
+			{Kind: keys.MsgSettings, Queue: "a", Settings: []byte(`{"Rate":-1}`)},
+			{Kind: keys.MsgDepend, Parent: keys.ID{1}, Child: keys.ID{2}, Outcome: 77},
+		}},
+		&messageBatch{completion: newCompletion(callMessages), from: 3, first: 1},
+		rule(callConfigure, &call.Configure{Queue: "b", Value: []byte(`{"Concurrency":1}`)}),
+		&permitsOp{completion: newCompletion(callPermits), queue: "b", shard: 99},
+	} {
+		kind, args := op.base().kind, op.encode(nil)
+		f.Add(byte(kind), args)
+	}
+	q := loneNode(f, 3)
+	f.Fuzz(func(t *testing.T, kind byte, args []byte) {
+		if callKind(kind) == callMember || callKind(kind) == callBarrier { // the shard does as it is told
+			return
+		}
+		op, err := q.requestOf(kind, "caller", bytes.Clone(args)) // the shard keeps what it is given
+		if err != nil {
+			return
+		}
+		s := q.shard(0)
+		require.NotNil(t, s, "%v", q.replicas[0].group.Failure())
+		op.base().reply = func(err error) {
+			if err == nil {
+				_ = op.encodeReply(nil)
+			}
+		}
+		require.NoError(t, s.inbox.Pass(op))
+		for range 3 { // until what follows from it has been done, too
+			require.NoError(t, s.probe(func(*shard) error { return nil }))
+		}
+		if waits, ok := op.(abandoned); ok {
+			waits.abandon(s)
+		}
+		for i, r := range q.replicas { // what it has sent to the others is good
+			require.NoError(t, r.group.Failure(), "shard %d", i)
+		}
+		require.Same(t, s, q.shard(0))
+	})
+}

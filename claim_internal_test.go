@@ -1,0 +1,240 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+	"weak"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/dispatch"
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/permits"
+	"codeq/internal/record"
+	"codeq/internal/testkit"
+)
+
+// ownCluster runs a story on one node that leads two shards.
+func ownCluster(t *testing.T, story func(t *testing.T, q *Queue)) {
+	synctest.Test(t, func(t *testing.T) { story(t, loneNode(t, 2)) })
+}
+
+// closedGate lets no claim pass.
+type closedGate struct{}
+
+func (closedGate) Look(*dispatch.Dispatcher, time.Time) (bool, time.Duration)  { return false, 0 }
+func (closedGate) Enter(*dispatch.Dispatcher, time.Time) (bool, time.Duration) { return false, 0 }
+func (closedGate) Leave(int) []*dispatch.Dispatcher                            { return nil }
+func (closedGate) MayAsk() bool                                                { return false }
+func (closedGate) Ask(*dispatch.Claim) bool                                    { return false }
+
+// TestClaimOutlivesTheShardItBeginsAt: a claim that lies before a shard whose leader goes waits in
+// all others that this node leads, and in those that it comes to lead.
+func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
+	ownCluster(t, func(t *testing.T, q *Queue) {
+		const claims = 10
+		s := q.shard(0)
+		goOn := standStill(s)
+		require.NoError(t, s.inbox.Pass(&crashOp{testkit.Injected("of the test")}))
+		served := make(chan error, claims)
+		for range claims { // some begin there
+			go func() {
+				_, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}})
+				served <- err
+			}()
+		}
+		synctest.Wait()
+		goOn()
+		for q.shard(0) == nil || q.shard(0) == s {
+			time.Sleep(10 * time.Millisecond)
+		}
+		for range claims {
+			_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
+			require.NoError(t, err)
+		}
+		time.Sleep(time.Minute)
+		require.Len(t, served, claims, "claims that wait, though there are tasks")
+	})
+}
+
+// TestClaimThatIsSentOnIsGivenUp: a claim that a shard has sent on may be given up at any moment.
+func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
+	ownCluster(t, func(t *testing.T, q *Queue) {
+		other := q.shard(1)
+		liar := dispatch.New(&other.State, dispatch.Config{Index: 1, Shards: 2})
+		require.NoError(t, other.probe(func(*shard) error {
+			liar.Join(q.heads, new(dispatch.SlowStart), time.Minute)
+			return nil
+		}))
+		_, err := q.node.do(t.Context(), 1, &produceOp{completion: newCompletion(callProduce), tasks: []engine.NewTask{prepare(&Task{Queue: "a"}, nil)}})
+		require.NoError(t, err)
+		for range 20 { // some begin at the other shard
+			require.NoError(t, other.probe(func(s *shard) error {
+				s.claims.SetGateway(s.claims.Of(s.QueueNamed("a")), closedGate{})
+				liar.Publish(s.Queues["a"]) // what the shard does not give
+				return nil
+			}))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			cancel()
+		}
+		synctest.Wait()
+		require.NoError(t, other.probe(func(s *shard) error { require.Zero(t, s.claims.Usage().Tickets); return nil }))
+	})
+}
+
+// TestLeaderLoadedInVain: nothing is left of a shard that was loaded, and then not served.
+func TestLeaderLoadedInVain(t *testing.T) {
+	ownCluster(t, func(t *testing.T, q *Queue) {
+		_, err := q.ProduceBatch(t.Context(), []Task{{Queue: "a"}, {Queue: "a"}})
+		require.NoError(t, err)
+		loaded := func() weak.Pointer[shard] {
+			s, err := q.replicas[0].load(2)
+			require.NoError(t, err)
+			return weak.Make(s)
+		}()
+		runtime.GC()
+		runtime.GC()
+		require.Nil(t, loaded.Value())
+	})
+}
+
+// TestHeadsOfWhatCannotBeClaimed: a queue that is paused, or has no room, attracts no claims
+// and ends no batches, and is found when it has room again.
+func TestHeadsOfWhatCannotBeClaimed(t *testing.T) {
+	bubble(t, Options{Shards: 2}, func(t *testing.T, q *Queue) {
+		words := func(queue string) (heads []bool) {
+			synctest.Wait()
+			for shard := range 2 {
+				heads = append(heads, q.heads.Has(queue, shard))
+			}
+			return heads
+		}
+		produce(t, q.startingAt(0), Task{Queue: "a"})
+		produce(t, q.startingAt(1), Task{Queue: "a"}, Task{Queue: "a"})
+		require.Equal(t, []bool{true, true}, words("a"))
+		require.NoError(t, q.Pause(t.Context(), "a"))
+		require.Equal(t, []bool{false, false}, words("a"))
+		require.NoError(t, q.Resume(t.Context(), "a"))
+		require.Equal(t, []bool{true, true}, words("a"))
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *Settings) { s.Concurrency = 1 }))
+		l := claimNow(t, q, "a")
+		require.Nil(t, claimNow(t, q, "a"))
+		require.Equal(t, []bool{false, false}, words("a"))
+		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+		require.Contains(t, words("a"), true)
+		requireNextAny(t, q, "a", 2)
+		require.Equal(t, []bool{false, false}, words("a"))
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *Settings) { s.Concurrency, s.Rate, s.Burst = 0, 1, 1 }))
+		produce(t, q, Task{Queue: "a"}, Task{Queue: "a"}, Task{Queue: "a"})
+		claimNow(t, q, "a")
+		require.Nil(t, claimNow(t, q, "a"))
+		require.Equal(t, []bool{false, false}, words("a"))
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		for range 2 {
+			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+		}
+	})
+}
+
+// requireNextAny claims and completes so many tasks, in any order, one by one.
+func requireNextAny(t *testing.T, q *Queue, queue string, n int) {
+	t.Helper()
+	for range n {
+		require.NoError(t, q.Complete(t.Context(), claimNow(t, q, queue).Receipt, nil))
+	}
+}
+
+// boundTo returns a task of queue "a" that belongs to a shard of three.
+func boundTo(shard int) Task {
+	for i := 0; ; i++ {
+		t := Task{Queue: "a", LimitKey: fmt.Sprint(i)}
+		ties := record.Ties{Limit: keys.LimitScope(t.Queue, t.LimitKey)}
+		if home, _ := ties.Home(3); home == shard {
+			return t
+		}
+	}
+}
+
+// gateIn returns what a shard has of the permits of queue "a".
+func gateIn(s *shard) *dispatch.PermitGate {
+	return s.claims.Of(s.Queues["a"]).Gateway().(*dispatch.PermitGate)
+}
+
+// TestPermitsLateReport: what a shard has told is of no account once it, or a
+// later leader of it, has told something else.
+func TestPermitsLateReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := loneNode(t, 3)
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *Settings) { s.Concurrency = 2 }))
+		produce(t, q, boundTo(1), boundTo(1), boundTo(1))
+		held := []*Lease{claimNow(t, q, "a"), claimNow(t, q, "a")}
+		produce(t, q, boundTo(0))
+		s := q.shard(1)
+		for _, late := range []permits.Report{
+			{Epoch: s.epoch - 1, Seq: 1000},
+			{Epoch: s.epoch, Seq: 0, Try: 7},
+		} {
+			op := &permitsOp{completion: newCompletion(callPermits), queue: "a", shard: 1}
+			op.Report = late
+			_, err := q.shard(0).do(t.Context(), op, op.base(), nil)
+			require.ErrorIs(t, err, ErrNotLeader)
+			require.Nil(t, claimNow(t, q, "a"))
+		}
+		require.NoError(t, q.Complete(t.Context(), held[0].Receipt, nil))
+		require.NotNil(t, claimNow(t, q, "a"))
+	})
+}
+
+// TestPermitsAnswerAfterAsk: a shard that has told a new permit allocator what it has takes
+// nothing more from the old one.
+func TestPermitsAnswerAfterAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := loneNode(t, 3)
+		require.NoError(t, q.Configure(t.Context(), "a", func(s *Settings) { s.Concurrency = 1 }))
+		produce(t, q, boundTo(1))
+		goOn := standStill(q.shard(0)) // the allocator
+		ctx, stop := context.WithCancel(t.Context())
+		claimed := make(chan error, 1)
+		go func() {
+			_, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Hour})
+			claimed <- err
+		}()
+		time.Sleep(10 * time.Millisecond)
+		s := q.shard(1)
+		var late permitsAnswer
+		var value []byte
+		require.NoError(t, s.probe(func(s *shard) error {
+			p := gateIn(s)
+			require.True(t, p.IsBusy())
+			op := new(permitsOp)
+			op.Request = permits.Request{Report: permits.Report{Epoch: s.epoch, Seq: s.permits.Reports()}, Want: 1}
+			late = permitsAnswer{gate: p, op: op}
+			value = s.Queues["a"].Value
+			return nil
+		}))
+		ask := &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: value}
+		_, err := s.do(t.Context(), ask, ask.base(), nil)
+		require.NoError(t, err)
+		require.Zero(t, ask.Held)
+		taken := 0
+		require.NoError(t, s.probe(func(s *shard) error {
+			late.op.Granted = 1
+			late.resolve(s)
+			taken = gateIn(s).Unused()
+			return nil
+		}))
+		require.Zero(t, taken)
+		goOn()
+		stop()
+		<-claimed
+	})
+}

@@ -1,0 +1,563 @@
+package codeq_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// TestTenantWeights: a tenant gets as many claims in a row as its weight, from its
+// first turn on, and in batches too.
+func TestTenantWeights(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 3, "C": 2} })
+		produceFor(t, q, codeq.Task{Queue: "a"}, 100, "A", "B", "C")
+		produceFor(t, q, codeq.Task{Queue: "b"}, 100, "A", "B", "C")
+		require.Equal(t, "AAABCCAAABCC", tenantsOf(t, q, "a", 12))
+		require.Equal(t, "ABCABC", tenantsOf(t, q, "b", 6), "another queue")
+		batch, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 6})
+		require.NoError(t, err)
+		got := ""
+		for _, l := range batch {
+			got += l.Tenant
+		}
+		require.Equal(t, "AAABCC", got)
+
+		produceFor(t, q, codeq.Task{Queue: "a", Priority: 5}, 100, "A", "B")
+		require.Equal(t, "AAABAAAB", tenantsOf(t, q, "a", 8), "another priority")
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestTenantWeightsChanged: new weights are in force when Configure returns, also
+// in a turn that has begun.
+func TestTenantWeightsChanged(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, q *codeq.Queue) {
+		weights := func(w map[string]int) {
+			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = w })
+		}
+		weights(map[string]int{"A": 1000})
+		produceFor(t, q, codeq.Task{Queue: "a"}, 100, "A", "B")
+		require.Equal(t, "AAAA", tenantsOf(t, q, "a", 4))
+		weights(map[string]int{"A": 2, "B": 3})
+		require.Equal(t, "AABBBAABBB", tenantsOf(t, q, "a", 10))
+		weights(nil)
+		require.Equal(t, "ABAB", tenantsOf(t, q, "a", 4))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestTenantWeightsRestart: weights outlive a restart.
+func TestTenantWeightsRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{})
+		q := queuetest.OpenForRun(t, opts)
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 3} })
+		produceFor(t, q, codeq.Task{Queue: "a"}, 100, "A", "B")
+		require.NoError(t, q.Close())
+		q = queuetest.OpenForRun(t, opts)
+		require.Equal(t, "AAABAAAB", tenantsOf(t, q, "a", 8))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestTenantWeightsShares: over several shards the shares are those of the weights.
+func TestTenantWeightsShares(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 3} })
+		for range 600 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: "A"}, codeq.Task{Queue: "a", Tenant: "B"})
+		}
+		const claims = 400
+		got := tenantsOf(t, q, "a", claims)
+		// Each shard is off by less than a round of turns.
+		require.InDelta(t, claims*3/4, strings.Count(got, "A"), 3*3)
+		require.NotContains(t, got, strings.Repeat("A", 40))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestTenantSharesOverShards: tenants have their shares of the claims of a queue, however their
+// tasks lie in the shards. The bounds are six standard deviations wide.
+func TestTenantSharesOverShards(t *testing.T) {
+	everywhere := []int{0, 1, 2, 3}
+	for name, c := range map[string]struct {
+		weights map[string]int
+		shards  map[string][]int // in which the tenants have tasks
+		of      int              // shards; 0: four
+		batch   int
+		want    map[string]float64 // of 3,000 claims
+	}{
+		"one bound": {
+			shards: map[string][]int{"A": everywhere, "B": everywhere, "C": everywhere, "D": everywhere, "X": {2}},
+			want:   map[string]float64{"A": 600, "B": 600, "C": 600, "D": 600, "X": 600},
+		},
+		"batches": {
+			shards: map[string][]int{"A": everywhere, "B": everywhere, "C": everywhere, "D": everywhere, "X": {2}}, batch: 7,
+			want: map[string]float64{"A": 600, "B": 600, "C": 600, "D": 600, "X": 600},
+		},
+		"a heavy one bound": {
+			weights: map[string]int{"X": 3}, shards: map[string][]int{"A": everywhere, "X": {1}},
+			want: map[string]float64{"A": 750, "X": 2250},
+		},
+		"a light one bound": {
+			weights: map[string]int{"A": 3}, shards: map[string][]int{"A": everywhere, "X": {1}},
+			want: map[string]float64{"A": 2250, "X": 750},
+		},
+		"two, three and one": {
+			shards: map[string][]int{"A": {0, 1}, "B": {1, 2, 3}, "X": {0}},
+			want:   map[string]float64{"A": 1000, "B": 1000, "X": 1000},
+		},
+		"many in one, one in another": {
+			shards: map[string][]int{"A": {0}, "B": {0}, "C": {0}, "D": {0}, "E": {0}, "F": {0}, "G": {0}, "H": {0}, "I": {0}, "X": {3}},
+			want:   map[string]float64{"A": 300, "B": 300, "C": 300, "D": 300, "E": 300, "F": 300, "G": 300, "H": 300, "I": 300, "X": 300},
+		},
+		"one of a thousand": {
+			weights: map[string]int{"A": 999}, shards: map[string][]int{"A": everywhere, "X": {1}},
+			want: map[string]float64{"A": 2997, "X": 3},
+		},
+		"a thousand of one": {
+			weights: map[string]int{"X": 999}, shards: map[string][]int{"A": everywhere, "X": {1}},
+			want: map[string]float64{"A": 3, "X": 2997},
+		},
+		"one shard": {
+			of: 1, shards: map[string][]int{"A": {0}, "X": {0}}, want: map[string]float64{"A": 1500, "X": 1500},
+		},
+		"sixteen shards": {
+			of: 16, shards: map[string][]int{"A": {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, "B": {3, 4, 15}, "X": {3}},
+			want: map[string]float64{"A": 1000, "B": 1000, "X": 1000},
+		},
+		"one without a name": {
+			weights: map[string]int{"": 2}, shards: map[string][]int{"": everywhere, "X": {3}},
+			want: map[string]float64{"": 2000, "X": 1000},
+		},
+		"one with a name": {
+			shards: map[string][]int{"": {0, 1, 3}, "X": {2}},
+			want:   map[string]float64{"": 1500, "X": 1500},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			queuetest.Bubble(t, codeq.Options{Shards: cmp.Or(c.of, 4)}, func(t *testing.T, q *codeq.Queue) {
+				queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = c.weights })
+				for tenant, shards := range c.shards {
+					for _, shard := range shards {
+						produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "a"}, 3000/len(shards), tenant)
+					}
+				}
+				counts := make(map[string]int)
+				for claimed := 0; claimed < 3000; {
+					leases, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: max(1, c.batch), NoWait: true})
+					require.NoError(t, err)
+					for _, l := range leases {
+						counts[l.Tenant]++
+						require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+					}
+					claimed += len(leases)
+				}
+				for tenant, want := range c.want {
+					share := want / 3000
+					deviation := math.Sqrt(3000 * share * (1 - share) * float64(max(1, c.batch)))
+					require.InDelta(t, want, counts[tenant], 6*deviation, "%s of %v", tenant, counts)
+				}
+				queuetest.RequireSettled(t, q)
+			})
+		})
+	}
+}
+
+// TestTenantSharesOneAtATime: a tenant of which one task is ready at a time, and one always, has
+// its share as others have, and no more. The bounds are six standard deviations wide.
+func TestTenantSharesOneAtATime(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 2, 4, 8} {
+		for name, task := range map[string]codeq.Task{
+			"group": {Group: "g"}, "limit key": {LimitKey: "k"}, "next": {}, "next in any shard": {},
+		} {
+			t.Run(fmt.Sprint(name, " of ", shards), func(t *testing.T) {
+				queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+					queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+					for shard := range shards {
+						produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "a"}, 1600/shards, "A", "B")
+					}
+					task.Queue, task.Tenant = "a", "X"
+					more := func() {}
+					switch name {
+					case "next":
+						more = func() { queuetest.Produce(t, queuetest.StartingAt(q, 0), task) }
+						more()
+					case "next in any shard":
+						more = func() { queuetest.Produce(t, q, task) }
+						more()
+					default:
+						queuetest.Produce(t, q, slices.Repeat([]codeq.Task{task}, 1500)...)
+					}
+					const claims = 1500
+					counts := make(map[string]int)
+					for range claims {
+						l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+						require.NoError(t, err)
+						require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+						if counts[l.Tenant]++; l.Tenant == "X" {
+							more()
+						}
+						synctest.Wait()
+					}
+					for tenant := range counts {
+						require.InDelta(t, claims/3, counts[tenant], 6*math.Sqrt(claims*2/9.), "%s of %v", tenant, counts)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestTenantSharesChange: shares follow new weights, and tenants that come and go, also after a
+// restart.
+func TestTenantSharesChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 4})
+		q := queuetest.OpenForRun(t, opts)
+		for shard := range 4 {
+			produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "a"}, 2000, "A")
+		}
+		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 3500, "X")
+		expect := func(shares map[string]float64) {
+			t.Helper()
+			const claims = 1600
+			got := tenantsOf(t, q, "a", claims)
+			for tenant, share := range shares {
+				deviation := math.Sqrt(claims * share * (1 - share))
+				require.InDelta(t, claims*share, strings.Count(got, tenant), 6*deviation, tenant)
+			}
+		}
+		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 7} })
+		expect(map[string]float64{"A": 7. / 8, "X": 1. / 8})
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"X": 3} })
+		produceFor(t, queuetest.StartingAt(q, 3), codeq.Task{Queue: "a"}, 2000, "Y")
+		expect(map[string]float64{"A": 1. / 5, "X": 3. / 5, "Y": 1. / 5})
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = nil })
+		time.Sleep(time.Second) // Bulk is for tasks from before it
+		_, err := q.Bulk(t.Context(), codeq.BulkOptions{
+			Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: "a", Tenants: []string{"Y"}},
+		})
+		require.NoError(t, err)
+		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
+		require.NoError(t, q.Close())
+		q = queuetest.OpenForRun(t, opts)
+		produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 1500, "X")
+		expect(map[string]float64{"A": 1. / 2, "X": 1. / 2})
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestTenantSharesOfRun: many workers share their tasks between tenants as single claims do.
+func TestTenantSharesOfRun(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+		for shard := range 4 {
+			produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "a"}, 4000, "A", "B", "C", "D")
+		}
+		produceFor(t, queuetest.StartingAt(q, 2), codeq.Task{Queue: "a"}, 4000, "X")
+		const claims = 10_000
+		var handled, ofX atomic.Int64
+		var m codeq.Mux
+		ctx, cancel := context.WithCancel(t.Context())
+		codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			time.Sleep(time.Duration(500+rand.IntN(1000)) * time.Microsecond) // most claims are for one task
+			if j.Tenant == "X" {
+				ofX.Add(1)
+			}
+			if handled.Add(1) == claims {
+				cancel()
+			}
+			return nil
+		})
+		require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64}))
+		require.InDelta(t, claims/5, ofX.Load(), claims/50, "%d handled", handled.Load())
+	})
+}
+
+// TestTenantSharesBehindLimits: tenants have their shares where limits keep claims waiting, or turn
+// away those that do not wait: of Run, of claims one by one, and of batches.
+func TestTenantSharesBehindLimits(t *testing.T) {
+	for name, c := range map[string]struct {
+		settings codeq.Settings
+		claims   codeq.ClaimRequest
+		run      bool
+		shards   int  // 0: four
+		keys     bool // each tenant has a LimitKey, and so all its tasks in one shard
+		want     int  // of 5,000 claims for the tenant with tasks in one shard; 0: as for the others
+	}{
+		"concurrency":           {settings: codeq.Settings{Concurrency: 8}, run: true},
+		"concurrency of one":    {settings: codeq.Settings{Concurrency: 1}, run: true},
+		"rate":                  {settings: codeq.Settings{Rate: 1000, Burst: 1}, run: true},
+		"rate and burst":        {settings: codeq.Settings{Rate: 1000, Burst: 100}, run: true},
+		"both":                  {settings: codeq.Settings{Concurrency: 8, Rate: 2000, Burst: 20}, run: true},
+		"sixteen shards":        {settings: codeq.Settings{Concurrency: 8}, run: true, shards: 16},
+		"keys":                  {settings: codeq.Settings{Concurrency: 8, ConcurrencyPerKey: 20}, run: true, keys: true},
+		"a thousand to one":     {settings: codeq.Settings{Concurrency: 8, TenantWeights: map[string]int{"X": 1000}}, run: true, want: 4980},
+		"one to a thousand":     {settings: codeq.Settings{Concurrency: 8, TenantWeights: map[string]int{"A": 1000}}, run: true, want: 5},
+		"claims":                {settings: codeq.Settings{Concurrency: 8}},
+		"batches":               {settings: codeq.Settings{Concurrency: 40}, claims: codeq.ClaimRequest{Max: 5}},
+		"claims without a wait": {settings: codeq.Settings{Concurrency: 8}, claims: codeq.ClaimRequest{NoWait: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			shards := cmp.Or(c.shards, 4)
+			queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+				for shard := range shards {
+					for _, tenant := range []string{"A", "B", "C", "D"} {
+						produceFor(t, queuetest.StartingAt(q, shard), taskOf(tenant, c.keys), 8000/shards, tenant)
+					}
+				}
+				produceFor(t, queuetest.StartingAt(q, 2), taskOf("X", c.keys), 6000, "X")
+				queuetest.Configure(t, q, "a", func(s *codeq.Settings) { *s = c.settings })
+				const claims = 5000
+				counts := make(map[string]int)
+				var mu sync.Mutex
+				ctx, cancel := context.WithCancel(t.Context())
+				handle := func(tenant string) {
+					time.Sleep(time.Duration(500+rand.IntN(1000)) * time.Microsecond)
+					mu.Lock()
+					defer mu.Unlock()
+					counts[tenant]++
+					if counts[""]++; counts[""] == claims {
+						cancel()
+					}
+				}
+				if c.run {
+					var m codeq.Mux
+					codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+						handle(j.Tenant)
+						return nil
+					})
+					require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64}))
+				} else {
+					var wg sync.WaitGroup
+					c.claims.Queues = []string{"a"}
+					for range 32 {
+						wg.Go(func() {
+							for ctx.Err() == nil {
+								leases, err := q.ClaimBatch(ctx, c.claims)
+								for _, l := range leases {
+									handle(l.Tenant)
+									require.NoError(t, q.Complete(t.Context(), l.Receipt, nil))
+								}
+								if errors.Is(err, codeq.ErrEmpty) {
+									time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
+								}
+							}
+						})
+					}
+					wg.Wait()
+				}
+				want := cmp.Or(float64(c.want), claims/5)
+				deviation := math.Sqrt(want * (1 - want/claims))
+				require.InDelta(t, want, counts["X"], 6*deviation+float64(c.claims.Max), "%v", counts)
+				queuetest.RequireSettled(t, q)
+			})
+		})
+	}
+}
+
+// taskOf is a task of a tenant; key: with a LimitKey of its own.
+func taskOf(tenant string, key bool) codeq.Task {
+	task := codeq.Task{Queue: "a", Tenant: tenant}
+	if key {
+		task.LimitKey = "key of " + tenant
+	}
+	return task
+}
+
+// TestTenantSharesBehindLimitsChange: where limits keep claims waiting, shares follow tenants that
+// come and go, new weights, and a pause; and tasks of a higher priority go first.
+func TestTenantSharesBehindLimitsChange(t *testing.T) {
+	for name, limits := range map[string]codeq.Settings{"concurrency": {Concurrency: 8}, "rate": {Rate: 5000, Burst: 5}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			queuetest.Bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+				weights := func(w map[string]int) {
+					queuetest.Configure(t, q, "a", func(s *codeq.Settings) {
+						*s = limits
+						s.TenantWeights = w
+					})
+				}
+				weights(nil)
+				for shard := range 4 {
+					produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "a"}, 1500, "A", "B", "C", "D")
+				}
+				var mu sync.Mutex
+				var order []string
+				var m codeq.Mux
+				codeq.Handle(&m, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+					time.Sleep(time.Duration(500+rand.IntN(1000)) * time.Microsecond)
+					mu.Lock()
+					defer mu.Unlock()
+					order = append(order, strings.Repeat("urgent ", min(j.Priority, 1))+j.Tenant)
+					return nil
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				var run sync.WaitGroup
+				run.Go(func() { require.NoError(t, q.Run(ctx, &m, &codeq.RunOptions{Concurrency: 64})) })
+				defer run.Wait()
+				defer cancel()
+				next := func(n int) (of []string) {
+					synctest.Wait()
+					mu.Lock()
+					defer mu.Unlock()
+					for from := len(order); len(order) < from+n; {
+						mu.Unlock()
+						time.Sleep(10 * time.Millisecond)
+						mu.Lock()
+					}
+					return slices.Clone(order[len(order)-n:])
+				}
+				expect := func(shares map[string]float64) {
+					t.Helper()
+					const claims = 1600
+					counts := make(map[string]int)
+					for _, of := range next(claims) {
+						counts[of]++
+					}
+					for tenant, share := range shares {
+						deviation := math.Sqrt(claims * share * (1 - share))
+						require.InDelta(t, claims*share, counts[tenant], 6*deviation+8, "%s of %v", tenant, counts)
+					}
+				}
+				expect(map[string]float64{"A": 1. / 4, "X": 0})
+				produceFor(t, queuetest.StartingAt(q, 1), codeq.Task{Queue: "a"}, 3000, "X")
+				expect(map[string]float64{"A": 1. / 5, "X": 1. / 5})
+				weights(map[string]int{"X": 3, "A": 2})
+				expect(map[string]float64{"A": 2. / 8, "B": 1. / 8, "X": 3. / 8})
+				require.NoError(t, q.Pause(t.Context(), "a"))
+				time.Sleep(time.Second)
+				require.NoError(t, q.Resume(t.Context(), "a"))
+				expect(map[string]float64{"A": 2. / 8, "B": 1. / 8, "X": 3. / 8})
+				weights(nil)
+				produceFor(t, queuetest.StartingAt(q, 3), codeq.Task{Queue: "a", Priority: 5}, 100, "X", "Y")
+				urgent := next(300)
+				at := slices.Index(urgent, "urgent X")
+				require.GreaterOrEqual(t, at, 0)
+				others := 0 // of claims that are made at the same time, some get a task before a more urgent one
+				for _, name := range urgent[at+20 : at+170] {
+					if !strings.HasPrefix(name, "urgent") {
+						others++
+					}
+				}
+				require.LessOrEqual(t, others, 15, "%v", urgent)
+				_, err := q.Bulk(t.Context(), codeq.BulkOptions{
+					Action: codeq.BulkCancel, TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Ready}, Queue: "a", Tenants: []string{"X"}},
+				})
+				require.NoError(t, err)
+				next(50)
+				expect(map[string]float64{"A": 1. / 4, "X": 0})
+			})
+		})
+	}
+}
+
+// TestPausedQueueBesideTenants: a list with a paused queue, one that has tasks in some shards only,
+// and one whose limit is reached, leaves the shares of tenants in the others as they are.
+func TestPausedQueueBesideTenants(t *testing.T) {
+	for _, weights := range []map[string]int{nil, {"paused": 1000}} {
+		queuetest.Bubble(t, codeq.Options{Shards: 4}, func(t *testing.T, q *codeq.Queue) {
+			require.NoError(t, q.Pause(t.Context(), "paused"))
+			queuetest.Configure(t, q, "full", func(s *codeq.Settings) { s.Concurrency = 1 })
+			for shard := range 4 {
+				produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "paused"}, 100, "A", "B")
+				produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "full"}, 100, "A", "B")
+				produceFor(t, queuetest.StartingAt(q, shard), codeq.Task{Queue: "a"}, 600, "A", "B", "C", "D")
+			}
+			produceFor(t, queuetest.StartingAt(q, 2), codeq.Task{Queue: "a"}, 600, "X")
+			require.NotNil(t, queuetest.ClaimNow(t, q, "full"))
+			counts := make(map[string]int)
+			for range 2000 {
+				l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"paused", "empty", "full", "a"}, Weights: weights, NoWait: true})
+				require.NoError(t, err)
+				require.Equal(t, "a", l.Queue)
+				counts[l.Tenant]++
+			}
+			require.InDelta(t, 400, counts["X"], 108, "%v", counts)
+		})
+	}
+}
+
+// TestTenantsAreNotStarved: behind the deepest backlog of one tenant, the only
+// tasks of a hundred others are among the next three hundred claims.
+func TestTenantsAreNotStarved(t *testing.T) {
+	t.Parallel()
+	backlog := testkit.Sized(100_000, 300_000, 1_000_000)
+	const others, claims = 100, 300
+	for _, shards := range []int{1, 2} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
+				for from := range shards { // a share for each, which chance would give it too
+					produceFor(t, queuetest.StartingAt(q, from), codeq.Task{Queue: "a"}, backlog/shards, "large")
+				}
+				for range 10 {
+					require.Equal(t, "large", queuetest.ClaimNow(t, q, "a").Tenant)
+				}
+				for i := range others {
+					queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: fmt.Sprint("small ", i)})
+				}
+				seen := make(map[string]bool)
+				begin := time.Now()
+				for range claims {
+					seen[queuetest.ClaimNow(t, q, "a").Tenant] = true
+				}
+				require.Len(t, seen, others+1)
+				require.Equal(t, begin, time.Now(), "nothing waits")
+				require.NoError(t, queuetest.CheckMemory(q))
+			})
+		})
+	}
+}
+
+// produceFor produces tasks of a queue for tenants, so many for each, in batches.
+func produceFor(t *testing.T, q *codeq.Queue, like codeq.Task, each int, tenants ...string) {
+	t.Helper()
+	var batch []codeq.Task
+	flush := func() {
+		_, err := q.ProduceBatch(context.Background(), batch)
+		require.NoError(t, err)
+		batch = batch[:0]
+	}
+	for _, tenant := range tenants {
+		like.Tenant = tenant
+		for range each {
+			if batch = append(batch, like); len(batch) == 10_000 {
+				flush()
+			}
+		}
+	}
+	flush()
+}
+
+// tenantsOf are the tenants of the next claims, in their order.
+func tenantsOf(t *testing.T, q *codeq.Queue, queue string, claims int) string {
+	t.Helper()
+	var b strings.Builder
+	for range claims {
+		l := queuetest.ClaimNow(t, q, queue)
+		require.NotNil(t, l)
+		b.WriteString(l.Tenant)
+	}
+	return b.String()
+}

@@ -1,0 +1,329 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
+	"codeq/internal/engine"
+	"codeq/internal/inspect"
+	"codeq/internal/testkit"
+)
+
+// buffered reads what a subscription holds, without waiting for more.
+func buffered(sub *Subscription) (events []Event) {
+	for {
+		e, ok, _ := sub.events.Take()
+		if !ok {
+			return events
+		}
+		events = append(events, eventOf(&e))
+	}
+}
+
+// brief is a line for each event that is buffered: kind, attempt, error.
+func brief(sub *Subscription) (lines []string) {
+	for _, e := range buffered(sub) {
+		lines = append(lines, strings.TrimSpace(fmt.Sprint(e.Kind, " ", e.Attempt, " ", e.LastError)))
+	}
+	return lines
+}
+
+// TestEventKinds lets each verb make its change, and looks as soon as the verb
+// has returned.
+func TestEventKinds(t *testing.T) {
+	bubble(t, Options{Shards: 1, MaxAttempts: 3}, func(t *testing.T, q *Queue) {
+		ctx := context.Background()
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+		expect := func(want ...string) {
+			t.Helper()
+			require.Equal(t, want, brief(sub))
+		}
+		claim := func(queue string) Receipt {
+			t.Helper()
+			l := claimNow(t, q, queue)
+			require.NotNil(t, l)
+			expect(fmt.Sprint("claimed ", l.Attempt))
+			return l.Receipt
+		}
+
+		produce(t, q, Task{Queue: "a"})
+		expect("produced 0")
+		require.NoError(t, q.Retry(ctx, claim("a"), RetryOptions{Err: errors.New("boom"), After: -1}))
+		expect("retried 1 boom")
+		require.NoError(t, q.Release(ctx, claim("a"), 0))
+		expect("released 1")
+		require.NoError(t, q.Release(ctx, claim("a"), time.Minute))
+		expect("released 1")
+		time.Sleep(2 * time.Minute)
+		require.Empty(t, buffered(sub), "that a task becomes ready is no event")
+		require.NoError(t, q.failed(ctx, claim("a"), failOp{how: engine.FailReturn}, nil))
+		expect("released 1")
+		r := claim("a")
+		require.NoError(t, q.Extend(ctx, r, time.Minute))
+		require.Empty(t, buffered(sub))
+		require.NoError(t, q.Complete(ctx, r, nil, Task{Queue: "b"}, Task{Queue: "b"}))
+		expect("completed 2", "produced 0", "produced 0")
+		require.ErrorIs(t, q.Complete(ctx, r, nil), ErrLeaseLost)
+		require.Empty(t, buffered(sub), "what is refused is no change")
+
+		require.NoError(t, q.DeadLetter(ctx, claim("b"), errors.New("hopeless")))
+		expect("dead 1 hopeless")
+		for i := 1; i <= 2; i++ {
+			require.NoError(t, q.Retry(ctx, claim("b"), RetryOptions{Err: errors.New("again"), After: -1}))
+			expect(fmt.Sprint("retried ", i, " again"))
+		}
+		require.NoError(t, q.Retry(ctx, claim("b"), RetryOptions{Err: errors.New("enough"), After: -1}))
+		expect("dead 3 enough")
+
+		produce(t, q, Task{Queue: "c", MaxAttempts: 2, RunAt: time.Now().Add(time.Hour)})
+		expect("produced 0")
+		time.Sleep(time.Hour)
+		claim("c")
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		expect("expired 1")
+		claim("c")
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		expect("expired 2", "dead 2 lease expired")
+
+		produce(t, q, Task{Queue: "d", Retention: time.Hour})
+		require.NoError(t, q.Complete(ctx, claimNow(t, q, "d").Receipt, []byte("kept")))
+		expect("produced 0", "claimed 1", "completed 1")
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		require.Empty(t, buffered(sub), "that a result is forgotten is no event")
+		require.Zero(t, sub.Lost())
+	})
+}
+
+func TestEventKindText(t *testing.T) {
+	for k := EventProduced; k < endOfKinds; k++ {
+		require.NotEmpty(t, k.String())
+		b, err := k.MarshalText()
+		require.NoError(t, err)
+		require.Equal(t, k.String(), string(b))
+	}
+	require.Equal(t, "canceled", EventCanceled.String())
+	require.Equal(t, "expired", EventExpired.String())
+	for _, k := range []EventKind{0, endOfKinds, 255} {
+		require.Equal(t, fmt.Sprintf("EventKind(%d)", uint8(k)), k.String())
+		_, err := k.MarshalText()
+		require.ErrorIs(t, err, ErrInvalid)
+	}
+}
+
+func TestSubscribeLimits(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		for _, opts := range []SubscribeOptions{
+			{Queues: []string{"a", ""}},
+			{Queues: []string{strings.Repeat("x", 256)}},
+			{Kinds: []EventKind{0}},
+			{Kinds: []EventKind{EventProduced, endOfKinds}},
+			{Buffer: -1},
+			{Buffer: maxEventBuffer + 1},
+		} {
+			_, err := q.Subscribe(opts)
+			require.ErrorIs(t, err, ErrInvalid)
+		}
+		require.Zero(t, q.events.Wanted())
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+		q.events.Publish(slices.Repeat([]engine.Event{{Kind: engine.EventProduced}}, 1025))
+		require.EqualValues(t, 1, sub.Lost())
+	})
+}
+
+// TestNothingIsCollectedInVain: without interest in a change, nothing of it is
+// remembered.
+func TestNothingIsCollectedInVain(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		collected := func() (n int) {
+			require.NoError(t, q.shard(0).probe(func(s *shard) error {
+				n = cap(s.Effects.Events)
+				return nil
+			}))
+			return n
+		}
+		produce(t, q, Task{Queue: "a"})
+		sub, err := q.Subscribe(SubscribeOptions{Kinds: []EventKind{EventDeadLettered}})
+		require.NoError(t, err)
+		l := claimNow(t, q, "a")
+		require.Zero(t, collected())
+		require.NoError(t, q.DeadLetter(context.Background(), l.Receipt, nil))
+		require.NotZero(t, collected())
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
+			s.Effects.Events = nil
+			return nil
+		}))
+		other, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+		other.Close()
+		sub.Close()
+		produce(t, q, Task{Queue: "a"})
+		require.NoError(t, q.DeadLetter(context.Background(), claimNow(t, q, "a").Receipt, nil))
+		require.Zero(t, collected())
+	})
+}
+
+// TestSubscriptionCloses at any moment while events flow from several shards,
+// whether it is read or not.
+func TestSubscriptionCloses(t *testing.T) {
+	t.Parallel()
+	q, err := Open(t.TempDir(), &Options{Shards: 2})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var load sync.WaitGroup
+	for range 4 {
+		load.Go(func() {
+			for ctx.Err() == nil {
+				_, err := q.Produce(context.Background(), Task{Queue: "a"})
+				if err == nil {
+					var l *Lease
+					if l, err = q.Claim(context.Background(), ClaimRequest{Queues: []string{"a"}}); err == nil {
+						err = q.Complete(context.Background(), l.Receipt, nil)
+					}
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	var subscribers sync.WaitGroup
+	for i := range 4 {
+		subscribers.Go(func() {
+			for n := range 50 {
+				sub, err := q.Subscribe(SubscribeOptions{Buffer: 1 + 10*i})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				var reader sync.WaitGroup
+				if i > 0 { // the first is never read
+					reader.Go(func() {
+						for e, err := range sub.All(context.Background()) {
+							if errors.Is(err, ErrClosed) {
+								break
+							}
+							if err != nil || e.Queue != "a" || !eventKinds.Valid(e.Kind) {
+								t.Errorf("%+v, %v", e, err)
+							}
+						}
+					})
+				}
+				time.Sleep(time.Duration(n%5) * time.Millisecond)
+				sub.Close()
+				sub.Close()
+				reader.Wait()
+				if _, err := sub.Next(context.Background()); !errors.Is(err, ErrClosed) {
+					t.Error(err)
+				}
+				sub.Lost()
+			}
+		})
+	}
+	subscribers.Wait()
+	require.Zero(t, q.events.Wanted())
+	cancel()
+	load.Wait()
+	require.NoError(t, q.Close())
+}
+
+// eventCommitter looks at a subscription in the middle of each commit.
+type eventCommitter struct {
+	committer
+	sub    *Subscription
+	during []string // what was there
+	err    error    // of the next commits; those do not happen
+}
+
+func (c *eventCommitter) Commit(b *pebble.Batch) error {
+	c.during = append(c.during, brief(c.sub)...)
+	if c.err != nil {
+		return c.err
+	}
+	return c.committer.Commit(b)
+}
+
+// TestEventsFollowTheCommit: before it there are none, and none for one that fails.
+func TestEventsFollowTheCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := Open("queue", inspect.With(&Options{Shards: 2}, inspect.Private{FS: crashfs.New()}))
+		require.NoError(t, err)
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+		c := &eventCommitter{committer: q.shard(0).commit, sub: sub}
+		require.NoError(t, q.shard(0).probe(func(s *shard) error {
+			s.commit = c
+			return nil
+		}))
+		produce(t, q.startingAt(0), Task{Queue: "a"})
+		require.Empty(t, c.during)
+		require.Equal(t, []string{"produced 0"}, brief(sub))
+		l := claimNow(t, q.startingAt(0), "a")
+		require.Empty(t, c.during)
+		require.Equal(t, []string{"claimed 1"}, brief(sub))
+
+		require.NoError(t, q.shard(0).probe(func(*shard) error {
+			c.err = testkit.ErrBroken
+			return nil
+		}))
+		require.ErrorIs(t, q.Complete(context.Background(), l.Receipt, nil, Task{Queue: "a"}), ErrUncertain)
+		_, err = q.startingAt(0).Produce(context.Background(), Task{Queue: "a"})
+		require.ErrorIs(t, err, ErrFailed)
+		require.Empty(t, c.during)
+		require.Empty(t, brief(sub))
+		produce(t, q.startingAt(1), Task{Queue: "a"})
+		require.Equal(t, []string{"produced 0"}, brief(sub), "the other shard goes on")
+		require.ErrorIs(t, q.Close(), ErrFailed)
+		require.Empty(t, brief(sub))
+	})
+}
+
+// witness produces a task, and notes what a subscription has when its caller is
+// about to be woken.
+type witness struct {
+	completion
+	sub  *Subscription
+	task engine.NewTask
+	seen []string
+}
+
+func (w *witness) resolve(s *shard) {
+	_, w.err = s.Produce([]engine.NewTask{w.task}, new(engine.CallNumber), new(engine.Produced))
+	s.settleAfterCommit(w)
+}
+
+func (w *witness) verb() *verb { return &internal }
+
+func (w *witness) settle(err error) {
+	w.seen = brief(w.sub)
+	w.completion.settle(err)
+}
+
+// TestEventsPrecedeTheReturn: a caller finds the event of what it did.
+func TestEventsPrecedeTheReturn(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		sub, err := q.Subscribe(SubscribeOptions{})
+		require.NoError(t, err)
+		w := &witness{completion: newCompletion(0), sub: sub}
+		w.task = prepare(&Task{Queue: "a"}, nil)
+		_, err = q.shard(0).do(context.Background(), w, &w.completion, nil)
+		require.NoError(t, err)
+		require.Equal(t, []string{"produced 0"}, w.seen)
+	})
+}

@@ -1,0 +1,393 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"codeq"
+)
+
+// A task waits for one that has been produced before, and reads its result.
+func ExampleTask_after() {
+	q, done := open()
+	defer done()
+
+	video, err := q.Produce(ctx, codeq.Task{Queue: "encode", Payload: []byte("cats"), Retention: time.Hour})
+	check(err)
+	mail, err := q.Produce(ctx, codeq.Task{Queue: "notify", After: []codeq.ID{video}})
+	check(err)
+	task, err := q.Get(ctx, mail)
+	check(err)
+	fmt.Println("notify is", task.State)
+
+	run, stop := context.WithCancel(ctx)
+	var mux codeq.Mux
+	codeq.Handle(&mux, "encode", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		job.SetResult(append(job.Payload, ".mp4"...))
+		return nil
+	})
+	codeq.Handle(&mux, "notify", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		video, err := q.Get(ctx, job.After[0])
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s is ready\n", video.Result)
+		stop()
+		return nil
+	})
+	check(q.Run(run, &mux, nil))
+	// Output:
+	// notify is blocked
+	// cats.mp4 is ready
+}
+
+// A report is made of parts that are worked on at the same time. All tasks are
+// stored in one commit: the whole flow, or nothing.
+func ExampleNth() {
+	q, done := open()
+	defer done()
+
+	ids, err := q.ProduceBatch(ctx, []codeq.Task{
+		{Queue: "fetch", Payload: []byte("orders"), Retention: time.Hour},
+		{Queue: "count", Payload: []byte("north"), After: []codeq.ID{codeq.Nth(0)}, Retention: time.Hour},
+		{Queue: "count", Payload: []byte("south"), After: []codeq.ID{codeq.Nth(0)}, Retention: time.Hour},
+		{Queue: "report", After: []codeq.ID{codeq.Nth(1), codeq.Nth(2)}, Retention: time.Hour},
+	})
+	check(err)
+
+	var mux codeq.Mux
+	codeq.Handle(&mux, "fetch", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+	codeq.Handle(&mux, "count", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		job.SetResult(fmt.Appendf(nil, "%s: %d letters", job.Payload, len(job.Payload)))
+		return nil
+	})
+	codeq.Handle(&mux, "report", func(ctx context.Context, job *codeq.Job[[]byte]) error {
+		var lines []string
+		for _, id := range job.After {
+			part, err := q.Get(ctx, id)
+			if err != nil {
+				return err
+			}
+			lines = append(lines, string(part.Result))
+		}
+		job.SetResult([]byte(strings.Join(lines, "\n")))
+		return nil
+	})
+	run, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- q.Run(run, &mux, nil) }()
+
+	report, err := q.Await(ctx, ids[3])
+	check(err)
+	stop()
+	check(<-ended)
+	fmt.Printf("%s\n", report.Result)
+	// Output:
+	// north: 5 letters
+	// south: 5 letters
+}
+
+// A task says what becomes of it when a task that it waits for is given up.
+func ExampleOnDead() {
+	q, done := open()
+	defer done()
+
+	ids, err := q.ProduceBatch(ctx, []codeq.Task{
+		{Queue: "charge"},
+		{Queue: "ship", After: []codeq.ID{codeq.Nth(0)}}, // HoldOnDead
+		{Queue: "offer", After: []codeq.ID{codeq.Nth(0)}, OnDead: codeq.CancelOnDead, Retention: time.Hour},
+		{Queue: "invoice", After: []codeq.ID{codeq.Nth(0)}, OnDead: codeq.RunOnDead},
+	})
+	check(err)
+	claim := func(queue string) *codeq.Lease {
+		lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
+		check(err)
+		return lease
+	}
+	charge := claim("charge")
+	check(q.DeadLetter(ctx, charge.Receipt, errors.New("card expired")))
+
+	ship, err := q.Get(ctx, ids[1])
+	check(err)
+	fmt.Println("ship is", ship.State)
+	offer, err := q.Await(ctx, ids[2])
+	check(err)
+	fmt.Println("offer is", offer.State)
+	invoice := claim("invoice")
+	fmt.Println("invoice is claimed, attempt", invoice.Attempt)
+
+	check(q.RedriveDead(ctx, charge.ID))
+	check(q.Complete(ctx, claim("charge").Receipt, nil))
+	fmt.Println("ship is claimed, attempt", claim("ship").Attempt)
+	// Output:
+	// ship is blocked
+	// offer is canceled
+	// invoice is claimed, attempt 1
+	// ship is claimed, attempt 1
+}
+
+// A task says what becomes of it if a task that it waits for does not exist: nobody knows how one
+// has ended that is no longer kept.
+func ExampleOnMissing() {
+	q, done := open()
+	defer done()
+
+	order, err := q.Produce(ctx, codeq.Task{Queue: "order"})
+	check(err)
+	check(q.Cancel(ctx, order))
+
+	_, err = q.Produce(ctx, codeq.Task{Queue: "pack", After: []codeq.ID{order}, OnMissing: codeq.RefuseOnMissing})
+	fmt.Println("pack is stored:", !errors.Is(err, codeq.ErrNotFound))
+	ship, err := q.Produce(ctx, codeq.Task{
+		Queue: "ship", After: []codeq.ID{order}, OnMissing: codeq.CancelOnMissing, Retention: time.Hour,
+	})
+	check(err)
+	end, err := q.Await(ctx, ship)
+	check(err)
+	fmt.Println("ship is", end.State)
+	tidy, err := q.Produce(ctx, codeq.Task{Queue: "tidy", After: []codeq.ID{order}}) // RunOnMissing
+	check(err)
+	task, err := q.Get(ctx, tidy)
+	check(err)
+	fmt.Println("tidy is", task.State)
+	// Output:
+	// pack is stored: false
+	// ship is canceled
+	// tidy is ready
+}
+
+// The changes of one account are made one after the other, in their order, also
+// when one of them has to be tried again; those of other accounts go on meanwhile.
+func ExampleTask_group() {
+	q, done := open()
+	defer done()
+	for _, change := range []struct{ account, what string }{
+		{"anna", "deposit 10"}, {"anna", "withdraw 5"}, {"bert", "deposit 7"},
+	} {
+		_, err := q.Produce(ctx, codeq.Task{Queue: "ledger", Group: change.account, Payload: []byte(change.what)})
+		check(err)
+	}
+	ledger := codeq.ClaimRequest{Queues: []string{"ledger"}, NoWait: true}
+
+	deposit, err := q.Claim(ctx, ledger)
+	check(err)
+	fmt.Printf("%s: %s\n", deposit.Group, deposit.Payload)
+	other, err := q.Claim(ctx, ledger)
+	check(err)
+	fmt.Printf("%s: %s\n", other.Group, other.Payload)
+
+	_, err = q.Claim(ctx, ledger)
+	fmt.Println("anna has to wait:", errors.Is(err, codeq.ErrEmpty))
+
+	check(q.Complete(ctx, deposit.Receipt, nil))
+	withdrawal, err := q.Claim(ctx, ledger)
+	check(err)
+	fmt.Printf("%s: %s\n", withdrawal.Group, withdrawal.Payload)
+	// Output:
+	// anna: deposit 10
+	// bert: deposit 7
+	// anna has to wait: true
+	// anna: withdraw 5
+}
+
+// A transfer that fails for good holds up its account until somebody has looked at it,
+// since what follows builds on it.
+func ExampleSettings_holdGroups() {
+	q, done := open()
+	defer done()
+	check(q.Configure(ctx, "ledger", func(s *codeq.Settings) { s.HoldGroups = true }))
+	for _, what := range []string{"deposit 10", "withdraw 5"} {
+		_, err := q.Produce(ctx, codeq.Task{Queue: "ledger", Group: "anna", Payload: []byte(what)})
+		check(err)
+	}
+	ledger := codeq.ClaimRequest{Queues: []string{"ledger"}, NoWait: true}
+
+	deposit, err := q.Claim(ctx, ledger)
+	check(err)
+	check(q.DeadLetter(ctx, deposit.Receipt, errors.New("no such account")))
+	_, err = q.Claim(ctx, ledger)
+	fmt.Println("anna has to wait:", errors.Is(err, codeq.ErrEmpty))
+
+	check(q.RedriveDead(ctx, deposit.ID))
+	for range 2 {
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"ledger"}})
+		check(err)
+		fmt.Printf("%s\n", l.Payload)
+		check(q.Complete(ctx, l.Receipt, nil))
+	}
+	// Output:
+	// anna has to wait: true
+	// deposit 10
+	// withdraw 5
+}
+
+// A payment service may call its webhook twice for one payment. The second
+// call finds the task of the first, for a day, even if it is completed by then.
+func ExampleQueue_Produce_unique() {
+	q, done := open()
+	defer done()
+
+	webhook := func() (codeq.ID, error) {
+		return q.Produce(ctx, codeq.Task{
+			Queue:   "payments",
+			Payload: []byte(`{"order": 17}`),
+			Unique:  codeq.Unique{Key: "payment 4711", For: 24 * time.Hour},
+		})
+	}
+
+	first, err := webhook()
+	check(err)
+	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"payments"}})
+	check(err)
+	check(q.Complete(ctx, lease.Receipt, nil))
+
+	second, err := webhook()
+	var duplicate *codeq.DuplicateError
+	if errors.As(err, &duplicate) {
+		fmt.Printf("%q is taken\n", duplicate.Key)
+	}
+	fmt.Println("by the first task:", second == first)
+
+	counts, err := q.Stats(ctx)
+	check(err)
+	fmt.Println("tasks:", counts["payments"].Total())
+	// Output:
+	// "payment 4711" is taken
+	// by the first task: true
+	// tasks: 0
+}
+
+// A document is indexed when it has not changed for a while, however often it
+// changed before: each change replaces the task of the one before it.
+func ExampleUnique_debounce() {
+	q, done := open()
+	defer done()
+
+	changed := func(document, text string) {
+		_, err := q.Produce(ctx, codeq.Task{
+			Queue:   "index",
+			Payload: []byte(text),
+			RunAt:   time.Now().Add(20 * time.Millisecond),
+			Unique:  codeq.Unique{Key: document, Replace: true},
+		})
+		// Should a worker have the last change already, this one must not get
+		// lost: ErrDuplicate is to be met by trying again.
+		check(err)
+	}
+	changed("readme", "codeq is a")
+	changed("readme", "codeq is a queue")
+	changed("readme", "codeq is a task queue")
+
+	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"index"}})
+	check(err)
+	fmt.Printf("index: %s\n", lease.Payload)
+	check(q.Complete(ctx, lease.Receipt, nil))
+
+	counts, err := q.Stats(ctx)
+	check(err)
+	fmt.Println("left:", counts["index"].Total())
+	// Output:
+	// index: codeq is a task queue
+	// left: 0
+}
+
+// An invoice is sent once a month. An operator who has corrected it frees the
+// key, so that it can be sent again.
+func ExampleQueue_ReleaseKey() {
+	q, done := open()
+	defer done()
+
+	invoice := codeq.Task{
+		Queue:  "invoice",
+		Tenant: "gopher",
+		Unique: codeq.Unique{Key: "2024-10", For: 31 * 24 * time.Hour},
+	}
+	_, err := q.Produce(ctx, invoice)
+	check(err)
+	_, err = q.Produce(ctx, invoice)
+	fmt.Println("again:", errors.Is(err, codeq.ErrDuplicate))
+
+	check(q.ReleaseKey(ctx, codeq.UniqueKey{Queue: "invoice", Tenant: "gopher", Key: "2024-10"}))
+	_, err = q.Produce(ctx, invoice)
+	fmt.Println("after the release:", err)
+	// Output:
+	// again: true
+	// after the release: <nil>
+}
+
+// makeDead makes a task for each address a dead letter.
+func makeDead(q *codeq.Queue, cause string, addresses ...string) (ids []codeq.ID) {
+	for _, to := range addresses {
+		_, err := q.Produce(ctx, codeq.Task{Queue: "mail", Payload: []byte(to)})
+		check(err)
+		lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+		check(err)
+		check(q.DeadLetter(ctx, lease.Receipt, errors.New(cause)))
+		ids = append(ids, lease.ID)
+	}
+	return ids
+}
+
+// A dead letter whose cause is mended gets all its attempts again.
+func ExampleQueue_RedriveDead() {
+	q, done := open()
+	defer done()
+	ids := makeDead(q, "no such mailbox", "anna@example.com")
+
+	check(q.RedriveDead(ctx, ids[0]))
+
+	lease, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"mail"}})
+	check(err)
+	fmt.Printf("%s: attempt %d, died of %q\n", lease.Payload, lease.Attempt, lease.LastError)
+
+	err = q.RedriveDead(ctx, ids[0])
+	fmt.Println("no dead letter any more:", errors.Is(err, codeq.ErrNotFound))
+	// Output:
+	// anna@example.com: attempt 1, died of "no such mailbox"
+	// no dead letter any more: true
+}
+
+// After an outage, what died of it is tried again, at a rate that the server
+// can bear. What died of something else stays.
+func ExampleQueue_RedriveAllDead() {
+	q, done := open()
+	defer done()
+	makeDead(q, "connection refused", "anna@example.com", "bert@example.com")
+	makeDead(q, "no such mailbox", "nobody@example.com")
+
+	n, err := q.RedriveAllDead(ctx, codeq.DeadFilter{
+		Queue: "mail",
+		Match: func(t *codeq.TaskInfo) bool { return strings.Contains(t.LastError, "refused") },
+		Rate:  100, // a second
+	})
+	check(err)
+	fmt.Println("redriven:", n)
+
+	counts, err := q.Stats(ctx)
+	check(err)
+	fmt.Println("ready:", counts["mail"].Ready, "dead:", counts["mail"].Dead)
+	// Output:
+	// redriven: 2
+	// ready: 2 dead: 1
+}
+
+// Dead letters that nobody is going to look at are forgotten.
+func ExampleQueue_PurgeDead() {
+	q, done := open()
+	defer done()
+	makeDead(q, "no such mailbox", "anna@example.com", "bert@example.com")
+
+	n, err := q.PurgeDead(ctx, codeq.DeadFilter{Queue: "mail"})
+	check(err)
+	fmt.Println("forgotten:", n)
+
+	counts, err := q.Stats(ctx)
+	check(err)
+	fmt.Println("left:", counts["mail"].Total())
+	// Output:
+	// forgotten: 2
+	// left: 0
+}

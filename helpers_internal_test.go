@@ -1,0 +1,165 @@
+package codeq
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
+	"codeq/internal/fsck"
+	"codeq/internal/inspect"
+	"codeq/internal/offline"
+	"codeq/internal/store"
+	"codeq/internal/testkit"
+)
+
+// What tests from inside share. Those from outside have more of it in internal/queuetest, which
+// these cannot import.
+
+// bubble runs a test in fake time on a queue in memory.
+func bubble(t *testing.T, opts Options, test func(t *testing.T, q *Queue)) {
+	synctest.Test(t, func(t *testing.T) {
+		if opts.private.FS == nil {
+			opts.private.FS = crashfs.New()
+		}
+		q, err := Open("queue", &opts)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		test(t, q)
+	})
+}
+
+func produce(t *testing.T, q *Queue, tasks ...Task) (ids []ID) {
+	t.Helper()
+	for _, task := range tasks {
+		id, err := q.Produce(context.Background(), task)
+		require.NoError(t, err)
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// claimNow claims without waiting; nil when nothing is ready.
+func claimNow(t *testing.T, q *Queue, queues ...string) *Lease {
+	t.Helper()
+	l, err := q.Claim(context.Background(), ClaimRequest{Queues: queues, NoWait: true})
+	if errors.Is(err, ErrEmpty) {
+		return nil
+	}
+	require.NoError(t, err)
+	return l
+}
+
+// startingAt returns q as a caller sees it for whom chance picks a shard.
+func (q *Queue) startingAt(shard int) *Queue { return inspect.Of(q).StartingAt(shard).(*Queue) }
+
+// checkAll lets the checker walk the disk of every shard.
+func (q *Queue) checkAll() error {
+	var errs []error
+	for shard := range q.led() {
+		errs = append(errs, inspect.Of(q).Read(shard, func(st *store.Store) error {
+			snap := st.DB().NewSnapshot()
+			return errors.Join(fsck.Check(snap, offline.Rules, shard, len(q.replicas)), snap.Close())
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// probe calls look on the owner goroutine of a shard.
+func (s *shard) probe(look func(*shard) error) error {
+	op := &inspection{completion: newCompletion(0), look: func(o *inspect.Owner) error {
+		err := look(s)
+		o.Commit = s.commit
+		return err
+	}}
+	_, err := s.do(context.Background(), op, &op.completion, nil)
+	return err
+}
+
+// standStill makes the owner of a shard wait, before it decides what comes next, until goOn is
+// called.
+func standStill(s *shard) (goOn func()) {
+	stands, over := make(chan struct{}), make(chan struct{})
+	go s.probe(func(*shard) error { close(stands); <-over; return nil })
+	<-stands
+	return func() { close(over) }
+}
+
+// latch is a committer that holds commits back while it is shut.
+type latch struct {
+	committer
+	open chan struct{}
+}
+
+func (g *latch) Commit(b *pebble.Batch) error {
+	<-g.open
+	return g.committer.Commit(b)
+}
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// TestLoggerBlocks: nothing waits for a handler of log records, and what it was not in time for is
+// counted.
+func TestLoggerBlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		h := testkit.NewUserHandler(func(string) { <-gate })
+		q := openForRun(t, Options{Logger: slog.New(h)})
+		const records = 1024 + 500
+		for range records { // the owner logs
+			require.NoError(t, q.shard(0).probe(func(s *shard) error { s.opts.log.Info("from the owner"); return nil }))
+		}
+		produce(t, q, Task{Queue: "a"})
+		close(gate)
+		synctest.Wait()
+		const taken = 1024 + 1 // one was in its hands when the queue was full
+		require.Equal(t, []string{"log records lost, as the handler did not take them count=499"}, (*h.Seen)[taken:])
+		require.Equal(t, slices.Repeat([]string{"from the owner"}, taken), (*h.Seen)[:taken])
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestLoggerBlocksClose: Close gives the handler a second.
+func TestLoggerBlocksClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		q := openForRun(t, Options{Logger: slog.New(testkit.NewUserHandler(func(string) { <-gate }))})
+		q.opts.log.Info("first")
+		q.opts.log.Info("second")
+		begun := time.Now()
+		require.NoError(t, q.Close())
+		require.Equal(t, time.Second, time.Since(begun))
+		close(gate) // its goroutine ends, or the bubble does not
+	})
+}
+
+// TestLoggerEnds: a handler that panics, or ends its goroutine, is called for the next record.
+func TestLoggerEnds(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("user") }, "Goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := testkit.NewUserHandler(func(message string) {
+					if message == "bad" {
+						end()
+					}
+				})
+				q := openForRun(t, Options{Logger: slog.New(h)})
+				for _, message := range []string{"good", "bad", "bad", "good"} {
+					q.opts.log.With("shard", 1).Info(message)
+					synctest.Wait()
+				}
+				lost := "log records lost, as the handler did not take them count="
+				require.Equal(t, []string{"good", lost + "1", lost + "1", "good"}, *h.Seen)
+				require.NoError(t, q.Close())
+			})
+		})
+	}
+}

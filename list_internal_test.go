@@ -1,0 +1,89 @@
+package codeq
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/keys"
+	"codeq/internal/listing"
+	"codeq/internal/wire"
+)
+
+// TestPageIsReadAgain: a page that is read again, as the shard's leader has changed meanwhile, is
+// read from where it begins.
+func TestPageIsReadAgain(t *testing.T) {
+	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
+		for range listing.PageTasks + 1 {
+			produce(t, q, Task{Queue: "a"})
+		}
+		s := q.led()[0]
+		op := &readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Ready})}
+		visit := func() (again bool) { // what the owner does, and then who reads
+			require.NoError(t, s.probe(func(s *shard) (err error) {
+				v := viewOf(s)
+				defer v.close()
+				op.list.Visit(&s.State, v.Snapshot)
+				again, err = op.read(v)
+				return err
+			}))
+			return again
+		}
+		require.False(t, visit(), "what there is to read")
+		require.True(t, visit(), "the tasks of a page")
+		op.again()
+		for range listing.PageTasks {
+			require.NoError(t, q.Complete(t.Context(), claimNow(t, q, "a").Receipt, nil))
+		}
+		require.True(t, visit())
+		require.False(t, visit())
+		require.Len(t, op.list.Page, 1)
+		require.False(t, op.list.More())
+	})
+}
+
+// TestListBeginsBehindTheConsumed: List of one queue's ready tasks reads the lanes of that
+// queue only, each from its first ready task on.
+func TestListBeginsBehindTheConsumed(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	q, err := Open(t.TempDir(), &Options{Shards: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	for i := range 50 {
+		produce(t, q, Task{Queue: fmt.Sprint("other ", i)})
+	}
+	ids, err := q.ProduceBatch(ctx, slices.Repeat([]Task{{Queue: "a"}}, 100))
+	require.NoError(t, err)
+	for range 90 {
+		l, err := q.Claim(ctx, ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+	}
+	l := newLister(ListOptions{State: Ready, Queue: "a"})
+	op := &readOp{completion: newCompletion(callRead), list: l}
+	_, err = q.do(ctx, 0, op)
+	require.NoError(t, err)
+	s := q.shard(0)
+	require.NoError(t, s.probe(func(s *shard) error {
+		v := viewOf(s)
+		defer v.close()
+		l.Visit(&s.State, v.Snapshot)
+		return nil
+	}))
+	r := wire.NewReader(l.Append(nil))
+	require.True(t, r.Bool(), "it is known what there is to read")
+	r.Uint()
+	require.EqualValues(t, 1, r.Uint(), "lanes to read")
+	first := ids[90]
+	require.Equal(t, keys.AppendTask(nil, keys.LaneOf(first), keys.SinceOf(keys.ID(first)), first), r.Bytes())
+	left := 0
+	for _, err := range q.List(ctx, ListOptions{State: Ready, Queue: "a"}) {
+		require.NoError(t, err)
+		left++
+	}
+	require.Equal(t, 10, left)
+}

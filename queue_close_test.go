@@ -1,0 +1,717 @@
+package codeq_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"io/fs"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// TestCloseWakesClaims: whatever waits for a task gets ErrClosed.
+func TestCloseWakesClaims(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := queuetest.OpenForRun(t, codeq.Options{Shards: shards})
+			queuetest.Produce(t, q, codeq.Task{Queue: "known", RunAt: time.Now().Add(time.Hour)})
+			const each = 20
+			errs := make(chan error, 3*each)
+			for range each {
+				go func() {
+					_, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"known", "unknown"}})
+					errs <- err
+				}()
+				go func() {
+					_, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"known"}})
+					errs <- err
+				}()
+				go func() {
+					_, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"unknown", "known"}, Weights: map[string]int{"known": 2}, Max: 7})
+					errs <- err
+				}()
+			}
+			synctest.Wait()
+			require.Empty(t, errs)
+			require.NoError(t, q.Close())
+			synctest.Wait()
+			require.Len(t, errs, 3*each)
+			for range 3 * each {
+				require.ErrorIs(t, <-errs, codeq.ErrClosed)
+			}
+		})
+	}
+}
+
+// TestCloseEndsRates: a call that waits for its rate gets ErrClosed at once.
+func TestCloseEndsRates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, call := range map[string]func(*codeq.Queue) error{
+			"Bulk": func(q *codeq.Queue) error {
+				_, err := q.Bulk(context.Background(), codeq.BulkOptions{Action: codeq.BulkRedrive, Rate: 0.01})
+				return err
+			},
+			"RedriveAllDead": func(q *codeq.Queue) error {
+				_, err := q.RedriveAllDead(context.Background(), codeq.DeadFilter{Rate: 0.01})
+				return err
+			},
+			"PurgeDead": func(q *codeq.Queue) error {
+				_, err := q.PurgeDead(context.Background(), codeq.DeadFilter{Rate: 0.01})
+				return err
+			},
+		} {
+			q := queuetest.OpenForRun(t, codeq.Options{})
+			for range 3 {
+				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+				require.NoError(t, q.DeadLetter(context.Background(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- call(q) }()
+			synctest.Wait()
+			closed := time.Now()
+			require.NoError(t, q.Close())
+			require.ErrorIs(t, <-ended, codeq.ErrClosed, name)
+			require.Less(t, time.Since(closed), time.Second, name)
+		}
+	})
+}
+
+// TestCloseFinishesWhatWasAccepted: an operation that has a place in an inbox
+// is carried out, and one that waits for a place is refused.
+func TestCloseFinishesWhatWasAccepted(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			const depth, late = 10, 4
+			opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: shards, InboxDepth: depth, GroupCap: 3})
+			q := queuetest.OpenForRun(t, opts)
+			gates := make([]chan struct{}, shards)
+			errs := make([]chan error, shards)
+			for i := range shards {
+				gates[i] = queuetest.Shut(t, q, i)
+				errs[i] = make(chan error, 1+depth+late)
+				one := queuetest.StartingAt(q, i)
+				push := func() {
+					_, err := one.Produce(context.Background(), codeq.Task{Queue: "a"})
+					errs[i] <- err
+				}
+				go push() // the owner commits it
+				synctest.Wait()
+				for range depth + late {
+					go push()
+				}
+			}
+			synctest.Wait()
+			closed := make(chan error)
+			go func() { closed <- q.Close() }()
+			synctest.Wait()
+			for i := range errs {
+				require.Len(t, errs[i], late, "those without a place are refused at once")
+				for range late {
+					require.ErrorIs(t, <-errs[i], codeq.ErrClosed)
+				}
+			}
+			select {
+			case err := <-closed:
+				t.Fatal("Close does not wait: ", err)
+			default:
+			}
+			for _, g := range gates {
+				close(g)
+			}
+			require.NoError(t, <-closed)
+			for i := range errs {
+				for range 1 + depth {
+					require.NoError(t, <-errs[i])
+				}
+			}
+			q = queuetest.OpenForRun(t, opts)
+			require.Equal(t, codeq.Counts{Ready: uint64(shards * (1 + depth))}, queuetest.CountsOf(t, q, "a"))
+		})
+	}
+}
+
+// TestCloseServesAcceptedClaims: a claim is served by what was accepted before
+// Close, although nobody may claim after it.
+func TestCloseServesAcceptedClaims(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{LeaseFor: time.Hour})
+		q := queuetest.OpenForRun(t, opts)
+		claimed := make(chan *codeq.Lease, 2)
+		for range 2 {
+			go func() {
+				l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
+				if err != nil {
+					assert.ErrorIs(t, err, codeq.ErrClosed)
+				}
+				claimed <- l
+			}()
+		}
+		synctest.Wait()
+		open := queuetest.Shut(t, q, 0)
+		go queuetest.Produce(t, q, codeq.Task{Queue: "other"})
+		synctest.Wait()
+		go queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		synctest.Wait()
+		closed := make(chan error)
+		go func() { closed <- q.Close() }()
+		synctest.Wait()
+		close(open)
+		require.NoError(t, <-closed)
+		a, b := <-claimed, <-claimed
+		require.True(t, (a == nil) != (b == nil), "one claim is served, one refused")
+		q = queuetest.OpenForRun(t, opts)
+		require.Equal(t, codeq.Counts{Leased: 1}, queuetest.CountsOf(t, q, "a"))
+	})
+}
+
+// TestCloseManyTimes: every call of Close returns when the queue is closed.
+func TestCloseManyTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 3})
+		q := queuetest.OpenForRun(t, opts)
+		open := queuetest.Shut(t, q, 1)
+		stored := make(chan error, 1)
+		go func() {
+			_, err := queuetest.StartingAt(q, 1).Produce(context.Background(), codeq.Task{Queue: "a"})
+			stored <- err
+		}()
+		synctest.Wait()
+		errs := make(chan error, 10)
+		for range cap(errs) {
+			go func() { errs <- q.Close() }()
+		}
+		for range 1000 { // those behind the first wait for a mutex, which synctest.Wait does not take for waiting
+			runtime.Gosched()
+		}
+		require.Empty(t, errs)
+		close(open)
+		for range cap(errs) {
+			require.NoError(t, <-errs)
+		}
+		require.NoError(t, <-stored)
+		require.NoError(t, q.Close())
+		require.NoError(t, queuetest.OpenForRun(t, opts).Close(), "the directory is free when Close has returned")
+	})
+}
+
+// allVerbs calls everything that a Queue can do, by name.
+func allVerbs(q *codeq.Queue, r codeq.Receipt, m *codeq.Mux) map[string]func(context.Context) error {
+	claim := codeq.ClaimRequest{Queues: []string{"a"}}
+	return map[string]func(context.Context) error{
+		"Produce": func(ctx context.Context) error {
+			_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
+			return err
+		},
+		"ProduceBatch": func(ctx context.Context) error {
+			_, err := q.ProduceBatch(ctx, []codeq.Task{{Queue: "a"}, {Queue: "b"}})
+			return err
+		},
+		"Claim": func(ctx context.Context) error {
+			_, err := q.Claim(ctx, claim)
+			return err
+		},
+		"Claim without waiting": func(ctx context.Context) error {
+			req := claim
+			req.NoWait = true
+			_, err := q.Claim(ctx, req)
+			return err
+		},
+		"ClaimBatch": func(ctx context.Context) error {
+			req := claim
+			req.Max = 5
+			_, err := q.ClaimBatch(ctx, req)
+			return err
+		},
+		"Complete":   func(ctx context.Context) error { return q.Complete(ctx, r, nil, codeq.Task{Queue: "b"}) },
+		"Retry":      func(ctx context.Context) error { return q.Retry(ctx, r, codeq.RetryOptions{After: time.Hour}) },
+		"Release":    func(ctx context.Context) error { return q.Release(ctx, r, 0) },
+		"DeadLetter": func(ctx context.Context) error { return q.DeadLetter(ctx, r, nil) },
+		"Extend":     func(ctx context.Context) error { return q.Extend(ctx, r, time.Hour) },
+		"Get": func(ctx context.Context) error {
+			_, err := q.Get(ctx, r.ID)
+			return err
+		},
+		"List": func(ctx context.Context) error {
+			for _, err := range q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"Stats": func(ctx context.Context) error {
+			_, err := q.Stats(ctx)
+			return err
+		},
+		"WaitIdle": func(ctx context.Context) error { return q.WaitIdle(ctx) },
+		"Run":      func(ctx context.Context) error { return q.Run(ctx, m, nil) },
+	}
+}
+
+// TestVerbsAfterClose: nothing works on a closed queue, and nothing hangs.
+func TestVerbsAfterClose(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			q := queuetest.OpenForRun(t, codeq.Options{Shards: shards})
+			var m codeq.Mux
+			codeq.Handle(&m, "a", untilCancelled)
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+			l := queuetest.ClaimNow(t, q, "a")
+			require.NoError(t, q.Close())
+			for name, verb := range allVerbs(q, l.Receipt, &m) {
+				require.ErrorIs(t, verb(t.Context()), codeq.ErrClosed, name)
+			}
+		})
+	}
+}
+
+// TestCallerWaitsForRoom: a caller of any verb waits while the inbox is full.
+// When its ctx ends, nothing has been done, and it knows.
+func TestCallerWaitsForRoom(t *testing.T) {
+	reason := errors.New("no patience")
+	for name := range allVerbs(nil, codeq.Receipt{}, nil) {
+		switch name {
+		case "Get", "List": // do not ask the owner
+			continue
+		case "Run": // ends without an error
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := queuetest.OpenForRun(t, codeq.Options{InboxDepth: 1})
+				id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+				l := queuetest.ClaimNow(t, q, "a")
+				open, filled := queuetest.FillInbox(t, q)
+				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, reason)
+				defer cancel()
+				start := time.Now()
+				err := allVerbs(q, l.Receipt, nil)[name](ctx)
+				require.Equal(t, 10*time.Second, time.Since(start))
+				require.ErrorIs(t, err, reason)
+				close(open)
+				require.NoError(t, <-filled)
+				require.NoError(t, <-filled)
+				require.Equal(t, codeq.Counts{Leased: 1, Ready: 2}, queuetest.CountsOf(t, q, "a"))
+				require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "b"))
+				require.Equal(t, codeq.Leased, queuetest.InfoOf(t, q, id).State)
+				require.Equal(t, l.Deadline.Unix(), queuetest.InfoOf(t, q, id).At.Unix())
+			})
+		})
+	}
+}
+
+// TestCallerWithEndedContext: nothing is done for it, even if there is room.
+func TestCallerWithEndedContext(t *testing.T) {
+	reason := errors.New("too late")
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Shards: 3})
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		l := queuetest.ClaimNow(t, q, "a")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(reason)
+		for range 20 { // no select is to choose by chance
+			for name, verb := range allVerbs(q, l.Receipt, nil) {
+				if name != "Run" {
+					err := verb(ctx)
+					require.ErrorIs(t, err, reason, name)
+					require.ErrorIs(t, err, context.Canceled, name)
+					require.NotErrorIs(t, err, codeq.ErrUncertain, name)
+				}
+			}
+		}
+		require.Equal(t, codeq.Counts{Leased: 1, Ready: 1}, queuetest.CountsOf(t, q, "a"))
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "b"))
+	})
+}
+
+// TestCallerLeavesDuringCommit: a caller whose ctx ends while its operation is
+// being committed does not know the outcome. A claim waits for it, or its task
+// would be leased by nobody.
+func TestCallerLeavesDuringCommit(t *testing.T) {
+	reason := errors.New("no patience")
+	for name := range allVerbs(nil, codeq.Receipt{}, nil) {
+		switch name {
+		case "Get", "List", "Stats", "WaitIdle", "Run": // write nothing
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := queuetest.OpenForRun(t, codeq.Options{MaxAttempts: 2})
+				queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+				l := queuetest.ClaimNow(t, q, "a")
+				open := queuetest.Shut(t, q, 0)
+				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, reason)
+				defer cancel()
+				start := time.Now()
+				result := make(chan error, 1)
+				go func() { result <- allVerbs(q, l.Receipt, nil)[name](ctx) }()
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				if strings.HasPrefix(name, "Claim") {
+					require.Empty(t, result)
+					close(open)
+					require.NoError(t, <-result)
+				} else {
+					err := <-result
+					require.Equal(t, 10*time.Second, time.Since(start))
+					require.ErrorIs(t, err, codeq.ErrUncertain)
+					require.ErrorIs(t, err, reason)
+					close(open)
+				}
+				want := map[string]codeq.Counts{
+					"Produce":               {Leased: 1, Ready: 2},
+					"ProduceBatch":          {Leased: 1, Ready: 2},
+					"Claim":                 {Leased: 2},
+					"Claim without waiting": {Leased: 2},
+					"ClaimBatch":            {Leased: 2},
+					"Complete":              {Ready: 1},
+					"Retry":                 {Ready: 1, Scheduled: 1},
+					"Release":               {Ready: 2},
+					"DeadLetter":            {Ready: 1, Dead: 1},
+					"Extend":                {Leased: 1, Ready: 1},
+				}[name]
+				require.Equal(t, want, queuetest.CountsOf(t, q, "a"), "it was carried out all the same")
+				require.NoError(t, queuetest.CheckAll(q))
+			})
+		})
+	}
+}
+
+// TestCallersOfFailedShard: of the callers at the moment at which a shard's
+// storage fails, those of the group do not know the outcome, and the others
+// know that there is none.
+func TestCallersOfFailedShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{InboxDepth: 1})
+		waiting := make(chan error, 1)
+		go func() {
+			_, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"z"}})
+			waiting <- err
+		}()
+		synctest.Wait()
+		queuetest.FailShard(t, q, 0)
+		open, filled := queuetest.FillInbox(t, q)
+		late := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
+			late <- err
+		}()
+		synctest.Wait()
+		close(open)
+		uncertain := 0
+		for _, errs := range []chan error{filled, filled, late, waiting} {
+			err := <-errs
+			require.ErrorIs(t, err, testkit.ErrDisk)
+			if errors.Is(err, codeq.ErrUncertain) {
+				uncertain++
+			} else {
+				require.ErrorIs(t, err, codeq.ErrFailed)
+			}
+		}
+		require.Equal(t, 1, uncertain, "one produce was in the group")
+	})
+}
+
+// TestCloseTellsFailure: when a shard has failed, also by a fault of its owner, of which its store
+// knows nothing, Close says so, each time, and the queue is open again afterwards.
+func TestCloseTellsFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 3})
+		q, err := codeq.Open("queue", opts)
+		require.NoError(t, err)
+		queuetest.FailShard(t, q, 1)
+		for err == nil {
+			_, err = q.Produce(t.Context(), codeq.Task{Queue: "a"})
+		}
+		require.ErrorIs(t, err, codeq.ErrUncertain)
+		for range 2 {
+			err = q.Close()
+			require.ErrorIs(t, err, codeq.ErrFailed)
+			require.ErrorIs(t, err, testkit.ErrDisk)
+			require.ErrorContains(t, err, "shard 1")
+			requirePrefix(t, "Close", err)
+		}
+		q, err = codeq.Open("queue", opts)
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestCallerGetsRoom: callers that wait for room are let in when there is some.
+func TestCallerGetsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{InboxDepth: 1})
+		open, filled := queuetest.FillInbox(t, q)
+		const callers = 30
+		errs := make(chan error, callers)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range callers {
+			go func() {
+				_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
+				errs <- err
+			}()
+		}
+		synctest.Wait()
+		require.Empty(t, errs)
+		require.Equal(t, 1, inspect.Of(q).Waiting(0))
+		close(open)
+		for range callers {
+			require.NoError(t, <-errs)
+		}
+		require.NoError(t, <-filled)
+		require.NoError(t, <-filled)
+		require.Equal(t, codeq.Counts{Ready: 2 + callers}, queuetest.CountsOf(t, q, "a"))
+	})
+}
+
+var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces closes; 0: 30, 200 with -long")
+
+// TestCloseRaces: whatever the moment at which a queue is closed, verbs are
+// carried out or refused, and what was acknowledged is there when it is opened
+// again.
+func TestCloseRaces(t *testing.T) {
+	t.Parallel()
+	rounds := cmp.Or(*closeRounds, testkit.Sized(30, 30, 200))
+	calls := int64(0)
+	for round := range rounds {
+		calls += closeRace(t, 1+round%3, int64(1+round%30*8))
+	}
+	t.Logf("%d calls in %d rounds", calls, rounds)
+}
+
+// closeRace closes a queue when so many calls of all verbs have begun, while
+// they go on. It returns how many there were.
+func closeRace(t *testing.T, shards int, after int64) int64 {
+	opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: shards, LeaseFor: time.Hour, Retention: codeq.Forever, InboxDepth: 2})
+	q, err := codeq.Open("q", &opts)
+	require.NoError(t, err)
+	var m codeq.Mux
+	codeq.Handle(&m, "run", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+
+	var calls atomic.Int64
+	reached := make(chan struct{})
+	var workers sync.WaitGroup
+	var mu sync.Mutex // guards what was acknowledged, by queue
+	made, done := make(map[string]int), make(map[string]int)
+	work := func(cycle func() error) {
+		workers.Go(func() {
+			for {
+				if calls.Add(1) == after {
+					close(reached)
+				}
+				if err := cycle(); err != nil {
+					if !errors.Is(err, codeq.ErrClosed) || errors.Is(err, codeq.ErrUncertain) {
+						t.Errorf("refused with %v", err)
+					}
+					return
+				}
+			}
+		})
+	}
+	acknowledged := func(counts map[string]int, name string, n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		counts[name] += n
+	}
+	ctx := context.Background()
+	cancellable, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for _, name := range []string{"a", "run"} {
+		work(func() error {
+			_, err := q.Produce(cancellable, codeq.Task{Queue: name})
+			if err == nil {
+				acknowledged(made, name, 1)
+			}
+			return err
+		})
+	}
+	work(func() error {
+		_, err := q.ProduceBatch(ctx, []codeq.Task{{Queue: "a"}, {Queue: "a"}, {Queue: "a"}})
+		if err == nil {
+			acknowledged(made, "a", 3)
+		}
+		return err
+	})
+	for i := range 4 { // claim, and finish in every way
+		work(func() error {
+			leases, err := q.ClaimBatch(cancellable, codeq.ClaimRequest{Queues: []string{"a"}, Max: 3})
+			if err != nil {
+				return err
+			}
+			for n, l := range leases {
+				switch (i + n) % 4 {
+				case 0, 1:
+					if err = q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "next"}); err == nil {
+						acknowledged(done, "a", 1)
+						acknowledged(made, "next", 1)
+					}
+				case 2:
+					err = q.Retry(cancellable, l.Receipt, codeq.RetryOptions{After: -1})
+				default:
+					if err = q.Extend(ctx, l.Receipt, time.Hour); err == nil {
+						err = q.Release(ctx, l.Receipt, 0)
+					}
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	work(func() error {
+		_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"never"}})
+		return err
+	})
+	work(func() error {
+		err := q.Configure(ctx, "configured", func(s *codeq.Settings) { s.Burst++ })
+		if err == nil {
+			acknowledged(made, "configured", 1)
+		}
+		return err
+	})
+	others := everyVerb(t, q, &m)
+	for name, verb := range others {
+		work(func() error {
+			err := verb(cancellable)
+			for _, answer := range []error{codeq.ErrNotFound, codeq.ErrNotWaiting, codeq.ErrLeaseLost, codeq.ErrEmpty, codeq.ErrDuplicate, codeq.ErrNotEmpty, fs.ErrExist} {
+				if errors.Is(err, answer) {
+					return nil
+				}
+			}
+			if errors.Is(err, codeq.ErrNoCluster) || errors.Is(err, errors.ErrUnsupported) { // is all that it ever says
+				return codeq.ErrClosed
+			}
+			if err != nil && !errors.Is(err, codeq.ErrClosed) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return err
+		})
+	}
+	<-reached
+	var closers sync.WaitGroup
+	for range 2 {
+		closers.Go(func() { assert.NoError(t, q.Close()) })
+	}
+	closers.Wait()
+	workers.Wait()
+
+	q, err = codeq.Open("q", &opts)
+	require.NoError(t, err)
+	counts, err := q.Stats(ctx)
+	require.NoError(t, err)
+	for _, name := range []string{"a", "run", "next"} {
+		require.EqualValues(t, made[name], counts[name].Total(), "tasks of queue %s", name)
+	}
+	require.EqualValues(t, done["a"], counts["a"].Done)
+	require.Zero(t, counts["run"].Leased, "Run has ended in peace")
+	set, err := q.Settings("configured")
+	require.NoError(t, err)
+	require.Equal(t, made["configured"], set.Burst)
+	require.NoError(t, queuetest.CheckAll(q))
+	require.NoError(t, q.Close())
+	return calls.Load()
+}
+
+// everyVerb is all methods of a Queue but Close, by name, with arguments that
+// make sense for their types. What they return is read to its end.
+func everyVerb(t *testing.T, q *codeq.Queue, m *codeq.Mux) map[string]func(context.Context) error {
+	tasks := []codeq.Task{
+		{Queue: "verbs", Retention: time.Hour, Unique: codeq.Unique{Key: "k"}},
+		{Queue: "verbs", RunAt: time.Now().Add(time.Hour)},
+		{Queue: "verbs", Group: "g", LimitKey: "l"},
+	}
+	ids := make([]codeq.ID, len(tasks))
+	for i := range tasks {
+		var err error
+		ids[i], err = q.Produce(context.Background(), tasks[i])
+		require.NoError(t, err)
+	}
+	sub, err := q.Subscribe(codeq.SubscribeOptions{})
+	require.NoError(t, err)
+	t.Cleanup(sub.Close)
+	return queuetest.VerbsOf(t, q, m, tasks, ids)
+}
+
+// TestLifeOfATask follows one task through every state.
+func TestLifeOfATask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		q, err := codeq.Open("q", queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2, Retention: time.Hour}))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		state := func(id codeq.ID) codeq.State {
+			info, err := q.Get(ctx, id)
+			require.NoError(t, err)
+			require.NoError(t, queuetest.CheckAll(q))
+			require.NoError(t, queuetest.CheckMemory(q))
+			return info.State
+		}
+
+		id, err := q.Produce(ctx, codeq.Task{
+			Queue: "a", Payload: []byte("x"), Headers: map[string]string{"k": "v"}, Tenant: "t", Priority: 3, MaxAttempts: 4,
+			RunAt: time.Now().Add(time.Minute),
+		})
+		require.NoError(t, err)
+		require.Equal(t, codeq.Scheduled, state(id))
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}) // waits for a minute
+		require.NoError(t, err)
+		require.Equal(t, id, l.ID)
+		require.Equal(t, 1, l.Attempt)
+		require.Equal(t, "x", string(l.Payload))
+		require.Equal(t, "v", l.Headers["k"])
+		require.Equal(t, codeq.Leased, state(id))
+		require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("boom"), After: -1}))
+		require.Equal(t, codeq.Ready, state(id))
+
+		l2, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+		require.NoError(t, err)
+		require.Equal(t, 2, l2.Attempt)
+		require.Equal(t, "boom", l2.LastError)
+		require.ErrorIs(t, q.Complete(ctx, l.Receipt, nil), codeq.ErrLeaseLost)
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		require.ErrorIs(t, q.Complete(ctx, l2.Receipt, nil), codeq.ErrLeaseLost)
+		require.Equal(t, codeq.Ready, state(id))
+
+		l3, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+		require.NoError(t, err)
+		require.Equal(t, 3, l3.Attempt)
+		require.NoError(t, q.Complete(ctx, l3.Receipt, []byte("r"), codeq.Task{Queue: "b"}))
+		require.Equal(t, codeq.Done, state(id))
+		info, err := q.Get(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, "r", string(info.Result))
+		counts, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.Equal(t, map[string]codeq.Counts{"a": {Done: 1}, "b": {Ready: 1}}, counts)
+
+		l4, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a", "b"}})
+		require.NoError(t, err)
+		require.Equal(t, queuetest.ShardOf(id, 2), queuetest.ShardOf(l4.ID, 2), "a follow-up lies beside its parent")
+		require.NoError(t, q.DeadLetter(ctx, l4.Receipt, errors.New("given up")))
+		require.Equal(t, codeq.Dead, state(l4.ID))
+
+		time.Sleep(time.Hour * 9 / 8) // the end of the bucket in which it is kept
+		synctest.Wait()
+		_, err = q.Get(ctx, id)
+		require.ErrorIs(t, err, codeq.ErrNotFound)
+		require.NoError(t, queuetest.CheckAll(q))
+	})
+}

@@ -1,0 +1,251 @@
+package codeq
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/testkit"
+)
+
+// openForRun opens a queue that is closed when the test's bubble ends.
+func openForRun(t *testing.T, opts Options) *Queue {
+	t.Helper()
+	opts.Shards = cmp.Or(opts.Shards, 1)
+	opts.Backoff.Jitter = -1
+	if inspect.Options(&opts).FS == nil {
+		inspect.Options(&opts).FS = crashfs.New()
+	}
+	q, err := Open("q", &opts)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if err := q.Close(); !errors.Is(err, testkit.ErrDisk) { // see failShard
+			assert.NoError(t, err)
+		}
+	})
+	return q
+}
+
+// countsOf returns the counts of one queue.
+func countsOf(t *testing.T, q *Queue, name string) Counts {
+	t.Helper()
+	counts, err := q.Stats(context.Background())
+	require.NoError(t, err)
+	return counts[name]
+}
+
+func infoOf(t *testing.T, q *Queue, id ID) *TaskInfo {
+	t.Helper()
+	i, err := q.Get(context.Background(), id)
+	require.NoError(t, err)
+	return i
+}
+
+// loseLease ends a lease as if its deadline had passed.
+func loseLease(t *testing.T, q *Queue, id ID) {
+	t.Helper()
+	require.NoError(t, q.shard(q.shardOf(id)).probe(func(s *shard) error {
+		if !s.Probe().Expire(id) {
+			return ErrNotFound
+		}
+		return nil
+	}))
+}
+
+// TestClaimedButNotStarted: tasks that no worker has begun when Run is to end are given back
+// uncounted and in their places, and so is one whose handler ends with its context.
+func TestClaimedButNotStarted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{})
+		var m Mux
+		Handle(&m, "a", func(ctx context.Context, _ *Job[[]byte]) error { <-ctx.Done(); return ctx.Err() })
+		ids := produce(t, q, slices.Repeat([]Task{{Queue: "a"}}, 6)...)
+		r, err := q.newRun(t.Context(), &m, &RunOptions{Concurrency: 1})
+		require.NoError(t, err)
+		n, err := r.Claim(t.Context(), 4)
+		require.NoError(t, err)
+		require.Equal(t, 4, n)
+		require.Equal(t, Counts{Leased: 4, Ready: 2}, countsOf(t, q, "a"))
+		require.Zero(t, r.pool.Drain(context.Canceled))
+		require.Equal(t, Counts{Ready: 6}, countsOf(t, q, "a"))
+		for _, id := range ids {
+			l, err := q.Claim(t.Context(), ClaimRequest{Queues: []string{"a"}, NoWait: true})
+			require.NoError(t, err)
+			require.Equal(t, id, l.ID)
+			require.Equal(t, 1, l.Attempt)
+		}
+	})
+}
+
+// TestStoppedWorker: a task that a worker takes at the moment in which Run
+// cancels its handlers is given back without being handled.
+func TestStoppedWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{})
+		var m Mux
+		Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+			t.Error("a stopped worker runs a handler")
+			return nil
+		})
+		id := produce(t, q, Task{Queue: "a"})[0]
+		r, err := q.newRun(t.Context(), &m, nil)
+		require.NoError(t, err)
+		op, err := q.claim(t.Context(), &r.req, r)
+		require.NoError(t, err)
+		w := new(worker)
+		_, hasTask := w.Stop(ErrClosed)
+		require.False(t, hasTask)
+		r.Do(w, op.Grants[0])
+		op.unref()
+		got := infoOf(t, q, id)
+		require.Equal(t, Ready, got.State)
+		require.Zero(t, got.Attempts)
+	})
+}
+
+// TestTaskContextIsSmall: thousands of tasks are at work at once, each with a taskContext of its
+// own. It fits into 384 bytes, a size of Go's allocator; the next one is 416.
+func TestTaskContextIsSmall(t *testing.T) {
+	require.LessOrEqual(t, unsafe.Sizeof(taskContext{}), uintptr(384))
+}
+
+// TestInheritTrace: the trace context of a task passes to another one as a whole, unless that has
+// one, or no room.
+func TestInheritTrace(t *testing.T) {
+	type header = map[string]string
+	from := header{"traceparent": "p", "tracestate": "s", "other": "o"}
+	for _, tc := range []struct{ own, from, want header }{
+		{nil, from, header{"traceparent": "p", "tracestate": "s"}},
+		{header{"a": "b"}, from, header{"a": "b", "traceparent": "p", "tracestate": "s"}},
+		{nil, header{"traceparent": "p"}, header{"traceparent": "p"}},
+		{header{"traceparent": ""}, from, header{"traceparent": ""}},
+		{header{"tracestate": "x"}, from, header{"tracestate": "x"}},
+		{header{"a": "b"}, header{"tracestate": "s"}, header{"a": "b"}},
+		{header{"a": "far too long"}, from, header{"a": "far too long"}},
+	} {
+		require.Equal(t, tc.want, inheritTrace(tc.own, tc.from, 25))
+	}
+}
+
+// TestCancelBeforeHandler: a task that is canceled between the claim of Run and
+// its handler is not handled.
+func TestCancelBeforeHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{Retention: Forever})
+		var m Mux
+		Handle(&m, "a", func(context.Context, *Job[[]byte]) error {
+			t.Error("the handler of a canceled task runs")
+			return nil
+		})
+		id := produce(t, q, Task{Queue: "a"})[0]
+		var reported []error
+		r, err := q.newRun(t.Context(), &m, &RunOptions{OnError: func(_ *Lease, err error) { reported = append(reported, err) }})
+		require.NoError(t, err)
+		r.number = q.runs.Add(r)
+		op, err := q.claim(t.Context(), &r.req, r)
+		require.NoError(t, err)
+		require.NoError(t, q.Cancel(t.Context(), id))
+		q.notices.Wait()
+		w := new(worker)
+		r.Do(w, op.Grants[0])
+		op.unref()
+		require.Len(t, reported, 1)
+		require.ErrorIs(t, reported[0], ErrCanceled)
+		_, running := w.Task()
+		require.False(t, running)
+		require.Equal(t, Canceled, infoOf(t, q, id).State)
+	})
+}
+
+// TestCancelToldToItsRun: of several calls of Run, the one that has the task learns of its cancel.
+func TestCancelToldToItsRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := openForRun(t, Options{Shards: 2})
+		var ended [3]atomic.Int64
+		for i, name := range []string{"a", "b", "c"} {
+			var m Mux
+			Handle(&m, name, func(ctx context.Context, j *Job[[]byte]) error {
+				<-ctx.Done()
+				ended[i].Add(1)
+				return ctx.Err()
+			})
+			go func() { _ = q.Run(t.Context(), &m, nil) }()
+		}
+		id := produce(t, q, Task{Queue: "b"})[0]
+		produce(t, q, Task{Queue: "a"}, Task{Queue: "c"})
+		synctest.Wait()
+		require.NoError(t, q.Cancel(t.Context(), id))
+		synctest.Wait()
+		told := 0
+		for r := range q.runs.All {
+			if !r.canceledReceipts.IsEmpty() {
+				told++
+			}
+		}
+		require.Equal(t, 1, told)
+		for i, want := range []int64{0, 1, 0} {
+			require.Equal(t, want, ended[i].Load())
+		}
+	})
+}
+
+// TestBulkSender: elements arrive in their order, in bulks of the size, and no faster than the
+// rate.
+func TestBulkSender(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for perSecond, want := range map[float64][]int{0: {4, 1}, 20: {2, 2, 1}} {
+			var got []int
+			var sizes []int
+			b := newBulkSender(3, 4, perSecond, nil, func(to int, bulk []int) error {
+				require.Equal(t, 1, to)
+				got, sizes = append(got, bulk...), append(sizes, len(bulk))
+				return nil
+			})
+			began := time.Now()
+			for i := range 5 {
+				require.NoError(t, b.add(t.Context(), 1, i))
+			}
+			require.NoError(t, b.flush(t.Context()))
+			require.Equal(t, []int{0, 1, 2, 3, 4}, got)
+			require.Equal(t, want, sizes)
+			if perSecond > 0 {
+				require.InDelta(t, 3/perSecond, time.Since(began).Seconds(), 0.001, "two are free")
+			}
+		}
+	})
+}
+
+// TestBulkSenderWaits: the wait for the rate ends with its context, and not before, also if the
+// next turn is later; and at once when the queue closes. What has not waited until its turn takes
+// none.
+func TestBulkSenderWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		closed := make(chan struct{})
+		b := newBulkSender(1, 1, 0.01, closed, func(int, []int) error { return nil })
+		began := time.Now()
+		require.NoError(t, b.add(t.Context(), 0, 1))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, b.add(ctx, 0, 2), context.DeadlineExceeded)
+		require.Error(t, ctx.Err())
+		require.Equal(t, time.Second, time.Since(began))
+		require.ErrorIs(t, b.add(ctx, 0, 2), context.DeadlineExceeded, "at once")
+		require.Equal(t, time.Second, time.Since(began))
+		require.NoError(t, b.add(t.Context(), 0, 2))
+		require.InDelta(t, 100, time.Since(began).Seconds(), 0.001)
+		time.AfterFunc(time.Second, func() { close(closed) })
+		require.ErrorIs(t, b.add(t.Context(), 0, 3), ErrClosed)
+		require.InDelta(t, 101, time.Since(began).Seconds(), 0.001)
+	})
+}

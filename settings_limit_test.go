@@ -1,0 +1,853 @@
+package codeq_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/dispatch"
+	"codeq/internal/inspect"
+	"codeq/test/queuetest"
+)
+
+// stateOf is the state in which a task is stored.
+func stateOf(t *testing.T, q *codeq.Queue, id codeq.ID) codeq.State {
+	t.Helper()
+	info, err := q.Get(context.Background(), id)
+	require.NoError(t, err)
+	return info.State
+}
+
+// hammer lets workers claim tasks of a queue and end each lease one way or the
+// other until as many are completed, and watches how many leases there are.
+// It returns the largest number by key.
+func hammer(t *testing.T, q *codeq.Queue, queue string, workers, tasks int, key func(*codeq.Lease) string) map[string]int {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var (
+		mu        sync.Mutex
+		completed int
+		held      = make(map[string]int)
+		most      = make(map[string]int)
+		all       sync.WaitGroup
+	)
+	for range workers {
+		all.Go(func() {
+			for n := 0; ; n++ {
+				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}, LeaseFor: 50 * time.Millisecond})
+				if err != nil {
+					return
+				}
+				k := key(l)
+				mu.Lock()
+				held[k]++
+				most[k] = max(most[k], held[k])
+				mu.Unlock()
+				time.Sleep(time.Duration(n%3+1) * time.Millisecond)
+				mu.Lock()
+				held[k]-- // before the end of the lease, which others may see at once
+				mu.Unlock()
+				switch n % 8 {
+				case 5:
+					err = q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: -1})
+				case 6:
+					err = q.Release(context.Background(), l.Receipt, time.Millisecond)
+				case 7:
+					time.Sleep(100 * time.Millisecond) // it expires
+				default:
+					err = q.Complete(context.Background(), l.Receipt, nil)
+					mu.Lock()
+					if completed++; completed == tasks {
+						stop()
+					}
+					mu.Unlock()
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return most
+}
+
+// TestLimitKeyCanceledOnTheWay: a task that was let go on and is withdrawn
+// before it is leased leaves its room to the next.
+func TestLimitKeyCanceledOnTheWay(t *testing.T) {
+	for name, withdraw := range map[string]func(q *codeq.Queue, id codeq.ID) error{
+		"canceled": func(q *codeq.Queue, id codeq.ID) error { return q.Cancel(context.Background(), id) },
+		"put off": func(q *codeq.Queue, id codeq.ID) error {
+			return q.SetRunAt(context.Background(), id, time.Now().Add(time.Hour))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+				queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+				ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4")...)
+				first := queuetest.ClaimNow(t, q, "a")
+				require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+				queuetest.Complete(t, q, first)
+				synctest.Wait()
+				require.Equal(t, codeq.Ready, stateOf(t, q, ids[1]))
+				require.Equal(t, codeq.Blocked, stateOf(t, q, ids[2]))
+				require.NoError(t, withdraw(q, ids[1]))
+				queuetest.RequireSettled(t, q)
+				requireNext(t, q, "a", "3", "4")
+			})
+		})
+	}
+}
+
+// TestQueueConcurrency: a queue never has more leases than it may, however many
+// workers there are, and makes use of them all.
+func TestQueueConcurrency(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		const tasks, limit = 300, 5
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = limit })
+		for range tasks {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"})
+		}
+		most := hammer(t, q, "a", 16, tasks, func(*codeq.Lease) string { return "" })
+		require.Equal(t, limit, most[""])
+		queuetest.RequireSettled(t, q)
+
+		batch, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"b"}, Max: tasks})
+		require.NoError(t, err)
+		require.Greater(t, len(batch), limit, "another queue")
+	})
+}
+
+// TestConcurrencyWakes: a claim that waits is served at the moment at which
+// there is room, whatever makes it.
+func TestConcurrencyWakes(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range []struct {
+		name string
+		end  func(t *testing.T, q *codeq.Queue, l *codeq.Lease) error
+	}{
+		{"complete", func(_ *testing.T, q *codeq.Queue, l *codeq.Lease) error { return q.Complete(ctx, l.Receipt, nil) }},
+		{"retry", func(_ *testing.T, q *codeq.Queue, l *codeq.Lease) error {
+			return q.Retry(ctx, l.Receipt, codeq.RetryOptions{})
+		}},
+		{"release", func(_ *testing.T, q *codeq.Queue, l *codeq.Lease) error { return q.Release(ctx, l.Receipt, time.Hour) }},
+		{"dead letter", func(_ *testing.T, q *codeq.Queue, l *codeq.Lease) error { return q.DeadLetter(ctx, l.Receipt, nil) }},
+		{"cancel", func(_ *testing.T, q *codeq.Queue, l *codeq.Lease) error { return q.Cancel(ctx, l.ID) }},
+		{"raised", func(_ *testing.T, q *codeq.Queue, _ *codeq.Lease) error {
+			return q.Configure(ctx, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
+		}},
+		{"removed", func(_ *testing.T, q *codeq.Queue, _ *codeq.Lease) error {
+			return q.Configure(ctx, "a", func(s *codeq.Settings) { s.Concurrency = 0 })
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			forShards(t, func(t *testing.T, q *codeq.Queue) {
+				queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
+				for range 9 {
+					queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+				}
+				l := queuetest.ClaimNow(t, q, "a")
+				require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+				first, second := waitingClaim(t, q, "a"), waitingClaim(t, q, "a")
+				queuetest.RequireSettled(t, q)
+				require.NoError(t, c.end(t, q, l))
+				synctest.Wait()
+				require.Len(t, first, 1, "first come, first served")
+				if c.name == "removed" {
+					require.Len(t, second, 1)
+				} else {
+					require.Empty(t, second)
+				}
+				queuetest.RequireSettled(t, q)
+			})
+		})
+	}
+	t.Run("expiry", func(t *testing.T) {
+		forShards(t, func(t *testing.T, q *codeq.Queue) {
+			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
+			for range 9 {
+				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+			}
+			l := queuetest.ClaimNow(t, q, "a")
+			got := waitingClaim(t, q, "a")
+			begin := time.Now()
+			<-got
+			require.Equal(t, l.Deadline, time.Now().UTC())
+			require.Greater(t, time.Since(begin), 10*time.Second)
+			queuetest.RequireSettled(t, q)
+		})
+	})
+}
+
+// TestConcurrencyLowered: no lease is taken away, and none granted before there
+// is room below the new limit.
+func TestConcurrencyLowered(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		for range 20 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		}
+		var held []*codeq.Lease
+		for range 4 { // before there is any limit
+			held = append(held, queuetest.ClaimNow(t, q, "a"))
+		}
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 5 })
+		held = append(held, queuetest.ClaimNow(t, q, "a"))
+		require.NotNil(t, held[4])
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"), "leases that are older than the limit count")
+
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
+		for i := range 3 {
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "%d leases", 5-i)
+			require.NoError(t, q.Extend(t.Context(), held[i].Receipt, time.Hour), "a lease was taken away")
+			queuetest.Complete(t, q, held[i])
+		}
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.Complete(t, q, held[3])
+		require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestConcurrencyBatch: a batch takes no more than there is room for.
+func TestConcurrencyBatch(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 3 })
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a"}, "1", "2", "3", "4", "5")...)
+		batch, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 5})
+		require.NoError(t, err)
+		require.Len(t, batch, 3)
+		queuetest.Complete(t, q, batch[1])
+		batch, err = q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 5})
+		require.NoError(t, err)
+		require.Len(t, batch, 1)
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestConcurrencyRestart: leases from before a restart count against the limit.
+func TestConcurrencyRestart(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: shards})
+			q := queuetest.OpenForRun(t, opts)
+			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
+			for range 20 {
+				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+			}
+			first := queuetest.ClaimNow(t, q, "a")
+			require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+			require.NoError(t, q.Close())
+
+			q = queuetest.OpenForRun(t, opts)
+			queuetest.RequireSettled(t, q)
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+			queuetest.Complete(t, q, first)
+			require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+			queuetest.RequireSettled(t, q)
+		})
+	}
+}
+
+// TestLimitKeyParks: tasks without room step aside, so that others get past
+// them, and come back in the order in which they were produced.
+func TestLimitKeyParks(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 2 })
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4", "5")...)
+		other := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "other"}, "other")...)[0]
+		free := queuetest.Produce(t, q, named(codeq.Task{Queue: "a"}, "free")...)[0]
+		elsewhere := queuetest.Produce(t, q, named(codeq.Task{Queue: "b", LimitKey: "k"}, "elsewhere", "elsewhere", "elsewhere")...)
+
+		var held []*codeq.Lease
+		for range 4 {
+			held = append(held, queuetest.ClaimNow(t, q, "a"))
+		}
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+		for i, want := range []codeq.ID{ids[0], ids[1], other, free} {
+			require.Equal(t, want, held[i].ID)
+		}
+		for _, id := range ids[2:] {
+			require.Equal(t, codeq.Blocked, stateOf(t, q, id))
+		}
+		for i := range elsewhere {
+			require.Equal(t, elsewhere[i], queuetest.ClaimNow(t, q, "b").ID, "another queue has no limit")
+		}
+
+		queuetest.Complete(t, q, held[2]) // no room for k
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		got := waitingClaim(t, q, "a")
+		queuetest.Complete(t, q, held[1])
+		require.Equal(t, ids[2], (<-got).ID)
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+		queuetest.Complete(t, q, held[0])
+		requireNext(t, q, "a", "4", "5")
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestLimitKeyAbsent: without the setting, keys limit nothing.
+func TestLimitKeyAbsent(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3")...)
+		first := queuetest.ClaimNow(t, q, "a")
+		require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 2 })
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"), "leases that are older than the limit count")
+		queuetest.Complete(t, q, first)
+		requireNext(t, q, "a", "3")
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestLimitKeyChanged: while tasks are parked, a higher limit lets as many go
+// on as it has room for, none lets all go on, and a lower one has its way once
+// leases have ended.
+func TestLimitKeyChanged(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		limit := func(n int) { queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = n }) }
+		next := func(want string) *codeq.Lease {
+			t.Helper()
+			l := queuetest.ClaimNow(t, q, "a")
+			require.NotNil(t, l)
+			require.Equal(t, want, string(l.Payload))
+			return l
+		}
+		limit(1)
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4", "5", "6", "7", "8")...)
+		held := []*codeq.Lease{next("1")}
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+
+		waiting := waitingClaim(t, q, "a")
+		limit(3)
+		synctest.Wait()
+		require.Len(t, waiting, 1)
+		held = append(held, <-waiting, next("3"))
+		require.Equal(t, "2", string(held[1].Payload))
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+
+		limit(2)
+		queuetest.RequireSettled(t, q)
+		queuetest.Complete(t, q, held[0])
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.Complete(t, q, held[1])
+		next("4")
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+
+		limit(0)
+		queuetest.RequireSettled(t, q)
+		counts, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 4, counts["a"].Ready)
+		requireNext(t, q, "a", "5", "6", "7", "8")
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestLimitKeyManyParked: more tasks than a group can park or let go on.
+func TestLimitKeyManyParked(t *testing.T) {
+	t.Parallel()
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		const n = 3000
+		tasks := make([]codeq.Task, n, n+1)
+		for i := range tasks {
+			tasks[i] = codeq.Task{Queue: "a", LimitKey: "k", Payload: make([]byte, 1000)}
+		}
+		ids, err := q.ProduceBatch(t.Context(), append(tasks, codeq.Task{Queue: "a", Payload: []byte("behind")}))
+		require.NoError(t, err)
+		require.Equal(t, ids[0], queuetest.ClaimNow(t, q, "a").ID)
+		require.Equal(t, "behind", string(queuetest.ClaimNow(t, q, "a").Payload), "a claim that does not wait")
+		queuetest.RequireSettled(t, q)
+		counts, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, n-1, counts["a"].Blocked)
+
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 0 })
+		queuetest.RequireSettled(t, q)
+		batch, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
+		require.NoError(t, err)
+		require.Len(t, batch, n-1)
+		for i, l := range batch {
+			require.Equal(t, ids[i+1], l.ID)
+		}
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestLimitKeyRestart: parked tasks go on after a restart, when the lease that
+// they wait for ends, or at once if there is none any more.
+func TestLimitKeyRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{})
+		q := queuetest.OpenForRun(t, opts)
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4")...)
+		first := queuetest.ClaimNow(t, q, "a")
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		require.NoError(t, q.Close())
+
+		q = queuetest.OpenForRun(t, opts)
+		queuetest.RequireSettled(t, q)
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.Complete(t, q, first) // the second is let go on
+		queuetest.RequireSettled(t, q)
+		require.NoError(t, q.Close())
+
+		q = queuetest.OpenForRun(t, opts)
+		queuetest.RequireSettled(t, q)
+		l := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, "2", string(l.Payload))
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		time.Sleep(time.Minute) // it expires
+		queuetest.RequireSettled(t, q)
+		requireNext(t, q, "a", "2", "3", "4")
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// timesOfClaims makes as many claims at a time, and returns when they were served,
+// counted from the beginning. It completes what they get.
+func timesOfClaims(t *testing.T, q *codeq.Queue, queue string, claims int) []time.Duration {
+	begin := time.Now()
+	got := make(chan time.Duration, claims)
+	for range claims {
+		go func() {
+			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{queue}})
+			if err == nil {
+				got <- time.Since(begin)
+				_ = q.Complete(context.Background(), l.Receipt, nil)
+			}
+		}()
+	}
+	times := make([]time.Duration, claims)
+	for i := range times {
+		times[i] = <-got
+	}
+	return times
+}
+
+// every returns n times, of which the first burst are 0 and the others follow
+// at intervals.
+func every(interval time.Duration, burst, n int) []time.Duration {
+	times := make([]time.Duration, n)
+	for i := burst; i < n; i++ {
+		times[i] = time.Duration(i-burst+1) * interval
+	}
+	return times
+}
+
+// TestRate: claims that wait are served on time, in one shard or several.
+func TestRate(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate, s.Burst = 10, 3 })
+		for range 60 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		}
+		require.Equal(t, every(100*time.Millisecond, 3, 10), timesOfClaims(t, q, "a", 10))
+		queuetest.RequireSettled(t, q)
+
+		time.Sleep(10 * time.Second) // no more than the burst gathers
+		require.Equal(t, every(100*time.Millisecond, 3, 10), timesOfClaims(t, q, "a", 10))
+
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate, s.Burst = 2.5, 1 })
+		require.Equal(t, every(400*time.Millisecond, 0, 5), timesOfClaims(t, q, "a", 5))
+		time.Sleep(10 * time.Second)
+		require.Equal(t, every(400*time.Millisecond, 1, 5), timesOfClaims(t, q, "a", 5), "the lower burst")
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestRateNoWait: a claim that does not wait gets ErrEmpty while there is no
+// token, and a batch as many tasks as there are tokens.
+func TestRateNoWait(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate = 3.5 }) // and so a burst of 4
+		for range 20 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		}
+		batch, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 20})
+		require.NoError(t, err)
+		require.Len(t, batch, 4)
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		time.Sleep(285 * time.Millisecond)
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		time.Sleep(time.Millisecond)
+		require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestRateChanged: claims that wait go by the new rate at once.
+func TestRateChanged(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		for range 20 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		}
+		rate := func(r float64) { queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate, s.Burst = r, 1 }) }
+		rate(0.001)
+		require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+		first, second, third := waitingClaim(t, q, "a"), waitingClaim(t, q, "a"), waitingClaim(t, q, "a")
+		rate(10)
+		begin := time.Now()
+		<-first
+		require.Equal(t, 100*time.Millisecond, time.Since(begin))
+		rate(0.5)
+		<-second
+		require.Equal(t, 2100*time.Millisecond, time.Since(begin))
+		require.Empty(t, third)
+		rate(0)
+		synctest.Wait()
+		require.Len(t, third, 1, "no rate any more")
+		for range 10 {
+			require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+		}
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestRateRestart: the bucket has no more after Open than since the last claim, so that restarts do
+// not add up to more than the rate.
+func TestRateRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: 2})
+		q := queuetest.OpenForRun(t, opts)
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate, s.Burst = 4, 4 })
+		for range 20 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		}
+		require.NoError(t, q.Close())
+		for i := range 3 {
+			q = queuetest.OpenForRun(t, opts)
+			if i == 0 { // nothing has been claimed
+				for range 4 {
+					queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "a"))
+				}
+			}
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+			// of the last second, not all claims are stored
+			require.LessOrEqual(t, timesOfClaims(t, q, "a", 3)[2], 2*time.Second)
+			queuetest.RequireSettled(t, q)
+			require.NoError(t, q.Close())
+		}
+	})
+}
+
+// TestRateAndConcurrency: a place that is refused for want of a token, or a
+// token for want of a place, is not spent.
+func TestRateAndConcurrency(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate, s.Burst, s.Concurrency = 1, 2, 1 })
+		for range 10 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		}
+		l := queuetest.ClaimNow(t, q, "a")
+		for range 5 {
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "no place")
+		}
+		queuetest.Complete(t, q, l)
+		l = queuetest.ClaimNow(t, q, "a")
+		require.NotNil(t, l, "the second token")
+		queuetest.Complete(t, q, l)
+		for range 5 {
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "no token")
+		}
+		time.Sleep(time.Second)
+		require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestPausedTakesNoRoom: who waits for a paused queue is served when it resumes.
+func TestPausedTakesNoRoom(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency, s.Rate, s.Burst = 1, 1, 1 })
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		require.NoError(t, q.Pause(t.Context(), "a"))
+		got := waitingClaim(t, q, "a")
+		queuetest.RequireSettled(t, q)
+		require.NoError(t, q.Resume(t.Context(), "a"))
+		synctest.Wait()
+		require.Len(t, got, 1)
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// requireNext claims and completes tasks of a queue, which are to have these
+// payloads, and then no further one.
+func requireNext(t *testing.T, q *codeq.Queue, queue string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		l := queuetest.ClaimNow(t, q, queue)
+		require.NotNil(t, l, "no task instead of %q", name)
+		require.Equal(t, name, string(l.Payload))
+		queuetest.Complete(t, q, l)
+	}
+	require.Nil(t, queuetest.ClaimNow(t, q, queue))
+}
+
+// waitingClaim is a Claim under way.
+func waitingClaim(t *testing.T, q *codeq.Queue, queue string) <-chan *codeq.Lease {
+	got := make(chan *codeq.Lease, 1)
+	go func() {
+		if l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{queue}}); err == nil {
+			got <- l
+		}
+	}()
+	synctest.Wait()
+	require.Empty(t, got, "the claim did not wait")
+	return got
+}
+
+// TestLimitKeyCrashWhileParked: wherever a crash falls, those that wait for
+// room get it in the end, in their order.
+func TestLimitKeyCrashWhileParked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		disk := crashfs.New()
+		opts := *queuetest.OnDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk})
+		q := queuetest.OpenForRun(t, opts)
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		names := []string{"0", "1", "2", "3", "4"}
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, names...)...)
+		im := queuetest.KeepImages(t, q, disk)
+		for l := queuetest.ClaimNow(t, q, "a"); l != nil; l = queuetest.ClaimNow(t, q, "a") {
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "one at a time")
+			queuetest.Complete(t, q, l)
+			queuetest.RequireSettled(t, q)
+		}
+		require.GreaterOrEqual(t, len(im.Images), 3*len(names))
+		for i, image := range im.Images {
+			queuetest.OnDisk(image, &opts)
+			q := queuetest.OpenForRun(t, opts)
+			queuetest.RequireSettled(t, q)
+			time.Sleep(time.Minute) // leases expire
+			queuetest.RequireSettled(t, q)
+			counts, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			left := names[len(names)-int(counts["a"].Total()):]
+			requireNext(t, q, "a", left...)
+			queuetest.RequireSettled(t, q)
+			require.NoError(t, q.Close(), "image %d", i)
+		}
+	})
+}
+
+// TestRateOfNearlyNothing: a wait that is longer than any time there is does not
+// become a short one.
+func TestRateOfNearlyNothing(t *testing.T) {
+	for _, rate := range []float64{1e-9, 1e-12, math.SmallestNonzeroFloat64} {
+		queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate = rate })
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+			require.NotNil(t, queuetest.ClaimNow(t, q, "a"), "the burst")
+			got := waitingClaim(t, q, "a")
+			queuetest.RequireSettled(t, q)
+			time.Sleep(2 * longestLease)
+			require.Empty(t, got)
+			queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Rate = 0 })
+			synctest.Wait()
+			require.Len(t, got, 1)
+		})
+	}
+}
+
+// TestConcurrencyPerKey: no key has more leases than it may while workers take
+// all they can get, and each makes use of its limit.
+func TestConcurrencyPerKey(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		const tasks, limit, keys = 300, 3, 5
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = limit })
+		for i := range tasks {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a", LimitKey: fmt.Sprint("key ", i%keys), Priority: i % 2})
+		}
+		most := hammer(t, q, "a", 24, tasks, func(l *codeq.Lease) string { return l.LimitKey })
+		require.Len(t, most, keys)
+		for key, n := range most {
+			require.Equal(t, limit, n, key)
+		}
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireNoLimits(t, q)
+	})
+}
+
+// TestClaimThatParksManyDelaysNoOther: what is put off to the next group gets on, however long
+// a claim that comes before it looks for a task.
+func TestClaimThatParksManyDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opts := *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New(), GroupBytes: 4 << 10})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		const n = 3000
+		tasks := slices.Repeat([]codeq.Task{{Queue: "a", LimitKey: "k", Payload: make([]byte, 100)}}, n)
+		_, err = q.ProduceBatch(t.Context(), append(tasks, codeq.Task{Queue: "b"}))
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+		q, err = codeq.Open("queue", &opts) // the windows are empty
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
+		groups, found := 0, 0
+		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+			s.Commit = committing{s.Commit, func() {
+				if groups++; found == 0 && s.Rules.Queues["b"].Counts.Leased > 0 {
+					found = groups
+				}
+			}}
+			return nil
+		}))
+		goOn := queuetest.Hold(q, 0)
+		var claims sync.WaitGroup
+		for _, queue := range []string{"a", "b"} {
+			claims.Go(func() { queuetest.ClaimNow(t, q, queue) })
+			synctest.Wait()
+		}
+		goOn()
+		claims.Wait()
+		synctest.Wait()
+		require.Greater(t, groups, 50, "the other claim parks tasks in many groups")
+		require.NotZero(t, found)
+		require.Less(t, found, 10)
+	})
+}
+
+// committing calls a function before each commit.
+type committing struct {
+	inspect.Committer
+	before func()
+}
+
+func (c committing) Commit(b *pebble.Batch) error {
+	c.before()
+	return c.Committer.Commit(b)
+}
+
+// countedGate counts how often claims come to a gate.
+type countedGate struct {
+	dispatch.Gateway
+	looks *atomic.Int64
+}
+
+func (g countedGate) Look(d *dispatch.Dispatcher, now time.Time) (bool, time.Duration) {
+	g.looks.Add(1)
+	return g.Gateway.Look(d, now)
+}
+
+// TestRatesOfManyQueues: when the rate of one queue lets a claim pass, nobody looks at those of the
+// others.
+func TestRatesOfManyQueues(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		const queues = 100
+		var looks atomic.Int64
+		name := func(i int) string { return fmt.Sprint("q", i) }
+		for i := range queues {
+			queuetest.Configure(t, q, name(i), func(s *codeq.Settings) { s.Rate, s.Burst = 1/float64(i+1), 1 })
+			require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+				s.Claims.SetGateway(s.Claims.Of(s.Rules.Queues[name(i)]), countedGate{s.Claims.Of(s.Rules.Queues[name(i)]).Gateway(), &looks})
+				return nil
+			}))
+			queuetest.Produce(t, q, codeq.Task{Queue: name(i)}, codeq.Task{Queue: name(i)})
+			require.NotNil(t, queuetest.ClaimNow(t, q, name(i)))
+		}
+		served := make(chan *codeq.Lease, queues)
+		for i := range queues {
+			go func() {
+				l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{name(i)}})
+				if err == nil {
+					served <- l
+				}
+			}()
+		}
+		synctest.Wait()
+		before := looks.Load()
+		time.Sleep(2 * queues * time.Second)
+		require.Len(t, served, queues)
+		require.LessOrEqual(t, looks.Load()-before, int64(4*queues))
+	})
+}
+
+// TestClosedGateRefillsNothing: claims that wait at a limit of concurrency leave
+// the shard asleep, also when the windows of the lanes evict each other.
+func TestClosedGateRefillsNothing(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 2, WindowBytes: 1}, func(t *testing.T, q *codeq.Queue) {
+		for _, tenant := range []string{"x", "y"} {
+			for range 6 {
+				queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: tenant})
+			}
+		}
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
+		queuetest.ClaimNow(t, q, "a")
+		l := queuetest.ClaimNow(t, q, "a")
+		got := make(chan *codeq.Lease, 1)
+		go func() {
+			l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}})
+			if err == nil {
+				got <- l
+			}
+		}()
+		require.True(t, fallsAsleep(t, q), "the shard never sleeps")
+		require.NoError(t, q.Complete(context.Background(), l.Receipt, nil))
+		next := <-got
+		require.True(t, fallsAsleep(t, q))
+		require.NoError(t, q.Complete(context.Background(), next.Receipt, nil))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// fallsAsleep reports whether a shard comes to rest, and stays there while others
+// have their turn: synctest.Wait would not return if it did not.
+func fallsAsleep(t *testing.T, q *codeq.Queue) bool {
+	groups := func() int64 {
+		st, err := q.StorageStats()
+		require.NoError(t, err)
+		return st.Shards[0].Upkeep[codeq.UpkeepGroup].Count
+	}
+	for range 1000 {
+		before := groups()
+		for range 200 {
+			runtime.Gosched()
+		}
+		if groups() == before {
+			return true
+		}
+	}
+	return false
+}
+
+// TestLimitIsForgotten: nothing is held for a key without leases when the last
+// task that waited for room is canceled.
+func TestLimitIsForgotten(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		ids := queuetest.Produce(t, q, codeq.Task{Queue: "a", LimitKey: "k"}, codeq.Task{Queue: "a", LimitKey: "k"}, codeq.Task{Queue: "a", LimitKey: "k"})
+		l := queuetest.ClaimNow(t, q, "a")
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"), "the others wait for room")
+		queuetest.Complete(t, q, l)
+		queuetest.RequireSettled(t, q) // the second is ready, the third waits
+		require.NoError(t, q.Cancel(t.Context(), ids[2]))
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireNoLimits(t, q)
+	})
+}

@@ -1,0 +1,590 @@
+package codeq_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/engine"
+	"codeq/internal/inspect"
+	"codeq/internal/keys"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// TestMessagesKeepTheirOrder: of one sender, what was produced first is first.
+func TestMessagesKeepTheirOrder(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		for range 3 {
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+		}
+		tasks := f.Bound("a", 1, 3*engine.BatchCap)
+		for i := range 3 {
+			f.Complete("start", tasks[i*engine.BatchCap:(i+1)*engine.BatchCap]...)
+		}
+		for i := range tasks {
+			l := f.Claim("a")
+			require.Equal(f, string(tasks[i].Payload), string(l.Payload))
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
+		}
+	})
+}
+
+// TestFollowUpsWithKeys: a follow-up that belongs to another shard is held back
+// there by what it has in common with others.
+func TestFollowUpsWithKeys(t *testing.T) {
+	ctx := context.Background()
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		for i := range 12 { // whatever shards the keys belong to
+			key := fmt.Sprint(i)
+			unique := codeq.Task{Queue: "unique " + key, Unique: codeq.Unique{Key: key}}
+			group := codeq.Task{Queue: "group " + key, Group: key}
+			f.ProduceAt(i%3, codeq.Task{Queue: "start"})
+			f.Complete("start", unique, unique, group, group)
+			require.Equal(f, codeq.Counts{Ready: 1}, f.Counts(unique.Queue))
+			require.Equal(f, codeq.Counts{Ready: 1, Blocked: 1}, f.Counts(group.Queue))
+			f.Complete(group.Queue)
+			require.Equal(f, codeq.Counts{Ready: 1}, f.Counts(group.Queue))
+			unique.Unique.Replace, unique.Payload = true, []byte("new")
+			f.ProduceAt(i%3, codeq.Task{Queue: "start"})
+			f.Complete("start", unique)
+			l := f.Claim(unique.Queue)
+			require.Equal(f, "new", string(l.Payload))
+			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
+			f.Complete(group.Queue)
+		}
+	})
+}
+
+// TestFollowUpWithParents: a follow-up that belongs to another shard waits for
+// parents in any shard, and for the task that it follows.
+func TestFollowUpWithParents(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		for shard := range 3 {
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			l := f.Claim("start")
+			next := f.Bound("next", shard, 1)[0]
+			next.After = []codeq.ID{l.ID}
+			for i := range 3 {
+				next.After = append(next.After, f.ProduceAt(i, codeq.Task{Queue: "parent"}))
+			}
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, next))
+			f.Check()
+			f.Complete("parent")
+			f.Complete("parent")
+			require.Equal(f, codeq.Counts{Blocked: 1}, f.Counts("next"))
+			f.Complete("parent")
+			f.Complete("next")
+		}
+	})
+}
+
+// TestFlowSurvivesPowerLoss fails the power before each sync of a flow over
+// three shards. From whatever is on the disk then the flow goes on to its end,
+// and no task of it exists twice.
+func TestFlowSurvivesPowerLoss(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	disk := crashfs.New()
+	var images []*crashfs.Disk
+	recording := false
+	fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+		if op == "sync" && recording {
+			images = append(images, disk.CrashClone(vfs.CrashCloneCfg{}))
+		}
+		return nil
+	}}
+	const follow = 5
+	// goOn works until nothing is left, and returns how often each task was completed.
+	goOn := func(f *queuetest.FlowTest) map[string]int {
+		done := make(map[string]int)
+		for {
+			synctest.Wait()
+			l := queuetest.ClaimNow(f.T, f.Q, "start", "parent", "a", "join", "child")
+			if l == nil {
+				return done
+			}
+			var next []codeq.Task
+			if l.Queue == "start" {
+				next = slices.Concat(f.Bound("a", 0, follow), f.Bound("a", 1, follow), f.Bound("a", 2, follow))
+				for i := range next {
+					next[i].Retention = codeq.Forever
+				}
+				join := f.Bound("join", 1, 1)[0]
+				join.After, join.Retention = append([]codeq.ID{l.ID}, l.After...), codeq.Forever
+				next = append(next, join)
+			}
+			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
+			done[string(l.Payload)]++
+		}
+	}
+	begin := func(f *queuetest.FlowTest) {
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent", Payload: []byte("parent"), Retention: codeq.Forever})
+		start := f.ProduceAt(1, codeq.Task{Queue: "start", Payload: []byte("start"), After: []codeq.ID{parent}, Retention: codeq.Forever})
+		f.ProduceAt(2, codeq.Task{Queue: "child", Payload: []byte("child"), After: []codeq.ID{start, parent}, Retention: codeq.Forever})
+		synctest.Wait()
+	}
+	var whole []string
+	queuetest.InFlow(t, *queuetest.OnDisk(fs, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk, LeaseFor: time.Second}), func(f *queuetest.FlowTest) {
+		f.ProduceAt(0, codeq.Task{Queue: "other"}) // so that images have a queue
+		begin(f)
+		recording = true
+		require.Len(f, goOn(f), 3+3*follow+1)
+		recording = false
+		whole = f.Payloads()
+	})
+	require.Greater(t, len(images), 20)
+	for i, img := range images {
+		queuetest.InFlow(t, *queuetest.OnDisk(img, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk, LeaseFor: time.Second}), func(f *queuetest.FlowTest) {
+			f.Check()
+			for range 2 {
+				for payload, n := range goOn(f) {
+					require.Equal(f, 1, n, "image %d: %s", i, payload)
+				}
+				time.Sleep(2 * time.Second) // leases from before the power loss expire
+				f.Check()
+			}
+			require.Empty(f, goOn(f))
+			require.Equal(f, whole, f.Payloads(), "image %d", i)
+			for _, q := range []string{"start", "parent", "a", "join", "child"} {
+				c := f.Counts(q)
+				require.Equal(f, c.Total(), c.Done, "image %d: %s", i, q)
+			}
+		})
+	}
+}
+
+// TestPowerLossBetweenShards: a follow-up that belongs to another shard arrives
+// there once, whether the power fails before the receiver has stored it, or
+// before the sender has learnt of that.
+func TestPowerLossBetweenShards(t *testing.T) {
+	t.Parallel()
+	disk := crashfs.New()
+	queuetest.InFlow(t, *queuetest.OnDisk(disk, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk}), func(f *queuetest.FlowTest) {
+		for round := range 3 {
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			l := f.Claim("start")
+			sent := f.Bound("a", 1, engine.BatchCap+10)
+			before := f.Payloads()[1:] // without start
+			atReceiver := queuetest.Shut(t, f.Q, 1)
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, sent...))
+			synctest.Wait()
+			require.EqualValues(f, len(sent), f.UnderWay(0))
+
+			img := f.Crash(disk)
+			for i, payload := range img.Payloads()[:len(sent)] {
+				require.Equal(f, string(sent[i].Payload), payload)
+			}
+			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the receiver's commit", round)
+			require.NoError(f, img.Q.Close())
+
+			atSender := queuetest.Shut(t, f.Q, 0)
+			close(atReceiver)
+			synctest.Wait() // the receiver has stored the first ones, the sender cannot forget them
+			img = f.Crash(disk)
+			require.Len(f, img.Payloads(), len(before)+len(sent), "round %d, before the confirmation", round)
+			require.Equal(f, slices.Compact(img.Payloads()), img.Payloads())
+			img.ProduceAt(0, codeq.Task{Queue: "start"}) // further messages are not taken for those
+			img.Complete("start", f.Bound("b", 1, 5)...)
+			require.EqualValues(f, 5, img.Counts("b").Ready)
+			require.NoError(f, img.Q.Close())
+
+			close(atSender)
+			f.Check()
+			require.Len(f, f.Payloads(), len(before)+len(sent))
+			n := len(sent)
+			for n > 0 {
+				leases, err := f.Q.ClaimBatch(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
+				require.NoError(f, err)
+				for _, l := range leases {
+					require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
+				}
+				n -= len(leases)
+			}
+			f.Reopen()
+		}
+	})
+}
+
+// TestMessagesToFailedShard: messages to a shard that has failed wait for the
+// next Open; their sender goes on meanwhile.
+func TestMessagesToFailedShard(t *testing.T) {
+	ctx := context.Background()
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
+		queuetest.InFlow(t, codeq.Options{Shards: 3, Durability: level}, func(f *queuetest.FlowTest) {
+			parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+			child := f.ProduceAt(1, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			synctest.Wait()
+			zero := queuetest.StartingAt(f.Q, 0)
+			finish := func(queue string, next ...codeq.Task) {
+				f.Helper()
+				l, err := zero.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
+				require.NoError(f, err)
+				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
+				synctest.Wait()
+			}
+			queuetest.FailShard(t, f.Q, 1)
+			finish("start", slices.Concat(f.Bound("a", 1, 3), f.Bound("a", 2, 3))...)
+			finish("parent")
+			finish("start", f.Bound("b", 1, 3)...)
+			require.EqualValues(f, 3+1+3, f.UnderWay(0))
+			require.ErrorIs(f, f.Q.Close(), codeq.ErrFailed)
+
+			f.Open()
+			f.Check()
+			require.Zero(f, f.UnderWay(0))
+			require.Equal(f, codeq.Counts{Ready: 6}, f.Counts("a"))
+			require.Equal(f, codeq.Counts{Ready: 3}, f.Counts("b"))
+			f.RequireState(codeq.Ready, child)
+		})
+	}
+}
+
+// TestWaitIdleWaitsForMessages: a task on its way to another shard is not done.
+func TestWaitIdleWaitsForMessages(t *testing.T) {
+	ctx := context.Background()
+	for sender := range 3 {
+		queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+			f.ProduceAt(sender, codeq.Task{Queue: "start"})
+			receiver := (sender + 1) % 3
+			l := f.Claim("start")
+			open := queuetest.Shut(t, f.Q, receiver)
+			require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, f.Bound("a", receiver, 1)...))
+			synctest.Wait()
+			idle := make(chan error, 1)
+			go func() { idle <- f.Q.WaitIdle(ctx) }()
+			synctest.Wait()
+			require.Empty(f, idle)
+			close(open)
+			synctest.Wait()
+			require.Empty(f, idle)
+			f.Complete("a")
+			require.NoError(f, <-idle)
+		})
+	}
+}
+
+// TestWaitIdleWaitsForWhatIsToBeSent: a task that its sender has stored in the
+// very commit in which it is asked is not done.
+func TestWaitIdleWaitsForWhatIsToBeSent(t *testing.T) {
+	ctx := context.Background()
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		f.ProduceAt(2, codeq.Task{Queue: "a"})
+		l := f.Claim("a")
+		open := queuetest.Shut(t, f.Q, 2)
+		go func() { _, _ = queuetest.StartingAt(f.Q, 2).Produce(ctx, codeq.Task{Queue: "z"}) }()
+		synctest.Wait()
+		go func() { _ = f.Q.Complete(ctx, l.Receipt, nil, f.Bound("a", 0, 1)...) }()
+		synctest.Wait()
+		idle := make(chan error, 1)
+		go func() { idle <- f.Q.WaitIdle(ctx, "a") }()
+		synctest.Wait()
+		close(open)
+		synctest.Wait()
+		require.Empty(f, idle)
+		f.Complete("a")
+		require.NoError(f, <-idle)
+	})
+}
+
+// TestWaitIdleSeesWhatHasMoved: a task that reaches a shard after that was
+// found idle, from one that is asked later, is not missed.
+func TestWaitIdleSeesWhatHasMoved(t *testing.T) {
+	ctx := context.Background()
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		f.ProduceAt(2, codeq.Task{Queue: "a"})
+		l := f.Claim("a")
+		open := queuetest.Shut(t, f.Q, 1)
+		go func() { _, _ = queuetest.StartingAt(f.Q, 1).Produce(ctx, codeq.Task{Queue: "z"}) }()
+		synctest.Wait() // shard 1 is in a commit
+		idle := make(chan error, 1)
+		go func() { idle <- f.Q.WaitIdle(ctx, "a") }()
+		synctest.Wait() // shard 0 is idle; shard 1 is being asked
+		require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, f.Bound("a", 0, 1)...))
+		synctest.Wait() // now shard 0 has the task, and shard 2 has none
+		close(open)
+		synctest.Wait()
+		require.Empty(f, idle)
+		f.Complete("a")
+		require.NoError(f, <-idle)
+	})
+}
+
+// TestLostTailOfMessages: at DurabilityProcess a power loss may take the last
+// messages from their sender and leave what they did to their receiver. Sender
+// and receiver then go on, and come to rest.
+func TestLostTailOfMessages(t *testing.T) {
+	ctx := context.Background()
+	disk := crashfs.New()
+	queuetest.InFlow(t, *queuetest.OnDisk(disk, &codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess}), func(f *queuetest.FlowTest) {
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		first, second := f.Claim("start"), f.Claim("start")
+		atReceiver := queuetest.Shut(t, f.Q, 1)
+		require.NoError(f, f.Q.Complete(ctx, first.Receipt, nil, f.Bound("a", 1, 2)...))
+		synctest.Wait()
+		testkit.SyncLogs(t, disk, "queue/shard-000")
+		require.NoError(f, f.Q.Complete(ctx, second.Receipt, nil, f.Bound("b", 1, 2)...))
+		synctest.Wait()
+		close(atReceiver)
+		synctest.Wait()
+		testkit.SyncLogs(t, disk, "queue/shard-001")
+		require.Equal(f, codeq.Counts{Ready: 2}, f.Counts("b"))
+
+		img := f.Crash(disk) // comes to rest, or the bubble would not
+		require.EqualValues(f, 1, img.Counts("start").Total(), "the second completion is lost")
+		require.Equal(f, codeq.Counts{Ready: 2}, img.Counts("a"))
+		require.Equal(f, codeq.Counts{Ready: 2}, img.Counts("b"), "and what it did elsewhere is not")
+		require.Zero(f, img.UnderWay(0))
+		img.ProduceAt(0, codeq.Task{Queue: "again"})
+		img.Complete("again", f.Bound("c", 1, 3)...)
+		require.Equal(f, codeq.Counts{Ready: 3}, img.Counts("c"))
+		require.NoError(f, img.Q.WaitIdle(ctx, "again"))
+		img.Reopen()
+		require.Equal(f, codeq.Counts{Ready: 3}, img.Counts("c"))
+		require.NoError(f, img.Q.Close())
+	})
+}
+
+// payloadsOf returns the payloads of tasks, in the order of FlowTest.Payloads.
+func payloadsOf(tasks ...[]codeq.Task) (all []string) {
+	for _, t := range slices.Concat(tasks...) {
+		all = append(all, string(t.Payload))
+	}
+	slices.SortFunc(all, queuetest.ByLength)
+	return all
+}
+
+// TestFollowUpsReachTheirShards: follow-ups that belong to other shards arrive
+// there once each, more of them than are under way at a time.
+func TestFollowUpsReachTheirShards(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess}, func(f *queuetest.FlowTest) {
+		const n = 2*engine.BatchCap + 100
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		next := slices.Concat(f.Bound("a", 0, 1), f.Bound("a", 1, n), f.Bound("a", 2, n))
+		f.Complete("start", next...)
+		require.Equal(f, payloadsOf(next), f.Payloads())
+		for i, want := range []uint64{1, n, n} {
+			var got uint64
+			require.NoError(f, inspect.Of(f.Q).Owner(i, func(s *inspect.Owner) error {
+				got = s.Rules.QueueNamed("a").Counts.Ready
+				return nil
+			}))
+			require.Equal(f, want, got)
+		}
+		require.Zero(f, f.UnderWay(0))
+		require.Equal(f, 2*n, f.Kept(0))
+		time.Sleep(time.Second)
+		require.Zero(f, f.Kept(0))
+		f.Reopen()
+		require.Equal(f, payloadsOf(next), f.Payloads())
+		require.NoError(f, f.Q.Complete(context.Background(), f.Claim("a").Receipt, nil, f.Bound("b", 2, 1)...))
+		f.Check()
+		require.EqualValues(f, 1, f.Counts("b").Ready, "the numbers of messages go on")
+	})
+}
+
+// numbersCommitter counts the commits of a shard with messages, and how often
+// they store a number of a last message.
+type numbersCommitter struct {
+	inspect.Committer
+	commits, numbers int
+}
+
+func (c *numbersCommitter) Commit(b *pebble.Batch) error {
+	messages, numbers := 0, 0
+	for r := b.Reader(); ; {
+		kind, key, _, ok, err := r.Next()
+		if err != nil {
+			return err
+		}
+		if !ok {
+			break
+		}
+		switch {
+		case kind != pebble.InternalKeyKindSet:
+		case key[0] == keys.Outbound:
+			messages++
+		case key[0] == keys.Sent:
+			numbers++
+		}
+	}
+	if messages > 0 {
+		c.commits++
+	}
+	c.numbers += numbers
+	return c.Committer.Commit(b)
+}
+
+// TestNumbersAreStored: a shard knows from its own disk how its messages are
+// numbered, also when all have been taken; a commit tells it once for each receiver.
+func TestNumbersAreStored(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		var c numbersCommitter
+		require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
+			c.Committer, s.Commit = s.Commit, &c
+			return nil
+		}))
+		own := func(want ...uint64) {
+			f.Helper()
+			f.Check()
+			require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
+				alone := engine.NewState(engine.Config{Shards: 3, Elapsed: func() time.Duration { return 0 }}, s.Store)
+				defer func() { _ = alone.Group.Batch.Close() }()
+				require.NoError(f, alone.Probe().ReloadOutbox(3))
+				stored, held := alone.Probe().Usage(), s.Rules.Probe().Usage()
+				require.Equal(f, want, stored.OutNext)
+				require.Equal(f, want, held.OutNext)
+				require.Equal(f, held.OutFirst, stored.OutFirst)
+				require.False(f, alone.Probe().NumbersAhead())
+				return nil
+			}))
+		}
+		own(1, 1, 1)
+		for round := range uint64(3) {
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			f.Complete("start", slices.Concat(f.Bound("a", 1, 4), f.Bound("a", 2, 2))...)
+			own(1, 4*(round+1)+1, 2*(round+1)+1)
+		}
+		require.Equal(f, 3, c.commits)
+		require.Equal(f, 3*2, c.numbers)
+		time.Sleep(time.Second) // until they are deleted
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		l := f.Claim("start")
+		open := queuetest.Shut(t, f.Q, 1)
+		require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, f.Bound("a", 1, 3)...))
+		synctest.Wait()
+		require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
+			alone := engine.NewState(engine.Config{Shards: 3, Elapsed: func() time.Duration { return 0 }}, s.Store)
+			defer func() { _ = alone.Group.Batch.Close() }()
+			require.NoError(f, alone.Probe().ReloadOutbox(3))
+			require.Equal(f, []uint64{1, 13, 7}, alone.Probe().Usage().OutFirst)
+			require.Equal(f, []uint64{1, 16, 7}, alone.Probe().Usage().OutNext)
+			return nil
+		}))
+		close(open)
+		own(1, 16, 7)
+	})
+}
+
+// TestNumbersThatAreNotStored: a directory without the numbers of the last
+// messages is read, and gets them.
+func TestNumbersThatAreNotStored(t *testing.T) {
+	disk := crashfs.New()
+	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk}, inspect.Private{FS: disk}), func(f *queuetest.FlowTest) {
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		f.Complete("start", slices.Concat(f.Bound("a", 1, 4), f.Bound("a", 2, 2))...)
+		first := f.Claim("start")
+		open := queuetest.Shut(t, f.Q, 1)
+		require.NoError(f, f.Q.Complete(context.Background(), first.Receipt, nil, f.Bound("b", 1, 3)...))
+		synctest.Wait()
+		lower, upper := keys.Range(keys.Sent)
+		require.NoError(f, queuetest.StoreOf(f.Q, 0).DB().DeleteRange(lower, upper, pebble.Sync))
+
+		img := &queuetest.FlowTest{T: t, Opts: f.Opts}
+		inspect.Options(&img.Opts).FS = disk.CrashClone(vfs.CrashCloneCfg{})
+		img.Open()
+		img.Check()
+		require.Equal(f, codeq.Counts{Ready: 6}, img.Counts("a"))
+		require.Equal(f, codeq.Counts{Ready: 3}, img.Counts("b"))
+		require.NoError(f, inspect.Of(img.Q).Owner(0, func(s *inspect.Owner) error {
+			require.Equal(f, []uint64{1, 8, 3}, s.Rules.Probe().Usage().OutNext)
+			require.Equal(f, []uint64{0, 7, 2}, s.Rules.Probe().Usage().OutStored)
+			return nil
+		}))
+		require.NoError(f, img.Q.Close())
+		require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
+			s.Rules.Probe().LoseNumbers() // as on the disk
+			return nil
+		}))
+		close(open)
+	})
+}
+
+// TestMessagesAreKeptUntilDurable: the receiver of a message that has not synced its log may lose
+// with its power what it has taken, whatever the sender has synced; it gets the message again.
+// The next messages and WaitIdle do not wait for that. At DurabilityDisk a message is deleted once
+// it is taken.
+func TestMessagesAreKeptUntilDurable(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone, codeq.DurabilityDisk} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := crashfs.New()
+			var mu sync.Mutex
+			syncs := make(map[string]int) // of logs; guarded by mu
+			counted := func() map[string]int {
+				mu.Lock()
+				defer mu.Unlock()
+				return maps.Clone(syncs)
+			}
+			reset := func() {
+				mu.Lock()
+				defer mu.Unlock()
+				clear(syncs)
+			}
+			fs := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+				if op == "sync" && path.Ext(name) == ".log" {
+					mu.Lock()
+					syncs[path.Base(path.Dir(name))]++
+					mu.Unlock()
+				}
+				return nil
+			}}
+			queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: level}, inspect.Private{FS: fs}), func(f *queuetest.FlowTest) {
+				const n = engine.BatchCap + 10
+				f.ProduceAt(0, codeq.Task{Queue: "start"})
+				l := f.Claim("start")
+				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, f.Bound("a", 1, n)...))
+				synctest.Wait()
+				require.Zero(f, f.UnderWay(0), "the second batch did not wait for a sync")
+				require.NoError(f, f.Q.WaitIdle(ctx, "start"))
+				if level == codeq.DurabilityDisk {
+					require.Zero(f, f.Kept(0))
+					return
+				}
+				require.Equal(f, n, f.Kept(0))
+				require.NoError(f, queuetest.StoreOf(f.Q, 0).DB().LogData(nil, pebble.Sync)) // to the operating system
+				testkit.SyncLogs(t, disk, "queue/shard-000")
+				img := f.Crash(disk)
+				require.Equal(f, codeq.Counts{Ready: n}, img.Counts("a"), "they are taken again")
+				require.NoError(f, img.Q.Close())
+
+				reset()
+				time.Sleep(time.Second)
+				require.Zero(f, f.Kept(0))
+				img = f.Crash(disk)
+				require.Equal(f, codeq.Counts{Ready: n}, img.Counts("a"))
+				require.NoError(f, img.Q.Close())
+				require.Equal(f, map[string]int{"shard-001": 1}, counted())
+				time.Sleep(time.Hour)
+				require.Equal(f, map[string]int{"shard-001": 1}, counted(), "it sleeps")
+
+				reset()
+				for range 100 { // five seconds
+					f.ProduceAt(0, codeq.Task{Queue: "start"})
+					f.Complete("start", f.Bound("b", 1, 1)...)
+					time.Sleep(50 * time.Millisecond)
+				}
+				time.Sleep(time.Minute)
+				require.Equal(f, map[string]int{"shard-001": 5}, counted(), "once a second, and once after the last")
+				require.Zero(f, f.Kept(0))
+			})
+		})
+	}
+}

@@ -1,0 +1,541 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/test/queuetest"
+)
+
+// diamond is a task, two that wait for it, and one that waits for both.
+func diamond() []codeq.Task {
+	return []codeq.Task{
+		{Queue: "top"},
+		{Queue: "left", After: []codeq.ID{codeq.Nth(0)}},
+		{Queue: "right", After: []codeq.ID{codeq.Nth(0)}},
+		{Queue: "bottom", After: []codeq.ID{codeq.Nth(1), codeq.Nth(2), codeq.Nth(1)}},
+	}
+}
+
+// TestNth: a batch, or the follow-ups of a completion, is stored as a flow whole.
+func TestNth(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+			ids := f.Batch(diamond()...)
+			f.RequireState(codeq.Ready, ids[0])
+			f.RequireState(codeq.Blocked, ids[1:]...)
+			bottom, err := f.Q.Get(context.Background(), ids[3])
+			require.NoError(f, err)
+			require.Equal(f, []codeq.ID{ids[1], ids[2], ids[1]}, bottom.After, "the IDs have taken the place of Nth")
+			f.FinishDiamond()
+
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			f.Complete("start", diamond()...)
+			require.EqualValues(f, 1, f.Counts("bottom").Blocked)
+			f.Reopen()
+			f.FinishDiamond()
+		})
+	}
+}
+
+// TestNthTogetherWithIDs: siblings and tasks that exist already are parents of
+// one task, in whatever shards these are.
+func TestNthTogetherWithIDs(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		var old []codeq.ID
+		for shard := range 3 {
+			old = append(old, f.ProduceAt(shard, codeq.Task{Queue: "old"}))
+		}
+		ids := f.Batch(codeq.Task{Queue: "new"}, codeq.Task{Queue: "join", After: append([]codeq.ID{codeq.Nth(0)}, old...)})
+		f.Complete("new")
+		f.Complete("old")
+		f.Complete("old")
+		f.RequireState(codeq.Blocked, ids[1])
+		f.Reopen()
+		f.Complete("old")
+		f.Complete("join")
+	})
+}
+
+func TestChain(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+			const n = 40
+			var ids []codeq.ID
+			for i := range n {
+				task := codeq.Task{Queue: "chain", Payload: []byte{byte(i)}}
+				if i > 0 {
+					task.After = []codeq.ID{ids[i-1]}
+				}
+				ids = append(ids, f.ProduceAt(i%shards, task))
+			}
+			for i := range n {
+				l := f.Claim("chain")
+				require.Equal(f, []byte{byte(i)}, l.Payload)
+				require.Nil(f, queuetest.ClaimNow(f.T, f.Q, "chain"), "one at a time")
+				require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
+			}
+		})
+	}
+}
+
+// TestFanOutAndIn: a thousand tasks wait for one, and one waits for them all.
+func TestFanOutAndIn(t *testing.T) {
+	t.Parallel()
+	const n = 1000
+	ctx := context.Background()
+	work := func(f *queuetest.FlowTest, queue string, n int) {
+		for n > 0 {
+			leases, err := f.Q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{queue}, Max: min(n, 100)})
+			require.NoError(f, err)
+			for _, l := range leases {
+				require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil))
+			}
+			n -= len(leases)
+		}
+		f.Check()
+	}
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint("one batch, ", shards, " shards"), func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+				tasks := []codeq.Task{{Queue: "first"}}
+				join := codeq.Task{Queue: "last"}
+				for i := range n {
+					tasks = append(tasks, codeq.Task{Queue: "middle", After: []codeq.ID{codeq.Nth(0)}})
+					join.After = append(join.After, codeq.Nth(i+1))
+				}
+				f.Batch(append(tasks, join)...)
+				require.EqualValues(f, n, f.Counts("middle").Blocked)
+				f.Complete("first")
+				require.EqualValues(f, n, f.Counts("middle").Ready)
+				work(f, "middle", n-1)
+				require.EqualValues(f, 1, f.Counts("last").Blocked)
+				work(f, "middle", 1)
+				f.Complete("last")
+			})
+		})
+	}
+	t.Run("over shards", func(t *testing.T) {
+		queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+			first := f.ProduceAt(0, codeq.Task{Queue: "first"})
+			join := codeq.Task{Queue: "last"}
+			for shard := range 3 {
+				var tasks []codeq.Task
+				for i := shard; i < n; i += 3 {
+					tasks = append(tasks, codeq.Task{Queue: "middle", After: []codeq.ID{first}})
+				}
+				ids, err := queuetest.StartingAt(f.Q, shard).ProduceBatch(ctx, tasks)
+				require.NoError(f, err)
+				join.After = append(join.After, ids...)
+			}
+			last := f.ProduceAt(1, join)
+			f.Check()
+			f.Complete("first")
+			require.EqualValues(f, n, f.Counts("middle").Ready)
+			work(f, "middle", n-1)
+			f.RequireState(codeq.Blocked, last)
+			work(f, "middle", 1)
+			f.RequireState(codeq.Ready, last)
+		})
+	})
+}
+
+// TestCancelInFlow: the cancel of a task takes those with it that wait for it,
+// and those that wait for them, and nothing else.
+func TestCancelInFlow(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: shards, Retention: codeq.Forever}, func(f *queuetest.FlowTest) {
+				root := f.ProduceAt(0, codeq.Task{Queue: "root"})
+				other := f.ProduceAt(0, codeq.Task{Queue: "other"})
+				var ids []codeq.ID // a chain below root
+				for i := range 6 {
+					parent := root
+					if i > 0 {
+						parent = ids[i-1]
+					}
+					ids = append(ids, f.ProduceAt(i%shards, codeq.Task{Queue: "chain", After: []codeq.ID{parent, other}}))
+				}
+				beside := f.ProduceAt(shards-1, codeq.Task{Queue: "beside", After: []codeq.ID{root}})
+				f.Check()
+
+				f.Cancel(ids[3])
+				f.RequireState(codeq.Canceled, ids[3:]...)
+				f.RequireState(codeq.Blocked, ids[:3]...)
+				f.RequireState(codeq.Blocked, beside)
+				require.ErrorIs(f, f.Q.Cancel(context.Background(), ids[5]), codeq.ErrNotWaiting)
+
+				f.Cancel(root)
+				f.RequireState(codeq.Canceled, ids...)
+				f.RequireState(codeq.Canceled, beside)
+				f.RequireState(codeq.Ready, other)
+				f.Complete("other") // children that are canceled do not mind
+				require.EqualValues(f, codeq.Counts{Canceled: 6}, f.Counts("chain"))
+			})
+		})
+	}
+}
+
+func TestNthIsRefused(t *testing.T) {
+	ctx := context.Background()
+	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+		refused := func(err error, field string) {
+			f.Helper()
+			var invalid *codeq.InvalidError
+			require.ErrorAs(f, err, &invalid)
+			require.Equal(f, field, invalid.Field)
+		}
+		_, err := f.Q.Produce(ctx, codeq.Task{Queue: "a", After: []codeq.ID{codeq.Nth(0)}})
+		refused(err, "Task.After")
+		_, err = f.Q.Produce(ctx, codeq.Task{Queue: "a", After: []codeq.ID{{}}})
+		refused(err, "Task.After")
+		_, err = f.Q.Produce(ctx, codeq.Task{Queue: "a", After: make([]codeq.ID, codeq.MaxParents+1)})
+		refused(err, "Task.After")
+		_, err = f.Q.Produce(ctx, codeq.Task{Queue: "a", OnDead: codeq.RunOnDead + 1})
+		refused(err, "Task.OnDead")
+		places := []codeq.ID{codeq.Nth(1), codeq.Nth(2), codeq.Nth(-1), codeq.Nth(-2), codeq.Nth(math.MinInt), codeq.Nth(math.MaxInt32), codeq.Nth(math.MaxInt), {}}
+		for _, after := range places {
+			_, err = f.Q.ProduceBatch(ctx, []codeq.Task{{Queue: "a"}, {Queue: "a", After: []codeq.ID{after}}})
+			refused(err, "Task.After")
+			require.ErrorContains(f, err, "task 1")
+		}
+
+		f.ProduceAt(0, codeq.Task{Queue: "start"})
+		l := f.Claim("start")
+		for _, after := range places {
+			refused(f.Q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a", After: []codeq.ID{after}}), "Task.After")
+			refused(f.Q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Hour, Task: codeq.Task{Queue: "a", After: []codeq.ID{after}}}), "Task.After")
+		}
+		refused(f.Q.Complete(ctx, l.Receipt, nil, codeq.Task{Queue: "a", After: []codeq.ID{codeq.Nth(0)}}), "Task.After")
+		stats, err := f.Q.Stats(ctx)
+		require.NoError(f, err)
+		require.Equal(f, map[string]codeq.Counts{"start": {Leased: 1}}, stats, "nothing was stored")
+	})
+}
+
+// TestFollowUpsOverShards: follow-ups of a completion wait for each other, whichever shards their
+// keys, groups and limits belong to. When Complete has returned, all of them are there and know
+// each other.
+func TestFollowUpsOverShards(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, shards := range []int{1, 2, 4, 7} {
+		for at := range shards {
+			t.Run(fmt.Sprint(shards, " shards, at ", at), func(t *testing.T) {
+				queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+					const n = 8
+					var next []codeq.Task
+					join := codeq.Task{Queue: "join"}
+					for i := range n {
+						next = append(next, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: fmt.Sprint(i)}})
+						join.After = append(join.After, codeq.Nth(i))
+					}
+					next = append(next,
+						join,
+						codeq.Task{Queue: "end", Group: "g", After: []codeq.ID{codeq.Nth(n)}},
+						codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "0"}}, // a twin
+						codeq.Task{Queue: "c", LimitKey: "l", After: []codeq.ID{codeq.Nth(n + 1), codeq.Nth(n + 2)}},
+						codeq.Task{Queue: "free"},
+						codeq.Task{Queue: "d", Unique: codeq.Unique{Key: "d"}, After: []codeq.ID{codeq.Nth(n + 4)}},
+					)
+					f.ProduceAt(at, codeq.Task{Queue: "start"})
+					l := f.Claim("start")
+					next[0].After = []codeq.ID{l.ID}
+					require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, next...))
+					stats, err := f.Q.Stats(ctx)
+					require.NoError(f, err)
+					delete(stats, "start")
+					require.Equal(f, map[string]codeq.Counts{
+						"a": {Ready: n}, "join": {Blocked: 1}, "end": {Blocked: 1}, "c": {Blocked: 1}, "free": {Ready: 1}, "d": {Blocked: 1},
+					}, stats)
+					for info, err := range f.Q.List(ctx, codeq.ListOptions{State: codeq.Blocked, Queue: "join"}) {
+						require.NoError(f, err)
+						require.Len(f, info.After, n)
+					}
+					f.Check()
+					for range n {
+						require.Equal(f, codeq.Counts{Blocked: 1}, f.Counts("join"))
+						f.Complete("a")
+					}
+					require.Equal(f, codeq.Counts{Blocked: 1}, f.Counts("end"))
+					f.Complete("join")
+					require.Equal(f, codeq.Counts{Blocked: 1}, f.Counts("c"))
+					f.Complete("end")
+					f.Complete("c")
+					f.Complete("free")
+					f.Complete("d")
+				})
+			})
+		}
+	}
+}
+
+// TestFollowUpsOfRunOverShards: a handler's follow-ups wait for each other, too, and WaitIdle waits
+// for those that are on their way.
+func TestFollowUpsOfRunOverShards(t *testing.T) {
+	t.Parallel()
+	queuetest.InFlow(t, codeq.Options{Shards: 4}, func(f *queuetest.FlowTest) {
+		ctx, stop := context.WithCancel(context.Background())
+		var handled atomic.Int32
+		var m codeq.Mux
+		codeq.Handle(&m, "start", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			for i := range 8 {
+				next := codeq.Task{Queue: "next", Unique: codeq.Unique{Key: fmt.Sprint(j.ID, i)}}
+				if i > 0 {
+					next.After = []codeq.ID{codeq.Nth(i - 1)}
+				}
+				j.FollowUp(next)
+			}
+			return nil
+		})
+		codeq.Handle(&m, "next", func(context.Context, *codeq.Job[[]byte]) error { handled.Add(1); return nil })
+		ran := make(chan error, 1)
+		go func() { ran <- f.Q.Run(ctx, &m, nil) }()
+		for at := range 4 {
+			f.ProduceAt(at, codeq.Task{Queue: "start"})
+			require.NoError(f, f.Q.WaitIdle(ctx))
+			require.EqualValues(f, 8*(at+1), handled.Load())
+		}
+		stop()
+		require.NoError(f, <-ran)
+	})
+}
+
+// TestFollowUpsOfFollowUpsEnd: a follow-up that is canceled, or completed, before the shard of
+// another one has asked for it counts as it has ended, whatever that one does about parents that
+// are missing.
+func TestFollowUpsOfFollowUpsEnd(t *testing.T) {
+	t.Parallel()
+	for _, onMissing := range []codeq.OnMissing{codeq.RunOnMissing, codeq.CancelOnMissing, codeq.RefuseOnMissing} {
+		t.Run(onMissing.String(), func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: 4}, func(f *queuetest.FlowTest) {
+				gone := f.ProduceAt(0, codeq.Task{Queue: "x", Retention: time.Hour})
+				f.Cancel(gone)
+				for at := range 4 {
+					for shard := range 4 {
+						f.ProduceAt(at, codeq.Task{Queue: "start"})
+						child := f.Bound("child", shard, 1)[0]
+						child.After, child.OnMissing, child.Retention = []codeq.ID{codeq.Nth(0)}, onMissing, time.Hour
+						f.Complete("start", codeq.Task{Queue: "canceled", After: []codeq.ID{gone}}, child)
+					}
+				}
+				require.EqualValues(f, codeq.Counts{Canceled: 16}, f.Counts("child"))
+			})
+		})
+	}
+}
+
+// TestKeysAndJoin: a batch of tasks with idempotency keys and groups, and of others that wait for
+// them, works with any number of shards, and may be produced again.
+func TestKeysAndJoin(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, shards := range []int{1, 2, 4, 7} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+				const n = 20
+				var tasks []codeq.Task
+				join := codeq.Task{Queue: "join", Unique: codeq.Unique{Key: "join"}}
+				for i := range n {
+					tasks = append(tasks, codeq.Task{Queue: "a", Unique: codeq.Unique{Key: fmt.Sprint(i)}})
+					join.After = append(join.After, codeq.Nth(i))
+				}
+				tasks = append(tasks, join, codeq.Task{Queue: "end", Unique: codeq.Unique{Key: "end"}, After: []codeq.ID{codeq.Nth(n)}})
+				ids := f.Batch(tasks...)
+				for range 2 {
+					again, err := f.Q.ProduceBatch(ctx, tasks)
+					require.ErrorIs(f, err, codeq.ErrDuplicate)
+					require.Equal(f, ids, again)
+				}
+				joined, err := f.Q.Get(ctx, ids[n])
+				require.NoError(f, err)
+				require.Equal(f, ids[:n], joined.After)
+				for range n {
+					f.RequireState(codeq.Blocked, ids[n], ids[n+1])
+					f.Complete("a")
+				}
+				f.RequireState(codeq.Blocked, ids[n+1])
+				f.Complete("join")
+				f.Complete("end")
+
+				// groups, and a task that waits for what is stored before it and after it
+				ids = f.Batch(
+					codeq.Task{Queue: "b", Group: "g"}, codeq.Task{Queue: "c"},
+					codeq.Task{Queue: "d", Group: "h", After: []codeq.ID{codeq.Nth(0), codeq.Nth(1)}},
+					codeq.Task{Queue: "e", After: []codeq.ID{codeq.Nth(2), codeq.Nth(0)}},
+				)
+				f.Complete("b")
+				f.RequireState(codeq.Blocked, ids[2:]...)
+				f.Complete("c")
+				f.Complete("d")
+				f.Complete("e")
+				f.Check()
+			})
+		})
+	}
+}
+
+// TestFailedPart: when a shard fails, the tasks of its part and of those after it are not stored,
+// and the others are.
+func TestFailedPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queuetest.OpenForRun(t, codeq.Options{Shards: 3})
+		task := func(shard int, after ...codeq.ID) codeq.Task {
+			return codeq.Task{Queue: "a", LimitKey: queuetest.KeyOf("a", shard, 3), After: after}
+		}
+		queuetest.FailShard(t, q, 1)
+		batch := []codeq.Task{task(0), task(1, codeq.Nth(0)), task(2, codeq.Nth(1))}
+		ids, err := q.ProduceBatch(context.Background(), batch)
+		require.ErrorIs(t, err, codeq.ErrUncertain)
+		require.NotZero(t, ids[0])
+		require.Zero(t, ids[1])
+		require.Zero(t, ids[2])
+		queuetest.InfoOf(t, q, ids[0])
+	})
+}
+
+// TestNthOfTaskThatExisted: who waits for a task of the batch whose idempotency
+// key was taken waits for the task that has the key.
+func TestNthOfTaskThatExisted(t *testing.T) {
+	for _, replace := range []bool{false, true} {
+		queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
+			first := codeq.Task{Queue: "first", Unique: codeq.Unique{Key: "k", Replace: replace}}
+			old := queuetest.Produce(f.T, f.Q, first)[0]
+			ids, err := f.Q.ProduceBatch(context.Background(), []codeq.Task{first, {Queue: "second", After: []codeq.ID{codeq.Nth(0)}}})
+			require.Equal(f, !replace, errors.Is(err, codeq.ErrDuplicate))
+			require.Equal(f, old, ids[0])
+			f.Check()
+			f.RequireState(codeq.Blocked, ids[1])
+			f.Complete("first")
+			f.Complete("second")
+		})
+	}
+}
+
+// TestFollowUpOfItself: a follow-up may wait for the task that is completed,
+// and for others.
+func TestFollowUpOfItself(t *testing.T) {
+	for _, retention := range []time.Duration{0, time.Hour} {
+		queuetest.InFlow(t, codeq.Options{Shards: 3, Retention: retention}, func(f *queuetest.FlowTest) {
+			f.ProduceAt(0, codeq.Task{Queue: "start"})
+			other := f.ProduceAt(1, codeq.Task{Queue: "other"})
+			l := f.Claim("start")
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, codeq.Task{Queue: "next", After: []codeq.ID{l.ID, l.ID, other}}))
+			f.Check()
+			require.EqualValues(f, 1, f.Counts("next").Blocked)
+			f.Complete("other")
+			f.Complete("next")
+		})
+	}
+}
+
+// TestFlowSurvivesReopen: who waits, and for how many, is on disk.
+func TestFlowSurvivesReopen(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 3} {
+		queuetest.InFlow(t, codeq.Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(f *queuetest.FlowTest) {
+			var parents []codeq.ID
+			for i := range 5 {
+				parents = append(parents, f.ProduceAt(i%shards, codeq.Task{Queue: "parent"}))
+			}
+			l := f.Claim("parent")
+			child := f.ProduceAt(0, codeq.Task{Queue: "child", After: append(parents, parents...)}) // each counts once
+			f.Reopen()
+			for range 4 {
+				f.Complete("parent")
+				f.Reopen()
+				f.RequireState(codeq.Blocked, child)
+			}
+			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil), "a lease from before")
+			f.Reopen()
+			f.RequireState(codeq.Ready, child)
+		})
+	}
+}
+
+// TestParentResults: what the parents leave behind is read by their IDs.
+func TestParentResults(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 3, Retention: time.Hour}, func(f *queuetest.FlowTest) {
+		var m codeq.Mux
+		codeq.Handle(&m, "part", func(_ context.Context, j *codeq.Job[[]byte]) error {
+			j.SetResult([]byte(strings.ToUpper(string(j.Payload))))
+			return nil
+		})
+		var joined atomic.Pointer[string]
+		codeq.Handle(&m, "join", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+			var parts []string
+			for _, id := range j.After {
+				parent, err := f.Q.Get(ctx, id)
+				if err != nil {
+					return codeq.DeadLetter(err)
+				}
+				parts = append(parts, string(parent.Result))
+			}
+			text := strings.Join(parts, " ")
+			joined.Store(&text)
+			return nil
+		})
+		old := f.ProduceAt(2, codeq.Task{Queue: "part", Payload: []byte("zero")})
+		f.Batch(
+			codeq.Task{Queue: "part", Payload: []byte("one")},
+			codeq.Task{Queue: "part", Payload: []byte("two")},
+			codeq.Task{Queue: "join", After: []codeq.ID{old, codeq.Nth(0), codeq.Nth(1)}},
+		)
+		ctx, stop := context.WithCancel(context.Background())
+		ended := make(chan error)
+		go func() { ended <- f.Q.Run(ctx, &m, nil) }()
+		require.NoError(f, f.Q.WaitIdle(context.Background()))
+		stop()
+		require.NoError(f, <-ended)
+		require.Equal(f, "ZERO ONE TWO", *joined.Load())
+	})
+}
+
+// TestNthOfTwin: of two tasks of a batch with one idempotency key the first is
+// stored, and who waits for the second waits for it.
+func TestNthOfTwin(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+			twin := codeq.Task{Queue: "twin", Unique: codeq.Unique{Key: "k"}}
+			ids, err := f.Q.ProduceBatch(context.Background(), []codeq.Task{twin, twin, {Queue: "child", After: []codeq.ID{codeq.Nth(1)}}})
+			require.ErrorIs(f, err, codeq.ErrDuplicate)
+			require.Equal(f, ids[0], ids[1])
+			f.Check()
+			f.RequireState(codeq.Blocked, ids[2])
+			f.Complete("twin")
+			f.Complete("child")
+		})
+	}
+}
+
+// TestFollowUpReplacesItself: a task whose idempotency key outlives it, and
+// whose follow-up has the same key and Replace, is completed; the follow-up is
+// a duplicate, since there is nothing left that waits.
+func TestFollowUpReplacesItself(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 1}, func(f *queuetest.FlowTest) {
+		task := codeq.Task{Queue: "a", Unique: codeq.Unique{Key: "k", For: time.Hour, Replace: true}}
+		queuetest.Produce(f.T, f.Q, task)
+		f.Complete("a", task, codeq.Task{Queue: "b"})
+		require.Equal(f, codeq.Counts{}, f.Counts("a"))
+		require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("b"))
+		time.Sleep(time.Hour)
+		queuetest.Produce(f.T, f.Q, task)
+		require.Equal(f, codeq.Counts{Ready: 1}, f.Counts("a"))
+	})
+}
+
+// flowLayouts are where a parent, in shard 0, and its child may lie.
+var flowLayouts = []struct {
+	name          string
+	shards, child int
+}{{"one shard", 1, 0}, {"same shard of three", 3, 0}, {"another shard", 3, 2}}

@@ -1,0 +1,885 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/engine"
+	"codeq/internal/inspect"
+	"codeq/internal/keys"
+	"codeq/internal/simtest"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// TestGroupOneAtATime: of a group one task is ready or leased, in the order of
+// produce, and others do not wait for it.
+func TestGroupOneAtATime(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3", "4")...)
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "h"}, "h1", "h2")...)
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a"}, "free", "free")...)
+		queuetest.RequireSettled(t, q)
+
+		held := make(map[string]*codeq.Lease)
+		for range 4 {
+			l := queuetest.ClaimNow(t, q, "a")
+			require.NotNil(t, l)
+			held[string(l.Payload)+l.ID.String()] = l
+			require.Contains(t, []string{"1", "h1", "free"}, string(l.Payload))
+		}
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		require.Len(t, held, 4)
+		for _, id := range ids[1:] {
+			require.Equal(t, codeq.Blocked, stateOf(t, q, id))
+		}
+		for _, l := range held {
+			if l.Group != "h" {
+				queuetest.Complete(t, q, l)
+			}
+		}
+		queuetest.RequireSettled(t, q)
+		requireNext(t, q, "a", "2", "3", "4")
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestGroupTurn: which ends of a lease pass the turn on. The others leave it with
+// the task until its last attempt, while the group waits.
+func TestGroupTurn(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range []struct {
+		name   string
+		passes bool
+		end    func(q *codeq.Queue, l *codeq.Lease) error
+	}{
+		{"complete", true, func(q *codeq.Queue, l *codeq.Lease) error { return q.Complete(ctx, l.Receipt, nil) }},
+		{"dead letter", true, func(q *codeq.Queue, l *codeq.Lease) error { return q.DeadLetter(ctx, l.Receipt, nil) }},
+		{"cancel", true, func(q *codeq.Queue, l *codeq.Lease) error { return q.Cancel(ctx, l.ID) }},
+		{"cancel between attempts", true, func(q *codeq.Queue, l *codeq.Lease) error {
+			if err := q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Hour}); err != nil {
+				return err
+			}
+			return q.Cancel(ctx, l.ID)
+		}},
+		{"cancel when ready again", true, func(q *codeq.Queue, l *codeq.Lease) error {
+			if err := q.Release(ctx, l.Receipt, 0); err != nil {
+				return err
+			}
+			return q.Cancel(ctx, l.ID)
+		}},
+		{"out of attempts", true, func(q *codeq.Queue, l *codeq.Lease) error {
+			for range 2 {
+				if err := q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1}); err != nil {
+					return err
+				}
+				var err error
+				if l, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); err != nil {
+					return err
+				}
+			}
+			return q.Retry(ctx, l.Receipt, codeq.RetryOptions{})
+		}},
+		{"expired, out of attempts", true, func(q *codeq.Queue, l *codeq.Lease) error {
+			for range 2 {
+				if err := q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1}); err != nil {
+					return err
+				}
+				var err error
+				if l, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); err != nil {
+					return err
+				}
+			}
+			time.Sleep(time.Minute)
+			return nil
+		}},
+		{"retry with backoff", false, func(q *codeq.Queue, l *codeq.Lease) error { return q.Retry(ctx, l.Receipt, codeq.RetryOptions{}) }},
+		{"retry at once", false, func(q *codeq.Queue, l *codeq.Lease) error {
+			return q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1})
+		}},
+		{"release", false, func(q *codeq.Queue, l *codeq.Lease) error { return q.Release(ctx, l.Receipt, 0) }},
+		{"snooze", false, func(q *codeq.Queue, l *codeq.Lease) error { return q.Release(ctx, l.Receipt, time.Minute) }},
+		{"expired", false, func(*codeq.Queue, *codeq.Lease) error { time.Sleep(time.Minute); return nil }},
+		{"put off", false, func(q *codeq.Queue, l *codeq.Lease) error {
+			if err := q.Release(ctx, l.Receipt, 0); err != nil {
+				return err
+			}
+			return q.SetRunAt(ctx, l.ID, time.Now().Add(time.Minute))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+				ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g", MaxAttempts: 3}, "1", "2", "3")...)
+				queuetest.RequireSettled(t, q)
+				l := queuetest.ClaimNow(t, q, "a")
+				require.Equal(t, ids[0], l.ID)
+				require.NoError(t, c.end(q, l))
+				queuetest.RequireSettled(t, q)
+				if !c.passes {
+					require.Equal(t, codeq.Blocked, stateOf(t, q, ids[1]))
+					got, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+					require.NoError(t, err)
+					require.Equal(t, ids[0], got.ID, "its next attempt")
+					require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+					queuetest.Complete(t, q, got)
+				}
+				requireNext(t, q, "a", "2", "3")
+				queuetest.RequireSettled(t, q)
+				queuetest.RequireNoGroups(t, q)
+			})
+		})
+	}
+}
+
+// TestGroupWakes: a claim that waits gets the next task of a group when the one
+// before has ended.
+func TestGroupWakes(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2")...)
+		l := queuetest.ClaimNow(t, q, "a")
+		got := waitingClaim(t, q, "a")
+		queuetest.Complete(t, q, l)
+		require.Equal(t, ids[1], (<-got).ID)
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestGroupCancelWaiting: who waits and is canceled is passed over, also if nobody
+// is left.
+func TestGroupCancelWaiting(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3", "4")...)
+		l := queuetest.ClaimNow(t, q, "a")
+		require.NoError(t, q.Cancel(t.Context(), ids[1]))
+		queuetest.RequireSettled(t, q)
+		queuetest.Complete(t, q, l)
+		l = queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, ids[2], l.ID)
+		require.NoError(t, q.Cancel(t.Context(), ids[3]))
+		queuetest.Complete(t, q, l)
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireNoGroups(t, q)
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "5", "6")...)
+		requireNext(t, q, "a", "5", "6")
+	})
+}
+
+// TestGroupDelayed: a task for later is not of the group before its time; when that
+// comes it waits with the others, in the order of produce.
+func TestGroupDelayed(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		late := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g", RunAt: time.Now().Add(time.Hour)}, "late")...)[0]
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2")...)
+		queuetest.RequireSettled(t, q)
+		l := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, ids[0], l.ID)
+		require.NoError(t, q.Extend(t.Context(), l.Receipt, 2*time.Hour))
+		time.Sleep(61 * time.Minute)
+		require.Equal(t, codeq.Blocked, stateOf(t, q, late))
+		queuetest.RequireSettled(t, q)
+		queuetest.Complete(t, q, l)
+		requireNext(t, q, "a", "late", "2")
+		queuetest.RequireSettled(t, q)
+
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g", RunAt: time.Now().Add(time.Hour)}, "alone")...)
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		time.Sleep(time.Hour)
+		requireNext(t, q, "a", "alone")
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireNoGroups(t, q)
+	})
+}
+
+// TestGroupPutOff: a task that waits for its turn and is put off lets the others
+// go first.
+func TestGroupPutOff(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3")...)
+		require.NoError(t, q.SetRunAt(t.Context(), ids[1], time.Now().Add(time.Hour)))
+		queuetest.RequireSettled(t, q)
+		requireNext(t, q, "a", "1", "3")
+		time.Sleep(time.Hour)
+		requireNext(t, q, "a", "2")
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireNoGroups(t, q)
+	})
+}
+
+// TestGroupScope: the queue, the tenant and the LimitKey tell groups of one name apart,
+// and the priority does not.
+func TestGroupScope(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		like := codeq.Task{Queue: "a", Group: "g"}
+		first := queuetest.Produce(t, q, named(like, "1")...)[0]
+		others := []codeq.Task{like, like, like}
+		others[0].Queue, others[1].Tenant, others[2].LimitKey = "b", "other", "key"
+		for _, other := range others {
+			id := queuetest.Produce(t, q, other)[0]
+			require.Equal(t, codeq.Ready, stateOf(t, q, id), "%+v", other)
+			require.NoError(t, q.Cancel(t.Context(), id))
+		}
+		low, high := like, like
+		low.Priority, high.Priority = 1, 9
+		queuetest.Produce(t, q, append(named(low, "low"), named(high, "high")...)...)
+		l := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, first, l.ID)
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.Complete(t, q, l)
+		requireNext(t, q, "a", "low", "high")
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireNoGroups(t, q)
+	})
+}
+
+// TestGroupRedriven: a dead letter that is redriven queues up in its group again,
+// where its first place is free.
+func TestGroupRedriven(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3")...)
+		require.NoError(t, q.DeadLetter(t.Context(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
+		l := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, ids[1], l.ID)
+		require.NoError(t, q.RedriveDead(t.Context(), ids[0]))
+		queuetest.RequireSettled(t, q)
+		require.Equal(t, codeq.Blocked, stateOf(t, q, ids[0]))
+		queuetest.Complete(t, q, l)
+		requireNext(t, q, "a", "1", "3")
+		queuetest.RequireSettled(t, q)
+
+		dead := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "4", "5")...)[0]
+		require.NoError(t, q.DeadLetter(t.Context(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
+		synctest.Wait()
+		require.NoError(t, q.Cancel(t.Context(), dead), "it has no turn to pass on")
+		queuetest.RequireSettled(t, q)
+		requireNext(t, q, "a", "5")
+		queuetest.RequireNoGroups(t, q)
+	})
+}
+
+// TestGroupLimitKey: the task whose turn it is may have to wait for room in the
+// limit of its key; it keeps the turn.
+func TestGroupLimitKey(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k", Group: "g"}, "g1", "g2")...)
+		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k", Group: "h"}, "h1", "h2")...)
+		l := queuetest.ClaimNow(t, q, "a")
+		require.Equal(t, "g1", string(l.Payload))
+		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		queuetest.RequireSettled(t, q)
+		queuetest.Complete(t, q, l)
+		queuetest.RequireSettled(t, q)
+		seen := ""
+		for l := queuetest.ClaimNow(t, q, "a"); l != nil; l = queuetest.ClaimNow(t, q, "a") {
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "one at a time")
+			seen += string(l.Payload) + " "
+			queuetest.Complete(t, q, l)
+			queuetest.RequireSettled(t, q)
+		}
+		require.Less(t, strings.Index(seen, "h1"), strings.Index(seen, "h2"), seen)
+		require.Contains(t, seen, "g2")
+		queuetest.RequireNoGroups(t, q)
+	})
+}
+
+// TestGroupFollowUps: follow-ups of a completion come in the order of their list,
+// behind what waits.
+func TestGroupFollowUps(t *testing.T) {
+	forShards(t, func(t *testing.T, q *codeq.Queue) {
+		like := codeq.Task{Queue: "a", Group: "g"}
+		queuetest.Produce(t, q, named(like, "1", "2")...)
+		l := queuetest.ClaimNow(t, q, "a")
+		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil, named(like, "3", "4")...))
+		queuetest.RequireSettled(t, q)
+		requireNext(t, q, "a", "2", "3", "4")
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireNoGroups(t, q)
+	})
+}
+
+// TestGroupRestart: the turn, and who waits for it, outlive restarts.
+func TestGroupRestart(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: shards})
+			q := queuetest.OpenForRun(t, opts)
+			queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3", "4")...)
+			reopen := func() {
+				require.NoError(t, q.Close())
+				q = queuetest.OpenForRun(t, opts)
+				queuetest.RequireSettled(t, q)
+			}
+			reopen()
+			l := queuetest.ClaimNow(t, q, "a")
+			require.Equal(t, "1", string(l.Payload))
+			reopen()
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+			require.NoError(t, q.Retry(t.Context(), l.Receipt, codeq.RetryOptions{After: time.Hour}))
+			reopen()
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+			time.Sleep(time.Hour)
+			l = queuetest.ClaimNow(t, q, "a")
+			require.Equal(t, "1", string(l.Payload))
+			queuetest.Complete(t, q, l)
+			reopen()
+			requireNext(t, q, "a", "2", "3", "4")
+			queuetest.RequireSettled(t, q)
+			queuetest.RequireNoGroups(t, q)
+		})
+	}
+}
+
+// TestGroupsDrained: many groups, drained by many workers, of which some fail:
+// each is worked on in order, one task at a time.
+func TestGroupsDrained(t *testing.T) {
+	t.Parallel()
+	tasks, groups := testkit.Sized(2000, 20_000, 20_000), testkit.Sized(50, 500, 500)
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.Bubble(t, codeq.Options{Shards: shards, WindowTasks: 64, MaxAttempts: 3}, func(t *testing.T, q *codeq.Queue) {
+				batch := make([]codeq.Task, 0, 1000)
+				for i := range tasks {
+					group := i % groups
+					batch = append(batch, codeq.Task{
+						Queue: "a", Group: fmt.Sprint(group), Tenant: fmt.Sprint(group % 3), Priority: i / groups % 3,
+						Payload: strconv.AppendInt(nil, int64(i/groups), 10),
+					})
+					if len(batch) == cap(batch) {
+						_, err := q.ProduceBatch(t.Context(), batch)
+						require.NoError(t, err)
+						batch = batch[:0]
+					}
+				}
+				queuetest.RequireSettled(t, q)
+				drainGroups(t, q, tasks)
+				queuetest.RequireSettled(t, q)
+				queuetest.RequireNoGroups(t, q)
+			})
+		})
+	}
+}
+
+// drainGroups lets 16 workers work on as many tasks, whose payloads count up
+// from 0 in each group.
+func drainGroups(t *testing.T, q *codeq.Queue, tasks int) {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var (
+		mu    sync.Mutex
+		next  = make(map[string]int)  // by group
+		held  = make(map[string]bool) // likewise
+		ended int
+		all   sync.WaitGroup
+	)
+	work := func(n int, l *codeq.Lease) error {
+		serial, err := strconv.Atoi(string(l.Payload))
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if held[l.Group] || next[l.Group] != serial {
+			return fmt.Errorf("task %d of group %s is claimed, at work: %t, next: %d", serial, l.Group, held[l.Group], next[l.Group])
+		}
+		held[l.Group] = true
+		mu.Unlock()
+		time.Sleep(time.Duration(n%3) * time.Millisecond)
+		mu.Lock()
+		held[l.Group] = false
+		end := func() error { return q.Complete(context.Background(), l.Receipt, nil) }
+		switch {
+		case n%11 == 3 && l.Attempt < 3:
+			end = func() error {
+				return q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: time.Millisecond})
+			}
+		case n%11 == 5:
+			end = func() error { return q.Release(context.Background(), l.Receipt, 0) }
+		default:
+			if next[l.Group]++; n%11 == 7 {
+				end = func() error { return q.DeadLetter(context.Background(), l.Receipt, nil) }
+			}
+			if ended++; ended == tasks {
+				defer stop()
+			}
+		}
+		mu.Unlock()
+		defer mu.Lock()
+		return end()
+	}
+	for range 16 {
+		all.Go(func() {
+			for n := 0; ; n++ {
+				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+				if err != nil {
+					return
+				}
+				if err := work(n, l); err != nil {
+					t.Error(err)
+					stop()
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, tasks, ended)
+}
+
+// TestGroupCrash: wherever a crash falls, also right after the end of the task
+// that has the turn, the rest of the group is worked on in its order.
+func TestGroupCrash(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		disk := crashfs.New()
+		opts := *queuetest.OnDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk, MaxAttempts: 2})
+		q := queuetest.OpenForRun(t, opts)
+		names := []string{"0", "1", "2", "3", "4", "5"}
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, names...)...)
+		im := queuetest.KeepImages(t, q, disk)
+		ctx := t.Context()
+		for i := range names {
+			l := queuetest.ClaimNow(t, q, "a")
+			require.Equal(t, ids[i], l.ID)
+			switch i {
+			case 1:
+				require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
+			case 2:
+				require.NoError(t, q.Cancel(ctx, l.ID))
+			case 3:
+				require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Second}))
+				time.Sleep(time.Second)
+				queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "a"))
+			case 4: // two expiries
+				time.Sleep(time.Minute)
+				queuetest.ClaimNow(t, q, "a")
+				time.Sleep(time.Minute)
+			default:
+				queuetest.Complete(t, q, l)
+			}
+			queuetest.RequireSettled(t, q)
+		}
+		require.Greater(t, len(im.Images), 2*len(names)) // most produce, claim and end in commits of their own
+		for i, image := range im.Images {
+			queuetest.OnDisk(image, &opts)
+			q := queuetest.OpenForRun(t, opts)
+			queuetest.RequireSettled(t, q)
+			time.Sleep(time.Hour) // leases expire, retries become due
+			queuetest.RequireSettled(t, q)
+			counts, err := q.Stats(ctx)
+			require.NoError(t, err)
+			left := int(counts["a"].Total() - counts["a"].Dead)
+			requireNext(t, q, "a", names[len(names)-left:]...)
+			queuetest.RequireSettled(t, q)
+			queuetest.RequireNoGroups(t, q)
+			require.NoError(t, q.Close(), "image %d", i)
+		}
+	})
+}
+
+// TestGroupsBeyondMemory: with more groups than memory holds, whose turn it is
+// is read from disk.
+func TestGroupsBeyondMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		opts := *inspect.With(&codeq.Options{WindowTasks: 1 << 17}, inspect.Private{FS: crashfs.New()})
+		q := queuetest.OpenForRun(t, opts)
+		const followed, batch = 50, 5000
+		most := engine.MostTurns()
+		groups := most + 500
+		produceAll := func(n int, payload string) {
+			for from := 0; from < n; from += batch {
+				var tasks []codeq.Task
+				for i := from; i < min(from+batch, n); i++ {
+					tasks = append(tasks, codeq.Task{Queue: "a", Group: fmt.Sprint(i * 997 % groups), Payload: []byte(payload)})
+				}
+				_, err := q.ProduceBatch(t.Context(), tasks)
+				require.NoError(t, err)
+			}
+		}
+		held := func() (n int, whole bool) {
+			require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+				u := s.Rules.Probe().Usage().Groups
+				n, whole = u.Held, u.Whole
+				return nil
+			}))
+			return n, whole
+		}
+		produceAll(groups, "first")
+		n, whole := held()
+		require.False(t, whole)
+		require.LessOrEqual(t, n, most)
+		produceAll(followed, "second")
+		queuetest.RequireSettled(t, q)
+
+		for range 2 {
+			counts, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			require.EqualValues(t, followed, counts["a"].Blocked)
+			require.NoError(t, q.Close())
+			q = queuetest.OpenForRun(t, opts)
+			queuetest.RequireSettled(t, q)
+			_, whole = held()
+			require.False(t, whole)
+		}
+		for i := range followed {
+			l := queuetest.ClaimNow(t, q, "a")
+			require.Equal(t, fmt.Sprint(i*997%groups), l.Group)
+			require.Equal(t, "first", string(l.Payload))
+			queuetest.Complete(t, q, l)
+		}
+		for i := range followed { // in their places, which come after the first ones of all other groups
+			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			if i == 0 {
+				require.Equal(t, "first", string(l.Payload))
+			}
+		}
+		counts, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, counts["a"].Blocked)
+		require.EqualValues(t, groups-followed, counts["a"].Ready)
+		n, _ = held()
+		require.LessOrEqual(t, n, most)
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestTurnPassesInOneCommit: the next of a group is ready in the commit that ends the task before
+// it, without a read; of those that wait and are not in memory several are read at a time.
+func TestTurnPassesInOneCommit(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		const waiting = 10 * engine.WaitersAhead
+		for range waiting + 1 {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a", Group: "g"})
+		}
+		step := func() (reads int, commits uint64) {
+			l := queuetest.ClaimNow(t, q, "a")
+			reads, commits = readsOf(t, q), inspect.Of(q).Commits()
+			queuetest.Complete(t, q, l)
+			synctest.Wait()
+			return readsOf(t, q) - reads, inspect.Of(q).Commits() - commits
+		}
+		for i := range engine.WaitersAhead {
+			reads, commits := step()
+			require.Zero(t, reads, i)
+			require.EqualValues(t, 1, commits, i)
+		}
+		all := 0
+		for range waiting - engine.WaitersAhead {
+			reads, _ := step()
+			all += reads
+		}
+		require.Less(t, all, 2*waiting)
+		require.NoError(t, queuetest.CheckMemory(q))
+		step()
+		queuetest.RequireSettled(t, q)
+		queuetest.RequireNoGroups(t, q)
+	})
+}
+
+// TestGroupHeldAlone: a dead letter holds the turn also if nobody waits for it, and again
+// after it was redriven and has died again. Other groups, and tasks without one, go on.
+func TestGroupHeldAlone(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		queuetest.Configure(t, p.Queue, "a", holdGroups)
+		first := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		require.Equal(t, first, p.Kill("a"))
+		p.Step()
+		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		p.Step()
+		require.Equal(t, codeq.Blocked, p.StateOf(next))
+		other := p.Store(codeq.Task{Queue: "a", Group: "h"})
+		require.Equal(t, other, p.Take("a").ID)
+		free := p.Store(codeq.Task{Queue: "a"})
+		require.Equal(t, free, p.Kill("a"))
+		p.Step()
+
+		require.NoError(t, p.RedriveDead(ctx, first))
+		p.Step()
+		require.Equal(t, first, p.Kill("a"))
+		p.Step()
+		require.Equal(t, []codeq.State{codeq.Dead, codeq.Blocked}, []codeq.State{p.StateOf(first), p.StateOf(next)})
+		require.NoError(t, p.RedriveDead(ctx, first))
+		p.Step()
+		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
+		p.Step()
+		require.Equal(t, next, p.Take("a").ID)
+	})
+}
+
+// TestGroupHeldRetention: a dead letter that holds a turn is kept longer than DeadRetention
+// says. One that passes it on is not.
+func TestGroupHeldRetention(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		queuetest.Configure(t, p.Queue, "a", func(s *codeq.Settings) { s.HoldGroups, s.DeadRetention = true, time.Hour })
+		held := p.StoreDead(1, codeq.Task{Queue: "a", Group: "g"})[0]
+		free := p.StoreDead(1, codeq.Task{Queue: "a"})[0]
+		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		p.Step()
+		p.Pass(3 * time.Hour)
+		p.Step()
+		require.Equal(t, []codeq.State{codeq.Dead, 0, codeq.Blocked}, []codeq.State{p.StateOf(held), p.StateOf(free), p.StateOf(next)})
+
+		queuetest.Configure(t, p.Queue, "a", func(s *codeq.Settings) { s.HoldGroups = false })
+		require.NoError(t, p.RedriveDead(ctx, held))
+		p.Step()
+		require.Equal(t, held, p.Kill("a"))
+		p.Step()
+		require.Equal(t, codeq.Ready, p.StateOf(next))
+		p.Pass(3 * time.Hour)
+		p.Step()
+		require.Equal(t, []codeq.State{0, codeq.Ready}, []codeq.State{p.StateOf(held), p.StateOf(next)})
+	})
+}
+
+// TestGroupHeldReconfigured: a change of HoldGroups is for tasks that die after it.
+func TestGroupHeldReconfigured(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		like := codeq.Task{Queue: "a", Group: "g"}
+		passed := p.Store(like)
+		ids := queuetest.Produce(t, p.Queue, named(like, "1", "2", "3")...)
+		require.Equal(t, passed, p.Kill("a"))
+		p.Step()
+		queuetest.Configure(t, p.Queue, "a", holdGroups)
+		p.Step()
+		require.Equal(t, ids[0], p.Kill("a"))
+		queuetest.Configure(t, p.Queue, "a", func(s *codeq.Settings) { s.HoldGroups = false })
+		p.Step()
+		require.Equal(t, []codeq.State{codeq.Dead, codeq.Blocked}, []codeq.State{p.StateOf(ids[0]), p.StateOf(ids[1])})
+		require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
+
+		require.NoError(t, p.Cancel(ctx, passed), "it has no turn to pass on")
+		p.Step()
+		require.Equal(t, codeq.Blocked, p.StateOf(ids[1]))
+		require.NoError(t, p.Cancel(ctx, ids[0]))
+		p.Step()
+		require.Equal(t, ids[1], p.Kill("a"))
+		p.Step()
+		require.Equal(t, codeq.Ready, p.StateOf(ids[2]))
+	})
+}
+
+// TestGroupHeldParent: a dead letter that holds a turn may get children; they are canceled
+// with its purge, and its group goes on.
+func TestGroupHeldParent(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
+		queuetest.Configure(t, p.Queue, "a", holdGroups)
+		held := p.StoreDead(1, codeq.Task{Queue: "a", Group: "g"})[0]
+		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
+		child := p.Store(codeq.Task{Queue: "b", After: []codeq.ID{held}})
+		p.Step()
+		p.EachDead(p.PurgeDead, codeq.DeadFilter{})
+		p.Step()
+		require.Equal(t, []codeq.State{0, codeq.Ready, codeq.Canceled}, []codeq.State{p.StateOf(held), p.StateOf(next), p.StateOf(child)})
+	})
+}
+
+// TestGroupHeldKey: a dead letter whose idempotency key has been taken by a task that waits
+// behind it cannot be redriven, and holds the turn until it is purged or canceled.
+func TestGroupHeldKey(t *testing.T) {
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		queuetest.Configure(t, p.Queue, "a", holdGroups)
+		task := codeq.Task{Queue: "a", Group: "g", Unique: codeq.Unique{Key: "k", ReleaseOnDead: true}}
+		held := p.StoreDead(1, task)[0]
+		p.Step()
+		next := p.Store(task)
+		p.Step()
+		require.ErrorIs(t, p.RedriveDead(context.Background(), held), codeq.ErrDuplicate)
+		p.Step()
+		require.Equal(t, []codeq.State{codeq.Dead, codeq.Blocked}, []codeq.State{p.StateOf(held), p.StateOf(next)})
+		p.EachDead(p.PurgeDead, codeq.DeadFilter{})
+		p.Step()
+		require.Equal(t, next, p.Take("a").ID)
+	})
+}
+
+// TestGroupHeldRepair: a repair finds out who holds a turn, also when the entry that says so is
+// lost. A task that is ready goes before a dead letter that says that it holds the turn.
+func TestGroupHeldRepair(t *testing.T) {
+	for _, ready := range []bool{false, true} {
+		disk := crashfs.New()
+		opts := queuetest.OnDisk(disk, &codeq.Options{Shards: 1})
+		q, err := codeq.Open("queue", opts)
+		require.NoError(t, err)
+		queuetest.Configure(t, q, "a", holdGroups)
+		like := codeq.Task{Queue: "a", Group: "g"}
+		ids := queuetest.Produce(t, q, named(like, "1", "2", "3")...)
+		require.NoError(t, q.DeadLetter(t.Context(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
+		require.NoError(t, q.Close())
+
+		simtest.AlterStore(t, disk, func(db *pebble.DB) {
+			key, _ := queuetest.First(t, db, keys.Group, nil)
+			require.NoError(t, db.Delete(key, nil))
+			if ready {
+				key, value := queuetest.First(t, db, keys.Blocked, nil)
+				_, _, id, err := keys.ParseGrouped(key)
+				require.NoError(t, err)
+				lane, rec, err := keys.SplitLane(value)
+				require.NoError(t, err)
+				require.NoError(t, db.Delete(key, nil))
+				require.NoError(t, db.Set(keys.AppendTask(nil, lane, keys.SinceOf(id), id), rec, nil))
+			}
+		})
+		require.False(t, queuetest.VerifyImage(t, disk, false).OK())
+		require.True(t, queuetest.VerifyImage(t, disk, true).OK())
+		require.True(t, queuetest.VerifyImage(t, disk, false).OK())
+
+		q, err = codeq.Open("queue", opts)
+		require.NoError(t, err)
+		order := []string{"1", "2", "3"}
+		if ready {
+			require.Equal(t, codeq.Ready, stateOf(t, q, ids[1]))
+			order = []string{"2", "1", "3"}
+		} else {
+			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
+		}
+		require.NoError(t, q.RedriveDead(t.Context(), ids[0]))
+		for _, name := range order {
+			l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
+			require.NoError(t, err)
+			require.Equal(t, name, string(l.Payload))
+			queuetest.Complete(t, q, l)
+		}
+		queuetest.Quiesce(t, q)
+		queuetest.RequireNoGroups(t, q)
+		require.NoError(t, errors.Join(queuetest.CheckAll(q), queuetest.CheckMemory(q), q.Close()))
+	}
+}
+
+func holdGroups(s *codeq.Settings) { s.HoldGroups = true }
+
+// TestGroupHeld: with HoldGroups, a group waits for its dead letter however the task has
+// died, and goes on in its order whatever then becomes of the dead letter.
+func TestGroupHeld(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	deaths := map[string]func(p *queuetest.Process, l *codeq.Lease){
+		"given up": func(p *queuetest.Process, l *codeq.Lease) {
+			require.NoError(p.T, p.DeadLetter(ctx, l.Receipt, errors.New("boom")))
+		},
+		"out of attempts": func(p *queuetest.Process, l *codeq.Lease) {
+			require.NoError(p.T, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1}))
+			l = p.Take("a")
+			require.NoError(p.T, p.Retry(ctx, l.Receipt, codeq.RetryOptions{}))
+		},
+		"expired": func(p *queuetest.Process, _ *codeq.Lease) {
+			p.Pass(time.Minute)
+			p.Take("a")
+			p.Pass(time.Minute)
+		},
+	}
+	ends := map[string]struct {
+		first string // of those that are worked on then
+		end   func(p *queuetest.Process, id codeq.ID)
+	}{
+		"redriven":         {"1", func(p *queuetest.Process, id codeq.ID) { require.NoError(p.T, p.RedriveDead(ctx, id)) }},
+		"all are redriven": {"1", func(p *queuetest.Process, _ codeq.ID) { p.EachDead(p.RedriveAllDead, codeq.DeadFilter{}) }},
+		"some are redriven, at a rate": {"1", func(p *queuetest.Process, id codeq.ID) {
+			p.EachDead(p.RedriveAllDead, codeq.DeadFilter{
+				Queue: "a", Tenants: []string{""}, Rate: 2, Match: func(t *codeq.TaskInfo) bool { return t.ID == id },
+			})
+		}},
+		"purged":   {"2", func(p *queuetest.Process, _ codeq.ID) { p.EachDead(p.PurgeDead, codeq.DeadFilter{}) }},
+		"canceled": {"2", func(p *queuetest.Process, id codeq.ID) { require.NoError(p.T, p.Cancel(ctx, id)) }},
+	}
+	for death, die := range deaths {
+		for name, c := range ends {
+			t.Run(death+", "+name, func(t *testing.T) {
+				queuetest.ThroughSteps(t, codeq.Options{Shards: 2, MaxAttempts: 2}, func(t *testing.T, p *queuetest.Process) {
+					queuetest.Configure(t, p.Queue, "a", holdGroups)
+					ids := queuetest.Produce(t, p.Queue, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2")...)
+					p.Step()
+					die(p, p.Take("a"))
+					p.Step()
+					require.Equal(t, []codeq.State{codeq.Dead, codeq.Blocked}, []codeq.State{p.StateOf(ids[0]), p.StateOf(ids[1])})
+					ids = append(ids, queuetest.Produce(t, p.Queue, named(codeq.Task{Queue: "a", Group: "g"}, "3")...)...)
+					p.Step()
+					require.Equal(t, codeq.Blocked, p.StateOf(ids[2]))
+					require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
+
+					c.end(p, ids[0])
+					p.Step()
+					order := []string{"1", "2", "3"}
+					if c.first == "2" {
+						order = order[1:]
+					}
+					requireNext(t, p.Queue, "a", order...)
+					p.Step()
+					queuetest.RequireNoGroups(t, p.Queue)
+				})
+			})
+		}
+	}
+}
+
+// TestGroupHeldCrash: wherever a crash falls between a death and what follows on the end of
+// the dead letter, the order is kept.
+func TestGroupHeldCrash(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		disk := crashfs.New()
+		opts := *queuetest.OnDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk})
+		q := queuetest.OpenForRun(t, opts)
+		queuetest.Configure(t, q, "a", holdGroups)
+		names := []string{"0", "1", "2", "3"}
+		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, names...)...)
+		im := queuetest.KeepImages(t, q, disk)
+		ctx := t.Context()
+		for i, id := range ids {
+			l := queuetest.ClaimNow(t, q, "a")
+			require.Equal(t, id, l.ID)
+			require.NoError(t, q.DeadLetter(ctx, l.Receipt, nil))
+			queuetest.RequireSettled(t, q)
+			switch i {
+			case 0:
+				require.NoError(t, q.RedriveDead(ctx, id))
+				queuetest.RequireSettled(t, q)
+				queuetest.Complete(t, q, queuetest.ClaimNow(t, q, "a"))
+			case 1:
+				require.NoError(t, q.Cancel(ctx, id))
+			default:
+				time.Sleep(time.Millisecond)
+				n, err := q.PurgeDead(ctx, codeq.DeadFilter{})
+				require.NoError(t, err)
+				require.Equal(t, 1, n)
+			}
+			queuetest.RequireSettled(t, q)
+		}
+		require.GreaterOrEqual(t, len(im.Images), 3*len(names))
+		for i, image := range im.Images {
+			queuetest.OnDisk(image, &opts)
+			q := queuetest.OpenForRun(t, opts)
+			queuetest.RequireSettled(t, q)
+			time.Sleep(time.Hour) // leases expire
+			_, err := q.RedriveAllDead(ctx, codeq.DeadFilter{})
+			require.NoError(t, err)
+			queuetest.RequireSettled(t, q)
+			counts, err := q.Stats(ctx)
+			require.NoError(t, err)
+			requireNext(t, q, "a", names[len(names)-int(counts["a"].Total()):]...)
+			queuetest.RequireSettled(t, q)
+			queuetest.RequireNoGroups(t, q)
+			require.NoError(t, q.Close(), "image %d", i)
+		}
+	})
+}

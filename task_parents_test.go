@@ -1,0 +1,781 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/engine"
+	"codeq/internal/inspect"
+	"codeq/internal/store"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// TestAfterExistingTask: a task may wait for one that is already stored, in
+// whatever state that is.
+func TestAfterExistingTask(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	ready := func(f *queuetest.FlowTest, queue string) codeq.ID {
+		return f.ProduceAt(0, codeq.Task{Queue: queue, Retention: codeq.Forever})
+	}
+	dead := func(f *queuetest.FlowTest, queue string) codeq.ID {
+		id := ready(f, queue)
+		f.Die(queue)
+		return id
+	}
+	completeIt := func(f *queuetest.FlowTest, queue string, _ codeq.ID) { f.Complete(queue) }
+	cancelIt := func(f *queuetest.FlowTest, _ string, id codeq.ID) { f.Cancel(id) }
+	purgeIt := func(f *queuetest.FlowTest, queue string, _ codeq.ID) {
+		n, err := f.Q.PurgeDead(ctx, codeq.DeadFilter{Queue: queue})
+		require.NoError(f, err)
+		require.Equal(f, 1, n)
+	}
+	redriveIt := func(f *queuetest.FlowTest, queue string, id codeq.ID) {
+		require.NoError(f, f.Q.RedriveDead(ctx, id))
+		f.Complete(queue)
+	}
+	for _, l := range flowLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: l.shards}, func(f *queuetest.FlowTest) {
+				for _, c := range []struct {
+					parent string
+					make   func(f *queuetest.FlowTest, queue string) codeq.ID
+					onDead codeq.OnDead
+					first  codeq.State // of the child
+					then   func(f *queuetest.FlowTest, queue string, parent codeq.ID)
+					last   codeq.State // of the child
+				}{
+					{"ready", ready, codeq.HoldOnDead, codeq.Blocked, completeIt, codeq.Ready},
+					{"ready, canceled", ready, codeq.RunOnDead, codeq.Blocked, cancelIt, codeq.Canceled},
+					{"scheduled", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						return f.ProduceAt(0, codeq.Task{Queue: queue, RunAt: time.Now().Add(time.Minute)})
+					}, codeq.HoldOnDead, codeq.Blocked, func(f *queuetest.FlowTest, queue string, _ codeq.ID) {
+						time.Sleep(time.Minute)
+						f.Complete(queue)
+					}, codeq.Ready},
+					{"blocked", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						first := f.ProduceAt(0, codeq.Task{Queue: queue + ", before"})
+						return f.ProduceAt(0, codeq.Task{Queue: queue, After: []codeq.ID{first}})
+					}, codeq.HoldOnDead, codeq.Blocked, func(f *queuetest.FlowTest, queue string, _ codeq.ID) {
+						f.Complete(queue + ", before")
+						f.Complete(queue)
+					}, codeq.Ready},
+					{"leased", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						ready(f, queue)
+						return f.Claim(queue).ID
+					}, codeq.HoldOnDead, codeq.Blocked, func(f *queuetest.FlowTest, queue string, _ codeq.ID) {
+						time.Sleep(time.Minute) // the lease expires: the second attempt ends it
+						f.Complete(queue)
+					}, codeq.Ready},
+					{"leased, canceled", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						ready(f, queue)
+						return f.Claim(queue).ID
+					}, codeq.HoldOnDead, codeq.Blocked, cancelIt, codeq.Canceled},
+					{"done", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						id := ready(f, queue)
+						f.Complete(queue)
+						f.RequireState(codeq.Done, id)
+						return id
+					}, codeq.HoldOnDead, codeq.Ready, nil, 0},
+					{"done and gone", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						id := f.ProduceAt(0, codeq.Task{Queue: queue})
+						f.Complete(queue)
+						f.RequireGone(id)
+						return id
+					}, codeq.HoldOnDead, codeq.Ready, nil, 0},
+					{"dead, redriven", dead, codeq.HoldOnDead, codeq.Blocked, redriveIt, codeq.Ready},
+					{"dead, purged", dead, codeq.HoldOnDead, codeq.Blocked, purgeIt, codeq.Canceled},
+					{"dead, canceled", dead, codeq.HoldOnDead, codeq.Blocked, cancelIt, codeq.Canceled},
+					{"dead, cancel", dead, codeq.CancelOnDead, codeq.Canceled, nil, 0},
+					{"dead, run", dead, codeq.RunOnDead, codeq.Ready, nil, 0},
+					{"canceled", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						id := ready(f, queue)
+						f.Cancel(id)
+						return id
+					}, codeq.RunOnDead, codeq.Canceled, nil, 0},
+					{"canceled and gone", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						id := f.ProduceAt(0, codeq.Task{Queue: queue})
+						f.Cancel(id)
+						return id
+					}, codeq.HoldOnDead, codeq.Ready, nil, 0},
+					{"unknown", func(f *queuetest.FlowTest, queue string) codeq.ID {
+						return codeq.ID{1, 2, 3, 4, 5, 6, 0x70, 0, 0x80, 0xff, 0xff, 0xff}
+					}, codeq.CancelOnDead, codeq.Ready, nil, 0},
+				} {
+					queue := "parent " + c.parent
+					parent := c.make(f, queue)
+					child := f.ProduceAt(l.child, codeq.Task{Queue: "child " + c.parent, After: []codeq.ID{parent}, OnDead: c.onDead, Retention: codeq.Forever})
+					f.Check()
+					require.Equal(f, c.first, f.State(child), "parent %s", c.parent)
+					if c.then != nil {
+						c.then(f, queue, parent)
+						f.Check()
+						require.Equal(f, c.last, f.State(child), "parent %s, afterwards", c.parent)
+					}
+					info, err := f.Q.Get(ctx, child)
+					require.NoError(f, err)
+					require.Equal(f, []codeq.ID{parent}, info.After)
+					require.Equal(f, c.onDead, info.OnDead)
+				}
+			})
+		})
+	}
+}
+
+// TestOnDead: what becomes of a task when a parent dies that it waits for.
+func TestOnDead(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, l := range flowLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: l.shards}, func(f *queuetest.FlowTest) {
+				parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+				children := make(map[codeq.OnDead]codeq.ID)
+				for _, onDead := range []codeq.OnDead{codeq.HoldOnDead, codeq.CancelOnDead, codeq.RunOnDead} {
+					children[onDead] = f.ProduceAt(l.child, codeq.Task{
+						Queue: "child", After: []codeq.ID{parent}, OnDead: onDead, Retention: codeq.Forever,
+					})
+				}
+				f.Check()
+				f.Die("parent")
+				f.RequireState(codeq.Blocked, children[codeq.HoldOnDead])
+				f.RequireState(codeq.Canceled, children[codeq.CancelOnDead])
+				f.RequireState(codeq.Ready, children[codeq.RunOnDead])
+				f.Reopen()
+				for range 2 { // it dies again
+					require.NoError(f, f.Q.RedriveDead(ctx, parent))
+					f.Check()
+					f.RequireState(codeq.Blocked, children[codeq.HoldOnDead])
+					f.Die("parent")
+				}
+				n, err := f.Q.RedriveAllDead(ctx, codeq.DeadFilter{Queue: "parent"})
+				require.NoError(f, err)
+				require.Equal(f, 1, n)
+				f.Complete("parent")
+				f.RequireState(codeq.Ready, children[codeq.HoldOnDead])
+				f.RequireState(codeq.Canceled, children[codeq.CancelOnDead])
+			})
+		})
+	}
+}
+
+// TestDeadParentIsKept: a dead letter that others wait for does not expire,
+// whether they began to wait before its death or after.
+func TestDeadParentIsKept(t *testing.T) {
+	ctx := context.Background()
+	for _, l := range flowLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: l.shards}, func(f *queuetest.FlowTest) {
+				for _, queue := range []string{"before", "after", "lonely"} {
+					require.NoError(f, f.Q.Configure(ctx, queue, func(s *codeq.Settings) { s.DeadRetention = time.Hour }))
+				}
+				before := f.ProduceAt(0, codeq.Task{Queue: "before"})
+				after := f.ProduceAt(0, codeq.Task{Queue: "after"})
+				lonely := f.ProduceAt(0, codeq.Task{Queue: "lonely"})
+				child1 := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{before}})
+				f.Check()
+				f.Die("before")
+				f.Die("after")
+				f.Die("lonely")
+				time.Sleep(30 * time.Minute)
+				child2 := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{after}})
+				f.Check()
+				time.Sleep(24 * time.Hour)
+				f.Check()
+				f.RequireGone(lonely)
+				f.RequireState(codeq.Dead, before, after)
+				f.RequireState(codeq.Blocked, child1, child2)
+				f.Reopen()
+				for _, id := range []codeq.ID{before, after} {
+					require.NoError(f, f.Q.RedriveDead(ctx, id))
+				}
+				f.Complete("before")
+				f.Complete("after")
+				f.RequireState(codeq.Ready, child1, child2)
+			})
+		})
+	}
+}
+
+// TestCanceledChildIsForgotten: a parent ends in peace whose child was canceled
+// and is not kept.
+func TestCanceledChildIsForgotten(t *testing.T) {
+	for _, l := range flowLayouts {
+		queuetest.InFlow(t, codeq.Options{Shards: l.shards}, func(f *queuetest.FlowTest) {
+			parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+			child := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+			sibling := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+			f.Check()
+			f.Cancel(child)
+			f.RequireGone(child)
+			f.Reopen()
+			f.Complete("parent")
+			f.RequireGone(child)
+			f.RequireState(codeq.Ready, sibling)
+		})
+	}
+}
+
+// TestAlterAsParentsEnd: a task is altered in the group in which the last of its parents
+// ends. It goes on in the next one, and nothing says any more that it waits.
+func TestAlterAsParentsEnd(t *testing.T) {
+	ctx := context.Background()
+	for _, c := range []struct {
+		name  string
+		alter func(f *queuetest.FlowTest, child codeq.ID) error
+		want  codeq.State
+	}{
+		{"priority", func(f *queuetest.FlowTest, child codeq.ID) error { return f.Q.SetPriority(ctx, child, 7) }, codeq.Ready},
+		{"later", func(f *queuetest.FlowTest, child codeq.ID) error {
+			return f.Q.SetRunAt(ctx, child, time.Now().Add(time.Hour))
+		}, codeq.Scheduled},
+		{"now", func(f *queuetest.FlowTest, child codeq.ID) error { return f.Q.SetRunAt(ctx, child, time.Time{}) }, codeq.Ready},
+		{"replace", func(f *queuetest.FlowTest, child codeq.ID) error {
+			id, err := f.Q.Produce(ctx, codeq.Task{Queue: "b", Priority: 7, Unique: codeq.Unique{Key: "k", Replace: true}})
+			require.Equal(f, child, id)
+			return err
+		}, codeq.Ready},
+		{"cancel", func(f *queuetest.FlowTest, child codeq.ID) error { return f.Q.Cancel(ctx, child) }, codeq.Canceled},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: 1, Retention: codeq.Forever}, func(f *queuetest.FlowTest) {
+				parent := f.ProduceAt(0, codeq.Task{Queue: "a"})
+				child := f.ProduceAt(0, codeq.Task{Queue: "b", After: []codeq.ID{parent}, Unique: codeq.Unique{Key: "k", Replace: true}})
+				last := f.ProduceAt(0, codeq.Task{Queue: "c", After: []codeq.ID{child}, OnDead: codeq.RunOnDead})
+				synctest.Wait()
+				l := f.Claim("a")
+				goOn := queuetest.Hold(f.Q, 0)
+				synctest.Wait()
+				done := make(chan error, 2)
+				go func() { done <- f.Q.Complete(ctx, l.Receipt, nil) }()
+				synctest.Wait()
+				go func() { done <- c.alter(f, child) }()
+				synctest.Wait()
+				goOn()
+				require.NoError(f, errors.Join(<-done, <-done))
+				synctest.Wait()
+				f.RequireState(c.want, child)
+				f.Check()
+				f.Reopen()
+				if c.want == codeq.Scheduled {
+					time.Sleep(2 * time.Hour)
+				}
+				if c.want != codeq.Canceled {
+					f.Complete("b")
+					synctest.Wait()
+					f.RequireState(codeq.Ready, last)
+				}
+			})
+		})
+	}
+}
+
+// TestCanceledParent: when a call has returned that produces a task, its parents know of it: the
+// task goes with one that is canceled or purged the next moment, wherever both lie.
+func TestCanceledParent(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, shards := range []int{1, 4} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+				produce := func(task codeq.Task) codeq.ID {
+					f.Helper()
+					id, err := f.Q.Produce(ctx, task)
+					require.NoError(f, err)
+					return id
+				}
+				cancel := func(id codeq.ID) {
+					f.Helper()
+					require.NoError(f, f.Q.Cancel(ctx, id))
+				}
+				claim := func(queue string) *codeq.Lease {
+					f.Helper()
+					l, err := f.Q.Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
+					require.NoError(f, err)
+					return l
+				}
+				child := func(parents ...codeq.ID) codeq.Task {
+					return codeq.Task{Queue: "child", After: parents, Retention: codeq.Forever}
+				}
+				var children []codeq.ID
+				for i := range 50 {
+					parent := produce(codeq.Task{Queue: "parent"})
+					switch i % 5 {
+					case 0:
+						children = append(children, produce(child(parent)))
+						cancel(parent)
+					case 1: // another one is completed
+						other := produce(codeq.Task{Queue: "other"})
+						children = append(children, produce(child(other, parent)))
+						require.NoError(f, f.Q.Complete(ctx, claim("other").Receipt, nil))
+						cancel(parent)
+					case 2: // a batch, with some that belong to certain shards
+						bound := child(parent)
+						bound.Group = fmt.Sprint("g", i)
+						ids, err := f.Q.ProduceBatch(ctx, []codeq.Task{child(parent), bound, child(parent)})
+						require.NoError(f, err)
+						children = append(children, ids...)
+						cancel(parent)
+					case 3: // follow-ups, of which one goes to another shard first
+						produce(codeq.Task{Queue: "before"})
+						l := claim("before")
+						first, bound := child(parent, l.ID), child(parent, l.ID)
+						first.OnMissing, bound.OnMissing, bound.Unique.Key = codeq.RefuseOnMissing, codeq.CancelOnMissing, fmt.Sprint("k", i)
+						require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil, first, bound))
+						cancel(parent)
+					default: // a dead letter, which does not expire while others wait
+						require.NoError(f, f.Q.Configure(ctx, "dying", func(s *codeq.Settings) { s.DeadRetention = time.Second }))
+						dead := produce(codeq.Task{Queue: "dying"})
+						require.NoError(f, f.Q.DeadLetter(ctx, claim("dying").Receipt, nil))
+						children = append(children, produce(child(dead)))
+						time.Sleep(time.Minute)
+						n, err := f.Q.PurgeDead(ctx, codeq.DeadFilter{Queue: "dying"})
+						require.NoError(f, err)
+						require.Equal(f, 1, n)
+						cancel(parent)
+					}
+				}
+				f.RequireState(codeq.Canceled, children...)
+				require.EqualValues(f, 80, f.Counts("child").Canceled)
+				require.Zero(f, f.Counts("child").Ready)
+			})
+		})
+	}
+}
+
+// TestManyParents: beyond those that are looked up at once, parents of the same shard are told by
+// messages, for which the call waits as well; and a tick tells those of its shard.
+func TestManyParents(t *testing.T) {
+	ctx := context.Background()
+	queuetest.InFlow(t, codeq.Options{Shards: 1}, func(f *queuetest.FlowTest) {
+		parents := f.Batch(slices.Repeat([]codeq.Task{{Queue: "parent"}}, 1000)...)
+		child, err := f.Q.Produce(ctx, codeq.Task{Queue: "child", After: parents, Retention: codeq.Forever})
+		require.NoError(f, err)
+		require.NoError(f, f.Q.Cancel(ctx, parents[999]))
+		f.RequireState(codeq.Canceled, child)
+
+		task := codeq.Task{Queue: "tick", After: parents[:1], Retention: codeq.Forever}
+		require.NoError(f, f.Q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Minute, Task: task}))
+		time.Sleep(time.Minute)
+		require.EqualValues(f, 1, f.Counts("tick").Blocked)
+		require.NoError(f, f.Q.Cancel(ctx, parents[0]))
+		require.EqualValues(f, 1, f.Counts("tick").Canceled)
+		time.Sleep(time.Minute)
+		require.EqualValues(f, 1, f.Counts("tick").Ready, "the parent is missing")
+	})
+}
+
+// TestOnMissing: what becomes of a task whose parent is gone.
+func TestOnMissing(t *testing.T) {
+	ctx := context.Background()
+	for _, l := range flowLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: l.shards}, func(f *queuetest.FlowTest) {
+				gone := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+				f.Cancel(gone)
+				task := func(how codeq.OnMissing) codeq.Task {
+					return codeq.Task{Queue: "child", After: []codeq.ID{gone}, OnMissing: how, Retention: codeq.Forever}
+				}
+				run := f.ProduceAt(l.child, task(codeq.RunOnMissing))
+				stop := f.ProduceAt(l.child, task(codeq.CancelOnMissing))
+				f.RequireState(codeq.Ready, run)
+				f.RequireState(codeq.Canceled, stop)
+				info, err := f.Q.Get(ctx, stop)
+				require.NoError(f, err)
+				require.Equal(f, codeq.CancelOnMissing, info.OnMissing)
+
+				refused := task(codeq.RefuseOnMissing)
+				_, err = f.Q.Produce(ctx, refused)
+				require.ErrorIs(f, err, codeq.ErrNotFound)
+				require.ErrorContains(f, err, gone.String())
+				_, err = f.Q.ProduceBatch(ctx, []codeq.Task{{Queue: "child"}, refused})
+				require.ErrorIs(f, err, codeq.ErrNotFound)
+				require.ErrorContains(f, err, "task 1")
+				err = f.Q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Minute, Task: refused})
+				require.ErrorIs(f, err, codeq.ErrNotFound)
+				f.ProduceAt(0, codeq.Task{Queue: "before"})
+				lease := f.Claim("before")
+				require.ErrorIs(f, f.Q.Complete(ctx, lease.Receipt, nil, refused), codeq.ErrNotFound)
+				require.NoError(f, f.Q.Complete(ctx, lease.Receipt, nil), "nothing was done before")
+				require.EqualValues(f, 1, f.Counts("child").Ready)
+
+				parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+				keyed := codeq.Task{Queue: "child", After: []codeq.ID{parent}, OnMissing: codeq.RefuseOnMissing, Unique: codeq.Unique{Key: "k"}}
+				id, err := f.Q.Produce(ctx, keyed)
+				require.NoError(f, err)
+				f.Complete("parent")
+				f.RequireState(codeq.Ready, id)
+				again, err := f.Q.Produce(ctx, keyed)
+				require.ErrorIs(f, err, codeq.ErrDuplicate, "it was stored, whatever has become of the parent")
+				require.Equal(f, id, again)
+
+				_, err = f.Q.Produce(ctx, codeq.Task{Queue: "child", OnMissing: codeq.RefuseOnMissing + 1})
+				require.ErrorIs(f, err, codeq.ErrInvalid)
+			})
+		})
+	}
+}
+
+// TestOnDeadOfSeveralParents: one parent is enough to cancel, and all have to
+// end for the task to go on.
+func TestOnDeadOfSeveralParents(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+			var parents []codeq.ID
+			for i := range 3 {
+				parents = append(parents, f.ProduceAt(i%shards, codeq.Task{Queue: fmt.Sprint(i)}))
+			}
+			hold := f.ProduceAt(0, codeq.Task{Queue: "hold", After: parents, Retention: codeq.Forever})
+			run := f.ProduceAt(0, codeq.Task{Queue: "run", After: parents, OnDead: codeq.RunOnDead, Retention: codeq.Forever})
+			stop := f.ProduceAt(0, codeq.Task{Queue: "stop", After: parents, OnDead: codeq.CancelOnDead, Retention: codeq.Forever})
+			f.Complete("0")
+			f.Die("1")
+			f.RequireState(codeq.Blocked, hold, run)
+			f.RequireState(codeq.Canceled, stop)
+			f.Die("2")
+			f.RequireState(codeq.Blocked, hold)
+			f.RequireState(codeq.Ready, run)
+			f.Cancel(parents[1])
+			f.RequireState(codeq.Canceled, hold)
+			require.NoError(f, f.Q.RedriveDead(context.Background(), parents[2]))
+			f.Complete("2")
+			f.RequireState(codeq.Canceled, hold, stop)
+		})
+	}
+}
+
+// TestChildWaitsForMore: when its parents have ended, a task may still have to
+// wait for its time, its turn, or room.
+func TestChildWaitsForMore(t *testing.T) {
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			queuetest.InFlow(t, codeq.Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(f *queuetest.FlowTest) {
+				after := func(task codeq.Task) codeq.ID { // a child of a task of the queue parent
+					parent := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "parent"})[0]
+					task.After = []codeq.ID{parent}
+					id := queuetest.Produce(f.T, f.Q, task)[0]
+					f.Check()
+					f.RequireState(codeq.Blocked, id)
+					return id
+				}
+
+				later := after(codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Hour)})
+				f.Complete("parent")
+				f.RequireState(codeq.Scheduled, later)
+				time.Sleep(time.Hour)
+				f.RequireState(codeq.Ready, later)
+				late := after(codeq.Task{Queue: "later", RunAt: time.Now().Add(time.Minute)})
+				time.Sleep(time.Hour)
+				f.RequireState(codeq.Blocked, late)
+				f.Complete("parent")
+				f.RequireState(codeq.Ready, late)
+
+				rival := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "group", Group: "g"})[0]
+				inGroup := after(codeq.Task{Queue: "group", Group: "g"})
+				f.Complete("parent")
+				f.RequireState(codeq.Blocked, inGroup)
+				f.RequireState(codeq.Ready, rival)
+				f.Complete("group")
+				f.RequireState(codeq.Ready, inGroup)
+				second := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "group", Group: "g"})[0]
+				f.RequireState(codeq.Blocked, second)
+				f.Complete("group")
+				f.RequireState(codeq.Ready, second)
+				waits := after(codeq.Task{Queue: "group2", Group: "g"})
+				third := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "group2", Group: "g"})[0]
+				f.RequireState(codeq.Ready, third) // who waits for parents does not have the turn
+				f.Cancel(third)
+				f.RequireState(codeq.Blocked, waits)
+				f.Complete("parent")
+				f.Complete("group2")
+
+				require.NoError(f, f.Q.Configure(ctx, "limited", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
+				queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "limited", LimitKey: "k"})
+				lease := f.Claim("limited")
+				limited := after(codeq.Task{Queue: "limited", LimitKey: "k"})
+				f.Complete("parent")
+				require.Nil(f, queuetest.ClaimNow(f.T, f.Q, "limited"))
+				f.RequireState(codeq.Blocked, limited)
+				require.NoError(f, f.Q.Complete(ctx, lease.Receipt, nil))
+				f.Complete("limited")
+
+				unique := after(codeq.Task{Queue: "unique", Unique: codeq.Unique{Key: "k"}})
+				id, err := f.Q.Produce(ctx, codeq.Task{Queue: "unique", Unique: codeq.Unique{Key: "k"}})
+				require.ErrorIs(f, err, codeq.ErrDuplicate)
+				require.Equal(f, unique, id)
+				id, err = f.Q.Produce(ctx, codeq.Task{Queue: "unique", Payload: []byte("new"), Unique: codeq.Unique{Key: "k", Replace: true}})
+				require.NoError(f, err)
+				require.Equal(f, unique, id)
+				f.Check()
+				f.RequireState(codeq.Blocked, unique) // it waits for its parent still
+				info, err := f.Q.Get(ctx, unique)
+				require.NoError(f, err)
+				require.Len(f, info.After, 1)
+				f.Complete("parent")
+				require.Equal(f, "new", string(f.Claim("unique").Payload))
+			})
+		})
+	}
+}
+
+// TestBlockedTaskIsChanged: a task keeps its parents when it gets another
+// priority or time.
+func TestBlockedTaskIsChanged(t *testing.T) {
+	ctx := context.Background()
+	for _, shards := range []int{1, 3} {
+		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
+			p1, p2 := f.ProduceAt(0, codeq.Task{Queue: "p1"}), f.ProduceAt(shards-1, codeq.Task{Queue: "p2"})
+			child := f.ProduceAt(0, codeq.Task{Queue: "child", After: []codeq.ID{p1, p2}})
+			rival := f.ProduceAt(0, codeq.Task{Queue: "child", Priority: 3})
+			require.NoError(f, f.Q.SetPriority(ctx, child, 7))
+			f.Check()
+			f.Complete("p1")
+			require.NoError(f, f.Q.SetRunAt(ctx, child, time.Now().Add(time.Hour)))
+			f.Check()
+			f.RequireState(codeq.Blocked, child)
+			f.Reopen()
+			f.Complete("p2")
+			f.RequireState(codeq.Scheduled, child)
+			require.NoError(f, f.Q.SetRunAt(ctx, child, time.Time{}))
+			f.Check()
+			require.Equal(f, child, f.Claim("child").ID)
+			require.Equal(f, rival, f.Claim("child").ID)
+		})
+	}
+}
+
+// TestChildrenGoOnInOneCommit: the end of a task lets the first of those go on that wait for nobody
+// else, in its own commit, and looks up nothing but their records; one that waits for another
+// parent too goes on with the last of them.
+func TestChildrenGoOnInOneCommit(t *testing.T) {
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		family := []codeq.Task{{Queue: "parent"}, {Queue: "parent"}, {Queue: "both", After: []codeq.ID{codeq.Nth(0), codeq.Nth(1)}}}
+		for range engine.TellAtOnce / 2 {
+			family = append(family, codeq.Task{Queue: "child", After: []codeq.ID{codeq.Nth(0), codeq.Nth(0)}})
+		}
+		_, err := q.ProduceBatch(t.Context(), family)
+		require.NoError(t, err)
+		queuetest.RequireSettled(t, q)
+		end := func() (reads int, commits uint64) {
+			l := queuetest.ClaimNow(t, q, "parent")
+			reads, commits = readsOf(t, q), inspect.Of(q).Commits()
+			queuetest.Complete(t, q, l)
+			synctest.Wait()
+			return readsOf(t, q) - reads, inspect.Of(q).Commits() - commits
+		}
+		reads, commits := end()
+		require.EqualValues(t, 1, commits)
+		require.LessOrEqual(t, reads, 2*(engine.TellAtOnce/2+1), "a dependent and a record each")
+		require.EqualValues(t, engine.TellAtOnce/2, queuetest.CountsOf(t, q, "child").Ready)
+		require.Equal(t, codeq.Counts{Blocked: 1}, queuetest.CountsOf(t, q, "both"))
+		_, commits = end()
+		require.EqualValues(t, 1, commits)
+		require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, q, "both"))
+	})
+}
+
+// TestParentsThatDoNotAnswer: a call that cannot wait until a parent knows of its task says that
+// the task is stored; the parent hears of it later.
+func TestParentsThatDoNotAnswer(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 2}, func(f *queuetest.FlowTest) {
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		goOn := queuetest.Hold(f.Q, 0)
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		child, err := f.Q.Produce(ctx, codeq.Task{Queue: "child", LimitKey: f.KeyOf("child", 1), After: []codeq.ID{parent}, Retention: codeq.Forever})
+		require.ErrorIs(f, err, codeq.ErrUncertain)
+		require.ErrorIs(f, err, context.DeadlineExceeded)
+		require.ErrorContains(f, err, "it is stored")
+		goOn()
+		f.RequireState(codeq.Blocked, child)
+		f.Cancel(parent)
+		f.RequireState(codeq.Canceled, child)
+	})
+}
+
+// TestParentsOnFullDisk: below the level on which messages go on, a call that has stored tasks does
+// not wait until the parents know of them: neither one that comes then, nor one that waits already.
+// They learn of it when there is room.
+func TestParentsOnFullDisk(t *testing.T) {
+	t.Parallel()
+	disk := testkit.NewSmallDisk(testkit.FreeAt[engine.Roomy])
+	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 2, MinFreeBytes: testkit.MinFree, MemTableBytes: 256 << 10, LeaseFor: time.Hour}, inspect.Private{FS: disk}), func(f *queuetest.FlowTest) {
+		ctx, child := context.Background(), codeq.Task{Queue: "child", LimitKey: f.KeyOf("child", 1), Retention: codeq.Forever}
+		stored := func(err error) {
+			f.Helper()
+			require.ErrorIs(f, err, codeq.ErrUncertain)
+			require.NotErrorIs(f, err, codeq.ErrDiskFull, "which says that nothing was stored")
+			require.ErrorContains(f, err, "make room on the disk")
+		}
+		room := func(level engine.Room) {
+			time.Sleep(2 * store.LookEvery * time.Millisecond) // flushes end
+			disk.Free(testkit.FreeAt[level])
+			time.Sleep(2 * store.LookEvery * time.Millisecond)
+		}
+		parents := []codeq.ID{f.ProduceAt(0, codeq.Task{Queue: "parent"}), f.ProduceAt(0, codeq.Task{Queue: "parent"})}
+		f.ProduceAt(1, codeq.Task{Queue: "work"})
+		l := f.Claim("work")
+
+		goOn := queuetest.Hold(f.Q, 0)
+		waits := make(chan error, 1)
+		var first codeq.ID
+		go func() {
+			task := child
+			task.After = parents[:1]
+			var err error
+			first, err = f.Q.Produce(ctx, task)
+			waits <- err
+		}()
+		synctest.Wait()
+		require.Empty(f, waits)
+		room(engine.RoomScarce)
+		stored(<-waits)
+		goOn()
+
+		child.After = parents[1:]
+		began := time.Now()
+		stored(f.Q.Complete(ctx, l.Receipt, nil, child))
+		require.Less(f, time.Since(began), time.Second)
+		room(engine.Roomy)
+		f.RequireState(codeq.Blocked, first)
+		for _, parent := range parents {
+			f.Cancel(parent)
+		}
+		f.RequireState(codeq.Canceled, first)
+		require.Equal(f, codeq.Counts{Canceled: 2}, f.Counts("child"))
+	})
+}
+
+// TestParentsOfFailedShard: nobody waits for a shard that takes no messages any more.
+func TestParentsOfFailedShard(t *testing.T) {
+	queuetest.InFlow(t, codeq.Options{Shards: 2}, func(f *queuetest.FlowTest) {
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		_ = inspect.Of(f.Q).Owner(0, func(*inspect.Owner) error { panic(testkit.Injected("of the test")) })
+		synctest.Wait()
+		for range 2 {
+			id, err := f.Q.Produce(context.Background(), codeq.Task{Queue: "child", LimitKey: f.KeyOf("child", 1), After: []codeq.ID{parent}})
+			require.ErrorIs(f, err, codeq.ErrUncertain)
+			require.ErrorIs(f, err, codeq.ErrFailed)
+			require.NotZero(f, id)
+		}
+		_ = f.Q.Close() // of a queue that has failed
+		f.Open()
+		synctest.Wait()
+	})
+}
+
+// chainOver is tasks that wait for each other in turn, and belong to one shard after the other.
+func chainOver(i int) (chain []codeq.Task) {
+	for n := range 5 {
+		task := codeq.Task{Queue: "chain", LimitKey: queuetest.KeyOf("chain", (i+n)%3, 3), Payload: fmt.Appendf(nil, "%d.%d", i, n)}
+		if n > 0 {
+			task.After = []codeq.ID{codeq.Nth(n - 1)}
+		}
+		chain = append(chain, task)
+	}
+	return append(chain, codeq.Task{Queue: "chain", Payload: fmt.Appendf(nil, "%d.5", i), After: []codeq.ID{codeq.Nth(0), codeq.Nth(2), codeq.Nth(4)}})
+}
+
+// TestTellChildrenInPieces: the end of a task for which many wait is told in small groups, of which
+// a crash or a close may interrupt any; a redrive or a purge of the task waits until
+// all know, so that each of them knows of this end.
+func TestTellChildrenInPieces(t *testing.T) {
+	n := testkit.Sized(1500, 4000, 100_000)
+	ctx := context.Background()
+	ends := map[string]func(f *queuetest.FlowTest, l *codeq.Lease){
+		"done":   func(f *queuetest.FlowTest, l *codeq.Lease) { require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil)) },
+		"dead":   func(f *queuetest.FlowTest, l *codeq.Lease) { require.NoError(f, f.Q.DeadLetter(ctx, l.Receipt, nil)) },
+		"cancel": func(f *queuetest.FlowTest, l *codeq.Lease) { require.NoError(f, f.Q.Cancel(ctx, l.ID)) },
+	}
+	then := map[string]func(f *queuetest.FlowTest, parent codeq.ID){
+		"nothing": func(*queuetest.FlowTest, codeq.ID) {},
+		"reopen":  func(f *queuetest.FlowTest, _ codeq.ID) { require.NoError(f, f.Q.Close()); f.Open() },
+		"redrive": func(f *queuetest.FlowTest, parent codeq.ID) {
+			if err := f.Q.RedriveDead(ctx, parent); err == nil {
+				require.NoError(f, f.Q.Complete(ctx, f.Claim("parents").Receipt, nil))
+			}
+		},
+		"purge": func(f *queuetest.FlowTest, _ codeq.ID) {
+			_, err := f.Q.PurgeDead(ctx, codeq.DeadFilter{})
+			require.NoError(f, err)
+		},
+	}
+	for _, shards := range []int{1, 3} {
+		for end, finish := range ends {
+			for next, do := range then {
+				t.Run(fmt.Sprintf("%s, %s, %d shards", end, next, shards), func(t *testing.T) {
+					t.Parallel()
+					queuetest.InFlow(t, codeq.Options{Shards: shards, Limits: codeq.Limits{Parents: 1 << 20}}, func(f *queuetest.FlowTest) {
+						parent := queuetest.Produce(t, f.Q, codeq.Task{Queue: "parents"})[0]
+						for i := 0; i < n; i += 500 {
+							tasks := make([]codeq.Task, 500)
+							for j := range tasks {
+								onDead := codeq.OnDead(j % 3)
+								tasks[j] = codeq.Task{Queue: fmt.Sprint("children", onDead), After: []codeq.ID{parent}, OnDead: onDead}
+							}
+							f.Batch(tasks...)
+						}
+						f.Check()
+						l := f.Claim("parents")
+						for i := range inspect.Of(f.Q).Shards() {
+							queuetest.SlowDown(t, f.Q, i, time.Millisecond)
+						}
+						finish(f, l)
+						require.NoError(t, queuetest.CheckAll(f.Q), "amid")
+						do(f, parent)
+						for i := range inspect.Of(f.Q).Shards() { // as long as somebody tells
+							err := queuetest.ErrBusy
+							for tries := 0; errors.Is(err, queuetest.ErrBusy) && tries < n; tries++ {
+								time.Sleep(time.Millisecond)
+								err = inspect.Of(f.Q).Owner(i, func(o *inspect.Owner) error {
+									u := o.Rules.Probe().Usage()
+									if o.Busy || u.Telling > 0 || slices.ContainsFunc(u.OutWaiting, func(n uint64) bool { return n > 0 }) {
+										return queuetest.ErrBusy
+									}
+									return nil
+								})
+							}
+							require.NoError(t, err)
+						}
+						synctest.Wait()
+						third := uint64(n / 3)
+						for onDead := codeq.HoldOnDead; onDead <= codeq.RunOnDead; onDead++ {
+							queue := fmt.Sprint("children", onDead)
+							got := queuetest.CountsOf(t, f.Q, queue)
+							switch {
+							case end == "done", end == "dead" && onDead == codeq.RunOnDead:
+								require.InDelta(t, third, got.Ready, 500, queue)
+								require.Equal(t, codeq.Counts{Ready: got.Ready}, got, queue)
+							case end == "cancel", onDead == codeq.CancelOnDead, next == "purge":
+								require.Equal(t, codeq.Counts{}, got, queue)
+							case next == "redrive":
+								require.InDelta(t, third, got.Ready, 500, queue)
+							default:
+								require.InDelta(t, third, got.Blocked, 500, queue)
+							}
+						}
+						st, err := f.Q.StorageStats()
+						require.NoError(t, err)
+						told := int64(0)
+						for _, s := range st.Shards {
+							told += s.Upkeep[codeq.UpkeepTell].Count
+							require.LessOrEqual(t, s.Upkeep[codeq.UpkeepTell].MaxRecords, int64(2100))
+						}
+						require.Positive(t, told)
+					})
+				})
+			}
+		}
+	}
+}

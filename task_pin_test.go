@@ -1,0 +1,327 @@
+package codeq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/engine"
+	"codeq/internal/keys"
+	"codeq/internal/simtest"
+	"codeq/test/queuetest"
+)
+
+// pinTest is parents whose retention is a minute, and children that take longer.
+type pinTest struct{ *queuetest.FlowTest }
+
+// inPins runs a test with parents in shard 0 and children in the same shard and in another.
+func inPins(t *testing.T, test func(f *pinTest, child int)) {
+	for _, layout := range flowLayouts {
+		t.Run(layout.name, func(t *testing.T) {
+			opts := codeq.Options{Shards: layout.shards, Retention: time.Minute, LeaseFor: 24 * time.Hour}
+			queuetest.InFlow(t, opts, func(f *queuetest.FlowTest) { test(&pinTest{f}, layout.child) })
+		})
+	}
+}
+
+// finish claims the next task of a queue and completes it with a result.
+func (f *pinTest) finish(queue, result string) {
+	f.Helper()
+	require.NoError(f, f.Q.Complete(context.Background(), f.Claim(queue).Receipt, []byte(result)))
+	f.Check()
+}
+
+// wait lets an hour pass, as many minutes: every retention ends several times.
+func (f *pinTest) wait() {
+	f.Helper()
+	for range 60 {
+		time.Sleep(time.Minute)
+		synctest.Wait()
+	}
+	f.Check()
+}
+
+// requireResult makes sure that a parent's result can be read.
+func (f *pinTest) requireResult(parent codeq.ID, want string) {
+	f.Helper()
+	info, err := f.Q.Get(context.Background(), parent)
+	require.NoError(f, err)
+	require.Equal(f, want, string(info.Result))
+}
+
+// requireForgotten makes sure that a task is forgotten within its retention from now on.
+func (f *pinTest) requireForgotten(ids ...codeq.ID) {
+	f.Helper()
+	f.Check()
+	time.Sleep(2 * time.Minute)
+	f.RequireGone(ids...)
+	f.Check()
+	require.Zero(f, queuetest.Stored(f.T, f.Q, keys.Pin)+queuetest.Stored(f.T, f.Q, keys.Pinned), "pins that are left")
+}
+
+// TestPinnedResult: the result of a kept parent is there until the last child that
+// waited for it has ended, whatever the child waits for in the meantime, and no longer.
+func TestPinnedResult(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	inPins(t, func(f *pinTest, child int) {
+		slow := f.ProduceAt(0, codeq.Task{Queue: "slow"})
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		first := f.ProduceAt(child, codeq.Task{Queue: "first", After: []codeq.ID{parent}})
+		last := f.ProduceAt(child, codeq.Task{
+			Queue: "last", After: []codeq.ID{parent, slow}, RunAt: time.Now().Add(5 * time.Hour), Group: "g",
+		})
+		before := f.ProduceAt(child, codeq.Task{Queue: "before", Group: "g"}) // has the turn, perhaps
+		f.Check()
+		f.finish("parent", "kept")
+		f.wait() // the first is not claimed yet
+		f.requireResult(parent, "kept")
+		f.finish("first", "")
+		f.wait() // the last waits for another parent
+		f.RequireGone(first)
+		f.Reopen()
+		f.requireResult(parent, "kept")
+		f.finish("slow", "too")
+		for range 4 { // it waits for its time
+			f.wait()
+		}
+		f.requireResult(slow, "too")
+		f.finish("before", "")
+		f.Reopen()
+		l := f.Claim("last")
+		f.wait() // and is in a worker's hands
+		require.NoError(f, f.Q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("again")}))
+		f.wait()
+		f.requireResult(parent, "kept")
+		f.finish("last", "")
+		f.requireForgotten(parent, slow, last, before)
+	})
+}
+
+// TestUnpin: whatever ends a child lets go of its parents.
+func TestUnpin(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for name, end := range map[string]func(f *pinTest, child codeq.ID){
+		"cancel ready": func(f *pinTest, child codeq.ID) { f.Cancel(child) },
+		"cancel leased": func(f *pinTest, child codeq.ID) {
+			f.Claim("child")
+			f.Cancel(child)
+		},
+		"purge": func(f *pinTest, _ codeq.ID) {
+			f.Die("child")
+			f.wait()
+			n, err := f.Q.PurgeDead(ctx, codeq.DeadFilter{})
+			require.NoError(f, err)
+			require.Equal(f, 1, n)
+		},
+		"redrive": func(f *pinTest, child codeq.ID) {
+			f.Die("child")
+			f.wait()
+			f.RequireState(codeq.Done, f.parents()...)
+			require.NoError(f, f.Q.RedriveDead(ctx, child))
+			f.finish("child", "")
+		},
+		"cancel dead": func(f *pinTest, child codeq.ID) {
+			f.Die("child")
+			f.Cancel(child)
+		},
+		"forgotten dead letter": func(f *pinTest, child codeq.ID) {
+			require.NoError(f, f.Q.Configure(ctx, "child", func(s *codeq.Settings) {
+				s.DeadRetention = 3 * time.Hour
+			}))
+			f.Die("child")
+			f.wait()
+			f.wait()
+			f.RequireState(codeq.Dead, child)
+			f.RequireState(codeq.Done, f.parents()...)
+			f.wait()
+			f.wait()
+			f.RequireGone(child)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPins(t, func(f *pinTest, at int) {
+				parents := []codeq.ID{f.ProduceAt(0, codeq.Task{Queue: "parent"}), f.ProduceAt(0, codeq.Task{Queue: "parent"})}
+				child := f.ProduceAt(at, codeq.Task{Queue: "child", After: parents, MaxAttempts: 1})
+				f.Check()
+				f.finish("parent", "a")
+				f.finish("parent", "b")
+				f.wait()
+				f.RequireState(codeq.Done, parents...)
+				end(f, child)
+				f.requireForgotten(append(parents, child)...)
+			})
+		})
+	}
+}
+
+// parents is the tasks that are done and kept.
+func (f *pinTest) parents() (ids []codeq.ID) {
+	f.Helper()
+	for t, err := range f.Q.List(context.Background(), codeq.ListOptions{State: codeq.Done, Queue: "parent"}) {
+		require.NoError(f, err)
+		ids = append(ids, t.ID)
+	}
+	require.Len(f, ids, 2)
+	return ids
+}
+
+// TestPinByExisting: a child that comes when its parent has ended keeps it as well; one that
+// was canceled while it waited does not; and nobody keeps what is kept for ever, or not at all.
+func TestPinByExisting(t *testing.T) {
+	inPins(t, func(f *pinTest, at int) {
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		f.finish("parent", "kept")
+		time.Sleep(30 * time.Second)
+		children := []codeq.ID{
+			f.ProduceAt(at, codeq.Task{Queue: "child", After: []codeq.ID{parent}}),
+			f.ProduceAt(at, codeq.Task{Queue: "child", After: []codeq.ID{parent}}),
+		}
+		f.Check()
+		f.finish("child", "")
+		f.wait()
+		f.requireResult(parent, "kept")
+		f.finish("child", "")
+		f.requireForgotten(append(children, parent)...)
+
+		parent = f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		child := f.ProduceAt(at, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+		f.Check()
+		f.Cancel(child)
+		f.finish("parent", "kept")
+		f.requireResult(parent, "kept")
+		f.requireForgotten(parent, child)
+
+		parent = f.ProduceAt(0, codeq.Task{Queue: "parent", Retention: codeq.Forever})
+		child = f.ProduceAt(at, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+		f.Check()
+		f.finish("parent", "for ever")
+		f.finish("child", "")
+		f.requireForgotten(child)
+		f.wait()
+		f.requireResult(parent, "for ever")
+	})
+}
+
+// TestPinByMany: a parent with more children than are told in the commit of its end, and a child
+// with more parents than it lets go of in one group, leave nothing behind.
+func TestPinByMany(t *testing.T) {
+	t.Parallel()
+	inPins(t, func(f *pinTest, at int) {
+		parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
+		var batch []codeq.Task
+		for range 5 * engine.TellAtOnce {
+			batch = append(batch, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
+		}
+		children, err := queuetest.StartingAt(f.Q, at).ProduceBatch(context.Background(), batch)
+		require.NoError(f, err)
+		f.Check()
+		f.finish("parent", "kept")
+		for i := range children {
+			f.requireResult(parent, "kept")
+			if i%16 == 0 {
+				f.wait()
+			}
+			f.finish("child", "")
+		}
+		f.requireForgotten(append(children, parent)...)
+
+		var parents []codeq.ID
+		for i := range 400 {
+			parents = append(parents, f.ProduceAt(0, codeq.Task{Queue: "parent", Payload: fmt.Append(nil, i)}))
+		}
+		child := f.ProduceAt(at, codeq.Task{Queue: "child", After: parents})
+		f.Check()
+		for range parents {
+			require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("r")))
+		}
+		f.wait()
+		f.RequireState(codeq.Done, parents[0], parents[399])
+		f.finish("child", "")
+		f.requireForgotten(append(parents, child)...)
+	})
+}
+
+// TestPinsAreRepaired: a store without what counts the pins, or with pins of tasks that are lost,
+// is found out and repaired; what the children that are left wait for is kept.
+func TestPinsAreRepaired(t *testing.T) {
+	remove := func(prefix byte) func(t *testing.T, db *pebble.DB) {
+		return func(t *testing.T, db *pebble.DB) {
+			key, _ := queuetest.First(t, db, prefix, nil)
+			require.NoError(t, db.Delete(key, nil))
+		}
+	}
+	for name, damage := range map[string]func(t *testing.T, db *pebble.DB){
+		"count": remove(keys.Pinned),
+		"pin":   remove(keys.Pin),
+		"wrong count": func(t *testing.T, db *pebble.DB) {
+			key, value := queuetest.First(t, db, keys.Pinned, nil)
+			v, err := keys.ParsePinned(value)
+			require.NoError(t, err)
+			v.Count++
+			require.NoError(t, db.Set(key, v.Append(nil), nil))
+		},
+		"child": remove(keys.Index), // with its record
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk := crashfs.New()
+			var parent codeq.ID
+			queuetest.InFlow(t, *queuetest.OnDisk(disk, &codeq.Options{Shards: 1, Retention: time.Minute}), func(f *queuetest.FlowTest) {
+				parent = f.ProduceAt(0, codeq.Task{Queue: "parent"})
+				for range 2 {
+					f.ProduceAt(0, codeq.Task{Queue: "child", After: []codeq.ID{parent}, RunAt: time.Now().Add(time.Hour)})
+				}
+				f.Check()
+				require.NoError(f, f.Q.Complete(context.Background(), f.Claim("parent").Receipt, []byte("kept")))
+			})
+			simtest.AlterStore(t, disk, func(db *pebble.DB) {
+				if name == "child" {
+					key, _ := queuetest.First(t, db, keys.Scheduled, nil)
+					require.NoError(t, db.Delete(key, nil))
+				}
+				damage(t, db)
+			})
+			require.False(t, queuetest.VerifyImage(t, disk, false).OK())
+			r := queuetest.VerifyImage(t, disk, true)
+			require.True(t, r.OK(), "%v", r.Problems)
+			require.True(t, queuetest.VerifyImage(t, disk, false).OK())
+			queuetest.InFlow(t, *queuetest.OnDisk(disk, &codeq.Options{Shards: 1, Retention: time.Minute}), func(g *queuetest.FlowTest) {
+				f := &pinTest{g}
+				f.requireResult(parent, "kept")
+				f.wait()
+				f.wait()
+				f.requireResult(parent, "kept")
+				for l := range f.children() {
+					f.requireResult(parent, "kept")
+					require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
+				}
+				f.Check()
+				if name != "count" { // of which the retention is lost
+					f.requireForgotten(parent)
+				}
+			})
+		})
+	}
+}
+
+// children is the leases of all that are ready.
+func (f *pinTest) children() iter.Seq[*codeq.Lease] {
+	return func(yield func(*codeq.Lease) bool) {
+		for {
+			l, err := f.Q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"child"}, NoWait: true})
+			if errors.Is(err, codeq.ErrEmpty) || !yield(l) {
+				return
+			}
+		}
+	}
+}

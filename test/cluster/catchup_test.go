@@ -1,0 +1,119 @@
+package cluster_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/inspect"
+	"codeq/test/queuetest"
+)
+
+// TestVoteAwaitsCatchUp: a node that is added over a slow link gets a vote when it lacks no more
+// than four messages, however few entries that is.
+func TestVoteAwaitsCatchUp(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		leader, other := c.lead()
+		const entries, close = 24, 4 * 4 // of 1 MiB; a message has at most 4 MiB
+		for range entries {
+			queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a", Payload: make([]byte, 1<<20)})
+		}
+		added := c.node(false)
+		for _, m := range c.members() {
+			c.net.SetBandwidth(m.name, added.name, slowLink)
+		}
+		added.start()
+		outcome := make(chan error, 1)
+		go func() {
+			outcome <- simQueue(other).AddNode(context.Background(), codeq.Peer{Node: added.name, Address: added.name})
+		}()
+		ahead, behind := inspect.Of(simQueue(leader)).Group(0), inspect.Of(simQueue(added)).Group(0)
+		votes := func() bool {
+			return slices.ContainsFunc(ahead.Raft().GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
+				return string(s.Address) == added.name && s.Suffrage == raft.Voter
+			})
+		}
+		for begun := time.Now(); !votes(); time.Sleep(10 * time.Millisecond) {
+			require.Less(t, time.Since(begun), time.Duration(2*entries<<20/slowLink)*time.Second)
+		}
+		require.LessOrEqual(t, ahead.Applied(), behind.Applied()+close)
+		require.NoError(t, <-outcome)
+		c.nodes = append(c.nodes, added)
+	})
+}
+
+// TestVoteAwaitsFiles: a node that is added to a cluster which was a queue by itself gets a vote
+// when it has the files of the store: its log does not have what they contain.
+func TestVoteAwaitsFiles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, first := firstNode(t, 1, codeq.Options{Shards: 1})
+		q := first.alone(t)
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		require.NoError(t, q.Close())
+		c.begin(first)
+		added := c.node(false)
+		c.net.SetBandwidth(first.name, added.name, 1<<10)
+		added.start()
+		outcome := make(chan error, 1)
+		go func() {
+			outcome <- simQueue(first).AddNode(context.Background(), codeq.Peer{Node: added.name, Address: added.name})
+		}()
+		ahead, behind := inspect.Of(simQueue(first)).Group(0), inspect.Of(simQueue(added)).Group(0)
+		for {
+			voters := 0
+			for _, s := range ahead.Raft().GetConfiguration().Configuration().Servers {
+				if s.Suffrage == raft.Voter {
+					voters++
+				}
+			}
+			if voters == 2 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.NotZero(t, behind.Applied())
+		require.NoError(t, <-outcome)
+		c.nodes = append(c.nodes, added)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestJoinLastsWhileItGetsFurther: a node that joins over a slow link gets its files, however long
+// that takes.
+func TestJoinLastsWhileItGetsFurther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const tasks, rate = 12, 32 << 10 // of 1 MiB; bytes per second
+		c, first := firstNode(t, 1, codeq.Options{Shards: 1})
+		q := first.alone(t)
+		for range tasks {
+			payload := make([]byte, 1<<20)
+			for i := range payload {
+				payload[i] = byte(c.rng.Uint32())
+			}
+			queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: payload})
+		}
+		require.NoError(t, q.Close())
+		c.begin(first)
+		c.net.SetBandwidth(first.name, "n1", rate)
+		begun := time.Now()
+		c.another()
+		require.Greater(t, time.Since(begun), tasks<<20/rate*time.Second)
+		require.Greater(t, time.Since(begun), 6*time.Minute)
+		c.net.Unshape()
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}

@@ -1,0 +1,261 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/keys"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// TestCheckpointOfClusterIsOneCut: TestCheckpointIsOneCut, of three nodes with a shard
+// each, whose copies are made on all of them, and two at a time.
+func TestCheckpointOfClusterIsOneCut(t *testing.T) {
+	t.Parallel()
+	seed := testkit.Seed()
+	t.Logf("seed %d", seed)
+	synctest.Test(t, func(t *testing.T) {
+		opts := codeq.Options{Shards: 3, Retention: codeq.Forever, WindowTasks: 64, MemTableBytes: 256 << 10}
+		c := newSimCluster(t, seed, 3, opts)
+		c.awaitLeaders()
+		l := queuetest.NewCopyLoad(t, opts, seed)
+		for _, n := range c.members() {
+			l.Queues = append(l.Queues, simQueue(n))
+		}
+		var mu sync.Mutex // guards made
+		var made []queuetest.Copied
+		l.Run(func() {
+			for i := range *queuetest.Copies {
+				l.After(20 + l.Chance(100))
+				var calls sync.WaitGroup
+				for n := range 2 {
+					calls.Go(func() {
+						one := l.Checkpoint(l.Queues[(i+n)%3], fmt.Sprint("copies/", i))
+						mu.Lock()
+						defer mu.Unlock()
+						made = append(made, one)
+					})
+				}
+				calls.Wait()
+			}
+		})
+		c.rest()
+		require.NoError(t, c.check())
+		for i := range made {
+			l.Check(&made[i])
+		}
+		c.close()
+	})
+}
+
+// TestCheckpointWithoutMajority: Checkpoint on a node that is cut off from its cluster says that no
+// leader is there, and why, when its ctx ends, in its first try or a later one.
+func TestCheckpointWithoutMajority(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		for _, n := range []*simNode{leader, other} {
+			c.net.Isolate(n.name, c.names())
+			for _, wait := range []time.Duration{simCallTimeout / 2, 2 * simCallTimeout, time.Hour} {
+				ctx, cancel := context.WithTimeoutCause(context.Background(), wait, errors.New("impatience"))
+				err := simQueue(n).Checkpoint(ctx, "copy")
+				cancel()
+				require.True(t, errors.Is(err, codeq.ErrNotLeader) || errors.Is(err, codeq.ErrUncertain), "%v", err)
+				require.Equal(t, wait < time.Hour, errors.Is(err, context.DeadlineExceeded), "%v", err)
+				require.Equal(t, wait < time.Hour, strings.Contains(err.Error(), "impatience"), "%v", err)
+				require.ErrorContains(t, err, "shard 0")
+			}
+			c.net.Heal(true)
+			c.awaitLeaders()
+		}
+	})
+}
+
+// atCopy calls do when a node begins to copy its stores, which is while the shards stand
+// still.
+func (n *simNode) atCopy(do func()) {
+	var once sync.Once
+	n.breakDisk(func(_, name string) bool {
+		if strings.HasPrefix(name, "copy/shard-") {
+			once.Do(do)
+		}
+		return false
+	})
+}
+
+// requireCopy checks that a node's copy has the tasks, and that it is a queue by itself.
+func requireCopy(t *testing.T, n *simNode, tasks []codeq.ID) {
+	opts := inspect.With(&codeq.Options{}, inspect.Private{FS: n.machine.Disk()})
+	queuetest.RequireTasks(t, "copy", opts, tasks)
+	report, err := codeq.Verify("copy", inspect.With(&codeq.VerifyOptions{}, inspect.Private{FS: n.machine.Disk()}))
+	require.NoError(t, err)
+	require.Empty(t, report.Problems)
+	q, err := codeq.Open("copy", opts)
+	require.NoError(t, err)
+	for shard := range inspect.Of(q).Shards() {
+		entries, err := dump(q, shard)
+		require.NoError(t, err)
+		for _, e := range entries {
+			require.NotContains(t, []byte{keys.Applied, keys.Session, keys.Interest, keys.LeaseTime}, e.key[0], "of a node of a cluster")
+		}
+	}
+	require.NoError(t, q.Close())
+}
+
+// deposed is the committer of a leader that is not one any more, when it is set.
+type deposed struct {
+	inspect.Committer
+	set *atomic.Bool
+}
+
+func (d deposed) Confirm() error {
+	if d.set.Load() {
+		return codeq.ErrNotLeader
+	}
+	return d.Committer.Confirm()
+}
+
+// TestBarrierOfCluster: whoever holds the shards, nothing is done in any of them until it
+// lets them go on.
+func TestBarrierOfCluster(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})
+		c.spread()
+		for _, n := range c.members() {
+			resume, err := inspect.Of(simQueue(n)).RaiseBarrier(t.Context())
+			require.NoError(t, err)
+			done := make(chan error, 9)
+			for _, by := range c.members() {
+				for shard := range 3 {
+					go func() {
+						_, err := simQueue(by).Produce(context.Background(), codeq.Task{Queue: "a", LimitKey: queuetest.KeyOf("a", shard, 3)})
+						done <- err
+					}()
+				}
+			}
+			time.Sleep(time.Second)
+			require.Empty(t, done)
+			require.NoError(t, resume())
+			for range 9 {
+				require.NoError(t, <-done)
+			}
+		}
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestBarrierIsConfirmed: that an owner has stood still says nothing unless a majority
+// confirms that its node has led all the time.
+func TestBarrierIsConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := codeq.Open("q", inspect.With(&codeq.Options{Shards: 2, InboxDepth: 1}, inspect.Private{FS: crashfs.New()}))
+		require.NoError(t, err)
+		resume, err := inspect.Of(q).RaiseBarrier(t.Context())
+		require.NoError(t, err)
+		var calls sync.WaitGroup
+		for range 5 { // more than there is room for
+			calls.Go(func() { queuetest.Produce(t, q, codeq.Task{Queue: "a"}) })
+		}
+		synctest.Wait()
+		require.NoError(t, resume())
+		calls.Wait()
+		require.ErrorIs(t, resume(), codeq.ErrUncertain, "it has gone on before")
+		var set atomic.Bool
+		queuetest.WrapCommits(t, q, 1, func(next inspect.Committer) inspect.Committer { return deposed{next, &set} })
+		resume, err = inspect.Of(q).RaiseBarrier(t.Context())
+		require.NoError(t, err)
+		set.Store(true)
+		require.ErrorIs(t, resume(), codeq.ErrNotLeader)
+		require.ErrorIs(t, q.Close(), codeq.ErrFailed)
+	})
+}
+
+// TestCheckpointLosesItsLeader: another node leads, and stores more, while a copy is
+// being made of what the leader before it had. The copy is made again.
+func TestCheckpointLosesItsLeader(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		old, other := c.lead()
+		var tasks []codeq.ID
+		add := func(by *simNode) {
+			id, err := simQueue(by).Produce(ctx, codeq.Task{Queue: "a"})
+			require.NoError(t, err)
+			tasks = append(tasks, id)
+		}
+		for range 10 {
+			add(other)
+		}
+		c.rest()
+		lost := make(chan struct{})
+		other.atCopy(func() {
+			c.net.Isolate(old.name, c.names())
+			by := c.newLeader(old)
+			for range 10 {
+				add(by)
+			}
+			c.net.Heal(true)
+			close(lost)
+		})
+		require.NoError(t, simQueue(other).Checkpoint(ctx, "copy"))
+		<-lost
+		require.Len(t, tasks, 20)
+		requireCopy(t, other, tasks)
+	})
+}
+
+// TestCheckpointIsForgotten: a node dies while the shards stand still for its sake. They go on
+// by themselves; so they do at once when the caller gives up before all of them stand still.
+func TestCheckpointIsForgotten(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		stands := make(chan struct{})
+		other.atCopy(func() {
+			other.crash(0)
+			close(stands)
+			time.Sleep(simPatience)
+		})
+		gone := make(chan error, 1)
+		go func(q *codeq.Queue) { gone <- q.Checkpoint(ctx, "copy") }(simQueue(other))
+		<-stands
+		begin := time.Now()
+		_, err := simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
+		require.NoError(t, err)
+		require.Greater(t, time.Since(begin), time.Second, "the shard has stood still")
+		require.LessOrEqual(t, time.Since(begin), barrierLimit+time.Second)
+		require.Error(t, <-gone)
+
+		other.start()
+		c.rest()
+		q := simQueue(other)
+		giveUp, cancel := context.WithCancel(ctx)
+		resume, err := inspect.Of(simQueue(leader)).RaiseBarrier(ctx) // another one's turn comes first
+		require.NoError(t, err)
+		go func() { gone <- q.Checkpoint(giveUp, "another copy") }()
+		time.Sleep(time.Second)
+		cancel()
+		require.ErrorIs(t, <-gone, context.Canceled)
+		require.NoError(t, resume())
+		begin = time.Now()
+		_, err = simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
+		require.NoError(t, err)
+		require.Less(t, time.Since(begin), time.Second)
+	})
+}

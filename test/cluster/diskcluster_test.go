@@ -1,0 +1,354 @@
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/cluster"
+	"codeq/internal/inspect"
+	"codeq/internal/manifest"
+	"codeq/internal/simtest"
+	"codeq/internal/store"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// TestFullDiskOfLeader: what counts for a shard is the disk of the node that leads it, on
+// whichever node it is asked; a follower's may be as full as the leader's must not be.
+func TestFullDiskOfLeader(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		leader, other := c.lead()
+		nodes := []*codeq.Queue{simQueue(leader), simQueue(other)}
+		ctx := context.Background()
+		fill := func(n *simNode, free int64) {
+			n.fill(free)
+			time.Sleep(2 * store.LookEvery * time.Millisecond)
+		}
+		produce := func() (errs [2]error) {
+			for i, q := range nodes {
+				_, errs[i] = q.Produce(ctx, codeq.Task{Queue: "a"})
+			}
+			return errs
+		}
+		cycle := func() {
+			for _, q := range nodes {
+				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+				require.NoError(t, err)
+				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+			}
+		}
+		for range 3 {
+			require.Equal(t, [2]error{}, produce())
+		}
+		full := func() {
+			for _, err := range produce() {
+				require.ErrorIs(t, err, codeq.ErrDiskFull)
+			}
+		}
+
+		fill(leader, testkit.MinFree-1)
+		full()
+		cycle()
+		fill(leader, testkit.MinFree/2-1)
+		full()
+		l, err := nodes[1].Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+		require.ErrorIs(t, err, codeq.ErrDiskFull, "%v", l)
+		requireNode(t, leader, c.leader(0))
+
+		fill(leader, simtest.DiskSize)
+		fill(other, testkit.MinFree/2-1)
+		require.Equal(t, [2]error{}, produce())
+		cycle()
+		fill(other, simtest.DiskSize)
+
+		for range 3 {
+			require.Equal(t, [2]error{}, produce())
+		}
+		claim := codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true, LeaseFor: 10 * time.Second}
+		held, err := nodes[1].Claim(ctx, claim)
+		require.NoError(t, err)
+		before, err := nodes[0].Stats(ctx)
+		require.NoError(t, err)
+		var started sync.WaitGroup
+		started.Add(2)
+		goOn := make(chan struct{})
+		ended := make(chan error, 2)
+		runs, stop := context.WithCancel(ctx)
+		for _, q := range nodes { // of the handlers, some succeed and some do not
+			mux := new(codeq.Mux)
+			var calls atomic.Int64
+			codeq.Handle(mux, "a", func(_ context.Context, j *codeq.Job[[]byte]) error {
+				if calls.Add(1) == 1 {
+					started.Done()
+				}
+				<-goOn
+				if j.ID[15]%2 == 0 {
+					return codeq.Snooze(time.Hour)
+				}
+				j.FollowUp(codeq.Task{Queue: "next"})
+				return nil
+			})
+			go func() {
+				ended <- q.Run(runs, mux, &codeq.RunOptions{
+					Concurrency: 2, LeaseFor: 10 * time.Second, OnError: func(_ *codeq.Lease, err error) { t.Error(err) },
+				})
+			}()
+		}
+		started.Wait()
+		fill(leader, testkit.MinFree/2-1)
+		close(goOn)
+		time.Sleep(time.Minute)
+		fill(leader, simtest.DiskSize)
+		require.NoError(t, nodes[1].Complete(ctx, held.Receipt, nil), "no lease has run out")
+		time.Sleep(10 * time.Second)
+		stats, err := nodes[0].Stats(ctx)
+		require.NoError(t, err)
+		require.Zero(t, stats["a"].Ready+stats["a"].Leased)
+		require.EqualValues(t, before["a"].Ready, stats["a"].Scheduled+stats["next"].Ready)
+		stop()
+		require.NoError(t, <-ended)
+		require.NoError(t, <-ended)
+	})
+}
+
+// TestFollowerWithFullDisk: a follower whose disk is full refuses what its leader
+// sends before it writes any of it; the others go on, and it catches up when there
+// is room, by the log if the leader still has it.
+func TestFollowerWithFullDisk(t *testing.T) {
+	t.Parallel()
+	for _, truncated := range []bool{false, true} {
+		t.Run(fmt.Sprint("truncated ", truncated), func(t *testing.T) {
+			simCase(t, codeq.Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
+				time.Sleep(2 * time.Minute) // the leader is at home
+				leader, victim := c.lead()
+				produce := func(n int) {
+					for range n {
+						begun := time.Now()
+						_, err := simQueue(leader).Produce(t.Context(), codeq.Task{Queue: "a", Payload: make([]byte, 8<<10)})
+						require.NoError(t, err)
+						require.Less(t, time.Since(begun), time.Second)
+					}
+				}
+				truncate := func() {
+					c.snapshot(leader, 0, 5)
+					time.Sleep(time.Second)
+				}
+				produce(20)
+				truncate()
+				behind := inspect.Of(simQueue(victim)).Group(0)
+				victim.fill(testkit.MinFree/4 - 1)
+				time.Sleep(store.LookEvery * time.Millisecond)
+				produce(1)
+				victim.breakDisk(func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") })
+				produce(100)
+				if truncated {
+					truncate()
+					produce(10)
+				}
+				var reads atomic.Int64 // of the leader's log
+				leader.breakDisk(func(op, name string) bool {
+					if op == "read" {
+						reads.Add(1)
+					}
+					return false
+				})
+				const tries = int64(10 * time.Minute / (250 * time.Millisecond))
+				sent := c.net.Sent(leader.name, victim.name)
+				time.Sleep(10 * time.Minute)
+				produce(1)
+				require.Less(t, reads.Load(), tries*(cluster.MaxAppend+6))
+				require.Less(t, c.net.Sent(leader.name, victim.name)-sent, tries*(16<<10), "an entry at a time")
+				require.NoError(t, behind.Failure())
+				requireNode(t, leader, c.leader(0))
+				ahead := inspect.Of(simQueue(leader)).Group(0)
+				require.Greater(t, ahead.Applied(), behind.Applied()+100)
+
+				victim.breakDisk(func(string, string) bool { return false })
+				victim.fill(simtest.DiskSize)
+				wait := 2 * time.Second
+				if truncated {
+					wait = 12 * time.Second // Raft tries a snapshot again as rarely
+				}
+				time.Sleep(wait)
+				require.Equal(t, ahead.Applied(), behind.Applied())
+				require.Equal(t, truncated, behind.Raft().Stats()["last_snapshot_index"] != "0")
+			})
+		})
+	}
+}
+
+// TestLeaderWithFullDisk: a node whose disk is full leads no shard for long.
+func TestLeaderWithFullDisk(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		leader, victim := c.lead()
+		victim.fill(testkit.MinFree/4 - 1)
+		time.Sleep(store.LookEvery * time.Millisecond)
+		require.NoError(t, inspect.Of(simQueue(leader)).Group(0).Raft().LeadershipTransferToServer(
+			inspect.Of(simQueue(victim)).Node().Self().ServerID(), raft.ServerAddress(victim.name)).Error())
+		require.Eventually(t, func() bool { // it may win more than one election
+			_, err := simQueue(victim).Produce(context.Background(), codeq.Task{Queue: "a"})
+			return err == nil
+		}, simPatience, 10*time.Millisecond)
+		require.NotEqual(t, victim.name, c.leader(0).name)
+		require.NoError(t, inspect.Of(simQueue(victim)).Group(0).Failure())
+		victim.fill(simtest.DiskSize)
+	})
+}
+
+// TestCloseOfLeaderOfFullDisks: a leader whose followers have no room for what it commits can be
+// closed nevertheless.
+func TestCloseOfLeaderOfFullDisks(t *testing.T) {
+	t.Parallel()
+	simCaseOf(t, codeq.Options{Shards: 1, MinFreeBytes: testkit.MinFree}, ofNoRoom, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		leader, _ := c.lead()
+		fill := func(free int64) {
+			for _, n := range c.members() {
+				if n != leader {
+					n.fill(free)
+				}
+			}
+			time.Sleep(store.LookEvery * time.Millisecond)
+		}
+		fill(testkit.MinFree/4 - 1)
+		produced := make(chan error, 1)
+		q := simQueue(leader)
+		go func() {
+			_, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
+			produced <- err
+		}()
+		time.Sleep(time.Second)
+		require.NoError(t, leader.close())
+		require.ErrorIs(t, <-produced, codeq.ErrUncertain)
+		fill(simtest.DiskSize)
+	})
+}
+
+// TestMembersOnFullDisk: on a full disk the members of a shard are not changed, but a change that
+// Raft has begun is stored: a leader goes by it in any case.
+func TestMembersOnFullDisk(t *testing.T) {
+	simCase(t, codeq.Options{MinFreeBytes: testkit.MinFree}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		group := inspect.Of(simQueue(leader)).Group(0)
+		leader.fill(testkit.MinFree/4 - 1)
+		time.Sleep(2 * store.LookEvery * time.Millisecond)
+		change := func(how cluster.Change) error {
+			done := make(chan error, 1)
+			group.Change(how, cluster.Peer{Node: other.name}, nil, func(err error) { done <- err })
+			return <-done
+		}
+		require.NoError(t, change(cluster.CheckMember))
+		require.ErrorIs(t, change(cluster.GiveVote), codeq.ErrDiskFull)
+		node := cluster.Peer{Node: "n9", ID: manifest.NewID()}
+		require.NoError(t, group.Raft().AddNonvoter(node.ServerID(), "nowhere", 0, time.Second).Error())
+		require.NoError(t, group.Raft().RemoveServer(node.ServerID(), 0, time.Second).Error())
+		requireNode(t, leader, c.leader(0))
+		leader.fill(simtest.DiskSize)
+		time.Sleep(2 * store.LookEvery * time.Millisecond)
+		queuetest.Produce(t, simQueue(other), codeq.Task{Queue: "a"})
+	})
+}
+
+// ofNoRoom is a format of builds that do not tell each other the room on their disks, so that an
+// entry of a leader is stuck when the disks of the others are full.
+const ofNoRoom = 6
+
+// withFullMajority runs a story with three nodes, of which the first one leads both shards, on
+// disks of which fill leaves so many bytes on all others. The builds know a format; 0: the newest.
+func withFullMajority(
+	t *testing.T, opts codeq.Options, newest int, story func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(free int64)),
+) {
+	opts.Shards, opts.MinFreeBytes = 2, testkit.MinFree
+	simCaseOf(t, opts, newest, func(t *testing.T, c *simCluster) {
+		var nodes []*codeq.Queue
+		for _, n := range c.members() {
+			nodes = append(nodes, simQueue(n))
+		}
+		time.Sleep(2 * time.Minute) // the leaders are at home
+		for shard := range opts.Shards {
+			require.NoError(t, nodes[0].TransferLeadership(t.Context(), shard, "n0"))
+		}
+		c.awaitLeaders()
+		story(t, nodes, simCallTimeout, func(free int64) {
+			for _, n := range c.members()[1:] {
+				n.fill(free)
+			}
+			time.Sleep(2 * store.LookEvery * time.Millisecond)
+		})
+	})
+}
+
+// TestSlowCommitKeepsOwner: a commit that takes longer than CallTimeout, and not as long as
+// StallAfter, ends its callers, but neither the owner nor what else its group has decided.
+func TestSlowCommitKeepsOwner(t *testing.T) {
+	t.Parallel()
+	withFullMajority(t, codeq.Options{StallAfter: 4 * simCallTimeout}, ofNoRoom, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+		q := nodes[0]
+		terms := func() (of [2]uint64) {
+			for i := range of {
+				of[i] = inspect.Of(q).Group(i).Raft().CurrentTerm()
+			}
+			return of
+		}
+		before := terms()
+		fill(testkit.MinFree/4 - 1)
+		begun := time.Now()
+		_, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
+		require.ErrorIs(t, err, codeq.ErrUncertain)
+		require.Less(t, time.Since(begun), 2*timeout)
+		time.Sleep(timeout)
+		require.True(t, inspect.Of(q).Leads(0) && inspect.Of(q).Leads(1))
+		require.Equal(t, before, terms())
+		fill(simtest.DiskSize)
+		time.Sleep(timeout)
+		require.True(t, inspect.Of(q).Leads(0) && inspect.Of(q).Leads(1))
+		require.Equal(t, before, terms())
+		counts, err := nodes[1].Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 1, counts["a"].Ready)
+	})
+}
+
+// TestCloseAfterClaim: Close does not wait for a leader to give back what a claim has got whose
+// caller has gone.
+func TestCloseAfterClaim(t *testing.T) {
+	t.Parallel()
+	opts := codeq.Options{Shards: 2, MinFreeBytes: testkit.MinFree, StallAfter: 2 * time.Second}
+	simCaseOf(t, opts, ofNoRoom, func(t *testing.T, c *simCluster) {
+		leader := c.members()[0]
+		const n = 32
+		_, err := simQueue(leader).ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "a"}}, 4*n))
+		require.NoError(t, err)
+		for shard := range opts.Shards {
+			c.transfer(leader, shard, leader)
+		}
+		c.awaitLeaders()
+		for _, other := range c.members()[1:] {
+			other.fill(testkit.MinFree/4 - 1)
+		}
+		time.Sleep(2 * store.LookEvery * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = simQueue(leader).ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: n})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		begun := time.Now()
+		require.NoError(t, leader.close())
+		require.LessOrEqual(t, time.Since(begun), 4*simCallTimeout)
+	})
+}

@@ -1,0 +1,237 @@
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/inspect"
+	"codeq/internal/manifest"
+)
+
+// led is how many shards each node leads, by name.
+func (c *simCluster) led() map[string]int {
+	led := make(map[string]int)
+	for shard := range c.opts.Shards {
+		if n := c.leader(shard); n != nil {
+			led[n.name]++
+		}
+	}
+	return led
+}
+
+// until waits for a condition.
+func (c *simCluster) until(what string, holds func() bool) {
+	for end := time.Now().Add(simPatience); !holds(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.hangs(what)
+		}
+	}
+}
+
+// untilLed waits until each node leads so many shards.
+func (c *simCluster) untilLed(want map[string]int) {
+	c.until(fmt.Sprint("what each node leads: ", want), func() bool { return maps.Equal(want, c.led()) })
+}
+
+// looks is longer than a few looks of nodes at what they lead.
+const looks = 16 * time.Second
+
+// drainCase runs a story on three nodes and three shards, of which each node leads one.
+func drainCase(t *testing.T, story func(t *testing.T, c *simCluster)) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})
+		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})
+		story(t, c)
+		c.mend(true)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestDrain: a drained node leads nothing, also after it was opened again, or when it is elected,
+// and does all else; when that is undone, it leads its share again.
+func TestDrain(t *testing.T) {
+	drainCase(t, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		n := c.nodes[1]
+		require.NoError(t, simQueue(n).Drain(ctx))
+		require.Zero(t, c.led()["n1"])
+		require.NoError(t, simQueue(n).Drain(ctx), "again")
+		n.produce(t, 10)
+		require.Equal(t, 10, n.count(t))
+		require.ErrorIs(t, simQueue(c.nodes[0]).TransferLeadership(ctx, 0, "n1"), codeq.ErrCannotLead)
+		require.ErrorContains(t, simQueue(c.nodes[0]).TransferLeadership(ctx, 0, "n1"), "it is drained")
+		n.crash(0)
+		n.start()
+		time.Sleep(looks)
+		require.Equal(t, map[string]int{"n0": 1, "n2": 2}, c.led())
+		st, err := simQueue(c.nodes[0]).ClusterStatus(ctx)
+		require.NoError(t, err)
+		for _, sh := range st.Shards {
+			for _, r := range sh.Replicas {
+				require.Equal(t, r.Node == "n1", r.Drained)
+			}
+		}
+
+		n.stand(0) // as when the others are missing for a moment
+		time.Sleep(looks)
+		require.Zero(t, c.led()["n1"])
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		require.ErrorIs(t, simQueue(n).Undrain(ended), context.Canceled)
+		require.NoError(t, simQueue(n).Undrain(ctx))
+		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})
+	})
+}
+
+// TestDrainOfLast: a node that nobody can take the shards from says why, and hands them over later.
+func TestDrainOfLast(t *testing.T) {
+	drainCase(t, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		require.NoError(t, simQueue(c.nodes[1]).Drain(ctx))
+		require.NoError(t, simQueue(c.nodes[2]).Drain(ctx))
+		c.untilLed(map[string]int{"n0": 3})
+		err := simQueue(c.nodes[0]).Drain(ctx)
+		require.ErrorIs(t, err, codeq.ErrCannotLead)
+		require.ErrorContains(t, err, "node n1: it is drained")
+		brief, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		err = simQueue(c.nodes[0]).Drain(brief)
+		require.ErrorIs(t, err, codeq.ErrCannotLead)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		c.nodes[0].produce(t, 1)
+		require.NoError(t, simQueue(c.nodes[2]).Undrain(ctx))
+		c.untilLed(map[string]int{"n2": 3})
+		c.nodes[2].crash(100)
+		c.nodes[0].produce(t, 1)
+		require.Equal(t, 2, c.nodes[1].count(t), "drained nodes lead if nobody else can")
+	})
+}
+
+// TestTransferLasts: a shard that was transferred by hand stays where it is, over changes of its
+// leader, until that is undone.
+func TestTransferLasts(t *testing.T) {
+	drainCase(t, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		require.NoError(t, simQueue(c.nodes[1]).TransferLeadership(ctx, 0, "n2"))
+		stays := func() {
+			t.Helper()
+			c.untilLed(map[string]int{"n1": 1, "n2": 2})
+			time.Sleep(looks)
+			require.Equal(t, map[string]int{"n1": 1, "n2": 2}, c.led())
+			requireNode(t, c.nodes[2], c.leader(0))
+			st, err := simQueue(c.nodes[0]).ClusterStatus(ctx)
+			require.NoError(t, err)
+			require.Equal(t, []string{"n2", "", ""}, []string{st.Shards[0].Placed, st.Shards[1].Placed, st.Shards[2].Placed})
+		}
+		stays()
+		c.nodes[2].crash(100)
+		c.newLeader(c.nodes[2])
+		c.nodes[2].start()
+		stays()
+		for _, n := range c.nodes {
+			n.crash(0)
+		}
+		for _, n := range c.nodes {
+			n.start()
+		}
+		stays()
+		require.NoError(t, simQueue(c.nodes[1]).TransferLeadership(ctx, 0, ""))
+		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})
+	})
+}
+
+// TestTransferSaysWhy: what a transfer that came to nothing returns has its cause, however often it
+// is asked for.
+func TestTransferSaysWhy(t *testing.T) {
+	drainCase(t, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		c.nodes[2].crash(100)
+		time.Sleep(10 * time.Second)
+		err := simQueue(c.nodes[1]).TransferLeadership(ctx, 0, "n2")
+		require.ErrorIs(t, err, codeq.ErrCannotLead)
+		require.ErrorContains(t, err, "connection refused")
+		require.ErrorIs(t, simQueue(c.nodes[1]).TransferLeadership(ctx, 0, "nobody"), codeq.ErrNotFound)
+		c.nodes[2].start()
+		c.untilLed(map[string]int{"n0": 1, "n1": 1, "n2": 1})
+		time.Sleep(5 * time.Second) // Raft's messages find the node again
+
+		// The node is lost when the shard has stopped for it.
+		leader := c.leader(0)
+		done := make(chan error, 1)
+		go func() { done <- simQueue(c.nodes[1]).TransferLeadership(ctx, 0, "n2") }()
+		for inspect.Of(simQueue(leader)).Leads(0) {
+			time.Sleep(100 * time.Microsecond)
+		}
+		c.net.Pause("n2", true)
+		err = <-done
+		require.Error(t, err)
+		require.ErrorContains(t, err, "node n2")
+		require.ErrorContains(t, err, "deadline exceeded")
+		requireNode(t, leader, c.leader(0))
+		c.net.Pause("n2", false)
+		c.until("the node leads as soon as it can", func() bool { return c.leader(0) == c.nodes[2] })
+	})
+}
+
+// TestFailingNodeIsDistrusted: a node that has failed twice leads again after a minute only,
+// although it is at home in the shard, and one that hands over by itself at once.
+func TestFailingNodeIsDistrusted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 1})
+		n := c.nodes[0]
+		back := func() time.Duration {
+			n.start()
+			begin := time.Now()
+			c.until("the node leads again", func() bool { return c.leader(0) == n })
+			return time.Since(begin)
+		}
+		c.until("the node leads", func() bool { return c.leader(0) == n })
+		n.stop()
+		require.Less(t, back(), 20*time.Second)
+		var longest time.Duration
+		for range 3 { // two nodes have taken over, and each counts for itself
+			n.crash(100)
+			c.newLeader(n)
+			took := back()
+			longest = max(longest, took)
+			if longest > time.Minute {
+				break
+			}
+			require.Less(t, took, 20*time.Second)
+			time.Sleep(10 * time.Second)
+		}
+		require.Greater(t, longest, 50*time.Second)
+		require.Less(t, longest, 80*time.Second)
+		c.close()
+	})
+}
+
+// TestDrainAfterClose: a call of Drain that Close overtakes does not write the manifest, which may
+// be that of the node's next life.
+func TestDrainAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := firstNode(t, 1, codeq.Options{Shards: 1})
+		c.begin(n)
+		q := simQueue(n)
+		n.stop()
+		before, err := manifest.Read(n.machine.Disk(), "queue")
+		require.NoError(t, err)
+		require.ErrorIs(t, inspect.Of(q).Node().Drain(t.Context()), codeq.ErrClosed)
+		after, err := manifest.Read(n.machine.Disk(), "queue")
+		require.NoError(t, err)
+		require.Equal(t, before, after)
+		c.nodes = nil
+		c.close()
+	})
+}

@@ -1,0 +1,116 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/test/queuetest"
+)
+
+// simDiskFaults are ways in which the disk of a node fails for good.
+var simDiskFaults = []struct {
+	what  string
+	fails func(op, name string) bool
+	vote  bool // it takes an election to notice
+}{
+	{"writes of the log of Raft", func(op, name string) bool { return op == "write" && strings.Contains(name, "/raft/") }, false},
+	{"syncs of the log of Raft", func(op, name string) bool { return op == "sync" && strings.Contains(name, "/raft/") }, false},
+	{"new files of the log of Raft", func(op, name string) bool {
+		return (op == "create" || op == "reuse") && strings.Contains(name, "/raft/")
+	}, false},
+	{"reads of the log of Raft", func(op, name string) bool { return op == "read" && name == "log" }, false},
+	{"votes", func(_, name string) bool { return name == "votes" }, true},
+	{"new tables of the store", func(op, name string) bool {
+		return op == "create" && strings.Contains(name, "shard-") && strings.HasSuffix(name, ".sst")
+	}, false},
+	{"syncs of the store", func(op, name string) bool { return op == "sync" && strings.Contains(name, "shard-") }, false},
+	{"all that writes", func(op, _ string) bool { return op != "open" && op != "read" }, false},
+}
+
+// TestFailingDiskOfANode makes the disk of a leader or of a follower fail under a
+// load: the other nodes go on, nothing on the node itself hangs, and with a sound
+// disk it has everything that was acknowledged.
+func TestFailingDiskOfANode(t *testing.T) {
+	t.Parallel()
+	levels, leading := []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk}, []bool{false, true}
+	if testing.Short() {
+		levels, leading = levels[1:], leading[1:]
+	}
+	for _, fault := range simDiskFaults {
+		for _, leads := range leading {
+			t.Run(fmt.Sprintf("%s, leader %t", fault.what, leads), func(t *testing.T) {
+				for _, level := range levels {
+					simCase(t, codeq.Options{Durability: level}, func(t *testing.T, c *simCluster) {
+						testFailingDisk(t, c, leads, fault.vote, fault.fails)
+					})
+				}
+			})
+		}
+	}
+}
+
+func testFailingDisk(t *testing.T, c *simCluster, leads, vote bool, fails func(op, name string) bool) {
+	leader, other := c.lead()
+	victim, sound := other, leader
+	if leads {
+		victim, sound = leader, other
+	}
+	acknowledged := make(map[codeq.ID]bool)
+	produce := func(by *simNode) error {
+		ctx, cancel := context.WithTimeout(context.Background(), simPatience)
+		defer cancel()
+		id, err := simQueue(by).Produce(ctx, codeq.Task{Queue: "a", Payload: make([]byte, 32<<10)})
+		if err == nil {
+			acknowledged[id] = true
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			c.hangs("produce on " + by.name)
+		}
+		return err
+	}
+	for range 10 {
+		require.NoError(t, produce(sound))
+		require.NoError(t, produce(victim))
+	}
+	victim.breakDisk(fails)
+	if vote {
+		for _, n := range c.members() {
+			if n != leader && n != victim {
+				require.NoError(t, simQueue(sound).TransferLeadership(t.Context(), 0, n.name))
+			}
+		}
+	}
+	leaderless := 0
+	for range 30 { // several memtables
+		switch err := produce(sound); {
+		case errors.Is(err, codeq.ErrNotLeader): // an election took longer than a call waits, as votes were split
+			leaderless++
+		case err != nil: // the leader has failed in the middle of it
+			require.ErrorIs(t, err, codeq.ErrUncertain)
+		}
+		_ = produce(victim)
+		time.Sleep(100 * time.Millisecond)
+	}
+	require.LessOrEqual(t, leaderless, 1)
+	require.NoError(t, produce(sound), "the others have found a leader")
+	require.Greater(t, len(acknowledged), 40)
+	err := victim.close()
+	require.ErrorIs(t, err, codeq.ErrFailed)
+	require.ErrorIs(t, err, queuetest.ErrBroken)
+	require.NoError(t, produce(sound))
+	victim.start()
+	c.rest()
+	require.NoError(t, c.check())
+	tasks, err := c.tasks()
+	require.NoError(t, err)
+	for id := range acknowledged {
+		require.Contains(t, tasks, id)
+	}
+}

@@ -1,0 +1,687 @@
+package cluster_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/inspect"
+	"codeq/internal/simtest"
+)
+
+// simStall leaves time for another try within simCallTimeout.
+const simStall = time.Second
+
+func always(string, string) bool { return true }
+
+// stalledOn is for how long the disk of a node is stalled, as the status on another one says.
+func stalledOn(t *testing.T, by, of *simNode) time.Duration {
+	st, err := simQueue(by).ClusterStatus(t.Context())
+	require.NoError(t, err)
+	for _, r := range st.Shards[0].Replicas {
+		if r.Node == of.name {
+			require.Empty(t, r.LastError)
+			return r.Stalled
+		}
+	}
+	t.Fatalf("no replica of node %s", of.name)
+	return 0
+}
+
+// TestHungDiskOfLeader: when the disk of a leader hangs, another node leads, also for calls on the
+// hung one. This one says how it is. It leads again when its disk answers, and later if that
+// repeats.
+func TestHungDiskOfLeader(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
+		ctx := t.Context()
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		leader, other := c.lead()
+		q := simQueue(leader)
+		produce := func(n *simNode) error {
+			_, err := simQueue(n).Produce(ctx, codeq.Task{Queue: "a"})
+			return err
+		}
+		require.NoError(t, produce(leader))
+		require.NoError(t, q.Health(ctx))
+		require.Zero(t, stalledOn(t, other, leader))
+
+		hang := func() (answer func(), next *simNode) {
+			answer, began := leader.hang(always), time.Now()
+			errs := make(chan error, 2)
+			go func() { errs <- produce(leader) }()
+			go func() { errs <- produce(other) }()
+			next = c.newLeader(leader)
+			took := time.Since(began)
+			t.Logf("another node leads after %v", took)
+			require.Greater(t, took, optionsOf(q).StallAfter)
+			require.Less(t, took, optionsOf(q).StallAfter+5*500*time.Millisecond)
+			for range 2 {
+				require.NoError(t, <-errs, "it is tried again with the next leader")
+			}
+			require.Less(t, time.Since(began), simCallTimeout)
+			return answer, next
+		}
+		answer, next := hang()
+		term := inspect.Of(simQueue(next)).Group(0).Raft().CurrentTerm()
+		require.True(t, !inspect.Of(q).Leads(0), "its owner has ended")
+		err := q.Health(ctx)
+		require.ErrorIs(t, err, codeq.ErrStalled)
+		require.ErrorContains(t, err, "log")
+		info, err := q.ProcessInfo(ctx)
+		require.NoError(t, err)
+		require.Greater(t, info.Stalled, optionsOf(q).StallAfter)
+		for _, by := range []*simNode{leader, other} {
+			require.Greater(t, stalledOn(t, by, leader), optionsOf(q).StallAfter)
+		}
+		require.NoError(t, simQueue(other).Health(ctx))
+		require.NoError(t, q.WaitReady(ctx))
+		stats, err := q.Stats(ctx)
+		require.NoError(t, err)
+		require.EqualValues(t, 3, stats["a"].Ready)
+		require.ErrorIs(t, simQueue(next).TransferLeadership(ctx, 0, leader.name), codeq.ErrCannotLead)
+		require.NoError(t, simQueue(next).TransferLeadership(ctx, 0, ""))
+		time.Sleep(time.Minute)
+		requireNode(t, next, c.newLeader(leader))
+		require.Equal(t, term, inspect.Of(simQueue(next)).Group(0).Raft().CurrentTerm(), "nobody has stood for election")
+		require.NoError(t, produce(leader))
+
+		answer()
+		c.rest()
+		require.NoError(t, q.Health(ctx))
+		require.Zero(t, stalledOn(t, other, leader))
+		time.Sleep(time.Minute)
+		require.True(t, inspect.Of(q).Leads(0), "it leads its share again")
+
+		answer, _ = hang()
+		answer()
+		time.Sleep(40 * time.Second)
+		require.True(t, !inspect.Of(q).Leads(0), "the second time within an hour it has to wait")
+		time.Sleep(time.Minute)
+		require.True(t, inspect.Of(q).Leads(0))
+	})
+}
+
+// TestHungDisksOfAll: while no majority is better off than the leader, it goes on leading.
+func TestHungDisksOfAll(t *testing.T) {
+	t.Parallel()
+	for _, hung := range []int{2, 3} {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			time.Sleep(2 * time.Minute)
+			c.rest()
+			leader, _ := c.lead()
+			q := simQueue(leader)
+			group := inspect.Of(q).Group(0).Raft()
+			term, answers := group.CurrentTerm(), []func(){leader.hang(always)}
+			for _, n := range c.members() {
+				if n != leader && len(answers) < hung {
+					answers = append(answers, n.hang(always))
+					// It has something to store.
+					go func() { _ = inspect.Of(simQueue(n)).Node().Undrain(t.Context()) }()
+					go func() { _ = inspect.Of(simQueue(n)).Node().Drain(t.Context()) }()
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
+			<-ctx.Done()
+			cancel()
+			require.ErrorIs(t, err, codeq.ErrUncertain)
+			require.ErrorIs(t, q.Health(t.Context()), codeq.ErrStalled)
+			for _, answer := range answers {
+				answer()
+			}
+			time.Sleep(10 * time.Second)
+			require.Equal(t, term, group.CurrentTerm())
+			for _, n := range c.members() {
+				require.NoError(t, simQueue(n).Undrain(t.Context()))
+			}
+		})
+	}
+}
+
+// TestHungStoreOfLeader: a store that does not answer, beside a log that does, is a stall as well.
+func TestHungStoreOfLeader(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{StallAfter: simStall, MemTableBytes: 256 << 10}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		c.rest()
+		leader, other := c.lead()
+		answer := leader.hang(func(_, name string) bool { return strings.Contains(name, "shard-000/") })
+		defer answer()
+		began := time.Now()
+		for c.leader(0) == leader && time.Since(began) < time.Minute {
+			_, err := simQueue(other).Produce(t.Context(), codeq.Task{Queue: "a", Payload: make([]byte, 64<<10)})
+			if !errors.Is(err, codeq.ErrUncertain) { // the outcome of what the leader had proposed when it ended
+				require.NoError(t, err)
+			}
+		}
+		require.NotEqual(t, leader.name, c.newLeader(leader).name)
+		err := simQueue(leader).Health(t.Context())
+		require.ErrorIs(t, err, codeq.ErrStalled)
+		require.ErrorContains(t, err, "shard 0")
+		require.NotContains(t, err.Error(), "log")
+	})
+}
+
+// boundedCalls makes calls on all nodes, one after the other on each, until stop is called. Each of
+// them has to end within twice CallTimeout, whatever its outcome: it ends after CallTimeout, or
+// later if the shard has got further meanwhile. Those that tell how a node is end earlier.
+func boundedCalls(t *testing.T, c *simCluster) (stop func()) {
+	ctx := t.Context()
+	var ended sync.WaitGroup
+	over := make(chan struct{})
+	for _, n := range c.members() {
+		q := simQueue(n)
+		calls := []struct {
+			name string
+			most time.Duration
+			call func() error
+		}{
+			{"Produce", 2 * simCallTimeout, func() error {
+				_, err := q.Produce(ctx, codeq.Task{Queue: "a", Payload: make([]byte, 8<<10)})
+				return err
+			}},
+			{"Claim", 2 * simCallTimeout, func() error {
+				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+				if err == nil {
+					err = q.Complete(ctx, l.Receipt, nil)
+				}
+				return err
+			}},
+			{"Stats", 2 * simCallTimeout, func() error { _, err := q.Stats(ctx); return err }},
+			{"List", 2 * simCallTimeout, func() error {
+				for _, err := range q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			}},
+			{"Health", 0, func() error { return q.Health(ctx) }},
+			{"ProcessInfo", 2 * simCallTimeout, func() error { _, err := q.ProcessInfo(ctx); return err }},
+			{"StorageStats", time.Second, func() error { _, err := q.StorageStats(); return err }},
+			{"ClusterStatus", simCallTimeout, func() error { _, err := q.ClusterStatus(ctx); return err }},
+		}
+		ended.Go(func() {
+			for {
+				for _, call := range calls {
+					began := time.Now()
+					err := call.call()
+					if took, most := time.Since(began), call.most; took > most && (call.name != "Claim" || took > 2*most) {
+						t.Errorf("%s on %s took %v: %v", call.name, n.name, took, err)
+					}
+				}
+				select {
+				case <-over:
+					return
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+		})
+	}
+	return func() {
+		close(over)
+		ended.Wait()
+	}
+}
+
+// countLines is a Logger and how often it has logged a message.
+func countLines() (log *slog.Logger, count func(message string) int) {
+	records := new(lockedBuffer)
+	return slog.New(slog.NewTextHandler(records, nil)), func(message string) int {
+		return strings.Count(records.String(), "msg=\""+message+"\"")
+	}
+}
+
+// lockedBuffer is a bytes.Buffer for several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// TestHungParts: whatever part of a leader's disk hangs, another node leads after a moment, and
+// goes on leading; calls end in time on every node; the log says when the stall begins and ends.
+func TestHungParts(t *testing.T) {
+	t.Parallel()
+	for name, hangs := range map[string]func(op, name string) bool{
+		"log":   func(_, name string) bool { return strings.Contains(name, "/raft/") },
+		"votes": func(_, name string) bool { return name == "votes" },
+		"store": func(_, name string) bool { return strings.Contains(name, "shard-000/") },
+		"directories": func(op, name string) bool {
+			return op == "open directory" || op == "sync" && !strings.Contains(name, ".")
+		},
+		"snapshots": func(_, name string) bool { return strings.Contains(name, ".raft") },
+		"syncs":     func(op, _ string) bool { return op == "sync" },
+		"statfs":    func(op, _ string) bool { return op == "statfs" },
+		"reads":     func(op, _ string) bool { return op == "read" },
+		"removals":  func(op, _ string) bool { return op == "remove" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, count := countLines()
+			simCase(t, codeq.Options{StallAfter: simStall, MemTableBytes: 256 << 10, Logger: log}, func(t *testing.T, c *simCluster) {
+				time.Sleep(2 * time.Minute)
+				c.rest()
+				leader, other := c.lead()
+				stop := boundedCalls(t, c)
+				time.Sleep(5 * time.Second)
+				require.Zero(t, count("disk does not answer"))
+				answer, began := leader.hang(hangs), time.Now()
+				c.snapshot(leader, 0, 1)
+				if name == "votes" {
+					time.Sleep(time.Minute)
+					require.Zero(t, stalledOn(t, other, leader), "a leader stores no vote")
+					requireNode(t, leader, c.leader(0))
+				} else {
+					for stalledOn(t, other, leader) == 0 {
+						require.Less(t, time.Since(began), 2*simStall)
+						time.Sleep(100 * time.Millisecond)
+					}
+					next := c.newLeader(leader)
+					t.Logf("another node leads after %v", time.Since(began))
+					require.Less(t, time.Since(began), simStall+5*500*time.Millisecond)
+					time.Sleep(20 * time.Second)
+					requireNode(t, next, c.leader(0))
+					require.ErrorIs(t, simQueue(leader).Health(t.Context()), codeq.ErrStalled)
+				}
+				answer()
+				time.Sleep(10 * time.Second)
+				stop()
+				require.NoError(t, simQueue(leader).Health(t.Context()))
+				require.Equal(t, count("disk does not answer"), count("disk answers again"))
+				require.LessOrEqual(t, count("disk does not answer"), 2, "of the log and the store")
+				c.rest()
+			})
+		})
+	}
+}
+
+// TestShortStalls: a disk that hangs again and again for less than StallAfter, and one that is
+// slow, change no leader.
+func TestShortStalls(t *testing.T) {
+	t.Parallel()
+	for name, disturb := range map[string]func(nodes []*simNode){
+		"short": func(nodes []*simNode) {
+			for range 60 {
+				answer := nodes[0].hang(always)
+				time.Sleep(simStall * 9 / 10)
+				answer()
+				time.Sleep(50 * time.Millisecond)
+			}
+		},
+		"slow": func(nodes []*simNode) {
+			answer := nodes[0].hang(func(op, name string) bool { time.Sleep(simStall * 9 / 10); return false })
+			time.Sleep(time.Minute)
+			answer()
+		},
+		"all slow": func(nodes []*simNode) {
+			for _, n := range nodes {
+				answer := n.hang(func(op, name string) bool { time.Sleep(simStall * 9 / 10); return false })
+				defer answer()
+			}
+			time.Sleep(time.Minute)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, count := countLines()
+			simCase(t, codeq.Options{StallAfter: simStall, Logger: log}, func(t *testing.T, c *simCluster) {
+				time.Sleep(2 * time.Minute)
+				c.rest()
+				leader, _ := c.lead()
+				nodes := []*simNode{leader}
+				for _, n := range c.members() {
+					if n != leader {
+						nodes = append(nodes, n)
+					}
+				}
+				group := inspect.Of(simQueue(leader)).Group(0).Raft()
+				term := group.CurrentTerm()
+				stop := boundedCalls(t, c)
+				disturb(nodes)
+				stop()
+				require.Zero(t, count("disk does not answer"))
+				require.Equal(t, term, group.CurrentTerm())
+			})
+		})
+	}
+}
+
+// TestDisksHangInTurn: a second node hangs as soon as it leads. While two of three hang nobody
+// leads for long, and calls end in time; when one of them answers, there is a leader again.
+func TestDisksHangInTurn(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		c.rest()
+		leader, _ := c.lead()
+		stop := boundedCalls(t, c)
+		first := leader.hang(always)
+		next := c.newLeader(leader)
+		second := next.hang(always)
+		time.Sleep(20 * time.Second)
+		for _, n := range []*simNode{leader, next} {
+			require.ErrorIs(t, simQueue(n).Health(t.Context()), codeq.ErrStalled)
+		}
+		first()
+		began := time.Now()
+		last := c.newLeader(next)
+		require.Less(t, time.Since(began), 20*time.Second)
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+			_, err := simQueue(last).Produce(t.Context(), codeq.Task{Queue: "b"})
+			if err == nil {
+				break
+			}
+			require.True(t, time.Now().Before(end), err)
+		}
+		second()
+		time.Sleep(10 * time.Second)
+		stop()
+		for _, n := range c.members() {
+			require.NoError(t, simQueue(n).Health(t.Context()))
+			_, err := simQueue(n).Produce(t.Context(), codeq.Task{Queue: "b"})
+			require.NoError(t, err)
+		}
+	})
+}
+
+// TestLeaderHangsAmidChange: the disk of the leader hangs while it hands over, and while members
+// change. Each call ends with its ctx at the latest, on any node, and the change is possible
+// afterwards.
+func TestLeaderHangsAmidChange(t *testing.T) {
+	t.Parallel()
+	const patience = 40 * time.Second
+	for name, change := range map[string]func(ctx context.Context, by *codeq.Queue, c *simCluster, leader, other *simNode) error{
+		"TransferLeadership": func(ctx context.Context, by *codeq.Queue, _ *simCluster, _, other *simNode) error {
+			return by.TransferLeadership(ctx, 0, other.name)
+		},
+		"Drain": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
+			return by.Drain(ctx)
+		},
+		"AddNode": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
+			return by.AddNode(ctx, codeq.Peer{Node: "n9", Address: "n9"})
+		},
+		"ReplaceNode": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
+			return by.ReplaceNode(ctx, other.name, codeq.Peer{Node: "n9", Address: "n9"})
+		},
+		"WaitReady": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
+			return by.WaitReady(ctx)
+		},
+		"SetSchedule": func(ctx context.Context, by *codeq.Queue, _ *simCluster, leader, other *simNode) error {
+			return by.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Hour, Task: codeq.Task{Queue: "s"}})
+		},
+	} {
+		for _, on := range []string{"leader", "other"} {
+			t.Run(name+" on "+on, func(t *testing.T) {
+				simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
+					time.Sleep(2 * time.Minute)
+					c.rest()
+					leader, other := c.lead()
+					by := simQueue(leader)
+					if on == "other" {
+						by = simQueue(other)
+					}
+					var operations atomic.Int64
+					answer := leader.hang(func(string, string) bool { return operations.Add(1) > 2 })
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					began := time.Now()
+					err := change(ctx, by, c, leader, other)
+					took := time.Since(began)
+					require.Less(t, took, patience+100*time.Millisecond, err)
+					began = time.Now()
+					for ; ; time.Sleep(100 * time.Millisecond) {
+						_, err := simQueue(other).Produce(t.Context(), codeq.Task{Queue: "b"})
+						if err == nil {
+							break
+						}
+						require.Less(t, time.Since(began), 20*time.Second, err)
+					}
+					answer()
+					time.Sleep(time.Minute)
+					require.NoError(t, simQueue(leader).Undrain(t.Context()))
+				})
+			})
+		}
+	}
+}
+
+// TestDiskHangsAmidSnapshot: a disk hangs while a node that is behind gets a snapshot. That of the
+// receiver stops nothing else, for that of the sender another node leads, and the receiver has
+// everything in the end.
+func TestDiskHangsAmidSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, whose := range []string{"receiver", "sender"} {
+		for _, after := range []int64{2, 20} {
+			t.Run(fmt.Sprint(whose, " after ", after), func(t *testing.T) {
+				behindCase(t, func(t *testing.T, c *simCluster, leader, behind *simNode, _ codeq.ID) {
+					hung := map[string]*simNode{"receiver": behind, "sender": leader}[whose]
+					stop := boundedCalls(t, c)
+					behind.fill(simtest.DiskSize)
+					var sent atomic.Bool
+					var operations atomic.Int64
+					answer := hung.hang(func(_, name string) bool {
+						if strings.Contains(name, ".raft") {
+							sent.Store(true)
+						}
+						return sent.Load() && operations.Add(1) > after
+					})
+					time.Sleep(30 * time.Second)
+					require.True(t, sent.Load())
+					if whose == "receiver" {
+						requireNode(t, leader, c.leader(0))
+					} else {
+						require.NotEqual(t, leader.name, c.leader(0).name)
+					}
+					answer()
+					time.Sleep(30 * time.Second)
+					stop()
+					c.rest()
+					require.NoError(t, simQueue(behind).Health(t.Context()))
+					require.Equal(t, inspect.Of(simQueue(leader)).Group(0).Applied(), inspect.Of(simQueue(behind)).Group(0).Applied())
+				})
+			})
+		}
+	}
+}
+
+// TestDrainOfHungNode: verbs that must write on a disk that hangs end with their ctx, or after
+// CallTimeout, and those of other nodes work.
+func TestDrainOfHungNode(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{StallAfter: simStall}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		c.rest()
+		leader, other := c.lead()
+		answer := leader.hang(always)
+		for _, verb := range []func(context.Context) error{simQueue(leader).Drain, simQueue(leader).Undrain} {
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			require.ErrorIs(t, verb(ctx), context.DeadlineExceeded)
+			cancel()
+			require.Equal(t, time.Second, time.Since(began))
+			require.ErrorIs(t, verb(t.Context()), codeq.ErrStalled)
+			require.LessOrEqual(t, time.Since(began), simCallTimeout+time.Second)
+		}
+		next := c.newLeader(leader)
+		for _, n := range c.members() {
+			if n != leader && n != next {
+				other = n
+			}
+		}
+		require.NoError(t, simQueue(leader).TransferLeadership(t.Context(), 0, other.name), "a verb of the hung node reaches the leader")
+		require.NoError(t, simQueue(other).TransferLeadership(t.Context(), 0, ""))
+		require.NoError(t, simQueue(next).RemoveNode(t.Context(), leader.name))
+		answer()
+		leader.stop()
+		c.mu.Lock()
+		for i, n := range c.nodes {
+			if n == leader {
+				c.nodes = append(c.nodes[:i:i], c.nodes[i+1:]...)
+			}
+		}
+		c.mu.Unlock()
+	})
+}
+
+// TestCloseOfHungNode: Close returns although the disk does not, and the directory stays locked
+// until it does.
+func TestCloseOfHungNode(t *testing.T) {
+	t.Parallel()
+	close := func(t *testing.T, q *codeq.Queue, o *codeq.Options, life *simtest.Life) {
+		require.True(t, life.Hang(always))
+		defer life.Answer()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
+		require.ErrorIs(t, err, codeq.ErrUncertain)
+		for range 2 {
+			began := time.Now()
+			require.ErrorIs(t, q.Close(), codeq.ErrStalled)
+			require.LessOrEqual(t, time.Since(began), 2*optionsOf(q).StallAfter)
+		}
+		_, err = codeq.Open("queue", o)
+		require.ErrorContains(t, err, "LOCK", "it is locked")
+		life.Answer()
+		require.NoError(t, q.Close())
+	}
+	synctest.Test(t, func(t *testing.T) {
+		m := simtest.NewMachine()
+		life := m.Start()
+		o := *inspect.With(&codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk}, inspect.Private{FS: life.FS()})
+		q, err := codeq.Open("queue", &o)
+		require.NoError(t, err)
+		inspect.Options(&o).FS = m.Disk() // which knows that it is locked, too
+		close(t, q, &o, life)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 1, codeq.Options{Shards: 1})
+		c.awaitLeaders()
+		n := c.leader(0)
+		q, life := simQueue(n), n.life
+		o := *optionsOf(q)
+		inspect.Options(&o).FS = n.machine.Disk()
+		close(t, q, &o, life)
+		c.close()
+	})
+}
+
+// TestStorageStatsAfterClose: nobody asks for free space any more when Close has returned.
+func TestStorageStatsAfterClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		life := simtest.NewMachine().Start()
+		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: life.FS()}))
+		require.NoError(t, err)
+		require.NoError(t, q.Close())
+		var asked atomic.Bool
+		life.Hang(func(op, _ string) bool { asked.Store(true); return op == "statfs" })
+		defer life.Answer()
+		_, err = q.StorageStats()
+		require.ErrorIs(t, err, codeq.ErrClosed)
+		require.False(t, asked.Load())
+	})
+}
+
+// TestCloseBesideHungCheckpoint: Close returns although a checkpoint does not, and nothing else is
+// under way on the disk.
+func TestCloseBesideHungCheckpoint(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		life := simtest.NewMachine().Start()
+		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 2}, inspect.Private{FS: life.FS()}))
+		require.NoError(t, err)
+		life.Hang(func(_, name string) bool { return !strings.HasPrefix(name, "queue/") })
+		defer life.Answer()
+		copied := make(chan error, 1)
+		go func() { copied <- q.Checkpoint(context.Background(), "copy") }()
+		synctest.Wait()
+		for range 2 {
+			began := time.Now()
+			err := q.Close()
+			require.ErrorIs(t, err, codeq.ErrStalled)
+			require.ErrorContains(t, err, "checkpoint")
+			require.LessOrEqual(t, time.Since(began), 3*optionsOf(q).StallAfter)
+		}
+		life.Answer()
+		require.ErrorIs(t, <-copied, codeq.ErrClosed)
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestHungDisk: a queue by itself tells that its disk hangs, and logs when that begins and ends.
+// Its calls end with their ctx, and go on when the disk answers again.
+func TestHungDisk(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		life, records := simtest.NewMachine().Start(), new(bytes.Buffer)
+		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 1, Durability: codeq.DurabilityDisk, Logger: slog.New(slog.NewTextHandler(records, nil))}, inspect.Private{FS: life.FS()}))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close()) }()
+		require.NoError(t, q.Health(t.Context()))
+		life.Hang(func(op, _ string) bool { return op == "sync" })
+		defer life.Answer()
+		begun := time.Now()
+		late := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
+			late <- err
+		}()
+		time.Sleep(optionsOf(q).StallAfter - 1)
+		require.NoError(t, q.Health(t.Context()))
+		time.Sleep(2 * time.Nanosecond)
+		err = q.Health(t.Context())
+		require.ErrorIs(t, err, codeq.ErrStalled)
+		require.ErrorContains(t, err, "shard 0")
+		synctest.Wait()
+		require.Contains(t, records.String(), "disk does not answer")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		info, err := q.ProcessInfo(ctx)
+		require.NoError(t, err)
+		require.Positive(t, info.Shards[0].Stalled)
+		require.NotEmpty(t, info.Shards[0].LastError)
+		for name, call := range map[string]func() error{
+			"Produce": func() error { _, err := q.Produce(ctx, codeq.Task{Queue: "a"}); return err },
+			"Claim":   func() error { _, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); return err },
+			"Stats":   func() error { _, err := q.Stats(ctx); return err },
+			"Info":    func() error { _, err := q.Info(ctx); return err },
+			"List": func() error {
+				for _, err := range q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
+					return err
+				}
+				return errors.New("no tasks")
+			},
+		} {
+			require.ErrorIs(t, call(), context.DeadlineExceeded, name)
+		}
+		require.LessOrEqual(t, time.Since(begun), optionsOf(q).StallAfter+2*time.Second)
+		life.Answer()
+		require.NoError(t, <-late)
+		require.NoError(t, q.Health(t.Context()))
+		synctest.Wait()
+		require.Contains(t, records.String(), "disk answers again")
+	})
+}

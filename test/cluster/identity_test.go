@@ -1,0 +1,642 @@
+package cluster_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/raftlog"
+	"codeq/internal/testbase"
+	"codeq/internal/testkit"
+)
+
+// wipe gives a node that is down a new disk.
+func (n *simNode) wipe() {
+	n.machine.Wipe()
+}
+
+// count is how many ready tasks the queue "a" has, as a node sees it.
+func (n *simNode) count(t *testing.T) int {
+	t.Helper()
+	stats, err := simQueue(n).Stats(context.Background())
+	require.NoError(t, err)
+	return int(stats["a"].Ready)
+}
+
+func (n *simNode) produce(t *testing.T, tasks int) {
+	t.Helper()
+	for range tasks {
+		_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
+		require.NoError(t, err)
+	}
+}
+
+// TestRecycledAddress: a new cluster one of whose nodes has the address of a node of another
+// cluster neither takes over what that one has, nor loses anything to it.
+func TestRecycledAddress(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, lost := c.lead()
+		leader.produce(t, 50)
+		lost.crash(100)
+
+		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
+		for _, name := range []string{"m0", lost.name, "m1"} { // the machine of lost is theirs now
+			other.peers = append(other.peers, codeq.Peer{Node: name, Address: name})
+			other.nodes = append(other.nodes, newSimNode(other, name, false))
+		}
+		for _, n := range other.nodes {
+			n.start()
+		}
+		other.awaitLeaders()
+		for i, n := range other.nodes {
+			n.produce(t, 10)
+			require.Equal(t, 10*(i+1), n.count(t))
+		}
+		c.awaitLeaders()
+		leader.produce(t, 50)
+		for _, n := range c.members() {
+			if n != lost {
+				require.Equal(t, 100, n.count(t))
+			}
+		}
+		other.rest()
+		require.NoError(t, other.check())
+		other.close()
+	})
+}
+
+// TestLiveNodeIsNoFounder: a node that is part of a cluster does not become part of a new one whose
+// founders list its address.
+func TestLiveNodeIsNoFounder(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, live := c.lead()
+		leader.produce(t, 50)
+		other := &simCluster{t: t, net: c.net, rng: c.rng, opts: c.opts}
+		for _, name := range []string{"m0", "m1", live.name} {
+			other.peers = append(other.peers, codeq.Peer{Node: name, Address: name})
+		}
+		for _, name := range []string{"m0", "m1"} {
+			other.nodes = append(other.nodes, newSimNode(other, name, false))
+			other.nodes[len(other.nodes)-1].start()
+		}
+		time.Sleep(time.Minute)
+		for _, n := range other.nodes {
+			_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
+			require.ErrorIs(t, err, codeq.ErrNotLeader)
+		}
+		require.Equal(t, 50, live.count(t))
+		other.close()
+	})
+}
+
+// TestWipedDisk: a node whose disk is new does not come back under its old name, whether it is to
+// found a cluster or to join one, and whoever adds it: it would vote for a leader that lacks what
+// it had acknowledged.
+func TestWipedDisk(t *testing.T) {
+	for _, join := range []bool{false, true} {
+		t.Run(fmt.Sprint("join ", join), func(t *testing.T) {
+			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+				leader, wiped := c.lead()
+				leader.produce(t, 50)
+				wiped.crash(100)
+				wiped.wipe()
+				wiped.join = join
+				err := c.open(wiped)
+				require.ErrorIs(t, err, codeq.ErrNotMember)
+				require.ErrorContains(t, err, "ReplaceNode")
+
+				// If the others cannot be asked at first, it waits.
+				for _, n := range c.members() {
+					c.net.Pause(n.name, true)
+				}
+				wiped.join = false
+				wiped.wipe()
+				c.net.Pause(wiped.name, false)
+				wiped.start()
+				_, err = simQueue(wiped).Produce(context.Background(), codeq.Task{Queue: "a"})
+				require.ErrorIs(t, err, codeq.ErrNotLeader)
+				for _, n := range c.members() {
+					c.net.Pause(n.name, false)
+				}
+				c.newLeader(wiped)
+				time.Sleep(time.Minute)
+				_, err = simQueue(wiped).Produce(context.Background(), codeq.Task{Queue: "a"})
+				require.ErrorContains(t, err, "ReplaceNode")
+				require.ErrorContains(t, wiped.close(), "ReplaceNode")
+
+				c.replace(wiped, func(string, ...any) {}, nil)
+				require.Equal(t, 50, leader.count(t))
+			})
+		})
+	}
+}
+
+// TestWipedMajority: two nodes whose disks are new do not found a cluster while the third one,
+// which has everything, cannot be reached.
+func TestWipedMajority(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		left := c.members()[2]
+		left.produce(t, 50)
+		c.rest() // it has all of them
+		for _, n := range c.members() {
+			n.crash(100)
+		}
+		for _, n := range c.members()[:2] {
+			n.wipe()
+			n.start()
+		}
+		time.Sleep(time.Minute)
+		for _, n := range c.members()[:2] {
+			_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
+			require.ErrorIs(t, err, codeq.ErrNotLeader)
+		}
+		left.start()
+		time.Sleep(time.Minute)
+		for _, n := range c.members()[:2] {
+			_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
+			require.ErrorContains(t, err, "ReplaceNode")
+			require.ErrorContains(t, n.close(), "ReplaceNode")
+		}
+
+		// It goes on alone, and the others join it under new names.
+		left.stop()
+		fs := left.machine.Disk()
+		opts := c.opts
+		inspect.Options(&opts).FS, opts.Cluster = fs, inspect.With(&codeq.Cluster{
+			Node: left.name, Listen: left.name,
+		}, inspect.Private{
+			Votes: stablesOf(left),
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		})
+		require.NoError(t, codeq.RecoverCluster("queue", &opts))
+		left.start()
+		require.Equal(t, 50, left.count(t))
+		for _, old := range c.members()[:2] {
+			old.removed = true
+		}
+		c.mu.Lock()
+		c.nodes = c.nodes[2:]
+		c.mu.Unlock()
+		for range 2 {
+			n := c.node(true)
+			n.start()
+			c.mu.Lock()
+			c.nodes = append(c.nodes, n)
+			c.mu.Unlock()
+			require.Equal(t, 50, n.count(t))
+		}
+	})
+}
+
+// TestNoLeaderSaysWhy: a call that finds no leader says which nodes cannot be reached, and why.
+func TestNoLeaderSaysWhy(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		_, left := c.lead()
+		require.NoError(t, simQueue(left).WaitReady(context.Background()))
+		for _, n := range c.members() {
+			if n != left {
+				n.crash(100)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		_, err := simQueue(left).Produce(context.Background(), codeq.Task{Queue: "a"})
+		require.ErrorIs(t, err, codeq.ErrNotLeader)
+		for _, n := range c.members() {
+			if n != left {
+				require.ErrorContains(t, err, "node "+n.name+": peer: dial "+n.name+": dial sim: "+n.name+": connection refused")
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		err = simQueue(left).WaitReady(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "connection refused")
+	})
+}
+
+// TestNoLeaderSaysWhichCertificate: a call of a node that does not trust the others' certificates,
+// or for which they have expired, says so.
+func TestNoLeaderSaysWhichCertificate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca, other := testbase.NewAuthority(t), testbase.NewAuthority(t)
+		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
+		open := func(n *simNode, conf *tls.Config) {
+			o, life := c.options(n)
+			dial := inspect.Options(o.Cluster).Dial
+			o.Cluster.TLS = conf
+			inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
+				raw, err := dial(ctx, address)
+				if err != nil {
+					return nil, err
+				}
+				to := conf.Clone()
+				to.ServerName = address
+				conn := tls.Client(raw, to)
+				if err := conn.HandshakeContext(ctx); err != nil {
+					return nil, errors.Join(err, raw.Close())
+				}
+				return conn, nil
+			}
+			q, err := codeq.Open("queue", o)
+			require.NoError(t, err)
+			n.q, n.life = q, life
+		}
+		for i := range 3 {
+			c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("n", i)})
+		}
+		for range 3 {
+			n := c.node(false)
+			open(n, ca.Config(t, ca, n.name))
+			c.nodes = append(c.nodes, n)
+		}
+		leader, left := c.lead()
+		left.stop()
+		open(left, other.Config(t, other, left.name))
+		time.Sleep(time.Second)
+		_, err := simQueue(left).Produce(context.Background(), codeq.Task{Queue: "a"})
+		require.ErrorIs(t, err, codeq.ErrNotLeader)
+		for _, n := range c.members() {
+			if n != left {
+				require.ErrorContains(t, err, "node "+n.name+": peer: dial "+n.name+": tls: failed to verify certificate: x509: certificate signed by unknown authority")
+			}
+		}
+		leader.produce(t, 1)
+		left.stop()
+		late := ca.Config(t, ca, left.name)
+		late.Time = func() time.Time { return time.Now().Add(2 * time.Hour) }
+		open(left, late)
+		time.Sleep(time.Second)
+		_, err = simQueue(left).Produce(context.Background(), codeq.Task{Queue: "a"})
+		require.ErrorIs(t, err, codeq.ErrNotLeader)
+		require.ErrorContains(t, err, "x509: certificate has expired")
+		c.close()
+	})
+}
+
+// TestKnownNameElsewhere: nobody adds a node that has the name of another one.
+func TestKnownNameElsewhere(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		blank := newSimNode(c, "blank", false)
+		host := c.net.Listen("blank")
+		o := c.opts
+		inspect.Options(&o).FS, o.Cluster = blank.machine.Disk(), inspect.With(&codeq.Cluster{
+			Node: other.name, Listener: host, Peers: []codeq.Peer{{Node: leader.name, Address: leader.name}},
+		}, inspect.Private{
+			Votes: stablesOf(blank),
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return nil, context.Canceled },
+		})
+		q, err := codeq.Open("queue", &o)
+		require.NoError(t, err)
+		defer q.Close()
+		err = simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: other.name, Address: "blank"})
+		require.ErrorIs(t, err, codeq.ErrNotMember)
+		require.ErrorContains(t, err, "ReplaceNode")
+		err = simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: "n9", Address: "blank"})
+		require.ErrorIs(t, err, codeq.ErrNotMember, "another node is there")
+		require.Equal(t, "", inspect.Of(q).Node().Cluster())
+	})
+}
+
+// TestAddressChanges: a node that comes back at another address is added again.
+func TestAddressChanges(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		_, moved := c.lead()
+		moved.produce(t, 10)
+		moved.stop()
+		host := c.net.Listen("elsewhere")
+		o := c.opts
+		inspect.Options(&o).FS, o.Cluster = moved.machine.Disk(), inspect.With(&codeq.Cluster{
+			Node: moved.name, Listener: host,
+		}, inspect.Private{
+			Votes: stablesOf(moved),
+			Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+		})
+		q, err := codeq.Open("queue", &o)
+		require.NoError(t, err)
+		leader, _ := c.lead()
+		require.NoError(t, simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: moved.name, Address: "elsewhere"}))
+		leader.produce(t, 10)
+		stats, err := q.Stats(context.Background())
+		require.NoError(t, err)
+		require.EqualValues(t, 20, stats["a"].Ready)
+		st, err := q.ClusterStatus(context.Background())
+		require.NoError(t, err)
+		for _, r := range st.Shards[0].Replicas {
+			require.True(t, r.Voter)
+			require.Empty(t, r.LastError)
+		}
+		require.NoError(t, q.Close())
+		host.Close()
+		moved.start()
+		require.NoError(t, simQueue(leader).AddNode(context.Background(), codeq.Peer{Node: moved.name, Address: moved.name}), "and back")
+	})
+}
+
+// TestNodesMove: nodes that are opened at other addresses find each other, whether one has moved or
+// all have, and AddNode tells the shards then. One that nobody finds says why.
+func TestNodesMove(t *testing.T) {
+	t.Parallel()
+	for moved := 1; moved <= 3; moved++ {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			nodes, at := c.members(), func(i int) string { return fmt.Sprint("new", i) }
+			nodes[2].produce(t, 10)
+			var peers []codeq.Peer
+			for i, n := range nodes {
+				peers = append(peers, codeq.Peer{Node: n.name, Address: n.name})
+				if i < moved {
+					peers[i].Address = at(i)
+					n.stop()
+				}
+			}
+			qs := make([]*codeq.Queue, moved)
+			for i, n := range nodes[:moved] {
+				host := c.net.Listen(at(i))
+				o, life := c.options(n)
+				o.Cluster.Listener, o.Cluster.Peers = host, peers
+				inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) }
+				inspect.Options(o.Cluster).Votes = func(string) (raftlog.Stables, error) { return life.Stables(), nil }
+				q, err := codeq.Open("queue", o)
+				require.NoError(t, err)
+				qs[i] = q
+				if i == 0 && moved == 3 {
+					early, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+					err := q.WaitReady(early)
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.ErrorContains(t, err, "the cluster knows this node at n0, and it is at new0: AddNode")
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			for _, q := range qs {
+				require.NoError(t, q.WaitReady(ctx))
+				_, err := q.Produce(ctx, codeq.Task{Queue: "a"})
+				require.NoError(t, err)
+			}
+			for i, n := range nodes[:moved] {
+				require.NoError(t, qs[(i+1)%moved].AddNode(ctx, codeq.Peer{Node: n.name, Address: at(i)}))
+			}
+			st, err := qs[0].ClusterStatus(ctx)
+			require.NoError(t, err)
+			for _, r := range st.Shards[0].Replicas {
+				require.Empty(t, r.LastError)
+				require.Contains(t, peers, codeq.Peer{Node: r.Node, Address: r.Address})
+			}
+			stats, err := qs[0].Stats(ctx)
+			require.NoError(t, err)
+			require.EqualValues(t, 10+moved, stats["a"].Ready)
+			for i, n := range nodes[:moved] { // and back
+				require.NoError(t, qs[i].Close())
+				n.start()
+			}
+			for _, n := range nodes[:moved] {
+				require.NoError(t, simQueue(n).WaitReady(ctx))
+			}
+			for _, n := range nodes[:moved] {
+				require.NoError(t, simQueue(n).AddNode(ctx, codeq.Peer{Node: n.name, Address: n.name}))
+			}
+		})
+	}
+}
+
+// TestRemovedNodeIsLeftAlone: nobody dials a node that was removed, whether it was there or not.
+func TestRemovedNodeIsLeftAlone(t *testing.T) {
+	for _, there := range []bool{true, false} {
+		t.Run(fmt.Sprint("there ", there), func(t *testing.T) {
+			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+				leader, removed := c.lead()
+				var w codeq.Mux
+				codeq.Handle(&w, "b", func(context.Context, *codeq.Job[int]) error { return nil })
+				ctx, cancel := context.WithCancel(context.Background())
+				ended := make(chan error, 1)
+				go func() { ended <- simQueue(leader).Run(ctx, &w, nil) }()
+				if !there {
+					removed.crash(100)
+					time.Sleep(10 * time.Second)
+				}
+				require.NoError(t, simQueue(leader).RemoveNode(ctx, removed.name))
+				time.Sleep(30 * time.Second)
+				before := c.net.Dials(removed.name)
+				c.drop(removed)
+				for range 60 {
+					time.Sleep(time.Second)
+					leader.count(t)
+				}
+				require.Equal(t, before, c.net.Dials(removed.name))
+				cancel()
+				require.NoError(t, <-ended)
+			})
+		})
+	}
+}
+
+// TestCertificateNames: with TLS a node must show a certificate for its name, and a configuration
+// that would let anybody in is refused unless the application says so.
+func TestCertificateNames(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	ca := testbase.NewAuthority(t)
+	qs := threeNodes(t, codeq.Options{}, func(node string) *tls.Config { return ca.Config(t, ca, node) })
+	_, err := qs[0].Produce(ctx, codeq.Task{Queue: "a"})
+	require.NoError(t, err)
+	open := func(c codeq.Cluster) error {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		c.Listener, c.Peers, c.Join = l, peersOf(qs), true
+		q, err := codeq.Open(filepath.Join(t.TempDir(), "q"), &codeq.Options{Cluster: &c})
+		if err == nil {
+			err = q.Close()
+		}
+		return err
+	}
+	for _, names := range [][]string{{"n1"}, {}} {
+		of := ca.Config(t, ca, names...)
+		unseen := of.Clone()
+		unseen.Certificates, unseen.GetConfigForClient = nil, func(*tls.ClientHelloInfo) (*tls.Config, error) { return of, nil }
+		asked := false
+		unseen.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if asked {
+				return &of.Certificates[0], nil
+			}
+			asked = true
+			return nil, errors.New("later")
+		}
+		require.ErrorContains(t, open(codeq.Cluster{Node: "n3", TLS: unseen}), fmt.Sprintf(`certificate of node "n3": it is for %q`, names))
+	}
+
+	anonymous := ca.Config(t, ca, "n3")
+	anonymous.ClientAuth = tls.NoClientCert
+	var invalid *codeq.InvalidError
+	require.ErrorAs(t, open(codeq.Cluster{Node: "n3", TLS: anonymous}), &invalid)
+	require.Equal(t, "Cluster.TLS.ClientAuth", invalid.Field)
+	require.NoError(t, open(codeq.Cluster{Node: "n3", TLS: anonymous, AllowAnonymous: true}))
+}
+
+// TestOwnCertificate: a node whose certificate, as far as Open can see it, is not for its name is
+// refused before anything is written.
+func TestOwnCertificate(t *testing.T) {
+	ca := testbase.NewAuthority(t)
+	good, bad := ca.Config(t, ca, "other", "n0"), ca.Config(t, ca, "n1")
+	with := func(certs *tls.Config, change func(*tls.Config)) *tls.Config {
+		c := certs.Clone()
+		change(c)
+		return c
+	}
+	server := func(of *tls.Config) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &of.Certificates[0], nil }
+	}
+	client := func(of *tls.Config) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &of.Certificates[0], nil }
+	}
+	for name, c := range map[string]struct {
+		refused, anonymous bool
+		config             *tls.Config
+	}{
+		"good": {config: good},
+		"bad":  {config: bad, refused: true},
+		"none": {config: with(good, func(c *tls.Config) { c.Certificates = nil }), refused: true},
+		"two":  {config: with(bad, func(c *tls.Config) { c.Certificates = append(c.Certificates, good.Certificates...) })},
+		"no certificate": {config: with(good, func(c *tls.Config) {
+			c.Certificates = []tls.Certificate{{Certificate: [][]byte{[]byte("none")}}}
+		}), refused: true},
+		"functions": {config: with(good, func(c *tls.Config) {
+			c.Certificates, c.GetCertificate, c.GetClientCertificate = nil, server(good), client(good)
+		})},
+		"bad function of the server": {config: with(good, func(c *tls.Config) {
+			c.Certificates, c.GetCertificate, c.GetClientCertificate = nil, server(bad), client(good)
+		}), refused: true},
+		"bad function of the client": {config: with(good, func(c *tls.Config) { c.GetClientCertificate = client(bad) }), refused: true},
+		"bad function of an anonymous client": {config: with(good, func(c *tls.Config) {
+			c.GetClientCertificate = client(bad)
+		}), anonymous: true},
+		"functions that need a connection": {config: with(good, func(c *tls.Config) {
+			c.Certificates = nil
+			c.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { panic(h.Conn.LocalAddr()) }
+			c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return nil, errors.New("not yet") }
+		})},
+	} {
+		fs := crashfs.New()
+		err := codeq.RecoverCluster("q", inspect.With(&codeq.Options{
+			Cluster: &codeq.Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config, AllowAnonymous: c.anonymous},
+		}, inspect.Private{FS: fs}))
+		if !c.refused {
+			require.ErrorIs(t, err, codeq.ErrNotQueue, name) // its options are good
+			continue
+		}
+		_, err = codeq.Open("q", inspect.With(&codeq.Options{Cluster: &codeq.Cluster{Node: "n0", Listen: "127.0.0.1:1", TLS: c.config}}, inspect.Private{FS: fs}))
+		var invalid *codeq.InvalidError
+		require.ErrorAs(t, err, &invalid, name)
+		require.Equal(t, "Cluster.TLS", invalid.Field, name)
+		require.ErrorContains(t, err, `"n0"`, name)
+		names, err := fs.List("")
+		require.NoError(t, err)
+		require.Empty(t, names, name)
+	}
+}
+
+// TestFoundingIsInterrupted: wherever the founders of a cluster crash, they found one cluster.
+func TestFoundingIsInterrupted(t *testing.T) {
+	for seed := range uint64(40) {
+		synctest.Test(t, func(t *testing.T) {
+			opts := codeq.Options{Shards: 2}
+			c := newSimCluster(t, seed, 0, opts)
+			c.found(3)
+			for _, n := range c.nodes {
+				n.start()
+				n.crashAfter(1+c.rng.Int64N(60), []int{0, 50, 100}[c.rng.IntN(3)])
+			}
+			for range 5 {
+				time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
+				n := c.nodes[c.rng.IntN(3)]
+				n.crash([]int{0, 50, 100}[c.rng.IntN(3)])
+				time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
+				n.raise()
+			}
+			c.mend(true)
+			c.awaitLeaders()
+			for _, n := range c.nodes {
+				n.produce(t, 1)
+				require.Equal(t, inspect.Of(simQueue(c.nodes[0])).Node().Cluster(), inspect.Of(simQueue(n)).Node().Cluster(), "seed %d", seed)
+			}
+			require.Equal(t, 3, c.nodes[0].count(t), "seed %d", seed)
+			c.rest()
+			require.NoError(t, c.check())
+			c.close()
+		})
+	}
+}
+
+// TestJoinByWhoReachesTheNode: a node that some peers cannot reach joins by another one; if none
+// can, Open says why, and has changed nothing.
+func TestJoinByWhoReachesTheNode(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		by, joins := c.members()[2], c.node(true)
+		require.NoError(t, simQueue(by).TransferLeadership(t.Context(), 0, by.name))
+		for _, n := range c.members()[:2] {
+			n.stop()
+			o, life := c.options(n)
+			dial := inspect.Options(o.Cluster).Dial
+			inspect.Options(o.Cluster).Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+				if addr == joins.name {
+					return nil, errors.New("no route")
+				}
+				return dial(ctx, addr)
+			}
+			q, err := codeq.Open("queue", o)
+			require.NoError(t, err)
+			n.q, n.life = q, life
+		}
+		begun := time.Now()
+		o, _ := c.options(joins)
+		o.Cluster.Advertise = "elsewhere:1"
+		_, err := codeq.Open("queue", o)
+		require.ErrorIs(t, err, codeq.ErrNotLeader)
+		require.ErrorContains(t, err, "dial sim: elsewhere:1")
+		require.Len(t, membersOf(by, 0), 3)
+
+		joins.start()
+		c.nodes = append(c.nodes, joins)
+		require.Less(t, time.Since(begun), time.Minute)
+	})
+}
+
+// TestCloneIsToldWhere: a process with a copy of an open node's directory is told at which address
+// the node listens, and not only from which port it has connected.
+func TestCloneIsToldWhere(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	qs := threeNodes(t, codeq.Options{Shards: 1}, nil)
+	for _, q := range qs {
+		require.NoError(t, q.WaitReady(ctx))
+	}
+	copied := filepath.Join(t.TempDir(), "copied")
+	testkit.CopyDirectory(t, inspect.Of(qs[0]).Directory().Path, copied)
+	peers := optionsOf(qs[0]).Cluster.Peers
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		q, err := codeq.Open(copied, &codeq.Options{AcceptCopy: true, Cluster: &codeq.Cluster{Node: "n0", Listener: l, Peers: peers}})
+		require.NoError(t, err)
+		_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
+		require.ErrorIs(t, err, codeq.ErrOldCopy)
+		require.ErrorContains(t, err, "at "+peers[0].Address)
+		require.ErrorIs(t, q.Close(), codeq.ErrOldCopy)
+	}
+	_, err := qs[0].Produce(ctx, codeq.Task{Queue: "a"})
+	require.NoError(t, err)
+}

@@ -1,0 +1,156 @@
+package cluster_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+)
+
+// reclaim claims the task of a queue, which is leased, and returns when it gets it.
+func reclaim(t *testing.T, n *simNode, queue string) (at time.Time) {
+	ctx, cancel := context.WithTimeout(context.Background(), simPatience)
+	defer cancel()
+	for {
+		l, err := simQueue(n).Claim(ctx, codeq.ClaimRequest{Queues: []string{queue}})
+		if err != nil && ctx.Err() == nil { // the leader that was asked is one no more
+			continue
+		}
+		at = time.Now()
+		if err == nil {
+			err = simQueue(n).Complete(ctx, l.Receipt, nil)
+		}
+		if err != nil {
+			t.Error(queue, err)
+		}
+		return at
+	}
+}
+
+// TestLeasesEndAmidTransfers: however often the leader changes, the tasks of dead workers are
+// delivered again in time, and a Run that lives loses none, though its handlers take much longer
+// than a lease.
+func TestLeasesEndAmidTransfers(t *testing.T) {
+	const leaseFor, runLeaseFor = 30 * time.Second, 10 * time.Second
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		first, second, dying := c.nodes[0], c.nodes[1], c.nodes[2]
+		for _, queue := range []string{"healthy", "healthy", "healthy", "dead", "left"} {
+			task, err := codeq.NewTask(queue, 1)
+			require.NoError(t, err)
+			_, err = simQueue(first).Produce(ctx, task)
+			require.NoError(t, err)
+		}
+
+		var runs sync.WaitGroup
+		run := func(n *simNode, queue string, opts codeq.RunOptions, handle func(context.Context, *codeq.Job[int]) error) {
+			mux := new(codeq.Mux)
+			codeq.Handle(mux, queue, handle)
+			runs.Go(func() { _ = simQueue(n).Run(ctx, mux, &opts) })
+		}
+		var handled sync.WaitGroup
+		handled.Add(3)
+		run(second, "healthy", codeq.RunOptions{
+			LeaseFor: runLeaseFor, OnError: func(_ *codeq.Lease, err error) { t.Error("a healthy handler:", err) },
+		}, func(ctx context.Context, j *codeq.Job[int]) error {
+			select {
+			case <-time.After(8 * runLeaseFor):
+			case <-ctx.Done():
+				t.Error("a healthy handler is cancelled:", context.Cause(ctx))
+			}
+			if j.Attempt != 1 {
+				t.Error("a healthy handler has its task again")
+			}
+			handled.Done()
+			return nil
+		})
+		started := make(chan struct{})
+		run(dying, "dead", codeq.RunOptions{LeaseFor: leaseFor}, func(ctx context.Context, _ *codeq.Job[int]) error {
+			close(started)
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		<-started
+		_, err := simQueue(dying).Claim(ctx, codeq.ClaimRequest{Queues: []string{"left"}, LeaseFor: leaseFor})
+		require.NoError(t, err)
+		left := time.Now()
+
+		lead := func(n *simNode) {
+			for c.leader(0) != n {
+				c.transfer(first, 0, n)
+				time.Sleep(time.Second)
+			}
+		}
+		time.Sleep(leaseFor / 2)
+		lead(dying)
+		dying.crash(0)
+		died := time.Now()
+
+		var over atomic.Bool
+		var claims sync.WaitGroup
+		claim := func(queue string, since time.Time) {
+			claims.Go(func() {
+				took := reclaim(t, first, queue).Sub(since)
+				if took > leaseFor+4*time.Second { // a vote may be split
+					t.Errorf("task %s is delivered again after %v", queue, took)
+				}
+				if queue == "left" && took < leaseFor {
+					t.Errorf("task %s is delivered again after %v only", queue, took)
+				}
+			})
+		}
+		claim("left", left)
+		claim("dead", died)
+		transfers := 0
+		runs.Go(func() {
+			for !over.Load() {
+				for _, n := range []*simNode{first, second} {
+					lead(n)
+					transfers++
+					time.Sleep(10 * time.Second)
+				}
+			}
+		})
+		claims.Wait()
+		handled.Wait()
+		over.Store(true)
+		cancel()
+		runs.Wait()
+		require.Greater(t, transfers, 5)
+	})
+}
+
+// TestLeasesEndAfterRestart: a leader whose process has just begun makes leases longer by a few
+// seconds at the most, and by the time without a leader.
+func TestLeasesEndAfterRestart(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := t.Context()
+		first := c.nodes[0]
+		_, err := simQueue(first).Produce(ctx, codeq.Task{Queue: "left"})
+		require.NoError(t, err)
+		begin := time.Now()
+		_, err = simQueue(first).Claim(ctx, codeq.ClaimRequest{Queues: []string{"left"}, LeaseFor: 30 * time.Second})
+		require.NoError(t, err)
+		for range 2 {
+			time.Sleep(9 * time.Second)
+			for _, n := range c.members() {
+				n.crash(0)
+			}
+			for _, n := range c.members() {
+				n.start()
+			}
+			stopped := time.Now()
+			c.awaitLeaders()
+			begin = begin.Add(time.Since(stopped)) // the time without a leader does not count
+		}
+		took := reclaim(t, first, "left").Sub(begin)
+		require.GreaterOrEqual(t, took, 28*time.Second)
+		require.LessOrEqual(t, took, (30+2*5+1)*time.Second)
+	})
+}

@@ -1,0 +1,728 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/cluster"
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/manifest"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// membersOfShards is the names of the members, by shard, that a node knows.
+func (n *simNode) membersOfShards(t *testing.T) (shards [][]string) {
+	st, err := simQueue(n).ClusterStatus(context.Background())
+	require.NoError(t, err)
+	for _, sh := range st.Shards {
+		var names []string
+		for _, r := range sh.Replicas {
+			names = append(names, r.Node)
+		}
+		shards = append(shards, names)
+	}
+	return shards
+}
+
+// TestFirstElections: a new cluster, and one whose only voter is opened, have leaders before any
+// follower has waited for one in vain.
+func TestFirstElections(t *testing.T) {
+	t.Parallel()
+	for _, nodes := range []int{1, 3, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, 1, 0, codeq.Options{Shards: 3})
+			c.found(nodes)
+			for lives := range 2 {
+				begun := time.Now()
+				for i := range nodes {
+					c.nodes[i].start()
+				}
+				c.awaitLeaders()
+				if nodes == 1 || lives == 0 {
+					require.Less(t, time.Since(begun), 500*time.Millisecond, "%d nodes", nodes) // HeartbeatTimeout
+				}
+				for _, n := range c.nodes {
+					n.stop()
+				}
+			}
+		})
+	}
+}
+
+// TestAllLeave: nodes that leave at one moment leave one after the other, from all shards. The last
+// one stays, has everything, and leads when it is opened again.
+func TestAllLeave(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(testkit.Sized(1, 3, 100)) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, seed, 0, codeq.Options{Shards: 3})
+			for i := range 3 {
+				c.peers = append(c.peers, codeq.Peer{Node: fmt.Sprint("n", i), Address: fmt.Sprint("n", i)})
+			}
+			for range 3 {
+				n := c.node(false)
+				n.leaves = true
+				n.start()
+				c.nodes = append(c.nodes, n)
+			}
+			c.spread()
+			c.nodes[0].produce(t, 30)
+			errs := make([]error, 3)
+			var closing sync.WaitGroup
+			for i, n := range c.nodes {
+				begins := time.Duration(c.rng.IntN(20)) * time.Millisecond
+				closing.Go(func() {
+					time.Sleep(begins)
+					errs[i] = n.close()
+				})
+			}
+			closing.Wait()
+			var last *simNode
+			for i, n := range c.nodes {
+				if errs[i] != nil {
+					require.Nil(t, last, "%v", errs)
+					last = n
+					require.ErrorIs(t, errs[i], codeq.ErrInvalid)
+					require.ErrorContains(t, errs[i], "not the last")
+				}
+			}
+			require.NotNil(t, last)
+			c.nodes = []*simNode{last}
+			last.leaves = false
+			last.start()
+			c.awaitLeaders()
+			require.Equal(t, 30, last.count(t))
+			require.Equal(t, [][]string{{last.name}, {last.name}, {last.name}}, last.membersOfShards(t))
+			require.NoError(t, c.check())
+			c.close()
+		})
+	}
+}
+
+// TestRemovalGoesOn: a removal that ended half-way is finished by the next one.
+func TestRemovalGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 4, codeq.Options{Shards: 3})
+		c.spread()
+		half, next, by := c.nodes[3], c.nodes[2], c.nodes[0]
+		require.NoError(t, inspect.Of(simQueue(by)).Leaders().Change(ctx, 0, cluster.RemoveNode, cluster.Peer{Node: half.name}))
+		require.NoError(t, simQueue(by).RemoveNode(ctx, next.name))
+		want := []string{"n0", "n1"}
+		require.Equal(t, [][]string{want, want, want}, by.membersOfShards(t))
+		c.drop(half)
+		c.drop(next)
+		by.produce(t, 10)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestAdditionFinishesRemoval: a node comes in although another one, which was removed from the
+// other shards, leads a shard: that one could add nobody, as it is no member of the first.
+func TestAdditionFinishesRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})
+		c.spread()
+		half, by := c.nodes[2], c.nodes[0]
+		change := inspect.Of(simQueue(by)).Leaders().Change
+		// A late call that finishes the removal of another directory of the name removes nothing.
+		another := cluster.Peer{Node: half.name, ID: manifest.NewID()}
+		require.NoError(t, change(ctx, 1, cluster.RemoveNode, another))
+		require.Len(t, membersOf(by, 1), 3)
+		for shard := range 2 {
+			require.NoError(t, change(ctx, shard, cluster.RemoveNode, cluster.Peer{Node: half.name}))
+		}
+		requireNode(t, half, c.leader(2))
+		joins := c.node(true)
+		require.NoError(t, c.open(joins))
+		want := []string{"n0", "n1", joins.name}
+		require.Equal(t, [][]string{want, want, want}, by.membersOfShards(t))
+		c.nodes = append(c.nodes, joins)
+		c.drop(half)
+		by.produce(t, 10)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestRemovedDirectory: no message that adds a node, however late it comes, and nobody who asks for
+// it, makes a member of a directory that was removed. The name with an empty directory is another
+// node.
+func TestRemovedDirectory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 4, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
+		c.awaitLeaders()
+		by, removed := c.nodes[0], c.nodes[3]
+		late := cluster.Peer{Node: removed.name, Address: removed.name, ID: removed.id()}
+		require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
+		c.nodes = c.nodes[:3]
+		want := []string{"n0", "n1", "n2"}
+		refuses := func() {
+			t.Helper()
+			for shard := range 2 {
+				err := inspect.Of(simQueue(by)).Leaders().Change(ctx, shard, cluster.AddNode, late)
+				require.ErrorIs(t, err, codeq.ErrNotMember)
+			}
+			taken := cluster.Peer{Node: late.Node, Address: late.Address, ID: manifest.NewID()}
+			err := inspect.Of(simQueue(by)).Leaders().Change(ctx, 0, cluster.Readmit, taken, late.ID)
+			require.ErrorIs(t, err, codeq.ErrNotMember)
+			err = simQueue(by).AddNode(ctx, codeq.Peer{Node: removed.name, Address: removed.name})
+			require.ErrorIs(t, err, codeq.ErrNotMember)
+			require.ErrorContains(t, err, "removed")
+			require.Equal(t, [][]string{want, want}, by.membersOfShards(t))
+		}
+		refuses()
+		removed.stop()
+		removed.join = true
+		require.ErrorIs(t, c.open(removed), codeq.ErrNotMember)
+		removed.join = false
+		removed.start()
+		removed.crash(0)
+		removed.start() // by another ID
+		refuses()
+		for _, n := range c.nodes {
+			n.crash(100)
+		}
+		c.mend(true)
+		c.awaitLeaders()
+		refuses()
+
+		removed.stop()
+		removed.machine.Wipe()
+		removed.join = true
+		removed.start()
+		c.nodes = append(c.nodes, removed)
+		c.awaitVotes()
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestOtherShards: a node that is opened with another number of shards than its cluster has, or the
+// other founders, is refused, and nothing of it stays: with the right number it is one of them.
+func TestOtherShards(t *testing.T) {
+	open := func(c *simCluster, n *simNode, shards int) (err error) {
+		o, _ := c.options(n)
+		o.Shards = shards
+		n.q, err = codeq.Open("queue", o)
+		return err
+	}
+	for _, joins := range []bool{false, true} {
+		for _, wrong := range []int{1, 3} {
+			t.Run(fmt.Sprintf("joins %t with %d", joins, wrong), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := newSimCluster(t, 1, 2, codeq.Options{Shards: 2})
+					if !joins {
+						c.close()
+						c = newSimCluster(t, 1, 0, codeq.Options{Shards: 2})
+						c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "n1"}}
+						c.nodes = []*simNode{c.node(false)}
+						c.nodes[0].start()
+					}
+					n := c.node(joins)
+					err := open(c, n, wrong)
+					if !joins {
+						require.NoError(t, err)
+						time.Sleep(time.Minute)
+						_, err = simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
+						n.stop()
+					}
+					require.ErrorContains(t, err, fmt.Sprintf("2 groups, not %d", wrong))
+					require.Equal(t, joins, errors.Is(err, codeq.ErrShardCount))
+					n.start()
+					c.nodes = append(c.nodes, n)
+					c.awaitLeaders()
+					n.produce(t, 10)
+					c.rest()
+					require.NoError(t, c.check())
+					require.ErrorIs(t, func() error { n.stop(); return open(c, n, wrong) }(), codeq.ErrShardCount)
+					n.start()
+					c.close()
+				})
+			})
+		}
+	}
+}
+
+// TestReplaceByMember: a node is not replaced by a member, at whatever address that is said to be:
+// there would be one node less.
+func TestReplaceByMember(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		before := membersOf(leader, 0)
+		for _, by := range []*simNode{leader, other} {
+			for _, address := range []string{leader.name, other.name, "elsewhere"} {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				err := simQueue(by).ReplaceNode(ctx, other.name, codeq.Peer{Node: leader.name, Address: address})
+				cancel()
+				require.ErrorIs(t, err, codeq.ErrInvalid)
+				require.ErrorContains(t, err, "RemoveNode")
+				require.Equal(t, before, membersOf(leader, 0))
+			}
+		}
+	})
+}
+
+// TestUnknownNode: a node that is no member is neither removed nor replaced.
+func TestUnknownNode(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		for _, n := range []*simNode{leader, other} {
+			err := simQueue(n).RemoveNode(ctx, "nobody")
+			require.ErrorIs(t, err, codeq.ErrNotMember)
+			require.ErrorContains(t, err, `"nobody"`)
+			err = simQueue(n).ReplaceNode(ctx, "nobody", codeq.Peer{Node: "n9", Address: "n9"})
+			require.ErrorIs(t, err, codeq.ErrNotMember)
+			require.ErrorContains(t, err, `"nobody"`)
+		}
+		require.Len(t, leader.membersOfShards(t)[0], 3)
+	})
+}
+
+// TestRemovedNodeIsTold: a node that was removed says so to its callers, and leaves at once.
+func TestRemovedNodeIsTold(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, removed := c.lead()
+		removed.stop()
+		removed.leaves = true
+		removed.start()
+		require.NoError(t, simQueue(leader).RemoveNode(context.Background(), removed.name))
+		time.Sleep(time.Minute)
+		_, err := simQueue(removed).Produce(context.Background(), codeq.Task{Queue: "a"})
+		require.ErrorIs(t, err, codeq.ErrNotLeader)
+		require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name))
+		begin := time.Now()
+		c.drop(removed)
+		require.Less(t, time.Since(begin), time.Second)
+	})
+}
+
+// TestCallsOfRemovedNode: a node that was removed, by itself or another one, is told so by whatever
+// it asks, at once and later.
+func TestCallsOfRemovedNode(t *testing.T) {
+	for _, itself := range []bool{false, true} {
+		for _, leads := range []bool{false, true} {
+			t.Run(fmt.Sprintf("itself %t leads %t", itself, leads), func(t *testing.T) {
+				simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+					by, removed := c.lead()
+					if leads {
+						by, removed = removed, by
+					}
+					if itself {
+						by = removed
+					}
+					q := simQueue(removed)
+					queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+					ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+					defer cancel()
+					require.NoError(t, simQueue(by).RemoveNode(ctx, removed.name))
+					for knows := range 2 { // at first the node may not have asked yet
+						_, status := q.ClusterStatus(ctx)
+						_, stats := q.Stats(ctx)
+						_, get := q.Get(ctx, codeq.ID{7: 1})
+						_, claim := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+						for i, err := range []error{status, stats, get, claim, q.WaitReady(ctx)} {
+							require.ErrorIs(t, err, codeq.ErrNotLeader, i)
+							if knows > 0 {
+								require.ErrorContains(t, err, fmt.Sprintf("node %q was removed", removed.name), i)
+							}
+						}
+						time.Sleep(time.Minute)
+					}
+					c.drop(removed)
+				})
+			})
+		}
+	}
+}
+
+// TestAddOtherServer: a server of another protocol is no node, and AddNode does not wait for it to
+// become one.
+func TestAddOtherServer(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, _ := c.lead()
+		l := c.net.Listen("web")
+		web := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Second}
+		served := make(chan error, 1)
+		go func() { served <- web.Serve(l) }()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := simQueue(leader).AddNode(ctx, codeq.Peer{Node: "web", Address: "web"})
+		require.ErrorIs(t, err, codeq.ErrNotMember)
+		require.ErrorContains(t, err, "no node")
+		require.NoError(t, web.Close())
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+	})
+}
+
+// TestLeaveOfNoCluster: a node that is part of no cluster has none to leave.
+func TestLeaveOfNoCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
+		c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "n1"}}
+		n := c.node(false)
+		n.leaves = true
+		n.start()
+		time.Sleep(time.Minute)
+		begin := time.Now()
+		require.NoError(t, n.close())
+		require.Less(t, time.Since(begin), time.Second)
+	})
+}
+
+// TestSilentFounder: a cluster does not begin without a founder that does not answer, and calls say
+// which it is. One that no longer answers keeps no other founder from the cluster that has begun.
+func TestSilentFounder(t *testing.T) {
+	for _, silence := range []time.Duration{0, time.Minute} { // before the cluster can begin
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
+			c.found(3)
+			first, other, silent := c.nodes[0], c.nodes[1], c.nodes[2]
+			c.net.Isolate(silent.name, c.names())
+			for _, n := range c.nodes {
+				n.start()
+			}
+			if silence > 0 {
+				time.Sleep(silence)
+				_, err := simQueue(first).Produce(t.Context(), codeq.Task{Queue: "a"})
+				require.ErrorIs(t, err, codeq.ErrNotLeader)
+				require.ErrorContains(t, err, `node "n2" at n2: peer: not sent`)
+			}
+			c.net.SetCut(silent.name, first.name, false)
+			c.net.SetCut(first.name, silent.name, false)
+			c.awaitLeaders()
+			begun := time.Now()
+			require.NoError(t, simQueue(other).WaitReady(t.Context())) // which has never heard of silent
+			require.Less(t, time.Since(begun), 2*time.Second)
+			c.mend(true)
+			c.rest()
+			require.NoError(t, c.check())
+			c.close()
+		})
+	}
+}
+
+// TestFoundersAgree: no cluster begins with an address that is not what a founder says of itself.
+func TestFoundersAgree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
+		open := func(n *simNode, peers ...codeq.Peer) error {
+			c.peers = peers
+			return c.open(n)
+		}
+		a, b := c.node(false), c.node(false)
+		c.nodes = []*simNode{a, b}
+		err := open(a, codeq.Peer{Node: "n0", Address: "elsewhere"}, codeq.Peer{Node: "n1", Address: "n1"})
+		require.ErrorIs(t, err, codeq.ErrInvalid)
+		require.ErrorContains(t, err, "elsewhere")
+
+		c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "alias"}}
+		o, _ := c.options(a)
+		dial := inspect.Options(o.Cluster).Dial
+		inspect.Options(o.Cluster).Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return dial(ctx, strings.Replace(address, "alias", "n1", 1))
+		}
+		a.q, err = codeq.Open("queue", o)
+		require.NoError(t, err)
+		require.NoError(t, open(b, codeq.Peer{Node: "n0", Address: "n0"}, codeq.Peer{Node: "n1", Address: "n1"}))
+		time.Sleep(time.Minute)
+		_, err = simQueue(a).Produce(context.Background(), codeq.Task{Queue: "a"})
+		require.ErrorIs(t, err, codeq.ErrNotLeader)
+		require.ErrorContains(t, err, `node "n1" says that its address is n1, not alias`)
+		a.stop()
+		require.NoError(t, open(a, codeq.Peer{Node: "n0", Address: "n0"}, codeq.Peer{Node: "n1", Address: "n1"}))
+		c.awaitLeaders()
+		c.close()
+	})
+}
+
+// TestRefusedBeforeItIsANode: an Open that is refused for its address leaves a directory that any
+// node may have.
+func TestRefusedBeforeItIsANode(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	taken := l.Addr().String()
+	_, err = codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: taken}})
+	require.ErrorIs(t, err, syscall.EADDRINUSE)
+	_, err = codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "b", Listener: l, Peers: []codeq.Peer{{Node: "b", Address: "127.0.0.1:1"}}}})
+	require.ErrorIs(t, err, codeq.ErrInvalid)
+	m, err := manifest.Read(vfs.Default, dir)
+	require.NoError(t, err)
+	require.Nil(t, m)
+	q, err := codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "c", Listen: taken}}) // the Listener is closed
+	require.NoError(t, err)
+	_, err = codeq.Open(dir, &codeq.Options{Cluster: &codeq.Cluster{Node: "c", Listen: taken}})
+	require.ErrorIs(t, err, codeq.ErrLocked, "it is open, and so its address is taken")
+	require.NoError(t, q.Close())
+}
+
+// TestAddresses: an address that nobody can dial is refused before anything is written.
+func TestAddresses(t *testing.T) {
+	t.Parallel()
+	q, err := codeq.Open(t.TempDir(), &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	for _, bad := range []string{"", "host", "host:", ":7400", "0.0.0.0:7400", "[::]:7400", "host:0", "host:65536", "host:http", "a:b:1"} {
+		fs := crashfs.New()
+		refused := func(c codeq.Cluster) {
+			t.Helper()
+			_, err := codeq.Open("q", inspect.With(&codeq.Options{Cluster: &c}, inspect.Private{FS: fs}))
+			require.ErrorIs(t, err, codeq.ErrInvalid, bad)
+		}
+		refused(codeq.Cluster{Node: "a", Listen: bad})
+		refused(codeq.Cluster{Node: "a", Listen: "127.0.0.1:7400", Peers: []codeq.Peer{{Node: "b", Address: bad}}})
+		refused(codeq.Cluster{Node: "a", Listen: "127.0.0.1:7400", Peers: []codeq.Peer{{Node: "b", Address: bad}}, Join: true})
+		if bad != "" {
+			refused(codeq.Cluster{Node: "a", Listen: "127.0.0.1:7400", Advertise: bad})
+		}
+		require.ErrorIs(t, q.AddNode(t.Context(), codeq.Peer{Node: "b", Address: bad}), codeq.ErrInvalid, bad)
+		require.ErrorIs(t, q.ReplaceNode(t.Context(), "c", codeq.Peer{Node: "b", Address: bad}), codeq.ErrInvalid, bad)
+		names, err := fs.List("")
+		require.NoError(t, err)
+		require.Empty(t, names)
+	}
+}
+
+// TestLongNodeNames: names and addresses that are too long are refused with their length.
+func TestLongNodeNames(t *testing.T) {
+	t.Parallel()
+	q, err := codeq.Open(t.TempDir(), &codeq.Options{Cluster: &codeq.Cluster{Node: "a", Listen: "127.0.0.1:0", Advertise: "127.0.0.1:1"}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, q.Close()) }()
+	refused := func(err error) {
+		t.Helper()
+		var invalid *codeq.InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.Equal(t, "1000000 bytes", invalid.Value)
+		require.Less(t, len(err.Error()), 200)
+	}
+	long, ctx := strings.Repeat("x", 1_000_000), t.Context()
+	at := strings.Repeat("x", 1_000_000-5) + ":7400"
+	for _, c := range []codeq.Cluster{
+		{Node: long, Listen: "x:1"},
+		{Node: "a", Listen: at},
+		{Node: "a", Listen: "x:1", Advertise: at},
+		{Node: "a", Listen: "x:1", Peers: []codeq.Peer{{Node: long, Address: "x:1"}}},
+		{Node: "a", Listen: "x:1", Peers: []codeq.Peer{{Node: "b", Address: at}}},
+	} {
+		_, err := codeq.Open("q", inspect.With(&codeq.Options{Cluster: &c}, inspect.Private{FS: crashfs.New()}))
+		refused(err)
+	}
+	refused(q.AddNode(ctx, codeq.Peer{Node: long, Address: "x:1"}))
+	refused(q.AddNode(ctx, codeq.Peer{Node: "b", Address: at}))
+	refused(q.RemoveNode(ctx, long))
+	refused(q.ReplaceNode(ctx, "b", codeq.Peer{Node: "c", Address: at}))
+	refused(q.TransferLeadership(ctx, 0, long))
+	claim := codeq.ClaimRequest{Queues: []string{"a"}, Weights: map[string]int{long: 1}, NoWait: true}
+	_, err = q.Claim(ctx, claim)
+	refused(err)
+	longest := codeq.Cluster{Node: strings.Repeat("x", cluster.MaxNodeName), Listen: strings.Repeat("x", cluster.MaxAddress-5) + ":7400"}
+	require.ErrorIs(t, codeq.RecoverCluster(t.TempDir(), &codeq.Options{Cluster: &longest}), codeq.ErrNotQueue, "its options are good")
+}
+
+// TestRunAwaitsLeaders: a Run that begins before there is a leader waits for one, until it ends or
+// the queue is closed.
+func TestRunAwaitsLeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 2})
+		c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "n1"}}
+		a, b := c.node(false), c.node(false)
+		c.nodes = []*simNode{a, b}
+		a.start()
+		handled := make(chan struct{})
+		var m codeq.Mux
+		codeq.Handle(&m, "a", func(context.Context, *codeq.Job[int]) error { close(handled); return nil })
+		run := func(ctx context.Context) chan error {
+			ended := make(chan error, 1)
+			go func() { ended <- simQueue(a).Run(ctx, &m, nil) }()
+			return ended
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := run(ctx)
+		time.Sleep(time.Hour)
+		require.Empty(t, ended)
+		cancel()
+		require.NoError(t, <-ended)
+		ended = run(context.Background())
+		time.Sleep(time.Second)
+		begin := time.Now()
+		a.stop()
+		require.ErrorIs(t, <-ended, codeq.ErrClosed)
+		require.Less(t, time.Since(begin), time.Second)
+
+		a.start()
+		ended = run(context.Background())
+		time.Sleep(time.Hour)
+		b.start()
+		c.awaitLeaders()
+		task, err := codeq.NewTask("a", 1)
+		require.NoError(t, err)
+		_, err = simQueue(b).Produce(context.Background(), task)
+		require.NoError(t, err)
+		<-handled
+		a.stop()
+		require.ErrorIs(t, <-ended, codeq.ErrClosed)
+		c.close()
+	})
+}
+
+// TestVoteForUnknownNode: a voter that lags elects a node of which it has not heard, if that has
+// what the cluster has acknowledged: the two are all that is left.
+func TestVoteForUnknownNode(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, behind := c.lead()
+		c.net.Isolate(behind.name, c.names())
+		joined := c.node(true)
+		c.nodes = append(c.nodes, joined)
+		require.NoError(t, c.open(joined))
+		for _, n := range slices.Clone(c.nodes) {
+			if n != leader && n != behind && n != joined {
+				c.remove(n, t.Logf, nil)
+			}
+		}
+		joined.produce(t, 10)
+		requireNode(t, leader, c.leader(0))
+		leader.crash(100)
+		c.net.Heal(false)
+		c.awaitLeaders()
+		requireNode(t, joined, c.leader(0))
+		require.Equal(t, 10, behind.count(t))
+		leader.start()
+	})
+}
+
+// blank starts a node that is of no cluster.
+func (c *simCluster) blank() *simNode {
+	n := c.node(false)
+	n.start()
+	return n
+}
+
+// TestMembershipCallsEnd: without a majority, or with a node that does not come, or never catches
+// up, each call that changes the cluster ends, and says which node is missed and why. What waits
+// for a node logs that.
+func TestMembershipCallsEnd(t *testing.T) {
+	t.Parallel()
+	t.Run("no majority", func(t *testing.T) {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			ctx := context.Background()
+			lost, left := c.lead()
+			added := c.blank()
+			for _, n := range c.members() {
+				if n != left {
+					n.crash(100)
+				}
+			}
+			q := simQueue(left)
+			for name, call := range map[string]func() error{
+				"AddNode":            func() error { return q.AddNode(ctx, codeq.Peer{Node: added.name, Address: added.name}) },
+				"RemoveNode":         func() error { return q.RemoveNode(ctx, lost.name) },
+				"RemoveNode, itself": func() error { return q.RemoveNode(ctx, left.name) },
+				"ReplaceNode":        func() error { return q.ReplaceNode(ctx, lost.name, codeq.Peer{Node: added.name, Address: added.name}) },
+				"ReplaceNode, there": func() error { return q.ReplaceNode(ctx, lost.name, codeq.Peer{Node: added.name, Address: lost.name}) },
+				"TransferLeadership": func() error { return q.TransferLeadership(ctx, 0, left.name) },
+			} {
+				begun := time.Now()
+				err := call()
+				require.ErrorIs(t, err, codeq.ErrNotLeader, name)
+				require.ErrorContains(t, err, "node "+lost.name+": peer: dial "+lost.name+": dial sim: "+lost.name+": connection refused", name)
+				require.Less(t, time.Since(begun), 2*simCallTimeout, name)
+			}
+			require.NoError(t, q.Drain(ctx), "it leads nothing")
+			require.NoError(t, q.Undrain(ctx))
+			added.stop()
+		})
+	})
+	t.Run("new node", func(t *testing.T) {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			time.Sleep(2 * time.Minute) // the leader is at home
+			leader, by := c.lead()
+			by.stop()
+			o, life := c.options(by)
+			seen := testkit.NewUserHandler(func(string) {})
+			o.Logger = slog.New(seen)
+			q, err := codeq.Open("queue", o)
+			require.NoError(t, err)
+			by.q, by.life = q, life
+			c.awaitLeaders()
+			for range 20 { // more than four messages
+				queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "a", Payload: make([]byte, 1<<20)})
+			}
+			far, slow := c.blank(), c.blank()
+			c.net.Isolate(far.name, c.names())
+			for _, m := range c.members() {
+				c.net.SetBandwidth(m.name, slow.name, 32<<10)
+			}
+			for _, call := range []struct {
+				node, cause, logged string
+			}{
+				{"nobody", "dial sim: nobody: connection refused", "node that is to be added does not answer"},
+				{far.name, "context deadline exceeded", "node that is to be added does not answer"},
+				{slow.name, "node " + slow.name + " has applied", "node does not vote yet"},
+			} {
+				for _, replaces := range []bool{false, true} {
+					if replaces && call.node == slow.name {
+						continue // it is a member already
+					}
+					*seen.Seen = nil
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					if replaces {
+						err = q.ReplaceNode(ctx, leader.name, codeq.Peer{Node: call.node, Address: call.node})
+					} else {
+						err = q.AddNode(ctx, codeq.Peer{Node: call.node, Address: call.node})
+					}
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.ErrorContains(t, err, call.node)
+					require.ErrorContains(t, err, call.cause)
+					time.Sleep(time.Second)
+					logs := seen.About(call.logged)
+					require.NotEmpty(t, logs)
+					require.Less(t, len(logs), 10)
+					require.Contains(t, logs[0], call.node)
+					require.Contains(t, logs[0], call.cause)
+				}
+			}
+			require.Len(t, membersOf(leader, 0), 4)
+
+			// With patience the same calls succeed.
+			outcome := make(chan error, 2)
+			for _, n := range []*simNode{far, slow} {
+				go func() { outcome <- q.AddNode(context.Background(), codeq.Peer{Node: n.name, Address: n.name}) }()
+			}
+			time.Sleep(time.Minute)
+			c.net.Heal(true)
+			c.net.Unshape()
+			require.NoError(t, <-outcome)
+			require.NoError(t, <-outcome)
+			c.nodes = append(c.nodes, far, slow)
+		})
+	})
+}

@@ -1,0 +1,222 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/inspect"
+	"codeq/test/queuetest"
+)
+
+// TestRemovalBesideDeadNode: a node that the others cannot do without is not removed, whoever asks
+// for it and however; one that is dead is.
+func TestRemovalBesideDeadNode(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, live := c.lead()
+		var dead *simNode
+		for _, n := range c.members() {
+			if n != leader && n != live {
+				dead = n
+			}
+		}
+		leader.produce(t, 10)
+		dead.crash(100)
+		for _, by := range []*simNode{leader, live} {
+			for _, removed := range []*simNode{leader, live} {
+				err := simQueue(by).RemoveNode(ctx, removed.name)
+				require.ErrorIs(t, err, codeq.ErrNoMajority)
+				require.ErrorContains(t, err, "node "+dead.name)
+				require.ErrorContains(t, err, "1 of the 2 that would be left")
+			}
+		}
+		require.ErrorIs(t, simQueue(live).RemoveNode(ctx, ""), codeq.ErrInvalid)
+		live.produce(t, 10) // nothing has changed
+		require.Equal(t, 20, leader.count(t))
+
+		// With another node in its place they can do without it.
+		joined := c.node(true)
+		host := c.net.Listen(joined.name)
+		host.Close()
+		joining := make(chan error, 1)
+		go func() {
+			joining <- simQueue(leader).ReplaceNode(ctx, live.name, codeq.Peer{Node: joined.name, Address: joined.name})
+		}()
+		time.Sleep(time.Second) // it waits for the node
+		joined.start()
+		require.NoError(t, <-joining)
+		joined.produce(t, 10)
+		require.Equal(t, 30, leader.count(t))
+		require.NoError(t, simQueue(leader).RemoveNode(ctx, dead.name))
+
+		st, err := simQueue(joined).ClusterStatus(ctx)
+		require.NoError(t, err)
+		require.Len(t, st.Shards[0].Replicas, 2)
+		live.stop()
+		c.mu.Lock()
+		c.nodes = []*simNode{leader, joined}
+		c.mu.Unlock()
+	})
+}
+
+// TestLeaveBesideDeadNode: a node that is closed with LeaveOnClose stays a member if the others
+// cannot do without it, and Close says so.
+func TestLeaveBesideDeadNode(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, leaves := c.lead()
+		leader.produce(t, 10)
+		leaves.stop()
+		leaves.leaves = true
+		leaves.start()
+		for _, n := range c.members() {
+			if n != leader && n != leaves {
+				n.crash(100)
+			}
+		}
+		require.ErrorIs(t, leaves.close(), codeq.ErrNoMajority)
+		leaves.leaves = false
+		leaves.start()
+		require.Equal(t, 10, leaves.count(t))
+	})
+}
+
+// TestRemovalLooksAtAllShards: a node that one of the shards cannot do without stays a member of
+// all of them: nothing is changed before all shards were asked.
+func TestRemovalLooksAtAllShards(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 3})
+		c.peers = []codeq.Peer{{Node: "n0", Address: "n0"}, {Node: "n1", Address: "n1"}, {Node: "n2", Address: "n2"}}
+		for i := range c.peers {
+			n := c.node(false)
+			n.leaves = i == 1
+			n.start()
+			c.nodes = append(c.nodes, n)
+		}
+		c.spread()
+		by, needed, broken := c.nodes[0], c.nodes[1], c.nodes[2]
+		c.nodes[0].produce(t, 10)
+		for shard := range 3 {
+			require.NoError(t, simQueue(by).TransferLeadership(ctx, shard, needed.name))
+		}
+		inspect.Of(simQueue(broken)).Group(2).Fail(queuetest.ErrBroken)
+		time.Sleep(time.Second)
+		members := func() (all [][]string) {
+			for shard := range 3 {
+				all = append(all, membersOf(by, shard))
+			}
+			return all
+		}
+		before := members()
+		refused := func(err error) {
+			t.Helper()
+			require.ErrorIs(t, err, codeq.ErrNoMajority)
+			require.NotErrorIs(t, err, codeq.ErrUncertain)
+			require.ErrorContains(t, err, "shard 2")
+			require.ErrorContains(t, err, "node n2: its replica has failed")
+			time.Sleep(time.Second)
+			require.Equal(t, before, members())
+		}
+		refused(simQueue(by).RemoveNode(ctx, needed.name))
+		// At the address of the other node, the new one comes after its removal.
+		refused(simQueue(by).ReplaceNode(ctx, needed.name, codeq.Peer{Node: "n9", Address: needed.name}))
+		refused(needed.close())
+		needed.leaves = false
+		needed.start()
+		require.ErrorIs(t, broken.close(), codeq.ErrFailed)
+		broken.start()
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestReplaceAtItsAddress: a node takes the place of another one at the address of that, which is
+// removed first.
+func TestReplaceAtItsAddress(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, old := c.lead()
+		leader.produce(t, 10)
+		c.drop(old)
+		n := newSimNode(c, old.name, false)
+		o, _ := c.options(n)
+		o.Cluster.Node = "n9"
+		q, err := codeq.Open("queue", o)
+		require.NoError(t, err)
+		require.NoError(t, simQueue(leader).ReplaceNode(context.Background(), old.name, codeq.Peer{Node: "n9", Address: old.name}))
+		st, err := q.ClusterStatus(context.Background())
+		require.NoError(t, err)
+		addresses := make(map[string]string)
+		for _, r := range st.Shards[0].Replicas {
+			require.True(t, r.Voter, r.Node)
+			require.Empty(t, r.LastError, r.Node)
+			addresses[r.Node] = r.Address
+		}
+		want := map[string]string{"n9": old.name}
+		for _, m := range c.members() {
+			want[m.name] = m.name
+		}
+		require.Equal(t, want, addresses)
+		n.q = q
+		c.nodes = append(c.nodes, n)
+		n.produce(t, 10)
+		require.Equal(t, 20, leader.count(t))
+	})
+}
+
+// TestReplacementsAtOnce: two replacements at once, on different nodes, follow each other: there
+// are as many nodes as before, also if both are to replace the same one.
+func TestReplacementsAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, same := range []bool{true, false} {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			by := c.members()
+			olds := []*simNode{by[0], by[0]}
+			if !same {
+				olds[1] = by[1]
+			}
+			by[2].produce(t, 10)
+			outcomes := make([]chan error, 2)
+			for i, old := range olds {
+				n := c.node(false)
+				o, _ := c.options(n)
+				o.Cluster.Peers = c.peers
+				q, err := codeq.Open("queue", o)
+				require.NoError(t, err)
+				n.q = q
+				c.nodes = append(c.nodes, n)
+				outcomes[i] = make(chan error, 1)
+				go func() {
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					defer cancel()
+					outcomes[i] <- simQueue(by[1+i]).ReplaceNode(ctx, old.name, codeq.Peer{Node: n.name, Address: n.name})
+				}()
+			}
+			errs := []error{<-outcomes[0], <-outcomes[1]}
+			if same {
+				require.True(t, errors.Is(errs[0], codeq.ErrNotMember) != errors.Is(errs[1], codeq.ErrNotMember), "%v", errs)
+			}
+			left := membersOf(by[2], 0)
+			// What a node was doing when it was removed may leave a newcomer without a vote.
+			voters := slices.DeleteFunc(slices.Clone(left), func(m string) bool { return strings.HasSuffix(m, raft.Nonvoter.String()) })
+			require.Len(t, voters, 3, "%v", errs)
+			for _, n := range c.members() {
+				if !slices.ContainsFunc(left, func(m string) bool { return strings.HasPrefix(m, n.name+"/") }) {
+					c.drop(n)
+				}
+			}
+			require.Equal(t, 10, by[2].count(t))
+		})
+	}
+}

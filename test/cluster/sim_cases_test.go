@@ -1,0 +1,694 @@
+package cluster_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/cluster"
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/manifest"
+	"codeq/internal/raftlog"
+	"codeq/internal/store"
+	"codeq/test/queuetest"
+)
+
+// What a cluster must not get wrong, each by itself; TestSimulation lets them meet.
+
+// simCase runs a story on three nodes and one shard, and makes sure at its end that all
+// replicas are equal.
+func simCase(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
+	opts.Shards = 1
+	simCaseOf(t, opts, 0, story)
+}
+
+// simCaseOf is simCase with any number of shards, and builds that know a format.
+func simCaseOf(t *testing.T, opts codeq.Options, newest int, story func(t *testing.T, c *simCluster)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimClusterOf(t, 1, 3, opts, newest)
+		c.awaitLeaders()
+		story(t, c)
+		c.mend(true)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// lead returns the node that leads the first shard, and another one.
+func (c *simCluster) lead() (leader, other *simNode) {
+	c.awaitLeaders()
+	leader = c.leader(0)
+	for _, n := range c.members() {
+		if n != leader {
+			other = n
+		}
+	}
+	return leader, other
+}
+
+func simQueue(n *simNode) *codeq.Queue {
+	q, _ := n.queue()
+	return q
+}
+
+// newLeader waits for another node than old to lead.
+func (c *simCluster) newLeader(old *simNode) *simNode {
+	for end := time.Now().Add(simPatience); ; time.Sleep(10 * time.Millisecond) {
+		for _, n := range c.members() {
+			if q := simQueue(n); n != old && q != nil && inspect.Of(q).Leads(0) {
+				return n
+			}
+		}
+		if time.Now().After(end) {
+			c.hangs("the election of another leader")
+		}
+	}
+}
+
+// TestProduceOutlivesItsLeader: what a leader has acknowledged just before it
+// loses power is there under the next one.
+func TestProduceOutlivesItsLeader(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		old, other := c.lead()
+		produced := make(map[codeq.ID]bool)
+		for i := range 50 {
+			id, err := simQueue([]*simNode{old, other}[i%2]).Produce(ctx, codeq.Task{Queue: "a"})
+			require.NoError(t, err)
+			produced[id] = true
+		}
+		old.crash(0)
+		c.newLeader(old)
+		for range 50 {
+			l, err := simQueue(other).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+			require.NoError(t, err)
+			require.True(t, produced[l.ID])
+			delete(produced, l.ID)
+		}
+		require.Empty(t, produced)
+	})
+}
+
+// TestProduceIsTriedAgain: the answer to a produce is lost with the connection
+// to the leader, or with the leader. The task is stored once, and acknowledged.
+func TestProduceIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []string{"answer", "leader"} {
+		t.Run(lost, func(t *testing.T) {
+			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+				defer cancel()
+				for i := range 20 {
+					leader, other := c.lead()
+					_, err := simQueue(other).Produce(ctx, codeq.Task{Queue: "b"}) // there is a connection
+					require.NoError(t, err)
+					done := make(chan error)
+					go func() {
+						_, err := simQueue(other).Produce(ctx, codeq.Task{Queue: "a"})
+						done <- err
+					}()
+					time.Sleep(time.Duration(i) * time.Millisecond)
+					if lost == "leader" {
+						leader.crash(0)
+						require.NoError(t, <-done)
+						leader.start()
+					} else {
+						c.net.SetCut(leader.name, other.name, true)
+						time.Sleep(time.Second)
+						c.net.Heal(true)
+						require.NoError(t, <-done)
+					}
+				}
+				_, other := c.lead()
+				stats, err := simQueue(other).Stats(ctx)
+				require.NoError(t, err)
+				require.EqualValues(t, 20, stats["a"].Ready)
+			})
+		})
+	}
+}
+
+// TestLeaseOutlivesItsLeader: a lease is in force under the next leader, for as
+// long as it was granted for, however far apart the clocks of the two are.
+func TestLeaseOutlivesItsLeader(t *testing.T) {
+	t.Parallel()
+	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour} {
+		t.Run(ahead.String(), func(t *testing.T) {
+			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+				ctx := context.Background()
+				old, other := c.lead()
+				for range 2 {
+					_, err := simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
+					require.NoError(t, err)
+				}
+				begin := time.Now()
+				request := codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: 10 * time.Second, NoWait: true}
+				kept, err := simQueue(other).Claim(ctx, request)
+				require.NoError(t, err)
+				left, err := simQueue(other).Claim(ctx, request)
+				require.NoError(t, err)
+
+				for _, n := range c.members() {
+					if n != old {
+						n.machine.Wall.Set(ahead)
+					}
+				}
+				old.crash(0)
+				c.newLeader(old)
+				request.NoWait = false
+				again, err := simQueue(other).Claim(ctx, request)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, time.Since(begin), 10*time.Second)
+				require.Less(t, time.Since(begin), 14*time.Second, "the lease goes on under the next leader")
+				require.Contains(t, []codeq.ID{kept.ID, left.ID}, again.ID)
+				require.Equal(t, 2, again.Attempt)
+				require.Greater(t, again.Receipt.Token, left.Receipt.Token)
+			})
+		})
+	}
+	t.Run("completed", func(t *testing.T) {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			ctx := context.Background()
+			old, other := c.lead()
+			_, err := simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
+			require.NoError(t, err)
+			l, err := simQueue(old).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: 10 * time.Second})
+			require.NoError(t, err)
+			old.crash(0)
+			time.Sleep(8 * time.Second)
+			other.machine.Wall.Set(time.Hour)
+			require.NoError(t, simQueue(other).Complete(ctx, l.Receipt, nil))
+			require.ErrorIs(t, simQueue(other).Complete(ctx, l.Receipt, nil), codeq.ErrLeaseLost)
+		})
+	})
+}
+
+// TestAttemptsOutliveTheirLeaders: a task whose workers take the leader with them
+// each time is a dead letter in the end.
+func TestAttemptsOutliveTheirLeaders(t *testing.T) {
+	simCase(t, codeq.Options{MaxAttempts: 4}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		old, _ := c.lead()
+		id, err := simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
+		require.NoError(t, err)
+		for attempt := 1; attempt <= 4; attempt++ {
+			l, err := simQueue(old).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Second})
+			require.NoError(t, err)
+			require.Equal(t, attempt, l.Attempt)
+			old.crash(0)
+			next := c.newLeader(old)
+			old.start()
+			old = next
+		}
+		time.Sleep(5 * time.Second)
+		info, err := simQueue(old).Get(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, codeq.Dead, info.State)
+		require.Equal(t, 4, info.Attempts)
+	})
+}
+
+// TestTimersOfADeposedLeaderDoNothing: a leader that is cut off sees leases
+// expire. None of what it decides then is so: its successor keeps the lease alive.
+func TestTimersOfADeposedLeaderDoNothing(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		old, other := c.lead()
+		for range 10 {
+			_, err := simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
+			require.NoError(t, err)
+		}
+		var held []*codeq.Lease
+		for range 10 {
+			l, err := simQueue(other).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: 400 * time.Millisecond})
+			require.NoError(t, err)
+			held = append(held, l)
+		}
+		// The others notice after the leases have expired where they were granted.
+		c.net.Isolate(old.name, c.names())
+		next := c.newLeader(old)
+		for _, l := range held {
+			require.NoError(t, simQueue(next).Extend(ctx, l.Receipt, time.Minute), "leases last for a moment under the next leader")
+		}
+		time.Sleep(10 * time.Second)
+		c.net.Heal(false)
+		time.Sleep(10 * time.Second)
+		for _, l := range held {
+			require.NoError(t, simQueue(old).Complete(ctx, l.Receipt, nil))
+		}
+		stats, err := simQueue(old).Stats(ctx)
+		require.NoError(t, err)
+		require.Zero(t, stats["a"])
+	})
+}
+
+// TestDeposedLeaderServesNobody: a leader that is cut off, and does not know yet
+// that it has a successor, neither acknowledges nor hands out anything.
+func TestDeposedLeaderServesNobody(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		old, other := c.lead()
+		_, err := simQueue(old).Produce(context.Background(), codeq.Task{Queue: "a"})
+		require.NoError(t, err)
+		c.net.Isolate(old.name, c.names())
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_, err = simQueue(old).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+		require.Error(t, err)
+		_, err = simQueue(old).Produce(ctx, codeq.Task{Queue: "a"})
+		require.Error(t, err)
+		_, err = simQueue(old).Stats(ctx)
+		require.Error(t, err, "what it has read may be old")
+		l, err := simQueue(other).Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+		require.NoError(t, err)
+		require.Equal(t, 1, l.Attempt)
+		c.net.Heal(false)
+		require.NoError(t, simQueue(old).Complete(context.Background(), l.Receipt, nil))
+	})
+}
+
+// TestLateAnswerOfAClaim: a lease whose answer arrives when the task has long been completed by
+// somebody else goes to no claim that has come since.
+func TestLateAnswerOfAClaim(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		req := codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Second}
+		first, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		go func() { _, _ = simQueue(other).Claim(first, req) }()
+		time.Sleep(time.Second)
+		c.net.Isolate(other.name, c.names())
+		_, err := simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
+		require.NoError(t, err)
+		l, err := simQueue(leader).Claim(ctx, req)
+		require.NoError(t, err)
+		require.Equal(t, 2, l.Attempt, "the first one is on its way")
+		require.NoError(t, simQueue(leader).Complete(ctx, l.Receipt, nil))
+
+		late, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		claimed := make(chan error, 1)
+		go func() {
+			_, err := simQueue(other).Claim(late, req)
+			claimed <- err
+		}()
+		synctest.Wait()
+		c.net.Heal(false)
+		require.ErrorIs(t, <-claimed, context.DeadlineExceeded)
+	})
+}
+
+// TestNewLeaderHasAppliedEverything: a node that is elected as soon as it has an
+// entry, and before it has applied it, shows what the entry has done.
+func TestNewLeaderHasAppliedEverything(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		for range 30 {
+			leader, _ := c.lead()
+			id, err := simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
+			require.NoError(t, err)
+			l, err := simQueue(leader).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+			require.NoError(t, err)
+			require.Equal(t, id, l.ID)
+			leader.crash(0)
+			next := c.newLeader(leader)
+			_, err = simQueue(next).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+			require.ErrorIs(t, err, codeq.ErrEmpty)
+			require.NoError(t, simQueue(next).Complete(ctx, l.Receipt, nil))
+			leader.start()
+		}
+	})
+}
+
+// TestLogIsDeterministic applies the log of a shard to other stores: whole, and up to
+// some entry and then again from one before it. All come to the same bytes.
+func TestLogIsDeterministic(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		leader, other := c.lead()
+		q := simQueue(leader)
+		for i := range 40 {
+			_, err := q.Produce(ctx, codeq.Task{Queue: "a", Payload: []byte{byte(i)}, Retention: time.Hour, RunAt: time.Now().Add(time.Duration(i%3) * time.Second)})
+			require.NoError(t, err)
+		}
+		for i := range 20 {
+			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, LeaseFor: time.Second})
+			require.NoError(t, err)
+			switch i % 4 {
+			case 0:
+				require.NoError(t, q.Complete(ctx, l.Receipt, []byte("done"), codeq.Task{Queue: "b", Unique: codeq.Unique{Key: "k"}}))
+			case 1:
+				require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{}))
+			case 2:
+				require.NoError(t, q.Release(ctx, l.Receipt, 0))
+			}
+		}
+		time.Sleep(5 * time.Second)
+		c.rest()
+		want, err := dump(q, 0)
+		require.NoError(t, err)
+		log := readLog(t, other, 0)
+		require.Greater(t, len(log), 60)
+		require.NoError(t, sameEntries(want, applyLog(t, c, log)))
+		for until := 0; until <= len(log); until += 1 + len(log)/40 {
+			got := applyLog(t, c, log[:until], log[max(until-8, 0):])
+			require.NoError(t, sameEntries(want, got), "after those before %d came again", until)
+		}
+	})
+}
+
+// readLog is the log of a shard, as it is on a node, which is stopped for that.
+func readLog(t *testing.T, n *simNode, shard uint32) (log []*raft.Log) {
+	n.stop()
+	store, err := raftlog.Open("queue/raft", raftlog.Options{FS: n.machine.Disk()})
+	require.NoError(t, err)
+	logs, err := store.Group(shard)
+	require.NoError(t, err)
+	first, err := logs.FirstIndex()
+	require.NoError(t, err)
+	last, err := logs.LastIndex()
+	require.NoError(t, err)
+	for i := first; i <= last; i++ {
+		l := new(raft.Log)
+		require.NoError(t, logs.GetLog(i, l))
+		log = append(log, l)
+	}
+	require.NoError(t, store.Close())
+	n.start()
+	return log
+}
+
+// applyLog is what a new store has after some logs were applied one after the other.
+func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
+	shared := store.NewCaches(c.opts.CacheBytes, c.opts.MemTableBytes, 1)
+	defer shared.Close()
+	st, err := store.Open("store", store.Config{
+		FS: crashfs.New(), Log: slog.New(slog.DiscardHandler), Durability: store.Replicated, MemTableBytes: c.opts.MemTableBytes,
+		Format: manifest.PebbleFormat(manifest.Format),
+	}, shared, true)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, st.Close()) }()
+	apply := inspect.Apply(st)
+	applied := uint64(0)
+	for _, log := range logs {
+		for _, l := range log {
+			if l.Type == raft.LogCommand && l.Index > applied && binary.BigEndian.Uint64(l.Data) == l.Term { // as in a group
+				applied = l.Index
+				require.NoError(t, apply(cluster.Entry{Index: l.Index, Term: l.Term, Data: l.Data[cluster.EntryHeader:], Replayed: true}))
+			}
+		}
+		require.NoError(t, st.Flush(t.Context()))
+	}
+	require.NoError(t, st.DB().Compact(context.Background(), []byte{0}, []byte{0xff}, false)) // removes by SINGLEDEL
+	entries, err := dumpStore(st.DB())
+	require.NoError(t, err)
+	return entries
+}
+
+// TestSnapshotIsAdopted crashes a node that is sent the state of a shard at each
+// of the operations on its disk in turn: it comes back with what the others have, be it
+// before the state was there, between that and its being put in place, or after.
+func TestSnapshotIsAdopted(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		burnt := 0
+		for operation := int64(1); operation <= 45; operation++ {
+			leader, other := c.lead()
+			before := inspect.Of(simQueue(other)).Group(0).Raft().Stats()["last_snapshot_index"]
+			other.crash(0)
+			for range 20 {
+				_, err := simQueue(leader).Produce(ctx, codeq.Task{Queue: "a"})
+				require.NoError(t, err)
+				l, err := simQueue(leader).Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
+				require.NoError(t, err)
+				require.NoError(t, simQueue(leader).Complete(ctx, l.Receipt, nil))
+			}
+			time.Sleep(time.Second) // until all have applied it
+			for _, n := range c.members() {
+				c.snapshot(n, 0, 8)
+			}
+			time.Sleep(time.Second)
+			other.start()
+			other.crashAfter(operation, int(operation%3)*50)
+			time.Sleep(2 * time.Second)
+			if simQueue(other) == nil {
+				burnt++
+			}
+			c.mend(true)
+			c.rest()
+			require.NoError(t, c.check(), "operation %d", operation)
+			now := inspect.Of(simQueue(other)).Group(0).Raft().Stats()["last_snapshot_index"]
+			require.NotEqual(t, before, now, "the state was not sent")
+		}
+		require.Greater(t, burnt, 20)
+	})
+}
+
+// TestCloseDuringEverything: whatever is under way on a node when it is closed
+// comes to an end, and what was acknowledged stays.
+func TestCloseDuringEverything(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		ctx := context.Background()
+		for round := range 12 {
+			leader, n := c.lead()
+			if round%2 == 0 {
+				n = leader
+			}
+			q := simQueue(n)
+			var calls sync.WaitGroup
+			var acknowledged, completed atomic.Int64
+			refused := func(err error) bool {
+				return err != nil && !errors.Is(err, codeq.ErrClosed) && !errors.Is(err, codeq.ErrUncertain) && !errors.Is(err, codeq.ErrNotLeader)
+			}
+			for range 10 {
+				calls.Go(func() {
+					for {
+						_, err := q.Produce(ctx, codeq.Task{Queue: fmt.Sprint(round)})
+						if err != nil {
+							if refused(err) {
+								t.Error(err)
+							}
+							return
+						}
+						acknowledged.Add(1)
+					}
+				})
+				calls.Go(func() {
+					for {
+						l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{fmt.Sprint(round)}, LeaseFor: time.Second})
+						if err == nil {
+							err = q.Complete(ctx, l.Receipt, nil)
+						}
+						if err != nil {
+							if refused(err) {
+								t.Error(err)
+							}
+							return
+						}
+						completed.Add(1)
+					}
+				})
+				calls.Go(func() {
+					_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"empty"}})
+					if !errors.Is(err, codeq.ErrClosed) {
+						t.Error(err)
+					}
+				})
+			}
+			time.Sleep(time.Duration(round*7) * time.Millisecond)
+			n.stop()
+			calls.Wait()
+			n.start()
+			time.Sleep(5 * time.Second) // until leases have expired
+			_, other := c.lead()
+			stats, err := simQueue(other).Stats(ctx)
+			require.NoError(t, err)
+			left := stats[fmt.Sprint(round)]
+			require.GreaterOrEqual(t, int64(left.Ready+left.Leased)+completed.Load()+10, acknowledged.Load(), "of ten completions the outcome may be unknown")
+		}
+	})
+}
+
+// TestLateCommitOfDeposedLeader: an owner is amid a group while another node leads its shard for a
+// moment, and then its own again. The group has no effect, and nobody waits for it for ever.
+func TestLateCommitOfDeposedLeader(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		leader, other := c.lead()
+		move := func(from, to *simNode) {
+			r := inspect.Of(simQueue(from)).Group(0).Raft()
+			require.NoError(t, r.LeadershipTransferToServer(inspect.Of(simQueue(to)).Node().Self().ServerID(), raft.ServerAddress(to.name)).Error())
+		}
+		q := simQueue(leader)
+		var deposed inspect.Committer
+		queuetest.WrapCommits(t, q, 0, func(next inspect.Committer) inspect.Committer {
+			deposed = next
+			return next
+		})
+		goOn := queuetest.Hold(q, 0)
+		produced := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(t.Context(), codeq.Task{Queue: "a"})
+			produced <- err
+		}()
+		synctest.Wait()
+		move(leader, other)
+		requireNode(t, other, c.newLeader(leader))
+		time.Sleep(100 * time.Millisecond) // its first entry has come
+		move(other, leader)
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, raft.Leader, inspect.Of(q).Group(0).Raft().State())
+		require.ErrorIs(t, deposed.Confirm(), codeq.ErrNotLeader)
+		require.ErrorIs(t, deposed.Commit(nil), codeq.ErrNotLeader)
+		goOn()
+		require.NoError(t, <-produced)
+		require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, simQueue(other), "a"))
+	})
+}
+
+// TestSnapshotForDeposedLeader: an owner is amid a group when its node gets the state of another
+// leader. The group is refused, and the state is put in place.
+func TestSnapshotForDeposedLeader(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		c.rest()
+		old, _ := c.lead()
+		q := simQueue(old)
+		goOn := queuetest.Hold(q, 0)
+		read := make(chan error, 1)
+		go func() {
+			_, err := q.Stats(t.Context())
+			read <- err
+		}()
+		synctest.Wait()
+		c.net.Isolate(old.name, c.names())
+		leader := c.newLeader(old)
+		for range 20 {
+			queuetest.Produce(t, simQueue(leader), codeq.Task{Queue: "b"})
+		}
+		c.snapshot(leader, 0, 5)
+		time.Sleep(time.Second)
+		c.net.Heal(false)
+		time.Sleep(20 * time.Second)
+		goOn()
+		require.ErrorIs(t, <-read, codeq.ErrNotLeader)
+		time.Sleep(time.Second)
+		ahead, behind := inspect.Of(simQueue(leader)).Group(0), inspect.Of(q).Group(0)
+		require.Equal(t, ahead.Applied(), behind.Applied())
+		require.NotEqual(t, "0", behind.Raft().Stats()["last_snapshot_index"])
+	})
+}
+
+// TestCallsEndWithTheirNode: calls that wait for another node end when their own is closed, and do
+// not go on until CallTimeout.
+func TestCallsEndWithTheirNode(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, other := c.lead()
+		q := simQueue(other)
+		queuetest.Produce(t, q, codeq.Task{Queue: "a"}) // connects them
+		c.net.SetDelay(leader.name, other.name, time.Minute)
+		done := make(chan error, 1)
+		go func() {
+			_, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
+			done <- err
+		}()
+		time.Sleep(100 * time.Millisecond)
+		other.stop()
+		closed := time.Now()
+		require.ErrorIs(t, <-done, codeq.ErrUncertain)
+		require.Less(t, time.Since(closed), 200*time.Millisecond)
+		c.net.SetDelay(leader.name, other.name, 0)
+		other.start()
+	})
+}
+
+// TestSuspectsOfANode: a task that kills the process of its worker, which leads no shard, is dead
+// after its attempts and some starts more, and takes no other task along.
+func TestSuspectsOfANode(t *testing.T) {
+	t.Parallel()
+	const good, maxAttempts = 7, 3
+	simCase(t, codeq.Options{MaxAttempts: maxAttempts, Retention: codeq.Forever}, func(t *testing.T, c *simCluster) {
+		_, worker := c.lead()
+		var poison codeq.ID
+		for i := range good + 1 {
+			id, err := simQueue(worker).Produce(t.Context(), codeq.Task{Queue: "a", Payload: []byte{byte(i)}})
+			require.NoError(t, err)
+			if i == good/2 {
+				poison = id
+			}
+		}
+		over := make(chan struct{})
+		defer close(over)
+		crashes := 0
+		for settled := false; !settled; {
+			q, killed := simQueue(worker), make(chan struct{}, 1)
+			var m codeq.Mux
+			codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
+				wait := time.After(100 * time.Millisecond)
+				if j.ID == poison {
+					killed <- struct{}{}
+					wait = nil
+				}
+				select {
+				case <-wait:
+				case <-ctx.Done():
+				case <-over:
+				}
+				return ctx.Err()
+			})
+			ended := make(chan error, 1)
+			go func() {
+				ended <- q.Run(t.Context(), &m, &codeq.RunOptions{Name: fmt.Sprint("life ", crashes), LeaseFor: 2 * time.Second, Concurrency: 8})
+			}()
+			idle := make(chan error, 1)
+			go func() { idle <- q.WaitIdle(t.Context(), "a") }()
+			select {
+			case <-killed:
+				worker.crash(0)
+				crashes++
+				worker.start()
+				for simQueue(worker) == nil || simQueue(worker) == q {
+					time.Sleep(10 * time.Millisecond)
+				}
+			case err := <-idle:
+				require.NoError(t, err)
+				settled = true
+			}
+		}
+		q := simQueue(worker)
+		info, err := q.Get(t.Context(), poison)
+		require.NoError(t, err)
+		require.Equal(t, codeq.Dead, info.State)
+		require.Equal(t, maxAttempts, info.Attempts)
+		done := 0
+		for info, err := range q.List(t.Context(), codeq.ListOptions{State: codeq.Done}) {
+			require.NoError(t, err)
+			require.NotEqual(t, poison, info.ID)
+			done++
+		}
+		require.Equal(t, good, done)
+		require.LessOrEqual(t, crashes, maxAttempts+5)
+		t.Logf("%d crashes", crashes)
+	})
+}

@@ -1,0 +1,87 @@
+package cluster_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/simtest"
+	"codeq/test/queuetest"
+)
+
+// barrierLimit is how long an owner stands still at the most if the node that has stopped it is
+// gone.
+const barrierLimit = 5 * time.Second
+
+// simCopy is a copy that a node has made, of what was stored at some moment of a call.
+type simCopy struct {
+	node *simNode
+	lost *crashfs.Disk // on which it lies, if the node has lost that disk since
+	dir  string
+	h    *simtest.History[codeq.ID]
+	call *simtest.Call
+}
+
+// checkpoint lets a node copy the queue, however long that takes. It is false if the node is down.
+func (s *schedule) checkpoint(n *simNode) bool {
+	q, life := n.queue()
+	if q == nil {
+		return false
+	}
+	s.copied++
+	dir := fmt.Sprint("copies/", s.copied)
+	s.done.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		h := s.h
+		call := h.Begin(simtest.Read, 0, n.name)
+		s.cutting.Add(1)
+		err := q.Checkpoint(ctx, dir)
+		if err == nil {
+			s.cutting.Add(-1)
+		} else { // shards that were not told stand still
+			time.AfterFunc(barrierLimit, func() { s.cutting.Add(-1) })
+		}
+		if err != nil || !n.alive(life) { // it may be that the copy is whole, and its node did not live to say so
+			s.note("no copy on %s: %v", n.name, err)
+			return
+		}
+		h.Finish(call, nil, true)
+		s.note("copied on %s to %s", n.name, dir)
+		s.copying.Lock()
+		defer s.copying.Unlock()
+		s.copies = append(s.copies, simCopy{node: n, dir: dir, h: h, call: call})
+	})
+	return true
+}
+
+// readCopies opens the copies on the disks of their nodes, which may have crashed since, and
+// enters what they have into the history. A lease in them may have expired meanwhile.
+func (s *schedule) readCopies() {
+	for _, c := range s.copies {
+		q, err := codeq.Open(c.dir, inspect.With(&codeq.Options{}, inspect.Private{FS: cmp.Or(c.lost, c.node.machine.Disk())}))
+		if err != nil {
+			s.t.Errorf("copy on %s: %v", c.node.name, err)
+			continue
+		}
+		list, err := queuetest.List(q)
+		if err == nil {
+			err = queuetest.CheckAll(q)
+		}
+		if err != nil {
+			s.t.Errorf("copy on %s: %v", c.node.name, err)
+		}
+		tasks := make(map[codeq.ID]*codeq.TaskInfo)
+		for _, info := range list {
+			tasks[info.ID] = info
+		}
+		c.h.Stored(c.call, shownOf(tasks))
+		if err := q.Close(); err != nil {
+			s.t.Errorf("copy on %s: %v", c.node.name, err)
+		}
+	}
+}

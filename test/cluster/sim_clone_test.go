@@ -1,0 +1,258 @@
+package cluster_test
+
+import (
+	"context"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/inspect"
+	"codeq/internal/raftlog"
+	"codeq/internal/simtest"
+)
+
+// What becomes of two processes that have copies of one node's directory: see
+// internal/cluster/copies.go.
+
+// simClone is a process with a copy of a node's directory, beside the node.
+type simClone struct {
+	of      *simNode
+	machine *simtest.Machine
+	address string
+	q       *codeq.Queue // nil: it is down
+}
+
+// clone copies the directory of a node to a machine with an address.
+func (n *simNode) clone(image simImage, address string) *simClone {
+	m := simtest.NewMachine()
+	m.Put(image.disk, image.votes)
+	return &simClone{of: n, machine: m, address: address}
+}
+
+// start opens the copy.
+func (k *simClone) start() {
+	c, n := k.of.cluster, k.of
+	host, life := c.net.Listen(k.address), k.machine.Start()
+	o := c.opts
+	inspect.Options(&o).FS, inspect.Options(&o).Boot, o.Logger = life.FS(), life.Boot(), n.log()
+	inspect.Options(&o).Wall, inspect.Options(&o).Mono = k.machine.Wall.Now, k.machine.Mono.Now
+	o.Cluster = inspect.With(&codeq.Cluster{
+		Node: n.name, Listener: host, CallTimeout: simCallTimeout,
+	}, inspect.Private{
+		Dial:  func(ctx context.Context, addr string) (net.Conn, error) { return c.net.Dial(ctx, host, addr) },
+		Votes: func(string) (raftlog.Stables, error) { return life.Stables(), nil },
+	})
+	for _, m := range c.members() {
+		if m != n {
+			o.Cluster.Peers = append(o.Cluster.Peers, codeq.Peer{Node: m.name, Address: m.name})
+		}
+	}
+	q, err := codeq.Open("queue", &o)
+	if err != nil {
+		panic(err) // else the goroutines of the bubble would not end
+	}
+	k.q = q
+}
+
+// requireRefused waits until the process is refused, as another one is at an address, and closes
+// it.
+func (k *simClone) requireRefused(t *testing.T, living string) {
+	t.Helper()
+	time.Sleep(20 * time.Second)
+	requireRefused(t, k.q, living)
+	k.q = nil
+}
+
+func requireRefused(t *testing.T, q *codeq.Queue, living string) {
+	t.Helper()
+	_, err := q.Produce(context.Background(), codeq.Task{Queue: "a"})
+	require.ErrorIs(t, err, codeq.ErrFailed)
+	require.ErrorIs(t, err, codeq.ErrOldCopy)
+	require.ErrorContains(t, err, "at "+living)
+	require.ErrorIs(t, q.Close(), codeq.ErrOldCopy)
+}
+
+// staleImage copies the directory of a node that is then opened again.
+func (c *simCluster) staleImage(n *simNode) simImage {
+	n.stop()
+	image := n.image()
+	n.start()
+	c.awaitSeenAfter(n, image.life)
+	return image
+}
+
+// TestCloneBesideItsNode: a process with a copy of the directory of a node that works is refused,
+// whether the copy is fresh or stale, and the node leads or follows; as often as it is opened, and
+// at any address. The node stays. When the node is gone the copy comes back by itself.
+func TestCloneBesideItsNode(t *testing.T) {
+	t.Parallel()
+	for what, image := range map[string]func(c *simCluster, n *simNode) simImage{
+		"fresh": func(_ *simCluster, n *simNode) simImage { return n.image() },
+		"stale": (*simCluster).staleImage,
+	} {
+		for _, elsewhere := range []bool{true, false} {
+			for _, leads := range []bool{true, false} {
+				name := map[bool]string{true: ", of a leader", false: ", of a follower"}[leads]
+				t.Run(what+map[bool]string{true: ", elsewhere", false: ", at its address"}[elsewhere]+name, func(t *testing.T) {
+					t.Parallel()
+					simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+						leader, n := c.lead()
+						if leads {
+							n = leader
+						}
+						n.produce(t, 10)
+						i := image(c, n)
+						if leads {
+							require.NoError(t, simQueue(n).TransferLeadership(t.Context(), 0, n.name))
+						}
+						c.awaitLeaders()
+						id, before := n.id(), membersOf(n, 0)
+						address := n.name
+						if elsewhere {
+							address = "elsewhere"
+						}
+						k := n.clone(i, address)
+						for range 3 {
+							k.start()
+							time.Sleep(5 * time.Second)
+							n.produce(t, 10)
+							k.requireRefused(t, n.name)
+							n.produce(t, 10)
+							require.Equal(t, before, membersOf(n, 0))
+							require.Equal(t, id, n.id())
+						}
+						require.Equal(t, 70, n.count(t))
+						st, err := simQueue(leader).ClusterStatus(t.Context())
+						require.NoError(t, err)
+						for _, r := range st.Shards[0].Replicas {
+							require.False(t, r.Suspect, r.Node)
+						}
+						n.stop()
+						n.putBack(simImage{disk: k.machine.Disk(), votes: k.machine.Votes()})
+						n.start()
+						require.NotEqual(t, id, n.id())
+						c.awaitVotes()
+						require.Equal(t, 70, n.count(t))
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestCloneOfSilentNode: a process with a copy of the directory of a node that answers nobody takes
+// its place after some ElectionTimeouts, as if the node had been opened again. The node is refused
+// when it is back, and when it is opened again.
+func TestCloneOfSilentNode(t *testing.T) {
+	t.Parallel()
+	for what, silence := range map[string]func(c *simCluster, n *simNode){
+		"paused":      func(c *simCluster, n *simNode) { c.net.Pause(n.name, true) },
+		"partitioned": func(c *simCluster, n *simNode) { c.net.Isolate(n.name, append(c.names(), "elsewhere")) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+				n, other := c.lead()
+				n.produce(t, 10)
+				k := n.clone(n.image(), "elsewhere")
+				silence(c, n)
+				c.newLeader(n)
+				k.start()
+				require.NoError(t, simQueue(other).AddNode(t.Context(), codeq.Peer{Node: n.name, Address: "elsewhere"}))
+				_, err := k.q.Produce(t.Context(), codeq.Task{Queue: "a"})
+				require.NoError(t, err)
+				c.net.Pause(n.name, false)
+				c.net.Heal(true)
+				n.requireOldCopy(t)
+				n.start()
+				time.Sleep(20 * time.Second)
+				requireRefused(t, simQueue(n), "elsewhere")
+				n.mu.Lock()
+				n.q = nil
+				n.mu.Unlock()
+				require.Equal(t, 11, other.count(t))
+				require.NoError(t, k.q.Close())
+				n.putBack(simImage{disk: k.machine.Disk(), votes: k.machine.Votes()})
+				n.start()
+				require.NoError(t, simQueue(other).AddNode(t.Context(), codeq.Peer{Node: n.name, Address: n.name}))
+			})
+		})
+	}
+}
+
+// TestCloneThatEndsInTime: a process with a copy of the directory of a node that answers nobody
+// takes the place of none if it is killed before it is admitted.
+func TestCloneThatEndsInTime(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		n.produce(t, 10)
+		k := n.clone(n.image(), "elsewhere")
+		c.net.Pause(n.name, true)
+		k.start()
+		begun := inspect.Of(k.q).Directory().Life
+		time.Sleep(500 * time.Millisecond)
+		c.net.Kill(k.address)
+		require.NoError(t, k.q.Close())
+		time.Sleep(20 * time.Second)
+		for _, m := range c.members() {
+			require.Less(t, m.queueDirectory().Seen[n.id()], begun, m.name)
+		}
+		c.net.Pause(n.name, false)
+		c.awaitVotes()
+		n.produce(t, 10)
+		require.Equal(t, 20, n.count(t))
+	})
+}
+
+// TestCloneIsToldOf: a member that was away while a copy took the place of its node hears of that
+// from the others before it takes the node for what it was.
+func TestCloneIsToldOf(t *testing.T) {
+	t.Parallel()
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		leader, n := c.lead()
+		away := c.members()[slices.IndexFunc(c.members(), func(m *simNode) bool { return m != leader && m != n })]
+		n.produce(t, 10)
+		k := n.clone(n.image(), "elsewhere")
+		away.crash(100)
+		c.net.Isolate(n.name, append(c.names(), "elsewhere"))
+		k.start()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, k.q.WaitReady(ctx))
+		_, err := k.q.Produce(ctx, codeq.Task{Queue: "a"})
+		require.NoError(t, err)
+		c.net.Heal(true)
+		c.net.Isolate(n.name, []string{leader.name, "elsewhere"})
+		away.start()
+		time.Sleep(20 * time.Second) // it asks now and then
+		n.requireOldCopy(t)
+		require.Equal(t, 11, away.count(t))
+		require.NoError(t, k.q.Close())
+		n.putBack(simImage{disk: k.machine.Disk(), votes: k.machine.Votes()})
+		c.net.Heal(true)
+		n.start()
+	})
+}
+
+// TestRestartIsDelayedLittle: a node that is opened again is admitted after silentElections times
+// ElectionTimeout, when no process of before answers.
+func TestRestartIsDelayedLittle(t *testing.T) {
+	for _, percent := range []int{100, 0} {
+		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+			_, n := c.lead()
+			time.Sleep(time.Minute)
+			n.crash(percent)
+			n.start()
+			begin := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			require.NoError(t, simQueue(n).WaitReady(ctx))
+			require.Less(t, time.Since(begin), 3*time.Second)
+		})
+	}
+}

@@ -1,0 +1,397 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/manifest"
+	"codeq/internal/simtest"
+)
+
+// What becomes of a node whose directory is put back from an older copy: see manifest.Lives.
+
+// simImage is a copy of a node's directory.
+type simImage struct {
+	disk  *crashfs.Disk
+	votes *simtest.Votes
+	id    string // of the directory
+	life  uint64
+}
+
+// image copies the directory of a node, which may be open.
+func (n *simNode) image() simImage {
+	m := n.queueDirectory()
+	disk, votes := n.machine.Image()
+	return simImage{disk, votes, m.ID, m.Life}
+}
+
+// putBack lets a node that is down have an image in place of its directory.
+func (n *simNode) putBack(image simImage) {
+	n.machine.Put(image.disk.Clone(), image.votes.Clone())
+}
+
+// isSeenAfter reports whether all other nodes have stored that they have seen a node in a life
+// after a given one.
+func (c *simCluster) isSeenAfter(n *simNode, life uint64) bool {
+	id := n.queueDirectory().ID
+	return !slices.ContainsFunc(c.members(), func(o *simNode) bool { return o != n && o.queueDirectory().Seen[id] <= life })
+}
+
+func (c *simCluster) awaitSeenAfter(n *simNode, life uint64) {
+	for end := time.Now().Add(simPatience); !c.isSeenAfter(n, life); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.hangs("news of the life of " + n.name)
+		}
+	}
+}
+
+// requireOldCopy waits until a node has failed as its directory is an older copy, and closes it.
+func (n *simNode) requireOldCopy(t *testing.T) {
+	t.Helper()
+	time.Sleep(10 * time.Second)
+	_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
+	require.ErrorIs(t, err, codeq.ErrFailed)
+	require.ErrorIs(t, err, codeq.ErrOldCopy)
+	require.ErrorIs(t, n.close(), codeq.ErrOldCopy)
+}
+
+// TestOlderCopyIsPutBack: a node whose directory is an older copy neither elects nor acknowledges
+// without what it lacks, although it may have been opened before without being noticed. It says so,
+// and when it is opened again it comes back by itself.
+func TestOlderCopyIsPutBack(t *testing.T) {
+	t.Parallel()
+	for what, copied := range map[string]func(c *simCluster, n *simNode) simImage{
+		"closed": func(c *simCluster, n *simNode) simImage {
+			n.stop()
+			defer n.start()
+			return n.image()
+		},
+		"amid a life": func(c *simCluster, n *simNode) simImage {
+			defer time.Sleep(15 * time.Minute)
+			return n.image()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+				left, behind := c.lead()
+				n := c.members()[slices.IndexFunc(c.members(), func(n *simNode) bool { return n != left && n != behind })]
+				image := copied(c, n)
+				c.awaitSeenAfter(n, image.life)
+				c.net.Isolate(behind.name, c.names())
+				n.produce(t, 50)
+				n.stop()
+				left.crash(100)
+				n.putBack(image)
+				for range 3 {
+					n.start() // it meets nobody
+					n.stop()
+				}
+				c.net.Heal(true)
+				n.start()
+				n.requireOldCopy(t)
+				_, err := simQueue(behind).Produce(t.Context(), codeq.Task{Queue: "a"})
+				require.ErrorIs(t, err, codeq.ErrNotLeader)
+				require.ErrorContains(t, err, "node "+n.name)
+
+				left.start()
+				n.start()
+				require.NotEqual(t, image.id, n.id())
+				c.awaitVotes()
+				require.Equal(t, 50, n.count(t))
+				left.crash(100)
+				n.produce(t, 10)
+				left.start()
+				require.Equal(t, 60, left.count(t))
+			})
+		})
+	}
+}
+
+// TestCopyIsPutBack: a directory that was closed may be put back if nothing was done since, and
+// those of all nodes together may be older. Nobody fails.
+func TestCopyIsPutBack(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		restore := func(since func()) {
+			images, ids := make(map[*simNode]simImage), make(map[*simNode]string)
+			for _, n := range c.members() {
+				ids[n] = n.id()
+				n.stop()
+				images[n] = n.image()
+			}
+			since()
+			for _, n := range c.members() {
+				n.putBack(images[n])
+				n.start()
+			}
+			c.awaitLeaders()
+			time.Sleep(time.Minute)
+			for _, n := range c.members() {
+				require.Equal(t, ids[n], n.id())
+				n.produce(t, 1)
+			}
+		}
+		restore(func() {})
+		restore(func() {
+			for _, n := range c.members() {
+				n.start()
+			}
+			c.members()[0].produce(t, 10)
+			for _, n := range c.members() {
+				n.stop()
+			}
+		})
+		require.Equal(t, 6, c.members()[0].count(t))
+	})
+}
+
+// TestOlderCopyGoesOnAlone: RecoverCluster takes an older copy, whether it was noticed or not.
+func TestOlderCopyGoesOnAlone(t *testing.T) {
+	for _, noticed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, 1, 3, codeq.Options{Shards: 1})
+			_, n := c.lead()
+			n.produce(t, 10)
+			c.rest()
+			n.stop()
+			image := n.image()
+			n.start()
+			c.awaitSeenAfter(n, image.life)
+			n.produce(t, 10)
+			n.stop()
+			n.putBack(image)
+			if noticed {
+				n.start()
+				n.requireOldCopy(t)
+			}
+			for _, o := range c.members() {
+				o.stop()
+			}
+			require.NoError(t, c.recover(n))
+			n.start()
+			require.Equal(t, 10, n.count(t))
+			joins := c.node(true)
+			joins.start()
+			c.nodes = append(c.nodes, joins)
+			require.Equal(t, 10, joins.count(t))
+			c.close()
+		})
+	}
+}
+
+// TestCopyFromBeforeTheCluster: a copy of a directory that was of no cluster yet is noticed as
+// well.
+func TestCopyFromBeforeTheCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 0, codeq.Options{Shards: 1})
+		c.found(3)
+		n := c.nodes[2]
+		n.start() // alone
+		image := n.image()
+		require.Empty(t, n.queueDirectory().Cluster)
+		c.nodes[0].start()
+		c.nodes[1].start()
+		n.produce(t, 10)
+		n.stop()
+		n.start()
+		c.awaitSeenAfter(n, image.life)
+		n.stop()
+		n.putBack(image)
+		n.start()
+		n.requireOldCopy(t)
+		n.start()
+		require.NotEqual(t, image.id, n.id())
+		c.awaitVotes()
+		require.Equal(t, 10, n.count(t))
+		c.close()
+	})
+}
+
+// TestCopyIsPutBackAgain: an older copy does not know by which ID its node has come back since, and
+// takes its place nevertheless; but not that of a directory that has replaced one which was
+// removed.
+func TestCopyIsPutBackAgain(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		n.stop()
+		image := n.image()
+		n.start()
+		c.awaitSeenAfter(n, image.life)
+		n.produce(t, 10)
+		for range 3 {
+			n.stop()
+			n.putBack(image)
+			n.start()
+			n.requireOldCopy(t)
+			n.start()
+			c.awaitVotes()
+			require.Equal(t, 10, n.count(t))
+		}
+		leader, removed := c.lead()
+		c.until("the node has noted that it is back", removed.isBack)
+		image = removed.image()
+		removed.stop()
+		removed.start()
+		c.awaitSeenAfter(removed, image.life)
+		require.NoError(t, simQueue(leader).RemoveNode(t.Context(), removed.name))
+		replace := func(image simImage, join bool) {
+			removed.stop()
+			removed.putBack(image)
+			removed.join = join
+			removed.start()
+		}
+		replace(simImage{disk: crashfs.New(), votes: simtest.NewVotes()}, true)
+		c.awaitVotes()
+		members := membersOf(leader, 0)
+		replace(image, false)
+		removed.requireOldCopy(t)
+		removed.start()
+		time.Sleep(time.Minute)
+		require.Equal(t, members, membersOf(leader, 0))
+		c.drop(removed)
+	})
+}
+
+// TestMachineIsPutBack: a process that goes on where it was earlier, as its machine was put back
+// with its memory, is an older copy as well. All nodes knew its life then.
+func TestMachineIsPutBack(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		time.Sleep(time.Minute)
+		id := n.id()
+		for _, o := range c.members() {
+			if o != n {
+				o.stop()
+				d := manifest.New(o.machine.Disk(), "queue", *o.queueDirectory())
+				d.Seen[id] = manifest.LifeAfter(d.Seen[id])
+				require.NoError(t, d.Write())
+				o.start()
+			}
+		}
+		time.Sleep(time.Minute)
+		n.requireOldCopy(t)
+		n.start()
+		require.NotEqual(t, id, n.id())
+		c.awaitVotes()
+	})
+}
+
+// TestCopyFromBeforeAnUpgrade: a copy that the build before has made is noticed once the cluster
+// has risen, although it may have been opened before without being noticed.
+func TestCopyFromBeforeAnUpgrade(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		n.stop()
+		image := n.image()
+		for _, m := range c.members() {
+			require.NoError(t, m.become(0))
+		}
+		c.awaitFormat()
+		n.produce(t, 10)
+		n.stop()
+		n.start()
+		c.awaitSeenAfter(n, image.life)
+		n.stop()
+		n.putBack(image)
+		c.net.Isolate(n.name, c.names())
+		for range 2 {
+			n.start() // it meets nobody
+			n.stop()
+		}
+		c.net.Heal(true)
+		n.start()
+		n.requireOldCopy(t)
+		n.start()
+		require.NotEqual(t, image.id, n.id())
+		c.awaitVotes()
+		require.Equal(t, 10, n.count(t))
+	})
+}
+
+// simOlderCopy lets a node have an older copy of its directory, with whom only those are connected
+// then who may lack what it has acknowledged since.
+var simOlderCopy = simFault{"older copy", 2, func(s *schedule) bool {
+	n := s.someNode()
+	if n.broken.Load() || !n.isBack() || !s.canLose(n) || !s.moving.CompareAndSwap(false, true) {
+		return false
+	}
+	s.note("the directory of %s is copied", n.name)
+	n.stop()
+	image := n.image()
+	others := slices.DeleteFunc(s.members(), func(o *simNode) bool { return o == n })
+	s.rng.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	busy, away := s.upTo(5*time.Second), s.upTo(10*time.Second)
+	s.done.Go(func() {
+		defer s.moving.Store(false)
+		n.raise()
+		if s.putBackLater(n, image, others[:len(others)/2], others[len(others)/2:], busy, away) {
+			s.happened("older copy")
+		}
+	})
+	return false
+}}
+
+// putBackLater puts an image of a node back when all others know of a later life, and the node has
+// been busy for some time without those who are behind. Then the others are away for some time. It
+// is false if they do not come to know.
+func (s *schedule) putBackLater(n *simNode, image simImage, behind, others []*simNode, busy, away time.Duration) bool {
+	for end := time.Now().Add(20 * time.Second); !s.isSeenAfter(n, image.life); time.Sleep(200 * time.Millisecond) {
+		if s.over.Load() || time.Now().After(end) {
+			s.note("not all have seen %s again", n.name)
+			return false
+		}
+	}
+	cut := func(cut bool) {
+		for _, b := range behind {
+			for _, o := range append(slices.Clone(others), n) {
+				s.net.SetCut(b.name, o.name, cut)
+				s.net.SetCut(o.name, b.name, cut)
+			}
+		}
+	}
+	cut(true)
+	time.Sleep(busy)
+	release := n.hold() // while it is being opened it would not crash
+	s.note("the older copy of %s is put back, %d nodes crash", n.name, len(others))
+	for _, o := range append(others, n) {
+		o.crash(100)
+	}
+	s.h.Breaks()
+	s.keepCopies(n)
+	n.putBack(image)
+	release()
+	cut(false)
+	n.raise()
+	time.Sleep(away)
+	for _, o := range others {
+		o.raise()
+	}
+	s.awaitRenewal(n, image)
+	return true
+}
+
+// awaitRenewal waits until a node with an older copy is back, and opens it again when it has
+// noticed.
+func (s *schedule) awaitRenewal(n *simNode, image simImage) {
+	var over time.Time
+	for ; !n.isBack() || n.id() == image.id; time.Sleep(500 * time.Millisecond) {
+		if q, _ := n.queue(); q != nil && errors.Is(inspect.Of(q).Group(0).Failure(), codeq.ErrOldCopy) {
+			n.stop()
+			n.raise()
+		}
+		if over.IsZero() && s.over.Load() {
+			over = time.Now()
+		} else if !over.IsZero() && time.Since(over) > 2*simPatience {
+			s.hangs("the return of " + n.name)
+		}
+	}
+	s.note("%s is back", n.name)
+}

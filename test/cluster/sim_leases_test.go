@@ -1,0 +1,201 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"codeq"
+	"codeq/internal/inspect"
+	"codeq/internal/simtest"
+)
+
+// Leases end: a task whose worker is gone can be claimed again when its lease is over, whoever
+// leads.
+
+const (
+	// simGrace is how long a lease lasts after a change of the leader at least.
+	simGrace = time.Second
+	// simPulse is how long a shard may take to commit something before that counts as a pause.
+	simPulse = 200 * time.Millisecond
+	// simClaimTime is how long a claim takes to get a task at the most, once all nodes are up.
+	simClaimTime = 5 * time.Second
+)
+
+// leaseWatch measures by how much leases may last too long: by the times for which their shard had
+// no leader, or one that committed nothing, had no room to end a lease, or may have stood still for
+// a checkpoint, and by what each leader did not know of the clock of leases when it began.
+type leaseWatch struct {
+	*schedule
+	mu     sync.Mutex // guards what follows
+	shards []watchedShard
+	leases []simHeld
+}
+
+type watchedShard struct {
+	term  uint64    // of its leader
+	index uint64    // that was the last one of its log
+	at    time.Time // then
+	full  time.Time // when it had no room last
+	extra time.Duration
+}
+
+// simHeld is a lease whose holder is gone.
+type simHeld struct {
+	queue    string
+	shard    int
+	attempt  int
+	duration time.Duration
+	granted  time.Time     // at the latest
+	extra    time.Duration // of the shard, before that
+}
+
+// watchLeases looks at the leaders until stop is called.
+func (s *schedule) watchLeases() (w *leaseWatch, stop func()) {
+	const every = 100 * time.Millisecond
+	w = &leaseWatch{schedule: s, shards: make([]watchedShard, s.opts.Shards)}
+	for i := range w.shards {
+		w.shards[i].at = time.Now()
+	}
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			w.look(every)
+			select {
+			case <-over:
+				return
+			case <-time.After(every):
+			}
+		}
+	}()
+	return w, func() { close(over); <-ended }
+}
+
+// look takes a sample, one of which is taken at intervals.
+func (w *leaseWatch) look(every time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	for i := range w.shards {
+		sh := &w.shards[i]
+		n := w.leader(i)
+		if n == nil {
+			continue
+		}
+		q := simQueue(n)
+		if q == nil || !inspect.Of(q).Leads(i) {
+			continue
+		}
+		group := inspect.Of(q).Group(i).Raft()
+		term := group.CurrentTerm()
+		if n.isFull() {
+			sh.full = now
+		}
+		if now.Sub(sh.full) < 2*simGrace || w.cutting.Load() > 0 { // the leader looks at intervals
+			sh.extra += every
+		}
+		switch {
+		case term != sh.term:
+			known := min(inspect.Of(q).ClockAge(i), simtest.ClockEvery)
+			unknown := w.h.Longest(known) - known // of what its clock says
+			sh.extra += now.Sub(sh.at) + simtest.ClockEvery - known + unknown + simGrace
+		case group.CommitIndex() < sh.index:
+			continue
+		case now.Sub(sh.at) > simPulse:
+			sh.extra += now.Sub(sh.at)
+		}
+		sh.term, sh.at, sh.index = term, now, group.LastIndex()
+	}
+}
+
+// extra is by how much leases of a shard may have lasted too long, ever.
+func (w *leaseWatch) extra(shard int) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sh := &w.shards[shard]
+	if pause := time.Since(sh.at); pause > simPulse {
+		return sh.extra + pause
+	}
+	return sh.extra
+}
+
+// isFull reports whether the disk of the node is full.
+func (n *simNode) isFull() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.life != nil && n.life.IsFull()
+}
+
+// abandon claims tasks, each in a queue of its own, and lets them go.
+func (w *leaseWatch) abandon(c *simClient) {
+	for n := 0; !c.ending(); n++ {
+		time.Sleep(c.upTo(3 * time.Second))
+		held := simHeld{
+			queue:    fmt.Sprintf("lease %d-%d", c.number, n),
+			duration: 5*time.Second + time.Duration(c.rng.Int64N(int64(20*time.Second))).Round(time.Millisecond),
+		}
+		call, ok := c.call(simtest.Produce, func(ctx context.Context, q *codeq.Queue, _ *simtest.Call) error {
+			id, err := q.Produce(ctx, codeq.Task{Queue: held.queue, MaxAttempts: 1000})
+			held.shard = shardOf(q, id)
+			return err
+		})
+		if !ok || call.Outcome != simtest.Done {
+			continue
+		}
+		held.extra = w.extra(held.shard)
+		call, ok = c.call(simtest.Claim, func(ctx context.Context, q *codeq.Queue, _ *simtest.Call) error {
+			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{held.queue}, LeaseFor: held.duration, NoWait: true})
+			if err == nil {
+				held.attempt = l.Attempt
+			}
+			return err
+		})
+		if !ok || call.Outcome != simtest.Done {
+			continue
+		}
+		held.granted = time.Now()
+		w.mu.Lock()
+		w.leases = append(w.leases, held)
+		w.mu.Unlock()
+	}
+}
+
+// reclaim claims the tasks of all leases that were let go, and returns what waits for that.
+// REQUIRES: all nodes are up and connected.
+func (w *leaseWatch) reclaim() (wait func()) {
+	w.awaitLeaders()
+	var claims sync.WaitGroup
+	from, nodes := time.Now(), w.members()
+	for i, held := range w.leases {
+		claims.Go(func() { w.claimAgain(held, nodes[i%len(nodes)], from) })
+	}
+	return claims.Wait
+}
+
+func (w *leaseWatch) claimAgain(held simHeld, n *simNode, from time.Time) {
+	ctx, cancel := context.WithTimeout(context.Background(), simPatience)
+	defer cancel()
+	q := simQueue(n)
+	for {
+		l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{held.queue}, LeaseFor: simPatience})
+		if errors.Is(err, codeq.ErrNotLeader) || errors.Is(err, codeq.ErrUncertain) {
+			continue
+		}
+		if err != nil {
+			w.t.Errorf("claim of %s, leased at %v for %v: %v", held.queue, held.granted, held.duration, err)
+			return
+		}
+		ends := held.granted.Add(w.h.Longest(held.duration) + w.extra(held.shard) - held.extra)
+		if ends.Before(from) {
+			ends = from
+		}
+		if late := time.Since(ends); late > simClaimTime && l.Attempt == held.attempt+1 {
+			w.t.Errorf("%s was leased at %s for %v, and can be claimed %v too late", held.queue, held.granted.Format("04:05.000"), held.duration, late)
+		}
+		_ = q.Complete(ctx, l.Receipt, nil) // or its lease is there at the end
+		return
+	}
+}

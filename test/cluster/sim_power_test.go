@@ -1,0 +1,508 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/cluster"
+	"codeq/internal/inspect"
+	"codeq/internal/manifest"
+	"codeq/internal/testkit"
+)
+
+// What becomes of nodes whose power fails below DurabilityDisk: see manifest.Volatile.
+
+// id is that of the directory of a node that is up.
+func (n *simNode) id() string { return inspect.Of(simQueue(n)).Node().Self().ID }
+
+// membersOf are the nodes of a shard as one of them knows it, each with the ID of its directory and
+// whether it votes.
+func membersOf(n *simNode, shard int) (members []string) {
+	for _, m := range inspect.Of(simQueue(n)).Group(shard).Raft().GetConfiguration().Configuration().Servers {
+		members = append(members, fmt.Sprint(m.ID, " ", m.Suffrage))
+	}
+	slices.Sort(members)
+	return members
+}
+
+// awaitVotes waits until all nodes vote in every shard, by the IDs that they have, and nobody else
+// is a member.
+func (c *simCluster) awaitVotes() {
+	var want []string
+	for _, n := range c.members() {
+		want = append(want, fmt.Sprint(n.name, "/", n.id(), " Voter"))
+	}
+	slices.Sort(want)
+	for end := time.Now().Add(simPatience); ; time.Sleep(100 * time.Millisecond) {
+		left := ""
+		for shard := range c.opts.Shards {
+			for _, n := range c.members() {
+				if got := membersOf(n, shard); !slices.Equal(got, want) {
+					left = fmt.Sprintf("shard %d of %s has %q, not %q", shard, n.name, got, want)
+				}
+			}
+		}
+		if left == "" {
+			return
+		}
+		if time.Now().After(end) {
+			c.hangs("the return of a node: " + left)
+		}
+	}
+}
+
+// TestPowerLossOfOneNode: a node that has lost the end of its log with the power of its machine
+// neither elects nor acknowledges what contradicts that. It comes back by itself under a new ID,
+// and then counts again.
+func TestPowerLossOfOneNode(t *testing.T) {
+	t.Parallel()
+	for _, leads := range []bool{false, true} {
+		t.Run(fmt.Sprint("leader ", leads), func(t *testing.T) {
+			simCase(t, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
+				leader, behind := c.lead()
+				victim := c.members()[slices.IndexFunc(c.members(), func(n *simNode) bool { return n != leader && n != behind })]
+				c.net.Isolate(behind.name, c.names())
+				leader.produce(t, 50)
+				left := leader
+				if leads {
+					victim, left = leader, victim
+				}
+				former := victim.id()
+				victim.crash(0)
+				left.crash(100)
+				c.net.Heal(true)
+				victim.start()
+				require.NotEqual(t, former, victim.id())
+				for _, n := range []*simNode{victim, behind} {
+					_, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"})
+					require.ErrorIs(t, err, codeq.ErrNotLeader)
+					require.NotErrorIs(t, err, codeq.ErrPowerLost, "one of three")
+				}
+				left.start()
+				c.awaitVotes()
+				require.Equal(t, 50, victim.count(t))
+				behind.produce(t, 10)
+
+				c.leader(0).crash(100)
+				for _, n := range c.members() {
+					if simQueue(n) != nil {
+						n.produce(t, 10)
+						require.GreaterOrEqual(t, n.count(t), 70)
+					}
+				}
+				c.mend(true)
+				require.Equal(t, 80, victim.count(t))
+				id := victim.id()
+				victim.stop()
+				victim.start()
+				require.Equal(t, id, victim.id())
+				require.Empty(t, inspect.Of(simQueue(victim)).Directory().Former)
+			})
+		})
+	}
+}
+
+// TestReturnGoesOn: a leader that takes a node back ends when the node has its new ID and not its
+// address. The next one takes it back, although the node has lost with its power who the others
+// are.
+func TestReturnGoesOn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 1, codeq.Options{Shards: 1, Durability: codeq.DurabilityProcess})
+		c.awaitLeaders()
+		victim := c.members()[0]
+		time.Sleep(time.Minute) // it has noted the boot of its machine
+		image := victim.image()
+		for range 3 {
+			c.grow(func(string, ...any) {})
+		}
+		victim.produce(t, 10)
+		former := victim.id()
+		c.net.Isolate(victim.name, c.names())
+		leader := c.newLeader(victim)
+		victim.crash(0)
+		victim.putBack(image) // this is all that was synced
+		victim.start()
+		require.Len(t, membersOf(victim, 0), 1, "it knows nobody")
+		self, group := cluster.Peer{Node: victim.name, Address: victim.name, ID: victim.id()}, inspect.Of(simQueue(leader)).Group(0).Raft()
+		require.NoError(t, group.AddNonvoter(self.ServerID(), cluster.Alias(self), 0, 0).Error())
+		require.NoError(t, group.RemoveServer(cluster.Peer{Node: victim.name, ID: former}.ServerID(), 0, 0).Error())
+		c.net.Heal(true)
+		c.awaitVotes()
+		require.Equal(t, 10, victim.count(t))
+		c.close()
+	})
+}
+
+// TestManyPowerLosses: a node that loses its power again and again while nobody takes it back has
+// one former ID, and keeps its new one.
+func TestManyPowerLosses(t *testing.T) {
+	t.Parallel()
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
+		simCase(t, codeq.Options{Durability: level}, func(t *testing.T, c *simCluster) {
+			leader, victim := c.lead()
+			leader.produce(t, 50)
+			former := victim.id()
+			c.net.Isolate(victim.name, c.names())
+			victim.crash(0)
+			victim.start()
+			id := victim.id()
+			require.NotEqual(t, former, id)
+			for i := range 10 {
+				if i == 7 { // it is taken back, and loses its power amid that
+					c.net.Heal(true)
+				}
+				time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
+				if len(victim.queueDirectory().Former) == 0 {
+					break
+				}
+				victim.crash(0)
+				victim.start()
+				require.Equal(t, id, victim.id())
+				require.Equal(t, []string{former}, victim.queueDirectory().Former)
+				leader.produce(t, 5)
+			}
+			c.net.Heal(true)
+			c.awaitVotes()
+		})
+	}
+}
+
+// queueDirectory is what the manifest of the node says.
+func (n *simNode) queueDirectory() *manifest.Manifest {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m, err := manifest.Read(n.machine.Disk(), "queue")
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+// TestPowerLossIsNone: nothing is lost, and nobody asks, if a process is killed, if a node was
+// closed before its machine was booted, and with DurabilityDisk.
+func TestPowerLossIsNone(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		what  string
+		level codeq.Durability
+		end   func(n *simNode)
+	}{
+		{"kill -9", codeq.DurabilityProcess, func(n *simNode) { n.crash(100) }},
+		{"closed", codeq.DurabilityProcess, func(n *simNode) { n.stop(); n.machine.Reboot() }},
+		{"closed, nothing synced", codeq.DurabilityNone, func(n *simNode) { n.stop(); n.machine.Reboot() }},
+		{"on disk", codeq.DurabilityDisk, func(n *simNode) { n.crash(0) }},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			simCase(t, codeq.Options{Durability: tc.level}, func(t *testing.T, c *simCluster) {
+				ids := make(map[*simNode]string)
+				for _, n := range c.members() {
+					n.produce(t, 10)
+					ids[n] = n.id()
+				}
+				for _, n := range c.members() {
+					tc.end(n)
+				}
+				for _, n := range c.members() {
+					n.start()
+					require.Equal(t, ids[n], n.id())
+				}
+				begin := time.Now()
+				c.awaitLeaders()
+				require.Less(t, time.Since(begin), 5*time.Second)
+				require.Equal(t, 30, c.members()[0].count(t))
+			})
+		})
+	}
+}
+
+// TestPowerLossOfTwoNodes: when two of three nodes have lost power, nothing is acknowledged any
+// more, and all of them say what is to be done.
+func TestPowerLossOfTwoNodes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
+		c.awaitReady()
+		sound := c.members()[0]
+		sound.produce(t, 20)
+		for _, n := range c.members()[1:] {
+			n.crash(0)
+		}
+		for _, n := range c.members()[1:] {
+			n.start()
+		}
+		time.Sleep(10 * time.Second)
+		for _, n := range c.members() {
+			_, err := simQueue(n).Produce(t.Context(), codeq.Task{Queue: "a"})
+			require.ErrorIs(t, err, codeq.ErrPowerLost)
+			require.ErrorIs(t, err, codeq.ErrNotLeader)
+			require.ErrorContains(t, err, "RecoverCluster")
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			err = simQueue(n).WaitReady(ctx)
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, codeq.ErrPowerLost)
+			st, err := simQueue(n).ClusterStatus(t.Context())
+			require.NoError(t, err)
+			for _, r := range st.Shards[0].Replicas {
+				require.Equal(t, r.Node != sound.name, r.Suspect)
+				require.Empty(t, r.LastError, "which is the furthest can be seen")
+				require.Equal(t, r.Node == sound.name, r.Applied > 0)
+			}
+		}
+		time.Sleep(time.Minute)
+		for shard := range 2 {
+			require.Nil(t, c.leader(shard))
+		}
+		for _, n := range c.members() {
+			n.stop()
+		}
+		require.NoError(t, c.recover(sound))
+		sound.start()
+		require.Equal(t, 20, sound.count(t))
+		for range 2 {
+			n := c.node(true)
+			require.NoError(t, c.open(n))
+			c.nodes = append(c.nodes, n)
+		}
+		c.members()[2].produce(t, 10)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestPowerLossAmidReturn: wherever nodes crash while one of them is taken back, it comes back, and
+// nothing is lost.
+func TestPowerLossAmidReturn(t *testing.T) {
+	t.Parallel()
+	for i := range uint64(testkit.Sized(4, 8, 200)) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, i, 3, *inspect.With(&codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess}, inspect.Private{MaxAppend: 4}))
+			c.awaitLeaders()
+			victim, tasks := c.members()[c.rng.IntN(3)], 0
+			for round := range 3 {
+				victim.produce(t, 10)
+				tasks += 10
+				victim.crash(0)
+				victim.start()
+				for range 1 + c.rng.IntN(3) {
+					n := c.members()[c.rng.IntN(3)]
+					percent := 100
+					if n == victim {
+						percent = 100 * c.rng.IntN(2)
+					}
+					n.crashAfter(1+c.rng.Int64N(40), percent)
+					time.Sleep(time.Duration(c.rng.Int64N(int64(2 * time.Second))))
+					for _, n := range c.members() {
+						n.raise()
+					}
+				}
+				c.mend(true)
+				c.awaitVotes()
+				c.awaitLeaders()
+				require.Equal(t, tasks, victim.count(t), "seed %d, round %d", i, round)
+			}
+			c.rest()
+			require.NoError(t, c.check())
+			c.close()
+		})
+	}
+}
+
+// TestPowerLossOfFounder: the node that founds a cluster loses power before the others know with
+// whom each shard begins. The cluster begins nevertheless.
+func TestPowerLossOfFounder(t *testing.T) {
+	t.Parallel()
+	for i := range uint64(testkit.Sized(6, 12, 200)) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newSimCluster(t, i, 0, codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess})
+			for i := range 3 {
+				name := fmt.Sprint("n", i)
+				c.peers, c.nodes = append(c.peers, codeq.Peer{Node: name, Address: name}), append(c.nodes, c.node(false))
+			}
+			for _, n := range slices.Backward(c.nodes) {
+				n.start()
+			}
+			founder := c.nodes[0]
+			time.Sleep(time.Duration(c.rng.Int64N(int64(300 * time.Millisecond))))
+			founder.crashAfter(1+c.rng.Int64N(20), 0)
+			time.Sleep(time.Duration(c.rng.Int64N(int64(time.Second))))
+			founder.crash(0)
+			c.mend(true)
+			c.awaitLeaders()
+			c.awaitVotes()
+			founder.produce(t, 1)
+			c.close()
+		})
+	}
+}
+
+// TestPowerLossAmongStrangers: a node comes back that knows nobody any more, since all others were
+// replaced while it was down.
+func TestPowerLossAmongStrangers(t *testing.T) {
+	simCase(t, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
+		_, n := c.lead()
+		n.produce(t, 10)
+		n.crash(0)
+		for _, old := range c.members() {
+			if old != n {
+				c.replace(old, func(string, ...any) {}, nil)
+			}
+		}
+		n.start()
+		c.awaitVotes()
+		require.Equal(t, 10, n.count(t))
+	})
+}
+
+// TestPowerLossOfRemovedNode: a node that was removed while it was down is not taken back, whether
+// it had been taken back halfway or not.
+func TestPowerLossOfRemovedNode(t *testing.T) {
+	t.Parallel()
+	for _, halfway := range []bool{false, true} {
+		t.Run(fmt.Sprint("halfway ", halfway), func(t *testing.T) {
+			simCase(t, codeq.Options{Durability: codeq.DurabilityProcess}, func(t *testing.T, c *simCluster) {
+				leader, removed := c.lead()
+				leader.produce(t, 10)
+				removed.crash(0)
+				if halfway {
+					id := manifest.NewID()
+					r := inspect.Of(simQueue(leader)).Group(0).Raft()
+					require.NoError(t, r.AddNonvoter(raft.ServerID(removed.name+"/"+id), raft.ServerAddress(id), 0, 0).Error())
+					require.Len(t, membersOf(leader, 0), 4)
+				}
+				require.NoError(t, simQueue(leader).RemoveNode(t.Context(), removed.name))
+				removed.start()
+				time.Sleep(time.Minute)
+				require.Len(t, membersOf(leader, 0), 2)
+				_, err := simQueue(removed).Produce(t.Context(), codeq.Task{Queue: "a"})
+				require.ErrorIs(t, err, codeq.ErrNotLeader)
+				require.ErrorContains(t, err, "removed")
+				c.drop(removed)
+			})
+		})
+	}
+}
+
+// TestPowerLossAmidRemoval: a node that loses power while it is being removed is not taken back:
+// what the first shard has decided, the others follow.
+func TestPowerLossAmidRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess})
+		leader, removed := c.lead()
+		leader.produce(t, 10)
+		removed.crash(0)
+		change := inspect.Of(simQueue(leader)).Leaders().Change
+		require.NoError(t, change(t.Context(), 0, cluster.RemoveNode, cluster.Peer{Node: removed.name}))
+		removed.start()
+		time.Sleep(time.Minute)
+		for shard := range 2 { // when it asked to be taken back, its removal was finished
+			require.Len(t, membersOf(leader, shard), 2)
+		}
+		require.ErrorIs(t, simQueue(leader).RemoveNode(t.Context(), removed.name), codeq.ErrNotMember)
+		c.drop(removed)
+		c.rest()
+		require.NoError(t, c.check())
+		c.close()
+	})
+}
+
+// TestUnsyncedNodeIsKilled: a node of DurabilityNone that is killed may have lost what it has
+// acknowledged, although its machine goes on.
+func TestUnsyncedNodeIsKilled(t *testing.T) {
+	simCase(t, codeq.Options{Durability: codeq.DurabilityNone}, func(t *testing.T, c *simCluster) {
+		_, killed := c.lead()
+		killed.produce(t, 10)
+		former := killed.id()
+		killed.crash(100)
+		killed.start()
+		require.NotEqual(t, former, killed.id())
+		c.awaitVotes()
+		require.Equal(t, 10, killed.count(t))
+		m, err := manifest.Read(killed.machine.Disk(), "queue")
+		require.NoError(t, err)
+		require.Equal(t, killed.id(), m.ID)
+	})
+}
+
+// simPower is drawn in schedules in which a node that loses power loses what it had acknowledged.
+// It happens to nobody while a node is taken back, but for that node.
+var simPower = simFault{"power", 6, func(s *schedule) bool {
+	percent := []int{0, 0, 50}[s.rng.IntN(3)]
+	n := s.someNode()
+	if s.moving.CompareAndSwap(false, true) {
+		s.dark = n
+		s.done.Go(func() {
+			defer s.moving.Store(false)
+			s.awaitReturn(n)
+		})
+	} else if n = s.dark; n == nil || n.isBack() {
+		return false
+	}
+	s.note("power of %s fails, %d%% of what is not synced stays", n.name, percent)
+	return n.crash(percent)
+}}
+
+// isBack reports whether the node is up, and has been taken back since its power failed.
+func (n *simNode) isBack() bool {
+	n.mu.Lock()
+	up, disk := n.q != nil && n.machine.Boot() == n.booted, n.machine.Disk()
+	n.mu.Unlock()
+	m, err := manifest.Read(disk, "queue")
+	return up && err == nil && len(m.Former) == 0
+}
+
+// awaitReturn waits until a node whose power is about to fail is back.
+func (s *schedule) awaitReturn(n *simNode) {
+	time.Sleep(time.Second)
+	var over time.Time
+	for ; !n.isBack(); time.Sleep(500 * time.Millisecond) {
+		if over.IsZero() && s.over.Load() {
+			over = time.Now()
+		} else if !over.IsZero() && time.Since(over) > 2*simPatience {
+			s.hangs("the return of " + n.name)
+		}
+	}
+	s.note("%s is back", n.name)
+}
+
+// loseMajority lets the power of a majority of the nodes fail, after which nobody acknowledges
+// anything. It closes all nodes, and returns the one that is furthest.
+func (s *schedule) loseMajority() *simNode {
+	nodes := s.members()
+	half := len(nodes) / 2
+	lost := half + 1 + s.rng.IntN(len(nodes)-half)
+	s.note("power of %d nodes fails", lost)
+	s.happened("power of a majority")
+	for i, at := range s.rng.Perm(len(nodes)) {
+		percent := 100
+		if i < lost {
+			percent = 50 * s.rng.IntN(2)
+		}
+		nodes[at].crash(percent)
+	}
+	for _, n := range nodes {
+		n.start()
+	}
+	time.Sleep(20 * time.Second)
+	for _, n := range nodes {
+		if _, err := simQueue(n).Produce(context.Background(), codeq.Task{Queue: "a"}); !errors.Is(err, codeq.ErrNotLeader) { // which of the nodes says ErrPowerLost depends on what it has seen
+			s.t.Errorf("produce on %s after %d of %d nodes have lost power: %v", n.name, lost, len(nodes), err)
+		}
+	}
+	n := s.furthest(nodes...)
+	for _, n := range nodes {
+		n.stop()
+	}
+	return n
+}

@@ -1,0 +1,146 @@
+package cluster_test
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/inspect"
+	"codeq/test/queuetest"
+)
+
+const (
+	slowLink   = 512 << 10 // bytes per second
+	largeEntry = 6 << 20   // takes longer than Raft gives a message
+)
+
+// fallBehind cuts a node off until it lacks large entries, and leaves it slow links. It returns how
+// many bytes it lacks.
+func (c *simCluster) fallBehind(leader, victim *simNode) (lacks int64) {
+	c.net.Isolate(victim.name, c.names())
+	produce := func(tasks int) {
+		batch := make([]codeq.Task, tasks)
+		for i := range batch {
+			batch[i] = codeq.Task{Queue: "a", Payload: make([]byte, 1<<20)}
+		}
+		_, err := simQueue(leader).ProduceBatch(context.Background(), batch)
+		require.NoError(c.t, err)
+		lacks += int64(tasks) << 20
+	}
+	for range 8 {
+		produce(1)
+	}
+	produce(largeEntry >> 20)
+	for range 3 {
+		produce(1)
+	}
+	c.net.Heal(true)
+	for _, n := range c.members() {
+		c.net.SetBandwidth(n.name, victim.name, slowLink)
+	}
+	return lacks
+}
+
+// heldFor is how long a lease lasts that is not renewed: less than what is sent takes.
+const heldFor = 4 * time.Second
+
+// holdLease lets a Run of the node work at a task until the function that it returns is called,
+// which makes sure that the lease was kept.
+func (n *simNode) holdLease(t *testing.T) (end func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var m codeq.Mux
+	began, release, ended := make(chan bool, 10), make(chan bool), make(chan error, 1)
+	codeq.Handle(&m, "held", func(ctx context.Context, _ *codeq.Job[[]byte]) error {
+		began <- true
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	_, err := simQueue(n).Produce(ctx, codeq.Task{Queue: "held", Payload: []byte("held")})
+	require.NoError(t, err)
+	go func() { ended <- simQueue(n).Run(ctx, &m, &codeq.RunOptions{LeaseFor: heldFor}) }()
+	<-began
+	return func() {
+		t.Helper()
+		counts := queuetest.CountsOf(t, simQueue(n), "held")
+		close(release)
+		cancel()
+		require.NoError(t, <-ended)
+		require.Equal(t, codeq.Counts{Leased: 1}, counts)
+		require.Empty(t, began, "it is delivered once")
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, simQueue(n), "held"))
+	}
+}
+
+// requireContact makes sure that the node has heard from its leader within some HeartbeatTimeouts.
+func (n *simNode) requireContact(t *testing.T, timeouts time.Duration) {
+	t.Helper()
+	q := simQueue(n)
+	last := inspect.Of(q).Group(0).Raft().LastContact()
+	require.Less(t, time.Since(last), timeouts*optionsOf(q).Cluster.HeartbeatTimeout)
+}
+
+// TestBehindOverSlowLink: a node that lacks large entries catches up over a link on which a message
+// of them all would take too long, or one of them. Each is sent once, the leader has few of them in
+// memory, and leads on; who calls it does not wait. The node hears from its leader meanwhile, and a
+// Run on it keeps its lease.
+func TestBehindOverSlowLink(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute) // the leader is at home
+		leader, victim := c.lead()
+		behind, ahead := inspect.Of(simQueue(victim)).Group(0), inspect.Of(simQueue(leader)).Group(0)
+		term := ahead.Raft().CurrentTerm()
+		lacks := c.fallBehind(leader, victim)
+		before := c.net.Sent(leader.name, victim.name)
+		var loaded, most atomic.Int64
+		leader.machine.WatchReads(func(bytes int) {
+			held := loaded.Add(int64(bytes)) - (c.net.Sent(leader.name, victim.name) - before)
+			most.Store(max(most.Load(), held))
+		})
+		release := victim.holdLease(t)
+		begun := time.Now()
+		for behind.Applied() < ahead.Applied() {
+			victim.requireContact(t, 2)
+			at := time.Now()
+			_, err := simQueue(leader).Produce(t.Context(), codeq.Task{Queue: "b"})
+			require.NoError(t, err)
+			require.Less(t, time.Since(at), 100*time.Millisecond)
+			time.Sleep(200 * time.Millisecond)
+			require.Less(t, time.Since(begun), time.Duration(lacks/slowLink)*time.Second*5/4)
+		}
+		require.Greater(t, time.Since(begun), 4*heldFor)
+		release()
+		require.Less(t, c.net.Sent(leader.name, victim.name)-before, lacks*5/4)
+		require.Less(t, most.Load(), int64(largeEntry+1<<20))
+		require.Equal(t, term, ahead.Raft().CurrentTerm())
+	})
+}
+
+// TestVoteBesideLargeEntry: a node votes while a large entry is on its way to it.
+func TestVoteBesideLargeEntry(t *testing.T) {
+	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
+		time.Sleep(2 * time.Minute)
+		leader, victim := c.lead()
+		c.fallBehind(leader, victim)
+		time.Sleep(20 * time.Second) // 8 MiB take 16 s
+		leader.crash(0)
+		elected := func() bool {
+			return slices.ContainsFunc(c.members(), func(n *simNode) bool {
+				q := simQueue(n)
+				return q != nil && inspect.Of(q).Group(0).Raft().State() == raft.Leader
+			})
+		}
+		for begun := time.Now(); !elected(); time.Sleep(10 * time.Millisecond) {
+			require.Less(t, time.Since(begun), 5*time.Second)
+		}
+	})
+}

@@ -1,0 +1,197 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/simtest"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// ended is the outcome of a call.
+type ended struct {
+	name string
+	took time.Duration
+	err  error
+}
+
+// TestCallsOfStuckShard: an entry of each shard is stuck, as the disks of a majority are full.
+// Every call that waits for nothing but the shard ends CallTimeout after its begin, on every node,
+// and says why; those that wait on purpose end with their ctx. A method of Queue is covered by
+// itself.
+func TestCallsOfStuckShard(t *testing.T) {
+	t.Parallel()
+	withFullMajority(t, codeq.Options{StallAfter: 2 * time.Second}, ofNoRoom, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+		live := queuetest.Produce(t, nodes[0], codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
+		var m codeq.Mux
+		codeq.Handle(&m, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
+		fill(testkit.MinFree/4 - 1)
+		var calls sync.WaitGroup
+		results := make(chan ended, 1000)
+		call := func(name string, verb func(context.Context) error) {
+			calls.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*timeout)
+				defer cancel()
+				begun := time.Now()
+				err := verb(ctx)
+				results <- ended{name, time.Since(begun), err}
+			})
+		}
+		stick := func(context.Context) error { // in each of two shards, and behind it
+			_, err := nodes[0].Produce(t.Context(), codeq.Task{Queue: "a"})
+			return err
+		}
+		for range 16 { // so that each shard has some
+			call("stuck", stick)
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(timeout / 4)
+		for range 8 {
+			call("behind", stick)
+		}
+		for _, q := range nodes {
+			for name, verb := range queuetest.VerbsOf(t, q, &m, []codeq.Task{{Queue: "verbs"}, {Queue: "verbs"}}, []codeq.ID{live, live}) {
+				switch name {
+				case "ServeLocal": // serves until ctx ends
+				case "Drain", "Undrain", "AddNode", "ReplaceNode": // later: they change the nodes
+				case "Claim", "ClaimBatch":
+					for what, noWait := range map[string]bool{name + ", waiting": false, name + ", NoWait": true} {
+						call(what, func(ctx context.Context) error {
+							_, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"none"}, NoWait: noWait})
+							return err
+						})
+					}
+				default:
+					if queuetest.TakesContext(name) {
+						call(name, verb)
+					}
+				}
+			}
+		}
+		calls.Wait()
+		close(results)
+		uncertain := 0
+		for r := range results {
+			t.Logf("%-22s %8v %v", r.name, r.took.Round(time.Millisecond), r.err)
+			switch r.name {
+			case "Claim, waiting", "ClaimBatch, waiting", "Await", "WaitIdle", "WaitReady":
+				require.ErrorIs(t, r.err, context.DeadlineExceeded, r.name)
+				require.Equal(t, 10*timeout, r.took, r.name)
+				continue
+			case "Run":
+				require.NoError(t, r.err)
+				continue
+			case "ClusterStatus", "Workers", "QuietWorkers", "ResumeWorkers": // of no shard
+				continue
+			case "ProcessInfo", "Health": // of this node
+				require.NoError(t, r.err)
+			case "Checkpoint": // waits three times for a leader
+				require.LessOrEqual(t, r.took, 3*timeout+timeout/10)
+				require.Error(t, r.err)
+				continue
+			case "Configure", "Pause", "Resume": // which wait for each other
+				require.ErrorIs(t, r.err, codeq.ErrNotLeader, r.name)
+			case "stuck":
+				if errors.Is(r.err, codeq.ErrUncertain) {
+					uncertain++
+				}
+				fallthrough
+			default:
+				require.Error(t, r.err, r.name)
+				require.Regexp(t, `shard \d.*node "n0" leads`, r.err.Error(), r.name)
+				require.Regexp(t, `node "n1" has no room.*node "n2" has no room`, r.err.Error(), r.name)
+				if r.name != "stuck" {
+					require.ErrorIs(t, r.err, codeq.ErrNotLeader, r.name)
+				}
+			}
+			require.LessOrEqual(t, r.took, timeout+timeout/10, r.name)
+		}
+		require.GreaterOrEqual(t, uncertain, 2, "one of each shard was proposed")
+		for _, q := range nodes {
+			verbs := queuetest.VerbsOf(t, q, &m, nil, []codeq.ID{live, live})
+			for _, name := range []string{"AddNode", "ReplaceNode", "Drain", "Undrain"} {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*timeout)
+				begun := time.Now()
+				err := verbs[name](ctx)
+				took := time.Since(begun)
+				cancel()
+				t.Logf("%-22s %8v %v", name, took.Round(time.Millisecond), err)
+				require.LessOrEqual(t, took, 2*timeout+timeout/10, name)
+				if name == "AddNode" || name == "ReplaceNode" {
+					require.Error(t, err, name)
+				}
+			}
+		}
+		fill(simtest.DiskSize)
+		before := time.Now()
+		require.NoError(t, nodes[1].WaitReady(t.Context()))
+		require.Less(t, time.Since(before), timeout)
+		queuetest.Produce(t, nodes[1], codeq.Task{Queue: "a"})
+		counts, err := nodes[0].Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, uncertain+1, counts["a"].Ready, "what was uncertain is stored once, and nothing that was behind it")
+	})
+}
+
+// TestRoomOfMajority: the leader of a shard knows the room on the disks of the others. What cannot
+// be stored by a majority is refused, with the names of the nodes, before an entry is stuck; the
+// rest goes on, and all of it when there is room.
+func TestRoomOfMajority(t *testing.T) {
+	t.Parallel()
+	withFullMajority(t, codeq.Options{}, 0, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+		ctx := t.Context()
+		refused := func(err error) {
+			t.Helper()
+			require.ErrorIs(t, err, codeq.ErrDiskFull)
+			require.ErrorContains(t, err, `node "n1": `)
+			require.ErrorContains(t, err, `node "n2": `)
+			require.False(t, strings.Contains(err.Error(), `node "n0"`), err)
+		}
+		for range 6 * len(nodes) {
+			queuetest.Produce(t, nodes[0], codeq.Task{Queue: "a"})
+		}
+		for level, free := range testkit.FreeAt {
+			fill(free)
+			for _, q := range nodes {
+				begun := time.Now()
+				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
+				if level > 1 {
+					refused(err)
+				} else {
+					require.NoError(t, err)
+					fill(testkit.FreeAt[3])
+					require.NoError(t, q.Complete(ctx, l.Receipt, nil))
+					fill(free)
+				}
+				_, err = q.Produce(ctx, codeq.Task{Queue: "a"})
+				if level > 0 {
+					refused(err)
+				} else {
+					require.NoError(t, err)
+				}
+				counts, err := q.Stats(ctx)
+				require.NoError(t, err)
+				require.Positive(t, counts["a"].Ready)
+				_, err = q.Info(ctx)
+				require.NoError(t, err)
+				for _, err := range q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
+					require.NoError(t, err)
+				}
+				require.Less(t, time.Since(begun), timeout+20*time.Second)
+			}
+		}
+		refused(nodes[0].RemoveNode(ctx, "n2"))
+		fill(simtest.DiskSize)
+		for _, q := range nodes {
+			queuetest.Produce(t, q, codeq.Task{Queue: "a"})
+		}
+	})
+}

@@ -1,0 +1,443 @@
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/inspect"
+	"codeq/internal/keys"
+	"codeq/internal/manifest"
+	"codeq/internal/simtest"
+	"codeq/internal/store"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// formatOf is the format of a shard, as the cluster says.
+func formatOf(t *testing.T, q *codeq.Queue, shard int) int {
+	t.Helper()
+	st, err := q.ClusterStatus(context.Background())
+	require.NoError(t, err)
+	return st.Shards[shard].Format
+}
+
+// upgradeCase lets a story happen on a cluster of three nodes whose build knows the format before
+// this one.
+func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluster)) {
+	upgradeCaseWith(t, codeq.Options{Shards: shards}, story)
+}
+
+func upgradeCaseWith(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
+	simCaseOf(t, opts, oldFormat, story)
+}
+
+// become closes a node, unless it is down, and opens it with a build that knows a format.
+func (n *simNode) become(newest int) error {
+	n.stop()
+	n.newest = newest
+	return n.cluster.open(n)
+}
+
+// caughtUp reports whether the nodes that are up have applied all that is in the leaders' logs.
+func (c *simCluster) caughtUp() bool {
+	for shard := range c.opts.Shards {
+		leader := c.leader(shard)
+		if leader == nil {
+			return false
+		}
+		last := inspect.Of(simQueue(leader)).Group(shard).Raft().LastIndex()
+		for _, n := range c.members() {
+			if q := simQueue(n); q != nil && inspect.Of(q).Group(shard).Raft().AppliedIndex() < last {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// requireFormat requires that all shards have a format, in the stores of all nodes that are up, as
+// soon as they have caught up, and that the nodes' manifests say so.
+func (c *simCluster) requireFormat(format int) {
+	c.t.Helper()
+	c.until("what the leaders have", c.caughtUp)
+	for _, n := range c.members() {
+		q := simQueue(n)
+		if q == nil {
+			continue
+		}
+		for i := range inspect.Of(q).Shards() {
+			var got []byte
+			require.NoError(c.t, inspect.Of(q).Read(i, func(st *store.Store) (err error) {
+				got, err = store.Lookup(st.DB(), []byte{keys.Meta})
+				return err
+			}))
+			require.Equal(c.t, manifest.ReplicaIdentity(format, i, inspect.Of(q).Shards()), string(got), "%s", n.name)
+			require.Equal(c.t, format, formatOf(c.t, q, i))
+		}
+		m, err := manifest.Read(n.machine.Disk(), "queue")
+		require.NoError(c.t, err)
+		require.Equal(c.t, format, m.Format, "%s", n.name)
+	}
+}
+
+const newFormat, oldFormat = manifest.Format, manifest.OldestOfNodes
+
+// TestUpgradeFollowUps: follow-ups that wait for each other in several shards are refused, and
+// nothing is stored, until all nodes know how these are sent.
+func TestUpgradeFollowUps(t *testing.T) {
+	t.Parallel()
+	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
+		q := simQueue(c.nodes[0])
+		queuetest.Produce(t, q, codeq.Task{Queue: "start"})
+		l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"start"}, LeaseFor: time.Hour})
+		require.NoError(t, err)
+		err = q.Complete(t.Context(), l.Receipt, nil, queuetest.ChainOver(0)...)
+		require.ErrorIs(t, err, codeq.ErrFormat)
+		require.ErrorContains(t, err, "when all nodes know format 7")
+		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "chain"))
+		for _, n := range c.nodes {
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		q = simQueue(c.nodes[0])
+		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil, queuetest.ChainOver(0)...))
+		require.Equal(t, codeq.Counts{Ready: 1, Blocked: 5}, queuetest.CountsOf(t, q, "chain"))
+	})
+}
+
+// TestUpgrade: a cluster that is upgraded node by node works all the time. It stays in the old
+// format, and each node can go back, until all nodes know the new one; then no older build gets in.
+func TestUpgrade(t *testing.T) {
+	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
+		produced := 0
+		work := func() {
+			t.Helper()
+			c.awaitLeaders()
+			for _, n := range c.members() {
+				if simQueue(n) != nil {
+					n.produce(t, 3)
+					produced += 3
+					require.Equal(t, produced, n.count(t))
+				}
+			}
+		}
+		work()
+		for i, n := range c.nodes {
+			c.requireFormat(oldFormat)
+			require.NoError(t, n.become(newFormat))
+			work()
+			if i < 2 {
+				time.Sleep(time.Minute)
+				c.requireFormat(oldFormat)
+				require.NoError(t, n.become(oldFormat), "it can go back")
+				work()
+				require.NoError(t, n.become(newFormat))
+				work()
+			}
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		work()
+
+		// No node of an older build joins.
+		joining := c.node(true)
+		joining.newest = oldFormat
+		err := c.open(joining)
+		require.ErrorIs(t, err, codeq.ErrFormat)
+		require.ErrorContains(t, err, `node "n3" knows format 6, the cluster of node "n0" has format 7`)
+		joining.join = false
+		joining.wipe()
+		require.NoError(t, c.open(joining), "it waits to be added")
+		err = simQueue(c.nodes[0]).AddNode(t.Context(), codeq.Peer{Node: joining.name, Address: joining.name})
+		require.ErrorIs(t, err, codeq.ErrFormat)
+		require.ErrorContains(t, err, `node "n3" knows format 6, the cluster of node "n0" has format 7`)
+		joining.stop()
+		joining.join = true
+		joining.wipe()
+		require.NoError(t, joining.become(newFormat))
+		c.nodes = append(c.nodes, joining)
+		work()
+		c.requireFormat(newFormat)
+	})
+}
+
+// TestTotalsGoOn: each leader goes on with the totals of the one before, whatever its build.
+func TestTotalsGoOn(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		requireTotals := func(n *simNode, produced int) {
+			t.Helper()
+			all, err := simQueue(n).Info(t.Context())
+			require.NoError(t, err)
+			require.Len(t, all, 1)
+			require.EqualValues(t, produced, all[0].Counts.Ready)
+			require.Equal(t, codeq.Totals{Produced: uint64(produced)}, all[0].Totals)
+		}
+		c.nodes[0].produce(t, 3)
+		requireTotals(c.nodes[1], 3)
+		c.requireFormat(oldFormat)
+		for _, n := range c.nodes {
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		c.nodes[0].produce(t, 4)
+		for range 3 {
+			leader := c.leader(0)
+			leader.crash(100)
+			c.awaitLeaders()
+			for _, n := range c.nodes {
+				if n != leader {
+					requireTotals(n, 7)
+				}
+			}
+			leader.start()
+		}
+	})
+}
+
+// TestUpgradeBesideDeadNode: a member that is away counts as the leader has last seen it: a shard
+// rises if that was after its upgrade, and otherwise not, as long as it is a member.
+func TestUpgradeBesideDeadNode(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		dead := c.nodes[2]
+		dead.crash(100)
+		for _, n := range c.nodes[:2] {
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(time.Minute)
+		c.requireFormat(oldFormat)
+		require.NoError(t, simQueue(c.nodes[0]).RemoveNode(t.Context(), dead.name))
+		time.Sleep(10 * time.Second)
+		c.nodes = c.nodes[:2]
+		c.requireFormat(newFormat)
+	})
+	upgradeCase(t, 2, func(t *testing.T, c *simCluster) {
+		for _, n := range c.nodes[1:] {
+			require.NoError(t, n.become(newFormat))
+		}
+		time.Sleep(10 * time.Second) // the second node leads the second shard, and has seen the third
+		dead := c.nodes[2]
+		dead.crash(100)
+		require.NoError(t, c.nodes[0].become(newFormat))
+		time.Sleep(10 * time.Second)
+		require.Equal(t, newFormat, formatOf(t, simQueue(c.nodes[0]), 1))
+		require.NoError(t, dead.become(newFormat))
+		time.Sleep(10 * time.Second)
+		c.requireFormat(newFormat)
+	})
+}
+
+// TestUpgradeOfPebble: the stores and the log of a node are in Pebble's format of the format that
+// its directory had when it was opened: in none that only new builds can read before all nodes have
+// one.
+func TestUpgradeOfPebble(t *testing.T) {
+	const before, after = pebble.FormatColumnarBlocks, pebble.FormatTableFormatV6
+	formats := func(format int) pebble.FormatMajorVersion {
+		if format < newFormat {
+			return before
+		}
+		return after
+	}
+	upgradeCaseWith(t, *inspect.With(&codeq.Options{Shards: 2}, inspect.Private{Pebble: formats}), func(t *testing.T, c *simCluster) {
+		for _, n := range c.nodes {
+			n.produce(t, 3)
+			simtest.RequirePebbleFormat(t, n.machine.Disk(), before)
+			require.NoError(t, n.become(newFormat))
+			simtest.RequirePebbleFormat(t, n.machine.Disk(), before)
+		}
+		time.Sleep(5 * time.Second)
+		c.requireFormat(newFormat)
+		for _, n := range c.nodes {
+			simtest.RequirePebbleFormat(t, n.machine.Disk(), before)
+			n.stop()
+			n.start()
+			simtest.RequirePebbleFormat(t, n.machine.Disk(), after)
+			require.Equal(t, 9, n.count(t))
+		}
+		require.NoError(t, simQueue(c.nodes[0]).Checkpoint(t.Context(), "copy"))
+		desc, err := pebble.Peek(manifest.ShardDir(c.nodes[0].machine.Disk(), "copy", 0), c.nodes[0].machine.Disk())
+		require.NoError(t, err)
+		require.Equal(t, after, desc.FormatMajorVersion)
+	})
+}
+
+// TestFoundersOfTwoBuilds: a new cluster has the newest format that all founders know.
+func TestFoundersOfTwoBuilds(t *testing.T) {
+	for _, old := range []int{-1, 0, 2} {
+		t.Run(fmt.Sprint("old ", old), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newSimCluster(t, 1, 0, codeq.Options{Shards: 2})
+				for i := range 3 {
+					n := c.node(false)
+					if i == old {
+						n.newest = oldFormat
+					}
+					c.peers = append(c.peers, codeq.Peer{Node: n.name, Address: n.name})
+					c.nodes = append(c.nodes, n)
+				}
+				for _, n := range c.nodes {
+					n.start()
+				}
+				c.awaitLeaders()
+				c.rest()
+				want := newFormat
+				if old >= 0 {
+					want = oldFormat
+				}
+				c.requireFormat(want)
+				c.close()
+			})
+		})
+	}
+}
+
+// TestOldNodeIsRefused: a node of an older build that was away while the cluster rose hears why
+// nobody talks to it.
+func TestOldNodeIsRefused(t *testing.T) {
+	upgradeCase(t, 1, func(t *testing.T, c *simCluster) {
+		require.NoError(t, c.nodes[0].become(newFormat))
+		old := c.nodes[2]
+		require.NoError(t, old.become(newFormat))
+		time.Sleep(10 * time.Second)
+		old.crash(100)
+		require.NoError(t, c.nodes[1].become(newFormat))
+		time.Sleep(10 * time.Second)
+		require.NoError(t, old.become(oldFormat))
+		c.requireRefused(old)
+		require.Equal(t, newFormat, formatOf(t, simQueue(c.nodes[0]), 0))
+		c.nodes[0].produce(t, 1)
+		require.NoError(t, old.become(newFormat))
+		require.Equal(t, 1, old.count(t))
+		c.requireFormat(newFormat)
+	})
+}
+
+// requireRefused requires that calls of a node fail since its build is too old.
+func (c *simCluster) requireRefused(n *simNode) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	err := simQueue(n).WaitReady(ctx)
+	require.ErrorIs(c.t, err, codeq.ErrNotLeader)
+	require.ErrorIs(c.t, err, codeq.ErrFormat)
+	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 6, the cluster of node", n.name))
+}
+
+// simUpgrade lets a node be killed, and come back with this build.
+var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
+	n := s.anyNode()
+	if !n.turn.TryLock() {
+		return false
+	}
+	defer n.turn.Unlock()
+	if !n.upgrade() {
+		return false
+	}
+	s.note("upgrade %s", n.name)
+	return true
+}}
+
+// upgrade kills the node if its build is older than this one, and lets the next life have this one.
+// REQUIRES: turn, as a life that has begun to open would not be killed.
+func (n *simNode) upgrade() bool {
+	n.mu.Lock()
+	old := n.newest != 0
+	n.newest = 0
+	n.mu.Unlock()
+	if old {
+		n.crash(100)
+	}
+	return old
+}
+
+// awaitFormat waits until all shards have the format of this build, whose nodes all have it.
+func (c *simCluster) awaitFormat() {
+	for end := time.Now().Add(simPatience); ; time.Sleep(time.Second) {
+		st, err := simQueue(c.members()[0]).ClusterStatus(context.Background())
+		if err == nil && !slices.ContainsFunc(st.Shards, func(sh codeq.ShardStatus) bool { return sh.Format != newFormat }) {
+			return
+		}
+		if time.Now().After(end) {
+			c.hangs("the rise of the format")
+		}
+	}
+}
+
+// TestUpgradeOnFullDisk: a node whose disk has no room for its manifest keeps its replicas: its
+// shards rise when there is room, whether it leads them or not.
+func TestUpgradeOnFullDisk(t *testing.T) {
+	t.Parallel()
+	for _, full := range []int{0, 2} {
+		upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
+			for _, n := range c.nodes {
+				n.produce(t, 3)
+			}
+			n := c.nodes[full] // it leads a third of the shards
+			disk := n.openFullFor(t, manifest.TempName)
+			for _, other := range c.members() {
+				if other != n {
+					require.NoError(t, other.become(newFormat))
+				}
+			}
+			time.Sleep(time.Minute)
+			for i := range inspect.Of(simQueue(n)).Shards() {
+				require.NoError(t, inspect.Of(simQueue(n)).Group(i).Failure(), "shard %d", i)
+			}
+			m, err := manifest.Read(n.machine.Disk(), "queue")
+			require.NoError(t, err)
+			require.Equal(t, oldFormat, m.Format)
+			require.Positive(t, disk.refused.Load())
+			c.nodes[1].produce(t, 3)
+
+			disk.full.Store(false)
+			time.Sleep(time.Minute)
+			c.requireFormat(newFormat)
+			n.produce(t, 3)
+			require.Equal(t, 15, n.count(t))
+		})
+	}
+}
+
+// fullDisk is a disk that has no room for files whose names have a part.
+type fullDisk struct {
+	part    string
+	full    atomic.Bool
+	refused atomic.Int64 // writes
+}
+
+func (d *fullDisk) before(op, name string) error {
+	if op == "write" && d.full.Load() && strings.Contains(name, d.part) {
+		d.refused.Add(1)
+		return syscall.ENOSPC
+	}
+	return nil
+}
+
+// openFullFor closes a node, and opens it with this build on a disk that has no room for some files
+// from then on.
+func (n *simNode) openFullFor(t *testing.T, part string) *fullDisk {
+	n.stop()
+	n.newest = newFormat
+	disk := &fullDisk{part: part}
+	o, life := n.cluster.options(n)
+	inspect.Options(o).FS = &testkit.HookFS{FS: inspect.Options(o).FS, Before: disk.before}
+	q, err := codeq.Open("queue", o)
+	require.NoError(t, err)
+	disk.full.Store(true)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.q, n.life = q, life
+	return disk
+}

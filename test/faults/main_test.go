@@ -1,0 +1,11 @@
+// Package faults_test has the tests of disks that fail, fill, lose power or rot under a queue of
+// one process, and of what is left when a queue is closed.
+package faults_test
+
+import (
+	"testing"
+
+	"codeq/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }

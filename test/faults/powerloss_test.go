@@ -1,0 +1,350 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/inspect"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// The tests of this file work on a queue whose disk they make images of: what a
+// power loss at that moment might leave. Of what was not synced, each 4 KiB
+// block and each name in a directory is left or not, by lot. Under load every
+// image is compared with the history of the tasks, in which each change has the
+// interval of its call.
+
+// TestPowerLossAtTheEndOfABlock loses power where a log that nobody syncs may
+// come to lack a record in its middle: the operating system has written a
+// block of the log when few bytes of it were free, and not again when they
+// were used, but has written the next one. Read back, they look like padding.
+func TestPowerLossAtTheEndOfABlock(t *testing.T) {
+	t.Parallel()
+	const block, header, free = 32 << 10, 11, 15
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
+		t.Run(level.String(), func(t *testing.T) {
+			disk := crashfs.New()
+			q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 1, Durability: level}, inspect.Private{FS: disk}))
+			require.NoError(t, err)
+			defer func() { require.NoError(t, q.Close()) }()
+			db := queuetest.StoreOf(q, 0).DB()
+			produced := 0
+			produce := func(bytes int) (logged int) { // its record of the log has so many bytes more than the payload
+				before := db.Metrics().WAL.Size
+				produced++
+				payload := fmt.Appendf(nil, "%d %s", produced, strings.Repeat("x", bytes))[:bytes]
+				_, err := q.Produce(context.Background(), codeq.Task{Queue: "a", Payload: payload})
+				require.NoError(t, err)
+				return int(db.Metrics().WAL.Size-before) - bytes - header
+			}
+			written := func(n int) { // waits until n bytes of the log are
+				require.Eventually(t, func() bool { return testkit.LogSize(t, disk, "queue/shard-000") >= n }, 10*time.Second, time.Millisecond)
+			}
+
+			produce(10)
+			more := produce(17_000)
+			at := int(db.Metrics().WAL.Size)
+			require.Less(t, at, block)
+			produce(3*block - free - at - 3*header - more)
+			require.EqualValues(t, 3*block-free, db.Metrics().WAL.Size)
+			written(3*block - free)
+			testkit.SyncLogs(t, disk, "queue/shard-000")
+			for db.Metrics().WAL.Size <= 4*block {
+				produce(100) // Pebble takes long to give up on larger ones
+			}
+			written(4 * block)
+
+			torn := 0
+			for seed := range uint64(20) {
+				img := disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rand.New(rand.NewPCG(seed, 0))})
+				q, err := codeq.Open("queue", inspect.With(&codeq.Options{}, inspect.Private{FS: img}))
+				require.NoError(t, err)
+				require.NoError(t, queuetest.CheckAll(q))
+				tasks, err := queuetest.List(q)
+				require.NoError(t, err)
+				for _, info := range tasks {
+					require.LessOrEqual(t, queuetest.SerialOf(info.Payload), len(tasks), "a gap, seed %d", seed)
+				}
+				if len(tasks) < produced {
+					torn++
+				}
+				require.NoError(t, q.Close())
+			}
+			require.NotZero(t, torn)
+		})
+	}
+}
+
+// TestParentIsCountedOnce: the shard of a parent loses with its power that the parent has ended,
+// and the shard of the child has counted that. The parent ends once more, and the child goes on
+// waiting for the other one. Verify lists it, and a repair corrects it as well.
+func TestParentIsCountedOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone} {
+		disk := crashfs.New()
+		queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: level}, inspect.Private{FS: disk, Boot: "1"}), func(f *queuetest.FlowTest) {
+			sync := func(shard int) {
+				require.NoError(f, queuetest.StoreOf(f.Q, shard).DB().LogData(nil, pebble.Sync)) // to the operating system
+				testkit.SyncLogs(f, disk, fmt.Sprintf("queue/shard-%03d", shard))
+			}
+			first, second := f.ProduceAt(0, codeq.Task{Queue: "first"}), f.ProduceAt(2, codeq.Task{Queue: "second"})
+			child := f.ProduceAt(1, codeq.Task{Queue: "child", After: []codeq.ID{first, second}})
+			synctest.Wait()
+			for shard := range 3 {
+				sync(shard)
+			}
+			f.Complete("first")
+			synctest.Wait()
+			sync(1)
+
+			image := disk.CrashClone(vfs.CrashCloneCfg{})
+			report, err := codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{}, inspect.Private{FS: image}))
+			require.NoError(f, err)
+			require.Len(f, report.Problems, 2, "the numbers of messages, and what the task waits for")
+			require.ErrorContains(f, errors.New(report.Problems[1].String()), "counted twice")
+			repaired, err := codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{Repair: true}, inspect.Private{FS: image}))
+			require.NoError(f, err)
+			require.True(f, repaired.OK())
+			require.Len(f, repaired.Problems, 2)
+			sound, err := codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{}, inspect.Private{FS: image}))
+			require.NoError(f, err)
+			require.Empty(f, sound.Problems)
+
+			img := f.Crash(disk)
+			img.RequireState(codeq.Ready, first)
+			img.RequireState(codeq.Blocked, child)
+			img.Complete("first")
+			img.RequireState(codeq.Blocked, child)
+			img.Complete("second")
+			img.RequireState(codeq.Ready, child)
+			require.NoError(f, img.Q.Close())
+		})
+	}
+}
+
+// flowCut is a flow over three shards whose logs reach the disk at different moments, until the
+// power fails.
+type flowCut struct {
+	*queuetest.FlowTest
+	disk *crashfs.Disk
+	rng  *rand.Rand
+	n    int               // tasks, for their payloads
+	next map[string]string // by a task that was completed, its follow-up in another shard
+}
+
+// retentionOfParents is less than the time between the power loss and the work after it.
+const retentionOfParents = time.Hour
+
+// task returns a new task with a payload of its own. Those that are kept for ever tell later how
+// they have ended.
+func (c *flowCut) task(queue string) codeq.Task {
+	c.n++
+	t := codeq.Task{Queue: queue, Payload: fmt.Appendf(nil, "%s%d", queue, c.n), Retention: codeq.Forever}
+	if queue == "parent" && c.rng.IntN(3) == 0 {
+		t.Retention = retentionOfParents
+	}
+	return t
+}
+
+// work does something: tasks with two or three parents are produced, parents end, and tasks are
+// completed with a follow-up that belongs to another shard. At times the log of one shard is
+// synced.
+func (c *flowCut) work() {
+	ctx := context.Background()
+	switch c.rng.IntN(8) {
+	case 0, 1:
+		child := c.task("child")
+		child.OnDead = []codeq.OnDead{codeq.CancelOnDead, codeq.RunOnDead}[c.rng.IntN(2)]
+		for range 2 + c.rng.IntN(2) {
+			child.After = append(child.After, c.ProduceAt(c.rng.IntN(3), c.task("parent")))
+		}
+		c.ProduceAt(c.rng.IntN(3), child)
+	case 2, 3, 4, 5:
+		l := queuetest.ClaimNow(c.T, c.Q, "parent", "child", "next")
+		if l == nil {
+			return
+		}
+		switch kind := c.rng.IntN(12); {
+		case kind == 0 && l.Queue == "parent":
+			require.NoError(c, c.Q.DeadLetter(ctx, l.Receipt, nil))
+		case kind == 1 && l.Queue == "parent":
+			require.NoError(c, c.Q.Cancel(ctx, l.ID))
+		default:
+			c.complete(l)
+		}
+	case 6:
+		time.Sleep(time.Duration(c.rng.IntN(1500)) * time.Millisecond)
+	case 7:
+		testkit.SyncLogs(c, c.disk, fmt.Sprintf("queue/shard-%03d", c.rng.IntN(3)))
+	}
+}
+
+// complete completes a task, perhaps with a follow-up in another shard.
+func (c *flowCut) complete(l *codeq.Lease) {
+	var next []codeq.Task
+	key := string(l.Payload)
+	if l.Queue != "next" && len(key)%2 == 0 {
+		t := c.Bound("next", (queuetest.ShardOf(l.ID, 3)+1)%3, 1)[0]
+		t.Payload, t.Retention, t.Unique = []byte("next of "+key), codeq.Forever, codeq.Unique{Key: key, For: 1000 * time.Hour}
+		next, c.next[key] = append(next, t), string(t.Payload)
+	}
+	require.NoError(c, c.Q.Complete(context.Background(), l.Receipt, nil, next...))
+}
+
+// stored is the tasks by payload; no payload is stored twice.
+func (c *flowCut) stored() map[string]*codeq.TaskInfo {
+	synctest.Wait()
+	all, err := queuetest.List(c.Q)
+	require.NoError(c, err)
+	found := make(map[string]*codeq.TaskInfo)
+	for _, t := range all {
+		require.NotContains(c, found, string(t.Payload), "twice")
+		found[string(t.Payload)] = t
+	}
+	return found
+}
+
+// checkAfterLoss lets the queue go on from what a power loss has left. Follow-ups are there if the
+// task before them has been completed. Whoever waits goes on when its parents have ended, as their
+// shards know it, and not before; and their results are there.
+func (c *flowCut) checkAfterLoss() {
+	c.Check()
+	left := c.stored()
+	for before, next := range c.next {
+		if t := left[before]; t != nil && t.State == codeq.Done {
+			require.Contains(c, left, next, "the follow-up of %s is gone", before)
+		}
+	}
+	time.Sleep(2 * retentionOfParents)
+	for range 10_000 {
+		synctest.Wait()
+		l := queuetest.ClaimNow(c.T, c.Q, "parent", "child", "next")
+		if l == nil {
+			break
+		}
+		if t := left[string(l.Payload)]; t != nil && t.State == codeq.Blocked {
+			for _, p := range t.After {
+				parent, err := c.Q.Get(context.Background(), p)
+				done := slices.ContainsFunc(slices.Collect(maps.Values(left)), func(t *codeq.TaskInfo) bool { return t.ID == p && t.State == codeq.Done })
+				switch {
+				case err == nil:
+					require.True(c, parent.State == codeq.Done || parent.State == codeq.Dead && t.OnDead == codeq.RunOnDead, "%s runs, and its parent %s is %v", l.Payload, parent.Payload, parent.State)
+				case done:
+					require.NoError(c, err, "%s runs, and the result of its parent is gone", l.Payload)
+				}
+			}
+		}
+		c.complete(l)
+	}
+	end := c.stored()
+	for payload, t := range end {
+		require.NotEqual(c, codeq.Blocked, t.State, "%s hangs: %+v", payload, t)
+	}
+	require.NoError(c, c.Q.WaitIdle(context.Background()))
+	time.Sleep(3 * retentionOfParents)
+	for payload, t := range c.stored() {
+		require.True(c, t.State != codeq.Done || t.Retention != retentionOfParents, "%s is kept for nobody", payload)
+	}
+	c.Check()
+}
+
+// cutFlow lets a flow work, and then go on from an image of its disk. It returns whether the shards
+// of the image contradict each other, as Verify says.
+func cutFlow(t *testing.T, seed uint64, level codeq.Durability, image func(c *flowCut) *crashfs.Disk) (contradict bool) {
+	disk := crashfs.New()
+	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: level, MemTableBytes: 256 << 10}, inspect.Private{FS: disk, Boot: "1"}), func(f *queuetest.FlowTest) {
+		c := &flowCut{FlowTest: f, disk: disk, rng: rand.New(rand.NewPCG(seed, 0)), next: make(map[string]string)}
+		img := &queuetest.FlowTest{T: t, Opts: f.Opts}
+		disk := image(c)
+		inspect.Options(&img.Opts).FS, inspect.Options(&img.Opts).Boot = disk, "2"
+		report, err := codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{}, inspect.Private{FS: disk}))
+		require.NoError(t, err)
+		contradict = !report.OK()
+		img.Open()
+		after := *c
+		after.FlowTest = img
+		after.checkAfterLoss()
+		require.NoError(t, img.Q.Close())
+		report, err = codeq.Verify("queue", inspect.With(&codeq.VerifyOptions{}, inspect.Private{FS: disk}))
+		require.NoError(t, err)
+		require.Empty(t, report.Problems)
+	})
+	return contradict
+}
+
+// eachCut calls cut with new seeds, and expects that some images contradict themselves.
+func eachCut(t *testing.T, cut func(t *testing.T, seed uint64) bool) {
+	rng := testkit.Seeded(t)
+	contradict := 0
+	for n := range testkit.Sized(20, 100, 500) {
+		seed := rng.Uint64()
+		require.True(t, t.Run(fmt.Sprintf("%d-%x", n, seed), func(t *testing.T) {
+			if cut(t, seed) {
+				contradict++
+			}
+		}))
+	}
+	t.Logf("%d images whose shards contradict each other", contradict)
+	require.Positive(t, contradict)
+}
+
+// TestPowerLossesOfFlows lets the power fail while tasks wait for parents in other shards, and are
+// followed by tasks in other shards, again and again: each shard has what it has synced, which is
+// more or less than what the others have. Nothing hangs, nothing is counted twice, and before the
+// queue is opened Verify can tell what does not agree.
+func TestPowerLossesOfFlows(t *testing.T) {
+	t.Parallel()
+	eachCut(t, func(t *testing.T, seed uint64) bool {
+		return cutFlow(t, seed, []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityNone}[seed%2], func(c *flowCut) *crashfs.Disk {
+			for range 20 + c.rng.IntN(100) {
+				c.work()
+			}
+			synctest.Wait()
+			return c.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50 * c.rng.IntN(2), RNG: c.rng})
+		})
+	})
+}
+
+// TestShardsOfDifferentMoments puts a queue together from shards of any moments, as those of a node
+// that goes on without a majority, or of a copy that was made while the queue was at work. Messages
+// that nobody has any more are listed, with the tasks that they produced; nothing hangs
+// nevertheless, and nothing is counted twice.
+func TestShardsOfDifferentMoments(t *testing.T) {
+	t.Parallel()
+	eachCut(t, func(t *testing.T, seed uint64) bool {
+		return cutFlow(t, seed, codeq.DurabilityProcess, func(c *flowCut) *crashfs.Disk {
+			images := []*crashfs.Disk{c.disk.Clone()}
+			for range 20 + c.rng.IntN(100) {
+				if c.work(); c.rng.IntN(10) == 0 {
+					synctest.Wait()
+					images = append(images, c.disk.Clone())
+				}
+			}
+			synctest.Wait()
+			image := c.disk.Clone()
+			for i := range 3 {
+				dir := fmt.Sprintf("queue/shard-%03d", i)
+				require.NoError(t, image.RemoveAll(dir))
+				_, err := vfs.Clone(images[c.rng.IntN(len(images))], image, dir, dir, vfs.CloneSync)
+				require.NoError(t, err)
+			}
+			clear(c.next) // nobody may have them
+			return image
+		})
+	})
+}

@@ -1,0 +1,503 @@
+package codeq_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"codeq"
+	"codeq/internal/crashfs"
+	"codeq/internal/engine"
+	"codeq/internal/inspect"
+	"codeq/internal/keys"
+	"codeq/internal/testkit"
+	"codeq/test/queuetest"
+)
+
+// TestReplaceCorrupt: a task that cannot be read is no duplicate; its shard stops.
+func TestReplaceCorrupt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, err := codeq.Open("queue", inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
+		require.NoError(t, err)
+		defer func() { require.ErrorIs(t, q.Close(), codeq.ErrCorrupt) }()
+		task := queuetest.Keyed("k")
+		task.Unique.Replace = true
+		id := queuetest.Produce(t, q, task)[0]
+		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+			return s.Rules.Group.Batch.Set(keys.AppendByID(nil, keys.Index, id), []byte{0xff}, nil)
+		}))
+		_, err = q.Produce(context.Background(), task)
+		require.ErrorIs(t, err, codeq.ErrUncertain)
+		require.ErrorIs(t, err, codeq.ErrCorrupt)
+		_, err = q.Produce(context.Background(), task)
+		require.ErrorIs(t, err, codeq.ErrFailed)
+	})
+}
+
+// TestNewKeysReadNothing: that a key is new is known without a look at the disk, however many there
+// are, also after Open, when all are listed; until then the others are looked up.
+func TestNewKeysReadNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		opts := *inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: crashfs.New()})
+		q := queuetest.OpenForRun(t, opts)
+		const batch = 5000
+		n := (engine.MostUniques()/batch + 2) * batch
+		next := 0
+		produceNew := func() (reads int) {
+			tasks := make([]codeq.Task, batch)
+			for i := range tasks {
+				tasks[i] = queuetest.Keyed(strconv.Itoa(next))
+				next++
+			}
+			before := readsOf(t, q)
+			_, err := q.ProduceBatch(t.Context(), tasks)
+			require.NoError(t, err)
+			return readsOf(t, q) - before
+		}
+		const chance = 20 // keys with the fingerprint of another: one is to be expected
+		for next < n {
+			require.Less(t, produceNew(), chance)
+		}
+		require.NoError(t, queuetest.CheckMemory(q))
+		require.NoError(t, q.Close())
+
+		q = queuetest.OpenForRun(t, opts)
+		listed := func() (all bool, n int) {
+			require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+				u := s.Rules.Probe().Usage().Uniques
+				all, n = u.Listed, u.Prints
+				return nil
+			}))
+			return all, n
+		}
+		require.NoError(t, queuetest.CheckMemory(q))
+		id := queuetest.Produce(t, q, queuetest.Keyed("while they are listed"))[0] // perhaps
+		holder, err := q.Produce(t.Context(), queuetest.Keyed("while they are listed"))
+		require.ErrorIs(t, err, codeq.ErrDuplicate)
+		require.Equal(t, id, holder)
+		synctest.Wait()
+		all, now := listed()
+		require.True(t, all)
+		require.Equal(t, n+1, now)
+		require.Less(t, produceNew(), chance)
+		_, err = q.Produce(t.Context(), queuetest.Keyed("0"))
+		require.ErrorIs(t, err, codeq.ErrDuplicate)
+		queuetest.RequireSettled(t, q)
+		require.NoError(t, q.Close())
+	})
+}
+
+// TestTooManyFingerprints: beyond their bound there are none, and keys are looked up.
+func TestTooManyFingerprints(t *testing.T) {
+	t.Parallel()
+	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+		ids := queuetest.Produce(t, q, queuetest.Keyed("first"))
+		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+			s.Rules.Probe().TooManyUniques(testkit.Sized(64<<10, 64<<10, 0))
+			return nil
+		}))
+		for _, key := range []string{"second", "third"} {
+			ids = append(ids, queuetest.Produce(t, q, queuetest.Keyed(key))...)
+		}
+		for i, key := range []string{"first", "second", "third"} {
+			holder, err := q.Produce(t.Context(), queuetest.Keyed(key))
+			require.ErrorIs(t, err, codeq.ErrDuplicate)
+			require.Equal(t, ids[i], holder)
+		}
+		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
+			require.True(t, s.Rules.Probe().Usage().Uniques.TooMany)
+			require.Zero(t, s.Rules.Probe().Usage().Uniques.Prints)
+			return nil
+		}))
+		queuetest.RequireSettled(t, q)
+	})
+}
+
+// TestKeyOfCanceledChild: the key of a task that is canceled with its parent is
+// freed in time, also if another key becomes free in the same group.
+func TestKeyOfCanceledChild(t *testing.T) {
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		parent := p.Store(codeq.Task{Queue: "parents"})
+		early, child := queuetest.Keyed("early"), queuetest.Keyed("child")
+		early.Unique.For, child.Unique.For = time.Minute, time.Hour
+		child.After = []codeq.ID{parent}
+		p.Store(child)
+		require.NoError(t, p.Cancel(context.Background(), p.Store(early)))
+		p.Step()
+		p.Pass(time.Minute - time.Millisecond)
+		require.NoError(t, inspect.Of(p.Queue).Owner(0, func(s *inspect.Owner) error {
+			_, err := s.Rules.Alter(keys.ID(parent), engine.AlterCancel, 0)
+			p.Skew.Add(int64(time.Millisecond)) // for the next group, which cancels the child
+			return err
+		}))
+		p.Check()
+		require.Equal(t, 1, p.Stored(keys.Freed))
+		p.Pass(time.Hour)
+		require.Zero(t, p.Stored(keys.Unique))
+		require.Zero(t, p.Stored(keys.Freed))
+	})
+}
+
+// TestChildIsScheduled: a task whose parents have ended waits for its time, also
+// if the time of another one comes in the same group.
+func TestChildIsScheduled(t *testing.T) {
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
+		start := p.Now()
+		parent := p.Store(codeq.Task{Queue: "parents"})
+		child := p.Store(codeq.Task{Queue: "a", After: []codeq.ID{parent}, RunAt: start.Add(time.Hour)})
+		p.Store(codeq.Task{Queue: "others", RunAt: start.Add(time.Minute)})
+		l := p.Take("parents")
+		p.Step()
+		p.Pass(time.Minute - time.Millisecond)
+		require.NoError(t, inspect.Of(p.Queue).Owner(0, func(s *inspect.Owner) error {
+			p.Skew.Add(int64(time.Millisecond)) // for the next group, which lets the child go on
+			_, err := s.Rules.Complete(engine.Receipt{ID: keys.ID(l.Receipt.ID), Token: l.Receipt.Token}, nil, nil, false)
+			return err
+		}))
+		p.Check()
+		require.Equal(t, codeq.Scheduled, p.StateOf(child))
+		require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, p.Queue, "others"))
+		p.Pass(time.Hour)
+		require.Equal(t, codeq.Ready, p.StateOf(child))
+	})
+}
+
+// readsOf is how many entries the owner of the only shard has read.
+func readsOf(t *testing.T, q *codeq.Queue) (n int) {
+	require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error { n = s.Rules.Probe().Usage().Read; return nil }))
+	return n
+}
+
+// TestUniqueEnds: when a key is free after its task has ended.
+func TestUniqueEnds(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		unique codeq.Unique
+		kept   map[codeq.State]bool // until an hour after the produce
+	}{
+		{"until the end", codeq.Unique{}, nil},
+		{"for an hour", codeq.Unique{For: time.Hour}, map[codeq.State]bool{codeq.Done: true, codeq.Canceled: true, codeq.Dead: true}},
+		{"unless completed", codeq.Unique{For: time.Hour, ReleaseOnComplete: true}, map[codeq.State]bool{codeq.Canceled: true, codeq.Dead: true}},
+		{"unless dead", codeq.Unique{For: time.Hour, ReleaseOnDead: true}, map[codeq.State]bool{codeq.Done: true, codeq.Canceled: true}},
+		{"unless either", codeq.Unique{For: time.Hour, ReleaseOnComplete: true, ReleaseOnDead: true}, map[codeq.State]bool{codeq.Canceled: true}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for state, end := range endings {
+				t.Run(state.String(), func(t *testing.T) {
+					queuetest.ThroughSteps(t, codeq.Options{Shards: 2, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
+						task := queuetest.Keyed("k")
+						task.Unique.For = tc.unique.For
+						task.Unique.ReleaseOnComplete = tc.unique.ReleaseOnComplete
+						task.Unique.ReleaseOnDead = tc.unique.ReleaseOnDead
+						id := p.Store(task)
+						p.Step()
+						p.Pass(20 * time.Minute)
+						end(p, id)
+						p.Step()
+						require.Equal(t, state, p.StateOf(id))
+						if tc.kept[state] {
+							p.Taken(task, id)
+							p.Pass(40*time.Minute - time.Millisecond)
+							p.Step()
+							p.Taken(task, id)
+							p.Pass(time.Millisecond)
+							p.Step()
+						}
+						require.Zero(t, p.Stored(keys.Unique))
+						require.Zero(t, p.Stored(keys.Freed))
+						next := p.Store(task)
+						require.NotEqual(t, id, next)
+						p.Taken(task, next)
+					})
+				})
+			}
+		})
+	}
+}
+
+// TestUniqueOfLivingTask: a task that has not ended keeps its key, however long
+// For is over: when it is ready, blocked, leased, and between two attempts.
+func TestUniqueOfLivingTask(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, LeaseFor: time.Minute, MaxAttempts: 3}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		task := queuetest.Keyed("k")
+		task.Unique.For = time.Second
+		id := p.Store(task)
+		holds := func(state codeq.State) {
+			t.Helper()
+			p.Step()
+			p.Pass(2 * time.Second)
+			require.Equal(t, state, p.StateOf(id))
+			p.Taken(task, id)
+		}
+		holds(codeq.Ready)
+		l := p.Take("a")
+		holds(codeq.Leased)
+		require.NoError(t, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Hour}))
+		holds(codeq.Scheduled)
+		p.Pass(time.Hour)
+		holds(codeq.Ready)
+		p.Take("a")
+		p.Pass(time.Minute) // the lease expires
+		holds(codeq.Ready)
+		l = p.Take("a")
+		require.Equal(t, 3, l.Attempt)
+		require.NoError(t, p.Release(ctx, l.Receipt, time.Minute))
+		holds(codeq.Scheduled)
+		p.Pass(time.Minute)
+		require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, codeq.RetryOptions{})) // the last attempt
+		p.Step()
+		require.Equal(t, codeq.Dead, p.StateOf(id))
+		require.NotEqual(t, id, p.Store(task))
+	})
+}
+
+// TestReleaseKeyOfScope: ReleaseKey finds the key by the fields that Produce does.
+func TestReleaseKeyOfScope(t *testing.T) {
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 4}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		task := codeq.Task{Queue: "a", Tenant: "t", Group: "g", LimitKey: "l", Unique: codeq.Unique{Key: "k"}}
+		id := p.Store(task)
+		p.Step()
+		for _, other := range []codeq.UniqueKey{
+			{Queue: "b", Tenant: "t", Group: "g", LimitKey: "l", Key: "k"},
+			{Queue: "a", Group: "g", LimitKey: "l", Key: "k"},
+			{Queue: "a", Tenant: "t", LimitKey: "l", Key: "k"},
+			{Queue: "a", Tenant: "t", Group: "g", Key: "k"},
+			{Queue: "a", Tenant: "t", Group: "g", LimitKey: "l", Key: "K"},
+		} {
+			require.ErrorIs(t, p.ReleaseKey(ctx, other), codeq.ErrNotFound)
+		}
+		p.Taken(task, id)
+		require.NoError(t, p.ReleaseKey(ctx, codeq.UniqueKey{
+			Queue: "a", Tenant: "t", Group: "g", LimitKey: "l", Key: "k",
+		}))
+		require.NotEqual(t, id, p.Store(task))
+	})
+}
+
+// TestReleaseKey: a key that is released goes to the next task, whatever has
+// become of the first one, whose end does not touch the key any more.
+func TestReleaseKey(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, tc := range []struct {
+		name  string
+		reach func(p *queuetest.Process, id codeq.ID)
+		ended bool
+		taken time.Duration
+	}{
+		{"waiting", func(*queuetest.Process, codeq.ID) {}, false, 0},
+		{"waiting, for an hour", func(*queuetest.Process, codeq.ID) {}, false, time.Hour},
+		{"leased", func(p *queuetest.Process, _ codeq.ID) { p.Take("a") }, false, 0},
+		{"leased, for an hour", func(p *queuetest.Process, _ codeq.ID) { p.Take("a") }, false, time.Hour},
+		{"done, for an hour", endings[codeq.Done], true, time.Hour},
+		{"dead, for an hour", endings[codeq.Dead], true, time.Hour},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			queuetest.ThroughSteps(t, codeq.Options{Shards: 2, LeaseFor: time.Hour, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
+				task := queuetest.Keyed("k")
+				task.Unique.For = tc.taken
+				first := p.Store(task)
+				tc.reach(p, first)
+				p.Step()
+				p.Taken(task, first)
+				require.NoError(t, p.ReleaseKey(ctx, codeq.UniqueKey{Queue: "a", Key: "k"}))
+				p.Step()
+				require.ErrorIs(t, p.ReleaseKey(ctx, keyFor(task)), codeq.ErrNotFound)
+				p.Pass(10 * time.Minute)
+				second := p.Store(task)
+				require.NotEqual(t, first, second)
+				if !tc.ended {
+					require.NoError(t, p.Cancel(ctx, first))
+				}
+				p.Step()
+				p.Taken(task, second)
+				require.NoError(t, p.Cancel(ctx, second))
+				if tc.taken > 0 {
+					p.Pass(tc.taken - time.Millisecond) // of the second, not of the first
+					p.Taken(task, second)
+					p.Pass(time.Millisecond)
+				}
+				p.Step()
+				require.ErrorIs(t, p.ReleaseKey(ctx, keyFor(task)), codeq.ErrNotFound)
+				require.Zero(t, p.Stored(keys.Unique))
+				require.Zero(t, p.Stored(keys.Freed))
+			})
+		})
+	}
+}
+
+// TestReleaseKeyAtOnce: a key is released in the group that produces its task, or completes it, and
+// the end of the task does not touch it afterwards.
+func TestReleaseKeyAtOnce(t *testing.T) {
+	for _, taken := range []time.Duration{0, time.Hour} {
+		queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
+			ctx := t.Context()
+			task := queuetest.Keyed("k")
+			task.Unique.For = taken
+			together := func(calls ...func() error) {
+				t.Helper()
+				goOn, errs := queuetest.Hold(q, 0), make([]error, len(calls))
+				synctest.Wait()
+				for i, call := range calls {
+					go func() { errs[i] = call() }()
+					synctest.Wait()
+				}
+				goOn()
+				synctest.Wait()
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+			}
+			release := func() error { return q.ReleaseKey(ctx, keyFor(task)) }
+			var first codeq.ID
+			together(func() (err error) { first, err = q.Produce(ctx, task); return err }, release)
+			require.NoError(t, queuetest.CheckAll(q))
+			second := queuetest.Produce(t, q, task)[0]
+			l := queuetest.ClaimNow(t, q, "a")
+			require.Equal(t, first, l.ID)
+			queuetest.Complete(t, q, l)
+			_, err := q.Produce(ctx, task)
+			require.Equal(t, second, queuetest.Duplicates(t, err)[0])
+
+			l = queuetest.ClaimNow(t, q, "a")
+			require.Equal(t, second, l.ID)
+			if taken == 0 {
+				together(release, func() error { return q.Complete(ctx, l.Receipt, nil) })
+			} else {
+				together(func() error { return q.Complete(ctx, l.Receipt, nil) }, release)
+			}
+			queuetest.Produce(t, q, task)
+			require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, q, "a"))
+		})
+	}
+}
+
+// TestManyKeysBecomeFree: more at the same time than one group frees.
+func TestManyKeysBecomeFree(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		n := engine.UpkeepBudget.Records + 10 // each is read, and its time and hash are deleted
+		var batch []codeq.Task
+		for i := range n {
+			batch = append(batch, queuetest.Keyed(strconv.Itoa(i)))
+			batch[i].Unique.For = time.Minute + time.Duration(i%3)*time.Millisecond
+		}
+		ids, err := p.ProduceBatch(context.Background(), batch)
+		require.NoError(t, err)
+		for _, id := range ids {
+			require.NoError(t, p.Cancel(context.Background(), id))
+		}
+		p.Step()
+		require.Equal(t, n, p.Stored(keys.Unique))
+		p.Pass(time.Minute + 2*time.Millisecond)
+		require.Zero(t, p.Stored(keys.Unique))
+		require.Zero(t, p.Stored(keys.Freed))
+	})
+}
+
+// TestManyKeys: more keys than memory holds.
+func TestManyKeys(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		most := engine.MostUniques()
+		p := &queuetest.Process{T: t, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: crashfs.New()}
+		p.Open()
+		defer func() { require.NoError(t, p.Close()) }()
+		ctx := context.Background()
+		const size = 1 << 14
+		n := most + 3000
+		batchFrom := func(from int) (batch []codeq.Task) {
+			for i := from; i < min(from+size, n); i++ {
+				batch = append(batch, queuetest.Keyed(strconv.Itoa(i)))
+			}
+			return batch
+		}
+		ids := make([]codeq.ID, 0, n)
+		for len(ids) < n {
+			more, err := p.ProduceBatch(ctx, batchFrom(len(ids)))
+			require.NoError(t, err)
+			ids = append(ids, more...)
+		}
+		requireTaken := func() {
+			t.Helper()
+			require.NoError(t, queuetest.CheckMemory(p.Queue))
+			for _, i := range []int{0, 1, n / 2, most - 1, most, n - 1} {
+				p.Taken(queuetest.Keyed(strconv.Itoa(i)), ids[i])
+			}
+			last, err := p.ProduceBatch(ctx, batchFrom(n/size*size))
+			require.Len(t, queuetest.Duplicates(t, err), n%size)
+			require.Equal(t, ids[n/size*size:], last)
+			require.NoError(t, queuetest.CheckMemory(p.Queue))
+		}
+		requireTaken()
+		require.NoError(t, p.Close())
+		p.Open()
+		requireTaken()
+		for _, i := range []int{2, n - 2} { // one that is held since Open, perhaps, and one that is not
+			require.NoError(t, p.Cancel(ctx, ids[i]))
+			fresh := p.Store(queuetest.Keyed(strconv.Itoa(i)))
+			require.NotEqual(t, ids[i], fresh)
+			p.Taken(queuetest.Keyed(strconv.Itoa(i)), fresh)
+		}
+	})
+}
+
+// TestUniqueClock: a clock that is set back keeps a key taken neither longer nor shorter, one that
+// is set forward frees it early; never while its task lives.
+func TestUniqueClock(t *testing.T) {
+	t.Parallel()
+	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
+		ctx := context.Background()
+		task := queuetest.Keyed("k")
+		task.Unique.For = 10 * time.Minute
+		id := p.Store(task)
+		p.Step()
+		p.SetClock(time.Hour)
+		p.Taken(task, id) // the task has not ended
+		p.SetClock(-time.Hour)
+		p.Step()
+		p.Taken(task, id)
+		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
+		p.Step()
+		require.Zero(t, p.Stored(keys.Unique), "its time had come once")
+
+		id = p.Store(task) // while the clock in the IDs, which does not go back, is ahead
+
+		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
+		p.Step()
+		p.Taken(task, id)
+		p.SetClock(-time.Hour)
+		p.Step()
+		p.Pass(10*time.Minute - time.Millisecond)
+		p.Taken(task, id)
+		p.Pass(time.Minute) // by then it has looked at the clock
+		require.Zero(t, p.Stored(keys.Unique))
+
+		id = p.Store(task)
+		require.NoError(t, p.Cancel(ctx, id))
+		p.Taken(task, id)
+		p.SetClock(4 * time.Hour)
+		next := p.Store(task) // at once, also before it is cleared away
+		require.NotEqual(t, id, next)
+		p.Step()
+		p.Pass(2 * time.Minute)
+		p.Taken(task, next)
+		require.Equal(t, 1, p.Stored(keys.Freed), "that of the second")
+
+		require.NoError(t, p.Cancel(ctx, next))
+		p.Taken(task, next)
+		p.SetClock(4 * time.Hour)
+		p.Pass(time.Minute)
+		require.Zero(t, p.Stored(keys.Unique))
+		require.Zero(t, p.Stored(keys.Freed))
+	})
+}
