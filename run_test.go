@@ -245,7 +245,7 @@ func TestPanic(t *testing.T) {
 				require.Equal(t, value, p.Value)
 				require.Contains(t, string(p.Stack), "panicOfTest")
 			}
-			require.Contains(t, string(p.Stack), "run_api_test.go")
+			require.Contains(t, string(p.Stack), "run_test.go")
 		}
 		require.ErrorIs(t, reports[1], io.ErrUnexpectedEOF)
 		var fault runtime.Error
