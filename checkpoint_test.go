@@ -24,6 +24,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/platform"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -383,6 +384,7 @@ func TestCheckpointErrors(t *testing.T) {
 // queue is as ever, and the copy is complete, or refused by Open and by the next
 // Checkpoint, or has not been begun.
 func TestCheckpointPowerLoss(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	rng := testkit.Seeded(t)
 	disk := crashfs.New()

@@ -16,6 +16,7 @@ import (
 	"codeq"
 	"codeq/internal/dispatch"
 	"codeq/internal/inspect"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -324,6 +325,7 @@ func TestServedClaimsOfListsLeaveNothing(t *testing.T) {
 // TestServedClaimsReleasePayloads: what a claim was given does not stay with the queues
 // for which it waited in vain.
 func TestServedClaimsReleasePayloads(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	const claims, size = 50, 1 << 20
 	heap := func() uint64 {
 		var m runtime.MemStats

@@ -19,6 +19,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -502,6 +503,7 @@ func TestPausedQueueBesideTenants(t *testing.T) {
 // TestTenantsAreNotStarved: behind the deepest backlog of one tenant, the only
 // tasks of a hundred others are among the next three hundred claims.
 func TestTenantsAreNotStarved(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	backlog := testkit.Sized(100_000, 300_000, 1_000_000)
 	const others, claims = 100, 300

@@ -17,6 +17,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/dispatch"
 	"codeq/internal/inspect"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -173,6 +174,7 @@ func TestClaimBatch(t *testing.T) {
 // TestWindowOverflow: with room for two tasks in memory, ten thousand over
 // several lanes are all found again, in order.
 func TestWindowOverflow(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 2, WindowBytes: 4 << 10}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()

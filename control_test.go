@@ -19,6 +19,7 @@ import (
 	"codeq"
 	"codeq/internal/container/recent"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -309,6 +310,7 @@ func TestCancelRace(t *testing.T) {
 // TestSetPriorityOrder: ready tasks are claimed by priority, and those of one
 // by age, however often they were moved, also those that are not in memory.
 func TestSetPriorityOrder(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, p *queuetest.Process) {
 		ctx := context.Background()
@@ -501,6 +503,7 @@ var busyStates = []inState{
 
 // TestCancel: in every state but those of the end, and what is left of the task.
 func TestCancel(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	ctx := context.Background()
 	for _, from := range append(slices.Clone(waitingStates), busyStates...) {
@@ -580,6 +583,7 @@ func TestChangesAreRefused(t *testing.T) {
 // TestSetPriority: of a task that waits, whatever for: it goes on waiting, and
 // has the new priority when it is ready.
 func TestSetPriority(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	ctx := context.Background()
 	for _, in := range waitingStates {
@@ -612,6 +616,7 @@ func keyedAs(p *queuetest.Process, id codeq.ID) codeq.Task {
 // TestSetRunAt: a task that waits becomes ready at the new time, and not before
 // what else holds it back.
 func TestSetRunAt(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	ctx := context.Background()
 	for _, in := range waitingStates {

@@ -19,6 +19,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
+	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -350,6 +351,7 @@ func TestRedriveNotDead(t *testing.T) {
 // TestDeadLettersFilter: RedriveAllDead and PurgeDead are about what they are asked
 // for, and nothing else.
 func TestDeadLettersFilter(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, b := range bulks {
 		t.Run(b.name, func(t *testing.T) {
@@ -445,6 +447,7 @@ func TestDeadLettersRate(t *testing.T) {
 // TestDeadLettersDieAgain: tasks that die again meanwhile are not redriven twice,
 // also if they then lie behind those that are still to come.
 func TestDeadLettersDieAgain(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
 		const n = listing.PageTasks + 44
@@ -554,6 +557,7 @@ func TestDeadLettersRefused(t *testing.T) {
 
 // TestDeadLettersOfManyGroups: more than one operation, and one commit, is about.
 func TestDeadLettersOfManyGroups(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for name, verb := range map[string]func(*codeq.Queue, context.Context, codeq.DeadFilter) (int, error){
 		"RedriveAllDead": (*codeq.Queue).RedriveAllDead, "PurgeDead": (*codeq.Queue).PurgeDead,

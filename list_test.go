@@ -14,6 +14,7 @@ import (
 
 	"codeq"
 	"codeq/internal/listing"
+	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -250,6 +251,7 @@ func TestGetInEveryState(t *testing.T) {
 // TestListPages: lists that are longer than a page, in every shard, are whole
 // and in order, whatever part of them a filter leaves.
 func TestListPages(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	const n = 2*listing.PageTasks + 50 // in each shard
 	for _, shards := range []int{1, 3} {

@@ -32,6 +32,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/simtest"
 	"codeq/internal/store"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -369,6 +370,7 @@ func finishGolden(t *testing.T, disk *crashfs.Disk) {
 // format is raised, with -corrupt.for at each: the next Open does what is left of it, and no task
 // is lost.
 func TestRaiseInterrupted(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	rng := testkit.Seeded(t)
 	for _, how := range []string{"closed", "killed"} {

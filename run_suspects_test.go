@@ -20,6 +20,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/offline"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -410,6 +411,7 @@ func (m *suspectMix) meddle(q *codeq.Queue) {
 // rule says, tasks that kill their process are dead after MaxAttempts and some starts more, and no
 // other task is.
 func TestSuspectsMix(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	seed, kills, most := testkit.Seed(), 0, 0
 	for n := range uint64(testkit.Sized(15, 100, 2000)) {

@@ -21,6 +21,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/store"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -77,6 +78,7 @@ func TestScheduleEvery(t *testing.T) {
 // TestScheduleOverRestarts: closing and opening again, at any moment and for
 // any time, neither loses nor repeats a tick.
 func TestScheduleOverRestarts(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
 		start := time.Now()

@@ -18,6 +18,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/store"
+	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -251,6 +252,7 @@ func TestLanesKeepTheirOrderUnderOtherNumbers(t *testing.T) {
 // also if their tasks end before that, wakeups are on disk only, and load finds a lane of theirs
 // under two numbers; then they leave memory.
 func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const children = 10_000
@@ -316,6 +318,7 @@ func TestQueuesWithWakeupsAreForgotten(t *testing.T) {
 // TestStatsInParts: the counts of many queues are copied in parts; while queues come and go,
 // nobody is counted twice, and those that stay are exact.
 func TestStatsInParts(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := *inspect.With(&codeq.Options{Shards: 2}, inspect.Private{FS: crashfs.New(), IdleLanes: 1, SweepLanes: 16})
@@ -440,6 +443,7 @@ func lanesOf(ids []codeq.ID) (lanes []uint32) {
 // TestOpensLeaveNothing: a program that opens a queue, works with it for a moment, and closes it or
 // is killed, leaves no more after hundreds of times than after some: in lanes, queues and tables.
 func TestOpensLeaveNothing(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, c := range []struct {
 		shards int

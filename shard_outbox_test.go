@@ -20,6 +20,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -95,6 +96,7 @@ func TestFollowUpWithParents(t *testing.T) {
 // three shards. From whatever is on the disk then the flow goes on to its end,
 // and no task of it exists twice.
 func TestFlowSurvivesPowerLoss(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	ctx := context.Background()
 	disk := crashfs.New()

@@ -17,6 +17,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -210,6 +211,7 @@ func TestStorageStatsWhileClosing(t *testing.T) {
 // TestCacheBytes: readers have as much of the block cache as Options says, whatever memtables
 // occupy, and find there what they have read before.
 func TestCacheBytes(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	const cache, memTable, shards = 8 << 20, 2 << 20, 2
 	q, err := codeq.Open(t.TempDir(), &codeq.Options{Shards: shards, CacheBytes: cache, MemTableBytes: memTable})

@@ -20,6 +20,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -492,6 +493,7 @@ func TestGroupCrash(t *testing.T) {
 // TestGroupsBeyondMemory: with more groups than memory holds, whose turn it is
 // is read from disk.
 func TestGroupsBeyondMemory(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		opts := *inspect.With(&codeq.Options{WindowTasks: 1 << 17}, inspect.Private{FS: crashfs.New()})
@@ -771,6 +773,7 @@ func holdGroups(s *codeq.Settings) { s.HoldGroups = true }
 // TestGroupHeld: with HoldGroups, a group waits for its dead letter however the task has
 // died, and goes on in its order whatever then becomes of the dead letter.
 func TestGroupHeld(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	ctx := context.Background()
 	deaths := map[string]func(p *queuetest.Process, l *codeq.Lease){

@@ -13,6 +13,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -257,6 +258,7 @@ func TestExpiryCostsLittle(t *testing.T) {
 // TestManyBucketsExpire: what is forgotten at one moment is, in groups of bounded size,
 // and each bucket at its time.
 func TestManyBucketsExpire(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	opts := codeq.Options{Shards: 1, Retention: time.Minute}
 	queuetest.Bubble(t, opts, func(t *testing.T, q *codeq.Queue) {

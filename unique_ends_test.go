@@ -14,6 +14,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -175,6 +176,7 @@ func readsOf(t *testing.T, q *codeq.Queue) (n int) {
 
 // TestUniqueEnds: when a key is free after its task has ended.
 func TestUniqueEnds(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, tc := range []struct {
 		name   string
@@ -406,6 +408,7 @@ func TestManyKeysBecomeFree(t *testing.T) {
 
 // TestManyKeys: more keys than memory holds.
 func TestManyKeys(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		most := engine.MostUniques()

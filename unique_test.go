@@ -21,6 +21,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/record"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -291,6 +292,7 @@ func TestDuplicateError(t *testing.T) {
 // TestUniquePowerLoss: whatever a power loss leaves of producers, workers and
 // cancels that contend for some keys, each task that has not ended has its key.
 func TestUniquePowerLoss(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()

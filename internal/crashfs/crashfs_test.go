@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 	"pgregory.net/rapid"
+
+	"codeq/internal/testbase"
 )
 
 // files is what a file system holds: the contents of its files, and "directory", by path.
@@ -209,6 +211,7 @@ func TestModel(t *testing.T) {
 // not come, and a block before one that was written may be missing; the seed says which, and says
 // the same again.
 func TestPowerLoss(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	disk := New()
 	write := func(name, content string, bytes int, sync bool) {
 		f, err := disk.OpenReadWrite(name, "")

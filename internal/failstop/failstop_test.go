@@ -20,6 +20,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/integrity"
+	"codeq/internal/testbase"
 )
 
 var errBroken = errors.New("the disk is broken")
@@ -263,6 +264,7 @@ func TestOpenNeedsTables(t *testing.T) {
 
 // TestCorruption: a damaged table makes the store fail, and does not end the process.
 func TestCorruption(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	disk := crashfs.New()
 	l := New(slog.New(slog.DiscardHandler), "store")
 	db := open(t, l, disk)

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/testbase"
 )
 
 func TestMain(m *testing.M) {
@@ -627,6 +628,7 @@ func prefix(db *pebble.DB) (n int, err error) {
 // TestPowerLoss goes through several power losses; an image of one is the disk on which the next
 // one happens.
 func TestPowerLoss(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			c := newCrasher(seed, logsAtClose, pebble.FormatColumnarBlocks)

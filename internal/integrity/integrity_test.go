@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/testbase"
 )
 
 // content is the files of a store by name.
@@ -92,6 +93,7 @@ func (quiet) Fatalf(format string, args ...any) {
 }
 
 func TestSeal(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	_, c := store(t, 20, 30)
 	fs := c.with(t, "", nil)
 	sealed, err := Check(fs, "db")
@@ -219,6 +221,7 @@ func recordsOf(b []byte) (bytes int) {
 
 // TestTornManifest: a MANIFEST torn by a crash is not damaged.
 func TestTornManifest(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	rng := rand.New(rand.NewPCG(3, 4))
 	c, _ := store(t, 40, 5000)
 	for name, b := range c {

@@ -27,6 +27,7 @@ import (
 
 	"codeq"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
@@ -542,6 +543,7 @@ func (p *clusterProcess) kill() {
 // the shards of a node that was killed are served again in time. Some are not killed but paused,
 // and go on later.
 func TestClusterKill(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	parallel := func(t *testing.T) {
 		if *clusterFor == 0 { // whoever measures wants one cluster at a time
 			t.Parallel()

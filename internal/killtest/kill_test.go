@@ -18,6 +18,7 @@ import (
 	"codeq"
 	"codeq/internal/guard"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
@@ -256,6 +257,7 @@ func crashRounds() int { return testkit.Sized(5, 20, 30) }
 // TestKillLosesNothing: at the levels process and disk, whatever was
 // acknowledged before a kill -9 is there afterwards.
 func TestKillLosesNothing(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		t.Run(level.String(), func(t *testing.T) {
@@ -294,6 +296,7 @@ func TestKillLosesNothing(t *testing.T) {
 // was acknowledged and nothing else: of each producer's tasks in a shard, a
 // prefix is left.
 func TestKillWithoutDurability(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	random := testkit.Seeded(t)
 	lost := 0

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
@@ -225,6 +226,7 @@ func TestTablesAreOfOneGroup(t *testing.T) {
 // TestRestartsLeaveFewTables: a node that is opened and closed often, or killed, has few tables of
 // its log, which stays as it was.
 func TestRestartsLeaveFewTables(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	disk := crashfs.New()
 	const opens, each = 200, 4

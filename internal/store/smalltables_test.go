@@ -10,6 +10,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 )
 
 // tablesOf returns the tables of a store by number, with their sizes.
@@ -33,6 +34,7 @@ const manyTables = 48
 // killed, it has few tables: ranges that grow at their end, or that are written to anywhere, and
 // those whose keys are overwritten or deleted. All keys stay.
 func TestOpensLeaveFewTables(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, level := range []Durability{Process, Disk, None, Replicated} {
 		t.Run(fmt.Sprint("durability ", level), func(t *testing.T) {

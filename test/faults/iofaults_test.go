@@ -26,6 +26,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -395,6 +396,7 @@ const ioFaultsEnv = "CODEQ_IO_FAULTS"
 //
 // The faults are in a child process, which says before each case what it is.
 func TestIOFaults(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	if os.Getenv(ioFaultsEnv) != "" {
 		ioFaultsChild(t)

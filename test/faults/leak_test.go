@@ -22,6 +22,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/raftlog"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
@@ -184,6 +185,7 @@ func (l *countedLock) Close() error {
 // TestNothingLeftOfOpen: an Open that fails, whichever operation on a file it is that
 // fails, leaves nothing behind but what the next Open goes on with.
 func TestNothingLeftOfOpen(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	for name, makeOptions := range map[string]func(vfs.FS) *codeq.Options{
 		"alone": func(fs vfs.FS) *codeq.Options {
 			return inspect.With(&codeq.Options{Shards: 1}, inspect.Private{FS: fs})

@@ -18,6 +18,7 @@ import (
 
 	"codeq"
 	"codeq/internal/crashfs"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -426,6 +427,7 @@ func (p *powerLoad) inherit(f found) {
 // DurabilityDisk that is everything acknowledged, and with DurabilityProcess
 // as well if the operating system lives on.
 func TestPowerLoss(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, level := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone} {
 		t.Run(level.String(), func(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/platform"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -28,6 +29,7 @@ import (
 // whatever the way in which it ended, also if it is killed or closed before, and opened again; what
 // is alive stays.
 func TestSpaceComesBack(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	tasks := testkit.Sized(320, 320, 1024) // 5 MiB
 	plain := func(int) codeq.Task { return codeq.Task{Queue: "a"} }
 	ctx := context.Background()
@@ -140,6 +142,7 @@ func TestSpaceComesBack(t *testing.T) {
 // TestDeadTablesAreNotRead: what is drained from a deep lane is dropped while it is drained, and
 // not read again by compactions.
 func TestDeadTablesAreNotRead(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes 400 MiB of memory")
@@ -171,6 +174,7 @@ func TestDeadTablesAreNotRead(t *testing.T) {
 // TestLivingIsNotWrittenAgain: small tasks that come and go among large ones that stay do not have
 // those written again and again.
 func TestLivingIsNotWrittenAgain(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	const lanes, stay, come = 64, 16, 4
 	const live = lanes * stay * queuetest.ReclaimPayload
@@ -241,6 +245,7 @@ func TestSmallDeletionsCompactNothing(t *testing.T) {
 // TestLargeAmongSmallGo: large tasks that have gone are given back though many small ones around
 // them stay, or go with them.
 func TestLargeAmongSmallGo(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for name, alsoSmall := range map[string]bool{"large": false, "and a hundred times as many small": true} {
 		t.Run(name, func(t *testing.T) {
@@ -387,6 +392,7 @@ func TestTrimIsNoMisuse(t *testing.T) {
 // TestFullDiskIsReclaimed: a queue that has filled its disk, and is drained, takes tasks again
 // within seconds, whatever the way in which the disk is too small, and that in which the tasks go.
 func TestFullDiskIsReclaimed(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	ctx := context.Background()
 	complete := func(t *testing.T, q *codeq.Queue, _ []codeq.ID) { queuetest.Drain(t, q, "a", queuetest.Completing(q)) }
 	really := func(err error) func(*codeq.Options, *testkit.SmallDisk) {
@@ -512,6 +518,7 @@ func TestTightDiskIsReclaimedAtOnce(t *testing.T) {
 
 // TestCloseDuringReclaim: Close ends what the reclaimer does.
 func TestCloseDuringReclaim(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for i := range 30 {
 		synctest.Test(t, func(t *testing.T) {

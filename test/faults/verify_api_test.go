@@ -31,6 +31,7 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/simtest"
 	"codeq/internal/store"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -142,6 +143,7 @@ func removeKey(t *testing.T, db *pebble.DB, suits func(keys.UniqueValue) bool) {
 // be worked on, though the repair could not give back all that was stored, or shards go on with
 // each other from what it has written. TestRebuild (internal/fsck) has each kind of damage.
 func TestRepair(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	disk, tasks := queuetest.VariedDisk(t)
 	for _, c := range []struct {
@@ -270,6 +272,7 @@ func finishAll(t *testing.T, disk *crashfs.Disk) {
 // TestRepairAroundBlocks damages blocks of a table, and then a bit of its log, too:
 // a repair gives back each task whose record can be read.
 func TestRepairAroundBlocks(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	disk, _ := queuetest.VariedDisk(t)
 	opts := &pebble.Options{FS: disk, FormatMajorVersion: store.Format}
@@ -345,6 +348,7 @@ func TestRepairAroundBlocks(t *testing.T) {
 // TestRepairInterrupted cuts the power at operations on files of a repair, with -corrupt.for
 // at each: the queue is what it was, or is repaired.
 func TestRepairInterrupted(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	disk, tasks := queuetest.VariedDisk(t)
 	simtest.AlterStore(t, disk, func(db *pebble.DB) {
@@ -392,6 +396,7 @@ func TestRepairInterrupted(t *testing.T) {
 // it with ErrCorrupt or has what it had; and Repair succeeds where Verify says so, with a queue
 // that does not contradict itself.
 func TestRepairOfMissingFiles(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	disk := crashfs.New()
 	q := queuetest.VariedQueue(t, disk)

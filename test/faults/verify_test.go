@@ -13,6 +13,7 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/simtest"
+	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -20,6 +21,7 @@ import (
 // TestRepairOfFiles flips bits in the files of a queue and repairs it: then all is as it
 // was.
 func TestRepairOfFiles(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	disk, tasks := queuetest.VariedDisk(t)
 	c := newCorruptible(t, disk)

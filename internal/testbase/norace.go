@@ -1,0 +1,5 @@
+//go:build !race
+
+package testbase
+
+const underRace = false
