@@ -1,14 +1,20 @@
 package codeq
 
 import (
-	"context"
+	"cmp"
+	"errors"
+	"fmt"
 	"runtime"
+	"slices"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
 	"codeq/internal/base"
+	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/entries"
+	"codeq/internal/keys"
 	"codeq/internal/owner"
 )
 
@@ -19,92 +25,32 @@ import (
 //	persist    the group is committed once
 //	release    the callers of the group are woken
 //
-// Persist is one call and not a stage of its own goroutine: while a group
-// persists the next one gathers in the inbox, and whatever resolve reads from
-// disk is the whole history, with nothing of it still under way. A second
-// group in flight would need resolve to know which of its reads are behind.
-
-// operation is one unit of work of a shard.
-type operation interface {
-	// resolve decides the operation against the shard's memory and adds its
-	// keys to the group. It calls shard.settleAfterCommit once it is decided, now or,
-	// for a claim that waits, in a later group.
-	resolve(s *shard)
-	// verb is what else there is to know of the operation.
-	verb() *verb
-	// settle wakes the caller. A nil err means that the group persisted, and
-	// the caller gets what resolve decided.
-	settle(err error)
-}
-
-// sharedOp is an operation that may wait in several shards, one of which answers it: a claim.
-type sharedOp interface {
-	operation
-	// noRoom lets it go on in another shard, as this one has no room for what it writes.
-	noRoom(s *shard)
-	// refuse is called in place of settle if this shard will not resolve it. It gives up the
-	// shard's reference.
-	refuse(reason error)
-	// Take makes the caller's answer that of this shard; false: the answer is another one's.
-	Take() bool
-}
-
-// refuse settles an operation that will not be resolved.
-func refuse(op operation, reason error) {
-	if shared, ok := op.(sharedOp); ok {
-		shared.refuse(reason)
-		return
-	}
-	op.settle(reason)
-}
-
-// completion is the part of an operation that its caller waits on.
-type completion struct {
-	done chan error // capacity 1: a caller that has gone does not block the owner
-	err  error      // decided by resolve
-	kind callKind   // which of verbs it is
-	// format is one that all nodes of the shard know: encode writes nothing that is newer.
-	format int
-	// reply is called in place of sending to done, if the caller is elsewhere. It must not block.
-	reply func(error)
-}
-
-func newCompletion(kind callKind) completion {
-	return completion{done: make(chan error, 1), kind: kind}
-}
-
-func (c *completion) base() *completion { return c }
-func (c *completion) verb() *verb       { return &verbs[c.kind] }
-
-func (c *completion) settle(err error) {
-	if err == nil {
-		err = c.err
-	}
-	if c.reply != nil {
-		c.reply(err)
-		return
-	}
-	select {
-	case c.done <- err:
-	default: // it has an answer: its owner has panicked meanwhile
-	}
-}
-
-// wait returns the outcome. If it is not settled, the operation is under way, and the shard's.
-func (c *completion) wait(ctx context.Context, limit *base.Limit) (settled bool, err error) {
-	return base.Await(ctx, limit, c.done)
-}
-
-// comesOnLease reports whether the time at which an operation came decides whether its lease is in
-// force.
-func comesOnLease(op operation) bool { return op.verb().is(onLease) }
+// Persist is one call and not a stage of its own goroutine: while a group persists the next one
+// gathers in the inbox, and whatever resolve reads from disk is the whole history, with nothing of
+// it still under way. A second group in flight would need resolve to know which of its reads are
+// behind.
+//
+// The owner carries out the effects that the rules have collected: between two operations those
+// that later operations of the group depend on (follow), before the commit those that concern what
+// is on disk already (sendAll), and after it what others are told (release).
 
 // committer makes a batch durable. After an error it is unknown whether the batch was applied.
 type committer interface {
 	Commit(*pebble.Batch) error
-	// Confirm makes sure that what a group without a key has read is still so.
-	// After an error, nothing was applied.
+	// Confirm makes sure that the reads of a group without a key still hold.
 	Confirm() error
+}
+
+// undecided is the operations that a shard's owner has taken and not decided yet.
+type undecided struct {
+	taken    []operation // swapped with the inbox
+	cursor   int         // of taken: what is before has been resolved
+	deferred []operation // to be resolved again once disk, or memory, has what they ask for
+	again    []operation // memory for the next deferred
+	retrying []operation // those of deferred that are about to be decided; nil: none
+	deciding operation   // nil: none
+	large    owner.Line[operation]
+	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
 }
 
 // callers is whose operations a group has decided.
@@ -142,29 +88,207 @@ func (c *callers) wakeAll(err error) {
 	c.settled, c.waking = c.settled[:0], nil
 }
 
-// release wakes the callers and empties the group.
-func (s *shard) release(err error) {
-	if err == nil {
-		s.tellAll() // first: who is woken finds the event of what it did
-		if s.opts.teller != nil && !s.Group.Batch.Empty() {
-			s.observe()
-		}
-	}
-	s.Effects.Clear()
-	s.callers.wakeAll(err)
-	s.Group.Clear()
+// waiters is the calls that wait for something to happen in a shard.
+type waiters struct {
+	awaits entries.Waiting[*awaitOp] // for the end of a task
+	idlers []*idleOp                 // for queues to become idle
+	takers entries.Lines[*takenOp]   // until another shard has taken messages
 }
 
-// undecided is the operations that a shard's owner has taken and not decided yet.
-type undecided struct {
-	taken    []operation // swapped with the inbox
-	cursor   int         // of taken: what is before has been resolved
-	deferred []operation // to be resolved again once disk, or memory, has what they ask for
-	again    []operation // memory for the next deferred
-	retrying []operation // those of deferred that are about to be decided; nil: none
-	deciding operation   // nil: none
-	large    owner.Line[operation]
-	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
+// waiting yields the calls.
+func (w *waiters) waiting(yield func(operation) bool) {
+	for _, op := range w.idlers {
+		if !yield(op) {
+			return
+		}
+	}
+	for op := range w.awaits.All {
+		if !yield(op) {
+			return
+		}
+	}
+	for op := range w.takers.All {
+		if !yield(op) {
+			return
+		}
+	}
+}
+
+// resolve decides the next group. Whatever reads ranges of the store comes
+// first: before the first key of the group, disk is the whole truth.
+func (s *shard) resolve() {
+	s.look()
+	s.note()
+	s.upkeep.Begin(s.upkeepMark())
+	s.BeginGroup()
+	if s.Refill() {
+		s.showAll()
+		s.endUpkeep(UpkeepRefill)
+	}
+	s.keepUpAll()
+	s.follow()
+	s.decideAll()
+	s.endUpkeep(UpkeepOperations)
+	if s.claims.FeedAll(); s.claims.MayServe() && s.HasRoom(engine.RoomLow) {
+		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
+		s.claims.Serve()
+		s.collectServed()
+		s.endUpkeep(UpkeepServe)
+	}
+	s.sendAll()
+	s.answerAll()
+}
+
+// note sets what the rules are to know of the next group.
+func (s *shard) note() {
+	s.Reap = s.reapable()
+	s.Wanted = s.Interested
+	if s.node == nil {
+		s.Wanted = s.hub.Wanted() | engine.WantCancels
+	}
+	if s.opts.teller != nil {
+		s.Wanted |= engine.WantCounts
+	}
+	if !s.awaits.IsEmpty() {
+		s.Wanted |= engine.WantOutcomes
+	}
+}
+
+// keepUpAll does all upkeep that is due.
+func (s *shard) keepUpAll() {
+	own := s.ownUpkeepsDue()
+	for _, done := range s.KeepUp(s.upkeep.At, own) {
+		s.upkeep.End(uint8(upkeepKindOf[done.UpkeepKind]), owner.UpkeepMark{At: done.At, Records: done.Records, Bytes: done.Bytes})
+	}
+	for i := range ownUpkeeps {
+		u := &ownUpkeeps[i]
+		if s.Broken != nil {
+			return
+		}
+		if s.ownIsDue(u) {
+			s.BeginShare(max(own, 1), s.upkeep.At)
+			u.do(s)
+			s.endUpkeep(u.kind)
+			own--
+		}
+	}
+}
+
+// ownUpkeep is upkeep of the owner, in addition to that of the engine.
+type ownUpkeep struct {
+	kind UpkeepKind
+	room engine.Room       // the level of free space down to which it still runs
+	due  func(*shard) bool // reads no clock and no disk: it is called before each group
+	do   func(*shard)      // checks the budget before each unit of work; the rest is due again
+}
+
+var ownUpkeeps = [...]ownUpkeep{
+	{
+		UpkeepGates, engine.RoomLow,
+		func(s *shard) bool { return s.claims.NextOpening() <= s.Now },
+		func(s *shard) { s.permits.OpenGates() },
+	}, {
+		UpkeepTidy, engine.RoomEmpty,
+		func(s *shard) bool { return s.claims.IsSweeping() },
+		func(s *shard) { s.claims.SweepOn() },
+	}, {
+		UpkeepTidy, engine.RoomEmpty,
+		func(s *shard) bool { return s.claims.NextDrop() <= s.Uptime },
+		func(s *shard) { s.claims.DropSetsOn() },
+	},
+}
+
+// upkeepKindOf maps the kinds of the engine's upkeep to those of the owner.
+var upkeepKindOf = [...]UpkeepKind{
+	engine.UpkeepTrim: UpkeepTrim, engine.UpkeepList: UpkeepList, engine.UpkeepPromote: UpkeepPromote,
+	engine.UpkeepFreeKeys: UpkeepFreeKeys, engine.UpkeepForget: UpkeepForget, engine.UpkeepWake: UpkeepWake,
+	engine.UpkeepTell: UpkeepTell, engine.UpkeepRecheck: UpkeepRecheck, engine.UpkeepSend: UpkeepSend,
+	engine.UpkeepReap: UpkeepReap, engine.UpkeepTicks: UpkeepTicks, engine.UpkeepTidy: UpkeepTidy,
+}
+
+func (s *shard) ownIsDue(u *ownUpkeep) bool { return s.HasRoom(u.room) && u.due(s) }
+
+// ownUpkeepsDue returns how many kinds of its own upkeep the owner has to do.
+func (s *shard) ownUpkeepsDue() (n int) {
+	for i := range ownUpkeeps {
+		if s.ownIsDue(&ownUpkeeps[i]) {
+			n++
+		}
+	}
+	return n
+}
+
+// decideAll decides what callers ask for: first what has been put off, then what
+// has come, each of them for a time of its own, so that both get on.
+func (s *shard) decideAll() {
+	if retry := s.undecided.deferred; len(retry) > 0 {
+		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
+		s.undecided.deferred = s.undecided.again[:0]
+		s.Judged = s.clock.Retry()
+		n := 0
+		s.undecided.retrying = retry
+		for ; n < len(retry) && s.mayDecide(n); n++ {
+			op := retry[n]
+			retry[n] = nil
+			s.decide(op)
+		}
+		s.undecided.retrying = nil
+		if n < len(retry) {
+			s.clock.Defer(s.Judged)
+			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // before what has had its part and wants more
+		}
+		clear(retry)
+		s.undecided.again = retry[:0]
+		s.endUpkeep(UpkeepOperations)
+	}
+	if s.undecided.cursor < len(s.undecided.taken) {
+		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
+		s.Judged = s.clock.Taken()
+		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
+			op := s.undecided.taken[s.undecided.cursor]
+			s.undecided.taken[s.undecided.cursor] = nil
+			s.undecided.cursor++
+			if !s.putInLine(op) {
+				s.decide(op)
+			}
+		}
+	}
+	if s.undecided.barrier == nil {
+		s.decideLarge(s.callers.count() > 0)
+	}
+}
+
+// mayDecide reports whether the group may have an operation more, after n others.
+func (s *shard) mayDecide(n int) bool { return s.undecided.barrier == nil && s.HasBudget(n) }
+
+// decide decides an operation, which is in the owner's hands meanwhile.
+func (s *shard) decide(op operation) {
+	s.undecided.deciding = op
+	s.decideInRoom(op)
+	s.undecided.deciding = nil
+	s.follow()
+}
+
+// decideInRoom resolves an operation if there is room for what it writes.
+func (s *shard) decideInRoom(op operation) {
+	if s.HasRoom(engine.Roomy) || s.HasRoom(op.verb().room(op)) {
+		op.resolve(s)
+		return
+	}
+	s.parkOrRefuse(op)
+}
+
+// checkCaller refuses a produce that would begin a session of a node that is no member. Who has
+// been removed may not know, and a message of before the removal may come late.
+func (s *shard) checkCaller(call *engine.CallNumber) error {
+	if call.Node == "" || s.Continues(call) {
+		return nil
+	}
+	member, err := s.replica.group.HasMember(call.Node)
+	if err == nil && !member {
+		err = fmt.Errorf("%w: node %q, from which the call comes", ErrNotMember, call.Node)
+	}
+	return err
 }
 
 // largePart is the part of groupBytes from which a produce is large, by the size of its records:
@@ -210,28 +334,253 @@ func (s *shard) decideLarge(others bool) {
 	s.decide(op)
 }
 
-// waiters is the calls that wait for something to happen in a shard.
-type waiters struct {
-	awaits entries.Waiting[*awaitOp] // for the end of a task
-	idlers []*idleOp                 // for queues to become idle
-	takers entries.Lines[*takenOp]   // until another shard has taken messages
+// deferOp resolves an operation again in the next group, when disk has what
+// it asks for. REQUIRES: the operation has changed nothing yet.
+func (s *shard) deferOp(op operation) {
+	s.clock.Defer(s.Judged)
+	s.undecided.deferred = append(s.undecided.deferred, op)
 }
 
-// waiting yields the calls.
-func (w *waiters) waiting(yield func(operation) bool) {
-	for _, op := range w.idlers {
-		if !yield(op) {
+// conclude wakes the caller of an operation that has been decided, and puts off any other.
+func (s *shard) conclude(op operation, c *completion, v engine.Verdict, err error) {
+	switch v {
+	case engine.Again:
+		s.deferOp(op)
+	case engine.Full:
+		s.parkOrRefuse(op)
+	default:
+		if err != nil {
+			c.err = s.refusal(err)
+		}
+		s.settleAfterCommit(op)
+	}
+}
+
+// refusal is an error of the rules for callers.
+func (s *shard) refusal(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, engine.ErrNoRoom):
+		return s.space.Refusal(s.index)
+	case errors.Is(err, engine.ErrNoLanes):
+		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
+	}
+	return translated(err)
+}
+
+// translated replaces the error types of the rules by those of this package. It is apart, since
+// what it looks for is allocated.
+func translated(err error) error {
+	var duplicate *engine.Duplicate
+	var invalid *engine.Invalid
+	var own, known error
+	switch {
+	case errors.As(err, &duplicate):
+		own, known = duplicate, &DuplicateError{Key: duplicate.Key, ID: duplicate.ID}
+	case errors.As(err, &invalid):
+		own, known = invalid, &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
+	}
+	if known == nil || own == err { //nolint:errorlint // not within an error with more text
+		return cmp.Or(known, err)
+	}
+	return base.WithText(err.Error(), known) // with what failed
+}
+
+// settleAfterCommit wakes the caller of op when the group has persisted.
+func (s *shard) settleAfterCommit(op operation) {
+	if s.node != nil {
+		if r, ok := op.(request); ok && r.base().reply != nil {
+			s.callers.answered = append(s.callers.answered, op)
 			return
 		}
 	}
-	for op := range w.awaits.All {
-		if !yield(op) {
-			return
+	s.callers.settled = append(s.callers.settled, op)
+}
+
+// follow carries out the effects that the rest of the group depends on.
+func (s *shard) follow() {
+	if len(s.Effects.Freed) > 0 { // first: they are of the gates from before
+		s.claims.LeaveGates()
+	}
+	if len(s.Effects.Configured) > 0 {
+		s.followSettings()
+	}
+	if !s.Effects.Suspects.IsZero() {
+		s.claims.EndSuspects()
+	}
+}
+
+// followSettings applies new settings of queues to the claims.
+func (s *shard) followSettings() {
+	for i, r := range s.Effects.Configured {
+		s.Effects.Configured[i] = engine.Reconfigured{}
+		q := s.claims.Of(r.Queue)
+		if s.claims.HasGates() {
+			s.claims.Limit(q, r.AfterOpen)
+		} else {
+			s.permits.Limit(q, r.AfterOpen)
+		}
+		s.claims.Open(q)
+	}
+	s.Effects.Configured = s.Effects.Configured[:0]
+}
+
+// sendAll sends what disk has had since before the group.
+func (s *shard) sendAll() {
+	for i := range s.Effects.Outgoing {
+		s.deliver(&s.Effects.Outgoing[i])
+	}
+	clear(s.Effects.Outgoing)
+	s.Effects.Outgoing = s.Effects.Outgoing[:0]
+	if sw := s.Effects.Sweep; sw != nil {
+		s.Effects.Sweep = nil
+		s.startSweep(sw)
+	}
+}
+
+// answerAll answers those who wait for tasks that the group has ended, and for queues that have
+// become idle.
+func (s *shard) answerAll() {
+	if !s.awaits.IsEmpty() {
+		for i := range s.Effects.Endings {
+			e := &s.Effects.Endings[i]
+			for _, op := range s.awaits.Of(e.ID) {
+				op.outcome = entries.CloneOutcome(&e.Outcome) // the memory of the result belongs to who has completed the task
+				s.settleAfterCommit(op)
+			}
+			s.awaits.Drop(e.ID)
 		}
 	}
-	for op := range w.takers.All {
-		if !yield(op) {
-			return
+	if len(s.idlers) > 0 {
+		s.idlers = slices.DeleteFunc(s.idlers, func(op *idleOp) bool {
+			if op.IsGone() {
+				return true
+			}
+			if !s.Idle(&op.Idleness) {
+				return false
+			}
+			s.settleAfterCommit(op)
+			return true
+		})
+	}
+}
+
+// collectServed settles the claims that have been served.
+func (s *shard) collectServed() {
+	for i, served := range s.claims.Served {
+		s.claims.Served[i] = dispatch.Served{}
+		op := served.Claim.Caller.(*claimOp)
+		if served.Waited {
+			for _, other := range op.shards {
+				if other != s {
+					other.claims.CountStale(op.Tickets())
+				}
+			}
+		}
+		s.settleAfterCommit(op)
+	}
+	s.claims.Served = s.claims.Served[:0]
+}
+
+// persist commits the group.
+func (s *shard) persist() error {
+	s.Seal()
+	s.endUpkeep(UpkeepSeal)
+	var err error
+	switch {
+	case !s.Group.Batch.Empty() || s.node != nil && len(s.Effects.Events) > 0: // some change nothing
+		s.commits.Add(1)
+		s.space.Written += s.Group.Batch.Len()
+		if err = s.commit.Commit(s.Group.Batch); s.Group.Ranged && s.node == nil {
+			s.Store.DeletedRanges(s.Group.Trimmed)
+		}
+	case s.callers.count() > 0:
+		err = s.commit.Confirm()
+	}
+	s.endCommit()
+	return err
+}
+
+// release wakes the callers and empties the group.
+func (s *shard) release(err error) {
+	if err == nil {
+		s.tellAll() // first: who is woken finds the event of what it did
+		if s.opts.teller != nil && !s.Group.Batch.Empty() {
+			s.observe()
 		}
 	}
+	s.Effects.Clear()
+	s.callers.wakeAll(err)
+	s.Group.Clear()
+}
+
+// tellAll tells subscribers and handlers what the group has done. REQUIRES: it has persisted.
+func (s *shard) tellAll() {
+	e := &s.Effects
+	if s.node == nil { // else the log tells
+		if len(e.Events) > 0 {
+			s.hub.Publish(e.Events)
+		}
+		for _, r := range e.Canceled {
+			s.runs.Cancel(r.Runner, r.Receipt)
+		}
+	}
+}
+
+// observe tells the observer of the commit, and of what it has changed. REQUIRES: there is an
+// observer, and the group has persisted.
+func (s *shard) observe() {
+	o := s.opts.teller.Begin()
+	for i := range s.Effects.Counted {
+		c := &s.Effects.Counted[i]
+		if n := c.Events(); n != (keys.Totals{}) { // else only its counts have changed
+			o.delta(c.Queue.Name).add(&n)
+		}
+	}
+	o.addCommit(CommitSample{Shard: s.index, Operations: s.callers.count(), Took: s.upkeep.Took})
+	s.opts.teller.End(o.isFull())
+}
+
+// showAll tells other shards what is next to be claimed. REQUIRES: the group is empty, so that disk
+// has whatever they are told.
+func (s *shard) showAll() {
+	for i, q := range s.Effects.Shown {
+		s.Effects.Shown[i] = nil
+		s.claims.Publish(q)
+	}
+	s.Effects.Shown = s.Effects.Shown[:0]
+}
+
+// forget drops the queues that neither the rules nor the owner need.
+func (s *shard) forget() {
+	for _, q := range s.Effects.Forgotten {
+		if s.claims.Forget(q) { // else whoever needs it lets it rest again
+			s.Forget(q)
+		}
+	}
+	clear(s.Effects.Forgotten)
+	s.Effects.Forgotten = s.Effects.Forgotten[:0]
+}
+
+func (s *shard) upkeepMark() owner.UpkeepMark {
+	records, bytes := s.Work()
+	return owner.UpkeepMark{At: time.Since(s.origin), Records: records, Bytes: bytes}
+}
+
+// endUpkeep notes that upkeep of a kind ends here, and the next one begins.
+func (s *shard) endUpkeep(kind UpkeepKind) { s.upkeep.End(uint8(kind), s.upkeepMark()) }
+
+// endCommit is endUpkeep for the commit, which writes the whole group.
+func (s *shard) endCommit() {
+	s.upkeep.EndOf(uint8(UpkeepCommit), s.upkeepMark(), s.Group.Entries(), s.Group.Size())
+}
+
+// endGroup ends UpkeepRelease, the last one of a group, and the group. woken is the number of
+// callers woken.
+func (s *shard) endGroup(woken int) {
+	now := s.upkeep.UpkeepMark // the group has been cleared
+	now.At = time.Since(s.origin)
+	s.upkeep.EndOf(uint8(UpkeepRelease), now, woken, 0)
+	s.upkeep.EndRound(uint8(UpkeepGroup))
 }

@@ -1,7 +1,6 @@
 package codeq
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,7 +14,6 @@ import (
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/entries"
-	"codeq/internal/keys"
 	"codeq/internal/manifest"
 	"codeq/internal/owner"
 	"codeq/internal/store"
@@ -244,187 +242,6 @@ func (s *shard) sleep() {
 	case <-s.timer.C:
 		s.clock.Wake(s.inbox.Awake())
 	}
-}
-
-// resolve decides the next group. Whatever reads ranges of the store comes
-// first: before the first key of the group, disk is the whole truth.
-func (s *shard) resolve() {
-	s.look()
-	s.note()
-	s.upkeep.Begin(s.upkeepMark())
-	s.BeginGroup()
-	if s.Refill() {
-		s.showAll()
-		s.endUpkeep(UpkeepRefill)
-	}
-	s.keepUpAll()
-	s.follow()
-	s.decideAll()
-	s.endUpkeep(UpkeepOperations)
-	if s.claims.FeedAll(); s.claims.MayServe() && s.HasRoom(engine.RoomLow) {
-		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
-		s.claims.Serve()
-		s.collectServed()
-		s.endUpkeep(UpkeepServe)
-	}
-	s.sendAll()
-	s.answerAll()
-}
-
-// decideAll decides what callers ask for: first what has been put off, then what
-// has come, each of them for a time of its own, so that both get on.
-func (s *shard) decideAll() {
-	if retry := s.undecided.deferred; len(retry) > 0 {
-		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
-		s.undecided.deferred = s.undecided.again[:0]
-		s.Judged = s.clock.Retry()
-		n := 0
-		s.undecided.retrying = retry
-		for ; n < len(retry) && s.mayDecide(n); n++ {
-			op := retry[n]
-			retry[n] = nil
-			s.decide(op)
-		}
-		s.undecided.retrying = nil
-		if n < len(retry) {
-			s.clock.Defer(s.Judged)
-			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // before what has had its part and wants more
-		}
-		clear(retry)
-		s.undecided.again = retry[:0]
-		s.endUpkeep(UpkeepOperations)
-	}
-	if s.undecided.cursor < len(s.undecided.taken) {
-		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
-		s.Judged = s.clock.Taken()
-		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
-			op := s.undecided.taken[s.undecided.cursor]
-			s.undecided.taken[s.undecided.cursor] = nil
-			s.undecided.cursor++
-			if !s.putInLine(op) {
-				s.decide(op)
-			}
-		}
-	}
-	if s.undecided.barrier == nil {
-		s.decideLarge(s.callers.count() > 0)
-	}
-}
-
-// mayDecide reports whether the group may have an operation more, after n others.
-func (s *shard) mayDecide(n int) bool { return s.undecided.barrier == nil && s.HasBudget(n) }
-
-// decide decides an operation, which is in the owner's hands meanwhile.
-func (s *shard) decide(op operation) {
-	s.undecided.deciding = op
-	s.decideInRoom(op)
-	s.undecided.deciding = nil
-	s.follow()
-}
-
-// decideInRoom resolves an operation if there is room for what it writes.
-func (s *shard) decideInRoom(op operation) {
-	if s.HasRoom(engine.Roomy) || s.HasRoom(op.verb().room(op)) {
-		op.resolve(s)
-		return
-	}
-	s.parkOrRefuse(op)
-}
-
-// checkCaller refuses a produce that would begin a session of a node that is no member. Who has
-// been removed may not know, and a message of before the removal may come late.
-func (s *shard) checkCaller(call *engine.CallNumber) error {
-	if call.Node == "" || s.Continues(call) {
-		return nil
-	}
-	member, err := s.replica.group.HasMember(call.Node)
-	if err == nil && !member {
-		err = fmt.Errorf("%w: node %q, from which the call comes", ErrNotMember, call.Node)
-	}
-	return err
-}
-
-// persist commits the group.
-func (s *shard) persist() error {
-	s.Seal()
-	s.endUpkeep(UpkeepSeal)
-	var err error
-	switch {
-	case !s.Group.Batch.Empty() || s.node != nil && len(s.Effects.Events) > 0: // some change nothing
-		s.commits.Add(1)
-		s.space.Written += s.Group.Batch.Len()
-		if err = s.commit.Commit(s.Group.Batch); s.Group.Ranged && s.node == nil {
-			s.Store.DeletedRanges(s.Group.Trimmed)
-		}
-	case s.callers.count() > 0:
-		err = s.commit.Confirm()
-	}
-	s.endCommit()
-	return err
-}
-
-// deferOp resolves an operation again in the next group, when disk has what
-// it asks for. REQUIRES: the operation has changed nothing yet.
-func (s *shard) deferOp(op operation) {
-	s.clock.Defer(s.Judged)
-	s.undecided.deferred = append(s.undecided.deferred, op)
-}
-
-// conclude wakes the caller of an operation that has been decided, and puts off any other.
-func (s *shard) conclude(op operation, c *completion, v engine.Verdict, err error) {
-	switch v {
-	case engine.Again:
-		s.deferOp(op)
-	case engine.Full:
-		s.parkOrRefuse(op)
-	default:
-		if err != nil {
-			c.err = s.refusal(err)
-		}
-		s.settleAfterCommit(op)
-	}
-}
-
-// refusal is an error of the rules for callers.
-func (s *shard) refusal(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, engine.ErrNoRoom):
-		return s.space.Refusal(s.index)
-	case errors.Is(err, engine.ErrNoLanes):
-		return &InvalidError{"Task", "one more combination of queue, tenant and priority", fmt.Sprintf("%d in a shard", keys.MaxLane)}
-	}
-	return translated(err)
-}
-
-// translated replaces the error types of the rules by those of this package. It is apart, since
-// what it looks for is allocated.
-func translated(err error) error {
-	var duplicate *engine.Duplicate
-	var invalid *engine.Invalid
-	var own, known error
-	switch {
-	case errors.As(err, &duplicate):
-		own, known = duplicate, &DuplicateError{Key: duplicate.Key, ID: duplicate.ID}
-	case errors.As(err, &invalid):
-		own, known = invalid, &InvalidError{invalid.Field, invalid.Value, invalid.Limit}
-	}
-	if known == nil || own == err { //nolint:errorlint // not within an error with more text
-		return cmp.Or(known, err)
-	}
-	return base.WithText(err.Error(), known) // with what failed
-}
-
-// settleAfterCommit wakes the caller of op when the group has persisted.
-func (s *shard) settleAfterCommit(op operation) {
-	if s.node != nil {
-		if r, ok := op.(request); ok && r.base().reply != nil {
-			s.callers.answered = append(s.callers.answered, op)
-			return
-		}
-	}
-	s.callers.settled = append(s.callers.settled, op)
 }
 
 // fail ends the shard: memory and disk may differ from now on. The callers of the group learn that

@@ -525,3 +525,85 @@ func (p *processPart) Decide(s *engine.State) (engine.Verdict, error) {
 	p.tick = s.NextTick()
 	return p.Info.Decide(s)
 }
+
+// UpkeepKind is a kind of work of a shard's owner, the one goroutine that decides everything in the
+// shard. While the owner does it, it serves no call.
+type UpkeepKind uint8
+
+// The work of a group, in its order. UpkeepTrim to UpkeepTidy are done only while they are due, and
+// are bounded together.
+const (
+	UpkeepRefill     UpkeepKind = iota // reads ready tasks into memory
+	UpkeepTrim                         // deletes the consumed parts of lanes by range
+	UpkeepList                         // lists the keys, groups and parents that exist, after Open if they are many
+	UpkeepPromote                      // makes scheduled tasks ready whose time has come
+	UpkeepFreeKeys                     // frees idempotency keys whose time has passed
+	UpkeepForget                       // deletes ended tasks whose retention has passed
+	UpkeepWake                         // makes blocked tasks ready that need not wait any longer
+	UpkeepTell                         // tells the tasks that waited for a task that it has ended
+	UpkeepRecheck                      // finds the tasks that wait for limits that have been changed
+	UpkeepSend                         // sends messages to other shards
+	UpkeepGates                        // lets claims take the next tasks that rates allow
+	UpkeepReap                         // takes back tasks whose leases have expired; in a cluster, stores the clock of leases
+	UpkeepTicks                        // produces the tasks of schedules
+	UpkeepTidy                         // removes entries that are not needed any more
+	UpkeepOperations                   // decides the operations of callers
+	UpkeepServe                        // gives ready tasks to waiting claims
+	UpkeepSeal                         // completes and orders the commit
+	UpkeepCommit                       // writes the commit, in a cluster to a majority
+	UpkeepRelease                      // wakes the callers
+	UpkeepGroup                        // all of the above, from one reading of the inbox to the next
+	endOfUpkeepKinds
+)
+
+var upkeepNames = [endOfUpkeepKinds]string{
+	"refill", "trim", "list", "promote", "free-keys", "forget", "wake", "tell", "recheck", "send", "gates", "reap",
+	"ticks", "tidy", "operations", "serve", "seal", "commit", "release", "group",
+}
+
+func (k UpkeepKind) String() string {
+	if k < endOfUpkeepKinds {
+		return upkeepNames[k]
+	}
+	return fmt.Sprintf("UpkeepKind(%d)", uint8(k))
+}
+
+const upkeepBuckets = owner.UpkeepBuckets
+
+var _ [owner.MaxUpkeepKinds - endOfUpkeepKinds]struct{} // each kind has a place in a table
+
+// UpkeepStats describes the upkeep of one kind: how often it was done, how long that took, and how
+// much was done at once.
+type UpkeepStats struct {
+	Kind UpkeepKind
+	// Count is how many times there was something to do.
+	Count int64
+	// Total is how long all of them took together, Max the longest.
+	Total, Max time.Duration
+	// MaxRecords is how many entries were read and written at once at the most, MaxBytes how many
+	// bytes were added to a commit, keys included. For [UpkeepCommit] they are those of the
+	// whole commit; for [UpkeepRelease], MaxRecords is the number of callers that it woke.
+	MaxRecords, MaxBytes int64
+	// Buckets counts them by duration: Buckets[0] those of less than 1 us, Buckets[i] those
+	// from 2^(i-1) us to less than 2^i us, and the last one also all that took longer.
+	Buckets [upkeepBuckets]int64
+}
+
+// Quantile returns a duration within which the fraction f of them ended, f from 0 to 1: the upper
+// end of a bucket, or Max if that is less. It is 0 if there were none.
+func (s *UpkeepStats) Quantile(f float64) time.Duration {
+	st := owner.UpkeepStats{Count: s.Count, Longest: s.Max, Buckets: s.Buckets}
+	return st.Quantile(f)
+}
+
+// upkeepStats returns what a table holds, in the order of the kinds.
+func upkeepStats(t *owner.UpkeepTable) []UpkeepStats {
+	all := make([]UpkeepStats, endOfUpkeepKinds)
+	for kind := range all {
+		st := t.Stats(uint8(kind))
+		all[kind] = UpkeepStats{
+			Kind: UpkeepKind(kind), Count: st.Count, Total: st.Total, Max: st.Longest, MaxRecords: st.Records, MaxBytes: st.Bytes, Buckets: st.Buckets,
+		}
+	}
+	return all
+}

@@ -1,12 +1,90 @@
 package codeq
 
 import (
+	"context"
+
+	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/cluster"
 	"codeq/internal/dispatch"
 	"codeq/internal/engine"
 	"codeq/internal/wire"
 )
+
+// operation is one unit of work of a shard.
+type operation interface {
+	// resolve decides the operation against the shard's memory and adds its keys to the group. It
+	// calls shard.settleAfterCommit once it is decided, now or, if a claim waits, in a later group.
+	resolve(s *shard)
+	// verb is what else there is to know of the operation.
+	verb() *verb
+	// settle wakes the caller. If err is nil, the group has persisted, and the caller gets the
+	// decision of resolve.
+	settle(err error)
+}
+
+// sharedOp is an operation that may wait in several shards, one of which answers it: a claim.
+type sharedOp interface {
+	operation
+	// noRoom lets it go on in another shard, as this one has no room for what it writes.
+	noRoom(s *shard)
+	// refuse is called in place of settle if this shard will not resolve it. It gives up the
+	// shard's reference.
+	refuse(reason error)
+	// Take makes the caller's answer that of this shard; false: the answer is another one's.
+	Take() bool
+}
+
+// refuse settles an operation that will not be resolved.
+func refuse(op operation, reason error) {
+	if shared, ok := op.(sharedOp); ok {
+		shared.refuse(reason)
+		return
+	}
+	op.settle(reason)
+}
+
+// completion is the part of an operation that its caller waits on.
+type completion struct {
+	done chan error // capacity 1: a caller that has gone does not block the owner
+	err  error      // decided by resolve
+	kind callKind   // which of verbs it is
+	// format is one that all nodes of the shard know: encode writes nothing that is newer.
+	format int
+	// reply is called in place of sending to done, if the caller is elsewhere. It must not block.
+	reply func(error)
+}
+
+func (c *completion) base() *completion { return c }
+
+func (c *completion) verb() *verb { return &verbs[c.kind] }
+
+func (c *completion) settle(err error) {
+	if err == nil {
+		err = c.err
+	}
+	if c.reply != nil {
+		c.reply(err)
+		return
+	}
+	select {
+	case c.done <- err:
+	default: // it has an answer: its owner has panicked meanwhile
+	}
+}
+
+// wait returns the outcome. If it is not settled, the operation is under way, and the shard's.
+func (c *completion) wait(ctx context.Context, limit *base.Limit) (settled bool, err error) {
+	return base.Await(ctx, limit, c.done)
+}
+
+func newCompletion(kind callKind) completion {
+	return completion{done: make(chan error, 1), kind: kind}
+}
+
+// comesOnLease reports whether the time at which an operation came decides whether its lease is in
+// force.
+func comesOnLease(op operation) bool { return op.verb().is(onLease) }
 
 // verb is what the pipeline knows of an operation. The entries of verbs name no fields, so that
 // none can be omitted.

@@ -1,158 +1,13 @@
 package codeq
 
 import (
-	"slices"
-
 	"codeq/internal/base"
 	"codeq/internal/call"
 	"codeq/internal/cluster"
-	"codeq/internal/dispatch"
 	"codeq/internal/engine"
-	"codeq/internal/entries"
 	"codeq/internal/keys"
 	"codeq/internal/wire"
 )
-
-// The effects that the rules have collected, and the owner carries out: between two operations
-// those that later operations of the group depend on, before the commit those that concern what is
-// on disk already, and after it what others are told.
-
-// follow carries out the effects that the rest of the group depends on.
-func (s *shard) follow() {
-	if len(s.Effects.Freed) > 0 { // first: they are of the gates from before
-		s.claims.LeaveGates()
-	}
-	if len(s.Effects.Configured) > 0 {
-		s.followSettings()
-	}
-	if !s.Effects.Suspects.IsZero() {
-		s.claims.EndSuspects()
-	}
-}
-
-// followSettings applies new settings of queues to the claims.
-func (s *shard) followSettings() {
-	for i, r := range s.Effects.Configured {
-		s.Effects.Configured[i] = engine.Reconfigured{}
-		q := s.claims.Of(r.Queue)
-		if s.claims.HasGates() {
-			s.claims.Limit(q, r.AfterOpen)
-		} else {
-			s.permits.Limit(q, r.AfterOpen)
-		}
-		s.claims.Open(q)
-	}
-	s.Effects.Configured = s.Effects.Configured[:0]
-}
-
-// showAll tells other shards what is next to be claimed. REQUIRES: the group is empty, so that disk
-// has whatever they are told.
-func (s *shard) showAll() {
-	for i, q := range s.Effects.Shown {
-		s.Effects.Shown[i] = nil
-		s.claims.Publish(q)
-	}
-	s.Effects.Shown = s.Effects.Shown[:0]
-}
-
-// sendAll sends what disk has had since before the group.
-func (s *shard) sendAll() {
-	for i := range s.Effects.Outgoing {
-		s.deliver(&s.Effects.Outgoing[i])
-	}
-	clear(s.Effects.Outgoing)
-	s.Effects.Outgoing = s.Effects.Outgoing[:0]
-	if sw := s.Effects.Sweep; sw != nil {
-		s.Effects.Sweep = nil
-		s.startSweep(sw)
-	}
-}
-
-// tellAll tells subscribers and handlers what the group has done. REQUIRES: it has persisted.
-func (s *shard) tellAll() {
-	e := &s.Effects
-	if s.node == nil { // else the log tells
-		if len(e.Events) > 0 {
-			s.hub.Publish(e.Events)
-		}
-		for _, r := range e.Canceled {
-			s.runs.Cancel(r.Runner, r.Receipt)
-		}
-	}
-}
-
-// observe tells the observer of the commit, and of what it has changed. REQUIRES: there is an
-// observer, and the group has persisted.
-func (s *shard) observe() {
-	o := s.opts.teller.Begin()
-	for i := range s.Effects.Counted {
-		c := &s.Effects.Counted[i]
-		if n := c.Events(); n != (keys.Totals{}) { // else only its counts have changed
-			o.delta(c.Queue.Name).add(&n)
-		}
-	}
-	o.addCommit(CommitSample{Shard: s.index, Operations: s.callers.count(), Took: s.upkeep.Took})
-	s.opts.teller.End(o.isFull())
-}
-
-// note sets what the rules are to know of the next group.
-func (s *shard) note() {
-	s.Reap = s.reapable()
-	s.Wanted = s.Interested
-	if s.node == nil {
-		s.Wanted = s.hub.Wanted() | engine.WantCancels
-	}
-	if s.opts.teller != nil {
-		s.Wanted |= engine.WantCounts
-	}
-	if !s.awaits.IsEmpty() {
-		s.Wanted |= engine.WantOutcomes
-	}
-}
-
-// answerAll answers those who wait for tasks that the group has ended, and for queues that have
-// become idle.
-func (s *shard) answerAll() {
-	if !s.awaits.IsEmpty() {
-		for i := range s.Effects.Endings {
-			e := &s.Effects.Endings[i]
-			for _, op := range s.awaits.Of(e.ID) {
-				op.outcome = entries.CloneOutcome(&e.Outcome) // the memory of the result belongs to who has completed the task
-				s.settleAfterCommit(op)
-			}
-			s.awaits.Drop(e.ID)
-		}
-	}
-	if len(s.idlers) > 0 {
-		s.idlers = slices.DeleteFunc(s.idlers, func(op *idleOp) bool {
-			if op.IsGone() {
-				return true
-			}
-			if !s.Idle(&op.Idleness) {
-				return false
-			}
-			s.settleAfterCommit(op)
-			return true
-		})
-	}
-}
-
-// collectServed settles the claims that have been served.
-func (s *shard) collectServed() {
-	for i, served := range s.claims.Served {
-		s.claims.Served[i] = dispatch.Served{}
-		op := served.Claim.Caller.(*claimOp)
-		if served.Waited {
-			for _, other := range op.shards {
-				if other != s {
-					other.claims.CountStale(op.Tickets())
-				}
-			}
-		}
-		s.settleAfterCommit(op)
-	}
-	s.claims.Served = s.claims.Served[:0]
-}
 
 // messageBatch is messages on their way to the shard that resolves it.
 type messageBatch struct {
@@ -286,15 +141,5 @@ type sweptOp struct {
 }
 
 func (op *sweptOp) resolve(s *shard) { s.Swept(op.sweep, op.err) }
-func (op *sweptOp) settle(error)     {}
 
-// forget drops the queues that neither the rules nor the owner need.
-func (s *shard) forget() {
-	for _, q := range s.Effects.Forgotten {
-		if s.claims.Forget(q) { // else whoever needs it lets it rest again
-			s.Forget(q)
-		}
-	}
-	clear(s.Effects.Forgotten)
-	s.Effects.Forgotten = s.Effects.Forgotten[:0]
-}
+func (op *sweptOp) settle(error) {}
