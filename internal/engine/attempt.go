@@ -147,7 +147,7 @@ func (s *State) giveBack(ls *lease, rec *record.Record) {
 	b := rec.Encode()
 	s.Group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
 	s.Group.setTask(ls.lane.number, ls.since, ls.id, b)
-	s.ready(ls.lane, ready.Item{Pos: ready.Pos{Since: ls.since, ID: ls.id}, Record: b})
+	s.offer(ls.lane, ready.Item{Pos: ready.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
 // returnTask gives a task back whose attempt does not count.
@@ -243,11 +243,7 @@ func (s *State) endLease(ls *lease) {
 		s.endBeside(ls.id)
 	}
 	s.removeFromRecord(ls)
-	s.leases.remove(ls)
-	s.noteIdle(ls.lane)
-	if ls.lane.trail.ripe() >= s.config.TrimLane {
-		s.trimSoon(ls.lane)
-	}
+	s.removeLease(ls)
 	q := ls.lane.queue
 	q.Counts.Leased--
 	s.touch(q)
@@ -256,6 +252,11 @@ func (s *State) endLease(ls *lease) {
 		return
 	}
 	s.leave(q, &ls.ties)
+}
+
+func (s *State) removeLease(ls *lease) {
+	s.leases.remove(ls)
+	s.ready.EndLease(&ls.lane.tasks, ls.since)
 }
 
 // unlease ends a lease and removes the task from its lane, to move it elsewhere. A task in its

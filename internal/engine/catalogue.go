@@ -37,7 +37,6 @@ type catalogue struct {
 	formerQueues former[string]
 
 	aliases map[uint32]*Lane // by other numbers of lanes in memory: some of those looked up
-	idle    laneList         // all lanes in memory that are idle, and some that are not
 	gone    [64]uint64       // by hash of the name: Queue.arrived of queues that have left memory
 
 	sweep   *LaneSweep // nil: none is under way
@@ -69,7 +68,6 @@ func (s *State) lane(k LaneKey) *Lane {
 		return l
 	}
 	l := newLane(s.catalogue.lanes.Take(), q, name.tenant, name.priority)
-	l.complete = true
 	s.enterLane(l)
 	return l
 }
@@ -77,24 +75,24 @@ func (s *State) lane(k LaneKey) *Lane {
 // enterLane adds a lane without ready tasks to memory and to the catalogue.
 func (s *State) enterLane(l *Lane) {
 	q := l.queue
-	if q.number == 0 && !s.returnQueue(q) {
-		q.number = s.catalogue.queues.Take()
+	if q.Number == 0 && !s.returnQueue(q) {
+		q.Number = s.catalogue.queues.Take()
 		q.since = s.catalogue.seq + 1
 		s.addQueue(q)
-		s.Group.set(keys.AppendNumbered(nil, keys.Queue, q.number), []byte(q.Name))
+		s.Group.set(keys.AppendNumbered(nil, keys.Queue, q.Number), []byte(q.Name))
 	}
 	s.addLane(l)
 	s.catalogue.seq++
-	entry := keys.LaneValue{Queue: q.number, Priority: l.Priority, Tenant: l.Tenant, Seq: s.catalogue.seq}
+	entry := keys.LaneValue{Queue: q.Number, Priority: l.Priority, Tenant: l.Tenant, Seq: s.catalogue.seq}
 	s.Group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
-	s.noteIdle(l)
+	s.ready.Load(&l.tasks, 0)
 }
 
 // addQueue makes a queue available by its number.
 func (s *State) addQueue(q *Queue) {
-	setAt(&s.numbers, q.number, q)
-	s.catalogue.current.Add(q.number)
-	s.catalogue.formerQueues.remove(q.number)
+	setAt(&s.numbers, q.Number, q)
+	s.catalogue.current.Add(q.Number)
+	s.catalogue.formerQueues.remove(q.Number)
 }
 
 func (s *State) addLane(l *Lane) {
@@ -102,7 +100,6 @@ func (s *State) addLane(l *Lane) {
 	s.catalogue.loaded.Add(l.number)
 	delete(s.catalogue.aliases, l.number) // it may have been the number of another lane
 	s.catalogue.formerLanes.remove(l.number)
-	l.window.Use(&s.windows.pool)
 	l.queue.addLane(l)
 }
 
@@ -148,7 +145,6 @@ func (s *State) laneNumbered(n uint32) (*Lane, error) {
 			c.sweep.lanes.Remove(n)
 		}
 		l = newLane(n, q, key.Tenant, key.Priority)
-		l.complete = true
 		s.enterLane(l)
 	}
 	if l.number == n {

@@ -30,7 +30,7 @@ func (c *checker) report(format string, args ...any) {
 func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable func(*Queue) bool, err error) {
 	c := &checker{state: s, disk: disk, needed: needed, onDisk: make(map[*Lane][]ready.Item)}
 	for _, check := range []func() error{
-		c.leases, c.orphans, c.leaseClock, c.trails, c.ready, c.catalogue, c.former, c.lanes, c.windowMemory, c.queues, c.times, c.recurring, c.caches, c.buckets,
+		c.leases, c.orphans, c.leaseClock, c.ready, c.catalogue, c.former, c.lanes, c.queues, c.times, c.recurring, c.caches, c.buckets,
 		c.limits, c.settings, c.outbox,
 	} {
 		if err := check(); err != nil {
@@ -45,7 +45,7 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 func (s *State) isAtRest() bool {
 	g := &s.Group
 	busy := !g.isEmpty()
-	return !busy && !s.out.ahead && !s.wantsRefill() && !s.upkeepIsDue()
+	return !busy && !s.out.ahead && !s.ready.WantsRefill() && !s.upkeepIsDue()
 }
 
 // claimable reports whether a queue has a task that may be leased, as far as its gate allows.

@@ -34,7 +34,7 @@ func (c *checker) catalogue() error {
 	if lanes != cat.lanes.Len() || queues != cat.queues.Len() {
 		c.report("%d lanes and %d queues are taken, on disk %d and %d", cat.lanes.Len(), cat.queues.Len(), lanes, queues)
 	}
-	loaded, listed := 0, 0
+	loaded := 0
 	for n, l := range s.lanes.All() {
 		if l == nil {
 			continue
@@ -42,23 +42,16 @@ func (c *checker) catalogue() error {
 		if loaded++; !cat.loaded.Has(uint32(n)) || l.queue.lanes.At(int(l.place)) != l {
 			c.report("lane %d is not known to be in memory", n)
 		}
-		if l.isIdle() && !l.idler {
-			c.report("lane %d is idle and not listed", n)
-		}
 	}
-	for l := cat.idle.first; l != nil; l = l.idleNext {
-		listed++
-	}
-	if loaded != cat.loaded.Len() || listed != cat.idle.n || listed > s.config.IdleLanes {
-		c.report("%d lanes are in memory, %d by the catalogue; %d of them may be idle, %d by the catalogue",
-			loaded, cat.loaded.Len(), listed, cat.idle.n)
+	if loaded != cat.loaded.Len() {
+		c.report("%d lanes are in memory, %d by the catalogue", loaded, cat.loaded.Len())
 	}
 	if n := s.absentLanes(); cat.sweep == nil && n > cat.sweepAt {
 		c.report("%d lanes are not in memory, a sweep is due at %d", n, cat.sweepAt)
 	}
 	current, busy := 0, 0
 	for _, q := range s.Queues {
-		if q.number != 0 {
+		if q.Number != 0 {
 			current++
 		}
 		if q.isBusy() {
@@ -144,20 +137,17 @@ func (c *checker) queues() error {
 		c.report("set clocks are %v, on disk %x", s.mint.sets, b)
 	}
 	for n, q := range s.numbers.All() {
-		if q != nil && (int(q.number) != n || s.Queues[q.Name] != q) {
+		if q != nil && (int(q.Number) != n || s.Queues[q.Name] != q) {
 			c.report("queue %d is not where it belongs", n)
 		}
 	}
 	for name, q := range s.Queues {
-		stored := counted[q.number]
+		stored := counted[q.Number]
 		if q.Counts != stored.Counts {
 			c.report("queue %q is counted as %+v, on disk %+v", name, q.Counts, stored.Counts)
 		}
 		if err := c.totals(q, stored.Totals); err != nil {
 			return err
-		}
-		for p := range q.rings {
-			c.ring(q, p)
 		}
 	}
 	return nil

@@ -154,34 +154,3 @@ func (c *checker) leaseClock() error {
 	}
 	return nil
 }
-
-// trails: the segments of each lane count the leased tasks that lie in them, and its reach is after
-// all of them.
-func (c *checker) trails() error {
-	leased := make(map[*Lane][]uint64)
-	for _, ls := range c.state.leases.byID {
-		leased[ls.lane] = append(leased[ls.lane], ls.since)
-		if ls.since >= ls.lane.trail.reach {
-			c.report("lease of %s lies after the reach of its lane", ls.id)
-		}
-	}
-	for _, l := range c.state.lanes.All() {
-		if l == nil || l.trail.segments == nil {
-			continue
-		}
-		from := uint64(0)
-		for i, g := range l.trail.segments.list {
-			n := 0
-			for _, since := range leased[l] {
-				if from <= since && since < g.end {
-					n++
-				}
-			}
-			if n != g.leased || g.end <= from || g.end > l.trail.reach {
-				c.report("segment %d of lane %d, from %x to %x of %x, counts %d leases and has %d", i, l.number, from, g.end, l.trail.reach, g.leased, n)
-			}
-			from = g.end
-		}
-	}
-	return nil
-}

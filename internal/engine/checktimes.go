@@ -103,7 +103,7 @@ func (c *checker) buckets() error {
 			if b.queue != q || b.bucketKey != k || b.touched {
 				c.report("bucket %+v of queue %q is %+v", k, q.Name, b)
 			}
-			held[place{q.number, k}] = b.size
+			held[place{q.Number, k}] = b.size
 		}
 	}
 	err := store.Scan(c.disk, keys.Buckets, func(key, value []byte) error {

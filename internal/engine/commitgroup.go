@@ -207,7 +207,7 @@ func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 		_ = op.Finish()
 	}
 	for _, q := range g.Touched {
-		g.setCounters(q.number, &keys.CountersValue{Counts: q.Counts, Clock: clock, Totals: q.totals})
+		g.setCounters(q.Number, &keys.CountersValue{Counts: q.Counts, Clock: clock, Totals: q.totals})
 		q.touched = false
 	}
 	if g.unclocked {

@@ -142,7 +142,7 @@ func (d *driver) begin(s *drivenShard) {
 		s.SetClock()
 		s.Wanted = d.wanted | s.Interested
 		s.BeginGroup()
-		if s.wantsRefill() {
+		if s.ready.WantsRefill() {
 			s.Refill()
 		}
 	}
@@ -191,7 +191,7 @@ func (d *driver) commit(s *drivenShard) {
 
 // keepUp does what is due in a shard, in as many groups as that takes.
 func (d *driver) keepUp(s *drivenShard) (groups int) {
-	for !s.under && (s.isDueAt(d.instant) || s.wantsRefill()) {
+	for !s.under && (s.isDueAt(d.instant) || s.ready.WantsRefill()) {
 		groups++
 		require.Less(d.t, groups, 1000, "upkeep does not end")
 		d.begin(s)
@@ -342,9 +342,12 @@ func (t countedTenants) check(shards []*drivenShard) error {
 	turns, users := make(map[countedTenant]int32), make(map[countedTenant]int)
 	for _, s := range shards {
 		for _, l := range s.lanes.All() {
-			if l != nil && l.share != nil {
+			if l == nil {
+				continue
+			}
+			if u := s.ready.Usage(&l.tasks); u.Share {
 				of := countedTenant{l.Queue, laneName{l.Tenant, l.Priority}}
-				if users[of]++; l.ringNext != nil {
+				if users[of]++; u.Turn {
 					turns[of]++
 				}
 			}

@@ -76,7 +76,7 @@ func (s *State) returnQueue(q *Queue) bool {
 		c.sweep.queues.Remove(n)
 	}
 	c.seq++
-	q.number, q.since = n, c.seq
+	q.Number, q.since = n, c.seq
 	s.addQueue(q)
 	return true
 }
@@ -84,10 +84,10 @@ func (s *State) returnQueue(q *Queue) bool {
 // returnLane loads a lane that comes back; nil if its number is not known.
 func (s *State) returnLane(q *Queue, name laneName) *Lane {
 	c := &s.catalogue
-	if q.number == 0 && !s.returnQueue(q) {
+	if q.Number == 0 && !s.returnQueue(q) {
 		return nil
 	}
-	n, ok := c.formerLanes.take(formerLane{q.number, name})
+	n, ok := c.formerLanes.take(formerLane{q.Number, name})
 	if !ok {
 		return nil
 	}
@@ -95,8 +95,7 @@ func (s *State) returnLane(q *Queue, name laneName) *Lane {
 		c.sweep.lanes.Remove(n)
 	}
 	l := newLane(n, q, name.tenant, name.priority)
-	l.complete = true
 	s.addLane(l)
-	s.noteIdle(l)
+	s.ready.Load(&l.tasks, 0)
 	return l
 }

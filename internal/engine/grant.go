@@ -5,7 +5,6 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/ready"
 	"codeq/internal/record"
 )
 
@@ -41,7 +40,7 @@ type CanceledLease struct {
 func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Grant, error) {
 	ls := s.leases.newLease()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
-	it := s.popFirst(l)
+	it := s.ready.Pop(&l.tasks)
 	if _, plain := record.Plain(it.Record); !plain {
 		head, err := record.DecodeHead(it.Record)
 		if err != nil {
@@ -72,7 +71,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 	}
 	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
 	q := l.queue
-	s.turn(l)
+	s.ready.Turn(&l.tasks)
 	q.Counts.Ready--
 	q.Counts.Leased++
 	if q.Gated && q.Settings.Rate > 0 {
@@ -87,17 +86,6 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		Deadline: s.Wall + ls.duration,
 		Rec:      it.Record,
 	}), nil
-}
-
-// popFirst takes the first task out of a lane's window.
-func (s *State) popFirst(l *Lane) ready.Item {
-	before := l.window.Footprint()
-	it := l.window.PopFirst()
-	l.used = true
-	s.windows.resized(l, before)
-	l.trail.take(it.Since)
-	s.consumed(l, len(it.Record))
-	return it
 }
 
 // tieLease copies a task's ties to its lease.

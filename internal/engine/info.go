@@ -1,16 +1,7 @@
 package engine
 
 import (
-	"cmp"
-	"fmt"
-	"slices"
-
-	"github.com/cockroachdb/pebble/v2"
-
-	"codeq/internal/base"
 	"codeq/internal/keys"
-	"codeq/internal/ready"
-	"codeq/internal/store"
 )
 
 // QueueInfo is what a shard knows of a queue.
@@ -56,7 +47,7 @@ func (s *State) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo,
 				return dst, true, Decided
 			}
 			q := queues.At(p.Next)
-			if q == nil || p.Unnumbered != (q.number == 0 || q.since >= p.Begun) || !s.isShown(q) {
+			if q == nil || p.Unnumbered != (q.Number == 0 || q.since >= p.Begun) || !s.isShown(q) {
 				continue
 			}
 			if p.Queue != q.Name {
@@ -134,10 +125,10 @@ func (s *State) visitLanes(p *InfoCursor, q *Queue, visits *int) (unknown bool) 
 	for i := min(p.Lanes, q.lanes.Len()); i > 0 && *visits > 0 && asked < headsAtOnce; i-- {
 		*visits--
 		l := q.lanes.At(i - 1)
-		if pos, ok := l.first(); ok {
-			if !l.knowsFirst() {
+		if pos, exact, ok := l.tasks.First(); ok {
+			if !exact {
 				asked++
-				s.refiller.heads = append(s.refiller.heads, l)
+				s.ready.Ask(&l.tasks)
 			} else if at, _ := clock.ByWall(keys.SinceMillis(pos.Since)); asked == 0 && (p.Oldest == 0 || at < p.Oldest) {
 				p.Oldest = at
 			}
@@ -147,62 +138,4 @@ func (s *State) visitLanes(p *InfoCursor, q *Queue, visits *int) (unknown bool) 
 		}
 	}
 	return asked > 0
-}
-
-// knowsFirst reports whether first returns the position of a ready task.
-func (l *Lane) knowsFirst() bool { return l.window.Len() > 0 || l.exact }
-
-// findHeads finds the first ready tasks of lanes that a call has asked for, as far as the time of a
-// refill goes. REQUIRES: the group is empty, so that disk has every task.
-func (s *State) findHeads() error {
-	f := &s.refiller
-	asked := f.heads
-	slices.SortFunc(asked, func(a, b *Lane) int { return cmp.Compare(a.number, b.number) })
-	lower, upper := keys.Range(keys.Task)
-	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-	if err != nil {
-		return store.Error(err)
-	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
-	begin := s.config.Elapsed()
-	n := 0
-	for ; n < len(asked) && (n == 0 || s.config.Elapsed()-begin < refillTime); n++ {
-		if l := asked[n]; s.lanes.At(int(l.number)) == l && !l.drained() && !l.knowsFirst() {
-			if err := s.findHead(it, l); err != nil {
-				return err
-			}
-			s.show(l.queue)
-		}
-	}
-	f.heads = append(asked[:0], asked[n:]...)
-	clear(asked[len(f.heads):])
-	return nil
-}
-
-// findHead moves the position at which a lane goes on to its first ready task.
-func (s *State) findHead(it *pebble.Iterator, l *Lane) error {
-	f := &s.refiller
-	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
-	f.end = keys.AppendLane(f.end[:0], l.number+1)
-	at := it.SeekGEWithLimit(f.key, f.end)
-	for looks := refillLooks; at == pebble.IterValid && looks > 0; at = it.NextWithLimit(f.end) {
-		_, since, id, err := keys.ParseTask(it.Key())
-		if err != nil {
-			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
-		}
-		s.noteRead(0)
-		if l.next = (ready.Pos{Since: since, ID: id}); s.leases.byID[id] == nil {
-			l.exact = true
-			return nil
-		}
-		l.next = l.next.Next()
-		looks--
-	}
-	if err := it.Error(); err != nil {
-		return store.Error(err)
-	}
-	if at != pebble.IterValid {
-		s.completed(l)
-	}
-	return nil
 }

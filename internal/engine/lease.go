@@ -104,18 +104,16 @@ func (t *leaseTable) reserve(n int) {
 func (t *leaseTable) add(l *lease, deadline uint64) {
 	l.expiry.Value = l
 	t.byID[l.id] = l
-	l.lane.leased++
-	l.lane.trail.lease(l.since)
+	l.lane.tasks.Lease(l.since)
 	l.slot = int32(t.all.Len())
 	t.all.Append(l)
 	t.wheel.Add(&l.expiry, int64(deadline))
 }
 
-// remove takes a lease out of the table. It stays readable until the next call of newLease.
+// remove takes a lease out of the table, not out of its lane. It stays readable until the next call
+// of newLease.
 func (t *leaseTable) remove(l *lease) {
 	delete(t.byID, l.id)
-	l.lane.leased--
-	l.lane.trail.unlease(l.since)
 	t.held -= len(l.copied)
 	if moved, ok := t.all.Remove(int(l.slot)); ok {
 		moved.slot = l.slot

@@ -86,7 +86,7 @@ func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 // promote moves on a scheduled task whose time has come. key is where it was found.
 func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
 	s.Group.delete(key)
-	s.notePromoted(len(rec))
+	s.ready.Promoted(len(rec))
 	l.queue.Counts.Scheduled--
 	s.touch(l.queue)
 	passed := s.Wall - min(s.Wall, due)

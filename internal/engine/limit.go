@@ -66,21 +66,22 @@ func (s *State) passLimit(q *Queue, scope uint64) {
 // park makes the first task of a lane wait for room in the limit of its key, or for an orphan in
 // its group.
 func (s *State) park(l *Lane) {
-	it := s.popFirst(l)
-	rec, err := record.Decode(it.Record)
+	pos, _, _ := l.tasks.First()
+	b := l.tasks.FirstRecord()
+	rec, err := record.Decode(b)
 	if err != nil {
 		s.Broken = err
 		return
 	}
-	s.removeTask(l.number, it.Since, it.ID, false)
-	s.noteIdle(l)
+	s.ready.Remove(&l.tasks, pos, len(b))
+	s.removeTask(l.number, pos.Since, pos.ID, false)
 	l.queue.Counts.Ready--
 	rec.Rewritten = true
 	if s.isTurnHeld(rec.Group) {
-		s.parkTurn(l, it.ID, &rec)
+		s.parkTurn(l, pos.ID, &rec)
 		return
 	}
-	s.block(l, rec.Limit, it.ID, rec.Encode())
+	s.block(l, rec.Limit, pos.ID, rec.Encode())
 	s.limits[rec.Limit].parked = true
 }
 
@@ -133,7 +134,7 @@ type recheck struct {
 func (s *State) recheck(q *Queue) {
 	if q.Counts.Blocked > 0 {
 		q.rechecks++
-		s.rechecks = append(s.rechecks, &recheck{q, keys.AppendNumbered(nil, keys.Blocked, q.number)})
+		s.rechecks = append(s.rechecks, &recheck{q, keys.AppendNumbered(nil, keys.Blocked, q.Number)})
 	}
 }
 
@@ -156,7 +157,7 @@ func (s *State) recheckLimits() {
 
 // recheckNext adds a wakeup for the next scope of a queue in which tasks wait.
 func (s *State) recheckNext(r *recheck) error {
-	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.number))
+	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.Number))
 	r.from = nil
 	return s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		_, scope, _, err := keys.ParseGrouped(it.Key())
@@ -166,7 +167,7 @@ func (s *State) recheckNext(r *recheck) error {
 		if scope != 0 && scope&keys.GroupScopeBit == 0 && !keys.IsSuspectScope(scope) {
 			s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
 		}
-		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.number, scope))
+		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.Number, scope))
 		return false, nil
 	})
 }

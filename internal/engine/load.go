@@ -12,6 +12,7 @@ import (
 
 	"codeq/internal/base"
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/record"
 	"codeq/internal/store"
 )
@@ -22,6 +23,11 @@ import (
 // REQUIRES: convert.Reconcile was called, if the shards may be of different moments.
 func (s *State) Load() error {
 	s.leases = newLeaseTable(s.Now)
+	s.ready = ready.New(ready.Config{
+		Shards: s.config.Shards, WindowTasks: s.config.WindowTasks, WindowBytes: s.config.WindowBytes,
+		TrimBytes: s.config.TrimBytes, TrimLane: s.config.TrimLane, IdleLanes: s.config.IdleLanes,
+		Elapsed: s.config.Elapsed, Leased: func(id keys.ID) bool { return s.leases.byID[id] != nil },
+	}, s.Store)
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
 	for _, step := range []func() error{
 		s.loadCatalogue,
@@ -148,7 +154,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 		if old.suspect {
 			s.endSuspect(old)
 		}
-		s.leases.remove(old)
+		s.removeLease(old)
 		if old.ties.Limit != 0 {
 			s.limits[old.ties.Limit].leased--
 		}

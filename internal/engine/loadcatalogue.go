@@ -33,7 +33,7 @@ func (s *State) loadCatalogue() error {
 		if len(s.Queues) == known {
 			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.number)
 		}
-		q.number, q.Counts, q.totals, q.hasWakeups = e.number, e.Counts, e.Totals, awakened[e.number]
+		q.Number, q.Counts, q.totals, q.hasWakeups = e.number, e.Counts, e.Totals, awakened[e.number]
 		s.addQueue(q)
 		s.noteBusy(q)
 		s.Rest(q) // it may have totals only
@@ -240,17 +240,8 @@ func (s *State) loadAwakened() (map[uint32]bool, error) {
 // beginLanes sets what load knows of the tasks of each lane, once the leases are known.
 func (s *State) beginLanes() error {
 	for _, l := range s.lanes.All() {
-		switch {
-		case l == nil:
-		case l.queue.Counts.Ready > 0:
-			s.joinRing(l)
-			if l.queue.Counts.Ready > deepLane {
-				l.spilled = deepLane // perhaps another lane of the queue is the deep one
-				s.Store.AddDeepLane(l.number)
-			}
-		default:
-			l.complete = true
-			s.noteIdle(l)
+		if l != nil {
+			s.ready.Load(&l.tasks, l.queue.Counts.Ready)
 		}
 	}
 	s.forgetIdle()

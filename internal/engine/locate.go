@@ -103,7 +103,7 @@ func (s *State) locateEnded(id keys.ID) (*located, error) {
 		if s.isForgotten(key.until) {
 			continue
 		}
-		at.place = keys.Place{Range: key.prefix, Group: q.number, At: key.until}
+		at.place = keys.Place{Range: key.prefix, Group: q.Number, At: key.until}
 		if value, err := s.read(at.place.AppendKey(nil, id)); err != nil {
 			return nil, err
 		} else if value != nil {
@@ -153,7 +153,7 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 		return nil, err
 	}
 	look := func(key bucketKey) (*located, error) {
-		at := &located{id: id, place: keys.Place{Range: keys.Dead, Group: q.number, At: key.until}}
+		at := &located{id: id, place: keys.Place{Range: keys.Dead, Group: q.Number, At: key.until}}
 		value, err := s.dead.read(s, at.place.AppendKey(nil, id))
 		if value == nil || err != nil {
 			return nil, err
@@ -198,11 +198,7 @@ func (s *State) rewrite(at *located) {
 			at.lease.rewritten, at.lease.ties, at.lease.tied = true, at.rec.Ties, at.rec.Ties != record.Ties{}
 			s.leases.copyRecord(at.lease, b)
 		} else {
-			w := &at.lane.window
-			before := w.Footprint()
-			w.Replace(ready.Item{Pos: ready.Pos{Since: at.place.At, ID: at.id}, Record: b})
-			s.windows.resized(at.lane, before)
-			s.windows.shrink()
+			s.ready.Replace(&at.lane.tasks, ready.Item{Pos: ready.Pos{Since: at.place.At, ID: at.id}, Record: b})
 		}
 	case keys.Scheduled, keys.Blocked:
 		if at.place.Range == keys.Blocked {

@@ -413,7 +413,7 @@ func (m *model) deliver() {
 		busy = false
 		for _, n := range m.rng.Perm(len(m.shards)) {
 			s := m.shards[n]
-			if s.isDueAt(m.instant) || s.wantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
+			if s.isDueAt(m.instant) || s.ready.WantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
 				m.group(n)
 			}
 			if sw := s.Effects.Sweep; sw != nil && m.rng.IntN(2) == 0 {

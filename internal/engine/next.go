@@ -1,10 +1,6 @@
 package engine
 
-import (
-	"math/bits"
-
-	"codeq/internal/record"
-)
+import "codeq/internal/record"
 
 // What a claim of a queue would get.
 
@@ -23,7 +19,7 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 		if l == nil || q.Settings.ConcurrencyPerKey == 0 && len(s.leases.turns) == 0 {
 			return l, pending
 		}
-		head, err := record.DecodeHead(l.window.FirstRecord())
+		head, err := record.DecodeHead(l.tasks.FirstRecord())
 		if err != nil || s.mayLease(q, &head) { // Grant reports err
 			return l, pending
 		}
@@ -36,6 +32,18 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 			return nil, false
 		}
 	}
+}
+
+// head returns the lane whose first task is next in a queue: see ready.Tasks.Head.
+func (s *State) head(q *Queue) (l *Lane, pending bool) {
+	first, pending, left := s.ready.Head(&q.Queue)
+	if left {
+		s.show(q)
+	}
+	if first != nil {
+		l = s.laneOf(first)
+	}
+	return l, pending
 }
 
 // FirstTask is what a claim of a queue would get here, as far as memory shows.
@@ -51,24 +59,15 @@ func (s *State) First(q *Queue) (f FirstTask, ok bool) {
 	if q.Settings.Paused {
 		return f, false
 	}
-	for mask := q.Mask; mask != 0; {
-		p := bits.Len16(mask) - 1
-		mask &^= 1 << p
-		r := q.rings[p]
-		first := r.first
-		for l := first; ; {
-			if !l.drained() {
-				f = FirstTask{Priority: l.Priority, Tenant: l.Tenant, Alone: l.ringNext == l, Share: r.shareOf()}
-				if f.Alone {
-					pos, _ := l.first()
-					f.Since = pos.Since
-				}
-				return f, true
-			}
-			if l = l.ringNext; l == first {
-				break
-			}
-		}
+	first := s.ready.First(&q.Queue)
+	if first.Lane == nil {
+		return f, false
 	}
-	return f, false
+	l := s.laneOf(first.Lane)
+	f = FirstTask{Priority: l.Priority, Tenant: l.Tenant, Alone: first.Alone, Share: first.Share}
+	if f.Alone {
+		pos, _, _ := first.Lane.First()
+		f.Since = pos.Since
+	}
+	return f, true
 }

@@ -5,6 +5,7 @@ import (
 
 	"codeq/internal/container/chunked"
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 )
 
 // isBusy reports whether a queue has tasks that have not ended.
@@ -38,8 +39,7 @@ func (s *State) noteTouched() {
 type Queue struct {
 	Name    string
 	Handle  int                 // a small number among the queues in memory
-	number  uint32              // 0 until the first task of the queue
-	since   uint64              // Seq of its first lane under number; 0: load has set number
+	since   uint64              // Seq of its first lane under Number; 0: load has set Number
 	lanes   chunked.List[*Lane] // in no order
 	byName  map[laneName]*Lane  // the lanes, if there are more than fewLanes
 	Counts  keys.Counts
@@ -51,7 +51,6 @@ type Queue struct {
 	filed   bool             // a row has the totals, and the counters have none
 	Gated   bool             // the owner wants to know when its leases end
 	Fed     bool             // on the list of queues that have more to claim
-	Shared  bool             // the process has tenants with names here, as the owner says
 	buckets map[bucketKey]*bucket
 	arrived uint64 // tasks that have come from other shards since the queue is in memory
 	Configured
@@ -62,9 +61,7 @@ type Queue struct {
 	starting int    // how many of them the next group starts
 	heldIn   uint32 // the last group in which one began to wait
 
-	rings [maxPriority + 1]*ring // nil: no lane may have a ready task
-	Mask  uint16                 // bit p: there is rings[p]
-	asked uint32                 // the last epoch in which a claim asked for the queue
+	ready.Queue // Number is 0 until the first task of the queue
 
 	resting    bool // on the list of queues that may no longer be needed
 	hasWakeups bool // perhaps: wakeups concern tasks of it

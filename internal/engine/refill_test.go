@@ -28,13 +28,13 @@ func TestRefillsReadWhatIsServed(t *testing.T) {
 				n := len(r.claim("a", c.claim))
 				require.Positive(t, n)
 				claimed += uint64(n)
-				require.LessOrEqual(t, r.windows.bytes, windowBytes)
+				require.LessOrEqual(t, r.ready.Usage(nil).Windows, windowBytes)
 			}
-			f := &r.refiller
-			t.Logf("%d tasks: %d passes, %d lanes, %d tasks and %d bytes read", tasks, f.passes, f.lanes, f.tasks, f.read)
-			require.LessOrEqual(t, f.tasks, tasks*5/4)
-			require.LessOrEqual(t, f.lanes, tasks*5/4)
-			require.LessOrEqual(t, f.passes, tasks/8)
+			f := r.ready.Usage(nil)
+			t.Logf("%d tasks: %d passes, %d lanes, %d tasks and %d bytes read", tasks, f.Passes, f.Lanes, f.Tasks, f.Read)
+			require.LessOrEqual(t, f.Tasks, tasks*5/4)
+			require.LessOrEqual(t, f.Lanes, tasks*5/4)
+			require.LessOrEqual(t, f.Passes, tasks/8)
 			r.settle()
 		})
 	}
@@ -60,12 +60,12 @@ func TestRefillsEnd(t *testing.T) {
 				r.claim(fmt.Sprint(rng.IntN(3)), 1+rng.IntN(3))
 			}
 			const groups = 50
-			before := r.refiller.passes
+			before := r.ready.Usage(nil).Passes
 			for range groups {
 				r.begin(r.drivenShard)
 				r.end()
 			}
-			require.Less(t, r.refiller.passes-before, uint64(groups*9/10), "seed %d", seed)
+			require.Less(t, r.ready.Usage(nil).Passes-before, uint64(groups*9/10), "seed %d", seed)
 		}
 	}
 }
@@ -128,8 +128,8 @@ func TestFirstClaimReadsFewLanes(t *testing.T) {
 	r.produceFor("a", 0, 2, namesOf("tenant", 5000)...)
 	r.reopen()
 	require.Equal(t, "tenant 00000", r.tenantsOf("a", 1))
-	require.LessOrEqual(t, r.refiller.lanes, uint64(ringReach))
-	require.LessOrEqual(t, r.refiller.passes, uint64(2))
+	require.LessOrEqual(t, r.ready.Usage(nil).Lanes, uint64(64))
+	require.LessOrEqual(t, r.ready.Usage(nil).Passes, uint64(2))
 	r.settle()
 }
 
@@ -148,7 +148,7 @@ func TestLanesWithoutTasksAreSkipped(t *testing.T) {
 	}
 	r.reopen()
 	require.Equal(t, all[tenants-1], r.tenantsOf("a", 1))
-	require.LessOrEqual(t, r.refiller.lanes, uint64(tenants))
+	require.LessOrEqual(t, r.ready.Usage(nil).Lanes, uint64(tenants))
 	require.Empty(t, r.claim("a", 1))
 	r.settle()
 }
@@ -171,15 +171,15 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 		}
 	}
 	require.Zero(t, r.countsOf("innocent").Ready)
-	require.Zero(t, r.Queues["innocent"].lane("", 0).pass, "the refill that has read it")
-	require.LessOrEqual(t, r.refiller.tasks, uint64(queues*each*5/4))
+	require.Zero(t, r.ready.Usage(&r.Queues["innocent"].lane("", 0).tasks).Pass, "the refill that has read it")
+	require.LessOrEqual(t, r.ready.Usage(nil).Tasks, uint64(queues*each*5/4))
 	r.settle()
 }
 
 // TestRefillIsBounded: one refill reads no more than a pass may, and a task.
 func TestRefillIsBounded(t *testing.T) {
 	t.Parallel()
-	const payload = 10 << 10
+	const payload, refillBytes, refillTasks = 10 << 10, 1 << 20, 1024
 	r := newRuled(t, Config{WindowBytes: 8 * refillBytes})
 	tenants := namesOf("tenant", 100)
 	r.produceFor("large", payload, 20, tenants...)
@@ -187,7 +187,7 @@ func TestRefillIsBounded(t *testing.T) {
 	refills := 0
 	for _, queue := range []string{"large", "small", "large", "small"} {
 		for range 20 {
-			for r.wantsRefill() {
+			for r.ready.WantsRefill() {
 				before := r.reading
 				r.begin(r.drivenShard)
 				refills++
@@ -209,9 +209,9 @@ func TestMemoryMovesToWhoClaims(t *testing.T) {
 	const windowBytes = 64 << 10
 	r := newRuled(t, Config{WindowBytes: windowBytes})
 	held := func(queue string) (n int) {
-		for l := r.windows.oldest; l != nil; l = l.newer {
-			if l.queue.Name == queue {
-				n += l.window.Footprint()
+		for _, l := range r.lanes.All() {
+			if l != nil && l.queue.Name == queue {
+				n += r.ready.Usage(&l.tasks).Bytes
 			}
 		}
 		return n
@@ -239,18 +239,6 @@ func TestTaskLargerThanMemory(t *testing.T) {
 	r.settle()
 }
 
-// TestNewParentsStayWithinMemory: a task that becomes a parent takes more room in its window.
-func TestNewParentsStayWithinMemory(t *testing.T) {
-	t.Parallel()
-	r := newRuled(t, Config{})
-	id := r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "a", Tenant: "x"}, record.Record{}))[0]
-	r.windows.limit = r.windows.bytes
-	child := record.Record{Parents: [][record.IDLen]byte{id}}
-	child.RunAt = storyStart + 3_600_000
-	r.produce(newTask(LaneKey{Queue: "b"}, child))
-	r.settle()
-}
-
 // TestManyTenants: ten thousand tenants take turns, and what memory holds is bounded by
 // Config.WindowBytes, and a little for each tenant.
 func TestManyTenants(t *testing.T) {
@@ -259,7 +247,7 @@ func TestManyTenants(t *testing.T) {
 	r := newRuled(t, Config{WindowBytes: bytes})
 	before := heap()
 	r.produceFor("a", 200, each, namesOf("tenant", tenants)...)
-	require.LessOrEqual(t, r.windows.bytes, bytes)
+	require.LessOrEqual(t, r.ready.Usage(nil).Windows, bytes)
 	r.settle()
 	grown := heap() - before
 	// The table in memory of Pebble, and the file system of the test, have each task.
@@ -276,7 +264,7 @@ func TestManyTenants(t *testing.T) {
 				seen[batch[i].Tenant]++
 			}
 			claimed += len(batch)
-			require.LessOrEqual(t, r.windows.bytes, bytes)
+			require.LessOrEqual(t, r.ready.Usage(nil).Windows, bytes)
 		}
 	}
 	require.Len(t, seen, tenants)

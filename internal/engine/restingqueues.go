@@ -63,10 +63,10 @@ func (s *State) Forget(q *Queue) {
 	c := &s.catalogue
 	delete(s.Queues, q.Name)
 	s.handles.Append(q.Handle)
-	if q.number != 0 {
-		s.numbers.Set(int(q.number), nil)
-		c.current.Remove(q.number)
-		c.formerQueues.add(q.Name, q.number, s.formerMost())
+	if q.Number != 0 {
+		s.numbers.Set(int(q.Number), nil)
+		c.current.Remove(q.Number)
+		c.formerQueues.add(q.Name, q.Number, s.formerMost())
 	}
 	c.gone[c.slot(q.Name)] += q.arrived
 }

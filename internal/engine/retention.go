@@ -33,7 +33,7 @@ func (b *bucket) Spot() *int { return &b.place }
 func (s *State) keep(q *Queue, prefix byte, id keys.ID, until uint64, ended keys.EndedValue, rec *record.Record) {
 	rec.Flags &^= record.HoldsKey
 	b := s.bucket(q, bucketKey{prefix, until})
-	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.number, b.until, id)
+	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.Number, b.until, id)
 	s.Group.change(id)
 	s.Group.set(s.scratch, append(ended.Append(nil), rec.Encode()...))
 	s.resize(b, 1)
@@ -74,7 +74,7 @@ func (s *State) resize(b *bucket, by int) {
 // seal stores the size of a bucket.
 func (b *bucket) seal(g *commitGroup) {
 	b.touched = false
-	key := keys.AppendBucket(nil, b.prefix, b.queue.number, b.until)
+	key := keys.AppendBucket(nil, b.prefix, b.queue.Number, b.until)
 	if b.size == 0 {
 		delete(b.queue.buckets, b.bucketKey)
 		g.delete(key)
@@ -88,7 +88,7 @@ func (b *bucket) seal(g *commitGroup) {
 func (s *State) expireEnded() {
 	for s.past(s.expiries.Next()) && !s.Spent() {
 		b := s.expiries.Pop()
-		all := keys.AppendGroup(nil, b.prefix, b.queue.number, b.until)
+		all := keys.AppendGroup(nil, b.prefix, b.queue.Number, b.until)
 		s.Group.deleteRange(all, keys.GroupEnd(all))
 		s.resize(b, -int(b.size))
 	}

@@ -26,7 +26,7 @@ func newRuled(t *testing.T, c Config) *ruled {
 	shared := store.NewCaches(8<<20, 1<<20, 8)
 	c.Shards, c.MaxAttempts = cmp.Or(c.Shards, 1), cmp.Or(c.MaxAttempts, 3)
 	c.WindowTasks, c.WindowBytes = cmp.Or(c.WindowTasks, 4096), cmp.Or(c.WindowBytes, 32<<20)
-	c.IdleLanes, c.SweepLanes, c.GroupBytes, c.TrimBytes, c.TrimLane = IdleLanes, SweepLanes, GroupBytes, TrimBytes, TrimLane
+	c.IdleLanes, c.SweepLanes, c.GroupBytes, c.TrimBytes, c.TrimLane = cmp.Or(c.IdleLanes, IdleLanes), SweepLanes, GroupBytes, TrimBytes, TrimLane
 	c.Backoff = func(int, float64) time.Duration { return 0 }
 	r := &ruled{T: t}
 	r.driver = driver{

@@ -32,8 +32,8 @@ func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 	if f.all {
 		return nil
 	}
-	lower := keys.AppendGrouped(nil, keys.Blocked, q.number, scope, f.id)
-	upper := keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.number, scope))
+	lower := keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, f.id)
+	upper := keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.Number, scope))
 	it, err := s.blocked.open(s)
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func (s *State) firstWaiter(q *Queue, scope uint64) *located {
 }
 
 func (s *State) waiter(q *Queue, scope uint64, w waiter) (*located, error) {
-	at := &located{id: w.id, place: keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, indexed: true}
+	at := &located{id: w.id, place: keys.Place{Range: keys.Blocked, Group: q.Number, At: scope}, indexed: true}
 	return at, s.decode(at, w.value)
 }
 

@@ -254,11 +254,11 @@ func (s *Settings) Check() error {
 const forever time.Duration = -1
 
 // weight is how many claims in a row a tenant gets.
-func (s *Settings) weight(tenant string) int {
+func (s *Settings) weight(tenant string) int32 {
 	if s.TenantWeights == nil {
 		return 1
 	}
-	return max(1, s.TenantWeights[tenant])
+	return int32(max(1, s.TenantWeights[tenant]))
 }
 
 // Configure adopts settings of a queue, and sends them to the other shards, if their version

@@ -1,13 +1,13 @@
 package engine
 
 import (
-	"math"
 	"time"
 
 	"codeq/internal/container/chunked"
 	"codeq/internal/container/recent"
 	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
+	"codeq/internal/ready"
 	"codeq/internal/store"
 )
 
@@ -40,11 +40,8 @@ type State struct {
 	clock     leaseClock
 	mint      minter
 
-	windows  windowMemory
-	refiller refiller
-	trimmer  trimmer
-	rings    []*ring     // unused, for reuse
-	tenants  tenantTable // nil: no other shard of the process has tasks
+	ready ready.Tasks
+	begun uint32 // groups
 
 	periods   periodClock
 	nextDue   dueCursor              // the first scheduled task that waits for a time of day
@@ -128,7 +125,7 @@ type instant struct {
 	Reap   uint64 // leases with a deadline up to it may be taken back, as Now
 }
 
-const Never = math.MaxUint64
+const Never = ready.Never
 
 // reading counts the entries of the store that have been read, and the bytes of their values.
 type reading struct{ entries, bytes int }
@@ -162,9 +159,6 @@ func NewState(c Config, st *store.Store) State {
 		Store:     st,
 		Queues:    make(map[string]*Queue),
 		catalogue: newCatalogue(c.SweepLanes),
-		windows:   windowMemory{limit: max(c.WindowBytes/c.Shards, 1)},
-		rings:     make([]*ring, 0, spareRings),
-		trimmer:   trimmer{since: Never},
 		nextDue:   nothingDue,
 		nextWait:  nothingDue,
 		nextFreed: nothingDue,
@@ -273,7 +267,34 @@ func (s *State) tick(uptime uint64) {
 }
 
 // BeginGroup begins a group. REQUIRES: the last one has persisted.
-func (s *State) BeginGroup() { s.windows.next(s.Now) }
+func (s *State) BeginGroup() {
+	s.begun++
+	s.ready.Begin(s.Now, s.Uptime)
+}
 
-// wantsRefill reports whether Refill should read ready tasks into memory before the next group.
-func (s *State) wantsRefill() bool { return len(s.refiller.wants)+len(s.refiller.heads) > 0 }
+// Refill reads the ready tasks into memory for which claims will ask next, as far as one pass goes.
+// It returns false if none are missing.
+// REQUIRES: the group is empty, so that disk has every task.
+func (s *State) Refill() bool {
+	if !s.ready.WantsRefill() {
+		return false
+	}
+	done, err := s.ready.Refill()
+	if err != nil {
+		s.Broken = err
+	}
+	s.reading.entries += done.Entries
+	s.reading.bytes += done.Bytes
+	for _, of := range done.Shown {
+		if q := s.queueOf(of); q != nil {
+			s.show(q)
+		}
+	}
+	for _, of := range done.Fed {
+		if q := s.queueOf(of); q != nil {
+			s.feed(q)
+			s.show(q)
+		}
+	}
+	return true
+}

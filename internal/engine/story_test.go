@@ -547,7 +547,7 @@ func (w *world) state(a args, _ []string) {
 				continue
 			}
 			memory := ""
-			if in := q.lane(l.Tenant, l.Priority); in == nil || in.window.Len() < len(l.tasks) {
+			if in := q.lane(l.Tenant, l.Priority); in == nil || w.s().ready.Usage(&in.tasks).Held < len(l.tasks) {
 				memory = " (not all in memory)"
 			}
 			w.printf("  ready%s%s: %s%s", maybe(" tenant ", l.Tenant), maybe(" priority ", l.Priority), strings.Join(l.tasks, " "), memory)

@@ -552,7 +552,8 @@ func (w *world) memory(args, []string) {
 	w.printf("%d of %d lanes and %d of %d queues are in memory", c.loaded.Len(), c.lanes.Len(), c.current.Len(), c.queues.Len()-1)
 	for _, l := range s.lanes.All() {
 		if l != nil {
-			w.printf("  queue %s%s%s: window of %d, complete %t", l.queue.Name, maybe(" tenant ", l.Tenant), maybe(" priority ", l.Priority), l.window.Len(), l.complete)
+			u := s.ready.Usage(&l.tasks)
+			w.printf("  queue %s%s%s: window of %d, complete %t", l.queue.Name, maybe(" tenant ", l.Tenant), maybe(" priority ", l.Priority), u.Held, u.Complete)
 		}
 	}
 }

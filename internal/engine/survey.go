@@ -56,7 +56,7 @@ func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bo
 	if q == nil {
 		return 0, counts, false
 	}
-	return q.number, q.Counts, true
+	return q.Number, q.Counts, true
 }
 
 // LanesBefore appends the lanes before the left-th that may have ready tasks, of at most so many
@@ -74,8 +74,10 @@ func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]Lane
 	left = min(left, lanes.Len())
 	first := max(0, left-most)
 	for i := first; i < left; i++ {
-		if l := lanes.At(i); l != nil && !l.drained() {
-			dst = append(dst, LaneRef{l.number, l.LaneKey})
+		if l := lanes.At(i); l != nil {
+			if _, _, ok := l.tasks.First(); ok {
+				dst = append(dst, LaneRef{l.number, l.LaneKey})
+			}
 		}
 	}
 	return dst, first
@@ -93,7 +95,7 @@ func (s *State) QueuesBefore(has func(*keys.Counts) bool, left, most int, dst []
 	first := max(0, left-most)
 	for i := first; i < left; i++ {
 		if q := s.numbers.At(i); q != nil && has(&q.Counts) {
-			dst = append(dst, QueueRef{q.Name, q.number})
+			dst = append(dst, QueueRef{q.Name, q.Number})
 		}
 	}
 	return dst, first
@@ -115,9 +117,9 @@ func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]
 // is ready.
 func (s *State) FirstReady(lane uint32) (pos ready.Pos, ok bool) {
 	if l := s.lanes.At(int(lane)); l != nil {
-		return l.first()
+		pos, _, ok = l.tasks.First()
 	}
-	return pos, false
+	return pos, ok
 }
 
 // CountsCursor is a position in the list of a shard's queues: first those that have a number, then
@@ -146,7 +148,7 @@ func (s *State) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []QueueC
 	}
 	end := min(p.Next+most, queues.Len())
 	for i := p.Next; i < end; i++ {
-		if q := queues.At(i); q != nil && p.Unnumbered == (q.number == 0 || q.since >= p.Begun) && (q.Counts != keys.Counts{} || q.Version > 0) {
+		if q := queues.At(i); q != nil && p.Unnumbered == (q.Number == 0 || q.since >= p.Begun) && (q.Counts != keys.Counts{} || q.Version > 0) {
 			dst = append(dst, QueueCounts{q.Name, q.Counts})
 		}
 	}

@@ -276,7 +276,7 @@ const causeCrash = "the process died"
 func (s *State) hold(l *Lane, id keys.ID, leases uint32, rec []byte) {
 	part := keys.SuspectPartOf(id, leases)
 	s.block(l, keys.SuspectScope(l.queue.Name, part), id, rec)
-	l.queue.heldIn = s.windows.pass
+	l.queue.heldIn = s.begun
 	s.noteSuspects(l.queue, part)
 }
 
@@ -311,7 +311,7 @@ func (s *State) findSuspects() {
 // findSuspectsOf is findSuspects for a queue. Its scopes of suspects follow each other.
 func (s *State) findSuspectsOf(q *Queue) error {
 	scopeAt := func(part int) []byte {
-		return keys.AppendGroup(nil, keys.Blocked, q.number, keys.SuspectScope(q.Name, part))
+		return keys.AppendGroup(nil, keys.Blocked, q.Number, keys.SuspectScope(q.Name, part))
 	}
 	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: scopeAt(0), UpperBound: keys.GroupEnd(scopeAt(keys.SuspectParts - 1))})
 	if err != nil {
@@ -328,7 +328,7 @@ func (s *State) findSuspectsOf(q *Queue) error {
 		if part := keys.SuspectPart(scope); scope == keys.SuspectScope(q.Name, part) {
 			s.noteSuspects(q, part)
 		}
-		valid = it.SeekGE(keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.number, scope)))
+		valid = it.SeekGE(keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.Number, scope)))
 	}
 	return store.Error(it.Error())
 }
@@ -372,7 +372,7 @@ func (s *State) startSuspects(q *Queue) error {
 		if err != nil || !done {
 			return err
 		}
-		if q.heldIn != s.windows.pass { // or else one may wait after those that were read
+		if q.heldIn != s.begun { // or else one may wait after those that were read
 			q.Suspects &^= 1 << part
 		}
 	}

@@ -337,7 +337,7 @@ func TestStaleSuspect(t *testing.T) {
 			require.Len(t, r.suspects.started, 1, "it has a place again")
 		} else {
 			l, _ := r.Next(r.Queues["a"], 0)
-			pos, _ := l.first()
+			pos, _, _ := l.tasks.First()
 			r.begin(r.drivenShard)
 			v, err := r.Alter(pos.ID, AlterCancel, 0)
 			require.NoError(t, err)

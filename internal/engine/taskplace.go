@@ -12,7 +12,7 @@ import (
 func (s *State) placeFirst(l *Lane, id keys.ID, rec []byte) {
 	since := keys.SinceOf(keys.ID(id))
 	s.Group.setNew(l.number, since, id, rec)
-	s.ready(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
+	s.offer(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
 }
 
 // place moves a task into its lane, at since.
@@ -25,12 +25,20 @@ func (s *State) place(l *Lane, since uint64, id keys.ID, rec []byte) {
 	} else {
 		s.setIndex(id, l, p, rec)
 	}
-	s.ready(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
+	s.offer(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
 }
 
 // isFirstPlace reports whether a task that is in a lane needs no index entry.
 func isFirstPlace(l *Lane, since uint64, id keys.ID) bool {
 	return keys.IsFirstPlace(since) && l.number == keys.LaneOf(id)
+}
+
+// offer counts a task as ready and offers it to claims; its record is in the group.
+func (s *State) offer(l *Lane, it ready.Item) {
+	l.queue.Counts.Ready++
+	s.touch(l.queue)
+	s.ready.Add(&l.tasks, it)
+	s.feed(l.queue)
 }
 
 // setIndex stores the place of a task that is not in its first place. The group keeps rec.
@@ -71,13 +79,8 @@ func (s *State) withdraw(at *located) {
 	switch at.state {
 	case Ready:
 		pos := ready.Pos{Since: at.place.At, ID: at.id}
-		before := at.lane.window.Footprint()
-		at.lane.window.Remove(pos)
-		at.lane.exact = at.lane.exact && pos != at.lane.next
-		s.windows.resized(at.lane, before)
+		s.ready.Remove(&at.lane.tasks, pos, len(at.rec.Payload))
 		s.Group.removeTask(at.lane.number, at.place.At, at.id, false)
-		s.noteIdle(at.lane)
-		s.consumed(at.lane, len(at.rec.Payload))
 		q.Counts.Ready--
 		if at.rec.Limit != 0 {
 			s.passLimit(q, at.rec.Limit)

@@ -6,7 +6,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"codeq/internal/ready"
 )
+
+// turnKept is how long a lane keeps the rest of its turn.
+const turnKept = 10 * time.Minute
 
 // sharded are shards of a process that share a countedTenants.
 type sharded struct{ *ruled }
@@ -33,11 +38,17 @@ func (s sharded) order(claims int) (tenants string) {
 	return tenants
 }
 
+// isDrained reports whether memory knows that a tenant has no ready task.
+func (s sharded) isDrained(tenant string) bool {
+	l := s.Queues["a"].lane(tenant, 0)
+	return l == nil || s.ready.Usage(&l.tasks).Complete && s.ready.Usage(&l.tasks).Held == 0
+}
+
 // share is what a claim goes by to the shard: 1 is that of a tenant of weight 1 in one shard.
 func (s sharded) share() float64 {
 	f, ok := s.First(s.Queues["a"])
 	require.True(s, ok)
-	return float64(f.Share) / wholeShare
+	return float64(f.Share) / ready.WholeShare
 }
 
 // settleAll delivers what the shards send to each other, and checks them.
@@ -111,10 +122,9 @@ func TestUnnamedTenantIsCounted(t *testing.T) {
 
 // TestTenantsLeaveTheTable: tenants come and go, and no count outlives the last lane of its tenant.
 func TestTenantsLeaveTheTable(t *testing.T) {
-	s := newSharded(t, 2)
+	s := sharded{newRuled(t, Config{Shards: 2, IdleLanes: 10})}
 	for shard := range 2 {
-		s.in(shard).State.config.IdleLanes = 10
-		s.produceFor("a", 0, 2, namesOf("tenant", 300)...)
+		s.in(shard).produceFor("a", 0, 2, namesOf("tenant", 300)...)
 	}
 	require.Len(t, s.driver.tenants, 300)
 	s.settleAll()
@@ -184,7 +194,7 @@ func TestTurnIsKept(t *testing.T) {
 	// trickle returns the tenants of the next claims, if X has one task before each of them.
 	trickle := func(s sharded, claims int) (tenants string) {
 		for range claims {
-			if ready := s.Queues["a"].lane("X", 0); ready == nil || ready.drained() {
+			if s.isDrained("X") {
 				s.produceFor("a", 0, 1, "X")
 			}
 			tenants += s.order(1)
@@ -201,11 +211,11 @@ func TestTurnIsKept(t *testing.T) {
 		}
 		require.Equal(t, "ABXXXXABXXXXABXXXX", trickle(s.in(0), 18))
 		require.Equal(t, "ABXX", trickle(s, 4))
-		s.pass(turnKept * time.Millisecond / 2)
+		s.pass(turnKept / 2)
 		require.Equal(t, "ABAB", s.order(4), "as X has no task")
 		require.Equal(t, "XXABXX", trickle(s, 6), "the rest of the turn, and a new one")
 		require.Equal(t, "AB", s.order(2))
-		s.pass(turnKept*time.Millisecond + 2*time.Second)
+		s.pass(turnKept + 2*time.Second)
 		require.Equal(t, "ABXXXXAB", trickle(s, 8), "a new turn")
 		s.settleAll()
 	})
@@ -246,7 +256,7 @@ func TestTurnIsKept(t *testing.T) {
 		s.produceFor("a", 500, 40, "A", "B", "C", "D", "E")
 		got := ""
 		for range 64 {
-			if l := s.Queues["a"].lane("X", 0); l == nil || l.drained() {
+			if s.isDrained("X") {
 				s.produceFor("a", 500, 1, "X")
 			}
 			got += s.order(1)

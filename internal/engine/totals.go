@@ -163,7 +163,7 @@ func (s *State) keepTotals() {
 		if q.resting = false; s.isUnknown(q) {
 			s.file(q)
 			q.filed = true
-			s.Group.delete(keys.AppendNumbered(nil, keys.Counters, q.number))
+			s.Group.delete(keys.AppendNumbered(nil, keys.Counters, q.Number))
 			s.Group.unclocked = true
 		}
 		s.Rest(q)

@@ -107,7 +107,7 @@ func (s *State) isDue(u *upkeep) bool {
 // into memory, or queues that may leave it; or whether a lease may have expired, once the owner has
 // decided what came before that.
 func (s *State) HasWork() bool {
-	return s.wantsRefill() || s.upkeepIsDue() || s.hasDoubts() ||
+	return s.ready.WantsRefill() || s.upkeepIsDue() || s.hasDoubts() ||
 		s.leasesEnd(s.Now) && s.HasRoom(RoomScarce) && !s.config.Untimed
 }
 
@@ -126,7 +126,7 @@ func (s *State) upkeepIsDue() bool {
 func (s *State) NextDue() (uptime, now, wall uint64) {
 	uptime, now, wall = Never, Never, Never
 	if s.HasRoom(RoomNone) {
-		uptime, wall = s.trimAt(), s.wallOf(min(s.expiries.Next(), s.nextFreed.at))
+		uptime, wall = s.ready.TrimAt(s.Tight), s.wallOf(min(s.expiries.Next(), s.nextFreed.at))
 	}
 	if s.config.Untimed {
 		return uptime, Never, Never

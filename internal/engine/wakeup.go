@@ -24,9 +24,9 @@ func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
 	if scope != 0 {
 		s.cursors.add(scope, id, value)
 	}
-	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.number, scope, id)
+	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.Number, scope, id)
 	s.Group.set(s.scratch, value)
-	s.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.number, At: scope}, rec)
+	s.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.Number, At: scope}, rec)
 	q.Counts.Blocked++
 	s.touch(q)
 }
@@ -40,7 +40,7 @@ type wakeup struct {
 
 // compare is the order of the keys.
 func (m wakeup) compare(other wakeup) int {
-	return cmp.Or(cmp.Compare(m.queue.number, other.queue.number), cmp.Compare(m.scope, other.scope), bytes.Compare(m.id[:], other.id[:]))
+	return cmp.Or(cmp.Compare(m.queue.Number, other.queue.Number), cmp.Compare(m.scope, other.scope), bytes.Compare(m.id[:], other.id[:]))
 }
 
 // wakeupList holds the wakeups of earlier groups: some in memory, the others on disk, where they
@@ -65,7 +65,7 @@ const wakeupsSorted = 512
 const wakeupsCap = 1 << 12
 
 func (s *State) wakeupKey(m wakeup) []byte {
-	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.number, m.scope, m.id)
+	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.Number, m.scope, m.id)
 	return s.scratch
 }
 
@@ -208,7 +208,7 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 // blockedIn returns a task that waits in a scope; nil: it does not.
 // REQUIRES: the group has not changed the task.
 func (s *State) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) {
-	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.number, scope, id))
+	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, id))
 	if value == nil || err != nil {
 		return nil, err
 	}

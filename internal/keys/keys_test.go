@@ -15,8 +15,6 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/testbase"
-
-	"codeq/internal/ready"
 	"codeq/internal/testkit"
 )
 
@@ -316,32 +314,6 @@ func TestSince(t *testing.T) {
 		require.Equal(t, ms, SinceMillis(moved))
 		require.Greater(t, moved, since, "a task that becomes ready again stands behind the new ones of its millisecond")
 		require.Less(t, moved, (ms+1)<<16|kindFirst, "and before those of the next")
-	})
-}
-
-// TestOrder: the byte order of task keys is the order of lanes, then of positions in windows, in
-// any form of the keys.
-func TestOrder(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		draw := func() (lane uint32, p ready.Pos) {
-			id := drawID(t)
-			return drawUint32(t, "lane"), ready.Pos{Since: drawSince(t, id), ID: id}
-		}
-		laneA, a := draw()
-		laneB, b := draw()
-		keyA := AppendTask(nil, laneA, a.Since, a.ID)
-		keyB := AppendTask(nil, laneB, b.Since, b.ID)
-		want := cmp.Or(cmp.Compare(laneA, laneB), a.Compare(b))
-		require.Equal(t, want, bytes.Compare(keyA, keyB), "%x, %x", keyA, keyB)
-
-		require.True(t, bytes.HasPrefix(keyA, AppendLane(nil, laneA)))
-		require.LessOrEqual(t, bytes.Compare(AppendFrom(nil, laneA, 0, ID{}), keyA), 0, "the head of the lane comes first")
-		next := a.Next()
-		from := AppendFrom(nil, laneA, next.Since, next.ID)
-		require.Negative(t, bytes.Compare(keyA, from), "a refill does not read its last task again")
-		if laneA == laneB && b.Compare(a) > 0 {
-			require.LessOrEqual(t, bytes.Compare(from, keyB), 0, "nor leaves one out")
-		}
 	})
 }
 

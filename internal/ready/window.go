@@ -1,6 +1,3 @@
-// Package ready holds the ready tasks of a shard that are in memory. A [Window] is the head of one
-// lane: a bounded sequence of tasks, ordered by the time since which they are ready. The package
-// knows no record and no rule.
 package ready
 
 import (
@@ -17,8 +14,8 @@ type Pos struct {
 	ID    [16]byte
 }
 
-// Compare orders positions: negative when p comes before o.
-func (p Pos) Compare(o Pos) int {
+// compare orders positions: negative when p comes before o.
+func (p Pos) compare(o Pos) int {
 	if p.Since != o.Since {
 		if p.Since < o.Since {
 			return -1
@@ -28,9 +25,9 @@ func (p Pos) Compare(o Pos) int {
 	return bytes.Compare(p.ID[:], o.ID[:])
 }
 
-// Next returns the smallest position after p. The last eight bytes of an ID begin with the variant
+// next returns the smallest position after p. The last eight bytes of an ID begin with the variant
 // bits of a UUID, so that adding one never carries beyond them.
-func (p Pos) Next() Pos {
+func (p Pos) next() Pos {
 	for i := len(p.ID) - 1; i >= 0; i-- {
 		p.ID[i]++
 		if p.ID[i] != 0 {
@@ -59,38 +56,38 @@ const (
 	runMin = 1
 )
 
-// Window is an ordered deque of items, in runs of limited length. Insertion and removal at the ends
+// window is an ordered deque of items, in runs of limited length. Insertion and removal at the ends
 // move nothing; in between they move at most the items of one run, however long the window is:
-// tasks that return, or whose time has come late, belong before many others. The zero Window is
+// tasks that return, or whose time has come late, belong before many others. The zero window is
 // empty. Only one goroutine uses it.
 //
 // Invariant: runs are in order, and none is empty unless it is the only one.
-type Window struct {
+type window struct {
 	runs  []run // those before first were removed
-	first int
-	pool  *Pool // nil: none
-	n     int
-	bytes int // of the records held
-	slots int // items for which memory is held
-	moved int // how many items were moved to insert or remove others
+	pool  *pool // nil: none
+	bytes int   // of the records held
+	first int32
+	n     int32
+	slots int32 // items for which memory is held
+	moved int32 // how many items were moved to insert or remove others
 }
 
-// Pool keeps the memory of runs that windows have emptied for later ones, so that windows which are
+// pool keeps the memory of runs that windows have emptied for later ones, so that windows which are
 // filled and emptied all the time rarely allocate. What it keeps is limited, and not part of any
 // Footprint. One goroutine uses it and all its windows.
-type Pool struct{ runs [][]Item }
+type pool struct{ runs [][]Item }
 
 const poolCap = 64
 
 // put keeps the memory of a run without items.
-func (p *Pool) put(items []Item) {
+func (p *pool) put(items []Item) {
 	if p != nil && cap(items) == runCap && len(p.runs) < poolCap {
 		p.runs = append(p.runs, items[:0])
 	}
 }
 
 // get returns memory for a run.
-func (p *Pool) get() []Item {
+func (p *pool) get() []Item {
 	if p == nil || len(p.runs) == 0 {
 		return make([]Item, 0, runCap)
 	}
@@ -111,20 +108,20 @@ func (r *run) front() *Item { return &r.items[r.head] }
 func (r *run) back() *Item  { return &r.items[len(r.items)-1] }
 
 // Len returns the number of items.
-func (w *Window) Len() int { return w.n }
+func (w *window) Len() int { return int(w.n) }
 
 // Size returns the memory of the items, in bytes.
-func (w *Window) Size() int { return w.bytes + w.n*itemBytes }
+func (w *window) Size() int { return w.bytes + int(w.n)*itemBytes }
 
-// SizeOf returns how much an item with a record of so many bytes adds to Size.
-func SizeOf(record int) int { return record + itemBytes }
+// sizeOf returns how much an item with a record of so many bytes adds to Size.
+func sizeOf(record int) int { return record + itemBytes }
 
 // Footprint returns all memory held, in bytes: that of the items, and the room for others.
-func (w *Window) Footprint() int { return w.bytes + w.slots*itemBytes + cap(w.runs)*runBytes }
+func (w *window) Footprint() int { return w.bytes + int(w.slots)*itemBytes + cap(w.runs)*runBytes }
 
 // Growth returns how much an item after all others, with a record of so many bytes, adds to
 // Footprint at most.
-func (w *Window) Growth(record int) int {
+func (w *window) Growth(record int) int {
 	if len(w.runs) == 0 {
 		return record + runBytes + runMin*itemBytes
 	}
@@ -139,22 +136,22 @@ func (w *Window) Growth(record int) int {
 	return record + runCap*itemBytes
 }
 
-func (w *Window) lastRun() *run { return &w.runs[len(w.runs)-1] }
+func (w *window) lastRun() *run { return &w.runs[len(w.runs)-1] }
 
 // First returns the position of the first item. REQUIRES: Len() > 0.
-func (w *Window) First() Pos { return w.runs[w.first].front().Pos }
+func (w *window) First() Pos { return w.runs[w.first].front().Pos }
 
 // FirstRecord returns the record of the first item. REQUIRES: Len() > 0.
-func (w *Window) FirstRecord() []byte { return w.runs[w.first].front().Record }
+func (w *window) FirstRecord() []byte { return w.runs[w.first].front().Record }
 
 // Last returns the position of the last item. REQUIRES: Len() > 0.
-func (w *Window) Last() Pos { return w.lastRun().back().Pos }
+func (w *window) Last() Pos { return w.lastRun().back().Pos }
 
 // IsLast reports whether a position is after all items.
-func (w *Window) IsLast(p Pos) bool { return w.n == 0 || p.Compare(w.Last()) > 0 }
+func (w *window) IsLast(p Pos) bool { return w.n == 0 || p.compare(w.Last()) > 0 }
 
 // Insert adds an item at its position.
-func (w *Window) Insert(it Item) {
+func (w *window) Insert(it Item) {
 	if w.IsLast(it.Pos) {
 		w.Append(it)
 	} else {
@@ -163,7 +160,7 @@ func (w *Window) Insert(it Item) {
 }
 
 // Append is Insert for an item after all others. REQUIRES: IsLast(it.Pos).
-func (w *Window) Append(it Item) {
+func (w *window) Append(it Item) {
 	w.n++
 	w.bytes += cap(it.Record)
 	if len(w.runs) == 0 {
@@ -186,7 +183,7 @@ func (w *Window) Append(it Item) {
 }
 
 // insert puts an item before the last one.
-func (w *Window) insert(it Item) {
+func (w *window) insert(it Item) {
 	w.n++
 	w.bytes += cap(it.Record)
 	i := w.runOf(it.Pos)
@@ -209,10 +206,10 @@ func (w *Window) insert(it Item) {
 		r.items[r.head] = it
 	case len(r.items) < cap(r.items):
 		r.items = append(r.items, Item{})
-		w.moved += copy(r.items[k+1:], r.items[k:])
+		w.moved += int32(copy(r.items[k+1:], r.items[k:]))
 		r.items[k] = it
 	default:
-		w.moved += copy(r.items[r.head-1:], r.items[r.head:k])
+		w.moved += int32(copy(r.items[r.head-1:], r.items[r.head:k]))
 		r.head--
 		r.items[k-1] = it
 	}
@@ -220,7 +217,7 @@ func (w *Window) insert(it Item) {
 
 // split makes room in a full run for an item at its index k: the items from k on become a separate
 // run. It returns the item's new run and index.
-func (w *Window) split(i, k int) (*run, int) {
+func (w *window) split(i, k int) (*run, int) {
 	if k == 0 {
 		return &w.runs[w.addRun(i)], 0
 	}
@@ -230,17 +227,18 @@ func (w *Window) split(i, k int) (*run, int) {
 		return upper, 0
 	}
 	upper.items = append(upper.items, lower.items[k:]...)
-	w.moved += len(upper.items)
+	w.moved += int32(len(upper.items))
 	clear(lower.items[k:])
 	lower.items = lower.items[:k]
 	return lower, k
 }
 
 // addRun inserts an empty run at index i, and returns its index, which may have changed.
-func (w *Window) addRun(i int) int {
-	if n := len(w.runs); n == cap(w.runs) && w.first > n/2 {
-		clear(w.runs[copy(w.runs, w.runs[w.first:]):])
-		w.runs, w.first, i = w.runs[:n-w.first], 0, i-w.first
+func (w *window) addRun(i int) int {
+	if n := len(w.runs); n == cap(w.runs) && int(w.first) > n/2 {
+		first := int(w.first)
+		clear(w.runs[copy(w.runs, w.runs[first:]):])
+		w.runs, w.first, i = w.runs[:n-first], 0, i-first
 	}
 	var r run
 	if len(w.runs) == 0 {
@@ -248,25 +246,25 @@ func (w *Window) addRun(i int) int {
 	} else {
 		r.items = w.pool.get()
 	}
-	w.slots += cap(r.items)
-	if i == w.first && i > 0 {
+	w.slots += int32(cap(r.items))
+	if i == int(w.first) && i > 0 {
 		w.first--
 		w.runs[w.first] = r
-		return w.first
+		return int(w.first)
 	}
 	w.runs = slices.Insert(w.runs, i, r)
 	return i
 }
 
 // dropRun removes a run that has become empty, unless it is the only one.
-func (w *Window) dropRun(i int) {
+func (w *window) dropRun(i int) {
 	if w.n == 0 {
 		w.runs[i].items, w.runs[i].head = w.runs[i].items[:0], 0
 		return
 	}
-	w.slots -= cap(w.runs[i].items)
+	w.slots -= int32(cap(w.runs[i].items))
 	w.pool.put(w.runs[i].items)
-	if i > w.first {
+	if i > int(w.first) {
 		w.runs = slices.Delete(w.runs, i, i+1)
 		return
 	}
@@ -275,25 +273,25 @@ func (w *Window) dropRun(i int) {
 }
 
 // grow doubles the room of the only run.
-func (w *Window) grow(r *run) {
+func (w *window) grow(r *run) {
 	items := make([]Item, r.len(), 2*cap(r.items))
 	copy(items, r.items[r.head:])
-	w.slots += cap(items) - cap(r.items)
+	w.slots += int32(cap(items) - cap(r.items))
 	r.items, r.head = items, 0
 }
 
 // PopFirst removes the first item. REQUIRES: Len() > 0.
-func (w *Window) PopFirst() Item {
+func (w *window) PopFirst() Item {
 	r := &w.runs[w.first]
 	it := w.take(r.front())
 	if r.head++; r.len() == 0 {
-		w.dropRun(w.first)
+		w.dropRun(int(w.first))
 	}
 	return it
 }
 
 // PopLast removes the last item. REQUIRES: Len() > 0.
-func (w *Window) PopLast() Item {
+func (w *window) PopLast() Item {
 	r := w.lastRun()
 	it := w.take(r.back())
 	if r.items = r.items[:len(r.items)-1]; r.len() == 0 {
@@ -303,7 +301,7 @@ func (w *Window) PopLast() Item {
 }
 
 // Remove removes the item at a position, and reports whether there was one.
-func (w *Window) Remove(p Pos) bool {
+func (w *window) Remove(p Pos) bool {
 	i, k := w.find(p)
 	if k < 0 {
 		return false
@@ -313,7 +311,7 @@ func (w *Window) Remove(p Pos) bool {
 	if k == r.head {
 		r.head++
 	} else {
-		w.moved += copy(r.items[k:], r.items[k+1:])
+		w.moved += int32(copy(r.items[k:], r.items[k+1:]))
 		*r.back() = Item{}
 		r.items = r.items[:len(r.items)-1]
 	}
@@ -324,7 +322,7 @@ func (w *Window) Remove(p Pos) bool {
 }
 
 // Replace replaces the record of the item at a position, if there is one.
-func (w *Window) Replace(it Item) {
+func (w *window) Replace(it Item) {
 	if i, k := w.find(it.Pos); k >= 0 {
 		old := &w.runs[i].items[k]
 		w.bytes += cap(it.Record) - cap(old.Record)
@@ -334,7 +332,7 @@ func (w *Window) Replace(it Item) {
 
 // find returns the run and the index in it of the item at a position; k is negative if there is
 // none.
-func (w *Window) find(p Pos) (i, k int) {
+func (w *window) find(p Pos) (i, k int) {
 	if w.n == 0 {
 		return 0, -1
 	}
@@ -348,17 +346,18 @@ func (w *Window) find(p Pos) (i, k int) {
 
 // runOf returns the run in which a position lies: the last one that begins at it or before, or the
 // first. REQUIRES: Len() > 0.
-func (w *Window) runOf(p Pos) int {
-	after := sort.Search(len(w.runs)-w.first, func(i int) bool { return p.Compare(w.runs[w.first+i].front().Pos) < 0 })
-	return w.first + max(after-1, 0)
+func (w *window) runOf(p Pos) int {
+	runs := w.runs[w.first:]
+	after := sort.Search(len(runs), func(i int) bool { return p.compare(runs[i].front().Pos) < 0 })
+	return int(w.first) + max(after-1, 0)
 }
 
 // find returns the index of the first item at or after a position.
 func (r *run) find(p Pos) int {
-	return r.head + sort.Search(r.len(), func(i int) bool { return p.Compare(r.items[r.head+i].Pos) <= 0 })
+	return r.head + sort.Search(r.len(), func(i int) bool { return p.compare(r.items[r.head+i].Pos) <= 0 })
 }
 
-func (w *Window) take(p *Item) Item {
+func (w *window) take(p *Item) Item {
 	it := *p
 	*p = Item{}
 	w.n--
@@ -368,7 +367,7 @@ func (w *Window) take(p *Item) Item {
 
 // Trim drops the last items until Size is at most size, and memory that the others do not need. It
 // returns the position of the first dropped item.
-func (w *Window) Trim(size int) (first Pos, dropped bool) {
+func (w *window) Trim(size int) (first Pos, dropped bool) {
 	for w.n > 0 && w.Size() > size {
 		first, dropped = w.PopLast().Pos, true
 	}
@@ -376,16 +375,16 @@ func (w *Window) Trim(size int) (first Pos, dropped bool) {
 		w.Clear()
 		return first, dropped
 	}
-	if r := w.lastRun(); w.first == len(w.runs)-1 && cap(r.items) >= 2*r.len() {
+	if r := w.lastRun(); int(w.first) == len(w.runs)-1 && cap(r.items) >= 2*r.len() {
 		items := append(make([]Item, 0, 1<<bits.Len(uint(r.len()-1))), r.items[r.head:]...)
-		w.slots = cap(items)
+		w.slots = int32(cap(items))
 		w.runs, w.first = []run{{items: items}}, 0
 	}
 	return first, dropped
 }
 
 // Clear drops the items and the memory that held them.
-func (w *Window) Clear() { *w = Window{pool: w.pool} }
+func (w *window) Clear() { *w = window{pool: w.pool} }
 
 // Use makes a window take the memory of its runs from a pool, and return it when they are empty.
-func (w *Window) Use(p *Pool) { w.pool = p }
+func (w *window) Use(p *pool) { w.pool = p }

@@ -10,16 +10,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-// check verifies the invariants of Window by a walk over its runs.
-func check(t require.TestingT, w *Window) {
+// check verifies the invariants of window by a walk over its runs.
+func check(t require.TestingT, w *window) {
 	n, bytes, slots := 0, 0, 0
 	var last *Item
 	for i, r := range w.runs[:cap(w.runs)] {
-		if i < w.first || i >= len(w.runs) {
+		if i < int(w.first) || i >= len(w.runs) {
 			require.Zero(t, r, "run %d holds on to memory", i)
 			continue
 		}
-		if len(w.runs)-w.first > 1 {
+		if len(w.runs)-int(w.first) > 1 {
 			require.Positive(t, r.len(), "length of run %d", i)
 			require.Equal(t, runCap, cap(r.items), "room of run %d", i)
 		}
@@ -32,7 +32,7 @@ func check(t require.TestingT, w *Window) {
 			}
 			bytes += cap(it.Record)
 			if last != nil {
-				require.Negative(t, last.Compare(it.Pos), "order at %d of run %d", k, i)
+				require.Negative(t, last.compare(it.Pos), "order at %d of run %d", k, i)
 			}
 			last = &it
 		}
@@ -52,7 +52,7 @@ func check(t require.TestingT, w *Window) {
 }
 
 // contents returns the items of a window.
-func contents(w *Window) []Item {
+func contents(w *window) []Item {
 	all := []Item{}
 	for _, r := range w.runs[w.first:] {
 		all = append(all, r.items[r.head:]...)
@@ -60,10 +60,10 @@ func contents(w *Window) []Item {
 	return all
 }
 
-// model does what a Window promises, with a sorted slice.
+// model does what a window promises, with a sorted slice.
 type model struct {
 	t     *rapid.T
-	w     Window
+	w     window
 	items []Item
 }
 
@@ -93,14 +93,14 @@ func (m *model) insertLast(*rapid.T) {
 
 // put inserts an item and checks how many others were moved for it.
 func (m *model) put(it Item) {
-	i, found := slices.BinarySearchFunc(m.items, it, func(a, b Item) int { return a.Compare(b.Pos) })
+	i, found := slices.BinarySearchFunc(m.items, it, func(a, b Item) int { return a.compare(b.Pos) })
 	if found {
 		return // a task is in a window once
 	}
 	m.items = slices.Insert(m.items, i, it)
 	before := m.w.moved
 	m.w.Insert(it)
-	require.Less(m.t, m.w.moved-before, runCap)
+	require.Less(m.t, int(m.w.moved-before), runCap)
 	if i == len(m.items)-1 {
 		require.Equal(m.t, before, m.w.moved, "items moved for the last one")
 	}
@@ -126,10 +126,10 @@ func (m *model) remove(t *rapid.T) {
 	if n := len(m.items); n > 0 && rapid.Bool().Draw(t, "one that is there") {
 		p = m.items[rapid.IntRange(0, n-1).Draw(t, "which")].Pos
 	}
-	i, found := slices.BinarySearchFunc(m.items, p, func(it Item, p Pos) int { return it.Compare(p) })
+	i, found := slices.BinarySearchFunc(m.items, p, func(it Item, p Pos) int { return it.compare(p) })
 	before := m.w.moved
 	require.Equal(m.t, found, m.w.Remove(p))
-	require.Less(m.t, m.w.moved-before, runCap)
+	require.Less(m.t, int(m.w.moved-before), runCap)
 	if found {
 		m.items = slices.Delete(m.items, i, i+1)
 	}
@@ -149,7 +149,7 @@ func (m *model) trim(t *rapid.T) {
 	var want Pos
 	before, left := len(m.items), m.w.Size()
 	for n := before; n > 0 && left > size; n = len(m.items) {
-		left -= SizeOf(cap(m.items[n-1].Record))
+		left -= sizeOf(cap(m.items[n-1].Record))
 		want, m.items = m.items[n-1].Pos, m.items[:n-1]
 	}
 	first, dropped := m.w.Trim(size)
@@ -187,7 +187,7 @@ func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{t: t}
 		if rapid.Bool().Draw(t, "pool") {
-			m.w.Use(new(Pool))
+			m.w.Use(new(pool))
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"insert":       m.insert,
@@ -209,7 +209,7 @@ func TestModel(t *testing.T) {
 func TestLarge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sinces := rapid.SliceOfNDistinct(rapid.Uint64(), 0, 300, rapid.ID).Draw(t, "sinces")
-		var w Window
+		var w window
 		for _, since := range sinces {
 			w.Insert(Item{Pos: Pos{Since: since}})
 		}
@@ -230,7 +230,7 @@ func TestLarge(t *testing.T) {
 // TestRemove removes the items of a window in any order, and tries to remove missing ones.
 func TestRemove(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var w Window
+		var w window
 		require.False(t, w.Remove(Pos{}), "of an empty window")
 		n := rapid.IntRange(1, 3*runCap).Draw(t, "items")
 		item := func(i int) Item {
@@ -265,7 +265,7 @@ func TestRemove(t *testing.T) {
 			check(t, &w)
 			require.Equal(t, held, contents(&w))
 		}
-		require.LessOrEqual(t, w.slots, 2*runCap, "memory that stays")
+		require.LessOrEqual(t, int(w.slots), 2*runCap, "memory that stays")
 	})
 }
 
@@ -283,7 +283,7 @@ func TestCompare(t *testing.T) {
 	}
 	for i, a := range ascending {
 		for j, b := range ascending {
-			switch got := a.Compare(b); {
+			switch got := a.compare(b); {
 			case i < j:
 				require.Negative(t, got)
 			case i > j:
@@ -305,8 +305,8 @@ func TestNext(t *testing.T) {
 		p := Pos{Since: rapid.Uint64().Draw(t, "since")}
 		binary.BigEndian.PutUint64(p.ID[:], rapid.Uint64().Draw(t, "first eight bytes"))
 		binary.BigEndian.PutUint64(p.ID[8:], low)
-		next := p.Next()
-		require.Negative(t, p.Compare(next))
+		next := p.next()
+		require.Negative(t, p.compare(next))
 		require.Equal(t, p.Since, next.Since)
 		require.Equal(t, p.ID[:8], next.ID[:8], "which are the since of a task in its first place")
 		require.Equal(t, low+1, binary.BigEndian.Uint64(next.ID[8:]))
@@ -324,7 +324,7 @@ func TestInsertRuns(t *testing.T) {
 		"scattered":  func(i int) uint64 { return uint64(i) * 2_654_435_761 % (1 << 20) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			var w Window
+			var w window
 			for i := range uint64(around) {
 				w.Insert(Item{Pos: Pos{Since: i}})
 				w.Insert(Item{Pos: Pos{Since: math.MaxUint64 - around + i}})
@@ -334,8 +334,8 @@ func TestInsertRuns(t *testing.T) {
 				w.Insert(Item{Pos: Pos{Since: around + since(i)}})
 			}
 			check(t, &w)
-			require.Less(t, w.moved, n*runCap)
-			require.Less(t, w.slots, 3*w.Len())
+			require.Less(t, int(w.moved), n*runCap)
+			require.Less(t, int(w.slots), 3*w.Len())
 		})
 	}
 }
@@ -344,8 +344,8 @@ func TestInsertRuns(t *testing.T) {
 // allocation.
 func TestEndsAllocateNothing(t *testing.T) {
 	const n = 1000
-	var w Window
-	w.Use(new(Pool))
+	var w window
+	w.Use(new(pool))
 	for i := range uint64(n) {
 		w.Insert(Item{Pos: Pos{Since: n + i}})
 	}
@@ -369,10 +369,10 @@ func TestEndsAllocateNothing(t *testing.T) {
 // their runs from it, and return all of it.
 func TestPoolServesWaves(t *testing.T) {
 	const items = 30 * runCap
-	var pool Pool
-	windows := make([]Window, 3)
+	var shared pool
+	windows := make([]window, 3)
 	for i := range windows {
-		windows[i].Use(&pool)
+		windows[i].Use(&shared)
 	}
 	wave := func() {
 		for i := range windows {
@@ -387,13 +387,13 @@ func TestPoolServesWaves(t *testing.T) {
 		}
 	}
 	wave()
-	before := len(pool.runs)
+	before := len(shared.runs)
 	require.Positive(t, before)
 	wave()
-	require.Equal(t, before, len(pool.runs), "memory of runs")
+	require.Equal(t, before, len(shared.runs), "memory of runs")
 	for i := range windows {
 		windows[i].Clear()
 	}
 	wave()
-	require.LessOrEqual(t, len(pool.runs), poolCap)
+	require.LessOrEqual(t, len(shared.runs), poolCap)
 }

@@ -22,7 +22,7 @@ var layers = [][]string{
 	{"internal/base"},
 	{"internal/keys", "internal/record"},
 	{"internal/store", "internal/manifest"},
-	{"internal/convert", "internal/recurrence", "internal/peer"},
+	{"internal/convert", "internal/recurrence", "internal/peer", "internal/ready"},
 	{"internal/engine", "internal/fsck", "internal/permits", "internal/cluster"},
 	{"internal/dispatch", "internal/listing", "internal/call"},
 	{"internal/entries", "internal/claimlines", "internal/inspect", "internal/owner", "internal/simtest"},
@@ -151,15 +151,18 @@ func TestModulesAgree(t *testing.T) {
 var pure = map[string][]string{
 	"engine": {
 		"bytes", "cmp", "container/list", "encoding/binary", "encoding/hex", "encoding/json", "errors", "fmt", "maps", "math", "math/bits",
-		"math/rand/v2", "reflect", "slices", "sort", "strconv", "strings", "sync/atomic", "time", "unicode/utf8", "unsafe",
+		"math/rand/v2", "reflect", "slices", "strconv", "strings", "sync/atomic", "time", "unicode/utf8", "unsafe",
 		"github.com/cespare/xxhash/v2", "github.com/cockroachdb/pebble/v2",
-		"codeq/internal/base", "codeq/internal/container/arena", "codeq/internal/container/chunked",
+		"codeq/internal/base", "codeq/internal/container/chunked",
 		"codeq/internal/container/fingerprint", "codeq/internal/container/numset", "codeq/internal/container/recent",
 		"codeq/internal/container/timeheap", "codeq/internal/container/wheel", "codeq/internal/keys", "codeq/internal/ready",
 		"codeq/internal/record", "codeq/internal/recurrence", "codeq/internal/store", "codeq/internal/wire",
 	},
 	"permits": {"cmp", "math", "time", "codeq/internal/wire"},
-	"ready":   {"bytes", "math/bits", "slices", "sort"},
+	"ready": {
+		"bytes", "cmp", "fmt", "math", "math/bits", "reflect", "slices", "sort", "sync/atomic", "time", "github.com/cockroachdb/pebble/v2",
+		"codeq/internal/base", "codeq/internal/container/arena", "codeq/internal/keys", "codeq/internal/store",
+	},
 }
 
 // allowedOf are the names that the rules use of packages with clocks, files or shared randomness.

@@ -66,8 +66,8 @@ func TestShardIsSmall(t *testing.T) {
 	require.LessOrEqual(t, len(files), 6, "%v", files)
 }
 
-// TestSurfaceOfRules bounds the exported names of engine; docs/architecture/1-overview.md lists
-// their kinds.
+// TestSurfaceOfRules bounds the exported names of engine, and the functions and methods of ready;
+// docs/architecture/1-overview.md lists their kinds.
 func TestSurfaceOfRules(t *testing.T) {
 	t.Parallel()
 	inRoot(t)
@@ -104,6 +104,15 @@ func TestSurfaceOfRules(t *testing.T) {
 			}
 		}
 	}
+	functions := 0
+	for _, file := range all[filepath.Join("internal", "ready")] {
+		for _, decl := range file.Decls {
+			if d, ok := decl.(*ast.FuncDecl); ok && ast.IsExported(d.Name.Name) && receiver(d) != "window" {
+				functions++
+			}
+		}
+	}
+	require.LessOrEqual(t, functions, 25, "functions and methods of ready")
 	require.LessOrEqual(t, others, 141, "types, functions and methods")
 	require.LessOrEqual(t, constants, 75, "constants and variables")
 	require.LessOrEqual(t, forTests, 14, "what tests of the packages above look at")

@@ -1,4 +1,4 @@
-package engine
+package ready
 
 import "math/bits"
 
@@ -37,21 +37,21 @@ const ringReach = 64
 const turnKept = 10 * 60_000
 
 // turnTime is a time for Lane.left, in units of 1,024 ms; it wraps around after 18 hours.
-func (s *State) turnTime() uint16 { return uint16(s.Uptime / 1024) }
+func (t *Tasks) turnTime() uint16 { return uint16(t.uptime / 1024) }
 
 // joinRing puts a lane that may have ready tasks into its ring: last in order, or first for the
 // rest of its turn.
-func (s *State) joinRing(l *Lane) {
+func (t *Tasks) joinRing(l *Lane) {
 	if l.ringNext != nil {
 		return
 	}
-	q, p := l.queue, l.Priority
+	q, p := l.Queue, l.Priority
 	r := q.rings[p]
-	if l.turns > 0 && s.turnTime()-l.left > turnKept/1024 {
+	if l.turns > 0 && t.turnTime()-l.left > turnKept/1024 {
 		l.turns = 0
 	}
 	if r == nil {
-		r = s.newRing()
+		r = t.newRing()
 		r.queue, r.priority = q, p
 		r.first, r.edge = l, l
 		l.ringNext, l.ringPrev = l, l
@@ -65,7 +65,7 @@ func (s *State) joinRing(l *Lane) {
 	}
 	r.lanes++
 	if l.share != nil || l.isShared() {
-		s.joinShares(l)
+		t.joinShares(l)
 	}
 }
 
@@ -87,18 +87,18 @@ func (r *ring) place(l *Lane) {
 }
 
 // leaveRing takes a lane without ready tasks out of its ring.
-func (s *State) leaveRing(l *Lane) {
-	q, p := l.queue, l.Priority
+func (t *Tasks) leaveRing(l *Lane) {
+	q, p := l.Queue, l.Priority
 	r := q.rings[p]
 	if l.share != nil {
-		s.leaveShares(l)
+		t.leaveShares(l)
 	}
 	r.fallBehind(l)
 	if r.lanes--; r.lanes == 0 {
 		q.rings[p] = nil
 		q.Mask &^= 1 << p
 		if !r.wanted {
-			s.dropRing(r)
+			t.dropRing(r)
 		}
 	} else {
 		if r.first == l {
@@ -112,27 +112,27 @@ func (s *State) leaveRing(l *Lane) {
 	}
 	l.ringNext, l.ringPrev = nil, nil
 	if l.turns > 0 {
-		l.left = s.turnTime()
+		l.left = t.turnTime()
 	}
-	s.windows.makeOldest(l)
+	t.windows.makeOldest(l)
 }
 
 // newRing and dropRing reuse rings: a queue that becomes empty every other moment costs no
 // allocations.
-func (s *State) newRing() *ring {
-	n := len(s.rings)
+func (t *Tasks) newRing() *ring {
+	n := len(t.rings)
 	if n == 0 {
 		return new(ring)
 	}
-	r := s.rings[n-1]
-	s.rings = s.rings[:n-1]
+	r := t.rings[n-1]
+	t.rings = t.rings[:n-1]
 	return r
 }
 
-func (s *State) dropRing(r *ring) {
+func (t *Tasks) dropRing(r *ring) {
 	*r = ring{shares: r.shares} // which are empty
-	if len(s.rings) < cap(s.rings) {
-		s.rings = append(s.rings, r)
+	if len(t.rings) < cap(t.rings) {
+		t.rings = append(t.rings, r)
 	}
 }
 
@@ -159,15 +159,15 @@ func (r *ring) bringAhead(l *Lane) {
 	r.bytes += l.window.Footprint()
 }
 
-// turn counts a claim of the first lane. Its turn ends after as many claims as its tenant's weight
+// Turn counts a claim of the first lane. Its turn ends after as many claims as its tenant's weight
 // (see longestTurn). If it has no task left before, it keeps the rest: see turnKept.
-func (s *State) turn(l *Lane) {
-	r := l.queue.rings[l.Priority]
+func (t *Tasks) Turn(l *Lane) {
+	r := l.Queue.rings[l.Priority]
 	if l.isShared() {
-		s.renewShare(l)
+		t.renewShare(l)
 	}
 	// the lane follows itself: nothing below would change anything
-	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && s.enough(r, l) {
+	if r.lanes == 1 && l.ahead && l.window.Len() > 0 && t.enough(r, l) {
 		l.turns = 0
 		return
 	}
@@ -178,13 +178,13 @@ func (s *State) turn(l *Lane) {
 	l.turns--
 	switch {
 	case l.drained():
-		s.leaveRing(l)
+		t.leaveRing(l)
 		if r.lanes == 0 {
 			return
 		}
 	case l.turns == 0:
 		if l.window.Len() == 0 {
-			s.windows.forget(l) // the lanes before it use its room until its next turn
+			t.windows.forget(l) // the lanes before it use its room until its next turn
 		}
 		all := r.ahead == r.lanes
 		r.fallBehind(l)
@@ -194,32 +194,57 @@ func (s *State) turn(l *Lane) {
 		} else if r.ahead == 0 {
 			r.edge = r.first
 		}
-	case !s.enough(r, l):
-		s.want(r)
+	case !t.enough(r, l):
+		t.want(r)
 		return
 	}
-	if s.advance(r, 2); r.ahead < r.lanes && r.ahead <= r.reach/2 {
-		s.want(r)
+	if t.advance(r, 2); r.ahead < r.lanes && r.ahead <= r.reach/2 {
+		t.want(r)
 	}
 }
 
-// head returns the lane whose first task is next in a queue: of the highest priority, the tenants
-// in turn. nil means that there is none; pending, that it depends on what a refill finds.
-func (s *State) head(q *Queue) (l *Lane, pending bool) {
-	s.windows.ask(q)
+// Head returns the lane whose first task is next in a queue: of the highest priority, the tenants
+// in turn. nil means that there is none; pending, that it depends on what a refill finds; left,
+// that lanes turned out to have no task.
+func (t *Tasks) Head(q *Queue) (l *Lane, pending, left bool) {
+	t.windows.ask(q)
 	for q.Mask != 0 {
 		r := q.rings[bits.Len16(q.Mask)-1]
 		l := r.first
 		if l.window.Len() > 0 {
-			return l, false
+			return l, false, left
 		}
 		if !l.complete {
 			r.urgent = true
-			s.want(r)
-			return nil, true
+			t.want(r)
+			return nil, true, left
 		}
-		s.leaveRing(l)
-		s.show(q)
+		t.leaveRing(l)
+		left = true
 	}
-	return nil, false
+	return nil, false, left
+}
+
+// First is what a claim of a queue would get, as far as memory shows.
+type First struct {
+	Lane  *Lane  // nil: nothing
+	Alone bool   // no other lane of the priority may have a task
+	Share uint64 // of the lanes that may have
+}
+
+// First looks at a queue without a claim.
+func (t *Tasks) First(q *Queue) First {
+	for mask := q.Mask; mask != 0; {
+		p := bits.Len16(mask) - 1
+		mask &^= 1 << p
+		r := q.rings[p]
+		l := r.first
+		for range r.lanes {
+			if !l.drained() {
+				return First{l, l.ringNext == l, r.shareOf()}
+			}
+			l = l.ringNext
+		}
+	}
+	return First{}
 }

@@ -1,6 +1,4 @@
-package engine
-
-import "codeq/internal/ready"
+package ready
 
 // windowMemory is the memory that the windows of a shard hold. Each queue for which claims ask gets
 // a share, which its lanes share in turn. A lane may hold more while nobody needs it; the one that
@@ -13,7 +11,7 @@ type windowMemory struct {
 	bytes          int
 	newest, oldest *Lane
 	pass           uint32 // number of the last refill
-	pool           ready.Pool
+	pool           pool
 
 	// Queues for which claims have asked in this epoch, and in the last one.
 	epoch     uint32
@@ -51,10 +49,10 @@ func (m *windowMemory) share() int { return m.limit / 4 * 3 / max(1, m.asked, m.
 // laneShare is the part of it for one lane. A lane whose tenant has a weight has that many parts.
 func (m *windowMemory) laneShare(l *Lane) int {
 	share, lanes := m.share(), 1
-	if r := l.queue.rings[l.Priority]; r != nil {
+	if r := l.Queue.rings[l.Priority]; r != nil {
 		lanes = r.lanes
 	}
-	return min(share, share/lanes*l.queue.Settings.weight(l.Tenant))
+	return min(share, share/lanes*int(l.Weight))
 }
 
 // resized is called when the window of a lane, which held before bytes, may have changed its size.
@@ -62,7 +60,7 @@ func (m *windowMemory) resized(l *Lane, before int) {
 	after := l.window.Footprint()
 	m.bytes += after - before
 	if l.ahead {
-		l.queue.rings[l.Priority].bytes += after - before
+		l.Queue.rings[l.Priority].bytes += after - before
 	}
 	switch {
 	case before == 0 && after > 0:
@@ -122,11 +120,11 @@ func (m *windowMemory) makeOldest(l *Lane) {
 // to the lane that needs the room, or, unless a claim waits for it, to lanes of its ring whose turn
 // comes before.
 func (m *windowMemory) makeRoom(bytes int, to *Lane) bool {
-	r := to.queue.rings[to.Priority]
+	r := to.Queue.rings[to.Priority]
 	for m.bytes > 0 && m.bytes+bytes > m.limit {
 		l := m.oldest
 		switch {
-		case l == to, l.pass == m.pass, l.ahead && l.queue.rings[l.Priority] == r && !r.urgent:
+		case l == to, l.pass == m.pass, l.ahead && l.Queue.rings[l.Priority] == r && !r.urgent:
 			return false
 		case l.used:
 			l.used = false
@@ -167,7 +165,7 @@ func (m *windowMemory) admits(l *Lane, record int) bool {
 	if m.bytes+n <= m.limit/4*3 || m.bytes == 0 {
 		return true
 	}
-	if l.window.Size()+ready.SizeOf(record) > m.laneShare(l) {
+	if l.window.Size()+sizeOf(record) > m.laneShare(l) {
 		return false
 	}
 	m.renew(l) // otherwise makeRoom would stop at it

@@ -1,4 +1,4 @@
-package engine
+package ready
 
 import (
 	"math/rand/v2"
@@ -15,7 +15,7 @@ func TestTrail(t *testing.T) {
 	for range 200 {
 		var tr trail
 		alive := make(map[uint64]bool) // by since: leased
-		leased, next := 0, uint64(1)
+		leased, next, taken := 0, uint64(1), int32(0)
 		ready := make(map[uint64]bool)
 		for range 2000 {
 			switch n := rng.IntN(10); {
@@ -27,7 +27,7 @@ func TestTrail(t *testing.T) {
 				}
 				delete(ready, since)
 				tr.take(since)
-				tr.taken += 10
+				taken += 10
 				tr.lease(since)
 				alive[since] = true
 				leased++
@@ -48,7 +48,7 @@ func TestTrail(t *testing.T) {
 				if rng.IntN(50) == 0 && tr.segments != nil {
 					tr.segments.halve()
 				}
-				tr.close(leased)
+				taken = tr.close(leased, taken)
 				tr.segments.gaps(first, 1+rng.IntN(200), func(from, to uint64) {
 					require.Less(t, from, to)
 					require.LessOrEqual(t, to, first)
@@ -61,7 +61,7 @@ func TestTrail(t *testing.T) {
 		for since := range alive {
 			tr.unlease(since)
 		}
-		tr.close(0)
+		tr.close(0, taken)
 		var got [][2]uint64
 		tr.segments.gaps(Never, 0, func(from, to uint64) { got = append(got, [2]uint64{from, to}) })
 		require.Equal(t, [][2]uint64{{0, tr.reach}}, got, "all is dead")

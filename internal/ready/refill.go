@@ -1,4 +1,4 @@
-package engine
+package ready
 
 import (
 	"cmp"
@@ -11,7 +11,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/container/arena"
 	"codeq/internal/keys"
-	"codeq/internal/ready"
 	"codeq/internal/store"
 )
 
@@ -29,6 +28,8 @@ type refiller struct {
 	key, end     []byte
 	count, bytes int // tasks that the pass has read, and the bytes of their records
 
+	done Refilled // by the current refill
+
 	// What the passes have read since the shard was loaded.
 	passes, lanes, tasks, read uint64
 }
@@ -44,71 +45,87 @@ const (
 )
 
 // want asks for the ring to be refilled before the next group.
-func (s *State) want(r *ring) {
+func (t *Tasks) want(r *ring) {
 	if !r.wanted {
 		r.wanted = true
 		r.reach = min(max(2*r.reach, ringReach), r.lanes)
-		s.refiller.wants = append(s.refiller.wants, r)
+		t.refiller.wants = append(t.refiller.wants, r)
 	}
 }
 
 // least is how many tasks a lane that is ahead should have in memory, if it has so many: those of
 // one turn, or more if the lanes are few, so that a refill is worthwhile.
-func (s *State) least(r *ring, l *Lane) int {
-	few := s.config.WindowTasks / 4
+func (t *Tasks) least(r *ring, l *Lane) int {
+	few := t.config.WindowTasks / 4
 	return max(1, min(few, max(few/r.lanes, int(l.longestTurn()))))
 }
 
 // enough reports whether a lane needs no refill.
-func (s *State) enough(r *ring, l *Lane) bool {
+func (t *Tasks) enough(r *ring, l *Lane) bool {
 	n := l.window.Len()
-	return l.complete || n >= s.least(r, l) ||
-		n > 0 && (l.pass == s.windows.pass || l.window.Size() >= s.windows.laneShare(l)/2)
+	return l.complete || n >= t.least(r, l) ||
+		n > 0 && (l.pass == t.windows.pass || l.window.Size() >= t.windows.laneShare(l)/2)
 }
 
 // advance moves the edge of a ring past the lanes that have enough, and removes lanes that turn out
 // to be drained. It looks at most at so many lanes. done says that nothing remains to be brought
 // ahead. The ring may be empty afterwards.
-func (s *State) advance(r *ring, looks int) (done bool) {
+func (t *Tasks) advance(r *ring, looks int) (done bool) {
 	for ; looks > 0 && r.ahead < r.lanes; looks-- {
 		l := r.edge
 		switch {
 		case l.drained():
-			s.leaveRing(l)
+			t.leaveRing(l)
 			continue
-		case !s.enough(r, l):
+		case !t.enough(r, l):
 			return r.ahead >= r.reach
 		}
-		share := s.windows.share()
+		share := t.windows.share()
 		if r.ahead > 0 && r.bytes+l.window.Footprint() > share {
-			if most := s.windows.laneShare(l); l.window.Size() > 2*most && l.pass != s.windows.pass {
-				s.windows.trim(l, most) // its share was larger when there were fewer lanes
+			if most := t.windows.laneShare(l); l.window.Size() > 2*most && l.pass != t.windows.pass {
+				t.windows.trim(l, most) // its share was larger when there were fewer lanes
 				continue
 			}
 			r.reach = r.ahead
 			return true
 		}
 		if l.isShared() {
-			s.renewShare(l)
+			t.renewShare(l)
 		}
 		r.goAhead()
 	}
 	return r.ahead == r.lanes
 }
 
+// WantsRefill reports whether Refill should read ready tasks into memory before the next group.
+func (t *Tasks) WantsRefill() bool { return len(t.refiller.wants)+len(t.refiller.heads) > 0 }
+
+// Refilled is what a refill has done. It is valid until the next one.
+type Refilled struct {
+	Fed            []*Queue // a claim may get more of them than before
+	Shown          []*Queue // their first ready tasks are known
+	Entries, Bytes int      // read
+}
+
 // Refill brings the next tasks of the rings that ask for it into memory, as far as one pass goes.
-// It returns false if none asks.
 // REQUIRES: the group is empty, so that disk has every task.
-func (s *State) Refill() bool {
-	if !s.wantsRefill() {
-		return false
-	}
-	f := &s.refiller
+func (t *Tasks) Refill() (done Refilled, err error) {
+	f := &t.refiller
+	clear(f.done.Fed)
+	clear(f.done.Shown)
+	f.done = Refilled{Fed: f.done.Fed[:0], Shown: f.done.Shown[:0]}
 	if len(f.heads) > 0 {
-		if s.Broken = s.findHeads(); s.Broken != nil || len(f.wants) == 0 {
-			return true
-		}
+		err = t.findHeads()
 	}
+	if err == nil && len(f.wants) > 0 {
+		err = t.refill()
+	}
+	return f.done, err
+}
+
+// refill does one pass for the rings that ask for it.
+func (t *Tasks) refill() error {
+	f := &t.refiller
 	if f.most == 0 {
 		f.most = ringReach
 	}
@@ -117,31 +134,29 @@ func (s *State) Refill() bool {
 	n := 0
 	for ; n < len(f.wants) && len(f.plan) < f.most; n++ {
 		r := f.wants[n]
-		done := s.advance(r, refillLooks)
+		done := t.advance(r, refillLooks)
 		if r.lanes > 0 && (!done || r.urgent || r.first.window.Len() > 0) {
-			s.plan(r, min(part, f.most-len(f.plan)))
+			t.plan(r, min(part, f.most-len(f.plan)))
 		}
 	}
 	full := false
-	if len(f.plan) > 0 && s.Broken == nil {
-		full, s.Broken = s.pass()
+	if len(f.plan) > 0 {
+		var err error
+		if full, err = t.pass(); err != nil {
+			return err
+		}
 	}
 	rest := append(f.rest[:0], f.wants[n:]...)
 	for _, r := range f.wants[:n] {
-		if r.lanes == 0 && s.Queues[r.queue.Name] != r.queue {
-			s.dropRing(r) // its queue was forgotten
-			continue
-		}
-		done := s.advance(r, refillLooks)
+		done := t.advance(r, refillLooks)
 		r.urgent = r.urgent && r.lanes > 0 && r.first.window.Len() == 0 && !r.first.complete
-		s.feed(r.queue)
-		s.show(r.queue)
+		f.done.Fed = append(f.done.Fed, r.queue)
 		if r.urgent { // other lanes were read before it
 			f.most = max(1, f.most/2)
 		}
 		switch {
 		case r.lanes == 0:
-			s.dropRing(r)
+			t.dropRing(r)
 		case done && !r.urgent, full && !r.urgent:
 			r.wanted = false
 		default:
@@ -150,19 +165,19 @@ func (s *State) Refill() bool {
 	}
 	clear(f.wants)
 	f.wants, f.rest = rest, f.wants[:0]
-	return true
+	return nil
 }
 
 // plan adds at most so many lanes of a ring to those that the pass reads: first those ahead that
 // have lost their tasks, then those at the edge.
-func (s *State) plan(r *ring, most int) {
-	f := &s.refiller
+func (t *Tasks) plan(r *ring, most int) {
+	f := &t.refiller
 	most += len(f.plan)
 	looks := refillLooks
 	l := r.first
-	if r.urgent || l.window.Len() > 0 && !s.enough(r, l) {
+	if r.urgent || l.window.Len() > 0 && !t.enough(r, l) {
 		for i := 0; i < r.ahead && looks > 0 && len(f.plan) < most; i++ {
-			if i == 0 && !s.enough(r, l) || i > 0 && r.urgent && l.window.Len() == 0 && !l.complete {
+			if i == 0 && !t.enough(r, l) || i > 0 && r.urgent && l.window.Len() == 0 && !l.complete {
 				f.plan = append(f.plan, l)
 			}
 			l = l.ringNext
@@ -171,7 +186,7 @@ func (s *State) plan(r *ring, most int) {
 	}
 	l = r.edge
 	for i := r.ahead; i < min(r.reach, r.lanes) && looks > 0 && len(f.plan) < most; i++ {
-		if !s.enough(r, l) {
+		if !t.enough(r, l) {
 			f.plan = append(f.plan, l)
 		}
 		l = l.ringNext
@@ -181,13 +196,13 @@ func (s *State) plan(r *ring, most int) {
 
 // pass reads the next tasks of the planned lanes. full says that it ended because all memory holds
 // what it has just read.
-func (s *State) pass() (full bool, err error) {
-	f := &s.refiller
-	slices.SortFunc(f.plan, func(a, b *Lane) int { return cmp.Compare(a.number, b.number) })
-	begin := s.config.Elapsed()
-	it, err := s.Store.DB().NewIter(&pebble.IterOptions{
-		LowerBound: keys.AppendLane(nil, f.plan[0].number),
-		UpperBound: keys.AppendLane(nil, f.plan[len(f.plan)-1].number+1),
+func (t *Tasks) pass() (full bool, err error) {
+	f := &t.refiller
+	slices.SortFunc(f.plan, func(a, b *Lane) int { return cmp.Compare(a.Number, b.Number) })
+	begin := t.config.Elapsed()
+	it, err := t.store.DB().NewIter(&pebble.IterOptions{
+		LowerBound: keys.AppendLane(nil, f.plan[0].Number),
+		UpperBound: keys.AppendLane(nil, f.plan[len(f.plan)-1].Number+1),
 	})
 	if err != nil {
 		return false, store.Error(err)
@@ -199,11 +214,11 @@ func (s *State) pass() (full bool, err error) {
 	var took time.Duration
 	stopped := false
 	for i, l := range f.plan {
-		if full, err = s.fill(it, l, &records); err != nil {
+		if full, err = t.fill(it, l, &records); err != nil {
 			return false, err
 		}
-		took = s.config.Elapsed() - begin
-		if stopped = full || i+1 < len(f.plan) && (f.count >= refillTasks || f.bytes >= s.passBytes() || took >= refillStop); stopped {
+		took = t.config.Elapsed() - begin
+		if stopped = full || i+1 < len(f.plan) && (f.count >= refillTasks || f.bytes >= t.passBytes() || took >= refillStop); stopped {
 			break
 		}
 	}
@@ -220,29 +235,29 @@ func (s *State) pass() (full bool, err error) {
 	return full, nil
 }
 
-func (s *State) passBytes() int { return max(1, min(refillBytes, s.windows.limit/8)) }
+func (t *Tasks) passBytes() int { return max(1, min(refillBytes, t.windows.limit/8)) }
 
 // fill reads the next tasks of a lane, up to its share. full says that there was no memory for the
 // next one.
-func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full bool, err error) {
-	f, w := &s.refiller, &l.window
+func (t *Tasks) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full bool, err error) {
+	f, w := &t.refiller, &l.window
 	f.lanes++
-	f.key = keys.AppendFrom(f.key[:0], l.number, l.next.Since, l.next.ID)
-	f.end = keys.AppendLane(f.end[:0], l.number+1)
-	room := min(refillTasks, s.config.WindowTasks-w.Len())
-	share := s.windows.laneShare(l)
-	s.windows.renew(l)
-	l.pass = s.windows.pass
+	f.key = keys.AppendFrom(f.key[:0], l.Number, l.next.Since, l.next.ID)
+	f.end = keys.AppendLane(f.end[:0], l.Number+1)
+	room := min(refillTasks, t.config.WindowTasks-w.Len())
+	share := t.windows.laneShare(l)
+	t.windows.renew(l)
+	l.pass = t.windows.pass
 	looks := refillLooks
 	at := it.SeekGEWithLimit(f.key, f.end)
-	for ; at == pebble.IterValid && room > 0 && looks > 0 && (f.bytes < s.passBytes() || w.Len() == 0); at = it.NextWithLimit(f.end) {
+	for ; at == pebble.IterValid && room > 0 && looks > 0 && (f.bytes < t.passBytes() || w.Len() == 0); at = it.NextWithLimit(f.end) {
 		_, since, id, err := keys.ParseTask(it.Key())
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		pos := ready.Pos{Since: since, ID: id}
-		if s.leases.byID[id] != nil {
-			l.next, l.exact = pos.Next(), false
+		pos := Pos{Since: since, ID: id}
+		if t.config.Leased(id) {
+			l.next, l.exact = pos.next(), false
 			looks--
 			continue
 		}
@@ -250,22 +265,23 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 		if err != nil {
 			return false, store.Error(err)
 		}
-		if w.Len() > 0 && w.Size()+ready.SizeOf(len(v)) > share {
+		if w.Len() > 0 && w.Size()+sizeOf(len(v)) > share {
 			break
 		}
-		if w.Len() == 0 && s.windows.bytes+w.Growth(len(v)) > s.windows.limit {
-			s.windows.forget(l) // its free slots may be all memory that can be given back
+		if w.Len() == 0 && t.windows.bytes+w.Growth(len(v)) > t.windows.limit {
+			t.windows.forget(l) // its free slots may be all memory that can be given back
 		}
-		if !s.windows.makeRoom(w.Growth(len(v)), l) {
+		if !t.windows.makeRoom(w.Growth(len(v)), l) {
 			full = true
 			break
 		}
 		before := w.Footprint()
-		w.Append(ready.Item{Pos: pos, Record: records.Clone(v)})
-		s.windows.resized(l, before)
-		l.next, l.exact = pos.Next(), false
+		w.Append(Item{Pos: pos, Record: records.Clone(v)})
+		t.windows.resized(l, before)
+		l.next, l.exact = pos.next(), false
 		room--
-		s.noteRead(len(v))
+		f.done.Entries++
+		f.done.Bytes += len(v)
 		f.count++
 		f.bytes += len(v)
 	}
@@ -273,16 +289,16 @@ func (s *State) fill(it *pebble.Iterator, l *Lane, records *arena.Arena) (full b
 		return false, store.Error(err)
 	}
 	if l.complete = false; at != pebble.IterValid {
-		s.completed(l)
+		t.completed(l)
 	}
 	return full, nil
 }
 
 // completed notes that no ready task of a lane is at or after next.
-func (s *State) completed(l *Lane) {
+func (t *Tasks) completed(l *Lane) {
 	if l.complete = true; l.spilled > 0 {
 		l.spilled = 0
-		s.Store.RemoveDeepLane(l.number)
+		t.store.RemoveDeepLane(l.Number)
 	}
-	s.noteIdle(l)
+	t.noteIdle(l)
 }
