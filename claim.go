@@ -31,7 +31,7 @@ import (
 // over all shards of the process (in a cluster: those that the node leads), however its tasks lie
 // in them; [Settings.TenantWeights] says how. A claim that waits gets the first task that becomes
 // ready in any shard. Where [Settings].Concurrency or Rate keeps claims waiting, each place that
-// becomes free goes to the shard to which a new claim would go.
+// becomes free goes to the shard that a new claim would choose.
 //
 // A claim knows the tasks from the last commit of each shard: of claims that are made at the same
 // time some may get a task before a more urgent, or an older, one. The strict order of
@@ -39,10 +39,10 @@ import (
 // them, among those that have ready tasks in any shard of the process; of more than 16 queues, in
 // 16 draws at the most. In that queue only the order of priorities holds.
 //
-// A task whose lease expires for the first time keeps its place, and so does one whose lease ends
-// because the process restarts. When its lease expires again it goes behind the others of its lane
-// (a queue, tenant and priority), so that a task that hangs its workers does not delay the others.
-// [Queue.RedriveDead] resets this.
+// A task keeps its place when its lease expires for the first time, or ends because the process
+// restarts. When its lease expires again it goes behind the others of its lane (a queue, tenant and
+// priority), so that a task that hangs its workers does not delay the others. [Queue.RedriveDead]
+// resets this.
 //
 // Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
 // first, [ErrClosed] when the queue is closed, and [ErrNotLeader] when the node has been removed
@@ -169,7 +169,7 @@ func (q *Queue) wait(ctx context.Context, op *claimOp, limit *base.Limit) (*clai
 	return nil, err
 }
 
-// returnLate gives back the tasks of a claim whose caller has gone, when the lease is committed.
+// returnLate gives back the tasks of a claim that its caller has left, when the lease is committed.
 func (q *Queue) returnLate(op *claimOp) {
 	if q.enter() != nil {
 		return
@@ -197,7 +197,7 @@ func (q *Queue) returnLate(op *claimOp) {
 
 var weightBounds = fmt.Sprint("1 to ", dispatch.MaxWeight)
 
-// check refuses what is not allowed; of is the struct to which the fields belong, for errors.
+// check refuses invalid fields; of is the name of their struct, for errors.
 func (r *ClaimRequest) check(of string, l *Limits) error {
 	if len(r.Queues) == 0 {
 		return &InvalidError{of + ".Queues", "none", "at least one"}
@@ -255,7 +255,7 @@ type claimOp struct {
 	table *claimTable      // in a cluster, for a claim of this node: lists it for the shards of other nodes
 	place claimlines.Place // in table
 
-	shards  []*shard     // of this process, in which it may wait; never changed in place
+	shards  []*shard     // of this process: the claim may wait in them; never changed in place
 	begin   int          // index of the first shard to visit; written only by the shard that holds the claim
 	visited int          // number of shards visited in turn; written like begin
 	onward  *shard       // the next one, which the claim visits once the group has persisted; written like begin
@@ -286,8 +286,8 @@ func (op *claimOp) Settle(err error) {
 	}
 }
 
-// settle settles the claim, or lets it visit the next shard, since this one has confirmed that it
-// had nothing.
+// settle settles the claim, or passes it to the next shard: this one has confirmed that it had no
+// task.
 func (op *claimOp) settle(err error) {
 	next := op.onward
 	if next == nil {
@@ -307,7 +307,7 @@ func (op *claimOp) visit(next *shard) {
 	}
 }
 
-// resolve serves the claim, or lets it wait here and sends it on.
+// resolve serves the claim, or keeps it waiting here and sends it on.
 func (op *claimOp) resolve(s *shard) {
 	if op.IsTaken() {
 		op.unref()
@@ -377,7 +377,7 @@ func (q *Queue) claimShardOf(op *claimOp, led []*shard) int {
 	return rand.IntN(len(led))
 }
 
-// toNextShard lets a claim wait in this shard, except with NoWait, and passes it to the next one.
+// toNextShard keeps a claim waiting here, except with NoWait, and passes it to the next shard.
 func (op *claimOp) toNextShard(s *shard) {
 	s.claims.EndVisit(&op.Claim)
 	if next := op.next(); next != nil {

@@ -26,13 +26,12 @@ import (
 //	release    the callers of the group are woken
 //
 // Persist is one call and not a stage of its own goroutine: while a group persists the next one
-// gathers in the inbox, and whatever resolve reads from disk is the whole history, with nothing of
-// it still under way. A second group in flight would need resolve to know which of its reads are
-// behind.
+// gathers in the inbox, and resolve reads the whole history from disk, with no write under way.
+// With a second group in flight, resolve would need to know which of its reads are behind.
 //
 // The owner carries out the effects that the rules have collected: between two operations those
-// that later operations of the group depend on (follow), before the commit those that concern what
-// is on disk already (sendAll), and after it what others are told (release).
+// that later operations of the group need (follow), before the commit those that concern stored
+// data (sendAll), and after it the notifications (release).
 
 // committer makes a batch durable. After an error it is unknown whether the batch was applied.
 type committer interface {
@@ -44,8 +43,8 @@ type committer interface {
 // undecided is the operations that a shard's owner has taken and not decided yet.
 type undecided struct {
 	taken    []operation // swapped with the inbox
-	cursor   int         // of taken: what is before has been resolved
-	deferred []operation // to be resolved again once disk, or memory, has what they ask for
+	cursor   int         // in taken: operations before it are resolved
+	deferred []operation // resolved again once disk, or memory, has the data they need
 	again    []operation // memory for the next deferred
 	retrying []operation // those of deferred that are about to be decided; nil: none
 	deciding operation   // nil: none
@@ -53,12 +52,12 @@ type undecided struct {
 	barrier  *barrierOp // nothing else is decided before the owner has stood still for it; nil: none
 }
 
-// callers is whose operations a group has decided.
+// callers holds the decided operations of a group.
 type callers struct {
-	served   int         // how many operations the last group has decided
-	settled  []operation // to be woken when the group has persisted
+	served   int         // number of operations in the last group
+	settled  []operation // woken when the group has persisted
 	answered []operation // likewise, of other nodes
-	waking   operation   // whose caller is being woken; nil: none
+	waking   operation   // its caller is being woken; nil: none
 }
 
 func (c *callers) count() int { return len(c.settled) + len(c.answered) }
@@ -71,7 +70,7 @@ func (c *callers) wake(op operation, err error) {
 	}
 }
 
-// wakeAll wakes all of them.
+// wakeAll wakes all callers.
 func (c *callers) wakeAll(err error) {
 	if len(c.answered) > 0 {
 		for i, op := range c.answered {
@@ -88,7 +87,7 @@ func (c *callers) wakeAll(err error) {
 	c.settled, c.waking = c.settled[:0], nil
 }
 
-// waiters is the calls that wait for something to happen in a shard.
+// waiters is the calls that wait for an event in a shard.
 type waiters struct {
 	awaits entries.Waiting[*awaitOp] // for the end of a task
 	idlers []*idleOp                 // for queues to become idle
@@ -114,8 +113,8 @@ func (w *waiters) waiting(yield func(operation) bool) {
 	}
 }
 
-// resolve decides the next group. Whatever reads ranges of the store comes
-// first: before the first key of the group, disk is the whole truth.
+// resolve decides the next group. Reads of ranges come first: before the first key of the group,
+// disk has the whole state.
 func (s *shard) resolve() {
 	s.look()
 	s.note()
@@ -139,7 +138,7 @@ func (s *shard) resolve() {
 	s.answerAll()
 }
 
-// note sets what the rules are to know of the next group.
+// note sets the rules' inputs for the next group.
 func (s *shard) note() {
 	s.Reap = s.reapable()
 	s.Wanted = s.Interested
@@ -177,7 +176,7 @@ func (s *shard) keepUpAll() {
 // ownUpkeep is upkeep of the owner, in addition to that of the engine.
 type ownUpkeep struct {
 	kind UpkeepKind
-	room engine.Room       // the level of free space down to which it still runs
+	room engine.Room       // the lowest level of free space at which it still runs
 	due  func(*shard) bool // reads no clock and no disk: it is called before each group
 	do   func(*shard)      // checks the budget before each unit of work; the rest is due again
 }
@@ -218,8 +217,8 @@ func (s *shard) ownUpkeepsDue() (n int) {
 	return n
 }
 
-// decideAll decides what callers ask for: first what has been put off, then what
-// has come, each of them for a time of its own, so that both get on.
+// decideAll decides callers' operations: first the deferred, then the new ones, each with a time
+// budget of its own, so that both make progress.
 func (s *shard) decideAll() {
 	if retry := s.undecided.deferred; len(retry) > 0 {
 		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
@@ -235,7 +234,7 @@ func (s *shard) decideAll() {
 		s.undecided.retrying = nil
 		if n < len(retry) {
 			s.clock.Defer(s.Judged)
-			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // before what has had its part and wants more
+			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // ahead of those deferred just now
 		}
 		clear(retry)
 		s.undecided.again = retry[:0]
@@ -269,7 +268,7 @@ func (s *shard) decide(op operation) {
 	s.follow()
 }
 
-// decideInRoom resolves an operation if there is room for what it writes.
+// decideInRoom resolves an operation if there is room for its writes.
 func (s *shard) decideInRoom(op operation) {
 	if s.HasRoom(engine.Roomy) || s.HasRoom(op.verb().room(op)) {
 		op.resolve(s)
@@ -278,8 +277,8 @@ func (s *shard) decideInRoom(op operation) {
 	s.parkOrRefuse(op)
 }
 
-// checkCaller refuses a produce that would begin a session of a node that is no member. Who has
-// been removed may not know, and a message of before the removal may come late.
+// checkCaller refuses a produce that would begin a session of a node that is no member: a removed
+// node may not know that it was removed, and a message from before the removal may arrive late.
 func (s *shard) checkCaller(call *engine.CallNumber) error {
 	if call.Node == "" || s.Continues(call) {
 		return nil
@@ -291,8 +290,7 @@ func (s *shard) checkCaller(call *engine.CallNumber) error {
 	return err
 }
 
-// largePart is the part of groupBytes from which a produce is large, by the size of its records:
-// 256 KiB.
+// largePart: a produce with records of at least groupBytes/largePart, 256 KiB, is large.
 const largePart = 4
 
 // recordBytes is the size of the records of the tasks that an operation produces.
@@ -313,8 +311,8 @@ func (s *shard) putInLine(op operation) bool {
 	return true
 }
 
-// decideLarge decides the first operation of the line, if it is its turn: others is whether the
-// group has others.
+// decideLarge decides the first operation of the line, if it is its turn; others reports whether
+// the group has other operations.
 func (s *shard) decideLarge(others bool) {
 	l := &s.undecided.large
 	if s.Broken != nil {
@@ -334,8 +332,8 @@ func (s *shard) decideLarge(others bool) {
 	s.decide(op)
 }
 
-// deferOp resolves an operation again in the next group, when disk has what
-// it asks for. REQUIRES: the operation has changed nothing yet.
+// deferOp resolves an operation again in the next group, when disk has the data it needs. REQUIRES:
+// the operation has changed nothing yet.
 func (s *shard) deferOp(op operation) {
 	s.clock.Defer(s.Judged)
 	s.undecided.deferred = append(s.undecided.deferred, op)
@@ -369,8 +367,8 @@ func (s *shard) refusal(err error) error {
 	return translated(err)
 }
 
-// translated replaces the error types of the rules by those of this package. It is apart, since
-// what it looks for is allocated.
+// translated replaces the error types of the rules by those of this package. It is a function of
+// its own, since its targets of errors.As are allocated.
 func translated(err error) error {
 	var duplicate *engine.Duplicate
 	var invalid *engine.Invalid
@@ -426,7 +424,7 @@ func (s *shard) followSettings() {
 	s.Effects.Configured = s.Effects.Configured[:0]
 }
 
-// sendAll sends what disk has had since before the group.
+// sendAll sends the messages that were on disk before the group.
 func (s *shard) sendAll() {
 	for i := range s.Effects.Outgoing {
 		s.deliver(&s.Effects.Outgoing[i])
@@ -439,14 +437,14 @@ func (s *shard) sendAll() {
 	}
 }
 
-// answerAll answers those who wait for tasks that the group has ended, and for queues that have
+// answerAll answers calls that wait for tasks that the group has ended, or for queues that have
 // become idle.
 func (s *shard) answerAll() {
 	if !s.awaits.IsEmpty() {
 		for i := range s.Effects.Endings {
 			e := &s.Effects.Endings[i]
 			for _, op := range s.awaits.Of(e.ID) {
-				op.outcome = entries.CloneOutcome(&e.Outcome) // the memory of the result belongs to who has completed the task
+				op.outcome = entries.CloneOutcome(&e.Outcome) // the completion owns the result's memory
 				s.settleAfterCommit(op)
 			}
 			s.awaits.Drop(e.ID)
@@ -505,7 +503,7 @@ func (s *shard) persist() error {
 // release wakes the callers and empties the group.
 func (s *shard) release(err error) {
 	if err == nil {
-		s.tellAll() // first: who is woken finds the event of what it did
+		s.tellAll() // before waking callers, so that a caller sees its own event
 		if s.opts.teller != nil && !s.Group.Batch.Empty() {
 			s.observe()
 		}
@@ -515,7 +513,7 @@ func (s *shard) release(err error) {
 	s.Group.Clear()
 }
 
-// tellAll tells subscribers and handlers what the group has done. REQUIRES: it has persisted.
+// tellAll notifies subscribers and handlers of the group's changes. REQUIRES: it has persisted.
 func (s *shard) tellAll() {
 	e := &s.Effects
 	if s.node == nil { // else the log tells
@@ -528,8 +526,8 @@ func (s *shard) tellAll() {
 	}
 }
 
-// observe tells the observer of the commit, and of what it has changed. REQUIRES: there is an
-// observer, and the group has persisted.
+// observe reports the commit and its changes to the observer. REQUIRES: there is an observer, and
+// the group has persisted.
 func (s *shard) observe() {
 	o := s.opts.teller.Begin()
 	for i := range s.Effects.Counted {
@@ -542,8 +540,8 @@ func (s *shard) observe() {
 	s.opts.teller.End(o.isFull())
 }
 
-// showAll tells other shards what is next to be claimed. REQUIRES: the group is empty, so that disk
-// has whatever they are told.
+// showAll publishes the next tasks to claim to other shards. REQUIRES: the group is empty, so that
+// everything published is on disk.
 func (s *shard) showAll() {
 	for i, q := range s.Effects.Shown {
 		s.Effects.Shown[i] = nil
@@ -555,7 +553,7 @@ func (s *shard) showAll() {
 // forget drops the queues that neither the rules nor the owner need.
 func (s *shard) forget() {
 	for _, q := range s.Effects.Forgotten {
-		if s.claims.Forget(q) { // else whoever needs it lets it rest again
+		if s.claims.Forget(q) { // else its last user makes it rest again
 			s.Forget(q)
 		}
 	}

@@ -14,13 +14,13 @@ import (
 
 // Complete finishes a task. When the task has a retention, it is kept with result for that long;
 // otherwise result is dropped. The tasks in next are produced in the same commit: either the task
-// is done and all of them exist, or neither. Those whose idempotency key is taken are left out.
-// With several shards, those with a LimitKey, Group or idempotency key, and those that wait for
-// them ([Nth]), appear in the shard to which they belong a moment later, each exactly once. If some
-// have parents ([Task].After), Complete waits until the shards of these know of them, as
+// is done and all of them exist, or neither. Those with an idempotency key that is taken are left
+// out. With several shards, those with a LimitKey, Group or idempotency key, and those that wait
+// for them ([Nth]), appear in their own shard a moment later, each exactly once. If some have
+// parents ([Task].After), Complete waits until the parents' shards have noted them, as
 // [Queue.Produce] does: an error that says so matches [ErrUncertain], and the task is done. A
-// follow-up may wait for the task itself, which counts as completed. One that ends before another,
-// which waits for it, is in its shard counts as long as [Queue.Await] tells its outcome.
+// follow-up may wait for the task itself, which counts as completed. If one ends before another
+// that waits for it is in its shard, it counts as long as [Queue.Await] returns its outcome.
 //
 // Complete returns [ErrLeaseLost] if the lease of the receipt is not in force; then next was not
 // produced either. An error that matches [ErrUncertain] leaves the outcome open. It is safe to
@@ -109,8 +109,8 @@ func (q *Queue) DeadLetter(ctx context.Context, r Receipt, cause error) (err err
 	return q.failed(ctx, r, failOp{how: engine.FailDead | engine.StillRuns}, cause)
 }
 
-// Extend moves the deadline of a lease to d from now. d is 10 ms to 365 days. A task whose lease
-// expires is ready again, and the attempt counts; see [Queue.Claim] for its place.
+// Extend moves the deadline of a lease to d from now. d is 10 ms to 365 days. When the lease
+// expires, the task is ready again, and the attempt counts; see [Queue.Claim] for its place.
 //
 // Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
 // [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
@@ -179,7 +179,7 @@ func checkResult(result []byte, l *Limits) error {
 	return nil
 }
 
-// maxPooledResult is the largest result whose memory is kept for reuse, in bytes.
+// maxPooledResult is the size of the largest result buffer that is kept for reuse, in bytes.
 const maxPooledResult = 16 << 10
 
 // recycleComplete keeps an operation for reuse, as recycleProduce does.
@@ -212,7 +212,7 @@ func (op *completeOp) encode(dst []byte) []byte {
 	return call.AppendLastNotes(call.AppendTasks(dst, op.next), op.notes)
 }
 
-// takeNotes lets a lease that is about to end have the last notes of its handler.
+// takeNotes gives a lease that is about to end the last notes of its handler.
 func takeNotes(s *shard, r Receipt, n *record.Notes) {
 	if n != nil {
 		_ = s.Note(r.inner(), n) // if the lease is lost, the verb says so
@@ -285,8 +285,8 @@ type Lease struct {
 	Deadline time.Time `json:",omitzero"`
 	// LastError is the error of the last failed attempt.
 	LastError string `json:",omitzero"`
-	// Metadata is what the handlers of earlier attempts have set by [SetMetadata]. It must only be
-	// read.
+	// Metadata holds the values that handlers of earlier attempts have set by [SetMetadata]. It
+	// must only be read.
 	Metadata map[string]string `json:",omitempty"`
 }
 

@@ -24,9 +24,10 @@ import (
 // concurrent use.
 //
 // A task with parents ([Task].After) is stored in one commit, as any other. Then Produce waits
-// until the shards of its parents know of it, in a cluster for [Cluster].CallTimeout at the most.
-// If that, or ctx, or the room on the disk ends before, the error matches [ErrUncertain] and comes
-// with the ID: the task is stored, its parents will know, and one that goes until then is missing.
+// until its parents' shards have noted it, in a cluster for [Cluster].CallTimeout at the most. If
+// that, or ctx, or the room on the disk ends before, the error matches [ErrUncertain] and comes
+// with the ID: the task is stored, its parents' shards will note it, and a parent that goes until
+// then is missing.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
 // [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] ([OnMissing], in a
@@ -73,8 +74,8 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // order. Tasks of one queue, tenant and priority that are ready at once are claimed in the order of
 // the batch.
 //
-// A task whose idempotency key is taken is not stored, but the others are: its ID is that of the
-// task that has the key, and the error joins a [*DuplicateError] ([ErrDuplicate]) for each such
+// A task with an idempotency key that is taken is not stored, but the others are: its ID is that of
+// the task that has the key, and the error joins a [*DuplicateError] ([ErrDuplicate]) for each such
 // task. A task with [Unique].Replace replaces an earlier one of the batch with its key as well: of
 // several, the last one is stored, in the place of the first, and all return its ID. Other errors
 // are those of [Queue.Produce]; the error of an invalid task contains its index.
@@ -83,9 +84,9 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // and a batch that belongs to several shards is stored in parts, each in one commit. A task that
 // waits for others of the batch ([Nth]) and belongs elsewhere is in a part after theirs: they may
 // have ended when it is stored, and are missing then ([OnMissing]) unless they have a Retention. If
-// a part fails, its tasks and those of later parts are not stored: their IDs are zero. Parts whose
-// tasks all have an idempotency key come first, as far as the waits permit: it is safe to produce a
-// batch again if all of its tasks have one, or none of the three.
+// a part fails, its tasks and those of later parts are not stored: their IDs are zero. Parts in
+// which all tasks have an idempotency key come first, as far as the waits permit: it is safe to
+// produce a batch again if all of its tasks have one, or none of the three.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
 // [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] (as for Produce),
@@ -135,7 +136,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 }
 
 // produce stores the tasks of op in a shard, recycles op, and puts the IDs into ids. at returns the
-// index in tasks of the operation's i-th task. The hops tell the parents of the tasks.
+// index in tasks of the operation's i-th task. The hops notify the tasks' parents.
 func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) ([]call.BatchHop, error) {
 	settled, err := q.doProduce(ctx, shard, op)
 	if settled {
@@ -157,8 +158,8 @@ func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []T
 	return call.BatchHops(op.tasks, shard, len(q.replicas), len(op.Duplicates) > 0), errors.Join(errs...)
 }
 
-// checkParents refuses tasks of which a parent is missing that must not be. Those whose key is
-// taken are not stored, whatever is missing.
+// checkParents refuses tasks with a missing parent that must exist. It passes tasks with a taken
+// key, since they are not stored anyway.
 func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.NewTask) error {
 	if !call.Refuses(tasks) {
 		return nil
@@ -179,7 +180,7 @@ func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.Ne
 	return err
 }
 
-// awaitTaken returns when messages have been taken that tell parents of tasks, which are stored.
+// awaitTaken waits until the messages to the parents of stored tasks have been taken.
 func (q *Queue) awaitTaken(ctx context.Context, hops []call.BatchHop) error {
 	for _, h := range hops {
 		if q.node != nil && q.replicas[h.From].group.Format() < 7 { // the leader may not know takenOp
@@ -192,7 +193,7 @@ func (q *Queue) awaitTaken(ctx context.Context, hops []call.BatchHop) error {
 	return nil
 }
 
-// doTaken lets a shard resolve a takenOp.
+// doTaken makes a shard resolve a takenOp.
 func (q *Queue) doTaken(ctx context.Context, shard int, op *takenOp) error {
 	if q.node != nil {
 		var cancel context.CancelFunc

@@ -41,12 +41,12 @@ type Queue struct {
 	heads    *dispatch.Board // nil: there is one shard
 	slow     dispatch.SlowStart
 	node     *node          // nil: no cluster
-	stored   *offline.Queue // what a Reader shows; nil: the queue is open
+	stored   *offline.Queue // of a Reader; nil: the queue is open
 
 	// elsewhere is another process that has the queue open (OpenLocal); nil: this one has it
 	elsewhere *localsocket.Client
 
-	// capacity 1: held by a call of Configure, for its change to be called once
+	// capacity 1: held by a call of Configure, so that its change is called once
 	configuring chan struct{}
 	// likewise, by one of Checkpoint, and by one of ServeLocal
 	copying, serving chan struct{}
@@ -75,9 +75,9 @@ type Queue struct {
 // loaded. It returns one that matches [ErrDiskFull] when the disk has no room for the tables and
 // logs that it begins with.
 //
-// The queue of an older version whose format is known is raised to that of this one, in place; from
-// then on that version refuses it with [ErrFormat]. The shards of a cluster are raised when all of
-// its nodes have been opened by this version.
+// A queue of an older, known format is raised to the format of this version, in place; from then on
+// the older version refuses it with [ErrFormat]. The shards of a cluster are raised when all of its
+// nodes have been opened by this version.
 //
 // With cgo and the GNU C library, Open makes malloc return freed blocks of 4 MiB and more to the
 // system (M_MMAP_THRESHOLD, of the process), unless the environment sets it: freed memtables would
@@ -158,7 +158,7 @@ func newQueue(o *Options, d *manifest.Directory) *Queue {
 	return q
 }
 
-// openShards opens the shards of a queue that is by itself, and starts their owners.
+// openShards opens the shards of a standalone queue, and starts their owners.
 func (q *Queue) openShards() error {
 	shards, gates := make([]*shard, len(q.replicas)), dispatch.NewGates()
 	err := q.inParallel("opening of a shard", len(shards), q.openAlone)
@@ -210,7 +210,7 @@ func (q *Queue) inParallel(what string, n int, do func(shard int) error) error {
 	return g.Wait()
 }
 
-// openAlone opens the store of a shard of a queue that is by itself.
+// openAlone opens the store of a shard of a standalone queue.
 func (q *Queue) openAlone(i int) error {
 	st, err := fsck.OpenStore(q.dir, i, q.opts.storeConfigIn(q.dir.Format), q.caches)
 	if err != nil {
@@ -221,7 +221,7 @@ func (q *Queue) openAlone(i int) error {
 	return nil
 }
 
-// loadAlone loads the memory of a shard of a queue that is by itself.
+// loadAlone loads the memory of a shard of a standalone queue.
 func (q *Queue) loadAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	r := q.replicas[i]
 	s := newShard(i, q.opts, r.store, gates)
@@ -300,7 +300,7 @@ func (q *Queue) anyShard() int {
 // shardOf is the number of the shard that has a task.
 func (q *Queue) shardOf(id ID) int { return id.shard(len(q.replicas)) }
 
-// do lets a shard resolve an operation, wherever the shard is led, and waits for its outcome.
+// do makes a shard resolve an operation, whichever process leads it, and waits for the outcome.
 // settled is false when the operation still belongs to the shard.
 func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	switch {
@@ -312,7 +312,7 @@ func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, er
 	return q.shard(shard).do(ctx, op, op.base(), nil)
 }
 
-// ask is do for an operation that changes nothing, so that one whose ctx ends is not uncertain.
+// ask is do for an operation that changes nothing: if ctx ends, the outcome is not uncertain.
 func (q *Queue) ask(ctx context.Context, shard int, op request) error {
 	if q.stored != nil {
 		return q.read(ctx, shard, op)
@@ -324,8 +324,8 @@ func (q *Queue) ask(ctx context.Context, shard int, op request) error {
 	return err
 }
 
-// begin is checkCall for a call that asks shards one after the other. It returns the ctx with which
-// all of it has one limit.
+// begin is checkCall for a call that asks shards one after the other. The returned ctx gives the
+// whole call one limit.
 func (q *Queue) begin(ctx context.Context) (context.Context, error) {
 	if err := q.checkCall(ctx); err != nil || q.node == nil {
 		return ctx, err
@@ -344,15 +344,15 @@ func (q *Queue) doFor(ctx context.Context, id ID, op request) error {
 
 // Close ends the queue. First calls of [Queue.Run] drain and return, and calls of
 // [Queue.Checkpoint] end, while other calls still work; then new work is refused with [ErrClosed],
-// what was accepted is finished, and claims that wait get [ErrClosed]. When Close returns, no
+// accepted operations are finished, and claims that wait get [ErrClosed]. When Close returns, no
 // goroutine of the queue is left, except a compaction of Pebble that cannot read its tables, which
 // waits for ever; and everything that was acknowledged is with the operating system at least. The
 // error matches [ErrFailed] if the storage of a shard, or of a node, has failed or could not be
 // closed; the next [Open] then finds what [Durability] promises. It also does if the directory was
-// moved, removed or replaced: what was acknowledged is where the directory is now, if anywhere. It
-// matches [ErrStalled] if the disk has not answered for twice [Options.StallAfter] meanwhile: the
-// queue goes on ending, and its directory stays locked until the disk has answered. Close may be
-// called again to wait for that.
+// moved, removed or replaced: the acknowledged changes are wherever the directory is now, if it
+// exists. It matches [ErrStalled] if the disk has not answered for twice [Options.StallAfter]
+// meanwhile: the queue goes on ending, and its directory stays locked until the disk has answered.
+// Close may be called again to wait for that.
 //
 // It is safe to call Close twice and at any moment, but not from a handler of Run, which would wait
 // for itself.
@@ -380,7 +380,7 @@ func (q *Queue) Close() (err error) {
 	return q.err
 }
 
-// endSteps end the queue, of which closing is closed. Whatever panics, the directory is unlocked.
+// endSteps end the queue after closing is closed. Even if a step panics, the directory is unlocked.
 func (q *Queue) endSteps() []func() error {
 	if q.elsewhere != nil {
 		return []func() error{q.elsewhere.Close}
@@ -405,7 +405,7 @@ func (q *Queue) endOwners() error {
 	return nil
 }
 
-// hurry lets commits fail that wait for room on a full disk: Close would wait as long.
+// hurry fails commits that wait for room on a full disk: Close would wait as long.
 func (q *Queue) hurry() {
 	for _, r := range q.replicas {
 		r.latest.Hurry()
@@ -422,7 +422,7 @@ func (q *Queue) closeFiles() (err error) {
 	return err
 }
 
-// fileSteps close the files, and what nothing else of the queue uses.
+// fileSteps close the files, and the rest that nothing else in the queue uses.
 func (q *Queue) fileSteps() (steps []func() error) {
 	for _, r := range q.replicas {
 		if r != nil {

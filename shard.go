@@ -30,14 +30,14 @@ type shard struct {
 	peers   []*shard // all shards of the queue, this one included; nil in a cluster
 	node    *node    // nil: no cluster
 	replica *replica
-	epoch   uint64 // in a cluster, where the log was when the leader began: each later one has a larger number
+	epoch   uint64 // in a cluster, the log position at which the leader began; grows
 	commit  committer
-	hub     *entries.Hub           // whose subscribers learn of events; nil in a cluster, where the log tells
-	runs    *entries.Runs[*runner] // who learns of canceled leases; likewise
+	hub     *entries.Hub           // for subscribers of events; nil in a cluster: the log publishes
+	runs    *entries.Runs[*runner] // for notices of canceled leases; likewise
 	inbox   *owner.Inbox[operation]
-	origin  time.Time     // of the durations of steps
+	origin  time.Time     // start of the durations of steps
 	done    chan struct{} // closed when run has ended
-	commits atomic.Uint64 // groups whose commit has begun
+	commits atomic.Uint64 // groups that began to commit
 
 	// owned
 	engine.State
@@ -50,7 +50,7 @@ type shard struct {
 	space     diskSpace
 	upkeep    owner.UpkeepClock
 	timer     *time.Timer
-	panicked  bool // why the owner has ended
+	panicked  bool // the reason why the owner has ended
 }
 
 func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) *shard {
@@ -77,7 +77,7 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 	return s
 }
 
-// join makes the shard one of those of a queue. REQUIRES: all are loaded, and no other one runs.
+// join adds the shard to those of a queue. REQUIRES: all are loaded, and no other one runs.
 func (s *shard) join(peers []*shard) {
 	s.peers = peers
 	s.claims.FeedAll()
@@ -125,10 +125,10 @@ func (s *shard) runGuarded() {
 	close(s.done)
 }
 
-// run is the owner: it takes what waits, decides it, persists it, and wakes
-// the callers, until the inbox is stopped and empty or the store fails.
+// run is the owner: it takes waiting operations, decides and persists them, and wakes the callers,
+// until the inbox is stopped and empty or the store fails.
 func (s *shard) run() {
-	if s.node != nil { // not before: a leader that was loaded in vain is not run
+	if s.node != nil { // not before: a leader may be loaded and never run
 		s.claims.Join(s.node.queue.heads, &s.node.queue.slow, s.opts.SuspectFor)
 		s.join(nil)
 	}
@@ -244,14 +244,14 @@ func (s *shard) sleep() {
 	}
 }
 
-// fail ends the shard: memory and disk may differ from now on. The callers of the group learn that
-// its outcome is unknown, or that it was not applied, and everybody else that nothing was done.
-// Opening the queue again, or the next leader, loads what is on disk.
+// fail ends the shard: memory and disk may differ from now on. The callers of the group get an
+// error: its outcome is unknown, or it was not applied. All other callers learn that nothing was
+// done. Opening the queue again, or the next leader, loads the state from disk.
 func (s *shard) fail(cause error) {
-	defer s.State.Close() // last: a panic of Pebble's may have left its readers so that they panic again
+	defer s.State.Close() // last: after a panic in Pebble its readers may panic again
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
-		if s.Broken != nil { // what is stored here is of no use to anybody
+		if s.Broken != nil { // the stored state here is unusable
 			s.replica.group.Fail(cause)
 		}
 		refusal = fmt.Errorf("%w: shard %d: %s", ErrNotLeader, s.index, cause.Error())
@@ -276,7 +276,7 @@ func (s *shard) fail(cause error) {
 	s.dismiss(refusal)
 }
 
-// dismiss refuses what waits.
+// dismiss refuses all waiting operations.
 func (s *shard) dismiss(reason error) {
 	for op := range s.waiting {
 		op.settle(reason)
@@ -298,7 +298,7 @@ func (s *shard) dismiss(reason error) {
 	s.claims.Close(local, reason)
 }
 
-// crash ends a shard whose owner has panicked, in the middle of anything.
+// crash ends a shard after a panic of its owner, at any point.
 func (s *shard) crash(cause error) {
 	s.panicked = true
 	inHand := append(slices.Clone(s.undecided.retrying), s.undecided.deciding, s.callers.waking)
@@ -355,22 +355,22 @@ func (s *shard) tick() {
 	s.SetClock()
 }
 
-// reapable returns the time up to which leases may be taken back.
+// reapable returns the latest expiry of the leases that may be taken back.
 func (s *shard) reapable() uint64 {
 	return s.clock.Reapable(s.undecided.cursor < len(s.undecided.taken))
 }
 
 func wallMillis(o *Options) uint64 { return uint64(max(o.private.Wall().UnixMilli(), 0)) }
 
-// An operation without room on the disk is refused before anything of it is written, since a store
-// whose log cannot be written fails until it is opened again. Memory and the log have room for the
-// group under way, the log because of a reserve (failstop). No other group begins until Pebble,
-// which tries again several times a second, has written the table, and the reserve exists again.
+// An operation without room on the disk is refused before any of its writes: a store that cannot
+// write its log fails until it is opened again. Memory and the log have room for the group under
+// way, the log because of a reserve (failstop). No other group begins until Pebble, which tries
+// again several times a second, has written the table, and the reserve exists again.
 //
 // Invariant: while the room is RoomNone or RoomEmpty, the owner's clock stands still, since workers
 // can neither end nor extend their leases.
 
-// diskSpace is what a shard's owner knows of the free space, and the operations that wait for it.
+// diskSpace is a shard owner's view of the free space, and the operations that wait for space.
 type diskSpace struct {
 	owner.DiskWatch
 	parked []operation
@@ -401,7 +401,7 @@ func (s *shard) look() {
 	}
 }
 
-// dropParked refuses operations that wait for room but whose callers do not wait any more.
+// dropParked refuses parked operations if their callers have stopped waiting.
 func (s *shard) dropParked() {
 	kept := s.space.parked[:0]
 	for _, op := range s.space.parked {
@@ -415,7 +415,7 @@ func (s *shard) dropParked() {
 	s.space.parked = kept
 }
 
-// hasSpace reports whether the stores to which a group is written can write their tables and logs.
+// hasSpace reports whether the stores of a group can write their tables and logs.
 func (s *shard) hasSpace() bool {
 	return s.Store.HasSpace() && (s.node == nil || s.node.HasSpace())
 }
@@ -425,7 +425,7 @@ func (s *shard) holdsBack() bool {
 	return !s.HasRoom(engine.RoomLow) || !s.HasRoom(engine.Roomy) && s.TicksAreDue() || s.takers.Wait()
 }
 
-// parkOrRefuse lets an operation wait for room if nobody would call again, and refuses any other.
+// parkOrRefuse parks an operation that no caller would repeat, and refuses any other.
 func (s *shard) parkOrRefuse(op operation) {
 	if shared, ok := op.(sharedOp); ok {
 		shared.noRoom(s)
@@ -444,7 +444,7 @@ type roomWaiter interface {
 	WaitsForRoom() bool
 }
 
-// roomWait is embedded in operations whose callers may wait for room.
+// roomWait is embedded in operations with callers that may wait for room.
 type roomWait struct{ owner.RoomWait }
 
 // abandon is called when the caller on another node has gone.
