@@ -109,7 +109,6 @@ func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err
 
 // ask sends an operation to the node that leads a shard.
 func (n *node) ask(ctx context.Context, r *replica, op request, limit *base.Limit) error {
-	op.base().format = r.group.Format()
 	body := op.encode(make([]byte, cluster.CallHeader, 256))
 	reply, err := r.group.Call(ctx, limit, byte(op.base().kind), body, op.verb().is(urgent))
 	if err != nil {

@@ -428,7 +428,7 @@ func (op *claimOp) abandon(s *shard) {
 	}
 }
 
-func (op *claimOp) encode(dst []byte) []byte { return op.Claim.Append(dst, op.format) }
+func (op *claimOp) encode(dst []byte) []byte { return op.Claim.Append(dst) }
 
 func (op *claimOp) decode(r *wire.Reader) {
 	op.Claim.Read(r)

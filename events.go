@@ -320,7 +320,7 @@ func (op *interestOp) resolve(s *shard) {
 }
 
 func (op *interestOp) encode(dst []byte) []byte {
-	return call.AppendInterest(dst, op.node, op.wants, op.gone, op.format)
+	return call.AppendInterest(dst, op.node, op.wants, op.gone)
 }
 
 func (op *interestOp) decode(r *wire.Reader) { op.node, op.wants, op.gone = call.ReadInterest(r) }

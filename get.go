@@ -47,8 +47,7 @@ type TaskInfo struct {
 	// eight that have ended, and the one that goes on. The number of each attempt is that of its
 	// [Lease]; one that did not count, or after which the task was redriven, has a successor of the
 	// same or a smaller number. It is stored with the end of an attempt: that of a task which is
-	// completed or canceled is gone with the task unless that is kept ([Task.Retention]). Attempts
-	// that ended before the storage had format 6 are missing.
+	// completed or canceled is gone with the task unless that is kept ([Task.Retention]).
 	History []Attempt `json:",omitempty"`
 	// HistoryDropped is how many attempts are left out after the first two of History.
 	HistoryDropped int `json:",omitzero"`

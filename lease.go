@@ -208,7 +208,7 @@ func (op *completeOp) resolve(s *shard) {
 }
 
 func (op *completeOp) encode(dst []byte) []byte {
-	dst = call.AppendCompletion(appendReceipt(dst, op.receipt), op.WaitsForRoom(), op.stillRuns, op.result, op.format)
+	dst = call.AppendCompletion(appendReceipt(dst, op.receipt), op.WaitsForRoom(), op.stillRuns, op.result)
 	return call.AppendLastNotes(call.AppendTasks(dst, op.next), op.notes)
 }
 
@@ -262,7 +262,7 @@ func (op *failOp) resolve(s *shard) {
 
 func (op *failOp) encode(dst []byte) []byte {
 	dst = wire.AppendBool(appendReceipt(dst, op.receipt), op.WaitsForRoom())
-	dst = wire.AppendBytes(wire.AppendInt(call.AppendFailure(dst, op.how, op.format), op.wait), op.cause)
+	dst = wire.AppendBytes(wire.AppendInt(call.AppendFailure(dst, op.how), op.wait), op.cause)
 	return call.AppendLastNotes(dst, op.notes)
 }
 

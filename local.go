@@ -153,7 +153,6 @@ func (q *Queue) onlyHere(verb string) error {
 
 // doElsewhere lets another process resolve an operation.
 func (q *Queue) doElsewhere(ctx context.Context, shard int, op request) error {
-	op.base().format = manifest.Format // of both programs
 	body := op.encode(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(shard)))
 	reply, err := q.elsewhere.Call(ctx, byte(op.base().kind), body, op.verb().is(readsOnly))
 	if err != nil {

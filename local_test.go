@@ -99,7 +99,7 @@ func (s *served) client(t *testing.T) *codeq.Queue {
 func TestLocalShowsTheSame(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "queue")
-	extract(t, golden(manifest.OldestFormat, "closed"), dir)
+	extract(t, golden("closed"), dir)
 	s := openServed(t, dir, codeq.Options{})
 	s.serve(t)
 	c := s.client(t)

@@ -50,7 +50,8 @@ func (q *Queue) newNode() *node {
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout, CallTimeout: c.CallTimeout, StallAfter: q.opts.StallAfter, LeaveOnClose: c.LeaveOnClose,
 		Directory: q.dir, Disk: q.disk, Sync: logSync[q.opts.Durability], MinFree: q.opts.MinFreeBytes, MaxAppend: q.opts.private.MaxAppend,
 		SnapshotBytes: int64(q.opts.private.SnapshotBytes), Logger: n.log, Newest: c.private.Newest, PebbleFormat: q.opts.private.Pebble,
-		Machines: machines, Reconcile: q.reconcile, Leaders: (*leaders)(n), Serve: n.serve, ServeNode: q.serveNode, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
+		HidesRoom: q.opts.private.HidesRoom,
+		Machines:  machines, Reconcile: q.reconcile, Leaders: (*leaders)(n), Serve: n.serve, ServeNode: q.serveNode, EncodeError: encodeError, DecodeError: decodeError, PanicError: panicError,
 		Removed: func(err error) { n.claims.End(err) },
 		Wall:    q.opts.private.Wall, Mono: q.opts.private.Mono, Dial: c.private.Dial, Votes: c.private.Votes, Log: c.private.Log,
 	})

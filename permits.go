@@ -91,7 +91,7 @@ func (op *permitsOp) resolve(s *shard) {
 
 func (op *permitsOp) encode(dst []byte) []byte {
 	dst = wire.AppendUint(wire.AppendBytes(dst, op.queue), uint64(op.shard))
-	return op.Request.Append(dst, op.format)
+	return op.Request.Append(dst)
 }
 
 func (op *permitsOp) decode(r *wire.Reader) {
@@ -126,7 +126,6 @@ type askPermitsOp struct {
 	completion
 	queue string
 	value []byte // the settings
-	idle  bool   // Idle is sent, too, since format 7
 	permits.Report
 }
 
@@ -140,12 +139,12 @@ func (op *askPermitsOp) resolve(s *shard) {
 }
 
 func (op *askPermitsOp) encode(b []byte) []byte {
-	return permits.AppendQuestion(b, op.queue, op.value, op.format)
+	return permits.AppendQuestion(b, op.queue, op.value)
 }
 
-func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value, op.idle = permits.ReadQuestion(r) }
+func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value = permits.ReadQuestion(r) }
 
-func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.AppendReply(dst, op.idle) }
+func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.AppendReply(dst) }
 func (op *askPermitsOp) decodeReply(r *wire.Reader)    { op.Report = permits.ReadReply(r) }
 
 // askPermitsDone is what has become of an askPermitsOp.

@@ -138,8 +138,8 @@ func goldenQueue(t *testing.T, fs vfs.FS) (q *codeq.Queue, take func()) {
 }
 
 // golden names the archive of a queue that was closed in order, or whose process was killed.
-func golden(format int, how string) string {
-	return filepath.Join("testdata", fmt.Sprintf("format-%d-%s.tar.gz", format, how))
+func golden(how string) string {
+	return filepath.Join("testdata", fmt.Sprintf("format-%d-%s.tar.gz", manifest.OldestFormat, how))
 }
 
 // makeGolden writes the archives of the current format.
@@ -149,11 +149,11 @@ func makeGolden(t *testing.T) {
 	q, take := goldenQueue(t, disk)
 	tasks, err := queuetest.List(q)
 	require.NoError(t, err)
-	archive(t, golden(manifest.Format, "killed"), disk.Clone(), tasks)
+	archive(t, golden("killed"), disk.Clone(), tasks)
 	take()
 	tasks, err = queuetest.List(q)
 	require.NoError(t, errors.Join(err, q.Close()))
-	archive(t, golden(manifest.Format, "closed"), disk, tasks)
+	archive(t, golden("closed"), disk, tasks)
 }
 
 func archive(t *testing.T, name string, disk *crashfs.Disk, tasks map[codeq.ID]*codeq.TaskInfo) {
@@ -191,7 +191,7 @@ func readGolden(t *testing.T, archive string, do func(name string, content []byt
 		b, err := io.ReadAll(r)
 		require.NoError(t, err)
 		if h.Name == goldenTasks {
-			tasks = goldenInfos(t, b)
+			require.NoError(t, json.Unmarshal(b, &tasks))
 		} else {
 			do(h.Name, b)
 		}
@@ -240,60 +240,44 @@ func asInJSON(tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
 	return tasks
 }
 
-// formatOfHistory is the first format in which attempts are stored.
-const formatOfHistory = 6
-
-// shownOf lets tasks be as they were shown when an archive of a format was made.
-func shownOf(format int, tasks map[codeq.ID]*codeq.TaskInfo) map[codeq.ID]*codeq.TaskInfo {
-	if format < formatOfHistory {
-		for _, info := range tasks { // what is known of a task that has had no attempt, and of a lease
-			info.FirstReady, info.History = time.Time{}, nil
-		}
-	}
-	return asInJSON(tasks)
-}
-
-// TestFormats opens golden directories of all formats: each task is where it was, and all of them
-// can be finished.
+// TestFormats opens golden directories: each task is where it was, and all of them can be finished.
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	if *writeGolden {
 		makeGolden(t)
 	}
-	for f := manifest.OldestFormat; f <= manifest.Format; f++ {
-		for _, how := range []string{"closed", "killed"} {
-			t.Run(fmt.Sprint(f, " ", how), func(t *testing.T) {
-				disk, want := unpack(t, golden(f, how))
-				if how == "killed" {
-					requireOutbound(t, disk)
-				}
-				simtest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(f))
-				before := simtest.StoreContents(t, disk, "queue")
-				r := queuetest.VerifyImage(t, disk, false)
-				require.True(t, r.OK(), "%v", r.Problems)
-				require.Equal(t, before, simtest.StoreContents(t, disk, "queue"))
+	for _, how := range []string{"closed", "killed"} {
+		t.Run(how, func(t *testing.T) {
+			disk, want := unpack(t, golden(how))
+			if how == "killed" {
+				requireOutbound(t, disk)
+			}
+			simtest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.OldestFormat))
+			before := simtest.StoreContents(t, disk, "queue")
+			r := queuetest.VerifyImage(t, disk, false)
+			require.True(t, r.OK(), "%v", r.Problems)
+			require.Equal(t, before, simtest.StoreContents(t, disk, "queue"))
 
-				q, err := codeq.Open("queue", goldenOptions(disk))
-				require.NoError(t, err)
-				got, err := queuetest.List(q)
-				require.NoError(t, errors.Join(err, queuetest.CheckAll(q)))
-				require.Equal(t, asInJSON(want), shownOf(f, got))
-				for state := codeq.Ready; state <= codeq.Canceled; state++ {
-					require.True(t, slices.ContainsFunc(slices.Collect(maps.Values(want)), func(i *codeq.TaskInfo) bool { return i.State == state }), state)
-				}
-				requireGoldenSettings(t, q)
-				queuetest.Quiesce(t, q)
-				require.NoError(t, errors.Join(queuetest.CheckAll(q), queuetest.CheckMemory(q), q.Close()))
+			q, err := codeq.Open("queue", goldenOptions(disk))
+			require.NoError(t, err)
+			got, err := queuetest.List(q)
+			require.NoError(t, errors.Join(err, queuetest.CheckAll(q)))
+			require.Equal(t, asInJSON(want), asInJSON(got))
+			for state := codeq.Ready; state <= codeq.Canceled; state++ {
+				require.True(t, slices.ContainsFunc(slices.Collect(maps.Values(want)), func(i *codeq.TaskInfo) bool { return i.State == state }), state)
+			}
+			requireGoldenSettings(t, q)
+			queuetest.Quiesce(t, q)
+			require.NoError(t, errors.Join(queuetest.CheckAll(q), queuetest.CheckMemory(q), q.Close()))
 
-				m, err := manifest.Read(disk, "queue")
-				require.NoError(t, err)
-				require.Equal(t, manifest.Format, m.Format)
-				simtest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.Format))
-				r = queuetest.VerifyImage(t, disk, false)
-				require.True(t, r.OK(), "%v", r.Problems)
-				finishGolden(t, disk)
-			})
-		}
+			m, err := manifest.Read(disk, "queue")
+			require.NoError(t, err)
+			require.Equal(t, manifest.Format, m.Format)
+			simtest.RequirePebbleFormat(t, disk, manifest.PebbleFormat(manifest.Format))
+			r = queuetest.VerifyImage(t, disk, false)
+			require.True(t, r.OK(), "%v", r.Problems)
+			finishGolden(t, disk)
+		})
 	}
 }
 
@@ -374,7 +358,7 @@ func TestRaiseInterrupted(t *testing.T) {
 	t.Parallel()
 	rng := testkit.Seeded(t)
 	for _, how := range []string{"closed", "killed"} {
-		golden, want := unpack(t, golden(manifest.OldestFormat, how))
+		golden, want := unpack(t, golden(how))
 		want = asInJSON(want)
 		formats := make(map[int]int)
 		step := func(stop int) int { return 1 + stop/3 } // the manifest comes first
@@ -411,17 +395,17 @@ func TestRaiseInterrupted(t *testing.T) {
 			require.NoError(t, err)
 			got, err := queuetest.List(q)
 			require.NoError(t, errors.Join(err, queuetest.CheckAll(q), q.Close()))
-			require.Equal(t, want, shownOf(manifest.OldestFormat, got))
+			require.Equal(t, want, asInJSON(got))
 			r = queuetest.VerifyImage(t, image, false)
 			require.True(t, r.OK(), "%v", r.Problems)
 		}
-		require.Len(t, formats, 2)
+		require.Len(t, formats, 1+manifest.Format-manifest.OldestFormat)
 	}
 }
 
 // TestRaiseByRepair: a repair writes the current format, and says so before.
 func TestRaiseByRepair(t *testing.T) {
-	disk, want := unpack(t, golden(manifest.OldestFormat, "closed"))
+	disk, want := unpack(t, golden("closed"))
 	simtest.AlterStore(t, disk, func(db *pebble.DB) {
 		key, _ := queuetest.First(t, db, keys.Counters, nil)
 		require.NoError(t, db.Delete(key, nil))
@@ -435,33 +419,7 @@ func TestRaiseByRepair(t *testing.T) {
 	require.NoError(t, err)
 	got, err := queuetest.List(q)
 	require.NoError(t, errors.Join(err, queuetest.CheckAll(q), q.Close()))
-	require.Equal(t, asInJSON(want), shownOf(manifest.OldestFormat, got))
-}
-
-// goldenInfos reads the tasks of an archive, in which states and the like are numbers.
-func goldenInfos(t *testing.T, b []byte) map[codeq.ID]*codeq.TaskInfo {
-	t.Helper()
-	var raw map[codeq.ID]map[string]json.RawMessage
-	require.NoError(t, json.Unmarshal(b, &raw))
-	tasks := make(map[codeq.ID]*codeq.TaskInfo)
-	for id, fields := range raw {
-		text := func(name string, of func(uint8) ([]byte, error)) {
-			var n uint8
-			if v, ok := fields[name]; ok && json.Unmarshal(v, &n) == nil {
-				text, err := of(n)
-				require.NoError(t, err)
-				fields[name], err = json.Marshal(string(text))
-				require.NoError(t, err)
-			}
-		}
-		text("State", func(n uint8) ([]byte, error) { return codeq.State(n).MarshalText() })
-		text("OnDead", func(n uint8) ([]byte, error) { return codeq.OnDead(n).MarshalText() })
-		b, err := json.Marshal(fields)
-		require.NoError(t, err)
-		tasks[id] = new(codeq.TaskInfo)
-		require.NoError(t, json.Unmarshal(b, tasks[id]))
-	}
-	return tasks
+	require.Equal(t, asInJSON(want), asInJSON(got))
 }
 
 // ofOldFormat makes the directory of a closed node one of an older format.
@@ -490,10 +448,11 @@ func TestRaiseOfNode(t *testing.T) {
 	require.NoError(t, err)
 	id, err := q.Produce(ctx, codeq.Task{Queue: "a"})
 	require.NoError(t, errors.Join(err, q.Close()))
-	ofOldFormat(t, disk, manifest.OldestOfNodes-1)
-	_, err = queuetest.OneNode(disk, votes)
+	unknown := disk.Clone()
+	ofOldFormat(t, unknown, manifest.OldestOfNodes-1)
+	_, err = queuetest.OneNode(unknown, votes)
 	require.ErrorIs(t, err, codeq.ErrFormat)
-	require.ErrorContains(t, err, "5 of a node, this version knows 6 to 7")
+	require.ErrorContains(t, err, "6, this version knows 7 to")
 	ofOldFormat(t, disk, manifest.OldestOfNodes)
 	r := queuetest.VerifyImage(t, disk, false)
 	require.True(t, r.OK(), "%v", r.Problems)

@@ -231,67 +231,65 @@ func chmod(t *testing.T, dir string, write bool) {
 	}
 }
 
-// TestReaderOfFormats: a directory of each format is read, by several Readers at once, and stays as
-// it is, also one that cannot be written, and has no LOCK.
+// TestReaderOfFormats: several Readers at once read a directory of the oldest format. It stays as
+// it is, also if it cannot be written, and has no LOCK.
 func TestReaderOfFormats(t *testing.T) {
 	t.Parallel()
-	for f := manifest.OldestFormat; f <= manifest.Format; f++ {
-		for _, how := range []string{"closed", "killed"} {
-			t.Run(fmt.Sprint(f, " ", how), func(t *testing.T) {
-				dir := filepath.Join(t.TempDir(), "queue")
-				want := asInJSON(extract(t, golden(f, how), dir))
-				chmod(t, dir, false)
-				defer chmod(t, dir, true)
-				for _, info := range want {
-					withoutCreep(info)
-				}
-				before := stamps(t, dir)
-				var readers sync.WaitGroup
-				for range 3 {
-					readers.Go(func() {
-						r, err := codeq.OpenReadOnly(dir, nil)
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						if s := r.Staleness(); s.Closed != (how == "closed") {
-							t.Errorf("%+v", s)
-						}
-						got := make(map[codeq.ID]*codeq.TaskInfo)
-						for state := codeq.Ready; state <= codeq.Canceled; state++ {
-							for info, err := range r.List(context.Background(), codeq.ListOptions{State: state}) {
-								if err != nil {
-									t.Error(err)
-									return
-								}
-								got[info.ID] = withoutCreep(info)
+	for _, how := range []string{"closed", "killed"} {
+		t.Run(how, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "queue")
+			want := asInJSON(extract(t, golden(how), dir))
+			chmod(t, dir, false)
+			defer chmod(t, dir, true)
+			for _, info := range want {
+				withoutCreep(info)
+			}
+			before := stamps(t, dir)
+			var readers sync.WaitGroup
+			for range 3 {
+				readers.Go(func() {
+					r, err := codeq.OpenReadOnly(dir, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if s := r.Staleness(); s.Closed != (how == "closed") {
+						t.Errorf("%+v", s)
+					}
+					got := make(map[codeq.ID]*codeq.TaskInfo)
+					for state := codeq.Ready; state <= codeq.Canceled; state++ {
+						for info, err := range r.List(context.Background(), codeq.ListOptions{State: state}) {
+							if err != nil {
+								t.Error(err)
+								return
 							}
+							got[info.ID] = withoutCreep(info)
 						}
-						if got = shownOf(f, got); len(got) != len(want) {
-							t.Errorf("%d tasks, not %d", len(got), len(want))
+					}
+					if got = asInJSON(got); len(got) != len(want) {
+						t.Errorf("%d tasks, not %d", len(got), len(want))
+					}
+					for id, info := range want {
+						if !assert.ObjectsAreEqual(info, got[id]) {
+							t.Errorf("%+v, not %+v", got[id], info)
 						}
-						for id, info := range want {
-							if !assert.ObjectsAreEqual(info, got[id]) {
-								t.Errorf("%+v, not %+v", got[id], info)
-							}
-						}
-						s, err := r.Settings("limited")
-						if err != nil || s.ConcurrencyPerKey != 1 {
-							t.Errorf("%+v, %v", s, err)
-						}
-						schedules, err := r.Schedules(context.Background())
-						if err != nil || len(schedules) != 1 || schedules[0].Name != goldenSchedule.Name {
-							t.Errorf("%+v, %v", schedules, err)
-						}
-						if err := r.Close(); err != nil {
-							t.Error(err)
-						}
-					})
-				}
-				readers.Wait()
-				require.Equal(t, before, stamps(t, dir))
-			})
-		}
+					}
+					s, err := r.Settings("limited")
+					if err != nil || s.ConcurrencyPerKey != 1 {
+						t.Errorf("%+v, %v", s, err)
+					}
+					schedules, err := r.Schedules(context.Background())
+					if err != nil || len(schedules) != 1 || schedules[0].Name != goldenSchedule.Name {
+						t.Errorf("%+v, %v", schedules, err)
+					}
+					if err := r.Close(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			readers.Wait()
+			require.Equal(t, before, stamps(t, dir))
+		})
 	}
 }
 

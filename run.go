@@ -331,12 +331,9 @@ func (r *runner) countOverdue(w *worker, f *taskContext) {
 	if t, ours := w.Task(); !ours || t != f {
 		return
 	}
-	// A node of an older build lets it count when it is given back.
-	if n := r.queue.node; n == nil || call.KnowsOverdue(r.queue.replicas[r.queue.shardOf(f.lease.ID)].group.Format()) {
-		op := failOp{how: engine.FailOverdue}
-		op.Gone = r.storing.Done()
-		_ = r.queue.failed(r.storing, f.lease.Receipt, op, nil) // if the lease is lost, the worker learns of it
-	}
+	op := failOp{how: engine.FailOverdue}
+	op.Gone = r.storing.Done()
+	_ = r.queue.failed(r.storing, f.lease.Receipt, op, nil) // if the lease is lost, the worker learns of it
 	_ = r.reportOverdue(f)
 }
 

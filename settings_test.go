@@ -549,14 +549,14 @@ func TestConfigureWithFailedShard(t *testing.T) {
 	})
 }
 
-// TestSettingsOfTheFirstShardOnly: a directory whose first shard alone has
-// settings, and these without a version, is read.
+// TestSettingsOfTheFirstShardOnly: a directory whose first shard alone has settings is read.
 func TestSettingsOfTheFirstShardOnly(t *testing.T) {
 	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
 		for i := range 3 {
 			f.ProduceAt(i, codeq.Task{Queue: "a"})
 		}
-		require.NoError(f, queuetest.StoreOf(f.Q, 0).DB().Set(append([]byte{keys.Settings}, "a"...), []byte(`{"Paused":true,"Rate":2}`), pebble.Sync))
+		value := keys.SettingsValue{Version: 1, JSON: []byte(`{"Paused":true,"Rate":2}`)}.Append(nil)
+		require.NoError(f, queuetest.StoreOf(f.Q, 0).DB().Set(append([]byte{keys.Settings}, "a"...), value, pebble.Sync))
 		require.NoError(f, f.Q.Close())
 		f.Open()
 		require.Nil(f, queuetest.ClaimNow(t, f.Q, "a"))

@@ -114,8 +114,7 @@ type DayTotals struct {
 //
 // All numbers are exact. The totals are of all time, and stored with the tasks: they survive all
 // that the tasks survive. Those of a queue that has no tasks and no settings are forgotten when
-// nothing has happened in it for [TotalsDays]. They begin at 0 when a directory of an older version
-// is opened, and in a cluster with the [ShardStatus.Format] 6.
+// nothing has happened in it for [TotalsDays].
 //
 // Info is meant to be called often: it costs some hundred nanoseconds for each queue and shard, and
 // for each combination of queue, tenant and priority that has ready tasks, whatever the number of

@@ -83,8 +83,7 @@ type Task struct {
 	// OnDead is what happens to the task when one of After becomes a dead letter.
 	OnDead OnDead `json:",omitzero"`
 	// OnMissing is what happens to the task when one of After does not exist: it never has, or it
-	// has ended and is no longer kept, so that nobody knows how. It needs all nodes of a cluster to
-	// run a version that knows it ([ErrFormat]).
+	// has ended and is no longer kept, so that nobody knows how.
 	OnMissing OnMissing `json:",omitzero"`
 }
 

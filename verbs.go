@@ -49,8 +49,6 @@ type completion struct {
 	done chan error // capacity 1: a caller that has gone does not block the owner
 	err  error      // decided by resolve
 	kind callKind   // which of verbs it is
-	// format is one that all nodes of the shard know: encode writes nothing that is newer.
-	format int
 	// reply is called in place of sending to done, if the caller is elsewhere. It must not block.
 	reply func(error)
 }
@@ -266,7 +264,7 @@ func (op *ruling) resolve(s *shard) {
 	s.conclude(op, &op.completion, v, err)
 }
 
-func (op *ruling) encode(dst []byte) []byte      { return call.AppendFor(dst, op.Body, op.format) }
+func (op *ruling) encode(dst []byte) []byte      { return op.Body.Append(dst) }
 func (op *ruling) decode(r *wire.Reader)         { op.Read(r) }
 func (op *ruling) encodeReply(dst []byte) []byte { return op.AppendReply(dst) }
 func (op *ruling) decodeReply(r *wire.Reader)    { op.ReadReply(r) }

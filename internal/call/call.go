@@ -28,16 +28,6 @@ type Body interface {
 	Again()
 }
 
-// AppendFor appends the arguments of a call for a shard of some format.
-func AppendFor(dst []byte, b Body, format int) []byte {
-	if f, ok := b.(interface {
-		AppendFor(dst []byte, format int) []byte
-	}); ok {
-		return f.AppendFor(dst, format)
-	}
-	return b.Append(dst)
-}
-
 // silent is embedded in calls without an answer.
 type silent struct{}
 
@@ -289,20 +279,14 @@ func readNotes(r *wire.Reader) *record.Notes {
 	return n
 }
 
-// formatOfOrphans is the format from which on shards know handlers that go on.
-const formatOfOrphans = 7
-
-// KnowsOverdue reports whether a shard of some format knows engine.FailOverdue.
-func KnowsOverdue(format int) bool { return format >= formatOfOrphans }
-
 // AppendCompletion appends whether a completion waits for room on the disk, whether the handler
-// goes on, for a shard of some format, and a result.
-func AppendCompletion(dst []byte, waits, stillRuns bool, result []byte, format int) []byte {
+// goes on, and a result.
+func AppendCompletion(dst []byte, waits, stillRuns bool, result []byte) []byte {
 	flags := byte(0)
 	if waits {
 		flags |= 1
 	}
-	if stillRuns && format >= formatOfOrphans {
+	if stillRuns {
 		flags |= 2
 	}
 	return wire.AppendBytes(append(dst, flags), result)
@@ -318,13 +302,8 @@ func ReadCompletion(r *wire.Reader, setWaits func(bool)) (stillRuns bool) {
 	return flags&2 != 0
 }
 
-// AppendFailure appends how an attempt fails, for a shard of some format.
-func AppendFailure(dst []byte, how engine.Failure, format int) []byte {
-	if format < formatOfOrphans {
-		how &^= engine.StillRuns
-	}
-	return append(dst, byte(how))
-}
+// AppendFailure appends how an attempt fails.
+func AppendFailure(dst []byte, how engine.Failure) []byte { return append(dst, byte(how)) }
 
 // ReadFailure reads what AppendFailure has appended.
 func ReadFailure(r *wire.Reader) engine.Failure {

@@ -20,7 +20,6 @@ type Info struct {
 	Infos    []engine.QueueInfo
 	More     bool              // there are queues after the place
 	from     engine.InfoCursor // where this part begins
-	held     bool              // the caller knows engine.QueueInfo.Held
 }
 
 // Next prepares to copy the next part.
@@ -40,22 +39,9 @@ func (b *Info) Append(dst []byte) []byte {
 	return wire.AppendBool(appendInfoCursor(dst, &b.InfoCursor), b.Settings)
 }
 
-// askHeld ends the arguments of a call to a shard of formatOfOrphans or later.
-const askHeld = "held"
-
-// AppendFor is Append for a shard of some format.
-func (b *Info) AppendFor(dst []byte, format int) []byte {
-	if dst = b.Append(dst); format >= formatOfOrphans {
-		b.held = true
-		dst = wire.AppendBytes(dst, askHeld)
-	}
-	return dst
-}
-
 func (b *Info) Read(r *wire.Reader) {
 	b.InfoCursor = readInfoCursor(r)
 	b.Settings = r.Bool()
-	b.held = r.Len() > 0 && r.String() == askHeld
 }
 
 func appendInfoCursor(dst []byte, p *engine.InfoCursor) []byte {
@@ -70,9 +56,7 @@ func readInfoCursor(r *wire.Reader) engine.InfoCursor {
 func (b *Info) AppendReply(dst []byte) []byte {
 	dst = appendInfos(wire.AppendBool(appendInfoCursor(dst, &b.InfoCursor), b.More), b.Infos)
 	for i := range b.Infos {
-		if b.held {
-			dst = wire.AppendUint(dst, b.Infos[i].Held)
-		}
+		dst = wire.AppendUint(dst, b.Infos[i].Held)
 	}
 	return dst
 }
@@ -81,7 +65,7 @@ func (b *Info) ReadReply(r *wire.Reader) {
 	b.InfoCursor, b.More = readInfoCursor(r), r.Bool()
 	known := len(b.Infos)
 	b.Infos = readInfos(r, b.Infos)
-	for i := known; i < len(b.Infos) && r.Len() > 0; i++ {
+	for i := known; i < len(b.Infos); i++ {
 		b.Infos[i].Held = r.Uint()
 	}
 }

@@ -53,9 +53,6 @@ func (n *Node) addresses(to peer.Target) (addresses []string) {
 	return addresses
 }
 
-// formatOfHints is what nodes know that are told addresses.
-const formatOfHints = 7
-
 // tellAddress tells other members the address of this node, if shards have another one.
 func (n *Node) tellAddress(ctx context.Context, others []Peer) {
 	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return g.formerAddress() != "" }) {
@@ -66,7 +63,7 @@ func (n *Node) tellAddress(ctx context.Context, others []Peer) {
 	var telling sync.WaitGroup
 	for _, p := range others {
 		to, err := p.target()
-		if err != nil || n.peer.NewestOf(to.ID) < formatOfHints {
+		if err != nil {
 			continue
 		}
 		telling.Go(func() {

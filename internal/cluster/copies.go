@@ -270,23 +270,13 @@ type elderAnswer struct {
 	Admitted uint64 // in which life the process began that was admitted last; 0: none was
 }
 
-// askForElders asks a member until it has answered, or ctx ends. Builds that do not know the
-// question are not asked.
+// askForElders asks a member until it has answered, or ctx ends.
 func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a elderAnswer, ok bool) {
 	to, err := p.target()
 	if err != nil {
 		return a, false
 	}
 	for ; ctx.Err() == nil; Pause(ctx, nil) {
-		if n.peer.NewestOf(to.ID) == 0 {
-			_, _, _ = n.peer.Probe(ctx, to) // which tells
-		}
-		switch newest := n.peer.NewestOf(to.ID); {
-		case newest == 0:
-			continue
-		case newest < formatOfElders:
-			return a, false
-		}
 		question := elderQuestion{Peer: of, Birth: key.birth}
 		if end, _ := ctx.Deadline(); !key.known {
 			question.Wait = time.Until(end)
@@ -298,9 +288,6 @@ func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a el
 	}
 	return a, false
 }
-
-// formatOfElders is what nodes know that answer an elderQuestion.
-const formatOfElders = 7
 
 // serveElders answers an elderQuestion when there is an answer, or when whoever asks waits no more.
 func (n *Node) serveElders(r *peer.Request) error {

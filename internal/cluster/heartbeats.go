@@ -84,10 +84,10 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 		return base.ErrClosed
 	}
 	sent := time.Now()
-	reply, err := n.peer.CallUntil(n.ctx, with.late, nil, to, kindHeartbeat, t.group.appendHeartbeat(nil, req, to.ID), true)
+	reply, err := n.peer.CallUntil(n.ctx, with.late, nil, to, kindHeartbeat, t.group.appendHeartbeat(nil, req), true)
 	if err != nil {
 		var remote *peer.RemoteError
-		if errors.As(err, &remote) { // the node does not know such calls, or its replica has ended
+		if errors.As(err, &remote) { // its replica has ended
 			return t.sendEntries(id, target, req, resp)
 		}
 		select {
@@ -100,11 +100,8 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	r := wire.NewReader(reply)
 	resp.Term, resp.LastLog, resp.Success = r.Uint(), r.Uint(), r.Bool()
 	wall := r.Uint()
-	var room diskRoom
-	if r.Len() > 0 { // a build of before format 7 does not say it, and counts as no better than this node
-		t.group.health.noteDisk(id, req.Term, time.Duration(min(r.Uint(), maxDiskAge))*time.Millisecond)
-		room = readDiskRoom(r)
-	}
+	t.group.health.noteDisk(id, req.Term, time.Duration(min(r.Uint(), maxDiskAge))*time.Millisecond)
+	room := readDiskRoom(r)
 	if err := r.Done(); err != nil {
 		return err
 	}
@@ -116,29 +113,17 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 // maxDiskAge bounds what a node says of its disk, in ms: a hundred years.
 const maxDiskAge = 100 * 365 * 24 * 60 * 60 * 1000
 
-// diskFormat is the first format in which heartbeats tell the work of a shard (Group.told), and
-// their answers the state of the disks.
-const diskFormat = 7
-
-func (g *Group) appendHeartbeat(dst []byte, req *raft.AppendEntriesRequest, to peer.ID) []byte {
+func (g *Group) appendHeartbeat(dst []byte, req *raft.AppendEntriesRequest) []byte {
 	dst = wire.AppendUint(dst, uint64(g.index))
 	dst = wire.AppendUint(dst, req.Term)
-	dst = wire.AppendBytes(dst, req.Addr)
-	if g.node.peer.NewestOf(to) >= diskFormat {
-		dst = wire.AppendUint(dst, g.workHere())
-	}
-	return dst
+	return wire.AppendUint(wire.AppendBytes(dst, req.Addr), g.workHere())
 }
 
 // serveHeartbeat hands a heartbeat to its group. The next ones do not wait for it: Raft may have to
 // store a term before it answers. Those of this node leave as well, while both processes are awake.
 func (n *Node) serveHeartbeat(r *peer.Request) error {
 	in := wire.NewReader(r.Body)
-	shard, term, addr := in.Uint(), in.Uint(), in.String()
-	var work uint64
-	if in.Len() > 0 { // else the build of the leader does not tell it
-		work = in.Uint()
-	}
+	shard, term, addr, work := in.Uint(), in.Uint(), in.String(), in.Uint()
 	if in.Done() != nil || shard >= uint64(len(n.groups)) {
 		return ErrMalformedCall
 	}
@@ -163,11 +148,8 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 				}
 				reply := wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog)
 				reply = wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis())
-				if n.peer.NewestOf(r.From.ID) >= diskFormat {
-					reply = wire.AppendUint(reply, uint64(n.groups[shard].diskAge()/time.Millisecond))
-					reply = n.diskRoom().append(reply)
-				}
-				r.Reply(reply)
+				reply = wire.AppendUint(reply, uint64(n.groups[shard].diskAge()/time.Millisecond))
+				r.Reply(n.diskRoom().append(reply))
 				return nil
 			default: // Raft has been shut down
 				return fmt.Errorf("%w: shard %d is not replicated here", base.ErrNotLeader, shard)

@@ -106,6 +106,7 @@ type Config struct {
 	Sync      raftlog.Sync
 	MinFree   int64 // bytes; see logRoom
 	MaxAppend int   // entries of a message between nodes, at most; at most the constant
+	HidesRoom bool  // the node tells nobody how full its disk is; for tests
 	Newest    int   // format that the node knows; 0: manifest.Format. Tests say less
 	// PebbleFormat is Pebble's of the log, by that of the directory. Default: manifest.PebbleFormat
 	PebbleFormat func(format int) pebble.FormatMajorVersion

@@ -9,11 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"codeq/internal/base"
 	"codeq/internal/manifest"
-	"codeq/internal/peer"
 )
 
 // ErrIsMember: a node is part of the cluster that is to take the place of another one.
@@ -69,14 +66,10 @@ func votesInAll(shards []ShardStatus, node string) bool {
 // first shard lets one go on at a time: the one that has said most recently that it does. It says
 // so again and again until it has ended; a leader that has just begun waits for as long as it may
 // not have heard of one. A replacement that has not been confirmed for half of that time gives up.
-// Leaders of builds before formatOfReplacements are not asked.
 
-const (
-	// replacementLease is for how many times ElectionTimeout a replacement goes on that is not
-	// confirmed.
-	replacementLease     = 20
-	formatOfReplacements = 7
-)
+// replacementLease is for how many times ElectionTimeout a replacement goes on that is not
+// confirmed.
+const replacementLease = 20
 
 // errReplacing: another replacement is under way. It is sent as ErrNotLeader; the text tells.
 var errReplacing = fmt.Errorf("%w: one replacement of a node at a time", base.ErrNotLeader)
@@ -127,9 +120,6 @@ func (n *Node) beginReplacement(ctx context.Context, old string, by Peer) (_ con
 	waits := n.newWait()
 	var why error
 	err = n.poll(ctx, func() (bool, error) {
-		if !n.knowsReplacements() {
-			return true, nil
-		}
 		err := n.c.Leaders.Change(ctx, 0, BeginReplacement, p)
 		if err == nil || !strings.Contains(err.Error(), errReplacing.Error()) {
 			return true, err
@@ -150,11 +140,9 @@ func (n *Node) beginReplacement(ctx context.Context, old string, by Peer) (_ con
 	})
 	return ctx, func() {
 		cancel(nil)
-		if n.knowsReplacements() {
-			ctx, cancel := context.WithTimeout(n.ctx, n.c.ElectionTimeout)
-			defer cancel()
-			_ = n.c.Leaders.Change(ctx, 0, EndReplacement, p) // or it ends by itself
-		}
+		ctx, cancel := context.WithTimeout(n.ctx, n.c.ElectionTimeout)
+		defer cancel()
+		_ = n.c.Leaders.Change(ctx, 0, EndReplacement, p) // or it ends by itself
 	}, nil
 }
 
@@ -165,15 +153,13 @@ func (n *Node) confirmReplacement(ctx context.Context, cancel context.CancelCaus
 	})
 	defer over.Stop()
 	for ctx.Err() == nil {
-		if n.knowsReplacements() {
-			err := n.c.Leaders.Change(ctx, 0, KeepReplacement, p)
-			if err != nil && strings.Contains(err.Error(), errReplacing.Error()) {
-				cancel(fmt.Errorf("%w: %w", base.ErrUncertain, err))
-			}
-			if err != nil {
-				Pause(ctx, nil)
-				continue
-			}
+		err := n.c.Leaders.Change(ctx, 0, KeepReplacement, p)
+		if err != nil && strings.Contains(err.Error(), errReplacing.Error()) {
+			cancel(fmt.Errorf("%w: %w", base.ErrUncertain, err))
+		}
+		if err != nil {
+			Pause(ctx, nil)
+			continue
 		}
 		over.Reset(lease / 2)
 		select {
@@ -181,16 +167,4 @@ func (n *Node) confirmReplacement(ctx context.Context, cancel context.CancelCaus
 		case <-time.After(lease / 8):
 		}
 	}
-}
-
-// knowsReplacements reports whether the leader of the first shard, if one is known, knows of
-// replacements.
-func (n *Node) knowsReplacements() bool {
-	_, leader := n.groups[0].raft.LeaderWithID()
-	to, err := peer.ParseID(peerOf(raft.Server{ID: leader}).ID)
-	if leader == "" || leader == n.self.ServerID() || err != nil {
-		return n.c.Newest >= formatOfReplacements
-	}
-	newest := n.peer.NewestOf(to)
-	return newest == 0 || newest >= formatOfReplacements
 }

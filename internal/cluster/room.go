@@ -142,6 +142,9 @@ func (r diskRoom) String() string {
 // diskRoom is that of this node, when its disk was looked at last. It is looked at again, without a
 // wait, if that is due.
 func (n *Node) diskRoom() diskRoom {
+	if n.c.HidesRoom {
+		return diskRoom{}
+	}
 	d := n.room
 	if d.least > 0 {
 		if now, ok := d.isTime(0); ok {

@@ -221,7 +221,7 @@ func (rs *ReplicaStatus) fill(a *nodeAnswer, sh *ShardStatus) {
 		return
 	}
 	s := a.replicas[sh.Shard]
-	rs.NewestFormat, sh.Format = s.newest(), max(sh.Format, s.Format)
+	rs.NewestFormat, sh.Format = s.Newest, max(sh.Format, s.Format)
 	rs.Serves, rs.Term, rs.LastIndex, rs.Committed, rs.Applied = s.Serves, s.Term, s.LastIndex, s.Committed, s.Applied
 	rs.LastContact, rs.Drained, rs.ClockAhead, rs.Stalled = s.LastContact, s.Drained, a.ahead, s.Stalled
 	if s.Leader && s.Term >= sh.Term {

@@ -196,7 +196,7 @@ func (n *Node) newestOf(ctx context.Context, m raft.Server) int {
 	p := peerOf(m)
 	states, err := n.stateOf(ctx, p)
 	if err == nil && len(states) > 0 {
-		return states[0].newest()
+		return states[0].Newest
 	}
 	to, err := p.target()
 	if err != nil {
@@ -204,9 +204,6 @@ func (n *Node) newestOf(ctx context.Context, m raft.Server) int {
 	}
 	return n.peer.NewestOf(to.ID)
 }
-
-// newest is the newest format that the build of the node knows.
-func (s *replicaState) newest() int { return max(s.Newest, peer.FirstFormat) }
 
 // formatOfFounders is the format with which a cluster begins: the newest that all founders know, as
 // far as this one knows it.

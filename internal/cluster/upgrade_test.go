@@ -1,3 +1,5 @@
+//go:build nextformat
+
 package cluster
 
 import (

@@ -77,8 +77,7 @@ func TestReconcile(t *testing.T) {
 	set(t, stores[2], numbered(keys.Sent, 2), number(1))
 	set(t, stores[0], mail, settings(2, `{"Paused":true}`))
 	set(t, stores[1], mail, settings(4, `{}`))
-	old := `{"Concurrency":3}` // of an old build, which is version 1
-	set(t, stores[2], other, []byte(old))
+	set(t, stores[2], other, settings(1, `{"Concurrency":3}`))
 
 	var want []map[string]string
 	for _, st := range stores {
@@ -88,7 +87,7 @@ func TestReconcile(t *testing.T) {
 	want[2][string(numbered(keys.Sent, 0))] = string(number(3))
 	for i := range want {
 		want[i][string(mail)] = string(settings(4, `{}`))
-		want[i][string(other)] = old
+		want[i][string(other)] = string(settings(1, `{"Concurrency":3}`))
 	}
 	for range 2 {
 		_, _, err := reconcile(stores, false)

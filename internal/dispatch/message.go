@@ -10,22 +10,18 @@ import (
 
 // How a claim, and what it gets, travel between nodes.
 
-// formatOfHandled is the format from which on shards know that a claim is for handlers of Run.
-const formatOfHandled = 7
-
-// Append appends what a claim asks for, to a shard of some format.
-func (c *Claim) Append(dst []byte, format int) []byte {
+// Append appends what a claim asks for.
+func (c *Claim) Append(dst []byte) []byte {
 	queues, weights := c.Named()
 	dst = wire.AppendStrings(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, c.Duration)
 	dst = wire.AppendUint(dst, uint64(c.Max))
 	dst = wire.AppendBool(wire.AppendBool(dst, c.NoWait), c.Holder.Local)
-	handled := c.Holder.Handled && format >= formatOfHandled
-	if handled || c.Holder.Worker != "" {
+	if c.Holder.Handled || c.Holder.Worker != "" {
 		dst = wire.AppendBytes(dst, c.Holder.Worker)
 	}
-	if handled {
+	if c.Holder.Handled {
 		dst = wire.AppendUint(wire.AppendBool(dst, true), c.Holder.Process)
 	}
 	return dst
@@ -57,7 +53,7 @@ func (c *Claim) AppendGrants(dst []byte) []byte {
 		dst = wire.AppendBytes(dst, g.Queue)
 		dst = wire.AppendBytes(dst, g.Tenant)
 		dst = append(dst, g.Priority)
-		dst = wire.AppendUint(dst, uint64(g.Wait)<<32|uint64(g.Attempt)) // older builds drop the upper half
+		dst = wire.AppendUint(dst, uint64(g.Wait)<<32|uint64(g.Attempt))
 		dst = wire.AppendUint(dst, g.Deadline)
 		dst = wire.AppendBytes(dst, g.Rec)
 	}

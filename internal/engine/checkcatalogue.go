@@ -208,7 +208,7 @@ func (c *checker) settings() error {
 			continue
 		}
 		if value == nil {
-			value = []byte("{}")
+			value = keys.SettingsValue{Version: 1, JSON: keys.GivenSettings}.Append(nil)
 		}
 		if want, err := ParseSettings(value); err != nil || !reflect.DeepEqual(q.Settings, want.Settings) {
 			c.report("queue %q applies %+v, its settings are %s: %v", name, q.Settings, value, err)

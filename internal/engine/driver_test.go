@@ -15,6 +15,7 @@ import (
 	"codeq/internal/crashfs"
 	"codeq/internal/fsck"
 	"codeq/internal/keys"
+	"codeq/internal/manifest"
 	"codeq/internal/record"
 	"codeq/internal/store"
 )
@@ -26,7 +27,6 @@ type driver struct {
 	shared  *store.Caches
 	seed    byte
 	config  Config
-	format  int           // of the shards
 	killed  bool          // the process before has died when shards are loaded
 	slow    time.Duration // by which each look at the clock of budgets moves it
 	passed  time.Duration
@@ -88,7 +88,7 @@ func (d *driver) load() (resting []*recurring) {
 		c := d.config
 		c.Shard, c.Seed[1] = i, byte(i)
 		state := NewState(c, s.Store)
-		state.Room, state.ClockAge, state.Format = s.Room, d.clockAge(i), d.format
+		state.Room, state.ClockAge, state.Format = s.Room, d.clockAge(i), manifest.Format
 		*s = drivenShard{State: &state}
 		s.instant = d.instant
 		require.NoError(d.t, s.Load())

@@ -57,7 +57,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 	ls.id, ls.lane, ls.since = it.ID, l, it.Since
 	ls.local, ls.handled, ls.runner, ls.worker = to.Local, to.Handled, to.Runner, to.Worker
 	process := uint64(0)
-	if s.config.Replicated && s.Format >= formatOfSuspects {
+	if s.config.Replicated {
 		process = to.Process
 	}
 	s.addToRecord(ls, process, 0)

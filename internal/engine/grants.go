@@ -27,7 +27,7 @@ func grantedKey(queue string) []byte { return append([]byte{keys.Granted}, queue
 
 // noteGrant is called for a lease of a queue that has a rate.
 func (s *State) noteGrant(q *Queue) {
-	if now := s.periods.now; s.Format >= periodFormat && (q.granted == noGrant || now-q.granted >= grantEvery) {
+	if now := s.periods.now; q.granted == noGrant || now-q.granted >= grantEvery {
 		s.storeGrant(q, now)
 	}
 }
@@ -50,7 +50,7 @@ func (s *State) SinceGrant(q *Queue) uint64 {
 // followRate is called when the settings of a queue have changed.
 func (s *State) followRate(q *Queue, before *Settings) {
 	switch has := q.Settings.Rate > 0; {
-	case s.Format < periodFormat || has == (before.Rate > 0):
+	case has == (before.Rate > 0):
 	case has:
 		s.storeGrant(q, noGrant)
 	default:
@@ -59,8 +59,8 @@ func (s *State) followRate(q *Queue, before *Settings) {
 	}
 }
 
-// loadGrants reads the last grants. A queue that has a rate and no entry, as before format 7, may
-// have had one right now.
+// loadGrants reads the last grants. A queue that has a rate and no entry may have had one right
+// now.
 // REQUIRES: the settings are loaded, and the clock of periods.
 func (s *State) loadGrants() error {
 	s.SetClock()
@@ -87,7 +87,7 @@ func (s *State) loadGrants() error {
 
 // sealGrants stores when the rates of queues began of which that was not known, some in a group.
 func (s *State) sealGrants() {
-	if len(s.ungranted) == 0 || s.Format < periodFormat || s.Group.isEmpty() {
+	if len(s.ungranted) == 0 || s.Group.isEmpty() {
 		return
 	}
 	n := min(len(s.ungranted), grantsAtOnce)

@@ -8,9 +8,6 @@ import (
 	"codeq/internal/store"
 )
 
-// formatOfInterests is the format from which on interests are stored with their numbers.
-const formatOfInterests = 7
-
 // mergeInterests makes groups collect what any node wants to know.
 func (s *State) mergeInterests() {
 	s.Interested = 0
@@ -35,14 +32,9 @@ func (s *State) loadInterests() error {
 }
 
 // SetInterest stores what a node wants to know, unless it has sent that before what is stored;
-// gone: the node was removed from the cluster. A value without a life is of a build before
-// formatOfInterests. Once the node has run a newer one, nothing tells which is later: so the node
-// gets both, until it says more.
+// gone: the node was removed from the cluster.
 func (s *State) SetInterest(node string, v keys.InterestValue, gone bool) {
 	old := s.interests[node]
-	if !gone && v.Life == 0 && old.Life != 0 {
-		v.Kinds, v.Life, v.Number = v.Kinds|old.Kinds, old.Life, old.Number
-	}
 	if !gone && (v.IsBefore(old) || v.Kinds == 0 && old.Kinds == 0) {
 		return
 	}
@@ -51,14 +43,10 @@ func (s *State) SetInterest(node string, v keys.InterestValue, gone bool) {
 		s.sessions.endNode(node, s.Wall)
 		delete(s.interests, node)
 	}
-	stored := v
-	if s.Format < formatOfInterests {
-		stored.Life = 0
-	}
 	if v.Kinds == 0 || gone {
 		s.Group.delete(key)
 	} else {
-		s.Group.set(key, stored.Append(nil))
+		s.Group.set(key, v.Append(nil))
 	}
 	s.mergeInterests()
 }

@@ -16,7 +16,6 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/keys"
-	"codeq/internal/manifest"
 	"codeq/internal/record"
 	"codeq/internal/store"
 )
@@ -235,7 +234,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 	m.driver = driver{
 		t: t, shared: shared, seed: 1, instant: instant{Wall: storyStart - 20_000}, // soon a day begins
 		tenants: make(countedTenants), sealing: func(*drivenShard) {}, sealed: m.hearClock, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
-		clockAge: m.continueClock, format: manifest.Format, forGood: func() bool { return m.rng.IntN(2) == 0 },
+		clockAge: m.continueClock, forGood: func() bool { return m.rng.IntN(2) == 0 },
 	}
 	m.latest = m.Wall
 	m.plain = rapid.IntRange(0, 5).Draw(t, "plain") == 0

@@ -116,7 +116,7 @@ func (s *State) sealPeriodClock() {
 		}
 		return
 	}
-	if s.Format < periodFormat || c.stored != 0 && !made && c.now-c.stored < periodsEvery || s.Group.isEmpty() {
+	if c.stored != 0 && !made && c.now-c.stored < periodsEvery || s.Group.isEmpty() {
 		return
 	}
 	c.stored = c.now
@@ -138,12 +138,8 @@ func (s *State) loadClockSets() error {
 
 // sealClockSets makes the group store the list, if there is something else to store.
 func (s *State) sealClockSets() {
-	if m := &s.mint; m.unset && s.Format >= periodFormat && !s.Group.isEmpty() {
+	if m := &s.mint; m.unset && !s.Group.isEmpty() {
 		m.unset = false
 		s.Group.set([]byte{keys.ClockSets}, keys.AppendClockSets(s.value[:0], m.sets))
 	}
 }
-
-// periodFormat is the first format that has the clock of periods. Before, a shard begins with the
-// minter's.
-const periodFormat = 7

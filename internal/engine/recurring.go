@@ -264,7 +264,7 @@ func (s *State) recur(r *recurring) bool {
 // produceTick produces the task of a tick, and reports whether it is known to be stored: whether
 // the key of a task is free is decided in the shard of the key, which tells by MsgTicked.
 func (s *State) produceTick(r *recurring, tick uint64, task []NewTask) (stored bool) {
-	if home, bound := task[0].Home(s.config.Shards); bound && home != s.config.Shard && s.Format >= formatOfMissing {
+	if home, bound := task[0].Home(s.config.Shards); bound && home != s.config.Shard {
 		m := task[0].message()
 		m.Kind, m.Schedule, m.Tick = keys.MsgTick, r.Name, tick
 		s.send(home, m)
@@ -399,7 +399,7 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times recurrence.
 	if err != nil { // it was encoded just now
 		return err
 	}
-	if err := s.canStore([]NewTask{r.task(0)}); err != nil {
+	if err := s.hasLanes(1); err != nil {
 		return err
 	}
 	// so that no tick lacks a lane

@@ -38,7 +38,6 @@ type Configured struct {
 type settledList struct {
 	queues chunked.List[*Queue] // nil: no queue is there
 	free   chunked.List[int]    // places without a queue
-	idle   []string             // queues whose settings have no value, found by load
 }
 
 func (l *settledList) add(q *Queue) {
@@ -56,9 +55,6 @@ func (l *settledList) remove(q *Queue) {
 	l.free.Append(q.settledAt)
 }
 
-// formatOfNone is the format from which on shards remove settings without a value.
-const formatOfNone = 7
-
 var unconfigured = Configured{Settings: new(Settings)}
 
 func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, queue...) }
@@ -74,9 +70,6 @@ func (s *State) loadSettings() error {
 		if len(key) == 1 {
 			s.Given = c.Version
 			return nil
-		}
-		if c.Settings.isZero() {
-			s.settled.idle = append(s.settled.idle, string(key[1:]))
 		}
 		s.applySettings(s.QueueNamed(string(key[1:])), c, false)
 		return nil
@@ -130,7 +123,7 @@ func (s *State) versionOf(queue string) uint64 {
 // adoptSent is Adopt for a message of the first shard.
 func (s *State) adoptSent(queue string, value []byte) error {
 	v, err := keys.ParseSettings(value)
-	if err == nil && v.IsNone() && s.Format >= formatOfNone {
+	if err == nil && v.IsNone() {
 		s.removeSettings(queue, v)
 		return nil
 	}
@@ -272,14 +265,11 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 		return true, nil
 	}
 	if c.Settings.isZero() {
-		none := keys.SettingsValue{Version: c.Version, JSON: keys.GivenSettings}
-		if s.Format >= formatOfNone {
-			none.JSON = keys.NoSettings
-			if bytes.HasSuffix(value, keys.DeleteQueue) {
-				none.JSON = keys.QueueIsGone
-			}
-			s.removeSettings(queue, none)
+		none := keys.SettingsValue{Version: c.Version, JSON: keys.NoSettings}
+		if bytes.HasSuffix(value, keys.DeleteQueue) {
+			none.JSON = keys.QueueIsGone
 		}
+		s.removeSettings(queue, none)
 		value = none.Append(nil)
 		c.Value = value
 	}
@@ -290,29 +280,4 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 		}
 	}
 	return false, nil
-}
-
-func (s *State) forgetSettingsIsDue() bool {
-	return len(s.settled.idle) > 0 && s.Format >= formatOfNone
-}
-
-// forgetSettings lets all shards remove settings without a value that older formats have kept.
-func (s *State) forgetSettings() {
-	l := &s.settled
-	for len(l.idle) > 0 && s.Broken == nil && !s.Spent() {
-		queue := l.idle[len(l.idle)-1]
-		l.idle = l.idle[:len(l.idle)-1]
-		q := s.Queues[queue]
-		if q == nil || q.Version == 0 || !q.Settings.isZero() {
-			continue
-		}
-		switch v, err := keys.ParseSettings(q.Value); {
-		case err != nil:
-			s.Broken = err
-		case v.IsNone(): // its message came in an older format
-			s.removeSettings(queue, v)
-		case s.config.Shard == 0:
-			_, s.Broken = s.Configure(queue, keys.SettingsValue{Version: v.Version + 1, JSON: keys.GivenSettings}.Append(nil))
-		}
-	}
 }

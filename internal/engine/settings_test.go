@@ -49,8 +49,6 @@ func FuzzSettings(f *testing.F) {
 func TestRemovedSettings(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
-	r.driver.format = formatOfNone
-	r.reopen()
 	set := func(queue string, version uint64, settings string) (late bool) {
 		r.in(func() (_ Verdict, err error) {
 			late, err = r.Configure(queue, keys.SettingsValue{Version: version, JSON: []byte(settings)}.Append(nil))
@@ -90,37 +88,10 @@ func TestRemovedSettings(t *testing.T) {
 	r.settle()
 }
 
-// TestSettingsOfOlderFormats: settings without a value that an older format has kept are removed.
-func TestSettingsOfOlderFormats(t *testing.T) {
-	t.Parallel()
-	r := newRuled(t, Config{})
-	r.driver.format = formatOfNone
-	r.reopen()
-	for i, queue := range namesOf("queue", 3000) {
-		r.configure(queue, `{"Paused":true}`)
-		stored := keys.SettingsValue{Version: uint64(1 + i%7), JSON: []byte("{}")}
-		switch {
-		case i%10 == 0:
-			stored.JSON = keys.NoSettings
-		case i%100 == 1:
-			stored.JSON = []byte(`{"Rate":3}`)
-		}
-		require.NoError(t, r.Store.DB().Set(settingsKey(queue), stored.Append(nil), nil))
-	}
-	r.reopen()
-	require.Len(t, r.settled.idle, 2970)
-	r.settle()
-	require.Equal(t, 30+1, r.stored(keys.Settings))
-	require.Len(t, r.Queues, 30)
-	require.EqualValues(t, 8, r.Given)
-}
-
 // TestLateInterest: what a node has sent before what is stored changes nothing.
 func TestLateInterest(t *testing.T) {
 	t.Parallel()
 	r := newRuled(t, Config{})
-	r.driver.format = formatOfInterests
-	r.reopen()
 	send := func(kinds KindSet, life, number uint64) {
 		r.in(func() (Verdict, error) {
 			r.SetInterest("n", keys.InterestValue{Kinds: uint64(kinds), Life: life, Number: number}, false)
@@ -140,20 +111,4 @@ func TestLateInterest(t *testing.T) {
 	send(3, 5, 3)
 	require.Zero(t, r.Interested)
 	require.Zero(t, r.stored(keys.Interest))
-
-	// The node runs an older build again, which numbers nothing, and then the newer one.
-	r.driver.format = formatOfInterests - 1
-	r.reopen()
-	send(1, 7, 1)
-	send(2, 0, 0)
-	require.EqualValues(t, 3, r.Interested)
-	send(0, 0, 0)
-	require.EqualValues(t, 3, r.Interested)
-	send(4, 7, 1)
-	send(4, 6, 9)
-	require.EqualValues(t, 4, r.Interested)
-	send(0, 8, 1)
-	require.Zero(t, r.Interested)
-	send(2, 0, 0)
-	require.EqualValues(t, 2, r.Interested)
 }

@@ -207,6 +207,7 @@ func (s *State) Seal() {
 	s.sealGrants()
 	s.sealPeriodClock()
 	s.sealClockSets()
+	s.sealNextFormat()
 	s.storeLeaseClock() // the group may have granted the first leases
 	s.noteTouched()
 	s.dropEmpty()

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/keys"
-	"codeq/internal/manifest"
 	"codeq/internal/record"
 	"codeq/internal/recurrence"
 	"codeq/internal/store"
@@ -211,7 +210,7 @@ func (w *world) open(a args) {
 	w.close()
 	*w = world{
 		driver: driver{
-			t: w.t, shared: w.shared, seed: w.seed, format: a.number("format", manifest.Format), slow: a.span("slow", 0), instant: instant{Wall: storyStart},
+			t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0), instant: instant{Wall: storyStart},
 			sealing: w.nameNew, persisted: w.told, kept: w.keptUp, forgotten: func(q *Queue) { w.printf("queue %s leaves memory", q.Name) },
 			clockAge: func(int) uint64 { return w.known },
 			config: Config{

@@ -74,12 +74,6 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"next": (*world).next, "forget-caches": func(w *world, _ args, _ []string) { require.True(w.t, w.s().Probe().ForgetCaches()) },
 	"totals": (*world).totals, "outcome": (*world).outcomeOf, "first": (*world).first, "idle": (*world).idle, "sweep": (*world).sweep,
 	"history": (*world).history, "note": (*world).note,
-	"format": func(w *world, a args, _ []string) {
-		w.format = int(a.word(0)[0] - '0')
-		for _, s := range w.shards {
-			s.Format = w.format
-		}
-	},
 }
 
 // verdict prints what has become of a verb, unless it has simply been done.

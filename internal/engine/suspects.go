@@ -174,7 +174,7 @@ func (s *State) CrashIsOver() bool {
 // more is known of the crash in a moment.
 func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 	switch {
-	case !ls.local || s.Format < formatOfSuspects:
+	case !ls.local:
 		return nil, true
 	case ls.over:
 		return s.suspects.last, true
@@ -230,9 +230,6 @@ func (s *State) loadCrashes(stored []keys.CrashValue) {
 		s.suspects.crashes[c.Process] = &processCrash{crash{Suspects: int(c.Suspects), Partial: c.Partial}, c.Until - s.clock.ahead}
 	}
 }
-
-// formatOfSuspects is the first format with suspects in records.
-const formatOfSuspects = 7
 
 // isClearing reports whether leases wait to be taken back until suspects are cleared. Without room
 // for that those that wait stay suspects, since leases end on a fuller disk, too.

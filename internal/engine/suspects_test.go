@@ -52,8 +52,6 @@ func (o *oneMore) Crash(process, lasts uint64) (suspects int, partial bool, left
 // suspects that the leader before has found, and tells the other shards.
 func TestCrashOverLeaderChange(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000, Replicated: true})
-	r.format = formatOfSuspects
-	r.Format = formatOfSuspects
 	r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "b"}, record.Record{}))
 	claim := func(process uint64, durations ...uint64) {
 		for i, queue := range []string{"a", "b"} {
@@ -101,7 +99,6 @@ func TestCrashOverLeaderChange(t *testing.T) {
 // nor a lease of Claim.
 func TestCrashOverLeaders(t *testing.T) {
 	r := newRuled(t, Config{Replicated: true})
-	r.Format = formatOfSuspects
 	table := &oneMore{atWork: make(map[uint64]int), partial: true, asking: true}
 	one := &lease{local: true, handled: true, suspect: true, worker: "w", record: &leaseRecord{process: 7}, duration: 1000}
 	r.countAtWork(one, 1)
@@ -182,7 +179,6 @@ func TestCrashOnFullDisk(t *testing.T) {
 		return r.Start(r.Queues["a"], func() bool { return true })
 	}
 	claim(3)
-	r.format = formatOfSuspects
 	r.killed = true
 	r.reopen()
 	r.settle()
@@ -209,7 +205,6 @@ func TestCrashOnFullDisk(t *testing.T) {
 // how many groups have tasks that wait for their turns.
 func TestClearingBesideBlocked(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000})
-	r.format = formatOfSuspects
 	suspects := r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "z"}, record.Record{}))
 	const groups = 100
 	for i := range groups {
@@ -253,7 +248,6 @@ func TestClearingBesideBlocked(t *testing.T) {
 // budget allows.
 func TestClearingOfManyQueues(t *testing.T) {
 	r := newRuled(t, Config{SuspectFor: 60_000, Replicated: true})
-	r.Format = formatOfSuspects
 	const queues = 6000
 	for i := range queues {
 		r.add(newTask(LaneKey{Queue: fmt.Sprint("q", i)}, record.Record{}))
@@ -322,7 +316,6 @@ func TestStaleSuspect(t *testing.T) {
 		return r.Start(r.Queues["a"], func() bool { return true })
 	}
 	require.Len(t, claim(), 3)
-	r.format = formatOfSuspects
 	r.killed = true
 	r.reopen()
 	r.settle()

@@ -170,7 +170,7 @@ func TestTurnsBesideSuspects(t *testing.T) {
 		require.NoError(t, err)
 		s.end()
 	}
-	s.killed, s.format = true, formatOfSuspects
+	s.killed = true
 	s.driver.crash()
 	s.settleAll()
 	s.in(1)

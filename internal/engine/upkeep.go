@@ -61,7 +61,6 @@ var upkeeps = [...]upkeep{
 	{UpkeepTidy, RoomNone, false, (*State).forgetTakenIsDue, (*State).forgetTaken},
 	{UpkeepTidy, RoomNone, false, (*State).sweepLanesIsDue, (*State).sweepLanes},
 	{UpkeepTidy, RoomNone, false, (*State).keepTotalsIsDue, (*State).keepTotals},
-	{UpkeepTidy, RoomNone, false, (*State).forgetSettingsIsDue, (*State).forgetSettings},
 }
 
 // KeepUp does what is due, within a budget that begins at a time. Everything that is due at the

@@ -45,7 +45,7 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 	if s.looksUp(tasks) && s.Spent() || !s.canAdmit(tasks) {
 		return Again, nil
 	}
-	if err := s.canStore(tasks); err != nil {
+	if err := s.hasLanes(len(tasks)); err != nil {
 		return Decided, err
 	}
 	out.IDs, out.Duplicates = s.admitAll(tasks, out.IDs, out.Duplicates)
@@ -71,7 +71,7 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask, stillRuns boo
 	if !s.HasRoom(RoomScarce) && s.retention(ls.lane.queue, ls.retention) != 0 {
 		return Full, nil
 	}
-	if err := s.canStore(next); err != nil {
+	if err := s.hasLanes(len(next)); err != nil {
 		return Decided, err
 	}
 	ls.goesOn = stillRuns && ls.handled
@@ -85,32 +85,6 @@ func (s *State) Complete(r Receipt, result []byte, next []NewTask, stillRuns boo
 	}
 	return Decided, nil
 }
-
-// canStore refuses tasks for which there are no lanes, or that not all nodes know how to store.
-func (s *State) canStore(tasks []NewTask) error {
-	for i := range tasks {
-		t := tasks[i].Tied
-		if s.Format >= formatOfMissing || t == nil {
-			continue
-		}
-		if t.policy != t.policy.onDead() {
-			return errMissingFormat
-		}
-		if home, bound := tasks[i].Home(s.config.Shards); bound && home != s.config.Shard && tasks[i].hasSiblings() {
-			return errFlowFormat
-		}
-	}
-	return s.hasLanes(len(tasks))
-}
-
-// formatOfMissing is the format from which on shards store what tasks do about missing parents, and
-// send each other tasks that wait for each other, and those of ticks.
-const formatOfMissing = 7
-
-var errFlowFormat = fmt.Errorf("%w: follow-ups that wait for each other can belong to another shard when all nodes know format %d",
-	base.ErrFormat, formatOfMissing)
-
-var errMissingFormat = fmt.Errorf("%w: OnMissing can be set when all nodes know format %d", base.ErrFormat, formatOfMissing)
 
 // Failure is how an attempt fails.
 type Failure int

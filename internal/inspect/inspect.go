@@ -35,6 +35,8 @@ type Private struct {
 	IdleLanes, SweepLanes, GroupBytes, MaxAppend    int
 	TrimBytes, TrimLane, ReclaimFrom, SnapshotBytes int
 
+	HidesRoom bool // a node tells nobody how full its disk is, so that entries of others are stuck
+
 	// Of a codeq.Cluster.
 	Dial   func(ctx context.Context, addr string) (net.Conn, error)
 	Votes  func(path string) (raftlog.Stables, error)

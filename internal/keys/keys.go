@@ -52,43 +52,42 @@ import (
 
 // The first byte of a key names its range.
 const (
-	Meta      = 0x01
-	Queue     = 0x02
-	Lane      = 0x03
-	Counters  = 0x04
-	Buckets   = 0x05
-	Settings  = 0x06
-	Inbound   = 0x07
-	Schedule  = 0x08
-	Sent      = 0x09
-	Applied   = 0x0a
-	Session   = 0x0b
-	Interest  = 0x0c
-	LeaseTime = 0x0d
-	Daily     = 0x0e
-	Placement = 0x0f
-	Task      = 0x10
-	Lease     = 0x11
-	Scheduled = 0x12
-	Blocked   = 0x13
-	Dead      = 0x14
-	Done      = 0x15
-	Canceled  = 0x16
-	Index     = 0x17
-	Unique    = 0x18
-	Freed     = 0x19
-	Group     = 0x1a
-	Wake      = 0x1b
-	Pending   = 0x1c
-	Dependent = 0x1d
-	Outbound  = 0x1e
-	Telling   = 0x1f
-	Pin       = 0x20
-	Pinned    = 0x21
-	// PeriodTime is since format 7.
+	Meta       = 0x01
+	Queue      = 0x02
+	Lane       = 0x03
+	Counters   = 0x04
+	Buckets    = 0x05
+	Settings   = 0x06
+	Inbound    = 0x07
+	Schedule   = 0x08
+	Sent       = 0x09
+	Applied    = 0x0a
+	Session    = 0x0b
+	Interest   = 0x0c
+	LeaseTime  = 0x0d
+	Daily      = 0x0e
+	Placement  = 0x0f
+	Task       = 0x10
+	Lease      = 0x11
+	Scheduled  = 0x12
+	Blocked    = 0x13
+	Dead       = 0x14
+	Done       = 0x15
+	Canceled   = 0x16
+	Index      = 0x17
+	Unique     = 0x18
+	Freed      = 0x19
+	Group      = 0x1a
+	Wake       = 0x1b
+	Pending    = 0x1c
+	Dependent  = 0x1d
+	Outbound   = 0x1e
+	Telling    = 0x1f
+	Pin        = 0x20
+	Pinned     = 0x21
 	PeriodTime = 0x22
-	Granted    = 0x23 // likewise
-	ClockSets  = 0x24 // likewise
+	Granted    = 0x23
+	ClockSets  = 0x24
 )
 
 // IDLen is the length of a task ID.

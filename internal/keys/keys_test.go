@@ -697,13 +697,6 @@ func TestAliases(t *testing.T) {
 	require.Same(t, &b[14], &set.JSON[0])
 }
 
-// TestSettingsWithoutVersion: they have version 1.
-func TestSettingsWithoutVersion(t *testing.T) {
-	v, err := ParseSettings([]byte(`{"Rate":2}`))
-	require.NoError(t, err)
-	require.Equal(t, SettingsValue{Version: 1, JSON: []byte(`{"Rate":2}`)}, v)
-}
-
 // drawEntry draws a lease, often the first one of a task in its first place or almost that.
 func drawEntry(t *rapid.T, seq uint64) LeaseEntry {
 	id := drawID(t)

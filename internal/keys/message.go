@@ -49,10 +49,10 @@ const (
 	MsgSettings = 4  // adopt the settings, unless there are newer ones
 	MsgUnpin    = 5  // Parent has one pin less
 	MsgLeft     = 6  // Child, of the sender, does not need its parents any more
-	MsgFollow   = 7  // produce the task, in whose sender's commit Parent was completed; since format 7
-	MsgFlow     = 8  // produce the tasks, and see that others do; Parent is as in MsgFollow, if it is not zero; since format 7
-	MsgTick     = 9  // produce the task of the tick, and answer with MsgTicked; since format 7
-	MsgTicked   = 10 // the task of the tick was produced; since format 7
+	MsgFollow   = 7  // produce the task, in whose sender's commit Parent was completed
+	MsgFlow     = 8  // produce the tasks, and see that others do; Parent is as in MsgFollow, if it is not zero
+	MsgTick     = 9  // produce the task of the tick, and answer with MsgTicked
+	MsgTicked   = 10 // the task of the tick was produced
 )
 
 // HasTasks reports whether a message has tasks to be produced.

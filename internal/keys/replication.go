@@ -43,7 +43,7 @@ type SessionValue struct {
 // largest number counts.
 type InterestValue struct {
 	Kinds        uint64 // a set; 0 is not stored
-	Life, Number uint64 // since format 7; 0 in older ones
+	Life, Number uint64 // Life is not 0
 }
 
 // IsBefore reports whether a node has sent a value before another one.

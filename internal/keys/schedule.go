@@ -40,7 +40,7 @@ type ScheduleValue struct {
 // These begin a value and name the form of what follows, which is the same.
 const (
 	scheduleForm = 1
-	pausedForm   = 2 // since format 6
+	pausedForm   = 2
 )
 
 // Append appends the encoded value.

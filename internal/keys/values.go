@@ -94,8 +94,7 @@ type CountersValue struct {
 // CountersLen is the length of an encoded CountersValue without totals.
 const CountersLen = 8 * 8
 
-// Append appends the encoded value. Totals in which nothing was counted are left out, as before
-// format 6.
+// Append appends the encoded value. Totals in which nothing was counted are left out.
 func (v *CountersValue) Append(dst []byte) []byte {
 	for _, n := range [...]uint64{v.Clock, v.Ready, v.Scheduled, v.Blocked, v.Leased, v.Dead, v.Done, v.Canceled} {
 		dst = binary.BigEndian.AppendUint64(dst, n)
@@ -153,7 +152,7 @@ func ParsePinned(b []byte) (PinnedValue, error) {
 	return PinnedValue{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, nil
 }
 
-// LeaseTimeValue is the clock of leases, and since format 7 the crashes of processes that have
+// LeaseTimeValue is the clock of leases, and the crashes of processes that have
 // leases left, perhaps.
 type LeaseTimeValue struct {
 	Clock   uint64 // ms
@@ -260,8 +259,7 @@ type SettingsValue struct {
 	JSON    []byte // an object
 }
 
-// The objects of settings that are not kept. An older build takes them for settings without a
-// value.
+// The objects of settings that are not kept.
 var (
 	NoSettings    = []byte(`{"None":true}`)                // of a queue that goes on without any
 	QueueIsGone   = []byte(`{"None":true,"Deleted":true}`) // of a queue that was deleted
@@ -284,12 +282,8 @@ func (v SettingsValue) Append(dst []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(dst, v.Version), v.JSON...)
 }
 
-// ParseSettings reads the settings of a queue; JSON aliases b. An object without a version has
-// version 1.
+// ParseSettings reads the settings of a queue; JSON aliases b.
 func ParseSettings(b []byte) (SettingsValue, error) {
-	if len(b) > 0 && b[0] == '{' {
-		return SettingsValue{Version: 1, JSON: b}, nil
-	}
 	if len(b) > 8 {
 		v := SettingsValue{Version: binary.BigEndian.Uint64(b), JSON: b[8:]}
 		if v.Version > 0 && b[0] == 0 && b[8] == '{' {
@@ -456,9 +450,9 @@ func ParseEnded(b []byte) (v EndedValue, rec []byte, err error) {
 // LeaseHeader begins the value of a lease record: what all its leases share.
 type LeaseHeader struct {
 	Local    bool   // granted to the process itself: returned at the next Open
-	Deadline uint64 // wall clock, ms since 1970; 0: Local, and the process has closed the queue (since format 7)
+	Deadline uint64 // wall clock, ms since 1970; 0: Local, and the process has closed the queue
 	Ends     uint64 // the deadline by the shard's clock of leases, ms; 0: granted without a cluster
-	Process  uint64 // of a cluster, that holds the leases (since format 7); 0: not known
+	Process  uint64 // of a cluster, that holds the leases; 0: not known
 }
 
 // The flags of a lease record.
@@ -511,7 +505,7 @@ func GrantedAt(token uint64) uint64 { return token >> kindShift }
 
 // The forms of a lease entry. An entryFresh is the first lease of a task in its first place:
 // everything except the ID and the duration follows from the record. An entryWorker is no lease: it
-// names who holds the leases that follow (since format 6).
+// names who holds the leases that follow.
 const (
 	entryFull   = 0
 	entryFresh  = 1

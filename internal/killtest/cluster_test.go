@@ -414,7 +414,7 @@ type clusterNodes struct {
 }
 
 // startNodes starts a new cluster, which ends with the test, and waits until all shards are led.
-// The nodes run a test binary: this one, or one of an older build.
+// The nodes run a test binary: this one, or that of another build.
 func startNodes(t *testing.T, random *rand.Rand, level codeq.Durability, build string) *clusterNodes {
 	c := newNodes(t, random, level, build)
 	for i := range c.processes {

@@ -1,3 +1,5 @@
+//go:build !nextformat
+
 package killtest
 
 import (
@@ -6,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,87 +18,75 @@ import (
 	"codeq/internal/testkit"
 )
 
-// olderFile names the commit of the older build: the last one whose nodes know the format before
-// this one, and no later. Its test binary runs nodes as this one does.
-const olderFile = "testdata/older"
-
-// olderBuild is the test binary of the older build. It is built from the history of this
-// repository.
-func olderBuild(t *testing.T) string {
-	named, err := os.ReadFile(olderFile)
-	require.NoError(t, err)
-	commit := strings.TrimSpace(string(named))
-	dir := t.TempDir()
-	run := func(where string, command ...string) {
-		cmd := exec.Command(command[0], command[1:]...)
-		cmd.Dir = where
-		cmd.Env = append(os.Environ(), "GIT_INDEX_FILE="+filepath.Join(dir, "index"))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("the older build, commit %s in %s, cannot be made; it needs git, and a clone with its history "+
-				"(git fetch --unshallow): %s: %v\n%s", commit, olderFile, strings.Join(command, " "), err, out)
-		}
-	}
-	source, build := filepath.Join(dir, "source"), filepath.Join(dir, "older.test")
-	run("", "git", "read-tree", commit)
-	run("../..", "git", "checkout-index", "--all", "--prefix="+source+"/")
-	// Without their paths, packages are in the cache of builds the next time.
-	run(source, "go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", build, "./internal/killtest")
+// nextBuild is the test binary of the build that knows the next format.
+func nextBuild(t *testing.T) string {
+	build := filepath.Join(t.TempDir(), "next.test")
+	out, err := exec.Command("go", "test", "-c", "-tags=nextformat", "-ldflags=-s -w", "-o", build, ".").CombinedOutput()
+	require.NoError(t, err, "%s", out)
 	return build
 }
 
-// TestOlderBuildBeside: the older build and this one exclude each other, whichever has a directory
-// open first, also if its LOCK is removed.
-func TestOlderBuildBeside(t *testing.T) {
+// run lets a child of a build produce tasks in a directory, until it has reported some.
+func run(t *testing.T, build, dir string) *exec.Cmd {
+	t.Helper()
+	child := crashCommand(build, dir, codeq.DurabilityProcess)
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	_, err = io.ReadFull(out, make([]byte, 100*crashEventLen))
+	require.NoError(t, err)
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	return child
+}
+
+// TestBuildsBeside: two builds exclude each other, whichever has a directory open first, also if
+// its LOCK is removed. The one that knows the next format raises the directory; then the other one
+// refuses it, to read as well.
+func TestBuildsBeside(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a build")
 	}
 	t.Parallel()
-	older, dir := olderBuild(t), filepath.Join(t.TempDir(), "queue")
-	owner := crashCommand(older, dir, codeq.DurabilityProcess)
-	out, err := owner.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, owner.Start())
-	defer func() { _ = owner.Process.Kill() }() // nothing if it has ended
-	_, err = io.ReadFull(out, make([]byte, 100*crashEventLen))
-	require.NoError(t, err)
-	go func() { _, _ = io.Copy(io.Discard, out) }()
-	refused := func() {
+	next, this, dir := nextBuild(t), thisBuild(t), filepath.Join(t.TempDir(), "queue")
+	refuses := func(build, why string) {
 		t.Helper()
-		_, err := codeq.Open(dir, nil)
-		require.ErrorIs(t, err, codeq.ErrLocked)
-		require.ErrorContains(t, err, fmt.Sprint("process ", owner.Process.Pid))
-		_, err = codeq.OpenReadOnly(dir, nil)
-		require.ErrorIs(t, err, codeq.ErrLocked)
+		out, err := crashCommand(build, dir, codeq.DurabilityProcess).CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), why)
 	}
-	refused()
+	owner := run(t, this, dir)
+	defer func() { _ = owner.Process.Kill() }() // nothing if it has ended
+	refuses(next, fmt.Sprint("process ", owner.Process.Pid))
 	require.NoError(t, os.Remove(filepath.Join(dir, manifest.LockName)))
-	refused()
+	refuses(next, fmt.Sprint("process ", owner.Process.Pid))
 	require.NoError(t, owner.Process.Kill())
 	require.Error(t, owner.Wait())
 
-	// This build reads the format of the older one; when it has opened the queue, it is another.
 	r, err := codeq.OpenReadOnly(dir, nil)
 	require.NoError(t, err)
-	text, err := crashCommand(older, dir, codeq.DurabilityProcess).CombinedOutput()
-	require.Error(t, err)
-	require.Contains(t, string(text), "directory is locked")
+	refuses(next, "directory is locked")
 	require.NoError(t, r.Close())
-	q, err := codeq.Open(dir, nil)
-	require.NoError(t, err)
-	text, err = crashCommand(older, dir, codeq.DurabilityProcess).CombinedOutput()
-	require.Error(t, err)
-	require.Contains(t, string(text), "unknown storage format")
-	require.NoError(t, q.Close())
+	raised := run(t, next, dir)
+	require.NoError(t, raised.Process.Kill())
+	require.Error(t, raised.Wait())
+	_, err = codeq.Open(dir, nil)
+	require.ErrorIs(t, err, codeq.ErrFormat)
+	require.ErrorContains(t, err, "open it with a version that knows it")
+	_, err = codeq.OpenReadOnly(dir, nil)
+	require.ErrorIs(t, err, codeq.ErrFormat)
+	again := run(t, next, dir)
+	require.NoError(t, again.Process.Kill())
+	require.Error(t, again.Wait())
 }
 
-// TestUpgrade: a cluster under load, whose nodes are replaced one after the other by those of this
-// build, loses nothing. One of them goes back in between. When all have been replaced, the shards
-// rise to the format of this build; then the older build refuses the directory of a node.
+// TestUpgrade: a cluster under load, whose nodes are replaced one after the other by those of the
+// build that knows the next format, loses nothing. One of them goes back in between. When all have
+// been replaced, the shards rise; then this build refuses the directory of a node.
 func TestUpgrade(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a build, and many elections")
 	}
-	older, newer := olderBuild(t), thisBuild(t) // before other tests of failovers begin
+	older, newer := thisBuild(t), nextBuild(t) // before other tests of failovers begin
 	t.Parallel()
 	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess, older)
 	replace := func(node int, build string) {
@@ -116,14 +105,14 @@ func TestUpgrade(t *testing.T) {
 	for node := range c.processes {
 		c.mu.Lock()
 		for _, format := range c.formats {
-			require.EqualValues(t, manifest.OldestOfNodes, format)
+			require.EqualValues(t, manifest.Format, format)
 		}
 		c.mu.Unlock()
 		replace(node, newer)
 	}
 	c.wait("all shards have risen", 20*time.Second, func() bool {
 		for node := range c.processes {
-			if c.formats[node] != manifest.Format {
+			if c.formats[node] != manifest.Format+1 {
 				return false
 			}
 		}
@@ -133,7 +122,7 @@ func TestUpgrade(t *testing.T) {
 	c.miss(0, c.kill)
 	out, err := c.nodeCommand(older, c.config(0)).CombinedOutput()
 	require.Error(t, err)
-	require.Contains(t, string(out), fmt.Sprintf("unknown storage format: %d, this version knows", manifest.Format))
+	require.Contains(t, string(out), fmt.Sprintf("unknown storage format: %d, this version knows", manifest.Format+1))
 	c.start(0)
 	c.finish()
 	t.Logf("%d elections, %d tasks acknowledged, %d completed", c.elections, len(c.produced), len(c.completed))

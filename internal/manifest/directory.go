@@ -374,10 +374,6 @@ func (m *Manifest) admit(want Want) error {
 	case m.Node != want.Node:
 		return fmt.Errorf("%w: it is of node %q, opened as %q", base.ErrNotMember, m.Node, want.Node)
 	}
-	if m.Node != "" && m.Format < OldestOfNodes {
-		return fmt.Errorf("%w: %d of a node, this version knows %d to %d; versions in between upgrade the cluster step by step",
-			base.ErrFormat, m.Format, OldestOfNodes, Format)
-	}
 	return nil
 }
 

@@ -143,26 +143,6 @@ func TestOldRecordIsWrittenAnew(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestPlaceBeforeFormat7: older formats have the inodes of the directory and of the manifest.
-func TestPlaceBeforeFormat7(t *testing.T) {
-	t.Parallel()
-	d, _ := openedHere(t)
-	d.Format, d.Opening = formatOfOpenings-1, 0
-	require.NoError(t, d.Write())
-	m, err := Read(vfs.Default, d.Path)
-	require.NoError(t, err)
-	require.Zero(t, m.Open.Born)
-	require.Zero(t, m.Opening)
-	require.NotZero(t, m.Open.Manifest)
-	if platform.HasLastingDirectories(d.Path) {
-		require.NotZero(t, m.Open.Directory)
-	}
-	require.NoError(t, d.RefuseCopy())
-	d.Open.Directory++
-	require.ErrorIs(t, d.RefuseCopy(), base.ErrCopied)
-	require.NoError(t, d.Close())
-}
-
 // TestCrashIsNoted: the manifest says that a process has died until an application has taken back
 // what was at work there: neither an Open that fails, nor one that is closed before, nor a tool,
 // nor a repair ends that.

@@ -123,18 +123,6 @@ func TestOlderCopy(t *testing.T) {
 	require.Len(t, other.Seen, 4)
 }
 
-// TestLivesNeedTheirFormat: the manifest of a format before the one in which lives are stored has
-// none, but the last of the node.
-func TestLivesNeedTheirFormat(t *testing.T) {
-	m := Manifest{Format: formatOfLives - 1, Shards: 1, ID: "m", Node: "n", Cluster: "c", Life: 7, Earlier: []uint64{3}}
-	m.Seen, m.Outdated = map[string]uint64{"a": 5}, true
-	b, err := m.Encode()
-	require.NoError(t, err)
-	got, err := Decode(b)
-	require.NoError(t, err)
-	require.Equal(t, &Manifest{Format: formatOfLives - 1, Shards: 1, ID: "m", Node: "n", Cluster: "c", Life: 7, Sum: got.Sum}, got)
-}
-
 // TestLeftAreNotSeen: a queue by itself has no lives, and knows none.
 func TestLeftAreNotSeen(t *testing.T) {
 	fs := crashfs.New()

@@ -35,64 +35,27 @@ const (
 	VotesFile = "votes"
 )
 
-// Format is the version of everything that codeq stores and replicates: the manifest, the keys and
-// the values of the shards, the entries of logs. Open upgrades a directory of OldestFormat or later
-// to it: first the manifest, so that versions that do not know the format refuse the directory,
-// then the identity of each shard. What a format adds to the one before it may be missing, so a
-// crash between the two steps, and a shard that was not written since, do no harm.
+// OldestFormat is the oldest format that Open upgrades, in place, to Format: first the manifest, so
+// that versions that do not know the format refuse the directory, then the identity of each shard.
+// What a format adds to the one before it may be missing, so a crash between the two steps, and a
+// shard that was not written since, do no harm.
 //
 // Open does not upgrade the directory of a node: the nodes of a cluster run different builds while
 // they are upgraded, and rise together (internal/cluster, upgrade.go). Until then they are of
-// OldestOfNodes, which every build knows that may be among them.
+// OldestOfNodes or later, which every build knows that may be among them.
 //
 // Pebble's format is by that of the directory, too (PebbleFormat).
-//
-//	3  the first that can be upgraded
-//	4  as 3; what is new has its own keys, trailing fields or flags, and the
-//	   manifest says where an open queue lies
-//	5  as 4; the manifest of a node says which lives others may know, and which it knows of others
-//	6  as 5; queues have totals: in the values of their counters, and in rows of their own;
-//	   records have histories and notes, and lease records the names of workers
-//	7  as 6; what is new has its own keys, trailing fields or flags; the parents of a record come
-//	   with what the task does if one is missing, and so does a message to a parent (MsgDepend);
-//	   nodes say in which life their processes began, and ask each other for earlier processes; the
-//	   manifest counts openings, and each store has a record with the number of its last one; that
-//	   of a queue by itself says with what the end of its logs goes, and whether its shards may
-//	   differ, and whether a process has died; it has the options of the application that decide about
-//	   tasks; records say which tasks are suspects of a crash, and count crashes, and suspects wait in
-//	   scopes of their own; claims have the number of their process, and lease records of a cluster,
-//	   where they also say that the process has ended which had the queue before by itself, and the
-//	   clock of leases has the crashes of processes;
-//	   messages are kept until their receiver has synced its log; settings without
-//	   a value are removed, and interests have numbers; heartbeats tell what a leader has done, and the
-//	   answers to them the room on the disk; claims say that they are for handlers of Run, and ends of
-//	   leases that the handler goes on; the deadlines of idempotency keys, of waits between attempts and
-//	   of retention are by a clock of the shard's own, which is stored while it differs from that in the
-//	   IDs; shards store how their wall clocks were set;
-//	   queues with a rate store their last leases, which shards tell allocators of permits, and
-//	   requests for permits tell the priority of the first task and the share of its tenants;
-//	   shards send each other follow-ups that wait for each other (MsgFlow, whose MsgDepend say that
-//	   a parent is of the batch), and tasks of ticks, of which they hear (MsgTick, MsgTicked)
 const (
-	Format        = 7
-	OldestFormat  = 3
-	OldestOfNodes = Format - 1
-	formatOfLives = 5
-
-	formatOfOpenings = 7
-	formatOfMarks    = 7 // of messages
-	formatOfOptions  = 7
+	OldestFormat  = 7
+	OldestOfNodes = 7
 )
 
 // pebbleFormats are the formats of Pebble in which the stores of a directory and the logs of its
 // node are written, by the format of the directory, from OldestFormat on. None is lower than the
 // one before, and none is newer than internal/failstop allows.
-var pebbleFormats = [Format - OldestFormat + 1]pebble.FormatMajorVersion{
-	pebble.FormatColumnarBlocks, // 3
-	pebble.FormatColumnarBlocks, // 4
-	pebble.FormatColumnarBlocks, // 5
-	pebble.FormatColumnarBlocks, // 6
+var pebbleFormats = [...]pebble.FormatMajorVersion{
 	pebble.FormatColumnarBlocks, // 7
+	pebble.FormatColumnarBlocks, // 8
 }
 
 // PebbleFormat is the format of Pebble with which stores are opened in a directory of a format that
@@ -111,29 +74,28 @@ type Manifest struct {
 	// acknowledged, so that the shards may be created again, and be of another number.
 	Creating bool `json:"creating,omitempty"`
 	// Open is the place of a queue whose stores may be written, or that was not closed; nil: all
-	// stores are closed and sealed. Since format 4.
+	// stores are closed and sealed.
 	Open *Place `json:"open,omitempty"`
 	// Opening is the number of the last opening in which stores might be written, as in the record
-	// of each of them; 0: none has such a number. Since format 7.
+	// of each of them; 0: none has such a number.
 	Opening uint64 `json:"opening,omitempty"`
 	// Node of the cluster to which the directory belongs; "": a queue without a cluster.
 	Node string `json:"node,omitempty"`
 	// Cluster identifies the cluster of the node; "": it is of none yet.
 	Cluster string `json:"cluster,omitempty"`
 	// Former is the ID that the directory of a node had, by which it may still be a member; see
-	// Volatile. Earlier builds have stored several.
+	// Volatile.
 	Former []string `json:"former,omitempty"`
 	// Volatile is set while a node, or a queue by itself, is open, or was not closed, that
-	// acknowledges before it is on the disk. Of a queue by itself since format 7.
+	// acknowledges before it is on the disk.
 	Volatile *Volatile `json:"volatile,omitempty"`
 	// Differ is set while the shards of a queue by itself may be of different moments, until what
-	// they know of each other is derived anew. Since format 7.
+	// they know of each other is derived anew.
 	Differ bool `json:"differ,omitempty"`
-	// Options are those with which the application has last opened the queue; nil: it has not,
-	// since there is the field. Since format 7.
+	// Options are those with which the application has last opened the queue; nil: it has not.
 	Options *Options `json:"options,omitempty"`
 	// Crashed: a process has died with a queue by itself, and no application has taken back since
-	// what was at work there, and closed it in order. Since format 7.
+	// what was at work there, and closed it in order.
 	Crashed bool `json:"crashed,omitempty"`
 	// Founders are the nodes with which the cluster begins, while this one founds it: until a
 	// majority of them knows it, in each group.
@@ -145,7 +107,7 @@ type Manifest struct {
 	Left bool `json:"left,omitempty"`
 	// Life is the number of the node's life, see LifeAfter: of the last one that has begun.
 	Life uint64 `json:"life,omitempty"`
-	// Earlier are the lives before it that are among the Lives. Since format 5, like the next two.
+	// Earlier are the lives before it that are among the Lives.
 	Earlier []uint64 `json:"earlier,omitempty"`
 	// Seen are the latest lives in which the directories of other nodes were seen, by their IDs.
 	Seen map[string]uint64 `json:"seen,omitempty"`
@@ -205,10 +167,10 @@ func ReplicaIdentity(format, index, shards int) string {
 func ReplicaFormat(index, shards int, identity []byte) (format int, err error) {
 	_, err = fmt.Sscanf(string(identity), "codeq %d", &format)
 	switch {
-	case err != nil || format < OldestFormat || string(identity) != ReplicaIdentity(format, index, shards):
+	case err != nil || string(identity) != ReplicaIdentity(format, index, shards):
 		return 0, fmt.Errorf("%w: identity %q, expected %q", base.ErrCorrupt, identity, ReplicaIdentity(Format, index, shards))
-	case format > Format:
-		return 0, fmt.Errorf("%w: %d of shard %d, this version knows %d to %d", base.ErrFormat, format, index, OldestFormat, Format)
+	case format < OldestFormat || format > Format:
+		return 0, fmt.Errorf("shard %d: %w", index, unknownFormat(format))
 	}
 	return format, nil
 }
@@ -216,21 +178,6 @@ func ReplicaFormat(index, shards int, identity []byte) (format int, err error) {
 // Encode returns the file of a manifest, with its checksum. Equal manifests are equal files.
 func (m Manifest) Encode() ([]byte, error) {
 	m.Sum = ""
-	if m.Format < formatOfLives {
-		m.Earlier, m.Seen, m.Outdated = nil, nil, false
-	}
-	if m.Format < formatOfOpenings {
-		m.Opening = 0
-		if m.Open != nil {
-			m.Open = &Place{Directory: m.Open.Directory, Manifest: m.Open.Manifest}
-		}
-	}
-	if m.Format < formatOfMarks {
-		m.Differ = false
-	}
-	if m.Format < formatOfOptions {
-		m.Options = nil
-	}
 	b, err := json.Marshal(m)
 	if err != nil {
 		return nil, err
@@ -265,9 +212,18 @@ func Decode(b []byte) (*Manifest, error) {
 		misread = misread || bytes.HasSuffix(b, sumOf(whole))
 	}
 	if version.Format >= 1 && (version.Format < OldestFormat || version.Format > Format) && !misread {
-		return nil, fmt.Errorf("%w: %d, this version knows %d to %d: open it with a version that knows it", base.ErrFormat, version.Format, OldestFormat, Format)
+		return nil, unknownFormat(version.Format)
 	}
 	return nil, damaged(errors.New("wrong checksum"))
+}
+
+// unknownFormat refuses a format that this version does not know, and says what to do.
+func unknownFormat(format int) error {
+	advice := "open it with a version that knows it"
+	if format < OldestFormat {
+		advice = fmt.Sprintf("no release has written it; open it once with a build that raises it to %d, or begin anew", OldestFormat)
+	}
+	return fmt.Errorf("%w: %d, this version knows %d to %d: %s", base.ErrFormat, format, OldestFormat, Format, advice)
 }
 
 func damaged(err error) error {
@@ -278,9 +234,6 @@ func damaged(err error) error {
 func (m Manifest) check() (*Manifest, error) {
 	if m.Shards < 1 || m.Shards > MaxShards {
 		return nil, fmt.Errorf("%w: %s: %d shards", base.ErrCorrupt, Name, m.Shards)
-	}
-	if m.Open != nil && m.Format < 4 {
-		return nil, fmt.Errorf("%w: %s: open in format %d, which has no place", base.ErrCorrupt, Name, m.Format)
 	}
 	return &m, nil
 }

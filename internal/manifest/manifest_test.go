@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -16,8 +17,8 @@ import (
 // TestPebbleFormat: directories of a format have stores of one of Pebble's, which changes only with
 // the format: what older builds of a cluster may get, they can read.
 func TestPebbleFormat(t *testing.T) {
-	golden := map[int]pebble.FormatMajorVersion{3: 19, 4: 19, 5: 19, 6: 19, 7: 19}
-	require.Len(t, golden, Format-OldestFormat+1)
+	golden := map[int]pebble.FormatMajorVersion{7: 19, 8: 19}
+	require.Len(t, pebbleFormats, len(golden))
 	for format := OldestFormat; format <= Format; format++ {
 		require.Equal(t, golden[format], PebbleFormat(format), "format %d", format)
 	}
@@ -71,18 +72,17 @@ func FuzzManifest(f *testing.F) {
 // others.
 func TestCheckIdentity(t *testing.T) {
 	m := Manifest{Format: Format, Shards: 2, ID: "id"}
-	old, err := m.CheckIdentity(1, []byte("codeq 7 id 1/2"))
-	require.NoError(t, err)
-	require.False(t, old)
-	old, err = m.CheckIdentity(1, []byte("codeq 3 id 1/2"))
-	require.NoError(t, err)
-	require.True(t, old)
-	for _, other := range []string{"codeq 2 id 1/2", "codeq 8 id 1/2", "codeq 7 id 0/2", "codeq 7 other 1/2", ""} {
-		_, err = m.CheckIdentity(1, []byte(other))
+	for f := OldestFormat; f <= Format; f++ {
+		old, err := m.CheckIdentity(1, fmt.Appendf(nil, "codeq %d id 1/2", f))
+		require.NoError(t, err)
+		require.Equal(t, f < Format, old)
+	}
+	for _, other := range []string{"codeq 6 id 1/2", "codeq 9 id 1/2", "codeq 7 id 0/2", "codeq 7 other 1/2", ""} {
+		_, err := m.CheckIdentity(1, []byte(other))
 		require.ErrorIs(t, err, base.ErrCorrupt)
 	}
 	m.Format = OldestFormat
-	_, err = m.CheckIdentity(1, []byte("codeq 4 id 1/2"))
+	_, err := m.CheckIdentity(1, []byte("codeq 8 id 1/2"))
 	require.ErrorIs(t, err, base.ErrCorrupt, "a shard of a newer format than its directory")
 }
 
@@ -115,10 +115,13 @@ func TestReplicaFormat(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, f, got)
 	}
-	_, err := ReplicaFormat(1, 2, []byte("codeq 8 replicated 1/2"))
-	require.ErrorIs(t, err, base.ErrFormat)
-	require.ErrorContains(t, err, "8 of shard 1, this version knows 3 to 7")
-	for _, damaged := range []string{"codeq 2 replicated 1/2", "codeq 7 replicated 0/2", "codeq 7 id 1/2", "codeq 07 replicated 1/2", "codeq", ""} {
+	for other, what := range map[int]string{OldestFormat - 1: "begin anew", Format + 1: "open it with a version that knows it"} {
+		_, err := ReplicaFormat(1, 2, []byte(ReplicaIdentity(other, 1, 2)))
+		require.ErrorIs(t, err, base.ErrFormat)
+		require.ErrorContains(t, err, fmt.Sprintf("shard 1: codeq: unknown storage format: %d, this version knows", other))
+		require.ErrorContains(t, err, what)
+	}
+	for _, damaged := range []string{"codeq 7 replicated 0/2", "codeq 7 id 1/2", "codeq 07 replicated 1/2", "codeq", ""} {
 		_, err := ReplicaFormat(1, 2, []byte(damaged))
 		require.ErrorIs(t, err, base.ErrCorrupt, damaged)
 	}

@@ -17,9 +17,8 @@ import (
 // clone of the whole file system is of one moment, like the state after a power loss, and has the
 // same places.
 type Place struct {
-	Directory uint64 `json:"directory,omitempty"` // the inode; of formats before 7
-	Manifest  uint64 `json:"manifest,omitempty"`  // the inode; 0: the file system does not say
-	Born      int64  `json:"born,omitempty"`      // as platform.FileID; since format 7
+	Manifest uint64 `json:"manifest,omitempty"` // the inode; 0: the file system does not say
+	Born     int64  `json:"born,omitempty"`     // as platform.FileID
 }
 
 // RefuseCopy refuses files that were copied while the queue was open, or after its process had
@@ -43,14 +42,6 @@ func (d *Directory) copied() (what string, err error) {
 		}
 		if now.Differs(platform.FileID{Number: d.Open.Manifest, Born: d.Open.Born}) {
 			return Name + " is not the file that was written", nil
-		}
-		if d.Open.Directory != 0 && platform.HasLastingDirectories(d.Path) {
-			if now, err = platform.IdentifyFile(d.Path); err != nil {
-				return "", err
-			}
-			if now.Differs(platform.FileID{Number: d.Open.Directory}) {
-				return "it was written in another directory", nil
-			}
 		}
 	}
 	if d.Opening == 0 {
@@ -136,10 +127,8 @@ func (d *Directory) Begin() (err error) {
 	} else {
 		d.Format = Format
 	}
-	if d.Format >= formatOfOpenings {
-		if d.Opening, err = d.nextOpening(); err != nil {
-			return err
-		}
+	if d.Opening, err = d.nextOpening(); err != nil {
+		return err
 	}
 	d.Open = new(Place)
 	if err := d.Write(); err != nil {
@@ -243,12 +232,5 @@ func (d *Directory) settle(file string) error {
 		return err
 	}
 	d.Open = &Place{Manifest: id.Number, Born: id.Born}
-	if d.Format < formatOfOpenings && platform.HasLastingDirectories(d.Path) {
-		dir, err := platform.IdentifyFile(d.Path)
-		if err != nil {
-			return err
-		}
-		d.Open.Directory, d.Open.Born = dir.Number, 0
-	}
 	return nil
 }

@@ -44,10 +44,10 @@ func (m *Manifest) lost(boot string) bool {
 
 // doubt notes of a queue by itself, or one that was until now, whether its shards may be of
 // different moments: the end of their logs may be lost, or their files were copied one after the
-// other, or messages may have been deleted by a format that did not care.
+// other.
 func (m *Manifest) doubt(copied bool, boot string, volatile *Volatile) {
 	lost := m.lost(boot)
-	m.Differ = m.Differ || m.Shards > 1 && !m.Creating && (lost || copied || m.Format < formatOfMarks)
+	m.Differ = m.Differ || m.Shards > 1 && !m.Creating && (lost || copied)
 	if m.Node == "" && (lost || m.Open == nil || volatile != nil) {
 		m.Volatile = volatile
 	}

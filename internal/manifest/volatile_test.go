@@ -111,7 +111,6 @@ func TestDiffer(t *testing.T) {
 		{"on disk", nil, false, "2", nil, Format, 2, false, nil},
 		{"on disk, then not", nil, false, "2", process("2"), Format, 2, false, process("2")},
 		{"kill -9, then on disk: the last one's may not be there", process("1"), false, "1", nil, Format, 2, false, process("1")},
-		{"older format", nil, true, "1", process("1"), formatOfMarks - 1, 2, true, process("1")},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			fs := crashfs.New()

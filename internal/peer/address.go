@@ -34,7 +34,7 @@ func (n *Node) dialMoved(ctx context.Context, to Target, h header) (c *conn, err
 	for i, address := range addresses {
 		end, _ := ctx.Deadline()
 		share, cancel := context.WithTimeout(ctx, time.Until(end)/time.Duration(len(addresses)-i))
-		c, failure := n.dialBuild(share, Target{to.ID, to.Name, address}, h)
+		c, failure := n.dialTold(share, Target{to.ID, to.Name, address}, h)
 		cancel()
 		if failure == nil {
 			n.found(to, address)

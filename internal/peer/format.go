@@ -2,7 +2,6 @@ package peer
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 )
 
@@ -11,16 +10,13 @@ import (
 // to the newest of its build, and requires that others know the one that its cluster has risen to.
 // Both sides of a connection say both numbers, so that neither sends what the other does not know.
 
-// FirstFormat is what nodes know that say nothing of formats.
-const FirstFormat = 4
-
 // Formats are what a node says of its build, and of its cluster.
 type Formats struct {
 	Newest int // that its build knows
 	Least  int // that the others must know: what they get from it may be of this format
 }
 
-func (f Formats) valid() bool { return f.Least >= FirstFormat && f.Newest >= f.Least }
+func (f Formats) valid() bool { return f.Least > 0 && f.Newest >= f.Least }
 
 func (f Formats) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, uint16(f.Newest))
@@ -30,14 +26,6 @@ func (f Formats) append(b []byte) []byte {
 // readFormats reads the first formatsLen bytes.
 func readFormats(b []byte) Formats {
 	return Formats{int(binary.BigEndian.Uint16(b)), int(binary.BigEndian.Uint16(b[2:]))}
-}
-
-// orFirst are the formats of a node that has said these, or nothing.
-func (f Formats) orFirst() Formats {
-	if f == (Formats{}) {
-		return Formats{FirstFormat, FirstFormat}
-	}
-	return f
 }
 
 // NewestOf is the newest format that a node knows, by the last handshake with its directory; 0 if
@@ -80,7 +68,6 @@ func (n *Node) say(c *conn) Formats {
 // the formats of this node, or why the two have none in common, or the other side was refused
 // meanwhile. This node first rises to what another one of its cluster requires.
 func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Lives) (ours Formats, refused *RefusedError) {
-	theirs = theirs.orFirst()
 	n.mu.Lock()
 	ours = n.formats
 	c.said = max(c.said, theirs.Least) // it need not be told
@@ -116,10 +103,4 @@ func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Li
 // refusedFormat is the refusal of a node whose build is older than the cluster of another one.
 func refusedFormat(old string, newest int, node string, least int) *RefusedError {
 	return &RefusedError{RefusedFormat, fmt.Sprintf("node %q knows format %d, the cluster of node %q has format %d", old, newest, node, least)}
-}
-
-// isOldVersion reports whether a connection was refused by a node that may know FirstFormat only.
-func isOldVersion(err error) bool {
-	var refused *RefusedError
-	return errors.As(err, &refused) && refused.Reason == RefusedVersion
 }

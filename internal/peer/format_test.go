@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -19,38 +18,6 @@ func (nw *network) formatted(t *testing.T, name string, f Formats) *Node {
 	})
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 	return n
-}
-
-// oldNode accepts connections at an address as a node does whose build is older than formats.
-func (nw *network) oldNode(t *testing.T, addr string) {
-	l := nw.listen(addr)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				start := make([]byte, headerFixed)
-				_, _ = io.ReadFull(c, start)
-				body := make([]byte, int(start[6])<<8|int(start[7]))
-				_, _ = io.ReadFull(c, body)
-				if start[5] != oldVersion {
-					_ = writeAnswer(c, answer{}, &RefusedError{RefusedVersion, "protocol version is 3, not 4"})
-					return
-				}
-				if _, err := readHeader(bytes.NewReader(append(start, body...))); err != nil {
-					t.Errorf("header: %v", err)
-				}
-				if err := writeAnswer(c, answer{cluster: testCluster, id: identityOf(addr).ID}, nil); err != nil {
-					t.Errorf("answer: %v", err)
-				}
-				_, _ = io.Copy(io.Discard, c)
-			}()
-		}
-	}()
-	t.Cleanup(func() { _ = l.Close() })
 }
 
 // dialRaft opens a connection of Raft to a node.
@@ -102,39 +69,32 @@ func TestProgramsAreForgotten(t *testing.T) {
 	})
 }
 
-// TestOldNode: a node whose build says nothing of formats is understood, in both directions, until
-// its cluster requires more.
+// TestOldNode: a node of an older build is understood, in both directions, until its cluster
+// requires more.
 func TestOldNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
-		nw.oldNode(t, "old")
-		a := nw.formatted(t, "a", Formats{5, 4})
-		dialed := dialRaft(t, a, "old")
-		require.Equal(t, 2, nw.dials)
-		require.Equal(t, FirstFormat, a.NewestOf(identityOf("old").ID))
-		accepted := nw.connect(t, "a") // with a header and an answer without formats
+		old, a := nw.formatted(t, "old", Formats{4, 4}), nw.formatted(t, "a", Formats{5, 4})
+		dialed, accepted := dialRaft(t, a, "old"), dialRaft(t, old, "a")
 		synctest.Wait()
-		require.Equal(t, FirstFormat, a.NewestOf(identityOf("x").ID))
+		require.Equal(t, 4, a.NewestOf(identityOf("old").ID))
 
 		a.Require(5)
 		for _, c := range []net.Conn{dialed, accepted} {
 			_, err := c.Read(make([]byte, 1))
 			require.Error(t, err, "the connection goes on")
 		}
-		_, err := a.Group(0).Dial(at("old").RaftAddress(), time.Second)
 		want := &RefusedError{RefusedFormat, `node "old" knows format 4, the cluster of node "a" has format 5`}
-		var refused *RefusedError
-		require.ErrorAs(t, err, &refused)
-		require.Equal(t, want, refused)
-		require.Equal(t, want, a.Failure(at("old")).(interface{ Unwrap() error }).Unwrap())
-
-		c, err := nw.dial(t.Context(), "a")
-		require.NoError(t, err)
-		defer c.Close()
-		_, err = c.Write(encodeHeader(headerTo("a", header{use: useRaft, groups: 2})))
-		require.NoError(t, err)
-		_, err = readAnswer(c)
-		require.Equal(t, &RefusedError{RefusedFormat, `node "x" knows format 4, the cluster of node "a" has format 5`}, err)
+		for _, d := range []struct {
+			by *Node
+			to string
+		}{{a, "old"}, {old, "a"}} {
+			_, err := d.by.Group(0).Dial(at(d.to).RaftAddress(), time.Second)
+			var refused *RefusedError
+			require.ErrorAs(t, err, &refused)
+			require.Equal(t, want, refused)
+			require.Equal(t, want, d.by.Failure(at(d.to)).(interface{ Unwrap() error }).Unwrap())
+		}
 	})
 }
 

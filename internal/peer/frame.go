@@ -20,7 +20,7 @@ const (
 	frameReply                   // answers the request of that number
 	frameFail                    // answers too; code and body make a RemoteError
 	frameCancel                  // nobody waits for a reply any more
-	framePing                    // is answered by framePong, number zero; accepting sides send it since format 7
+	framePing                    // is answered by framePong, number zero
 	framePong
 )
 

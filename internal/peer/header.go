@@ -21,8 +21,7 @@ import (
 //
 //	0, or a Reason | length u8 | cluster 16 | ID 16 | formats | lives, or a text
 //
-// Formats are newest u16 | least u16, and lives are count u8 | count u64s. Version 3 of the header
-// has neither; nor has the answer to it.
+// Formats are newest u16 | least u16, and lives are count u8 | count u64s.
 //
 // Integers are big-endian. Up to the length, headers of all versions are alike, so that one of
 // another version can be read to its end and refused: closing a connection with unread bytes may
@@ -30,7 +29,6 @@ import (
 const (
 	magic       = "codeq"
 	version     = 4 // what else two nodes say to each other depends on their formats
-	oldVersion  = 3 // of nodes that know FirstFormat only
 	headerFixed = len(magic) + 3
 	formatsLen  = 2 + 2
 	headerBody  = 1 + 4 + 4 + 3*len(ID{}) + 1
@@ -47,13 +45,12 @@ const (
 )
 
 type header struct {
-	use    byte
-	group  uint32 // of useRaft and useFiles, else zero
-	groups uint32 // number of groups of the dialer
-	from   Identity
-	to     Identity // its Cluster is that of from
-	// formats of the dialer; none: it says nothing of them, nor of its lives.
-	formats Formats
+	use     byte
+	group   uint32 // of useRaft and useFiles, else zero
+	groups  uint32 // number of groups of the dialer
+	from    Identity
+	to      Identity // its Cluster is that of from
+	formats Formats  // of the dialer
 	lives   []uint64 // see Lives.said
 }
 
@@ -66,14 +63,9 @@ var errHeader = errors.New("peer: not a header")
 func encodeHeader(h header) []byte {
 	b := []byte(magic)
 	length := headerBody + len(h.from.Name) + len(h.to.Name)
-	if h.formats == (Formats{}) {
-		b = append(b, oldVersion)
-		b = binary.BigEndian.AppendUint16(b, uint16(length))
-	} else {
-		b = append(b, version)
-		b = binary.BigEndian.AppendUint16(b, uint16(formatsLen+livesLen(h.lives)+length))
-		b = appendLives(h.formats.append(b), h.lives)
-	}
+	b = append(b, version)
+	b = binary.BigEndian.AppendUint16(b, uint16(formatsLen+livesLen(h.lives)+length))
+	b = appendLives(h.formats.append(b), h.lives)
 	b = append(b, h.use)
 	b = binary.BigEndian.AppendUint32(b, h.group)
 	b = binary.BigEndian.AppendUint32(b, h.groups)
@@ -107,16 +99,12 @@ func readHeader(r io.Reader) (header, error) {
 	if _, err := io.ReadFull(r, body); err != nil {
 		return header{}, fmt.Errorf("peer: read header: %w", err)
 	}
-	var formats Formats
-	var lives []uint64
-	switch {
-	case v == oldVersion:
-	case v != version:
+	if v != version {
 		return header{}, &RefusedError{RefusedVersion, fmt.Sprintf("protocol version is %d, not %d", version, v)}
-	default:
-		if formats, lives, body = readSelf(body); formats == (Formats{}) {
-			return header{}, fmt.Errorf("%w: of %d bytes, without formats", errHeader, length)
-		}
+	}
+	formats, lives, body := readSelf(body)
+	if formats == (Formats{}) {
+		return header{}, fmt.Errorf("%w: of %d bytes, without formats", errHeader, length)
 	}
 	if length = len(body); length < headerBody || length > headerBody+2*maxName {
 		return header{}, fmt.Errorf("%w: of %d bytes", errHeader, length)
@@ -142,8 +130,7 @@ func readHeader(r io.Reader) (header, error) {
 // errTLS: one side of a connection uses TLS, and the other one does not.
 var errTLS = &RefusedError{RefusedTLS, "one node uses TLS and the other one does not: set Cluster.TLS on all nodes, or on none"}
 
-// errNoAnswer: the accepting side has not understood the header, or is being closed. Builds that
-// know formats up to 6, and use TLS, end so a connection without it.
+// errNoAnswer: the accepting side has not understood the header, or is being closed.
 var errNoAnswer = fmt.Errorf("%w: the other side has closed the connection; if it uses TLS, set Cluster.TLS on all nodes", io.EOF)
 
 // isTLS reports whether bytes are the beginning of a record of TLS: of a handshake, or an alert.
@@ -170,17 +157,16 @@ func refuseTLS(c net.Conn, err error) {
 // answer is what an accepting side says of itself.
 type answer struct {
 	cluster, id ID
-	formats     Formats // none: the header had none, nor lives
+	formats     Formats
 	lives       []uint64
 }
 
 // writeAnswer accepts the connection if refused is nil.
 func writeAnswer(w io.Writer, a answer, refused *RefusedError) error {
 	reason, text := Reason(0), slices.Concat(a.cluster[:], a.id[:])
-	switch {
-	case refused != nil:
+	if refused != nil {
 		reason, text = refused.Reason, []byte(refused.Text[:min(len(refused.Text), 255)])
-	case a.formats != (Formats{}):
+	} else {
 		text = appendLives(a.formats.append(text), a.lives)
 	}
 	_, err := w.Write(append([]byte{byte(reason), byte(len(text))}, text...))
@@ -217,11 +203,9 @@ func readAnswer(r io.Reader) (a answer, err error) {
 	if len(text) < ids {
 		return a, fmt.Errorf("%w: answer of %d bytes", errHeader, len(text))
 	}
-	if len(text) > ids {
-		var rest []byte
-		if a.formats, a.lives, rest = readSelf(text[ids:]); a.formats == (Formats{}) || len(rest) > 0 {
-			return a, fmt.Errorf("%w: answer of %d bytes, without formats", errHeader, len(text))
-		}
+	var rest []byte
+	if a.formats, a.lives, rest = readSelf(text[ids:]); a.formats == (Formats{}) || len(rest) > 0 {
+		return a, fmt.Errorf("%w: answer of %d bytes, without formats", errHeader, len(text))
 	}
 	a.cluster, a.id = ID(text[:len(a.id)]), ID(text[len(a.id):ids])
 	return a, nil

@@ -19,10 +19,6 @@ func TestHeaderGolden(t *testing.T) {
 	const none = "00000000000000000000000000000000"
 	from, to := identityOf("n1"), identityOf("n2")
 	for want, h := range map[string]header{
-		"636f646571 03 003e 01 00000000 00000003" + c + i + j + "02 6e31 6e32":  {use: useCalls, groups: 3, from: from, to: to},
-		"636f646571 03 003a 02 00000102 00000203" + none + none + none + "00":   {use: useRaft, group: 0x102, groups: 0x203},
-		"636f646571 03 003a 04 00000001 00000203" + none + none + none + "00":   {use: useFiles, group: 1, groups: 0x203},
-		"636f646571 03 003c 03 00000000 00000001" + none + i + none + "02 6e31": {use: useIntroduction, groups: 1, from: Identity{ID: from.ID, Name: "n1"}},
 		"636f646571 04 0043 0105 0104 00 01 00000000 00000003" + c + i + j + "02 6e31 6e32": {
 			use: useCalls, groups: 3, from: from, to: to, formats: Formats{0x105, 0x104}},
 		"636f646571 04 004f 0105 0104 02 0000000000000102 0000000000000203 02 00000000 00000003" + none + none + none + "00": {
@@ -35,7 +31,6 @@ func TestHeaderGolden(t *testing.T) {
 		require.Equal(t, h, got)
 	}
 	for want, a := range map[string]answer{
-		"0020" + c + i:                {cluster: from.Cluster, id: from.ID},
 		"0025" + c + i + "0105010400": {from.Cluster, from.ID, Formats{0x105, 0x104}, nil},
 		"002d" + c + i + "01050104" + "01" + "0000000000000102": {
 			from.Cluster, from.ID, Formats{0x105, 0x104}, []uint64{0x102}},
@@ -129,7 +124,7 @@ func TestWrongNodeAnswers(t *testing.T) {
 					_, err = readHeader(c)
 				}
 				if err == nil {
-					err = writeAnswer(c, answer{cluster: answers.Cluster, id: answers.ID}, nil)
+					err = writeAnswer(c, answer{cluster: answers.Cluster, id: answers.ID, formats: Formats{1, 1}}, nil)
 				}
 				if err != nil {
 					t.Error(err)
@@ -221,15 +216,14 @@ func TestTargetAddress(t *testing.T) {
 func TestGarbageInsteadOfHeader(t *testing.T) {
 	for name, garbage := range map[string]string{
 		"another protocol": "GET / HTTP/1.1\r\n\r\n",
-		"too long":         "codeq\x03\xff\xff",
-		"too short":        "codeq\x03\x00\x01\x01",
+		"too long":         "codeq\x04\xff\xff",
 		"no formats":       "codeq\x04\x00\x01\x01",
 		"half of a life":   "codeq\x04\x00\x06\x00\x05\x00\x05\x01\x00",
 		"too many lives": string(encodeHeader(headerTo("b", header{
 			use: useCalls, groups: 2, formats: Formats{5, 5}, lives: make([]uint64, MaxLives+1)}))),
 		"wrong formats": string(encodeHeader(headerTo("b", header{use: useCalls, groups: 2, formats: Formats{5, 6}}))),
 		"another use":   string(encodeHeader(headerTo("b", header{use: 7, groups: 2}))),
-		"half a header": "codeq\x03\x00",
+		"half a header": "codeq\x04\x00",
 		"nothing":       "",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -307,7 +301,7 @@ func FuzzHeader(f *testing.F) {
 	f.Add(encodeHeader(headerTo("n1", header{use: useCalls, groups: 3, formats: Formats{6, 5}})))
 	f.Add(encodeHeader(headerTo("n1", header{use: useRaft, groups: 3, formats: Formats{6, 5}, lives: []uint64{1, 2}})))
 	f.Add([]byte("codeq\x05\x00\x03???"))
-	f.Add([]byte("codeq\x03\xff\xff"))
+	f.Add([]byte("codeq\x04\xff\xff"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r := bytes.NewReader(data)

@@ -104,6 +104,9 @@ func at(name string) Target { return Target{identityOf(name).ID, name, name} }
 // headerTo is a header of a node "x" for the node with a name.
 func headerTo(name string, h header) header {
 	h.from, h.to = identityOf("x"), identityOf(name)
+	if h.formats == (Formats{}) {
+		h.formats = Formats{7, 1}
+	}
 	return h
 }
 
@@ -149,7 +152,7 @@ func (nw *network) fake(t *testing.T, addr string, serve func(net.Conn)) {
 		if _, err := readHeader(c); err != nil {
 			t.Errorf("header: %v", err)
 		}
-		if err := writeAnswer(c, answer{cluster: testCluster, id: identityOf(addr).ID}, nil); err != nil {
+		if err := writeAnswer(c, answer{cluster: testCluster, id: identityOf(addr).ID, formats: Formats{1, 1}}, nil); err != nil {
 			t.Errorf("answer: %v", err)
 		}
 		serve(c)

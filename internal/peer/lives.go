@@ -20,20 +20,16 @@ import (
 // MaxLives is how many lives a node says at most, with that in which its process began.
 const MaxLives = 16
 
-// formatOfBirths is what nodes know that say in which life their processes began. They say it as
-// the last life but one. To others it is a life as any other: the directory has had it, and the
-// first one still stands for those before.
-const formatOfBirths = 7
-
 // Lives are those of a node's directory.
 type Lives struct {
 	All   []uint64 // the last one is the current one, and the first one stands for all before it, too
 	Birth uint64   // in which the process began that has the directory open; 0: it does not say
 }
 
-// said is what a node that knows a format says of its lives.
-func (l Lives) said(newest int) []uint64 {
-	if newest < formatOfBirths || l.Birth == 0 {
+// said is what a node says of its lives. Its birth is the last one but one, and the first one still
+// stands for those before.
+func (l Lives) said() []uint64 {
+	if l.Birth == 0 {
 		return l.All
 	}
 	first, now := l.All[0], l.All[len(l.All)-1]
@@ -44,8 +40,8 @@ func (l Lives) said(newest int) []uint64 {
 }
 
 // livesOf is the inverse of said.
-func livesOf(newest int, said []uint64) Lives {
-	if newest < formatOfBirths || len(said) < 3 {
+func livesOf(said []uint64) Lives {
+	if len(said) < 3 {
 		return Lives{All: said}
 	}
 	at := len(said) - 2
@@ -73,14 +69,14 @@ func (n *Node) SetLives(lives Lives) {
 func (n *Node) ownLives() []uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.lives.said(n.formats.Newest)
+	return n.lives.said()
 }
 
 // ErrEarly is that of a Config.CheckLives that cannot tell yet: the other side may try again.
 var ErrEarly = errors.New("peer: not known yet")
 
 // checkLives lets this node know the lives of the other side of a connection. A node that is
-// introduced may be anybody, and older builds say nothing.
+// introduced may be anybody, and a node without a life says nothing.
 func (n *Node) checkLives(ctx context.Context, c *conn, use byte, other Identity, lives Lives) error {
 	if use == useIntroduction || len(lives.All) == 0 {
 		return nil
@@ -187,7 +183,7 @@ func (n *Node) Hears(ctx context.Context, id ID, before uint64) (from string, ok
 	n.mu.Lock()
 	asked := make(map[*stream]string)
 	for c := range n.conns {
-		if s := c.stream; s != nil && c.other == id && c.lives.Birth < before && (c.dialed || c.newest >= formatOfBirths) {
+		if s := c.stream; s != nil && c.other == id && c.lives.Birth < before {
 			asked[s] = c.RemoteAddr().String()
 		}
 	}

@@ -41,7 +41,7 @@ func (nw *network) living(t *testing.T, name string, lives ...uint64) (n *Node, 
 }
 
 // TestLivesAreSaid: both sides of each connection between members know the lives of the other
-// before the connection is used, whatever it is for; strangers and older builds are not asked.
+// before the connection is used, whatever it is for; strangers and nodes without lives are not.
 func TestLivesAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -66,8 +66,8 @@ func TestLivesAreSaid(t *testing.T) {
 		nw.connect(t, "b")
 		require.Len(t, *metByB, 4)
 
-		nw.oldNode(t, "old")
-		require.NoError(t, a.Greet(t.Context(), at("old")))
+		nw.formatted(t, "lifeless", Formats{7, 1})
+		require.NoError(t, a.Greet(t.Context(), at("lifeless")))
 		require.Len(t, *metByA, 4)
 	})
 }
@@ -143,28 +143,25 @@ func TestOldCopyIsRefused(t *testing.T) {
 	})
 }
 
-// TestBirthsAreSaid: the life in which a process began is said between the others, to nodes of any
-// build, and only those that know the format take it for what it is.
+// TestBirthsAreSaid: the life in which a process began is said between the others.
 func TestBirthsAreSaid(t *testing.T) {
 	for _, l := range []Lives{{[]uint64{0, 5}, 5}, {[]uint64{5}, 5}, {[]uint64{7}, 5}, {[]uint64{5, 7}, 5}, {[]uint64{1, 2, 3, 9}, 2}} {
-		said := l.said(formatOfBirths)
-		got := livesOf(formatOfBirths, said)
+		said := l.said()
+		got := livesOf(said)
 		require.Equal(t, l.Birth, got.Birth)
 		require.Equal(t, l.All, slices.Compact(got.All))
-		require.Equal(t, Lives{All: said}, livesOf(formatOfBirths-1, said))
 		require.Equal(t, l.All[0], said[0])
 		require.Equal(t, l.All[len(l.All)-1], said[len(said)-1])
-		require.Equal(t, l.All, l.said(formatOfBirths-1))
 	}
 	l := Lives{All: []uint64{1, 2}}
-	require.Equal(t, l, livesOf(formatOfBirths, l.said(formatOfBirths)))
+	require.Equal(t, l, livesOf(l.said()))
 }
 
 // process starts a Node with a directory that others may have, too.
 func (nw *network) process(t *testing.T, of, address string, birth uint64) *Node {
 	n := New(Config{
 		Identity: identityOf(of), Listener: nw.listen(address), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
-		Formats: Formats{formatOfBirths, 4}, Lives: Lives{[]uint64{1, birth}, birth},
+		Formats: Formats{7, 4}, Lives: Lives{[]uint64{1, birth}, birth},
 	})
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 	return n
@@ -224,7 +221,7 @@ func TestLateAnswer(t *testing.T) {
 		known := make(chan struct{})
 		b := New(Config{
 			Identity: identityOf("b"), Listener: nw.listen("b"), Groups: 2, Handler: echo, Timeout: testTimeout,
-			Formats: Formats{formatOfBirths, 4}, Lives: Lives{[]uint64{1, 2}, 2},
+			Formats: Formats{7, 4}, Lives: Lives{[]uint64{1, 2}, 2},
 			CheckLives: func(ctx context.Context, _ Identity, _ Lives) error {
 				select {
 				case <-known:
@@ -252,7 +249,7 @@ func TestEndsMeanwhile(t *testing.T) {
 		checked, waited := make(chan struct{}), make(chan time.Duration, 1)
 		b := New(Config{
 			Identity: identityOf("b"), Listener: nw.listen("b"), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
-			Formats: Formats{formatOfBirths, 4}, Lives: Lives{[]uint64{1, 2}, 2},
+			Formats: Formats{7, 4}, Lives: Lives{[]uint64{1, 2}, 2},
 			CheckLives: func(ctx context.Context, _ Identity, _ Lives) error {
 				begin := time.Now()
 				select {

@@ -24,7 +24,7 @@ const (
 type Config struct {
 	// Identity of this node; SetCluster replaces its Cluster.
 	Identity Identity
-	// Formats are those that this node knows and requires. Defaults to FirstFormat.
+	// Formats are those that this node knows and requires. Defaults to 1 and 1.
 	Formats Formats
 	// Raise is called before this node comes to require a later format, which it knows, since
 	// another one of its cluster does. Until it returns, that one sends nothing. Defaults to none.
@@ -181,7 +181,9 @@ func New(c Config) *Node {
 	if c.Verify == nil {
 		c.Verify = func(net.Conn, string, bool) error { return nil }
 	}
-	c.Formats = c.Formats.orFirst()
+	if c.Formats == (Formats{}) {
+		c.Formats = Formats{1, 1}
+	}
 	if c.Handler == nil {
 		c.Handler = func(r *Request) { r.Fail(CodePeer, "no handler") }
 	}
@@ -399,7 +401,7 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 		if refused = n.refusal(c, h); refused != nil {
 			break
 		}
-		lives := livesOf(h.formats.Newest, h.lives)
+		lives := livesOf(h.lives)
 		if err := n.checkDialer(c, h, lives); err != nil {
 			if refused = refusedLives(err); refused == nil {
 				return h, err
@@ -409,9 +411,6 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 		formats, refused = n.agree(c, h.use, h.from, h.formats, lives)
 	}
 	self := n.Identity()
-	if h.formats == (Formats{}) {
-		formats = Formats{}
-	}
 	if err := writeAnswer(c, answer{self.Cluster, self.ID, formats, n.ownLives()}, refused); err != nil {
 		return h, fmt.Errorf("peer: answer header: %w", err)
 	}
@@ -508,26 +507,23 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 	ctx, cancel := context.WithTimeout(ctx, n.c.Timeout)
 	defer cancel()
 	if h.use == useIntroduction {
-		return n.dialBuild(ctx, to, h)
+		return n.dialTold(ctx, to, h)
 	}
 	return n.dialMoved(ctx, to, h)
 }
 
-// dialBuild is dial, whatever build the other side runs.
-func (n *Node) dialBuild(ctx context.Context, to Target, h header) (*conn, error) {
-	c, err := n.dial(ctx, to, h, false)
-	for errors.Is(err, errUntold) { // the other side may answer late (CheckLives)
-		c, err = n.dial(ctx, to, h, false)
-	}
-	if isOldVersion(err) {
-		c, err = n.dial(ctx, to, h, true)
+// dialTold is dial, again if this node has come to require a later format meanwhile: the other side
+// may answer late (CheckLives).
+func (n *Node) dialTold(ctx context.Context, to Target, h header) (*conn, error) {
+	c, err := n.dial(ctx, to, h)
+	for errors.Is(err, errUntold) {
+		c, err = n.dial(ctx, to, h)
 	}
 	return c, err
 }
 
-// dial opens a connection to a target; old: to one that knows nothing of formats. ctx has a
-// deadline.
-func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, error) {
+// dial opens a connection to a target. ctx has a deadline.
+func (n *Node) dial(ctx context.Context, to Target, h header) (*conn, error) {
 	raw, err := n.c.Dial(ctx, to.Address)
 	if err != nil {
 		return nil, fmt.Errorf("peer: dial %s: %w", to.Address, err)
@@ -536,9 +532,7 @@ func (n *Node) dial(ctx context.Context, to Target, h header, old bool) (*conn, 
 	if c == nil {
 		return nil, ErrClosed
 	}
-	if formats := n.say(c); !old {
-		h.formats, h.lives = formats, n.ownLives()
-	}
+	h.formats, h.lives = n.say(c), n.ownLives()
 	deadline, _ := ctx.Deadline()
 	if err = c.SetDeadline(deadline); err == nil {
 		stop := context.AfterFunc(ctx, func() {
@@ -589,7 +583,7 @@ func (n *Node) greet(ctx context.Context, c *conn, h header) error {
 	if h.use != useIntroduction && got != h.to {
 		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
 	}
-	lives := livesOf(a.formats.Newest, a.lives)
+	lives := livesOf(a.lives)
 	if err := n.checkLives(ctx, c, h.use, got, lives); err != nil {
 		return err
 	}

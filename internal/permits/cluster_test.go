@@ -322,7 +322,7 @@ func (o *allocatorNode) withdraw(shard int, c *call) {
 }
 
 func (l *leader) sendCall(c *call) {
-	b := c.r.Append(nil, 7)
+	b := c.r.Append(nil)
 	reader := wire.NewReader(b)
 	r := ReadRequest(reader)
 	require.NoError(l.w.t, reader.Done())

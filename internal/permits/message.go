@@ -65,39 +65,23 @@ func readCount(r *wire.Reader) int {
 	return n
 }
 
-// askIdle ends a question that asks for Report.Idle, too.
-const askIdle = "idle"
-
-// AppendQuestion appends what a new allocator sends to a shard: a queue and its settings. format is
-// one that both know.
-func AppendQuestion(dst []byte, queue string, settings []byte, format int) []byte {
-	dst = wire.AppendBytes(wire.AppendBytes(dst, queue), settings)
-	if format >= 7 {
-		dst = wire.AppendBytes(dst, askIdle)
-	}
-	return dst
+// AppendQuestion appends what a new allocator sends to a shard: a queue and its settings.
+func AppendQuestion(dst []byte, queue string, settings []byte) []byte {
+	return wire.AppendBytes(wire.AppendBytes(dst, queue), settings)
 }
 
-// ReadQuestion reads what AppendQuestion has appended. idle: AppendReply appends Idle.
-func ReadQuestion(r *wire.Reader) (queue string, settings []byte, idle bool) {
-	queue, settings = r.String(), r.Bytes()
-	return queue, settings, r.Len() > 0 && r.String() == askIdle
-}
+// ReadQuestion reads what AppendQuestion has appended.
+func ReadQuestion(r *wire.Reader) (queue string, settings []byte) { return r.String(), r.Bytes() }
 
 // AppendReply appends the answer to a question, for ReadReply.
-func (r *Report) AppendReply(dst []byte, idle bool) []byte {
-	if dst = r.Append(dst); idle {
-		dst = wire.AppendUint(dst, uint64(r.Idle/time.Millisecond))
-	}
-	return dst
+func (r *Report) AppendReply(dst []byte) []byte {
+	return wire.AppendUint(r.Append(dst), uint64(r.Idle/time.Millisecond))
 }
 
 // ReadReply reads what AppendReply has appended.
 func ReadReply(r *wire.Reader) Report {
 	report := ReadReport(r)
-	if r.Len() > 0 {
-		report.Idle = time.Duration(min(r.Uint(), maxIdle)) * time.Millisecond
-	}
+	report.Idle = time.Duration(min(r.Uint(), maxIdle)) * time.Millisecond
 	return report
 }
 
@@ -115,22 +99,15 @@ type Request struct {
 	Share uint64 // of the tenants that have tasks of this priority there
 }
 
-// Append appends the request, for ReadRequest. format is one that both nodes know.
-func (r *Request) Append(dst []byte, format int) []byte {
+// Append appends the request, for ReadRequest.
+func (r *Request) Append(dst []byte) []byte {
 	dst = wire.AppendBool(wire.AppendUint(r.Report.Append(dst), uint64(r.Want)), r.Wait)
-	if format >= 7 {
-		dst = wire.AppendUint(wire.AppendUint(dst, r.Rank), r.Share)
-	}
-	return dst
+	return wire.AppendUint(wire.AppendUint(dst, r.Rank), r.Share)
 }
 
 // ReadRequest reads a request written by Append.
 func ReadRequest(from *wire.Reader) Request {
-	r := Request{Report: ReadReport(from), Want: readCount(from), Wait: from.Bool()}
-	if from.Len() > 0 {
-		r.Rank, r.Share = from.Uint(), from.Uint()
-	}
-	return r
+	return Request{Report: ReadReport(from), Want: readCount(from), Wait: from.Bool(), Rank: from.Uint(), Share: from.Uint()}
 }
 
 // Answer is the answer of the allocator to a request.

@@ -28,7 +28,7 @@ type Head struct {
 	// HoldsTurn: the task is a dead letter and has the turn of its group.
 	HoldsTurn bool
 	// Crashes counts the times that the process has died with the task at work, and not only for
-	// the task, since the attempts were last reset. Since format 7, like Suspect.
+	// the task, since the attempts were last reset.
 	Crashes uint32
 	// Suspect: it may be the task because of which the process has died.
 	Suspect bool
@@ -77,9 +77,9 @@ type Record struct {
 	LimitKey  string
 	Parents   [][IDLen]byte // tasks that must end before this one
 	OnDead    uint8         // what the task does when a parent dies; stored only with Parents, like OnMissing
-	OnMissing uint8         // what it does if a parent is gone; less than 16, like OnDead; since format 7
-	History   *History      // nil: no attempt has ended since format 6
-	Notes     *Notes        // nil: none; since format 6
+	OnMissing uint8         // what it does if a parent is gone; less than 16, like OnDead
+	History   *History      // nil: no attempt has ended
+	Notes     *Notes        // nil: none
 	Payload   []byte
 }
 

@@ -215,7 +215,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 // closed nevertheless.
 func TestCloseOfLeaderOfFullDisks(t *testing.T) {
 	t.Parallel()
-	simCaseOf(t, codeq.Options{Shards: 1, MinFreeBytes: testkit.MinFree}, ofNoRoom, func(t *testing.T, c *simCluster) {
+	simCaseOf(t, hidingRoom(codeq.Options{Shards: 1, MinFreeBytes: testkit.MinFree}), 0, func(t *testing.T, c *simCluster) {
 		time.Sleep(2 * time.Minute) // the leader is at home
 		leader, _ := c.lead()
 		fill := func(free int64) {
@@ -265,17 +265,19 @@ func TestMembersOnFullDisk(t *testing.T) {
 	})
 }
 
-// ofNoRoom is a format of builds that do not tell each other the room on their disks, so that an
-// entry of a leader is stuck when the disks of the others are full.
-const ofNoRoom = 6
+// hidingRoom makes the nodes hide from each other how full their disks are, so that an entry of a
+// leader is stuck when the disks of the others are full.
+func hidingRoom(opts codeq.Options) codeq.Options {
+	return *inspect.With(&opts, inspect.Private{HidesRoom: true})
+}
 
 // withFullMajority runs a story with three nodes, of which the first one leads both shards, on
-// disks of which fill leaves so many bytes on all others. The builds know a format; 0: the newest.
+// disks of which fill leaves so many bytes on all others.
 func withFullMajority(
-	t *testing.T, opts codeq.Options, newest int, story func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(free int64)),
+	t *testing.T, opts codeq.Options, story func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(free int64)),
 ) {
 	opts.Shards, opts.MinFreeBytes = 2, testkit.MinFree
-	simCaseOf(t, opts, newest, func(t *testing.T, c *simCluster) {
+	simCaseOf(t, opts, 0, func(t *testing.T, c *simCluster) {
 		var nodes []*codeq.Queue
 		for _, n := range c.members() {
 			nodes = append(nodes, simQueue(n))
@@ -298,7 +300,7 @@ func withFullMajority(
 // StallAfter, ends its callers, but neither the owner nor what else its group has decided.
 func TestSlowCommitKeepsOwner(t *testing.T) {
 	t.Parallel()
-	withFullMajority(t, codeq.Options{StallAfter: 4 * simCallTimeout}, ofNoRoom, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 4 * simCallTimeout}), func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
 		q := nodes[0]
 		terms := func() (of [2]uint64) {
 			for i := range of {
@@ -330,7 +332,7 @@ func TestSlowCommitKeepsOwner(t *testing.T) {
 func TestCloseAfterClaim(t *testing.T) {
 	t.Parallel()
 	opts := codeq.Options{Shards: 2, MinFreeBytes: testkit.MinFree, StallAfter: 2 * time.Second}
-	simCaseOf(t, opts, ofNoRoom, func(t *testing.T, c *simCluster) {
+	simCaseOf(t, hidingRoom(opts), 0, func(t *testing.T, c *simCluster) {
 		leader := c.members()[0]
 		const n = 32
 		_, err := simQueue(leader).ProduceBatch(t.Context(), slices.Repeat([]codeq.Task{{Queue: "a"}}, 4*n))

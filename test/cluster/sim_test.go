@@ -243,7 +243,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	}
 	s.note("%d nodes, %d shards, %v, for %v, window %d", nodes, opts.Shards, opts.Durability, s.length, opts.WindowTasks)
 	newest := 0
-	if rng.IntN(4) == 0 {
+	if rng.IntN(4) == 0 && oldFormat < newFormat {
 		newest, s.faults = oldFormat, append(s.faults, simUpgrade)
 		s.note("older builds")
 	}

@@ -29,7 +29,7 @@ type ended struct {
 // itself.
 func TestCallsOfStuckShard(t *testing.T) {
 	t.Parallel()
-	withFullMajority(t, codeq.Options{StallAfter: 2 * time.Second}, ofNoRoom, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+	withFullMajority(t, hidingRoom(codeq.Options{StallAfter: 2 * time.Second}), func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
 		live := queuetest.Produce(t, nodes[0], codeq.Task{Queue: "live", RunAt: time.Now().Add(24 * time.Hour)})[0]
 		var m codeq.Mux
 		codeq.Handle(&m, "verbs", func(context.Context, *codeq.Job[[]byte]) error { return nil })
@@ -146,7 +146,7 @@ func TestCallsOfStuckShard(t *testing.T) {
 // rest goes on, and all of it when there is room.
 func TestRoomOfMajority(t *testing.T) {
 	t.Parallel()
-	withFullMajority(t, codeq.Options{}, 0, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
+	withFullMajority(t, codeq.Options{}, func(t *testing.T, nodes []*codeq.Queue, timeout time.Duration, fill func(int64)) {
 		ctx := t.Context()
 		refused := func(err error) {
 			t.Helper()

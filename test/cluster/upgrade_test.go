@@ -1,9 +1,10 @@
+//go:build nextformat
+
 package cluster_test
 
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -23,31 +24,6 @@ import (
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
-
-// formatOf is the format of a shard, as the cluster says.
-func formatOf(t *testing.T, q *codeq.Queue, shard int) int {
-	t.Helper()
-	st, err := q.ClusterStatus(context.Background())
-	require.NoError(t, err)
-	return st.Shards[shard].Format
-}
-
-// upgradeCase lets a story happen on a cluster of three nodes whose build knows the format before
-// this one.
-func upgradeCase(t *testing.T, shards int, story func(t *testing.T, c *simCluster)) {
-	upgradeCaseWith(t, codeq.Options{Shards: shards}, story)
-}
-
-func upgradeCaseWith(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
-	simCaseOf(t, opts, oldFormat, story)
-}
-
-// become closes a node, unless it is down, and opens it with a build that knows a format.
-func (n *simNode) become(newest int) error {
-	n.stop()
-	n.newest = newest
-	return n.cluster.open(n)
-}
 
 // caughtUp reports whether the nodes that are up have applied all that is in the leaders' logs.
 func (c *simCluster) caughtUp() bool {
@@ -84,6 +60,7 @@ func (c *simCluster) requireFormat(format int) {
 			}))
 			require.Equal(c.t, manifest.ReplicaIdentity(format, i, inspect.Of(q).Shards()), string(got), "%s", n.name)
 			require.Equal(c.t, format, formatOf(c.t, q, i))
+			require.False(c.t, format == oldFormat && hasNextFormat(c.t, q, i), "%s", n.name)
 		}
 		m, err := manifest.Read(n.machine.Disk(), "queue")
 		require.NoError(c.t, err)
@@ -91,30 +68,12 @@ func (c *simCluster) requireFormat(format int) {
 	}
 }
 
-const newFormat, oldFormat = manifest.Format, manifest.OldestOfNodes
-
-// TestUpgradeFollowUps: follow-ups that wait for each other in several shards are refused, and
-// nothing is stored, until all nodes know how these are sent.
-func TestUpgradeFollowUps(t *testing.T) {
-	t.Parallel()
-	upgradeCase(t, 3, func(t *testing.T, c *simCluster) {
-		q := simQueue(c.nodes[0])
-		queuetest.Produce(t, q, codeq.Task{Queue: "start"})
-		l, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"start"}, LeaseFor: time.Hour})
-		require.NoError(t, err)
-		err = q.Complete(t.Context(), l.Receipt, nil, queuetest.ChainOver(0)...)
-		require.ErrorIs(t, err, codeq.ErrFormat)
-		require.ErrorContains(t, err, "when all nodes know format 7")
-		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "chain"))
-		for _, n := range c.nodes {
-			require.NoError(t, n.become(newFormat))
-		}
-		time.Sleep(5 * time.Second)
-		c.requireFormat(newFormat)
-		q = simQueue(c.nodes[0])
-		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil, queuetest.ChainOver(0)...))
-		require.Equal(t, codeq.Counts{Ready: 1, Blocked: 5}, queuetest.CountsOf(t, q, "chain"))
-	})
+// hasNextFormat reports whether a replica has the key that the next format adds.
+func hasNextFormat(t *testing.T, q *codeq.Queue, shard int) bool {
+	t.Helper()
+	b, err := store.Lookup(queuetest.StoreOf(q, shard).DB(), []byte{keys.NextFormat})
+	require.NoError(t, err)
+	return b != nil
 }
 
 // TestUpgrade: a cluster that is upgraded node by node works all the time. It stays in the old
@@ -156,20 +115,27 @@ func TestUpgrade(t *testing.T) {
 		joining.newest = oldFormat
 		err := c.open(joining)
 		require.ErrorIs(t, err, codeq.ErrFormat)
-		require.ErrorContains(t, err, `node "n3" knows format 6, the cluster of node "n0" has format 7`)
+		require.ErrorContains(t, err, `node "n3" knows format 7, the cluster of node "n0" has format 8`)
 		joining.join = false
 		joining.wipe()
 		require.NoError(t, c.open(joining), "it waits to be added")
 		err = simQueue(c.nodes[0]).AddNode(t.Context(), codeq.Peer{Node: joining.name, Address: joining.name})
 		require.ErrorIs(t, err, codeq.ErrFormat)
-		require.ErrorContains(t, err, `node "n3" knows format 6, the cluster of node "n0" has format 7`)
+		require.ErrorContains(t, err, `node "n3" knows format 7, the cluster of node "n0" has format 8`)
 		joining.stop()
 		joining.join = true
 		joining.wipe()
 		require.NoError(t, joining.become(newFormat))
 		c.nodes = append(c.nodes, joining)
-		work()
+		for range 3 {
+			work()
+		}
 		c.requireFormat(newFormat)
+		for shard := range c.opts.Shards {
+			for _, n := range c.nodes {
+				require.True(t, hasNextFormat(t, simQueue(n), shard), "%s", n.name)
+			}
+		}
 	})
 }
 
@@ -332,47 +298,7 @@ func (c *simCluster) requireRefused(n *simNode) {
 	err := simQueue(n).WaitReady(ctx)
 	require.ErrorIs(c.t, err, codeq.ErrNotLeader)
 	require.ErrorIs(c.t, err, codeq.ErrFormat)
-	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 6, the cluster of node", n.name))
-}
-
-// simUpgrade lets a node be killed, and come back with this build.
-var simUpgrade = simFault{"upgrade", 8, func(s *schedule) bool {
-	n := s.anyNode()
-	if !n.turn.TryLock() {
-		return false
-	}
-	defer n.turn.Unlock()
-	if !n.upgrade() {
-		return false
-	}
-	s.note("upgrade %s", n.name)
-	return true
-}}
-
-// upgrade kills the node if its build is older than this one, and lets the next life have this one.
-// REQUIRES: turn, as a life that has begun to open would not be killed.
-func (n *simNode) upgrade() bool {
-	n.mu.Lock()
-	old := n.newest != 0
-	n.newest = 0
-	n.mu.Unlock()
-	if old {
-		n.crash(100)
-	}
-	return old
-}
-
-// awaitFormat waits until all shards have the format of this build, whose nodes all have it.
-func (c *simCluster) awaitFormat() {
-	for end := time.Now().Add(simPatience); ; time.Sleep(time.Second) {
-		st, err := simQueue(c.members()[0]).ClusterStatus(context.Background())
-		if err == nil && !slices.ContainsFunc(st.Shards, func(sh codeq.ShardStatus) bool { return sh.Format != newFormat }) {
-			return
-		}
-		if time.Now().After(end) {
-			c.hangs("the rise of the format")
-		}
-	}
+	require.ErrorContains(c.t, err, fmt.Sprintf("node %q knows format 7, the cluster of node", n.name))
 }
 
 // TestUpgradeOnFullDisk: a node whose disk has no room for its manifest keeps its replicas: its

@@ -1,0 +1,7 @@
+//go:build nextformat
+
+package offline
+
+import "codeq/internal/keys"
+
+func init() { ranges[keys.NextFormat] = dropped }
