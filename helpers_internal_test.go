@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
@@ -91,17 +90,6 @@ func standStill(s *shard) (goOn func()) {
 	go s.probe(func(*shard) error { close(stands); <-over; return nil })
 	<-stands
 	return func() { close(over) }
-}
-
-// latch is a committer that holds commits back while it is shut.
-type latch struct {
-	committer
-	open chan struct{}
-}
-
-func (g *latch) Commit(b *pebble.Batch) error {
-	<-g.open
-	return g.committer.Commit(b)
 }
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -52,17 +52,6 @@ func infoOf(t *testing.T, q *Queue, id ID) *TaskInfo {
 	return i
 }
 
-// loseLease ends a lease as if its deadline had passed.
-func loseLease(t *testing.T, q *Queue, id ID) {
-	t.Helper()
-	require.NoError(t, q.shard(q.shardOf(id)).probe(func(s *shard) error {
-		if !s.Probe().Expire(id) {
-			return ErrNotFound
-		}
-		return nil
-	}))
-}
-
 // TestClaimedButNotStarted: tasks that no worker has begun when Run is to end are given back
 // uncounted and in their places, and so is one whose handler ends with its context.
 func TestClaimedButNotStarted(t *testing.T) {

@@ -675,18 +675,6 @@ func TestParentsOfFailedShard(t *testing.T) {
 	})
 }
 
-// chainOver is tasks that wait for each other in turn, and belong to one shard after the other.
-func chainOver(i int) (chain []codeq.Task) {
-	for n := range 5 {
-		task := codeq.Task{Queue: "chain", LimitKey: queuetest.KeyOf("chain", (i+n)%3, 3), Payload: fmt.Appendf(nil, "%d.%d", i, n)}
-		if n > 0 {
-			task.After = []codeq.ID{codeq.Nth(n - 1)}
-		}
-		chain = append(chain, task)
-	}
-	return append(chain, codeq.Task{Queue: "chain", Payload: fmt.Appendf(nil, "%d.5", i), After: []codeq.ID{codeq.Nth(0), codeq.Nth(2), codeq.Nth(4)}})
-}
-
 // TestTellChildrenInPieces: the end of a task for which many wait is told in small groups, of which
 // a crash or a close may interrupt any; a redrive or a purge of the task waits until
 // all know, so that each of them knows of this end.

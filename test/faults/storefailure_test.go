@@ -11,8 +11,6 @@ import (
 	"codeq/test/queuetest"
 )
 
-const waitingClaims = 3
-
 // TestStoreFailureInBackground: while no table can be written, logs keep what
 // is acknowledged.
 func TestStoreFailureInBackground(t *testing.T) {
