@@ -22,7 +22,7 @@ import (
 
 // Cluster makes a queue one of several nodes that hold the same tasks: each shard is a Raft group
 // (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm";
-// github.com/hashicorp/raft). What is acknowledged is in the logs of a majority of the nodes, and
+// github.com/hashicorp/raft). Acknowledged changes are in the logs of a majority of the nodes, and
 // any node serves any call. Three nodes go on without one of them, five without two.
 //
 // [Options.Limits], [Options.LeaseFor], [Options.MaxAttempts], [Options.Backoff] and
@@ -42,48 +42,47 @@ type Cluster struct {
 	// Advertise is the address that other nodes dial: a host and a port, such as "10.0.0.1:7400",
 	// of at most 300 bytes. Default: Listen, or the address of Listener.
 	Advertise string
-	// Peers are the nodes with which a new cluster begins, each with a name and an address of its
-	// own; this one may be among them or not. If they name no other node, a queue by itself, or a
+	// Peers are the first nodes of a new cluster, each with a name and an address of its own; this
+	// one may be among them or not. If they name no other node, a standalone queue, or a
 	// [Queue.Checkpoint], may be opened as the first node of a new cluster, with all that it has,
 	// and others join it. When they have been removed, and it is closed, the only node is opened
-	// without [Options.Cluster] as a queue by itself again. All nodes of a new cluster give the
+	// without [Options.Cluster] as a standalone queue again. All nodes of a new cluster give the
 	// same, and it begins when all of them have been open at the same time. Once it has begun, the
 	// cluster itself knows its members, and Peers are where they may have moved ([Queue.AddNode]).
 	Peers []Peer
 	// Join makes a new node part of the cluster of Peers, which exists already: [Open] asks them to
 	// add it, and returns when it votes. It asks each of them once, for 5 minutes at most: if less
 	// than half of them answer, and are of one cluster, Open returns an error that matches
-	// [ErrNotLeader]. Then it may take as long as the node gets further, by entries or bytes of
-	// files: after 5 minutes in which it has not, Open returns an error that matches
-	// context.DeadlineExceeded. [Options.Shards] is that of the cluster. In a directory that was
-	// part of the cluster before, Join has no meaning.
+	// [ErrNotLeader]. Then Open waits as long as the node makes progress, by entries or bytes of
+	// files: after 5 minutes without any it returns an error that matches context.DeadlineExceeded.
+	// [Options.Shards] is that of the cluster. In a directory that was part of the cluster before,
+	// Join has no meaning.
 	Join bool
 	// TLS protects the connections between nodes. Both sides take their certificate from it, which
 	// has the node's name among its subject alternative names, as a DNS name or a URI. [Open] looks
 	// at Certificates, and asks GetCertificate and GetClientCertificate once. ClientAuth must be
 	// tls.RequireAndVerifyClientCert, unless AllowAnonymous is set; set RootCAs and ClientCAs to
 	// the authority of the nodes' certificates. ServerName, if it is empty, is the host that is
-	// dialed. Default: connections are neither encrypted nor authenticated, and everybody who
-	// reaches the address may do anything.
+	// dialed. Default: connections are neither encrypted nor authenticated, and anyone with access
+	// to the address may do anything.
 	TLS *tls.Config
-	// AllowAnonymous lets nodes connect that show no certificate, or one that is not verified. By
+	// AllowAnonymous accepts nodes that show no certificate, or one that is not verified. By
 	// default TLS without mutual authentication is refused.
 	AllowAnonymous bool
 	// HeartbeatTimeout is how long a node waits for a word from its leader before a new one is
 	// elected: between one and two times as long. Default: 500 ms.
 	HeartbeatTimeout time.Duration
-	// ElectionTimeout bounds an election, after which there is another one. Default:
-	// HeartbeatTimeout.
+	// ElectionTimeout bounds an election; then another one begins. Default: HeartbeatTimeout.
 	ElectionTimeout time.Duration
 	// CallTimeout is how long a call waits for a shard, if its ctx does not end before: a leader is
 	// missing, cannot be reached, or commits nothing. It waits longer only while the shard goes on,
 	// or a large message gets further. Calls that wait on purpose (claims without NoWait,
 	// [Queue.Await], [Queue.WaitIdle], [Queue.Run]) wait for leaders as long as their ctx, those
-	// that change the members so long. What a leader has not committed for so long, and for
-	// StallAfter and twice ElectionTimeout, is uncertain. Default: 10 s.
+	// that change the members so long. An operation that a leader has not committed for so long,
+	// and for StallAfter and twice ElectionTimeout, is uncertain. Default: 10 s.
 	CallTimeout time.Duration
-	// LeaveOnClose lets [Queue.Close] remove the node from the cluster, for good, as
-	// [Queue.RemoveNode] does; Close returns the error if that is refused, as it is to the last
+	// LeaveOnClose makes [Queue.Close] remove the node from the cluster, for good, as
+	// [Queue.RemoveNode] does; Close returns the error if that is refused, such as for the last
 	// node. Nodes that are closed at one moment leave one after the other. By default a closed node
 	// stays a member, and is missed until it is back.
 	LeaveOnClose bool
@@ -91,7 +90,7 @@ type Cluster struct {
 	private inspect.Private
 }
 
-// Peer is a node as others know it.
+// Peer is the name and the address of a node.
 type Peer struct {
 	Node    string
 	Address string
@@ -197,7 +196,7 @@ const (
 )
 
 // AddNode makes a node part of the cluster: in the Raft group of every shard it first follows, and
-// votes when it has caught up. The node must be open, with [Cluster.Join] (whose [Open] calls
+// votes when it has caught up. The node must be open, with [Cluster.Join] ([Open] then calls
 // AddNode) or with the Peers of this cluster; AddNode waits for it, and until it has caught up, as
 // long as ctx does not end, and logs why. A member that has another address now is added again.
 // ErrNotMember says that the cluster knows the name with another directory (see
@@ -205,7 +204,7 @@ const (
 // has the address, or that the node was removed: it may come back with an empty directory.
 //
 // AddNode may be called on any node, and again if it has returned an error, such as that of ctx:
-// what has been done stays done, and more may be done later, but not after a later
+// completed steps stay, and further ones may follow later, but not after a later
 // [Queue.RemoveNode].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrShardCount], [ErrFormat],
@@ -227,12 +226,12 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 // RemoveNode takes a node out of the cluster, for good: the others refuse its directory from then
 // on (the cluster remembers a thousand removed names and directories). [Open] of that directory
 // does not ask them; the calls of the node say that it was removed, also when another directory has
-// its name by now. What it leads is first led by others. It may be this node, or one that is gone.
-// Before anything is changed, the nodes that would be left are asked, for every shard:
-// [ErrNoMajority] says that a majority of them does not answer. [ErrNotMember] says that no shard
-// has a node of this name, or no longer, [ErrUncertain] that some shards may have it and others
-// not. RemoveNode may be called on any node, and again; removals follow each other, whoever asks
-// for them.
+// its name by now. Its shards are transferred to other nodes first. It may be this node, or one
+// that is gone. Before anything is changed, the nodes that would be left are asked, for every
+// shard: [ErrNoMajority] says that a majority of them does not answer. [ErrNotMember] says that no
+// shard has a node of this name, or no longer, [ErrUncertain] that some shards may have it and
+// others not. RemoveNode may be called on any node, and again; concurrent removals run one after
+// the other.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotMember], [ErrNoMajority], [ErrNotLeader],
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -251,8 +250,8 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 // one has another name, and is no member yet: it is open with the Peers of this cluster, and
 // without [Cluster.Join]. If it is one, as after a ReplaceNode that has returned an error,
 // RemoveNode of the other one is left. Before anything is changed, the nodes are asked as by
-// [Queue.RemoveNode]. Replacements follow each other, whoever asks for them, and wait until ctx
-// ends; also, for 20 ElectionTimeouts, after a change of the leader of shard 0.
+// [Queue.RemoveNode]. Concurrent replacements run one after the other, and wait until ctx ends;
+// also, for 20 ElectionTimeouts, after a change of the leader of shard 0.
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNoMajority], [ErrNotMember], [ErrShardCount],
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -274,10 +273,11 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 	return err
 }
 
-// TransferLeadership lets a node lead a shard. The shard waits for a moment, and nothing is lost.
-// The shard stores it: other nodes lead it only while this one cannot. TransferLeadership with ""
-// as the node undoes it, so that the cluster spreads the leader again. The error tells why the node
-// cannot lead now; the shard then stays, and may move later if the error is not [ErrCannotLead].
+// TransferLeadership makes a node the leader of a shard. The shard waits for a moment, and nothing
+// is lost. The shard stores the choice: other nodes lead it only while this one cannot.
+// TransferLeadership with "" as the node undoes it, so that the cluster spreads the leader again.
+// The error says why the node cannot lead now; the shard then stays, and may move later if the
+// error is not [ErrCannotLead].
 //
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotFound] (no member has this name), [ErrCannotLead],
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
@@ -394,23 +394,23 @@ func (op *memberOp) encode(dst []byte) []byte {
 
 func (op *memberOp) decode(r *wire.Reader) { op.how, op.peer, op.former = cluster.ReadChange(r) }
 
-// RecoverCluster lets a node go on without a majority of its cluster, which is lost for good, or
-// may lack what it had acknowledged ([ErrPowerLost]), or has diverged from it ([ErrDiverged]): in
-// its directory, which must be closed, the node becomes the only member of a new cluster. Then it
-// is opened as ever. If several nodes are left, recover one, the one that is furthest (by the
-// larger of Applied and LastIndex of its shards, see [ClusterStatus]), and let the others join it
-// under new names with empty directories ([Cluster.Join]): [Cluster.Peers] must name no other node.
-// Nodes of the old cluster that come back are refused; if they are a majority of it, they go on
-// beside the new one, without a word to it. It can be called again if it fails, or its process
-// ends. opts are those of Open: [ErrShardCount] says that [Options.Shards] is neither 0 nor the
-// number of the directory, [ErrNotQueue] that there is no queue in it, [ErrNotMember] that it is of
-// another node, of a queue by itself, or of a node that was not part of a cluster yet; each before
-// anything is written.
+// RecoverCluster makes a node the only member of a new cluster, because a majority of its cluster
+// is lost for good, or may lack acknowledged changes ([ErrPowerLost]), or has diverged from the
+// node ([ErrDiverged]). Its directory must be closed; afterwards it is opened as ever. If several
+// nodes are left, recover one, the one that is furthest (by the larger of Applied and LastIndex of
+// its shards, see [ClusterStatus]), and make the others join it under new names with empty
+// directories ([Cluster.Join]): [Cluster.Peers] must name no other node. Nodes of the old cluster
+// that come back are refused; if they are a majority of it, they go on beside the new one,
+// independently of it. It can be called again if it fails, or its process ends. opts are those of
+// Open: [ErrShardCount] says that [Options.Shards] is neither 0 nor the number of the directory,
+// [ErrNotQueue] that there is no queue in it, [ErrNotMember] that it is of another node, of a
+// standalone queue, or of a node that was not part of a cluster yet; each before anything is
+// written.
 //
-// It is the last resort. What was acknowledged is in the logs of a majority; if the node lacks some
-// of it, it is gone, and what it has in its log without a majority's knowing becomes so. What
-// counts is what it has applied: of a log that does not continue that, nothing is taken. What its
-// shards know of each other's tasks is derived from the tasks. A completion that the node lacks is
+// It is the last resort. Acknowledged changes are in the logs of a majority; those that the node
+// lacks are gone, and uncommitted changes in its log count as acknowledged from then on. The
+// applied index decides: log entries that do not follow it are dropped. The records that its shards
+// keep of each other's tasks are derived from the tasks. A completion that the node lacks is
 // repeated. Warnings in the log ([Options.Logger]) list the messages between shards that are
 // missing, by their numbers: follow-ups that they would have produced are gone.
 //
@@ -434,7 +434,7 @@ func RecoverCluster(dir string, opts *Options) (err error) {
 	return o.withNode(dir, (*cluster.Node).Recover)
 }
 
-// dissolve lets the only node of a cluster become a queue by itself.
+// dissolve turns the only node of a cluster into a standalone queue.
 func dissolve(dir string, o *Options) error {
 	m, err := manifest.Read(o.private.FS, dir)
 	if err != nil {
@@ -453,7 +453,7 @@ func (c *Cluster) isAlone() bool {
 	return !c.Join && !slices.ContainsFunc(c.Peers, func(p Peer) bool { return p.Node != c.Node })
 }
 
-// withNode lets do change the directory of a node that is not open.
+// withNode calls do to change the directory of a node that is not open.
 func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
 	d, err := manifest.Open(o.private.FS, dir, manifest.Want{Shards: o.Shards, Node: o.Cluster.Node, Exists: true})
 	if err != nil {
@@ -471,7 +471,7 @@ func (o *Options) withNode(dir string, do func(*cluster.Node) error) error {
 // ClusterStatus is a cluster as one node sees it.
 type ClusterStatus struct {
 	Cluster string // its ID, in hexadecimal; "": the node is of none yet
-	Node    string // that was asked
+	Node    string // the node that answered
 	Shards  []ShardStatus
 }
 
@@ -480,22 +480,22 @@ type ShardStatus struct {
 	Shard    int
 	Leader   string // the node that leads it; "": none is known
 	Term     uint64 // of the leader, or the latest that any node knows
-	Placed   string // the node to which it was transferred (TransferLeadership); "": any may lead it
-	Format   int    // in which it is stored; 0: not known
+	Placed   string // the node chosen by TransferLeadership; "": any may lead it
+	Format   int    // its stored format; 0: not known
 	Replicas []ReplicaStatus
 }
 
-// ReplicaStatus is what one node has of a shard.
+// ReplicaStatus is one node's replica of a shard.
 type ReplicaStatus struct {
 	Node    string
 	Address string
-	// ID is that of the node's directory, by which the shard knows it: an empty directory under the
-	// same name is another one.
+	// ID is that of the node's directory. The shard identifies the node by it: an empty directory
+	// under the same name is another node.
 	ID string
 	// Voter is whether the node counts in majorities; a new one does not until it has caught up.
 	Voter bool
-	// Suspect is whether the node may lack what it had acknowledged (a power loss, an older copy).
-	// It does not count in majorities until it has been taken back.
+	// Suspect is whether the node may lack changes that it had acknowledged (a power loss, an older
+	// copy). It does not count in majorities until it has been taken back.
 	Suspect bool `json:",omitempty"`
 	// LastError is why the node could not be asked; the fields below are zero then.
 	LastError string `json:",omitempty"`
@@ -503,16 +503,16 @@ type ReplicaStatus struct {
 	Drained bool `json:",omitempty"`
 	// Serves is whether the shard's operations are resolved here.
 	Serves bool
-	// NewestFormat is the one up to which the node's version of codeq knows all. A shard rises to
-	// the newest format of its leader when all of its nodes know that.
+	// NewestFormat is the newest format that the node's version of codeq supports. A shard rises to
+	// the newest format of its leader when all of its nodes support that.
 	NewestFormat int
 	Term         uint64
-	// LastIndex is that of the last entry in its log, Committed that of the last one of which it
-	// knows that a majority has it, Applied that of the last one in its store.
+	// LastIndex is the index of the last entry in its log, Committed of the last one that it knows
+	// to be in the logs of a majority, Applied of the last one in its store.
 	LastIndex, Committed, Applied uint64
-	// Lag is how many entries of those that the leader has applied it has not.
+	// Lag is how many entries the leader has applied and this node has not.
 	Lag uint64
-	// LastContact is how long ago it heard from the leader; 0 of the leader itself.
+	// LastContact is the time since the leader's last message; 0 for the leader itself.
 	LastContact time.Duration
 	// ClockAhead is how far its wall clock is ahead of the median of those of the nodes that have
 	// answered, by half a message's round trip more or less.
@@ -522,10 +522,10 @@ type ReplicaStatus struct {
 }
 
 // WaitReady waits until every shard has a leader that this node can call, as after [Open] or while
-// other nodes are started: other calls, but for those that wait on purpose, wait for a
-// leader no longer than [Cluster.CallTimeout]. It does not wait if the queue is by itself, nor, as
-// soon as it knows, if the node was removed from its cluster. If ctx ends before, the error tells
-// why a shard cannot be called.
+// other nodes are started: other calls, but for those that wait on purpose, wait for a leader no
+// longer than [Cluster.CallTimeout]. It does not wait without a cluster, nor, once the node knows
+// that it was removed from its cluster. If ctx ends before, the error says why a shard cannot be
+// called.
 //
 // Errors: [ErrInvalid], [ErrNotLeader] (the node was removed), [ErrFailed], [ErrClosed], and that
 // of ctx.

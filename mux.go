@@ -40,13 +40,13 @@ type Handler func(ctx context.Context, l *Lease) error
 // Middleware wraps handlers. It is called once for each queue when [Queue.Run] begins, and the
 // [Handler] that it returns is called for each task, by several goroutines at a time.
 //
-// The error that next returns says what is to happen to the task: nil, the verdicts that [Handle]
+// The error that next returns is the handler's verdict on the task: nil, the verdicts that [Handle]
 // lists, the error of a payload that could not be decoded, or a [*PanicError] if the handler
 // panicked. The error that the outermost Handler returns decides. If a Handler of a Middleware
 // panics, this is an error like the panic of a handler.
 //
-// The Handler calls next with ctx or a context derived from it, and with l, whose Payload and
-// Headers it may replace before the call. It may skip next, or call it again: the result and
+// The Handler calls next with ctx or a context derived from it, and with l; it may replace
+// l.Payload and l.Headers before the call. It may skip next, or call it again: the result and
 // follow-ups of the last call are stored, if that call returned nil. It must not return before next
 // does.
 type Middleware func(next Handler) Handler
@@ -215,9 +215,9 @@ func Handle[T any](m *Mux, queue string, h func(context.Context, *Job[T]) error,
 // Codec encodes the values of producers and handlers as the bytes that tasks carry, and decodes
 // them. Several goroutines call its methods at the same time.
 type Codec interface {
-	// Marshal returns bytes that nobody else writes to.
+	// Marshal returns bytes that no other code writes to.
 	Marshal(v any) ([]byte, error)
-	// Unmarshal decodes data into the value to which v points. It may keep data.
+	// Unmarshal decodes data into *v. It may keep data.
 	Unmarshal(data []byte, v any) error
 }
 
@@ -269,7 +269,7 @@ func (e *encoding) encode(v any) ([]byte, error) {
 	return e.codec.Marshal(v)
 }
 
-// decode decodes into the value to which v points. REQUIRES: the value is zero.
+// decode decodes into *v. REQUIRES: *v is zero.
 func (e *encoding) decode(data []byte, v any) error {
 	if raw, ok := v.(*[]byte); ok {
 		*raw = data
@@ -281,7 +281,7 @@ func (e *encoding) decode(data []byte, v any) error {
 	return e.codec.Unmarshal(data, v)
 }
 
-// NewTask returns a task whose payload is args, encoded as [Handle] decodes it: by JSON unless
+// NewTask returns a task with args as its payload, encoded as [Handle] decodes it: by JSON unless
 // options set another codec; a []byte is copied as it is. The caller sets the other fields of the
 // task.
 //
@@ -322,7 +322,7 @@ func ResultAs[T any](t *TaskInfo, opts ...PayloadOption) (_ T, err error) {
 	return result, nil
 }
 
-// verdict is an error by which a handler says what is to happen to its task.
+// verdict is an error by which a handler decides about its task.
 type verdict struct {
 	how   engine.Failure
 	after time.Duration
@@ -342,22 +342,22 @@ func (v *verdict) Error() string {
 
 func (v *verdict) Unwrap() error { return v.err }
 
-// Snooze returns an error with which a handler gives its task back for d; then the task is ready
+// Snooze returns an error for handlers that give their task back for d; then the task is ready
 // again. The attempt does not count.
 func Snooze(d time.Duration) error { return &verdict{how: engine.FailRelease, after: max(d, 0)} }
 
-// RetryAfter returns an error with which a handler asks for another attempt after d, in place of
-// the backoff. The attempt counts; out of attempts, the task becomes a dead letter.
+// RetryAfter returns an error for handlers that ask for another attempt after d, in place of the
+// backoff. The attempt counts; out of attempts, the task becomes a dead letter.
 func RetryAfter(d time.Duration, err error) error {
 	return &verdict{how: engine.FailRetry, after: max(d, 0), err: err}
 }
 
-// DeadLetter returns an error with which a handler makes its task a dead letter.
+// DeadLetter returns an error for handlers that make their task a dead letter.
 func DeadLetter(err error) error { return &verdict{how: engine.FailDead, err: err} }
 
 // PanicError is the error of a handler that panicked.
 type PanicError struct {
-	Value any    // what was passed to panic
+	Value any    // the argument of panic
 	Stack []byte // of the handler's goroutine
 }
 
@@ -408,7 +408,7 @@ func verdictOf(err error) (v *verdict) {
 	return v
 }
 
-// Verdict is what the end of a handler means to [Queue.Run].
+// Verdict is the meaning of a handler's end to [Queue.Run].
 type Verdict uint8
 
 // The verdicts.
@@ -417,7 +417,7 @@ const (
 	VerdictRetry                         // the attempt has failed: tried again by Options.Backoff
 	VerdictRetryAfter                    // the attempt has failed: tried again after a time that the handler has set
 	VerdictReleased                      // given back; the attempt does not count
-	VerdictDeadLetter                    // a dead letter at once, whatever attempts are left
+	VerdictDeadLetter                    // a dead letter at once, even if attempts are left
 	VerdictCanceled                      // the task was canceled: nothing is stored
 	VerdictLeaseLost                     // the lease was lost: nothing is stored
 )
@@ -433,11 +433,11 @@ func (v Verdict) String() string { return verdicts.Text(v) }
 // verdict.
 func (v Verdict) MarshalText() ([]byte, error) { return verdicts.Marshal(v) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (v *Verdict) UnmarshalText(b []byte) error { return verdicts.Unmarshal(v, b) }
 
-// VerdictOf returns what the error of a handler means to [Queue.Run], so that a [Middleware] can
+// VerdictOf returns the meaning of a handler's error to [Queue.Run], so that a [Middleware] can
 // tell a failure from a wish of the handler:
 //
 //	nil                       VerdictCompleted
@@ -453,8 +453,8 @@ func (v *Verdict) UnmarshalText(b []byte) error { return verdicts.Unmarshal(v, b
 // If the task has no attempts left, [VerdictRetry] and [VerdictRetryAfter] make it a dead letter.
 // If the result or follow-ups exceed the limits, so does [VerdictCompleted]. The end of the
 // handler's context is not in err unless the handler returns it: VerdictOf(context.Cause(ctx))
-// tells whether the task was canceled or its lease lost meanwhile; what the handler returns has no
-// effect then. A handler that uses receipts of other tasks may return an error that matches
+// tells whether the task was canceled or its lease lost meanwhile; then the handler's error has no
+// effect. A handler that uses receipts of other tasks may return an error that matches
 // [ErrCanceled] or [ErrLeaseLost] because of them; its own task is tried again.
 func VerdictOf(err error) Verdict {
 	if err == nil {

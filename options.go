@@ -26,17 +26,16 @@ const (
 	// DurabilityDefault is DurabilityDisk.
 	DurabilityDefault Durability = iota
 	// DurabilityProcess: handed to the operating system. The end of the process, even by kill -9,
-	// loses nothing that was acknowledged; a power loss may lose the last operations, from some
-	// shards more than from others, but the queue stays consistent (see the README). It is for
-	// tasks that can be made again, and for fast single calls of one caller. In a cluster nothing
-	// is lost as long as a majority of the nodes keeps its
-	// power: a node that has lost it does not count until the others have taken it back, which they
-	// do by themselves. If a majority has lost it, the cluster stands still ([ErrPowerLost]). Linux
-	// and macOS tell whether the machine was booted; on other systems a killed node counts as one
-	// that has lost power.
+	// loses no acknowledged change; a power loss may lose the last operations, from some shards
+	// more than from others, but the queue stays consistent (see the README). It is for tasks that
+	// can be made again, and for fast single calls of one caller. In a cluster nothing is lost as
+	// long as a majority of the nodes keeps its power: a node that has lost it does not count until
+	// the others have taken it back, which they do by themselves. If a majority has lost it, the
+	// cluster stands still ([ErrPowerLost]). Linux and macOS tell whether the machine was booted;
+	// on other systems a killed node counts as one that has lost power.
 	DurabilityProcess
 	// DurabilityDisk: forced to the disk, with one fsync for each group of operations. A power loss
-	// loses nothing that was acknowledged, as long as the disk keeps what it confirms. A caller
+	// loses no acknowledged change, as long as the disk keeps the data that it confirms. A caller
 	// waits for the disk; many callers share a sync, so that they lose less by it than one.
 	DurabilityDisk
 	// DurabilityNone: held in memory until there are 32 KiB of log, or until [Queue.Close]. The end
@@ -54,7 +53,7 @@ func (d Durability) String() string { return durabilities.Text(d) }
 // Durability.
 func (d Durability) MarshalText() ([]byte, error) { return durabilities.Marshal(d) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
 // anything else; so flag.TextVar makes a flag of a Durability.
 func (d *Durability) UnmarshalText(b []byte) error { return durabilities.Unmarshal(d, b) }
 
@@ -82,7 +81,7 @@ type Options struct {
 	// Retention is how long completed tasks are kept with their results, if neither the task nor
 	// the queue sets it. Default: 0, not at all.
 	Retention time.Duration
-	// Limits are the limits of what is accepted.
+	// Limits bound tasks and batches.
 	Limits Limits
 
 	// GroupCap is how many operations of a shard one commit contains at the most. Default: 1024.
@@ -117,8 +116,8 @@ type Options struct {
 	//   - below 1/2, only operations that free space run: Complete without follow-ups and
 	//     [Queue.Cancel], of tasks without retention, [Queue.PurgeDead], [Queue.DeleteSchedule],
 	//     [Queue.ReleaseKey] (of a task that has ended), and the end of retentions. No lease
-	//     expires, as nobody can extend it; if the queue is opened meanwhile, leases of
-	//     [Queue.Claim] begin again. [Queue.Run] keeps what its handlers return.
+	//     expires, since none can be extended; if the queue is opened meanwhile, leases of
+	//     [Queue.Claim] begin again. [Queue.Run] keeps the outcomes of its handlers.
 	//   - below 1/4, nothing is written. The same holds while tables or the log cannot be written
 	//     for want of inodes or because of a quota, or while the disk is full with a negative
 	//     MinFreeBytes, until 4 MiB are free for each shard.
@@ -144,9 +143,9 @@ type Options struct {
 	Cluster *Cluster
 
 	// MustExist makes [Open] refuse, with [ErrNotQueue], a directory that is not a queue yet: one
-	// that does not exist or is empty, or whose first Open did not return, so that nothing was ever
-	// stored in it; for a node of a cluster, one that has not become a member. Nothing is written
-	// then. Set it in programs that never make a queue. Default: false.
+	// that does not exist or is empty, or was left by a first Open that did not return, so that
+	// nothing was ever stored in it; for a node of a cluster, one that has not become a member.
+	// Nothing is written then. Set it in programs that never make a queue. Default: false.
 	MustExist bool
 	// Tool says that the program opens the queue of an application to steer it, and closes it
 	// again. Nothing happens then because its time has come: no lease expires, no task becomes due,
@@ -170,15 +169,15 @@ type Options struct {
 	// preceded by one that counts the dropped ones. [Queue.Close] waits for it, but not longer than
 	// a second. The logger of [LoggerFrom] calls the handler directly. Default: nothing is logged.
 	Logger *slog.Logger
-	// Observer is told what happens: how many tasks of each queue have changed and how, how long
+	// Observer gets measurements: how many tasks of each queue have changed and how, how long
 	// commits and handlers have taken. Metrics are made of it. It is called on a goroutine of its
 	// own, one call at a time, some 10 ms after something has happened at the latest, and so may be
-	// slow: what happens meanwhile is added up, within some 6 MiB, and told by the next call.
-	// Nothing is told while nothing happens. The [Observation] must not be changed, and not be used
+	// slow: changes meanwhile are added up, within some 6 MiB, and reported by the next call. It is
+	// not called while nothing happens. The [Observation] must not be changed, and not be used
 	// after the call; strings in it may be kept. A call that panics is counted, and logged unless
 	// the call before has panicked too; the next one is made as ever. [Queue.Close] makes the last
-	// call, after everything else, and waits for it, but not longer than a second. Default: nobody
-	// is told, and nothing is measured for it.
+	// call, after everything else, and waits for it, but not longer than a second. Default: none,
+	// and nothing is measured for it.
 	Observer func(*Observation)
 
 	teller *teller           // of Observer; nil: there is none
@@ -190,8 +189,8 @@ type Options struct {
 	private inspect.Private
 }
 
-// Limits are the limits of what is accepted; tasks and batches that exceed them are refused with an
-// [InvalidError] before anything is written.
+// Limits bound tasks and batches; those that exceed them are refused with an [InvalidError] before
+// anything is written.
 type Limits struct {
 	Payload    int // bytes of a payload or a result. Default: 1 MiB; at most 64 MiB
 	Headers    int // bytes of all names and values of a task's headers. Default: 16 KiB
@@ -206,7 +205,7 @@ type Limits struct {
 	CommitBytes int
 }
 
-// ofCommit returns the limits of what is written at once.
+// ofCommit returns the limits of one commit.
 func (l *Limits) ofCommit() call.BatchLimits {
 	return call.BatchLimits{Parents: l.Parents, Bytes: l.CommitBytes}
 }
@@ -336,7 +335,7 @@ func (o *Options) decideBy(a *manifest.Options) error {
 	return o.Durability.UnmarshalText([]byte(a.Durability))
 }
 
-// settle sets what depends on the directory, and lets that have the options of an application.
+// settle sets the options that depend on the directory, and gives it the options of an application.
 func (o *Options) settle(d *manifest.Directory) (err error) {
 	if o.Tool {
 		err = errors.Join(d.CheckTool(), o.decideBy(d.Options))
@@ -401,7 +400,7 @@ func (o *Options) newShards(procs int) int {
 	return min((procs+2)/3, 8)
 }
 
-// volatile is how what is acknowledged is stored.
+// volatile describes how acknowledged changes are stored.
 func (o *Options) volatile() *manifest.Volatile {
 	return manifest.VolatileOf(o.Durability.String(), o.private.Boot)
 }

@@ -18,11 +18,11 @@ import (
 	"codeq/internal/store"
 )
 
-// With Options.Cluster, the batch of a group is an entry in the log of the shard's Raft
-// group. The leader has decided everything that is in it, times and IDs included; to apply an entry
-// is to write its bytes, on every replica the same ones in the same order.
+// With Options.Cluster, the batch of a group is an entry in the log of the shard's Raft group. The
+// leader has decided everything in it, times and IDs included; every replica applies an entry by
+// writing its bytes, the same ones in the same order.
 
-// stateMachine is a replica as the shard's Raft group knows it. It applies the log to the store.
+// stateMachine is the replica's side for the shard's Raft group: it applies the log to the store.
 type stateMachine struct {
 	replica *replica
 	writer  entries.Writer
@@ -34,7 +34,7 @@ func newStateMachine(r *replica) *stateMachine {
 	}}}
 }
 
-// Apply writes what an entry says, and tells this node of it.
+// Apply writes an entry to the store, and publishes its broadcast on this node.
 func (m *stateMachine) Apply(l cluster.Entry) error {
 	e, err := entries.ParseEntry(l.Data)
 	if err != nil {
@@ -125,7 +125,7 @@ func (m *stateMachine) Lead(term uint64) (cluster.Leader, error) {
 	return s, nil
 }
 
-// identify lets the first leader ever store what the shard is.
+// identify writes the shard's identity, once.
 func (r *replica) identify(p *proposer) error {
 	var known []byte
 	err := r.use(func(st *store.Store) (err error) {
@@ -149,7 +149,7 @@ func (m *stateMachine) IsForgotten(name string) (is bool, err error) {
 	return is, err
 }
 
-// writeIdentity stores what the shard is, and of which format.
+// writeIdentity stores the shard's identity and format.
 func (r *replica) writeIdentity(p *proposer, format int) error {
 	var b pebble.Batch
 	identity := manifest.ReplicaIdentity(format, r.index, len(r.node.queue.replicas))
@@ -159,7 +159,7 @@ func (r *replica) writeIdentity(p *proposer, format int) error {
 	return p.Commit(&b)
 }
 
-// adoptFormat makes sure that this node knows the format of the shard, by its identity.
+// adoptFormat makes sure that this node supports the format in the shard's identity.
 func (r *replica) adoptFormat(identity []byte, adopt func(format int) error) error {
 	format, err := manifest.ReplicaFormat(r.index, len(r.node.queue.replicas), identity)
 	if err != nil {
@@ -173,7 +173,7 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 	q := r.node.queue
 	var gates *dispatch.Gates
 	if len(q.replicas) == 1 {
-		gates = dispatch.NewGates() // nobody else leases tasks
+		gates = dispatch.NewGates() // no other shard leases tasks
 	}
 	err = r.use(func(st *store.Store) error {
 		s = newShard(r.index, q.opts, st, gates)
@@ -190,8 +190,8 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 	return s, err
 }
 
-// noteClock notes that the store has a new clock of leases, or may have one. What it has is of an
-// earlier time.
+// noteClock notes that the store has a new clock of leases, or may have one, written no later than
+// now.
 func (r *replica) noteClock() {
 	now := r.mono()
 	r.clockedAt.Store(&now)
@@ -199,7 +199,7 @@ func (r *replica) noteClock() {
 
 // The shard is the leader of its group.
 
-// Serve starts the owner, and lets verbs find it.
+// Serve starts the owner, and makes it reachable for verbs.
 func (s *shard) Serve() {
 	s.replica.lead.Store(s)
 	go s.runGuarded()
@@ -247,5 +247,5 @@ func (p *proposer) Commit(b *pebble.Batch) error {
 	return p.replica.group.Propose(p.term, e.Append(data))
 }
 
-// Confirm makes sure that what has been read is still so.
+// Confirm makes sure that all reads still hold.
 func (p *proposer) Confirm() error { return p.replica.group.Confirm(p.term) }

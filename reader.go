@@ -17,8 +17,8 @@ import (
 	"codeq/internal/store"
 )
 
-// Reader shows what is in the directory of a queue that nobody has open, made by [OpenReadOnly]. It
-// has the verbs of a [Queue] that read; what they show stays as it is, since nothing happens: no
+// Reader shows the stored content of a queue that no process has open, made by [OpenReadOnly]. It
+// has the verbs of a [Queue] that read; their results stay the same, since nothing happens: no
 // lease ends, no schedule ticks, and no task becomes ready or leaves the queue. Its methods are
 // safe for concurrent use. Each method of a nil Reader, and of one that OpenReadOnly has not made,
 // returns or yields an error that matches [ErrClosed].
@@ -27,7 +27,7 @@ type Reader struct{ q *Queue }
 // ReaderOptions are the options of [OpenReadOnly]. A nil *ReaderOptions means all defaults.
 type ReaderOptions struct {
 	// AcceptCopy makes [OpenReadOnly] accept a directory that it would refuse with [ErrCopied]: see
-	// [Options.AcceptCopy]. What it shows may then contradict itself. Default: false.
+	// [Options.AcceptCopy]. Its results may then contradict each other. Default: false.
 	AcceptCopy bool
 
 	private inspect.Private
@@ -36,9 +36,9 @@ type ReaderOptions struct {
 // OpenReadOnly opens the queue in dir for reading, and changes nothing in dir: it need not be
 // writable, and may be on a read-only file system. It reads the directory of a queue by itself or
 // of any node of a cluster, of this format or an older one, which stays as it is. If the process
-// that had the queue open was killed, its logs are read into memory; see [Reader.Staleness] for
-// what that shows. Like [Open], it loads the names of queues, the leases and the schedules,
-// whatever the number of tasks.
+// that had the queue open was killed, its logs are read into memory; [Reader.Staleness] describes
+// the result. Like [Open], it loads the names of queues, the leases and the schedules; the number
+// of tasks does not matter.
 //
 // Any number of processes may have dir open as a [Reader] at the same time, each any number of
 // times, but no [Queue] beside them: whichever comes later gets [ErrLocked].
@@ -77,7 +77,7 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 	return &Reader{&Queue{opts: o, replicas: make([]*replica, stored.Shards()), stored: stored}}, nil
 }
 
-// queue returns the Queue whose verbs the Reader has; nil if it was not opened.
+// queue returns the Queue behind the Reader; nil if it was not opened.
 func (r *Reader) queue() *Queue {
 	if r == nil {
 		return nil
@@ -186,16 +186,16 @@ func (r *Reader) StorageStats() (_ *StorageStats, err error) {
 	return st, nil
 }
 
-// Staleness says of which moment the directory of a [Reader] is.
+// Staleness says how current the directory of a [Reader] is.
 type Staleness struct {
 	// Closed: the queue was closed in order. Otherwise its process was killed, or its storage has
-	// failed: what a [Reader] shows is what [Open] would begin with, all that was acknowledged as
-	// far as the [Durability] promises.
+	// failed: the [Reader] shows the state with which [Open] would begin, all acknowledged changes
+	// as far as the [Durability] promises.
 	Closed bool
-	Node   string // the name of the node whose directory it is; "": of no cluster
+	Node   string // the node that owns the directory; "": no cluster
 	// Shards says how far each replica of a node is; nil without a cluster. The shards may be of
-	// different moments, and are shown as they are. How far the other nodes are is not known here:
-	// what they have acknowledged without this node is missing.
+	// different moments, and are shown as they are. The positions of the other nodes are not known
+	// here: changes that they have acknowledged without this node are missing.
 	Shards []ShardStaleness
 }
 
@@ -203,12 +203,12 @@ type Staleness struct {
 type ShardStaleness struct {
 	Applied uint64 // the last entry of the shard's log that is in its store, and so is shown
 	// Logged is the last entry that the node has. Those after Applied are not shown: a node writes
-	// what it applies to tables when much has come together, and not when it is closed. When it is
-	// opened, it applies what is committed of them.
+	// applied entries to tables when there are many, and not when it is closed. When it is opened,
+	// it applies the committed ones.
 	Logged uint64
 }
 
-// Staleness says of which moment the directory is. It may be called after [Reader.Close]; of a
+// Staleness says how current the directory is. It may be called after [Reader.Close]; for a
 // [Reader] that was not opened it is zero.
 func (r *Reader) Staleness() Staleness {
 	q := r.queue()

@@ -17,21 +17,21 @@ import (
 	"codeq/internal/store"
 )
 
-// replica is what this process has of a shard: the store, and the shard itself
-// while this process decides. Without a cluster that is always, from Open to
-// Close. In a cluster it is while this node leads the shard's Raft group.
+// replica is this process's part of a shard: the store, and the shard itself while this process
+// decides: without a cluster from Open to Close, in a cluster while this node leads the shard's
+// Raft group.
 type replica struct {
 	index  int
 	store  *store.Store          // replaced by stateMachine.Open; nil: none is open
-	lead   atomic.Pointer[shard] // nil: another process decides, or nobody does
+	lead   atomic.Pointer[shard] // nil: another process decides, or none
 	upkeep owner.UpkeepTable     // of the shards that have decided here
 
-	failed error // why the shard of a queue by itself has failed; its owner sets it before it ends
+	failed error // why the shard of a standalone queue has failed; its owner sets it before it ends
 
 	latest store.Latest // may be closed
 
-	// mu is held for reading by who reads the store beside the shard's owner,
-	// for writing to close or replace it.
+	// mu is held for reading by readers of the store other than the shard's owner, for writing to
+	// close or replace it.
 	mu sync.RWMutex
 
 	// In a cluster only.
@@ -58,9 +58,8 @@ func (r *replica) close() error {
 	return r.failed
 }
 
-// reconcile makes the stores of all shards agree with each other; differ: they may be of different
-// moments, whatever the manifest says.
-// REQUIRES: they are open, and nobody uses them.
+// reconcile makes the stores of all shards agree with each other; differ: assume different moments,
+// even if the manifest does not say so. REQUIRES: they are open, and not in use.
 func (q *Queue) reconcile(differ bool) error {
 	stores := make([]*store.Store, len(q.replicas))
 	for i, r := range q.replicas {
@@ -112,12 +111,12 @@ func (l *liveStore) use(f func(*store.Store) error) error {
 	})
 }
 
-// Flush makes what has been applied durable.
+// Flush makes all applied entries durable.
 func (l *liveStore) Flush() error { return l.use(flushStore) }
 
 func flushStore(st *store.Store) error { return st.Flush(context.Background()) }
 
-// Checkpoint copies what has been applied, by hard links.
+// Checkpoint copies all applied entries, by hard links.
 func (l *liveStore) Checkpoint(dir string) error {
 	return l.use(func(st *store.Store) error {
 		if err := flushStore(st); err != nil {

@@ -30,12 +30,11 @@ type RunOptions struct {
 	// Concurrency is how many handlers run at the same time, 1 to 1,000,000; a worker begins when
 	// there is a task for it. Default: four times GOMAXPROCS.
 	Concurrency int
-	// Queues are the queues from which [Queue.Run] claims, in strict order unless Weights are
-	// given; see [ClaimRequest]. Default: all queues of the [Mux], by Weights, or with equal
-	// weights.
+	// Queues are the queues that [Queue.Run] claims from, in strict order unless Weights are given;
+	// see [ClaimRequest]. Default: all queues of the [Mux], by Weights, or with equal weights.
 	Queues  []string
 	Weights map[string]int
-	// LeaseFor is how long a lease lasts that is not renewed. [Queue.Run] renews the lease of every
+	// LeaseFor is how long a lease lasts without a renewal. [Queue.Run] renews the lease of every
 	// running handler, so only a process that stands still for so long loses its tasks. Default:
 	// [Options.LeaseFor].
 	LeaseFor time.Duration
@@ -57,7 +56,7 @@ const fetchCap, maxConcurrency = 256, 1_000_000
 
 // Run works on the tasks of the mux's queues until ctx ends: it claims tasks for idle workers,
 // calls the handlers, and stores the outcomes. A worker goes on without waiting for the commit; Run
-// itself returns after the last commit. [Queue.QuietWorkers] lets it take no more tasks for a
+// itself returns after the last commit. [Queue.QuietWorkers] stops it from taking tasks for a
 // while.
 //
 // A lease of Run belongs to the process: it lasts as long as its handler runs, and its renewal
@@ -312,12 +311,12 @@ func (r *runner) TakeBack(f *taskContext) {
 	}
 }
 
-// Hurry lets no outcome wait for room any longer.
+// Hurry ends all waits of outcomes for room.
 func (r *runner) Hurry() { r.stopStoring(errRunEnds) }
 
 var errRunEnds = fmt.Errorf("%w: there was no room until the end of Run", ErrDiskFull)
 
-// giveBack gives back a task, of which a worker may have f.
+// giveBack gives back a task. f is nil if no worker has it.
 func (r *runner) giveBack(receipt Receipt, op failOp, f *taskContext) {
 	op.Gone = r.storing.Done() // it waits for room on the disk
 	err := r.queue.failed(r.storeContext(), receipt, op, nil)
@@ -326,7 +325,7 @@ func (r *runner) giveBack(receipt Receipt, op failOp, f *taskContext) {
 	}
 }
 
-// countOverdue lets the attempt of a handler count that goes on after its Timeout.
+// countOverdue counts the attempt of a handler that goes on after its Timeout.
 func (r *runner) countOverdue(w *worker, f *taskContext) {
 	if t, ours := w.Task(); !ours || t != f {
 		return
@@ -337,7 +336,7 @@ func (r *runner) countOverdue(w *worker, f *taskContext) {
 	_ = r.reportOverdue(f)
 }
 
-// reportOverdue tells, once, of a handler that goes on after its Timeout.
+// reportOverdue reports, once, a handler that goes on after its Timeout.
 func (r *runner) reportOverdue(f *taskContext) error {
 	l := &f.lease
 	err := fmt.Errorf("%w after the Timeout of %v (%w); the attempt counts", ErrHandlersRunning, l.Timeout, context.DeadlineExceeded)
@@ -394,7 +393,7 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 	if l.Timeout > 0 {
 		f.Watch(&r.reports, r.queue.opts.log, func() { r.countOverdue(w, f) })
 	}
-	var begun time.Time // zero if nobody wants to know
+	var begun time.Time // zero without an observer
 	if r.queue.opts.teller != nil {
 		begun = time.Now()
 	}
@@ -412,8 +411,8 @@ func (r *runner) Do(w *worker, g engine.Grant) {
 
 var errGoexit = errors.New("codeq: the handler ended its goroutine")
 
-// storeOutcome stores the outcome of a task that waited for so many milliseconds before it was
-// claimed, and whose handler has ended; failed is nil if it has not failed.
+// storeOutcome stores the outcome of a task after its handler has ended; failed is nil if it
+// succeeded. waited is how long the task was ready before its claim, in milliseconds.
 func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun time.Time, failed *failure) {
 	var took time.Duration
 	if !begun.IsZero() {
@@ -440,8 +439,8 @@ func (r *runner) storeOutcome(w *worker, f *taskContext, waited uint32, begun ti
 	}
 }
 
-// returned tells the shard that a handler has returned whose lease had ended before: limits and
-// turns were kept for it.
+// returned tells the shard that a handler has returned after the end of its lease: limits and turns
+// were kept for it.
 func (r *runner) returned(l *Lease) {
 	shard := r.queue.shardOf(l.ID)
 	op := &failOp{completion: newCompletion(callFail), receipt: l.Receipt, how: engine.FailReturn}
@@ -561,9 +560,9 @@ func (r *runner) settled(op leaseEnd, err error) {
 	}()
 }
 
-// leaseRenewer renews the leases of a Run's running handlers whose tasks lie in one shard, so that
-// a shard that stalls delays the renewals of no other. It renews three times in the length of a
-// lease, and sleeps while no handler runs.
+// leaseRenewer renews the leases of a Run's running handlers in one shard, so that a stalled shard
+// delays the renewals of no other. It renews three times in the length of a lease, and sleeps while
+// no handler runs.
 type leaseRenewer struct {
 	*workerpool.Heartbeat // woken when handlers are about to run
 	runner                *runner
@@ -575,7 +574,7 @@ func (h *leaseRenewer) run() {
 	h.Run(h.runner.opts.LeaseFor/3, func() { h.renewedAt = h.runner.queue.opts.private.Mono() }, h.renew)
 }
 
-// renew renews the leases of the running handlers, and cancels those whose lease is lost.
+// renew renews the leases of the running handlers, and cancels handlers that have lost theirs.
 func (h *leaseRenewer) renew() (running bool) {
 	r := h.runner
 	b := &call.Renew{Duration: record.Millis(r.opts.LeaseFor)}

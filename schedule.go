@@ -16,8 +16,8 @@ import (
 	"codeq/internal/recurrence"
 )
 
-// Schedule produces tasks again and again: one for each of its ticks, whatever the number of
-// processes and restarts. It is stored in the queue, and ticks while a process has the queue open.
+// Schedule produces tasks again and again: one for each of its ticks, however many processes and
+// restarts there are. It is stored in the queue, and ticks while a process has the queue open.
 //
 // Its position in time is stored in the same commit as the tasks that it produces, and only goes
 // forward. When the clock is set back, no tick happens twice: the schedule waits until the clock
@@ -56,9 +56,9 @@ const (
 	ScheduleHeader = engine.ScheduleHeader // the name of the schedule
 )
 
-// MissedPolicy says what a schedule does about missed ticks. A tick is missed if its time is more
-// than a minute past when the queue processes it: because no process had the queue open, the
-// machine was suspended, or the clock was set forward. A tick that is less late produces its task.
+// MissedPolicy is how a schedule handles missed ticks. A tick is missed if its time is more than a
+// minute past when the queue processes it: because no process had the queue open, the machine was
+// suspended, or the clock was set forward. A tick that is less late produces its task.
 type MissedPolicy uint8
 
 const (
@@ -80,7 +80,7 @@ func (p MissedPolicy) String() string { return missedPolicies.Text(p) }
 // policy.
 func (p MissedPolicy) MarshalText() ([]byte, error) { return missedPolicies.Marshal(p) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (p *MissedPolicy) UnmarshalText(b []byte) error { return missedPolicies.Unmarshal(p, b) }
 
@@ -92,9 +92,9 @@ type ScheduleInfo struct {
 	Next time.Time `json:",omitzero"`
 	// Paused: it does not tick, see [Queue.PauseSchedule].
 	Paused bool `json:",omitzero"`
-	// Last is the tick that produced the last task; zero if none has. A tick whose task was refused
-	// because its idempotency key was taken does not count. With several shards, Last may follow a
-	// moment after the task.
+	// Last is the tick that produced the last task; zero if none has. A tick does not count if its
+	// task was refused because the idempotency key was taken. With several shards, Last may follow
+	// a moment after the task.
 	Last time.Time `json:",omitzero"`
 	// LastError says why this process does not know when the schedule ticks, for example because
 	// the machine does not know its time zone. Until a process that knows it opens the queue, the
@@ -242,7 +242,7 @@ func (s *Schedule) check(l *Limits, now uint64) (recurrence.Sequence, error) {
 	return times, translated(err)
 }
 
-// checkTask refuses a template whose tasks Produce would refuse.
+// checkTask refuses a template if Produce would refuse its tasks.
 func (s *Schedule) checkTask(l *Limits) error {
 	if !s.Task.RunAt.IsZero() {
 		return &InvalidError{"Schedule.Task.RunAt", s.Task.RunAt, "the zero time"}

@@ -53,7 +53,7 @@ type Settings struct {
 	// purged or canceled. A dead letter that other tasks wait for, or that holds the turn of a
 	// group, is kept in any case.
 	DeadRetention time.Duration `json:",omitzero"`
-	// HoldGroups lets a task that becomes a dead letter hold the turn of its [Task.Group]: the
+	// HoldGroups makes a task that becomes a dead letter hold the turn of its [Task.Group]: the
 	// group waits until the dead letter is redriven (then it goes first again), purged or canceled.
 	// By default the turn passes to the next task of the group. A change applies to tasks that
 	// become dead letters after it: a dead letter that holds a turn still holds it.
@@ -134,7 +134,7 @@ func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settin
 // configure is Configure after its checks; none, if it is not nil, is stored in place of the
 // settings.
 func (q *Queue) configure(ctx context.Context, queue string, change func(*Settings), none []byte) error {
-	if guard.InCallback() { // two, each of which configures the queue of the other, would wait for each other
+	if guard.InCallback() { // two that configure each other's queue would wait for each other
 		return &InvalidError{"Configure", "a call within the function of another call", "one call after the other"}
 	}
 	select {
@@ -190,12 +190,12 @@ func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 	return nil
 }
 
-// DeleteQueue removes the settings of a queue that nobody uses, so that it is in no list any more.
-// It returns a [NotEmptyError], and changes nothing, if the queue has tasks of any state,
-// idempotency keys that are taken, a schedule, or claims that wait. No call of [Queue.Configure]
-// that comes late brings its settings back. A task that is produced while DeleteQueue runs is kept,
-// in a queue without settings. DeleteQueue reads the idempotency keys of all queues that are taken
-// for some time, beside the owners of shards.
+// DeleteQueue removes the settings of an unused queue, so that it is in no list any more. It
+// returns a [NotEmptyError], and changes nothing, if the queue has tasks of any state, idempotency
+// keys that are taken, a schedule, or claims that wait. No call of [Queue.Configure] that comes
+// late brings its settings back. A task that is produced while DeleteQueue runs is kept, in a queue
+// without settings. DeleteQueue reads the idempotency keys of all queues that are taken for some
+// time, beside the owners of shards.
 //
 // Errors: [ErrInvalid], [ErrNotEmpty], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFormat] (in
 // a cluster: a shard is led by a node of an older version), [ErrFailed], [ErrNotLeader],
