@@ -11,12 +11,12 @@ import (
 	"codeq/internal/peer"
 )
 
-// A shard has the addresses of its members, which AddNode changes. A node that has another one by
-// now is found nevertheless: it tells the other members its address while they have another one,
-// and nodes look for each other at the addresses of their Peers. So one node may move, or all at
-// once, and AddNode tells the shards then.
+// Each shard stores the addresses of its members; AddNode changes them. A node that has moved is
+// found nevertheless: it sends its new address to the other members as long as they have an old
+// one, and nodes look for each other at the addresses of their Peers. So one node may move, or all
+// at once, and AddNode then updates the shards.
 
-// hints are addresses that other nodes have told.
+// hints are the addresses that other nodes have sent.
 type hints struct {
 	mu sync.Mutex // guards at
 	at map[peer.ID]string
@@ -53,7 +53,7 @@ func (n *Node) addresses(to peer.Target) (addresses []string) {
 	return addresses
 }
 
-// tellAddress tells other members the address of this node, if shards have another one.
+// tellAddress sends the address of this node to the other members, if a shard has an old one.
 func (n *Node) tellAddress(ctx context.Context, others []Peer) {
 	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return g.formerAddress() != "" }) {
 		return
@@ -68,14 +68,14 @@ func (n *Node) tellAddress(ctx context.Context, others []Peer) {
 		}
 		telling.Go(func() {
 			n.contain("address of this node", func() {
-				_, _ = n.peer.Call(ctx, to, kindAddress, []byte(n.self.Address)) // or it is told again
+				_, _ = n.peer.Call(ctx, to, kindAddress, []byte(n.self.Address)) // an error is ignored: the address is sent again
 			}, nil)
 		})
 	}
 	telling.Wait()
 }
 
-// serveAddress notes where a node is.
+// serveAddress stores the address of another node.
 func (n *Node) serveAddress(r *peer.Request) error {
 	if address := string(r.Body); address == "" || len(address) > MaxAddress {
 		return ErrMalformedCall
@@ -85,7 +85,7 @@ func (n *Node) serveAddress(r *peer.Request) error {
 	return nil
 }
 
-// formerAddress is where the shard looks for this node, if that is not its address; else "".
+// formerAddress is the address that the shard has for this node, if it is an old one; else "".
 func (g *Group) formerAddress() string {
 	members, err := g.members()
 	if err != nil {
@@ -99,7 +99,7 @@ func (g *Group) formerAddress() string {
 	return peerOf(members[at]).Address
 }
 
-// explainMove adds to an error that the shard looks for this node at another address.
+// explainMove adds to an error that the shard has an old address of this node.
 func (g *Group) explainMove(err error) error {
 	if from := g.formerAddress(); from != "" {
 		return fmt.Errorf("%w: the cluster knows this node at %s, and it is at %s: AddNode of its name and new address, on any node, tells the others",

@@ -10,13 +10,13 @@ import (
 	"codeq/internal/base"
 )
 
-// A queue by itself becomes the first node of a cluster when it is opened as that: its stores get a
-// position in logs that are still to begin, and the first snapshot of each group is the store,
-// which other nodes get when they join. The only node of a cluster becomes a queue by itself when
-// its stores have all that its logs have.
+// A standalone queue becomes the first node of a cluster when it is opened as one: its stores get a
+// position in logs that begin later, and the first snapshot of each group is the store, which other
+// nodes get when they join. The only node of a cluster becomes a standalone queue when its stores
+// have applied all of its logs.
 
-// reconcile makes the stores of a queue by itself agree, from which a cluster is still to begin:
-// its power may have failed since it was open.
+// reconcile makes the stores of a standalone queue agree before a cluster begins from them: a power
+// loss may have come since the queue was last open.
 func (n *Node) reconcile() error {
 	for _, g := range n.groups {
 		if begins, err := g.beginsFromStore(); err != nil || !begins {
@@ -29,7 +29,7 @@ func (n *Node) reconcile() error {
 	return n.c.Directory.Agree()
 }
 
-// beginFromStore begins the group of a new cluster whose first node was a queue by itself.
+// beginFromStore begins the group when a standalone queue becomes a cluster.
 func (g *Group) beginFromStore(votes *groupVotes) error {
 	if begins, err := g.beginsFromStore(); err != nil || !begins {
 		return err
@@ -38,15 +38,15 @@ func (g *Group) beginFromStore(votes *groupVotes) error {
 	return g.beginAt(g.log.snapshot, votes)
 }
 
-// beginsFromStore reports whether the group is still to begin, with the store of a queue by itself.
+// beginsFromStore reports whether the group has yet to begin, from the store of a standalone queue.
 func (g *Group) beginsFromStore() (bool, error) {
 	last, err := g.log.LastIndex()
 	return last == 0 && len(g.node.c.Directory.Founders) == 1 && g.Applied() > 0 && g.log.snapshot == (Position{}), err
 }
 
-// Dissolve lets a node that is not open become a queue by itself, if it is the only member of its
-// cluster. Nobody else may use the node. If it fails, or the process ends meanwhile, it can be
-// called again.
+// Dissolve makes a node that is not open a standalone queue, if it is the only member of its
+// cluster. No other goroutine may use the node. If it fails, or the process ends meanwhile, it can
+// be called again.
 func (n *Node) Dissolve() error {
 	err := n.openReplicas()
 	for _, g := range n.groups {
@@ -65,7 +65,7 @@ func (n *Node) Dissolve() error {
 	return errors.Join(err, n.closeLogs())
 }
 
-// dissolve makes the store durable with all that the log has.
+// dissolve makes the store durable, with all entries of the log.
 func (g *Group) dissolve() error {
 	if begins, err := g.beginsFromStore(); err != nil {
 		return err
@@ -91,9 +91,9 @@ func (g *Group) dissolve() error {
 	return g.machine.Live().Flush()
 }
 
-// latestMembers is the members by the last configuration that the node has stored. If that is the
-// node alone, it is in force: who has decided it needs this node for a majority of it, and nobody
-// else needs to be asked.
+// latestMembers is the members by the last configuration that the node has stored. If that is this
+// node alone, the configuration is in force: a leader that decided it needed this node for a
+// majority of it, so no other node has to be asked.
 func (g *Group) latestMembers() ([]raft.Server, error) {
 	first, last, err := g.log.bounds()
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"codeq/internal/peer"
 )
 
-// Answer is what a node has answered to AskNodes.
+// Answer is the answer of a node to AskNodes.
 type Answer struct {
 	Node string
 	Body []byte
-	Err  error // why there is no answer: the node may have been asked all the same
+	Err  error // why there is no answer: the node may have got the question nevertheless
 }
 
 // AskNodes asks all other members of any group, as far as this node knows, and returns their
@@ -38,8 +38,8 @@ func (n *Node) AskNodes(ctx context.Context, body []byte) []Answer {
 	return answers
 }
 
-// AskNodesAside is AskNodes without a wait. answered gets the answers that have come in some
-// seconds, on another goroutine, or none if the node ends meanwhile. If it panics, it is called
+// AskNodesAside is AskNodes without a wait. answered gets the answers that have come within
+// asideFor, on another goroutine, or none if the node ends meanwhile. If it panics, it is called
 // again, without answers.
 func (n *Node) AskNodesAside(body []byte, answered func(bodies [][]byte)) {
 	n.background.Go(func() {
@@ -75,8 +75,9 @@ func (n *Node) askNode(ctx context.Context, p Peer, body []byte) ([]byte, error)
 	return reply, err
 }
 
-// serveAnyNode lets the host answer, on another goroutine. Who was removed from the cluster, and
-// does not know, is refused, and so is everybody as long as this node does not know the members.
+// serveAnyNode calls ServeNode of the host, on another goroutine. It refuses a node that was
+// removed from the cluster and does not know; it refuses all nodes as long as this node does not
+// know the members.
 func (n *Node) serveAnyNode(r *peer.Request) error {
 	if members, err := n.groups[0].members(); err == nil && len(members) == 0 {
 		return n.groups[0].noLeader()

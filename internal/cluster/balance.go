@@ -12,18 +12,18 @@ import (
 	"codeq/internal/base"
 )
 
-// Leaders are spread over the nodes: of the nodes that vote, in the order of
-// their names, each has its turn to be at home in a shard. A shard that was transferred by hand is
-// at home where it was transferred to, until that is undone; the shard stores it. A node that leads
-// a shard that is at home elsewhere hands it over when the other one is there, has what it takes,
-// is not drained, and has not failed too often; that is looked at some time after the leaders have
-// changed, for the nodes to have settled, and again as long as it is not so.
+// Leaders are spread over the nodes: the home of a shard is one of its voters, taken in turn in the
+// order of their names. A shard that was transferred by hand has its home where it was transferred
+// to, until that is undone; the shard stores it. A node that leads a shard with another home hands
+// it over when the home node is up, has caught up, is not drained, and has not failed too often.
+// Nodes check this some time after the leaders have changed, so that they have settled, and again
+// as long as a shard is not at home.
 const (
 	settleTime   = 2 * time.Second
 	balanceEvery = 5 * time.Second
 )
 
-// balance hands over what is at home elsewhere, until quit is closed.
+// balance hands over the shards that have another home, until quit is closed.
 func (n *Node) balance(quit <-chan struct{}) {
 	t := time.NewTimer(settleTime)
 	defer t.Stop()
@@ -47,8 +47,8 @@ func (n *Node) balance(quit <-chan struct{}) {
 	}
 }
 
-// homing hands over the shards that are at home elsewhere, as far as that is
-// possible now. It reports whether some are not at home.
+// homing hands over the shards that have another home, as far as that is possible now. It reports
+// whether some are not at home.
 func (n *Node) homing() (left bool) {
 	looks := looksAtDrained{node: n, seen: map[raft.ServerID]bool{n.self.ServerID(): n.drained()}}
 	for _, g := range n.groups {
@@ -76,8 +76,8 @@ func (n *Node) homing() (left bool) {
 	return left
 }
 
-// looksAtDrained is what nodes have said of whether they are drained; one that does not answer is
-// not.
+// looksAtDrained remembers which nodes are drained, by their answers; a node that does not answer
+// counts as not drained.
 type looksAtDrained struct {
 	node *Node
 	seen map[raft.ServerID]bool
@@ -95,8 +95,8 @@ func (l looksAtDrained) drained(m raft.Server) bool {
 	return is
 }
 
-// homeNode is the node that is to lead a shard, with an ID if there is any. home: it is not only
-// while another node is drained.
+// homeNode is the node that should lead a shard; without an ID if there is none. home is false if
+// it has this role only while another node is drained.
 func homeNode(members []raft.Server, shard int, placement string, drained func(raft.Server) bool) (to raft.Server, home bool) {
 	voters := slices.DeleteFunc(slices.Clone(members), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
 	if len(voters) == 0 {

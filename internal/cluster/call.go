@@ -11,32 +11,31 @@ import (
 	"codeq/internal/peer"
 )
 
-// CallHeader is how many bytes at the beginning of a call's body are the group's: they hold the
-// number of the shard.
+// CallHeader is the number of bytes at the beginning of a call's body that belong to the group:
+// they hold the number of the shard.
 const CallHeader = 2
 
-// OwnKinds is from where on kinds of calls are those of this package. They are of a node, and not
-// of a shard.
+// OwnKinds is the first kind of calls of this package. They address a node, not a shard.
 const OwnKinds = 56
 
 const (
 	kindJoin byte = OwnKinds + iota
 	kindState
-	kindWho   // of an introduction
-	kindAdopt // of an introduction
+	kindWho   // asks for an introduction
+	kindAdopt // of a node to a cluster
 	kindHeartbeat
-	kindAnyNode // of the host of a node to that of another one
-	kindElders  // of an introduction
-	kindAddress // at which a node is
+	kindAnyNode // from the host of a node to that of another
+	kindElders  // search for an earlier process; see elderQuestion
+	kindAddress // the address of the sender
 )
 
-// ErrMalformedCall is the answer to a call of another node that cannot be read.
+// ErrMalformedCall is the answer to a call of another node that cannot be decoded.
 var ErrMalformedCall = errors.New("codeq: malformed call of another node")
 
-// Call sends a call to the node that leads the shard, and waits for its reply until ctx ends, or
-// limit is over. The first CallHeader bytes of body are the group's. An urgent call is short, and
-// waits for no other ones. An error that does not match ErrUncertain says that nobody has served
-// the call, or is the answer.
+// Call sends a call to the node that leads the shard, and waits for its reply until ctx ends or
+// limit is over. The first CallHeader bytes of body belong to the group. An urgent call is short,
+// and does not wait behind other calls. An error that does not match ErrUncertain is the answer, or
+// says that no node has served the call.
 func (g *Group) Call(ctx context.Context, limit *base.Limit, kind byte, body []byte, urgent bool) (reply []byte, err error) {
 	n := g.node
 	addr, id := g.leaderNow()
@@ -67,7 +66,7 @@ func (g *Group) Call(ctx context.Context, limit *base.Limit, kind byte, body []b
 	return reply, nil
 }
 
-// callError is the outcome of a call that has brought no reply.
+// callError is the outcome of a call that got no reply.
 func (n *Node) callError(ctx context.Context, err error) error {
 	var remote *peer.RemoteError
 	switch {
@@ -118,12 +117,11 @@ func (n *Node) accept(r *peer.Request) error {
 	return n.c.Serve(shard, r)
 }
 
-// Patience is how something is tried again: after ever longer pauses. The zero
-// Patience has no end.
+// Patience is a schedule of retries, with ever longer pauses. The zero Patience has no end.
 type Patience struct {
 	until  time.Time     // zero: no end
 	pause  time.Duration // the last one
-	strict bool          // nothing is tried at the end, when there is no time left for an answer
+	strict bool          // no retry at the end, when there is no time left for an answer
 }
 
 const (
@@ -131,11 +129,11 @@ const (
 	maxPause = 100 * time.Millisecond
 )
 
-// NewPatience is that of a call that waits for a leader.
+// NewPatience is the Patience of a call that waits for a leader.
 func (n *Node) NewPatience() Patience { return Patience{until: time.Now().Add(n.c.CallTimeout)} }
 
-// PatienceOf is that of a call with a limit. One without that reads waits in a shard on purpose,
-// and so for leaders, too, as long as its ctx.
+// PatienceOf is the Patience of a call with a limit. A read without a limit waits in a shard on
+// purpose, and so also waits for leaders as long as its ctx.
 func (n *Node) PatienceOf(limit *base.Limit, reads bool) Patience {
 	switch {
 	case limit != nil:
@@ -146,8 +144,8 @@ func (n *Node) PatienceOf(limit *base.Limit, reads bool) Patience {
 	return n.NewPatience()
 }
 
-// Wait returns when it is worth trying again: after a pause, or at once when
-// change is closed. It is false when it is not any more.
+// Wait returns when another attempt makes sense: after a pause, or at once when change is closed.
+// It is false when the time for attempts is over.
 func (p *Patience) Wait(ctx context.Context, change <-chan struct{}) bool {
 	p.pause = min(max(2*p.pause, minPause), maxPause)
 	pause, last := p.pause, false
@@ -176,7 +174,7 @@ func Pause(ctx context.Context, change <-chan struct{}) {
 	(&Patience{pause: maxPause}).Wait(ctx, change)
 }
 
-// Insist calls again, until ctx ends, what can be repeated and finds no leader.
+// Insist repeats a call until it finds a leader or ctx ends. REQUIRES: the call can be repeated.
 func (n *Node) Insist(ctx context.Context, call func() error) error {
 	for {
 		change := n.Changed()
@@ -193,16 +191,17 @@ func (n *Node) Insist(ctx context.Context, call func() error) error {
 	}
 }
 
-// WasResolved reports whether err, if it is not uncertain, is the decision of an owner. It decides
-// nothing if it refuses for want of room.
+// WasResolved reports whether err, if it is not uncertain, is the decision of an owner. A refusal
+// for lack of room is no decision.
 func WasResolved(err error) bool {
 	return !errors.Is(err, base.ErrNotLeader) && !errors.Is(err, base.ErrClosed) && !errors.Is(err, base.ErrFailed) &&
 		!errors.Is(err, base.ErrNotMember) && !errors.Is(err, base.ErrDiskFull)
 }
 
-// Pace returns when an owner may be told the outcome of a call. If that is an error, it calls
-// again. Some errors come at once, such as that of a replica that has failed: they wait for a
-// while, or until change is closed. It is false when ctx has ended: then nobody is to call again.
+// Pace returns when the outcome of a call may be passed to an owner, which calls again after an
+// error. Some errors come at once, such as that of a replica that has failed: they wait for a
+// while, or until change is closed. It is false when ctx has ended: then the owner must not call
+// again.
 func Pace(ctx context.Context, change <-chan struct{}, err error) bool {
 	if err != nil {
 		Pause(ctx, change)
@@ -210,8 +209,7 @@ func Pace(ctx context.Context, change <-chan struct{}, err error) bool {
 	return ctx.Err() == nil
 }
 
-// poll asks again and again until the answer is yes, or an error, or the node is about to be
-// closed.
+// poll repeats a question until the answer is yes, or an error, or the node is about to be closed.
 func (n *Node) poll(ctx context.Context, ask func() (yes bool, err error)) error {
 	for again := (Patience{}); ; {
 		if yes, err := ask(); yes || err != nil {

@@ -7,12 +7,13 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Raft's followers stand for election when they have heard of no leader for HeartbeatTimeout. Here
-// is who need not wait: the founder of a cluster (standFirst), a node that is the only one that
-// votes (standAlone), and one that others need although it is no member (standIn).
+// Raft's followers stand for election when they have had no message of a leader for
+// HeartbeatTimeout. Three kinds of nodes do not wait: the founder of a cluster (standFirst), the
+// only voter of a group (standAlone), and a removed node when others need its vote (standIn).
 
-// standFirst lets this node lead all groups of the cluster that it founds as soon as a majority of
-// the founders is part of it. Nobody else can: they hear from it of which members the groups are.
+// standFirst makes this node the first leader of all groups of the cluster that it founds, as soon
+// as a majority of the founders has joined. No other node can lead before: the founders learn the
+// members of the groups from this one.
 func (n *Node) standFirst() {
 	ctx, cancel := context.WithTimeout(n.membership.ctx, n.c.HeartbeatTimeout/2) // followers wait longer
 	defer cancel()
@@ -33,7 +34,7 @@ func (n *Node) standFirst() {
 	}
 }
 
-// standAlone lets a node that is opened lead the groups in which nobody else votes.
+// standAlone makes a node lead, when it is opened, the groups without another voter.
 func (n *Node) standAlone() {
 	for _, g := range n.groups {
 		self := raft.Server{Suffrage: raft.Voter, ID: n.self.ServerID(), Address: raft.ServerAddress(n.self.Address)}
@@ -43,16 +44,16 @@ func (n *Node) standAlone() {
 	}
 }
 
-// A leader that removes itself, and loses the others before they have the entry that says so, may
-// be the only one that can be elected: if the others, who know nothing of the removal, need its
-// vote, they do not get it, as their logs are shorter. The algorithm lets such a node stand
-// (Ongaro, "Consensus: Bridging Theory and Practice", 4.2.2), Raft's followers do not. So it stands
-// in if another one asks in vain for its vote. It has no vote of its own, leads until the others
-// have the entry, and ends with that.
+// A leader that removes itself, and loses the others before they have the entry of its removal, may
+// be the only node that can be elected: the others, which do not know of the removal, may need its
+// vote, and it refuses them, as their logs are shorter. The algorithm allows such a node to stand
+// for election (Ongaro, "Consensus: Bridging Theory and Practice", 4.2.2); Raft's followers do not
+// stand. So such a node stands when it has refused a candidate. It has no vote of its own, leads
+// until the others have the entry, and steps down then.
 
-// standIn lets this node stand for election if it is no member as far as it knows, refuses a
-// candidate whose last entry is given, and can reach a majority of the members, but nobody that
-// leads the shard, or follows who does.
+// standIn makes this node stand for election if it is not a member as far as it knows, has refused
+// a candidate with the given last entry, and can reach a majority of the members, but neither a
+// leader of the shard nor a follower of one.
 func (g *Group) standIn(term, index uint64) {
 	r := g.log.raft.Load()
 	if r == nil || r.State() != raft.Follower || !g.outgrew(r, term, index) || !g.standing.CompareAndSwap(false, true) {
@@ -69,8 +70,8 @@ func (g *Group) standIn(term, index uint64) {
 	})
 }
 
-// outgrew reports whether the log of this node says that it is no member, and is ahead of one whose
-// last entry is given. Of what a directory has that may have lost something, nothing follows.
+// outgrew reports whether the log of this node says that the node is not a member, and is ahead of
+// a log with the given last entry. A directory that may have lost data proves nothing.
 func (g *Group) outgrew(r *raft.Raft, term, index uint64) bool {
 	members := r.GetConfiguration().Configuration().Servers
 	if len(members) == 0 || hasID(members, g.node.self.ServerID()) || len(g.node.former()) > 0 {
@@ -78,13 +79,12 @@ func (g *Group) outgrew(r *raft.Raft, term, index uint64) bool {
 	}
 	var last raft.Log
 	if g.log.GetLog(r.LastIndex(), &last) != nil {
-		return false // what a snapshot ends with is committed
+		return false // the last entry of a snapshot is committed
 	}
 	return last.Term > term || last.Term == term && last.Index > index
 }
 
-// askSelf lets Raft, if it follows nobody, stand for election at once, without the question of
-// whether it would be elected.
+// askSelf makes Raft, if it follows no leader, stand for election at once, without a pre-vote.
 func (g *Group) askSelf() {
 	if g.raft.State() != raft.Follower || g.HasLeader() {
 		return

@@ -11,14 +11,14 @@ import (
 	"codeq/internal/guard"
 )
 
-// A certificate is for the node that shows it: one of its subject alternative names, DNS names or
-// URIs, is the node's.
+// A certificate is valid for a node if the node's name is one of its subject alternative names (DNS
+// names or URIs).
 
-// CheckCertificate returns an error if a node would show others a certificate that is not for its
-// name, as far as that can be seen: if neither what GetCertificate returns nor any of Certificates
-// is, or, of a node that has to show one when it dials, what GetClientCertificate returns. What a
-// function does not return outside of a handshake is not looked at, nor is a configuration of
-// GetConfigForClient. Without TLS there is none.
+// CheckCertificate returns an error if a node would present a certificate that is not valid for its
+// name, as far as that can be seen. As a server it needs a valid one from GetCertificate or in
+// Certificates; as a client, if it must present one, from GetClientCertificate. A certificate that
+// a function does not return outside of a handshake is not checked, nor is the configuration of
+// GetConfigForClient. Without TLS there is no error.
 func CheckCertificate(c *tls.Config, node string, anonymous bool) error {
 	if c == nil {
 		return nil
@@ -43,7 +43,7 @@ func CheckCertificate(c *tls.Config, node string, anonymous bool) error {
 	return nil
 }
 
-// try returns the certificate of a function of the user; nil: it has none now.
+// try returns the certificate of a function of the user; nil: the function has none now.
 func try(get func() (*tls.Certificate, error)) (got *tls.Certificate) {
 	guard.RunUser("question for a certificate", func() {
 		if c, err := get(); err == nil {
@@ -53,8 +53,8 @@ func try(get func() (*tls.Certificate, error)) (got *tls.Certificate) {
 	return got
 }
 
-// anyFor returns an error if none of some certificates is for a node. There need not be any if
-// others may come later.
+// anyFor returns an error if no certificate is valid for the node. No certificate at all is no
+// error if others may come later.
 func anyFor(node string, known []tls.Certificate, got *tls.Certificate, later bool) error {
 	if got != nil {
 		known = append(slices.Clone(known), *got)
@@ -86,7 +86,7 @@ func leafOf(c *tls.Certificate) (*x509.Certificate, error) {
 	return x509.ParseCertificate(c.Certificate[0])
 }
 
-// namesOf is whom a certificate is for.
+// namesOf lists the names that a certificate is valid for.
 func namesOf(c *x509.Certificate) []string {
 	names := slices.Clone(c.DNSNames)
 	for _, uri := range c.URIs {
@@ -95,7 +95,7 @@ func namesOf(c *x509.Certificate) []string {
 	return names
 }
 
-// verifyName is peer.Config.Verify: who shows a certificate that is for another node is refused.
+// verifyName is peer.Config.Verify: it refuses a certificate for another node.
 func (c *Config) verifyName(conn net.Conn, name string, accepted bool) error {
 	t, ok := conn.(*tls.Conn)
 	if !ok || accepted && c.AllowAnonymous {

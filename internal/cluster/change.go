@@ -16,26 +16,26 @@ import (
 	"codeq/internal/wire"
 )
 
-// Change is a change of a group, or what must hold before one.
+// Change is a change of a group, or a check before one.
 type Change byte
 
 const (
-	AddNode          Change = iota // as one that does not vote
-	GiveVote                       // to a node that was added, and has caught up
+	AddNode          Change = iota // without a vote
+	GiveVote                       // to a node that was added and has caught up
 	RemoveNode                     // for good
-	MakeLeader                     // of a node; none: it undoes that
+	MakeLeader                     // by hand; without a node: undo it
 	CheckRemoval                   // whether a node can be removed
 	CheckReplacement               // whether a node can be removed once another one votes
 	CheckMember                    // whether a node is a member
 	CheckLeader                    // whether a node can lead
-	Readmit                        // a node whose directory had other IDs
-	BeginReplacement               // of a node, by the node that is named as its address, with a token as its ID
-	KeepReplacement                // which goes on
+	Readmit                        // a node with a new ID
+	BeginReplacement               // of a node, by the node in the field of the address, with a token in the field of the ID
+	KeepReplacement                // the replacement goes on
 	EndReplacement
 	EndOfChanges
 )
 
-// AppendChange appends a change of a group, for a call of its leader.
+// AppendChange encodes a change of a group for a call to its leader.
 func AppendChange(dst []byte, how Change, p Peer, former []string) []byte {
 	dst = wire.AppendBytes(append(dst, byte(how)), p.Node)
 	dst = wire.AppendBytes(wire.AppendBytes(dst, p.Address), p.ID)
@@ -45,7 +45,7 @@ func AppendChange(dst []byte, how Change, p Peer, former []string) []byte {
 	return dst
 }
 
-// ReadChange reads what AppendChange has appended.
+// ReadChange decodes the result of AppendChange.
 func ReadChange(r *wire.Reader) (how Change, p Peer, former []string) {
 	how, p = Change(r.Byte()), Peer{Node: r.String(), Address: r.String(), ID: r.String()}
 	for how == Readmit && r.Len() > 0 {
@@ -57,18 +57,18 @@ func ReadChange(r *wire.Reader) (how Change, p Peer, former []string) {
 	return how, p, former
 }
 
-// ErrLastNode: a node cannot be removed as its group has no other.
+// ErrLastNode: a node cannot be removed because it is the last of its group.
 var ErrLastNode = errors.New("the last node")
 
 // errReconfigured: the group was changed in the meantime.
 var errReconfigured = fmt.Errorf("%w: the members have changed", base.ErrNotLeader)
 
-// configTimeout bounds how long a change of a group waits for the one before.
+// configTimeout bounds the wait of one change of a group for the one before.
 const configTimeout = 10 * time.Second
 
-// Change changes the group, and tells settle the outcome, on a goroutine for which Close waits. It
-// is called on the node that leads the group, before the Leader has ended. former are the IDs that
-// the node's directory had.
+// Change changes the group, and passes the outcome to settle, on a goroutine that Close waits for.
+// It is called on the node that leads the group, before the Leader has ended. former are the
+// earlier IDs of the node's directory.
 func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) {
 	g.node.background.Go(func() {
 		settle(g.node.guarded("change of members", func() error {
@@ -85,8 +85,8 @@ func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) 
 	})
 }
 
-// changeInTurn is change. What adds or removes a node is done one at a time: the addition of a node
-// that the first shard has then removed comes before its removal here.
+// changeInTurn is change, but adds and removes nodes one at a time: if the first shard has removed
+// a node after its addition, the addition here comes before the removal here.
 func (g *Group) changeInTurn(ctx context.Context, how Change, p Peer, former []string) error {
 	if how == AddNode || how == Readmit || how == RemoveNode {
 		select {
@@ -138,11 +138,11 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 		if err := g.checkRest(ctx, rest, newcomers); err != nil || how != RemoveNode {
 			return err
 		}
-		// The next leader is asked. If it is to be removed as well, it makes the removal that waits
-		// before it hands the shard over; else both would do so for ever.
+		// The next leader is asked. If that one is being removed as well, it makes the removal that
+		// waits before it hands the shard over; else the two would hand it to each other for ever.
 		if id == g.node.self.ServerID() && (g.beganLately() || g.handOver() == nil) {
 			return fmt.Errorf("%w: shard %d: node %s is to be removed", base.ErrNotLeader, g.index, p.Node)
-		} // or else it leads until it has removed itself
+		} // or else this node leads until it has removed itself
 		if g.index == 0 {
 			if err := g.node.c.Leaders.Forget(ctx, g.index, string(id)); err != nil {
 				return err
@@ -150,7 +150,7 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 		}
 		err := g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
 		if err == nil && len(rest) < len(members)-1 {
-			return errReconfigured // it is being taken back, and there by another ID as well
+			return errReconfigured // the node is being taken back, and is a member by another ID as well
 		}
 		return err
 	case BeginReplacement, KeepReplacement, EndReplacement:
@@ -160,7 +160,7 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 	case MakeLeader, CheckLeader:
 		switch {
 		case p.Node == "":
-			g.node.routes.changed() // for balance to look
+			g.node.routes.changed() // wakes balance
 			return nil
 		case at < 0:
 			return fmt.Errorf("%w: node %s", base.ErrNotFound, p.Node)
@@ -181,13 +181,13 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 	}
 }
 
-// hasID reports whether a directory is that of a member.
+// hasID reports whether a member has an ID.
 func hasID(members []raft.Server, id raft.ServerID) bool {
 	return slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == id })
 }
 
-// checkRemoved returns an error if the first shard has removed a node that is not there, by any of
-// the IDs that its directory has had.
+// checkRemoved returns an error if a node is not a member, and the first shard has removed it by
+// any of the IDs that its directory has had.
 func (g *Group) checkRemoved(ctx context.Context, p Peer, former ...string) error {
 	if g.index > 0 {
 		return g.node.c.Leaders.Change(ctx, 0, CheckMember, p)
@@ -211,7 +211,7 @@ func (g *Group) checkForgotten(node string, ids ...string) error {
 	return nil
 }
 
-// addLearner makes a node a member that does not vote, or lets a member have another address.
+// addLearner makes a node a member without a vote, or changes the address of a member.
 func (g *Group) addLearner(ctx context.Context, members []raft.Server, index uint64, p Peer) error {
 	known := make([]Peer, len(members))
 	for i, m := range members {
@@ -232,8 +232,8 @@ func (g *Group) addLearner(ctx context.Context, members []raft.Server, index uin
 	return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, index, configTimeout) })
 }
 
-// checkRest makes sure that the members that would be left, and so many newcomers, have a majority
-// that answers: without it the group would have no leader any more.
+// checkRest checks that a majority of the remaining members and the newcomers would answer:
+// otherwise the group would have no leader any more.
 func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int) error {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -252,7 +252,7 @@ func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int
 	}
 	asking.Wait()
 	answers, need := newcomers, (len(voters)+newcomers)/2+1
-	var why []string // texts: a node that cannot be asked is no error of the group
+	var why []string // texts: a node that does not answer is no error of the group
 	for i, err := range silent {
 		if err == nil {
 			answers++
@@ -267,7 +267,7 @@ func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int
 		answers, len(voters)+newcomers, strings.Join(why, "; "))
 }
 
-// reconfigure returns when Raft has changed the group, or has not within Node.commitLimit.
+// reconfigure returns when Raft has changed the group, or Node.commitLimit is over.
 func (g *Group) reconfigure(change func() raft.Future) error {
 	if g.log.full(0) {
 		return fmt.Errorf("shard %d: %w", g.index, errNoRoom)
@@ -279,7 +279,7 @@ func (g *Group) reconfigure(change func() raft.Future) error {
 	if err == nil {
 		return nil
 	}
-	if strings.HasPrefix(err.Error(), "configuration changed since") { // Raft has no better word for it
+	if strings.HasPrefix(err.Error(), "configuration changed since") { // Raft has no typed error for it
 		return fmt.Errorf("%w: %w", errReconfigured, err)
 	}
 	if err = raftError(err); !errors.Is(err, base.ErrNotLeader) {
@@ -305,7 +305,7 @@ func (g *Group) endReform() {
 	g.leading.reforming--
 }
 
-// members is the group of the shard as this node knows it.
+// members is the members of the group as this node knows them.
 func (g *Group) members() ([]raft.Server, error) {
 	f := g.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
@@ -314,14 +314,14 @@ func (g *Group) members() ([]raft.Server, error) {
 	return f.Configuration().Servers, nil
 }
 
-// hasRemoved reports whether a node, to which this one has replicated, is no member any more.
+// hasRemoved reports whether a node that this one has replicated to is no longer a member.
 func (g *Group) hasRemoved(id raft.ServerID) bool {
 	members, err := g.members()
 	return err == nil && !hasID(members, id)
 }
 
-// HasMember reports whether a node is a member of the group, as the leader knows it.
-// REQUIRES: this node leads the group, and has applied all that its predecessors have decided.
+// HasMember reports whether a node is a member of the group, as the leader knows it. REQUIRES: this
+// node leads the group, and has applied all entries of its predecessors.
 func (g *Group) HasMember(node string) (bool, error) {
 	members, err := g.members()
 	return slices.ContainsFunc(members, func(m raft.Server) bool { return peerOf(m).Node == node }), err

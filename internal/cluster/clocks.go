@@ -10,28 +10,28 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// The wall clock of a leader decides when what is kept for a time is deleted, for good, and what
-// time IDs have. So that one that is set wrong deletes nothing too early, it is compared with those
-// of the other members, which are in their answers to heartbeats.
+// The wall clock of a leader decides when data with a lifetime is deleted for good, and sets the
+// time in IDs. So that a clock that is set wrong deletes nothing too early, it is compared with the
+// clocks of the other members, which are in their answers to heartbeats.
 
 const (
-	// clockBound is how far wall clocks may differ. It is more than they do if they are
-	// synchronized at all, and more than the error of a reading, which is half of a round trip.
+	// clockBound is how far wall clocks may differ. It is more than the difference between clocks
+	// that are synchronized at all, and more than the error of a reading, half of a round trip.
 	clockBound = 10 * time.Second
-	// clockFresh is how long a reading says what a clock shows, which goes on at the pace of this
-	// node's monotonic one.
+	// clockFresh is how long a reading is valid; in this time the clock is assumed to advance as
+	// this node's monotonic one.
 	clockFresh = 10 * time.Second
-	// clockCompared is for how long a leader relies on a comparison while its clock is not set.
+	// clockCompared is how long a leader relies on a comparison while its clock is not set.
 	clockCompared = time.Second
 )
 
-// clocks are the wall clocks of other nodes. The zero clocks is ready for use.
+// clocks are the wall clocks of other nodes. The zero value is ready for use.
 type clocks struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards readings
 	readings map[raft.ServerID]clockReading
 }
 
-// clockReading is what a clock showed.
+// clockReading is the time that a clock showed.
 type clockReading struct {
 	wall, at time.Time // at has a monotonic part
 	differs  bool      // from that of this node, by more than clockBound
@@ -39,12 +39,12 @@ type clockReading struct {
 
 func (r clockReading) shows(now time.Time) time.Time { return r.wall.Add(now.Sub(r.at)) }
 
-// wallMillis is what this node's wall clock shows, in ms.
+// wallMillis is the time of this node's wall clock, in ms.
 func (n *Node) wallMillis() uint64 { return uint64(max(n.c.Wall().UnixMilli(), 0)) }
 
 func millis(wall uint64) time.Time { return time.UnixMilli(int64(wall)) }
 
-// noteClock keeps what a node has answered to a message that was sent a while ago.
+// noteClock stores the reading in an answer to a message that was sent roundTrip ago.
 func (n *Node) noteClock(id raft.ServerID, wall uint64, roundTrip time.Duration) {
 	r := clockReading{wall: millis(wall).Add(roundTrip / 2), at: n.c.Mono()}
 	ahead := n.c.Wall().Round(0).Sub(r.wall) // without the monotonic part
@@ -65,9 +65,9 @@ func (n *Node) noteClock(id raft.ServerID, wall uint64, roundTrip time.Duration)
 	}
 }
 
-// ClockAhead is by how much a time of this node's wall clock is ahead of what the members' clocks
-// agree on: their median, or of an even number the earlier of the two in the middle. It is zero if
-// that is no more than clockBound. It is not known before a majority of the voters has answered
+// ClockAhead is by how much a time of this node's wall clock is ahead of the members' clocks: of
+// their median, or with an even number of the earlier of the two in the middle. It is zero if that
+// is no more than clockBound. It is not known before a majority of the voters has answered
 // heartbeats.
 func (g *Group) ClockAhead(wall time.Time) (ahead time.Duration, known bool) {
 	members, err := g.members()
@@ -106,9 +106,9 @@ type comparison struct {
 	ahead    uint64    // ms
 }
 
-// LeaderAhead is ClockAhead for the owner of the shard, which asks often, in ms; 2^64-1: it is not
-// known. The result may be a second old, unless this node's wall clock was set since.
-// REQUIRES: wall is what that clock shows now.
+// LeaderAhead is ClockAhead in ms for the owner of the shard, which asks often; 2^64-1: it is not
+// known. The result may be a second old, unless this node's wall clock was set since. REQUIRES:
+// wall is the time of that clock now.
 func (g *Group) LeaderAhead(wall uint64) uint64 {
 	c, now, shown := &g.compared, g.node.c.Mono(), millis(wall)
 	passed := now.Sub(c.at)
@@ -122,9 +122,9 @@ func (g *Group) LeaderAhead(wall uint64) uint64 {
 	return c.ahead
 }
 
-// LearnClocks asks the other voters what their clocks show, unless it is known. It returns when it
-// is, or after HeartbeatTimeout. A new leader calls it, which may have had no answer to a heartbeat
-// yet.
+// LearnClocks asks the other voters for the time of their clocks, unless the comparison is known.
+// It returns when it is known, or after HeartbeatTimeout. A new leader calls it, as it may not yet
+// have had an answer to a heartbeat.
 func (g *Group) LearnClocks() {
 	g.compared = comparison{}
 	n := g.node
@@ -154,5 +154,5 @@ func (g *Group) LearnClocks() {
 	}
 }
 
-// middle is the median of a sorted list, of an even number the smaller of the two in the middle.
+// middle is the median of a sorted list; of an even number, the smaller of the two in the middle.
 func middle[T any](sorted []T) T { return sorted[(len(sorted)-1)/2] }

@@ -9,20 +9,20 @@ import (
 	"codeq/internal/peer"
 )
 
-// configuration is the last one of a group that this node knows to be committed: Raft gives the
-// latest one, which may not be, and no index of it. A change is decided by what is committed, and
-// made only if that is still so.
+// configuration is the last configuration of a group that this node knows to be committed: Raft
+// returns the latest one, which may not be committed, without its index. A change is decided by the
+// committed one, and made only if it is still the same.
 type configuration struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	index   uint64
 	servers []raft.Server
 	ids     map[peer.ID]bool // of the directories of servers
-	// covers: whatever the store has, no change of the group before that is missing. It is not so
-	// from when the store is opened until the log has been read as far.
+	// covers: no change of the group up to the last entry in the store is missing. It is false from
+	// the opening of the store until the log has been read as far.
 	covers bool
 }
 
-// StoreConfiguration is raft.ConfigurationStore's.
+// StoreConfiguration implements raft.ConfigurationStore.
 func (m fsm) StoreConfiguration(index uint64, c raft.Configuration) { m.configuration.set(index, c) }
 
 func (c *configuration) set(index uint64, to raft.Configuration) {
@@ -44,15 +44,15 @@ func (c *configuration) get() (index uint64, servers []raft.Server) {
 	return c.index, slices.Clone(c.servers)
 }
 
-// setCovers notes whether no change is missing that is before the last entry in the store.
+// setCovers sets whether no change up to the last entry in the store is missing.
 func (c *configuration) setCovers(covers bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.covers = covers
 }
 
-// lacks reports whether it is certain that a node is no member by any of some IDs, as of the last
-// entry in the store, or later.
+// lacks reports whether it is certain that a node is not a member by any of some IDs, as of the
+// last entry in the store, or later.
 func (c *configuration) lacks(node string, ids []string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +67,7 @@ func (c *configuration) hasDirectory(id peer.ID) bool {
 	return c.ids[id]
 }
 
-// HasDirectory reports whether a directory is that of a member, or about to be.
+// HasDirectory reports whether a directory is that of a member, or of a node being added.
 func (g *Group) HasDirectory(id peer.ID) bool {
 	if g.configuration.hasDirectory(id) {
 		return true
@@ -76,7 +76,7 @@ func (g *Group) HasDirectory(id peer.ID) bool {
 	return err == nil && slices.ContainsFunc(members, func(m raft.Server) bool { return peerOf(m).ID == id.String() })
 }
 
-// adoptConfiguration takes the configuration of the newest snapshot.
+// adoptConfiguration sets the configuration of the newest snapshot.
 func (g *Group) adoptConfiguration() error {
 	list, err := g.snapshots.List()
 	if err != nil || len(list) == 0 {

@@ -13,43 +13,42 @@ import (
 	"codeq/internal/base"
 )
 
-// A leader may have a successor and not know it. Before it answers what it has only read, it asks
-// the voters: those who know of no term after its own have neither elected a successor nor stored
-// an entry of one, and if they are a majority, nobody has when they are asked. So what was read is
-// what any call had written that had returned before the question.
+// A leader may have a successor and not know it. Before it answers a read, it asks the voters. A
+// voter that knows no later term has neither elected a successor nor stored an entry of one; if a
+// majority answers so, there was no successor at that moment. So the read reflects every call that
+// returned before the question was sent.
 //
 // Raft's VerifyLeader is not used. It also counts answers to messages that were sent before the
-// question, answers of nodes without a vote, and the success that replicate makes of a refusal.
+// question, answers of nodes without a vote, and refusals, which replicate reports as success.
 
-// confirming is the questions of a group that wait for answers. The zero confirming is ready for
-// use.
+// confirming is the questions of a group that wait for answers. The zero value is ready for use.
 type confirming struct {
-	mu    sync.Mutex // guards what follows, and the questions
+	mu    sync.Mutex // guards the fields below, and the questions
 	open  []*question
-	asked map[raft.ServerID]bool // voters that a goroutine is asking
+	asked map[raft.ServerID]bool // voters that a goroutine asks now
 }
 
-// question is whether a majority of the voters knows of no term after this one.
+// question asks whether a majority of the voters knows no term after this one.
 type question struct {
 	term    uint64
-	silent  []raft.Server // voters that have not answered, but for this node
-	needed  int           // of them, for a majority
+	silent  []raft.Server // voters without an answer so far, except this node
+	needed  int           // of silent, for a majority
 	outcome chan error    // capacity 1
 }
 
-// Confirm makes sure that no other node has become the leader since a term of this one: what was
-// read in it is still so. It takes as long as a message to the voters and back; what is asked
-// meanwhile shares the next message.
+// Confirm checks that no other node has become the leader since a term of this one, so that reads
+// in it are still valid. It takes as long as a message to the voters and back; questions that come
+// meanwhile share the next message.
 func (g *Group) Confirm(term uint64) error {
 	if err := g.beginProposal(); err != nil {
 		return err
 	}
 	defer g.asking.leave()
 	if err := g.askVoters(term); err != nil {
-		return fmt.Errorf("%w: shard %d, term %d: %w", base.ErrNotLeader, g.index, term, err) // nothing was to be stored
+		return fmt.Errorf("%w: shard %d, term %d: %w", base.ErrNotLeader, g.index, term, err) // certain: there was no entry
 	}
 	g.work.Add(1)
-	return g.isIn(term) // this node is a voter, too
+	return g.isIn(term) // this node is a voter as well
 }
 
 func (g *Group) askVoters(term uint64) error {
@@ -70,7 +69,7 @@ func (g *Group) askVoters(term uint64) error {
 		})
 	}
 	defer g.confirming.drop(q)
-	// Raft steps down before that if it hears of no majority.
+	// Raft steps down before that if it has no answer of a majority.
 	patience := time.NewTimer(2 * g.node.c.ElectionTimeout)
 	defer patience.Stop()
 	for {
@@ -90,7 +89,7 @@ func (g *Group) askVoters(term uint64) error {
 
 var errSteppedDown = errors.New("this node has stepped down")
 
-// isLeaderIn returns an error if Raft leads in this term no more.
+// isLeaderIn returns an error if Raft no longer leads in this term.
 func (g *Group) isLeaderIn(term uint64) error {
 	if g.raft.State() != raft.Leader || g.raft.CurrentTerm() != term {
 		return errSteppedDown
@@ -113,7 +112,7 @@ func newQuestion(term uint64, self raft.ServerID, members []raft.Server) *questi
 	return q
 }
 
-// ask sends heartbeats to a voter, one at a time, until it has answered every question.
+// ask sends heartbeats to a voter, one at a time, until the voter has answered every question.
 func (g *Group) ask(voter raft.ServerID) {
 	req := &raft.AppendEntriesRequest{RPCHeader: g.transport.header()}
 	for again := (Patience{}); ; {
@@ -132,7 +131,7 @@ func (g *Group) ask(voter raft.ServerID) {
 	}
 }
 
-// add opens a question. It returns the voters that a goroutine is to ask from now on.
+// add opens a question. It returns the voters that need a goroutine, which the caller starts.
 func (c *confirming) add(q *question) (ask []raft.Server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,8 +155,8 @@ func (c *confirming) drop(q *question) {
 	c.open = slices.DeleteFunc(c.open, func(o *question) bool { return o == q })
 }
 
-// next returns the questions of the latest term that a voter has not answered, and where it is. If
-// there are none, nobody asks it from now on.
+// next returns the questions of the latest term that a voter has not answered, and its address. If
+// there are none, the voter has no goroutine from now on.
 func (c *confirming) next(voter raft.ServerID) (questions []*question, to raft.Server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,8 +178,8 @@ func (c *confirming) next(voter raft.ServerID) (questions []*question, to raft.S
 	return questions, to
 }
 
-// answer notes what a voter has answered to a message that was sent after these questions, which
-// have one term, had come. It is false if that says nothing.
+// answer evaluates the answer of a voter to a message that was sent after these questions, which
+// have one term, had come. It is false if the answer decides nothing.
 func (c *confirming) answer(voter raft.ServerID, questions []*question, resp *raft.AppendEntriesResponse) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

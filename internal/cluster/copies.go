@@ -14,39 +14,40 @@ import (
 	"codeq/internal/wire"
 )
 
-// Two processes may have copies of one directory, as when a volume is cloned while its node is
-// open. Both would vote, and acknowledge, by one ID. So a member admits a process that is new to it
-// only when no earlier one with that directory answers any more, neither this member nor any other
-// one that can be asked, for silentElections times ElectionTimeout; then it refuses the earlier one
-// for good, should it come back. If an earlier process answers, the new one is refused as an older
-// copy: it lacks what the other has acknowledged since, or will.
+// Two processes may have copies of one directory, for example when a volume is cloned while its
+// node is open. Both would vote, and acknowledge, by one ID. So a member admits a new process only
+// when no earlier process with that directory has answered this member, or any other member that
+// can be asked, for silentElections times ElectionTimeout. Then it refuses the earlier process for
+// good, should it come back. If an earlier process answers, the new one is refused as an older
+// copy: it lacks the acknowledgements of the other since the copy was made, and the future ones.
 //
-// A process is known by the life in which it began, which it says in each handshake (peer.Lives).
-// The lives that follow while it is open are no other process.
+// A process is identified by its first life, which is in each of its handshakes (peer.Lives). The
+// later lives of the same open directory are the same process.
 //
-// A member that has just begun asks the others about each process that it knows from before, too:
+// A member that has just started also asks the others about each process that it knows from before:
 // they may have admitted a later one.
 //
-// A node that asks to be taken back for a former ID is treated alike: a process that has that ID is
-// no node that has lost something.
+// A node that asks to be taken back for a former ID is treated in the same way: while a process
+// with that ID is up, the node is a copy, and has not lost data.
 //
-// What cannot be told: whether a member that does not answer hears an earlier process. If the
-// network is divided, such a process may be in one part, and the new one in the other.
+// One thing cannot be detected: a member that does not answer may have contact with an earlier
+// process. If the network is divided, that process may be in one part, and the new one in the
+// other.
 
-// silentElections is for how many times ElectionTimeout a process that answers nobody may be there.
+// silentElections times ElectionTimeout is how long a process that gives no answer may still be up.
 const silentElections = 3
 
 // anyLife is after all lives.
 const anyLife = math.MaxUint64
 
-// elderKey is processes that have a directory open and began before a life.
+// elderKey identifies the processes that have a directory open and began before a life.
 type elderKey struct {
 	id    peer.ID
 	birth uint64
-	known bool // only whether a later process was admitted is asked
+	known bool // ask only whether a later process was admitted
 }
 
-// elders are the processes that this node looks for.
+// elders are the searches for earlier processes.
 type elders struct {
 	mu     sync.Mutex // guards search
 	search map[elderKey]*elderSearch
@@ -55,7 +56,7 @@ type elders struct {
 // elderSearch looks for processes. err is set before done is closed.
 type elderSearch struct {
 	done chan struct{}
-	err  error // nil: none answers
+	err  error // nil: no process answers
 }
 
 // end ends a search, and its callers.
@@ -66,9 +67,8 @@ func (e *elders) end(key elderKey, s *elderSearch) {
 	close(s.done)
 }
 
-// checkProcess returns an error as awaitElders does, if the process of a member may not be
-// admitted. One that this node has heard of before is known; what may have come since is asked
-// once.
+// checkProcess returns the error of awaitElders if the process of a member must not be admitted. A
+// process that is known from before is only asked about once, for a later one.
 func (n *Node) checkProcess(ctx context.Context, other peer.Identity, lives peer.Lives) error {
 	id := other.ID.String()
 	n.membership.mu.Lock()
@@ -85,9 +85,9 @@ func (n *Node) checkProcess(ctx context.Context, other peer.Identity, lives peer
 	return err
 }
 
-// awaitElders returns when no process is there that has a directory open and began before a life,
-// and no later one was admitted, as far as this node and the other members can tell. An error
-// matches ErrOldCopy if there is one, or peer.ErrEarly if ctx has ended before that is known.
+// awaitElders returns nil when no process has a directory open that began before a life, and no
+// later one was admitted, as far as this node and the other members can tell. An error matches
+// ErrOldCopy if there is such a process, or peer.ErrEarly if ctx ends before that is known.
 func (n *Node) awaitElders(ctx context.Context, of Peer, key elderKey) error {
 	e := &n.elders
 	e.mu.Lock()
@@ -112,8 +112,8 @@ func (n *Node) awaitElders(ctx context.Context, of Peer, key elderKey) error {
 	}
 }
 
-// searchElders looks for processes, and lets the other members do so, until one has answered, or
-// nobody has for long enough, or another member has admitted the one that began in key.birth, or a
+// searchElders looks for processes, here and through the other members, until one has answered, or
+// none has for long enough, or another member has admitted the process that began in key.birth or a
 // later one.
 func (n *Node) searchElders(of Peer, key elderKey) error {
 	ctx, cancel := context.WithTimeout(n.ctx, silentElections*n.c.ElectionTimeout)
@@ -121,7 +121,7 @@ func (n *Node) searchElders(of Peer, key elderKey) error {
 	found := make(chan elderAnswer, 1) // the first answer; the others are dropped
 	note := func(a elderAnswer, ok bool) {
 		if ok {
-			if a.Alive { // what another member has admitted counts more
+			if a.Alive { // an admission by another member takes precedence
 				select {
 				case <-ctx.Done():
 				case <-time.After(n.c.HeartbeatTimeout):
@@ -169,7 +169,7 @@ func (n *Node) searchElders(of Peer, key elderKey) error {
 	return nil
 }
 
-// members are those of all groups, each once.
+// members are the members of all groups, each once.
 func (n *Node) members() (members []Peer) {
 	for _, p := range n.known() {
 		if !slices.ContainsFunc(members, func(o Peer) bool { return o.ID == p.ID }) {
@@ -179,7 +179,7 @@ func (n *Node) members() (members []Peer) {
 	return members
 }
 
-// addressesOf are those at which a node may be.
+// addressesOf are the addresses at which a node may be.
 func (n *Node) addressesOf(of Peer) (addresses []string) {
 	if id, err := peer.ParseID(of.ID); err == nil {
 		addresses = append(addresses, n.hints.of(id))
@@ -193,7 +193,7 @@ func (n *Node) addressesOf(of Peer) (addresses []string) {
 }
 
 // lookForElders asks for processes at all addresses at which they may be, and over the connections
-// that are open, again and again until ctx ends, and returns where one has answered.
+// that are open, repeatedly until ctx ends, and returns the address of one that has answered.
 func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at string, ok bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -238,8 +238,8 @@ func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at str
 	}
 }
 
-// addressOf is where a node listens that has connected from an address, perhaps by another port: by
-// the groups, as far as they know it.
+// addressOf is the listening address, as the groups know it, of a node that has connected from an
+// address, perhaps by another port.
 func (n *Node) addressOf(id, from string) string {
 	for _, p := range n.known() {
 		if p.ID == id && p.Address != "" && p.Address != from {
@@ -249,7 +249,7 @@ func (n *Node) addressOf(id, from string) string {
 	return from
 }
 
-// bornIn is the life in which a process began, or a later one if it does not say.
+// bornIn is the first life of a process; if the handshake lacks it, the latest life.
 func bornIn(lives peer.Lives) uint64 {
 	if lives.Birth > 0 || len(lives.All) == 0 {
 		return lives.Birth
@@ -261,16 +261,16 @@ func bornIn(lives peer.Lives) uint64 {
 type elderQuestion struct {
 	Peer
 	Birth uint64
-	Wait  time.Duration // for an answer; 0: only for which process was admitted
+	Wait  time.Duration // for an answer; 0: ask only for the process that was admitted
 }
 
 type elderAnswer struct {
 	Alive    bool   // one of them has answered
-	Address  string // there
-	Admitted uint64 // in which life the process began that was admitted last; 0: none was
+	Address  string // its address
+	Admitted uint64 // first life of the last admitted process; 0: none was admitted
 }
 
-// askForElders asks a member until it has answered, or ctx ends.
+// askForElders repeats the question to a member until it has answered, or ctx ends.
 func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a elderAnswer, ok bool) {
 	to, err := p.target()
 	if err != nil {
@@ -289,7 +289,7 @@ func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a el
 	return a, false
 }
 
-// serveElders answers an elderQuestion when there is an answer, or when whoever asks waits no more.
+// serveElders answers an elderQuestion when there is an answer, or when its time is over.
 func (n *Node) serveElders(r *peer.Request) error {
 	var q elderQuestion
 	if err := wire.UnmarshalJSON(r.Body, &q); err != nil {
@@ -320,8 +320,8 @@ func (n *Node) serveElders(r *peer.Request) error {
 	return nil
 }
 
-// checkFormer returns an error if a process is there that has a former ID by which a node asks to
-// be taken back.
+// checkFormer returns an error if a process is up with a former ID of a node that asks to be taken
+// back.
 func (n *Node) checkFormer(ctx context.Context, j joining) error {
 	var checking sync.WaitGroup
 	errs := make([]error, len(j.Former))

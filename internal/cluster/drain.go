@@ -14,11 +14,11 @@ import (
 )
 
 // A drained node votes, stores and forwards calls, but leads nothing if another node can: it hands
-// over what it leads, and no other node hands over to it. It notes that in its manifest, and tells
-// it with its state.
+// over its shards, and no other node hands over to it. Its manifest says so, and its state tells
+// the others.
 
-// Drain durably makes the node one that leads nothing, and returns when that is so. If another node
-// cannot lead within CallTimeout, it says why; the node goes on trying.
+// Drain durably marks the node as drained, and returns when it leads nothing. If no other node can
+// lead within CallTimeout, the error says why; the node goes on trying.
 func (n *Node) Drain(ctx context.Context) error {
 	if err := n.checkSelf(); err != nil {
 		return err
@@ -55,8 +55,8 @@ func (n *Node) drained() bool {
 	return n.c.Directory.Drained
 }
 
-// setDrained durably notes whether the node is drained. If the disk does not answer until ctx ends,
-// or for CallTimeout, it may be noted later.
+// setDrained durably stores whether the node is drained. If the disk does not answer until ctx
+// ends, or for CallTimeout, it may be stored later.
 func (n *Node) setDrained(ctx context.Context, drained bool) error {
 	written := n.inBackground("note of a drain", func() error {
 		return n.changeManifest(func(d *manifest.Directory) (bool, error) {
@@ -80,7 +80,7 @@ func (n *Node) setDrained(ctx context.Context, drained bool) error {
 	}
 }
 
-// giveAwayUntil is giveAway, but does not wait for what ctx ends before.
+// giveAwayUntil is giveAway, but returns when ctx ends.
 func (n *Node) giveAwayUntil(ctx context.Context) error {
 	select {
 	case err := <-n.inBackground("end of leaderships", n.giveAway):
@@ -90,13 +90,13 @@ func (n *Node) giveAwayUntil(ctx context.Context) error {
 	}
 }
 
-// inBackground does something for a caller that may not wait for its end. Close waits for it; once
-// Close has begun, nothing is done.
+// inBackground runs do for a caller that may not wait for its end. Close waits for it; once Close
+// has begun, do is not run.
 func (n *Node) inBackground(what string, do func() error) <-chan error {
 	done, m := make(chan error, 1), &n.membership
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.ctx.Err() != nil { // another life of the node may have the directory soon
+	if m.ctx.Err() != nil { // the next life of the node may have the directory soon
 		done <- base.ErrClosed
 	} else {
 		n.background.Go(func() { done <- n.guarded(what, do) })
@@ -105,7 +105,7 @@ func (n *Node) inBackground(what string, do func() error) <-chan error {
 }
 
 // giveAway hands over the shards that this node leads, as far as others can take them, and returns
-// why one of them is still led here.
+// the reason why one of them is still led here.
 func (n *Node) giveAway() error {
 	var handing sync.WaitGroup
 	stays := make([]error, len(n.groups))

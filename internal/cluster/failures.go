@@ -7,12 +7,11 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// failures is which nodes have failed while they led, as far as this node has taken over from them:
-// by an election, not because they asked for it; and how often this node has forfeited terms.
-// Balance gives a shard back to a node at once after its first failure, after firstDistrust if it
-// fails again within failureMemory, and after twice as long each time, up to lastDistrust. Each
-// node measures that with its own clock, and forgets it when it is closed. The zero failures is
-// ready for use.
+// failures counts the failures of leaders that this node has taken over from: by an election, not
+// at their request; and the terms that this node has forfeited. Balance gives a shard back to a
+// node at once after its first failure, after firstDistrust if it fails again within failureMemory,
+// and after twice as long each time, up to lastDistrust. Each node measures that with its own
+// clock, and forgets it when it is closed. The zero value is ready for use.
 type failures struct {
 	mu sync.Mutex // guards of
 	of map[raft.ServerID]failure
@@ -27,7 +26,7 @@ const (
 	failureMemory = time.Hour
 	firstDistrust = time.Minute
 	lastDistrust  = 30 * time.Minute
-	failureSpan   = 10 * time.Second // of one failure: a node leads several shards
+	failureSpan   = 10 * time.Second // counts as one failure: a node leads several shards
 )
 
 // note counts a failure.

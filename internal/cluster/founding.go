@@ -20,19 +20,19 @@ import (
 )
 
 // A new cluster begins when all its founders have introduced themselves to the first of them by
-// name: it makes the ID of the cluster, and the configuration with which each group begins. The
-// others ask until they hear of it. A node whose directory is new never founds a cluster while one
-// of its peers is part of one, and never becomes part of one that knows its name with another
-// directory: it would vote, and acknowledge, without what that one had stored.
+// name: that one makes the ID of the cluster, and the first configuration of each group. The others
+// ask until they learn it. A node with a new directory never founds a cluster while one of its
+// peers belongs to one, and never joins one that knows its name with another directory: it would
+// vote, and acknowledge, without the data of that directory.
 
-// introduction is how a node answers whoever asks for it.
+// introduction is the answer of a node to kindWho.
 type introduction struct {
 	Node, ID string
 	Address  string
-	Cluster  string   // "": of none yet
+	Cluster  string   // "": no cluster yet
 	Members  []Peer   // of that cluster, as far as it knows
-	Former   []string `json:",omitempty"` // IDs by which it may still be a member of it
-	Founders []string // if it is of no cluster: those with which it is to begin one, by name
+	Former   []string `json:",omitempty"` // former IDs by which it may still be a member
+	Founders []string // without a cluster: the names of the founders of its future one
 }
 
 func (n *Node) introduction() introduction {
@@ -49,7 +49,7 @@ func (n *Node) introduction() introduction {
 	return i
 }
 
-// known is everybody who is a member of a group.
+// known is every member of any group.
 func (n *Node) known() (all []Peer) {
 	for _, g := range n.groups {
 		members, err := g.members()
@@ -75,7 +75,7 @@ func namesake(members []Peer, p Peer) error {
 		"another name (ReplaceNode)", base.ErrNotMember, p.Node)
 }
 
-// founders are the nodes with which a new cluster begins, by name.
+// founders are the first nodes of a new cluster, by name.
 func (n *Node) founders() []Peer {
 	all := slices.Clone(n.c.Peers)
 	if !slices.ContainsFunc(all, func(p Peer) bool { return p.Node == n.self.Node }) {
@@ -90,8 +90,8 @@ func (n *Node) founders() []Peer {
 	return all
 }
 
-// found lets a node of no cluster become part of one: of the new one that it founds together with
-// others, or of the one that another node adds it to. If the others answer soon, that is the
+// found makes a node without a cluster part of one: of the new one that it founds together with
+// others, or of the one that another node adds it to. If the others answer soon, found returns that
 // outcome; otherwise the node asks on in the background.
 func (n *Node) found() error {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.HeartbeatTimeout/foundingShare)
@@ -106,7 +106,7 @@ func (n *Node) found() error {
 	return nil
 }
 
-// foundingShare is the part of HeartbeatTimeout for which Open waits for the others' answers.
+// foundingShare is the part of HeartbeatTimeout that Open waits for the others' answers.
 const foundingShare = 4
 
 // foundLater asks the other founders until the node is part of a cluster, or closed: often at
@@ -118,13 +118,13 @@ func (n *Node) foundLater() {
 			return
 		case <-time.After(pause):
 		}
-		if n.Cluster() != "" { // another node has added it
+		if n.Cluster() != "" { // another node has added this one
 			return
 		}
 		ctx, cancel := context.WithTimeout(n.membership.ctx, raftTimeout)
 		decided, err := n.askFounders(ctx)
 		cancel()
-		if failstop.IsNoSpace(err) && n.Cluster() == "" { // nothing of it has been stored
+		if failstop.IsNoSpace(err) && n.Cluster() == "" { // nothing was stored
 			n.membership.wait("the cluster has not begun", err, n.log)
 			continue
 		}
@@ -137,7 +137,7 @@ func (n *Node) foundLater() {
 	}
 }
 
-// firstPauses is how many of the first pauses between two questions HeartbeatTimeout is.
+// firstPauses is the fraction of HeartbeatTimeout that the first pause between two questions takes.
 const firstPauses = 16
 
 // failAll ends all groups here.
@@ -147,8 +147,8 @@ func (n *Node) failAll(err error) {
 	}
 }
 
-// askFounders asks the other founders once who they are. It reports whether the node is part of a
-// cluster now. After an error it will not be.
+// askFounders asks the other founders once for an introduction. It reports whether the node is part
+// of a cluster now. After an error the node will not become part of one.
 func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 	founders := n.founders()
 	var missing []error // why the cluster cannot begin
@@ -176,7 +176,7 @@ func (n *Node) askFounders(ctx context.Context) (decided bool, err error) {
 			founders[at].ID = a.ID
 		}
 	}
-	if n.membership.ctx.Err() != nil || n.Cluster() != "" { // another node has added it meanwhile
+	if n.membership.ctx.Err() != nil || n.Cluster() != "" { // another node has added this one meanwhile
 		return false, nil
 	}
 	if len(missing) == 0 && founders[0].Node != n.self.Node {
@@ -196,12 +196,12 @@ func names(peers []Peer) (names []string) {
 	return names
 }
 
-// begin founds the cluster. If the node ends amid it, it goes on when it is opened again: the
-// manifest has the founders until all groups have begun.
+// begin founds the cluster. If the node ends before begin is complete, it continues when it is
+// opened again: the manifest has the founders until all groups have begun.
 //
-// The others hear of the cluster before they hear of all groups. So until a majority knows with
-// whom a group begins, it depends on this node, which must not lose power and come back as another
-// one: meanwhile what it acknowledges is on its disk, at any level.
+// The others learn of the cluster before they know all groups. So until a majority knows the first
+// members of a group, the group depends on this node, which must not lose power and come back as
+// another one: meanwhile its acknowledged entries are on its disk, at any level.
 func (n *Node) begin(founders []Peer) error {
 	d, all := n.c.Directory, foundersOf(founders)
 	if err := n.adoptFormat(n.formatOfFounders(all)); err != nil {
@@ -217,13 +217,13 @@ func (n *Node) begin(founders []Peer) error {
 		}
 	}
 	n.watches.Go(func() {
-		n.contain("first election", n.standFirst, nil) // or somebody does after HeartbeatTimeout
+		n.contain("first election", n.standFirst, nil) // or another node stands after HeartbeatTimeout
 	})
 	n.watchBeginning()
 	return nil
 }
 
-// watchBeginning notes when all groups have begun, if this node founds the cluster.
+// watchBeginning records the moment when all groups have begun, if this node founds the cluster.
 func (n *Node) watchBeginning() {
 	if !n.founding.Load() {
 		return
@@ -242,8 +242,8 @@ func (n *Node) watchBeginning() {
 	})
 }
 
-// goOnFounding does what a crash amid begin has left to do for a group. Raft does not: it takes a
-// group that has a term, and nothing else yet, for one that exists.
+// goOnFounding completes a begin that a crash has interrupted, for one group. Raft does not: to
+// Raft a group that has a term, and nothing else yet, exists already.
 func (g *Group) goOnFounding(logs *groupLog, votes *groupVotes, c raft.Configuration) error {
 	last, err := logs.LastIndex()
 	if err != nil || last > 0 || g.Applied() > 0 {
@@ -255,7 +255,7 @@ func (g *Group) goOnFounding(logs *groupLog, votes *groupVotes, c raft.Configura
 	return logs.StoreLog(&raft.Log{Index: 1, Term: 1, Type: raft.LogConfiguration, Data: raft.EncodeConfiguration(c)})
 }
 
-// begun notes that all groups have begun.
+// begun records that all groups have begun.
 func (n *Node) begun() error {
 	err := n.changeManifest(func(d *manifest.Directory) (bool, error) { d.Founders = nil; return true, nil })
 	if err == nil {
@@ -271,7 +271,7 @@ func foundersOf(peers []Peer) (founders []manifest.Founder) {
 	return founders
 }
 
-// configurationOf is the configuration with which each group of a new cluster begins: all vote.
+// configurationOf is the first configuration of each group of a new cluster: all vote.
 func configurationOf(founders []manifest.Founder) (c raft.Configuration) {
 	for _, f := range founders {
 		c.Servers = append(c.Servers, raft.Server{
@@ -281,7 +281,7 @@ func configurationOf(founders []manifest.Founder) (c raft.Configuration) {
 	return c
 }
 
-// introduce asks a node, which need not be of this one's cluster, who it is.
+// introduce asks a node, which need not be of this cluster, for an introduction.
 func (n *Node) introduce(ctx context.Context, p Peer) (i introduction, err error) {
 	b, err := n.peer.Introduce(ctx, peer.Target{Name: p.Node, Address: p.Address}, kindWho, nil)
 	if err != nil {
@@ -293,7 +293,7 @@ func (n *Node) introduce(ctx context.Context, p Peer) (i introduction, err error
 	return i, nil
 }
 
-// answer is what a node says of itself, or why it says nothing.
+// answer is the introduction of a node, or the reason why there is none.
 type answer struct {
 	introduction
 	address string
@@ -303,19 +303,19 @@ type answer struct {
 // peer is the node that has answered.
 func (a *answer) peer() Peer { return Peer{Node: a.Node, Address: a.address, ID: a.ID} }
 
-// introduceAll asks all nodes but this one who they are. It returns when all have answered, or ctx
-// has ended.
+// introduceAll asks all nodes except this one for an introduction. It returns when all have
+// answered, or ctx has ended.
 func (n *Node) introduceAll(ctx context.Context, peers []Peer) []answer {
 	return n.introduceUntil(ctx, peers, nil)
 }
 
-// introduceUntil is introduceAll that returns earlier if an answer is enough. Who has answered
-// otherwise is asked again each HeartbeatTimeout while others are silent, as the answer may change.
-// Several goroutines call enough; nil: no answer is.
+// introduceUntil is introduceAll that returns earlier if an answer is enough. A node with any other
+// answer is asked again each HeartbeatTimeout while others are silent, as the answer may change.
+// Several goroutines call enough; nil: no answer is enough.
 func (n *Node) introduceUntil(ctx context.Context, peers []Peer, enough func(introduction) bool) []answer {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	awaiting, last := context.WithCancel(ctx) // ends when nobody is silent any more
+	awaiting, last := context.WithCancel(ctx) // ends when no node is silent any more
 	defer last()
 	peers = slices.DeleteFunc(slices.Clone(peers), func(p Peer) bool { return p.Node == n.self.Node })
 	answers := make([]answer, len(peers))
@@ -355,7 +355,7 @@ func (n *Node) introduceUntil(ctx context.Context, peers []Peer, enough func(int
 	return answers
 }
 
-// serveIntroduction answers a node that need not be of this one's cluster.
+// serveIntroduction answers a node that need not be of this cluster.
 func (n *Node) serveIntroduction(r *peer.Request) error {
 	switch r.Kind {
 	case kindWho:

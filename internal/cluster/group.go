@@ -30,17 +30,17 @@ type Group struct {
 	applied       lastApplied
 	format        atomic.Int32 // of the store; 0: it has none yet
 	log           *groupLog
-	continues     bool    // the log has been seen to continue the store; only the state machine uses it
+	continues     bool    // the log has been seen to follow on the store; only the state machine uses it
 	progress      changes // of applied
 	growth        growth
 	outgoing      outgoing
 	incoming      incoming
-	latestTerm    atomic.Uint64 // that Raft has known here
+	latestTerm    atomic.Uint64 // the latest that Raft has had here
 	leading       leaderTerm
 	configuration configuration
-	changing      chan struct{}          // capacity 1: held by who adds or removes a node
+	changing      chan struct{}          // capacity 1: held while a node is added or removed
 	kept          chan struct{}          // capacity 1: the shard may be served here again; see wake
-	route         changes                // of where the shard is led
+	route         changes                // changes when the shard gets another leader
 	callee        atomic.Pointer[callee] // the leader that was called last
 	tenure        tenure
 	health        peerHealth
@@ -51,10 +51,10 @@ type Group struct {
 	still         atomic.Bool   // see StandStill
 	limits        base.Limits
 	confirming    confirming
-	placement     atomic.Pointer[string] // the node that is to lead, by hand; "": any; while this one leads
+	placement     atomic.Pointer[string] // the node that must lead, by hand; "": any; while this one leads
 	invited       atomic.Bool            // the leader has asked this node to take over
 	standing      atomic.Bool            // this node is about to stand in
-	removed       atomic.Bool            // other nodes have a leader, and this one is no member any more
+	removed       atomic.Bool            // other nodes have a leader, and this one is no longer a member
 	broken        atomic.Pointer[error]
 
 	forfeited atomic.Uint64 // the latest term that this node has given up; see stall.go
@@ -87,7 +87,7 @@ func (g *Group) openStore() error {
 	return nil
 }
 
-// install puts what the snapshots have received in the place of the store, if anything.
+// install moves the store that the snapshots have received, if any, to the place of the old one.
 func (g *Group) install() error {
 	from, _, ok := g.snapshots.Installed()
 	if !ok {
@@ -107,10 +107,10 @@ func (g *Group) install() error {
 	return g.snapshots.Swapped()
 }
 
-// restore replaces the store by what the snapshots have received.
+// restore replaces the store by the one that the snapshots have received.
 func (g *Group) restore() error {
 	g.leave(base.ErrNotLeader)
-	if _, _, ok := g.snapshots.Installed(); ok { // or else the store is as far as the snapshot
+	if _, _, ok := g.snapshots.Installed(); ok { // or else the store has all of the snapshot
 		if err := g.openStore(); err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func (g *Group) start() error {
 	}
 	g.transport = trans
 	logs.raft.Store(g.raft)
-	elections := make(chan raft.Observation, 1) // one that is not seen adds nothing to one that is
+	elections := make(chan raft.Observation, 1) // capacity 1: one that waits stands for those that are dropped
 	g.raft.RegisterObserver(raft.NewObserver(elections, false, func(o *raft.Observation) bool {
 		_, ok := o.Data.(raft.LeaderObservation)
 		return ok
@@ -179,27 +179,27 @@ func (g *Group) start() error {
 	return nil
 }
 
-// Place notes which node is to lead, as the shard has stored it; "": any. The Leader calls it when
-// it begins, and when it changes that.
+// Place sets the node that must lead, as the shard has stored it; "": any. The Leader calls it when
+// it begins, and when it changes the node.
 func (g *Group) Place(node string) { g.placement.Store(&node) }
 
 // Raft is for tests.
 func (g *Group) Raft() *raft.Raft { return g.raft }
 
-// FirstIndex is the first entry that the log has. It is for tests.
+// FirstIndex is the first entry of the log. It is for tests.
 func (g *Group) FirstIndex() (uint64, error) { return g.log.FirstIndex() }
 
 // Snapshots are the group's snapshots, the newest one first. It is for tests.
 func (g *Group) Snapshots() ([]*raft.SnapshotMeta, error) { return g.snapshots.List() }
 
-// Receive hands Raft a message as if another node had sent it. It is for tests.
+// Receive passes a message to Raft as if another node had sent it. It is for tests.
 func (g *Group) Receive(rpc raft.RPC) { g.transport.pass(rpc) }
 
 // Propose returns when an entry that was decided in a term is in the logs of a majority, and this
-// node has applied it. The first EntryHeader bytes of the entry are the group's, and all of them
-// from now on. What was not proposed, or has had no effect, matches ErrNotLeader; of any other
-// error it is unknown. It waits for Node.commitLimit, longer
-// for a large entry that gets further, and no longer than until the term is forfeited.
+// node has applied it. The first EntryHeader bytes of the entry belong to the group, and from now
+// on all of them do. An error that matches ErrNotLeader says that the entry was not proposed, or
+// had no effect; after any other error that is unknown. Propose waits for Node.commitLimit, longer
+// for a large entry that makes progress, and no longer than until the term is forfeited.
 func (g *Group) Propose(term uint64, entry []byte) error {
 	binary.BigEndian.PutUint64(entry, term)
 	err := g.propose(proposal{term: term, entry: entry})
@@ -209,7 +209,7 @@ func (g *Group) Propose(term uint64, entry []byte) error {
 	return err
 }
 
-// isIn returns an error if a term is over, or this node leads in it no more.
+// isIn returns an error if a term is over, or this node no longer leads in it.
 func (g *Group) isIn(term uint64) error {
 	if g.hasForfeited(term) {
 		return fmt.Errorf("%w: term %d: %w", base.ErrNotLeader, term, g.stallError())
@@ -220,8 +220,8 @@ func (g *Group) isIn(term uint64) error {
 	return nil
 }
 
-// raftError tells what was certainly not proposed from what may be in the log, and says what is
-// damaged.
+// raftError separates an entry that was certainly not proposed from one that may be in the log, and
+// reports damage.
 func raftError(err error) error {
 	if errors.Is(err, errNotStored) { // Raft has stepped down
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, err)
@@ -232,8 +232,8 @@ func raftError(err error) error {
 	return damageOf(err)
 }
 
-// Fail ends the group here: its store cannot be written, or its log not be read, or its vote not be
-// stored. The others go on without it. It never waits.
+// Fail ends the group here, because its store cannot be written, its log not read, or its vote not
+// stored. The other groups go on. It never waits.
 func (g *Group) Fail(cause error) {
 	err := fmt.Errorf("%w: shard %d: %w", base.ErrFailed, g.index, cause)
 	if !g.broken.CompareAndSwap(nil, &err) {
@@ -244,7 +244,7 @@ func (g *Group) Fail(cause error) {
 	g.node.background.Go(func() { g.node.contain("end of a replica", g.shutDown, nil) })
 }
 
-// Failure is why the group has ended here; nil if it has not.
+// Failure is the reason why the group has ended here; nil: it has not.
 func (g *Group) Failure() error {
 	if err := g.broken.Load(); err != nil {
 		return *err
@@ -252,19 +252,19 @@ func (g *Group) Failure() error {
 	return nil
 }
 
-// shutDown ends Raft's part. Raft does not answer what is on its way to the state machine when it
-// is shut down. Until then all is answered: entries by Apply, with the failure, or else when the
-// leadership is lost.
+// shutDown ends Raft here. Raft does not answer the entries that are on their way to the state
+// machine when it is shut down. So shutDown waits until all are answered: by Apply, with the
+// failure, or else when the leadership is lost.
 func (g *Group) shutDown() {
 	<-g.asking.end()
 	if g.raft == nil { // the node is recovered
 		return
 	}
-	_ = g.stopRaft().Error() // of the group's goroutines; Raft has logged what went wrong
+	_ = g.stopRaft().Error() // waits for the group's goroutines; Raft has logged the error
 }
 
-// beginProposal lets a proposal go to Raft, which answers it; the caller then has asking
-// left. It never waits.
+// beginProposal admits a proposal to Raft, which answers it; the caller then calls asking.leave. It
+// never waits.
 func (g *Group) beginProposal() error {
 	if g.Failure() != nil || !g.asking.enter() {
 		return fmt.Errorf("%w: %w", base.ErrNotLeader, cmp.Or(g.Failure(), base.ErrClosed))
@@ -272,14 +272,14 @@ func (g *Group) beginProposal() error {
 	return nil
 }
 
-// asking is those whom Raft is to answer.
+// asking counts the proposals that Raft has not answered.
 type asking struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	count int
 	over  chan struct{} // closed when all have been answered; nil: more may come
 }
 
-// enter reports whether there may be one more, who calls leave then.
+// enter admits one more proposal, and reports whether it did. The caller then calls leave.
 func (a *asking) enter() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -299,7 +299,7 @@ func (a *asking) leave() {
 	}
 }
 
-// end lets nobody else enter, and returns what is closed when all have left.
+// end admits no more proposals, and returns a channel that is closed when all are answered.
 func (a *asking) end() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -2,7 +2,7 @@ package cluster
 
 import "codeq/internal/guard"
 
-// contain calls f, a function of this package; a panic is logged, and caught gets it as an error.
+// contain calls f, a function of this package; a panic is logged, and passed to caught as an error.
 // caught is nil if nothing depends on f.
 func (n *Node) contain(what string, f func(), caught func(error)) {
 	guard.Contain(n.log, what, f, func(value any, stack []byte) {

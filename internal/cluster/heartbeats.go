@@ -13,34 +13,33 @@ import (
 	"codeq/internal/wire"
 )
 
-// Raft sends the heartbeats of each group to each follower by themselves. What they cost is not
-// their bytes but that each wakes two processes. So those of all groups leave a node at the same
-// moment, over one connection to each other node; and if others arrive meanwhile, then.
+// Raft sends the heartbeats of each group to each follower separately. Their cost is not their
+// bytes but that each wakes two processes. So the heartbeats of all groups leave a node at the same
+// moment, over one connection to each other node; and when those of another node arrive, at once.
 //
 // Raft's heartbeat is due between a tenth and a fifth of HeartbeatTimeout after the one before, and
-// waits for another fifth at most. So a follower hears from its leader at least every two fifths of
-// the time after which either of them would miss the other, and a stall of three fifths does no
-// harm.
+// waits for another fifth at most. So a follower has a heartbeat of its leader at least every two
+// fifths of the time until either would miss the other, and a stall of three fifths is harmless.
 //
-// They share the connection, and no more: each group answers for itself, when it can. The
-// connection may be silent while the node is not. So what has not been answered after another two
-// fifths goes again, on a connection of its group.
+// The groups share only the connection: each group answers for itself, when it can. The connection
+// may be silent while the node is not. So a heartbeat without an answer after another two fifths is
+// sent again, on a connection of its group.
 
-// departures lets heartbeats leave together. The zero departures is ready for use.
+// departures collects heartbeats that leave together. The zero value is ready for use.
 type departures struct {
 	mu   sync.Mutex // guards next
-	next *departure // nil: nobody waits
+	next *departure // nil: no heartbeat waits
 }
 
-// departure is when some heartbeats leave. Its channels are closed.
+// departure is the moment when some heartbeats leave. Each channel is closed when its event comes.
 type departure struct {
 	due  chan struct{} // they have waited for long enough
 	left chan struct{} // they leave
 	late chan struct{} // they go again if they have not been answered
 }
 
-// join returns the departure of the heartbeats that wait, which is due a while from now at most,
-// and is answered soon after that.
+// join returns the departure of the heartbeats that wait, which is due after while at most, and
+// should be answered within answer after that.
 func (d *departures) join(while, answer time.Duration) *departure {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -53,7 +52,7 @@ func (d *departures) join(while, answer time.Duration) *departure {
 	return d.next
 }
 
-// leave lets the heartbeats of a departure leave, if they have not; nil: those that wait.
+// leave sends the heartbeats of a departure, if they have not left; nil: those that wait.
 func (d *departures) leave(which *departure) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -63,9 +62,9 @@ func (d *departures) leave(which *departure) {
 	}
 }
 
-// beat sends a heartbeat of Raft, together with those of other groups. While a node is missed, they
-// go by themselves, on connections of their groups: entries follow as soon as one is answered, and
-// find a connection that has not been lost.
+// beat sends a heartbeat of Raft, together with those of other groups. While a node does not
+// answer, each heartbeat takes a connection of its group: entries follow as soon as one is
+// answered, and find a connection that is not lost.
 func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
 	n := t.group.node
 	if t.group.health.outage(id, req.Term) != nil {
@@ -110,7 +109,7 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	return nil
 }
 
-// maxDiskAge bounds what a node says of its disk, in ms: a hundred years.
+// maxDiskAge bounds the age in a node's report on its disk, in ms: a hundred years.
 const maxDiskAge = 100 * 365 * 24 * 60 * 60 * 1000
 
 func (g *Group) appendHeartbeat(dst []byte, req *raft.AppendEntriesRequest) []byte {
@@ -119,8 +118,9 @@ func (g *Group) appendHeartbeat(dst []byte, req *raft.AppendEntriesRequest) []by
 	return wire.AppendUint(wire.AppendBytes(dst, req.Addr), g.workHere())
 }
 
-// serveHeartbeat hands a heartbeat to its group. The next ones do not wait for it: Raft may have to
-// store a term before it answers. Those of this node leave as well, while both processes are awake.
+// serveHeartbeat passes a heartbeat to its group. The next ones do not wait for it: Raft may have
+// to store a term before it answers. Those of this node leave as well, while both processes are
+// awake.
 func (n *Node) serveHeartbeat(r *peer.Request) error {
 	in := wire.NewReader(r.Body)
 	shard, term, addr, work := in.Uint(), in.Uint(), in.String(), in.Uint()
@@ -139,11 +139,11 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 			n.groups[shard].transport.heartbeat(heartbeat)
 			select {
 			case a := <-answer:
-				if a.Error != nil { // not Raft's
+				if a.Error != nil { // not an error of Raft
 					return a.Error
 				}
 				resp := a.Response.(*raft.AppendEntriesResponse)
-				if resp.Success { // it is the leader
+				if resp.Success { // the sender is the leader
 					n.groups[shard].told.Store(work)
 				}
 				reply := wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog)

@@ -16,22 +16,21 @@ import (
 	"codeq/internal/peer"
 )
 
-// A node is a directory under a name. The directory's ID tells it from every other one, so that a
-// new directory under an old name is another node, which has voted for nobody and acknowledged
-// nothing; the name is what people call it. A cluster is known by a random ID as well. Every
-// connection says of which cluster it is and for which directory it is meant, and is refused by
-// any other; so a node never takes the messages of another cluster, or those for the node that had
-// its address before.
+// A node is a directory under a name. The ID of the directory is unique, so that a new directory
+// under an old name is another node, without votes or acknowledgements; the name is for people. A
+// cluster also has a random ID. Each connection names its cluster and the directory that it is
+// meant for, and any other node refuses it; so a node never accepts the messages of another
+// cluster, or those for the node that had its address before.
 
-// ServerID is the node as Raft knows it: by its directory. The name before it is a label, which
+// ServerID is Raft's ID of the node: the ID of its directory. The name before it is a label, which
 // also orders the members by name.
 func (p Peer) ServerID() raft.ServerID { return raft.ServerID(p.Node + idSeparator + p.ID) }
 
 const idSeparator = "/"
 
 // Alias is an address in Raft of a node whose address another member has. Raft sends nothing there,
-// but a leader looks for the node until it has its own address, also if leaders change before: it
-// may know none of the other members.
+// but a leader looks for the node until it has its own address, even if leaders change before: the
+// node may know none of the other members.
 func Alias(p Peer) raft.ServerAddress { return raft.ServerAddress(p.ID + aliasSeparator + p.Address) }
 
 // isAlias reports whether the address in Raft of a member is an alias.
@@ -51,37 +50,36 @@ func peerOf(m raft.Server) Peer {
 	return p
 }
 
-// target is how the node is reached.
+// target is the address of the node for a connection.
 func (p Peer) target() (t peer.Target, err error) {
 	t = peer.Target{Name: p.Node, Address: p.Address}
 	t.ID, err = peer.ParseID(p.ID)
 	return t, err
 }
 
-// membership is of which cluster the node is.
+// membership is the state of the node in its cluster.
 type membership struct {
 	// writing has an element while the manifest is changed, which takes as long as the disk does;
-	// mu is not held then. It is a channel, as a fake clock goes on only while nobody waits for a
-	// lock.
+	// mu is not held then. It is a channel because a fake clock advances only while no goroutine
+	// waits for a lock.
 	writing chan struct{} // capacity 1
-	mu      sync.Mutex    // guards what follows, and the directory's manifest while the node is open
-	waiting error         // why the node is of no cluster yet, or not taken back; nil: not known
-	// suspects are the IDs of directories that may have lost what was acknowledged by them. By
-	// former ID.
+	mu      sync.Mutex    // guards the fields below, and the directory's manifest while the node is open
+	waiting error         // why the node has no cluster yet, or is not taken back; nil: not known
+	// suspects are the IDs of directories that may have lost acknowledged entries, by former ID.
 	suspects  map[string]string
-	searching atomic.Bool // a member is being looked for
+	searching atomic.Bool // a search for a member is under way
 
 	ctx  context.Context // ends when the node is about to be closed
 	stop context.CancelFunc
 }
 
-// changeManifest durably changes the manifest, unless change reports that there is nothing to do.
-// Whoever reads the manifest meanwhile gets what is on the disk, and does not wait.
+// changeManifest durably changes the manifest, unless change reports that there is nothing to do. A
+// reader of the manifest meanwhile gets the version on the disk, and does not wait.
 func (n *Node) changeManifest(change func(*manifest.Directory) (changed bool, err error)) error {
 	return n.changeManifestUntil(context.Background(), change)
 }
 
-// changeManifestUntil is changeManifest that does not wait for other changes longer than ctx.
+// changeManifestUntil is changeManifest, but waits for other changes only until ctx ends.
 func (n *Node) changeManifestUntil(ctx context.Context, change func(*manifest.Directory) (changed bool, err error)) error {
 	m := &n.membership
 	select {
@@ -105,7 +103,7 @@ func (n *Node) changeManifestUntil(ctx context.Context, change func(*manifest.Di
 	return nil
 }
 
-// wait notes why the node is of no cluster yet, or not taken back.
+// wait stores the reason why the node has no cluster yet, or is not taken back.
 func (m *membership) wait(what string, why error, log *slog.Logger) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -153,8 +151,8 @@ func (g *Group) noLeader() error {
 	return errNotBegun
 }
 
-// unreachable is which members this node cannot connect to, and why; format: because their builds,
-// or that of this node, are too old.
+// unreachable lists the members that this node cannot connect to, with the reasons; format: a
+// build, theirs or this node's, is too old.
 func (g *Group) unreachable() (text string, format bool) {
 	members, err := g.members()
 	if err != nil {
@@ -173,14 +171,14 @@ func (g *Group) unreachable() (text string, format bool) {
 	return strings.Join(why, "; "), format
 }
 
-// Cluster identifies the cluster of the node; "": it is of none yet.
+// Cluster identifies the cluster of the node; "": it has none yet.
 func (n *Node) Cluster() string {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
 	return n.c.Directory.Cluster
 }
 
-// identity is who this node is.
+// identity is the peer.Identity of this node.
 func (n *Node) identity() (peer.Identity, error) {
 	d := n.c.Directory
 	cluster, err := peer.ParseID(d.Cluster)
@@ -194,7 +192,7 @@ func (n *Node) identity() (peer.Identity, error) {
 	return peer.Identity{Cluster: cluster, ID: id, Name: n.c.Node}, nil
 }
 
-// adopt durably makes the node one of a cluster, which it founds if it is given the founders.
+// adopt durably makes the node part of a cluster, which it founds if the founders are given.
 func (n *Node) adopt(cluster string, founders ...manifest.Founder) error {
 	id, err := peer.ParseID(cluster)
 	if err != nil || id == (peer.ID{}) {

@@ -12,17 +12,17 @@ import (
 	"codeq/internal/store"
 )
 
-// incoming is the connections on which a group gets the files of a snapshot. What has arrived on
-// one that has ended is kept for the next one, and removed after some time, or as soon as there is
-// no room for the rest.
+// incoming is the connections on which a group gets the files of a snapshot. When one ends, its
+// bytes are kept for the next one, and removed after some time, or as soon as there is no room for
+// the rest.
 type incoming struct {
-	bytes atomic.Uint64 // that have come
+	bytes atomic.Uint64 // received so far
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below
 	connections int
-	unused      *time.Timer // removes what has arrived; nil: nothing has since the node was opened
-	kept        bool        // what has arrived waits for a connection
-	looks       int         // of unused at the room on the disk meanwhile
+	unused      *time.Timer // removes the received bytes; nil: there were none since the node was opened
+	kept        bool        // the received bytes wait for a connection
+	looks       int         // how often unused has checked the room on the disk meanwhile
 }
 
 const (
@@ -30,7 +30,7 @@ const (
 	keptLooks  = int(keepFiles / lookAtRoom)
 )
 
-// begin notes that there is another connection.
+// begin counts another connection.
 func (i *incoming) begin() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -38,8 +38,8 @@ func (i *incoming) begin() {
 	i.stop()
 }
 
-// end notes that a connection has ended. look is called until keeps returns false, or there is
-// another connection.
+// end counts a connection as ended. look is called until keeps returns false, or there is another
+// connection.
 func (i *incoming) end(look func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -50,8 +50,7 @@ func (i *incoming) end(look func()) {
 	i.unused = time.AfterFunc(lookAtRoom, look)
 }
 
-// keeps reports whether what has arrived is not to be removed now; fits: there is a rest, and room
-// for it.
+// keeps reports whether the received bytes stay for now; fits: there is a rest, and room for it.
 func (i *incoming) keeps(fits bool) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -66,14 +65,14 @@ func (i *incoming) keeps(fits bool) bool {
 	return true
 }
 
-// close is called when there are no more connections.
+// close is called when no more connections come.
 func (i *incoming) close() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.stop()
 }
 
-// stop keeps what has arrived. REQUIRES: mu is held.
+// stop stops the removal of the received bytes. REQUIRES: mu is held.
 func (i *incoming) stop() {
 	i.kept = false
 	if i.unused != nil {
@@ -83,7 +82,7 @@ func (i *incoming) stop() {
 
 var errLaterTerm = errors.New("there is a later term")
 
-// receiveFiles takes the files that another node sends for a group.
+// receiveFiles receives the files that another node sends for a group.
 func (n *Node) receiveFiles(group int, from net.Conn) {
 	if !n.ready.Load() {
 		return
@@ -97,8 +96,8 @@ func (n *Node) receiveFiles(group int, from net.Conn) {
 	}
 }
 
-// lookAtReceived removes files that no connection continues for long, or for whose rest there is no
-// room.
+// lookAtReceived removes files that no connection has continued for long, or that have no room for
+// their rest.
 func (g *Group) lookAtReceived() {
 	g.node.contain("end of a transfer", func() {
 		rest, receiving := g.snapshots.Missing()
@@ -108,8 +107,8 @@ func (g *Group) lookAtReceived() {
 	}, nil)
 }
 
-// admitFiles reports whether the group needs no files of a snapshot, as it has been installed, or
-// what it contains has been applied. It returns an error if the group does not take them.
+// admitFiles reports whether the group already has the content of a snapshot, installed or applied,
+// and needs no files. It returns an error if the group refuses the files.
 func (g *Group) admitFiles(o snapshot.Offered) (has bool, err error) {
 	if err := g.mayReceive(o, 0); err != nil {
 		return false, err
@@ -128,8 +127,8 @@ func (g *Group) admitFiles(o snapshot.Offered) (has bool, err error) {
 	return false, nil
 }
 
-// mayReceive returns an error if so many bytes of files must not be stored. Who sends them leads
-// the group no more if there is a later term.
+// mayReceive returns an error if so many bytes of files must not be stored. If there is a later
+// term, the sender no longer leads the group.
 func (g *Group) mayReceive(o snapshot.Offered, bytes int) error {
 	if err := g.Failure(); err != nil {
 		return err
@@ -143,8 +142,8 @@ func (g *Group) mayReceive(o snapshot.Offered, bytes int) error {
 	return nil
 }
 
-// receive is mayReceive for bytes that have come, of the rest of the files. What else is written
-// may have taken the room for that since the transfer began.
+// receive is mayReceive for bytes that have come, of the rest of the files. Other writes may have
+// taken the room since the transfer began.
 func (g *Group) receive(o snapshot.Offered, bytes int, rest int64) error {
 	err := g.mayReceive(o, bytes)
 	if err == nil {

@@ -15,7 +15,7 @@ import (
 	"codeq/internal/wire"
 )
 
-// join lets the nodes of the cluster add this one.
+// join asks the nodes of the cluster to add this one.
 func (n *Node) join() error {
 	if n.votes() {
 		return n.checkCluster()
@@ -40,12 +40,12 @@ func (n *Node) join() error {
 			errs = append(errs, fmt.Errorf("node %q: %w", p.Node, err))
 			continue
 		}
-		return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until it knows
+		return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until this node knows its vote
 	}
 	return fmt.Errorf("codeq: join the cluster: %w", errors.Join(errs...))
 }
 
-// checkCluster refuses a node that is part of a cluster, but not of that of its peers.
+// checkCluster refuses a node that belongs to another cluster than its peers.
 func (n *Node) checkCluster() error {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.HeartbeatTimeout/foundingShare)
 	defer cancel()
@@ -66,11 +66,11 @@ func (n *Node) checkCluster() error {
 	return nil
 }
 
-// errNotBegun: a cluster is about to be founded.
+// errNotBegun: a cluster has not been founded yet.
 var errNotBegun = fmt.Errorf("%w: the cluster has not begun", base.ErrNotLeader)
 
-// chooseCluster makes the node one of the cluster of its peers, and returns those that have
-// answered. Half of them must be of one cluster: one address may be another cluster's by now.
+// chooseCluster makes the node part of the cluster of its peers, and returns those that have
+// answered. Half of them must be of one cluster: one address may belong to another cluster by now.
 func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 	var errs []error
 	of := make(map[string][]introduction) // by cluster
@@ -102,8 +102,8 @@ func (n *Node) chooseCluster(ctx context.Context) (by []Peer, err error) {
 		base.ErrNotLeader, len(peers)))...)
 }
 
-// joinBy lets a node of the cluster add this one. It asks again if it is too early, or if this node
-// has ended the connection itself, as it does when it rises to a format.
+// joinBy asks one node of the cluster to add this one. It repeats that if it was too early, or if
+// this node has ended the connection itself, as it does when it rises to a format.
 func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 	to, err := p.target()
 	if err != nil {
@@ -124,11 +124,11 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 	return nil
 }
 
-// joinTimeout bounds how long a new node waits to be part of a cluster, and then, as it catches up,
-// how long it waits without getting further.
+// joinTimeout bounds how long a new node waits to become part of a cluster, and then how long it
+// catches up without progress.
 const joinTimeout = 5 * time.Minute
 
-// whileFurther returns a ctx that ends when this node has got no further for joinTimeout, or is
+// whileFurther returns a ctx that ends when this node has made no progress for joinTimeout, or is
 // closed.
 func (n *Node) whileFurther(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -152,10 +152,10 @@ func (n *Node) whileFurther(ctx context.Context) (context.Context, context.Cance
 	return ctx, func() { cancel(nil) }
 }
 
-// looks is how often whileFurther looks within joinTimeout.
+// looks is the number of checks of whileFurther in joinTimeout.
 const looks = 300
 
-// further is what changes as long as the node gets further in shards in which it does not vote yet:
+// further changes as long as the node makes progress in shards where it has no vote yet: by
 // entries, and bytes of files.
 func (n *Node) further() (sum uint64) {
 	for _, g := range n.groups {
@@ -166,8 +166,8 @@ func (n *Node) further() (sum uint64) {
 	return sum
 }
 
-// votes reports whether this node is a voter of every shard's group, as far as it knows: what it
-// knows may not be committed.
+// votes reports whether this node is a voter of every shard's group by the latest configuration
+// that it has, which may not be committed.
 func (n *Node) votes() bool {
 	for _, s := range n.state() {
 		if !slices.Contains(s.Members, memberState{n.self, true}) {
@@ -190,7 +190,7 @@ func (g *Group) votesForGood() bool {
 	return g.Failure() == nil && slices.Contains(members, self)
 }
 
-// serveJoin adds the node that asks for it.
+// serveJoin adds the node that sends the request.
 func (n *Node) serveJoin(r *peer.Request) error {
 	var j joining
 	if err := wire.UnmarshalJSON(r.Body, &j); err != nil || j.Node != r.From.Name || j.ID != r.From.ID.String() || j.Address == "" {

@@ -10,30 +10,30 @@ import (
 	"codeq/internal/base"
 )
 
-// A node that is elected leader of a shard's Raft group comes to lead the shard:
+// A node that is elected leader of a shard's Raft group becomes the leader of the shard:
 //
 //	begin    StateMachine.Lead commits an entry of its term; when that is applied,
 //	         so is everything that any leader before it has acknowledged
 //	load     Lead prepares the Leader, from the store
 //	serve    the Leader decides
 //
-// and stops at once when it is leader no more: the first entry of a later
-// term is applied, or the store replaced, only after the Leader has ended. So a
-// Leader never sees a store that others write, and what it reads is what it wrote.
+// and stops at once when it is no longer the leader: the first entry of a later term is applied, or
+// the store replaced, only after the Leader has ended. So a Leader never sees a store that others
+// write; it reads its own writes.
 
-// leaderTerm is who decides for the shard here.
+// leaderTerm is the Leader of the shard on this node, if any.
 type leaderTerm struct {
-	// leaving has an element while a leader comes to its end, which is for as long as a commit
-	// takes: what waits for it waits in a channel, as a fake clock goes on only then.
+	// leaving has an element while a leader ends, which takes as long as a commit. It is a channel
+	// because a fake clock advances only while no goroutine waits for a lock.
 	leaving chan struct{} // capacity 1
-	mu      sync.Mutex    // guards what follows
-	leader  Leader        // nil: another node decides, or nobody does
+	mu      sync.Mutex    // guards the fields below
+	leader  Leader        // nil: this node does not decide
 	begun   time.Time     // when leader began
-	seen    uint64        // the latest term of which an entry has been applied
+	seen    uint64        // the latest term with an applied entry
 	offer   offer         // the last one
-	handing bool          // the shard is being handed over: nobody comes to lead it here
-	// reforming is how many changes of the members are being decided. What is decided while the
-	// shard is handed over may be in the log of the old leader alone.
+	handing bool          // the shard is being handed over: no leader begins here
+	// reforming is the number of changes of the members that are being decided. A decision made
+	// while the shard is handed over may be in the log of the old leader alone.
 	reforming int
 }
 
@@ -43,8 +43,8 @@ func (g *Group) watch(quit <-chan struct{}) {
 	retry.Stop()
 	defer retry.Stop()
 	var elected <-chan bool = g.raft.LeaderCh()
-	var last Leader           // that began here
-	var ended <-chan struct{} // last has; nil: that has been seen
+	var last Leader           // the last one that began here
+	var ended <-chan struct{} // of last; nil: its end has been seen
 	for {
 		forfeit := g.forfeits.next()
 		if g.leads() && g.hasForfeited(g.raft.CurrentTerm()) {
@@ -63,7 +63,7 @@ func (g *Group) watch(quit <-chan struct{}) {
 				continue
 			}
 			if g.leave(base.ErrNotLeader); last.Crashed() && g.handOver() != nil {
-				retry.Reset(g.node.c.HeartbeatTimeout) // nobody else leads: this node tries again, not at once
+				retry.Reset(g.node.c.HeartbeatTimeout) // no other node leads: this one tries again, not at once
 				continue
 			}
 		case <-g.kept:
@@ -86,7 +86,7 @@ func (g *Group) watch(quit <-chan struct{}) {
 	}
 }
 
-// becomeLeader lets this node decide for the shard.
+// becomeLeader makes this node decide for the shard.
 func (g *Group) becomeLeader() (Leader, error) {
 	term := g.raft.CurrentTerm()
 	l, err := g.machine.Lead(term)
@@ -123,16 +123,16 @@ func (g *Group) leader() Leader {
 // leads reports whether this node decides for the shard.
 func (g *Group) leads() bool { return g.leader() != nil }
 
-// beganLately reports whether the leader that is here has just begun: a call for which another node
-// has handed the shard over may be on its way.
+// beganLately reports whether the leader on this node has just begun: the call that made another
+// node hand the shard over may be on its way.
 func (g *Group) beganLately() bool {
 	g.leading.mu.Lock()
 	defer g.leading.mu.Unlock()
 	return g.leading.leader != nil && time.Since(g.leading.begun) < g.node.c.HeartbeatTimeout
 }
 
-// leave ends the leader that is here, and returns when it has ended, whoever
-// ends it. It is false if there is none.
+// leave ends the leader on this node, and returns when it has ended, also if another caller ends
+// it. It is false if there is none.
 func (g *Group) leave(reason error) bool {
 	g.leading.leaving <- struct{}{}
 	defer func() { <-g.leading.leaving }()
@@ -149,8 +149,8 @@ func (g *Group) leave(reason error) bool {
 	return true
 }
 
-// observeTerm lets what was decided here in an earlier term than the given one come to
-// its end, before an entry of that term is applied. Raft calls it.
+// observeTerm ends the leader of an earlier term on this node before an entry of the given term is
+// applied. Raft calls it.
 func (g *Group) observeTerm(term uint64) {
 	g.leading.mu.Lock()
 	later := term > g.leading.seen

@@ -12,14 +12,14 @@ import (
 	"codeq/internal/base"
 )
 
-// A call that waits for nothing but a shard ends CallTimeout after its begin, unless the shard goes
-// on: it commits, confirms what it has read, or gets a large message to a voter. A node that does
-// not lead the shard hears of that by heartbeats, and sees what it applies itself.
+// A call that waits for nothing but a shard ends CallTimeout after its begin, unless the shard
+// makes progress: it commits, confirms a read, or gets a large message to a voter. A node that does
+// not lead the shard learns this from heartbeats, and counts the entries that it applies itself.
 
-// workDone grows when the shard goes on.
+// workDone grows when the shard makes progress.
 func (g *Group) workDone() uint64 { return g.workHere() + g.told.Load() + g.Applied() }
 
-// workHere is what this node adds to that, as the leader.
+// workHere is the part of workDone that this node adds as the leader.
 func (g *Group) workHere() uint64 {
 	if g.still.Load() {
 		g.work.Add(1)
@@ -27,15 +27,15 @@ func (g *Group) workHere() uint64 {
 	return g.work.Load() + g.proposing.moves.Load()
 }
 
-// StandStill lets calls wait while who decides here waits, on purpose and for a bounded time, until
-// the returned function is called.
+// StandStill makes calls wait while the leader on this node waits, on purpose and for a bounded
+// time, until the returned function is called.
 func (g *Group) StandStill() (end func()) {
 	g.still.Store(true)
 	return func() { g.still.Store(false) }
 }
 
-// moved notes that a part of a large message is on its way to a node. What is sent to a node that
-// refuses it is sent again and again, and gets nowhere.
+// moved records that a part of a large message is on its way to a node. Parts for a node that
+// refuses the message do not count: they are sent again and again without progress.
 func (g *Group) moved(to raft.ServerAddress) {
 	members, err := g.members()
 	if err == nil && slices.ContainsFunc(members, func(m raft.Server) bool {
@@ -46,11 +46,11 @@ func (g *Group) moved(to raft.ServerAddress) {
 	}
 }
 
-// Begin makes ctx that of one call that has several parts, which may ask several shards: its
-// Limits begin now, or when those of a call began of which it is a part.
+// Begin makes ctx the context of one call with several parts, which may ask several shards: its
+// Limits begin now, or with the enclosing call if ctx already belongs to one.
 func (n *Node) Begin(ctx context.Context) context.Context { return n.BeginAt(ctx, time.Now()) }
 
-// BeginAt is Begin for a call that began at a time.
+// BeginAt is Begin for a call that began at a given time.
 func (n *Node) BeginAt(ctx context.Context, begin time.Time) context.Context {
 	if _, ok := ctx.Value(beginKey{}).(*callContext); ok {
 		return ctx
@@ -84,7 +84,7 @@ func (c *callContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// begunAt is when a call began of which ctx is.
+// begunAt is the begin of the call that ctx belongs to.
 func begunAt(ctx context.Context) time.Time {
 	if c, ok := ctx.Value(beginKey{}).(*callContext); ok {
 		return c.begin
@@ -92,7 +92,7 @@ func begunAt(ctx context.Context) time.Time {
 	return time.Now()
 }
 
-// Limit is that of a call with ctx. Its caller frees it. A nil Group has none.
+// Limit is the limit of a call with ctx. Its caller frees it. A nil Group has none.
 func (g *Group) Limit(ctx context.Context) *base.Limit {
 	if g == nil {
 		return nil
@@ -100,10 +100,10 @@ func (g *Group) Limit(ctx context.Context) *base.Limit {
 	return g.limits.New(begunAt(ctx))
 }
 
-// Limit is that of a call which any shard may answer.
+// Limit is the limit of a call that any shard may answer.
 func (n *Node) Limit(ctx context.Context) *base.Limit { return n.limits.New(begunAt(ctx)) }
 
-// workDone grows when any shard goes on.
+// workDone grows when any shard makes progress.
 func (n *Node) workDone() (sum uint64) {
 	for _, g := range n.groups {
 		sum += g.workDone()
@@ -111,7 +111,7 @@ func (n *Node) workDone() (sum uint64) {
 	return sum
 }
 
-// Late adds to the error of a call whose Limit is over what keeps the shard from going on. If
+// Late adds, to the error of a call after its Limit, the reason why the shard makes no progress. If
 // the call only reads, nothing is uncertain.
 func (g *Group) Late(err error, reads bool) error {
 	if !errors.Is(err, base.ErrLate) {

@@ -14,28 +14,28 @@ import (
 	"codeq/internal/peer"
 )
 
-// A node whose directory is an older copy of itself would vote, and acknowledge, without what it
-// had acknowledged since. Every member remembers in which life it has seen the directories of the
-// others last (manifest.Lives), and refuses all connections to and from a copy that does not know
-// of that. So that all know, a node makes itself known to each member, in each of its lives; and
-// since a machine may be put back to a moment amid a life, a new one begins from time to time. A
-// node that is refused fails, and when it is opened again it has another ID, as if its power had
-// failed. When a life begins amid the node's work, a connection that was under way may say the one
-// before, and be refused; so only what a greeting is told counts.
+// A node with an older copy of its directory would vote, and acknowledge, without its
+// acknowledgements since the copy. Every member remembers the last life that it has seen of each
+// directory of the others (manifest.Lives), and refuses all connections to and from a copy from
+// before that life. So that all members know its life, a node greets each member in each of its
+// lives; and since a machine may be reset to a moment within a life, a new life begins from time to
+// time. A node that is refused fails, and has another ID when it is opened again, as after a power
+// loss. When a life begins while the node works, a connection under way may carry the life before,
+// and be refused; so only the answer to a greeting counts.
 
 const (
-	lifeLength = 10 * time.Minute // how long the directory has one life, if others know of it
-	// maxSeen is from how many directories on those that are no members are dropped.
+	lifeLength = 10 * time.Minute // of the directory, if the others have learned it
+	// maxSeen is the number of directories above which those of former members are dropped.
 	maxSeen = 64
-	// maxGreetPause is how many times HeartbeatTimeout the longest pause is between two tries to
-	// reach a member that does not know the current life.
+	// maxGreetPause times HeartbeatTimeout is the longest pause between two attempts to reach a
+	// member that does not know the current life.
 	maxGreetPause = 32
 )
 
-// checkLives is peer.Config.CheckLives. What it has noted is durable when it returns.
+// checkLives is peer.Config.CheckLives. Its changes are durable when it returns.
 func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.Lives) error {
 	id := other.ID.String()
-	if lives.Birth > 0 { // or else nothing more than the directory is asked for
+	if lives.Birth > 0 { // or else the other node only asks for the directory
 		select {
 		case <-n.opened:
 		case <-ctx.Done():
@@ -54,16 +54,16 @@ func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.L
 	return nil
 }
 
-// see durably notes the lives of the directory of another node, or refuses an older copy.
+// see durably stores the lives of the directory of another node, or refuses an older copy.
 func (n *Node) see(ctx context.Context, id string, lives []uint64) error {
 	n.membership.mu.Lock()
 	isNew, err := n.c.Directory.Draft().See(id, lives)
 	if err == nil {
-		delete(n.membership.suspects, id) // it is there
+		delete(n.membership.suspects, id) // the directory is open
 	}
 	n.membership.mu.Unlock()
 	if err != nil || !isNew {
-		return err // without a wait for another change
+		return err // no wait for other changes
 	}
 	return n.changeManifestUntil(ctx, func(d *manifest.Directory) (bool, error) {
 		isNew, err := d.See(id, lives)
@@ -77,8 +77,8 @@ func (n *Node) see(ctx context.Context, id string, lives []uint64) error {
 	})
 }
 
-// makeKnown makes the current life of this node known to all members, as they come and go, until
-// the node is about to be closed, or is an older copy.
+// makeKnown greets all members in the current life, as they come and go, until the node is about to
+// be closed, or is an older copy.
 func (n *Node) makeKnown() {
 	ctx := n.membership.ctx
 	greeted, began, pause := make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
@@ -102,7 +102,7 @@ func (n *Node) makeKnown() {
 			over := time.Since(began) >= lifeLength
 			switch err := n.nextLife(over); {
 			case err != nil:
-				n.log.Warn("the life of the node is not noted", "err", err) // later, then
+				n.log.Warn("the life of the node is not noted", "err", err) // stored later
 			case over:
 				greeted, began, pause = make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
 				continue
@@ -124,15 +124,16 @@ func refusesCopy(err error) bool {
 }
 
 // isRefused reports whether a node has refused the last connection of this one as that of an older
-// copy. One that knew the current life may do so when the machine was put back with its memory.
+// copy. A node that knew the current life may do so when the machine was reset together with its
+// memory.
 func (n *Node) isRefused(p Peer) bool {
 	to, err := p.target()
 	return err == nil && refusesCopy(n.peer.Failure(to))
 }
 
-// others are the other members; each of them has one of its addresses, should it have several. A
-// node that knows none may be a copy from before it had any: then they are those of its peers that
-// are of its cluster.
+// others are the other members; each has one of its addresses, should it have several. A node that
+// knows none may be a copy from before it had any: then they are those of its peers that belong to
+// its cluster.
 func (n *Node) others(ctx context.Context) (others []Peer) {
 	members := n.known()
 	if len(members) == 0 && n.Cluster() != "" {
@@ -152,7 +153,7 @@ func (n *Node) others(ctx context.Context) (others []Peer) {
 	return others
 }
 
-// greet makes this node known to others, and returns what has become of that.
+// greet makes this node known to others, and returns the outcomes.
 func (n *Node) greet(ctx context.Context, others []Peer) []error {
 	errs := make([]error, len(others))
 	var greeting sync.WaitGroup
@@ -171,7 +172,7 @@ func (n *Node) greet(ctx context.Context, others []Peer) []error {
 	return errs
 }
 
-// nextLife notes that a majority knows the current life, and begins the next one if that is over.
+// nextLife records that a majority knows the current life, and begins the next one if over is set.
 func (n *Node) nextLife(over bool) error {
 	var lives []uint64
 	err := n.changeManifest(func(d *manifest.Directory) (bool, error) {
@@ -191,10 +192,10 @@ func (n *Node) nextLife(over bool) error {
 	return err
 }
 
-// outdate ends the node, whose directory is an older copy. It has another ID when it is opened
+// outdate ends the node because its directory is an older copy. It has another ID when it is opened
 // again.
 func (n *Node) outdate(cause error) {
-	err := n.changeManifest(func(d *manifest.Directory) (bool, error) { // or else it is noticed again
+	err := n.changeManifest(func(d *manifest.Directory) (bool, error) { // after an error this is found again
 		d.Outdated = true
 		return true, nil
 	})

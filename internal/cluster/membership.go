@@ -27,11 +27,11 @@ func (n *Node) Add(ctx context.Context, p Peer) error {
 	return n.admit(ctx, j)
 }
 
-// invite makes a node that is to be added one of this cluster, and returns it with its IDs. It
-// waits for the node to be there.
+// invite makes a node part of this cluster before it is added, and returns it with its IDs. It
+// waits until the node answers.
 func (n *Node) invite(ctx context.Context, p Peer) (joining, error) {
 	j := joining{Peer: p, Join: true}
-	var away error // why the node has not answered, the last time
+	var away error // why the node has not answered the last time
 	waits := n.newWait()
 	err := n.poll(ctx, func() (bool, error) {
 		i, err := n.introduce(ctx, p)
@@ -63,7 +63,7 @@ func (n *Node) invite(ctx context.Context, p Peer) (joining, error) {
 	return j, err
 }
 
-// refusal is what the refusal of a connection says to the application.
+// refusal turns the refusal of a connection into the error for the application.
 func refusal(err error) error {
 	var refused *peer.RefusedError
 	switch {
@@ -101,7 +101,7 @@ func (n *Node) add(ctx context.Context, p Peer) error {
 // ErrBehind: a node has not caught up with a shard, and gets no vote yet.
 var ErrBehind = errors.New("codeq: node has not caught up")
 
-// giveVotes lets a member vote in each shard, as soon as it has caught up.
+// giveVotes gives a member a vote in each shard, as soon as it has caught up.
 func (n *Node) giveVotes(ctx context.Context, p Peer) error {
 	for i := range n.groups {
 		if err := n.giveVote(ctx, i, p); err != nil {
@@ -112,7 +112,7 @@ func (n *Node) giveVotes(ctx context.Context, p Peer) error {
 }
 
 func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
-	var behind error // the last time, before the end of ctx
+	var behind error // the last error before the end of ctx
 	waits := n.newWait()
 	err := n.poll(ctx, func() (bool, error) {
 		err := n.countBehind(ctx, shard, p)
@@ -123,10 +123,10 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 			return true, err
 		}
 		if gone := n.c.Leaders.Change(ctx, shard, CheckMember, p); errors.Is(gone, base.ErrNotMember) {
-			return true, gone // it was removed, and gets no further
+			return true, gone // the node was removed, and makes no more progress
 		}
 		if ctx.Err() != nil && behind != nil {
-			return false, nil // the end of ctx may be all that err says
+			return false, nil // err may only report the end of ctx
 		}
 		behind = err
 		waits.note("node does not vote yet", behind, "member", p.Node, "shard", shard)
@@ -142,7 +142,7 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 const closeBehind = MaxAppend * closeMessages
 
 // countBehind returns an error if a node lacks many entries, or all: the log may not have them. The
-// leader also looks at what its log has, and how large that is, if its build knows that.
+// leader also checks the content of its log, and its size, if its build does so.
 func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
 	applied, err := n.c.Leaders.Applied(ctx, shard)
 	if err != nil {
@@ -155,7 +155,7 @@ func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
 	if err != nil {
 		return fmt.Errorf("%w: node %s: %s", ErrBehind, p.Node, err.Error())
 	}
-	if states[shard].Failed { // until it is opened again
+	if states[shard].Failed { // until the node is opened again
 		return fmt.Errorf("%w: node %s: its replica", base.ErrFailed, p.Node)
 	}
 	if has := states[shard].Applied; has+closeBehind <= applied || has == 0 && applied > 0 {
@@ -164,18 +164,18 @@ func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
 	return nil
 }
 
-// wait is what waits for a node, perhaps for long, and says so in the log now and then.
+// wait is a wait for a node, perhaps a long one, that the log mentions now and then.
 type wait struct {
 	log  *slog.Logger
-	next time.Time // when it says so
+	next time.Time // time of the next message
 }
 
-// waitNote is how long a wait is silent.
+// waitNote is the time between two messages about a wait.
 const waitNote = 10 * time.Second
 
 func (n *Node) newWait() *wait { return &wait{n.log, time.Now().Add(waitNote)} }
 
-// note says why the wait goes on, if it was silent for long.
+// note logs the reason why the wait goes on, if waitNote has passed.
 func (w *wait) note(what string, why error, args ...any) {
 	if now := time.Now(); !now.Before(w.next) {
 		w.next = now.Add(waitNote)
@@ -183,16 +183,16 @@ func (w *wait) note(what string, why error, args ...any) {
 	}
 }
 
-// Remove takes a node out of the cluster. Before the first change it makes sure that all shards can
-// do without the node.
+// Remove takes a node out of the cluster. Before the first change it checks that all shards can do
+// without the node.
 //
-// Removals follow each other, whoever asks for them: each is decided by the first shard, which
-// refuses the next one until all shards have made the last. If two nodes were removed from
-// different shards first, each shard could lose its majority to the other removal.
+// Removals are made one after the other, on whichever nodes they are called: each is decided by the
+// first shard, which refuses the next one until all shards have made the last. If two nodes were
+// removed from different shards first, each shard could lose its majority to the other removal.
 //
 // A message that adds the node may still be under way. So the first shard remembers the directories
-// that it has removed, and takes none of them back; and the other shards add only what is a member
-// of the first one.
+// that it has removed, and never takes them back; and the other shards add only members of the
+// first one.
 func (n *Node) Remove(ctx context.Context, node string) error {
 	finished, err := n.finishRemovals(ctx)
 	if err != nil || slices.Contains(finished, node) {
@@ -207,7 +207,7 @@ func (n *Node) Remove(ctx context.Context, node string) error {
 	return n.forget(ctx, node)
 }
 
-// remove removes a node from the shards, beginning with one of them. If p has an ID, only that
+// remove removes a node from the shards, beginning with shard first. If p has an ID, only that
 // directory is removed.
 func (n *Node) remove(ctx context.Context, first int, p Peer) error {
 	for i := first; i < len(n.groups); i++ {
@@ -221,8 +221,8 @@ func (n *Node) remove(ctx context.Context, first int, p Peer) error {
 	return nil
 }
 
-// halfway is the outcome of what has begun, and has then failed: it is not one that says that
-// nothing was done.
+// halfway is the outcome of a change that has begun, and then failed: it must not say that nothing
+// was done.
 func halfway(err error) error {
 	if errors.Is(err, base.ErrClosed) || errors.Is(err, base.ErrNoMajority) {
 		return fmt.Errorf("%w: %s", base.ErrUncertain, err.Error())
@@ -230,10 +230,10 @@ func halfway(err error) error {
 	return fmt.Errorf("%w: %w", base.ErrUncertain, err)
 }
 
-// errForget: a node was removed.
+// errForget: a node was removed, but a shard still keeps its record of the node's produces.
 var errForget = errors.New("the shard keeps what it knows of its produces")
 
-// forget drops what the shards keep for a node that was removed.
+// forget deletes the data that the shards keep for a node that was removed.
 func (n *Node) forget(ctx context.Context, node string) error {
 	for i := range n.groups {
 		if err := n.c.Leaders.Forget(ctx, i, node); err != nil {
@@ -244,13 +244,13 @@ func (n *Node) forget(ctx context.Context, node string) error {
 }
 
 // finishRemovals removes the nodes that the first shard has removed, and others not yet, and
-// returns their names. It names their directories: meanwhile the removal may be finished, and
-// another directory come in under the name.
+// returns their names. It identifies them by their directories: meanwhile the removal may be
+// finished, and another directory added under the name.
 func (n *Node) finishRemovals(ctx context.Context) (finished []string, err error) {
 	for _, p := range removing(n.Status(ctx)) {
 		err := n.c.Leaders.Change(ctx, 0, CheckMember, p)
 		if err == nil {
-			continue // this node did not know of it
+			continue // this node had an old state
 		}
 		if !errors.Is(err, base.ErrNotMember) {
 			return finished, fmt.Errorf("remove node %s: %w", p.Node, err)
@@ -304,10 +304,10 @@ func (n *Node) check(ctx context.Context, how Change, node string) error {
 	return unknown
 }
 
-// Leave takes this node out of the cluster if that is asked for, and it is part of one. If other
-// nodes leave, too, it waits for its turn. The last one stays a member, and waits until the others
-// are removed from all shards: they need it for that, and it could not lead a shard later that
-// still has one of them.
+// Leave takes this node out of the cluster if LeaveOnClose asks for it, and it is a member. If
+// other nodes leave, too, it waits for its turn. The last one stays a member, and waits until the
+// others are removed from all shards: they need it for that, and it could not lead a shard later
+// that still has one of them.
 func (n *Node) Leave() error {
 	if !n.c.LeaveOnClose || n.Cluster() == "" {
 		return nil
@@ -326,8 +326,7 @@ func (n *Node) Leave() error {
 	}
 }
 
-// letLeave finishes the removals of all other nodes, as the only one that the first shard still
-// has.
+// letLeave finishes the removals of all other nodes, as the only member of the first shard.
 func (n *Node) letLeave() {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.CallTimeout)
 	defer cancel()
@@ -337,8 +336,8 @@ func (n *Node) letLeave() {
 		}
 		_, all := n.membersOf(ctx)
 		return all == len(n.groups), nil
-	}) // or the end of ctx
-	time.Sleep(2 * n.c.ElectionTimeout) // others that have just left may have yet to hear of it
+	}) // the end of ctx is no error
+	time.Sleep(2 * n.c.ElectionTimeout) // nodes that have just left may not know it yet
 }
 
 // tryLeave also returns how many members all shards have together. While it removes this node it
@@ -355,7 +354,7 @@ func (n *Node) tryLeave() (left int, err error) {
 				member, _ := n.membersOf(ctx)
 				removed = !member
 				return removed, nil
-			}) // or the end of ctx
+			}) // the end of ctx is no error
 			if removed {
 				cancel()
 			}

@@ -1,7 +1,7 @@
-// Package cluster lets several nodes hold the same shards: each shard is a Raft group (Ongaro and
+// Package cluster replicates shards over several nodes: each shard is a Raft group (Ongaro and
 // Ousterhout, "In Search of an Understandable Consensus Algorithm"; github.com/hashicorp/raft). It
-// elects who decides for a shard, replicates what was decided, and carries calls to whoever
-// decides. It does not know what that is: a shard is a StateMachine.
+// elects the node that decides for a shard, replicates the decisions, and forwards calls to that
+// node. It does not know the content of decisions: a shard is a StateMachine.
 package cluster
 
 import (
@@ -92,54 +92,54 @@ type Config struct {
 	Listen           string // address; not used if there is a Listener
 	Listener         net.Listener
 	Advertise        string        // the address that others dial; "": that of Listen or Listener
-	Peers            []Peer        // with which a new cluster begins; or of the one to join
-	Join             bool          // a cluster that exists
+	Peers            []Peer        // founders of a new cluster; or members of the one to join
+	Join             bool          // an existing cluster
 	TLS              *tls.Config   // nil: none
-	AllowAnonymous   bool          // by TLS, of nodes that dial
-	HeartbeatTimeout time.Duration // after which a leader that is not heard of is missed
+	AllowAnonymous   bool          // with TLS, of nodes that dial
+	HeartbeatTimeout time.Duration // of silence until a follower misses its leader
 	ElectionTimeout  time.Duration // of an election
 	CallTimeout      time.Duration // how long a call waits for a shard
-	StallAfter       time.Duration // how long an operation on files may take; Disk tells those that take longer
+	StallAfter       time.Duration // how long an operation on files may take; Disk reports longer ones
 	LeaveOnClose     bool
 
 	Directory *manifest.Directory
 	Sync      raftlog.Sync
 	MinFree   int64 // bytes; see logRoom
-	MaxAppend int   // entries of a message between nodes, at most; at most the constant
-	HidesRoom bool  // the node tells nobody how full its disk is; for tests
-	Newest    int   // format that the node knows; 0: manifest.Format. Tests say less
-	// PebbleFormat is Pebble's of the log, by that of the directory. Default: manifest.PebbleFormat
+	MaxAppend int   // largest number of entries in a message between nodes; at most the constant
+	HidesRoom bool  // the node does not report the room on its disk; for tests
+	Newest    int   // newest format of this build; 0: manifest.Format. Tests set less
+	// PebbleFormat is Pebble's format of the log, by that of the directory. Default:
+	// manifest.PebbleFormat
 	PebbleFormat func(format int) pebble.FormatMajorVersion
 	Logger       *slog.Logger
-	// SnapshotBytes is of how much log a snapshot is taken; half as much stays.
+	// SnapshotBytes is the number of bytes of log between two snapshots; half as much stays.
 	SnapshotBytes int64
 
-	// Disk watches the operations on the files of the node; see WatchDisk. nil: nothing
-	// is watched but the votes, for which it has an hour.
+	// Disk watches the operations on the files of the node; see WatchDisk. nil: only the votes are
+	// watched, with an hour as their limit.
 	Disk *failstop.Watch
 
 	// Machines are the shards.
 	Machines []StateMachine
 	// Reconcile makes the stores of all Machines agree with each other; differ: they may be of
-	// different moments. It is called when they are open, before a cluster begins with what they
-	// have.
+	// different moments. It is called when they are open, before a cluster begins from them.
 	Reconcile func(differ bool) error
-	// Leaders asks those who decide for the shards, here or on other nodes.
+	// Leaders calls the leaders of the shards, here or on other nodes.
 	Leaders Leaders
-	// Serve answers a call of another node for a shard, whose kind is below OwnKinds. The
-	// caller is told of an error that it returns.
+	// Serve answers a call of another node for a shard, of a kind below OwnKinds. The caller gets
+	// the error that it returns.
 	Serve func(shard int, r *peer.Request) error
 	// ServeNode answers a call of another node that is not for a shard (AskNodes). It may wait for
 	// as long as ctx lasts.
 	ServeNode func(ctx context.Context, body []byte) ([]byte, error)
 	// Removed is called once, with the error of calls from then on, when this node was removed from
-	// the cluster, and all shards have removed it as far as it knows. It must not wait. nil: nobody
-	// is told.
+	// the cluster, and all shards have removed it as far as it knows. It must not wait. nil: not
+	// called.
 	Removed func(error)
-	// EncodeError and DecodeError are how errors travel between nodes.
+	// EncodeError and DecodeError convert errors for messages between nodes.
 	EncodeError func(error) (code byte, text string)
 	DecodeError func(code byte, text string) error
-	// PanicError is what a panic of a goroutine becomes.
+	// PanicError is the error for a panic of a goroutine.
 	PanicError func(what string, value any, stack []byte) error
 
 	// Tests replace these.
@@ -150,14 +150,14 @@ type Config struct {
 	Log   func(*raftlog.Group) LogStore                            // nil: the group itself
 }
 
-// Leaders is how a node asks those who decide for the shards.
+// Leaders calls the leaders of the shards.
 type Leaders interface {
-	// Change lets the group of a shard be changed on the node that leads it, by Group.Change.
+	// Change changes the group of a shard, by Group.Change on the node that leads it.
 	Change(ctx context.Context, shard int, how Change, p Peer, former ...string) error
 	// Applied is the index of the last entry that the leader of a shard has applied.
 	Applied(ctx context.Context, shard int) (uint64, error)
-	// Forget drops what a shard keeps for a node that was removed, and lets it store that. The name
-	// may be that of a directory (Peer.ServerID), which is then never taken back.
+	// Forget deletes the data that a shard keeps for a node that was removed, and stores the
+	// removal. The name may be that of a directory (Peer.ServerID), which is then never taken back.
 	Forget(ctx context.Context, shard int, name string) error
 }
 
@@ -180,19 +180,19 @@ type Node struct {
 	limits     base.Limits // of calls that any shard may answer
 
 	ready      atomic.Bool   // the node takes part in every group
-	silent     atomic.Bool   // it sends nothing as a leader any more
+	silent     atomic.Bool   // the node no longer sends anything as a leader
 	opened     chan struct{} // closed when it is ready
 	founding   atomic.Bool   // a cluster whose groups may not have begun
 	membership membership
 	elders     elders
 	hints      hints
-	// replacement is guarded by itself; only the leader of the first shard uses it.
+	// replacement has its own mutex; only the leader of the first shard uses it.
 	replacement replacement
-	birth       uint64 // the life in which this process began
+	birth       uint64 // first life of this process
 	removal     removal
 	quit        chan struct{}
 	watches     sync.WaitGroup // goroutines of the groups
-	background  sync.WaitGroup // what nobody waits for but Close
+	background  sync.WaitGroup // goroutines that only Close waits for
 	ctx         context.Context
 	cancel      context.CancelFunc
 }
@@ -265,17 +265,17 @@ func (n *Node) Self() Peer { return n.self }
 // Group is the group of a shard.
 func (n *Node) Group(shard int) *Group { return n.groups[shard] }
 
-// Context ends when nobody decides here any more, and nobody will.
+// Context ends when no shard has a leader on this node, and none will.
 func (n *Node) Context() context.Context { return n.ctx }
 
 // HasSpace reports whether the log of Raft can be written.
 func (n *Node) HasSpace() bool { return n.logs.HasSpace() }
 
-// Hurry lets writes of the log fail that wait for room on a full disk.
+// Hurry makes writes of the log fail that wait for room on a full disk.
 func (n *Node) Hurry() { n.logs.Hurry() }
 
-// Open opens the stores of all shards, and begins to talk to the other nodes. What it has opened
-// when it returns an error is closed by Close.
+// Open opens the stores of all shards, and starts the communication with the other nodes. After an
+// error, Close closes the open parts.
 func (n *Node) Open() error {
 	if err := n.openStores(); err != nil {
 		return err
@@ -364,8 +364,8 @@ func (n *Node) openReplicas() (err error) {
 	return nil
 }
 
-// damageOf lets what is damaged beside the stores of the shards match ErrCorrupt, and what somebody
-// else has open ErrLocked.
+// damageOf makes an error match ErrCorrupt if a log or a snapshot is damaged, and ErrLocked if
+// another process has a file open.
 func damageOf(err error) error {
 	switch {
 	case errors.Is(err, raftlog.ErrCorrupt) || errors.Is(err, snapshot.ErrDamaged):
@@ -410,9 +410,9 @@ func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
 	conf.LocalID = n.self.ServerID()
 	conf.HeartbeatTimeout = n.c.HeartbeatTimeout
 	conf.ElectionTimeout = n.c.ElectionTimeout
-	conf.LeaderLeaseTimeout = n.c.HeartbeatTimeout // a moment's standstill is no reason to step down
-	conf.NoSnapshotRestoreOnStart = true           // the store has what it had
-	conf.SnapshotThreshold = 1 << 62               // compact takes them, by the bytes in the log
+	conf.LeaderLeaseTimeout = n.c.HeartbeatTimeout // a short standstill is no reason to step down
+	conf.NoSnapshotRestoreOnStart = true           // the store has the content already
+	conf.SnapshotThreshold = 1 << 62               // compact takes snapshots, by the bytes in the log
 	conf.SnapshotInterval = time.Hour
 	conf.ShutdownOnRemove = false
 	conf.MaxAppendEntries = n.c.MaxAppend
@@ -457,10 +457,10 @@ func (n *Node) Close() error {
 }
 
 // hasten gives up all terms of this node if it has not ended after some time: its proposals may
-// wait for nodes whose disks are full, or that are not there. Raft answers them when it has lost
-// the leadership.
+// wait for nodes that are down, or have full disks. Raft answers them when it has lost the
+// leadership.
 func (n *Node) hasten(ended <-chan struct{}) {
-	t := time.NewTimer(2*n.c.ElectionTimeout + raftTimeout) // more than a transfer takes
+	t := time.NewTimer(2*n.c.ElectionTimeout + raftTimeout) // longer than a transfer
 	defer t.Stop()
 	select {
 	case <-ended:

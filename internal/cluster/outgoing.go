@@ -19,35 +19,35 @@ import (
 // of their own, and then, in place of the snapshot, their manifest by Raft. The goroutine that
 // replicates to the node waits meanwhile; heartbeats and votes go on, at either end.
 //
-// So that the node then goes on with the log, and does not lack more than the log holds again, no
-// other snapshot is taken until it has caught up: Raft deletes log only with a snapshot. What the
-// log may grow to meanwhile is bounded by the size of the files. If it is longer, the link is
-// slower than the log, and what has been sent is of no use.
+// So that the node can then continue with the log, and does not lack more than the log holds again,
+// no other snapshot is taken until it has caught up: Raft deletes log only with a snapshot. The log
+// may grow meanwhile by the size of the files. If it grows more, the link is slower than the log,
+// and the files that were sent are useless.
 
-// outgoing is the files that the leader of a group sends, and the nodes for which it keeps the log
-// behind them.
+// outgoing is the files that the leader of a group sends, and the nodes that need the log behind
+// them.
 type outgoing struct {
 	turn    chan struct{} // capacity 1: an element while a snapshot is taken, or a checkpoint made
-	holding atomic.Bool   // whether there is such a node
-	held    atomic.Uint64 // by how many bytes more the log may grow for these nodes
+	holding atomic.Bool   // there is such a node
+	held    atomic.Uint64 // bytes that the log may grow beyond its size for these nodes
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	files  *sharedFiles
 	behind map[raft.ServerID]bool // whether the node has all of the files
-	// furthest is how far a node has come: in the files by what it was sent, and then in the log.
+	// furthest is the progress of a node: in the files by the bytes sent, and then in the log.
 	furthest map[raft.ServerID]uint64
-	idle     *time.Timer // ends all of it, when no node has come further for keepFiles
+	idle     *time.Timer // ends the transfer when no node has made progress for keepFiles
 }
 
 // sharedFiles is a checkpoint that is sent to several nodes. Guarded by outgoing.mu.
 type sharedFiles struct {
 	*snapshot.Checkpoint
 	users int
-	over  chan struct{} // closed when they are not sent any more
+	over  chan struct{} // closed when they are no longer sent
 }
 
-// keepFiles is how long what has been sent, or received, is kept for a connection that goes on with
-// it. So long the log may be kept for a node that does not come.
+// keepFiles is how long files, sent or received, are kept for a connection that continues with
+// them. The log may be kept for as long for a node that does not come.
 const keepFiles = 5 * time.Minute
 
 var (
@@ -56,8 +56,8 @@ var (
 	errFilesGivenUp = errors.New("its files have been given up")
 )
 
-// InstallSnapshot is raft.Transport's. The content of a snapshot is the manifest of the files that
-// have been sent.
+// InstallSnapshot implements raft.Transport. The content of a snapshot is the manifest of the files
+// that have been sent.
 func (t *transport) InstallSnapshot(
 	id raft.ServerID, target raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, _ io.Reader,
 ) error {
@@ -83,9 +83,9 @@ func (t *transport) InstallSnapshot(
 	return nil
 }
 
-// sendFiles sends the files of the snapshot that Raft is about to install on a node, over as many
-// connections as it takes as long as each of them gets further than all before, and returns their
-// manifest. Otherwise Raft tries again, ever more rarely.
+// sendFiles sends the files of the snapshot that Raft will install on a node, over several
+// connections as long as each makes more progress than all before, and returns their manifest.
+// Otherwise Raft tries again, with ever longer pauses.
 func (g *Group) sendFiles(to raft.Server, req *raft.InstallSnapshotRequest) (manifest []byte, err error) {
 	for again := (Patience{}); ; again.Wait(g.node.ctx, nil) {
 		g.awaitContact(to.ID, req.Term)
@@ -108,7 +108,7 @@ func (g *Group) sendFiles(to raft.Server, req *raft.InstallSnapshotRequest) (man
 	}
 }
 
-// maySend returns an error if the files for a node make no difference any more.
+// maySend returns an error if the files for a node are useless by now.
 func (g *Group) maySend(to raft.ServerID, term uint64) error {
 	if err := g.Failure(); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (g *Group) maySend(to raft.ServerID, term uint64) error {
 	return fmt.Errorf("shard %d: node %s is no member", g.index, to)
 }
 
-// trySending sends what a node lacks of files on one connection. It reports whether it has sent
+// trySending sends the missing files to a node on one connection. It reports whether it has sent
 // more than any connection before.
 func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (further bool, err error) {
 	target, err := peerOf(to).target()
@@ -153,7 +153,7 @@ func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (fur
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = conn.Close() }() // what was sent has been acknowledged
+	defer func() { _ = conn.Close() }() // the sent bytes have been acknowledged
 	t := files.Transfer(conn, raftTimeout)
 	defer context.AfterFunc(ctx, func() { t.Fail(context.Canceled) })()
 	if err := t.Offer(term); err != nil {
@@ -167,7 +167,7 @@ func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (fur
 	return further, err
 }
 
-// endOfSending returns why files are not sent any more, or nil when ctx ends.
+// endOfSending returns the reason why files are no longer sent, or nil when ctx ends.
 func (g *Group) endOfSending(ctx context.Context, files *sharedFiles, to raft.ServerID, term uint64) error {
 	for {
 		change := g.route.next()
@@ -184,9 +184,9 @@ func (g *Group) endOfSending(ctx context.Context, files *sharedFiles, to raft.Se
 	}
 }
 
-// filesFor returns files of the newest snapshot for a node, for which it keeps the log behind them
-// from then on. Who has them calls release. If Raft is to install another snapshot, it is to come
-// again with this one.
+// filesFor returns files of the newest snapshot for a node, and keeps the log behind them from then
+// on. The caller calls release for the files. If Raft wants another snapshot, filesFor fails, so
+// that Raft tries again with this one.
 func (g *Group) filesFor(to raft.ServerID, index uint64) (*sharedFiles, error) {
 	o := &g.outgoing
 	o.turn <- struct{}{}
@@ -215,11 +215,11 @@ func (g *Group) filesFor(to raft.ServerID, index uint64) (*sharedFiles, error) {
 	return files, nil
 }
 
-// freshPart: a transfer begins with another snapshot if the log behind the last one has grown by
-// this part of what it may, so that little is sent that the files contain.
+// freshPart: a transfer begins with a new snapshot if the log behind the last one has grown by more
+// than SnapshotBytes/freshPart, so that little log is sent that the files already contain.
 const freshPart = 16
 
-// acknowledge notes that a node has the log up to an index.
+// acknowledge records that a node has the log up to an index.
 func (g *Group) acknowledge(id raft.ServerID, index uint64) {
 	o := &g.outgoing
 	if !o.holding.Load() || !o.follows(id, index) {
@@ -234,12 +234,12 @@ func (g *Group) acknowledge(id raft.ServerID, index uint64) {
 	}
 }
 
-// endIdle ends what has not got further for long.
+// endIdle ends a transfer without progress for keepFiles.
 func (g *Group) endIdle() {
 	g.node.contain("end of a transfer", func() { g.giveUpFiles("they have not got further for long") }, nil)
 }
 
-// giveUpFiles lets nobody get the files any more, and keeps log for nobody.
+// giveUpFiles ends all transfers, and keeps no more log for them.
 func (g *Group) giveUpFiles(why string) {
 	if g.outgoing.end() {
 		g.node.log.Warn("files of a snapshot are given up", "shard", g.index, "why", why)
@@ -247,11 +247,10 @@ func (g *Group) giveUpFiles(why string) {
 	}
 }
 
-// stopHolding lets a snapshot be taken that was due.
+// stopHolding takes a snapshot if one was due.
 func (g *Group) stopHolding() { g.grow(0, 0) }
 
-// begin takes files that are to be sent, and shares them. REQUIRES: there are none, and turn has an
-// element.
+// begin shares new files for a transfer. REQUIRES: there are none, and turn has an element.
 func (o *outgoing) begin(files *snapshot.Checkpoint, to raft.ServerID, endIdle func()) *sharedFiles {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -287,7 +286,7 @@ func (o *outgoing) shareLocked(to raft.ServerID) *sharedFiles {
 	return o.files
 }
 
-// release is called by who does not need files any more that share returned.
+// release ends one use of files that share returned.
 func (o *outgoing) release(files *sharedFiles) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -295,7 +294,7 @@ func (o *outgoing) release(files *sharedFiles) {
 	o.removeUnused(files)
 }
 
-// removeUnused removes files that nobody sends, or will. REQUIRES: mu is held.
+// removeUnused removes files that are not being sent, and will not be. REQUIRES: mu is held.
 func (o *outgoing) removeUnused(files *sharedFiles) {
 	if files == nil || files.users > 0 {
 		return
@@ -311,8 +310,7 @@ func (o *outgoing) removeUnused(files *sharedFiles) {
 	files.Remove()
 }
 
-// moves notes how far a node has come in the files, and reports whether that is further than
-// before.
+// moves records the progress of a node in the files, and reports whether it is further than before.
 func (o *outgoing) moves(id raft.ServerID, offset uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -329,7 +327,7 @@ func (o *outgoing) advance(id raft.ServerID, to uint64) bool {
 	return true
 }
 
-// installed notes that a node has all of the files.
+// installed records that a node has all of the files.
 func (o *outgoing) installed(id raft.ServerID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -339,8 +337,8 @@ func (o *outgoing) installed(id raft.ServerID) {
 	}
 }
 
-// follows notes how far a node has come in the log, and reports whether that is kept for it, as it
-// has the files.
+// follows records the progress of a node in the log, and reports whether log is kept for it because
+// it has the files.
 func (o *outgoing) follows(id raft.ServerID, index uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -351,7 +349,7 @@ func (o *outgoing) follows(id raft.ServerID, index uint64) bool {
 	return true
 }
 
-// caughtUp keeps no log for a node any more. It reports whether it keeps log for none.
+// caughtUp ends the keeping of log for a node. It reports whether log is kept for none.
 func (o *outgoing) caughtUp(id raft.ServerID) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -363,7 +361,7 @@ func (o *outgoing) caughtUp(id raft.ServerID) bool {
 	return o.endLocked()
 }
 
-// end lets nobody get the files any more. It reports whether there was anything to end.
+// end ends all transfers. It reports whether there were any.
 func (o *outgoing) end() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

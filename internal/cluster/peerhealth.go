@@ -10,18 +10,17 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// peerHealth is which nodes a shard's leader can reach. Raft tries to replicate to
-// a node that it cannot reach ever more rarely, up to ten seconds apart; one that
-// is back would wait for as long, and so would a shard that needs it for a
-// majority. So what is to be replicated waits, without having failed, while
-// heartbeats to that node fail, which are tried several times a second.
+// peerHealth records which nodes a shard's leader can reach. Raft tries to replicate to an
+// unreachable node with ever longer pauses, up to ten seconds; a node that is back would wait for
+// as long, and so would a shard that needs it for a majority. So while heartbeats to that node
+// fail, which are tried several times a second, replication to it waits without an error.
 type peerHealth struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	down     map[raft.ServerID]outage
-	refused  map[raft.ServerID]time.Time // when it could not store the last entries that it was sent
-	refusing atomic.Int32                // nodes of refused
+	refused  map[raft.ServerID]time.Time // when the node could not store the last entries
+	refusing atomic.Int32                // number of nodes in refused
 	disks    map[raft.ServerID]diskAnswer
-	doubted  changes // a node does not answer heartbeats any more, or by a later term
+	doubted  changes // changes when a node fails to answer a heartbeat, or answers with a later term
 }
 
 // outage is the time during which a node does not answer the heartbeats of a term.
@@ -30,14 +29,14 @@ type outage struct {
 	over chan struct{} // closed at its end
 }
 
-// diskAnswer is how the disk of a node was when it answered a heartbeat.
+// diskAnswer is the state of a node's disk when the node answered a heartbeat.
 type diskAnswer struct {
 	term uint64
 	at   time.Time     // when the answer came
 	age  time.Duration // how long its oldest operation had been under way
 }
 
-// noteDisk keeps what a node has said of its disk.
+// noteDisk stores a node's report on its disk.
 func (c *peerHealth) noteDisk(id raft.ServerID, term uint64, age time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,8 +46,8 @@ func (c *peerHealth) noteDisk(id raft.ServerID, term uint64, age time.Duration) 
 	c.disks[id] = diskAnswer{term, time.Now(), age}
 }
 
-// diskAge is what a node has said last of its disk, in a term; without an answer in the time given
-// it is longer than any.
+// diskAge is the last report of a node on its disk in a term; without one within the given time it
+// is longer than any.
 func (c *peerHealth) diskAge(id raft.ServerID, term uint64, within time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,8 +58,8 @@ func (c *peerHealth) diskAge(id raft.ServerID, term uint64, within time.Duration
 	return a.age
 }
 
-// awaitContact returns when a node answers the heartbeats of a term, or when that
-// makes no difference any more: the term is over, or this node about to end.
+// awaitContact returns when a node answers the heartbeats of a term, or when the wait is useless:
+// the term is over, or this node about to end.
 func (g *Group) awaitContact(id raft.ServerID, term uint64) {
 	for {
 		change := g.route.next()
@@ -77,7 +76,8 @@ func (g *Group) awaitContact(id raft.ServerID, term uint64) {
 	}
 }
 
-// outage is when a node answers the heartbeats of a term again; nil: it does.
+// outage returns a channel that is closed when a node answers the heartbeats of a term again; nil:
+// it does answer.
 func (c *peerHealth) outage(id raft.ServerID, term uint64) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +87,7 @@ func (c *peerHealth) outage(id raft.ServerID, term uint64) <-chan struct{} {
 	return nil
 }
 
-// note keeps what has become of a heartbeat.
+// note records the outcome of a heartbeat.
 func (c *peerHealth) note(id raft.ServerID, term uint64, answered bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,11 +108,11 @@ func (c *peerHealth) note(id raft.ServerID, term uint64, answered bool) {
 	}
 }
 
-// answerAge is how long it counts what a node has said of the room on its disk, or that it has
-// refused an entry. Both are repeated several times a second while it is so, by members only.
+// answerAge is how long a node's report on the room on its disk, or its refusal of an entry, is
+// valid. Members repeat both several times a second while they hold.
 const answerAge = 30 * time.Second
 
-// refuses reports whether a node could not store what it was sent last.
+// refuses reports whether a node could not store the last entries.
 func (c *peerHealth) refuses(id raft.ServerID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +120,7 @@ func (c *peerHealth) refuses(id raft.ServerID) bool {
 	return ok && time.Since(at) < answerAge
 }
 
-// anyRefuses reports whether any node could not store what it was sent last.
+// anyRefuses reports whether any node could not store the last entries.
 func (c *peerHealth) anyRefuses() bool { return c.refusing.Load() > 0 }
 
 func (c *peerHealth) noteRefusal(id raft.ServerID, refused bool) {

@@ -9,25 +9,25 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// pipeline is Raft's, but divides what Raft sends into messages of a bounded size, and does not get
-// stuck. Raft stops listening to the answers when it gets one that ends the pipeline, such as that
-// of a follower that knows a later term. If it sent another request then, or was about to, the
-// goroutine that sends would wait for ever, and with it the replication to that follower, and
-// Shutdown. So the pipeline closes itself, and does so as well when its term is over.
+// pipeline is Raft's, but divides requests into messages of a bounded size, and does not get stuck.
+// Raft stops listening to the answers when it gets one that ends the pipeline, such as that of a
+// follower that knows a later term. If Raft sent another request then, or was about to, the sending
+// goroutine would wait for ever, and with it the replication to that follower, and Shutdown. So the
+// pipeline closes itself in that case, and also when its term is over.
 type pipeline struct {
 	raft.AppendPipeline
 	group  *Group
 	to     raft.ServerID
-	newest raft.AppendFuture // of what was sent last; nil: its answer has been looked at
-	told   uint64            // of what is committed, by the last message
-	sent   time.Time         // when the last message was, or else the pipeline made
+	newest raft.AppendFuture // of the last request; nil: its answer has been checked
+	told   uint64            // the commit index in the last message
+	sent   time.Time         // time of the last message, or else of the start
 	term   atomic.Uint64     // of the last request; 0: there was none
 	end    sync.Once
 	ended  chan struct{}
 }
 
-// inFlight is how many messages the pipeline of the library has under way. With this number, the
-// least, it takes a message only when Raft has got the answer to the one before.
+// inFlight is the number of messages that the library's pipeline has under way. With this number,
+// the smallest, it takes a message only when Raft has got the answer to the one before.
 const inFlight = 2
 
 func newPipeline(inner raft.AppendPipeline, g *Group, to raft.ServerID) *pipeline {
@@ -39,13 +39,13 @@ func newPipeline(inner raft.AppendPipeline, g *Group, to raft.ServerID) *pipelin
 	return p
 }
 
-// Close is raft.AppendPipeline's.
+// Close implements raft.AppendPipeline.
 func (p *pipeline) Close() error {
 	p.end.Do(func() { close(p.ended) })
 	return p.AppendPipeline.Close()
 }
 
-// awaitEnd waits until what is sent makes no difference any more.
+// awaitEnd waits until messages are useless.
 func (p *pipeline) awaitEnd() {
 	for {
 		change := p.group.route.next()
@@ -62,14 +62,15 @@ func (p *pipeline) awaitEnd() {
 	}
 }
 
-// isOver reports whether what is sent makes no difference any more.
+// isOver reports whether messages are useless: this node no longer leads in the term.
 func (p *pipeline) isOver() bool {
 	term, r := p.term.Load(), p.group.raft
 	return term > 0 && (r.State() != raft.Leader || r.CurrentTerm() != term)
 }
 
-// AppendEntries is raft.AppendPipeline's. One goroutine calls it. What is not sent within
-// sendFor is taken out of the request: Raft looks whether it is to stop, and goes on there.
+// AppendEntries implements raft.AppendPipeline. One goroutine calls it. Entries that are not sent
+// within sendFor are taken out of the request: Raft then checks whether it must stop, and continues
+// with them.
 func (p *pipeline) AppendEntries(
 	args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) (raft.AppendFuture, error) {
@@ -101,8 +102,8 @@ func (p *pipeline) AppendEntries(
 
 const sendFor = time.Second
 
-// send sends the first n entries of a request. An entry that is larger than a message is sent
-// when all before have been answered, so that no two of them are in memory.
+// send sends the first n entries of a request. An entry that is larger than a message is sent when
+// all before have been answered, so that no two of them are in memory.
 func (p *pipeline) send(
 	req *raft.AppendEntriesRequest, n int, resp *raft.AppendEntriesResponse,
 ) (raft.AppendFuture, error) {
@@ -131,8 +132,8 @@ func (p *pipeline) send(
 	return f, nil
 }
 
-// look waits for the answer to the newest message, unless it has looked at it, and reports whether
-// Raft goes on behind it. If it does not, the pipeline is closed.
+// look waits for the answer to the newest message, unless it has been checked, and reports whether
+// Raft continues after it. If not, the pipeline is closed.
 func (p *pipeline) look() bool {
 	f := p.newest
 	p.newest = nil
@@ -147,18 +148,18 @@ func (p *pipeline) look() bool {
 	return true
 }
 
-// isTold reports whether a request says nothing new: the node has been sent all entries, and told
-// that all are committed. Raft repeats such a request at every CommitTimeout.
+// isTold reports whether a request repeats the last one: the node has been sent all entries, and
+// the commit index that covers them all. Raft repeats such a request at every CommitTimeout.
 func (p *pipeline) isTold(req *raft.AppendEntriesRequest) bool {
 	return len(req.Entries) == 0 && req.LeaderCommitIndex > 0 && req.LeaderCommitIndex == req.PrevLogEntry && p.told == req.LeaderCommitIndex
 }
 
-// rest waits until there is an entry to be sent, and is true then. It is false when the request is
-// to be sent nevertheless: a node has missed heartbeats, so that the connection may have ended as
-// well, or has answered one by a later term, which Raft learns from the request; the term or the
-// pipeline is over, as when the node has not agreed to the last message; or it was sent long ago.
-// Nothing is answered in the node's place: Raft hears of the node by heartbeats, and misses it when
-// they fail.
+// rest waits until there is an entry to send, and is true then. It is false when the request must
+// be sent nevertheless: a node has missed heartbeats, so that the connection may have ended as
+// well, or has answered one with a later term, which Raft learns from the request; the term or the
+// pipeline is over, as when the node has refused the last message; or the last message was long
+// ago. rest never answers in the node's place: Raft gets the answers to heartbeats, and misses the
+// node when they fail.
 func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 	g := p.group
 	answered, long := time.NewTimer(g.node.c.HeartbeatTimeout), time.NewTimer(longRest)
@@ -177,7 +178,7 @@ func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 		case <-change:
 		case <-doubted:
 			return false
-		case <-answered.C: // most likely; to wait earlier would keep an entry back
+		case <-answered.C: // most likely there by now; an earlier wait would delay an entry
 			if !p.look() {
 				return false
 			}
@@ -191,14 +192,14 @@ func (p *pipeline) rest(req *raft.AppendEntriesRequest) bool {
 	}
 }
 
-// longRest is how long nothing is sent: then Raft looks whether it is to stop, and a connection
-// that was lost in silence is missed.
+// longRest is the longest time without a message: then Raft checks whether it must stop, and
+// notices a connection that was lost in silence.
 const longRest = 5 * time.Second
 
 // A node that catches up leaves most of the time to the calls of others: after each message but the
-// last, or MaxAppend entries, it waits for giveWayFor times as long as they took. A shard at work
-// commits one entry in the time in which the other node then gets a message divided by
-// 1+giveWayFor, so that it catches up nevertheless.
+// last, or MaxAppend entries, it waits giveWayFor times as long as they took. A busy shard commits
+// one entry in the time of a message divided by 1+giveWayFor, so that the node catches up
+// nevertheless.
 const (
 	giveWayFor = 7
 	maxGiveWay = 50 * time.Millisecond

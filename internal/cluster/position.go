@@ -13,10 +13,10 @@ type Position struct{ Index, Term uint64 }
 
 // admits returns an error if a log with an entry at p cannot have one at e.
 //
-// The log of a node may end before what its store has, since a checkpoint that a leader sends is
-// ahead of its snapshot. Then a leader sends entries that the store has. That they are the same
-// cannot be taken for granted: below DurabilityDisk a power loss takes the end of a log, perhaps of
-// a majority, who then go on from what they have, under new terms.
+// The log of a node may end before its store, since a checkpoint that a leader sends is ahead of
+// its snapshot. Then a leader sends entries that the store has. They need not be the same: below
+// DurabilityDisk a power loss takes the end of a log, perhaps on a majority of the nodes, which
+// then continue from the rest, under new terms.
 func (p Position) admits(e Position) error {
 	if e.Index == p.Index && e.Term == p.Term || e.Index < p.Index && e.Term <= p.Term || e.Index > p.Index && e.Term >= p.Term {
 		return nil

@@ -12,19 +12,19 @@ import (
 	"codeq/internal/base"
 )
 
-// Raft answers what is proposed when a majority has it, however long that takes: disks may be full,
-// or hang. So proposals are made by goroutines of their own, and who proposes waits for a limit
+// Raft answers a proposal when a majority has it, however long that takes: disks may be full, or
+// hang. So proposals are made by goroutines of their own, and callers wait for a limit
 // (Node.commitLimit).
 //
-// Invariant: as long as Raft has not answered a proposal that nobody waits for any more, nobody
-// decides here, and nothing else is proposed: the shard is led again, in the same term or a later
-// one, when it is known what has become of the entry.
+// Invariant: as long as Raft has not answered a proposal that its caller has abandoned, this node
+// does not decide, and makes no other proposal: it leads the shard again, in the same term or a
+// later one, when the outcome of the entry is known.
 
-// proposing is what a group has proposed. The zero proposing is ready for use.
+// proposing is the proposals of a group. The zero value is ready for use.
 type proposing struct {
 	idle  atomic.Pointer[proposer] // has nothing to do; nil: there is none
-	late  atomic.Int32             // proposals that nobody waits for any more
-	moves atomic.Uint64            // parts of large messages that voters have been sent
+	late  atomic.Int32             // proposals that their callers have abandoned
+	moves atomic.Uint64            // parts of large messages that were sent to voters
 }
 
 // proposal is an entry, or else a change of the members.
@@ -32,7 +32,7 @@ type proposal struct {
 	term   uint64
 	entry  []byte
 	change func() raft.Future
-	end    func() // see over; nil: nothing is to be done
+	end    func() // see over; nil: nothing to do
 }
 
 // proposer is a goroutine that carries out one proposal after the other.
@@ -41,26 +41,26 @@ type proposer struct {
 	ended  chan struct{} // closed when its goroutine has panicked, before the answer
 	answer chan error    // capacity 1
 	state  atomic.Int32
-	timer  *time.Timer // of who waits
+	timer  *time.Timer // of the caller that waits
 }
 
 // States of a proposer.
 const (
-	proposalMade     int32 = iota // and somebody waits for the answer
+	proposalMade     int32 = iota // the caller waits for the answer
 	proposalAnswered              // or none was made yet
-	proposalLate                  // nobody waits for the answer
+	proposalLate                  // the caller has abandoned it
 )
 
 // errNotCommitted is the outcome of a proposal that Raft has not answered within its limit.
 var errNotCommitted = errors.New("no majority has stored it")
 
-// commitLimit is how long who proposes waits, longer for a large entry. A commit that is slow, but
-// slower than the callers' patience alone, does not end who decides here.
+// commitLimit is how long a proposal is waited for, longer for a large entry. The leader does not
+// end because of a commit that is slow, but only slower than the callers' patience.
 func (n *Node) commitLimit() time.Duration {
 	return max(n.c.CallTimeout, n.c.StallAfter, 2*n.c.ElectionTimeout)
 }
 
-// propose returns what Raft has answered, or why it has not within the limit.
+// propose returns Raft's answer, or the reason why there is none within the limit.
 func (g *Group) propose(p proposal) error {
 	by, err := g.begin(p)
 	if err != nil {
@@ -85,7 +85,7 @@ func (g *Group) propose(p proposal) error {
 		case <-by.timer.C:
 		}
 		left -= part
-		if now := g.proposing.moves.Load(); now != moves { // a large message gets further
+		if now := g.proposing.moves.Load(); now != moves { // a large message makes progress
 			left, moves = max(left, limit/2), now
 		}
 		if stored > limit/8 { // the disks of others may be about to store it
@@ -101,7 +101,7 @@ func (g *Group) abandon(by *proposer, why error) error {
 	g.proposing.late.Add(1)
 	if !by.state.CompareAndSwap(proposalMade, proposalLate) {
 		g.proposing.late.Add(-1)
-		g.wake() // an election meanwhile has found the late proposal
+		g.wake() // an election meanwhile has seen the late proposal
 		return g.release(by, <-by.answer)
 	}
 	g.node.log.Warn("entry is not committed", "shard", g.index, "err", why)
@@ -160,7 +160,7 @@ func (g *Group) idleProposer() *proposer {
 	return by
 }
 
-// release keeps a proposer for the next proposal, or lets it end.
+// release keeps a proposer for the next proposal, or ends it.
 func (g *Group) release(by *proposer, err error) error {
 	select {
 	case <-by.ended:
@@ -172,8 +172,8 @@ func (g *Group) release(by *proposer, err error) error {
 	return err
 }
 
-// carryOut is the goroutine of a proposer. It ends when nobody has waited for an answer, or when it
-// is not needed, or with the node.
+// carryOut is the goroutine of a proposer. It ends after an answer that no caller waited for, or
+// when it is not needed, or with the node.
 func (g *Group) carryOut(by *proposer) {
 	for {
 		select {
@@ -187,7 +187,7 @@ func (g *Group) carryOut(by *proposer) {
 	}
 }
 
-// settle passes on an answer, and reports whether somebody has waited for it.
+// settle passes on an answer, and reports whether a caller waited for it.
 func (g *Group) settle(by *proposer, err error) bool {
 	if by.state.CompareAndSwap(proposalMade, proposalAnswered) {
 		by.answer <- err
@@ -214,7 +214,7 @@ func (g *Group) put(p proposal) error {
 	f := g.raft.Apply(p.entry, 0)
 	if g.raft.CurrentTerm() != p.term {
 		// If this node leads again, an entry of the leader in between may be before this one, and
-		// waits for the end of who decides here: to wait for this one would be a deadlock.
+		// waits for the end of the leader on this node: to wait for this one would be a deadlock.
 		return fmt.Errorf("term %d is over", p.term)
 	}
 	if err := f.Error(); err != nil {
@@ -229,7 +229,7 @@ func (g *Group) put(p proposal) error {
 	return nil
 }
 
-// hindrance says why no majority has stored an entry, as far as this node knows.
+// hindrance gives the reasons why no majority has stored an entry, as far as this node knows.
 func (g *Group) hindrance() string {
 	why := []string{fmt.Sprintf("node %q leads", g.node.self.Node)}
 	if g.stalledFor() > 0 {
@@ -249,7 +249,7 @@ func (g *Group) hindrance() string {
 	return strings.Join(why, ", ")
 }
 
-// NotLed is why the shard is not led here.
+// NotLed is the reason why the shard is not led here.
 func (g *Group) NotLed() error {
 	if g.proposing.late.Load() > 0 {
 		return fmt.Errorf("%w: shard %d: an entry is not committed: %s", base.ErrNotLeader, g.index, g.hindrance())

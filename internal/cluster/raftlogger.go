@@ -9,11 +9,11 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLogger passes what Raft logs to a logger, with its fields. What is an error to Raft, such as
-// a node that cannot be reached, is none of the library's; what it warns of, such as an election,
-// is ordinary.
+// raftLogger passes Raft's log messages to a logger, with their fields. Raft's errors, such as a
+// node that cannot be reached, are no errors of the library; its warnings, such as an election, are
+// ordinary events.
 type raftLogger struct {
-	hclog.Logger // logs nothing: of what Raft does not use
+	hclog.Logger // logs nothing; for the methods that Raft does not use
 	to           *slog.Logger
 }
 
@@ -30,7 +30,7 @@ func (l *raftLogger) enabled(level hclog.Level) bool {
 	return l.to.Enabled(context.Background(), raftLevels[level])
 }
 
-// Log is hclog.Logger's.
+// Log implements hclog.Logger.
 func (l *raftLogger) Log(level hclog.Level, msg string, args ...any) {
 	if !l.enabled(level) {
 		return

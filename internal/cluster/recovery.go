@@ -11,8 +11,8 @@ import (
 	"codeq/internal/manifest"
 )
 
-// Recover lets a node that is not open go on by itself, without a majority of its cluster: it
-// becomes the only member of a new one. Nobody else may use the node. If it fails, or the process
+// Recover makes a node that is not open go on alone, without a majority of its cluster: it becomes
+// the only member of a new one. No other goroutine may use the node. If it fails, or the process
 // ends meanwhile, it can be called again.
 func (n *Node) Recover() error {
 	err := n.openStores()
@@ -21,7 +21,7 @@ func (n *Node) Recover() error {
 		all, err = n.kept()
 	}
 	if err == nil {
-		// Nodes that were lost, and come back, are of another cluster from now on.
+		// Lost nodes that come back belong to another cluster from now on.
 		d := n.c.Directory
 		d.Cluster, d.Founders, d.Former, d.Seen = manifest.NewID(), nil, nil, nil
 		err = d.Write()
@@ -32,7 +32,7 @@ func (n *Node) Recover() error {
 		return err
 	})
 	if err == nil {
-		err = n.c.Reconcile(true) // each shard has lost what it has lost
+		err = n.c.Reconcile(true) // each shard may have lost other entries
 	}
 	err = n.eachUntil(err, func(i int, g *Group) error { return g.recover(ends[i], all[i].logs, all[i].votes) })
 	n.cancel()
@@ -54,13 +54,13 @@ func (n *Node) eachUntil(err error, do func(i int, g *Group) error) error {
 	return err
 }
 
-// keptBy is where Raft keeps what a group has.
+// keptBy is the Raft storage of a group.
 type keptBy struct {
 	logs  *groupLog
 	votes *groupVotes
 }
 
-// kept opens what the groups have. It fails if that is nothing.
+// kept opens the Raft storage of the groups. It fails if all of them are empty.
 func (n *Node) kept() (all []keptBy, err error) {
 	blank := true
 	for _, g := range n.groups {
@@ -81,9 +81,8 @@ func (n *Node) kept() (all []keptBy, err error) {
 	return all, nil
 }
 
-// recover makes a snapshot of the store, which has the new configuration, and with which the log
-// begins anew. All that is proposed from then on has a later index and term than anything that the
-// node has stored, which is end.
+// recover makes a snapshot of the store with the new configuration; the log begins anew from it.
+// All later proposals have an index and term after end, the last position that the node has stored.
 func (g *Group) recover(end Position, logs *groupLog, votes *groupVotes) error {
 	if end == (Position{}) {
 		return errors.New("nothing of it was ever stored here")
@@ -98,7 +97,7 @@ func (g *Group) recover(end Position, logs *groupLog, votes *groupVotes) error {
 	return logs.LogStore.DeleteRange(first, last)
 }
 
-// beginAt makes a snapshot of the store, from which a cluster begins that is this node.
+// beginAt makes a snapshot of the store, the begin of a cluster of this node alone.
 func (g *Group) beginAt(end Position, votes *groupVotes) error {
 	if term, err := votes.GetUint64([]byte(keyCurrentTerm)); err != nil {
 		return err
@@ -121,8 +120,9 @@ func (g *Group) beginAt(end Position, votes *groupVotes) error {
 	return sink.Close()
 }
 
-// replay applies what the log has beyond the store. The store is what counts: a log that does not
-// continue it is dropped. No index or term that the node has stored is beyond what replay returns.
+// replay applies the log entries after the store. The applied index decides: log entries that do
+// not follow it are dropped. No index or term that the node has stored is after the returned
+// position.
 func (g *Group) replay(logs *groupLog) (end Position, err error) {
 	end = g.applied.get()
 	if logs.snapshot.Index > end.Index {
@@ -159,7 +159,7 @@ func (g *Group) replay(logs *groupLog) (end Position, err error) {
 	return Position{max(end.Index, at.Index), max(end.Term, at.Term)}, nil
 }
 
-// alone is the configuration of a cluster that is this node.
+// alone is the configuration of a cluster of this node alone.
 func (n *Node) alone() raft.Configuration {
 	others := func(p Peer) bool { return p.Node != n.self.Node }
 	return configurationOf(foundersOf(slices.DeleteFunc(n.founders(), others)))

@@ -10,21 +10,21 @@ import (
 )
 
 // Raft reads MaxAppend entries for each message to a node that is behind, and as many for each of
-// 128 batches that may wait to be applied. So that its memory does not depend on how large they
-// are, it gets references to large ones: an entry without data, whose Extensions are the length of
-// the data. The data is read where it is needed: when the entry is sent (transport), and when it is
-// applied (fsm).
+// 128 batches that may wait to be applied. So that its memory does not depend on the size of the
+// entries, it gets references to large ones: an entry without data, with the length of the data as
+// its Extensions. The data is read where it is needed: when the entry is sent (transport), and when
+// it is applied (fsm).
 //
 // Invariant: entries that are stored or sent have no Extensions.
 
-// refer makes an entry without data a reference to data of a length.
+// refer makes an entry without data a reference to data of a given length.
 func refer(l *raft.Log, data int) {
 	l.Extensions = binary.BigEndian.AppendUint64(nil, uint64(data))
 }
 
 func isReference(l *raft.Log) bool { return len(l.Extensions) > 0 }
 
-// dataOf is the length of an entry's data, which the log may have.
+// dataOf is the length of an entry's data, or of the data that it refers to.
 func dataOf(l *raft.Log) int {
 	if isReference(l) {
 		return int(binary.BigEndian.Uint64(l.Extensions))
@@ -32,7 +32,7 @@ func dataOf(l *raft.Log) int {
 	return len(l.Data)
 }
 
-// load returns the entry that a reference is for.
+// load returns the entry that a reference stands for.
 func (l *groupLog) load(ref *raft.Log) (raft.Log, error) {
 	var whole raft.Log
 	err := l.LogStore.GetLog(ref.Index, &whole)
@@ -55,7 +55,7 @@ const (
 	messageBytes = 4 << 20
 )
 
-// fitting is how many of the first entries a message takes.
+// fitting is the number of entries, from the first on, that fit into a message.
 func fitting(entries []*raft.Log) int {
 	bytes := 0
 	for i, l := range entries {
@@ -86,8 +86,8 @@ func (g *Group) message(req *raft.AppendEntriesRequest, n int) (*raft.AppendEntr
 	return &part, nil
 }
 
-// newest is how many entries up to an index so many messages hold. Those that the log does not have
-// any more count as empty.
+// newest is the number of entries, up to index last, that so many messages hold. Entries that the
+// log no longer has count as empty.
 func (l *groupLog) newest(last uint64, messages int) (entries uint64) {
 	for ; messages > 0; messages-- {
 		bytes := 0

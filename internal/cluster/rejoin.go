@@ -15,25 +15,25 @@ import (
 	"codeq/internal/peer"
 )
 
-// A node that may have lost entries which it has acknowledged has a new ID since it was opened (see
-// manifest.Volatile and manifest.Lives). By the former one it is still a voter, whom nobody
-// reaches: its groups go on if a majority of the voters has lost nothing, and such a majority has,
-// and elects nobody without, all that was ever acknowledged. It then lets the node take its old
-// place, in one shard after the other: as a member that does not vote, and is sent what it lacks,
-// and then as one that does. Until then the node asks for it. If a majority may have lost
-// something, nobody can tell what was acknowledged, and all stand still until RecoverCluster
-// decides for one of them.
+// A node that may have lost acknowledged entries gets a new ID when it is opened (see
+// manifest.Volatile and manifest.Lives). By the former ID it is still a voter, but one that never
+// answers: its groups go on if a majority of the voters has lost nothing. Such a majority has every
+// acknowledged entry, and elects no leader without them. It then gives the node its old place back,
+// in one shard after the other: first as a member without a vote, which is sent the entries that it
+// lacks, and then as a voter. Until then the node asks for it. If a majority may have lost entries,
+// the acknowledged entries are unknown, and all groups stand still until RecoverCluster chooses one
+// of the nodes.
 
-// joining is how a node asks to be made a member.
+// joining is the request of a node to become a member.
 type joining struct {
 	Peer
-	// Former are the IDs that its directory had. It is added only if it is a member by one of them,
-	// or Join is set.
+	// Former are the former IDs of its directory. The node is added only if it is a member by one
+	// of them, or Join is set.
 	Former []string `json:",omitempty"`
 	Join   bool     `json:",omitempty"`
 }
 
-// former returns the IDs that this directory had, by which it may still be a member.
+// former returns the former IDs of this directory that may still be those of a member.
 func (n *Node) former() []string {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
@@ -69,10 +69,10 @@ func (n *Node) rejoin() {
 	}
 }
 
-// maxRejoinPause is how many times HeartbeatTimeout the longest pause between two questions is.
+// maxRejoinPause times HeartbeatTimeout is the longest pause between two requests.
 const maxRejoinPause = 8
 
-// rejoined notes that nobody knows this node by a former ID any more.
+// rejoined records that this node is no longer a member by a former ID.
 func (n *Node) rejoined() error {
 	err := n.changeManifest(func(d *manifest.Directory) (bool, error) { d.Rejoined(); return true, nil })
 	if err != nil {
@@ -86,7 +86,7 @@ func (n *Node) rejoined() error {
 	return nil
 }
 
-// askToRejoin returns when this node votes again in every shard, or nobody has helped.
+// askToRejoin returns nil when this node votes again in every shard, or an error if no node helped.
 func (n *Node) askToRejoin(ctx context.Context) error {
 	j := joining{Peer: n.self, Former: n.former(), Join: n.c.Join}
 	all := slices.Clone(n.c.Peers)
@@ -95,7 +95,7 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 			all = append(all, p)
 		}
 	}
-	if n.votesForGood() { // a leader has found it
+	if n.votesForGood() { // a leader has found this node
 		return nil
 	}
 	errs := []error{fmt.Errorf("%w: nobody has taken this node back, which may have lost what it had acknowledged", base.ErrNotLeader)}
@@ -113,7 +113,7 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 			err = errors.New("it may have lost what it had acknowledged, too")
 		default:
 			if err = n.joinBy(ctx, a.peer(), j); err == nil {
-				return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until it knows
+				return n.poll(ctx, func() (bool, error) { return n.votesForGood(), nil }) // until this node knows its vote
 			}
 			if errors.Is(err, base.ErrOldCopy) {
 				return fmt.Errorf("node %q: %w", a.Node, err)
@@ -124,8 +124,8 @@ func (n *Node) askToRejoin(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// missed looks for a member that another directory refuses to be, as a leader has noticed. One that
-// asks to be taken back may know nobody who is still there.
+// missed searches for a member after a leader has found another directory at its address. The
+// member may ask to be taken back, and know no node that is still up.
 func (n *Node) missed(p Peer, err error) {
 	var refused *peer.RefusedError
 	if errors.As(err, &refused) && refused.Reason == peer.RefusedNode {
@@ -133,7 +133,7 @@ func (n *Node) missed(p Peer, err error) {
 	}
 }
 
-// search looks for a member, unless one is being looked for.
+// search searches for a member, unless another search is under way.
 func (n *Node) search(p Peer) {
 	if !n.membership.searching.CompareAndSwap(false, true) {
 		return
@@ -146,9 +146,9 @@ func (n *Node) search(p Peer) {
 	})
 }
 
-// find takes a member back that has another ID, or was being taken back. It returns when it is
-// worth looking for one again. If the member has had its ID for some time, a copy of its directory
-// from before does not know it.
+// find takes back a member that has another ID, or was being taken back. It returns when another
+// search makes sense. If the member has had its ID for some time, an older copy of its directory
+// does not know the ID.
 func (n *Node) find(ctx context.Context, p Peer) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
@@ -169,7 +169,7 @@ func (n *Node) find(ctx context.Context, p Peer) {
 	}
 }
 
-// suspect notes that a directory may have lost what was acknowledged by its former IDs.
+// suspect records that a directory may have lost the entries that its former IDs acknowledged.
 func (n *Node) suspect(id string, former []string) {
 	m := &n.membership
 	m.mu.Lock()
@@ -192,8 +192,8 @@ func (n *Node) suspect(id string, former []string) {
 	}
 }
 
-// current is a member by the ID that its directory has now, and whether it may have lost what was
-// acknowledged by the one of the member.
+// current is a member by the present ID of its directory; suspect: the directory may have lost
+// entries that the member acknowledged.
 func (n *Node) current(p Peer) (now Peer, suspect bool) {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
@@ -203,8 +203,8 @@ func (n *Node) current(p Peer) (now Peer, suspect bool) {
 	return p, suspect
 }
 
-// standstill returns an error if so many voters may have lost what they have acknowledged that the
-// others are no majority.
+// standstill returns an error if so many voters may have lost acknowledged entries that the others
+// are no majority.
 func (g *Group) standstill() error {
 	members, err := g.members()
 	if err != nil {
@@ -228,15 +228,15 @@ func (g *Group) standstill() error {
 		"RecoverCluster lets the furthest node go on alone", base.ErrPowerLost, voters, strings.Join(lost, ", "))
 }
 
-// admit lets a node take the place that it had by a former ID, and gives it a vote. As for a
-// removal, the first shard decides whether it is a member: a removal may have come halfway. AddNode
-// follows in any case: a leader of an earlier build leaves the node without its address.
+// admit gives a node the place that it had by a former ID, and a vote. As for a removal, the first
+// shard decides whether the node is a member: a removal may be half complete. AddNode follows in
+// any case: a leader of an earlier build leaves the node without its address.
 //
-// A node that is there by a former ID has lost nothing, and stays: who asks has a copy of its
-// directory.
+// If a process with a former ID is up, it has lost nothing, and stays: the node that asks has a
+// copy of its directory.
 //
-// Removals that have come halfway are finished before: a leader that only the first shard has
-// removed can take nobody in. If one cannot be finished, the node may be what it takes.
+// Removals that are half complete are finished before: a leader that only the first shard has
+// removed can add no node. If one cannot be finished, this node may be the one that it needs.
 func (n *Node) admit(ctx context.Context, j joining) error {
 	if _, err := n.finishRemovals(ctx); err != nil {
 		n.log.Warn("removal not finished", "err", err)
@@ -263,10 +263,10 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 	return n.giveVotes(ctx, j.Peer)
 }
 
-// readmit makes a node whose directory has a new ID a member by that, and no more by its former
-// ones, one step at a time. The new ID comes first, so that a node which is not there by any was
-// removed; and with an alias of its address, since Raft wants those of all members to be different.
-// It gets the address itself at last.
+// readmit makes a node with a new ID a member by that ID, and no longer by its former ones, one
+// step at a time. The new ID comes first, so that a node that is a member by none of them was
+// removed; and with an alias of its address, since Raft wants the addresses of all members to be
+// different. The node gets its own address last.
 func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64, p Peer, former []string) error {
 	if g.index == 0 {
 		isMember := func(id string) bool { return hasID(members, Peer{Node: p.Node, ID: id}.ServerID()) }

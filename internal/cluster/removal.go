@@ -11,19 +11,19 @@ import (
 	"codeq/internal/wire"
 )
 
-// A node that was removed hears nothing of it: leaders do not write to it any more. So a node that
-// knows no leader of a shard asks the others. Its name says nothing, since another directory may
-// have it by now; its directory is known by the ID that it has, and by those that it had, as long
-// as it is not taken back by the new one. There are two answers:
+// A node that was removed gets no message about it: leaders no longer write to it. So a node that
+// knows no leader of a shard asks the others. Its name proves nothing, since another directory may
+// have it by now; its directory is identified by its present ID, and by the former ones as long as
+// it is not taken back by the present one. There are two answers:
 //
 //   - A leader does not have it among the members that it knows. That may change: a change of the
-//     members may have come halfway.
-//   - The first shard has removed the directory. This is certain and for good, whoever says it: the
-//     shard stores it before it removes the directory (Leaders.Forget), and takes none back of
-//     which it has stored that. So it is true of a directory of which a store says so, unless it
-//     is a member as of that store or later: then the removal has not come so far.
+//     members may be half complete.
+//   - The first shard has removed the directory. This is certain and for good, whichever node
+//     answers: the shard stores the removal before it removes the directory (Leaders.Forget), and
+//     never takes that directory back. So a directory is removed if a store says so, unless it is a
+//     member as of that store or later: then the removal is not complete.
 
-// removal is what a node knows of its own removal.
+// removal is the knowledge of a node about its own removal.
 type removal struct {
 	certain atomic.Bool // the first shard has removed it
 	told    atomic.Bool // Config.Removed has been called
@@ -55,7 +55,7 @@ func (n *Node) removedError(shard int) error {
 	return err
 }
 
-// ids are those by which this directory may be a member.
+// ids are the present and former IDs of this directory; it may be a member by any.
 func (n *Node) ids() []string { return append(slices.Clone(n.former()), n.self.ID) }
 
 // hasRemoved reports whether it is certain that the cluster has removed a directory, by all IDs
@@ -63,10 +63,10 @@ func (n *Node) ids() []string { return append(slices.Clone(n.former()), n.self.I
 func (n *Node) hasRemoved(node string, ids []string) bool {
 	g := n.groups[0]
 	removed := errors.Is(g.checkForgotten(node, ids...), base.ErrNotMember)
-	return removed && g.configuration.lacks(node, ids) // as of then, or later
+	return removed && g.configuration.lacks(node, ids) // as of the read, or later
 }
 
-// addRemoved adds to the states of this node's replicas which of the shards have removed a
+// addRemoved adds, to the states of this node's replicas, whether each shard has removed a
 // directory, by all IDs that it has had.
 func (n *Node) addRemoved(states []replicaState, node string, ids []string) {
 	removed := n.hasRemoved(node, ids)
@@ -75,11 +75,11 @@ func (n *Node) addRemoved(states []replicaState, node string, ids []string) {
 	}
 }
 
-// maxIDs bounds the former IDs that a node says when it asks for a state.
+// maxIDs bounds the former IDs in a node's question for a state.
 const maxIDs = 1000
 
-// appendFormer appends the IDs that the directory of this node had, as a question for a state has
-// them: nothing, if there are none.
+// appendFormer appends the former IDs of this node's directory for a question for a state: nothing
+// if there are none.
 func (n *Node) appendFormer(b []byte) []byte {
 	former := n.former()
 	if len(former) == 0 {
@@ -88,7 +88,7 @@ func (n *Node) appendFormer(b []byte) []byte {
 	return wire.AppendJSON(b, former[max(0, len(former)-maxIDs):])
 }
 
-// idsOf are the IDs by which a node that asks for a state may be a member.
+// idsOf are the present and former IDs of the sender of a question for a state.
 func idsOf(r *peer.Request) (ids []string, err error) {
 	if len(r.Body) > 0 {
 		err = wire.UnmarshalJSON(r.Body, &ids)
@@ -99,8 +99,8 @@ func idsOf(r *peer.Request) (ids []string, err error) {
 	return append(ids, r.From.ID.String()), nil
 }
 
-// CheckMember returns an error if this node was removed, or is no member of any shard whose leader
-// is known.
+// CheckMember returns an error if this node was removed, or is a member of no shard with a known
+// leader.
 func (n *Node) CheckMember(shards []ShardStatus) error {
 	ids, gone := n.ids(), false
 	for i, sh := range shards {
@@ -115,8 +115,8 @@ func (n *Node) CheckMember(shards []ShardStatus) error {
 	return n.removedError(0)
 }
 
-// hasLost reports whether this node, by some IDs, is no member of the group any more. One that is
-// being added has not heard of the members yet.
+// hasLost reports whether this node, by the given IDs, is no longer a member of the group. A node
+// that is being added does not know the members yet.
 func (g *Group) hasLost(sh *ShardStatus, ids []string) bool {
 	switch {
 	case sh.Leader != "" && sh.has(ids):
@@ -128,8 +128,8 @@ func (g *Group) hasLost(sh *ShardStatus, ids []string) bool {
 	return err != nil || len(members) > 0
 }
 
-// IsRemoved reports whether this node has no leader for the group, and others say that it is no
-// member any more.
+// IsRemoved reports whether this node has no leader for the group, and is no longer a member
+// according to others.
 func (g *Group) IsRemoved() bool { return g.removed.Load() }
 
 // learnRemovals asks the others about the groups that have no leader, as far as this node knows. It

@@ -13,13 +13,13 @@ import (
 	"codeq/internal/manifest"
 )
 
-// ErrIsMember: a node is part of the cluster that is to take the place of another one.
+// ErrIsMember: the new node of a replacement is already part of the cluster.
 var ErrIsMember = errors.New("a member already")
 
 // Replace adds a node and then removes another one, if all shards can do without that one. A node
-// at the address of the other one takes its place after the removal. There are as many nodes as
-// before: one that votes already is refused, unless it has joined by itself while Replace waited;
-// and replacements follow each other, whoever asks for them.
+// at the address of the other one is added after the removal. The number of nodes stays the same: a
+// new node that already votes is refused, unless it has joined on its own while Replace waited; and
+// replacements are made one after the other, on whichever nodes they are called.
 func (n *Node) Replace(ctx context.Context, old string, p Peer) error {
 	if err := n.checkSelf(); err != nil {
 		return err
@@ -62,28 +62,29 @@ func votesInAll(shards []ShardStatus, node string) bool {
 	})
 }
 
-// Two replacements of one node, at once, would add two nodes and remove one. So the leader of the
-// first shard lets one go on at a time: the one that has said most recently that it does. It says
-// so again and again until it has ended; a leader that has just begun waits for as long as it may
-// not have heard of one. A replacement that has not been confirmed for half of that time gives up.
+// Two replacements of one node at once would add two nodes and remove one. So the leader of the
+// first shard permits one at a time: the one with the latest confirmation. A replacement confirms
+// itself again and again until it has ended; a leader that has just begun waits until it must have
+// had the confirmation of a running one. A replacement without a confirmation for half of that time
+// gives up.
 
-// replacementLease is for how many times ElectionTimeout a replacement goes on that is not
-// confirmed.
+// replacementLease times ElectionTimeout is how long a replacement goes on without a confirmation.
 const replacementLease = 20
 
-// errReplacing: another replacement is under way. It is sent as ErrNotLeader; the text tells.
+// errReplacing: another replacement is under way. It is sent as ErrNotLeader; its text identifies
+// it.
 var errReplacing = fmt.Errorf("%w: one replacement of a node at a time", base.ErrNotLeader)
 
-// replacement is the one that the leader of the first shard lets go on.
+// replacement is the one that the leader of the first shard permits.
 type replacement struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	token string     // "": none
 	what  string
 	until time.Time
 }
 
 // change begins, confirms or ends a replacement, of a node by the one at p.Address; p.ID is its
-// token. A leader that began at a given time knows all that were confirmed since.
+// token. A leader that began at the given time knows all that were confirmed since.
 func (r *replacement) change(how Change, p Peer, began time.Time, lease time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,8 +114,8 @@ func (g *Group) changeReplacement(how Change, p Peer) error {
 	return g.node.replacement.change(how, p, began, replacementLease*g.node.c.ElectionTimeout)
 }
 
-// beginReplacement waits until no other replacement is under way. The ctx that it returns ends when
-// this one cannot be sure any more to be the only one; end ends the replacement.
+// beginReplacement waits until no other replacement is under way. The returned ctx ends when this
+// one may no longer be the only one; end ends the replacement.
 func (n *Node) beginReplacement(ctx context.Context, old string, by Peer) (_ context.Context, end func(), err error) {
 	p, lease := Peer{Node: old, Address: by.Node, ID: manifest.NewID()}, replacementLease*n.c.ElectionTimeout
 	waits := n.newWait()
@@ -142,11 +143,11 @@ func (n *Node) beginReplacement(ctx context.Context, old string, by Peer) (_ con
 		cancel(nil)
 		ctx, cancel := context.WithTimeout(n.ctx, n.c.ElectionTimeout)
 		defer cancel()
-		_ = n.c.Leaders.Change(ctx, 0, EndReplacement, p) // or it ends by itself
+		_ = n.c.Leaders.Change(ctx, 0, EndReplacement, p) // or its lease ends
 	}, nil
 }
 
-// confirmReplacement says that a replacement goes on, until ctx ends.
+// confirmReplacement confirms a replacement repeatedly until ctx ends.
 func (n *Node) confirmReplacement(ctx context.Context, cancel context.CancelCauseFunc, p Peer, lease time.Duration) {
 	over := time.AfterFunc(lease/2, func() {
 		cancel(fmt.Errorf("%w: the leader of the first shard does not confirm that the replacement is the only one", base.ErrUncertain))

@@ -21,28 +21,28 @@ import (
 	"codeq/internal/wire"
 )
 
-// logRoom is whether there is room on the disk of a node for what leaders send it.
-// A follower decides nothing; but a log that meets the end of its disk fails until the node is
-// opened again. So it is refused, before any of it is written, what would leave less than a quarter
-// of Config.MinFree; its leader tries again. A leader has refused its callers long before: the
-// answers to its heartbeats tell it the room (rooms).
+// logRoom tracks whether the disk of a node has room for the data that leaders send. A follower
+// decides nothing; but a log that reaches the end of its disk fails until the node is opened again.
+// So a write that would leave less than a quarter of Config.MinFree is refused before it begins;
+// its leader tries again. A leader has refused its callers long before: the answers to its
+// heartbeats report the room (rooms).
 //
-// For entries the file system is asked as often as by those who decide, for files of a snapshot at
-// each piece. All replicas of a node share it; all methods may be called concurrently.
+// For entries the file system is asked as often as by the owners of shards, for files of a snapshot
+// at each piece. All replicas of a node share it; all methods may be called concurrently.
 type logRoom struct {
 	fs    vfs.FS
 	dir   string
 	least uint64 // bytes; 0: no limit
 	log   *slog.Logger
-	lost  func(error) // called with failstop.ErrLost: the directory is not there any more; nil: nobody is
+	lost  func(error) // called with failstop.ErrLost: the directory is gone; nil: not called
 
-	begin  time.Time    // of the clock of next
+	begin  time.Time    // zero of the times in next
 	next   atomic.Int64 // when to ask again, in ms
-	stored atomic.Int64 // bytes since it was asked
+	stored atomic.Int64 // bytes since the last question
 	isFull atomic.Bool
-	asking atomic.Bool   // somebody asks; a disk that hangs is asked once
-	tight  atomic.Uint64 // bytes that were free, if space is to be reclaimed; 0: it is not
-	free   atomic.Uint64 // bytes that were free when it was asked last; MaxUint64: it cannot say
+	asking atomic.Bool   // a goroutine asks; a disk that hangs is asked once
+	tight  atomic.Uint64 // free bytes while space must be reclaimed; 0: it need not be
+	free   atomic.Uint64 // free bytes at the last question; MaxUint64: not known
 }
 
 // errNoRoom is made once: a leader tries again and again.
@@ -62,11 +62,11 @@ func (d *logRoom) full(bytes int) bool {
 	if now, ok := d.isTime(bytes); ok {
 		d.measure(now)
 	}
-	return d.isFull.Load() // somebody else asks, if it is time to
+	return d.isFull.Load() // another goroutine asks, if it is time to
 }
 
-// isTime reports whether the file system is to be asked, now that so many bytes are to be stored.
-// Then nobody else asks until measure has returned.
+// isTime reports whether the file system must be asked before so many bytes are stored. Then no
+// other goroutine asks until measure has returned.
 func (d *logRoom) isTime(bytes int) (now int64, ok bool) {
 	now = time.Since(d.begin).Milliseconds()
 	next := d.next.Load()
@@ -80,7 +80,7 @@ func (d *logRoom) isTime(bytes int) (now int64, ok bool) {
 	return now, true
 }
 
-// measure asks the file system. REQUIRES: it is time (isTime).
+// measure asks the file system. REQUIRES: isTime was true.
 func (d *logRoom) measure(now int64) {
 	defer d.asking.Store(false)
 	d.stored.Store(0)
@@ -103,7 +103,7 @@ func (d *logRoom) measure(now int64) {
 	}
 }
 
-// fits returns an error if there is no room for so many bytes that are about to come.
+// fits returns an error if there is no room for so many more bytes.
 func (d *logRoom) fits(bytes int64) error {
 	if d.least == 0 {
 		return nil
@@ -112,7 +112,7 @@ func (d *logRoom) fits(bytes int64) error {
 	if err == nil && usage.AvailBytes < d.least+uint64(bytes) {
 		return fmt.Errorf("%w: %d bytes are to come, %d are free", errNoRoom, bytes, usage.AvailBytes)
 	}
-	return nil // who cannot say how much is free refuses nothing
+	return nil // an unknown room refuses nothing
 }
 
 func (d *logRoom) usage() (vfs.DiskUsage, error) {
@@ -123,10 +123,10 @@ func (d *logRoom) usage() (vfs.DiskUsage, error) {
 	return u, err
 }
 
-// reclaim is how many bytes are free if space is to be reclaimed; 0: it is not.
+// reclaim is the number of free bytes while space must be reclaimed; 0: it need not be.
 func (d *logRoom) reclaim() uint64 { return d.tight.Load() }
 
-// diskRoom is how much room there is on the disk of a node, as it says.
+// diskRoom is a node's report on the room on its disk.
 type diskRoom struct {
 	shortage     int    // store.Shortage; 4 as well if nothing can be written
 	free, wanted uint64 // bytes
@@ -139,8 +139,8 @@ func (r diskRoom) String() string {
 	return fmt.Sprintf("%d bytes are free, at least %d are wanted", r.free, r.wanted)
 }
 
-// diskRoom is that of this node, when its disk was looked at last. It is looked at again, without a
-// wait, if that is due.
+// diskRoom is the report of this node, from the last measurement. If the next one is due, it is
+// made without a wait.
 func (n *Node) diskRoom() diskRoom {
 	if n.c.HidesRoom {
 		return diskRoom{}
@@ -166,20 +166,20 @@ func readDiskRoom(r *wire.Reader) diskRoom {
 	return diskRoom{int(min(r.Uint(), 4)), r.Uint(), r.Uint()}
 }
 
-// rooms is the room on the disks of other nodes. The zero rooms is ready for use.
+// rooms is the room on the disks of other nodes. The zero value is ready for use.
 type rooms struct {
 	short atomic.Int32 // nodes with a shortage
 	mu    sync.Mutex   // guards of
 	of    map[raft.ServerID]roomAnswer
 }
 
-// roomAnswer is what a node has said, and when.
+// roomAnswer is a node's report, and its time.
 type roomAnswer struct {
 	diskRoom
 	at time.Time
 }
 
-// note keeps the answer of a node.
+// note stores the report of a node.
 func (rs *rooms) note(id raft.ServerID, r diskRoom) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -207,15 +207,15 @@ func (rs *rooms) get(id raft.ServerID) diskRoom {
 	return diskRoom{}
 }
 
-// shortNode is a node with a shortage, or without one.
+// shortNode is a node and the room on its disk.
 type shortNode struct {
 	node string
 	diskRoom
 }
 
-// Shortage is the least shortage of room that a majority of the voters has, without this node, as
-// they have said: what needs more is committed by none. Nodes that do not answer are in no
-// majority; if there is none without them, that is no matter of disks.
+// Shortage is the smallest shortage of room that a majority of the voters has, without this node,
+// by their reports: no majority commits an entry that needs more. Nodes that do not answer count in
+// no majority; if there is none without them, disks are not the reason.
 func (g *Group) Shortage() int {
 	if g.node.rooms.short.Load() == 0 && !g.health.anyRefuses() {
 		return 0
@@ -225,7 +225,7 @@ func (g *Group) Shortage() int {
 	return shortage
 }
 
-// Short says which nodes have the Shortage.
+// Short names the nodes that have the Shortage.
 func (g *Group) Short() string {
 	members, _ := g.members()
 	_, why := g.shortageOf(members)

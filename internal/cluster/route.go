@@ -10,15 +10,15 @@ import (
 	"codeq/internal/peer"
 )
 
-// Where a shard is led, as this node knows, and how those who wait hear that it may be led
-// elsewhere.
+// This file tracks which node leads each shard, as far as this node knows, and notifies waiting
+// calls when another node may lead it.
 
 // Changed returns a channel that is closed when any shard may be led by another node, or be ready
-// to be asked.
+// for calls.
 func (n *Node) Changed() <-chan struct{} { return n.routes.next() }
 
 // Changed returns a channel that is closed when the shard may be led by another node, or be ready
-// to be asked.
+// for calls.
 func (g *Group) Changed() <-chan struct{} { return g.route.next() }
 
 func (g *Group) changed() {
@@ -26,8 +26,7 @@ func (g *Group) changed() {
 	g.node.routes.changed()
 }
 
-// changes tells those who wait that something has changed. The zero changes is
-// ready for use.
+// changes notifies waiting goroutines of a change. The zero value is ready for use.
 type changes struct {
 	mu     sync.Mutex // guards change
 	change chan struct{}
@@ -52,7 +51,7 @@ func (c *changes) changed() {
 	}
 }
 
-// follow notes which node leads, until the node is closed.
+// follow records the leader of the shard, until the node is closed.
 func (g *Group) follow(elections <-chan raft.Observation) {
 	for {
 		select {
@@ -77,15 +76,15 @@ func (g *Group) HasLeader() bool {
 	return addr != ""
 }
 
-// callee is how the node that leads is called.
+// callee is the leader as the target of calls.
 type callee struct {
 	id   raft.ServerID
 	addr raft.ServerAddress
-	here bool // it is this node
+	here bool // the leader is this node
 	to   peer.Target
 }
 
-// calleeOf is how a leader is called, which is worked out once for all calls.
+// calleeOf is the callee of a leader, which is cached for all calls.
 func (g *Group) calleeOf(id raft.ServerID, addr raft.ServerAddress) (*callee, error) {
 	if c := g.callee.Load(); c != nil && c.id == id && c.addr == addr {
 		return c, nil
@@ -115,14 +114,14 @@ func (g *Group) WhileLed(parent context.Context) (context.Context, context.Cance
 	return ctx, cancel
 }
 
-// tenure is how long calls wait for a leader of the shard on another node.
+// tenure bounds how long calls wait for a leader of the shard on another node.
 type tenure struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	leader raft.ServerID
 	over   chan struct{}
 }
 
-// begin notes who leads now, and returns who led before, if that was another node.
+// begin records the present leader, and returns the leader before, if that was another node.
 func (t *tenure) begin(leader raft.ServerID, grace time.Duration) (before raft.ServerID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -136,12 +135,12 @@ func (t *tenure) begin(leader raft.ServerID, grace time.Duration) (before raft.S
 	return before
 }
 
-// of returns a channel that is closed some time after another node than the
-// given one is known to lead: what has not been answered by then will not be.
+// of returns a channel that is closed some time after another node than the given one is known to
+// lead: calls without an answer by then will get none.
 func (t *tenure) of(leader raft.ServerID) <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.leader != leader { // not noted yet, or over already
+	if t.leader != leader { // not recorded yet, or over already
 		return nil
 	}
 	return t.over

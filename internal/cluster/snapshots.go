@@ -15,7 +15,7 @@ type groupSnapshots struct {
 	group *Group
 }
 
-// Create is raft.SnapshotStore's. A snapshot of another history takes the place of nothing.
+// Create implements raft.SnapshotStore. A snapshot of another history is refused.
 func (s groupSnapshots) Create(
 	version raft.SnapshotVersion, index, term uint64, members raft.Configuration, membersIndex uint64, trans raft.Transport,
 ) (raft.SnapshotSink, error) {
@@ -26,26 +26,25 @@ func (s groupSnapshots) Create(
 	return s.Store.Create(version, index, term, members, membersIndex, trans)
 }
 
-// The log of a shard is truncated behind a snapshot, which makes the store
-// durable up to its index. Snapshots are taken by the bytes that have been
-// applied since the last one, and leave as many bytes of log as a node that was
-// away for a moment may ask for; one that was away for longer gets the store.
+// The log of a shard is truncated behind a snapshot, which makes the store durable up to its index.
+// Snapshots are taken after a number of applied bytes, and leave as many bytes of log as a node
+// that was away for a moment may need; one that was away for longer gets the store.
 //
-// At least as many entries stay as a follower may have that it could not acknowledge, which is what
-// Raft sends before it waits: a leader that asks a follower for an entry from before its log goes
-// back by an entry each time, and comes to its own snapshot, which the follower, being ahead of it,
-// does not take.
+// At least as many entries stay as a follower may have without an acknowledgement, which is the
+// number that Raft sends before it waits: a leader that asks a follower for an entry from before
+// its log goes back by an entry each time, until it comes to its own snapshot, which the follower,
+// being ahead of it, refuses.
 const (
 	SnapshotBytes    = 64 << 20
 	trailingMessages = 4 // of entries that stay whatever their size
 	maxTrailing      = 1 << 15
 )
 
-// growth is how far the log has grown since the last snapshot.
+// growth is the growth of the log since the last snapshot.
 type growth struct {
 	bytes   atomic.Int64
 	entries atomic.Int64
-	due     chan struct{} // capacity 1: a snapshot is to be taken
+	due     chan struct{} // capacity 1: a snapshot is due
 }
 
 // grow counts entries that have been applied.
@@ -61,7 +60,7 @@ func (g *Group) grow(bytes, entries int64) {
 	}
 }
 
-// isDue reports whether a snapshot is to be taken. What is held for other nodes takes no room that
+// isDue reports whether a snapshot is due. Log that is held for other nodes takes no room that
 // callers need.
 func (g *Group) isDue() bool {
 	bytes, least := g.growth.bytes.Load(), g.node.c.SnapshotBytes
@@ -85,8 +84,8 @@ func (g *Group) compact(quit <-chan struct{}) {
 	}
 }
 
-// takeSnapshot takes a snapshot, if it can. REQUIRES: outgoing.turn has an element of the caller,
-// and there are entries behind the last snapshot.
+// takeSnapshot takes a snapshot, if it can. REQUIRES: the caller has put an element into
+// outgoing.turn, and there are entries after the last snapshot.
 func (g *Group) takeSnapshot() {
 	bytes, entries := g.growth.bytes.Load(), g.growth.entries.Load()
 	least := g.log.newest(g.raft.LastIndex(), trailingMessages)

@@ -12,20 +12,20 @@ import (
 	"codeq/internal/manifest"
 )
 
-// Raft's main goroutine stores entries, and hands them to the state machine. While the disk hangs
-// it does nothing else. A leader would then lead for as long as that lasts: its heartbeats come
-// from other goroutines. So a node watches its disk, and a stalled leader forfeits its term if
+// Raft's main goroutine stores entries, and passes them to the state machine. While the disk hangs
+// it does nothing else. A leader would then keep the lead as long as that lasts: its heartbeats
+// come from other goroutines. So a node watches its disk, and a stalled leader forfeits its term if
 // others are better off. Its owner ends. For the rest of the term the node withholds all messages
 // that would keep the others from electing another leader. When the disk answers again, Raft finds
-// that it has heard of no majority for too long, and steps down.
+// that it had no contact with a majority for too long, and steps down.
 //
-// The answers to heartbeats tell how the disks of the others are. Nothing is withheld while no
-// majority of the voters is better off: no other node could lead.
+// The answers to heartbeats report the disks of the others. Nothing is withheld while no majority
+// of the voters is better off: no other node could lead.
 
 // The parts of Config.Disk, which WatchDisk makes: those of the shards follow by their numbers.
 const (
 	LogPart    = 0 // the log of Raft, the votes and the manifest
-	CopyPart   = 1 // checkpoints that are being made; no term is forfeited for it
+	CopyPart   = 1 // checkpoints being made; no term is forfeited for it
 	FirstShard = 2
 )
 
@@ -53,21 +53,21 @@ func WatchDisk(d *manifest.Directory, after time.Duration, log *slog.Logger) *fa
 func (n *Node) logDisk() *failstop.Part    { return n.c.Disk.Part(LogPart) }
 func (g *Group) storeDisk() *failstop.Part { return g.node.c.Disk.Part(FirstShard + g.index) }
 
-// stalledFor is for how long the log of the node, or its store of the shard, has been stalled; 0:
+// stalledFor is how long the log of the node, or its store of the shard, has been stalled; 0:
 // neither is.
 func (g *Group) stalledFor() time.Duration {
 	return max(g.node.logDisk().Stalled(), g.storeDisk().Stalled())
 }
 
 // isUnsteady reports whether either is stalled, or was a moment ago, or this node has forfeited
-// terms so often that it is too early for it to lead again. Each other node counts a failure only
-// if it has taken over itself.
+// terms so often that it is too early for it to lead again. Another node counts a failure only if
+// it has taken over itself.
 func (g *Group) isUnsteady() bool {
 	n := g.node
 	return n.logDisk().IsUnsteady() || g.storeDisk().IsUnsteady() || n.failures.distrusts(n.self.ServerID())
 }
 
-// diskAge is for how long the oldest operation on either has been under way.
+// diskAge is how long the oldest operation on either has been under way.
 func (g *Group) diskAge() time.Duration { return max(g.node.logDisk().Age(), g.storeDisk().Age()) }
 
 // stallError says that the disk does not answer, or has not for so long that a term was forfeited.
@@ -78,8 +78,8 @@ func (g *Group) stallError() error {
 	return fmt.Errorf("node %q: %w in time", g.node.self.Node, base.ErrStalled)
 }
 
-// withholds returns an error if this node sends nothing as the leader of a term. It forfeits the
-// term if that is due.
+// withholds returns an error if this node sends no messages as the leader of a term. It forfeits
+// the term if that is due.
 func (g *Group) withholds(term uint64) error {
 	if g.node.silent.Load() {
 		return base.ErrClosed
@@ -94,8 +94,8 @@ func (g *Group) withholds(term uint64) error {
 }
 
 // othersAreBetter reports whether a majority of the voters, without this node, has answered the
-// last heartbeats of a term, and has no disk operation that takes long. Half of Watch.After is
-// long: nodes with a common cause stall one after the other.
+// last heartbeats of a term, and has no long disk operation. Half of Watch.After is long: nodes
+// with a common cause stall one after the other.
 func (g *Group) othersAreBetter(term uint64) bool {
 	members, err := g.members()
 	if err != nil {
@@ -115,7 +115,7 @@ func (g *Group) othersAreBetter(term uint64) bool {
 	return better > voters/2
 }
 
-// forfeit ends the term of this node as the leader, and those before.
+// forfeit ends the term of this node as the leader, and all before.
 func (g *Group) forfeit(term uint64) {
 	if g.hasForfeited(term) {
 		return
@@ -142,8 +142,8 @@ type heard struct {
 }
 
 // isStuck reports whether Raft could not take a message of a leader's term, since it would have to
-// store the term on a disk that hangs. Each such message would keep a goroutine. From now on calls
-// go to that leader, and a leader here ends.
+// store the term on a disk that hangs. Each such message would block a goroutine. From now on calls
+// go to that leader, and a leader on this node ends.
 func (g *Group) isStuck(req *raft.AppendEntriesRequest, from raft.ServerID, addr raft.ServerAddress) bool {
 	r := g.log.raft.Load()
 	if r == nil || req.Term <= r.CurrentTerm() || g.node.logDisk().Stalled() == 0 {
@@ -158,7 +158,7 @@ func (g *Group) isStuck(req *raft.AppendEntriesRequest, from raft.ServerID, addr
 	return true
 }
 
-// leaderNow is who leads the shard, as far as this node knows.
+// leaderNow is the leader of the shard, as far as this node knows.
 func (g *Group) leaderNow() (raft.ServerAddress, raft.ServerID) {
 	if h := g.heard.Load(); h != nil && h.term > g.raft.CurrentTerm() {
 		return h.addr, h.id

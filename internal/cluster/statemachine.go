@@ -13,26 +13,24 @@ import (
 	"codeq/internal/snapshot"
 )
 
-// StateMachine is a shard as a group replicates it: a store, and the one who decides while this
-// node leads the group. Apply and Open are called one at a time.
+// StateMachine is the replica of a shard on this node: a store, and the Leader while this node
+// leads the group. Apply and Open are called one at a time.
 type StateMachine interface {
 	// Apply puts an entry into the store, and stores its index and term with it. After an error the
-	// group has failed, and applies nothing more. Nobody decides here in a term before that of the
-	// entry.
+	// group has failed, and applies nothing more. No Leader of a term before the entry's runs here.
 	Apply(Entry) error
-	// Open closes the store if it is open, and opens it. In between it calls install, which puts
-	// what a snapshot has brought in its place, if anything. It returns the position of the last
-	// entry in the store, the zero Position if there is none. Nobody decides here meanwhile. A
-	// store that has a format is used after Group.AdoptFormat only; so is an entry that gives it
-	// one.
+	// Open closes the store if it is open, and opens it. In between it calls install, which moves
+	// the store of a received snapshot, if any, to its place. It returns the position of the last
+	// entry in the store, the zero Position if there is none. No Leader runs here meanwhile. A
+	// store with a format is used only after Group.AdoptFormat; so is an entry that gives it one.
 	Open(install func() error) (last Position, err error)
 	// Live is the store for snapshots; nil while it is not open.
 	Live() snapshot.Live
-	// Lead prepares who is to decide in a term that this node was elected for. It commits an entry
-	// of the term, so that whatever any leader has acknowledged before is in the store.
+	// Lead prepares the Leader of a term that this node was elected for. It commits an entry of the
+	// term, so that every entry that an earlier leader has acknowledged is in the store.
 	Lead(term uint64) (Leader, error)
-	// Raise commits an entry, in a term in which this node leads, that gives the store a format.
-	// What is written to the store later may be of it.
+	// Raise commits an entry that gives the store a format, in a term of this node as the leader.
+	// Later writes to the store may use it.
 	Raise(term uint64, format int) error
 	// IsForgotten reports whether the store says that a node, or a directory, was removed from the
 	// cluster; see Leaders.Forget.
@@ -45,9 +43,9 @@ type Leader interface {
 	Serve()
 	// StepDown ends it for a reason, and returns when it has ended.
 	StepDown(reason error)
-	// Done is closed when it has ended, by StepDown or by itself.
+	// Done is closed when it has ended, by StepDown or on its own.
 	Done() <-chan struct{}
-	// Crashed reports whether it ended because of a bug, so that another node is to lead.
+	// Crashed reports whether it ended because of a bug, so that another node should lead.
 	// REQUIRES: it has ended.
 	Crashed() bool
 }
@@ -56,31 +54,30 @@ type Leader interface {
 type Entry struct {
 	Index, Term uint64
 	Data        []byte // after the EntryHeader; the log's, not to be changed
-	Replayed    bool   // the log had it when the node was opened: what it tells has been told
-	Reclaim     uint64 // so many bytes are free, and space is to be reclaimed; 0: it is not
+	Replayed    bool   // it was in the log when the node was opened: its notifications were sent before
+	Reclaim     uint64 // free bytes while space must be reclaimed; 0: it need not be
 }
 
-// EntryHeader is how many bytes at the beginning of an entry are the group's: they hold the term in
-// which it was decided.
+// EntryHeader is the number of bytes at the beginning of an entry that belong to the group: they
+// hold the term of its decision.
 //
-// Invariant: an entry has an effect only if it was decided in the term in which it is in the log. A
-// leader that is deposed and elected again has other entries in between, and what it had decided
-// before them no longer holds.
+// Invariant: an entry has an effect only if it was decided in its term in the log. A leader that is
+// deposed and elected again has other entries in between, and its decisions from before them no
+// longer hold.
 const EntryHeader = 8
 
-// errOutdated is the outcome of an entry that was decided in another term than the one in which it
-// is in the log.
+// errOutdated is the outcome of an entry that was decided in another term than its term in the log.
 var errOutdated = errors.New("decided in an earlier term")
 
-// errHeld is the outcome of an entry that the store has from before. It is not that of one which
-// was proposed here, so that none is acknowledged that the store has not taken.
+// errHeld is the outcome of an entry that the store had before. An entry proposed here gets it as
+// an error, so that none is acknowledged that the store has not applied.
 var errHeld = errors.New("applied before")
 
 // fsm applies the log of a group to its state machine. Raft calls its methods from one goroutine.
 type fsm struct{ *Group }
 
-// Apply is raft.FSM's. What it returns is nil, errOutdated, errHeld, or why the group has failed;
-// after that nothing more is applied, and the node leaves the group.
+// Apply implements raft.FSM. It returns nil, errOutdated, errHeld, or the error that has ended the
+// group; after that nothing more is applied, and the node leaves the group.
 func (m fsm) Apply(l *raft.Log) (outcome any) {
 	m.node.contain("state machine", func() { outcome = m.apply(l) }, func(err error) {
 		m.Fail(err)
@@ -150,8 +147,8 @@ func (m fsm) applyNext(l *raft.Log) error {
 // Applied is the index of the last entry in the store.
 func (g *Group) Applied() uint64 { return g.applied.get().Index }
 
-// AwaitApplied waits until the store has what the log has at an index. It fails if the group has,
-// the node is closed, or ctx ends.
+// AwaitApplied waits until the store has the log up to an index. It fails if the group has, the
+// node is closed, or ctx ends.
 func (g *Group) AwaitApplied(ctx context.Context, index uint64) error {
 	for {
 		progress, route := g.progress.next(), g.route.next() // which the failure of a group changes
@@ -196,7 +193,7 @@ func (m fsm) Restore(io.ReadCloser) error {
 	return err
 }
 
-// applied is what has been applied, as a snapshot of Raft. It becomes durable when it is persisted.
+// applied is the store as a snapshot of Raft. It becomes durable when it is persisted.
 type applied struct {
 	node *Node
 	live snapshot.Live

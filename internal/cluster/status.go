@@ -18,53 +18,50 @@ type ShardStatus struct {
 	Shard    int
 	Leader   string // the node that leads it; "": none is known
 	Term     uint64 // of the leader, or the latest that any node knows
-	Placed   string // the node that is to lead it, by hand; "": any
-	Format   int    // in which it is stored; 0: not known
+	Placed   string // the node that must lead it, by hand; "": any
+	Format   int    // of the store; 0: not known
 	Replicas []ReplicaStatus
-	// Removed is whether it is certain that the directory of this node was removed from it.
+	// Removed: it is certain that the directory of this node was removed from the group.
 	Removed bool
 }
 
-// ReplicaStatus is what one node has of a shard.
+// ReplicaStatus is the state of a shard's replica on one node.
 type ReplicaStatus struct {
 	Node    string
 	Address string
-	// ID is that of the node's directory, by which the shard knows it.
+	// ID is the ID of the node's directory, which identifies it to the shard.
 	ID string
-	// Voter is whether the node counts in majorities; a new one does not until
-	// it has caught up.
+	// Voter: the node counts in majorities; a new one does not until it has caught up.
 	Voter bool
-	// Suspect is whether the node may lack what it had acknowledged (a power loss, an older copy).
-	// It does not count in majorities until it has been taken back.
+	// Suspect: the node may have lost acknowledged entries (a power loss, an older copy). It does
+	// not count in majorities until it has been taken back.
 	Suspect bool
-	// LastError is why the node could not be asked; the fields below are zero then.
+	// LastError is the reason why the node gave no answer; the fields below are zero then.
 	LastError string
-	// Drained is whether the node is to lead nothing.
+	// Drained: the node should lead nothing.
 	Drained bool
-	// Serves is whether the shard's operations are resolved here.
+	// Serves: the shard's operations are decided on this node.
 	Serves bool
-	// NewestFormat is the one up to which the node's version of codeq knows all.
+	// NewestFormat is the newest format of the node's version of codeq.
 	NewestFormat int
 	Term         uint64
-	// LastIndex is that of the last entry in its log, Committed that of the last
-	// one of which it knows that a majority has it, Applied that of the last one
-	// in its store.
+	// LastIndex is the index of the last entry in its log, Committed that of the last one that a
+	// majority has as far as the node knows, Applied that of the last one in its store.
 	LastIndex, Committed, Applied uint64
-	// Lag is how many entries of those that the leader has applied it has not.
+	// Lag is the number of entries that the leader has applied, and the node has not.
 	Lag uint64
-	// LastContact is how long ago it heard from the leader; 0 of the leader itself.
+	// LastContact is the time since the last message of the leader; 0 for the leader itself.
 	LastContact time.Duration
-	// ClockAhead is how far its wall clock is ahead of the median of those of the nodes that have
-	// answered.
+	// ClockAhead is how far its wall clock is ahead of the median of the nodes that have answered.
 	ClockAhead time.Duration
-	// Stalled is for how long its log, or its store of the shard, has not answered; 0: they do.
+	// Stalled is how long its log, or its store of the shard, has not answered; 0: they do.
 	Stalled time.Duration
 }
 
 // statusTimeout bounds how long ClusterStatus waits for a node.
 const statusTimeout = 2 * time.Second
 
-// Status asks all nodes how far they are. Those that do not answer within two seconds, or until ctx
+// Status asks all nodes for their states. Those that do not answer within two seconds, or until ctx
 // ends, are in the result with an error.
 func (n *Node) Status(ctx context.Context) []ShardStatus {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
@@ -85,8 +82,8 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 		}
 		asking.Wait()
 	}
-	// The nodes that this one knows, those that they know, if none of them leads, and those that
-	// the leaders know.
+	// First the nodes that this one knows, then those that they know, if none of them leads, and
+	// then those that the leaders know.
 	own := n.state()
 	ask(own)
 	leaders, unknown := leadersOf(own, answers)
@@ -115,7 +112,7 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 }
 
 // lacksLeader reports whether a majority of the members has answered, and none of them leads, or
-// has heard from a leader in the time given.
+// had contact with a leader within the given time.
 func (s *ShardStatus) lacksLeader(lately time.Duration) bool {
 	voters, asked := 0, 0
 	for i := range s.Replicas {
@@ -132,8 +129,8 @@ func (s *ShardStatus) lacksLeader(lately time.Duration) bool {
 	return s.Leader == "" && asked > voters/2
 }
 
-// leadersOf is what the leaders of shards say, or this node in their place; and what others say of
-// shards for which there is none.
+// leadersOf is the states of the shards' leaders, or of this node where there is no leader; unknown
+// are the states of other nodes for shards without a leader.
 func leadersOf(own []replicaState, answers map[Peer]*nodeAnswer) (leaders, unknown []replicaState) {
 	leaders = slices.Clone(own)
 	for i := range leaders {
@@ -152,11 +149,11 @@ func leadersOf(own []replicaState, answers map[Peer]*nodeAnswer) (leaders, unkno
 	return leaders, unknown
 }
 
-// nodeAnswer is what a node says of its replicas.
+// nodeAnswer is the answer of a node about its replicas.
 type nodeAnswer struct {
 	replicas     []replicaState
 	suspect      bool
-	clock, ahead time.Duration // of its wall clock: of this node's, and of the median
+	clock, ahead time.Duration // difference of its wall clock from this node's, and from the median
 	err          error
 }
 
@@ -176,22 +173,22 @@ func compareClocks(answers map[Peer]*nodeAnswer) {
 	}
 }
 
-// replicaState is what a node knows of its own replica.
+// replicaState is the report of a node on its own replica.
 type replicaState struct {
 	Leader                        bool
 	Serves                        bool
 	Failed                        bool
-	Drained                       bool          // the node is
+	Drained                       bool          // of the node
 	Stalled                       time.Duration // of the log, or the store
 	Unsteady                      bool          // either is stalled, or was a moment ago
-	Placed                        string        // the node that is to lead, by hand, if this one serves
-	Format, Newest                int           // of the store; that the node knows, 0: the first
+	Placed                        string        // the node that must lead, by hand, if this one serves
+	Format, Newest                int           // of the store; the newest of the node's build, 0: the first
 	Term                          uint64
 	LastIndex, Committed, Applied uint64
 	LastContact                   time.Duration
 	Wall                          uint64 // clock of the node, ms
 	Members                       []memberState
-	Removed                       bool // the node that has asked, for certain
+	Removed                       bool // the node that sent the question, for certain
 }
 
 // memberState is a node as another one knows it.
@@ -200,7 +197,7 @@ type memberState struct {
 	Voter bool
 }
 
-// has reports whether a directory is that of a member by one of some IDs.
+// has reports whether a member has one of the IDs.
 func (sh *ShardStatus) has(ids []string) bool {
 	return slices.ContainsFunc(sh.Replicas, func(r ReplicaStatus) bool { return slices.Contains(ids, r.ID) })
 }
@@ -273,7 +270,7 @@ func (n *Node) stateOf(ctx context.Context, p Peer) ([]replicaState, error) {
 	return states, wire.UnmarshalJSON(b, &states)
 }
 
-// state is that of this node's replicas.
+// state is the states of this node's replicas.
 func (n *Node) state() []replicaState {
 	states, drained := make([]replicaState, len(n.groups)), n.drained()
 	for i, g := range n.groups {
@@ -301,8 +298,7 @@ func (n *Node) state() []replicaState {
 	return states
 }
 
-// serveState answers a member without waiting for anybody. Any other node hears whether it was
-// removed.
+// serveState answers a member without a wait. Any other node learns whether it was removed.
 func (n *Node) serveState(r *peer.Request) error {
 	ids, err := idsOf(r)
 	if err != nil {

@@ -15,21 +15,20 @@ import (
 	"codeq/internal/raftlog"
 )
 
-// Raft panics on goroutines of its own, which ends the process, when it cannot
-// store its term or read a committed entry. It therefore gets groupVotes and
-// groupLog, which make the replica fail instead and answer as if nothing were
-// wrong: the goroutine that asks must go on, since what has been proposed is to be
-// answered before Raft is shut down; see Group.Fail.
+// Raft panics on goroutines of its own, which ends the process, when it cannot store its term or
+// read a committed entry. So it gets groupVotes and groupLog, which make the replica fail instead
+// and return no error: the calling goroutine must go on, since proposals must be answered before
+// Raft is shut down; see Group.Fail.
 //
-// Invariant: a replica that has failed vouches for nothing, so that nobody relies
-// on a term that was not stored, or an entry that was not read. It stores neither
-// votes nor entries: it grants and acknowledges none, and a leader steps down. It
-// applies nothing (fsm), and sends nothing to its followers (transport). That
-// it answers a heartbeat says only that it knows of no later term, which is so.
+// Invariant: a replica that has failed confirms nothing, so that no node relies on a term that was
+// not stored, or an entry that was not read. It stores neither votes nor entries: it grants and
+// acknowledges none, and a leader steps down. It applies nothing (fsm), and sends nothing to its
+// followers (transport). Its answer to a heartbeat says only that it knows no later term, which is
+// true.
 //
-// Before Raft's goroutines begin, Raft gets the errors; Group.start catches what it panics with.
+// Before Raft's goroutines begin, Raft gets the errors; Group.start catches its panics.
 
-// stores are where Raft keeps the log of a shard, and the votes.
+// stores returns Raft's storage of a shard: its log and its votes.
 func (g *Group) stores() (*groupLog, *groupVotes, error) {
 	votes := newVotes(g.node.stable.Group(uint32(g.index)), g)
 	term, err := votes.GetUint64([]byte(keyCurrentTerm))
@@ -54,14 +53,14 @@ func (g *Group) openLog() error {
 	return nil
 }
 
-// lose lets the group fail if what Raft keeps has, and not only been closed.
+// lose makes the group fail after an error of Raft's storage, unless that was only closed.
 func (g *Group) lose(cause error) {
 	if !errors.Is(cause, raftlog.ErrClosed) {
 		g.Fail(damageOf(cause))
 	}
 }
 
-// errNotStored: Raft was refused a place for an entry or vote before any of it was written.
+// errNotStored: Raft's write was refused before any of it was stored.
 var errNotStored = errors.New("nothing of it was stored")
 
 // groupLog is the log of a group.
@@ -69,21 +68,22 @@ type groupLog struct {
 	LogStore
 	group *Group
 	cut   atomic.Bool // the end has been deleted, and nothing stored in its place yet
-	grown changes     // entries have been stored
+	grown changes     // changes when entries are stored
 
-	snapshot Position                  // that of the snapshot when the node was opened
+	snapshot Position                  // position of the snapshot when the node was opened
 	raft     atomic.Pointer[raft.Raft] // nil: its goroutines begin
 }
 
-// LogStore is what raftlog.Group is.
+// LogStore is the interface of raftlog.Group.
 type LogStore interface {
 	raft.LogStore
 	raft.MonotonicLogStore
 	GetHead(index uint64, log *raft.Log) (data int, err error)
 }
 
-// GetLog is raft.LogStore's. In place of a large entry there is a reference. In place of one that
-// cannot be read there is one of term 0 that does nothing: the replica has failed by then.
+// GetLog implements raft.LogStore. In place of a large entry it returns a reference. In place of an
+// entry that cannot be read it returns one of term 0 that does nothing: the replica has failed by
+// then.
 func (l *groupLog) GetLog(index uint64, log *raft.Log) error {
 	data, err := l.GetHead(index, log)
 	if err == nil && data > 0 {
@@ -97,13 +97,13 @@ func (l *groupLog) GetLog(index uint64, log *raft.Log) error {
 	return nil
 }
 
-// StoreLog is raft.LogStore's.
+// StoreLog implements raft.LogStore.
 func (l *groupLog) StoreLog(log *raft.Log) error { return l.StoreLogs([]*raft.Log{log}) }
 
-// StoreLogs is raft.LogStore's. What takes the place of a deleted end is not refused, even if the
-// disk is full: Raft would take the old end for what is there. Neither is a change of the members,
-// for which reconfigure has found room; and if it fails, so does the group, since a leader goes by
-// a change whether it is stored or not.
+// StoreLogs implements raft.LogStore. Entries in place of a deleted end are not refused, even if
+// the disk is full: Raft would take the old end for the present one. Neither is a change of the
+// members: reconfigure has found room for it; and if it fails, so does the group, since a leader
+// acts on a change whether it is stored or not.
 func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	if err := l.group.Failure(); err != nil {
 		return fmt.Errorf("%w: %w", errNotStored, err)
@@ -125,11 +125,11 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	err := l.LogStore.StoreLogs(logs)
 	l.grown.changed()
 	founding, first := l.group.node.founding.Load(), logs[0].Index == 1
-	begins := founding && first // by Node.begin, which fails if this does
+	begins := founding && first // by Node.begin, which returns the error
 	stored := err == nil
 	if stored && (first || founding) {
-		// The founders of the cluster are durable at any level: a node that knows nobody takes no
-		// part in elections, and nobody would be told why.
+		// The founders of the cluster are durable at any level: a node that knows no members takes
+		// no part in elections, and gives no reason.
 		err = l.flush(l.group.running && !begins)
 	}
 	switch {
@@ -141,8 +141,8 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 	return err
 }
 
-// flush makes the log durable. After an error Raft would store again, in vain, what is there
-// already. So flush waits for room on a full disk, if it may, until the group or the node ends.
+// flush makes the log durable. After an error Raft would store the same entries again, without
+// effect. So flush waits for room on a full disk, if it may, until the group or the node ends.
 func (l *groupLog) flush(waits bool) error {
 	for {
 		err := l.group.node.logs.Flush()
@@ -160,13 +160,13 @@ func (l *groupLog) flush(waits bool) error {
 	}
 }
 
-// changesMembers reports whether this node, as the leader, is to store a change of the members.
+// changesMembers reports whether this node, as the leader, stores a change of the members.
 func (l *groupLog) changesMembers(logs []*raft.Log) bool {
 	r := l.raft.Load()
 	return len(logs) == 1 && logs[0].Type == raft.LogConfiguration && r != nil && r.State() == raft.Leader
 }
 
-// DeleteRange is raft.LogStore's. The oldest entries, or all, may always be deleted.
+// DeleteRange implements raft.LogStore. The oldest entries, or all, may always be deleted.
 func (l *groupLog) DeleteRange(from, through uint64) error {
 	if err := l.group.Failure(); err != nil {
 		return fmt.Errorf("%w: %w", errNotStored, err)
@@ -198,9 +198,9 @@ func (l *groupLog) bounds() (first, last uint64, err error) {
 	return first, last, err
 }
 
-// mayReplace returns an error if Raft has given the entry at an index to the state machine: it
-// would not give it the one that comes in its place. Up to the snapshot, what an interrupted
-// installation has left of the log may be replaced.
+// mayReplace returns an error if Raft has passed the entry at an index to the state machine: it
+// would not pass the one that replaces it. Up to the snapshot, log left by an interrupted
+// installation may be replaced.
 func (l *groupLog) mayReplace(index uint64) error {
 	r := l.raft.Load()
 	if r == nil || index <= l.snapshot.Index || index > r.AppliedIndex() {
@@ -210,16 +210,16 @@ func (l *groupLog) mayReplace(index uint64) error {
 		base.ErrDiverged, index, wayOut)
 }
 
-// diverged lets the group fail, and returns an error for what was to be stored.
+// diverged makes the group fail, and returns an error for the refused write.
 func (l *groupLog) diverged(err error) error {
 	l.group.Fail(err)
 	return fmt.Errorf("%w: %w", errNotStored, err)
 }
 
-// compare returns an error if the log in which the node is opened contradicts the store. It may end
-// before the store does, or have an entry of an earlier term there, when a crash has come between
-// the installation of a snapshot and the end of the log from before, or a power loss has taken its
-// end. What a leader then sends in place of that is compared as it comes.
+// compare returns an error if the log contradicts the store when the node is opened. The log may
+// end before the store, or have an entry of an earlier term there, when a crash has come between
+// the installation of a snapshot and the deletion of the old log, or a power loss has taken the end
+// of the log. Entries that a leader then sends in its place are compared as they come.
 func (l *groupLog) compare() error {
 	last := l.group.applied.get()
 	if _, end, err := l.bounds(); err != nil {
@@ -234,8 +234,8 @@ func (l *groupLog) compare() error {
 	return last.admits(at)
 }
 
-// continues returns an error if the log, which has more than the store, has something else in the
-// place of the store's last entry. If it does not have it any more, a snapshot has proved as much.
+// continues returns an error if the log, which is longer than the store, has another entry in the
+// place of the store's last one. If it no longer has that place, a snapshot has proved the same.
 func (l *groupLog) continues() error {
 	last := l.group.applied.get()
 	at, err := l.position(last.Index)
@@ -245,7 +245,7 @@ func (l *groupLog) continues() error {
 	return last.admits(at)
 }
 
-// position is that of the entry at an index; the zero Position if there is none.
+// position is the position of the entry at an index; the zero Position if there is none.
 func (l *groupLog) position(index uint64) (Position, error) {
 	var log raft.Log
 	err := l.LogStore.GetLog(index, &log)
@@ -255,8 +255,8 @@ func (l *groupLog) position(index uint64) (Position, error) {
 	return Position{log.Index, log.Term}, err
 }
 
-// holds reports whether Raft has given all entries up to an index to the state machine, and none of
-// its snapshots is beyond that.
+// holds reports whether Raft has passed all entries up to an index to the state machine, and none
+// of its snapshots is after that.
 func (l *groupLog) holds(index uint64) bool {
 	r := l.raft.Load()
 	if r == nil || l.group.Failure() != nil || index > r.AppliedIndex() {
@@ -271,23 +271,24 @@ func (l *groupLog) full(bytes int) bool {
 	return l.group.running && (n.room.full(bytes) || !n.logs.HasSpace())
 }
 
-// groupVotes are the term and the vote of a replica. After any error of theirs it
-// has failed: it is unknown what was stored.
+// groupVotes are the term and the vote of a replica. After any error of theirs the replica has
+// failed: the stored values are unknown.
 //
-// Raft stores the term of a vote, then the vote. If a crash came between the two,
-// the vote before would be one in the new term, and Raft grants a vote that was
-// granted without a look at the log of the candidate. So the vote is stored first:
-// then it is one in an old term, in which nobody is elected any more.
+// Raft stores the term of a vote, then the vote. After a crash between the two, the vote before
+// would count in the new term, and Raft repeats a granted vote without checking the log of the
+// candidate. So the vote is stored first: then it is one in an old term, and no node is elected in
+// that any more.
 //
 // Raft handles heartbeats on goroutines of their own, and may go back to the term of one when
-// another message has just told it a later one. Then it would vote again: in a term in which it has
-// voted, or in one before. So neither the term nor the vote goes back here, whatever Raft asks for.
+// another message has just brought a later one. Then it would vote again: in a term that has its
+// vote, or in an earlier one. So neither the term nor the vote goes back here, whatever Raft
+// stores.
 type groupVotes struct {
 	raft.StableStore
 	group *Group
 	term  uint64 // of the next vote; only the goroutine that votes uses it
-	// storing has an element while what is stored is compared with what comes, and replaced. It is
-	// a channel, as what waits for it may wait for as long as the disk does.
+	// storing has an element while a stored value is compared with a new one, and replaced. It is a
+	// channel because a wait for it may take as long as the disk does.
 	storing chan struct{} // capacity 1
 }
 
@@ -302,7 +303,7 @@ const (
 	keyVote        = "LastVoteCand"
 )
 
-// SetUint64 is raft.StableStore's.
+// SetUint64 implements raft.StableStore.
 func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 	if string(key) == keyVoteTerm {
 		v.term = value // Set stores it
@@ -323,7 +324,7 @@ func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 	return err
 }
 
-// Set is raft.StableStore's.
+// Set implements raft.StableStore.
 func (v *groupVotes) Set(key, value []byte) error {
 	v.storing <- struct{}{}
 	defer func() { <-v.storing }()
@@ -341,8 +342,8 @@ func (v *groupVotes) Set(key, value []byte) error {
 	})
 }
 
-// mayVote returns an error if there is a later term, or another vote in this one. REQUIRES:
-// storing has an element.
+// mayVote returns an error if there is a later term, or another vote in this one. REQUIRES: storing
+// has an element.
 func (v *groupVotes) mayVote(candidate []byte) error {
 	if latest := v.group.latestTerm.Load(); v.term < latest {
 		return fmt.Errorf("vote in term %d, after term %d", v.term, latest)

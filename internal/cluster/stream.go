@@ -9,7 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// stream gives Raft the address under which others know this node, and connections that allow for
+// stream gives Raft the address under which others know this node, and connections with time for
 // large messages.
 type stream struct {
 	raft.StreamLayer
@@ -19,7 +19,7 @@ type stream struct {
 
 func (s stream) Addr() net.Addr { return advertised(s.address) }
 
-// Dial is raft.StreamLayer's.
+// Dial implements raft.StreamLayer.
 func (s stream) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	c, err := s.StreamLayer.Dial(address, timeout)
 	if err != nil {
@@ -28,7 +28,7 @@ func (s stream) Dial(address raft.ServerAddress, timeout time.Duration) (net.Con
 	return &patientConn{Conn: c, moved: func() { s.moved(address) }}, nil
 }
 
-// dialError is why there is no connection.
+// dialError is the reason why there is no connection.
 type dialError struct{ error }
 
 func (e *dialError) Unwrap() error { return e.error }
@@ -39,14 +39,14 @@ func (advertised) Network() string  { return "tcp" }
 func (a advertised) String() string { return string(a) }
 
 // patientConn is a connection that Raft has dialed. Raft gives each message, and its answer, a time
-// that does not depend on its size. Here each progressBytes of a message have as long as Raft gives
-// a message; the answer has that long from the last of them on, and the time in which a slow disk
-// stores the message.
+// that does not depend on its size. Here each progressBytes of a message may take as long as Raft
+// allows for a message; the answer may take that long after the last of them, and the time of a
+// slow disk for the message.
 type patientConn struct {
 	net.Conn
 	moved func() // progressBytes more have been written
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below
 	read, write time.Time  // deadlines; zero: there is none
 	unanswered  int        // bytes written since bytes were read
 	progress    int        // bytes written since the deadlines were moved
@@ -54,15 +54,15 @@ type patientConn struct {
 
 const (
 	progressBytes = 256 << 10
-	slowDisk      = 4 << 20 // bytes that a disk stores in a second, at least
+	slowDisk      = 4 << 20 // bytes that a slow disk stores in a second
 )
 
-// SetDeadline is net.Conn's.
+// SetDeadline implements net.Conn.
 func (c *patientConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetWriteDeadline(t), c.SetReadDeadline(t))
 }
 
-// SetReadDeadline is net.Conn's.
+// SetReadDeadline implements net.Conn.
 func (c *patientConn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +73,7 @@ func (c *patientConn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// SetWriteDeadline is net.Conn's.
+// SetWriteDeadline implements net.Conn.
 func (c *patientConn) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,13 +81,13 @@ func (c *patientConn) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// storing is how long the other side may take to store what it has not answered yet. REQUIRES: mu
-// is held.
+// storing is how long the other side may take to store the bytes without an answer so far.
+// REQUIRES: mu is held.
 func (c *patientConn) storing() time.Duration {
 	return storing(c.unanswered)
 }
 
-// Read is net.Conn's.
+// Read implements net.Conn.
 func (c *patientConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
@@ -98,7 +98,7 @@ func (c *patientConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write is net.Conn's.
+// Write implements net.Conn.
 func (c *patientConn) Write(p []byte) (int, error) {
 	for written := 0; ; {
 		n, err := c.Conn.Write(p[written:min(len(p), written+progressBytes)])
@@ -112,7 +112,7 @@ func (c *patientConn) Write(p []byte) (int, error) {
 	}
 }
 
-// advance notes that so many bytes have been written.
+// advance counts bytes as written.
 func (c *patientConn) advance(bytes int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

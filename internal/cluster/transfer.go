@@ -17,16 +17,15 @@ import (
 // errOffered: transfer has done nothing.
 var errOffered = fmt.Errorf("%w: the leadership was offered a moment ago", base.ErrCannotLead)
 
-// offerPause bounds how often a shard stands still in a term for another node to
-// lead it, and goes on here after all.
+// offerPause is the shortest time between two transfers of a shard in one term, as it stands still
+// during each, even one without success.
 const offerPause = time.Minute
 
-// transfer lets another node lead. The shard ends here, so that no more entries come;
-// when the other node has all of them, it is to stand for election at once, as in
-// Raft's LeadershipTransfer. That one is not used: an attempt that follows one to a
-// node that could not be reached may never end, and Raft refuses all entries
-// meanwhile (github.com/hashicorp/raft/issues/696). If nothing comes of it within
-// twice ElectionTimeout, the shard goes on here.
+// transfer makes another node the leader. The shard stops here, so that no more entries come; when
+// the other node has all of them, it must stand for election at once, as in Raft's
+// LeadershipTransfer. That one is not used: an attempt that follows one to an unreachable node may
+// never end, and Raft refuses all entries meanwhile (github.com/hashicorp/raft/issues/696). Without
+// success within twice ElectionTimeout, the shard goes on here.
 func (g *Group) transfer(to raft.Server) (err error) {
 	ctx, cancel := context.WithTimeout(g.node.ctx, 2*g.node.c.ElectionTimeout)
 	defer cancel()
@@ -50,7 +49,7 @@ func (g *Group) transfer(to raft.Server) (err error) {
 		return fmt.Errorf("shard %d: wait for node %s: %w", g.index, to.ID, err)
 	}
 	sent := make(chan error, 1)
-	g.node.background.Go(func() { // it may take raftTimeout
+	g.node.background.Go(func() { // may take raftTimeout
 		sent <- g.node.guarded("offer of a leadership", func() error {
 			return g.transport.TimeoutNow(to.ID, to.Address, &raft.TimeoutNowRequest{RPCHeader: g.transport.header()}, new(raft.TimeoutNowResponse))
 		})
@@ -73,7 +72,7 @@ func (g *Group) transfer(to raft.Server) (err error) {
 	}
 }
 
-// isFit reports whether a node can lead soon, if this one ends.
+// isFit returns an error if a node cannot lead soon after this one ends.
 func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 	goal := g.goal()
 	s, err := g.stateToLead(ctx, m)
@@ -86,8 +85,8 @@ func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 	return nil
 }
 
-// checkCaughtUp returns an error if a node that does not vote lacks too much to do so: while it is
-// sent that, it would be of no use to the majority for which it counts.
+// checkCaughtUp returns an error if a node without a vote lacks too many entries for one: until it
+// has them, it would not help the majority that it counts for.
 func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
 	if m.Suffrage == raft.Voter {
 		return nil
@@ -105,25 +104,25 @@ func (g *Group) checkCaughtUp(ctx context.Context, m raft.Server) error {
 	return nil
 }
 
-// closeMessages is how much a node may lack when it gets a vote, or leads.
+// closeMessages is how many messages of entries a node may lack when it gets a vote, or leads.
 const closeMessages = 4
 
-// goal is what a node has applied, at least, that may vote or lead. It gets the rest soon. The goal
-// is set before the node is asked: what is applied until its answer comes does not count against
-// it.
+// goal is the least index that a node must have applied before it may vote or lead. It gets the
+// rest soon. The goal is set before the node is asked: entries applied until its answer comes do
+// not count against it.
 type goal struct {
 	least, all uint64
 	err        error
 }
 
-// goal is that of a voter, which is asked from now on: all but closeMessages.
+// goal is the goal of a voter that is asked from now on: all but closeMessages.
 func (g *Group) goal() goal {
 	all := g.Applied()
 	return goal{least: all - g.log.newest(all, closeMessages), all: all}
 }
 
-// goalToVote is that of a node that may have nothing: also all that the log does not have any more.
-// The log may begin behind the last entry that has been applied, as Raft has entries that are not.
+// goalToVote is the goal of a node that may have nothing: also all entries that the log no longer
+// has. The log may begin after the last applied entry, as Raft has entries that are not applied.
 func (g *Group) goalToVote() (o goal) {
 	o = g.goal()
 	var first uint64
@@ -142,8 +141,8 @@ func (o goal) lackOf(m raft.Server, s replicaState) error {
 	return o.err
 }
 
-// stateToLead asks a node for the state of its replica of the shard. The error, which is no error
-// of the shard, says why the node cannot lead.
+// stateToLead asks a node for the state of its replica of the shard. The error gives the reason why
+// the node cannot lead; it is no error of the shard.
 func (g *Group) stateToLead(ctx context.Context, m raft.Server) (replicaState, error) {
 	name := peerOf(m).Node
 	s, err := g.stateAt(ctx, m)
@@ -160,7 +159,7 @@ func (g *Group) stateToLead(ctx context.Context, m raft.Server) (replicaState, e
 	return s, err
 }
 
-// stateAt asks a node for the state of its replica of the shard. One that has failed is an error.
+// stateAt asks a node for the state of its replica of the shard. A failed replica is an error.
 func (g *Group) stateAt(ctx context.Context, m raft.Server) (replicaState, error) {
 	states, err := g.node.stateOf(ctx, peerOf(m))
 	if err == nil && g.index >= len(states) {
@@ -175,8 +174,8 @@ func (g *Group) stateAt(ctx context.Context, m raft.Server) (replicaState, error
 	return states[g.index], nil
 }
 
-// beginOffer notes that the shard is handed over in this term, if no change of its members is being
-// decided.
+// beginOffer records that the shard is handed over in this term, unless a change of its members is
+// being decided.
 func (g *Group) beginOffer() (term uint64, begun bool, err error) {
 	g.leading.mu.Lock()
 	defer g.leading.mu.Unlock()
@@ -191,8 +190,8 @@ func (g *Group) beginOffer() (term uint64, begun bool, err error) {
 	return term, true, nil
 }
 
-// endOffer lets watch serve the shard again if the shard was led here, and Raft's
-// leadership is still this node's.
+// endOffer makes watch serve the shard again if the shard was led here, and this node still leads
+// in Raft.
 func (g *Group) endOffer(led bool, outcome error) {
 	g.leading.mu.Lock()
 	g.leading.handing, g.leading.offer.outcome = false, outcome
@@ -202,7 +201,7 @@ func (g *Group) endOffer(led bool, outcome error) {
 	}
 }
 
-// wake lets watch see whether the shard is to be served here again.
+// wake makes watch check whether this node must serve the shard again.
 func (g *Group) wake() {
 	select {
 	case g.kept <- struct{}{}:
@@ -210,7 +209,7 @@ func (g *Group) wake() {
 	}
 }
 
-// handOver lets any other node lead: of those that can, the one whose log is longest.
+// handOver makes another node the leader: of those that can lead, the one with the longest log.
 func (g *Group) handOver() error {
 	members, err := g.members()
 	if err != nil {
@@ -242,21 +241,20 @@ func (g *Group) handOver() error {
 	return g.transfer(heir)
 }
 
-// offer is when the shard was to be handed over.
+// offer is the time at which the shard was offered to another node.
 type offer struct {
 	term    uint64
 	at      time.Time
-	outcome error // why nothing came of it; nil: the other node was elected
+	outcome error // why it failed; nil: the other node was elected
 }
 
-// resign hands the shards that this node leads to others, as far as they are
-// there to take them.
+// resign hands over the shards that this node leads, as far as other nodes can take them.
 func (n *Node) resign() {
 	var transfers sync.WaitGroup
 	for _, g := range n.groups {
 		if g.leads() {
 			transfers.Go(func() {
-				n.contain("resignation", func() { _ = g.handOver() }, nil) // or they will miss this one
+				n.contain("resignation", func() { _ = g.handOver() }, nil) // or the others will miss this node
 			})
 		}
 	}

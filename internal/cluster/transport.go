@@ -12,12 +12,12 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// transport is Raft's, but its messages are of a bounded size, or have one entry. Of what other
-// nodes send, Raft gets what admit lets through.
+// transport is Raft's, but its messages have a bounded size, or one entry. Messages that admit
+// rejects never reach Raft.
 type transport struct {
 	*raft.NetworkTransport
 	group    *Group
-	diverged error // if it is not nil, the group fails as soon as Raft can bear it
+	diverged error // if it is not nil, the group fails as soon as Raft can handle that
 	admitted chan raft.RPC
 	handle   func(raft.RPC) // heartbeats
 	quit     chan struct{}  // closed by Close
@@ -34,16 +34,16 @@ func newTransport(g *Group, c *raft.NetworkTransportConfig, diverged error) *tra
 	return t
 }
 
-// Close is raft.WithClose's.
+// Close implements raft.WithClose.
 func (t *transport) Close() error {
 	t.once.Do(func() { close(t.quit) })
 	return t.NetworkTransport.Close()
 }
 
-// Consumer is raft.Transport's.
+// Consumer implements raft.Transport.
 func (t *transport) Consumer() <-chan raft.RPC { return t.admitted }
 
-// receive passes on what other nodes send, but for heartbeats.
+// receive passes on the messages of other nodes, except heartbeats.
 func (t *transport) receive() {
 	for {
 		select {
@@ -68,7 +68,7 @@ func (t *transport) pass(rpc raft.RPC) {
 // errAlias: the node gets its own address when it has been taken back.
 var errAlias = errors.New("the node is being taken back")
 
-// reach is the address by which only the member that is meant is reached.
+// reach is an address for connections that reach only the given member.
 func reach(id raft.ServerID, target raft.ServerAddress) (raft.ServerAddress, error) {
 	if isAlias(id, target) {
 		return "", errAlias
@@ -77,7 +77,7 @@ func reach(id raft.ServerID, target raft.ServerAddress) (raft.ServerAddress, err
 	return to.RaftAddress(), err
 }
 
-// RequestVote is raft.Transport's.
+// RequestVote implements raft.Transport.
 func (t *transport) RequestVote(
 	id raft.ServerID, target raft.ServerAddress, req *raft.RequestVoteRequest, resp *raft.RequestVoteResponse,
 ) error {
@@ -88,7 +88,7 @@ func (t *transport) RequestVote(
 	return t.anew(func() error { return t.NetworkTransport.RequestVote(id, to, req, resp) }, always)
 }
 
-// RequestPreVote is raft.WithPreVote's.
+// RequestPreVote implements raft.WithPreVote.
 func (t *transport) RequestPreVote(
 	id raft.ServerID, target raft.ServerAddress, req *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse,
 ) error {
@@ -99,8 +99,8 @@ func (t *transport) RequestPreVote(
 	return t.anew(func() error { return t.NetworkTransport.RequestPreVote(id, to, req, resp) }, always)
 }
 
-// TimeoutNow is raft.Transport's. Who has handled it stands for election in a later term; if it
-// came again after that, it would end the term in which that node leads.
+// TimeoutNow implements raft.Transport. The node that handles it stands for election in a later
+// term; a second copy of the message after that would end the term of that node.
 func (t *transport) TimeoutNow(
 	id raft.ServerID, target raft.ServerAddress, req *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse,
 ) error {
@@ -114,13 +114,13 @@ func (t *transport) TimeoutNow(
 	})
 }
 
-// maxPool is how many connections to a node Raft keeps for its next messages.
+// maxPool is the number of connections to a node that Raft keeps for later messages.
 const maxPool = 3
 
-// anew sends a message that a node may get more than once. Raft does not notice that a connection
-// which it keeps has ended, as the node was opened again, before it has sent something; then
-// another connection is used. A node that does not answer in time, or cannot be dialed, is not
-// asked again; neither is any when the message is of no use any more.
+// anew sends a message that a node may get more than once. When the other node was opened again,
+// the connections that Raft keeps have ended; Raft notices that only when it sends, and then uses
+// another connection. A node that does not answer in time, or cannot be dialed, is not asked again;
+// nor is any when the message is no longer of use.
 func (t *transport) anew(send func() error, isOfUse func() bool) error {
 	for range maxPool {
 		began := time.Now()
@@ -135,7 +135,7 @@ func (t *transport) anew(send func() error, isOfUse func() bool) error {
 
 func always() bool { return true }
 
-// SetHeartbeatHandler is raft.Transport's. Raft calls it last before its goroutines begin.
+// SetHeartbeatHandler implements raft.Transport. Raft calls it last before its goroutines begin.
 func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	t.group.running = true
 	if t.diverged != nil {
@@ -145,23 +145,23 @@ func (t *transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	t.NetworkTransport.SetHeartbeatHandler(t.heartbeat)
 }
 
-// heartbeat takes a heartbeat of another node.
+// heartbeat passes on a heartbeat of another node.
 func (t *transport) heartbeat(rpc raft.RPC) {
 	if t.admit(rpc) {
 		t.handle(rpc)
 	}
 }
 
-// admit reports whether Raft is to get a message. Entries are known to be the leader's as far as
-// the message goes: what follows in the log here may be of an earlier leader, and Raft would take
-// it for committed if the leader has committed more.
+// admit reports whether Raft gets a message. Entries are known to be the leader's up to the end of
+// the message: later ones in the log here may be of an earlier leader, and Raft would take them for
+// committed if the leader has committed more.
 //
-// Raft handles heartbeats on goroutines of their own. One that comes with another message may put
-// Raft back from the term of that one to its own, so that it agrees with a leader whose successor
-// it has elected. What that leader sends is refused here.
+// Raft handles heartbeats on goroutines of their own. One that comes with another message may set
+// Raft back from the term of that one to its own, so that it follows a leader after it has elected
+// the successor. The messages of that leader are refused here.
 //
-// A snapshot may come again, long after it was sent: when it has been installed, and entries that
-// follow it have been acknowledged. Raft would install it again, and drop those entries.
+// A snapshot may come again, long after it was sent: when it has been installed, and entries after
+// it have been acknowledged. Raft would install it again, and drop those entries.
 func (t *transport) admit(rpc raft.RPC) bool {
 	latest := t.group.latestTerm.Load()
 	switch req := rpc.Command.(type) {
@@ -202,16 +202,16 @@ func (t *transport) admit(rpc raft.RPC) bool {
 	return true
 }
 
-// vouch lets Raft consider a candidate of which this node has not heard yet, or not that it votes.
-// Raft would refuse it, and with it the only one, perhaps, that a majority of the nodes which are
-// left can elect: all that is committed may be there and nowhere else. That a node asks for votes
-// without consulting its configuration, and so gives them, is how the algorithm is meant (Ongaro,
-// "Consensus: Bridging Theory and Practice", 4.1). Raft asks of the ID only whether it votes; the
-// address says who it is.
+// vouch makes Raft consider a candidate that this node does not know yet, or not as a voter. Raft
+// would refuse it, although it may be the only node that a majority of the remaining nodes can
+// elect: it may have committed entries that no other node has. The algorithm intends that a node
+// asks for votes, and grants them, without consulting its configuration (Ongaro, "Consensus:
+// Bridging Theory and Practice", 4.1). Raft checks only whether the ID has a vote; the address
+// identifies the candidate.
 func (t *transport) vouch(h *raft.RPCHeader) {
 	r := t.group.log.raft.Load()
 	if r == nil {
-		return // it asks again
+		return // the candidate asks again
 	}
 	members := r.GetConfiguration().Configuration().Servers
 	votes := func(m raft.Server) bool { return m.Suffrage == raft.Voter }
@@ -223,15 +223,15 @@ func (t *transport) vouch(h *raft.RPCHeader) {
 	}
 }
 
-// followAgain makes a candidate that knows a leader a follower, which forgets that leader as soon
-// as it does not hear of it. Raft has such candidates: one that is asked to take over while it
-// stands for election already heeds heartbeats, but goes on; and a heartbeat may be handled at the
-// moment in which a node begins to stand. They give nobody a vote, as they have a leader, for as
-// long as they are candidates. If their log is too short to be elected, and the shard needs their
-// vote, it has no leader any more.
+// followAgain makes a candidate that knows a leader a follower, which forgets that leader when its
+// heartbeats end. Raft has such candidates: a node that is asked to take over while it stands for
+// election already follows heartbeats, but remains a candidate; and a heartbeat may be handled at
+// the moment when a node begins to stand. They vote for no node, as they have a leader, for as long
+// as they are candidates. If their log is too short for them to be elected, and the shard needs
+// their vote, it would have no leader any more.
 //
-// Raft gets what the leader sends to say that it is there. It proves no entry, so it changes
-// nothing but whom the node follows.
+// Raft gets a heartbeat as if from that leader. It proves no entry, so it changes nothing but the
+// leader that the node follows.
 func (t *transport) followAgain() {
 	r := t.group.log.raft.Load()
 	if r == nil || r.State() != raft.Candidate {
@@ -249,17 +249,16 @@ func (t *transport) followAgain() {
 	}
 }
 
-// clampCommit lowers the leader's commit index to the last entry of which a message says something.
+// clampCommit lowers the leader's commit index to the last entry that a message covers.
 func clampCommit(req *raft.AppendEntriesRequest) {
 	req.LeaderCommitIndex = min(req.LeaderCommitIndex, req.PrevLogEntry+uint64(len(req.Entries)))
 }
 
-// compareWithSnapshot compares the entry before those of a message with what the newest snapshot
-// ends with, if the log begins behind it. Raft, which looks for it in the log if that has others,
-// does not have it then, and takes entries that follow none as they are. If it refused those from
-// there on, whose log ends with what an earlier leader has decided could not go on from its
-// snapshot: the leader would look for an earlier entry, and then send a snapshot of an earlier one,
-// again and again.
+// compareWithSnapshot compares the entry before those of a message with the last entry of the newest
+// snapshot, if the log begins after it. Raft looks for that entry in the log if that has others, does
+// not find it, and needs no entry before those of a message that names none. Without the comparison, a
+// node could not go on from its snapshot if its log ends with entries of an earlier leader: the leader
+// would look for an earlier entry, and then send a snapshot of an earlier one, again and again.
 func (t *transport) compareWithSnapshot(req *raft.AppendEntriesRequest) {
 	if req.PrevLogEntry == 0 { // a heartbeat, mostly
 		return
@@ -274,7 +273,7 @@ func (t *transport) compareWithSnapshot(req *raft.AppendEntriesRequest) {
 	}
 }
 
-// AppendEntriesPipeline is raft.Transport's.
+// AppendEntriesPipeline implements raft.Transport.
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
 	to, err := reach(id, target)
 	if err != nil {
@@ -287,7 +286,7 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAd
 	return newPipeline(p, t.group, id), nil
 }
 
-// AppendEntries is raft.Transport's.
+// AppendEntries implements raft.Transport.
 func (t *transport) AppendEntries(
 	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {
@@ -301,14 +300,14 @@ func (t *transport) AppendEntries(
 	if isHeartbeat(req) {
 		err := t.beat(id, target, req, resp)
 		removed := err != nil && t.group.hasRemoved(id)
-		t.group.health.note(id, req.Term, err == nil || removed) // nothing is to wait for who was removed
+		t.group.health.note(id, req.Term, err == nil || removed) // nothing must wait for a removed node
 		switch {
 		case removed:
 		case err != nil:
 			t.group.node.missed(peerOf(raft.Server{ID: id, Address: target}), err)
 		case resp.Term > req.Term:
-			// Raft takes any answer to a heartbeat for contact with a node that follows. What is
-			// replicated tells it the term.
+			// Raft takes any answer to a heartbeat for contact with a follower. It learns the term
+			// from replicated messages.
 			t.group.health.doubted.changed()
 			return fmt.Errorf("%w: %d, after %d", errLaterTerm, resp.Term, req.Term)
 		}
@@ -322,7 +321,7 @@ func (t *transport) AppendEntries(
 	return t.replicate(id, to, req, resp)
 }
 
-// ask sends a heartbeat of this package: somebody waits for the answer.
+// ask sends a heartbeat of this package, and waits for the answer.
 func (t *transport) ask(to raft.Server, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
 	if err := cmp.Or(t.group.Failure(), t.group.withholds(req.Term)); err != nil {
 		return err
@@ -343,11 +342,11 @@ func (t *transport) sendEntries(
 	return t.NetworkTransport.AppendEntries(id, to, req, resp)
 }
 
-// replicate sends entries. A node that has them follow what it has, but cannot store them, as its
-// disk is full, is asked again every refusedPause, with one entry only. Raft would do so ever more
-// rarely, as with one that cannot be reached, and each time go back by an entry, until it came to a
-// snapshot at last. So it learns what is true as well: without the entries the node would have
-// agreed.
+// replicate sends entries. A node that has the entries before them, but cannot store them, as its
+// disk is full, is asked again every refusedPause, with one entry only. Raft would do so with ever
+// longer pauses, as with an unreachable node, and each time go back by an entry, until it came to a
+// snapshot at last. So Raft gets the answer that the node would have given to a message without
+// entries, which is true as well: that the logs agree.
 func (t *transport) replicate(
 	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {
@@ -385,16 +384,16 @@ func (t *transport) replicate(
 	return nil
 }
 
-// resume asks a node that has more than it was asked for, but not that, whether its last entry is
-// the one that is here, and if so, goes on from there. Raft only ever goes back. That ends nowhere
-// if the node has got a later snapshot from another leader than the one of this node: it has no
-// entries before that, and does not take an earlier one.
+// resume is for a node that has a later entry than the one it was asked for, but not that one. It
+// asks whether the node's last entry is the same here, and if so, continues from there. Raft only
+// ever goes back. That never ends if the node has got a later snapshot from another leader than the
+// one of this node: it has no entries before that, and refuses an earlier one.
 func (t *transport) resume(
 	id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
 ) error {
 	at, err := t.group.log.position(resp.LastLog)
 	if err != nil || at == (Position{}) {
-		return nil // the refusal stands
+		return nil // the refusal stays
 	}
 	question, answer := *req, raft.AppendEntriesResponse{}
 	question.PrevLogEntry, question.PrevLogTerm, question.Entries = at.Index, at.Term, nil
@@ -413,7 +412,7 @@ func isHeartbeat(req *raft.AppendEntriesRequest) bool {
 	return req.PrevLogEntry == 0 && req.PrevLogTerm == 0 && len(req.Entries) == 0 && req.LeaderCommitIndex == 0
 }
 
-// header is that of a message that Raft does not send by itself.
+// header is the header of a message that this package sends.
 func (t *transport) header() raft.RPCHeader {
 	self := t.group.node.self.ServerID()
 	return raft.RPCHeader{

@@ -19,32 +19,33 @@ import (
 
 // A cluster is upgraded node by node, so its nodes run different builds meanwhile, which know
 // different formats (manifest.Format). Each shard has a format, which is stored in its store and
-// thus replicated, and in which all of its nodes write entries, keys and snapshots. The leader of a
+// thus replicated, and all of its nodes write entries, keys and snapshots in it. The leader of a
 // shard raises it, by an entry, when every member of the group runs a build that knows the next
-// one: also those that are away, which count as they were last seen, since what they get one day is
-// in the log by now.
+// one. Members that are away count with the last format that they reported, since the entries that
+// they will get are in the log by now.
 //
-// The manifest of a node has the latest format of what it may have stored, so that an older build
-// refuses the directory, and this node requires of the others that they know it (peer.Formats). It
-// is also the format by which Pebble's is chosen when a store, or the log, is opened.
+// The manifest of a node has the latest format that the node may have stored, so that an older
+// build refuses the directory, and this node requires the others to know it (peer.Formats). It also
+// selects Pebble's format when a store, or the log, is opened.
 //
-// Invariant: nothing of a format is sent to a node, nor stored by it, before its manifest has that
+// Invariant: no data of a format is sent to a node, nor stored by it, before its manifest has that
 // format. A node that raises a shard requires the format before it applies the entry, which ends
-// the connections over which Raft sends to others; whoever accepts the next one writes its manifest
-// first.
+// the connections over which Raft sends to others; a node that accepts the next one writes its
+// manifest first.
 
-// upgradeEvery is how often the leader of a shard that could rise asks the members what they know.
+// upgradeEvery is how often the leader of a shard that could rise asks the members for their
+// formats.
 const upgradeEvery = time.Second
 
-// Format is the latest format of what the node may have stored.
+// Format is the latest format that the node may have stored.
 func (n *Node) Format() int {
 	n.membership.mu.Lock()
 	defer n.membership.mu.Unlock()
 	return n.c.Directory.Format
 }
 
-// AdoptFormat must be called before the store is used that has a format, or an entry applied that
-// raises it. After an error neither may be done.
+// AdoptFormat must be called before a store with a format is used, or an entry that raises it is
+// applied. After an error neither may be done.
 func (g *Group) AdoptFormat(format int) error {
 	if err := g.node.adoptFormat(format); err != nil {
 		return err
@@ -53,7 +54,7 @@ func (g *Group) AdoptFormat(format int) error {
 	return nil
 }
 
-// Format is that of the shard, 0 if it has none yet. Whatever is proposed afterwards may be of it.
+// Format is the format of the shard, 0 if it has none yet. Later proposals may use it.
 func (g *Group) Format() int { return int(g.format.Load()) }
 
 // AwaitFormat is AdoptFormat for an entry that is being applied: on a full disk it waits for room,
@@ -67,8 +68,8 @@ func (g *Group) AwaitFormat(format int) error {
 	})
 }
 
-// awaitRoom writes the manifest, again and again while there is no room for it on the disk, until
-// the node is about to be closed. A node that is not open, but recovered, does not wait.
+// awaitRoom writes the manifest, again and again while the disk has no room for it, until the node
+// is about to be closed. A node that is not open, but recovered, does not wait.
 func (n *Node) awaitRoom(write func() error) error {
 	var full error
 	err := n.poll(n.membership.ctx, func() (bool, error) {
@@ -88,25 +89,25 @@ func (n *Node) awaitRoom(write func() error) error {
 	return err
 }
 
-// adoptFormat makes the node one that may have stored something of a format, and the others know
-// it.
+// adoptFormat durably notes that the node may have stored data of a format, and requires the others
+// to know it.
 func (n *Node) adoptFormat(format int) error {
 	if err := n.announceFormat(format); err != nil {
 		return err
 	}
-	if n.peer != nil { // or else it begins with what the manifest has
+	if n.peer != nil { // or else it begins with the format of the manifest
 		n.peer.Require(format)
 	}
 	return nil
 }
 
-// announceFormat durably lets the manifest have a format, or a later one.
+// announceFormat durably gives the manifest a format, unless it has a later one.
 func (n *Node) announceFormat(format int) error {
 	if format > n.c.Newest {
 		return fmt.Errorf("%w: %d, this version knows %d", base.ErrFormat, format, n.c.Newest)
 	}
 	if format <= n.Format() {
-		return nil // without a wait for another change
+		return nil // no wait for other changes
 	}
 	before := 0
 	err := n.changeManifest(func(d *manifest.Directory) (bool, error) {
@@ -128,7 +129,7 @@ func (n *Node) upgrade(quit <-chan struct{}) {
 	t := time.NewTicker(upgradeEvery)
 	defer t.Stop()
 	var waiting string                      // for these nodes
-	failed := make([]string, len(n.groups)) // why the shards have not risen, the last time
+	failed := make([]string, len(n.groups)) // last errors of the shards
 	for slices.ContainsFunc(n.groups, (*Group).outdated) {
 		select {
 		case <-quit:
@@ -159,9 +160,10 @@ func (n *Node) upgrade(quit <-chan struct{}) {
 	}
 }
 
-// raise raises the shard, which this node has led in a term. Its manifest comes first: else the
-// shard would wait for room amid the entry. No node goes back then, and those that have no room are
-// refused before there is an entry: so the node has to lead, as far as it knows.
+// raise raises the shard, which this node has led in a term. The manifest comes first: otherwise
+// the shard would wait for room while it applies the entry. After that the format never goes back,
+// so raise needs the lead, as far as this node knows, and a full disk is found before there is an
+// entry.
 func (g *Group) raise(term uint64, format int) error {
 	if err := g.isIn(term); err != nil {
 		return err
@@ -191,7 +193,7 @@ func (g *Group) behind() (nodes []string, err error) {
 	return nodes, err
 }
 
-// newestOf is the newest format that a member knows, or knew when it was last seen.
+// newestOf is the newest format that a member knows, or knew in its last report.
 func (n *Node) newestOf(ctx context.Context, m raft.Server) int {
 	p := peerOf(m)
 	states, err := n.stateOf(ctx, p)
@@ -205,8 +207,8 @@ func (n *Node) newestOf(ctx context.Context, m raft.Server) int {
 	return n.peer.NewestOf(to.ID)
 }
 
-// formatOfFounders is the format with which a cluster begins: the newest that all founders know, as
-// far as this one knows it.
+// formatOfFounders is the first format of a cluster: the newest that all founders know, as far as
+// this one can tell.
 func (n *Node) formatOfFounders(founders []manifest.Founder) int {
 	format := n.c.Newest
 	for _, f := range founders {
