@@ -35,7 +35,7 @@ type Private struct {
 	IdleLanes, SweepLanes, GroupBytes, MaxAppend    int
 	TrimBytes, TrimLane, ReclaimFrom, SnapshotBytes int
 
-	HidesRoom bool // a node tells nobody how full its disk is, so that entries of others are stuck
+	HidesRoom bool // a node does not report how full its disk is, so that entries of others are stuck
 
 	// Of a codeq.Cluster.
 	Dial   func(ctx context.Context, addr string) (net.Conn, error)
@@ -72,19 +72,19 @@ type Queue interface {
 	// Owner calls look on the goroutine that owns a shard, and returns its error. The owner waits
 	// while it runs.
 	Owner(shard int, look func(*Owner) error) error
-	// Asleep returns what the owner of a shard works with. REQUIRES: the owner sleeps, as
-	// synctest.Wait has just said, and nothing wakes it meanwhile.
+	// Asleep returns the inside of a shard's owner. REQUIRES: the owner sleeps, after a
+	// synctest.Wait, and nothing wakes it meanwhile.
 	Asleep(shard int) *Owner
 	// Read calls f with the store that this process has of a shard, which stays open meanwhile.
 	Read(shard int, f func(*store.Store) error) error
 	// Tasks returns the tasks that the store of a shard has, as a map[codeq.ID]*codeq.TaskInfo, and
 	// does not ask its owner.
 	Tasks(shard int) (any, error)
-	// StartingAt returns the *codeq.Queue as a caller sees it for whom chance picks a shard:
-	// Produce and ProduceBatch store there, Claim and ClaimBatch ask there first. Other verbs fail.
+	// StartingAt returns the *codeq.Queue with a given shard in place of a random one: Produce and
+	// ProduceBatch store there, Claim and ClaimBatch ask there first. Other verbs fail.
 	StartingAt(shard int) any
-	// OfAnotherProcess returns the *codeq.Queue as a process has it that shares only the shards
-	// with this one.
+	// OfAnotherProcess returns the *codeq.Queue of a process that shares only the shards with this
+	// one.
 	OfAnotherProcess() any
 	// Waiting returns how many operations wait in the inbox of a shard that this process leads.
 	Waiting(shard int) int
@@ -92,7 +92,7 @@ type Queue interface {
 	// nothing can be claimed at the moment and no handler runs. It returns how many tasks it has
 	// claimed. Messages of completions to other shards may not have arrived yet.
 	RunUntilEmpty(ctx context.Context, mux, opts any) (claimed int, err error)
-	// Watched reports whether events of the queue are collected for anybody.
+	// Watched reports whether the queue collects events for a subscription.
 	Watched() bool
 
 	// Options returns a copy of the *codeq.Options of the queue, with their defaults.
@@ -107,7 +107,7 @@ type Queue interface {
 	Node() *cluster.Node
 	// Group returns the Raft group of a shard; nil without a cluster.
 	Group(shard int) *cluster.Group
-	// Leaders is how the node asks the leaders of the shards.
+	// Leaders returns the node's way to the leaders of the shards.
 	Leaders() cluster.Leaders
 	// ClockAge returns how old the clock of leases was that the leader of a shard found, when it
 	// began.
@@ -116,12 +116,13 @@ type Queue interface {
 	Numbers(shard int) **call.Session
 }
 
-// Owner is what the goroutine that owns a shard works with.
+// Owner is the inside of the goroutine that owns a shard.
 type Owner struct {
 	Rules  *engine.State
 	Claims *dispatch.Dispatcher
 	Store  *store.Store
-	// Permits are nil without a cluster, Epoch is zero: where the log was when the leader began.
+	// Permits are nil without a cluster. Epoch is the log position at which the leader began, or
+	// zero.
 	Permits *dispatch.Permits
 	Epoch   uint64
 	// Busy says that the owner has decided operations that it has not persisted, or has some to
@@ -129,7 +130,7 @@ type Owner struct {
 	Busy bool
 	// Large is how many large operations wait for memtables.
 	Large int
-	// Measure makes the owner ask how much room the disk has before it decides what comes next.
+	// Measure makes the owner ask for the free space of the disk before its next decision.
 	Measure func()
 	// Awaiting returns how many callers of Await wait for a task.
 	Awaiting func(keys.ID) int
@@ -140,7 +141,7 @@ type Owner struct {
 // Committer commits the groups of a shard's owner.
 type Committer interface {
 	Commit(*pebble.Batch) error
-	// Confirm makes sure that what a group without a key has read is still so.
-	// After an error, nothing was applied.
+	// Confirm makes sure that the reads of a group without a key still hold. After an error,
+	// nothing was applied.
 	Confirm() error
 }

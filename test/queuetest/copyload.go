@@ -22,15 +22,15 @@ import (
 	"codeq/internal/inspect"
 )
 
-// copyLoad is a queue at work of which copies are made. What its producers and
-// workers do is named by payloads, so that what a copy must have can be counted.
+// CopyLoad is a queue at work while copies are made. Payloads name the work of its producers and
+// workers, so that the content of a copy can be checked.
 type CopyLoad struct {
 	T      *testing.T
-	Queues []*codeq.Queue // of the nodes, or one by itself
-	Opts   codeq.Options  // of a queue by itself
-	keys   []string       // by shard, a LimitKey whose tasks belong there
+	Queues []*codeq.Queue // of the nodes, or a standalone one
+	Opts   codeq.Options  // of a standalone queue
+	keys   []string       // by shard, a LimitKey of its tasks
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	rng       *rand.Rand
 	steps     [][][]string // by producer, call: the payloads that it stores, all or none
 	Acked     []int        // by producer, calls that have returned
@@ -57,7 +57,7 @@ func NewCopyLoad(t *testing.T, opts codeq.Options, seed uint64) *CopyLoad {
 	return l
 }
 
-// run lets producers and workers work on all queues until during has returned.
+// Run keeps producers and workers at work on all queues until during has returned.
 func (l *CopyLoad) Run(during func()) {
 	ctx, stop := context.WithCancel(l.T.Context())
 	var load sync.WaitGroup
@@ -192,7 +192,7 @@ func (l *CopyLoad) Work(ctx context.Context, q *codeq.Queue, note func(payload s
 	}
 }
 
-// copied is a copy, and what had happened before and after it was made.
+// Copied is a copy, and the calls before and after it was made.
 type Copied struct {
 	FS           vfs.FS
 	Dir          string
@@ -303,7 +303,7 @@ func (l *CopyLoad) Drain(q *codeq.Queue, calls []int) {
 	require.NoError(t, CheckMemory(q))
 }
 
-// check opens a copy and compares it with what had been done when it was made.
+// Check opens a copy and compares it with the calls up to its making.
 func (l *CopyLoad) Check(c *Copied) {
 	t := l.T
 	require.Equal(t, c.Files, hashes(t, c.FS, c.Dir), "files of %s", c.Dir)

@@ -17,8 +17,8 @@ import (
 	"codeq/internal/recurrence"
 )
 
-// cronBench is a queue in fake time whose wall clock can be set, and which can
-// be opened again. Fake time begins at midnight, 2000-01-01 UTC.
+// CronBench is a queue in fake time; its wall clock can be set, and it can be opened again. Fake
+// time begins at midnight, 2000-01-01 UTC.
 type CronBench struct {
 	T    *testing.T
 	Opts codeq.Options
@@ -76,7 +76,7 @@ func (b *CronBench) Set(s codeq.Schedule) {
 // info returns a schedule as Schedules has it.
 func (b *CronBench) Info(name string) codeq.ScheduleInfo {
 	b.T.Helper()
-	synctest.Wait() // shards may have to tell each other what has become of a tick
+	synctest.Wait() // shards may have to exchange the outcome of a tick
 	all, err := b.Q.Schedules(context.Background())
 	require.NoError(b.T, err)
 	i := slices.IndexFunc(all, func(i codeq.ScheduleInfo) bool { return i.Name == name })

@@ -21,14 +21,14 @@ import (
 	"codeq/internal/keys"
 )
 
-// FlowTest is a queue in memory whose tasks depend on each other.
+// FlowTest is a queue in memory with tasks that depend on each other.
 type FlowTest struct {
 	*testing.T
 	Opts codeq.Options
 	Q    *codeq.Queue
 }
 
-// InFlow runs a test in fake time, and checks what is stored when it ends.
+// InFlow runs a test in fake time, and checks the stored state at its end.
 func InFlow(t *testing.T, opts codeq.Options, test func(f *FlowTest)) {
 	synctest.Test(t, func(t *testing.T) {
 		if inspect.Options(&opts).FS == nil {
@@ -57,7 +57,7 @@ func (f *FlowTest) Reopen() {
 	f.Check()
 }
 
-// Check waits until nothing is under way, and lets the checkers look.
+// Check waits until nothing is under way, and runs the checkers.
 func (f *FlowTest) Check() {
 	f.Helper()
 	synctest.Wait()
@@ -158,7 +158,7 @@ func (f *FlowTest) FinishDiamond() {
 	none("top", "left", "right", "bottom")
 }
 
-// KeyOf returns a LimitKey whose tasks of a queue belong to a shard.
+// KeyOf returns a LimitKey for tasks of a queue in a given shard.
 func (f *FlowTest) KeyOf(queue string, shard int) string { return KeyOf(queue, shard, f.Opts.Shards) }
 
 // Bound returns n tasks of a queue that belong to a shard, with payloads that tell them apart.
@@ -233,7 +233,7 @@ func (f *FlowTest) UnderWay(from int) (n uint64) {
 	return n
 }
 
-// Crash goes on with what is on the disk at this moment if its power fails.
+// Crash goes on with the content of the disk after a power failure at this moment.
 func (f *FlowTest) Crash(disk *crashfs.Disk) *FlowTest {
 	f.Helper()
 	img := &FlowTest{T: f.T, Opts: f.Opts}

@@ -44,8 +44,8 @@ func StoreOf(q *codeq.Queue, shard int) (found *store.Store) {
 	return found
 }
 
-// StartingAt returns q as a caller sees it for whom chance picks a shard: Produce and ProduceBatch
-// store there, Claim and ClaimBatch ask there first.
+// StartingAt returns q with a given shard in place of a random one: Produce and ProduceBatch store
+// there, Claim and ClaimBatch ask there first.
 func StartingAt(q *codeq.Queue, shard int) *codeq.Queue {
 	return inspect.Of(q).StartingAt(shard).(*codeq.Queue)
 }
@@ -82,7 +82,7 @@ func LoseLease(t *testing.T, q *codeq.Queue, id codeq.ID) {
 	}))
 }
 
-// CheckAll lets the checker walk the disk of every shard that the process leads.
+// CheckAll runs the checker over the disk of every shard that the process leads.
 func CheckAll(q *codeq.Queue) error {
 	var errs []error
 	in := inspect.Of(q)
@@ -270,7 +270,7 @@ func isQuiet(t *testing.T, q *codeq.Queue, shard int) (quiet bool) {
 	return quiet
 }
 
-// Hold makes the owner of a shard wait, before it decides what comes next, until goOn is called.
+// Hold makes the owner of a shard wait, before its next decision, until goOn is called.
 func Hold(q *codeq.Queue, shard int) (goOn func()) {
 	stands, over := make(chan struct{}), make(chan struct{})
 	go inspect.Of(q).Owner(shard, func(*inspect.Owner) error { close(stands); <-over; return nil })
@@ -392,7 +392,7 @@ func KeepImages(t *testing.T, q *codeq.Queue, disk *crashfs.Disk) *Imager {
 	return im
 }
 
-// CountingCommitter counts what is committed. The owner alone writes it.
+// CountingCommitter counts the commits. The owner alone writes it.
 type CountingCommitter struct {
 	inspect.Committer
 	Commits int

@@ -15,7 +15,7 @@ import (
 	"codeq/internal/inspect"
 )
 
-// reclaimTest is options with which some MiB are much.
+// ReclaimTest returns options that make some MiB a large amount.
 func ReclaimTest() codeq.Options {
 	return *inspect.With(&codeq.Options{
 		Shards: 1, MemTableBytes: 512 << 10, LeaseFor: time.Hour,
@@ -74,7 +74,7 @@ func Completing(q *codeq.Queue) func(*codeq.Lease) error {
 	return func(l *codeq.Lease) error { return q.Complete(context.Background(), l.Receipt, nil) }
 }
 
-// storesOf sums up what the stores of a process hold.
+// StoresOf sums up the storage numbers of a process.
 func StoresOf(t *testing.T, q *codeq.Queue) (sum codeq.ShardStorage) {
 	st, err := q.StorageStats()
 	require.NoError(t, err)

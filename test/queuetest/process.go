@@ -16,8 +16,7 @@ import (
 	"codeq/internal/inspect"
 )
 
-// Process is a queue whose process may end at every step of a test, and whose
-// clock may be set.
+// Process is a queue in a process that may end at every step of a test; its clock may be set.
 type Process struct {
 	*codeq.Queue
 	T    *testing.T
@@ -27,16 +26,16 @@ type Process struct {
 	Skew atomic.Int64
 }
 
-// The ways in which a process goes through a step.
+// The fates of a process at a step.
 const (
 	GoesOn  = "goes on"
-	Forgets = "forgets" // what its caches hold, as when there is more than they may hold
+	Forgets = "forgets" // the content of its caches, as when they are full
 	Closed  = "is closed"
 	Killed  = "loses power"
 )
 
-// ThroughSteps runs a test in fake time once for every way in which the
-// process may go through its steps, and checks what is stored at the end.
+// ThroughSteps runs a test in fake time once for every fate of the process at its steps, and checks
+// the stored state at the end.
 func ThroughSteps(t *testing.T, opts codeq.Options, test func(t *testing.T, p *Process)) {
 	for _, end := range []string{GoesOn, Forgets, Closed, Killed} {
 		t.Run(end, func(t *testing.T) {
@@ -98,13 +97,13 @@ func (p *Process) Check() {
 	require.NoError(p.T, CheckMemory(p.Queue))
 }
 
-// SetClock moves the wall clock, which nobody is told of.
+// SetClock moves the wall clock, without a notice to the queue.
 func (p *Process) SetClock(by time.Duration) {
 	synctest.Wait()
 	p.Skew.Add(int64(by))
 }
 
-// Pass lets time go by.
+// Pass advances the time.
 func (p *Process) Pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -164,7 +163,7 @@ func forgetCaches(o *inspect.Owner) error {
 	return nil
 }
 
-// Free lets a task go on that waits as one of waitingStates does.
+// Free resumes a task that waits as one of waitingStates does.
 func (p *Process) Free(name string) {
 	ctx := context.Background()
 	switch name {

@@ -23,8 +23,7 @@ import (
 	"codeq/internal/testkit"
 )
 
-// Bubble runs a test in fake time on a queue in memory, and checks what is
-// stored when it ends.
+// Bubble runs a test in fake time on a queue in memory, and checks the stored state at its end.
 func Bubble(t *testing.T, opts codeq.Options, test func(t *testing.T, q *codeq.Queue)) {
 	synctest.Test(t, func(t *testing.T) {
 		if inspect.Options(&opts).FS == nil {
@@ -151,7 +150,7 @@ var ErrBroken = testkit.ErrBroken
 
 func Keyed(key string) codeq.Task { return codeq.Task{Queue: "a", Unique: codeq.Unique{Key: key}} }
 
-// KeyOf returns a LimitKey whose tasks of a queue belong to a shard.
+// KeyOf returns a LimitKey for tasks of a queue in a given shard.
 func KeyOf(queue string, shard, shards int) string {
 	for i := 0; ; i++ {
 		key := fmt.Sprint("key ", i)
@@ -162,8 +161,8 @@ func KeyOf(queue string, shard, shards int) string {
 	}
 }
 
-// TakeSettings makes the first shard take settings, as a Configure does whose caller is
-// then gone.
+// TakeSettings makes the first shard take settings, as after a Configure with a caller that has
+// gone.
 func TakeSettings(t *testing.T, q *codeq.Queue, queue string, version uint64, set string) {
 	t.Helper()
 	value := keys.SettingsValue{Version: version, JSON: []byte(set)}.Append(nil)
@@ -175,7 +174,7 @@ func TakeSettings(t *testing.T, q *codeq.Queue, queue string, version uint64, se
 	require.False(t, c.Late)
 }
 
-// Buffered reads what a subscription holds, without waiting for more.
+// Buffered reads the buffered events of a subscription, without waiting for more.
 func Buffered(sub *codeq.Subscription) (events []codeq.Event) {
 	for {
 		e, err := sub.Next(&oneLook{Context: context.Background()})
@@ -186,7 +185,7 @@ func Buffered(sub *codeq.Subscription) (events []codeq.Event) {
 	}
 }
 
-// oneLook is a context that ends as soon as somebody waits for its end.
+// oneLook is a context that ends as soon as a goroutine waits for its end.
 type oneLook struct {
 	context.Context
 	over bool
@@ -212,10 +211,10 @@ func OnDisk[O codeq.Options | codeq.VerifyOptions | codeq.ReaderOptions](fs vfs.
 	return opts
 }
 
-// ShardOf returns the shard, of so many, to which a task belongs.
+// ShardOf returns the shard of a task, among so many.
 func ShardOf(id codeq.ID, shards int) int { return keys.ShardOf(keys.ID(id), shards) }
 
-// TiesOf returns what binds a task to others, as far as it decides its shard.
+// TiesOf returns the ties of a task that decide its shard.
 func TiesOf(t *codeq.Task) (ties record.Ties) {
 	ties.Limit, ties.Group = keys.LimitScope(t.Queue, t.LimitKey), keys.GroupScope(t.Queue, t.Tenant, t.LimitKey, t.Group)
 	if t.Unique.Key != "" {

@@ -58,8 +58,8 @@ func Duplicates(t *testing.T, err error) map[int]codeq.ID {
 	return found
 }
 
-// RequireAnyBytes requires that two Queues, which are one queue, show tasks alike whose texts are
-// not UTF-8.
+// RequireAnyBytes requires that two Queues, which are one queue, show tasks with texts that are not
+// UTF-8 alike.
 func RequireAnyBytes(t *testing.T, q, other *codeq.Queue) {
 	t.Helper()
 	ctx := t.Context()
@@ -89,7 +89,7 @@ func RequireAnyBytes(t *testing.T, q, other *codeq.Queue) {
 		got, err = other.FindByKey(ctx, codeq.UniqueKey{
 			Queue: want.Queue, Tenant: want.Tenant, Group: want.Group, LimitKey: want.LimitKey, Key: want.Unique.Key,
 		})
-		if want.State != codeq.Dead { // whose key is free
+		if want.State != codeq.Dead { // its key is free
 			require.NoError(t, err)
 			require.Equal(t, want.ID, got.ID)
 		}

@@ -15,8 +15,8 @@ import (
 	"codeq/internal/listing"
 )
 
-// UseEverything does things with a queue that are under way when it is closed;
-// then wait is to be called.
+// UseEverything starts calls of a queue that are under way when it is closed; the caller then calls
+// wait.
 func UseEverything(t *testing.T, q *codeq.Queue) (wait func()) {
 	ctx := context.Background()
 	var m codeq.Mux

@@ -101,7 +101,7 @@ func VariedQueue(t *testing.T, fs vfs.FS) *codeq.Queue {
 	return q
 }
 
-// ReadAll is what a queue shows to its user, by reading and then by claiming everything.
+// ReadAll returns the visible content of a queue, by reading and then by claiming everything.
 func ReadAll(q *codeq.Queue) (seen string, err error) {
 	ctx := context.Background()
 	var b bytes.Buffer
