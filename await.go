@@ -152,9 +152,8 @@ func outcomeOf(o *engine.Outcome) *Outcome {
 }
 
 // WaitIdle waits until the named queues, or all queues if none is named, have no task that is
-// ready, scheduled, blocked or leased: every task has ended. It waits for tasks whose
-// handlers are overdue, and not for handlers that go on after the ends of their leases
-// ([QueueInfo.Held]).
+// ready, scheduled, blocked or leased: every task has ended. It waits for tasks with overdue
+// handlers, and not for handlers that go on after the ends of their leases ([QueueInfo.Held]).
 //
 // It is for programs that end when all tasks are done. It is linearizable: at one moment of the
 // call no shard had such a task, nor was one on its way to another shard. Other producers may add
@@ -226,7 +225,7 @@ func (op *idleOp) decodeReply(r *wire.Reader) {
 	op.waited, op.Arrived, op.epoch = r.Bool(), r.Uint(), r.Uint()
 }
 
-// again sets waited, whatever the next try finds: while there was no leader, tasks may have come
+// again sets waited for any result of the next try: while there was no leader, tasks may have come
 // and gone.
 func (op *idleOp) again() { op.waited, op.err = true, nil }
 

@@ -13,20 +13,17 @@ import (
 	"codeq/internal/wire"
 )
 
-// How operations, and what has become of them, travel between nodes. What an
-// operation consists of is encoded and decoded where the operation is; here is
-// what all have in common.
+// How operations and their outcomes travel between nodes. Each operation encodes and decodes its
+// own arguments beside its definition; this file has the common parts.
 
-// request is an operation whose caller waits for its outcome, and may do so on
-// another node.
+// request is an operation with a caller that waits for its outcome, perhaps on another node.
 type request interface {
 	operation
 	base() *completion
 	// encode appends the arguments, for decode.
 	encode(dst []byte) []byte
 	decode(r *wire.Reader)
-	// encodeReply appends what resolve has decided, if it was not an error, for
-	// decodeReply.
+	// encodeReply appends the decision of resolve, if it was not an error, for decodeReply.
 	encodeReply(dst []byte) []byte
 	decodeReply(r *wire.Reader)
 	// again prepares the operation for another try.
@@ -39,7 +36,7 @@ func (c *completion) encodeReply(dst []byte) []byte { return dst }
 func (c *completion) decodeReply(*wire.Reader)      {}
 func (c *completion) again()                        { c.err = nil }
 
-// abandoned is a request that may wait for long, and whose caller may give up.
+// abandoned is a request that may wait for long: its caller may give up.
 type abandoned interface{ abandon(*shard) }
 
 // parse takes all of a message apart by read.
@@ -52,13 +49,12 @@ func parse(message []byte, read func(*wire.Reader)) error {
 func appendReceipt(dst []byte, r Receipt) []byte { return call.AppendReceipt(dst, r.inner()) }
 func readReceipt(r *wire.Reader) Receipt         { return receiptOf(call.ReadReceipt(r)) }
 
-// A verb may be called on any node: the operation that it makes is resolved by
-// the shard's owner if this node leads the shard, and is otherwise sent to the
-// node that does, whose owner resolves it in its place. A shard that is between
-// two leaders is waited for. What has certainly not been applied is tried
-// again; what may have been is tried again only if it makes no difference.
+// A verb may be called on any node: the operation that it makes is resolved by the shard's owner if
+// this node leads the shard, and is otherwise sent to the node that does, and resolved by the owner
+// there. A shard that is between two leaders is waited for. An operation that was certainly not
+// applied is tried again; one that may have been applied is tried again only if it is repeatable.
 
-// do lets a shard resolve an operation, wherever it is led.
+// do makes a shard resolve an operation, on whichever node leads it.
 func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	r := n.queue.replicas[shard]
 	var limit *base.Limit // of a call that waits for nothing but the shard

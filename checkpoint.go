@@ -17,7 +17,7 @@ import (
 
 // CheckpointOptions change what [Queue.Checkpoint] makes.
 type CheckpointOptions struct {
-	// Copy copies all files, so that none is shared with the queue: for a copy whose files are to
+	// Copy copies all files, so that none is shared with the queue: for a copy with files that will
 	// be changed (chmod, chown, written in place) where it is. It takes as much space as the queue,
 	// and the time to write it, after the shards have gone on. The default is links.
 	Copy bool
@@ -38,8 +38,8 @@ type CheckpointOptions struct {
 //
 // dir must not exist, or must be empty. It becomes a queue in the last step: if a crash ends a
 // Checkpoint, Open and the next Checkpoint refuse dir until it is removed. (If dir did not exist,
-// it appears with a first file in it; a crash before that may leave a directory beside it, whose
-// name ends with ".unfinished".) A Checkpoint that returns an error has removed everything
+// it appears with a first file in it; a crash before that may leave a directory beside it, with a
+// name that ends with ".unfinished".) A Checkpoint that returns an error has removed everything
 // that it had made, except empty directories.
 //
 // In the copy, the tasks that were leased at that moment are leased: those of [Queue.Run] are ready
@@ -198,7 +198,7 @@ func (q *Queue) tryCut(ctx context.Context, c *convert.Copy) error {
 //
 // In a cluster the owners on the leading nodes stand still, and the stores of any node may be read
 // after they have applied the entries of the leaders. When an owner goes on, a majority confirms
-// that its node still leads, or stores what it decided before it stopped. So no other leader has
+// that its node still leads, or stores its decisions from before it stopped. So no other leader has
 // stored anything before that, and the data that was read is that of the owner. Without that
 // confirmation a barrier is invalid.
 
@@ -242,7 +242,7 @@ func (q *Queue) raiseBarrier(ctx context.Context) (*barrier, error) {
 	return b, nil
 }
 
-// resume lets the owners go on. After an error the barrier is invalid.
+// resume makes the owners go on. After an error the barrier is invalid.
 func (b *barrier) resume() error {
 	ctx := context.Background()
 	if b.queue.node != nil {
@@ -256,8 +256,8 @@ func (b *barrier) resume() error {
 	})
 }
 
-// giveUp lets the owners go on that may stand still. It does not wait for other nodes: owners that
-// it does not reach go on after barrierLimit.
+// giveUp resumes the owners that may stand still. It does not wait for other nodes: owners that it
+// does not reach go on after barrierLimit.
 func (b *barrier) giveUp() {
 	if n := b.queue.node; n != nil {
 		n.background.Go(func() { contain(n.log, "end of a given up barrier", func() { _ = b.resume() }, nil) })
@@ -339,8 +339,8 @@ func (op *barrierOp) decode(r *wire.Reader)         { op.id, op.gone = r.Uint(),
 func (op *barrierOp) encodeReply(dst []byte) []byte { return wire.AppendUint(dst, op.applied) }
 func (op *barrierOp) decodeReply(r *wire.Reader)    { op.applied = r.Uint() }
 
-// resumeOp lets an owner go on that stands still: standStill finds it in the inbox. One that is
-// resolved has come too late, or too early.
+// resumeOp ends the wait of an owner: standStill finds it in the inbox. One that is resolved has
+// come too late, or too early.
 type resumeOp struct {
 	completion
 	id uint64

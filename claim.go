@@ -46,9 +46,9 @@ import (
 //
 // Claim returns [ErrEmpty] if req.NoWait is set and no task is ready, the error of ctx if ctx ends
 // first, [ErrClosed] when the queue is closed, and [ErrNotLeader] when the node has been removed
-// from its cluster; in a cluster it waits for leaders otherwise. ErrEmpty is linearizable, on a
-// queue by itself as in a cluster: each shard, at a moment of its own during the call, had no ready
-// task that could be claimed.
+// from its cluster; in a cluster it waits for leaders otherwise. ErrEmpty is linearizable, with and
+// without a cluster: each shard, at a moment of its own during the call, had no ready task that
+// could be claimed.
 //
 // Claim is safe for concurrent use. Waiting claims are served first come, first served; those with
 // the same list of more than 16 queues have a line of their own, and the lines take turns. In a

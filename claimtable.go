@@ -104,7 +104,7 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, l
 		}
 		op := n.queue.newClaim(req, r)
 		err := n.ask(ctx, shard, op, limit)
-		op.unref() // nobody else has it
+		op.unref() // no other goroutine has it
 		if err == nil {
 			return op, nil
 		}
@@ -139,14 +139,14 @@ func (t *claimTable) add(op *claimOp) {
 	}
 }
 
-// joined lets all claims that wait do so in a shard that this node has begun to lead.
+// joined adds all waiting claims to a shard that this node has begun to lead.
 func (t *claimTable) joined(s *shard) {
 	t.Each(func(ticket dispatch.Ticket, queues []string, list *dispatch.List) {
 		_ = s.inbox.Pass(&joinOp{ticket, queues, list}) // or else it waits elsewhere
 	})
 }
 
-// joinOp lets a claim that waits elsewhere wait in a shard, too.
+// joinOp makes a claim that waits elsewhere wait in a shard, too.
 type joinOp struct {
 	ticket dispatch.Ticket
 	queues []string

@@ -135,7 +135,7 @@ func (c *Cluster) withDefaults() (*Cluster, error) {
 		names[p.Node], addresses[p.Address] = true, true
 	}
 	if o.Join && len(o.Peers) == 0 {
-		return nil, &InvalidError{"Cluster.Peers", "none", "nodes of the cluster that is to be joined"}
+		return nil, &InvalidError{"Cluster.Peers", "none", "nodes of the cluster to join"}
 	}
 	timeouts := []*time.Duration{&o.HeartbeatTimeout, &o.ElectionTimeout, &o.CallTimeout}
 	defaults := []time.Duration{500 * time.Millisecond, 0, 10 * time.Second}

@@ -17,17 +17,17 @@ import (
 
 // Cancel ends a task that has not been completed: the task is not delivered again, and is kept as
 // [Canceled] for its retention. If a handler of [Queue.Run] is working on it, the handler's context
-// is cancelled with the cause [ErrCanceled], and what the handler returns has no effect. Any other
+// is cancelled with the cause [ErrCanceled], and the handler's outcome has no effect. Any other
 // worker gets an error that matches [ErrLeaseLost] and [ErrCanceled] when it next uses its receipt.
 // Each shard remembers so its last 1,024 leases that were canceled, in memory: of earlier ones, and
-// after an [Open] or a change of its leader, the error matches ErrLeaseLost alone.
-// Tasks that wait for a canceled one are canceled too. A dead letter can be canceled as well.
+// after an [Open] or a change of its leader, the error matches ErrLeaseLost alone. Tasks that wait
+// for a canceled one are canceled too. A dead letter can be canceled as well.
 //
 // The idempotency key is free at once. [Settings.Concurrency], [Settings.ConcurrencyPerKey] and the
-// turn of a [Task.Group] go to the next task when the handler has returned, or when its lease would
-// have ended, which nobody renews any more ([RunOptions.LeaseFor]): so no other begins beside it.
-// They do not wait longer than until the next [Open] or change of the shard's leader, and not at
-// all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end, and
+// turn of a [Task.Group] go to the next task when the handler has returned, or when its lease,
+// which is no longer renewed, would have ended ([RunOptions.LeaseFor]): so no other begins beside
+// it. They do not wait longer than until the next [Open] or change of the shard's leader, and not
+// at all for leases of [Queue.Claim]. The same holds for a task that Run gives back at its end, and
 // one that any verb ends by its [Lease.Receipt] while its handler goes on ([QueueInfo.Held]).
 //
 // Cancel returns [ErrNotFound] if the task does not exist, or is no longer kept, and
@@ -90,10 +90,10 @@ func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, arg uin
 	return q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, Arg: arg}))
 }
 
-// BulkAction is what [Queue.Bulk] does to tasks.
+// BulkAction is the action of [Queue.Bulk] on tasks.
 type BulkAction uint8
 
-// The values of [BulkAction], with the states in which a task may be.
+// The values of [BulkAction], with the allowed states of a task.
 const (
 	// BulkCancel is [Queue.Cancel]: [Ready], [Scheduled], [Blocked], [Leased] or [Dead].
 	BulkCancel BulkAction = iota + 1
@@ -121,11 +121,11 @@ func (a BulkAction) String() string { return bulkActions.Text(a) }
 // value.
 func (a BulkAction) MarshalText() ([]byte, error) { return bulkActions.Marshal(a) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (a *BulkAction) UnmarshalText(b []byte) error { return bulkActions.Unmarshal(a, b) }
 
-// altering says how an action alters tasks, and in which states they may be.
+// altering has the alteration of each action, and the allowed states of its tasks.
 var altering = [...]struct {
 	how    engine.Alteration
 	states []State
@@ -137,7 +137,7 @@ var altering = [...]struct {
 	BulkMove:        {engine.AlterMove, []State{Ready, Scheduled, Dead}},
 }
 
-// BulkOptions says what [Queue.Bulk] does, and to which tasks.
+// BulkOptions are the action of [Queue.Bulk], and its selection of tasks.
 type BulkOptions struct {
 	// [TaskFilter] selects the tasks. Its States must be ones that the Action allows; required for
 	// [BulkCancel], [BulkPurge] and [BulkMove]. [Queue] is required for [BulkMove].
@@ -157,12 +157,12 @@ type BulkOptions struct {
 	Cursor string
 }
 
-// BulkResult is what [Queue.Bulk] has done. After an error, up to 256 tasks for each shard may have
+// BulkResult is the result of [Queue.Bulk]. After an error, up to 256 tasks for each shard may have
 // been altered that are not in Changed.
 type BulkResult struct {
 	Matched int // that were selected
 	Changed int // that were altered
-	Skipped int // whose state had changed before they could be altered
+	Skipped int // that had changed their state before their turn
 	// Failed were refused: of [BulkRedrive], as another task has taken their idempotency key; of
 	// [BulkMove], as they are tied to others.
 	Failed int
@@ -176,8 +176,8 @@ type BulkResult struct {
 // commit. So it is not atomic; a task that changes its state before its turn is left out.
 //
 // When Bulk returns an error, such as that of ctx, some tasks were altered, as the result says.
-// With its Next another call goes on, also after a restart or on another node: what was altered
-// since is not altered again, unless it has come back to its former state.
+// With its Next another call goes on, also after a restart or on another node: it does not alter
+// again the tasks altered since, unless they have come back to their former state.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
 // [ErrFormat] (the leader of a shard runs an older version), [ErrClosed], and that of ctx.
@@ -214,7 +214,7 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 		return err
 	})
 	page := PageOptions{TaskFilter: opts.TaskFilter, Cursor: opts.Cursor, Limit: bulkCap, NoPayload: opts.Match == nil}
-	if opts.Rate > 0 { // what is read is altered within a second
+	if opts.Rate > 0 { // tasks are altered within a second after they are read
 		page.Limit = int(max(1, min(opts.Rate, bulkCap)))
 	}
 	for r.Next = opts.Cursor; ; {
@@ -244,9 +244,8 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 	}
 }
 
-// clocks returns for each shard a time behind those of all that has happened there, by the clock
-// with which it stamps IDs and the ends of tasks. Of a shard that is led by an older version it is
-// the wall clock's.
+// clocks returns for each shard a time after all its stamps, by the clock that stamps IDs and the
+// ends of tasks. For a shard that an older version leads, it is by the wall clock.
 func (q *Queue) clocks(ctx context.Context) ([]time.Time, error) {
 	all := make([]time.Time, len(q.replicas))
 	for i := range all {

@@ -37,8 +37,8 @@ func (q *Queue) RedriveDead(ctx context.Context, id ID) (err error) {
 	return q.alter(ctx, id, engine.AlterRedrive, 0)
 }
 
-// RedriveAllDead redrives dead letters and returns how many. Those whose idempotency key has been
-// taken by another task stay. When it returns an error, such as that of ctx, some may have been
+// RedriveAllDead redrives dead letters and returns how many. They stay if another task has taken
+// their idempotency key. When it returns an error, such as that of ctx, some may have been
 // redriven.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],

@@ -15,10 +15,10 @@
 // # Guarantees
 //
 // A call that returns without an error has persisted at the [Durability] of the queue. Tasks are
-// delivered at least once: a claimed task whose lease expires is delivered again, with the attempt
-// counted, until it is out of attempts and becomes a dead letter. A lease that has expired or ended
-// cannot finish its task: the verbs that take its [Receipt] return [ErrLeaseLost]. Follow-up tasks
-// of Complete exist exactly if the task is done.
+// delivered at least once: when the lease of a claimed task expires, the task is delivered again,
+// with the attempt counted, until it is out of attempts and becomes a dead letter. A lease that has
+// expired or ended cannot finish its task: the verbs that take its [Receipt] return [ErrLeaseLost].
+// Follow-up tasks of Complete exist exactly if the task is done.
 //
 // # Order
 //
@@ -31,10 +31,10 @@
 //
 // Leases run by the monotonic clock while the queue is open, and by the wall clock over a restart;
 // a restart never makes them longer than they were granted. Tasks produced for a time become ready
-// when the wall clock shows it; if the clock is set, this is noticed within a minute. What is given
-// as a length (retry waits, retention, For of an idempotency key) ends earlier if the clock is set
-// forward, but never later: at the latest when its length has passed since [Open], or since the
-// shard has its leader, by the monotonic clock. All times have the resolution of a millisecond.
+// when the wall clock shows it; if the clock is set, this is noticed within a minute. A period
+// (retry waits, retention, For of an idempotency key) ends earlier if the clock is set forward, but
+// never later: at the latest when its length has passed since [Open], or since the shard has its
+// leader, by the monotonic clock. All times have the resolution of a millisecond.
 //
 // # More than one task
 //
@@ -58,12 +58,12 @@
 // # Several nodes
 //
 // With [Options.Cluster], three or five processes hold the same tasks, and every call may be made
-// on each of them: what is acknowledged is in the logs of a majority. A call waits for its shard,
+// on each of them: acknowledged changes are in the logs of a majority. A call waits for its shard,
 // at most for [Cluster.CallTimeout] unless the shard goes on. [ErrNotLeader] says that the call was
 // certainly not applied, [ErrUncertain] that it may have been; the library retries a produce in
 // either case, and never stores it twice.
 //
-// [OpenReadOnly] shows what is in the directory of a closed queue, and changes nothing. [Verify]
+// [OpenReadOnly] shows the content of a closed queue's directory, and changes nothing. [Verify]
 // checks everything in it, and repairs it on request if it can.
 //
 // # Errors
@@ -71,8 +71,8 @@
 // Branch on errors with errors.Is: a returned error wraps one of the errors of this package, adds
 // what failed and the value that was refused, and its text begins with "codeq: ". Each verb lists
 // the errors that it may return. After [ErrInvalid], [ErrClosed], ErrFailed, ErrNotLeader and
-// ErrDiskFull nothing was applied; [ErrUncertain] leaves that open. The error of a call whose ctx
-// has ended matches context.Canceled or context.DeadlineExceeded, and the cause of ctx if it has
+// ErrDiskFull nothing was applied; [ErrUncertain] leaves that open. If the ctx of a call has ended,
+// the error matches context.Canceled or context.DeadlineExceeded, and the cause of ctx if it has
 // one; if the operation was under way, it matches ErrUncertain as well. A field named LastError is
 // the text of an error.
 //

@@ -13,7 +13,7 @@ var (
 	// ErrEmpty: a [Queue.Claim] that does not wait found no ready task.
 	ErrEmpty = base.ErrEmpty
 	// ErrLeaseLost: the lease of the receipt is not in force. It has expired, or the task has been
-	// finished; another worker may do again what this one has done with the task since then.
+	// finished; another worker may have repeated the work of this one since then.
 	ErrLeaseLost = base.ErrLeaseLost
 	// ErrNotFound: no task has this ID, or it has ended and is no longer kept; or no schedule has
 	// this name.
@@ -23,8 +23,8 @@ var (
 	ErrDuplicate = errors.New("codeq: duplicate task")
 	// ErrNotWaiting: the task is leased, or has ended.
 	ErrNotWaiting = base.ErrNotWaiting
-	// ErrCanceled: the task was canceled while it was leased. It is the cause with which a
-	// handler's context ends, and comes with ErrLeaseLost from the verbs that take a receipt.
+	// ErrCanceled: the task was canceled while it was leased. It is the cause of the end of a
+	// handler's context, and comes with ErrLeaseLost from the verbs that take a receipt.
 	ErrCanceled = base.ErrCanceled
 	// ErrInvalid: an argument was refused before anything was written. The error is an
 	// [*InvalidError] that names the field, the value and the limit.
@@ -40,7 +40,7 @@ var (
 	// lease does not expire as long as it can be neither ended nor extended.
 	ErrDiskFull = base.ErrDiskFull
 	// ErrStalled: an operation on the files of the queue has taken longer than
-	// [Options.StallAfter], as on a disk that hangs. It is a cause, or what [Queue.Health] found.
+	// [Options.StallAfter], as on a disk that hangs. It is a cause, or a finding of [Queue.Health].
 	ErrStalled = base.ErrStalled
 	// ErrUncertain: it is not known whether the operation was applied, because storage failed, ctx
 	// ended or a leader was lost while it was being committed.
@@ -53,12 +53,12 @@ var (
 	// ErrNotLeader: the shard has no leader that could be reached, or the node was removed from its
 	// cluster. The operation was certainly not applied.
 	ErrNotLeader = base.ErrNotLeader
-	// ErrDiverged: what this node has of a shard contradicts what its cluster has, as after a power
-	// loss below [DurabilityDisk]. It comes with ErrFailed: the shard goes on without this node.
-	// See [Queue.ReplaceNode] and [RecoverCluster].
+	// ErrDiverged: this node's replica of a shard contradicts those of its cluster, as after a
+	// power loss below [DurabilityDisk]. It comes with ErrFailed: the shard goes on without this
+	// node. See [Queue.ReplaceNode] and [RecoverCluster].
 	ErrDiverged = base.ErrDiverged
-	// ErrOldCopy: the directory of this node is an older copy, which lacks what the node had
-	// acknowledged since, or a copy of one that another process has open; the error says where. It
+	// ErrOldCopy: the directory of this node is an older copy, which lacks later changes that the
+	// node acknowledged, or a copy of one that another process has open; the error says where. It
 	// comes with ErrFailed. Opened again, when no other is, the node comes back by itself.
 	ErrOldCopy = base.ErrOldCopy
 	// ErrPowerLost: the shard has no leader, since so many nodes have lost power below
@@ -67,17 +67,16 @@ var (
 	ErrPowerLost = base.ErrPowerLost
 	// ErrNoCluster: the queue was opened without [Options.Cluster].
 	ErrNoCluster = base.ErrNoCluster
-	// ErrNoMajority: the node cannot be removed now: of those that would be left, a majority does
-	// not answer. Nothing has changed.
+	// ErrNoMajority: the node cannot be removed now: a majority of the remaining nodes does not
+	// answer. Nothing has changed.
 	ErrNoMajority = base.ErrNoMajority
 	// ErrCannotLead: a node cannot lead a shard now, as when it cannot be reached, does not vote,
 	// lags behind or is drained; or no other node can.
 	ErrCannotLead = base.ErrCannotLead
-	// ErrNotMember: the directory does not belong to the node of the cluster that was to open it;
-	// or the cluster knows the name of the node with another directory, or the node is of another
-	// cluster; or no member has the name of the node that was to be removed; or the node from which
-	// the call comes was removed from the cluster, or another process has opened it since. The
-	// operation was not applied.
+	// ErrNotMember: the directory does not belong to the node that opens it; or the cluster knows
+	// the name of the node with another directory, or the node is of another cluster; or no member
+	// has the name of the node to remove; or the calling node was removed from the cluster, or
+	// another process has opened it since. The operation was not applied.
 	ErrNotMember = base.ErrNotMember
 
 	// ErrNotQueue: the directory given to [Open] holds something other than a queue, or no queue
@@ -126,8 +125,8 @@ func (e *NotEmptyError) Is(target error) bool { return target == ErrNotEmpty }
 // InvalidError says which argument was refused and why. It matches [ErrInvalid].
 type InvalidError struct {
 	Field string // such as "Task.Priority"
-	Value any    // what was given; for long values their length
-	Limit string // what is allowed, such as "0 to 9"
+	Value any    // the refused value; for a long one its length
+	Limit string // the allowed values, such as "0 to 9"
 }
 
 func (e *InvalidError) Error() string {

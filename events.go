@@ -30,15 +30,15 @@ type Event struct {
 	// LastError is the error of the attempt, for [EventRetried] and [EventDeadLettered]:
 	// [Lease.LastError] of the next attempt. Otherwise it is empty.
 	LastError string `json:",omitzero"`
-	// Progress is what the handler has said, for [EventProgress].
+	// Progress is the handler's report, for [EventProgress].
 	Progress Progress `json:",omitzero"`
 }
 
-// EventKind says what has happened to a task.
+// EventKind is the kind of change of a task.
 type EventKind uint8
 
 // The kinds of events. There is none for a waiting task that becomes ready, is replaced or moved,
-// for a dead letter that is redriven or purged, and for an ended task whose retention has passed.
+// for a dead letter that is redriven or purged, and for the end of a task's retention.
 const (
 	EventProduced     EventKind = iota + 1 // stored, ready or not
 	EventClaimed                           // leased to a worker
@@ -50,7 +50,7 @@ const (
 	EventExpired                           // lease expired: the attempt counts; or its process died: see [Queue.Run]
 	// EventProgress: a handler has called [ReportProgress], which changes no state. Of several
 	// reports in a second, only the latest has an event. In a cluster, reports are written to the
-	// logs of the shards while somebody subscribes to them.
+	// logs of the shards while there are subscriptions to them.
 	EventProgress
 	endOfKinds
 )
@@ -82,7 +82,7 @@ func (k EventKind) String() string { return eventKinds.Text(k) }
 // kind.
 func (k EventKind) MarshalText() ([]byte, error) { return eventKinds.Marshal(k) }
 
-// UnmarshalText reads what MarshalText returns, and returns an error that matches [ErrInvalid] for
+// UnmarshalText reads the text of MarshalText, and returns an error that matches [ErrInvalid] for
 // anything else.
 func (k *EventKind) UnmarshalText(b []byte) error { return eventKinds.Unmarshal(k, b) }
 
@@ -93,7 +93,7 @@ const allKinds engine.KindSet = 1<<EventProgress - 2 | 1<<engine.EventProgress
 
 // SubscribeOptions are the options of [Queue.Subscribe]. A zero field means its documented default.
 type SubscribeOptions struct {
-	// Queues are the queues whose events are collected; they need not exist yet. Default: all.
+	// Queues are the queues to collect events of; they need not exist yet. Default: all.
 	Queues []string
 	// Kinds are the kinds of events that are collected. Default: all.
 	Kinds []EventKind
@@ -243,14 +243,14 @@ func (sub *Subscription) Close() {
 	}
 }
 
-// In a cluster, what others want to hear of a change (subscribers of events, callers of Await,
-// handlers whose task is canceled) is in the log entry of the change, so that all nodes hear of it
-// in the order of the log, whichever node led the shard then and leads it now. The interest of a
-// node is stored in each shard: then the leader adds what the node wants to its entries, and so
+// In a cluster, the log entry of a change also carries its broadcast (events for subscribers,
+// outcomes for callers of Await, cancels for handlers), so that all nodes receive it in the order
+// of the log, whichever node led the shard then and leads it now. The interest of a node is stored
+// in each shard: from then on the leader adds the broadcasts of interest to its entries, and so
 // does the next leader. While no node is interested, entries have no broadcast.
 
-// publish tells this node what an entry of the log says, which is in the store, before anybody
-// learns that it has been applied.
+// publish delivers the broadcast of a log entry on this node: after the entry is in the store, and
+// before any caller learns that it has been applied.
 func (r *replica) publish(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -280,8 +280,8 @@ func (n *node) wantCancels(ctx context.Context) (err error) {
 	return n.Insist(ctx, func() error { return n.want(ctx, engine.WantCancels) })
 }
 
-// publishInterests tells all shards what this node wants to hear of: for its calls, and for what
-// there are subscriptions to.
+// publishInterests stores this node's interests in all shards: those of its calls, and those of its
+// subscriptions.
 func (n *node) publishInterests(ctx context.Context) error {
 	return n.interests.Set(ctx, n.queue.events.Wanted, func(all keys.InterestValue) error {
 		for i := range n.queue.replicas {
@@ -294,13 +294,13 @@ func (n *node) publishInterests(ctx context.Context) error {
 	})
 }
 
-// withdrawInterests tells them what it does not want to hear of any more.
+// withdrawInterests withdraws the interests that the node no longer has.
 func (n *node) withdrawInterests() {
 	withdraw := func() { n.interests.Withdraw(n.ctx, func() error { return n.publishInterests(n.ctx) }) }
 	n.background.Go(func() { contain(n.log, "withdrawal of interests", withdraw, nil) })
 }
 
-// interestOp stores what a node wants to hear of; nothing, if the node has gone.
+// interestOp stores the interests of a node; none, if the node has gone.
 type interestOp struct {
 	completion
 	node  string

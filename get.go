@@ -35,8 +35,8 @@ type TaskInfo struct {
 	// [Queue.Run] gives it back unstarted, and gets a new one if it comes back in any other way.
 	// [Scheduled]: when it becomes ready. [Blocked]: when it was produced. [Leased]: when the lease
 	// expires; for a task of Run, when it would expire if Run did not renew it any more. [Dead],
-	// [Done], [Canceled]: since when it is. A past time is by the wall clock as it was set
-	// last, whatever that showed then.
+	// [Done], [Canceled]: since when it is. A past time is by the wall clock as it was set last,
+	// even if it showed another time then.
 	At time.Time `json:",omitzero"`
 	// Result is the result of a completed task.
 	Result []byte `json:",omitempty"`
@@ -45,13 +45,13 @@ type TaskInfo struct {
 	FirstReady time.Time `json:",omitzero"`
 	// History are the attempts of the task, the oldest first: at most the first two and the last
 	// eight that have ended, and the one that goes on. The number of each attempt is that of its
-	// [Lease]; one that did not count, or after which the task was redriven, has a successor of the
-	// same or a smaller number. It is stored with the end of an attempt: that of a task which is
-	// completed or canceled is gone with the task unless that is kept ([Task.Retention]).
+	// [Lease]; after one that did not count, or a redrive, the next has the same or a smaller
+	// number. It is stored with the end of an attempt: that of a task which is completed or
+	// canceled is gone with the task unless that is kept ([Task.Retention]).
 	History []Attempt `json:",omitempty"`
 	// HistoryDropped is how many attempts are left out after the first two of History.
 	HistoryDropped int `json:",omitzero"`
-	// Progress is what the handler has said last by [ReportProgress], and Metadata what handlers
+	// Progress is the handler's last [ReportProgress], and Metadata has the values that handlers
 	// have set by [SetMetadata]. They are kept from attempt to attempt.
 	Progress Progress          `json:",omitzero"`
 	Metadata map[string]string `json:",omitempty"`
@@ -84,8 +84,8 @@ type Progress struct {
 }
 
 // Get returns a task in any state. It returns [ErrNotFound] if the task never existed, or has ended
-// and is no longer kept. It is linearizable, on a queue by itself as in a cluster: it sees what any
-// call had done that returned before Get began.
+// and is no longer kept. It is linearizable, with and without a cluster: it sees what any call had
+// done that returned before Get began.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
 // cluster), [ErrFailed], [ErrClosed], and that of ctx.
@@ -104,7 +104,7 @@ func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 // FindByKey returns the task that has an idempotency key, in any state; it has ended if the key is
 // taken for a time (For of [Unique]). It returns [ErrNotFound] if no task has the key, or the one
 // that has it has ended and is no longer kept. It is linearizable, as [Queue.Get] is, and costs two
-// reads, whatever is stored.
+// reads in a queue of any size.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
 // cluster), [ErrFormat] (the leader of the shard runs an older version), [ErrFailed], [ErrClosed],
@@ -125,12 +125,12 @@ func (q *Queue) FindByKey(ctx context.Context, k UniqueKey) (_ *TaskInfo, err er
 }
 
 // readOp reads a stored task, or a page of a list. The owner takes a snapshot between two commits;
-// nobody else could, since Pebble shows a batch to readers before it has persisted. The owner also
-// adds which of the requested tasks are leased, so that the stored leases need not be scanned.
-// Another goroutine reads the snapshot; for a page of tasks in lanes the operation is resolved
-// twice.
+// no other goroutine could, since Pebble shows a batch to readers before it has persisted. The
+// owner also adds which of the requested tasks are leased, so that the stored leases need not be
+// scanned. Another goroutine reads the snapshot; for a page of tasks in lanes the operation is
+// resolved twice.
 type readOp struct {
-	completion                      // its kind says what is read
+	completion                      // its kind says which read this is
 	id         ID                   // of the task
 	key        [keys.UniqueLen]byte // of the task, for callFind; id is then its holder, once that is known
 	list       *lister              // for callPage and the other kind of callRead
@@ -344,7 +344,7 @@ func (info *TaskInfo) addHistory(t *store.Task) {
 	}
 }
 
-// progressOf converts what a handler has said; nil: nothing.
+// progressOf converts the notes of a handler; nil: none.
 func progressOf(n *record.Notes) (p Progress) {
 	if n != nil && n.At != 0 {
 		p = Progress{n.Done, n.Total, n.Text, msTime(n.At)}

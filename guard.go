@@ -11,7 +11,7 @@ import (
 // starts runs in a guard, which logs the panic with its stack and makes an error of it. The error
 // ends only what depends on the goroutine:
 //
-//   - the call for which the goroutine works, if there is one;
+//   - the call that the goroutine serves, if there is one;
 //   - otherwise the shard, as if its storage had failed, though the error does not say that it has:
 //     in a cluster the replica steps down, and another one leads.
 //
@@ -28,7 +28,7 @@ type ownPanic struct {
 func (p *ownPanic) Error() string { return fmt.Sprintf("panic in %s: %v", p.what, p.cause.Value) }
 func (p *ownPanic) Unwrap() error { return p.cause }
 
-// panicError is what a panic of a goroutine of codeq becomes.
+// panicError makes an error of a panic of a goroutine of codeq.
 func panicError(what string, value any, stack []byte) error {
 	return &ownPanic{what, &PanicError{value, stack}}
 }

@@ -89,7 +89,7 @@ func (i inspected) Owner(shard int, look func(*inspect.Owner) error) error {
 
 func (i inspected) Asleep(shard int) *inspect.Owner {
 	s := i.q.shard(shard)
-	s.inbox.Len() // its lock orders this before what the owner does next
+	s.inbox.Len() // its lock orders this before the owner's next step
 	return s.inspect()
 }
 

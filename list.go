@@ -116,8 +116,8 @@ type Page struct {
 // ListPage returns a page of the tasks that a filter selects, state by state in the order of
 // [TaskFilter.States], each in the order of [Queue.List].
 //
-// [PageOptions.Newest] lets the latest come first within a queue, priority and tenant, or within a
-// queue; of [Scheduled], of all.
+// [PageOptions.Newest] puts the latest first within a queue, priority and tenant, or within a
+// queue; among [Scheduled], of all.
 //
 // Each shard is read as by List, at one moment of its own, and linearizably. Between two pages
 // tasks may change: one that stays in its state and its place in this order is neither missed nor
@@ -174,7 +174,7 @@ func (q *Queue) listPage(ctx context.Context, of string, o *PageOptions, begin [
 	return p, nil
 }
 
-// request returns what listing is to read. name is used in errors.
+// request makes the request to package listing. name is used in errors.
 func (f *TaskFilter) request(name string) (*listing.Request, error) {
 	states := f.States
 	if len(states) == 0 {
@@ -193,9 +193,9 @@ func (f *TaskFilter) request(name string) (*listing.Request, error) {
 	return r, nil
 }
 
-// ErrorKind returns what the texts of errors have in common that differ by numbers, identifiers and
-// quoted values, so that failures can be grouped: "#" stands for each word with a digit, and "?"
-// for what is in quotes. It is no longer than 256 bytes.
+// ErrorKind returns the common part of error texts that differ by numbers, identifiers and quoted
+// values, so that failures can be grouped: "#" stands for each word with a digit, and "?" for
+// quoted text. It is no longer than 256 bytes.
 func ErrorKind(text string) string { return listing.ErrorKind(text) }
 
 func listKey(t *TaskInfo) listing.Key {
@@ -214,7 +214,7 @@ func newLister(o ListOptions) *lister {
 	}, taskInfo)
 }
 
-// dropLate drops what died since begin, if err is nil.
+// dropLate drops the tasks that died since begin, if err is nil.
 func dropLate(l *lister, shard int, begin []time.Time, err error) error {
 	if err == nil && begin != nil {
 		l.Page = slices.DeleteFunc(l.Page, func(i listed) bool {

@@ -19,18 +19,18 @@ import (
 	"codeq/internal/wire"
 )
 
-// A program beside the process that has a queue open calls it by its local socket. What it calls
-// are the operations that nodes of a cluster send to each other, and those verbs of a Queue that
-// are about the process and not a shard (processVerbs). The process lets its shards resolve an
-// operation, or those of other nodes, as it does for its own callers.
-// internal/localsocket has the socket and its bounds.
+// A program beside the process that has a queue open calls it by its local socket. It calls the
+// operations that nodes of a cluster send to each other, and those verbs of a Queue that are about
+// the process and not a shard (processVerbs). The process resolves an operation in its shards, or
+// in those of other nodes, as for its own callers. internal/localsocket has the socket and its
+// bounds.
 
-// ServeLocal lets other programs on this machine call the queue, by [OpenLocal], until ctx ends or
-// the queue is closed. It makes a unix socket in the directory "local" within that of the queue, or
-// elsewhere if the path is too long for one; what a process that was killed has left there is
-// replaced. Only the user of this process may use it, and root: it lets them do with the queue what
-// they could do with its files. A program that is slow, or ends in the middle of a call, disturbs
-// nothing but its own calls. There may be 100 connections, calls of a program, and subscriptions.
+// ServeLocal serves calls of other programs on this machine, by [OpenLocal], until ctx ends or the
+// queue is closed. It makes a unix socket in the directory "local" within that of the queue, or
+// elsewhere if the path is too long for one; a socket that a killed process has left there is
+// replaced. Only the user of this process and root may use it: they can do the same to the queue as
+// by its files. A program that is slow, or ends in the middle of a call, disturbs nothing but its
+// own calls. There may be 100 connections, calls of a program, and subscriptions.
 //
 // It returns nil if ctx ended, and [ErrClosed] if the queue was closed, when the calls of others
 // have ended and the socket is removed. It may be called again, but a call beside another one is
@@ -91,17 +91,17 @@ func (q *Queue) serveLocal(ctx context.Context) error {
 }
 
 // OpenLocal opens a queue that another process has open and serves by [Queue.ServeLocal]: a program
-// beside it then looks at the queue and steers it, with the same verbs, of which each is carried
-// out there. It neither locks the directory nor writes to it. [Queue.Close] closes the connection
-// only. The program must be of a build that knows the same format, and must run as the user of that
+// beside it then looks at the queue and steers it, with the same verbs, which are carried out
+// there. It neither locks the directory nor writes to it. [Queue.Close] closes the connection only.
+// The program must be of a build that knows the same format, and must run as the user of that
 // process, or as root. A path ([Queue.Checkpoint]) is one on this machine.
 //
 // Any call may also return an error that matches [ErrNotServed]: it was not applied. If the process
 // ends, or ctx does, in the middle of a call that changes something, the error matches
-// [ErrUncertain]. When another process has opened the queue and serves it, calls work again;
-// a [Subscription] has ended with [ErrNotServed]. [Queue.Run], [Queue.Claim], [Queue.ClaimBatch]
-// and [Queue.ServeLocal] return an error that matches [errors.ErrUnsupported]: tasks are worked on
-// by processes that have the queue open, as a queue by itself or as nodes of a cluster.
+// [ErrUncertain]. When another process has opened the queue and serves it, calls work again; a
+// [Subscription] has ended with [ErrNotServed]. [Queue.Run], [Queue.Claim], [Queue.ClaimBatch] and
+// [Queue.ServeLocal] return an error that matches [errors.ErrUnsupported]: tasks are worked on by
+// processes that have the queue open, as a standalone queue or as nodes of a cluster.
 //
 // Errors: [ErrInvalid], [ErrNotQueue], [ErrNotServed], [ErrFormat], [io/fs.ErrPermission],
 // [ErrCorrupt], those of the file system, and that of ctx.
@@ -151,7 +151,7 @@ func (q *Queue) onlyHere(verb string) error {
 	return nil
 }
 
-// doElsewhere lets another process resolve an operation.
+// doElsewhere makes another process resolve an operation.
 func (q *Queue) doElsewhere(ctx context.Context, shard int, op request) error {
 	body := op.encode(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(shard)))
 	reply, err := q.elsewhere.Call(ctx, byte(op.base().kind), body, op.verb().is(readsOnly))
@@ -164,7 +164,7 @@ func (q *Queue) doElsewhere(ctx context.Context, shard int, op request) error {
 	return nil
 }
 
-// tell lets another process carry out a verb that is about a process.
+// tell makes another process carry out a verb that is about a process.
 func (q *Queue) tell(ctx context.Context, kind byte, argument, reply any) error {
 	if err := q.checkCall(ctx); err != nil {
 		return err
@@ -172,7 +172,7 @@ func (q *Queue) tell(ctx context.Context, kind byte, argument, reply any) error 
 	return q.elsewhere.Tell(ctx, kind, argument, reply)
 }
 
-// checkpointElsewhere lets another process, perhaps in another directory, copy the queue.
+// checkpointElsewhere makes another process, perhaps in another directory, copy the queue.
 func (q *Queue) checkpointElsewhere(ctx context.Context, dir string, isCopy bool) error {
 	if err := checkDir("Checkpoint dir", dir); err != nil {
 		return err
@@ -202,8 +202,8 @@ func (q *Queue) subscribeElsewhere(opts SubscribeOptions, kinds engine.KindSet) 
 	return &Subscription{events, from}, nil
 }
 
-// serveProgram lets an operation of a program beside this process be resolved, wherever its shard
-// is led.
+// serveProgram resolves an operation of a program beside this process, on whichever node leads its
+// shard.
 func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byte, error) {
 	if len(body) < cluster.CallHeader {
 		return nil, errMalformedCall

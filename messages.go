@@ -56,7 +56,7 @@ func (s *shard) deliver(o *engine.Outgoing) {
 				taken.n = 0 // they may not be
 			}
 			if cluster.Pace(n.ctx, change, err) {
-				_ = s.inbox.Pass(&taken) // whoever leads the shard next sends them again
+				_ = s.inbox.Pass(&taken) // the next leader of the shard sends them again
 			}
 		})
 		return
@@ -77,14 +77,14 @@ func (s *shard) deliver(o *engine.Outgoing) {
 	}
 }
 
-// confirmOp says that messages were taken, or are to be sent again. In a queue by itself a receiver
-// that does not take them takes none any more.
+// confirmOp reports that messages were taken, or must be sent again. In a standalone queue a
+// receiver that does not take them takes none any more.
 type confirmOp struct {
 	to      int
 	first   uint64
 	n       int   // so many of those sent
-	err     error // why they were not, in a queue by itself
-	late    bool  // that they were was said before
+	err     error // why they were not, in a standalone queue
+	late    bool  // they were confirmed as taken before
 	durable bool  // for good
 }
 
@@ -97,7 +97,7 @@ func (op *confirmOp) resolve(s *shard) {
 		s.Confirmed(op.to, op.first, op.n)
 		first, _ := s.Untaken(op.to)
 		s.takers.Take(op.to, first-1, func(t *takenOp) {
-			if s.node == nil { // what was taken was, whatever becomes of this group
+			if s.node == nil { // messages stay taken even if this group fails
 				t.settle(nil)
 				return
 			}
@@ -118,8 +118,8 @@ func (s *shard) goFor(what string, f func()) {
 	})
 }
 
-// startSweep reads, beside the owner, what a sweep of lanes has to know of what disk has now.
-// REQUIRES: as viewOf.
+// startSweep reads, beside the owner, the names on disk that a sweep of lanes needs. REQUIRES: as
+// viewOf.
 func (s *shard) startSweep(sw *engine.LaneSweep) {
 	v, swept := viewOf(s), &sweptOp{sweep: sw}
 	go func() {
@@ -134,7 +134,7 @@ func (s *shard) startSweep(sw *engine.LaneSweep) {
 // hasEnded reports whether the owner has ended. Any goroutine may ask.
 func (s *shard) hasEnded() bool { return base.IsClosed(s.done) }
 
-// sweptOp says that what a sweep has to know has been read, or why not.
+// sweptOp reports that the names for a sweep have been read, or why not.
 type sweptOp struct {
 	sweep *engine.LaneSweep
 	err   error

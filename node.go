@@ -13,7 +13,7 @@ import (
 	"codeq/internal/raftlog"
 )
 
-// node is what makes a queue part of a cluster: the node itself, and what the queue keeps for it.
+// node makes a queue part of a cluster: the node itself, and the queue's state for it.
 type node struct {
 	*cluster.Node
 	queue     *Queue
@@ -22,7 +22,7 @@ type node struct {
 	interests *entries.Interests
 
 	ctx        context.Context // ends when no shard is led here any more
-	background sync.WaitGroup  // calls that nobody waits for
+	background sync.WaitGroup  // calls without a waiting caller
 }
 
 var logSync = map[Durability]raftlog.Sync{
@@ -90,7 +90,7 @@ func (l *leaders) Forget(ctx context.Context, shard int, name string) error {
 	return err
 }
 
-// serve lets an operation of another node be resolved by a shard that is led here.
+// serve resolves an operation of another node in a shard that is led here.
 func (n *node) serve(shard int, r *peer.Request) error {
 	op, err := n.queue.requestOf(r.Kind, r.From.Name, r.Body)
 	if err != nil {

@@ -7,18 +7,17 @@ import (
 	"codeq/internal/guard"
 )
 
-// Observation is what has happened in this process since the last one: the argument of
-// [Options.Observer]. Whoever wants totals adds up.
+// Observation is the activity of this process since the last one: the argument of
+// [Options.Observer]. An exporter of totals adds up.
 //
 // It is one struct, given to one function: a call takes all that has gathered, however much that
-// is, its parts are of one time, and what is measured in addition some day is one more field. An
-// exporter gives a method of its own as the Observer; for several of them, a function calls one
-// after the other.
+// is, its parts are of one time, and a further measurement is one more field. An exporter gives a
+// method of its own as the Observer; for several of them, a function calls one after the other.
 type Observation struct {
-	// Queues is what the commits have changed, for each queue of which they have changed something,
-	// in no order. In a cluster the leader of a shard tells, so that the sum over all nodes counts
-	// each change once. No change is left out, as long as calls return: if more than 16,384 queues
-	// have changed, the rest is told together, under the name "".
+	// Queues has the changes by commits, for each changed queue, in no order. In a cluster the
+	// leader of a shard reports, so that the sum over all nodes counts each change once. No change
+	// is left out, as long as calls return: if more than 16,384 queues have changed, the rest is
+	// reported together, under the name "".
 	Queues []QueueDelta
 	// Commits is the commits of the shards that this process leads, Handlers the handlers of
 	// [Queue.Run] that have returned. Each has 8192 entries at the most: the first ones, and
@@ -27,11 +26,11 @@ type Observation struct {
 	Handlers                      []HandlerSample
 	MissedCommits, MissedHandlers uint64
 	// Panics is how many of the calls before have panicked, or ended their goroutine, since the
-	// last one that has not. Nobody tells again what they were told.
+	// last one that has not. Their observations are not repeated.
 	Panics uint64
 }
 
-// QueueDelta is what has happened to the tasks of a queue.
+// QueueDelta has the changes to the tasks of a queue.
 type QueueDelta struct {
 	Queue string
 	Totals
@@ -52,9 +51,9 @@ type HandlerSample struct {
 	// millisecond.
 	Wait time.Duration
 	Took time.Duration // by the handler, with its middleware
-	// Verdict is what the call means to [Queue.Run] (see [VerdictOf]): [VerdictCanceled] and
+	// Verdict is the meaning of the call to [Queue.Run] (see [VerdictOf]): [VerdictCanceled] and
 	// [VerdictLeaseLost] if the lease was lost before it returned, [VerdictReleased] also if the
-	// task was given back at the end. To store it may fail; what was stored is in
+	// task was given back at the end. To store it may fail; the stored changes are in
 	// [Observation].Queues.
 	Verdict Verdict
 }
@@ -62,7 +61,7 @@ type HandlerSample struct {
 const (
 	observedQueues  = 1 << 14
 	observedSamples = 1 << 13
-	keptQueues      = 1 << 10 // for which the memory of a batch is kept
+	keptQueues      = 1 << 10 // memory for so many is kept for reuse
 )
 
 // observed is an Observation while it is made.

@@ -232,7 +232,7 @@ func (o *Options) withDefaults() (*Options, error) {
 	switch {
 	case !c.Tool:
 	case c.Cluster != nil:
-		return nil, &InvalidError{"Options.Tool", "with Options.Cluster", "a queue by itself"}
+		return nil, &InvalidError{"Options.Tool", "with Options.Cluster", "a standalone queue"}
 	case c.deciding() != (manifest.Options{Durability: DurabilityDefault.String()}):
 		return nil, &InvalidError{"Options.Tool", "with an option that decides about tasks", "those of the application, which are stored"}
 	}

@@ -32,7 +32,7 @@ func (m permitMail) Report(g *dispatch.PermitGate, queue string, r *permits.Requ
 			op.Gone.Store(true)
 		}
 		if cluster.Pace(ctx, change, err) {
-			_ = m.inbox.Pass(&permitsAnswer{gate: g, op: op, err: err}) // whoever leads the shard next tells what it has
+			_ = m.inbox.Pass(&permitsAnswer{gate: g, op: op, err: err}) // the next leader of the shard reports its permits
 		}
 	})
 	return drop
@@ -44,7 +44,7 @@ func (m permitMail) Ask(a *dispatch.PermitAllocator, shard int, q *engine.Queue)
 		change := m.node.queue.replicas[shard].group.Changed()
 		ctx, drop := m.node.Group(shard).WhileLed(m.node.ctx)
 		defer drop()
-		_, err := m.node.do(ctx, shard, op) // nobody else has op
+		_, err := m.node.do(ctx, shard, op) // no other goroutine has op
 		if cluster.Pace(m.node.ctx, change, err) {
 			_ = m.inbox.Pass(&askPermitsDone{allocator: a, shard: shard, op: op, err: err}) // the next allocator asks again
 		}
@@ -60,7 +60,7 @@ func (m permitMail) Retry(c *dispatch.Claim)                     { m.deferOp(c.C
 func (m permitMail) RetryNow(c *dispatch.Claim)                  { c.Caller.(*claimOp).resolve(m.shard) }
 func (m permitMail) RefuseClaim(c *dispatch.Claim, reason error) { refuse(c.Caller.(*claimOp), reason) }
 
-// permitsOp tells the permit allocator of a shard's permits of a queue, and asks for more.
+// permitsOp reports a shard's permits of a queue to the permit allocator, and asks for more.
 type permitsOp struct {
 	completion
 	queue string
@@ -70,7 +70,7 @@ type permitsOp struct {
 
 func (op *permitsOp) abandon(*shard) { op.Gone.Store(true) }
 
-// again makes what follows of what was told before, which may arrive yet.
+// again renumbers the request for a retry; the earlier message may still arrive.
 func (op *permitsOp) again() {
 	op.Try++
 	op.Answer, op.err = permits.Answer{}, nil
@@ -110,7 +110,7 @@ func (op *permitsOp) decodeReply(r *wire.Reader) {
 	}
 }
 
-// permitsAnswer is what has become of a permitsOp.
+// permitsAnswer is the outcome of a permitsOp.
 type permitsAnswer struct {
 	gate *dispatch.PermitGate
 	op   *permitsOp
@@ -120,8 +120,8 @@ type permitsAnswer struct {
 func (a *permitsAnswer) resolve(*shard) { a.gate.Answered(&a.op.Request, a.op.Answer, a.err) }
 func (a *permitsAnswer) settle(error)   {}
 
-// askPermitsOp asks a shard, for a new permit allocator, what it has of the permits of a queue. The
-// shard follows the permit allocator's settings, or newer ones, first.
+// askPermitsOp asks a shard, for a new permit allocator, for its permits of a queue. The shard
+// follows the permit allocator's settings, or newer ones, first.
 type askPermitsOp struct {
 	completion
 	queue string
@@ -147,7 +147,7 @@ func (op *askPermitsOp) decode(r *wire.Reader) { op.queue, op.value = permits.Re
 func (op *askPermitsOp) encodeReply(dst []byte) []byte { return op.AppendReply(dst) }
 func (op *askPermitsOp) decodeReply(r *wire.Reader)    { op.Report = permits.ReadReply(r) }
 
-// askPermitsDone is what has become of an askPermitsOp.
+// askPermitsDone is the outcome of an askPermitsOp.
 type askPermitsDone struct {
 	allocator *dispatch.PermitAllocator
 	shard     int

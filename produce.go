@@ -187,7 +187,7 @@ func (q *Queue) awaitTaken(ctx context.Context, hops []call.BatchHop) error {
 			continue
 		}
 		if err := q.doTaken(ctx, h.From, &takenOp{completion: newCompletion(callTaken), to: h.To}); err != nil {
-			return fmt.Errorf("%w: it is stored, and shard %d does not know yet what waits for its tasks: %w", ErrUncertain, h.To, base.CauseOf(err))
+			return fmt.Errorf("%w: it is stored, and shard %d has not noted yet which tasks wait for its own: %w", ErrUncertain, h.To, base.CauseOf(err))
 		}
 	}
 	return nil

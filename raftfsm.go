@@ -77,7 +77,7 @@ func (m *stateMachine) Open(install func() error) (last cluster.Position, err er
 		return last, err
 	}
 	if err := fsck.FinishRepair(q.dir.FS, q.dir.Path, r.index); err != nil {
-		return last, err // of a queue by itself, before it became a node
+		return last, err // of a standalone queue, before it became a node
 	}
 	st, err := store.Open(manifest.ShardDir(q.dir.FS, q.dir.Path, r.index), q.opts.storeConfigIn(r.node.Format()), q.caches, q.dir.Creating)
 	if err != nil {

@@ -34,7 +34,7 @@ type ReaderOptions struct {
 }
 
 // OpenReadOnly opens the queue in dir for reading, and changes nothing in dir: it need not be
-// writable, and may be on a read-only file system. It reads the directory of a queue by itself or
+// writable, and may be on a read-only file system. It reads the directory of a standalone queue or
 // of any node of a cluster, of this format or an older one, which stays as it is. If the process
 // that had the queue open was killed, its logs are read into memory; [Reader.Staleness] describes
 // the result. Like [Open], it loads the names of queues, the leases and the schedules; the number

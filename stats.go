@@ -32,11 +32,12 @@ func (c Counts) Total() uint64 {
 // Stats returns, by name, the counts of every queue that has settings, or tasks in any state; a
 // queue without tasks may be missing. The counts are exact: those of one queue in one shard are of
 // the same moment, and so are those of all queues in a shard if there are fewer than four thousand.
-// The cost is that of copying them, whatever the number of tasks; other calls go on meanwhile.
+// The cost is that of copying them, and does not grow with the number of tasks; other calls go on
+// meanwhile.
 //
-// The counts are linearizable, on a queue by itself as in a cluster: they include what any call had
-// done that returned before Stats began. Shards are counted one after the other, each at a moment
-// of its own.
+// The counts are linearizable, with and without a cluster: they include the changes of every call
+// that returned before Stats began. Shards are counted one after the other, each at a moment of its
+// own.
 //
 // Errors: [ErrInvalid], [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed],
 // and that of ctx.
@@ -84,13 +85,13 @@ type QueueInfo struct {
 	Settings Settings `json:",omitzero"`
 }
 
-// Totals counts what has happened to the tasks of a queue, as [Event] tells it. A task that is
-// produced again, such as a dead letter that is redriven, is not counted as Produced.
+// Totals counts the changes of a queue's tasks that have an [Event]. A task that is produced again,
+// such as a dead letter that is redriven, is not counted as Produced.
 type Totals struct {
 	Produced  uint64
 	Claimed   uint64 // leases, also by [Queue.Run]
 	Completed uint64
-	Retried   uint64 // attempts that have failed, after which there is another one
+	Retried   uint64 // failed attempts that another one follows
 	Expired   uint64 // leases
 	Released  uint64 // leases that ended without an attempt
 	Dead      uint64 // tasks that became dead letters
@@ -106,18 +107,18 @@ type DayTotals struct {
 	Totals
 }
 
-// Info returns what every queue is doing that has settings, tasks in any state, or handlers that
-// hold places ([QueueInfo.Held]), in the order of their names. A queue that has become empty is
-// still in it for an hour, unless thousands of others have become empty after it, or the queue was
-// opened, or another node became the leader of a shard, meanwhile. See [Queue.TotalsByDay] for the
-// totals of a queue that is not in it.
+// Info describes every queue that has settings, tasks in any state, or handlers that hold places
+// ([QueueInfo.Held]), in the order of their names. A queue that has become empty is still in it for
+// an hour, unless thousands of others have become empty after it, or the queue was opened, or
+// another node became the leader of a shard, meanwhile. See [Queue.TotalsByDay] for the totals of a
+// queue that is not in it.
 //
 // All numbers are exact. The totals are of all time, and stored with the tasks: they survive all
 // that the tasks survive. Those of a queue that has no tasks and no settings are forgotten when
 // nothing has happened in it for [TotalsDays].
 //
 // Info is meant to be called often: it costs some hundred nanoseconds for each queue and shard, and
-// for each combination of queue, tenant and priority that has ready tasks, whatever the number of
+// for each combination of queue, tenant and priority that has ready tasks, and no more for many
 // tasks; other calls go on meanwhile, since a shard's owner visits about a thousand of them at a
 // time. After [Open], the first Info reads where the ready tasks of each combination begin.
 //
@@ -134,7 +135,7 @@ func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
 	}
 	all := call.NewInfoSum(len(q.replicas))
 	for i := range q.replicas {
-		part := &call.Info{Settings: i == 0} // whose settings are the newest
+		part := &call.Info{Settings: i == 0} // shard 0 has the newest settings
 		op := rule(callInfo, part)
 		for part.More = true; part.More; {
 			part.Next()
@@ -157,10 +158,10 @@ func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
 	return queueInfos(all)
 }
 
-// infoNames is for how many queues a shard is asked together.
+// infoNames is the number of queues in one question to a shard.
 const infoNames = 1024
 
-// queueInfos converts what shards know of queues, in the order of their names.
+// queueInfos converts the shards' numbers of queues, in the order of their names.
 func queueInfos(sum *call.InfoSum) ([]QueueInfo, error) {
 	infos := make([]QueueInfo, len(sum.Queues))
 	for i, of := range sum.Sorted() {
@@ -180,7 +181,7 @@ func queueInfos(sum *call.InfoSum) ([]QueueInfo, error) {
 	return infos, nil
 }
 
-// add adds totals as a shard counts them.
+// add adds the totals of a shard.
 func (t *Totals) add(n *keys.Totals) {
 	for kind, to := range [...]*uint64{
 		EventProduced: &t.Produced, EventClaimed: &t.Claimed, EventCompleted: &t.Completed, EventRetried: &t.Retried,
@@ -192,10 +193,10 @@ func (t *Totals) add(n *keys.Totals) {
 	}
 }
 
-// TotalsByDay returns what has happened to the tasks of a queue on each of the last [TotalsDays] on
-// which something has, in order. Days are those of UTC, by the clock that orders the tasks of a
-// shard: after the wall clock was set back, the day goes on. The owner of each shard reads at most
-// one small record for each day.
+// TotalsByDay returns the totals of a queue for each of the last [TotalsDays] that has any, in
+// order. Days are those of UTC, by the clock that orders the tasks of a shard: after the wall clock
+// was set back, the day goes on. The owner of each shard reads at most one small record for each
+// day.
 //
 // It is linearizable, as [Queue.Info] is, and returns none for a queue that it does not know.
 //
@@ -276,7 +277,7 @@ type ShardStorage struct {
 
 	// Upkeep is how long the work of the shard's owner has taken, one entry for each [UpkeepKind]
 	// in their order. An operation waits for at most its own group and the one before: see
-	// [UpkeepGroup]. In a cluster it is what this node has done as the shard's leader.
+	// [UpkeepGroup]. In a cluster it is the work of this node as the shard's leader.
 	Upkeep []UpkeepStats
 }
 
@@ -284,8 +285,8 @@ type ShardStorage struct {
 // cluster the replicas of this node, whichever node leads them. It takes some microseconds for each
 // shard and each table, and more for tables with deletions of ranges, which it reads. It disturbs
 // no other call, and waits a second at most for the file system to say how much is free. A shard
-// that has failed still has numbers; one whose store is being replaced by a snapshot has LastError
-// only. It returns [ErrClosed] once [Queue.Close] has begun.
+// that has failed still has numbers; while a snapshot replaces the store of a shard, it has
+// LastError only. It returns [ErrClosed] once [Queue.Close] has begun.
 //
 // Errors: [ErrClosed].
 func (q *Queue) StorageStats() (_ *StorageStats, err error) {
@@ -336,7 +337,7 @@ func (r *replica) storage(all *StorageStats, s *ShardStorage) {
 	}
 }
 
-// add describes a store, and takes over what is said of the cache that the stores share.
+// add describes a store, and takes over the numbers of the cache that the stores share.
 func (all *StorageStats) add(m *store.Stats, t *owner.UpkeepTable) ShardStorage {
 	all.CacheBytes, all.CacheHits, all.CacheMisses = m.BlockCache.Size, m.BlockCache.Hits, m.BlockCache.Misses
 	s := ShardStorage{
@@ -357,8 +358,8 @@ func (all *StorageStats) add(m *store.Stats, t *owner.UpkeepTable) ShardStorage 
 	return s
 }
 
-// ProcessInfo is what one process knows by itself of a queue, without asking another node: what it
-// exports as metrics.
+// ProcessInfo is one process's view of a queue, without a call of another node: the source of its
+// metrics.
 type ProcessInfo struct {
 	Node string `json:",omitzero"` // in a cluster, its name
 	// Shards are all of the queue, by their numbers, whether this process leads them or not.
@@ -378,7 +379,7 @@ type ProcessInfo struct {
 	Suspects int
 }
 
-// ShardInfo is what a process knows of one shard.
+// ShardInfo is a process's view of one shard.
 type ShardInfo struct {
 	// Leads is whether this process leads the shard, as it does always without a cluster, and its
 	// owner has answered; else the fields below LastError are zero.
@@ -392,17 +393,18 @@ type ShardInfo struct {
 	// NextTick is the next tick of any of the shard's schedules; zero: there is none. Once it is
 	// past, the tick is late.
 	NextTick time.Time `json:",omitzero"`
-	// Queues are those of [Queue.Info], ordered by name, with what this shard has of them: without
+	// Queues are those of [Queue.Info], ordered by name, with the numbers of this shard: without
 	// [QueueInfo.Settings], and without the totals of a queue that this shard does not show.
 	Queues []QueueInfo
 }
 
-// ProcessInfo returns what this process knows by itself. In a cluster, the sum of what the nodes
-// return counts each task once, as long as each shard has one leader: none if it has none, and, if
-// it gets another one between the calls, perhaps none or both.
+// ProcessInfo returns this process's view, without a call of another node. In a cluster, the sum
+// over all nodes counts each task once, as long as each shard has one leader: tasks of a shard
+// without a leader are missing, and those of one that gets another leader between the calls may be
+// missing or counted twice.
 //
-// Each shard that this process leads is asked, all at the same time, as by [Queue.Info], which says
-// what that costs. One that does not answer until ctx ends is in the result with an error.
+// Each shard that this process leads is asked, all at the same time, as by [Queue.Info]; see there
+// for the cost. One that does not answer until ctx ends is in the result with an error.
 //
 // Errors: [ErrInvalid], [ErrClosed], and that of ctx if it has ended before.
 func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
@@ -477,7 +479,7 @@ func (r *replica) failure() error {
 	return nil
 }
 
-// info fills in what is known of a shard, if this process leads it.
+// info fills in the fields of a shard, if this process leads it.
 func (r *replica) info(ctx context.Context, of *ShardInfo) error {
 	s := r.lead.Load()
 	if s == nil {
@@ -535,15 +537,15 @@ const (
 	UpkeepRefill     UpkeepKind = iota // reads ready tasks into memory
 	UpkeepTrim                         // deletes the consumed parts of lanes by range
 	UpkeepList                         // lists the keys, groups and parents that exist, after Open if they are many
-	UpkeepPromote                      // makes scheduled tasks ready whose time has come
-	UpkeepFreeKeys                     // frees idempotency keys whose time has passed
-	UpkeepForget                       // deletes ended tasks whose retention has passed
+	UpkeepPromote                      // makes scheduled tasks ready at their time
+	UpkeepFreeKeys                     // frees expired idempotency keys
+	UpkeepForget                       // deletes ended tasks after their retention
 	UpkeepWake                         // makes blocked tasks ready that need not wait any longer
-	UpkeepTell                         // tells the tasks that waited for a task that it has ended
+	UpkeepTell                         // tells waiting tasks that their parent has ended
 	UpkeepRecheck                      // finds the tasks that wait for limits that have been changed
 	UpkeepSend                         // sends messages to other shards
-	UpkeepGates                        // lets claims take the next tasks that rates allow
-	UpkeepReap                         // takes back tasks whose leases have expired; in a cluster, stores the clock of leases
+	UpkeepGates                        // opens queues for claims as their rates allow
+	UpkeepReap                         // takes back tasks with expired leases; in a cluster, stores the clock of leases
 	UpkeepTicks                        // produces the tasks of schedules
 	UpkeepTidy                         // removes entries that are not needed any more
 	UpkeepOperations                   // decides the operations of callers
@@ -595,7 +597,7 @@ func (s *UpkeepStats) Quantile(f float64) time.Duration {
 	return st.Quantile(f)
 }
 
-// upkeepStats returns what a table holds, in the order of the kinds.
+// upkeepStats returns the numbers of a table, in the order of the kinds.
 func upkeepStats(t *owner.UpkeepTable) []UpkeepStats {
 	all := make([]UpkeepStats, endOfUpkeepKinds)
 	for kind := range all {

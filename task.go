@@ -45,7 +45,7 @@ type Task struct {
 	LeaseFor time.Duration `json:",omitzero"`
 	// Timeout bounds one run of the handler: [Queue.Run] cancels its context after it. 0: no bound.
 	// If the handler goes on for as long again, or a second, its attempt counts, though its task is
-	// given back or its process dies; [RunOptions.OnError], the log and [Queue.Workers] tell of it.
+	// given back or its process dies; [RunOptions.OnError], the log and [Queue.Workers] report it.
 	Timeout time.Duration `json:",omitzero"`
 	// Retention is how long the task is kept with its result after it was completed or canceled. It
 	// is kept at least so long, and until the last task that waited for it (After) has ended; then
@@ -68,13 +68,12 @@ type Task struct {
 	// cancel keeps its place: [Queue.Cancel].
 	LimitKey string `json:",omitzero"`
 	// After lists the parents of the task: it waits until each of them is completed. A canceled
-	// parent cancels the task; OnDead says what a parent that is a dead letter does, and OnMissing
-	// what one does that does not exist. [Nth] refers to tasks of the same batch. When the call
-	// that produces the task has returned, all parents know of it, whatever becomes of them then;
-	// the task of a tick, or of a handler's output, whose parents lie in other shards, is known to
-	// them a moment after it appears. [Queue.Get]
-	// returns the results of parents that have a Retention. Such a parent is kept until its
-	// Retention has passed and this task has been completed, canceled or purged. If this task
+	// parent cancels the task; OnDead says what happens if a parent is a dead letter, and OnMissing
+	// if one does not exist. [Nth] refers to tasks of the same batch. When the call that produces
+	// the task has returned, all parents have noted it, even if they end at once; parents in other
+	// shards note the task of a tick, or of a handler's output, a moment after it appears.
+	// [Queue.Get] returns the results of parents that have a Retention. Such a parent is kept until
+	// its Retention has passed and this task has been completed, canceled or purged. If this task
 	// becomes a dead letter, the parents are kept as long as the dead letter; if
 	// [Settings.DeadRetention] limits that time, a redrive of the task does not make it longer. A
 	// moment may pass between the return of the call that completes the last parent and the time
@@ -83,7 +82,7 @@ type Task struct {
 	// OnDead is what happens to the task when one of After becomes a dead letter.
 	OnDead OnDead `json:",omitzero"`
 	// OnMissing is what happens to the task when one of After does not exist: it never has, or it
-	// has ended and is no longer kept, so that nobody knows how.
+	// has ended and is no longer kept, so that its outcome is unknown.
 	OnMissing OnMissing `json:",omitzero"`
 }
 
@@ -92,12 +91,12 @@ type OnDead uint8
 
 // The values of [OnDead].
 const (
-	// HoldOnDead lets the task wait: it goes on when the parent is redriven and completed, and is
+	// HoldOnDead makes the task wait: it goes on when the parent is redriven and completed, and is
 	// canceled when the parent is purged or canceled. The default.
 	HoldOnDead OnDead = iota
 	// CancelOnDead cancels the task.
 	CancelOnDead
-	// RunOnDead lets the task go on as if the parent were completed.
+	// RunOnDead runs the task as if the parent were completed.
 	RunOnDead
 )
 
@@ -119,13 +118,13 @@ type OnMissing uint8
 
 // The values of [OnMissing].
 const (
-	// RunOnMissing lets the task go on as if the parent were completed. The default.
+	// RunOnMissing runs the task as if the parent were completed. The default.
 	RunOnMissing OnMissing = iota
 	// CancelOnMissing cancels the task.
 	CancelOnMissing
-	// RefuseOnMissing lets the call that produces the task, or sets a schedule with it, fail with
+	// RefuseOnMissing makes the call that produces the task, or sets a schedule with it, fail with
 	// [ErrNotFound] before anything is stored. A parent that goes between that check and the moment
-	// at which it would know of the task cancels the task, and so does one that is gone at a tick.
+	// when it would note the task cancels the task, and so does one that is gone at a tick.
 	RefuseOnMissing
 )
 
@@ -384,13 +383,13 @@ func newEnum[T ~uint8](name string, texts ...string) base.Enum[T] {
 	return base.Enum[T]{Name: name, Texts: texts, Refuse: func(value any, limit string) error { return &InvalidError{name, value, limit} }}
 }
 
-// ID identifies a task. It is a UUIDv7 (RFC 9562): the IDs that one shard makes sort in the order
-// in which they were made. No task has the zero ID.
+// ID identifies a task. It is a UUIDv7 (RFC 9562): the IDs of one shard sort in the order of their
+// creation. No task has the zero ID.
 //
 //	bytes 0-5    milliseconds since 1970
 //	bytes 6-7    version 7, and a 12-bit counter
 //	byte  8      variant, 6 random bits
-//	bytes 9-11   the lane in which the task was produced
+//	bytes 9-11   the lane of the task when it was produced
 //	bytes 12-14  random
 //	byte  15     chosen so that FNV-1a(ID) mod shards is the task's shard
 type ID [keys.IDLen]byte
@@ -426,5 +425,5 @@ func (id ID) Time() time.Time {
 	return msTime(keys.SinceMillis(keys.SinceOf(id)))
 }
 
-// shard returns the number of the shard to which the ID routes.
+// shard returns the number of the ID's shard.
 func (id ID) shard(shards int) int { return keys.ShardOf(id, shards) }

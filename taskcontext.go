@@ -26,10 +26,10 @@ type taskContext struct {
 }
 
 // markEnded is set when the task of a handler that goes on is given back, and when the handler
-// returns: the second one tells the shard. markOverdue: it was told that its Timeout has passed.
+// returns: the second one tells the shard. markOverdue: the end of its Timeout was reported.
 const markEnded, markOverdue = 1, 2
 
-// output is what a handler stores with the completion, in memory that it does not share with the
+// output is the result and the follow-ups of a handler, in memory that it does not share with the
 // handler.
 type output struct {
 	result    []byte
@@ -92,7 +92,7 @@ func (c *taskContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// taskContextOf returns the taskContext whose handler was given ctx; nil: none was.
+// taskContextOf returns the taskContext behind ctx; nil: none.
 func taskContextOf(ctx context.Context) *taskContext {
 	if ctx == nil {
 		return nil
@@ -101,8 +101,8 @@ func taskContextOf(ctx context.Context) *taskContext {
 	return c
 }
 
-// LeaseFrom returns the task whose handler was given ctx, or a context derived from it; ok is false
-// if there is none. The lease must only be read: it belongs to the handler.
+// LeaseFrom returns the task of ctx, which is a handler's context or derived from one; ok is false
+// if it is neither. The lease must only be read: it belongs to the handler.
 func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
 	c := taskContextOf(ctx)
 	if c == nil {
@@ -114,11 +114,11 @@ func LeaseFrom(ctx context.Context) (l *Lease, ok bool) {
 // reportEvery is the shortest time between two reports of a handler to its shard.
 const reportEvery = time.Second
 
-// saidNotes is what a handler says of its work. The shard is told of it, and with the outcome it is
-// told what the handler has said last.
+// saidNotes are a handler's notes on its work: reported to the shard, and the last ones again with
+// the outcome.
 type saidNotes = workerpool.Latest[record.Notes]
 
-// say changes what the handler says.
+// say changes the notes of the handler.
 func (c *taskContext) say(change func(*record.Notes)) error {
 	notes := c.notes.Load()
 	if notes == nil {
@@ -134,7 +134,7 @@ func (c *taskContext) say(change func(*record.Notes)) error {
 	})
 }
 
-// report tells the shard what the handler says. If that fails, the outcome says it again.
+// report sends the handler's notes to the shard. If that fails, the outcome still carries them.
 func (c *taskContext) report(n *record.Notes) {
 	note := rule(callNote, &call.Note{Receipt: c.lease.Receipt.inner(), Notes: n})
 	_, _ = c.runner.queue.do(c.runner.storing, c.runner.queue.shardOf(c.lease.ID), note)
@@ -148,7 +148,7 @@ func (c *taskContext) End(cause error) {
 	}
 }
 
-// lastNotes returns what the handler has said last; nil: nothing.
+// lastNotes returns the handler's last notes; nil: none.
 func (c *taskContext) lastNotes() *record.Notes {
 	if notes := c.notes.Load(); notes != nil {
 		return notes.Get()
@@ -156,13 +156,13 @@ func (c *taskContext) lastNotes() *record.Notes {
 	return nil
 }
 
-// ReportProgress says how far the handler has come that was given ctx, or a context derived from
-// it: done of total, in any unit, with a note for people. [Queue.Get] and the lists show the latest
-// report in [TaskInfo.Progress], on all nodes. Reports cost no write: the shard keeps them in its
-// memory, and gets one in a second at most, the first at once and the latest in the end. They are
-// stored with the end of the attempt if the task stays: for another attempt, as a dead letter, or
-// kept with its result. If the process, or the node that leads the shard, dies before, the reports
-// of the attempt are lost, until the handler reports again.
+// ReportProgress says how far the handler of ctx, which is its context or derived from it, has
+// come: done of total, in any unit, with a note for people. [Queue.Get] and the lists show the
+// latest report in [TaskInfo.Progress], on all nodes. Reports cost no write: the shard keeps them
+// in its memory, and gets one in a second at most, the first at once and the latest in the end.
+// They are stored with the end of the attempt if the task stays: for another attempt, as a dead
+// letter, or kept with its result. If the process, or the node that leads the shard, dies before,
+// the reports of the attempt are lost, until the handler reports again.
 //
 // Outside of a handler, and after it has returned, ReportProgress does nothing. It is safe for
 // concurrent use, and waits for nothing.
@@ -179,12 +179,12 @@ func ReportProgress(ctx context.Context, done, total int64, note string) (err er
 	})
 }
 
-// SetMetadata keeps a value with the task whose handler was given ctx, or a context derived from
-// it; "" removes it. [TaskInfo.Metadata] shows it, and the next attempt finds it in
-// [Lease.Metadata]: so a handler can go on where the one before has stopped. It is stored with the
-// end of the attempt, in the same commit as the outcome, and shown before that like a
-// [ReportProgress]: if the process, or the node that leads the shard, dies before, the next attempt
-// may find what the one before had found.
+// SetMetadata keeps a value with the task of ctx, which is a handler's context or derived from one;
+// "" removes it. [TaskInfo.Metadata] shows it, and the next attempt finds it in [Lease.Metadata]:
+// so a handler can go on where the one before has stopped. It is stored with the end of the
+// attempt, in the same commit as the outcome, and shown before that like a [ReportProgress]: if the
+// process, or the node that leads the shard, dies before, the next attempt may find the value that
+// the one before had found.
 //
 // Outside of a handler, and after it has returned, SetMetadata does nothing. It is safe for
 // concurrent use, and waits for nothing.
@@ -202,9 +202,9 @@ func SetMetadata(ctx context.Context, key, value string) (err error) {
 
 var silence = slog.New(slog.DiscardHandler)
 
-// LoggerFrom returns [Options.Logger] with attributes of the task whose handler was given ctx, or a
-// context derived from it: "task" (its ID), "queue", "attempt", and "tenant" if it has one. It is
-// made by the first call. Outside of a handler LoggerFrom returns a logger that discards
+// LoggerFrom returns [Options.Logger] with attributes of the task of ctx, which is a handler's
+// context or derived from one: "task" (its ID), "queue", "attempt", and "tenant" if it has one. It
+// is made by the first call. Outside of a handler LoggerFrom returns a logger that discards
 // everything. LoggerFrom is safe for concurrent use, and the logger works after the handler has
 // returned.
 func LoggerFrom(ctx context.Context) *slog.Logger {

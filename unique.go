@@ -24,7 +24,7 @@ type Unique struct {
 	// longer, and after a start with a wrong clock it ends at the latest For after the next [Open]
 	// or change of the leader. 0: until the task has ended.
 	For time.Duration `json:",omitzero"`
-	// Replace lets the new task replace one that still waits (ready, scheduled or blocked). The ID
+	// Replace makes the new task replace one that still waits (ready, scheduled or blocked). The ID
 	// stays, and so do After and [OnDead]; everything else is that of the new task: its attempts
 	// count from 0, it waits from the beginning, and when it is ready it goes behind the others. So
 	// a task that is produced again and again for a moment later runs once, after the last produce.
@@ -158,7 +158,7 @@ func (k *UniqueKey) home(shards int) int {
 	return shard
 }
 
-// ReleaseKey frees an idempotency key, whatever the state of the task that has it. It returns
+// ReleaseKey frees an idempotency key; the task that has it may be in any state. It returns
 // [ErrNotFound] if no task has the key, and [ErrDiskFull] if the task has not ended and there is no
 // room to store the task without the key.
 //

@@ -16,17 +16,17 @@ type operation interface {
 	// resolve decides the operation against the shard's memory and adds its keys to the group. It
 	// calls shard.settleAfterCommit once it is decided, now or, if a claim waits, in a later group.
 	resolve(s *shard)
-	// verb is what else there is to know of the operation.
+	// verb returns the properties of the operation.
 	verb() *verb
 	// settle wakes the caller. If err is nil, the group has persisted, and the caller gets the
 	// decision of resolve.
 	settle(err error)
 }
 
-// sharedOp is an operation that may wait in several shards, one of which answers it: a claim.
+// sharedOp is an operation that may wait in several shards; one of them answers it: a claim.
 type sharedOp interface {
 	operation
-	// noRoom lets it go on in another shard, as this one has no room for what it writes.
+	// noRoom makes it go on in another shard, as this one has no room for its writes.
 	noRoom(s *shard)
 	// refuse is called in place of settle if this shard will not resolve it. It gives up the
 	// shard's reference.
@@ -84,11 +84,11 @@ func newCompletion(kind callKind) completion {
 // force.
 func comesOnLease(op operation) bool { return op.verb().is(onLease) }
 
-// verb is what the pipeline knows of an operation. The entries of verbs name no fields, so that
-// none can be omitted.
+// verb has the properties of a kind of operation. The entries of verbs name no fields, so that none
+// can be omitted.
 type verb struct {
 	new        func(from string) request        // for decoding a call of another node; nil: nodes do not call it
-	room       func(operation) engine.Room      // the level of free space down to which it still runs
+	room       func(operation) engine.Room      // the lowest level of free space at which it still runs
 	repeatable func(request) bool               // resolved twice, it has the same effect as once
 	tasks      func(operation) []engine.NewTask // the tasks that it produces
 	traits     trait
@@ -100,9 +100,9 @@ const (
 	readsOnly  trait = 1 << iota // changes nothing, so that one without an answer is not uncertain
 	onLease                      // extends or ends a lease: so the time at which it came matters
 	endsLease                    // the first try that is applied ends the lease, and later ones find it lost
-	waitsRoom                    // waits for room, as nobody would call again
+	waitsRoom                    // waits for room, as no caller would repeat it
 	passesFull                   // is accepted by a full inbox: the owner waits for it
-	ofMembers                    // is refused to a node that was removed: its workers may end what they have begun
+	ofMembers                    // is refused to a node that was removed: its workers may end their begun tasks
 	mayBeLarge                   // waits in a line of its own if the records of its tasks are large
 	ofPrograms                   // is served to programs beside the process
 	waits                        // on purpose, as long as its caller does

@@ -19,9 +19,9 @@ type VerifyOptions struct {
 	// between shards are copied as far as they can be read. The damaged store is kept beside the
 	// new one, as shard-NNN.damaged-N: remove it when you do not need it any more.
 	//
-	// What cannot be read is lost. A task whose record is lost is gone. A task whose lease record
-	// is lost is delivered again, and the attempt is not counted. If the name of a queue or a
-	// tenant is lost, its tasks get a name that begins with "recovered-"; this is reported if it
+	// What cannot be read is lost. A task without its record is gone. A task without its lease
+	// record is delivered again, and the attempt is not counted. If the name of a queue or a tenant
+	// is lost, its tasks get a name that begins with "recovered-"; this is reported if it
 	// contradicts their Group or LimitKey. An idempotency key that is lost together with its task's
 	// end is free. If the end of a log or of a MANIFEST is lost, so are the last changes: tasks
 	// produced then are gone, and tasks that ended then are delivered again. If a table, a

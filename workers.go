@@ -20,7 +20,7 @@ import (
 type WorkerInfo struct {
 	Name string `json:",omitzero"` // [RunOptions.Name]
 	Node string `json:",omitzero"` // in a cluster, the node on which it runs
-	// Queues are those from which it claims.
+	// Queues are those that it claims from.
 	Queues []string `json:",omitzero"`
 	// Concurrency is how many handlers run at the same time at the most, Busy how many do now.
 	Concurrency, Busy int `json:",omitzero"`
@@ -78,12 +78,12 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 	return all, nil
 }
 
-// QuietWorkers lets workers take no new tasks, as before a deployment, or when one does harm: the
-// calls of [Queue.Run] with this [RunOptions].Name, or all of them if name is "", on all nodes of a
-// cluster. When it returns, their claims have ended. Handlers that run go on, and so do those of
-// tasks that were claimed before; [WorkerInfo].Busy tells when none is left. Other workers take the
-// tasks, if there are any. It lasts until [Queue.ResumeWorkers], or until Run returns: nothing is
-// stored, and a Run that begins later takes tasks. To stop a queue for all workers, see
+// QuietWorkers stops workers from taking new tasks, as before a deployment, or when one does harm:
+// the calls of [Queue.Run] with this [RunOptions].Name, or all of them if name is "", on all nodes
+// of a cluster. When it returns, their claims have ended. Handlers that run go on, and so do those
+// of tasks that were claimed before; [WorkerInfo].Busy tells when none is left. Other workers take
+// the tasks, if there are any. It lasts until [Queue.ResumeWorkers], or until Run returns: nothing
+// is stored, and a Run that begins later takes tasks. To stop a queue for all workers, see
 // [Queue.Pause].
 //
 // It returns [ErrNotFound] if no worker has the name, and [ErrUncertain] if a node did not answer
@@ -99,8 +99,8 @@ func (q *Queue) QuietWorkers(ctx context.Context, name string) (err error) {
 	return q.tellWorkers(ctx, &workersCall{Do: quietWorkers, Name: name})
 }
 
-// ResumeWorkers lets workers take tasks again that [Queue.QuietWorkers] has stopped: those with
-// this [RunOptions].Name, or all if name is "". Errors are those of QuietWorkers.
+// ResumeWorkers ends the effect of [Queue.QuietWorkers] on workers: those with this
+// [RunOptions].Name, or all if name is "". Errors are those of QuietWorkers.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
 func (q *Queue) ResumeWorkers(ctx context.Context, name string) (err error) {
@@ -111,8 +111,8 @@ func (q *Queue) ResumeWorkers(ctx context.Context, name string) (err error) {
 	return q.tellWorkers(ctx, &workersCall{Do: resumeWorkers, Name: name})
 }
 
-// workersCall is what a node asks the others for, about their workers. It is sent as JSON, and so
-// are the answers: a list of WorkerInfo, or how many workers have been told.
+// workersCall is a node's call to the others about their workers. It is sent as JSON, and so are
+// the answers: a list of WorkerInfo, or the number of workers concerned.
 type workersCall struct {
 	Do   string
 	Name string
