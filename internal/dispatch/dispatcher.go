@@ -31,6 +31,7 @@ type Dispatcher struct {
 	groups uint32     // that have been published; it wraps around
 
 	queues    chunked.List[*Queue] // by handle; nil: not used yet
+	recent    *Queue               // the last one that known has found; nil: it has left memory
 	throttled timeheap.Heap[*Queue]
 	servable  []*Queue             // queues with waiters, and perhaps ready tasks
 	listed    chunked.List[*Queue] // queues for which claims wait
@@ -138,12 +139,18 @@ func (d *Dispatcher) Of(q *engine.Queue) *Queue {
 	return c
 }
 
-// known is Of for a queue by name; nil if the rules do not know the queue.
+// known is Of for a queue by name; nil if the rules do not know the queue. Claims often follow each
+// other in the same queue, so that most look-ups are one comparison.
 func (d *Dispatcher) known(queue string) *Queue {
-	if q := d.rules.Queues[queue]; q != nil {
-		return d.Of(q)
+	if q := d.recent; q != nil && q.Name == queue {
+		return q
 	}
-	return nil
+	q := d.rules.Queues[queue]
+	if q == nil {
+		return nil
+	}
+	d.recent = d.Of(q)
+	return d.recent
 }
 
 // isNeeded reports whether the Dispatcher still needs a queue.
@@ -161,6 +168,9 @@ func (d *Dispatcher) Forget(q *engine.Queue) (forgotten bool) {
 		}
 		d.unpublish(c)
 		d.queues.Set(q.Handle, nil)
+		if d.recent == c {
+			d.recent = nil
+		}
 	}
 	return true
 }
@@ -382,7 +392,10 @@ func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) 
 		return
 	}
 	for _, name := range queues {
-		q := d.Of(d.rules.QueueNamed(name))
+		q := d.known(name)
+		if q == nil {
+			q = d.Of(d.rules.QueueNamed(name))
+		}
 		q.line(remote).Push(t)
 		if q.listedAt == 0 {
 			d.listed.Append(q)

@@ -22,35 +22,42 @@ type attemptEnd struct {
 
 // complete finishes a task. Its record is read only if it is kept.
 func (s *State) complete(ls *lease, result []byte) error {
-	retention := s.retention(ls.lane.queue, ls.retention)
-	var rec record.Record
-	if retention != 0 {
-		var err error
-		if rec, err = s.recordOf(ls); err != nil {
-			return err
-		}
-		rec.Attempts, rec.Leases, rec.Suspect = ls.attempts, ls.leases, false
-		s.noteAttempt(ls, &rec, attemptEnd{how: EventCompleted})
+	o := Outcome{State: Done, Result: result, Attempts: int(ls.attempts)}
+	if retention := s.retention(ls.lane.queue, ls.retention); retention == 0 {
+		s.finish(ls)
+		s.endings.add(ls.id, s.Uptime, &o)
+	} else if err := s.finishAndKeep(ls, retention, result); err != nil {
+		return err
 	}
+	if ls.tied || s.Wanted&WantOutcomes != 0 {
+		s.end(ls.lane.queue, ls.id, &ls.ties, o)
+	}
+	return nil
+}
+
+// finish ends the lease of a completed task, and removes the task.
+func (s *State) finish(ls *lease) {
 	s.emit(EventCompleted, ls.lane, ls.id, ls.attempts, "")
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
 		s.unindex(ls.id)
 	}
-	if retention != 0 {
-		until := s.retainedUntil(retention)
-		if ls.ties.Parent {
-			until = s.pinForChildren(ls.id, until)
-		}
-		s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp(), Result: result}, &rec)
+}
+
+// finishAndKeep is finish for a task that is kept for a while.
+func (s *State) finishAndKeep(ls *lease, retention int64, result []byte) error {
+	rec, err := s.recordOf(ls)
+	if err != nil {
+		return err
 	}
-	o := Outcome{State: Done, Result: result, Attempts: int(ls.attempts)}
-	if retention == 0 {
-		s.endings.add(ls.id, s.Uptime, &o)
+	rec.Attempts, rec.Leases, rec.Suspect = ls.attempts, ls.leases, false
+	s.noteAttempt(ls, &rec, attemptEnd{how: EventCompleted})
+	s.finish(ls)
+	until := s.retainedUntil(retention)
+	if ls.ties.Parent {
+		until = s.pinForChildren(ls.id, until)
 	}
-	if ls.tied || s.Wanted&WantOutcomes != 0 {
-		s.end(ls.lane.queue, ls.id, &ls.ties, o)
-	}
+	s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp(), Result: result}, &rec)
 	return nil
 }
 
@@ -296,8 +303,12 @@ func (s *State) recordOf(ls *lease) (record.Record, error) {
 // isRewritten reports whether the group rewrites the record of a leased task, or adds children to
 // it.
 func (s *State) isRewritten(id keys.ID) bool {
-	_, ok := s.Group.changed[id]
-	return ok || s.Group.hasChildren(id)
+	g := &s.Group
+	if len(g.changed)+len(g.parents) == 0 {
+		return false
+	}
+	_, ok := g.changed[id]
+	return ok || g.hasChildren(id)
 }
 
 // MaxCause limits the text of an error that is kept with a task, in bytes.

@@ -22,15 +22,12 @@ import (
 // siblings it has. The others go on together to the shard of the first of them, which does the
 // same, until none is left: each hop takes in one task at least, the first.
 
-// admitAll takes in the tasks of a batch. It appends their IDs to ids, and the indexes of those
-// whose idempotency key was taken to duplicates. A task that belongs to another shard, or waits for
-// such a one of the batch, is sent there; its ID is not known, and zero.
-// REQUIRES: canAdmit.
-func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
+// admitRest is admitAll for the tasks of a batch that have no ID yet. The first of them has ties.
+func (s *State) admitRest(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
 	s.fetchTies(tasks)
 	b := family{left: dependAtOnce}
 	var others []int // tasks that are sent together
-	for i := range tasks {
+	for i := len(ids); i < len(tasks); i++ {
 		t := &tasks[i]
 		if t.Tied == nil {
 			ids = append(ids, s.admit(t))

@@ -22,6 +22,20 @@ import (
 // Each function changes the shard's memory and its counts, and adds the same changes to the group.
 // None can fail halfway: records are read and decoded before the first change.
 
+// admitAll takes in the tasks of a batch. It appends their IDs to ids, which is empty, and the
+// indexes of tasks with taken idempotency keys to duplicates. A task of another shard, or one that
+// waits for such a task of the batch, is sent there. Its ID is not known, and zero.
+// REQUIRES: canAdmit.
+func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
+	for i := range tasks {
+		if tasks[i].Tied != nil {
+			return s.admitRest(tasks, ids, duplicates)
+		}
+		ids = append(ids, s.admit(&tasks[i]))
+	}
+	return ids, duplicates
+}
+
 // admit takes in a new task.
 func (s *State) admit(t *NewTask) keys.ID {
 	l := s.lane(t.Key)

@@ -112,10 +112,23 @@ func (q *Queue) removeLane(l *Lane) {
 	}
 }
 
+// known returns a queue in memory; nil: it is not there. Operations often follow each other in the
+// same queue, so that most look-ups are one comparison.
+func (s *State) known(name string) *Queue {
+	if q := s.recent; q != nil && q.Name == name {
+		return q
+	}
+	q := s.Queues[name]
+	if q != nil {
+		s.recent = q
+	}
+	return q
+}
+
 // QueueNamed returns a queue, and creates it if it is not in memory. Disk does not change before
 // the queue has a task.
 func (s *State) QueueNamed(name string) *Queue {
-	q := s.Queues[name]
+	q := s.known(name)
 	if q == nil {
 		q = newQueue(strings.Clone(name)) // it may be a part of a long string
 		q.Handle = len(s.Queues)

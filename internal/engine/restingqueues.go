@@ -62,6 +62,9 @@ func (s *State) isUnknown(q *Queue) bool {
 func (s *State) Forget(q *Queue) {
 	c := &s.catalogue
 	delete(s.Queues, q.Name)
+	if s.recent == q {
+		s.recent = nil
+	}
 	s.handles.Append(q.Handle)
 	if q.Number != 0 {
 		s.numbers.Set(int(q.Number), nil)

@@ -32,6 +32,7 @@ type State struct {
 	ClockAge uint64
 
 	Queues    map[string]*Queue
+	recent    *Queue               // the last one that known has found; nil: it has left memory
 	handles   chunked.List[int]    // handles that are free again
 	numbers   chunked.List[*Queue] // by number; 0 is never assigned; nil: not in memory
 	lanes     chunked.List[*Lane]  // by number; nil: not in memory
