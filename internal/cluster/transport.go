@@ -254,11 +254,12 @@ func clampCommit(req *raft.AppendEntriesRequest) {
 	req.LeaderCommitIndex = min(req.LeaderCommitIndex, req.PrevLogEntry+uint64(len(req.Entries)))
 }
 
-// compareWithSnapshot compares the entry before those of a message with the last entry of the newest
-// snapshot, if the log begins after it. Raft looks for that entry in the log if that has others, does
-// not find it, and needs no entry before those of a message that names none. Without the comparison, a
-// node could not go on from its snapshot if its log ends with entries of an earlier leader: the leader
-// would look for an earlier entry, and then send a snapshot of an earlier one, again and again.
+// compareWithSnapshot compares the entry before those of a message with the last entry of the
+// newest snapshot, if the log begins after it. Raft looks for that entry in the log if that has
+// others, does not find it, and needs no entry before those of a message that names none. Without
+// the comparison, a node could not go on from its snapshot if its log ends with entries of an
+// earlier leader: the leader would look for an earlier entry, and then send a snapshot of an
+// earlier one, again and again.
 func (t *transport) compareWithSnapshot(req *raft.AppendEntriesRequest) {
 	if req.PrevLogEntry == 0 { // a heartbeat, mostly
 		return

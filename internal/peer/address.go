@@ -9,11 +9,11 @@ import (
 	"codeq/internal/base"
 )
 
-// The address of a node is a hint: what counts is the ID of its directory, which the handshake
-// compares. If a node is not at the address of a target, Config.Addresses says where else it may
-// be; and where it was found it is looked for first the next time.
+// The address of a node is a hint: the ID of its directory decides, which the handshake compares.
+// If a node is not at the address of a target, Config.Addresses gives other possible addresses; and
+// the address where it was found is tried first the next time.
 
-// addressesOf are where a node may be, in the order in which it is looked for.
+// addressesOf are the possible addresses of a node, in the order of the attempts.
 func (n *Node) addressesOf(to Target) []string {
 	n.mu.Lock()
 	last := n.moved[to.ID]
@@ -27,8 +27,8 @@ func (n *Node) addressesOf(to Target) []string {
 	return addresses
 }
 
-// dialMoved opens a connection to a node, at whichever address it is. ctx has a deadline: each
-// address gets its share of the time that is left. An error is that of the target's address.
+// dialMoved opens a connection to a node, at any of its addresses. ctx has a deadline: each address
+// gets its share of the time that is left. An error is that of the target's address.
 func (n *Node) dialMoved(ctx context.Context, to Target, h header) (c *conn, err error) {
 	addresses := n.addressesOf(to)
 	for i, address := range addresses {
@@ -50,7 +50,7 @@ func (n *Node) dialMoved(ctx context.Context, to Target, h header) (c *conn, err
 	return nil, err
 }
 
-// found notes where a node is.
+// found stores the address of a node.
 func (n *Node) found(to Target, address string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -61,7 +61,7 @@ func (n *Node) found(to Target, address string) {
 	}
 }
 
-// isThere reports whether a connection has failed although the node that is meant has the address.
+// isThere reports whether a connection has failed although the target node has the address.
 func isThere(err error) bool {
 	if errors.Is(err, base.ErrOldCopy) || errors.Is(err, ErrEarly) || errors.Is(err, ErrClosed) {
 		return true

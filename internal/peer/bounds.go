@@ -9,25 +9,24 @@ import (
 	"time"
 )
 
-// Bounds are what a Node lets those have that connect to it. Zero fields are no bounds.
+// Bounds limit the nodes and programs that connect to a Node. Zero fields are no bounds.
 type Bounds struct {
-	Connections int // open at a time; who comes then is told so
-	// Calls are those of one connection whose answers have not been written; more of them are
-	// refused by CodeBusy.
+	Connections int // open at a time; a further one gets RefusedBusy
+	// Calls limits the calls of one connection without a written answer; more of them are refused
+	// with CodeBusy.
 	Calls int
-	Body  int // bytes of a request's body; one that announces more ends its connection
-	// Large is how many requests with a larger body than 64 KiB there may be, on all connections,
-	// until they are answered: a connection is not read while it has one for which there is no
-	// place.
+	Body  int // bytes of a request's body; a larger one ends its connection
+	// Large limits the requests with a body of more than 64 KiB without an answer, on all
+	// connections: a connection is not read while its next one has no place.
 	Large int
-	// Queued is how many bytes of answers wait to be written with which a connection is not read.
-	// If nothing can be written for a Timeout, it ends.
+	// Queued is the number of bytes of answers waiting to be written above which a connection is
+	// not read. If nothing can be written for a Timeout, the connection ends.
 	Queued int
-	// Idle is after how long a connection ends that brings nothing and waits for no answer.
+	// Idle is the time after which a connection ends that brings nothing and waits for no answer.
 	Idle time.Duration
 }
 
-// isBusy reports whether there are as many connections as may be.
+// isBusy reports whether the number of connections has reached its limit.
 func (n *Node) isBusy() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -35,8 +34,8 @@ func (n *Node) isBusy() bool {
 	return most > 0 && len(n.conns) >= most
 }
 
-// turnAway tells whoever has connected that there are as many connections as may be. It waits for
-// nobody: a few bytes fit into an empty connection.
+// turnAway tells a new connection that the limit is reached. It never waits: a few bytes fit into
+// an empty connection.
 func (n *Node) turnAway(raw net.Conn) {
 	_ = raw.SetWriteDeadline(time.Now().Add(time.Second))
 	text := fmt.Sprintf("there are %d connections, and no more are accepted", n.c.Bounds.Connections)
@@ -44,7 +43,7 @@ func (n *Node) turnAway(raw net.Conn) {
 	_ = raw.Close()
 }
 
-// count counts a request; false: there are more than may be.
+// count counts a request; false: the limit is exceeded.
 func (c *server) count() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,7 +70,7 @@ func (c *server) admit(length int) error {
 	}
 }
 
-// bounded returns what the reader of a connection reads.
+// bounded returns the reader of a connection, with its bounds.
 func (c *server) bounded() io.Reader {
 	if c.node.c.Bounds.Idle == 0 {
 		return c.conn
@@ -82,7 +81,7 @@ func (c *server) bounded() io.Reader {
 // boundedReader reads a connection as long as its other side takes part in it.
 type boundedReader struct{ c *server }
 
-// Read is io.Reader's.
+// Read implements io.Reader.
 func (r boundedReader) Read(p []byte) (int, error) {
 	if err := r.c.awaitRoom(); err != nil {
 		return 0, err
@@ -120,6 +119,6 @@ func (c *server) awaitRoom() error {
 		}
 		room := c.room
 		c.mu.Unlock()
-		<-room // opened by the writer, which gets on within a Timeout, or fails
+		<-room // opened by the writer, which makes progress within a Timeout, or fails
 	}
 }

@@ -17,9 +17,9 @@ type client struct {
 	lane
 	node *Node
 
-	// heard counts what the reader got from the network.
+	// heard counts the reads from the network.
 	heard atomic.Uint64
-	// incoming is whether the reader is amid a large reply.
+	// incoming: the reader is in the middle of a large reply.
 	incoming atomic.Bool
 
 	// Guarded by mu.
@@ -28,11 +28,11 @@ type client struct {
 	watch   *time.Timer        // runs check
 	armed   bool               // watch will run check; true while calls are pending
 	checked uint64             // heard at the last check
-	pinging bool               // a ping was sent and nothing heard since
+	pinging bool               // a ping was sent, and nothing has come since
 }
 
-// waiter is a call without a reply. Whoever removes it from pending owns it: the reader or
-// settleAll, which fill it in and send on done, or the caller, who has given up.
+// waiter is a call without a reply. The goroutine that removes it from pending owns it: the reader
+// or settleAll, which fill it in and send on done, or the caller, which has given up.
 type waiter struct {
 	done  chan struct{} // capacity 1
 	end   uint64        // of its frame in the stream
@@ -88,7 +88,7 @@ func (c *client) call(ctx context.Context, until <-chan struct{}, limit *base.Li
 	return reply, err
 }
 
-// await waits for a reply, and returns why it waits no longer, if there is none.
+// await waits for a reply; without one it returns the reason why it stopped waiting.
 func (c *client) await(ctx context.Context, until <-chan struct{}, limit *base.Limit, w *waiter) error {
 	var seen traffics
 	for {
@@ -107,11 +107,11 @@ func (c *client) await(ctx context.Context, until <-chan struct{}, limit *base.L
 	}
 }
 
-// traffics is how far the bytes of a connection are.
+// traffics counts the traffic of a connection.
 type traffics struct{ handed, heard uint64 }
 
-// moves reports whether a request, or a large reply which its own reply may be or follow, has got
-// further since the last look.
+// moves reports whether a request, or a large reply that is this call's or comes before it, has
+// made progress since the last look.
 func (c *client) moves(w *waiter, last *traffics) bool {
 	c.mu.Lock()
 	now := traffics{c.handed, c.heard.Load()}
@@ -121,8 +121,8 @@ func (c *client) moves(w *waiter, last *traffics) bool {
 	return before.handed < w.end && before.handed < now.handed || c.incoming.Load() && before.heard < now.heard
 }
 
-// waitForRoom returns when there may be room, or why it waits no longer. REQUIRES: mu is held; it
-// is released meanwhile.
+// waitForRoom returns nil when there may be room, or the reason why it stopped waiting. REQUIRES:
+// mu is held; it is released meanwhile.
 func (c *client) waitForRoom(ctx context.Context, limit *base.Limit) error {
 	if c.room == nil {
 		c.room = make(chan struct{})
@@ -144,8 +144,8 @@ func (c *client) waitForRoom(ctx context.Context, limit *base.Limit) error {
 	}
 }
 
-// abandon reports whether the caller owns its waiter again; then it tells the other side. Otherwise
-// the waiter is about to be settled.
+// abandon reports whether the caller owns its waiter again; then it cancels the request on the
+// other side. Otherwise the waiter is about to be settled.
 func (c *client) abandon(number uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,7 +180,7 @@ func (c *client) settleAll() {
 // read is the goroutine that reads.
 func (c *client) read() { c.readFrames(countingReader{c}, c.admit, c.receive) }
 
-// admit notes that a large reply has begun.
+// admit records that a large reply has begun.
 func (c *client) admit(int) error {
 	c.incoming.Store(true)
 	return nil
@@ -223,8 +223,8 @@ func (c *client) receive(f frame) error {
 	return nil
 }
 
-// check runs every Timeout while calls are pending. If nothing was heard since the last check, it
-// sends a ping. It ends the connection if nothing is heard within a Timeout after the ping was
+// check runs every Timeout while calls are pending. If nothing has come since the last check, it
+// sends a ping. It ends the connection if nothing comes within a Timeout after the ping was
 // written; until then, earlier bytes are still being sent, and each Write has its own deadline.
 func (c *client) check() {
 	c.mu.Lock()

@@ -11,7 +11,7 @@ var (
 	// or elsewhere. The error also wraps the reason.
 	ErrNotSent = errors.New("peer: not sent")
 	// ErrLost means that it is unknown whether a handler has seen the call. The error also wraps
-	// the reason: what ended the connection, or the cause of the caller's context.
+	// the reason: the end of the connection, or the cause of the caller's context.
 	ErrLost = errors.New("peer: no reply")
 	// ErrClosed is the reason if this Node was closed. A group's Dial returns it too.
 	ErrClosed = errors.New("peer: node closed")
@@ -26,7 +26,7 @@ var (
 	errIdle     = errors.New("peer: closed after nothing was called for a while")
 )
 
-// errNoCluster: a node that is of no cluster yet can only introduce itself.
+// errNoCluster: a node without a cluster can only introduce itself.
 var errNoCluster = errors.New("peer: this node is of no cluster yet")
 
 // RemoteError is the answer of a Handler by Fail.
@@ -39,8 +39,8 @@ type RemoteError struct {
 // connection has Bounds.Calls already, or that Node has no Handler.
 const CodePeer byte = 0xff
 
-// CodeBusy is the Code of a RemoteError that says that the call was not handled, since there are
-// Bounds.Calls of its connection already.
+// CodeBusy is the Code of a RemoteError for a call that was not handled because its connection has
+// Bounds.Calls already.
 const CodeBusy byte = 0xfe
 
 func (e *RemoteError) Error() string { return fmt.Sprintf("peer: remote error %d: %s", e.Code, e.Text) }
@@ -62,14 +62,14 @@ const (
 	RefusedTLS                       // one of the two uses TLS, and the other one does not
 )
 
-// lastReason is the last one that later versions may have; no text begins with one.
+// lastReason is the last one that later versions may have; no text begins with such a byte.
 const lastReason Reason = ' ' - 1
 
 // RefusedError is the answer of a node that refuses a connection of this one. It refuses until one
 // of the two is configured differently.
 type RefusedError struct {
 	Reason Reason
-	Text   string // for people, by who refused
+	Text   string // for people, from the node that refused
 }
 
 func (e *RefusedError) Error() string { return "peer: connection refused: " + e.Text }

@@ -5,15 +5,15 @@ import (
 	"fmt"
 )
 
-// The builds of codeq that the nodes of a cluster run differ while it is upgraded. What they store,
-// and what they say to each other beside the handshake, depends on formats: a node knows those up
-// to the newest of its build, and requires that others know the one that its cluster has risen to.
-// Both sides of a connection say both numbers, so that neither sends what the other does not know.
+// The nodes of a cluster run different builds of codeq while it is upgraded. Their stored data and
+// their messages, except the handshake, depend on formats: a node knows those up to the newest of
+// its build, and requires others to know the one that its cluster has risen to. Both sides of a
+// connection send both numbers, so that neither sends data that the other does not know.
 
 // Formats are what a node says of its build, and of its cluster.
 type Formats struct {
-	Newest int // that its build knows
-	Least  int // that the others must know: what they get from it may be of this format
+	Newest int // of its build
+	Least  int // required of the others: data from the node may be of this format
 }
 
 func (f Formats) valid() bool { return f.Least > 0 && f.Newest >= f.Least }
@@ -37,8 +37,8 @@ func (n *Node) NewestOf(id ID) int {
 }
 
 // Require makes the node require a format of the others. It ends the connections to nodes that do
-// not know it, and those of groups that this one has dialed before: so neither entries nor files of
-// snapshots go to a node that has not been told. Formats only rise.
+// not know it, and the earlier dialed connections of groups: so neither entries nor files of
+// snapshots go to a node that has not learned the requirement. Formats only rise.
 func (n *Node) Require(format int) {
 	n.mu.Lock()
 	n.formats.Least = max(format, n.formats.Least)
@@ -56,7 +56,7 @@ func (n *Node) Require(format int) {
 	}
 }
 
-// say notes what a connection that this node dials is told of its formats.
+// say records the formats that this node sends on a connection that it dials.
 func (n *Node) say(c *conn) Formats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -64,13 +64,13 @@ func (n *Node) say(c *conn) Formats {
 	return n.formats
 }
 
-// agree notes what the other side of a connection has said of its formats and lives, and returns
-// the formats of this node, or why the two have none in common, or the other side was refused
-// meanwhile. This node first rises to what another one of its cluster requires.
+// agree records the formats and lives of the other side of a connection, and returns the formats of
+// this node. It refuses if the two have no common format, or the other side was refused meanwhile.
+// This node first rises to the format that another one of its cluster requires.
 func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Lives) (ours Formats, refused *RefusedError) {
 	n.mu.Lock()
 	ours = n.formats
-	c.said = max(c.said, theirs.Least) // it need not be told
+	c.said = max(c.said, theirs.Least) // it knows that already
 	n.mu.Unlock()
 	if rises := use != useIntroduction && theirs.Least > ours.Least; rises && theirs.Least <= ours.Newest {
 		if err := n.c.Raise(theirs.Least); err != nil {
@@ -81,7 +81,7 @@ func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Li
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ours = n.formats
-	// A stranger may claim to be anybody, and the IDs of programs never come again.
+	// A stranger may claim any identity, and the IDs of programs never come again.
 	if c.dialed || use != useIntroduction && n.c.Groups > 0 {
 		n.newest[other.ID] = theirs.Newest
 	}
@@ -100,7 +100,7 @@ func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Li
 	return ours, refused
 }
 
-// refusedFormat is the refusal of a node whose build is older than the cluster of another one.
+// refusedFormat is the refusal of a node with an older build than the cluster of another one.
 func refusedFormat(old string, newest int, node string, least int) *RefusedError {
 	return &RefusedError{RefusedFormat, fmt.Sprintf("node %q knows format %d, the cluster of node %q has format %d", old, newest, node, least)}
 }

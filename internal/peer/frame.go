@@ -26,13 +26,13 @@ const (
 
 const (
 	frameHead = 4 + frameRest
-	frameRest = 8 + 1 + 1 // what length counts besides the body
+	frameRest = 8 + 1 + 1 // bytes after length, without the body
 
 	// MaxBody is the maximum length of a call's or a reply's body, in bytes.
 	MaxBody = 320 << 20
 
-	// trusted is how many bytes of a body are allocated because a frame announces them; more is
-	// allocated as they arrive.
+	// trusted is the number of bytes of a body that are allocated when a frame announces them; more
+	// is allocated as the bytes arrive.
 	trusted = 64 << 10
 )
 
@@ -52,8 +52,8 @@ func appendFrame(b []byte, typ, code byte, number uint64, body []byte) []byte {
 }
 
 // readFrame reads one frame. The error is io.EOF if r ends between two frames, wraps errProtocol if
-// the bytes are no frame, and is otherwise one of r, or of admit. admit is called before a body is
-// read that is larger than trusted; nil: all are admitted.
+// the bytes are no frame, and is otherwise one of r, or of admit. admit is called before a body
+// larger than trusted is read; nil: all are admitted.
 func readFrame(r *bufio.Reader, admit func(length int) error) (frame, error) {
 	head, err := r.Peek(frameHead)
 	if err != nil {
@@ -81,7 +81,8 @@ func readFrame(r *bufio.Reader, admit func(length int) error) (frame, error) {
 	return f, err
 }
 
-// readBody reads length bytes. It allocates at most trusted bytes, or about twice what has arrived.
+// readBody reads length bytes. It allocates at most trusted bytes, or about twice the bytes that
+// have arrived.
 func readBody(r io.Reader, length int) ([]byte, error) {
 	if length == 0 {
 		return nil, nil

@@ -19,7 +19,7 @@ type group struct {
 
 // Group returns the connections of Raft group g, for one raft.NetworkTransport at a time. g must be
 // less than Config.Groups. Its Close ends only its Accept: the connections that it returned stay
-// open until Raft or Close of the Node closes them. A connection that nobody accepts within Timeout
+// open until Raft or Close of the Node closes them. A connection without an Accept within Timeout
 // is closed.
 func (n *Node) Group(g int) raft.StreamLayer {
 	return &group{node: n, number: g, closed: make(chan struct{})}
@@ -49,8 +49,8 @@ func (g *group) Close() error {
 // Addr returns the address of the Node's listener.
 func (g *group) Addr() net.Addr { return g.node.c.Listener.Addr() }
 
-// Dial opens a connection to the same group of a node, whose address is a Target.RaftAddress,
-// within timeout, if positive, and Config.Timeout.
+// Dial opens a connection to the same group of a node, at a Target.RaftAddress, within timeout, if
+// positive, and Config.Timeout.
 func (g *group) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	to, err := targetOf(addr)
 	if err != nil {
@@ -69,7 +69,7 @@ func (g *group) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, 
 	return c, nil
 }
 
-// handOver gives a connection to Accept of its group, or closes it.
+// handOver passes a connection to Accept of its group, or closes it.
 func (n *Node) handOver(c *conn, to chan<- net.Conn) {
 	patience := time.NewTimer(n.c.Timeout)
 	defer patience.Stop()
@@ -82,8 +82,8 @@ func (n *Node) handOver(c *conn, to chan<- net.Conn) {
 	_ = c.Close()
 }
 
-// OpenFiles opens a connection to a node of the cluster, whose Config.Files gets it. The caller
-// closes it, if Close of the Node has not.
+// OpenFiles opens a connection to Config.Files of a node of the cluster. The caller closes it, if
+// Close of the Node has not.
 func (n *Node) OpenFiles(ctx context.Context, to Target, group int) (net.Conn, error) {
 	c, err := n.connect(ctx, to, header{use: useFiles, group: uint32(group)})
 	if err != nil {

@@ -36,7 +36,7 @@ const (
 	maxName     = 255
 )
 
-// What a connection is for.
+// Uses of a connection.
 const (
 	useCalls byte = 1 + iota
 	useRaft
@@ -54,7 +54,7 @@ type header struct {
 	lives   []uint64 // see Lives.said
 }
 
-// ofGroup reports whether a connection of that use is one of a group.
+// ofGroup reports whether a connection of this use belongs to a group.
 func ofGroup(use byte) bool { return use == useRaft || use == useFiles }
 
 // errHeader says that the dialer does not speak this protocol at all.
@@ -78,7 +78,7 @@ func encodeHeader(h header) []byte {
 }
 
 // readHeader reads exactly one header. It returns a *RefusedError if the header is complete but of
-// another version, and errHeader or an error of r if nothing should be answered.
+// another version, and errHeader or an error of r if no answer should be sent.
 func readHeader(r io.Reader) (header, error) {
 	var buf [maxHeader]byte
 	fixed := buf[:headerFixed]
@@ -136,8 +136,8 @@ var errNoAnswer = fmt.Errorf("%w: the other side has closed the connection; if i
 // isTLS reports whether bytes are the beginning of a record of TLS: of a handshake, or an alert.
 func isTLS(b []byte) bool { return (b[0] == 22 || b[0] == 21) && b[1] == 3 }
 
-// refuseTLS answers a dialer that uses TLS although this node does not, or the other way around. It
-// is not answered by TLS: then the dialer can tell.
+// refuseTLS answers a dialer that uses TLS although this node does not, or the other way around.
+// The answer is not in TLS: so the dialer can tell.
 func refuseTLS(c net.Conn, err error) {
 	record, ok := errors.AsType[tls.RecordHeaderError](err)
 	switch {
@@ -150,11 +150,11 @@ func refuseTLS(c net.Conn, err error) {
 		if half, ok := c.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite() // for dialers that wait for the end
 		}
-		_, _ = io.CopyN(io.Discard, c, maxHeader) // what is not read may destroy the answer under way
+		_, _ = io.CopyN(io.Discard, c, maxHeader) // unread bytes may destroy the answer under way
 	}
 }
 
-// answer is what an accepting side says of itself.
+// answer is the answer of an accepting side to a header.
 type answer struct {
 	cluster, id ID
 	formats     Formats
@@ -173,8 +173,8 @@ func writeAnswer(w io.Writer, a answer, refused *RefusedError) error {
 	return err
 }
 
-// readAnswer reads exactly one answer: who has accepted the connection, or a *RefusedError if it is
-// a refusal, or of something else than a node.
+// readAnswer reads exactly one answer of an accepting side. The error is a *RefusedError if the
+// answer is a refusal, or does not come from a node.
 func readAnswer(r io.Reader) (a answer, err error) {
 	var buf [2 + 255]byte
 	if _, err := io.ReadFull(r, buf[:2]); err != nil {
@@ -211,8 +211,8 @@ func readAnswer(r io.Reader) (a answer, err error) {
 	return a, nil
 }
 
-// readSelf reads formats and lives at the beginning of b. It returns no formats if they are not
-// there.
+// readSelf reads formats and lives at the beginning of b. It returns no formats if they are
+// missing.
 func readSelf(b []byte) (formats Formats, lives []uint64, rest []byte) {
 	if len(b) < formatsLen+1 || !readFormats(b).valid() {
 		return formats, nil, b

@@ -8,8 +8,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// ID identifies a cluster, or the directory of a node, among all that there ever were. The zero ID
-// is none.
+// ID identifies a cluster, or the directory of a node, uniquely for all time. The zero ID is none.
 type ID [16]byte
 
 // ParseID is the inverse of ID.String.
@@ -32,9 +31,9 @@ func (id ID) String() string {
 	return hex.EncodeToString(id[:])
 }
 
-// Identity says who a node is.
+// Identity identifies a node.
 type Identity struct {
-	Cluster ID     // zero: of none yet
+	Cluster ID     // zero: none yet
 	ID      ID     // of its directory
 	Name    string // of at most 255 bytes
 }
@@ -51,14 +50,14 @@ func orNone(id ID) string {
 	return id.String()[:8]
 }
 
-// Target is a node that is to be reached. Only the node that it means accepts the connection.
+// Target is the destination of a connection. Only the intended node accepts it.
 type Target struct {
 	ID      ID // of its directory
 	Name    string
 	Address string
 }
 
-// RaftAddress is the target as Raft's transport knows it; the Dial of Group takes it apart.
+// RaftAddress is the target in Raft's transport; the Dial of Group decodes it.
 func (t Target) RaftAddress() raft.ServerAddress {
 	return raft.ServerAddress(t.ID.String() + targetSeparator + t.Name + targetSeparator + t.Address)
 }

@@ -9,14 +9,14 @@ import (
 	"codeq/internal/guard"
 )
 
-// Lines logs what goes wrong with connections. Others may cause that as often as they like, so of
-// the same event only the first logFull lines are logged, and then one for each logEvery, with the
-// number of those that were left out, until the event has not come for so long. Its methods are
-// safe for concurrent use.
+// Lines logs problems with connections. Others may cause them as often as they like, so only the
+// first logFull lines of the same event are logged, and then one for each logEvery, with the number
+// of omitted lines, until the event has not come for so long. Its methods are safe for concurrent
+// use.
 type Lines struct {
 	to *slog.Logger
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	events map[event]*count
 	closed bool
 }
@@ -26,25 +26,25 @@ const (
 	logEvery = time.Minute
 )
 
-// event is what counts as the same.
+// event identifies lines that count as the same.
 type event struct {
 	what string // the message
-	of   string // whose: names and addresses of members only, as their number is limited
+	of   string // the subject: names and addresses of members only, as their number is limited
 }
 
-// count is of one event in the present interval.
+// count is the number of lines of one event in the present interval.
 type count struct {
 	full  int // lines that were logged
-	more  int // lines that were left out
+	more  int // lines that were omitted
 	level slog.Level
-	last  []any       // arguments of the last line that was left out
+	last  []any       // arguments of the last omitted line
 	timer *time.Timer // ends the interval
 }
 
 // NewLines returns a Lines that logs to a logger.
 func NewLines(to *slog.Logger) *Lines { return &Lines{to: to, events: make(map[event]*count)} }
 
-// Log logs a line, or counts it. of tells apart events of one message, and is one of few.
+// Log logs a line, or counts it. of separates events of one message, and has few values.
 func (l *Lines) Log(level slog.Level, what, of string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,7 +68,7 @@ func (l *Lines) Log(level slog.Level, what, of string, args ...any) {
 	l.to.Log(context.Background(), level, what, args...)
 }
 
-// end ends an interval, and begins the next one if lines were left out.
+// end ends an interval, and begins the next one if lines were omitted.
 func (l *Lines) end(e event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,13 +83,13 @@ func (l *Lines) end(e event) {
 	}
 }
 
-// tell logs how many lines were left out. The caller holds mu.
+// tell logs the number of omitted lines. REQUIRES: mu is held.
 func (l *Lines) tell(e event, c *count) {
 	l.to.Log(context.Background(), c.level, e.what, append(c.last[:len(c.last):len(c.last)], "more", c.more)...)
 	c.more, c.last = 0, nil
 }
 
-// Close logs what was left out last. Nothing is logged after it.
+// Close logs the last omitted lines. Nothing is logged after it.
 func (l *Lines) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

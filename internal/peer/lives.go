@@ -12,18 +12,18 @@ import (
 	"codeq/internal/base"
 )
 
-// The directory of a node may be an older copy of itself, which lacks what the node has
-// acknowledged since; and two processes may have copies of one directory. So both sides of a
-// connection between members say the lives of their directories, and in which of them their
-// processes began. Each refuses the other one if its Config.CheckLives does.
+// The directory of a node may be an older copy of itself, which lacks later acknowledgements of the
+// node; and two processes may have copies of one directory. So both sides of a connection between
+// members send the lives of their directories, and the first life of their processes. Each refuses
+// the other one if its Config.CheckLives does.
 
-// MaxLives is how many lives a node says at most, with that in which its process began.
+// MaxLives is the largest number of lives that a node sends, with the first one of its process.
 const MaxLives = 16
 
 // Lives are those of a node's directory.
 type Lives struct {
-	All   []uint64 // the last one is the current one, and the first one stands for all before it, too
-	Birth uint64   // in which the process began that has the directory open; 0: it does not say
+	All   []uint64 // the last one is the current one, and the first one also represents all before it
+	Birth uint64   // first life of the process that has the directory open; 0: not sent
 }
 
 // said is what a node says of its lives. Its birth is the last one but one, and the first one still
@@ -58,21 +58,22 @@ func appendLives(b []byte, lives []uint64) []byte {
 	return b
 }
 
-// SetLives replaces the lives that this node says, from the next connection on.
+// SetLives replaces the lives that this node sends, from the next connection on.
 func (n *Node) SetLives(lives Lives) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.lives = lives
 }
 
-// ownLives are those of this node, as it says them.
+// ownLives are the lives of this node, as it sends them.
 func (n *Node) ownLives() []uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.lives.said()
 }
 
-// ErrEarly is that of a Config.CheckLives that cannot tell yet: the other side may try again.
+// ErrEarly is the error of a Config.CheckLives that cannot decide yet: the other side may try
+// again.
 var ErrEarly = errors.New("peer: not known yet")
 
 // checkLives lets this node know the lives of the other side of a connection. A node that is
@@ -89,8 +90,8 @@ func (n *Node) checkLives(ctx context.Context, c *conn, use byte, other Identity
 	return nil
 }
 
-// whileOpen returns a ctx that ends when the other side closes a connection, which nobody else
-// reads from. stop ends it; the connection has no deadline for reads then.
+// whileOpen returns a ctx that ends when the other side closes a connection, which must have no
+// other reader. stop ends it; the connection has no deadline for reads then.
 func (n *Node) whileOpen(ctx context.Context, c *conn) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})
@@ -113,7 +114,7 @@ func (n *Node) whileOpen(ctx context.Context, c *conn) (_ context.Context, stop 
 	}
 }
 
-// refusedLives is the answer to a node whose lives this one has refused, if it is to be told.
+// refusedLives is the answer to a node after this one has refused its lives; nil: no answer.
 func refusedLives(err error) *RefusedError {
 	switch {
 	case errors.Is(err, base.ErrOldCopy):
@@ -124,8 +125,8 @@ func refusedLives(err error) *RefusedError {
 	return nil
 }
 
-// Greet makes a node know the lives of this one: it opens a connection, and closes it. It is not
-// counted as a try to reach the node.
+// Greet sends the lives of this node to another one: it opens a connection, and closes it. It does
+// not count as an attempt to reach the node.
 func (n *Node) Greet(ctx context.Context, to Target) error {
 	c, err := n.tryConnect(ctx, to, header{use: useCalls})
 	if err != nil {
@@ -134,7 +135,7 @@ func (n *Node) Greet(ctx context.Context, to Target) error {
 	return c.Close()
 }
 
-// Probe asks who has an address: which directory the process there has open, and its lives.
+// Probe asks the process at an address for the ID of its directory, and its lives.
 func (n *Node) Probe(ctx context.Context, to Target) (ID, Lives, error) {
 	c, err := n.tryConnect(ctx, to, header{use: useIntroduction})
 	if err != nil {
@@ -160,7 +161,7 @@ func (n *Node) Admit(id ID, birth uint64) {
 	}
 }
 
-// Admitted is the birth of the process that Admit has let have a directory last; 0: none.
+// Admitted is the birth of the last process that Admit has accepted for a directory; 0: none.
 func (n *Node) Admitted(id ID) uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -168,15 +169,14 @@ func (n *Node) Admitted(id ID) uint64 {
 }
 
 // precedes reports whether the other side of a connection is a process with a directory that began
-// before the one that was admitted. A build that does not say when it began is none. REQUIRES: mu
+// before the admitted one. A build that does not send its first life does not count. REQUIRES: mu
 // is held.
 func (n *Node) precedes(c *conn, id ID) bool {
 	return c.use != useIntroduction && c.other == id && c.lives.Birth != 0 && c.lives.Birth < n.admitted[id]
 }
 
 // Hears asks the processes that have a directory open, and began before a life, for a sign of life,
-// over the connections of calls that are open. It returns from where the first one has come, until
-// ctx ends.
+// over the open connections of calls. It returns the address of the first answer, or ends with ctx.
 func (n *Node) Hears(ctx context.Context, id ID, before uint64) (from string, ok bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

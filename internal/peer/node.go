@@ -26,27 +26,28 @@ type Config struct {
 	Identity Identity
 	// Formats are those that this node knows and requires. Defaults to 1 and 1.
 	Formats Formats
-	// Raise is called before this node comes to require a later format, which it knows, since
-	// another one of its cluster does. Until it returns, that one sends nothing. Defaults to none.
+	// Raise is called before this node comes to require a later format that it knows, because
+	// another node of its cluster requires it. Until it returns, that one sends nothing. Defaults
+	// to none.
 	Raise func(format int) error
-	// Lives are those of this node's directory, fewer than MaxLives; SetLives replaces them.
+	// Lives are the lives of this node's directory, fewer than MaxLives; SetLives replaces them.
 	// Defaults to none.
 	Lives Lives
-	// CheckLives is called for each connection between members, before it is used, with what the
-	// other side says of its lives. It may wait until ctx ends, as it does when the other side
-	// closes the connection. After an error the connection is not used; base.ErrOldCopy and
-	// ErrEarly are told to the other side. Defaults to accepting all.
+	// CheckLives is called for each connection between members, before it is used, with the lives
+	// of the other side. It may wait until ctx ends, which happens when the other side closes the
+	// connection. After an error the connection is not used; the other side gets base.ErrOldCopy
+	// and ErrEarly. Defaults to accepting all.
 	CheckLives func(ctx context.Context, other Identity, lives Lives) error
-	// Verify refuses the other side of a connection whose certificate is not for a node of that
+	// Verify refuses the other side of a connection if its certificate is not for a node of that
 	// name. Defaults to accepting all.
 	Verify func(conn net.Conn, name string, accepted bool) error
 	// Listener accepts the connections of the other nodes; TLS, if any, is already around it. The
-	// Node closes it. Raft tells its Addr to the others, so that must be an address which they can
-	// dial. Nil: nobody connects to this Node.
+	// Node closes it. Raft sends its Addr to the others, so they must be able to dial it. Nil: this
+	// Node accepts no connections.
 	Listener net.Listener
-	// Bounds are those of what the Listener accepts. Defaults to none: nodes trust each other.
+	// Bounds limit the connections of the Listener. Defaults to none: nodes trust each other.
 	Bounds Bounds
-	// Addresses are others at which a node may be that is not at that of the target. Defaults to
+	// Addresses are other possible addresses of a node that is not at the target's. Defaults to
 	// none.
 	Addresses func(to Target) []string
 	// Dial opens a connection to a Listener of another node, TLS, if any, included. It must return
@@ -55,11 +56,11 @@ type Config struct {
 	// Groups is the number of Raft groups; nodes with another number are refused.
 	Groups int
 	// Handler is called by the reader of a connection, for one request after another in the order
-	// in which they were sent, so it must not block. It answers by Request.Reply or Request.Fail,
-	// at once or later, from any goroutine. Each connection has its own reader.
+	// of sending, so it must not block. It answers by Request.Reply or Request.Fail, at once or
+	// later, from any goroutine. Each connection has its own reader.
 	Handler func(*Request)
-	// Files takes the files that another node sends for a group, and returns when no more come. It
-	// is called for each connection of OpenFiles, which ends then.
+	// Files receives the files that another node sends for a group, and returns when no more come.
+	// It is called for each connection of OpenFiles, which then ends.
 	Files func(group int, from net.Conn)
 	// Timeout of dialing, of the handshake of a connection, of writing at most 1 MiB, and of
 	// waiting for any bytes while calls are pending. Defaults to 5 seconds.
@@ -85,31 +86,31 @@ type Node struct {
 	conns   map[*conn]struct{} // all open connections
 	large   chan struct{}      // an element for each request of Bounds.Large that is being served
 	links   map[lane]*link     // all that were ever called
-	broken  map[Target]error   // why the last connection to each could not be opened, if it could not
+	broken  map[Target]error   // the last error of a connection to each, unless it was opened
 	formats Formats            // Least rises
 	lives   Lives              // never changed, but replaced
 	newest  map[ID]int         // see NewestOf
 	// admitted is the birth of the process that may have a directory open; see Admit.
 	admitted map[ID]uint64
-	moved    map[ID]string // where a node was last that was not at the address of the target
+	moved    map[ID]string // address of each node that was last found elsewhere than at the target's
 }
 
 // conn is a connection that Close of the Node closes, unless it was closed before.
 type conn struct {
 	net.Conn
 	node *Node
-	// What has come while CheckLives was waiting, and is read first.
+	// Bytes that came while CheckLives was waiting; they are read first.
 	early []byte
-	first [1]byte // has it
+	first [1]byte // memory of early
 	// Guarded by node.mu.
 	use    byte    // 0: before the end of the handshake
 	other  ID      // directory of the other side
-	lives  Lives   // of that
+	lives  Lives   // lives of other
 	stream *stream // of a connection of calls; nil: there is none yet
 	newest int     // format that the other side knows
 	dialed bool    // by this node
-	said   int     // the Least that the other side knows this node to have, if dialed
-	untold bool    // Require has ended it, as that has risen since
+	said   int     // Formats.Least in this node's last message to the other side, if dialed
+	untold bool    // Require has ended the connection, as Least has risen since
 }
 
 func (c *conn) Read(b []byte) (int, error) {
@@ -121,7 +122,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return k, nil
 }
 
-// carry notes the stream of the connection.
+// carry stores the stream of the connection.
 func (c *conn) carry(s *stream) {
 	c.node.mu.Lock()
 	defer c.node.mu.Unlock()
@@ -141,8 +142,8 @@ type lane struct {
 	of traffic
 }
 
-// traffic is what a lane is for. Frames of one lane follow each other, so that a small one waits
-// for those before it.
+// traffic is the use of a lane. Frames of one lane follow each other, so that a small one waits for
+// those before it.
 type traffic byte
 
 const (
@@ -151,7 +152,8 @@ const (
 	trafficLarge          // requests of largeBody and more
 )
 
-// largeBody is from where on requests have a lane of their own, in bytes: other ones pass them.
+// largeBody is the size, in bytes, from which requests have a lane of their own: other ones pass
+// them.
 const largeBody = 256 << 10
 
 // link is the state of a lane that was used. Guarded by Node.mu.
@@ -299,8 +301,7 @@ func (n *Node) Close() error {
 	return err
 }
 
-// goUnlessClosed runs guarded in a goroutine for which Close waits. It reports whether there is
-// one.
+// goUnlessClosed runs guarded in a goroutine that Close waits for. It reports whether it did.
 func (n *Node) goUnlessClosed(what string, f func(), end func(error)) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -355,8 +356,8 @@ func (n *Node) accept() {
 	}
 }
 
-// serveAccepted reads the header of an accepted connection and serves the connection, or hands it
-// over. If that fails, it closes it.
+// serveAccepted reads the header of an accepted connection and serves the connection, or passes it
+// on. After an error, it closes it.
 func (n *Node) serveAccepted(c *conn) {
 	h, err := n.checkHeader(c)
 	if err != nil {
@@ -420,14 +421,15 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 	return h, c.SetDeadline(time.Time{})
 }
 
-// checkDialer is checkLives of a dialer, which waits for the answer: so it gets one in time.
+// checkDialer is checkLives for a dialer, which waits for the answer: so it is bounded by
+// Timeout/2.
 func (n *Node) checkDialer(c *conn, h header, lives Lives) error {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.Timeout/2)
 	defer cancel()
 	return n.checkLives(ctx, c, h.use, h.from, lives)
 }
 
-// refusal is why a connection is not accepted; nil: it is.
+// refusal is the reason why a connection is not accepted; nil: it is.
 func (n *Node) refusal(c *conn, h header) *RefusedError {
 	self := n.Identity()
 	refused := func(r Reason, format string, args ...any) *RefusedError {
@@ -457,22 +459,22 @@ func (n *Node) refusal(c *conn, h header) *RefusedError {
 	return nil
 }
 
-// Identity is who this node is.
+// Identity is the identity of this node.
 func (n *Node) Identity() Identity {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.self
 }
 
-// SetCluster makes the node, which was of none, one of a cluster.
+// SetCluster makes a node without a cluster part of one.
 func (n *Node) SetCluster(id ID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.self.Cluster = id
 }
 
-// Failure is why the last connection to a node of the cluster could not be opened; nil if it could,
-// or there was none.
+// Failure is the last error of a connection to a node of the cluster; nil if it was opened, or
+// there was none.
 func (n *Node) Failure(to Target) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -482,7 +484,7 @@ func (n *Node) Failure(to Target) error {
 // connect dials a target and does the dialing side of the handshake, within Timeout and ctx.
 func (n *Node) connect(ctx context.Context, to Target, h header) (*conn, error) {
 	c, err := n.tryConnect(ctx, to, h)
-	if h.use == useIntroduction { // whoever makes one is told
+	if h.use == useIntroduction { // the caller gets the error
 		return c, err
 	}
 	n.mu.Lock()
@@ -556,7 +558,7 @@ func (n *Node) dial(ctx context.Context, to Target, h header) (*conn, error) {
 	return c, nil
 }
 
-// errUntold: this node has come to require a later format than it has told the other side.
+// errUntold: this node has come to require a later format than it has sent to the other side.
 var errUntold = errors.New("peer: told an earlier format")
 
 func (n *Node) isUntold(c *conn) bool {
@@ -565,10 +567,10 @@ func (n *Node) isUntold(c *conn) bool {
 	return c.untold
 }
 
-// greet sends the header of a dialed connection, and makes sure that the right node has accepted.
+// greet sends the header of a dialed connection, and checks that the right node has accepted.
 func (n *Node) greet(ctx context.Context, c *conn, h header) error {
 	_, sent := c.Write(encodeHeader(h))
-	a, err := readAnswer(c) // it may have been turned away before it has said anything
+	a, err := readAnswer(c) // the answer may be a refusal that came before the header
 	var refused *RefusedError
 	if sent != nil && !errors.As(err, &refused) {
 		err = sent
@@ -599,15 +601,15 @@ func (n *Node) greet(ctx context.Context, c *conn, h header) error {
 // MaxBody bytes.
 //
 // The first call opens the connection to the node; requests of largeBody and more have another one.
-// When that has failed, calls fail for a short time, 50 ms at first and up to 250 ms. Calls wait
+// After a failed attempt, calls fail for a short time, 50 ms at first and up to 250 ms. Calls wait
 // while much is queued for the connection.
 func (n *Node) Call(ctx context.Context, to Target, kind byte, body []byte) ([]byte, error) {
 	return n.CallUntil(ctx, nil, nil, to, kind, body, false)
 }
 
 // CallUntil is Call that also gives up when until is closed, or limit is over. An urgent call is
-// short, and so is its reply: it has a connection with such calls only, and waits for nothing else
-// that is sent to the node.
+// short, and so is its reply: it has a connection with such calls only, and does not wait behind
+// other messages to the node.
 func (n *Node) CallUntil(
 	ctx context.Context, until <-chan struct{}, limit *base.Limit, to Target, kind byte, body []byte, urgent bool,
 ) ([]byte, error) {
@@ -709,8 +711,8 @@ func (n *Node) tried(on lane, l *link, a *attempt, raw *conn, err error) {
 	}
 }
 
-// Introduce is Call on a connection of its own, to a node that need not be of this one's cluster,
-// or of any: the target's ID is not looked at. The node's Handler sees Request.Introduction.
+// Introduce is Call on a connection of its own, to a node of any cluster, or of none: the target's
+// ID is not checked. The node's Handler sees Request.Introduction.
 func (n *Node) Introduce(ctx context.Context, to Target, kind byte, body []byte) ([]byte, error) {
 	raw, err := n.connect(ctx, to, header{use: useIntroduction})
 	if err != nil {

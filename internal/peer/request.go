@@ -7,11 +7,11 @@ import (
 	"strconv"
 )
 
-// Request is a call as its Handler sees it. The Handler may keep it and read its fields; nobody
-// else uses Body.
+// Request is a call at its Handler. The Handler may keep it and read its fields; Body is the
+// Handler's alone.
 type Request struct {
 	From Identity // of the caller
-	// Introduction is whether the caller need not be of this node's cluster.
+	// Introduction: the caller need not be of this node's cluster.
 	Introduction bool
 	Kind         byte
 	Body         []byte
@@ -65,8 +65,8 @@ func (r *Request) answer(typ, code byte, body []byte) {
 	}
 }
 
-// OnSent makes f the function that is called when the answer is in the hands of the operating
-// system, or will never be. The Handler must call it before the request is answered, at most once.
+// OnSent makes f the function that is called when the answer has been passed to the operating
+// system, or never will be. The Handler must call it before the request is answered, at most once.
 // f must neither block nor use the request.
 func (r *Request) OnSent(f func()) {
 	r.conn.mu.Lock()
@@ -76,7 +76,7 @@ func (r *Request) OnSent(f func()) {
 
 // OnCancel makes f the function that is called when the caller gives up or the connection ends,
 // unless the request was answered before. The Handler must call OnCancel before it returns, at most
-// once. The connection's reader calls f, which must not block, perhaps while somebody answers.
+// once. The connection's reader calls f, which must not block, perhaps during an answer.
 func (r *Request) OnCancel(f func()) {
 	c := r.conn
 	c.mu.Lock()
@@ -105,8 +105,8 @@ type server struct {
 	// cancels are the unanswered requests with an OnCancel, by number. Only the reader, which runs
 	// the Handler, adds any.
 	cancels map[uint64]*Request
-	calls   int        // requests whose answers are not written
-	answers []answered // that are not written, in their order
+	calls   int        // requests without a written answer
+	answers []answered // not written yet, in their order
 }
 
 // answered is an answer in the stream.
@@ -155,7 +155,7 @@ func (c *server) read() {
 	c.readFrames(c.bounded(), c.admit, c.receive)
 }
 
-// cancelAll tells the Handler that nobody waits for answers any more.
+// cancelAll tells the Handler that no caller waits for answers any more.
 func (c *server) cancelAll() {
 	if c.admitted {
 		<-c.node.large

@@ -14,11 +14,11 @@ const (
 	writeChunk  = 1 << 20  // bytes of one Write, each with Config.Timeout
 	keepBuffer  = 1 << 20  // larger buffers are left to the garbage collector
 	readBuffer  = 64 << 10 // bytes that a reader takes from the network at once
-	gatherBytes = 64 << 10 // with fewer queued, the writer lets others append more
+	gatherBytes = 64 << 10 // with fewer queued bytes, the writer yields so that others append more
 	queuedBytes = 64 << 20 // with more of them queued, calls wait
 )
 
-// stream is what both sides of a connection of calls have in common. Frames are appended to one
+// stream is the common part of both sides of a connection of calls. Frames are appended to one
 // buffer while the writer, a separate goroutine, writes the other one.
 //
 // Bytes are counted from the beginning of the connection. Invariant: written <= handed <= appended.
@@ -36,11 +36,11 @@ type stream struct {
 	appended uint64
 	handed   uint64
 	written  uint64
-	err      error // non-nil once the stream has ended: what ended it
+	err      error // non-nil once the stream has ended: the reason
 
-	pings   uint64        // that were appended
+	pings   uint64        // pings that were appended
 	pongs   uint64        // that have come; the other side answers pings in their order
-	pong    chan struct{} // non-nil while somebody waits for the next pong; closed when it comes
+	pong    chan struct{} // non-nil while a goroutine waits for the next pong; closed when it comes
 	pingEnd uint64        // end of the last ping's frame
 	pingOut time.Time     // when it was written; zero if it is not, or there is none
 }
@@ -93,7 +93,7 @@ func (s *stream) ping() {
 	s.append(framePing, 0, 0, nil)
 }
 
-// ponged notes that a ping was answered.
+// ponged counts the answer to a ping.
 func (s *stream) ponged() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +101,7 @@ func (s *stream) ponged() {
 	s.wakePing()
 }
 
-// wakePing wakes those who wait for a pong. REQUIRES: mu is held.
+// wakePing wakes the goroutines that wait for a pong. REQUIRES: mu is held.
 func (s *stream) wakePing() {
 	if s.pong != nil {
 		close(s.pong)
@@ -212,8 +212,8 @@ func (s *stream) hand(n int) bool {
 	return true
 }
 
-// noteWritten is called by the writer when Write has written everything that was handed to it.
-// REQUIRES: mu is held.
+// noteWritten is called by the writer when Write has written all bytes of hand. REQUIRES: mu is
+// held.
 func (s *stream) noteWritten() {
 	s.written = s.handed
 	if s.sent != nil {

@@ -69,7 +69,7 @@ func appendValue(b []byte, group uint32, l *raft.Log) []byte {
 	return b
 }
 
-// valueBytes returns the length of what appendValue appends.
+// valueBytes returns the length of appendValue's value.
 func valueBytes(l *raft.Log) int {
 	var header [maxHeader]byte
 	return checksumBytes + len(appendHeader(header[:0], l)) + len(l.Extensions) + len(l.Data)
@@ -80,8 +80,8 @@ func checksum(group uint32, index uint64, rest []byte) uint32 {
 	return crc32.Update(crc32.Checksum(appendKey(key[:0], group, index), castagnoli), castagnoli, rest)
 }
 
-// decodeValue decodes the value of an entry into l, which shares no memory with it. On an error,
-// which is ErrCorrupt, it does not change l.
+// decodeValue decodes the value of an entry into l, without shared memory. On an error, which is
+// ErrCorrupt, it does not change l.
 func decodeValue(group uint32, index uint64, value []byte, l *raft.Log) error {
 	out, err := parseValue(group, index, value)
 	if err == nil {
@@ -96,7 +96,7 @@ func clone(l raft.Log) raft.Log {
 	return l
 }
 
-// parseValue is decodeValue whose result shares memory with the value.
+// parseValue is decodeValue, but its result shares memory with the value.
 func parseValue(group uint32, index uint64, value []byte) (raft.Log, error) {
 	damaged := func(what string) (raft.Log, error) {
 		return raft.Log{}, fmt.Errorf("%w: group %d, index %d: %s", ErrCorrupt, group, index, what)

@@ -22,11 +22,11 @@ type Group struct {
 	store  *Store
 	number uint32
 
-	// writing has an element while the log is changed, including the commit. It is a channel, as
-	// what waits for it may wait for as long as the disk does.
+	// writing has an element while the log is changed, including the commit. It is a channel
+	// because a wait for it may take as long as the disk does.
 	writing chan struct{} // capacity 1
 
-	// mu guards the fields below, which are changed only by who has writing. It is not held
+	// mu guards the fields below, which change only while the goroutine has writing. It is not held
 	// during I/O.
 	mu     sync.RWMutex
 	first  uint64 // 0: the log is empty
@@ -39,7 +39,7 @@ func newGroup(s *Store, n uint32) *Group {
 	return &Group{store: s, number: n, recent: recent{all: &s.recent}, heads: newHeads(), writing: make(chan struct{}, 1)}
 }
 
-// load finds the bounds of the log. REQUIRES: nobody else uses the group.
+// load finds the bounds of the log. REQUIRES: the group is not in use yet.
 func (g *Group) load() error {
 	done, err := g.store.use()
 	if err != nil {
@@ -203,7 +203,7 @@ func (g *Group) add(logs []*raft.Log, first, last uint64) error {
 	return nil
 }
 
-// added notes entries that have been stored; replace: in place of all others.
+// added records entries that have been stored; replace: in place of all others.
 func (g *Group) added(logs []*raft.Log, replace bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -265,12 +265,12 @@ func (g *Group) delete(from, through, first, last uint64) error {
 	return nil
 }
 
-// batchOverhead is what a batch adds to a key and its value: the kind and two lengths.
+// batchOverhead is the size of a batch's header for a key and its value: the kind and two lengths.
 const batchOverhead = 1 + 2*5
 
 // deleteRange adds the deletion of a part of the log to a batch. The deletion of the oldest entries
-// begins at the beginning of the group: such a tombstone replaces the earlier ones, and drops
-// everything that they have left in tables.
+// begins at the beginning of the group: such a tombstone replaces the earlier ones, and drops all
+// of their leftovers in tables.
 func (g *Group) deleteRange(b *pebble.Batch, from, through uint64) error {
 	if first, _ := g.bounds(); from == first {
 		from = 0

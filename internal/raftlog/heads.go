@@ -12,8 +12,8 @@ const LargeData = 4 << 10
 func isLarge(l *raft.Log) bool { return l.Type == raft.LogCommand && len(l.Data) >= LargeData }
 
 // GetHead is GetLog, but of a large command it gets index, term and type only, and returns the
-// length of its data; 0 of any other entry. What was read before, or stored since the store was
-// opened, is in memory.
+// length of its data; 0 for any other entry. The heads of commands that were read before, or stored
+// since the store was opened, are in memory.
 func (g *Group) GetHead(index uint64, log *raft.Log) (data int, err error) {
 	g.mu.RLock()
 	if index < g.first || index > g.last || index == 0 {
@@ -58,7 +58,7 @@ func (g *Group) GetHead(index uint64, log *raft.Log) (data int, err error) {
 	return h.data, nil
 }
 
-// head is what is known of a large command without reading its data.
+// head is the part of a large command that GetHead needs, without the data.
 type head struct {
 	term uint64
 	data int // its length
@@ -70,11 +70,11 @@ func (h head) log(index uint64) raft.Log {
 	return raft.Log{Index: index, Term: h.term, Type: raft.LogCommand}
 }
 
-// heads are those of the large commands of a log that were stored or read since it was opened. To
-// read the head of another one means to read all of it. Group.mu guards them.
+// heads are the heads of the large commands of a log that were stored or read since it was opened.
+// Another head costs a read of the whole command. Group.mu guards them.
 type heads struct {
 	of       map[uint64]head
-	replaced uint64 // how often entries that may come again, at the same indexes, were removed
+	replaced uint64 // counts removals of entries at indexes that may come again
 }
 
 func newHeads() heads { return heads{of: make(map[uint64]head)} }
@@ -85,7 +85,7 @@ func (h *heads) add(l *raft.Log) {
 	}
 }
 
-// learn adds one that was read from the store when entries had been removed so often.
+// learn adds a head that was read from the store when replaced had the given value.
 func (h *heads) learn(index uint64, of head, replaced uint64) {
 	if h.replaced == replaced {
 		h.of[index] = of

@@ -3,12 +3,12 @@
 //
 // An entry is one key: the group and the index, both big-endian, so that a log is a range in the
 // order of its indexes. The store's only write-ahead log makes entries durable; groups that store
-// at the same time share a sync. Deletions are not synced by themselves: what is stored after them
-// lies after them in the write-ahead log, so whatever survives a crash is the state after some
-// prefix of the changes of all groups together.
+// at the same time share a sync. Deletions are not synced on their own: later entries lie after
+// them in the write-ahead log, so the state after a crash is that after some prefix of the changes
+// of all groups together.
 //
 // A log has no gaps. When entries begin beyond the end of the log, Raft has installed a snapshot
-// and stores what follows it; they replace the log.
+// and stores the entries after it; they replace the log.
 package raftlog
 
 import (
@@ -28,12 +28,12 @@ import (
 )
 
 var (
-	// ErrCorrupt says that the stored bytes are not what was stored.
+	// ErrCorrupt says that stored bytes have changed.
 	ErrCorrupt = errors.New("raftlog: corrupt")
 	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("raftlog: closed")
 	// ErrFailed says that the store could not write, and cannot be used until it is opened again.
-	// It is unknown whether what was being written will be found then.
+	// It is unknown whether the bytes of the failed write will be there then.
 	ErrFailed = errors.New("raftlog: failed")
 	// ErrOrder says that indexes would overwrite entries or leave a gap.
 	ErrOrder = errors.New("raftlog: indexes out of order")
@@ -48,14 +48,14 @@ const (
 	SyncNone                // nothing: up to 32 KiB wait in the process
 )
 
-// DefaultCacheBytes is the cache of all groups if Options does not say.
+// DefaultCacheBytes is the cache of all groups if Options sets none.
 const DefaultCacheBytes = 8 << 20
 
 // Options of Open.
 type Options struct {
 	FS         vfs.FS // required
 	Sync       Sync
-	Format     pebble.FormatMajorVersion // to which the store is raised if it is older; 0: storeFormat
+	Format     pebble.FormatMajorVersion // the store is raised to it if it is older; 0: storeFormat
 	CacheBytes int64                     // newest entries of all groups in memory; 0: DefaultCacheBytes
 	Logger     *slog.Logger              // nil: nothing is logged
 }
@@ -63,7 +63,7 @@ type Options struct {
 // Store holds the logs of the groups of one node. All methods may be called concurrently.
 //
 // When no more tables can be written because the disk is full, HasSpace returns false, and
-// StoreLogs blocks in the end until there is room, or the store is closed.
+// StoreLogs finally blocks until there is room, or the store is closed.
 type Store struct {
 	db         *pebble.DB
 	fs         vfs.FS
@@ -83,19 +83,19 @@ type Store struct {
 	closed bool
 }
 
-// storeFormat is the newest format whose log may be written without a sync and still be read after
-// a power loss; see failstop.SyncLogsAtClose.
+// storeFormat is the newest Pebble format with a log that may be written without a sync and still
+// be read after a power loss; see failstop.SyncLogsAtClose.
 const storeFormat = pebble.FormatColumnarBlocks
 
-// A batch of half a memtable makes Pebble begin a new log, which Raft's batches should not.
+// A batch of half a memtable makes Pebble begin a new log, and Raft's batches should be smaller.
 // Memtables beyond the second, which Pebble keeps for later, take memory only while flushes lag
 // behind, and then that of the block cache. The directory grows to a few memtables, as many logs,
-// and less than twice what the logs keep (BenchmarkTruncation).
+// and less than twice the kept part of the logs (BenchmarkTruncation).
 const (
 	memTableBytes = 16 << 20
 	memTables     = 6
-	// l0Tables is how many tables wait for a compaction: most of them are of truncated entries by
-	// then.
+	// l0Tables is the number of tables that wait for a compaction: most of them are of truncated
+	// entries by then.
 	l0Tables = 8
 	// for readers far behind, which read each entry once: indexes of tables
 	blockCacheBytes = 4 << 20
@@ -183,7 +183,7 @@ func (s *Store) use() (done func(), err error) {
 	return s.using.RUnlock, nil
 }
 
-// failure returns why the store cannot be used any more, or nil.
+// failure returns the reason why the store can no longer be used, or nil.
 func (s *Store) failure() error {
 	if err := s.latch.Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrFailed, storageError(err))
@@ -208,24 +208,24 @@ func (s *Store) commit(b *pebble.Batch, durable bool) error {
 	if err != nil {
 		s.latch.Fail(err)
 	}
-	if err := s.failure(); err != nil { // Pebble may not know of it
+	if err := s.failure(); err != nil { // Pebble may not have seen the failure
 		return err // Pebble may still use a failed batch: it is not reused
 	}
 	return b.Close()
 }
 
-// SyncToDisk lets StoreLogs return only when entries would survive a power loss, at any level, or
-// no more.
+// SyncToDisk sets whether StoreLogs returns only when entries would survive a power loss, at any
+// level.
 func (s *Store) SyncToDisk(on bool) { s.synced.Set(on) }
 
-// Flush makes what was stored durable, at any level.
+// Flush makes the stored entries durable, at any level.
 func (s *Store) Flush() error {
 	done, err := s.use()
 	if err != nil {
 		return err
 	}
 	defer done()
-	return storageError(s.latch.Flush(context.Background(), s.db)) // a sync of its log is none below SyncDisk; see failstop.SyncLogsAtClose
+	return storageError(s.latch.Flush(context.Background(), s.db)) // a sync of its log does nothing below SyncDisk; see failstop.SyncLogsAtClose
 }
 
 // HasSpace returns false while nothing can be written because the disk is full. StoreLogs may block
@@ -233,10 +233,10 @@ func (s *Store) Flush() error {
 func (s *Store) HasSpace() bool { return !s.latch.NoSpace() }
 
 // Hurry makes a StoreLogs that waits for room on a full disk fail, and all later ones. It is for
-// callers for which Close would wait.
+// callers that Close would wait for.
 func (s *Store) Hurry() { s.latch.Hurry() }
 
-// Close waits for running calls, makes what was stored durable at any level, and releases the
+// Close waits for running calls, makes the stored entries durable at any level, and releases the
 // files. Later calls of the groups return ErrClosed, unless memory has the answer.
 func (s *Store) Close() error {
 	s.latch.Hurry()
@@ -279,7 +279,7 @@ func Check(r pebble.Reader) error {
 	if err != nil {
 		return storageError(err)
 	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
+	defer func() { _ = it.Close() }() // its error is it.Error
 	var group uint32
 	var last uint64
 	for valid := it.First(); valid; valid = it.Next() {
@@ -308,7 +308,7 @@ func Last(r pebble.Reader, group uint32) (index uint64, err error) {
 	if err != nil {
 		return 0, storageError(err)
 	}
-	defer func() { _ = it.Close() }() // its error is that of it.Error
+	defer func() { _ = it.Close() }() // its error is it.Error
 	if it.Last() {
 		if len(it.Key()) != keyBytes {
 			return 0, fmt.Errorf("%w: key %x", ErrCorrupt, it.Key())

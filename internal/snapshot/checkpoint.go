@@ -13,7 +13,7 @@ import (
 // Checkpoint is the files of the newest snapshot, which do not change while the store goes on.
 type Checkpoint struct {
 	Meta     *raft.SnapshotMeta
-	Manifest []byte // with which Raft installs the snapshot where the files are
+	Manifest []byte // the content with which Raft installs the snapshot on the receiver
 	Size     int64  // of the files together
 
 	store *Store
@@ -21,8 +21,8 @@ type Checkpoint struct {
 	files []file
 }
 
-// Checkpoint makes a checkpoint of the live store, whose state is that of the newest snapshot or a
-// later one. The caller removes it.
+// Checkpoint makes a checkpoint of the live store, in the state of the newest snapshot or a later
+// one. The caller removes it.
 func (s *Store) Checkpoint() (*Checkpoint, error) {
 	current := s.newest()
 	c := &Checkpoint{store: s, dir: s.fs.PathJoin(s.dir, fmt.Sprint(sendingPrefix, s.number()))}
@@ -56,7 +56,7 @@ func (c *Checkpoint) list() (err error) {
 	return err
 }
 
-// Remove removes the files. REQUIRES: nobody sends them, or will.
+// Remove removes the files. REQUIRES: no transfer uses them, or will.
 func (c *Checkpoint) Remove() { c.store.remove(c.dir) }
 
 // from returns a reader of all files, one after the other, from an offset on.
@@ -85,7 +85,7 @@ type filesReader struct {
 	offset int64    // in it
 }
 
-// Read is io.Reader's.
+// Read implements io.Reader.
 func (r *filesReader) Read(p []byte) (int, error) {
 	for len(r.files) > 0 && r.offset == r.files[0].size {
 		if err := r.close(); err != nil {

@@ -1,9 +1,9 @@
 // Package snapshot keeps the Raft snapshots of a shard without copying its state: the live Pebble
 // store is the snapshot.
 //
-// A snapshot is a small file of metadata. What it promises is that the store holds, durably, the
-// state of the snapshot's index or a later one. A later one does no harm if the state machine skips
-// log entries that the store has already.
+// A snapshot is a small file of metadata. It promises that the store holds, durably, the state of
+// the snapshot's index or a later one. A later one is harmless if the state machine skips log
+// entries that the store already has.
 //
 //   - Local: [Sink.Persist] flushes the store, Close replaces the metadata. Raft truncates its log
 //     after that.
@@ -25,12 +25,12 @@
 //	incoming-N    these, once Raft has sent their manifest; if the metadata says so, the installed
 //	              state
 //
-// The next Open removes what a process that died has left.
+// The next Open removes the leftovers of a process that died.
 //
-// # Swapping in what was received
+// # Swapping in received files
 //
-// Whoever owns the live store does this in FSM.Restore, and after each Open, before it opens the
-// live store and begins with Raft:
+// The owner of the live store does this in FSM.Restore, and after each Open, before it opens the
+// live store and starts Raft:
 //
 //	dir, _, ok := store.Installed()
 //	// if ok:
@@ -43,8 +43,7 @@
 //	// open the store in place and let live return it
 //
 // A crash before the rename has become durable leaves Installed as it was: the steps are repeated,
-// and place is removed again. After it the next Open finds dir gone, records what Swapped would
-// have, and Installed reports nothing. That conclusion needs a rename that is atomic over two
-// directories, as that of journaling file systems is, or one that loses the new name no later than
-// the old.
+// and place is removed again. After the rename, the next Open finds dir gone, records the same as
+// Swapped, and Installed reports nothing. That conclusion needs a rename that is atomic over two
+// directories, as in journaling file systems, or one that loses the new name no later than the old.
 package snapshot

@@ -12,27 +12,27 @@ import (
 )
 
 // received is the files of another node's checkpoint, as far as they have arrived. They stay when
-// the connection breaks on which they come. Of the connections, the latest one adds to them.
+// their connection breaks. Only the latest connection adds to them.
 type received struct {
 	store    *Store
 	dir      string
 	encoded  []byte // manifest
 	manifest *manifest
 
-	mu         diskLock // guards what follows
+	mu         diskLock // guards the fields below
 	connection int      // the latest
-	gone       bool     // removed, or installed, or not as it should be
+	gone       bool     // removed, installed, or incomplete after an error
 	done       int64    // bytes that have arrived, of all files together
 	next       int      // of the files; those before it are durable
 	open       vfs.File // that file; nil if none of it has arrived
 	written    int64    // bytes of it
 	unsynced   int64    // of these
 	complete   bool     // all is durable
-	piece      []byte   // copy for File.Write, which may change what it is given
+	piece      []byte   // copy for File.Write, which may change its argument
 }
 
-// syncBytes bounds what a slow disk has yet to store at the end of a file, and so for how long a
-// receiver takes nothing.
+// syncBytes bounds the bytes that a slow disk must still store at the end of a file, and so how
+// long a receiver accepts nothing.
 const syncBytes = 16 << 20
 
 // errSuperfluous ends a connection.
@@ -47,9 +47,9 @@ type arrival struct {
 	number int
 }
 
-// receive continues with the files of a manifest, or begins. What has come of other files is
-// removed, so that beside its own a store has the files of one checkpoint at most. If the disk does
-// not take earlier bytes within twice wait, it fails.
+// receive continues with the files of a manifest, or begins. It removes received bytes of other
+// files, so that a store has the files of one checkpoint at most beside its own. It fails if the
+// disk does not store earlier bytes within twice wait.
 func (s *Store) receive(encoded []byte, wait time.Duration) (*arrival, error) {
 	m, err := parseManifest(encoded)
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *Store) receive(encoded []byte, wait time.Duration) (*arrival, error) {
 	return &arrival{r, r.connection}, nil
 }
 
-// Missing is how many bytes have not arrived of the files that are being received, if any are.
+// Missing is the number of bytes that have not arrived of the files being received, if any.
 func (s *Store) Missing() (bytes int64, receiving bool) {
 	s.receiving.Lock()
 	defer s.receiving.Unlock()
@@ -92,7 +92,7 @@ func (s *Store) Missing() (bytes int64, receiving bool) {
 	return s.received.manifest.total - s.received.offset(), true
 }
 
-// DropReceived removes what has been received and not been installed.
+// DropReceived removes received files that have not been installed.
 func (s *Store) DropReceived() {
 	s.receiving.Lock()
 	defer s.receiving.Unlock()
@@ -153,14 +153,14 @@ func (a *arrival) isLatest() bool {
 	return a.number == a.connection
 }
 
-// offset is how many bytes have arrived.
+// offset is the number of bytes that have arrived.
 func (r *received) offset() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.done
 }
 
-// write adds what has arrived, which comes at an offset of all files together.
+// write adds bytes that have arrived, at an offset in all files together.
 func (a *arrival) write(offset int64, p []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -180,7 +180,7 @@ func (a *arrival) write(offset int64, p []byte) error {
 	return nil
 }
 
-// append adds to the next file some of p, which is not empty. REQUIRES: mu is held.
+// append adds some of p, which is not empty, to the next file. REQUIRES: mu is held.
 func (r *received) append(p []byte) (int, error) {
 	if err := r.skip(); err != nil {
 		return 0, err
@@ -196,8 +196,7 @@ func (r *received) append(p []byte) (int, error) {
 	return n, err
 }
 
-// skip makes files durable that have all their bytes, and opens the next one that has not.
-// REQUIRES: mu is held.
+// skip makes complete files durable, and opens the next incomplete one. REQUIRES: mu is held.
 func (r *received) skip() error {
 	for r.next < len(r.manifest.files) {
 		f := r.manifest.files[r.next]

@@ -12,7 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// A manifest says what a checkpoint consists of. All integers are little-endian.
+// A manifest lists the content of a checkpoint. All integers are little-endian.
 //
 //	magic     8 bytes
 //	ID        16 bytes, random: no two checkpoints have the same
@@ -46,7 +46,7 @@ type file struct {
 	size int64
 }
 
-// listFiles is what a directory has, which nothing changes.
+// listFiles lists a directory that does not change.
 func listFiles(fs vfs.FS, dir string) (files []file, total int64, err error) {
 	names, err := fs.List(dir)
 	if err != nil {
@@ -86,7 +86,7 @@ func (m *manifest) encode() ([]byte, error) {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
 }
 
-// parseManifest returns ErrDamaged for what encode does not return.
+// parseManifest returns ErrDamaged for bytes that encode never returns.
 func parseManifest(b []byte) (*manifest, error) {
 	if len(b) < prefixSize+checksumSize || len(b) > maxManifest || string(b[:len(magic)]) != magic {
 		return nil, fmt.Errorf("%w: %d bytes are no manifest of this format", ErrDamaged, len(b))

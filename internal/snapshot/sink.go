@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// Sink takes one snapshot: a local one by Persist, or an installed one by writing the manifest of
-// files that have been received. Close publishes it. It refuses a snapshot with neither, which
-// would promise a state that does not exist.
+// Sink receives one snapshot: a local one by Persist, or an installed one by writing the manifest
+// of received files. Close publishes it. It refuses a snapshot with neither, which would promise a
+// state that does not exist.
 //
 // One goroutine at a time uses a sink. After Close or Cancel, both do nothing, and Close returns
-// what it returned before.
+// its earlier result.
 type Sink struct {
 	store  *Store
 	record record
@@ -26,7 +26,7 @@ type Sink struct {
 func (k *Sink) ID() string { return k.record.Meta.ID }
 
 // Persist makes the state of live durable, for a local snapshot. FSMSnapshot.Persist calls it. live
-// is what the store's live function returned when FSM.Snapshot was called; if it was replaced
+// is the result of the store's live function when FSM.Snapshot was called; if it was replaced
 // since, Persist fails with [ErrSuperseded].
 func (k *Sink) Persist(live Live) error {
 	if k.done || k.manifest != nil || k.live != nil {
@@ -83,7 +83,8 @@ func (k *Sink) publish() error {
 	}
 }
 
-// install publishes the files that the manifest lists, which are durable, after their name is.
+// install publishes the files that the manifest lists. Before that it makes their new name durable;
+// the files are durable already.
 func (k *Sink) install() error {
 	m, err := parseManifest(k.manifest)
 	if err != nil {

@@ -20,8 +20,8 @@ var (
 	// ErrDamaged is returned for incomplete or damaged files, manifests, pieces of files, and
 	// metadata.
 	ErrDamaged = errors.New("snapshot: damaged")
-	// ErrSuperseded is returned for a snapshot that was replaced by a newer one, or whose store is
-	// no longer the live one.
+	// ErrSuperseded is returned for a snapshot that was replaced by a newer one, or of a store that
+	// is no longer the live one.
 	ErrSuperseded = errors.New("snapshot: superseded")
 	// ErrUnknown is returned for a snapshot that is not the newest, or if there is none.
 	ErrUnknown = errors.New("snapshot: unknown")
@@ -29,14 +29,14 @@ var (
 	ErrNotLive = errors.New("snapshot: no live store")
 )
 
-// Live is the store whose state the snapshots are. Its dynamic type is comparable. Its methods may
-// be called from several goroutines, and the store is not closed before they return; after it was
+// Live is the store that snapshots are taken of. Its dynamic type is comparable. Its methods may be
+// called from several goroutines, and the store is not closed before they return; after it was
 // closed they return an error.
 type Live interface {
-	// Flush makes what has been applied durable.
+	// Flush makes the applied entries durable.
 	Flush() error
-	// Checkpoint writes the state into dir, which does not exist: at least what was flushed before,
-	// as files without subdirectories.
+	// Checkpoint writes the state into dir, which does not exist: at least the flushed state, as
+	// files without subdirectories.
 	Checkpoint(dir string) error
 }
 
@@ -52,7 +52,7 @@ type Store struct {
 	live func() Live // called without mu: it may wait for a caller of Installed
 	log  *slog.Logger
 
-	publishing diskLock // guards the metadata file; who changes current holds it, and mu
+	publishing diskLock // guards the metadata file; current changes only under it and mu
 
 	mu       sync.Mutex // guards the fields below; not held while the disk works
 	current  *record    // nil if there is no snapshot; replaced, never changed
@@ -60,10 +60,10 @@ type Store struct {
 	installs uint64     // installs published by this process
 
 	receiving diskLock  // guards received; held before mu
-	received  *received // not installed yet; nil: nothing is
+	received  *received // not installed yet; nil: none
 }
 
-// diskLock is a mutex that is held while the disk works, so that some wait for it with a bound.
+// diskLock is a mutex that is held while the disk works, so that a wait for it can be bounded.
 type diskLock chan struct{} // capacity 1
 
 func newDiskLock() diskLock { return make(diskLock, 1) }
@@ -102,8 +102,8 @@ func Check(fs vfs.FS, dir string) error {
 	return err
 }
 
-// Received returns the directory in dir whose content is to take the place of the live store, as
-// Installed does, and changes nothing; "": there is none.
+// Received returns the directory in dir that will replace the live store, as Installed does, and
+// changes nothing; "": there is none.
 func Received(fs vfs.FS, dir string) (string, error) {
 	r, err := readRecord(fs, dir)
 	if err != nil || r == nil || !r.Installed {
@@ -202,7 +202,7 @@ func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 }
 
 // Open returns the metadata of the newest snapshot, and an empty reader: Restore swaps directories,
-// and who sends the snapshot sends a Checkpoint before.
+// and the sender of the snapshot sends a Checkpoint before.
 func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	current := s.newest()
 	if current == nil || current.Meta.ID != id {
@@ -211,8 +211,7 @@ func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	return current.meta(), io.NopCloser(strings.NewReader("")), nil
 }
 
-// Close removes what has been received and not been installed. REQUIRES: nothing is received any
-// more.
+// Close removes received files that have not been installed. REQUIRES: no more files come.
 func (s *Store) Close() { s.DropReceived() }
 
 // number returns the next number of a directory.
@@ -269,8 +268,8 @@ func (s *Store) writeSwapped(r *record) (*record, error) {
 }
 
 // admit refuses an index before that of the newest snapshot: Raft may already have truncated the
-// log between the two. An equal index is an install whose answer the leader did not get. REQUIRES:
-// mu is held.
+// log between the two. An equal index is an install that is repeated because the leader did not get
+// the answer. REQUIRES: mu is held.
 func (s *Store) admit(index uint64) error {
 	if s.current != nil && index < s.current.Meta.Index {
 		return fmt.Errorf("%w: index %d by index %d", ErrSuperseded, index, s.current.Meta.Index)
@@ -278,7 +277,7 @@ func (s *Store) admit(index uint64) error {
 	return nil
 }
 
-// begin returns how many installs were published before a local snapshot of live, for publish to
+// begin returns the number of installs published before a local snapshot of live, for publish to
 // compare. It refuses a store that is not, or will soon not be, the live one: Raft may install
 // between FSM.Snapshot and Persist.
 func (s *Store) begin(live Live) (installs uint64, err error) {
@@ -310,7 +309,8 @@ func (s *Store) publish(r *record, installs uint64) (written bool, err error) {
 	return true, nil
 }
 
-// mayPublish is nil until another snapshot is published. REQUIRES: publishing is held.
+// mayPublish returns an error if r must not be published; nil holds until another snapshot is
+// published. REQUIRES: publishing is held.
 func (s *Store) mayPublish(r *record, installs uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -341,7 +341,7 @@ func (s *Store) newest() *record {
 	return s.current
 }
 
-// remove removes a directory to which nothing refers; Open removes what it leaves.
+// remove removes an unused directory; Open removes its leftovers.
 func (s *Store) remove(dir string) {
 	if err := s.fs.RemoveAll(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		s.log.Warn("remove directory of a snapshot", "dir", dir, "error", err)

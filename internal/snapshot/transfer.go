@@ -23,8 +23,8 @@ import (
 //
 //	kind u8 | offset u64 | length u16 | text
 //
-// Each piece, in either direction, has a time by itself, so that a transfer may last for as long as
-// it goes on.
+// Each piece, in either direction, has its own time limit, so that a transfer may last as long as
+// it makes progress.
 const (
 	pieceBytes = 256 << 10
 	pieceHead  = 4 + 4
@@ -39,7 +39,7 @@ const (
 	answerRefused
 )
 
-// ErrRefused is what Send returns if the receiver does not want the files.
+// ErrRefused is the error of Send if the receiver does not want the files.
 var ErrRefused = errors.New("snapshot: refused by the receiver")
 
 type answer struct {
@@ -83,7 +83,7 @@ func pieceSum(offset int64, p []byte) uint32 {
 	return crc32.Update(crc32.Checksum(at[:], castagnoli), castagnoli, p)
 }
 
-// Transfer is the files of a checkpoint on their way to another node, on one connection.
+// Transfer sends the files of a checkpoint to another node, on one connection.
 type Transfer struct {
 	checkpoint *Checkpoint
 	conn       net.Conn
@@ -91,16 +91,15 @@ type Transfer struct {
 	files      *filesReader
 	offset     int64      // of files
 	has        bool       // the receiver has the snapshot
-	ended      chan error // capacity 1: the receiver's last answer, or why there is none
+	ended      chan error // capacity 1: the receiver's last answer, or the error instead
 }
 
-// Transfer is a transfer on a connection. timeout is how long it may take to send or to store a
-// piece.
+// Transfer makes a transfer on a connection. timeout is the time to send or to store a piece.
 func (c *Checkpoint) Transfer(conn net.Conn, timeout time.Duration) *Transfer {
 	return &Transfer{checkpoint: c, conn: conn, timeout: timeout, ended: make(chan error, 1)}
 }
 
-// Offer asks the receiver for what it lacks, as the leader of a term.
+// Offer offers the files to the receiver, as the leader of a term.
 func (t *Transfer) Offer(term uint64) error {
 	c := t.checkpoint
 	b := binary.LittleEndian.AppendUint32(nil, uint32(len(c.Manifest)))
@@ -119,7 +118,7 @@ func (t *Transfer) Offer(term uint64) error {
 		t.has = true
 		return nil
 	}
-	if err := t.conn.SetReadDeadline(time.Time{}); err != nil { // from now on Send limits what is waited for
+	if err := t.conn.SetReadDeadline(time.Time{}); err != nil { // from now on Send limits the waits
 		return err
 	}
 	t.offset = a.offset
@@ -141,8 +140,8 @@ func (t *Transfer) write(b []byte) error {
 	return nil
 }
 
-// Listen waits for the receiver's last answer, while Send sends, and ends the connection if that is
-// a refusal. The connection has no other reader.
+// Listen waits for the receiver's last answer, while Send sends, and ends the connection after a
+// refusal. The connection has no other reader.
 func (t *Transfer) Listen() {
 	if t.has {
 		return
@@ -164,7 +163,7 @@ func (t *Transfer) Fail(err error) {
 	_ = t.conn.Close()
 }
 
-// end notes the first end.
+// end stores the first end.
 func (t *Transfer) end(err error) {
 	select {
 	case t.ended <- err:
@@ -172,14 +171,14 @@ func (t *Transfer) end(err error) {
 	}
 }
 
-// Send sends what the receiver lacks, and returns when it has all. moved is told how many bytes of
-// the files have been sent on this connection, or had come before; its error ends the transfer.
-// REQUIRES: Listen runs, or will, or Fail is called.
+// Send sends the files that the receiver lacks, and returns when it has all. moved gets the number
+// of bytes of the files that were sent on this connection, or had come before; its error ends the
+// transfer. REQUIRES: Listen runs, or will, or Fail is called.
 func (t *Transfer) Send(moved func(to int64) error) error {
 	if t.has {
 		return nil
 	}
-	defer func() { _ = t.files.close() }() // which was only read
+	defer func() { _ = t.files.close() }() // the files were only read
 	for b := make([]byte, pieceHead+pieceBytes); t.offset < t.checkpoint.Size; {
 		n, err := io.ReadFull(t.files, b[pieceHead:][:min(t.checkpoint.Size-t.offset, pieceBytes)])
 		if err != nil {
@@ -198,41 +197,41 @@ func (t *Transfer) Send(moved func(to int64) error) error {
 	return t.last(nil)
 }
 
-// last is the receiver's last answer. If sending has failed, only a refusal is of interest.
+// last is the receiver's last answer. After a failure of sending, only a refusal matters.
 func (t *Transfer) last(failure error) error {
-	_ = t.conn.SetReadDeadline(time.Now().Add(t.timeout)) // where it fails, Listen does
+	_ = t.conn.SetReadDeadline(time.Now().Add(t.timeout)) // after an error Listen fails
 	if err := <-t.ended; failure == nil || errors.Is(err, ErrRefused) {
 		return err
 	}
 	return failure
 }
 
-// Offered is what another node has files of.
+// Offered describes the files that another node offers.
 type Offered struct {
 	Sender      uint64 // its term
 	Index, Term uint64 // of the snapshot
 }
 
-// Gate decides about files that another node offers. After an error of Room or Next nothing is kept
-// of what has arrived.
+// Gate decides about files that another node offers. After an error of Room or Next no received
+// bytes are kept.
 type Gate struct {
-	// Admit returns whether the node has the snapshot already.
+	// Admit returns whether the node already has the snapshot.
 	Admit func(Offered) (has bool, err error)
-	// Room is asked before the rest of the files comes, which has so many bytes.
+	// Room is called before the rest of the files comes, with its number of bytes.
 	Room func(bytes int64) error
-	// Next is asked before so many bytes are stored, of the rest that has not been.
+	// Next is called before so many bytes are stored, of the rest that is not stored yet.
 	Next func(o Offered, bytes int, rest int64) error
 }
 
-// Receive takes the files that the other side of a connection offers, and returns when they are
-// there, or no more come. What has arrived is kept then. timeout is that of a piece.
+// Receive receives the files that the other side of a connection offers, and returns when they are
+// complete, or no more come. Received bytes are kept then. timeout is that of a piece.
 func (s *Store) Receive(conn net.Conn, timeout time.Duration, g Gate) error {
 	r := &reader{conn: conn, timeout: timeout, buf: make([]byte, pieceBytes)}
 	err := s.receiveFrom(r, g)
 	if err == nil || r.lost {
 		return err
 	}
-	// The sender hears of a refusal only if it is not reset because of what nobody has read.
+	// The sender gets a refusal only if unread bytes do not reset the connection.
 	end := time.Now().Add(timeout)
 	if conn.SetDeadline(end) == nil && (answer{kind: answerRefused, text: err.Error()}).write(conn) == nil {
 		_, _ = io.Copy(io.Discard, conn)
@@ -240,7 +239,7 @@ func (s *Store) Receive(conn net.Conn, timeout time.Duration, g Gate) error {
 	return err
 }
 
-// reader reads what a sender sends.
+// reader reads the messages of a sender.
 type reader struct {
 	conn    net.Conn
 	timeout time.Duration
@@ -297,7 +296,7 @@ func (s *Store) receiveFrom(r *reader, g Gate) error {
 	return r.answer(answer{kind: answerComplete})
 }
 
-// files takes what is not there yet.
+// files receives the missing bytes.
 func (r *reader) files(a *arrival, o Offered, g Gate) error {
 	offset, total := a.offset(), a.manifest.total
 	if err := g.Room(total - offset); err != nil {
@@ -322,7 +321,7 @@ func (r *reader) files(a *arrival, o Offered, g Gate) error {
 	return a.finish()
 }
 
-// offer reads what a sender says first.
+// offer reads the first message of a sender.
 func (r *reader) offer() (o Offered, encoded []byte, err error) {
 	head := r.buf[:offerHead]
 	if err := r.read(head); err != nil {
@@ -333,7 +332,7 @@ func (r *reader) offer() (o Offered, encoded []byte, err error) {
 	if length > maxManifest {
 		return o, nil, fmt.Errorf("%w: manifest of %d bytes", ErrDamaged, length)
 	}
-	for rest := int(length); rest > 0; { // no more memory than has arrived
+	for rest := int(length); rest > 0; { // no more memory than bytes that have arrived
 		p := r.buf[:min(rest, len(r.buf))]
 		if err := r.read(p); err != nil {
 			return o, nil, err
