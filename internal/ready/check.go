@@ -9,7 +9,7 @@ import (
 	"codeq/internal/keys"
 )
 
-// Stored is what disk and the leases have of a lane in memory.
+// Stored has the tasks of a lane in memory by disk and by the leases.
 type Stored struct {
 	*Lane
 	Name   string   // of its queue
@@ -17,7 +17,7 @@ type Stored struct {
 	Leased []uint64 // the sinces of its leased tasks
 }
 
-// checker compares memory with what is stored.
+// checker compares memory with disk.
 type checker struct {
 	*Tasks
 	lanes []Stored
@@ -28,8 +28,8 @@ func (c *checker) report(format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf(format, args...))
 }
 
-// Check compares memory with what is stored of all lanes in memory, and returns the differences. It
-// is for tests. REQUIRES: no refill is wanted.
+// Check compares all lanes in memory with disk and the leases, and returns the differences. It is
+// for tests. REQUIRES: no refill is wanted.
 func (t *Tasks) Check(lanes []Stored, queues []*Queue) []error {
 	c := &checker{Tasks: t, lanes: lanes}
 	idle := 0

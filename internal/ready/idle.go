@@ -1,8 +1,8 @@
 package ready
 
-// Lanes leave memory in the order in which they became idle.
+// The lane that has been idle longest leaves memory first.
 
-// laneList holds lanes in the order in which they were last added.
+// laneList holds lanes in the order of their last push.
 type laneList struct {
 	first, last *Lane
 	n           int

@@ -21,7 +21,7 @@ type Lane struct {
 	idler    bool   // it is in the list of idle lanes
 	exact    bool   // a ready task is at next
 	listed   bool   // in trimmer.lanes
-	left     uint16 // when it left its ring amid its turn: see turnTime
+	left     uint16 // time of its leaving the ring during its turn: see turnTime
 	turns    int32  // claims left in its turn, also while it is in no ring; 0: the turn has not begun
 	spilled  uint32 // weight of the tasks on disk only, since complete was last set: see deepLane
 	pass     uint32 // the last refill that read tasks of the lane
@@ -54,8 +54,8 @@ func (l *Lane) weigh(bytes int) {
 	l.spilled = min(l.spilled+1+uint32(bytes/deepTask), 1<<31)
 }
 
-// First returns a position at or before the first ready task of the lane, and after what has been
-// consumed; exact: at it. ok is false if no task is ready.
+// First returns a position at or before the first ready task of the lane, and behind all consumed
+// ones. exact: it is the position of the task. ok is false if no task is ready.
 func (l *Lane) First() (pos Pos, exact, ok bool) {
 	if l.window.Len() > 0 {
 		return l.window.First(), true, true

@@ -21,7 +21,7 @@ import (
 type refiller struct {
 	wants []*ring // first come, first served
 	rest  []*ring // its memory is used for the next wants
-	heads []*Lane // of which the first ready task is asked for
+	heads []*Lane // Ask wants their first ready tasks
 	plan  []*Lane // lanes that the current pass reads
 	most  int     // lanes that a pass may read, by the time that the last ones took
 
@@ -30,7 +30,7 @@ type refiller struct {
 
 	done Refilled // by the current refill
 
-	// What the passes have read since the shard was loaded.
+	// The sum of all passes since the load of the shard.
 	passes, lanes, tasks, read uint64
 }
 
@@ -100,7 +100,7 @@ func (t *Tasks) advance(r *ring, looks int) (done bool) {
 // WantsRefill reports whether Refill should read ready tasks into memory before the next group.
 func (t *Tasks) WantsRefill() bool { return len(t.refiller.wants)+len(t.refiller.heads) > 0 }
 
-// Refilled is what a refill has done. It is valid until the next one.
+// Refilled is the result of a refill. It is valid until the next one.
 type Refilled struct {
 	Fed            []*Queue // a claim may get more of them than before
 	Shown          []*Queue // their first ready tasks are known
@@ -194,8 +194,8 @@ func (t *Tasks) plan(r *ring, most int) {
 	}
 }
 
-// pass reads the next tasks of the planned lanes. full says that it ended because all memory holds
-// what it has just read.
+// pass reads the next tasks of the planned lanes. full: it ended because its own tasks fill the
+// memory.
 func (t *Tasks) pass() (full bool, err error) {
 	f := &t.refiller
 	slices.SortFunc(f.plan, func(a, b *Lane) int { return cmp.Compare(a.Number, b.Number) })

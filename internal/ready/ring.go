@@ -20,7 +20,7 @@ type ring struct {
 	edge     *Lane
 	lanes    int
 	ahead    int
-	reach    int // how many lanes are to be ahead
+	reach    int // how many lanes refills bring ahead
 	bytes    int
 	shares   *ringShares // nil: no lane has had one
 }
@@ -203,9 +203,9 @@ func (t *Tasks) Turn(l *Lane) {
 	}
 }
 
-// Head returns the lane whose first task is next in a queue: of the highest priority, the tenants
-// in turn. nil means that there is none; pending, that it depends on what a refill finds; left,
-// that lanes turned out to have no task.
+// Head returns the lane with the next task of a queue: of the highest priority, the tenants in
+// turn. nil: there is none. pending: a refill has to look for it. left: lanes without a task have
+// left their rings.
 func (t *Tasks) Head(q *Queue) (l *Lane, pending, left bool) {
 	t.windows.ask(q)
 	for q.Mask != 0 {
@@ -225,7 +225,7 @@ func (t *Tasks) Head(q *Queue) (l *Lane, pending, left bool) {
 	return nil, false, left
 }
 
-// First is what a claim of a queue would get, as far as memory shows.
+// First describes the next task of a queue, as far as memory shows.
 type First struct {
 	Lane  *Lane  // nil: nothing
 	Alone bool   // no other lane of the priority may have a task

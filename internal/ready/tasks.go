@@ -1,8 +1,8 @@
-// Package ready decides which ready task of a shard is next. It holds the heads of the lanes in
-// memory, within a bound, and reads the rest from disk when their turn comes; the lanes of a queue
-// take turns in rings; what is consumed is deleted by range; idle lanes may leave memory. It reads
-// the range Task, and deletes by range in Task and Scheduled. It knows no record and no rule: its
-// owner, the rules, tells it what becomes ready and what is leased.
+// Package ready decides which ready task of a shard is next. The lanes of a queue take turns in
+// rings. Memory has the head of each lane, within a bound; refills read the rest from disk before
+// its turn. Consumed parts of lanes are deleted by range, and idle lanes may leave memory. The
+// package reads the range Task, and deletes by range in Task and Scheduled. It knows no record and
+// no rule. Its owner, the rules, reports each task that becomes ready, and each lease.
 package ready
 
 import (
@@ -45,14 +45,14 @@ type Config struct {
 	Leased func(id keys.ID) bool
 }
 
-// Queue is what Tasks knows of a queue. Its owner finds its own view by Number.
+// Queue has the rings of a queue. The owner finds its own view of the queue by Number.
 type Queue struct {
 	Number uint32 // set before it has lanes
 	Mask   uint16 // bit p: lanes of priority p may have ready tasks. Only Tasks changes it
 	Shared bool   // the process has tenants with names here, as its owner says
 
 	rings [keys.MaxPriority + 1]*ring // nil: no lane may have a ready task
-	asked uint32                      // the last epoch in which a claim asked for the queue
+	asked uint32                      // the epoch of the last claim
 }
 
 // Never is the time of what does not happen.
@@ -133,7 +133,7 @@ func (t *Tasks) Replace(l *Lane, it Item) {
 	t.windows.shrink()
 }
 
-// Remove takes out a ready task whose record has about so many bytes.
+// Remove takes out a ready task with a record of about so many bytes.
 func (t *Tasks) Remove(l *Lane, pos Pos, bytes int) {
 	before := l.window.Footprint()
 	l.window.Remove(pos)
@@ -165,8 +165,8 @@ func (t *Tasks) EndLease(l *Lane, since uint64) {
 	}
 }
 
-// Usage is what memory holds of a lane and in all, and what refills have read since the shard was
-// loaded.
+// Usage is the memory of a lane and of all windows, and the reads of refills since the load of the
+// shard.
 type Usage struct {
 	Held, Bytes           int    // tasks of the lane, and bytes with the room for others
 	Complete, Turn, Share bool   // all its tasks are in memory; it is in its ring; its tenant is counted

@@ -72,9 +72,9 @@ type window struct {
 	moved int32 // how many items were moved to insert or remove others
 }
 
-// pool keeps the memory of runs that windows have emptied for later ones, so that windows which are
-// filled and emptied all the time rarely allocate. What it keeps is limited, and not part of any
-// Footprint. One goroutine uses it and all its windows.
+// pool keeps the memory of emptied runs for later ones, so that windows which are filled and
+// emptied all the time rarely allocate. Its memory is limited, and not part of any Footprint. One
+// goroutine uses it and all its windows.
 type pool struct{ runs [][]Item }
 
 const poolCap = 64
