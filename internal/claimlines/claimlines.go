@@ -1,10 +1,10 @@
-// Package claimlines has the claims of a node that wait at other nodes of its cluster.
+// Package claimlines holds the claims of a node that wait at other nodes of its cluster.
 //
-// A claim visits the shards that the node leads, and waits in them as ever. Those that find nothing
-// there are listed here as well, those that want the same in one line; and for each line one claim
-// at a time, for as many tasks as the line is long, waits with each shard that another node leads.
-// That node serves its own claims first. So a task goes to another node only if nobody wants it at
-// home, and claims that are served at home cost no word to anybody.
+// A claim visits the shards that the node leads, and waits in them as ever. Claims that find no
+// task there are listed here as well, claims for the same tasks in one line; and for each line one
+// claim at a time, for as many tasks as the line is long, waits with each shard that another node
+// leads. That node serves its own claims first. So a task goes to another node only if no claim of
+// its own node wants it, and claims that are served by their own node cost no message.
 package claimlines
 
 import (
@@ -30,15 +30,15 @@ type Table struct {
 	config Config
 	host   Host
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	lines  map[key]*line
-	closed error // why it takes no claims any more; nil: it does
+	closed error // reason why the table accepts no claims any more; nil: it does
 }
 
 // Config is the configuration of a Table.
 type Config struct {
 	Shards     int
-	Batch      int             // tasks of a claim at the most
+	Batch      int             // largest number of tasks of a claim
 	Context    context.Context // ends when the node leads no shard any more
 	Background *sync.WaitGroup // of the table's goroutines
 	Log        *slog.Logger
@@ -63,7 +63,7 @@ type Host interface {
 	Served(c *dispatch.Claim)
 }
 
-// Request is what a line wants of a shard.
+// Request is the claim of a line at a shard.
 type Request struct {
 	Queues   []string
 	Weights  []int
@@ -80,21 +80,21 @@ type Place struct {
 	listed bool // guarded by the table's mu
 }
 
-// key is what claims of one line have in common.
+// key is the common part of the claims of one line.
 type key struct {
 	queues   string
 	duration uint64
 	local    bool
 	handled  bool
-	worker   string // who claims; "" also for those that came when there were lineCap lines
+	worker   string // of the claims; "" also for claims that came when there were lineCap lines
 }
 
-// line is claims that want the same. Its fetchers, one for each shard, end when the table is
+// line is claims for the same tasks. Its fetchers, one for each shard, end when the table is
 // closed, or the line is dropped.
 type line struct {
 	table   *Table
 	key     key
-	wants   Request           // but for Max
+	wants   Request           // without Max
 	waiting dispatch.WaitList // guarded by the table's mu
 	filled  chan struct{}     // non-nil while fetchers wait for a claim; closed by Add
 	ctx     context.Context
@@ -107,9 +107,8 @@ type line struct {
 	watched  bool        // look will be called
 }
 
-// idleFor is after how long, at the earliest, the fetchers of a line without a claim stop waiting
-// with the shards, which could not tell that nobody wants their tasks; at the latest after twice as
-// long.
+// idleFor is the earliest time after which the fetchers of a line without a claim stop waiting with
+// the shards, which could not tell that their tasks are not wanted; the latest is twice as long.
 const idleFor = 10 * time.Second
 
 // beginCall returns the context of a fetcher's claim. REQUIRES: mu is held.
@@ -302,9 +301,9 @@ func (l *line) fetch(shard int) {
 // takes.
 const renewTries = 3
 
-// inForce returns those of some leases that have not expired. They may be as old as the call, whose
-// answer may have been under way for long: then they are renewed first. Or else a claim that came
-// later would get a task that somebody else has completed before.
+// inForce returns those of some leases that have not expired. They may be as old as the call, and
+// its answer may have been under way for long: then they are renewed first. Otherwise a later claim
+// could get a task that another worker has completed before.
 func (l *line) inForce(shard int, grants []engine.Grant, age time.Duration) []engine.Grant {
 	doubtful := make(map[uint64][]engine.Receipt) // by the duration of the lease, ms
 	for i := range grants {
@@ -317,7 +316,7 @@ func (l *line) inForce(shard int, grants []engine.Grant, age time.Duration) []en
 		for range renewTries {
 			began := l.table.config.Now()
 			lost, err := l.table.host.Renew(l.ctx, shard, leases, d)
-			if err != nil { // they expire by themselves
+			if err != nil { // they will expire
 				lost = leases
 			}
 			for _, lease := range lost {
@@ -354,8 +353,8 @@ func (l *line) fail(cause error) {
 	l.waiting.Refuse(fmt.Errorf("%w: %w", base.ErrFailed, cause))
 }
 
-// request waits until there is a claim in the line, and returns what its claims want, and how long
-// they do; a nil ctx: nothing.
+// request waits until there is a claim in the line, and returns the request of its claims, and a
+// context that lasts as long as they do; a nil ctx: no request.
 func (l *line) request(change <-chan struct{}) (r Request, ctx context.Context) {
 	t := l.table
 	r = l.wants
@@ -383,8 +382,8 @@ func (l *line) request(change <-chan struct{}) (r Request, ctx context.Context) 
 	}
 }
 
-// deal gives tasks that have been fetched to the claims in the line, and gives back what none of
-// them wants any more.
+// deal gives fetched tasks to the claims in the line, and gives back the tasks that none of them
+// wants any more.
 func (l *line) deal(grants []engine.Grant) {
 	t := l.table
 	for len(grants) > 0 {

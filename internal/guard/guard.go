@@ -1,6 +1,6 @@
 // Package guard keeps a panic on one of codeq's goroutines from ending the process, and the user's
-// functions from holding it up: those that are told what happens ([Teller]) and log handlers
-// ([LogQueue]) run on goroutines of their own. It also finds out whether such a function calls back
+// functions from delaying it: functions that get notifications ([Teller]) and log handlers
+// ([LogQueue]) run on goroutines of their own. It also detects when such a function calls back
 // ([InCallback]).
 package guard
 
@@ -73,7 +73,7 @@ func RunUser(what string, f func(), caught func(value any, stack []byte)) {
 	f()
 }
 
-// Is is errors.Is for an error of a user's, whose methods Is and Unwrap may panic.
+// Is is errors.Is for a user's error: its methods Is and Unwrap may panic.
 func Is(err, target error) (is bool) {
 	defer func() { _ = recover() }()
 	return errors.Is(err, target)

@@ -7,25 +7,25 @@ import (
 	"time"
 )
 
-// LogQueue is between the goroutines of a queue and the slog.Handler of its user, which may
-// be slow, block, or panic: what is logged waits in memory, and a goroutine that lives
-// while something waits hands it to the handler. Nobody who logs waits. What comes while too much
-// waits is dropped; a record in its place counts it.
+// LogQueue is between the goroutines of a queue and the slog.Handler of its user, which may be
+// slow, block, or panic: records wait in memory, and a goroutine that lives while records wait
+// passes them to the handler. A goroutine that logs never waits. Records that come while too many
+// wait are dropped; a record in their place counts them.
 //
 // All methods may be called concurrently; the user's handler is called on that goroutine only.
 type LogQueue struct {
 	user *logTarget // the handler that the user has given
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	waiting []logRecord
-	lost    int           // since the last record was added: it was dropped, or the handler panicked
-	untold  bool          // nobody has tried to tell the handler of lost
+	lost    int           // records since the last one was added: dropped, or lost by a panic of the handler
+	untold  bool          // the handler has not been told about lost yet
 	writing bool          // the goroutine lives
-	closed  bool          // nothing is taken any more
+	closed  bool          // no more records are accepted
 	ended   chan struct{} // non-nil while Close waits; closed at the end of the goroutine
 }
 
-// logRecord is what is to be logged, and by which handler.
+// logRecord is a record that waits, with its handler.
 type logRecord struct {
 	lost   int // before it
 	to     *logTarget
@@ -33,16 +33,16 @@ type logRecord struct {
 	record slog.Record
 }
 
-// silence is for what happens to the log itself.
+// silence is the logger for problems of the log itself.
 var silence = slog.New(slog.DiscardHandler)
 
 const (
-	depth = 1024        // records that wait at the most
-	grace = time.Second // for the handler, after the queue is closed, to take what waits
+	depth = 1024        // largest number of records that wait
+	grace = time.Second // for the handler, after the queue is closed, to take the waiting records
 )
 
-// logTarget is the user's handler, or one that it derives, which is made when something is logged
-// to it: deriving may block or panic as well.
+// logTarget is the user's handler, or one derived from it, which is made at its first record:
+// deriving may block or panic as well.
 type logTarget struct {
 	parent  *logTarget
 	derive  func(slog.Handler) slog.Handler
@@ -69,7 +69,7 @@ func NewLogQueue(user slog.Handler) (*slog.Logger, *LogQueue) {
 	return slog.New(&handler{q, to}), q
 }
 
-// Enabled leaves it to the user's handler, which is asked later.
+// Enabled is true: the user's handler is asked later.
 func (h *handler) Enabled(context.Context, slog.Level) bool { return true }
 
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
@@ -107,7 +107,7 @@ func (l *LogQueue) add(r logRecord) {
 	}
 }
 
-// write hands what waits to the handlers.
+// write passes the waiting records to the handlers.
 func (l *LogQueue) write() {
 	ended := false
 	defer func() {
@@ -135,8 +135,8 @@ func (l *LogQueue) write() {
 	ended = true
 }
 
-// next takes the oldest record out, which is one without a handler if all that is left to tell
-// is what was lost. It is false if nothing is left, and the goroutine ends.
+// next takes the oldest record out. The record has no handler if only the count of lost records is
+// left. It is false if nothing is left, and the goroutine ends.
 func (l *LogQueue) next() (r logRecord, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +176,7 @@ func (l *LogQueue) lose(count int, untold bool) {
 	l.untold = l.untold || untold
 }
 
-// Close returns when the handler has taken what waits, or has not for grace: then the
+// Close returns when the handler has taken the waiting records, or has not for grace: then the
 // goroutine is left to the handler that blocks it, and ends with it. A nil LogQueue is empty.
 func (l *LogQueue) Close() {
 	if l == nil {

@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// Steps calls the steps one after the other, and returns their errors. After a panic, of which
-// caught makes an error, a step is tried once more, as those that follow may rely on it.
+// Steps calls the steps one after the other, and returns their errors. After a panic, which caught
+// turns into an error, a step is tried once more, as later steps may rely on it.
 func Steps(log *slog.Logger, what string, steps []func() error, caught func(what string, value any, stack []byte) error) error {
 	var errs []error
 	for _, step := range steps {

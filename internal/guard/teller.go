@@ -7,36 +7,36 @@ import (
 	"time"
 )
 
-// Batch is what is told at once. The Teller makes its calls one after the other.
+// Batch is the content of one notification. The Teller makes its calls one after the other.
 type Batch[B any] interface {
 	// Reset empties the batch, and keeps its memory as far as that is small.
 	Reset()
-	// Lose notes that the call for a batch has panicked, or ended its goroutine. It takes over
-	// nothing of it but how many calls had been lost before.
+	// Lose records that the call for a batch has panicked, or ended its goroutine. Of that batch it
+	// takes over only the number of calls that had been lost before.
 	Lose(batch B)
 }
 
-// Teller is between the goroutines to which something happens and the function of the user that is
-// told of it, which may be slow, block, or panic. What happens while the function runs is added up
-// in a batch, and told by its next call. A goroutine that lives while there is something to tell
-// calls it: at once after a quiet time, and then after a pause, or when a batch is full, since a
-// call costs more than what it tells. Those who add wait for no more than each other.
+// Teller is between the goroutines that add events and the function of the user that gets them,
+// which may be slow, block, or panic. Events during a call are collected in a batch for the next
+// call. A goroutine that lives while there are events makes the calls: at once after a quiet time,
+// and then after a pause, or when a batch is full, since a call costs more than its content.
+// Goroutines that add events wait only for each other.
 type Teller[B Batch[B]] struct {
 	name string // of the function, in messages
 	tell func(B)
 	log  *slog.Logger
 
-	mu      sync.Mutex    // guards what follows
-	waiting B             // what is to be told next
-	spare   B             // what was told last, or is being told
+	mu      sync.Mutex    // guards the fields below
+	waiting B             // for the next call
+	spare   B             // of the last call, or the present one
 	due     bool          // waiting has something
 	telling bool          // the goroutine lives
 	failed  bool          // the last call has panicked
-	closed  bool          // nothing is added any more
+	closed  bool          // no more events are added
 	ended   chan struct{} // non-nil while Close waits; closed at the end of the goroutine
 
-	full    chan struct{} // capacity 1: the pause is to end
-	closing chan struct{} // closed by Close: there are no pauses any more
+	full    chan struct{} // capacity 1: ends the pause
+	closing chan struct{} // closed by Close: no more pauses
 }
 
 // TellPause is the shortest time between two calls, unless a batch is full.
@@ -51,20 +51,20 @@ func NewTeller[B Batch[B]](name string, tell func(B), log *slog.Logger, one, oth
 	return &Teller[B]{name: name, tell: tell, log: log, waiting: one, spare: other, full: make(chan struct{}, 1), closing: make(chan struct{})}
 }
 
-// Begin returns the batch to which the caller adds, until End. The caller does nothing else
+// Begin returns the batch for the caller's events, until End. The caller does nothing else
 // meanwhile.
 func (t *Teller[B]) Begin() B {
 	t.mu.Lock()
 	return t.waiting
 }
 
-// End lets the batch be told; soon, if it is full. REQUIRES: Begin.
+// End ends the adding of events, which will be told; soon, if the batch is full. REQUIRES: Begin.
 func (t *Teller[B]) End(full bool) {
 	defer t.mu.Unlock()
 	if full {
 		select {
 		case t.full <- struct{}{}:
-		default: // the goroutine will see that another one was full
+		default: // the goroutine finds the element of another full batch
 		}
 	}
 	if t.closed {
@@ -83,7 +83,7 @@ func (t *Teller[B]) start() {
 	go Contain(t.log, "observer", t.run, func(any, []byte) { t.stop() })
 }
 
-// stop notes that the goroutine has ended, though there may be something to tell.
+// stop records that the goroutine has ended, though there may be events to tell.
 func (t *Teller[B]) stop() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,7 +98,7 @@ func (t *Teller[B]) stopLocked() {
 	}
 }
 
-// run tells what waits, until there is nothing.
+// run makes calls until there are no more events.
 func (t *Teller[B]) run() {
 	over := false
 	defer func() {
@@ -125,7 +125,7 @@ func (t *Teller[B]) run() {
 	over = true
 }
 
-// take returns what is to be told; false: there is nothing, and the goroutine ends.
+// take returns the next batch; false: there is none, and the goroutine ends.
 func (t *Teller[B]) take() (b B, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -138,14 +138,14 @@ func (t *Teller[B]) take() (b B, ok bool) {
 	return t.spare, true
 }
 
-// succeed notes that a call has returned.
+// succeed records that a call has returned.
 func (t *Teller[B]) succeed() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.failed = false
 }
 
-// lose notes that a call has not returned. The first such call of a row is logged.
+// lose records that a call has not returned. The first such call of a row is logged.
 func (t *Teller[B]) lose(value any, stack []byte) {
 	t.mu.Lock()
 	logs := !t.failed
@@ -157,9 +157,9 @@ func (t *Teller[B]) lose(value any, stack []byte) {
 	}
 }
 
-// Close returns when all has been told, or has not within a second: then the goroutine is left to
+// Close returns when all events have been told, or after tellGrace: then the goroutine is left to
 // the function that blocks it, and ends with it. The function is not called any more. A nil Teller
-// tells nothing.
+// does nothing.
 func (t *Teller[B]) Close() {
 	if t == nil {
 		return

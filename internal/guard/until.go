@@ -8,9 +8,9 @@ import (
 )
 
 // Until returns a context that also ends, with a cause, when end is closed. The call passes its
-// error to stop at its end, and returns what that returns: only the end of its own context matches
-// context.Canceled. A panic of the goroutine that watches end, which what names, ends the context
-// with the error that caught makes of it.
+// error to stop at its end, and returns the result: only the end of its own context matches
+// context.Canceled. After a panic of the goroutine that watches end (called what in messages), the
+// context ends with the error of caught.
 func Until(own context.Context, end <-chan struct{}, cause error, log *slog.Logger, what string,
 	caught func(what string, value any, stack []byte) error,
 ) (_ context.Context, stop func(error) error) {
