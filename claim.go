@@ -216,8 +216,8 @@ func (r *ClaimRequest) check(of string, l *Limits) error {
 	if r.LeaseFor != 0 && (r.LeaseFor < minLease || r.LeaseFor > maxLease) {
 		return &InvalidError{of + ".LeaseFor", r.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
 	}
-	if len(r.Worker) > record.MaxWorker {
-		return &InvalidError{of + ".Worker", bytesOf(len(r.Worker)), atMost(record.MaxWorker)}
+	if err := checkNewName(of+".Worker", r.Worker, record.MaxWorker); err != nil {
+		return err
 	}
 	if r.Max < 0 || r.Max > l.Batch {
 		return &InvalidError{of + ".Max", r.Max, atMostTasks(l.Batch)}

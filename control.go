@@ -289,7 +289,7 @@ func (o *BulkOptions) check(l *Limits) error {
 	if o.ToQueue == "" || o.ToQueue == o.Queue {
 		return &InvalidError{"BulkOptions.ToQueue", o.ToQueue, "a name, other than Queue, for BulkMove"}
 	}
-	return checkName("BulkOptions.ToQueue", o.ToQueue, l.Name)
+	return checkNewName("BulkOptions.ToQueue", o.ToQueue, l.Name)
 }
 
 // bulkSender collects elements for several receivers, and delivers them in bulks, no faster than a

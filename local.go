@@ -3,6 +3,7 @@ package codeq
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -16,7 +17,6 @@ import (
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 	"codeq/internal/platform"
-	"codeq/internal/wire"
 )
 
 // A program beside the process that has a queue open calls it by its local socket. It calls the
@@ -250,7 +250,7 @@ func waitsLong(kind byte) bool {
 // subscribeProgram begins a subscription of a program, which takes its events out all the time.
 func (q *Queue) subscribeProgram(ctx context.Context, options []byte) (*entries.Subscription, error) {
 	var opts SubscribeOptions
-	if wire.UnmarshalJSON(options, &opts) != nil {
+	if json.Unmarshal(options, &opts) != nil {
 		return nil, errMalformedCall
 	}
 	opts.Buffer = 0

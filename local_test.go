@@ -122,12 +122,12 @@ func TestLocalShowsTheSame(t *testing.T) {
 	require.Len(t, stats.Shards[0].Upkeep, len(own.Shards[0].Upkeep))
 }
 
-// TestLocalNamesOfAnyBytes: a program sees names, keys and errors that are not UTF-8 as they are.
-func TestLocalNamesOfAnyBytes(t *testing.T) {
+// TestLocalOddNames: a program sees names and keys with controls as they are.
+func TestLocalOddNames(t *testing.T) {
 	t.Parallel()
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 2})
 	s.serve(t)
-	queuetest.RequireAnyBytes(t, s.Queue, s.client(t))
+	queuetest.RequireOddTexts(t, s.Queue, s.client(t))
 }
 
 // TestLocalSteers: what a program does to the queue is done.

@@ -154,7 +154,7 @@ func (q *Queue) newRun(ctx context.Context, m *Mux, opts *RunOptions) (*runner, 
 	}
 	o := &r.opts
 	o.Queues, o.Weights = slices.Clone(o.Queues), maps.Clone(o.Weights)
-	if err := checkName("RunOptions.Name", o.Name, record.MaxWorker); err != nil {
+	if err := checkNewName("RunOptions.Name", o.Name, record.MaxWorker); err != nil {
 		return nil, err
 	}
 	o.Name = cmp.Or(o.Name, workerpool.ProcessName())

@@ -16,6 +16,7 @@ import (
 
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
+	"codeq/internal/record"
 	"codeq/internal/testkit"
 )
 
@@ -123,7 +124,7 @@ func TestInheritTrace(t *testing.T) {
 		{header{"a": "b"}, header{"tracestate": "s"}, header{"a": "b"}},
 		{header{"a": "far too long"}, from, header{"a": "far too long"}},
 	} {
-		require.Equal(t, tc.want, inheritTrace(tc.own, tc.from, 25))
+		require.Equal(t, tc.want, record.InheritTrace(tc.own, tc.from, 25))
 	}
 }
 

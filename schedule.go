@@ -229,7 +229,7 @@ func (s *Schedule) check(l *Limits, now uint64) (recurrence.Sequence, error) {
 	if s.Name == "" {
 		return nil, &InvalidError{"Schedule.Name", `""`, "a name"}
 	}
-	if err := checkName("Schedule.Name", s.Name, l.Name); err != nil {
+	if err := checkNewName("Schedule.Name", s.Name, l.Name); err != nil {
 		return nil, err
 	}
 	if s.Missed > MissedAll {

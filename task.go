@@ -3,7 +3,9 @@ package codeq
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"codeq/internal/base"
 	"codeq/internal/engine"
@@ -230,20 +232,25 @@ func (b Backoff) Delay(attempt int, chance float64) time.Duration {
 // check refuses a task that exceeds the limits, or waits for one of its batch that does not come
 // before it. index is its place in the batch.
 func (t *Task) check(l *Limits, index int) error {
-	if err := checkName("Task.Queue", t.Queue, l.Name); err != nil {
+	if err := checkNewName("Task.Queue", t.Queue, l.Name); err != nil {
 		return err
 	}
 	if t.Queue == "" {
 		return &InvalidError{"Task.Queue", `""`, "a name"}
 	}
-	if err := checkName("Task.Tenant", t.Tenant, l.Name); err != nil {
+	if err := checkNewName("Task.Tenant", t.Tenant, l.Name); err != nil {
 		return err
 	}
 	if len(t.Payload) > l.Payload {
 		return &InvalidError{"Task.Payload", bytesOf(len(t.Payload)), atMost(l.Payload)}
 	}
-	if size := headerBytes(t.Headers); size > l.Headers {
+	if size := record.HeaderBytes(t.Headers); size > l.Headers {
 		return &InvalidError{"Task.Headers", bytesOf(size), atMost(l.Headers)}
+	}
+	for k, v := range t.Headers {
+		if err := checkUTF8("Task.Headers", k, v); err != nil {
+			return err
+		}
 	}
 	if t.Priority < MinPriority || t.Priority > MaxPriority {
 		return &InvalidError{"Task.Priority", t.Priority, "0 to 9"}
@@ -266,10 +273,10 @@ func (t *Task) check(l *Limits, index int) error {
 	if err := t.Unique.check(l); err != nil {
 		return err
 	}
-	if err := checkName("Task.Group", t.Group, l.Name); err != nil {
+	if err := checkNewName("Task.Group", t.Group, l.Name); err != nil {
 		return err
 	}
-	if err := checkName("Task.LimitKey", t.LimitKey, l.Name); err != nil {
+	if err := checkNewName("Task.LimitKey", t.LimitKey, l.Name); err != nil {
 		return err
 	}
 	if len(t.After) > MaxParents {
@@ -371,6 +378,25 @@ func task(l engine.LaneKey, r *record.Record) Task {
 func checkName(field, name string, limit int) error {
 	if len(name) > limit {
 		return &InvalidError{field, bytesOf(len(name)), atMost(limit)}
+	}
+	return nil
+}
+
+// checkNewName is checkName for a name that is made. Verbs that read, or end what there is, take
+// any name, since old ones may not be UTF-8.
+func checkNewName(field, name string, limit int) error {
+	if err := checkUTF8(field, name); err != nil {
+		return err
+	}
+	return checkName(field, name, limit)
+}
+
+// checkUTF8 refuses texts that JSON would change.
+func checkUTF8(field string, texts ...string) error {
+	for _, s := range texts {
+		if !utf8.ValidString(s) {
+			return &InvalidError{field, strconv.Quote(s), "UTF-8; a digest in hexadecimal"}
+		}
 	}
 	return nil
 }

@@ -9,11 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
 	"codeq"
+	"codeq/internal/crashfs"
 	"codeq/internal/keys"
+	"codeq/internal/record"
+	"codeq/internal/simtest"
 	"codeq/test/queuetest"
 )
 
@@ -345,4 +349,67 @@ func FuzzText(f *testing.F) {
 			require.Zero(t, r)
 		}
 	})
+}
+
+// TestNotUTF8: names, keys and headers that are not UTF-8 are refused, and nothing is stored; verbs
+// that read or end take any; the text of an error gets U+FFFD.
+func TestNotUTF8(t *testing.T) {
+	t.Parallel()
+	q := queuetest.OpenForRun(t, codeq.Options{})
+	ctx := t.Context()
+	const odd = "a\xff"
+	for field, task := range map[string]codeq.Task{
+		"Task.Queue":      {Queue: odd},
+		"Task.Tenant":     {Queue: "a", Tenant: odd},
+		"Task.Group":      {Queue: "a", Group: odd},
+		"Task.LimitKey":   {Queue: "a", LimitKey: odd},
+		"Task.Unique.Key": {Queue: "a", Unique: codeq.Unique{Key: odd}},
+		"Task.Headers":    {Queue: "a", Headers: map[string]string{"k": odd}},
+	} {
+		_, err := q.Produce(ctx, task)
+		require.ErrorContains(t, err, field)
+		require.ErrorContains(t, err, "UTF-8")
+		require.ErrorIs(t, err, codeq.ErrInvalid)
+		require.ErrorIs(t, q.SetSchedule(ctx, codeq.Schedule{Name: "s", Every: time.Hour, Task: task}), codeq.ErrInvalid)
+	}
+	_, err := q.Produce(ctx, codeq.Task{Queue: "a", Headers: map[string]string{odd: "v"}})
+	require.ErrorIs(t, err, codeq.ErrInvalid)
+	require.ErrorIs(t, q.SetSchedule(ctx, codeq.Schedule{Name: odd, Every: time.Hour, Task: codeq.Task{Queue: "a"}}), codeq.ErrInvalid)
+	require.ErrorIs(t, q.Configure(ctx, odd, func(*codeq.Settings) {}), codeq.ErrInvalid)
+	require.ErrorIs(t, q.Pause(ctx, odd), codeq.ErrInvalid)
+	require.ErrorIs(t, q.Run(ctx, new(codeq.Mux), &codeq.RunOptions{Name: odd}), codeq.ErrInvalid)
+	_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Worker: odd, NoWait: true})
+	require.ErrorIs(t, err, codeq.ErrInvalid)
+
+	_, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{odd}, NoWait: true})
+	require.ErrorIs(t, err, codeq.ErrEmpty)
+	_, err = q.FindByKey(ctx, codeq.UniqueKey{Queue: odd, Key: odd})
+	require.ErrorIs(t, err, codeq.ErrNotFound)
+	_, err = q.ListPage(ctx, codeq.PageOptions{TaskFilter: codeq.TaskFilter{Queue: odd}})
+	require.NoError(t, err)
+	require.NoError(t, q.DeleteQueue(ctx, odd))
+
+	id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
+	require.NoError(t, q.DeadLetter(ctx, queuetest.ClaimNow(t, q, "a").Receipt, errors.New(odd)))
+	require.Equal(t, "a\ufffd", queuetest.InfoOf(t, q, id).LastError)
+}
+
+// TestVerifyNamesNotUTF8: Verify names the tasks whose headers are not UTF-8, which are no damage.
+func TestVerifyNamesNotUTF8(t *testing.T) {
+	t.Parallel()
+	disk := crashfs.New()
+	q, err := codeq.Open("queue", queuetest.OnDisk(disk, &codeq.Options{Shards: 1}))
+	require.NoError(t, err)
+	id := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})[0]
+	require.NoError(t, q.Close())
+	simtest.AlterStore(t, disk, func(db *pebble.DB) {
+		key, value := queuetest.First(t, db, keys.Task, nil)
+		rec, err := record.Decode(value)
+		require.NoError(t, err)
+		rec.Headers = map[string]string{"k": "\xff"}
+		require.NoError(t, db.Set(key, rec.Encode(), nil))
+	})
+	r := queuetest.VerifyImage(t, disk, false)
+	require.True(t, r.OK(), "%v", r.Problems)
+	require.Equal(t, []codeq.ID{id}, r.Shards[0].NotUTF8)
 }

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -52,7 +52,7 @@ func (o *output) followUp(tasks []Task, trace map[string]string, l *Limits) {
 	}
 	tasks = slices.Clone(tasks)
 	for i := range tasks {
-		tasks[i].Headers = inheritTrace(tasks[i].Headers, trace, l.Headers)
+		tasks[i].Headers = record.InheritTrace(tasks[i].Headers, trace, l.Headers)
 	}
 	o.next.verb = "Complete"
 	o.nextErr = o.next.add(tasks, l)
@@ -175,7 +175,7 @@ func ReportProgress(ctx context.Context, done, total int64, note string) (err er
 		return nil
 	}
 	return c.say(func(n *record.Notes) {
-		n.Done, n.Total, n.Text, n.At = done, total, note, wallMillis(c.runner.queue.opts)
+		n.Done, n.Total, n.Text, n.At = done, total, strings.ToValidUTF8(note, "\ufffd"), wallMillis(c.runner.queue.opts)
 	})
 }
 
@@ -190,12 +190,15 @@ func ReportProgress(ctx context.Context, done, total int64, note string) (err er
 // concurrent use, and waits for nothing.
 //
 // Errors: [ErrInvalid] if the keys and values, and the note of the last report, have more than 4
-// KiB.
+// KiB, or the key or the value is not UTF-8.
 func SetMetadata(ctx context.Context, key, value string) (err error) {
 	defer public(&err)
 	c := taskContextOf(ctx)
 	if c == nil {
 		return nil
+	}
+	if err := checkUTF8("SetMetadata", key, value); err != nil {
+		return err
 	}
 	return c.say(func(n *record.Notes) { n.SetMetadata(key, value) })
 }
@@ -222,44 +225,4 @@ func LoggerFrom(ctx context.Context) *slog.Logger {
 	}
 	c.logger.Store(l)
 	return l
-}
-
-// The headers of a W3C trace context. Together they are one value: tracestate is of no use without
-// its traceparent.
-const (
-	traceParent = "traceparent"
-	traceState  = "tracestate"
-)
-
-// headerBytes is the size of all names and values of headers.
-func headerBytes(headers map[string]string) int {
-	n := 0
-	for k, v := range headers {
-		n += len(k) + len(v)
-	}
-	return n
-}
-
-// inheritTrace returns headers with the trace context in from. It returns headers themselves, which
-// it does not change, if from has none, if they have one, even an empty one, or if the result would
-// be larger than limit.
-func inheritTrace(headers, from map[string]string, limit int) map[string]string {
-	parent, ok := from[traceParent]
-	if !ok {
-		return headers
-	}
-	_, hasParent := headers[traceParent]
-	if _, has := headers[traceState]; has || hasParent {
-		return headers
-	}
-	all := make(map[string]string, len(headers)+2)
-	maps.Copy(all, headers)
-	all[traceParent] = parent
-	if state, has := from[traceState]; has {
-		all[traceState] = state
-	}
-	if headerBytes(all) > limit {
-		return headers
-	}
-	return all
 }

@@ -93,7 +93,7 @@ func (u *Unique) check(l *Limits) error {
 		}
 		return nil
 	}
-	if err := checkName("Task.Unique.Key", u.Key, l.Name); err != nil {
+	if err := checkNewName("Task.Unique.Key", u.Key, l.Name); err != nil {
 		return err
 	}
 	if u.For < 0 {

@@ -68,6 +68,9 @@ type ShardReport struct {
 	// file of the repaired shard was missing or cut short; then it counts all tasks of the shard
 	// that have not ended as far as is known.
 	MayRepeat int
+	// NotUTF8 are tasks of builds before the first release whose names, keys or headers are not
+	// UTF-8. They are no damage, but a program on another node sees U+FFFD in place of such bytes.
+	NotUTF8 []ID
 }
 
 // Problem is one case of damage or contradiction that [Verify] has found.
@@ -131,6 +134,10 @@ func verifyReport(found *fsck.Report) *VerifyReport {
 			Sealed: s.Sealed, Files: s.Files, Bytes: s.Bytes,
 			Tasks: Counts(s.Tasks), Kept: s.Kept, MayRepeat: s.MayRepeat,
 		})
+		for _, id := range s.NotUTF8 {
+			last := &r.Shards[len(r.Shards)-1]
+			last.NotUTF8 = append(last.NotUTF8, id)
+		}
 	}
 	for _, p := range found.Problems {
 		r.Problems = append(r.Problems, Problem(p))

@@ -3,6 +3,7 @@ package codeq
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -65,7 +66,7 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 	for _, a := range q.askNodes(ctx, &workersCall{Do: listWorkers}) {
 		var infos []WorkerInfo
 		if a.Err == nil {
-			a.Err = wire.UnmarshalJSON(a.Body, &infos)
+			a.Err = json.Unmarshal(a.Body, &infos)
 		}
 		if a.Err != nil {
 			infos = []WorkerInfo{{Node: a.Node, LastError: base.Prefixed(a.Err).Error()}}
@@ -149,7 +150,7 @@ func (q *Queue) serveNode(ctx context.Context, body []byte) ([]byte, error) {
 		return answer, nil
 	}
 	c := new(workersCall)
-	if err := wire.UnmarshalJSON(body, c); err != nil {
+	if err := json.Unmarshal(body, c); err != nil {
 		return nil, errMalformedCall
 	}
 	if c.Do == listWorkers {
@@ -179,7 +180,7 @@ func (q *Queue) tellWorkers(ctx context.Context, c *workersCall) error {
 	for _, a := range answers {
 		var n int
 		if a.Err == nil {
-			a.Err = wire.UnmarshalJSON(a.Body, &n)
+			a.Err = json.Unmarshal(a.Body, &n)
 		}
 		if told += n; a.Err != nil {
 			errs = append(errs, a.Err)

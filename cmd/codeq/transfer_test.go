@@ -86,7 +86,7 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		full := named("dead with all", "b")
 		full.Priority, full.Tenant, full.MaxAttempts, full.LimitKey = 7, "tenant", 3, "limit"
 		full.LeaseFor, full.Timeout, full.Retention = time.Minute, time.Second, codeq.Forever
-		full.Headers[hostileBytes], full.Payload = hostileBytes, []byte(hostileBytes)
+		full.Headers[hostile], full.Payload = hostile, []byte(hostileBytes)
 		dead(full)
 		worn := named("worn out", "b")
 		worn.MaxAttempts = 3
@@ -184,13 +184,13 @@ func fillAll(t *testing.T) func(context.Context, *codeq.Queue) {
 		require.NoError(t, q.Configure(ctx, "removed", func(s *codeq.Settings) { s.Concurrency = 3 }))
 		require.NoError(t, q.DeleteQueue(ctx, "removed"))
 
-		// Order, names that are no UTF-8, settings, schedules.
+		// Order, names with controls, settings, schedules.
 		for i := range 300 {
 			task := named(fmt.Sprintf("ready %03d", i), "order")
 			task.Priority, task.Tenant = i%3, fmt.Sprint("tenant ", i%2)
 			add(task)
 		}
-		add(named("hostile \xfe", hostileBytes))
+		add(named("hostile", hostile))
 		require.NoError(t, q.Configure(ctx, "order", func(s *codeq.Settings) {
 			*s = codeq.Settings{
 				Paused: true, Concurrency: 3, Rate: 2.5, Burst: 7, TenantWeights: map[string]int{"tenant 1": 2, "é": 3},

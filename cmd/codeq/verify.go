@@ -79,6 +79,13 @@ func (a *app) showReport(r *codeq.VerifyReport) error {
 	if err := a.table(t); err != nil {
 		return err
 	}
+	for _, s := range r.Shards {
+		for _, id := range s.NotUTF8 {
+			if err := a.line("Not UTF-8: a name, key or header of task %s", id); err != nil {
+				return err
+			}
+		}
+	}
 	if len(r.Problems) == 0 {
 		return a.line("No problem was found.")
 	}

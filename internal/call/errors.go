@@ -1,6 +1,7 @@
 package call
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -105,7 +106,7 @@ func DecodeError(code byte, text string) error {
 
 // DecodeDetails reads an error that was sent with its fields.
 func DecodeDetails(text string, err error) error {
-	if wire.UnmarshalJSON([]byte(text), err) != nil {
+	if json.Unmarshal([]byte(text), err) != nil {
 		return base.WithText(text)
 	}
 	return err

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -282,7 +283,7 @@ func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a el
 			question.Wait = time.Until(end)
 		}
 		b, err := n.peer.Introduce(ctx, to, kindElders, wire.AppendJSON(nil, question))
-		if err == nil && wire.UnmarshalJSON(b, &a) == nil {
+		if err == nil && json.Unmarshal(b, &a) == nil {
 			return a, a.Alive || a.Admitted >= key.birth
 		}
 	}
@@ -292,7 +293,7 @@ func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a el
 // serveElders answers an elderQuestion when there is an answer, or when its time is over.
 func (n *Node) serveElders(r *peer.Request) error {
 	var q elderQuestion
-	if err := wire.UnmarshalJSON(r.Body, &q); err != nil {
+	if err := json.Unmarshal(r.Body, &q); err != nil {
 		return ErrMalformedCall
 	}
 	id, err := peer.ParseID(q.ID)

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -287,7 +288,7 @@ func (n *Node) introduce(ctx context.Context, p Peer) (i introduction, err error
 	if err != nil {
 		return i, fmt.Errorf("node %q at %s: %w", p.Node, p.Address, err)
 	}
-	if err := wire.UnmarshalJSON(b, &i); err != nil || i.Node != p.Node || i.ID == "" {
+	if err := json.Unmarshal(b, &i); err != nil || i.Node != p.Node || i.ID == "" {
 		return i, fmt.Errorf("node %q at %s: %w", p.Node, p.Address, ErrMalformedCall)
 	}
 	return i, nil

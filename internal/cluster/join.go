@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -193,7 +194,7 @@ func (g *Group) votesForGood() bool {
 // serveJoin adds the node that sends the request.
 func (n *Node) serveJoin(r *peer.Request) error {
 	var j joining
-	if err := wire.UnmarshalJSON(r.Body, &j); err != nil || j.Node != r.From.Name || j.ID != r.From.ID.String() || j.Address == "" {
+	if err := json.Unmarshal(r.Body, &j); err != nil || j.Node != r.From.Name || j.ID != r.From.ID.String() || j.Address == "" {
 		return ErrMalformedCall
 	}
 	ctx, cancel := context.WithCancel(n.ctx)

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -91,7 +92,7 @@ func (n *Node) appendFormer(b []byte) []byte {
 // idsOf are the present and former IDs of the sender of a question for a state.
 func idsOf(r *peer.Request) (ids []string, err error) {
 	if len(r.Body) > 0 {
-		err = wire.UnmarshalJSON(r.Body, &ids)
+		err = json.Unmarshal(r.Body, &ids)
 	}
 	if err != nil || len(ids) > maxIDs {
 		return nil, ErrMalformedCall

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"slices"
 	"sync"
 	"time"
@@ -267,7 +268,7 @@ func (n *Node) stateOf(ctx context.Context, p Peer) ([]replicaState, error) {
 		return nil, n.callError(ctx, err)
 	}
 	var states []replicaState
-	return states, wire.UnmarshalJSON(b, &states)
+	return states, json.Unmarshal(b, &states)
 }
 
 // state is the states of this node's replicas.

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"encoding/json"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -175,7 +176,7 @@ func (d *shardSuspects) Crash(process, lasts uint64) (suspects int, partial bool
 				defer s.mu.Unlock()
 				for _, body := range answers {
 					var of suspectsAnswer
-					if wire.UnmarshalJSON(body, &of) == nil {
+					if json.Unmarshal(body, &of) == nil {
 						led += of.Shards
 						c.suspects += of.Suspects
 					}
@@ -236,7 +237,7 @@ type suspectsAnswer struct {
 // Answer answers a question of another process of the cluster; nil: it is for others.
 func (s *SlowStart) Answer(question []byte) []byte {
 	var of suspectsQuestion
-	if err := wire.UnmarshalJSON(question, &of); err != nil || of.Do != askForSuspects {
+	if err := json.Unmarshal(question, &of); err != nil || of.Do != askForSuspects {
 		return nil
 	}
 	s.mu.Lock()

@@ -3,6 +3,7 @@ package fsck
 import (
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -97,6 +98,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
 
 type checker struct {
+	notUTF8       []keys.ID
 	r             pebble.Reader
 	view          *store.Snapshot
 	rules         *Rules
@@ -211,6 +213,9 @@ func (c *checker) record(key, value []byte) error {
 		st.state = leased
 	}
 	c.seen[id] = st
+	if !isUTF8(l.Queue, l.Tenant, rec) {
+		c.notUTF8 = append(c.notUTF8, keys.ID(id))
+	}
 	if want := keys.GroupScope(l.Queue, l.Tenant, rec.LimitKey, rec.GroupKey); want != rec.Group {
 		c.report("task %s of group %q has scope %x, not %x", taskID(id), rec.GroupKey, rec.Group, want)
 	}
@@ -233,6 +238,17 @@ func (c *checker) record(key, value []byte) error {
 	}
 	c.counts[st.queue] = counts
 	return nil
+}
+
+// isUTF8 reports whether the names, keys and headers of a task are UTF-8, as those of new tasks.
+func isUTF8(queue, tenant string, rec *record.Record) bool {
+	for k, v := range rec.Headers {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return false
+		}
+	}
+	return utf8.ValidString(queue) && utf8.ValidString(tenant) && utf8.ValidString(rec.GroupKey) &&
+		utf8.ValidString(rec.LimitKey) && utf8.ValidString(rec.UniqueKey)
 }
 
 func (c *checker) entry(key, value []byte) error {

@@ -47,6 +47,7 @@ type Shard struct {
 	Tasks     keys.Counts // that can be read
 	Kept      string      // the damaged store, in the queue's directory; "": it was not repaired
 	MayRepeat int         // tasks that may have ended and may be delivered again
+	NotUTF8   []keys.ID   // tasks whose names, keys or headers are not UTF-8
 }
 
 // Problem is one fault that was found.
@@ -256,7 +257,7 @@ func (v *verifier) content(index int, dir string) (r Shard, err error) {
 	}
 	err = store.Protect(func() error {
 		c := inspect(db, v.rules, index, v.Shards)
-		r.Tasks = c.tasks
+		r.Tasks, r.NotUTF8 = c.tasks, c.notUTF8
 		if len(v.report.Problems) > begin { // its contradictions follow from that
 			return nil
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"sync/atomic"
 )
 
@@ -86,6 +87,7 @@ func ErrorText(err error) (text string) {
 		if v := recover(); v != nil {
 			text = fmt.Sprintf("error of type %T, whose method Error panics: %v", err, v)
 		}
+		text = strings.ToValidUTF8(text, "\ufffd")
 	}()
 	return err.Error()
 }

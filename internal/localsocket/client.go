@@ -3,6 +3,7 @@ package localsocket
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,7 +15,6 @@ import (
 	"codeq/internal/base"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
-	"codeq/internal/wire"
 )
 
 // Client calls the process that serves a queue. It connects for its first call, and again after a
@@ -164,13 +164,13 @@ func (c *Client) enter(ctx context.Context, kind byte) (leave func(), err error)
 
 // Tell calls a verb that is about the process. reply is where its answer goes, if it is not nil.
 func (c *Client) Tell(ctx context.Context, kind byte, argument, reply any) error {
-	body, err := wire.MarshalJSON(argument)
+	body, err := json.Marshal(argument)
 	if err != nil {
 		return err
 	}
 	b, err := c.Call(ctx, kind, body, kind < ofChanges)
 	if err == nil && reply != nil {
-		if err = wire.UnmarshalJSON(b, reply); err != nil {
+		if err = json.Unmarshal(b, reply); err != nil {
 			err = fmt.Errorf("%w: %w", base.ErrUncertain, err)
 		}
 	}

@@ -2,9 +2,8 @@ package localsocket
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
-
-	"codeq/internal/wire"
 )
 
 // The kinds of calls that are about the process and not a shard. Arguments and answers are JSON.
@@ -56,14 +55,14 @@ type Verbs map[byte]Verb
 func Answering[A, R any](verb func(context.Context, A) (R, error)) Verb {
 	return func(ctx context.Context, argument []byte) ([]byte, error) {
 		var a A
-		if wire.UnmarshalJSON(argument, &a) != nil {
+		if json.Unmarshal(argument, &a) != nil {
 			return nil, errMalformed
 		}
 		answer, err := verb(ctx, a)
 		if err != nil {
 			return nil, err
 		}
-		return wire.MarshalJSON(answer)
+		return json.Marshal(answer)
 	}
 }
 
