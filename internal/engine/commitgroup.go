@@ -94,13 +94,6 @@ func (g *commitGroup) deleteRange(lower, upper []byte) {
 	_ = g.Batch.DeleteRange(lower, upper, nil) // fails for indexed batches only
 }
 
-// trimRange is deleteRange for consumed keys. REQUIRES: the group is empty, except for other
-// trimmed ranges.
-func (g *commitGroup) trimRange(lower, upper []byte) {
-	g.Trimmed = true
-	g.deleteRange(lower, upper)
-}
-
 // hasChanged reports whether disk does not have the latest state of a task yet.
 func (g *commitGroup) hasChanged(id keys.ID) bool {
 	g.noteRemoved()
