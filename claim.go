@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"codeq/internal/base"
 	"codeq/internal/claimlines"
@@ -216,8 +217,8 @@ func (r *ClaimRequest) check(of string, l *Limits) error {
 	if r.LeaseFor != 0 && (r.LeaseFor < minLease || r.LeaseFor > maxLease) {
 		return &InvalidError{of + ".LeaseFor", r.LeaseFor, fmt.Sprint(minLease, " to ", maxLease)}
 	}
-	if err := checkNewName(of+".Worker", r.Worker, record.MaxWorker); err != nil {
-		return err
+	if len(r.Worker) > record.MaxWorker || !utf8.ValidString(r.Worker) { // before of+ allocates
+		return checkNewName(of+".Worker", r.Worker, record.MaxWorker)
 	}
 	if r.Max < 0 || r.Max > l.Batch {
 		return &InvalidError{of + ".Max", r.Max, atMostTasks(l.Batch)}
