@@ -19,11 +19,11 @@ import (
 	"codeq/internal/store"
 )
 
-// shard is one independent part of a queue: a store, the memory that caches
-// it, and the goroutine that owns both and decides everything.
+// shard is one independent part of a queue: a store, the memory that caches it, and the goroutine
+// that owns both and decides everything.
 //
-// All fields below owned are touched by run alone, and by load before run
-// starts. Callers reach a shard through its inbox only.
+// Only run touches the fields below owned, and load before run starts. Callers reach a shard
+// through its inbox.
 type shard struct {
 	index   int
 	opts    *Options
@@ -199,8 +199,7 @@ func (s *shard) due() bool {
 	return s.HasWork() || s.ownUpkeepsDue() > 0
 }
 
-// wallCheck bounds how long a shard sleeps towards a time of the wall clock,
-// which may be set meanwhile without waking anybody.
+// wallCheck bounds the sleep towards a time of the wall clock, which may be set meanwhile.
 const wallCheck = uint64(time.Minute / time.Millisecond)
 
 // sleep waits for an operation or for the next deadline. Without deadlines
