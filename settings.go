@@ -122,10 +122,10 @@ func (q *Queue) beginOn(ctx context.Context, name string) (context.Context, erro
 // and that of ctx.
 func (q *Queue) Configure(ctx context.Context, queue string, change func(*Settings)) (err error) {
 	defer public(&err)
-	if err = checkNewName("queue", queue, q.opts.Limits.Name); err != nil {
+	if ctx, err = q.beginOn(ctx, queue); err != nil {
 		return err
 	}
-	if ctx, err = q.beginOn(ctx, queue); err != nil {
+	if err := checkUTF8("queue", queue); err != nil {
 		return err
 	}
 	if change == nil {
