@@ -188,7 +188,7 @@ func TestUnusedClaimSetsGo(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
 		for shard := range queuetest.Led(q) { // without an operation, which would wake the owner
-			require.Zero(t, sets(inspect.Of(q).Asleep(shard)))
+			inspect.Of(q).Asleep(shard, func(o *inspect.Owner) { require.Zero(t, sets(o)) })
 		}
 	})
 }

@@ -61,7 +61,6 @@ type inspection struct {
 func (s *shard) inspect() *inspect.Owner {
 	return &inspect.Owner{
 		Rules: &s.State, Claims: s.claims, Store: s.Store, Permits: s.permits, Epoch: s.epoch, Commit: s.commit,
-		Busy:     len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due(),
 		Large:    len(s.undecided.large.All()),
 		Measure:  func() { s.space.Written = math.MaxInt },
 		Awaiting: func(id keys.ID) int { return len(s.awaits.Of(ID(id))) },
@@ -70,6 +69,7 @@ func (s *shard) inspect() *inspect.Owner {
 
 func (op *inspection) resolve(s *shard) {
 	o := s.inspect()
+	o.Busy = len(s.undecided.deferred) > 0 || s.claims.MayServe() || s.due()
 	op.err = op.look(o)
 	s.commit = o.Commit
 	s.settleAfterCommit(op)
@@ -87,10 +87,10 @@ func (i inspected) Owner(shard int, look func(*inspect.Owner) error) error {
 	return err
 }
 
-func (i inspected) Asleep(shard int) *inspect.Owner {
+func (i inspected) Asleep(shard int, look func(*inspect.Owner)) {
 	s := i.q.shard(shard)
-	s.inbox.Len() // its lock orders this before the owner's next step
-	return s.inspect()
+	look(s.inspect())
+	s.inbox.Len() // its lock orders this before the next step of the owner
 }
 
 func (i inspected) Read(shard int, f func(*store.Store) error) error {

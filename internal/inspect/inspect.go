@@ -72,9 +72,9 @@ type Queue interface {
 	// Owner calls look on the goroutine that owns a shard, and returns its error. The owner waits
 	// while it runs.
 	Owner(shard int, look func(*Owner) error) error
-	// Asleep returns the inside of a shard's owner. REQUIRES: the owner sleeps, after a
-	// synctest.Wait, and nothing wakes it meanwhile.
-	Asleep(shard int) *Owner
+	// Asleep calls look with what the owner of a shard works with, beside the owner. Busy is not
+	// set. REQUIRES: the owner sleeps, as synctest.Wait has just said.
+	Asleep(shard int, look func(*Owner))
 	// Read calls f with the store that this process has of a shard, which stays open meanwhile.
 	Read(shard int, f func(*store.Store) error) error
 	// Tasks returns the tasks that the store of a shard has, as a map[codeq.ID]*codeq.TaskInfo, and

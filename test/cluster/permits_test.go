@@ -67,7 +67,7 @@ func (c *limitedCluster) leases() (leases [3]int) {
 	for shard := range leases {
 		if n := c.leader(shard); n != nil {
 			if q, _ := n.queue(); q != nil && inspect.Of(q).Leads(shard) {
-				leases[shard] = int(inspect.Of(q).Asleep(shard).Rules.QueueNamed("a").Counts.Leased)
+				inspect.Of(q).Asleep(shard, func(o *inspect.Owner) { leases[shard] = int(o.Rules.QueueNamed("a").Counts.Leased) })
 			}
 		}
 	}
@@ -204,9 +204,11 @@ func (c *limitedCluster) requireReturned() {
 	require.Equal(c.t, told, c.told(), "shards go on telling, or are led anew")
 	for shard := range 3 {
 		q, _ := c.leader(shard).queue()
-		p := permitsIn(inspect.Of(q).Asleep(shard), "a")
-		require.Zero(c.t, p.Unused())
-		require.False(c.t, p.IsBusy())
+		inspect.Of(q).Asleep(shard, func(o *inspect.Owner) {
+			p := permitsIn(o, "a")
+			require.Zero(c.t, p.Unused())
+			require.False(c.t, p.IsBusy())
+		})
 	}
 	set, err := c.queue(0).Settings("a")
 	require.NoError(c.t, err)
@@ -232,7 +234,9 @@ func (c *limitedCluster) told() (told [3]string) {
 		n := c.leader(shard)
 		q, _ := n.queue()
 		term := inspect.Of(q).Group(shard).Raft().CurrentTerm()
-		told[shard] = fmt.Sprintf("%s in term %d: %d reports", n.name, term, inspect.Of(q).Asleep(shard).Permits.Reports())
+		inspect.Of(q).Asleep(shard, func(o *inspect.Owner) {
+			told[shard] = fmt.Sprintf("%s in term %d: %d reports", n.name, term, o.Permits.Reports())
+		})
 	}
 	return told
 }
