@@ -326,6 +326,7 @@ func TestPermitsTurns(t *testing.T) {
 
 // TestPermitsOfTenants: shards share a limit by the tenants that have tasks there.
 func TestPermitsOfTenants(t *testing.T) {
+	testbase.SkipUnderRace(t)
 	t.Parallel()
 	limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {
 		c.configure(func(s *codeq.Settings) { s.Concurrency = 4 })
