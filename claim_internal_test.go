@@ -238,3 +238,11 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 		<-claimed
 	})
 }
+
+// TestClaimAsksNoFormerLeaders: a claim does not ask the shards that this node led when it began.
+func TestClaimAsksNoFormerLeaders(t *testing.T) {
+	ownCluster(t, func(t *testing.T, q *Queue) {
+		_, err := q.node.claims.askAll(t.Context(), &ClaimRequest{Queues: []string{"a"}}, nil, nil, nil)
+		require.ErrorIs(t, err, ErrNotLeader, "the shards were led elsewhere when the claim began, and were not asked")
+	})
+}

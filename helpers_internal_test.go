@@ -20,10 +20,10 @@ import (
 	"codeq/internal/testkit"
 )
 
-// What tests from inside share. Those from outside have more of it in internal/queuetest, which
+// What tests from inside share. Those from outside have more of it in test/queuetest, which
 // these cannot import.
 
-// bubble runs a test in fake time on a queue in memory.
+// bubble runs a test in fake time on a queue in memory, and checks the stored state at its end.
 func bubble(t *testing.T, opts Options, test func(t *testing.T, q *Queue)) {
 	synctest.Test(t, func(t *testing.T) {
 		if opts.private.FS == nil {
@@ -33,6 +33,8 @@ func bubble(t *testing.T, opts Options, test func(t *testing.T, q *Queue)) {
 		require.NoError(t, err)
 		defer func() { require.NoError(t, q.Close()) }()
 		test(t, q)
+		synctest.Wait()
+		require.NoError(t, q.checkAll())
 	})
 }
 

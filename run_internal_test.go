@@ -15,9 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/crashfs"
+	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/record"
 	"codeq/internal/testkit"
+	"codeq/internal/wire"
 )
 
 // openForRun opens a queue that is closed when the test's bubble ends.
@@ -237,5 +239,50 @@ func TestBulkSenderWaits(t *testing.T) {
 		time.AfterFunc(time.Second, func() { close(closed) })
 		require.ErrorIs(t, b.add(t.Context(), 0, 3), ErrClosed)
 		require.InDelta(t, 101, time.Since(began).Seconds(), 0.001)
+	})
+}
+
+// TestPlaceOfCanceledHandler: an end of its lease that says that the handler goes on comes after
+// the cancel of the task, and does not free its place.
+func TestPlaceOfCanceledHandler(t *testing.T) {
+	t.Parallel()
+	for _, how := range []engine.Failure{engine.FailOverdue, engine.FailReturn | engine.StillRuns} {
+		ownCluster(t, func(t *testing.T, q *Queue) {
+			ctx, stop := context.WithCancel(t.Context())
+			ids, err := q.ProduceBatch(ctx, []Task{{Queue: "a", Group: "g"}, {Queue: "a", Group: "g"}})
+			require.NoError(t, err)
+			started, end, ran := make(chan *Lease, 2), make(chan struct{}), make(chan error, 1)
+			var m Mux
+			Handle(&m, "a", func(_ context.Context, j *Job[[]byte]) error { started <- j.Lease; <-end; return nil })
+			go func() { ran <- q.Run(ctx, &m, &RunOptions{Concurrency: 4}) }()
+			first := <-started
+			require.Equal(t, ids[0], first.ID)
+			require.NoError(t, q.Cancel(ctx, first.ID))
+			require.ErrorIs(t, q.failed(ctx, first.Receipt, failOp{how: how}, nil), ErrLeaseLost)
+			time.Sleep(5 * time.Second)
+			require.Empty(t, started, how)
+			close(end)
+			require.Equal(t, ids[1], (<-started).ID)
+			stop()
+			require.NoError(t, <-ran)
+		})
+	}
+}
+
+// TestUnknownCallsAboutWorkers: a node refuses calls about workers that it does not know.
+func TestUnknownCallsAboutWorkers(t *testing.T) {
+	ownCluster(t, func(t *testing.T, q *Queue) {
+		ctx, stop := context.WithCancel(t.Context())
+		var m Mux
+		Handle(&m, "a", func(context.Context, *Job[[]byte]) error { return nil })
+		ran := make(chan error, 1)
+		go func() { ran <- q.Run(ctx, &m, nil) }()
+		time.Sleep(time.Second) // until it is a worker
+		_, err := q.serveNode(ctx, []byte("{"))
+		require.Equal(t, errMalformedCall, err)
+		_, err = q.serveNode(ctx, wire.AppendJSON(nil, &workersCall{Do: "dance"}))
+		require.Equal(t, errMalformedCall, err)
+		stop()
+		require.NoError(t, <-ran)
 	})
 }

@@ -18,6 +18,7 @@ func TestClusterStorageStats(t *testing.T) {
 		st, err := q.StorageStats()
 		require.NoError(t, err)
 		require.Len(t, st.Shards, 1)
+		require.Positive(t, st.FreeBytes)
 		require.Positive(t, st.Shards[0].DiskBytes)
 		require.Positive(t, st.Shards[0].MemTableBytes)
 		require.Zero(t, st.Shards[0].LogBytes)
