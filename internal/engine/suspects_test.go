@@ -42,7 +42,10 @@ type oneMore struct {
 
 func (o *oneMore) SetAtWork(process uint64, n int) { o.atWork[process] = n }
 func (o *oneMore) Crashed(process uint64, suspects int, _ bool, _ uint64) {
-	o.crashed = map[uint64]int{process: suspects}
+	if o.crashed == nil {
+		o.crashed = make(map[uint64]int)
+	}
+	o.crashed[process] = suspects
 }
 func (o *oneMore) Crash(process, lasts uint64) (suspects int, partial bool, left uint64, ok bool) {
 	return o.atWork[process] + 1, o.partial, lasts / 2, !o.asking
@@ -77,7 +80,7 @@ func TestCrashOverLeaderChange(t *testing.T) {
 	r.reopen()
 	table := &oneMore{atWork: make(map[uint64]int)}
 	r.shareSuspects(table)
-	require.Equal(t, map[uint64]int{2: 2}, table.crashed)
+	require.Equal(t, map[uint64]int{1: 0, 2: 2}, table.crashed, "leases of both may be left")
 	r.suspects.table = nil
 	r.pass(10 * time.Second)
 	r.settle()
