@@ -64,7 +64,7 @@ func (n *Node) homing() (left bool) {
 		switch {
 		case looks.drained(raft.Server{ID: n.self.ServerID()}):
 			err = g.handOver()
-		case to.ID == "" || to.ID == n.self.ServerID() || n.failures.distrusts(to.ID):
+		case to.ID == "" || to.ID == n.self.ServerID() || n.crashes.distrusts(to.ID):
 			continue
 		default:
 			err = g.transfer(to)

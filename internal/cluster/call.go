@@ -60,7 +60,7 @@ func (g *Group) Call(ctx context.Context, limit *base.Limit, kind byte, body []b
 		return nil, g.NotLed()
 	}
 	binary.BigEndian.PutUint16(body, uint16(g.index))
-	if reply, err = n.peer.CallUntil(ctx, g.tenure.of(id), limit, leader.to, kind, body, urgent); err != nil {
+	if reply, err = n.peer.CallUntil(ctx, g.termOwner.of(id), limit, leader.to, kind, body, urgent); err != nil {
 		return nil, n.callError(ctx, err)
 	}
 	return reply, nil

@@ -1,13 +1,11 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -57,9 +55,6 @@ func ReadChange(r *wire.Reader) (how Change, p Peer, former []string) {
 	return how, p, former
 }
 
-// ErrLastNode: a node cannot be removed because it is the last of its group.
-var ErrLastNode = errors.New("the last node")
-
 // errReconfigured: the group was changed in the meantime.
 var errReconfigured = fmt.Errorf("%w: the members have changed", base.ErrNotLeader)
 
@@ -99,7 +94,18 @@ func (g *Group) changeInTurn(ctx context.Context, how Change, p Peer, former []s
 	return g.change(ctx, how, p, former)
 }
 
-func (g *Group) change(ctx context.Context, how Change, p Peer, former []string) error {
+// decision is the node of a change, and the members by which the change is decided.
+type decision struct {
+	Peer
+	former  []string      // earlier IDs of its directory
+	index   uint64        // of the configuration
+	members []raft.Server // of the configuration
+	at      int           // of the node among them, by its name; -1: it is not a member
+}
+
+// decide begins a decision by the committed members. A node without an ID gets that of the member
+// of its name.
+func (g *Group) decide(how Change, p Peer, former []string) *decision {
 	index, members := g.configuration.get()
 	at := slices.IndexFunc(members, func(m raft.Server) bool {
 		return peerOf(m).Node == p.Node && (how != RemoveNode || p.ID == "" || m.ID == p.ServerID())
@@ -107,164 +113,49 @@ func (g *Group) change(ctx context.Context, how Change, p Peer, former []string)
 	if at >= 0 && p.ID == "" {
 		p = peerOf(members[at])
 	}
-	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
+	return &decision{p, former, index, members, at}
+}
+
+// change makes one change, or one step of it: see errReconfigured.
+func (g *Group) change(ctx context.Context, how Change, p Peer, former []string) error {
+	d := g.decide(how, p, former)
 	switch how {
 	case AddNode:
-		return g.addLearner(ctx, members, index, p)
+		return g.addLearner(ctx, d)
 	case GiveVote:
-		if at < 0 || members[at].ID != id {
-			return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, p.Node)
-		}
-		if err := g.checkCaughtUp(ctx, members[at]); err != nil {
-			return err
-		}
-		return g.reconfigure(func() raft.Future { return g.raft.AddVoter(id, addr, index, configTimeout) })
-	case CheckMember, CheckRemoval, CheckReplacement, RemoveNode:
-		switch {
-		case at < 0 && how != RemoveNode, how == CheckMember && !hasID(members, id):
-			return fmt.Errorf("%w: node %q", base.ErrNotMember, p.Node)
-		case at < 0 || how == CheckMember:
-			return nil
-		case g.index == 0:
-			if others := removing(g.node.Status(ctx)); len(others) > 0 {
-				return fmt.Errorf("%w: shard %d: node %q is being removed from other shards", base.ErrNotLeader, g.index, others[0].Node)
-			}
-		}
-		newcomers := 0
-		if how == CheckReplacement {
-			newcomers = 1
-		}
-		rest := slices.DeleteFunc(slices.Clone(members), func(m raft.Server) bool { return peerOf(m).Node == p.Node })
-		if err := g.checkRest(ctx, rest, newcomers); err != nil || how != RemoveNode {
-			return err
-		}
-		// The next leader is asked. If that one is being removed as well, it makes the removal that
-		// waits before it hands the shard over; else the two would hand it to each other for ever.
-		if id == g.node.self.ServerID() && (g.beganLately() || g.handOver() == nil) {
-			return fmt.Errorf("%w: shard %d: node %s is to be removed", base.ErrNotLeader, g.index, p.Node)
-		} // or else this node leads until it has removed itself
-		if g.index == 0 {
-			if err := g.node.c.Leaders.Forget(ctx, g.index, string(id)); err != nil {
-				return err
-			}
-		}
-		err := g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, index, configTimeout) })
-		if err == nil && len(rest) < len(members)-1 {
-			return errReconfigured // the node is being taken back, and is a member by another ID as well
-		}
-		return err
+		return g.giveVote(ctx, d)
+	case RemoveNode:
+		return g.removeNode(ctx, d)
+	case MakeLeader:
+		return g.makeLeader(d)
+	case CheckRemoval:
+		return g.checkRemoval(ctx, d, 0)
+	case CheckReplacement:
+		return g.checkRemoval(ctx, d, 1)
+	case CheckMember:
+		return d.checkMember()
+	case CheckLeader:
+		return g.checkLeader(ctx, d)
+	case Readmit:
+		return g.readmit(ctx, d)
 	case BeginReplacement, KeepReplacement, EndReplacement:
 		return g.changeReplacement(how, p)
-	case Readmit:
-		return g.readmit(ctx, members, index, p, former)
-	case MakeLeader, CheckLeader:
-		switch {
-		case p.Node == "":
-			g.node.routes.changed() // wakes balance
-			return nil
-		case at < 0:
-			return fmt.Errorf("%w: node %s", base.ErrNotFound, p.Node)
-		case id == g.node.self.ServerID() && g.node.drained():
-			return fmt.Errorf("shard %d: %w: node %s: it is drained", g.index, base.ErrCannotLead, p.Node)
-		case id == g.node.self.ServerID():
-			return nil
-		case how == CheckLeader:
-			return g.isFit(ctx, members[at])
-		}
-		err := g.transfer(members[at])
-		if err == nil || errors.Is(err, base.ErrCannotLead) {
-			return err
-		}
-		return fmt.Errorf("%w: %w", base.ErrUncertain, err)
 	default:
 		return ErrMalformedCall
 	}
 }
 
-// hasID reports whether a member has an ID.
-func hasID(members []raft.Server, id raft.ServerID) bool {
-	return slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == id })
-}
-
-// checkRemoved returns an error if a node is not a member, and the first shard has removed it by
-// any of the IDs that its directory has had.
-func (g *Group) checkRemoved(ctx context.Context, p Peer, former ...string) error {
-	if g.index > 0 {
-		return g.node.c.Leaders.Change(ctx, 0, CheckMember, p)
-	}
-	return g.checkForgotten(p.Node, append(slices.Clone(former), p.ID)...)
-}
-
-// checkForgotten returns an error if a node was removed by one of some IDs.
-// REQUIRES: the group is that of the first shard.
-func (g *Group) checkForgotten(node string, ids ...string) error {
-	for _, id := range ids {
-		removed, err := g.machine.IsForgotten(string(Peer{Node: node, ID: id}.ServerID()))
-		if err != nil {
-			return fmt.Errorf("%w: shard %d: %w", base.ErrNotLeader, g.index, err)
-		}
-		if removed {
-			return fmt.Errorf("%w: node %q was removed from the cluster with its directory; it may be added again with an empty one",
-				base.ErrNotMember, node)
-		}
+// checkMember returns an error unless the node is a member with its directory.
+func (d *decision) checkMember() error {
+	if d.at < 0 || !hasID(d.members, d.ServerID()) {
+		return fmt.Errorf("%w: node %q", base.ErrNotMember, d.Node)
 	}
 	return nil
 }
 
-// addLearner makes a node a member without a vote, or changes the address of a member.
-func (g *Group) addLearner(ctx context.Context, members []raft.Server, index uint64, p Peer) error {
-	known := make([]Peer, len(members))
-	for i, m := range members {
-		known[i] = peerOf(m)
-	}
-	if err := cmp.Or(namesake(known, p), addressee(known, p)); err != nil {
-		return err
-	}
-	id, addr := p.ServerID(), raft.ServerAddress(p.Address)
-	if !hasID(members, id) {
-		if err := g.checkRemoved(ctx, p); err != nil {
-			return err
-		}
-	}
-	if slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == id && m.Address == addr }) {
-		return nil // it has been added before
-	}
-	return g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(id, addr, index, configTimeout) })
-}
-
-// checkRest checks that a majority of the remaining members and the newcomers would answer:
-// otherwise the group would have no leader any more.
-func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int) error {
-	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-	defer cancel()
-	voters := slices.DeleteFunc(slices.Clone(rest), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
-	if len(voters)+newcomers == 0 {
-		return ErrLastNode
-	}
-	silent := make([]error, len(voters))
-	var asking sync.WaitGroup
-	for i, m := range voters {
-		asking.Go(func() {
-			g.node.contain("question for a state", func() {
-				_, silent[i] = g.stateAt(ctx, m)
-			}, func(err error) { silent[i] = err })
-		})
-	}
-	asking.Wait()
-	answers, need := newcomers, (len(voters)+newcomers)/2+1
-	var why []string // texts: a node that does not answer is no error of the group
-	for i, err := range silent {
-		if err == nil {
-			answers++
-		} else {
-			why = append(why, fmt.Sprintf("node %s: %s", peerOf(voters[i]).Node, strings.TrimPrefix(err.Error(), "codeq: ")))
-		}
-	}
-	if answers >= need {
-		return nil
-	}
-	return fmt.Errorf("%w: shard %d: %d of the %d that would be left have answered, start more of them: %s", base.ErrNoMajority, g.index,
-		answers, len(voters)+newcomers, strings.Join(why, "; "))
+// hasID reports whether a member has an ID.
+func hasID(members []raft.Server, id raft.ServerID) bool {
+	return slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == id })
 }
 
 // reconfigure returns when Raft has changed the group, or Node.commitLimit is over.

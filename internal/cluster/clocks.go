@@ -25,8 +25,8 @@ const (
 	clockCompared = time.Second
 )
 
-// clocks are the wall clocks of other nodes. The zero value is ready for use.
-type clocks struct {
+// clockOffsets are the wall clocks of other nodes. The zero value is ready for use.
+type clockOffsets struct {
 	mu       sync.Mutex // guards readings
 	readings map[raft.ServerID]clockReading
 }

@@ -43,7 +43,7 @@ func (g *Group) Confirm(term uint64) error {
 	if err := g.beginProposal(); err != nil {
 		return err
 	}
-	defer g.asking.leave()
+	defer g.pendingProposals.leave()
 	if err := g.askVoters(term); err != nil {
 		return fmt.Errorf("%w: shard %d, term %d: %w", base.ErrNotLeader, g.index, term, err) // certain: there was no entry
 	}

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,47 +17,47 @@ import (
 
 // Group is this node's part in the Raft group of a shard. Its methods are safe for concurrent use.
 type Group struct {
-	index         int // of the shard
-	node          *Node
-	machine       StateMachine
-	raft          *raft.Raft
-	stopRaft      func() raft.Future // shuts Raft down; Raft's goroutines have ended when the future has
-	running       bool               // Raft's goroutines have begun; set before they do
-	transport     *transport
-	snapshots     *snapshot.Store
-	replayed      uint64 // the last entry that the log had when the node was opened
-	applied       lastApplied
-	format        atomic.Int32 // of the store; 0: it has none yet
-	log           *groupLog
-	continues     bool    // the log has been seen to follow on the store; only the state machine uses it
-	progress      changes // of applied
-	growth        growth
-	outgoing      outgoing
-	incoming      incoming
-	latestTerm    atomic.Uint64 // the latest that Raft has had here
-	leading       leaderTerm
-	configuration configuration
-	changing      chan struct{}          // capacity 1: held while a node is added or removed
-	kept          chan struct{}          // capacity 1: the shard may be served here again; see wake
-	route         changes                // changes when the shard gets another leader
-	callee        atomic.Pointer[callee] // the leader that was called last
-	tenure        tenure
-	health        peerHealth
-	asking        asking
-	proposing     proposing
-	work          atomic.Uint64 // entries that were committed here, and reads that were confirmed
-	told          atomic.Uint64 // work of the leader, by its last heartbeat
-	still         atomic.Bool   // see StandStill
-	limits        base.Limits
-	confirming    confirming
-	placement     atomic.Pointer[string] // the node that must lead, by hand; "": any; while this one leads
-	invited       atomic.Bool            // the leader has asked this node to take over
-	standing      atomic.Bool            // this node is about to stand in
-	removed       atomic.Bool            // other nodes have a leader, and this one is no longer a member
-	broken        atomic.Pointer[error]
+	index            int // of the shard
+	node             *Node
+	machine          StateMachine
+	raft             *raft.Raft
+	stopRaft         func() raft.Future // shuts Raft down; Raft's goroutines have ended when the future has
+	running          bool               // Raft's goroutines have begun; set before they do
+	transport        *transport
+	snapshots        *snapshot.Store
+	replayed         uint64 // the last entry that the log had when the node was opened
+	applied          lastApplied
+	format           atomic.Int32 // of the store; 0: it has none yet
+	log              *groupLog
+	continues        bool     // the log has been seen to follow on the store; only the state machine uses it
+	progress         notifier // of applied
+	growth           logGrowth
+	sender           snapshotSender
+	receiver         snapshotReceiver
+	latestTerm       atomic.Uint64 // the latest that Raft has had here
+	leading          leaderTerm
+	configuration    configuration
+	changing         chan struct{}          // capacity 1: held while a node is added or removed
+	kept             chan struct{}          // capacity 1: the shard may be served here again; see wake
+	route            notifier               // changes when the shard gets another leader
+	callee           atomic.Pointer[callee] // the leader that was called last
+	termOwner        termOwner
+	health           peerHealth
+	pendingProposals pendingProposals
+	proposing        proposing
+	work             atomic.Uint64 // entries that were committed here, and reads that were confirmed
+	told             atomic.Uint64 // work of the leader, by its last heartbeat
+	still            atomic.Bool   // see StandStill
+	limits           base.Limits
+	confirming       confirming
+	placement        atomic.Pointer[string] // the node that must lead, by hand; "": any; while this one leads
+	invited          atomic.Bool            // the leader has asked this node to take over
+	standing         atomic.Bool            // this node is about to stand in
+	removed          atomic.Bool            // other nodes have a leader, and this one is no longer a member
+	broken           atomic.Pointer[error]
 
 	forfeited atomic.Uint64 // the latest term that this node has given up; see stall.go
-	forfeits  changes
+	forfeits  notifier
 	heard     atomic.Pointer[heard]
 	compared  comparison // of clocks
 }
@@ -66,8 +65,8 @@ type Group struct {
 func newGroup(n *Node, index int, m StateMachine) *Group {
 	g := &Group{
 		index: index, node: n, machine: m, kept: make(chan struct{}, 1), changing: make(chan struct{}, 1),
-		leading: leaderTerm{leaving: make(chan struct{}, 1)}, growth: growth{due: make(chan struct{}, 1)},
-		outgoing: outgoing{turn: make(chan struct{}, 1)},
+		leading: leaderTerm{leaving: make(chan struct{}, 1)}, growth: logGrowth{due: make(chan struct{}, 1)},
+		sender: snapshotSender{turn: make(chan struct{}, 1)},
 	}
 	g.limits.Init(n.c.CallTimeout, g.workDone)
 	g.Place("")
@@ -83,7 +82,7 @@ func (g *Group) openStore() error {
 	}
 	g.applied.set(last)
 	g.continues = false
-	g.progress.changed()
+	g.progress.notify()
 	return nil
 }
 
@@ -145,7 +144,7 @@ func (g *Group) start() error {
 		Timeout: raftTimeout, Logger: logger,
 	}, diverged)
 	snapshots := groupSnapshots{g.snapshots, g}
-	g.asking.enter() // a group that fails at once waits for raft
+	g.pendingProposals.enter() // a group that fails at once waits for raft
 	// Raft panics, before it has a goroutine, when it cannot read its log.
 	err = store.Protect(func() error {
 		known, err := raft.HasExistingState(logs, votes, snapshots)
@@ -164,7 +163,7 @@ func (g *Group) start() error {
 		}
 		return err
 	})
-	g.asking.leave()
+	g.pendingProposals.leave()
 	if err != nil {
 		return errors.Join(damageOf(err), trans.Close())
 	}
@@ -256,58 +255,9 @@ func (g *Group) Failure() error {
 // machine when it is shut down. So shutDown waits until all are answered: by Apply, with the
 // failure, or else when the leadership is lost.
 func (g *Group) shutDown() {
-	<-g.asking.end()
+	<-g.pendingProposals.end()
 	if g.raft == nil { // the node is recovered
 		return
 	}
 	_ = g.stopRaft().Error() // waits for the group's goroutines; Raft has logged the error
-}
-
-// beginProposal admits a proposal to Raft, which answers it; the caller then calls asking.leave. It
-// never waits.
-func (g *Group) beginProposal() error {
-	if g.Failure() != nil || !g.asking.enter() {
-		return fmt.Errorf("%w: %w", base.ErrNotLeader, cmp.Or(g.Failure(), base.ErrClosed))
-	}
-	return nil
-}
-
-// asking counts the proposals that Raft has not answered.
-type asking struct {
-	mu    sync.Mutex // guards the fields below
-	count int
-	over  chan struct{} // closed when all have been answered; nil: more may come
-}
-
-// enter admits one more proposal, and reports whether it did. The caller then calls leave.
-func (a *asking) enter() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.over != nil {
-		return false
-	}
-	a.count++
-	return true
-}
-
-func (a *asking) leave() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.count--
-	if a.count == 0 && a.over != nil {
-		close(a.over)
-	}
-}
-
-// end admits no more proposals, and returns a channel that is closed when all are answered.
-func (a *asking) end() <-chan struct{} {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.over == nil {
-		a.over = make(chan struct{})
-		if a.count == 0 {
-			close(a.over)
-		}
-	}
-	return a.over
 }

@@ -25,35 +25,36 @@ import (
 // may be silent while the node is not. So a heartbeat without an answer after another two fifths is
 // sent again, on a connection of its group.
 
-// departures collects heartbeats that leave together. The zero value is ready for use.
-type departures struct {
-	mu   sync.Mutex // guards next
-	next *departure // nil: no heartbeat waits
+// heartbeatBatches collects heartbeats that leave together. The zero value is ready for use.
+type heartbeatBatches struct {
+	mu   sync.Mutex      // guards next
+	next *heartbeatBatch // nil: no heartbeat waits
 }
 
-// departure is the moment when some heartbeats leave. Each channel is closed when its event comes.
-type departure struct {
+// heartbeatBatch is some heartbeats that leave together. Each channel is closed when its event
+// comes.
+type heartbeatBatch struct {
 	due  chan struct{} // they have waited for long enough
 	left chan struct{} // they leave
 	late chan struct{} // they go again if they have not been answered
 }
 
-// join returns the departure of the heartbeats that wait, which is due after while at most, and
+// join returns the batch of the heartbeats that wait, which is due after while at most, and
 // should be answered within answer after that.
-func (d *departures) join(while, answer time.Duration) *departure {
+func (d *heartbeatBatches) join(while, answer time.Duration) *heartbeatBatch {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.next == nil {
 		due, late := make(chan struct{}), make(chan struct{})
-		d.next = &departure{due, make(chan struct{}), late}
+		d.next = &heartbeatBatch{due, make(chan struct{}), late}
 		time.AfterFunc(while, func() { close(due) })
 		time.AfterFunc(while+answer, func() { close(late) })
 	}
 	return d.next
 }
 
-// leave sends the heartbeats of a departure, if they have not left; nil: those that wait.
-func (d *departures) leave(which *departure) {
+// leave sends the heartbeats of a batch, if they have not left; nil: those that wait.
+func (d *heartbeatBatches) leave(which *heartbeatBatch) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.next != nil && (which == nil || which == d.next) {
@@ -74,10 +75,10 @@ func (t *transport) beat(id raft.ServerID, target raft.ServerAddress, req *raft.
 	if err != nil {
 		return err
 	}
-	with := n.departures.join(n.c.HeartbeatTimeout/5, 2*n.c.HeartbeatTimeout/5)
+	with := n.heartbeats.join(n.c.HeartbeatTimeout/5, 2*n.c.HeartbeatTimeout/5)
 	select {
 	case <-with.due:
-		n.departures.leave(with)
+		n.heartbeats.leave(with)
 	case <-with.left:
 	case <-n.ctx.Done():
 		return base.ErrClosed
@@ -127,7 +128,7 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 	if in.Done() != nil || shard >= uint64(len(n.groups)) {
 		return ErrMalformedCall
 	}
-	n.departures.leave(nil)
+	n.heartbeats.leave(nil)
 	from := Peer{Node: r.From.Name, ID: r.From.ID.String()}
 	answer := make(chan raft.RPCResponse, 1)
 	heartbeat := raft.RPC{RespChan: answer, Command: &raft.AppendEntriesRequest{

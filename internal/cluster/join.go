@@ -161,7 +161,7 @@ const looks = 300
 func (n *Node) further() (sum uint64) {
 	for _, g := range n.groups {
 		if !g.votesForGood() {
-			sum += 1 + g.raft.LastIndex() + g.Applied() + g.incoming.bytes.Load()
+			sum += 1 + g.raft.LastIndex() + g.Applied() + g.receiver.bytes.Load()
 		}
 	}
 	return sum

@@ -23,7 +23,7 @@ func TestSilenceEndsJoin(t *testing.T) {
 		defer cancel()
 		for range 3 {
 			time.Sleep(joinTimeout - time.Minute)
-			g.incoming.bytes.Add(1)
+			g.receiver.bytes.Add(1)
 		}
 		require.NoError(t, ctx.Err())
 		moved := time.Now()

@@ -163,19 +163,19 @@ type Leaders interface {
 
 // Node is this node's part in the groups of all shards. Its methods are safe for concurrent use.
 type Node struct {
-	c        Config
-	self     Peer
-	log      *slog.Logger
-	groups   []*Group
-	peer     *peer.Node
-	logs     *raftlog.Store
-	stable   raftlog.Stables
-	room     *logRoom
-	routes   changes // of any group's route
-	failures failures
+	c       Config
+	self    Peer
+	log     *slog.Logger
+	groups  []*Group
+	peer    *peer.Node
+	logs    *raftlog.Store
+	stable  raftlog.Stables
+	room    *logRoom
+	routes  notifier // of any group's route
+	crashes crashLog
 
-	departures departures // of heartbeats
-	clocks     clocks
+	heartbeats heartbeatBatches
+	clocks     clockOffsets
 	rooms      rooms
 	limits     base.Limits // of calls that any shard may answer
 
@@ -427,7 +427,7 @@ func (n *Node) Close() error {
 	n.membership.stop()
 	n.membership.mu.Unlock()
 	ended := make(chan struct{})
-	n.background.Go(func() { n.contain("end of a replica", func() { n.hasten(ended) }, nil) })
+	n.background.Go(func() { n.contain("end of a replica", func() { n.forceShutdown(ended) }, nil) })
 	n.resign()
 	close(n.quit)
 	n.watches.Wait()
@@ -446,8 +446,8 @@ func (n *Node) Close() error {
 		errs = append(errs, n.peer.Close())
 	}
 	for _, g := range n.groups {
-		g.outgoing.end()
-		g.incoming.close()
+		g.sender.end()
+		g.receiver.close()
 		if g.snapshots != nil {
 			g.snapshots.Close()
 		}
@@ -456,10 +456,10 @@ func (n *Node) Close() error {
 	return errors.Join(append(errs, n.closeLogs())...)
 }
 
-// hasten gives up all terms of this node if it has not ended after some time: its proposals may
-// wait for nodes that are down, or have full disks. Raft answers them when it has lost the
+// forceShutdown gives up all terms of this node if it has not ended after some time: its proposals
+// may wait for nodes that are down, or have full disks. Raft answers them when it has lost the
 // leadership.
-func (n *Node) hasten(ended <-chan struct{}) {
+func (n *Node) forceShutdown(ended <-chan struct{}) {
 	t := time.NewTimer(2*n.c.ElectionTimeout + raftTimeout) // longer than a transfer
 	defer t.Stop()
 	select {

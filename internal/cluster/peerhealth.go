@@ -20,7 +20,7 @@ type peerHealth struct {
 	refused  map[raft.ServerID]time.Time // when the node could not store the last entries
 	refusing atomic.Int32                // number of nodes in refused
 	disks    map[raft.ServerID]diskAnswer
-	doubted  changes // changes when a node fails to answer a heartbeat, or answers with a later term
+	doubted  notifier // changes when a node fails to answer a heartbeat, or answers with a later term
 }
 
 // outage is the time during which a node does not answer the heartbeats of a term.
@@ -104,7 +104,7 @@ func (c *peerHealth) note(id raft.ServerID, term uint64, answered bool) {
 			c.down = make(map[raft.ServerID]outage)
 		}
 		c.down[id] = outage{term, make(chan struct{})}
-		c.doubted.changed()
+		c.doubted.notify()
 	}
 }
 

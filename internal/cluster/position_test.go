@@ -42,7 +42,7 @@ func TestDivergedEntryIsRefused(t *testing.T) {
 		g.applied.set(Position{10, 5})
 		require.NoError(t, log.StoreLogs([]*raft.Log{{Index: 8, Term: 5}}))
 		require.Equal(t, errHeld, fsm{g}.Apply(entryOf(9, 5, 5, "")))
-		g.asking.enter() // Raft is not to be shut down: it is not there
+		g.pendingProposals.enter() // Raft is not to be shut down: it is not there
 		err := log.StoreLogs([]*raft.Log{{Index: 9, Term: 5}, {Index: bad.Index, Term: bad.Term}})
 		require.ErrorIs(t, err, base.ErrDiverged)
 		require.ErrorIs(t, err, errNotStored)
@@ -53,14 +53,14 @@ func TestDivergedEntryIsRefused(t *testing.T) {
 
 		g = loneGroup(crashfs.New(), m)
 		g.applied.set(Position{10, 5})
-		g.asking.enter()
+		g.pendingProposals.enter()
 		require.ErrorIs(t, fsm{g}.Apply(entryOf(bad.Index, bad.Term, bad.Term, "")).(error), base.ErrDiverged)
 		require.ErrorIs(t, g.Failure(), base.ErrDiverged)
 		require.Empty(t, m.applied)
 
 		g = loneGroup(crashfs.New(), m)
 		g.applied.set(Position{10, 5})
-		g.asking.enter()
+		g.pendingProposals.enter()
 		_, err = groupSnapshots{nil, g}.Create(raft.SnapshotVersionMax, bad.Index, bad.Term, raft.Configuration{}, 1, nil)
 		require.ErrorIs(t, err, base.ErrDiverged)
 		require.ErrorIs(t, g.Failure(), base.ErrDiverged)
@@ -76,7 +76,7 @@ func TestLogContinuesStore(t *testing.T) {
 		g, m := log.group, new(notes)
 		g.machine, g.log, g.continues = m, log, false
 		g.applied.set(Position{10, 5})
-		g.asking.enter() // Raft is not to be shut down: it is not there
+		g.pendingProposals.enter() // Raft is not to be shut down: it is not there
 		err := log.compare()
 		require.Equal(t, term == 6, errors.Is(err, base.ErrDiverged), "an earlier term may be replaced: %v", err)
 		err, _ = fsm{g}.Apply(entryOf(11, 6, 6, "")).(error)

@@ -114,7 +114,7 @@ func (g *Group) begin(p proposal) (*proposer, error) {
 		return nil, err
 	}
 	if g.proposing.late.Load() > 0 {
-		g.asking.leave()
+		g.pendingProposals.leave()
 		return nil, g.NotLed()
 	}
 	by := g.idleProposer()
@@ -123,10 +123,10 @@ func (g *Group) begin(p proposal) (*proposer, error) {
 	case by.next <- p:
 		return by, nil
 	case <-by.ended:
-		g.asking.leave()
+		g.pendingProposals.leave()
 		return nil, fmt.Errorf("%w: %w", base.ErrNotLeader, g.Failure())
 	case <-g.node.ctx.Done():
-		g.asking.leave()
+		g.pendingProposals.leave()
 		return nil, fmt.Errorf("%w: %w", base.ErrNotLeader, base.ErrClosed)
 	}
 }
@@ -203,7 +203,7 @@ func (g *Group) settle(by *proposer, err error) bool {
 
 // put hands a proposal to Raft, and waits for the answer.
 func (g *Group) put(p proposal) error {
-	defer g.asking.leave()
+	defer g.pendingProposals.leave()
 	defer p.over()
 	if p.change != nil {
 		return p.change().Error()

@@ -267,29 +267,31 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 // step at a time. The new ID comes first, so that a node that is a member by none of them was
 // removed; and with an alias of its address, since Raft wants the addresses of all members to be
 // different. The node gets its own address last.
-func (g *Group) readmit(ctx context.Context, members []raft.Server, index uint64, p Peer, former []string) error {
+func (g *Group) readmit(ctx context.Context, d *decision) error {
 	if g.index == 0 {
-		isMember := func(id string) bool { return hasID(members, Peer{Node: p.Node, ID: id}.ServerID()) }
-		if err := g.checkForgotten(p.Node, slices.DeleteFunc(slices.Clone(former), isMember)...); err != nil {
+		isMember := func(id string) bool { return hasID(d.members, Peer{Node: d.Node, ID: id}.ServerID()) }
+		if err := g.checkForgotten(d.Node, slices.DeleteFunc(slices.Clone(d.former), isMember)...); err != nil {
 			return err
 		}
 	}
-	isFormer := func(m raft.Server) bool { o := peerOf(m); return o.Node == p.Node && slices.Contains(former, o.ID) }
-	old := slices.IndexFunc(members, isFormer)
-	switch added := hasID(members, p.ServerID()); {
+	old := slices.IndexFunc(d.members, func(m raft.Server) bool {
+		o := peerOf(m)
+		return o.Node == d.Node && slices.Contains(d.former, o.ID)
+	})
+	switch added := hasID(d.members, d.ServerID()); {
 	case old < 0 && !added:
-		if err := g.checkRemoved(ctx, p, former...); err != nil {
+		if err := g.checkRemoved(ctx, d.Peer, d.former...); err != nil {
 			return err
 		}
-		return fmt.Errorf("%w: node %s by a former ID", base.ErrNotFound, p.Node)
+		return fmt.Errorf("%w: node %s by a former ID", base.ErrNotFound, d.Node)
 	case old < 0:
-		return g.addLearner(ctx, members, index, p)
+		return g.addLearner(ctx, d)
 	case !added:
-		if err := g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(p.ServerID(), Alias(p), index, configTimeout) }); err != nil {
+		if err := g.reconfigure(func() raft.Future { return g.raft.AddNonvoter(d.ServerID(), Alias(d.Peer), d.index, configTimeout) }); err != nil {
 			return err
 		}
 	default:
-		if err := g.reconfigure(func() raft.Future { return g.raft.RemoveServer(members[old].ID, index, configTimeout) }); err != nil {
+		if err := g.reconfigure(func() raft.Future { return g.raft.RemoveServer(d.members[old].ID, d.index, configTimeout) }); err != nil {
 			return err
 		}
 	}

@@ -1,167 +1,221 @@
 package cluster
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
+	"strings"
+	"sync"
+
+	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
-	"codeq/internal/peer"
-	"codeq/internal/wire"
 )
 
-// A node that was removed gets no message about it: leaders no longer write to it. So a node that
-// knows no leader of a shard asks the others. Its name proves nothing, since another directory may
-// have it by now; its directory is identified by its present ID, and by the former ones as long as
-// it is not taken back by the present one. There are two answers:
+// Remove takes a node out of the cluster. Before the first change it checks that all shards can do
+// without the node.
 //
-//   - A leader does not have it among the members that it knows. That may change: a change of the
-//     members may be half complete.
-//   - The first shard has removed the directory. This is certain and for good, whichever node
-//     answers: the shard stores the removal before it removes the directory (Leaders.Forget), and
-//     never takes that directory back. So a directory is removed if a store says so, unless it is a
-//     member as of that store or later: then the removal is not complete.
-
-// removal is the knowledge of a node about its own removal.
-type removal struct {
-	certain atomic.Bool // the first shard has removed it
-	told    atomic.Bool // Config.Removed has been called
+// Removals are made one after the other, on whichever nodes they are called: each is decided by the
+// first shard, which refuses the next one until all shards have made the last. If two nodes were
+// removed from different shards first, each shard could lose its majority to the other removal.
+//
+// A message that adds the node may still be under way. So the first shard remembers the directories
+// that it has removed, and never takes them back; and the other shards add only members of the
+// first one.
+func (n *Node) Remove(ctx context.Context, node string) error {
+	finished, err := n.finishRemovals(ctx)
+	if err != nil || slices.Contains(finished, node) {
+		return err
+	}
+	if err := n.check(ctx, CheckRemoval, node); err != nil {
+		return err
+	}
+	if err := n.remove(ctx, 0, Peer{Node: node}); err != nil {
+		return err
+	}
+	return n.forget(ctx, node)
 }
 
-// removalError says that a node was removed, for good.
-type removalError struct{ error }
-
-func (e *removalError) Unwrap() error { return e.error }
-
-// IsRemoval reports whether an error of a call says that this node was removed from the cluster,
-// and that no later one will succeed.
-func IsRemoval(err error) bool {
-	_, is := errors.AsType[*removalError](err) // unlike errors.As, it allocates nothing
-	return is
+// remove removes a node from the shards, beginning with shard first. If p has an ID, only that
+// directory is removed.
+func (n *Node) remove(ctx context.Context, first int, p Peer) error {
+	for i := first; i < len(n.groups); i++ {
+		if err := n.c.Leaders.Change(ctx, i, RemoveNode, p); err != nil {
+			if i > 0 {
+				err = halfway(err)
+			}
+			return fmt.Errorf("remove node %s from shard %d: %w", p.Node, i, err)
+		}
+	}
+	return nil
 }
 
-// RemovedError is the answer to a call of a node that was removed from the cluster.
-func RemovedError(shard int, node string) error {
-	return fmt.Errorf("%w: shard %d: node %q was removed from the cluster", base.ErrNotLeader, shard, node)
+// halfway is the outcome of a change that has begun, and then failed: it must not say that nothing
+// was done.
+func halfway(err error) error {
+	if errors.Is(err, base.ErrClosed) || errors.Is(err, base.ErrNoMajority) {
+		return fmt.Errorf("%w: %s", base.ErrUncertain, err.Error())
+	}
+	return fmt.Errorf("%w: %w", base.ErrUncertain, err)
 }
 
-// removedError is RemovedError for a call of this node.
-func (n *Node) removedError(shard int) error {
-	err := RemovedError(shard, n.self.Node)
-	if n.removal.certain.Load() {
-		return &removalError{err}
+// errForget: a node was removed, but a shard still keeps its record of the node's produces.
+var errForget = errors.New("the shard keeps what it knows of its produces")
+
+// forget deletes the data that the shards keep for a node that was removed.
+func (n *Node) forget(ctx context.Context, node string) error {
+	for i := range n.groups {
+		if err := n.c.Leaders.Forget(ctx, i, node); err != nil {
+			return fmt.Errorf("node %s was removed; shard %d: %w: %w", node, i, errForget, halfway(err))
+		}
+	}
+	return nil
+}
+
+// finishRemovals removes the nodes that the first shard has removed, and others not yet, and
+// returns their names. It identifies them by their directories: meanwhile the removal may be
+// finished, and another directory added under the name.
+func (n *Node) finishRemovals(ctx context.Context) (finished []string, err error) {
+	for _, p := range removing(n.Status(ctx)) {
+		err := n.c.Leaders.Change(ctx, 0, CheckMember, p)
+		if err == nil {
+			continue // this node had an old state
+		}
+		if !errors.Is(err, base.ErrNotMember) {
+			return finished, fmt.Errorf("remove node %s: %w", p.Node, err)
+		}
+		if err = n.remove(ctx, 1, p); err == nil {
+			err = n.forget(ctx, p.Node)
+		}
+		if err != nil {
+			return finished, err
+		}
+		finished = append(finished, p.Node)
+	}
+	return finished, nil
+}
+
+// removing is the nodes, by their directories, that shards still have although the first one has
+// none of their name, as far as the leaders are known.
+func removing(shards []ShardStatus) (nodes []Peer) {
+	if shards[0].Leader == "" {
+		return nil
+	}
+	for _, sh := range shards[1:] {
+		for _, r := range sh.Replicas {
+			p := Peer{Node: r.Node, Address: r.Address, ID: r.ID}
+			if sh.Leader != "" && !shards[0].hasName(r.Node) && !slices.Contains(nodes, p) {
+				nodes = append(nodes, p)
+			}
+		}
+	}
+	return nodes
+}
+
+// check asks the leaders of all shards whether a node, which at least one of them has, can be
+// removed.
+func (n *Node) check(ctx context.Context, how Change, node string) error {
+	var unknown error
+	known := false
+	for i := range n.groups {
+		switch err := n.c.Leaders.Change(ctx, i, how, Peer{Node: node}); {
+		case err == nil:
+			known = true
+		case errors.Is(err, base.ErrNotMember):
+			unknown = err
+		default:
+			return fmt.Errorf("remove node %s: %w", node, err)
+		}
+	}
+	if known {
+		return nil
+	}
+	return unknown
+}
+
+// ErrLastNode: a node cannot be removed because it is the last of its group.
+var ErrLastNode = errors.New("the last node")
+
+// removeNode removes a node for good.
+func (g *Group) removeNode(ctx context.Context, d *decision) error {
+	if d.at < 0 {
+		return nil
+	}
+	rest, err := g.withoutNode(ctx, d, 0)
+	if err != nil {
+		return err
+	}
+	// The next leader is asked. If that one is being removed as well, it makes the removal that
+	// waits before it hands the shard over; else the two would hand it to each other for ever.
+	id := d.ServerID()
+	if id == g.node.self.ServerID() && (g.beganLately() || g.handOver() == nil) {
+		return fmt.Errorf("%w: shard %d: node %s is to be removed", base.ErrNotLeader, g.index, d.Node)
+	} // or else this node leads until it has removed itself
+	if g.index == 0 {
+		if err := g.node.c.Leaders.Forget(ctx, g.index, string(id)); err != nil {
+			return err
+		}
+	}
+	err = g.reconfigure(func() raft.Future { return g.raft.RemoveServer(id, d.index, configTimeout) })
+	if err == nil && len(rest) < len(d.members)-1 {
+		return errReconfigured // the node is being taken back, and is a member by another ID as well
 	}
 	return err
 }
 
-// ids are the present and former IDs of this directory; it may be a member by any.
-func (n *Node) ids() []string { return append(slices.Clone(n.former()), n.self.ID) }
-
-// hasRemoved reports whether it is certain that the cluster has removed a directory, by all IDs
-// that it has had. It reads the store of the first shard.
-func (n *Node) hasRemoved(node string, ids []string) bool {
-	g := n.groups[0]
-	removed := errors.Is(g.checkForgotten(node, ids...), base.ErrNotMember)
-	return removed && g.configuration.lacks(node, ids) // as of the read, or later
+// checkRemoval returns an error if a node cannot be removed once so many newcomers vote.
+func (g *Group) checkRemoval(ctx context.Context, d *decision, newcomers int) error {
+	if d.at < 0 {
+		return fmt.Errorf("%w: node %q", base.ErrNotMember, d.Node)
+	}
+	_, err := g.withoutNode(ctx, d, newcomers)
+	return err
 }
 
-// addRemoved adds, to the states of this node's replicas, whether each shard has removed a
-// directory, by all IDs that it has had.
-func (n *Node) addRemoved(states []replicaState, node string, ids []string) {
-	removed := n.hasRemoved(node, ids)
-	for i, g := range n.groups {
-		states[i].Removed = removed && g.configuration.lacks(node, ids)
-	}
-}
-
-// maxIDs bounds the former IDs in a node's question for a state.
-const maxIDs = 1000
-
-// appendFormer appends the former IDs of this node's directory for a question for a state: nothing
-// if there are none.
-func (n *Node) appendFormer(b []byte) []byte {
-	former := n.former()
-	if len(former) == 0 {
-		return b
-	}
-	return wire.AppendJSON(b, former[max(0, len(former)-maxIDs):])
-}
-
-// idsOf are the present and former IDs of the sender of a question for a state.
-func idsOf(r *peer.Request) (ids []string, err error) {
-	if len(r.Body) > 0 {
-		err = json.Unmarshal(r.Body, &ids)
-	}
-	if err != nil || len(ids) > maxIDs {
-		return nil, ErrMalformedCall
-	}
-	return append(ids, r.From.ID.String()), nil
-}
-
-// CheckMember returns an error if this node was removed, or is a member of no shard with a known
-// leader.
-func (n *Node) CheckMember(shards []ShardStatus) error {
-	ids, gone := n.ids(), false
-	for i, sh := range shards {
-		if sh.Leader != "" && sh.has(ids) {
-			return nil
+// withoutNode returns the other members, or an error if the group could not do without a node. The
+// first shard removes no node while the removal of another one is half complete.
+func (g *Group) withoutNode(ctx context.Context, d *decision, newcomers int) (rest []raft.Server, err error) {
+	if g.index == 0 {
+		if others := removing(g.node.Status(ctx)); len(others) > 0 {
+			return nil, fmt.Errorf("%w: shard %d: node %q is being removed from other shards", base.ErrNotLeader, g.index, others[0].Node)
 		}
-		gone = gone || n.groups[i].hasLost(&sh, ids)
 	}
-	if !gone {
+	rest = slices.DeleteFunc(slices.Clone(d.members), func(m raft.Server) bool { return peerOf(m).Node == d.Node })
+	return rest, g.checkRest(ctx, rest, newcomers)
+}
+
+// checkRest checks that a majority of the remaining members and the newcomers would answer:
+// otherwise the group would have no leader any more.
+func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	voters := slices.DeleteFunc(slices.Clone(rest), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
+	if len(voters)+newcomers == 0 {
+		return ErrLastNode
+	}
+	silent := make([]error, len(voters))
+	var asking sync.WaitGroup
+	for i, m := range voters {
+		asking.Go(func() {
+			g.node.contain("question for a state", func() {
+				_, silent[i] = g.stateAt(ctx, m)
+			}, func(err error) { silent[i] = err })
+		})
+	}
+	asking.Wait()
+	answers, need := newcomers, (len(voters)+newcomers)/2+1
+	var why []string // texts: a node that does not answer is no error of the group
+	for i, err := range silent {
+		if err == nil {
+			answers++
+		} else {
+			why = append(why, fmt.Sprintf("node %s: %s", peerOf(voters[i]).Node, strings.TrimPrefix(err.Error(), "codeq: ")))
+		}
+	}
+	if answers >= need {
 		return nil
 	}
-	return n.removedError(0)
-}
-
-// hasLost reports whether this node, by the given IDs, is no longer a member of the group. A node
-// that is being added does not know the members yet.
-func (g *Group) hasLost(sh *ShardStatus, ids []string) bool {
-	switch {
-	case sh.Leader != "" && sh.has(ids):
-		return false
-	case sh.Leader == "" || sh.Removed:
-		return sh.Removed
-	}
-	members, err := g.members()
-	return err != nil || len(members) > 0
-}
-
-// IsRemoved reports whether this node has no leader for the group, and is no longer a member
-// according to others.
-func (g *Group) IsRemoved() bool { return g.removed.Load() }
-
-// learnRemovals asks the others about the groups that have no leader, as far as this node knows. It
-// reports whether there are any.
-func (n *Node) learnRemovals() bool {
-	if !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.HasLeader() }) {
-		return false
-	}
-	shards, ids := n.Status(n.ctx), n.ids()
-	if slices.ContainsFunc(shards, func(sh ShardStatus) bool { return sh.Removed }) {
-		n.removal.certain.Store(true)
-	}
-	all := true
-	for i, sh := range shards {
-		g := n.groups[i]
-		removed := !g.HasLeader() && g.hasLost(&sh, ids)
-		if !g.removed.Swap(removed) && removed {
-			n.log.Info("this node is not a member", "shard", g.index, "leader", sh.Leader, "removed", sh.Removed)
-		}
-		all = all && removed
-	}
-	if all && n.removal.certain.Load() && n.c.Removed != nil && !n.removal.told.Swap(true) {
-		n.c.Removed(n.removedError(0))
-	}
-	return true
-}
-
-// checkSelf returns an error if this node was removed from the cluster.
-func (n *Node) checkSelf() error {
-	if n.learnRemovals() && !slices.ContainsFunc(n.groups, func(g *Group) bool { return !g.IsRemoved() }) {
-		return n.removedError(0)
-	}
-	return nil
+	return fmt.Errorf("%w: shard %d: %d of the %d that would be left have answered, start more of them: %s", base.ErrNoMajority, g.index,
+		answers, len(voters)+newcomers, strings.Join(why, "; "))
 }

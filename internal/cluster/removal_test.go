@@ -2,90 +2,121 @@ package cluster
 
 import (
 	"context"
-	"fmt"
-	"net"
-	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
-	"codeq/internal/crashfs"
+	"codeq/internal/base"
 	"codeq/internal/manifest"
 )
 
-// forgetful is a state machine whose store says of one name that it was removed.
-type forgetful struct {
-	notes
-	forgotten string
+// trioLeaders lets the groups of three nodes be changed where they are led.
+type trioLeaders struct {
+	nodes   []*Node
+	checked func() // called when the first group has said who is a member
+	fails   int    // the shard whose changes fail; -1: all, when they forget the node
+	with    error
 }
 
-func (m *forgetful) IsForgotten(name string) (bool, error) { return name == m.forgotten, nil }
-
-// TestRemovalIsCertain: a node says of another one that it was removed if the store says so, and
-// the other is no member as of what the store has: not while the removal has not come so far, nor
-// before a node that was opened again has read so far who the members are.
-func TestRemovalIsCertain(t *testing.T) {
-	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
-	require.NoError(t, disk.MkdirAll("dir", 0o700))
-	x, b := Peer{"x", "x:1", manifest.NewID()}, Peer{"b", "b:1", manifest.NewID()}
-	another, former := manifest.NewID(), manifest.NewID()
-	var has, lacks raft.Configuration
-	open := func(last Position) *Node {
-		n := newLoneNode(t, disk, votes, &forgetful{notes{last: last}, string(x.ServerID())})
-		if d := n.c.Directory; d.Cluster == "" {
-			d.Cluster, d.Founders = manifest.NewID(), foundersOf([]Peer{n.self, b})
+func (l *trioLeaders) Change(_ context.Context, shard int, how Change, p Peer, former ...string) error {
+	if how == RemoveNode && l.fails > 0 && shard == l.fails {
+		return l.with
+	}
+	for _, n := range l.nodes {
+		if g := n.Group(shard); g.leads() {
+			outcome := make(chan error, 1)
+			g.Change(how, p, former, func(err error) { outcome <- err })
+			err := <-outcome
+			if how == CheckMember {
+				l.checked()
+			}
+			return err
 		}
-		n.c.HeartbeatTimeout, n.c.ElectionTimeout = time.Hour, time.Hour
-		n.c.Dial = func(context.Context, string) (net.Conn, error) { return nil, errBroken }
-		lacks = configurationOf(foundersOf([]Peer{n.self, b}))
-		has = configurationOf(foundersOf([]Peer{n.self, b, x}))
-		require.NoError(t, n.Open())
-		return n
 	}
-	removed := func(n *Node) bool {
-		require.False(t, n.hasRemoved("x", []string{another}), "another directory has the name")
-		require.False(t, n.hasRemoved("b", []string{b.ID}))
-		for _, ids := range [][]string{{x.ID}, {former, x.ID}, {x.ID, another}} {
-			require.Equal(t, n.hasRemoved("x", []string{x.ID}), n.hasRemoved("x", ids))
-		}
-		return n.hasRemoved("x", []string{x.ID})
-	}
-	change := func(index uint64, to raft.Configuration) *raft.Log {
-		return &raft.Log{Index: index, Term: 5, Type: raft.LogConfiguration, Data: raft.EncodeConfiguration(to)}
-	}
-
-	n := open(Position{})
-	log := []*raft.Log{entryOf(2, 5, 5, ""), change(3, has), entryOf(4, 5, 5, "")}
-	require.True(t, sendEntries(t, n.Group(0), b, 5, 4, log...).Success)
-	require.NoError(t, n.Group(0).AwaitApplied(t.Context(), 4))
-	require.False(t, removed(n), "it is a member")
-	require.NoError(t, n.Close())
-
-	n = open(Position{4, 5})
-	require.False(t, removed(n), "the members are not known yet")
-	log = append(log, change(5, lacks))
-	require.True(t, sendEntries(t, n.Group(0), b, 5, 4, log...).Success)
-	require.False(t, removed(n), "the removal is not committed")
-	log = append(log, entryOf(6, 5, 5, ""))
-	require.True(t, sendEntries(t, n.Group(0), b, 5, 6, log...).Success)
-	require.NoError(t, n.Group(0).AwaitApplied(t.Context(), 6))
-	require.True(t, removed(n))
-	require.NoError(t, n.Close())
-
-	n = open(Position{6, 5})
-	require.False(t, removed(n), "the members are not known yet")
-	require.True(t, sendEntries(t, n.Group(0), b, 5, 6, log...).Success)
-	require.Eventually(t, func() bool { return n.hasRemoved("x", []string{x.ID}) }, 10*time.Second, time.Millisecond, "nothing new has come")
-	require.True(t, removed(n))
-	require.NoError(t, n.Close())
+	return errNotBegun
 }
 
-// TestIsRemoval: a removal is found under what wraps it; to ask costs no allocation.
-func TestIsRemoval(t *testing.T) {
-	err := fmt.Errorf("call: %w", &removalError{RemovedError(1, "a")})
-	require.True(t, IsRemoval(err))
-	require.False(t, IsRemoval(RemovedError(1, "a")))
-	require.Zero(t, testing.AllocsPerRun(100, func() { IsRemoval(nil); IsRemoval(err) }))
+func (l *trioLeaders) Applied(context.Context, int) (uint64, error) { return 0, nil }
+
+func (l *trioLeaders) Forget(_ context.Context, shard int, name string) error {
+	if l.fails < 0 && !strings.Contains(name, idSeparator) {
+		return l.with
+	}
+	return nil
+}
+
+// TestRemovalEndsHalfway: a removal that ends after the first change does not match an error that
+// says that nothing was done.
+func TestRemovalEndsHalfway(t *testing.T) {
+	for _, with := range []error{base.ErrClosed, base.ErrNoMajority} {
+		for _, fails := range []int{1, -1} {
+			synctest.Test(t, func(t *testing.T) {
+				nodes, _ := openTrio(t, 2)
+				l := &trioLeaders{nodes: nodes, fails: fails, with: with}
+				for _, n := range nodes {
+					n.c.Leaders = l
+				}
+				err := nodes[0].Remove(t.Context(), "c")
+				require.ErrorIs(t, err, base.ErrUncertain)
+				require.ErrorContains(t, err, with.Error())
+				require.NotErrorIs(t, err, with)
+				closeAll(t, nodes)
+			})
+		}
+	}
+}
+
+// TestAdditionAmidRemoval: a node that another shard is adding while it is removed from the first
+// one is removed from both.
+func TestAdditionAmidRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, _ := openTrio(t, 2)
+		asked, goOn := make(chan struct{}), make(chan struct{})
+		l := &trioLeaders{nodes: nodes, checked: func() { close(asked); <-goOn }}
+		for _, n := range nodes {
+			n.c.Leaders = l
+		}
+		x, ctx := Peer{"x", "x", manifest.NewID()}, t.Context()
+		require.NoError(t, l.Change(ctx, 0, AddNode, x))
+		added, removed := make(chan error, 1), make(chan error, 1)
+		go func() { added <- l.Change(ctx, 1, AddNode, x) }()
+		<-asked
+		require.NoError(t, l.Change(ctx, 0, RemoveNode, Peer{Node: "x"}))
+		go func() { removed <- l.Change(ctx, 1, RemoveNode, Peer{Node: "x"}) }()
+		synctest.Wait()
+		close(goOn)
+		require.NoError(t, <-added)
+		require.NoError(t, <-removed)
+		for shard := range 2 {
+			members, err := nodes[shard].Group(shard).members()
+			require.NoError(t, err)
+			require.Len(t, members, 3)
+		}
+		closeAll(t, nodes)
+	})
+}
+
+// TestVoteOfRemovedNode: who waits for a node to catch up hears that it was removed, though it does
+// not answer.
+func TestVoteOfRemovedNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, _ := openTrio(t, 1)
+		l := &trioLeaders{nodes: nodes, checked: func() {}}
+		for _, n := range nodes {
+			n.c.Leaders = l
+		}
+		x := Peer{"x", "x", manifest.NewID()}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		outcome := make(chan error, 1)
+		go func() { outcome <- nodes[1].add(ctx, x) }()
+		time.Sleep(10 * time.Second)
+		require.Empty(t, outcome)
+		require.NoError(t, nodes[2].Remove(ctx, "x"))
+		require.ErrorIs(t, <-outcome, base.ErrNotMember)
+		closeAll(t, nodes)
+	})
 }

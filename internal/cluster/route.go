@@ -22,32 +22,32 @@ func (n *Node) Changed() <-chan struct{} { return n.routes.next() }
 func (g *Group) Changed() <-chan struct{} { return g.route.next() }
 
 func (g *Group) changed() {
-	g.route.changed()
-	g.node.routes.changed()
+	g.route.notify()
+	g.node.routes.notify()
 }
 
-// changes notifies waiting goroutines of a change. The zero value is ready for use.
-type changes struct {
+// notifier wakes waiting goroutines of a change. The zero value is ready for use.
+type notifier struct {
 	mu     sync.Mutex // guards change
 	change chan struct{}
 }
 
 // next returns a channel that is closed at the next change.
-func (c *changes) next() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.change == nil {
-		c.change = make(chan struct{})
+func (n *notifier) next() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.change == nil {
+		n.change = make(chan struct{})
 	}
-	return c.change
+	return n.change
 }
 
-func (c *changes) changed() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.change != nil {
-		close(c.change)
-		c.change = nil
+func (n *notifier) notify() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.change != nil {
+		close(n.change)
+		n.change = nil
 	}
 }
 
@@ -58,9 +58,9 @@ func (g *Group) follow(elections <-chan raft.Observation) {
 		case <-elections:
 			if addr, leader := g.raft.LeaderWithID(); addr != "" {
 				g.removed.Store(false)
-				before := g.tenure.begin(leader, g.node.c.ElectionTimeout)
+				before := g.termOwner.begin(leader, g.node.c.ElectionTimeout)
 				if !g.invited.Swap(false) && before != "" && leader == g.node.self.ServerID() {
-					g.node.failures.note(before)
+					g.node.crashes.note(before)
 				}
 			}
 			g.changed()
@@ -114,15 +114,15 @@ func (g *Group) WhileLed(parent context.Context) (context.Context, context.Cance
 	return ctx, cancel
 }
 
-// tenure bounds how long calls wait for a leader of the shard on another node.
-type tenure struct {
+// termOwner bounds how long calls wait for a leader of the shard on another node.
+type termOwner struct {
 	mu     sync.Mutex // guards the fields below
 	leader raft.ServerID
 	over   chan struct{}
 }
 
 // begin records the present leader, and returns the leader before, if that was another node.
-func (t *tenure) begin(leader raft.ServerID, grace time.Duration) (before raft.ServerID) {
+func (t *termOwner) begin(leader raft.ServerID, grace time.Duration) (before raft.ServerID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if before = t.leader; before == leader {
@@ -137,7 +137,7 @@ func (t *tenure) begin(leader raft.ServerID, grace time.Duration) (before raft.S
 
 // of returns a channel that is closed some time after another node than the given one is known to
 // lead: calls without an answer by then will get none.
-func (t *tenure) of(leader raft.ServerID) <-chan struct{} {
+func (t *termOwner) of(leader raft.ServerID) <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.leader != leader { // not recorded yet, or over already

@@ -40,8 +40,8 @@ const (
 	maxTrailing      = 1 << 15
 )
 
-// growth is the growth of the log since the last snapshot.
-type growth struct {
+// logGrowth is the growth of the log since the last snapshot.
+type logGrowth struct {
 	bytes   atomic.Int64
 	entries atomic.Int64
 	due     chan struct{} // capacity 1: a snapshot is due
@@ -64,7 +64,7 @@ func (g *Group) grow(bytes, entries int64) {
 // callers need.
 func (g *Group) isDue() bool {
 	bytes, least := g.growth.bytes.Load(), g.node.c.SnapshotBytes
-	return bytes >= least && (bytes >= least+int64(g.outgoing.held.Load()) || g.node.room.reclaim() > 0)
+	return bytes >= least && (bytes >= least+int64(g.sender.held.Load()) || g.node.room.reclaim() > 0)
 }
 
 // compact takes a snapshot whenever one is due, until quit is closed.
@@ -75,17 +75,17 @@ func (g *Group) compact(quit <-chan struct{}) {
 			return
 		case <-g.growth.due:
 		}
-		g.outgoing.turn <- struct{}{}
+		g.sender.turn <- struct{}{}
 		if g.isDue() { // or an entry came while the last one was taken
 			g.giveUpFiles("the log behind them is longer than they are, or the disk is almost full")
 			g.takeSnapshot()
 		}
-		<-g.outgoing.turn
+		<-g.sender.turn
 	}
 }
 
 // takeSnapshot takes a snapshot, if it can. REQUIRES: the caller has put an element into
-// outgoing.turn, and there are entries after the last snapshot.
+// snapshotSender.turn, and there are entries after the last snapshot.
 func (g *Group) takeSnapshot() {
 	bytes, entries := g.growth.bytes.Load(), g.growth.entries.Load()
 	least := g.log.newest(g.raft.LastIndex(), trailingMessages)

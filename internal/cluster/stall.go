@@ -64,7 +64,7 @@ func (g *Group) stalledFor() time.Duration {
 // it has taken over itself.
 func (g *Group) isUnsteady() bool {
 	n := g.node
-	return n.logDisk().IsUnsteady() || g.storeDisk().IsUnsteady() || n.failures.distrusts(n.self.ServerID())
+	return n.logDisk().IsUnsteady() || g.storeDisk().IsUnsteady() || n.crashes.distrusts(n.self.ServerID())
 }
 
 // diskAge is how long the oldest operation on either has been under way.
@@ -122,10 +122,10 @@ func (g *Group) forfeit(term uint64) {
 	}
 	raise(&g.forfeited, term)
 	if g.leads() {
-		g.node.failures.note(g.node.self.ServerID())
+		g.node.crashes.note(g.node.self.ServerID())
 		g.node.log.Error("leadership forfeited", "shard", g.index, "term", term, "err", g.stallError())
 	}
-	g.forfeits.changed()
+	g.forfeits.notify()
 	g.changed()
 }
 
@@ -151,7 +151,7 @@ func (g *Group) isStuck(req *raft.AppendEntriesRequest, from raft.ServerID, addr
 	}
 	if h := g.heard.Load(); h == nil || h.term < req.Term {
 		g.heard.Store(&heard{req.Term, from, addr})
-		g.tenure.begin(from, g.node.c.ElectionTimeout)
+		g.termOwner.begin(from, g.node.c.ElectionTimeout)
 		g.forfeit(req.Term - 1)
 		g.changed()
 	}

@@ -119,7 +119,7 @@ func (m fsm) apply(l *raft.Log) any {
 		return err
 	}
 	g.applied.set(at)
-	g.progress.changed()
+	g.progress.notify()
 	g.grow(int64(len(l.Data)), 1)
 	return nil
 }
@@ -174,7 +174,7 @@ func (m fsm) Snapshot() (raft.FSMSnapshot, error) {
 	if err := m.Failure(); err != nil {
 		return nil, err
 	}
-	if m.outgoing.holding.Load() {
+	if m.sender.holding.Load() {
 		return nil, errSending
 	}
 	live := m.machine.Live()

@@ -44,7 +44,7 @@ func TestEntryThatCannotBeApplied(t *testing.T) {
 	} {
 		m := &notes{err: bad.err}
 		g := loneGroup(crashfs.New(), m)
-		g.asking.enter() // Raft is not to be shut down: it is not there
+		g.pendingProposals.enter() // Raft is not to be shut down: it is not there
 		err, _ := fsm{g}.Apply(bad.log).(error)
 		require.ErrorIs(t, err, bad.want)
 		require.ErrorIs(t, g.Failure(), bad.want)

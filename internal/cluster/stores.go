@@ -68,7 +68,7 @@ type groupLog struct {
 	LogStore
 	group *Group
 	cut   atomic.Bool // the end has been deleted, and nothing stored in its place yet
-	grown changes     // changes when entries are stored
+	grown notifier    // changes when entries are stored
 
 	snapshot Position                  // position of the snapshot when the node was opened
 	raft     atomic.Pointer[raft.Raft] // nil: its goroutines begin
@@ -123,7 +123,7 @@ func (l *groupLog) StoreLogs(logs []*raft.Log) error {
 		return errNoRoom
 	}
 	err := l.LogStore.StoreLogs(logs)
-	l.grown.changed()
+	l.grown.notify()
 	founding, first := l.group.node.founding.Load(), logs[0].Index == 1
 	begins := founding && first // by Node.begin, which returns the error
 	stored := err == nil

@@ -199,7 +199,7 @@ func TestFailingVotes(t *testing.T) {
 		}
 		require.NoError(t, vote(1, "a"))
 		old.writes = write
-		g.asking.enter() // Raft is not to be shut down: it is not there
+		g.pendingProposals.enter() // Raft is not to be shut down: it is not there
 		require.ErrorIs(t, vote(2, "b"), errBroken)
 		require.ErrorIs(t, g.Failure(), errBroken)
 		require.ErrorIs(t, g.Failure(), base.ErrFailed)
@@ -264,7 +264,7 @@ func (damagedLog) StoreLogs([]*raft.Log) error {
 // TestDamagedLog: the callers whose entries a damaged log has not stored hear of the damage.
 func TestDamagedLog(t *testing.T) {
 	log := loneLog(t, crashfs.New())
-	log.group.asking.enter() // Raft is not to be shut down: it is not there
+	log.group.pendingProposals.enter() // Raft is not to be shut down: it is not there
 	log.LogStore = damagedLog{}
 	err := raftError(log.StoreLogs(entriesFrom(1, 1)))
 	require.ErrorIs(t, err, base.ErrCorrupt)

@@ -72,6 +72,47 @@ func (g *Group) transfer(to raft.Server) (err error) {
 	}
 }
 
+// checkLeader returns an error if a node cannot lead.
+func (g *Group) checkLeader(ctx context.Context, d *decision) error {
+	if done, err := g.isLedBy(d); done || err != nil {
+		return err
+	}
+	return g.isFit(ctx, d.members[d.at])
+}
+
+// makeLeader hands the shard over to a node by hand; without a node it undoes that. The shard has
+// stored the choice.
+func (g *Group) makeLeader(d *decision) error {
+	if d.Node == "" {
+		g.node.routes.notify() // wakes balance
+		return nil
+	}
+	if done, err := g.isLedBy(d); done || err != nil {
+		return err
+	}
+	err := g.transfer(d.members[d.at])
+	if err == nil || errors.Is(err, base.ErrCannotLead) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", base.ErrUncertain, err)
+}
+
+// isLedBy reports whether the chosen leader is this node already, or any. It returns an error if
+// the chosen node is not a member, or is this node, drained.
+func (g *Group) isLedBy(d *decision) (bool, error) {
+	switch self := g.node.self.ServerID(); {
+	case d.Node == "":
+		return true, nil
+	case d.at < 0:
+		return false, fmt.Errorf("%w: node %s", base.ErrNotFound, d.Node)
+	case d.ServerID() != self:
+		return false, nil
+	case g.node.drained():
+		return false, fmt.Errorf("shard %d: %w: node %s: it is drained", g.index, base.ErrCannotLead, d.Node)
+	}
+	return true, nil
+}
+
 // isFit returns an error if a node cannot lead soon after this one ends.
 func (g *Group) isFit(ctx context.Context, m raft.Server) error {
 	goal := g.goal()

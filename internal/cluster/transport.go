@@ -178,11 +178,11 @@ func (t *transport) admit(rpc raft.RPC) bool {
 		t.compareWithSnapshot(req)
 	case *raft.RequestVoteRequest:
 		t.followAgain()
-		t.vouch(&req.RPCHeader)
+		t.admitUnknownCandidate(&req.RPCHeader)
 		t.group.standIn(req.LastLogTerm, req.LastLogIndex)
 	case *raft.RequestPreVoteRequest:
 		t.followAgain()
-		t.vouch(&req.RPCHeader)
+		t.admitUnknownCandidate(&req.RPCHeader)
 		t.group.standIn(req.LastLogTerm, req.LastLogIndex)
 	case *raft.TimeoutNowRequest:
 		t.group.invited.Store(true)
@@ -202,13 +202,13 @@ func (t *transport) admit(rpc raft.RPC) bool {
 	return true
 }
 
-// vouch makes Raft consider a candidate that this node does not know yet, or not as a voter. Raft
-// would refuse it, although it may be the only node that a majority of the remaining nodes can
-// elect: it may have committed entries that no other node has. The algorithm intends that a node
-// asks for votes, and grants them, without consulting its configuration (Ongaro, "Consensus:
+// admitUnknownCandidate makes Raft consider a candidate that this node does not know yet, or not as
+// a voter. Raft would refuse it, although it may be the only node that a majority of the remaining
+// nodes can elect: it may have committed entries that no other node has. The algorithm intends that
+// a node asks for votes, and grants them, without consulting its configuration (Ongaro, "Consensus:
 // Bridging Theory and Practice", 4.1). Raft checks only whether the ID has a vote; the address
 // identifies the candidate.
-func (t *transport) vouch(h *raft.RPCHeader) {
+func (t *transport) admitUnknownCandidate(h *raft.RPCHeader) {
 	r := t.group.log.raft.Load()
 	if r == nil {
 		return // the candidate asks again
@@ -309,7 +309,7 @@ func (t *transport) AppendEntries(
 		case resp.Term > req.Term:
 			// Raft takes any answer to a heartbeat for contact with a follower. It learns the term
 			// from replicated messages.
-			t.group.health.doubted.changed()
+			t.group.health.doubted.notify()
 			return fmt.Errorf("%w: %d, after %d", errLaterTerm, resp.Term, req.Term)
 		}
 		return err

@@ -12,10 +12,10 @@ import (
 	"codeq/internal/store"
 )
 
-// incoming is the connections on which a group gets the files of a snapshot. When one ends, its
-// bytes are kept for the next one, and removed after some time, or as soon as there is no room for
-// the rest.
-type incoming struct {
+// snapshotReceiver is the connections on which a group gets the files of a snapshot. When one ends,
+// its bytes are kept for the next one, and removed after some time, or as soon as there is no room
+// for the rest.
+type snapshotReceiver struct {
 	bytes atomic.Uint64 // received so far
 
 	mu          sync.Mutex // guards the fields below
@@ -31,52 +31,52 @@ const (
 )
 
 // begin counts another connection.
-func (i *incoming) begin() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.connections++
-	i.stop()
+func (r *snapshotReceiver) begin() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.connections++
+	r.stop()
 }
 
 // end counts a connection as ended. look is called until keeps returns false, or there is another
 // connection.
-func (i *incoming) end(look func()) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.connections--; i.connections > 0 {
+func (r *snapshotReceiver) end(look func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.connections--; r.connections > 0 {
 		return
 	}
-	i.kept, i.looks = true, 0
-	i.unused = time.AfterFunc(lookAtRoom, look)
+	r.kept, r.looks = true, 0
+	r.unused = time.AfterFunc(lookAtRoom, look)
 }
 
 // keeps reports whether the received bytes stay for now; fits: there is a rest, and room for it.
-func (i *incoming) keeps(fits bool) bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if !i.kept {
+func (r *snapshotReceiver) keeps(fits bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.kept {
 		return true
 	}
-	if i.looks++; !fits || i.looks >= keptLooks {
-		i.kept = false
+	if r.looks++; !fits || r.looks >= keptLooks {
+		r.kept = false
 		return false
 	}
-	i.unused.Reset(lookAtRoom)
+	r.unused.Reset(lookAtRoom)
 	return true
 }
 
 // close is called when no more connections come.
-func (i *incoming) close() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.stop()
+func (r *snapshotReceiver) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stop()
 }
 
 // stop stops the removal of the received bytes. REQUIRES: mu is held.
-func (i *incoming) stop() {
-	i.kept = false
-	if i.unused != nil {
-		i.unused.Stop()
+func (r *snapshotReceiver) stop() {
+	r.kept = false
+	if r.unused != nil {
+		r.unused.Stop()
 	}
 }
 
@@ -88,8 +88,8 @@ func (n *Node) receiveFiles(group int, from net.Conn) {
 		return
 	}
 	g := n.groups[group]
-	g.incoming.begin()
-	defer g.incoming.end(g.lookAtReceived)
+	g.receiver.begin()
+	defer g.receiver.end(g.lookAtReceived)
 	err := g.snapshots.Receive(from, raftTimeout, snapshot.Gate{Admit: g.admitFiles, Room: n.room.fits, Next: g.receive})
 	if err != nil && n.ctx.Err() == nil {
 		n.log.Info("files of a snapshot have not all come", "shard", g.index, "from", from.RemoteAddr(), "err", err)
@@ -101,7 +101,7 @@ func (n *Node) receiveFiles(group int, from net.Conn) {
 func (g *Group) lookAtReceived() {
 	g.node.contain("end of a transfer", func() {
 		rest, receiving := g.snapshots.Missing()
-		if !g.incoming.keeps(receiving && g.node.room.fits(rest) == nil) {
+		if !g.receiver.keeps(receiving && g.node.room.fits(rest) == nil) {
 			g.snapshots.DropReceived()
 		}
 	}, nil)
@@ -150,7 +150,7 @@ func (g *Group) receive(o snapshot.Offered, bytes int, rest int64) error {
 		err = g.node.room.fits(rest)
 	}
 	if err == nil {
-		g.incoming.bytes.Add(uint64(bytes))
+		g.receiver.bytes.Add(uint64(bytes))
 	}
 	return err
 }

@@ -24,9 +24,9 @@ import (
 // may grow meanwhile by the size of the files. If it grows more, the link is slower than the log,
 // and the files that were sent are useless.
 
-// outgoing is the files that the leader of a group sends, and the nodes that need the log behind
-// them.
-type outgoing struct {
+// snapshotSender is the files that the leader of a group sends, and the nodes that need the log
+// behind them.
+type snapshotSender struct {
 	turn    chan struct{} // capacity 1: an element while a snapshot is taken, or a checkpoint made
 	holding atomic.Bool   // there is such a node
 	held    atomic.Uint64 // bytes that the log may grow beyond its size for these nodes
@@ -39,7 +39,7 @@ type outgoing struct {
 	idle     *time.Timer // ends the transfer when no node has made progress for keepFiles
 }
 
-// sharedFiles is a checkpoint that is sent to several nodes. Guarded by outgoing.mu.
+// sharedFiles is a checkpoint that is sent to several nodes. Guarded by snapshotSender.mu.
 type sharedFiles struct {
 	*snapshot.Checkpoint
 	users int
@@ -78,7 +78,7 @@ func (t *transport) InstallSnapshot(
 		return err
 	}
 	if resp.Success {
-		t.group.outgoing.installed(id)
+		t.group.sender.installed(id)
 	}
 	return nil
 }
@@ -97,7 +97,7 @@ func (g *Group) sendFiles(to raft.Server, req *raft.InstallSnapshotRequest) (man
 			return nil, err
 		}
 		further, err := g.trySending(files, to, req.Term)
-		g.outgoing.release(files)
+		g.sender.release(files)
 		if err == nil {
 			return files.Manifest, nil
 		}
@@ -161,7 +161,7 @@ func (g *Group) trySending(files *sharedFiles, to raft.Server, term uint64) (fur
 	}
 	n.background.Go(func() { n.contain("answer of a receiver", t.Listen, t.Fail) })
 	err = t.Send(func(offset int64) error {
-		further = g.outgoing.moves(to.ID, uint64(offset)) || further
+		further = g.sender.moves(to.ID, uint64(offset)) || further
 		return g.maySend(to.ID, term)
 	})
 	return further, err
@@ -188,28 +188,28 @@ func (g *Group) endOfSending(ctx context.Context, files *sharedFiles, to raft.Se
 // on. The caller calls release for the files. If Raft wants another snapshot, filesFor fails, so
 // that Raft tries again with this one.
 func (g *Group) filesFor(to raft.ServerID, index uint64) (*sharedFiles, error) {
-	o := &g.outgoing
-	o.turn <- struct{}{}
-	defer func() { <-o.turn }()
-	files := o.share(to)
+	s := &g.sender
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	files := s.share(to)
 	if files != nil && files.Meta.Index < index {
-		o.release(files)
+		s.release(files)
 		g.giveUpFiles("another leader has sent a later snapshot to this node since")
 		files = nil
 	}
 	if files == nil {
-		if !o.holding.Load() && g.growth.bytes.Load() >= g.node.c.SnapshotBytes/freshPart {
+		if !s.holding.Load() && g.growth.bytes.Load() >= g.node.c.SnapshotBytes/freshPart {
 			g.takeSnapshot()
 		}
 		made, err := g.snapshots.Checkpoint()
 		if err != nil {
 			return nil, err
 		}
-		files = o.begin(made, to, g.endIdle)
+		files = s.begin(made, to, g.endIdle)
 		g.node.log.Info("files of a snapshot are sent", "shard", g.index, "to", to, "index", made.Meta.Index, "bytes", made.Size)
 	}
 	if files.Meta.Index != index {
-		o.release(files)
+		s.release(files)
 		return nil, fmt.Errorf("%w: index %d by index %d", errNewerFiles, index, files.Meta.Index)
 	}
 	return files, nil
@@ -221,15 +221,15 @@ const freshPart = 16
 
 // acknowledge records that a node has the log up to an index.
 func (g *Group) acknowledge(id raft.ServerID, index uint64) {
-	o := &g.outgoing
-	if !o.holding.Load() || !o.follows(id, index) {
+	s := &g.sender
+	if !s.holding.Load() || !s.follows(id, index) {
 		return
 	}
 	last := g.raft.LastIndex()
 	if index+trailingMessages*MaxAppend < last || index+g.log.newest(last, trailingMessages) < last {
 		return
 	}
-	if o.caughtUp(id) {
+	if s.caughtUp(id) {
 		g.stopHolding()
 	}
 }
@@ -241,7 +241,7 @@ func (g *Group) endIdle() {
 
 // giveUpFiles ends all transfers, and keeps no more log for them.
 func (g *Group) giveUpFiles(why string) {
-	if g.outgoing.end() {
+	if g.sender.end() {
 		g.node.log.Warn("files of a snapshot are given up", "shard", g.index, "why", why)
 		g.stopHolding()
 	}
@@ -251,138 +251,138 @@ func (g *Group) giveUpFiles(why string) {
 func (g *Group) stopHolding() { g.grow(0, 0) }
 
 // begin shares new files for a transfer. REQUIRES: there are none, and turn has an element.
-func (o *outgoing) begin(files *snapshot.Checkpoint, to raft.ServerID, endIdle func()) *sharedFiles {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	raise(&o.held, uint64(files.Size))
-	o.files = &sharedFiles{Checkpoint: files, over: make(chan struct{})}
-	if o.idle == nil {
-		o.idle = time.AfterFunc(keepFiles, endIdle)
+func (s *snapshotSender) begin(files *snapshot.Checkpoint, to raft.ServerID, endIdle func()) *sharedFiles {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	raise(&s.held, uint64(files.Size))
+	s.files = &sharedFiles{Checkpoint: files, over: make(chan struct{})}
+	if s.idle == nil {
+		s.idle = time.AfterFunc(keepFiles, endIdle)
 	}
-	o.idle.Reset(keepFiles)
-	if o.behind == nil {
-		o.behind, o.furthest = make(map[raft.ServerID]bool), make(map[raft.ServerID]uint64)
+	s.idle.Reset(keepFiles)
+	if s.behind == nil {
+		s.behind, s.furthest = make(map[raft.ServerID]bool), make(map[raft.ServerID]uint64)
 	}
-	return o.shareLocked(to)
+	return s.shareLocked(to)
 }
 
 // share returns the files for a node; nil if there are none.
-func (o *outgoing) share(to raft.ServerID) *sharedFiles {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.files == nil {
+func (s *snapshotSender) share(to raft.ServerID) *sharedFiles {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.files == nil {
 		return nil
 	}
-	return o.shareLocked(to)
+	return s.shareLocked(to)
 }
 
 // shareLocked is share. REQUIRES: mu is held, and there are files.
-func (o *outgoing) shareLocked(to raft.ServerID) *sharedFiles {
-	if has, known := o.behind[to]; has || !known {
-		o.behind[to], o.furthest[to] = false, 0
+func (s *snapshotSender) shareLocked(to raft.ServerID) *sharedFiles {
+	if has, known := s.behind[to]; has || !known {
+		s.behind[to], s.furthest[to] = false, 0
 	}
-	o.holding.Store(true)
-	o.files.users++
-	return o.files
+	s.holding.Store(true)
+	s.files.users++
+	return s.files
 }
 
 // release ends one use of files that share returned.
-func (o *outgoing) release(files *sharedFiles) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
+func (s *snapshotSender) release(files *sharedFiles) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	files.users--
-	o.removeUnused(files)
+	s.removeUnused(files)
 }
 
 // removeUnused removes files that are not being sent, and will not be. REQUIRES: mu is held.
-func (o *outgoing) removeUnused(files *sharedFiles) {
+func (s *snapshotSender) removeUnused(files *sharedFiles) {
 	if files == nil || files.users > 0 {
 		return
 	}
-	if files == o.files {
-		for _, has := range o.behind {
+	if files == s.files {
+		for _, has := range s.behind {
 			if !has {
 				return
 			}
 		}
-		o.files = nil
+		s.files = nil
 	}
 	files.Remove()
 }
 
 // moves records the progress of a node in the files, and reports whether it is further than before.
-func (o *outgoing) moves(id raft.ServerID, offset uint64) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.advance(id, offset)
+func (s *snapshotSender) moves(id raft.ServerID, offset uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.advance(id, offset)
 }
 
 // advance is moves, in the files or the log. REQUIRES: mu is held.
-func (o *outgoing) advance(id raft.ServerID, to uint64) bool {
-	if _, ok := o.behind[id]; !ok || to <= o.furthest[id] {
+func (s *snapshotSender) advance(id raft.ServerID, to uint64) bool {
+	if _, ok := s.behind[id]; !ok || to <= s.furthest[id] {
 		return false
 	}
-	o.furthest[id] = to
-	o.idle.Reset(keepFiles)
+	s.furthest[id] = to
+	s.idle.Reset(keepFiles)
 	return true
 }
 
 // installed records that a node has all of the files.
-func (o *outgoing) installed(id raft.ServerID) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if _, ok := o.behind[id]; ok {
-		o.behind[id], o.furthest[id] = true, 0
-		o.removeUnused(o.files)
+func (s *snapshotSender) installed(id raft.ServerID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.behind[id]; ok {
+		s.behind[id], s.furthest[id] = true, 0
+		s.removeUnused(s.files)
 	}
 }
 
 // follows records the progress of a node in the log, and reports whether log is kept for it because
 // it has the files.
-func (o *outgoing) follows(id raft.ServerID, index uint64) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !o.behind[id] {
+func (s *snapshotSender) follows(id raft.ServerID, index uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.behind[id] {
 		return false
 	}
-	o.advance(id, index)
+	s.advance(id, index)
 	return true
 }
 
 // caughtUp ends the keeping of log for a node. It reports whether log is kept for none.
-func (o *outgoing) caughtUp(id raft.ServerID) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.behind, id)
-	delete(o.furthest, id)
-	if len(o.behind) > 0 {
+func (s *snapshotSender) caughtUp(id raft.ServerID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.behind, id)
+	delete(s.furthest, id)
+	if len(s.behind) > 0 {
 		return false
 	}
-	return o.endLocked()
+	return s.endLocked()
 }
 
 // end ends all transfers. It reports whether there were any.
-func (o *outgoing) end() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.endLocked()
+func (s *snapshotSender) end() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.endLocked()
 }
 
 // endLocked is end. REQUIRES: mu is held.
-func (o *outgoing) endLocked() bool {
-	if o.idle == nil {
+func (s *snapshotSender) endLocked() bool {
+	if s.idle == nil {
 		return false
 	}
-	o.idle.Stop()
-	o.idle = nil
-	clear(o.behind)
-	clear(o.furthest)
-	o.holding.Store(false)
-	o.held.Store(0)
-	if files := o.files; files != nil {
+	s.idle.Stop()
+	s.idle = nil
+	clear(s.behind)
+	clear(s.furthest)
+	s.holding.Store(false)
+	s.held.Store(0)
+	if files := s.files; files != nil {
 		close(files.over)
-		o.removeUnused(files)
-		o.files = nil
+		s.removeUnused(files)
+		s.files = nil
 	}
 	return true
 }

@@ -7,12 +7,12 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// failures counts the failures of leaders that this node has taken over from: by an election, not
+// crashLog counts the failures of leaders that this node has taken over from: by an election, not
 // at their request; and the terms that this node has forfeited. Balance gives a shard back to a
 // node at once after its first failure, after firstDistrust if it fails again within failureMemory,
 // and after twice as long each time, up to lastDistrust. Each node measures that with its own
 // clock, and forgets it when it is closed. The zero value is ready for use.
-type failures struct {
+type crashLog struct {
 	mu sync.Mutex // guards of
 	of map[raft.ServerID]failure
 }
@@ -30,7 +30,7 @@ const (
 )
 
 // note counts a failure.
-func (f *failures) note(id raft.ServerID) {
+func (f *crashLog) note(id raft.ServerID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now, is := time.Now(), f.of[id]
@@ -47,7 +47,7 @@ func (f *failures) note(id raft.ServerID) {
 }
 
 // distrusts reports whether it is too early for a node to lead again.
-func (f *failures) distrusts(id raft.ServerID) bool {
+func (f *crashLog) distrusts(id raft.ServerID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	is := f.of[id]

@@ -13,7 +13,7 @@ import (
 // one moment are one failure.
 func TestFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var f failures
+		var f crashLog
 		wait := func() time.Duration {
 			begin := time.Now()
 			for f.distrusts("a") {
