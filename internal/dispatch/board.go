@@ -219,7 +219,7 @@ const headLooks = 16
 // Begin returns the index of the shard that has the most urgent task for a claim, as far as the
 // order of its queues is known; negative: any.
 func (b *Board) Begin(c *Claim) int {
-	queues, weights := c.Named()
+	queues, weights := c.named()
 	switch {
 	case b == nil:
 		return -1
@@ -388,7 +388,7 @@ func (d *Dispatcher) isElsewhere(c *Claim, queue string, q *Queue) bool {
 	}
 	c.rank = rank
 	if rank == 0 {
-		if _, weights := c.Named(); len(weights) > 0 && (c.drawn == 0 || c.Queues[c.drawn-1] != queue) {
+		if _, weights := c.named(); len(weights) > 0 && (c.drawn == 0 || c.Queues[c.drawn-1] != queue) {
 			return false
 		}
 		if heads == nil {

@@ -67,8 +67,8 @@ func (c *Claim) Reset() {
 // Elsewhere.
 func (c *Claim) To() int { return c.to }
 
-// Named returns the queues of the claim, and their weights.
-func (c *Claim) Named() (queues []string, weights []int) {
+// named returns the queues of the claim, and their weights.
+func (c *Claim) named() (queues []string, weights []int) {
 	if c.List != nil {
 		return c.List.names, c.List.weights
 	}

@@ -475,9 +475,9 @@ func TestOldSettingsOfGates(t *testing.T) {
 	require.False(t, d.mayPass(q))
 	d.leaveGate(q)
 	require.False(t, q.sharedGate().isClosed())
-	require.Same(t, q, d.Opening())
+	require.Same(t, q, d.opening())
 	require.True(t, d.mayPass(q))
-	require.Nil(t, d.Opening())
+	require.Nil(t, d.opening())
 }
 
 // TestGateGoes: when all shards have left the gate of a queue whose settings were removed, there is

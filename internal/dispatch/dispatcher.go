@@ -283,8 +283,8 @@ func (d *Dispatcher) takes(t Ticket) bool {
 	return true
 }
 
-// served ends the service of a claim that has been taken.
-func (d *Dispatcher) served(c *Claim, waited bool) {
+// markServed ends the service of a claim that this shard took.
+func (d *Dispatcher) markServed(c *Claim, waited bool) {
 	d.Served = append(d.Served, Served{c, waited})
 	d.serving = nil
 }
@@ -295,7 +295,7 @@ func (d *Dispatcher) give(c *Claim, q *Queue, l *engine.Lane, waited bool) {
 	if d.giveOf(c, q, l) && len(c.Queues) > 1 {
 		d.fillUp(c, q)
 	}
-	d.served(c, waited)
+	d.markServed(c, waited)
 }
 
 // giveOf leases tasks of a queue to a claim, as long as they are ready and other shards have no
@@ -456,8 +456,8 @@ func (d *Dispatcher) Waiting(queue string) (n int) {
 	return n
 }
 
-// Wants returns how many tasks the claims want that wait for a queue, at most most.
-func (d *Dispatcher) Wants(q *Queue, most int) int {
+// wants returns how many tasks the claims want that wait for a queue, at most most.
+func (d *Dispatcher) wants(q *Queue, most int) int {
 	n := q.wants(most)
 	for _, e := range q.sets {
 		n += e.set.wants(most - n)

@@ -89,7 +89,7 @@ func (d *Dispatcher) passes(q *Queue, ok bool, wait time.Duration) bool {
 		d.Publish(q.Queue)
 	}
 	if wait > 0 {
-		d.Throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+		d.throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
 	}
 	return ok
 }
@@ -104,7 +104,7 @@ func (q *Queue) sharedGate() *gate {
 func (d *Dispatcher) wake(q *Queue, shards []*Dispatcher) {
 	for _, w := range shards {
 		if w == d {
-			d.Throttle(q, d.rules.Now)
+			d.throttle(q, d.rules.Now)
 		} else {
 			w.port.Open(q.Name)
 		}
@@ -233,8 +233,8 @@ func (d *Dispatcher) OpenNamed(queue string) {
 	}
 }
 
-// Throttle opens a queue at a time of the monotonic clock, or sooner: NextOpening.
-func (d *Dispatcher) Throttle(q *Queue, at uint64) {
+// throttle opens a queue at a time of the monotonic clock, or sooner: NextOpening.
+func (d *Dispatcher) throttle(q *Queue, at uint64) {
 	if q.throttledAt >= 0 {
 		if q.opensAt <= at {
 			return
@@ -245,12 +245,12 @@ func (d *Dispatcher) Throttle(q *Queue, at uint64) {
 	d.throttled.Push(q)
 }
 
-// NextOpening returns when Opening has something to do; engine.Never: never.
+// NextOpening returns when opening has something to do; engine.Never: never.
 func (d *Dispatcher) NextOpening() uint64 { return d.throttled.Next() }
 
-// Opening opens the next queue whose time has come, and returns it; nil: none, or the budget of the
+// opening opens the next queue whose time has come, and returns it; nil: none, or the budget of the
 // rules is spent.
-func (d *Dispatcher) Opening() *Queue {
+func (d *Dispatcher) opening() *Queue {
 	if d.throttled.Next() > d.rules.Now || d.rules.Spent() {
 		return nil
 	}

@@ -9,8 +9,8 @@ import (
 // MaxWeight is so small that the sum of the weights of any list of queues fits in an int.
 const MaxWeight = 1 << 16
 
-// IsWeight reports whether a queue may have a weight.
-func IsWeight(w int) bool { return w >= 1 && w <= MaxWeight }
+// isWeight reports whether a queue may have a weight.
+func isWeight(w int) bool { return w >= 1 && w <= MaxWeight }
 
 // CheckWeights looks for a weight that queues may not have: of a queue that is not among them
 // (named is false), or out of bounds.
@@ -27,7 +27,7 @@ func CheckWeights(queues []string, weights map[string]int) (queue string, named,
 		isNamed = func(queue string) bool { return set[queue] }
 	}
 	for queue, w := range weights {
-		if named := isNamed(queue); !named || !IsWeight(w) {
+		if named := isNamed(queue); !named || !isWeight(w) {
 			return queue, named, false
 		}
 	}

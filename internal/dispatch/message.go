@@ -12,7 +12,7 @@ import (
 
 // Append appends what a claim asks for.
 func (c *Claim) Append(dst []byte) []byte {
-	queues, weights := c.Named()
+	queues, weights := c.named()
 	dst = wire.AppendStrings(dst, queues)
 	dst = keys.AppendIndexes(dst, weights)
 	dst = wire.AppendUint(dst, c.Duration)
@@ -39,7 +39,7 @@ func (c *Claim) Read(r *wire.Reader) {
 		c.Holder.Handled, c.Holder.Process = r.Bool(), r.Uint()
 	}
 	if len(c.Weights) != 0 && len(c.Weights) != len(c.Queues) ||
-		slices.ContainsFunc(c.Weights, func(w int) bool { return !IsWeight(w) }) {
+		slices.ContainsFunc(c.Weights, func(w int) bool { return !isWeight(w) }) {
 		r.Fail()
 	}
 }

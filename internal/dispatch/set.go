@@ -402,7 +402,7 @@ func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waite
 	}
 	d.sets.turns++
 	s.turn, s.used = d.sets.turns, d.rules.Uptime
-	d.served(c, waited)
+	d.markServed(c, waited)
 }
 
 // serveSets serves the claims that wait in sets. The set that was served last comes last, so that

@@ -467,7 +467,7 @@ func (d *Dispatcher) startSuspect(q *Queue) (started bool) {
 	return d.rules.Start(q.Queue, func() bool {
 		ok, wait := d.slow.take(suspects{d, q.Name}, d.now())
 		if wait > 0 {
-			d.Throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+			d.throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
 		}
 		return ok
 	})
@@ -500,7 +500,7 @@ func (d *Dispatcher) EndSuspects() {
 		if s.claims != d {
 			s.claims.port.Open(s.queue)
 		} else if q := d.known(s.queue); q != nil {
-			d.Throttle(q, d.rules.Now)
+			d.throttle(q, d.rules.Now)
 		}
 	}
 }

@@ -180,7 +180,7 @@ func TestCorrect(t *testing.T) {
 // TestCheckManifests flips each bit of the MANIFEST of an open store.
 func TestCheckManifests(t *testing.T) {
 	c, _ := store(t, 12, 60)
-	require.NoError(t, CheckManifests(c.with(t, "", nil), "db"))
+	require.NoError(t, checkManifests(c.with(t, "", nil), "db"))
 	seen := 0
 	for name, b := range c {
 		if !strings.HasPrefix(name, manifestPrefix) {
@@ -194,7 +194,7 @@ func TestCheckManifests(t *testing.T) {
 			if isZero(bad[bit/8:]) { // it may be torn
 				continue
 			}
-			err := CheckManifests(c.with(t, name, bad), "db")
+			err := checkManifests(c.with(t, name, bad), "db")
 			require.ErrorIs(t, err, ErrDamaged, "%s, bit %d of %d", name, bit, 8*len(b))
 			require.ErrorContains(t, err, "db/"+name)
 			seen++
@@ -240,7 +240,7 @@ func TestTornManifest(t *testing.T) {
 					torn = append(torn, byte(rng.Uint32()))
 				}
 			}
-			require.NoError(t, CheckManifests(c.with(t, name, torn), "db"), "%s, from %d", name, cut)
+			require.NoError(t, checkManifests(c.with(t, name, torn), "db"), "%s, from %d", name, cut)
 		}
 	}
 }
@@ -256,7 +256,7 @@ func BenchmarkSeal(b *testing.B) {
 		require.NoError(b, db.Set(fmt.Append(nil, i), make([]byte, 1<<10), pebble.NoSync))
 	}
 	require.NoError(b, db.Close())
-	for name, do := range map[string]func(vfs.FS, string) error{"seal": Seal, "unseal": Unseal, "check": CheckManifests} {
+	for name, do := range map[string]func(vfs.FS, string) error{"seal": Seal, "unseal": Unseal, "check": checkManifests} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				if name == "unseal" {

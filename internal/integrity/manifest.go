@@ -9,12 +9,12 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// CheckManifests looks for flipped bits in the MANIFESTs of a store without a seal; Pebble stops
+// checkManifests looks for flipped bits in the MANIFESTs of a store without a seal; Pebble stops
 // reading them at the first record that is not whole. A MANIFEST is synced at each of its records,
 // so that a whole record after one that is not is damage. So is a record that one flipped bit would
 // make whole, unless only zeros follow that bit. Nothing can be said of a log: a power loss takes
 // any part of what was not synced, and leaves later parts.
-func CheckManifests(fs vfs.FS, dir string) error {
+func checkManifests(fs vfs.FS, dir string) error {
 	names, err := fs.List(dir)
 	if err != nil {
 		return err

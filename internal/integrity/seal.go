@@ -4,7 +4,7 @@
 //
 // A store that is closed in order is sealed: a small file describes the others. Before the store is
 // opened for writing the seal is checked and removed, so that a crash never leaves one. Without a
-// seal, the MANIFEST itself is checked; see CheckManifests.
+// seal, the MANIFEST itself is checked; see checkManifests.
 package integrity
 
 import (
@@ -70,14 +70,14 @@ func IsSealed(fs vfs.FS, dir string) (bool, error) {
 }
 
 // Check compares a store with its seal, and changes nothing. A store without a seal, as after a
-// crash, is checked by CheckManifests.
+// crash, is checked by checkManifests.
 func Check(fs vfs.FS, dir string) (sealed bool, err error) {
 	known, err := checkSeal(fs, dir)
 	if err != nil {
 		return false, err
 	}
 	if known == nil {
-		return false, CheckManifests(fs, dir)
+		return false, checkManifests(fs, dir)
 	}
 	names, err := fs.List(dir)
 	if err != nil {

@@ -332,7 +332,7 @@ func Read(fsys vfs.FS, path string) (*Manifest, error) {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	return Decode(b)
+	return decode(b)
 }
 
 // FileIn returns what a path names, or leads through, that is no directory; "": nothing.

@@ -187,9 +187,9 @@ func (m Manifest) Encode() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// Decode reads the file of a manifest. It refuses everything that is not, byte by byte, what Encode
+// decode reads the file of a manifest. It refuses everything that is not, byte by byte, what Encode
 // writes.
-func Decode(b []byte) (*Manifest, error) {
+func decode(b []byte) (*Manifest, error) {
 	// In another format, the other fields may have other meanings.
 	var version struct {
 		Format int `json:"format"`

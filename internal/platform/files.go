@@ -20,7 +20,7 @@ import (
 // have no effect.
 const (
 	DirMode  fs.FileMode = 0o700
-	FileMode fs.FileMode = 0o600
+	fileMode fs.FileMode = 0o600
 )
 
 // FS is vfs.Default with these modes: the payloads of tasks may be secret, and file names tell what
@@ -143,13 +143,13 @@ func (p privateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File
 
 // create makes an empty file, which must not exist.
 func create(name string) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, FileMode)
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
 	if err != nil {
 		return err
 	}
 	info, err := f.Stat()
-	if err == nil && info.Mode().Perm()&FileMode != FileMode {
-		err = f.Chmod(FileMode)
+	if err == nil && info.Mode().Perm()&fileMode != fileMode {
+		err = f.Chmod(fileMode)
 	}
 	if err == nil {
 		giveLike(f, filepath.Dir(name))

@@ -278,17 +278,17 @@ func TestClocks(t *testing.T) {
 		require.Equal(t, begin.Add(time.Minute), m.Mono.Now())
 
 		at := m.Mono.Now()
-		m.Mono.Run(MaxRate)
+		m.Mono.Run(maxRate)
 		require.Equal(t, at, m.Mono.Now())
 		time.Sleep(time.Second)
 		require.Equal(t, at.Add(1050*time.Millisecond), m.Mono.Now())
-		m.Mono.Run(-MaxRate)
+		m.Mono.Run(-maxRate)
 		time.Sleep(time.Second)
 		require.Equal(t, at.Add(2*time.Second), m.Mono.Now())
 	})
 }
 
-// TestDrawRate: no clock is as fast as time, nor farther from it than MaxRate.
+// TestDrawRate: no clock is as fast as time, nor farther from it than maxRate.
 func TestDrawRate(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -298,8 +298,8 @@ func TestDrawRate(t *testing.T) {
 		if ppm > 0 {
 			fast++
 		}
-		require.GreaterOrEqual(t, max(ppm, -ppm), int64(MaxRate/5))
-		require.LessOrEqual(t, max(ppm, -ppm), int64(MaxRate))
+		require.GreaterOrEqual(t, max(ppm, -ppm), int64(maxRate/5))
+		require.LessOrEqual(t, max(ppm, -ppm), int64(maxRate))
 	}
 	require.InDelta(t, 500, fast, 100)
 }

@@ -19,7 +19,7 @@ func ReadAhead[T any](st *Store, read func(emit func(T) error) error, visit func
 	var failed error
 	go func() {
 		defer close(chunks)
-		guard.Contain(st.Log(), "opening: reading ahead", func() {
+		guard.Contain(st.log, "opening: reading ahead", func() {
 			failed = st.Read(func() error { return readChunks(read, chunks, stop) })
 		}, func(value any, _ []byte) { failed = fmt.Errorf("panic in opening: reading ahead: %v", value) })
 	}()

@@ -161,12 +161,6 @@ func exists(fs vfs.FS, dir string) error {
 // DB returns the Pebble store, for readers and for batches.
 func (st *Store) DB() *pebble.DB { return st.db }
 
-// Dir returns the directory of the store.
-func (st *Store) Dir() string { return st.dir }
-
-// Log returns the logger of the store.
-func (st *Store) Log() *slog.Logger { return st.log }
-
 // AddDeepLane cuts tables at both ends of a lane, unless enough lanes are deep. Only the goroutine
 // that commits may call it, and RemoveDeepLane.
 func (st *Store) AddDeepLane(lane uint32) { st.partition.add(lane) }

@@ -129,7 +129,7 @@ func (t *Permits) markDirty(q *Queue) {
 
 // OpenGates opens the queues whose rates let the next tasks pass.
 func (t *Permits) OpenGates() {
-	for q := t.claims.Opening(); q != nil; q = t.claims.Opening() {
+	for q := t.claims.opening(); q != nil; q = t.claims.opening() {
 		if q.allocator != nil {
 			q.allocator.allot()
 		}
@@ -239,7 +239,7 @@ func (p *PermitGate) Leave(n int) (wake []*Dispatcher) {
 	}
 	p.permits.markDirty(p.queue)
 	if p.Holder.Leave(n, p.TurnEnds(d.rules.Now) && p.permits.mail.IsReachable()) {
-		d.Throttle(p.queue, d.rules.Now)
+		d.throttle(p.queue, d.rules.Now)
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func (p *PermitGate) need() int {
 			n += c.Max
 		}
 	}
-	return min(n+p.permits.claims.Wants(q, ready-n), ready)
+	return min(n+p.permits.claims.wants(q, ready-n), ready)
 }
 
 // answerAsking resolves the claims again that want to know if there are permits.
@@ -402,7 +402,7 @@ func (a *PermitAllocator) allot() {
 	}
 	if wait > 0 {
 		d := a.permits.claims
-		d.Throttle(a.queue, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+		d.throttle(a.queue, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
 	}
 }
 
