@@ -221,11 +221,17 @@ func (r *reclaimer) run() {
 	}
 }
 
-// step does what is due.
+// step does the work that is due:
+//
+//	asleep   next is zero: the next commit, or a tight disk, ends it
+//	planned  at next, look flushes deletions that Pebble would keep in memory
+//	settling awaitsPebble: at next, Pebble knows the dead bytes of the flush, and settle compacts
+//
+// A tight disk does the same at once (rush), and the trimmer's deletions are always flushed at once.
 func (r *reclaimer) step() {
 	if r.merged.Swap(false) {
 		had := r.hasTables()
-		if r.measure(); !had && r.hasTables() { // what was committed before is not checked yet
+		if r.measure(); !had && r.hasTables() { // earlier commits are not checked yet
 			r.armed.Store(true)
 		}
 	}
@@ -237,19 +243,8 @@ func (r *reclaimer) step() {
 	if r.next.IsZero() && r.armed.Load() {
 		r.next = now.Add(reclaimLook)
 	}
-	if rush := r.hurried.Load(); rush && !r.awaitsPebble {
-		switch total := r.total.Load(); {
-		case total == r.rushed:
-			r.hurried.Store(false)
-		case now.Before(r.rushAt):
-			r.next = r.rushAt
-		default:
-			r.rushed, r.expected = total, 0
-			if r.hasRange.Load() || r.unflushed() >= r.from/8 {
-				r.flush()
-			}
-			r.waitForPebble(reclaimRush)
-		}
+	if r.hurried.Load() && !r.awaitsPebble {
+		r.rush(now)
 		return
 	}
 	if r.trimWaits() {
@@ -257,43 +252,74 @@ func (r *reclaimer) step() {
 	}
 	switch {
 	case r.next.IsZero() || now.Before(r.next):
-	case !r.awaitsPebble:
-		much := r.unflushed()
-		r.expected, r.flushDelayed = 0, false
-		switch {
-		case r.hasRange.Load():
-			r.flush()
-		case much < r.from:
-		case now.Before(r.flushAt):
-			r.flushDelayed = true
-		default:
-			r.expected = much
-			r.flush()
-		}
-		r.waitForPebble(reclaimSettle)
+	case r.awaitsPebble:
+		r.settle()
 	default:
-		r.awaitsPebble = false
-		if found := r.compact(); found || !r.hurried.Load() {
-			r.idle = 0
-		} else {
-			r.idle = min(max(2*r.idle, reclaimRush), reclaimIdle)
-		}
-		r.rushAt = time.Now().Add(r.idle)
-		r.hurried.Store(false)
-		if r.total.Load() == r.quietAt && r.flushDelayed { // nothing else flushes the last commits
-			r.next = r.flushAt
-			return
-		}
-		if r.total.Load() == r.quietAt {
-			r.sleep()
-			if r.total.Load() == r.quietAt { // else a commit may have come before armed was cleared
-				return
-			}
-			r.armed.Store(true)
-		}
-		r.next = time.Now().Add(reclaimLook)
+		r.look(now)
 	}
 }
+
+// rush flushes deletions on a tight disk, unless nothing was committed since it did so last.
+func (r *reclaimer) rush(now time.Time) {
+	total := r.total.Load()
+	if total == r.rushed {
+		r.hurried.Store(false)
+		return
+	}
+	if now.Before(r.rushAt) {
+		r.next = r.rushAt
+		return
+	}
+	r.rushed, r.expected = total, 0
+	if r.hasRange.Load() || r.unflushed() >= r.from/8 {
+		r.flush()
+	}
+	r.waitForPebble(reclaimRush)
+}
+
+// look flushes deletions: those of ranges, and those of so many keys that much may be dead.
+func (r *reclaimer) look(now time.Time) {
+	much := r.unflushed()
+	r.expected, r.flushDelayed = 0, false
+	switch {
+	case r.hasRange.Load():
+		r.flush()
+	case much < r.from:
+	case now.Before(r.flushAt):
+		r.flushDelayed = true
+	default:
+		r.expected = much
+		r.flush()
+	}
+	r.waitForPebble(reclaimSettle)
+}
+
+// settle compacts, and plans the next look: none if nothing was committed since the last one.
+func (r *reclaimer) settle() {
+	r.awaitsPebble = false
+	if found := r.compact(); found || !r.hurried.Load() {
+		r.idle = 0
+	} else {
+		r.idle = min(max(2*r.idle, reclaimRush), reclaimIdle)
+	}
+	r.rushAt = time.Now().Add(r.idle)
+	r.hurried.Store(false)
+	if r.isQuiet() && r.flushDelayed { // nothing else flushes the last commits
+		r.next = r.flushAt
+		return
+	}
+	if r.isQuiet() {
+		r.sleep()
+		if r.isQuiet() { // else a commit may have come before armed was cleared
+			return
+		}
+		r.armed.Store(true)
+	}
+	r.next = time.Now().Add(reclaimLook)
+}
+
+// isQuiet reports whether nothing was committed since the last waitForPebble.
+func (r *reclaimer) isQuiet() bool { return r.total.Load() == r.quietAt }
 
 // adjustPause delays the next flush if the last one found few dead bytes: each flush adds a table
 // that Pebble must merge with live ones.
@@ -492,7 +518,7 @@ func (r *reclaimer) compact() (found bool) {
 	levels := r.levels()
 	limit := uint64(max(r.from, 0) + r.tables.Load()/reclaimPart)
 	share, most := uint64(reclaimShare), uint64(reclaimPiece)
-	quiet := r.total.Load() == r.quietAt
+	quiet := r.isQuiet()
 	if quiet {
 		share = reclaimQuiet
 	}
