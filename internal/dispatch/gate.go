@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"codeq/internal/base"
 	"codeq/internal/engine"
 )
 
@@ -367,6 +368,9 @@ func (g *gate) Look(_ *Dispatcher, now time.Time) (ok bool, wait time.Duration) 
 
 // room returns the result of Enter. REQUIRES: mu is held.
 func (g *gate) room(now time.Time) (ok bool, wait time.Duration) {
+	if base.Invariants {
+		base.AssertHeld(&g.mu, "the lock of a gate")
+	}
 	if g.limit > 0 && g.leased >= g.limit {
 		return false, 0
 	}
@@ -421,6 +425,20 @@ func (g *gate) update(now time.Time) {
 		g.kept -= n
 		over -= n
 	}
+	if base.Invariants {
+		g.assertKept(now)
+	}
+}
+
+// assertKept: a gate keeps at most as many places as are free, and each for a line.
+func (g *gate) assertKept(now time.Time) {
+	kept := 0
+	for _, l := range g.lines {
+		base.Assert(l.kept >= 0, "a line keeps %d places", l.kept)
+		kept += l.kept
+	}
+	base.Assert(kept == g.kept, "a gate keeps %d places, its lines %d", g.kept, kept)
+	base.Assert(kept == 0 || g.free(now) >= 0, "a gate keeps %d places, %d more than are free", kept, -g.free(now))
 }
 
 // isClosed reports whether there is no place. It is safe for concurrent use.
@@ -625,6 +643,9 @@ func (g *gate) Leave(n int) (wake []*Dispatcher) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.leased -= n
+	if base.Invariants {
+		base.Assert(g.leased >= 0, "a gate counts %d leases", g.leased)
+	}
 	if g.limit == 0 && g.rate != nil {
 		return nil // only time brings tokens
 	}

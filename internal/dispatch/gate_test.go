@@ -172,7 +172,7 @@ func (g *gated) check() {
 	if g.claims == 0 || !ready {
 		return
 	}
-	ok, wait := g.gate.room(g.now)
+	ok, wait := g.gate.Look(nil, g.now)
 	require.False(g, ok, "there is a place")
 	require.True(g, g.gate.isClosed())
 	if wait > 0 {

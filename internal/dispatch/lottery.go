@@ -4,6 +4,8 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"slices"
+
+	"codeq/internal/base"
 )
 
 // MaxWeight is so small that the sum of the weights of any list of queues fits in an int.
@@ -96,6 +98,9 @@ func (l *lottery) draw() int {
 // find returns the first member for which the sum of the weights up to and including it is more
 // than lot. REQUIRES: lot < total.
 func (l *lottery) find(lot uint64) int {
+	if base.Invariants {
+		base.Assert(lot < l.total, "lot %d of %d", lot, l.total)
+	}
 	at := 0
 	for step := 1 << (bits.Len(uint(len(l.tree)-1)) - 1); step > 0; step >>= 1 {
 		if next := at + step; next < len(l.tree) && l.tree[next] <= lot {

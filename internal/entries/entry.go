@@ -55,10 +55,11 @@ type Writer struct {
 
 	batch *pebble.Batch // of the store; nil: none yet
 	buf   []byte        // memory of batch
+	last  uint64        // index of the last entry; only with base.Invariants
 }
 
 // Reset prepares for another store.
-func (w *Writer) Reset() { w.batch, w.buf = nil, nil }
+func (w *Writer) Reset() { w.batch, w.buf, w.last = nil, nil, 0 }
 
 // largeBatch is less than the size from which Pebble keeps the memory of a batch until it is
 // flushed: half of the smallest MemTableBytes.
@@ -67,6 +68,9 @@ const largeBatch = 64 << 10
 // Write commits the batch of an entry with its index and term. clock reports whether the batch
 // stores the clock of leases.
 func (w *Writer) Write(st *store.Store, e *Entry, index, term uint64) (clock bool, err error) {
+	if base.Invariants {
+		base.Assert(index > w.last, "entry %d is applied after entry %d", index, w.last)
+	}
 	large := len(e.Batch) > largeBatch
 	if w.batch == nil || large {
 		w.batch, w.buf = st.DB().NewBatch(), nil
@@ -96,6 +100,9 @@ func (w *Writer) Write(st *store.Store, e *Entry, index, term uint64) (clock boo
 	}
 	if err := st.Commit(b); err != nil {
 		return false, err
+	}
+	if base.Invariants {
+		w.last = index
 	}
 	if has.ranged {
 		st.DeletedRanges(has.trimmed)

@@ -1,6 +1,9 @@
 package owner
 
-import "codeq/internal/engine"
+import (
+	"codeq/internal/base"
+	"codeq/internal/engine"
+)
 
 // Clock is the time by which a shard's owner decides whether leases have expired. No worker
 // loses a lease because the owner was busy.
@@ -41,6 +44,10 @@ func (c *Clock) Tick(at uint64, full bool) (now uint64) {
 		c.stalled += at - c.uptime
 	case c.due != engine.Never && at > c.due+stallAfter:
 		c.stalled += at - c.due - stallAfter
+	}
+	if base.Invariants {
+		base.Assert(at >= c.uptime, "the owner's clock goes back from %d to %d", c.uptime, at)
+		base.Assert(c.stalled <= at, "of %d ms, %d do not count", at, c.stalled)
 	}
 	c.uptime, c.due = at, at
 	now = at - c.stalled

@@ -145,6 +145,9 @@ func (in *Inbox[Op]) Withdraw(is func(Op) bool) bool {
 
 // openRoom wakes those that wait for room. REQUIRES: mu is held.
 func (in *Inbox[Op]) openRoom() {
+	if base.Invariants {
+		base.AssertHeld(&in.mu, "the lock of the inbox")
+	}
 	if in.room != nil {
 		close(in.room)
 		in.room = nil

@@ -1,0 +1,6 @@
+//go:build !invariants
+
+package base
+
+// Invariants is set in a build with the tag invariants: assertions run, and Pebble's as well.
+const Invariants = false

@@ -1,0 +1,20 @@
+package base
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAssert(t *testing.T) {
+	Assert(true, "never shown")
+	require.PanicsWithValue(t, `codeq: invariant violated: queue "a" has -1 leases`, func() {
+		Assert(false, "queue %q has %d leases", "a", -1)
+	})
+	var mu sync.Mutex
+	mu.Lock()
+	AssertHeld(&mu, "mu")
+	mu.Unlock()
+	require.PanicsWithValue(t, "codeq: invariant violated: mu is not locked", func() { AssertHeld(&mu, "mu") })
+}
