@@ -28,13 +28,13 @@ func (c *WallClock) Set(ahead time.Duration) bool { return c.ahead.Swap(int64(ah
 // Drift lets the clock gain so many parts per million, since the machine was made.
 func (c *WallClock) Drift(ppm int64) { c.drift.Store(ppm) }
 
-// maxRate is by how much a monotonic clock is faster or slower than time at the most, in parts per
+// MaxRate is by how much a monotonic clock is faster or slower than time at the most, in parts per
 // million. DrawRate gives it a fifth of that at least.
-const maxRate = 50_000
+const MaxRate = 50_000
 
 // DrawRate draws what a monotonic clock gains, in parts per million.
 func DrawRate(rng *rand.Rand) (ppm int64) {
-	ppm = maxRate/5 + rng.Int64N(maxRate*4/5+1)
+	ppm = MaxRate/5 + rng.Int64N(MaxRate*4/5+1)
 	if rng.IntN(2) == 0 {
 		return -ppm
 	}

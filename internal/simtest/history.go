@@ -441,14 +441,14 @@ const ClockEvery = 5 * time.Second
 // rebase is by how much the clock of leases may jump at changes of the leader, in all while a lease
 // lasts, when monotonic clocks run at rates of their own: the next leader measures the time since
 // the clock was stored, which may be before the lease, by its own.
-const rebase = ClockEvery * 2 * maxRate / 1_000_000
+const rebase = ClockEvery * 2 * MaxRate / 1_000_000
 
 // Shortest is how long a lease lasts at least: leaders measure it by their monotonic clocks.
 func (h *History[ID]) Shortest(d time.Duration) time.Duration {
 	if !h.Rates {
 		return d
 	}
-	return (d - rebase) * 1_000_000 / (1_000_000 + maxRate)
+	return (d - rebase) * 1_000_000 / (1_000_000 + MaxRate)
 }
 
 // Longest is how long a lease that is not renewed lasts at most, while time passes for it.
@@ -456,5 +456,5 @@ func (h *History[ID]) Longest(d time.Duration) time.Duration {
 	if !h.Rates {
 		return d
 	}
-	return (d + rebase) * 1_000_000 / (1_000_000 - maxRate)
+	return (d + rebase) * 1_000_000 / (1_000_000 - MaxRate)
 }

@@ -1,4 +1,4 @@
-package claimlines_test
+package dispatch_test
 
 import (
 	"context"

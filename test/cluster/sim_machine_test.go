@@ -1,4 +1,4 @@
-package simtest
+package cluster_test
 
 import (
 	"errors"
@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/raftlog"
+	"codeq/internal/simtest"
 	"codeq/internal/testkit"
 )
 
@@ -62,7 +63,7 @@ func TestCrash(t *testing.T) {
 	t.Parallel()
 	for _, percent := range []int{0, 50, 100} {
 		for seed := range uint64(10) {
-			m := NewMachine()
+			m := simtest.NewMachine()
 			first := m.Start()
 			require.NoError(t, write(first.FS(), "synced", "a", true))
 			require.NoError(t, write(first.FS(), "written", "b", false))
@@ -90,7 +91,7 @@ func TestCrash(t *testing.T) {
 // TestBoots: a machine that is booted says so, unless it hides that.
 func TestBoots(t *testing.T) {
 	t.Parallel()
-	m := NewMachine()
+	m := simtest.NewMachine()
 	first := m.Boot()
 	m.Reboot()
 	require.NotEqual(t, first, m.Boot())
@@ -99,10 +100,10 @@ func TestBoots(t *testing.T) {
 	require.Equal(t, first, m.Boot())
 }
 
-// TestMachineIsPutBack: an image is what was there, and is put back.
-func TestMachineIsPutBack(t *testing.T) {
+// TestImageOfMachine: an image is what was there, and is put back.
+func TestImageOfMachine(t *testing.T) {
 	t.Parallel()
-	m := NewMachine()
+	m := simtest.NewMachine()
 	life := m.Start()
 	require.NoError(t, write(life.FS(), "written", "a", false))
 	require.NoError(t, life.Stables().Group(1).Set([]byte("vote"), []byte("n1")))
@@ -120,7 +121,7 @@ func TestMachineIsPutBack(t *testing.T) {
 // TestVotes: groups have votes of their own, and what was not stored is zero.
 func TestVotes(t *testing.T) {
 	t.Parallel()
-	s := NewMachine().Start().Stables()
+	s := simtest.NewMachine().Start().Stables()
 	require.NoError(t, s.Group(1).SetUint64([]byte("term"), 7))
 	require.NoError(t, s.Close())
 	term, err := s.Group(1).GetUint64([]byte("term"))
@@ -137,7 +138,7 @@ func TestCrashAfter(t *testing.T) {
 	t.Parallel()
 	// The third operation syncs the file, and the sixth its name.
 	for operations, want := range map[int64]string{1: "", 3: "", 6: "", 7: "a"} {
-		m := NewMachine()
+		m := simtest.NewMachine()
 		life, crashes := m.Start(), 0
 		crash := func() { crashes++; m.Crash(0, 1) }
 		require.True(t, life.CrashAfter(operations, crash))
@@ -151,7 +152,7 @@ func TestCrashAfter(t *testing.T) {
 		require.True(t, life.CrashAfter(1, crash))
 	}
 
-	m := NewMachine()
+	m := simtest.NewMachine()
 	life := m.Start()
 	life.CrashAfter(2, func() { m.Crash(0, 1) })
 	for _, v := range []string{"n1", "n2", "n3"} {
@@ -165,7 +166,7 @@ func TestCrashAfter(t *testing.T) {
 // included, and none of the next life.
 func TestFail(t *testing.T) {
 	t.Parallel()
-	m := NewMachine()
+	m := simtest.NewMachine()
 	life := m.Start()
 	store, err := raftlog.Open("log", raftlog.Options{FS: life.FS()})
 	require.NoError(t, err)
@@ -201,15 +202,15 @@ func TestFail(t *testing.T) {
 // TestRoom: a disk that is small says so, or does not, and one may say so that is not.
 func TestRoom(t *testing.T) {
 	t.Parallel()
-	life := NewMachine().Start()
+	life := simtest.NewMachine().Start()
 	free := func() int64 {
 		usage, err := life.FS().GetDiskUsage("/")
 		require.NoError(t, err)
-		require.EqualValues(t, DiskSize, usage.TotalBytes)
+		require.EqualValues(t, simtest.DiskSize, usage.TotalBytes)
 		require.Equal(t, usage.TotalBytes, usage.AvailBytes+usage.UsedBytes)
 		return int64(usage.AvailBytes)
 	}
-	require.Equal(t, DiskSize, free())
+	require.Equal(t, simtest.DiskSize, free())
 	life.SetFree(0)
 	require.Zero(t, free())
 	require.NoError(t, write(life.FS(), "a", "0123456789", true))
@@ -219,7 +220,7 @@ func TestRoom(t *testing.T) {
 		require.Equal(t, said, free() == 9)
 		require.ErrorIs(t, write(life.FS(), "b", "0123456789", true), syscall.ENOSPC)
 		life.MakeRoom()
-		require.Equal(t, DiskSize, free())
+		require.Equal(t, simtest.DiskSize, free())
 		require.NoError(t, write(life.FS(), "b", "0123456789", true))
 	}
 	require.True(t, life.Fill())
@@ -233,7 +234,7 @@ func TestRoom(t *testing.T) {
 // TestWatch: who watches a machine is told what all its lives read of the log, and store in it.
 func TestWatch(t *testing.T) {
 	t.Parallel()
-	m := NewMachine()
+	m := simtest.NewMachine()
 	var reads, stores []int
 	m.WatchReads(func(bytes int) { reads = append(reads, bytes) })
 	m.WatchStores(func(bytes int) { stores = append(stores, bytes) })
@@ -267,7 +268,7 @@ func TestWatch(t *testing.T) {
 func TestClocks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := NewMachine()
+		m := simtest.NewMachine()
 		begin := time.Now()
 		require.Equal(t, begin, m.Wall.Now())
 		require.True(t, m.Wall.Set(time.Hour))
@@ -278,28 +279,28 @@ func TestClocks(t *testing.T) {
 		require.Equal(t, begin.Add(time.Minute), m.Mono.Now())
 
 		at := m.Mono.Now()
-		m.Mono.Run(maxRate)
+		m.Mono.Run(simtest.MaxRate)
 		require.Equal(t, at, m.Mono.Now())
 		time.Sleep(time.Second)
 		require.Equal(t, at.Add(1050*time.Millisecond), m.Mono.Now())
-		m.Mono.Run(-maxRate)
+		m.Mono.Run(-simtest.MaxRate)
 		time.Sleep(time.Second)
 		require.Equal(t, at.Add(2*time.Second), m.Mono.Now())
 	})
 }
 
-// TestDrawRate: no clock is as fast as time, nor farther from it than maxRate.
+// TestDrawRate: no clock is as fast as time, nor farther from it than simtest.MaxRate.
 func TestDrawRate(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 1))
 	fast := 0
 	for range 1000 {
-		ppm := DrawRate(rng)
+		ppm := simtest.DrawRate(rng)
 		if ppm > 0 {
 			fast++
 		}
-		require.GreaterOrEqual(t, max(ppm, -ppm), int64(maxRate/5))
-		require.LessOrEqual(t, max(ppm, -ppm), int64(maxRate))
+		require.GreaterOrEqual(t, max(ppm, -ppm), int64(simtest.MaxRate/5))
+		require.LessOrEqual(t, max(ppm, -ppm), int64(simtest.MaxRate))
 	}
 	require.InDelta(t, 500, fast, 100)
 }

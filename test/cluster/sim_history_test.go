@@ -1,4 +1,4 @@
-package simtest
+package cluster_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/simtest"
 )
 
 // text is an ID, or a state.
@@ -27,14 +28,19 @@ const (
 
 // story tells a history, call by call, in a bubble.
 type story struct {
-	*History[text]
+	*simtest.History[text]
 	clock time.Duration // by which the clock of the node is wrong
+}
+
+// taskOf is a ready task.
+func taskOf(id text, serial, attempts int) simtest.Task[text] {
+	return simtest.Task[text]{ID: id, Serial: serial, State: text("ready"), Attempts: attempts}
 }
 
 func idOf(serial int) text { return text(fmt.Sprint("id ", serial)) }
 
 // call makes a call that comes to an error, or to nil.
-func (s *story) call(verb Verb, err error) *Call {
+func (s *story) call(verb simtest.Verb, err error) *simtest.Call {
 	c := s.Begin(verb, 1, "n1")
 	time.Sleep(callTime)
 	s.Finish(c, err, true)
@@ -44,51 +50,52 @@ func (s *story) call(verb Verb, err error) *Call {
 // produce produces a task.
 func (s *story) produce(err error) (serial int) {
 	serials, _ := s.Payloads(1)
-	s.Produced(s.call(Produce, err), serials, []text{idOf(serials[0])})
+	s.Produced(s.call(simtest.Produce, err), serials, []text{idOf(serials[0])})
 	return serials[0]
 }
 
 // claim gets a lease, of a token, for an attempt, which was granted when the claim returned.
 func (s *story) claim(serial int, token uint64, attempt int) {
-	c := s.call(Claim, nil)
-	s.Claimed(c, Lease[text]{idOf(serial), serial, token, attempt, time.Now().Add(leaseFor + s.clock)}, leaseFor)
+	c := s.call(simtest.Claim, nil)
+	s.Claimed(c, simtest.Lease[text]{ID: idOf(serial), Serial: serial, Token: token, Attempt: attempt, Deadline: time.Now().Add(leaseFor + s.clock)}, leaseFor)
 }
 
 // end makes a call with a lease.
-func (s *story) end(verb Verb, serial int, token uint64, attempt int, err error) {
+func (s *story) end(verb simtest.Verb, serial int, token uint64, attempt int, err error) {
 	s.extend(verb, serial, token, attempt, 0, err)
 }
 
-func (s *story) extend(verb Verb, serial int, token uint64, attempt int, d time.Duration, err error) {
+func (s *story) extend(verb simtest.Verb, serial int, token uint64, attempt int, d time.Duration, err error) {
 	c := s.call(verb, err)
 	c.Serial, c.Token, c.Attempt, c.Duration = serial, token, attempt, d
-	if c.Outcome != Never {
+	if c.Outcome != simtest.Never {
 		s.Add(*c)
 	}
 }
 
 // read shows a task, after so many attempts; -1: that it is not there.
-func (s *story) read(serial, attempts int) { s.saw(s.call(Read, nil), serial, attempts) }
+func (s *story) read(serial, attempts int) { s.saw(s.call(simtest.Read, nil), serial, attempts) }
 
-func (s *story) saw(c *Call, serial, attempts int) {
+func (s *story) saw(c *simtest.Call, serial, attempts int) {
 	if attempts < 0 {
 		s.Saw(c, serial, nil)
 		return
 	}
-	s.Saw(c, serial, &Task[text]{idOf(serial), serial, text("ready"), attempts})
+	t := taskOf(idOf(serial), serial, attempts)
+	s.Saw(c, serial, &t)
 }
 
 // stored notes that these tasks are all that are there.
 func (s *story) stored(serials ...int) {
-	var tasks []Task[text]
+	var tasks []simtest.Task[text]
 	for _, serial := range serials {
-		tasks = append(tasks, Task[text]{idOf(serial), serial, text("ready"), 9})
+		tasks = append(tasks, taskOf(idOf(serial), serial, 9))
 	}
-	s.Stored(s.call(Read, nil), tasks)
+	s.Stored(s.call(simtest.Read, nil), tasks)
 }
 
 // amid makes a call that lasts while others are made.
-func (s *story) amid(verb Verb, err error, others func()) *Call {
+func (s *story) amid(verb simtest.Verb, err error, others func()) *simtest.Call {
 	c := s.Begin(verb, 2, "n2")
 	others()
 	s.Finish(c, err, true)
@@ -100,7 +107,7 @@ func requireProblems(t *testing.T, problem string, stories map[string]func(s *st
 	for name, tell := range stories {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &story{History: NewHistory[text]()}
+			s := &story{History: simtest.NewHistory[text]()}
 			synctest.Test(t, func(*testing.T) { tell(s) })
 			if problems := s.Check(); problem == "" {
 				require.Empty(t, problems)
@@ -119,17 +126,17 @@ func TestHistoryIsAccepted(t *testing.T) {
 			a := s.produce(nil)
 			s.read(a, 0)
 			s.claim(a, 1, 1)
-			s.extend(Extend, a, 1, 1, leaseFor, nil)
-			s.end(Complete, a, 1, 1, nil)
+			s.extend(simtest.Extend, a, 1, 1, leaseFor, nil)
+			s.end(simtest.Complete, a, 1, 1, nil)
 			s.read(a, -1)
 			s.stored()
 		},
 		"given back": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Retry, a, 1, 1, nil)
+			s.end(simtest.Retry, a, 1, 1, nil)
 			s.claim(a, 2, 2)
-			s.end(Release, a, 2, 2, nil)
+			s.end(simtest.Release, a, 2, 2, nil)
 			s.claim(a, 3, 2) // a release counts no attempt
 			s.stored(a)
 		},
@@ -138,8 +145,8 @@ func TestHistoryIsAccepted(t *testing.T) {
 			s.claim(a, 1, 1)
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
-			s.end(Complete, a, 1, 1, base.ErrLeaseLost)
-			s.end(Complete, a, 2, 2, nil)
+			s.end(simtest.Complete, a, 1, 1, base.ErrLeaseLost)
+			s.end(simtest.Complete, a, 2, 2, nil)
 			s.stored()
 		},
 		"leases that nobody has seen": func(s *story) {
@@ -149,22 +156,22 @@ func TestHistoryIsAccepted(t *testing.T) {
 		"a complete of unknown outcome was done": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Complete, a, 1, 1, base.ErrUncertain)
+			s.end(simtest.Complete, a, 1, 1, base.ErrUncertain)
 			s.stored()
 		},
 		"a complete of unknown outcome was not done": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Complete, a, 1, 1, base.ErrUncertain)
+			s.end(simtest.Complete, a, 1, 1, base.ErrUncertain)
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
-			s.end(Complete, a, 2, 2, nil)
+			s.end(simtest.Complete, a, 2, 2, nil)
 			s.stored()
 		},
 		"a complete of unknown outcome was done later": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Complete, a, 1, 1, base.ErrUncertain)
+			s.end(simtest.Complete, a, 1, 1, base.ErrUncertain)
 			s.read(a, 1)
 			s.stored()
 		},
@@ -175,7 +182,7 @@ func TestHistoryIsAccepted(t *testing.T) {
 		},
 		"a produce of a node that died": func(s *story) {
 			serials, _ := s.Payloads(1)
-			c := s.Begin(Produce, 1, "n1")
+			c := s.Begin(simtest.Produce, 1, "n1")
 			s.Finish(c, nil, false)
 			s.Produced(c, serials, []text{idOf(serials[0])})
 			s.stored()
@@ -184,7 +191,7 @@ func TestHistoryIsAccepted(t *testing.T) {
 			for _, err := range []error{base.ErrNotLeader, base.ErrClosed, context.DeadlineExceeded} {
 				s.produce(err)
 			}
-			s.call(Claim, base.ErrEmpty)
+			s.call(simtest.Claim, base.ErrEmpty)
 			s.stored()
 		},
 		"a node is removed": func(s *story) {
@@ -198,43 +205,43 @@ func TestHistoryIsAccepted(t *testing.T) {
 		},
 		"reads amid changes": func(s *story) {
 			var a int
-			c := s.amid(Read, nil, func() { a = s.produce(nil) })
+			c := s.amid(simtest.Read, nil, func() { a = s.produce(nil) })
 			s.saw(c, a, -1)
 			s.claim(a, 1, 1)
-			c = s.amid(Read, nil, func() { s.end(Complete, a, 1, 1, nil) })
+			c = s.amid(simtest.Read, nil, func() { s.end(simtest.Complete, a, 1, 1, nil) })
 			s.saw(c, a, 1)
 		},
 		"a claim amid the complete before it": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			c := s.amid(Retry, nil, func() { s.claim(a, 2, 2) })
+			c := s.amid(simtest.Retry, nil, func() { s.claim(a, 2, 2) })
 			c.Serial, c.Token, c.Attempt = a, 1, 1
 			s.Add(*c)
 		},
 		"an extension shortens a lease": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.extend(Extend, a, 1, 1, time.Second, nil)
+			s.extend(simtest.Extend, a, 1, 1, time.Second, nil)
 			time.Sleep(time.Second)
 			s.claim(a, 2, 2)
 		},
 		"an extension may have shortened a lease": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.extend(Extend, a, 1, 1, time.Second, base.ErrUncertain)
+			s.extend(simtest.Extend, a, 1, 1, time.Second, base.ErrUncertain)
 			time.Sleep(time.Second)
 			s.claim(a, 2, 2)
 		},
 		"an extension made again has shortened a lease": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			c := s.amid(Extend, base.ErrLeaseLost, func() { time.Sleep(time.Second) })
+			c := s.amid(simtest.Extend, base.ErrLeaseLost, func() { time.Sleep(time.Second) })
 			c.Serial, c.Token, c.Attempt, c.Duration = a, 1, 1, time.Second
 			s.Add(*c)
 		},
 		"a clock is set": func(s *story) {
 			a := s.produce(nil)
-			for i, clock := range []time.Duration{-3 * ClockStep, 0, 5 * ClockStep} {
+			for i, clock := range []time.Duration{-3 * simtest.ClockStep, 0, 5 * simtest.ClockStep} {
 				s.clock = clock
 				s.claim(a, uint64(i+1), i+1)
 				time.Sleep(leaseFor)
@@ -256,12 +263,12 @@ func TestHistoryIsAccepted(t *testing.T) {
 			s.claim(a, 2, 2)
 		},
 		"counts": func(s *story) {
-			s.Counted(s.call(Read, nil), 0)
+			s.Counted(s.call(simtest.Read, nil), 0)
 			a, b := s.produce(nil), 0
 			s.produce(base.ErrNotLeader)
-			s.Counted(s.call(Read, nil), 1)
+			s.Counted(s.call(simtest.Read, nil), 1)
 			for _, n := range []uint64{1, 2} {
-				c := s.amid(Read, nil, func() {
+				c := s.amid(simtest.Read, nil, func() {
 					if b == 0 {
 						b = s.produce(nil)
 					}
@@ -269,15 +276,15 @@ func TestHistoryIsAccepted(t *testing.T) {
 				s.Counted(c, n)
 			}
 			s.claim(a, 1, 1)
-			s.Counted(s.call(Read, nil), 2)
-			c := s.amid(Read, nil, func() { s.end(Complete, a, 1, 1, nil) })
+			s.Counted(s.call(simtest.Read, nil), 2)
+			c := s.amid(simtest.Read, nil, func() { s.end(simtest.Complete, a, 1, 1, nil) })
 			s.Counted(c, 2)
-			s.Counted(s.call(Read, nil), 1)
+			s.Counted(s.call(simtest.Read, nil), 1)
 		},
 		"all are silent": func(s *story) {
 			s.produce(nil)
 			var now int64
-			s.amid(Claim, base.ErrEmpty, func() {
+			s.amid(simtest.Claim, base.ErrEmpty, func() {
 				now = s.Now()
 				s.produce(base.ErrNotLeader)
 				s.produce(base.ErrUncertain)
@@ -294,35 +301,35 @@ func TestHistoryIsRefused(t *testing.T) {
 		"completed twice": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Complete, a, 1, 1, nil)
-			s.end(Complete, a, 1, 1, nil)
+			s.end(simtest.Complete, a, 1, 1, nil)
+			s.end(simtest.Complete, a, 1, 1, nil)
 		},
 		"completed by two leases": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
-			s.end(Complete, a, 1, 1, nil)
-			s.end(Complete, a, 2, 2, nil)
+			s.end(simtest.Complete, a, 1, 1, nil)
+			s.end(simtest.Complete, a, 2, 2, nil)
 		},
 		"claimed after its end": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Complete, a, 1, 1, nil)
+			s.end(simtest.Complete, a, 1, 1, nil)
 			s.claim(a, 2, 2)
 		},
 		"given back and completed": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Retry, a, 1, 1, nil)
-			s.end(Complete, a, 1, 1, nil)
+			s.end(simtest.Retry, a, 1, 1, nil)
+			s.end(simtest.Complete, a, 1, 1, nil)
 		},
 		"extended by an old lease": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
-			s.extend(Extend, a, 1, 1, leaseFor, nil)
+			s.extend(simtest.Extend, a, 1, 1, leaseFor, nil)
 		},
 		"a token goes back": func(s *story) {
 			a := s.produce(nil)
@@ -333,7 +340,7 @@ func TestHistoryIsRefused(t *testing.T) {
 		"an attempt is not counted": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Retry, a, 1, 1, nil)
+			s.end(simtest.Retry, a, 1, 1, nil)
 			s.claim(a, 2, 1)
 		},
 		"an acknowledged task is lost": func(s *story) {
@@ -343,7 +350,7 @@ func TestHistoryIsRefused(t *testing.T) {
 		"a task that was given back is lost": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Release, a, 1, 1, nil)
+			s.end(simtest.Release, a, 1, 1, nil)
 			s.stored()
 		},
 		"a read misses a produce": func(s *story) {
@@ -354,7 +361,7 @@ func TestHistoryIsRefused(t *testing.T) {
 		"a read misses a complete": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Complete, a, 1, 1, nil)
+			s.end(simtest.Complete, a, 1, 1, nil)
 			s.read(a, 1)
 		},
 		"a read misses an attempt": func(s *story) {
@@ -365,7 +372,7 @@ func TestHistoryIsRefused(t *testing.T) {
 		"a completed task is back": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Complete, a, 1, 1, nil)
+			s.end(simtest.Complete, a, 1, 1, nil)
 			s.stored(a)
 		},
 		"a produce of unknown outcome is seen, and gone": func(s *story) {
@@ -384,7 +391,7 @@ func TestHistoryIsRefused(t *testing.T) {
 		"claimed in spite of an extension": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.extend(Extend, a, 1, 1, 2*leaseFor, nil)
+			s.extend(simtest.Extend, a, 1, 1, 2*leaseFor, nil)
 			time.Sleep(leaseFor)
 			s.claim(a, 2, 2)
 		},
@@ -398,7 +405,7 @@ func TestHistoryIsRefused(t *testing.T) {
 		"claimed while it is leased, on a node whose clock is set": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.clock = 2 * ClockStep
+			s.clock = 2 * simtest.ClockStep
 			time.Sleep(leaseFor / 2)
 			s.claim(a, 2, 2)
 		},
@@ -408,23 +415,24 @@ func TestHistoryIsRefused(t *testing.T) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
 			time.Sleep(leaseFor / 2)
-			s.end(Complete, a, 1, 1, base.ErrLeaseLost)
+			s.end(simtest.Complete, a, 1, 1, base.ErrLeaseLost)
 		},
 		"an extended lease is lost too early": func(s *story) {
 			a := s.produce(nil)
 			s.claim(a, 1, 1)
-			s.extend(Extend, a, 1, 1, 2*leaseFor, nil)
+			s.extend(simtest.Extend, a, 1, 1, 2*leaseFor, nil)
 			time.Sleep(leaseFor)
-			s.extend(Extend, a, 1, 1, 3*leaseFor, base.ErrLeaseLost)
+			s.extend(simtest.Extend, a, 1, 1, 3*leaseFor, base.ErrLeaseLost)
 		},
 	})
 	requireProblems(t, "is that of two tasks, id 1 and another", map[string]func(s *story){
 		"produced twice": func(s *story) {
 			a := s.produce(nil)
-			s.Saw(s.call(Read, nil), a, &Task[text]{"another", a, text("ready"), 0})
+			t := taskOf("another", a, 0)
+			s.Saw(s.call(simtest.Read, nil), a, &t)
 		},
 		"produced twice, and recovered": func(s *story) {
-			s.History = s.Next([]Task[text]{{idOf(1), 1, text("ready"), 0}, {"another", 1, text("ready"), 0}})
+			s.History = s.Next([]simtest.Task[text]{taskOf(idOf(1), 1, 0), taskOf("another", 1, 0)})
 		},
 	})
 	requireProblems(t, "was stored as id 1, and refused with codeq: shard has no leader", map[string]func(s *story){
@@ -435,14 +443,14 @@ func TestHistoryIsRefused(t *testing.T) {
 	requireProblems(t, "tasks are counted, there were at least 1 and at most 1", map[string]func(s *story){
 		"too few": func(s *story) {
 			s.produce(nil)
-			s.Counted(s.call(Read, nil), 0)
+			s.Counted(s.call(simtest.Read, nil), 0)
 		},
 		"too many": func(s *story) {
 			a := s.produce(nil)
 			s.produce(nil)
 			s.claim(a, 1, 1)
-			s.end(Complete, a, 1, 1, nil)
-			s.Counted(s.call(Read, nil), 2)
+			s.end(simtest.Complete, a, 1, 1, nil)
+			s.Counted(s.call(simtest.Read, nil), 2)
 		},
 	})
 	requireProblems(t, "unexpected", map[string]func(s *story){
@@ -459,7 +467,7 @@ func TestHistoryIsRefused(t *testing.T) {
 		},
 		"a claim that finds nothing": func(s *story) {
 			now := s.Now()
-			s.call(Claim, base.ErrEmpty)
+			s.call(simtest.Claim, base.ErrEmpty)
 			s.RequireSilence(now)
 		},
 	})
@@ -476,23 +484,23 @@ func TestHistoryGoesOn(t *testing.T) {
 			t.Parallel()
 			var first, next *story
 			synctest.Test(t, func(t *testing.T) {
-				first = &story{History: NewHistory[text]()}
+				first = &story{History: simtest.NewHistory[text]()}
 				first.Leaves("n1")
 				first.Breaks()
 				a, b, c := first.produce(nil), first.produce(nil), first.produce(nil)
 				first.claim(b, 1, 1)
-				first.end(Complete, b, 1, 1, base.ErrUncertain)
-				kept := first.Begin(Read, 0, "recovered")
+				first.end(simtest.Complete, b, 1, 1, base.ErrUncertain)
+				kept := first.Begin(simtest.Read, 0, "recovered")
 				kept.Whenever()
 				first.Finish(kept, nil, true)
-				left := []Task[text]{{idOf(a), a, text("ready"), 0}, {"another", c, text("ready"), 0}}
+				left := []simtest.Task[text]{taskOf(idOf(a), a, 0), taskOf("another", c, 0)}
 				first.Stored(kept, first.Decided(left))
 
 				next = &story{History: first.Next(left)}
 				next.produce(base.ErrNotMember)
 				next.produce(base.ErrDiskFull)
 				require.Equal(t, 6, next.produce(nil), "payloads are not used again")
-				next.Counted(next.call(Read, nil), 3)
+				next.Counted(next.call(simtest.Read, nil), 3)
 				next.claim(a, 3, 2)
 				if again {
 					next.stored(6)
@@ -508,7 +516,7 @@ func TestHistoryGoesOn(t *testing.T) {
 // are counted.
 func TestHistoryLooksBack(t *testing.T) {
 	t.Parallel()
-	s := &story{History: NewHistory[text]()}
+	s := &story{History: simtest.NewHistory[text]()}
 	rng := rand.New(rand.NewPCG(1, 1))
 	serial, id := s.AnyTask(rng)
 	require.Zero(t, serial)
@@ -517,8 +525,8 @@ func TestHistoryLooksBack(t *testing.T) {
 		a := s.produce(nil)
 		s.produce(base.ErrNotLeader)
 		s.claim(a, 1, 1)
-		s.end(Complete, a, 1, 1, base.ErrUncertain)
-		s.end(Complete, a, 1, 1, base.ErrLeaseLost)
+		s.end(simtest.Complete, a, 1, 1, base.ErrUncertain)
+		s.end(simtest.Complete, a, 1, 1, base.ErrLeaseLost)
 	})
 	drawn := make(map[int]text)
 	for range 100 {
@@ -526,7 +534,7 @@ func TestHistoryLooksBack(t *testing.T) {
 		drawn[serial] = id
 	}
 	require.Equal(t, map[int]text{1: "id 1", 2: ""}, drawn)
-	require.Equal(t, Totals{Calls: 4, Tasks: 1, Unknown: 1, Lost: 1}, s.Totals())
+	require.Equal(t, simtest.Totals{Calls: 4, Tasks: 1, Unknown: 1, Lost: 1}, s.Totals())
 	require.Equal(t, leaseFor, s.Shortest(leaseFor))
 	require.Equal(t, leaseFor, s.Longest(leaseFor))
 	s.Rates = true
