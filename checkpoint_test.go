@@ -596,10 +596,7 @@ func TestCheckpointKeepsLimits(t *testing.T) {
 func TestCheckpointIsOneCut(t *testing.T) {
 	t.Parallel()
 	levels := []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk, codeq.DurabilityNone}
-	if testing.Short() {
-		levels = levels[:1]
-	}
-	for _, level := range levels {
+	for _, level := range levels[:testkit.Sized(1, 3)] {
 		t.Run(level.String(), func(t *testing.T) {
 			seed := testkit.Seed()
 			t.Logf("-seed %d", seed)

@@ -505,7 +505,7 @@ func TestPausedQueueBesideTenants(t *testing.T) {
 func TestTenantsAreNotStarved(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
-	backlog := testkit.Sized(100_000, 300_000, 1_000_000)
+	backlog := testkit.Sized(100_000, 1_000_000)
 	const others, claims = 100, 300
 	for _, shards := range []int{1, 2} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {

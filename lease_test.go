@@ -281,7 +281,7 @@ func TestHungTaskGoesBehind(t *testing.T) {
 // back, in many groups between which other claims are served.
 func TestMassExpiry(t *testing.T) {
 	t.Parallel()
-	n := testkit.Sized(10_000, 100_000, 100_000)
+	n := testkit.Sized(10_000, 100_000)
 	queuetest.Bubble(t, codeq.Options{Shards: 1, LeaseFor: time.Second}, func(t *testing.T, q *codeq.Queue) {
 		ctx := context.Background()
 		for done := 0; done < n; done += 1000 {

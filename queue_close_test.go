@@ -487,7 +487,7 @@ var closeRounds = flag.Int("close.rounds", 0, "how many queues TestCloseRaces cl
 // again.
 func TestCloseRaces(t *testing.T) {
 	t.Parallel()
-	rounds := cmp.Or(*closeRounds, testkit.Sized(30, 30, 200))
+	rounds := cmp.Or(*closeRounds, testkit.Sized(30, 200))
 	calls := int64(0)
 	for round := range rounds {
 		calls += closeRace(t, 1+round%3, int64(1+round%30*8))

@@ -362,7 +362,7 @@ func TestRaiseInterrupted(t *testing.T) {
 		want = asInJSON(want)
 		formats := make(map[int]int)
 		step := func(stop int) int { return 1 + stop/3 } // the manifest comes first
-		if testkit.Sized(0, 0, 1) > 0 {
+		if testkit.Sized(0, 1) > 0 {
 			step = func(int) int { return 1 }
 		}
 		for stop := 1; ; stop += step(stop) {

@@ -138,7 +138,7 @@ func TestOpenAsRoot(t *testing.T) {
 func TestLocalConnections(t *testing.T) {
 	var limit syscall.Rlimit
 	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
-	n := min(testkit.Sized(1000, 10_000, 10_000), int(limit.Cur)-1000)
+	n := min(testkit.Sized(1000, 10_000), int(limit.Cur)-1000)
 	s := openServed(t, t.TempDir(), codeq.Options{Shards: 1})
 	socket, stop := s.serve(t)
 	first := s.client(t)

@@ -414,7 +414,7 @@ func TestSuspectsMix(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
 	seed, kills, most := testkit.Seed(), 0, 0
-	for n := range uint64(testkit.Sized(15, 100, 2000)) {
+	for n := range uint64(testkit.Sized(15, 2000)) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &suspectMix{T: t, Rand: rand.New(rand.NewPCG(seed, n)), end: func() {}}

@@ -347,7 +347,7 @@ func TestGroupRestart(t *testing.T) {
 // each is worked on in order, one task at a time.
 func TestGroupsDrained(t *testing.T) {
 	t.Parallel()
-	tasks, groups := testkit.Sized(2000, 20_000, 20_000), testkit.Sized(50, 500, 500)
+	tasks, groups := testkit.Sized(2000, 20_000), testkit.Sized(50, 500)
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			queuetest.Bubble(t, codeq.Options{Shards: shards, WindowTasks: 64, MaxAttempts: 3}, func(t *testing.T, q *codeq.Queue) {

@@ -679,7 +679,7 @@ func TestParentsOfFailedShard(t *testing.T) {
 // a crash or a close may interrupt any; a redrive or a purge of the task waits until
 // all know, so that each of them knows of this end.
 func TestTellChildrenInPieces(t *testing.T) {
-	n := testkit.Sized(1500, 4000, 100_000)
+	n := testkit.Sized(1500, 100_000)
 	ctx := context.Background()
 	ends := map[string]func(f *queuetest.FlowTest, l *codeq.Lease){
 		"done":   func(f *queuetest.FlowTest, l *codeq.Lease) { require.NoError(f, f.Q.Complete(ctx, l.Receipt, nil)) },

@@ -99,7 +99,7 @@ func TestTooManyFingerprints(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
 		ids := queuetest.Produce(t, q, queuetest.Keyed("first"))
 		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
-			s.Rules.Probe().TooManyUniques(testkit.Sized(64<<10, 64<<10, 0))
+			s.Rules.Probe().TooManyUniques(testkit.Sized(64<<10, 0))
 			return nil
 		}))
 		for _, key := range []string{"second", "third"} {

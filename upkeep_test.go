@@ -18,7 +18,7 @@ import (
 // TestCallersPassUpkeep: while much is due at the same time, whoever calls is served within
 // two groups, and no step does more than its budget.
 func TestCallersPassUpkeep(t *testing.T) {
-	n := testkit.Sized(8000, 10_000, 100_000)
+	n := testkit.Sized(8000, 100_000)
 	const size = 1000 // of a task, in bytes
 	ctx := context.Background()
 	fill := func(t *testing.T, q *codeq.Queue, task func(i int) codeq.Task) {

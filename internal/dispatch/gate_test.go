@@ -184,7 +184,7 @@ func (g *gated) check() {
 // more than the limits allow.
 func TestPlacesOverShards(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(testkit.Sized(50, 300, 3000)) {
+	for seed := range uint64(testkit.Sized(100, 3000)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			g := newGated(t, seed, 1+int(seed%5))
 			limits := func() engine.Settings {

@@ -110,7 +110,7 @@ func cloneStore(t *testing.T, from *crashfs.Disk, dir string) *crashfs.Disk {
 // is missing, except for what only that table has.
 func TestGather(t *testing.T) {
 	rng := testkit.Seeded(t)
-	rounds := testkit.Sized(4, 12, 12)
+	rounds := testkit.Sized(4, 12)
 	back := 0
 	for range rounds {
 		disk := crashfs.New()

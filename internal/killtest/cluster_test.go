@@ -38,7 +38,7 @@ import (
 // acknowledged with what was worked on.
 
 var (
-	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 4s, 1s with -short, 10s with -long")
+	clusterFor      = flag.Duration("cluster.for", 0, "how long TestClusterKill keeps the nodes under load, at each durability; 0: 2s, 10s with -long")
 	clusterFailover = flag.Duration("cluster.failover", 3*time.Second, "from the kill of a node to the next task claimed of a shard that it led, at the most")
 )
 
@@ -559,7 +559,7 @@ func TestClusterKill(t *testing.T) {
 }
 
 func killNodes(t *testing.T, level codeq.Durability) {
-	load := cmp.Or(*clusterFor, time.Duration(testkit.Sized(1, 4, 10))*time.Second)
+	load := cmp.Or(*clusterFor, time.Duration(testkit.Sized(2, 10))*time.Second)
 	random := testkit.Seeded(t)
 	c := startNodes(t, random, level, thisBuild(t))
 

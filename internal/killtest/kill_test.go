@@ -252,7 +252,7 @@ func stored(t *testing.T, dir string, level codeq.Durability) map[codeq.ID]*code
 }
 
 // crashRounds is how often a child is killed at each level.
-func crashRounds() int { return testkit.Sized(5, 20, 30) }
+func crashRounds() int { return testkit.Sized(6, 30) }
 
 // TestKillLosesNothing: at the levels process and disk, whatever was
 // acknowledged before a kill -9 is there afterwards.

@@ -17,9 +17,7 @@ import (
 // leave, and the first one is a queue by itself again. Nothing that was acknowledged is lost, and
 // nothing is done twice.
 func TestOneToThree(t *testing.T) {
-	if testkit.Sized(0, 0, 1) == 0 {
-		t.Skip("takes 20 s; with -long")
-	}
+	testkit.OnlyLong(t, "takes 20 s")
 	t.Parallel()
 	random := testkit.Seeded(t)
 	c := newNodes(t, random, codeq.DurabilityProcess, thisBuild(t))

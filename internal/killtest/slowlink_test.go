@@ -206,8 +206,9 @@ func heapBytes() int64 {
 // TestSlowLink: a node that lacks gigabytes catches up over links of a limited rate, while more is
 // produced, and no node takes much memory for it.
 func TestSlowLink(t *testing.T) {
-	if testkit.Sized(0, 0, 1) == 0 || runtime.GOOS != "linux" {
-		t.Skip("gigabytes over slow links, with -long; memory is known on Linux")
+	testkit.OnlyLong(t, "gigabytes over slow links")
+	if runtime.GOOS != "linux" {
+		t.Skip("memory is known on Linux")
 	}
 	for _, mb := range []int{110, 40, 10} {
 		t.Run(fmt.Sprint(mb, " MB per second"), func(t *testing.T) { slowLink(t, mb*1e6, 0) })

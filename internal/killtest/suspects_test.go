@@ -237,7 +237,7 @@ func checkSuspects(t *testing.T, dir string, poison, good, attempts int) (most i
 func TestPoisonousTask(t *testing.T) {
 	t.Parallel()
 	crashes := 0
-	for round := 0; crashes < testkit.Sized(25, 200, 400); round++ {
+	for round := 0; crashes < testkit.Sized(25, 400); round++ {
 		dir := t.TempDir()
 		produceSuspects(t, dir, 1, 7)
 		c := suspectChildConfig{Dir: dir, Concurrency: 8, Good: 20 * time.Millisecond}
@@ -258,7 +258,7 @@ func TestPoisonousTask(t *testing.T) {
 func TestPoisonousTaskAmongLongOnes(t *testing.T) {
 	t.Parallel()
 	const good, maxAttempts = 7, 5
-	for range testkit.Sized(1, 2, 4) {
+	for range testkit.Sized(1, 4) {
 		dir := t.TempDir()
 		q, err := codeq.Open(dir, suspectOptions())
 		require.NoError(t, err)
@@ -283,7 +283,7 @@ func TestPoisonousTaskAmongLongOnes(t *testing.T) {
 // TestPoisonousTasks: two such tasks die, and the others do not.
 func TestPoisonousTasks(t *testing.T) {
 	t.Parallel()
-	for range testkit.Sized(1, 4, 8) {
+	for range testkit.Sized(1, 8) {
 		dir := t.TempDir()
 		produceSuspects(t, dir, 2, 6)
 		n := runUntilIdle(t, suspectChildConfig{Dir: dir, Concurrency: 8, Good: 20 * time.Millisecond})
@@ -297,7 +297,7 @@ func TestPoisonousTasks(t *testing.T) {
 // is, though nodes are killed from outside as well.
 func TestPoisonousTasksInCluster(t *testing.T) {
 	t.Parallel()
-	poison, good, maxAttempts := 1, 6, testkit.Sized(2, 3, 6)
+	poison, good, maxAttempts := 1, 6, testkit.Sized(2, 6)
 	random := testkit.Seeded(t)
 	var peers []codeq.Peer
 	first := testkit.FreePorts(t, random.IntN, 3)

@@ -43,9 +43,7 @@ func run(t *testing.T, build, dir string) *exec.Cmd {
 // its LOCK is removed. The one that knows the next format raises the directory; then the other one
 // refuses it, to read as well.
 func TestBuildsBeside(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a build")
-	}
+	testkit.OnlyLong(t, "a second build")
 	t.Parallel()
 	next, this, dir := nextBuild(t), thisBuild(t), filepath.Join(t.TempDir(), "queue")
 	refuses := func(build, why string) {
@@ -83,9 +81,7 @@ func TestBuildsBeside(t *testing.T) {
 // build that knows the next format, loses nothing. One of them goes back in between. When all have
 // been replaced, the shards rise; then this build refuses the directory of a node.
 func TestUpgrade(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a build, and many elections")
-	}
+	testkit.OnlyLong(t, "a second build, and many elections")
 	older, newer := thisBuild(t), nextBuild(t) // before other tests of failovers begin
 	t.Parallel()
 	c := startNodes(t, testkit.Seeded(t), codeq.DurabilityProcess, older)

@@ -8,9 +8,8 @@ import (
 )
 
 var (
-	schedulesFlag = flag.Int("permits.schedules", 0,
-		"how many schedules TestProtocol runs; 0: 10,000, or 2,000 with -short")
-	seedFlag = flag.Uint64("seed", 0, "the seed of the only schedule that TestProtocol runs; 0: random ones")
+	schedulesFlag = flag.Int("permits.schedules", 2000, "how many schedules TestProtocol runs")
+	seedFlag      = flag.Uint64("seed", 0, "the seed of the only schedule that TestProtocol runs; 0: random ones")
 )
 
 // TestProtocol: shards and an allocator never grant more leases than the limits allow, while
@@ -21,14 +20,7 @@ func TestProtocol(t *testing.T) {
 		runSchedule(t, *seedFlag)
 		return
 	}
-	n := *schedulesFlag
-	if n == 0 {
-		n = 10_000
-		if testing.Short() {
-			n = 2000
-		}
-	}
-	for range n {
+	for range *schedulesFlag {
 		if runSchedule(t, rand.Uint64()); t.Failed() {
 			return
 		}

@@ -71,7 +71,7 @@ func TestFooterBits(t *testing.T) {
 		}
 		tables++
 		bits := 8 * len(killed.Content[name])
-		for bit := bits - footerBits; bit < bits; bit += testkit.Sized(7, 1, 1) {
+		for bit := bits - footerBits; bit < bits; bit += testkit.Sized(7, 1) {
 			for how, read := range readers {
 				what := fmt.Sprintf("%s, bit %d of %d, %s", name, bit, bits, how)
 				seen, err := read(killed.Flip(t, name, bit), name)
@@ -87,7 +87,7 @@ func TestFooterBits(t *testing.T) {
 		}
 	}
 	require.NotZero(t, tables)
-	require.Greater(t, noticed, footerBits/testkit.Sized(7, 1, 1))
+	require.Greater(t, noticed, footerBits/testkit.Sized(7, 1))
 }
 
 func readAll(db *pebble.DB) (map[string]string, error) {

@@ -37,15 +37,20 @@ func Seeded(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// Sized is the first of three sizes with -short, the last with -long, and else the one between.
-func Sized(short, usual, large int) int {
-	switch {
-	case testing.Short():
-		return short
-	case *long:
+// Sized returns the second size with -long, and else the first.
+func Sized(usual, large int) int {
+	if *long {
 		return large
 	}
 	return usual
+}
+
+// OnlyLong skips a test without -long.
+func OnlyLong(t testing.TB, why string) {
+	t.Helper()
+	if !*long {
+		t.Skip(why + ": with -long")
+	}
 }
 
 // Unhex reads hexadecimal digits; blanks separate the fields.

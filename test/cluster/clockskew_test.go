@@ -245,8 +245,8 @@ func TestRateOverLeaders(t *testing.T) {
 // leader, and once the clocks are right again.
 func TestVerbsWithWrongClocks(t *testing.T) {
 	t.Parallel()
-	clocks := []time.Duration{13 * 365 * 24 * time.Hour, time.Hour, -24 * time.Hour}
-	for _, by := range clocks[:testkit.Sized(1, 3, 3)] {
+	clocks := []time.Duration{13 * 365 * 24 * time.Hour, -24 * time.Hour, time.Hour}
+	for _, by := range clocks[:testkit.Sized(2, 3)] {
 		for _, who := range []string{"leader", "next leader", "follower", "all"} {
 			t.Run(who+" "+by.String(), func(t *testing.T) {
 				t.Parallel()

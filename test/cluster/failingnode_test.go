@@ -12,6 +12,7 @@ import (
 
 	"codeq"
 	"codeq/internal/testbase"
+	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
 
@@ -41,14 +42,11 @@ var simDiskFaults = []struct {
 func TestFailingDiskOfANode(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
-	levels, leading := []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk}, []bool{false, true}
-	if testing.Short() {
-		levels, leading = levels[1:], leading[1:]
-	}
+	levels, leading := []codeq.Durability{codeq.DurabilityDisk, codeq.DurabilityProcess}, []bool{false, true}
 	for _, fault := range simDiskFaults {
 		for _, leads := range leading {
 			t.Run(fmt.Sprintf("%s, leader %t", fault.what, leads), func(t *testing.T) {
-				for _, level := range levels {
+				for _, level := range levels[:testkit.Sized(1, 2)] {
 					simCase(t, codeq.Options{Durability: level}, func(t *testing.T, c *simCluster) {
 						testFailingDisk(t, c, leads, fault.vote, fault.fails)
 					})

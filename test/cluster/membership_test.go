@@ -70,7 +70,7 @@ func TestFirstElections(t *testing.T) {
 // one stays, has everything, and leads when it is opened again.
 func TestAllLeave(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(testkit.Sized(1, 3, 100)) {
+	for seed := range uint64(testkit.Sized(1, 100)) {
 		synctest.Test(t, func(t *testing.T) {
 			c := newSimCluster(t, seed, 0, codeq.Options{Shards: 3})
 			for i := range 3 {

@@ -62,7 +62,7 @@ func (c *simCluster) another() *simNode {
 // task that was acknowledged is lost, and none is there twice.
 func TestOneToThreeAndBack(t *testing.T) {
 	t.Parallel()
-	for range testkit.Sized(1, 1, 100) {
+	for range testkit.Sized(1, 100) {
 		seed := testkit.Seed()
 		t.Logf("seed %d", seed)
 		synctest.Test(t, func(t *testing.T) { oneToThreeAndBack(t, seed) })
@@ -288,7 +288,7 @@ func checkpointBecomesCluster(t *testing.T, nodes int) {
 // lost.
 func TestConversionIsInterrupted(t *testing.T) {
 	t.Parallel()
-	for range testkit.Sized(6, 12, 1000) {
+	for range testkit.Sized(6, 1000) {
 		seed := testkit.Seed()
 		synctest.Test(t, func(t *testing.T) { conversionIsInterrupted(t, seed) })
 	}

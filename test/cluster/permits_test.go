@@ -412,11 +412,7 @@ func TestPermitsFailover(t *testing.T) {
 func TestPermitsFaults(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
-	runs := 2
-	if testing.Short() {
-		runs = 1
-	}
-	for range runs {
+	for range testkit.Sized(1, 2) {
 		seed := testkit.Seed()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			limitedNodes(t, 3, func(t *testing.T, c *limitedCluster) {

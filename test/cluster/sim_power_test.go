@@ -285,7 +285,7 @@ func TestPowerLossOfTwoNodes(t *testing.T) {
 // nothing is lost.
 func TestPowerLossAmidReturn(t *testing.T) {
 	t.Parallel()
-	for i := range uint64(testkit.Sized(4, 8, 200)) {
+	for i := range uint64(testkit.Sized(4, 200)) {
 		synctest.Test(t, func(t *testing.T) {
 			c := newSimCluster(t, i, 3, *inspect.With(&codeq.Options{Shards: 2, Durability: codeq.DurabilityProcess}, inspect.Private{MaxAppend: 4}))
 			c.awaitLeaders()
@@ -323,7 +323,7 @@ func TestPowerLossAmidReturn(t *testing.T) {
 // whom each shard begins. The cluster begins nevertheless.
 func TestPowerLossOfFounder(t *testing.T) {
 	t.Parallel()
-	for i := range uint64(testkit.Sized(6, 12, 200)) {
+	for i := range uint64(testkit.Sized(6, 200)) {
 		synctest.Test(t, func(t *testing.T) {
 			c := newSimCluster(t, i, 0, codeq.Options{Shards: 3, Durability: codeq.DurabilityProcess})
 			for i := range 3 {

@@ -237,7 +237,7 @@ func (l *logLoss) goOn(n *simNode) (missing int) {
 func TestPowerLossOfAllNodes(t *testing.T) {
 	t.Parallel()
 	var wedged, missing int
-	for i := range uint64(testkit.Sized(3, 5, 200)) {
+	for i := range uint64(testkit.Sized(3, 200)) {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLogLoss(t, 6+i, []int{0, 0, 50, 100, 100}, true)
 			for _, n := range l.members() {
@@ -276,7 +276,7 @@ func TestPowerLossOfAllNodes(t *testing.T) {
 func TestDisksThatLose(t *testing.T) {
 	t.Parallel()
 	var diverged, wedged int
-	for i := range uint64(testkit.Sized(3, 5, 200)) {
+	for i := range uint64(testkit.Sized(3, 200)) {
 		synctest.Test(t, func(t *testing.T) {
 			failed, led := disksThatLose(t, 6+i)
 			diverged += failed

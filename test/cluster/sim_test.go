@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: 12, 4 with -short, 250 with -long")
+	simSchedules = flag.Int("sim.schedules", 0, "how many schedules TestSimulation runs; 0: 4, 250 with -long")
 	simFor       = flag.Duration("sim.for", 0, "for how long TestSimulation begins new schedules, in place of a number of them")
 	simSeed      = flag.Uint64("sim.seed", 0, "the seed of the only schedule that TestSimulation runs; 0: random ones")
 	simTries     = flag.Int("sim.tries", 1, "how often TestSimulation runs the schedule of -sim.seed; it counts how often that fails")
@@ -64,7 +64,7 @@ func TestSimulation(t *testing.T) {
 	default:
 		n := *simSchedules
 		if n == 0 {
-			n = testkit.Sized(4, 12, 250)
+			n = testkit.Sized(4, 250)
 		}
 		for range n {
 			tally.draw(t, true)

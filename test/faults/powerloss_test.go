@@ -291,7 +291,7 @@ func cutFlow(t *testing.T, seed uint64, level codeq.Durability, image func(c *fl
 func eachCut(t *testing.T, cut func(t *testing.T, seed uint64) bool) {
 	rng := testkit.Seeded(t)
 	contradict := 0
-	for n := range testkit.Sized(20, 100, 500) {
+	for n := range testkit.Sized(20, 500) {
 		seed := rng.Uint64()
 		require.True(t, t.Run(fmt.Sprintf("%d-%x", n, seed), func(t *testing.T) {
 			if cut(t, seed) {

@@ -30,7 +30,7 @@ import (
 // is alive stays.
 func TestSpaceComesBack(t *testing.T) {
 	testbase.SkipUnderRace(t)
-	tasks := testkit.Sized(320, 320, 1024) // 5 MiB
+	tasks := testkit.Sized(320, 1024) // 5 MiB
 	plain := func(int) codeq.Task { return codeq.Task{Queue: "a"} }
 	ctx := context.Background()
 	for name, c := range map[string]struct {
@@ -398,7 +398,7 @@ func TestFullDiskIsReclaimed(t *testing.T) {
 	really := func(err error) func(*codeq.Options, *testkit.SmallDisk) {
 		return func(o *codeq.Options, d *testkit.SmallDisk) { o.MinFreeBytes, d.Err = -1, err }
 	}
-	size, rounds := int64(testkit.Sized(32, 32, 128))<<20, testkit.Sized(2, 2, 3)
+	size, rounds := int64(testkit.Sized(32, 128))<<20, testkit.Sized(2, 3)
 	room := min(size*3/16, 12<<20)
 	for name, c := range map[string]struct {
 		change func(*codeq.Options, *testkit.SmallDisk)
