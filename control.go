@@ -2,7 +2,6 @@ package codeq
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -80,7 +79,7 @@ func (q *Queue) SetRunAt(ctx context.Context, id ID, t time.Time) (err error) {
 // Forget returns [ErrNotFound] if the task does not exist, or has not ended.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrFormat] (the leader of the shard runs an older version), [ErrClosed], and that of ctx.
+// [ErrClosed], and that of ctx.
 func (q *Queue) Forget(ctx context.Context, id ID) (err error) {
 	defer public(&err)
 	return q.alter(ctx, id, engine.AlterForget, 0)
@@ -88,6 +87,69 @@ func (q *Queue) Forget(ctx context.Context, id ID) (err error) {
 
 func (q *Queue) alter(ctx context.Context, id ID, how engine.Alteration, arg uint64) error {
 	return q.doFor(ctx, id, rule(callAlter, &call.Alter{ID: id, How: how, Arg: arg}))
+}
+
+// DeadFilter selects the dead letters for [Queue.RedriveAllDead] and [Queue.PurgeDead]. The zero
+// DeadFilter selects all that died before the call begins, by the clocks of their shards.
+type DeadFilter struct {
+	Queue   string   // "": of all queues
+	Tenants []string // none: of all tenants; "" stands for tasks without one
+	// From and To bound the time of death: at or after From, and before To. Zero: no bound.
+	From, To time.Time
+	// Match, if not nil, is called for each of them, and selects it by returning true. It must not
+	// keep the [TaskInfo].
+	Match func(*TaskInfo) bool
+	// Rate is how many a second are redriven or purged, 0 to 1e9. 0: as fast as possible.
+	Rate float64
+}
+
+// RedriveDead makes a dead letter ready again, behind the ready tasks of its lane, and its attempts
+// are counted from 0 again. It keeps its LastError. A dead letter that holds the turn of its group
+// ([Settings.HoldGroups]) goes first in the group; any other waits for its turn.
+//
+// RedriveDead returns [ErrNotFound] if there is no such dead letter, and a [*DuplicateError]
+// ([ErrDuplicate]) if another task has taken its idempotency key.
+//
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDuplicate], [ErrDiskFull], [ErrUncertain], [ErrFailed],
+// [ErrNotLeader], [ErrClosed], and that of ctx.
+func (q *Queue) RedriveDead(ctx context.Context, id ID) (err error) {
+	defer public(&err)
+	return q.alter(ctx, id, engine.AlterRedrive, 0)
+}
+
+// RedriveAllDead redrives dead letters and returns how many. They stay if another task has taken
+// their idempotency key. When it returns an error, such as that of ctx, some may have been
+// redriven.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) RedriveAllDead(ctx context.Context, which DeadFilter) (_ int, err error) {
+	defer public(&err)
+	return q.alterDead(ctx, which, BulkRedrive)
+}
+
+// PurgeDead deletes dead letters, and returns how many. Tasks that wait for one of them are
+// canceled. When it returns an error, such as that of ctx, some may have been deleted.
+//
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
+func (q *Queue) PurgeDead(ctx context.Context, which DeadFilter) (_ int, err error) {
+	defer public(&err)
+	return q.alterDead(ctx, which, BulkPurge)
+}
+
+func (q *Queue) alterDead(ctx context.Context, which DeadFilter, how BulkAction) (int, error) {
+	if err := q.checkCall(ctx); err != nil {
+		return 0, err
+	}
+	if !isRate(which.Rate) {
+		return 0, &InvalidError{"DeadFilter.Rate", which.Rate, rates}
+	}
+	r, err := q.bulk(ctx, &BulkOptions{
+		TaskFilter: TaskFilter{States: []State{Dead}, Queue: which.Queue, Tenants: which.Tenants, From: which.From, To: which.To},
+		Action:     how, Match: which.Match, Rate: which.Rate,
+	})
+	return r.Changed, err
 }
 
 // BulkAction is the action of [Queue.Bulk] on tasks.
@@ -180,7 +242,7 @@ type BulkResult struct {
 // again the tasks altered since, unless they have come back to their former state.
 //
 // Errors: [ErrInvalid], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrFormat] (the leader of a shard runs an older version), [ErrClosed], and that of ctx.
+// [ErrClosed], and that of ctx.
 func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -189,15 +251,22 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 	if err := opts.check(&q.opts.Limits); err != nil {
 		return r, err
 	}
-	a := &altering[opts.Action]
 	if len(opts.States) == 0 {
-		opts.States = a.states
+		opts.States = altering[opts.Action].states
 	}
+	return q.bulk(ctx, &opts)
+}
+
+// bulkCap is how many tasks one call alters at the most.
+const bulkCap = 256
+
+// bulk is Bulk after its checks.
+func (q *Queue) bulk(ctx context.Context, opts *BulkOptions) (r BulkResult, err error) {
 	begin, err := q.clocks(ctx)
 	if err != nil {
 		return r, err
 	}
-	change := engine.BulkAlteration{How: a.how, AlterTo: engine.AlterTo{Arg: uint64(opts.Priority), Queue: opts.ToQueue}}
+	change := engine.BulkAlteration{How: altering[opts.Action].how, AlterTo: engine.AlterTo{Arg: uint64(opts.Priority), Queue: opts.ToQueue}}
 	for _, s := range opts.States {
 		change.States |= engine.SetOf(engine.TaskState(s))
 	}
@@ -245,12 +314,12 @@ func (q *Queue) Bulk(ctx context.Context, opts BulkOptions) (r BulkResult, err e
 }
 
 // clocks returns for each shard a time after all its stamps, by the clock that stamps IDs and the
-// ends of tasks. For a shard that an older version leads, it is by the wall clock.
+// ends of tasks.
 func (q *Queue) clocks(ctx context.Context) ([]time.Time, error) {
 	all := make([]time.Time, len(q.replicas))
 	for i := range all {
-		c := &call.Clock{Time: wallMillis(q.opts)}
-		if err := q.ask(ctx, i, rule(callClock, c)); err != nil && !errors.Is(err, ErrFormat) {
+		c := new(call.Clock)
+		if err := q.ask(ctx, i, rule(callClock, c)); err != nil {
 			return nil, err
 		}
 		all[i] = msTime(c.Time + 1)
@@ -274,8 +343,8 @@ func (o *BulkOptions) check(l *Limits) error {
 	if o.Priority < MinPriority || o.Priority > MaxPriority || o.Priority != 0 && o.Action != BulkSetPriority {
 		return &InvalidError{"BulkOptions.Priority", o.Priority, "0 to 9, for BulkSetPriority"}
 	}
-	if !(o.Rate >= 0 && o.Rate <= 1e9) {
-		return &InvalidError{"BulkOptions.Rate", o.Rate, "0 to 1e9"}
+	if !isRate(o.Rate) {
+		return &InvalidError{"BulkOptions.Rate", o.Rate, rates}
 	}
 	if o.Action != BulkMove {
 		if o.ToQueue != "" {
@@ -291,6 +360,10 @@ func (o *BulkOptions) check(l *Limits) error {
 	}
 	return checkNewName("BulkOptions.ToQueue", o.ToQueue, l.Name)
 }
+
+const rates = "0 to 1e9"
+
+func isRate(perSecond float64) bool { return perSecond >= 0 && perSecond <= 1e9 }
 
 // bulkSender collects elements for several receivers, and delivers them in bulks, no faster than a
 // rate. It holds the elements that are not delivered yet.

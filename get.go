@@ -107,8 +107,7 @@ func (q *Queue) Get(ctx context.Context, id ID) (_ *TaskInfo, err error) {
 // reads in a queue of any size.
 //
 // Errors: [ErrInvalid], [ErrNotFound], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a
-// cluster), [ErrFormat] (the leader of the shard runs an older version), [ErrFailed], [ErrClosed],
-// and that of ctx.
+// cluster), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) FindByKey(ctx context.Context, k UniqueKey) (_ *TaskInfo, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -133,7 +132,7 @@ type readOp struct {
 	completion                      // its kind says which read this is
 	id         ID                   // of the task
 	key        [keys.UniqueLen]byte // of the task, for callFind; id is then its holder, once that is known
-	list       *lister              // for callPage and the other kind of callRead
+	list       *lister              // for callPage
 	queue      string               // for callUse
 	use        listing.Use          // likewise
 
@@ -216,55 +215,48 @@ func (op *readOp) read(v *view) (again bool, err error) {
 }
 
 func (op *readOp) encode(dst []byte) []byte {
-	switch {
-	case op.kind == callPage:
-		return op.list.AppendPaged(dst)
-	case op.kind == callFind:
+	switch op.kind {
+	case callPage:
+		return op.list.Append(dst)
+	case callFind:
 		return append(dst, op.key[:]...)
-	case op.kind == callUse:
+	case callUse:
 		return wire.AppendBytes(dst, op.queue)
-	case op.list == nil:
-		return append(append(dst, 0), op.id[:]...)
+	default:
+		return append(dst, op.id[:]...)
 	}
-	return op.list.Append(append(dst, 1))
 }
 
 func (op *readOp) decode(r *wire.Reader) {
-	switch isList := op.kind == callRead && r.Byte() != 0; {
-	case op.kind == callPage:
-		op.list = newLister(ListOptions{})
-		op.list.DecodePaged(r)
-	case op.kind == callFind:
-		copy(op.key[:], r.Take(len(op.key)))
-	case op.kind == callUse:
-		op.queue = r.String()
-	case isList:
-		op.list = newLister(ListOptions{})
+	switch op.kind {
+	case callPage:
+		op.list = newLister(listing.Query{})
 		op.list.Decode(r)
+	case callFind:
+		copy(op.key[:], r.Take(len(op.key)))
+	case callUse:
+		op.queue = r.String()
 	default:
 		op.id = ID(keys.ReadID(r))
 	}
 }
 
 func (op *readOp) encodeReply(dst []byte) []byte {
-	switch {
-	case op.kind == callUse:
+	switch op.kind {
+	case callPage:
+		return op.list.AppendPage(dst)
+	case callUse:
 		return wire.AppendJSON(dst, &op.use)
-	case op.list == nil:
+	default:
 		return wire.AppendJSON(dst, op.task)
-	case op.kind == callPage:
-		return op.list.AppendPagedPage(dst)
 	}
-	return op.list.AppendPage(dst)
 }
 
 func (op *readOp) decodeReply(r *wire.Reader) {
-	switch {
-	case op.kind == callPage:
-		op.list.DecodePagedPage(r)
-	case op.list != nil:
+	switch op.kind {
+	case callPage:
 		op.list.DecodePage(r)
-	case op.kind == callUse:
+	case callUse:
 		r.JSON(r.Rest(), &op.use)
 	default:
 		if r.JSON(r.Rest(), &op.task); op.task == nil {

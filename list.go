@@ -43,12 +43,6 @@ type ListOptions struct {
 // [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) List(ctx context.Context, opts ListOptions) iter.Seq2[*TaskInfo, error] {
 	opts.Tenants = slices.Clone(opts.Tenants)
-	return q.listBefore(ctx, opts, nil)
-}
-
-// listBefore is List, without what died since begin, a time by the clock of each shard; nil: with
-// all.
-func (q *Queue) listBefore(ctx context.Context, opts ListOptions, begin []time.Time) iter.Seq2[*TaskInfo, error] {
 	return func(yield func(*TaskInfo, error) bool) {
 		if err := q.checkCall(ctx); err != nil {
 			yield(nil, err)
@@ -61,12 +55,11 @@ func (q *Queue) listBefore(ctx context.Context, opts ListOptions, begin []time.T
 		}
 		heads := make([]*lister, len(q.replicas))
 		for i := range heads {
-			heads[i] = newLister(opts)
+			heads[i] = newLister(listing.Query{
+				State: engine.TaskState(opts.State), Queue: opts.Queue, Tenants: opts.Tenants, From: opts.From, To: opts.To,
+			})
 		}
-		fetch := func(shard int, l *lister) error {
-			return dropLate(l, shard, begin, q.ask(ctx, shard, &readOp{completion: newCompletion(callRead), list: l}))
-		}
-		err := listing.Merge(heads, listKey, fetch, func(t *TaskInfo) bool { return yield(t, nil) })
+		err := listing.Merge(heads, listKey, q.readPage(ctx), func(t *TaskInfo) bool { return yield(t, nil) })
 		if err != nil {
 			yield(nil, base.Prefixed(err))
 		}
@@ -133,8 +126,7 @@ type Page struct {
 // are visited some thousand at a time, between which other calls go on.
 //
 // Errors: [ErrInvalid] (also for a Cursor that is none of this list, or was altered), [ErrCorrupt],
-// [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFormat] (the leader of a shard runs an
-// older version), [ErrFailed], [ErrClosed], and that of ctx.
+// [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err error) {
 	defer public(&err)
 	if ctx, err = q.begin(ctx); err != nil {
@@ -143,7 +135,8 @@ func (q *Queue) ListPage(ctx context.Context, opts PageOptions) (_ *Page, err er
 	return q.listPage(ctx, "PageOptions", &opts, nil)
 }
 
-// listPage is ListPage; of is the struct of the caller, for errors, and begin is as in listBefore.
+// listPage is ListPage, without what died since begin, a time by the clock of each shard; nil: with
+// all. of is the struct of the caller, for errors.
 func (q *Queue) listPage(ctx context.Context, of string, o *PageOptions, begin []time.Time) (*Page, error) {
 	if o.Limit < 0 || o.Limit > MaxPage {
 		return nil, &InvalidError{"PageOptions.Limit", o.Limit, fmt.Sprint("0 to ", MaxPage)}
@@ -159,11 +152,10 @@ func (q *Queue) listPage(ctx context.Context, of string, o *PageOptions, begin [
 	if !ok {
 		return nil, &InvalidError{of + ".Cursor", strconv.Quote(o.Cursor), "Next of the same selection"}
 	}
-	fetch := func(shard int, l *lister) error {
-		return dropLate(l, shard, begin, q.ask(ctx, shard, &readOp{completion: newCompletion(callPage), list: l}))
-	}
-	newReader := func(of listing.Query) *lister { return listing.NewReader(of, taskInfo) }
-	r, err := listing.ReadPage(all, from, newReader, len(q.replicas), listKey, fetch)
+	read := q.readPage(ctx)
+	r, err := listing.ReadPage(all, from, newLister, len(q.replicas), listKey, func(shard int, l *lister) error {
+		return dropLate(l, shard, begin, read(shard, l))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -208,10 +200,13 @@ type listed = listing.Item[TaskInfo]
 // lister reads the tasks of one shard, by one call for each page.
 type lister = listing.Reader[TaskInfo]
 
-func newLister(o ListOptions) *lister {
-	return listing.NewReader(listing.Query{
-		State: engine.TaskState(o.State), Queue: o.Queue, Tenants: o.Tenants, From: o.From, To: o.To,
-	}, taskInfo)
+func newLister(q listing.Query) *lister { return listing.NewReader(q, taskInfo) }
+
+// readPage returns a function that makes a shard read the next page.
+func (q *Queue) readPage(ctx context.Context) func(shard int, l *lister) error {
+	return func(shard int, l *lister) error {
+		return q.ask(ctx, shard, &readOp{completion: newCompletion(callPage), list: l})
+	}
 }
 
 // dropLate drops the tasks that died since begin, if err is nil.

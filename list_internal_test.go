@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/engine"
 	"codeq/internal/keys"
 	"codeq/internal/listing"
 	"codeq/internal/wire"
@@ -21,7 +22,7 @@ func TestPageIsReadAgain(t *testing.T) {
 			produce(t, q, Task{Queue: "a"})
 		}
 		s := q.led()[0]
-		op := &readOp{completion: newCompletion(callRead), list: newLister(ListOptions{State: Ready})}
+		op := &readOp{completion: newCompletion(callPage), list: newLister(listing.Query{State: engine.Ready})}
 		visit := func() (again bool) { // what the owner does, and then who reads
 			require.NoError(t, s.probe(func(s *shard) (err error) {
 				v := viewOf(s)
@@ -32,7 +33,7 @@ func TestPageIsReadAgain(t *testing.T) {
 			}))
 			return again
 		}
-		require.False(t, visit(), "what there is to read")
+		require.True(t, visit(), "what there is to read")
 		require.True(t, visit(), "the tasks of a page")
 		op.again()
 		for range listing.PageTasks {
@@ -63,18 +64,20 @@ func TestListBeginsBehindTheConsumed(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, q.Complete(ctx, l.Receipt, nil))
 	}
-	l := newLister(ListOptions{State: Ready, Queue: "a"})
-	op := &readOp{completion: newCompletion(callRead), list: l}
-	_, err = q.do(ctx, 0, op)
-	require.NoError(t, err)
-	s := q.shard(0)
-	require.NoError(t, s.probe(func(s *shard) error {
+	l := newLister(listing.Query{State: engine.Ready, Queue: "a"})
+	require.NoError(t, q.shard(0).probe(func(s *shard) error {
 		v := viewOf(s)
 		defer v.close()
 		l.Visit(&s.State, v.Snapshot)
-		return nil
+		again, err := l.Read(v.Snapshot)
+		require.True(t, again)
+		l.Visit(&s.State, v.Snapshot)
+		return err
 	}))
 	r := wire.NewReader(l.Append(nil))
+	for range 3 + 2 + 4 + 3 { // the filter, the limits, and no position: one byte or number each
+		r.Uint()
+	}
 	require.True(t, r.Bool(), "it is known what there is to read")
 	r.Uint()
 	require.EqualValues(t, 1, r.Uint(), "lanes to read")

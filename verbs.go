@@ -123,7 +123,7 @@ const (
 	callRenew
 	callAlter
 	callAwait
-	callBulk
+	_ // 9
 	callStats
 	callIdle
 	callReleaseKey
@@ -169,7 +169,6 @@ var verbs = [endOfRequests]verb{
 	callRenew:          {ruled[call.Renew](callRenew), upTo(engine.RoomEmpty), yes, none, onLease | urgent}, // writes almost nothing
 	callAlter:          {ruled[call.Alter](callAlter), roomOfBody, no, none, ofMembers | ofPrograms},
 	callAwait:          {blank[awaitOp](callAwait), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms | waits},
-	callBulk:           {ruled[call.Bulk](callBulk), roomOfBody, no, none, ofMembers | ofPrograms},
 	callStats:          {ruled[call.Stats](callStats), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms},
 	callIdle:           {blank[idleOp](callIdle), upTo(engine.RoomEmpty), yes, none, readsOnly | ofMembers | ofPrograms | waits},
 	callReleaseKey:     {ruled[call.ReleaseKey](callReleaseKey), upTo(engine.RoomNone), no, none, ofMembers | ofPrograms}, // unless the task has not ended

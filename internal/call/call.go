@@ -63,7 +63,6 @@ func readAlteration(r *wire.Reader) engine.Alteration {
 
 // Room returns the level of free space down to which the alteration runs.
 func (b *Alter) Room() engine.Room     { return roomOf(b.How) }
-func (b *Bulk) Room() engine.Room      { return roomOf(b.How) }
 func (b *AlterMany) Room() engine.Room { return roomOf(b.How) }
 
 func roomOf(how engine.Alteration) engine.Room {
@@ -74,25 +73,6 @@ func roomOf(how engine.Alteration) engine.Room {
 		return engine.RoomLow
 	}
 }
-
-// Bulk alters many dead letters. States has no other state.
-type Bulk struct{ engine.BulkAlteration }
-
-func (b *Bulk) Decide(s *engine.State) (engine.Verdict, error) {
-	b.States = engine.SetOf(engine.Dead)
-	return s.AlterMany(&b.BulkAlteration)
-}
-
-func (b *Bulk) Append(dst []byte) []byte { return keys.AppendIDs(append(dst, byte(b.How)), b.IDs) }
-
-func (b *Bulk) Read(r *wire.Reader) {
-	b.How = readAlteration(r)
-	b.IDs = append(b.IDs, keys.ReadIDs(r)...)
-}
-
-func (b *Bulk) AppendReply(dst []byte) []byte { return wire.AppendUint(dst, uint64(b.N)) }
-func (b *Bulk) ReadReply(r *wire.Reader)      { b.N = int(r.Uint()) }
-func (b *Bulk) Again()                        { b.Next, b.N = 0, 0 }
 
 // AlterMany alters many tasks that are in some states.
 type AlterMany struct{ engine.BulkAlteration }

@@ -39,11 +39,6 @@ func TestBodies(t *testing.T) {
 	every := keys.ScheduleValue{Start: 5, Every: 300, Queue: "q", Record: []byte("record")}
 	times, err := engine.TimesOf(&every)
 	require.NoError(t, err)
-	bulk := func(n int) *Bulk {
-		b := &Bulk{}
-		b.How, b.IDs, b.N = engine.EndOfAlterations-1, []keys.ID{id, other}, n
-		return b
-	}
 	lost := []error{engine.LeaseLost(receipt, true), engine.LeaseLost(engine.Receipt{ID: other}, false)}
 	require.ErrorIs(t, lost[0], base.ErrCanceled)
 	require.NotErrorIs(t, lost[1], base.ErrCanceled)
@@ -55,7 +50,6 @@ func TestBodies(t *testing.T) {
 		rest                   bool // the answer is whatever is left of the message
 	}{
 		{asked: &Alter{ID: id, How: engine.EndOfAlterations - 1, Arg: 1 << 40}, blank: &Alter{}},
-		{asked: bulk(0), answered: bulk(300), blank: &Bulk{}},
 		{asked: &ReleaseKey{Hash: keys.UniqueHash("q", "", "", "", "k"), Key: "k"}, blank: &ReleaseKey{}},
 		{
 			asked:    &Renew{Receipts: []engine.Receipt{receipt, {ID: other}}, Duration: 1000},
@@ -112,9 +106,6 @@ func TestBodies(t *testing.T) {
 			next(c.asked)
 			requireCutShort(t, sent, c.blank.Read)
 			fresh := c.blank
-			if b, ok := fresh.(*Bulk); ok {
-				b.IDs = nil
-			}
 			r := wire.NewReader(sent)
 			fresh.Read(r)
 			require.NoError(t, r.Done())
@@ -142,7 +133,7 @@ func TestBodies(t *testing.T) {
 
 // TestUnknownAlteration: what this version does not know is refused.
 func TestUnknownAlteration(t *testing.T) {
-	for _, b := range []Body{&Alter{How: engine.EndOfAlterations}, &Bulk{engine.BulkAlteration{How: engine.EndOfAlterations}}, &AlterMany{engine.BulkAlteration{How: engine.EndOfAlterations}}} {
+	for _, b := range []Body{&Alter{How: engine.EndOfAlterations}, &AlterMany{engine.BulkAlteration{How: engine.EndOfAlterations}}} {
 		r := wire.NewReader(b.Append(nil))
 		b.Read(r)
 		require.Error(t, r.Done())

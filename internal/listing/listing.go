@@ -110,13 +110,16 @@ type Reader[T any] struct {
 
 // NewReader returns a Reader for q. show converts a task.
 func NewReader[T any](q Query, show func(*store.Task) *T) *Reader[T] {
-	return &Reader[T]{Query: q, show: show, left: math.MaxInt}
+	return &Reader[T]{
+		Query: q, show: show, left: math.MaxInt,
+		paging: paging{Groups: surveyCap, Tasks: PageTasks, Scan: pageScan, Bytes: pageBytes},
+	}
 }
 
 // Again drops what belongs to one leader of the shard, before the call is repeated.
 func (l *Reader[T]) Again() {
 	l.asked = nil
-	if l.Paged && !l.begun {
+	if !l.begun {
 		l.restart()
 	}
 }
@@ -265,8 +268,8 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 func (l *Reader[T]) Read(v *store.Snapshot) (again bool, err error) {
 	l.Page = l.Page[:0]
 	if !l.begun {
-		if again = l.begin(&v.Clock); !l.begun || !l.Paged {
-			return again, nil
+		if l.begin(&v.Clock); !l.begun {
+			return true, nil
 		}
 		l.Prepare()
 		if len(l.spans) == 0 {
@@ -307,34 +310,30 @@ func (l *Reader[T]) advance() {
 	l.goOn()
 }
 
-// begin finds the ranges of keys to read. again: more is to be surveyed first.
-func (l *Reader[T]) begin(c *store.Clock) (again bool) {
+// begin finds the ranges of keys to read, unless more is to be surveyed first.
+func (l *Reader[T]) begin(c *store.Clock) {
 	switch prefix := rangeOf[l.State]; {
 	case l.State == engine.Leased:
 		l.found = slices.DeleteFunc(l.found, func(t engine.LeasedTask) bool { return !l.hasTenant(t.Lane.Tenant) })
 		l.trimFound()
-		l.begun = l.left == 0
-		return l.Paged && !l.begun
 	case prefix == keys.Scheduled:
 		lower, upper := keys.Range(prefix)
 		bound := func(ms uint64) []byte { return keys.AppendScheduled(nil, ms, keys.ID{}) }
 		l.addSpan(l.between(span{lower, upper}, c, bound), func(p *Position) ([]byte, bool) {
 			return keys.AppendScheduled(nil, p.At, p.ID), true
 		})
+		l.left = 0
 	case l.State == engine.Ready:
 		l.lanes = slices.DeleteFunc(l.lanes, func(ln engine.LaneRef) bool { return !l.hasTenant(ln.Tenant) })
-		if l.trimLanes(); l.left > 0 {
-			return true
+		if l.trimLanes(); l.left == 0 {
+			l.beginLanes(c)
 		}
-		l.beginLanes(c)
 	default:
-		if l.trimQueues(); l.left > 0 {
-			return true
+		if l.trimQueues(); l.left == 0 {
+			l.beginQueues(prefix)
 		}
-		l.beginQueues(prefix)
 	}
-	l.begun = true
-	return false
+	l.begun = l.left == 0
 }
 
 func (l *Reader[T]) beginLanes(c *store.Clock) {
@@ -432,13 +431,11 @@ func (l *Reader[T]) readAsked(v *store.Snapshot) error {
 		if err != nil {
 			return err
 		}
-		if l.Paged {
-			ln, err := v.Lane(t.Lane)
-			if err != nil {
-				return err
-			}
-			l.reach(ln, t.Since, t.ID, len(value))
+		ln, err := v.Lane(t.Lane)
+		if err != nil {
+			return err
 		}
+		l.reach(ln, t.Since, t.ID, len(value))
 		if value == nil {
 			continue
 		}
@@ -466,18 +463,14 @@ func (l *Reader[T]) readPage(v *store.Snapshot) error {
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		if l.Paged {
-			l.reach(nil, p.At, id, len(value))
-		}
+		l.reach(nil, p.At, id, len(value))
 		if p.Range == keys.Scheduled && l.Queue != "" {
 			number, _, err := keys.SplitLane(value)
 			if err != nil {
 				return false, fmt.Errorf("%w: task %s: %w", base.ErrCorrupt, keys.FormatID(id), err)
 			}
 			if ln, err := v.Lane(number); err != nil || ln.Queue != l.Queue {
-				if l.Paged {
-					size += len(value)
-				}
+				size += len(value)
 				return true, err
 			}
 		}
@@ -492,7 +485,7 @@ func (l *Reader[T]) add(v *store.Snapshot, id keys.ID, p keys.Place, value []byt
 	if err != nil {
 		return err
 	}
-	if l.Paged && l.Reached != nil && rangeOf[l.State] != keys.Task {
+	if l.Reached != nil && rangeOf[l.State] != keys.Task {
 		l.Reached.setLane(t.Lane)
 	}
 	state := engine.StateIn(t.Range)
@@ -512,10 +505,7 @@ func (l *Reader[T]) add(v *store.Snapshot, id keys.ID, p keys.Place, value []byt
 		t.Record.Payload, t.Ended.Result = nil, nil
 	}
 	t.Record.Payload, t.Ended.Result = bytes.Clone(t.Record.Payload), bytes.Clone(t.Ended.Result)
-	item := Item[T]{Task: l.show(t), At: p.At}
-	if l.Paged {
-		item.Size = size
-	}
+	item := Item[T]{Task: l.show(t), At: p.At, Size: size}
 	if stamp := t.Stamp(); stamp != shown {
 		item.Stamp = stamp
 	}
@@ -531,6 +521,11 @@ func (q *Query) isBetween(ms uint64) bool {
 
 // Append appends the state of the Reader that the next Read needs.
 func (l *Reader[T]) Append(dst []byte) []byte {
+	last := l.last
+	if len(l.found) > 0 { // the next survey waits until the caller has read what it has of this one
+		last = nil
+	}
+	dst = l.appendProgress(l.appendLimits(l.Filter.append(dst)), last)
 	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
 	l.sent = min(spanCap, len(l.spans))
 	return l.Query.append(appendSpans(dst, l.spans[:l.sent]))
@@ -538,17 +533,22 @@ func (l *Reader[T]) Append(dst []byte) []byte {
 
 // Decode is the reverse of Append.
 func (l *Reader[T]) Decode(r *wire.Reader) {
+	filter := readFilter(r)
+	l.readLimits(r)
+	l.readProgress(r)
 	l.begun, l.left = r.Bool(), int(min(r.Uint(), math.MaxInt))
 	l.spans = readSpans(r)
 	l.sent = len(l.spans)
 	l.Query = readQuery(r)
-	if !l.isValid() {
+	if l.Filter = filter; !l.isValid() {
 		r.Fail()
 	}
 }
 
 // AppendPage appends the page, and what is left to read.
 func (l *Reader[T]) AppendPage(dst []byte) []byte {
+	dst = wire.AppendUint(wire.AppendUint(dst, uint64(l.Records)), uint64(l.ReadBytes))
+	dst = l.appendProgress(dst, l.last)
 	dst = wire.AppendUint(wire.AppendBool(dst, l.begun), uint64(l.left))
 	dst = appendSpans(dst, l.spans)
 	dst = wire.AppendUint(dst, uint64(len(l.found)))
@@ -563,6 +563,9 @@ func (l *Reader[T]) AppendPage(dst []byte) []byte {
 
 // DecodePage is the reverse of AppendPage.
 func (l *Reader[T]) DecodePage(r *wire.Reader) {
+	before := l.paging
+	l.Records, l.ReadBytes = int(r.Uint32()), int(min(r.Uint(), math.MaxInt32))
+	l.readProgress(r)
 	begun, left := r.Bool(), int(min(r.Uint(), math.MaxInt))
 	spans := readSpans(r)
 	var found []engine.LeasedTask
@@ -582,12 +585,10 @@ func (l *Reader[T]) DecodePage(r *wire.Reader) {
 		r.Fail()
 	}
 	if r.Failed() {
+		l.paging = before
 		return
 	}
-	l.begun, l.left, l.found = begun, left, append(l.found, found...)
-	if l.Paged {
-		l.order = true
-	}
+	l.begun, l.left, l.found, l.order = begun, left, append(l.found, found...), true
 	l.spans = append(spans, l.spans[l.sent:]...)
 	l.Page = append(l.Page, page...)
 }

@@ -135,6 +135,31 @@ func TestTravel(t *testing.T) {
 	require.Error(t, r.Done(), "a state that does not exist")
 }
 
+// TestSurveyWaits: the next part of the leases is not looked for before the caller has read what it
+// has of this one.
+func TestSurveyWaits(t *testing.T) {
+	l := newReader(Query{State: engine.Leased})
+	last := &Position{Key: Key{Queue: "q", ID: keys.ID{9}}, At: 9}
+	l.begun, l.order, l.rest, l.last = true, true, true, last
+	l.spans = []span{{from: []byte("first")}}
+	l.found = []engine.LeasedTask{{ID: keys.ID{8}}}
+	for _, left := range []int{1, 0} {
+		there, r := newReader(Query{}), wire.NewReader(l.Append(nil))
+		there.Decode(r)
+		require.NoError(t, r.Done())
+		there.read = len(there.spans)
+		there.advance()
+		require.Equal(t, left == 1, there.begun)
+		r = wire.NewReader(there.AppendPage(nil))
+		l.DecodePage(r)
+		require.NoError(t, r.Done())
+		require.Len(t, l.found, left)
+		l.Prepare()
+	}
+	require.False(t, l.begun)
+	require.Equal(t, last, l.After)
+}
+
 // TestPrepare: leases become spans in their order, each once, so many at a time as a page has
 // tasks.
 func TestPrepare(t *testing.T) {

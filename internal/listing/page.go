@@ -87,7 +87,7 @@ func pageReader[T any](q *Request, from Place, newReader func(Query) *Reader[T],
 	query.State = q.States[from.State]
 	l := newReader(query)
 	l.paging = paging{
-		Paged: true, After: from.After, Groups: PageTasks, Tasks: min(limit, max(minRead, 2*limit/shards)),
+		After: from.After, Groups: PageTasks, Tasks: min(limit, max(minRead, 2*limit/shards)),
 		Scan: max(minRead, maxScan/shards), Bytes: max(64<<10, maxBytes/shards),
 	}
 	if query.isNarrow() {

@@ -88,7 +88,6 @@ func readPosition(r *wire.Reader) *Position {
 
 // paging makes a Reader read a part of a list, within limits.
 type paging struct {
-	Paged bool
 	After *Position // the list goes on behind it; nil: it begins
 	// Groups is how many lanes, queues or leases are kept of a survey: the first ones, behind which
 	// the next survey goes on.
@@ -110,9 +109,6 @@ const scanBytes = 4 << 20
 type readLimits struct{ Tasks, Scan, bytes int }
 
 func (l *Reader[T]) limits() readLimits {
-	if !l.Paged {
-		return readLimits{PageTasks, pageScan, pageBytes}
-	}
 	limits := readLimits{min(max(1, l.Tasks), PageTasks), min(max(1, l.Scan), pageScan), min(l.Bytes, pageBytes)}
 	if l.NoPayload {
 		limits.bytes = scanBytes
@@ -156,9 +152,6 @@ func (l *Reader[T]) reach(ln *store.Lane, at uint64, id keys.ID, size int) {
 func (l *Reader[T]) before(c int) bool { return c < 0 || c == 0 && l.After.End }
 
 func (l *Reader[T]) trimLanes() {
-	if !l.Paged {
-		return
-	}
 	if l.After != nil {
 		after := engine.LaneRef{LaneKey: l.After.lane()}
 		l.lanes = slices.DeleteFunc(l.lanes, func(ln engine.LaneRef) bool { return l.before(compareLanes(ln, after)) })
@@ -172,9 +165,6 @@ func (l *Reader[T]) trimLanes() {
 }
 
 func (l *Reader[T]) trimQueues() {
-	if !l.Paged {
-		return
-	}
 	if l.After != nil {
 		l.queues = slices.DeleteFunc(l.queues, func(q engine.QueueRef) bool { return l.before(strings.Compare(q.Name, l.After.Queue)) })
 	}
@@ -189,9 +179,6 @@ func (l *Reader[T]) trimQueues() {
 func compareQueues(a, b engine.QueueRef) int { return strings.Compare(a.Name, b.Name) }
 
 func (l *Reader[T]) trimFound() {
-	if !l.Paged {
-		return
-	}
 	place := func(t engine.LeasedTask) Position {
 		return Position{Key: Key{Queue: t.Lane.Queue, Tenant: t.Lane.Tenant, Priority: int(t.Lane.Priority), ID: t.ID}, At: t.Since}
 	}
@@ -261,49 +248,28 @@ func readFilter(r *wire.Reader) Filter {
 	return Filter{Group: r.String(), Key: r.String(), Error: r.String(), Newest: r.Bool(), NoPayload: r.Bool()}
 }
 
-// AppendPaged is Append for a Reader of a page.
-func (l *Reader[T]) AppendPaged(dst []byte) []byte {
-	dst = l.Filter.append(dst)
-	for _, n := range [...]int{l.Groups, l.Tasks, l.Scan, l.Bytes} {
+func (p *paging) appendLimits(dst []byte) []byte {
+	for _, n := range [...]int{p.Groups, p.Tasks, p.Scan, p.Bytes} {
 		dst = wire.AppendUint(dst, uint64(n))
 	}
-	return l.Append(l.appendProgress(dst))
+	return dst
 }
 
-// DecodePaged is the reverse of AppendPaged.
-func (l *Reader[T]) DecodePaged(r *wire.Reader) {
-	filter := readFilter(r)
-	for _, n := range [...]*int{&l.Groups, &l.Tasks, &l.Scan, &l.Bytes} {
+func (p *paging) readLimits(r *wire.Reader) {
+	for _, n := range [...]*int{&p.Groups, &p.Tasks, &p.Scan, &p.Bytes} {
 		*n = int(min(r.Uint(), pageBytes))
 	}
-	l.Groups = min(l.Groups, surveyCap)
-	l.readProgress(r)
-	l.Decode(r)
-	l.Paged, l.Filter = true, filter
+	p.Groups = min(p.Groups, surveyCap)
 }
 
-// AppendPagedPage is AppendPage for a Reader of a page.
-func (l *Reader[T]) AppendPagedPage(dst []byte) []byte {
-	dst = wire.AppendUint(wire.AppendUint(dst, uint64(l.Records)), uint64(l.ReadBytes))
-	return l.AppendPage(l.appendProgress(dst))
-}
-
-// DecodePagedPage is the reverse of AppendPagedPage.
-func (l *Reader[T]) DecodePagedPage(r *wire.Reader) {
-	before := l.paging
-	l.Records, l.ReadBytes = int(r.Uint32()), int(min(r.Uint(), math.MaxInt32))
-	l.readProgress(r)
-	if l.DecodePage(r); r.Failed() {
-		l.paging = before
-	}
-}
-
-func (l *Reader[T]) appendProgress(dst []byte) []byte {
-	dst = l.Reached.append(l.After.append(dst))
-	return l.last.append(dst)
+func (l *Reader[T]) appendProgress(dst []byte, last *Position) []byte {
+	return last.append(l.Reached.append(l.After.append(dst)))
 }
 
 func (l *Reader[T]) readProgress(r *wire.Reader) {
-	l.After, l.Reached, l.last = readPosition(r), readPosition(r), readPosition(r)
-	l.rest = l.last != nil
+	after, reached, last := readPosition(r), readPosition(r), readPosition(r)
+	l.After, l.Reached = after, reached
+	if len(l.found) == 0 { // else Append has kept back what the caller has
+		l.last, l.rest = last, last != nil
+	}
 }

@@ -594,7 +594,7 @@ func TestDeadLettersTwice(t *testing.T) {
 		done := 0
 		require.NoError(t, inspect.Of(p.Queue).Owner(0, func(o *inspect.Owner) error {
 			for range 2 {
-				bulk := &call.Bulk{BulkAlteration: engine.BulkAlteration{How: engine.AlterRedrive}}
+				bulk := &call.AlterMany{BulkAlteration: engine.BulkAlteration{How: engine.AlterRedrive, States: engine.SetOf(engine.Dead)}}
 				for _, id := range ids {
 					bulk.IDs = append(bulk.IDs, id)
 				}
