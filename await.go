@@ -35,20 +35,17 @@ func (q *Queue) Await(ctx context.Context, id ID) (_ *Outcome, err error) {
 	if err := q.checkCall(ctx); err != nil {
 		return nil, err
 	}
-	o, err := q.awaitEnd(ctx, id)
+	o, err := q.backend.await(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	return outcomeOf(o), nil
 }
 
-// awaitEnd is Await after its checks.
-func (q *Queue) awaitEnd(ctx context.Context, id ID) (*engine.Outcome, error) {
-	if q.node != nil {
-		return q.node.await(ctx, id)
-	}
+// awaitBy asks the shard of a task for its end.
+func awaitBy(ctx context.Context, b backend, id ID, shards int) (*engine.Outcome, error) {
 	op := &awaitOp{completion: newCompletion(callAwait), id: id}
-	settled, err := q.do(ctx, q.shardOf(id), op)
+	settled, err := b.do(ctx, id.shard(shards), op)
 	if !settled {
 		op.GiveUp()
 		return nil, base.EndOf(ctx)
@@ -56,7 +53,7 @@ func (q *Queue) awaitEnd(ctx context.Context, id ID) (*engine.Outcome, error) {
 	return &op.outcome, err
 }
 
-// await is awaitEnd in a cluster. It asks the shard's leader, as ever; an end
+// await asks the shard's leader, as ever; an end
 // of the task that a leader has stored, and did not live to tell, is in the log.
 func (n *node) await(ctx context.Context, id ID) (*engine.Outcome, error) {
 	r := n.queue.replicas[n.queue.shardOf(id)]

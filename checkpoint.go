@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"codeq/internal/base"
 	"codeq/internal/convert"
+	"codeq/internal/localsocket"
 	"codeq/internal/owner"
 	"codeq/internal/store"
 	"codeq/internal/wire"
@@ -69,8 +71,19 @@ func (q *Queue) Checkpoint(ctx context.Context, dir string, opts ...CheckpointOp
 		return err
 	}
 	isCopy := slices.ContainsFunc(opts, func(o CheckpointOptions) bool { return o.Copy })
-	if q.elsewhere != nil {
-		return q.checkpointElsewhere(ctx, dir, isCopy)
+	if err := checkDir("Checkpoint dir", dir); err != nil {
+		return err
+	}
+	path, err := filepath.Abs(dir) // for a process that may be in another directory
+	if err != nil {
+		return err
+	}
+	kind := localsocket.Checkpoint
+	if isCopy {
+		kind = localsocket.FullCopy
+	}
+	if done, err := q.tell(ctx, kind, path, nil); done {
+		return err
 	}
 	if err := q.enter(); err != nil {
 		return err
@@ -130,9 +143,6 @@ func (q *Queue) checkpoint(ctx context.Context, dir string, isCopy bool) (err er
 
 // beginCopy makes the directory of a copy.
 func (q *Queue) beginCopy(dir string) (*convert.Copy, error) {
-	if err := checkDir("Checkpoint dir", dir); err != nil {
-		return nil, err
-	}
 	c, err := convert.BeginCopy(q.opts.private.FS, dir, q.dir.Path, len(q.replicas), q.opts.stored)
 	switch {
 	case errors.Is(err, convert.ErrInside):

@@ -277,9 +277,9 @@ func (op *claimOp) unref() {
 	op.pool.Put(op)
 }
 
-// Settle settles the claim. It drops the grants of a claim of another node, which are encoded by
+// Finish settles the claim. It drops the grants of a claim of another node, which are encoded by
 // then, since its tickets may stay in memory for a while.
-func (op *claimOp) Settle(err error) {
+func (op *claimOp) Finish(err error) {
 	made := op.reply != nil // for one call; otherwise the caller may recycle it
 	op.completion.settle(err)
 	if made {
@@ -292,7 +292,7 @@ func (op *claimOp) Settle(err error) {
 func (op *claimOp) settle(err error) {
 	next := op.onward
 	if next == nil {
-		op.Settle(err)
+		op.Finish(err)
 		return
 	}
 	if op.onward = nil; err != nil {

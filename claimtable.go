@@ -103,7 +103,7 @@ func (t *claimTable) askAll(ctx context.Context, req *ClaimRequest, r *runner, l
 			continue
 		}
 		op := n.queue.newClaim(req, r)
-		err := n.ask(ctx, shard, op, limit)
+		err := n.forward(ctx, shard, op, limit)
 		op.unref() // no other goroutine has it
 		if err == nil {
 			return op, nil
@@ -181,7 +181,7 @@ func (h *claimHost) Claim(ctx context.Context, shard int, r claimlines.Request) 
 		Queues: r.Queues, Weights: r.Weights, List: r.List, Duration: r.Duration,
 		Holder: engine.Holder{Local: r.Local, Handled: r.Handled, Worker: r.Worker, Process: h.queue.slow.Process()}, Max: r.Max, Remote: true,
 	}}
-	err := (*node)(h).ask(ctx, h.queue.replicas[shard], op, nil)
+	err := (*node)(h).forward(ctx, h.queue.replicas[shard], op, nil)
 	return op.Grants, err
 }
 

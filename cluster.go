@@ -12,7 +12,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"codeq/internal/base"
 	"codeq/internal/cluster"
 	"codeq/internal/inspect"
 	"codeq/internal/localsocket"
@@ -211,10 +210,10 @@ const (
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.AddNode, p, nil)
+	if done, err := q.tell(ctx, localsocket.AddNode, p, nil); done {
+		return err
 	}
-	if err := q.checkCluster(ctx, p.Node); err != nil {
+	if err := q.checkCluster(p.Node); err != nil {
 		return err
 	}
 	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
@@ -237,10 +236,10 @@ func (q *Queue) AddNode(ctx context.Context, p Peer) (err error) {
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.RemoveNode, node, nil)
+	if done, err := q.tell(ctx, localsocket.RemoveNode, node, nil); done {
+		return err
 	}
-	if err := q.checkCluster(ctx, node); err != nil {
+	if err := q.checkCluster(node); err != nil {
 		return err
 	}
 	return q.node.Remove(ctx, node)
@@ -257,10 +256,10 @@ func (q *Queue) RemoveNode(ctx context.Context, node string) (err error) {
 // [ErrFormat], [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.ReplaceNode, replacement{old, p}, nil)
+	if done, err := q.tell(ctx, localsocket.ReplaceNode, replacement{old, p}, nil); done {
+		return err
 	}
-	if err := q.checkCluster(ctx, old, p.Node); err != nil {
+	if err := q.checkCluster(old, p.Node); err != nil {
 		return err
 	}
 	if err := q.opts.Cluster.checkAddress("Peer.Address", p.Address); err != nil {
@@ -283,10 +282,10 @@ func (q *Queue) ReplaceNode(ctx context.Context, old string, p Peer) (err error)
 // [ErrNotLeader], [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.Transfer, transfer{shard, node}, nil)
+	if done, err := q.tell(ctx, localsocket.Transfer, transfer{shard, node}, nil); done {
+		return err
 	}
-	if err := q.checkCluster(ctx, cmp.Or(node, "any")); err != nil {
+	if err := q.checkCluster(cmp.Or(node, "any")); err != nil {
 		return err
 	}
 	if shard < 0 || shard >= len(q.replicas) {
@@ -310,10 +309,10 @@ func (q *Queue) TransferLeadership(ctx context.Context, shard int, node string) 
 // [ErrUncertain], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Drain(ctx context.Context) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.Drain, nil, nil)
+	if done, err := q.tell(ctx, localsocket.Drain, nil, nil); done {
+		return err
 	}
-	if err := q.checkCluster(ctx); err != nil {
+	if err := q.checkCluster(); err != nil {
 		return err
 	}
 	return q.node.Drain(ctx)
@@ -325,27 +324,17 @@ func (q *Queue) Drain(ctx context.Context) (err error) {
 // [ErrClosed], and that of ctx.
 func (q *Queue) Undrain(ctx context.Context) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.Undrain, nil, nil)
-	}
-	if err := q.checkCluster(ctx); err != nil {
+	if done, err := q.tell(ctx, localsocket.Undrain, nil, nil); done {
 		return err
 	}
-	if ctx.Err() != nil {
-		return base.EndOf(ctx)
+	if err := q.checkCluster(); err != nil {
+		return err
 	}
 	return q.node.Undrain(ctx)
 }
 
-func (q *Queue) checkCluster(ctx context.Context, nodes ...string) error {
-	if err := q.checkCall(ctx); err != nil {
-		return err
-	}
-	select {
-	case <-q.closing:
-		return ErrClosed
-	default:
-	}
+// checkCluster refuses a verb about a cluster, and about these nodes of it.
+func (q *Queue) checkCluster(nodes ...string) error {
 	if q.node == nil {
 		return ErrNoCluster
 	}
@@ -531,14 +520,8 @@ type ReplicaStatus struct {
 // of ctx.
 func (q *Queue) WaitReady(ctx context.Context) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.Ready, nil, nil)
-	}
-	if err := q.checkCluster(ctx); err != nil && !errors.Is(err, ErrNoCluster) {
+	if done, err := q.tell(ctx, localsocket.Ready, nil, nil); done {
 		return err
-	}
-	if ctx.Err() != nil {
-		return base.EndOf(ctx)
 	}
 	if q.node == nil {
 		return nil
@@ -571,17 +554,18 @@ func (n *node) awaitLeader(ctx context.Context, shard int) error {
 // Errors: [ErrInvalid], [ErrNoCluster], [ErrNotLeader] (the node was removed), [ErrClosed].
 func (q *Queue) ClusterStatus(ctx context.Context) (_ *ClusterStatus, err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		st := new(ClusterStatus)
-		return st, q.tell(ctx, localsocket.Status, nil, st)
+	st := new(ClusterStatus)
+	if done, err := q.tell(ctx, localsocket.Status, nil, st); done {
+		return st, err
 	}
-	if err := q.checkCluster(ctx); err != nil {
+	if err := q.checkCluster(); err != nil {
 		return nil, err
 	}
-	st, shards := &ClusterStatus{Cluster: q.node.Cluster(), Node: q.node.Self().Node}, q.node.Status(ctx)
+	shards := q.node.Status(ctx)
 	if err := q.node.CheckMember(shards); err != nil {
 		return nil, err
 	}
+	st.Cluster, st.Node = q.node.Cluster(), q.node.Self().Node
 	for _, sh := range shards {
 		outer := ShardStatus{Shard: sh.Shard, Leader: sh.Leader, Term: sh.Term, Format: sh.Format, Placed: sh.Placed}
 		for _, r := range sh.Replicas {

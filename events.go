@@ -156,8 +156,8 @@ func (q *Queue) subscribe(ctx context.Context, opts SubscribeOptions) (*Subscrip
 		return nil, &InvalidError{"SubscribeOptions.Buffer", opts.Buffer, fmt.Sprint("0 to ", maxEventBuffer)}
 	}
 	opts.Buffer = cmp.Or(opts.Buffer, defaultEventBuffer)
-	if q.elsewhere != nil {
-		return q.subscribeElsewhere(opts, kinds)
+	if r, ok := q.backend.(*remote); ok {
+		return r.subscribe(opts, kinds)
 	}
 	events, err := q.events.Subscribe(kinds, opts.Queues, opts.Buffer)
 	if err != nil {

@@ -123,11 +123,16 @@ func (i inspected) Tasks(shard int) (any, error) {
 }
 
 func (i inspected) StartingAt(shard int) any {
-	return &Queue{opts: i.q.opts, replicas: i.q.replicas[shard : shard+1]}
+	return i.view(i.q.replicas[shard : shard+1])
 }
 
-func (i inspected) OfAnotherProcess() any {
-	return &Queue{opts: i.q.opts, replicas: i.q.replicas, configuring: make(chan struct{}, 1)}
+func (i inspected) OfAnotherProcess() any { return i.view(i.q.replicas) }
+
+// view returns a second Queue over shards of the queue.
+func (i inspected) view(replicas []*replica) *Queue {
+	q := &Queue{opts: i.q.opts, replicas: replicas, configuring: make(chan struct{}, 1)}
+	q.backend = (*standalone)(q)
+	return q
 }
 
 func (i inspected) Waiting(shard int) int { return i.q.shard(shard).inbox.Len() }

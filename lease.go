@@ -30,10 +30,9 @@ import (
 // All verbs that take a [Receipt] are safe for concurrent use; if several end the same lease, one
 // succeeds.
 //
-// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled),
-// [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
-// [ErrFormat] (as for Produce, and if follow-ups that wait for each other belong to other shards),
-// [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrLeaseLost] (with [ErrCanceled] if the task was canceled), [ErrNotFound]
+// ([RefuseOnMissing]), [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and
+// that of ctx.
 func (q *Queue) Complete(ctx context.Context, r Receipt, result []byte, next ...Task) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -127,7 +126,7 @@ func OpenLocal(ctx context.Context, dir string) (_ *Queue, err error) {
 		return nil, err
 	}
 	q := &Queue{
-		opts: o, dir: d, replicas: make([]*replica, d.Shards), elsewhere: c,
+		opts: o, dir: d, replicas: make([]*replica, d.Shards), backend: &remote{c, d.Shards},
 		closing: make(chan struct{}), ended: make(chan struct{}), configuring: make(chan struct{}, 1),
 	}
 	if err := c.Tell(ctx, localsocket.Limits, nil, &o.Limits); err != nil {
@@ -136,66 +135,57 @@ func OpenLocal(ctx context.Context, dir string) (_ *Queue, err error) {
 	return q, nil
 }
 
-// isElsewhere reports whether another process has the queue open, and answers the calls of this
-// one.
-func (q *Queue) isElsewhere() bool { return q != nil && q.elsewhere != nil }
-
 // onlyHere refuses a verb of a queue that another process has open, or that a tool has.
 func (q *Queue) onlyHere(verb string) error {
-	switch {
-	case q.opts.Tool:
-		return fmt.Errorf("%w: %s, of a queue that is open for a tool (Options.Tool)", errors.ErrUnsupported, verb)
-	case q.elsewhere != nil:
+	if _, ok := q.backend.(*remote); ok {
 		return fmt.Errorf("%w: %s, of a queue that another process has open", errors.ErrUnsupported, verb)
 	}
+	if q.opts.Tool {
+		return fmt.Errorf("%w: %s, of a queue that is open for a tool (Options.Tool)", errors.ErrUnsupported, verb)
+	}
 	return nil
 }
 
-// doElsewhere makes another process resolve an operation.
-func (q *Queue) doElsewhere(ctx context.Context, shard int, op request) error {
+// remote is another process that has the queue open, and is called by its socket.
+type remote struct {
+	*localsocket.Client
+	shards int
+}
+
+func (r *remote) begin(ctx context.Context) context.Context { return ctx }
+
+func (r *remote) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	body := op.encode(binary.BigEndian.AppendUint16(make([]byte, 0, 256), uint16(shard)))
-	reply, err := q.elsewhere.Call(ctx, byte(op.base().kind), body, op.verb().is(readsOnly))
+	reply, err := r.Call(ctx, byte(op.base().kind), body, op.verb().is(readsOnly))
 	if err != nil {
-		return err
+		return true, err
 	}
 	if err := parse(reply, op.decodeReply); err != nil {
-		return fmt.Errorf("%w: reply for shard %d: %w", ErrUncertain, shard, err)
+		return true, fmt.Errorf("%w: reply for shard %d: %w", ErrUncertain, shard, err)
 	}
-	return nil
+	return true, nil
 }
 
-// tell makes another process carry out a verb that is about a process.
-func (q *Queue) tell(ctx context.Context, kind byte, argument, reply any) error {
-	if err := q.checkCall(ctx); err != nil {
-		return err
-	}
-	return q.elsewhere.Tell(ctx, kind, argument, reply)
+func (r *remote) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
+	return r.do(ctx, shard, op)
 }
 
-// checkpointElsewhere makes another process, perhaps in another directory, copy the queue.
-func (q *Queue) checkpointElsewhere(ctx context.Context, dir string, isCopy bool) error {
-	if err := checkDir("Checkpoint dir", dir); err != nil {
-		return err
-	}
-	path, err := filepath.Abs(dir)
-	if err != nil {
-		return err
-	}
-	kind := localsocket.Checkpoint
-	if isCopy {
-		kind = localsocket.FullCopy
-	}
-	return q.tell(ctx, kind, path, nil)
+func (r *remote) await(ctx context.Context, id ID) (*engine.Outcome, error) {
+	return awaitBy(ctx, r, id, r.shards)
 }
 
-// subscribeElsewhere is Subscribe for a queue that another process has open, after its checks.
-func (q *Queue) subscribeElsewhere(opts SubscribeOptions, kinds engine.KindSet) (*Subscription, error) {
+func (r *remote) tell(ctx context.Context, verb byte, argument, reply any) (told bool, err error) {
+	return true, r.Tell(ctx, verb, argument, reply)
+}
+
+// subscribe is Queue.Subscribe after its checks.
+func (r *remote) subscribe(opts SubscribeOptions, kinds engine.KindSet) (*Subscription, error) {
 	var hub entries.Hub
 	events, err := hub.Subscribe(kinds, opts.Queues, opts.Buffer)
 	if err != nil {
 		return nil, err
 	}
-	from, err := q.elsewhere.Subscribe(opts, &hub, events)
+	from, err := r.Subscribe(opts, &hub, events)
 	if err != nil {
 		return nil, err
 	}
@@ -221,10 +211,10 @@ func (q *Queue) serveProgram(ctx context.Context, kind byte, body []byte) ([]byt
 	switch op := op.(type) {
 	case *produceOp:
 		op.call = engine.CallNumber{} // it is numbered as one of this node
-		settled, err = q.doProduce(ctx, shard, op)
+		settled, err = q.backend.produce(ctx, shard, op)
 	case *awaitOp:
 		var o *engine.Outcome
-		if o, err = q.awaitEnd(ctx, op.id); err == nil {
+		if o, err = q.backend.await(ctx, op.id); err == nil {
 			op.outcome = *o
 		}
 	case *takenOp:

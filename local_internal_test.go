@@ -84,7 +84,7 @@ func TestLocalOldSubscription(t *testing.T) {
 	const n = 3
 	var old [n]uint64
 	for i := range old {
-		require.NoError(t, first.elsewhere.Tell(ctx, localsocket.Subscribe, SubscribeOptions{}, &old[i]))
+		require.NoError(t, first.backend.(*remote).Tell(ctx, localsocket.Subscribe, SubscribeOptions{}, &old[i]))
 	}
 	stop()
 	require.NoError(t, first.Close())
@@ -99,7 +99,7 @@ func TestLocalOldSubscription(t *testing.T) {
 	}
 	for _, number := range old {
 		for _, kind := range []byte{localsocket.Unsubscribe, localsocket.Events} {
-			err := testkit.InTime(t, "call", func() error { return c.elsewhere.Tell(ctx, kind, number, nil) })
+			err := testkit.InTime(t, "call", func() error { return c.backend.(*remote).Tell(ctx, kind, number, nil) })
 			require.ErrorIs(t, err, ErrNotServed)
 		}
 	}

@@ -60,10 +60,14 @@ func (q *Queue) newNode() *node {
 	}
 	n.ctx = n.Context()
 	n.claims = newClaimTable(n)
-	q.node, q.events.Less = n, n.interests.Less
+	q.node, q.backend, q.events.Less = n, n, n.interests.Less
 	q.slow.Connect(n.AskNodesAside)
 	return n
 }
+
+func (n *node) begin(ctx context.Context) context.Context { return n.Begin(ctx) }
+
+func (n *node) tell(context.Context, byte, any, any) (told bool, err error) { return false, nil }
 
 // close ends the node; the stores stay open.
 func (n *node) close() error {

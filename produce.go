@@ -30,8 +30,7 @@ import (
 // then is missing.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
-// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] ([OnMissing], in a
-// cluster with a node of an older version), [ErrClosed], and that of ctx.
+// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrClosed], and that of ctx.
 func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -55,7 +54,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 	if !bound {
 		shard = q.anyShard()
 	}
-	if settled, err := q.doProduce(ctx, shard, op); err != nil {
+	if settled, err := q.backend.produce(ctx, shard, op); err != nil {
 		if settled {
 			q.recycleProduce(op)
 		}
@@ -89,8 +88,7 @@ func (q *Queue) Produce(ctx context.Context, t Task) (_ ID, err error) {
 // produce a batch again if all of its tasks have one, or none of the three.
 //
 // Errors: [ErrInvalid], [ErrDuplicate], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull],
-// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrFormat] (as for Produce),
-// [ErrClosed], and that of ctx.
+// [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrNotMember], [ErrClosed], and that of ctx.
 func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err error) {
 	defer public(&err)
 	if ctx, err = q.begin(ctx); err != nil {
@@ -138,7 +136,7 @@ func (q *Queue) ProduceBatch(ctx context.Context, tasks []Task) (_ []ID, err err
 // produce stores the tasks of op in a shard, recycles op, and puts the IDs into ids. at returns the
 // index in tasks of the operation's i-th task. The hops notify the tasks' parents.
 func (q *Queue) produce(ctx context.Context, shard int, op *produceOp, tasks []Task, at func(int) int, ids []ID) ([]call.BatchHop, error) {
-	settled, err := q.doProduce(ctx, shard, op)
+	settled, err := q.backend.produce(ctx, shard, op)
 	if settled {
 		defer q.recycleProduce(op)
 	}
@@ -183,9 +181,6 @@ func (q *Queue) checkParents(ctx context.Context, verb string, tasks []engine.Ne
 // awaitTaken waits until the messages to the parents of stored tasks have been taken.
 func (q *Queue) awaitTaken(ctx context.Context, hops []call.BatchHop) error {
 	for _, h := range hops {
-		if q.node != nil && q.replicas[h.From].group.Format() < 7 { // the leader may not know takenOp
-			continue
-		}
 		if err := q.doTaken(ctx, h.From, &takenOp{completion: newCompletion(callTaken), to: h.To}); err != nil {
 			return fmt.Errorf("%w: it is stored, and shard %d has not noted yet which tasks wait for its own: %w", ErrUncertain, h.To, base.CauseOf(err))
 		}
@@ -195,7 +190,7 @@ func (q *Queue) awaitTaken(ctx context.Context, hops []call.BatchHop) error {
 
 // doTaken makes a shard resolve a takenOp.
 func (q *Queue) doTaken(ctx context.Context, shard int, op *takenOp) error {
-	if q.node != nil {
+	if q.opts.Cluster != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, q.opts.Cluster.CallTimeout, errNotTaken)
 		defer cancel()
@@ -206,14 +201,6 @@ func (q *Queue) doTaken(ctx context.Context, shard int, op *takenOp) error {
 }
 
 var errNotTaken = fmt.Errorf("%w: Cluster.CallTimeout", context.DeadlineExceeded)
-
-// doProduce is do for a produce, which has a number in a cluster.
-func (q *Queue) doProduce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
-	if q.node != nil {
-		return q.node.produce(ctx, shard, op)
-	}
-	return q.do(ctx, shard, op)
-}
 
 // prepare does the part of a produce that the caller's goroutine can do: it encodes the record into
 // a separate buffer. REQUIRES: t is checked.

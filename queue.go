@@ -19,9 +19,7 @@ import (
 	"codeq/internal/failstop"
 	"codeq/internal/fsck"
 	"codeq/internal/guard"
-	"codeq/internal/localsocket"
 	"codeq/internal/manifest"
-	"codeq/internal/offline"
 	"codeq/internal/owner"
 	"codeq/internal/store"
 )
@@ -40,11 +38,8 @@ type Queue struct {
 	runs     entries.Runs[*runner]
 	heads    *dispatch.Board // nil: there is one shard
 	slow     dispatch.SlowStart
-	node     *node          // nil: no cluster
-	stored   *offline.Queue // of a Reader; nil: the queue is open
-
-	// elsewhere is another process that has the queue open (OpenLocal); nil: this one has it
-	elsewhere *localsocket.Client
+	node     *node // nil: no cluster
+	backend  backend
 
 	// capacity 1: held by a call of Configure, so that its change is called once
 	configuring chan struct{}
@@ -59,6 +54,23 @@ type Queue struct {
 	runMu   sync.Mutex      // orders calls.Add before the Wait of Close
 	calls   sync.WaitGroup  // of Run, Checkpoint, ServeLocal and StorageStats
 	notices sync.WaitGroup  // goroutines that tell handlers of cancels; owners add
+}
+
+// backend resolves the operations of a Queue: the shards of this process (*standalone), those of a
+// cluster (*node), another process (*remote), or a closed directory (*storedQueue).
+type backend interface {
+	// begin gives the parts of one call a limit together.
+	begin(ctx context.Context) context.Context
+	// do makes a shard resolve an operation, and waits for the outcome. settled is false when the
+	// operation still belongs to the shard.
+	do(ctx context.Context, shard int, op request) (settled bool, err error)
+	// produce is do for a produce, whose tasks are stored once.
+	produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error)
+	// await waits for the end of a task.
+	await(ctx context.Context, id ID) (*engine.Outcome, error)
+	// tell makes the process that has the queue open carry out a verb about a process; false: that
+	// is this one, and the caller carries it out.
+	tell(ctx context.Context, verb byte, argument, reply any) (told bool, err error)
 }
 
 // Open opens the queue in dir, and creates it if dir does not exist or is empty, unless
@@ -152,6 +164,7 @@ func newQueue(o *Options, d *manifest.Directory) *Queue {
 		closing: make(chan struct{}), configuring: make(chan struct{}, 1), copying: make(chan struct{}, 1),
 		serving: make(chan struct{}, 1),
 	}
+	q.backend = (*standalone)(q)
 	if d.Shards > 1 {
 		q.heads = new(dispatch.Board)
 	}
@@ -257,10 +270,8 @@ func (q *Queue) checkCall(ctx context.Context) error {
 func (q *Queue) enter() error {
 	q.runMu.Lock()
 	defer q.runMu.Unlock()
-	select {
-	case <-q.closing:
+	if base.IsClosed(q.closing) {
 		return ErrClosed
-	default:
 	}
 	q.calls.Add(1)
 	return nil
@@ -300,23 +311,13 @@ func (q *Queue) anyShard() int {
 // shardOf is the number of the shard that has a task.
 func (q *Queue) shardOf(id ID) int { return id.shard(len(q.replicas)) }
 
-// do makes a shard resolve an operation, whichever process leads it, and waits for the outcome.
-// settled is false when the operation still belongs to the shard.
+// do is backend.do.
 func (q *Queue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
-	switch {
-	case q.node != nil:
-		return q.node.do(ctx, shard, op)
-	case q.elsewhere != nil:
-		return true, q.doElsewhere(ctx, shard, op)
-	}
-	return q.shard(shard).do(ctx, op, op.base(), nil)
+	return q.backend.do(ctx, shard, op)
 }
 
 // ask is do for an operation that changes nothing: if ctx ends, the outcome is not uncertain.
 func (q *Queue) ask(ctx context.Context, shard int, op request) error {
-	if q.stored != nil {
-		return q.read(ctx, shard, op)
-	}
 	settled, err := q.do(ctx, shard, op)
 	if !settled && ctx.Err() != nil {
 		return base.EndOf(ctx)
@@ -327,10 +328,28 @@ func (q *Queue) ask(ctx context.Context, shard int, op request) error {
 // begin is checkCall for a call that asks shards one after the other. The returned ctx gives the
 // whole call one limit.
 func (q *Queue) begin(ctx context.Context) (context.Context, error) {
-	if err := q.checkCall(ctx); err != nil || q.node == nil {
-		return ctx, err
+	if err := q.checkCall(ctx); err != nil {
+		return nil, err
 	}
-	return q.node.Begin(ctx), nil
+	return q.backend.begin(ctx), nil
+}
+
+// tell is checkCall, and makes another process carry out a verb about a process if that has the
+// queue open. done is false if this process has it open, and is to carry the verb out.
+func (q *Queue) tell(ctx context.Context, verb byte, argument, reply any) (done bool, err error) {
+	if err := q.checkCall(ctx); err != nil {
+		return true, err
+	}
+	if told, err := q.backend.tell(ctx, verb, argument, reply); told {
+		return true, err
+	}
+	if base.IsClosed(q.closing) {
+		return true, ErrClosed
+	}
+	if ctx.Err() != nil {
+		return true, base.EndOf(ctx)
+	}
+	return false, nil
 }
 
 // doFor is do for the shard that has a task, after checkCall.
@@ -341,6 +360,25 @@ func (q *Queue) doFor(ctx context.Context, id ID, op request) error {
 	_, err := q.do(ctx, q.shardOf(id), op)
 	return err
 }
+
+// standalone is a Queue whose shards are all in this process.
+type standalone Queue
+
+func (q *standalone) begin(ctx context.Context) context.Context { return ctx }
+
+func (q *standalone) do(ctx context.Context, shard int, op request) (settled bool, err error) {
+	return q.replicas[shard].lead.Load().do(ctx, op, op.base(), nil)
+}
+
+func (q *standalone) produce(ctx context.Context, shard int, op *produceOp) (settled bool, err error) {
+	return q.do(ctx, shard, op)
+}
+
+func (q *standalone) await(ctx context.Context, id ID) (*engine.Outcome, error) {
+	return awaitBy(ctx, q, id, len(q.replicas))
+}
+
+func (q *standalone) tell(context.Context, byte, any, any) (told bool, err error) { return false, nil }
 
 // Close ends the queue. First calls of [Queue.Run] drain and return, and calls of
 // [Queue.Checkpoint] end, while other calls still work; then new work is refused with [ErrClosed],
@@ -382,8 +420,8 @@ func (q *Queue) Close() (err error) {
 
 // endSteps end the queue after closing is closed. Even if a step panics, the directory is unlocked.
 func (q *Queue) endSteps() []func() error {
-	if q.elsewhere != nil {
-		return []func() error{q.elsewhere.Close}
+	if r, ok := q.backend.(*remote); ok {
+		return []func() error{r.Close}
 	}
 	steps := []func() error{func() error { q.hurry(); q.calls.Wait(); return nil }}
 	if q.node != nil {

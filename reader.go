@@ -22,7 +22,10 @@ import (
 // lease ends, no schedule ticks, and no task becomes ready or leaves the queue. Its methods are
 // safe for concurrent use. Each method of a nil Reader, and of one that OpenReadOnly has not made,
 // returns or yields an error that matches [ErrClosed].
-type Reader struct{ q *Queue }
+type Reader struct {
+	q      *Queue
+	stored *offline.Queue
+}
 
 // ReaderOptions are the options of [OpenReadOnly]. A nil *ReaderOptions means all defaults.
 type ReaderOptions struct {
@@ -74,7 +77,8 @@ func OpenReadOnly(dir string, opts *ReaderOptions) (_ *Reader, err error) {
 	if err := o.decideBy(stored.Options()); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: options of %s: %w", ErrCorrupt, dir, err), stored.Close())
 	}
-	return &Reader{&Queue{opts: o, replicas: make([]*replica, stored.Shards()), stored: stored}}, nil
+	q := &Queue{opts: o, replicas: make([]*replica, stored.Shards()), backend: &storedQueue{stored: stored}}
+	return &Reader{q, stored}, nil
 }
 
 // queue returns the Queue behind the Reader; nil if it was not opened.
@@ -85,17 +89,24 @@ func (r *Reader) queue() *Queue {
 	return r.q
 }
 
-// read answers an operation that only reads, for a Reader.
-func (q *Queue) read(ctx context.Context, shard int, op request) error {
+// storedQueue answers the operations of a Reader, which only read.
+type storedQueue struct {
+	backend // nil: there are no other verbs
+	stored  *offline.Queue
+}
+
+func (q *storedQueue) begin(ctx context.Context) context.Context { return ctx }
+
+func (q *storedQueue) do(ctx context.Context, shard int, op request) (settled bool, err error) {
 	if ctx.Err() != nil {
-		return base.EndOf(ctx)
+		return true, base.EndOf(ctx)
 	}
 	switch op := op.(type) {
 	case *ruling:
-		return q.stored.Decide(shard, op.Body)
+		return true, q.stored.Decide(shard, op.Body)
 	case *readOp:
 		if op.list != nil {
-			return offline.ReadPage(q.stored, shard, op.list)
+			return true, offline.ReadPage(q.stored, shard, op.list)
 		}
 		get := func() (*store.Task, error) { return q.stored.Get(shard, op.id) }
 		if op.kind == callFind {
@@ -105,7 +116,7 @@ func (q *Queue) read(ctx context.Context, shard int, op request) error {
 		if err == nil {
 			op.task = taskInfo(t)
 		}
-		return err
+		return true, err
 	}
 	panic("it reads nothing that is stored")
 }
@@ -175,9 +186,9 @@ func (r *Reader) StorageStats() (_ *StorageStats, err error) {
 	if err := q.checkCall(context.Background()); err != nil {
 		return nil, err
 	}
-	st := q.newStorageStats(q.stored.DiskUsage())
+	st := q.newStorageStats(r.stored.DiskUsage())
 	for i := range st.Shards {
-		m, err := q.stored.Stats(i)
+		m, err := r.stored.Stats(i)
 		if err != nil {
 			return nil, err
 		}
@@ -211,11 +222,10 @@ type ShardStaleness struct {
 // Staleness says how current the directory is. It may be called after [Reader.Close]; for a
 // [Reader] that was not opened it is zero.
 func (r *Reader) Staleness() Staleness {
-	q := r.queue()
-	if q == nil {
+	if r.queue() == nil {
 		return Staleness{}
 	}
-	from := q.stored.Staleness()
+	from := r.stored.Staleness()
 	s := Staleness{Closed: from.Closed, Node: from.Node}
 	if s.Node != "" {
 		for _, p := range from.Shards {
@@ -231,9 +241,8 @@ func (r *Reader) Staleness() Staleness {
 // Errors: [ErrCorrupt], those of the file system, and [ErrClosed] if the [Reader] was never opened.
 func (r *Reader) Close() (err error) {
 	defer public(&err)
-	q := r.queue()
-	if err := q.checkCall(context.Background()); err != nil {
+	if err := r.queue().checkCall(context.Background()); err != nil {
 		return err
 	}
-	return q.stored.Close()
+	return r.stored.Close()
 }

@@ -131,7 +131,7 @@ func (s *ScheduleInfo) Upcoming(n int) (times []time.Time) {
 // not. SetSchedule is safe for concurrent use.
 //
 // Errors: [ErrInvalid], [ErrNotFound] ([RefuseOnMissing]), [ErrDiskFull], [ErrUncertain],
-// [ErrFailed], [ErrNotLeader], [ErrFormat] (as for [Queue.Produce]), [ErrClosed], and that of ctx.
+// [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	defer public(&err)
 	if err := q.checkCall(ctx); err != nil {
@@ -144,9 +144,7 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 	if err := q.checkParents(ctx, "", []engine.NewTask{prepare(&s.Task, nil)}); err != nil {
 		return err
 	}
-	op := rule(callSetSchedule, &call.SetSchedule{Name: s.Name, Value: s.value(), Times: times})
-	_, err = q.do(ctx, q.shardOfSchedule(s.Name), op)
-	return err
+	return q.doForSchedule(ctx, s.Name, rule(callSetSchedule, &call.SetSchedule{Name: s.Name, Value: s.value(), Times: times}))
 }
 
 // DeleteSchedule removes a schedule; the tasks that it has produced stay. It returns [ErrNotFound]
@@ -156,43 +154,29 @@ func (q *Queue) SetSchedule(ctx context.Context, s Schedule) (err error) {
 // [ErrClosed], and that of ctx.
 func (q *Queue) DeleteSchedule(ctx context.Context, name string) (err error) {
 	defer public(&err)
-	if err := q.checkCall(ctx); err != nil {
-		return err
-	}
-	op := rule(callDeleteSchedule, &call.DeleteSchedule{Name: name})
-	_, err = q.do(ctx, q.shardOfSchedule(name), op)
-	return err
+	return q.doForSchedule(ctx, name, rule(callDeleteSchedule, &call.DeleteSchedule{Name: name}))
 }
 
 // PauseSchedule stops the ticks of a schedule until [Queue.ResumeSchedule]. It is stored, and
 // [Queue.SetSchedule] leaves it as it is: programs that set their schedules at every start do not
 // undo it. It returns [ErrNotFound] if there is no schedule with this name.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrFormat] (in a cluster: a node runs an
-// older version), [ErrUncertain], [ErrFailed], [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
 func (q *Queue) PauseSchedule(ctx context.Context, name string) (err error) {
 	defer public(&err)
-	return q.pauseSchedule(ctx, name, true)
+	return q.doForSchedule(ctx, name, rule(callPauseSchedule, &call.PauseSchedule{Name: name, Paused: true}))
 }
 
 // ResumeSchedule undoes [Queue.PauseSchedule]. The schedule goes on with the first tick after now:
 // those of the time of its pause are not missed ones. If its next tick lies more than a day and a
 // period ahead, it begins again, as by [Queue.SetSchedule], also if it is not paused.
 //
-// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrFormat], [ErrUncertain], [ErrFailed],
-// [ErrNotLeader], [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNotFound], [ErrDiskFull], [ErrUncertain], [ErrFailed], [ErrNotLeader],
+// [ErrClosed], and that of ctx.
 func (q *Queue) ResumeSchedule(ctx context.Context, name string) (err error) {
 	defer public(&err)
-	return q.pauseSchedule(ctx, name, false)
-}
-
-func (q *Queue) pauseSchedule(ctx context.Context, name string, paused bool) error {
-	if err := q.checkCall(ctx); err != nil {
-		return err
-	}
-	op := rule(callPauseSchedule, &call.PauseSchedule{Name: name, Paused: paused})
-	_, err := q.do(ctx, q.shardOfSchedule(name), op)
-	return err
+	return q.doForSchedule(ctx, name, rule(callPauseSchedule, &call.PauseSchedule{Name: name}))
 }
 
 // Schedules returns all schedules, ordered by name. It copies some hundred at a time, those of one
@@ -221,8 +205,14 @@ func (q *Queue) Schedules(ctx context.Context) (_ []ScheduleInfo, err error) {
 	return all, nil
 }
 
-// shardOfSchedule returns the number of the shard that stores a schedule.
-func (q *Queue) shardOfSchedule(name string) int { return keys.ShardOfSchedule(name, len(q.replicas)) }
+// doForSchedule is do for the shard that stores a schedule, after checkCall.
+func (q *Queue) doForSchedule(ctx context.Context, name string, op request) error {
+	if err := q.checkCall(ctx); err != nil {
+		return err
+	}
+	_, err := q.do(ctx, keys.ShardOfSchedule(name, len(q.replicas)), op)
+	return err
+}
 
 // check refuses an invalid schedule, and returns its ticks.
 func (s *Schedule) check(l *Limits, now uint64) (recurrence.Sequence, error) {

@@ -200,9 +200,8 @@ func (q *Queue) enforce(ctx context.Context, queue string, value []byte) error {
 // without settings. DeleteQueue reads the idempotency keys of all queues that are taken for some
 // time, beside the owners of shards.
 //
-// Errors: [ErrInvalid], [ErrNotEmpty], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFormat] (in
-// a cluster: a shard is led by a node of an older version), [ErrFailed], [ErrNotLeader],
-// [ErrClosed], and that of ctx.
+// Errors: [ErrInvalid], [ErrNotEmpty], [ErrCorrupt], [ErrDiskFull], [ErrUncertain], [ErrFailed],
+// [ErrNotLeader], [ErrClosed], and that of ctx.
 func (q *Queue) DeleteQueue(ctx context.Context, queue string) (err error) {
 	defer public(&err)
 	if ctx, err = q.beginOn(ctx, queue); err != nil {

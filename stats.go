@@ -125,9 +125,8 @@ type DayTotals struct {
 // Like those of [Queue.Stats], the numbers are linearizable, and those of one queue in one shard
 // are of the same moment; only OldestReady of a queue with thousands of combinations is not.
 //
-// Errors: [ErrInvalid], [ErrCorrupt], [ErrFormat] (in a cluster: a shard is led by a node of an
-// older version), [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed], and
-// that of ctx.
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
+// [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Info(ctx context.Context) (_ []QueueInfo, err error) {
 	defer public(&err)
 	if ctx, err = q.begin(ctx); err != nil {
@@ -200,9 +199,8 @@ func (t *Totals) add(n *keys.Totals) {
 //
 // It is linearizable, as [Queue.Info] is, and returns none for a queue that it does not know.
 //
-// Errors: [ErrInvalid], [ErrCorrupt], [ErrFormat] (in a cluster: a shard is led by a node of an
-// older version), [ErrUncertain] and [ErrNotLeader] (in a cluster), [ErrFailed], [ErrClosed], and
-// that of ctx.
+// Errors: [ErrInvalid], [ErrCorrupt], [ErrUncertain] and [ErrNotLeader] (in a cluster),
+// [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) TotalsByDay(ctx context.Context, queue string) (_ []DayTotals, err error) {
 	defer public(&err)
 	if ctx, err = q.beginOn(ctx, queue); err != nil {
@@ -291,18 +289,15 @@ type ShardStorage struct {
 // Errors: [ErrClosed].
 func (q *Queue) StorageStats() (_ *StorageStats, err error) {
 	defer public(&err)
-	if err := q.checkCall(context.Background()); err != nil {
-		return nil, err
-	}
-	if q.elsewhere != nil {
-		st := new(StorageStats)
-		return st, q.tell(context.Background(), localsocket.Storage, nil, st)
+	st := new(StorageStats)
+	if done, err := q.tell(context.Background(), localsocket.Storage, nil, st); done {
+		return st, err
 	}
 	if err := q.enter(); err != nil { // or else the file system may be asked after Close
 		return nil, err
 	}
 	defer q.calls.Done()
-	st := q.newStorageStats(q.opts.private.FS.GetDiskUsage(q.dir.Path))
+	st = q.newStorageStats(q.opts.private.FS.GetDiskUsage(q.dir.Path))
 	st.MinFreeBytes = max(q.opts.MinFreeBytes, 0)
 	for i, r := range q.replicas {
 		r.storage(st, &st.Shards[i])
@@ -409,17 +404,11 @@ type ShardInfo struct {
 // Errors: [ErrInvalid], [ErrClosed], and that of ctx if it has ended before.
 func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		info := new(ProcessInfo)
-		err := q.tell(ctx, localsocket.Process, nil, info)
-		return info, err
+	p := new(ProcessInfo)
+	if done, err := q.tell(ctx, localsocket.Process, nil, p); done {
+		return p, err
 	}
-	if err := q.checkOpen(ctx); err != nil {
-		return nil, err
-	}
-	p := &ProcessInfo{
-		Shards: make([]ShardInfo, len(q.replicas)), Workers: q.ownWorkers(), EventsLost: q.events.Lost(),
-	}
+	p.Shards, p.Workers, p.EventsLost = make([]ShardInfo, len(q.replicas)), q.ownWorkers(), q.events.Lost()
 	if q.node != nil {
 		p.Node = q.node.Self().Node
 	}
@@ -436,10 +425,8 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case <-q.closing: // meanwhile, so that shards may have refused
+	if base.IsClosed(q.closing) { // meanwhile, so that shards may have refused
 		return nil, ErrClosed
-	default:
 	}
 	return p, nil
 }
@@ -452,10 +439,7 @@ func (q *Queue) ProcessInfo(ctx context.Context) (_ *ProcessInfo, err error) {
 // Errors: [ErrInvalid], [ErrStalled], [ErrFailed], [ErrClosed], and that of ctx.
 func (q *Queue) Health(ctx context.Context) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.Health, nil, nil)
-	}
-	if err := q.checkOpen(ctx); err != nil {
+	if done, err := q.tell(ctx, localsocket.Health, nil, nil); done {
 		return err
 	}
 	var errs []error

@@ -54,15 +54,11 @@ type HungHandler struct {
 // Errors: [ErrInvalid], [ErrClosed], and that of ctx if it has ended before.
 func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		var all []WorkerInfo
-		err := q.tell(ctx, localsocket.Workers, nil, &all)
+	var all []WorkerInfo
+	if done, err := q.tell(ctx, localsocket.Workers, nil, &all); done {
 		return all, err
 	}
-	if err := q.checkOpen(ctx); err != nil {
-		return nil, err
-	}
-	all := q.ownWorkers()
+	all = q.ownWorkers()
 	for _, a := range q.askNodes(ctx, &workersCall{Do: listWorkers}) {
 		var infos []WorkerInfo
 		if a.Err == nil {
@@ -94,8 +90,8 @@ func (q *Queue) Workers(ctx context.Context) (_ []WorkerInfo, err error) {
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
 func (q *Queue) QuietWorkers(ctx context.Context, name string) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.QuietWorkers, name, nil)
+	if done, err := q.tell(ctx, localsocket.QuietWorkers, name, nil); done {
+		return err
 	}
 	return q.tellWorkers(ctx, &workersCall{Do: quietWorkers, Name: name})
 }
@@ -106,8 +102,8 @@ func (q *Queue) QuietWorkers(ctx context.Context, name string) (err error) {
 // Errors: [ErrInvalid], [ErrNotFound], [ErrUncertain], [ErrClosed], and that of ctx.
 func (q *Queue) ResumeWorkers(ctx context.Context, name string) (err error) {
 	defer public(&err)
-	if q.isElsewhere() {
-		return q.tell(ctx, localsocket.ResumeWorkers, name, nil)
+	if done, err := q.tell(ctx, localsocket.ResumeWorkers, name, nil); done {
+		return err
 	}
 	return q.tellWorkers(ctx, &workersCall{Do: resumeWorkers, Name: name})
 }
@@ -124,17 +120,6 @@ const (
 	quietWorkers  = "quiet"
 	resumeWorkers = "resume"
 )
-
-// checkOpen is checkCall for a call that does not come to a shard, which would refuse it.
-func (q *Queue) checkOpen(ctx context.Context) error {
-	if err := q.checkCluster(ctx); err != nil && !errors.Is(err, ErrNoCluster) {
-		return err
-	}
-	if ctx.Err() != nil {
-		return base.EndOf(ctx)
-	}
-	return nil
-}
 
 // askNodes asks all other nodes of a cluster.
 func (q *Queue) askNodes(ctx context.Context, c *workersCall) []cluster.Answer {
@@ -162,9 +147,6 @@ func (q *Queue) serveNode(ctx context.Context, body []byte) ([]byte, error) {
 
 // tellWorkers tells the workers of all nodes.
 func (q *Queue) tellWorkers(ctx context.Context, c *workersCall) error {
-	if err := q.checkOpen(ctx); err != nil {
-		return err
-	}
 	if err := checkName("worker name", c.Name, record.MaxWorker); err != nil {
 		return err
 	}

@@ -41,8 +41,8 @@ type Claim struct {
 
 // Caller is notified when its claim is settled.
 type Caller interface {
-	// Settle is called when the claim has failed, or with nil when its Grants have persisted.
-	Settle(error)
+	// Finish is called when the claim has failed, or with nil when its Grants have persisted.
+	Finish(error)
 }
 
 // Take gives the claim to the caller, who alone decides it then; false: it was taken before.
@@ -106,7 +106,7 @@ func (t Ticket) Claim() *Claim { return t.claim }
 // Refuse settles a claim that will not be served.
 func (t Ticket) Refuse(reason error) {
 	if t.Take() {
-		t.claim.Caller.Settle(reason)
+		t.claim.Caller.Finish(reason)
 	}
 }
 

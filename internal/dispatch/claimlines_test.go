@@ -78,7 +78,7 @@ func (h *host) Served(c *dispatch.Claim) {
 // caller notes why its claim was refused.
 type caller struct{ err error }
 
-func (c *caller) Settle(err error) { c.err = err }
+func (c *caller) Finish(err error) { c.err = err }
 
 // inTable runs f with a table that is closed afterwards.
 func inTable(t *testing.T, h *host, f func(*testing.T, *claimlines.Table)) {

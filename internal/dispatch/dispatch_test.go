@@ -72,7 +72,7 @@ type caller struct {
 	err error
 }
 
-func (c *caller) Settle(err error) { c.err = err }
+func (c *caller) Finish(err error) { c.err = err }
 
 func newCaller(queues ...string) *caller {
 	c := &caller{Claim: Claim{Queues: queues, Max: 1}}

@@ -54,57 +54,92 @@ func readReceipt(r *wire.Reader) Receipt         { return receiptOf(call.ReadRec
 // there. A shard that is between two leaders is waited for. An operation that was certainly not
 // applied is tried again; one that may have been applied is tried again only if it is repeatable.
 
+// forwarding is an operation on its way to the leader of its shard, in one try or more.
+type forwarding struct {
+	node    *node
+	replica *replica // of the shard
+	op      request
+	limit   *base.Limit // nil: the operation waits on purpose
+	doubt   error       // of an earlier try, which may have been applied; nil: none may
+	last    error       // of the try before; nil: this is the first
+}
+
 // do makes a shard resolve an operation, on whichever node leads it.
 func (n *node) do(ctx context.Context, shard int, op request) (settled bool, err error) {
-	r := n.queue.replicas[shard]
-	var limit *base.Limit // of a call that waits for nothing but the shard
+	f := forwarding{node: n, replica: n.queue.replicas[shard], op: op}
 	if w, ok := op.(roomWaiter); !op.verb().is(waitsRoom|waits) && !(ok && w.WaitsForRoom()) {
-		limit = r.group.Limit(ctx)
-		defer limit.Free()
+		f.limit = f.replica.group.Limit(ctx)
+		defer f.limit.Free()
 	}
-	patience := n.PatienceOf(limit, op.verb().is(readsOnly))
-	var doubt, last error // of an earlier try, which may have been applied; of the try before
+	patience := n.PatienceOf(f.limit, f.reads())
 	for {
-		change := r.group.Changed()
-		if s := r.lead.Load(); s != nil {
-			if settled, err = s.do(ctx, op, op.base(), limit); !settled {
-				return false, r.group.Late(err, op.verb().is(readsOnly))
-			}
-		} else {
-			err = n.ask(ctx, r, op, limit)
+		change := f.replica.group.Changed()
+		settled, err := f.try(ctx)
+		switch {
+		case !settled:
+			return false, f.replica.group.Late(err, f.reads())
+		case err == nil:
+			return true, nil
 		}
 		removed := cluster.IsRemoval(err)
-		if errors.Is(err, ErrUncertain) && op.verb().is(readsOnly) && n.ctx.Err() != nil {
-			return true, ErrClosed
-		} else if errors.Is(err, ErrUncertain) {
-			doubt = err
-		} else if doubt != nil && (!cluster.WasResolved(err) || ctx.Err() != nil && errors.Is(err, ctx.Err())) {
-			err = doubt // this try was not applied, which says nothing of the one before
-		} else if doubt != nil && errors.Is(err, ErrLeaseLost) && op.verb().is(endsLease) {
-			err = doubt // by the one before, perhaps
+		err = f.weigh(ctx, err)
+		if !f.repeats(err) || removed || ctx.Err() != nil || n.ctx.Err() != nil || !patience.Wait(ctx, change) {
+			return true, f.explain(ctx, err)
 		}
-		again := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && op.verb().repeatable(op)
-		if again && !removed && ctx.Err() == nil && n.ctx.Err() == nil && patience.Wait(ctx, change) {
-			last = err
-			op.again()
-			continue
-		}
-		err = r.group.Late(err, op.verb().is(readsOnly))
-		switch ended := ctx.Err(); {
-		case last != nil && errors.Is(err, base.ErrLate) && errors.Is(err, ErrNotLeader):
-			err = last
-		case ended == nil:
-		case again && !errors.Is(err, ended):
-			err = fmt.Errorf("%w: %w", err, base.EndOf(ctx))
-		case last != nil && errors.Is(err, ended) && !errors.Is(err, ErrUncertain):
-			err = fmt.Errorf("%w: %w", last, err)
-		}
-		return true, err
+		f.last = err
+		op.again()
 	}
 }
 
-// ask sends an operation to the node that leads a shard.
-func (n *node) ask(ctx context.Context, r *replica, op request, limit *base.Limit) error {
+func (f *forwarding) reads() bool { return f.op.verb().is(readsOnly) }
+
+// try gives the operation to the leader, here or elsewhere.
+func (f *forwarding) try(ctx context.Context) (settled bool, err error) {
+	if s := f.replica.lead.Load(); s != nil {
+		return s.do(ctx, f.op, f.op.base(), f.limit)
+	}
+	return true, f.node.forward(ctx, f.replica, f.op, f.limit)
+}
+
+// weigh returns the meaning of the error of a try, together with the tries before.
+func (f *forwarding) weigh(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, ErrUncertain) && f.reads() && f.node.ctx.Err() != nil:
+		return ErrClosed
+	case errors.Is(err, ErrUncertain):
+		f.doubt = err
+	case f.doubt == nil:
+	case !cluster.WasResolved(err) || ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return f.doubt // this try was not applied, which says nothing of the one before
+	case errors.Is(err, ErrLeaseLost) && f.op.verb().is(endsLease):
+		return f.doubt // by the one before, perhaps
+	}
+	return err
+}
+
+// repeats reports whether the operation may be tried again after an error.
+func (f *forwarding) repeats(err error) bool {
+	return errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) && f.op.verb().repeatable(f.op)
+}
+
+// explain returns the error for the caller, after the last try.
+func (f *forwarding) explain(ctx context.Context, err error) error {
+	repeats, ended := f.repeats(err), ctx.Err()
+	err = f.replica.group.Late(err, f.reads())
+	switch {
+	case f.last != nil && errors.Is(err, base.ErrLate) && errors.Is(err, ErrNotLeader):
+		return f.last
+	case ended == nil:
+	case repeats && !errors.Is(err, ended):
+		return fmt.Errorf("%w: %w", err, base.EndOf(ctx))
+	case f.last != nil && errors.Is(err, ended) && !errors.Is(err, ErrUncertain):
+		return fmt.Errorf("%w: %w", f.last, err)
+	}
+	return err
+}
+
+// forward sends an operation to the node that leads a shard.
+func (n *node) forward(ctx context.Context, r *replica, op request, limit *base.Limit) error {
 	body := op.encode(make([]byte, cluster.CallHeader, 256))
 	reply, err := r.group.Call(ctx, limit, byte(op.base().kind), body, op.verb().is(urgent))
 	if err != nil {
@@ -128,42 +163,6 @@ func (q *Queue) requestOf(kind byte, from string, body []byte) (request, error) 
 		return nil, errMalformedCall
 	}
 	return op, nil
-}
-
-// Errors travel between nodes as a code and a text (call.EncodeError).
-
-func encodeError(err error) (code byte, text string) {
-	var duplicate *DuplicateError
-	var invalid *InvalidError
-	switch {
-	case errors.As(err, &duplicate):
-		return call.CodeDuplicate, string(wire.AppendJSON(nil, duplicate))
-	case errors.As(err, &invalid):
-		sent := *invalid
-		sent.Value = fmt.Sprint(sent.Value)
-		return call.CodeInvalid, string(wire.AppendJSON(nil, &sent))
-	}
-	return call.EncodeError(err)
-}
-
-// encodeOwnError is encodeError for a program that calls this process and no other.
-func encodeOwnError(err error) (code byte, text string) {
-	if !errors.Is(err, ErrInvalid) {
-		if code, text = call.EncodeOwnError(err); code != 0 {
-			return code, text
-		}
-	}
-	return encodeError(err)
-}
-
-func decodeError(code byte, text string) error {
-	switch code {
-	case call.CodeDuplicate:
-		return call.DecodeDetails(text, new(DuplicateError))
-	case call.CodeInvalid:
-		return call.DecodeDetails(text, new(InvalidError))
-	}
-	return call.DecodeError(code, text)
 }
 
 // produce is do for a produce, which gets a number (session), so that it has its effect once,
