@@ -60,19 +60,13 @@ func (n *Node) tellAddress(ctx context.Context, others []Peer) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.c.HeartbeatTimeout)
 	defer cancel()
-	var telling sync.WaitGroup
-	for _, p := range others {
-		to, err := p.target()
-		if err != nil {
-			continue
+	n.together("address of this node", len(others), func(i int) error {
+		to, err := others[i].target()
+		if err == nil {
+			_, err = n.peer.Call(ctx, to, kindAddress, []byte(n.self.Address))
 		}
-		telling.Go(func() {
-			n.contain("address of this node", func() {
-				_, _ = n.peer.Call(ctx, to, kindAddress, []byte(n.self.Address)) // an error is ignored: the address is sent again
-			}, nil)
-		})
-	}
-	telling.Wait()
+		return err // it is ignored: the address is sent again
+	})
 }
 
 // serveAddress stores the address of another node.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"codeq/internal/peer"
@@ -25,15 +24,12 @@ func (n *Node) AskNodes(ctx context.Context, body []byte) []Answer {
 	defer cancel()
 	others := slices.DeleteFunc(n.known(), func(p Peer) bool { return p.Node == n.self.Node })
 	answers := make([]Answer, len(others))
-	var asking sync.WaitGroup
-	for i, p := range others {
-		a := &answers[i]
-		a.Node = p.Node
-		asking.Go(func() {
-			n.contain("question for a node", func() { a.Body, a.Err = n.askNode(ctx, p, body) }, func(err error) { a.Err = err })
-		})
+	for i, err := range n.together("question for a node", len(others), func(i int) (err error) {
+		answers[i].Body, err = n.askNode(ctx, others[i], body)
+		return err
+	}) {
+		answers[i].Node, answers[i].Err = others[i].Node, err
 	}
-	asking.Wait()
 	slices.SortFunc(answers, func(a, b Answer) int { return cmp.Compare(a.Node, b.Node) })
 	return answers
 }
@@ -87,18 +83,9 @@ func (n *Node) serveAnyNode(r *peer.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.CallTimeout)
 	r.OnCancel(cancel)
-	n.background.Go(func() {
+	n.answer(r, "answer of a node", func() ([]byte, error) {
 		defer cancel()
-		err := n.guarded("answer of a node", func() error {
-			body, err := n.c.ServeNode(ctx, r.Body)
-			if err == nil {
-				r.Reply(body)
-			}
-			return err
-		})
-		if err != nil {
-			r.Fail(n.c.EncodeError(err))
-		}
+		return n.c.ServeNode(ctx, r.Body)
 	})
 	return nil
 }

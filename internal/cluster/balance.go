@@ -98,7 +98,7 @@ func (l looksAtDrained) drained(m raft.Server) bool {
 // homeNode is the node that should lead a shard; without an ID if there is none. home is false if
 // it has this role only while another node is drained.
 func homeNode(members []raft.Server, shard int, placement string, drained func(raft.Server) bool) (to raft.Server, home bool) {
-	voters := slices.DeleteFunc(slices.Clone(members), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
+	voters := votersOf(members)
 	if len(voters) == 0 {
 		return raft.Server{}, true
 	}

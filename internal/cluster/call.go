@@ -87,6 +87,22 @@ func (n *Node) serve(r *peer.Request) {
 	}
 }
 
+// answer answers a call on a goroutine that Close waits for.
+func (n *Node) answer(r *peer.Request, what string, serve func() (reply []byte, err error)) {
+	n.background.Go(func() {
+		var reply []byte
+		err := n.guarded(what, func() (err error) {
+			reply, err = serve()
+			return err
+		})
+		if err != nil {
+			r.Fail(n.c.EncodeError(err))
+			return
+		}
+		r.Reply(reply)
+	})
+}
+
 func (n *Node) accept(r *peer.Request) error {
 	if !n.ready.Load() {
 		return fmt.Errorf("%w: the node is being opened", base.ErrNotLeader)
@@ -169,9 +185,21 @@ func (p *Patience) Wait(ctx context.Context, change <-chan struct{}) bool {
 	return true
 }
 
-// Pause returns after the longest pause of a Patience, or when change is closed, or ctx ends.
-func Pause(ctx context.Context, change <-chan struct{}) {
+// pause returns after the longest pause of a Patience, or when change is closed, or ctx ends.
+func pause(ctx context.Context, change <-chan struct{}) {
 	(&Patience{pause: maxPause}).Wait(ctx, change)
+}
+
+// sleep returns after a time, or when ctx ends: then it is false.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Insist repeats a call until it finds a leader or ctx ends. REQUIRES: the call can be repeated.
@@ -187,7 +215,7 @@ func (n *Node) Insist(ctx context.Context, call func() error) error {
 		case IsRemoval(err), !errors.Is(err, base.ErrNotLeader) && !errors.Is(err, base.ErrUncertain):
 			return err
 		}
-		Pause(ctx, change)
+		pause(ctx, change)
 	}
 }
 
@@ -204,7 +232,7 @@ func WasResolved(err error) bool {
 // again.
 func Pace(ctx context.Context, change <-chan struct{}, err error) bool {
 	if err != nil {
-		Pause(ctx, change)
+		pause(ctx, change)
 	}
 	return ctx.Err() == nil
 }

@@ -51,11 +51,8 @@ func (n *Node) noteClock(id raft.ServerID, wall uint64, roundTrip time.Duration)
 	r.differs = ahead.Abs() > clockBound
 	c := &n.clocks
 	c.mu.Lock()
-	if c.readings == nil {
-		c.readings = make(map[raft.ServerID]clockReading)
-	}
 	differed := c.readings[id].differs
-	c.readings[id] = r
+	put(&c.readings, id, r)
 	c.mu.Unlock()
 	switch {
 	case r.differs && !differed:
@@ -65,24 +62,20 @@ func (n *Node) noteClock(id raft.ServerID, wall uint64, roundTrip time.Duration)
 	}
 }
 
-// ClockAhead is by how much a time of this node's wall clock is ahead of the members' clocks: of
+// clockAhead is by how much a time of this node's wall clock is ahead of the members' clocks: of
 // their median, or with an even number of the earlier of the two in the middle. It is zero if that
 // is no more than clockBound. It is not known before a majority of the voters has answered
 // heartbeats.
-func (g *Group) ClockAhead(wall time.Time) (ahead time.Duration, known bool) {
+func (g *Group) clockAhead(wall time.Time) (ahead time.Duration, known bool) {
 	members, err := g.members()
 	if err != nil {
 		return 0, false
 	}
 	var clocks []time.Time
-	voters, now := 0, g.node.c.Mono()
+	voters, now := votersOf(members), g.node.c.Mono()
 	c := &g.node.clocks
 	c.mu.Lock()
-	for _, m := range members {
-		if m.Suffrage != raft.Voter {
-			continue
-		}
-		voters++
+	for _, m := range voters {
 		if m.ID == g.node.self.ServerID() {
 			clocks = append(clocks, wall)
 		} else if r, ok := c.readings[m.ID]; ok && now.Sub(r.at) < clockFresh {
@@ -90,7 +83,7 @@ func (g *Group) ClockAhead(wall time.Time) (ahead time.Duration, known bool) {
 		}
 	}
 	c.mu.Unlock()
-	if len(clocks) <= voters/2 {
+	if len(clocks) <= len(voters)/2 {
 		return 0, false
 	}
 	slices.SortFunc(clocks, time.Time.Compare)
@@ -100,20 +93,20 @@ func (g *Group) ClockAhead(wall time.Time) (ahead time.Duration, known bool) {
 	return ahead, true
 }
 
-// comparison is the last result of ClockAhead. Only the owner of the shard uses it.
+// comparison is the last result of clockAhead. Only the owner of the shard uses it.
 type comparison struct {
 	wall, at time.Time // at has a monotonic part; zero: there is none
 	ahead    uint64    // ms
 }
 
-// LeaderAhead is ClockAhead in ms for the owner of the shard, which asks often; 2^64-1: it is not
+// LeaderAhead is clockAhead in ms for the owner of the shard, which asks often; 2^64-1: it is not
 // known. The result may be a second old, unless this node's wall clock was set since. REQUIRES:
 // wall is the time of that clock now.
 func (g *Group) LeaderAhead(wall uint64) uint64 {
 	c, now, shown := &g.compared, g.node.c.Mono(), millis(wall)
 	passed := now.Sub(c.at)
 	if c.at.IsZero() || passed >= clockCompared || (shown.Sub(c.wall)-passed).Abs() >= clockCompared {
-		ahead, known := g.ClockAhead(shown)
+		ahead, known := g.clockAhead(shown)
 		if !known {
 			return math.MaxUint64
 		}
@@ -129,7 +122,7 @@ func (g *Group) LearnClocks() {
 	g.compared = comparison{}
 	n := g.node
 	members, err := g.members()
-	if _, known := g.ClockAhead(n.c.Wall()); known || err != nil {
+	if _, known := g.clockAhead(n.c.Wall()); known || err != nil {
 		return
 	}
 	ctx, stop := context.WithTimeout(n.ctx, n.c.HeartbeatTimeout)
@@ -148,7 +141,7 @@ func (g *Group) LearnClocks() {
 	}
 	for range members {
 		<-answers
-		if _, known := g.ClockAhead(n.c.Wall()); known {
+		if _, known := g.clockAhead(n.c.Wall()); known {
 			return
 		}
 	}

@@ -18,7 +18,7 @@ func TestClockAhead(t *testing.T) {
 		a := nodes[0].Group(0)
 		requireAhead := func(want time.Duration, offset time.Duration) {
 			t.Helper()
-			ahead, known := a.ClockAhead(time.Now().Add(offset))
+			ahead, known := a.clockAhead(time.Now().Add(offset))
 			require.True(t, known)
 			require.InDelta(t, want.Seconds(), ahead.Seconds(), 0.01)
 		}
@@ -44,7 +44,7 @@ func TestClockAhead(t *testing.T) {
 		network.Heal(true)
 		network.Isolate("a", trioNames)
 		time.Sleep(clockFresh + time.Second)
-		_, known := a.ClockAhead(time.Now())
+		_, known := a.clockAhead(time.Now())
 		require.False(t, known)
 		network.Heal(true)
 		closeAll(t, nodes)

@@ -44,6 +44,11 @@ func (c *configuration) get() (index uint64, servers []raft.Server) {
 	return c.index, slices.Clone(c.servers)
 }
 
+// votersOf are the members that vote.
+func votersOf(members []raft.Server) []raft.Server {
+	return slices.DeleteFunc(slices.Clone(members), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
+}
+
 // setCovers sets whether no change up to the last entry in the store is missing.
 func (c *configuration) setCovers(covers bool) {
 	c.mu.Lock()

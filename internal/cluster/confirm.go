@@ -98,18 +98,10 @@ func (g *Group) isLeaderIn(term uint64) error {
 }
 
 func newQuestion(term uint64, self raft.ServerID, members []raft.Server) *question {
-	q := &question{term: term, outcome: make(chan error, 1)}
-	voters := 0
-	for _, m := range members {
-		if m.Suffrage != raft.Voter {
-			continue
-		}
-		if voters++; m.ID != self {
-			q.silent = append(q.silent, m)
-		}
-	}
-	q.needed = voters/2 + 1 - (voters - len(q.silent))
-	return q
+	silent := votersOf(members)
+	voters := len(silent)
+	silent = slices.DeleteFunc(silent, func(m raft.Server) bool { return m.ID == self })
+	return &question{term: term, outcome: make(chan error, 1), silent: silent, needed: voters/2 + 1 - (voters - len(silent))}
 }
 
 // ask sends heartbeats to a voter, one at a time, until the voter has answered every question.
@@ -136,12 +128,9 @@ func (c *confirming) add(q *question) (ask []raft.Server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open = append(c.open, q)
-	if c.asked == nil {
-		c.asked = make(map[raft.ServerID]bool)
-	}
 	for _, v := range q.silent {
 		if !c.asked[v.ID] {
-			c.asked[v.ID] = true
+			put(&c.asked, v.ID, true)
 			ask = append(ask, v)
 		}
 	}

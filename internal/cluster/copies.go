@@ -95,10 +95,7 @@ func (n *Node) awaitElders(ctx context.Context, of Peer, key elderKey) error {
 	s := e.search[key]
 	if s == nil {
 		s = &elderSearch{done: make(chan struct{}), err: base.ErrClosed}
-		if e.search == nil {
-			e.search = make(map[elderKey]*elderSearch)
-		}
-		e.search[key] = s
+		put(&e.search, key, s)
 		n.background.Go(func() {
 			s.err = n.guarded("search for an earlier process", func() error { return n.searchElders(of, key) })
 			n.contain("end of a search", func() { e.end(key, s) }, nil)
@@ -119,52 +116,33 @@ func (n *Node) awaitElders(ctx context.Context, of Peer, key elderKey) error {
 func (n *Node) searchElders(of Peer, key elderKey) error {
 	ctx, cancel := context.WithTimeout(n.ctx, silentElections*n.c.ElectionTimeout)
 	defer cancel()
-	found := make(chan elderAnswer, 1) // the first answer; the others are dropped
-	note := func(a elderAnswer, ok bool) {
-		if ok {
-			if a.Alive { // an admission by another member takes precedence
-				select {
-				case <-ctx.Done():
-				case <-time.After(n.c.HeartbeatTimeout):
-				}
+	var asks []func(context.Context) (elderAnswer, bool)
+	add := func(ask func(context.Context) (elderAnswer, bool)) {
+		asks = append(asks, func(ctx context.Context) (elderAnswer, bool) {
+			a, ok := ask(ctx)
+			if ok && a.Alive {
+				sleep(ctx, n.c.HeartbeatTimeout) // an admission by another member takes precedence
 			}
-			select {
-			case found <- a:
-			default:
-			}
-			cancel()
-		}
+			return a, ok
+		})
 	}
-	var looking sync.WaitGroup
 	if !key.known {
-		looking.Go(func() {
-			n.contain("look for an earlier process", func() {
-				at, ok := n.lookForElders(ctx, of, key)
-				note(elderAnswer{Alive: true, Address: at}, ok)
-			}, nil)
+		add(func(ctx context.Context) (elderAnswer, bool) {
+			at, ok := n.lookForElders(ctx, of, key)
+			return elderAnswer{Alive: true, Address: at}, ok
 		})
 	}
 	for _, p := range n.members() {
-		if p.ID == n.self.ID || p.ID == of.ID {
-			continue
+		if p.ID != n.self.ID && p.ID != of.ID {
+			add(func(ctx context.Context) (elderAnswer, bool) { return n.askForElders(ctx, p, of, key) })
 		}
-		looking.Go(func() {
-			n.contain("question for an earlier process", func() { note(n.askForElders(ctx, p, of, key)) }, nil)
-		})
 	}
-	looking.Wait()
-	select {
-	case a := <-found:
-		switch {
-		case a.Alive:
-			return fmt.Errorf("%w: node %q is open with its directory at %s; close that one before", base.ErrOldCopy, of.Node, a.Address)
-		case a.Admitted > key.birth:
-			return fmt.Errorf("%w: a later process has the directory of node %q", base.ErrOldCopy, of.Node)
-		}
-		return nil
-	default:
-	}
-	if n.ctx.Err() != nil {
+	switch a, ok := firstOf(ctx, n, "search for an earlier process", asks); {
+	case ok && a.Alive:
+		return fmt.Errorf("%w: node %q is open with its directory at %s; close that one before", base.ErrOldCopy, of.Node, a.Address)
+	case ok && a.Admitted > key.birth:
+		return fmt.Errorf("%w: a later process has the directory of node %q", base.ErrOldCopy, of.Node)
+	case !ok && n.ctx.Err() != nil:
 		return base.ErrClosed
 	}
 	return nil
@@ -196,47 +174,31 @@ func (n *Node) addressesOf(of Peer) (addresses []string) {
 // lookForElders asks for processes at all addresses at which they may be, and over the connections
 // that are open, repeatedly until ctx ends, and returns the address of one that has answered.
 func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at string, ok bool) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	found := make(chan string, 1)
-	var asking sync.WaitGroup
-	again := func(ask func(ctx context.Context) (at string, ok bool)) {
-		asking.Go(func() {
-			n.contain("look for an earlier process", func() {
-				for ctx.Err() == nil {
-					one, end := context.WithTimeout(ctx, n.c.ElectionTimeout)
-					at, ok := ask(one)
-					end()
-					if ok {
-						select {
-						case found <- at:
-						default:
-						}
-						cancel()
-						return
-					}
-					Pause(ctx, nil)
+	var asks []func(context.Context) (string, bool)
+	add := func(ask func(context.Context) (at string, ok bool)) {
+		asks = append(asks, func(ctx context.Context) (at string, ok bool) {
+			for ; ctx.Err() == nil; pause(ctx, nil) {
+				one, end := context.WithTimeout(ctx, n.c.ElectionTimeout)
+				at, ok = ask(one)
+				end()
+				if ok {
+					return at, true
 				}
-			}, nil)
+			}
+			return "", false
 		})
 	}
 	for _, address := range n.addressesOf(of) {
-		again(func(ctx context.Context) (string, bool) {
+		add(func(ctx context.Context) (string, bool) {
 			id, lives, err := n.peer.Probe(ctx, peer.Target{Name: of.Node, Address: address})
 			return address, err == nil && id == key.id && bornIn(lives) < key.birth
 		})
 	}
-	again(func(ctx context.Context) (string, bool) {
+	add(func(ctx context.Context) (string, bool) {
 		from, ok := n.peer.Hears(ctx, key.id, key.birth)
 		return n.addressOf(of.ID, from), ok
 	})
-	asking.Wait()
-	select {
-	case at = <-found:
-		return at, true
-	default:
-		return "", false
-	}
+	return firstOf(ctx, n, "look for an earlier process", asks)
 }
 
 // addressOf is the listening address, as the groups know it, of a node that has connected from an
@@ -277,7 +239,7 @@ func (n *Node) askForElders(ctx context.Context, p, of Peer, key elderKey) (a el
 	if err != nil {
 		return a, false
 	}
-	for ; ctx.Err() == nil; Pause(ctx, nil) {
+	for ; ctx.Err() == nil; pause(ctx, nil) {
 		question := elderQuestion{Peer: of, Birth: key.birth}
 		if end, _ := ctx.Deadline(); !key.known {
 			question.Wait = time.Until(end)
@@ -306,17 +268,10 @@ func (n *Node) serveElders(r *peer.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, min(q.Wait, silentElections*n.c.ElectionTimeout))
 	r.OnCancel(cancel)
-	n.background.Go(func() {
+	n.answer(r, "look for an earlier process", func() ([]byte, error) {
 		defer cancel()
-		err := n.guarded("look for an earlier process", func() error {
-			var a elderAnswer
-			a.Address, a.Alive = n.lookForElders(ctx, q.Peer, elderKey{id: id, birth: q.Birth})
-			r.Reply(wire.AppendJSON(nil, a))
-			return nil
-		})
-		if err != nil {
-			r.Fail(n.c.EncodeError(err))
-		}
+		at, alive := n.lookForElders(ctx, q.Peer, elderKey{id: id, birth: q.Birth})
+		return wire.AppendJSON(nil, elderAnswer{Alive: alive, Address: at}), nil
 	})
 	return nil
 }
@@ -324,22 +279,15 @@ func (n *Node) serveElders(r *peer.Request) error {
 // checkFormer returns an error if a process is up with a former ID of a node that asks to be taken
 // back.
 func (n *Node) checkFormer(ctx context.Context, j joining) error {
-	var checking sync.WaitGroup
-	errs := make([]error, len(j.Former))
-	for i, id := range j.Former {
+	return errors.Join(n.together("search for a former process", len(j.Former), func(i int) error {
+		id := j.Former[i]
 		if !slices.ContainsFunc(n.known(), func(p Peer) bool { return p.ID == id }) {
-			continue // it votes nowhere
+			return nil // it votes nowhere
 		}
-		checking.Go(func() {
-			errs[i] = n.guarded("search for a former process", func() error {
-				former, err := peer.ParseID(id)
-				if err != nil {
-					return err
-				}
-				return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, elderKey{id: former, birth: anyLife})
-			})
-		})
-	}
-	checking.Wait()
-	return errors.Join(errs...)
+		former, err := peer.ParseID(id)
+		if err != nil {
+			return err
+		}
+		return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, elderKey{id: former, birth: anyLife})
+	})...)
 }

@@ -40,10 +40,7 @@ func (f *crashLog) note(id raft.ServerID) {
 	case since >= failureMemory:
 		is.count = 0
 	}
-	if f.of == nil {
-		f.of = make(map[raft.ServerID]failure)
-	}
-	f.of[id] = failure{is.count + 1, now}
+	put(&f.of, id, failure{is.count + 1, now})
 }
 
 // distrusts reports whether it is too early for a node to lead again.

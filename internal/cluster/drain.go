@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -107,14 +106,12 @@ func (n *Node) inBackground(what string, do func() error) <-chan error {
 // giveAway hands over the shards that this node leads, as far as others can take them, and returns
 // the reason why one of them is still led here.
 func (n *Node) giveAway() error {
-	var handing sync.WaitGroup
-	stays := make([]error, len(n.groups))
-	for i, g := range n.groups {
-		if g.raft.State() == raft.Leader {
-			handing.Go(func() { stays[i] = n.guarded("end of a leadership", g.handOver) })
+	stays := n.together("end of a leadership", len(n.groups), func(i int) error {
+		if g := n.groups[i]; g.raft.State() == raft.Leader {
+			return g.handOver()
 		}
-	}
-	handing.Wait()
+		return nil
+	})
 	for i, g := range n.groups {
 		switch {
 		case g.raft.State() != raft.Leader:

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -114,12 +113,7 @@ const foundingShare = 4
 // first, as those of a new cluster are opened at one time.
 func (n *Node) foundLater() {
 	for pause := n.c.HeartbeatTimeout / firstPauses; ; pause = min(2*pause, n.c.HeartbeatTimeout) {
-		select {
-		case <-n.quit:
-			return
-		case <-time.After(pause):
-		}
-		if n.Cluster() != "" { // another node has added this one
+		if !sleep(n.membership.ctx, pause) || n.Cluster() != "" { // another node has added this one
 			return
 		}
 		ctx, cancel := context.WithTimeout(n.membership.ctx, raftTimeout)
@@ -322,37 +316,30 @@ func (n *Node) introduceUntil(ctx context.Context, peers []Peer, enough func(int
 	answers := make([]answer, len(peers))
 	var silent atomic.Int32
 	silent.Store(int32(len(peers)))
-	var asking sync.WaitGroup
-	for i, p := range peers {
-		asking.Go(func() {
-			a := &answers[i]
-			a.address = p.Address
-			a.err = n.guarded("introduction", func() (err error) {
-				heard := sync.OnceFunc(func() {
-					if silent.Add(-1) == 0 {
-						last()
-					}
-				})
-				defer heard()
-				if a.introduction, err = n.introduce(ctx, p); err != nil || enough == nil {
-					return err
-				}
-				for heard(); !enough(a.introduction); {
-					select {
-					case <-awaiting.Done():
-						return nil
-					case <-time.After(n.c.HeartbeatTimeout):
-					}
-					if again, err := n.introduce(awaiting, p); err == nil {
-						a.introduction = again
-					}
-				}
-				cancel()
-				return nil
-			})
+	for i, err := range n.together("introduction", len(peers), func(i int) (err error) {
+		heard := sync.OnceFunc(func() {
+			if silent.Add(-1) == 0 {
+				last()
+			}
 		})
+		defer heard()
+		a := &answers[i]
+		if a.introduction, err = n.introduce(ctx, peers[i]); err != nil || enough == nil {
+			return err
+		}
+		for heard(); !enough(a.introduction); {
+			if !sleep(awaiting, n.c.HeartbeatTimeout) {
+				return nil
+			}
+			if again, err := n.introduce(awaiting, peers[i]); err == nil {
+				a.introduction = again
+			}
+		}
+		cancel()
+		return nil
+	}) {
+		answers[i].address, answers[i].err = peers[i].Address, err
 	}
-	asking.Wait()
 	return answers
 }
 
@@ -363,13 +350,7 @@ func (n *Node) serveIntroduction(r *peer.Request) error {
 		r.Reply(wire.AppendJSON(nil, n.introduction()))
 		return nil
 	case kindAdopt:
-		n.background.Go(func() {
-			if err := n.guarded("adoption", func() error { return n.adopt(string(r.Body)) }); err != nil {
-				r.Fail(n.c.EncodeError(err))
-				return
-			}
-			r.Reply(nil)
-		})
+		n.answer(r, "adoption", func() ([]byte, error) { return nil, n.adopt(string(r.Body)) })
 		return nil
 	case kindElders:
 		return n.serveElders(r)

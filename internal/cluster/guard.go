@@ -1,6 +1,11 @@
 package cluster
 
-import "codeq/internal/guard"
+import (
+	"context"
+	"sync"
+
+	"codeq/internal/guard"
+)
 
 // contain calls f, a function of this package; a panic is logged, and passed to caught as an error.
 // caught is nil if nothing depends on f.
@@ -16,4 +21,48 @@ func (n *Node) contain(what string, f func(), caught func(error)) {
 func (n *Node) guarded(what string, f func() error) (err error) {
 	n.contain(what, func() { err = f() }, func(caught error) { err = caught })
 	return err
+}
+
+// together calls f for each number below count at the same time, and returns the errors when all
+// calls have returned.
+func (n *Node) together(what string, count int, f func(i int) error) []error {
+	errs := make([]error, count)
+	var running sync.WaitGroup
+	for i := range errs {
+		running.Go(func() { errs[i] = n.guarded(what, func() error { return f(i) }) })
+	}
+	running.Wait()
+	return errs
+}
+
+// firstOf calls functions at the same time, and returns the first result. The ctx of the others
+// ends then. ok is false if none has a result.
+func firstOf[R any](ctx context.Context, n *Node, what string, fs []func(context.Context) (R, bool)) (result R, ok bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	results := make(chan R, 1)
+	n.together(what, len(fs), func(i int) error {
+		if r, ok := fs[i](ctx); ok {
+			select {
+			case results <- r:
+			default: // another one was first
+			}
+			cancel()
+		}
+		return nil
+	})
+	select {
+	case result = <-results:
+		return result, true
+	default:
+		return result, false
+	}
+}
+
+// put sets an element of a map, which may be nil.
+func put[K comparable, V any](m *map[K]V, key K, value V) {
+	if *m == nil {
+		*m = make(map[K]V)
+	}
+	(*m)[key] = value
 }

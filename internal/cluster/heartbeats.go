@@ -135,29 +135,24 @@ func (n *Node) serveHeartbeat(r *peer.Request) error {
 		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(from.ServerID()), Addr: []byte(addr)},
 		Term:      term,
 	}}
-	n.background.Go(func() {
-		err := n.guarded("heartbeat", func() error {
-			n.groups[shard].transport.heartbeat(heartbeat)
-			select {
-			case a := <-answer:
-				if a.Error != nil { // not an error of Raft
-					return a.Error
-				}
-				resp := a.Response.(*raft.AppendEntriesResponse)
-				if resp.Success { // the sender is the leader
-					n.groups[shard].told.Store(work)
-				}
-				reply := wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog)
-				reply = wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis())
-				reply = wire.AppendUint(reply, uint64(n.groups[shard].diskAge()/time.Millisecond))
-				r.Reply(n.diskRoom().append(reply))
-				return nil
-			default: // Raft has been shut down
-				return fmt.Errorf("%w: shard %d is not replicated here", base.ErrNotLeader, shard)
+	n.answer(r, "heartbeat", func() ([]byte, error) {
+		g := n.groups[shard]
+		g.transport.heartbeat(heartbeat)
+		select {
+		case a := <-answer:
+			if a.Error != nil { // not an error of Raft
+				return nil, a.Error
 			}
-		})
-		if err != nil {
-			r.Fail(n.c.EncodeError(err))
+			resp := a.Response.(*raft.AppendEntriesResponse)
+			if resp.Success { // the sender is the leader
+				g.told.Store(work)
+			}
+			reply := wire.AppendUint(wire.AppendUint(nil, resp.Term), resp.LastLog)
+			reply = wire.AppendUint(wire.AppendBool(reply, resp.Success), n.wallMillis())
+			reply = wire.AppendUint(reply, uint64(g.diskAge()/time.Millisecond))
+			return n.diskRoom().append(reply), nil
+		default: // Raft has been shut down
+			return nil, fmt.Errorf("%w: shard %d is not replicated here", base.ErrNotLeader, shard)
 		}
 	})
 	return nil

@@ -117,7 +117,7 @@ func (n *Node) joinBy(ctx context.Context, p Peer, j joining) error {
 		if !again || ctx.Err() != nil {
 			break
 		}
-		Pause(ctx, nil)
+		pause(ctx, nil)
 	}
 	if err != nil {
 		return n.callError(ctx, err)
@@ -199,19 +199,12 @@ func (n *Node) serveJoin(r *peer.Request) error {
 	}
 	ctx, cancel := context.WithCancel(n.ctx)
 	r.OnCancel(cancel)
-	n.background.Go(func() {
+	n.answer(r, "joining of a node", func() ([]byte, error) {
 		defer cancel()
-		err := n.guarded("joining of a node", func() error {
-			if err := n.checkReach(ctx, j.Peer); err != nil {
-				return err // another member may reach it
-			}
-			return n.admit(ctx, j)
-		})
-		if err != nil {
-			r.Fail(n.c.EncodeError(err))
-			return
+		if err := n.checkReach(ctx, j.Peer); err != nil {
+			return nil, err // another member may reach it
 		}
-		r.Reply(nil)
+		return nil, n.admit(ctx, j)
 	})
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"codeq/internal/base"
@@ -108,10 +107,8 @@ func (n *Node) makeKnown() {
 				continue
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, pause) {
 			return
-		case <-time.After(pause):
 		}
 		pause = min(2*pause, maxGreetPause*n.c.HeartbeatTimeout)
 	}
@@ -155,21 +152,13 @@ func (n *Node) others(ctx context.Context) (others []Peer) {
 
 // greet makes this node known to others, and returns the outcomes.
 func (n *Node) greet(ctx context.Context, others []Peer) []error {
-	errs := make([]error, len(others))
-	var greeting sync.WaitGroup
-	for i, p := range others {
-		greeting.Go(func() {
-			errs[i] = n.guarded("greeting", func() error {
-				to, err := p.target()
-				if err != nil {
-					return err
-				}
-				return n.peer.Greet(ctx, to)
-			})
-		})
-	}
-	greeting.Wait()
-	return errs
+	return n.together("greeting", len(others), func(i int) error {
+		to, err := others[i].target()
+		if err != nil {
+			return err
+		}
+		return n.peer.Greet(ctx, to)
+	})
 }
 
 // nextLife records that a majority knows the current life, and begins the next one if over is set.

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
@@ -209,7 +208,7 @@ func New(c Config) *Node {
 		c.Mono = time.Now
 	}
 	if c.Votes == nil {
-		c.Votes = func(path string) (raftlog.Stables, error) { return openVotes(c.Directory.FS, path) }
+		c.Votes = func(path string) (raftlog.Stables, error) { return raftlog.OpenStable(c.Directory.FS, path) }
 	}
 	if c.Log == nil {
 		c.Log = func(g *raftlog.Group) LogStore { return g }
@@ -249,14 +248,6 @@ func (c *Config) dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 		err = fmt.Errorf("%w: the other side does not use TLS: set Cluster.TLS on all nodes, or on none", err)
 	}
 	return conn, err
-}
-
-func openVotes(fs vfs.FS, path string) (raftlog.Stables, error) {
-	votes, err := raftlog.OpenStable(fs, path)
-	if err != nil {
-		return nil, err // not an interface with a nil in it
-	}
-	return votes, nil
 }
 
 // Self is the node as others know it.

@@ -40,10 +40,7 @@ type diskAnswer struct {
 func (c *peerHealth) noteDisk(id raft.ServerID, term uint64, age time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.disks == nil {
-		c.disks = make(map[raft.ServerID]diskAnswer)
-	}
-	c.disks[id] = diskAnswer{term, time.Now(), age}
+	put(&c.disks, id, diskAnswer{term, time.Now(), age})
 }
 
 // diskAge is the last report of a node on its disk in a term; without one within the given time it
@@ -100,10 +97,7 @@ func (c *peerHealth) note(id raft.ServerID, term uint64, answered bool) {
 		delete(c.down, id)
 	}
 	if !answered {
-		if c.down == nil {
-			c.down = make(map[raft.ServerID]outage)
-		}
-		c.down[id] = outage{term, make(chan struct{})}
+		put(&c.down, id, outage{term, make(chan struct{})})
 		c.doubted.notify()
 	}
 }
@@ -126,13 +120,10 @@ func (c *peerHealth) anyRefuses() bool { return c.refusing.Load() > 0 }
 func (c *peerHealth) noteRefusal(id raft.ServerID, refused bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !refused {
-		delete(c.refused, id)
+	if refused {
+		put(&c.refused, id, time.Now())
 	} else {
-		if c.refused == nil {
-			c.refused = make(map[raft.ServerID]time.Time)
-		}
-		c.refused[id] = time.Now()
+		delete(c.refused, id)
 	}
 	maps.DeleteFunc(c.refused, func(_ raft.ServerID, at time.Time) bool { return time.Since(at) >= answerAge })
 	c.refusing.Store(int32(len(c.refused)))

@@ -236,10 +236,10 @@ func (g *Group) hindrance() string {
 		why = append(why, g.stallError().Error())
 	}
 	members, _ := g.members() // none if the group has ended
-	for _, m := range members {
+	for _, m := range votersOf(members) {
 		node, term := peerOf(m).Node, g.raft.CurrentTerm()
 		switch {
-		case m.Suffrage != raft.Voter || m.ID == g.node.self.ServerID():
+		case m.ID == g.node.self.ServerID():
 		case g.health.outage(m.ID, term) != nil:
 			why = append(why, fmt.Sprintf("node %q does not answer", node))
 		case g.health.refuses(m.ID):

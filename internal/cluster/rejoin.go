@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -61,10 +60,8 @@ func (n *Node) rejoin() {
 			return
 		}
 		n.membership.wait("not taken back yet", err, n.log)
-		select {
-		case <-n.membership.ctx.Done():
+		if !sleep(n.membership.ctx, pause) {
 			return
-		case <-time.After(pause):
 		}
 	}
 }
@@ -163,10 +160,7 @@ func (n *Node) find(ctx context.Context, p Peer) {
 	if err != nil {
 		n.log.Warn("member not found", "node", p.Node, "err", err)
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(maxRejoinPause * n.c.HeartbeatTimeout):
-	}
+	sleep(ctx, maxRejoinPause*n.c.HeartbeatTimeout)
 }
 
 // suspect records that a directory may have lost the entries that its former IDs acknowledged.
@@ -176,10 +170,7 @@ func (n *Node) suspect(id string, former []string) {
 	fresh := false
 	for _, f := range former {
 		fresh = fresh || m.suspects[f] != id
-		if m.suspects == nil {
-			m.suspects = make(map[string]string)
-		}
-		m.suspects[f] = id
+		put(&m.suspects, f, id)
 	}
 	m.mu.Unlock()
 	if !fresh {
@@ -211,26 +202,21 @@ func (g *Group) standstill() error {
 		return nil // the group has ended here
 	}
 	var lost []string
-	voters := 0
-	for _, s := range members {
-		if s.Suffrage != raft.Voter {
-			continue
-		}
-		voters++
+	voters := votersOf(members)
+	for _, s := range voters {
 		if p, suspect := g.node.current(peerOf(s)); suspect {
 			lost = append(lost, p.Node)
 		}
 	}
-	if len(lost) == 0 || voters-len(lost) > voters/2 {
+	if len(lost) == 0 || len(voters)-len(lost) > len(voters)/2 {
 		return nil
 	}
 	return fmt.Errorf("%w: of %d nodes, %s have lost power, or are older copies, and may lack what they had acknowledged; "+
-		"RecoverCluster lets the furthest node go on alone", base.ErrPowerLost, voters, strings.Join(lost, ", "))
+		"RecoverCluster lets the furthest node go on alone", base.ErrPowerLost, len(voters), strings.Join(lost, ", "))
 }
 
 // admit gives a node the place that it had by a former ID, and a vote. As for a removal, the first
-// shard decides whether the node is a member: a removal may be half complete. AddNode follows in
-// any case: a leader of an earlier build leaves the node without its address.
+// shard decides whether the node is a member: a removal may be half complete.
 //
 // If a process with a former ID is up, it has lost nothing, and stays: the node that asks has a
 // copy of its directory.
@@ -253,7 +239,7 @@ func (n *Node) admit(ctx context.Context, j joining) error {
 		if errors.Is(err, base.ErrNotFound) && i == 0 && !j.Join {
 			return fmt.Errorf("%w: node %q was removed, or never added", base.ErrNotMember, j.Node)
 		}
-		if err == nil || errors.Is(err, base.ErrNotFound) {
+		if errors.Is(err, base.ErrNotFound) {
 			err = n.c.Leaders.Change(ctx, i, AddNode, j.Peer)
 		}
 		if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/hashicorp/raft"
 
@@ -190,20 +189,14 @@ func (g *Group) withoutNode(ctx context.Context, d *decision, newcomers int) (re
 func (g *Group) checkRest(ctx context.Context, rest []raft.Server, newcomers int) error {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	voters := slices.DeleteFunc(slices.Clone(rest), func(m raft.Server) bool { return m.Suffrage != raft.Voter })
+	voters := votersOf(rest)
 	if len(voters)+newcomers == 0 {
 		return ErrLastNode
 	}
-	silent := make([]error, len(voters))
-	var asking sync.WaitGroup
-	for i, m := range voters {
-		asking.Go(func() {
-			g.node.contain("question for a state", func() {
-				_, silent[i] = g.stateAt(ctx, m)
-			}, func(err error) { silent[i] = err })
-		})
-	}
-	asking.Wait()
+	silent := g.node.together("question for a state", len(voters), func(i int) error {
+		_, err := g.stateAt(ctx, voters[i])
+		return err
+	})
 	answers, need := newcomers, (len(voters)+newcomers)/2+1
 	var why []string // texts: a node that does not answer is no error of the group
 	for i, err := range silent {

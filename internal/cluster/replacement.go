@@ -159,13 +159,10 @@ func (n *Node) confirmReplacement(ctx context.Context, cancel context.CancelCaus
 			cancel(fmt.Errorf("%w: %w", base.ErrUncertain, err))
 		}
 		if err != nil {
-			Pause(ctx, nil)
+			pause(ctx, nil)
 			continue
 		}
 		over.Reset(lease / 2)
-		select {
-		case <-ctx.Done():
-		case <-time.After(lease / 8):
-		}
+		sleep(ctx, lease/8)
 	}
 }

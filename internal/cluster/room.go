@@ -183,10 +183,7 @@ type roomAnswer struct {
 func (rs *rooms) note(id raft.ServerID, r diskRoom) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	if rs.of == nil {
-		rs.of = make(map[raft.ServerID]roomAnswer)
-	}
-	rs.of[id] = roomAnswer{r, time.Now()}
+	put(&rs.of, id, roomAnswer{r, time.Now()})
 	short := int32(0)
 	for id, a := range rs.of {
 		if time.Since(a.at) >= answerAge {
@@ -234,12 +231,10 @@ func (g *Group) Short() string {
 
 func (g *Group) shortageOf(members []raft.Server) (shortage int, why string) {
 	var others []shortNode
-	term, voters, needed := g.raft.CurrentTerm(), 0, 0
-	for _, m := range members {
-		if m.Suffrage != raft.Voter {
-			continue
-		}
-		if voters++; m.ID == g.node.self.ServerID() {
+	term, voters := g.raft.CurrentTerm(), votersOf(members)
+	needed := len(voters)/2 + 1
+	for _, m := range voters {
+		if m.ID == g.node.self.ServerID() {
 			needed--
 			continue
 		}
@@ -251,7 +246,7 @@ func (g *Group) shortageOf(members []raft.Server) (shortage int, why string) {
 			others = append(others, shortNode{peerOf(m).Node, r})
 		}
 	}
-	if needed += voters/2 + 1; needed < 1 || needed > len(others) {
+	if needed < 1 || needed > len(others) {
 		return 0, ""
 	}
 	slices.SortFunc(others, func(a, b shortNode) int { return cmp.Compare(a.shortage, b.shortage) })

@@ -101,18 +101,14 @@ func (g *Group) othersAreBetter(term uint64) bool {
 	if err != nil {
 		return false
 	}
-	voters, better := 0, 0
-	for _, m := range members {
-		if m.Suffrage != raft.Voter {
-			continue
-		}
-		voters++
+	voters, better := votersOf(members), 0
+	for _, m := range voters {
 		if m.ID != g.node.self.ServerID() && g.health.outage(m.ID, term) == nil &&
 			g.health.diskAge(m.ID, term, 2*g.node.c.HeartbeatTimeout) < g.node.c.Disk.After()/2 {
 			better++
 		}
 	}
-	return better > voters/2
+	return better > len(voters)/2
 }
 
 // forfeit ends the term of this node as the leader, and all before.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -69,19 +68,20 @@ func (n *Node) Status(ctx context.Context) []ShardStatus {
 	defer cancel()
 	answers := make(map[Peer]*nodeAnswer)
 	ask := func(states []replicaState) {
-		var asking sync.WaitGroup
+		var asked []Peer
 		for _, s := range states {
 			for _, m := range s.Members {
 				if answers[m.Peer] == nil {
-					a := new(nodeAnswer)
-					answers[m.Peer] = a
-					asking.Go(func() {
-						n.contain("question for a state", func() { a.ask(ctx, n, m.Peer) }, func(err error) { a.err = err })
-					})
+					answers[m.Peer] = new(nodeAnswer)
+					asked = append(asked, m.Peer)
 				}
 			}
 		}
-		asking.Wait()
+		for i, err := range n.together("question for a state", len(asked), func(i int) error {
+			return answers[asked[i]].ask(ctx, n, asked[i])
+		}) {
+			answers[asked[i]].err = err
+		}
 	}
 	// First the nodes that this one knows, then those that they know, if none of them leads, and
 	// then those that the leaders know.
@@ -246,12 +246,13 @@ func (sh *ShardStatus) compare() {
 }
 
 // ask asks a node for its state.
-func (a *nodeAnswer) ask(ctx context.Context, n *Node, p Peer) {
+func (a *nodeAnswer) ask(ctx context.Context, n *Node, p Peer) (err error) {
 	p, a.suspect = n.current(p)
 	sent := time.Now()
-	if a.replicas, a.err = n.stateOf(ctx, p); a.err == nil && len(a.replicas) > 0 {
+	if a.replicas, err = n.stateOf(ctx, p); err == nil && len(a.replicas) > 0 {
 		a.clock = millis(a.replicas[0].Wall).Add(time.Since(sent) / 2).Sub(millis(n.wallMillis()))
 	}
+	return err
 }
 
 // stateOf asks a node for the state of its replicas.
@@ -310,11 +311,9 @@ func (n *Node) serveState(r *peer.Request) error {
 		r.Reply(wire.AppendJSON(nil, states))
 		return nil
 	}
-	n.background.Go(func() {
-		n.contain("question for a state", func() {
-			n.addRemoved(states, r.From.Name, ids)
-			r.Reply(wire.AppendJSON(nil, states))
-		}, func(err error) { r.Fail(n.c.EncodeError(err)) })
+	n.answer(r, "question for a state", func() ([]byte, error) {
+		n.addRemoved(states, r.From.Name, ids)
+		return wire.AppendJSON(nil, states), nil
 	})
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -291,13 +290,10 @@ type offer struct {
 
 // resign hands over the shards that this node leads, as far as other nodes can take them.
 func (n *Node) resign() {
-	var transfers sync.WaitGroup
-	for _, g := range n.groups {
-		if g.leads() {
-			transfers.Go(func() {
-				n.contain("resignation", func() { _ = g.handOver() }, nil) // or the others will miss this node
-			})
+	n.together("resignation", len(n.groups), func(i int) error {
+		if g := n.groups[i]; g.leads() {
+			return g.handOver() // after an error the others miss this node
 		}
-	}
-	transfers.Wait()
+		return nil
+	})
 }

@@ -81,22 +81,18 @@ func reach(id raft.ServerID, target raft.ServerAddress) (raft.ServerAddress, err
 func (t *transport) RequestVote(
 	id raft.ServerID, target raft.ServerAddress, req *raft.RequestVoteRequest, resp *raft.RequestVoteResponse,
 ) error {
-	to, err := reach(id, target)
-	if err != nil {
-		return err
-	}
-	return t.anew(func() error { return t.NetworkTransport.RequestVote(id, to, req, resp) }, always)
+	return t.anew(id, target, func(to raft.ServerAddress) error {
+		return t.NetworkTransport.RequestVote(id, to, req, resp)
+	}, always)
 }
 
 // RequestPreVote implements raft.WithPreVote.
 func (t *transport) RequestPreVote(
 	id raft.ServerID, target raft.ServerAddress, req *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse,
 ) error {
-	to, err := reach(id, target)
-	if err != nil {
-		return err
-	}
-	return t.anew(func() error { return t.NetworkTransport.RequestPreVote(id, to, req, resp) }, always)
+	return t.anew(id, target, func(to raft.ServerAddress) error {
+		return t.NetworkTransport.RequestPreVote(id, to, req, resp)
+	}, always)
 }
 
 // TimeoutNow implements raft.Transport. The node that handles it stands for election in a later
@@ -104,14 +100,10 @@ func (t *transport) RequestPreVote(
 func (t *transport) TimeoutNow(
 	id raft.ServerID, target raft.ServerAddress, req *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse,
 ) error {
-	to, err := reach(id, target)
-	if err != nil {
-		return err
-	}
 	term := t.group.raft.CurrentTerm()
-	return t.anew(func() error { return t.NetworkTransport.TimeoutNow(id, to, req, resp) }, func() bool {
-		return t.group.isLeaderIn(term) == nil
-	})
+	return t.anew(id, target, func(to raft.ServerAddress) error {
+		return t.NetworkTransport.TimeoutNow(id, to, req, resp)
+	}, func() bool { return t.group.isLeaderIn(term) == nil })
 }
 
 // maxPool is the number of connections to a node that Raft keeps for later messages.
@@ -121,16 +113,22 @@ const maxPool = 3
 // the connections that Raft keeps have ended; Raft notices that only when it sends, and then uses
 // another connection. A node that does not answer in time, or cannot be dialed, is not asked again;
 // nor is any when the message is no longer of use.
-func (t *transport) anew(send func() error, isOfUse func() bool) error {
+func (t *transport) anew(
+	id raft.ServerID, target raft.ServerAddress, send func(to raft.ServerAddress) error, isOfUse func() bool,
+) error {
+	to, err := reach(id, target)
+	if err != nil {
+		return err
+	}
 	for range maxPool {
 		began := time.Now()
-		err := send()
+		err := send(to)
 		var dialed *dialError
 		if err == nil || errors.As(err, &dialed) || time.Since(began) >= t.group.node.c.HeartbeatTimeout || !isOfUse() {
 			return err
 		}
 	}
-	return send()
+	return send(to)
 }
 
 func always() bool { return true }
@@ -177,13 +175,9 @@ func (t *transport) admit(rpc raft.RPC) bool {
 		clampCommit(req)
 		t.compareWithSnapshot(req)
 	case *raft.RequestVoteRequest:
-		t.followAgain()
-		t.admitUnknownCandidate(&req.RPCHeader)
-		t.group.standIn(req.LastLogTerm, req.LastLogIndex)
+		t.admitCandidate(&req.RPCHeader, req.LastLogTerm, req.LastLogIndex)
 	case *raft.RequestPreVoteRequest:
-		t.followAgain()
-		t.admitUnknownCandidate(&req.RPCHeader)
-		t.group.standIn(req.LastLogTerm, req.LastLogIndex)
+		t.admitCandidate(&req.RPCHeader, req.LastLogTerm, req.LastLogIndex)
 	case *raft.TimeoutNowRequest:
 		t.group.invited.Store(true)
 	case *raft.InstallSnapshotRequest:
@@ -200,6 +194,14 @@ func (t *transport) admit(rpc raft.RPC) bool {
 		return false
 	}
 	return true
+}
+
+// admitCandidate prepares Raft for a request for its vote, of a node whose log has the given last
+// entry.
+func (t *transport) admitCandidate(h *raft.RPCHeader, term, index uint64) {
+	t.followAgain()
+	t.admitUnknownCandidate(h)
+	t.group.standIn(term, index)
 }
 
 // admitUnknownCandidate makes Raft consider a candidate that this node does not know yet, or not as

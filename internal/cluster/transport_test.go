@@ -250,7 +250,10 @@ func TestVotesOutliveConnections(t *testing.T) {
 	life = open(at)
 	defer life.Close()
 	require.Error(t, offer(life), "one of them is used first")
-	go func() { sent <- tr.anew(func() error { return offer(life) }, always) }()
+	b := Peer{Node: "b", ID: manifest.NewID()}
+	go func() {
+		sent <- tr.anew(b.ServerID(), "b", func(raft.ServerAddress) error { return offer(life) }, always)
+	}()
 	rpc := <-life.Consumer()
 	rpc.Respond(new(raft.TimeoutNowResponse), nil)
 	require.NoError(t, <-sent)
@@ -258,7 +261,7 @@ func TestVotesOutliveConnections(t *testing.T) {
 	require.NoError(t, life.Close())
 	from.CloseStreams()
 	tries := 0
-	require.Error(t, tr.anew(func() error {
+	require.Error(t, tr.anew(b.ServerID(), "b", func(raft.ServerAddress) error {
 		tries++
 		_, err := stream{StreamLayer: noStream{}}.Dial("b", 0)
 		return err

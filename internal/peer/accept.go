@@ -92,7 +92,7 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 		}
 		formats, refused = n.agree(c, h.use, h.from, h.formats, lives)
 	}
-	self := n.Identity()
+	self := n.identity()
 	if err := writeAnswer(c, answer{self.Cluster, self.ID, formats, n.ownLives()}, refused); err != nil {
 		return h, fmt.Errorf("peer: answer header: %w", err)
 	}
@@ -112,7 +112,7 @@ func (n *Node) checkDialer(c *conn, h header, lives Lives) error {
 
 // refusal is the reason why a connection is not accepted; nil: it is.
 func (n *Node) refusal(c *conn, h header) *RefusedError {
-	self := n.Identity()
+	self := n.identity()
 	refused := func(r Reason, format string, args ...any) *RefusedError {
 		return &RefusedError{r, fmt.Sprintf(format, args...)}
 	}

@@ -99,7 +99,7 @@ func TestFailTravels(t *testing.T) {
 		require.Equal(t, &RemoteError{7, "no such queue"}, err)
 		b := nw.node(t, "c", nil)
 		_, err = b.Call(t.Context(), at("a"), 1, nil)
-		require.Equal(t, &RemoteError{CodePeer, "no handler"}, err)
+		require.Equal(t, &RemoteError{codePeer, "no handler"}, err)
 	})
 }
 
@@ -152,7 +152,7 @@ func TestTooLarge(t *testing.T) {
 		_, err = a.Call(t.Context(), at("b"), 1, nil)
 		var remote *RemoteError
 		require.ErrorAs(t, err, &remote)
-		require.Equal(t, CodePeer, remote.Code)
+		require.Equal(t, codePeer, remote.Code)
 	})
 }
 

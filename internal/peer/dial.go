@@ -34,7 +34,7 @@ func (n *Node) connect(ctx context.Context, to Target, h header) (*conn, error) 
 }
 
 func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, error) {
-	h.groups, h.from = uint32(n.c.Groups), n.Identity()
+	h.groups, h.from = uint32(n.c.Groups), n.identity()
 	h.to = Identity{h.from.Cluster, to.ID, to.Name}
 	if len(h.from.Name) > maxName || len(h.to.Name) > maxName {
 		return nil, fmt.Errorf("peer: names of %d and %d bytes", len(h.from.Name), len(h.to.Name))

@@ -31,13 +31,13 @@ var errNoCluster = errors.New("peer: this node is of no cluster yet")
 
 // RemoteError is the answer of a Handler by Fail.
 type RemoteError struct {
-	Code byte // the Handler's, or CodePeer
+	Code byte // the Handler's, or codePeer
 	Text string
 }
 
-// CodePeer is the Code of a RemoteError that no Handler chose: a reply exceeds MaxBody, the
+// codePeer is the Code of a RemoteError that no Handler chose: a reply exceeds MaxBody, the
 // connection has Bounds.Calls already, or that Node has no Handler.
-const CodePeer byte = 0xff
+const codePeer byte = 0xff
 
 // CodeBusy is the Code of a RemoteError for a call that was not handled because its connection has
 // Bounds.Calls already.

@@ -107,7 +107,7 @@ func New(c Config) *Node {
 		c.Formats = Formats{1, 1}
 	}
 	if c.Handler == nil {
-		c.Handler = func(r *Request) { r.Fail(CodePeer, "no handler") }
+		c.Handler = func(r *Request) { r.Fail(codePeer, "no handler") }
 	}
 	if c.Files == nil {
 		c.Files = func(int, net.Conn) {}
@@ -232,8 +232,8 @@ func (n *Node) goUnlessClosed(what string, f func(), end func(error)) bool {
 	return true
 }
 
-// Identity is the identity of this node.
-func (n *Node) Identity() Identity {
+// identity is the identity of this node.
+func (n *Node) identity() Identity {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.self

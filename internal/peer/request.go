@@ -29,7 +29,7 @@ type Request struct {
 // by Reply or Fail, counts; it is dropped if the caller has given up or the connection has ended.
 func (r *Request) Reply(body []byte) {
 	if len(body) > MaxBody {
-		r.Fail(CodePeer, "reply of "+strconv.Itoa(len(body))+" bytes is too large")
+		r.Fail(codePeer, "reply of "+strconv.Itoa(len(body))+" bytes is too large")
 		return
 	}
 	r.answer(frameReply, 0, body)

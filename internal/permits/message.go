@@ -40,16 +40,16 @@ func (r *Report) after(other *Report) bool {
 	return r.Try > other.Try
 }
 
-// Append appends the report, for ReadReport.
-func (r *Report) Append(dst []byte) []byte {
+// append appends the report, for readReport.
+func (r *Report) append(dst []byte) []byte {
 	for _, n := range [...]uint64{r.Epoch, r.Seq, r.Try, uint64(r.Held), uint64(r.Unused), r.Spent} {
 		dst = wire.AppendUint(dst, n)
 	}
 	return dst
 }
 
-// ReadReport reads a report written by Append.
-func ReadReport(r *wire.Reader) Report {
+// readReport reads a report written by append.
+func readReport(r *wire.Reader) Report {
 	return Report{
 		Epoch: r.Uint(), Seq: r.Uint(), Try: r.Uint(), Held: readCount(r), Unused: readCount(r), Spent: r.Uint(),
 	}
@@ -75,12 +75,12 @@ func ReadQuestion(r *wire.Reader) (queue string, settings []byte) { return r.Str
 
 // AppendReply appends the answer to a question, for ReadReply.
 func (r *Report) AppendReply(dst []byte) []byte {
-	return wire.AppendUint(r.Append(dst), uint64(r.Idle/time.Millisecond))
+	return wire.AppendUint(r.append(dst), uint64(r.Idle/time.Millisecond))
 }
 
 // ReadReply reads what AppendReply has appended.
 func ReadReply(r *wire.Reader) Report {
-	report := ReadReport(r)
+	report := readReport(r)
 	report.Idle = time.Duration(min(r.Uint(), maxIdle)) * time.Millisecond
 	return report
 }
@@ -101,13 +101,13 @@ type Request struct {
 
 // Append appends the request, for ReadRequest.
 func (r *Request) Append(dst []byte) []byte {
-	dst = wire.AppendBool(wire.AppendUint(r.Report.Append(dst), uint64(r.Want)), r.Wait)
+	dst = wire.AppendBool(wire.AppendUint(r.Report.append(dst), uint64(r.Want)), r.Wait)
 	return wire.AppendUint(wire.AppendUint(dst, r.Rank), r.Share)
 }
 
 // ReadRequest reads a request written by Append.
 func ReadRequest(from *wire.Reader) Request {
-	return Request{Report: ReadReport(from), Want: readCount(from), Wait: from.Bool(), Rank: from.Uint(), Share: from.Uint()}
+	return Request{Report: readReport(from), Want: readCount(from), Wait: from.Bool(), Rank: from.Uint(), Share: from.Uint()}
 }
 
 // Answer is the answer of the allocator to a request.

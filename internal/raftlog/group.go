@@ -145,7 +145,7 @@ func (g *Group) StoreLog(log *raft.Log) error { return g.StoreLogs([]*raft.Log{l
 
 // StoreLogs appends entries, all or none of them, and returns when they are as safe as Options.Sync
 // says. Entries beyond the end of the log replace it. Indexes that are taken, or not consecutive,
-// are refused with ErrOrder; after any other error the store must be opened again.
+// are refused with errOrder; after any other error the store must be opened again.
 func (g *Group) StoreLogs(logs []*raft.Log) error {
 	if len(logs) == 0 {
 		return nil
@@ -168,12 +168,12 @@ func (g *Group) write(f func(first, last uint64) error) error {
 func (g *Group) add(logs []*raft.Log, first, last uint64) error {
 	from := logs[0].Index
 	if from <= last || from == 0 {
-		return fmt.Errorf("%w: group %d ends at %d, entry %d cannot be stored", ErrOrder, g.number, last, from)
+		return fmt.Errorf("%w: group %d ends at %d, entry %d cannot be stored", errOrder, g.number, last, from)
 	}
 	size := 3 * keyBytes
 	for i, l := range logs {
 		if l.Index != from+uint64(i) {
-			return fmt.Errorf("%w: group %d, entry %d follows entry %d", ErrOrder, g.number, l.Index, from+uint64(i)-1)
+			return fmt.Errorf("%w: group %d, entry %d follows entry %d", errOrder, g.number, l.Index, from+uint64(i)-1)
 		}
 		size += keyBytes + valueBytes(l) + batchOverhead
 	}
@@ -223,7 +223,7 @@ func (g *Group) added(logs []*raft.Log, replace bool) {
 }
 
 // DeleteRange deletes the entries from one index through another. They must be the oldest or the
-// newest ones; otherwise a hole would remain, which is refused with ErrOrder. It does not wait for
+// newest ones; otherwise a hole would remain, which is refused with errOrder. It does not wait for
 // a sync: until a later StoreLogs returns, a crash may bring the entries back.
 func (g *Group) DeleteRange(from, through uint64) error {
 	return g.write(func(first, last uint64) error { return g.delete(from, through, first, last) })
@@ -235,7 +235,7 @@ func (g *Group) delete(from, through, first, last uint64) error {
 	}
 	if from > first && through < last {
 		return fmt.Errorf("%w: group %d has %d to %d, to delete %d to %d would leave a hole",
-			ErrOrder, g.number, first, last, from, through)
+			errOrder, g.number, first, last, from, through)
 	}
 	from, through = max(from, first), min(through, last)
 	b := g.store.db.NewBatch()

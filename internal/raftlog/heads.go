@@ -6,10 +6,10 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// LargeData is the length of data from which a command is large: see GetHead.
-const LargeData = 4 << 10
+// largeData is the length of data from which a command is large: see GetHead.
+const largeData = 4 << 10
 
-func isLarge(l *raft.Log) bool { return l.Type == raft.LogCommand && len(l.Data) >= LargeData }
+func isLarge(l *raft.Log) bool { return l.Type == raft.LogCommand && len(l.Data) >= largeData }
 
 // GetHead is GetLog, but of a large command it gets index, term and type only, and returns the
 // length of its data; 0 for any other entry. The heads of commands that were read before, or stored

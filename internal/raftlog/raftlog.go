@@ -35,8 +35,8 @@ var (
 	// ErrFailed says that the store could not write, and cannot be used until it is opened again.
 	// It is unknown whether the bytes of the failed write will be there then.
 	ErrFailed = errors.New("raftlog: failed")
-	// ErrOrder says that indexes would overwrite entries or leave a gap.
-	ErrOrder = errors.New("raftlog: indexes out of order")
+	// errOrder says that indexes would overwrite entries or leave a gap.
+	errOrder = errors.New("raftlog: indexes out of order")
 )
 
 // Sync says which failure an entry survives once StoreLogs has returned.
@@ -48,15 +48,15 @@ const (
 	SyncNone                // nothing: up to 32 KiB wait in the process
 )
 
-// DefaultCacheBytes is the cache of all groups if Options sets none.
-const DefaultCacheBytes = 8 << 20
+// defaultCacheBytes is the cache of all groups if Options sets none.
+const defaultCacheBytes = 8 << 20
 
 // Options of Open.
 type Options struct {
 	FS         vfs.FS // required
 	Sync       Sync
 	Format     pebble.FormatMajorVersion // the store is raised to it if it is older; 0: storeFormat
-	CacheBytes int64                     // newest entries of all groups in memory; 0: DefaultCacheBytes
+	CacheBytes int64                     // newest entries of all groups in memory; 0: defaultCacheBytes
 	Logger     *slog.Logger              // nil: nothing is logged
 }
 
@@ -116,7 +116,7 @@ func Open(dir string, o Options) (*Store, error) {
 		groups:     make(map[uint32]*Group),
 	}
 	if s.cacheBytes == 0 {
-		s.cacheBytes = DefaultCacheBytes
+		s.cacheBytes = defaultCacheBytes
 	}
 	fs := o.FS
 	if o.Sync != SyncDisk { // SyncNone, too, must not lose an entry before one that it keeps

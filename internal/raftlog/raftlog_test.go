@@ -49,7 +49,7 @@ func mixed(term, from, through uint64) []*raft.Log {
 	logs := entries(term, from, through)
 	for _, l := range logs {
 		if l.Index%2 == 0 {
-			l.Type, l.Data = raft.LogCommand, append(l.Data, make([]byte, LargeData)...)
+			l.Type, l.Data = raft.LogCommand, append(l.Data, make([]byte, largeData)...)
 		}
 	}
 	return logs
@@ -131,7 +131,7 @@ func TestLog(t *testing.T) {
 		{"replaced behind a snapshot", []step{store(all...), store(mixed(2, 12, 13)...)}, mixed(2, 12, 13)},
 		{"nothing to remove", []step{remove(1, 5), store(all[5:]...), remove(1, 5), remove(11, 20), remove(8, 7)}, all[5:]},
 	} {
-		for _, cache := range []int64{DefaultCacheBytes, 1, 3 * 150} {
+		for _, cache := range []int64{defaultCacheBytes, 1, 3 * 150} {
 			t.Run(fmt.Sprintf("%s/cache=%d", tc.name, cache), func(t *testing.T) {
 				mem := crashfs.New()
 				s := open(t, mem, Options{CacheBytes: cache})
@@ -160,14 +160,14 @@ func TestRefusesOrder(t *testing.T) {
 	defer func() { require.NoError(t, s.Close()) }()
 	g := group(t, s, 0)
 	all := entries(1, 1, 10)
-	require.ErrorIs(t, g.StoreLogs(entries(1, 0, 1)), ErrOrder)
+	require.ErrorIs(t, g.StoreLogs(entries(1, 0, 1)), errOrder)
 	require.NoError(t, g.StoreLogs(all[2:5]))
 	for _, logs := range [][]*raft.Log{
 		all[:1], all[:2], all[:], all[3:6], all[4:5], {all[5], all[7]}, {all[6], all[5]}, {all[5], all[5]},
 	} {
-		require.ErrorIs(t, g.StoreLogs(logs), ErrOrder)
+		require.ErrorIs(t, g.StoreLogs(logs), errOrder)
 	}
-	require.ErrorIs(t, g.DeleteRange(4, 4), ErrOrder)
+	require.ErrorIs(t, g.DeleteRange(4, 4), errOrder)
 	requireLog(t, g, all[2:5]...)
 	require.NoError(t, g.StoreLogs(all[5:]))
 	requireLog(t, g, all[2:]...)

@@ -25,12 +25,12 @@ type Stables interface {
 	Close() error
 }
 
-// Stable keeps terms and votes in a bbolt file. Each Set is synced, at any durability of the logs:
+// stable keeps terms and votes in a bbolt file. Each Set is synced, at any durability of the logs:
 // a node that forgets its vote may vote twice.
 //
 // bbolt has checksums for only two of its pages, and panics at some damage, on its own goroutine.
 // So Close seals the file, and OpenStable checks the seal first.
-type Stable struct {
+type stable struct {
 	bolt *raftboltdb.BoltStore
 	fs   vfs.FS // for the seal
 	path string
@@ -41,7 +41,7 @@ const lockTimeout = time.Second
 
 // OpenStable opens the file, or creates it in a directory that exists. fs is that of the operating
 // system.
-func OpenStable(fs vfs.FS, path string) (*Stable, error) {
+func OpenStable(fs vfs.FS, path string) (Stables, error) {
 	s, err := openStable(fs, path)
 	if err != nil {
 		return nil, fmt.Errorf("raftlog: open %s: %w", path, err)
@@ -49,7 +49,7 @@ func OpenStable(fs vfs.FS, path string) (*Stable, error) {
 	return s, nil
 }
 
-func openStable(fs vfs.FS, path string) (*Stable, error) {
+func openStable(fs vfs.FS, path string) (*stable, error) {
 	if err := integrity.UnsealFile(fs, path); err != nil {
 		return nil, storageError(err)
 	}
@@ -62,7 +62,7 @@ func openStable(fs vfs.FS, path string) (*Stable, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Stable{bolt, fs, path}, nil
+	return &stable{bolt, fs, path}, nil
 }
 
 // createBolt makes the file appear complete and durable, or not at all.
@@ -105,10 +105,10 @@ func openBolt(path string) (*raftboltdb.BoltStore, error) {
 }
 
 // Group returns the values of a group.
-func (s *Stable) Group(n uint32) raft.StableStore { return stableGroup{s, n} }
+func (s *stable) Group(n uint32) raft.StableStore { return stableGroup{s, n} }
 
 // Close seals and releases the file. Without a seal, as after a crash, it is opened unchecked.
-func (s *Stable) Close() error {
+func (s *stable) Close() error {
 	if err := s.bolt.Close(); err != nil {
 		return err
 	}
@@ -121,10 +121,10 @@ func CheckStable(fs vfs.FS, path string) error {
 	return storageError(err)
 }
 
-func (s *Stable) set(key, value []byte) error { return boltError(s.bolt.Set(key, value)) }
+func (s *stable) set(key, value []byte) error { return boltError(s.bolt.Set(key, value)) }
 
 // get returns nil if there is no value.
-func (s *Stable) get(key []byte) ([]byte, error) {
+func (s *stable) get(key []byte) ([]byte, error) {
 	value, err := s.bolt.Get(key)
 	if errors.Is(err, raftboltdb.ErrKeyNotFound) {
 		return nil, nil
@@ -142,7 +142,7 @@ func boltError(err error) error {
 // stableGroup is the part of a store whose keys begin with the group, 4 bytes big-endian. A value
 // that is missing is empty, or 0.
 type stableGroup struct {
-	stable *Stable
+	stable *stable
 	number uint32
 }
 

@@ -17,7 +17,7 @@ func TestStable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stable")
 	// as a crash leaves it
 	require.NoError(t, os.WriteFile(path+".new", []byte("half a file"), 0o600))
-	open := func() *Stable {
+	open := func() Stables {
 		s, err := OpenStable(platform.FS, path)
 		require.NoError(t, err)
 		return s

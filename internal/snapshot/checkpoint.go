@@ -27,7 +27,7 @@ func (s *Store) Checkpoint() (*Checkpoint, error) {
 	current := s.newest()
 	c := &Checkpoint{store: s, dir: s.fs.PathJoin(s.dir, fmt.Sprint(sendingPrefix, s.number()))}
 	if current == nil {
-		return nil, ErrUnknown
+		return nil, errUnknown
 	}
 	live := s.live()
 	if live == nil || current.Installed {

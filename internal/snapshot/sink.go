@@ -27,7 +27,7 @@ func (k *Sink) ID() string { return k.record.Meta.ID }
 
 // Persist makes the state of live durable, for a local snapshot. FSMSnapshot.Persist calls it. live
 // is the result of the store's live function when FSM.Snapshot was called; if it was replaced
-// since, Persist fails with [ErrSuperseded].
+// since, Persist fails with errSuperseded.
 func (k *Sink) Persist(live Live) error {
 	if k.done || k.manifest != nil || k.live != nil {
 		return errors.New("snapshot: persist into a sink that has been used")

@@ -20,11 +20,11 @@ var (
 	// ErrDamaged is returned for incomplete or damaged files, manifests, pieces of files, and
 	// metadata.
 	ErrDamaged = errors.New("snapshot: damaged")
-	// ErrSuperseded is returned for a snapshot that was replaced by a newer one, or of a store that
+	// errSuperseded is returned for a snapshot that was replaced by a newer one, or of a store that
 	// is no longer the live one.
-	ErrSuperseded = errors.New("snapshot: superseded")
-	// ErrUnknown is returned for a snapshot that is not the newest, or if there is none.
-	ErrUnknown = errors.New("snapshot: unknown")
+	errSuperseded = errors.New("snapshot: superseded")
+	// errUnknown is returned for a snapshot that is not the newest, or if there is none.
+	errUnknown = errors.New("snapshot: unknown")
 	// ErrNotLive is returned while there is no live store.
 	ErrNotLive = errors.New("snapshot: no live store")
 )
@@ -206,7 +206,7 @@ func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	current := s.newest()
 	if current == nil || current.Meta.ID != id {
-		return nil, nil, fmt.Errorf("%w: %q", ErrUnknown, id)
+		return nil, nil, fmt.Errorf("%w: %q", errUnknown, id)
 	}
 	return current.meta(), io.NopCloser(strings.NewReader("")), nil
 }
@@ -272,7 +272,7 @@ func (s *Store) writeSwapped(r *record) (*record, error) {
 // the answer. REQUIRES: mu is held.
 func (s *Store) admit(index uint64) error {
 	if s.current != nil && index < s.current.Meta.Index {
-		return fmt.Errorf("%w: index %d by index %d", ErrSuperseded, index, s.current.Meta.Index)
+		return fmt.Errorf("%w: index %d by index %d", errSuperseded, index, s.current.Meta.Index)
 	}
 	return nil
 }
@@ -286,7 +286,7 @@ func (s *Store) begin(live Live) (installs uint64, err error) {
 	pending := s.current != nil && s.current.Installed
 	s.mu.Unlock()
 	if pending || s.live() != live {
-		return 0, fmt.Errorf("%w: the store has been replaced", ErrSuperseded)
+		return 0, fmt.Errorf("%w: the store has been replaced", errSuperseded)
 	}
 	return installs, nil
 }
@@ -318,7 +318,7 @@ func (s *Store) mayPublish(r *record, installs uint64) error {
 		return err
 	}
 	if !r.Installed && installs != s.installs {
-		return fmt.Errorf("%w: the store has been replaced", ErrSuperseded)
+		return fmt.Errorf("%w: the store has been replaced", errSuperseded)
 	}
 	return nil
 }

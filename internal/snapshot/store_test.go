@@ -282,10 +282,10 @@ func TestOlderSnapshotIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	n.take(t, 60)
 
-	require.ErrorIs(t, late.Close(), ErrSuperseded)
-	require.ErrorIs(t, lateInstall.Close(), ErrSuperseded)
+	require.ErrorIs(t, late.Close(), errSuperseded)
+	require.ErrorIs(t, lateInstall.Close(), errSuperseded)
 	_, err = n.store.Create(raft.SnapshotVersionMax, 59, 3, servers, 1, nil)
-	require.ErrorIs(t, err, ErrSuperseded)
+	require.ErrorIs(t, err, errSuperseded)
 	require.Equal(t, uint64(60), n.newest(t).Index)
 	require.Equal(t, []string{recordName}, n.files(t))
 
@@ -315,7 +315,7 @@ func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 		_, err := n.install(t, 80, c)
 		require.NoError(t, err)
 		n.swap(t)
-		require.ErrorIs(t, sink.Close(), ErrSuperseded)
+		require.ErrorIs(t, sink.Close(), errSuperseded)
 		require.Equal(t, uint64(80), n.newest(t).Index)
 	})
 	t.Run("persisted before the swap", func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 		_, err := n.install(t, 80, c)
 		require.NoError(t, err)
 		sink := n.create(t, 100)
-		require.ErrorIs(t, sink.Persist(live), ErrSuperseded)
+		require.ErrorIs(t, sink.Persist(live), errSuperseded)
 		require.NoError(t, sink.Cancel())
 	})
 	t.Run("persisted after the swap", func(t *testing.T) {
@@ -332,7 +332,7 @@ func TestLocalSnapshotOfAReplacedStoreIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		n.swap(t)
 		sink := n.create(t, 100)
-		require.ErrorIs(t, sink.Persist(live), ErrSuperseded)
+		require.ErrorIs(t, sink.Persist(live), errSuperseded)
 		require.NoError(t, sink.Cancel())
 	})
 }
@@ -364,14 +364,14 @@ func TestSeveralGetTheSameFiles(t *testing.T) {
 func TestOpenOfASnapshot(t *testing.T) {
 	n := openNode(t, crashfs.New())
 	_, _, err := n.store.Open("1-2-3")
-	require.ErrorIs(t, err, ErrUnknown)
+	require.ErrorIs(t, err, errUnknown)
 	n.shard.apply(t, 5)
 	n.take(t, 5)
 	old := n.newest(t).ID
 	n.take(t, 5)
 	require.NotEqual(t, old, n.newest(t).ID)
 	_, _, err = n.store.Open(old)
-	require.ErrorIs(t, err, ErrUnknown)
+	require.ErrorIs(t, err, errUnknown)
 	n.mu.Lock()
 	n.shard = nil
 	n.mu.Unlock()
@@ -382,9 +382,9 @@ func TestOpenOfASnapshot(t *testing.T) {
 	broken, err := Open(crashfs.New(), "r", func() Live { return brokenLive{} }, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	_, _, err = broken.Open("")
-	require.ErrorIs(t, err, ErrUnknown)
+	require.ErrorIs(t, err, errUnknown)
 	_, err = broken.Checkpoint()
-	require.ErrorIs(t, err, ErrUnknown)
+	require.ErrorIs(t, err, errUnknown)
 }
 
 func TestOpenRemovesLeftovers(t *testing.T) {
