@@ -191,7 +191,7 @@ func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at str
 	for _, address := range n.addressesOf(of) {
 		add(func(ctx context.Context) (string, bool) {
 			id, lives, err := n.peer.Probe(ctx, peer.Target{Name: of.Node, Address: address})
-			return address, err == nil && id == key.id && bornIn(lives) < key.birth
+			return address, err == nil && id == key.id && lives.Birth < key.birth
 		})
 	}
 	add(func(ctx context.Context) (string, bool) {
@@ -210,14 +210,6 @@ func (n *Node) addressOf(id, from string) string {
 		}
 	}
 	return from
-}
-
-// bornIn is the first life of a process; if the handshake lacks it, the latest life.
-func bornIn(lives peer.Lives) uint64 {
-	if lives.Birth > 0 || len(lives.All) == 0 {
-		return lives.Birth
-	}
-	return lives.All[len(lives.All)-1]
 }
 
 // elderQuestion asks a member for processes that have a directory open and began before a life.

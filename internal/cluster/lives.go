@@ -33,23 +33,18 @@ const (
 
 // checkLives is peer.Config.CheckLives. Its changes are durable when it returns.
 func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.Lives) error {
-	id := other.ID.String()
-	if lives.Birth > 0 { // or else the other node only asks for the directory
-		select {
-		case <-n.opened:
-		case <-ctx.Done():
-			return fmt.Errorf("%w: this node is being opened", peer.ErrEarly)
-		}
-		if err := n.checkProcess(ctx, other, lives); err != nil {
-			return err
-		}
+	select {
+	case <-n.opened:
+	case <-ctx.Done():
+		return fmt.Errorf("%w: this node is being opened", peer.ErrEarly)
 	}
-	if err := n.see(ctx, id, lives.All); err != nil {
+	if err := n.checkProcess(ctx, other, lives); err != nil {
 		return err
 	}
-	if lives.Birth > 0 {
-		n.peer.Admit(other.ID, lives.Birth)
+	if err := n.see(ctx, other.ID.String(), lives.All); err != nil {
+		return err
 	}
+	n.peer.Admit(other.ID, lives.Birth)
 	return nil
 }
 

@@ -32,31 +32,31 @@ func TestMeeting(t *testing.T) {
 		require.NoError(t, err)
 		return m.Seen
 	}
-	a := peer.Identity{ID: peer.ID{1}, Name: "a"}
-	require.NoError(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5}}))
-	require.Equal(t, map[string]uint64{a.ID.String(): 5}, seen())
-	require.ErrorIs(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{4, 6}}), base.ErrOldCopy)
+	a := peer.ID{1}.String()
+	require.NoError(t, n.see(t.Context(), a, []uint64{3, 5}))
+	require.Equal(t, map[string]uint64{a: 5}, seen())
+	require.ErrorIs(t, n.see(t.Context(), a, []uint64{4, 6}), base.ErrOldCopy)
 
 	broken = errors.New("broken")
-	require.NoError(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5}}), "nothing is new")
+	require.NoError(t, n.see(t.Context(), a, []uint64{3, 5}), "nothing is new")
 	for range 2 {
-		require.ErrorIs(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5, 7}}), broken)
+		require.ErrorIs(t, n.see(t.Context(), a, []uint64{3, 5, 7}), broken)
 	}
 	broken = nil
-	require.NoError(t, n.checkLives(t.Context(), a, peer.Lives{All: []uint64{3, 5, 8}}), "life 7 was not relied on")
-	require.Equal(t, map[string]uint64{a.ID.String(): 8}, seen())
+	require.NoError(t, n.see(t.Context(), a, []uint64{3, 5, 8}), "life 7 was not relied on")
+	require.Equal(t, map[string]uint64{a: 8}, seen())
 
 	n.membership.writing <- struct{}{} // on a disk that hangs
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, n.checkLives(ctx, a, peer.Lives{All: []uint64{9}}), peer.ErrEarly)
+	require.ErrorIs(t, n.see(ctx, a, []uint64{9}), peer.ErrEarly)
 	<-n.membership.writing
 
 	n.ready.Store(true)
 	for i := range 3 * maxSeen {
-		b := peer.Identity{ID: peer.ID{2, byte(i)}}
-		require.NoError(t, n.checkLives(t.Context(), b, peer.Lives{All: []uint64{1}}))
-		require.Contains(t, seen(), b.ID.String())
+		b := peer.ID{2, byte(i)}.String()
+		require.NoError(t, n.see(t.Context(), b, []uint64{1}))
+		require.Contains(t, seen(), b)
 		require.LessOrEqual(t, len(seen()), maxSeen)
 	}
 }
