@@ -33,11 +33,11 @@ var logSync = map[Durability]raftlog.Sync{
 func (q *Queue) newNode() *node {
 	c := q.opts.Cluster
 	n := &node{
-		queue: q, log: q.opts.log.With("node", c.Node), interests: entries.NewInterests(q.dir.Life),
+		queue: q, log: q.opts.log.With("node", c.Node), interests: entries.NewInterests(q.dir.Incarnation),
 	}
 	machines := make([]cluster.StateMachine, len(q.replicas))
 	for i := range q.replicas {
-		r := &replica{index: i, node: n, mono: q.opts.private.Mono, producing: call.NewSession(q.dir.Life)}
+		r := &replica{index: i, node: n, mono: q.opts.private.Mono, producing: call.NewSession(q.dir.Incarnation)}
 		q.replicas[i], machines[i] = r, newStateMachine(r)
 	}
 	var peers []cluster.Peer

@@ -20,7 +20,7 @@ import (
 // Linearizability at Large Scale and Low Latency", 2015).
 type Session struct {
 	mu      sync.Mutex // guards what follows
-	life    uint64     // of the node, as the shard is to know it: see manifest.LifeAfter
+	life    uint64     // of the node, as the shard is to know it: see manifest.IncarnationAfter
 	last    uint64
 	low     uint64 // the first call that is under way, or the next one
 	pending map[uint64]struct{}
@@ -60,6 +60,6 @@ func (c *Session) Outlive(latest uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.life <= latest {
-		c.life = manifest.LifeAfter(latest)
+		c.life = manifest.IncarnationAfter(latest)
 	}
 }

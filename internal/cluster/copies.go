@@ -22,8 +22,8 @@ import (
 // good, should it come back. If an earlier process answers, the new one is refused as an older
 // copy: it lacks the acknowledgements of the other since the copy was made, and the future ones.
 //
-// A process is identified by its first life, which is in each of its handshakes (peer.Lives). The
-// later lives of the same open directory are the same process.
+// A process is identified by its first incarnation, which is in each of its handshakes
+// (peer.Incarnations). The later incarnations of the same open directory are the same process.
 //
 // A member that has just started also asks the others about each process that it knows from before:
 // they may have admitted a later one.
@@ -38,10 +38,10 @@ import (
 // silentElections times ElectionTimeout is how long a process that gives no answer may still be up.
 const silentElections = 3
 
-// anyLife is after all lives.
-const anyLife = math.MaxUint64
+// anyIncarnation is after all incarnations.
+const anyIncarnation = math.MaxUint64
 
-// elderKey identifies the processes that have a directory open and began before a life.
+// elderKey identifies the processes that have a directory open and began before an incarnation.
 type elderKey struct {
 	id    peer.ID
 	birth uint64
@@ -70,25 +70,25 @@ func (e *elders) end(key elderKey, s *elderSearch) {
 
 // checkProcess returns the error of awaitElders if the process of a member must not be admitted. A
 // process that is known from before is only asked about once, for a later one.
-func (n *Node) checkProcess(ctx context.Context, other peer.Identity, lives peer.Lives) error {
+func (n *Node) checkProcess(ctx context.Context, other peer.Identity, incarnations peer.Incarnations) error {
 	id := other.ID.String()
 	n.membership.mu.Lock()
-	known := lives.Birth <= n.c.Directory.Seen[id]
+	known := incarnations.Birth <= n.c.Directory.Seen[id]
 	n.membership.mu.Unlock()
-	isFirst := len(lives.All) == 2 && lives.All[0] == 0 && lives.All[1] == lives.Birth // the directory is new
+	isFirst := len(incarnations.All) == 2 && incarnations.All[0] == 0 && incarnations.All[1] == incarnations.Birth // the directory is new
 	if known && n.peer.Admitted(other.ID) > 0 || !known && isFirst {
 		return nil
 	}
-	err := n.awaitElders(ctx, Peer{Node: other.Name, ID: id}, elderKey{other.ID, lives.Birth, known})
+	err := n.awaitElders(ctx, Peer{Node: other.Name, ID: id}, elderKey{other.ID, incarnations.Birth, known})
 	if err == nil && ctx.Err() != nil { // the process may have ended meanwhile
 		err = fmt.Errorf("%w: the connection is closed", peer.ErrEarly)
 	}
 	return err
 }
 
-// awaitElders returns nil when no process has a directory open that began before a life, and no
-// later one was admitted, as far as this node and the other members can tell. An error matches
-// ErrOldCopy if there is such a process, or peer.ErrEarly if ctx ends before that is known.
+// awaitElders returns nil when no process has a directory open that began before an incarnation,
+// and no later one was admitted, as far as this node and the other members can tell. An error
+// matches ErrOldCopy if there is such a process, or peer.ErrEarly if ctx ends before that is known.
 func (n *Node) awaitElders(ctx context.Context, of Peer, key elderKey) error {
 	e := &n.elders
 	e.mu.Lock()
@@ -190,8 +190,8 @@ func (n *Node) lookForElders(ctx context.Context, of Peer, key elderKey) (at str
 	}
 	for _, address := range n.addressesOf(of) {
 		add(func(ctx context.Context) (string, bool) {
-			id, lives, err := n.peer.Probe(ctx, peer.Target{Name: of.Node, Address: address})
-			return address, err == nil && id == key.id && lives.Birth < key.birth
+			id, incarnations, err := n.peer.Probe(ctx, peer.Target{Name: of.Node, Address: address})
+			return address, err == nil && id == key.id && incarnations.Birth < key.birth
 		})
 	}
 	add(func(ctx context.Context) (string, bool) {
@@ -212,7 +212,8 @@ func (n *Node) addressOf(id, from string) string {
 	return from
 }
 
-// elderQuestion asks a member for processes that have a directory open and began before a life.
+// elderQuestion asks a member for processes that have a directory open and began before an
+// incarnation.
 type elderQuestion struct {
 	Peer
 	Birth uint64
@@ -222,7 +223,7 @@ type elderQuestion struct {
 type elderAnswer struct {
 	Alive    bool   // one of them has answered
 	Address  string // its address
-	Admitted uint64 // first life of the last admitted process; 0: none was admitted
+	Admitted uint64 // first incarnation of the last admitted process; 0: none was admitted
 }
 
 // askForElders repeats the question to a member until it has answered, or ctx ends.
@@ -280,6 +281,6 @@ func (n *Node) checkFormer(ctx context.Context, j joining) error {
 		if err != nil {
 			return err
 		}
-		return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, elderKey{id: former, birth: anyLife})
+		return n.awaitElders(ctx, Peer{j.Node, j.Address, id}, elderKey{id: former, birth: anyIncarnation})
 	})...)
 }

@@ -95,7 +95,7 @@ func (n *Node) inBackground(what string, do func() error) <-chan error {
 	done, m := make(chan error, 1), &n.membership
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.ctx.Err() != nil { // the next life of the node may have the directory soon
+	if m.ctx.Err() != nil { // the next incarnation of the node may have the directory soon
 		done <- base.ErrClosed
 	} else {
 		n.background.Go(func() { done <- n.guarded(what, do) })

@@ -187,9 +187,9 @@ type quietConn struct {
 }
 
 func (c *quietConn) Write(b []byte) (int, error) {
-	const lives, calls = 12, 1 // in the header
+	const incarnations, calls = 12, 1 // in the header
 	if bytes.HasPrefix(b, []byte("codeq")) {
-		use := lives + 1 + 8*int(b[lives])
+		use := incarnations + 1 + 8*int(b[incarnations])
 		c.calls = b[use] == calls
 	}
 	return c.Conn.Write(b)

@@ -187,7 +187,7 @@ type Node struct {
 	hints      hints
 	// replacement has its own mutex; only the leader of the first shard uses it.
 	replacement replacement
-	birth       uint64 // first life of this process
+	birth       uint64 // first incarnation of this process
 	removal     removal
 	quit        chan struct{}
 	watches     sync.WaitGroup // goroutines of the groups
@@ -224,7 +224,7 @@ func New(c Config) *Node {
 	if self.Address == "" && c.Listener != nil {
 		self.Address = c.Listener.Addr().String()
 	}
-	n := &Node{c: c, self: self, log: c.Logger, birth: c.Directory.Life, opened: make(chan struct{}), quit: make(chan struct{})}
+	n := &Node{c: c, self: self, log: c.Logger, birth: c.Directory.Incarnation, opened: make(chan struct{}), quit: make(chan struct{})}
 	n.limits.Init(c.CallTimeout, n.workDone)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.membership.writing = make(chan struct{}, 1)
@@ -387,8 +387,8 @@ func (n *Node) listen() error {
 		Identity: self, Listener: l, Dial: n.c.Dial, Verify: n.c.verifyName, Groups: len(n.groups), Handler: n.serve,
 		Files: n.receiveFiles, Logger: n.log,
 		Formats: peer.Formats{Newest: n.c.Newest, Least: n.c.Directory.Format}, Raise: n.announceFormat,
-		Addresses: n.addresses,
-		Lives:     peer.Lives{All: n.c.Directory.Lives(), Birth: n.birth}, CheckLives: n.checkLives,
+		Addresses:    n.addresses,
+		Incarnations: peer.Incarnations{All: n.c.Directory.Incarnations(), Birth: n.birth}, CheckIncarnations: n.checkIncarnations,
 	})
 	return nil
 }

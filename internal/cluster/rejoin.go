@@ -15,13 +15,13 @@ import (
 )
 
 // A node that may have lost acknowledged entries gets a new ID when it is opened (see
-// manifest.Volatile and manifest.Lives). By the former ID it is still a voter, but one that never
-// answers: its groups go on if a majority of the voters has lost nothing. Such a majority has every
-// acknowledged entry, and elects no leader without them. It then gives the node its old place back,
-// in one shard after the other: first as a member without a vote, which is sent the entries that it
-// lacks, and then as a voter. Until then the node asks for it. If a majority may have lost entries,
-// the acknowledged entries are unknown, and all groups stand still until RecoverCluster chooses one
-// of the nodes.
+// manifest.Volatile and manifest.Incarnations). By the former ID it is still a voter, but one that
+// never answers: its groups go on if a majority of the voters has lost nothing. Such a majority has
+// every acknowledged entry, and elects no leader without them. It then gives the node its old place
+// back, in one shard after the other: first as a member without a vote, which is sent the entries
+// that it lacks, and then as a voter. Until then the node asks for it. If a majority may have lost
+// entries, the acknowledged entries are unknown, and all groups stand still until RecoverCluster
+// chooses one of the nodes.
 
 // joining is the request of a node to become a member.
 type joining struct {

@@ -233,32 +233,32 @@ func TestVotesOutliveConnections(t *testing.T) {
 	offer := func(to *raft.NetworkTransport) error {
 		return from.TimeoutNow("b", to.LocalAddr(), new(raft.TimeoutNowRequest), new(raft.TimeoutNowResponse))
 	}
-	life := open("127.0.0.1:0")
+	other := open("127.0.0.1:0")
 	var kept [maxPool]raft.RPC
 	sent := make(chan error, maxPool)
 	for i := range kept { // at one moment, so that each has a connection
-		go func() { sent <- offer(life) }()
-		kept[i] = <-life.Consumer()
+		go func() { sent <- offer(other) }()
+		kept[i] = <-other.Consumer()
 	}
 	for _, rpc := range kept {
 		rpc.Respond(new(raft.TimeoutNowResponse), nil)
 		require.NoError(t, <-sent)
 	}
-	at := string(life.LocalAddr())
-	life.CloseStreams()
-	require.NoError(t, life.Close())
-	life = open(at)
-	defer life.Close()
-	require.Error(t, offer(life), "one of them is used first")
+	at := string(other.LocalAddr())
+	other.CloseStreams()
+	require.NoError(t, other.Close())
+	other = open(at)
+	defer other.Close()
+	require.Error(t, offer(other), "one of them is used first")
 	b := Peer{Node: "b", ID: manifest.NewID()}
 	go func() {
-		sent <- tr.anew(b.ServerID(), "b", func(raft.ServerAddress) error { return offer(life) }, always)
+		sent <- tr.anew(b.ServerID(), "b", func(raft.ServerAddress) error { return offer(other) }, always)
 	}()
-	rpc := <-life.Consumer()
+	rpc := <-other.Consumer()
 	rpc.Respond(new(raft.TimeoutNowResponse), nil)
 	require.NoError(t, <-sent)
 
-	require.NoError(t, life.Close())
+	require.NoError(t, other.Close())
 	from.CloseStreams()
 	tries := 0
 	require.Error(t, tr.anew(b.ServerID(), "b", func(raft.ServerAddress) error {

@@ -414,7 +414,7 @@ func (d *Directory) Found(node, address string) {
 // Leave durably lets a node become a queue by itself. REQUIRES: its stores have all that its logs
 // have, durably.
 func (d *Directory) Leave() error {
-	d.Node, d.Cluster, d.Former, d.Founders, d.Life, d.Drained, d.Left = "", "", nil, nil, 0, false, true
+	d.Node, d.Cluster, d.Former, d.Founders, d.Incarnation, d.Drained, d.Left = "", "", nil, nil, 0, false, true
 	d.Earlier, d.Seen, d.Outdated, d.Crashed = nil, nil, false, d.killed
 	return d.Write()
 }

@@ -105,8 +105,8 @@ type Manifest struct {
 	// Left is set while the queue, which was a node, becomes one by itself: its stores may still be
 	// those of replicas, and its logs be there.
 	Left bool `json:"left,omitempty"`
-	// Life is the number of the node's life, see LifeAfter: of the last one that has begun.
-	Life uint64 `json:"life,omitempty"`
+	// Incarnation is the number of the last incarnation of the node, see IncarnationAfter.
+	Incarnation uint64 `json:"life,omitempty"`
 	// Earlier are the lives before it that are among the Lives.
 	Earlier []uint64 `json:"earlier,omitempty"`
 	// Seen are the latest lives in which the directories of other nodes were seen, by their IDs.

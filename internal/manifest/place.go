@@ -123,7 +123,7 @@ func (d *Directory) Begin() (err error) {
 		d.Crashed = d.killed && d.Node == ""
 	}
 	if d.Node != "" {
-		d.BeginLife()
+		d.BeginIncarnation()
 	} else {
 		d.Format = Format
 	}

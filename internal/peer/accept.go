@@ -83,17 +83,17 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 		if refused = n.refusal(c, h); refused != nil {
 			break
 		}
-		lives := livesOf(h.lives)
-		if err := n.checkDialer(c, h, lives); err != nil {
-			if refused = refusedLives(err); refused == nil {
+		incarnations := incarnationsOf(h.incarnations)
+		if err := n.checkDialer(c, h, incarnations); err != nil {
+			if refused = refusedIncarnations(err); refused == nil {
 				return h, err
 			}
 			break
 		}
-		formats, refused = n.agree(c, h.use, h.from, h.formats, lives)
+		formats, refused = n.agree(c, h.use, h.from, h.formats, incarnations)
 	}
 	self := n.identity()
-	if err := writeAnswer(c, answer{self.Cluster, self.ID, formats, n.ownLives()}, refused); err != nil {
+	if err := writeAnswer(c, answer{self.Cluster, self.ID, formats, n.ownIncarnations()}, refused); err != nil {
 		return h, fmt.Errorf("peer: answer header: %w", err)
 	}
 	if refused != nil {
@@ -102,12 +102,12 @@ func (n *Node) checkHeader(c *conn) (header, error) {
 	return h, c.SetDeadline(time.Time{})
 }
 
-// checkDialer is checkLives for a dialer, which waits for the answer: so it is bounded by
+// checkDialer is checkIncarnations for a dialer, which waits for the answer: so it is bounded by
 // Timeout/2.
-func (n *Node) checkDialer(c *conn, h header, lives Lives) error {
+func (n *Node) checkDialer(c *conn, h header, incarnations Incarnations) error {
 	ctx, cancel := context.WithTimeout(n.ctx, n.c.Timeout/2)
 	defer cancel()
-	return n.checkLives(ctx, c, h.use, h.from, lives)
+	return n.checkIncarnations(ctx, c, h.use, h.from, incarnations)
 }
 
 // refusal is the reason why a connection is not accepted; nil: it is.

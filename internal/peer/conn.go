@@ -8,18 +8,18 @@ import (
 type conn struct {
 	net.Conn
 	node *Node
-	// Bytes that came while CheckLives was waiting; they are read first.
+	// Bytes that came while CheckIncarnations was waiting; they are read first.
 	early []byte
 	first [1]byte // memory of early
 	// Guarded by node.mu.
-	use    byte    // 0: before the end of the handshake
-	other  ID      // directory of the other side
-	lives  Lives   // lives of other
-	stream *stream // of a connection of calls; nil: there is none yet
-	newest int     // format that the other side knows
-	dialed bool    // by this node
-	said   int     // Formats.Least in this node's last message to the other side, if dialed
-	untold bool    // Require has ended the connection, as Least has risen since
+	use          byte         // 0: before the end of the handshake
+	other        ID           // directory of the other side
+	incarnations Incarnations // incarnations of other
+	stream       *stream      // of a connection of calls; nil: there is none yet
+	newest       int          // format that the other side knows
+	dialed       bool         // by this node
+	said         int          // Formats.Least in this node's last message to the other side, if dialed
+	untold       bool         // Require has ended the connection, as Least has risen since
 }
 
 func (c *conn) Read(b []byte) (int, error) {

@@ -51,7 +51,7 @@ func (n *Node) tryConnect(ctx context.Context, to Target, h header) (*conn, erro
 }
 
 // dialTold is dial, again if this node has come to require a later format meanwhile: the other side
-// may answer late (CheckLives).
+// may answer late (CheckIncarnations).
 func (n *Node) dialTold(ctx context.Context, to Target, h header) (*conn, error) {
 	c, err := n.dial(ctx, to, h)
 	for errors.Is(err, errUntold) {
@@ -70,7 +70,7 @@ func (n *Node) dial(ctx context.Context, to Target, h header) (*conn, error) {
 	if c == nil {
 		return nil, ErrClosed
 	}
-	h.formats, h.lives = n.say(c), n.ownLives()
+	h.formats, h.incarnations = n.say(c), n.ownIncarnations()
 	deadline, _ := ctx.Deadline()
 	if err = c.SetDeadline(deadline); err == nil {
 		stop := context.AfterFunc(ctx, func() {
@@ -121,11 +121,11 @@ func (n *Node) greet(ctx context.Context, c *conn, h header) error {
 	if h.use != useIntroduction && got != h.to {
 		return &RefusedError{RefusedNode, fmt.Sprintf("%s has answered, not %s", got, h.to)}
 	}
-	lives := livesOf(a.lives)
-	if err := n.checkLives(ctx, c, h.use, got, lives); err != nil {
+	incarnations := incarnationsOf(a.incarnations)
+	if err := n.checkIncarnations(ctx, c, h.use, got, incarnations); err != nil {
 		return err
 	}
-	if _, refused := n.agree(c, h.use, got, a.formats, lives); refused != nil {
+	if _, refused := n.agree(c, h.use, got, a.formats, incarnations); refused != nil {
 		return refused
 	}
 	return nil

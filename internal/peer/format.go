@@ -64,10 +64,10 @@ func (n *Node) say(c *conn) Formats {
 	return n.formats
 }
 
-// agree records the formats and lives of the other side of a connection, and returns the formats of
-// this node. It refuses if the two have no common format, or the other side was refused meanwhile.
-// This node first rises to the format that another one of its cluster requires.
-func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Lives) (ours Formats, refused *RefusedError) {
+// agree records the formats and incarnations of the other side of a connection, and returns the
+// formats of this node. It refuses if the two have no common format, or the other side was refused
+// meanwhile. This node first rises to the format that another one of its cluster requires.
+func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, incarnations Incarnations) (ours Formats, refused *RefusedError) {
 	n.mu.Lock()
 	ours = n.formats
 	c.said = max(c.said, theirs.Least) // it knows that already
@@ -91,7 +91,7 @@ func (n *Node) agree(c *conn, use byte, other Identity, theirs Formats, lives Li
 	case theirs.Least > ours.Newest:
 		refused = refusedFormat(n.self.Name, ours.Newest, other.Name, theirs.Least)
 	default:
-		c.use, c.other, c.lives, c.newest = use, other.ID, lives, theirs.Newest
+		c.use, c.other, c.incarnations, c.newest = use, other.ID, incarnations, theirs.Newest
 		if n.precedes(c, other.ID) {
 			c.use = 0
 			refused = &RefusedError{RefusedCopy, fmt.Sprintf("a later process has the directory of node %q", other.Name)}

@@ -14,14 +14,14 @@ import (
 // A header begins each connection:
 //
 //	"codeq" | version u8 | length u16 | length bytes:
-//		dialer's formats | dialer's lives | use u8 | group u32 | groups u32 | cluster 16 |
+//		dialer's formats | dialer's incarnations | use u8 | group u32 | groups u32 | cluster 16 |
 //		dialer's ID 16 | target's ID 16 | length u8 | dialer's name | target's name
 //
 // and the accepting side answers, in any version of the protocol:
 //
-//	0, or a Reason | length u8 | cluster 16 | ID 16 | formats | lives, or a text
+//	0, or a Reason | length u8 | cluster 16 | ID 16 | formats | incarnations, or a text
 //
-// Formats are newest u16 | least u16, and lives are count u8 | count u64s.
+// Formats are newest u16 | least u16, and incarnations are count u8 | count u64s.
 //
 // Integers are big-endian. Up to the length, headers of all versions are alike, so that one of
 // another version can be read to its end and refused: closing a connection with unread bytes may
@@ -45,13 +45,13 @@ const (
 )
 
 type header struct {
-	use     byte
-	group   uint32 // of useRaft and useFiles, else zero
-	groups  uint32 // number of groups of the dialer
-	from    Identity
-	to      Identity // its Cluster is that of from
-	formats Formats  // of the dialer
-	lives   []uint64 // see Lives.said
+	use          byte
+	group        uint32 // of useRaft and useFiles, else zero
+	groups       uint32 // number of groups of the dialer
+	from         Identity
+	to           Identity // its Cluster is that of from
+	formats      Formats  // of the dialer
+	incarnations []uint64 // see Incarnations.said
 }
 
 // ofGroup reports whether a connection of this use belongs to a group.
@@ -64,8 +64,8 @@ func encodeHeader(h header) []byte {
 	b := []byte(magic)
 	length := headerBody + len(h.from.Name) + len(h.to.Name)
 	b = append(b, version)
-	b = binary.BigEndian.AppendUint16(b, uint16(formatsLen+livesLen(h.lives)+length))
-	b = appendLives(h.formats.append(b), h.lives)
+	b = binary.BigEndian.AppendUint16(b, uint16(formatsLen+incarnationsLen(h.incarnations)+length))
+	b = appendIncarnations(h.formats.append(b), h.incarnations)
 	b = append(b, h.use)
 	b = binary.BigEndian.AppendUint32(b, h.group)
 	b = binary.BigEndian.AppendUint32(b, h.groups)
@@ -102,7 +102,7 @@ func readHeader(r io.Reader) (header, error) {
 	if v != version {
 		return header{}, &RefusedError{RefusedVersion, fmt.Sprintf("protocol version is %d, not %d", version, v)}
 	}
-	formats, lives, body := readSelf(body)
+	formats, incarnations, body := readSelf(body)
 	if formats == (Formats{}) {
 		return header{}, fmt.Errorf("%w: of %d bytes, without formats", errHeader, length)
 	}
@@ -110,7 +110,7 @@ func readHeader(r io.Reader) (header, error) {
 		return header{}, fmt.Errorf("%w: of %d bytes", errHeader, length)
 	}
 	h := header{
-		use: body[0], group: binary.BigEndian.Uint32(body[1:]), groups: binary.BigEndian.Uint32(body[5:]), formats: formats, lives: lives,
+		use: body[0], group: binary.BigEndian.Uint32(body[1:]), groups: binary.BigEndian.Uint32(body[5:]), formats: formats, incarnations: incarnations,
 	}
 	for i, id := range []*ID{&h.from.Cluster, &h.from.ID, &h.to.ID} {
 		copy(id[:], body[9+i*len(id):])
@@ -156,9 +156,9 @@ func refuseTLS(c net.Conn, err error) {
 
 // answer is the answer of an accepting side to a header.
 type answer struct {
-	cluster, id ID
-	formats     Formats
-	lives       []uint64
+	cluster, id  ID
+	formats      Formats
+	incarnations []uint64
 }
 
 // writeAnswer accepts the connection if refused is nil.
@@ -167,7 +167,7 @@ func writeAnswer(w io.Writer, a answer, refused *RefusedError) error {
 	if refused != nil {
 		reason, text = refused.Reason, []byte(refused.Text[:min(len(refused.Text), 255)])
 	} else {
-		text = appendLives(a.formats.append(text), a.lives)
+		text = appendIncarnations(a.formats.append(text), a.incarnations)
 	}
 	_, err := w.Write(append([]byte{byte(reason), byte(len(text))}, text...))
 	return err
@@ -204,25 +204,25 @@ func readAnswer(r io.Reader) (a answer, err error) {
 		return a, fmt.Errorf("%w: answer of %d bytes", errHeader, len(text))
 	}
 	var rest []byte
-	if a.formats, a.lives, rest = readSelf(text[ids:]); a.formats == (Formats{}) || len(rest) > 0 {
+	if a.formats, a.incarnations, rest = readSelf(text[ids:]); a.formats == (Formats{}) || len(rest) > 0 {
 		return a, fmt.Errorf("%w: answer of %d bytes, without formats", errHeader, len(text))
 	}
 	a.cluster, a.id = ID(text[:len(a.id)]), ID(text[len(a.id):ids])
 	return a, nil
 }
 
-// readSelf reads formats and lives at the beginning of b. It returns no formats if they are
+// readSelf reads formats and incarnations at the beginning of b. It returns no formats if they are
 // missing.
-func readSelf(b []byte) (formats Formats, lives []uint64, rest []byte) {
+func readSelf(b []byte) (formats Formats, incarnations []uint64, rest []byte) {
 	if len(b) < formatsLen+1 || !readFormats(b).valid() {
 		return formats, nil, b
 	}
 	count, rest := int(b[formatsLen]), b[formatsLen+1:]
-	if count > MaxLives || len(rest) < 8*count {
+	if count > MaxIncarnations || len(rest) < 8*count {
 		return formats, nil, b
 	}
 	for range count {
-		lives, rest = append(lives, binary.BigEndian.Uint64(rest)), rest[8:]
+		incarnations, rest = append(incarnations, binary.BigEndian.Uint64(rest)), rest[8:]
 	}
-	return readFormats(b), lives, rest
+	return readFormats(b), incarnations, rest
 }

@@ -22,7 +22,7 @@ func TestHeaderGolden(t *testing.T) {
 		"636f646571 04 0043 0105 0104 00 01 00000000 00000003" + c + i + j + "02 6e31 6e32": {
 			use: useCalls, groups: 3, from: from, to: to, formats: Formats{0x105, 0x104}},
 		"636f646571 04 004f 0105 0104 02 0000000000000102 0000000000000203 02 00000000 00000003" + none + none + none + "00": {
-			use: useRaft, groups: 3, formats: Formats{0x105, 0x104}, lives: []uint64{0x102, 0x203}},
+			use: useRaft, groups: 3, formats: Formats{0x105, 0x104}, incarnations: []uint64{0x102, 0x203}},
 	} {
 		b := encodeHeader(h)
 		require.Equal(t, strings.ReplaceAll(want, " ", ""), hex.EncodeToString(b))
@@ -215,12 +215,12 @@ func TestTargetAddress(t *testing.T) {
 // waited for.
 func TestGarbageInsteadOfHeader(t *testing.T) {
 	for name, garbage := range map[string]string{
-		"another protocol": "GET / HTTP/1.1\r\n\r\n",
-		"too long":         "codeq\x04\xff\xff",
-		"no formats":       "codeq\x04\x00\x01\x01",
-		"half of a life":   "codeq\x04\x00\x06\x00\x05\x00\x05\x01\x00",
-		"too many lives": string(encodeHeader(headerTo("b", header{
-			use: useCalls, groups: 2, formats: Formats{5, 5}, lives: make([]uint64, MaxLives+1)}))),
+		"another protocol":       "GET / HTTP/1.1\r\n\r\n",
+		"too long":               "codeq\x04\xff\xff",
+		"no formats":             "codeq\x04\x00\x01\x01",
+		"half of an incarnation": "codeq\x04\x00\x06\x00\x05\x00\x05\x01\x00",
+		"too many incarnations": string(encodeHeader(headerTo("b", header{
+			use: useCalls, groups: 2, formats: Formats{5, 5}, incarnations: make([]uint64, MaxIncarnations+1)}))),
 		"wrong formats": string(encodeHeader(headerTo("b", header{use: useCalls, groups: 2, formats: Formats{5, 6}}))),
 		"another use":   string(encodeHeader(headerTo("b", header{use: 7, groups: 2}))),
 		"half a header": "codeq\x04\x00",
@@ -299,7 +299,7 @@ func FuzzHeader(f *testing.F) {
 	f.Add(encodeHeader(headerTo("n1", header{use: useCalls, groups: 3})))
 	f.Add(encodeHeader(headerTo(strings.Repeat("n", maxName), header{use: useRaft, group: 2, groups: 3})))
 	f.Add(encodeHeader(headerTo("n1", header{use: useCalls, groups: 3, formats: Formats{6, 5}})))
-	f.Add(encodeHeader(headerTo("n1", header{use: useRaft, groups: 3, formats: Formats{6, 5}, lives: []uint64{1, 2}})))
+	f.Add(encodeHeader(headerTo("n1", header{use: useRaft, groups: 3, formats: Formats{6, 5}, incarnations: []uint64{1, 2}})))
 	f.Add([]byte("codeq\x05\x00\x03???"))
 	f.Add([]byte("codeq\x04\xff\xff"))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))

@@ -27,14 +27,14 @@ type Config struct {
 	// another node of its cluster requires it. Until it returns, that one sends nothing. Defaults
 	// to none.
 	Raise func(format int) error
-	// Lives are the lives of this node's directory, fewer than MaxLives; SetLives replaces them.
-	// Defaults to none.
-	Lives Lives
-	// CheckLives is called for each connection between members, before it is used, with the lives
-	// of the other side. It may wait until ctx ends, which happens when the other side closes the
-	// connection. After an error the connection is not used; the other side gets base.ErrOldCopy
-	// and ErrEarly. Defaults to accepting all.
-	CheckLives func(ctx context.Context, other Identity, lives Lives) error
+	// Incarnations are the incarnations of this node's directory, fewer than MaxIncarnations;
+	// SetIncarnations replaces them. Defaults to none.
+	Incarnations Incarnations
+	// CheckIncarnations is called for each connection between members, before it is used, with the
+	// incarnations of the other side. It may wait until ctx ends, which happens when the other side
+	// closes the connection. After an error the connection is not used; the other side gets
+	// base.ErrOldCopy and ErrEarly. Defaults to accepting all.
+	CheckIncarnations func(ctx context.Context, other Identity, incarnations Incarnations) error
 	// Verify refuses the other side of a connection if its certificate is not for a node of that
 	// name. Defaults to accepting all.
 	Verify func(conn net.Conn, name string, accepted bool) error
@@ -77,16 +77,16 @@ type Node struct {
 	waiters sync.Pool       // of *waiter with their channels: not shared between synctest bubbles
 	groups  []chan net.Conn // from a group's new connections to its Accept; never closed
 
-	mu      sync.Mutex
-	self    Identity
-	closed  bool
-	conns   map[*conn]struct{} // all open connections
-	large   chan struct{}      // an element for each request of Bounds.Large that is being served
-	links   map[lane]*link     // all that were ever called
-	broken  map[Target]error   // the last error of a connection to each, unless it was opened
-	formats Formats            // Least rises
-	lives   Lives              // never changed, but replaced
-	newest  map[ID]int         // see NewestOf
+	mu           sync.Mutex
+	self         Identity
+	closed       bool
+	conns        map[*conn]struct{} // all open connections
+	large        chan struct{}      // an element for each request of Bounds.Large that is being served
+	links        map[lane]*link     // all that were ever called
+	broken       map[Target]error   // the last error of a connection to each, unless it was opened
+	formats      Formats            // Least rises
+	incarnations Incarnations       // never changed, but replaced
+	newest       map[ID]int         // see NewestOf
 	// admitted is the birth of the process that may have a directory open; see Admit.
 	admitted map[ID]uint64
 	moved    map[ID]string // address of each node that was last found elsewhere than at the target's
@@ -113,16 +113,16 @@ func New(c Config) *Node {
 		c.Files = func(int, net.Conn) {}
 	}
 	n := &Node{
-		c:       c,
-		lines:   NewLines(c.Logger),
-		conns:   make(map[*conn]struct{}),
-		links:   make(map[lane]*link),
-		broken:  make(map[Target]error),
-		self:    c.Identity,
-		formats: c.Formats,
-		lives:   c.Lives,
-		newest:  make(map[ID]int),
-		groups:  make([]chan net.Conn, c.Groups),
+		c:            c,
+		lines:        NewLines(c.Logger),
+		conns:        make(map[*conn]struct{}),
+		links:        make(map[lane]*link),
+		broken:       make(map[Target]error),
+		self:         c.Identity,
+		formats:      c.Formats,
+		incarnations: c.Incarnations,
+		newest:       make(map[ID]int),
+		groups:       make([]chan net.Conn, c.Groups),
 
 		admitted: make(map[ID]uint64),
 		moved:    make(map[ID]string),
@@ -133,8 +133,8 @@ func New(c Config) *Node {
 	if n.c.Raise == nil {
 		n.c.Raise = func(int) error { return nil }
 	}
-	if n.c.CheckLives == nil {
-		n.c.CheckLives = func(context.Context, Identity, Lives) error { return nil }
+	if n.c.CheckIncarnations == nil {
+		n.c.CheckIncarnations = func(context.Context, Identity, Incarnations) error { return nil }
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	if b := &n.c.Bounds; b.Large > 0 {

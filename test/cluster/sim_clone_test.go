@@ -196,7 +196,7 @@ func TestCloneThatEndsInTime(t *testing.T) {
 		k := n.clone(n.image(), "elsewhere")
 		c.net.Pause(n.name, true)
 		k.start()
-		begun := inspect.Of(k.q).Directory().Life
+		begun := inspect.Of(k.q).Directory().Incarnation
 		time.Sleep(500 * time.Millisecond)
 		c.net.Kill(k.address)
 		require.NoError(t, k.q.Close())

@@ -17,7 +17,7 @@ import (
 	"codeq/internal/simtest"
 )
 
-// What becomes of a node whose directory is put back from an older copy: see manifest.Lives.
+// What becomes of a node whose directory is put back from an older copy: see manifest.Incarnations.
 
 // simImage is a copy of a node's directory.
 type simImage struct {
@@ -31,7 +31,7 @@ type simImage struct {
 func (n *simNode) image() simImage {
 	m := n.queueDirectory()
 	disk, votes := n.machine.Image()
-	return simImage{disk, votes, m.ID, m.Life}
+	return simImage{disk, votes, m.ID, m.Incarnation}
 }
 
 // putBack lets a node that is down have an image in place of its directory.
@@ -271,7 +271,7 @@ func TestMachineIsPutBack(t *testing.T) {
 			if o != n {
 				o.stop()
 				d := manifest.New(o.machine.Disk(), "queue", *o.queueDirectory())
-				d.Seen[id] = manifest.LifeAfter(d.Seen[id])
+				d.Seen[id] = manifest.IncarnationAfter(d.Seen[id])
 				require.NoError(t, d.Write())
 				o.start()
 			}

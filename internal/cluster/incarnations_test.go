@@ -16,10 +16,10 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestMeeting: the lives of others that a node has met are on its disk; what is not there is not
-// relied on. It remembers no more of those that are no members than it may.
+// TestMeeting: the incarnations of others that a node has met are on its disk; what is not there is
+// not relied on. It remembers no more of those that are no members than it may.
 func TestMeeting(t *testing.T) {
-	require.Equal(t, peer.MaxLives, manifest.MaxLives+1)
+	require.Equal(t, peer.MaxIncarnations, manifest.MaxIncarnations+1)
 	disk := crashfs.New()
 	var broken error
 	fs := &testkit.HookFS{FS: disk, Before: func(string, string) error { return broken }}
@@ -43,7 +43,7 @@ func TestMeeting(t *testing.T) {
 		require.ErrorIs(t, n.see(t.Context(), a, []uint64{3, 5, 7}), broken)
 	}
 	broken = nil
-	require.NoError(t, n.see(t.Context(), a, []uint64{3, 5, 8}), "life 7 was not relied on")
+	require.NoError(t, n.see(t.Context(), a, []uint64{3, 5, 8}), "incarnation 7 was not relied on")
 	require.Equal(t, map[string]uint64{a: 8}, seen())
 
 	n.membership.writing <- struct{}{} // on a disk that hangs

@@ -14,44 +14,45 @@ import (
 )
 
 // A node with an older copy of its directory would vote, and acknowledge, without its
-// acknowledgements since the copy. Every member remembers the last life that it has seen of each
-// directory of the others (manifest.Lives), and refuses all connections to and from a copy from
-// before that life. So that all members know its life, a node greets each member in each of its
-// lives; and since a machine may be reset to a moment within a life, a new life begins from time to
-// time. A node that is refused fails, and has another ID when it is opened again, as after a power
-// loss. When a life begins while the node works, a connection under way may carry the life before,
-// and be refused; so only the answer to a greeting counts.
+// acknowledgements since the copy. Every member remembers the last incarnation that it has seen of
+// each directory of the others (manifest.Incarnations), and refuses all connections to and from a
+// copy from before that incarnation. So that all members know its incarnation, a node greets each
+// member in each of its incarnations; and since a machine may be reset to a moment within an
+// incarnation, a new incarnation begins from time to time. A node that is refused fails, and has
+// another ID when it is opened again, as after a power loss. When an incarnation begins while the
+// node works, a connection under way may carry the incarnation before, and be refused; so only the
+// answer to a greeting counts.
 
 const (
-	lifeLength = 10 * time.Minute // of the directory, if the others have learned it
+	incarnationLength = 10 * time.Minute // of the directory, if the others have learned it
 	// maxSeen is the number of directories above which those of former members are dropped.
 	maxSeen = 64
 	// maxGreetPause times HeartbeatTimeout is the longest pause between two attempts to reach a
-	// member that does not know the current life.
+	// member that does not know the current incarnation.
 	maxGreetPause = 32
 )
 
-// checkLives is peer.Config.CheckLives. Its changes are durable when it returns.
-func (n *Node) checkLives(ctx context.Context, other peer.Identity, lives peer.Lives) error {
+// checkIncarnations is peer.Config.CheckIncarnations. Its changes are durable when it returns.
+func (n *Node) checkIncarnations(ctx context.Context, other peer.Identity, incarnations peer.Incarnations) error {
 	select {
 	case <-n.opened:
 	case <-ctx.Done():
 		return fmt.Errorf("%w: this node is being opened", peer.ErrEarly)
 	}
-	if err := n.checkProcess(ctx, other, lives); err != nil {
+	if err := n.checkProcess(ctx, other, incarnations); err != nil {
 		return err
 	}
-	if err := n.see(ctx, other.ID.String(), lives.All); err != nil {
+	if err := n.see(ctx, other.ID.String(), incarnations.All); err != nil {
 		return err
 	}
-	n.peer.Admit(other.ID, lives.Birth)
+	n.peer.Admit(other.ID, incarnations.Birth)
 	return nil
 }
 
-// see durably stores the lives of the directory of another node, or refuses an older copy.
-func (n *Node) see(ctx context.Context, id string, lives []uint64) error {
+// see durably stores the incarnations of the directory of another node, or refuses an older copy.
+func (n *Node) see(ctx context.Context, id string, incarnations []uint64) error {
 	n.membership.mu.Lock()
-	isNew, err := n.c.Directory.Draft().See(id, lives)
+	isNew, err := n.c.Directory.Draft().See(id, incarnations)
 	if err == nil {
 		delete(n.membership.suspects, id) // the directory is open
 	}
@@ -60,7 +61,7 @@ func (n *Node) see(ctx context.Context, id string, lives []uint64) error {
 		return err // no wait for other changes
 	}
 	return n.changeManifestUntil(ctx, func(d *manifest.Directory) (bool, error) {
-		isNew, err := d.See(id, lives)
+		isNew, err := d.See(id, incarnations)
 		if err == nil && isNew && len(d.Seen) > maxSeen && n.ready.Load() {
 			members := n.known()
 			maps.DeleteFunc(d.Seen, func(o string, _ uint64) bool {
@@ -71,8 +72,8 @@ func (n *Node) see(ctx context.Context, id string, lives []uint64) error {
 	})
 }
 
-// makeKnown greets all members in the current life, as they come and go, until the node is about to
-// be closed, or is an older copy.
+// makeKnown greets all members in the current incarnation, as they come and go, until the node is
+// about to be closed, or is an older copy.
 func (n *Node) makeKnown() {
 	ctx := n.membership.ctx
 	greeted, began, pause := make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
@@ -93,10 +94,10 @@ func (n *Node) makeKnown() {
 			return !slices.ContainsFunc(others, func(p Peer) bool { return p.ID == id })
 		})
 		if len(greeted) > 0 && 2*len(greeted) >= len(others) {
-			over := time.Since(began) >= lifeLength
-			switch err := n.nextLife(over); {
+			over := time.Since(began) >= incarnationLength
+			switch err := n.nextIncarnation(over); {
 			case err != nil:
-				n.log.Warn("the life of the node is not noted", "err", err) // stored later
+				n.log.Warn("the incarnation of the node is not noted", "err", err) // stored later
 			case over:
 				greeted, began, pause = make(map[string]bool), time.Now(), n.c.HeartbeatTimeout
 				continue
@@ -116,8 +117,8 @@ func refusesCopy(err error) bool {
 }
 
 // isRefused reports whether a node has refused the last connection of this one as that of an older
-// copy. A node that knew the current life may do so when the machine was reset together with its
-// memory.
+// copy. A node that knew the current incarnation may do so when the machine was reset together with
+// its memory.
 func (n *Node) isRefused(p Peer) bool {
 	to, err := p.target()
 	return err == nil && refusesCopy(n.peer.Failure(to))
@@ -156,22 +157,23 @@ func (n *Node) greet(ctx context.Context, others []Peer) []error {
 	})
 }
 
-// nextLife records that a majority knows the current life, and begins the next one if over is set.
-func (n *Node) nextLife(over bool) error {
-	var lives []uint64
+// nextIncarnation records that a majority knows the current incarnation, and begins the next one if
+// over is set.
+func (n *Node) nextIncarnation(over bool) error {
+	var incarnations []uint64
 	err := n.changeManifest(func(d *manifest.Directory) (bool, error) {
 		if len(d.Earlier) == 0 && !over {
 			return false, nil
 		}
 		d.ForgetEarlier()
 		if over {
-			d.BeginLife()
+			d.BeginIncarnation()
 		}
-		lives = d.Lives()
+		incarnations = d.Incarnations()
 		return true, nil
 	})
 	if err == nil && over {
-		n.peer.SetLives(peer.Lives{All: lives, Birth: n.birth})
+		n.peer.SetIncarnations(peer.Incarnations{All: incarnations, Birth: n.birth})
 	}
 	return err
 }

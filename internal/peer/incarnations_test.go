@@ -17,19 +17,20 @@ import (
 	"codeq/internal/base"
 )
 
-// living starts a Node that says lives, and notes with whom it meets. It refuses those who say 666.
-func (nw *network) living(t *testing.T, name string, lives ...uint64) (n *Node, met *[]string) {
+// living starts a Node that says incarnations, and notes with whom it meets. It refuses those who
+// say 666.
+func (nw *network) living(t *testing.T, name string, incarnations ...uint64) (n *Node, met *[]string) {
 	met = new([]string)
 	n = New(Config{
 		Identity: identityOf(name), Listener: nw.listen(name), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
-		Formats: Formats{5, 4}, Lives: Lives{All: lives},
+		Formats: Formats{5, 4}, Incarnations: Incarnations{All: incarnations},
 		Files: func(_ int, from net.Conn) { _, _ = io.Copy(io.Discard, from) }, // ends after the handshake
-		CheckLives: func(_ context.Context, other Identity, said Lives) error {
-			lives := said.All
-			*met = append(*met, fmt.Sprint(other.Name, lives))
-			switch last := lives[len(lives)-1]; last {
+		CheckIncarnations: func(_ context.Context, other Identity, said Incarnations) error {
+			incarnations := said.All
+			*met = append(*met, fmt.Sprint(other.Name, incarnations))
+			switch last := incarnations[len(incarnations)-1]; last {
 			case 666:
-				return fmt.Errorf("%w: life %d", base.ErrOldCopy, last)
+				return fmt.Errorf("%w: incarnation %d", base.ErrOldCopy, last)
 			case 667:
 				return base.ErrDiskFull
 			}
@@ -40,9 +41,10 @@ func (nw *network) living(t *testing.T, name string, lives ...uint64) (n *Node, 
 	return n, met
 }
 
-// TestLivesAreSaid: both sides of each connection between members know the lives of the other
-// before the connection is used, whatever it is for; strangers and nodes without lives are not.
-func TestLivesAreSaid(t *testing.T) {
+// TestIncarnationsAreSaid: both sides of each connection between members know the incarnations of
+// the other before the connection is used, whatever it is for; strangers and nodes without
+// incarnations are not.
+func TestIncarnationsAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
 		a, metByA := nw.living(t, "a", 1, 2)
@@ -53,7 +55,7 @@ func TestLivesAreSaid(t *testing.T) {
 		require.Equal(t, []string{"a[1 2]"}, *metByB)
 		requireNoConns(t, a)
 
-		a.SetLives(Lives{All: []uint64{2, 4}})
+		a.SetIncarnations(Incarnations{All: []uint64{2, 4}})
 		_, err := a.Call(t.Context(), at("b"), 1, nil)
 		require.NoError(t, err)
 		dialRaft(t, a, "b")
@@ -121,7 +123,7 @@ func TestOldCopyIsRefused(t *testing.T) {
 			require.ErrorAs(t, try(), &refused, what)
 			require.Equal(t, RefusedCopy, refused.Reason)
 			require.Contains(t, refused.Text, `node "old"`)
-			require.True(t, strings.HasSuffix(refused.Text, "life 666"), refused.Text)
+			require.True(t, strings.HasSuffix(refused.Text, "incarnation 666"), refused.Text)
 		}
 		var c net.Conn
 		c, err := sound.Group(0).Dial(at("old").RaftAddress(), time.Second)
@@ -133,35 +135,35 @@ func TestOldCopyIsRefused(t *testing.T) {
 		_, err = old.Introduce(t.Context(), at("sound"), 1, nil)
 		require.NoError(t, err)
 
-		old.SetLives(Lives{All: []uint64{667}})
+		old.SetIncarnations(Incarnations{All: []uint64{667}})
 		err = old.Greet(t.Context(), at("sound"))
 		require.Error(t, err)
 		require.False(t, errors.As(err, &refused), "%v", err)
-		old.SetLives(Lives{All: []uint64{5}})
+		old.SetIncarnations(Incarnations{All: []uint64{5}})
 		require.NoError(t, old.Greet(t.Context(), at("sound")))
 		requireNoConns(t, old)
 	})
 }
 
-// TestBirthsAreSaid: the life in which a process began is said between the others.
+// TestBirthsAreSaid: the incarnation in which a process began is said between the others.
 func TestBirthsAreSaid(t *testing.T) {
-	for _, l := range []Lives{{[]uint64{0, 5}, 5}, {[]uint64{5}, 5}, {[]uint64{7}, 5}, {[]uint64{5, 7}, 5}, {[]uint64{1, 2, 3, 9}, 2}} {
+	for _, l := range []Incarnations{{[]uint64{0, 5}, 5}, {[]uint64{5}, 5}, {[]uint64{7}, 5}, {[]uint64{5, 7}, 5}, {[]uint64{1, 2, 3, 9}, 2}} {
 		said := l.said()
-		got := livesOf(said)
+		got := incarnationsOf(said)
 		require.Equal(t, l.Birth, got.Birth)
 		require.Equal(t, l.All, slices.Compact(got.All))
 		require.Equal(t, l.All[0], said[0])
 		require.Equal(t, l.All[len(l.All)-1], said[len(said)-1])
 	}
-	l := Lives{All: []uint64{1, 2}}
-	require.Equal(t, l, livesOf(l.said()))
+	l := Incarnations{All: []uint64{1, 2}}
+	require.Equal(t, l, incarnationsOf(l.said()))
 }
 
 // process starts a Node with a directory that others may have, too.
 func (nw *network) process(t *testing.T, of, address string, birth uint64) *Node {
 	n := New(Config{
 		Identity: identityOf(of), Listener: nw.listen(address), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
-		Formats: Formats{7, 4}, Lives: Lives{[]uint64{1, birth}, birth},
+		Formats: Formats{7, 4}, Incarnations: Incarnations{[]uint64{1, birth}, birth},
 	})
 	t.Cleanup(func() { require.NoError(t, n.Close()) })
 	return n
@@ -190,10 +192,10 @@ func TestEarlierProcessIsHeard(t *testing.T) {
 		require.True(t, hears(6), "it has dialed")
 		require.False(t, hears(5))
 		later := nw.process(t, "a", "a", 6)
-		got, lives, err := b.Probe(t.Context(), at("a"))
+		got, incarnations, err := b.Probe(t.Context(), at("a"))
 		require.NoError(t, err)
 		require.Equal(t, id, got)
-		require.Equal(t, Lives{[]uint64{1, 6}, 6}, lives)
+		require.Equal(t, Incarnations{[]uint64{1, 6}, 6}, incarnations)
 		require.True(t, hears(6), "another one has its address")
 
 		b.Admit(id, 6)
@@ -221,8 +223,8 @@ func TestLateAnswer(t *testing.T) {
 		known := make(chan struct{})
 		b := New(Config{
 			Identity: identityOf("b"), Listener: nw.listen("b"), Groups: 2, Handler: echo, Timeout: testTimeout,
-			Formats: Formats{7, 4}, Lives: Lives{[]uint64{1, 2}, 2},
-			CheckLives: func(ctx context.Context, _ Identity, _ Lives) error {
+			Formats: Formats{7, 4}, Incarnations: Incarnations{[]uint64{1, 2}, 2},
+			CheckIncarnations: func(ctx context.Context, _ Identity, _ Incarnations) error {
 				select {
 				case <-known:
 					return nil
@@ -241,16 +243,16 @@ func TestLateAnswer(t *testing.T) {
 	})
 }
 
-// TestEndsMeanwhile: a process that ends while its lives are checked is not waited for. One that
-// says something meanwhile is understood later.
+// TestEndsMeanwhile: a process that ends while its incarnations are checked is not waited for. One
+// that says something meanwhile is understood later.
 func TestEndsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
 		checked, waited := make(chan struct{}), make(chan time.Duration, 1)
 		b := New(Config{
 			Identity: identityOf("b"), Listener: nw.listen("b"), Dial: nw.dial, Groups: 2, Handler: echo, Timeout: testTimeout,
-			Formats: Formats{7, 4}, Lives: Lives{[]uint64{1, 2}, 2},
-			CheckLives: func(ctx context.Context, _ Identity, _ Lives) error {
+			Formats: Formats{7, 4}, Incarnations: Incarnations{[]uint64{1, 2}, 2},
+			CheckIncarnations: func(ctx context.Context, _ Identity, _ Incarnations) error {
 				begin := time.Now()
 				select {
 				case <-checked:

@@ -12,42 +12,42 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// TestLives: each time that a node's directory is opened begins a life with a larger number, which
-// is on disk, also if the clock was set back or the directory is an older copy.
-func TestLives(t *testing.T) {
+// TestIncarnations: each time that a node's directory is opened begins an incarnation with a larger
+// number, which is on disk, also if the clock was set back or the directory is an older copy.
+func TestIncarnations(t *testing.T) {
 	fs := crashfs.New()
 	begin := func() uint64 {
 		d, err := Open(fs, "q", Want{Shards: 1, Node: "n"})
 		require.NoError(t, err)
 		require.NoError(t, d.Take(false, "", nil))
 		require.NoError(t, d.Close()) // as when its process is killed
-		return d.Life
+		return d.Incarnation
 	}
 	first := begin()
 	fs = fs.CrashClone(vfs.CrashCloneCfg{})
 	m, err := Read(fs, "q")
 	require.NoError(t, err)
-	require.Equal(t, first, m.Life)
-	require.WithinDuration(t, time.Now(), time.UnixMilli(int64(first>>lifeChance)), time.Minute)
+	require.Equal(t, first, m.Incarnation)
+	require.WithinDuration(t, time.Now(), time.UnixMilli(int64(first>>incarnationChance)), time.Minute)
 	second := begin()
 	require.Greater(t, second, first)
 
 	synctest.Test(t, func(t *testing.T) { // at the year 2000
 		third := begin()
 		require.Greater(t, third, second)
-		require.NotEqual(t, LifeAfter(second), LifeAfter(second), "of copies of the directory")
-		copied := LifeAfter(0)
+		require.NotEqual(t, IncarnationAfter(second), IncarnationAfter(second), "of copies of the directory")
+		copied := IncarnationAfter(0)
 		time.Sleep(time.Second)
-		require.Greater(t, LifeAfter(0), copied)
+		require.Greater(t, IncarnationAfter(0), copied)
 	})
 	d, err := Open(fs, "alone", Want{Shards: 1})
 	require.NoError(t, err)
 	require.NoError(t, d.Take(false, "", nil))
-	require.Zero(t, d.Life)
+	require.Zero(t, d.Incarnation)
 	require.NoError(t, d.Close())
 }
 
-// reopened is the manifest of a directory after its next life has begun, as it is on disk.
+// reopened is the manifest of a directory after its next incarnation has begun, as it is on disk.
 func (m Manifest) reopened(t *testing.T) Manifest {
 	t.Helper()
 	fs := crashfs.New()
@@ -62,14 +62,14 @@ func (m Manifest) reopened(t *testing.T) Manifest {
 // meets returns what a node finds that sees a directory, and would remember it over a restart.
 func (m *Manifest) meets(t *testing.T, o Manifest) error {
 	t.Helper()
-	_, err := m.See(o.ID, o.Lives())
+	_, err := m.See(o.ID, o.Incarnations())
 	*m = m.reopened(t)
 	return err
 }
 
-// TestOlderCopy: a directory is known by those who have seen it in any of its lives, and an older
-// copy of it is refused by those who have seen it in a later one; however often either is opened
-// without being seen, and whatever its clock says.
+// TestOlderCopy: a directory is known by those who have seen it in any of its incarnations, and an
+// older copy of it is refused by those who have seen it in a later one; however often either is
+// opened without being seen, and whatever its clock says.
 func TestOlderCopy(t *testing.T) {
 	node := func(id string) Manifest {
 		return Manifest{Format: Format, Shards: 1, ID: id, Node: "n" + id, Cluster: "c"}.reopened(t)
@@ -83,19 +83,19 @@ func TestOlderCopy(t *testing.T) {
 	require.NoError(t, other.meets(t, unseen.reopened(t)))
 
 	later := unseen.reopened(t)
-	require.ErrorIs(t, other.meets(t, later), base.ErrOldCopy, "a life that it does not know was seen")
-	require.ErrorContains(t, other.meets(t, later), "directory first was seen in life")
+	require.ErrorIs(t, other.meets(t, later), base.ErrOldCopy, "an incarnation that it does not know was seen")
+	require.ErrorContains(t, other.meets(t, later), "directory first was seen in incarnation")
 
-	// A copy whose lives have numbers below those that were seen, as the clock was set back.
+	// A copy whose incarnations have numbers below those that were seen, as the clock was set back.
 	second := node("second")
 	copied := second
-	second.Life += 1 << 50
+	second.Incarnation += 1 << 50
 	require.NoError(t, other.meets(t, second))
-	for range 3 * MaxLives {
+	for range 3 * MaxIncarnations {
 		copied = copied.reopened(t)
-		require.Less(t, copied.Life, second.Life)
+		require.Less(t, copied.Incarnation, second.Incarnation)
 		require.ErrorIs(t, other.meets(t, copied), base.ErrOldCopy)
-		require.LessOrEqual(t, len(copied.Lives()), MaxLives)
+		require.LessOrEqual(t, len(copied.Incarnations()), MaxIncarnations)
 	}
 	// One that others know who do not know of it.
 	copied.ForgetEarlier()
@@ -106,7 +106,7 @@ func TestOlderCopy(t *testing.T) {
 	third := node("third")
 	require.NoError(t, other.meets(t, third))
 	third.ForgetEarlier()
-	for range 3 * MaxLives {
+	for range 3 * MaxIncarnations {
 		third = third.reopened(t)
 	}
 	require.NoError(t, other.meets(t, third))
@@ -123,11 +123,11 @@ func TestOlderCopy(t *testing.T) {
 	require.Len(t, other.Seen, 4)
 }
 
-// TestLeftAreNotSeen: a queue by itself has no lives, and knows none.
+// TestLeftAreNotSeen: a queue by itself has no incarnations, and knows none.
 func TestLeftAreNotSeen(t *testing.T) {
 	fs := crashfs.New()
 	require.NoError(t, MakeDirectory(fs, "q"))
-	d := New(fs, "q", Manifest{Format: Format, Shards: 1, Node: "n", Life: 7, Earlier: []uint64{3}, Seen: map[string]uint64{"a": 5}, Outdated: true})
+	d := New(fs, "q", Manifest{Format: Format, Shards: 1, Node: "n", Incarnation: 7, Earlier: []uint64{3}, Seen: map[string]uint64{"a": 5}, Outdated: true})
 	require.NoError(t, d.Leave())
 	require.Equal(t, Manifest{Format: Format, Shards: 1, Left: true}, d.Manifest)
 }

@@ -14,21 +14,22 @@ import (
 
 // The directory of a node may be an older copy of itself, which lacks later acknowledgements of the
 // node; and two processes may have copies of one directory. So both sides of a connection between
-// members send the lives of their directories, and the first life of their processes. Each refuses
-// the other one if its Config.CheckLives does.
+// members send the incarnations of their directories, and the first incarnation of their processes.
+// Each refuses the other one if its Config.CheckIncarnations does.
 
-// MaxLives is the largest number of lives that a node sends, with the first one of its process.
-const MaxLives = 16
+// MaxIncarnations is the largest number of incarnations that a node sends, with the first one of
+// its process.
+const MaxIncarnations = 16
 
-// Lives are those of a node's directory.
-type Lives struct {
+// Incarnations are those of a node's directory.
+type Incarnations struct {
 	All   []uint64 // the last one is the current one, and the first one also represents all before it
-	Birth uint64   // first life of the process that has the directory open; 0: not sent
+	Birth uint64   // first incarnation of the process that has the directory open; 0: not sent
 }
 
-// said is what a node says of its lives. Its birth is the last one but one, and the first one still
-// stands for those before.
-func (l Lives) said() []uint64 {
+// said is what a node says of its incarnations. Its birth is the last one but one, and the first
+// one still stands for those before.
+func (l Incarnations) said() []uint64 {
 	if l.Birth == 0 {
 		return l.All
 	}
@@ -39,52 +40,52 @@ func (l Lives) said() []uint64 {
 	return slices.Insert(slices.Clone(l.All), len(l.All)-1, l.Birth)
 }
 
-// livesOf is the inverse of said.
-func livesOf(said []uint64) Lives {
+// incarnationsOf is the inverse of said.
+func incarnationsOf(said []uint64) Incarnations {
 	if len(said) < 3 {
-		return Lives{All: said}
+		return Incarnations{All: said}
 	}
 	at := len(said) - 2
-	return Lives{slices.Delete(slices.Clone(said), at, at+1), said[at]}
+	return Incarnations{slices.Delete(slices.Clone(said), at, at+1), said[at]}
 }
 
-func livesLen(lives []uint64) int { return 1 + 8*len(lives) }
+func incarnationsLen(incarnations []uint64) int { return 1 + 8*len(incarnations) }
 
-func appendLives(b []byte, lives []uint64) []byte {
-	b = append(b, byte(len(lives)))
-	for _, l := range lives {
+func appendIncarnations(b []byte, incarnations []uint64) []byte {
+	b = append(b, byte(len(incarnations)))
+	for _, l := range incarnations {
 		b = binary.BigEndian.AppendUint64(b, l)
 	}
 	return b
 }
 
-// SetLives replaces the lives that this node sends, from the next connection on.
-func (n *Node) SetLives(lives Lives) {
+// SetIncarnations replaces the incarnations that this node sends, from the next connection on.
+func (n *Node) SetIncarnations(incarnations Incarnations) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.lives = lives
+	n.incarnations = incarnations
 }
 
-// ownLives are the lives of this node, as it sends them.
-func (n *Node) ownLives() []uint64 {
+// ownIncarnations are the incarnations of this node, as it sends them.
+func (n *Node) ownIncarnations() []uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.lives.said()
+	return n.incarnations.said()
 }
 
-// ErrEarly is the error of a Config.CheckLives that cannot decide yet: the other side may try
-// again.
+// ErrEarly is the error of a Config.CheckIncarnations that cannot decide yet: the other side may
+// try again.
 var ErrEarly = errors.New("peer: not known yet")
 
-// checkLives lets this node know the lives of the other side of a connection. A node that is
-// introduced may be anybody, and a node without a life says nothing.
-func (n *Node) checkLives(ctx context.Context, c *conn, use byte, other Identity, lives Lives) error {
-	if use == useIntroduction || len(lives.All) == 0 {
+// checkIncarnations lets this node know the incarnations of the other side of a connection. A node
+// that is introduced may be anybody, and a node without an incarnation says nothing.
+func (n *Node) checkIncarnations(ctx context.Context, c *conn, use byte, other Identity, incarnations Incarnations) error {
+	if use == useIntroduction || len(incarnations.All) == 0 {
 		return nil
 	}
 	ctx, stop := n.whileOpen(ctx, c)
 	defer stop()
-	if err := n.c.CheckLives(ctx, other, lives); err != nil {
+	if err := n.c.CheckIncarnations(ctx, other, incarnations); err != nil {
 		return fmt.Errorf("peer: %s: %w", other, err)
 	}
 	return nil
@@ -114,8 +115,9 @@ func (n *Node) whileOpen(ctx context.Context, c *conn) (_ context.Context, stop 
 	}
 }
 
-// refusedLives is the answer to a node after this one has refused its lives; nil: no answer.
-func refusedLives(err error) *RefusedError {
+// refusedIncarnations is the answer to a node after this one has refused its incarnations; nil: no
+// answer.
+func refusedIncarnations(err error) *RefusedError {
 	switch {
 	case errors.Is(err, base.ErrOldCopy):
 		return &RefusedError{RefusedCopy, err.Error()}
@@ -125,8 +127,8 @@ func refusedLives(err error) *RefusedError {
 	return nil
 }
 
-// Greet sends the lives of this node to another one: it opens a connection, and closes it. It does
-// not count as an attempt to reach the node.
+// Greet sends the incarnations of this node to another one: it opens a connection, and closes it.
+// It does not count as an attempt to reach the node.
 func (n *Node) Greet(ctx context.Context, to Target) error {
 	c, err := n.tryConnect(ctx, to, header{use: useCalls})
 	if err != nil {
@@ -135,17 +137,17 @@ func (n *Node) Greet(ctx context.Context, to Target) error {
 	return c.Close()
 }
 
-// Probe asks the process at an address for the ID of its directory, and its lives.
-func (n *Node) Probe(ctx context.Context, to Target) (ID, Lives, error) {
+// Probe asks the process at an address for the ID of its directory, and its incarnations.
+func (n *Node) Probe(ctx context.Context, to Target) (ID, Incarnations, error) {
 	c, err := n.tryConnect(ctx, to, header{use: useIntroduction})
 	if err != nil {
-		return ID{}, Lives{}, err
+		return ID{}, Incarnations{}, err
 	}
-	return c.other, c.lives, c.Close()
+	return c.other, c.incarnations, c.Close()
 }
 
-// Admit ends the connections with processes that have a directory open and began before a life, and
-// refuses them from then on.
+// Admit ends the connections with processes that have a directory open and began before an
+// incarnation, and refuses them from then on.
 func (n *Node) Admit(id ID, birth uint64) {
 	n.mu.Lock()
 	n.admitted[id] = max(birth, n.admitted[id])
@@ -169,10 +171,10 @@ func (n *Node) Admitted(id ID) uint64 {
 }
 
 // precedes reports whether the other side of a connection is a process with a directory that began
-// before the admitted one. A build that does not send its first life does not count. REQUIRES: mu
-// is held.
+// before the admitted one. A build that does not send its first incarnation does not count.
+// REQUIRES: mu is held.
 func (n *Node) precedes(c *conn, id ID) bool {
-	return c.use != useIntroduction && c.other == id && c.lives.Birth != 0 && c.lives.Birth < n.admitted[id]
+	return c.use != useIntroduction && c.other == id && c.incarnations.Birth != 0 && c.incarnations.Birth < n.admitted[id]
 }
 
 // Hears asks the processes that have a directory open, and began before a life, for a sign of life,
@@ -183,7 +185,7 @@ func (n *Node) Hears(ctx context.Context, id ID, before uint64) (from string, ok
 	n.mu.Lock()
 	asked := make(map[*stream]string)
 	for c := range n.conns {
-		if s := c.stream; s != nil && c.other == id && c.lives.Birth < before {
+		if s := c.stream; s != nil && c.other == id && c.incarnations.Birth < before {
 			asked[s] = c.RemoteAddr().String()
 		}
 	}
