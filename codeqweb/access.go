@@ -7,35 +7,35 @@ import (
 	"strings"
 )
 
-// Access is what a request may do: a set of bits.
+// Access is the set of rights of a request.
 type Access uint8
 
 const (
-	// Read shows everything but what Payloads and Admin show. Without it nothing is shown or done.
+	// Read shows everything that needs neither Payloads nor Admin. Every other right needs it.
 	Read Access = 1 << iota
 	// Payloads shows the payloads and results of tasks, their headers and metadata, and the notes
 	// of their progress; subject to [Options.Redact].
 	Payloads
 	// Act changes tasks: cancel, redrive, purge, forget, move, run now, change priority, clone,
-	// produce; also in bulk, and by a schedule that is triggered. It releases idempotency keys.
+	// produce; also in bulk, and by triggering a schedule. It releases idempotency keys.
 	Act
-	// Admin changes what tasks are subject to: settings of queues and their pauses, schedules,
-	// workers that take no tasks, leaders of shards. It shows who has changed what.
+	// Admin changes settings of queues, pauses, schedules, quiet workers and leaders of shards. It
+	// shows the audit log.
 	Admin
 
-	// None is for a request that may do nothing.
+	// None allows nothing.
 	None Access = 0
 	// All is everything.
 	All = Read | Payloads | Act | Admin
 )
 
-// accessNames are the names of the bits, in their order.
+// accessNames has the names of the bits, in their order.
 var accessNames = [...]string{"read", "payloads", "act", "admin"}
 
 // Has reports whether all bits of b are in a.
 func (a Access) Has(b Access) bool { return a&b == b }
 
-// names are those of the bits that are set.
+// names returns the names of the bits that are set.
 func (a Access) names() []string {
 	names := []string{}
 	for i, name := range accessNames {
@@ -54,7 +54,7 @@ func (a Access) String() string {
 	return strings.Join(a.names(), "+")
 }
 
-// hosts are the names by which requests may call the dashboard.
+// hosts lists the accepted Host headers besides loopback.
 type hosts []string
 
 // allow reports whether a Host header names a loopback address, or a host of the list.
@@ -79,12 +79,12 @@ func (h hosts) allow(host string) bool {
 	return false
 }
 
-// contentPolicy allows what is part of the program: no inline script or style, no frame around the
-// page, no form to elsewhere.
+// contentPolicy allows only the dashboard's own files: no inline script or style, no framing, no
+// form to another site.
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// setSecurityHeaders sets what every answer has.
+// setSecurityHeaders sets the headers of every answer.
 func setSecurityHeaders(h http.Header) {
 	h.Set("Content-Security-Policy", contentPolicy)
 	h.Set("X-Content-Type-Options", "nosniff")

@@ -13,21 +13,21 @@ import (
 	"codeq"
 )
 
-// action is a change that a page and the JSON form make alike, from parameters.
+// action is a change, made from parameters by a form or a JSON request.
 type action struct {
 	needs     Access
-	done      string // what the page says afterwards
-	otherwise string // the page to which the browser goes, if the form names none
+	done      string // the message on the page afterwards
+	otherwise string // the next page, if the form names none
 	do        func(d *Dashboard, ctx context.Context, p url.Values) (any, error)
 }
 
-// nothing is the answer of an action that tells nothing.
+// nothing is the answer of an action without a result.
 type nothing struct{}
 
 // idOnly is the answer of an action on a task.
 type idOnly struct{ ID codeq.ID }
 
-// actions are all of them, by the path of the page; that of the JSON form is below api/v1.
+// actions maps the path of a form to its action. The JSON form has the same path below api/v1.
 var actions = map[string]*action{
 	"task/cancel":  onTask("The task was canceled.", (*codeq.Queue).Cancel),
 	"task/redrive": onTask("The dead letter was redriven.", (*codeq.Queue).RedriveDead),
@@ -120,7 +120,7 @@ func onWorkers(do func(*codeq.Queue, context.Context, string) error) func(*Dashb
 	}
 }
 
-// invalid is the error of a parameter.
+// invalid returns the error of a refused parameter.
 func invalid(name, limit string) error {
 	return &refusal{http.StatusBadRequest, "invalid", fmt.Sprintf("parameter %q: must be %s", name, limit)}
 }
@@ -133,8 +133,8 @@ func intParam(p url.Values, name string) (int, error) {
 	return n, nil
 }
 
-// timeParam reads a time: in RFC 3339, or as the field of a form has it, in the zone of this
-// machine. Zero: it is empty.
+// timeParam reads a time: in RFC 3339, or in the format of a form's field, in the local zone. Zero:
+// it is empty.
 func timeParam(p url.Values, name string) (time.Time, error) {
 	text := p.Get(name)
 	if text == "" {
@@ -166,8 +166,7 @@ func keyParam(p url.Values) codeq.UniqueKey {
 	}
 }
 
-// clone produces a task like another one: with everything that its producer has set but its
-// idempotency key and parents, which belong to that one.
+// clone produces a copy of a task, without its idempotency key and parents.
 func (d *Dashboard) clone(ctx context.Context, p url.Values) (any, error) {
 	id, err := codeq.ParseID(p.Get("id"))
 	if err != nil {
@@ -194,7 +193,7 @@ func (d *Dashboard) clone(ctx context.Context, p url.Values) (any, error) {
 	return idOnly{made}, err
 }
 
-// do carries out an action for a page, or for a program.
+// do carries out an action for a form or a JSON request.
 func (d *Dashboard) do(w http.ResponseWriter, r *request, name string, a *action) error {
 	result, err := a.do(d, r.Context(), r.params)
 	d.audited(r, r.params, err, false)

@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// An answer is made whole before it is sent, so that somebody who does not read it keeps no place
-// among the requests that ask the queue.
+// An answer is buffered before it is sent, so that a slow reader does not hold a place in
+// Dashboard.busy.
 
 const (
 	answerWrite    = 10 * time.Second // for one part; a slower reader is disconnected
 	answerPart     = 256 << 10        // bytes
-	requestsOfUser = 32               // at a time, with those whose answers are not read yet
+	requestsOfUser = 32               // at a time; a request ends when its answer has been read
 	streamsOfUser  = 64
 )
 
-// answer collects what a request is answered; a stream goes through it.
+// answer buffers the answer to a request. A stream is not buffered.
 type answer struct {
 	w         http.ResponseWriter
 	status    int // 0: 200
@@ -46,8 +46,8 @@ func (a *answer) Write(b []byte) (int, error) {
 // Unwrap is for http.ResponseController.
 func (a *answer) Unwrap() http.ResponseWriter { return a.w }
 
-// underlying returns the server's part of an answer: it closes a connection whose request is too
-// large.
+// underlying returns the server's ResponseWriter: with it, http.MaxBytesReader closes the
+// connection of a request that is too large.
 func underlying(w http.ResponseWriter) http.ResponseWriter {
 	if a, ok := w.(*answer); ok {
 		return a.w
@@ -55,8 +55,8 @@ func underlying(w http.ResponseWriter) http.ResponseWriter {
 	return w
 }
 
-// send sends the answer, part by part, each with its deadline. That of the last part holds for what
-// is left to send when the handler has returned; then the server ends it.
+// send sends the answer, part by part, each with its deadline. The server sends the rest after the
+// handler has returned, under the last deadline.
 func (a *answer) send() {
 	if a.streaming {
 		return
@@ -84,7 +84,7 @@ func (a *answer) send() {
 	}
 }
 
-// bounded bounds the time of a write, and leaves the deadline as it is then. A server that knows no
+// bounded sets a deadline for a write, and does not reset it. A server without support for
 // deadlines has its own.
 func bounded(control *http.ResponseController, d time.Duration, write func() error) error {
 	if err := control.SetWriteDeadline(time.Now().Add(d)); err != nil && !errors.Is(err, http.ErrNotSupported) {
@@ -93,7 +93,7 @@ func bounded(control *http.ResponseController, d time.Duration, write func() err
 	return write()
 }
 
-// users counts what each of them has under way.
+// users counts the requests and streams of each user.
 type users struct {
 	mu                sync.Mutex
 	requests, streams map[string]int
@@ -121,7 +121,7 @@ func (u *users) enter(of *map[string]int, user string, most int) (leave func(), 
 	}, nil
 }
 
-// userOf names who has sent a request: as the application says, or else by the address.
+// userOf returns the user of a request: by Options.User, or else the address.
 func (d *Dashboard) userOf(r *http.Request) (user, name string, err error) {
 	if d.opts.User != nil {
 		err = contained("Options.User", func() { name = d.opts.User(r) })

@@ -15,8 +15,7 @@ import (
 	"codeq"
 )
 
-// allRoutes returns every path that the dashboard answers. A path has no parts that vary: names
-// are parameters.
+// allRoutes returns every path of the dashboard. No path has variable parts: names are parameters.
 func (d *Dashboard) allRoutes() map[string]map[string]*route {
 	routes := make(map[string]map[string]*route)
 	add := func(method, path string, needs Access, kind routeKind, serve func(http.ResponseWriter, *request) error) {
@@ -44,7 +43,7 @@ func (d *Dashboard) allRoutes() map[string]map[string]*route {
 			continue
 		}
 		kind := plainRoute
-		if name == "bulk/stop" || name == "cluster/drain" || name == "workers/quiet" { // they wait for what goes on
+		if name == "bulk/stop" || name == "cluster/drain" || name == "workers/quiet" { // they wait for running work
 			kind = waitRoute
 		}
 		serve := func(w http.ResponseWriter, r *request) error { return d.do(w, r, name, a) }
@@ -69,7 +68,7 @@ func (d *Dashboard) allRoutes() map[string]map[string]*route {
 	return routes
 }
 
-// answering serves what a question returns as JSON.
+// answering serves the result of ask as JSON.
 func answering(ask func(context.Context, *request) (any, error)) func(http.ResponseWriter, *request) error {
 	return func(w http.ResponseWriter, r *request) error {
 		v, err := ask(r.Context(), r)
@@ -177,8 +176,7 @@ func (d *Dashboard) apiSettings(_ context.Context, r *request) (any, error) {
 	return d.q.Settings(r.params.Get("queue"))
 }
 
-// apiConfigure changes the settings that the body names. A field that it does not name keeps its
-// value.
+// apiConfigure changes the settings in the body. The other settings keep their values.
 func (d *Dashboard) apiConfigure(w http.ResponseWriter, r *request) error {
 	var raw json.RawMessage
 	if err := readJSON(w, r, smallBody, &raw); err != nil {
@@ -215,7 +213,7 @@ func (d *Dashboard) apiConfigure(w http.ResponseWriter, r *request) error {
 	return writeJSON(w, http.StatusOK, s)
 }
 
-// shownTasks are tasks as this request may see them.
+// shownTasks has tasks without the parts that this request may not see.
 type shownTasks struct {
 	Tasks   []*codeq.TaskInfo
 	Next    string
@@ -253,7 +251,7 @@ func (d *Dashboard) apiTasks(ctx context.Context, r *request) (any, error) {
 	return shown, nil
 }
 
-// shownTask is one task as this request may see it.
+// shownTask is one task without the parts that this request may not see.
 type shownTask struct {
 	Task   *codeq.TaskInfo
 	Hidden bool
@@ -336,7 +334,7 @@ func duplicatesOf(err error) (all []*codeq.DuplicateError) {
 	return all
 }
 
-// onlyDuplicates reports whether an error joins nothing else.
+// onlyDuplicates reports whether an error joins only duplicates.
 func onlyDuplicates(err error) bool {
 	only := true
 	each(err, func(err error) {
@@ -366,7 +364,7 @@ func each(err error, visit func(error)) {
 	}
 }
 
-// bulkBody is what api/v1/bulk takes: codeq.BulkOptions without Match.
+// bulkBody is the body of api/v1/bulk: codeq.BulkOptions without Match.
 type bulkBody struct {
 	Action                codeq.BulkAction
 	States                []codeq.State

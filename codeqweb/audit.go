@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Entry is one change that somebody has made, or has tried to make.
+// Entry is a change, or an attempt at one.
 type Entry struct {
 	Time   time.Time
-	User   string `json:",omitzero"` // as [Options.User] or [Options.Audit] says; "": neither does
-	Remote string // the address from which the request came
+	User   string `json:",omitzero"` // from [Options.User] or [Options.Audit]; "": from neither
+	Remote string // the address of the client
 	Action string // such as "task/cancel"
-	// Target is what was changed: the ID of a task, or the name of a queue, schedule, worker or
-	// node. Detail are the other parameters.
+	// Target is the ID of the task, or the name of the queue, schedule, worker or node. Detail has
+	// the other parameters.
 	Target string `json:",omitzero"`
 	Detail string `json:",omitzero"`
 	Error  string `json:",omitzero"` // why it failed, or was refused
@@ -24,10 +24,10 @@ type Entry struct {
 	Refused bool `json:",omitzero"`
 }
 
-// auditEntries is how many entries are kept.
+// auditEntries bounds the entries in memory.
 const auditEntries = 1000
 
-// auditText is how many bytes of a text of an entry are kept.
+// auditText bounds each text of an entry, in bytes.
 const auditText = 300
 
 // auditLog keeps the latest entries in memory.
@@ -38,11 +38,11 @@ type auditLog struct {
 	entries []Entry // the oldest first
 }
 
-// add tells the hook of a change, which may name the user, and keeps the entry, which says so if
-// the hook panics.
+// add calls the hook, which may set the user, and keeps the entry. A panic of the hook is added to
+// Entry.Error.
 func (l *auditLog) add(r *http.Request, e Entry) {
 	e.Time, e.Remote = time.Now(), r.RemoteAddr
-	e.Action = strings.Clone(e.Action) // not with the URL of which it is a part
+	e.Action = strings.Clone(e.Action) // not the whole URL
 	e.Target, e.Detail, e.Error = clip(e.Target, auditText), clip(e.Detail, auditText), clip(e.Error, auditText)
 	if l.hook != nil {
 		if err := contained("Options.Audit", func() { l.hook(r, &e) }); err != nil {
@@ -70,7 +70,7 @@ func (l *auditLog) newest() []Entry {
 	return entries
 }
 
-// auditPage shows who has changed what.
+// auditPage shows the audit log.
 func (d *Dashboard) auditPage(w http.ResponseWriter, r *request) error {
 	return d.show(w, r, page{Title: "Audit", Screen: "audit", Refresh: 5, Body: d.audit.newest()})
 }

@@ -14,15 +14,15 @@ import (
 	"codeq"
 )
 
-// Changes in bulk run beside the requests that begin them, and end with the dashboard.
+// Bulk changes outlive their requests, and end with the dashboard.
 const (
 	bulksRunning = 4
 	bulksKept    = 100
-	bulkWait     = 30 * time.Second // the longest that a request waits for one
+	bulkWait     = 30 * time.Second // a request waits this long at most
 	bulkAtOnce   = 1500 * time.Millisecond
 )
 
-// job is a change in bulk, as api/v1/bulk shows it.
+// job is a bulk change, in the form of api/v1/bulk.
 type job struct {
 	ID     string
 	Action codeq.BulkAction
@@ -34,13 +34,13 @@ type job struct {
 	DryRun   bool    `json:",omitzero"`
 	Started  time.Time
 	Ended    time.Time         `json:",omitzero"` // zero: it runs
-	Seen     int               // that were selected so far
+	Seen     int               // selected so far
 	Result   *codeq.BulkResult `json:",omitzero"`
 	Error    string            `json:",omitzero"`
 	Kind     string            `json:",omitzero"`
 }
 
-// runningJob is a job and what carries it out. ended is closed at the end, after job was set.
+// runningJob is a job with its control. ended is closed after the last change of job.
 type runningJob struct {
 	job   job
 	seen  atomic.Int64
@@ -104,7 +104,7 @@ func (b *bulks) stop(ctx context.Context, id string) (job, error) {
 	}
 }
 
-// startBulk begins a change in bulk.
+// startBulk begins a bulk change.
 func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions) (*runningJob, error) {
 	b := &d.bulks
 	ctx, cancel := context.WithCancel(d.ctx)
@@ -121,12 +121,12 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions) (*runningJob, 
 		ID: strconv.Itoa(b.number), Action: opts.Action, Filter: opts.TaskFilter, Priority: opts.Priority, ToQueue: opts.ToQueue,
 		Rate: opts.Rate, DryRun: opts.DryRun, Started: time.Now(),
 	}
-	if b.jobs = append(b.jobs, j); len(b.jobs) > bulksKept { // few of them run
+	if b.jobs = append(b.jobs, j); len(b.jobs) > bulksKept { // at most bulksRunning of them run
 		n := slices.IndexFunc(b.jobs, func(old *runningJob) bool { return !old.job.Ended.IsZero() })
 		b.jobs = slices.Delete(b.jobs, n, n+1)
 	}
 	b.mu.Unlock()
-	later := r.Clone(context.WithoutCancel(r.Context())) // for the entries
+	later := r.Clone(context.WithoutCancel(r.Context())) // for the audit entries
 	later.Body = http.NoBody
 	begun := make(chan struct{})
 	d.running.Go(func() {
@@ -144,7 +144,7 @@ func (d *Dashboard) startBulk(r *request, opts codeq.BulkOptions) (*runningJob, 
 }
 
 func (d *Dashboard) runBulk(ctx context.Context, j *runningJob, opts codeq.BulkOptions) {
-	if opts.Rate > 0 { // it takes long, and counts as it goes; to match a task, its payload is read
+	if opts.Rate > 0 { // it takes long: count its progress. Match reads each task's payload
 		opts.Match = func(*codeq.TaskInfo) bool { j.seen.Add(1); return true }
 	}
 	result, err := d.q.Bulk(ctx, opts)
@@ -172,7 +172,7 @@ func (d *Dashboard) endBulk(j *runningJob, result codeq.BulkResult, err error) {
 	close(j.ended)
 }
 
-// auditBulk tells of the beginning or the end of a job.
+// auditBulk adds the beginning or the end of a job to the audit log.
 func (d *Dashboard) auditBulk(r *http.Request, name string, j job) {
 	e := Entry{Action: "bulk", Target: j.Filter.Queue, Error: j.Error, User: name}
 	what := j.Action.String()
@@ -186,7 +186,7 @@ func (d *Dashboard) auditBulk(r *http.Request, name string, j job) {
 	d.audit.add(r, e)
 }
 
-// describeFilter is a filter in words.
+// describeFilter returns a filter in words.
 func describeFilter(f codeq.TaskFilter) (text string) {
 	for _, s := range f.States {
 		text += " " + s.String()
@@ -208,7 +208,7 @@ func describeFilter(f codeq.TaskFilter) (text string) {
 	return text
 }
 
-// await waits for the end of a job, or some time.
+// await waits for the end of a job, at most for d.
 func await(ctx context.Context, j *runningJob, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -219,7 +219,7 @@ func await(ctx context.Context, j *runningJob, d time.Duration) {
 	}
 }
 
-// bulkForm begins the change that a form describes.
+// bulkForm begins a bulk change from a form.
 func (d *Dashboard) bulkForm(w http.ResponseWriter, r *request) error {
 	p := r.params
 	filter, err := filterOf(p)
@@ -250,11 +250,11 @@ func (d *Dashboard) bulkForm(w http.ResponseWriter, r *request) error {
 	return nil
 }
 
-// bulkView is what the page of a job shows.
+// bulkView is the content of the page of a job.
 type bulkView struct {
 	Job   job
 	Words string     // the filter
-	Again url.Values // the form that does what a dry run has counted; nil: none
+	Again url.Values // the form that repeats a dry run as a change; nil: none
 }
 
 func (d *Dashboard) bulkPage(w http.ResponseWriter, r *request) error {

@@ -16,7 +16,7 @@ const (
 type chart struct {
 	ID, Title string
 	Max       string // the value at the top
-	Now       string // the latest values, for those who do not see the drawing
+	Now       string // the latest values, for screen readers
 	From, To  time.Time
 	Lines     []chartLine
 }
@@ -24,13 +24,13 @@ type chart struct {
 // chartLine is one series: Class is its color, D its path.
 type chartLine struct{ Class, Name, D string }
 
-// value reads one number of a point.
+// value is a series: its name, and its value at a point.
 type value struct {
 	class, name string
 	of          func(p *point) float64
 }
 
-// drawChart draws points; nothing, with fewer than two. Its axis of time ends now.
+// drawChart draws points, if there are two or more. Its time axis ends now.
 func drawChart(id, title string, points []point, length time.Duration, now time.Time, show func(float64) string, values ...value) chart {
 	c := chart{ID: id, Title: title, From: now.Add(-length), To: now}
 	top := 0.0
@@ -69,7 +69,7 @@ func drawChart(id, title string, points []point, length time.Duration, now time.
 	return c
 }
 
-// perSecond divides what a point counts by the seconds since the point before.
+// perSecond divides the counts of a point by the seconds since the previous point.
 func perSecond(points []point, of func(p *point) uint32) func(p *point) float64 {
 	took := make(map[uint32]float64, len(points))
 	for i := 1; i < len(points); i++ {
@@ -83,7 +83,7 @@ func perSecond(points []point, of func(p *point) uint32) func(p *point) float64 
 	}
 }
 
-// charts are those of a queue, or of all.
+// charts returns the charts of a queue, or of all queues for "".
 func (d *Dashboard) charts(queue string, byMinute bool) []chart {
 	length := secondsKept * time.Second
 	if byMinute {
@@ -112,7 +112,7 @@ type bar struct {
 	Class, Title        string
 }
 
-// drawDays draws what was completed and what failed on each day, the last one at the right.
+// drawDays draws the completed and failed attempts of each day, the last day at the right.
 func drawDays(days []dayTotals, kept int, today time.Time) (bars []bar, top uint64) {
 	for _, d := range days {
 		top = max(top, d.Completed+d.Failed)

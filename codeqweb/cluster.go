@@ -7,14 +7,14 @@ import (
 	"codeq"
 )
 
-// clusterView is what the page of the cluster shows.
+// clusterView is the content of the page of the cluster.
 type clusterView struct {
-	*codeq.ClusterStatus // nil: the queue is by itself
+	*codeq.ClusterStatus // nil: a standalone queue
 	Nodes                []string
 	Drained              bool // the node that serves the page
 }
 
-// clusterPage shows who leads the shards, and how far the replicas are.
+// clusterPage shows the leaders of the shards, and the progress of the replicas.
 func (d *Dashboard) clusterPage(w http.ResponseWriter, r *request) error {
 	status, err := d.q.ClusterStatus(r.Context())
 	if err != nil && !errors.Is(err, codeq.ErrNoCluster) {

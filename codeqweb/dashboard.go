@@ -23,35 +23,34 @@ import (
 
 // Options are the options of [Handler]. A zero field means its documented default.
 type Options struct {
-	// Access says what a request may do, as the application knows who sends it. It is called for
-	// each request, by several goroutines at a time. Default: [Read], for everybody.
+	// Access returns the rights of a request; the application knows its user. It is called for each
+	// request, by several goroutines at a time. Default: [Read], for all requests.
 	Access func(*http.Request) Access
-	// Hosts are the names, or addresses, in the Host header of requests that are answered, beside
-	// "localhost" and the loopback addresses: such as "jobs.example.com", or
-	// "jobs.example.com:8443" for one port only. Others get 421: the browser of somebody who may
-	// reach the dashboard could be led to it by any name. Behind a proxy, list the name that the
-	// proxy passes on. Default: the loopback names only.
+	// Hosts lists the accepted Host headers besides "localhost" and the loopback addresses: such as
+	// "jobs.example.com", or "jobs.example.com:8443" for one port only. Others get 421: otherwise a
+	// foreign page could bind its own name to this address and read the dashboard by a user's
+	// browser. Behind a proxy, list the name that the proxy passes on. Default: the loopback names
+	// only.
 	Hosts []string
-	// User names who sends a request, as the application knows: one user has at most 32 requests
-	// and 64 streams at a time; more get 429. It also sets Entry.User. Behind a proxy, set it,
-	// since all requests come from one address there. It is called for each request, by several
-	// goroutines at a time. Default: the address from which the request comes, and Entry.User is
-	// empty.
+	// User returns the name of a request's user. One user has at most 32 requests and 64 streams at
+	// a time; more get 429. It also sets Entry.User. Behind a proxy, set it, since all requests
+	// come from one address there. It is called for each request, by several goroutines at a time.
+	// Default: the client's address, and Entry.User is empty.
 	User func(*http.Request) string
-	// Audit is told of each change that is made, has failed or was refused, after it; of one in
-	// bulk when it begins, and with its counts when it has ended, with the request that began it.
-	// It may set Entry.User, before the entry is kept for the page that shows the last 1,000. It
-	// must not keep the *Entry. Default: nobody is told.
+	// Audit is called after each change that succeeded, failed or was refused. For a bulk change it
+	// is called at the beginning, and at the end with the counts and the first request. It may set
+	// Entry.User. The dashboard then keeps the entry for its page of the last 1,000. Audit must not
+	// keep the *Entry. Default: no call.
 	Audit func(*http.Request, *Entry)
-	// Redact is called with a copy of each task before it is shown, as page or JSON, and may alter
+	// Redact is called with a copy of each task before it is shown, as page or JSON, and may change
 	// it: for instance remove a secret from its Payload, Headers, Metadata, Result or LastError. It
-	// must not alter what these refer to, but may replace them. Tasks of schedules come without an
-	// ID, and what an event shows comes with ID, Queue, Tenant, Attempts, LastError and Progress
-	// only. Default: all is shown that Access allows.
+	// may replace these slices and maps, but must not write into them. Tasks of schedules have no
+	// ID. Tasks of events have ID, Queue, Tenant, Attempts, LastError and Progress only. Default:
+	// all is shown that Access allows.
 	Redact func(*codeq.TaskInfo)
-	// Format returns the text in which a page shows a payload or a result of a queue, such as the
-	// JSON form of a message; "": as by default. Default: JSON is indented, other text shown as it
-	// is, and everything else in hexadecimal.
+	// Format returns a payload or a result as text for a page, such as the JSON form of a message;
+	// "": use the default. Default: JSON is indented, other text is unchanged, everything else is
+	// hexadecimal.
 	Format func(queue string, data []byte) string
 }
 
@@ -75,29 +74,30 @@ type Dashboard struct {
 	templates map[string]*template.Template
 	assets    map[string]asset
 
-	busy    chan struct{} // one element for each request that asks the queue
+	busy    chan struct{} // one element for each request that calls the queue
 	large   chan struct{} // one element for each request with a large body
 	streams atomic.Int64
 	users   users
 }
 
-// The bounds of what requests may take together.
+// The bounds of all requests together.
 const (
 	maxBusy     = 64
 	maxLarge    = 4
 	busyWaits   = 5 * time.Second  // for a place
-	requestTime = 20 * time.Second // for an answer that is neither a stream nor waits
+	requestTime = 20 * time.Second // for the answer of a plainRoute or largeRoute
 	bodyTime    = 30 * time.Second // to read a request
 	smallBody   = 1 << 20
 	largeBody   = 32 << 20
 )
 
 // Handler returns the dashboard of a queue. A nil *Options means all defaults. The dashboard ends
-// when the queue is closed, or by [Dashboard.Close]: its goroutines are gone soon afterwards, its
-// streams and changes in bulk have ended, and requests get 503. Close the queue after the server
-// that serves the dashboard.
+// when the queue is closed, or by [Dashboard.Close]: its goroutines, streams and bulk changes end
+// soon afterwards, and requests get 503. Close the queue after the server that serves the
+// dashboard.
 //
-// The queue may be one of [codeq.OpenLocal]: then another process is shown, over its local socket.
+// The queue may come from [codeq.OpenLocal]: then the dashboard shows another process, over its
+// local socket.
 func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 	d := &Dashboard{
 		q: q, cross: http.NewCrossOriginProtection(),
@@ -120,23 +120,22 @@ func Handler(q *codeq.Queue, opts *Options) *Dashboard {
 	return d
 }
 
-// Close ends the dashboard: its streams, the changes in bulk that run, and its goroutines, for
-// which it waits. It leaves the queue open. It may be called more than once, and always returns
-// nil.
+// Close ends the dashboard with its streams and running bulk changes, and waits for its goroutines.
+// It leaves the queue open. It may be called more than once, and always returns nil.
 func (d *Dashboard) Close() error {
 	d.end()
 	d.running.Wait()
 	return nil
 }
 
-// until returns a context that ends with the dashboard too, and after a time.
+// until returns a context that ends with ctx, with the dashboard, and after length.
 func (d *Dashboard) until(ctx context.Context, length time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, length)
 	stop := context.AfterFunc(d.ctx, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 
-// route is what the dashboard answers at one path, to one method.
+// route serves one method of one path.
 type route struct {
 	needs Access
 	kind  routeKind
@@ -147,20 +146,20 @@ type routeKind uint8
 
 const (
 	plainRoute  routeKind = iota
-	streamRoute           // lasts, and has a bound of its own
-	waitRoute             // may wait for long, without a place among those who ask the queue
+	streamRoute           // long, with its own bound
+	waitRoute             // may wait for long, without a place in Dashboard.busy
 	largeRoute            // has a large body
 )
 
-// request is a request that may be answered.
+// request is a request with its path, user and access.
 type request struct {
 	*http.Request
 	path   string // of the route, without the first slash
-	user   string // whose bounds it counts for
-	name   string // of the user, as the application says; "": it does not
+	user   string // counts against this user's bounds
+	name   string // of the user, by Options.User; "": unknown
 	access Access
 	api    bool
-	params url.Values // of the URL, and of the form that a page sends
+	params url.Values // of the URL and the form
 }
 
 // ServeHTTP answers a request to the dashboard.
@@ -171,7 +170,7 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a := &answer{w: w}
 	leave, err := d.enterUser(q)
 	if err == nil {
-		defer leave() // when the answer has been sent
+		defer leave() // after the answer is sent
 		err = d.answer(a, q)
 	}
 	if err != nil {
@@ -180,8 +179,8 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.send()
 }
 
-// enterUser counts a request among those of its user until leave is called. A probe of health asks
-// the queue once a second at most, and counts for nobody.
+// enterUser counts a request of its user until leave is called. Health probes do not count: they
+// call the queue once a second at most.
 func (d *Dashboard) enterUser(r *request) (leave func(), err error) {
 	if r.isProbe() {
 		return func() {}, nil
@@ -211,7 +210,7 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 		return d.serveAsset(w, r, a)
 	}
 	if uri, _, _ := strings.Cut(r.RequestURI, "?"); r.path == "" && uri != "" && !strings.HasSuffix(uri, "/") {
-		// mounted at a path without a slash, from which relative links would lead elsewhere
+		// mounted at a path without a final slash: relative links would be wrong there
 		w.Header().Set("Location", "./"+path.Base(uri)+"/")
 		w.WriteHeader(http.StatusFound)
 		return nil
@@ -258,7 +257,7 @@ func (d *Dashboard) answer(w http.ResponseWriter, r *request) error {
 
 var errDenied = &refusal{http.StatusForbidden, "denied", "you may not do this here"}
 
-// serve answers a request that is allowed, within the bounds of all requests.
+// serve answers an allowed request, within the bounds of all requests.
 func (d *Dashboard) serve(w http.ResponseWriter, r *request, rt *route) error {
 	if rt.kind == streamRoute {
 		return rt.serve(w, r)
@@ -299,15 +298,15 @@ func enter(ctx context.Context, place chan struct{}) error {
 
 func (d *Dashboard) knows(host string) bool { return hosts(d.opts.Hosts).allow(host) }
 
-// readForm reads the form that a page has sent.
+// readForm reads the form of a page.
 func (d *Dashboard) readForm(w http.ResponseWriter, r *request) error {
 	defer limitBody(w)()
 	r.Body = http.MaxBytesReader(underlying(w), r.Body, smallBody)
 	if err := r.ParseForm(); err != nil {
 		return unreadable(err)
 	}
-	// What a form names is in its URL: a browser changes line ends, and bytes that are not UTF-8,
-	// in its fields.
+	// Names are in the URL: in fields of a form, a browser changes line ends, and bytes that are
+	// not UTF-8.
 	for name, values := range r.PostForm {
 		if !r.params.Has(name) {
 			r.params[name] = values
@@ -316,15 +315,15 @@ func (d *Dashboard) readForm(w http.ResponseWriter, r *request) error {
 	return nil
 }
 
-// limitBody bounds the time for which a body is read, until end is called: a deadline that passes
-// later would end the request, whose answer may take longer.
+// limitBody bounds the time to read a body. end removes the deadline: a later one would end the
+// request before its answer.
 func limitBody(w http.ResponseWriter) (end func()) {
 	c := http.NewResponseController(w)
 	_ = c.SetReadDeadline(time.Now().Add(bodyTime))
 	return func() { _ = c.SetReadDeadline(time.Time{}) }
 }
 
-// unreadable converts the error of a body.
+// unreadable converts an error of reading a body.
 func unreadable(err error) error {
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return &refusal{http.StatusRequestEntityTooLarge, "invalid", "the request is too large"}
@@ -332,7 +331,7 @@ func unreadable(err error) error {
 	return &refusal{http.StatusBadRequest, "invalid", "the request cannot be read: " + err.Error()}
 }
 
-// refusal is why a request is not answered: the HTTP status, the Kind of the JSON form, and a text.
+// refusal is the error of a request: the HTTP status, the Kind of the JSON form, and a text.
 type refusal struct {
 	status int
 	kind   string
@@ -341,7 +340,7 @@ type refusal struct {
 
 func (e *refusal) Error() string { return e.text }
 
-// kinds are the errors of the library, each before those that may come with it.
+// kinds lists the errors of the library; refusalOf takes the first that matches.
 var kinds = []struct {
 	err    error
 	status int
@@ -409,7 +408,7 @@ func (d *Dashboard) refuse(w http.ResponseWriter, r *request, err error) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(e.status)
 		_ = json.NewEncoder(w).Encode(body)
-	case !r.access.Has(Read): // nothing of the dashboard is shown to strangers
+	case !r.access.Has(Read): // no page without the right to read
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.WriteHeader(e.status)
 		_, _ = fmt.Fprintln(w, e.text)
@@ -424,13 +423,13 @@ func (d *Dashboard) refuse(w http.ResponseWriter, r *request, err error) {
 //go:embed assets
 var assetFiles embed.FS
 
-// asset is a file that pages load. Its URL has a part that changes with it.
+// asset is a file that pages load. Its URL changes with its content.
 type asset struct {
 	body []byte
 	kind string
 }
 
-// screens are the pages, each with a template of its name.
+// screens lists the pages. Each has a template of the same name.
 var screens = []string{
 	"overview", "queue", "tasks", "task", "dead", "schedules", "workers", "storage", "cluster", "audit", "bulk", "bulks", "error",
 }
@@ -484,8 +483,8 @@ func (d *Dashboard) serveAsset(w http.ResponseWriter, r *request, a asset) error
 	return err
 }
 
-// link returns a relative URL: a page, and names with values of its query. Pairs without a value
-// are left out.
+// link returns the relative URL of a page. pairs has the names and values of its query; empty
+// values are left out.
 func link(screen string, pairs ...any) string {
 	p := make(url.Values)
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -499,21 +498,21 @@ func link(screen string, pairs ...any) string {
 	return screen + "?" + p.Encode()
 }
 
-// page is what the layout shows around a screen.
+// page is a screen with the data of the layout around it.
 type page struct {
 	Title  string
 	Screen string
 	Status int    // of the answer; 0: 200
 	Live   string // the query of the stream that the page follows
-	// Refresh is after how many seconds the page looks again; 0: never, or it follows the stream.
+	// Refresh is the number of seconds until the page reloads; 0: never, or it follows the stream.
 	Refresh int
 	Body    any
 
 	// set by show
 	Access Access
-	Done   string // what has been done
+	Done   string // the message about the last change
 	Back   string // this page, for forms to come back to
-	Root   string // where relative links to pages begin: "", or "../" below an action that failed
+	Root   string // prefix of relative links to pages: "", or "../" for the error of an action
 }
 
 // CanAct reports whether the viewer may change tasks.
@@ -546,7 +545,7 @@ func (d *Dashboard) show(w http.ResponseWriter, r *request, p page) error {
 	return nil
 }
 
-// back sends the browser to a page of the dashboard after a change, which the page then tells.
+// back redirects to a page of the dashboard after a change. The page shows the message did.
 func (d *Dashboard) back(w http.ResponseWriter, r *request, did, otherwise string) {
 	to, err := url.Parse(r.params.Get("back"))
 	if err != nil || !r.params.Has("back") || to.Scheme != "" || to.Host != "" || to.Opaque != "" || to.User != nil || d.routes[to.Path][http.MethodGet] == nil {
@@ -559,10 +558,10 @@ func (d *Dashboard) back(w http.ResponseWriter, r *request, did, otherwise strin
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// up leads from a path, such as "task/cancel", to the pages.
+// up returns the relative prefix from a path, such as "task/cancel", to the pages.
 func up(path string) string { return strings.Repeat("../", strings.Count(path, "/")) }
 
-// health remembers for a second how the queue is, so that probes cost nothing.
+// health caches the state of the queue for a second, so that probes are cheap.
 type health struct {
 	mu    sync.Mutex
 	at    time.Time
@@ -583,14 +582,14 @@ func (d *Dashboard) serveHealth(w http.ResponseWriter, r *request) error {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if err != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = fmt.Fprintln(w, refusalOf(err).kind) // its text may name what strangers need not know
+		_, _ = fmt.Fprintln(w, refusalOf(err).kind) // the text may have internal details
 		return nil
 	}
 	_, _ = fmt.Fprintln(w, "ok")
 	return nil
 }
 
-// askHealth asks every shard, at most once a second.
+// askHealth calls every shard, at most once a second.
 func (d *Dashboard) askHealth() (alive, ready error) {
 	h := &d.health
 	h.mu.Lock()

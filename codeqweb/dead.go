@@ -10,17 +10,16 @@ import (
 	"codeq"
 )
 
-// The dead letters that a page groups: as many as can be read in a moment.
+// The bounds of grouping dead letters for a page.
 const (
 	deadRead   = 100_000
 	deadTime   = time.Second
 	groupsMax  = 200
-	groupsOf   = 10 // queues that a group names
+	groupsOf   = 10 // queues listed for a group
 	otherError = "(other errors)"
 )
 
-// deadGroup are the dead letters whose errors differ by numbers, identifiers and quoted values
-// only.
+// deadGroup has dead letters with the same error except for numbers, identifiers and quoted values.
 type deadGroup struct {
 	ErrorKind string
 	Count     int
@@ -28,15 +27,15 @@ type deadGroup struct {
 	Newest    time.Time
 	Example   codeq.ID
 	Error     string // of the example
-	Other     bool   `json:",omitzero"` // many groups together
+	Other     bool   `json:",omitzero"` // the rest, beyond groupsMax
 }
 
-// deadView is what the page of dead letters shows.
+// deadView is the content of the page of dead letters.
 type deadView struct {
 	Groups  []*deadGroup
 	Queue   string
 	Scanned int
-	More    bool   // there are more dead letters than were read
+	More    bool   // not all dead letters were read
 	Dead    uint64 // as of the last sample
 }
 
@@ -53,8 +52,8 @@ func (d *Dashboard) deadGroups(ctx context.Context, r *request, queue string) (v
 			return v, err
 		}
 		for _, t := range tasks.Tasks {
-			// Filters are by the error that is stored: those of which another one is shown, since
-			// it is redacted, are in groups of their own, which cannot be acted on.
+			// Filters select by the stored error. Dead letters with a redacted error have their own
+			// groups, without actions.
 			stored := codeq.ErrorKind(t.LastError)
 			t = d.shown(r, t)
 			kind := codeq.ErrorKind(t.LastError)

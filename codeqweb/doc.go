@@ -1,48 +1,47 @@
-// Package codeqweb is a dashboard of a queue, as an http.Handler: what waits and why, what fails,
-// who works on it, and the means to act on it.
+// Package codeqweb is a dashboard of a queue, as an http.Handler: waiting tasks and the reasons,
+// failures, workers, and actions on all of them.
 //
 //	mux.Handle("/codeq/", http.StripPrefix("/codeq", codeqweb.Handler(q, &codeqweb.Options{
 //		Hosts:  []string{"jobs.example.com"},
 //		Access: func(r *http.Request) codeqweb.Access { return accessOf(sessionOf(r)) },
 //	})))
 //
-// It may be mounted under any prefix: pages refer to each other relatively. All assets are part of
-// the program; nothing is loaded from elsewhere. Each page works without its script, which lets the
-// numbers follow the queue and adds keys.
+// It may be mounted under any prefix: its links are relative. All assets are embedded in the
+// program. Each page works without its script, which only updates the numbers and adds keyboard
+// shortcuts.
 //
 // # Access
 //
-// The dashboard knows no users: put it behind the application's own authentication, and let
-// [Options.Access] say what a request may do. With zero [Options], everybody who reaches it may
-// look, and nobody may act or see payloads. It answers only to the Host names that it knows
-// ([Options.Hosts]), so that a page elsewhere on the web, whose name was bound to this address,
-// cannot read it; it refuses changes that come from other origins ([http.CrossOriginProtection]).
-// Nothing over HTTP takes a path of files, or changes the members of a cluster.
+// The dashboard has no users: put it behind the application's own authentication, and return the
+// rights of a request from [Options.Access]. With zero [Options], every request may read, and none
+// may act or see payloads. Only known Host headers are accepted ([Options.Hosts]), so that a
+// foreign page cannot bind its own name to this address and read the dashboard. Changes from other
+// origins are refused ([http.CrossOriginProtection]). No request takes a file path, or changes the
+// members of a cluster.
 //
 // # JSON
 //
-// Everything that the pages show and do is at api/v1 as JSON, with the same access; the command
-// codeq uses it. There a change is a POST with its parameters in the URL. The values are those of
-// package codeq. Only there tasks can be produced, schedules set, and keys released. JSON is UTF-8:
-// of names and errors that are not, it has U+FFFD for each byte that is none. The pages show those
-// bytes, and their links and forms name them.
+// All content and actions of the pages are also JSON below api/v1, with the same access; the
+// command codeq uses it. A change is a POST with its parameters in the URL. The values are those of
+// package codeq. Producing tasks, setting schedules and releasing keys exist only as JSON. JSON has
+// U+FFFD for each byte of a name or error that is not UTF-8. The pages show those bytes as escapes,
+// and keep them in links and forms.
 //
-//	GET  api/v1/            what this client may do
+//	GET  api/v1/            the access of this client
 //	GET  api/v1/info        codeq.QueueInfo of all queues
 //	GET  api/v1/tasks       a page of tasks: state, queue, tenant, ..., limit, cursor
 //	GET  api/v1/task?id=ID  a task
 //	POST api/v1/task/redrive?id=ID
 //	...
 //
-// At healthz and readyz, which need no access and no known Host, the dashboard says whether the
-// queue is open and no shard has failed, and whether every shard can be called.
+// healthz reports whether the queue is open and no shard has failed, and readyz whether every shard
+// can also be called. They need no access and no known Host.
 //
 // # Cost
 //
-// One goroutine asks the queue how it is, once a second while somebody looks at the dashboard and
-// once a minute otherwise, and all viewers share the answer. It keeps what it was told for five
-// minutes by second, and for 24 hours by minute, of all queues together and of 50 queues, within 8
-// MiB. 256 viewers may follow at a time, 64 of them of one user, who has 32 other requests at the
-// most ([Options.User]). An answer is made whole, and then sent: whoever reads nothing of it for
-// ten seconds is disconnected.
+// One goroutine samples the queue, once a second while the dashboard has viewers and once a minute
+// otherwise, and all viewers share the sample. It keeps samples by second for five minutes, and by
+// minute for 24 hours, of all queues together and of 50 queues, within 8 MiB. There are at most 256
+// streams at a time, at most 64 streams and 32 other requests of one user ([Options.User]). An
+// answer is buffered, and then sent: a client that reads nothing for ten seconds is disconnected.
 package codeqweb

@@ -11,27 +11,27 @@ import (
 	"codeq"
 )
 
-// The family of a task as it is drawn and listed.
+// The bounds of a drawn and listed family.
 const (
-	familyDrawn  = 12     // parents and children at the most
+	familyDrawn  = 12     // at most so many parents, and children
 	parentsRead  = 100    // of Task.After
 	childrenRead = 10_000 // blocked tasks that are read to find children
 	childrenMax  = 100
 )
 
-// relative is a task that is bound to another one.
+// relative is a parent or a child of a task.
 type relative struct {
 	ID    codeq.ID
-	Gone  bool // it has ended and is not kept
+	Gone  bool // ended and removed
 	State string
 	Queue string
 }
 
-// family are the parents and the live children of a task.
+// family has the parents and the live children of a task.
 type family struct {
 	Parents, Children []relative
-	MoreParents       int  // that are not in Parents
-	MoreChildren      bool // not all blocked tasks were looked at, or there are too many
+	MoreParents       int  // not in Parents
+	MoreChildren      bool // not all blocked tasks were read, or there are too many children
 	Drawing           *drawing
 }
 
@@ -51,15 +51,15 @@ type box struct {
 
 type edge struct{ X1, Y1, X2, Y2 int }
 
-// childList is what was found of the children of a task.
+// childList is the result of a search for children.
 type childList struct {
 	Tasks   []*codeq.TaskInfo
 	Scanned int
 	More    bool
 }
 
-// children finds the tasks that wait for a task. Nothing lists them: blocked tasks are read, up to
-// a bound.
+// children finds the tasks that wait for a task. There is no index: it reads blocked tasks, up to a
+// bound.
 func (d *Dashboard) children(ctx context.Context, id codeq.ID) (*childList, error) {
 	c := new(childList)
 	opts := codeq.PageOptions{TaskFilter: codeq.TaskFilter{States: []codeq.State{codeq.Blocked}}, NoPayload: true, Limit: codeq.MaxPage}
@@ -89,17 +89,16 @@ func (d *Dashboard) children(ctx context.Context, id codeq.ID) (*childList, erro
 	}
 }
 
-// childCache keeps the children of tasks whose pages are open, for as long as it takes that no more
-// than a fiftieth of the time goes into finding those of each task again, and lets one search run
-// at a time.
+// childCache caches children for childrenPause times the duration of their search, so that an open
+// page spends a fiftieth of the time in searches at most. One search runs at a time.
 type childCache struct {
-	searching chan struct{} // capacity 1: held by who searches
+	searching chan struct{} // capacity 1: held during a search
 
 	mu    sync.Mutex // guards found
 	found map[codeq.ID]foundChildren
 }
 
-// foundChildren is what a search has found: nothing, if it has failed.
+// foundChildren is the result of a search: empty, if it has failed.
 type foundChildren struct {
 	children []relative
 	more     bool // there may be more
@@ -108,12 +107,12 @@ type foundChildren struct {
 
 const (
 	childrenKept  = 100 // tasks
-	childrenPause = 50  // times what it takes to find them
+	childrenPause = 50  // times the duration of the search
 )
 
 func newChildCache() childCache { return childCache{searching: make(chan struct{}, 1)} }
 
-// of returns the children of a task, found by find unless they are known.
+// of returns the children of a task, from the cache or by find.
 func (c *childCache) of(ctx context.Context, id codeq.ID, find func() (*childList, error)) (children []relative, more bool, err error) {
 	if known, ok := c.known(id); ok {
 		return known.children, known.more, nil
@@ -124,7 +123,7 @@ func (c *childCache) of(ctx context.Context, id codeq.ID, find func() (*childLis
 	case <-ctx.Done():
 		return nil, false, context.Cause(ctx)
 	}
-	if known, ok := c.known(id); ok { // by who searched before
+	if known, ok := c.known(id); ok { // by the previous search
 		return known.children, known.more, nil
 	}
 	begin := time.Now()
@@ -161,7 +160,7 @@ func (c *childCache) keep(id codeq.ID, found foundChildren) {
 	}
 }
 
-// family finds the relatives of a task.
+// family finds the parents and children of a task.
 func (d *Dashboard) family(ctx context.Context, t *codeq.TaskInfo) (f family, err error) {
 	for i, id := range t.After {
 		if i == parentsRead {
@@ -175,7 +174,7 @@ func (d *Dashboard) family(ctx context.Context, t *codeq.TaskInfo) (f family, er
 		f.Parents = append(f.Parents, relativeOf(id, parent))
 	}
 	switch t.State {
-	case codeq.Done, codeq.Canceled: // nobody waits for it any more
+	case codeq.Done, codeq.Canceled: // no child waits for it
 	default:
 		f.Children, f.MoreChildren, err = d.kin.of(ctx, t.ID, func() (*childList, error) { return d.children(ctx, t.ID) })
 		if err != nil {

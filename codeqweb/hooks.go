@@ -7,7 +7,7 @@ import (
 	"codeq"
 )
 
-// contained calls a function of the application, which may panic.
+// contained calls a function of the application, and returns its panic as an error.
 func contained(what string, f func()) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -18,14 +18,13 @@ func contained(what string, f func()) (err error) {
 	return nil
 }
 
-// accessOf asks the application what a request may do.
+// accessOf calls Options.Access.
 func (d *Dashboard) accessOf(r *http.Request) (a Access, err error) {
 	err = contained("Options.Access", func() { a = d.opts.Access(r) })
 	return a, err
 }
 
-// redact lets the application alter a task before it is shown. If it panics, what it might have
-// hidden is not shown.
+// redact calls Options.Redact. After a panic, everything that it might have hidden is removed.
 func (d *Dashboard) redact(t *codeq.TaskInfo) {
 	if d.opts.Redact == nil {
 		return
@@ -38,7 +37,7 @@ func (d *Dashboard) redact(t *codeq.TaskInfo) {
 	}
 }
 
-// format asks the application for the text of a payload; "": it has none.
+// format calls Options.Format; "": use the default.
 func (d *Dashboard) format(queue string, data []byte) (text string) {
 	if d.opts.Format == nil {
 		return ""

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// overviewRows is how many queues a page of the overview has.
+// overviewRows is the number of queues on a page of the overview.
 const overviewRows = 50
 
-// orders are those in which the overview shows queues. The first one is the default.
+// orders lists the sort orders of the overview. The first one is the default.
 var orders = []struct {
 	Name, Title string
 	less        func(a, b *row) int
@@ -42,7 +42,7 @@ func compareOldest(a, b time.Time) int {
 	}
 }
 
-// overviewQuery returns the parameters of the overview, in one form.
+// overviewQuery returns the parameters of the overview in canonical form.
 func overviewQuery(p url.Values) url.Values {
 	q := url.Values{"by": {by(p)}, "order": {"name"}}
 	for _, o := range orders {
@@ -59,7 +59,7 @@ func overviewQuery(p url.Values) url.Values {
 	return q
 }
 
-// by is the step of the charts.
+// by returns the resolution of the charts.
 func by(p url.Values) string {
 	if p.Get("by") == "minute" {
 		return "minute"
@@ -67,7 +67,7 @@ func by(p url.Values) string {
 	return "second"
 }
 
-// overviewView is what the overview shows.
+// overviewView is the content of the overview.
 type overviewView struct {
 	At     time.Time
 	Error  string
@@ -79,11 +79,11 @@ type overviewView struct {
 	Orders             []orderLink
 	Rows               []row
 	Find, Order        string
-	From, Found        int    // of Rows, and how many there are
+	From, Found        int    // index of the first row, and the number of matching queues
 	Previous, Next     string // links; "": none
 	Workers, Busy, Max int
 	Quiet              int
-	Unreachable        int // nodes that did not say what their workers do
+	Unreachable        int // nodes that did not report their workers
 	Disk, Dead         int64
 	KnowsDisk          bool
 	Free, MinFree      int64 // as in codeq.StorageStats
@@ -95,7 +95,7 @@ type orderLink struct {
 	On         bool
 }
 
-// overview makes the view of a sample.
+// overview returns the view of a sample.
 func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 	q := overviewQuery(p)
 	v := overviewView{
@@ -125,7 +125,7 @@ func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 	}
 	for _, o := range orders {
 		v.Orders = append(v.Orders, orderLink{o.Title, at("order", o.Name), o.Name == v.Order})
-		if o.Name == v.Order && o.Name != "name" { // they are in the order of their names
+		if o.Name == v.Order && o.Name != "name" { // Rows are already sorted by name
 			slices.SortStableFunc(rows, o.less)
 		}
 	}
@@ -163,7 +163,7 @@ func (d *Dashboard) overview(s *sample, p url.Values) overviewView {
 	return v
 }
 
-// overviewPage shows what all queues do.
+// overviewPage shows all queues.
 func (d *Dashboard) overviewPage(w http.ResponseWriter, r *request) error {
 	s, err := d.sampler.fresh(r.Context(), time.Second)
 	if s == nil {

@@ -16,10 +16,10 @@ import (
 	"codeq"
 )
 
-// tenantsRead is how many ready tasks are read to see which tenants wait.
+// tenantsRead bounds the ready tasks read to count tenants.
 const tenantsRead = 1000
 
-// queueLive is the part of the page of a queue that follows the sampler.
+// queueLive is the part of a queue's page that the stream updates.
 type queueLive struct {
 	At     time.Time
 	Error  string
@@ -29,13 +29,13 @@ type queueLive struct {
 	Charts []chart
 }
 
-// queueView is what the page of a queue shows.
+// queueView is the content of the page of a queue.
 type queueView struct {
 	Live     queueLive
 	Name     string
 	Settings codeq.Settings
 	Form     map[string]string // the fields of the form, by their names
-	Odd      bool              // a form cannot have the names of the tenants
+	Odd      bool              // a form cannot send the names of the tenants unchanged
 	Totals   codeq.Totals
 	Bars     []bar
 	Days     int
@@ -43,20 +43,20 @@ type queueView struct {
 	Waiting  waitingTenants
 }
 
-// waitingTenants are the tenants of a queue that have ready tasks, or a weight.
+// waitingTenants has the tenants of a queue with ready tasks or a weight.
 type waitingTenants struct {
-	Tenants []waitingTenant // those with the most ready tasks first
-	Read    int             // ready tasks that were read
-	All     bool            // there are no more
+	Tenants []waitingTenant // by ready tasks, descending
+	Read    int             // number of ready tasks read
+	All     bool            // all ready tasks were read
 }
 
 type waitingTenant struct {
 	Name   string
-	Ready  int // of those that were read
+	Ready  int // among the tasks read
 	Weight int
 }
 
-// queueLive makes the part that follows the sampler.
+// queueLive returns the part of the page that the stream updates.
 func (d *Dashboard) queueLive(s *sample, name string, p url.Values) queueLive {
 	v := queueLive{At: s.At, By: by(p), Row: row{Name: name}}
 	if s.Err != nil {
@@ -69,7 +69,7 @@ func (d *Dashboard) queueLive(s *sample, name string, p url.Values) queueLive {
 	return v
 }
 
-// queuePage shows a queue, with the means to change its settings.
+// queuePage shows a queue and the form of its settings.
 func (d *Dashboard) queuePage(w http.ResponseWriter, r *request) error {
 	name, ctx := r.params.Get("name"), r.Context()
 	if name == "" {
@@ -137,15 +137,15 @@ func (d *Dashboard) tenants(ctx context.Context, queue string, weights map[strin
 	return t, nil
 }
 
-// settingField is a field of the form of settings: how it shows a setting, and how it changes it.
+// settingField is a field of the form of settings: text formats the setting, set changes it.
 type settingField struct {
 	name string
 	text func(*codeq.Settings) string
 	set  func(s *codeq.Settings, p url.Values, name string) error
 }
 
-// settingFields are all of them. The form has each text a second time, as "was-" and the name, by
-// which it is known what somebody has changed.
+// settingFields lists the fields. The form has the original text of each as "was-" and the name, so
+// that edited fields are known.
 var settingFields = []settingField{
 	intField("concurrency", func(s *codeq.Settings) *int { return &s.Concurrency }),
 	intField("concurrency-per-key", func(s *codeq.Settings) *int { return &s.ConcurrencyPerKey }),
@@ -212,7 +212,7 @@ func setWeights(s *codeq.Settings, p url.Values, name string) error {
 		if text == "" {
 			continue
 		}
-		at := strings.LastIndexByte(text, '=') // a name may have one as well
+		at := strings.LastIndexByte(text, '=') // a name may also contain one
 		weight, err := strconv.Atoi(strings.TrimSpace(text[at+1:]))
 		if at < 0 || err != nil {
 			return invalid(name, "lines of the form tenant=weight")
@@ -225,8 +225,7 @@ func setWeights(s *codeq.Settings, p url.Values, name string) error {
 	return nil
 }
 
-// settingsForm changes the settings that somebody has changed in a form, and leaves the others
-// alone.
+// settingsForm changes the edited settings of a form. The others stay.
 func (d *Dashboard) settingsForm(w http.ResponseWriter, r *request) error {
 	p := r.params
 	queue := p.Get("queue")
@@ -248,8 +247,8 @@ func (d *Dashboard) settingsForm(w http.ResponseWriter, r *request) error {
 	return nil
 }
 
-// changeSettings changes the settings by the form. What a form does not have stays; so does what it
-// was filled with. A setting that somebody else has changed since then is not changed back.
+// changeSettings applies the edited fields of a form. Missing and unedited fields leave their
+// settings alone, so that a form does not undo a concurrent change.
 func changeSettings(s *codeq.Settings, p url.Values) error {
 	for _, f := range settingFields {
 		was, known := sent(p, "was-"+f.name)
@@ -272,7 +271,7 @@ func changeSettings(s *codeq.Settings, p url.Values) error {
 	return nil
 }
 
-// sent returns a field of a form, with the line ends that it had before a browser sent it.
+// sent returns a field of a form, without the carriage returns that a browser adds.
 func sent(p url.Values, name string) (text string, has bool) {
 	return strings.ReplaceAll(p.Get(name), "\r", ""), p.Has(name)
 }

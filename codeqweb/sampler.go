@@ -13,37 +13,37 @@ import (
 	"codeq"
 )
 
-// The sampler asks the queue how it is, for all viewers together: each second while somebody looks,
-// each minute always. It is one goroutine, which Dashboard.Close ends, or the queue's Close.
+// The sampler samples the queue for all viewers: each second while there are viewers, otherwise
+// each minute. It is one goroutine, which ends at Dashboard.Close or the queue's Close.
 //
-// What it keeps is bounded by 8 MiB: two times maxRows rows while the next sample is made, and the
-// series of seriesQueues queues and of all together.
+// Its memory is bounded by 8 MiB: two times maxRows rows while the next sample is made, the series
+// of seriesQueues queues, and the series of all queues together.
 const (
 	secondsKept  = 300  // samples, by second
 	minutesKept  = 1440 // samples, by minute: 24 hours
-	seriesQueues = 50   // have series of their own
+	seriesQueues = 50   // with series of their own
 	maxRows      = 10_000
 	maxNames     = 512 << 10              // bytes of the names of the rows
-	sampleTime   = 5 * time.Second        // in which the queue has to answer
-	slowEvery    = 5 * time.Second        // between two questions about workers and storage
+	sampleTime   = 5 * time.Second        // for the queue's answer
+	slowEvery    = 5 * time.Second        // between two samples of workers and storage
 	soonest      = 250 * time.Millisecond // between two messages to viewers
 )
 
-// point is a queue, or all of them, at a moment.
+// point is the state of a queue, or of all queues, at one time.
 type point struct {
 	at                                      uint32 // seconds since 1970
-	ready, scheduled, blocked, leased, dead uint32 // tasks, as many as fit
+	ready, scheduled, blocked, leased, dead uint32 // tasks, capped
 	produced, completed, failed             uint32 // since the point before
-	oldest                                  uint32 // seconds that the oldest ready task has waited
+	oldest                                  uint32 // age of the oldest ready task, in seconds
 }
 
-// series are the points of a queue.
+// series has the points of a queue.
 //
-// Invariant: a ring is filled from 0 on, and then overwritten from its place on.
+// Invariant: a ring is filled from 0 on, and then overwritten from next on.
 type series struct {
 	seconds, minutes ring
-	minute           totals    // when the last point of minutes was made
-	used             time.Time // when something last happened in the queue, or somebody looked
+	minute           totals    // totals at the last point of minutes
+	used             time.Time // last activity of the queue, or last view
 }
 
 type ring struct {
@@ -53,7 +53,7 @@ type ring struct {
 
 func (r *ring) push(p point, kept int) {
 	if len(r.points) < kept {
-		if len(r.points) == cap(r.points) { // append would take more than is needed
+		if len(r.points) == cap(r.points) { // append would allocate too much
 			r.points = slices.Grow(r.points, min(kept, max(16, 2*len(r.points)))-len(r.points))
 		}
 		r.points = append(r.points, p)
@@ -63,7 +63,7 @@ func (r *ring) push(p point, kept int) {
 	r.next = (r.next + 1) % kept
 }
 
-// merge adds a point, to the last one if that is of the same second.
+// merge adds a point. It merges it with the last one in the same second.
 func (r *ring) merge(p point, kept int) {
 	if len(r.points) > 0 {
 		if last := &r.points[(r.next+len(r.points)-1)%len(r.points)]; last.at == p.at {
@@ -80,14 +80,14 @@ func (r *ring) all() []point {
 	return append(slices.Clone(r.points[r.next:]), r.points[:r.next]...)
 }
 
-// totals are what a chart shows of codeq.Totals.
+// totals has the sums of codeq.Totals for a chart.
 type totals struct{ produced, completed, failed uint64 }
 
 func totalsOf(t *codeq.Totals) totals {
 	return totals{t.Produced, t.Completed, t.Retried + t.Expired + t.Dead}
 }
 
-// since returns what happened after before; nothing if the totals have begun again.
+// since returns the difference to before; zero if the totals were reset.
 func (t totals) since(before totals) totals {
 	if t.produced < before.produced || t.completed < before.completed || t.failed < before.failed {
 		return totals{}
@@ -103,29 +103,29 @@ func (t *totals) add(o totals) {
 type row struct {
 	Name   string
 	Counts codeq.Counts
-	Oldest time.Time // since when the oldest ready task waits; zero: none is ready
+	Oldest time.Time // ready time of the oldest ready task; zero: none is ready
 	Paused bool
 	Held   int // as in codeq.QueueInfo
-	// Produced, Completed and Failed are a second, since the sample before.
+	// Produced, Completed and Failed are rates per second, since the previous sample.
 	Produced, Completed, Failed float64
 
 	totals totals
 }
 
-// sample is the queue at a moment. It is not changed once it has been published.
+// sample is the state of the queue at one time. It is immutable once published.
 type sample struct {
 	At      time.Time
-	Err     error // why there is no newer one
+	Err     error // the error of the next sample
 	Rows    []row // by name
-	Queues  int   // how many there are; Rows has maxRows at the most
-	All     row   // all queues together; Name is that of the queue with the oldest task
+	Queues  int   // the number of queues; Rows has maxRows at most
+	All     row   // all queues together; Name is the queue of the oldest task
 	Workers []codeq.WorkerInfo
 	Storage *codeq.StorageStats // nil: not known
 
 	slowAt time.Time // of Workers and Storage
 }
 
-// row returns a queue of the sample; nil: it is not in it.
+// row returns a queue of the sample, or nil.
 func (s *sample) row(name string) *row {
 	i, ok := slices.BinarySearchFunc(s.Rows, name, func(r row, name string) int { return cmp.Compare(r.Name, name) })
 	if !ok {
@@ -139,13 +139,13 @@ type sampler struct {
 	ctx context.Context // ends with the dashboard or the queue
 	end context.CancelFunc
 
-	asking chan struct{} // capacity 1: held while the queue is asked
+	asking chan struct{} // capacity 1: held while the queue is sampled
 	wake   chan struct{} // capacity 1: a viewer has come
-	stale  atomic.Bool   // somebody has changed something by the dashboard since the last sample
+	stale  atomic.Bool   // a request has changed something since the last sample
 
 	viewers viewers
 
-	mu     sync.Mutex // guards the following, and is held for no call of the queue
+	mu     sync.Mutex // guards the following; not held during calls of the queue
 	last   *sample
 	all    series
 	queues map[string]*series
@@ -172,7 +172,7 @@ func (s *sampler) run() {
 		t := time.NewTimer(wait)
 		select {
 		case <-t.C:
-		case <-s.wake: // those who come together share a message
+		case <-s.wake: // viewers that join together share a message
 			t.Reset(time.Until(published.Add(soonest)))
 			select {
 			case <-t.C:
@@ -186,8 +186,8 @@ func (s *sampler) run() {
 	}
 }
 
-// watch ends the sampler when the queue is closed, which the queue tells by the end of a
-// subscription. The subscription is to events that hardly ever happen, of a queue that nobody has.
+// watch ends the sampler when the queue is closed: then its subscription ends. It subscribes to
+// rare events of a queue that does not exist.
 func (s *sampler) watch() {
 	for s.ctx.Err() == nil {
 		sub, err := s.q.Subscribe(codeq.SubscribeOptions{
@@ -201,7 +201,7 @@ func (s *sampler) watch() {
 			s.end()
 			return
 		}
-		select { // a program beside the process waits for the next process
+		select { // a queue of OpenLocal waits for the next process
 		case <-time.After(time.Second):
 		case <-s.ctx.Done():
 		}
@@ -218,7 +218,7 @@ func (s *sampler) current() *sample {
 	return s.last
 }
 
-// fresh returns a sample that is no older than age, and makes one if there is none.
+// fresh returns a sample that is no older than age. It takes a new one if needed.
 func (s *sampler) fresh(ctx context.Context, age time.Duration) (*sample, error) {
 	select {
 	case s.asking <- struct{}{}:
@@ -247,7 +247,7 @@ func (s *sampler) fresh(ctx context.Context, age time.Duration) (*sample, error)
 	return next, nil
 }
 
-// askSlow asks for what changes slowly, or costs a message to other nodes.
+// askSlow samples workers and storage, every slowEvery: workers cost a message to the other nodes.
 func (s *sampler) askSlow(ctx context.Context, next, last *sample) {
 	next.Workers, next.Storage, next.slowAt = last.Workers, last.Storage, last.slowAt
 	if next.At.Sub(last.slowAt) < slowEvery {
@@ -264,11 +264,11 @@ func (s *sampler) askSlow(ctx context.Context, next, last *sample) {
 	}
 }
 
-// newSample converts what the queue says.
+// newSample converts the infos of the queue.
 func newSample(infos []codeq.QueueInfo, last *sample, now time.Time) *sample {
 	n := &sample{At: now, Queues: len(infos), Rows: make([]row, 0, min(len(infos), maxRows))}
 	took, names := now.Sub(last.At).Seconds(), 0
-	before := last.Rows // both are in the order of their names
+	before := last.Rows // both are sorted by name
 	var happened totals
 	for i := range infos {
 		info := &infos[i]
@@ -276,7 +276,7 @@ func newSample(infos []codeq.QueueInfo, last *sample, now time.Time) *sample {
 		for len(before) > 0 && before[0].Name < r.Name {
 			before = before[1:]
 		}
-		// What happened before a queue was seen first is not known to be new.
+		// The totals of a queue in its first sample may be old: they do not count.
 		if len(before) > 0 && before[0].Name == r.Name {
 			d := r.totals.since(before[0].totals)
 			happened.add(d)
@@ -288,12 +288,12 @@ func newSample(infos []codeq.QueueInfo, last *sample, now time.Time) *sample {
 		}
 	}
 	n.All.setRates(happened, took, &last.All)
-	n.All.totals = last.All.totals // of what was seen to happen
+	n.All.totals = last.All.totals // sums of the differences between samples
 	n.All.totals.add(happened)
 	return n
 }
 
-// setRates sets what happened a second; what happened in a moment says little about it.
+// setRates sets the rates. An interval of less than half a second keeps those of before.
 func (r *row) setRates(d totals, seconds float64, before *row) {
 	if seconds < 0.5 {
 		r.Produced, r.Completed, r.Failed = before.Produced, before.Completed, before.Failed
@@ -312,7 +312,7 @@ func (s *sample) addToAll(r *row) {
 	}
 }
 
-// keep publishes a sample, and adds it to the series.
+// keep makes a sample the current one, and adds it to the series.
 func (s *sampler) keep(next, last *sample) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -337,7 +337,7 @@ func (s *sampler) keep(next, last *sample) {
 	}
 }
 
-// begin gives a queue a series; the one that has been used least recently makes room.
+// begin adds the series of a queue, and evicts the least recently used one if there are too many.
 // REQUIRES: mu is held.
 func (s *sampler) begin(name string, now time.Time) *series {
 	if len(s.queues) >= seriesQueues {
@@ -354,7 +354,7 @@ func (s *sampler) begin(name string, now time.Time) *series {
 	return of
 }
 
-// add adds a moment. Each minute has one point, and each second at the most.
+// add adds a sample. There is at most one point each second, and one each minute.
 func (s *series) add(now, before *row, at, last time.Time, begins bool) {
 	if begins {
 		s.minute = now.totals
@@ -382,8 +382,8 @@ func pointOf(r *row, d totals, at time.Time) point {
 
 func fit(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
 
-// points returns the series of a queue, or of all for "", the oldest first. To look at a queue
-// gives it a series.
+// points returns the points of a queue, or of all queues for "", the oldest first. It begins the
+// series of a queue that has none.
 func (s *sampler) points(queue string, byMinute bool) []point {
 	s.mu.Lock()
 	defer s.mu.Unlock()

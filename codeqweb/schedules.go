@@ -10,10 +10,10 @@ import (
 	"codeq"
 )
 
-// ticksShown is how many of the next ticks of a schedule are shown.
+// ticksShown is the number of next ticks that are shown.
 const ticksShown = 5
 
-// scheduleView is a schedule as a page shows it.
+// scheduleView is a schedule on the page of schedules.
 type scheduleView struct {
 	codeq.ScheduleInfo
 	Upcoming []time.Time
@@ -21,7 +21,7 @@ type scheduleView struct {
 	Hidden   bool
 }
 
-// schedules returns all schedules, as a request may see them.
+// schedules returns all schedules, without the parts that a request may not see.
 func (d *Dashboard) schedules(ctx context.Context, r *request) ([]scheduleView, error) {
 	all, err := d.q.Schedules(ctx)
 	if err != nil {
@@ -62,7 +62,7 @@ func (d *Dashboard) schedule(ctx context.Context, name string) (codeq.Schedule, 
 	return codeq.Schedule{}, &refusal{http.StatusNotFound, "not-found", "no schedule has this name"}
 }
 
-// trigger produces the task of a schedule now, with the headers that a tick gives it.
+// trigger produces the task of a schedule now, with the headers of a tick.
 func (d *Dashboard) trigger(ctx context.Context, p url.Values) (any, error) {
 	s, err := d.schedule(ctx, p.Get("name"))
 	if err != nil {

@@ -6,13 +6,13 @@ import (
 	"codeq"
 )
 
-// storageView is what the page of storage shows.
+// storageView is the content of the page of storage.
 type storageView struct {
 	*codeq.StorageStats
 	Disk, Dead, Debt, Linked int64
 }
 
-// storagePage shows the stores of this process, and how long the upkeep by their owners takes.
+// storagePage shows the stores of this process, and the durations of their owners' upkeep.
 func (d *Dashboard) storagePage(w http.ResponseWriter, r *request) error {
 	stats, err := d.q.StorageStats()
 	if err != nil {

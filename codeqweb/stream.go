@@ -16,7 +16,8 @@ import (
 	"codeq"
 )
 
-// Streams of server-sent events: what follows the sampler (live), and the events of tasks (JSON).
+// Streams of server-sent events: page updates from the sampler (HTML), and the events of tasks
+// (JSON).
 const (
 	maxStreams    = 256 // at a time, of both kinds
 	streamLasts   = 10 * time.Minute
@@ -24,13 +25,13 @@ const (
 	streamComment = 15 * time.Second // between two signs of life
 )
 
-// viewer is somebody who looks at a page, and follows it by a stream.
+// viewer is an open page with its stream.
 type viewer struct {
-	topic string      // what the page shows: path and query; "": nothing of the sampler
-	mail  chan []byte // capacity 1: the latest message; a slow reader misses those before. Closed at the end
+	topic string      // path and query of the page; "": it has no live part
+	mail  chan []byte // capacity 1: the latest message; a slow reader misses older ones. Closed at the end
 }
 
-// viewers are all that follow. The sampler publishes, and waits for none of them.
+// viewers has all viewers. publish waits for none of them.
 type viewers struct {
 	render func(topic string) []byte // nil: nothing
 
@@ -77,8 +78,7 @@ func (v *viewers) close() {
 	v.set = nil
 }
 
-// publish tells all viewers that there is a new sample. What a page shows is drawn once for all who
-// look at it.
+// publish sends a new sample to all viewers. Each topic is rendered once for all its viewers.
 func (v *viewers) publish(*sample) {
 	v.mu.Lock()
 	topics := make(map[string][]byte)
@@ -101,11 +101,11 @@ func (v *viewers) publish(*sample) {
 	defer v.mu.Unlock()
 	for w := range v.set {
 		m, ok := topics[w.topic]
-		if !ok { // it has come meanwhile
+		if !ok { // it joined meanwhile
 			continue
 		}
 		select {
-		case <-w.mail: // what it has not read yet is old
+		case <-w.mail: // an unread message is old
 		default:
 		}
 		w.mail <- m
@@ -129,7 +129,7 @@ type stream struct {
 	control *http.ResponseController
 }
 
-// openStream begins a stream. The caller calls the function that it returns in the end.
+// openStream begins a stream. The caller calls the returned function at the end.
 func (d *Dashboard) openStream(w http.ResponseWriter) (*stream, func(), error) {
 	if d.streams.Add(1) > maxStreams {
 		d.streams.Add(-1)
@@ -152,8 +152,8 @@ func (d *Dashboard) openStream(w http.ResponseWriter) (*stream, func(), error) {
 	}, nil
 }
 
-// send writes a message, in the time that a reader has for it. Between messages there is no
-// deadline: HTTP/2 ends a stream whose deadline passes.
+// send writes a message within streamWrite, and then removes the deadline: HTTP/2 ends a stream
+// when its deadline passes.
 func (s *stream) send(m []byte) error {
 	err := bounded(s.control, streamWrite, func() error {
 		if _, err := s.w.Write(m); err != nil {
@@ -167,10 +167,10 @@ func (s *stream) send(m []byte) error {
 	return err
 }
 
-// end lets the server send the end of the stream in the same time.
+// end sets a deadline for the server's last write of the stream.
 func (s *stream) end() { _ = bounded(s.control, streamWrite, func() error { return nil }) }
 
-// live lets a page follow the sampler.
+// live streams the samples to a page.
 func (d *Dashboard) live(w http.ResponseWriter, r *request) error {
 	v := &viewer{topic: d.topic(r.URL.Query()), mail: make(chan []byte, 1)}
 	s, done, err := d.openStream(w)
@@ -202,7 +202,7 @@ func (d *Dashboard) live(w http.ResponseWriter, r *request) error {
 	}
 }
 
-// topic returns the page that a stream follows, in one form; "": none that follows the sampler.
+// topic returns the canonical path and query of a page; "": a page without a live part.
 func (d *Dashboard) topic(p url.Values) string {
 	switch p.Get("page") {
 	case "overview":
@@ -213,7 +213,7 @@ func (d *Dashboard) topic(p url.Values) string {
 	return ""
 }
 
-// renderTopic draws what a page of the sampler shows.
+// renderTopic renders the live part of a page.
 func (d *Dashboard) renderTopic(topic string) []byte {
 	screen, query, _ := strings.Cut(topic, "?")
 	p, err := url.ParseQuery(query)
@@ -262,8 +262,8 @@ func (d *Dashboard) events(w http.ResponseWriter, r *request) error {
 	return d.copyEvents(ctx.Done(), s, sub, r.access)
 }
 
-// copyEvents writes events until one cannot be written, the queue ends, or the time is over. While
-// nothing happens it shows that it is alive, so that a reader who has gone is noticed.
+// copyEvents writes events until a write fails, the queue ends, or the time is over. Without events
+// it writes comments, so that it notices a closed connection.
 func (d *Dashboard) copyEvents(ends <-chan struct{}, s *stream, sub *codeq.Subscription, access Access) error {
 	lost, next := uint64(0), make(chan codeq.Event)
 	var failed atomic.Pointer[error]

@@ -10,7 +10,7 @@ import (
 	"codeq"
 )
 
-// taskView is what the page of a task shows.
+// taskView is the content of the page of a task.
 type taskView struct {
 	Task            *codeq.TaskInfo
 	Hidden          bool
@@ -21,18 +21,18 @@ type taskView struct {
 	Timeline        []slice
 	Attempts        []attemptView
 	Progress        int // percent; negative: not known
-	// what may be done to it
+	// the possible actions
 	Waits, MayCancel, MayRedrive, MayForget bool
 }
 
-// attemptView is an attempt, with how long it took.
+// attemptView is an attempt with its duration.
 type attemptView struct {
 	codeq.Attempt
 	Took    time.Duration
 	Running bool
 }
 
-// slice is a part of the drawn life of a task, in units of chartWidth.
+// slice is a part of the timeline of a task, in units of chartWidth.
 type slice struct {
 	X, Width     float64
 	Class, Title string
@@ -89,7 +89,7 @@ func sorted(m map[string]string) (list []namedValue) {
 	return list
 }
 
-// firstStart is when the first attempt that is known began; zero: none is.
+// firstStart returns the start of the first known attempt, or zero.
 func firstStart(t *codeq.TaskInfo) (at time.Time) {
 	if len(t.History) > 0 {
 		at = t.History[0].Start
@@ -97,10 +97,10 @@ func firstStart(t *codeq.TaskInfo) (at time.Time) {
 	return at
 }
 
-// timeline draws the life of a task: how it has waited, and its attempts.
+// timeline draws the waiting times and attempts of a task.
 func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 	begin, end := t.ID.Time(), now
-	for _, at := range []time.Time{t.FirstReady, firstStart(t)} { // IDs are by a clock that may have been ahead
+	for _, at := range []time.Time{t.FirstReady, firstStart(t)} { // the clock of the ID may have been ahead
 		if !at.IsZero() {
 			begin = earliest(begin, at)
 		}
@@ -149,7 +149,7 @@ func timeline(t *codeq.TaskInfo, now time.Time) (slices []slice) {
 	return slices
 }
 
-// seconds are those from one time to another, also where a time.Duration ends.
+// seconds returns the seconds between two times, also if they do not fit a time.Duration.
 func seconds(from, to time.Time) float64 {
 	return float64(to.Unix()-from.Unix()) + float64(to.Nanosecond()-from.Nanosecond())/1e9
 }
@@ -175,7 +175,7 @@ func earliest(a, b time.Time) time.Time {
 	return b
 }
 
-// download sends a payload or a result as a file, which no browser runs.
+// download sends a payload or a result as a file that no browser runs.
 func (d *Dashboard) download(w http.ResponseWriter, r *request) error {
 	id, err := codeq.ParseID(r.params.Get("id"))
 	if err != nil {

@@ -10,14 +10,14 @@ import (
 	"codeq"
 )
 
-// tasksRows is how many tasks a page has, if it is not asked for another number.
+// tasksRows is the default number of tasks on a page.
 const tasksRows = 50
 
-// states are those of tasks, as tabs.
+// states lists the states in the order of the tabs.
 var states = []codeq.State{codeq.Ready, codeq.Scheduled, codeq.Blocked, codeq.Leased, codeq.Dead, codeq.Done, codeq.Canceled}
 
-// filterOf reads a filter of tasks from parameters. A form cannot tell no tenant from tasks without
-// one, and so has no-tenant=true for these.
+// filterOf reads a filter of tasks from parameters. An empty field means any tenant; no-tenant=true
+// means tasks without one.
 func filterOf(p url.Values) (f codeq.TaskFilter, err error) {
 	for _, text := range p["state"] {
 		if text == "" {
@@ -71,7 +71,7 @@ func filterQuery(f codeq.TaskFilter) url.Values {
 	return p
 }
 
-// shown returns a task as a request may see it. It may alter t.
+// shown returns a task without the parts that a request may not see. It may change t.
 func (d *Dashboard) shown(r *request, t *codeq.TaskInfo) *codeq.TaskInfo {
 	c := *t
 	c.History = slices.Clone(c.History)
@@ -82,14 +82,14 @@ func (d *Dashboard) shown(r *request, t *codeq.TaskInfo) *codeq.TaskInfo {
 	return &c
 }
 
-// tab is a state, or all of them, with the number of tasks as of the last sample.
+// tab is a state, or all states, with the number of tasks in the last sample.
 type tab struct {
 	Name, URL string
 	Count     uint64
 	On        bool
 }
 
-// tasksView is what the page of tasks shows.
+// tasksView is the content of the page of tasks.
 type tasksView struct {
 	Tabs     []tab
 	State    string // "": all
@@ -107,7 +107,7 @@ type tasksView struct {
 	Filtered bool
 }
 
-// bulkActions are what may be done in bulk to tasks in a state.
+// bulkActions returns the bulk actions on tasks in a state.
 func bulkActions(s codeq.State) []string {
 	switch s {
 	case codeq.Ready, codeq.Scheduled:
@@ -127,7 +127,7 @@ func bulkActions(s codeq.State) []string {
 // tasksPage lists tasks.
 func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
 	p, ctx := r.params, r.Context()
-	if text := strings.TrimSpace(p.Get("id")); text != "" { // the field of the head of each page
+	if text := strings.TrimSpace(p.Get("id")); text != "" { // from the field in the head of each page
 		if id, err := codeq.ParseID(text); err == nil {
 			w.Header().Set("Location", "./"+link("task", "id", id))
 			w.WriteHeader(http.StatusSeeOther)
@@ -173,7 +173,7 @@ func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
 	v.Filtered = len(v.Query) > len(v.Query["state"]) || v.Query.Get("queue") != ""
 	refresh := 3
 	if p.Get("cursor") != "" {
-		refresh = 0 // it is read, not watched
+		refresh = 0 // do not reload a page that is being read
 	}
 	title := "Tasks"
 	if filter.Queue != "" {
@@ -182,7 +182,7 @@ func (d *Dashboard) tasksPage(w http.ResponseWriter, r *request) error {
 	return d.show(w, r, page{Title: title, Screen: "tasks", Refresh: refresh, Body: v})
 }
 
-// tabs are the states, with how many tasks are in them.
+// tabs returns the tabs with their numbers of tasks.
 func (d *Dashboard) tabs(r *request, query url.Values, filter codeq.TaskFilter) []tab {
 	var counts codeq.Counts
 	if s, _ := d.sampler.fresh(r.Context(), time.Second); s != nil {

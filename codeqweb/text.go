@@ -15,8 +15,8 @@ import (
 	"codeq"
 )
 
-// visible returns a text of a stranger for people: what is invalid or not seen, and what changes
-// the direction of the text around it, is written as an escape. html/template escapes the rest.
+// visible returns untrusted text for display: invalid, invisible and direction-changing characters
+// become escapes. html/template escapes the rest.
 func visible(s string) string {
 	clean := true
 	for _, c := range s {
@@ -48,8 +48,8 @@ func visible(s string) string {
 	return b.String()
 }
 
-// field is the text of a field that may be sent back: "" if it has what is not seen, as the text
-// that visible returns would be another one.
+// field returns text for a field of a form; "" if visible would change it, since the form would
+// send the changed text back.
 func field(s string) string {
 	if visible(s) != s {
 		return ""
@@ -57,13 +57,13 @@ func field(s string) string {
 	return s
 }
 
-// hidden reports whether a character is not seen: controls, marks of direction, joiners, and what
-// is assigned to nothing. Line ends and tabs are seen in a payload.
+// hidden reports whether a character is invisible: controls, direction marks, joiners, unassigned
+// characters. Line ends and tabs are visible in a payload.
 func hidden(c rune) bool {
 	return c != '\n' && c != '\t' && c != ' ' && !unicode.IsPrint(c)
 }
 
-// clip shortens a text to about n bytes, at the end of a character.
+// clip shortens a text to about n bytes, at a character boundary.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -74,15 +74,15 @@ func clip(s string, n int) string {
 	return s[:n] + "…"
 }
 
-// line is a text in one line, clipped for a table.
+// line returns a text in one line, clipped for a table.
 func line(s string) string {
 	return visible(strings.Join(strings.Fields(clip(s, 160)), " "))
 }
 
-// shownPayload is how many bytes of a payload a page shows.
+// shownPayload bounds the payload on a page, in bytes.
 const shownPayload = 64 << 10
 
-// payloadView is a payload as a page shows it.
+// payloadView is a payload on a page.
 type payloadView struct {
 	Text  string
 	Kind  string // "JSON", "text", "binary", "formatted"
@@ -119,8 +119,8 @@ func (d *Dashboard) payload(queue string, data []byte) payloadView {
 	return v
 }
 
-// indented returns about how many bytes valid JSON takes when it is indented: deep values take many
-// times their own.
+// indented estimates the size of valid JSON after indentation, in bytes: deep values grow many
+// times.
 func indented(data []byte) int {
 	total, depth, text := len(data), 0, false
 	for i := 0; i < len(data); i++ {
@@ -143,7 +143,7 @@ func indented(data []byte) int {
 	return total
 }
 
-// number returns an integer with commas.
+// number formats an integer with commas.
 func number(v any) string {
 	s := fmt.Sprint(v)
 	sign := ""
@@ -156,7 +156,7 @@ func number(v any) string {
 	return sign + s
 }
 
-// rate returns a number a second.
+// rate formats a rate per second.
 func rate(perSecond float64) string {
 	switch {
 	case perSecond == 0:
@@ -170,7 +170,7 @@ func rate(perSecond float64) string {
 	}
 }
 
-// size returns bytes in a unit.
+// size formats a number of bytes with a unit.
 func size(bytes int64) string {
 	const units = "KMGTPE"
 	if bytes < 1024 {
@@ -183,13 +183,13 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%.1f %ciB", f, units[unit])
 }
 
-// span returns a duration to about two digits.
+// span formats a duration to about two digits.
 func span(d time.Duration) string {
 	switch {
 	case d == codeq.Forever:
 		return "forever"
 	case d < 0:
-		return "-" + span(-max(d, -math.MaxInt64)) // the least one has no opposite
+		return "-" + span(-max(d, -math.MaxInt64)) // the minimum has no opposite
 	case d == 0:
 		return "0 s"
 	case d < time.Millisecond:
@@ -209,10 +209,10 @@ func span(d time.Duration) string {
 	}
 }
 
-// spanYears is how many years a time.Duration can tell, and some less.
+// spanYears is slightly less than the maximum of a time.Duration, in years.
 const spanYears = 290
 
-// between is how long it is from one time to a later one.
+// between formats the duration from one time to a later one.
 func between(from, to time.Time) string {
 	if years := to.Year() - from.Year(); years > spanYears {
 		return number(years) + " years"
@@ -220,7 +220,7 @@ func between(from, to time.Time) string {
 	return span(to.Sub(from))
 }
 
-// distance says how far a time is from now.
+// distance formats the time from or until now.
 func distance(t time.Time) string {
 	switch now := time.Now(); {
 	case t.IsZero():
@@ -232,10 +232,10 @@ func distance(t time.Time) string {
 	}
 }
 
-// age is how long ago a time is.
+// age formats the time since t.
 func age(t time.Time) string { return between(t, latest(t, time.Now())) }
 
-// exact is a time in full, in the zone of this machine.
+// exact formats a time in full, in the local zone.
 func exact(t time.Time) string {
 	if t.IsZero() {
 		return "no time"
@@ -243,5 +243,5 @@ func exact(t time.Time) string {
 	return t.Local().Format("2006-01-02 15:04:05.000 MST")
 }
 
-// machine is a time for the datetime attribute.
+// machine formats a time for the datetime attribute.
 func machine(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }

@@ -6,7 +6,7 @@ import (
 	"codeq"
 )
 
-// workersPage shows who works on tasks.
+// workersPage shows the workers and their tasks.
 func (d *Dashboard) workersPage(w http.ResponseWriter, r *request) error {
 	workers, err := d.q.Workers(r.Context())
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package browsertest tests the dashboard of package codeqweb in a real browser, headless Chromium.
 //
-// The browser is what a program of one of these names in PATH starts: chromium-headless-shell,
-// headless-shell, chromium, chromium-browser, google-chrome. On Debian:
+// The browser is the first of these programs in PATH: chromium-headless-shell, headless-shell,
+// chromium, chromium-browser, google-chrome. On Debian:
 //
 //	apt-get install --no-install-recommends chromium-headless-shell fonts-dejavu-core
 //
