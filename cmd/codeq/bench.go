@@ -32,7 +32,7 @@ func (a *app) benchCommand() *cli.Command {
 	}
 }
 
-// benchResult is the document of bench, one for each part.
+// benchResult is the JSON output of bench for one part.
 type benchResult struct {
 	Part      string
 	Tasks     int
@@ -128,7 +128,7 @@ func (r *benchRun) produce(ctx context.Context, q *codeq.Queue) error {
 	return g.Wait()
 }
 
-// work runs a handler that does nothing, until it has had all tasks.
+// work runs an empty handler until all tasks are done.
 func (r *benchRun) work(ctx context.Context, q *codeq.Queue) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -11,13 +11,11 @@ import (
 	"codeq"
 )
 
-// change is a verb that alters tasks: some by their IDs, or all that are selected.
+// change is a verb that alters tasks, selected by IDs or flags.
 type change struct {
 	name, done string
 	action     codeq.BulkAction
-	// states are those of the tasks that the verb may alter, and defaults those that it alters
-	// unless
-	// -state says others.
+	// states lists the states of tasks that the verb may alter; defaults applies without -state.
 	states, defaults []codeq.State
 	one              func(ctx context.Context, s steerer, id codeq.ID) error
 }
@@ -59,7 +57,7 @@ func (a *app) purgeCommand() *cli.Command {
 			"others (done, canceled).")
 }
 
-// bulkFlags are those of changes of many tasks.
+// bulkFlags returns the flags of a bulk change.
 func bulkFlags() []cli.Flag {
 	return append(filterFlags(),
 		&cli.BoolFlag{Name: "all", Usage: "of all queues; needed if no flag but -state selects tasks"},
@@ -86,7 +84,7 @@ func (a *app) changeCommand(ch *change, usage, description string) *cli.Command 
 	}
 }
 
-// selection reads which tasks are to be altered.
+// selection reads the IDs or the flags that select tasks.
 func (a *app) selection(c *cli.Command, ch *change) ([]codeq.ID, codeq.BulkOptions, error) {
 	opts := codeq.BulkOptions{Action: ch.action, Rate: c.Float("rate"), DryRun: c.Bool("dry-run"), Cursor: c.String("cursor")}
 	list, err := ids(c)
@@ -116,7 +114,7 @@ func (a *app) selection(c *cli.Command, ch *change) ([]codeq.ID, codeq.BulkOptio
 	return nil, opts, nil
 }
 
-// taskResult is the document of a verb about one task.
+// taskResult is the JSON output of a verb about one task.
 type taskResult struct {
 	ID     codeq.ID
 	Done   bool
@@ -124,7 +122,7 @@ type taskResult struct {
 	Error  string `json:",omitzero"`
 }
 
-// changeEach alters tasks by their IDs. It goes on after an error, and returns all of them.
+// changeEach alters tasks by their IDs. It goes on after an error, and returns all errors.
 func (a *app) changeEach(ctx context.Context, c *cli.Command, ch *change, list []codeq.ID) error {
 	each := func(one func(codeq.ID) error) error {
 		var all error
@@ -166,14 +164,14 @@ func (a *app) changeEach(ctx context.Context, c *cli.Command, ch *change, list [
 	})
 }
 
-// bulkResult is the document of a change of many tasks.
+// bulkResult is the JSON output of a bulk change.
 type bulkResult struct {
 	Action string
 	DryRun bool `json:",omitzero"`
 	codeq.BulkResult
 }
 
-// changeMany alters all tasks that are selected.
+// changeMany alters all selected tasks.
 func (a *app) changeMany(ctx context.Context, c *cli.Command, ch *change, opts codeq.BulkOptions) error {
 	r, err := a.bulk(ctx, c, opts)
 	if err != nil && r == (codeq.BulkResult{}) {
@@ -198,8 +196,7 @@ func (a *app) changeMany(ctx context.Context, c *cli.Command, ch *change, opts c
 	return errors.Join(err, shown)
 }
 
-// bulk alters tasks, or counts them. To count those of a closed directory, it changes nothing
-// there.
+// bulk alters tasks, or counts them. Counting does not change a closed directory.
 func (a *app) bulk(ctx context.Context, c *cli.Command, opts codeq.BulkOptions) (r codeq.BulkResult, err error) {
 	if !opts.DryRun {
 		err = a.withSteerer(ctx, c, func(s steerer) (err error) {

@@ -94,7 +94,7 @@ func clusterTable(s *codeq.ClusterStatus) *table {
 	return t
 }
 
-// clusterResult is the document of the verbs that change the cluster.
+// clusterResult is the JSON output of the verbs that change the cluster.
 type clusterResult struct {
 	Done   string
 	Shard  *int   `json:",omitempty"`
@@ -158,7 +158,7 @@ func (a *app) clusterDo(do func(context.Context, steerer) error, done string) cl
 	}
 }
 
-// clusterMember changes the members: only beside a process that has a node open.
+// clusterMember changes the members, by the process of a running node.
 func (a *app) clusterMember(arguments int, done string, do func(context.Context, *codeq.Queue, []string) error) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
 		args := c.Args().Slice()

@@ -9,11 +9,11 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// completeTimeout bounds how long a shell waits for the names of queues.
+// completeTimeout bounds the time to complete the names of queues.
 const completeTimeout = 2 * time.Second
 
-// completeQueues offers the names of the queues to a shell, besides flags. Shells evaluate what
-// they are offered: only names of harmless characters are.
+// completeQueues writes the names of queues for a shell's completion, besides flags. Shells
+// evaluate completions: names with other than harmless characters are left out.
 func (a *app) completeQueues(ctx context.Context, c *cli.Command) {
 	if args := c.Args().Slice(); len(args) > 0 && strings.HasPrefix(args[len(args)-1], "-") {
 		cli.DefaultCompleteWithFlags(ctx, c)
@@ -23,7 +23,7 @@ func (a *app) completeQueues(ctx context.Context, c *cli.Command) {
 	defer stop()
 	quiet := *a
 	quiet.err = nowhere{}
-	_ = quiet.withView(ctx, c, func(v view, _ where) error { // without names there is nothing to offer
+	_ = quiet.withView(ctx, c, func(v view, _ where) error { // after an error there are no completions
 		list, err := v.Info(ctx)
 		for _, q := range list {
 			if isHarmless(q.Queue) {
@@ -34,12 +34,12 @@ func (a *app) completeQueues(ctx context.Context, c *cli.Command) {
 	})
 }
 
-// nowhere takes what is not to be shown.
+// nowhere discards output.
 type nowhere struct{}
 
 func (nowhere) Write(b []byte) (int, error) { return len(b), nil }
 
-// isHarmless reports whether no shell takes a name for more than a word.
+// isHarmless reports whether a name is a plain word in every shell.
 func isHarmless(name string) bool {
 	return name != "" && name[0] != '-' && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == ""
 }

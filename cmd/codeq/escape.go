@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// safe returns text that a terminal shows and does not obey: everything that is not printable is
-// escaped like in Go, among it control characters, those that reverse the direction of writing or
-// have no width, and bytes that are no UTF-8.
+// safe escapes text for a terminal, as Go does: control characters, direction marks, characters
+// without width, and bytes that are not UTF-8.
 func safe(s string) string {
 	if isSafe(s) {
 		return s
@@ -45,7 +44,7 @@ func isSafe(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }
 
-// safeLines is safe, but for the ends of lines.
+// safeLines is safe, except that it keeps line ends.
 func safeLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i := range lines {
@@ -54,8 +53,8 @@ func safeLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// safeJSON escapes within JSON what is not printable, so that it means the same.
-// REQUIRES: b is valid JSON, as package encoding/json writes it.
+// safeJSON escapes the unprintable characters of JSON without changing its value. REQUIRES: b is
+// valid JSON, as package encoding/json writes it.
 func safeJSON(b []byte) []byte {
 	out := make([]byte, 0, len(b))
 	for len(b) > 0 {

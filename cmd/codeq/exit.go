@@ -59,7 +59,7 @@ func exitText() string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// codedError is an error with an exit code that its sentinels do not tell.
+// codedError is an error with its own exit code, which precedes those of errorCodes.
 type codedError struct {
 	error
 	code int
@@ -67,10 +67,10 @@ type codedError struct {
 
 func (e *codedError) Unwrap() error { return e.error }
 
-// coded gives an error an exit code.
+// coded adds an exit code to an error.
 func coded(code int, err error) error { return &codedError{err, code} }
 
-// usageOf says that a command line is wrong, and where its help is.
+// usageOf returns the error of a wrong command line, with a hint at its help.
 func usageOf(c *cli.Command, err error) error {
 	return coded(exitUsage, fmt.Errorf("%w (see: %s -help)", err, c.FullName()))
 }
@@ -79,7 +79,7 @@ func usagef(c *cli.Command, format string, args ...any) error {
 	return usageOf(c, fmt.Errorf(format, args...))
 }
 
-// errorCodes are the exit codes of errors, the first that matches counts.
+// errorCodes maps errors to exit codes; the first match counts.
 var errorCodes = []struct {
 	err  error
 	code int

@@ -48,7 +48,7 @@ func (a *app) export(ctx context.Context, c *cli.Command) (err error) {
 	return nil
 }
 
-// transferError gives an error of an export or import its exit code.
+// transferError adds the exit code to an error of an export or import.
 func transferError(err error) error {
 	switch {
 	case errors.Is(err, offline.ErrFile):
@@ -61,8 +61,8 @@ func transferError(err error) error {
 	return err
 }
 
-// newFile opens a new file for writing; "": the output is another one. finish closes it durably, or
-// removes it if the command has failed.
+// newFile opens a new file for writing; without a name it returns other. finish syncs and closes
+// the file, or removes it if the command has failed.
 func newFile(name string, other io.Writer) (out io.Writer, finish func(error) error, err error) {
 	if name == "" {
 		return other, func(err error) error { return err }, nil
@@ -82,7 +82,7 @@ func newFile(name string, other io.Writer) (out io.Writer, finish func(error) er
 	}, nil
 }
 
-// canMake makes sure that newFile could make a file; "": none is wanted.
+// canMake checks that newFile can create a file, if it has a name.
 func canMake(name string) error {
 	_, finish, err := newFile(name, io.Discard)
 	if err == nil && name != "" {

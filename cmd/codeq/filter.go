@@ -42,13 +42,13 @@ func (a *app) filter(c *cli.Command) (f codeq.TaskFilter, err error) {
 	return f, err
 }
 
-// isAll reports whether a filter selects the tasks of all queues, in whatever state it says.
+// isAll reports whether a filter has no condition except states.
 func isAll(f *codeq.TaskFilter) bool {
 	return f.Queue == "" && len(f.Tenants) == 0 && f.Group == "" && f.Key == "" && f.ErrorKind == "" && f.From.IsZero() && f.To.IsZero()
 }
 
-// timeFlag reads a flag that is a time, or a duration from now in a direction, and returns it in
-// UTC; zero: not given.
+// timeFlag reads a time, or a duration from now in a direction, and returns the time in UTC; zero:
+// the flag is not set.
 func (a *app) timeFlag(c *cli.Command, name string, direction time.Duration) (time.Time, error) {
 	text := c.String(name)
 	if text == "" {
@@ -70,7 +70,7 @@ func (a *app) timeFlag(c *cli.Command, name string, direction time.Duration) (ti
 	return t, nil
 }
 
-// durationFlag reads a flag that is a duration or "forever".
+// durationFlag reads a duration or "forever".
 func durationFlag(c *cli.Command, name string) (time.Duration, error) {
 	text := c.String(name)
 	if text == "" || text == "0" {
@@ -86,7 +86,7 @@ func durationFlag(c *cli.Command, name string) (time.Duration, error) {
 	return d, nil
 }
 
-// retentionText writes a duration that may be Forever; "" if it is zero.
+// retentionText formats a duration that may be Forever; "" if it is zero.
 func retentionText(d time.Duration) string {
 	switch d {
 	case 0:
@@ -98,7 +98,7 @@ func retentionText(d time.Duration) string {
 	}
 }
 
-// ids reads arguments that are IDs of tasks.
+// ids reads the arguments as IDs of tasks.
 func ids(c *cli.Command) ([]codeq.ID, error) {
 	var list []codeq.ID
 	for _, text := range c.Args().Slice() {

@@ -8,7 +8,7 @@ import (
 	"codeq"
 )
 
-// history describes the attempts of a task, and what its handlers have said.
+// history describes the attempts of a task, with the messages of its handlers.
 func history(a *app, t *codeq.TaskInfo) []field {
 	fields := []field{{"first ready", a.time(t.FirstReady)}}
 	for i, try := range t.History {

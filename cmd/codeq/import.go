@@ -39,7 +39,7 @@ func (a *app) importCommand() *cli.Command {
 	}
 }
 
-// importResult is the document of import.
+// importResult is the JSON output of import.
 type importResult struct {
 	Dir    string
 	Shards int
@@ -110,7 +110,7 @@ func (a *app) importTasks(ctx context.Context, c *cli.Command) (err error) {
 	return a.showImport(importResult{t.dir, done.Shards, done.Counts, false})
 }
 
-// maxShards is how many shards a queue may have.
+// maxShards is the maximum number of shards of a queue.
 const maxShards = 256
 
 func (a *app) showImport(r importResult) error {
@@ -122,18 +122,18 @@ func (a *app) showImport(r importResult) error {
 		did, r.Tasks, r.Schedules, r.Settings, r.Keys, r.Dir, r.Shards)
 }
 
-// place is where a directory is made: beside its own place, until it is whole. A directory that
-// exists, and is empty, is filled: it may be the root of a volume, or belong to a service. Then the
-// work directory is in it.
+// place is the target directory of an import with its work directory, which is beside it until it
+// is complete. An existing empty directory is filled, since it may be the root of a volume or
+// belong to a service; then the work directory is inside it.
 type place struct {
 	dir, work string
 	exists    bool
 }
 
-// importMark is a file that says that a directory belongs to an import.
+// importMark is the file that marks a work directory.
 const importMark = "IMPORT"
 
-// workSuffix ends the name of a work directory, and is that of one in an empty directory.
+// workSuffix ends the name of a work directory. Inside an empty directory it is the whole name.
 const workSuffix = ".importing"
 
 // placeOf returns the place of a new directory.
@@ -156,7 +156,7 @@ func placeOf(dir string) (*place, error) {
 
 func (p *place) queue() string { return filepath.Join(p.work, "queue") }
 
-// check makes sure that the directory can be made, and leaves everything as it is.
+// check checks that the directory can be made, without changes.
 func (p *place) check(from io.Reader) error {
 	killed := false
 	if names, err := platform.FS.List(p.work); !errors.Is(err, fs.ErrNotExist) && len(names) != 0 {
@@ -181,7 +181,7 @@ func (p *place) check(from io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("a new directory in %s: %w", above, err)
 	}
-	// It is written twice, in fewer bytes than the export has.
+	// The import writes every task twice, each time in fewer bytes than the export.
 	needs := uint64(offline.KeepFree)
 	if f, ok := from.(*os.File); ok {
 		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
@@ -194,8 +194,7 @@ func (p *place) check(from io.Reader) error {
 	return nil
 }
 
-// isFree makes sure that the directory is missing, or has nothing but the files that an import has
-// put there before it was killed.
+// isFree checks that the directory is missing, or has only files of a killed import.
 func (p *place) isFree(killed bool) error {
 	names, err := platform.FS.List(p.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -211,7 +210,7 @@ func (p *place) isFree(killed bool) error {
 
 func isStore(name string) bool { return strings.HasPrefix(name, "shard-") }
 
-// make makes the directory by fill, and puts it in its place: then it is durable. If that fails,
+// make fills the work directory, moves it to its place, and makes it durable. After an error
 // nothing is left.
 func (p *place) make(fill func(dir string) (offline.ImportResult, error)) (done offline.ImportResult, err error) {
 	unlock, err := p.begin()
@@ -256,8 +255,8 @@ func (p *place) begin() (end func() error, err error) {
 	return func() error { return errors.Join(os.RemoveAll(p.work), lock.Close()) }, nil
 }
 
-// prepare lets the queue belong to the owner of the directory that exists, and removes what an
-// import that was killed has put there. From here on, no queue can be created there.
+// prepare gives the queue the owner of the existing directory, and removes the files of a killed
+// import. From then on no queue can be created there.
 func (p *place) prepare(killed bool) error {
 	err := p.isFree(killed)
 	if err == nil && killed {
@@ -274,7 +273,7 @@ func (p *place) prepare(killed bool) error {
 	return err
 }
 
-// clear removes stores from the directory, which has no manifest.
+// clear removes the stores from a directory without a manifest.
 func (p *place) clear() error {
 	names, err := os.ReadDir(p.dir)
 	for _, name := range names {
@@ -285,7 +284,7 @@ func (p *place) clear() error {
 	return err
 }
 
-// finish puts the directory in its place.
+// finish moves the directory to its place.
 func (p *place) finish() error {
 	err := filepath.WalkDir(p.queue(), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() && !d.IsDir() {
@@ -305,7 +304,8 @@ func (p *place) finish() error {
 	return p.placed(filepath.Dir(p.dir))
 }
 
-// fillIn puts the queue into the directory that exists, the manifest last: until then it is none.
+// fillIn moves the queue into the existing directory, the manifest last: before that, it is not a
+// queue.
 func (p *place) fillIn() error {
 	names, err := os.ReadDir(p.queue())
 	if err == nil {
@@ -320,7 +320,7 @@ func (p *place) fillIn() error {
 		}
 	}
 	for _, name := range names {
-		if isStore(name.Name()) { // a LOCK is made anew
+		if isStore(name.Name()) { // LOCK is created anew
 			move(name.Name())
 		}
 	}
@@ -333,7 +333,7 @@ func (p *place) fillIn() error {
 	return p.placed(p.dir)
 }
 
-// placed makes the last name of the directory durable, which is in another one.
+// placed makes the directory's entry in its parent durable.
 func (p *place) placed(in string) error {
 	if err := syncFile(in, true); err != nil {
 		return coded(exitUncertain, fmt.Errorf("%s is there, and may be lost by a power failure: %w", p.dir, err))

@@ -24,7 +24,7 @@ func (a *app) infoCommand() *cli.Command {
 	}
 }
 
-// infoResult is the document of info.
+// infoResult is the JSON output of info.
 type infoResult struct {
 	At      where
 	Queues  []codeq.QueueInfo
@@ -136,7 +136,7 @@ func (a *app) queueTable(queues []codeq.QueueInfo) *table {
 	return t
 }
 
-// queueState says what keeps a queue's tasks from workers.
+// queueState returns the reasons why workers get no tasks of a queue.
 func queueState(q *codeq.QueueInfo) string {
 	var all []string
 	if q.Settings.Paused {
@@ -148,7 +148,7 @@ func queueState(q *codeq.QueueInfo) string {
 	return strings.Join(all, ", ")
 }
 
-// failures are the attempts that have failed.
+// failures returns the number of failed attempts.
 func failures(t codeq.Totals) uint64 { return t.Retried + t.Expired + t.Dead }
 
 func (a *app) workerTable(workers []codeq.WorkerInfo) *table {
@@ -185,7 +185,7 @@ func storageTable(s *codeq.StorageStats) *table {
 
 func diskTable(s *codeq.StorageStats) *table {
 	t := newTable(">FREE", ">NO TASKS BELOW")
-	free, low := "not known", "-" // nobody refuses tasks
+	free, low := "not known", "-" // no limit on free space
 	if s.FreeBytes >= 0 {
 		free = sizeText(s.FreeBytes)
 	}

@@ -30,7 +30,7 @@ func (a *app) lsCommand() *cli.Command {
 	}
 }
 
-// pageResult is a document of ls.
+// pageResult is the JSON output of ls for a page.
 type pageResult struct {
 	Tasks []*codeq.TaskInfo
 	Next  string `json:",omitzero"`
@@ -78,8 +78,8 @@ func (a *app) ls(ctx context.Context, c *cli.Command) error {
 	})
 }
 
-// fullPage returns a page of the limit's tasks, unless there are no more: where a page of the
-// library has fewer, since it has read enough, it reads on.
+// fullPage returns a full page, unless there are no more tasks. The library's pages may be shorter,
+// since it bounds the tasks that it reads; fullPage reads several.
 func fullPage(ctx context.Context, v view, opts codeq.PageOptions) (pageResult, error) {
 	r := pageResult{Tasks: []*codeq.TaskInfo{}}
 	limit := opts.Limit
@@ -136,7 +136,7 @@ func (a *app) getCommand() *cli.Command {
 	}
 }
 
-// keyFlags are the flags that name an idempotency key.
+// keyFlags returns the flags of an idempotency key.
 func keyFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "key", Usage: "the task that has this idempotency `KEY`"},
@@ -190,7 +190,7 @@ func (a *app) get(ctx context.Context, c *cli.Command) error {
 	})
 }
 
-// attempts writes how often a task was tried, and how often it is at the most if it says so.
+// attempts formats the number of attempts, and the maximum if the task has one.
 func attempts(t *codeq.TaskInfo, of string) string {
 	if t.MaxAttempts == 0 {
 		return fmt.Sprint(t.Attempts)
@@ -198,7 +198,7 @@ func attempts(t *codeq.TaskInfo, of string) string {
 	return fmt.Sprint(t.Attempts, of, t.MaxAttempts)
 }
 
-// crashes writes how often the process has died with a task at work; "": never.
+// crashes formats the number of times that the process died during the task; "": never.
 func crashes(t *codeq.TaskInfo) string {
 	switch {
 	case t.Suspect:
@@ -209,7 +209,7 @@ func crashes(t *codeq.TaskInfo) string {
 	return ""
 }
 
-// shownBytes is how much of a payload get shows.
+// shownBytes is the number of bytes of a payload that get shows.
 const shownBytes = 4096
 
 func (a *app) showTask(c *cli.Command, t *codeq.TaskInfo) error {

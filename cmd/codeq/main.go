@@ -20,7 +20,7 @@ func main() {
 	os.Exit(a.run(ctx, os.Args))
 }
 
-// app is a run of the command: what it reads, where it writes, and its clock.
+// app is a run of the command with its input, outputs and clock.
 type app struct {
 	in       io.Reader
 	out, err io.Writer
@@ -40,7 +40,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return exitCode(err)
 }
 
-// fail writes an error for people.
+// fail writes an error to the standard error.
 func (a *app) fail(err error) {
 	text := err.Error()
 	a.note("codeq: %s", strings.ReplaceAll(text, "codeq: ", ""))
@@ -111,8 +111,8 @@ const (
 	categoryOther   = "other"
 )
 
-// prepare sets what all commands have in common: a wrong command line is an error of its own, a
-// comma does not separate values, and -timeout bounds the action.
+// prepare configures all commands: a wrong command line is a usage error, a comma does not separate
+// values, and -timeout bounds the action.
 func (a *app) prepare(c *cli.Command) {
 	c.DisableSliceFlagSeparator = true
 	c.OnUsageError = func(_ context.Context, c *cli.Command, err error, _ bool) error {
@@ -135,7 +135,7 @@ func (a *app) prepare(c *cli.Command) {
 	}
 }
 
-// group is the action of a command that has others below it, and none of its own.
+// group is the action of a command that only has subcommands.
 func (a *app) group(c *cli.Command) cli.ActionFunc {
 	return func(_ context.Context, now *cli.Command) error {
 		if now.Args().Present() {

@@ -13,18 +13,18 @@ import (
 	"golang.org/x/term"
 )
 
-// line writes a line for people. All of it is escaped.
+// line writes a line of text. All of it is escaped.
 func (a *app) line(format string, args ...any) error {
 	_, err := fmt.Fprintln(a.out, safe(fmt.Sprintf(format, args...)))
 	return err
 }
 
-// note tells people something beside the result, on the standard error.
+// note writes a message to the standard error.
 func (a *app) note(format string, args ...any) {
-	_, _ = fmt.Fprintln(a.err, safeLines(fmt.Sprintf(format, args...))) // there is nobody to tell
+	_, _ = fmt.Fprintln(a.err, safeLines(fmt.Sprintf(format, args...))) // an error cannot be reported
 }
 
-// json writes a document on a line.
+// json writes a value as one line.
 func (a *app) json(v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -36,7 +36,7 @@ func (a *app) json(v any) error {
 	return err
 }
 
-// result writes a document or, for people, a line.
+// result writes JSON or a line of text.
 func (a *app) result(v any, format string, args ...any) error {
 	if a.asJSON {
 		return a.json(v)
@@ -44,7 +44,7 @@ func (a *app) result(v any, format string, args ...any) error {
 	return a.line(format, args...)
 }
 
-// table is a table for people. The titles of columns of numbers begin with ">".
+// table is a table of text. The titles of columns of numbers begin with ">".
 type table struct {
 	titles []string
 	rows   [][]string
@@ -52,7 +52,7 @@ type table struct {
 
 func newTable(titles ...string) *table { return &table{titles: titles} }
 
-// add adds a row, whose cells are escaped.
+// add adds a row, and escapes its cells.
 func (t *table) add(cells ...any) {
 	row := make([]string, len(cells))
 	for i, c := range cells {
@@ -123,13 +123,13 @@ func (a *app) fields(fields []field) error {
 	return nil
 }
 
-// clip shortens text for a table, to so many cells of a terminal.
+// clip shortens text for a table to a number of terminal cells.
 func clip(s string, cells int) string { return runewidth.Truncate(safe(s), cells, "...") }
 
 // payloadCells is the width of a payload or an error in a table.
 const payloadCells = 60
 
-// clipBytes is clip for a payload; at most its first bytes are looked at.
+// clipBytes is clip for a payload. It reads the first bytes only.
 func clipBytes(b []byte, cells int) string {
 	if len(b) > 4*cells {
 		b = append(bytes.Clone(b[:4*cells]), "..."...)
@@ -137,7 +137,7 @@ func clipBytes(b []byte, cells int) string {
 	return clip(string(b), cells)
 }
 
-// time writes a moment for people; "" if there is none.
+// time formats a time; "" if it is zero.
 func (a *app) time(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -145,7 +145,7 @@ func (a *app) time(t time.Time) string {
 	return t.In(a.loc).Format("2006-01-02 15:04:05")
 }
 
-// age writes how long ago a moment is; "" if there is none.
+// age formats the time since t; "" if it is zero.
 func (a *app) age(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -153,7 +153,7 @@ func (a *app) age(t time.Time) string {
 	return short(a.now().Sub(t))
 }
 
-// short writes a duration by its two largest units.
+// short formats a duration by its two largest units.
 func short(d time.Duration) string {
 	sign := ""
 	if d < 0 {
@@ -179,7 +179,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%s%dms", sign, d.Milliseconds())
 }
 
-// sizeText writes a number of bytes.
+// sizeText formats a number of bytes.
 func sizeText(n int64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
@@ -191,7 +191,7 @@ func sizeText(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", f, " KMGTP"[i])
 }
 
-// terminalOf returns the file of a terminal; nil: v is none.
+// terminalOf returns v if it is a terminal, otherwise nil.
 func terminalOf(v any) *os.File {
 	if f, ok := v.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		return f

@@ -17,7 +17,7 @@ import (
 	"codeq"
 )
 
-// taskFlags are the flags of a new task; its queue and payload are not among them.
+// taskFlags returns the flags of a new task, without its queue and payload.
 func taskFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "header", Usage: "a header, `NAME=VALUE`; may be repeated"},
@@ -78,13 +78,13 @@ func (a *app) produceCommand() *cli.Command {
 	}
 }
 
-// produced is the document of produce, for each task.
+// produced is the JSON output of produce for a task.
 type produced struct {
 	ID        codeq.ID
-	Duplicate bool `json:",omitzero"` // ID is that of the task that has the key
+	Duplicate bool `json:",omitzero"` // ID is that of the earlier task with the key
 }
 
-// produceBatch is how many tasks of -lines are stored together.
+// produceBatch is the number of tasks in a batch of -lines.
 const produceBatch = 1000
 
 func (a *app) produce(ctx context.Context, c *cli.Command) error {
@@ -166,7 +166,7 @@ func (a *app) produce(ctx context.Context, c *cli.Command) error {
 	})
 }
 
-// batches calls f with the tasks of an input, some at a time: one of all of it, or one for each
+// batches calls f with batches of the tasks of an input: one task for the input, or one for each
 // line.
 func batches(from io.Reader, t codeq.Task, lines bool, f func([]codeq.Task) error) error {
 	if !lines {
@@ -201,7 +201,7 @@ func batches(from io.Reader, t codeq.Task, lines bool, f func([]codeq.Task) erro
 	}
 }
 
-// duplicatesOf returns the tasks of a batch whose idempotency keys were taken.
+// duplicatesOf returns the duplicates in the error of a batch.
 func duplicatesOf(err error) (list []*codeq.DuplicateError) {
 	switch e := err.(type) { //nolint:errorlint // it unwraps by itself
 	case *codeq.DuplicateError:
@@ -216,7 +216,7 @@ func duplicatesOf(err error) (list []*codeq.DuplicateError) {
 	return list
 }
 
-// onlyDuplicates reports whether an error of a batch says nothing but that keys are taken.
+// onlyDuplicates reports whether an error of a batch has duplicates only.
 func onlyDuplicates(err error) bool {
 	return !slices.ContainsFunc([]error{
 		codeq.ErrInvalid, codeq.ErrDiskFull, codeq.ErrUncertain, codeq.ErrFailed, codeq.ErrNotLeader, codeq.ErrNotMember, codeq.ErrClosed,
@@ -224,7 +224,7 @@ func onlyDuplicates(err error) bool {
 	}, func(other error) bool { return errors.Is(err, other) })
 }
 
-// tickHeaders returns the task of a schedule as a tick at a moment produces it.
+// tickHeaders returns the task of a schedule with the headers of a tick.
 func tickHeaders(s *codeq.Schedule, at time.Time) codeq.Task {
 	t := s.Task
 	headers := map[string]string{codeq.ScheduleHeader: s.Name, codeq.TickHeader: at.UTC().Format("2006-01-02T15:04:05.999Z07:00")}

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/term"
 )
 
-// progress tells people now and then how far a long run of a command is: each second on a terminal,
-// and else after 1, 2, 4 ... seconds, but once in a minute.
+// progress reports the progress of a long command: each second on a terminal, otherwise after 1, 2,
+// 4 ... seconds, then once a minute.
 type progress struct {
 	a     *app
 	begun time.Time
@@ -20,16 +20,16 @@ type progress struct {
 	ended chan struct{} // closed by run
 }
 
-// step is how far a run is.
+// step is the progress of a run.
 type step struct {
 	what        string
 	done, total uint64
 }
 
-// mostRarely is the longest time between two notes.
+// mostRarely is the maximum time between two reports.
 const mostRarely = time.Minute
 
-// progress begins to tell, until end is called.
+// progress starts reports, until end is called.
 func (a *app) progress() *progress {
 	p := &progress{a: a, begun: time.Now(), stop: make(chan struct{}), ended: make(chan struct{})}
 	p.last.Store(&step{what: "beginning"})
@@ -37,7 +37,7 @@ func (a *app) progress() *progress {
 	return p
 }
 
-// tell notes how far the run is.
+// tell sets the progress of the run.
 func (p *progress) tell(what string, done, total uint64) { p.last.Store(&step{what, done, total}) }
 
 func (p *progress) run() {
@@ -64,7 +64,7 @@ func (p *progress) run() {
 	}
 }
 
-// end waits until nothing more is told. It may be called again.
+// end stops the reports and waits for the goroutine. It may be called again.
 func (p *progress) end() {
 	p.once.Do(func() { close(p.stop) })
 	<-p.ended

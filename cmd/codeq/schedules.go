@@ -101,10 +101,10 @@ func (a *app) setSchedule(ctx context.Context, c *cli.Command) error {
 	})
 }
 
-// scheduleResult is the document of the verbs about one schedule.
+// scheduleResult is the JSON output of the verbs about one schedule.
 type scheduleResult struct {
 	Name   string
-	ID     codeq.ID `json:",omitzero"` // of the task that was produced
+	ID     codeq.ID `json:",omitzero"` // of the produced task
 	DryRun bool     `json:",omitzero"`
 }
 
@@ -122,7 +122,7 @@ func findSchedule(ctx context.Context, v view, name string) (*codeq.ScheduleInfo
 	return nil, fmt.Errorf("%w: schedule %q", codeq.ErrNotFound, name)
 }
 
-// aboutSchedule calls act with a schedule; in a dry run it only looks whether there is one.
+// aboutSchedule calls act with a schedule. In a dry run it only checks that the schedule exists.
 func (a *app) aboutSchedule(ctx context.Context, c *cli.Command, done string, act func(steerer, *codeq.ScheduleInfo, *scheduleResult) error) error {
 	if c.Args().Len() != 1 {
 		return usagef(c, "schedules %s takes a NAME", c.Name)
@@ -159,7 +159,7 @@ func (a *app) removeSchedule(ctx context.Context, c *cli.Command) error {
 
 func (a *app) runSchedule(ctx context.Context, c *cli.Command) error {
 	return a.aboutSchedule(ctx, c, "run", func(q steerer, s *codeq.ScheduleInfo, r *scheduleResult) error {
-		if q, ok := q.(*remote); ok { // it need not know the payload
+		if q, ok := q.(*remote); ok { // Access may hide the payload
 			var err error
 			r.ID, err = q.trigger(ctx, s.Name)
 			return err

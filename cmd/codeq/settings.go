@@ -69,7 +69,7 @@ func (a *app) pauseAction(paused bool) cli.ActionFunc {
 	}
 }
 
-// queueSettings is the document of the verbs that change settings, for each queue.
+// queueSettings is the JSON output of the verbs that change settings, for one queue.
 type queueSettings struct {
 	Queue    string
 	Settings codeq.Settings

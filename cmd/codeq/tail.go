@@ -27,14 +27,14 @@ func (a *app) tailCommand() *cli.Command {
 	}
 }
 
-// follower yields events. Lost is how many have been lost so far.
+// follower is a subscription. Lost returns the number of events lost so far.
 type follower interface {
 	Next(ctx context.Context) (codeq.Event, error)
 	Lost() uint64
 	Close()
 }
 
-// tailBuffer is how many events wait at the most while lines are written.
+// tailBuffer bounds the events that wait while lines are written.
 const tailBuffer = 1 << 16
 
 // retryTail is the time between two attempts to find a process that serves the queue.
@@ -58,7 +58,7 @@ func (a *app) tail(ctx context.Context, c *cli.Command) error {
 	}
 	err = a.follow(ctx, t, opts, c.Int("n"))
 	if errors.Is(err, context.Canceled) {
-		return nil // that is how it is ended
+		return nil // the usual end
 	}
 	return err
 }
@@ -90,7 +90,7 @@ func (a *app) follow(ctx context.Context, t *target, opts codeq.SubscribeOptions
 			}
 			waiting = true
 		case t.url != "" && followed && (code == exitInUse || code == exitNotNow || code == exitNoQueue):
-			// Streams end after some minutes, and dashboards are started anew.
+			// Streams end after some minutes, and dashboards restart: subscribe again.
 		default:
 			return err
 		}
@@ -102,7 +102,7 @@ func (a *app) follow(ctx context.Context, t *target, opts codeq.SubscribeOptions
 	}
 }
 
-// follow subscribes to the events of a target that is open.
+// follow subscribes to the events of an open target.
 func (t *target) follow(ctx context.Context, opts codeq.SubscribeOptions) (follower, func(), error) {
 	if t.url != "" {
 		r, err := t.dial()
@@ -125,7 +125,7 @@ func (t *target) follow(ctx context.Context, opts codeq.SubscribeOptions) (follo
 	return s, done, nil
 }
 
-// writeEvents writes events until there are n in all, then it returns nil.
+// writeEvents writes events until shown is n, then it returns nil.
 func (a *app) writeEvents(ctx context.Context, f follower, n int, shown *int) error {
 	lost := uint64(0)
 	for {

@@ -11,7 +11,7 @@ import (
 	"codeq"
 )
 
-// view is what can be read of a queue, wherever it is.
+// view reads a queue: a closed directory, another process, or a dashboard.
 type view interface {
 	Info(ctx context.Context) ([]codeq.QueueInfo, error)
 	TotalsByDay(ctx context.Context, queue string) ([]codeq.DayTotals, error)
@@ -24,7 +24,7 @@ type view interface {
 	Close() error
 }
 
-// steerer is what can be done to a queue that is open, wherever it is.
+// steerer reads and changes an open queue: by this process, another one, or a dashboard.
 type steerer interface {
 	view
 	ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error)
@@ -53,7 +53,7 @@ var (
 	_ steerer = (*remote)(nil)
 )
 
-// target is what -dir or -url names.
+// target is the queue of -dir or -url.
 type target struct {
 	dir, url   string
 	acceptCopy bool
@@ -78,7 +78,7 @@ func (a *app) target(c *cli.Command) (*target, error) {
 	return t, nil
 }
 
-// directory is target for a verb that needs the files.
+// directory returns the target of a verb that needs the files.
 func (a *app) directory(c *cli.Command) (*target, error) {
 	if c.IsSet("url") {
 		return nil, usagef(c, "%s needs -dir: nothing that is served by a dashboard takes paths", c.Name)
@@ -92,12 +92,12 @@ func (a *app) directory(c *cli.Command) (*target, error) {
 
 // Where a queue was found.
 const (
-	whereClosed    = "closed"    // a directory that nobody has open
+	whereClosed    = "closed"    // a closed directory
 	whereServed    = "served"    // by another process, through its socket
 	whereDashboard = "dashboard" // by its URL
 )
 
-// where says what a target is.
+// where describes a target.
 type where struct {
 	Kind string
 	Dir  string `json:",omitzero"`
@@ -140,7 +140,7 @@ func (t *target) look(ctx context.Context) (view, where, error) {
 	return r, at, nil
 }
 
-// read opens a directory that nobody has open.
+// read opens a closed directory.
 func (t *target) read() (*codeq.Reader, error) {
 	r, err := codeq.OpenReadOnly(t.dir, &codeq.ReaderOptions{AcceptCopy: t.acceptCopy})
 	return r, t.explain(err)
@@ -165,13 +165,13 @@ func (t *target) steer(ctx context.Context) (steerer, error) {
 	return q, nil
 }
 
-// open opens a directory that nobody has open. It refuses that of a node of a cluster.
+// open opens a closed directory for changes. It refuses the directory of a node of a cluster.
 func (t *target) open() (*codeq.Queue, error) {
 	q, err := codeq.Open(t.dir, &codeq.Options{Tool: true, AcceptCopy: t.acceptCopy})
 	return q, t.explain(err)
 }
 
-// served opens what only a process that has the queue open knows, such as its workers.
+// served opens a queue that is open in another process, for data such as its workers.
 func (t *target) served(ctx context.Context) (steerer, error) {
 	if t.url != "" {
 		return t.steer(ctx)
@@ -183,7 +183,7 @@ func (t *target) served(ctx context.Context) (steerer, error) {
 	return q, nil
 }
 
-// local connects to the process that has the directory open.
+// local connects to the process with the open directory.
 func (t *target) local(ctx context.Context) (*codeq.Queue, error) {
 	q, err := codeq.OpenLocal(ctx, t.dir)
 	if !errors.Is(err, codeq.ErrNotServed) {
@@ -196,7 +196,7 @@ func (t *target) local(ctx context.Context) (*codeq.Queue, error) {
 	return nil, errors.Join(coded(exitNotNow, fmt.Errorf("no process has the queue open: %w", err)), r.Close())
 }
 
-// explain adds to an error what an operator can do about it.
+// explain adds a hint for operators to an error.
 func (t *target) explain(err error) error {
 	switch {
 	case errors.Is(err, codeq.ErrLocked):
@@ -207,8 +207,8 @@ func (t *target) explain(err error) error {
 	return err
 }
 
-// explainClosed is explain for a verb that needs a closed directory, whether or not a process that
-// has it open serves it. instead is what else an operator can do; "": nothing.
+// explainClosed is explain for a verb that needs a closed directory, served or not. instead is an
+// alternative for the operator; "": none.
 func (t *target) explainClosed(err error, instead string) error {
 	if !errors.Is(err, codeq.ErrLocked) {
 		return t.explain(err)
@@ -216,10 +216,10 @@ func (t *target) explainClosed(err error, instead string) error {
 	return fmt.Errorf("%w; this needs a closed directory: end that process first%s", err, instead)
 }
 
-// ofCheckpoint is what else an operator can do if a verb only reads.
+// ofCheckpoint is the alternative for verbs that only read.
 const ofCheckpoint = ", or make a copy with codeq checkpoint and use that"
 
-// withView calls f with a target that is open for reading.
+// withView calls f with a target opened for reading.
 func (a *app) withView(ctx context.Context, c *cli.Command, f func(view, where) error) error {
 	t, err := a.target(c)
 	if err != nil {
@@ -232,7 +232,7 @@ func (a *app) withView(ctx context.Context, c *cli.Command, f func(view, where) 
 	return errors.Join(f(v, at), v.Close())
 }
 
-// withSteerer calls f with a target that is open for changes.
+// withSteerer calls f with a target opened for changes.
 func (a *app) withSteerer(ctx context.Context, c *cli.Command, f func(steerer) error) error {
 	t, err := a.target(c)
 	if err != nil {

@@ -4,5 +4,5 @@ package main
 
 import "os"
 
-// enableEscapes lets a terminal obey escape sequences, and returns what undoes it.
+// enableEscapes switches on escape sequences of a terminal. undo restores its mode.
 func enableEscapes(*os.File) (undo func(), err error) { return func() {}, nil }

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// enableEscapes lets a terminal obey escape sequences, and returns what undoes it.
+// enableEscapes switches on escape sequences of a terminal. undo restores its mode.
 func enableEscapes(out *os.File) (undo func(), err error) {
 	h := windows.Handle(out.Fd())
 	var mode uint32

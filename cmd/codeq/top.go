@@ -34,16 +34,16 @@ func (a *app) topCommand() *cli.Command {
 	}
 }
 
-// sample is what top shows of one moment.
+// sample is the state of a queue at one time.
 type sample struct {
 	Time    time.Time
 	At      where
 	Queues  []codeq.QueueInfo
 	Workers []codeq.WorkerInfo `json:",omitempty"`
-	Error   string             `json:",omitzero"` // why there is no newer one
+	Error   string             `json:",omitzero"` // the error of the next sample
 }
 
-// sampler takes samples of a target, which processes may open and close meanwhile.
+// sampler samples a target. Other processes may open and close it meanwhile.
 type sampler struct {
 	t    *target
 	v    view // nil: not open
@@ -54,7 +54,7 @@ type sampler struct {
 // take takes a sample. It returns an error only if the first one fails, or ctx ends.
 func (s *sampler) take(ctx context.Context) (sample, error) {
 	next, err := s.try(ctx)
-	if err != nil && s.v != nil && ctx.Err() == nil { // the process has ended, perhaps: another may serve
+	if err != nil && s.v != nil && ctx.Err() == nil { // the process may have ended, and another one may serve
 		s.close()
 		next, err = s.try(ctx)
 	}
@@ -127,7 +127,7 @@ func (a *app) top(ctx context.Context, c *cli.Command) error {
 	err = watch(ctx, c.Int("n"), interval, s, screen, show, keys)
 	restore()
 	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-		return nil // that is how it is ended
+		return nil // the usual end
 	}
 	return err
 }
@@ -169,7 +169,8 @@ func watch(ctx context.Context, n int, interval time.Duration, s *sampler, scree
 	}
 }
 
-// topScreen returns how samples are shown, the keys that are pressed, and what undoes it.
+// topScreen prepares the output. It returns a function that shows a sample, the pressed keys, and a
+// function that restores the terminal.
 func (a *app) topScreen(s *screen) (show func() error, keys <-chan byte, restore func(), err error) {
 	out := terminalOf(a.out)
 	switch {
@@ -209,7 +210,7 @@ func (a *app) topScreen(s *screen) (show func() error, keys <-chan byte, restore
 	return func() error { return s.draw(out) }, keys, restore, nil
 }
 
-// readKeys sends the keys that are pressed. Its goroutine ends with in, or with the process.
+// readKeys sends the pressed keys. Its goroutine ends with in, or with the process.
 func readKeys(in *os.File) <-chan byte {
 	keys := make(chan byte)
 	go func() {
@@ -227,19 +228,19 @@ func readKeys(in *os.File) <-chan byte {
 // screen shows samples. Its lines have no escape sequences but those of draw.
 type screen struct {
 	app         *app
-	now, before sample // before: zero if there was none
-	sort, from  int    // the column that orders the queues, and the first queue that is shown
-	escape      int    // how many bytes of an arrow key have come
+	now, before sample // before: zero at first
+	sort, from  int    // the column of the sort order, and the first shown queue
+	escape      int    // bytes read of an arrow key's sequence
 }
 
-// rate is a queue with what has happened in it each second.
+// rate is a queue with its rates per second.
 type rate struct {
 	codeq.QueueInfo
 	in, out, failed float64
 	known           bool
 }
 
-// columns are those by which queues are ordered; numbers the largest first.
+// columns lists the sort orders; numbers are descending.
 var columns = []struct {
 	name string
 	less func(a, b *rate) int
@@ -261,7 +262,7 @@ func sortNames() []string {
 	return names
 }
 
-// press takes a key, and reports whether it ends the screen.
+// press handles a key, and reports whether it ends the screen.
 func (s *screen) press(key byte) (end bool) {
 	switch {
 	case s.escape == 1 && key == '[':
@@ -300,7 +301,7 @@ func (s *screen) rates() []rate {
 		if s.before.Time.IsZero() || seconds <= 0 {
 			continue
 		}
-		was := before[q.Queue] // zero for a new one
+		was := before[q.Queue] // zero for a new queue
 		per := func(now, was uint64) float64 {
 			if now < was {
 				return 0
@@ -317,7 +318,7 @@ func (s *screen) rates() []rate {
 	return list
 }
 
-// lines returns what is shown.
+// lines returns the text of the screen.
 func (s *screen) lines() []string {
 	a, n := s.app, &s.now
 	list := s.rates()

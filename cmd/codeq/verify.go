@@ -29,7 +29,7 @@ func (a *app) repairCommand() *cli.Command {
 	}
 }
 
-// verifyResult is the document of verify and repair.
+// verifyResult is the JSON output of verify and repair.
 type verifyResult struct {
 	OK bool
 	*codeq.VerifyReport

@@ -20,15 +20,15 @@ import (
 	"codeq"
 )
 
-// remote is a queue behind the dashboard of codeqweb: a client of its API, version 1. Its verbs are
-// those of a codeq.Queue.
+// remote is a client of the JSON API, version 1, of a dashboard of codeqweb. Its methods are like
+// those of codeq.Queue.
 type remote struct {
 	base   *url.URL // of the API, with a "/" at its end
 	header http.Header
 	client *http.Client
 }
 
-// dial makes a client of the dashboard of a target. Nothing is sent yet.
+// dial returns a client of the dashboard of a target. It sends nothing yet.
 func (t *target) dial() (*remote, error) {
 	u, err := url.Parse(t.url)
 	if err != nil {
@@ -37,7 +37,7 @@ func (t *target) dial() (*remote, error) {
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
 		return nil, coded(exitUsage, fmt.Errorf("-url %q is not like https://host/path/", t.url))
 	}
-	if u.User != nil { // others see the command line
+	if u.User != nil { // other users can see the command line
 		return nil, coded(exitUsage, errors.New("-url has credentials: set CODEQ_USER and CODEQ_PASSWORD, or CODEQ_TOKEN, in the environment"))
 	}
 	header := http.Header{"Accept": {"application/json"}}
@@ -52,7 +52,7 @@ func (t *target) dial() (*remote, error) {
 		r.SetBasicAuth(user, password)
 	}
 	client := &http.Client{CheckRedirect: func(r *http.Request, via []*http.Request) error {
-		// The credentials are for the host that was named, and a change is sent once.
+		// The credentials are for the host of -url, and a change is sent once.
 		if r.URL.Host != via[0].URL.Host || r.URL.Scheme != via[0].URL.Scheme || via[0].Method != http.MethodGet || len(via) > 4 {
 			return fmt.Errorf("it redirects to %s", r.URL)
 		}
@@ -67,10 +67,10 @@ func (r *remote) Close() error {
 	return nil
 }
 
-// maxReply bounds what is read of an answer.
+// maxReply bounds the bytes read of an answer.
 const maxReply = 1 << 30
 
-// kinds are the errors of the API.
+// kinds maps the error kinds of the API to errors.
 var kinds = map[string]error{
 	"invalid": codeq.ErrInvalid, "not-found": codeq.ErrNotFound, "duplicate": codeq.ErrDuplicate, "not-waiting": codeq.ErrNotWaiting, "not-empty": codeq.ErrNotEmpty,
 	"cannot-lead": codeq.ErrCannotLead, "no-cluster": codeq.ErrNoCluster, "disk-full": codeq.ErrDiskFull, "uncertain": codeq.ErrUncertain,
@@ -78,7 +78,7 @@ var kinds = map[string]error{
 	"corrupt": codeq.ErrCorrupt, "format": codeq.ErrFormat, "denied": fs.ErrPermission, "canceled": context.DeadlineExceeded,
 }
 
-// apiError is an error that the API has answered.
+// apiError is an error in an answer of the API.
 type apiError struct {
 	text string
 	is   error
@@ -87,7 +87,8 @@ type apiError struct {
 func (e *apiError) Error() string { return e.text }
 func (e *apiError) Unwrap() error { return e.is }
 
-// send sends a request. An error says that nothing was answered, or that it is no success.
+// send sends a request. It returns an error if there is no answer, or if the answer is not a
+// success.
 func (r *remote) send(ctx context.Context, method, route string, query url.Values, body any) (*http.Response, error) {
 	var from io.Reader
 	if body != nil {
@@ -125,7 +126,7 @@ func (r *remote) send(ctx context.Context, method, route string, query url.Value
 	if resp.StatusCode/100 == 2 {
 		return resp, nil
 	}
-	defer func() { _ = resp.Body.Close() }() // it is read as far as it is needed
+	defer func() { _ = resp.Body.Close() }() // already read as far as needed
 	return nil, errorOf(resp)
 }
 
@@ -159,13 +160,13 @@ func errorOf(resp *http.Response) error {
 	return err
 }
 
-// do sends a request, and decodes what is answered; reply nil: it is ignored.
+// do sends a request and decodes the answer; with a nil reply it ignores the answer.
 func (r *remote) do(ctx context.Context, method, route string, query url.Values, body, reply any) error {
 	resp, err := r.send(ctx, method, route, query, body)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = resp.Body.Close() }() // it is read as far as it is needed
+	defer func() { _ = resp.Body.Close() }() // already read as far as needed
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		return coded(exitNoQueue, fmt.Errorf("%s answers %q and no JSON: it is no dashboard, or behind a page to log in",
 			r.base.Redacted(), resp.Header.Get("Content-Type")))
@@ -191,7 +192,7 @@ func (r *remote) post(ctx context.Context, route string, query url.Values, body,
 	return r.do(ctx, http.MethodPost, route, query, body, reply)
 }
 
-// of makes a query of pairs of names and values; empty values are left out.
+// of returns a query of pairs of names and values, without empty values.
 func of(pairs ...string) url.Values {
 	v := make(url.Values)
 	for i := 0; i < len(pairs); i += 2 {
@@ -279,7 +280,7 @@ func (r *remote) StorageStats() (*codeq.StorageStats, error) {
 	return s, err
 }
 
-// ProduceBatch returns the errors that codeq.Queue.ProduceBatch does.
+// ProduceBatch returns the same errors as codeq.Queue.ProduceBatch.
 func (r *remote) ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error) {
 	var reply struct {
 		IDs        []codeq.ID
@@ -315,7 +316,7 @@ func (r *remote) SetRunAt(ctx context.Context, id codeq.ID, t time.Time) error {
 	return r.post(ctx, "task/run-at", of("id", id.String(), "at", t.UTC().Format(time.RFC3339Nano)), nil, nil)
 }
 
-// bulkJob is a change of many tasks that the dashboard's process carries out.
+// bulkJob is a bulk change in the dashboard's process.
 type bulkJob struct {
 	ID          string
 	Ended       time.Time
@@ -323,7 +324,7 @@ type bulkJob struct {
 	Error, Kind string
 }
 
-// err returns the error with which the job has ended.
+// err returns the error of the job.
 func (j *bulkJob) err() error {
 	switch {
 	case j.Error == "":
@@ -334,10 +335,10 @@ func (j *bulkJob) err() error {
 	return errors.New(j.Error)
 }
 
-// bulkWait is how long one request waits for the end of a job.
+// bulkWait bounds the time that one request waits for the end of a job.
 const bulkWait = "20s"
 
-// Bulk waits for the job's end. If ctx ends before, it stops the job.
+// Bulk starts a job and waits for its end. If ctx ends first, it stops the job.
 func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResult, error) {
 	body := struct {
 		Action                codeq.BulkAction
@@ -381,7 +382,7 @@ func (r *remote) Bulk(ctx context.Context, o codeq.BulkOptions) (codeq.BulkResul
 	return job.Result, job.err()
 }
 
-// Configure changes the settings that change alters. Those that others change meanwhile stay.
+// Configure sends only the settings that change alters, so that concurrent changes of others stay.
 func (r *remote) Configure(ctx context.Context, queue string, change func(*codeq.Settings)) error {
 	old, err := r.Settings(queue)
 	if err != nil {
@@ -480,7 +481,7 @@ type stream struct {
 // maxEvent bounds a line of a stream.
 const maxEvent = 1 << 20
 
-// subscribe begins a stream of events. It ends with ctx.
+// subscribe starts a stream of events. It ends with ctx.
 func (r *remote) subscribe(ctx context.Context, o codeq.SubscribeOptions) (*stream, error) {
 	q := url.Values{"queue": o.Queues}
 	for _, k := range o.Kinds {
@@ -491,7 +492,7 @@ func (r *remote) subscribe(ctx context.Context, o codeq.SubscribeOptions) (*stre
 		return nil, err
 	}
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
-		_ = resp.Body.Close() // it is of no use
+		_ = resp.Body.Close() // nothing to read
 		return nil, coded(exitNoQueue, fmt.Errorf("%s answers no events", r.base.Redacted()))
 	}
 	s := &stream{body: resp.Body, in: bufio.NewScanner(resp.Body)}
@@ -502,8 +503,8 @@ func (r *remote) subscribe(ctx context.Context, o codeq.SubscribeOptions) (*stre
 func (s *stream) Lost() uint64 { return s.lost }
 func (s *stream) Close()       { _ = s.body.Close() } // it was only read
 
-// Next returns the next event. When the stream ends, as it does after some minutes, it returns
-// ErrNotServed: another one may begin.
+// Next returns the next event. It returns ErrNotServed at the end of the stream, which comes after
+// some minutes: the caller may subscribe again.
 func (s *stream) Next(ctx context.Context) (e codeq.Event, err error) {
 	kind, data := "", ""
 	for s.in.Scan() {

@@ -24,7 +24,7 @@ func (a *app) quietCommand() *cli.Command {
 	}
 }
 
-// workersResult is the document of quiet: the workers afterwards.
+// workersResult is the JSON output of quiet: the workers afterwards.
 type workersResult struct {
 	Workers []codeq.WorkerInfo
 	DryRun  bool `json:",omitzero"`
