@@ -14,7 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// SemConvVersion is the version of the semantic conventions that names follow.
+// SemConvVersion is the version of the semantic conventions for names and attributes.
 const SemConvVersion = "1.43.0"
 
 // scope is the name of the tracer and of the meter.
@@ -34,13 +34,13 @@ type Options struct {
 	TracerProvider trace.TracerProvider
 	// MeterProvider takes the metrics. Default: that of [otel.GetMeterProvider].
 	MeterProvider metric.MeterProvider
-	// Propagator writes the trace context into the headers of a task, and reads it there. The
-	// headers of a task are bounded by codeq.Limits: baggage may exceed them, and is in none of the
-	// headers by default. Default: [propagation.TraceContext].
+	// Propagator writes the trace context into the headers of a task, and reads it there.
+	// codeq.Limits bounds the headers of a task: baggage may exceed them, and is not stored by
+	// default. Default: [propagation.TraceContext].
 	Propagator propagation.TextMapPropagator
 	// SameTrace makes the span of an attempt a child of the span that produced the task. Then a
-	// trace lasts until the last attempt of the last follow-up. Default: the span of an attempt
-	// has the parent that the context of Run has, mostly none, and a link to the producer.
+	// trace lasts until the last attempt of the last follow-up. Default: the span of an attempt has
+	// the parent of Run's context, mostly none, and a link to the producer.
 	SameTrace bool
 }
 
@@ -83,12 +83,12 @@ func New(opts *Options) (*Instrumentation, error) {
 	return i, nil
 }
 
-// seconds are the boundaries that the conventions name for durations.
+// seconds has the boundaries of the conventions for durations.
 var seconds = metric.WithExplicitBucketBoundaries(
 	0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
-// about are the attributes of a metric; queue "": several queues. The system and the name of the
-// operation come with the instrument.
+// about returns the attributes of a metric; queue "": several queues. The instrument adds the
+// system and the name of the operation.
 func about(queue string, err error) []attribute.KeyValue {
 	attrs := make([]attribute.KeyValue, 0, 2)
 	if queue != "" {

@@ -15,7 +15,7 @@ import (
 	"codeq"
 )
 
-// sentinels are what errors of codeq match, by the names that error.type has for them.
+// sentinels maps the errors of codeq to the values of error.type.
 var sentinels = []struct {
 	err  error
 	name string
@@ -33,8 +33,8 @@ var sentinels = []struct {
 	{context.Canceled, "context.Canceled"},
 }
 
-// errorType is the attribute error.type: the name of what an error matches, or else of its type. An
-// error that codeq has wrapped, such as that of [codeq.RetryAfter], has the type of what is in it.
+// errorType returns the attribute error.type: the name of the matching sentinel, or else of the
+// error's type. A wrapper of codeq, such as [codeq.RetryAfter], has the type of the wrapped error.
 func errorType(err error) (kind attribute.KeyValue) {
 	defer func() {
 		if recover() != nil {
@@ -52,8 +52,9 @@ func errorType(err error) (kind attribute.KeyValue) {
 	return semconv.ErrorTypeKey.String(valid(semconv.ErrorType(err).Value.AsString()))
 }
 
-// textOf is the text of an error: of a panic without the stack, which may have what the program
-// works on. An error whose own method panics, such as a nil pointer, has the name of its type.
+// textOf returns the text of an error. It leaves out the stack of a panic, which may contain user
+// data. If the error's own method panics, such as for a nil pointer, it returns the name of the
+// type.
 func textOf(err error) (text string) {
 	defer func() {
 		if recover() != nil {
@@ -66,10 +67,10 @@ func textOf(err error) (text string) {
 	return err.Error()
 }
 
-// valid is a text in UTF-8, as OpenTelemetry demands.
+// valid returns a text in UTF-8, as OpenTelemetry requires.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// isInternal reports whether the type of an error is one that codeq does not export.
+// isInternal reports whether the type of an error is an unexported one of codeq.
 func isInternal(err error) bool {
 	t := reflect.TypeOf(err)
 	if t.Kind() == reflect.Pointer {

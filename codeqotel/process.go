@@ -14,10 +14,11 @@ import (
 )
 
 // Middleware is a [codeq.Middleware] that begins a span for each attempt of a task, and measures
-// it. The first middleware of a Mux is the outermost: what comes before it is not in the span.
+// it. The first middleware of a Mux is the outermost: the span does not include the middlewares
+// before this one.
 //
-// The handler gets the headers of the task with the trace context of the span, which follow-ups
-// inherit.
+// The handler gets the headers of the task with the trace context of the span. Follow-ups inherit
+// it.
 func (i *Instrumentation) Middleware(next codeq.Handler) codeq.Handler {
 	return func(ctx context.Context, l *codeq.Lease) error {
 		i.consumed.Add(ctx, 1, opProcess, system, about(l.Queue, nil)...)

@@ -16,14 +16,15 @@ import (
 	"codeq"
 )
 
-// Producer is a [codeq.Queue], or what stands in for it.
+// Producer is a [codeq.Queue], or a replacement in a test.
 type Producer interface {
 	Produce(ctx context.Context, t codeq.Task) (codeq.ID, error)
 	ProduceBatch(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error)
 }
 
-// Produce is [codeq.Queue.Produce] in a span, whose trace context it stores in the headers of the
-// task, unless the task has one, or its limits leave no room for it. It returns the same.
+// Produce is [codeq.Queue.Produce] in a span. It stores the span's trace context in the headers of
+// the task, unless the task already has one, or its limits leave no room for it. It returns the
+// same.
 func (i *Instrumentation) Produce(ctx context.Context, q Producer, t codeq.Task) (id codeq.ID, err error) {
 	_, err = i.send(ctx, []codeq.Task{t}, func(ctx context.Context, tasks []codeq.Task) ([]codeq.ID, error) {
 		id, err = q.Produce(ctx, tasks[0])
@@ -32,15 +33,15 @@ func (i *Instrumentation) Produce(ctx context.Context, q Producer, t codeq.Task)
 	return id, err
 }
 
-// ProduceBatch is [codeq.Queue.ProduceBatch] in a span, whose trace context it stores in the
+// ProduceBatch is [codeq.Queue.ProduceBatch] in a span. It stores the span's trace context in the
 // headers of the tasks that have none; in no task of the batch if the limits leave no room for it.
 // It returns the same, and does not change tasks.
 func (i *Instrumentation) ProduceBatch(ctx context.Context, q Producer, tasks []codeq.Task) ([]codeq.ID, error) {
 	return i.send(ctx, tasks, q.ProduceBatch)
 }
 
-// send produces tasks in a span. Tasks that are refused with the trace context of the span are
-// stored without it, or refused for what they are.
+// send produces tasks in a span. If they are refused with the trace context, it produces them
+// without it.
 func (i *Instrumentation) send(
 	ctx context.Context, tasks []codeq.Task, produce func(context.Context, []codeq.Task) ([]codeq.ID, error),
 ) ([]codeq.ID, error) {
@@ -81,7 +82,7 @@ func (i *Instrumentation) send(
 	return ids, err
 }
 
-// queueOf returns the queue of all tasks; "" if they have not the same.
+// queueOf returns the queue of all tasks; "" if they differ.
 func queueOf(tasks []codeq.Task) string {
 	for _, t := range tasks {
 		if t.Queue != tasks[0].Queue {
@@ -94,8 +95,8 @@ func queueOf(tasks []codeq.Task) string {
 	return tasks[0].Queue
 }
 
-// inject returns headers with the trace context of ctx. Those that have one are returned as they
-// are; headers themselves are not changed.
+// inject returns a copy of headers with the trace context of ctx. If headers already has one, it
+// returns headers.
 func (i *Instrumentation) inject(ctx context.Context, headers map[string]string) map[string]string {
 	for _, field := range i.propagator.Fields() {
 		if _, has := headers[field]; has {
@@ -105,7 +106,7 @@ func (i *Instrumentation) inject(ctx context.Context, headers map[string]string)
 	return i.replace(ctx, headers)
 }
 
-// replace is inject in place of the trace context that headers have.
+// replace is inject, but overwrites the trace context in headers.
 func (i *Instrumentation) replace(ctx context.Context, headers map[string]string) map[string]string {
 	carrier := propagation.MapCarrier(maps.Clone(headers))
 	if carrier == nil {
@@ -121,7 +122,7 @@ func (i *Instrumentation) replace(ctx context.Context, headers map[string]string
 	return carrier
 }
 
-// failed says in a span that its operation has failed.
+// failed marks a span as failed.
 func failed(span trace.Span, err error, attrs ...attribute.KeyValue) {
 	if err == nil {
 		return

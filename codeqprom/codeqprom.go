@@ -12,24 +12,24 @@ import (
 
 // Options are the options of [New]. A zero field means its documented default.
 type Options struct {
-	// Queues keep their names as labels, whatever other queues there are.
+	// Queues lists the queues that always have their own labels.
 	Queues []string
-	// MaxQueues is how many queues keep their names, those of Queues included. Default: 200.
+	// MaxQueues bounds the queues with their own labels, including Queues. Default: 200.
 	MaxQueues int
-	// Timeout is how long a scrape waits for the queue; after that it goes on without the part that
-	// did not answer. It should be shorter than Prometheus' scrape_timeout. Default: 1 s.
+	// Timeout bounds the time that a scrape waits for the queue; then it goes on without the
+	// missing parts. It should be shorter than Prometheus' scrape_timeout. Default: 1 s.
 	Timeout time.Duration
-	// ReportErrors makes a scrape that lacks a part report the error, as an invalid metric. What
-	// becomes of it is promhttp.HandlerOpts.ErrorHandling: by default the whole response is an
-	// error then, with ContinueOnError the error is logged. Default: it is only counted, by
-	// codeq_scrape_errors_total, and the other metrics of the application are there.
+	// ReportErrors makes a scrape that lacks a part report the error, as an invalid metric.
+	// promhttp.HandlerOpts.ErrorHandling then decides: by default the whole response is an error,
+	// with ContinueOnError the error is logged. Default: the error is only counted, by
+	// codeq_scrape_errors_total, and the response has all other metrics.
 	ReportErrors bool
 }
 
 const defaultMaxQueues = 200
 
 // Collector is a [prometheus.Collector] of one queue. Its methods are safe for concurrent use.
-// [New] makes it. For several queues in one process, register each with a label of its own:
+// [New] makes it. For several queues in one process, register each with its own label:
 //
 //	prometheus.WrapRegistererWith(prometheus.Labels{"db": "mail"}, registry).MustRegister(metrics)
 type Collector struct {
@@ -37,13 +37,13 @@ type Collector struct {
 	queue  atomic.Pointer[codeq.Queue]
 	probes probes
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the following
 	observed bool       // there is an Observer
 	told     counters
 	failed   [endOfParts]uint64 // scrapes without a part
 }
 
-// New returns a Collector, which has no queue yet. Nil opts mean all defaults.
+// New returns a Collector without a queue. Nil opts mean all defaults.
 func New(opts *Options) *Collector {
 	c := new(Collector)
 	if opts != nil {
@@ -62,9 +62,9 @@ func New(opts *Options) *Collector {
 	return c
 }
 
-// Observer returns the codeq.Options.Observer that counts for the Collector. Next is called after
-// it, with the same argument: the application's own Observer; nil: there is none. What next does,
-// also if it panics, changes nothing for the Collector.
+// Observer returns the codeq.Options.Observer that counts for the Collector, and then calls next
+// with the same argument: the application's own Observer, or nil. A panic of next does not affect
+// the Collector.
 func (c *Collector) Observer(next func(*codeq.Observation)) func(*codeq.Observation) {
 	c.mu.Lock()
 	c.observed = true
@@ -83,8 +83,8 @@ func (c *Collector) observe(o *codeq.Observation) {
 	c.told.add(o)
 }
 
-// Watch makes q the queue whose gauges the Collector reads at each scrape, in place of the one
-// before; nil: none. When q is closed, its gauges are no longer exported, and the counters stay.
+// Watch sets the queue for the gauges, in place of the previous one; nil: none. When q is closed,
+// its gauges are no longer exported; the counters stay.
 func (c *Collector) Watch(q *codeq.Queue) { c.queue.Store(q) }
 
 // Describe implements [prometheus.Collector].
@@ -94,8 +94,8 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements [prometheus.Collector]. It takes [Options.Timeout] at the most, and little
-// time of the queue: see codeq.Queue.ProcessInfo.
+// Collect implements [prometheus.Collector]. It takes at most [Options.Timeout], and little time of
+// the queue: see codeq.Queue.ProcessInfo.
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	e := &export{now: time.Now()}
 	var got scrape
@@ -109,7 +109,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	e.storage(got.storage)
 	e.raft(got.cluster)
 	c.exportCounters(e)
-	for _, m := range e.metrics { // nothing is locked: who receives may be slow
+	for _, m := range e.metrics { // no lock is held: the receiver may be slow
 		ch <- m
 	}
 	if c.opts.ReportErrors {
@@ -121,8 +121,8 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// count sums what the shards have of their queues by label, and counts the parts that failed. While
-// it is known which queues there are, the labels of others are freed.
+// count sums the gauges of all shards by label, and counts the failed parts. If the scrape has the
+// queues, it frees the labels of other queues.
 func (c *Collector) count(got *scrape, now time.Time) map[string]*queueGauges {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,7 +154,7 @@ func (c *Collector) count(got *scrape, now time.Time) map[string]*queueGauges {
 	return sum
 }
 
-// queueGauges are the gauges of one label.
+// queueGauges has the gauges of one label.
 type queueGauges struct {
 	label  string
 	counts codeq.Counts

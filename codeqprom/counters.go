@@ -8,23 +8,23 @@ import (
 	"codeq"
 )
 
-// other is the label of all queues after the first ones. A queue of that name has U+FFFD in place
-// of the first character.
+// other is the common label of all queues beyond MaxQueues. In the label of a queue with this name,
+// U+FFFD replaces the first character.
 const other = "(other)"
 
-// labelIdle is for how long a label stays that belongs to no queue, and of which nothing is told.
+// labelIdle is the time until an unused label without a queue is freed.
 const labelIdle = 15 * time.Minute
 
-// counters is what the Observer has told so far.
+// counters has the sums of all observations.
 type counters struct {
 	maxQueues int
-	named     map[string]time.Time      // when labels that are names of queues were last used; zero: they stay
+	named     map[string]time.Time      // last use of each label that is the name of a queue; zero: it stays
 	queues    map[string]*queueCounters // by label
 	commits   map[int]*histogram        // by shard
 	missed    struct{ commits, handlers uint64 }
 }
 
-// queueCounters are those of one label.
+// queueCounters has the counters of one label.
 type queueCounters struct {
 	events        codeq.Totals
 	waits, worked *histogram // nil: no handler has returned
@@ -36,7 +36,7 @@ func newCounters(maxQueues int) counters {
 	}
 }
 
-// labelOf returns the label of a queue: its name, if that is one of the first.
+// labelOf returns the label of a queue: its name, if there is a free label, or other.
 func (c *counters) labelOf(queue string, now time.Time) string {
 	label := strings.ToValidUTF8(queue, "\uFFFD")
 	if label == other {
@@ -56,11 +56,11 @@ func (c *counters) labelOf(queue string, now time.Time) string {
 	return label
 }
 
-// forget frees the labels of queues that are gone when there are no others left, with what was
-// counted for them: a queue that comes back counts from 0 on.
+// forget frees the labels of removed queues with their counters, if all labels are in use. A queue
+// that comes back counts from 0.
 func (c *counters) forget(now time.Time) {
 	if len(c.named) < c.maxQueues {
-		return // nobody needs them
+		return // there are free labels
 	}
 	for label, last := range c.named {
 		if !last.IsZero() && now.Sub(last) > labelIdle {
@@ -80,7 +80,7 @@ func (c *counters) of(label string) *queueCounters {
 	return q
 }
 
-// add counts what the Observer is told.
+// add counts an observation.
 func (c *counters) add(o *codeq.Observation) {
 	now := time.Now()
 	for i := range o.Queues {
@@ -130,7 +130,7 @@ var (
 // histogram counts durations.
 type histogram struct {
 	bounds []float64 // upper bounds, inclusive, ascending
-	counts []uint64  // by bucket; the last one has what is above all bounds
+	counts []uint64  // by bucket; the last one is above all bounds
 	sum    float64
 }
 
@@ -144,7 +144,7 @@ func (h *histogram) observe(d time.Duration) {
 	h.sum += s
 }
 
-// cumulative returns how many durations were within each bound, and how many there were.
+// cumulative returns the number of durations within each bound, and of all.
 func (h *histogram) cumulative() (within map[float64]uint64, count uint64) {
 	within = make(map[float64]uint64, len(h.bounds))
 	for i, bound := range h.bounds {

@@ -10,7 +10,7 @@ import (
 	"codeq"
 )
 
-// all is what Describe says.
+// all has the descriptions of all metrics.
 var all []*prometheus.Desc
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -46,7 +46,7 @@ var (
 	scrapeErrors  = desc("scrape_errors_total", "Scrapes that lack a part of the gauges.", "part")
 )
 
-// export is the metrics of one scrape.
+// export has the metrics of one scrape.
 type export struct {
 	metrics []prometheus.Metric
 	now     time.Time
@@ -67,7 +67,7 @@ func (e *export) histogram(d *prometheus.Desc, h *histogram, labels ...string) {
 	e.add(prometheus.MustNewConstHistogram(d, count, h.sum, within, labels...))
 }
 
-// since is how long ago a time was; 0: not yet, or it is zero.
+// since returns the seconds since t; 0 if t is zero or in the future.
 func (e *export) since(t time.Time) float64 {
 	if t.IsZero() {
 		return 0
@@ -167,8 +167,8 @@ func addUpkeep(sum, more []codeq.UpkeepStats) []codeq.UpkeepStats {
 	return sum
 }
 
-// The buckets of upkeep that are exported have bounds from 4 us to 67 s, each four times the one
-// before. codeq has twice as many.
+// The exported buckets of upkeep have bounds from 4 us to 67 s, each four times the previous one.
+// codeq has twice as many.
 const (
 	firstUpkeepBucket = 2
 	nextUpkeepBucket  = 2
@@ -214,7 +214,7 @@ func (e *export) raft(st *codeq.ClusterStatus) {
 	}
 }
 
-// exportCounters exports what the Observer has told, and what the Collector counts itself.
+// exportCounters exports the sums of observations, and the Collector's own counters.
 func (c *Collector) exportCounters(e *export) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

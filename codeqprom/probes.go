@@ -9,7 +9,7 @@ import (
 	"codeq"
 )
 
-// The parts of a scrape, which are asked for at the same time.
+// The parts of a scrape, asked concurrently.
 const (
 	partProcess = iota
 	partStorage
@@ -19,7 +19,7 @@ const (
 
 var partNames = [endOfParts]string{"process", "storage", "cluster"}
 
-// scrape is what a queue says of itself; nil: it does not.
+// scrape has the answers of a queue; nil: none.
 type scrape struct {
 	process *codeq.ProcessInfo
 	storage *codeq.StorageStats
@@ -34,9 +34,8 @@ type probes struct {
 	cluster probe[*codeq.ClusterStatus]
 }
 
-// ask returns what has answered within the timeout. Questions get less time than that, so that they
-// can answer what they know by then. A queue that is closed, or is no node of a
-// cluster, says nothing, which is no error.
+// ask returns the answers within the timeout. Its context ends earlier, so that calls can still
+// return partial answers. A closed queue, or one without a cluster, gives no answer and no error.
 func (p *probes) ask(q *codeq.Queue, timeout time.Duration) (got scrape) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -61,8 +60,8 @@ func (p *probes) ask(q *codeq.Queue, timeout time.Duration) (got scrape) {
 	return got
 }
 
-// probe asks one question at a time: scrapes that come meanwhile get the same answer. So a question
-// that is never answered keeps one goroutine, however often it is scraped.
+// probe makes one call at a time: concurrent scrapes share its answer. So a call that never returns
+// holds one goroutine, however often the queue is scraped.
 type probe[T any] struct {
 	mu     sync.Mutex
 	asking *asking[T] // nil: none
@@ -70,7 +69,7 @@ type probe[T any] struct {
 
 type asking[T any] struct {
 	queue  *codeq.Queue
-	done   chan struct{} // closed when what follows is valid
+	done   chan struct{} // closed when the following is valid
 	answer T
 	err    error
 }

@@ -1,5 +1,5 @@
-// Package codeqtest helps to test programs that use codeq: with a queue in memory, a clock that
-// costs no real time, and assertions on the tasks that were produced.
+// Package codeqtest helps to test programs that use codeq: with a queue in memory, a simulated
+// clock, and assertions on the produced tasks.
 //
 //	func TestSignUp(t *testing.T) {
 //		codeqtest.Test(t, nil, func(t *testing.T, q *codeqtest.Queue) {
@@ -30,17 +30,17 @@
 //
 // [Test] calls its function in a bubble of [testing/synctest]. There time.Now, timers, leases,
 // timeouts, backoff and Task.RunAt follow a clock that stands still while anything runs, and jumps
-// to the next deadline when everything waits. So no test ever really sleeps: [Queue.Drain] goes
-// through days of retries in milliseconds, and [Queue.Advance] lets a given time pass. The rules of
-// bubbles hold: goroutines that the test starts must end with it, and a goroutine that waits for
-// the network or another process keeps the clock from moving.
+// to the next deadline when everything waits. So no test ever really sleeps: [Queue.Drain] runs
+// days of retries in milliseconds, and [Queue.Advance] moves the clock. The rules of bubbles apply:
+// goroutines of the test must end with it, and a goroutine that waits for the network or another
+// process stops the clock.
 //
-// [Open] opens the same queue without a bubble, or in a bubble that the test has made itself.
-// Without a bubble time is real, and Drain takes as long as the tasks make it wait.
+// [Open] opens the same queue without a bubble, or in the test's own bubble. Without a bubble time
+// is real, and Drain really waits for the tasks.
 //
-// # What is different from production
+// # Differences from production
 //
 // The queue has one shard, and Drain and Work run one handler at a time, so that the order of tasks
-// is always the same. Backoff has no jitter. Completed tasks are kept, so that assertions find
-// them; see [Open]. All of these can be overridden.
+// is deterministic. Backoff has no jitter. Completed tasks are kept, so that assertions find them;
+// see [Open]. All of these can be overridden.
 package codeqtest

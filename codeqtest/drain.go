@@ -11,25 +11,24 @@ import (
 	"codeq/internal/inspect"
 )
 
-// limit is how much time may pass in Drain and Work.
+// limit bounds the time of Drain and Work.
 const limit = 366 * 24 * time.Hour
 
 var errLimit = errors.New("still not done after 366 days")
 
 // Drain runs the handlers of mux until none of their queues has a task that is ready, scheduled,
-// blocked or leased, as codeq.Queue.WaitIdle sees it: it waits for retries, tasks for a later time
-// and tasks that wait for others, but not for dead letters. In a bubble the time that this takes
-// passes at once.
+// blocked or leased, as in codeq.Queue.WaitIdle: it waits for retries, scheduled tasks and blocked
+// tasks, but not for dead letters. In a bubble this takes no real time.
 //
 // Drain ignores tasks in queues without a handler. The test ends if the queues are not idle after
 // 366 days, for example because a handler produces its own successor each day, or a queue stays
-// paused; use Work for these. Without a bubble these are real days.
+// paused; use Work for these. Without a bubble the days are real.
 //
-// Handlers run on other goroutines: they must report to the test with t.Error or assert, or by the
-// error that they return, not with t.Fatal or require.
+// Handlers run on other goroutines: they must report failures with t.Error or assert, or by their
+// error, not with t.Fatal or require.
 func (q *Queue) Drain(mux *codeq.Mux) {
 	q.t.Helper()
-	r := q.start(mux) // unless something fails, no handler runs when it is stopped
+	r := q.start(mux) // without a failure, no handler runs at the end
 	ctx, cancel := context.WithTimeoutCause(r.ctx, limit, errLimit)
 	defer cancel()
 	err := q.WaitIdle(ctx, r.queues...)
@@ -42,7 +41,7 @@ func (q *Queue) Drain(mux *codeq.Mux) {
 	}
 }
 
-// paused lists those of the queues that are paused; "" if none is.
+// paused lists the paused ones of the queues; "" if there is none.
 func (q *Queue) paused(queues []string) string {
 	var names []string
 	for _, name := range queues {
@@ -59,11 +58,10 @@ func (q *Queue) paused(queues []string) string {
 // Work runs the handlers of mux until nothing can be claimed from their queues, and waits for the
 // handlers to end. It does not wait for scheduled tasks, such as retries, nor for tasks that a
 // pause, a rate or a limit of concurrency holds back at the moment: they stay for a later call, for
-// example after Advance. In a bubble no time passes, unless handlers let it pass; tasks that become
-// ready in that time are worked on as well.
+// example after Advance. In a bubble no time passes, unless handlers sleep; Work also runs tasks
+// that become ready in that time.
 //
-// Work does not end if a handler produces its own successor at once, or gives its task back by
-// Snooze(0).
+// Work does not end if a handler produces its own successor at once, or returns Snooze(0).
 func (q *Queue) Work(mux *codeq.Mux) {
 	q.t.Helper()
 	ctx, cancel := context.WithTimeoutCause(context.Background(), limit, errLimit)
@@ -74,7 +72,7 @@ func (q *Queue) Work(mux *codeq.Mux) {
 		var err error
 		claimed, err = inspect.Of(q.Queue).RunUntilEmpty(ctx, mux, &opts)
 		if err == nil {
-			err = q.WaitIdle(ctx, "") // no queue has this name: this waits for messages between shards
+			err = q.WaitIdle(ctx, "") // waits only for messages between shards: no queue has this name
 		}
 		if err != nil {
 			q.t.Fatalf("codeqtest: work on %q: %v\n%s", opts.Queues, err, q.describe("", codeq.Ready, codeq.Leased))
@@ -100,7 +98,7 @@ func (q *Queue) runOptions(mux *codeq.Mux) codeq.RunOptions {
 	return opts
 }
 
-// running is a Run under way.
+// running is an active Run.
 type running struct {
 	queues []string
 	ctx    context.Context // ends with Run

@@ -19,33 +19,33 @@ const dir = "queue"
 type Queue struct {
 	// Queue is the queue for the code under test. Reopen and Crash replace it.
 	*codeq.Queue
-	// RunOptions are the options of the Run that Drain and Work call. Their defaults differ from
-	// those of Run: a Concurrency of 1, Queues in the order of their names, and an OnError that
-	// logs to the test. Grace is ignored.
+	// RunOptions are the options of Run in Drain and Work. Their defaults differ from those of Run:
+	// a Concurrency of 1, Queues in the order of their names, and an OnError that logs to the test.
+	// Grace is ignored.
 	RunOptions codeq.RunOptions
 
 	t      testing.TB
 	opts   codeq.Options
 	fs     *crashfs.Disk
-	bubble bool // the queue was opened in one
+	bubble bool // the queue was opened in a bubble
 }
 
-// Test calls test in a bubble of testing/synctest with a queue that [Open] has opened with opts,
-// and closes the queue at the end. It must not be called in a bubble.
+// Test calls test in a bubble of testing/synctest with a queue from [Open], and closes the queue at
+// the end. It must not be called in a bubble.
 func Test(t *testing.T, opts *codeq.Options, test func(t *testing.T, q *Queue)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { test(t, Open(t, opts)) })
 }
 
-// Open opens a new queue in memory, which t closes in its cleanup. Nil opts mean all defaults.
+// Open opens a new queue in memory, and closes it in a cleanup of t. Nil opts mean all defaults.
 // Three defaults differ from those of codeq.Open:
 //
 //	Shards          1
 //	Retention       codeq.Forever, so that completed tasks are found by assertions
 //	Backoff.Jitter  none
 //
-// In a bubble time is that of the bubble, elsewhere it is real. An error ends the test; so does
-// Options.Cluster, as a queue in memory cannot be a node.
+// In a bubble the queue has the bubble's clock, elsewhere the real one. An error ends the test; so
+// does Options.Cluster, as a queue in memory cannot be a node.
 func Open(t testing.TB, opts *codeq.Options) *Queue {
 	t.Helper()
 	if opts != nil && opts.Cluster != nil {
@@ -70,20 +70,19 @@ func Open(t testing.TB, opts *codeq.Options) *Queue {
 	return q
 }
 
-// Reopen closes the queue and opens it again, like a program that is stopped and started. Calls of
-// Run end as codeq.Queue.Close says. q.Queue is a new Queue afterwards: pass it to the code under
-// test.
+// Reopen closes the queue and opens it again, like a restart of the program. Calls of Run end as in
+// codeq.Queue.Close. q.Queue is a new Queue afterwards: pass it to the code under test.
 func (q *Queue) Reopen() {
 	q.t.Helper()
 	q.close()
 	q.open()
 }
 
-// Crash is like Reopen for a program that is killed: the new queue finds what was acknowledged and
-// persisted before the call. Tasks that calls of Run were working on have a crash more, and are
+// Crash is like Reopen for a killed program: the new queue has the state that was acknowledged and
+// persisted before the call. Tasks of running handlers of Run have one more crash, and are
 // suspects, Blocked until a claim starts them, as after any crash ([codeq.TaskInfo].Suspect);
 // leases of Claim go on until they expire. The handlers of the old queue cannot be killed: they end
-// as codeq.Queue.Close says, before Crash returns, but nothing that they store is found.
+// as in codeq.Queue.Close, before Crash returns, but the new queue has none of their changes.
 func (q *Queue) Crash() {
 	q.t.Helper()
 	q.settle()
@@ -111,16 +110,16 @@ func (q *Queue) close() {
 	}
 }
 
-// Advance lets the time d pass. It works only in a bubble, where it takes no real time, and panics
-// elsewhere. When it returns, all goroutines in the bubble, such as a Run of the test, have done
-// their work up to then.
+// Advance moves the clock of the bubble by d, without real time. Outside a bubble it panics. When
+// it returns, all goroutines in the bubble, such as a Run of the test, have done their work up to
+// then.
 func (q *Queue) Advance(d time.Duration) {
 	synctest.Wait() // panics where a sleep would be real
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// settle waits until everything in the bubble waits, if there is one.
+// settle waits until all goroutines of the bubble wait. Without a bubble it does nothing.
 func (q *Queue) settle() {
 	if q.bubble {
 		synctest.Wait()

@@ -14,20 +14,19 @@ import (
 	"codeq"
 )
 
-// Task is a task that was produced.
+// Task is a produced task.
 type Task[T any] struct {
 	*codeq.TaskInfo
 	// Args is the decoded payload.
 	Args T
 }
 
-// Produced returns the tasks of a queue in the order in which they were produced, by Produce, by
-// ProduceBatch or as follow-ups. It returns tasks in every state; completed ones as long as they
-// are kept, which is for ever unless the task or Options.Retention say otherwise. A task that
-// changes its state at the same time, for example by a Run of the test, may be missed if the test
-// is not in a bubble.
+// Produced returns the tasks of a queue in the order of their production, by Produce, by
+// ProduceBatch or as follow-ups. It returns tasks in every state. Completed tasks are kept forever
+// by default; Task.Retention and Options.Retention change that. Without a bubble, it may miss a
+// task that changes its state at the same time, for example by a Run of the test.
 //
-// Payloads are decoded as codeq.Handle does. One that cannot be decoded ends the test.
+// Payloads are decoded as in codeq.Handle. An error of decoding ends the test.
 func Produced[T any](t testing.TB, q *Queue, queue string) []*Task[T] {
 	t.Helper()
 	var tasks []*Task[T]
@@ -110,7 +109,7 @@ func matching[T any](
 	return found
 }
 
-// decode decodes a payload as codeq.Handle does.
+// decode decodes a payload as in codeq.Handle.
 func decode[T any](payload []byte) (args T, err error) {
 	if raw, ok := any(&args).(*[]byte); ok {
 		*raw = payload
@@ -125,7 +124,7 @@ var states = []codeq.State{
 }
 
 // list returns the tasks of a queue, or of all if queue is "", that are in some states, in the
-// order in which they were produced.
+// order of their production.
 func (q *Queue) list(t testing.TB, queue string, in ...codeq.State) []*codeq.TaskInfo {
 	t.Helper()
 	tasks, err := q.find(queue, in)
@@ -136,8 +135,8 @@ func (q *Queue) list(t testing.TB, queue string, in ...codeq.State) []*codeq.Tas
 }
 
 func (q *Queue) find(queue string, in []codeq.State) ([]*codeq.TaskInfo, error) {
-	q.settle()                                  // so that no task moves meanwhile
-	found := make(map[codeq.ID]*codeq.TaskInfo) // without a bubble, one that moves may be seen twice
+	q.settle()                                  // so that no task changes its state meanwhile
+	found := make(map[codeq.ID]*codeq.TaskInfo) // without a bubble, a task may be seen in two states
 	for _, state := range in {
 		for info, err := range q.List(context.Background(), codeq.ListOptions{Queue: queue, State: state}) {
 			if err != nil {
@@ -154,7 +153,7 @@ func (q *Queue) find(queue string, in []codeq.State) ([]*codeq.TaskInfo, error) 
 	return tasks, nil
 }
 
-// describeMax is how many tasks, and how many bytes of a payload, a failure message shows.
+// The bounds of a failure message: tasks, and bytes of a payload.
 const (
 	describeMax        = 20
 	describeMaxPayload = 200
@@ -169,7 +168,7 @@ func (q *Queue) describe(queue string, in ...codeq.State) string {
 	var b strings.Builder
 	if len(tasks) == 0 {
 		b.WriteString("no such tasks; queues with tasks:")
-		stats, _ := q.Stats(context.Background()) // List has worked just now
+		stats, _ := q.Stats(context.Background()) // list has just succeeded
 		var names []string
 		for name, c := range stats {
 			if c.Total() > 0 {
@@ -217,7 +216,7 @@ func line(info *codeq.TaskInfo) string {
 	return b.String()
 }
 
-// text returns a payload as it is if it is one line of text, otherwise quoted.
+// text returns a payload unchanged if it is one line of text, otherwise quoted.
 func text(b []byte) string {
 	short, dots := b, ""
 	if len(b) > describeMaxPayload {

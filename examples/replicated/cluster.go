@@ -17,7 +17,7 @@ const (
 	startLimit    = 30 * time.Second // until the cluster serves
 	failoverLimit = 30 * time.Second // until it does again after a kill
 	idleLimit     = time.Minute      // until the last task is done
-	downTime      = time.Second      // until a node that was killed is started again
+	downTime      = time.Second      // until a killed node is started again
 	progress      = 2 * time.Second  // between two lines with the rate
 )
 
@@ -32,7 +32,7 @@ type cluster struct {
 	printedAt time.Time           // when that line was printed
 }
 
-// process is a node that runs.
+// process is a running node.
 type process struct {
 	node   int
 	cmd    *exec.Cmd
@@ -58,8 +58,8 @@ func (cl *cluster) tell(format string, args ...any) {
 	_, _ = fmt.Fprintf(cl.out, "%5.1fs  %s\n", time.Since(cl.started).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// run lets the nodes work, and kills some of them, until ctx ends or the time has passed; then it
-// lets them finish all tasks.
+// run starts the nodes, and kills some of them, until ctx ends or the time is over; then it waits
+// until all tasks are done.
 func (cl *cluster) run(ctx context.Context) error {
 	defer func() {
 		for i := range cl.nodes {
@@ -110,7 +110,7 @@ func (cl *cluster) killOne(ctx context.Context) error {
 	return cl.start(victim)
 }
 
-// end lets the nodes finish all tasks, and ends them.
+// end stops producing, waits until all tasks are done, and ends the nodes.
 func (cl *cluster) end() error {
 	cl.tell("no more tasks are produced")
 	running := cl.nodes[1:]
@@ -189,7 +189,7 @@ func (cl *cluster) start(i int) error {
 // kill ends a node with SIGKILL, if it runs.
 func (cl *cluster) kill(i int) {
 	if p := cl.nodes[i]; p != nil && !p.ended {
-		_ = p.cmd.Process.Kill() // it may have ended by itself
+		_ = p.cmd.Process.Kill() // it may have ended already
 		_ = cl.wait(p)           // the error is that it was killed
 	}
 	cl.nodes[i] = nil
@@ -203,14 +203,14 @@ func (cl *cluster) wait(p *process) error {
 	return p.err
 }
 
-// served waits until all shards have answered a request of a node that began after now.
+// served waits until all shards have answered a new request of a node.
 func (cl *cluster) served(limit time.Duration) (took time.Duration, err error) {
 	begin := time.Now()
 	err = cl.until(limit, "some shard is not served", func(r *report) bool { return r.Asked.After(begin) })
 	return time.Since(begin).Round(time.Millisecond), err
 }
 
-// work lets the nodes work for a time, or until ctx ends.
+// work waits while the nodes work, for d or until ctx ends.
 func (cl *cluster) work(ctx context.Context, d time.Duration) error {
 	end := time.Now().Add(d)
 	return cl.until(d+failoverLimit, "no node says anything", func(*report) bool {

@@ -1,6 +1,6 @@
-// Command replicated runs a replicated queue on three nodes: processes of this machine that talk
+// Command replicated runs a replicated queue on three nodes: processes of this machine, connected
 // over loopback. All of them produce tasks and work on them. One after another is killed with
-// SIGKILL and started again; at the end, what was acknowledged is compared with what was done.
+// SIGKILL and started again; at the end, the acknowledged tasks are compared with the done ones.
 //
 //	replicated [-for TIME] [-kill INTERVAL] [-rate N] [-workers N] [-port PORT] [-dir DIR]
 //
@@ -93,8 +93,7 @@ func main() {
 	}
 }
 
-// run lets the nodes work until c.length has passed or ctx ends, and then until nothing is left to
-// do.
+// run runs the nodes until c.length is over or ctx ends, and then until all tasks are done.
 func run(ctx context.Context, c config, out io.Writer) (lost bool, err error) {
 	if c.dir == "" {
 		if c.dir, err = os.MkdirTemp("", "codeq-replicated-"); err != nil {

@@ -20,14 +20,14 @@ const jobQueue = "job"
 // job is the payload of a task. No two have the same number.
 type job struct{ Number string }
 
-// report is what a node prints on its standard output.
+// report is a line on the standard output of a node, as JSON.
 type report struct {
-	Asked time.Time // when the node asked all shards, which have answered since; zero: some have not
-	Done  int64     // handlers that this process has run
-	Idle  bool      // there is nothing left to do, on any node
+	Asked time.Time // start of the last request that all shards answered; zero: some have not answered
+	Done  int64     // attempts finished in this process
+	Idle  bool      // no tasks are left, on any node
 }
 
-// serve runs a node. It produces until orders ends, and works until ctx does.
+// serve runs a node. It produces tasks until orders ends, and works on tasks until ctx ends.
 func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.Writer, log *slog.Logger) (err error) {
 	q, err := codeq.Open(c.path(i, ""), &codeq.Options{
 		Cluster: &codeq.Cluster{Node: c.name(i), Listen: c.address(i), Peers: c.peers()},
@@ -66,7 +66,7 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 	g.Go(func() error {
 		return q.Run(gctx, mux, &codeq.RunOptions{
 			Concurrency: c.workers,
-			// After so long, others take over the tasks of a process that was killed.
+			// After this time, other nodes take over the tasks of a killed process.
 			LeaseFor: 3 * time.Second,
 			OnError: func(l *codeq.Lease, err error) {
 				log.Warn("attempt ended", "id", l.ID, "attempt", l.Attempt, "err", err)
@@ -75,7 +75,7 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 	})
 	producing, stopProducing := context.WithCancel(gctx)
 	g.Go(func() error {
-		// orders also ends when the process that has started this one ends.
+		// orders also ends when the parent process ends.
 		_, err := io.Copy(io.Discard, orders)
 		stopProducing()
 		return err
@@ -113,7 +113,7 @@ func serve(ctx context.Context, c *config, i int, orders io.Reader, reports io.W
 }
 
 // produceAll produces c.rate tasks a second until ctx ends. It uses several goroutines, like the
-// requests of a real service: one that has to wait for the leader of a shard delays no other.
+// requests of a real service: a call that waits for a shard's leader delays no other.
 func produceAll(ctx context.Context, q *codeq.Queue, c *config, i int, acked *notes, log *slog.Logger) error {
 	tick := time.NewTicker(time.Second / time.Duration(c.rate))
 	defer tick.Stop()
@@ -135,8 +135,8 @@ func produceAll(ctx context.Context, q *codeq.Queue, c *config, i int, acked *no
 				}
 				// Not canceled by ctx: the outcome would be unknown otherwise.
 				if _, err := q.Produce(context.WithoutCancel(ctx), task); err != nil {
-					// No majority of the nodes could be reached for a while. The task was not
-					// acknowledged; a real service would report an error to its client.
+					// There was no majority of nodes for a while. The task was not acknowledged; a
+					// real service would return an error to its client.
 					log.Warn("not produced", "number", number, "err", err)
 					continue
 				}

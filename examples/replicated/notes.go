@@ -10,12 +10,12 @@ import (
 
 // The suffixes of the notes of a node.
 const (
-	ackedNotes = ".acked" // numbers of the tasks that were acknowledged to its producers
-	doneNotes  = ".done"  // numbers of the tasks that its workers have done
+	ackedNotes = ".acked" // numbers of the tasks acknowledged to its producers
+	doneNotes  = ".done"  // numbers of the tasks done by its workers
 )
 
-// notes is a file of lines. A line that add has written is kept even if the process is killed,
-// since the operating system has it.
+// notes is a file of lines. A line of add survives a kill of the process, since the operating
+// system has it.
 type notes struct{ *os.File }
 
 func openNotes(path string) (*notes, error) {
@@ -29,7 +29,7 @@ func (n *notes) add(line string) error {
 	return err
 }
 
-// readNotes counts how often each line is in the notes of the nodes.
+// readNotes counts each line in the notes of all nodes.
 func readNotes(c *config, what string) (map[string]int, error) {
 	lines := make(map[string]int)
 	for i := 1; i <= nodes; i++ {
@@ -53,15 +53,15 @@ func readNotes(c *config, what string) (map[string]int, error) {
 
 // tally is the summary of the notes.
 type tally struct {
-	acked   int    // tasks that were acknowledged
+	acked   int    // acknowledged tasks
 	lost    int    // acknowledged tasks that were never done
 	first   string // one of the lost tasks
-	done    int    // tasks that were done
-	again   int    // how often a task was done again
-	unacked int    // done tasks whose producer was killed before it had noted the acknowledgement
+	done    int    // done tasks
+	again   int    // repeated executions
+	unacked int    // done tasks of producers that were killed before the note of the acknowledgement
 }
 
-// compare compares the acknowledged tasks with those that were done.
+// compare compares the acknowledged tasks with the done ones.
 func compare(c *config) (t tally, err error) {
 	acked, err := readNotes(c, ackedNotes)
 	if err != nil {

@@ -20,7 +20,7 @@ func hashTask(file string) codeq.Task {
 	return codeq.Task{Queue: hashQueue, Payload: []byte(file), MaxAttempts: attempts, Retention: codeq.Forever}
 }
 
-// hash computes the digest of a file, and keeps it as the result of the task.
+// hash stores the digest of a file as the result of the task.
 func (t *tree) hash(ctx context.Context, job *codeq.Job[[]byte]) error {
 	name := string(job.Args)
 	onHash(t, name)
@@ -107,8 +107,8 @@ func (t *tree) report(stdout, stderr io.Writer) (unread int, err error) {
 
 var escape = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
 
-// line returns the line of sha256sum for a file. A name with a backslash or a newline is escaped,
-// which a backslash before the digest marks.
+// line returns the line of sha256sum for a file. A name with a backslash or a newline is escaped;
+// then the line begins with a backslash.
 func line(digest, name string) string {
 	escaped := escape.Replace(name)
 	mark := ""

@@ -4,7 +4,7 @@
 //	find TREE -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
 //
 // does. It is an example of a command-line tool that embeds a task queue: after kill -9 at any
-// moment, the same command goes on where it was, and does not read again what it has finished.
+// time, the same command continues, and does not read finished files again.
 //
 //	treesum [flags] [TREE]
 //
@@ -19,12 +19,12 @@
 // # The queue
 //
 // By default the queue lies in treesum/HASH of the user's cache directory, where HASH is a hash of
-// the absolute path of TREE. Wherever it lies, treesum does not walk into it. It is removed when
-// everything has been printed, even if some files could not be read, so that the next run begins
-// again. After a run with -keep, the next one prints the kept digests and reads no file.
+// the absolute path of TREE. treesum never walks into it. It is removed after all digests are
+// printed, even if some files could not be read, so that the next run begins again. After a run
+// with -keep, the next one prints the kept digests and reads no file.
 //
-// With -durability none, files that were finished in the last moments before kill -9 are read
-// again. With process, the same holds for a power loss; with disk, no file is read again.
+// With -durability none, the last files finished before kill -9 are read again. With process, the
+// same holds for a power loss; with disk, no file is read again.
 //
 // # Errors
 //
@@ -34,11 +34,11 @@
 //
 // # How it works
 //
-// A task of the queue "walk" is one directory, or the part of one that follows a name. Its
+// A task of the queue "walk" is one directory, or the rest of a directory after a name. Its
 // completion produces the tasks for the entries in the same commit: either the directory is done
 // and its entries are queued, or neither. A task of the queue "hash" is one file, and keeps the
-// digest as its result. So the queue itself says at each moment what is done and what is left, and
-// treesum is finished when no task of either queue is ready, scheduled or leased.
+// digest as its result. So the queue always has the exact progress, and treesum is finished when no
+// task of either queue is ready, scheduled or leased.
 package main
 
 import (

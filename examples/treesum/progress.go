@@ -8,7 +8,7 @@ import (
 	"golang.org/x/term"
 )
 
-// progress is a bar on a terminal, and nothing elsewhere.
+// progress is a progress bar on a terminal. Elsewhere it shows nothing.
 type progress struct {
 	bar *progressbar.ProgressBar // nil: no terminal
 }

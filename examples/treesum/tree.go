@@ -17,14 +17,14 @@ import (
 // The queues. The payloads of walk and hash are paths below the tree, in the bytes of the file
 // system, which need not be UTF-8; "" is the tree itself.
 const (
-	treeQueue = "tree" // one task, without a handler, that names the tree of the queue
+	treeQueue = "tree" // one task, without a handler; its payload is the root of the tree
 	walkQueue = "walk" // a directory, a zero byte, and the name to continue after
 	hashQueue = "hash" // a file; the result is its digest
 )
 
 // tree is a file tree and the queue of the work on it.
 type tree struct {
-	arg   string      // as the user named it
+	arg   string      // from the command line
 	root  string      // absolute, without symbolic links
 	file  bool        // the tree is a single file
 	dir   string      // of the queue
@@ -32,7 +32,7 @@ type tree struct {
 	queue *codeq.Queue
 }
 
-// openTree opens the queue of a tree, and creates it if there is none.
+// openTree opens or creates the queue of a tree.
 func openTree(c *config) (*tree, error) {
 	info, err := os.Lstat(c.tree)
 	if err != nil {
@@ -51,8 +51,8 @@ func openTree(c *config) (*tree, error) {
 		}
 	}
 	t.queue, err = codeq.Open(t.dir, &codeq.Options{
-		// Follow-ups lie in the shard of their parent, and every task descends from the first one:
-		// more shards would stay empty.
+		// Follow-ups are in the shard of their parent, and all tasks are follow-ups of the first
+		// one: more shards would stay empty.
 		Shards:     1,
 		Durability: c.durability,
 		Backoff:    codeq.Backoff{Base: 100 * time.Millisecond, Max: time.Second},
@@ -75,11 +75,11 @@ func openTree(c *config) (*tree, error) {
 	return t, nil
 }
 
-// removed is added to the name of a queue that is about to be removed.
+// removed is the suffix of a queue's directory during its removal.
 const removed = ".treesum-removed"
 
-// remove removes the queue in two steps, so that Open never sees half of a queue. If the process is
-// killed during the second step, the next openTree finishes it.
+// remove removes the queue in two steps, so that Open never finds half of it. After a kill during
+// the second step, the next openTree finishes it.
 func (t *tree) remove() error {
 	if err := t.queue.Close(); err != nil {
 		return err
@@ -107,9 +107,9 @@ func absolute(path string) (string, error) {
 }
 
 // begin produces the first tasks if the queue is new. The task of treeQueue and the first task of
-// the walk are one commit, so the former says that the walk has begun.
+// the walk are one commit: if the former exists, the walk has begun.
 func (t *tree) begin() error {
-	ctx := context.Background() // takes little time, and so is not interrupted
+	ctx := context.Background() // short, so not interrupted
 	counts, err := t.queue.Stats(ctx)
 	if err != nil {
 		return err
@@ -134,17 +134,17 @@ func (t *tree) begin() error {
 	return nil
 }
 
-// tries is how often something is read before it counts as unreadable.
+// tries is the number of reads before a file counts as unreadable.
 const tries = 3
 
-// attempts is how often a task is claimed. A kill of the process counts as an attempt and says
-// nothing about the file, so this is practically no limit; failed uses tries.
+// attempts is Task.MaxAttempts: practically no limit, since a kill of the process also counts as an
+// attempt. failed uses tries.
 const attempts = math.MaxInt32
 
-// failed ends an attempt that could not read something.
+// failed ends an attempt with a read error.
 func failed(attempt int, err error) error {
 	if pathErr := (*fs.PathError)(nil); errors.As(err, &pathErr) {
-		err = pathErr.Err // the report prints the path as the user wrote it
+		err = pathErr.Err // the report prints the path itself
 	}
 	if attempt >= tries {
 		return codeq.DeadLetter(err)
@@ -152,7 +152,7 @@ func failed(attempt int, err error) error {
 	return err
 }
 
-// work runs the handlers until nothing is left to do or ctx ends.
+// work runs the handlers until all tasks are done or ctx ends.
 func (t *tree) work(ctx context.Context, workers int, p *progress) error {
 	var mux codeq.Mux
 	codeq.Handle(&mux, walkQueue, t.walk)
@@ -164,7 +164,7 @@ func (t *tree) work(ctx context.Context, workers int, p *progress) error {
 		ended <- t.queue.Run(ctx, &mux, &codeq.RunOptions{
 			Concurrency: workers,
 			Queues:      []string{walkQueue, hashQueue}, // walk first, to know the number of files early
-			Grace:       -1,                             // a file that is half read is read again
+			Grace:       -1,                             // a half-read file is read again
 		})
 	}()
 	go func() { idle <- t.queue.WaitIdle(ctx, walkQueue, hashQueue) }()
@@ -188,8 +188,8 @@ func (t *tree) work(ctx context.Context, workers int, p *progress) error {
 	}
 }
 
-// state returns how many files are finished, and how many tasks are left. It is 0 only at the end:
-// the tasks for the entries of a directory are produced in the commit that completes its walk.
+// state returns the numbers of finished files and of remaining tasks. left is 0 only at the end:
+// the commit that completes the walk of a directory also produces the tasks of its entries.
 func (t *tree) state() (done, left uint64, err error) {
 	counts, err := t.queue.Stats(context.Background())
 	if err != nil {
@@ -205,7 +205,7 @@ func (t *tree) state() (done, left uint64, err error) {
 // path returns the path of a file of the tree.
 func (t *tree) path(name string) string { return filepath.Join(t.root, name) }
 
-// shown returns a file's name as find prints it.
+// shown returns a file's name in the form of find.
 func (t *tree) shown(name string) string {
 	switch {
 	case name == "":

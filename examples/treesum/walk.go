@@ -13,19 +13,19 @@ import (
 	"codeq"
 )
 
-// pageSize is how many entries of a directory one task of walk turns into tasks. It bounds a
-// commit, whatever the size of the directory: that many paths of 4,096 bytes, the most that Linux
-// opens, are within the default Limits.BatchBytes. A directory is read once for each page.
+// pageSize is the maximum number of entries that one task of walk turns into tasks. It bounds a
+// commit: so many paths of 4,096 bytes, the maximum of Linux, are within the default
+// Limits.BatchBytes. A directory is read once for each page.
 const pageSize = 4000
 
-// onWalk and onHash are called before something is read. Tests replace them.
+// onWalk and onHash are called before each read. Tests replace them.
 var (
 	onWalk = func(*tree, string) {}
 	onHash = func(*tree, string) {}
 )
 
-// walkTask returns a task for a directory after a name; "": from its beginning. No path contains a
-// zero byte.
+// walkTask returns a task for the entries of a directory after a name; "": all entries. No path
+// contains a zero byte.
 func walkTask(dir, after string) codeq.Task {
 	return codeq.Task{Queue: walkQueue, Payload: []byte(dir + "\x00" + after), MaxAttempts: attempts}
 }
@@ -54,8 +54,8 @@ func (t *tree) walk(_ context.Context, job *codeq.Job[[]byte]) error {
 }
 
 // readPage returns the first n directories and regular files of a directory after a name, in the
-// order of their names, and whether there are more. A name that exists all the time is in exactly
-// one page, whatever entries are added or removed meanwhile.
+// order of their names, and whether there are more. A name that stays is in exactly one page, even
+// if other entries are added or removed meanwhile.
 func (t *tree) readPage(dir, after string, n int) (page []fs.DirEntry, more bool, err error) {
 	d, err := os.Open(t.path(dir))
 	if err != nil {
@@ -67,7 +67,7 @@ func (t *tree) readPage(dir, after string, n int) (page []fs.DirEntry, more bool
 	} else if os.SameFile(info, t.self) {
 		return nil, false, nil
 	}
-	last := "" // of the page, once it is full
+	last := "" // the last name of a full page
 	cut := func() {
 		slices.SortFunc(page, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 		if len(page) > n {
@@ -83,7 +83,7 @@ func (t *tree) readPage(dir, after string, n int) (page []fs.DirEntry, more bool
 				page = append(page, e)
 			}
 		}
-		if len(page) > 2*n { // so that memory does not depend on the size of the directory
+		if len(page) > 2*n { // bounds the memory for large directories
 			cut()
 		}
 		if err == io.EOF {

@@ -44,17 +44,17 @@ func handlers() *codeq.Mux {
 	return mux
 }
 
-// handleOrder charges an order. A handler may run more than once for a task, as a process may die
-// after the work and before its completion is stored: a real one would give the bank the order's ID
-// as an idempotency key.
+// handleOrder charges an order. A handler may run more than once for a task, since the process may
+// die between the work and its completion: a real one would send the order's ID to the bank as an
+// idempotency key.
 func handleOrder(ctx context.Context, job *codeq.Job[order]) error {
 	o := job.Args
 	switch {
 	case o.Number%10 == 5:
-		// Another attempt is of no use: the task becomes a dead letter.
+		// Another attempt would fail as well: the task becomes a dead letter.
 		return codeq.DeadLetter(errors.New("card refused"))
 	case o.Number%10 == 6 && time.Until(o.Arrives) > 0:
-		// It is only too early, which is no failure: the attempt does not count.
+		// Too early is not a failure: the attempt does not count.
 		return codeq.Snooze(time.Until(o.Arrives))
 	case o.Number%10 == 7 && job.Attempt == 1:
 		// After any other error the task is tried again after the queue's backoff.
@@ -63,8 +63,8 @@ func handleOrder(ctx context.Context, job *codeq.Job[order]) error {
 	if err := work(ctx, 50*time.Millisecond); err != nil {
 		return err
 	}
-	// The mail is produced in the commit that completes the order: there is one mail for each
-	// order, wherever the process dies.
+	// The commit that completes the order also produces the mail: there is exactly one mail for
+	// each order, even if the process dies.
 	next, err := newMail(mail{
 		Order: o.Number,
 		To:    fmt.Sprintf("customer-%d@example.com", o.Number),
@@ -80,7 +80,7 @@ func handleOrder(ctx context.Context, job *codeq.Job[order]) error {
 
 func handleMail(ctx context.Context, job *codeq.Job[mail]) error {
 	if job.Args.Order%10 == 8 && job.Attempt == 1 {
-		// The server itself says when to try again.
+		// The mail server has named the delay.
 		return codeq.RetryAfter(2*time.Second, errors.New("mail server is busy"))
 	}
 	return work(ctx, 20*time.Millisecond)

@@ -1,15 +1,14 @@
 // Command worker is a service with a task queue inside: it takes orders, charges them, and sends a
 // mail for each. It shows the life of a service that embeds codeq: open the queue, run handlers and
-// producers, watch the counts, and shut down on a signal without losing anything.
+// producers, watch the counts, and shut down on a signal without losses.
 //
 //	worker [-dir DIR] [-every INTERVAL] [-workers N] [-stats INTERVAL] [-for TIME] [-http ADDR]
 //
-// With -http it serves a dashboard of the queue, on which everybody who reaches ADDR may do
-// everything: give it a loopback address, such as 127.0.0.1:8080. It then also serves the queue to
-// programs beside it (codeq.OpenLocal, the command codeq), by a local socket.
+// With -http it serves a dashboard of the queue with all rights and no login: use a loopback
+// address, such as 127.0.0.1:8080. It then also serves the queue to other programs on this machine
+// (codeq.OpenLocal, the command codeq), by a local socket.
 //
-// Start it, stop it with Ctrl-C or kill -9, start it again: every order that it has taken is
-// processed.
+// Start it, stop it with Ctrl-C or kill -9, start it again: every accepted order is processed.
 package main
 
 import (
@@ -66,7 +65,7 @@ func main() {
 	}
 }
 
-// serve works until ctx ends. The next serve finishes the tasks that are left then.
+// serve works until ctx ends. The next serve finishes the remaining tasks.
 func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
 	q, err := codeq.Open(c.dir, &codeq.Options{
 		MaxAttempts: 5,
@@ -100,7 +99,7 @@ func serve(ctx context.Context, c config, log *slog.Logger) (err error) {
 	return errors.Join(g.Wait(), logCounts(q, log))
 }
 
-// serveLocal serves the queue to programs beside this one. Without a socket it works as well.
+// serveLocal serves the queue to other programs on this machine. An error is only logged.
 func serveLocal(ctx context.Context, q *codeq.Queue, log *slog.Logger) error {
 	if err := q.ServeLocal(ctx); err != nil && ctx.Err() == nil {
 		log.Warn("no local socket", "err", err)
@@ -115,7 +114,7 @@ func serveHTTP(ctx context.Context, q *codeq.Queue, addr string, log *slog.Logge
 		return err
 	}
 	dashboard := codeqweb.Handler(q, &codeqweb.Options{
-		// A service would ask here who has signed in.
+		// A real service would check the user's session here.
 		Access: func(*http.Request) codeqweb.Access { return codeqweb.All },
 		Audit: func(r *http.Request, e *codeqweb.Entry) {
 			log.Info("changed by hand", "action", e.Action, "target", e.Target, "from", e.Remote, "err", e.Error)
@@ -125,20 +124,19 @@ func serveHTTP(ctx context.Context, q *codeq.Queue, addr string, log *slog.Logge
 	log.Info("dashboard", "url", "http://"+listener.Addr().String()+"/")
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
-		_ = dashboard.Close() // which ends its streams, for which Shutdown waits
+		_ = dashboard.Close() // ends the streams; Shutdown waits for them
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		stopped <- server.Shutdown(grace)
 	})
 	err = server.Serve(listener)
-	if stop() { // it has failed by itself
+	if stop() { // the server has failed
 		return errors.Join(err, dashboard.Close())
 	}
 	return <-stopped
 }
 
-// takeOrders produces a task each interval, as the HTTP handlers of a real service would for each
-// request.
+// takeOrders produces a task each interval, like the HTTP handlers of a real service.
 func takeOrders(ctx context.Context, q *codeq.Queue, every time.Duration) error {
 	number := 0
 	return each(ctx, every, func(now time.Time) error {
@@ -147,15 +145,14 @@ func takeOrders(ctx context.Context, q *codeq.Queue, every time.Duration) error 
 		if err != nil {
 			return err
 		}
-		// Once Produce returns, the order survives whatever happens to the process. Produce takes
-		// less than a millisecond and is not canceled by ctx: its outcome would be unknown
-		// otherwise.
+		// Once Produce returns, the order survives a crash of the process. Produce takes less than
+		// a millisecond. It is not canceled by ctx: a canceled call has an unknown outcome.
 		_, err = q.Produce(context.WithoutCancel(ctx), task)
 		return err
 	})
 }
 
-// logCounts logs how many tasks are in each state.
+// logCounts logs the number of tasks in each state.
 func logCounts(q *codeq.Queue, log *slog.Logger) error {
 	stats, err := q.Stats(context.Background())
 	if err != nil {
