@@ -20,7 +20,7 @@ import (
 	"codeq/bench/report/internal/scaling"
 )
 
-// command declares its flags, and returns the function to call when they are parsed.
+// command is a verb. declare declares its flags, and returns the function to call after parsing.
 type command struct {
 	name, purpose string
 	declare       func(*flag.FlagSet) func(context.Context) error
@@ -58,7 +58,7 @@ func main() {
 	}
 }
 
-// chosen is the command that the first argument names; nil if there is none.
+// chosen returns the command of the first argument, or nil.
 func chosen(args []string) *command {
 	for i := range commands {
 		if len(args) > 0 && commands[i].name == args[0] {

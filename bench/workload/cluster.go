@@ -11,10 +11,9 @@ import (
 	"codeq"
 )
 
-// OpenCluster opens the nodes of a new cluster in this process, 1 to 100 of
-// them, each in a directory of its own below dir; they talk over TCP loopback.
-// It returns when each shard is served by the node that is to keep it, so that
-// no leader changes under the load. An error leaves nothing open.
+// OpenCluster opens the 1 to 100 nodes of a new cluster in this process, each in its own directory
+// below dir, connected over TCP loopback. It returns when the preferred node of each shard leads
+// it, so that no leader changes under the load. An error leaves nothing open.
 func OpenCluster(ctx context.Context, dir string, nodes int, opts codeq.Options) ([]*codeq.Queue, error) {
 	var peers []codeq.Peer
 	var listeners []net.Listener
@@ -22,7 +21,7 @@ func OpenCluster(ctx context.Context, dir string, nodes int, opts codeq.Options)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			for _, l := range listeners {
-				_ = l.Close() // nobody has used it
+				_ = l.Close() // unused
 			}
 			return nil, err
 		}
@@ -36,7 +35,7 @@ func OpenCluster(ctx context.Context, dir string, nodes int, opts codeq.Options)
 		q, err := codeq.Open(filepath.Join(dir, p.Node), &o)
 		if err != nil {
 			for _, l := range listeners[i:] {
-				_ = l.Close() // it may be closed already
+				_ = l.Close() // may be closed already
 			}
 			return nil, errors.Join(fmt.Errorf("open %s: %w", p.Node, err), CloseAll(queues))
 		}
@@ -57,17 +56,17 @@ func CloseAll(queues []*codeq.Queue) error {
 	return errors.Join(errs...)
 }
 
-// nodeName sorts like i: the n-th shard is at home on the n-th node by name.
+// nodeName sorts like i: the n-th node by name is the preferred leader of the n-th shard.
 func nodeName(i int) string { return fmt.Sprintf("node-%02d", i) }
 
 const (
-	// settleTimeout is several times what leaders take to be elected and to be
-	// handed over to the nodes at which shards are at home.
+	// settleTimeout is several times the duration of elections and of transfers to the preferred
+	// leaders.
 	settleTimeout = time.Minute
 	settlePoll    = 20 * time.Millisecond
 )
 
-// settled waits until each shard is served where it is at home.
+// settled waits until the preferred node of each shard leads it.
 func settled(ctx context.Context, queues []*codeq.Queue) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTimeout, errors.New("the shards have not got to their nodes"))
 	defer cancel()

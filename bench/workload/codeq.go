@@ -13,15 +13,14 @@ import (
 // QueueName is the queue of all tasks of the drivers of codeq.
 const QueueName = "bench"
 
-// Calls drives codeq by single calls of Produce, Claim and Complete, or of
-// ProduceBatch if the load has batches; each waits for its own commit. The
-// producers and workers are spread over the queues: the nodes of a cluster, or
-// one queue.
+// Calls drives codeq by single calls of Produce, Claim and Complete, or by ProduceBatch if the load
+// has batches; each waits for its own commit. The producers and workers are spread over the queues:
+// the nodes of a cluster, or one queue.
 type Calls struct {
 	Queues []*codeq.Queue
-	// Shape, if given, alters the n-th task of a producer, of single calls.
+	// Shape, if not nil, alters the n-th task of a producer of single calls.
 	Shape func(producer, n int, t codeq.Task) codeq.Task
-	// Retention is that of all tasks.
+	// Retention applies to all tasks.
 	Retention time.Duration
 }
 
@@ -63,8 +62,8 @@ func work(ctx context.Context, q *codeq.Queue, done func(payload []byte)) error 
 	}
 }
 
-// Runner drives codeq by ProduceBatch, and by Run with a handler that does nothing. The producers
-// and workers are spread over the queues: the nodes of a cluster, or one queue.
+// Runner drives codeq by ProduceBatch, and by Run with an empty handler. The producers and workers
+// are spread over the queues: the nodes of a cluster, or one queue.
 type Runner struct {
 	Queues    []*codeq.Queue
 	Retention time.Duration // of all tasks
@@ -110,7 +109,7 @@ func run(ctx context.Context, q *codeq.Queue, workers int, done func(payload []b
 	}
 }
 
-// Pending is counted, since Run does not tell when a completion is committed.
+// Pending counts, since Run does not report when a completion is committed.
 func (r Runner) Pending(ctx context.Context) (int64, error) {
 	stats, err := r.Queues[0].Stats(ctx)
 	of := stats[QueueName]

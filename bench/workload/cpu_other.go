@@ -4,5 +4,5 @@ package workload
 
 import "time"
 
-// processorTime is 0: it is not known here.
+// processorTime returns 0: the time is not known here.
 func processorTime() time.Duration { return 0 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// processorTime is what the process has used of all cores, in user and system mode.
+// processorTime returns the processor time of the process, in user and system mode.
 func processorTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails for other arguments only

@@ -15,15 +15,15 @@ import (
 	"codeq"
 )
 
-// Feature is something that all tasks of a load use.
+// Feature is a property of all tasks of a load.
 type Feature struct {
 	Name   string
-	task   func(i, at int) codeq.Task // the i-th of all, at an index of its batch; nil: plain
-	handle func(first bool) error     // what a handler returns: whether it is the task's first run; nil: no error
+	task   func(i, at int) codeq.Task // the i-th task, at an index of its batch; nil: plain
+	handle func(first bool) error     // returns the handler's error, by whether it is the task's first run; nil: no error
 	fails  bool                       // for good, in the first run
-	due    time.Duration              // when tasks are due after they were produced
-	// behind says that what tasks go on with comes behind all tasks that are ready,
-	// so that working off the first of them does only a part of what each takes.
+	due    time.Duration              // delay from Produce to due
+	// behind: the second part of each task comes behind all ready tasks, so that working off the
+	// first ones does only a part of the work.
 	behind bool
 }
 
@@ -65,10 +65,10 @@ var features = []Feature{
 	{Name: "attempts", task: func(int, int) codeq.Task { return codeq.Task{MaxAttempts: 3} }},
 }
 
-// Features are all, a plain task first.
+// Features returns all features, the plain task first.
 func Features() []Feature { return features }
 
-// FeatureNamed is one of Features. REQUIRES: there is one of that name.
+// FeatureNamed returns a feature. REQUIRES: its name is in Features.
 func FeatureNamed(name string) Feature {
 	for _, f := range features {
 		if f.Name == name {
@@ -84,19 +84,19 @@ const (
 	workedAtMost     = 2_000_000
 )
 
-// FeatureLoad is tasks that all use a feature: produced in batches of 1,000 by four
-// callers, and worked off by Run. Callers and workers are spread over the queues.
+// FeatureLoad is a load of tasks with one feature: produced in batches of 1,000 by four callers,
+// and worked off by Run. Callers and workers are spread over the queues.
 type FeatureLoad struct {
 	Feature Feature
 	Queues  []*codeq.Queue // the nodes of a cluster, or one queue
-	First   int            // number of the first task, by which keys differ
+	First   int            // number of the first task, so that keys differ
 	Tasks   int
 	Workers int  // of all Run
-	Whole   bool // all tasks are worked off, however many
+	Whole   bool // all tasks are worked off, without a maximum
 }
 
-// Worked is how many tasks Work waits for: of more than 2,000,000 the first
-// 2,000,000, but all of a load that is whole or whose tasks go on behind the others.
+// Worked returns the number of tasks that Work waits for: at most 2,000,000, but all tasks if the
+// load is whole or its feature is behind.
 func (l FeatureLoad) Worked() int {
 	if l.Whole || l.Feature.behind {
 		return l.Tasks
@@ -104,17 +104,17 @@ func (l FeatureLoad) Worked() int {
 	return min(l.Tasks, workedAtMost)
 }
 
-// FeatureResult is what was done in which time.
+// FeatureResult has the numbers of tasks and the durations of a load.
 type FeatureResult struct {
 	Produced, Ended int
 	Producing       time.Duration
-	Working         time.Duration // producing as well, if that was meanwhile
+	Working         time.Duration // includes producing, if concurrent
 }
 
-// ProducedRate is tasks a second.
+// ProducedRate returns produced tasks a second.
 func (r FeatureResult) ProducedRate() float64 { return float64(r.Produced) / r.Producing.Seconds() }
 
-// EndedRate is tasks a second.
+// EndedRate returns ended tasks a second.
 func (r FeatureResult) EndedRate() float64 { return float64(r.Ended) / r.Working.Seconds() }
 
 // Add adds another round.
@@ -123,9 +123,8 @@ func (r *FeatureResult) Add(o FeatureResult) {
 	r.Ended, r.Working = r.Ended+o.Ended, r.Working+o.Working
 }
 
-// Run produces the tasks, and works them off: when they all are there and due if
-// they are stocked, and else meanwhile. It calls before, if that is given, before
-// the first of them is worked on.
+// Run produces the tasks and works them off: stocked ones when all are produced and due, others
+// meanwhile. If before is not nil, it is called before the first task is worked on.
 func (l FeatureLoad) Run(ctx context.Context, stocked bool, before func() error) (r FeatureResult, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -197,12 +196,12 @@ func (l FeatureLoad) Produce(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Work runs tasks until as many have ended as Worked says, and returns how many
-// have: some more may be under way at that moment.
+// Work runs tasks until Worked tasks have ended, and returns the number of ended ones: some more
+// may be under way.
 func (l FeatureLoad) Work(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var seen []atomic.Uint32 // a bit for each task that has run
+	var seen []atomic.Uint32 // a bit for each task after its first run
 	if l.Feature.handle != nil {
 		seen = make([]atomic.Uint32, (l.Tasks+31)/32)
 	}

@@ -12,40 +12,38 @@ import (
 	"time"
 )
 
-// Driver is a queue under load. Its methods are called by many goroutines.
+// Driver is a queue under load. Its methods are safe for concurrent use.
 type Driver interface {
 	// Produce stores one task for each payload, the n-th and following ones of
 	// a producer, and returns when they are acknowledged. It does not keep the
 	// payloads.
 	Produce(ctx context.Context, producer, n int, payloads [][]byte) error
-	// Work lets workers claim tasks and complete them until ctx ends, and then
-	// returns nil. It calls done with the payload of each task that it has
-	// completed.
+	// Work claims and completes tasks by a number of workers until ctx ends, and then returns nil.
+	// It calls done with the payload of each completed task.
 	Work(ctx context.Context, workers int, done func(payload []byte)) error
 }
 
-// Pending is what a Driver has, too, that calls done before the completion is
-// acknowledged: the tasks that the queue has and that are not completed.
-// Completions are then counted by it.
+// Pending is implemented by a Driver that calls done before the acknowledgement: it returns the
+// number of tasks in the queue that are not completed. Completions are then counted by it.
 type Pending interface {
 	Pending(ctx context.Context) (int64, error)
 }
 
-// Load says what is run. Its zero fields are the defaults.
+// Load has the parameters of a load. Its zero fields are the defaults.
 type Load struct {
 	Producers int // default 32
 	Workers   int // default 128
 	Batch     int // tasks that a producer stores with one call; default 1
 	Payload   int // bytes of a task; default 14; at least 10
-	// Backlog is how many tasks are produced and not done with at the most,
-	// rounded down to batches, and at least one batch: producers wait. 0: any number.
+	// Backlog bounds the tasks that are produced and not done, rounded down to batches, and at
+	// least one batch: producers wait. 0: no bound.
 	Backlog int
-	// SampleEvery is how many tasks of a producer there are, rounded to batches,
-	// for one whose latency is measured; default 128.
+	// SampleEvery: the latency of one task in so many of a producer, rounded to batches, is
+	// measured; default 128.
 	SampleEvery int
 }
 
-// WithDefaults returns what l stands for.
+// WithDefaults returns l with its defaults.
 func (l Load) WithDefaults() Load {
 	for _, f := range []struct {
 		value *int
@@ -61,7 +59,7 @@ func (l Load) WithDefaults() Load {
 // plain is the payload of tasks of the default size.
 var plain = []byte(`{"bench":true}`)
 
-// Run is a load that is running.
+// Run is a running load.
 type Run struct {
 	load   Load
 	driver Driver
@@ -72,13 +70,13 @@ type Run struct {
 
 	created atomic.Int64
 	done    atomic.Int64
-	room    chan struct{} // nil: unlimited; one for each batch that may be produced
+	room    chan struct{} // one element for each batch that may be produced; nil: unlimited
 
 	mu      sync.Mutex
 	samples []time.Duration // produce to done, of the sampled tasks
 }
 
-// Start begins a load, which runs until Stop, the end of ctx, or an error.
+// Start begins a load. It runs until Stop, the end of ctx, or an error.
 func Start(ctx context.Context, l Load, d Driver) *Run {
 	r := &Run{load: l.WithDefaults(), driver: d, start: time.Now().UnixNano()}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
@@ -96,10 +94,10 @@ func Start(ctx context.Context, l Load, d Driver) *Run {
 	return r
 }
 
-// errStopped is the cause of the end of a load that Stop has ended.
+// errStopped is the cause of an end by Stop.
 var errStopped = errors.New("the load was stopped")
 
-// end makes the first error the end of the load.
+// end ends the load with the first error.
 func (r *Run) end(err error) {
 	if err == nil && r.ctx.Err() == nil {
 		err = errors.New("the driver ended early")
@@ -128,7 +126,7 @@ func (r *Run) produce(producer int) error {
 	if size == len(plain) {
 		first = plain
 	}
-	// A sampled task has a payload of the same length that holds the time.
+	// The payload of a sampled task has the same length, and contains the time.
 	stamped := slices.Clone(first)
 	stamped[0] = 0
 	payloads := slices.Repeat([][]byte{first}, r.load.Batch)
@@ -156,11 +154,11 @@ func (r *Run) produce(producer int) error {
 	return nil
 }
 
-// complete is what the driver calls for a task that is done.
+// complete counts a done task; the driver calls it.
 func (r *Run) complete(payload []byte) {
 	if n := r.done.Add(1); r.room != nil && n%int64(r.load.Batch) == 0 {
-		// There is room for as many as were taken out; only a task that is
-		// delivered twice finds none.
+		// There is room again for each batch taken out. Only a task that is delivered twice finds
+		// none.
 		select {
 		case r.room <- struct{}{}:
 		default:
@@ -170,7 +168,7 @@ func (r *Run) complete(payload []byte) {
 		return
 	}
 	produced := int64(binary.LittleEndian.Uint64(payload[1:]))
-	if produced < r.start { // by a load before this one
+	if produced < r.start { // by an earlier load
 		return
 	}
 	took := time.Duration(time.Now().UnixNano() - produced)
@@ -179,7 +177,7 @@ func (r *Run) complete(payload []byte) {
 	r.mu.Unlock()
 }
 
-// Counts are the tasks that were created and completed since the start.
+// Counts returns the numbers of created and completed tasks since the start.
 func (r *Run) Counts() (created, completed int64, err error) {
 	p, ok := r.driver.(Pending)
 	if !ok {
@@ -190,8 +188,8 @@ func (r *Run) Counts() (created, completed int64, err error) {
 	return created, created - pending, err
 }
 
-// Latencies are the times from the call of Produce to the completion of the
-// tasks that were sampled since the last call, in ascending order.
+// Latencies returns the times from the call of Produce to the completion of the tasks sampled since
+// the last call, in ascending order.
 func (r *Run) Latencies() Latencies {
 	r.mu.Lock()
 	samples := r.samples
@@ -204,8 +202,8 @@ func (r *Run) Latencies() Latencies {
 // Latencies are in ascending order.
 type Latencies []time.Duration
 
-// Quantile returns the smallest that at least the share p of them do not
-// exceed; 0 if there are none.
+// Quantile returns the smallest latency that is at least as large as the share p of all; 0 if there
+// are none.
 func (l Latencies) Quantile(p float64) time.Duration {
 	if len(l) == 0 {
 		return 0
@@ -221,16 +219,16 @@ type Result struct {
 	Usage              Usage // of this process, in the window
 }
 
-// Cycles is how many there were in the window.
+// Cycles returns the number of cycles in the window.
 func (r Result) Cycles() int64 { return min(r.Created, r.Completed) }
 
-// Rate is cycles a second.
+// Rate returns cycles a second.
 func (r Result) Rate() float64 { return float64(r.Cycles()) / r.Elapsed.Seconds() }
 
-// FellBehind reports that completions did not keep up with what was created.
+// FellBehind reports whether completions fell behind creations by more than a tenth.
 func (r Result) FellBehind() bool { return r.Completed < r.Created*9/10 }
 
-// Measure lets the load run for a window. It returns early, with the error, if the load ends.
+// Measure measures the load for a window. It returns early, with the error, if the load ends.
 func (r *Run) Measure(window time.Duration) (Result, error) {
 	r.Latencies()
 	before := ReadUsage()

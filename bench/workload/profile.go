@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Profile begins CPU, allocation, heap, block, mutex and goroutine profiles of
-// the process in files of dir, NAME.KIND.pprof, which stop writes. One at a time.
+// Profile begins CPU, allocation, heap, block, mutex and goroutine profiles of the process. stop
+// writes them to files of dir, NAME.KIND.pprof. Only one Profile may be active.
 func Profile(dir, name string) (stop func() error, err error) {
 	create := func(kind string) (*os.File, error) {
 		safe := strings.NewReplacer("/", "_", "=", "-").Replace(name)

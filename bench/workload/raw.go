@@ -10,14 +10,13 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// RawPebble is the limit that the engine works under, and no queue: Pebble
-// with codeq's settings does the four key writes of a cycle and nothing else, a
-// batch of cycles a commit, without a sync. The keys of a kind stand together
-// in the batch and come in order, which is what suits the memtable best.
+// RawPebble is not a queue, but the upper bound of the engine: Pebble with codeq's settings does
+// only the four key writes of a cycle, a batch of cycles a commit, without a sync. The keys of a
+// kind are adjacent in the batch and in order, which is best for the memtable.
 type RawPebble struct {
 	workers uint64
 	stores  []*rawStore
-	done    chan func(payload []byte) // capacity 1: set by Work, taken by each Produce and put back
+	done    chan func(payload []byte) // capacity 1: sent by Work; each Produce takes it and sends it back
 }
 
 // rawStore belongs to one producer.
@@ -29,8 +28,8 @@ type rawStore struct {
 	next  uint64
 }
 
-// OpenRawPebble opens stores below dir, one for each producer of the load. A
-// task is completed as many cycles after it was produced as there are workers.
+// OpenRawPebble opens stores below dir, one for each producer of the load. A task is completed
+// workers cycles after its production.
 func OpenRawPebble(dir string, stores, workers int) (*RawPebble, error) {
 	r := &RawPebble{workers: uint64(workers), done: make(chan func([]byte), 1)}
 	for i := range stores {
@@ -79,7 +78,7 @@ func (r *RawPebble) Work(ctx context.Context, _ int, done func(payload []byte)) 
 	return nil
 }
 
-// cycles does the writes of n cycles.
+// cycles makes the writes of n cycles.
 func (s *rawStore) cycles(payload []byte, n, workers uint64) error {
 	s.value = append(append(s.value[:0], 0), payload...)
 	var lease [18]byte
@@ -108,7 +107,7 @@ func (s *rawStore) cycles(payload []byte, n, workers uint64) error {
 	return nil
 }
 
-// rawKey is a prefix, and at offset at an ID that ascends with n.
+// rawKey writes a prefix and, at offset at, an ID that ascends with n.
 func rawKey(key []byte, prefix byte, at int, n uint64) []byte {
 	key[0] = prefix
 	binary.BigEndian.PutUint64(key[at:], n)
@@ -116,7 +115,7 @@ func rawKey(key []byte, prefix byte, at int, n uint64) []byte {
 	return key
 }
 
-// silence is a logger of a store that is thrown away.
+// silence is the logger of a temporary store.
 type silence struct{}
 
 func (silence) Infof(string, ...any)  {}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Usage is what the process has used since its start.
+// Usage has the processor time and allocations of the process since its start.
 type Usage struct {
 	CPU        time.Duration // of all cores, in user and system mode; 0: not known
 	Allocs     uint64
@@ -24,13 +24,12 @@ func ReadUsage() Usage {
 	}
 }
 
-// Since is what was used after before.
+// Since returns the usage after before.
 func (u Usage) Since(before Usage) Usage {
 	return Usage{u.CPU - before.CPU, u.Allocs - before.Allocs, u.AllocBytes - before.AllocBytes}
 }
 
-// Resident is the memory of the process that is in RAM, in bytes; 0 where
-// /proc does not tell.
+// Resident returns the memory of the process in RAM, in bytes; 0 without /proc.
 func Resident() int64 {
 	b, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

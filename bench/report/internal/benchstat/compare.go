@@ -17,10 +17,10 @@ import (
 
 // Comparison is a table of medians, as benchstat computes them, by benchstat's keys.
 type Comparison struct {
-	Filter string   // which benchmarks
-	Units  []string // as the benchmarks report them
+	Filter string   // of benchmarks
+	Units  []string // as in the benchmarks
 	Row    string
-	// Column may be empty: then the units are beside each other, and else below each other.
+	// Column may be empty: then the units are beside each other, otherwise below each other.
 	Column string
 	// Down puts the columns below and the units beside each other. REQUIRES: there is one row.
 	Down bool
@@ -31,16 +31,16 @@ type cell struct {
 	row, column, unit string // the unit is that of benchstat: B, where the benchmark has MB
 	value             float64
 	spread            string // the confidence interval; empty: too few runs
-	change            string // from the first column; empty: none that is significant
+	change            string // from the first column; empty: not significant
 }
 
-// Medians are the cells of a comparison.
+// Medians has the cells of a comparison.
 type Medians struct {
 	Comparison
 	cells []cell
 }
 
-// Of is the median of a row of a comparison without columns; NaN if there is none.
+// Of returns the median of a row of a comparison without columns; NaN if there is none.
 func (m Medians) Of(row, unit string) float64 {
 	for _, c := range m.cells {
 		if c.row == row && c.unit == unit {
@@ -50,7 +50,7 @@ func (m Medians) Of(row, unit string) float64 {
 	return math.NaN()
 }
 
-// Table is a table with its header. words replace the names of rows, columns and units.
+// Table returns a table with its header. words replaces the names of rows, columns and units.
 func (m Medians) Table(words map[string]string) (header []string, rows [][]any) {
 	across := m.Column != "" && !m.Down
 	header = []string{""}
@@ -88,7 +88,7 @@ func (m Medians) Table(words map[string]string) (header []string, rows [][]any) 
 	return header, rows
 }
 
-// shown is a number, unless there is more to say.
+// shown returns the number alone, or text with its unit, spread and change.
 func (c cell) shown() any {
 	var text string
 	switch {
@@ -110,7 +110,7 @@ func (c cell) shown() any {
 	return text
 }
 
-// Run has benchstat compare the results in a file.
+// Run compares the results in a file by benchstat.
 func (c Comparison) Run(ctx context.Context, file string) (m Medians, err error) {
 	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "codeq").Output()
 	if err != nil {
@@ -126,7 +126,7 @@ func (c Comparison) Run(ctx context.Context, file string) (m Medians, err error)
 		return m, fmt.Errorf("benchstat: %w: %s", err, problems.String())
 	}
 	cells, err := parse(string(out))
-	if err == nil && len(cells) == 0 { // benchstat ends with status 0 whatever happens
+	if err == nil && len(cells) == 0 { // benchstat always ends with status 0
 		err = fmt.Errorf("benchstat found no results of %s %s in %s: %s", c.Filter, units, file, problems.String())
 	}
 	if err != nil {
@@ -144,8 +144,8 @@ func quoted(words []string) (all []string) {
 	return all
 }
 
-// parse reads what benchstat prints: for each unit a table, with a line of the columns if they are
-// more than one, and a line of what each field is: the unit of a median, "CI", "vs base" or "P".
+// parse reads the output of benchstat: for each unit a table, with a line of columns if there are
+// several, and a line with the kind of each field: the unit of a median, "CI", "vs base" or "P".
 func parse(text string) (all []cell, err error) {
 	r := csv.NewReader(strings.NewReader(text))
 	r.FieldsPerRecord = -1

@@ -1,5 +1,5 @@
-// Package benchstat writes results in the format of Go's benchmarks, and has benchstat compare
-// them.
+// Package benchstat writes results in the format of Go's benchmarks, and compares them by
+// benchstat.
 package benchstat
 
 import (
@@ -23,7 +23,7 @@ type Value struct {
 	Value float64
 }
 
-// Write writes a file that benchstat reads, with three decimals.
+// Write writes a file for benchstat, with three decimals.
 func Write(path string, results []Result) error {
 	var text bytes.Buffer
 	for _, r := range results {
@@ -38,7 +38,7 @@ func Write(path string, results []Result) error {
 	return os.WriteFile(path, text.Bytes(), 0o644)
 }
 
-// Word is a text as a part of a name, with dashes in place of spaces.
+// Word returns a text as a part of a name, with dashes in place of spaces.
 func Word(text string) string { return words.Replace(text) }
 
 var words = strings.NewReplacer(", ", "-", ": ", "-", " ", "-")

@@ -27,16 +27,16 @@ import (
 // Series is one line of a chart, or one bar at each label.
 type Series struct {
 	Name string
-	X, Y []float64 // equally many; Bars has no X. NaN in Y: nothing there, a line is interrupted
+	X, Y []float64 // of equal length; Bars has no X. NaN in Y is a gap in the line
 }
 
 // Axes are the axes of a chart. Those of values that are not logarithmic begin at zero.
 type Axes struct {
-	Title, X, Y string // what values of Y are stands behind the title of Lines, and below Bars
-	// LogX and LogY make an axis logarithmic; values of zero and below are then left out.
+	Title, X, Y string // Lines shows Y after the title, Bars below the chart
+	// LogX and LogY make an axis logarithmic, without values of zero and below.
 	LogX, LogY bool
 	Marks      []Mark   // of Lines
-	Labels     []string // of Lines: what X 0, 1 and so on stand for; none: X are numbers
+	Labels     []string // of Lines: the labels of X 0, 1 and so on; none: X are numbers
 }
 
 // Mark is a vertical line with a label at its top.
@@ -45,7 +45,7 @@ type Mark struct {
 	Label string
 }
 
-// palette is Okabe and Ito's, which colour-blind people tell apart, without the yellow.
+// palette is that of Okabe and Ito, for colour-blind readers, without the yellow.
 var palette = []color.Color{
 	color.RGBA{0x00, 0x72, 0xb2, 0xff}, // blue
 	color.RGBA{0xd5, 0x5e, 0x00, 0xff}, // vermilion
@@ -60,9 +60,9 @@ const (
 	width      = 24 * vg.Centimeter
 	lineHeight = 12 * vg.Centimeter
 	barHeight  = vg.Length(14) // of one bar, in points
-	// wider is how much more room text may need where there is another font than was measured with.
+	// wider is a factor for the width of text in a wider font than the measured one.
 	wider     = 1.2
-	fewPoints = 32 // of a line of so many at most each is marked, and each is a tick of a logarithmic axis
+	fewPoints = 32 // a line of so many points at most has a mark at each, and a logarithmic axis a tick at each
 )
 
 // Lines draws an SVG file with a line for each series.
@@ -75,7 +75,7 @@ func Lines(path string, a Axes, series ...Series) error {
 			return fmt.Errorf("chart %s: series %s has %d X and %d Y", path, s.Name, len(s.X), len(s.Y))
 		}
 		xs = append(xs, s.X...)
-		// Dashes tell lines apart once the colours come round again.
+		// Dashes distinguish lines of the same colour.
 		style := draw.LineStyle{Color: palette[i%len(palette)], Width: vg.Points(1.4), Dashes: plotutil.Dashes(i / len(palette))}
 		legend.Add(s.Name, &plotter.Line{LineStyle: style})
 		for _, part := range parts(a, s) {
@@ -138,7 +138,7 @@ func Bars(path string, a Axes, names []string, series ...Series) error {
 	p.NominalY(fromBelow...)
 	p.Y.Min, p.Y.Max = -0.5, float64(len(names))-0.5
 	p.Y.Tick.LineStyle = draw.LineStyle{Color: color.Transparent, Width: 1}
-	for _, name := range names { // ticks that are not seen leave room for a wider font
+	for _, name := range names { // invisible ticks leave room for a wider font
 		p.Y.Tick.Length = max(p.Y.Tick.Length, (wider-1)*p.Y.Tick.Label.Width(name))
 	}
 	return save(path, p, legend, vg.Length(float64(len(names))*(float64(len(series))+0.6))*barHeight*1.15+2.6*vg.Centimeter)
@@ -147,8 +147,8 @@ func Bars(path string, a Axes, names []string, series ...Series) error {
 // addBars adds the bars of the i-th of some series, and the values at their ends.
 func addBars(p *plot.Plot, legend *plot.Legend, ends plotter.XYs, name string, i, series int) error {
 	_, log := p.X.Scale.(plot.LogScale)
-	// A bar begins at the axis, also if that does not begin at zero: below it is one that is not
-	// drawn.
+	// A bar begins at the axis, also if the axis does not begin at zero: the part below the axis is
+	// invisible.
 	begin, length := make(plotter.Values, len(ends)), make(plotter.Values, len(ends))
 	texts := make([]string, len(ends))
 	for j := range ends {
@@ -178,7 +178,7 @@ func addBars(p *plot.Plot, legend *plot.Legend, ends plotter.XYs, name string, i
 	return nil
 }
 
-// newPlot has axes and a grid, and a legend that is not part of it.
+// newPlot returns a plot with axes and a grid, and a separate legend.
 func newPlot(a Axes) (*plot.Plot, plot.Legend) {
 	p := plot.New()
 	p.Title.Padding = vg.Points(8)
@@ -209,7 +209,7 @@ func newPlot(a Axes) (*plot.Plot, plot.Legend) {
 	return p, legend
 }
 
-// save draws the plot and the legend at its right.
+// save writes a file with the plot and the legend at its right.
 func save(path string, p *plot.Plot, legend plot.Legend, height vg.Length) error {
 	canvas := vgsvg.New(width, height)
 	all := draw.New(canvas)
@@ -231,14 +231,14 @@ func save(path string, p *plot.Plot, legend plot.Legend, height vg.Length) error
 	return os.WriteFile(path, bytes.ReplaceAll(svg.Bytes(), family, append(family, ",Arial,Helvetica,sans-serif"...)), 0o644)
 }
 
-// labels stand at the right of points.
+// labels returns labels at the right of points.
 func labels(p *plot.Plot, at plotter.XYs, texts []string, align text.YAlignment) *plotter.Labels {
 	style := p.X.Tick.Label
 	style.XAlign, style.YAlign = draw.XLeft, align
 	return &plotter.Labels{XYs: at, Labels: texts, TextStyle: slices.Repeat([]text.Style{style}, len(at)), Offset: vg.Point{X: vg.Points(3)}}
 }
 
-// parts are the lines of a series between its gaps.
+// parts returns the lines of a series between its gaps.
 func parts(a Axes, s Series) []plotter.XYs {
 	var all []plotter.XYs
 	var part plotter.XYs
@@ -276,8 +276,7 @@ func fit(axis *plot.Axis, log, values bool) {
 	}
 }
 
-// ticks writes the labels of others with separators of thousands, and labels of its own where a
-// logarithmic axis has few.
+// ticks adds separators of thousands to labels, and more labels to a logarithmic axis with few.
 type ticks struct{ plot.Ticker }
 
 func (t ticks) Ticks(low, high float64) []plot.Tick {

@@ -38,8 +38,8 @@ func (o *Options) Profile(f *flag.FlagSet) {
 	f.StringVar(&o.Profiles, "profiles", "", "keep profiles of the windows in `DIR`, which take some processor time")
 }
 
-// Begin makes the directory of the results, and describes the machine and the disk of Dir, which is
-// an absolute path from then on.
+// Begin creates the directory of the results, makes Dir absolute, and describes the machine and
+// Dir's disk.
 func (o *Options) Begin() (m document.Machine, err error) {
 	if err := os.MkdirAll(o.Out, 0o755); err != nil {
 		return m, err
@@ -50,5 +50,5 @@ func (o *Options) Begin() (m document.Machine, err error) {
 	return document.ThisMachine(o.Dir)
 }
 
-// Progress tells the user how far a command is.
+// Progress writes a message to the standard error.
 func Progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }

@@ -1,4 +1,5 @@
-// Package document writes Markdown with the machine, the commit and the command line that it is of.
+// Package document writes Markdown with the machine, the commit and the command line of the
+// results.
 package document
 
 import (
@@ -15,7 +16,7 @@ import (
 	"golang.org/x/text/message"
 )
 
-// Document is a Markdown file in the making.
+// Document is a Markdown file before it is written.
 type Document struct{ text strings.Builder }
 
 // New begins a document with a title, and with the facts for judging and repeating it: time,
@@ -44,10 +45,9 @@ func (d *Document) List(items ...string) {
 	}
 }
 
-// Table adds a table. Integers are written in full with separators of
-// thousands, other numbers and durations with three significant digits, all
-// else as by fmt.Sprint; NaN is a dash. Columns that have numbers are aligned
-// to the right. Rows may be shorter than the header.
+// Table adds a table. Integers are written in full with separators of thousands, other numbers and
+// durations with three significant digits, the rest as by fmt.Sprint; NaN is a dash. Columns with
+// numbers are aligned to the right. Rows may be shorter than the header.
 func (d *Document) Table(header []string, rows ...[]any) {
 	right := make([]bool, len(header))
 	cells := make([][]string, len(rows))
@@ -85,7 +85,7 @@ func (d *Document) Write(file string) error {
 	return os.WriteFile(file, []byte(d.text.String()), 0o644)
 }
 
-// cell is the text of a value in a table, and whether it is a number.
+// cell returns a value as text, and reports whether it is a number.
 func cell(v any) (text string, number bool) {
 	switch v := v.(type) {
 	case nil:
@@ -103,8 +103,8 @@ func cell(v any) (text string, number bool) {
 // english puts separators of thousands into numbers.
 var english = message.NewPrinter(language.English)
 
-// Number is x with three significant digits, and separators of thousands:
-// 123,000; 12.3; 0.0123. NaN is a dash.
+// Number formats x with three significant digits, and separators of thousands: 123,000; 12.3;
+// 0.0123. NaN is a dash.
 func Number(x float64) string {
 	if math.IsNaN(x) {
 		return "-"
@@ -117,7 +117,7 @@ func Number(x float64) string {
 	return english.Sprintf("%.*f", decimals, x)
 }
 
-// Duration is d with three significant digits in a unit that suits it: 1.23 ms.
+// Duration formats d with three significant digits in a suitable unit: 1.23 ms.
 func Duration(d time.Duration) string {
 	unit, name := time.Second, "s"
 	switch abs := d.Abs(); {
@@ -135,7 +135,7 @@ func Duration(d time.Duration) string {
 	return Number(float64(d)/float64(unit)) + " " + name
 }
 
-// Bytes is n with three significant digits and a unit of powers of ten: 12.3 MB.
+// Bytes formats n with three significant digits and a unit of powers of ten: 12.3 MB.
 func Bytes(n int64) string {
 	x, units := float64(n), []string{"B", "kB", "MB", "GB", "TB"}
 	for math.Abs(x) >= 999.5 && len(units) > 1 {
@@ -144,10 +144,10 @@ func Bytes(n int64) string {
 	return Number(x) + " " + units[0]
 }
 
-// Command is the command line of this program, for a shell in the root of the repository.
+// Command returns the command line of this program, for a shell in the root of the repository.
 func Command() string { return "go run -C bench/report ." + Words(os.Args[1:]) }
 
-// Words are arguments as they are typed in a shell, each after a space.
+// Words quotes arguments for a shell, each after a space.
 func Words(args []string) string {
 	var line strings.Builder
 	for _, arg := range args {
@@ -156,7 +156,7 @@ func Words(args []string) string {
 	return line.String()
 }
 
-// quoted is a word for the shell.
+// quoted returns a word for the shell.
 func quoted(arg string) string {
 	if arg != "" && strings.Trim(arg, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+,.:/@%") == "" {
 		return arg

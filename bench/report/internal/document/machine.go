@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is where a program measures. Fields that the kernel does not tell are empty.
+// Machine describes the machine of a measurement. Fields that the kernel does not provide are
+// empty.
 type Machine struct {
 	CPU        string // model
 	Virtual    bool   // there is a hypervisor
@@ -23,10 +24,10 @@ type Machine struct {
 	Kernel     string // release
 	Go         string // version
 	FileSystem string // of the directory
-	// Syncs is how many fdatasyncs a second the directory takes, each after
-	// an append of 4 KiB, one after the other.
+	// Syncs is the rate of fdatasync in the directory, a second, each after an append of 4 KiB, one
+	// after the other.
 	Syncs float64
-	// Load is how many processes ran or wanted to on average in the minute before.
+	// Load is the load average of the last minute.
 	Load float64
 }
 
@@ -58,7 +59,7 @@ func ThisMachine(dir string) (Machine, error) {
 	return m, nil
 }
 
-// String is one line for people.
+// String returns the machine in one line.
 func (m Machine) String() string {
 	kind := ""
 	if m.Virtual {
@@ -69,7 +70,7 @@ func (m Machine) String() string {
 		cmp.Or(m.FileSystem, "unknown file system"), Number(m.Syncs), m.Load)
 }
 
-// fileSystem is the type of the one that dir lies in, by the number of its device.
+// fileSystem returns the type of dir's file system, found by the number of its device.
 func fileSystem(proc procfs.FS, dir string) string {
 	var s unix.Stat_t
 	mounts, err := proc.GetMounts()
@@ -85,7 +86,7 @@ func fileSystem(proc procfs.FS, dir string) string {
 	return ""
 }
 
-// syncRate counts for a time.
+// syncRate measures Machine.Syncs for d.
 func syncRate(dir string, d time.Duration) (rate float64, err error) {
 	f, err := os.CreateTemp(dir, "syncs")
 	if err != nil {

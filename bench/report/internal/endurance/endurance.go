@@ -11,7 +11,7 @@
 //
 // It fails if at any point the last tenth of the run was slower than 0.9 of the second tenth, if
 // memory or disk was not bounded, or if tasks were missing. A point of less than 100 seconds is not
-// judged: its tenths say nothing.
+// judged: its tenths are too short.
 package endurance
 
 import (
@@ -69,7 +69,7 @@ func declare(f *flag.FlagSet) *config {
 	return c
 }
 
-// check refuses numbers that no point can have.
+// check refuses impossible flags.
 func (c *config) check() error {
 	if c.time < 2*time.Second || c.workers < 1 || c.backlog < 1 || c.cooldown < 0 {
 		return errors.New("-for is at least 2s, -workers and -backlog are at least 1, -cooldown is at least 0")
@@ -77,7 +77,7 @@ func (c *config) check() error {
 	return nil
 }
 
-// numbers is a flag of several numbers.
+// numbers parses a flag of several numbers.
 func numbers(to *[]int, least int) func(string) error {
 	return func(s string) error {
 		*to = nil
@@ -92,8 +92,8 @@ func numbers(to *[]int, least int) func(string) error {
 	}
 }
 
-// run measures all points, and writes those that it has when ctx ends or a point fails. Its error
-// names the failed promises.
+// run measures all points. If ctx ends or a point fails, it still writes the others. Its error
+// lists the failed promises.
 func (c *config) run(ctx context.Context) error {
 	m, err := c.Begin()
 	if err != nil {
@@ -118,7 +118,7 @@ func (c *config) run(ctx context.Context) error {
 			if o.err != nil {
 				failures = append(failures, fmt.Errorf("%v ended early: %w", o.point, o.err))
 			}
-			if err := c.write(m, all); err != nil { // a later failure loses nothing
+			if err := c.write(m, all); err != nil { // after each point, in case of a later failure
 				return errors.Join(append(failures, err)...)
 			}
 		}

@@ -27,7 +27,7 @@ type point struct {
 
 func (p point) String() string { return fmt.Sprintf("%d producers, %s", p.producers, size(p.payload)) }
 
-// file is the point in the name of a file.
+// file returns the point as a part of a file name.
 func (p point) file() string { return fmt.Sprintf("%dp-%dB", p.producers, p.payload) }
 
 func size(bytes int) string {
@@ -40,24 +40,24 @@ func size(bytes int) string {
 // sampleEvery gives some hundred latencies a second at all points.
 const sampleEvery = 8
 
-// reopening has the times that the queue took to close and to open again, with its tasks.
+// reopening has the durations of closing the queue and of opening it again with its tasks.
 type reopening struct{ close, open time.Duration }
 
-// running is a point while it runs.
+// running is the state of a point during its run.
 type running struct {
 	config *config
 	point
 	dir       string
 	samples   *csv.Writer
 	encoder   *csvutil.Encoder // writes to samples
-	worked    time.Duration    // in the lives before
+	worked    time.Duration    // in earlier lives
 	created   int64            // likewise
 	completed int64
-	open      time.Duration // how long the last Open took
+	open      time.Duration // duration of the last Open
 }
 
-// run measures a point and writes its samples. When ctx ends it stops with the error of ctx, and
-// all samples so far are written.
+// run measures a point and writes its samples. When ctx ends, it returns the error of ctx after it
+// has written all samples so far.
 func (p point) run(ctx context.Context, c *config, w io.Writer) (re reopening, err error) {
 	dir, err := os.MkdirTemp(c.Dir, "codeq-endurance-")
 	if err != nil {
@@ -65,7 +65,7 @@ func (p point) run(ctx context.Context, c *config, w io.Writer) (re reopening, e
 	}
 	defer func() {
 		err = errors.Join(err, os.RemoveAll(dir))
-		debug.FreeOSMemory() // for the next point to begin as this one did
+		debug.FreeOSMemory() // so that all points begin alike
 	}()
 	samples := csv.NewWriter(w)
 	r := &running{config: c, point: p, dir: dir, samples: samples, encoder: newEncoder(samples)}
@@ -156,8 +156,8 @@ func (r *running) sample(run *workload.Run, q *codeq.Queue, life int, start time
 	return after, errors.Join(err, r.samples.Error())
 }
 
-// count compares the tasks of the queue with the acknowledged ones. A call that the end of the load
-// has cut off may have had its effect.
+// count compares the tasks of the queue with the acknowledged ones. A call canceled at the end of
+// the load may have had its effect.
 func (r *running) count(run *workload.Run, q *codeq.Queue, life int) error {
 	created, completed, err := run.Counts()
 	if err != nil {

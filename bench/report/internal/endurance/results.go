@@ -11,18 +11,18 @@ import (
 	"codeq/bench/report/internal/document"
 )
 
-// outcome is a point that has run, or part of it.
+// outcome is the result of a point, or of a part of it.
 type outcome struct {
 	point
 	samples  []sample
 	reopened reopening
-	err      error // why it has ended early
+	err      error // the reason of an early end
 	verdicts []verdict
 }
 
 const second = float64(time.Second)
 
-// write makes endurance.md and its charts.
+// write writes endurance.md and its charts.
 func (c *config) write(m document.Machine, all []outcome) error {
 	d := document.New("Endurance", m)
 	d.Paragraph("Single calls of Produce, Claim and Complete at durability %v; at most %s tasks waiting; %d workers for each producer. "+
@@ -108,7 +108,7 @@ func total(samples []sample) (t sample) {
 	return t
 }
 
-// charts draws them and shows them in the document.
+// charts draws the charts and adds them to the document.
 func (c *config) charts(d *document.Document, all []outcome) error {
 	first := all[0].samples
 	axes := func(title, y string) chart.Axes {
@@ -184,13 +184,13 @@ func (c *config) charts(d *document.Document, all []outcome) error {
 	return nil
 }
 
-// longestLine is how many points a line of a chart has at the most.
+// longestLine is the maximum number of points of a line of a chart.
 const longestLine = 300
 
-// together is how many samples are one point of a line.
+// together returns the number of samples in one point of a line.
 func together(samples int) int { return max((samples+longestLine-1)/longestLine, 1) }
 
-// line draws means, and has a gap where the queue was closed.
+// line returns the means, with a gap between the lives.
 func line(name string, samples []sample, value func(*sample) float64) chart.Series {
 	l, most := chart.Series{Name: name}, together(len(samples))
 	for len(samples) > 0 {
@@ -226,7 +226,7 @@ func median(samples []sample, value func(*sample) float64) float64 {
 	return all[len(all)/2]
 }
 
-// steal is the share of the time of one core.
+// steal returns the stolen share of the time of one core.
 func steal(samples []sample) float64 {
 	return sum(samples, func(s *sample) float64 { return s.Steal }) / 1e3 / sum(samples, func(s *sample) float64 { return s.Interval })
 }

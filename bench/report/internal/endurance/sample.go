@@ -48,14 +48,14 @@ type sample struct {
 	DiskWrite float64 `csv:"disk_written_b"`
 	Disk      float64 `csv:"disk_b"` // now: allocated to the files of the queue
 
-	Tables      float64 `csv:"tables"` // this one and the next ones are now, and of all shards
+	Tables      float64 `csv:"tables"` // now: this one and the next ones, of all shards
 	TableBytes  float64 `csv:"table_b"`
-	L0Tables    float64 `csv:"l0_tables"` // this one and the next: the largest of a shard
+	L0Tables    float64 `csv:"l0_tables"` // this one and the next: the maximum of all shards
 	ReadAmp     float64 `csv:"read_amp"`
 	Debt        float64 `csv:"compaction_debt_b"`
 	MemTables   float64 `csv:"memtable_b"`
 	Log         float64 `csv:"log_b"`
-	Flushes     float64 `csv:"flushes"` // this one and the next ones: since the queue was opened
+	Flushes     float64 `csv:"flushes"` // since the queue was opened: this one and the next ones
 	Compactions float64 `csv:"compactions"`
 	Logged      float64 `csv:"logged_b"`
 	Flushed     float64 `csv:"flushed_b"`
@@ -64,7 +64,7 @@ type sample struct {
 	CacheMisses float64 `csv:"cache_misses"`
 }
 
-// writeAmp is how many bytes the stores have written for one of the log.
+// writeAmp returns the bytes that the stores have written for each byte of the log.
 func (s *sample) writeAmp() float64 {
 	if s.Logged == 0 {
 		return math.NaN()
@@ -72,7 +72,7 @@ func (s *sample) writeAmp() float64 {
 	return (s.Logged + s.Flushed + s.Compacted) / s.Logged
 }
 
-// newEncoder writes samples, each number with six decimals at most.
+// newEncoder returns an encoder of samples, with at most six decimals.
 func newEncoder(w csvutil.Writer) *csvutil.Encoder {
 	e := csvutil.NewEncoder(w)
 	e.WithMarshalers(csvutil.MarshalFunc(func(x float64) ([]byte, error) {
@@ -81,7 +81,7 @@ func newEncoder(w csvutil.Writer) *csvutil.Encoder {
 	return e
 }
 
-// readSamples reads the rows of an encoder.
+// readSamples reads the rows of newEncoder.
 func readSamples(text []byte) (all []sample, err error) {
 	d, err := csvutil.NewDecoder(csv.NewReader(bytes.NewReader(text)))
 	if err != nil {
@@ -91,7 +91,7 @@ func readSamples(text []byte) (all []sample, err error) {
 	return all, d.Decode(&all)
 }
 
-// gauge has the counts of the load, the process and the machine since they began.
+// gauge has the counts of the load, the process and the machine since their start.
 type gauge struct {
 	at                 time.Time
 	created, completed int64
@@ -120,7 +120,7 @@ func readGauge(run *workload.Run) (g gauge, err error) {
 	return g, err
 }
 
-// used fills in the difference of two gauges.
+// used sets the difference of two gauges.
 func (s *sample) used(before, after gauge) {
 	s.Interval = after.at.Sub(before.at).Seconds()
 	s.Created, s.Completed = float64(after.created-before.created), float64(after.completed-before.completed)
@@ -137,7 +137,7 @@ func (s *sample) used(before, after gauge) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// stores fills in the statistics of the stores.
+// stores sets the statistics of the stores.
 func (s *sample) stores(st *codeq.StorageStats) {
 	for _, shard := range st.Shards {
 		s.Tables += float64(shard.Tables)
@@ -156,7 +156,7 @@ func (s *sample) stores(st *codeq.StorageStats) {
 	s.CacheHits, s.CacheMisses = float64(st.CacheHits), float64(st.CacheMisses)
 }
 
-// allocated is the disk space of the files below dir, in bytes.
+// allocated returns the disk space of the files below dir, in bytes.
 func allocated(dir string) (float64, error) {
 	var blocks int64
 	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {

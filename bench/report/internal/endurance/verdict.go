@@ -9,14 +9,14 @@ import (
 // Limits of a verdict.
 const (
 	slowest = 0.9  // last tenth to second tenth
-	largest = 1.25 // later to earlier, and on top:
+	largest = 1.25 // later to earlier; plus a slack
 
-	// Memory that the garbage collector may not have returned yet.
+	// Memory that the garbage collector has not returned yet.
 	memorySlack = 16 << 20
-	// Logs and tables of as many memtables as there may be at a time.
+	// Logs and tables of the maximum number of memtables.
 	diskSlack = 64 << 20
 
-	// shortest is how many seconds a point has if it is judged.
+	// shortest is the minimum length of a judged point, in seconds.
 	shortest = 100
 )
 
@@ -29,7 +29,7 @@ type tenth struct {
 
 func (t tenth) rate() float64 { return t.cycles / t.seconds }
 
-// tenths divides samples by the time that they are the middle of.
+// tenths divides samples by the times of their middles.
 func tenths(samples []sample) (all [10]tenth) {
 	if len(samples) == 0 {
 		return all
@@ -73,10 +73,9 @@ func judge(p point, samples []sample) []verdict {
 	}
 }
 
-// bounded compares the largest value in a stretch of time with that in an equally long one before:
-// the second half of each life of the queue with its first half, which finds growth while the queue
-// is open, and the second life with the first, which finds growth over a restart. Growth with time,
-// or with its square root, fails.
+// bounded compares the maxima of two equally long intervals: of the second half of each life of the
+// queue with its first half, to find growth while the queue is open, and of the second life with
+// the first, to find growth over a restart. Growth with time, or with its square root, fails.
 func bounded(what string, samples []sample, value func(*sample) float64, slack float64) verdict {
 	var lives [2][]sample
 	for _, s := range samples {

@@ -1,10 +1,10 @@
-// Package engine measures codeq by its own benchmarks, and writes the tables that
-// docs/replication.md and others quote. In the root of the repository:
+// Package engine measures codeq by its own benchmarks, and writes the tables for
+// docs/replication.md and others. In the root of the repository:
 //
 //	go run -C bench/report . engine -out ../results
 //
-// It takes half an hour, and writes engine.md, and the output of the benchmarks, which benchstat
-// reads, as engine.txt.
+// It takes half an hour, and writes engine.md, and the output of the benchmarks for benchstat as
+// engine.txt.
 package engine
 
 import (
@@ -45,7 +45,7 @@ func Declare(f *flag.FlagSet) func(context.Context) error {
 	return c.run
 }
 
-// run writes its results also when it is interrupted.
+// run measures, and writes the results also after an interrupt.
 func (c *config) run(ctx context.Context) error {
 	machine, err := c.Begin()
 	if err != nil {
@@ -63,8 +63,8 @@ func (c *config) run(ctx context.Context) error {
 	return errors.Join(err, c.write(context.WithoutCancel(ctx), doc, chosen, failed, file), doc.Write(filepath.Join(c.Out, "engine.md")))
 }
 
-// plan are the commands: round by round those that are repeated, so that slow minutes of the
-// machine meet all alike, and then the others.
+// plan returns the commands: first the repeated ones, round by round, so that slow minutes of the
+// machine affect all of them alike, then the others.
 func (c *config) plan(sections []section) (all []testRun) {
 	if round := c.round(sections); round.args != nil {
 		all = slices.Repeat([]testRun{round}, c.count)
@@ -154,7 +154,7 @@ func failure(commands []testRun, failed map[string]error) error {
 	return nil
 }
 
-// lines are the different ones of commands that follow each other in turn.
+// lines returns the distinct command lines.
 func lines(commands []testRun) string {
 	var each []string
 	for _, cmd := range commands {

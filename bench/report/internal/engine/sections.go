@@ -15,8 +15,8 @@ import (
 // section is a part of engine.md.
 type section struct {
 	title    string
-	repeated []string  // patterns of benchmarks that have rounds together with those of other sections
-	once     []testRun // of a section without them
+	repeated []string  // patterns of benchmarks, repeated in rounds with those of other sections
+	once     []testRun // of a section without repeated benchmarks
 	tables   []benchstat.Comparison
 }
 
@@ -30,7 +30,8 @@ func (r testRun) String() string {
 	return strings.TrimSpace(document.Words(slices.Concat(r.env, []string{"go"}, r.args)))
 }
 
-// heading names the command in engine.txt. Variables of the environment are keys of benchstat.
+// heading returns the command's heading in engine.txt. Environment variables become keys of
+// benchstat.
 func (r testRun) heading() string {
 	text := "Command: " + r.String() + "\n"
 	for _, variable := range r.env {
@@ -85,7 +86,7 @@ func (c *config) sections() []section {
 	}
 }
 
-// words replace the names of benchmarks and units in the tables.
+// words replaces the names of benchmarks and units in the tables.
 var words = map[string]string{
 	"FullCycle 1":     "single calls, 1 shard",
 	"FullCycle 2":     "single calls, 2 shards",
@@ -139,8 +140,7 @@ var words = map[string]string{
 	"acknowledged":     "tasks acknowledged, none of them lost",
 }
 
-// round has the benchmarks that the sections repeat, each once. It has no arguments if there is
-// none.
+// round returns one run of all repeated benchmarks. It has no arguments if there are none.
 func (c *config) round(sections []section) (r testRun) {
 	var patterns []string
 	for _, s := range sections {
@@ -163,7 +163,7 @@ func (c *config) bench(pattern string, window time.Duration) []string {
 // killed matches the last log line of TestClusterKill for a durability.
 var killed = regexp.MustCompile(`=== RUN +TestClusterKill/(\w+)(?s:.*?)(\d+) tasks acknowledged, .* failovers of (\d+): .*median (\S+), .*max (\S+)\n`)
 
-// kills are the results of TestClusterKill as lines for benchstat.
+// kills returns the results of TestClusterKill as lines for benchstat.
 func kills(printed string) (lines string) {
 	for _, k := range killed.FindAllStringSubmatch(printed, -1) {
 		median, err1 := time.ParseDuration(k[4])

@@ -12,13 +12,13 @@ import (
 	"codeq/bench/workload"
 )
 
-// asynqServers is how many of them share the workers: each takes one task after
-// the other from Redis, so that one server is bounded by the round trip.
+// asynqServers is the number of servers that share the workers: each takes one task after the other
+// from Redis, so the round trip bounds a single server.
 const asynqServers = 4
 
-// asynqSubjects is asynq on Redis over TCP: one client, four servers with a
-// quarter of the workers each, connections for all of them, and a check for new
-// tasks every 5 ms when there was none. It has no call for several tasks.
+// asynqSubjects returns asynq on Redis over TCP: one client, four servers with a quarter of the
+// workers each, connections for all of them, and, without tasks, a poll every 5 ms. It has no call
+// for several tasks.
 func asynqSubjects() []subject {
 	var all []subject
 	for _, s := range []struct {
@@ -48,7 +48,7 @@ func openAsynq(ctx context.Context, dir string, l workload.Load, redisArgs []str
 	if err != nil {
 		return nil, err
 	}
-	// Twice the connections that can wait for a reply at one time are never used.
+	// More connections would never be used at the same time.
 	rdb := redis.NewClient(&redis.Options{Addr: addr, PoolSize: l.Producers + l.Workers + asynqServers})
 	p.onClose(rdb.Close)
 	args := append([]string{"--bind", "127.0.0.1", "--port", port, "--dir", dir, "--save", ""}, redisArgs...)
@@ -103,7 +103,7 @@ func (d *asynqDriver) Work(ctx context.Context, workers int, done func(payload [
 	return nil
 }
 
-// Pending is counted, since a handler is not told when its completion is stored.
+// Pending counts, since a handler does not learn when its completion is stored.
 func (d *asynqDriver) Pending(context.Context) (int64, error) {
 	info, err := d.inspector.GetQueueInfo("default")
 	if errors.Is(err, asynq.ErrQueueNotFound) {

@@ -13,7 +13,7 @@ import (
 	"codeq/bench/workload"
 )
 
-// sqliteLevels are the values of synchronous that a WAL makes a difference to.
+// sqliteLevels lists the values of synchronous that differ with a WAL.
 var sqliteLevels = []struct {
 	name, keeps string
 	class       class
@@ -22,16 +22,15 @@ var sqliteLevels = []struct {
 	{"NORMAL", "crash: nothing; power: what is in the WAL, up to 1,000 pages", process},
 }
 
-// sqliteSource names a database of go-sqlite3 below dir.
+// sqliteSource returns the name of a database of go-sqlite3 below dir.
 func sqliteSource(dir, synchronous string) string {
 	return filepath.Join(dir, "queue.db") + "?_journal=WAL&_timeout=5000&_synchronous=" + synchronous
 }
 
-// backliteSubjects is backlite on SQLite by go-sqlite3, with the journal and
-// the timeout of its README, one connection (SQLite has one writer, and the
-// pool of database/sql waits in better order than SQLite's timeout), and eight
-// times the workers, since its dispatcher sleeps for 100 ms when all are busy.
-// It keeps nothing of completed tasks, by its defaults.
+// backliteSubjects is backlite on SQLite by go-sqlite3, with the journal and the timeout of its
+// README, one connection (SQLite has one writer, and the pool of database/sql waits in better order
+// than SQLite's timeout), and eight times the workers, since its dispatcher sleeps for 100 ms when
+// all are busy. By its defaults it deletes completed tasks.
 func backliteSubjects() []subject {
 	var all []subject
 	for _, s := range sqliteLevels {
@@ -107,7 +106,7 @@ func (d *backliteDriver) Work(ctx context.Context, _ int, done func(payload []by
 	return nil
 }
 
-// Pending is counted, since a processor is not told when its completion is stored.
+// Pending counts, since a processor does not learn when its completion is stored.
 func (d *backliteDriver) Pending(ctx context.Context) (n int64, err error) {
 	err = d.db.QueryRowContext(ctx, "SELECT count(*) FROM backlite_tasks").Scan(&n)
 	return n, err

@@ -17,9 +17,8 @@ import (
 	"codeq/bench/workload"
 )
 
-// beanstalkdSubjects is beanstalkd with its binary log, over TCP, with the
-// client of its authors and a connection for each producer and worker: put;
-// reserve, delete. It has no call for several jobs.
+// beanstalkdSubjects returns beanstalkd with its binary log, over TCP, with its authors' client and
+// a connection for each producer and worker: put; reserve, delete. It has no call for several jobs.
 func beanstalkdSubjects() []subject {
 	s := subject{
 		Queue: "beanstalkd", Driven: "put, reserve, delete; a connection each",

@@ -13,8 +13,8 @@ import (
 
 // codeqSubjects is codeq by single calls of Produce, Claim and Complete that each wait for their
 // own commit, and by ProduceBatch of 64 tasks with Run; with the defaults of its options, and with
-// a shard for each processor. At the levels of the peers that keep completed tasks there are rows
-// that keep them as well.
+// a shard for each processor. At the levels of peers that keep completed tasks, there are also rows
+// of codeq that keep them.
 func codeqSubjects() []subject {
 	var all []subject
 	for _, d := range []struct {

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// rate is the cycles a second; NaN if the row was not measured, or failed.
+// rate returns the cycles a second; NaN if the row was not measured, or failed.
 func (r row) rate() float64 {
 	if r.result == nil || r.result.Err != nil {
 		return math.NaN()
@@ -13,7 +13,7 @@ func (r row) rate() float64 {
 	return r.result.Rate()
 }
 
-// fastest is the row with the highest rate of those that fit; false if none has one.
+// fastest returns the fitting row with the highest rate; false if none has a rate.
 func fastest(rows []row, fits func(row) bool) (best row, ok bool) {
 	for _, r := range rows {
 		if fits(r) && !math.IsNaN(r.rate()) && (!ok || r.rate() > best.rate()) {
@@ -23,17 +23,17 @@ func fastest(rows []row, fits func(row) bool) (best row, ok bool) {
 	return best, ok
 }
 
-// codeqAt is codeq at a durability, by single calls or by batches, with completed
-// tasks kept or deleted.
+// codeqAt returns codeq at a durability, by single calls or by batches, with completed tasks kept
+// or deleted.
 func codeqAt(rows []row, c class, batches, retains bool) (row, bool) {
 	return fastest(rows, func(r row) bool {
 		return r.Queue == codeqName && r.Class == c && (r.Batch > 1) == batches && r.Retains == retains
 	})
 }
 
-// ratio is how many times as fast as the row codeq is at the same class, both
-// by single calls or both by batches, both with completed tasks kept or both with
-// them deleted; NaN if one of them has no rate.
+// ratio returns codeq's rate divided by the row's, at the same class, both by single calls or both
+// by batches, both with completed tasks kept or both with them deleted; NaN if one of them has no
+// rate.
 func ratio(rows []row, r row) float64 {
 	q, ok := codeqAt(rows, r.Class, r.Batch > 1, r.Retains)
 	if !ok || r.rate() == 0 {
@@ -42,7 +42,7 @@ func ratio(rows []row, r row) float64 {
 	return q.rate() / r.rate()
 }
 
-// target is a speed of codeq that is wanted, in multiples of the fastest peer with leases.
+// target is a wanted speed of codeq, in multiples of the fastest peer with leases.
 type target struct {
 	class   class
 	batches bool
@@ -59,10 +59,10 @@ func (t target) String() string {
 	return way + " at " + t.class.String()
 }
 
-// reading is a choice of the peers that a target is about.
+// reading selects the peers of a target.
 type reading struct {
 	equal bool // only peers of the same class, and not the weaker ones
-	any   bool // driven in any way, and not only in the same way
+	any   bool // driven in any way, not only in the same way
 }
 
 func (t target) readings() []reading {
@@ -78,7 +78,7 @@ func (t target) fits(g reading, r row) bool {
 		((r.Batch > 1) == t.batches || g.any)
 }
 
-// describe says which peers of the target a reading takes.
+// describe returns the peers of a reading in words.
 func (t target) describe(g reading) string {
 	durability := "equal or weaker durability"
 	if g.equal {
@@ -109,7 +109,7 @@ func (v verdict) ratio() float64 {
 	return v.codeq.rate() / v.peer.rate()
 }
 
-// outcome is the last column of the table.
+// outcome returns the last column of the table.
 func (v verdict) outcome() string {
 	switch {
 	case !v.ok:
@@ -120,7 +120,7 @@ func (v verdict) outcome() string {
 	return fmt.Sprintf("not met: %.1f of %.0f times", v.ratio(), v.times)
 }
 
-// verdicts are all, in the order of the targets.
+// verdicts returns all verdicts, in the order of the targets.
 func verdicts(rows []row) []verdict {
 	var all []verdict
 	for _, t := range targets {

@@ -18,7 +18,7 @@ import (
 	"codeq/bench/workload"
 )
 
-// natsWay is how messages are published.
+// natsWay is a way to publish messages.
 type natsWay int
 
 const (
@@ -27,10 +27,9 @@ const (
 	natsFast                 // one batch of JetStream's fast ingest
 )
 
-// natsSubjects is a work queue of NATS JetStream in this process, in a file
-// store, without a socket. Completions are confirmed: by DoubleAck where the
-// calls are single, and else by acks with a reply that a worker sends for all
-// that it was given at a time before it waits for the replies.
+// natsSubjects returns a work queue of NATS JetStream in this process, in a file store, without a
+// socket. Completions are confirmed: single calls by DoubleAck; otherwise a worker sends acks with
+// replies for all messages at hand, and then waits for the replies.
 func natsSubjects() []subject {
 	var all []subject
 	for _, s := range []struct {
@@ -68,7 +67,7 @@ const (
 	natsConns      = 2 // for producers, and as many for workers
 	natsMaxPending = 2 * backlog
 	natsConsumer   = "workers"
-	natsFetch      = 512 // messages that a connection asks for in advance, and acknowledges together
+	natsFetch      = 512 // messages that a connection fetches in advance, and acknowledges together
 	natsAckers     = 2   // for each connection
 )
 
@@ -164,9 +163,8 @@ type natsBatch struct {
 	n     int
 }
 
-// fastBatch publishes by the protocol of ADR-50: the subjects for the replies
-// say what batch a message belongs to and where in it, and the one for the last
-// message gets the acknowledgement of all.
+// fastBatch publishes by the protocol of ADR-50: the reply subject of a message has its batch and
+// its position, and that of the last message gets the acknowledgement of all.
 func (d *natsDriver) fastBatch(ctx context.Context, c natsConn, payloads [][]byte) error {
 	b, _ := d.batches.Get().(*natsBatch)
 	if b == nil {
@@ -262,7 +260,7 @@ func ackEach(ctx context.Context, messages <-chan jetstream.Msg, done func(paylo
 	}
 }
 
-// ackAll acknowledges what there is at a time, and waits for the replies.
+// ackAll acknowledges the messages at hand, and waits for the replies.
 func ackAll(ctx context.Context, c *nats.Conn, messages <-chan jetstream.Msg, done func(payload []byte)) error {
 	inbox := c.NewRespInbox()
 	replies := make(chan *nats.Msg, natsFetch)

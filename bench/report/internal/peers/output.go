@@ -16,7 +16,7 @@ import (
 
 const codeqName = "codeq"
 
-// write puts the table, the targets and the charts into a directory.
+// write writes the table, the targets and the charts into a directory.
 func write(dir string, m document.Machine, rows []row) error {
 	d := document.New("codeq beside other queues", m)
 	d.Paragraph("A cycle is one task of %d bytes produced, claimed and completed; %d producers, %d workers, at most %d tasks that are produced and not done.",
@@ -58,7 +58,7 @@ func write(dir string, m document.Machine, rows []row) error {
 	return errors.Join(err, d.Write(filepath.Join(dir, "peers.md")), benchstat.Write(filepath.Join(dir, "peers.txt"), lines(rows)))
 }
 
-// short are the rows of the table that README quotes.
+// short lists the rows of the short table.
 var short = []string{
 	"codeq/process/single", "codeq/process/single-shards", "codeq/process/batch", "codeq/process/batch-shards",
 	"codeq/process/single-kept", "codeq/process/single-kept-shards", "codeq/process/batch-kept", "codeq/process/batch-kept-shards",
@@ -70,13 +70,13 @@ var short = []string{
 	"backlite/FULL/single", "backlite/FULL/batch", "dque/turbo/single",
 }
 
-// inShort are the short rows of those that were chosen.
+// inShort returns the rows of the short table.
 func inShort(rows []row) (table [][]any) {
 	for _, r := range rows {
 		if !slices.Contains(short, r.Name) {
 			continue
 		}
-		line := slices.Concat(cells(rows, r), make([]any, 5)) // one without results is shorter
+		line := slices.Concat(cells(rows, r), make([]any, 5)) // a row without results is shorter
 		name := fmt.Sprintf("%s %s", r.Queue, line[2])
 		if r.Queue == codeqName {
 			name = "**codeq**"
@@ -86,7 +86,7 @@ func inShort(rows []row) (table [][]any) {
 	return table
 }
 
-// completed says what becomes of completed tasks.
+// completed returns the fate of completed tasks.
 func (r row) completed() string {
 	if r.Retains {
 		return "kept"
@@ -94,7 +94,7 @@ func (r row) completed() string {
 	return "deleted"
 }
 
-// cells are a line of the table.
+// cells returns a line of the table.
 func cells(rows []row, r row) []any {
 	leases := "no"
 	if r.Leases {
@@ -137,8 +137,7 @@ func cells(rows []row, r row) []any {
 
 type picture struct{ title, file string }
 
-// draw makes a chart of single calls and one of batches, fastest first, of the
-// rows that have a rate.
+// draw draws a chart of single calls and one of batches, fastest first, of the rows with a rate.
 func draw(dir string, rows []row) (pictures []picture, err error) {
 	for _, p := range []struct {
 		picture
@@ -168,7 +167,7 @@ func draw(dir string, rows []row) (pictures []picture, err error) {
 	return pictures, nil
 }
 
-// lines are the rows that have a rate, for benchstat.
+// lines returns the rows with a rate, for benchstat.
 func lines(rows []row) (all []benchstat.Result) {
 	for _, r := range rows {
 		if math.IsNaN(r.rate()) {

@@ -2,13 +2,13 @@
 // (peers.md), the numbers for benchstat (peers.txt), and charts.
 //
 // The load is that of package workload: 32 producers, 128 workers, tasks of 14 bytes, at most 4,096
-// tasks that are produced and not done. Each queue is driven as the comment on its driver says, and
-// a cycle counts when the queue has confirmed the completion. Where a queue keeps completed tasks,
-// codeq does so beside it.
+// tasks that are produced and not done. The comment on a driver describes its use of the queue. A
+// cycle counts when the queue has confirmed the completion. Beside a queue that keeps completed
+// tasks, codeq keeps them, too.
 //
-// Servers are those of the system (Debian: redis-server beanstalkd postgresql); the program starts
-// them on free ports of loopback with their data below -dir, and ends them. A server that is not
-// installed is missing in the table.
+// The servers come from the system (Debian: redis-server beanstalkd postgresql); the program starts
+// them on free ports of loopback with their data below -dir, and ends them. A missing server is
+// left out of the table.
 package peers
 
 import (
@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	batchSize = 64   // tasks of a call, where there are several
-	backlog   = 4096 // tasks that are produced and not done at the most
+	batchSize = 64   // tasks of a batch
+	backlog   = 4096 // maximum of tasks that are produced and not done
 )
 
 // bench measures subjects, one after the other.
@@ -53,7 +53,7 @@ func Declare(f *flag.FlagSet) func(context.Context) error {
 	}
 }
 
-// run writes the measured rows also when it is interrupted.
+// run measures, and writes the rows also after an interrupt.
 func (b *bench) run(ctx context.Context, chosen []subject) error {
 	machine, err := b.Begin()
 	if err != nil {
@@ -94,7 +94,7 @@ func (r result) String() string {
 		r.Rate(), document.Duration(r.Latencies.Quantile(0.5)), document.Duration(r.Latencies.Quantile(0.99)), r.cpuMicros(), behind)
 }
 
-// cpuMicros is the CPU time of a cycle.
+// cpuMicros returns the CPU time of a cycle.
 func (r result) cpuMicros() float64 {
 	return float64(r.CPU.Microseconds()) / float64(max(r.Cycles(), 1))
 }
@@ -107,7 +107,7 @@ type row struct {
 
 // measure runs the load on a subject.
 func (b *bench) measure(ctx context.Context, s subject) (res result) {
-	// Garbage of one queue does not burden the next.
+	// Garbage of one queue must not slow the next one.
 	debug.FreeOSMemory()
 	syscall.Sync()
 	dir, err := os.MkdirTemp(b.Dir, "peers")
@@ -139,7 +139,7 @@ func (b *bench) measure(ctx context.Context, s subject) (res result) {
 	}
 	res.CPU = res.Usage.CPU + p.cpu() - before
 	res.Version = p.version
-	// The error that ended the load says more than the errors that follow from it.
+	// The first error is more useful than those that follow from it.
 	if ended := run.Stop(); ended != nil {
 		err = ended
 	}
@@ -150,8 +150,8 @@ func (b *bench) measure(ctx context.Context, s subject) (res result) {
 	return res
 }
 
-// warm waits for the warm-up, and then until a slow queue has completed as many tasks as may wait,
-// or for four times as long: until then it gathers more tasks than it completes.
+// warm waits for the warm-up, and then until the queue has completed a full backlog of tasks, for
+// four warm-ups at most: before that, a slow queue still fills its backlog.
 func (b *bench) warm(run *workload.Run) error {
 	start := time.Now()
 	for {

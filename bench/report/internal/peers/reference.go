@@ -10,13 +10,13 @@ import (
 	"codeq/bench/workload"
 )
 
-// referenceSubjects have no leases: a worker that dies loses its task.
+// referenceSubjects returns queues without leases: a worker that dies loses its task.
 //
 // dque in turbo mode (without fsync), 10,000 items a segment. Two goroutines dequeue, since each
-// item wakes all that wait.
+// item wakes all waiting ones.
 //
-// Pebble does the four key writes of a cycle of codeq, in the order that suits it best, 64 cycles a
-// commit, by one goroutine.
+// Pebble does the four key writes of a cycle of codeq, in its best order, 64 cycles a commit, by
+// one goroutine.
 func referenceSubjects() []subject {
 	return []subject{
 		{
@@ -78,8 +78,7 @@ func (d dqueDriver) Work(ctx context.Context, _ int, done func(payload []byte)) 
 			}
 		})
 	}
-	// The end of ctx is the only one, since nothing else closes the queue; and
-	// an error of one goroutine is told when the load ends.
+	// Only ctx ends the queue. The error of a goroutine is returned when the load ends.
 	<-ctx.Done()
 	err := d.q.Close()
 	wg.Wait()

@@ -25,11 +25,11 @@ import (
 	"codeq/bench/workload"
 )
 
-// riverSubjects is River on PostgreSQL over TCP: one client with the shortest cooldown between
-// fetches, which bounds its throughput, a pool of 40 connections, and single inserts, or
-// InsertManyFast (COPY) of 64. PostgreSQL has its defaults but for 512 MiB of shared buffers, and
-// checkpoints that are rarer than a run. A completion counts when River tells its subscribers of
-// it, after the commit. River keeps completed jobs for 24 h, by its defaults.
+// riverSubjects returns River on PostgreSQL over TCP: one client with the shortest cooldown between
+// fetches (it bounds the throughput), a pool of 40 connections, and single inserts, or
+// InsertManyFast (COPY) of 64. PostgreSQL has its defaults except for 512 MiB of shared buffers,
+// and no checkpoint during a run. A completion counts when River publishes its event, after the
+// commit. River keeps completed jobs for 24 h, by its defaults.
 func riverSubjects() []subject {
 	var all []subject
 	for _, s := range []struct {
@@ -82,8 +82,8 @@ func openRiver(ctx context.Context, dir, synchronousCommit string) (_ *peer, err
 	return p, err
 }
 
-// startPostgres makes a database below dir and serves it. PostgreSQL refuses to
-// be root: then it is the user postgres of the package.
+// startPostgres creates a database below dir and serves it. PostgreSQL refuses to run as root: then
+// it runs as the user postgres of the package.
 func startPostgres(ctx context.Context, dir string, p *peer, synchronousCommit string) (port int, err error) {
 	const pattern = "/usr/lib/postgresql/*/bin/"
 	initdb, err := program("initdb", pattern+"initdb")
@@ -147,7 +147,7 @@ type riverDriver[TTx any] struct {
 	inserter *river.Client[TTx]
 }
 
-// newRiverDriver makes River's tables in an empty database.
+// newRiverDriver creates River's tables in an empty database.
 func newRiverDriver[TTx any](ctx context.Context, db riverdriver.Driver[TTx]) (workload.Driver, error) {
 	migrator, err := rivermigrate.New(db, &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -186,8 +186,7 @@ func (d *riverDriver[TTx]) Work(ctx context.Context, workers int, done func(payl
 	if err != nil {
 		return err
 	}
-	// Events that the channel has no room for are dropped; it has room for all
-	// that the bound of the load allows.
+	// A full channel drops events; this one has room for all events that the backlog allows.
 	events, cancel := client.SubscribeConfig(&river.SubscribeConfig{ChanSize: 2 * backlog, Kinds: []river.EventKind{river.EventKindJobCompleted}})
 	defer cancel()
 	if err := client.Start(context.WithoutCancel(ctx)); err != nil {

@@ -10,9 +10,9 @@ import (
 	"codeq/bench/workload"
 )
 
-// riverSQLiteSubjects is River on SQLite by go-sqlite3, with a WAL, one
-// connection, as River's documentation asks for, and the client of riverSubjects:
-// the drivers of both databases are of the client's version.
+// riverSQLiteSubjects returns River on SQLite by go-sqlite3, with a WAL, one connection, as in
+// River's documentation, and the client of riverSubjects: the drivers of both databases have the
+// client's version.
 func riverSQLiteSubjects() []subject {
 	var all []subject
 	for _, s := range sqliteLevels {

@@ -19,11 +19,11 @@ import (
 // errMissing says that a program of a peer is not installed.
 var errMissing = errors.New("not installed")
 
-// server is a process of another program, the leader of a group of its own. It
-// is killed when this process ends, however it ends.
+// server is a process of another program, the leader of its own process group. It is killed
+// whenever this process ends.
 type server struct {
 	cmd    *exec.Cmd
-	stopBy syscall.Signal // asks it to end, without keeping anything
+	stopBy syscall.Signal // asks it to end at once
 	log    string         // file of its output
 	exited chan struct{}  // closed by the goroutine that waits for it
 }
@@ -79,7 +79,7 @@ func (s *server) stop() error {
 	return err
 }
 
-// tail is the last line of the output.
+// tail returns the last line of the output.
 func (s *server) tail() string {
 	b, err := os.ReadFile(s.log)
 	if err != nil {
@@ -93,7 +93,7 @@ func lastLine(b []byte) string {
 	return string(bytes.TrimSpace(lines[len(lines)-1]))
 }
 
-// cpu is the processor time of the process and its descendants, also of those that have ended.
+// cpu returns the processor time of the process and its descendants, also of ended ones.
 func (s *server) cpu() time.Duration {
 	processes, _ := procfs.AllProcs()
 	all := make(map[int]procfs.ProcStat)
@@ -118,7 +118,7 @@ func (s *server) cpu() time.Duration {
 // of Go but alpha.
 const clockTick = time.Second / 100
 
-// program finds a program in PATH, or else the last one that matches a pattern.
+// program finds a program in PATH, or else the last match of a pattern.
 func program(name, pattern string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
@@ -129,7 +129,7 @@ func program(name, pattern string) (string, error) {
 	return "", fmt.Errorf("%s: %w", name, errMissing)
 }
 
-// freePort is one of loopback that nothing listened on a moment ago.
+// freePort returns a port of loopback that has just been free.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -138,7 +138,7 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
 
-// place is the program of a server and an address for it, one that nothing listens on.
+// place returns the program of a server and a free address for it.
 func place(name, pattern string) (path, addr, port string, err error) {
 	if path, err = program(name, pattern); err != nil {
 		return "", "", "", err

@@ -18,24 +18,23 @@ type subject struct {
 	Keeps  string // losses by a crash of a process, and by a power failure
 	Class  class
 	Batch  int  // tasks of a call
-	Leases bool // a worker that dies loses the task to another one
-	// Retains says that a completed task is kept for 24 h, and not deleted.
+	Leases bool // the task of a dead worker goes to another one
+	// Retains: a completed task is kept for 24 h, and not deleted.
 	Retains bool
-	// AtHandler says that the latency ends with the handler, since the queue
-	// does not tell when the completion is stored. The completions are counted
-	// in the queue.
+	// AtHandler: the latency ends with the handler, since the queue does not report when the
+	// completion is stored. The completions are counted in the queue.
 	AtHandler bool
-	Load      workload.Load // what differs from the load of all
+	Load      workload.Load // the differences to the common load
 	open      func(ctx context.Context, dir string, l workload.Load) (*peer, error)
 }
 
-// class is the failure that an acknowledged operation survives. A peer is in the highest class that
-// it fulfils, so one of the class process may lose more than codeq does there.
+// class is the failure that an acknowledged operation survives. A peer has the highest class that
+// it fulfils, so one of the class process may lose more than codeq.
 type class int
 
 const (
 	none    class = iota // nothing
-	process              // the end of the process that took it, kill -9 included
+	process              // the end of its process, kill -9 included
 	disk                 // a power failure
 )
 
@@ -49,7 +48,7 @@ type peer struct {
 	closers []func() error
 }
 
-// onClose adds a function that close calls, before those added earlier.
+// onClose adds a function to close. The last one is called first.
 func (p *peer) onClose(f func() error) { p.closers = append(p.closers, f) }
 
 func (p *peer) close() error {
@@ -60,7 +59,7 @@ func (p *peer) close() error {
 	return errors.Join(errs...)
 }
 
-// serve is startServer for a peer, which stops it at close.
+// serve adds the server of startServer to a peer, and stops it at close.
 func (p *peer) serve(s *server, err error) error {
 	if err == nil {
 		p.servers = append(p.servers, s)
@@ -69,7 +68,7 @@ func (p *peer) serve(s *server, err error) error {
 	return err
 }
 
-// cpu is the processor time of the servers.
+// cpu returns the processor time of the servers.
 func (p *peer) cpu() time.Duration {
 	var sum time.Duration
 	for _, s := range p.servers {
@@ -78,7 +77,7 @@ func (p *peer) cpu() time.Duration {
 	return sum
 }
 
-// subjects are all, in the order of the table.
+// subjects returns all subjects, in the order of the table.
 func subjects() []subject {
 	var all []subject
 	for _, s := range [][]subject{codeqSubjects(), natsSubjects(), beanstalkdSubjects(), asynqSubjects(), riverSubjects(), riverSQLiteSubjects(), backliteSubjects(), referenceSubjects()} {
@@ -87,7 +86,7 @@ func subjects() []subject {
 	return all
 }
 
-// matching are the subjects with a name that only matches.
+// matching returns the subjects with matching names.
 func matching(all []subject, only *regexp.Regexp) []subject {
 	var chosen []subject
 	for _, s := range all {
@@ -98,7 +97,7 @@ func matching(all []subject, only *regexp.Regexp) []subject {
 	return chosen
 }
 
-// moduleVersion is that of a module in this program.
+// moduleVersion returns the version of a module in this program.
 func moduleVersion(path string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

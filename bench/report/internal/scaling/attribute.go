@@ -34,7 +34,7 @@ type attribution struct {
 	block contention
 }
 
-// contention is how often and how long goroutines have waited.
+// contention has the number and duration of goroutines' waits.
 type contention struct {
 	count int64
 	delay time.Duration
@@ -48,30 +48,30 @@ type site struct {
 	delay    time.Duration
 }
 
-// share of the sampled CPU time.
+// share returns the part of d in the sampled CPU time.
 func (a *attribution) share(d time.Duration) float64 { return ratio(d.Seconds(), a.cpu.Seconds()) }
 
-// perCycle is d for each cycle, in microseconds.
+// perCycle returns d for each cycle, in microseconds.
 func (a *attribution) perCycle(d time.Duration) float64 {
 	return ratio(d.Seconds()*1e6, float64(a.result.Cycles()))
 }
 
-// total is the CPU time of a cycle, in microseconds, by the samples.
+// total returns the sampled CPU time of a cycle, in microseconds.
 func (a *attribution) total() float64 { return a.perCycle(a.cpu) }
 
-// serial is the part of it that the cycles of one shard spend one after the
-// other: the owner decides, and waits while the log is written. It is too large
-// where the log of a group is written while the owner fills the memtable.
+// serial returns the part of total that the cycles of one shard spend one after the other: the
+// owner decides, and waits for the write of the log. It is too large if the log is written while
+// the owner fills the memtable.
 func (a *attribution) serial() float64 { return a.perCycle(a.owner + a.log) }
 
-// ceiling is how many cycles/s a shard can do on processors without number,
-// if nothing but CPU time counts (Amdahl).
+// ceiling returns the cycles/s of a shard on infinitely many processors, if only CPU time counts
+// (Amdahl).
 func (a *attribution) ceiling() float64 { return ratio(1e6, a.serial()) }
 
-// coresPerShard is how many processors are busy while the owner of one shard is.
+// coresPerShard returns the number of busy processors for each busy owner.
 func (a *attribution) coresPerShard() float64 { return ratio(a.total(), a.serial()) }
 
-// ownersTime is the wall time of all owners.
+// ownersTime returns the wall time of all owners.
 func (a *attribution) ownersTime() float64 { return a.result.Elapsed.Seconds() * float64(a.shards) }
 
 func ratio(a, b float64) float64 {
@@ -81,8 +81,8 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// profile measures a further window with profiles, and reads them. The
-// block and mutex profiles on disk are of this window, too.
+// profile measures a further window with profiles, and reads them. The block and mutex profiles on
+// disk also cover this window only.
 func (m *measurer) profile(measure func() (result, error), name string, s setting) (*attribution, error) {
 	block, mutex, err := contentions()
 	if err != nil {
@@ -128,7 +128,7 @@ func (m *measurer) profile(measure func() (result, error), name string, s settin
 	return a, nil
 }
 
-// contentions are the block and mutex profiles since the start of the process.
+// contentions returns the block and mutex profiles since the start of the process.
 func contentions() (block, mutex *profile.Profile, err error) {
 	get := func(kind string) (*profile.Profile, error) {
 		var b bytes.Buffer
@@ -142,7 +142,7 @@ func contentions() (block, mutex *profile.Profile, err error) {
 	return block, mutex, errors.Join(err1, err2)
 }
 
-// since is the difference of two profiles.
+// since returns the difference of two profiles.
 func since(before, after *profile.Profile) (*profile.Profile, error) {
 	before = before.Copy()
 	before.Scale(-1)
@@ -174,7 +174,7 @@ func (a *attribution) readCPU(p *profile.Profile) {
 	}
 }
 
-// readOwners finds in the block profile how long owners wait, and for what.
+// readOwners sums the waits of owners in the block profile, by their reason.
 func (a *attribution) readOwners(p *profile.Profile) {
 	for _, s := range p.Sample {
 		stack, d := functions(s), time.Duration(s.Value[1])
@@ -195,7 +195,7 @@ func readContention(p *profile.Profile) contention {
 	for _, s := range p.Sample {
 		stack := functions(s)
 		if len(stack) == 0 || has(stack, "codeq/bench/workload.(*Run).Measure", "codeq/bench/workload.Profile", "runtime/pprof.profileWriter") {
-			continue // it is the profile that waits
+			continue // a wait of the profiler itself
 		}
 		k := siteOf(stack)
 		if sites[k] == nil {
@@ -215,8 +215,8 @@ func readContention(p *profile.Profile) contention {
 	return c
 }
 
-// siteOf returns the innermost function of codeq in a stack, or of a library if it
-// has none, and the last of those of the runtime that are called from there.
+// siteOf returns the innermost function of codeq in a stack, or else of a library, and the function
+// of the runtime that it calls.
 func siteOf(stack []string) site {
 	own := slices.IndexFunc(stack, func(f string) bool { return !ofRuntime(f) })
 	if own < 0 {

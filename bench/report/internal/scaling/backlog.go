@@ -12,15 +12,15 @@ import (
 	"codeq/bench/workload"
 )
 
-// stock is how a feature is measured: tasks that use it are produced, and worked
-// off, in as many rounds as are needed for a time that can be measured.
+// stock describes the measurement of a feature: tasks with it are produced and worked off, in
+// rounds until enough tasks are done.
 type stock struct {
 	feature workload.Feature
-	tasks   int // of a round, all produced before the first is worked on; 0: worked off meanwhile
-	least   int // of all rounds
+	tasks   int // of a round, all produced before the work begins; 0: worked off meanwhile
+	least   int // minimum of all rounds
 }
 
-// backlogSweep is the features of a task behind a backlog of such tasks.
+// backlogSweep varies the backlog for each feature of a task.
 func backlogSweep(z size) *sweep {
 	sw := &sweep{
 		name: "backlog", title: "Backlog", axis: "tasks that wait",
@@ -57,7 +57,7 @@ func (m *measurer) stocked(ctx context.Context, dir string, s setting) (res resu
 		return res, err
 	}
 	defer func() { err = errors.Join(err, workload.CloseAll(queues), os.RemoveAll(dir)) }()
-	runtime.GC() // garbage of the setting before
+	runtime.GC() // garbage of the previous setting
 	l := workload.FeatureLoad{Feature: s.stock.feature, Queues: queues, Workers: s.load.Workers, Tasks: s.stock.tasks}
 	if l.Tasks == 0 {
 		l.Tasks = s.stock.least

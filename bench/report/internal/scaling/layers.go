@@ -7,7 +7,7 @@ import (
 	"github.com/google/pprof/profile"
 )
 
-// layer is the part of the work that a sample of a CPU profile belongs to.
+// layer is a part of the work in a CPU profile.
 type layer string
 
 const (
@@ -25,11 +25,11 @@ const (
 	layerLoad      layer = "the load itself"
 	layerOther     layer = "other"
 
-	// layerProfiler is the cost of the profiles; it is left out.
+	// layerProfiler is the cost of the profiles; it is not counted.
 	layerProfiler layer = "profiler"
 )
 
-// layers are the lines of the tables, in this order.
+// layers has the lines of the tables, in this order.
 var layers = []layer{
 	layerOwner, layerCallers, layerEncoding, layerCommit, layerLog, layerCompact, layerReads,
 	layerRaft, layerNetwork, layerScheduler, layerMemory, layerLoad, layerOther,
@@ -49,7 +49,7 @@ func classify(stack []string) layer {
 	if own < 0 {
 		own = len(stack)
 	}
-	within := stack[:own] // what the runtime does for stack[own]
+	within := stack[:own] // the runtime's work for stack[own]
 	switch {
 	case has(within, "runtime.mallocgc", "runtime.gc", "runtime.bgsweep", "runtime.bgscavenge", "runtime.wbBufFlush",
 		"runtime.growslice", "runtime.markroot", "runtime.sweepone", "runtime.newobject", "runtime.makeslice"):
@@ -116,8 +116,7 @@ func layerOf(f string, outer []string) (layer, bool) {
 	return "", false
 }
 
-// isMessage reports whether f encodes or decodes an operation, or its outcome, of
-// another node.
+// isMessage reports whether f encodes or decodes another node's operation or its outcome.
 func isMessage(f string) bool {
 	return strings.HasPrefix(f, "codeq.(*") && slices.ContainsFunc([]string{").encode", ").decode", ").encodeReply", ").decodeReply"},
 		func(method string) bool { return strings.HasSuffix(f, method) })
@@ -140,7 +139,7 @@ func has(stack []string, prefixes ...string) bool {
 	return slices.ContainsFunc(stack, func(f string) bool { return hasPrefix(f, prefixes...) })
 }
 
-// functions are those of a sample, the innermost first.
+// functions returns the functions of a sample, the innermost first.
 func functions(s *profile.Sample) []string {
 	var stack []string
 	for _, loc := range s.Location {

@@ -23,11 +23,11 @@ import (
 // result of a window.
 type result struct {
 	workload.Result
-	commits  int64   // of all shards; 0: a shard has changed its leader
+	commits  int64   // of all shards; 0: unknown, since a shard has changed its leader
 	produced float64 // tasks a second, of a sweep of backlogs
 }
 
-// group is cycles by commit; NaN if commits are not known.
+// group returns the cycles of a commit; NaN if commits are not known.
 func (r result) group() float64 {
 	if r.commits == 0 {
 		return math.NaN()
@@ -35,22 +35,22 @@ func (r result) group() float64 {
 	return float64(r.Cycles()) / float64(r.commits)
 }
 
-// busy is the share of the time of all cores that the process has used.
+// busy returns the part of all cores' time that the process has used.
 func (r result) busy() float64 {
 	return r.Usage.CPU.Seconds() / r.Elapsed.Seconds() / float64(runtime.GOMAXPROCS(0))
 }
 
-// cpu is the processor time of a cycle, of all cores.
+// cpu returns the processor time of a cycle, of all cores.
 func (r result) cpu() time.Duration { return r.Usage.CPU / time.Duration(max(r.Cycles(), 1)) }
 
 // outcome has the measurements of one value with one setting.
 type outcome struct {
 	results []result     // one for each run
-	profile *attribution // of a further window; nil but for the first and the last value of a sweep that has profiles
+	profile *attribution // of a further window, for the first and the last value of a sweep with profiles; otherwise nil
 	err     error
 }
 
-// problem says why an outcome has no numbers; it is "" if it has.
+// problem returns the reason why an outcome has no numbers; "" if it has some.
 func (o *outcome) problem() string {
 	switch {
 	case o.err != nil:
@@ -70,11 +70,11 @@ type measurer struct {
 	progress func(format string, args ...any)
 }
 
-// runsOf is how often each value of a sweep is measured.
+// runsOf returns the number of measurements of each value of a sweep.
 func (m *measurer) runsOf(sw *sweep) int { return max(m.runs, sw.runs) }
 
 // sweep measures all values with all settings, runsOf times in turn, so that slow minutes of the
-// machine meet all values alike. When ctx ends, the rest is missing. Errors are in the outcomes.
+// machine affect all values alike. When ctx ends, the rest is missing. Errors are in the outcomes.
 func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 	outcomes := make([][]outcome, len(sw.settings))
 	for i := range outcomes {
@@ -82,7 +82,7 @@ func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 	}
 	for run := range m.runsOf(sw) {
 		for i, base := range sw.settings {
-			deep := filepath.Join(m.Dir, fmt.Sprintf("%s-%d", sw.name, i)) // kept from value to value if it is deep
+			deep := filepath.Join(m.Dir, fmt.Sprintf("%s-%d", sw.name, i)) // a deep one is kept from value to value
 			for j, v := range sw.values {
 				if ctx.Err() != nil {
 					return outcomes
@@ -119,8 +119,8 @@ func (m *measurer) sweep(ctx context.Context, sw *sweep) [][]outcome {
 	return outcomes
 }
 
-// point measures a setting once, and once more with profiles if they have a name.
-// It leaves the directory behind for the next value if the setting is a deep one.
+// point measures a setting once, and once more with profiles if they have a name. It keeps the
+// directory of a deep setting for the next value.
 func (m *measurer) point(ctx context.Context, dir string, s setting, profile string, att **attribution) (res result, err error) {
 	if s.run || s.ready > 0 {
 		s = s.bounded()
@@ -182,8 +182,7 @@ func open(ctx context.Context, dir string, s setting) ([]*codeq.Queue, error) {
 	return []*codeq.Queue{q}, nil
 }
 
-// fill produces tasks until so many are there, and waits until Pebble has put
-// them in order.
+// fill produces tasks up to a number, and waits until Pebble has compacted them.
 func fill(ctx context.Context, q *codeq.Queue, tasks int) error {
 	const size, producers = 1000, 4
 	stats, err := q.Stats(ctx)
@@ -211,7 +210,7 @@ func fill(ctx context.Context, q *codeq.Queue, tasks int) error {
 	return errors.Join(append(errs, calm(ctx))...)
 }
 
-// calm waits until the process does next to nothing, or a while has passed.
+// calm waits until the process is almost idle, for ten seconds at most.
 func calm(ctx context.Context) error {
 	const step, most = 250 * time.Millisecond, 10 * time.Second
 	for range most / step {

@@ -17,9 +17,9 @@ import (
 	"codeq/bench/report/internal/document"
 )
 
-// results are all measurements of a run of the command.
+// results has all measurements of a run of the command.
 type results struct {
-	name        string // the names of the files begin with it; "": scaling
+	name        string // prefix of the file names; "": scaling
 	machine     document.Machine
 	measurer    measurer
 	sweeps      []*sweep
@@ -32,7 +32,7 @@ func (r *results) add(sw *sweep, outcomes [][]outcome) {
 	r.outcomes = append(r.outcomes, outcomes)
 }
 
-// failed are the errors of all values.
+// failed returns the errors of all values.
 func (r *results) failed() error {
 	var errs []error
 	for k, sw := range r.sweeps {
@@ -70,10 +70,10 @@ func (r *results) write(ctx context.Context, dir string) error {
 		r.writeContention(filepath.Join(dir, r.file("-contention.md"))))...)
 }
 
-// file is the name of one of the files that are written.
+// file returns the name of an output file.
 func (r *results) file(end string) string { return cmp.Or(r.name, "scaling") + end }
 
-// words are the headers of the columns.
+// words maps units to the headers of columns.
 var words = map[string]string{
 	"p50-us": "p50, us", "p99-us": "p99, us", "cpu-us/cycle": "CPU, us", "busy-%": "busy, %", "cycles/commit": "group", "payload-MiB/s": "payloads, MiB/s",
 }
@@ -134,7 +134,7 @@ func (sw *sweep) draw(path string, p picture, medians benchstat.Medians) error {
 	for _, v := range sw.values {
 		labels = append(labels, sw.label(v))
 	}
-	if sw.stock { // a logarithm has no place for 0 tasks
+	if sw.stock { // a logarithmic axis has no place for 0 tasks
 		axes.Labels = labels
 	}
 	var lines []chart.Series
@@ -156,7 +156,7 @@ func (sw *sweep) draw(path string, p picture, medians benchstat.Medians) error {
 	return chart.Lines(path, axes, lines...)
 }
 
-// lines are all runs, for benchstat.
+// lines returns all runs, for benchstat.
 func (r *results) lines() (all []benchstat.Result) {
 	for k, sw := range r.sweeps {
 		sw.each(r.outcomes[k], func(s setting, v int, o *outcome) {
@@ -172,7 +172,7 @@ func (r *results) lines() (all []benchstat.Result) {
 	return all
 }
 
-// values are the numbers of a run.
+// values returns the numbers of a run.
 func (m result) values(sw *sweep, s setting) []benchstat.Value {
 	values := []benchstat.Value{
 		{Unit: "cpu-us/cycle", Value: micros(m.cpu())},
@@ -193,14 +193,14 @@ func (m result) values(sw *sweep, s setting) []benchstat.Value {
 	return values
 }
 
-// key is the name of a value with a setting in benchstat's tables.
+// key returns the name of a value with a setting in benchstat's tables.
 func key(s setting, v int) string { return benchstat.Word(s.name) + " " + strconv.Itoa(v) }
 
 func micros(d time.Duration) float64 { return d.Seconds() * 1e6 }
 
 func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
 
-// profiled are the profiles of a sweep, and their names.
+// profiled returns the profiles of a sweep and their names.
 func profiled(sw *sweep, outcomes [][]outcome) (names []string, profiles []*attribution) {
 	sw.each(outcomes, func(s setting, v int, o *outcome) {
 		if o.profile != nil {
@@ -250,7 +250,7 @@ func profileTable(d *document.Document, sw *sweep, outcomes [][]outcome) {
 	d.Table(append([]string{"share of CPU time"}, names...), rows...)
 }
 
-// perSecond is how much of d falls on a second of the window.
+// perSecond returns d for each second of the window.
 func perSecond(a *attribution, d time.Duration) time.Duration {
 	return time.Duration(float64(d) / a.result.Elapsed.Seconds())
 }
@@ -266,7 +266,7 @@ func (r *results) hasProfiles() bool {
 	return false
 }
 
-// writeContention writes where goroutines wait for one another.
+// writeContention writes the sites where goroutines wait for one another.
 func (r *results) writeContention(path string) error {
 	if !r.hasProfiles() {
 		return nil
@@ -305,10 +305,10 @@ func contentionTable(d *document.Document, names []string, profiles []*attributi
 	d.Table([]string{"", "site", "by", "times a second", "delay a second", "of all, %"}, rows...)
 }
 
-// cores are the numbers of processors in the advice.
+// cores has the numbers of processors in the advice.
 var cores = []int{2, 4, 8, 12, 16, 32, 64}
 
-// advice writes the number of shards for more processors, by the profiles of one shard.
+// advice writes the best number of shards for more processors, by the profiles of one shard.
 func (r *results) advice(d *document.Document) {
 	for k, sw := range r.sweeps {
 		if sw.name != "shards" {

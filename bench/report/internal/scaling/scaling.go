@@ -6,8 +6,8 @@
 //	go run -C bench/report . scaling -out ../results -name levels -only 'callers|batches'
 //
 // It takes a quarter of an hour, and writes scaling.md, scaling.txt for benchstat, and a chart for
-// each sweep. At both ends of each line a further window is profiled: scaling.md shows where the
-// processors' time goes, the serial part of the work, and contention.
+// each sweep. At both ends of each line a further window is profiled: scaling.md shows the
+// processor time by layer, the serial part of the work, and contention.
 package scaling
 
 import (
@@ -42,7 +42,7 @@ func Declare(f *flag.FlagSet) func(context.Context) error {
 	}
 }
 
-// run writes the measured sweeps also when it is interrupted.
+// run measures, and writes the sweeps also after an interrupt.
 func (m *measurer) run(ctx context.Context, name string, chosen []*sweep) (err error) {
 	machine, err := m.Begin()
 	if err != nil {
@@ -53,7 +53,7 @@ func (m *measurer) run(ctx context.Context, name string, chosen []*sweep) (err e
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(m.Dir)) }()
 	if m.Profiles == "" {
-		m.Profiles = filepath.Join(m.Dir, "profiles") // they are not kept
+		m.Profiles = filepath.Join(m.Dir, "profiles") // not kept
 	}
 	results := results{name: name, machine: machine, measurer: *m}
 	for _, sw := range chosen {

@@ -9,18 +9,18 @@ import (
 	"codeq/bench/workload"
 )
 
-// setting is a queue and the load that it is put under.
+// setting is a queue and its load.
 type setting struct {
 	name  string // of its line in a chart
 	opts  codeq.Options
 	load  workload.Load
 	run   bool  // ProduceBatch and Run, and not single calls
-	nodes int   // of a cluster in this process; 0: a queue by itself
-	ready int   // tasks that the queue has before the load begins, and all the time
-	stock stock // of a sweep of backlogs, without a load
+	nodes int   // of a cluster in this process; 0: a standalone queue
+	ready int   // tasks in the queue before and during the load
+	stock stock // of the backlog sweep, without a load
 }
 
-// sweep varies one thing over several settings.
+// sweep varies one parameter over several settings.
 type sweep struct {
 	name     string // of files, and on the command line
 	title    string
@@ -30,15 +30,15 @@ type sweep struct {
 	label    func(v int) string
 	apply    func(s *setting, v int)
 	settings []setting
-	runs     int  // at the least, for what varies by itself more than by the value; 0: 1
+	runs     int  // minimum, for noisy sweeps; 0: 1
 	plain    bool // no profiles
-	bars     bool // of a few values that have no distance from one another
-	logY     bool // cycles/s go over orders of magnitude
-	data     bool // bytes of payloads a second are of interest
-	stock    bool // settings are measured by tasks, and not by time
+	bars     bool // of a few values without a scale
+	logY     bool // cycles/s vary by orders of magnitude
+	data     bool // shows bytes of payloads a second
+	stock    bool // measures settings by tasks, not by time
 }
 
-// at is a setting with a value of the sweep.
+// at returns a setting with a value of the sweep.
 func (sw *sweep) at(s setting, v int) setting {
 	sw.apply(&s, v)
 	return s
@@ -53,7 +53,7 @@ func (sw *sweep) each(outcomes [][]outcome, f func(s setting, v int, o *outcome)
 	}
 }
 
-// size is how large sweeps are.
+// size is the size of sweeps.
 type size struct {
 	ends  bool // the first and the last value only
 	ready int  // depth of a deep backlog
@@ -61,12 +61,12 @@ type size struct {
 
 const (
 	batch            = 64
-	workersOf        = 4 // for each producer: a cycle is one call of a producer and two of a worker, which also waits
+	workersOf        = 4 // for each producer: a cycle is one call of a producer, and two calls and a wait of a worker
 	defaultProducers = 32
-	maxBacklog       = 8192 // of producers that wait: few beside the cycles of a window
+	maxBacklog       = 8192 // few in relation to the cycles of a window
 )
 
-// calls makes single calls; each waits for its own commit.
+// calls returns a setting of single calls, each with its own commit.
 func calls(d codeq.Durability) setting {
 	return setting{
 		name: fmt.Sprint("single calls, ", d),
@@ -75,7 +75,7 @@ func calls(d codeq.Durability) setting {
 	}
 }
 
-// batches produces batches of 64, and has Run complete their tasks.
+// batches returns a setting of batches of 64, and Run.
 func batches(d codeq.Durability) setting {
 	s := setting{
 		name: fmt.Sprint("batches and Run, ", d),
@@ -91,8 +91,8 @@ func load(producers int) workload.Load {
 	return workload.Load{Producers: producers, Workers: workersOf * producers}
 }
 
-// levels are the levels of durability that survive a crash, each on one shard, on two, and on as
-// many as a new queue has on 12 processors.
+// levels returns settings of the levels of durability that survive a crash, each on one shard, on
+// two, and on four, the default on 12 processors.
 func levels(load func(codeq.Durability) setting) (all []setting) {
 	for _, d := range []codeq.Durability{codeq.DurabilityProcess, codeq.DurabilityDisk} {
 		for _, shards := range []int{1, 2, 4} {
@@ -105,7 +105,7 @@ func levels(load func(codeq.Durability) setting) (all []setting) {
 	return all
 }
 
-// bounded makes producers wait for workers, as a service with back-pressure does.
+// bounded makes producers wait for workers, like a service with back-pressure.
 func (s setting) bounded() setting {
 	if s.load.Backlog == 0 {
 		s.load.Backlog = min(2*s.load.Producers*max(s.load.Batch, 1), maxBacklog)
@@ -113,7 +113,7 @@ func (s setting) bounded() setting {
 	return s
 }
 
-// sweeps are all there are.
+// sweeps returns all sweeps.
 func sweeps(z size) []*sweep {
 	const process, disk = codeq.DurabilityProcess, codeq.DurabilityDisk
 	all := []*sweep{{
@@ -138,7 +138,7 @@ func sweeps(z size) []*sweep {
 		label:  bytesLabel,
 		apply: func(s *setting, v int) {
 			s.load.Payload = v
-			s.load.Batch = min(s.load.Batch, 256<<10/v) // the tasks on their way, which blur a count, stay few beside those of a window
+			s.load.Batch = min(s.load.Batch, 256<<10/v) // fewer tasks under way, since they blur the counts of a window
 		},
 		settings: []setting{calls(process), batches(process), calls(disk)},
 		logY:     true,
@@ -185,7 +185,7 @@ func sweeps(z size) []*sweep {
 			return fmt.Sprint(v, " + ", workersOf*v)
 		},
 		apply: func(s *setting, v int) {
-			if s.load = load(v); v == 1 { // each waits for the other
+			if s.load = load(v); v == 1 { // producer and worker wait for each other
 				s.load.Workers, s.load.Backlog = 1, 1
 			}
 		},
