@@ -1,7 +1,7 @@
 // Package call holds the operations of a shard as values. A [Body] is a call that the rules decide
-// by themselves: its arguments, its answer, and how both are sent between nodes. Of a produce, the
-// package has the batch of tasks ([BatchBuilder], [SplitBatch]) and the numbers by which a node
-// repeats it without storing it twice ([Session]).
+// by themselves: its arguments, its answer, and how both are sent between nodes. For a produce, the
+// package has the batch of tasks ([BatchBuilder], [SplitBatch]), and the numbers that keep a
+// repeated one from being stored twice ([Session]).
 package call
 
 import (
@@ -61,7 +61,7 @@ func readAlteration(r *wire.Reader) engine.Alteration {
 	return how
 }
 
-// Room returns the level of free space down to which the alteration runs.
+// Room returns the lowest level of free space that the alteration runs at.
 func (b *Alter) Room() engine.Room     { return roomOf(b.How) }
 func (b *AlterMany) Room() engine.Room { return roomOf(b.How) }
 
@@ -129,7 +129,7 @@ func (b *Missing) AppendReply(dst []byte) []byte { return keys.AppendIDs(dst, b.
 func (b *Missing) ReadReply(r *wire.Reader)      { b.Missing = keys.ReadIDs(r) }
 func (b *Missing) Again()                        { b.Missing, b.next = nil, 0 }
 
-// Clock asks for the time by which the shard stamps IDs and the ends of tasks.
+// Clock asks for the time of the shard's clock that stamps IDs and the ends of tasks.
 type Clock struct{ Time uint64 } // ms since 1970
 
 func (b *Clock) Decide(s *engine.State) (engine.Verdict, error) {
@@ -220,7 +220,7 @@ func (b *Extend) Append(dst []byte) []byte {
 
 func (b *Extend) Read(r *wire.Reader) { b.Receipt, b.Duration = ReadReceipt(r), r.Uint() }
 
-// Note says what the handler of a task has to say of its work.
+// Note stores the notes of a handler about its work.
 type Note struct {
 	silent
 	Receipt engine.Receipt

@@ -13,7 +13,7 @@ import (
 // infoStep is how many queues and lanes a shard's owner visits in one group.
 const infoStep = 1024
 
-// Info copies what is known of a part of a shard's queues.
+// Info copies the statistics of a part of a shard's queues.
 type Info struct {
 	engine.InfoCursor
 	Settings bool // are copied, too
@@ -154,8 +154,8 @@ func (b *Days) ReadReply(r *wire.Reader) {
 
 func (b *Days) Again() { b.Days = nil }
 
-// InfoSum is what the shards know of all queues. A shard shows queues that have something in it:
-// for those that others show, it is asked afterwards what has happened in it.
+// InfoSum is the sum of the shards' statistics of all queues. A shard shows the queues that have
+// tasks in it: afterwards it is asked for its totals of the queues that only other shards show.
 type InfoSum struct {
 	Queues []engine.QueueInfo
 	at     map[string]int // index in Queues
@@ -167,7 +167,7 @@ func NewInfoSum(shards int) *InfoSum {
 	return &InfoSum{at: make(map[string]int), seen: make([][]bool, shards)}
 }
 
-// Add adds what a shard knows of some queues.
+// Add adds a shard's statistics of some queues.
 func (s *InfoSum) Add(shard int, infos []engine.QueueInfo) {
 	for i := range infos {
 		of := &infos[i]

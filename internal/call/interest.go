@@ -5,7 +5,7 @@ import (
 	"codeq/internal/wire"
 )
 
-// AppendInterest appends what a node wants to hear of; gone: it was removed.
+// AppendInterest appends the interests of a node; gone: it was removed.
 func AppendInterest(dst []byte, node string, v keys.InterestValue, gone bool) []byte {
 	dst = wire.AppendBool(wire.AppendUint(wire.AppendBytes(dst, node), v.Kinds), gone)
 	return wire.AppendUint(wire.AppendUint(dst, v.Life), v.Number)

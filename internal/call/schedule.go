@@ -47,7 +47,7 @@ func (b *DeleteSchedule) Decide(s *engine.State) (engine.Verdict, error) {
 func (b *DeleteSchedule) Append(dst []byte) []byte { return wire.AppendBytes(dst, b.Name) }
 func (b *DeleteSchedule) Read(r *wire.Reader)      { b.Name = r.String() }
 
-// PauseSchedule stops the ticks of a schedule, or lets it go on.
+// PauseSchedule stops the ticks of a schedule, or resumes them.
 type PauseSchedule struct {
 	silent
 	Name   string
@@ -76,7 +76,7 @@ type Schedules[T any] struct {
 	After string // the part begins after this name
 	More  bool   // there are others after it
 	Infos []T
-	from  string // the name after which this part begins
+	from  string // this part begins after the name
 }
 
 // Next prepares to copy the next part.

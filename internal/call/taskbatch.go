@@ -13,20 +13,20 @@ import (
 	"codeq/internal/record"
 )
 
-// Tasks that are stored together: which shard stores which of them, which of them have the same
-// idempotency key or wait for each other, and how much their commit writes.
+// The tasks of a batch: their shards, the twins with the same idempotency key, the tasks that wait
+// for each other, and the size of their commit.
 
 // BatchPart is the tasks of a batch that one shard stores in one commit.
 type BatchPart struct {
 	Shard int
 	Tasks []int // indexes, in ascending order
-	level int   // more than those of the parts for whose tasks it waits
+	level int   // more than the levels of the parts that it waits for
 	again bool  // some of them would be stored again if the batch were
 }
 
 // SplitBatch divides a batch into parts: nil means that any shard may store all tasks. A part comes
-// after those for whose tasks it waits; of the others, those come first of which nothing would be
-// stored again if the batch were. REQUIRES: the twins are found; they are in the same part.
+// after those that it waits for. Among the others, those come first that a repeated batch would not
+// store again. REQUIRES: the twins are found; they are in the same part.
 func SplitBatch(tasks []engine.NewTask, shards int) []BatchPart {
 	first := slices.IndexFunc(tasks, func(t engine.NewTask) bool {
 		_, bound := t.Home(shards)
@@ -118,7 +118,7 @@ func (p *BatchPart) Append(into, all []engine.NewTask, stored func(i int) keys.I
 	return into
 }
 
-// siblingsOf returns for which others of its batch a task waits, in the order of its parents. One
+// siblingsOf returns the tasks of its batch that a task waits for, in the order of its parents. One
 // that is not stored is its twin.
 func siblingsOf(tasks []engine.NewTask, i int) (siblings []int) {
 	if tasks[i].Tied == nil {
@@ -137,7 +137,7 @@ func siblingsOf(tasks []engine.NewTask, i int) (siblings []int) {
 	return siblings
 }
 
-// waitedFor returns for which tasks others of the batch wait.
+// waitedFor returns the tasks that others of the batch wait for.
 func waitedFor(tasks []engine.NewTask) map[int]bool {
 	var waited map[int]bool
 	for i := range tasks {
@@ -286,13 +286,13 @@ func Refuses(tasks []engine.NewTask) bool {
 	return false
 }
 
-// askCap is for how many parents a shard is asked together.
+// askCap is how many parents a shard is asked for at once.
 const askCap = 4096
 
-// FindMissing returns the first task that is to be refused since a parent is missing, and that
-// parent; task is negative if there is none. missing asks a shard which tasks do not exist. find
-// asks a shard for the holder of an idempotency key, and returns an error that matches ErrNotFound
-// if there is none: a task whose key is taken is not refused.
+// FindMissing returns the first task that is refused because a parent is missing, and that parent;
+// task is negative if there is none. missing asks a shard which tasks do not exist. find asks a
+// shard for the holder of an idempotency key, and returns an error that matches ErrNotFound if
+// there is none: a task with a taken key is not refused.
 func FindMissing(
 	tasks []engine.NewTask, shards int, missing func(shard int, ids []keys.ID) ([]keys.ID, error),
 	find func(shard int, key [keys.UniqueLen]byte) error,
@@ -351,7 +351,7 @@ func decoded(t *engine.NewTask) record.Record {
 	return rec
 }
 
-// markParents sets Parent in the records of tasks for which others of the batch wait, directly or
+// markParents sets Parent in the records of tasks that others of the batch wait for, directly or
 // through a twin that is not stored. REQUIRES: the twins are found.
 func markParents(tasks []engine.NewTask) {
 	for i := range tasks {
@@ -445,7 +445,7 @@ func (b *BatchBuilder) Finish() {
 	}
 }
 
-// BatchLimits bound what a batch writes.
+// BatchLimits bound the writes of a batch.
 type BatchLimits struct {
 	Parents int // of all tasks
 	Bytes   int

@@ -15,9 +15,9 @@ import (
 	"codeq/internal/store"
 )
 
-// The position in the log of a shard at which a cluster begins whose first node was a queue by
-// itself. What was stored before is in no log: other nodes get the store. They would ask for the
-// log alone if it could begin with entry 1.
+// First log position of a shard when a standalone queue becomes a cluster. No log has the entries
+// before it: other nodes get the store. They would ask for the log alone if it could begin with
+// entry 1.
 const (
 	firstIndex = 2
 	firstTerm  = 1

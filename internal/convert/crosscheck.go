@@ -14,8 +14,8 @@ import (
 	"codeq/internal/store"
 )
 
-// What two shards know of each other's tasks is stored in both, and agrees as long as the stores
-// are of one moment:
+// Two shards both store the ties between their tasks, and agree as long as the stores are of one
+// moment:
 //
 //   - A task that waits for its parents counts those that have not ended for it (range Pending):
 //     the parent's shard knows the task (Dependent), or one of the two shards has a message to the
@@ -34,13 +34,13 @@ import (
 type Contradiction struct {
 	Shard int // that would be changed
 	Text  string
-	// Lost: messages are missing, and nothing tells what they said. What can be derived from
-	// records is derived nevertheless; a task that such a message produced is gone.
+	// Lost: messages are missing, and their content is unknown. Entries that follow from records
+	// are derived nevertheless; a task that such a message produced is gone.
 	Lost bool
 }
 
-// Crosscheck finds what the shards of a queue, all of them, contradict each other in. Nobody may
-// change the stores meanwhile.
+// Crosscheck finds the contradictions between all shards of a queue. REQUIRES: the stores do not
+// change meanwhile.
 func Crosscheck(shards []pebble.Reader) (found []Contradiction, err error) {
 	c := newCrosscheck(shards)
 	err = c.run(true)
@@ -110,7 +110,7 @@ func (c *crosscheck) run(differ bool) error {
 	return nil
 }
 
-// report notes what the store of a shard is to be changed for.
+// report notes a contradiction, for which the store of a shard is changed.
 func (c *crosscheck) report(shard int, format string, args ...any) {
 	if c.fixes != nil {
 		c.corrected++
@@ -169,8 +169,8 @@ func (c *crosscheck) messages(i int) error {
 	})
 }
 
-// compareNumbers compares what a shard has sent with what the others have taken: it goes on behind
-// that.
+// compareNumbers compares the numbers of a shard's last messages with those that the receivers have
+// taken: the shard continues after the larger ones.
 func (c *crosscheck) compareNumbers(i int) error {
 	for to := range c.shards {
 		last, taken := c.sent[i][to], c.taken[to][i]
@@ -206,7 +206,7 @@ func (c *crosscheck) findGaps(i int) error {
 	return nil
 }
 
-// children compares what the tasks of a shard wait for with what the shards of their parents know.
+// children compares the waiting tasks of a shard with the entries in the shards of their parents.
 func (c *crosscheck) children(i int) error {
 	lower, upper := keys.Range(keys.Blocked)
 	it, err := c.shards[i].NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
@@ -243,7 +243,7 @@ func (c *crosscheck) children(i int) error {
 	return store.Error(it.Error())
 }
 
-// child compares what is known of a task that waits for its parents.
+// child compares the entries about a task that waits for its parents.
 func (c *crosscheck) child(i int, queue uint32, id keys.ID, rec *record.Record) error {
 	r := c.shards[i]
 	b, err := store.Lookup(r, keys.AppendByID(nil, keys.Pending, id))
@@ -257,7 +257,7 @@ func (c *crosscheck) child(i int, queue uint32, id keys.ID, rec *record.Record) 
 	parents := slices.Clone(rec.Parents)
 	slices.SortFunc(parents, func(a, b [record.IDLen]byte) int { return bytes.Compare(a[:], b[:]) })
 	parents = slices.Compact(parents)
-	var others []keys.ID // parents that nobody knows to be awaited
+	var others []keys.ID // parents without an entry or a message about the task
 	gap := false
 	for _, p := range parents {
 		at := c.shardOf(p)

@@ -15,21 +15,21 @@ import (
 	"codeq/internal/store"
 )
 
-// Reconcile makes the stores of all shards of a queue agree with each other: when a queue by itself
-// is opened, and before a cluster begins from them.
+// Reconcile makes the stores of all shards of a queue agree with each other: when a standalone
+// queue is opened, and before a cluster begins from them.
 //
-// A shard may have taken more messages of another one than that one knows to have sent. The sender
-// goes on behind their numbers, or else the receiver would drop the next ones as those that it has
-// taken. Each queue gets its latest settings in all shards: the first shard accepts only such as
-// follow its own, and the others only later ones than theirs.
+// A receiver may have taken more messages than their sender has stored. The sender continues after
+// their numbers, or else the receiver would drop the next ones as taken. Each queue gets its latest
+// settings in all shards: the first shard accepts only such as follow its own, and the others only
+// later ones than theirs.
 //
-// If the stores may be of different moments, since each lacks what a power loss, or a lost
-// majority, has taken from it, everything else that shards know of each other's tasks is derived
-// from their records: see Crosscheck. This reads all tasks that wait for others. The log gets what
-// cannot be derived, and how much else was corrected.
+// A power loss, or a lost majority, may have taken different last groups from the stores. If so,
+// all other entries about tasks of other shards are derived from the records: see Crosscheck. This
+// reads all tasks that wait for others. The log gets the losses that cannot be derived, and the
+// number of corrections.
 //
-// Nobody may use the stores meanwhile. Reconcile can be repeated. What it changes is durable when
-// it returns.
+// REQUIRES: the stores are not in use. Reconcile can be repeated. Its changes are durable when it
+// returns.
 func Reconcile(stores []*store.Store, differ bool, log *slog.Logger) error {
 	missing, corrected, err := reconcile(stores, differ)
 	for _, m := range missing {
@@ -87,7 +87,7 @@ type fix struct {
 // fixBytes is how much is written in one batch: changes that belong together are in one.
 const fixBytes = 1 << 20
 
-// fix changes the store of a shard, unless nothing is to be changed.
+// fix changes the store of a shard; Crosscheck changes nothing.
 func (c *crosscheck) fix(shard int, change func(f *fix)) error {
 	if c.fixes == nil {
 		return nil
@@ -161,9 +161,9 @@ func (c *crosscheck) settings() error {
 	return nil
 }
 
-// removed reports whether a shard has removed the latest settings of a queue that another one still
-// has: it has none, and has removed some of that version or a later one. versions are those of each
-// shard, that of what it has removed under the name "".
+// removed reports whether a shard has removed the latest settings of a queue that another shard
+// still has: it has none, and has removed settings of that version or a later one. versions has the
+// versions of each shard; the last removed one has the name "".
 func removed(versions []map[string]uint64, queue string, latest uint64) bool {
 	return queue != "" && slices.ContainsFunc(versions, func(of map[string]uint64) bool {
 		return of[queue] == 0 && of[""] >= latest

@@ -29,7 +29,7 @@ var errNoName = errors.New("crashfs: empty file name")
 // Disk is a file system: paths are separated by slashes, and the working directory is the root.
 // All methods may be called concurrently.
 type Disk struct {
-	mu     sync.RWMutex // guards what follows, and all nodes
+	mu     sync.RWMutex // guards the fields below, and all nodes
 	root   *node
 	locked map[string]int // by path: -1 for an owner, or how many readers
 }

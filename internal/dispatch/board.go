@@ -197,8 +197,8 @@ func (q *queueHeads) drawShard(rank uint64) int {
 	return drawn
 }
 
-// best returns the shard, other than but, whose head has the highest priority; negative: none of
-// them has a head.
+// best returns the shard, other than but, that has the head with the highest priority; negative:
+// none of them has a head.
 func (q *queueHeads) best(but int) int {
 	best, top := -1, head(0)
 	if q == nil || q.isClosed() {
@@ -274,7 +274,7 @@ func (b *Board) draw(c *Claim, queues []string, weights []int) int {
 	return -1
 }
 
-// visit returns the shard to which a claim goes for the queue that was drawn for it.
+// visit returns the next shard of a claim: one with tasks of the queue that was drawn for it.
 func (q *queueHeads) visit(c *Claim, at int) int {
 	c.drawn = at + 1
 	if i := q.first(c.Max); i >= 0 {
@@ -352,7 +352,7 @@ func (d *Dispatcher) PublishAll() {
 	}
 }
 
-// unpublish withdraws the head of a queue for which the shard will publish no other.
+// unpublish withdraws the head of a queue. The shard will publish no other head of it.
 func (d *Dispatcher) unpublish(q *Queue) {
 	if q.heads != nil {
 		q.heads.setHead(d.index, 0)

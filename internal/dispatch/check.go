@@ -11,13 +11,13 @@ import (
 // Usage is how much a Dispatcher has in memory.
 type Usage struct {
 	Tickets     int // stale ones included
-	Queues      int // queues for which claims wait
+	Queues      int // queues with claims that wait
 	Sets        int // sets of long lists
 	SetNames    int // queues in the sets
 	DroppedSets int // dropped sets that are still in the entries of some queues
 }
 
-// Usage counts what the Dispatcher has in memory.
+// Usage counts the entries that the Dispatcher has in memory.
 func (d *Dispatcher) Usage() Usage {
 	u := Usage{
 		Queues: d.listed.Len(), Sets: len(d.sets.byDigest), SetNames: d.sets.names, DroppedSets: len(d.sets.dropped),

@@ -21,7 +21,7 @@ type Claim struct {
 	NoWait   bool
 	Remote   bool // a claim of another node, or for the claims of this one
 	Holder   engine.Holder
-	Asked    []string // queues whose gateway has answered that it has no place for the claim
+	Asked    []string // queues that have answered, by their gateway, that they have no place
 	Caller   Caller
 
 	// Stays: the claim is not sent to another shard any more. Visited: it has been in another shard
@@ -63,7 +63,7 @@ func (c *Claim) Reset() {
 	c.state.Store((c.state.Load() | 1) + 1)
 }
 
-// To returns the index of the shard to which the claim has to go. REQUIRES: Try has returned
+// To returns the index of the shard that the claim has to visit next. REQUIRES: Try has returned
 // Elsewhere.
 func (c *Claim) To() int { return c.to }
 
@@ -75,7 +75,7 @@ func (c *Claim) named() (queues []string, weights []int) {
 	return c.Queues, c.Weights
 }
 
-// Tickets returns how many tickets the claim has in a shard in which it waits.
+// Tickets returns how many tickets a waiting claim has in each shard.
 func (c *Claim) Tickets() int {
 	if c.List != nil {
 		return 1

@@ -25,12 +25,12 @@ type Permits struct {
 type Mail interface {
 	// Epoch is the epoch of the shard's leader.
 	Epoch() uint64
-	// IsReachable reports whether somebody leads the first shard, to whom permits can go back.
+	// IsReachable reports whether the first shard has a leader, which can take permits back.
 	IsReachable() bool
 	// Report sends a request of the shard to the allocator of a queue. The owner calls
 	// PermitGate.Answered, unless drop is called before.
 	Report(g *PermitGate, queue string, r *permits.Request) (drop context.CancelFunc)
-	// Ask asks a shard what it has of the permits of a queue. The owner calls
+	// Ask asks a shard for its report on the permits of a queue. The owner calls
 	// PermitAllocator.Answered.
 	Ask(a *PermitAllocator, shard int, q *engine.Queue)
 	// Reply answers a request of a shard when the group has persisted.
@@ -49,15 +49,14 @@ func NewPermits(claims *Dispatcher, mail Mail) *Permits {
 	return &Permits{claims: claims, mail: mail}
 }
 
-// PermitGate is what a shard has of the permits of a queue. It is the gateway of the queue in a
-// cluster.
+// PermitGate holds a shard's permits of a queue. It is the gateway of the queue in a cluster.
 type PermitGate struct {
 	permits.Holder
 	permits *Permits
 	queue   *Queue
 	drop    context.CancelFunc // ends the call that is under way; nil: there is none
 	asking  []*Claim           // NoWait: want to know if there are permits
-	covered int                // those of them whose question is in the call
+	covered int                // how many of them the call asks for
 }
 
 // PermitAllocator is the allocator of a queue.
@@ -76,7 +75,7 @@ type PermitRequest struct {
 	Gone   atomic.Bool // the shard waits no more
 }
 
-// permits is what the shard has of the queue's permits; nil if it needs none.
+// permits returns the shard's permits of the queue; nil if it needs none.
 func (q *Queue) permits() *PermitGate {
 	p, _ := q.gate.(*PermitGate)
 	return p
@@ -97,7 +96,7 @@ func (t *Permits) Limit(q *Queue, afterOpen bool) {
 	}
 }
 
-// hold makes permits what the claims of a queue have to pass, if it has limits.
+// hold makes the claims of a queue pass its permits, if it has limits.
 func (t *Permits) hold(q *Queue) {
 	limits, p := limitsOf(q.Settings), q.permits()
 	if !limits.Any() {
@@ -119,7 +118,7 @@ func (t *Permits) hold(q *Queue) {
 	t.markDirty(q)
 }
 
-// markDirty lets Flush look at a queue.
+// markDirty puts a queue on the list of the next Flush.
 func (t *Permits) markDirty(q *Queue) {
 	if !q.isDirty {
 		q.isDirty = true
@@ -127,7 +126,7 @@ func (t *Permits) markDirty(q *Queue) {
 	}
 }
 
-// OpenGates opens the queues whose rates let the next tasks pass.
+// OpenGates opens the queues that have a new token of their rate.
 func (t *Permits) OpenGates() {
 	for q := t.claims.opening(); q != nil; q = t.claims.opening() {
 		if q.allocator != nil {
@@ -136,9 +135,8 @@ func (t *Permits) OpenGates() {
 	}
 }
 
-// Flush sends reports to the allocators, and, for the queues of which the shard is the allocator,
-// questions to the other shards.
-// REQUIRES: all that was decided has persisted.
+// Flush sends reports to the allocators. For queues that the shard allocates, it sends questions to
+// the other shards. REQUIRES: all that was decided has persisted.
 func (t *Permits) Flush() {
 	if len(t.dirty) == 0 {
 		return
@@ -191,13 +189,13 @@ func (t *Permits) Hear(queue string, shard int, r *PermitRequest) bool {
 	if !a.Hear(shard, &r.Request, t.claims.now()) {
 		return false
 	}
-	a.dismiss(shard) // which waits no more for what it has asked before
+	a.dismiss(shard) // its earlier request is over
 	a.requests[shard] = r
 	a.allot()
 	return true
 }
 
-// ReportNow returns what the shard has of the permits of a queue, for a new allocator.
+// ReportNow reports the shard's permits of a queue to a new allocator.
 func (t *Permits) ReportNow(q *engine.Queue) permits.Report {
 	c := t.claims.Of(q)
 	p, leased := c.permits(), c.atWork()
@@ -212,8 +210,8 @@ func (t *Permits) ReportNow(q *engine.Queue) permits.Report {
 	return r
 }
 
-// Look reports whether there is a permit. If there is none, one is asked for as soon as the group
-// has persisted, if there are still claims then for which it would serve.
+// Look reports whether there is a permit. If there is none, the shard asks for one when the group
+// has persisted, if claims still wait then.
 func (p *PermitGate) Look(*Dispatcher, time.Time) (ok bool, wait time.Duration) {
 	if p.Unused() == 0 {
 		p.permits.markDirty(p.queue)
@@ -231,7 +229,7 @@ func (p *PermitGate) Enter(*Dispatcher, time.Time) (ok bool, wait time.Duration)
 	return ok, 0
 }
 
-// Leave is the end of n leases. Their permits stay while nobody leads who could take them back.
+// Leave is the end of n leases. Their permits stay while no leader can take them back.
 func (p *PermitGate) Leave(n int) (wake []*Dispatcher) {
 	d := p.permits.claims
 	if p.queue.Settings.Concurrency == 0 {
@@ -244,8 +242,8 @@ func (p *PermitGate) Leave(n int) (wake []*Dispatcher) {
 	return nil
 }
 
-// Ask keeps a claim that does not wait until it is known whether the allocator has permits, if they
-// are what it lacks. It is resolved again, or refused, when that is known.
+// Ask keeps a claim that does not wait, and that lacks permits only, until the allocator has
+// answered. Then the claim is resolved again, or refused.
 func (p *PermitGate) Ask(c *Claim) bool {
 	q := p.queue
 	if p.Unused() > 0 || q.Counts.Ready == 0 || q.Settings.Paused || slices.Contains(c.Asked, q.Name) {
@@ -261,7 +259,7 @@ func (p *PermitGate) MayAsk() bool { return true }
 // IsBusy reports whether a call is under way, or claims wait for one.
 func (p *PermitGate) IsBusy() bool { return p.drop != nil || len(p.asking) > 0 }
 
-// report tells the allocator what it is to know.
+// report sends a report to the allocator, if something has changed.
 func (p *PermitGate) report() {
 	q, t := p.queue, p.permits
 	r, send := p.Report(q.atWork(), p.need(), len(p.asking) > 0, t.claims.rules.Now)
@@ -281,7 +279,7 @@ func (p *PermitGate) report() {
 	p.drop, p.covered = t.mail.Report(p, q.Name, &r), len(p.asking)
 }
 
-// cancelCall cancels the call under way, whose answer would be outdated.
+// cancelCall cancels the call under way: its answer would be outdated.
 func (p *PermitGate) cancelCall() {
 	if p.drop != nil {
 		p.drop()
@@ -313,7 +311,7 @@ func (p *PermitGate) answerAsking() {
 	p.asking, p.covered = p.asking[:0], 0
 }
 
-// Answered takes what has become of a report: an answer, or an error.
+// Answered takes the answer to a report, or the error that ended it.
 func (p *PermitGate) Answered(r *permits.Request, a permits.Answer, err error) {
 	q, t := p.queue, p.permits
 	if q.permits() != p || err != nil && !p.Unanswered(r) || err == nil && !p.Holder.Answered(r, a) {
@@ -324,7 +322,7 @@ func (p *PermitGate) Answered(r *permits.Request, a permits.Answer, err error) {
 	p.cancelCall()
 	t.markDirty(q)
 	if err == nil {
-		t.claims.Open(q) // before those who asked look at the sets that have it
+		t.claims.Open(q) // before the claims that asked look at the sets that have it
 	}
 	for _, c := range asked {
 		if err != nil {
@@ -371,7 +369,7 @@ func (a *PermitAllocator) askShards() {
 	}
 }
 
-// Answered takes what has become of the question to a shard: a report, or an error.
+// Answered takes the report for which a shard was asked, or the error that ended the question.
 func (a *PermitAllocator) Answered(shard int, r *permits.Report, err error) {
 	if a.queue.allocator != a {
 		return
@@ -387,7 +385,7 @@ func (a *PermitAllocator) Answered(shard int, r *permits.Report, err error) {
 	a.allot()
 }
 
-// allot answers what the allocator can decide.
+// allot answers the requests that the allocator can decide.
 func (a *PermitAllocator) allot() {
 	for i, r := range a.requests {
 		if r != nil && r.Gone.Load() {

@@ -218,8 +218,8 @@ const (
 	Elsewhere                // another shard has a more urgent task: Claim.To
 )
 
-// Try takes tasks for a claim, in the order of its queues. It takes none of queues for which other
-// claims wait already.
+// Try takes tasks for a claim, in the order of its queues. It skips queues that have waiting claims
+// already.
 func (d *Dispatcher) Try(c *Claim) Outcome {
 	if c.List != nil {
 		return d.trySet(c)
@@ -336,7 +336,8 @@ func (d *Dispatcher) fits(c *Claim, l *engine.Lane) bool {
 	return !c.full
 }
 
-// bytesOf is what a record counts in Config.BatchBytes: its payload, if it has nothing else.
+// bytesOf returns the bytes of a record that Config.BatchBytes limits: those of its payload, if it
+// has nothing else.
 func bytesOf(rec []byte) int {
 	payload, ok := record.Plain(rec)
 	if !ok {
@@ -380,7 +381,7 @@ func (d *Dispatcher) fillUp(c *Claim, q *Queue) {
 // EndVisit ends the visit of a claim that has got nothing: it may visit another shard next. Unless
 // NoWait, it waits here.
 func (d *Dispatcher) EndVisit(c *Claim) {
-	if c.drawn != 0 { // or else other shards may read it, in which the claim waits
+	if c.drawn != 0 { // or else the shards that it waits in may read it
 		c.drawn = 0
 	}
 	if !c.NoWait {
@@ -388,7 +389,7 @@ func (d *Dispatcher) EndVisit(c *Claim) {
 	}
 }
 
-// WaitBy lets a claim wait of which the caller has only a ticket and the queues.
+// WaitBy makes a claim wait. The caller has only its ticket and its queues.
 func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) {
 	if list != nil {
 		set := d.buildSet(list)

@@ -31,14 +31,14 @@ type Gateway interface {
 	Ask(c *Claim) bool
 }
 
-// next returns the lane whose first task a claim of the queue gets, and takes a place in the limits
-// for it: Grant follows, or leaveGate. pending is as in engine.State.Next, and so is rank: a batch
-// ends before a task of a lower rank, since other shards have one of that rank, and more urgent
-// tasks here may have been parked. c is the claim if it has tasks already, or nil: it may lack room
-// for the next one.
+// next returns the lane with the next task for a claim of the queue, and takes a place in the
+// limits for it: Grant follows, or leaveGate. pending is as in engine.State.Next, and so is rank: a
+// batch ends before a task of a lower rank, since other shards have one of that rank, and more
+// urgent tasks here may have been parked. c is the claim if it has tasks already, or nil: it may
+// lack room for the next one.
 func (d *Dispatcher) next(q *Queue, rank uint64, c *Claim) (l *engine.Lane, pending bool) {
 	if q.Gated && !q.Settings.Paused && !d.mayPass(q) {
-		return nil, false // without State.Next, which might refill lanes in vain
+		return nil, false // without State.Next, which might refill lanes without use
 	}
 	started := q.mayStart() && d.startSuspect(q)
 	if l, pending = d.rules.Next(q.Queue, rank); l == nil && started {
@@ -191,7 +191,7 @@ func (d *Dispatcher) Limit(q *Queue, known bool) {
 	q.Gated = q.gate != nil
 }
 
-// dropGate leaves the gate of a queue whose settings were removed. The last shard that does so
+// dropGate leaves the gate of a queue that has lost its settings. The last shard that does so
 // removes the gate.
 func (d *Dispatcher) dropGate(q *Queue) {
 	g, _ := q.gate.(*gate)
@@ -202,8 +202,8 @@ func (d *Dispatcher) dropGate(q *Queue) {
 	d.wake(q, d.gates.leave(q.Name, d, g, q.Removed, q.atWork()))
 }
 
-// sinceGrant is how long ago the rate of a queue has let the last task pass, at least. Of a rate
-// above one a second, not every grant is stored.
+// sinceGrant returns a lower bound of the time since the rate of a queue passed its last task. Of a
+// rate above one a second, not every grant is stored.
 func (d *Dispatcher) sinceGrant(q *Queue) time.Duration {
 	ago := min(d.rules.SinceGrant(q.Queue), uint64(longAgo/time.Millisecond))
 	if ago *= uint64(time.Millisecond); q.Settings.Rate > 1 && ago < uint64(longAgo) {
@@ -249,8 +249,8 @@ func (d *Dispatcher) throttle(q *Queue, at uint64) {
 // NextOpening returns when opening has something to do; engine.Never: never.
 func (d *Dispatcher) NextOpening() uint64 { return d.throttled.Next() }
 
-// opening opens the next queue whose time has come, and returns it; nil: none, or the budget of the
-// rules is spent.
+// opening opens the next throttled queue that is due, and returns it; nil: none, or the budget of
+// the rules is spent.
 func (d *Dispatcher) opening() *Queue {
 	if d.throttled.Next() > d.rules.Now || d.rules.Spent() {
 		return nil
@@ -288,7 +288,7 @@ func (t *Gates) set(queue string, c engine.Configured, known bool, ago time.Dura
 	return g
 }
 
-// leave gives back what a shard has of a gate whose settings were removed, by a version, and
+// leave gives a shard's places in a gate back. A version of the settings has removed them. leave
 // returns the Dispatchers that wait for places.
 func (t *Gates) leave(queue string, d *Dispatcher, g *gate, version uint64, leased int) []*Dispatcher {
 	t.mu.Lock()
@@ -303,9 +303,9 @@ func (t *Gates) leave(queue string, d *Dispatcher, g *gate, version uint64, leas
 // gate limits the claims of a queue in all shards of a process, by concurrency and by rate. Each
 // shard enters its leases when it first applies settings that need the gate, or later ones.
 //
-// Claims that wait have tickets in all shards. A place that becomes free is kept for one shard, the
-// one to which a new claim would go. If that shard does not use it, it is kept for another one. A
-// new claim takes any free place, since it has chosen its shard by the same rule.
+// Claims that wait have tickets in all shards. A place that becomes free is kept for the shard that
+// a new claim would choose. If that shard does not use it, it is kept for another one. A new claim
+// takes any free place, since it has chosen its shard by the same rule.
 //
 // Invariant: while a place is free and kept for no shard, each line that waits is of a shard that
 // looks again: it has been woken, or its time of the next token comes.
@@ -317,7 +317,7 @@ type gate struct {
 	// lease ends. It is written under mu.
 	closed atomic.Int64
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	version uint64     // of the settings that it applies
 	limit   int        // 0: none
 	leased  int
@@ -475,8 +475,8 @@ func (g *gate) lineFor(d *Dispatcher) *gateLine {
 	return l
 }
 
-// turn is Look for claims that wait. own and share are the shard's head now. wake are other shards,
-// for which places are kept instead.
+// turn is Look for claims that wait. own and share are the shard's head now. wake are other shards:
+// places are kept for them instead.
 func (g *gate) turn(d *Dispatcher, heads *queueHeads, own head, share uint64, now time.Time) (ok bool, wait time.Duration, wake []*Dispatcher) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -511,10 +511,10 @@ func (g *gate) keepFor(l *gateLine, wake []*Dispatcher) []*Dispatcher {
 	return append(wake, l.claims)
 }
 
-// draw returns the line of the shard to which a new claim would go: with the highest priority and,
-// among several, with the oldest task or, if their tasks are of several tenants, drawn by shares.
-// nil: none waits. l has the head own; the others, or all if l is nil, have published theirs.
-// REQUIRES: mu is held.
+// draw returns the line of the shard that a new claim would choose: the one with the highest
+// priority and, among several, with the oldest task or, if their tasks are of several tenants,
+// drawn by shares. nil: none waits. l has the head own; the others, or all if l is nil, have
+// published theirs. REQUIRES: mu is held.
 func (g *gate) draw(l *gateLine, own head, share uint64) (drawn *gateLine) {
 	headOf := func(of *gateLine) (head, uint64) {
 		if of == l {
@@ -685,8 +685,8 @@ func (g *gate) set(c engine.Configured, known bool, ago time.Duration, now time.
 	}
 }
 
-// drain lets the rate have had no token at a time, unless it had none later.
-// REQUIRES: no token has been used since the rate was set.
+// drain notes that the rate had no token at a time, unless it had none later. REQUIRES: no token
+// has been used since the rate was set.
 func (g *gate) drain(at time.Time) {
 	if at.After(g.drained) {
 		g.drained, g.rate = at, rate.NewLimiter(g.rate.Limit(), g.rate.Burst())

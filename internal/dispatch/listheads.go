@@ -16,7 +16,7 @@ type listHeads struct {
 	users int // shards that have a set of the list; guarded by the board's mu
 
 	joining sync.Mutex // of the shard that adds or removes a name
-	mu      sync.Mutex // guards what follows; locked after queueLists.mu
+	mu      sync.Mutex // guards the fields below; locked after queueLists.mu
 	heads   []*queueHeads
 	shown   lottery // by index
 }
@@ -27,7 +27,7 @@ type listHeads struct {
 // has a head of the queue, and so do the lists.
 type queueLists struct {
 	n       atomic.Int32 // number of entries
-	mu      sync.Mutex   // guards what follows
+	mu      sync.Mutex   // guards the fields below
 	shown   bool
 	entries []listEntry
 }
@@ -113,10 +113,10 @@ func (l *listHeads) show(at int, has bool) {
 	}
 }
 
-// listLooks is how many queues whose gates are closed a claim draws at the most.
+// listLooks is how many queues with closed gates a claim draws at most.
 const listLooks = 64
 
-// draw draws a queue of which a claim may get a task, in proportion to the weights; nil: none was
+// draw draws a queue that may have a task for a claim, in proportion to the weights; nil: none was
 // found, or the list is not complete yet.
 func (l *listHeads) draw() (at int, h *queueHeads) {
 	l.mu.Lock()

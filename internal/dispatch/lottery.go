@@ -95,8 +95,8 @@ func (l *lottery) draw() int {
 	return l.find(rand.Uint64N(l.total))
 }
 
-// find returns the first member for which the sum of the weights up to and including it is more
-// than lot. REQUIRES: lot < total.
+// find returns the first member that brings the sum of the weights, its own included, above lot.
+// REQUIRES: lot < total.
 func (l *lottery) find(lot uint64) int {
 	if base.Invariants {
 		base.Assert(lot < l.total, "lot %d of %d", lot, l.total)

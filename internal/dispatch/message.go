@@ -8,9 +8,9 @@ import (
 	"codeq/internal/wire"
 )
 
-// How a claim, and what it gets, travel between nodes.
+// How claims and their grants travel between nodes.
 
-// Append appends what a claim asks for.
+// Append appends the request of a claim.
 func (c *Claim) Append(dst []byte) []byte {
 	queues, weights := c.named()
 	dst = wire.AppendStrings(dst, queues)
@@ -44,7 +44,7 @@ func (c *Claim) Read(r *wire.Reader) {
 	}
 }
 
-// AppendGrants appends what a claim has got.
+// AppendGrants appends the grants of a claim.
 func (c *Claim) AppendGrants(dst []byte) []byte {
 	dst = wire.AppendUint(dst, uint64(len(c.Grants)))
 	for i := range c.Grants {

@@ -48,8 +48,8 @@ func NewList(names []string, weights []int) *List {
 // claim has used it for setIdle, or when others need the room.
 //
 // Invariant: once the set is built, a queue that is not open has no task for a claim until feed is
-// called for it. A queue whose gateway may be asked is open, since only a claim that tries it gets
-// a place.
+// called for it. A queue is open if its gateway may be asked: only a claim that tries it gets a
+// place.
 type set struct {
 	list   *List
 	queues chunked.List[*engine.Queue] // of list.names; shorter while the set is being built, or dropped
@@ -81,7 +81,7 @@ type setTable struct {
 	byDigest     map[[sha256.Size]byte]*set
 	names        int                 // queues in them
 	looks        timeheap.Heap[*set] // all sets, by when to look whether they are used
-	servable     []*set              // sets in which claims wait, and that may have ready tasks
+	servable     []*set              // sets that have waiting claims, and may have ready tasks
 	turns        uint64              // claims served
 	dropped      []*set              // dropped sets that are still in the entries of some queues
 	droppedNames int                 // queues in them
@@ -92,8 +92,8 @@ const (
 	setNames = 1 << 17 // with more queues than this in the sets of a shard, idle sets are dropped
 
 	// setIdle is for how long no claim has used a set that is dropped; a Run that has only long
-	// tasks builds its set again after such a time. A set in which claims wait is looked at less
-	// often, since that wakes the owner. ms.
+	// tasks builds its set again after such a time. The owner looks less often at a set that has
+	// waiting claims, since each look wakes it. ms.
 	setIdle    = 60_000
 	setLookAll = 10 * setIdle
 
@@ -155,7 +155,7 @@ func (s *set) isIdle() bool {
 	return s.front().Len() == 0 && !s.servable
 }
 
-// dropIdleSets drops sets in which no claim waits until the others have no more queues than the
+// dropIdleSets drops sets without waiting claims until the others have no more queues than the
 // given number.
 func (d *Dispatcher) dropIdleSets(names int) {
 	for _, s := range d.sets.byDigest {
@@ -176,7 +176,7 @@ func (d *Dispatcher) DropSet(list *List) {
 	}
 }
 
-// drop drops a set in which no claim waits. DropSetsOn removes it from its queues.
+// drop drops a set without waiting claims. DropSetsOn removes it from its queues.
 func (t *setTable) drop(s *set) {
 	delete(t.byDigest, s.list.Digest)
 	t.looks.Remove(s)
@@ -406,7 +406,7 @@ func (d *Dispatcher) giveOfSet(c *Claim, s *set, q *Queue, l *engine.Lane, waite
 }
 
 // serveSets serves the claims that wait in sets. The set that was served last comes last, so that
-// those who wait in different sets for the same queue get its tasks in turn.
+// claims that wait in different sets for the same queue get its tasks in turn.
 func (d *Dispatcher) serveSets(served *int) {
 	if len(d.sets.servable) > 1 {
 		slices.SortStableFunc(d.sets.servable, func(a, b *set) int { return cmp.Compare(a.turn, b.turn) })

@@ -34,7 +34,7 @@ type SlowStart struct {
 	offered atomic.Int32  // number of offers
 	process atomic.Uint64 // 0: it has no number yet
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	width   int        // places of the current round; 0: it is the first one
 	taken   int        // of them
 	running int        // of those, the ones that have not passed

@@ -22,7 +22,7 @@ func (d *Dispatcher) Leave(c Departure) {
 }
 
 // dropStale drops the tickets of a claim that has been taken for a queue of this shard, except the
-// one by which it was taken.
+// ticket that took it.
 func (d *Dispatcher) dropStale(c *Claim, by *Queue) {
 	spent := false
 	for _, name := range c.Queues {

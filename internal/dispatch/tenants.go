@@ -12,7 +12,7 @@ import (
 // keeps it while it has the lane in memory. It is safe for concurrent use.
 type tenantCounts struct {
 	named atomic.Int32 // number of counts of tenants with a name
-	mu    sync.Mutex   // guards what follows
+	mu    sync.Mutex   // guards the fields below
 	count int
 	all   *[16]map[string]*tenantCount // by priority; keys that are strings are hashed faster. nil: count is 0
 }

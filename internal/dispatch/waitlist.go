@@ -107,7 +107,7 @@ type lines struct {
 	remote  WaitList // claims of other nodes: served when no claim of this node waits
 }
 
-// line returns the list in which a claim waits; remote: it is of another node.
+// line returns the list of a claim that waits; remote: it is of another node.
 func (l *lines) line(remote bool) *WaitList {
 	if remote {
 		return &l.remote

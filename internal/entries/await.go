@@ -37,7 +37,7 @@ func (w *Waiting[C]) Of(id keys.ID) []C { return w.calls[id] }
 // Drop removes the calls that wait for a task.
 func (w *Waiting[C]) Drop(id keys.ID) { delete(w.calls, id) }
 
-// Add lets a call wait for the end of a task.
+// Add makes a call wait for the end of a task.
 func (w *Waiting[C]) Add(id keys.ID, c C) {
 	if w.calls == nil {
 		w.calls = make(map[keys.ID][]C)
@@ -87,7 +87,7 @@ type Listener struct {
 	outcome *engine.Outcome
 }
 
-// Listen adds a caller, whose heard is called when the task ends. It must not block.
+// Listen adds a caller. heard is called when the task ends, and must not block.
 func (a *Awaiting) Listen(id keys.ID, heard func()) *Listener {
 	l := &Listener{heard: heard}
 	a.mu.Lock()
@@ -99,7 +99,7 @@ func (a *Awaiting) Listen(id keys.ID, heard func()) *Listener {
 	return l
 }
 
-// Leave removes a caller, and returns what it has heard; nil: nothing.
+// Leave removes a caller, and returns the outcome that it has heard; nil: none.
 func (a *Awaiting) Leave(id keys.ID, l *Listener) *engine.Outcome {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -110,7 +110,7 @@ func (a *Awaiting) Leave(id keys.ID, l *Listener) *engine.Outcome {
 	return l.outcome
 }
 
-// Tell tells those who listen how tasks have ended.
+// Tell passes the outcomes of tasks to their listeners.
 func (a *Awaiting) Tell(endings []engine.Ending) {
 	if len(endings) == 0 {
 		return

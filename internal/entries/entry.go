@@ -11,7 +11,7 @@ import (
 	"codeq/internal/store"
 )
 
-// Entry is what a group of operations is in the log:
+// Entry is a group of operations in the log:
 //
 //	length  4 bytes  of the batch
 //	batch            Pebble's representation; may be empty
@@ -61,8 +61,8 @@ type Writer struct {
 // Reset prepares for another store.
 func (w *Writer) Reset() { w.batch, w.buf, w.last = nil, nil, 0 }
 
-// largeBatch is less than the size from which Pebble keeps the memory of a batch until it is
-// flushed: half of the smallest MemTableBytes.
+// largeBatch is below half of the smallest MemTableBytes: Pebble keeps the memory of larger batches
+// until they are flushed.
 const largeBatch = 64 << 10
 
 // Write commits the batch of an entry with its index and term. clock reports whether the batch
@@ -114,17 +114,17 @@ func (w *Writer) Write(st *store.Store, e *Entry, index, term uint64) (clock boo
 	return has.clock, nil
 }
 
-// contents is what the replica has to know of a batch.
+// contents describes a batch for the replica.
 type contents struct {
 	ranged  bool // it deletes by range
-	trimmed bool // and so what was consumed
+	trimmed bool // consumed parts of lanes are among the ranges
 	clock   bool // it stores the clock of leases
 	// identity is that of the shard, which it stores; nil: it does not. It aliases the batch.
 	identity []byte
 }
 
-// setRepr lets a batch consist of these bytes, if they are one: Pebble panics in the middle of a
-// commit if they are not.
+// setRepr makes a batch of its bytes, after a check: malformed ones would make Pebble panic in the
+// middle of a commit.
 func setRepr(b *pebble.Batch, repr []byte) (has contents, err error) {
 	defer func() {
 		if p := recover(); p != nil {

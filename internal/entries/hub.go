@@ -1,7 +1,7 @@
-// Package entries has the entries of a shard's log, and what they make known: an [Entry] is a
-// batch, which a replica writes into its store ([Writer]), and a [Message], which passes events to
-// subscribers ([Hub]) and ends of tasks to the callers that wait for them ([Awaiting]). A queue by
-// itself passes them without a log.
+// Package entries has the entries of a shard's log. An [Entry] is a batch, which a replica writes
+// into its store ([Writer]), and a [Message], which passes events to subscribers ([Hub]) and ends
+// of tasks to the callers that wait for them ([Awaiting]). A queue by itself passes them without a
+// log.
 package entries
 
 import (
@@ -33,7 +33,7 @@ type Subscription struct {
 	queues []string // sorted; none: all
 	kinds  engine.KindSet
 
-	mu      sync.Mutex     // guards what follows; may be locked while the hub's is held, not the reverse
+	mu      sync.Mutex     // guards the fields below; may be locked while the hub's is held, not the reverse
 	ring    []engine.Event // of fixed length; nil after Close
 	first   int            // index of the oldest event
 	held    int            // number of events; they follow first, around the end of ring

@@ -10,30 +10,30 @@ import (
 	"codeq/internal/keys"
 )
 
-// Interests is what a node wants to hear of, which is stored in every shard: the sum of what its
-// calls and subscriptions want. What they want in addition is stored before they go on. What none
-// of them wants any more is given back after a while (Withdraw).
+// Interests is the kinds of events that a node wants from every shard: the sum of those that its
+// calls and subscriptions want. New kinds are stored in the shards before the call or the
+// subscription goes on. Unused kinds are removed there after a while (Withdraw).
 //
-// Invariant: while a call or a subscription goes on, every shard has stored what it wants. Sets
-// have numbers, so that one that arrives late does not replace a later one.
+// Invariant: while a call or a subscription goes on, every shard has stored its kinds. Sets have
+// numbers, so that one that arrives late does not replace a later one.
 type Interests struct {
-	life uint64        // of the node
-	turn chan struct{} // capacity 1: held by who changes what the shards have stored
-	less chan struct{} // capacity 1: something is wanted by one less
+	incarnation uint64        // of the node
+	turn        chan struct{} // capacity 1: held during a change of the stored kinds
+	less        chan struct{} // capacity 1: something is wanted by one less
 
 	stored   engine.KindSet // in every shard, unless doubtful is set; guarded by turn
-	doubtful bool           // likewise: shards may have another set, at first that of an earlier life
+	doubtful bool           // likewise: shards may have another set, at first that of an earlier incarnation
 	number   uint64         // likewise: of the last set
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	users map[engine.KindSet]int
 	sure  engine.KindSet // is stored in every shard, and not about to be given back
 }
 
 // NewInterests returns those of a node that has just been opened.
-func NewInterests(life uint64) *Interests {
+func NewInterests(incarnation uint64) *Interests {
 	return &Interests{
-		life: life, turn: make(chan struct{}, 1), less: make(chan struct{}, 1), doubtful: true,
+		incarnation: incarnation, turn: make(chan struct{}, 1), less: make(chan struct{}, 1), doubtful: true,
 		users: make(map[engine.KindSet]int),
 	}
 }
@@ -74,8 +74,8 @@ func (w *Interests) Less() {
 	}
 }
 
-// Set makes the shards tell the node of what is kept, and of what wanted adds. store stores a set
-// in each shard; calls of it take turns.
+// Set makes the shards tell the node about the kept kinds, and those that wanted adds. store stores
+// a set in each shard; calls of it take turns.
 func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store func(keys.InterestValue) error) error {
 	select {
 	case w.turn <- struct{}{}:
@@ -97,7 +97,7 @@ func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store
 	}
 	w.doubtful = true
 	w.number++
-	if err := store(keys.InterestValue{Kinds: uint64(kinds), Life: w.life, Number: w.number}); err != nil {
+	if err := store(keys.InterestValue{Kinds: uint64(kinds), Life: w.incarnation, Number: w.number}); err != nil {
 		return err
 	}
 	w.stored, w.doubtful = kinds, false
@@ -107,11 +107,11 @@ func (w *Interests) Set(ctx context.Context, wanted func() engine.KindSet, store
 	return nil
 }
 
-// withdrawAfter is how long what is not wanted any more stays stored: it may soon be wanted again.
+// withdrawAfter is how long unused kinds stay stored: they may soon be wanted again.
 const withdrawAfter = 10 * time.Second
 
-// Withdraw gives back, until ctx ends, what is not wanted any more, at first by an earlier life of
-// the node. publish calls Set.
+// Withdraw removes unused kinds from the shards, until ctx ends; at first those of an earlier
+// incarnation of the node. publish calls Set.
 func (w *Interests) Withdraw(ctx context.Context, publish func() error) {
 	wait := time.NewTimer(withdrawAfter)
 	defer wait.Stop()

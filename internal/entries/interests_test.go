@@ -20,7 +20,7 @@ type interested struct {
 	hub    Hub
 	before func()
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	shards [2]keys.InterestValue
 	stored int  // sets
 	broken bool // the second shard is

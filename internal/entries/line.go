@@ -18,7 +18,7 @@ func NewLines[C interface{ IsGone() bool }](shards int) Lines[C] {
 	return Lines[C]{lines: make([]line[C], shards), ended: make([]error, shards)}
 }
 
-// Add lets a call wait for messages to a shard up to one. REQUIRES: no call waits for a later one.
+// Add makes a call wait for messages to a shard up to one. REQUIRES: no call waits for a later one.
 func (l *Lines[C]) Add(shard int, last uint64, c C) {
 	l.waiting -= len(l.lines[shard].calls)
 	l.lines[shard].add(last, c)
@@ -71,7 +71,7 @@ type line[C interface{ IsGone() bool }] struct {
 }
 
 type inLine[C any] struct {
-	last uint64 // number of the last message for which the call waits
+	last uint64 // the call waits for the messages up to this number
 	call C
 }
 

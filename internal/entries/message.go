@@ -13,7 +13,7 @@ import (
 	"codeq/internal/wire"
 )
 
-// Message is what a group of operations has to tell.
+// Message is the notifications of a group of operations.
 type Message struct {
 	Events   []engine.Event
 	Endings  []engine.Ending

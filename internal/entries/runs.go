@@ -9,7 +9,7 @@ import (
 // Runs is the calls of Run of a process, which learn of leases that cancels have ended. Cancel of a
 // call must not block.
 type Runs[R interface{ Cancel(engine.Receipt) }] struct {
-	mu   sync.Mutex   // guards what follows
+	mu   sync.Mutex   // guards the fields below
 	runs map[uint32]R // by number
 	last uint32       // number
 }
@@ -45,7 +45,7 @@ func (t *Runs[R]) Cancel(number uint32, lease engine.Receipt) {
 	}
 }
 
-// CancelAny tells whoever has a lease, if it is here, that it has ended.
+// CancelAny tells the holder of a lease, if it is here, that the lease has ended.
 func (t *Runs[R]) CancelAny(lease engine.Receipt) {
 	for r := range t.All {
 		r.Cancel(lease)

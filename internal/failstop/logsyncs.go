@@ -118,7 +118,7 @@ type walFile struct {
 	synced *LogSyncs
 	offset int64
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	closed   bool
 	closeErr error // why it may not be durable although it was closed
 }

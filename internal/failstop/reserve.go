@@ -33,7 +33,7 @@ type reserve struct {
 	used atomic.Bool   // it was used, and has not been made again
 	uses atomic.Uint64 // how often it was used
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	fs    vfs.FS     // nil: no reserve is kept
 	name  string
 	files []vfs.File // empty: there is no reserve

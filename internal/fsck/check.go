@@ -43,7 +43,7 @@ func Check(r pebble.Reader, rules *Rules, index, shards int) error {
 	return errors.Join(inspect(r, rules, index, shards).errs...)
 }
 
-// inspect is Check, and returns what it has found.
+// inspect is Check, and returns all findings.
 func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	c := &checker{
 		r: r, view: store.NewSnapshot(r), rules: rules, index: index, shards: shards,
@@ -94,7 +94,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	return c
 }
 
-// recordRanges are the ranges in which the records of tasks lie.
+// recordRanges are the ranges that hold records of tasks.
 var recordRanges = [...]byte{keys.Task, keys.Scheduled, keys.Blocked, keys.Dead, keys.Done, keys.Canceled}
 
 type checker struct {
@@ -105,14 +105,14 @@ type checker struct {
 	index, shards int
 	seen          map[taskID]*checkedTask
 	indexed       map[taskID]bool
-	counts        map[uint32]keys.Counts      // found, by queue; counters removes what it has compared
+	counts        map[uint32]keys.Counts      // found, by queue; counters removes the compared ones
 	totals        map[string]keys.TotalsValue // the last that were found, by queue
-	counted       map[string]bool             // queues whose counters have totals
-	buckets       map[keys.Place]uint64       // found; bucket removes what it has compared
+	counted       map[string]bool             // queues with totals in their counters
+	buckets       map[keys.Place]uint64       // found; bucket removes those that it has compared
 	turns         map[uint64]keys.GroupValue
 	wakes         map[wakeKey]bool
 	pending       map[taskID]uint64
-	told          map[taskID]byte   // by ID of the parent, the range in which it has ended
+	told          map[taskID]byte   // by ID of the parent, its last range
 	versions      map[string]uint64 // of the settings
 	unknown       map[string]uint64 // of settings that the shard sends, and does not have
 	lastLanes     map[laneKey]lastLane
@@ -639,7 +639,7 @@ func (c *checker) schedule(key, value []byte) error {
 	return nil
 }
 
-// finish reports what can be seen only once the whole shard was read.
+// finish reports contradictions that show only when the whole shard was read.
 func (c *checker) finish() {
 	for queue, version := range c.unknown {
 		c.report("shard %d has version %d of the settings of queue %q and sends version %d", c.index, c.versions[queue], queue, version)

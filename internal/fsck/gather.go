@@ -21,10 +21,10 @@ import (
 // gathering is a store made of the entries in all tables and logs of a directory, for a store that
 // Pebble does not open because a file is missing or cut short. The entry of a key with the largest
 // sequence number counts, even if it is a deletion. Nothing says which tables are obsolete. Their
-// entries are older than what has replaced them, but compactions set sequence numbers to 0 when
-// nothing lies below, and drop deletions. So a deletion hides an entry with number 0 only if its
-// file is the newer one, and what was deleted may come back if only its obsolete table is left:
-// such tasks are delivered again.
+// entries are older than the entries that replaced them, but compactions set sequence numbers to 0
+// when nothing lies below, and drop deletions. So a deletion hides an entry with number 0 only if
+// its file is the newer one. A deleted entry may come back if only its obsolete table is left: such
+// tasks are delivered again.
 type gathering struct {
 	fs     vfs.FS
 	db     *pebble.DB // key: version, value
@@ -112,7 +112,7 @@ func gather(fsys vfs.FS, dir string, into *pebble.DB) error {
 // parseFileNumber reads the name of a table or a log, without its suffix.
 func parseFileNumber(name string) (uint64, error) { return strconv.ParseUint(name, 10, 64) }
 
-// table adds what can be read of a table. After a damaged block it continues backwards from the
+// table adds the readable entries of a table. After a damaged block it continues backwards from the
 // end.
 func (g *gathering) table(path string, number uint64) error {
 	r, err := store.OpenTable(g.fs, path)

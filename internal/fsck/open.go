@@ -16,7 +16,7 @@ import (
 // OpenStore opens the store of a shard of a queue by itself, or creates it.
 func OpenStore(d *manifest.Directory, shard int, c store.Config, shared *store.Caches) (*store.Store, error) {
 	dir := manifest.ShardDir(d.FS, d.Path, shard)
-	if d.Creating { // by an Open that did not return: what it left may not even be a store
+	if d.Creating { // by an Open that did not return: its files may not even be a store
 		if err := d.FS.RemoveAll(dir); err != nil {
 			return nil, err
 		}

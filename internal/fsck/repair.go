@@ -14,10 +14,10 @@ import (
 	"codeq/internal/store"
 )
 
-// A repair writes a new store from what can be read of the old one, seals it, and then puts it in
-// the place of the old one. If the seal of the old store tells which bit of a file is wrong, that
-// bit is corrected in a copy: when nothing else is wrong the copy is the new store, and nothing is
-// lost; otherwise the new one is written from what can be read of the copy.
+// A repair writes a new store from the readable entries of the old one, seals it, and then puts it
+// in the place of the old one. If the seal of the old store tells which bit of a file is wrong,
+// that bit is corrected in a copy: when nothing else is wrong the copy is the new store, and
+// nothing is lost; otherwise the new one is written from the readable entries of the copy.
 //
 //	shard-NNN.corrected  the copy with corrected bits
 //	shard-NNN.gathered   the content of all tables and logs of a store that cannot be opened
@@ -105,8 +105,8 @@ func FinishRepair(fsys vfs.FS, path string, index int) error {
 	return manifest.SyncDirectory(fsys, path)
 }
 
-// StoreDir returns the directory in which the store of a shard is: the rebuilt one, if a repair was
-// interrupted between the two renames.
+// StoreDir returns the directory of a shard's store: the rebuilt one, if a repair was interrupted
+// between the two renames.
 func StoreDir(fsys vfs.FS, path string, index int) (string, error) {
 	dir := manifest.ShardDir(fsys, path, index)
 	if _, err := fsys.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -124,9 +124,9 @@ func StoreDir(fsys vfs.FS, path string, index int) (string, error) {
 	return dir + rebuiltSuffix, nil
 }
 
-// buildStore writes a store from what can be read of another one. If that cannot be opened because
-// a file is missing or cut short, the content of its files is gathered first; repeat is then how
-// many tasks may be delivered again.
+// buildStore writes a store from the readable entries of another one. If that cannot be opened
+// because a file is missing or cut short, the content of its files is gathered first; repeat is
+// then how many tasks may be delivered again.
 func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gathered string) (repeat int, err error) {
 	old, err := store.OpenForReading(d.FS, from)
 	if err != nil && store.IsIOError(err) {
@@ -159,7 +159,7 @@ func buildStore(d *manifest.Directory, rules *Rules, index int, from, to, gather
 	return repeat, err
 }
 
-// derive writes the store of a shard from what can be read of another one.
+// derive writes the store of a shard from the readable entries of another one.
 func derive(d *manifest.Directory, rules *Rules, index int, old *salvage, to string) (*rebuilder, error) {
 	st, err := store.NewScratch(d.FS, to, scratchMemTable)
 	if err != nil {
@@ -181,8 +181,8 @@ func derive(d *manifest.Directory, rules *Rules, index int, old *salvage, to str
 // scratchMemTable is the size of the memtables of a store that is written once.
 const scratchMemTable = 16 << 20
 
-// Derive writes the stores of a directory whose shards do not exist yet. from returns a store with
-// all that is known of a shard: records, the catalogue, leases, settings, schedules, holders of
+// Derive writes the stores of a directory that has no shards yet. from returns a store with all
+// known facts of a shard: records, the catalogue, leases, settings, schedules, holders of
 // idempotency keys and turns, ties of tasks, and messages. All else is derived as by a repair, and
 // the shards agree with each other. The directory is closed in order then. from is called once for
 // each shard, in their order, and its store may be closed when it is called again.
@@ -212,7 +212,7 @@ func Derive(d *manifest.Directory, rules *Rules, from func(shard int) (*pebble.D
 	return errors.Join(v.agree(true), d.End())
 }
 
-// gatherStore returns a new store with what is in the files of one that Pebble cannot open.
+// gatherStore returns a new store with the entries in the files of one that Pebble cannot open.
 func gatherStore(fsys vfs.FS, from, gathered string) (*pebble.DB, error) {
 	if err := fsys.RemoveAll(gathered); err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ import (
 	"codeq/internal/store"
 )
 
-// salvage reads what can be read of a store with damaged tables.
+// salvage reads the readable entries of a store with damaged tables.
 type salvage struct {
 	db     *pebble.DB
 	bounds [][]byte      // the first keys of its tables, and the first keys behind them, in order
@@ -104,10 +104,10 @@ func (s *salvage) readable(from, to []byte, visit func(key, value []byte)) (unre
 func successor(key []byte) []byte { return append(bytes.Clone(key), 0) }
 
 // nextBlock returns the first key after from, and below to, of another block of any table; nil if
-// there is none. Pebble has no call for it, but estimates by the indexes of the tables what a range
-// of keys takes on disk, in whole blocks. A damaged part of an index takes nothing; then it
-// searches for a key after from that can be read.
-// REQUIRES: no table begins or ends between from and to.
+// there is none. Pebble has no call for it, but estimates by the indexes of the tables the size of
+// a range of keys on disk, in whole blocks. A damaged part of an index takes nothing; then it
+// searches for a key after from that can be read. REQUIRES: no table begins or ends between from
+// and to.
 func (s *salvage) nextBlock(from, to []byte) (next []byte, err error) {
 	n := max(len(from), len(to), 48)
 	number := func(key []byte) *big.Int {

@@ -26,7 +26,7 @@ func (s state) String() string {
 	return [...]string{"ready", "leased", "scheduled", "blocked", "dead", "done", "canceled"}[s]
 }
 
-// stateIn returns the state of a task by the range in which it lies. A leased task counts as ready.
+// stateIn returns the state of a task by its range. A leased task counts as ready.
 func stateIn(prefix byte) state {
 	switch prefix {
 	case keys.Scheduled:

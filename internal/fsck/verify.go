@@ -1,6 +1,5 @@
-// Package fsck verifies and repairs what a queue that is not open has stored: the files of its
-// stores, and contradictions in their content; a repair writes a new store in place of a damaged
-// one.
+// Package fsck verifies and repairs the stored data of a closed queue: the files of its stores, and
+// contradictions in their content. A repair writes a new store in place of a damaged one.
 package fsck
 
 import (
@@ -24,7 +23,7 @@ import (
 	"codeq/internal/store"
 )
 
-// Rules check stored values whose meaning this package does not know.
+// Rules check the stored values that this package cannot read.
 type Rules struct {
 	// Settings returns the version of the stored settings of a queue. It may keep value.
 	Settings func(value []byte) (version uint64, err error)
@@ -47,7 +46,7 @@ type Shard struct {
 	Tasks     keys.Counts // that can be read
 	Kept      string      // the damaged store, in the queue's directory; "": it was not repaired
 	MayRepeat int         // tasks that may have ended and may be delivered again
-	NotUTF8   []keys.ID   // tasks whose names, keys or headers are not UTF-8
+	NotUTF8   []keys.ID   // tasks with names, keys or headers that are not UTF-8
 }
 
 // Problem is one fault that was found.
@@ -88,7 +87,7 @@ func Verify(fsys vfs.FS, dir string, rules *Rules, repair, copied bool) (*Report
 	return report, nil
 }
 
-// open locks a directory, against those that would change it unless it is to be repaired.
+// open locks a directory: exclusively for a repair, otherwise against changes.
 func open(fsys vfs.FS, dir string, m *manifest.Manifest, repair bool) (*manifest.Directory, error) {
 	switch {
 	case repair:
@@ -204,7 +203,7 @@ func (v *verifier) contradictions() (found []convert.Contradiction, err error) {
 	return convert.Crosscheck(shards)
 }
 
-// reconcile lets the shards agree with each other, as Open does after a power loss.
+// reconcile makes the shards agree with each other, as Open does after a power loss.
 func (v *verifier) reconcile() (err error) {
 	if err := v.Begin(); err != nil {
 		return err
@@ -373,7 +372,7 @@ func checkTable(fsys vfs.FS, path string) error {
 	return errors.Join(r.ValidateBlockChecksums(), r.Close())
 }
 
-// logs verifies what a node of a cluster stores beside its shards.
+// logs verifies the files of a cluster node beside its shards.
 func (v *verifier) logs() error {
 	dir := v.FS.PathJoin(v.Path, manifest.RaftDir)
 	db, err := v.store(-1, dir, false, new(Shard))

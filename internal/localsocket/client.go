@@ -25,8 +25,9 @@ type Client struct {
 	decode func(code byte, text string) error
 	log    *slog.Logger
 	waits  func(kind byte) bool
-	// calls has an element for each call under way that does not wait for events, waiting for each
-	// of these that may take long: there is always room for those that end what others wait for.
+	// calls has an element for each call under way that does not wait for events; waiting has one
+	// for those of them that may take long. So there is always room for the calls that end the
+	// waits of others.
 	calls, waiting chan struct{}
 
 	mu         sync.Mutex // orders background.Add before the Wait of Close; guards closed
@@ -34,8 +35,8 @@ type Client struct {
 	background sync.WaitGroup
 }
 
-// NewClient returns a Client for the queue in a directory. waits is as in Config. decode is how an
-// error is read that was sent.
+// NewClient returns a Client for the queue in a directory. waits is as in Config. decode reads an
+// error that the process has sent.
 func NewClient(
 	d *manifest.Directory, format int, waits func(kind byte) bool, decode func(code byte, text string) error, log *slog.Logger,
 ) (*Client, error) {
@@ -56,7 +57,7 @@ func NewClient(
 	}, nil
 }
 
-// The pauses before a call is made again that the process has not accepted, as it has too many.
+// The pauses before a call is repeated because the process had too many.
 const minPause, maxPause = time.Millisecond, 50 * time.Millisecond
 
 // dialError is why there is no connection.
@@ -90,11 +91,11 @@ func connect(ctx context.Context, queue string) (net.Conn, error) {
 	return c, nil
 }
 
-// Call sends a call and returns its reply. An error that does not match base.ErrUncertain says that
-// nobody has served the call, or is the answer. reads: it changes nothing, and is not uncertain. A
-// call waits while there are as many as the process accepts.
+// Call sends a call and returns its reply. An error that does not match base.ErrUncertain is the
+// answer, or says that the call was not served. reads: it changes nothing, and is not uncertain. A
+// call waits while the process has as many as it accepts.
 func (c *Client) Call(ctx context.Context, kind byte, body []byte, reads bool) ([]byte, error) {
-	if kind != Events { // of which there are no more than subscriptions
+	if kind != Events { // there is one for each subscription at most
 		leave, err := c.enter(ctx, kind)
 		if err != nil {
 			return nil, err
@@ -177,7 +178,7 @@ func (c *Client) Tell(ctx context.Context, kind byte, argument, reply any) error
 	return err
 }
 
-// start runs f on a goroutine for which Close waits. It returns false after Close.
+// start runs f on a goroutine. Close waits for it. It returns false after Close.
 func (c *Client) start(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

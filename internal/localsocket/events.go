@@ -18,14 +18,14 @@ import (
 )
 
 // Events are fetched: a program begins a subscription by one call, and then always has another one
-// under way that waits for events. A subscription ends with such a call that is canceled, or whose
-// connection ends, whatever other calls wait for its events, and when there was none for some time.
-// A program may learn of that later than the process, and have connected again by then, perhaps to
+// under way that waits for events. A subscription ends when such a call is canceled, or loses its
+// connection, even if other calls wait for its events, and when there was none for some time. A
+// program may learn of that later than the process, and have connected again by then, perhaps to
 // another process: the number of a subscription is never that of another one, of any process.
 
 const (
 	eventsOfCall = 64
-	unreadFor    = time.Minute // after which a subscription ends
+	unreadFor    = time.Minute // a subscription ends after it
 )
 
 // subscriptions are those of programs.
@@ -76,7 +76,7 @@ func (s *subscriptions) add(events *entries.Subscription) (number uint64, sub *s
 	return number, sub, nil
 }
 
-// watch ends a subscription that nobody reads any more. It returns when that has ended, or ctx.
+// watch ends a subscription without readers. It returns when that has ended, or ctx.
 func (s *subscriptions) watch(ctx context.Context, number uint64, sub *subscription) {
 	defer sub.unread.Stop()
 	select {
@@ -101,7 +101,7 @@ func (s *subscriptions) end(number uint64) bool {
 	return true
 }
 
-// errNoSubscription is the answer to who asks for more of a subscription that has ended.
+// errNoSubscription is the answer to a call for events of an ended subscription.
 var errNoSubscription = fmt.Errorf("%w: the subscription has ended, as nothing more was asked of it", base.ErrNotServed)
 
 // read begins to read a subscription; nil: it has ended.
@@ -159,7 +159,7 @@ func (s *subscriptions) next(ctx context.Context, argument []byte) ([]byte, erro
 			found = append(found, e)
 		}
 	}
-	if ctx.Err() != nil { // nobody has these
+	if ctx.Err() != nil { // these events are lost
 		s.end(number)
 	}
 	return append(wire.AppendUint(nil, sub.events.Lost()), entries.EncodeEffects(&engine.Effects{Events: found})...), nil
@@ -185,8 +185,8 @@ type Source struct {
 
 const unsubscribeTimeout = 5 * time.Second
 
-// Subscribe begins a subscription, and lets its events come to a hub until the Source is stopped,
-// or the Client closed. Then it closes the hub, of which into is the only subscription.
+// Subscribe begins a subscription, and publishes its events in a hub until the Source is stopped,
+// or the Client closed. Then it closes the hub. into is the only subscription of the hub.
 func (c *Client) Subscribe(options any, hub *entries.Hub, into *entries.Subscription) (*Source, error) {
 	var number uint64
 	if err := c.Tell(context.Background(), Subscribe, options, &number); err != nil {
@@ -204,7 +204,7 @@ func (c *Client) Subscribe(options any, hub *entries.Hub, into *entries.Subscrip
 			hub.Close()
 			ctx, cancel := context.WithTimeout(context.Background(), unsubscribeTimeout)
 			defer cancel()
-			_ = c.Tell(ctx, Unsubscribe, number, nil) // or it ends as nobody reads it
+			_ = c.Tell(ctx, Unsubscribe, number, nil) // or it ends as it has no readers
 		}, nil)
 	}
 	if !c.start(bring) {
@@ -239,7 +239,7 @@ func (c *Client) bring(ctx context.Context, number uint64, hub *entries.Hub, int
 	}
 }
 
-// Stop lets no more events come. s may be nil.
+// Stop ends the events. s may be nil.
 func (s *Source) Stop() {
 	if s != nil {
 		s.stop()

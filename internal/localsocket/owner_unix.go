@@ -9,7 +9,7 @@ import (
 
 const socketType = fs.ModeSocket
 
-// ownerOf returns the user to whom a file belongs; -1: the system has none.
+// ownerOf returns the user that owns a file; -1: the system has none.
 func ownerOf(info fs.FileInfo) int {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(st.Uid)

@@ -44,7 +44,7 @@ func (p *place) socket() string {
 	return filepath.Join(p.dir, socketName)
 }
 
-// listen makes the socket. REQUIRES: nobody else serves the queue.
+// listen makes the socket. REQUIRES: no other process serves the queue.
 func (p *place) listen() (net.Listener, error) {
 	if err := mkdir(p.dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -69,7 +69,7 @@ func (p *place) listen() (net.Listener, error) {
 	return l, nil
 }
 
-// mkdir makes a directory that its owner may enter, whatever the umask is.
+// mkdir makes a directory that its owner may enter, with any umask.
 func mkdir(path string) error {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return err
@@ -78,7 +78,7 @@ func mkdir(path string) error {
 }
 
 // choose finds a directory elsewhere if the path in the queue's is too long. The address is written
-// first, so that the next process finds what this one leaves if it is killed.
+// first, so that the next process finds the directory if this one is killed.
 func (p *place) choose() error {
 	if len(p.socket()) <= maxPath {
 		return nil
@@ -108,7 +108,7 @@ func (p *place) choose() error {
 	return fmt.Errorf("the path of a socket has at most %d bytes: that of %s has more, as have those in %q", maxPath, p.socket(), shortBases())
 }
 
-// shortBases are the directories in which a socket may be whose path is too long.
+// shortBases are the directories for a socket with a path that is too long in the queue's.
 func shortBases() []string { return []string{os.TempDir(), os.Getenv("XDG_RUNTIME_DIR"), "/tmp"} }
 
 // clear removes the socket of a process that was killed, wherever it is.
@@ -156,7 +156,7 @@ func removeSocket(path string) error {
 	return os.Remove(path)
 }
 
-// remove removes the place, whose listener is closed.
+// remove removes the place. REQUIRES: its listener is closed.
 func (p *place) remove() error {
 	err := p.clear()
 	if err == nil {
@@ -181,7 +181,7 @@ func (p *place) read() (*place, error) {
 	return &place{dir: p.dir, short: filepath.Dir(path)}, nil
 }
 
-// find returns where the socket of a queue is, and the user to whom it belongs. The error matches
+// find returns the path of a queue's socket, and the user that owns it. The error matches
 // base.ErrNotServed if there is none.
 func find(queue string) (path string, user int, err error) {
 	p := placeIn(queue)
@@ -201,8 +201,8 @@ func find(queue string) (path string, user int, err error) {
 	return p.socket(), user, nil
 }
 
-// private makes sure that a path is a directory that nobody may enter but its owner, who is good.
-// The user is -1 if the system has none.
+// private makes sure that a path is a directory that only its owner may enter, and that the owner
+// is good. The user is -1 if the system has none.
 func private(path string, good func(user int) bool) (user int, err error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -224,5 +224,5 @@ func private(path string, good func(user int) bool) (user int, err error) {
 
 func ownUser(user int) bool { return user == os.Geteuid() }
 
-// trustedUser is whom a program asks: one that runs as root asks anybody whose queue it is.
+// trustedUser reports whether a program may ask a process of a user: root asks any user's.
 func trustedUser(user int) bool { return ownUser(user) || os.Geteuid() == 0 }

@@ -21,7 +21,7 @@ const (
 	maxConnections   = 100
 	maxSubscriptions = 100
 	maxCalls         = 100 // of a program, beside those that wait for events
-	maxWaits         = 80  // of those, for what may take long
+	maxWaits         = 80  // of those, for calls that may take long
 	maxRunning       = 64  // calls of all connections that do not wait, until their answers are written
 	maxLarge         = 4   // requests of more than 64 KiB
 	maxQueued        = 1 << 20
@@ -36,14 +36,14 @@ type Config struct {
 	Format int          // of the build
 	Body   int          // bytes of a request, at most
 	// Serve answers a call that is about a shard. Its ctx ends when the caller has gone, and with
-	// Close, of which base.ErrNotServed is the cause.
+	// Close, by the cause base.ErrNotServed.
 	Serve func(ctx context.Context, kind byte, body []byte) (reply []byte, err error)
 	// Waits reports whether calls of such a kind may take long, and have small answers.
 	Waits func(kind byte) bool
 	Verbs Verbs
 	// Subscribe begins a subscription with the options of a Client.
 	Subscribe func(ctx context.Context, options []byte) (*entries.Subscription, error)
-	// EncodeError is how an error is sent, and PanicError what a panic becomes.
+	// EncodeError returns the sent form of an error, and PanicError the error of a panic.
 	EncodeError func(error) (code byte, text string)
 	PanicError  func(what string, value any, stack []byte) error
 	Logger      *slog.Logger
@@ -64,7 +64,7 @@ type Server struct {
 	background sync.WaitGroup // ends of subscriptions; calls add
 }
 
-// serverName and clientName are what the two sides call themselves.
+// serverName and clientName are the names of the two sides.
 const serverName, clientName = "process", "client"
 
 // Listen begins to serve a queue. REQUIRES: its directory is locked, and nothing else serves it.
@@ -187,8 +187,7 @@ func (l listener) Accept() (net.Conn, error) {
 	}
 }
 
-// check makes sure that the user at the other end of a connection is good, if the system says who
-// it is.
+// check makes sure that the user at the other end of a connection is good, if the system names it.
 func check(c net.Conn, good func(user int) bool) error {
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {

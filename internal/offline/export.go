@@ -99,7 +99,7 @@ type exported struct {
 	pending map[keys.ID]uint64
 	pinned  map[keys.ID]keys.PinnedValue
 	clock   uint64    // of periods, as far as it is stored
-	shift   uint64    // by which the deadlines of periods are later in the export
+	shift   uint64    // added to the deadlines of periods in the export
 	came    []keyLine // keys that came from another directory, of tasks that are gone
 }
 
@@ -308,9 +308,9 @@ func (s *exported) periodClock() error {
 	})
 }
 
-// alignPeriods lets all shards go on with one clock of periods. Usually it is the wall clock. If
-// that is behind the clock of a shard, which was at work when the wall clock was ahead, periods of
-// the other shards must not end by this clock: their deadlines become later by the difference.
+// alignPeriods makes all shards continue with one clock of periods. Usually it is the wall clock.
+// If that is behind the clock of a shard, which was at work when the wall clock was ahead, periods
+// of the other shards must not end by this clock: their deadlines become later by the difference.
 func (e *exporter) alignPeriods() {
 	for _, s := range e.shards {
 		e.header.Periods = max(e.header.Periods, s.clock)

@@ -71,7 +71,7 @@ type headerLine struct {
 	Shards  int
 	Time    uint64
 	Clock   uint64 // the largest of the clocks that the shards make IDs by
-	Periods uint64 // the clock by which keys, waits between attempts and retention end
+	Periods uint64 // the clock of keys, waits between attempts, and retention
 	Tasks   uint64 // about how many lines of tasks follow
 	Crashed bool   `json:",omitzero"` // a process has died, and no other has closed the queue since
 }

@@ -1,7 +1,7 @@
 // Package offline works on the directory of a closed queue, and changes nothing in it. [Open] reads
-// it: the rules of a shard say what is in it, as they do for its owner; their memory is loaded from
-// the store, and nothing is decided by them afterwards. [Export] writes its contents as JSON lines,
-// and [Import] makes a new directory of these, which may have another number of shards.
+// it through the rules of each shard, as its owner does: their memory is loaded from the store, and
+// they decide nothing afterwards. [Export] writes its contents as JSON lines, and [Import] makes a
+// new directory of these, which may have another number of shards.
 package offline
 
 import (
@@ -54,7 +54,7 @@ type Queue struct {
 	closed bool
 }
 
-// Staleness says of which moment a directory is.
+// Staleness says how old the content of a directory is.
 type Staleness struct {
 	Node   string // of a cluster; "": a queue by itself
 	Closed bool   // all stores were closed in order
@@ -67,7 +67,7 @@ type Position struct {
 	Logged  uint64 // the last entry that its log has, or its store
 }
 
-// shard is what is read of a shard.
+// shard is a shard that is open for reading.
 type shard struct {
 	store *store.Store // does not change
 
@@ -129,8 +129,8 @@ func (q *Queue) openShard(i int, c Config) error {
 	return s.rules.Load()
 }
 
-// storeDir returns the directory in which the latest store of a shard is. If the process was killed
-// while a store was being replaced, it is the new one, with which Open would go on.
+// storeDir returns the directory of a shard's latest store. If the process was killed while it
+// replaced a store, that is the new one, as for codeq.Open.
 func (q *Queue) storeDir(i int) (string, error) {
 	if q.dir.Node != "" {
 		dir, err := snapshot.Received(q.dir.FS, manifest.MetaDir(q.dir.FS, q.dir.Path, i))
@@ -193,7 +193,7 @@ func (q *Queue) Options() *manifest.Options { return q.dir.Options }
 // DiskUsage describes the disk of the directory.
 func (q *Queue) DiskUsage() (vfs.DiskUsage, error) { return q.dir.FS.GetDiskUsage(q.dir.Path) }
 
-// Staleness says of which moment the directory is.
+// Staleness says how old the content of the directory is.
 func (q *Queue) Staleness() Staleness { return q.stale }
 
 // use calls f with a shard that stays open meanwhile.
@@ -211,7 +211,7 @@ func (q *Queue) use(n int, f func(*shard) error) error {
 	return err
 }
 
-// Decide lets the rules of a shard answer a call that only reads.
+// Decide makes the rules of a shard answer a call that only reads.
 func (q *Queue) Decide(n int, b call.Body) error {
 	return q.use(n, func(s *shard) error {
 		s.mu.Lock()
@@ -219,12 +219,12 @@ func (q *Queue) Decide(n int, b call.Body) error {
 		for {
 			v, err := b.Decide(&s.rules)
 			if err == nil {
-				err, s.rules.Broken = s.rules.Broken, nil // what is damaged stays so; the rest can be read
+				err, s.rules.Broken = s.rules.Broken, nil // damage stays; the rest can be read
 			}
 			if v != engine.Again || err != nil {
 				return err
 			}
-			s.rules.Refill() // it needs what is on disk
+			s.rules.Refill() // it needs entries that are on disk
 		}
 	})
 }
@@ -261,7 +261,7 @@ func ReadPage[T any](q *Queue, n int, l *listing.Reader[T]) error {
 	})
 }
 
-// snapshot returns a Snapshot to which visit has added what the rules know of leases.
+// snapshot returns a Snapshot. visit adds the leases that the rules know.
 func (s *shard) snapshot(visit func(*store.Snapshot)) *store.Snapshot {
 	v := store.NewSnapshot(s.store.DB())
 	v.Leases = make(map[keys.ID]store.Lease)

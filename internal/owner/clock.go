@@ -5,13 +5,13 @@ import (
 	"codeq/internal/engine"
 )
 
-// Clock is the time by which a shard's owner decides whether leases have expired. No worker
-// loses a lease because the owner was busy.
+// Clock is a shard owner's time for the expiry of leases. No worker loses a lease because the owner
+// was busy.
 //
 // For an operation on a lease the time counts at which it came, not the one at which the owner
 // decides it. The owner knows between which two readings of its inbox the operation came, and uses
-// the first. For the same reason it takes no lease back whose deadline is later than the time at
-// which an undecided operation may have come.
+// the first. For the same reason it takes no lease back if an undecided operation may have come
+// before the deadline of the lease.
 //
 // While the owner stalls, because its disk or its process does, no lease can be renewed, and no
 // worker gets one that was granted: no more than stallAfter of such a time counts. While there is
@@ -98,8 +98,8 @@ func (c *Clock) Retry() (came uint64) {
 // Taken returns the earliest time at which the operations taken from the inbox may have come.
 func (c *Clock) Taken() uint64 { return c.taken }
 
-// Reapable returns the time up to which leases may be taken back: nothing that came before it is
-// undecided. taken: operations that were taken from the inbox are.
+// Reapable returns the latest deadline of leases that may be taken back: no operation that came
+// before it is undecided. taken: operations that were taken from the inbox are undecided.
 func (c *Clock) Reapable(taken bool) uint64 {
 	if taken {
 		return min(c.taken, c.deferred)

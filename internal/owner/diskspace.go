@@ -21,21 +21,21 @@ type DiskWatch struct {
 	Written int
 	// Recheck is when to ask again without a call, by uptime, if something waits for room.
 	Recheck uint64
-	// DiskCluster is the other nodes that store what the shard commits; nil: there are none.
+	// Cluster is the other nodes that store the shard's commits; nil: there are none.
 	Cluster DiskCluster
 
 	disk    disk
 	low     uint64      // bytes of free space below which there is not enough; 0: no limit
-	denied  bool        // nothing can be written, whatever the file system says
-	relaxed uint64      // until when space is tight after denied, by uptime, whatever the file system says
+	denied  bool        // writes fail, even if the file system reports free space
+	relaxed uint64      // space is tight until then, by uptime, after denied
 	free    uint64      // bytes, when the file system was last asked
 	next    uint64      // when to ask again before a group, by uptime
 	own     engine.Room // level of this disk
 	others  engine.Room // level of the other nodes
-	every   int         // committed bytes after which to ask again: in all shards together a fraction of low
+	every   int         // committed bytes between two looks: in all shards together a fraction of low
 }
 
-// DiskCluster is the nodes that store what a shard commits.
+// DiskCluster is the nodes that store the commits of a shard.
 type DiskCluster interface {
 	// Shortage is that of a majority of the nodes (store.Shortage), as this one knows.
 	Shortage() int
@@ -51,8 +51,8 @@ type disk interface {
 	DiskUsage() (vfs.DiskUsage, error)
 }
 
-// NewDiskWatch returns a Watch of the disk of a store, of one of so many shards. low is how many
-// bytes are to be free; 0: any number.
+// NewDiskWatch returns a DiskWatch for the store of one of so many shards. low is how many bytes
+// should stay free; 0: any number.
 func NewDiskWatch(d disk, low int64, shards int) DiskWatch {
 	w := DiskWatch{disk: d, low: uint64(max(low, 0)), every: store.LookBytes}
 	if share := int(w.low / uint64(16*max(shards, 1))); share > 0 {
@@ -61,8 +61,8 @@ func NewDiskWatch(d disk, low int64, shards int) DiskWatch {
 	return w
 }
 
-// Look measures the free space if that is due. denied: nothing can be written, whatever the file
-// system says. There is as much room as on this disk and on those of a majority.
+// Look measures the free space if that is due. denied: writes fail, even if the file system reports
+// free space. The room is that of this disk, or that of a majority's disks if they have less.
 func (w *DiskWatch) Look(now uint64, denied bool) (room engine.Room, looked bool) {
 	others := engine.Roomy
 	if w.Cluster != nil {
@@ -102,7 +102,7 @@ func (w *DiskWatch) measure() engine.Room {
 // Free returns the free bytes when the file system was last asked.
 func (w *DiskWatch) Free() uint64 { return w.free }
 
-// IsTight reports whether space is to be reclaimed at once.
+// IsTight reports whether the store should reclaim space at once.
 func (w *DiskWatch) IsTight(now uint64) bool {
 	return now < w.relaxed || w.low > 0 && store.IsTight(w.free, w.low)
 }
@@ -130,8 +130,8 @@ func (w *DiskWatch) denial() string {
 // deniedFree is more free space than a file system keeps from its users, or a file needs, in bytes.
 const deniedFree = 64 << 20
 
-// RoomWait is the part of an operation whose caller may wait for room, as Run does with the
-// outcomes of its handlers.
+// RoomWait is embedded in operations that may wait for room as long as their callers do, such as
+// the outcomes of Run's handlers.
 type RoomWait struct {
 	Gone <-chan struct{} // closed when the caller waits no longer; nil: it does not wait for room
 	left chan struct{}   // the same channel as Gone, if the caller is on another node

@@ -1,7 +1,6 @@
-// Package owner has what the owner of a shard needs beside the rules: the bounded queue of
-// operations that it takes ([Inbox]), the large ones that wait ([Line]), the time by which leases
-// expire ([Clock]), the free space of the disk ([DiskWatch]), and how long its upkeep takes
-// ([UpkeepTable]).
+// Package owner holds the tools of a shard's owner beside the rules: a bounded queue of operations
+// ([Inbox]), the line of large ones ([Line]), the time for the expiry of leases ([Clock]), the free
+// space of the disk ([DiskWatch]), and the times of its upkeep ([UpkeepTable]).
 package owner
 
 import (
@@ -26,11 +25,11 @@ type Inbox[Op any] struct {
 	clock  func() time.Time
 	origin time.Time
 
-	// wake has capacity 1. Whoever ends the owner's sleep sends to it.
+	// wake has capacity 1. Ending the owner's sleep sends to it.
 	wake  chan struct{}
-	woken uint64 // when that was; the owner reads it when it was woken
+	woken uint64 // time of the last wake-up; the owner reads it when it was woken
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	ops      []Op
 	late     lists.List    // of uint64: when late operations came that wait for room
 	let      uint64        // when the first of those of ops came that have waited; never: none has
@@ -39,7 +38,7 @@ type Inbox[Op any] struct {
 	room     chan struct{} // non-nil while callers wait for room; closed by Take
 }
 
-// never is the time of what has not come.
+// never is the time of an operation that has not come.
 const never uint64 = math.MaxUint64
 
 // NewInbox returns an Inbox for depth operations. isLate reports whether the time at which an
@@ -54,11 +53,11 @@ func NewInbox[Op any](depth int, clock func() time.Time, isLate func(Op) bool) *
 // Now is the time.
 func (in *Inbox[Op]) Now() uint64 { return uint64(in.clock().Sub(in.origin) / time.Millisecond) }
 
-// yields is how often the owner lets others run before it takes the operations.
+// yields is how often the owner gives way to other goroutines before it takes the operations.
 const yields = 4
 
-// Yield lets callers run that the owner has just woken, for as long as they come up with further
-// operations: what they ask for next goes into one commit.
+// Yield gives way to the callers that the owner has just woken, as long as they push further
+// operations: their next operations share a commit.
 func (in *Inbox[Op]) Yield() {
 	for i, last := 0, -1; i < yields; i++ {
 		runtime.Gosched()
@@ -70,12 +69,12 @@ func (in *Inbox[Op]) Yield() {
 	}
 }
 
-// lingers is how often the owner of a replicated shard lets others run for callers to come back.
+// lingers is how often the owner of a replicated shard gives way until its callers come back.
 const lingers = 256
 
-// Linger is Yield until there are so many operations, for a shard whose commit takes the time of
-// several messages: callers on other nodes, whose answers and next operations are messages as well,
-// would miss the next group, and wait for another one.
+// Linger is Yield until there are so many operations, for a shard that commits in the time of
+// several messages: callers on other nodes get their answers, and send their next operations, by
+// messages. They would miss the next group, and wait for another one.
 func (in *Inbox[Op]) Linger(want int) {
 	for i := 0; i < lingers && in.Len() < want; i++ {
 		runtime.Gosched()
@@ -237,14 +236,14 @@ func (in *Inbox[Op]) Asleep() bool {
 	return in.sleeping && len(in.ops) == 0
 }
 
-// Wake is received from when somebody has ended the owner's sleep.
+// Wake returns the channel that receives when an operation, or Stop, has ended the owner's sleep.
 func (in *Inbox[Op]) Wake() <-chan struct{} { return in.wake }
 
-// Woken returns when that was. REQUIRES: the owner has received from Wake.
+// Woken returns the time of the last wake-up. REQUIRES: the owner has received from Wake.
 func (in *Inbox[Op]) Woken() uint64 { return in.woken }
 
-// Awake undoes the sleep of Take after a timer has ended it. It returns when somebody, or else the
-// timer, ended the sleep.
+// Awake undoes the sleep of Take after a timer has ended it. It returns when an operation, or else
+// the timer, ended the sleep.
 func (in *Inbox[Op]) Awake() uint64 {
 	in.mu.Lock()
 	asleep := in.sleeping
@@ -254,7 +253,7 @@ func (in *Inbox[Op]) Awake() uint64 {
 	}
 	in.mu.Unlock()
 	if !asleep {
-		<-in.wake // whoever saw the sleep has sent, or is about to
+		<-in.wake // the goroutine that ended the sleep has sent, or is about to
 	}
 	return in.woken
 }

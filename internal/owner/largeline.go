@@ -1,16 +1,16 @@
 package owner
 
-// Line is the large operations of a shard that wait, in the order in which they came. A produce of
+// Line is the line of a shard's large operations, in the order of their arrival. A produce of
 // megabytes takes as long to commit as hundreds of small operations, and a few of them fill
 // memtables faster than those are flushed. So that a small operation waits for one large one at the
 // most, a group takes one of them if it has nothing else to do, or if the group before had no large
-// one. They also wait for flushes and compactions, long before everybody has to
+// one. They also wait for flushes and compactions, long before other operations have to
 // (failstop.Latch.Takes). All times are in ms. The zero Line is empty.
 type Line[Op any] struct {
 	ops     []Op
 	passed  bool   // the last group went before them
 	recheck uint64 // when to see whether memtables have been flushed
-	// until is when the first one waits no longer, whatever the memtables are; 0: it has not waited
+	// until is when the first one waits no longer, even for full memtables; 0: it has not waited
 	// yet.
 	until uint64
 }
@@ -31,13 +31,13 @@ func (l *Line[Op]) All() []Op { return l.ops }
 // Recheck returns when IsDue may be true. REQUIRES: an operation waits.
 func (l *Line[Op]) Recheck() uint64 { return l.recheck }
 
-// IsDue reports whether an operation may be decided, or memtables are to be looked at.
+// IsDue reports whether an operation may be decided, or it is time to look at the memtables.
 func (l *Line[Op]) IsDue(now uint64) bool { return len(l.ops) > 0 && l.recheck <= now }
 
-// Rush lets none of them wait for memtables any more.
+// Rush ends all waits for memtables.
 func (l *Line[Op]) Rush() { l.recheck, l.until = 0, 1 }
 
-// First returns the operation whose turn it is in a group, unless it lets others of the group go
+// First returns the operation that is next in a group, unless other operations of the group go
 // before it. patient: it may wait for memtables.
 func (l *Line[Op]) First(now uint64, others bool) (op Op, patient, ok bool) {
 	if !l.IsDue(now) {
@@ -50,7 +50,7 @@ func (l *Line[Op]) First(now uint64, others bool) (op Op, patient, ok bool) {
 	return l.ops[0], l.until == 0 || now < l.until, true
 }
 
-// Wait lets the first operation wait for memtables.
+// Wait makes the first operation wait for memtables.
 func (l *Line[Op]) Wait(now uint64) {
 	if l.recheck = now + recheckAfter; l.until == 0 {
 		l.until = now + patience

@@ -33,13 +33,13 @@ type UpkeepStats struct {
 func (t *UpkeepTable) Note(kind uint8, took time.Duration, records, bytes int) {
 	h := &t[kind]
 	h.buckets[min(bits.Len64(uint64(took/time.Microsecond)), UpkeepBuckets-1)].Add(1)
-	h.total.Store(h.total.Load() + int64(took)) // nobody else does
+	h.total.Store(h.total.Load() + int64(took)) // no other goroutine does
 	raise(&h.longest, int64(took))
 	raise(&h.records, int64(records))
 	raise(&h.bytes, int64(bytes))
 }
 
-// raise sets a maximum. REQUIRES: nobody else sets it.
+// raise sets a maximum. REQUIRES: no other goroutine sets it.
 func raise(most *atomic.Int64, v int64) {
 	if v > most.Load() {
 		most.Store(v)
@@ -69,7 +69,7 @@ func (s *UpkeepStats) Quantile(f float64) time.Duration {
 	return s.Longest
 }
 
-// UpkeepMark is a place between two kinds of upkeep: the time, and what was done so far.
+// UpkeepMark is a place between two kinds of upkeep: the time, and the work so far.
 type UpkeepMark struct {
 	At             time.Duration
 	Records, Bytes int
@@ -92,7 +92,7 @@ func (c *UpkeepClock) End(kind uint8, now UpkeepMark) {
 	c.EndOf(kind, now, now.Records-c.Records, now.Bytes-c.Bytes)
 }
 
-// EndOf is End for upkeep of another size than what was done in it.
+// EndOf is End for upkeep with another size than the marks tell.
 func (c *UpkeepClock) EndOf(kind uint8, now UpkeepMark, records, bytes int) {
 	c.Took = now.At - c.At
 	c.Note(kind, c.Took, records, bytes)

@@ -2,8 +2,8 @@ package platform
 
 import "syscall"
 
-// BootID returns a text that is the same until the machine loses what it has not written to its
-// disks: until it is booted again. It is empty if the system does not tell.
+// BootID returns a text that is the same until the machine boots again, and has lost the writes
+// that were not on its disks. It is empty if the system does not tell.
 func BootID() string {
 	id, err := syscall.Sysctl("kern.bootsessionuuid")
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bornIsFixed: nobody can set the time at which an inode was made, so that it tells files apart by
-// itself: also on file systems that number inodes anew with each mount, or when they shrink.
+// bornIsFixed: no call sets the time of birth of an inode, so that this time alone tells files
+// apart: also on file systems that number inodes anew with each mount, or when they shrink.
 const bornIsFixed = true
 
 // IdentifyFile returns the ID of a file or a directory. It does not follow a link.

@@ -1,7 +1,7 @@
-// Package platform has what differs between operating systems: a file system whose files are for
-// their owner only, locks of files and directories, the identity of a file, of a boot of the
-// machine, and the memory of the C library. Beside it only package localsocket asks for the system:
-// which user is at the other end of a socket.
+// Package platform holds the code that differs between operating systems: a file system of private
+// files, locks of files and directories, the identity of a file, of a boot of the machine, and the
+// memory of the C library. Beside it only package localsocket asks for the system: which user is at
+// the other end of a socket.
 package platform
 
 import (
@@ -16,16 +16,16 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// The modes of what is created, whatever the umask is. What exists keeps its mode. On Windows they
-// have no effect.
+// The modes of new files and directories, with any umask. Existing ones keep their modes. On
+// Windows they have no effect.
 const (
 	DirMode  fs.FileMode = 0o700
 	fileMode fs.FileMode = 0o600
 )
 
 // FS is vfs.Default with these modes: the payloads of tasks may be secret, and file names tell what
-// there is. Files that root makes in the directory of another user's queue belong to that user, who
-// could not read them otherwise. vfs.Root of it is vfs.Default.
+// there is. Files that root makes in the directory of another user's queue belong to that user:
+// otherwise they would be unreadable there. vfs.Root of it is vfs.Default.
 var FS vfs.FS = privateFS{vfs.Default}
 
 type privateFS struct{ vfs.FS }
@@ -41,14 +41,14 @@ func (p privateFS) MkdirAll(dir string, _ os.FileMode) error {
 	}
 	for n, name := range slices.Backward(missing) {
 		err := mkdir(name)
-		if errors.Is(err, fs.ErrExist) { // by somebody else meanwhile, or it is no directory
+		if errors.Is(err, fs.ErrExist) { // another process made it meanwhile, or it is no directory
 			if info, statErr := os.Stat(name); statErr == nil && info.IsDir() {
 				continue
 			}
 		}
 		if err != nil {
 			for _, made := range missing[n+1:] {
-				_ = os.Remove(made) // unless somebody else uses it
+				_ = os.Remove(made) // unless another process uses it
 			}
 			return err
 		}
@@ -75,7 +75,7 @@ func missingOf(dir string) (missing []string, err error) {
 	}
 }
 
-// DanglingLink returns an error if a path, which does not exist, is a link to what does not exist.
+// DanglingLink returns an error if a path is a link to a missing target.
 func DanglingLink(path string) error {
 	target, err := os.Readlink(path)
 	if err != nil {
@@ -124,9 +124,8 @@ func (p privateFS) List(dir string) ([]string, error) {
 	return p.FS.List(dir)
 }
 
-// Create makes the file with its mode, so that nobody else opens it before it has that: a mode that
-// is set later would come too late. Like vfs.Default, it replaces a file that exists, whose other
-// links keep what they have.
+// Create makes the file with its mode: other users could open it before a later change of the mode.
+// Like vfs.Default, it replaces an existing file. Other links of that file keep their content.
 func (p privateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	err := create(name)
 	for errors.Is(err, fs.ErrExist) {

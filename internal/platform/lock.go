@@ -15,8 +15,8 @@ import (
 
 // A lock is the kernel's, and belongs to a file that was opened, not to a process: reading or
 // copying a locked file releases nothing, and a second lock of one process is refused like that of
-// another one, by whatever path. It is of one byte far behind the content, which everybody may
-// read, also where locks are mandatory. The locks of older versions, of whole files, exclude it.
+// another one, by whatever path. It is of one byte far behind the content, which stays readable
+// where locks are mandatory. The locks of older versions, of whole files, exclude it.
 //
 // It is released before its file is closed: a child process that is being started has a copy of the
 // descriptor until it runs its program.
@@ -48,7 +48,7 @@ type Held struct {
 	Holder Holder // as far as it is known
 }
 
-// Holder is who has a lock, by its own words: nothing is decided by it.
+// Holder is the process that has a lock, as it says itself. It is for messages only.
 type Holder struct {
 	PID     int    `json:"pid"` // 0: unknown
 	Host    string `json:"host,omitempty"`
@@ -79,8 +79,8 @@ var self = func() Holder {
 	return Holder{os.Getpid(), host, rand.Text()}
 }()
 
-// Lock locks a file exclusively, and makes it if it is missing. Its content, which is replaced once
-// the lock is held, says who has it. The file is never removed.
+// Lock locks a file exclusively, and makes it if it is missing. The lock's holder replaces the
+// content by its own name. The file is never removed.
 func (p privateFS) Lock(name string) (io.Closer, error) { return lockFile(name, exclusive) }
 
 // lockShared locks a file, which must exist, with other readers. It changes nothing.
@@ -106,8 +106,8 @@ func LockShared(fsys vfs.FS, name string) (io.Closer, error) {
 
 // LockDirectory locks a directory itself, as far as the system can: it excludes others when a file
 // that they should have locked was removed or replaced. A directory of another file system than the
-// system's is not locked. REQUIRES: those who come at the same time have excluded each other by
-// such a file, if there is one; otherwise each may exclude the other.
+// system's is not locked. REQUIRES: processes that come at the same time have excluded each other
+// by such a file, if there is one; otherwise each may exclude the other.
 func LockDirectory(fsys vfs.FS, dir string, reads bool) (io.Closer, error) {
 	if vfs.Root(fsys) != vfs.Default {
 		return io.NopCloser(nil), nil
@@ -125,7 +125,7 @@ type heldFile struct {
 	mode mode
 }
 
-// lockOpened locks a file by a lock that belongs to what it opens.
+// lockOpened locks a file by a lock that belongs to the opened file.
 func lockOpened(name string, m mode) (io.Closer, error) {
 	for range maxReplaced {
 		f, made, err := openLock(name, m)
@@ -201,13 +201,13 @@ func isAt(f *os.File, path string) (bool, error) {
 // Close releases the lock.
 func (l *heldFile) Close() error {
 	if l.mode == exclusive {
-		_ = l.Truncate(0) // so that nobody takes the file for what a dead process has left
+		_ = l.Truncate(0) // so that the file does not look like that of a dead process
 	}
 	return errors.Join(setLock(l.File, unlocked), l.File.Close())
 }
 
-// tell writes who has a lock into its file. It is only told: the lock does not need it, and so a
-// disk that is full does not prevent it.
+// tell writes the holder of a lock into the locked file. The lock does not need it: a full disk is
+// no error.
 func (h Holder) tell(f *os.File) {
 	b, err := json.Marshal(h)
 	if err == nil && f.Truncate(0) == nil {
@@ -215,7 +215,7 @@ func (h Holder) tell(f *os.File) {
 	}
 }
 
-// holderIn reads who has the lock of a file. It is nobody if the file does not tell, as that of an
+// holderIn reads the holder of the lock from a file; zero: the file does not name it, as that of an
 // older version.
 func holderIn(f *os.File) (h Holder) {
 	b, _ := io.ReadAll(io.NewSectionReader(f, 0, 1<<10))
@@ -230,7 +230,7 @@ func heldBy(f *os.File, m mode) error {
 	h := &Held{Path: f.Name()}
 	var pid int
 	if h.Reads, pid = whoHolds(f, m); h.Reads {
-		return h // what is told is by an owner before them
+		return h // the file names an owner before them
 	}
 	if h.Holder = holderIn(f); h.Holder.PID == 0 {
 		h.Holder.PID = max(pid, 0)

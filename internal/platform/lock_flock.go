@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// flock's locks are of whole files, and belong to what was opened. On these systems they exclude
-// those of fcntl, by which older versions lock, and directories may have them.
+// flock's locks are of whole files, and belong to the opened file. On these systems they exclude
+// the fcntl locks of older versions, and directories may have them.
 
 func lockFile(name string, m mode) (io.Closer, error) { return lockOpened(name, m) }
 

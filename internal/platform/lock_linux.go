@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Locks of open file descriptions are of the kind of fcntl's record locks, by which older versions
-// lock: they exclude each other.
+// Locks of open file descriptions are of the kind of fcntl's record locks, which older versions
+// use: they exclude each other.
 
 // byProcess is set once the kernel has refused such a lock as something that it does not know, as
 // some emulations of Linux do.
@@ -75,7 +75,7 @@ func (h Holder) ownersByte() int64 {
 	return int64(crc32.ChecksumIEEE([]byte(h.Host))>>2)<<32 | int64(uint32(h.PID))
 }
 
-// ownerAt returns the owner whose byte is locked.
+// ownerAt returns the owner of the locked byte.
 func ownerAt(at int64) Holder {
 	h := Holder{PID: int(uint32(at)), Host: self.Host}
 	if h.ownersByte() != at {

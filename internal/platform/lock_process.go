@@ -96,7 +96,7 @@ func (l *processLock) Close() error {
 		return nil
 	}
 	delete(locked.files, l.id)
-	return l.File.Close() // which releases it in this process, whoever has a copy of the descriptor
+	return l.File.Close() // which releases it, also if another process has a copy of the descriptor
 }
 
 func idOf(info fs.FileInfo) fileID {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// LockFileEx's locks belong to what was opened. Older versions open the file for nobody else: they
-// fail while anybody has it open, and make others fail.
+// LockFileEx's locks belong to the opened file. Older versions open the file exclusively: they fail
+// while another process has it open, and make others fail.
 
 func lockFile(name string, m mode) (io.Closer, error) { return lockOpened(name, m) }
 

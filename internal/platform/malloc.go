@@ -8,8 +8,8 @@ import (
 
 // Pebble allocates its memtables with C, outside of the garbage collector. The GNU C library maps
 // large blocks and unmaps them when they are freed; but when the first one is freed it raises its
-// limit of what is large, to up to 32 MiB, and from then on keeps freed memtables in arenas, of
-// which there are up to eight for each processor: hundreds of megabytes that nobody can use.
+// limit for large blocks, to up to 32 MiB, and from then on keeps freed memtables in arenas, up to
+// eight for each processor: hundreds of unusable megabytes.
 
 // largeBytes is the size of the smallest large block: below the size of usual memtables, and above
 // what programs allocate often.

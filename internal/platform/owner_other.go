@@ -9,5 +9,5 @@ func giveLike(*os.File, string) {}
 // GiveDirectory does nothing: there is no root.
 func GiveDirectory(string) error { return nil }
 
-// SyncAll does nothing: directories are opened by whoever may enter them.
+// SyncAll does nothing: a process may open each directory that it may enter.
 func SyncAll(string) error { return nil }

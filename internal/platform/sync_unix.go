@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncFileSystem begins to write everything. What is synced next lies behind it in the journal.
+// syncFileSystem begins to write everything. The next sync lies behind it in the journal.
 func syncFileSystem(*os.File) error {
 	unix.Sync()
 	return nil

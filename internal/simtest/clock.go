@@ -43,7 +43,7 @@ func DrawRate(rng *rand.Rand) (ppm int64) {
 
 // MonoClock is the monotonic clock of a machine.
 type MonoClock struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	at    time.Time
 	shows time.Time // it did at that time
 	ppm   int64     // by which it gains since then

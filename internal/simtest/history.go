@@ -22,7 +22,7 @@ type History[ID TaskID] struct {
 	Drifting bool // wall clocks of nodes run at other rates
 	Rates    bool // monotonic clocks do
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	clock    int64      // orders the beginnings and ends of calls
 	calls    []*Call
 	serials  int

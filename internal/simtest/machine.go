@@ -23,7 +23,7 @@ type Machine struct {
 
 	reads, stores watcher // of the log of Raft
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	disk  *crashfs.Disk
 	votes *Votes
 	boot  int

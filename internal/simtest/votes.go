@@ -15,7 +15,7 @@ import (
 // Votes are the terms and votes of a node, always on disk. They survive Close. By themselves they
 // are those of a process to which nothing befalls.
 type Votes struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	values map[string][]byte
 }
 

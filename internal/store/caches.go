@@ -41,18 +41,18 @@ func (c *Caches) Close() {
 // Pebble keeps for later.
 func memTableShareOf(memTableBytes int) int64 { return int64(MemTables+2) * int64(memTableBytes) }
 
-// memTableShare is what a store reserves of the block cache for its memtables, beyond what they
-// take. Only the goroutine that commits uses it.
+// memTableShare is the part of the block cache that a store reserves for its memtables, beyond
+// their present size. Only the goroutine that commits uses it.
 type memTableShare struct {
 	cache    *pebble.Cache
 	size     int64  // memTableShareOf
 	memTable int64  // Config.MemTableBytes
 	kept     int64  // bytes
-	release  func() // gives back what is reserved; nil: nothing is
+	release  func() // ends the reservation; nil: there is none
 }
 
-// fit reserves what the store's memtables do not take. Unless Pebble keeps a free memtable, it
-// leaves room for the next one, which may begin before fit is called again.
+// fit reserves the part of the share that the store's memtables do not use. Unless Pebble keeps a
+// free memtable, it leaves room for the next one, which may begin before fit is called again.
 func (s *memTableShare) fit(m *pebble.Metrics) {
 	occupied := int64(m.MemTable.Size + m.MemTable.ZombieSize)
 	kept := s.size - occupied
@@ -66,7 +66,7 @@ func (s *memTableShare) fit(m *pebble.Metrics) {
 	s.kept, s.release = kept, s.cache.Reserve(int(kept))
 }
 
-// end gives back what is reserved.
+// end ends the reservation.
 func (s *memTableShare) end() {
 	if s.release != nil {
 		s.release()

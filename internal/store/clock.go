@@ -2,12 +2,11 @@ package store
 
 import "codeq/internal/keys"
 
-// Clock is what the clocks of a shard show at one moment, ms since 1970. The zero Clock is not
-// known.
+// Clock is the times of a shard's clocks at one moment, ms since 1970. The zero Clock is not known.
 type Clock struct {
 	Wall    uint64 // the wall clock; in a cluster, the one on which its nodes agree
 	Stamps  uint64 // the clock that stamps IDs, places of ready tasks, and ends; not before Wall
-	Periods uint64 // the clock by which waits between attempts end
+	Periods uint64 // the clock of waits between attempts
 	Sets    ClockSets
 }
 
@@ -31,13 +30,13 @@ func (t *Task) Stamp() uint64 {
 // of one moment, ms.
 const UsualLead = 2000
 
-// usualJitter is by how much the clock of waits may differ from the wall clock that nobody sets,
-// ms: both are rounded, and do not go exactly alike.
+// usualJitter is the usual difference between the clock of waits and a wall clock that is never
+// set, ms: both are rounded, and do not go exactly alike.
 const usualJitter = 100
 
 // Shown returns Stamp by the wall clock, and the time that counts for the bounds of lists. They
-// differ only while no clock was set, by as much as clocks then differ. A wait between attempts
-// ends when it does if nobody sets the wall clock.
+// differ only while no clock was set, by as much as clocks then differ. A wait between attempts has
+// its end by a wall clock that is never set.
 func (t *Task) Shown() (shown, counts uint64) {
 	at, c := t.Stamp(), &t.clock
 	switch {

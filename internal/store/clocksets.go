@@ -57,7 +57,7 @@ func (c ClockSets) lead(stamp uint64) (lead int64) {
 	}
 	gap, gaps := int64(0), int64(0)   // by how much it advanced while the shard was closed: since the stamp, and at all
 	ahead, back := int64(0), int64(0) // by how much it was set forward, or was perhaps set back while it was right
-	least := int64(-1)                // the stamp is not from before the gap in which it lies
+	least := int64(-1)                // the stamp is not from before its gap
 	for i, s := range c {
 		counts := stamp <= s.At
 		if counts && (i == 0 || stamp > c[i-1].At) {

@@ -17,13 +17,12 @@ import (
 type sampleSize struct {
 	keys     int    // keys of a table
 	lookups  int    // lookups of all tables, in each of the levels below
-	bytes    uint64 // size of the tables whose keys are read, except for the first
+	bytes    uint64 // size of the tables that are read for keys, except for the first
 	resample bool   // keys that were sampled before are not used again
 }
 
-// A usual sample may miss what a few of many deletions delete, even if that is large. So it is not
-// relied on for long: a thorough one follows when the average of all records suggests more dead
-// bytes.
+// A usual sample may miss large records that a few of many deletions delete. So it is not relied on
+// for long: a thorough one follows when the average of all records suggests more dead bytes.
 var (
 	usualSample    = sampleSize{keys: 64, lookups: 1024, bytes: 16 << 20}
 	thoroughSample = sampleSize{keys: 1024, lookups: 16 << 10, bytes: 1 << 30, resample: true}
@@ -67,8 +66,8 @@ type deleting struct {
 	keys  sample
 }
 
-// sample estimates what the deletions in tables delete. The keys of a table are read once, unless
-// size.resample is set.
+// sample estimates the bytes that the deletions in tables delete. The keys of a table are read
+// once, unless size.resample is set.
 func (r *reclaimer) sample(levels [][]pebble.SSTableInfo, size sampleSize) *deadSizes {
 	var all []deleting
 	for n, level := range levels {
@@ -82,7 +81,7 @@ func (r *reclaimer) sample(levels [][]pebble.SSTableInfo, size sampleSize) *dead
 	r.takeKeys(all, size)
 
 	each := max(2, min(size.keys, size.lookups/max(1, len(all))))
-	lookups := make(map[*pebble.SSTableInfo][]sought) // by the table in which to look
+	lookups := make(map[*pebble.SSTableInfo][]sought) // by the table to look in
 	left := size.lookups
 	for i := range all {
 		t := &all[i]
@@ -158,8 +157,7 @@ func (st *Store) sampleOf(t *pebble.SSTableInfo, most int) (keys sample, ok bool
 	return keys, err == nil
 }
 
-// sizesIn adds the bytes that a table has for records whose keys other tables delete, by those
-// other tables.
+// sizesIn adds the bytes of records in a table that other tables delete, by those other tables.
 func (st *Store) sizesIn(o *pebble.SSTableInfo, all []sought, sum map[*pebble.SSTableInfo]uint64) {
 	slices.SortFunc(all, func(a, b sought) int { return bytes.Compare(a.key, b.key) })
 	// the estimate must not exceed the size of the table

@@ -11,8 +11,8 @@ import (
 )
 
 // deferredSyncFS is the file system of a store. It syncs a directory before a marker is created in
-// it. While deferred names a directory, it syncs no files and directories at or below it: a store
-// that is copied while everybody waits need not wait for the disk. Whoever sets deferred syncs the
+// it. While deferred names a directory, it syncs no files and directories at or below it: a copy
+// that other callers wait for does not wait for the disk. The code that sets deferred syncs the
 // content of the directory afterwards, except for tables: usually they are links to synced ones,
 // and Pebble syncs those that it copies.
 type deferredSyncFS struct {
@@ -20,8 +20,8 @@ type deferredSyncFS struct {
 	deferred atomic.Pointer[string]
 }
 
-// DeferSync returns fs, in which nothing at or below a directory is synced except tables. The
-// caller syncs the rest when everything is written.
+// DeferSync returns fs, which syncs only tables at or below a directory. The caller syncs the rest
+// when everything is written.
 func DeferSync(fs vfs.FS, dir string) vfs.FS {
 	d := &deferredSyncFS{FS: fs}
 	d.deferred.Store(&dir)

@@ -27,7 +27,7 @@ func PlaceOf(r pebble.Reader, id keys.ID) (p keys.Place, indexed bool, err error
 	return p, true, nil
 }
 
-// SplitValue splits the value of a task by the range in which it lies.
+// SplitValue splits the value of a task by its range.
 func SplitValue(p keys.Place, value []byte) (lane uint32, rec []byte, ended keys.EndedValue, err error) {
 	switch p.Range {
 	case keys.Task:

@@ -18,7 +18,7 @@ const readOnlyMemTable = 4 << 20
 
 // OpenReadOnly opens a store as Open does, and changes nothing in its directory: what its logs have
 // is read into memory, as far as they are not in tables. Nothing may be committed. Several may be
-// open at once: the caller makes sure that nobody writes the store meanwhile.
+// open at once: the caller makes sure that no process writes the store meanwhile.
 func OpenReadOnly(fsys vfs.FS, dir string, log *slog.Logger, shared *Caches) (*Store, error) {
 	fsys = readOnlyFS{fsys}
 	if err := exists(fsys, dir); err != nil {

@@ -24,7 +24,8 @@ import (
 // being read. Where live and dead records are mixed, it compacts key ranges, one after the other,
 // by their share of dead bytes. On a tight disk it does both at once, otherwise when it checks:
 // some time after a commit. It does not check a small store, and stops checking when nothing is
-// committed any more. In a cluster each node does so for its replicas, whoever leads them.
+// committed any more. In a cluster each node does so for its replicas, also for those that it does
+// not lead.
 type reclaimer struct {
 	store  *Store
 	from   int64           // Config.ReclaimFrom
@@ -39,8 +40,8 @@ type reclaimer struct {
 	tables   atomic.Int64 // bytes in tables
 	written  atomic.Int64 // bytes committed since the store was opened
 	total    atomic.Int64 // entries committed since then
-	flushed  committed    // what is in tables at least
-	begun    committed    // what was committed when the last flush began
+	flushed  committed    // commits that are in tables at least
+	begun    committed    // commits at the beginning of the last flush
 	before   committed    // the same for the flush before
 	rangeAt  atomic.Int64 // value of written when hasRange was set
 	hasRange atomic.Bool  // range deletions have been committed, and not flushed
@@ -51,10 +52,10 @@ type reclaimer struct {
 	merged   atomic.Bool   // a flush or a compaction has ended
 
 	next         time.Time // time of the next check; zero: none before the next commit
-	awaitsPebble bool      // it waits until Pebble has taken into account what was flushed
+	awaitsPebble bool      // it waits until Pebble counts the flushed deletions
 	quietAt      int64     // value of total when it began to wait for it
 	known        uint64    // dead bytes in tables that the last check found and left
-	expected     int64     // bytes expected to be dead, for which it has flushed; 0: none
+	expected     int64     // dead bytes that the last flush should show; 0: none
 	flushDelayed bool      // a flush was put off until flushAt
 	flushAt      time.Time
 	pause        time.Duration // until flushAt, when it was last set
@@ -70,7 +71,7 @@ type reclaimer struct {
 const ReclaimFrom = 8 << 20
 
 const (
-	reclaimFlush  = 8 << 20  // bytes committed with which a flush comes soon by itself
+	reclaimFlush  = 8 << 20  // after so many committed bytes, Pebble flushes soon
 	reclaimUnsure = 64 << 10 // bytes around the beginning of a flush that may be in either memory
 	// Size of the piece that is compacted at once, about; at most a quarter of the free bytes on a
 	// tight disk.
@@ -227,7 +228,7 @@ func (r *reclaimer) run() {
 //	planned  at next, look flushes deletions that Pebble would keep in memory
 //	settling awaitsPebble: at next, Pebble knows the dead bytes of the flush, and settle compacts
 //
-// A tight disk does the same at once (rush), and the trimmer's deletions are always flushed at once.
+// A tight disk does the same at once (rush). The trimmer's deletions are always flushed at once.
 func (r *reclaimer) step() {
 	if r.merged.Swap(false) {
 		had := r.hasTables()
@@ -341,7 +342,7 @@ func (r *reclaimer) sleep() {
 	r.armed.Store(false)
 }
 
-// waitForPebble waits until Pebble knows what it can drop.
+// waitForPebble waits until Pebble knows which tables and records it can drop.
 func (r *reclaimer) waitForPebble(after time.Duration) {
 	r.awaitsPebble, r.quietAt = true, r.total.Load()
 	r.next = time.Now().Add(after)
@@ -356,7 +357,7 @@ func (r *reclaimer) flush() {
 	}
 }
 
-// unflushed returns how many bytes that no table knows of may be dead at most: as if each key that
+// unflushed returns an upper bound of the dead bytes that no table shows yet: as if each key that
 // was committed since the last flush deleted an entry of the largest average size.
 func (r *reclaimer) unflushed() int64 {
 	type kind struct{ size, entries uint64 }
@@ -398,10 +399,10 @@ type deadRange struct {
 	size        uint64 // size of the tables below
 }
 
-// deadRanges returns the ranges in which deletions lie above what they delete, in the order of
-// their keys. What the deletion of a key deletes is estimated by sizes, or else by the records
-// below. Deletions of ranges are read: Pebble drops what they cover when it has written them, but
-// not what a compaction is processing then.
+// deadRanges returns the ranges with deletions above records, in the order of their keys. The bytes
+// that the deletion of a key deletes are estimated by sizes, or else by the records below.
+// Deletions of ranges are read: Pebble drops the tables that they cover when it has written them,
+// but not tables in a compaction at that time.
 func (st *Store) deadRanges(levels [][]pebble.SSTableInfo, sizes *deadSizes) (ranges []deadRange) {
 	for n, level := range levels {
 		for i := range level {

@@ -1,5 +1,3 @@
-// Package store reads what a shard has stored: ranges, single keys, places of tasks, valid leases,
-// and whole tasks of a snapshot. It uses nothing but what is on disk.
 package store
 
 import (
@@ -17,7 +15,7 @@ func Scan(r pebble.Reader, prefix byte, visit func(key, value []byte) error) err
 	return ScanPrefix(r, []byte{prefix}, visit)
 }
 
-// ScanPrefix visits the entries whose keys begin with prefix, in order.
+// ScanPrefix visits the entries with keys that begin with prefix, in order.
 func ScanPrefix(r pebble.Reader, prefix []byte, visit func(key, value []byte) error) error {
 	it, err := r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: keys.GroupEnd(prefix)})
 	if err != nil {

@@ -29,7 +29,7 @@ func NewScratch(fsys vfs.FS, dir string, memTableBytes uint64) (*Scratch, error)
 	return &Scratch{db, latch}, nil
 }
 
-// DB returns the Pebble store, to which batches are written.
+// DB returns the Pebble store, for batches.
 func (s *Scratch) DB() *pebble.DB { return s.db }
 
 // Flush writes everything to tables. It returns the first error, such as that of a full disk.

@@ -19,14 +19,14 @@ type Snapshot struct {
 	// Leases of the tasks that are read, if the caller knows them; nil: the lease records are read
 	// for the first task that may be leased.
 	Leases map[keys.ID]Lease
-	// Clock is what the clocks of the shard show, for Task.Shown.
+	// Clock is the times of the shard's clocks, for Task.Shown.
 	Clock Clock
 }
 
 // NewSnapshot returns a Snapshot of r, which must not change.
 func NewSnapshot(r pebble.Reader) *Snapshot { return &Snapshot{r: r, lanes: make(map[uint32]*Lane)} }
 
-// Reader is what the snapshot reads.
+// Reader returns the reader of the snapshot.
 func (s *Snapshot) Reader() pebble.Reader { return s.r }
 
 // Lane is a lane of the catalogue.
@@ -99,8 +99,8 @@ func (s *Snapshot) Get(id keys.ID) (*Task, error) {
 }
 
 // GetByKey returns the task that has an idempotency key: the holder, if the caller has added its
-// lease. Otherwise t is nil, and holder is the task whose lease is needed. It returns an error that
-// matches base.ErrNotFound if nobody has the key, or its task has ended and is not kept.
+// lease. Otherwise t is nil, and the caller adds the lease of holder. The error matches
+// base.ErrNotFound if no task has the key, or its task has ended and is not kept.
 func (s *Snapshot) GetByKey(hash [keys.UniqueLen]byte, known keys.ID) (t *Task, holder keys.ID, err error) {
 	b, err := Lookup(s.r, keys.AppendHashed(nil, hash))
 	if err == nil && b == nil {

@@ -2,11 +2,11 @@ package store
 
 import "math"
 
-// How often those who write ask the file system how much is free.
+// How often owners ask the file system for its free bytes.
 const (
-	LookBytes     = 4 << 20 // that were written since, at the most
+	LookBytes     = 4 << 20 // written between two questions, at most
 	LookEvery     = 1000    // ms, while there is room
-	LookEveryFull = 100     // ms, while there is not and somebody calls
+	LookEveryFull = 100     // ms, while there is none and callers come
 )
 
 // Shortage is how many quarters of low, begun ones included, the free space lacks: 0 to 4.
@@ -24,8 +24,7 @@ func Shortage(free, low uint64) int {
 	return 4
 }
 
-// IsTight reports whether space is to be reclaimed at once, before any call is refused, which is
-// below low.
+// IsTight reports whether space should be reclaimed at once. Calls are refused later, below low.
 func IsTight(free, low uint64) bool { return free < low+low/2 }
 
 // SizeWithout returns the size of the tables, about, without those of one range of keys.

@@ -6,7 +6,7 @@ import (
 	"codeq/internal/platform"
 )
 
-// Stats describes what a store holds, and what it has written since it was opened.
+// Stats describes the content of a store, and its writes since it was opened.
 type Stats struct {
 	*pebble.Metrics
 	DiskBytes   int64 // the size of its files
@@ -14,12 +14,12 @@ type Stats struct {
 	LinkedBytes int64 // how much of them is in files with other links; 0: unknown
 }
 
-// Stats returns what the store holds. It reads the tables that have range deletions.
+// Stats returns the statistics of the store. It reads the tables that have range deletions.
 func (st *Store) Stats() Stats {
 	m := st.db.Metrics()
 	s := Stats{
 		Metrics: m,
-		// Pebble does not count what the current log has grown by
+		// Pebble does not count the growth of the current log
 		DiskBytes: int64(m.DiskSpaceUsage() - m.WAL.PhysicalSize + max(m.WAL.PhysicalSize, m.WAL.Size)),
 	}
 	levels := st.reclaimer.levels()
@@ -35,7 +35,7 @@ func (st *Store) Stats() Stats {
 	return s
 }
 
-// linkedBytes returns the size of the tables whose files have other links.
+// linkedBytes returns the size of the tables that have other links.
 func (st *Store) linkedBytes(levels [][]pebble.SSTableInfo) (bytes int64) {
 	for _, level := range levels {
 		for i := range level {

@@ -59,7 +59,7 @@ type Config struct {
 	FS            vfs.FS
 	Log           *slog.Logger
 	Durability    Durability
-	Format        pebble.FormatMajorVersion // to which the store is raised if it is older; 0: Format
+	Format        pebble.FormatMajorVersion // an older store is raised to it; 0: Format
 	MemTableBytes int
 	ReclaimFrom   int  // as the constant ReclaimFrom; negative: dead records are always reclaimed
 	Still         bool // tables are not changed: a copy that will soon be closed again
@@ -244,7 +244,7 @@ const MemTables = 4
 
 // MemTableBytes is the default size of memtables. A node of a cluster has replicas of all shards:
 // so that its memory does not grow with their number, memtables shrink with it. A batch of half a
-// memtable becomes a table by itself, and so they do not shrink below 4 MiB.
+// memtable becomes a table of its own, and so they do not shrink below 4 MiB.
 func MemTableBytes(shards int, replicas bool) int {
 	const most = 16 << 20
 	if !replicas {
@@ -253,7 +253,7 @@ func MemTableBytes(shards int, replicas bool) int {
 	return min(max(most*3/2/shards, most/4), most)
 }
 
-// maxManifest limits what a checkpoint copies of Pebble's own manifest, which grows with every
+// maxManifest limits the size of Pebble's own manifest, which checkpoints copy. It grows with every
 // flush and compaction. Pebble's default is 128 MiB.
 const maxManifest = 1 << 20
 
@@ -281,7 +281,7 @@ func (st *Store) Commit(b *pebble.Batch) error {
 		return Error(err)
 	}
 	st.reclaimer.wrote(bytes, entries)
-	return st.Failure() // Pebble reports as a success what could not be written
+	return st.Failure() // Pebble reports a failed write as a success
 }
 
 var errPebblePanic = errors.New("panic of Pebble in a commit")
@@ -296,11 +296,11 @@ func (st *Store) HasSpace() bool {
 	return !errors.Is(st.latch.Ready(st.db), failstop.ErrNoSpace)
 }
 
-// Confirm does nothing: nobody else writes to the store.
+// Confirm does nothing: the store has no other writer.
 func (st *Store) Confirm() error { return nil }
 
-// Flush writes what was committed to a table, and waits for that until ctx ends. It returns the
-// first error: Pebble would retry for ever.
+// Flush writes all commits to tables, and waits for that until ctx ends. It returns the first
+// error: Pebble would retry for ever.
 func (st *Store) Flush(ctx context.Context) error {
 	err := st.latch.Flush(ctx, st.db)
 	if err != nil && errors.Is(err, ctx.Err()) {
@@ -317,8 +317,8 @@ func (st *Store) Checkpoint(dir string) error {
 	return st.Failure() // after a failure, some of it was written nowhere
 }
 
-// CheckpointUnsynced is Checkpoint below root, where nothing is synced. The copy contains what was
-// committed, at every durability. REQUIRES: nothing is being committed.
+// CheckpointUnsynced is Checkpoint below root, where nothing is synced. The copy contains all
+// commits, at every durability. REQUIRES: nothing is being committed.
 func (st *Store) CheckpointUnsynced(root, dir string) error {
 	switch {
 	case st.replicated: // memtables have no log
@@ -341,8 +341,8 @@ func (st *Store) DiskUsage() (vfs.DiskUsage, error) {
 	return u, st.latch.Seen(err)
 }
 
-// Close hands what was committed to the operating system at least, and releases the files. The
-// error says why the store has failed, or could not be closed.
+// Close hands all commits to the operating system at least, and releases the files. The error says
+// why the store has failed, or could not be closed.
 func (st *Store) Close() error {
 	if st.syncer.sync != nil {
 		st.syncer.close()

@@ -8,8 +8,8 @@ import (
 	"codeq/internal/guard"
 )
 
-// syncEvery is the time from the first commit that is to become durable to the sync, and so the
-// least time between two syncs.
+// syncEvery is the time from the first commit that waits for a sync to that sync, and so the least
+// time between two syncs.
 const syncEvery = time.Second
 
 // syncer makes commits durable that are not when they return. It syncs once in syncEvery while it
@@ -52,7 +52,7 @@ func (st *Store) AfterSync(number int, do func()) bool {
 
 var errSyncPanic = errors.New("panic in a sync")
 
-// syncOn syncs until nobody waits for it.
+// syncOn syncs as long as commits wait for it.
 func (st *Store) syncOn() {
 	s := &st.syncer
 	wait := time.NewTimer(syncEvery)
@@ -67,7 +67,7 @@ func (st *Store) syncOn() {
 		if after == nil || st.latch.Err() != nil {
 			return
 		}
-		if err := s.sync(); err != nil { // what was written before may be lost, and a later sync would not tell
+		if err := s.sync(); err != nil { // earlier writes may be lost, and no later sync tells
 			st.latch.Fail(err)
 			return
 		}
@@ -78,7 +78,7 @@ func (st *Store) syncOn() {
 	}
 }
 
-// take returns what is to be done after a sync that begins now; nil: no sync is needed.
+// take returns the calls to make after a sync that begins now; nil: no sync is needed.
 func (s *syncer) take() map[int]func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

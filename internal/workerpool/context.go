@@ -11,15 +11,15 @@ import (
 	"codeq/internal/guard"
 )
 
-// Context is the context of a handler, without values: who embeds it may add some. Many handlers
+// Context is the context of a handler, without values: an embedder may add some. Many handlers
 // never ask when their context ends: ending, which says so, is made when one does.
 type Context struct {
 	due *due // nil: it has no deadline, as most tasks have none
 
-	mu     sync.Mutex    // guards what follows, but for marks
+	mu     sync.Mutex    // guards the fields below, but for marks
 	over   bool          // the context has ended
 	marks  atomic.Uint32 // of the embedder
-	ending *ending       // nil: nobody has asked yet, and there is no cause to keep
+	ending *ending       // nil: it was not asked for yet, and there is no cause to keep
 }
 
 // due is a deadline.
@@ -41,8 +41,8 @@ type watch struct {
 	running *sync.WaitGroup
 }
 
-// Begin gives the context its deadline, after a time; 0: it has none. REQUIRES: nobody uses the
-// context yet.
+// Begin gives the context its deadline, after a time; 0: it has none. REQUIRES: the context is not
+// in use yet.
 func (c *Context) Begin(timeout time.Duration) {
 	if timeout > 0 {
 		c.due = &due{at: time.Now().Add(timeout)}
@@ -122,7 +122,7 @@ func (c *Context) Err() error {
 	return nil
 }
 
-// usedEnding returns ending; nil if the context has not ended and nobody has used ending.
+// usedEnding returns ending; nil if the context has not ended and ending was not asked for.
 func (c *Context) usedEnding() *ending {
 	c.mu.Lock()
 	defer c.mu.Unlock()

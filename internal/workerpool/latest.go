@@ -8,25 +8,24 @@ import (
 	"codeq/internal/guard"
 )
 
-// Latest is changed at any time and told at once, and then once in an interval at most, one time
-// after the other, on goroutines of its own, until it is closed. What is told is the latest value:
-// values between may be left out. It is safe for concurrent use.
+// Latest reports the latest value: the first change at once, then at most one report in each
+// interval, on goroutines of its own, until it is closed. Values between may be left out. It is
+// safe for concurrent use.
 type Latest[T any] struct {
 	every   time.Duration
 	tell    func(*T)
-	telling *sync.WaitGroup // counts those that are being told, or are about to be
+	telling *sync.WaitGroup // counts the reports under way and planned
 	log     *slog.Logger    // of panics
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	now    *T
 	told   *T
-	at     time.Time   // when it was told last
-	timer  *time.Timer // after which it is told again; nil: it is up to date
+	at     time.Time   // of the last report
+	timer  *time.Timer // for the next report; nil: none is planned
 	closed bool
 }
 
-// NewLatest returns a Latest that is told by tell. Whoever waits for telling has to close the
-// Latest before.
+// NewLatest returns a Latest that reports to tell. Close the Latest before waiting for telling.
 func NewLatest[T any](
 	first T, every time.Duration, log *slog.Logger, telling *sync.WaitGroup, tell func(*T),
 ) *Latest[T] {
@@ -47,7 +46,7 @@ func (v *Latest[T]) Change(change func(now T) (T, error)) error {
 	return err
 }
 
-// plan lets the value be told when it is time. REQUIRES: mu is held.
+// plan plans the next report, if the value has changed. REQUIRES: mu is held.
 func (v *Latest[T]) plan() {
 	if v.timer == nil && !v.closed && v.now != v.told {
 		v.telling.Add(1)
@@ -66,7 +65,7 @@ func (v *Latest[T]) tellNow() {
 	v.tell(now)
 }
 
-// settle notes that the value was told, or that this has panicked.
+// settle ends a report, which may have panicked.
 func (v *Latest[T]) settle() {
 	defer v.telling.Done()
 	v.mu.Lock()
@@ -75,7 +74,7 @@ func (v *Latest[T]) settle() {
 	v.plan()
 }
 
-// Close lets the value be told no more; what is being told goes on. It may still be changed.
+// Close ends the reports; one under way goes on. The value may still be changed.
 func (v *Latest[T]) Close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 
 // Pool is the workers of one Run. Jobs go from the fetchers to the workers:
 //
-//	fetcher   takes free places, claims that many jobs at the most, and adds them
-//	worker    takes a job, lets the host do it, and frees the place
+//	fetcher   takes free places, claims at most that many jobs, and adds them
+//	worker    takes a job, hands it to the host, and frees the place
 //
 // A worker that ends a job takes the next one without going to sleep. One worker at a time is
 // woken: it takes a job, and wakes the next worker if jobs are left. So slow handlers occupy all
@@ -31,7 +31,7 @@ type Pool[J any, T Task] struct {
 	// Outcomes counts the outcomes of jobs that are being stored.
 	Outcomes sync.WaitGroup
 
-	mu           sync.Mutex      // guards what follows
+	mu           sync.Mutex      // guards the fields below
 	workers      []*Worker[J, T] // that have begun; grows only
 	jobs         []J             // claimed, not yet started; from next on
 	next         int
@@ -62,14 +62,14 @@ type Config struct {
 
 // Host claims jobs for a pool, and does them.
 type Host[J any, T Task] interface {
-	// Claim adds jobs to the pool, at most max, and returns their number. It waits until there are
-	// some, unless the pool is to end when there is nothing to do: then it may return 0.
+	// Claim adds jobs to the pool, at most max, and returns their number. It waits for jobs. If the
+	// pool ends when there is nothing to do, it may return 0 instead.
 	Claim(ctx context.Context, max int) (int, error)
 	// Do does a job.
 	Do(w *Worker[J, T], job J)
 	// GiveBack gives back jobs that no worker has begun.
 	GiveBack(jobs []J)
-	// TakeBack gives back a task whose handler goes on.
+	// TakeBack gives back a task while its handler goes on.
 	TakeBack(t T)
 	// Hurry ends the waiting for room of outcomes that are being stored.
 	Hurry()
@@ -82,7 +82,7 @@ func New[J any, T Task](c Config, host Host[J, T]) *Pool[J, T] {
 	return p
 }
 
-// contain calls f on one of the pool's goroutines, and lets a panic end the pool.
+// contain calls f on one of the pool's goroutines. A panic ends the pool.
 func (p *Pool[J, T]) contain(what string, f func()) {
 	guard.Contain(p.config.Log, what, f, func(value any, stack []byte) {
 		p.config.Crash(what, value, stack)
@@ -150,8 +150,8 @@ func (p *Pool[J, T]) fetch(ctx context.Context) error {
 }
 
 // reserve waits until the pool may claim and has free places, and takes as many as one claim may
-// fill. claiming ends with ctx, or when the pool is to be quiet; atWork is how many places were
-// taken before. The caller ends the claim by endClaim.
+// fill. claiming ends with ctx, or with Quiet; atWork is how many places were taken before. The
+// caller ends the claim by endClaim.
 func (p *Pool[J, T]) reserve(ctx context.Context) (claiming context.Context, places, atWork int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,7 +181,7 @@ func (p *Pool[J, T]) endClaim(places int) {
 	}
 }
 
-// beStill tells those who wait for it that no claim is under way. REQUIRES: mu is held.
+// beStill tells callers of Quiet that no claim is under way. REQUIRES: mu is held.
 func (p *Pool[J, T]) beStill() {
 	if p.still != nil {
 		close(p.still)
@@ -190,7 +190,7 @@ func (p *Pool[J, T]) beStill() {
 }
 
 // Quiet stops claims until Resume, and ends those under way. The channel is closed when none is, or
-// at Resume; what they have added is done.
+// at Resume. Jobs that were added are done.
 func (p *Pool[J, T]) Quiet() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -211,7 +211,7 @@ func (p *Pool[J, T]) Quiet() <-chan struct{} {
 
 var errQuiet = errors.New("the workers are quiet")
 
-// Resume lets a quiet pool claim again.
+// Resume makes a quiet pool claim again.
 func (p *Pool[J, T]) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -279,8 +279,8 @@ func (p *Pool[J, T]) wakeFetchers() {
 	p.room.Broadcast()
 }
 
-// wakeWorker wakes an idle worker for the jobs, or lets another one begin. REQUIRES: mu is held,
-// there are jobs, and the pool has not ended.
+// wakeWorker wakes an idle worker for the jobs, or starts another one. REQUIRES: mu is held, there
+// are jobs, and the pool has not ended.
 func (p *Pool[J, T]) wakeWorker() {
 	switch {
 	case p.waking:
@@ -302,7 +302,7 @@ func (p *Pool[J, T]) release(n int) {
 	p.releaseLocked(n)
 }
 
-// releaseLocked is release for a caller who holds mu.
+// releaseLocked is release for a caller that holds mu.
 func (p *Pool[J, T]) releaseLocked(n int) {
 	if p.free += n; p.fetcherWaits {
 		p.fetcherWaits = false
@@ -345,7 +345,7 @@ func (p *Pool[J, T]) Drain(cause error) (running int) {
 	if within(idle, max(p.config.Grace, time.Second)) {
 		return 0
 	}
-	p.host.Hurry() // for workers whose handlers have ended
+	p.host.Hurry() // of workers that have no handler any more
 	if running = p.busy(); running == 0 {
 		<-idle
 	}
@@ -385,8 +385,7 @@ func within(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// ProcessName is the name of this process for those who do not give it one: its host and its
-// number.
+// ProcessName is the default name of this process: its host and its number.
 func ProcessName() string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Task is what a handler works on.
+// Task is the task of a handler.
 type Task interface {
 	// End ends the handler's context, if it has not ended.
 	End(cause error)
@@ -17,7 +17,7 @@ type Task interface {
 type Worker[J any, T Task] struct {
 	pool *Pool[J, T]
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	task    T          // of the running handler
 	busy    bool       // a handler runs
 	ours    bool       // the worker still has the task; false: it was given back, or its lease was lost
@@ -30,8 +30,8 @@ func (w *Worker[J, T]) start(woken bool) {
 	w.pool.running.Go(func() { w.pool.contain("worker", func() { w.work(woken) }) })
 }
 
-// Restart frees the place of a job whose handler has ended the worker's goroutine, and starts
-// another one.
+// Restart is called when a handler has ended the worker's goroutine: it frees the place of the job,
+// and starts another goroutine.
 func (w *Worker[J, T]) Restart() {
 	w.pool.release(1)
 	w.start(false)
