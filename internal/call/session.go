@@ -55,8 +55,8 @@ func (c *Session) End(seq uint64) {
 }
 
 // Outlive begins another incarnation, unless the present one is later than the given one, which the
-// shard knows. It nearly always is: it is not if its clock is behind that of a lost directory of its
-// name.
+// shard knows. It nearly always is: it is not if its clock is behind that of a lost directory of
+// its name.
 func (c *Session) Outlive(latest uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

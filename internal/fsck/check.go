@@ -63,10 +63,7 @@ func inspect(r pebble.Reader, rules *Rules, index, shards int) *checker {
 	steps = append(steps,
 		store.Scan(r, keys.Index, c.entry),
 		store.ScanLeases(r, c.leases),
-		store.Scan(r, keys.LeaseTime, c.leaseClock),
-		store.Scan(r, keys.PeriodTime, c.periodClock),
-		store.Scan(r, keys.ClockSets, c.clockSets),
-		store.Scan(r, keys.Granted, c.granted),
+		c.lone(keys.LeaseTime), c.lone(keys.PeriodTime), c.lone(keys.ClockSets), c.lone(keys.Granted),
 		store.Scan(r, keys.Daily, c.day),
 		store.Scan(r, keys.Counters, c.counters),
 		store.Scan(r, keys.Buckets, c.bucket),
@@ -286,32 +283,36 @@ func (c *checker) leases(seq uint64, _ keys.LeaseHeader, entries []keys.LeaseEnt
 	return nil
 }
 
-func (c *checker) leaseClock(key, value []byte) error {
-	if _, err := keys.ParseLeaseTime(value); err != nil || len(key) != 1 {
-		c.report("clock of leases %x is %x", key, value)
-	}
-	return nil
+// loneRange is a range with entries that no other range contradicts.
+type loneRange struct {
+	name  string
+	parse func(key, value []byte) error
 }
 
-func (c *checker) granted(key, value []byte) error {
-	if _, err := keys.ParseNumber(value); err != nil {
-		c.report("last grant of queue %q is %x", key[1:], value)
-	}
-	return nil
+var loneRanges = map[byte]loneRange{
+	keys.LeaseTime:  {"clock of leases", func(key, value []byte) error { _, err := keys.ParseLeaseTime(value); return single(key, err) }},
+	keys.PeriodTime: {"clock of periods", func(key, value []byte) error { _, err := keys.ParsePeriodTime(value); return single(key, err) }},
+	keys.ClockSets:  {"list of set clocks", func(key, value []byte) error { _, err := keys.ParseClockSets(value); return single(key, err) }},
+	keys.Granted:    {"last grant of a queue", func(_, value []byte) error { _, err := keys.ParseNumber(value); return err }},
 }
 
-func (c *checker) periodClock(key, value []byte) error {
-	if _, err := keys.ParsePeriodTime(value); err != nil || len(key) != 1 {
-		c.report("clock of periods %x is %x", key, value)
+// single returns err, or an error unless the key is that of a range with one entry.
+func single(key []byte, err error) error {
+	if err == nil && len(key) != 1 {
+		err = errors.New("the key is too long")
 	}
-	return nil
+	return err
 }
 
-func (c *checker) clockSets(key, value []byte) error {
-	if _, err := keys.ParseClockSets(value); err != nil || len(key) != 1 {
-		c.report("list of set clocks %x is %x", key, value)
-	}
-	return nil
+// lone checks the entries of a range that no other range contradicts.
+func (c *checker) lone(prefix byte) error {
+	of := loneRanges[prefix]
+	return store.Scan(c.r, prefix, func(key, value []byte) error {
+		if err := of.parse(key, value); err != nil {
+			c.report("%s %x is %x: %w", of.name, key, value, err)
+		}
+		return nil
+	})
 }
 
 func (c *checker) counters(key, value []byte) error {
