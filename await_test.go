@@ -295,68 +295,6 @@ func TestAwaitInFailedShard(t *testing.T) {
 	})
 }
 
-// TestAwaitResultIsNotShared: a result belongs to the caller of Await. Neither
-// who completed the task nor others who wait change it.
-func TestAwaitResultIsNotShared(t *testing.T) {
-	ctx := context.Background()
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
-		first, second := await(ctx, q, id), await(ctx, q, id)
-		result := []byte("result")
-		require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "a").Receipt, result))
-		clear(result)
-		got := <-first
-		require.Equal(t, "result", string(got.Result))
-		clear(got.Result)
-		require.Equal(t, "result", string((<-second).Result))
-	})
-}
-
-// TestAwaitMany: a thousand callers wait for one task, and one for each of a
-// thousand; each gets what is its own.
-func TestAwaitMany(t *testing.T) {
-	t.Parallel()
-	const n = 1000
-	ctx := context.Background()
-	for _, shards := range []int{1, 3} {
-		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
-			one := queuetest.Produce(t, q, codeq.Task{Queue: "one"})[0]
-			same := make(chan error, n)
-			each := make(chan error, n)
-			for i := range n {
-				go func() {
-					o, err := q.Await(ctx, one)
-					if err == nil && string(o.Result) != "result" {
-						err = fmt.Errorf("the task of all has the result %q", o.Result)
-					}
-					same <- err
-				}()
-				id := queuetest.Produce(t, q, codeq.Task{Queue: "many", Payload: fmt.Append(nil, i)})[0]
-				go func() {
-					o, err := q.Await(ctx, id)
-					if err == nil && string(o.Result) != fmt.Sprint(i) {
-						err = fmt.Errorf("task %d has the result %q", i, o.Result)
-					}
-					each <- err
-				}()
-			}
-			synctest.Wait()
-			for range n {
-				l := queuetest.ClaimNow(t, q, "many")
-				require.NoError(t, q.Complete(ctx, l.Receipt, l.Payload))
-			}
-			require.Empty(t, same)
-			result := []byte("result")
-			require.NoError(t, q.Complete(ctx, queuetest.ClaimNow(t, q, "one").Receipt, result))
-			for range n {
-				require.NoError(t, <-each)
-				require.NoError(t, <-same)
-			}
-			require.Zero(t, queuetest.Awaiting(t, []*codeq.Queue{q}, one), "it is still awaited")
-		})
-	}
-}
-
 // TestAwaitSweep: callers that have given up leave no memory behind, beyond a
 // bound, and do not take those along that wait.
 func TestAwaitSweep(t *testing.T) {

@@ -24,29 +24,6 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestTenantWeights: a tenant gets as many claims in a row as its weight, from its
-// first turn on, and in batches too.
-func TestTenantWeights(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 3, "C": 2} })
-		produceFor(t, q, codeq.Task{Queue: "a"}, 100, "A", "B", "C")
-		produceFor(t, q, codeq.Task{Queue: "b"}, 100, "A", "B", "C")
-		require.Equal(t, "AAABCCAAABCC", tenantsOf(t, q, "a", 12))
-		require.Equal(t, "ABCABC", tenantsOf(t, q, "b", 6), "another queue")
-		batch, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 6})
-		require.NoError(t, err)
-		got := ""
-		for _, l := range batch {
-			got += l.Tenant
-		}
-		require.Equal(t, "AAABCC", got)
-
-		produceFor(t, q, codeq.Task{Queue: "a", Priority: 5}, 100, "A", "B")
-		require.Equal(t, "AAABAAAB", tenantsOf(t, q, "a", 8), "another priority")
-		queuetest.RequireSettled(t, q)
-	})
-}
-
 // TestTenantWeightsChanged: new weights are in force when Configure returns, also
 // in a turn that has begun.
 func TestTenantWeightsChanged(t *testing.T) {
@@ -61,20 +38,6 @@ func TestTenantWeightsChanged(t *testing.T) {
 		require.Equal(t, "AABBBAABBB", tenantsOf(t, q, "a", 10))
 		weights(nil)
 		require.Equal(t, "ABAB", tenantsOf(t, q, "a", 4))
-		queuetest.RequireSettled(t, q)
-	})
-}
-
-// TestTenantWeightsRestart: weights outlive a restart.
-func TestTenantWeightsRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{})
-		q := queuetest.OpenForRun(t, opts)
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.TenantWeights = map[string]int{"A": 3} })
-		produceFor(t, q, codeq.Task{Queue: "a"}, 100, "A", "B")
-		require.NoError(t, q.Close())
-		q = queuetest.OpenForRun(t, opts)
-		require.Equal(t, "AAABAAAB", tenantsOf(t, q, "a", 8))
 		queuetest.RequireSettled(t, q)
 	})
 }

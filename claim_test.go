@@ -3,7 +3,6 @@ package codeq_test
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -21,68 +20,6 @@ import (
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
-
-func TestClaimOrder(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Produce(t, q,
-			codeq.Task{Queue: "a", Payload: []byte("low 1")},
-			codeq.Task{Queue: "a", Payload: []byte("high 1"), Priority: 9},
-			codeq.Task{Queue: "a", Payload: []byte("low 2")},
-			codeq.Task{Queue: "a", Payload: []byte("high 2"), Priority: 9},
-			codeq.Task{Queue: "b", Payload: []byte("other queue"), Priority: 9},
-		)
-		for _, want := range []string{"high 1", "high 2", "low 1", "low 2"} {
-			require.Equal(t, want, string(queuetest.ClaimNow(t, q, "a").Payload))
-		}
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		require.Nil(t, queuetest.ClaimNow(t, q, "unknown"))
-	})
-}
-
-// TestTenantsTakeTurns: a tenant with many tasks delays another's one task by
-// no more than a turn, also when only a part of them is in memory.
-func TestTenantsTakeTurns(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 4}, func(t *testing.T, q *codeq.Queue) {
-		for range 50 {
-			queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: "large"})
-		}
-		for i := range 5 {
-			queuetest.Produce(t, q, codeq.Task{Queue: "a", Tenant: fmt.Sprint("small ", i)})
-		}
-		seen := map[string]int{}
-		for range 6 {
-			seen[queuetest.ClaimNow(t, q, "a").Tenant]++
-		}
-		require.Len(t, seen, 6, "each tenant has had one turn: %v", seen)
-		for range 49 {
-			require.Equal(t, "large", queuetest.ClaimNow(t, q, "a").Tenant)
-		}
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-	})
-}
-
-func TestClaimSeveralQueues(t *testing.T) {
-	t.Parallel()
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		const n = 4000
-		for range n {
-			queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "b"}, codeq.Task{Queue: "c"})
-		}
-		for range 100 {
-			require.Equal(t, "b", queuetest.ClaimNow(t, q, "b", "a").Queue, "strict order")
-		}
-		count := map[string]int{}
-		for range 3000 {
-			l, err := q.Claim(context.Background(), codeq.ClaimRequest{Queues: []string{"a", "b", "c"}, Weights: map[string]int{"b": 2, "c": 3}})
-			require.NoError(t, err)
-			count[l.Queue]++
-		}
-		// Each is binomial with a standard deviation of at most 28.
-		require.InDelta(t, 500, count["a"], 150)
-		require.InDelta(t, 1000, count["b"], 150)
-		require.InDelta(t, 1500, count["c"], 150)
-	})
-}
 
 func TestClaimsWaitInOrder(t *testing.T) {
 	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
@@ -144,31 +81,6 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			require.Len(t, seen, callers*each)
 		})
 	}
-}
-
-func TestClaimBatch(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 3}, func(t *testing.T, q *codeq.Queue) {
-		ctx := context.Background()
-		var tasks []codeq.Task
-		for i := range 10 {
-			tasks = append(tasks, codeq.Task{Queue: "a", Payload: []byte{byte(i)}})
-		}
-		ids, err := q.ProduceBatch(ctx, tasks)
-		require.NoError(t, err)
-		next := 0
-		for next < len(ids) {
-			leases, err := q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
-			require.NoError(t, err)
-			require.LessOrEqual(t, len(leases), 4)
-			for _, l := range leases {
-				require.Equal(t, ids[next], l.ID)
-				require.Equal(t, []byte{byte(next)}, l.Payload)
-				next++
-			}
-		}
-		_, err = q.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 4, NoWait: true})
-		require.ErrorIs(t, err, codeq.ErrEmpty)
-	})
 }
 
 // TestWindowOverflow: with room for two tasks in memory, ten thousand over
@@ -286,34 +198,6 @@ func TestClaimWaits(t *testing.T) {
 					}))
 				}
 			})
-		})
-	}
-}
-
-// TestClaimEndsWithContext: a claim that gives up leaves its task to others,
-// and thousands of them leave no memory behind.
-func TestClaimEndsWithContext(t *testing.T) {
-	t.Parallel()
-	for _, shards := range []int{1, 3} {
-		queuetest.Bubble(t, codeq.Options{Shards: shards}, func(t *testing.T, q *codeq.Queue) {
-			cause := errors.New("enough")
-			for range 2000 {
-				ctx, cancel := context.WithTimeoutCause(context.Background(), time.Second, cause)
-				_, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-				require.ErrorIs(t, err, cause)
-				cancel()
-			}
-			synctest.Wait()
-			for shard := range queuetest.Led(q) {
-				require.NoError(t, inspect.Of(q).Owner(shard, func(s *inspect.Owner) error {
-					if q := s.Rules.Queues["a"]; q != nil {
-						return fmt.Errorf("%d dead claims are kept", s.Claims.Usage().Tickets)
-					}
-					return nil
-				}))
-			}
-			id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
-			require.Equal(t, id, queuetest.ClaimNow(t, q, "a").ID)
 		})
 	}
 }

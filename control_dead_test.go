@@ -2,10 +2,8 @@ package codeq_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -14,11 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/call"
-	"codeq/internal/engine"
-	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/listing"
 	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
@@ -111,55 +105,6 @@ func TestRedriveKeyFor(t *testing.T) {
 		p.Kill("a")
 		p.Step()
 		require.Zero(t, p.Stored(keys.Unique), "For is counted from the produce")
-	})
-}
-
-// TestRedriveOfGroup: the group of a dead letter goes on without it; when it is
-// redriven it waits for its turn.
-func TestRedriveOfGroup(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		dead := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		p.Kill("a")
-		p.Step()
-		require.NoError(t, p.RedriveDead(ctx, dead))
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(dead))
-		l := p.Take("a")
-		require.Equal(t, next, l.ID)
-		require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
-		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
-		p.Step()
-		require.Equal(t, dead, p.Kill("a"))
-		require.NoError(t, p.RedriveDead(ctx, dead)) // nobody else is there
-		p.Step()
-		require.Equal(t, codeq.Ready, p.StateOf(dead))
-	})
-}
-
-// TestRedriveParent: a task waits for a dead parent, and goes on when it was
-// redriven and is completed.
-func TestRedriveParent(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		require.NoError(t, p.Configure(ctx, "parents", func(s *codeq.Settings) { s.DeadRetention = time.Hour }))
-		parent := p.Store(codeq.Task{Queue: "parents"})
-		child := p.Store(codeq.Task{Queue: "a", After: []codeq.ID{parent}})
-		p.Check()
-		p.Kill("parents")
-		p.Step()
-		late := p.Store(codeq.Task{Queue: "a", After: []codeq.ID{parent}})
-		p.Pass(2 * time.Hour) // it is kept, since others wait for it
-		p.Step()
-		require.Equal(t, []codeq.State{codeq.Dead, codeq.Blocked, codeq.Blocked}, []codeq.State{p.StateOf(parent), p.StateOf(child), p.StateOf(late)})
-		require.NoError(t, p.RedriveDead(ctx, parent))
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(child))
-		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, nil))
-		p.Step()
-		require.Equal(t, []codeq.State{codeq.Ready, codeq.Ready}, []codeq.State{p.StateOf(child), p.StateOf(late)})
 	})
 }
 
@@ -278,76 +223,6 @@ func TestDeadRetentionClock(t *testing.T) {
 	})
 }
 
-// TestRedrive: a dead letter is ready again, behind the others, with all its
-// attempts before it and the error that it died of.
-func TestRedrive(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		id := p.Store(codeq.Task{Queue: "a", Payload: []byte("x"), MaxAttempts: 2, RunAt: p.Now().Add(time.Second)})
-		p.Pass(time.Second)
-		for range 2 {
-			require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, codeq.RetryOptions{After: -1, Err: errors.New("boom")}))
-		}
-		p.Step()
-		info := queuetest.InfoOf(t, p.Queue, id)
-		require.Equal(t, codeq.Dead, info.State)
-		require.Equal(t, 2, info.Attempts)
-		others := []codeq.ID{p.Store(codeq.Task{Queue: "a"}), p.Store(codeq.Task{Queue: "a"}), p.Store(codeq.Task{Queue: "a"})}
-		p.Pass(time.Millisecond)
-		require.NoError(t, p.RedriveDead(ctx, id))
-		p.Step()
-		info = queuetest.InfoOf(t, p.Queue, id)
-		require.Equal(t, codeq.Ready, info.State)
-		require.Zero(t, info.Attempts)
-		require.Equal(t, "boom", info.LastError)
-		for _, other := range others {
-			require.Equal(t, other, p.Take("a").ID)
-		}
-		for attempt := 1; attempt <= 2; attempt++ {
-			l := p.Take("a")
-			require.Equal(t, id, l.ID)
-			require.Equal(t, attempt, l.Attempt)
-			require.Equal(t, "x", string(l.Payload))
-			require.Equal(t, "boom", l.LastError)
-			p.Step()
-			require.NoError(t, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1}))
-		}
-		p.Step()
-		require.Equal(t, codeq.Dead, p.StateOf(id))
-		require.NoError(t, p.RedriveDead(ctx, id)) // again
-		p.Step()
-		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
-		p.Step()
-		require.Zero(t, p.StateOf(id))
-	})
-}
-
-// TestRedriveNotDead: of what is no dead letter there is nothing to redrive.
-func TestRedriveNotDead(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	for _, in := range append(slices.Clone(waitingStates), busyStates[:2]...) {
-		t.Run(in.name, func(t *testing.T) {
-			queuetest.ThroughSteps(t, codeq.Options{Shards: 2, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
-				id := in.reach(p, queuetest.Keyed("k"))
-				p.Step()
-				require.ErrorIs(t, p.RedriveDead(ctx, id), codeq.ErrNotFound)
-				n, err := p.RedriveAllDead(ctx, codeq.DeadFilter{})
-				require.NoError(t, err)
-				require.Zero(t, n)
-				n, err = p.PurgeDead(ctx, codeq.DeadFilter{})
-				require.NoError(t, err)
-				require.Zero(t, n)
-				require.Equal(t, in.state, p.StateOf(id))
-				require.NoError(t, p.Cancel(ctx, id))
-				require.ErrorIs(t, p.RedriveDead(ctx, id), codeq.ErrNotFound)
-				require.ErrorIs(t, p.RedriveDead(ctx, codeq.ID{}), codeq.ErrNotFound)
-			})
-		})
-	}
-}
-
 // TestDeadLettersFilter: RedriveAllDead and PurgeDead are about what they are asked
 // for, and nothing else.
 func TestDeadLettersFilter(t *testing.T) {
@@ -444,98 +319,6 @@ func TestDeadLettersRate(t *testing.T) {
 	}
 }
 
-// TestDeadLettersDieAgain: tasks that die again meanwhile are not redriven twice,
-// also if they then lie behind those that are still to come.
-func TestDeadLettersDieAgain(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
-		const n = listing.PageTasks + 44
-		require.NoError(t, p.Configure(context.Background(), "a", func(s *codeq.Settings) { s.DeadRetention = time.Hour }))
-		p.StoreDead(n, codeq.Task{Queue: "a"})
-		p.Step()
-		ctx, stop := context.WithCancel(context.Background())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			for {
-				l, err := p.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-				if err != nil {
-					return
-				}
-				require.NoError(t, p.DeadLetter(context.Background(), l.Receipt, nil))
-			}
-		}()
-		got, err := p.RedriveAllDead(ctx, codeq.DeadFilter{Rate: 1})
-		require.NoError(t, err)
-		require.Equal(t, n, got)
-		synctest.Wait()
-		stop()
-		<-ended
-		require.Equal(t, codeq.Counts{Dead: n}, queuetest.CountsOf(t, p.Queue, "a"))
-	})
-}
-
-// TestDeadLettersInterrupted: what a call has done when its context ends, or its
-// process, stays done; another call does the rest.
-func TestDeadLettersInterrupted(t *testing.T) {
-	t.Parallel()
-	for _, b := range bulks {
-		t.Run(b.name, func(t *testing.T) {
-			queuetest.ThroughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *queuetest.Process) {
-				const n = 100
-				p.StoreDead(n, codeq.Task{Queue: "a"})
-				ctx, cancel := context.WithCancelCause(context.Background())
-				type result struct {
-					n   int
-					err error
-				}
-				ended := make(chan result, 1)
-				go func(q *codeq.Queue) {
-					n, err := b.call(q, ctx, codeq.DeadFilter{Rate: 10})
-					ended <- result{n, err}
-				}(p.Queue)
-				p.Pass(3 * time.Second)
-				if !p.Ends() {
-					cancel(errBubbleOver)
-				}
-				p.Step()
-				first := <-ended
-				cancel(nil)
-				if !p.Ends() {
-					require.ErrorIs(t, first.err, errBubbleOver)
-				} else {
-					require.ErrorIs(t, first.err, codeq.ErrClosed)
-				}
-				require.InDelta(t, 31, first.n, 2)
-				require.EqualValues(t, n-first.n, queuetest.CountsOf(t, p.Queue, "a").Dead)
-				rest, err := b.call(p.Queue, context.Background(), codeq.DeadFilter{})
-				require.NoError(t, err)
-				require.Equal(t, n-first.n, rest)
-			})
-		})
-	}
-}
-
-// TestDeadLettersDeadline: a deadline that the rate cannot meet ends the call when it has passed.
-func TestDeadLettersDeadline(t *testing.T) {
-	for _, b := range bulks {
-		queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-			for range 10 {
-				queuetest.Produce(t, q, codeq.Task{Queue: "a"})
-				require.NoError(t, q.DeadLetter(context.Background(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), 3500*time.Millisecond)
-			defer cancel()
-			n, err := b.call(q, ctx, codeq.DeadFilter{Rate: 1})
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.Error(t, ctx.Err())
-			require.Equal(t, 4, n)
-			require.EqualValues(t, 6, queuetest.CountsOf(t, q, "a").Dead)
-		})
-	}
-}
-
 func TestDeadLettersRefused(t *testing.T) {
 	q := openLimited(t)
 	for _, b := range bulks {
@@ -553,60 +336,4 @@ func TestDeadLettersRefused(t *testing.T) {
 		_, err = b.call(q.Queue, ended, codeq.DeadFilter{})
 		require.ErrorIs(t, err, errBubbleOver)
 	}
-}
-
-// TestDeadLettersOfManyGroups: more than one operation, and one commit, is about.
-func TestDeadLettersOfManyGroups(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	for name, verb := range map[string]func(*codeq.Queue, context.Context, codeq.DeadFilter) (int, error){
-		"RedriveAllDead": (*codeq.Queue).RedriveAllDead, "PurgeDead": (*codeq.Queue).PurgeDead,
-	} {
-		t.Run(name, func(t *testing.T) {
-			queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
-				ctx := context.Background()
-				const n = 4*256 + 30
-				_, err := queuetest.StartingAt(q, 0).ProduceBatch(ctx, slices.Repeat([]codeq.Task{{Queue: "a", Payload: make([]byte, 5<<10)}}, n-10))
-				require.NoError(t, err)
-				queuetest.Produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 10)...)
-				for range n {
-					require.NoError(t, q.DeadLetter(ctx, queuetest.ClaimNow(t, q, "a").Receipt, nil))
-				}
-				done, err := verb(q, ctx, codeq.DeadFilter{})
-				require.NoError(t, err)
-				require.Equal(t, n, done)
-				require.NoError(t, queuetest.CheckMemory(q))
-				want := codeq.Counts{}
-				if name == "RedriveAllDead" {
-					want.Ready = n
-				}
-				require.Equal(t, want, queuetest.CountsOf(t, q, "a"))
-			})
-		})
-	}
-}
-
-// TestDeadLettersTwice: of operations that are decided in one group, one redrives a dead letter.
-func TestDeadLettersTwice(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
-		ids := p.StoreDead(3, codeq.Task{Queue: "a"})
-		p.Step()
-		done := 0
-		require.NoError(t, inspect.Of(p.Queue).Owner(0, func(o *inspect.Owner) error {
-			for range 2 {
-				bulk := &call.AlterMany{BulkAlteration: engine.BulkAlteration{How: engine.AlterRedrive, States: engine.SetOf(engine.Dead)}}
-				for _, id := range ids {
-					bulk.IDs = append(bulk.IDs, id)
-				}
-				if _, err := bulk.Decide(o.Rules); err != nil {
-					return err
-				}
-				done += bulk.N
-			}
-			return nil
-		}))
-		require.Equal(t, len(ids), done)
-		p.Step()
-		require.Equal(t, codeq.Counts{Ready: 3}, queuetest.CountsOf(t, p.Queue, "a"))
-	})
 }

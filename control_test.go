@@ -1,12 +1,10 @@
 package codeq_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,103 +20,6 @@ import (
 	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
-
-func TestCancelEnded(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		require.ErrorIs(t, p.Cancel(ctx, codeq.ID{}), codeq.ErrNotFound)
-		gone := p.Store(codeq.Task{Queue: "a"})
-		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
-		kept := p.Store(codeq.Task{Queue: "a", Retention: time.Hour})
-		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, []byte("result")))
-		p.Step()
-		require.ErrorIs(t, p.Cancel(ctx, gone), codeq.ErrNotFound)
-		require.ErrorIs(t, p.Cancel(ctx, kept), codeq.ErrNotWaiting)
-		info := queuetest.InfoOf(t, p.Queue, kept)
-		require.Equal(t, codeq.Done, info.State)
-		require.Equal(t, "result", string(info.Result))
-		p.Pass(2 * time.Hour)
-		require.ErrorIs(t, p.Cancel(ctx, kept), codeq.ErrNotFound)
-	})
-}
-
-// TestCancelRetention: what is canceled is kept like what is completed.
-func TestCancelRetention(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, Retention: time.Hour}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		require.NoError(t, p.Configure(ctx, "configured", func(s *codeq.Settings) { s.Retention = 2 * time.Hour }))
-		for _, tc := range []struct {
-			task  codeq.Task
-			hours int
-		}{{codeq.Task{Queue: "a"}, 1}, {codeq.Task{Queue: "configured"}, 2}, {codeq.Task{Queue: "configured", Retention: 3 * time.Hour}, 3}} {
-			id := p.Store(tc.task)
-			require.NoError(t, p.Cancel(ctx, id))
-			p.Step()
-			p.Pass(time.Duration(tc.hours)*time.Hour - time.Millisecond)
-			require.Equal(t, codeq.Canceled, p.StateOf(id))
-			p.Pass(time.Duration(tc.hours) * time.Hour / 8)
-			require.Zero(t, p.StateOf(id))
-		}
-	})
-}
-
-// TestCancelPassesOn: what a canceled task held back goes on, and what waits
-// for it is canceled.
-func TestCancelPassesOn(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 3, LeaseFor: 24 * time.Hour, Retention: codeq.Forever}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		first := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		second := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		third := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		p.Step()
-		require.NoError(t, p.Cancel(ctx, second)) // it was not its turn
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(third))
-		require.Equal(t, first, p.Take("a").ID)
-		require.NoError(t, p.Cancel(ctx, first))
-		p.Step()
-		require.Equal(t, codeq.Ready, p.StateOf(third))
-
-		require.NoError(t, p.Configure(ctx, "b", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
-		first = p.Store(codeq.Task{Queue: "b", LimitKey: "l"})
-		second = p.Store(codeq.Task{Queue: "b", LimitKey: "l"})
-		require.Equal(t, first, p.Take("b").ID)
-		require.Nil(t, queuetest.ClaimNow(t, p.Queue, "b"))
-		require.NoError(t, p.Cancel(ctx, first))
-		p.Step()
-		require.Equal(t, second, p.Take("b").ID)
-
-		parent := p.Store(codeq.Task{Queue: "c"})
-		child := p.Store(codeq.Task{Queue: "c", After: []codeq.ID{parent}})
-		grandchild := p.Store(codeq.Task{Queue: "c", After: []codeq.ID{child}})
-		p.Step()
-		require.NoError(t, p.Cancel(ctx, parent))
-		p.Step()
-		require.Equal(t, []codeq.State{codeq.Canceled, codeq.Canceled, codeq.Canceled}, []codeq.State{p.StateOf(parent), p.StateOf(child), p.StateOf(grandchild)})
-	})
-}
-
-// TestCancelDeadOfGroup: the group of a dead letter has gone on, and is not
-// touched by the end of it.
-func TestCancelDeadOfGroup(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		dead := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		next := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		last := p.Store(codeq.Task{Queue: "a", Group: "g"})
-		require.NoError(t, p.DeadLetter(ctx, p.Take("a").Receipt, nil))
-		p.Step()
-		l := p.Take("a")
-		require.Equal(t, next, l.ID)
-		require.NoError(t, p.Cancel(ctx, dead))
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(last))
-		require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
-		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
-		require.Equal(t, last, p.Take("a").ID)
-	})
-}
 
 // TestCancelAwaited: who waits for a task learns of its cancel.
 func TestCancelAwaited(t *testing.T) {
@@ -242,38 +143,6 @@ func TestCancelRunning(t *testing.T) {
 	}
 }
 
-// TestCancelOneOfManyHandlers: the others go on.
-func TestCancelOneOfManyHandlers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := queuetest.OpenForRun(t, codeq.Options{Shards: 2, Retention: codeq.Forever})
-		var m codeq.Mux
-		var ended atomic.Int64
-		codeq.Handle(&m, "a", func(ctx context.Context, j *codeq.Job[[]byte]) error {
-			select {
-			case <-ctx.Done():
-				ended.Add(1)
-			case <-time.After(time.Minute):
-			}
-			return ctx.Err()
-		})
-		run := startRun(t, q, &m, codeq.RunOptions{Concurrency: 20})
-		ids := queuetest.Produce(t, q, slices.Repeat([]codeq.Task{{Queue: "a"}}, 20)...)
-		synctest.Wait()
-		for _, id := range ids[:5] {
-			require.NoError(t, q.Cancel(context.Background(), id))
-		}
-		synctest.Wait()
-		require.EqualValues(t, 5, ended.Load())
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		require.EqualValues(t, 5, ended.Load())
-		require.Len(t, run.Reported(), 5)
-		require.Equal(t, codeq.Counts{Done: 15, Canceled: 5}, queuetest.CountsOf(t, q, "a"))
-		require.NoError(t, queuetest.CheckAll(q))
-		require.NoError(t, queuetest.CheckMemory(q))
-	})
-}
-
 // TestCancelRace: of all that end a leased task at the same time, one does.
 func TestCancelRace(t *testing.T) {
 	t.Parallel()
@@ -304,41 +173,6 @@ func TestCancelRace(t *testing.T) {
 		require.EqualValues(t, 50, counts.Done+counts.Canceled)
 		require.Equal(t, counts.Done, queuetest.CountsOf(t, p.Queue, "next").Ready)
 		require.Zero(t, p.Stored(keys.Unique))
-	})
-}
-
-// TestSetPriorityOrder: ready tasks are claimed by priority, and those of one
-// by age, however often they were moved, also those that are not in memory.
-func TestSetPriorityOrder(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		type aged struct {
-			id       codeq.ID
-			age      int
-			priority int
-		}
-		rng := rand.New(rand.NewPCG(1, 2))
-		var tasks []aged
-		for i := range 200 {
-			priority := rng.IntN(3)
-			tasks = append(tasks, aged{p.Store(codeq.Task{Queue: "a", Priority: priority}), i, priority})
-			p.Pass(time.Millisecond)
-		}
-		for range 3 {
-			for range 100 {
-				i := rng.IntN(len(tasks))
-				tasks[i].priority = rng.IntN(3)
-				require.NoError(t, p.SetPriority(ctx, tasks[i].id, tasks[i].priority))
-			}
-			p.Step()
-		}
-		slices.SortFunc(tasks, func(a, b aged) int { return cmp.Or(b.priority-a.priority, a.age-b.age) })
-		for i, want := range tasks {
-			require.Equal(t, want.id, p.Take("a").ID, i)
-		}
-		require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
 	})
 }
 
@@ -501,43 +335,6 @@ var busyStates = []inState{
 	}},
 }
 
-// TestCancel: in every state but those of the end, and what is left of the task.
-func TestCancel(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	ctx := context.Background()
-	for _, from := range append(slices.Clone(waitingStates), busyStates...) {
-		for _, retention := range []time.Duration{0, codeq.Forever} {
-			t.Run(fmt.Sprintf("%s, kept for %d", from.name, retention), func(t *testing.T) {
-				queuetest.ThroughSteps(t, codeq.Options{Shards: 2, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
-					task := queuetest.Keyed("k")
-					task.Retention, task.Payload = retention, []byte("x")
-					id := from.reach(p, task)
-					p.Step()
-					require.Equal(t, from.state, p.StateOf(id))
-					require.NoError(t, p.Cancel(ctx, id))
-					p.Step()
-					if retention == 0 {
-						require.Zero(t, p.StateOf(id))
-						require.ErrorIs(t, p.Cancel(ctx, id), codeq.ErrNotFound)
-					} else {
-						info := queuetest.InfoOf(t, p.Queue, id)
-						require.Equal(t, codeq.Canceled, info.State)
-						require.Equal(t, p.Now().UnixMilli(), info.At.UnixMilli())
-						require.Equal(t, "x", string(info.Payload))
-						require.ErrorIs(t, p.Cancel(ctx, id), codeq.ErrNotWaiting)
-					}
-					require.Zero(t, p.Stored(keys.Unique), "its key is free")
-					p.Pass(2 * time.Hour)
-					for l := queuetest.ClaimNow(t, p.Queue, "a"); l != nil; l = queuetest.ClaimNow(t, p.Queue, "a") {
-						require.NotEqual(t, id, l.ID)
-					}
-				})
-			})
-		}
-	}
-}
-
 // TestChangesAreRefused: SetPriority and SetRunAt of tasks that do not wait.
 func TestChangesAreRefused(t *testing.T) {
 	t.Parallel()
@@ -669,58 +466,6 @@ func TestSetRunAt(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestSetRunAtOrder: a task that becomes ready by it is behind those that are.
-func TestSetRunAtOrder(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		later := p.Store(codeq.Task{Queue: "a", RunAt: p.Now().Add(time.Hour)})
-		var order []codeq.ID
-		for range 5 {
-			order = append(order, p.Store(codeq.Task{Queue: "a"}))
-			p.Pass(time.Millisecond)
-		}
-		require.NoError(t, p.SetRunAt(ctx, later, time.Time{}))
-		p.Pass(time.Millisecond)
-		require.NoError(t, p.SetRunAt(ctx, order[0], time.Time{}))
-		p.Pass(time.Millisecond)
-		p.Step()
-		order = append(order[1:], later, order[0], p.Store(codeq.Task{Queue: "a"}))
-		for i, id := range order {
-			require.Equal(t, id, p.Take("a").ID, i)
-		}
-	})
-}
-
-// TestSetRunAtOfTurn: a task that has the turn of its group keeps it while it
-// is put off; one that waits for the turn lets others go first.
-func TestSetRunAtOfTurn(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		var ids []codeq.ID
-		for range 3 {
-			ids = append(ids, p.Store(codeq.Task{Queue: "a", Group: "g"}))
-		}
-		require.NoError(t, p.SetRunAt(ctx, ids[0], p.Now().Add(time.Hour)))
-		require.NoError(t, p.SetRunAt(ctx, ids[1], p.Now().Add(2*time.Hour)))
-		p.Step()
-		require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
-		require.Equal(t, []codeq.State{codeq.Scheduled, codeq.Scheduled, codeq.Blocked}, []codeq.State{p.StateOf(ids[0]), p.StateOf(ids[1]), p.StateOf(ids[2])})
-		p.Pass(time.Hour)
-		l := p.Take("a")
-		require.Equal(t, ids[0], l.ID)
-		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
-		p.Step()
-		l = p.Take("a")
-		require.Equal(t, ids[2], l.ID)
-		p.Pass(2 * time.Hour)
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(ids[1]))
-		require.NoError(t, p.Complete(ctx, l.Receipt, nil))
-		require.Equal(t, ids[1], p.Take("a").ID)
-	})
 }
 
 // TestPause: nothing is claimed from a paused queue, over restarts too; claims

@@ -82,78 +82,6 @@ func TestLeaseForOfTheTask(t *testing.T) {
 	})
 }
 
-func TestScheduledTasks(t *testing.T) {
-	t.Parallel()
-	queuetest.Bubble(t, codeq.Options{Shards: 1, WindowTasks: 8}, func(t *testing.T, q *codeq.Queue) {
-		ctx := context.Background()
-		const n = 3000
-		start := time.Now()
-		for i := 0; i < n; i += 500 {
-			var tasks []codeq.Task
-			for j := range 500 {
-				tasks = append(tasks, codeq.Task{Queue: "a", RunAt: start.Add(time.Duration(1+(i+j)%10) * time.Hour)})
-			}
-			_, err := q.ProduceBatch(ctx, tasks)
-			require.NoError(t, err)
-		}
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		for hour := 1; hour <= 10; hour++ {
-			time.Sleep(time.Until(start.Add(time.Duration(hour) * time.Hour)))
-			synctest.Wait()
-			stats, err := q.Stats(ctx)
-			require.NoError(t, err)
-			require.EqualValues(t, n/10, stats["a"].Ready, "after hour %d", hour)
-			for range n / 10 {
-				l := queuetest.ClaimNow(t, q, "a")
-				require.NotNil(t, l)
-				require.NoError(t, q.Complete(ctx, l.Receipt, nil))
-			}
-			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		}
-	})
-}
-
-func TestRetries(t *testing.T) {
-	opts := codeq.Options{Shards: 1, MaxAttempts: 4, Backoff: codeq.Backoff{Base: time.Second, Max: 3 * time.Second, Jitter: -1}}
-	queuetest.Bubble(t, opts, func(t *testing.T, q *codeq.Queue) {
-		ctx := context.Background()
-		id := queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: []byte("p")})[0]
-		for attempt, wait := range []time.Duration{0, time.Second, 2 * time.Second, 3 * time.Second} {
-			start := time.Now()
-			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-			require.NoError(t, err)
-			require.Equal(t, wait, time.Since(start))
-			require.Equal(t, attempt+1, l.Attempt)
-			require.Equal(t, "p", string(l.Payload))
-			require.NoError(t, q.Retry(ctx, l.Receipt, codeq.RetryOptions{Err: errors.New("no luck")}))
-		}
-		info, err := q.Get(ctx, id)
-		require.NoError(t, err)
-		require.Equal(t, codeq.Dead, info.State)
-		require.Equal(t, 4, info.Attempts)
-		require.Equal(t, "no luck", info.LastError)
-	})
-}
-
-func TestRelease(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		ctx := context.Background()
-		ids := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
-		require.NoError(t, q.Release(ctx, queuetest.ClaimNow(t, q, "a").Receipt, 0))
-		other := queuetest.ClaimNow(t, q, "a")
-		require.Equal(t, ids[1], other.ID, "what was released stands behind what is ready")
-		require.NoError(t, q.Complete(ctx, other.Receipt, nil))
-		l := queuetest.ClaimNow(t, q, "a")
-		require.Equal(t, ids[0], l.ID)
-		require.Equal(t, 1, l.Attempt, "the attempt did not count")
-		require.NoError(t, q.Release(ctx, l.Receipt, time.Hour))
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		require.Equal(t, ids[0], queuetest.ClaimNow(t, q, "a").ID)
-	})
-}
-
 // TestOrderWithClockSetBack: a task that returns to its lane again and again
 // stands behind what was ready before, and before what becomes ready later, also
 // while the wall clock is behind the time by which the lane is ordered.
@@ -312,41 +240,6 @@ func TestMassExpiry(t *testing.T) {
 		require.Zero(t, stats["a"].Leased)
 		require.GreaterOrEqual(t, counting.Commits, n/engine.UpkeepBudget.Records, "each is written")
 		require.LessOrEqual(t, counting.Largest, uint32(engine.UpkeepBudget.Records+16), "keys in one commit: those of the last unit, and of queues and lease records, come on top")
-	})
-}
-
-// TestLeaseOverRestart: a lease of Claim keeps its deadline over a restart, one
-// that belongs to the process ends with it, for no attempt.
-func TestLeaseOverRestart(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {}) // the same checks hold for an empty queue
-	synctest.Test(t, func(t *testing.T) {
-		ctx := context.Background()
-		opts := inspect.With(&codeq.Options{Shards: 1, MaxAttempts: 2}, inspect.Private{FS: crashfs.New()})
-		q, err := codeq.Open("queue", opts)
-		require.NoError(t, err)
-		queuetest.Produce(t, q, codeq.Task{Queue: "remote"}, codeq.Task{Queue: "local"})
-		remote, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"remote"}, LeaseFor: time.Minute})
-		require.NoError(t, err)
-		for range 3 {
-			l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"local"}, NoWait: true, Local: true})
-			require.NoError(t, err)
-			require.Equal(t, 1, l.Attempt)
-			require.NoError(t, q.Close())
-			time.Sleep(10 * time.Second)
-			q, err = codeq.Open("queue", opts)
-			require.NoError(t, err)
-			synctest.Wait()
-		}
-		stats, err := q.Stats(ctx)
-		require.NoError(t, err)
-		require.Equal(t, codeq.Counts{Ready: 1}, stats["local"])
-		require.Equal(t, codeq.Counts{Leased: 1}, stats["remote"])
-		require.Nil(t, queuetest.ClaimNow(t, q, "remote"))
-		require.NoError(t, q.Extend(ctx, remote.Receipt, time.Minute))
-		time.Sleep(time.Minute)
-		require.Equal(t, 2, queuetest.ClaimNow(t, q, "remote").Attempt)
-		require.NoError(t, queuetest.CheckAll(q))
-		require.NoError(t, q.Close())
 	})
 }
 

@@ -310,55 +310,6 @@ func TestListPages(t *testing.T) {
 	}
 }
 
-// TestListWhileTasksChange: a list that is read while tasks come and go yields
-// no task twice, all that stay, and none that is no longer in the state when its
-// page is read.
-func TestListWhileTasksChange(t *testing.T) {
-	const n = 3 * listing.PageTasks // in each shard
-	ctx := context.Background()
-	for _, shards := range []int{1, 3} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
-				var ids []codeq.ID
-				for s := range shards {
-					tasks := make([]codeq.Task, n)
-					for i := range tasks {
-						tasks[i].Queue = "a"
-					}
-					more, err := queuetest.StartingAt(f.Q, s).ProduceBatch(ctx, tasks)
-					require.NoError(f, err)
-					ids = append(ids, more...)
-				}
-				slices.SortFunc(ids, func(a, b codeq.ID) int { return strings.Compare(string(a[:]), string(b[:])) })
-				stay, leave := ids[:len(ids)-10], ids[len(ids)-10:]
-				seen := make(map[codeq.ID]bool)
-				first := true
-				for info, err := range f.Q.List(ctx, codeq.ListOptions{State: codeq.Ready}) {
-					require.NoError(f, err)
-					require.False(f, seen[info.ID], "listed twice")
-					seen[info.ID] = true
-					if !first {
-						continue
-					}
-					first = false
-					for _, id := range leave { // of pages that have not been read
-						require.NoError(f, f.Q.Cancel(ctx, id))
-					}
-					require.NoError(f, f.Q.SetRunAt(ctx, info.ID, time.Now().Add(time.Hour)))
-					ids = append(ids, queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})...)
-				}
-				for _, id := range stay {
-					require.True(f, seen[id])
-				}
-				for _, id := range leave {
-					require.False(f, seen[id])
-				}
-				require.True(f, seen[ids[len(ids)-1]], "what comes behind the pages read is listed too")
-			})
-		})
-	}
-}
-
 // TestListEnds: a list may be left, its context may end, and the queue may be
 // closed while it is read.
 func TestListEnds(t *testing.T) {

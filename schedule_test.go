@@ -3,7 +3,6 @@ package codeq_test
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -21,7 +20,6 @@ import (
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/store"
-	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -59,43 +57,6 @@ func TestScheduleProduces(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestScheduleEvery(t *testing.T) {
-	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
-		time.Sleep(1250 * time.Millisecond)
-		start := time.Now()
-		b.Set(codeq.Schedule{Name: "often", Every: 90 * time.Second, Task: codeq.Task{Queue: "a"}})
-		time.Sleep(100 * time.Second)
-		b.Down(time.Second)
-		b.Set(codeq.Schedule{Name: "often", Every: 90 * time.Second, Task: codeq.Task{Queue: "a"}})
-		time.Sleep(200 * time.Second)
-		require.Equal(t, []string{"2000-01-01T00:01:31.25Z", "2000-01-01T00:03:01.25Z", "2000-01-01T00:04:31.25Z"}, b.Ticks("often"))
-		require.WithinDuration(t, start.Add(4*90*time.Second), b.Info("often").Next, 0)
-	})
-}
-
-// TestScheduleOverRestarts: closing and opening again, at any moment and for
-// any time, neither loses nor repeats a tick.
-func TestScheduleOverRestarts(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
-		start := time.Now()
-		names := []string{"x", "y", "z"}
-		rng := rand.New(rand.NewPCG(1, 2))
-		for range 30 {
-			for _, name := range names {
-				b.Set(minutely(name)) // as a program does that starts
-			}
-			time.Sleep(time.Duration(rng.IntN(200)) * time.Second)
-			b.Down(time.Duration(rng.IntN(200)) * time.Second)
-		}
-		time.Sleep(30 * time.Second)
-		for _, name := range names {
-			b.RequireEachMinute(name, start)
-		}
-	})
 }
 
 // TestScheduleOverCrashes: whatever a power loss leaves, at a tick or between
@@ -152,31 +113,6 @@ func TestScheduleOverCrashes(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestSetScheduleConcurrently(t *testing.T) {
-	queuetest.WithCronBench(t, codeq.Options{Shards: 3}, func(t *testing.T, b *queuetest.CronBench) {
-		start := time.Now()
-		var wg sync.WaitGroup
-		for i := range 50 {
-			wg.Go(func() {
-				for round := range 20 {
-					b.Set(minutely(fmt.Sprint("s", (i+round)%10)))
-					time.Sleep(11 * time.Second)
-				}
-			})
-		}
-		wg.Wait()
-		all, err := b.Q.Schedules(context.Background())
-		require.NoError(t, err)
-		require.Len(t, all, 10)
-		for i := range 10 {
-			name := fmt.Sprint("s", i)
-			require.Equal(t, name, all[i].Name, "in the order of names")
-			// A schedule that came later than the first tick has no task for it.
-			b.RequireEachMinute(name, start)
-		}
-	})
 }
 
 // TestScheduleKeepsItsTask: what the caller does with its template afterwards,
@@ -341,31 +277,6 @@ func TestClockSetForward(t *testing.T) {
 		b.Jump(-time.Hour)
 		time.Sleep(time.Hour)
 		b.RequireEachMinute("s", start)
-	})
-}
-
-// TestScheduleInBerlin: the days on which clocks are set.
-func TestScheduleInBerlin(t *testing.T) {
-	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
-		zone := "Europe/Berlin"
-		from := func(at string) {
-			day, err := time.Parse(time.RFC3339, at)
-			require.NoError(t, err)
-			b.Jump(day.Sub(b.Wall()))
-		}
-		from("2026-03-28T12:00:00Z")
-		b.Set(codeq.Schedule{Name: "spring, 2:30", Cron: "30 2 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
-		b.Set(codeq.Schedule{Name: "spring, 9:00", Cron: "0 9 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
-		b.Set(codeq.Schedule{Name: "spring, daily", Every: 24 * time.Hour, Task: codeq.Task{Queue: "a"}})
-		time.Sleep(48 * time.Hour)
-		require.Equal(t, []string{"2026-03-30T00:30:00Z"}, b.Ticks("spring, 2:30"), "skipped on the 29th")
-		require.Equal(t, []string{"2026-03-29T07:00:00Z", "2026-03-30T07:00:00Z"}, b.Ticks("spring, 9:00"))
-		require.Len(t, b.Ticks("spring, daily"), 2, "an interval knows of no clocks")
-
-		from("2026-10-24T12:00:00Z")
-		b.Set(codeq.Schedule{Name: "autumn, 2:30", Cron: "30 2 * * *", TimeZone: zone, Task: codeq.Task{Queue: "a"}})
-		time.Sleep(48 * time.Hour)
-		require.Equal(t, []string{"2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}, b.Ticks("autumn, 2:30"), "twice on the 25th")
 	})
 }
 
@@ -545,52 +456,6 @@ func TestPauseSchedule(t *testing.T) {
 		require.NoError(t, b.Q.DeleteSchedule(ctx, "s"))
 		b.Set(minutely("s"))
 		require.False(t, b.Info("s").Paused, "it is another one")
-	})
-}
-
-func TestReplaceSchedule(t *testing.T) {
-	queuetest.WithCronBench(t, codeq.Options{Shards: 1}, func(t *testing.T, b *queuetest.CronBench) {
-		counting := new(queuetest.CountingCommitter)
-		require.NoError(t, inspect.Of(b.Q).Owner(0, func(s *inspect.Owner) error {
-			counting.Committer, s.Commit = s.Commit, counting
-			return nil
-		}))
-		s := codeq.Schedule{Name: "s", Every: 10 * time.Minute, Task: codeq.Task{Queue: "a", Headers: map[string]string{"k": "1", "l": "2"}}}
-		b.Set(s)
-		synctest.Wait()
-		commits := counting.Commits
-		time.Sleep(4 * time.Minute)
-		again := s
-		again.Task.Headers = maps.Clone(s.Task.Headers)
-		again.Task.Payload = []byte{}
-		b.Set(again)
-		synctest.Wait()
-		require.Equal(t, commits, counting.Commits, "an equal schedule is not written")
-
-		// Another task or policy: the place is kept.
-		s.Task.Queue, s.Task.Payload, s.Missed = "b", []byte("new"), codeq.MissedAll
-		b.Set(s)
-		time.Sleep(6 * time.Minute)
-		require.Equal(t, []string{"2000-01-01T00:10:00Z"}, b.Ticks("s"))
-		l := queuetest.ClaimNow(t, b.Q, "b")
-		require.Equal(t, "new", string(l.Payload))
-		require.Equal(t, codeq.MissedAll, b.Info("s").Missed)
-
-		// Another time: it begins anew.
-		time.Sleep(5 * time.Minute)
-		s.Every = 20 * time.Minute
-		b.Set(s)
-		time.Sleep(20 * time.Minute)
-		require.Equal(t, []string{"2000-01-01T00:10:00Z", "2000-01-01T00:35:00Z"}, b.Ticks("s"))
-		s.Every, s.Cron = 0, "@hourly"
-		b.Set(s)
-		time.Sleep(25 * time.Minute)
-		s.TimeZone = "Asia/Kolkata"
-		b.Set(s)
-		time.Sleep(30 * time.Minute)
-		require.Equal(t, []string{
-			"2000-01-01T00:10:00Z", "2000-01-01T00:35:00Z", "2000-01-01T01:00:00Z", "2000-01-01T01:30:00Z",
-		}, b.Ticks("s"))
 	})
 }
 

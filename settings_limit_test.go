@@ -85,33 +85,6 @@ func hammer(t *testing.T, q *codeq.Queue, queue string, workers, tasks int, key 
 	return most
 }
 
-// TestLimitKeyCanceledOnTheWay: a task that was let go on and is withdrawn
-// before it is leased leaves its room to the next.
-func TestLimitKeyCanceledOnTheWay(t *testing.T) {
-	for name, withdraw := range map[string]func(q *codeq.Queue, id codeq.ID) error{
-		"canceled": func(q *codeq.Queue, id codeq.ID) error { return q.Cancel(context.Background(), id) },
-		"put off": func(q *codeq.Queue, id codeq.ID) error {
-			return q.SetRunAt(context.Background(), id, time.Now().Add(time.Hour))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-				queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
-				ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4")...)
-				first := queuetest.ClaimNow(t, q, "a")
-				require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-				queuetest.Complete(t, q, first)
-				synctest.Wait()
-				require.Equal(t, codeq.Ready, stateOf(t, q, ids[1]))
-				require.Equal(t, codeq.Blocked, stateOf(t, q, ids[2]))
-				require.NoError(t, withdraw(q, ids[1]))
-				queuetest.RequireSettled(t, q)
-				requireNext(t, q, "a", "3", "4")
-			})
-		})
-	}
-}
-
 // TestQueueConcurrency: a queue never has more leases than it may, however many
 // workers there are, and makes use of them all.
 func TestQueueConcurrency(t *testing.T) {
@@ -263,107 +236,6 @@ func TestConcurrencyRestart(t *testing.T) {
 	}
 }
 
-// TestLimitKeyParks: tasks without room step aside, so that others get past
-// them, and come back in the order in which they were produced.
-func TestLimitKeyParks(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 2 })
-		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4", "5")...)
-		other := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "other"}, "other")...)[0]
-		free := queuetest.Produce(t, q, named(codeq.Task{Queue: "a"}, "free")...)[0]
-		elsewhere := queuetest.Produce(t, q, named(codeq.Task{Queue: "b", LimitKey: "k"}, "elsewhere", "elsewhere", "elsewhere")...)
-
-		var held []*codeq.Lease
-		for range 4 {
-			held = append(held, queuetest.ClaimNow(t, q, "a"))
-		}
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.RequireSettled(t, q)
-		for i, want := range []codeq.ID{ids[0], ids[1], other, free} {
-			require.Equal(t, want, held[i].ID)
-		}
-		for _, id := range ids[2:] {
-			require.Equal(t, codeq.Blocked, stateOf(t, q, id))
-		}
-		for i := range elsewhere {
-			require.Equal(t, elsewhere[i], queuetest.ClaimNow(t, q, "b").ID, "another queue has no limit")
-		}
-
-		queuetest.Complete(t, q, held[2]) // no room for k
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		got := waitingClaim(t, q, "a")
-		queuetest.Complete(t, q, held[1])
-		require.Equal(t, ids[2], (<-got).ID)
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.RequireSettled(t, q)
-		queuetest.Complete(t, q, held[0])
-		requireNext(t, q, "a", "4", "5")
-		queuetest.RequireSettled(t, q)
-	})
-}
-
-// TestLimitKeyAbsent: without the setting, keys limit nothing.
-func TestLimitKeyAbsent(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3")...)
-		first := queuetest.ClaimNow(t, q, "a")
-		require.NotNil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.RequireSettled(t, q)
-
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 2 })
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"), "leases that are older than the limit count")
-		queuetest.Complete(t, q, first)
-		requireNext(t, q, "a", "3")
-		queuetest.RequireSettled(t, q)
-	})
-}
-
-// TestLimitKeyChanged: while tasks are parked, a higher limit lets as many go
-// on as it has room for, none lets all go on, and a lower one has its way once
-// leases have ended.
-func TestLimitKeyChanged(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		limit := func(n int) { queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = n }) }
-		next := func(want string) *codeq.Lease {
-			t.Helper()
-			l := queuetest.ClaimNow(t, q, "a")
-			require.NotNil(t, l)
-			require.Equal(t, want, string(l.Payload))
-			return l
-		}
-		limit(1)
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4", "5", "6", "7", "8")...)
-		held := []*codeq.Lease{next("1")}
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-
-		waiting := waitingClaim(t, q, "a")
-		limit(3)
-		synctest.Wait()
-		require.Len(t, waiting, 1)
-		held = append(held, <-waiting, next("3"))
-		require.Equal(t, "2", string(held[1].Payload))
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.RequireSettled(t, q)
-
-		limit(2)
-		queuetest.RequireSettled(t, q)
-		queuetest.Complete(t, q, held[0])
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.Complete(t, q, held[1])
-		next("4")
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.RequireSettled(t, q)
-
-		limit(0)
-		queuetest.RequireSettled(t, q)
-		counts, err := q.Stats(t.Context())
-		require.NoError(t, err)
-		require.EqualValues(t, 4, counts["a"].Ready)
-		requireNext(t, q, "a", "5", "6", "7", "8")
-		queuetest.RequireSettled(t, q)
-	})
-}
-
 // TestLimitKeyManyParked: more tasks than a group can park or let go on.
 func TestLimitKeyManyParked(t *testing.T) {
 	t.Parallel()
@@ -391,37 +263,6 @@ func TestLimitKeyManyParked(t *testing.T) {
 		for i, l := range batch {
 			require.Equal(t, ids[i+1], l.ID)
 		}
-		queuetest.RequireSettled(t, q)
-	})
-}
-
-// TestLimitKeyRestart: parked tasks go on after a restart, when the lease that
-// they wait for ends, or at once if there is none any more.
-func TestLimitKeyRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{})
-		q := queuetest.OpenForRun(t, opts)
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, "1", "2", "3", "4")...)
-		first := queuetest.ClaimNow(t, q, "a")
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		require.NoError(t, q.Close())
-
-		q = queuetest.OpenForRun(t, opts)
-		queuetest.RequireSettled(t, q)
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.Complete(t, q, first) // the second is let go on
-		queuetest.RequireSettled(t, q)
-		require.NoError(t, q.Close())
-
-		q = queuetest.OpenForRun(t, opts)
-		queuetest.RequireSettled(t, q)
-		l := queuetest.ClaimNow(t, q, "a")
-		require.Equal(t, "2", string(l.Payload))
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		time.Sleep(time.Minute) // it expires
-		queuetest.RequireSettled(t, q)
-		requireNext(t, q, "a", "2", "3", "4")
 		queuetest.RequireSettled(t, q)
 	})
 }
@@ -618,40 +459,6 @@ func waitingClaim(t *testing.T, q *codeq.Queue, queue string) <-chan *codeq.Leas
 	synctest.Wait()
 	require.Empty(t, got, "the claim did not wait")
 	return got
-}
-
-// TestLimitKeyCrashWhileParked: wherever a crash falls, those that wait for
-// room get it in the end, in their order.
-func TestLimitKeyCrashWhileParked(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		disk := crashfs.New()
-		opts := *queuetest.OnDisk(disk, &codeq.Options{Durability: codeq.DurabilityDisk})
-		q := queuetest.OpenForRun(t, opts)
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 })
-		names := []string{"0", "1", "2", "3", "4"}
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", LimitKey: "k"}, names...)...)
-		im := queuetest.KeepImages(t, q, disk)
-		for l := queuetest.ClaimNow(t, q, "a"); l != nil; l = queuetest.ClaimNow(t, q, "a") {
-			require.Nil(t, queuetest.ClaimNow(t, q, "a"), "one at a time")
-			queuetest.Complete(t, q, l)
-			queuetest.RequireSettled(t, q)
-		}
-		require.GreaterOrEqual(t, len(im.Images), 3*len(names))
-		for i, image := range im.Images {
-			queuetest.OnDisk(image, &opts)
-			q := queuetest.OpenForRun(t, opts)
-			queuetest.RequireSettled(t, q)
-			time.Sleep(time.Minute) // leases expire
-			queuetest.RequireSettled(t, q)
-			counts, err := q.Stats(t.Context())
-			require.NoError(t, err)
-			left := names[len(names)-int(counts["a"].Total()):]
-			requireNext(t, q, "a", left...)
-			queuetest.RequireSettled(t, q)
-			require.NoError(t, q.Close(), "image %d", i)
-		}
-	})
 }
 
 // TestRateOfNearlyNothing: a wait that is longer than any time there is does not

@@ -20,10 +20,8 @@ import (
 	"codeq"
 	"codeq/internal/call"
 	"codeq/internal/crashfs"
-	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/store"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -177,36 +175,6 @@ func TestSettingsReachAllShards(t *testing.T) {
 		require.Len(t, leased, 3)
 		queuetest.RequireSettled(t, q)
 	})
-}
-
-// TestLostSettings: at DurabilityProcess a power loss may take the last settings
-// from some shards only. Then all go by those that are left, and newer ones
-// are newer than these.
-func TestLostSettings(t *testing.T) {
-	t.Parallel()
-	for _, kept := range []string{"queue/shard-000", "queue/shard-001"} {
-		disk := crashfs.New()
-		queuetest.InFlow(t, *queuetest.OnDisk(disk, &codeq.Options{Shards: 3}), func(f *queuetest.FlowTest) {
-			queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
-			synctest.Wait()
-			for i := range 3 {
-				testkit.SyncLogs(t, disk, fmt.Sprintf("queue/shard-%03d", i))
-			}
-			queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
-			queuetest.Configure(t, f.Q, "b", func(s *codeq.Settings) { s.Concurrency = 3 })
-			synctest.Wait()
-			testkit.SyncLogs(t, disk, kept)
-
-			img := f.Crash(disk)
-			queuetest.RequireInShards(t, img.Q, "a", 2, codeq.Settings{Concurrency: 2})
-			queuetest.RequireInShards(t, img.Q, "b", 1, codeq.Settings{Concurrency: 3})
-			queuetest.Configure(t, img.Q, "a", func(s *codeq.Settings) { s.Burst = 1 })
-			queuetest.RequireInShards(t, img.Q, "a", 3, codeq.Settings{Concurrency: 2, Burst: 1})
-			img.Reopen()
-			queuetest.RequireInShards(t, img.Q, "a", 3, codeq.Settings{Concurrency: 2, Burst: 1})
-			require.NoError(f, img.Q.Close())
-		})
-	}
 }
 
 // TestSettingsAreListed: Stats has a queue with settings and no tasks, after a restart as
@@ -452,76 +420,6 @@ func adoptSettings(t *testing.T, q *codeq.Queue, queue string, value []byte) {
 			return err
 		}))
 	}
-}
-
-// TestOldSettingsAreIgnored: what arrives late, by a message or from a caller,
-// does not replace newer settings; nor does the first shard take what does not
-// follow its own.
-func TestOldSettingsAreIgnored(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 3}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
-		old := settingsIn(t, q, "a")
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 2 })
-		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
-			s.Rules.Probe().Send(1, &keys.Message{Kind: keys.MsgSettings, Queue: "a", Settings: old})
-			return nil
-		}))
-		adoptSettings(t, q, "a", old)
-		for _, version := range []uint64{1, 2, 4} {
-			value := keys.SettingsValue{Version: version, JSON: []byte("{}")}.Append(nil)
-			c := &call.Configure{Queue: "a", Value: value}
-			require.NoError(t, inspect.Of(q).Owner(0, func(o *inspect.Owner) error { _, err := c.Decide(o.Rules); return err }))
-			require.True(t, c.Late, "version %d", version)
-		}
-		queuetest.RequireSettled(t, q)
-		queuetest.RequireInShards(t, q, "a", 2, codeq.Settings{Concurrency: 2})
-	})
-}
-
-// TestPowerLossInConfigure: settings that the first shard has stored when the
-// power fails, and no other, are in force in all shards after it; its messages
-// are on the disk and arrive.
-func TestPowerLossInConfigure(t *testing.T) {
-	disk := crashfs.New()
-	queuetest.InFlow(t, *inspect.With(&codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk}, inspect.Private{FS: disk}), func(f *queuetest.FlowTest) {
-		queuetest.Configure(t, f.Q, "a", func(s *codeq.Settings) { s.Concurrency = 1 })
-		f.Check()
-		one, two := queuetest.Shut(t, f.Q, 1), queuetest.Shut(t, f.Q, 2)
-		configured := make(chan error, 1)
-		go func() {
-			configured <- f.Q.Configure(context.Background(), "a", func(s *codeq.Settings) { s.Paused = true })
-		}()
-		synctest.Wait()
-		require.Empty(f, configured)
-		require.EqualValues(f, 2, f.UnderWay(0))
-		for i, paused := range []bool{true, false, false} {
-			value, err := store.Lookup(queuetest.StoreOf(f.Q, i).DB(), append([]byte{keys.Settings}, "a"...))
-			require.NoError(f, err)
-			c, err := engine.ParseSettings(value)
-			require.NoError(f, err)
-			require.Equal(f, paused, c.Settings.Paused, "shard %d", i)
-		}
-
-		img := f.Crash(disk)
-		require.Zero(f, img.UnderWay(0))
-		for _, to := range []int{1, 2} {
-			require.NoError(f, inspect.Of(img.Q).Owner(to, func(s *inspect.Owner) error {
-				require.EqualValues(f, 2, s.Rules.Probe().Usage().Inbound[0], "messages that shard %d has taken", to)
-				return nil
-			}))
-		}
-		queuetest.RequireInShards(t, img.Q, "a", 2, codeq.Settings{Concurrency: 1, Paused: true})
-		queuetest.Configure(t, img.Q, "a", func(s *codeq.Settings) { s.Paused = false })
-		queuetest.RequireInShards(t, img.Q, "a", 3, codeq.Settings{Concurrency: 1})
-		img.Check()
-		require.NoError(f, img.Q.Close())
-
-		close(one)
-		close(two)
-		require.NoError(f, <-configured)
-		f.Reopen()
-		queuetest.RequireInShards(t, f.Q, "a", 2, codeq.Settings{Concurrency: 1, Paused: true})
-	})
 }
 
 // TestConfigureWithFailedShard: the other shards go by the settings at once, the

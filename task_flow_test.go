@@ -67,28 +67,6 @@ func TestNthTogetherWithIDs(t *testing.T) {
 	})
 }
 
-func TestChain(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
-			const n = 40
-			var ids []codeq.ID
-			for i := range n {
-				task := codeq.Task{Queue: "chain", Payload: []byte{byte(i)}}
-				if i > 0 {
-					task.After = []codeq.ID{ids[i-1]}
-				}
-				ids = append(ids, f.ProduceAt(i%shards, task))
-			}
-			for i := range n {
-				l := f.Claim("chain")
-				require.Equal(f, []byte{byte(i)}, l.Payload)
-				require.Nil(f, queuetest.ClaimNow(f.T, f.Q, "chain"), "one at a time")
-				require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil))
-			}
-		})
-	}
-}
-
 // TestFanOutAndIn: a thousand tasks wait for one, and one waits for them all.
 func TestFanOutAndIn(t *testing.T) {
 	t.Parallel()
@@ -148,42 +126,6 @@ func TestFanOutAndIn(t *testing.T) {
 			f.RequireState(codeq.Ready, last)
 		})
 	})
-}
-
-// TestCancelInFlow: the cancel of a task takes those with it that wait for it,
-// and those that wait for them, and nothing else.
-func TestCancelInFlow(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			queuetest.InFlow(t, codeq.Options{Shards: shards, Retention: codeq.Forever}, func(f *queuetest.FlowTest) {
-				root := f.ProduceAt(0, codeq.Task{Queue: "root"})
-				other := f.ProduceAt(0, codeq.Task{Queue: "other"})
-				var ids []codeq.ID // a chain below root
-				for i := range 6 {
-					parent := root
-					if i > 0 {
-						parent = ids[i-1]
-					}
-					ids = append(ids, f.ProduceAt(i%shards, codeq.Task{Queue: "chain", After: []codeq.ID{parent, other}}))
-				}
-				beside := f.ProduceAt(shards-1, codeq.Task{Queue: "beside", After: []codeq.ID{root}})
-				f.Check()
-
-				f.Cancel(ids[3])
-				f.RequireState(codeq.Canceled, ids[3:]...)
-				f.RequireState(codeq.Blocked, ids[:3]...)
-				f.RequireState(codeq.Blocked, beside)
-				require.ErrorIs(f, f.Q.Cancel(context.Background(), ids[5]), codeq.ErrNotWaiting)
-
-				f.Cancel(root)
-				f.RequireState(codeq.Canceled, ids...)
-				f.RequireState(codeq.Canceled, beside)
-				f.RequireState(codeq.Ready, other)
-				f.Complete("other") // children that are canceled do not mind
-				require.EqualValues(f, codeq.Counts{Canceled: 6}, f.Counts("chain"))
-			})
-		})
-	}
 }
 
 func TestNthIsRefused(t *testing.T) {
@@ -435,30 +377,6 @@ func TestFollowUpOfItself(t *testing.T) {
 			require.EqualValues(f, 1, f.Counts("next").Blocked)
 			f.Complete("other")
 			f.Complete("next")
-		})
-	}
-}
-
-// TestFlowSurvivesReopen: who waits, and for how many, is on disk.
-func TestFlowSurvivesReopen(t *testing.T) {
-	t.Parallel()
-	for _, shards := range []int{1, 3} {
-		queuetest.InFlow(t, codeq.Options{Shards: shards, LeaseFor: 24 * time.Hour}, func(f *queuetest.FlowTest) {
-			var parents []codeq.ID
-			for i := range 5 {
-				parents = append(parents, f.ProduceAt(i%shards, codeq.Task{Queue: "parent"}))
-			}
-			l := f.Claim("parent")
-			child := f.ProduceAt(0, codeq.Task{Queue: "child", After: append(parents, parents...)}) // each counts once
-			f.Reopen()
-			for range 4 {
-				f.Complete("parent")
-				f.Reopen()
-				f.RequireState(codeq.Blocked, child)
-			}
-			require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil), "a lease from before")
-			f.Reopen()
-			f.RequireState(codeq.Ready, child)
 		})
 	}
 }

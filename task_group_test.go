@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +19,6 @@ import (
 	"codeq/internal/keys"
 	"codeq/internal/simtest"
 	"codeq/internal/testbase"
-	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
 
@@ -57,93 +54,6 @@ func TestGroupOneAtATime(t *testing.T) {
 	})
 }
 
-// TestGroupTurn: which ends of a lease pass the turn on. The others leave it with
-// the task until its last attempt, while the group waits.
-func TestGroupTurn(t *testing.T) {
-	ctx := context.Background()
-	for _, c := range []struct {
-		name   string
-		passes bool
-		end    func(q *codeq.Queue, l *codeq.Lease) error
-	}{
-		{"complete", true, func(q *codeq.Queue, l *codeq.Lease) error { return q.Complete(ctx, l.Receipt, nil) }},
-		{"dead letter", true, func(q *codeq.Queue, l *codeq.Lease) error { return q.DeadLetter(ctx, l.Receipt, nil) }},
-		{"cancel", true, func(q *codeq.Queue, l *codeq.Lease) error { return q.Cancel(ctx, l.ID) }},
-		{"cancel between attempts", true, func(q *codeq.Queue, l *codeq.Lease) error {
-			if err := q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Hour}); err != nil {
-				return err
-			}
-			return q.Cancel(ctx, l.ID)
-		}},
-		{"cancel when ready again", true, func(q *codeq.Queue, l *codeq.Lease) error {
-			if err := q.Release(ctx, l.Receipt, 0); err != nil {
-				return err
-			}
-			return q.Cancel(ctx, l.ID)
-		}},
-		{"out of attempts", true, func(q *codeq.Queue, l *codeq.Lease) error {
-			for range 2 {
-				if err := q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1}); err != nil {
-					return err
-				}
-				var err error
-				if l, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); err != nil {
-					return err
-				}
-			}
-			return q.Retry(ctx, l.Receipt, codeq.RetryOptions{})
-		}},
-		{"expired, out of attempts", true, func(q *codeq.Queue, l *codeq.Lease) error {
-			for range 2 {
-				if err := q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1}); err != nil {
-					return err
-				}
-				var err error
-				if l, err = q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}}); err != nil {
-					return err
-				}
-			}
-			time.Sleep(time.Minute)
-			return nil
-		}},
-		{"retry with backoff", false, func(q *codeq.Queue, l *codeq.Lease) error { return q.Retry(ctx, l.Receipt, codeq.RetryOptions{}) }},
-		{"retry at once", false, func(q *codeq.Queue, l *codeq.Lease) error {
-			return q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: -1})
-		}},
-		{"release", false, func(q *codeq.Queue, l *codeq.Lease) error { return q.Release(ctx, l.Receipt, 0) }},
-		{"snooze", false, func(q *codeq.Queue, l *codeq.Lease) error { return q.Release(ctx, l.Receipt, time.Minute) }},
-		{"expired", false, func(*codeq.Queue, *codeq.Lease) error { time.Sleep(time.Minute); return nil }},
-		{"put off", false, func(q *codeq.Queue, l *codeq.Lease) error {
-			if err := q.Release(ctx, l.Receipt, 0); err != nil {
-				return err
-			}
-			return q.SetRunAt(ctx, l.ID, time.Now().Add(time.Minute))
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-				ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g", MaxAttempts: 3}, "1", "2", "3")...)
-				queuetest.RequireSettled(t, q)
-				l := queuetest.ClaimNow(t, q, "a")
-				require.Equal(t, ids[0], l.ID)
-				require.NoError(t, c.end(q, l))
-				queuetest.RequireSettled(t, q)
-				if !c.passes {
-					require.Equal(t, codeq.Blocked, stateOf(t, q, ids[1]))
-					got, err := q.Claim(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}})
-					require.NoError(t, err)
-					require.Equal(t, ids[0], got.ID, "its next attempt")
-					require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-					queuetest.Complete(t, q, got)
-				}
-				requireNext(t, q, "a", "2", "3")
-				queuetest.RequireSettled(t, q)
-				queuetest.RequireNoGroups(t, q)
-			})
-		})
-	}
-}
-
 // TestGroupWakes: a claim that waits gets the next task of a group when the one
 // before has ended.
 func TestGroupWakes(t *testing.T) {
@@ -154,94 +64,6 @@ func TestGroupWakes(t *testing.T) {
 		queuetest.Complete(t, q, l)
 		require.Equal(t, ids[1], (<-got).ID)
 		queuetest.RequireSettled(t, q)
-	})
-}
-
-// TestGroupCancelWaiting: who waits and is canceled is passed over, also if nobody
-// is left.
-func TestGroupCancelWaiting(t *testing.T) {
-	forShards(t, func(t *testing.T, q *codeq.Queue) {
-		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3", "4")...)
-		l := queuetest.ClaimNow(t, q, "a")
-		require.NoError(t, q.Cancel(t.Context(), ids[1]))
-		queuetest.RequireSettled(t, q)
-		queuetest.Complete(t, q, l)
-		l = queuetest.ClaimNow(t, q, "a")
-		require.Equal(t, ids[2], l.ID)
-		require.NoError(t, q.Cancel(t.Context(), ids[3]))
-		queuetest.Complete(t, q, l)
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.RequireSettled(t, q)
-		queuetest.RequireNoGroups(t, q)
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "5", "6")...)
-		requireNext(t, q, "a", "5", "6")
-	})
-}
-
-// TestGroupDelayed: a task for later is not of the group before its time; when that
-// comes it waits with the others, in the order of produce.
-func TestGroupDelayed(t *testing.T) {
-	forShards(t, func(t *testing.T, q *codeq.Queue) {
-		late := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g", RunAt: time.Now().Add(time.Hour)}, "late")...)[0]
-		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2")...)
-		queuetest.RequireSettled(t, q)
-		l := queuetest.ClaimNow(t, q, "a")
-		require.Equal(t, ids[0], l.ID)
-		require.NoError(t, q.Extend(t.Context(), l.Receipt, 2*time.Hour))
-		time.Sleep(61 * time.Minute)
-		require.Equal(t, codeq.Blocked, stateOf(t, q, late))
-		queuetest.RequireSettled(t, q)
-		queuetest.Complete(t, q, l)
-		requireNext(t, q, "a", "late", "2")
-		queuetest.RequireSettled(t, q)
-
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g", RunAt: time.Now().Add(time.Hour)}, "alone")...)
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		time.Sleep(time.Hour)
-		requireNext(t, q, "a", "alone")
-		queuetest.RequireSettled(t, q)
-		queuetest.RequireNoGroups(t, q)
-	})
-}
-
-// TestGroupPutOff: a task that waits for its turn and is put off lets the others
-// go first.
-func TestGroupPutOff(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		ids := queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3")...)
-		require.NoError(t, q.SetRunAt(t.Context(), ids[1], time.Now().Add(time.Hour)))
-		queuetest.RequireSettled(t, q)
-		requireNext(t, q, "a", "1", "3")
-		time.Sleep(time.Hour)
-		requireNext(t, q, "a", "2")
-		queuetest.RequireSettled(t, q)
-		queuetest.RequireNoGroups(t, q)
-	})
-}
-
-// TestGroupScope: the queue, the tenant and the LimitKey tell groups of one name apart,
-// and the priority does not.
-func TestGroupScope(t *testing.T) {
-	forShards(t, func(t *testing.T, q *codeq.Queue) {
-		like := codeq.Task{Queue: "a", Group: "g"}
-		first := queuetest.Produce(t, q, named(like, "1")...)[0]
-		others := []codeq.Task{like, like, like}
-		others[0].Queue, others[1].Tenant, others[2].LimitKey = "b", "other", "key"
-		for _, other := range others {
-			id := queuetest.Produce(t, q, other)[0]
-			require.Equal(t, codeq.Ready, stateOf(t, q, id), "%+v", other)
-			require.NoError(t, q.Cancel(t.Context(), id))
-		}
-		low, high := like, like
-		low.Priority, high.Priority = 1, 9
-		queuetest.Produce(t, q, append(named(low, "low"), named(high, "high")...)...)
-		l := queuetest.ClaimNow(t, q, "a")
-		require.Equal(t, first, l.ID)
-		require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-		queuetest.Complete(t, q, l)
-		requireNext(t, q, "a", "low", "high")
-		queuetest.RequireSettled(t, q)
-		queuetest.RequireNoGroups(t, q)
 	})
 }
 
@@ -309,134 +131,6 @@ func TestGroupFollowUps(t *testing.T) {
 		queuetest.RequireSettled(t, q)
 		queuetest.RequireNoGroups(t, q)
 	})
-}
-
-// TestGroupRestart: the turn, and who waits for it, outlive restarts.
-func TestGroupRestart(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		synctest.Test(t, func(t *testing.T) {
-			opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{Shards: shards})
-			q := queuetest.OpenForRun(t, opts)
-			queuetest.Produce(t, q, named(codeq.Task{Queue: "a", Group: "g"}, "1", "2", "3", "4")...)
-			reopen := func() {
-				require.NoError(t, q.Close())
-				q = queuetest.OpenForRun(t, opts)
-				queuetest.RequireSettled(t, q)
-			}
-			reopen()
-			l := queuetest.ClaimNow(t, q, "a")
-			require.Equal(t, "1", string(l.Payload))
-			reopen()
-			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-			require.NoError(t, q.Retry(t.Context(), l.Receipt, codeq.RetryOptions{After: time.Hour}))
-			reopen()
-			require.Nil(t, queuetest.ClaimNow(t, q, "a"))
-			time.Sleep(time.Hour)
-			l = queuetest.ClaimNow(t, q, "a")
-			require.Equal(t, "1", string(l.Payload))
-			queuetest.Complete(t, q, l)
-			reopen()
-			requireNext(t, q, "a", "2", "3", "4")
-			queuetest.RequireSettled(t, q)
-			queuetest.RequireNoGroups(t, q)
-		})
-	}
-}
-
-// TestGroupsDrained: many groups, drained by many workers, of which some fail:
-// each is worked on in order, one task at a time.
-func TestGroupsDrained(t *testing.T) {
-	t.Parallel()
-	tasks, groups := testkit.Sized(2000, 20_000), testkit.Sized(50, 500)
-	for _, shards := range []int{1, 3} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			queuetest.Bubble(t, codeq.Options{Shards: shards, WindowTasks: 64, MaxAttempts: 3}, func(t *testing.T, q *codeq.Queue) {
-				batch := make([]codeq.Task, 0, 1000)
-				for i := range tasks {
-					group := i % groups
-					batch = append(batch, codeq.Task{
-						Queue: "a", Group: fmt.Sprint(group), Tenant: fmt.Sprint(group % 3), Priority: i / groups % 3,
-						Payload: strconv.AppendInt(nil, int64(i/groups), 10),
-					})
-					if len(batch) == cap(batch) {
-						_, err := q.ProduceBatch(t.Context(), batch)
-						require.NoError(t, err)
-						batch = batch[:0]
-					}
-				}
-				queuetest.RequireSettled(t, q)
-				drainGroups(t, q, tasks)
-				queuetest.RequireSettled(t, q)
-				queuetest.RequireNoGroups(t, q)
-			})
-		})
-	}
-}
-
-// drainGroups lets 16 workers work on as many tasks, whose payloads count up
-// from 0 in each group.
-func drainGroups(t *testing.T, q *codeq.Queue, tasks int) {
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var (
-		mu    sync.Mutex
-		next  = make(map[string]int)  // by group
-		held  = make(map[string]bool) // likewise
-		ended int
-		all   sync.WaitGroup
-	)
-	work := func(n int, l *codeq.Lease) error {
-		serial, err := strconv.Atoi(string(l.Payload))
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if held[l.Group] || next[l.Group] != serial {
-			return fmt.Errorf("task %d of group %s is claimed, at work: %t, next: %d", serial, l.Group, held[l.Group], next[l.Group])
-		}
-		held[l.Group] = true
-		mu.Unlock()
-		time.Sleep(time.Duration(n%3) * time.Millisecond)
-		mu.Lock()
-		held[l.Group] = false
-		end := func() error { return q.Complete(context.Background(), l.Receipt, nil) }
-		switch {
-		case n%11 == 3 && l.Attempt < 3:
-			end = func() error {
-				return q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{After: time.Millisecond})
-			}
-		case n%11 == 5:
-			end = func() error { return q.Release(context.Background(), l.Receipt, 0) }
-		default:
-			if next[l.Group]++; n%11 == 7 {
-				end = func() error { return q.DeadLetter(context.Background(), l.Receipt, nil) }
-			}
-			if ended++; ended == tasks {
-				defer stop()
-			}
-		}
-		mu.Unlock()
-		defer mu.Lock()
-		return end()
-	}
-	for range 16 {
-		all.Go(func() {
-			for n := 0; ; n++ {
-				l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}})
-				if err != nil {
-					return
-				}
-				if err := work(n, l); err != nil {
-					t.Error(err)
-					stop()
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	require.Equal(t, tasks, ended)
 }
 
 // TestGroupCrash: wherever a crash falls, also right after the end of the task

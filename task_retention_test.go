@@ -70,32 +70,6 @@ func TestRetentionPrecedence(t *testing.T) {
 	}
 }
 
-// TestRetentionIsDecidedAtTheEnd: settings of the moment at which a task ends
-// count; those that come later change nothing for it.
-func TestRetentionIsDecidedAtTheEnd(t *testing.T) {
-	ctx := context.Background()
-	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-		set := func(d time.Duration) {
-			f.Helper()
-			require.NoError(f, f.Q.Configure(ctx, "a", func(s *codeq.Settings) { s.Retention = d }))
-		}
-		first := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})[0]
-		set(time.Hour)
-		f.Complete("a")
-		set(codeq.Forever)
-		second := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})[0]
-		f.Complete("a")
-		set(0)
-		third := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})[0]
-		f.Complete("a")
-		f.RequireState(codeq.Done, first, second)
-		f.RequireGone(third)
-		time.Sleep(2 * time.Hour)
-		f.RequireGone(first)
-		f.RequireState(codeq.Done, second)
-	})
-}
-
 // TestStatsOverExpiry: the counts are exact before and after what has ended is
 // forgotten, whatever was taken out of its bucket before, and over restarts.
 func TestStatsOverExpiry(t *testing.T) {
@@ -163,25 +137,6 @@ func TestExpiryWhileClosed(t *testing.T) {
 			require.Equal(f, codeq.Counts{Done: 5}, f.Counts("a"))
 		})
 	}
-}
-
-// TestUnknownAfterExpiry: verbs do not find what has expired, from the moment
-// at which its bucket ends.
-func TestUnknownAfterExpiry(t *testing.T) {
-	ctx := context.Background()
-	queuetest.InFlow(t, codeq.Options{Shards: 1}, func(f *queuetest.FlowTest) {
-		require.NoError(f, f.Q.Configure(ctx, "a", func(s *codeq.Settings) { s.DeadRetention = time.Minute }))
-		id := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a"})[0]
-		f.Die("a")
-		time.Sleep(2 * time.Minute)
-		f.Check()
-		require.ErrorIs(f, f.Q.RedriveDead(ctx, id), codeq.ErrNotFound)
-		require.ErrorIs(f, f.Q.Cancel(ctx, id), codeq.ErrNotFound)
-		_, err := f.Q.Await(ctx, id)
-		require.ErrorIs(f, err, codeq.ErrNotFound)
-		child := queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "child", After: []codeq.ID{id}})[0]
-		f.RequireState(codeq.Ready, child) // a parent that is no more counts as completed
-	})
 }
 
 // TestBucketsAreNoNarrowerThanASecond: short retentions do not make more of them.

@@ -223,44 +223,6 @@ func TestUniqueEnds(t *testing.T) {
 	}
 }
 
-// TestUniqueOfLivingTask: a task that has not ended keeps its key, however long
-// For is over: when it is ready, blocked, leased, and between two attempts.
-func TestUniqueOfLivingTask(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, LeaseFor: time.Minute, MaxAttempts: 3}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		task := queuetest.Keyed("k")
-		task.Unique.For = time.Second
-		id := p.Store(task)
-		holds := func(state codeq.State) {
-			t.Helper()
-			p.Step()
-			p.Pass(2 * time.Second)
-			require.Equal(t, state, p.StateOf(id))
-			p.Taken(task, id)
-		}
-		holds(codeq.Ready)
-		l := p.Take("a")
-		holds(codeq.Leased)
-		require.NoError(t, p.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Hour}))
-		holds(codeq.Scheduled)
-		p.Pass(time.Hour)
-		holds(codeq.Ready)
-		p.Take("a")
-		p.Pass(time.Minute) // the lease expires
-		holds(codeq.Ready)
-		l = p.Take("a")
-		require.Equal(t, 3, l.Attempt)
-		require.NoError(t, p.Release(ctx, l.Receipt, time.Minute))
-		holds(codeq.Scheduled)
-		p.Pass(time.Minute)
-		require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, codeq.RetryOptions{})) // the last attempt
-		p.Step()
-		require.Equal(t, codeq.Dead, p.StateOf(id))
-		require.NotEqual(t, id, p.Store(task))
-	})
-}
-
 // TestReleaseKeyOfScope: ReleaseKey finds the key by the fields that Produce does.
 func TestReleaseKeyOfScope(t *testing.T) {
 	queuetest.ThroughSteps(t, codeq.Options{Shards: 4}, func(t *testing.T, p *queuetest.Process) {
@@ -403,54 +365,6 @@ func TestManyKeysBecomeFree(t *testing.T) {
 		p.Pass(time.Minute + 2*time.Millisecond)
 		require.Zero(t, p.Stored(keys.Unique))
 		require.Zero(t, p.Stored(keys.Freed))
-	})
-}
-
-// TestManyKeys: more keys than memory holds.
-func TestManyKeys(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		most := engine.MostUniques()
-		p := &queuetest.Process{T: t, Opts: codeq.Options{Shards: 1, Limits: codeq.Limits{Batch: most}}, Disk: crashfs.New()}
-		p.Open()
-		defer func() { require.NoError(t, p.Close()) }()
-		ctx := context.Background()
-		const size = 1 << 14
-		n := most + 3000
-		batchFrom := func(from int) (batch []codeq.Task) {
-			for i := from; i < min(from+size, n); i++ {
-				batch = append(batch, queuetest.Keyed(strconv.Itoa(i)))
-			}
-			return batch
-		}
-		ids := make([]codeq.ID, 0, n)
-		for len(ids) < n {
-			more, err := p.ProduceBatch(ctx, batchFrom(len(ids)))
-			require.NoError(t, err)
-			ids = append(ids, more...)
-		}
-		requireTaken := func() {
-			t.Helper()
-			require.NoError(t, queuetest.CheckMemory(p.Queue))
-			for _, i := range []int{0, 1, n / 2, most - 1, most, n - 1} {
-				p.Taken(queuetest.Keyed(strconv.Itoa(i)), ids[i])
-			}
-			last, err := p.ProduceBatch(ctx, batchFrom(n/size*size))
-			require.Len(t, queuetest.Duplicates(t, err), n%size)
-			require.Equal(t, ids[n/size*size:], last)
-			require.NoError(t, queuetest.CheckMemory(p.Queue))
-		}
-		requireTaken()
-		require.NoError(t, p.Close())
-		p.Open()
-		requireTaken()
-		for _, i := range []int{2, n - 2} { // one that is held since Open, perhaps, and one that is not
-			require.NoError(t, p.Cancel(ctx, ids[i]))
-			fresh := p.Store(queuetest.Keyed(strconv.Itoa(i)))
-			require.NotEqual(t, ids[i], fresh)
-			p.Taken(queuetest.Keyed(strconv.Itoa(i)), fresh)
-		}
 	})
 }
 

@@ -2,10 +2,8 @@ package codeq_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -13,15 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/crashfs"
-	"codeq/internal/inspect"
 	"codeq/internal/keys"
 	"codeq/internal/record"
-	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -289,254 +283,9 @@ func TestDuplicateError(t *testing.T) {
 	require.ErrorContains(t, err, id.String())
 }
 
-// TestUniquePowerLoss: whatever a power loss leaves of producers, workers and
-// cancels that contend for some keys, each task that has not ended has its key.
-func TestUniquePowerLoss(t *testing.T) {
-	testbase.SkipUnderRace(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ctx := context.Background()
-		disk := crashfs.New()
-		var mu sync.Mutex // guards what follows
-		rng := rand.New(rand.NewPCG(5, 6))
-		chance := func(n int) int {
-			mu.Lock()
-			defer mu.Unlock()
-			return rng.IntN(n)
-		}
-		var images []*crashfs.Disk
-		var loaded bool
-		fs := &testkit.HookFS{FS: disk, Before: func(op, _ string) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if loaded && (op == "write" || op == "sync") && len(images) < 30 && rng.IntN(30) == 0 {
-				images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng}))
-			}
-			return nil
-		}}
-		opts := *queuetest.OnDisk(fs, &codeq.Options{Shards: 3, Durability: codeq.DurabilityDisk, GroupCap: 4})
-		q, err := codeq.Open("queue", &opts)
-		require.NoError(t, err)
-		mu.Lock()
-		loaded = true
-		mu.Unlock()
-		task := func(key int) codeq.Task {
-			task := queuetest.Keyed(strconv.Itoa(key))
-			task.Unique.Replace = key%2 == 0
-			task.Unique.For = time.Duration(key%3) * time.Millisecond
-			return task
-		}
-		var wg sync.WaitGroup
-		for range 6 {
-			wg.Go(func() {
-				for range 100 {
-					id, err := q.Produce(ctx, task(chance(8)))
-					if err != nil {
-						require.ErrorIs(t, err, codeq.ErrDuplicate)
-					}
-					if chance(5) == 0 {
-						if err := q.Cancel(ctx, id); err != nil {
-							require.ErrorIs(t, err, codeq.ErrNotFound)
-						}
-					}
-					time.Sleep(time.Duration(chance(2)) * time.Millisecond)
-				}
-			})
-			wg.Go(func() {
-				for range 60 {
-					l, err := q.Claim(ctx, codeq.ClaimRequest{Queues: []string{"a"}, NoWait: true})
-					if err != nil {
-						require.ErrorIs(t, err, codeq.ErrEmpty)
-						time.Sleep(time.Millisecond)
-						continue
-					}
-					switch chance(3) {
-					case 0:
-						err = q.Retry(ctx, l.Receipt, codeq.RetryOptions{After: time.Millisecond})
-					case 1:
-						err = q.Complete(ctx, l.Receipt, nil, task(chance(8)))
-					default:
-						err = q.Complete(ctx, l.Receipt, nil)
-					}
-					if err != nil {
-						require.ErrorIs(t, err, codeq.ErrCanceled)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		require.NoError(t, q.Close())
-		require.NotEmpty(t, images)
-		living := 0
-		for i, image := range images {
-			inspect.Options(&opts).FS = image
-			q, err := codeq.Open("queue", &opts)
-			require.NoError(t, err, i)
-			synctest.Wait()
-			require.NoError(t, queuetest.CheckAll(q), i)
-			require.NoError(t, queuetest.CheckMemory(q), i)
-			require.NoError(t, queuetest.CheckMemory(q), i)
-			tasks, err := queuetest.List(q)
-			require.NoError(t, err)
-			for id, info := range tasks {
-				info.Unique.Replace = false
-				_, err := q.Produce(ctx, info.Task)
-				var duplicate *codeq.DuplicateError
-				require.ErrorAs(t, err, &duplicate, i)
-				require.Equal(t, id, duplicate.ID, i)
-				living++
-			}
-			require.NoError(t, q.Close())
-		}
-		require.Positive(t, living)
-	})
-}
-
 // keyFor names the key of a task.
 func keyFor(t codeq.Task) codeq.UniqueKey {
 	return codeq.UniqueKey{Queue: t.Queue, Tenant: t.Tenant, Group: t.Group, LimitKey: t.LimitKey, Key: t.Unique.Key}
-}
-
-// TestReplace: a task that waits is replaced, whatever it waits for. It keeps
-// its ID, and what it waits for.
-func TestReplace(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	for _, tc := range []struct {
-		name string
-		task codeq.Task
-		wait func(p *queuetest.Process, task codeq.Task) codeq.ID // makes the task wait
-		from codeq.State
-		to   codeq.State                                 // when the new one has no RunAt
-		free func(p *queuetest.Process, parent codeq.ID) // lets it go on; nil: nothing holds it
-	}{
-		{
-			name: "ready", task: queuetest.Keyed("k"), from: codeq.Ready, to: codeq.Ready,
-			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID { return p.Store(task) },
-		},
-		{
-			name: "scheduled", task: queuetest.Keyed("k"), from: codeq.Scheduled, to: codeq.Ready,
-			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
-				task.RunAt = p.Now().Add(time.Hour)
-				return p.Store(task)
-			},
-		},
-		{
-			name: "between two attempts", task: queuetest.Keyed("k"), from: codeq.Scheduled, to: codeq.Ready,
-			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
-				id := p.Store(task)
-				require.NoError(t, p.Retry(ctx, p.Take("a").Receipt, codeq.RetryOptions{After: time.Hour, Err: errors.New("boom")}))
-				return id
-			},
-		},
-		{
-			name: "given back", task: queuetest.Keyed("k"), from: codeq.Ready, to: codeq.Ready,
-			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
-				id := p.Store(task)
-				require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
-				return id
-			},
-		},
-		{
-			name: "turn of its group", task: codeq.Task{Queue: "a", Group: "g", Unique: codeq.Unique{Key: "k"}}, from: codeq.Blocked, to: codeq.Blocked,
-			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
-				p.Store(codeq.Task{Queue: "a", Group: "g"})
-				return p.Store(task)
-			},
-		},
-		{
-			name: "room in its limit", task: codeq.Task{Queue: "a", LimitKey: "l", Unique: codeq.Unique{Key: "k"}}, from: codeq.Blocked, to: codeq.Ready,
-			wait: func(p *queuetest.Process, task codeq.Task) codeq.ID {
-				require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 1 }))
-				p.Store(codeq.Task{Queue: "a", LimitKey: "l"})
-				p.Take("a")
-				id := p.Store(task)
-				require.Nil(t, queuetest.ClaimNow(t, p.Queue, "a"))
-				return id
-			},
-		},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			queuetest.ThroughSteps(t, codeq.Options{Shards: 1, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
-				id := tc.wait(p, tc.task)
-				p.Step()
-				require.Equal(t, tc.from, p.StateOf(id))
-				p.Taken(tc.task, id)
-
-				next := tc.task
-				next.Unique.Replace, next.Payload, next.Priority = true, []byte("second"), 3
-				next.Headers = map[string]string{"h": "v"}
-				require.Equal(t, id, p.Store(next))
-				p.Step()
-				info := queuetest.InfoOf(t, p.Queue, id)
-				require.Equal(t, tc.to, info.State)
-				require.Equal(t, next, info.Task)
-				require.Zero(t, info.Attempts)
-				require.Empty(t, info.LastError)
-
-				next.RunAt = time.UnixMilli(p.Now().Add(time.Hour).UnixMilli()).UTC()
-				require.Equal(t, id, p.Store(next))
-				p.Step()
-				require.Equal(t, codeq.Scheduled, p.StateOf(id))
-				require.Equal(t, next.RunAt, queuetest.InfoOf(t, p.Queue, id).At)
-
-				next.RunAt = time.Time{}
-				require.Equal(t, id, p.Store(next))
-				p.Step()
-				require.Equal(t, tc.to, p.StateOf(id))
-				if tc.name == "turn of its group" { // let the first of them end
-					l := p.Take("a")
-					require.NotEqual(t, id, l.ID)
-					require.NoError(t, p.Complete(ctx, l.Receipt, nil))
-					p.Step()
-				}
-				if tc.name == "room in its limit" {
-					require.NoError(t, p.Configure(ctx, "a", func(s *codeq.Settings) { s.ConcurrencyPerKey = 2 }))
-					p.Step()
-				}
-				l := p.Take("a")
-				require.Equal(t, id, l.ID)
-				require.Equal(t, "second", string(l.Payload))
-				require.Equal(t, 1, l.Attempt)
-
-				p.Step()
-				p.Taken(next, id) // in a worker's hands it is not replaced
-				require.NoError(t, p.Complete(ctx, l.Receipt, nil))
-				p.Step()
-				require.Zero(t, p.StateOf(id))
-				require.NotEqual(t, id, p.Store(next))
-			})
-		})
-	}
-}
-
-// TestReplaceChild: a task that is replaced waits for the same parents as
-// before, and for its new RunAt.
-func TestReplaceChild(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 2, LeaseFor: 24 * time.Hour}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		parents := []codeq.ID{p.Store(codeq.Task{Queue: "parents"}), p.Store(codeq.Task{Queue: "parents"})}
-		task := queuetest.Keyed("k")
-		task.After = parents
-		task.Unique.Replace = true
-		id := p.Store(task)
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(id))
-		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, nil))
-		p.Step()
-		task.Payload, task.After = []byte("second"), nil
-		task.RunAt = p.Now().Add(time.Hour)
-		require.Equal(t, id, p.Store(task))
-		p.Step()
-		require.Equal(t, codeq.Blocked, p.StateOf(id))
-		require.Equal(t, parents, queuetest.InfoOf(t, p.Queue, id).After)
-		require.NoError(t, p.Complete(ctx, p.Take("parents").Receipt, nil))
-		p.Step()
-		require.Equal(t, codeq.Scheduled, p.StateOf(id))
-		p.Pass(time.Hour)
-		require.Equal(t, "second", string(p.Take("a").Payload))
-	})
 }
 
 // TestReplaceInOneGroup: what replaces a task that the same group has changed
@@ -580,32 +329,6 @@ func TestReplaceInOneGroup(t *testing.T) {
 		require.NotEqual(t, first, ids[3])
 		require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, q, "a"))
 		require.NoError(t, queuetest.CheckMemory(q))
-	})
-}
-
-// TestReplaceKeepsLeases: a task that is replaced is not mistaken for one that
-// an old lease is about, which is still stored beside another one.
-func TestReplaceKeepsLeases(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		task := queuetest.Keyed("k")
-		task.Unique.Replace = true
-		id := p.Store(task)
-		require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
-		p.Store(codeq.Task{Queue: "a", RunAt: p.Now().Add(-time.Hour)})
-		leases, err := p.ClaimBatch(ctx, codeq.ClaimRequest{Queues: []string{"a"}, Max: 2})
-		require.NoError(t, err)
-		require.Len(t, leases, 2)
-		for _, l := range leases {
-			if l.ID == id {
-				require.NoError(t, p.Release(ctx, l.Receipt, 0))
-			}
-		}
-		require.Equal(t, id, p.Store(task)) // still in the same millisecond
-		require.NoError(t, p.Release(ctx, p.Take("a").Receipt, 0))
-		p.Step()
-		require.Equal(t, codeq.Ready, p.StateOf(id))
-		require.Equal(t, id, p.Take("a").ID)
 	})
 }
 
