@@ -83,7 +83,7 @@ type powerLoad struct {
 
 // maxImages is how many images of one load are kept at the most; its odds make
 // about as many.
-const maxImages = 20
+const maxImages = 12
 
 func newPowerLoad(t *testing.T, level codeq.Durability, disk *crashfs.Disk, rng *rand.Rand) *powerLoad {
 	p := &powerLoad{t: t, disk: disk, rng: rng, odds: 180, histories: make(map[int]history)}

@@ -410,7 +410,7 @@ func TestRepairOfMissingFiles(t *testing.T) {
 		for _, name := range names {
 			file := path.Join("queue/shard-000", name)
 			kind := kindOf(file)
-			if tried[kind] >= testkit.Sized(6, math.MaxInt) {
+			if tried[kind] >= testkit.Sized(3, math.MaxInt) {
 				continue
 			}
 			info, err := image.Stat(file)
