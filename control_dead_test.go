@@ -13,7 +13,6 @@ import (
 
 	"codeq"
 	"codeq/internal/keys"
-	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -226,7 +225,6 @@ func TestDeadRetentionClock(t *testing.T) {
 // TestDeadLettersFilter: RedriveAllDead and PurgeDead are about what they are asked
 // for, and nothing else.
 func TestDeadLettersFilter(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, b := range bulks {
 		t.Run(b.name, func(t *testing.T) {

@@ -17,7 +17,6 @@ import (
 	"codeq"
 	"codeq/internal/container/recent"
 	"codeq/internal/keys"
-	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
@@ -380,7 +379,6 @@ func TestChangesAreRefused(t *testing.T) {
 // TestSetPriority: of a task that waits, whatever for: it goes on waiting, and
 // has the new priority when it is ready.
 func TestSetPriority(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	ctx := context.Background()
 	for _, in := range waitingStates {
@@ -413,7 +411,6 @@ func keyedAs(p *queuetest.Process, id codeq.ID) codeq.Task {
 // TestSetRunAt: a task that waits becomes ready at the new time, and not before
 // what else holds it back.
 func TestSetRunAt(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	ctx := context.Background()
 	for _, in := range waitingStates {

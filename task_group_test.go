@@ -467,7 +467,6 @@ func holdGroups(s *codeq.Settings) { s.HoldGroups = true }
 // TestGroupHeld: with HoldGroups, a group waits for its dead letter however the task has
 // died, and goes on in its order whatever then becomes of the dead letter.
 func TestGroupHeld(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	ctx := context.Background()
 	deaths := map[string]func(p *queuetest.Process, l *codeq.Lease){

@@ -14,7 +14,6 @@ import (
 	"codeq/internal/engine"
 	"codeq/internal/inspect"
 	"codeq/internal/keys"
-	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -176,7 +175,6 @@ func readsOf(t *testing.T, q *codeq.Queue) (n int) {
 
 // TestUniqueEnds: when a key is free after its task has ended.
 func TestUniqueEnds(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, tc := range []struct {
 		name   string

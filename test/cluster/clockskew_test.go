@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -206,7 +205,6 @@ func TestWrongClocksOverLeaders(t *testing.T) {
 // TestRateOverLeaders: a rate goes on with each new leader of the first shard, and of the one that
 // has the tasks, from the last task that it has let pass.
 func TestRateOverLeaders(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()

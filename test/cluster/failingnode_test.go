@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq"
-	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
@@ -40,7 +39,6 @@ var simDiskFaults = []struct {
 // load: the other nodes go on, nothing on the node itself hangs, and with a sound
 // disk it has everything that was acknowledged.
 func TestFailingDiskOfANode(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	levels, leading := []codeq.Durability{codeq.DurabilityDisk, codeq.DurabilityProcess}, []bool{false, true}
 	for _, fault := range simDiskFaults {

@@ -18,7 +18,6 @@ import (
 	"codeq"
 	"codeq/internal/inspect"
 	"codeq/internal/simtest"
-	"codeq/internal/testbase"
 	"codeq/internal/testkit"
 )
 
@@ -271,7 +270,6 @@ func (b *lockedBuffer) String() string {
 // TestHungParts: whatever part of a leader's disk hangs, another node leads after a moment, and
 // goes on leading; calls end in time on every node; the log says when the stall begins and ends.
 func TestHungParts(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for name, hangs := range map[string]func(op, name string) bool{
 		"log":   func(_, name string) bool { return strings.Contains(name, "/raft/") },
@@ -478,7 +476,6 @@ func TestLeaderHangsAmidChange(t *testing.T) {
 // receiver stops nothing else, for that of the sender another node leads, and the receiver has
 // everything in the end.
 func TestDiskHangsAmidSnapshot(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	for _, whose := range []string{"receiver", "sender"} {
 		for _, after := range []int64{20, 2}[:testkit.Sized(1, 2)] {

@@ -10,13 +10,11 @@ import (
 	"codeq"
 	"codeq/internal/inspect"
 	"codeq/internal/simtest"
-	"codeq/internal/testbase"
 	"codeq/test/queuetest"
 )
 
 // TestReplicasReclaim: in a cluster every node gets the space back, whoever leads.
 func TestReplicasReclaim(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	opts := queuetest.ReclaimTest()
 	opts.Shards, inspect.Options(&opts).FS = 0, nil

@@ -29,7 +29,7 @@ import (
 // What a cluster must not get wrong, each by itself; TestSimulation lets them meet.
 
 // simCase runs a story on three nodes and one shard, and makes sure at its end that all
-// replicas are equal.
+// replicas are equal. The race detector has the goroutines of such a story in TestSimulation.
 func simCase(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCluster)) {
 	opts.Shards = 1
 	simCaseOf(t, opts, 0, story)
@@ -37,6 +37,7 @@ func simCase(t *testing.T, opts codeq.Options, story func(t *testing.T, c *simCl
 
 // simCaseOf is simCase with any number of shards, and builds that know a format.
 func simCaseOf(t *testing.T, opts codeq.Options, newest int, story func(t *testing.T, c *simCluster)) {
+	testbase.SkipUnderRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		c := newSimClusterOf(t, 1, 3, opts, newest)
 		c.awaitLeaders()
@@ -425,7 +426,6 @@ func applyLog(t *testing.T, c *simCluster, logs ...[]*raft.Log) []simEntry {
 // of the operations on its disk in turn: it comes back with what the others have, be it
 // before the state was there, between that and its being put in place, or after.
 func TestSnapshotIsAdopted(t *testing.T) {
-	testbase.SkipUnderRace(t)
 	t.Parallel()
 	simCase(t, codeq.Options{}, func(t *testing.T, c *simCluster) {
 		ctx := context.Background()

@@ -14,6 +14,7 @@ import (
 	"codeq"
 	"codeq/internal/crashfs"
 	"codeq/internal/inspect"
+	"codeq/internal/testbase"
 )
 
 // Process is a queue in a process that may end at every step of a test; its clock may be set.
@@ -35,8 +36,10 @@ const (
 )
 
 // ThroughSteps runs a test in fake time once for every fate of the process at its steps, and checks
-// the stored state at the end.
+// the stored state at the end. It calls one verb after the other, which is no work for the race
+// detector.
 func ThroughSteps(t *testing.T, opts codeq.Options, test func(t *testing.T, p *Process)) {
+	testbase.SkipUnderRace(t)
 	for _, end := range []string{GoesOn, Forgets, Closed, Killed} {
 		t.Run(end, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
