@@ -1,4 +1,4 @@
-package convert
+package fsck_test
 
 import (
 	"strings"
@@ -7,6 +7,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/convert"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 	"codeq/internal/store"
@@ -121,7 +122,7 @@ func TestCrosscheck(t *testing.T) {
 			tc.store(stores[0], stores[1])
 			readers := []pebble.Reader{stores[0].DB(), stores[1].DB()}
 			before := []map[string]string{contents(t, readers[0]), contents(t, readers[1])}
-			found, err := Crosscheck(readers)
+			found, err := convert.Crosscheck(readers)
 			require.NoError(t, err)
 			if tc.found == "" {
 				require.Empty(t, found)
@@ -134,7 +135,7 @@ func TestCrosscheck(t *testing.T) {
 
 			missing, corrected, err := reconcile(stores, true)
 			require.NoError(t, err)
-			require.Equal(t, tc.lost, len(missing) == 1)
+			require.Equal(t, tc.lost, missing == 1)
 			require.Equal(t, tc.found != "" && !tc.lost, corrected == 1)
 			for key, want := range tc.then {
 				shard := 1
@@ -145,7 +146,7 @@ func TestCrosscheck(t *testing.T) {
 				require.Equal(t, want, got, "%x", key)
 				require.True(t, exists || want == "", "%x", key)
 			}
-			found, err = Crosscheck(readers)
+			found, err = convert.Crosscheck(readers)
 			require.NoError(t, err)
 			require.Empty(t, found)
 		})

@@ -1,8 +1,11 @@
-package convert
+package fsck_test
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -10,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/convert"
 	"codeq/internal/crashfs"
 	"codeq/internal/keys"
 	"codeq/internal/store"
@@ -56,6 +60,21 @@ func contents(t *testing.T, r pebble.Reader) map[string]string {
 }
 
 func numbered(kind byte, shard uint32) []byte { return keys.AppendNumbered(nil, kind, shard) }
+
+// reconcile makes stores agree, and returns how many lack messages of another, and how many entries
+// were corrected, as the log says.
+func reconcile(stores []*store.Store, differ bool) (missing, corrected int, err error) {
+	var log bytes.Buffer
+	err = convert.Reconcile(stores, differ, slog.New(slog.NewTextHandler(&log, nil)))
+	for line := range strings.Lines(log.String()) {
+		if _, entries, ok := strings.Cut(line, "entries="); ok {
+			corrected, _ = strconv.Atoi(strings.TrimSpace(entries))
+		} else {
+			missing++
+		}
+	}
+	return missing, corrected, err
+}
 
 // TestReconcile: senders go on behind what their receivers have taken, all shards have the latest
 // settings of each queue, and nothing else changes, also if it is done twice. It is durable.
