@@ -34,12 +34,12 @@ const (
 )
 
 const (
-	CodeLeaseCanceled = 100 + iota // base.ErrLeaseLost and base.ErrCanceled
+	codeLeaseCanceled = 100 + iota // base.ErrLeaseLost and base.ErrCanceled
 	CodeDuplicate
 	CodeInvalid
-	CodeLifeOver
-	CodePowerLost // base.ErrNotLeader and base.ErrPowerLost
-	CodeOldCopy
+	codeLifeOver
+	codePowerLost // base.ErrNotLeader and base.ErrPowerLost
+	codeOldCopy
 )
 
 // EncodeError encodes an error for another node. Its caller does so for those with CodeDuplicate
@@ -48,15 +48,15 @@ func EncodeError(err error) (code byte, text string) {
 	var over *engine.LifeOverError
 	switch {
 	case errors.As(err, &over):
-		return CodeLifeOver, string(wire.AppendJSON(nil, over))
+		return codeLifeOver, string(wire.AppendJSON(nil, over))
 	case errors.Is(err, base.ErrUncertain): // whatever the cause, it is not certain that nothing was stored
 		return codeUncertain, err.Error()
 	case errors.Is(err, base.ErrLeaseLost) && errors.Is(err, base.ErrCanceled):
-		return CodeLeaseCanceled, err.Error()
+		return codeLeaseCanceled, err.Error()
 	case errors.Is(err, base.ErrNotLeader) && errors.Is(err, base.ErrPowerLost):
-		return CodePowerLost, err.Error()
+		return codePowerLost, err.Error()
 	case errors.Is(err, base.ErrOldCopy):
-		return CodeOldCopy, err.Error()
+		return codeOldCopy, err.Error()
 	case errors.Is(err, cluster.ErrBehind):
 		return CodeNotLeader, err.Error()
 	case errors.Is(err, base.ErrClosed), errors.Is(err, base.ErrFailed): // another node will lead
@@ -88,13 +88,13 @@ func DecodeError(code byte, text string) error {
 	switch {
 	case text == cluster.ErrMalformedCall.Error(): // what this build sends can be read
 		return base.WithText(text+": it runs another version", base.ErrFormat)
-	case code == CodeLifeOver:
+	case code == codeLifeOver:
 		return DecodeDetails(text, new(engine.LifeOverError))
-	case code == CodePowerLost:
+	case code == codePowerLost:
 		return base.WithText(text, base.ErrNotLeader, base.ErrPowerLost)
-	case code == CodeOldCopy:
+	case code == codeOldCopy:
 		return base.WithText(text, base.ErrOldCopy)
-	case code == CodeLeaseCanceled:
+	case code == codeLeaseCanceled:
 		return base.WithText(text, base.ErrLeaseLost, base.ErrCanceled)
 	case code == CodeNotLeader && strings.Contains(text, cluster.ErrBehind.Error()):
 		return base.WithText(text, cluster.ErrBehind)

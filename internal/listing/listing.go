@@ -138,8 +138,8 @@ const (
 // More reports whether anything is left to read.
 func (l *Reader[T]) More() bool { return !l.begun || len(l.spans) > 0 || len(l.found) > 0 }
 
-// Prepare turns the next of the leased tasks that were found into spans.
-func (l *Reader[T]) Prepare() {
+// prepare turns the next of the leased tasks that were found into spans.
+func (l *Reader[T]) prepare() {
 	if !l.begun || l.State != engine.Leased || len(l.spans) > 0 {
 		return
 	}
@@ -271,7 +271,7 @@ func (l *Reader[T]) Read(v *store.Snapshot) (again bool, err error) {
 		if l.begin(&v.Clock); !l.begun {
 			return true, nil
 		}
-		l.Prepare()
+		l.prepare()
 		if len(l.spans) == 0 {
 			return l.goOn(), nil
 		}

@@ -154,7 +154,7 @@ func TestSurveyWaits(t *testing.T) {
 		l.DecodePage(r)
 		require.NoError(t, r.Done())
 		require.Len(t, l.found, left)
-		l.Prepare()
+		l.prepare()
 	}
 	require.False(t, l.begun)
 	require.Equal(t, last, l.After)
@@ -177,7 +177,7 @@ func TestPrepare(t *testing.T) {
 	}
 	var got [][]byte
 	for l.More() {
-		l.Prepare()
+		l.prepare()
 		require.Len(t, l.spans, PageTasks)
 		for _, sp := range l.spans {
 			got = append(got, sp.from)

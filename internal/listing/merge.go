@@ -92,7 +92,7 @@ func fill[T any](heads []*Reader[T], fetch func(shard int, l *Reader[T]) error, 
 			if len(l.Page) > 0 || !l.More() || l.Reached != nil && spent() {
 				continue
 			}
-			l.Prepare()
+			l.prepare()
 			if err := fetch(shard, l); err != nil {
 				return err
 			}

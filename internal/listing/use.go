@@ -30,8 +30,8 @@ func UseOf(s *engine.State, queue string, claims int) Use {
 	return u
 }
 
-// ErrStopped: the read of a Use was stopped.
-var ErrStopped = errors.New("the shard has ended")
+// errStopped: the read of a Use was stopped.
+var errStopped = errors.New("the shard has ended")
 
 // usedAtOnce is after how many keys CountKeys asks whether to stop.
 const usedAtOnce = 1024
@@ -42,7 +42,7 @@ func (u *Use) CountKeys(v *store.Snapshot, queue string, stop func() bool) error
 	read := 0
 	return store.Scan(v.Reader(), keys.Freed, func(key, _ []byte) error {
 		if read++; read%usedAtOnce == 0 && stop() {
-			return ErrStopped
+			return errStopped
 		}
 		at, hash, err := keys.ParseFreed(key)
 		if err != nil {

@@ -14,8 +14,8 @@ import (
 	"codeq/internal/base"
 )
 
-// Dir is the directory of the socket, within that of the queue.
-const Dir = "local"
+// dirName is the directory of the socket, within that of the queue.
+const dirName = "local"
 
 const (
 	socketName  = "socket"
@@ -32,7 +32,7 @@ type place struct {
 	short string // the directory elsewhere; "": the socket is in dir
 }
 
-func placeIn(queue string) *place { return &place{dir: filepath.Join(queue, Dir)} }
+func placeIn(queue string) *place { return &place{dir: filepath.Join(queue, dirName)} }
 
 func (p *place) address() string { return filepath.Join(p.dir, addressName) }
 

@@ -78,8 +78,8 @@ func TestOtherUsers(t *testing.T) {
 	require.NoError(t, client())
 	require.NoError(t, s.Close())
 
-	require.NoError(t, os.Mkdir(filepath.Join(queue, Dir), 0o700))
-	require.NoError(t, os.Chown(filepath.Join(queue, Dir), somebody, -1))
+	require.NoError(t, os.Mkdir(filepath.Join(queue, dirName), 0o700))
+	require.NoError(t, os.Chown(filepath.Join(queue, dirName), somebody, -1))
 	_, err = Listen(Config{Queue: queue, Check: func() error { return nil }})
 	require.ErrorIs(t, err, fs.ErrPermission)
 	require.ErrorContains(t, err, "belongs to user 65534")

@@ -229,13 +229,6 @@ func (in *Inbox[Op]) Len() int {
 	return len(in.ops)
 }
 
-// Asleep reports whether the owner waits on Wake and nothing else does.
-func (in *Inbox[Op]) Asleep() bool {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	return in.sleeping && len(in.ops) == 0
-}
-
 // Wake returns the channel that receives when an operation, or Stop, has ended the owner's sleep.
 func (in *Inbox[Op]) Wake() <-chan struct{} { return in.wake }
 

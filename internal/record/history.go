@@ -33,16 +33,16 @@ type Attempt struct {
 
 // The bounds of a history: it takes less than 4.5 KiB.
 const (
-	AttemptsKept      = 10
+	attemptsKept      = 10
 	AttemptsKeptFirst = 2
-	MaxAttemptError   = 256 // bytes
+	maxAttemptError   = 256 // bytes
 	MaxWorker         = 128 // bytes
 )
 
 // Add adds an attempt, and drops one in the middle if they are too many.
 func (h *History) Add(a Attempt) {
-	a.Error, a.Worker = Clip(a.Error, MaxAttemptError), Clip(a.Worker, MaxWorker)
-	if len(h.Attempts) >= AttemptsKept {
+	a.Error, a.Worker = Clip(a.Error, maxAttemptError), Clip(a.Worker, MaxWorker)
+	if len(h.Attempts) >= attemptsKept {
 		h.Attempts = slices.Delete(h.Attempts, AttemptsKeptFirst, AttemptsKeptFirst+1)
 		h.Dropped++
 	}
@@ -158,7 +158,7 @@ func ReadNotes(r *wire.Reader) *Notes {
 // Sound returns an error if the history, or the notes, are not such as a shard writes.
 func (r *Record) Sound() error {
 	if h := r.History; h != nil {
-		if n := len(h.Attempts); n > AttemptsKept || h.Dropped > 0 && n < AttemptsKept {
+		if n := len(h.Attempts); n > attemptsKept || h.Dropped > 0 && n < attemptsKept {
 			return fmt.Errorf("history of %d attempts, and %d that were dropped", n, h.Dropped)
 		}
 		if uint64(r.Leases) < uint64(len(h.Attempts))+uint64(h.Dropped) {
@@ -167,7 +167,7 @@ func (r *Record) Sound() error {
 		}
 		for i := range h.Attempts {
 			a := &h.Attempts[i]
-			if a.Number == 0 || a.End < a.Start || len(a.Worker) > MaxWorker || len(a.Error) > MaxAttemptError {
+			if a.Number == 0 || a.End < a.Start || len(a.Worker) > MaxWorker || len(a.Error) > maxAttemptError {
 				return fmt.Errorf("attempt %+v of its history", *a)
 			}
 		}

@@ -111,8 +111,8 @@ const (
 	allFlags = hasCrashes<<1 - 1
 )
 
-// ErrMalformed is wrapped by every error of Decode.
-var ErrMalformed = errors.New("malformed record")
+// errMalformed is wrapped by every error of Decode.
+var errMalformed = errors.New("malformed record")
 
 // Encode returns the stored form. Equal records have equal forms: headers are sorted by name.
 func (r *Record) Encode() []byte { return r.Append(make([]byte, 0, r.MaxSize())) }
@@ -308,7 +308,7 @@ func Decode(b []byte) (Record, error) {
 }
 
 func malformed(b []byte) error {
-	return fmt.Errorf("%w: %d bytes, beginning %x", ErrMalformed, len(b), b[:min(len(b), 16)])
+	return fmt.Errorf("%w: %d bytes, beginning %x", errMalformed, len(b), b[:min(len(b), 16)])
 }
 
 func readFlags(r *wire.Reader) uint64 {

@@ -214,10 +214,10 @@ func TestTruncated(t *testing.T) {
 		headLen := headLen(&r)
 		for n := range b {
 			_, err := Decode(b[:n])
-			require.ErrorIs(t, err, ErrMalformed, "%d of %d bytes", n, len(b))
+			require.ErrorIs(t, err, errMalformed, "%d of %d bytes", n, len(b))
 			_, err = DecodeHead(b[:n])
 			if n < headLen {
-				require.ErrorIs(t, err, ErrMalformed, "%d of %d bytes", n, len(b))
+				require.ErrorIs(t, err, errMalformed, "%d of %d bytes", n, len(b))
 			} else {
 				require.NoError(t, err, "%d of %d bytes", n, len(b))
 			}
@@ -285,7 +285,7 @@ func TestRefusals(t *testing.T) {
 		{"a header's name beyond the end", append(uvarint(hasHeaders, 1), 9, 'k'), false},
 	} {
 		r, err := Decode(c.b)
-		require.ErrorIs(t, err, ErrMalformed, c.name)
+		require.ErrorIs(t, err, errMalformed, c.name)
 		require.Zero(t, r, c.name)
 		_, err = DecodeHead(c.b)
 		require.Equal(t, c.head, err != nil, c.name)
@@ -344,7 +344,7 @@ func FuzzDecode(f *testing.F) {
 		testbase.BoundDecode(t, len(b), func() { r, err = Decode(b) })
 		h, headErr := DecodeHead(b)
 		if err != nil {
-			require.ErrorIs(t, err, ErrMalformed)
+			require.ErrorIs(t, err, errMalformed)
 			return
 		}
 		require.NoError(t, headErr)
@@ -365,14 +365,14 @@ func TestHistoryIsBounded(t *testing.T) {
 	for n := range uint32(300) {
 		h.Add(Attempt{
 			Number: n + 1, How: 4, Start: 1<<41 + uint64(n), End: 1<<42 + uint64(n),
-			Worker: strings.Repeat("w", 2*MaxWorker), Error: "e" + strings.Repeat("é", MaxAttemptError),
+			Worker: strings.Repeat("w", 2*MaxWorker), Error: "e" + strings.Repeat("é", maxAttemptError),
 		})
 	}
 	var numbers []uint32
 	for _, a := range h.Attempts {
 		numbers = append(numbers, a.Number)
 		require.Equal(t, strings.Repeat("w", MaxWorker), a.Worker)
-		require.Equal(t, "e"+strings.Repeat("é", MaxAttemptError/2-1), a.Error)
+		require.Equal(t, "e"+strings.Repeat("é", maxAttemptError/2-1), a.Error)
 	}
 	require.Equal(t, []uint32{1, 2, 293, 294, 295, 296, 297, 298, 299, 300}, numbers)
 	require.EqualValues(t, 290, h.Dropped)

@@ -24,7 +24,7 @@ import (
 // testdata/numbers.txt calls them, the package and one constant of each.
 var numbered = []struct{ kind, dir, first string }{
 	{"call", ".", "callProduce"},
-	{"error", "internal/call", "CodeLeaseCanceled"},
+	{"error", "internal/call", "codeLeaseCanceled"},
 	{"process", "internal/localsocket", "Limits"},
 	{"call", "internal/cluster", "kindJoin"},
 	{"change", "internal/cluster", "AddNode"},

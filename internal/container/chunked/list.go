@@ -99,16 +99,6 @@ func (l *List[T]) Remove(i int) (moved T, ok bool) {
 	return last, true
 }
 
-// AppendTo appends the elements from index i to before index j to dst.
-//
-// REQUIRES: 0 <= i <= j <= Len.
-func (l *List[T]) AppendTo(dst []T, i, j int) []T {
-	for ; i < j; i++ {
-		dst = append(dst, *l.place(i))
-	}
-	return dst
-}
-
 // All yields the elements and their indexes, in order. The list must not shrink meanwhile.
 func (l *List[T]) All() iter.Seq2[int, T] {
 	return func(yield func(int, T) bool) {

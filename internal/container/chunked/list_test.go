@@ -33,9 +33,6 @@ func TestListAgainstSlice(t *testing.T) {
 			}
 			require.Equal(t, len(want), l.Len())
 			require.Zero(t, l.At(len(want)))
-			from := rapid.IntRange(0, len(want)).Draw(t, "from")
-			to := rapid.IntRange(from, len(want)).Draw(t, "to")
-			require.Equal(t, append([]int{7}, want[from:to]...), l.AppendTo([]int{7}, from, to))
 			if n := len(want); n > 0 {
 				i := rapid.IntRange(0, n-1).Draw(t, "remove")
 				moved, ok := l.Remove(i)
