@@ -3,26 +3,23 @@ package guard
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 )
 
 // LogQueue is between the goroutines of a queue and the slog.Handler of its user, which may be
-// slow, block, or panic: records wait in memory, and a goroutine that lives while records wait
-// passes them to the handler. A goroutine that logs never waits. Records that come while too many
-// wait are dropped; a record in their place counts them.
+// slow, block, or panic: records wait in memory, and an Errand passes them to the handler. A
+// goroutine that logs never waits. Records that come while too many wait are dropped; a record in
+// their place counts them.
 //
 // All methods may be called concurrently; the user's handler is called on that goroutine only.
 type LogQueue struct {
 	user *logTarget // the handler that the user has given
 
-	mu      sync.Mutex // guards the fields below
+	writing *Errand // its Mu guards the fields below
 	waiting []logRecord
-	lost    int           // records since the last one was added: dropped, or lost by a panic of the handler
-	untold  bool          // the handler has not been told about lost yet
-	writing bool          // the goroutine lives
-	closed  bool          // no more records are accepted
-	ended   chan struct{} // non-nil while Close waits; closed at the end of the goroutine
+	lost    int  // records since the last one was added: dropped, or lost by a panic of the handler
+	untold  bool // the handler has not been told about lost yet
+	closed  bool // no more records are accepted
 }
 
 // logRecord is a record that waits, with its handler.
@@ -66,6 +63,8 @@ type handler struct {
 func NewLogQueue(user slog.Handler) (*slog.Logger, *LogQueue) {
 	to := &logTarget{handler: user}
 	q := &LogQueue{user: to}
+	q.writing = NewErrand("log", silence, q.next)
+	q.writing.lost = func() { q.lose(1, true) }
 	return slog.New(&handler{q, to}), q
 }
 
@@ -90,8 +89,8 @@ func (h *handler) derive(f func(slog.Handler) slog.Handler) slog.Handler {
 }
 
 func (l *LogQueue) add(r logRecord) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.writing.Mu.Lock()
+	defer l.writing.Mu.Unlock()
 	if l.closed {
 		return
 	}
@@ -101,60 +100,37 @@ func (l *LogQueue) add(r logRecord) {
 	}
 	r.lost, l.lost, l.untold = l.lost, 0, false
 	l.waiting = append(l.waiting, r)
-	if !l.writing {
-		l.writing = true
-		go Contain(silence, "log", l.write, nil)
-	}
+	l.writing.Wake()
 }
 
-// write passes the waiting records to the handlers.
-func (l *LogQueue) write() {
-	ended := false
-	defer func() {
-		if !ended { // runtime.Goexit in a handler
-			l.lose(1, true)
-			go Contain(silence, "log", l.write, nil)
-		}
-	}()
-	for {
-		r, ok := l.next()
-		if !ok {
-			break
-		}
-		if r.lost > 0 {
-			report := slog.NewRecord(time.Now(), slog.LevelWarn, "log records lost, as the handler did not take them", 0)
-			report.Add("count", r.lost)
-			if !hand(logRecord{to: l.user, ctx: context.Background(), record: report}) {
-				l.lose(r.lost, false)
-			}
-		}
-		if r.to != nil && !hand(r) {
-			l.lose(1, true)
-		}
-	}
-	ended = true
-}
-
-// next takes the oldest record out. The record has no handler if only the count of lost records is
-// left. It is false if nothing is left, and the goroutine ends.
-func (l *LogQueue) next() (r logRecord, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.waiting) == 0 && l.untold {
+// next takes the oldest record out, or the number of lost ones if only that is left.
+func (l *LogQueue) next() (piece func(), wait time.Duration) {
+	var r logRecord
+	switch {
+	case len(l.waiting) > 0:
+		r, l.waiting[0] = l.waiting[0], logRecord{}
+		l.waiting = l.waiting[1:]
+	case l.untold:
 		r.lost, l.lost, l.untold = l.lost, 0, false
-		return r, true
+	default:
+		l.waiting = nil
+		return nil, 0
 	}
-	if len(l.waiting) == 0 {
-		l.waiting, l.writing = nil, false
-		if l.ended != nil {
-			close(l.ended)
-			l.ended = nil
+	return func() { l.write(r) }, 0
+}
+
+// write passes a record to its handler, and before it the number of lost ones.
+func (l *LogQueue) write(r logRecord) {
+	if r.lost > 0 {
+		report := slog.NewRecord(time.Now(), slog.LevelWarn, "log records lost, as the handler did not take them", 0)
+		report.Add("count", r.lost)
+		if !hand(logRecord{to: l.user, ctx: context.Background(), record: report}) {
+			l.lose(r.lost, false)
 		}
-		return r, false
 	}
-	r, l.waiting[0] = l.waiting[0], logRecord{}
-	l.waiting = l.waiting[1:]
-	return r, true
+	if r.to != nil && !hand(r) {
+		l.lose(1, true)
+	}
 }
 
 // hand calls a user's handler. It is false if that panics.
@@ -170,34 +146,24 @@ func hand(r logRecord) (taken bool) {
 }
 
 func (l *LogQueue) lose(count int, untold bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.writing.Mu.Lock()
+	defer l.writing.Mu.Unlock()
 	l.lost += count
 	l.untold = l.untold || untold
 }
 
-// Close returns when the handler has taken the waiting records, or has not for grace: then the
-// goroutine is left to the handler that blocks it, and ends with it. A nil LogQueue is empty.
+// Close returns when the handler has taken the waiting records, or after grace. A nil LogQueue is
+// empty.
 func (l *LogQueue) Close() {
 	if l == nil {
 		return
 	}
-	l.mu.Lock()
+	l.writing.Mu.Lock()
 	l.closed = true
-	if !l.writing {
-		l.mu.Unlock()
-		return
-	}
-	ended := make(chan struct{})
-	l.ended = ended
-	l.mu.Unlock()
-	t := time.NewTimer(grace)
-	defer t.Stop()
-	select {
-	case <-ended:
-	case <-t.C:
-		l.mu.Lock()
-		defer l.mu.Unlock()
+	l.writing.Mu.Unlock()
+	if !l.writing.Await(grace) {
+		l.writing.Mu.Lock()
+		defer l.writing.Mu.Unlock()
 		l.waiting = nil
 	}
 }

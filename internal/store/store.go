@@ -96,19 +96,19 @@ func Open(dir string, c Config, shared *Caches, create bool) (*Store, error) {
 	st := &Store{
 		fs: deferred, dir: dir, log: log, write: write, replicated: replicated, latch: latch, partition: new(partition),
 		share:     &memTableShare{cache: shared.blocks, memTable: int64(c.MemTableBytes)},
-		reclaimer: newReclaimer(c.ReclaimFrom), syncer: syncer{stop: make(chan struct{})},
+		reclaimer: newReclaimer(c.ReclaimFrom),
 	}
 	switch c.Durability {
 	case Disk, Replicated: // each commit is synced, or the log of Raft has it
 	case Process:
-		st.syncer.sync = logs.Sync
+		st.startSyncer(logs.Sync)
 	case None:
-		st.syncer.sync = func() error {
+		st.startSyncer(func() error {
 			if err := st.db.LogData(nil, pebble.Sync); err != nil { // to the operating system
 				return err
 			}
 			return logs.Sync()
-		}
+		})
 	}
 	if !c.Still {
 		st.share.size = memTableShareOf(c.MemTableBytes)

@@ -12,17 +12,16 @@ import (
 // time between two syncs.
 const syncEvery = time.Second
 
-// syncer makes commits durable that are not when they return. It syncs once in syncEvery while it
-// is asked to, once after the last time, and has no goroutine otherwise.
+// syncer makes commits durable that are not when they return, by an Errand that syncs once in
+// syncEvery while it is asked to, and once after the last time.
 type syncer struct {
 	sync func() error // nil: commits are durable when they return
 
-	mu      sync.Mutex
+	syncs   *guard.Errand  // its Mu guards the fields below
 	after   map[int]func() // to be called after the next sync
-	running bool
+	due     time.Time      // of that sync
 	stopped bool
-	stop    chan struct{} // closed when the store is closed
-	ended   sync.WaitGroup
+	living  sync.WaitGroup // the goroutine
 }
 
 // AfterSync calls do, on another goroutine, when everything that is committed now is durable, in a
@@ -34,64 +33,56 @@ func (st *Store) AfterSync(number int, do func()) bool {
 	if s.sync == nil {
 		return false
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.syncs.Mu.Lock()
+	defer s.syncs.Mu.Unlock()
 	if s.stopped {
 		return true
 	}
 	if s.after == nil {
-		s.after = make(map[int]func())
+		s.after, s.due = make(map[int]func()), time.Now().Add(syncEvery)
 	}
 	s.after[number] = do
-	if !s.running {
-		s.running = true
-		s.ended.Go(func() { guard.Contain(st.log, "sync", st.syncOn, func(any, []byte) { st.latch.Fail(errSyncPanic) }) })
-	}
+	s.syncs.Wake()
 	return true
 }
 
 var errSyncPanic = errors.New("panic in a sync")
 
-// syncOn syncs as long as commits wait for it.
-func (st *Store) syncOn() {
+// startSyncer makes the store sync by sync.
+func (st *Store) startSyncer(sync func() error) {
 	s := &st.syncer
-	wait := time.NewTimer(syncEvery)
-	defer wait.Stop()
-	for {
-		select {
-		case <-wait.C:
-		case <-s.stop:
-			return
-		}
-		after := s.take()
-		if after == nil || st.latch.Err() != nil {
-			return
-		}
-		if err := s.sync(); err != nil { // earlier writes may be lost, and no later sync tells
+	s.sync = sync
+	s.syncs = guard.NewErrand("sync", st.log, st.nextSync).CountIn(&s.living).
+		OnPanic(func() { st.latch.Fail(errSyncPanic) })
+}
+
+// nextSync takes what is to be done after the next sync.
+func (st *Store) nextSync() (piece func(), wait time.Duration) {
+	s := &st.syncer
+	if s.stopped || s.after == nil || st.latch.Err() != nil {
+		return nil, 0
+	}
+	if wait = time.Until(s.due); wait > 0 {
+		return nil, wait
+	}
+	after := s.after
+	s.after = nil
+	return func() {
+		if err := s.sync(); err != nil { // what was written before may be lost, and a later sync would not tell
 			st.latch.Fail(err)
 			return
 		}
 		for _, do := range after {
 			do()
 		}
-		wait.Reset(syncEvery)
-	}
-}
-
-// take returns the calls to make after a sync that begins now; nil: no sync is needed.
-func (s *syncer) take() map[int]func() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	after := s.after
-	s.after, s.running = nil, after != nil
-	return after
+	}, 0
 }
 
 // close ends the syncs.
 func (s *syncer) close() {
-	s.mu.Lock()
+	s.syncs.Mu.Lock()
 	s.stopped = true
-	s.mu.Unlock()
-	close(s.stop)
-	s.ended.Wait()
+	s.syncs.Mu.Unlock()
+	s.syncs.Hurry()
+	s.living.Wait()
 }
