@@ -5,18 +5,20 @@ import (
 	"sync"
 )
 
-// Assert panics unless ok. Callers write
+// Violated panics because an assertion does not hold. Callers write
 //
-//	if base.Invariants {
-//		base.Assert(n >= 0, "queue %q has %d leases", name, n)
+//	if base.Invariants && n < 0 {
+//		base.Violated("queue %q has %d leases", name, n)
 //	}
 //
-// so that a build without the tag invariants evaluates no argument.
-func Assert(ok bool, format string, args ...any) {
-	if !ok {
-		panic("codeq: invariant violated: " + fmt.Sprintf(format, args...))
-	}
+// so that a build without the tag invariants evaluates nothing, and one with it allocates nothing.
+func Violated(format string, args ...any) {
+	panic("codeq: invariant violated: " + fmt.Sprintf(format, args...))
 }
 
 // AssertHeld panics unless a mutex is locked. The goroutine may be another one.
-func AssertHeld(mu *sync.Mutex, name string) { Assert(!mu.TryLock(), "%s is not locked", name) }
+func AssertHeld(mu *sync.Mutex, name string) {
+	if mu.TryLock() {
+		Violated("%s is not locked", name)
+	}
+}

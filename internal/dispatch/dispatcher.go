@@ -130,8 +130,8 @@ func (q *Queue) Spot() *int { return &q.throttledAt }
 // another queue may have its handle then.
 func (d *Dispatcher) Of(q *engine.Queue) *Queue {
 	if c := d.queues.At(q.Handle); c != nil {
-		if base.Invariants {
-			base.Assert(c.Queue == q, "handle %d of queue %q is that of queue %q", q.Handle, q.Name, c.Name)
+		if base.Invariants && c.Queue != q {
+			base.Violated("handle %d of queue %q is that of queue %q", q.Handle, q.Name, c.Name)
 		}
 		return c
 	}
@@ -290,8 +290,12 @@ func (d *Dispatcher) takes(t Ticket) bool {
 // markServed ends the service of a claim that this shard took.
 func (d *Dispatcher) markServed(c *Claim, waited bool) {
 	if base.Invariants {
-		base.Assert(d.serving == c && c.IsTaken(), "a claim is served that this shard has not taken")
-		base.Assert(len(c.Grants) <= c.Max, "a claim for %d tasks gets %d", c.Max, len(c.Grants))
+		if d.serving != c || !c.IsTaken() {
+			base.Violated("a claim is served that this shard has not taken")
+		}
+		if len(c.Grants) > c.Max {
+			base.Violated("a claim for %d tasks gets %d", c.Max, len(c.Grants))
+		}
 	}
 	d.Served = append(d.Served, Served{c, waited})
 	d.serving = nil

@@ -434,11 +434,17 @@ func (g *gate) update(now time.Time) {
 func (g *gate) assertKept(now time.Time) {
 	kept := 0
 	for _, l := range g.lines {
-		base.Assert(l.kept >= 0, "a line keeps %d places", l.kept)
+		if l.kept < 0 {
+			base.Violated("a line keeps %d places", l.kept)
+		}
 		kept += l.kept
 	}
-	base.Assert(kept == g.kept, "a gate keeps %d places, its lines %d", g.kept, kept)
-	base.Assert(kept == 0 || g.free(now) >= 0, "a gate keeps %d places, %d more than are free", kept, -g.free(now))
+	if kept != g.kept {
+		base.Violated("a gate keeps %d places, its lines %d", g.kept, kept)
+	}
+	if kept != 0 && g.free(now) < 0 {
+		base.Violated("a gate keeps %d places, %d more than are free", kept, -g.free(now))
+	}
 }
 
 // isClosed reports whether there is no place. It is safe for concurrent use.
@@ -643,8 +649,8 @@ func (g *gate) Leave(n int) (wake []*Dispatcher) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.leased -= n
-	if base.Invariants {
-		base.Assert(g.leased >= 0, "a gate counts %d leases", g.leased)
+	if base.Invariants && g.leased < 0 {
+		base.Violated("a gate counts %d leases", g.leased)
 	}
 	if g.limit == 0 && g.rate != nil {
 		return nil // only time brings tokens

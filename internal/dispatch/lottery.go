@@ -98,8 +98,8 @@ func (l *lottery) draw() int {
 // find returns the first member that brings the sum of the weights, its own included, above lot.
 // REQUIRES: lot < total.
 func (l *lottery) find(lot uint64) int {
-	if base.Invariants {
-		base.Assert(lot < l.total, "lot %d of %d", lot, l.total)
+	if base.Invariants && lot >= l.total {
+		base.Violated("lot %d of %d", lot, l.total)
 	}
 	at := 0
 	for step := 1 << (bits.Len(uint(len(l.tree)-1)) - 1); step > 0; step >>= 1 {

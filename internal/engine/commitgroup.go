@@ -6,6 +6,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 )
 
@@ -141,6 +142,9 @@ func (g *commitGroup) flushTasks() {
 			g.write(&g.tasks[i])
 		}
 	} else {
+		if base.Invariants {
+			g.assertAscending()
+		}
 		for _, removed := range [...]bool{false, true} {
 			for i := range g.tasks {
 				if t := &g.tasks[i]; (t.rec == nil) == removed {
@@ -151,6 +155,36 @@ func (g *commitGroup) flushTasks() {
 	}
 	clear(g.tasks)
 	g.tasks, g.taskBytes, g.checked, g.scattered = g.tasks[:0], 0, 0, false
+}
+
+// assertCounts: no count of the queue is negative.
+func (q *Queue) assertCounts() {
+	c := &q.Counts
+	for _, n := range [...]uint64{c.Ready, c.Scheduled, c.Blocked, c.Leased, c.Dead, c.Done, c.Canceled} {
+		if int64(n) < 0 {
+			base.Violated("queue %q has the counts %+v", q.Name, *c)
+		}
+	}
+	for k, b := range q.buckets {
+		if b.size > *c.Ended(k.prefix) {
+			base.Violated("queue %q has %d tasks in bucket %+v, and the counts %+v", q.Name, b.size, k, *c)
+		}
+	}
+}
+
+// assertAscending: the new tasks of a lane have ascending keys.
+func (g *commitGroup) assertAscending() {
+	var last *TaskKey
+	for i := range g.tasks {
+		t := &g.tasks[i]
+		if t.rec == nil {
+			continue
+		}
+		if last != nil && !(last.compare(&t.TaskKey) < 0) {
+			base.Violated("new task %x comes after task %x", t.ID, last)
+		}
+		last = &t.TaskKey
+	}
 }
 
 func (g *commitGroup) write(t *taskOp) {
@@ -181,7 +215,13 @@ func (g *commitGroup) removeTask(lane uint32, since uint64, id keys.ID, once boo
 // seal adds what has been collected beside the batch, and sorts the batch.
 func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 	if g.Batch.Count() >= sortFrom {
-		defer func() { g.Batch = g.order.sort(db, g.Batch) }()
+		defer func() {
+			entries := g.Batch.Count()
+			g.Batch = g.order.sort(db, g.Batch)
+			if base.Invariants && g.Batch.Count() != entries {
+				base.Violated("%d entries are sorted, %d remain", entries, g.Batch.Count())
+			}
+		}()
 	}
 	g.flushTasks()
 	for _, r := range g.granted {
@@ -200,6 +240,9 @@ func (g *commitGroup) seal(clock uint64, db *pebble.DB) {
 		_ = op.Finish()
 	}
 	for _, q := range g.Touched {
+		if base.Invariants {
+			q.assertCounts()
+		}
 		g.setCounters(q.Number, &keys.CountersValue{Counts: q.Counts, Clock: clock, Totals: q.totals})
 		q.touched = false
 	}

@@ -68,8 +68,8 @@ const largeBatch = 64 << 10
 // Write commits the batch of an entry with its index and term. clock reports whether the batch
 // stores the clock of leases.
 func (w *Writer) Write(st *store.Store, e *Entry, index, term uint64) (clock bool, err error) {
-	if base.Invariants {
-		base.Assert(index > w.last, "entry %d is applied after entry %d", index, w.last)
+	if base.Invariants && index <= w.last {
+		base.Violated("entry %d is applied after entry %d", index, w.last)
 	}
 	large := len(e.Batch) > largeBatch
 	if w.batch == nil || large {

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"codeq/internal/base"
 	"codeq/internal/keys"
 	"codeq/internal/store"
 )
@@ -146,6 +147,9 @@ func (t *Tasks) Remove(l *Lane, pos Pos, bytes int) {
 // Pop takes out the first task of a lane to lease it. Lease and Turn follow.
 // REQUIRES: Head has returned the lane, and its tasks have not changed since.
 func (t *Tasks) Pop(l *Lane) Item {
+	if base.Invariants && !l.reaches(l.window.Last()) {
+		base.Violated("the window of lane %d has task %x, and the next one on disk is %x", l.Number, l.window.Last(), l.next)
+	}
 	before := l.window.Footprint()
 	it := l.window.PopFirst()
 	l.used = true
@@ -158,6 +162,9 @@ func (t *Tasks) Pop(l *Lane) Item {
 // EndLease counts the end of a lease of a task at a since.
 func (t *Tasks) EndLease(l *Lane, since uint64) {
 	l.leased--
+	if base.Invariants && l.leased < 0 {
+		base.Violated("lane %d has %d leased tasks", l.Number, l.leased)
+	}
 	l.trail.unlease(since)
 	t.noteIdle(l)
 	if l.trail.ripe() >= t.config.TrimLane {

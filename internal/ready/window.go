@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"slices"
 	"sort"
+
+	"codeq/internal/base"
 )
 
 // Pos is a place in a lane. Positions are ordered by Since, then by ID, which is the byte order of
@@ -161,6 +163,9 @@ func (w *window) Insert(it Item) {
 
 // Append is Insert for an item after all others. REQUIRES: IsLast(it.Pos).
 func (w *window) Append(it Item) {
+	if base.Invariants && !w.IsLast(it.Pos) {
+		base.Violated("task %x is added behind a later one", it.ID)
+	}
 	w.n++
 	w.bytes += cap(it.Record)
 	if len(w.runs) == 0 {

@@ -1,5 +1,7 @@
 package ready
 
+import "codeq/internal/base"
+
 // windowMemory is the memory that the windows of a shard hold. Each queue for which claims ask gets
 // a share, which its lanes share in turn. A lane may hold more while nobody needs it; the one that
 // has not been used for longest gives memory back first.
@@ -61,6 +63,9 @@ func (m *windowMemory) resized(l *Lane, before int) {
 	m.bytes += after - before
 	if l.ahead {
 		l.Queue.rings[l.Priority].bytes += after - before
+	}
+	if base.Invariants && m.bytes < 0 {
+		base.Violated("the windows of a shard take %d bytes", m.bytes)
 	}
 	switch {
 	case before == 0 && after > 0:
