@@ -206,7 +206,7 @@ func isEmpty(fsys vfs.FS, path string) (exists bool, err error) {
 		switch name {
 		case manifest.LockName:
 		case Unfinished:
-			return true, fmt.Errorf("%w: it holds what is left of an unfinished checkpoint", fs.ErrExist)
+			return true, fmt.Errorf("%w: it holds files of an unfinished checkpoint", fs.ErrExist)
 		default:
 			if !manifest.IsOfVolume(fsys, path, name) {
 				return true, fmt.Errorf("%w: it holds %q; name one that is empty or missing", fs.ErrExist, name)

@@ -177,7 +177,7 @@ func (c *crosscheck) compareNumbers(i int) error {
 		if taken <= last {
 			continue
 		}
-		c.report(i, "shard %d has taken message %d, and this shard has lost those after %d: what it did when it sent them, it may do again", to, taken, last)
+		c.report(i, "shard %d has taken message %d, and this shard has lost those after %d: it may repeat the operations that sent them", to, taken, last)
 		c.sent[i][to] = taken
 		if err := c.fix(i, func(f *fix) { f.number(keys.Sent, to, taken) }); err != nil {
 			return err
@@ -282,7 +282,7 @@ func (c *crosscheck) child(i int, queue uint32, id keys.ID, rec *record.Record) 
 	}
 	switch {
 	case counted > awaited || counted == 0:
-		c.report(i, "task %s waits for %d parents, of which %d know it: it may wait for ever", keys.FormatID(id), counted, awaited)
+		c.report(i, "task %s waits for %d parents, and %d know it: it may wait for ever", keys.FormatID(id), counted, awaited)
 	case counted < awaited:
 		c.report(i, "task %s waits for %d parents, and %d have not ended for it: one may be counted twice", keys.FormatID(id), counted, awaited)
 	}

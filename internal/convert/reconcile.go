@@ -36,7 +36,7 @@ func Reconcile(stores []*store.Store, differ bool, log *slog.Logger) error {
 		log.Warn("a shard lacks what others have sent to it", "shard", m.Shard, "what", m.Text)
 	}
 	if corrected > 0 {
-		log.Warn("shards were of different moments; what they know of each other was corrected", "entries", corrected)
+		log.Warn("shards were of different moments; entries about each other were corrected", "entries", corrected)
 	}
 	return err
 }

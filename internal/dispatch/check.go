@@ -44,7 +44,7 @@ func (d *Dispatcher) Needs(q *engine.Queue) bool {
 func (d *Dispatcher) Check(claimable func(*engine.Queue) bool) error {
 	for handle, q := range d.queues.All() {
 		if q != nil && (q.Handle != handle || d.rules.Queues[q.Name] != q.Queue) {
-			return fmt.Errorf("what handle %d has is of queue %q, which is forgotten", handle, q.Name)
+			return fmt.Errorf("handle %d is of queue %q, which is forgotten", handle, q.Name)
 		}
 	}
 	passable := func(q *Queue) bool { return claimable(q.Queue) && q.mayPass() }
@@ -95,7 +95,7 @@ func (d *Dispatcher) checkHeads() error {
 			}
 		}
 		if h, _ := d.headAndShare(c); told != h {
-			return fmt.Errorf("the head of queue %q is told to be %x, and is %x", name, told, h)
+			return fmt.Errorf("the published head of queue %q is %x, the real one %x", name, told, h)
 		}
 	}
 	return nil

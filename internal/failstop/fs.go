@@ -183,7 +183,7 @@ type writtenFile struct {
 func (f *writtenFile) Write(p []byte) (int, error) {
 	err := f.latch.try(f.vital, func() error {
 		if !f.vital && f.latch.reserve.used.Load() {
-			return syscall.ENOSPC // what is left is for vital files
+			return syscall.ENOSPC // the rest is for vital files
 		}
 		written := 0
 		return f.latch.withReserve(f.vital, func() (done bool, err error) {
@@ -258,7 +258,7 @@ func (l *Latch) Seen(err error) error {
 	return err
 }
 
-// emptyInfo is the information on a log whose own cannot be read: it has no bytes.
+// emptyInfo stands in when the information on a log cannot be read: it has no bytes.
 type emptyInfo struct{ vfs.FileInfo }
 
 func (emptyInfo) Size() int64 { return 0 }

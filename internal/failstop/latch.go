@@ -5,9 +5,8 @@
 // file system that the store uses. Failures that Pebble cannot handle make the latch fail instead;
 // see [Latch.FS]. From then on the latch has a reason, [Latch.Err], and the store must not be used:
 //
-//   - Whoever commits calls Err after each commit, and treats the commit as failed if there is a
-//     reason. A commit at pebble.Sync whose log could not be written has a reason by the time it
-//     returns.
+//   - The committer calls Err after each commit, and treats the commit as failed if there is a
+//     reason. When a commit at pebble.Sync returns and its log could not be written, there is one.
 //   - Nothing is written any more, so that the log has a prefix of the commits, and the store can
 //     be opened with it.
 //   - Nothing waits for Pebble for ever: Pebble believes that its writes are done, ends its stalls,
@@ -45,7 +44,7 @@ type Latch struct {
 	reason atomic.Pointer[error]
 
 	waiting atomic.Int32 // commits, and Open, that wait for background work
-	hurried atomic.Bool  // nobody waits, even for a full disk
+	hurried atomic.Bool  // commits do not wait, even for a full disk
 	warned  atomic.Int64 // when Background last logged, in seconds since 1970
 	failed  atomic.Int64 // when background work last failed, in ns since 1970
 
@@ -117,8 +116,7 @@ const tooManyTables = 24
 
 // Limit sets how many bytes memtables may take before Throttle and Ready wait for flushes: most, or
 // a memtable less while the memory is used up that the store shares with others. It is called
-// before Open, whose MemTableStopWritesThreshold must be larger by what is committed between two
-// calls.
+// before Open. There MemTableStopWritesThreshold must be larger, by the commits between two calls.
 func (l *Latch) Limit(most, memTable int, shared *Memory) {
 	l.memory.most, l.memory.memTable, l.memory.shared = int64(most), int64(memTable), shared
 }
@@ -145,7 +143,7 @@ func (l *Latch) Wrote(n int) { l.wrote += n }
 // for them within the commit, even if they never end.
 func (l *Latch) Throttle(db *pebble.DB) error {
 	for errors.Is(l.Ready(db), ErrNoSpace) && !l.hurried.Load() {
-		if l.reserve.gone.Load() { // nobody else looks for room
+		if l.reserve.gone.Load() { // no other goroutine looks for room
 			time.Sleep(retryEvery)
 		} else {
 			l.await()
@@ -156,8 +154,8 @@ func (l *Latch) Throttle(db *pebble.DB) error {
 }
 
 // Ready is Throttle for callers that need not commit: it returns ErrNoSpace, without waiting, while
-// flushes fail for lack of space, or what it would wait for does, or the reserve is in use. Pebble
-// retries all of that by itself.
+// flushes, or the compactions that it would wait for, fail for lack of space, or the reserve is in
+// use. Pebble retries all of them.
 func (l *Latch) Ready(db *pebble.DB) error {
 	// even if the store is about to be closed: a write might find no room
 	if !l.hasReserve() {
@@ -217,7 +215,7 @@ func (l *Latch) lags(db *pebble.DB) (tables, memory bool) {
 
 // await waits for the end of a flush or a compaction.
 func (l *Latch) await() {
-	l.waiting.Add(1) // only now: work that fails while nobody waits may be retried
+	l.waiting.Add(1) // only now: work that fails while no commit waits may be retried
 	<-l.work
 	l.waiting.Add(-1)
 }
@@ -230,8 +228,8 @@ func (l *Latch) proceed() {
 	}
 }
 
-// Trouble receives errors of background work, which Pebble retries. One error is kept until
-// somebody receives it.
+// Trouble receives errors of background work, which Pebble retries. One error is kept until it is
+// received.
 func (l *Latch) Trouble() <-chan error { return l.trouble }
 
 // guard puts the latch into the options o of a store in dir.
@@ -255,7 +253,7 @@ func (l *Latch) guard(o *pebble.Options, dir string) {
 		l.flushFull.Store(IsNoSpace(i.Err))
 		l.grown.Store(true)
 		if i.Err == nil {
-			l.memory.note(0) // lags sees what is left, before anything else is committed
+			l.memory.note(0) // lags counts again, before the next commit
 		}
 		l.proceed()
 		if l.listener != nil && i.Err == nil {
@@ -276,7 +274,7 @@ func (l *Latch) guard(o *pebble.Options, dir string) {
 	e.WriteStallEnd = func() { l.waiting.Add(-1) }
 }
 
-// background logs an error of a flush or a compaction. While somebody waits for it, the latch
+// background logs an error of a flush or a compaction. While a commit waits for it, the latch
 // fails, unless the disk is full: that can be repaired without opening the store again.
 func (l *Latch) background(err error) {
 	now := time.Now()

@@ -22,7 +22,7 @@ const walCategory vfs.DiskWriteCategory = "pebble-wal"
 // db.Apply(batch, pebble.Sync) returns once the record is in the page cache. pebble.NoSync is
 // weaker: it leaves the record in a buffer of the process.
 //
-// # What a caller gets
+// # Promises
 //
 //   - A killed process loses no commit that was acknowledged with pebble.Sync.
 //   - A power loss or a crash of the kernel may lose commits of the newest log only, and loses a
@@ -31,7 +31,7 @@ const walCategory vfs.DiskWriteCategory = "pebble-wal"
 //   - DB.Flush, DB.Close and LogSyncs.Sync make every earlier commit durable. DB.LogData(nil,
 //     pebble.Sync) does not, and an Ingest may survive a power loss that commits before it do not.
 //
-// # What a caller must do
+// # Requirements
 //
 //   - Open the DB with FormatMajorVersion pebble.FormatColumnarBlocks (19) and never raise it. From
 //     pebble.FormatWALSyncChunks on, each chunk of the log records how far the log was synced;
@@ -62,7 +62,7 @@ func (s *LogSyncs) Set(on bool) { s.on.Store(on) }
 // IsOn reports whether it is on.
 func (s *LogSyncs) IsOn() bool { return s.on.Load() }
 
-// Sync makes durable what has been written to the logs. It does not hold up commits meanwhile.
+// Sync makes all records in the logs durable. It does not hold up commits meanwhile.
 func (s *LogSyncs) Sync() error {
 	if f := s.newest.Load(); f != nil { // the logs before it are durable
 		return f.syncNow()
@@ -123,9 +123,9 @@ type walFile struct {
 	closeErr error // why it may not be durable although it was closed
 }
 
-// Write syncs what it writes if that begins with a tail which may be zero on disk. If a power loss
-// left it zero and kept the next block, the reader would skip one record and go on. Pebble never
-// writes more than one block at once, so the sync comes before the next block.
+// Write syncs its bytes if they begin with a tail that may be zero on disk. If a power loss left it
+// zero and kept the next block, the reader would skip one record and go on. Pebble never writes
+// more than one block at once, so the sync comes before the next block.
 func (f *walFile) Write(p []byte) (int, error) {
 	tail := blockSize - f.offset%blockSize
 	n, err := f.File.Write(p)

@@ -2,18 +2,18 @@ package failstop
 
 import "sync/atomic"
 
-// Memory is what may wait for flushes in several stores together. When it is used up, the memtables
-// of each may take one less than otherwise. A store that has more waits for its own flush: never
-// for that of another store, which may have nothing to flush, or no room for it.
+// Memory bounds the bytes that wait for flushes in several stores together. When it is used up, the
+// memtables of each may take one less than otherwise. A store that has more waits for its own
+// flush: never for that of another store, which may have nothing to flush, or no room for it.
 type Memory struct {
 	bytes int64
-	waits atomic.Int64 // bytes that do
+	waits atomic.Int64 // bytes that wait
 }
 
 // NewMemory returns a Memory of so many bytes.
 func NewMemory(bytes int) *Memory { return &Memory{bytes: int64(bytes)} }
 
-// memory is what the memtables of one store may take.
+// memory bounds the memtables of one store.
 type memory struct {
 	most     int64   // bytes before commits wait for flushes; 0: there is no limit
 	memTable int64   // bytes of the memtable that is being filled
@@ -37,7 +37,7 @@ func (m *memory) limit() int64 {
 	return m.most
 }
 
-// isUsed reports whether memtables take so many bytes that a commit is to wait.
+// isUsed reports whether memtables take so many bytes that a commit must wait.
 func (m *memory) isUsed(size int64) bool { return m.most > 0 && size >= m.limit() }
 
 // isLow reports whether memtables take so many bytes that a commit may soon have to wait.

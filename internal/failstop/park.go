@@ -16,9 +16,9 @@ import (
 )
 
 // When a compaction cannot continue to read in the middle of the keys that a tombstone covers,
-// Pebble panics, on its own goroutine, where nobody can recover. So reads of such a compaction do
-// not fail: they are repeated until they succeed, and if they cannot, the goroutine is parked for
-// ever. A store with such a goroutine cannot be closed; it is abandoned, and its lock released.
+// Pebble panics, on its own goroutine, where no caller can recover. So reads of such a compaction
+// do not fail: they are repeated until they succeed, and if they cannot, the goroutine is parked
+// for ever. A store with such a goroutine cannot be closed; it is abandoned, and its lock released.
 
 const iterator = "github.com/cockroachdb/pebble/v2/internal/compact.(*Iter)."
 
@@ -82,8 +82,8 @@ func (l *Latch) logPanic(what string, value any, stack []byte) {
 
 // Read calls a function that reads the store, on the caller's goroutine. Damage that no checksum
 // covers, such as a length that is out of range, may make Pebble panic: the error then matches
-// integrity.ErrDamaged, and the store is abandoned for the same reason, which is what others find.
-// Other panics go on, as do those on Pebble's own goroutines.
+// integrity.ErrDamaged, and the store is abandoned for the same reason, which Err returns. Other
+// panics go on, as do those on Pebble's own goroutines.
 func (l *Latch) Read(do func() error) (err error) {
 	ended := false
 	defer func() {
@@ -157,7 +157,7 @@ func (l *Latch) unlock() error {
 }
 
 // Close closes the store. It returns why the latch has failed, if it has, or the error of Pebble.
-// REQUIRES: nobody uses db any more.
+// REQUIRES: db is not in use any more.
 //
 // A store that cannot be closed, because a compaction cannot read or Pebble has panicked, is
 // abandoned with its goroutines and memory. It may be opened again.

@@ -10,10 +10,10 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// A store fails if its log cannot be written, because what a failed write has left is unknown. So a
-// store keeps space in reserve, from which it finishes what is under way when the disk is full: the
-// rest of a commit, or of a MANIFEST. From then on Ready returns ErrNoSpace, so that nothing else
-// is begun, and no table is written, until there is room for the reserve again.
+// A store fails if its log cannot be written, because the content of the log after a failed write
+// is unknown. So a store keeps space in reserve. When the disk is full, the rest of a commit, or of
+// a MANIFEST, is written with it. From then on Ready returns ErrNoSpace, so that nothing else is
+// begun, and no table is written, until there is room for the reserve again.
 //
 // The reserve is files without a name; for the first, the file system has allocated space. Where it
 // cannot do that, where a commit is larger than the reserve, or where others take its space first,
@@ -40,8 +40,8 @@ type reserve struct {
 	next  time.Time  // when to try again to make it
 }
 
-// keep starts to maintain the reserve of a store whose files are in dir. The reserve is made when
-// somebody asks for it, so that it does not take space from other stores that are being opened.
+// keep starts to maintain the reserve of the store in dir. The reserve is made at the first
+// hasReserve, so that it does not take space from other stores that are being opened.
 func (r *reserve) keep(fs vfs.FS, dir string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,8 +152,8 @@ func (l *Latch) hasReserve() bool {
 	return made || !l.reserve.gone.Load() || busy && !l.reserve.used.Load()
 }
 
-// isPressed reports whether the reserve was used, and cannot be made again: what is left is for
-// vital files.
+// isPressed reports whether the reserve was used, and cannot be made again: the rest of the disk is
+// for vital files.
 func (l *Latch) isPressed() bool { return l.reserve.used.Load() && !l.hasReserve() }
 
 // withReserve calls do. If do is vital and fails for lack of space, it uses the reserve and calls

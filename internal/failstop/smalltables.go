@@ -40,7 +40,7 @@ type tableSpan struct {
 }
 
 // MergeSmall merges small tables of an open store if there are many. The tables of a range have
-// keys that share so many first bytes. Nobody may commit meanwhile. Without it everything works,
+// keys that share so many first bytes. REQUIRES: no commits meanwhile. Without it everything works,
 // more slowly, and so an error is only logged.
 func (l *Latch) MergeSmall(db *pebble.DB, shared int) {
 	levels, err := db.SSTables()
@@ -161,9 +161,9 @@ func (l *Latch) merge(db *pebble.DB, r *tableRun) error {
 	return l.Err()
 }
 
-// Flush writes what was committed to a table, and waits for that until ctx ends. It returns the
-// first error: Pebble would retry for ever. It begins a log, so it may use the reserve: while that
-// is used, it returns ENOSPC.
+// Flush writes all commits to tables, and waits for that until ctx ends. It returns the first
+// error: Pebble would retry for ever. It begins a log, so it may use the reserve: while that is
+// used, it returns ENOSPC.
 func (l *Latch) Flush(ctx context.Context, db *pebble.DB) error {
 	if err := l.Err(); err != nil {
 		return err

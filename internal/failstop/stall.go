@@ -113,7 +113,7 @@ type Part struct {
 	watch *Watch
 	name  string
 
-	mu          sync.Mutex  // guards the fields below; nothing that waits is done under it
+	mu          sync.Mutex  // guards the fields below; held without waiting
 	first, last *operation  // under way, the oldest first
 	free        *operation  // to be used again, by next
 	timer       *time.Timer // nil: never set

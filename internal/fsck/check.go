@@ -435,7 +435,7 @@ func (c *checker) freed(key, _ []byte) error {
 	}
 	b, err := store.Lookup(c.r, keys.AppendHashed(nil, hash))
 	if err != nil || b == nil {
-		c.report("idempotency key %x, which nobody holds, is free at %d: %v", hash, at, err)
+		c.report("idempotency key %x, which has no holder, is free at %d: %v", hash, at, err)
 	} else if v, err := keys.ParseUnique(b); err != nil || v.Until != at {
 		c.report("idempotency key %x is free at %d, not %d: %v", hash, at, v.Until, err)
 	}
@@ -500,7 +500,7 @@ func (c *checker) telling(key, value []byte) error {
 	}
 	c.told[parent] = end
 	if st := c.seen[parent]; st != nil && (st.Range != end || !st.Parent) {
-		c.report("children of task %s are told that it is %v: %+v", parent, stateIn(end), st)
+		c.report("children of task %s learn that it is %v: %+v", parent, stateIn(end), st)
 	}
 	return nil
 }
@@ -663,9 +663,9 @@ func (c *checker) finish() {
 		switch {
 		case st.Head.Group == 0:
 		case waits && !turn.Waiting:
-			c.report("task %s waits for the turn of group %x, which nobody passes on: %+v", id, st.Head.Group, turn)
+			c.report("task %s waits for the turn of group %x, which does not pass on: %+v", id, st.Head.Group, turn)
 		case waits && turn.Holder == keys.ID{} && !c.wakes[wakeKey{st.queue, st.Head.Group, taskID{}}]:
-			c.report("nobody gives the turn of group %x, for which task %s waits", st.Head.Group, id)
+			c.report("no wakeup gives the turn of group %x to task %s, which waits for it", st.Head.Group, id)
 		case (st.state == ready || st.state == leased) && turn.Holder != keys.ID(id):
 			c.report("task %s is %v, and %s has the turn of its group", id, st.state, taskID(turn.Holder))
 		}
@@ -675,7 +675,7 @@ func (c *checker) finish() {
 				c.report("task %s waits for no parent", id)
 			}
 			if c.shards == 1 && !wakeup && n != st.known { // else other shards tell some
-				c.report("task %s waits for %d parents, of which %d know", id, n, st.known)
+				c.report("task %s waits for %d parents, and %d know it", id, n, st.known)
 			}
 		}
 	}

@@ -96,7 +96,7 @@ func TestCrosscheck(t *testing.T) {
 		{"it has lost messages", func(a, b *store.Store) {
 			set(t, b, numbered(keys.Inbound, 0), []byte(number(3)))
 			set(t, a, numbered(keys.Sent, 1), []byte(number(2)))
-		}, "it may do again", false, nil},
+		}, "it may repeat the operations", false, nil},
 		{"messages are missing", func(a, b *store.Store) {
 			set(t, b, numbered(keys.Inbound, 0), []byte(number(3)))
 			set(t, a, numbered(keys.Sent, 1), []byte(number(5)))

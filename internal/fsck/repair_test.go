@@ -224,12 +224,12 @@ func TestRebuild(t *testing.T) {
 		"no counters":      {remove(counters), "has tasks and no counters", nil},
 		"size of a bucket": {set(string(keys.AppendBucket(nil, keys.Done, fixtureQueue, keys.Forever)), string(keys.AppendNumber(nil, 2))), "has 1 tasks", nil},
 		"no bucket":        {remove(string(keys.AppendBucket(nil, keys.Dead, fixtureQueue, keys.Forever))), "has 1 tasks and no size", nil},
-		"turn of a group":  {remove(scope), "which nobody passes on", nil},
+		"turn of a group":  {remove(scope), "which does not pass on", nil},
 		"turn of a task that is gone": {
 			set(scope, string(keys.GroupValue{Holder: keys.ID{1}, Waiting: true}.Append(nil))), "has the turn", nil,
 		},
 		"number of parents": {remove(byID(keys.Pending, f.child)), "waits for no parent", asks},
-		"child of a parent": {remove(string(keys.AppendDependent(nil, f.parent, f.child))), "of which 0 know", nil},
+		"child of a parent": {remove(string(keys.AppendDependent(nil, f.parent, f.child))), "and 0 know it", nil},
 		"last message, which is under way": {
 			set(string(keys.AppendOutbound(nil, 0, 1)), string(took.Append(nil))), "",
 			func(e entries) {

@@ -60,7 +60,7 @@ func (p *place) listen() (net.Listener, error) {
 	}
 	l, err := net.Listen("unix", p.socket())
 	if err != nil {
-		return nil, fmt.Errorf("a socket in %s, whose file system may have none: %w", filepath.Dir(p.socket()), err)
+		return nil, fmt.Errorf("a socket in %s (its file system may have none): %w", filepath.Dir(p.socket()), err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // see remove
 	if err := os.Chmod(p.socket(), 0o600); err != nil {

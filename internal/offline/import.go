@@ -275,7 +275,7 @@ func (im *importer) flush(s *imported) error {
 func (im *importer) room() error {
 	im.written = 0
 	if usage, err := im.fs.GetDiskUsage(im.path); err == nil && usage.AvailBytes < KeepFree {
-		return fmt.Errorf("%w: %d bytes are free, %d are to stay", base.ErrDiskFull, usage.AvailBytes, KeepFree)
+		return fmt.Errorf("%w: %d bytes are free, %d must stay free", base.ErrDiskFull, usage.AvailBytes, KeepFree)
 	}
 	return nil
 }

@@ -216,7 +216,7 @@ func (im *importer) pin(l *pinLine) error {
 // telling stores that children are being told of the end of a task.
 func (im *importer) telling(l *tellingLine) error {
 	if !keys.Ended(byte(l.End)) {
-		return wrong("children of task %s are told that it is %s", l.ID, states[l.End])
+		return wrong("children of task %s learn that it is %s", l.ID, states[l.End])
 	}
 	id := im.mention(l.ID)
 	return im.set(im.shardOf(id), keys.AppendByID(nil, keys.Telling, id), []byte{byte(l.End)})

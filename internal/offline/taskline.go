@@ -140,7 +140,7 @@ func (t *taskLine) place(id keys.ID, queue, lane uint32, rec *record.Record) (ke
 			}
 		}
 		if scopes > 1 || scopes == 1 && p.At == 0 {
-			return p, errors.New("it waits for what it does not have")
+			return p, errors.New("it waits in a scope that it does not have")
 		}
 	case keys.Dead, keys.Done, keys.Canceled:
 		p.At = cmp.Or(t.Until, keys.Forever)

@@ -104,7 +104,7 @@ func (s *Snapshot) Get(id keys.ID) (*Task, error) {
 func (s *Snapshot) GetByKey(hash [keys.UniqueLen]byte, known keys.ID) (t *Task, holder keys.ID, err error) {
 	b, err := Lookup(s.r, keys.AppendHashed(nil, hash))
 	if err == nil && b == nil {
-		err = fmt.Errorf("%w: nobody has the idempotency key", base.ErrNotFound)
+		err = fmt.Errorf("%w: no task has the idempotency key", base.ErrNotFound)
 	}
 	if err != nil {
 		return nil, holder, err
