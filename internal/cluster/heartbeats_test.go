@@ -77,6 +77,7 @@ func openTrioWith(t *testing.T, shards int, adapt func(i int, c *Config)) ([]*No
 			DecodeError: func(_ byte, text string) error { return errors.New(text) },
 			Dial:        func(ctx context.Context, to string) (net.Conn, error) { return network.Dial(ctx, host, to) },
 		}
+		c.Directory.BeginIncarnation()
 		adapt(i, &c)
 		n := New(c)
 		for _, g := range n.groups {

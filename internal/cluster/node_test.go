@@ -32,6 +32,7 @@ func newLoneNodeAt(l net.Listener, disk vfs.FS, votes string, m StateMachine) *N
 	if m, err := manifest.Read(disk, "dir"); err == nil && m != nil { // it was opened before
 		directory.Manifest = *m
 	}
+	directory.BeginIncarnation()
 	return New(Config{
 		Node: "a", Listener: l, Advertise: "a:1", MaxAppend: MaxAppend, SnapshotBytes: SnapshotBytes, Logger: slog.New(slog.DiscardHandler),
 		HeartbeatTimeout: 50 * time.Millisecond, ElectionTimeout: 50 * time.Millisecond, CallTimeout: time.Second,

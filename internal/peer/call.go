@@ -49,10 +49,39 @@ func newClient(n *Node, on lane, conn net.Conn) *client {
 	return c
 }
 
-func (c *client) call(ctx context.Context, until <-chan struct{}, limit *base.Limit, kind byte, body []byte) ([]byte, error) {
+// patience is how long a call waits: until ctx ends, until is closed, or limit is over. All of a
+// call's waits share it.
+type patience struct {
+	ctx   context.Context
+	until <-chan struct{} // nil: not closed
+	limit *base.Limit     // nil: no limit
+}
+
+// await returns nil when done is closed, or gives an element, or else the reason why the call waits
+// no longer. moves reports whether the call makes progress.
+func (p *patience) await(done <-chan struct{}, moves func() bool) error {
+	for {
+		select {
+		case <-done:
+			return nil
+		case <-p.ctx.Done():
+			return base.EndOf(p.ctx)
+		case <-p.until:
+			return errUntil
+		case <-p.limit.C():
+			if p.limit.IsOver(moves()) {
+				return base.ErrLate
+			}
+		}
+	}
+}
+
+func standsStill() bool { return false }
+
+func (c *client) call(p patience, kind byte, body []byte) ([]byte, error) {
 	c.mu.Lock()
 	for c.err == nil && len(c.queue) > queuedBytes {
-		if err := c.waitForRoom(ctx, limit); err != nil {
+		if err := c.waitForRoom(p); err != nil {
 			c.mu.Unlock()
 			return nil, fmt.Errorf("%w: wait for room in the connection to %s: %w", ErrNotSent, c.to.Address, err)
 		}
@@ -75,7 +104,8 @@ func (c *client) call(ctx context.Context, until <-chan struct{}, limit *base.Li
 	}
 	c.mu.Unlock()
 
-	if reason := c.await(ctx, until, limit, w); reason != nil {
+	var seen traffics
+	if reason := p.await(w.done, func() bool { return c.moves(w, &seen) }); reason != nil {
 		if c.abandon(number) {
 			c.node.waiters.Put(w)
 			return nil, fmt.Errorf("%w: %w", ErrLost, reason)
@@ -86,25 +116,6 @@ func (c *client) call(ctx context.Context, until <-chan struct{}, limit *base.Li
 	w.reply, w.err = nil, nil
 	c.node.waiters.Put(w)
 	return reply, err
-}
-
-// await waits for a reply; without one it returns the reason why it stopped waiting.
-func (c *client) await(ctx context.Context, until <-chan struct{}, limit *base.Limit, w *waiter) error {
-	var seen traffics
-	for {
-		select {
-		case <-w.done:
-			return nil
-		case <-ctx.Done():
-			return base.EndOf(ctx)
-		case <-until:
-			return errUntil
-		case <-limit.C():
-			if limit.IsOver(c.moves(w, &seen)) {
-				return base.ErrLate
-			}
-		}
-	}
 }
 
 // traffics counts the traffic of a connection.
@@ -123,25 +134,14 @@ func (c *client) moves(w *waiter, last *traffics) bool {
 
 // waitForRoom returns nil when there may be room, or the reason why it stopped waiting. REQUIRES:
 // mu is held; it is released meanwhile.
-func (c *client) waitForRoom(ctx context.Context, limit *base.Limit) error {
+func (c *client) waitForRoom(p patience) error {
 	if c.room == nil {
 		c.room = make(chan struct{})
 	}
 	room := c.room
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	for {
-		select {
-		case <-room:
-			return nil
-		case <-ctx.Done():
-			return base.EndOf(ctx)
-		case <-limit.C():
-			if limit.IsOver(false) {
-				return base.ErrLate
-			}
-		}
-	}
+	return p.await(room, standsStill)
 }
 
 // abandon reports whether the caller owns its waiter again; then it cancels the request on the

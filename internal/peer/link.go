@@ -76,15 +76,16 @@ func (n *Node) CallUntil(
 	case len(body) >= largeBody:
 		on.of = trafficLarge
 	}
-	c, err := n.client(ctx, until, limit, on)
+	p := patience{ctx, until, limit}
+	c, err := n.client(p, on)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
-	return c.call(ctx, until, limit, kind, body)
+	return c.call(p, kind, body)
 }
 
 // client returns the connection of a lane, once it is open.
-func (n *Node) client(ctx context.Context, until <-chan struct{}, limit *base.Limit, on lane) (*client, error) {
+func (n *Node) client(p patience, on lane) (*client, error) {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
@@ -115,23 +116,10 @@ func (n *Node) client(ctx context.Context, until <-chan struct{}, limit *base.Li
 		})
 	}
 	n.mu.Unlock()
-	for {
-		var reason error
-		select {
-		case <-a.done:
-			return a.client, a.err
-		case <-ctx.Done():
-			reason = base.EndOf(ctx)
-		case <-until:
-			reason = errUntil
-		case <-limit.C():
-			if !limit.IsOver(false) {
-				continue
-			}
-			reason = base.ErrLate
-		}
+	if reason := p.await(a.done, standsStill); reason != nil {
 		return nil, fmt.Errorf("peer: wait for connection to %s: %w", on.to.Address, reason)
 	}
+	return a.client, a.err
 }
 
 // tried ends an attempt.
@@ -173,7 +161,7 @@ func (n *Node) Introduce(ctx context.Context, to Target, kind byte, body []byte)
 	if !n.goUnlessClosed("client reader", c.read, c.fail) || !n.goUnlessClosed("client writer", c.write, c.fail) {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
 	}
-	return c.call(ctx, nil, nil, kind, body)
+	return c.call(patience{ctx: ctx}, kind, body)
 }
 
 // forget removes c, so that the next call on its lane opens a connection.
