@@ -84,12 +84,10 @@ func (g *Group) Change(how Change, p Peer, former []string, settle func(error)) 
 // a node after its addition, the addition here comes before the removal here.
 func (g *Group) changeInTurn(ctx context.Context, how Change, p Peer, former []string) error {
 	if how == AddNode || how == Readmit || how == RemoveNode {
-		select {
-		case g.changing <- struct{}{}:
-			defer func() { <-g.changing }()
-		case <-ctx.Done():
+		if !g.changing.LockUntil(ctx.Done()) {
 			return fmt.Errorf("%w: shard %d: another change of its members takes long", base.ErrNotLeader, g.index)
 		}
+		defer g.changing.Unlock()
 	}
 	return g.change(ctx, how, p, former)
 }

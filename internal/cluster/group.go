@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/container/slowlock"
 	"codeq/internal/manifest"
 	"codeq/internal/snapshot"
 	"codeq/internal/store"
@@ -37,7 +38,7 @@ type Group struct {
 	latestTerm       atomic.Uint64 // the latest that Raft has had here
 	leading          leaderTerm
 	configuration    configuration
-	changing         chan struct{}          // capacity 1: held while a node is added or removed
+	changing         slowlock.Lock          // held while a node is added or removed
 	kept             chan struct{}          // capacity 1: the shard may be served here again; see wake
 	route            notifier               // changes when the shard gets another leader
 	callee           atomic.Pointer[callee] // the leader that was called last
@@ -64,9 +65,9 @@ type Group struct {
 
 func newGroup(n *Node, index int, m StateMachine) *Group {
 	g := &Group{
-		index: index, node: n, machine: m, kept: make(chan struct{}, 1), changing: make(chan struct{}, 1),
-		leading: leaderTerm{leaving: make(chan struct{}, 1)}, growth: logGrowth{due: make(chan struct{}, 1)},
-		sender: snapshotSender{turn: make(chan struct{}, 1)},
+		index: index, node: n, machine: m, kept: make(chan struct{}, 1), changing: slowlock.New(),
+		leading: leaderTerm{leaving: slowlock.New()}, growth: logGrowth{due: make(chan struct{}, 1)},
+		sender: snapshotSender{turn: slowlock.New()},
 	}
 	g.limits.Init(n.c.CallTimeout, g.workDone)
 	g.Place("")

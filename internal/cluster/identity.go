@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/container/slowlock"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
 )
@@ -59,10 +60,7 @@ func (p Peer) target() (t peer.Target, err error) {
 
 // membership is the state of the node in its cluster.
 type membership struct {
-	// writing has an element while the manifest is changed, which takes as long as the disk does;
-	// mu is not held then. It is a channel because a fake clock advances only while no goroutine
-	// waits for a lock.
-	writing chan struct{} // capacity 1
+	writing slowlock.Lock // held while the manifest is changed; mu is not held then
 	mu      sync.Mutex    // guards the fields below, and the directory's manifest while the node is open
 	waiting error         // why the node has no cluster yet, or is not taken back; nil: not known
 	// suspects are the IDs of directories that may have lost acknowledged entries, by former ID.
@@ -82,12 +80,10 @@ func (n *Node) changeManifest(change func(*manifest.Directory) (changed bool, er
 // changeManifestUntil is changeManifest, but waits for other changes only until ctx ends.
 func (n *Node) changeManifestUntil(ctx context.Context, change func(*manifest.Directory) (changed bool, err error)) error {
 	m := &n.membership
-	select {
-	case m.writing <- struct{}{}:
-	case <-ctx.Done():
+	if !m.writing.LockUntil(ctx.Done()) {
 		return fmt.Errorf("%w: the manifest is being written", peer.ErrEarly)
 	}
-	defer func() { <-m.writing }()
+	defer m.writing.Unlock()
 	m.mu.Lock()
 	draft := n.c.Directory.Draft()
 	m.mu.Unlock()

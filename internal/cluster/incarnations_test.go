@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"codeq/internal/base"
+	"codeq/internal/container/slowlock"
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
@@ -26,7 +27,7 @@ func TestMeeting(t *testing.T) {
 	require.NoError(t, manifest.MakeDirectory(fs, "q"))
 	d := manifest.New(fs, "q", manifest.Manifest{Format: manifest.Format, Shards: 1, Node: "n", Cluster: "c"})
 	n := &Node{c: Config{Directory: d}, log: slog.New(slog.DiscardHandler)}
-	n.membership.writing = make(chan struct{}, 1)
+	n.membership.writing = slowlock.New()
 	seen := func() map[string]uint64 {
 		m, err := manifest.Read(disk.CrashClone(vfs.CrashCloneCfg{}), "q")
 		require.NoError(t, err)
@@ -46,11 +47,11 @@ func TestMeeting(t *testing.T) {
 	require.NoError(t, n.see(t.Context(), a, []uint64{3, 5, 8}), "incarnation 7 was not relied on")
 	require.Equal(t, map[string]uint64{a: 8}, seen())
 
-	n.membership.writing <- struct{}{} // on a disk that hangs
+	n.membership.writing.Lock() // on a disk that hangs
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, n.see(ctx, a, []uint64{9}), peer.ErrEarly)
-	<-n.membership.writing
+	n.membership.writing.Unlock()
 
 	n.ready.Store(true)
 	for i := range 3 * maxSeen {

@@ -8,6 +8,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/container/slowlock"
 )
 
 // A node that is elected leader of a shard's Raft group becomes the leader of the shard:
@@ -23,9 +24,7 @@ import (
 
 // leaderTerm is the Leader of the shard on this node, if any.
 type leaderTerm struct {
-	// leaving has an element while a leader ends, which takes as long as a commit. It is a channel
-	// because a fake clock advances only while no goroutine waits for a lock.
-	leaving chan struct{} // capacity 1
+	leaving slowlock.Lock // held while a leader ends, which takes as long as a commit
 	mu      sync.Mutex    // guards the fields below
 	leader  Leader        // nil: this node does not decide
 	begun   time.Time     // when leader began
@@ -134,8 +133,8 @@ func (g *Group) beganLately() bool {
 // leave ends the leader on this node, and returns when it has ended, also if another caller ends
 // it. It is false if there is none.
 func (g *Group) leave(reason error) bool {
-	g.leading.leaving <- struct{}{}
-	defer func() { <-g.leading.leaving }()
+	g.leading.leaving.Lock()
+	defer g.leading.leaving.Unlock()
 	g.leading.mu.Lock()
 	l := g.leading.leader
 	g.leading.leader = nil

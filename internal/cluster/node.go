@@ -24,6 +24,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/container/slowlock"
 	"codeq/internal/failstop"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
@@ -225,7 +226,7 @@ func New(c Config) *Node {
 	n := &Node{c: c, self: self, log: c.Logger, birth: c.Directory.Incarnation, opened: make(chan struct{}), quit: make(chan struct{})}
 	n.limits.Init(c.CallTimeout, n.workDone)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.membership.writing = make(chan struct{}, 1)
+	n.membership.writing = slowlock.New()
 	n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
 	n.room = newLogRoom(c.Directory.FS, c.Directory.Path, c.MinFree, n.log)
 	n.room.lost = n.failAll

@@ -75,16 +75,16 @@ func (g *Group) compact(quit <-chan struct{}) {
 			return
 		case <-g.growth.due:
 		}
-		g.sender.turn <- struct{}{}
+		g.sender.turn.Lock()
 		if g.isDue() { // or an entry came while the last one was taken
 			g.giveUpFiles("the log behind them is longer than they are, or the disk is almost full")
 			g.takeSnapshot()
 		}
-		<-g.sender.turn
+		g.sender.turn.Unlock()
 	}
 }
 
-// takeSnapshot takes a snapshot, if it can. REQUIRES: the caller has put an element into
+// takeSnapshot takes a snapshot, if it can. REQUIRES: the caller holds
 // snapshotSender.turn, and there are entries after the last snapshot.
 func (g *Group) takeSnapshot() {
 	bytes, entries := g.growth.bytes.Load(), g.growth.entries.Load()

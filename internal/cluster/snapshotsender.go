@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/container/slowlock"
 	"codeq/internal/snapshot"
 )
 
@@ -27,7 +28,7 @@ import (
 // snapshotSender is the files that the leader of a group sends, and the nodes that need the log
 // behind them.
 type snapshotSender struct {
-	turn    chan struct{} // capacity 1: an element while a snapshot is taken, or a checkpoint made
+	turn    slowlock.Lock // held while a snapshot is taken, or a checkpoint made
 	holding atomic.Bool   // there is such a node
 	held    atomic.Uint64 // bytes that the log may grow beyond its size for these nodes
 
@@ -189,8 +190,8 @@ func (g *Group) endOfSending(ctx context.Context, files *sharedFiles, to raft.Se
 // that Raft tries again with this one.
 func (g *Group) filesFor(to raft.ServerID, index uint64) (*sharedFiles, error) {
 	s := &g.sender
-	s.turn <- struct{}{}
-	defer func() { <-s.turn }()
+	s.turn.Lock()
+	defer s.turn.Unlock()
 	files := s.share(to)
 	if files != nil && files.Meta.Index < index {
 		s.release(files)
@@ -250,7 +251,7 @@ func (g *Group) giveUpFiles(why string) {
 // stopHolding takes a snapshot if one was due.
 func (g *Group) stopHolding() { g.grow(0, 0) }
 
-// begin shares new files for a transfer. REQUIRES: there are none, and turn has an element.
+// begin shares new files for a transfer. REQUIRES: there are none, and turn is held.
 func (s *snapshotSender) begin(files *snapshot.Checkpoint, to raft.ServerID, endIdle func()) *sharedFiles {
 	s.mu.Lock()
 	defer s.mu.Unlock()

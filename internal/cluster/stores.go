@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"codeq/internal/base"
+	"codeq/internal/container/slowlock"
 	"codeq/internal/failstop"
 	"codeq/internal/manifest"
 	"codeq/internal/raftlog"
@@ -285,15 +286,13 @@ func (l *groupLog) full(bytes int) bool {
 // stores.
 type groupVotes struct {
 	raft.StableStore
-	group *Group
-	term  uint64 // of the next vote; only the goroutine that votes uses it
-	// storing has an element while a stored value is compared with a new one, and replaced. It is a
-	// channel because a wait for it may take as long as the disk does.
-	storing chan struct{} // capacity 1
+	group   *Group
+	term    uint64        // of the next vote; only the goroutine that votes uses it
+	storing slowlock.Lock // held while a stored value is compared with a new one, and replaced
 }
 
 func newVotes(stable raft.StableStore, g *Group) *groupVotes {
-	return &groupVotes{StableStore: stable, group: g, storing: make(chan struct{}, 1)}
+	return &groupVotes{StableStore: stable, group: g, storing: slowlock.New()}
 }
 
 // The keys of Raft.
@@ -309,8 +308,8 @@ func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 		v.term = value // Set stores it
 		return nil
 	}
-	v.storing <- struct{}{}
-	defer func() { <-v.storing }()
+	v.storing.Lock()
+	defer v.storing.Unlock()
 	if string(key) == keyCurrentTerm {
 		if value < v.group.latestTerm.Load() {
 			return nil
@@ -326,8 +325,8 @@ func (v *groupVotes) SetUint64(key []byte, value uint64) error {
 
 // Set implements raft.StableStore.
 func (v *groupVotes) Set(key, value []byte) error {
-	v.storing <- struct{}{}
-	defer func() { <-v.storing }()
+	v.storing.Lock()
+	defer v.storing.Unlock()
 	if string(key) == keyVote {
 		if err := v.mayVote(value); err != nil {
 			return fmt.Errorf("%w: %w", errNotStored, err)
@@ -343,7 +342,7 @@ func (v *groupVotes) Set(key, value []byte) error {
 }
 
 // mayVote returns an error if there is a later term, or another vote in this one. REQUIRES: storing
-// has an element.
+// is held.
 func (v *groupVotes) mayVote(candidate []byte) error {
 	if latest := v.group.latestTerm.Load(); v.term < latest {
 		return fmt.Errorf("vote in term %d, after term %d", v.term, latest)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"codeq/internal/container/slowlock"
 	"codeq/internal/crashfs"
 	"codeq/internal/manifest"
 	"codeq/internal/peer"
@@ -39,7 +40,7 @@ func TestFormatWaitsForRoom(t *testing.T) {
 		g = loneGroup(disk, new(notes))
 		n := g.node
 		n.c.Directory, n.c.Newest = d, after
-		n.membership.writing = make(chan struct{}, 1)
+		n.membership.writing = slowlock.New()
 		n.membership.ctx, n.membership.stop = context.WithCancel(n.ctx)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)

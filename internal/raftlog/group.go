@@ -7,6 +7,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/raft"
+
+	"codeq/internal/container/slowlock"
 )
 
 var (
@@ -22,12 +24,10 @@ type Group struct {
 	store  *Store
 	number uint32
 
-	// writing has an element while the log is changed, including the commit. It is a channel
-	// because a wait for it may take as long as the disk does.
-	writing chan struct{} // capacity 1
+	writing slowlock.Lock // held while the log is changed, including the commit
 
-	// mu guards the fields below, which change only while the goroutine has writing. It is not held
-	// during I/O.
+	// mu guards the fields below, which change only while the goroutine holds writing. It is not
+	// held during I/O.
 	mu     sync.RWMutex
 	first  uint64 // 0: the log is empty
 	last   uint64
@@ -36,7 +36,7 @@ type Group struct {
 }
 
 func newGroup(s *Store, n uint32) *Group {
-	return &Group{store: s, number: n, recent: recent{all: &s.recent}, heads: newHeads(), writing: make(chan struct{}, 1)}
+	return &Group{store: s, number: n, recent: recent{all: &s.recent}, heads: newHeads(), writing: slowlock.New()}
 }
 
 // load finds the bounds of the log. REQUIRES: the group is not in use yet.
@@ -155,8 +155,8 @@ func (g *Group) StoreLogs(logs []*raft.Log) error {
 
 // write calls f, which may change the log, with the bounds of the log, and excludes other changes.
 func (g *Group) write(f func(first, last uint64) error) error {
-	g.writing <- struct{}{}
-	defer func() { <-g.writing }()
+	g.writing.Lock()
+	defer g.writing.Unlock()
 	done, err := g.store.use()
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"codeq/internal/container/slowlock"
 	"codeq/internal/platform"
 )
 
@@ -19,16 +20,16 @@ type received struct {
 	encoded  []byte // manifest
 	manifest *manifest
 
-	mu         diskLock // guards the fields below
-	connection int      // the latest
-	gone       bool     // removed, installed, or incomplete after an error
-	done       int64    // bytes that have arrived, of all files together
-	next       int      // of the files; those before it are durable
-	open       vfs.File // that file; nil if none of it has arrived
-	written    int64    // bytes of it
-	unsynced   int64    // of these
-	complete   bool     // all is durable
-	piece      []byte   // copy for File.Write, which may change its argument
+	mu         slowlock.Lock // guards the fields below
+	connection int           // the latest
+	gone       bool          // removed, installed, or incomplete after an error
+	done       int64         // bytes that have arrived, of all files together
+	next       int           // of the files; those before it are durable
+	open       vfs.File      // that file; nil if none of it has arrived
+	written    int64         // bytes of it
+	unsynced   int64         // of these
+	complete   bool          // all is durable
+	piece      []byte        // copy for File.Write, which may change its argument
 }
 
 // syncBytes bounds the bytes that a slow disk must still store at the end of a file, and so how
@@ -55,12 +56,12 @@ func (s *Store) receive(encoded []byte, wait time.Duration) (*arrival, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !s.receiving.lockIn(wait) {
+	if !s.receiving.LockWithin(wait) {
 		return nil, errStuck
 	}
 	defer s.receiving.Unlock()
 	r := s.received
-	if r != nil && !r.mu.lockIn(wait) {
+	if r != nil && !r.mu.LockWithin(wait) {
 		return nil, errStuck
 	}
 	if r != nil && !bytes.Equal(r.encoded, encoded) {
@@ -69,7 +70,7 @@ func (s *Store) receive(encoded []byte, wait time.Duration) (*arrival, error) {
 		r.mu.Unlock()
 	}
 	if s.received == nil {
-		r = &received{store: s, encoded: bytes.Clone(encoded), manifest: m, mu: newDiskLock()}
+		r = &received{store: s, encoded: bytes.Clone(encoded), manifest: m, mu: slowlock.New()}
 		r.dir = s.fs.PathJoin(s.dir, fmt.Sprint(receivingPrefix, s.number()))
 		if err := s.fs.MkdirAll(r.dir, platform.DirMode); err != nil {
 			return nil, err

@@ -8,11 +8,11 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 
+	"codeq/internal/container/slowlock"
 	"codeq/internal/platform"
 )
 
@@ -52,36 +52,15 @@ type Store struct {
 	live func() Live // called without mu: it may wait for a caller of Installed
 	log  *slog.Logger
 
-	publishing diskLock // guards the metadata file; current changes only under it and mu
+	publishing slowlock.Lock // guards the metadata file; current changes only under it and mu
 
 	mu       sync.Mutex // guards the fields below; not held while the disk works
 	current  *record    // nil if there is no snapshot; replaced, never changed
 	sequence uint64     // the last number given to a snapshot or directory
 	installs uint64     // installs published by this process
 
-	receiving diskLock  // guards received; held before mu
-	received  *received // not installed yet; nil: none
-}
-
-// diskLock is a mutex that is held while the disk works, so that a wait for it can be bounded.
-type diskLock chan struct{} // capacity 1
-
-func newDiskLock() diskLock { return make(diskLock, 1) }
-
-func (l diskLock) Lock() { l <- struct{}{} }
-
-func (l diskLock) Unlock() { <-l }
-
-// lockIn is false if the lock is not free in time.
-func (l diskLock) lockIn(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case l <- struct{}{}:
-		return true
-	case <-t.C:
-		return false
-	}
+	receiving slowlock.Lock // guards received; held before mu
+	received  *received     // not installed yet; nil: none
 }
 
 // Open opens the snapshots in dir, which is created if necessary in an existing directory, and
@@ -89,7 +68,7 @@ func (l diskLock) lockIn(d time.Duration) bool {
 // current live store, or nil while there is none; it is not called before the first snapshot is
 // taken or sent.
 func Open(fs vfs.FS, dir string, live func() Live, log *slog.Logger) (*Store, error) {
-	s := &Store{fs: fs, dir: dir, live: live, log: log, publishing: newDiskLock(), receiving: newDiskLock()}
+	s := &Store{fs: fs, dir: dir, live: live, log: log, publishing: slowlock.New(), receiving: slowlock.New()}
 	if err := s.open(); err != nil {
 		return nil, fmt.Errorf("snapshot: open %s: %w", dir, err)
 	}
