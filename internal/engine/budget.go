@@ -26,17 +26,17 @@ var (
 )
 
 // BeginBudget begins a budget, at a time.
-func (s *State) BeginBudget(size budgetSize, at time.Duration) {
-	records, bytes := s.Work()
-	s.budget = budget{records: records + size.Records, bytes: bytes + s.config.GroupBytes/size.Fraction, until: at + size.Time}
+func (r *round) BeginBudget(size budgetSize, at time.Duration) {
+	records, bytes := r.Work()
+	r.budget = budget{records: records + size.Records, bytes: bytes + r.config.GroupBytes/size.Fraction, until: at + size.Time}
 }
 
 // BeginShare begins, at a time, a budget that is one of n equal shares of what is left of that of
 // KeepUp.
-func (s *State) BeginShare(n int, at time.Duration) {
-	records, bytes := s.Work()
-	whole := &s.upkeepBudget
-	s.budget = budget{
+func (r *round) BeginShare(n int, at time.Duration) {
+	records, bytes := r.Work()
+	whole := &r.upkeepBudget
+	r.budget = budget{
 		records: records + (whole.records-records)/n,
 		bytes:   bytes + (whole.bytes-bytes)/n,
 		until:   at + (whole.until-at)/time.Duration(n),
@@ -44,40 +44,40 @@ func (s *State) BeginShare(n int, at time.Duration) {
 }
 
 // Spent reports whether the budget of the current work is used up.
-func (s *State) Spent() bool {
-	if !s.budget.begun {
-		s.budget.begun = true
+func (r *round) Spent() bool {
+	if !r.budget.begun {
+		r.budget.begun = true
 		return false
 	}
-	return s.isLate()
+	return r.isLate()
 }
 
 // isLate is Spent for work that can wait for the next group.
-func (s *State) isLate() bool { return s.isUsedUp() || s.config.Elapsed() >= s.budget.until }
+func (r *round) isLate() bool { return r.isUsedUp() || r.config.Elapsed() >= r.budget.until }
 
 // isUsedUp is Spent without reading the clock.
-func (s *State) isUsedUp() bool {
-	records, bytes := s.Work()
-	return records >= s.budget.records || bytes >= s.budget.bytes
+func (r *round) isUsedUp() bool {
+	records, bytes := r.Work()
+	return records >= r.budget.records || bytes >= r.budget.bytes
 }
 
 // HasBudget reports whether the group has room for an operation, after n others since the budget
 // began. Reading the clock each time would cost as much as deciding.
-func (s *State) HasBudget(n int) bool {
-	if s.Broken != nil {
+func (r *round) HasBudget(n int) bool {
+	if r.Broken != nil {
 		return false
 	}
-	return n == 0 || !s.isUsedUp() && (n%32 != 0 || s.config.Elapsed() < s.budget.until)
+	return n == 0 || !r.isUsedUp() && (n%32 != 0 || r.config.Elapsed() < r.budget.until)
 }
 
 // Work returns how many entries, and how many bytes of them, the owner has read and added to the
 // group so far.
-func (s *State) Work() (records, bytes int) {
-	return s.reading.entries + s.Group.Entries(), s.reading.bytes + s.Group.Size()
+func (r *round) Work() (records, bytes int) {
+	return r.reading.entries + r.Group.Entries(), r.reading.bytes + r.Group.Size()
 }
 
 // noteRead counts an entry that the owner has read from its store.
-func (s *State) noteRead(bytes int) {
-	s.reading.entries++
-	s.reading.bytes += bytes
+func (r *round) noteRead(bytes int) {
+	r.reading.entries++
+	r.reading.bytes += bytes
 }

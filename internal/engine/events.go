@@ -16,14 +16,14 @@ func (s *State) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause 
 	}
 }
 
-func (s *State) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
-	s.Effects.Events = append(s.Effects.Events, Event{
+func (r *round) collect(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
+	r.Effects.Events = append(r.Effects.Events, Event{
 		Kind:      kind,
 		ID:        id,
 		Queue:     l.queue.Name,
 		Tenant:    l.Tenant,
 		Attempt:   attempt,
-		Time:      time.UnixMilli(int64(s.Wall)).UTC(),
+		Time:      time.UnixMilli(int64(r.Wall)).UTC(),
 		LastError: strings.Clone(cause), // it may be a part of a long string
 	})
 }

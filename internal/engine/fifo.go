@@ -15,10 +15,10 @@ import (
 // takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
 // it ends, also while it waits for another attempt.
 func (s *State) takeTurn(scope uint64, id keys.ID) bool {
-	v, ok := s.turns.get(s, scope)
+	v, ok := s.turns.get(&s.round, scope)
 	switch {
 	case !ok:
-		s.turns.put(s, scope, keys.GroupValue{Holder: id})
+		s.turns.put(&s.round, scope, keys.GroupValue{Holder: id})
 		return true
 	case v.Holder == keys.ID(id):
 		return true
@@ -27,36 +27,36 @@ func (s *State) takeTurn(scope uint64, id keys.ID) bool {
 			s.cursors.begin(scope)
 		}
 		v.Waiting = true
-		s.turns.put(s, scope, v)
+		s.turns.put(&s.round, scope, v)
 	}
 	return false
 }
 
 // passTurn is called when a task of a group ends: the first waiting task is next.
 func (s *State) passTurn(q *Queue, scope uint64, id keys.ID) {
-	v, ok := s.turns.get(s, scope)
+	v, ok := s.turns.get(&s.round, scope)
 	if !ok || v.Holder != keys.ID(id) { // it did not have the turn
 		return
 	}
 	if s.isTurnHeld(scope) {
-		s.turns.put(s, scope, keys.GroupValue{Waiting: true})
+		s.turns.put(&s.round, scope, keys.GroupValue{Waiting: true})
 		s.wake(q, scope, keys.ID{}, keys.WakeUp)
 		return
 	}
 	if !v.Waiting || s.cursors.isEmpty(scope) {
-		s.turns.drop(s, scope)
+		s.turns.drop(&s.round, scope)
 		return
 	}
 	if first := s.firstWaiter(q, scope); first != nil {
 		s.giveTurnTo(first, scope, !s.cursors.isEmpty(scope))
 		return
 	}
-	s.turns.put(s, scope, keys.GroupValue{Waiting: true})
+	s.turns.put(&s.round, scope, keys.GroupValue{Waiting: true})
 	s.wake(q, scope, keys.ID{}, keys.WakeUp)
 }
 
 func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
-	s.turns.put(s, scope, keys.GroupValue{Holder: at.id, Waiting: others})
+	s.turns.put(&s.round, scope, keys.GroupValue{Holder: at.id, Waiting: others})
 	s.unblock(at)
 	s.enter(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, &at.rec.Head, at.rec.Encode())
 }
@@ -64,7 +64,7 @@ func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
 // parkTurn makes a task wait that has the turn of its group, until the orphan has returned that it
 // has left.
 func (s *State) parkTurn(l *Lane, id keys.ID, rec *record.Record) {
-	s.turns.put(s, rec.Group, keys.GroupValue{Holder: id, Waiting: true})
+	s.turns.put(&s.round, rec.Group, keys.GroupValue{Holder: id, Waiting: true})
 	s.block(l, rec.Group, id, rec.Encode())
 	s.wake(l.queue, rec.Group, keys.ID{}, keys.WakeUp)
 }
@@ -87,7 +87,7 @@ func (s *State) unparkTurn(q *Queue, scope uint64, id keys.ID) error {
 // giveTurn gives the turn of a group to the first task that waits for it, or lets the task go on
 // that has it, and was parked.
 func (s *State) giveTurn(q *Queue, scope uint64) error {
-	if v, _ := s.turns.get(s, scope); v.Holder != (keys.ID{}) {
+	if v, _ := s.turns.get(&s.round, scope); v.Holder != (keys.ID{}) {
 		return s.unparkTurn(q, scope, v.Holder)
 	}
 	var first *located
@@ -108,7 +108,7 @@ func (s *State) giveTurn(q *Queue, scope uint64) error {
 	case others:
 		s.wake(q, scope, keys.ID{}, keys.WakeUp)
 	default:
-		s.turns.drop(s, scope)
+		s.turns.drop(&s.round, scope)
 	}
 	return nil
 }

@@ -151,8 +151,8 @@ func (s *State) fetchTies(tasks []NewTask) {
 			groups = append(groups, t.Group)
 		}
 	}
-	s.uniques.fetch(s, uniques)
-	s.turns.fetch(s, groups)
+	s.uniques.fetch(&s.round, uniques)
+	s.turns.fetch(&s.round, groups)
 }
 
 // canAdmit reports whether everything that admitAll looks up is on disk.
@@ -185,8 +185,8 @@ func (s *State) canAdmit(tasks []NewTask) bool {
 const dependAtOnce = 32
 
 // isOwn reports whether a parent is a task of this shard that was there before the batch.
-func (s *State) isOwn(parent keys.ID) bool {
-	return !isNth(parent) && keys.ShardOf(parent, s.config.Shards) == s.config.Shard
+func (r *round) isOwn(parent keys.ID) bool {
+	return !isNth(parent) && keys.ShardOf(parent, r.config.Shards) == r.config.Shard
 }
 
 // looksUp reports whether taking in tasks looks up parents.
@@ -213,7 +213,7 @@ func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	}
 	switch group := t.Tied.Group; {
 	case waits > 0:
-		s.pending.put(s, id, waits)
+		s.pending.put(&s.round, id, waits)
 		s.block(l, 0, id, rec)
 		if waits == toBeCanceled {
 			s.wake(l.queue, 0, id, keys.WakeCancel)
@@ -393,7 +393,7 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	if outcome != parentCanceled && s.proceedNow(parent, child, outcome) || s.Broken != nil {
 		return
 	}
-	n, ok := s.pending.get(s, child)
+	n, ok := s.pending.get(&s.round, child)
 	if !ok || n == toBeCanceled { // it was canceled, or will be
 		if outcome == parentPinned {
 			s.unpin(parent, 0)
@@ -411,12 +411,12 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	q := l.queue
 	switch {
 	case outcome == parentCanceled:
-		s.pending.put(s, child, toBeCanceled)
+		s.pending.put(&s.round, child, toBeCanceled)
 		s.wake(q, 0, child, keys.WakeCancel)
 	case n > 1:
-		s.pending.put(s, child, n-1)
+		s.pending.put(&s.round, child, n-1)
 	default:
-		s.pending.drop(s, child)
+		s.pending.drop(&s.round, child)
 		s.wake(q, 0, child, keys.WakeUp)
 	}
 }
@@ -427,7 +427,7 @@ func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
 	n, known := s.pending.peek(child)
 	// an end that was reported earlier may have been undone: the parent was redriven
 	if !known && keys.ShardOf(parent, s.config.Shards) != s.config.Shard {
-		n, _ = s.pending.get(s, child)
+		n, _ = s.pending.get(&s.round, child)
 		known = true
 	}
 	if known && n != 1 || s.Group.hasChanged(child) || !s.HasRoom(RoomLow) || s.isLate() {

@@ -90,7 +90,7 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 
 // isForgotten reports whether a bucket is being deleted: a tool leaves that to the application, and
 // finds the tasks in it.
-func (s *State) isForgotten(until uint64) bool { return s.past(until) && !s.config.Untimed }
+func (r *round) isForgotten(until uint64) bool { return r.past(until) && !r.config.Untimed }
 
 // locateEnded finds a task that has ended and is kept by its ID.
 func (s *State) locateEnded(id keys.ID) (*located, error) {
@@ -115,7 +115,7 @@ func (s *State) locateEnded(id keys.ID) (*located, error) {
 
 func (s *State) countPending(at *located) {
 	if at.place.Range == keys.Blocked && at.place.At == 0 {
-		at.pending, _ = s.pending.get(s, at.id)
+		at.pending, _ = s.pending.get(&s.round, at.id)
 	}
 }
 
@@ -154,7 +154,7 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	}
 	look := func(key bucketKey) (*located, error) {
 		at := &located{id: id, place: keys.Place{Range: keys.Dead, Group: q.Number, At: key.until}}
-		value, err := s.dead.read(s, at.place.AppendKey(nil, id))
+		value, err := s.dead.read(&s.round, at.place.AppendKey(nil, id))
 		if value == nil || err != nil {
 			return nil, err
 		}
@@ -178,9 +178,9 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 }
 
 // read is store.Lookup for the shard's owner.
-func (s *State) read(key []byte) ([]byte, error) {
-	v, err := store.Lookup(s.Store.DB(), key)
-	s.noteRead(len(v))
+func (r *round) read(key []byte) ([]byte, error) {
+	v, err := store.Lookup(r.Store.DB(), key)
+	r.noteRead(len(v))
 	return v, err
 }
 
@@ -214,19 +214,19 @@ func (s *State) rewrite(at *located) {
 
 // walk visits the entries of a range in order, until visit returns false or an error; n counts the
 // entries.
-func (s *State) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
-	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+func (r *round) walk(lower, upper []byte, visit func(it *pebble.Iterator, n int) (bool, error)) error {
+	it, err := r.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
 		return store.Error(err)
 	}
 	defer func() {
-		s.walked += uint64(it.Stats().ForwardStepCount[pebble.InternalIterCall])
+		r.walked += uint64(it.Stats().ForwardStepCount[pebble.InternalIterCall])
 		_ = it.Close() // its error is that of it.Error
 	}()
 	n := 0
 	for valid := it.First(); valid; valid = it.Next() {
 		value := it.LazyValue()
-		s.noteRead(value.Len())
+		r.noteRead(value.Len())
 		more, err := visit(it, n)
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)

@@ -82,12 +82,12 @@ func (m *minter) made(stamp uint64) uint64 { return m.sets.Made(stamp) }
 
 // time returns the time by the minter's clock, ms, which is not before any that the shard has
 // stored.
-func (s *State) time() uint64 { return max(s.mint.time, s.mint.clock>>clockShift) }
+func (r *round) time() uint64 { return max(r.mint.time, r.mint.clock>>clockShift) }
 
 // stamp is the time that a stored record gets. REQUIRES: the group stores the clock.
-func (s *State) stamp() uint64 {
-	s.mint.clock = max(s.mint.clock, s.mint.time<<clockShift)
-	return s.time()
+func (r *round) stamp() uint64 {
+	r.mint.clock = max(r.mint.clock, r.mint.time<<clockShift)
+	return r.time()
 }
 
 // next returns a number larger than all before, with the time in its upper bits.

@@ -57,38 +57,38 @@ func (c *periodClock) tick(wall, uptime uint64) {
 }
 
 // after returns the deadline of a period of some ms that begins now.
-func (s *State) after(ms uint64) uint64 {
-	s.periods.made = true
-	return keys.Later(s.periods.now, ms)
+func (r *round) after(ms uint64) uint64 {
+	r.periods.made = true
+	return keys.Later(r.periods.now, ms)
 }
 
 // retainedUntil returns the bucket of a task that ends now and is kept for some ms; negative: for
 // ever.
-func (s *State) retainedUntil(retention int64) uint64 {
-	s.periods.made = true
-	return keys.BucketOf(s.periods.now, retention)
+func (r *round) retainedUntil(retention int64) uint64 {
+	r.periods.made = true
+	return keys.BucketOf(r.periods.now, retention)
 }
 
 // past reports whether a deadline has passed.
-func (s *State) past(deadline uint64) bool { return deadline <= s.periods.now }
+func (r *round) past(deadline uint64) bool { return deadline <= r.periods.now }
 
 // wallOf returns the time of a deadline by the wall clock, if nobody sets it; not before now.
-func (s *State) wallOf(deadline uint64) uint64 {
+func (r *round) wallOf(deadline uint64) uint64 {
 	if deadline == Never {
 		return Never
 	}
-	return s.Wall + deadline - min(deadline, s.periods.now)
+	return r.Wall + deadline - min(deadline, r.periods.now)
 }
 
 // agrees reports whether the minter's clock stands for the clock of periods.
-func (s *State) agrees() bool { return s.periods.now == s.mint.time }
+func (r *round) agrees() bool { return r.periods.now == r.mint.time }
 
 // loadPeriodClock continues the clock of periods.
 // REQUIRES: the minter's clock is loaded.
-func (s *State) loadPeriodClock() error {
-	c := &s.periods
-	*c = periodClock{now: s.mint.loaded(), read: s.Uptime}
-	b, err := store.Lookup(s.Store.DB(), []byte{keys.PeriodTime})
+func (r *round) loadPeriodClock() error {
+	c := &r.periods
+	*c = periodClock{now: r.mint.loaded(), read: r.Uptime}
+	b, err := store.Lookup(r.Store.DB(), []byte{keys.PeriodTime})
 	if err != nil || b == nil {
 		return err
 	}
@@ -125,21 +125,21 @@ func (s *State) sealPeriodClock() {
 }
 
 // loadClockSets continues the list of how the wall clock was set.
-func (s *State) loadClockSets() error {
-	b, err := store.Lookup(s.Store.DB(), []byte{keys.ClockSets})
+func (r *round) loadClockSets() error {
+	b, err := store.Lookup(r.Store.DB(), []byte{keys.ClockSets})
 	if err != nil || b == nil {
 		return err
 	}
-	if s.mint.sets, err = keys.ParseClockSets(b); err != nil {
+	if r.mint.sets, err = keys.ParseClockSets(b); err != nil {
 		return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 	}
 	return nil
 }
 
 // sealClockSets makes the group store the list, if there is something else to store.
-func (s *State) sealClockSets() {
-	if m := &s.mint; m.unset && !s.Group.isEmpty() {
+func (r *round) sealClockSets() {
+	if m := &r.mint; m.unset && !r.Group.isEmpty() {
 		m.unset = false
-		s.Group.set([]byte{keys.ClockSets}, keys.AppendClockSets(s.value[:0], m.sets))
+		r.Group.set([]byte{keys.ClockSets}, keys.AppendClockSets(r.value[:0], m.sets))
 	}
 }

@@ -64,13 +64,13 @@ func (s *State) pinForChildren(parent keys.ID, until uint64) uint64 {
 	if until == keys.Forever {
 		return until
 	}
-	s.pins.counts.put(s, parent, keys.PinnedValue{Count: 1, Until: until})
+	s.pins.counts.put(&s.round, parent, keys.PinnedValue{Count: 1, Until: until})
 	return keys.Forever
 }
 
 // allTold is called when all children of a task know that it has ended.
 func (s *State) allTold(parent keys.ID) {
-	if _, ok := s.pins.counts.get(s, parent); ok {
+	if _, ok := s.pins.counts.get(&s.round, parent); ok {
 		s.send(s.config.Shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
 	}
 }
@@ -81,12 +81,12 @@ func (s *State) pinFor(parent keys.ID, outcome byte) byte {
 	if outcome != parentDone {
 		return outcome
 	}
-	v, ok := s.pins.counts.get(s, parent)
+	v, ok := s.pins.counts.get(&s.round, parent)
 	if !ok {
 		return outcome
 	}
 	v.Count++
-	s.pins.counts.put(s, parent, v)
+	s.pins.counts.put(&s.round, parent, v)
 	return parentPinned
 }
 
@@ -96,7 +96,7 @@ func (s *State) repin(at *located) {
 	if at.place.At == keys.Forever { // kept for ever, or pinned
 		return
 	}
-	s.pins.counts.put(s, at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
+	s.pins.counts.put(&s.round, at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
 	s.unkeep(at)
 	s.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
 }
@@ -152,13 +152,13 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 	if s.isMoving(parent) {
 		return false
 	}
-	v, ok := s.pins.counts.get(s, parent)
+	v, ok := s.pins.counts.get(&s.round, parent)
 	if !ok {
 		return true
 	}
 	v.Until = max(v.Until, until)
 	if v.Count--; v.Count > 0 {
-		s.pins.counts.put(s, parent, v)
+		s.pins.counts.put(&s.round, parent, v)
 		return true
 	}
 	at, err := s.locate(parent)
@@ -169,7 +169,7 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 		s.Broken = err
 		return true
 	}
-	s.pins.counts.drop(s, parent)
+	s.pins.counts.drop(&s.round, parent)
 	s.unkeep(at)
 	s.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
 	return true

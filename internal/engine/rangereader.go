@@ -15,17 +15,17 @@ type rangeReader struct {
 	it     *pebble.Iterator // nil until needed
 }
 
-func (r *rangeReader) open(s *State) (it *pebble.Iterator, err error) {
+func (r *rangeReader) open(in *round) (it *pebble.Iterator, err error) {
 	if r.it == nil {
 		lower, upper := keys.Range(r.prefix)
-		r.it, err = s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+		r.it, err = in.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	}
 	return r.it, store.Error(err)
 }
 
 // read is State.read of an entry as it was before the group.
-func (r *rangeReader) read(s *State, key []byte) ([]byte, error) {
-	it, err := r.open(s)
+func (r *rangeReader) read(in *round, key []byte) ([]byte, error) {
+	it, err := r.open(in)
 	if err != nil {
 		return nil, err
 	}
@@ -35,38 +35,38 @@ func (r *rangeReader) read(s *State, key []byte) ([]byte, error) {
 		found = it.NextWithLimit(limit) == pebble.IterValid && bytes.Equal(it.Key(), key)
 	}
 	if !found && it.SeekGEWithLimit(key, limit) != pebble.IterValid {
-		s.noteRead(0)
+		in.noteRead(0)
 		return nil, store.Error(it.Error())
 	}
 	v, err := it.ValueAndErr()
-	s.noteRead(len(v))
+	in.noteRead(len(v))
 	return bytes.Clone(v), store.Error(err)
 }
 
 // waiter is the blocked task at the reader's position.
-func (r *rangeReader) waiter(s *State) (w waiter, err error) {
+func (r *rangeReader) waiter(in *round) (w waiter, err error) {
 	_, _, id, err := keys.ParseGrouped(r.it.Key())
 	if err != nil {
 		return w, err
 	}
 	v, err := r.it.ValueAndErr()
-	s.noteRead(len(v))
+	in.noteRead(len(v))
 	return waiter{id, bytes.Clone(v)}, store.Error(err)
 }
 
 // closeReaders closes the readers of ranges as they were before the group. Write-back caches close
 // theirs when they are sealed.
 func (s *State) closeReaders() {
-	s.blocked.close(s)
-	s.children.close(s)
-	s.dead.close(s)
-	s.totals.reader.close(s)
+	s.blocked.close(&s.round)
+	s.children.close(&s.round)
+	s.dead.close(&s.round)
+	s.totals.reader.close(&s.round)
 	s.totals.written = false
 }
 
-func (r *rangeReader) close(s *State) {
+func (r *rangeReader) close(in *round) {
 	if r.it != nil {
-		s.walked += uint64(r.it.Stats().ForwardStepCount[pebble.InternalIterCall])
+		in.walked += uint64(r.it.Stats().ForwardStepCount[pebble.InternalIterCall])
 		_ = r.it.Close() // its error is that of it.Error
 		r.it = nil
 	}

@@ -19,4 +19,4 @@ func (r Room) String() string {
 }
 
 // HasRoom reports whether there is room for what goes on down to a level.
-func (s *State) HasRoom(level Room) bool { return s.Room <= level }
+func (r *round) HasRoom(level Room) bool { return r.Room <= level }

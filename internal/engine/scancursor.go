@@ -34,14 +34,14 @@ func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 	}
 	lower := keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, f.id)
 	upper := keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.Number, scope))
-	it, err := s.blocked.open(s)
+	it, err := s.blocked.open(&s.round)
 	if err != nil {
 		return err
 	}
 	ahead := false // the following tasks are not visited, but held for later
 	state := it.SeekGEWithLimit(lower, upper)
 	for ; state == pebble.IterValid; state = it.NextWithLimit(upper) {
-		w, err := s.blocked.waiter(s)
+		w, err := s.blocked.waiter(&s.round)
 		if err != nil {
 			return err
 		}

@@ -14,18 +14,12 @@ import (
 // State is the rules of one shard, with the memory that they use: what each operation does to
 // tasks, lanes, leases, groups, limits, flows, schedules and retention. It is deterministic given
 // what is on disk, the clock, and a seed. It reads the store as it is between two groups, collects
-// in Group what is to be written, and in Effects what others are to learn.
+// in Group what to write, and in Effects what others must learn.
 //
 // Only its owner uses it, and carries out the effects. After a failure, which is in Broken, it must
 // not be used any more: no operation can be undone.
 type State struct {
-	config Config
-	Store  *store.Store
-	instant
-	Format int  // of what the shard may store; it may rise between two groups
-	Room   Room // on the disk
-	Tight  bool // space should be given back at once
-	Broken error
+	round
 
 	// ClockAge is for how long the store had had its clock of leases when it was loaded, as far as
 	// is known, ms; in a cluster only.
@@ -39,12 +33,9 @@ type State struct {
 	catalogue catalogue
 	leases    leaseTable
 	clock     leaseClock
-	mint      minter
 
 	ready ready.Tasks
-	begun uint32 // groups
 
-	periods   periodClock
 	nextDue   dueCursor              // the first scheduled task that waits for a time of day
 	nextWait  dueCursor              // the first scheduled task that waits between attempts
 	nextFreed dueCursor              // the first idempotency key to become free
@@ -82,17 +73,8 @@ type State struct {
 
 	Interested KindSet // what any node wants to know; in a cluster only
 	Placement  string  // the node that is to lead, by hand; "": any; in a cluster only
-	Wanted     KindSet // what Effects should contain of what happens
 
-	Group        commitGroup
-	Effects      Effects
-	budget       budget // of what is being done
-	steps        []upkeepDone
-	upkeepBudget budget // of KeepUp, and of the shares that follow it
-	reading      reading
-	walked       uint64 // keys that walk has stepped over, including deleted ones
-
-	scratch, value []byte // for a key and a value before they are copied into the group
+	steps []upkeepDone
 }
 
 // Config is constant while the shard is open.
@@ -114,22 +96,7 @@ type Config struct {
 	IdleLanes, SweepLanes, GroupBytes, TrimBytes, TrimLane int
 }
 
-// instant is the time at which a group is decided, ms.
-type instant struct {
-	Now  uint64 // monotonic, without the time that does not count
-	Wall uint64 // since 1970
-	// Ahead is by how much Wall is ahead of the clocks of the other nodes; Never: that is not
-	// known.
-	Ahead  uint64
-	Uptime uint64 // monotonic
-	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
-	Reap   uint64 // leases with a deadline up to it may be taken back, as Now
-}
-
 const Never = ready.Never
-
-// reading counts the entries of the store that have been read, and the bytes of their values.
-type reading struct{ entries, bytes int }
 
 // Effects is what others are to learn of what was decided. The owner empties it.
 type Effects struct {
@@ -156,8 +123,7 @@ type Reconfigured struct {
 
 func NewState(c Config, st *store.Store) State {
 	return State{
-		config:    c,
-		Store:     st,
+		round:     round{config: c, Store: st, Group: commitGroup{Batch: st.DB().NewBatch()}},
 		Queues:    make(map[string]*Queue),
 		catalogue: newCatalogue(c.SweepLanes),
 		nextDue:   nothingDue,
@@ -174,26 +140,25 @@ func NewState(c Config, st *store.Store) State {
 		children:  rangeReader{prefix: keys.Dependent},
 		dead:      rangeReader{prefix: keys.Dead},
 		totals:    totals{reader: rangeReader{prefix: keys.Daily}},
-		Group:     commitGroup{Batch: st.DB().NewBatch()},
 	}
 }
 
 // feed notes that a queue has more to claim than before.
-func (s *State) feed(q *Queue) {
+func (r *round) feed(q *Queue) {
 	if !q.Fed {
 		q.Fed = true
-		s.Effects.Fed = append(s.Effects.Fed, q)
+		r.Effects.Fed = append(r.Effects.Fed, q)
 	}
 }
 
 // show notes that a claim may get something else of a queue than before, though its counts are the
 // same.
-func (s *State) show(q *Queue) { s.Effects.Shown = append(s.Effects.Shown, q) }
+func (r *round) show(q *Queue) { r.Effects.Shown = append(r.Effects.Shown, q) }
 
 // free notes that a lease of a queue has ended, or will not begin after all.
-func (s *State) free(q *Queue) {
+func (r *round) free(q *Queue) {
 	if q.Gated {
-		s.Effects.Freed = append(s.Effects.Freed, q)
+		r.Effects.Freed = append(r.Effects.Freed, q)
 	}
 }
 
@@ -245,16 +210,16 @@ func (e *Effects) Clear() {
 func (s *State) SetClock() { s.tick(s.Uptime) }
 
 // agreed returns the wall clock on which the nodes of a cluster agree, ms; 0: it is not known.
-func (s *State) agreed() uint64 {
-	if s.Ahead == Never && s.mint.clock == 0 { // there is nothing to go on with
-		return s.Wall
+func (r *round) agreed() uint64 {
+	if r.Ahead == Never && r.mint.clock == 0 { // there is nothing to go on with
+		return r.Wall
 	}
-	return s.Wall - min(s.Ahead, s.Wall)
+	return r.Wall - min(r.Ahead, r.Wall)
 }
 
 // Clock returns what the clocks of the shard show.
-func (s *State) Clock() store.Clock {
-	c := store.Clock{Wall: s.agreed(), Stamps: s.time(), Periods: s.periods.now, Sets: s.mint.sets}
+func (r *round) Clock() store.Clock {
+	c := store.Clock{Wall: r.agreed(), Stamps: r.time(), Periods: r.periods.now, Sets: r.mint.sets}
 	if c.Wall == 0 {
 		c.Wall = c.Periods
 	}

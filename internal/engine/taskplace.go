@@ -42,32 +42,32 @@ func (s *State) offer(l *Lane, it ready.Item) {
 }
 
 // setIndex stores the place of a task that is not in its first place. The group keeps rec.
-func (s *State) setIndex(id keys.ID, l *Lane, p keys.Place, rec []byte) {
+func (r *round) setIndex(id keys.ID, l *Lane, p keys.Place, rec []byte) {
 	var key [1 + keys.IDLen]byte
 	var value [keys.PlaceLen]byte
-	s.Group.put(id, l, p, rec)
-	s.Group.set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
+	r.Group.put(id, l, p, rec)
+	r.Group.set(keys.AppendByID(key[:0], keys.Index, id), p.Append(value[:0]))
 }
 
-func (s *State) unindex(id keys.ID) {
+func (r *round) unindex(id keys.ID) {
 	var key [1 + keys.IDLen]byte
-	s.Group.change(id)
-	s.Group.delete(keys.AppendByID(key[:0], keys.Index, id))
+	r.Group.change(id)
+	r.Group.delete(keys.AppendByID(key[:0], keys.Index, id))
 }
 
 // withLane prefixes a record with its lane, for places whose keys do not contain it. The result is
 // valid until the next call.
-func (s *State) withLane(l *Lane, rec []byte) []byte {
-	s.value = append(keys.AppendLaneNumber(s.value[:0], l.number), rec...)
-	return s.value
+func (r *round) withLane(l *Lane, rec []byte) []byte {
+	r.value = append(keys.AppendLaneNumber(r.value[:0], l.number), rec...)
+	return r.value
 }
 
 // removeTask takes a task from its place in a lane.
-func (s *State) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
+func (r *round) removeTask(lane uint32, since uint64, id keys.ID, once bool) {
 	if !once {
-		s.Group.change(id)
+		r.Group.change(id)
 	}
-	s.Group.removeTask(lane, since, id, once)
+	r.Group.removeTask(lane, since, id, once)
 }
 
 // withdraw removes a task that is not leased from its place. When its record is stored again, it
@@ -93,7 +93,7 @@ func (s *State) withdraw(at *located) {
 		s.cursors.forget(at.place.At)
 		q.Counts.Blocked--
 		if at.place.At == 0 {
-			s.pending.drop(s, at.id)
+			s.pending.drop(&s.round, at.id)
 			// it may have been the last task that used the limit
 		} else if st := s.limits[at.place.At]; st != nil && st.leased == 0 {
 			s.passLimit(q, at.place.At)
@@ -112,7 +112,7 @@ func (s *State) withdraw(at *located) {
 // blockAgain returns a task to the scope from which it was withdrawn.
 func (s *State) blockAgain(l *Lane, at *located, rec []byte) {
 	if at.place.At == 0 && at.pending > 0 {
-		s.pending.put(s, at.id, at.pending)
+		s.pending.put(&s.round, at.id, at.pending)
 	}
 	s.block(l, at.place.At, at.id, rec)
 }

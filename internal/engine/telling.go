@@ -55,7 +55,7 @@ func (s *State) isTelling(id keys.ID) bool {
 	if s.teller.count == 0 {
 		return false
 	}
-	_, ok := s.teller.ends.get(s, id)
+	_, ok := s.teller.ends.get(&s.round, id)
 	return ok
 }
 
@@ -71,7 +71,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 		s.allTold(parent)
 		return
 	}
-	s.teller.ends.put(s, parent, endedRange(state))
+	s.teller.ends.put(&s.round, parent, endedRange(state))
 	s.teller.count++
 }
 
@@ -79,7 +79,7 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 // true. It returns the key of the first child that is not told; all: everybody is.
 func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
-	it, err := s.children.open(s)
+	it, err := s.children.open(&s.round)
 	if err != nil {
 		s.Broken = err
 		return nil, true
@@ -116,10 +116,10 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 
 // tellMore tells the children that earlier groups have left.
 func (s *State) tellMore() {
-	defer s.children.close(s)
+	defer s.children.close(&s.round)
 	t := &s.teller
 	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.nextToTell()) {
-		end, ok := t.ends.get(s, t.parent)
+		end, ok := t.ends.get(&s.round, t.parent)
 		if !ok {
 			s.Broken = fmt.Errorf("%w: task %s has children to be told and has not ended", base.ErrCorrupt, keys.FormatID(t.parent))
 			return
@@ -130,7 +130,7 @@ func (s *State) tellMore() {
 			return
 		}
 		s.allTold(t.parent)
-		t.ends.drop(s, t.parent)
+		t.ends.drop(&s.round, t.parent)
 		t.count--
 		s.Group.change(t.parent)
 		t.next, t.parent = keys.AppendByID(nil, keys.Telling, t.parent), keys.ID{}
@@ -155,7 +155,7 @@ func (s *State) nextToTell() bool {
 			if err != nil {
 				return false, err
 			}
-			if _, ok := t.ends.get(s, parent); !ok { // this group has told all of its children
+			if _, ok := t.ends.get(&s.round, parent); !ok { // this group has told all of its children
 				return true, nil
 			}
 			t.parent, t.from = parent, keys.AppendDependent(nil, parent, keys.ID{})

@@ -88,7 +88,7 @@ func (s *State) readAbsent(queue string) keys.Totals {
 
 // lastRow reads the last row of a queue; zero: it has none.
 func (s *State) lastRow(queue string) (v keys.TotalsValue) {
-	it, err := s.totals.reader.open(s)
+	it, err := s.totals.reader.open(&s.round)
 	if err != nil {
 		s.Broken = err
 		return v
@@ -176,7 +176,7 @@ func (s *State) keepTotals() {
 // sweepTotals deletes rows that are too old, as far as the budget goes. Once a day it reads all.
 func (s *State) sweepTotals() error {
 	t := &s.totals
-	it, err := t.reader.open(s)
+	it, err := t.reader.open(&s.round)
 	if err != nil {
 		return err
 	}
@@ -238,7 +238,7 @@ func (s *State) DaysOf(queue string, dst []keys.TotalsValue) ([]keys.TotalsValue
 	}
 	first := max(t.today, TotalsDays) - TotalsDays + 1
 	if t.rows {
-		it, err := t.reader.open(s)
+		it, err := t.reader.open(&s.round)
 		if err != nil {
 			s.Broken = err
 			return dst, Decided

@@ -17,7 +17,7 @@ func (s *State) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
 	if hash == [keys.UniqueLen]byte{} {
 		return keys.ID{}, false
 	}
-	v, ok := s.uniques.get(s, hash)
+	v, ok := s.uniques.get(&s.round, hash)
 	return v.ID, ok
 }
 
@@ -41,12 +41,12 @@ func (s *State) takeKeyFrom(id keys.ID, t *record.Ties, from uint64) {
 		s.Group.set(s.scratch, nil)
 		s.nextFreed.lower(v.Until, t.Unique)
 	}
-	s.uniques.put(s, t.Unique, v)
+	s.uniques.put(&s.round, t.Unique, v)
 }
 
 // freeKey takes a key from its holder.
 func (s *State) freeKey(hash [keys.UniqueLen]byte, v keys.UniqueValue) {
-	s.uniques.drop(s, hash)
+	s.uniques.drop(&s.round, hash)
 	if v.Until != 0 {
 		s.Group.delete(keys.AppendFreed(nil, v.Until, hash))
 	}
@@ -63,7 +63,7 @@ func (s *State) endKey(id keys.ID, t *record.Ties, release uint8) {
 		s.uniques.dropBlind(t.Unique)
 		return
 	}
-	v, ok := s.uniques.get(s, t.Unique)
+	v, ok := s.uniques.get(&s.round, t.Unique)
 	if !ok || v.ID != keys.ID(id) { // released, and perhaps taken by another task
 		return
 	}
@@ -91,7 +91,7 @@ func (s *State) freeKeys() {
 			return false, nil
 		}
 		s.Group.delete(it.Key())
-		v, ok := s.uniques.get(s, hash)
+		v, ok := s.uniques.get(&s.round, hash)
 		if !ok || v.Until != at {
 			return false, fmt.Errorf("idempotency key %x should be free at %d, and has value %+v", hash, at, v)
 		}
@@ -100,7 +100,7 @@ func (s *State) freeKeys() {
 			// endKey compares with the clock of periods, which never goes back
 		} else if lives {
 			v.Until = 0
-			s.uniques.put(s, hash, v)
+			s.uniques.put(&s.round, hash, v)
 			s.periods.made = true
 			l, err := s.laneNumbered(keys.LaneOf(v.ID))
 			if err != nil {
@@ -108,7 +108,7 @@ func (s *State) freeKeys() {
 			}
 			s.touch(l.queue)
 		} else {
-			s.uniques.drop(s, hash)
+			s.uniques.drop(&s.round, hash)
 		}
 		return true, nil
 	})
@@ -138,7 +138,7 @@ func (s *State) lives(id keys.ID) (bool, error) {
 
 // ReleaseKey frees an idempotency key; name is used in the error.
 func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, error) {
-	v, ok := s.uniques.get(s, hash)
+	v, ok := s.uniques.get(&s.round, hash)
 	if ok && s.isHolderMoving(hash, v.ID) {
 		return Again, nil
 	}

@@ -110,7 +110,7 @@ func (l *wakeupList) queues() map[*Queue]bool {
 func (s *State) wakeBlocked() {
 	todo := s.wakeups
 	s.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}
-	defer s.blocked.close(s)
+	defer s.blocked.close(&s.round)
 	n := 0
 	for ; n < len(todo.order) && s.Broken == nil && !s.Spent(); n++ {
 		if n%wakeupsSorted == 0 { // their tasks are then read in one pass
@@ -208,7 +208,7 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 // blockedIn returns a task that waits in a scope; nil: it does not.
 // REQUIRES: the group has not changed the task.
 func (s *State) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) {
-	value, err := s.blocked.read(s, keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, id))
+	value, err := s.blocked.read(&s.round, keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, id))
 	if value == nil || err != nil {
 		return nil, err
 	}

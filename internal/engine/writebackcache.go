@@ -79,7 +79,7 @@ type anyCache interface {
 	salt(seed [32]byte)
 	load(r pebble.Reader) error
 	listIsDue() bool
-	list(s *State) error
+	list(in *round) error
 	close()
 	seal(g *commitGroup)
 	trim()
@@ -146,11 +146,11 @@ func (m *writeBackCache[K, V]) forgetPrints() {
 func (m *writeBackCache[K, V]) listIsDue() bool { return !m.all && !m.tooMany }
 
 // list adds the fingerprints of more keys. REQUIRES: the group has changed nothing.
-func (m *writeBackCache[K, V]) list(s *State) error {
+func (m *writeBackCache[K, V]) list(in *round) error {
 	_, upper := keys.Range(m.prefix)
 	from := m.key(nil, m.listed)
 	m.all = true // unless it ends early
-	return s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+	return in.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		v, err := it.ValueAndErr()
 		if err != nil {
 			return false, err
@@ -159,7 +159,7 @@ func (m *writeBackCache[K, V]) list(s *State) error {
 		if err != nil {
 			return false, err
 		}
-		if s.Spent() {
+		if in.Spent() {
 			m.all, m.listed = false, k
 			return false, nil
 		}
@@ -181,7 +181,7 @@ func (m *writeBackCache[K, V]) note(k K) bool {
 func (s *State) listKeys() {
 	for _, m := range s.caches() {
 		if m.listIsDue() && s.Broken == nil {
-			s.Broken = m.list(s)
+			s.Broken = m.list(&s.round)
 		}
 	}
 }
@@ -196,8 +196,8 @@ func (s *State) listKeysIsDue() bool {
 }
 
 // get returns an entry, or the zero value if there is none. A disk error makes the shard fail.
-func (m *writeBackCache[K, V]) get(s *State, k K) (v V, ok bool) {
-	e := m.entry(s, k)
+func (m *writeBackCache[K, V]) get(in *round, k K) (v V, ok bool) {
+	e := m.entry(in, k)
 	return e.value, e.present
 }
 
@@ -209,7 +209,7 @@ func (m *writeBackCache[K, V]) peek(k K) (v V, known bool) {
 
 // fetch reads the given entries that memory does not know, in the order of their keys. Zero keys
 // are skipped.
-func (m *writeBackCache[K, V]) fetch(s *State, ks []K) {
+func (m *writeBackCache[K, V]) fetch(in *round, ks []K) {
 	var none K
 	ks = slices.DeleteFunc(ks, func(k K) bool {
 		_, known := m.peek(k)
@@ -217,13 +217,13 @@ func (m *writeBackCache[K, V]) fetch(s *State, ks []K) {
 	})
 	slices.SortFunc(ks, m.order)
 	for _, k := range ks {
-		m.entry(s, k)
+		m.entry(in, k)
 	}
 }
 
 // put stores an entry.
-func (m *writeBackCache[K, V]) put(s *State, k K, v V) {
-	e := m.entry(s, k)
+func (m *writeBackCache[K, V]) put(in *round, k K, v V) {
+	e := m.entry(in, k)
 	if !e.present && m.isListed(k) {
 		m.note(k)
 	}
@@ -232,7 +232,7 @@ func (m *writeBackCache[K, V]) put(s *State, k K, v V) {
 }
 
 // drop removes an entry, if there is one.
-func (m *writeBackCache[K, V]) drop(s *State, k K) { m.remove(k, m.entry(s, k)) }
+func (m *writeBackCache[K, V]) drop(in *round, k K) { m.remove(k, m.entry(in, k)) }
 
 // dropBlind removes an entry that is known to exist, without reading it.
 func (m *writeBackCache[K, V]) dropBlind(k K) {
@@ -272,7 +272,7 @@ func (m *writeBackCache[K, V]) change(k K, e cacheEntry[V]) {
 }
 
 // entry returns what is held of k, after reading it if necessary.
-func (m *writeBackCache[K, V]) entry(s *State, k K) cacheEntry[V] {
+func (m *writeBackCache[K, V]) entry(in *round, k K) cacheEntry[V] {
 	e, ok := m.held[k]
 	if ok || m.isAbsent(k) {
 		return e
@@ -280,21 +280,21 @@ func (m *writeBackCache[K, V]) entry(s *State, k K) cacheEntry[V] {
 	var err error
 	if m.reader == nil {
 		lower, upper := keys.Range(m.prefix)
-		m.reader, err = s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+		m.reader, err = in.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	}
 	if err == nil {
 		m.scratch = m.key(m.scratch[:0], k)
 		if m.reader.SeekPrefixGE(m.scratch) {
-			s.noteRead(len(m.reader.Value()))
+			in.noteRead(len(m.reader.Value()))
 			_, e.value, err = m.parse(m.reader.Key(), m.reader.Value())
 			e.present, e.stored = true, many
 		} else {
-			s.noteRead(0)
+			in.noteRead(0)
 			err = m.reader.Error()
 		}
 	}
 	if err != nil {
-		s.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, store.Error(err))
+		in.Broken = fmt.Errorf("%w: %w", base.ErrCorrupt, store.Error(err))
 	}
 	m.held[k] = e
 	return e

@@ -1,0 +1,46 @@
+package engine
+
+import "codeq/internal/store"
+
+// round is what the rules have at hand while they decide a group: the disk as it is before the
+// group, the time, the room and the budget; and what they collect: the Group to write, and the
+// Effects to tell. All parts of the rules stand on it.
+type round struct {
+	config Config
+	Store  *store.Store
+	instant
+	Format int  // of what the shard may store; it may rise between two groups
+	Room   Room // on the disk
+	Tight  bool // space should be given back at once
+	Broken error
+
+	mint    minter
+	periods periodClock
+	begun   uint32 // groups
+
+	Wanted  KindSet // what Effects should contain of what happens
+	Group   commitGroup
+	Effects Effects
+
+	budget       budget // of what is being done
+	upkeepBudget budget // of KeepUp, and of the shares that follow it
+	reading      reading
+	walked       uint64 // keys that walk has stepped over, including deleted ones
+
+	scratch, value []byte // for a key and a value before they are copied into the group
+}
+
+// instant is the time at which a group is decided, ms.
+type instant struct {
+	Now  uint64 // monotonic, without the time that does not count
+	Wall uint64 // since 1970
+	// Ahead is by how much Wall is ahead of the clocks of the other nodes; Never: that is not
+	// known.
+	Ahead  uint64
+	Uptime uint64 // monotonic
+	Judged uint64 // earliest time at which the operation under decision may have arrived, as Now
+	Reap   uint64 // leases with a deadline up to it may be taken back, as Now
+}
+
+// reading counts the entries of the store that have been read, and the bytes of their values.
+type reading struct{ entries, bytes int }
