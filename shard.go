@@ -65,13 +65,13 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		inbox:   owner.NewInbox(opts.InboxDepth, opts.private.Mono, comesOnLease),
 		origin:  origin,
 		done:    make(chan struct{}),
-		State:   engine.NewState(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st),
 		clock:   owner.NewClock(),
 		timer:   time.NewTimer(time.Hour),
 		space:   diskSpace{DiskWatch: owner.NewDiskWatch(st, opts.MinFreeBytes, opts.Shards)},
 		upkeep:  owner.UpkeepClock{UpkeepTable: new(owner.UpkeepTable)},
 		waiters: waiters{takers: entries.NewLines[*takenOp](opts.Shards)},
 	}
+	s.State.Init(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st)
 	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, BatchBytes: opts.Limits.BatchBytes, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.private.Mono})
 	s.permits = dispatch.NewPermits(s.claims, permitMail{s})
 	return s

@@ -445,7 +445,8 @@ func TestNumbersAreStored(t *testing.T) {
 			f.Helper()
 			f.Check()
 			require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
-				alone := engine.NewState(engine.Config{Shards: 3, Elapsed: func() time.Duration { return 0 }}, s.Store)
+				alone := new(engine.State)
+				alone.Init(engine.Config{Shards: 3, Elapsed: func() time.Duration { return 0 }}, s.Store)
 				defer func() { _ = alone.Group.Batch.Close() }()
 				require.NoError(f, alone.Probe().ReloadOutbox(3))
 				stored, held := alone.Probe().Usage(), s.Rules.Probe().Usage()
@@ -471,7 +472,8 @@ func TestNumbersAreStored(t *testing.T) {
 		require.NoError(f, f.Q.Complete(context.Background(), l.Receipt, nil, f.Bound("a", 1, 3)...))
 		synctest.Wait()
 		require.NoError(f, inspect.Of(f.Q).Owner(0, func(s *inspect.Owner) error {
-			alone := engine.NewState(engine.Config{Shards: 3, Elapsed: func() time.Duration { return 0 }}, s.Store)
+			alone := new(engine.State)
+			alone.Init(engine.Config{Shards: 3, Elapsed: func() time.Duration { return 0 }}, s.Store)
 			defer func() { _ = alone.Group.Batch.Close() }()
 			require.NoError(f, alone.Probe().ReloadOutbox(3))
 			require.Equal(f, []uint64{1, 13, 7}, alone.Probe().Usage().OutFirst)

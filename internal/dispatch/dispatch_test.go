@@ -33,7 +33,8 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 		FS: crashfs.New(), Log: slog.New(slog.DiscardHandler), MemTableBytes: 256 << 10, ReclaimFrom: -1, Still: true,
 	}, shared, true)
 	require.NoError(t, err)
-	rules := engine.NewState(engine.Config{
+	rules := new(engine.State)
+	rules.Init(engine.Config{
 		Shards: 1, Elapsed: func() time.Duration { return 0 },
 		IdleLanes: engine.IdleLanes, GroupBytes: engine.GroupBytes,
 		WindowTasks: 64, WindowBytes: 1 << 20,
@@ -45,7 +46,7 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 	})
 	require.NoError(t, rules.Load())
 	p := new(port)
-	return New(&rules, Config{Shards: 1, Port: p, Gates: NewGates()}), p
+	return New(rules, Config{Shards: 1, Port: p, Gates: NewGates()}), p
 }
 
 // forget drops the queues that are not needed any more, as at the end of a group.

@@ -58,48 +58,48 @@ func newCatalogue(sweepLanes int) catalogue {
 
 // lane returns a lane. One that is not in memory is added to the catalogue.
 // REQUIRES: hasLanes has returned nil.
-func (s *State) lane(k LaneKey) *Lane {
-	q := s.QueueNamed(k.Queue)
+func (ns *names) lane(k LaneKey) *Lane {
+	q := ns.QueueNamed(k.Queue)
 	if l := q.lane(k.Tenant, k.Priority); l != nil {
 		return l
 	}
 	name := laneName{strings.Clone(k.Tenant), k.Priority}
-	if l := s.returnLane(q, name); l != nil {
+	if l := ns.returnLane(q, name); l != nil {
 		return l
 	}
-	l := newLane(s.catalogue.lanes.Take(), q, name.tenant, name.priority)
-	s.enterLane(l)
+	l := newLane(ns.catalogue.lanes.Take(), q, name.tenant, name.priority)
+	ns.enterLane(l)
 	return l
 }
 
 // enterLane adds a lane without ready tasks to memory and to the catalogue.
-func (s *State) enterLane(l *Lane) {
+func (ns *names) enterLane(l *Lane) {
 	q := l.queue
-	if q.Number == 0 && !s.returnQueue(q) {
-		q.Number = s.catalogue.queues.Take()
-		q.since = s.catalogue.seq + 1
-		s.addQueue(q)
-		s.Group.set(keys.AppendNumbered(nil, keys.Queue, q.Number), []byte(q.Name))
+	if q.Number == 0 && !ns.returnQueue(q) {
+		q.Number = ns.catalogue.queues.Take()
+		q.since = ns.catalogue.seq + 1
+		ns.addQueue(q)
+		ns.Group.set(keys.AppendNumbered(nil, keys.Queue, q.Number), []byte(q.Name))
 	}
-	s.addLane(l)
-	s.catalogue.seq++
-	entry := keys.LaneValue{Queue: q.Number, Priority: l.Priority, Tenant: l.Tenant, Seq: s.catalogue.seq}
-	s.Group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
-	s.ready.Load(&l.tasks, 0)
+	ns.addLane(l)
+	ns.catalogue.seq++
+	entry := keys.LaneValue{Queue: q.Number, Priority: l.Priority, Tenant: l.Tenant, Seq: ns.catalogue.seq}
+	ns.Group.set(keys.AppendNumbered(nil, keys.Lane, l.number), entry.Append(nil))
+	ns.ready.Load(&l.tasks, 0)
 }
 
 // addQueue makes a queue available by its number.
-func (s *State) addQueue(q *Queue) {
-	setAt(&s.numbers, q.Number, q)
-	s.catalogue.current.Add(q.Number)
-	s.catalogue.formerQueues.remove(q.Number)
+func (ns *names) addQueue(q *Queue) {
+	setAt(&ns.numbers, q.Number, q)
+	ns.catalogue.current.Add(q.Number)
+	ns.catalogue.formerQueues.remove(q.Number)
 }
 
-func (s *State) addLane(l *Lane) {
-	setAt(&s.lanes, l.number, l)
-	s.catalogue.loaded.Add(l.number)
-	delete(s.catalogue.aliases, l.number) // it may have been the number of another lane
-	s.catalogue.formerLanes.remove(l.number)
+func (ns *names) addLane(l *Lane) {
+	setAt(&ns.lanes, l.number, l)
+	ns.catalogue.loaded.Add(l.number)
+	delete(ns.catalogue.aliases, l.number) // it may have been the number of another lane
+	ns.catalogue.formerLanes.remove(l.number)
 	l.queue.addLane(l)
 }
 
@@ -112,40 +112,40 @@ func setAt[T any](all *chunked.List[*T], n uint32, v *T) {
 }
 
 // hasLanes refuses tasks if the lanes might run out.
-func (s *State) hasLanes(tasks int) error {
-	if s.catalogue.lanes.Len()+tasks > keys.MaxLane {
+func (ns *names) hasLanes(tasks int) error {
+	if ns.catalogue.lanes.Len()+tasks > keys.MaxLane {
 		return ErrNoLanes
 	}
 	return nil
 }
 
 // laneNumbered returns the lane that a stored task names.
-func (s *State) laneNumbered(n uint32) (*Lane, error) {
-	if l := s.lanes.At(int(n)); l != nil {
+func (ns *names) laneNumbered(n uint32) (*Lane, error) {
+	if l := ns.lanes.At(int(n)); l != nil {
 		return l, nil
 	}
-	c := &s.catalogue
-	if l := c.aliases[n]; l != nil && s.lanes.At(int(l.number)) == l {
+	c := &ns.catalogue
+	if l := c.aliases[n]; l != nil && ns.lanes.At(int(l.number)) == l {
 		return l, nil
 	}
-	key, err := s.laneEntry(n)
+	key, err := ns.laneEntry(n)
 	if errors.Is(err, pebble.ErrNotFound) {
 		err = fmt.Errorf("%w: lane %d is missing", base.ErrCorrupt, n)
 	}
 	if err != nil {
 		return nil, err
 	}
-	q := s.QueueNamed(key.Queue)
+	q := ns.QueueNamed(key.Queue)
 	l := q.lane(key.Tenant, key.Priority)
 	if l == nil {
-		l = s.returnLane(q, laneName{key.Tenant, key.Priority})
+		l = ns.returnLane(q, laneName{key.Tenant, key.Priority})
 	}
 	if l == nil { // the entry gets its number back
 		if c.sweep != nil {
 			c.sweep.lanes.Remove(n)
 		}
 		l = newLane(n, q, key.Tenant, key.Priority)
-		s.enterLane(l)
+		ns.enterLane(l)
 	}
 	if l.number == n {
 		return l, nil
@@ -159,8 +159,8 @@ func (s *State) laneNumbered(n uint32) (*Lane, error) {
 
 // laneEntry reads the catalogue's entry of a number; the error is pebble.ErrNotFound if there is
 // none.
-func (s *State) laneEntry(n uint32) (LaneKey, error) {
-	b, err := s.read(keys.AppendNumbered(nil, keys.Lane, n))
+func (ns *names) laneEntry(n uint32) (LaneKey, error) {
+	b, err := ns.read(keys.AppendNumbered(nil, keys.Lane, n))
 	if err == nil && b == nil {
 		err = pebble.ErrNotFound
 	}
@@ -171,7 +171,7 @@ func (s *State) laneEntry(n uint32) (LaneKey, error) {
 	if err != nil {
 		return LaneKey{}, fmt.Errorf("%w: lane %d: %w", base.ErrCorrupt, n, err)
 	}
-	name, err := s.read(keys.AppendNumbered(nil, keys.Queue, v.Queue))
+	name, err := ns.read(keys.AppendNumbered(nil, keys.Queue, v.Queue))
 	if err == nil && name == nil {
 		err = fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, v.Queue, n)
 	}
@@ -180,16 +180,16 @@ func (s *State) laneEntry(n uint32) (LaneKey, error) {
 
 // originQueue returns the queue in which a task was produced, by the lane in its ID; nil if that
 // queue has no tasks. For an ID that no stored task has, it may be any queue.
-func (s *State) originQueue(id keys.ID) (*Queue, error) {
+func (ns *names) originQueue(id keys.ID) (*Queue, error) {
 	n := keys.LaneOf(id)
-	if l := s.lanes.At(int(n)); l != nil {
+	if l := ns.lanes.At(int(n)); l != nil {
 		return l.queue, nil
 	}
-	key, err := s.laneEntry(n)
+	key, err := ns.laneEntry(n)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return nil, nil
 	}
-	return s.Queues[key.Queue], err
+	return ns.Queues[key.Queue], err
 }
 
 func (c *catalogue) slot(queue string) int {

@@ -87,9 +87,10 @@ func (d *driver) load() (resting []*recurring) {
 	for i, s := range d.shards {
 		c := d.config
 		c.Shard, c.Seed[1] = i, byte(i)
-		state := NewState(c, s.Store)
+		state := new(State)
+		state.Init(c, s.Store)
 		state.Room, state.ClockAge, state.Format = s.Room, d.clockAge(i), manifest.Format
-		*s = drivenShard{State: &state}
+		*s = drivenShard{State: state}
 		s.instant = d.instant
 		require.NoError(d.t, s.Load())
 		if d.tenants != nil {

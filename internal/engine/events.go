@@ -9,10 +9,10 @@ import (
 
 // emit counts what has happened to a task, and adds an event for subscribers to the effects, if
 // somebody wants its kind. attempt is the task's count after the change.
-func (s *State) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
-	s.count(l.queue, kind)
-	if s.Wanted>>kind&1 != 0 {
-		s.collect(kind, l, id, attempt, cause)
+func (ns *names) emit(kind EventKind, l *Lane, id keys.ID, attempt uint32, cause string) {
+	ns.count(l.queue, kind)
+	if ns.Wanted>>kind&1 != 0 {
+		ns.collect(kind, l, id, attempt, cause)
 	}
 }
 

@@ -63,11 +63,11 @@ func (f *former[K]) drop(e *list.Element) {
 }
 
 // formerMost is how many are held.
-func (s *State) formerMost() int { return min(formerCap, s.config.IdleLanes) }
+func (ns *names) formerMost() int { return min(formerCap, ns.config.IdleLanes) }
 
 // returnQueue numbers a queue that comes back, and reports whether its number is known.
-func (s *State) returnQueue(q *Queue) bool {
-	c := &s.catalogue
+func (ns *names) returnQueue(q *Queue) bool {
+	c := &ns.catalogue
 	n, ok := c.formerQueues.take(q.Name)
 	if !ok {
 		return false
@@ -77,14 +77,14 @@ func (s *State) returnQueue(q *Queue) bool {
 	}
 	c.seq++
 	q.Number, q.since = n, c.seq
-	s.addQueue(q)
+	ns.addQueue(q)
 	return true
 }
 
 // returnLane loads a lane that comes back; nil if its number is not known.
-func (s *State) returnLane(q *Queue, name laneName) *Lane {
-	c := &s.catalogue
-	if q.Number == 0 && !s.returnQueue(q) {
+func (ns *names) returnLane(q *Queue, name laneName) *Lane {
+	c := &ns.catalogue
+	if q.Number == 0 && !ns.returnQueue(q) {
 		return nil
 	}
 	n, ok := c.formerLanes.take(formerLane{q.Number, name})
@@ -95,7 +95,7 @@ func (s *State) returnLane(q *Queue, name laneName) *Lane {
 		c.sweep.lanes.Remove(n)
 	}
 	l := newLane(n, q, name.tenant, name.priority)
-	s.addLane(l)
-	s.ready.Load(&l.tasks, 0)
+	ns.addLane(l)
+	ns.ready.Load(&l.tasks, 0)
 	return l
 }

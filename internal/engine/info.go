@@ -32,22 +32,22 @@ const headsAtOnce = 64
 // Info appends what is known of the queues after a cursor, and advances it. It visits at most so
 // many queues and lanes. more says that more follow. The verdict is Again if nothing was done: the
 // first ready task of a lane has to be found before, which the next group begins with.
-func (s *State) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo, more bool, _ Verdict) {
+func (ns *names) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo, more bool, _ Verdict) {
 	began := *p
 	if p.Begun == 0 {
-		p.Begun = 1 + s.catalogue.seq
+		p.Begun = 1 + ns.catalogue.seq
 	}
-	for s.Broken == nil {
-		queues := &s.numbers
+	for ns.Broken == nil {
+		queues := &ns.numbers
 		if p.Unnumbered {
-			queues = &s.settled.queues
+			queues = &ns.settled.queues
 		}
 		for ; p.Next < queues.Len(); p.Next++ {
 			if visits--; visits < 0 {
 				return dst, true, Decided
 			}
 			q := queues.At(p.Next)
-			if q == nil || p.Unnumbered != (q.Number == 0 || q.since >= p.Begun) || !s.isShown(q) {
+			if q == nil || p.Unnumbered != (q.Number == 0 || q.since >= p.Begun) || !ns.isShown(q) {
 				continue
 			}
 			if p.Queue != q.Name {
@@ -56,17 +56,17 @@ func (s *State) Info(p *InfoCursor, visits int, dst []QueueInfo) (_ []QueueInfo,
 					p.Lanes = q.lanes.Len()
 				}
 			}
-			unknown := s.visitLanes(p, q, &visits)
+			unknown := ns.visitLanes(p, q, &visits)
 			if unknown && *p == began {
 				return dst, true, Again
 			}
 			if unknown || p.Lanes > 0 {
 				return dst, true, Decided
 			}
-			dst = append(dst, s.infoOf(q, p.Oldest))
+			dst = append(dst, ns.infoOf(q, p.Oldest))
 			p.Queue = ""
 		}
-		if p.Unnumbered || s.settled.queues.Len() == 0 {
+		if p.Unnumbered || ns.settled.queues.Len() == 0 {
 			return dst, false, Decided
 		}
 		p.Unnumbered, p.Next = true, 0
@@ -79,19 +79,19 @@ const readsAtOnce = 64
 
 // TotalsOf appends the counts and the totals of queues by their names, whether Info shows them or
 // not. It returns fewer than all if it has read many of them: the next call goes on.
-func (s *State) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
+func (ns *names) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
 	reads := 0
 	for _, name := range names {
 		i := QueueInfo{Queue: name}
-		if q := s.Queues[name]; q != nil {
-			i = s.infoOf(q, 0)
-		} else if s.totals.rows {
+		if q := ns.Queues[name]; q != nil {
+			i = ns.infoOf(q, 0)
+		} else if ns.totals.rows {
 			var known bool
-			if i.Totals, known = s.totals.absent[name]; !known {
-				if reads++; reads > readsAtOnce || s.Broken != nil {
+			if i.Totals, known = ns.totals.absent[name]; !known {
+				if reads++; reads > readsAtOnce || ns.Broken != nil {
 					break
 				}
-				i.Totals = s.readAbsent(name)
+				i.Totals = ns.readAbsent(name)
 			}
 		}
 		i.Settings = nil
@@ -102,13 +102,13 @@ func (s *State) TotalsOf(names []string, dst []QueueInfo) []QueueInfo {
 
 // isShown reports whether a queue has tasks, settings, or handlers that go on, or had some tasks a
 // short while ago.
-func (s *State) isShown(q *Queue) bool {
-	return q.Counts != keys.Counts{} || q.Version > 0 || q.Orphans > 0 || q.changed > 0 && s.periods.now < q.changed+quietMillis
+func (ns *names) isShown(q *Queue) bool {
+	return q.Counts != keys.Counts{} || q.Version > 0 || q.Orphans > 0 || q.changed > 0 && ns.periods.now < q.changed+quietMillis
 }
 
-func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
+func (ns *names) infoOf(q *Queue, oldest uint64) QueueInfo {
 	if q.totals.Day == 0 {
-		s.recall(q)
+		ns.recall(q)
 	}
 	i := QueueInfo{Queue: q.Name, Counts: q.Counts, Oldest: oldest, Held: uint64(q.Orphans), Settings: q.Value}
 	if q.totals.Day != 0 {
@@ -120,15 +120,15 @@ func (s *State) infoOf(q *Queue, oldest uint64) QueueInfo {
 // visitLanes visits the lanes of a queue that are left, as far as visits go. unknown: it stopped
 // before a lane of which memory does not know the first ready task; that one, and some that follow,
 // are asked for.
-func (s *State) visitLanes(p *InfoCursor, q *Queue, visits *int) (unknown bool) {
-	asked, clock := 0, s.Clock()
+func (ns *names) visitLanes(p *InfoCursor, q *Queue, visits *int) (unknown bool) {
+	asked, clock := 0, ns.Clock()
 	for i := min(p.Lanes, q.lanes.Len()); i > 0 && *visits > 0 && asked < headsAtOnce; i-- {
 		*visits--
 		l := q.lanes.At(i - 1)
 		if pos, exact, ok := l.tasks.First(); ok {
 			if !exact {
 				asked++
-				s.ready.Ask(&l.tasks)
+				ns.ready.Ask(&l.tasks)
 			} else if at, _ := clock.ByWall(keys.SinceMillis(pos.Since)); asked == 0 && (p.Oldest == 0 || at < p.Oldest) {
 				p.Oldest = at
 			}

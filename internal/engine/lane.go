@@ -41,27 +41,27 @@ const fewLanes = 8
 func (l *Lane) NextRecord() []byte { return l.tasks.FirstRecord() }
 
 // laneOf returns the lane in memory with ready tasks l.
-func (s *State) laneOf(l *ready.Lane) *Lane { return s.lanes.At(int(l.Number)) }
+func (ns *names) laneOf(l *ready.Lane) *Lane { return ns.lanes.At(int(l.Number)) }
 
 // queueOf returns the queue with ready tasks q; nil if it has left memory.
-func (s *State) queueOf(q *ready.Queue) *Queue {
-	if of := s.numbers.At(int(q.Number)); of != nil && &of.Queue == q {
+func (ns *names) queueOf(q *ready.Queue) *Queue {
+	if of := ns.numbers.At(int(q.Number)); of != nil && &of.Queue == q {
 		return of
 	}
 	return nil
 }
 
 // dropLane drops an idle lane from memory.
-func (s *State) dropLane(l *Lane) {
+func (ns *names) dropLane(l *Lane) {
 	q := l.queue
-	if s.ready.Drop(&l.tasks) {
-		s.show(q)
+	if ns.ready.Drop(&l.tasks) {
+		ns.show(q)
 	}
 	if q.removeLane(l); q.lanes.Len() == 0 {
-		s.Rest(q)
+		ns.Rest(q)
 	}
-	s.lanes.Set(int(l.number), nil)
-	s.catalogue.loaded.Remove(l.number)
+	ns.lanes.Set(int(l.number), nil)
+	ns.catalogue.loaded.Remove(l.number)
 }
 
 // forgetIdle drops from memory the lanes that have been idle longest, beyond those that may stay,

@@ -37,33 +37,33 @@ type laneNames struct {
 	entries       int        // read
 }
 
-func (s *State) sweepLanesIsDue() bool {
-	c := &s.catalogue
+func (ns *names) sweepLanesIsDue() bool {
+	c := &ns.catalogue
 	if c.sweep != nil {
 		return c.sweep.found
 	}
-	return s.absentLanes() > c.sweepAt
+	return ns.absentLanes() > c.sweepAt
 }
 
 // absentLanes returns how many entries of lanes are not in memory.
-func (s *State) absentLanes() int { return s.catalogue.lanes.Len() - s.catalogue.loaded.Len() }
+func (ns *names) absentLanes() int { return ns.catalogue.lanes.Len() - ns.catalogue.loaded.Len() }
 
 // sweepLanes begins a sweep, or continues to remove what it has found.
-func (s *State) sweepLanes() {
-	if s.catalogue.sweep == nil {
-		s.beginSweep()
+func (ns *names) sweepLanes() {
+	if ns.catalogue.sweep == nil {
+		ns.beginSweep()
 		return
 	}
-	s.endSweep()
+	ns.endSweep()
 }
 
 // beginSweep starts a reader of disk as it is now, without the current group: that adds only names
 // of lanes in memory.
-func (s *State) beginSweep() {
-	c := &s.catalogue
+func (ns *names) beginSweep() {
+	c := &ns.catalogue
 	m := &laneNames{absent: c.lanes.Without(&c.loaded)}
 	c.sweep = &LaneSweep{Names: m, lanes: c.lanes.Without(&c.loaded), queues: c.queues.Without(&c.current)}
-	s.Effects.Sweep = c.sweep
+	ns.Effects.Sweep = c.sweep
 }
 
 const (
@@ -75,19 +75,19 @@ const (
 )
 
 // sweepAtOpen reads a small store for a sweep.
-func (s *State) sweepAtOpen() error {
-	if s.absentLanes() <= min(openSweepLanes, s.catalogue.sweepAt) || s.Store.SizeWithout(keys.Task) > openSweepBytes {
+func (ns *names) sweepAtOpen() error {
+	if ns.absentLanes() <= min(openSweepLanes, ns.catalogue.sweepAt) || ns.Store.SizeWithout(keys.Task) > openSweepBytes {
 		return nil
 	}
-	s.beginSweep()
-	sw := s.catalogue.sweep
-	s.Effects.Sweep = nil
-	s.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
+	ns.beginSweep()
+	sw := ns.catalogue.sweep
+	ns.Effects.Sweep = nil
+	ns.Swept(sw, sw.Names.Read(ns.Store.DB(), func() bool { return false }))
 	return nil
 }
 
 // Swept is called when the reader has read what a sweep needs, or has failed.
-func (s *State) Swept(sw *LaneSweep, err error) {
+func (ns *names) Swept(sw *LaneSweep, err error) {
 	if m := sw.Names; err != nil {
 		sw.lanes, sw.queues = numset.Set{}, numset.Set{}
 	} else {
@@ -98,12 +98,12 @@ func (s *State) Swept(sw *LaneSweep, err error) {
 }
 
 // endSweep removes what nothing names.
-func (s *State) endSweep() {
-	c := &s.catalogue
+func (ns *names) endSweep() {
+	c := &ns.catalogue
 	sw := c.sweep
 	free := func(named, taken *numset.Set, remove func(n uint32)) (more bool) {
 		for n, ok := named.Next(sw.next); ok; n, ok = named.Next(n + 1) {
-			if sw.next = n; s.Spent() {
+			if sw.next = n; ns.Spent() {
 				return true
 			}
 			taken.Remove(n)
@@ -114,7 +114,7 @@ func (s *State) endSweep() {
 	}
 	if !sw.lanesGone {
 		if free(&sw.lanes, &c.lanes, func(n uint32) {
-			s.Group.delete(keys.AppendNumbered(nil, keys.Lane, n))
+			ns.Group.delete(keys.AppendNumbered(nil, keys.Lane, n))
 			c.formerLanes.remove(n)
 		}) {
 			return
@@ -122,18 +122,18 @@ func (s *State) endSweep() {
 		sw.lanesGone = true
 	}
 	if free(&sw.queues, &c.queues, func(n uint32) {
-		s.Group.delete(keys.AppendNumbered(nil, keys.Queue, n))
-		s.Group.delete(keys.AppendNumbered(nil, keys.Counters, n))
-		s.Group.unclocked = true
+		ns.Group.delete(keys.AppendNumbered(nil, keys.Queue, n))
+		ns.Group.delete(keys.AppendNumbered(nil, keys.Counters, n))
+		ns.Group.unclocked = true
 		c.formerQueues.remove(n)
 	}) {
 		return
 	}
 	c.sweep = nil
 	c.swept++
-	c.sweepAt = s.absentLanes() + max(s.config.SweepLanes, c.loaded.Len(), sw.Names.entries/4)
+	c.sweepAt = ns.absentLanes() + max(ns.config.SweepLanes, c.loaded.Len(), sw.Names.entries/4)
 	if c.lanes.Len() > keys.MaxLane/4*3 { // sweeps are better than no lanes
-		c.sweepAt = min(c.sweepAt, s.absentLanes()+keys.MaxLane/64)
+		c.sweepAt = min(c.sweepAt, ns.absentLanes()+keys.MaxLane/64)
 	}
 }
 

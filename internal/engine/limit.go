@@ -131,10 +131,10 @@ type recheck struct {
 	from  []byte // nil: all were scanned
 }
 
-func (s *State) recheck(q *Queue) {
+func (ns *names) recheck(q *Queue) {
 	if q.Counts.Blocked > 0 {
 		q.rechecks++
-		s.rechecks = append(s.rechecks, &recheck{q, keys.AppendNumbered(nil, keys.Blocked, q.Number)})
+		ns.rechecks = append(ns.rechecks, &recheck{q, keys.AppendNumbered(nil, keys.Blocked, q.Number)})
 	}
 }
 

@@ -30,11 +30,21 @@ func (s *State) Load() error {
 	}, s.Store)
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
 	for _, step := range []func() error{
-		s.loadCatalogue,
+		func() error {
+			awakened, err := s.loadAwakened()
+			if err != nil {
+				return err
+			}
+			s.wakeups.onDisk = len(awakened) > 0
+			return s.loadCatalogue(awakened)
+		},
 		s.loadClockSets,
 		s.loadPeriodClock,
 		s.loadSettings,
-		s.loadGrants,
+		func() error {
+			s.SetClock()
+			return s.loadGrants()
+		},
 		s.loadLeaseClock,
 		s.loadLeases,
 		s.beginLanes,

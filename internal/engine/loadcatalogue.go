@@ -14,42 +14,37 @@ import (
 	"codeq/internal/store"
 )
 
-// loadCatalogue reads which numbers are taken, and loads the queues with tasks, and the lanes that
-// may have ready or leased ones.
-func (s *State) loadCatalogue() error {
-	awakened, err := s.loadAwakened()
-	if err != nil {
-		return err
-	}
-	s.wakeups.onDisk = len(awakened) > 0
-	c := &s.catalogue
-	if err := store.ReadAhead(s.Store, s.readQueues, func(e storedQueue) error {
+// loadCatalogue reads which numbers are taken, and loads the queues with tasks or wakeups, and the
+// lanes that may have ready or leased tasks. awakened has the numbers of the queues with wakeups.
+func (ns *names) loadCatalogue(awakened map[uint32]bool) error {
+	c := &ns.catalogue
+	if err := store.ReadAhead(ns.Store, ns.readQueues, func(e storedQueue) error {
 		c.queues.Add(e.number)
 		if e.Counts == (keys.Counts{}) && e.Totals.Day == 0 && !awakened[e.number] {
 			return nil
 		}
-		known := len(s.Queues)
-		q := s.QueueNamed(e.name)
-		if len(s.Queues) == known {
+		known := len(ns.Queues)
+		q := ns.QueueNamed(e.name)
+		if len(ns.Queues) == known {
 			return fmt.Errorf("%w: queue %q has tasks under the number %d and under another", base.ErrCorrupt, q.Name, e.number)
 		}
 		q.Number, q.Counts, q.totals, q.hasWakeups = e.number, e.Counts, e.Totals, awakened[e.number]
-		s.addQueue(q)
-		s.noteBusy(q)
-		s.Rest(q) // it may have totals only
+		ns.addQueue(q)
+		ns.noteBusy(q)
+		ns.Rest(q) // it may have totals only
 		return nil
 	}); err != nil {
 		return err
 	}
 	var seqs []uint64 // by number
-	idle := newestLanes{most: s.formerMost()}
-	if err := store.ReadAhead(s.Store, s.readLanes, func(e storedLane) error {
+	idle := newestLanes{most: ns.formerMost()}
+	if err := store.ReadAhead(ns.Store, ns.readLanes, func(e storedLane) error {
 		if !c.queues.Has(e.Queue) {
 			return fmt.Errorf("%w: queue %d of lane %d is missing", base.ErrCorrupt, e.Queue, e.number)
 		}
 		c.lanes.Add(e.number)
 		c.seq = max(c.seq, e.Seq)
-		q := s.numbers.At(int(e.Queue))
+		q := ns.numbers.At(int(e.Queue))
 		if q == nil || q.Counts.Ready+q.Counts.Leased == 0 {
 			idle.add(e)
 			return nil
@@ -58,45 +53,45 @@ func (s *State) loadCatalogue() error {
 			if seqs[other.number] >= e.Seq {
 				return nil
 			}
-			s.dropLane(other)
+			ns.dropLane(other)
 		}
 		seqs = append(seqs, make([]uint64, int(e.number)-len(seqs))...)
 		seqs = append(seqs, e.Seq)
-		s.addLane(newLane(e.number, q, e.Tenant, e.Priority))
+		ns.addLane(newLane(e.number, q, e.Tenant, e.Priority))
 		return nil
 	}); err != nil {
 		return err
 	}
-	return s.loadFormer(idle.list())
+	return ns.loadFormer(idle.list())
 }
 
 // loadFormer notes the numbers of lanes that are not in memory, and of their queues; the newest is
 // first.
-func (s *State) loadFormer(lanes []storedLane) error {
+func (ns *names) loadFormer(lanes []storedLane) error {
 	var numbers []uint32
 	for _, e := range lanes {
-		if s.numbers.At(int(e.Queue)) == nil {
+		if ns.numbers.At(int(e.Queue)) == nil {
 			numbers = append(numbers, e.Queue)
 		}
 	}
-	names, err := s.readNames(numbers)
+	names, err := ns.readNames(numbers)
 	if err != nil {
 		return err
 	}
-	c := &s.catalogue
+	c := &ns.catalogue
 	for _, e := range slices.Backward(lanes) { // a newer entry of a lane replaces the others
-		c.formerLanes.add(formerLane{e.Queue, laneName{e.Tenant, e.Priority}}, e.number, s.formerMost())
+		c.formerLanes.add(formerLane{e.Queue, laneName{e.Tenant, e.Priority}}, e.number, ns.formerMost())
 		if name, ok := names[e.Queue]; ok {
-			c.formerQueues.add(name, e.Queue, s.formerMost())
+			c.formerQueues.add(name, e.Queue, ns.formerMost())
 		}
 	}
 	return nil
 }
 
 // readNames returns the names of queues by number.
-func (s *State) readNames(numbers []uint32) (map[uint32]string, error) {
+func (ns *names) readNames(numbers []uint32) (map[uint32]string, error) {
 	lower, upper := keys.Range(keys.Queue)
-	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	it, err := ns.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
 		return nil, store.Error(err)
 	}
@@ -144,19 +139,19 @@ type storedQueue struct {
 }
 
 // readQueues emits the queues of the catalogue, and sets the minter's clock.
-func (s *State) readQueues(emit func(storedQueue) error) error {
-	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
+func (ns *names) readQueues(emit func(storedQueue) error) error {
+	it, err := ns.Store.DB().NewIter(&pebble.IterOptions{LowerBound: []byte{keys.Counters}, UpperBound: []byte{keys.Counters + 1}})
 	if err != nil {
 		return store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
 	it.First()
-	if err := store.Scan(s.Store.DB(), keys.Queue, func(key, value []byte) error {
+	if err := store.Scan(ns.Store.DB(), keys.Queue, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n == 0 {
 			return fmt.Errorf("%w: malformed queue key %x", base.ErrCorrupt, key)
 		}
-		counters, err := s.readCounters(it, n)
+		counters, err := ns.readCounters(it, n)
 		if err != nil {
 			return err
 		}
@@ -164,13 +159,13 @@ func (s *State) readQueues(emit func(storedQueue) error) error {
 	}); err != nil {
 		return err
 	}
-	_, err = s.readCounters(it, math.MaxUint32)
+	_, err = ns.readCounters(it, math.MaxUint32)
 	return err
 }
 
 // readCounters returns the counters of the queue with a number, and moves the iterator behind them.
 // The numbers of successive calls do not decrease.
-func (s *State) readCounters(it *pebble.Iterator, number uint32) (of keys.CountersValue, err error) {
+func (ns *names) readCounters(it *pebble.Iterator, number uint32) (of keys.CountersValue, err error) {
 	for ; it.Valid(); it.Next() {
 		n, err := keys.ParseNumbered(it.Key())
 		if err != nil {
@@ -187,7 +182,7 @@ func (s *State) readCounters(it *pebble.Iterator, number uint32) (of keys.Counte
 		if err != nil {
 			return of, fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		if s.mint.clock = max(s.mint.clock, v.Clock); n == number {
+		if ns.mint.clock = max(ns.mint.clock, v.Clock); n == number {
 			of = v
 		} else if v.Counts != (keys.Counts{}) {
 			return of, fmt.Errorf("%w: queue %d has tasks and no name", base.ErrCorrupt, n)
@@ -203,8 +198,8 @@ type storedLane struct {
 }
 
 // readLanes emits the lanes of the catalogue.
-func (s *State) readLanes(emit func(storedLane) error) error {
-	return store.Scan(s.Store.DB(), keys.Lane, func(key, value []byte) error {
+func (ns *names) readLanes(emit func(storedLane) error) error {
+	return store.Scan(ns.Store.DB(), keys.Lane, func(key, value []byte) error {
 		n, err := keys.ParseNumbered(key)
 		if err != nil || n > keys.MaxLane {
 			return fmt.Errorf("%w: malformed lane key %x", base.ErrCorrupt, key)
@@ -219,13 +214,13 @@ func (s *State) readLanes(emit func(storedLane) error) error {
 
 // loadAwakened returns the numbers of the queues that have wakeups: these concern tasks of theirs,
 // perhaps tasks still to come.
-func (s *State) loadAwakened() (map[uint32]bool, error) {
+func (ns *names) loadAwakened() (map[uint32]bool, error) {
 	awakened := make(map[uint32]bool)
 	lower, upper := keys.Range(keys.Wake)
 	for lower != nil {
 		from := lower
 		lower = nil
-		if err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		if err := ns.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 			n, _, _, err := keys.ParseGrouped(it.Key())
 			awakened[n] = true
 			lower = keys.GroupEnd(keys.AppendNumbered(nil, keys.Wake, n))

@@ -127,11 +127,11 @@ func (at *located) decodeRecord(rec []byte) (err error) {
 }
 
 // decode reads the value found at the place of a task.
-func (s *State) decode(at *located, value []byte) error {
+func (ns *names) decode(at *located, value []byte) error {
 	number, rec, ended, err := store.SplitValue(at.place, value)
 	if err == nil {
 		at.state, at.ended = StateIn(at.place.Range), ended
-		if at.lane, err = s.laneNumbered(number); err == nil {
+		if at.lane, err = ns.laneNumbered(number); err == nil {
 			at.rec, err = record.Decode(rec)
 		}
 	}

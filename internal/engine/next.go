@@ -35,13 +35,13 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 }
 
 // head returns the lane whose first task is next in a queue: see ready.Tasks.Head.
-func (s *State) head(q *Queue) (l *Lane, pending bool) {
-	first, pending, left := s.ready.Head(&q.Queue)
+func (ns *names) head(q *Queue) (l *Lane, pending bool) {
+	first, pending, left := ns.ready.Head(&q.Queue)
 	if left {
-		s.show(q)
+		ns.show(q)
 	}
 	if first != nil {
-		l = s.laneOf(first)
+		l = ns.laneOf(first)
 	}
 	return l, pending
 }
@@ -55,15 +55,15 @@ type FirstTask struct {
 	Share    uint64 // of the tenants that have; see Share
 }
 
-func (s *State) First(q *Queue) (f FirstTask, ok bool) {
+func (ns *names) First(q *Queue) (f FirstTask, ok bool) {
 	if q.Settings.Paused {
 		return f, false
 	}
-	first := s.ready.First(&q.Queue)
+	first := ns.ready.First(&q.Queue)
 	if first.Lane == nil {
 		return f, false
 	}
-	l := s.laneOf(first.Lane)
+	l := ns.laneOf(first.Lane)
 	f = FirstTask{Priority: l.Priority, Tenant: l.Tenant, Alone: first.Alone, Share: first.Share}
 	if f.Alone {
 		pos, _, _ := first.Lane.First()

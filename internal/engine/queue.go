@@ -8,6 +8,30 @@ import (
 	"codeq/internal/ready"
 )
 
+// names holds the queues and lanes of a shard that are in memory, with their numbers in the
+// catalogue, their ready tasks, and the totals and settings of queues.
+type names struct {
+	*round
+
+	Queues    map[string]*Queue
+	recent    *Queue               // the last one that known has found; nil: it has left memory
+	handles   chunked.List[int]    // handles that are free again
+	numbers   chunked.List[*Queue] // by number; 0 is never assigned; nil: not in memory
+	lanes     chunked.List[*Lane]  // by number; nil: not in memory
+	catalogue catalogue
+	ready     ready.Tasks
+	busy      int // queues with unended tasks
+
+	resting  []*Queue             // may no longer be needed
+	doubtful chunked.List[*Queue] // resting, and may have wakeups that are on disk only
+
+	settled   settledList
+	Given     uint64     // the largest version of settings that were removed
+	ungranted []*Queue   // have a rate, and no last grant on disk
+	rechecks  []*recheck // queues whose limits have changed
+	totals    totals
+}
+
 // isBusy reports whether a queue has tasks that have not ended.
 func (q *Queue) isBusy() bool {
 	c := &q.Counts
@@ -15,22 +39,22 @@ func (q *Queue) isBusy() bool {
 }
 
 // noteBusy updates the number of queues with unended tasks, which may include this one.
-func (s *State) noteBusy(q *Queue) {
+func (ns *names) noteBusy(q *Queue) {
 	if busy := q.isBusy(); busy != q.busy {
 		if q.busy = busy; busy {
-			s.busy++
+			ns.busy++
 		} else {
-			s.busy--
+			ns.busy--
 		}
 	}
 }
 
 // noteTouched updates that number, and calls Rest, for the queues whose counts the group has
 // changed so far.
-func (s *State) noteTouched() {
-	for _, q := range s.Group.Touched {
-		s.noteBusy(q)
-		s.Rest(q)
+func (ns *names) noteTouched() {
+	for _, q := range ns.Group.Touched {
+		ns.noteBusy(q)
+		ns.Rest(q)
 	}
 }
 
@@ -114,47 +138,47 @@ func (q *Queue) removeLane(l *Lane) {
 
 // known returns a queue in memory; nil: it is not there. Operations often follow each other in the
 // same queue, so that most look-ups are one comparison.
-func (s *State) known(name string) *Queue {
-	if q := s.recent; q != nil && q.Name == name {
+func (ns *names) known(name string) *Queue {
+	if q := ns.recent; q != nil && q.Name == name {
 		return q
 	}
-	q := s.Queues[name]
+	q := ns.Queues[name]
 	if q != nil {
-		s.recent = q
+		ns.recent = q
 	}
 	return q
 }
 
 // QueueNamed returns a queue, and creates it if it is not in memory. Disk does not change before
 // the queue has a task.
-func (s *State) QueueNamed(name string) *Queue {
-	q := s.known(name)
+func (ns *names) QueueNamed(name string) *Queue {
+	q := ns.known(name)
 	if q == nil {
 		q = newQueue(strings.Clone(name)) // it may be a part of a long string
-		q.Handle = len(s.Queues)
-		if s.handles.Len() > 0 {
-			q.Handle = s.handles.Pop()
+		q.Handle = len(ns.Queues)
+		if ns.handles.Len() > 0 {
+			q.Handle = ns.handles.Pop()
 		}
-		s.Queues[q.Name] = q
+		ns.Queues[q.Name] = q
 	}
 	return q
 }
 
 // touch adds the counts of a queue to what the group stores.
-func (s *State) touch(q *Queue) {
+func (ns *names) touch(q *Queue) {
 	if !q.touched {
-		s.touchFirst(q)
+		ns.touchFirst(q)
 	}
 }
 
-func (s *State) touchFirst(q *Queue) {
+func (ns *names) touchFirst(q *Queue) {
 	q.touched = true
-	s.Group.Touched = append(s.Group.Touched, q)
-	if q.totals.Day != s.totals.today {
-		s.beginDay(q)
+	ns.Group.Touched = append(ns.Group.Touched, q)
+	if q.totals.Day != ns.totals.today {
+		ns.beginDay(q)
 	}
-	q.changed, q.filed = s.periods.now, false
-	if s.Wanted&WantCounts != 0 {
-		s.Effects.Counted = append(s.Effects.Counted, Counted{q, q.totals.All})
+	q.changed, q.filed = ns.periods.now, false
+	if ns.Wanted&WantCounts != 0 {
+		ns.Effects.Counted = append(ns.Effects.Counted, Counted{q, q.totals.All})
 	}
 }

@@ -5,10 +5,10 @@ import "codeq/internal/keys"
 // Queues leave memory when neither the rules nor their owner need them.
 
 // Rest is called when a queue may no longer be needed.
-func (s *State) Rest(q *Queue) {
+func (ns *names) Rest(q *Queue) {
 	if !q.resting && q.lanes.Len() == 0 { // else the last of them calls Rest
 		q.resting = true
-		s.resting = append(s.resting, q)
+		ns.resting = append(ns.resting, q)
 	}
 }
 
@@ -53,23 +53,23 @@ func (s *State) forgetQueues() {
 func (s *State) hasDoubts() bool { return s.doubtful.Len() > 0 && !s.wakeups.onDisk }
 
 // isUnknown reports whether the rules need nothing that memory has of a queue.
-func (s *State) isUnknown(q *Queue) bool {
+func (ns *names) isUnknown(q *Queue) bool {
 	return q.lanes.Len() == 0 && q.Counts == keys.Counts{} && len(q.buckets) == 0 && !q.touched && !q.Fed && q.rechecks == 0 &&
 		q.Version == 0 && q.Orphans == 0
 }
 
 // Forget removes a queue that nobody needs from memory.
-func (s *State) Forget(q *Queue) {
-	c := &s.catalogue
-	delete(s.Queues, q.Name)
-	if s.recent == q {
-		s.recent = nil
+func (ns *names) Forget(q *Queue) {
+	c := &ns.catalogue
+	delete(ns.Queues, q.Name)
+	if ns.recent == q {
+		ns.recent = nil
 	}
-	s.handles.Append(q.Handle)
+	ns.handles.Append(q.Handle)
 	if q.Number != 0 {
-		s.numbers.Set(int(q.Number), nil)
+		ns.numbers.Set(int(q.Number), nil)
 		c.current.Remove(q.Number)
-		c.formerQueues.add(q.Name, q.Number, s.formerMost())
+		c.formerQueues.add(q.Name, q.Number, ns.formerMost())
 	}
 	c.gone[c.slot(q.Name)] += q.arrived
 }

@@ -86,9 +86,9 @@ func (s *State) firstWaiter(q *Queue, scope uint64) *located {
 	return at
 }
 
-func (s *State) waiter(q *Queue, scope uint64, w waiter) (*located, error) {
+func (ns *names) waiter(q *Queue, scope uint64, w waiter) (*located, error) {
 	at := &located{id: w.id, place: keys.Place{Range: keys.Blocked, Group: q.Number, At: scope}, indexed: true}
-	return at, s.decode(at, w.value)
+	return at, ns.decode(at, w.value)
 }
 
 // scanCursors knows, for some scopes, before which ID nobody waits any more, and which tasks wait

@@ -61,17 +61,17 @@ func settingsKey(queue string) []byte { return append([]byte{keys.Settings}, que
 
 // loadSettings reads the settings that the shard has stored.
 // REQUIRES: the counts are loaded.
-func (s *State) loadSettings() error {
-	return store.Scan(s.Store.DB(), keys.Settings, func(key, value []byte) error {
+func (ns *names) loadSettings() error {
+	return store.Scan(ns.Store.DB(), keys.Settings, func(key, value []byte) error {
 		c, err := ParseSettings(bytes.Clone(value))
 		if err != nil {
 			return fmt.Errorf("%w: settings of queue %q: %w", base.ErrCorrupt, key[1:], err)
 		}
 		if len(key) == 1 {
-			s.Given = c.Version
+			ns.Given = c.Version
 			return nil
 		}
-		s.applySettings(s.QueueNamed(string(key[1:])), c, false)
+		ns.applySettings(ns.QueueNamed(string(key[1:])), c, false)
 		return nil
 	})
 }
@@ -94,79 +94,79 @@ func ParseSettings(b []byte) (Configured, error) {
 
 // Adopt stores and applies settings of a queue that the first shard has sent, unless the shard has
 // newer ones.
-func (s *State) Adopt(queue string, value []byte) error {
+func (ns *names) Adopt(queue string, value []byte) error {
 	c, err := ParseSettings(value)
 	if err != nil {
 		return fmt.Errorf("settings of queue %q: %w", queue, err)
 	}
-	s.adopt(queue, c)
+	ns.adopt(queue, c)
 	return nil
 }
 
 // adopt stores and applies settings of a queue, unless the shard has newer ones.
-func (s *State) adopt(queue string, c Configured) {
-	if c.Version <= s.versionOf(queue) {
+func (ns *names) adopt(queue string, c Configured) {
+	if c.Version <= ns.versionOf(queue) {
 		return
 	}
-	s.Group.set(settingsKey(queue), c.Value)
-	s.applySettings(s.QueueNamed(queue), c, true)
+	ns.Group.set(settingsKey(queue), c.Value)
+	ns.applySettings(ns.QueueNamed(queue), c, true)
 }
 
 // versionOf returns the version that new settings of a queue have to exceed.
-func (s *State) versionOf(queue string) uint64 {
-	if q := s.Queues[queue]; q != nil && q.Version > 0 {
+func (ns *names) versionOf(queue string) uint64 {
+	if q := ns.Queues[queue]; q != nil && q.Version > 0 {
 		return q.Version
 	}
-	return s.Given
+	return ns.Given
 }
 
 // adoptSent is Adopt for a message of the first shard.
-func (s *State) adoptSent(queue string, value []byte) error {
+func (ns *names) adoptSent(queue string, value []byte) error {
 	v, err := keys.ParseSettings(value)
 	if err == nil && v.IsNone() {
-		s.removeSettings(queue, v)
+		ns.removeSettings(queue, v)
 		return nil
 	}
-	return s.Adopt(queue, value)
+	return ns.Adopt(queue, value)
 }
 
 // removeSettings removes the settings of a queue, unless they are newer than a version.
-func (s *State) removeSettings(queue string, none keys.SettingsValue) {
-	if q := s.Queues[queue]; q != nil {
+func (ns *names) removeSettings(queue string, none keys.SettingsValue) {
+	if q := ns.Queues[queue]; q != nil {
 		if q.Version > 0 && q.Version <= none.Version {
-			s.Group.delete(settingsKey(queue))
+			ns.Group.delete(settingsKey(queue))
 			q.Removed = none.Version
-			s.applySettings(q, unconfigured, true)
+			ns.applySettings(q, unconfigured, true)
 		}
 		if bytes.Equal(none.JSON, keys.QueueIsGone) {
 			q.changed = 0 // Info does not show it any more
 		}
-		s.Rest(q)
+		ns.Rest(q)
 	}
-	if none.Version > s.Given {
-		s.Given = none.Version
-		s.Group.set(keys.GivenKey(), keys.SettingsValue{Version: s.Given, JSON: keys.GivenSettings}.Append(nil))
+	if none.Version > ns.Given {
+		ns.Given = none.Version
+		ns.Group.set(keys.GivenKey(), keys.SettingsValue{Version: ns.Given, JSON: keys.GivenSettings}.Append(nil))
 	}
 }
 
 // applySettings makes the shard use settings of a queue. afterOpen is Reconfigured.AfterOpen.
-func (s *State) applySettings(q *Queue, c Configured, afterOpen bool) {
+func (ns *names) applySettings(q *Queue, c Configured, afterOpen bool) {
 	before := q.Settings
 	switch {
 	case q.Version == 0:
-		s.settled.add(q)
+		ns.settled.add(q)
 	case c.Version == 0:
-		s.settled.remove(q)
+		ns.settled.remove(q)
 	}
 	q.Configured = c
 	if afterOpen {
-		s.followRate(q, before)
+		ns.followRate(q, before)
 	}
-	s.renewWeights(q, before.TenantWeights)
+	ns.renewWeights(q, before.TenantWeights)
 	if before.ConcurrencyPerKey != c.Settings.ConcurrencyPerKey {
-		s.recheck(q)
+		ns.recheck(q)
 	}
-	s.Effects.Configured = append(s.Effects.Configured, Reconfigured{q, afterOpen})
+	ns.Effects.Configured = append(ns.Effects.Configured, Reconfigured{q, afterOpen})
 }
 
 // Settings are the settings of a queue.

@@ -3,7 +3,6 @@ package engine
 import (
 	"time"
 
-	"codeq/internal/container/chunked"
 	"codeq/internal/container/recent"
 	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
@@ -21,20 +20,14 @@ import (
 type State struct {
 	round
 
+	names
+
 	// ClockAge is for how long the store had had its clock of leases when it was loaded, as far as
 	// is known, ms; in a cluster only.
 	ClockAge uint64
 
-	Queues    map[string]*Queue
-	recent    *Queue               // the last one that known has found; nil: it has left memory
-	handles   chunked.List[int]    // handles that are free again
-	numbers   chunked.List[*Queue] // by number; 0 is never assigned; nil: not in memory
-	lanes     chunked.List[*Lane]  // by number; nil: not in memory
-	catalogue catalogue
-	leases    leaseTable
-	clock     leaseClock
-
-	ready ready.Tasks
+	leases leaseTable
+	clock  leaseClock
 
 	nextDue   dueCursor              // the first scheduled task that waits for a time of day
 	nextWait  dueCursor              // the first scheduled task that waits between attempts
@@ -42,14 +35,12 @@ type State struct {
 	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
 
 	recurring recurringTable
-	ungranted []*Queue // have a rate, and no last grant on disk
 	uniques   uniqueCache
 	turns     turnCache
 	pending   pendingCache
 	teller    teller
 	pins      pins
 	limits    limitTable
-	rechecks  []*recheck // queues whose limits have changed
 	wakeups   wakeupList // of blocked tasks that may go on
 	cursors   scanCursors
 	blocked   rangeReader
@@ -63,13 +54,7 @@ type State struct {
 	endings   endings
 	suspects  suspects
 
-	resting  []*Queue             // may no longer be needed
-	doubtful chunked.List[*Queue] // resting, and may have wakeups that are on disk only
-	settled  settledList
-	Given    uint64 // the largest version of settings that were removed
-	busy     int    // queues with unended tasks
-	arrived  uint64 // tasks that have come from other shards since Open
-	totals   totals
+	arrived uint64 // tasks that have come from other shards since Open
 
 	Interested KindSet // what any node wants to know; in a cluster only
 	Placement  string  // the node that is to lead, by hand; "": any; in a cluster only
@@ -121,11 +106,12 @@ type Reconfigured struct {
 	AfterOpen bool // the settings have changed after Open
 }
 
-func NewState(c Config, st *store.Store) State {
-	return State{
+// Init prepares a new State for Load. It must not be copied afterwards: its parts lead to each
+// other.
+func (s *State) Init(c Config, st *store.Store) {
+	*s = State{
 		round:     round{config: c, Store: st, Group: commitGroup{Batch: st.DB().NewBatch()}},
-		Queues:    make(map[string]*Queue),
-		catalogue: newCatalogue(c.SweepLanes),
+		names:     names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: rangeReader{prefix: keys.Daily}}},
 		nextDue:   nothingDue,
 		nextWait:  nothingDue,
 		nextFreed: nothingDue,
@@ -139,7 +125,6 @@ func NewState(c Config, st *store.Store) State {
 		blocked:   rangeReader{prefix: keys.Blocked},
 		children:  rangeReader{prefix: keys.Dependent},
 		dead:      rangeReader{prefix: keys.Dead},
-		totals:    totals{reader: rangeReader{prefix: keys.Daily}},
 	}
 }
 

@@ -51,8 +51,8 @@ func (s *State) deadlineOf(ls *lease) uint64 {
 }
 
 // CountsOf returns the number of a queue and its counts; ok: the queue is in memory.
-func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bool) {
-	q := s.Queues[queue]
+func (ns *names) CountsOf(queue string) (number uint32, counts keys.Counts, ok bool) {
+	q := ns.Queues[queue]
 	if q == nil {
 		return 0, counts, false
 	}
@@ -62,10 +62,10 @@ func (s *State) CountsOf(queue string) (number uint32, counts keys.Counts, ok bo
 // LanesBefore appends the lanes before the left-th that may have ready tasks, of at most so many
 // lanes, from the end, and returns how many are left. queue: "" for all. The last lane takes the
 // place of one that leaves memory: whoever goes from the end misses none.
-func (s *State) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
-	lanes := &s.lanes
+func (ns *names) LanesBefore(queue string, left, most int, dst []LaneRef) ([]LaneRef, int) {
+	lanes := &ns.lanes
 	if queue != "" {
-		q := s.Queues[queue]
+		q := ns.Queues[queue]
 		if q == nil {
 			return dst, 0
 		}
@@ -90,11 +90,11 @@ type QueueRef struct {
 }
 
 // QueuesBefore is LanesBefore for the queues whose counts are as has says.
-func (s *State) QueuesBefore(has func(*keys.Counts) bool, left, most int, dst []QueueRef) ([]QueueRef, int) {
-	left = min(left, s.numbers.Len())
+func (ns *names) QueuesBefore(has func(*keys.Counts) bool, left, most int, dst []QueueRef) ([]QueueRef, int) {
+	left = min(left, ns.numbers.Len())
 	first := max(0, left-most)
 	for i := first; i < left; i++ {
-		if q := s.numbers.At(i); q != nil && has(&q.Counts) {
+		if q := ns.numbers.At(i); q != nil && has(&q.Counts) {
 			dst = append(dst, QueueRef{q.Name, q.Number})
 		}
 	}
@@ -115,8 +115,8 @@ func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]
 
 // FirstReady returns a position at or before the first ready task of a lane; ok is false if no task
 // is ready.
-func (s *State) FirstReady(lane uint32) (pos ready.Pos, ok bool) {
-	if l := s.lanes.At(int(lane)); l != nil {
+func (ns *names) FirstReady(lane uint32) (pos ready.Pos, ok bool) {
+	if l := ns.lanes.At(int(lane)); l != nil {
 		pos, _, ok = l.tasks.First()
 	}
 	return pos, ok
@@ -138,13 +138,13 @@ type QueueCounts struct {
 
 // Counts appends the counts of the queues after a cursor, at most so many, and advances it.
 // more says that more queues follow.
-func (s *State) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
-	queues := &s.numbers
+func (ns *names) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []QueueCounts, more bool) {
+	queues := &ns.numbers
 	if p.Unnumbered {
-		queues = &s.settled.queues
+		queues = &ns.settled.queues
 	}
 	if p.Begun == 0 {
-		p.Begun = 1 + s.catalogue.seq
+		p.Begun = 1 + ns.catalogue.seq
 	}
 	end := min(p.Next+most, queues.Len())
 	for i := p.Next; i < end; i++ {
@@ -154,7 +154,7 @@ func (s *State) Counts(p *CountsCursor, most int, dst []QueueCounts) (_ []QueueC
 	}
 	p.Next, more = end, true
 	if end == queues.Len() {
-		more = !p.Unnumbered && s.settled.queues.Len() > 0
+		more = !p.Unnumbered && ns.settled.queues.Len() > 0
 		p.Unnumbered, p.Next = true, 0
 	}
 	return dst, more

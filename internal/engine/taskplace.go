@@ -9,23 +9,23 @@ import (
 // ID that says where.
 
 // placeFirst makes a task ready in its first place, a key that has not been written before.
-func (s *State) placeFirst(l *Lane, id keys.ID, rec []byte) {
+func (ns *names) placeFirst(l *Lane, id keys.ID, rec []byte) {
 	since := keys.SinceOf(keys.ID(id))
-	s.Group.setNew(l.number, since, id, rec)
-	s.offer(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
+	ns.Group.setNew(l.number, since, id, rec)
+	ns.offer(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
 }
 
 // place moves a task into its lane, at since.
-func (s *State) place(l *Lane, since uint64, id keys.ID, rec []byte) {
-	s.Group.setTask(l.number, since, id, rec)
+func (ns *names) place(l *Lane, since uint64, id keys.ID, rec []byte) {
+	ns.Group.setTask(l.number, since, id, rec)
 	p := keys.Place{Range: keys.Task, Group: l.number, At: since}
 	if isFirstPlace(l, since, id) {
-		s.unindex(id)
-		s.Group.put(id, l, p, rec)
+		ns.unindex(id)
+		ns.Group.put(id, l, p, rec)
 	} else {
-		s.setIndex(id, l, p, rec)
+		ns.setIndex(id, l, p, rec)
 	}
-	s.offer(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
+	ns.offer(l, ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: rec})
 }
 
 // isFirstPlace reports whether a task that is in a lane needs no index entry.
@@ -34,11 +34,11 @@ func isFirstPlace(l *Lane, since uint64, id keys.ID) bool {
 }
 
 // offer counts a task as ready and offers it to claims; its record is in the group.
-func (s *State) offer(l *Lane, it ready.Item) {
+func (ns *names) offer(l *Lane, it ready.Item) {
 	l.queue.Counts.Ready++
-	s.touch(l.queue)
-	s.ready.Add(&l.tasks, it)
-	s.feed(l.queue)
+	ns.touch(l.queue)
+	ns.ready.Add(&l.tasks, it)
+	ns.feed(l.queue)
 }
 
 // setIndex stores the place of a task that is not in its first place. The group keeps rec.

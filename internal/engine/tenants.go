@@ -42,7 +42,7 @@ func (s *State) Share(t tenantTable, suspects suspectTable) {
 }
 
 // renewWeights is called when the weights of a queue's tenants have changed.
-func (s *State) renewWeights(q *Queue, before map[string]int) {
+func (ns *names) renewWeights(q *Queue, before map[string]int) {
 	after := q.Settings.TenantWeights
 	if q.lanes.Len() == 0 || maps.Equal(before, after) {
 		return
@@ -51,7 +51,7 @@ func (s *State) renewWeights(q *Queue, before map[string]int) {
 		for tenant := range weights {
 			for p := range uint8(maxPriority + 1) {
 				if l := q.lane(tenant, p); l != nil {
-					s.ready.Weigh(&l.tasks, q.Settings.weight(tenant))
+					ns.ready.Weigh(&l.tasks, q.Settings.weight(tenant))
 				}
 			}
 		}

@@ -40,80 +40,80 @@ type totals struct {
 }
 
 // count counts what has happened to a task of a queue.
-func (s *State) count(q *Queue, kind EventKind) {
-	s.touch(q)
+func (ns *names) count(q *Queue, kind EventKind) {
+	ns.touch(q)
 	q.totals.All[kind-1]++
 	q.totals.OfDay[kind-1]++
 }
 
 // beginDay is called before the first change of a queue in a group if its totals are not those of
 // today: they may not be known yet.
-func (s *State) beginDay(q *Queue) {
+func (ns *names) beginDay(q *Queue) {
 	t := &q.totals
 	if t.Day == 0 {
-		s.recall(q)
+		ns.recall(q)
 	}
-	if t.Day >= s.totals.today {
+	if t.Day >= ns.totals.today {
 		return
 	}
 	if !q.filed && t.OfDay != (keys.Totals{}) {
-		s.file(q)
+		ns.file(q)
 	}
-	t.Day, t.OfDay = s.totals.today, keys.Totals{}
+	t.Day, t.OfDay = ns.totals.today, keys.Totals{}
 }
 
 // recall lets the totals of a queue that has come to memory go on from its last row.
-func (s *State) recall(q *Queue) {
+func (ns *names) recall(q *Queue) {
 	q.totals = keys.TotalsValue{}
-	if s.totals.rows {
-		q.totals = s.lastRow(q.Name)
+	if ns.totals.rows {
+		q.totals = ns.lastRow(q.Name)
 		q.filed = q.totals.Day != 0
 	}
-	delete(s.totals.absent, q.Name)
+	delete(ns.totals.absent, q.Name)
 }
 
 // absentCap is of how many queues that are not in memory the totals are.
 const absentCap = 1 << 14
 
 // readAbsent reads the totals of a queue that is not in memory, and remembers them.
-func (s *State) readAbsent(queue string) keys.Totals {
-	t := &s.totals
+func (ns *names) readAbsent(queue string) keys.Totals {
+	t := &ns.totals
 	if t.absent == nil || len(t.absent) >= absentCap {
 		t.absent = make(map[string]keys.Totals)
 	}
-	v := s.lastRow(queue)
+	v := ns.lastRow(queue)
 	t.absent[strings.Clone(queue)] = v.All
 	return v.All
 }
 
 // lastRow reads the last row of a queue; zero: it has none.
-func (s *State) lastRow(queue string) (v keys.TotalsValue) {
-	it, err := s.totals.reader.open(&s.round)
+func (ns *names) lastRow(queue string) (v keys.TotalsValue) {
+	it, err := ns.totals.reader.open(ns.round)
 	if err != nil {
-		s.Broken = err
+		ns.Broken = err
 		return v
 	}
 	lower, upper := keys.AppendTotals(nil, queue, 0), keys.AppendTotals(nil, queue, 1<<32-1)
 	if it.SeekLTWithLimit(upper, lower) != pebble.IterValid { // not beyond, where many may be deleted
-		s.noteRead(0)
+		ns.noteRead(0)
 		if err := it.Error(); err != nil {
-			s.Broken = store.Error(err)
+			ns.Broken = store.Error(err)
 		}
 		return v
 	}
-	if v, err = s.row(it); err != nil {
-		s.Broken = err
+	if v, err = ns.row(it); err != nil {
+		ns.Broken = err
 	}
 	return v
 }
 
 // row reads the row at which an iterator is.
-func (s *State) row(it *pebble.Iterator) (v keys.TotalsValue, err error) {
+func (ns *names) row(it *pebble.Iterator) (v keys.TotalsValue, err error) {
 	value, err := it.ValueAndErr()
 	if err != nil {
 		return v, store.Error(err)
 	}
-	s.noteRead(len(value))
+	ns.noteRead(len(value))
 	_, day, err := keys.ParseTotalsKey(it.Key())
 	if err == nil {
 		v, err = keys.ParseTotals(value)
@@ -128,55 +128,55 @@ func (s *State) row(it *pebble.Iterator) (v keys.TotalsValue, err error) {
 }
 
 // file writes the row of a queue's current day.
-func (s *State) file(q *Queue) {
-	s.Group.set(keys.AppendTotals(nil, q.Name, q.totals.Day), q.totals.Append(nil))
-	s.totals.rows, s.totals.written, s.totals.stay = true, true, true
+func (ns *names) file(q *Queue) {
+	ns.Group.set(keys.AppendTotals(nil, q.Name, q.totals.Day), q.totals.Append(nil))
+	ns.totals.rows, ns.totals.written, ns.totals.stay = true, true, true
 }
 
 // isFiled reports whether a queue may leave memory: nothing is counted, or a row has all of it.
 // Otherwise the queue is filed soon.
-func (s *State) isFiled(q *Queue) bool {
+func (ns *names) isFiled(q *Queue) bool {
 	if q.filed || q.totals.Day == 0 {
 		return true
 	}
 	q.resting = true
-	s.totals.leaving = append(s.totals.leaving, q)
+	ns.totals.leaving = append(ns.totals.leaving, q)
 	return false
 }
 
-func (s *State) keepTotalsIsDue() bool {
-	t := &s.totals
-	return len(t.leaving) > 0 || s.totalsAge()
+func (ns *names) keepTotalsIsDue() bool {
+	t := &ns.totals
+	return len(t.leaving) > 0 || ns.totalsAge()
 }
 
 // totalsAge reports whether rows may be too old.
-func (s *State) totalsAge() bool {
-	return s.totals.rows && s.totals.swept < s.totals.today && !s.config.Untimed
+func (ns *names) totalsAge() bool {
+	return ns.totals.rows && ns.totals.swept < ns.totals.today && !ns.config.Untimed
 }
 
 // keepTotals files the queues that are about to leave memory, and deletes rows that are too old.
-func (s *State) keepTotals() {
-	t := &s.totals
-	for len(t.leaving) > 0 && !s.Spent() {
+func (ns *names) keepTotals() {
+	t := &ns.totals
+	for len(t.leaving) > 0 && !ns.Spent() {
 		q := t.leaving[len(t.leaving)-1]
 		t.leaving = t.leaving[:len(t.leaving)-1]
-		if q.resting = false; s.isUnknown(q) {
-			s.file(q)
+		if q.resting = false; ns.isUnknown(q) {
+			ns.file(q)
 			q.filed = true
-			s.Group.delete(keys.AppendNumbered(nil, keys.Counters, q.Number))
-			s.Group.unclocked = true
+			ns.Group.delete(keys.AppendNumbered(nil, keys.Counters, q.Number))
+			ns.Group.unclocked = true
 		}
-		s.Rest(q)
+		ns.Rest(q)
 	}
-	if s.Broken == nil && s.totalsAge() && !s.Spent() {
-		s.Broken = s.sweepTotals()
+	if ns.Broken == nil && ns.totalsAge() && !ns.Spent() {
+		ns.Broken = ns.sweepTotals()
 	}
 }
 
 // sweepTotals deletes rows that are too old, as far as the budget goes. Once a day it reads all.
-func (s *State) sweepTotals() error {
-	t := &s.totals
-	it, err := t.reader.open(&s.round)
+func (ns *names) sweepTotals() error {
+	t := &ns.totals
+	it, err := t.reader.open(ns.round)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (s *State) sweepTotals() error {
 		t.stay = t.written
 	}
 	for valid := it.SeekGE(t.from); valid; valid = it.Next() {
-		if s.Spent() {
+		if ns.Spent() {
 			t.from = bytes.Clone(it.Key())
 			return nil
 		}
@@ -193,9 +193,9 @@ func (s *State) sweepTotals() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		s.noteRead(0)
+		ns.noteRead(0)
 		if day+TotalsDays <= t.today {
-			s.Group.delete(it.Key())
+			ns.Group.delete(it.Key())
 		} else {
 			t.stay = true
 		}
@@ -204,14 +204,14 @@ func (s *State) sweepTotals() error {
 		return store.Error(err)
 	}
 	t.from, t.swept, t.rows, t.absent = nil, t.today, t.stay || t.written, nil
-	s.Group.set([]byte{keys.Daily}, keys.AppendNumber(nil, uint64(t.today)))
+	ns.Group.set([]byte{keys.Daily}, keys.AppendNumber(nil, uint64(t.today)))
 	return nil
 }
 
 // loadTotals reads whether there are rows, and when they were swept.
-func (s *State) loadTotals() error {
-	t := &s.totals
-	value, err := store.Lookup(s.Store.DB(), []byte{keys.Daily})
+func (ns *names) loadTotals() error {
+	t := &ns.totals
+	value, err := store.Lookup(ns.Store.DB(), []byte{keys.Daily})
 	if err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func (s *State) loadTotals() error {
 		t.swept = uint32(day)
 	}
 	lower, upper := keys.TotalsRows()
-	return s.walk(lower, upper, func(*pebble.Iterator, int) (bool, error) {
+	return ns.walk(lower, upper, func(*pebble.Iterator, int) (bool, error) {
 		t.rows = true
 		return false, nil
 	})
@@ -231,34 +231,34 @@ func (s *State) loadTotals() error {
 
 // DaysOf appends the totals of a queue by day, in order: of the last TotalsDays days, those on
 // which something happened.
-func (s *State) DaysOf(queue string, dst []keys.TotalsValue) ([]keys.TotalsValue, Verdict) {
-	t := &s.totals
+func (ns *names) DaysOf(queue string, dst []keys.TotalsValue) ([]keys.TotalsValue, Verdict) {
+	t := &ns.totals
 	if t.written {
 		return dst, Again
 	}
 	first := max(t.today, TotalsDays) - TotalsDays + 1
 	if t.rows {
-		it, err := t.reader.open(&s.round)
+		it, err := t.reader.open(ns.round)
 		if err != nil {
-			s.Broken = err
+			ns.Broken = err
 			return dst, Decided
 		}
 		upper := keys.AppendTotals(nil, queue, 1<<32-1)
 		at := it.SeekGEWithLimit(keys.AppendTotals(nil, queue, first), upper)
 		for ; at == pebble.IterValid; at = it.NextWithLimit(upper) {
-			v, err := s.row(it)
+			v, err := ns.row(it)
 			if err != nil {
-				s.Broken = err
+				ns.Broken = err
 				return dst, Decided
 			}
 			dst = append(dst, v)
 		}
 		if err := it.Error(); err != nil {
-			s.Broken = store.Error(err)
+			ns.Broken = store.Error(err)
 			return dst, Decided
 		}
 	}
-	if q := s.Queues[queue]; q != nil && q.totals.Day >= first {
+	if q := ns.Queues[queue]; q != nil && q.totals.Day >= first {
 		if n := len(dst); n > 0 && dst[n-1].Day == q.totals.Day { // it has come back on the same day
 			dst = dst[:n-1]
 		}

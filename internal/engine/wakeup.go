@@ -216,8 +216,8 @@ func (s *State) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) 
 }
 
 // unblock removes a task from its scope, to move it elsewhere.
-func (s *State) unblock(at *located) {
-	s.Group.delete(at.place.AppendKey(nil, at.id))
+func (ns *names) unblock(at *located) {
+	ns.Group.delete(at.place.AppendKey(nil, at.id))
 	at.lane.queue.Counts.Blocked--
-	s.touch(at.lane.queue)
+	ns.touch(at.lane.queue)
 }

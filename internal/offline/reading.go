@@ -120,8 +120,9 @@ func (q *Queue) openShard(i int, c Config) error {
 	if err != nil {
 		return err
 	}
-	q.shards = append(q.shards, &shard{store: st, rules: engine.NewState(c.Rules(&q.dir.Manifest, i), st)})
+	q.shards = append(q.shards, &shard{store: st})
 	s := q.shards[i]
+	s.rules.Init(c.Rules(&q.dir.Manifest, i), st)
 	if err := st.Read(func() error { return q.identify(s, i) }); err != nil {
 		return err
 	}
