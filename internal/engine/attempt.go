@@ -62,8 +62,8 @@ func (s *State) finishAndKeep(ls *lease, retention int64, result []byte) error {
 }
 
 // finishAttempt reads the record of a leased task and adds the result of the attempt.
-func (s *State) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) {
-	rec, err := s.recordOf(ls)
+func (le *leases) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) {
+	rec, err := le.recordOf(ls)
 	if err != nil {
 		return rec, err
 	}
@@ -75,10 +75,10 @@ func (s *State) finishAttempt(ls *lease, end attemptEnd) (record.Record, error) 
 	if end.cause != "" {
 		rec.Error = record.Clip(end.cause, MaxCause)
 	}
-	if end.how == EventRetried && s.exhausted(&rec) {
+	if end.how == EventRetried && le.config.exhausted(&rec) {
 		end.how = EventDeadLettered
 	}
-	s.noteAttempt(ls, &rec, end)
+	le.noteAttempt(ls, &rec, end)
 	return rec, nil
 }
 
@@ -89,7 +89,7 @@ func (s *State) retry(ls *lease, cause string, wait int64) error {
 	if err != nil {
 		return err
 	}
-	if s.exhausted(&rec) {
+	if s.config.exhausted(&rec) {
 		s.toDeadLetter(ls, &rec)
 		return nil
 	}
@@ -102,15 +102,15 @@ func (s *State) retry(ls *lease, cause string, wait int64) error {
 }
 
 // exhausted reports whether a task has no attempt left.
-func (s *State) exhausted(rec *record.Record) bool {
-	return rec.Attempts >= s.maxAttempts(rec) || s.crashedTooOften(rec)
+func (c *Config) exhausted(rec *record.Record) bool {
+	return rec.Attempts >= c.maxAttempts(rec) || c.crashedTooOften(rec)
 }
 
-func (s *State) maxAttempts(rec *record.Record) uint32 {
+func (c *Config) maxAttempts(rec *record.Record) uint32 {
 	if rec.MaxAttempts != 0 {
 		return rec.MaxAttempts
 	}
-	return uint32(s.config.MaxAttempts)
+	return uint32(c.MaxAttempts)
 }
 
 // postpone returns a leased task that has to wait. Without a wait it becomes ready now, behind the
@@ -225,7 +225,7 @@ func (s *State) expire(ls *lease) {
 		return
 	}
 	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
-	if s.exhausted(&rec) {
+	if s.config.exhausted(&rec) {
 		rec.Suspect = false
 		s.toDeadLetter(ls, &rec)
 		return
@@ -261,9 +261,9 @@ func (s *State) endLease(ls *lease) {
 	s.leave(q, &ls.ties)
 }
 
-func (s *State) removeLease(ls *lease) {
-	s.leases.remove(ls)
-	s.ready.EndLease(&ls.lane.tasks, ls.since)
+func (le *leases) removeLease(ls *lease) {
+	le.remove(ls)
+	le.ready.EndLease(&ls.lane.tasks, ls.since)
 }
 
 // unlease ends a lease and removes the task from its lane, to move it elsewhere. A task in its
@@ -277,17 +277,17 @@ func (s *State) unlease(ls *lease) {
 
 // recordOf returns the record of a leased task. It is valid until the next lease is granted, or the
 // record is rewritten.
-func (s *State) recordOf(ls *lease) (record.Record, error) {
+func (le *leases) recordOf(ls *lease) (record.Record, error) {
 	var b []byte
 	var err error
 	if len(ls.copied) > 0 {
 		b = ls.copied
-	} else if t := s.Group.find(ls.id); t != nil {
+	} else if t := le.Group.find(ls.id); t != nil {
 		b = t.rec
 	} else {
-		s.scratch = keys.AppendTask(s.scratch[:0], ls.lane.number, ls.since, ls.id)
-		if b, err = s.read(s.scratch); err == nil && b == nil {
-			err = fmt.Errorf("%w: key %x is missing", base.ErrCorrupt, s.scratch)
+		le.scratch = keys.AppendTask(le.scratch[:0], ls.lane.number, ls.since, ls.id)
+		if b, err = le.read(le.scratch); err == nil && b == nil {
+			err = fmt.Errorf("%w: key %x is missing", base.ErrCorrupt, le.scratch)
 		}
 	}
 	if err != nil {
@@ -302,8 +302,8 @@ func (s *State) recordOf(ls *lease) (record.Record, error) {
 
 // isRewritten reports whether the group rewrites the record of a leased task, or adds children to
 // it.
-func (s *State) isRewritten(id keys.ID) bool {
-	g := &s.Group
+func (le *leases) isRewritten(id keys.ID) bool {
+	g := &le.Group
 	if len(g.changed)+len(g.parents) == 0 {
 		return false
 	}

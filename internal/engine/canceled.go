@@ -7,7 +7,7 @@ import (
 )
 
 // leaseLost is the error for a receipt that names no current lease.
-func (s *State) leaseLost(r Receipt) error { return LeaseLost(r, s.canceled.Has(r)) }
+func (le *leases) leaseLost(r Receipt) error { return LeaseLost(r, le.canceled.Has(r)) }
 
 func LeaseLost(r Receipt, canceled bool) error {
 	if canceled {

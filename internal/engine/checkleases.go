@@ -73,8 +73,8 @@ func (c *checker) leases() error {
 	if n := s.leases.wheel.Len(); n != len(s.leases.byID)+len(s.leases.orphans) {
 		c.report("%d deadlines for %d leases and %d orphans", n, len(s.leases.byID), len(s.leases.orphans))
 	}
-	if held != s.leases.held {
-		c.report("copies of records have %d bytes, counted are %d", held, s.leases.held)
+	if held != s.leases.copies {
+		c.report("copies of records have %d bytes, counted are %d", held, s.leases.copies)
 	}
 	for r, n := range live {
 		if r.live != n {
@@ -85,7 +85,7 @@ func (c *checker) leases() error {
 	for seq := range onDisk {
 		c.report("nothing refers to lease record %x", seq)
 	}
-	for _, l := range s.leases.free {
+	for _, l := range s.leases.ended {
 		if s.leases.byID[l.id] == l || l.expiry.Queued() {
 			c.report("lease of %s is in use and free", l.id)
 		}
@@ -119,7 +119,7 @@ func (c *checker) orphans() error {
 	for q := range queues {
 		c.report("queue %q is forgotten, and has orphans", q.Name)
 	}
-	for scope, held := range s.leases.turns {
+	for scope, held := range s.leases.heldTurns {
 		if held.orphans != turns[scope] {
 			c.report("group %x counts %d orphans of %d", scope, held.orphans, turns[scope])
 		}

@@ -12,7 +12,7 @@ import (
 
 // noteAttempt adds the attempt of a lease, which ends, to the record of its task, and what its
 // handler has said.
-func (s *State) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
+func (le *leases) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 	if ls.notes != nil {
 		rec.Notes = ls.notes
 	}
@@ -23,7 +23,7 @@ func (s *State) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 		}
 	}
 	start := keys.GrantedAt(ls.token)
-	a := record.Attempt{Number: ls.attempts, How: uint8(end.how), Start: start, End: max(start, s.stamp()), Worker: ls.worker}
+	a := record.Attempt{Number: ls.attempts, How: uint8(end.how), Start: start, End: max(start, le.stamp()), Worker: ls.worker}
 	if end.how != EventExpired || end.cause == causeCrash {
 		a.Error = end.cause
 	}
@@ -32,24 +32,24 @@ func (s *State) noteAttempt(ls *lease, rec *record.Record, end attemptEnd) {
 
 // Note lets a lease have what its handler says; it is written with the end of the attempt, if the
 // task stays, and lost with the memory of the shard before.
-func (s *State) Note(r Receipt, n *record.Notes) error {
-	ls := s.held(r)
+func (le *leases) Note(r Receipt, n *record.Notes) error {
+	ls := le.held(r)
 	if ls == nil {
-		return s.leaseLost(r)
+		return le.leaseLost(r)
 	}
 	if ls.notes == nil || n.At > ls.notes.At {
-		s.emitProgress(ls, n)
+		le.emitProgress(ls, n)
 	}
 	ls.notes = n
 	return nil
 }
 
-func (s *State) emitProgress(ls *lease, n *record.Notes) {
-	if n.At == 0 || s.Wanted>>EventProgress&1 == 0 {
+func (le *leases) emitProgress(ls *lease, n *record.Notes) {
+	if n.At == 0 || le.Wanted>>EventProgress&1 == 0 {
 		return
 	}
-	s.Effects.Events = append(s.Effects.Events, Event{
+	le.Effects.Events = append(le.Effects.Events, Event{
 		Kind: EventProgress, ID: ls.id, Queue: ls.lane.queue.Name, Tenant: ls.lane.Tenant, Attempt: ls.attempts,
-		Time: time.UnixMilli(int64(s.Wall)).UTC(), Progress: n,
+		Time: time.UnixMilli(int64(le.Wall)).UTC(), Progress: n,
 	})
 }

@@ -2,10 +2,26 @@ package engine
 
 import (
 	"codeq/internal/container/chunked"
+	"codeq/internal/container/recent"
 	"codeq/internal/container/wheel"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
+
+// leases holds the tasks that workers hold, and the clock by which leases end.
+type leases struct {
+	*round
+	*names
+
+	leaseTable
+	clock    leaseClock
+	canceled recent.Set[Receipt]
+	crashes  map[uint64]*processCrash // by process; in a cluster only
+
+	// ClockAge is for how long the store had had its clock of leases when it was loaded, as far as
+	// is known, ms; in a cluster only.
+	ClockAge uint64
+}
 
 // lease is a task that a worker holds.
 //
@@ -58,14 +74,14 @@ type leaseRecord struct {
 // leaseTable holds the leases of a shard, by task and by deadline. It is a cache of the lease
 // records, rebuilt by load.
 type leaseTable struct {
-	byID  map[keys.ID]*lease
-	all   chunked.List[*lease] // in no order: the last one takes the slot of a lease that ends
-	wheel *wheel.Wheel[*lease]
-	free  []*lease // ended leases, for reuse
-	held  int      // bytes of copied, of all leases in the table
+	byID   map[keys.ID]*lease
+	all    chunked.List[*lease] // in no order: the last one takes the slot of a lease that ends
+	wheel  *wheel.Wheel[*lease]
+	ended  []*lease // leases, for reuse
+	copies int      // bytes of copied, of all leases in the table
 
-	orphans map[Receipt]*lease
-	turns   map[uint64]heldTurn // by scope, of groups with orphans
+	orphans   map[Receipt]*lease
+	heldTurns map[uint64]heldTurn // by scope, of groups with orphans
 
 	spare []*leaseRecord
 }
@@ -80,11 +96,11 @@ const (
 
 // copyRecord keeps a copy of the current record of a lease's task.
 func (t *leaseTable) copyRecord(l *lease, rec []byte) {
-	t.held -= len(l.copied)
+	t.copies -= len(l.copied)
 	l.copied = l.copied[:0]
-	if len(rec) <= copyCap && t.held+len(rec) <= copiesCap {
+	if len(rec) <= copyCap && t.copies+len(rec) <= copiesCap {
 		l.copied = append(l.copied, rec...)
-		t.held += len(rec)
+		t.copies += len(rec)
 	}
 }
 
@@ -114,20 +130,20 @@ func (t *leaseTable) add(l *lease, deadline uint64) {
 // of newLease.
 func (t *leaseTable) remove(l *lease) {
 	delete(t.byID, l.id)
-	t.held -= len(l.copied)
+	t.copies -= len(l.copied)
 	if moved, ok := t.all.Remove(int(l.slot)); ok {
 		moved.slot = l.slot
 	}
 	t.wheel.Remove(&l.expiry)
-	if len(t.free) < freeLeases {
-		t.free = append(t.free, l)
+	if len(t.ended) < freeLeases {
+		t.ended = append(t.ended, l)
 	}
 }
 
 func (t *leaseTable) newLease() *lease {
-	if n := len(t.free); n > 0 {
-		l := t.free[n-1]
-		t.free = t.free[:n-1]
+	if n := len(t.ended); n > 0 {
+		l := t.ended[n-1]
+		t.ended = t.ended[:n-1]
 		*l = lease{copied: l.copied[:0]}
 		return l
 	}
@@ -146,9 +162,9 @@ func (t *leaseTable) newRecord() *leaseRecord {
 
 // held returns the lease that a receipt names, or nil if it is not valid. A lease is lost if its
 // deadline passed before the operation that is being decided arrived.
-func (s *State) held(r Receipt) *lease {
-	l := s.leases.byID[r.ID]
-	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= s.Judged {
+func (le *leases) held(r Receipt) *lease {
+	l := le.byID[r.ID]
+	if l == nil || l.token != r.Token || uint64(l.expiry.Deadline()) <= le.Judged {
 		return nil
 	}
 	return l
@@ -161,23 +177,23 @@ const recordLooks = 16
 // addToRecord adds a lease to a lease record of the group with its deadline, behind the record
 // that had the lease before: the later of two entries counts. The caller sets the token; 0 stands
 // for a new lease.
-func (s *State) addToRecord(l *lease, process, before uint64) {
-	deadline := s.Wall + l.duration
+func (le *leases) addToRecord(l *lease, process, before uint64) {
+	deadline := le.Wall + l.duration
 	var r *leaseRecord
-	for _, g := range s.Group.granted[max(0, len(s.Group.granted)-recordLooks):] {
+	for _, g := range le.Group.granted[max(0, len(le.Group.granted)-recordLooks):] {
 		if g.deadline == deadline && g.local == l.local && g.process == process && g.seq >= before {
 			r = g
 			break
 		}
 	}
 	if r == nil {
-		r = s.leases.newRecord()
-		r.seq, r.local, r.deadline, r.process = s.mint.next(), l.local, deadline, process
-		if s.config.Replicated {
-			r.ends = s.leaseClock() + l.duration
+		r = le.newRecord()
+		r.seq, r.local, r.deadline, r.process = le.mint.next(), l.local, deadline, process
+		if le.config.Replicated {
+			r.ends = le.leaseClock() + l.duration
 		}
 		r.value = keys.LeaseHeader{Local: l.local, Deadline: deadline, Ends: r.ends, Process: process}.Append(r.value)
-		s.Group.granted = append(s.Group.granted, r)
+		le.Group.granted = append(le.Group.granted, r)
 	}
 	if l.token == 0 {
 		l.token = r.seq
@@ -197,31 +213,31 @@ func (s *State) addToRecord(l *lease, process, before uint64) {
 
 // removeFromRecord removes a lease from its lease record, and deletes the record if no lease is
 // left in it.
-func (s *State) removeFromRecord(l *lease) {
+func (le *leases) removeFromRecord(l *lease) {
 	r := l.record
 	l.record = nil
 	r.live--
 	if r.live == 0 && r.written {
-		s.Group.finished = append(s.Group.finished, r.seq)
-		if len(s.leases.spare) < freeLeases/16 {
-			s.leases.spare = append(s.leases.spare, r)
+		le.Group.finished = append(le.Group.finished, r.seq)
+		if len(le.spare) < freeLeases/16 {
+			le.spare = append(le.spare, r)
 		}
 	}
 }
 
 // renew moves the deadline of a lease to d ms from now. For a local lease nothing is written if
 // nobody would read it: without a cluster, or while there is no room and no lease runs out.
-func (s *State) renew(l *lease, d uint64) {
-	s.leases.wheel.Remove(&l.expiry)
-	s.leases.wheel.Add(&l.expiry, int64(s.Now+d))
-	if l.local && !(s.config.Replicated && s.HasRoom(RoomScarce)) {
+func (le *leases) renew(l *lease, d uint64) {
+	le.wheel.Remove(&l.expiry)
+	le.wheel.Add(&l.expiry, int64(le.Now+d))
+	if l.local && !(le.config.Replicated && le.HasRoom(RoomScarce)) {
 		return
 	}
 	l.duration = d
 	before, process := l.record.seq, l.record.process
-	s.removeFromRecord(l)
-	s.addToRecord(l, process, before)
-	s.touch(l.lane.queue)
+	le.removeFromRecord(l)
+	le.addToRecord(l, process, before)
+	le.touch(l.lane.queue)
 }
 
 // keepLeases ends leases whose deadline has passed, and stores the clock of leases if it is time.

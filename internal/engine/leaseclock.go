@@ -49,14 +49,14 @@ type leaseClock struct {
 }
 
 // leaseClock returns the clock of leases, ms.
-func (s *State) leaseClock() uint64 { return s.Now + s.clock.ahead }
+func (le *leases) leaseClock() uint64 { return le.Now + le.clock.ahead }
 
 // loadLeaseClock continues the clock of leases.
-func (s *State) loadLeaseClock() error {
-	if !s.config.Replicated {
+func (le *leases) loadLeaseClock() error {
+	if !le.config.Replicated {
 		return nil
 	}
-	b, err := store.Lookup(s.Store.DB(), []byte{keys.LeaseTime})
+	b, err := store.Lookup(le.Store.DB(), []byte{keys.LeaseTime})
 	if err != nil {
 		return err
 	}
@@ -66,39 +66,39 @@ func (s *State) loadLeaseClock() error {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 	}
-	s.clock.stored = v.Clock
-	s.clock.ahead = s.clock.stored + min(s.ClockAge, leaseClockEvery) - s.Now
-	s.loadCrashes(v.Crashes)
+	le.clock.stored = v.Clock
+	le.clock.ahead = le.clock.stored + min(le.ClockAge, leaseClockEvery) - le.Now
+	le.loadCrashes(v.Crashes)
 	return nil
 }
 
 // left returns how long a lease of a replicated shard lasts that another leader has granted, ms.
-func (s *State) left(r *leaseRecord, duration uint64) uint64 {
+func (le *leases) left(r *leaseRecord, duration uint64) uint64 {
 	if r.ends == 0 { // the shard was not replicated
 		return duration
 	}
-	now := s.leaseClock()
+	now := le.leaseClock()
 	return min(max(r.ends, now+leaseGrace)-now, duration)
 }
 
 // leaseClockIsDue reports whether the clock of leases is to be stored. While there is no room it
 // stands still.
-func (s *State) leaseClockIsDue() bool {
-	c := &s.clock
-	return s.config.Replicated && s.leases.all.Len() > 0 && s.HasRoom(RoomScarce) &&
-		(!c.begun || c.stood != s.Uptime-s.Now || s.leaseClock()-c.stored >= leaseClockEvery)
+func (le *leases) leaseClockIsDue() bool {
+	c := &le.clock
+	return le.config.Replicated && le.all.Len() > 0 && le.HasRoom(RoomScarce) &&
+		(!c.begun || c.stood != le.Uptime-le.Now || le.leaseClock()-c.stored >= leaseClockEvery)
 }
 
 // storeLeaseClock stores the clock of leases if it is due.
-func (s *State) storeLeaseClock() {
-	if s.leaseClockIsDue() {
-		s.writeLeaseClock()
+func (le *leases) storeLeaseClock() {
+	if le.leaseClockIsDue() {
+		le.writeLeaseClock()
 	}
 }
 
 // writeLeaseClock stores the clock of leases, and the crashes that go by it.
-func (s *State) writeLeaseClock() {
-	s.clock.stored, s.clock.begun, s.clock.stood = s.leaseClock(), true, s.Uptime-s.Now
-	v := keys.LeaseTimeValue{Clock: s.clock.stored, Crashes: s.storedCrashes()}
-	s.Group.set([]byte{keys.LeaseTime}, v.Append(s.value[:0]))
+func (le *leases) writeLeaseClock() {
+	le.clock.stored, le.clock.begun, le.clock.stood = le.leaseClock(), true, le.Uptime-le.Now
+	v := keys.LeaseTimeValue{Clock: le.clock.stored, Crashes: le.storedCrashes()}
+	le.Group.set([]byte{keys.LeaseTime}, v.Append(le.value[:0]))
 }

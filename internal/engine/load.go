@@ -22,7 +22,7 @@ import (
 // are set.
 // REQUIRES: convert.Reconcile was called, if the shards may be of different moments.
 func (s *State) Load() error {
-	s.leases = newLeaseTable(s.Now)
+	s.leases.leaseTable = newLeaseTable(s.Now)
 	s.ready = ready.New(ready.Config{
 		Shards: s.config.Shards, WindowTasks: s.config.WindowTasks, WindowBytes: s.config.WindowBytes,
 		TrimBytes: s.config.TrimBytes, TrimLane: s.config.TrimLane, IdleLanes: s.config.IdleLanes,
@@ -49,6 +49,10 @@ func (s *State) Load() error {
 		s.loadLeases,
 		s.beginLanes,
 		s.loadTimes,
+		func() (err error) {
+			s.nextFreed, err = s.firstDue([]byte{keys.Freed}, keys.ParseFreed)
+			return err
+		},
 		s.loadBuckets,
 		s.loadCaches,
 		func() error { return s.loadOutbox(s.config.Shards) },
@@ -198,37 +202,34 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	return nil
 }
 
-// loadTimes finds the first scheduled tasks, and the idempotency key that becomes free first.
-func (s *State) loadTimes() error {
-	first := func(lower []byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
-		_, upper := keys.Range(lower[0])
-		c = nothingDue
-		err = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
-			at, name, err := parse(it.Key())
-			c.lower(at, name)
-			return false, err
-		})
-		return c, err
-	}
-	var err error
-	if s.nextDue, err = first([]byte{keys.Scheduled}, keys.ParseScheduled); err != nil {
+// loadTimes finds the first scheduled tasks.
+func (tm *times) loadTimes() (err error) {
+	if tm.nextDue, err = tm.firstDue([]byte{keys.Scheduled}, keys.ParseScheduled); err != nil {
 		return err
 	}
-	if s.nextWait = s.nextDue; s.periods.waits > s.nextDue.at {
-		s.nextWait, err = first(keys.AppendScheduled(nil, s.periods.waits, keys.ID{}), keys.ParseScheduled)
-		if err != nil {
-			return err
-		}
+	if tm.nextWait = tm.nextDue; tm.periods.waits > tm.nextDue.at {
+		tm.nextWait, err = tm.firstDue(keys.AppendScheduled(nil, tm.periods.waits, keys.ID{}), keys.ParseScheduled)
 	}
-	s.nextFreed, err = first([]byte{keys.Freed}, keys.ParseFreed)
 	return err
 }
 
+// firstDue returns where a range that is ordered by time begins, from a key on.
+func (r *round) firstDue(lower []byte, parse func([]byte) (uint64, [keys.IDLen]byte, error)) (c dueCursor, err error) {
+	_, upper := keys.Range(lower[0])
+	c = nothingDue
+	err = r.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		at, name, err := parse(it.Key())
+		c.lower(at, name)
+		return false, err
+	})
+	return c, err
+}
+
 // loadBuckets reads how many ended tasks are kept.
-func (s *State) loadBuckets() error {
-	return store.Scan(s.Store.DB(), keys.Buckets, func(key, value []byte) error {
+func (tm *times) loadBuckets() error {
+	return store.Scan(tm.Store.DB(), keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
-		q := s.numbers.At(int(number))
+		q := tm.numbers.At(int(number))
 		if err != nil || q == nil {
 			return fmt.Errorf("%w: bucket key %x is malformed, or has no queue", base.ErrCorrupt, key)
 		}
@@ -236,7 +237,7 @@ func (s *State) loadBuckets() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		s.bucket(q, bucketKey{prefix, until}).size = size
+		tm.bucket(q, bucketKey{prefix, until}).size = size
 		return nil
 	})
 }

@@ -38,11 +38,11 @@ func (s *State) isBehind(id keys.ID) bool {
 }
 
 // isMoving is isBehind for operations that do not end the task.
-func (s *State) isMoving(id keys.ID) bool {
-	if s.Group.hasChanged(id) && s.Group.find(id) == nil {
+func (le *leases) isMoving(id keys.ID) bool {
+	if le.Group.hasChanged(id) && le.Group.find(id) == nil {
 		return true
 	}
-	ls := s.leases.byID[id]
+	ls := le.byID[id]
 	return ls != nil && !ls.record.written
 }
 

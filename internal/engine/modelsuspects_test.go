@@ -61,7 +61,7 @@ func (m *model) crashes(expired []*modelTask) map[int]*crash {
 			}
 			continue
 		}
-		e := m.shards[t.shard].suspects.crashes[0]
+		e := m.shards[t.shard].crashes[0]
 		crashes[t.shard] = &e.crash
 		until := e.until + m.shards[t.shard].clock.ahead
 		if m.until[t.shard] == until { // the process has lost leases before

@@ -16,7 +16,7 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 		if l != nil && Rank(l.Priority) < rank {
 			return nil, false
 		}
-		if l == nil || q.Settings.ConcurrencyPerKey == 0 && len(s.leases.turns) == 0 {
+		if l == nil || q.Settings.ConcurrencyPerKey == 0 && len(s.leases.heldTurns) == 0 {
 			return l, pending
 		}
 		head, err := record.DecodeHead(l.tasks.FirstRecord())

@@ -21,20 +21,20 @@ type heldTurn struct {
 }
 
 // orphan makes an orphan of a lease that has just ended.
-func (s *State) orphan(ls *lease) {
-	t, q := &s.leases, ls.lane.queue
+func (le *leases) orphan(ls *lease) {
+	t, q := le, ls.lane.queue
 	o := &lease{id: ls.id, token: ls.token, lane: ls.lane, ties: ls.ties, goesOn: true}
 	o.expiry.Value = o
 	t.wheel.Add(&o.expiry, ls.expiry.Deadline())
 	if t.orphans == nil {
-		t.orphans, t.turns = make(map[Receipt]*lease), make(map[uint64]heldTurn)
+		t.orphans, t.heldTurns = make(map[Receipt]*lease), make(map[uint64]heldTurn)
 	}
 	t.orphans[o.receipt()] = o
 	q.Orphans++
 	if scope := o.ties.Group; scope != 0 {
-		held := t.turns[scope]
+		held := t.heldTurns[scope]
 		held.orphans++
-		t.turns[scope] = held
+		t.heldTurns[scope] = held
 	}
 }
 
@@ -53,10 +53,10 @@ func (s *State) endOrphan(o *lease) {
 	q.Orphans--
 	s.leave(q, &o.ties)
 	if scope := o.ties.Group; scope != 0 {
-		held := s.leases.turns[scope]
+		held := s.leases.heldTurns[scope]
 		if held.orphans--; held.orphans > 0 {
-			s.leases.turns[scope] = held
-		} else if delete(s.leases.turns, scope); held.wakes {
+			s.leases.heldTurns[scope] = held
+		} else if delete(s.leases.heldTurns, scope); held.wakes {
 			s.wake(q, scope, keys.ID{}, keys.WakeUp)
 		}
 	}
@@ -72,14 +72,14 @@ func (s *State) leave(q *Queue, ties *record.Ties) {
 }
 
 // isTurnHeld reports whether a group has an orphan.
-func (s *State) isTurnHeld(scope uint64) bool { return s.leases.turns[scope].orphans > 0 }
+func (le *leases) isTurnHeld(scope uint64) bool { return le.heldTurns[scope].orphans > 0 }
 
 // delaysWakeup reports whether a wakeup has to wait for the orphans of its group. It stays on disk.
-func (s *State) delaysWakeup(m wakeup) bool {
-	held, ok := s.leases.turns[m.scope]
+func (le *leases) delaysWakeup(m wakeup) bool {
+	held, ok := le.heldTurns[m.scope]
 	if ok {
 		held.wakes = true
-		s.leases.turns[m.scope] = held
+		le.heldTurns[m.scope] = held
 	}
 	return ok
 }

@@ -11,6 +11,20 @@ import (
 	"codeq/internal/store"
 )
 
+// mail is what the shard has to do with others: messages to and from shards, sessions of the nodes
+// whose calls it decides, and what nodes want to know.
+type mail struct {
+	*round
+
+	out       outbox
+	inbound   []uint64 // by shard, the last message taken
+	arrived   uint64   // messages with tasks that have come from other shards since Open
+	sessions  sessionTable
+	interests map[string]keys.InterestValue // by node; without kinds: it has given back what it wanted
+
+	Interested KindSet // what any node wants to know; in a cluster only
+}
+
 // outbox makes another shard do something exactly once. The message is stored in the commit of what
 // makes it necessary, numbered by receiver. The receiver stores the number of the last message of
 // each sender in the commit of what the message does, and ignores earlier numbers. Messages of one
@@ -41,26 +55,26 @@ type outbox struct {
 }
 
 // send stores a message to a shard.
-func (s *State) send(to int, m *keys.Message) {
-	seq := s.out.next[to]
-	s.out.next[to]++
-	s.out.ahead = true
-	s.out.waiting[to]++
-	s.out.due = true
-	s.Group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
+func (ml *mail) send(to int, m *keys.Message) {
+	seq := ml.out.next[to]
+	ml.out.next[to]++
+	ml.out.ahead = true
+	ml.out.waiting[to]++
+	ml.out.due = true
+	ml.Group.set(keys.AppendOutbound(nil, uint32(to), seq), m.Append(nil))
 }
 
 // loadOutbox finds the messages that were not deleted before the queue was closed. All of them are
 // sent: their receivers know which they have taken.
-func (s *State) loadOutbox(shards int) error {
-	s.out = outbox{
+func (ml *mail) loadOutbox(shards int) error {
+	ml.out = outbox{
 		next: make([]uint64, shards), stored: make([]uint64, shards), first: make([]uint64, shards),
 		taken: make([]uint64, shards), durable: make([]uint64, shards),
 		sending: make([]bool, shards), waiting: make([]uint64, shards),
 	}
-	s.inbound = make([]uint64, shards)
-	for prefix, numbers := range map[byte][]uint64{keys.Inbound: s.inbound, keys.Sent: s.out.stored} {
-		if err := store.Scan(s.Store.DB(), prefix, func(key, value []byte) error {
+	ml.inbound = make([]uint64, shards)
+	for prefix, numbers := range map[byte][]uint64{keys.Inbound: ml.inbound, keys.Sent: ml.out.stored} {
+		if err := store.Scan(ml.Store.DB(), prefix, func(key, value []byte) error {
 			n, err := keys.ParseNumbered(key)
 			if err == nil && int(n) < shards {
 				numbers[n], err = keys.ParseNumber(value)
@@ -73,24 +87,24 @@ func (s *State) loadOutbox(shards int) error {
 			return err
 		}
 	}
-	last := slices.Clone(s.out.stored)
-	if err := store.Scan(s.Store.DB(), keys.Outbound, func(key, _ []byte) error {
+	last := slices.Clone(ml.out.stored)
+	if err := store.Scan(ml.Store.DB(), keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
 		if err != nil || int(to) >= shards {
 			return fmt.Errorf("%w: malformed message key %x", base.ErrCorrupt, key)
 		}
-		if s.out.waiting[to] == 0 {
-			s.out.first[to] = seq
+		if ml.out.waiting[to] == 0 {
+			ml.out.first[to] = seq
 		}
 		last[to] = max(last[to], seq)
-		s.out.waiting[to]++
-		s.out.due = true
+		ml.out.waiting[to]++
+		ml.out.due = true
 		return nil
 	}); err != nil {
 		return err
 	}
 	for to, n := range last {
-		s.out.countFrom(to, n)
+		ml.out.countFrom(to, n)
 	}
 	return nil
 }
@@ -181,17 +195,17 @@ type Outgoing struct {
 
 // sendOut reads the stored messages, for the owner to send.
 // REQUIRES: the group has no messages, so that disk has them all.
-func (s *State) sendOut() {
-	s.out.due = false
-	for to := range s.out.next {
-		if s.out.sending[to] || s.out.waiting[to] == 0 {
+func (ml *mail) sendOut() {
+	ml.out.due = false
+	for to := range ml.out.next {
+		if ml.out.sending[to] || ml.out.waiting[to] == 0 {
 			continue
 		}
-		s.budget.begun = false // each receiver gets a message, whatever the others use up
+		ml.budget.begun = false // each receiver gets a message, whatever the others use up
 		p := Outgoing{To: to}
-		lower := keys.AppendOutbound(nil, uint32(to), s.out.taken[to]+1)
+		lower := keys.AppendOutbound(nil, uint32(to), ml.out.taken[to]+1)
 		upper := keys.AppendNumbered(nil, keys.Outbound, uint32(to)+1)
-		s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
+		ml.Broken = ml.walk(lower, upper, func(it *pebble.Iterator, n int) (bool, error) {
 			_, seq, err := keys.ParseOutbound(it.Key())
 			if err != nil {
 				return false, err
@@ -210,55 +224,55 @@ func (s *State) sendOut() {
 				return false, err
 			}
 			p.Messages = append(p.Messages, m)
-			return len(p.Messages) < BatchCap && !s.Spent(), nil
+			return len(p.Messages) < BatchCap && !ml.Spent(), nil
 		})
-		if s.Broken != nil {
+		if ml.Broken != nil {
 			return
 		}
 		if len(p.Messages) == 0 { // they are in this group
-			s.out.due = true
+			ml.out.due = true
 			continue
 		}
-		s.out.sending[to] = true
-		s.Effects.Outgoing = append(s.Effects.Outgoing, p)
+		ml.out.sending[to] = true
+		ml.Effects.Outgoing = append(ml.Effects.Outgoing, p)
 	}
 }
 
 // Untaken returns the number of the first message to a shard that may not have been taken, and of
 // the next one that will be sent: if they are equal, all have been.
-func (s *State) Untaken(to int) (first, next uint64) { return s.out.taken[to] + 1, s.out.next[to] }
+func (ml *mail) Untaken(to int) (first, next uint64) { return ml.out.taken[to] + 1, ml.out.next[to] }
 
-func (s *State) sendIsDue() bool { return s.out.due }
+func (ml *mail) sendIsDue() bool { return ml.out.due }
 
 // Confirmed notes that the receiver has taken the first n messages of those being sent; the others
 // are sent again.
-func (s *State) Confirmed(to int, first uint64, n int) {
-	s.out.taken[to] = max(s.out.taken[to], first+uint64(n)-1)
-	if s.out.waiting[to] -= uint64(n); s.out.waiting[to] == 0 { // there may be a gap before the next one
-		s.out.taken[to] = s.out.next[to] - 1
+func (ml *mail) Confirmed(to int, first uint64, n int) {
+	ml.out.taken[to] = max(ml.out.taken[to], first+uint64(n)-1)
+	if ml.out.waiting[to] -= uint64(n); ml.out.waiting[to] == 0 { // there may be a gap before the next one
+		ml.out.taken[to] = ml.out.next[to] - 1
 	}
-	s.out.sending[to] = false
-	s.out.due = s.out.due || s.out.waiting[to] > 0
-	s.out.over = s.out.over || s.out.first[to] < s.out.end(to)
+	ml.out.sending[to] = false
+	ml.out.due = ml.out.due || ml.out.waiting[to] > 0
+	ml.out.over = ml.out.over || ml.out.first[to] < ml.out.end(to)
 }
 
 // Durable notes that no power loss takes away what the messages up to a number have done in their
 // receiver, if it has taken them.
-func (s *State) Durable(to int, last uint64) {
-	s.out.durable[to] = max(s.out.durable[to], last)
-	s.forgetTaken()
+func (ml *mail) Durable(to int, last uint64) {
+	ml.out.durable[to] = max(ml.out.durable[to], last)
+	ml.forgetTaken()
 }
 
 // forgetTaken deletes the messages that are taken for good.
-func (s *State) forgetTaken() {
-	s.out.over = false
-	for to := range s.out.first {
-		for end := s.out.end(to); s.out.first[to] < end; s.out.first[to]++ {
-			if s.Spent() {
-				s.out.over = true
+func (ml *mail) forgetTaken() {
+	ml.out.over = false
+	for to := range ml.out.first {
+		for end := ml.out.end(to); ml.out.first[to] < end; ml.out.first[to]++ {
+			if ml.Spent() {
+				ml.out.over = true
 				return
 			}
-			s.Group.delete(keys.AppendOutbound(nil, uint32(to), s.out.first[to]))
+			ml.Group.delete(keys.AppendOutbound(nil, uint32(to), ml.out.first[to]))
 		}
 	}
 }
@@ -266,7 +280,7 @@ func (s *State) forgetTaken() {
 // end returns the number before which no message to a shard is needed any more.
 func (o *outbox) end(to int) uint64 { return min(o.taken[to], o.durable[to]) + 1 }
 
-func (s *State) forgetTakenIsDue() bool { return s.out.over }
+func (ml *mail) forgetTakenIsDue() bool { return ml.out.over }
 
 // TakeMessages does what messages of a shard say; first is the number of the first one. It returns
 // how many it has taken: fewer than all if the latest state of what the next one concerns is not on

@@ -101,27 +101,27 @@ func (r *round) loadPeriodClock() error {
 }
 
 // sealPeriodClock makes the group store the clock of periods.
-func (s *State) sealPeriodClock() {
-	c := &s.periods
+func (tm *times) sealPeriodClock() {
+	c := &tm.periods
 	made := c.made
 	c.made = false
-	if s.agrees() {
+	if tm.agrees() {
 		if made { // the minter may not have made a number for long
-			s.mint.clock = max(s.mint.clock, s.mint.time<<clockShift)
-			s.Group.unclocked = s.Group.unclocked || len(s.Group.Touched) == 0
+			tm.mint.clock = max(tm.mint.clock, tm.mint.time<<clockShift)
+			tm.Group.unclocked = tm.Group.unclocked || len(tm.Group.Touched) == 0
 		}
 		if c.stored != 0 {
 			c.stored = 0
-			s.Group.delete([]byte{keys.PeriodTime})
+			tm.Group.delete([]byte{keys.PeriodTime})
 		}
 		return
 	}
-	if c.stored != 0 && !made && c.now-c.stored < periodsEvery || s.Group.isEmpty() {
+	if c.stored != 0 && !made && c.now-c.stored < periodsEvery || tm.Group.isEmpty() {
 		return
 	}
 	c.stored = c.now
-	v := keys.PeriodTimeValue{Clock: c.now, Waits: min(s.nextWait.at, c.now)}
-	s.Group.set([]byte{keys.PeriodTime}, v.Append(s.value[:0]))
+	v := keys.PeriodTimeValue{Clock: c.now, Waits: min(tm.nextWait.at, c.now)}
+	tm.Group.set([]byte{keys.PeriodTime}, v.Append(tm.value[:0]))
 }
 
 // loadClockSets continues the list of how the wall clock was set.

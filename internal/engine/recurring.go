@@ -169,7 +169,7 @@ func (t *recurringTable) nextTick() uint64 {
 
 // NextTick returns the next tick of all schedules, which may be past; Never: there is none. Wall
 // clock, ms.
-func (s *State) NextTick() uint64 { return s.recurring.nextTick() }
+func (tm *times) NextTick() uint64 { return tm.recurring.nextTick() }
 
 // take returns the schedule whose turn it is, and removes it from waiting or late; nil: none is
 // due. The schedule that has waited longest for its turn gets it: one with a year of missed ticks
@@ -229,7 +229,7 @@ func (s *State) produceTicks() {
 	}
 }
 
-func (s *State) TicksAreDue() bool { return s.recurring.next() <= s.Wall }
+func (tm *times) TicksAreDue() bool { return tm.recurring.next() <= tm.Wall }
 
 // recur is a turn of a schedule: it produces tasks, and stores how far the schedule has come. It
 // returns false if a task has to wait for the next group.
@@ -276,23 +276,23 @@ func (s *State) produceTick(r *recurring, tick uint64, task []NewTask) (stored b
 
 // ticked notes that another shard has stored the task of a tick, unless the schedule has begun anew
 // since.
-func (s *State) ticked(name string, tick uint64) {
-	r := s.recurring.find(name)
+func (tm *times) ticked(name string, tick uint64) {
+	r := tm.recurring.find(name)
 	if r == nil || tick <= max(r.value.Start, r.value.Last) || tick > r.value.After {
 		return
 	}
 	r.value.Last = tick
-	s.storeRecurring(r)
+	tm.storeRecurring(r)
 }
 
-func (s *State) storeRecurring(r *recurring) {
-	s.Group.set(keys.AppendSchedule(nil, r.Name), r.value.Append(nil))
+func (tm *times) storeRecurring(r *recurring) {
+	tm.Group.set(keys.AppendSchedule(nil, r.Name), r.value.Append(nil))
 }
 
 // loadRecurring reads the schedules. A schedule whose ticks this process cannot compute does not
 // tick, but does not keep the queue from opening.
-func (s *State) loadRecurring() error {
-	return store.Scan(s.Store.DB(), keys.Schedule, func(key, value []byte) error {
+func (tm *times) loadRecurring() error {
+	return store.Scan(tm.Store.DB(), keys.Schedule, func(key, value []byte) error {
 		r, err := parseRecurring(key, bytes.Clone(value))
 		if err != nil {
 			return err
@@ -301,9 +301,9 @@ func (s *State) loadRecurring() error {
 			r.begin(times)
 		} else {
 			r.Err = err
-			s.Effects.Resting = append(s.Effects.Resting, r)
+			tm.Effects.Resting = append(tm.Effects.Resting, r)
 		}
-		s.recurring.put(r)
+		tm.recurring.put(r)
 		return nil
 	})
 }
@@ -375,12 +375,12 @@ func CheckSchedule(key, value []byte) (name string, err error) {
 }
 
 // SetSchedule stores a schedule; v has no position in time.
-func (s *State) SetSchedule(name string, v keys.ScheduleValue, times recurrence.Sequence) error {
-	old := s.recurring.find(name)
+func (tm *times) SetSchedule(name string, v keys.ScheduleValue, times recurrence.Sequence) error {
+	old := tm.recurring.find(name)
 	fresh := old == nil || v.Cron != old.value.Cron || v.Every != old.value.Every || v.TimeZone != old.value.TimeZone ||
-		old.isAhead(s.Wall)
+		old.isAhead(tm.Wall)
 	if fresh {
-		v.Start, v.After = s.Wall, s.Wall
+		v.Start, v.After = tm.Wall, tm.Wall
 	} else {
 		v.Start, v.After, v.Last = old.value.Start, old.value.After, old.value.Last
 	}
@@ -399,50 +399,50 @@ func (s *State) SetSchedule(name string, v keys.ScheduleValue, times recurrence.
 	if err != nil { // it was encoded just now
 		return err
 	}
-	if err := s.hasLanes(1); err != nil {
+	if err := tm.hasLanes(1); err != nil {
 		return err
 	}
 	// so that no tick lacks a lane
-	s.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
+	tm.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
 	r.begin(times)
-	s.recurring.put(r)
-	s.storeRecurring(r)
+	tm.recurring.put(r)
+	tm.storeRecurring(r)
 	return nil
 }
 
 // PauseSchedule stops the ticks of a schedule, or lets it go on with the first tick after now.
-func (s *State) PauseSchedule(name string, paused bool) error {
-	r := s.recurring.find(name)
+func (tm *times) PauseSchedule(name string, paused bool) error {
+	r := tm.recurring.find(name)
 	switch {
 	case r == nil:
 		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
-	case r.value.Paused == paused && (paused || !r.isAhead(s.Wall)):
+	case r.value.Paused == paused && (paused || !r.isAhead(tm.Wall)):
 		return nil
 	}
 	next := *r
 	next.value.Paused = paused
-	next.value.After = max(r.value.After, s.Wall)
-	if !paused && r.isAhead(s.Wall) {
-		next.value.Start, next.value.After, next.value.Last = s.Wall, s.Wall, 0
+	next.value.After = max(r.value.After, tm.Wall)
+	if !paused && r.isAhead(tm.Wall) {
+		next.value.Start, next.value.After, next.value.Last = tm.Wall, tm.Wall, 0
 		if next.value.Every != 0 {
-			next.times = recurrence.Every{Start: s.Wall, Interval: next.value.Every}
+			next.times = recurrence.Every{Start: tm.Wall, Interval: next.value.Every}
 		}
 	}
 	if next.place, next.next = -1, Never; r.Err == nil {
 		next.begin(next.times)
 	}
-	s.recurring.put(&next)
-	s.storeRecurring(&next)
+	tm.recurring.put(&next)
+	tm.storeRecurring(&next)
 	return nil
 }
 
 // DeleteSchedule removes a schedule.
-func (s *State) DeleteSchedule(name string) error {
-	if s.recurring.find(name) == nil {
+func (tm *times) DeleteSchedule(name string) error {
+	if tm.recurring.find(name) == nil {
 		return fmt.Errorf("%w: schedule %q", base.ErrNotFound, name)
 	}
-	s.recurring.remove(name)
-	s.Group.delete(keys.AppendSchedule(nil, name))
+	tm.recurring.remove(name)
+	tm.Group.delete(keys.AppendSchedule(nil, name))
 	return nil
 }
 
@@ -456,12 +456,12 @@ type ScheduleInfo struct {
 
 // Schedules visits the schedules after a name in the order of their names, until visit returns
 // false.
-func (s *State) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
-	from, found := s.recurring.search(after)
+func (tm *times) Schedules(after string, visit func(ScheduleInfo) (more bool)) {
+	from, found := tm.recurring.search(after)
 	if found {
 		from++
 	}
-	for _, r := range s.recurring.list[from:] {
+	for _, r := range tm.recurring.list[from:] {
 		if !visit(ScheduleInfo{r.Name, r.value, r.next, r.Err}) {
 			return
 		}

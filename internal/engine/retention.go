@@ -30,28 +30,28 @@ func (b *bucket) Spot() *int { return &b.place }
 
 // keep stores a task that has ended in the bucket that ends at until. Its record no longer says
 // that it holds a key.
-func (s *State) keep(q *Queue, prefix byte, id keys.ID, until uint64, ended keys.EndedValue, rec *record.Record) {
+func (tm *times) keep(q *Queue, prefix byte, id keys.ID, until uint64, ended keys.EndedValue, rec *record.Record) {
 	rec.Flags &^= record.HoldsKey
-	b := s.bucket(q, bucketKey{prefix, until})
-	s.scratch = keys.AppendGrouped(s.scratch[:0], prefix, q.Number, b.until, id)
-	s.Group.change(id)
-	s.Group.set(s.scratch, append(ended.Append(nil), rec.Encode()...))
-	s.resize(b, 1)
+	b := tm.bucket(q, bucketKey{prefix, until})
+	tm.scratch = keys.AppendGrouped(tm.scratch[:0], prefix, q.Number, b.until, id)
+	tm.Group.change(id)
+	tm.Group.set(tm.scratch, append(ended.Append(nil), rec.Encode()...))
+	tm.resize(b, 1)
 }
 
 // unkeep removes a kept task from its bucket.
-func (s *State) unkeep(at *located) {
-	s.Group.change(at.id)
-	s.Group.delete(at.place.AppendKey(nil, at.id))
-	s.resize(s.bucket(at.lane.queue, bucketKey{at.place.Range, at.place.At}), -1)
+func (tm *times) unkeep(at *located) {
+	tm.Group.change(at.id)
+	tm.Group.delete(at.place.AppendKey(nil, at.id))
+	tm.resize(tm.bucket(at.lane.queue, bucketKey{at.place.Range, at.place.At}), -1)
 }
 
-func (s *State) bucket(q *Queue, k bucketKey) *bucket {
+func (tm *times) bucket(q *Queue, k bucketKey) *bucket {
 	b := q.buckets[k]
 	if b == nil {
 		b = &bucket{queue: q, bucketKey: k, place: -1}
 		if k.until != keys.Forever {
-			s.expiries.Push(b)
+			tm.expiries.Push(b)
 		}
 		if q.buckets == nil {
 			q.buckets = make(map[bucketKey]*bucket)
@@ -61,13 +61,13 @@ func (s *State) bucket(q *Queue, k bucketKey) *bucket {
 	return b
 }
 
-func (s *State) resize(b *bucket, by int) {
+func (tm *times) resize(b *bucket, by int) {
 	b.size += uint64(by)
 	*b.queue.Counts.Ended(b.prefix) += uint64(by)
-	s.touch(b.queue)
+	tm.touch(b.queue)
 	if !b.touched {
 		b.touched = true
-		s.Group.buckets = append(s.Group.buckets, b)
+		tm.Group.buckets = append(tm.Group.buckets, b)
 	}
 }
 
@@ -85,34 +85,34 @@ func (b *bucket) seal(g *commitGroup) {
 
 // expireEnded deletes the buckets whose time has come.
 // REQUIRES: the group is empty.
-func (s *State) expireEnded() {
-	for s.past(s.expiries.Next()) && !s.Spent() {
-		b := s.expiries.Pop()
+func (tm *times) expireEnded() {
+	for tm.past(tm.expiries.Next()) && !tm.Spent() {
+		b := tm.expiries.Pop()
 		all := keys.AppendGroup(nil, b.prefix, b.queue.Number, b.until)
-		s.Group.deleteRange(all, keys.GroupEnd(all))
-		s.resize(b, -int(b.size))
+		tm.Group.deleteRange(all, keys.GroupEnd(all))
+		tm.resize(b, -int(b.size))
 	}
 }
 
-func (s *State) expireEndedIsDue() bool { return s.past(s.expiries.Next()) }
+func (tm *times) expireEndedIsDue() bool { return tm.past(tm.expiries.Next()) }
 
 // dropEmpty removes the buckets that the group has emptied from the heap.
-func (s *State) dropEmpty() {
-	for _, b := range s.Group.buckets {
+func (tm *times) dropEmpty() {
+	for _, b := range tm.Group.buckets {
 		if b.size == 0 {
-			s.expiries.Remove(b)
+			tm.expiries.Remove(b)
 		}
 	}
 }
 
 // retention returns how long a completed or canceled task is kept, in ms: as the task says, or else
 // its queue, or else the options.
-func (s *State) retention(q *Queue, task int64) int64 {
+func (tm *times) retention(q *Queue, task int64) int64 {
 	if task == 0 {
 		task = record.Retention(q.Settings.Retention)
 	}
 	if task == 0 {
-		task = record.Retention(s.config.Retention)
+		task = record.Retention(tm.config.Retention)
 	}
 	return task
 }

@@ -6,9 +6,22 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
 	"codeq/internal/record"
 )
+
+// times holds what happens because its time has come: scheduled tasks become ready, kept tasks are
+// deleted, and schedules tick.
+type times struct {
+	*round
+	*names
+
+	nextDue   dueCursor              // the first scheduled task that waits for a time of day
+	nextWait  dueCursor              // the first scheduled task that waits between attempts
+	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
+	recurring recurringTable
+}
 
 // dueCursor is where a range that is ordered by time begins: no entry lies before it. It is as
 // precise as a key, since many entries may have the same time, and tombstones lie before it.
@@ -44,9 +57,9 @@ func (c *dueCursor) raise(o dueCursor) {
 // gone. So each task is read at most twice, however many there are.
 
 // firstScheduled is where the range Scheduled begins.
-func (s *State) firstScheduled() dueCursor {
-	first := s.nextDue
-	first.lower(s.nextWait.at, s.nextWait.name)
+func (tm *times) firstScheduled() dueCursor {
+	first := tm.nextDue
+	first.lower(tm.nextWait.at, tm.nextWait.name)
 	return first
 }
 
@@ -110,4 +123,4 @@ func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 	return reached
 }
 
-func (s *State) promoteIsDue() bool { return s.nextDue.at <= s.Wall || s.past(s.nextWait.at) }
+func (tm *times) promoteIsDue() bool { return tm.nextDue.at <= tm.Wall || tm.past(tm.nextWait.at) }

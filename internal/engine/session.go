@@ -49,8 +49,8 @@ type sessionTable struct {
 }
 
 // Continues reports whether a call is of a session that goes on: it begins none.
-func (s *State) Continues(c *CallNumber) bool {
-	v := s.sessions.byNode[c.Node]
+func (ml *mail) Continues(c *CallNumber) bool {
+	v := ml.sessions.byNode[c.Node]
 	return v != nil && v.Life == c.Life && v.Gone == 0
 }
 
@@ -146,13 +146,13 @@ func (t *sessionTable) seal(g *commitGroup) {
 	t.changed = t.changed[:0]
 }
 
-func (s *State) loadSessions() error {
-	return store.Scan(s.Store.DB(), keys.Session, func(key, value []byte) error {
+func (ml *mail) loadSessions() error {
+	return store.Scan(ml.Store.DB(), keys.Session, func(key, value []byte) error {
 		v, err := keys.ParseSession(value)
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
-		s.sessions.put(string(key[1:]), &v)
+		ml.sessions.put(string(key[1:]), &v)
 		return nil
 	})
 }

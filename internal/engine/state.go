@@ -3,8 +3,6 @@ package engine
 import (
 	"time"
 
-	"codeq/internal/container/recent"
-	"codeq/internal/container/timeheap"
 	"codeq/internal/keys"
 	"codeq/internal/ready"
 	"codeq/internal/store"
@@ -22,42 +20,26 @@ type State struct {
 
 	names
 
-	// ClockAge is for how long the store had had its clock of leases when it was loaded, as far as
-	// is known, ms; in a cluster only.
-	ClockAge uint64
+	mail
+	leases
+	times
 
-	leases leaseTable
-	clock  leaseClock
-
-	nextDue   dueCursor              // the first scheduled task that waits for a time of day
-	nextWait  dueCursor              // the first scheduled task that waits between attempts
-	nextFreed dueCursor              // the first idempotency key to become free
-	expiries  timeheap.Heap[*bucket] // buckets of ended tasks
-
-	recurring recurringTable
 	uniques   uniqueCache
 	turns     turnCache
 	pending   pendingCache
 	teller    teller
 	pins      pins
 	limits    limitTable
+	nextFreed dueCursor  // the first idempotency key to become free
 	wakeups   wakeupList // of blocked tasks that may go on
 	cursors   scanCursors
 	blocked   rangeReader
 	children  rangeReader // tasks that wait for parents
 	dead      rangeReader
-	out       outbox
-	inbound   []uint64 // by shard, the last message taken
-	sessions  sessionTable
-	interests map[string]keys.InterestValue // by node; without kinds: it has given back what it wanted
-	canceled  recent.Set[Receipt]
 	endings   endings
 	suspects  suspects
 
-	arrived uint64 // tasks that have come from other shards since Open
-
-	Interested KindSet // what any node wants to know; in a cluster only
-	Placement  string  // the node that is to lead, by hand; "": any; in a cluster only
+	Placement string // the node that is to lead, by hand; "": any; in a cluster only
 
 	steps []upkeepDone
 }
@@ -112,8 +94,9 @@ func (s *State) Init(c Config, st *store.Store) {
 	*s = State{
 		round:     round{config: c, Store: st, Group: commitGroup{Batch: st.DB().NewBatch()}},
 		names:     names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: rangeReader{prefix: keys.Daily}}},
-		nextDue:   nothingDue,
-		nextWait:  nothingDue,
+		mail:      mail{round: &s.round},
+		leases:    leases{round: &s.round, names: &s.names},
+		times:     times{round: &s.round, names: &s.names, nextDue: nothingDue, nextWait: nothingDue},
 		nextFreed: nothingDue,
 		uniques:   newUniqueCache(),
 		turns:     newTurnCache(),

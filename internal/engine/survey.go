@@ -22,13 +22,13 @@ type LeasedTask struct {
 }
 
 // LeaseOf returns the lease of a task.
-func (s *State) LeaseOf(id keys.ID) (_ store.Lease, leased bool) {
-	ls := s.leases.byID[id]
+func (le *leases) LeaseOf(id keys.ID) (_ store.Lease, leased bool) {
+	ls := le.byID[id]
 	if ls == nil {
 		return store.Lease{}, false
 	}
 	e := keys.LeaseEntry{Since: ls.since, Leases: ls.leases, Attempts: ls.attempts, Token: ls.token, Worker: ls.worker}
-	return store.Lease{LeaseEntry: e, Deadline: s.deadlineOf(ls), Notes: ls.notes}, true
+	return store.Lease{LeaseEntry: e, Deadline: le.deadlineOf(ls), Notes: ls.notes}, true
 }
 
 // sameDeadline is by how much a deadline by the wall clock may differ from the stored one, ms: the
@@ -37,14 +37,14 @@ const sameDeadline = 2000
 
 // deadlineOf returns when a lease expires by the wall clock, ms: the stored deadline, unless that
 // cannot be, as the wall clock was set since, or is older, as renewals are not stored.
-func (s *State) deadlineOf(ls *lease) uint64 {
+func (le *leases) deadlineOf(ls *lease) uint64 {
 	stored := ls.record.deadline
-	if ls.over || s.Now == 0 { // the shard is only read, or was loaded right now
-		return min(stored, s.Wall+ls.duration)
+	if ls.over || le.Now == 0 { // the shard is only read, or was loaded right now
+		return min(stored, le.Wall+ls.duration)
 	}
-	at := s.Wall + uint64(ls.expiry.Deadline()) - min(s.Now, uint64(ls.expiry.Deadline()))
+	at := le.Wall + uint64(ls.expiry.Deadline()) - min(le.Now, uint64(ls.expiry.Deadline()))
 	same := max(at, stored)-min(at, stored) < sameDeadline
-	if can := s.Wall < stored && stored <= s.Wall+ls.duration+sameDeadline; same || can && (!ls.local || s.config.Replicated) {
+	if can := le.Wall < stored && stored <= le.Wall+ls.duration+sameDeadline; same || can && (!ls.local || le.config.Replicated) {
 		return stored
 	}
 	return at
@@ -102,11 +102,11 @@ func (ns *names) QueuesBefore(has func(*keys.Counts) bool, left, most int, dst [
 }
 
 // LeasedBefore is LanesBefore for leased tasks.
-func (s *State) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]LeasedTask, int) {
-	left = min(left, s.leases.all.Len())
+func (le *leases) LeasedBefore(queue string, left, most int, dst []LeasedTask) ([]LeasedTask, int) {
+	left = min(left, le.all.Len())
 	first := max(0, left-most)
 	for i := first; i < left; i++ {
-		if ls := s.leases.all.At(i); queue == "" || ls.lane.queue.Name == queue {
+		if ls := le.all.At(i); queue == "" || ls.lane.queue.Name == queue {
 			dst = append(dst, LeasedTask{LaneRef{ls.lane.number, ls.lane.LaneKey}, ls.since, ls.id})
 		}
 	}

@@ -42,10 +42,9 @@ type suspects struct {
 	clearing bool                 // those that wait are suspects no more; no lease is taken back meanwhile
 	beside   map[keys.ID]struct{} // tasks that were at work beside suspects in a crash, and have not ended an attempt since
 
-	last    *crash                   // of the process that had the shard before; nil: it has not crashed
-	atWork  map[uint64]int           // suspects that are leased, by process; in a cluster only
-	table   suspectTable             // likewise; nil: the shard counts alone
-	crashes map[uint64]*processCrash // by process; in a cluster only
+	last   *crash         // of the process that had the shard before; nil: it has not crashed
+	atWork map[uint64]int // suspects that are leased, by process; in a cluster only
+	table  suspectTable   // likewise; nil: the shard counts alone
 }
 
 // suspectStart is the start of a suspect. It ends with the attempt, when the task leaves its lane,
@@ -89,7 +88,7 @@ func (s *State) shareSuspects(t suspectTable) {
 	for process, n := range s.suspects.atWork {
 		t.SetAtWork(process, n)
 	}
-	for process, c := range s.suspects.crashes {
+	for process, c := range s.crashes {
 		t.Crashed(process, c.Suspects, c.Partial, c.until-min(s.Now, c.until))
 	}
 }
@@ -182,9 +181,9 @@ func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 		return nil, true
 	}
 	of, process := &s.suspects, ls.record.process
-	e := of.crashes[process]
+	e := s.crashes[process]
 	if e == nil || e.until < s.Now {
-		maps.DeleteFunc(of.crashes, func(_ uint64, old *processCrash) bool { return old.until < s.Now })
+		maps.DeleteFunc(s.crashes, func(_ uint64, old *processCrash) bool { return old.until < s.Now })
 		e = &processCrash{until: s.Now + 2*ls.duration}
 		if e.Suspects, e.Partial = of.atWork[process], process == 0; of.table != nil && process != 0 {
 			var left uint64
@@ -193,10 +192,10 @@ func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 			}
 			e.until = s.Now + left
 		}
-		if of.crashes == nil {
-			of.crashes = make(map[uint64]*processCrash)
+		if s.crashes == nil {
+			s.crashes = make(map[uint64]*processCrash)
 		}
-		of.crashes[process] = e
+		s.crashes[process] = e
 		s.writeLeaseClock()
 		s.Effects.Suspects.Anew = true
 		if of.clearing = e.Suspects > 0; of.clearing {
@@ -208,10 +207,10 @@ func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
 
 // storedCrashes returns the crashes that may have leases left, for the next leader: it would count
 // only the suspects whose leases it finds.
-func (s *State) storedCrashes() (stored []keys.CrashValue) {
-	for process, c := range s.suspects.crashes {
-		if c.until >= s.Now {
-			stored = append(stored, keys.CrashValue{Process: process, Until: c.until + s.clock.ahead, Suspects: uint64(c.Suspects), Partial: c.Partial})
+func (le *leases) storedCrashes() (stored []keys.CrashValue) {
+	for process, c := range le.crashes {
+		if c.until >= le.Now {
+			stored = append(stored, keys.CrashValue{Process: process, Until: c.until + le.clock.ahead, Suspects: uint64(c.Suspects), Partial: c.Partial})
 		}
 	}
 	slices.SortFunc(stored, func(a, b keys.CrashValue) int { return cmp.Compare(a.Process, b.Process) })
@@ -219,15 +218,15 @@ func (s *State) storedCrashes() (stored []keys.CrashValue) {
 }
 
 // loadCrashes goes on with the crashes that an earlier leader has decided.
-func (s *State) loadCrashes(stored []keys.CrashValue) {
+func (le *leases) loadCrashes(stored []keys.CrashValue) {
 	for _, c := range stored {
-		if c.Until < s.leaseClock() {
+		if c.Until < le.leaseClock() {
 			continue
 		}
-		if s.suspects.crashes == nil {
-			s.suspects.crashes = make(map[uint64]*processCrash)
+		if le.crashes == nil {
+			le.crashes = make(map[uint64]*processCrash)
 		}
-		s.suspects.crashes[c.Process] = &processCrash{crash{Suspects: int(c.Suspects), Partial: c.Partial}, c.Until - s.clock.ahead}
+		le.crashes[c.Process] = &processCrash{crash{Suspects: int(c.Suspects), Partial: c.Partial}, c.Until - le.clock.ahead}
 	}
 }
 
@@ -256,7 +255,7 @@ func (s *State) crash(ls *lease, c *crash) {
 	s.Effects.Suspects.Crashed++
 	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, causeCrash)
 	// what does not count as an attempt ends no task, though the process before has allowed more
-	if cost == costAttempt && s.exhausted(&rec) || s.crashedTooOften(&rec) {
+	if cost == costAttempt && s.config.exhausted(&rec) || s.config.crashedTooOften(&rec) {
 		rec.Suspect = false
 		s.toDeadLetter(ls, &rec)
 		return
@@ -559,6 +558,6 @@ func (s *State) nextPass() uint64 {
 }
 
 // crashedTooOften reports whether a task has been at work in too many crashes.
-func (s *State) crashedTooOften(rec *record.Record) bool {
-	return uint64(rec.Crashes) >= crashesPerAttempt*uint64(s.maxAttempts(rec))
+func (c *Config) crashedTooOften(rec *record.Record) bool {
+	return uint64(rec.Crashes) >= crashesPerAttempt*uint64(c.maxAttempts(rec))
 }

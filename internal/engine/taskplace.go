@@ -118,21 +118,21 @@ func (s *State) blockAgain(l *Lane, at *located, rec []byte) {
 }
 
 // schedule adds a task to those that wait for their time of day: due is RunAt of its record.
-func (s *State) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
-	s.addScheduled(l, id, due, rec)
-	s.nextDue.lower(due, id)
+func (tm *times) schedule(l *Lane, id keys.ID, due uint64, rec []byte) {
+	tm.addScheduled(l, id, due, rec)
+	tm.nextDue.lower(due, id)
 }
 
 // scheduleWait adds a task to those that wait between attempts, until a deadline.
-func (s *State) scheduleWait(l *Lane, id keys.ID, deadline uint64, rec []byte) {
-	s.addScheduled(l, id, deadline, rec)
-	s.nextWait.lower(deadline, id)
+func (tm *times) scheduleWait(l *Lane, id keys.ID, deadline uint64, rec []byte) {
+	tm.addScheduled(l, id, deadline, rec)
+	tm.nextWait.lower(deadline, id)
 }
 
-func (s *State) addScheduled(l *Lane, id keys.ID, due uint64, rec []byte) {
-	s.scratch = keys.AppendScheduled(s.scratch[:0], due, id)
-	s.Group.set(s.scratch, s.withLane(l, rec))
-	s.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
+func (tm *times) addScheduled(l *Lane, id keys.ID, due uint64, rec []byte) {
+	tm.scratch = keys.AppendScheduled(tm.scratch[:0], due, id)
+	tm.Group.set(tm.scratch, tm.withLane(l, rec))
+	tm.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
 	l.queue.Counts.Scheduled++
-	s.touch(l.queue)
+	tm.touch(l.queue)
 }

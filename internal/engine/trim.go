@@ -8,18 +8,18 @@ const (
 	TrimLane  = 256 << 10
 )
 
-func (s *State) trimIsDue() bool { return s.ready.TrimAt(s.Tight) <= s.Uptime }
+func (tm *times) trimIsDue() bool { return tm.ready.TrimAt(tm.Tight) <= tm.Uptime }
 
 // trim deletes by range what is dead in the ranges Task and Scheduled, before all other keys.
-func (s *State) trim() {
-	if !s.Group.Batch.Empty() || len(s.Group.tasks) > 0 { // load has put something into it
+func (tm *times) trim() {
+	if !tm.Group.Batch.Empty() || len(tm.Group.tasks) > 0 { // load has put something into it
 		return
 	}
 	_, end := keys.Range(keys.Scheduled)
-	if first := s.firstScheduled(); first != nothingDue {
+	if first := tm.firstScheduled(); first != nothingDue {
 		end = keys.AppendScheduled(nil, first.at, first.name)
 	}
-	if s.ready.Trim(s.Group.Batch, end, s.Spent) > 0 {
-		s.Group.Ranged, s.Group.Trimmed = true, true
+	if tm.ready.Trim(tm.Group.Batch, end, tm.Spent) > 0 {
+		tm.Group.Ranged, tm.Group.Trimmed = true, true
 	}
 }

@@ -118,15 +118,15 @@ func (s *State) freeKeysIsDue() bool { return s.past(s.nextFreed.at) }
 
 // lives reports whether a task has not ended.
 // REQUIRES: disk has the latest state of the task.
-func (s *State) lives(id keys.ID) (bool, error) {
-	if s.leases.byID[id] != nil {
+func (le *leases) lives(id keys.ID) (bool, error) {
+	if le.byID[id] != nil {
 		return true, nil
 	}
-	p, indexed, err := store.PlaceOf(s.Store.DB(), id)
+	p, indexed, err := store.PlaceOf(le.Store.DB(), id)
 	if err != nil || indexed {
 		return indexed, err
 	}
-	_, closer, err := s.Store.DB().Get(p.AppendKey(nil, id))
+	_, closer, err := le.Store.DB().Get(p.AppendKey(nil, id))
 	if errors.Is(err, pebble.ErrNotFound) {
 		return false, nil
 	}

@@ -154,12 +154,12 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 }
 
 // Extend moves the deadline of a lease to duration ms from now.
-func (s *State) Extend(r Receipt, duration uint64) error {
-	ls := s.held(r)
+func (le *leases) Extend(r Receipt, duration uint64) error {
+	ls := le.held(r)
 	if ls == nil {
-		return s.leaseLost(r)
+		return le.leaseLost(r)
 	}
-	s.renew(ls, duration)
+	le.renew(ls, duration)
 	return nil
 }
 
