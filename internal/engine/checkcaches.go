@@ -14,7 +14,7 @@ func (c *checker) caches() error {
 		checkCache(c, "idempotency key", &s.uniques),
 		checkCache(c, "group", &s.turns),
 		checkCache(c, "number of parents", &s.pending),
-		checkCache(c, "end being told", &s.teller.ends),
+		checkCache(c, "end being told", &s.notices.ends),
 		checkCache(c, "number of pins", &s.pins.counts),
 	)
 }

@@ -14,20 +14,20 @@ import (
 
 // takeTurn gives a task the turn of its group if nobody has it. A task that has it keeps it until
 // it ends, also while it waits for another attempt.
-func (s *State) takeTurn(scope uint64, id keys.ID) bool {
-	v, ok := s.turns.get(&s.round, scope)
+func (ti *ties) takeTurn(scope uint64, id keys.ID) bool {
+	v, ok := ti.turns.get(ti.round, scope)
 	switch {
 	case !ok:
-		s.turns.put(&s.round, scope, keys.GroupValue{Holder: id})
+		ti.turns.put(ti.round, scope, keys.GroupValue{Holder: id})
 		return true
 	case v.Holder == keys.ID(id):
 		return true
 	case !v.Waiting || v.Holder == keys.ID{}: // giveTurn checks for the change
 		if !v.Waiting {
-			s.cursors.begin(scope)
+			ti.cursors.begin(scope)
 		}
 		v.Waiting = true
-		s.turns.put(&s.round, scope, v)
+		ti.turns.put(ti.round, scope, v)
 	}
 	return false
 }
@@ -63,24 +63,24 @@ func (s *State) giveTurnTo(at *located, scope uint64, others bool) {
 
 // parkTurn makes a task wait that has the turn of its group, until the orphan has returned that it
 // has left.
-func (s *State) parkTurn(l *Lane, id keys.ID, rec *record.Record) {
-	s.turns.put(&s.round, rec.Group, keys.GroupValue{Holder: id, Waiting: true})
-	s.block(l, rec.Group, id, rec.Encode())
-	s.wake(l.queue, rec.Group, keys.ID{}, keys.WakeUp)
+func (ti *ties) parkTurn(l *Lane, id keys.ID, rec *record.Record) {
+	ti.turns.put(ti.round, rec.Group, keys.GroupValue{Holder: id, Waiting: true})
+	ti.block(l, rec.Group, id, rec.Encode())
+	ti.wake(l.queue, rec.Group, keys.ID{}, keys.WakeUp)
 }
 
 // unparkTurn lets a task go on that has the turn of its group, if it was parked.
-func (s *State) unparkTurn(q *Queue, scope uint64, id keys.ID) error {
-	if s.Group.hasChanged(id) {
+func (ti *ties) unparkTurn(q *Queue, scope uint64, id keys.ID) error {
+	if ti.Group.hasChanged(id) {
 		return nil
 	}
-	at, err := s.blockedIn(q, scope, id)
+	at, err := ti.blockedIn(q, scope, id)
 	if at == nil || err != nil {
 		return err
 	}
-	s.cursors.forget(scope)
-	s.unblock(at)
-	s.place(at.lane, keys.SinceOf(id), id, at.rec.Encode())
+	ti.cursors.forget(scope)
+	ti.unblock(at)
+	ti.place(at.lane, keys.SinceOf(id), id, at.rec.Encode())
 	return nil
 }
 

@@ -132,8 +132,8 @@ func (s *State) sendOn(tasks []NewTask, others []int, b *family) {
 }
 
 // fetchTies reads the holders of the idempotency keys, and of the turns of the groups, of a batch.
-func (s *State) fetchTies(tasks []NewTask) {
-	if len(tasks) < 2 || s.uniques.whole && s.turns.whole {
+func (ti *ties) fetchTies(tasks []NewTask) {
+	if len(tasks) < 2 || ti.uniques.whole && ti.turns.whole {
 		return
 	}
 	var uniques [][keys.UniqueLen]byte
@@ -143,20 +143,20 @@ func (s *State) fetchTies(tasks []NewTask) {
 		if t == nil || t.Twin >= 0 {
 			continue
 		}
-		if home, bound := tasks[i].Home(s.config.Shards); bound && home != s.config.Shard {
+		if home, bound := tasks[i].Home(ti.config.Shards); bound && home != ti.config.Shard {
 			continue
 		}
 		uniques = append(uniques, t.Unique)
-		if len(t.Parents) == 0 && tasks[i].RunAt <= s.Wall {
+		if len(t.Parents) == 0 && tasks[i].RunAt <= ti.Wall {
 			groups = append(groups, t.Group)
 		}
 	}
-	s.uniques.fetch(&s.round, uniques)
-	s.turns.fetch(&s.round, groups)
+	ti.uniques.fetch(ti.round, uniques)
+	ti.turns.fetch(ti.round, groups)
 }
 
 // canAdmit reports whether everything that admitAll looks up is on disk.
-func (s *State) canAdmit(tasks []NewTask) bool {
+func (ti *ties) canAdmit(tasks []NewTask) bool {
 	left := dependAtOnce
 	for i := range tasks {
 		t := tasks[i].Tied
@@ -164,14 +164,14 @@ func (s *State) canAdmit(tasks []NewTask) bool {
 			continue
 		}
 		if t.Flags&record.ReplaceWaiting != 0 {
-			id, taken := s.holder(t.Unique)
-			if taken && s.isHolderMoving(t.Unique, id) {
+			id, taken := ti.holder(t.Unique)
+			if taken && ti.isHolderMoving(t.Unique, id) {
 				return false
 			}
 		}
 		for _, p := range t.Parents {
-			if left > 0 && s.isOwn(p) {
-				if left--; s.isMoving(p) {
+			if left > 0 && ti.isOwn(p) {
+				if left--; ti.isMoving(p) {
 					return false
 				}
 			}
@@ -504,7 +504,7 @@ func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state T
 }
 
 // addChild notes that a task waits for a parent of this shard.
-func (s *State) addChild(parent, child keys.ID, how policy) {
-	s.Group.addChild(parent)
-	s.Group.set(keys.AppendDependent(nil, parent, child), []byte{byte(how.onDead())})
+func (ti *ties) addChild(parent, child keys.ID, how policy) {
+	ti.Group.addChild(parent)
+	ti.Group.set(keys.AppendDependent(nil, parent, child), []byte{byte(how.onDead())})
 }

@@ -89,9 +89,9 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 }
 
 // tieLease copies a task's ties to its lease.
-func (s *State) tieLease(ls *lease, head *record.Head) {
+func (ti *ties) tieLease(ls *lease, head *record.Head) {
 	ls.ties, ls.tied = head.Ties, head.Ties != record.Ties{}
 	if head.Limit != 0 {
-		s.limits.enter(head.Limit)
+		ti.limits.enter(head.Limit)
 	}
 }

@@ -251,7 +251,7 @@ func (s *State) keepLeases() {
 func (s *State) keepLeasesIsDue() bool { return s.leasesEnd(s.Reap) || s.leaseClockIsDue() }
 
 // leasesEnd reports whether leases may have a deadline that is not after a time.
-func (s *State) leasesEnd(at uint64) bool {
-	next, ok := s.leases.wheel.Next()
-	return ok && uint64(next) <= at && !s.isClearing()
+func (su *suspects) leasesEnd(at uint64) bool {
+	next, ok := su.leases.wheel.Next()
+	return ok && uint64(next) <= at && !su.isClearing()
 }

@@ -32,63 +32,63 @@ func (t limitTable) enter(scope uint64) { t.at(scope).leased++ }
 
 // mayLease reports whether the limit of its key and the turn of its group allow a task to be
 // leased.
-func (s *State) mayLease(q *Queue, head *record.Head) bool {
-	return !s.full(q, head.Limit) && !s.isTurnHeld(head.Group)
+func (ti *ties) mayLease(q *Queue, head *record.Head) bool {
+	return !ti.full(q, head.Limit) && !ti.isTurnHeld(head.Group)
 }
 
 // full reports whether no further task of a key may be leased.
-func (s *State) full(q *Queue, scope uint64) bool {
+func (ti *ties) full(q *Queue, scope uint64) bool {
 	limit := q.Settings.ConcurrencyPerKey
-	st := s.limits[scope]
+	st := ti.limits[scope]
 	return limit > 0 && st != nil && st.leased >= limit
 }
 
 // leaveLimit is called when a lease of a key ends.
-func (s *State) leaveLimit(q *Queue, scope uint64) {
-	st := s.limits[scope]
+func (ti *ties) leaveLimit(q *Queue, scope uint64) {
+	st := ti.limits[scope]
 	st.leased--
 	switch {
 	case st.parked:
-		s.wake(q, scope, keys.ID{}, keys.WakeUp)
+		ti.wake(q, scope, keys.ID{}, keys.WakeUp)
 	case st.leased == 0:
-		delete(s.limits, scope)
+		delete(ti.limits, scope)
 	}
 }
 
 // passLimit is called for a task that could be leased but will not be: another task of its key may
 // use its room.
-func (s *State) passLimit(q *Queue, scope uint64) {
-	if st := s.limits[scope]; st != nil && st.parked {
-		s.wake(q, scope, keys.ID{}, keys.WakeUp)
+func (ti *ties) passLimit(q *Queue, scope uint64) {
+	if st := ti.limits[scope]; st != nil && st.parked {
+		ti.wake(q, scope, keys.ID{}, keys.WakeUp)
 	}
 }
 
 // park makes the first task of a lane wait for room in the limit of its key, or for an orphan in
 // its group.
-func (s *State) park(l *Lane) {
+func (ti *ties) park(l *Lane) {
 	pos, _, _ := l.tasks.First()
 	b := l.tasks.FirstRecord()
 	rec, err := record.Decode(b)
 	if err != nil {
-		s.Broken = err
+		ti.Broken = err
 		return
 	}
-	s.ready.Remove(&l.tasks, pos, len(b))
-	s.removeTask(l.number, pos.Since, pos.ID, false)
+	ti.ready.Remove(&l.tasks, pos, len(b))
+	ti.removeTask(l.number, pos.Since, pos.ID, false)
 	l.queue.Counts.Ready--
 	rec.Rewritten = true
-	if s.isTurnHeld(rec.Group) {
-		s.parkTurn(l, pos.ID, &rec)
+	if ti.isTurnHeld(rec.Group) {
+		ti.parkTurn(l, pos.ID, &rec)
 		return
 	}
-	s.block(l, rec.Limit, pos.ID, rec.Encode())
-	s.limits[rec.Limit].parked = true
+	ti.block(l, rec.Limit, pos.ID, rec.Encode())
+	ti.limits[rec.Limit].parked = true
 }
 
 // fillLimit lets tasks that wait for room go on, as many as there is room for.
-func (s *State) fillLimit(q *Queue, scope uint64) error {
+func (ti *ties) fillLimit(q *Queue, scope uint64) error {
 	room := math.MaxInt
-	st := s.limits[scope]
+	st := ti.limits[scope]
 	if limit := q.Settings.ConcurrencyPerKey; limit > 0 {
 		room = limit
 		if st != nil {
@@ -96,30 +96,30 @@ func (s *State) fillLimit(q *Queue, scope uint64) error {
 		}
 	}
 	more, cut := false, false
-	err := s.waiting(q, scope, func(n int, at *located) bool {
+	err := ti.waiting(q, scope, func(n int, at *located) bool {
 		if n >= room {
 			more = true
 			return false
 		}
-		if cut = n > 0 && s.Spent(); cut { // its wakeup counted as a unit already
+		if cut = n > 0 && ti.Spent(); cut { // its wakeup counted as a unit already
 			return false
 		}
-		s.unblock(at)
-		s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+		ti.unblock(at)
+		ti.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
 		return true
 	})
 	if err != nil {
 		return err
 	}
 	if cut {
-		s.wake(q, scope, keys.ID{}, keys.WakeUp)
+		ti.wake(q, scope, keys.ID{}, keys.WakeUp)
 	}
 	switch {
 	case more || cut:
-		s.limits.at(scope).parked = true
+		ti.limits.at(scope).parked = true
 	case st != nil:
 		if st.parked = false; st.leased == 0 {
-			delete(s.limits, scope)
+			delete(ti.limits, scope)
 		}
 	}
 	return nil
@@ -156,16 +156,16 @@ func (s *State) recheckLimits() {
 }
 
 // recheckNext adds a wakeup for the next scope of a queue in which tasks wait.
-func (s *State) recheckNext(r *recheck) error {
+func (ti *ties) recheckNext(r *recheck) error {
 	from, upper := r.from, keys.GroupEnd(keys.AppendNumbered(nil, keys.Blocked, r.queue.Number))
 	r.from = nil
-	return s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+	return ti.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		_, scope, _, err := keys.ParseGrouped(it.Key())
 		if err != nil {
 			return false, err
 		}
 		if scope != 0 && scope&keys.GroupScopeBit == 0 && !keys.IsSuspectScope(scope) {
-			s.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
+			ti.wake(r.queue, scope, keys.ID{}, keys.WakeUp)
 		}
 		r.from = keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, r.queue.Number, scope))
 		return false, nil

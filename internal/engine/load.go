@@ -243,13 +243,13 @@ func (tm *times) loadBuckets() error {
 }
 
 // loadCaches reads the ties of tasks, as far as memory holds them.
-func (s *State) loadCaches() error {
-	for _, m := range s.caches() {
-		m.salt(s.config.Seed)
+func (ti *ties) loadCaches() error {
+	for _, m := range ti.caches() {
+		m.salt(ti.config.Seed)
 	}
-	err := errors.Join(s.teller.load(s.Store.DB()), s.pins.load(s.Store.DB()))
-	for _, m := range s.caches() {
-		err = errors.Join(err, m.load(s.Store.DB()))
+	err := errors.Join(ti.notices.load(ti.Store.DB()), ti.pins.load(ti.Store.DB()))
+	for _, m := range ti.caches() {
+		err = errors.Join(err, m.load(ti.Store.DB()))
 	}
 	return err
 }

@@ -39,36 +39,36 @@ func (le *leases) orphan(ls *lease) {
 }
 
 // returned is called when the handler of a lease that is lost has returned.
-func (s *State) returned(r Receipt) {
-	if o := s.leases.orphans[r]; o != nil {
-		s.leases.wheel.Remove(&o.expiry)
-		s.endOrphan(o)
+func (ti *ties) returned(r Receipt) {
+	if o := ti.leases.orphans[r]; o != nil {
+		ti.leases.wheel.Remove(&o.expiry)
+		ti.endOrphan(o)
 	}
 }
 
 // endOrphan ends an orphan: others may go on.
-func (s *State) endOrphan(o *lease) {
+func (ti *ties) endOrphan(o *lease) {
 	q := o.lane.queue
-	delete(s.leases.orphans, o.receipt())
+	delete(ti.leases.orphans, o.receipt())
 	q.Orphans--
-	s.leave(q, &o.ties)
+	ti.leave(q, &o.ties)
 	if scope := o.ties.Group; scope != 0 {
-		held := s.leases.heldTurns[scope]
+		held := ti.leases.heldTurns[scope]
 		if held.orphans--; held.orphans > 0 {
-			s.leases.heldTurns[scope] = held
-		} else if delete(s.leases.heldTurns, scope); held.wakes {
-			s.wake(q, scope, keys.ID{}, keys.WakeUp)
+			ti.leases.heldTurns[scope] = held
+		} else if delete(ti.leases.heldTurns, scope); held.wakes {
+			ti.wake(q, scope, keys.ID{}, keys.WakeUp)
 		}
 	}
-	s.Rest(q)
+	ti.Rest(q)
 }
 
 // leave is called when a lease has ended and no handler works on its task any more.
-func (s *State) leave(q *Queue, ties *record.Ties) {
+func (ti *ties) leave(q *Queue, ties *record.Ties) {
 	if ties.Limit != 0 {
-		s.leaveLimit(q, ties.Limit)
+		ti.leaveLimit(q, ties.Limit)
 	}
-	s.free(q)
+	ti.free(q)
 }
 
 // isTurnHeld reports whether a group has an orphan.

@@ -60,33 +60,33 @@ func (p *pins) load(r pebble.Reader) error {
 
 // pinForChildren keeps a completed task until its children know of its end, and have ended. It
 // returns the bucket in which the task lies until then.
-func (s *State) pinForChildren(parent keys.ID, until uint64) uint64 {
+func (ti *ties) pinForChildren(parent keys.ID, until uint64) uint64 {
 	if until == keys.Forever {
 		return until
 	}
-	s.pins.counts.put(&s.round, parent, keys.PinnedValue{Count: 1, Until: until})
+	ti.pins.counts.put(ti.round, parent, keys.PinnedValue{Count: 1, Until: until})
 	return keys.Forever
 }
 
 // allTold is called when all children of a task know that it has ended.
-func (s *State) allTold(parent keys.ID) {
-	if _, ok := s.pins.counts.get(&s.round, parent); ok {
-		s.send(s.config.Shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
+func (ti *ties) allTold(parent keys.ID) {
+	if _, ok := ti.pins.counts.get(ti.round, parent); ok {
+		ti.send(ti.config.Shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
 	}
 }
 
 // pinFor counts a child that is told of a parent, if the parent is pinned. It returns the outcome
 // to tell.
-func (s *State) pinFor(parent keys.ID, outcome byte) byte {
+func (ti *ties) pinFor(parent keys.ID, outcome byte) byte {
 	if outcome != parentDone {
 		return outcome
 	}
-	v, ok := s.pins.counts.get(&s.round, parent)
+	v, ok := ti.pins.counts.get(ti.round, parent)
 	if !ok {
 		return outcome
 	}
 	v.Count++
-	s.pins.counts.put(&s.round, parent, v)
+	ti.pins.counts.put(ti.round, parent, v)
 	return parentPinned
 }
 
@@ -102,32 +102,32 @@ func (s *State) repin(at *located) {
 }
 
 // pin notes that a child of this shard pins a parent.
-func (s *State) pin(parent, child keys.ID) {
-	s.pins.any = true
-	s.Group.set(keys.AppendPin(nil, child, parent), nil)
+func (ti *ties) pin(parent, child keys.ID) {
+	ti.pins.any = true
+	ti.Group.set(keys.AppendPin(nil, child, parent), nil)
 }
 
 // unpin tells the shard of a parent to count one pin less, and to keep the parent until a time at
 // least.
-func (s *State) unpin(parent keys.ID, until uint64) {
-	s.send(keys.ShardOf(parent, s.config.Shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
+func (ti *ties) unpin(parent keys.ID, until uint64) {
+	ti.send(keys.ShardOf(parent, ti.config.Shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
 }
 
 // releaseParents is called when a task with parents has ended. They are kept until a time at least.
 // Another group looks for those that the task pins: there may be thousands.
-func (s *State) releaseParents(child keys.ID, until uint64) {
-	if s.pins.any {
-		s.send(s.config.Shard, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
+func (ti *ties) releaseParents(child keys.ID, until uint64) {
+	if ti.pins.any {
+		ti.send(ti.config.Shard, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
 	}
 }
 
 // unpinParents releases the pins of a task that ended in an earlier group. It returns false if some
 // are left.
-func (s *State) unpinParents(child keys.ID, until uint64) bool {
+func (ti *ties) unpinParents(child keys.ID, until uint64) bool {
 	lower := keys.AppendPin(nil, child, keys.ID{})[:1+keys.IDLen]
 	all := true
-	err := s.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
-		if n > 0 && s.Spent() {
+	err := ti.walk(lower, keys.GroupEnd(lower), func(it *pebble.Iterator, n int) (bool, error) {
+		if n > 0 && ti.Spent() {
 			all = false
 			return false, nil
 		}
@@ -135,12 +135,12 @@ func (s *State) unpinParents(child keys.ID, until uint64) bool {
 		if err != nil {
 			return false, err
 		}
-		s.Group.delete(it.Key())
-		s.unpin(parent, until)
+		ti.Group.delete(it.Key())
+		ti.unpin(parent, until)
 		return true, nil
 	})
 	if err != nil {
-		s.Broken = err
+		ti.Broken = err
 	}
 	return all
 }

@@ -50,7 +50,7 @@ func (p Probe) Usage() Usage {
 	return Usage{
 		Read:  s.reading.entries,
 		Lanes: s.catalogue.loaded.Len(), Doubtful: s.doubtful.Len(), LaneSweeps: s.catalogue.swept,
-		Limits: len(s.limits), Telling: s.teller.count, Schedules: s.recurring.looked,
+		Limits: len(s.limits), Telling: s.notices.count, Schedules: s.recurring.looked,
 		Groups: usageOf(&s.turns), Uniques: usageOf(&s.uniques),
 		OutNext: slices.Clone(s.out.next), OutFirst: slices.Clone(s.out.first), OutStored: slices.Clone(s.out.stored),
 		OutWaiting: slices.Clone(s.out.waiting), Inbound: slices.Clone(s.inbound),
@@ -66,13 +66,13 @@ func MostUniques() int { m := newUniqueCache(); return m.most() }
 // again. It returns false if the group has changed entries.
 func (p Probe) ForgetCaches() bool {
 	s := p.s
-	if len(s.uniques.changed)+len(s.turns.changed)+len(s.pending.changed)+len(s.teller.ends.changed)+len(s.pins.counts.changed) > 0 {
+	if len(s.uniques.changed)+len(s.turns.changed)+len(s.pending.changed)+len(s.notices.ends.changed)+len(s.pins.counts.changed) > 0 {
 		return false
 	}
 	forgetCache(&s.uniques)
 	forgetCache(&s.turns)
 	forgetCache(&s.pending)
-	forgetCache(&s.teller.ends)
+	forgetCache(&s.notices.ends)
 	forgetCache(&s.pins.counts)
 	return true
 }

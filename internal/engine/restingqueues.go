@@ -50,7 +50,7 @@ func (s *State) forgetQueues() {
 }
 
 // hasDoubts reports whether doubtful queues can be checked now.
-func (s *State) hasDoubts() bool { return s.doubtful.Len() > 0 && !s.wakeups.onDisk }
+func (ti *ties) hasDoubts() bool { return ti.doubtful.Len() > 0 && !ti.wakeups.onDisk }
 
 // isUnknown reports whether the rules need nothing that memory has of a queue.
 func (ns *names) isUnknown(q *Queue) bool {

@@ -16,73 +16,73 @@ import (
 // waiting visits the tasks that wait in a scope, in the order of their IDs, until visit returns
 // false. REQUIRES: those for which it returns true are moved elsewhere in this group; the group has
 // changed nothing in the scope before.
-func (s *State) waiting(q *Queue, scope uint64, visit func(n int, at *located) bool) error {
-	f := s.cursors.at(scope)
+func (ti *ties) waiting(q *Queue, scope uint64, visit func(n int, at *located) bool) error {
+	f := ti.cursors.at(scope)
 	n := 0
 	for ; len(f.ahead) > 0; n++ {
-		at, err := s.waiter(q, scope, f.ahead[0])
+		at, err := ti.waiter(q, scope, f.ahead[0])
 		if err != nil {
 			return err
 		}
 		if !visit(n, at) {
 			return nil
 		}
-		s.cursors.pop(f)
+		ti.cursors.pop(f)
 	}
 	if f.all {
 		return nil
 	}
 	lower := keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, f.id)
 	upper := keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.Number, scope))
-	it, err := s.blocked.open(&s.round)
+	it, err := ti.blocked.open(ti.round)
 	if err != nil {
 		return err
 	}
 	ahead := false // the following tasks are not visited, but held for later
 	state := it.SeekGEWithLimit(lower, upper)
 	for ; state == pebble.IterValid; state = it.NextWithLimit(upper) {
-		w, err := s.blocked.waiter(&s.round)
+		w, err := ti.blocked.waiter(ti.round)
 		if err != nil {
 			return err
 		}
 		if !ahead {
-			at, err := s.waiter(q, scope, w)
+			at, err := ti.waiter(q, scope, w)
 			if err != nil {
 				return err
 			}
 			if visit(n, at) {
-				s.cursors.advance(f, after(w.id))
+				ti.cursors.advance(f, after(w.id))
 				n++
 				continue
 			}
-			s.cursors.advance(f, w.id)
+			ti.cursors.advance(f, w.id)
 			ahead = true
 		}
-		if !s.cursors.holdStored(f, w) {
+		if !ti.cursors.holdStored(f, w) {
 			return nil
 		}
 	}
 	if err := it.Error(); err != nil {
 		return store.Error(err)
 	}
-	s.cursors.end(f)
+	ti.cursors.end(f)
 	return nil
 }
 
 // firstWaiter removes the first task that waits in a scope from memory's list; nil: the list is
 // empty.
 // REQUIRES: the task is moved elsewhere in this group.
-func (s *State) firstWaiter(q *Queue, scope uint64) *located {
-	f := s.cursors.byScope[scope]
+func (ti *ties) firstWaiter(q *Queue, scope uint64) *located {
+	f := ti.cursors.byScope[scope]
 	if f == nil || len(f.ahead) == 0 {
 		return nil
 	}
-	at, err := s.waiter(q, scope, f.ahead[0])
+	at, err := ti.waiter(q, scope, f.ahead[0])
 	if err != nil {
-		s.Broken = err
+		ti.Broken = err
 		return nil
 	}
-	s.cursors.pop(f)
+	ti.cursors.pop(f)
 	return at
 }
 

@@ -24,20 +24,11 @@ type State struct {
 	leases
 	times
 
-	uniques   uniqueCache
-	turns     turnCache
-	pending   pendingCache
-	teller    teller
-	pins      pins
-	limits    limitTable
-	nextFreed dueCursor  // the first idempotency key to become free
-	wakeups   wakeupList // of blocked tasks that may go on
-	cursors   scanCursors
-	blocked   rangeReader
-	children  rangeReader // tasks that wait for parents
-	dead      rangeReader
-	endings   endings
-	suspects  suspects
+	ties
+	suspects
+
+	dead    rangeReader
+	endings endings
 
 	Placement string // the node that is to lead, by hand; "": any; in a cluster only
 
@@ -92,22 +83,14 @@ type Reconfigured struct {
 // other.
 func (s *State) Init(c Config, st *store.Store) {
 	*s = State{
-		round:     round{config: c, Store: st, Group: commitGroup{Batch: st.DB().NewBatch()}},
-		names:     names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: rangeReader{prefix: keys.Daily}}},
-		mail:      mail{round: &s.round},
-		leases:    leases{round: &s.round, names: &s.names},
-		times:     times{round: &s.round, names: &s.names, nextDue: nothingDue, nextWait: nothingDue},
-		nextFreed: nothingDue,
-		uniques:   newUniqueCache(),
-		turns:     newTurnCache(),
-		pending:   newPendingCache(),
-		teller:    newTeller(),
-		pins:      newPins(),
-		limits:    make(limitTable),
-		cursors:   scanCursors{group: 1},
-		blocked:   rangeReader{prefix: keys.Blocked},
-		children:  rangeReader{prefix: keys.Dependent},
-		dead:      rangeReader{prefix: keys.Dead},
+		round:    round{config: c, Store: st, Group: commitGroup{Batch: st.DB().NewBatch()}},
+		names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: rangeReader{prefix: keys.Daily}}},
+		mail:     mail{round: &s.round},
+		leases:   leases{round: &s.round, names: &s.names},
+		times:    times{round: &s.round, names: &s.names, nextDue: nothingDue, nextWait: nothingDue},
+		ties:     newTies(&s.round, &s.names, &s.mail, &s.leases),
+		suspects: suspects{round: &s.round, names: &s.names, leases: &s.leases, ties: &s.ties},
+		dead:     rangeReader{prefix: keys.Dead},
 	}
 }
 

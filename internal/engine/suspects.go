@@ -35,6 +35,11 @@ import (
 
 // suspects is the memory of the suspects of a shard. Their records say that they are.
 type suspects struct {
+	*round
+	*names
+	*leases
+	*ties
+
 	queues   []*Queue // some may wait there
 	unread   []*Queue // perhaps there, too: findSuspects looks
 	started  map[keys.ID]suspectStart
@@ -83,13 +88,13 @@ type suspectTable interface {
 }
 
 // shareSuspects begins to count the suspects at work in a table of all shards of the process.
-func (s *State) shareSuspects(t suspectTable) {
-	s.suspects.table = t
-	for process, n := range s.suspects.atWork {
+func (su *suspects) shareSuspects(t suspectTable) {
+	su.table = t
+	for process, n := range su.atWork {
 		t.SetAtWork(process, n)
 	}
-	for process, c := range s.crashes {
-		t.Crashed(process, c.Suspects, c.Partial, c.until-min(s.Now, c.until))
+	for process, c := range su.crashes {
+		t.Crashed(process, c.Suspects, c.Partial, c.until-min(su.Now, c.until))
 	}
 }
 
@@ -137,9 +142,9 @@ func costOfCrash(c *crash, suspect, counted bool) (cost crashCost, suspected boo
 // AtWork says that the process that had the shard before has died, and returns what was at work
 // there. Before the first group, the caller sets Suspects to the number of all shards.
 // REQUIRES: Load, and no group since.
-func (s *State) AtWork() *crash {
+func (su *suspects) AtWork() *crash {
 	c := new(crash)
-	for _, ls := range s.leases.all.All() {
+	for _, ls := range su.leases.all.All() {
 		if ls.over && ls.local {
 			c.Tasks++
 			if ls.suspect {
@@ -147,20 +152,20 @@ func (s *State) AtWork() *crash {
 			}
 		}
 	}
-	for _, q := range s.Queues {
+	for _, q := range su.Queues {
 		c.Others = c.Others || q.Counts.Ready > 0
 	}
-	s.suspects.last, s.suspects.clearing = c, true
+	su.last, su.clearing = c, true
 	return c
 }
 
 // CrashIsOver reports whether all tasks of the process that AtWork was told of have been taken
 // back.
-func (s *State) CrashIsOver() bool {
-	if s.suspects.last == nil {
+func (su *suspects) CrashIsOver() bool {
+	if su.last == nil {
 		return true
 	}
-	for _, ls := range s.leases.all.All() {
+	for _, ls := range su.leases.all.All() {
 		if ls.over && ls.local {
 			return false
 		}
@@ -171,33 +176,33 @@ func (s *State) CrashIsOver() bool {
 // crashOf returns the crash that has ended a lease; nil: the lease has expired without one. In a
 // cluster, a lease of Run that was not renewed stands for a process that is gone. If ok is false,
 // more is known of the crash in a moment.
-func (s *State) crashOf(ls *lease) (c *crash, ok bool) {
+func (su *suspects) crashOf(ls *lease) (c *crash, ok bool) {
 	switch {
 	case !ls.local:
 		return nil, true
 	case ls.over:
-		return s.suspects.last, true
-	case !s.config.Replicated || !ls.handled:
+		return su.last, true
+	case !su.config.Replicated || !ls.handled:
 		return nil, true
 	}
-	of, process := &s.suspects, ls.record.process
-	e := s.crashes[process]
-	if e == nil || e.until < s.Now {
-		maps.DeleteFunc(s.crashes, func(_ uint64, old *processCrash) bool { return old.until < s.Now })
-		e = &processCrash{until: s.Now + 2*ls.duration}
+	of, process := su, ls.record.process
+	e := su.crashes[process]
+	if e == nil || e.until < su.Now {
+		maps.DeleteFunc(su.crashes, func(_ uint64, old *processCrash) bool { return old.until < su.Now })
+		e = &processCrash{until: su.Now + 2*ls.duration}
 		if e.Suspects, e.Partial = of.atWork[process], process == 0; of.table != nil && process != 0 {
 			var left uint64
 			if e.Suspects, e.Partial, left, ok = of.table.Crash(process, 2*ls.duration); !ok {
 				return nil, false
 			}
-			e.until = s.Now + left
+			e.until = su.Now + left
 		}
-		if s.crashes == nil {
-			s.crashes = make(map[uint64]*processCrash)
+		if su.crashes == nil {
+			su.crashes = make(map[uint64]*processCrash)
 		}
-		s.crashes[process] = e
-		s.writeLeaseClock()
-		s.Effects.Suspects.Anew = true
+		su.crashes[process] = e
+		su.writeLeaseClock()
+		su.Effects.Suspects.Anew = true
 		if of.clearing = e.Suspects > 0; of.clearing {
 			of.unread = append(of.unread, of.queues...)
 		}
@@ -232,9 +237,9 @@ func (le *leases) loadCrashes(stored []keys.CrashValue) {
 
 // isClearing reports whether leases wait to be taken back until suspects are cleared. Without room
 // for that those that wait stay suspects, since leases end on a fuller disk, too.
-func (s *State) isClearing() bool {
-	c := &s.suspects
-	c.clearing = c.clearing && s.HasRoom(RoomLow) && (c.last == nil || c.last.Suspects > 0) && len(c.unread)+len(c.queues) > 0
+func (su *suspects) isClearing() bool {
+	c := su
+	c.clearing = c.clearing && su.HasRoom(RoomLow) && (c.last == nil || c.last.Suspects > 0) && len(c.unread)+len(c.queues) > 0
 	return c.clearing
 }
 
@@ -269,33 +274,33 @@ func (s *State) crash(ls *lease, c *crash) {
 const causeCrash = "the process died"
 
 // hold makes a suspect wait that would be ready otherwise. It keeps the turn of its group.
-func (s *State) hold(l *Lane, id keys.ID, leases uint32, rec []byte) {
+func (su *suspects) hold(l *Lane, id keys.ID, leases uint32, rec []byte) {
 	part := keys.SuspectPartOf(id, leases)
-	s.block(l, keys.SuspectScope(l.queue.Name, part), id, rec)
-	l.queue.heldIn = s.begun
-	s.noteSuspects(l.queue, part)
+	su.block(l, keys.SuspectScope(l.queue.Name, part), id, rec)
+	l.queue.heldIn = su.begun
+	su.noteSuspects(l.queue, part)
 }
 
 // noteSuspects notes that suspects may wait in a scope of a queue, for claims, or to be cleared.
-func (s *State) noteSuspects(q *Queue, part int) {
+func (su *suspects) noteSuspects(q *Queue, part int) {
 	if q.Suspects == 0 {
-		s.suspects.queues = append(s.suspects.queues, q)
+		su.queues = append(su.queues, q)
 	}
 	q.Suspects |= 1 << part
-	if s.isClearing() {
-		s.wakeSuspects(q)
+	if su.isClearing() {
+		su.wakeSuspects(q)
 		return
 	}
-	s.feed(q)
+	su.feed(q)
 }
 
 // findSuspects notes the scopes in which suspects may wait: in queues with blocked tasks when the
 // shard is loaded, and in queues with suspects when these are cleared.
-func (s *State) findSuspects() {
-	c := &s.suspects
-	for ; len(c.unread) > 0 && s.Broken == nil && !s.Spent(); c.unread = c.unread[1:] {
-		if q := c.unread[0]; s.Queues[q.Name] == q {
-			s.Broken = s.findSuspectsOf(q)
+func (su *suspects) findSuspects() {
+	c := su
+	for ; len(c.unread) > 0 && su.Broken == nil && !su.Spent(); c.unread = c.unread[1:] {
+		if q := c.unread[0]; su.Queues[q.Name] == q {
+			su.Broken = su.findSuspectsOf(q)
 		}
 		c.unread[0] = nil
 	}
@@ -305,24 +310,24 @@ func (s *State) findSuspects() {
 }
 
 // findSuspectsOf is findSuspects for a queue. Its scopes of suspects follow each other.
-func (s *State) findSuspectsOf(q *Queue) error {
+func (su *suspects) findSuspectsOf(q *Queue) error {
 	scopeAt := func(part int) []byte {
 		return keys.AppendGroup(nil, keys.Blocked, q.Number, keys.SuspectScope(q.Name, part))
 	}
-	it, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: scopeAt(0), UpperBound: keys.GroupEnd(scopeAt(keys.SuspectParts - 1))})
+	it, err := su.Store.DB().NewIter(&pebble.IterOptions{LowerBound: scopeAt(0), UpperBound: keys.GroupEnd(scopeAt(keys.SuspectParts - 1))})
 	if err != nil {
 		return store.Error(err)
 	}
 	defer func() { _ = it.Close() }() // its error is that of it.Error
-	s.noteRead(0)
+	su.noteRead(0)
 	for valid := it.First(); valid; {
-		s.noteRead(0)
+		su.noteRead(0)
 		_, scope, _, err := keys.ParseGrouped(it.Key())
 		if err != nil {
 			return fmt.Errorf("%w: %w", base.ErrCorrupt, err)
 		}
 		if part := keys.SuspectPart(scope); scope == keys.SuspectScope(q.Name, part) {
-			s.noteSuspects(q, part)
+			su.noteSuspects(q, part)
 		}
 		valid = it.SeekGE(keys.GroupEnd(keys.AppendGroup(nil, keys.Blocked, q.Number, scope)))
 	}
@@ -330,19 +335,19 @@ func (s *State) findSuspectsOf(q *Queue) error {
 }
 
 // wakeSuspects makes the next group start or clear suspects of a queue. REQUIRES: some may wait.
-func (s *State) wakeSuspects(q *Queue) {
-	s.wake(q, keys.SuspectScope(q.Name, bits.TrailingZeros16(q.Suspects)), keys.ID{}, keys.WakeUp)
+func (su *suspects) wakeSuspects(q *Queue) {
+	su.wake(q, keys.SuspectScope(q.Name, bits.TrailingZeros16(q.Suspects)), keys.ID{}, keys.WakeUp)
 }
 
 // forgetSuspects notes that none wait any more.
-func (s *State) forgetSuspects(q *Queue) {
+func (su *suspects) forgetSuspects(q *Queue) {
 	q.Suspects = 0
-	for i, other := range s.suspects.queues {
+	for i, other := range su.queues {
 		if other == q {
-			last := len(s.suspects.queues) - 1
-			s.suspects.queues[i] = s.suspects.queues[last]
-			s.suspects.queues[last] = nil
-			s.suspects.queues = s.suspects.queues[:last]
+			last := len(su.queues) - 1
+			su.queues[i] = su.queues[last]
+			su.queues[last] = nil
+			su.queues = su.queues[:last]
 			return
 		}
 	}
@@ -350,97 +355,97 @@ func (s *State) forgetSuspects(q *Queue) {
 
 // Start starts one more suspect of a queue, in the next group, if one may wait, none is stale, and
 // take returns true: it takes a place of the slow start.
-func (s *State) Start(q *Queue, take func() bool) bool {
-	if q.Suspects == 0 || q.Stale > 0 || q.Settings.Paused || s.isClearing() || !s.HasRoom(RoomLow) || !take() {
+func (su *suspects) Start(q *Queue, take func() bool) bool {
+	if q.Suspects == 0 || q.Stale > 0 || q.Settings.Paused || su.isClearing() || !su.HasRoom(RoomLow) || !take() {
 		return false
 	}
 	q.starting++
-	s.wakeSuspects(q)
+	su.wakeSuspects(q)
 	return true
 }
 
 // startSuspects moves suspects of a queue into their lanes: as many as have a place, or all while
 // they are cleared.
-func (s *State) startSuspects(q *Queue) error {
+func (su *suspects) startSuspects(q *Queue) error {
 	for left := q.Suspects; left != 0; left &= left - 1 {
 		part := bits.TrailingZeros16(left)
-		done, err := s.startSuspectsOf(q, part)
+		done, err := su.startSuspectsOf(q, part)
 		if err != nil || !done {
 			return err
 		}
-		if q.heldIn != s.begun { // or else one may wait after those that were read
+		if q.heldIn != su.begun { // or else one may wait after those that were read
 			q.Suspects &^= 1 << part
 		}
 	}
-	s.Effects.Suspects.Freed += q.starting
+	su.Effects.Suspects.Freed += q.starting
 	q.starting = 0
 	if q.Suspects == 0 {
-		s.forgetSuspects(q)
-	} else if s.isClearing() {
-		s.wakeSuspects(q)
+		su.forgetSuspects(q)
+	} else if su.isClearing() {
+		su.wakeSuspects(q)
 	} else {
-		s.feed(q)
+		su.feed(q)
 	}
 	return nil
 }
 
 // startSuspectsOf is startSuspects for one of the scopes. done: none waits there any more.
-func (s *State) startSuspectsOf(q *Queue, part int) (done bool, err error) {
+func (su *suspects) startSuspectsOf(q *Queue, part int) (done bool, err error) {
 	room := q.starting
-	clearing := s.isClearing()
+	clearing := su.isClearing()
 	if clearing {
 		room = math.MaxInt
 	}
 	more, cut := false, false
-	err = s.waiting(q, keys.SuspectScope(q.Name, part), func(n int, at *located) bool {
+	err = su.waiting(q, keys.SuspectScope(q.Name, part), func(n int, at *located) bool {
 		if more = n >= room; more {
 			return false
 		}
-		if cut = n > 0 && s.Spent(); cut {
+		if cut = n > 0 && su.Spent(); cut {
 			return false
 		}
 		if clearing {
 			at.rec.Suspect = false
 		} else {
 			q.starting--
-			s.start(at.id, suspectStart{queue: q})
+			su.start(at.id, suspectStart{queue: q})
 		}
-		s.unblock(at)
-		s.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+		su.unblock(at)
+		su.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
 		return true
 	})
 	if cut {
-		s.wakeSuspects(q)
+		su.wakeSuspects(q)
 	}
 	return !more && !cut, err
 }
 
 // start gives a suspect a place, or begins its time anew.
-func (s *State) start(id keys.ID, st suspectStart) {
-	c := &s.suspects
+func (su *suspects) start(id keys.ID, st suspectStart) {
+	c := su
 	if c.started == nil {
 		c.started = make(map[keys.ID]suspectStart)
 	}
-	st.at = s.Now + s.config.SuspectFor
+	st.at = su.Now + su.config.SuspectFor
 	c.started[id] = st
 	c.order = append(c.order, startedSuspect{id, st.at})
 }
 
 // beginSuspect notes that a suspect is at work. It returns false if the lease is of none: the task
 // was started in an earlier life of the process, and was not at work when that ended.
-func (s *State) beginSuspect(ls *lease) bool {
-	st, ok := s.suspects.started[ls.id]
+func (su *suspects) beginSuspect(ls *lease) bool {
+	st, ok := su.started[ls.id]
 	if !ok {
 		ls.suspect = false
 		return false
 	}
 	if st.at == 0 {
 		st.queue.Stale--
-		s.Effects.Suspects.Late++
-		s.feed(st.queue)
+		su.Effects.Suspects.Late++
+		su.feed(st.queue)
 	}
-	s.countAtWork(ls, 1)
-	s.start(ls.id, suspectStart{queue: st.queue, atWork: true})
+	su.countAtWork(ls, 1)
+	su.start(ls.id, suspectStart{queue: st.queue, atWork: true})
 	return true
 }
 
@@ -457,50 +462,50 @@ func (s *State) clearSuspect(ls *lease) error {
 }
 
 // endSuspect notes that the attempt of a suspect has ended.
-func (s *State) endSuspect(ls *lease) {
-	s.countAtWork(ls, -1)
-	if s.endStart(ls.id) {
-		s.Effects.Suspects.Passed++
+func (su *suspects) endSuspect(ls *lease) {
+	su.countAtWork(ls, -1)
+	if su.endStart(ls.id) {
+		su.Effects.Suspects.Passed++
 	}
 }
 
 // endStart ends the start of a suspect. It returns true if it had a place.
-func (s *State) endStart(id keys.ID) bool {
-	st, ok := s.suspects.started[id]
+func (su *suspects) endStart(id keys.ID) bool {
+	st, ok := su.started[id]
 	if !ok {
 		return false
 	}
-	delete(s.suspects.started, id)
+	delete(su.started, id)
 	if st.at == 0 {
 		st.queue.Stale--
-		s.feed(st.queue)
+		su.feed(st.queue)
 	}
 	return st.at != 0
 }
 
 // noteBeside notes a task that suspects come after, until it has ended an attempt.
-func (s *State) noteBeside(id keys.ID) {
-	if s.suspects.beside == nil {
-		s.suspects.beside = make(map[keys.ID]struct{})
+func (su *suspects) noteBeside(id keys.ID) {
+	if su.beside == nil {
+		su.beside = make(map[keys.ID]struct{})
 	}
-	s.suspects.beside[id] = struct{}{}
-	s.Effects.Suspects.Beside++
+	su.beside[id] = struct{}{}
+	su.Effects.Suspects.Beside++
 }
 
 // endBeside notes that suspects do not come after a task any more.
-func (s *State) endBeside(id keys.ID) {
-	if _, ok := s.suspects.beside[id]; ok {
-		delete(s.suspects.beside, id)
-		s.Effects.Suspects.Apart++
+func (su *suspects) endBeside(id keys.ID) {
+	if _, ok := su.beside[id]; ok {
+		delete(su.beside, id)
+		su.Effects.Suspects.Apart++
 	}
 }
 
 // countAtWork adds to the suspects that the process of a lease has.
-func (s *State) countAtWork(ls *lease, n int) {
-	if !s.config.Replicated || !ls.local {
+func (su *suspects) countAtWork(ls *lease, n int) {
+	if !su.config.Replicated || !ls.local {
 		return
 	}
-	c, process := &s.suspects, ls.record.process
+	c, process := su, ls.record.process
 	if c.atWork == nil {
 		c.atWork = make(map[uint64]int)
 	}
@@ -517,24 +522,24 @@ const crashRetry = 50
 
 // freePlace gives the place of a suspect back, if it has one: before its lease ends, if that tells
 // nothing, or before it leaves its lane. Suspects do not come after such a task, either.
-func (s *State) freePlace(id keys.ID) {
-	if s.endStart(id) {
-		s.Effects.Suspects.Freed++
+func (su *suspects) freePlace(id keys.ID) {
+	if su.endStart(id) {
+		su.Effects.Suspects.Freed++
 	}
-	s.endBeside(id)
+	su.endBeside(id)
 }
 
 // passSuspects ends the places of suspects that have been at work for long, or were not leased for
 // as long.
-func (s *State) passSuspects() {
-	c := &s.suspects
-	for ; s.passSuspectsIsDue() && !s.Spent(); c.order = c.order[1:] {
+func (su *suspects) passSuspects() {
+	c := su
+	for ; su.passSuspectsIsDue() && !su.Spent(); c.order = c.order[1:] {
 		first := c.order[0]
 		st := c.started[first.id]
 		if st.at != first.at {
 			continue
 		}
-		if s.Effects.Suspects.Passed++; st.atWork {
+		if su.Effects.Suspects.Passed++; st.atWork {
 			delete(c.started, first.id)
 			continue
 		}
@@ -547,14 +552,14 @@ func (s *State) passSuspects() {
 	}
 }
 
-func (s *State) passSuspectsIsDue() bool { return s.nextPass() <= s.Now }
+func (su *suspects) passSuspectsIsDue() bool { return su.nextPass() <= su.Now }
 
 // nextPass returns when passSuspects has something to do, as instant.Now; Never: never.
-func (s *State) nextPass() uint64 {
-	if len(s.suspects.order) == 0 {
+func (su *suspects) nextPass() uint64 {
+	if len(su.order) == 0 {
 		return Never
 	}
-	return s.suspects.order[0].at
+	return su.order[0].at
 }
 
 // crashedTooOften reports whether a task has been at work in too many crashes.

@@ -110,11 +110,11 @@ func (s *State) withdraw(at *located) {
 }
 
 // blockAgain returns a task to the scope from which it was withdrawn.
-func (s *State) blockAgain(l *Lane, at *located, rec []byte) {
+func (ti *ties) blockAgain(l *Lane, at *located, rec []byte) {
 	if at.place.At == 0 && at.pending > 0 {
-		s.pending.put(&s.round, at.id, at.pending)
+		ti.pending.put(ti.round, at.id, at.pending)
 	}
-	s.block(l, at.place.At, at.id, rec)
+	ti.block(l, at.place.At, at.id, rec)
 }
 
 // schedule adds a task to those that wait for their time of day: due is RunAt of its record.

@@ -11,11 +11,11 @@ import (
 	"codeq/internal/store"
 )
 
-// teller tells the children of a task that the task has ended. The first of many children are told
-// in the commit of the end, and the others group by group; until all are told, the range Telling
-// has how the task ended, and every operation on the task waits: a dead letter that is redriven may
-// end in another way.
-type teller struct {
+// childNotices tells the children of a task that the task has ended. The commit of the end tells
+// the first of many children, and later groups tell the others. Until all are told, the range
+// Telling has how the task ended, and every operation on the task waits: a dead letter that is
+// redriven may end in another way.
+type childNotices struct {
 	ends  endCache // by ID of the parent
 	count int      // entries in the range, as the group changes it
 
@@ -31,8 +31,8 @@ const TellAtOnce = 16
 // endCache holds the range (Dead, Done or Canceled) of tasks that have ended.
 type endCache = writeBackCache[keys.ID, byte]
 
-func newTeller() teller {
-	return teller{ends: endCache{
+func newChildNotices() childNotices {
+	return childNotices{ends: endCache{
 		prefix: keys.Telling,
 		key:    func(dst []byte, id keys.ID) []byte { return keys.AppendByID(dst, keys.Telling, id) },
 		encode: func(end byte, dst []byte) []byte { return append(dst, end) },
@@ -42,7 +42,7 @@ func newTeller() teller {
 }
 
 // load counts the tasks whose children are not all told.
-func (t *teller) load(r pebble.Reader) error {
+func (t *childNotices) load(r pebble.Reader) error {
 	t.count = 0
 	return store.Scan(r, keys.Telling, func([]byte, []byte) error {
 		t.count++
@@ -51,11 +51,11 @@ func (t *teller) load(r pebble.Reader) error {
 }
 
 // isTelling reports whether some children of a task are not told yet that it has ended.
-func (s *State) isTelling(id keys.ID) bool {
-	if s.teller.count == 0 {
+func (ti *ties) isTelling(id keys.ID) bool {
+	if ti.notices.count == 0 {
 		return false
 	}
-	_, ok := s.teller.ends.get(&s.round, id)
+	_, ok := ti.notices.ends.get(ti.round, id)
 	return ok
 }
 
@@ -71,8 +71,8 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 		s.allTold(parent)
 		return
 	}
-	s.teller.ends.put(&s.round, parent, endedRange(state))
-	s.teller.count++
+	s.notices.ends.put(&s.round, parent, endedRange(state))
+	s.notices.count++
 }
 
 // tellFrom tells the children of a task, from a key of the range Dependent on, until enough returns
@@ -117,7 +117,7 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 // tellMore tells the children that earlier groups have left.
 func (s *State) tellMore() {
 	defer s.children.close(&s.round)
-	t := &s.teller
+	t := &s.notices
 	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.nextToTell()) {
 		end, ok := t.ends.get(&s.round, t.parent)
 		if !ok {
@@ -137,39 +137,39 @@ func (s *State) tellMore() {
 	}
 }
 
-func (s *State) tellIsDue() bool { return s.teller.count > 0 }
+func (ti *ties) tellIsDue() bool { return ti.notices.count > 0 }
 
 // nextToTell finds the next parent whose children are not all told. It returns false if this group
 // has added all such parents, and disk does not have them yet. If there are none at all the shard
 // fails, because the owner would look for them for ever.
-func (s *State) nextToTell() bool {
-	t := &s.teller
+func (ti *ties) nextToTell() bool {
+	t := &ti.notices
 	lower, upper := keys.Range(keys.Telling)
 	starts := [][]byte{t.next, lower}
 	if t.next == nil {
 		starts = starts[1:]
 	}
 	for _, from := range starts {
-		err := s.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
+		err := ti.walk(from, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 			parent, _, err := keys.ParseTelling(it.Key(), it.Value())
 			if err != nil {
 				return false, err
 			}
-			if _, ok := t.ends.get(&s.round, parent); !ok { // this group has told all of its children
+			if _, ok := t.ends.get(ti.round, parent); !ok { // this group has told all of its children
 				return true, nil
 			}
 			t.parent, t.from = parent, keys.AppendDependent(nil, parent, keys.ID{})
 			return false, nil
 		})
 		if err != nil {
-			s.Broken = err
+			ti.Broken = err
 		}
-		if s.Broken != nil || t.parent != (keys.ID{}) {
-			return s.Broken == nil
+		if ti.Broken != nil || t.parent != (keys.ID{}) {
+			return ti.Broken == nil
 		}
 	}
 	if len(t.ends.changed) == 0 {
-		s.Broken = fmt.Errorf("%w: %d ends are to be told to children, and none is stored", base.ErrCorrupt, t.count)
+		ti.Broken = fmt.Errorf("%w: %d ends are to be told to children, and none is stored", base.ErrCorrupt, t.count)
 	}
 	return false
 }

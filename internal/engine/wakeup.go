@@ -18,17 +18,17 @@ import (
 // which tasks wait, and moves them.
 
 // block makes a task wait in a scope.
-func (s *State) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
+func (ti *ties) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
 	q := l.queue
-	value := s.withLane(l, rec)
+	value := ti.withLane(l, rec)
 	if scope != 0 {
-		s.cursors.add(scope, id, value)
+		ti.cursors.add(scope, id, value)
 	}
-	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Blocked, q.Number, scope, id)
-	s.Group.set(s.scratch, value)
-	s.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.Number, At: scope}, rec)
+	ti.scratch = keys.AppendGrouped(ti.scratch[:0], keys.Blocked, q.Number, scope, id)
+	ti.Group.set(ti.scratch, value)
+	ti.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.Number, At: scope}, rec)
 	q.Counts.Blocked++
-	s.touch(q)
+	ti.touch(q)
 }
 
 // wakeup says which tasks may go on: an entry of the range Wake.
@@ -64,18 +64,18 @@ const wakeupsSorted = 512
 // result from applying others.
 const wakeupsCap = 1 << 12
 
-func (s *State) wakeupKey(m wakeup) []byte {
-	s.scratch = keys.AppendGrouped(s.scratch[:0], keys.Wake, m.queue.Number, m.scope, m.id)
-	return s.scratch
+func (ti *ties) wakeupKey(m wakeup) []byte {
+	ti.scratch = keys.AppendGrouped(ti.scratch[:0], keys.Wake, m.queue.Number, m.scope, m.id)
+	return ti.scratch
 }
 
 // wake allows tasks that wait in a scope to go on; id is the task in scope 0.
-func (s *State) wake(q *Queue, scope uint64, id keys.ID, how byte) {
+func (ti *ties) wake(q *Queue, scope uint64, id keys.ID, how byte) {
 	m := wakeup{q, scope, id}
-	key := s.wakeupKey(m)
-	s.Group.set(key, []byte{how})
+	key := ti.wakeupKey(m)
+	ti.Group.set(key, []byte{how})
 	q.hasWakeups = true
-	s.wakeups.note(m, key, how)
+	ti.wakeups.note(m, key, how)
 }
 
 // note adds a wakeup.
@@ -132,7 +132,7 @@ func (s *State) wakeBlocked() {
 	s.wakeups.busy = false
 }
 
-func (s *State) wakeIsDue() bool { return s.wakeups.onDisk || len(s.wakeups.order) > 0 }
+func (ti *ties) wakeIsDue() bool { return ti.wakeups.onDisk || len(ti.wakeups.order) > 0 }
 
 // walkWakeups applies the wakeups on disk, except for those that the group has applied or added.
 func (s *State) walkWakeups(applied map[wakeup]byte) {
@@ -207,12 +207,12 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 
 // blockedIn returns a task that waits in a scope; nil: it does not.
 // REQUIRES: the group has not changed the task.
-func (s *State) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) {
-	value, err := s.blocked.read(&s.round, keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, id))
+func (ti *ties) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) {
+	value, err := ti.blocked.read(ti.round, keys.AppendGrouped(nil, keys.Blocked, q.Number, scope, id))
 	if value == nil || err != nil {
 		return nil, err
 	}
-	return s.waiter(q, scope, waiter{id, value})
+	return ti.waiter(q, scope, waiter{id, value})
 }
 
 // unblock removes a task from its scope, to move it elsewhere.

@@ -86,8 +86,8 @@ type anyCache interface {
 }
 
 // caches returns all caches, in the order in which a group writes what they change.
-func (s *State) caches() [5]anyCache {
-	return [...]anyCache{&s.uniques, &s.turns, &s.pending, &s.teller.ends, &s.pins.counts}
+func (ti *ties) caches() [5]anyCache {
+	return [...]anyCache{&ti.uniques, &ti.turns, &ti.pending, &ti.notices.ends, &ti.pins.counts}
 }
 
 // load reads the range if it is small.
@@ -178,16 +178,16 @@ func (m *writeBackCache[K, V]) note(k K) bool {
 }
 
 // listKeys lists more keys of all caches.
-func (s *State) listKeys() {
-	for _, m := range s.caches() {
-		if m.listIsDue() && s.Broken == nil {
-			s.Broken = m.list(&s.round)
+func (ti *ties) listKeys() {
+	for _, m := range ti.caches() {
+		if m.listIsDue() && ti.Broken == nil {
+			ti.Broken = m.list(ti.round)
 		}
 	}
 }
 
-func (s *State) listKeysIsDue() bool {
-	for _, m := range s.caches() {
+func (ti *ties) listKeysIsDue() bool {
+	for _, m := range ti.caches() {
 		if m.listIsDue() {
 			return true
 		}
