@@ -124,10 +124,10 @@ type awaitOp struct {
 }
 
 func (op *awaitOp) resolve(s *shard) {
-	o, v, err := s.Outcome(op.id, true)
-	if o == nil && v == engine.Decided && err == nil && s.Broken == nil {
+	o, v, err := s.rules.Outcome(op.id, true)
+	if o == nil && v == engine.Decided && err == nil && s.rules.Broken == nil {
 		s.awaits.Add(op.id, op)
-		s.Wanted |= engine.WantOutcomes
+		s.rules.Wanted |= engine.WantOutcomes
 		return
 	}
 	if o != nil {
@@ -199,7 +199,7 @@ type idleOp struct {
 
 func (op *idleOp) resolve(s *shard) {
 	op.epoch = s.epoch
-	if s.Idle(&op.Idleness) {
+	if s.rules.Idle(&op.Idleness) {
 		s.settleAfterCommit(op)
 		return
 	}
@@ -236,8 +236,8 @@ type takenOp struct {
 func (op *takenOp) resolve(s *shard) {
 	if op.to >= s.opts.Shards { // decode does not know how many shards there are
 		op.err = errMalformedCall
-	} else if first, next := s.Untaken(op.to); first < next {
-		if op.err = s.takers.Ended(op.to); op.err == nil && !s.HasRoom(engine.RoomLow) {
+	} else if first, next := s.rules.Mail.Untaken(op.to); first < next {
+		if op.err = s.takers.Ended(op.to); op.err == nil && !s.rules.HasRoom(engine.RoomLow) {
 			op.err = s.space.Refusal(s.index)
 		}
 		if op.err == nil {

@@ -66,7 +66,7 @@ func TestClaimOutlivesTheShardItBeginsAt(t *testing.T) {
 func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 	ownCluster(t, func(t *testing.T, q *Queue) {
 		other := q.shard(1)
-		liar := dispatch.New(&other.State, dispatch.Config{Index: 1, Shards: 2})
+		liar := dispatch.New(&other.rules, dispatch.Config{Index: 1, Shards: 2})
 		require.NoError(t, other.probe(func(*shard) error {
 			liar.Join(q.heads, new(dispatch.SlowStart), time.Minute)
 			return nil
@@ -75,8 +75,8 @@ func TestClaimThatIsSentOnIsGivenUp(t *testing.T) {
 		require.NoError(t, err)
 		for range 20 { // some begin at the other shard
 			require.NoError(t, other.probe(func(s *shard) error {
-				s.claims.SetGateway(s.claims.Of(s.QueueNamed("a")), closedGate{})
-				liar.Publish(s.Queues["a"]) // what the shard does not give
+				s.claims.SetGateway(s.claims.Of(s.rules.Names.QueueNamed("a")), closedGate{})
+				liar.Publish(s.rules.Names.Queues["a"]) // what the shard does not give
 				return nil
 			}))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -166,7 +166,7 @@ func boundTo(shard int) Task {
 
 // gateIn returns what a shard has of the permits of queue "a".
 func gateIn(s *shard) *dispatch.PermitGate {
-	return s.claims.Of(s.Queues["a"]).Gateway().(*dispatch.PermitGate)
+	return s.claims.Of(s.rules.Names.Queues["a"]).Gateway().(*dispatch.PermitGate)
 }
 
 // TestPermitsLateReport: what a shard has told is of no account once it, or a
@@ -218,7 +218,7 @@ func TestPermitsAnswerAfterAsk(t *testing.T) {
 			op := new(permitsOp)
 			op.Request = permits.Request{Report: permits.Report{Epoch: s.epoch, Seq: s.permits.Reports()}, Want: 1}
 			late = permitsAnswer{gate: p, op: op}
-			value = s.Queues["a"].Value
+			value = s.rules.Names.Queues["a"].Value
 			return nil
 		}))
 		ask := &askPermitsOp{completion: newCompletion(callAskPermits), queue: "a", value: value}

@@ -49,7 +49,7 @@ func TestClaimsOverManyQueues(t *testing.T) {
 				gate := new(countingGate)
 				require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
 					for _, name := range names {
-						s.Claims.SetGateway(s.Claims.Of(s.Rules.QueueNamed(name)), gate)
+						s.Claims.SetGateway(s.Claims.Of(s.Rules.Names.QueueNamed(name)), gate)
 					}
 					return nil
 				}))
@@ -105,7 +105,7 @@ func TestClaimsOverManyQueues(t *testing.T) {
 				require.Len(t, leases, 10)
 				require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
 					for _, name := range names {
-						s.Claims.SetGateway(s.Claims.Of(s.Rules.QueueNamed(name)), nil)
+						s.Claims.SetGateway(s.Claims.Of(s.Rules.Names.QueueNamed(name)), nil)
 					}
 					return nil
 				}))
@@ -201,8 +201,8 @@ func requireNobodyWaits(t *testing.T, q *codeq.Queue, queues int) {
 	t.Helper()
 	for shard := range queuetest.Led(q) {
 		require.NoError(t, inspect.Of(q).Owner(shard, func(s *inspect.Owner) error {
-			if u := s.Claims.Usage(); u.Tickets+u.Queues > 0 || len(s.Rules.Queues) > queues {
-				return fmt.Errorf("shard %d has %d tickets for %d queues, and knows %d", shard, u.Tickets, u.Queues, len(s.Rules.Queues))
+			if u := s.Claims.Usage(); u.Tickets+u.Queues > 0 || len(s.Rules.Names.Queues) > queues {
+				return fmt.Errorf("shard %d has %d tickets for %d queues, and knows %d", shard, u.Tickets, u.Queues, len(s.Rules.Names.Queues))
 			}
 			return nil
 		}))
@@ -227,7 +227,7 @@ func TestWaitersOfUnknownQueues(t *testing.T) {
 			synctest.Wait()
 			for shard := range queuetest.Led(q) {
 				require.NoError(t, inspect.Of(q).Owner(shard, func(s *inspect.Owner) error {
-					require.Len(t, s.Rules.Queues, claims+1)
+					require.Len(t, s.Rules.Names.Queues, claims+1)
 					return nil
 				}))
 			}

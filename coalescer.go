@@ -119,8 +119,8 @@ func (s *shard) resolve() {
 	s.look()
 	s.note()
 	s.upkeep.Begin(s.upkeepMark())
-	s.BeginGroup()
-	if s.Refill() {
+	s.rules.BeginGroup()
+	if s.rules.Refill() {
 		s.showAll()
 		s.endUpkeep(UpkeepRefill)
 	}
@@ -128,8 +128,8 @@ func (s *shard) resolve() {
 	s.follow()
 	s.decideAll()
 	s.endUpkeep(UpkeepOperations)
-	if s.claims.FeedAll(); s.claims.MayServe() && s.HasRoom(engine.RoomLow) {
-		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
+	if s.claims.FeedAll(); s.claims.MayServe() && s.rules.HasRoom(engine.RoomLow) {
+		s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
 		s.claims.Serve()
 		s.collectServed()
 		s.endUpkeep(UpkeepServe)
@@ -140,32 +140,32 @@ func (s *shard) resolve() {
 
 // note sets the rules' inputs for the next group.
 func (s *shard) note() {
-	s.Reap = s.reapable()
-	s.Wanted = s.Interested
+	s.rules.Reap = s.reapable()
+	s.rules.Wanted = s.rules.Mail.Interested
 	if s.node == nil {
-		s.Wanted = s.hub.Wanted() | engine.WantCancels
+		s.rules.Wanted = s.hub.Wanted() | engine.WantCancels
 	}
 	if s.opts.teller != nil {
-		s.Wanted |= engine.WantCounts
+		s.rules.Wanted |= engine.WantCounts
 	}
 	if !s.awaits.IsEmpty() {
-		s.Wanted |= engine.WantOutcomes
+		s.rules.Wanted |= engine.WantOutcomes
 	}
 }
 
 // keepUpAll does all upkeep that is due.
 func (s *shard) keepUpAll() {
 	own := s.ownUpkeepsDue()
-	for _, done := range s.KeepUp(s.upkeep.At, own) {
+	for _, done := range s.rules.KeepUp(s.upkeep.At, own) {
 		s.upkeep.End(uint8(upkeepKindOf[done.UpkeepKind]), owner.UpkeepMark{At: done.At, Records: done.Records, Bytes: done.Bytes})
 	}
 	for i := range ownUpkeeps {
 		u := &ownUpkeeps[i]
-		if s.Broken != nil {
+		if s.rules.Broken != nil {
 			return
 		}
 		if s.ownIsDue(u) {
-			s.BeginShare(max(own, 1), s.upkeep.At)
+			s.rules.BeginShare(max(own, 1), s.upkeep.At)
 			u.do(s)
 			s.endUpkeep(u.kind)
 			own--
@@ -184,7 +184,7 @@ type ownUpkeep struct {
 var ownUpkeeps = [...]ownUpkeep{
 	{
 		UpkeepGates, engine.RoomLow,
-		func(s *shard) bool { return s.claims.NextOpening() <= s.Now },
+		func(s *shard) bool { return s.claims.NextOpening() <= s.rules.Now },
 		func(s *shard) { s.permits.OpenGates() },
 	}, {
 		UpkeepTidy, engine.RoomEmpty,
@@ -192,7 +192,7 @@ var ownUpkeeps = [...]ownUpkeep{
 		func(s *shard) { s.claims.SweepOn() },
 	}, {
 		UpkeepTidy, engine.RoomEmpty,
-		func(s *shard) bool { return s.claims.NextDrop() <= s.Uptime },
+		func(s *shard) bool { return s.claims.NextDrop() <= s.rules.Uptime },
 		func(s *shard) { s.claims.DropSetsOn() },
 	},
 }
@@ -205,7 +205,7 @@ var upkeepKindOf = [...]UpkeepKind{
 	engine.UpkeepReap: UpkeepReap, engine.UpkeepTicks: UpkeepTicks, engine.UpkeepTidy: UpkeepTidy,
 }
 
-func (s *shard) ownIsDue(u *ownUpkeep) bool { return s.HasRoom(u.room) && u.due(s) }
+func (s *shard) ownIsDue(u *ownUpkeep) bool { return s.rules.HasRoom(u.room) && u.due(s) }
 
 // ownUpkeepsDue returns how many kinds of its own upkeep the owner has to do.
 func (s *shard) ownUpkeepsDue() (n int) {
@@ -221,9 +221,9 @@ func (s *shard) ownUpkeepsDue() (n int) {
 // budget of its own, so that both make progress.
 func (s *shard) decideAll() {
 	if retry := s.undecided.deferred; len(retry) > 0 {
-		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
+		s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
 		s.undecided.deferred = s.undecided.again[:0]
-		s.Judged = s.clock.Retry()
+		s.rules.Judged = s.clock.Retry()
 		n := 0
 		s.undecided.retrying = retry
 		for ; n < len(retry) && s.mayDecide(n); n++ {
@@ -233,7 +233,7 @@ func (s *shard) decideAll() {
 		}
 		s.undecided.retrying = nil
 		if n < len(retry) {
-			s.clock.Defer(s.Judged)
+			s.clock.Defer(s.rules.Judged)
 			s.undecided.deferred = slices.Insert(s.undecided.deferred, 0, retry[n:]...) // ahead of those deferred just now
 		}
 		clear(retry)
@@ -241,8 +241,8 @@ func (s *shard) decideAll() {
 		s.endUpkeep(UpkeepOperations)
 	}
 	if s.undecided.cursor < len(s.undecided.taken) {
-		s.BeginBudget(engine.CallerBudget, s.upkeep.At)
-		s.Judged = s.clock.Taken()
+		s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
+		s.rules.Judged = s.clock.Taken()
 		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
 			op := s.undecided.taken[s.undecided.cursor]
 			s.undecided.taken[s.undecided.cursor] = nil
@@ -258,7 +258,7 @@ func (s *shard) decideAll() {
 }
 
 // mayDecide reports whether the group may have an operation more, after n others.
-func (s *shard) mayDecide(n int) bool { return s.undecided.barrier == nil && s.HasBudget(n) }
+func (s *shard) mayDecide(n int) bool { return s.undecided.barrier == nil && s.rules.HasBudget(n) }
 
 // decide decides an operation, which is in the owner's hands meanwhile.
 func (s *shard) decide(op operation) {
@@ -270,7 +270,7 @@ func (s *shard) decide(op operation) {
 
 // decideInRoom resolves an operation if there is room for its writes.
 func (s *shard) decideInRoom(op operation) {
-	if s.HasRoom(engine.Roomy) || s.HasRoom(op.verb().room(op)) {
+	if s.rules.HasRoom(engine.Roomy) || s.rules.HasRoom(op.verb().room(op)) {
 		op.resolve(s)
 		return
 	}
@@ -280,7 +280,7 @@ func (s *shard) decideInRoom(op operation) {
 // checkCaller refuses a produce that would begin a session of a node that is no member: a removed
 // node may not know that it was removed, and a message from before the removal may arrive late.
 func (s *shard) checkCaller(call *engine.CallNumber) error {
-	if call.Node == "" || s.Continues(call) {
+	if call.Node == "" || s.rules.Mail.Continues(call) {
 		return nil
 	}
 	member, err := s.replica.group.HasMember(call.Node)
@@ -315,27 +315,27 @@ func (s *shard) putInLine(op operation) bool {
 // the group has other operations.
 func (s *shard) decideLarge(others bool) {
 	l := &s.undecided.large
-	if s.Broken != nil {
+	if s.rules.Broken != nil {
 		return
 	}
-	op, patient, ok := l.First(s.Now, others)
+	op, patient, ok := l.First(s.rules.Now, others)
 	if !ok {
 		return
 	}
-	if patient && s.HasRoom(op.verb().room(op)) && !s.Store.Takes(recordBytes(op)) {
-		l.Wait(s.Now)
+	if patient && s.rules.HasRoom(op.verb().room(op)) && !s.rules.Store.Takes(recordBytes(op)) {
+		l.Wait(s.rules.Now)
 		return
 	}
 	l.Remove()
-	s.BeginBudget(engine.CallerBudget, s.upkeep.At)
-	s.Judged = s.clock.Taken()
+	s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
+	s.rules.Judged = s.clock.Taken()
 	s.decide(op)
 }
 
 // deferOp resolves an operation again in the next group, when disk has the data it needs. REQUIRES:
 // the operation has changed nothing yet.
 func (s *shard) deferOp(op operation) {
-	s.clock.Defer(s.Judged)
+	s.clock.Defer(s.rules.Judged)
 	s.undecided.deferred = append(s.undecided.deferred, op)
 }
 
@@ -398,21 +398,21 @@ func (s *shard) settleAfterCommit(op operation) {
 
 // follow carries out the effects that the rest of the group depends on.
 func (s *shard) follow() {
-	if len(s.Effects.Freed) > 0 { // first: they are of the gates from before
+	if len(s.rules.Effects.Freed) > 0 { // first: they are of the gates from before
 		s.claims.LeaveGates()
 	}
-	if len(s.Effects.Configured) > 0 {
+	if len(s.rules.Effects.Configured) > 0 {
 		s.followSettings()
 	}
-	if !s.Effects.Suspects.IsZero() {
+	if !s.rules.Effects.Suspects.IsZero() {
 		s.claims.EndSuspects()
 	}
 }
 
 // followSettings applies new settings of queues to the claims.
 func (s *shard) followSettings() {
-	for i, r := range s.Effects.Configured {
-		s.Effects.Configured[i] = engine.Reconfigured{}
+	for i, r := range s.rules.Effects.Configured {
+		s.rules.Effects.Configured[i] = engine.Reconfigured{}
 		q := s.claims.Of(r.Queue)
 		if s.claims.HasGates() {
 			s.claims.Limit(q, r.AfterOpen)
@@ -421,18 +421,18 @@ func (s *shard) followSettings() {
 		}
 		s.claims.Open(q)
 	}
-	s.Effects.Configured = s.Effects.Configured[:0]
+	s.rules.Effects.Configured = s.rules.Effects.Configured[:0]
 }
 
 // sendAll sends the messages that were on disk before the group.
 func (s *shard) sendAll() {
-	for i := range s.Effects.Outgoing {
-		s.deliver(&s.Effects.Outgoing[i])
+	for i := range s.rules.Effects.Outgoing {
+		s.deliver(&s.rules.Effects.Outgoing[i])
 	}
-	clear(s.Effects.Outgoing)
-	s.Effects.Outgoing = s.Effects.Outgoing[:0]
-	if sw := s.Effects.Sweep; sw != nil {
-		s.Effects.Sweep = nil
+	clear(s.rules.Effects.Outgoing)
+	s.rules.Effects.Outgoing = s.rules.Effects.Outgoing[:0]
+	if sw := s.rules.Effects.Sweep; sw != nil {
+		s.rules.Effects.Sweep = nil
 		s.startSweep(sw)
 	}
 }
@@ -441,8 +441,8 @@ func (s *shard) sendAll() {
 // become idle.
 func (s *shard) answerAll() {
 	if !s.awaits.IsEmpty() {
-		for i := range s.Effects.Endings {
-			e := &s.Effects.Endings[i]
+		for i := range s.rules.Effects.Endings {
+			e := &s.rules.Effects.Endings[i]
 			for _, op := range s.awaits.Of(e.ID) {
 				op.outcome = entries.CloneOutcome(&e.Outcome) // the completion owns the result's memory
 				s.settleAfterCommit(op)
@@ -455,7 +455,7 @@ func (s *shard) answerAll() {
 			if op.IsGone() {
 				return true
 			}
-			if !s.Idle(&op.Idleness) {
+			if !s.rules.Idle(&op.Idleness) {
 				return false
 			}
 			s.settleAfterCommit(op)
@@ -483,15 +483,15 @@ func (s *shard) collectServed() {
 
 // persist commits the group.
 func (s *shard) persist() error {
-	s.Seal()
+	s.rules.Seal()
 	s.endUpkeep(UpkeepSeal)
 	var err error
 	switch {
-	case !s.Group.Batch.Empty() || s.node != nil && len(s.Effects.Events) > 0: // some change nothing
+	case !s.rules.Group.Batch.Empty() || s.node != nil && len(s.rules.Effects.Events) > 0: // some change nothing
 		s.commits.Add(1)
-		s.space.Written += s.Group.Batch.Len()
-		if err = s.commit.Commit(s.Group.Batch); s.Group.Ranged && s.node == nil {
-			s.Store.DeletedRanges(s.Group.Trimmed)
+		s.space.Written += s.rules.Group.Batch.Len()
+		if err = s.commit.Commit(s.rules.Group.Batch); s.rules.Group.Ranged && s.node == nil {
+			s.rules.Store.DeletedRanges(s.rules.Group.Trimmed)
 		}
 	case s.callers.count() > 0:
 		err = s.commit.Confirm()
@@ -504,18 +504,18 @@ func (s *shard) persist() error {
 func (s *shard) release(err error) {
 	if err == nil {
 		s.tellAll() // before waking callers, so that a caller sees its own event
-		if s.opts.teller != nil && !s.Group.Batch.Empty() {
+		if s.opts.teller != nil && !s.rules.Group.Batch.Empty() {
 			s.observe()
 		}
 	}
-	s.Effects.Clear()
+	s.rules.Effects.Clear()
 	s.callers.wakeAll(err)
-	s.Group.Clear()
+	s.rules.Group.Clear()
 }
 
 // tellAll notifies subscribers and handlers of the group's changes. REQUIRES: it has persisted.
 func (s *shard) tellAll() {
-	e := &s.Effects
+	e := &s.rules.Effects
 	if s.node == nil { // else the log tells
 		if len(e.Events) > 0 {
 			s.hub.Publish(e.Events)
@@ -530,8 +530,8 @@ func (s *shard) tellAll() {
 // the group has persisted.
 func (s *shard) observe() {
 	o := s.opts.teller.Begin()
-	for i := range s.Effects.Counted {
-		c := &s.Effects.Counted[i]
+	for i := range s.rules.Effects.Counted {
+		c := &s.rules.Effects.Counted[i]
 		if n := c.Events(); n != (keys.Totals{}) { // else only its counts have changed
 			o.delta(c.Queue.Name).add(&n)
 		}
@@ -543,26 +543,26 @@ func (s *shard) observe() {
 // showAll publishes the next tasks to claim to other shards. REQUIRES: the group is empty, so that
 // everything published is on disk.
 func (s *shard) showAll() {
-	for i, q := range s.Effects.Shown {
-		s.Effects.Shown[i] = nil
+	for i, q := range s.rules.Effects.Shown {
+		s.rules.Effects.Shown[i] = nil
 		s.claims.Publish(q)
 	}
-	s.Effects.Shown = s.Effects.Shown[:0]
+	s.rules.Effects.Shown = s.rules.Effects.Shown[:0]
 }
 
 // forget drops the queues that neither the rules nor the owner need.
 func (s *shard) forget() {
-	for _, q := range s.Effects.Forgotten {
+	for _, q := range s.rules.Effects.Forgotten {
 		if s.claims.Forget(q) { // else its last user makes it rest again
-			s.Forget(q)
+			s.rules.Names.Forget(q)
 		}
 	}
-	clear(s.Effects.Forgotten)
-	s.Effects.Forgotten = s.Effects.Forgotten[:0]
+	clear(s.rules.Effects.Forgotten)
+	s.rules.Effects.Forgotten = s.rules.Effects.Forgotten[:0]
 }
 
 func (s *shard) upkeepMark() owner.UpkeepMark {
-	records, bytes := s.Work()
+	records, bytes := s.rules.Work()
 	return owner.UpkeepMark{At: time.Since(s.origin), Records: records, Bytes: bytes}
 }
 
@@ -571,7 +571,7 @@ func (s *shard) endUpkeep(kind UpkeepKind) { s.upkeep.End(uint8(kind), s.upkeepM
 
 // endCommit is endUpkeep for the commit, which writes the whole group.
 func (s *shard) endCommit() {
-	s.upkeep.EndOf(uint8(UpkeepCommit), s.upkeepMark(), s.Group.Entries(), s.Group.Size())
+	s.upkeep.EndOf(uint8(UpkeepCommit), s.upkeepMark(), s.rules.Group.Entries(), s.rules.Group.Size())
 }
 
 // endGroup ends UpkeepRelease, the last one of a group, and the group. woken is the number of

@@ -316,7 +316,7 @@ func (op *interestOp) resolve(s *shard) {
 			return // it has been added again since
 		}
 	}
-	s.SetInterest(op.node, op.wants, op.gone)
+	s.rules.Mail.SetInterest(op.node, op.wants, op.gone)
 }
 
 func (op *interestOp) encode(dst []byte) []byte {

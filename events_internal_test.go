@@ -152,7 +152,7 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 	bubble(t, Options{Shards: 1}, func(t *testing.T, q *Queue) {
 		collected := func() (n int) {
 			require.NoError(t, q.shard(0).probe(func(s *shard) error {
-				n = cap(s.Effects.Events)
+				n = cap(s.rules.Effects.Events)
 				return nil
 			}))
 			return n
@@ -165,7 +165,7 @@ func TestNothingIsCollectedInVain(t *testing.T) {
 		require.NoError(t, q.DeadLetter(context.Background(), l.Receipt, nil))
 		require.NotZero(t, collected())
 		require.NoError(t, q.shard(0).probe(func(s *shard) error {
-			s.Effects.Events = nil
+			s.rules.Effects.Events = nil
 			return nil
 		}))
 		other, err := q.Subscribe(SubscribeOptions{})
@@ -304,7 +304,7 @@ type witness struct {
 }
 
 func (w *witness) resolve(s *shard) {
-	_, w.err = s.Produce([]engine.NewTask{w.task}, new(engine.CallNumber), new(engine.Produced))
+	_, w.err = s.rules.Produce([]engine.NewTask{w.task}, new(engine.CallNumber), new(engine.Produced))
 	s.settleAfterCommit(w)
 }
 

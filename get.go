@@ -143,7 +143,7 @@ type readOp struct {
 func (op *readOp) resolve(s *shard) {
 	op.shard = s
 	if op.kind == callUse {
-		op.use = listing.UseOf(&s.State, op.queue, s.claims.Waiting(op.queue))
+		op.use = listing.UseOf(&s.rules, op.queue, s.claims.Waiting(op.queue))
 	}
 	s.settleAfterCommit(op)
 }
@@ -156,9 +156,9 @@ func (op *readOp) settle(err error) {
 	}
 	v := viewOf(op.shard)
 	if op.list != nil {
-		op.list.Visit(&op.shard.State, v.Snapshot)
+		op.list.Visit(&op.shard.rules, v.Snapshot)
 	} else {
-		listing.AddLease(v.Snapshot, &op.shard.State, keys.ID(op.id))
+		listing.AddLease(v.Snapshot, &op.shard.rules, keys.ID(op.id))
 	}
 	go op.readView(v)
 }
@@ -183,7 +183,7 @@ func (op *readOp) readView(v *view) {
 func viewOf(s *shard) *view {
 	r := s.replica
 	r.mu.RLock() // does not block: before the store is closed, the owner has ended
-	v := newView(r, s.Store.DB().NewSnapshot())
+	v := newView(r, s.rules.Store.DB().NewSnapshot())
 	v.Leases = make(map[keys.ID]store.Lease)
 	return v
 }

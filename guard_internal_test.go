@@ -118,7 +118,7 @@ func TestPanicOfOwnerAmidClaim(t *testing.T) {
 						req.Queues = append(req.Queues, fmt.Sprint(i))
 					}
 					require.NoError(t, q.led()[0].probe(func(s *shard) error {
-						s.claims.SetGateway(s.claims.Of(s.QueueNamed("0")), new(panickyGate))
+						s.claims.SetGateway(s.claims.Of(s.rules.Names.QueueNamed("0")), new(panickyGate))
 						return nil
 					}))
 					if !waits {
@@ -149,7 +149,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 		q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
 		require.NoError(t, err)
 		s := q.led()[0]
-		require.NoError(t, s.probe(func(s *shard) error { s.Room = engine.RoomEmpty; return nil }))
+		require.NoError(t, s.probe(func(s *shard) error { s.rules.Room = engine.RoomEmpty; return nil }))
 		require.NoError(t, s.inbox.Pass(&crashOp{testkit.Injected("of the test")}))
 		synctest.Wait()
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})

@@ -60,7 +60,7 @@ type inspection struct {
 
 func (s *shard) inspect() *inspect.Owner {
 	return &inspect.Owner{
-		Rules: &s.State, Claims: s.claims, Store: s.Store, Permits: s.permits, Epoch: s.epoch, Commit: s.commit,
+		Rules: &s.rules, Claims: s.claims, Store: s.rules.Store, Permits: s.permits, Epoch: s.epoch, Commit: s.commit,
 		Large:    len(s.undecided.large.All()),
 		Measure:  func() { s.space.Written = math.MaxInt },
 		Awaiting: func(id keys.ID) int { return len(s.awaits.Of(ID(id))) },
@@ -161,7 +161,7 @@ func (i inspected) RaiseBarrier(ctx context.Context) (resume func() error, err e
 func (i inspected) Leaders() cluster.Leaders { return (*leaders)(i.q.node) }
 
 func (i inspected) ClockAge(shard int) time.Duration {
-	return time.Duration(i.q.shard(shard).ClockAge) * time.Millisecond
+	return time.Duration(i.q.shard(shard).rules.Leases.ClockAge) * time.Millisecond
 }
 
 func (i inspected) Numbers(shard int) **call.Session { return &i.q.replicas[shard].producing }

@@ -202,7 +202,7 @@ func (op *completeOp) settle(err error) {
 
 func (op *completeOp) resolve(s *shard) {
 	takeNotes(s, op.receipt, op.notes)
-	v, err := s.Complete(op.receipt.inner(), op.result, op.next, op.stillRuns)
+	v, err := s.rules.Complete(op.receipt.inner(), op.result, op.next, op.stillRuns)
 	s.conclude(op, &op.completion, v, err)
 }
 
@@ -214,7 +214,7 @@ func (op *completeOp) encode(dst []byte) []byte {
 // takeNotes gives a lease that is about to end the last notes of its handler.
 func takeNotes(s *shard, r Receipt, n *record.Notes) {
 	if n != nil {
-		_ = s.Note(r.inner(), n) // if the lease is lost, the verb says so
+		_ = s.rules.Leases.Note(r.inner(), n) // if the lease is lost, the verb says so
 	}
 }
 
@@ -255,7 +255,7 @@ func (q *Queue) failed(ctx context.Context, r Receipt, op failOp, cause error) e
 
 func (op *failOp) resolve(s *shard) {
 	takeNotes(s, op.receipt, op.notes)
-	v, err := s.Fail(op.receipt.inner(), op.how, op.wait, op.cause)
+	v, err := s.rules.Fail(op.receipt.inner(), op.how, op.wait, op.cause)
 	s.conclude(op, &op.completion, v, err)
 }
 

@@ -27,7 +27,7 @@ func TestPageIsReadAgain(t *testing.T) {
 			require.NoError(t, s.probe(func(s *shard) (err error) {
 				v := viewOf(s)
 				defer v.close()
-				op.list.Visit(&s.State, v.Snapshot)
+				op.list.Visit(&s.rules, v.Snapshot)
 				again, err = op.read(v)
 				return err
 			}))
@@ -68,10 +68,10 @@ func TestListBeginsBehindTheConsumed(t *testing.T) {
 	require.NoError(t, q.shard(0).probe(func(s *shard) error {
 		v := viewOf(s)
 		defer v.close()
-		l.Visit(&s.State, v.Snapshot)
+		l.Visit(&s.rules, v.Snapshot)
 		again, err := l.Read(v.Snapshot)
 		require.True(t, again)
-		l.Visit(&s.State, v.Snapshot)
+		l.Visit(&s.rules, v.Snapshot)
 		return err
 	}))
 	r := wire.NewReader(l.Append(nil))

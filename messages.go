@@ -25,7 +25,7 @@ func (p *messageBatch) resolve(s *shard) {
 		s.settleAfterCommit(p)
 		return
 	}
-	p.taken += s.TakeMessages(p.from, p.first+uint64(p.taken), p.messages[p.taken:])
+	p.taken += s.rules.TakeMessages(p.from, p.first+uint64(p.taken), p.messages[p.taken:])
 	if p.taken < len(p.messages) {
 		s.deferOp(p)
 		return
@@ -69,7 +69,7 @@ func (s *shard) deliver(o *engine.Outgoing) {
 		}
 		forGood := taken
 		forGood.late = true
-		taken.durable = to == s || !to.Store.AfterSync(s.index, func() { _ = s.inbox.Pass(&forGood) })
+		taken.durable = to == s || !to.rules.Store.AfterSync(s.index, func() { _ = s.inbox.Pass(&forGood) })
 		_ = s.inbox.Pass(&taken) // one that is closing sends them again, to be ignored
 	}
 	if err := to.inbox.Pass(p); err != nil {
@@ -94,8 +94,8 @@ func (op *confirmOp) resolve(s *shard) {
 		s.takers.End(op.to, op.err, func(t *takenOp) { t.settle(op.err) })
 		return
 	case !op.late:
-		s.Confirmed(op.to, op.first, op.n)
-		first, _ := s.Untaken(op.to)
+		s.rules.Mail.Confirmed(op.to, op.first, op.n)
+		first, _ := s.rules.Mail.Untaken(op.to)
 		s.takers.Take(op.to, first-1, func(t *takenOp) {
 			if s.node == nil { // messages stay taken even if this group fails
 				t.settle(nil)
@@ -105,7 +105,7 @@ func (op *confirmOp) resolve(s *shard) {
 		})
 	}
 	if op.durable {
-		s.Durable(op.to, op.first+uint64(op.n)-1)
+		s.rules.Mail.Durable(op.to, op.first+uint64(op.n)-1)
 	}
 }
 
@@ -140,6 +140,6 @@ type sweptOp struct {
 	err   error
 }
 
-func (op *sweptOp) resolve(s *shard) { s.Swept(op.sweep, op.err) }
+func (op *sweptOp) resolve(s *shard) { s.rules.Names.Swept(op.sweep, op.err) }
 
 func (op *sweptOp) settle(error) {}

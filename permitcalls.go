@@ -131,11 +131,11 @@ type askPermitsOp struct {
 
 func (op *askPermitsOp) resolve(s *shard) {
 	s.settleAfterCommit(op)
-	if op.err = s.refusal(s.Adopt(op.queue, op.value)); op.err != nil {
+	if op.err = s.refusal(s.rules.Names.Adopt(op.queue, op.value)); op.err != nil {
 		return
 	}
 	s.follow()
-	op.Report = s.permits.ReportNow(s.QueueNamed(op.queue))
+	op.Report = s.permits.ReportNow(s.rules.Names.QueueNamed(op.queue))
 }
 
 func (op *askPermitsOp) encode(b []byte) []byte {

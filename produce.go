@@ -291,7 +291,7 @@ func (op *produceOp) resolve(s *shard) {
 		s.conclude(op, &op.completion, engine.Decided, err)
 		return
 	}
-	v, err := s.Produce(op.tasks, &op.call, &op.Produced)
+	v, err := s.rules.Produce(op.tasks, &op.call, &op.Produced)
 	s.conclude(op, &op.completion, v, err)
 }
 

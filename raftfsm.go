@@ -179,12 +179,12 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 		s = newShard(r.index, q.opts, st, gates)
 		s.node, s.replica, s.epoch, s.space.Cluster = r.node, r, r.group.Applied(), r.group
 		s.upkeep.UpkeepTable = &r.upkeep
-		s.commit = &proposer{replica: r, term: term, effects: &s.Effects}
-		s.ClockAge = uint64(s.opts.private.Mono().Sub(*r.clockedAt.Load()) / time.Millisecond)
+		s.commit = &proposer{replica: r, term: term, effects: &s.rules.Effects}
+		s.rules.Leases.ClockAge = uint64(s.opts.private.Mono().Sub(*r.clockedAt.Load()) / time.Millisecond)
 		if err := s.load(); err != nil {
 			return err
 		}
-		r.group.Place(s.Placement)
+		r.group.Place(s.rules.Placement)
 		return nil
 	})
 	return s, err

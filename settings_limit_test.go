@@ -519,7 +519,7 @@ func TestClaimThatParksManyDelaysNoOther(t *testing.T) {
 		groups, found := 0, 0
 		require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
 			s.Commit = committing{s.Commit, func() {
-				if groups++; found == 0 && s.Rules.Queues["b"].Counts.Leased > 0 {
+				if groups++; found == 0 && s.Rules.Names.Queues["b"].Counts.Leased > 0 {
 					found = groups
 				}
 			}}
@@ -572,7 +572,7 @@ func TestRatesOfManyQueues(t *testing.T) {
 		for i := range queues {
 			queuetest.Configure(t, q, name(i), func(s *codeq.Settings) { s.Rate, s.Burst = 1/float64(i+1), 1 })
 			require.NoError(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
-				s.Claims.SetGateway(s.Claims.Of(s.Rules.Queues[name(i)]), countedGate{s.Claims.Of(s.Rules.Queues[name(i)]).Gateway(), &looks})
+				s.Claims.SetGateway(s.Claims.Of(s.Rules.Names.Queues[name(i)]), countedGate{s.Claims.Of(s.Rules.Names.Queues[name(i)]).Gateway(), &looks})
 				return nil
 			}))
 			queuetest.Produce(t, q, codeq.Task{Queue: name(i)}, codeq.Task{Queue: name(i)})

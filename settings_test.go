@@ -405,7 +405,7 @@ func TestDeleteQueue(t *testing.T) {
 func settingsIn(t *testing.T, q *codeq.Queue, queue string) (value []byte) {
 	t.Helper()
 	require.NoError(t, inspect.Of(q).Owner(0, func(o *inspect.Owner) error {
-		value = bytes.Clone(o.Rules.QueueNamed(queue).Value)
+		value = bytes.Clone(o.Rules.Names.QueueNamed(queue).Value)
 		return nil
 	}))
 	return value
@@ -436,7 +436,7 @@ func TestConfigureWithFailedShard(t *testing.T) {
 		require.NoError(f, err)
 		require.True(f, set.Paused)
 		require.NoError(f, inspect.Of(f.Q).Owner(2, func(s *inspect.Owner) error {
-			require.True(f, s.Rules.QueueNamed("a").Settings.Paused)
+			require.True(f, s.Rules.Names.QueueNamed("a").Settings.Paused)
 			return nil
 		}))
 		require.ErrorIs(f, f.Q.Close(), codeq.ErrFailed)
@@ -492,8 +492,8 @@ func TestRemovedSettingsStayRemoved(t *testing.T) {
 			queuetest.RequireSettled(t, f.Q)
 			for i := range inspect.Of(f.Q).Shards() {
 				require.NoError(t, inspect.Of(f.Q).Owner(i, func(s *inspect.Owner) error {
-					require.Nil(t, s.Rules.Queues["a"])
-					require.EqualValues(t, 3, s.Rules.Given)
+					require.Nil(t, s.Rules.Names.Queues["a"])
+					require.EqualValues(t, 3, s.Rules.Names.Given)
 					return nil
 				}))
 			}
@@ -507,14 +507,14 @@ func TestRemovedSettingsStayRemoved(t *testing.T) {
 		queuetest.RequireInShards(t, f.Q, "a", 4, codeq.Settings{Paused: true})
 		adoptSettings(t, f.Q, "a", keys.SettingsValue{Version: 5, JSON: []byte("{}")}.Append(nil))
 		require.NoError(t, inspect.Of(f.Q).Owner(1, func(s *inspect.Owner) error {
-			require.EqualValues(t, 5, s.Rules.Queues["a"].Version)
-			require.EqualValues(t, 3, s.Rules.Given, "other settings, which are older, may be on their way")
+			require.EqualValues(t, 5, s.Rules.Names.Queues["a"].Version)
+			require.EqualValues(t, 3, s.Rules.Names.Given, "other settings, which are older, may be on their way")
 			return nil
 		}))
 		queuetest.TakeSettings(t, f.Q, "a", 5, "{}")
 		queuetest.RequireSettled(t, f.Q)
 		require.NoError(t, inspect.Of(f.Q).Owner(1, func(s *inspect.Owner) error {
-			require.Nil(t, s.Rules.Queues["a"])
+			require.Nil(t, s.Rules.Names.Queues["a"])
 			return nil
 		}))
 	})

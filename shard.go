@@ -40,7 +40,7 @@ type shard struct {
 	commits atomic.Uint64 // groups that began to commit
 
 	// owned
-	engine.State
+	rules   engine.State
 	clock   owner.Clock
 	claims  *dispatch.Dispatcher
 	permits *dispatch.Permits // in a cluster
@@ -71,8 +71,8 @@ func newShard(index int, opts *Options, st *store.Store, gates *dispatch.Gates) 
 		upkeep:  owner.UpkeepClock{UpkeepTable: new(owner.UpkeepTable)},
 		waiters: waiters{takers: entries.NewLines[*takenOp](opts.Shards)},
 	}
-	s.State.Init(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st)
-	s.claims = dispatch.New(&s.State, dispatch.Config{Index: index, Shards: opts.Shards, BatchBytes: opts.Limits.BatchBytes, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.private.Mono})
+	s.rules.Init(configOf(index, opts, seed, func() time.Duration { return time.Since(origin) }), st)
+	s.claims = dispatch.New(&s.rules, dispatch.Config{Index: index, Shards: opts.Shards, BatchBytes: opts.Limits.BatchBytes, Port: ownerPort{s.inbox}, Gates: gates, Now: opts.private.Mono})
 	s.permits = dispatch.NewPermits(s.claims, permitMail{s})
 	return s
 }
@@ -88,13 +88,13 @@ func (s *shard) join(peers []*shard) {
 func (s *shard) load() error {
 	s.tick()
 	s.look()
-	if err := s.State.Load(); err != nil {
+	if err := s.rules.Load(); err != nil {
 		return err
 	}
-	for _, r := range s.Effects.Resting {
+	for _, r := range s.rules.Effects.Resting {
 		s.opts.log.Error("schedule rests", "schedule", r.Name, "err", r.Err)
 	}
-	s.Effects.Resting = nil
+	s.rules.Effects.Resting = nil
 	s.follow()
 	return nil
 }
@@ -134,7 +134,7 @@ func (s *shard) run() {
 	}
 	for s.permits.Flush(); s.gather(); s.permits.Flush() {
 		s.resolve()
-		err := s.Broken
+		err := s.rules.Broken
 		if err == nil {
 			err = s.persist()
 		}
@@ -146,7 +146,7 @@ func (s *shard) run() {
 		s.claims.PublishAll()
 		s.release(nil)
 		s.endGroup(s.callers.served)
-		s.Tidy()
+		s.rules.Tidy()
 		s.showAll()
 		s.forget()
 		if b := s.undecided.barrier; b != nil {
@@ -166,15 +166,15 @@ func (s *shard) gather() bool {
 		if s.undecided.cursor < len(s.undecided.taken) || s.callers.count() > 0 {
 			return true
 		}
-		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.Now) ||
-			s.claims.MayServe() && s.HasRoom(engine.RoomLow) || s.due()
+		busy := len(s.undecided.deferred) > 0 || s.undecided.large.IsDue(s.rules.Now) ||
+			s.claims.MayServe() && s.rules.HasRoom(engine.RoomLow) || s.due()
 		if s.node != nil {
 			s.inbox.Linger(s.callers.served * 3 / 4)
 		}
 		s.inbox.Yield()
 		ops, late, refused := s.inbox.Take(s.undecided.taken[:0], !busy)
 		s.undecided.taken, s.undecided.cursor = ops, 0
-		s.clock.Look(s.Now, late.Taken, late.Left)
+		s.clock.Look(s.rules.Now, late.Taken, late.Left)
 		switch {
 		case len(ops) > 0 || len(s.undecided.deferred) > 0:
 			return true
@@ -192,11 +192,11 @@ func (s *shard) gather() bool {
 
 // due reports whether a deadline has passed.
 func (s *shard) due() bool {
-	if s.holdsBack() && s.space.Recheck <= s.Uptime {
+	if s.holdsBack() && s.space.Recheck <= s.rules.Uptime {
 		return true
 	}
-	s.Reap = s.reapable()
-	return s.HasWork() || s.ownUpkeepsDue() > 0
+	s.rules.Reap = s.reapable()
+	return s.rules.HasWork() || s.ownUpkeepsDue() > 0
 }
 
 // wallCheck bounds the sleep towards a time of the wall clock, which may be set meanwhile.
@@ -206,24 +206,24 @@ const wallCheck = uint64(time.Minute / time.Millisecond)
 // nothing wakes it but an operation.
 func (s *shard) sleep() {
 	wait := uint64(engine.Never)
-	uptime, now, wall := s.NextDue()
+	uptime, now, wall := s.rules.NextDue()
 	if now != engine.Never {
-		wait = now - s.Now
+		wait = now - s.rules.Now
 	}
 	if wall != engine.Never {
-		wait = min(wait, wall-s.Wall, wallCheck)
+		wait = min(wait, wall-s.rules.Wall, wallCheck)
 	}
-	if at := s.claims.NextOpening(); at != engine.Never && s.HasRoom(engine.RoomLow) {
-		wait = min(wait, at-s.Now)
+	if at := s.claims.NextOpening(); at != engine.Never && s.rules.HasRoom(engine.RoomLow) {
+		wait = min(wait, at-s.rules.Now)
 	}
 	if s.holdsBack() {
-		wait = min(wait, s.space.Recheck-s.Uptime)
+		wait = min(wait, s.space.Recheck-s.rules.Uptime)
 	}
 	if len(s.undecided.large.All()) > 0 {
-		wait = min(wait, s.undecided.large.Recheck()-s.Now)
+		wait = min(wait, s.undecided.large.Recheck()-s.rules.Now)
 	}
 	if uptime = min(uptime, s.claims.NextDrop()); uptime != engine.Never {
-		wait = min(wait, uptime-min(uptime, s.Uptime))
+		wait = min(wait, uptime-min(uptime, s.rules.Uptime))
 	}
 	if wait == engine.Never {
 		s.clock.Sleep(engine.Never)
@@ -247,10 +247,10 @@ func (s *shard) sleep() {
 // error: its outcome is unknown, or it was not applied. All other callers learn that nothing was
 // done. Opening the queue again, or the next leader, loads the state from disk.
 func (s *shard) fail(cause error) {
-	defer s.State.Close() // last: after a panic in Pebble its readers may panic again
+	defer s.rules.Close() // last: after a panic in Pebble its readers may panic again
 	refusal := fmt.Errorf("%w: shard %d: %w", ErrFailed, s.index, cause)
 	if s.node != nil {
-		if s.Broken != nil { // the stored state here is unusable
+		if s.rules.Broken != nil { // the stored state here is unusable
 			s.replica.group.Fail(cause)
 		}
 		refusal = fmt.Errorf("%w: shard %d: %s", ErrNotLeader, s.index, cause.Error())
@@ -345,13 +345,13 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 // tick reads the clocks. One reading serves a whole group.
 func (s *shard) tick() {
 	at := s.inbox.Now()
-	s.Now = s.clock.Tick(at, !s.HasRoom(engine.RoomScarce))
-	s.Uptime = at
-	s.Wall = wallMillis(s.opts)
-	if s.Format = manifest.Format; s.node != nil {
-		s.Format, s.Ahead = s.replica.group.Format(), s.replica.group.LeaderAhead(s.Wall)
+	s.rules.Now = s.clock.Tick(at, !s.rules.HasRoom(engine.RoomScarce))
+	s.rules.Uptime = at
+	s.rules.Wall = wallMillis(s.opts)
+	if s.rules.Format = manifest.Format; s.node != nil {
+		s.rules.Format, s.rules.Ahead = s.replica.group.Format(), s.replica.group.LeaderAhead(s.rules.Wall)
 	}
-	s.SetClock()
+	s.rules.SetClock()
 }
 
 // reapable returns the latest expiry of the leases that may be taken back.
@@ -377,14 +377,14 @@ type diskSpace struct {
 
 // look measures the free space if that is due.
 func (s *shard) look() {
-	d, before := &s.space, s.Room
-	room, looked := d.Look(s.Uptime, !s.hasSpace())
+	d, before := &s.space, s.rules.Room
+	room, looked := d.Look(s.rules.Uptime, !s.hasSpace())
 	if !looked {
 		return
 	}
-	s.Room = room
-	if s.Tight = d.IsTight(s.Uptime); s.Tight {
-		s.Store.Reclaim(d.Free())
+	s.rules.Room = room
+	if s.rules.Tight = d.IsTight(s.rules.Uptime); s.rules.Tight {
+		s.rules.Store.Reclaim(d.Free())
 	}
 	if room != before {
 		s.opts.log.Warn("room on the disk", "shard", s.index, "free", d.Free(), "level", room.String())
@@ -395,7 +395,7 @@ func (s *shard) look() {
 		d.parked = d.parked[:0]
 	}
 	s.dropParked()
-	if !s.HasRoom(engine.RoomLow) { // no message is sent or taken
+	if !s.rules.HasRoom(engine.RoomLow) { // no message is sent or taken
 		s.takers.Dismiss(func(t *takenOp) { t.settle(d.Refusal(s.index)) })
 	}
 }
@@ -416,12 +416,12 @@ func (s *shard) dropParked() {
 
 // hasSpace reports whether the stores of a group can write their tables and logs.
 func (s *shard) hasSpace() bool {
-	return s.Store.HasSpace() && (s.node == nil || s.node.HasSpace())
+	return s.rules.Store.HasSpace() && (s.node == nil || s.node.HasSpace())
 }
 
 // holdsBack reports whether something waits for room, or may.
 func (s *shard) holdsBack() bool {
-	return !s.HasRoom(engine.RoomLow) || !s.HasRoom(engine.Roomy) && s.TicksAreDue() || s.takers.Wait()
+	return !s.rules.HasRoom(engine.RoomLow) || !s.rules.HasRoom(engine.Roomy) && s.rules.Times.TicksAreDue() || s.takers.Wait()
 }
 
 // parkOrRefuse parks an operation that no caller would repeat, and refuses any other.

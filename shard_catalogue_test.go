@@ -30,7 +30,7 @@ func sizeOfCatalogue(t *testing.T, q *codeq.Queue, shard int) (size catalogueSiz
 	t.Helper()
 	require.NoError(t, inspect.Of(q).Owner(shard, func(s *inspect.Owner) error {
 		u := s.Rules.Probe().Usage()
-		size.lanesInMemory, size.queuesInMemory, size.sweeps = u.Lanes, len(s.Rules.Queues), int(u.LaneSweeps)
+		size.lanesInMemory, size.queuesInMemory, size.sweeps = u.Lanes, len(s.Rules.Names.Queues), int(u.LaneSweeps)
 		return nil
 	}))
 	for prefix, n := range map[byte]*int{keys.Lane: &size.lanes, keys.Queue: &size.queues, keys.Counters: &size.counters} {

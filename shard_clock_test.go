@@ -670,7 +670,7 @@ func TestDueAtOnceClockSetBack(t *testing.T) {
 		left := make(chan uint64, 1)
 		go func() {
 			_ = inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
-				left <- s.Rules.Queues["late"].Counts.Scheduled
+				left <- s.Rules.Names.Queues["late"].Counts.Scheduled
 				skew.Store(-int64(time.Hour))
 				return nil
 			})

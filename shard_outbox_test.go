@@ -383,7 +383,7 @@ func TestFollowUpsReachTheirShards(t *testing.T) {
 		for i, want := range []uint64{1, n, n} {
 			var got uint64
 			require.NoError(f, inspect.Of(f.Q).Owner(i, func(s *inspect.Owner) error {
-				got = s.Rules.QueueNamed("a").Counts.Ready
+				got = s.Rules.Names.QueueNamed("a").Counts.Ready
 				return nil
 			}))
 			require.Equal(f, want, got)

@@ -507,7 +507,7 @@ type processPart struct {
 }
 
 func (p *processPart) Decide(s *engine.State) (engine.Verdict, error) {
-	p.tick = s.NextTick()
+	p.tick = s.Times.NextTick()
 	return p.Info.Decide(s)
 }
 

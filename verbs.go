@@ -259,7 +259,7 @@ func ruled[T any, P interface {
 }
 
 func (op *ruling) resolve(s *shard) {
-	v, err := op.Decide(&s.State)
+	v, err := op.Decide(&s.rules)
 	s.conclude(op, &op.completion, v, err)
 }
 

@@ -173,7 +173,7 @@ type Renew struct {
 
 func (b *Renew) Decide(s *engine.State) (engine.Verdict, error) {
 	for _, receipt := range b.Receipts {
-		if err := s.Extend(receipt, b.Duration); err != nil {
+		if err := s.Leases.Extend(receipt, b.Duration); err != nil {
 			b.Lost, b.Errs = append(b.Lost, receipt), append(b.Errs, err)
 		}
 	}
@@ -211,7 +211,7 @@ type Extend struct {
 }
 
 func (b *Extend) Decide(s *engine.State) (engine.Verdict, error) {
-	return engine.Decided, s.Extend(b.Receipt, b.Duration)
+	return engine.Decided, s.Leases.Extend(b.Receipt, b.Duration)
 }
 
 func (b *Extend) Append(dst []byte) []byte {
@@ -228,7 +228,7 @@ type Note struct {
 }
 
 func (b *Note) Decide(s *engine.State) (engine.Verdict, error) {
-	return engine.Decided, s.Note(b.Receipt, b.Notes)
+	return engine.Decided, s.Leases.Note(b.Receipt, b.Notes)
 }
 
 func (b *Note) Append(dst []byte) []byte { return b.Notes.Append(AppendReceipt(dst, b.Receipt)) }

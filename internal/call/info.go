@@ -26,7 +26,7 @@ type Info struct {
 func (b *Info) Next() { b.Infos, b.from = b.Infos[:0], b.InfoCursor }
 
 func (b *Info) Decide(s *engine.State) (v engine.Verdict, _ error) {
-	b.Infos, b.More, v = s.Info(&b.InfoCursor, infoStep, b.Infos)
+	b.Infos, b.More, v = s.Names.Info(&b.InfoCursor, infoStep, b.Infos)
 	if !b.Settings {
 		for i := range b.Infos {
 			b.Infos[i].Settings = nil
@@ -114,7 +114,7 @@ type Totals struct {
 }
 
 func (b *Totals) Decide(s *engine.State) (engine.Verdict, error) {
-	b.Infos = s.TotalsOf(b.Names, b.Infos[:0])
+	b.Infos = s.Names.TotalsOf(b.Names, b.Infos[:0])
 	return engine.Decided, nil
 }
 
@@ -131,7 +131,7 @@ type Days struct {
 }
 
 func (b *Days) Decide(s *engine.State) (v engine.Verdict, _ error) {
-	b.Days, v = s.DaysOf(b.Queue, b.Days[:0])
+	b.Days, v = s.Names.DaysOf(b.Queue, b.Days[:0])
 	return v, nil
 }
 

@@ -16,7 +16,7 @@ type SetSchedule struct {
 }
 
 func (b *SetSchedule) Decide(s *engine.State) (engine.Verdict, error) {
-	return engine.Decided, s.SetSchedule(b.Name, b.Value, b.Times)
+	return engine.Decided, s.Times.SetSchedule(b.Name, b.Value, b.Times)
 }
 
 func (b *SetSchedule) Append(dst []byte) []byte {
@@ -41,7 +41,7 @@ type DeleteSchedule struct {
 }
 
 func (b *DeleteSchedule) Decide(s *engine.State) (engine.Verdict, error) {
-	return engine.Decided, s.DeleteSchedule(b.Name)
+	return engine.Decided, s.Times.DeleteSchedule(b.Name)
 }
 
 func (b *DeleteSchedule) Append(dst []byte) []byte { return wire.AppendBytes(dst, b.Name) }
@@ -55,7 +55,7 @@ type PauseSchedule struct {
 }
 
 func (b *PauseSchedule) Decide(s *engine.State) (engine.Verdict, error) {
-	return engine.Decided, s.PauseSchedule(b.Name, b.Paused)
+	return engine.Decided, s.Times.PauseSchedule(b.Name, b.Paused)
 }
 
 func (b *PauseSchedule) Append(dst []byte) []byte {
@@ -86,7 +86,7 @@ func (b *Schedules[T]) Next() { b.Infos, b.from = nil, b.After }
 func (b *Schedules[T]) Copy(s *engine.State, show func(*engine.ScheduleInfo) (T, error)) {
 	size := 0
 	b.More = false
-	s.Schedules(b.After, func(r engine.ScheduleInfo) bool {
+	s.Times.Schedules(b.After, func(r engine.ScheduleInfo) bool {
 		if b.More = len(b.Infos) == SchedulesStep || size >= SchedulesBytes; b.More {
 			return false
 		}

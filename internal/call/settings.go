@@ -13,10 +13,10 @@ type Settings struct {
 }
 
 func (b *Settings) Decide(s *engine.State) (engine.Verdict, error) {
-	if q := s.Queues[b.Queue]; q != nil && q.Version > 0 {
+	if q := s.Names.Queues[b.Queue]; q != nil && q.Version > 0 {
 		b.Value = q.Value
-	} else if s.Given > 0 { // the next version is one that no shard has removed
-		b.Value = keys.SettingsValue{Version: s.Given, JSON: keys.GivenSettings}.Append(nil)
+	} else if s.Names.Given > 0 { // the next version is one that no shard has removed
+		b.Value = keys.SettingsValue{Version: s.Names.Given, JSON: keys.GivenSettings}.Append(nil)
 	}
 	return engine.Decided, nil
 }
@@ -71,7 +71,7 @@ type Adopt struct {
 }
 
 func (b *Adopt) Decide(s *engine.State) (engine.Verdict, error) {
-	return engine.Decided, s.Adopt(b.Queue, b.Value)
+	return engine.Decided, s.Names.Adopt(b.Queue, b.Value)
 }
 
 func (b *Adopt) Append(dst []byte) []byte {

@@ -22,8 +22,8 @@ type Stats struct {
 func (b *Stats) Next() { b.Counts, b.from = b.Counts[:0], b.CountsCursor }
 
 func (b *Stats) Decide(s *engine.State) (engine.Verdict, error) {
-	b.Counts, b.More = s.Counts(&b.CountsCursor, StatsStep, b.Counts)
-	b.Queues = len(s.Queues)
+	b.Counts, b.More = s.Names.Counts(&b.CountsCursor, StatsStep, b.Counts)
+	b.Queues = len(s.Names.Queues)
 	return engine.Decided, nil
 }
 

@@ -299,7 +299,7 @@ func (d *Dispatcher) headAndShare(q *Queue) (h head, share uint64) {
 	if q.Gated && q.shut {
 		return 0, 0
 	}
-	f, ok := d.rules.First(q.Queue)
+	f, ok := d.rules.Names.First(q.Queue)
 	if !ok {
 		return 0, 0
 	}

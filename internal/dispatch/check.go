@@ -43,7 +43,7 @@ func (d *Dispatcher) Needs(q *engine.Queue) bool {
 // claimable reports whether a queue has a ready task that limits other than the gate allow.
 func (d *Dispatcher) Check(claimable func(*engine.Queue) bool) error {
 	for handle, q := range d.queues.All() {
-		if q != nil && (q.Handle != handle || d.rules.Queues[q.Name] != q.Queue) {
+		if q != nil && (q.Handle != handle || d.rules.Names.Queues[q.Name] != q.Queue) {
 			return fmt.Errorf("handle %d is of queue %q, which is forgotten", handle, q.Name)
 		}
 	}
@@ -64,7 +64,7 @@ func (q *Queue) mayPass() bool {
 
 // checkWaiters: no claim waits for a queue that has a ready task which may be claimed.
 func (d *Dispatcher) checkWaiters(claimable func(*Queue) bool) error {
-	for name, q := range d.rules.Queues {
+	for name, q := range d.rules.Names.Queues {
 		if c := d.Of(q); slices.ContainsFunc(c.waiters.All(), Ticket.Good) && claimable(c) {
 			return fmt.Errorf("queue %q has ready tasks and claims that wait", name)
 		}
@@ -86,7 +86,7 @@ func (d *Dispatcher) checkHeads() error {
 	if d.board == nil {
 		return nil
 	}
-	for name, q := range d.rules.Queues {
+	for name, q := range d.rules.Names.Queues {
 		c, told := d.Of(q), head(0)
 		if c.heads != nil {
 			told = head(c.heads.shards[d.index].word.Load())
@@ -108,7 +108,7 @@ func (d *Dispatcher) checkGates() error {
 	}
 	d.gates.mu.Lock()
 	defer d.gates.mu.Unlock()
-	for name, q := range d.rules.Queues {
+	for name, q := range d.rules.Names.Queues {
 		if g, _ := d.Of(q).gate.(*gate); g != d.gates.byQueue[name] {
 			return fmt.Errorf("shard %d has another gate of queue %q", d.index, name)
 		}

@@ -272,7 +272,7 @@ func (p *PermitGate) report() {
 	if !send {
 		return
 	}
-	if first, ok := t.claims.rules.First(q.Queue); ok {
+	if first, ok := t.claims.rules.Names.First(q.Queue); ok {
 		r.Rank, r.Share = engine.Rank(first.Priority), first.Share
 	}
 	p.cancelCall()

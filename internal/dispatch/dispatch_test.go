@@ -54,7 +54,7 @@ func (d *Dispatcher) forget() {
 	d.rules.Tidy()
 	for _, q := range d.rules.Effects.Forgotten {
 		if d.Forget(q) {
-			d.rules.Forget(q)
+			d.rules.Names.Forget(q)
 		}
 	}
 	d.rules.Effects.Forgotten = nil
@@ -100,10 +100,10 @@ func TestLargeSetsGoInPieces(t *testing.T) {
 		d.rules.BeginBudget(engine.UpkeepBudget, time.Hour)
 		d.DropSetsOn()
 	}
-	for len(d.rules.Queues) > 0 {
-		before := len(d.rules.Queues)
+	for len(d.rules.Names.Queues) > 0 {
+		before := len(d.rules.Names.Queues)
 		d.forget()
-		require.Less(t, len(d.rules.Queues), before)
+		require.Less(t, len(d.rules.Names.Queues), before)
 	}
 	require.Zero(t, d.Usage())
 }
@@ -327,7 +327,7 @@ func TestStaleTicketsAreSwept(t *testing.T) {
 	}
 	require.Equal(t, Usage{Tickets: 2, Queues: 2}, d.Usage())
 	d.forget()
-	require.Len(t, d.rules.Queues, 2)
+	require.Len(t, d.rules.Names.Queues, 2)
 	require.True(t, patient.Take())
 	d.Leave(patient.Departure())
 	require.Zero(t, d.Usage().Queues)
@@ -456,7 +456,7 @@ func TestHeadOrder(t *testing.T) {
 // and counts the leases of before there was a gate.
 func TestOldSettingsOfGates(t *testing.T) {
 	d, _ := newDispatcher(t)
-	q := d.Of(d.rules.QueueNamed("a"))
+	q := d.Of(d.rules.Names.QueueNamed("a"))
 	q.Counts.Leased = 3
 	limit := func(version uint64, concurrency int) {
 		q.Configured = engine.Configured{Version: version, Settings: &engine.Settings{Concurrency: concurrency}}
@@ -488,7 +488,7 @@ func TestGateGoes(t *testing.T) {
 	other, _ := newDispatcher(t)
 	other.gates = d.gates
 	limit := func(d *Dispatcher, version uint64, concurrency int) *Queue {
-		q := d.Of(d.rules.QueueNamed("a"))
+		q := d.Of(d.rules.Names.QueueNamed("a"))
 		q.Configured = engine.Configured{Version: version, Settings: &engine.Settings{Concurrency: concurrency}}
 		if concurrency == 0 {
 			q.Removed, q.Version = version, 0

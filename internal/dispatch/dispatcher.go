@@ -149,7 +149,7 @@ func (d *Dispatcher) known(queue string) *Queue {
 	if q := d.recent; q != nil && q.Name == queue {
 		return q
 	}
-	q := d.rules.Queues[queue]
+	q := d.rules.Names.Queues[queue]
 	if q == nil {
 		return nil
 	}
@@ -407,7 +407,7 @@ func (d *Dispatcher) WaitBy(t Ticket, queues []string, list *List, remote bool) 
 	for _, name := range queues {
 		q := d.known(name)
 		if q == nil {
-			q = d.Of(d.rules.QueueNamed(name))
+			q = d.Of(d.rules.Names.QueueNamed(name))
 		}
 		q.line(remote).Push(t)
 		if q.listedAt == 0 {
@@ -423,7 +423,7 @@ func (d *Dispatcher) unlist(q *Queue) {
 	if q.front().Len() > 0 {
 		return
 	}
-	defer d.rules.Rest(q.Queue)
+	defer d.rules.Names.Rest(q.Queue)
 	if q.listedAt == 0 {
 		return
 	}

@@ -205,7 +205,7 @@ func (d *Dispatcher) dropGate(q *Queue) {
 // sinceGrant returns a lower bound of the time since the rate of a queue passed its last task. Of a
 // rate above one a second, not every grant is stored.
 func (d *Dispatcher) sinceGrant(q *Queue) time.Duration {
-	ago := min(d.rules.SinceGrant(q.Queue), uint64(longAgo/time.Millisecond))
+	ago := min(d.rules.Names.SinceGrant(q.Queue), uint64(longAgo/time.Millisecond))
 	if ago *= uint64(time.Millisecond); q.Settings.Rate > 1 && ago < uint64(longAgo) {
 		ago -= min(ago, uint64(time.Second))
 	}

@@ -131,7 +131,7 @@ func (d *Dispatcher) buildSet(list *List) *set {
 	s.group, s.used = d.groups, d.rules.Uptime
 	names := list.names[s.queues.Len():]
 	for _, name := range names[:min(setStep, len(names))] {
-		q := d.rules.QueueNamed(name)
+		q := d.rules.Names.QueueNamed(name)
 		c := d.Of(q)
 		at := s.queues.Len()
 		s.queues.Append(q)
@@ -250,7 +250,7 @@ func (d *Dispatcher) leaveSet(q *Queue, entry setEntry) {
 	}
 	if len(q.sets) == 0 {
 		q.sets = nil
-		d.rules.Rest(q.Queue)
+		d.rules.Names.Rest(q.Queue)
 	}
 }
 

@@ -91,7 +91,7 @@ func (s *SlowStart) Begin(killed bool, log *slog.Logger) {
 	}
 	tasks, suspects, others := 0, 0, false
 	for d := range s.atWork {
-		c := d.rules.AtWork()
+		c := d.rules.Suspects.AtWork()
 		tasks, suspects, others = tasks+c.Tasks, suspects+c.Suspects, others || c.Others
 		defer func() { c.Suspects = suspects }()
 	}
@@ -464,7 +464,7 @@ func (s *SlowStart) opened() (open map[suspects]struct{}) {
 
 // startSuspect starts a suspect of a queue for a claim, if the process has a place for it.
 func (d *Dispatcher) startSuspect(q *Queue) (started bool) {
-	return d.rules.Start(q.Queue, func() bool {
+	return d.rules.Suspects.Start(q.Queue, func() bool {
 		ok, wait := d.slow.take(suspects{d, q.Name}, d.now())
 		if wait > 0 {
 			d.throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
@@ -508,7 +508,7 @@ func (d *Dispatcher) EndSuspects() {
 // EndInOrder is called when the shard ends with all that it has decided stored, and before Close:
 // memory says then whether a crash is over.
 func (d *Dispatcher) EndInOrder() {
-	if d.rules.CrashIsOver() {
+	if d.rules.Suspects.CrashIsOver() {
 		d.slow.recovered()
 	}
 }

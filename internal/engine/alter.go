@@ -48,7 +48,7 @@ func (s *State) Alter(id keys.ID, how Alteration, arg uint64) (Verdict, error) {
 	switch {
 	case at == nil:
 		return v, err
-	case s.isTelling(id):
+	case s.Ties.isTelling(id):
 		return Decided, ErrNoRoom
 	}
 	return Decided, alterations[how](s, at, &AlterTo{Arg: arg})
@@ -58,23 +58,23 @@ func (s *State) setPriority(at *located, to *AlterTo) error {
 	if !at.waiting() {
 		return notWaiting(at)
 	}
-	if err := s.hasLanes(1); err != nil {
+	if err := s.Names.hasLanes(1); err != nil {
 		return err
 	}
-	l := s.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(to.Arg)})
+	l := s.Names.lane(LaneKey{at.lane.queue.Name, at.lane.Tenant, uint8(to.Arg)})
 	s.withdraw(at) // a suspect keeps its place of the slow start
 	rec := at.rec.Encode()
 	switch at.state {
 	case Ready:
-		s.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
+		s.Names.place(l, keys.MovedSince(keys.SinceMillis(at.place.At)), at.id, rec)
 	case Scheduled:
 		if at.rec.Head.IsWait(at.place.At) {
-			s.scheduleWait(l, at.id, at.place.At, rec)
+			s.Times.scheduleWait(l, at.id, at.place.At, rec)
 		} else {
-			s.schedule(l, at.id, at.place.At, rec)
+			s.Times.schedule(l, at.id, at.place.At, rec)
 		}
 	default:
-		s.blockAgain(l, at, rec)
+		s.Ties.blockAgain(l, at, rec)
 	}
 	return nil
 }
@@ -84,15 +84,15 @@ func (s *State) setRunAt(at *located, to *AlterTo) error {
 		return notWaiting(at)
 	}
 	runAt := to.Arg
-	s.freePlace(at.id)
+	s.Suspects.freePlace(at.id)
 	s.withdraw(at)
 	at.rec.RunAt = runAt
 	rec := at.rec.Encode()
 	switch due := runAt > s.Wall; {
 	case at.state == Blocked && (at.place.At == 0 || !due):
-		s.blockAgain(at.lane, at, rec)
+		s.Ties.blockAgain(at.lane, at, rec)
 	case due:
-		s.schedule(at.lane, at.id, runAt, rec)
+		s.Times.schedule(at.lane, at.id, runAt, rec)
 	default:
 		s.enter(at.lane, s.mint.since(), at.id, &at.rec.Head, rec)
 	}
@@ -104,12 +104,12 @@ func (s *State) redrive(at *located) error {
 		return notDead(at)
 	}
 	if hash := at.rec.Unique; hash != [keys.UniqueLen]byte{} {
-		holder, taken := s.holder(hash)
+		holder, taken := s.Ties.holder(hash)
 		if taken && holder != at.id {
 			return &Duplicate{Key: at.rec.UniqueKey, ID: holder}
 		}
 		if !taken {
-			s.takeKeyFrom(at.id, &at.rec.Ties, mintedAt(at.id))
+			s.Ties.takeKeyFrom(at.id, &at.rec.Ties, mintedAt(at.id))
 		}
 		at.rec.Flags |= record.HoldsKey
 	}
@@ -139,12 +139,12 @@ func (s *State) forgetEnded(at *located) error {
 	case Dead:
 		return s.purge(at)
 	case Done, Canceled:
-		if v, pinned := s.pins.counts.get(&s.round, at.id); pinned {
+		if v, pinned := s.Ties.pins.counts.get(&s.round, at.id); pinned {
 			v.Until = min(v.Until, s.periods.now)
-			s.pins.counts.put(&s.round, at.id, v)
+			s.Ties.pins.counts.put(&s.round, at.id, v)
 			return nil
 		}
-		s.unkeep(at)
+		s.Times.unkeep(at)
 		return nil
 	default:
 		return fmt.Errorf("%w: %s is %v, and has not ended", base.ErrNotFound, keys.FormatID(at.id), at.state)
@@ -165,12 +165,12 @@ func (s *State) moveTo(at *located, to *AlterTo) error {
 	case at.rec.Ties != record.Ties{}:
 		return fmt.Errorf("%w: %s", errTied, keys.FormatID(at.id))
 	}
-	if err := s.hasLanes(1); err != nil {
+	if err := s.Names.hasLanes(1); err != nil {
 		return err
 	}
-	s.freePlace(at.id)
+	s.Suspects.freePlace(at.id)
 	s.withdraw(at)
-	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
+	s.Names.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	o := Outcome{State: Canceled, LastError: at.rec.Error, Attempts: int(at.rec.Attempts)}
 	s.endings.add(at.id, s.Uptime, &o)
 	s.end(at.lane.queue, at.id, &record.Ties{}, o)
@@ -194,7 +194,7 @@ func (s *State) cancelUnended(at *located) error {
 		return notWaiting(at)
 	}
 	// the canceled task would be kept
-	if !s.HasRoom(RoomScarce) && s.retention(at.lane.queue, at.rec.Retention) != 0 {
+	if !s.HasRoom(RoomScarce) && s.Times.retention(at.lane.queue, at.rec.Retention) != 0 {
 		return ErrNoRoom
 	}
 	s.cancel(at)
@@ -203,11 +203,11 @@ func (s *State) cancelUnended(at *located) error {
 
 // cancel ends a task in any state.
 func (s *State) cancel(at *located) {
-	retention := s.retention(at.lane.queue, at.rec.Retention)
+	retention := s.Times.retention(at.lane.queue, at.rec.Retention)
 	gone := at.state == Dead && !at.rec.HoldsTurn // the turn of its group was passed on
 	at.rec.HoldsTurn = false
 	at.rec.Suspect = false
-	s.freePlace(at.id)
+	s.Suspects.freePlace(at.id)
 	if at.lease != nil {
 		at.lease.goesOn = at.lease.handled && !at.lease.over
 		s.unlease(at.lease)
@@ -216,9 +216,9 @@ func (s *State) cancel(at *located) {
 		}
 		at.rec.Attempts, at.rec.Leases = at.lease.attempts, at.lease.leases
 		if retention != 0 {
-			s.noteAttempt(at.lease, &at.rec, attemptEnd{how: EventCanceled})
+			s.Leases.noteAttempt(at.lease, &at.rec, attemptEnd{how: EventCanceled})
 		}
-		s.canceled.Add(at.lease.receipt())
+		s.Leases.canceled.Add(at.lease.receipt())
 		if s.Wanted&WantCancels != 0 && at.lease.local {
 			s.Effects.Canceled = append(s.Effects.Canceled, CanceledLease{at.lease.receipt(), at.lease.runner})
 		}
@@ -230,9 +230,9 @@ func (s *State) cancel(at *located) {
 	if retention == 0 {
 		s.endings.add(at.id, s.Uptime, &o)
 	} else {
-		s.keep(at.lane.queue, keys.Canceled, at.id, s.retainedUntil(retention), keys.EndedValue{Lane: at.lane.number, At: s.stamp()}, &at.rec)
+		s.Times.keep(at.lane.queue, keys.Canceled, at.id, s.retainedUntil(retention), keys.EndedValue{Lane: at.lane.number, At: s.stamp()}, &at.rec)
 	}
-	s.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
+	s.Names.emit(EventCanceled, at.lane, at.id, at.rec.Attempts, "")
 	if gone {
 		ties.Group = 0
 	}
@@ -243,7 +243,7 @@ func (s *State) cancel(at *located) {
 // wait for it. It returns false if the task does not wait any more.
 // REQUIRES: the task is not moving, or the group has completed it.
 func (s *State) replace(id keys.ID, t *NewTask) bool {
-	if s.isMoving(id) { // t is its follow-up
+	if s.Leases.isMoving(id) { // t is its follow-up
 		return false
 	}
 	at, err := s.locate(id)
@@ -260,21 +260,21 @@ func (s *State) replace(id keys.ID, t *NewTask) bool {
 		return false
 	}
 	rec.Parents, rec.OnDead, rec.OnMissing = at.rec.Parents, at.rec.OnDead, at.rec.OnMissing
-	s.freePlace(at.id)
+	s.Suspects.freePlace(at.id)
 	s.withdraw(at)
 	rec.Leases, rec.Rewritten, rec.History, rec.Notes = at.rec.Leases, true, at.rec.History, at.rec.Notes
 	rec.Parent = rec.Parent || at.rec.Parent
-	l := s.lane(t.Key)
-	if v, ok := s.uniques.get(&s.round, t.Tied.Unique); ok {
-		s.freeKey(t.Tied.Unique, v)
+	l := s.Names.lane(t.Key)
+	if v, ok := s.Ties.uniques.get(&s.round, t.Tied.Unique); ok {
+		s.Ties.freeKey(t.Tied.Unique, v)
 	}
-	s.takeKey(id, &t.Tied.Ties)
+	s.Ties.takeKey(id, &t.Tied.Ties)
 	b := rec.Encode()
 	switch {
 	case at.state == Blocked && at.place.At == 0:
-		s.blockAgain(l, at, b)
+		s.Ties.blockAgain(l, at, b)
 	case rec.RunAt > s.Wall:
-		s.schedule(l, id, rec.RunAt, b)
+		s.Times.schedule(l, id, rec.RunAt, b)
 	default:
 		s.enter(l, s.mint.since(), id, &rec.Head, b)
 	}
@@ -337,7 +337,7 @@ func (s *State) AlterMany(b *BulkAlteration) (Verdict, error) {
 		if at == nil || !b.States.Has(at.state) {
 			continue
 		}
-		if s.isTelling(id) {
+		if s.Ties.isTelling(id) {
 			return Decided, ErrNoRoom
 		}
 		err = alterations[b.How](s, at, &b.AlterTo)

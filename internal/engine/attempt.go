@@ -23,7 +23,7 @@ type attemptEnd struct {
 // complete finishes a task. Its record is read only if it is kept.
 func (s *State) complete(ls *lease, result []byte) error {
 	o := Outcome{State: Done, Result: result, Attempts: int(ls.attempts)}
-	if retention := s.retention(ls.lane.queue, ls.retention); retention == 0 {
+	if retention := s.Times.retention(ls.lane.queue, ls.retention); retention == 0 {
 		s.finish(ls)
 		s.endings.add(ls.id, s.Uptime, &o)
 	} else if err := s.finishAndKeep(ls, retention, result); err != nil {
@@ -37,7 +37,7 @@ func (s *State) complete(ls *lease, result []byte) error {
 
 // finish ends the lease of a completed task, and removes the task.
 func (s *State) finish(ls *lease) {
-	s.emit(EventCompleted, ls.lane, ls.id, ls.attempts, "")
+	s.Names.emit(EventCompleted, ls.lane, ls.id, ls.attempts, "")
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
 		s.unindex(ls.id)
@@ -46,18 +46,18 @@ func (s *State) finish(ls *lease) {
 
 // finishAndKeep is finish for a task that is kept for a while.
 func (s *State) finishAndKeep(ls *lease, retention int64, result []byte) error {
-	rec, err := s.recordOf(ls)
+	rec, err := s.Leases.recordOf(ls)
 	if err != nil {
 		return err
 	}
 	rec.Attempts, rec.Leases, rec.Suspect = ls.attempts, ls.leases, false
-	s.noteAttempt(ls, &rec, attemptEnd{how: EventCompleted})
+	s.Leases.noteAttempt(ls, &rec, attemptEnd{how: EventCompleted})
 	s.finish(ls)
 	until := s.retainedUntil(retention)
 	if ls.ties.Parent {
-		until = s.pinForChildren(ls.id, until)
+		until = s.Ties.pinForChildren(ls.id, until)
 	}
-	s.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp(), Result: result}, &rec)
+	s.Times.keep(ls.lane.queue, keys.Done, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp(), Result: result}, &rec)
 	return nil
 }
 
@@ -85,7 +85,7 @@ func (le *leases) finishAttempt(ls *lease, end attemptEnd) (record.Record, error
 // retry ends a counted attempt: the task is tried again after a wait, or becomes a dead letter when
 // it has no attempts left. A negative wait stands for the backoff of the options.
 func (s *State) retry(ls *lease, cause string, wait int64) error {
-	rec, err := s.finishAttempt(ls, attemptEnd{how: EventRetried, counted: true, cause: cause})
+	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventRetried, counted: true, cause: cause})
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (s *State) retry(ls *lease, cause string, wait int64) error {
 	if wait < 0 {
 		wait = int64(record.Millis(s.config.Backoff(int(rec.Attempts), s.mint.rand.Float64())))
 	}
-	s.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
+	s.Names.emit(EventRetried, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.postpone(ls, &rec, uint64(wait))
 	return nil
 }
@@ -118,10 +118,10 @@ func (c *Config) maxAttempts(rec *record.Record) uint32 {
 func (s *State) postpone(ls *lease, rec *record.Record, wait uint64) {
 	s.unlease(ls)
 	if wait == 0 {
-		s.place(ls.lane, s.mint.since(), ls.id, rec.Encode())
+		s.Names.place(ls.lane, s.mint.since(), ls.id, rec.Encode())
 		return
 	}
-	s.scheduleWait(ls.lane, ls.id, s.after(wait), rec.Encode())
+	s.Times.scheduleWait(ls.lane, ls.id, s.after(wait), rec.Encode())
 }
 
 // causeOverdue is the error of a task whose handler went on after its Timeout.
@@ -130,7 +130,7 @@ const causeOverdue = "handler still running after its timeout"
 // countOverdue counts the attempt of a lease that goes on, in the record of its task: whatever ends
 // the lease, the death of its process as well, finds that the attempt counts.
 func (s *State) countOverdue(ls *lease) error {
-	rec, err := s.recordOf(ls)
+	rec, err := s.Leases.recordOf(ls)
 	if err != nil || ls.overdue {
 		return err
 	}
@@ -143,35 +143,35 @@ func (s *State) countOverdue(ls *lease) error {
 // giveBack returns a leased task to its place in its lane: its record is rewritten there. A suspect
 // waits for its start.
 func (s *State) giveBack(ls *lease, rec *record.Record) {
-	s.freePlace(ls.id)
+	s.Suspects.freePlace(ls.id)
 	s.endLease(ls)
 	if rec.Suspect {
 		rec.Rewritten = true
 		s.removeTask(ls.lane.number, ls.since, ls.id, false)
-		s.hold(ls.lane, ls.id, rec.Leases, rec.Encode())
+		s.Suspects.hold(ls.lane, ls.id, rec.Leases, rec.Encode())
 		return
 	}
 	b := rec.Encode()
 	s.Group.put(ls.id, ls.lane, keys.Place{Range: keys.Task, Group: ls.lane.number, At: ls.since}, b)
 	s.Group.setTask(ls.lane.number, ls.since, ls.id, b)
-	s.offer(ls.lane, ready.Item{Pos: ready.Pos{Since: ls.since, ID: ls.id}, Record: b})
+	s.Names.offer(ls.lane, ready.Item{Pos: ready.Pos{Since: ls.since, ID: ls.id}, Record: b})
 }
 
 // returnTask gives a task back whose attempt does not count.
 func (s *State) returnTask(ls *lease, cause string) {
-	rec, err := s.finishAttempt(ls, attemptEnd{how: EventReleased, suspect: true, cause: cause})
+	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventReleased, suspect: true, cause: cause})
 	if err != nil {
 		s.Broken = err
 		return
 	}
-	s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
+	s.Names.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
 	s.giveBack(ls, &rec)
 }
 
 // toDeadLetter makes a leased task a dead letter. One for which its children or its group wait is
 // kept until somebody redrives, purges or cancels it.
 func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
-	s.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
+	s.Names.emit(EventDeadLettered, ls.lane, ls.id, rec.Attempts, rec.Error)
 	s.unlease(ls)
 	if !isFirstPlace(ls.lane, ls.since, ls.id) {
 		s.unindex(ls.id)
@@ -185,9 +185,9 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 		retention = -1
 	}
 	until := s.retainedUntil(retention)
-	s.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp()}, rec)
+	s.Times.keep(ls.lane.queue, keys.Dead, ls.id, until, keys.EndedValue{Lane: ls.lane.number, At: s.stamp()}, rec)
 	if rec.Child && until != keys.Forever {
-		s.releaseParents(ls.id, until)
+		s.Ties.releaseParents(ls.id, until)
 	}
 	s.end(ls.lane.queue, ls.id, &ties, Outcome{State: Dead, LastError: rec.Error, Attempts: int(rec.Attempts)})
 }
@@ -199,17 +199,17 @@ func (s *State) toDeadLetter(ls *lease, rec *record.Record) {
 // work (checkpoint).
 func (s *State) expire(ls *lease) {
 	if ls.goesOn {
-		s.endOrphan(ls)
+		s.Ties.endOrphan(ls)
 		return
 	}
-	c, known := s.crashOf(ls)
+	c, known := s.Suspects.crashOf(ls)
 	if !known {
-		s.leases.wheel.Add(&ls.expiry, int64(s.Now+crashRetry))
+		s.Leases.wheel.Add(&ls.expiry, int64(s.Now+crashRetry))
 		return
 	}
 	if c != nil {
-		if s.isClearing() {
-			s.leases.wheel.Add(&ls.expiry, int64(s.Now)) // until that is done
+		if s.Suspects.isClearing() {
+			s.Leases.wheel.Add(&ls.expiry, int64(s.Now)) // until that is done
 		} else {
 			s.crash(ls, c)
 		}
@@ -219,12 +219,12 @@ func (s *State) expire(ls *lease) {
 		s.returnTask(ls, "")
 		return
 	}
-	rec, err := s.finishAttempt(ls, attemptEnd{how: EventExpired, counted: true, suspect: true, cause: "lease expired"})
+	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventExpired, counted: true, suspect: true, cause: "lease expired"})
 	if err != nil {
 		s.Broken = err
 		return
 	}
-	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
+	s.Names.emit(EventExpired, ls.lane, ls.id, rec.Attempts, "")
 	if s.config.exhausted(&rec) {
 		rec.Suspect = false
 		s.toDeadLetter(ls, &rec)
@@ -245,25 +245,25 @@ func (s *State) expire(ls *lease) {
 // endLease ends a lease. The task's record stays where it is.
 func (s *State) endLease(ls *lease) {
 	if ls.suspect {
-		s.endSuspect(ls)
-	} else if len(s.suspects.beside) > 0 {
-		s.endBeside(ls.id)
+		s.Suspects.endSuspect(ls)
+	} else if len(s.Suspects.beside) > 0 {
+		s.Suspects.endBeside(ls.id)
 	}
-	s.removeFromRecord(ls)
-	s.removeLease(ls)
+	s.Leases.removeFromRecord(ls)
+	s.Leases.removeLease(ls)
 	q := ls.lane.queue
 	q.Counts.Leased--
-	s.touch(q)
+	s.Names.touch(q)
 	if ls.goesOn {
-		s.orphan(ls)
+		s.Leases.orphan(ls)
 		return
 	}
-	s.leave(q, &ls.ties)
+	s.Ties.leave(q, &ls.ties)
 }
 
 func (le *leases) removeLease(ls *lease) {
 	le.remove(ls)
-	le.ready.EndLease(&ls.lane.tasks, ls.since)
+	le.names.ready.EndLease(&ls.lane.tasks, ls.since)
 }
 
 // unlease ends a lease and removes the task from its lane, to move it elsewhere. A task in its

@@ -45,7 +45,7 @@ func (s *State) Check(disk pebble.Reader, needed func(*Queue) bool) (claimable f
 func (s *State) isAtRest() bool {
 	g := &s.Group
 	busy := !g.isEmpty()
-	return !busy && !s.out.ahead && !s.ready.WantsRefill() && !s.upkeepIsDue()
+	return !busy && !s.Mail.out.ahead && !s.Names.ready.WantsRefill() && !s.upkeepIsDue()
 }
 
 // claimable reports whether a queue has a task that may be leased, as far as its gate allows.
@@ -56,7 +56,7 @@ func (c *checker) claimable(q *Queue) bool {
 	for l, items := range c.onDisk {
 		for _, it := range items {
 			head, err := record.DecodeHead(it.Record)
-			if l.queue == q && (err != nil || c.state.mayLease(q, &head)) {
+			if l.queue == q && (err != nil || c.state.Ties.mayLease(q, &head)) {
 				return true
 			}
 		}

@@ -11,11 +11,11 @@ import (
 func (c *checker) caches() error {
 	s := c.state
 	return errors.Join(
-		checkCache(c, "idempotency key", &s.uniques),
-		checkCache(c, "group", &s.turns),
-		checkCache(c, "number of parents", &s.pending),
-		checkCache(c, "end being told", &s.notices.ends),
-		checkCache(c, "number of pins", &s.pins.counts),
+		checkCache(c, "idempotency key", &s.Ties.uniques),
+		checkCache(c, "group", &s.Ties.turns),
+		checkCache(c, "number of parents", &s.Ties.pending),
+		checkCache(c, "end being told", &s.Ties.notices.ends),
+		checkCache(c, "number of pins", &s.Ties.pins.counts),
 	)
 }
 

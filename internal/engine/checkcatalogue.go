@@ -13,7 +13,7 @@ import (
 
 // catalogue: memory knows which numbers are taken, and has no lane or queue without need.
 func (c *checker) catalogue() error {
-	s, cat := c.state, &c.state.catalogue
+	s, cat := c.state, &c.state.Names.catalogue
 	lanes, queues := 0, 1
 	err := errors.Join(store.Scan(c.disk, keys.Lane, func(key, _ []byte) error {
 		n, err := keys.ParseNumbered(key)
@@ -35,7 +35,7 @@ func (c *checker) catalogue() error {
 		c.report("%d lanes and %d queues are taken, on disk %d and %d", cat.lanes.Len(), cat.queues.Len(), lanes, queues)
 	}
 	loaded := 0
-	for n, l := range s.lanes.All() {
+	for n, l := range s.Names.lanes.All() {
 		if l == nil {
 			continue
 		}
@@ -46,31 +46,31 @@ func (c *checker) catalogue() error {
 	if loaded != cat.loaded.Len() {
 		c.report("%d lanes are in memory, %d by the catalogue", loaded, cat.loaded.Len())
 	}
-	if n := s.absentLanes(); cat.sweep == nil && n > cat.sweepAt {
+	if n := s.Names.absentLanes(); cat.sweep == nil && n > cat.sweepAt {
 		c.report("%d lanes are not in memory, a sweep is due at %d", n, cat.sweepAt)
 	}
 	current, busy := 0, 0
-	for _, q := range s.Queues {
+	for _, q := range s.Names.Queues {
 		if q.Number != 0 {
 			current++
 		}
 		if q.isBusy() {
 			busy++
 		}
-		if s.isUnknown(q) && !c.needed(q) {
+		if s.Names.isUnknown(q) && !c.needed(q) {
 			c.report("queue %q is in memory for nothing", q.Name)
 		}
 	}
-	if current != cat.current.Len() || busy != s.busy {
+	if current != cat.current.Len() || busy != s.Names.busy {
 		c.report("%d queues are in memory, %d by the catalogue; %d have tasks that have not ended, %d by the shard",
-			current, cat.current.Len(), busy, s.busy)
+			current, cat.current.Len(), busy, s.Names.busy)
 	}
 	return nil
 }
 
 // former: numbers of lanes and queues that are not in memory are those of their newest entries.
 func (c *checker) former() error {
-	s, cat := c.state, &c.state.catalogue
+	s, cat := c.state, &c.state.Names.catalogue
 	names := make(map[uint32]string)
 	newest, entries := make(map[LaneKey]storedLane), make(map[uint32]storedLane)
 	err := errors.Join(store.Scan(c.disk, keys.Queue, func(key, value []byte) error {
@@ -92,17 +92,17 @@ func (c *checker) former() error {
 	}))
 	for e := cat.formerQueues.order.Front(); e != nil; e = e.Next() {
 		q := e.Value.(named[string])
-		if names[q.number] != q.name || !cat.queues.Has(q.number) || s.numbers.At(int(q.number)) != nil {
+		if names[q.number] != q.name || !cat.queues.Has(q.number) || s.Names.numbers.At(int(q.number)) != nil {
 			c.report("queue %d is not %q, which has left memory", q.number, q.name)
 		}
 	}
 	for e := cat.formerLanes.order.Front(); e != nil; e = e.Next() {
 		l := e.Value.(named[formerLane])
 		v := entries[l.number]
-		if (formerLane{v.Queue, laneName{v.Tenant, v.Priority}}) != l.name || !cat.lanes.Has(l.number) || s.lanes.At(int(l.number)) != nil {
+		if (formerLane{v.Queue, laneName{v.Tenant, v.Priority}}) != l.name || !cat.lanes.Has(l.number) || s.Names.lanes.At(int(l.number)) != nil {
 			c.report("lane %d is not %+v, which has left memory", l.number, l.name)
 		}
-		q := s.numbers.At(int(v.Queue))
+		q := s.Names.numbers.At(int(v.Queue))
 		if q != nil && q.lane(v.Tenant, v.Priority) == nil && newest[LaneKey{q.Name, v.Tenant, v.Priority}].number != l.number {
 			c.report("lane %+v has left memory with another number than %d", l.name, l.number)
 		}
@@ -136,12 +136,12 @@ func (c *checker) queues() error {
 	} else if !s.mint.unset && !bytes.Equal(b, keys.AppendClockSets(nil, s.mint.sets)) {
 		c.report("set clocks are %v, on disk %x", s.mint.sets, b)
 	}
-	for n, q := range s.numbers.All() {
-		if q != nil && (int(q.Number) != n || s.Queues[q.Name] != q) {
+	for n, q := range s.Names.numbers.All() {
+		if q != nil && (int(q.Number) != n || s.Names.Queues[q.Name] != q) {
 			c.report("queue %d is not where it belongs", n)
 		}
 	}
-	for name, q := range s.Queues {
+	for name, q := range s.Names.Queues {
 		stored := counted[q.Number]
 		if q.Counts != stored.Counts {
 			c.report("queue %q is counted as %+v, on disk %+v", name, q.Counts, stored.Counts)
@@ -166,7 +166,7 @@ func (c *checker) totals(q *Queue, stored keys.TotalsValue) error {
 			c.report("counters of queue %q, which is filed, have totals: %+v", q.Name, stored)
 		}
 		value, err := store.Lookup(c.disk, keys.AppendTotals(nil, q.Name, q.totals.Day))
-		if err != nil || value == nil && q.totals.Day+TotalsDays <= c.state.totals.today {
+		if err != nil || value == nil && q.totals.Day+TotalsDays <= c.state.Names.totals.today {
 			return err
 		}
 		if stored, err = keys.ParseTotals(value); err != nil {
@@ -186,20 +186,20 @@ func (c *checker) settings() error {
 		stored[string(key[1:])] = bytes.Clone(value)
 		return nil
 	})
-	if b := stored[""]; b != nil || c.state.Given > 0 {
+	if b := stored[""]; b != nil || c.state.Names.Given > 0 {
 		delete(stored, "")
-		if given, err := keys.ParseSettings(b); err != nil || given.Version != c.state.Given {
-			c.report("settings up to version %d are removed, on disk %d: %v", c.state.Given, given.Version, err)
+		if given, err := keys.ParseSettings(b); err != nil || given.Version != c.state.Names.Given {
+			c.report("settings up to version %d are removed, on disk %d: %v", c.state.Names.Given, given.Version, err)
 		}
 	}
-	for place, q := range c.state.settled.queues.All() {
+	for place, q := range c.state.Names.settled.queues.All() {
 		if q != nil && (q.Version == 0 || q.settledAt != place) {
 			c.report("queue %q has place %d among those with settings, which is %d", q.Name, place, q.settledAt)
 		}
 	}
-	for name, q := range c.state.Queues {
+	for name, q := range c.state.Names.Queues {
 		value := stored[name]
-		if q.Version > 0 && c.state.settled.queues.At(q.settledAt) != q {
+		if q.Version > 0 && c.state.Names.settled.queues.At(q.settledAt) != q {
 			c.report("queue %q is not among those with settings", name)
 		}
 		delete(stored, name)

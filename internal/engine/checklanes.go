@@ -16,11 +16,11 @@ func (c *checker) ready() error {
 		if err != nil {
 			return err
 		}
-		l, err := s.laneNumbered(number)
+		l, err := s.Names.laneNumbered(number)
 		if err != nil {
 			return err
 		}
-		ls := s.leases.byID[id]
+		ls := s.Leases.byID[id]
 		if ls == nil {
 			it := ready.Item{Pos: ready.Pos{Since: since, ID: id}, Record: bytes.Clone(value)}
 			c.onDisk[l] = append(c.onDisk[l], it)
@@ -35,11 +35,11 @@ func (c *checker) ready() error {
 func (c *checker) lanes() error {
 	s := c.state
 	leased := make(map[*Lane][]uint64)
-	for _, ls := range s.leases.byID {
+	for _, ls := range s.Leases.byID {
 		leased[ls.lane] = append(leased[ls.lane], ls.since)
 	}
 	var lanes []ready.Stored
-	for n, l := range s.lanes.All() {
+	for n, l := range s.Names.lanes.All() {
 		if l == nil {
 			continue
 		}
@@ -52,9 +52,9 @@ func (c *checker) lanes() error {
 		lanes = append(lanes, ready.Stored{Lane: &l.tasks, Name: l.queue.Name, Tasks: c.onDisk[l], Leased: leased[l]})
 	}
 	var queues []*ready.Queue
-	for _, q := range s.Queues {
+	for _, q := range s.Names.Queues {
 		queues = append(queues, &q.Queue)
 	}
-	c.errs = append(c.errs, s.ready.Check(lanes, queues)...)
+	c.errs = append(c.errs, s.Names.ready.Check(lanes, queues)...)
 	return nil
 }

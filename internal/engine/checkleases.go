@@ -41,7 +41,7 @@ func (c *checker) leases() error {
 		return err
 	}
 	live, held := make(map[*leaseRecord]int), 0
-	for id, l := range s.leases.byID {
+	for id, l := range s.Leases.byID {
 		held += len(l.copied)
 		e, ok := valid[id]
 		if !ok {
@@ -70,11 +70,11 @@ func (c *checker) leases() error {
 	for id := range valid {
 		c.report("lease of %s is valid on disk only", id)
 	}
-	if n := s.leases.wheel.Len(); n != len(s.leases.byID)+len(s.leases.orphans) {
-		c.report("%d deadlines for %d leases and %d orphans", n, len(s.leases.byID), len(s.leases.orphans))
+	if n := s.Leases.wheel.Len(); n != len(s.Leases.byID)+len(s.Leases.orphans) {
+		c.report("%d deadlines for %d leases and %d orphans", n, len(s.Leases.byID), len(s.Leases.orphans))
 	}
-	if held != s.leases.copies {
-		c.report("copies of records have %d bytes, counted are %d", held, s.leases.copies)
+	if held != s.Leases.copies {
+		c.report("copies of records have %d bytes, counted are %d", held, s.Leases.copies)
 	}
 	for r, n := range live {
 		if r.live != n {
@@ -85,12 +85,12 @@ func (c *checker) leases() error {
 	for seq := range onDisk {
 		c.report("nothing refers to lease record %x", seq)
 	}
-	for _, l := range s.leases.ended {
-		if s.leases.byID[l.id] == l || l.expiry.Queued() {
+	for _, l := range s.Leases.ended {
+		if s.Leases.byID[l.id] == l || l.expiry.Queued() {
 			c.report("lease of %s is in use and free", l.id)
 		}
 	}
-	for _, r := range s.leases.spare {
+	for _, r := range s.Leases.spare {
 		if live[r] > 0 {
 			c.report("lease record %x is in use and spare", r.seq)
 		}
@@ -102,7 +102,7 @@ func (c *checker) leases() error {
 func (c *checker) orphans() error {
 	s := c.state
 	queues, turns := make(map[*Queue]int), make(map[uint64]int)
-	for r, o := range s.leases.orphans {
+	for r, o := range s.Leases.orphans {
 		if o.receipt() != r || !o.goesOn || !o.expiry.Queued() || o.expiry.Value != o {
 			c.report("orphan %s is %+v", r, o)
 		}
@@ -110,7 +110,7 @@ func (c *checker) orphans() error {
 			turns[o.ties.Group]++
 		}
 	}
-	for _, q := range s.Queues {
+	for _, q := range s.Names.Queues {
 		if q.Orphans != queues[q] {
 			c.report("queue %q counts %d orphans of %d", q.Name, q.Orphans, queues[q])
 		}
@@ -119,7 +119,7 @@ func (c *checker) orphans() error {
 	for q := range queues {
 		c.report("queue %q is forgotten, and has orphans", q.Name)
 	}
-	for scope, held := range s.leases.heldTurns {
+	for scope, held := range s.Leases.heldTurns {
 		if held.orphans != turns[scope] {
 			c.report("group %x counts %d orphans of %d", scope, held.orphans, turns[scope])
 		}
@@ -146,11 +146,11 @@ func (c *checker) leaseClock() error {
 		}
 		stored = v.Clock
 	}
-	if stored != s.clock.stored || b != nil && !s.config.Replicated {
-		c.report("the clock of leases is %x on disk, and %d was stored", b, s.clock.stored)
+	if stored != s.Leases.clock.stored || b != nil && !s.config.Replicated {
+		c.report("the clock of leases is %x on disk, and %d was stored", b, s.Leases.clock.stored)
 	}
-	if now := s.leaseClock(); s.config.Replicated && (now < stored || s.leases.all.Len() > 0 && !s.clock.begun) {
-		c.report("the clock of leases is at %d, on disk at %d, stored by this leader: %t", now, stored, s.clock.begun)
+	if now := s.Leases.leaseClock(); s.config.Replicated && (now < stored || s.Leases.all.Len() > 0 && !s.Leases.clock.begun) {
+		c.report("the clock of leases is at %d, on disk at %d, stored by this leader: %t", now, stored, s.Leases.clock.begun)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 func (c *checker) limits() error {
 	s := c.state
 	leased, ready := make(map[uint64]int), make(map[uint64]bool)
-	for id, l := range s.leases.byID {
+	for id, l := range s.Leases.byID {
 		if l.ties.Limit != 0 {
 			leased[l.ties.Limit]++
 		}
@@ -26,7 +26,7 @@ func (c *checker) limits() error {
 			c.report("lease of %s is bound by %+v, on disk %+v", id, l.ties, head.Ties)
 		}
 	}
-	for _, o := range s.leases.orphans {
+	for _, o := range s.Leases.orphans {
 		if o.ties.Limit != 0 {
 			leased[o.ties.Limit]++
 		}
@@ -44,7 +44,7 @@ func (c *checker) limits() error {
 	waiting := make(map[uint64]int)
 	err := store.Scan(c.disk, keys.Blocked, func(key, value []byte) error {
 		_, scope, id, err := keys.ParseGrouped(key)
-		if f, n := s.cursors.byScope[scope], waiting[scope]; f != nil {
+		if f, n := s.Ties.cursors.byScope[scope], waiting[scope]; f != nil {
 			switch {
 			case n < len(f.ahead) && (f.ahead[n].id != id || !bytes.Equal(f.ahead[n].value, value)):
 				c.report("task %s waits in scope %x at %d, where memory has %s", keys.FormatID(id), scope, n, f.ahead[n].id)
@@ -53,13 +53,13 @@ func (c *checker) limits() error {
 			}
 		}
 		waiting[scope]++
-		if cursor := cursorOf(&s.cursors, scope); bytes.Compare(id[:], cursor[:]) < 0 {
+		if cursor := cursorOf(&s.Ties.cursors, scope); bytes.Compare(id[:], cursor[:]) < 0 {
 			c.report("task %s waits in scope %x before its cursor %s", keys.FormatID(id), scope, cursor)
 		}
 		number, _, _, _ := keys.ParseGrouped(key)
-		switch q := s.numbers.At(int(number)); {
+		switch q := s.Names.numbers.At(int(number)); {
 		case keys.IsSuspectScope(scope):
-			if q.Suspects>>keys.SuspectPart(scope)&1 == 0 && !slices.Contains(s.suspects.unread, q) {
+			if q.Suspects>>keys.SuspectPart(scope)&1 == 0 && !slices.Contains(s.Suspects.unread, q) {
 				c.report("nobody starts suspect %s of queue %q", keys.FormatID(id), q.Name)
 			}
 		case scope != 0 && scope&keys.GroupScopeBit == 0:
@@ -68,7 +68,7 @@ func (c *checker) limits() error {
 		return err
 	})
 	held := 0
-	for scope, f := range s.cursors.byScope {
+	for scope, f := range s.Ties.cursors.byScope {
 		if n := waiting[scope]; n < len(f.ahead) {
 			c.report("%d tasks wait in scope %x, memory has %d", n, scope, len(f.ahead))
 		}
@@ -76,10 +76,10 @@ func (c *checker) limits() error {
 			held += f.ahead[i].size()
 		}
 	}
-	if held != s.cursors.bytes {
-		c.report("tasks that wait take %d bytes of memory, counted are %d", held, s.cursors.bytes)
+	if held != s.Ties.cursors.bytes {
+		c.report("tasks that wait take %d bytes of memory, counted are %d", held, s.Ties.cursors.bytes)
 	}
-	for scope, st := range s.limits {
+	for scope, st := range s.Ties.limits {
 		if st.leased != leased[scope] {
 			c.report("limit %x counts %d leases of %d", scope, st.leased, leased[scope])
 		}
@@ -88,12 +88,12 @@ func (c *checker) limits() error {
 		}
 	}
 	for scope := range parked {
-		if st := s.limits[scope]; st == nil || !st.parked || st.leased == 0 && !ready[scope] {
+		if st := s.Ties.limits[scope]; st == nil || !st.parked || st.leased == 0 && !ready[scope] {
 			c.report("nobody ends the wait for room in limit %x: %+v", scope, st)
 		}
 	}
 	for scope := range leased {
-		if s.limits[scope] == nil {
+		if s.Ties.limits[scope] == nil {
 			c.report("limit %x does not count its leases", scope)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // outbox: stored messages are numbered between first and next, and as many wait as are stored and
 // not taken.
 func (c *checker) outbox() error {
-	out := &c.state.out
+	out := &c.state.Mail.out
 	n := make([]uint64, len(out.waiting))
 	err := store.Scan(c.disk, keys.Outbound, func(key, _ []byte) error {
 		to, seq, err := keys.ParseOutbound(key)
@@ -45,7 +45,7 @@ func (c *checker) outbox() error {
 			return err
 		}
 		last, err := keys.ParseNumber(value)
-		if got := c.state.inbound[from]; got != last {
+		if got := c.state.Mail.inbound[from]; got != last {
 			c.report("the last message of shard %d is %d, on disk %d", from, got, last)
 		}
 		return err

@@ -49,7 +49,7 @@ func (c *checker) times() error {
 	for _, t := range []struct {
 		what        string
 		next, first dueCursor
-	}{{"scheduled task", s.nextDue, due}, {"task between attempts", s.nextWait, wait}, {"bucket", dueCursor{at: s.expiries.Next()}, expiry}, {"idempotency key", s.nextFreed, freed}} {
+	}{{"scheduled task", s.Times.nextDue, due}, {"task between attempts", s.Times.nextWait, wait}, {"bucket", dueCursor{at: s.Times.expiries.Next()}, expiry}, {"idempotency key", s.Ties.nextFreed, freed}} {
 		held := t.next
 		if held.lower(t.first.at, t.first.name); held != t.next {
 			c.report("the first %s is looked for from %x on, and is at %x", t.what, t.next, t.first)
@@ -61,7 +61,7 @@ func (c *checker) times() error {
 // recurring: the table has exactly the schedules on disk, and none ticks before the time at which
 // the shard looks.
 func (c *checker) recurring() error {
-	t := &c.state.recurring
+	t := &c.state.Times.recurring
 	onDisk := 0
 	err := store.Scan(c.disk, keys.Schedule, func(key, value []byte) error {
 		name, err := keys.ParseSchedule(key)
@@ -95,7 +95,7 @@ func (c *checker) buckets() error {
 		bucketKey
 	}
 	held := make(map[place]uint64)
-	for _, q := range c.state.numbers.All() {
+	for _, q := range c.state.Names.numbers.All() {
 		if q == nil {
 			continue
 		}

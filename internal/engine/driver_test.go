@@ -89,7 +89,7 @@ func (d *driver) load() (resting []*recurring) {
 		c.Shard, c.Seed[1] = i, byte(i)
 		state := new(State)
 		state.Init(c, s.Store)
-		state.Room, state.ClockAge, state.Format = s.Room, d.clockAge(i), manifest.Format
+		state.Room, state.Leases.ClockAge, state.Format = s.Room, d.clockAge(i), manifest.Format
 		*s = drivenShard{State: state}
 		s.instant = d.instant
 		require.NoError(d.t, s.Load())
@@ -103,7 +103,7 @@ func (d *driver) load() (resting []*recurring) {
 		var crashes []*crash
 		suspects := 0
 		for _, s := range d.shards {
-			crashes = append(crashes, s.AtWork())
+			crashes = append(crashes, s.Suspects.AtWork())
 			suspects += crashes[len(crashes)-1].Suspects
 		}
 		for _, c := range crashes {
@@ -141,9 +141,9 @@ func (d *driver) begin(s *drivenShard) {
 		s.instant = d.instant
 		s.Judged, s.Reap = d.Now, d.Now
 		s.SetClock()
-		s.Wanted = d.wanted | s.Interested
+		s.Wanted = d.wanted | s.Mail.Interested
 		s.BeginGroup()
-		if s.ready.WantsRefill() {
+		if s.Names.ready.WantsRefill() {
 			s.Refill()
 		}
 	}
@@ -174,12 +174,12 @@ func (d *driver) commit(s *drivenShard) {
 	e.Clear()
 	s.Group.Clear()
 	s.Tidy()
-	for _, q := range s.Queues {
+	for _, q := range s.Names.Queues {
 		q.Shared = d.tenants.hasNames(q.Name)
 	}
 	for _, q := range e.Forgotten {
 		d.forgotten(q)
-		s.Forget(q)
+		s.Names.Forget(q)
 	}
 	e.Forgotten = nil
 	s.under = false
@@ -192,7 +192,7 @@ func (d *driver) commit(s *drivenShard) {
 
 // keepUp does what is due in a shard, in as many groups as that takes.
 func (d *driver) keepUp(s *drivenShard) (groups int) {
-	for !s.under && (s.isDueAt(d.instant) || s.ready.WantsRefill()) {
+	for !s.under && (s.isDueAt(d.instant) || s.Names.ready.WantsRefill()) {
 		groups++
 		require.Less(d.t, groups, 1000, "upkeep does not end")
 		d.begin(s)
@@ -232,9 +232,9 @@ func (d *driver) confirm(s *drivenShard) {
 	s.mail = slices.DeleteFunc(s.mail, func(p *delivery) bool {
 		if p.persisted {
 			d.begin(s)
-			s.Confirmed(p.To, p.First, len(p.Messages))
+			s.Mail.Confirmed(p.To, p.First, len(p.Messages))
 			if d.forGood == nil || d.forGood() {
-				s.Durable(p.To, p.First+uint64(len(p.Messages))-1)
+				s.Mail.Durable(p.To, p.First+uint64(len(p.Messages))-1)
 			}
 		}
 		return p.persisted
@@ -244,7 +244,7 @@ func (d *driver) confirm(s *drivenShard) {
 // lose loses what is under way from a shard, or the answers.
 func (d *driver) lose(s *drivenShard) {
 	for _, p := range s.mail {
-		s.Confirmed(p.To, p.First, 0)
+		s.Mail.Confirmed(p.To, p.First, 0)
 	}
 	s.mail = nil
 }
@@ -269,8 +269,8 @@ func (d *driver) check(s *drivenShard) error {
 	if err != nil {
 		return err
 	}
-	for _, q := range s.Queues {
-		if _, ok := s.First(q); !ok && claimable(q) {
+	for _, q := range s.Names.Queues {
+		if _, ok := s.Names.First(q); !ok && claimable(q) {
 			return errors.New("queue " + q.Name + " shows no task, and has one to be claimed")
 		}
 	}
@@ -342,11 +342,11 @@ func (t countedTenants) hasNames(queue string) bool {
 func (t countedTenants) check(shards []*drivenShard) error {
 	turns, users := make(map[countedTenant]int32), make(map[countedTenant]int)
 	for _, s := range shards {
-		for _, l := range s.lanes.All() {
+		for _, l := range s.Names.lanes.All() {
 			if l == nil {
 				continue
 			}
-			if u := s.ready.Usage(&l.tasks); u.Share {
+			if u := s.Names.ready.Usage(&l.tasks); u.Share {
 				of := countedTenant{l.Queue, laneName{l.Tenant, l.Priority}}
 				if users[of]++; u.Turn {
 					turns[of]++

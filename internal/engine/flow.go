@@ -24,7 +24,7 @@ import (
 
 // admitRest is admitAll for the tasks of a batch that have no ID yet. The first of them has ties.
 func (s *State) admitRest(tasks []NewTask, ids []keys.ID, duplicates []int) ([]keys.ID, []int) {
-	s.fetchTies(tasks)
+	s.Ties.fetchTies(tasks)
 	b := family{left: dependAtOnce}
 	var others []int // tasks that are sent together
 	for i := len(ids); i < len(tasks); i++ {
@@ -40,14 +40,14 @@ func (s *State) admitRest(tasks []NewTask, ids []keys.ID, duplicates []int) ([]k
 		home, bound := t.Home(s.config.Shards)
 		switch elsewhere := bound && home != s.config.Shard; {
 		case elsewhere && !t.hasSiblings():
-			s.send(home, t.message())
+			s.Mail.send(home, t.message())
 			ids = append(ids, keys.ID{})
 			continue
 		case elsewhere, t.waitsFor(ids):
 			others, ids = append(others, i), append(ids, keys.ID{})
 			continue
 		}
-		if id, taken := s.holder(t.Tied.Unique); taken {
+		if id, taken := s.Ties.holder(t.Tied.Unique); taken {
 			if t.Tied.Flags&record.ReplaceWaiting == 0 || !s.replace(id, t) {
 				duplicates = append(duplicates, i)
 			}
@@ -128,7 +128,7 @@ func (s *State) sendOn(tasks []NewTask, others []int, b *family) {
 	slices.SortFunc(m.Siblings, func(a, b keys.ID) int { return bytes.Compare(a[:], b[:]) })
 	m.Siblings = slices.Compact(m.Siblings)
 	home, _ := tasks[others[0]].Home(s.config.Shards)
-	s.send(home, &m)
+	s.Mail.send(home, &m)
 }
 
 // fetchTies reads the holders of the idempotency keys, and of the turns of the groups, of a batch.
@@ -171,7 +171,7 @@ func (ti *ties) canAdmit(tasks []NewTask) bool {
 		}
 		for _, p := range t.Parents {
 			if left > 0 && ti.isOwn(p) {
-				if left--; ti.isMoving(p) {
+				if left--; ti.leases.isMoving(p) {
 					return false
 				}
 			}
@@ -201,11 +201,11 @@ func (s *State) looksUp(tasks []NewTask) bool {
 
 // admitTied takes in a task with ties, whose key is free.
 func (s *State) admitTied(t *NewTask, b *family) keys.ID {
-	l := s.lane(t.Key)
+	l := s.Names.lane(t.Key)
 	id := s.mint.id(l.number)
-	s.emit(EventProduced, l, id, 0, "")
+	s.Names.emit(EventProduced, l, id, 0, "")
 	if t.Tied.Unique != [keys.UniqueLen]byte{} {
-		s.takeKey(id, &t.Tied.Ties)
+		s.Ties.takeKey(id, &t.Tied.Ties)
 	}
 	rec, waits := t.Rec, uint64(0)
 	if len(t.Tied.Parents) > 0 {
@@ -213,17 +213,17 @@ func (s *State) admitTied(t *NewTask, b *family) keys.ID {
 	}
 	switch group := t.Tied.Group; {
 	case waits > 0:
-		s.pending.put(&s.round, id, waits)
-		s.block(l, 0, id, rec)
+		s.Ties.pending.put(&s.round, id, waits)
+		s.Ties.block(l, 0, id, rec)
 		if waits == toBeCanceled {
-			s.wake(l.queue, 0, id, keys.WakeCancel)
+			s.Ties.wake(l.queue, 0, id, keys.WakeCancel)
 		}
 	case t.RunAt > s.Wall:
-		s.schedule(l, id, t.RunAt, rec)
-	case group != 0 && !s.takeTurn(group, id):
-		s.block(l, group, id, rec)
+		s.Times.schedule(l, id, t.RunAt, rec)
+	case group != 0 && !s.Ties.takeTurn(group, id):
+		s.Ties.block(l, group, id, rec)
 	default:
-		s.placeFirst(l, id, rec)
+		s.Names.placeFirst(l, id, rec)
 		if t.Tied.Flags&record.ReplaceWaiting != 0 { // by a later produce of the group, perhaps
 			first := keys.FirstPlace(l.number, id)
 			s.Group.put(id, l, first, rec)
@@ -285,14 +285,14 @@ func (s *State) awaitParents(t *NewTask, id keys.ID, b *family) (encoded []byte,
 		}
 		switch {
 		case !known:
-			s.send(keys.ShardOf(p, s.config.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: byte(how)})
+			s.Mail.send(keys.ShardOf(p, s.config.Shards), &keys.Message{Kind: keys.MsgDepend, Parent: p, Child: id, Outcome: byte(how)})
 			waits++
 		case outcome == waiting:
 			waits++
 		case outcome == parentCanceled:
 			canceled = true
-		case s.pinFor(p, outcome) == parentPinned:
-			s.pin(p, id)
+		case s.Ties.pinFor(p, outcome) == parentPinned:
+			s.Ties.pin(p, id)
 		}
 	}
 	if canceled {
@@ -307,7 +307,7 @@ func (s *State) lookUp(parent, child keys.ID, how policy, b *family) (outcome by
 	state, found := b.found[parent]
 	if found {
 		if outcome = how.outcomeOf(state); outcome == waiting {
-			s.addChild(parent, child, how)
+			s.Ties.addChild(parent, child, how)
 		}
 		return outcome, true
 	}
@@ -375,9 +375,9 @@ func (p policy) outcomeOf(parent TaskState) byte {
 }
 
 func (s *State) tellChild(parent, child keys.ID, outcome byte) {
-	outcome = s.pinFor(parent, outcome)
+	outcome = s.Ties.pinFor(parent, outcome)
 	if to := keys.ShardOf(child, s.config.Shards); to != s.config.Shard {
-		s.send(to, &keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: outcome})
+		s.Mail.send(to, &keys.Message{Kind: keys.MsgEnded, Parent: parent, Child: child, Outcome: outcome})
 		return
 	}
 	s.parentEnded(parent, child, outcome)
@@ -393,17 +393,17 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	if outcome != parentCanceled && s.proceedNow(parent, child, outcome) || s.Broken != nil {
 		return
 	}
-	n, ok := s.pending.get(&s.round, child)
+	n, ok := s.Ties.pending.get(&s.round, child)
 	if !ok || n == toBeCanceled { // it was canceled, or will be
 		if outcome == parentPinned {
-			s.unpin(parent, 0)
+			s.Ties.unpin(parent, 0)
 		}
 		return
 	}
 	if outcome == parentPinned {
-		s.pin(parent, child)
+		s.Ties.pin(parent, child)
 	}
-	l, err := s.laneNumbered(keys.LaneOf(child))
+	l, err := s.Names.laneNumbered(keys.LaneOf(child))
 	if err != nil {
 		s.Broken = err
 		return
@@ -411,34 +411,34 @@ func (s *State) parentEnded(parent, child keys.ID, outcome byte) {
 	q := l.queue
 	switch {
 	case outcome == parentCanceled:
-		s.pending.put(&s.round, child, toBeCanceled)
-		s.wake(q, 0, child, keys.WakeCancel)
+		s.Ties.pending.put(&s.round, child, toBeCanceled)
+		s.Ties.wake(q, 0, child, keys.WakeCancel)
 	case n > 1:
-		s.pending.put(&s.round, child, n-1)
+		s.Ties.pending.put(&s.round, child, n-1)
 	default:
-		s.pending.drop(&s.round, child)
-		s.wake(q, 0, child, keys.WakeUp)
+		s.Ties.pending.drop(&s.round, child)
+		s.Ties.wake(q, 0, child, keys.WakeUp)
 	}
 }
 
 // proceedNow lets a task go on whose last parent has ended. It returns false, and does nothing, if
 // other parents remain, or if the task's record alone does not tell.
 func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
-	n, known := s.pending.peek(child)
+	n, known := s.Ties.pending.peek(child)
 	// an end that was reported earlier may have been undone: the parent was redriven
 	if !known && keys.ShardOf(parent, s.config.Shards) != s.config.Shard {
-		n, _ = s.pending.get(&s.round, child)
+		n, _ = s.Ties.pending.get(&s.round, child)
 		known = true
 	}
 	if known && n != 1 || s.Group.hasChanged(child) || !s.HasRoom(RoomLow) || s.isLate() {
 		return false
 	}
-	l, err := s.laneNumbered(keys.LaneOf(child))
+	l, err := s.Names.laneNumbered(keys.LaneOf(child))
 	if err != nil {
 		s.Broken = err
 		return false
 	}
-	at, err := s.blockedIn(l.queue, 0, child)
+	at, err := s.Ties.blockedIn(l.queue, 0, child)
 	if err != nil {
 		s.Broken = err
 		return false
@@ -447,10 +447,10 @@ func (s *State) proceedNow(parent, child keys.ID, outcome byte) bool {
 		return false
 	}
 	if outcome == parentPinned {
-		s.pin(parent, child)
+		s.Ties.pin(parent, child)
 	}
-	s.pending.dropBlind(child)
-	s.unblock(at)
+	s.Ties.pending.dropBlind(child)
+	s.Names.unblock(at)
 	s.proceed(at.lane, child, &at.rec.Head, at.rec.Encode())
 	return true
 }
@@ -468,7 +468,7 @@ func isOnly(parents [][record.IDLen]byte, parent keys.ID) bool {
 // depend makes a task wait for a parent of this shard, unless the parent has ended, or is gone. ok
 // is false, and nothing was done, if the latest state of the parent is not on disk yet.
 func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state TaskState, ok bool) {
-	if s.isMoving(parent) {
+	if s.Leases.isMoving(parent) {
 		return 0, 0, false
 	}
 	at, err := s.locate(parent)
@@ -489,13 +489,13 @@ func (s *State) depend(parent, child keys.ID, how policy) (outcome byte, state T
 		}
 		return outcome, state, true
 	}
-	s.addChild(parent, child, how)
+	s.Ties.addChild(parent, child, how)
 	if !at.rec.Parent {
 		at.rec.Parent = true
 		switch {
 		case at.state == Dead: // to the bucket that does not expire
-			s.unkeep(at)
-			s.keep(at.lane.queue, keys.Dead, at.id, keys.Forever, at.ended, &at.rec)
+			s.Times.unkeep(at)
+			s.Times.keep(at.lane.queue, keys.Dead, at.id, keys.Forever, at.ended, &at.rec)
 		default:
 			s.rewrite(at)
 		}

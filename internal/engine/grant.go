@@ -38,9 +38,9 @@ type CanceledLease struct {
 // Grant leases the first task of a lane's window for duration ms, and adds the lease to grants.
 // REQUIRES: the window is not empty.
 func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Grant, error) {
-	ls := s.leases.newLease()
+	ls := s.Leases.newLease()
 	ls.leases, ls.attempts, ls.duration = 1, 1, duration
-	it := s.ready.Pop(&l.tasks)
+	it := s.Names.ready.Pop(&l.tasks)
 	if _, plain := record.Plain(it.Record); !plain {
 		head, err := record.DecodeHead(it.Record)
 		if err != nil {
@@ -51,7 +51,7 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 		}
 		ls.leases, ls.attempts = head.Leases+1, head.Attempts+1
 		ls.rewritten, ls.retention, ls.suspect = head.Rewritten, head.Retention, head.Suspect
-		s.tieLease(ls, &head)
+		s.Ties.tieLease(ls, &head)
 	}
 	s.noteRead(len(it.Record))
 	ls.id, ls.lane, ls.since = it.ID, l, it.Since
@@ -60,24 +60,24 @@ func (s *State) Grant(l *Lane, duration uint64, to Holder, grants []Grant) ([]Gr
 	if s.config.Replicated {
 		process = to.Process
 	}
-	s.addToRecord(ls, process, 0)
-	cleared := ls.suspect && !s.beginSuspect(ls)
-	s.leases.add(ls, s.Now+ls.duration)
-	s.leases.copyRecord(ls, it.Record)
+	s.Leases.addToRecord(ls, process, 0)
+	cleared := ls.suspect && !s.Suspects.beginSuspect(ls)
+	s.Leases.add(ls, s.Now+ls.duration)
+	s.Leases.copyRecord(ls, it.Record)
 	if cleared {
 		if err := s.clearSuspect(ls); err != nil {
 			return grants, err
 		}
 	}
-	s.emit(EventClaimed, l, ls.id, ls.attempts, "")
+	s.Names.emit(EventClaimed, l, ls.id, ls.attempts, "")
 	q := l.queue
-	s.ready.Turn(&l.tasks)
+	s.Names.ready.Turn(&l.tasks)
 	q.Counts.Ready--
 	q.Counts.Leased++
 	if q.Gated && q.Settings.Rate > 0 {
-		s.noteGrant(q)
+		s.Names.noteGrant(q)
 	}
-	s.touch(q)
+	s.Names.touch(q)
 	return append(grants, Grant{
 		Receipt:  ls.receipt(),
 		LaneKey:  &l.LaneKey,

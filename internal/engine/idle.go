@@ -12,19 +12,19 @@ type Idleness struct {
 // on how many queues are named.
 func (s *State) Idle(i *Idleness) bool {
 	// tasks may be on their way to other shards
-	if s.out.busy() || i.busy != nil && i.busy.isBusy() {
+	if s.Mail.out.busy() || i.busy != nil && i.busy.isBusy() {
 		return false
 	}
 	if i.busy = nil; len(i.Queues) == 0 {
-		s.noteTouched()
-		i.Arrived = s.arrived
-		return s.busy == 0
+		s.Names.noteTouched()
+		i.Arrived = s.Mail.arrived
+		return s.Names.busy == 0
 	}
-	c := &s.catalogue
+	c := &s.Names.catalogue
 	i.Arrived = 0
 	for _, name := range i.Queues {
 		i.Arrived += c.gone[c.slot(name)]
-		if q := s.Queues[name]; q != nil {
+		if q := s.Names.Queues[name]; q != nil {
 			if q.isBusy() {
 				i.busy = q
 				return false

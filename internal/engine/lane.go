@@ -69,10 +69,10 @@ func (ns *names) dropLane(l *Lane) {
 // with doubtsAtOnce.
 // REQUIRES: the group is empty.
 func (s *State) forgetIdle() {
-	for idle := s.ready.Idle(); idle != nil; idle = s.ready.Idle() {
-		l := s.laneOf(idle)
-		s.dropLane(l)
-		s.catalogue.formerLanes.add(formerLane{l.queue.Number, laneName{l.Tenant, l.Priority}}, l.number, s.formerMost())
+	for idle := s.Names.ready.Idle(); idle != nil; idle = s.Names.ready.Idle() {
+		l := s.Names.laneOf(idle)
+		s.Names.dropLane(l)
+		s.Names.catalogue.formerLanes.add(formerLane{l.queue.Number, laneName{l.Tenant, l.Priority}}, l.number, s.Names.formerMost())
 	}
 	s.forgetQueues()
 }

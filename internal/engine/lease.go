@@ -11,7 +11,7 @@ import (
 // leases holds the tasks that workers hold, and the clock by which leases end.
 type leases struct {
 	*round
-	*names
+	names *names
 
 	leaseTable
 	clock    leaseClock
@@ -237,18 +237,20 @@ func (le *leases) renew(l *lease, d uint64) {
 	before, process := l.record.seq, l.record.process
 	le.removeFromRecord(l)
 	le.addToRecord(l, process, before)
-	le.touch(l.lane.queue)
+	le.names.touch(l.lane.queue)
 }
 
 // keepLeases ends leases whose deadline has passed, and stores the clock of leases if it is time.
 func (s *State) keepLeases() {
-	s.storeLeaseClock()
-	for more := true; more && s.Broken == nil && !s.isClearing() && !s.Spent(); {
-		more = s.leases.wheel.Advance(int64(s.Reap), 1, s.expire)
+	s.Leases.storeLeaseClock()
+	for more := true; more && s.Broken == nil && !s.Suspects.isClearing() && !s.Spent(); {
+		more = s.Leases.wheel.Advance(int64(s.Reap), 1, s.expire)
 	}
 }
 
-func (s *State) keepLeasesIsDue() bool { return s.leasesEnd(s.Reap) || s.leaseClockIsDue() }
+func (s *State) keepLeasesIsDue() bool {
+	return s.Suspects.leasesEnd(s.Reap) || s.Leases.leaseClockIsDue()
+}
 
 // leasesEnd reports whether leases may have a deadline that is not after a time.
 func (su *suspects) leasesEnd(at uint64) bool {

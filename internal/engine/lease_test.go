@@ -25,7 +25,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRuled(t, Config{})
-			r.leases.copies += c.full
+			r.Leases.copies += c.full
 			for name, end := range map[string]func(Receipt) (Verdict, error){
 				"kept":     func(l Receipt) (Verdict, error) { return r.Complete(l, []byte("result"), nil, false) },
 				"retried":  func(l Receipt) (Verdict, error) { return r.State.Fail(l, FailRetry, -1, "") },
@@ -44,7 +44,7 @@ func TestEndsOfAttemptsReadNothing(t *testing.T) {
 				r.end()
 				require.Equal(t, payload, r.find(g.Receipt.ID).rec.Payload)
 			}
-			r.leases.copies -= c.full
+			r.Leases.copies -= c.full
 			r.settle()
 		})
 	}

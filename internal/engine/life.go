@@ -38,14 +38,14 @@ func (s *State) admitAll(tasks []NewTask, ids []keys.ID, duplicates []int) ([]ke
 
 // admit takes in a new task.
 func (s *State) admit(t *NewTask) keys.ID {
-	l := s.lane(t.Key)
+	l := s.Names.lane(t.Key)
 	id := s.mint.id(l.number)
-	s.emit(EventProduced, l, id, 0, "")
+	s.Names.emit(EventProduced, l, id, 0, "")
 	if t.RunAt > s.Wall {
-		s.schedule(l, id, t.RunAt, t.Rec)
+		s.Times.schedule(l, id, t.RunAt, t.Rec)
 		return id
 	}
-	s.placeFirst(l, id, t.Rec)
+	s.Names.placeFirst(l, id, t.Rec)
 	return id
 }
 
@@ -53,19 +53,19 @@ func (s *State) admit(t *NewTask) keys.ID {
 // it is a suspect, for its start.
 func (s *State) enter(l *Lane, since uint64, id keys.ID, head *record.Head, rec []byte) {
 	switch group := head.Group; {
-	case group != 0 && !s.takeTurn(group, id):
-		s.block(l, group, id, rec)
+	case group != 0 && !s.Ties.takeTurn(group, id):
+		s.Ties.block(l, group, id, rec)
 	case head.Suspect:
-		s.hold(l, id, head.Leases, rec)
+		s.Suspects.hold(l, id, head.Leases, rec)
 	default:
-		s.place(l, since, id, rec)
+		s.Names.place(l, since, id, rec)
 	}
 }
 
 // proceed lets a task go on that was waiting for its parents.
 func (s *State) proceed(l *Lane, id keys.ID, head *record.Head, rec []byte) {
 	if head.RunAt > s.Wall {
-		s.schedule(l, id, head.RunAt, rec)
+		s.Times.schedule(l, id, head.RunAt, rec)
 		return
 	}
 	s.enter(l, keys.SinceOf(keys.ID(id)), id, head, rec)
@@ -81,7 +81,7 @@ func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 		} else if o.State == Dead {
 			release = record.ReleaseOnDead
 		}
-		s.endKey(id, t, release)
+		s.Ties.endKey(id, t, release)
 	}
 	if t.Group != 0 {
 		s.passTurn(q, t.Group, id)
@@ -90,7 +90,7 @@ func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 		s.tellChildren(id, o.State)
 	}
 	if t.Child && o.State != Dead {
-		s.releaseParents(id, 0)
+		s.Ties.releaseParents(id, 0)
 	}
 	if s.Wanted&WantOutcomes != 0 {
 		s.Effects.Endings = append(s.Effects.Endings, Ending{id, o})
@@ -100,9 +100,9 @@ func (s *State) end(q *Queue, id keys.ID, t *record.Ties, o Outcome) {
 // promote moves on a scheduled task whose time has come. key is where it was found.
 func (s *State) promote(key []byte, due uint64, id keys.ID, l *Lane, head *record.Head, rec []byte) {
 	s.Group.delete(key)
-	s.ready.Promoted(len(rec))
+	s.Names.ready.Promoted(len(rec))
 	l.queue.Counts.Scheduled--
-	s.touch(l.queue)
+	s.Names.touch(l.queue)
 	passed := s.Wall - min(s.Wall, due)
 	if head.IsWait(due) {
 		passed = s.periods.now - due

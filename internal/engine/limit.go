@@ -33,7 +33,7 @@ func (t limitTable) enter(scope uint64) { t.at(scope).leased++ }
 // mayLease reports whether the limit of its key and the turn of its group allow a task to be
 // leased.
 func (ti *ties) mayLease(q *Queue, head *record.Head) bool {
-	return !ti.full(q, head.Limit) && !ti.isTurnHeld(head.Group)
+	return !ti.full(q, head.Limit) && !ti.leases.isTurnHeld(head.Group)
 }
 
 // full reports whether no further task of a key may be leased.
@@ -73,11 +73,11 @@ func (ti *ties) park(l *Lane) {
 		ti.Broken = err
 		return
 	}
-	ti.ready.Remove(&l.tasks, pos, len(b))
+	ti.names.ready.Remove(&l.tasks, pos, len(b))
 	ti.removeTask(l.number, pos.Since, pos.ID, false)
 	l.queue.Counts.Ready--
 	rec.Rewritten = true
-	if ti.isTurnHeld(rec.Group) {
+	if ti.leases.isTurnHeld(rec.Group) {
 		ti.parkTurn(l, pos.ID, &rec)
 		return
 	}
@@ -104,8 +104,8 @@ func (ti *ties) fillLimit(q *Queue, scope uint64) error {
 		if cut = n > 0 && ti.Spent(); cut { // its wakeup counted as a unit already
 			return false
 		}
-		ti.unblock(at)
-		ti.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+		ti.names.unblock(at)
+		ti.names.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
 		return true
 	})
 	if err != nil {
@@ -141,16 +141,16 @@ func (ns *names) recheck(q *Queue) {
 // recheckLimits finds suspects, for which leases may wait, and adds wakeups for the limits of
 // queues that may have room now. Wakeups of limits that are still full do no harm.
 func (s *State) recheckLimits() {
-	s.findSuspects()
-	for len(s.rechecks) > 0 && s.Broken == nil && !s.Spent() {
-		r := s.rechecks[0]
-		if s.Broken = s.recheckNext(r); s.Broken != nil {
+	s.Suspects.findSuspects()
+	for len(s.Names.rechecks) > 0 && s.Broken == nil && !s.Spent() {
+		r := s.Names.rechecks[0]
+		if s.Broken = s.Ties.recheckNext(r); s.Broken != nil {
 			return
 		}
 		if r.from == nil {
-			s.rechecks[0], s.rechecks = nil, s.rechecks[1:]
+			s.Names.rechecks[0], s.Names.rechecks = nil, s.Names.rechecks[1:]
 			r.queue.rechecks--
-			s.Rest(r.queue)
+			s.Names.Rest(r.queue)
 		}
 	}
 }
@@ -172,4 +172,4 @@ func (ti *ties) recheckNext(r *recheck) error {
 	})
 }
 
-func (s *State) recheckIsDue() bool { return len(s.rechecks)+len(s.suspects.unread) > 0 }
+func (s *State) recheckIsDue() bool { return len(s.Names.rechecks)+len(s.Suspects.unread) > 0 }

@@ -22,46 +22,46 @@ import (
 // are set.
 // REQUIRES: convert.Reconcile was called, if the shards may be of different moments.
 func (s *State) Load() error {
-	s.leases.leaseTable = newLeaseTable(s.Now)
-	s.ready = ready.New(ready.Config{
+	s.Leases.leaseTable = newLeaseTable(s.Now)
+	s.Names.ready = ready.New(ready.Config{
 		Shards: s.config.Shards, WindowTasks: s.config.WindowTasks, WindowBytes: s.config.WindowBytes,
 		TrimBytes: s.config.TrimBytes, TrimLane: s.config.TrimLane, IdleLanes: s.config.IdleLanes,
-		Elapsed: s.config.Elapsed, Leased: func(id keys.ID) bool { return s.leases.byID[id] != nil },
+		Elapsed: s.config.Elapsed, Leased: func(id keys.ID) bool { return s.Leases.byID[id] != nil },
 	}, s.Store)
 	s.mint = minter{rand: rand.New(rand.NewChaCha8(s.config.Seed)), shard: s.config.Shard, shards: s.config.Shards}
 	for _, step := range []func() error{
 		func() error {
-			awakened, err := s.loadAwakened()
+			awakened, err := s.Names.loadAwakened()
 			if err != nil {
 				return err
 			}
-			s.wakeups.onDisk = len(awakened) > 0
-			return s.loadCatalogue(awakened)
+			s.Ties.wakeups.onDisk = len(awakened) > 0
+			return s.Names.loadCatalogue(awakened)
 		},
 		s.loadClockSets,
 		s.loadPeriodClock,
-		s.loadSettings,
+		s.Names.loadSettings,
 		func() error {
 			s.SetClock()
-			return s.loadGrants()
+			return s.Names.loadGrants()
 		},
-		s.loadLeaseClock,
+		s.Leases.loadLeaseClock,
 		s.loadLeases,
 		s.beginLanes,
-		s.loadTimes,
+		s.Times.loadTimes,
 		func() (err error) {
-			s.nextFreed, err = s.firstDue([]byte{keys.Freed}, keys.ParseFreed)
+			s.Ties.nextFreed, err = s.firstDue([]byte{keys.Freed}, keys.ParseFreed)
 			return err
 		},
-		s.loadBuckets,
-		s.loadCaches,
-		func() error { return s.loadOutbox(s.config.Shards) },
-		s.loadRecurring,
-		s.loadSessions,
-		s.loadInterests,
+		s.Times.loadBuckets,
+		s.Ties.loadCaches,
+		func() error { return s.Mail.loadOutbox(s.config.Shards) },
+		s.Times.loadRecurring,
+		s.Mail.loadSessions,
+		s.Mail.loadInterests,
 		s.loadPlacement,
-		s.loadTotals,
-		s.sweepAtOpen,
+		s.Names.loadTotals,
+		s.Names.sweepAtOpen,
 	} {
 		if err := s.Store.Read(step); err != nil {
 			return err
@@ -75,18 +75,18 @@ func (s *State) Load() error {
 // resume shows all queues to claims, and lets tasks go on for which their limits may have room: the
 // settings may be newer than those by which the tasks wait.
 func (s *State) resume() {
-	for _, q := range s.numbers.All() {
+	for _, q := range s.Names.numbers.All() {
 		if q != nil {
 			s.show(q)
 			if q.rechecks == 0 { // or else its settings ask for one
-				s.recheck(q)
+				s.Names.recheck(q)
 			}
 			if q.Counts.Blocked > 0 {
-				s.suspects.unread = append(s.suspects.unread, q)
+				s.Suspects.unread = append(s.Suspects.unread, q)
 			}
 		}
 	}
-	for _, st := range s.limits { // perhaps; the end of a lease finds out
+	for _, st := range s.Ties.limits { // perhaps; the end of a lease finds out
 		st.parked = true
 	}
 }
@@ -110,12 +110,12 @@ func (a *storedLease) compare(b *storedLease) int {
 // fraction of single lookups.
 func (s *State) loadLeases() error {
 	leased := 0
-	for _, q := range s.numbers.All() {
+	for _, q := range s.Names.numbers.All() {
 		if q != nil {
 			leased += int(q.Counts.Leased)
 		}
 	}
-	s.leases.reserve(leased)
+	s.Leases.reserve(leased)
 	lower, upper := keys.Range(keys.Task)
 	tasks, err := s.Store.DB().NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
@@ -159,21 +159,21 @@ func (s *State) loadLeases() error {
 }
 
 func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head) error {
-	l, err := s.laneNumbered(e.Lane)
+	l, err := s.Names.laneNumbered(e.Lane)
 	if err != nil {
 		return err
 	}
-	if old := s.leases.byID[e.ID]; old != nil { // r is newer: its deadline counts
+	if old := s.Leases.byID[e.ID]; old != nil { // r is newer: its deadline counts
 		old.record.live--
 		if old.suspect {
-			s.endSuspect(old)
+			s.Suspects.endSuspect(old)
 		}
-		s.removeLease(old)
+		s.Leases.removeLease(old)
 		if old.ties.Limit != 0 {
-			s.limits[old.ties.Limit].leased--
+			s.Ties.limits[old.ties.Limit].leased--
 		}
 	}
-	ls := s.leases.newLease()
+	ls := s.Leases.newLease()
 	*ls = lease{
 		id: e.ID, lane: l, since: e.Since, token: e.Token, leases: e.Leases, attempts: e.Attempts,
 		local: r.local, duration: e.Duration, retention: head.Retention, record: r, rewritten: head.Rewritten,
@@ -181,16 +181,16 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 		overdue: head.Attempts == e.Attempts,
 	}
 	if ls.suspect {
-		s.countAtWork(ls, 1)
+		s.Suspects.countAtWork(ls, 1)
 	}
-	s.tieLease(ls, head)
+	s.Ties.tieLease(ls, head)
 	r.live++
 	deadline := s.Now
 	switch {
 	case r.local && r.deadline == 0: // see keys.LeaseHeader
 		ls.over = true
 	case s.config.Replicated: // its worker may be alive, and the clocks of nodes differ
-		deadline += s.left(r, e.Duration)
+		deadline += s.Leases.left(r, e.Duration)
 	case !r.local && !s.HasRoom(RoomScarce): // the time without room is unknown
 		deadline += e.Duration
 	case !r.local && r.deadline > s.Wall:
@@ -198,7 +198,7 @@ func (s *State) loadLease(r *leaseRecord, e *keys.LeaseEntry, head *record.Head)
 	default:
 		ls.over = true
 	}
-	s.leases.add(ls, deadline)
+	s.Leases.add(ls, deadline)
 	return nil
 }
 
@@ -229,7 +229,7 @@ func (r *round) firstDue(lower []byte, parse func([]byte) (uint64, [keys.IDLen]b
 func (tm *times) loadBuckets() error {
 	return store.Scan(tm.Store.DB(), keys.Buckets, func(key, value []byte) error {
 		prefix, number, until, err := keys.ParseBucket(key)
-		q := tm.numbers.At(int(number))
+		q := tm.names.numbers.At(int(number))
 		if err != nil || q == nil {
 			return fmt.Errorf("%w: bucket key %x is malformed, or has no queue", base.ErrCorrupt, key)
 		}

@@ -234,9 +234,9 @@ func (ns *names) loadAwakened() (map[uint32]bool, error) {
 
 // beginLanes sets what load knows of the tasks of each lane, once the leases are known.
 func (s *State) beginLanes() error {
-	for _, l := range s.lanes.All() {
+	for _, l := range s.Names.lanes.All() {
 		if l != nil {
-			s.ready.Load(&l.tasks, l.queue.Counts.Ready)
+			s.Names.ready.Load(&l.tasks, l.queue.Counts.Ready)
 		}
 	}
 	s.forgetIdle()

@@ -34,7 +34,7 @@ func (at *located) waiting() bool {
 // children: an operation on the task is then resolved again in the next group.
 func (s *State) isBehind(id keys.ID) bool {
 	// below RoomLow nobody tells the children, and the operation would wait in vain
-	return s.Group.hasChildren(id) || s.isMoving(id) || s.isTelling(id) && s.HasRoom(RoomLow)
+	return s.Group.hasChildren(id) || s.Leases.isMoving(id) || s.Ties.isTelling(id) && s.HasRoom(RoomLow)
 }
 
 // isMoving is isBehind for operations that do not end the task.
@@ -60,8 +60,8 @@ func (s *State) locate(id keys.ID) (*located, error) {
 // REQUIRES: the task is not moving.
 func (s *State) locateUnended(id keys.ID) (*located, error) {
 	at := &located{id: id}
-	if ls := s.leases.byID[id]; ls != nil {
-		rec, err := s.recordOf(ls)
+	if ls := s.Leases.byID[id]; ls != nil {
+		rec, err := s.Leases.recordOf(ls)
 		if err != nil {
 			return nil, err
 		}
@@ -85,7 +85,7 @@ func (s *State) locateUnended(id keys.ID) (*located, error) {
 		return nil, err
 	}
 	s.countPending(at)
-	return at, s.decode(at, value)
+	return at, s.Names.decode(at, value)
 }
 
 // isForgotten reports whether a bucket is being deleted: a tool leaves that to the application, and
@@ -94,7 +94,7 @@ func (r *round) isForgotten(until uint64) bool { return r.past(until) && !r.conf
 
 // locateEnded finds a task that has ended and is kept by its ID.
 func (s *State) locateEnded(id keys.ID) (*located, error) {
-	q, err := s.originQueue(id)
+	q, err := s.Names.originQueue(id)
 	if q == nil || err != nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func (s *State) locateEnded(id keys.ID) (*located, error) {
 		if value, err := s.read(at.place.AppendKey(nil, id)); err != nil {
 			return nil, err
 		} else if value != nil {
-			return at, s.decode(at, value)
+			return at, s.Names.decode(at, value)
 		}
 	}
 	return nil, nil
@@ -115,7 +115,7 @@ func (s *State) locateEnded(id keys.ID) (*located, error) {
 
 func (s *State) countPending(at *located) {
 	if at.place.Range == keys.Blocked && at.place.At == 0 {
-		at.pending, _ = s.pending.get(&s.round, at.id)
+		at.pending, _ = s.Ties.pending.get(&s.round, at.id)
 	}
 }
 
@@ -148,7 +148,7 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 	if s.Group.hasChanged(id) { // it has just been moved
 		return nil, nil
 	}
-	q, err := s.originQueue(id)
+	q, err := s.Names.originQueue(id)
 	if q == nil || err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (s *State) locateDead(id keys.ID, first *bucketKey) (*located, error) {
 			return nil, err
 		}
 		*first = key
-		return at, s.decode(at, value)
+		return at, s.Names.decode(at, value)
 	}
 	if q.buckets[*first] != nil && !s.isForgotten(first.until) {
 		if at, err := look(*first); at != nil || err != nil {
@@ -196,13 +196,13 @@ func (s *State) rewrite(at *located) {
 		s.Group.setTask(at.lane.number, at.place.At, at.id, b)
 		if at.lease != nil {
 			at.lease.rewritten, at.lease.ties, at.lease.tied = true, at.rec.Ties, at.rec.Ties != record.Ties{}
-			s.leases.copyRecord(at.lease, b)
+			s.Leases.copyRecord(at.lease, b)
 		} else {
-			s.ready.Replace(&at.lane.tasks, ready.Item{Pos: ready.Pos{Since: at.place.At, ID: at.id}, Record: b})
+			s.Names.ready.Replace(&at.lane.tasks, ready.Item{Pos: ready.Pos{Since: at.place.At, ID: at.id}, Record: b})
 		}
 	case keys.Scheduled, keys.Blocked:
 		if at.place.Range == keys.Blocked {
-			s.cursors.forget(at.place.At)
+			s.Ties.cursors.forget(at.place.At)
 		}
 		s.Group.put(at.id, at.lane, at.place, b)
 		s.Group.set(at.place.AppendKey(nil, at.id), s.withLane(at.lane, b))

@@ -412,12 +412,12 @@ func (m *model) deliver() {
 		busy = false
 		for _, n := range m.rng.Perm(len(m.shards)) {
 			s := m.shards[n]
-			if s.isDueAt(m.instant) || s.ready.WantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
+			if s.isDueAt(m.instant) || s.Names.ready.WantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
 				m.group(n)
 			}
 			if sw := s.Effects.Sweep; sw != nil && m.rng.IntN(2) == 0 {
 				s.Effects.Sweep = nil
-				s.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
+				s.Names.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
 				busy = true
 			}
 			m.take(s, func(int, *delivery, int) {})

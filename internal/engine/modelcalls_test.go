@@ -548,7 +548,7 @@ func (m *model) drawRemoval() call { return &removal{m.drawShard()} }
 
 func (c *removal) do(m *model) {
 	_, _ = m.decide(c.shard, func(s *drivenShard) (Verdict, error) {
-		s.SetInterest("n", keys.InterestValue{}, true)
+		s.Mail.SetInterest("n", keys.InterestValue{}, true)
 		return Decided, nil
 	})
 }
@@ -689,7 +689,7 @@ func (m *model) drawClaimOfRank() call {
 
 func (c *claimCall) do(m *model) {
 	m.decide(c.shard, func(s *drivenShard) (Verdict, error) {
-		q := s.Queues[c.queue]
+		q := s.Names.Queues[c.queue]
 		for q != nil && len(c.grants) < c.max {
 			l, pending := s.Next(q, c.rank)
 			if pending && len(c.grants) == 0 {
@@ -1062,7 +1062,7 @@ func (m *model) drawExtend() call {
 
 func (c *extendCall) do(m *model) {
 	_, c.err = m.decide(keys.ShardOf(c.receipt.ID, m.config.Shards), func(s *drivenShard) (Verdict, error) {
-		return Decided, s.Extend(c.receipt, c.ms)
+		return Decided, s.Leases.Extend(c.receipt, c.ms)
 	})
 }
 
@@ -1433,14 +1433,14 @@ func (m *model) drawSchedule() call {
 func (c *scheduleCall) do(m *model) {
 	_, c.err = m.decide(keys.ShardOfSchedule(c.name, m.config.Shards), func(s *drivenShard) (Verdict, error) {
 		if c.remove {
-			return Decided, s.DeleteSchedule(c.name)
+			return Decided, s.Times.DeleteSchedule(c.name)
 		}
 		v := keys.ScheduleValue{
 			Queue: c.queue, Every: c.every, Missed: c.missed, Record: (&record.Record{Payload: []byte(c.payload)}).Encode(),
 		}
 		times, err := TimesOf(&v)
 		m.noError(err)
-		return Decided, s.SetSchedule(c.name, v, times)
+		return Decided, s.Times.SetSchedule(c.name, v, times)
 	})
 }
 

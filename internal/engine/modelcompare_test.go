@@ -72,7 +72,7 @@ func (m *model) compareOrphans() {
 		want[o.queue]++
 	}
 	for _, s := range m.shards {
-		for name, q := range s.Queues {
+		for name, q := range s.Names.Queues {
 			if q.Orphans != 0 {
 				got[name] += q.Orphans
 			}
@@ -263,7 +263,7 @@ func (m *model) compareCounts() {
 		var p CountsCursor
 		for more := true; more; {
 			var some []QueueCounts
-			some, more = s.Counts(&p, 2, nil)
+			some, more = s.Names.Counts(&p, 2, nil)
 			for _, c := range some {
 				if _, twice := got[c.Queue]; twice {
 					m.rt.Fatalf("queue %s is counted twice", c.Queue)
@@ -314,7 +314,7 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 	var some []QueueInfo
 	var v Verdict
 	for more := true; more; {
-		if some, more, v = s.Info(&p, m.rng.IntN(5), some); v == Again {
+		if some, more, v = s.Names.Info(&p, m.rng.IntN(5), some); v == Again {
 			m.begin(s)
 			m.deliver() // it may have found that a lane is empty
 		}
@@ -341,12 +341,12 @@ func (m *model) compareInfo(shard int, counts map[string]keys.Counts) {
 			continue
 		}
 		var sum keys.Totals
-		days, v := s.DaysOf(of.queue, nil)
+		days, v := s.Names.DaysOf(of.queue, nil)
 		m.noError(s.Broken)
 		for i := range days {
 			sum.Add(&days[i].OfDay)
 		}
-		if known := s.TotalsOf([]string{of.queue}, nil); len(known) != 1 || known[0].Totals != total {
+		if known := s.Names.TotalsOf([]string{of.queue}, nil); len(known) != 1 || known[0].Totals != total {
 			m.rt.Fatalf("totals of queue %s of shard %d are %+v, expected %v", of.queue, shard, known, total)
 		}
 		if v != Decided || sum != total {
@@ -360,11 +360,11 @@ func (m *model) compareSettings() {
 	for name := range m.versions {
 		want := m.settings[name]
 		for n, s := range m.shards {
-			q := s.Queues[name]
+			q := s.Names.Queues[name]
 			if q == nil && m.versions[name] == 0 {
 				continue
 			}
-			if q == nil || s.Given != m.removed || q.Version != m.versions[name] || !reflect.DeepEqual(*q.Settings, want) {
+			if q == nil || s.Names.Given != m.removed || q.Version != m.versions[name] || !reflect.DeepEqual(*q.Settings, want) {
 				m.rt.Fatalf("settings of queue %s in shard %d are not %+v", name, n, want)
 			}
 		}
@@ -374,7 +374,7 @@ func (m *model) compareSettings() {
 func (m *model) compareSchedules() {
 	n := 0
 	for _, s := range m.shards {
-		s.Schedules("", func(i ScheduleInfo) bool {
+		s.Times.Schedules("", func(i ScheduleInfo) bool {
 			n++
 			if want := m.schedules[i.Name]; want == nil || i.Next != want.next || i.Value.Last != want.last || i.Value.After != want.after || i.Err != nil {
 				m.rt.Fatalf("schedule %+v, expected %+v", i, want)

@@ -61,9 +61,9 @@ func (m *model) crashes(expired []*modelTask) map[int]*crash {
 			}
 			continue
 		}
-		e := m.shards[t.shard].crashes[0]
+		e := m.shards[t.shard].Leases.crashes[0]
 		crashes[t.shard] = &e.crash
-		until := e.until + m.shards[t.shard].clock.ahead
+		until := e.until + m.shards[t.shard].Leases.clock.ahead
 		if m.until[t.shard] == until { // the process has lost leases before
 			continue
 		}
@@ -144,12 +144,12 @@ func (m *model) start(t *rapid.T) {
 	n := rapid.IntRange(1, 3).Draw(m.rt, "suspects")
 	s := m.group(first.shard)
 	for range n {
-		q := s.Queues[first.Queue]
+		q := s.Names.Queues[first.Queue]
 		if q != nil && q.Stale > 0 {
 			n = 0
 			break
 		}
-		if q == nil || !s.Start(q, func() bool { return true }) {
+		if q == nil || !s.Suspects.Start(q, func() bool { return true }) {
 			m.rt.Fatalf("suspects of queue %s may not start", first.Queue)
 		}
 	}
@@ -181,12 +181,12 @@ func (m *model) hearPlaces(s *drivenShard) {
 // comparePlaces: each place belongs to a suspect.
 func (m *model) comparePlaces() {
 	for i, s := range m.shards {
-		n, stale, beside := 0, 0, len(s.suspects.beside)
-		for _, q := range s.Queues {
+		n, stale, beside := 0, 0, len(s.Suspects.beside)
+		for _, q := range s.Names.Queues {
 			n += q.starting
 			stale += q.Stale
 		}
-		for _, st := range s.suspects.started {
+		for _, st := range s.Suspects.started {
 			if st.at != 0 {
 				n++
 			} else {
@@ -199,7 +199,7 @@ func (m *model) comparePlaces() {
 		if n != m.places[i] {
 			m.rt.Fatalf("shard %d has %d suspects with %d places", i, n, m.places[i])
 		}
-		for id := range s.suspects.started {
+		for id := range s.Suspects.started {
 			if t := m.tasks[id]; t == nil || !t.rec.Suspect {
 				m.rt.Fatalf("shard %d has a place of task %s, which is %+v", i, keys.FormatID(id), t)
 			}

@@ -12,22 +12,22 @@ func (s *State) Next(q *Queue, rank uint64) (l *Lane, pending bool) {
 		return nil, false
 	}
 	for {
-		l, pending = s.head(q)
+		l, pending = s.Names.head(q)
 		if l != nil && Rank(l.Priority) < rank {
 			return nil, false
 		}
-		if l == nil || q.Settings.ConcurrencyPerKey == 0 && len(s.leases.heldTurns) == 0 {
+		if l == nil || q.Settings.ConcurrencyPerKey == 0 && len(s.Leases.heldTurns) == 0 {
 			return l, pending
 		}
 		head, err := record.DecodeHead(l.tasks.FirstRecord())
-		if err != nil || s.mayLease(q, &head) { // Grant reports err
+		if err != nil || s.Ties.mayLease(q, &head) { // Grant reports err
 			return l, pending
 		}
 		if s.Spent() {
 			s.feed(q)
 			return nil, true
 		}
-		s.park(l)
+		s.Ties.park(l)
 		if s.Broken != nil {
 			return nil, false
 		}

@@ -60,7 +60,7 @@ func (ti *ties) endOrphan(o *lease) {
 			ti.wake(q, scope, keys.ID{}, keys.WakeUp)
 		}
 	}
-	ti.Rest(q)
+	ti.names.Rest(q)
 }
 
 // leave is called when a lease has ended and no handler works on its task any more.

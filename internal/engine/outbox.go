@@ -143,22 +143,22 @@ func (s *State) applyMessage(m *keys.Message) bool {
 			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
 			return true
 		}
-		if !s.canAdmit(tasks) {
+		if !s.Ties.canAdmit(tasks) {
 			return false
 		}
 		ids, refused := s.admitAll(tasks, nil, nil)
 		for i := range tasks {
 			if ids[i] != (keys.ID{}) {
-				s.QueueNamed(tasks[i].Key.Queue).arrived++
+				s.Names.QueueNamed(tasks[i].Key.Queue).arrived++
 			}
 		}
-		s.arrived++
+		s.Mail.arrived++
 		if m.Kind == keys.MsgTick && len(refused) == 0 {
-			s.send(keys.ShardOfSchedule(m.Schedule, s.config.Shards), &keys.Message{Kind: keys.MsgTicked, Schedule: m.Schedule, Tick: m.Tick})
+			s.Mail.send(keys.ShardOfSchedule(m.Schedule, s.config.Shards), &keys.Message{Kind: keys.MsgTicked, Schedule: m.Schedule, Tick: m.Tick})
 		}
 		return true
 	case keys.MsgTicked:
-		s.ticked(m.Schedule, m.Tick)
+		s.Times.ticked(m.Schedule, m.Tick)
 		return true
 	case keys.MsgDepend:
 		outcome, _, ok := s.depend(m.Parent, m.Child, policy(m.Outcome))
@@ -169,9 +169,9 @@ func (s *State) applyMessage(m *keys.Message) bool {
 	case keys.MsgUnpin:
 		return s.unpinned(m.Parent, m.Until)
 	case keys.MsgLeft:
-		return s.unpinParents(m.Child, m.Until)
+		return s.Ties.unpinParents(m.Child, m.Until)
 	case keys.MsgSettings:
-		if err := s.adoptSent(m.Queue, m.Settings); err != nil {
+		if err := s.Names.adoptSent(m.Queue, m.Settings); err != nil {
 			s.Broken = fmt.Errorf("%w: message: %w", base.ErrCorrupt, err)
 		}
 		return true
@@ -288,17 +288,17 @@ func (ml *mail) forgetTakenIsDue() bool { return ml.out.over }
 func (s *State) TakeMessages(from int, first uint64, messages []keys.Message) (taken int) {
 	for taken < len(messages) && s.Broken == nil && !s.Spent() {
 		seq := first + uint64(taken)
-		if seq > s.inbound[from] {
+		if seq > s.Mail.inbound[from] {
 			if !s.applyMessage(&messages[taken]) {
 				break
 			}
-			s.inbound[from] = seq
+			s.Mail.inbound[from] = seq
 		}
 		taken++
 	}
 	if taken > 0 {
 		key := keys.AppendNumbered(nil, keys.Inbound, uint32(from))
-		s.Group.set(key, keys.AppendNumber(nil, s.inbound[from]))
+		s.Group.set(key, keys.AppendNumber(nil, s.Mail.inbound[from]))
 	}
 	return taken
 }

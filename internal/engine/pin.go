@@ -71,7 +71,7 @@ func (ti *ties) pinForChildren(parent keys.ID, until uint64) uint64 {
 // allTold is called when all children of a task know that it has ended.
 func (ti *ties) allTold(parent keys.ID) {
 	if _, ok := ti.pins.counts.get(ti.round, parent); ok {
-		ti.send(ti.config.Shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
+		ti.mail.send(ti.config.Shard, &keys.Message{Kind: keys.MsgUnpin, Parent: parent})
 	}
 }
 
@@ -96,9 +96,9 @@ func (s *State) repin(at *located) {
 	if at.place.At == keys.Forever { // kept for ever, or pinned
 		return
 	}
-	s.pins.counts.put(&s.round, at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
-	s.unkeep(at)
-	s.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
+	s.Ties.pins.counts.put(&s.round, at.id, keys.PinnedValue{Until: at.place.At}) // pinFor counts the child
+	s.Times.unkeep(at)
+	s.Times.keep(at.lane.queue, keys.Done, at.id, keys.Forever, at.ended, &at.rec)
 }
 
 // pin notes that a child of this shard pins a parent.
@@ -110,14 +110,14 @@ func (ti *ties) pin(parent, child keys.ID) {
 // unpin tells the shard of a parent to count one pin less, and to keep the parent until a time at
 // least.
 func (ti *ties) unpin(parent keys.ID, until uint64) {
-	ti.send(keys.ShardOf(parent, ti.config.Shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
+	ti.mail.send(keys.ShardOf(parent, ti.config.Shards), &keys.Message{Kind: keys.MsgUnpin, Parent: parent, Until: until})
 }
 
 // releaseParents is called when a task with parents has ended. They are kept until a time at least.
 // Another group looks for those that the task pins: there may be thousands.
 func (ti *ties) releaseParents(child keys.ID, until uint64) {
 	if ti.pins.any {
-		ti.send(ti.config.Shard, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
+		ti.mail.send(ti.config.Shard, &keys.Message{Kind: keys.MsgLeft, Child: child, Until: until})
 	}
 }
 
@@ -149,16 +149,16 @@ func (ti *ties) unpinParents(child keys.ID, until uint64) bool {
 // its retention has passed. It returns false, and does nothing, if the latest state of the task is
 // not on disk yet.
 func (s *State) unpinned(parent keys.ID, until uint64) bool {
-	if s.isMoving(parent) {
+	if s.Leases.isMoving(parent) {
 		return false
 	}
-	v, ok := s.pins.counts.get(&s.round, parent)
+	v, ok := s.Ties.pins.counts.get(&s.round, parent)
 	if !ok {
 		return true
 	}
 	v.Until = max(v.Until, until)
 	if v.Count--; v.Count > 0 {
-		s.pins.counts.put(&s.round, parent, v)
+		s.Ties.pins.counts.put(&s.round, parent, v)
 		return true
 	}
 	at, err := s.locate(parent)
@@ -169,8 +169,8 @@ func (s *State) unpinned(parent keys.ID, until uint64) bool {
 		s.Broken = err
 		return true
 	}
-	s.pins.counts.drop(&s.round, parent)
-	s.unkeep(at)
-	s.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
+	s.Ties.pins.counts.drop(&s.round, parent)
+	s.Times.unkeep(at)
+	s.Times.keep(at.lane.queue, keys.Done, parent, max(v.Until, s.retainedUntil(1)), at.ended, &at.rec)
 	return true
 }

@@ -49,11 +49,11 @@ func (p Probe) Usage() Usage {
 	s := p.s
 	return Usage{
 		Read:  s.reading.entries,
-		Lanes: s.catalogue.loaded.Len(), Doubtful: s.doubtful.Len(), LaneSweeps: s.catalogue.swept,
-		Limits: len(s.limits), Telling: s.notices.count, Schedules: s.recurring.looked,
-		Groups: usageOf(&s.turns), Uniques: usageOf(&s.uniques),
-		OutNext: slices.Clone(s.out.next), OutFirst: slices.Clone(s.out.first), OutStored: slices.Clone(s.out.stored),
-		OutWaiting: slices.Clone(s.out.waiting), Inbound: slices.Clone(s.inbound),
+		Lanes: s.Names.catalogue.loaded.Len(), Doubtful: s.Names.doubtful.Len(), LaneSweeps: s.Names.catalogue.swept,
+		Limits: len(s.Ties.limits), Telling: s.Ties.notices.count, Schedules: s.Times.recurring.looked,
+		Groups: usageOf(&s.Ties.turns), Uniques: usageOf(&s.Ties.uniques),
+		OutNext: slices.Clone(s.Mail.out.next), OutFirst: slices.Clone(s.Mail.out.first), OutStored: slices.Clone(s.Mail.out.stored),
+		OutWaiting: slices.Clone(s.Mail.out.waiting), Inbound: slices.Clone(s.Mail.inbound),
 	}
 }
 
@@ -66,14 +66,14 @@ func MostUniques() int { m := newUniqueCache(); return m.most() }
 // again. It returns false if the group has changed entries.
 func (p Probe) ForgetCaches() bool {
 	s := p.s
-	if len(s.uniques.changed)+len(s.turns.changed)+len(s.pending.changed)+len(s.notices.ends.changed)+len(s.pins.counts.changed) > 0 {
+	if len(s.Ties.uniques.changed)+len(s.Ties.turns.changed)+len(s.Ties.pending.changed)+len(s.Ties.notices.ends.changed)+len(s.Ties.pins.counts.changed) > 0 {
 		return false
 	}
-	forgetCache(&s.uniques)
-	forgetCache(&s.turns)
-	forgetCache(&s.pending)
-	forgetCache(&s.notices.ends)
-	forgetCache(&s.pins.counts)
+	forgetCache(&s.Ties.uniques)
+	forgetCache(&s.Ties.turns)
+	forgetCache(&s.Ties.pending)
+	forgetCache(&s.Ties.notices.ends)
+	forgetCache(&s.Ties.pins.counts)
 	return true
 }
 
@@ -86,16 +86,16 @@ func forgetCache[K comparable, V any](m *writeBackCache[K, V]) {
 // TooManyUniques adds more fingerprints of idempotency keys than memory may hold: so many bytes
 // from now on, or as many as ever for 0.
 func (p Probe) TooManyUniques(most int) {
-	forgetCache(&p.s.uniques)
-	p.s.uniques.mostPrints = most
-	for n := uint32(0); p.s.uniques.note([keys.UniqueLen]byte(binary.BigEndian.AppendUint32(make([]byte, 12, 16), n))); n++ {
+	forgetCache(&p.s.Ties.uniques)
+	p.s.Ties.uniques.mostPrints = most
+	for n := uint32(0); p.s.Ties.uniques.note([keys.UniqueLen]byte(binary.BigEndian.AppendUint32(make([]byte, 12, 16), n))); n++ {
 	}
 }
 
 // Expire ends the lease of a task as if its deadline had passed. It returns false if the task has
 // no lease.
 func (p Probe) Expire(id keys.ID) bool {
-	ls := p.s.leases.byID[id]
+	ls := p.s.Leases.byID[id]
 	if ls != nil {
 		p.s.expire(ls)
 	}
@@ -103,16 +103,16 @@ func (p Probe) Expire(id keys.ID) bool {
 }
 
 // ReloadOutbox reads the numbers of messages again.
-func (p Probe) ReloadOutbox(shards int) error { return p.s.loadOutbox(shards) }
+func (p Probe) ReloadOutbox(shards int) error { return p.s.Mail.loadOutbox(shards) }
 
 // LoseNumbers resets the stored numbers of messages in memory, as if disk had none.
 func (p Probe) LoseNumbers() {
-	clear(p.s.out.stored)
-	p.s.out.ahead = true
+	clear(p.s.Mail.out.stored)
+	p.s.Mail.out.ahead = true
 }
 
 // NumbersAhead reports whether numbers of messages are to be stored.
-func (p Probe) NumbersAhead() bool { return p.s.out.ahead }
+func (p Probe) NumbersAhead() bool { return p.s.Mail.out.ahead }
 
 // Send stores a message to a shard.
-func (p Probe) Send(to int, m *keys.Message) { p.s.send(to, m) }
+func (p Probe) Send(to int, m *keys.Message) { p.s.Mail.send(to, m) }

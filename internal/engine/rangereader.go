@@ -57,11 +57,11 @@ func (r *rangeReader) waiter(in *round) (w waiter, err error) {
 // closeReaders closes the readers of ranges as they were before the group. Write-back caches close
 // theirs when they are sealed.
 func (s *State) closeReaders() {
-	s.blocked.close(&s.round)
-	s.children.close(&s.round)
+	s.Ties.blocked.close(&s.round)
+	s.Ties.children.close(&s.round)
 	s.dead.close(&s.round)
-	s.totals.reader.close(&s.round)
-	s.totals.written = false
+	s.Names.totals.reader.close(&s.round)
+	s.Names.totals.written = false
 }
 
 func (r *rangeReader) close(in *round) {

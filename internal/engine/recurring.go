@@ -211,7 +211,7 @@ const turnTicks = 64
 
 // produceTicks produces the tasks of the schedules that are due, and does not look at others.
 func (s *State) produceTicks() {
-	t := &s.recurring
+	t := &s.Times.recurring
 	var held []*recurring // they wait for the next group
 	for !s.Spent() {
 		r := t.take(s.Wall)
@@ -247,7 +247,7 @@ func (s *State) recur(r *recurring) bool {
 			}
 		}
 		tasks := []NewTask{r.task(tick)}
-		if admitted = s.canAdmit(tasks); !admitted {
+		if admitted = s.Ties.canAdmit(tasks); !admitted {
 			break
 		}
 		if s.produceTick(r, tick, tasks) {
@@ -256,7 +256,7 @@ func (s *State) recur(r *recurring) bool {
 		r.pass(tick)
 	}
 	if r.value.After != begun {
-		s.storeRecurring(r)
+		s.Times.storeRecurring(r)
 	}
 	return admitted
 }
@@ -267,7 +267,7 @@ func (s *State) produceTick(r *recurring, tick uint64, task []NewTask) (stored b
 	if home, bound := task[0].Home(s.config.Shards); bound && home != s.config.Shard {
 		m := task[0].message()
 		m.Kind, m.Schedule, m.Tick = keys.MsgTick, r.Name, tick
-		s.send(home, m)
+		s.Mail.send(home, m)
 		return false
 	}
 	_, refused := s.admitAll(task, nil, nil)
@@ -399,11 +399,11 @@ func (tm *times) SetSchedule(name string, v keys.ScheduleValue, times recurrence
 	if err != nil { // it was encoded just now
 		return err
 	}
-	if err := tm.hasLanes(1); err != nil {
+	if err := tm.names.hasLanes(1); err != nil {
 		return err
 	}
 	// so that no tick lacks a lane
-	tm.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
+	tm.names.lane(LaneKey{Queue: v.Queue, Tenant: v.Tenant, Priority: v.Priority})
 	r.begin(times)
 	tm.recurring.put(r)
 	tm.storeRecurring(r)

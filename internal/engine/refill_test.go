@@ -28,9 +28,9 @@ func TestRefillsReadWhatIsServed(t *testing.T) {
 				n := len(r.claim("a", c.claim))
 				require.Positive(t, n)
 				claimed += uint64(n)
-				require.LessOrEqual(t, r.ready.Usage(nil).Windows, windowBytes)
+				require.LessOrEqual(t, r.Names.ready.Usage(nil).Windows, windowBytes)
 			}
-			f := r.ready.Usage(nil)
+			f := r.Names.ready.Usage(nil)
 			t.Logf("%d tasks: %d passes, %d lanes, %d tasks and %d bytes read", tasks, f.Passes, f.Lanes, f.Tasks, f.Read)
 			require.LessOrEqual(t, f.Tasks, tasks*5/4)
 			require.LessOrEqual(t, f.Lanes, tasks*5/4)
@@ -60,12 +60,12 @@ func TestRefillsEnd(t *testing.T) {
 				r.claim(fmt.Sprint(rng.IntN(3)), 1+rng.IntN(3))
 			}
 			const groups = 50
-			before := r.ready.Usage(nil).Passes
+			before := r.Names.ready.Usage(nil).Passes
 			for range groups {
 				r.begin(r.drivenShard)
 				r.end()
 			}
-			require.Less(t, r.ready.Usage(nil).Passes-before, uint64(groups*9/10), "seed %d", seed)
+			require.Less(t, r.Names.ready.Usage(nil).Passes-before, uint64(groups*9/10), "seed %d", seed)
 		}
 	}
 }
@@ -128,8 +128,8 @@ func TestFirstClaimReadsFewLanes(t *testing.T) {
 	r.produceFor("a", 0, 2, namesOf("tenant", 5000)...)
 	r.reopen()
 	require.Equal(t, "tenant 00000", r.tenantsOf("a", 1))
-	require.LessOrEqual(t, r.ready.Usage(nil).Lanes, uint64(64))
-	require.LessOrEqual(t, r.ready.Usage(nil).Passes, uint64(2))
+	require.LessOrEqual(t, r.Names.ready.Usage(nil).Lanes, uint64(64))
+	require.LessOrEqual(t, r.Names.ready.Usage(nil).Passes, uint64(2))
 	r.settle()
 }
 
@@ -148,7 +148,7 @@ func TestLanesWithoutTasksAreSkipped(t *testing.T) {
 	}
 	r.reopen()
 	require.Equal(t, all[tenants-1], r.tenantsOf("a", 1))
-	require.LessOrEqual(t, r.ready.Usage(nil).Lanes, uint64(tenants))
+	require.LessOrEqual(t, r.Names.ready.Usage(nil).Lanes, uint64(tenants))
 	require.Empty(t, r.claim("a", 1))
 	r.settle()
 }
@@ -171,8 +171,8 @@ func TestInnocentQueueReadsNothing(t *testing.T) {
 		}
 	}
 	require.Zero(t, r.countsOf("innocent").Ready)
-	require.Zero(t, r.ready.Usage(&r.Queues["innocent"].lane("", 0).tasks).Pass, "the refill that has read it")
-	require.LessOrEqual(t, r.ready.Usage(nil).Tasks, uint64(queues*each*5/4))
+	require.Zero(t, r.Names.ready.Usage(&r.Names.Queues["innocent"].lane("", 0).tasks).Pass, "the refill that has read it")
+	require.LessOrEqual(t, r.Names.ready.Usage(nil).Tasks, uint64(queues*each*5/4))
 	r.settle()
 }
 
@@ -187,7 +187,7 @@ func TestRefillIsBounded(t *testing.T) {
 	refills := 0
 	for _, queue := range []string{"large", "small", "large", "small"} {
 		for range 20 {
-			for r.ready.WantsRefill() {
+			for r.Names.ready.WantsRefill() {
 				before := r.reading
 				r.begin(r.drivenShard)
 				refills++
@@ -209,9 +209,9 @@ func TestMemoryMovesToWhoClaims(t *testing.T) {
 	const windowBytes = 64 << 10
 	r := newRuled(t, Config{WindowBytes: windowBytes})
 	held := func(queue string) (n int) {
-		for _, l := range r.lanes.All() {
+		for _, l := range r.Names.lanes.All() {
 			if l != nil && l.queue.Name == queue {
-				n += r.ready.Usage(&l.tasks).Bytes
+				n += r.Names.ready.Usage(&l.tasks).Bytes
 			}
 		}
 		return n
@@ -247,7 +247,7 @@ func TestManyTenants(t *testing.T) {
 	r := newRuled(t, Config{WindowBytes: bytes})
 	before := heap()
 	r.produceFor("a", 200, each, namesOf("tenant", tenants)...)
-	require.LessOrEqual(t, r.ready.Usage(nil).Windows, bytes)
+	require.LessOrEqual(t, r.Names.ready.Usage(nil).Windows, bytes)
 	r.settle()
 	grown := heap() - before
 	// The table in memory of Pebble, and the file system of the test, have each task.
@@ -264,7 +264,7 @@ func TestManyTenants(t *testing.T) {
 				seen[batch[i].Tenant]++
 			}
 			claimed += len(batch)
-			require.LessOrEqual(t, r.ready.Usage(nil).Windows, bytes)
+			require.LessOrEqual(t, r.Names.ready.Usage(nil).Windows, bytes)
 		}
 	}
 	require.Len(t, seen, tenants)

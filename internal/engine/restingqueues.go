@@ -19,38 +19,38 @@ const doubtsAtOnce = 1 << 10
 // needs them itself. A queue with wakeups in memory stays until they are applied. While wakeups are
 // on disk only, a queue that may have some of them is doubtful, and stays as well.
 func (s *State) forgetQueues() {
-	if !s.wakeups.onDisk {
-		for range min(s.doubtful.Len(), doubtsAtOnce) {
-			s.resting = append(s.resting, s.doubtful.Pop())
+	if !s.Ties.wakeups.onDisk {
+		for range min(s.Names.doubtful.Len(), doubtsAtOnce) {
+			s.Names.resting = append(s.Names.resting, s.Names.doubtful.Pop())
 		}
 	}
 	var awakened map[*Queue]bool
-	for _, q := range s.resting {
-		if q.hasWakeups && s.wakeups.onDisk {
-			s.doubtful.Append(q)
+	for _, q := range s.Names.resting {
+		if q.hasWakeups && s.Ties.wakeups.onDisk {
+			s.Names.doubtful.Append(q)
 			continue
 		}
 		if q.resting = false; q.hasWakeups {
 			if awakened == nil {
-				awakened = s.wakeups.queues()
+				awakened = s.Ties.wakeups.queues()
 			}
 			if q.hasWakeups = awakened[q]; q.hasWakeups {
 				continue // applying the last of them calls Rest
 			}
 		}
 		if q.Suspects != 0 && q.Counts.Blocked == 0 { // they were canceled
-			s.forgetSuspects(q)
+			s.Suspects.forgetSuspects(q)
 		}
-		if s.isUnknown(q) && s.isFiled(q) {
+		if s.Names.isUnknown(q) && s.Names.isFiled(q) {
 			s.Effects.Forgotten = append(s.Effects.Forgotten, q)
 		}
 	}
-	clear(s.resting)
-	s.resting = s.resting[:0]
+	clear(s.Names.resting)
+	s.Names.resting = s.Names.resting[:0]
 }
 
 // hasDoubts reports whether doubtful queues can be checked now.
-func (ti *ties) hasDoubts() bool { return ti.doubtful.Len() > 0 && !ti.wakeups.onDisk }
+func (ti *ties) hasDoubts() bool { return ti.names.doubtful.Len() > 0 && !ti.wakeups.onDisk }
 
 // isUnknown reports whether the rules need nothing that memory has of a queue.
 func (ns *names) isUnknown(q *Queue) bool {

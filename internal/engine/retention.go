@@ -64,7 +64,7 @@ func (tm *times) bucket(q *Queue, k bucketKey) *bucket {
 func (tm *times) resize(b *bucket, by int) {
 	b.size += uint64(by)
 	*b.queue.Counts.Ended(b.prefix) += uint64(by)
-	tm.touch(b.queue)
+	tm.names.touch(b.queue)
 	if !b.touched {
 		b.touched = true
 		tm.Group.buckets = append(tm.Group.buckets, b)

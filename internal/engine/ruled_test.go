@@ -164,7 +164,7 @@ func newTask(key LaneKey, rec record.Record) NewTask {
 // it has none yet.
 func (r *ruled) claim(queue string, most int) (grants []Grant) {
 	r.Helper()
-	for q := r.Queues[queue]; q != nil && len(grants) < most; {
+	for q := r.Names.Queues[queue]; q != nil && len(grants) < most; {
 		r.begin(r.drivenShard)
 		l, pending := r.Next(q, 0)
 		if l != nil {
@@ -207,7 +207,7 @@ func (r *ruled) complete(grants ...Grant) {
 
 // countsOf returns the counts of a queue.
 func (r *ruled) countsOf(queue string) keys.Counts {
-	_, c, _ := r.CountsOf(queue)
+	_, c, _ := r.Names.CountsOf(queue)
 	return c
 }
 

@@ -20,7 +20,7 @@ func (ti *ties) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 	f := ti.cursors.at(scope)
 	n := 0
 	for ; len(f.ahead) > 0; n++ {
-		at, err := ti.waiter(q, scope, f.ahead[0])
+		at, err := ti.names.waiter(q, scope, f.ahead[0])
 		if err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (ti *ties) waiting(q *Queue, scope uint64, visit func(n int, at *located) b
 			return err
 		}
 		if !ahead {
-			at, err := ti.waiter(q, scope, w)
+			at, err := ti.names.waiter(q, scope, w)
 			if err != nil {
 				return err
 			}
@@ -77,7 +77,7 @@ func (ti *ties) firstWaiter(q *Queue, scope uint64) *located {
 	if f == nil || len(f.ahead) == 0 {
 		return nil
 	}
-	at, err := ti.waiter(q, scope, f.ahead[0])
+	at, err := ti.names.waiter(q, scope, f.ahead[0])
 	if err != nil {
 		ti.Broken = err
 		return nil

@@ -15,7 +15,7 @@ import (
 // deleted, and schedules tick.
 type times struct {
 	*round
-	*names
+	names *names
 
 	nextDue   dueCursor              // the first scheduled task that waits for a time of day
 	nextWait  dueCursor              // the first scheduled task that waits between attempts
@@ -68,15 +68,15 @@ func (tm *times) firstScheduled() dueCursor {
 // disk says.
 func (s *State) promoteDue() {
 	until := min(s.Wall, s.periods.now)
-	reached := s.promoteFrom(s.firstScheduled(), until)
-	s.nextDue.raise(reached)
-	s.nextWait.raise(reached)
-	if s.Broken != nil || reached.at <= until || !s.promoteIsDue() { // the budget was spent first
+	reached := s.promoteFrom(s.Times.firstScheduled(), until)
+	s.Times.nextDue.raise(reached)
+	s.Times.nextWait.raise(reached)
+	if s.Broken != nil || reached.at <= until || !s.Times.promoteIsDue() { // the budget was spent first
 		return
 	}
-	later := &s.nextWait
+	later := &s.Times.nextWait
 	if s.Wall > s.periods.now {
-		later = &s.nextDue
+		later = &s.Times.nextDue
 	}
 	*later = s.promoteFrom(*later, max(s.Wall, s.periods.now))
 }
@@ -113,7 +113,7 @@ func (s *State) promoteFrom(from dueCursor, until uint64) (reached dueCursor) {
 		if head.IsWait(due) && due > s.periods.now || !head.IsWait(due) && due > s.Wall {
 			return true, nil
 		}
-		l, err := s.laneNumbered(number)
+		l, err := s.Names.laneNumbered(number)
 		if err != nil {
 			return false, err
 		}

@@ -75,7 +75,7 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 	}
 	for n := range goneSessions + more {
 		d.begin(s)
-		s.SetInterest(call(n).Node, keys.InterestValue{}, true)
+		s.Mail.SetInterest(call(n).Node, keys.InterestValue{}, true)
 		if n%7 == 0 {
 			d.commit(s)
 			d.Wall += uint64(time.Second.Milliseconds())
@@ -83,23 +83,23 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 	}
 	d.commit(s)
 	for range 2 {
-		require.Len(t, s.sessions.byNode, goneSessions+1)
+		require.Len(t, s.Mail.sessions.byNode, goneSessions+1)
 		stored := 0
 		require.NoError(t, store.Scan(s.Store.DB(), keys.Session, func(key, value []byte) error {
 			v, err := keys.ParseSession(value)
-			require.Equal(t, v, *s.sessions.byNode[string(key[1:])])
+			require.Equal(t, v, *s.Mail.sessions.byNode[string(key[1:])])
 			stored++
 			return err
 		}))
 		require.Equal(t, goneSessions+1, stored)
 		for n := range goneSessions + more + 1 {
-			_, err := s.sessions.outcome(call(n))
+			_, err := s.Mail.sessions.outcome(call(n))
 			removed := n >= more && n < goneSessions+more
 			require.Equal(t, removed && hasProduced(n), err != nil, n)
 			forgotten, err := store.IsForgotten(s.Store.DB(), call(n).Node)
 			require.NoError(t, err)
 			require.Equal(t, removed, forgotten, n)
-			require.Equal(t, n == goneSessions+more, s.Continues(call(n)), n)
+			require.Equal(t, n == goneSessions+more, s.Mail.Continues(call(n)), n)
 		}
 		d.crash()
 		s = d.shards[0]

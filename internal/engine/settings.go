@@ -261,7 +261,7 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("settings of queue %q: %w", queue, err)
 	}
-	if c.Version != s.versionOf(queue)+1 {
+	if c.Version != s.Names.versionOf(queue)+1 {
 		return true, nil
 	}
 	if c.Settings.isZero() {
@@ -269,14 +269,14 @@ func (s *State) Configure(queue string, value []byte) (late bool, err error) {
 		if bytes.HasSuffix(value, keys.DeleteQueue) {
 			none.JSON = keys.QueueIsGone
 		}
-		s.removeSettings(queue, none)
+		s.Names.removeSettings(queue, none)
 		value = none.Append(nil)
 		c.Value = value
 	}
-	s.adopt(queue, c)
+	s.Names.adopt(queue, c)
 	for to := range s.config.Shards {
 		if to != s.config.Shard {
-			s.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: queue, Settings: value})
+			s.Mail.send(to, &keys.Message{Kind: keys.MsgSettings, Queue: queue, Settings: value})
 		}
 	}
 	return false, nil

@@ -66,10 +66,10 @@ func TestRemovedSettings(t *testing.T) {
 	}
 	r.settle()
 	for range 2 {
-		require.Empty(t, r.Queues)
+		require.Empty(t, r.Names.Queues)
 		require.Equal(t, 1, r.stored(keys.Settings))
-		require.EqualValues(t, 60_000, r.Given)
-		require.LessOrEqual(t, r.settled.queues.Len(), 1001, "places of queues that have settings are used again")
+		require.EqualValues(t, 60_000, r.Names.Given)
+		require.LessOrEqual(t, r.Names.settled.queues.Len(), 1001, "places of queues that have settings are used again")
 		require.True(t, set("a", 1, `{"Paused":true}`))
 		require.True(t, set("a", 60_000, `{"Paused":true}`))
 		r.settle()
@@ -77,7 +77,7 @@ func TestRemovedSettings(t *testing.T) {
 	}
 	require.False(t, set("a", 60_001, `{"Paused":true}`))
 	r.settle()
-	require.Len(t, r.Queues, 1)
+	require.Len(t, r.Names.Queues, 1)
 
 	// A queue that has settings goes on with its own versions.
 	require.False(t, set("b", 60_001, `{"Paused":true}`))
@@ -94,21 +94,21 @@ func TestLateInterest(t *testing.T) {
 	r := newRuled(t, Config{})
 	send := func(kinds KindSet, life, number uint64) {
 		r.in(func() (Verdict, error) {
-			r.SetInterest("n", keys.InterestValue{Kinds: uint64(kinds), Life: life, Number: number}, false)
+			r.Mail.SetInterest("n", keys.InterestValue{Kinds: uint64(kinds), Life: life, Number: number}, false)
 			return Decided, nil
 		})
 		r.settle()
 	}
 	send(3, 5, 2)
 	send(0, 5, 1)
-	require.EqualValues(t, 3, r.Interested)
+	require.EqualValues(t, 3, r.Mail.Interested)
 	r.reopen()
 	send(0, 4, 9)
 	send(7, 5, 1)
-	require.EqualValues(t, 3, r.Interested)
+	require.EqualValues(t, 3, r.Mail.Interested)
 	require.Equal(t, 1, r.stored(keys.Interest))
 	send(0, 6, 1)
 	send(3, 5, 3)
-	require.Zero(t, r.Interested)
+	require.Zero(t, r.Mail.Interested)
 	require.Zero(t, r.stored(keys.Interest))
 }

@@ -18,14 +18,12 @@ import (
 type State struct {
 	round
 
-	names
-
-	mail
-	leases
-	times
-
-	ties
-	suspects
+	Names    names
+	Mail     mail
+	Leases   leases
+	Times    times
+	Ties     ties
+	Suspects suspects
 
 	dead    rangeReader
 	endings endings
@@ -84,12 +82,12 @@ type Reconfigured struct {
 func (s *State) Init(c Config, st *store.Store) {
 	*s = State{
 		round:    round{config: c, Store: st, Group: commitGroup{Batch: st.DB().NewBatch()}},
-		names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: rangeReader{prefix: keys.Daily}}},
-		mail:     mail{round: &s.round},
-		leases:   leases{round: &s.round, names: &s.names},
-		times:    times{round: &s.round, names: &s.names, nextDue: nothingDue, nextWait: nothingDue},
-		ties:     newTies(&s.round, &s.names, &s.mail, &s.leases),
-		suspects: suspects{round: &s.round, names: &s.names, leases: &s.leases, ties: &s.ties},
+		Names:    names{round: &s.round, Queues: make(map[string]*Queue), catalogue: newCatalogue(c.SweepLanes), totals: totals{reader: rangeReader{prefix: keys.Daily}}},
+		Mail:     mail{round: &s.round},
+		Leases:   leases{round: &s.round, names: &s.Names},
+		Times:    times{round: &s.round, names: &s.Names, nextDue: nothingDue, nextWait: nothingDue},
+		Ties:     newTies(&s.round, &s.Names, &s.Mail, &s.Leases),
+		Suspects: suspects{round: &s.round, names: &s.Names, leases: &s.Leases, ties: &s.Ties},
 		dead:     rangeReader{prefix: keys.Dead},
 	}
 }
@@ -116,34 +114,34 @@ func (r *round) free(q *Queue) {
 // Seal adds to the group what was collected beside it. Nothing is decided any more until Tidy.
 func (s *State) Seal() {
 	s.closeReaders()
-	for _, m := range s.caches() {
+	for _, m := range s.Ties.caches() {
 		m.seal(&s.Group)
 	}
-	s.sessions.seal(&s.Group)
-	s.out.seal(&s.Group)
-	s.sealGrants()
-	s.sealPeriodClock()
+	s.Mail.sessions.seal(&s.Group)
+	s.Mail.out.seal(&s.Group)
+	s.Names.sealGrants()
+	s.Times.sealPeriodClock()
 	s.sealClockSets()
 	s.sealNextFormat()
-	s.storeLeaseClock() // the group may have granted the first leases
-	s.noteTouched()
-	s.dropEmpty()
+	s.Leases.storeLeaseClock() // the group may have granted the first leases
+	s.Names.noteTouched()
+	s.Times.dropEmpty()
 	s.Group.seal(s.mint.clock, s.Store.DB())
 }
 
 // Tidy limits the memory once the group has persisted.
 func (s *State) Tidy() {
-	for _, m := range s.caches() {
+	for _, m := range s.Ties.caches() {
 		m.trim()
 	}
-	s.cursors.next()
+	s.Ties.cursors.next()
 	s.forgetIdle()
 }
 
 // Close closes all readers.
 func (s *State) Close() {
 	s.closeReaders()
-	for _, m := range s.caches() {
+	for _, m := range s.Ties.caches() {
 		m.close()
 	}
 }
@@ -181,35 +179,35 @@ func (s *State) tick(uptime uint64) {
 	agreed := s.agreed()
 	s.mint.tick(agreed, uptime)
 	s.periods.tick(agreed, uptime)
-	s.totals.today = uint32(s.mint.time / dayMillis)
+	s.Names.totals.today = uint32(s.mint.time / dayMillis)
 }
 
 // BeginGroup begins a group. REQUIRES: the last one has persisted.
 func (s *State) BeginGroup() {
 	s.begun++
-	s.ready.Begin(s.Now, s.Uptime)
+	s.Names.ready.Begin(s.Now, s.Uptime)
 }
 
 // Refill reads the ready tasks into memory for which claims will ask next, as far as one pass goes.
 // It returns false if none are missing.
 // REQUIRES: the group is empty, so that disk has every task.
 func (s *State) Refill() bool {
-	if !s.ready.WantsRefill() {
+	if !s.Names.ready.WantsRefill() {
 		return false
 	}
-	done, err := s.ready.Refill()
+	done, err := s.Names.ready.Refill()
 	if err != nil {
 		s.Broken = err
 	}
 	s.reading.entries += done.Entries
 	s.reading.bytes += done.Bytes
 	for _, of := range done.Shown {
-		if q := s.queueOf(of); q != nil {
+		if q := s.Names.queueOf(of); q != nil {
 			s.show(q)
 		}
 	}
 	for _, of := range done.Fed {
-		if q := s.queueOf(of); q != nil {
+		if q := s.Names.queueOf(of); q != nil {
 			s.feed(q)
 			s.show(q)
 		}

@@ -444,7 +444,7 @@ func (w *world) eachTask(s *drivenShard, visit func(keys.ID, keys.Place, LaneKey
 			if prefix == keys.Task {
 				lane = place.Group
 			}
-			k, err := s.laneEntry(lane)
+			k, err := s.Names.laneEntry(lane)
 			require.NoError(w.t, err)
 			visit(id, place, k, rec, ended)
 		})
@@ -475,7 +475,7 @@ func (w *world) state(a args, _ []string) {
 		rec, err := record.Decode(b)
 		require.NoError(w.t, err)
 		name := w.name(id)
-		if s.leases.byID[id] != nil {
+		if s.Leases.byID[id] != nil {
 			return
 		}
 		if rec.Attempts > 0 {
@@ -515,15 +515,15 @@ func (w *world) state(a args, _ []string) {
 		}
 		lines[k.Queue] = append(lines[k.Queue], line+maybe(", error ", rec.Error))
 	})
-	for id, ls := range s.leases.byID {
+	for id, ls := range s.Leases.byID {
 		line := fmt.Sprintf("leased %s attempt %d, %s left", w.name(id), ls.attempts, brief(int64(ls.expiry.Deadline())-int64(w.Now)))
 		if ls.local {
 			line += ", local"
 		}
 		lines[ls.lane.queue.Name] = append(lines[ls.lane.queue.Name], line)
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.Queues)) {
-		q := s.Queues[name]
+	for _, name := range slices.Sorted(maps.Keys(s.Names.Queues)) {
+		q := s.Names.Queues[name]
 		c := q.Counts
 		if a.named["queue"] != "" && a.named["queue"] != name {
 			continue
@@ -546,7 +546,7 @@ func (w *world) state(a args, _ []string) {
 				continue
 			}
 			memory := ""
-			if in := q.lane(l.Tenant, l.Priority); in == nil || w.s().ready.Usage(&in.tasks).Held < len(l.tasks) {
+			if in := q.lane(l.Tenant, l.Priority); in == nil || w.s().Names.ready.Usage(&in.tasks).Held < len(l.tasks) {
 				memory = " (not all in memory)"
 			}
 			w.printf("  ready%s%s: %s%s", maybe(" tenant ", l.Tenant), maybe(" priority ", l.Priority), strings.Join(l.tasks, " "), memory)
@@ -586,7 +586,7 @@ func (w *world) bindings(s *drivenShard) {
 		}
 		show("%s: turn of %s", w.scopes[scope], turn)
 	})
-	for scope, st := range s.limits {
+	for scope, st := range s.Ties.limits {
 		line := fmt.Sprintf("%s: %d leased", w.scopes[scope], st.leased)
 		if st.parked {
 			line += ", others may wait"
@@ -625,7 +625,7 @@ func (w *world) bindings(s *drivenShard) {
 		require.NoError(w.t, err)
 		show("wakeup: %s", cmp.Or(w.scopes[scope], w.names[id]))
 	})
-	s.Schedules("", func(i ScheduleInfo) bool {
+	s.Times.Schedules("", func(i ScheduleInfo) bool {
 		last := ""
 		if i.Value.Last != 0 {
 			last = ", last " + clock(i.Value.Last)

@@ -38,7 +38,7 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"die":      (*world).die,
 	"complete": (*world).complete,
 	"extend": func(w *world, a args, _ []string) {
-		w.verdict("extend", a, Decided, w.beginAt(a).Extend(w.lease(a), uint64(a.span("for", 30*time.Second).Milliseconds())))
+		w.verdict("extend", a, Decided, w.beginAt(a).Leases.Extend(w.lease(a), uint64(a.span("for", 30*time.Second).Milliseconds())))
 	},
 	"retry":       fail(FailRetry, -1),
 	"release":     fail(FailRelease, 0),
@@ -51,7 +51,7 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 
 	"interest": func(w *world, a args, _ []string) {
 		w.want(a, nil)
-		w.begin().SetInterest(a.named["node"], keys.InterestValue{Kinds: uint64(w.wanted)}, a.has("gone"))
+		w.begin().Mail.SetInterest(a.named["node"], keys.InterestValue{Kinds: uint64(w.wanted)}, a.has("gone"))
 		w.wanted = 0
 	},
 	"release-key": func(w *world, a args, _ []string) {
@@ -63,7 +63,7 @@ var storyCommands = map[string]func(w *world, a args, words []string){
 	"adopt":     func(w *world, a args, _ []string) { w.configure(a, true) },
 	"schedule":  (*world).schedule,
 	"delete-schedule": func(w *world, a args, _ []string) {
-		w.verdict("delete-schedule", a, Decided, w.begin().DeleteSchedule(a.word(0)))
+		w.verdict("delete-schedule", a, Decided, w.begin().Times.DeleteSchedule(a.word(0)))
 	},
 
 	"take": (*world).take, "deliver": (*world).deliver,
@@ -246,7 +246,7 @@ func (w *world) claim(a args, _ []string) {
 
 func (w *world) claimOnce(a args) (pending bool) {
 	s := w.begin()
-	q := s.Queues[a.named["queue"]]
+	q := s.Names.Queues[a.named["queue"]]
 	granted := 0
 	for q != nil && granted < a.number("max", 1) {
 		var l *Lane
@@ -286,9 +286,9 @@ func (w *world) claimOnce(a args) (pending bool) {
 // start lets suspects go on that have a place of the slow start.
 func (w *world) start(a args, _ []string) {
 	s := w.begin()
-	q := s.Queues[a.named["queue"]]
+	q := s.Names.Queues[a.named["queue"]]
 	for range a.number("n", 1) {
-		if !s.Start(q, func() bool { return true }) {
+		if !s.Suspects.Start(q, func() bool { return true }) {
 			w.printf("no suspect may start")
 			return
 		}
@@ -314,9 +314,9 @@ func (w *world) drain(a args, _ []string) {
 	s := w.s()
 	for more := true; more; {
 		require.False(w.t, s.under, "drain comes after a commit")
-		before := len(s.leases.byID)
+		before := len(s.Leases.byID)
 		w.claim(args{w, []string{"wait"}, a.named}, nil)
-		granted := s.leases.all.At(before)
+		granted := s.Leases.all.At(before)
 		w.commit(s)
 		if more = granted != nil; more {
 			v, err := w.begin().Complete(granted.receipt(), nil, nil, false)
@@ -437,14 +437,14 @@ func (w *world) configure(a args, adopt bool) {
 		}
 	}
 	version := 1
-	if q := s.Queues[queue]; q != nil {
+	if q := s.Names.Queues[queue]; q != nil {
 		version = int(q.Version) + 1
 	}
 	text, err := json.Marshal(set)
 	require.NoError(w.t, err)
 	value := keys.SettingsValue{Version: uint64(a.number("version", version)), JSON: text}.Append(nil)
 	if adopt {
-		w.verdict("adopt", a, Decided, s.Adopt(queue, value))
+		w.verdict("adopt", a, Decided, s.Names.Adopt(queue, value))
 		return
 	}
 	late, err := s.Configure(queue, value)
@@ -464,7 +464,7 @@ func (w *world) schedule(a args, _ []string) {
 	}
 	times, err := TimesOf(&v)
 	if err == nil {
-		err = w.begin().SetSchedule(a.word(0), v, times)
+		err = w.begin().Times.SetSchedule(a.word(0), v, times)
 	}
 	w.verdict("schedule", a, Decided, err)
 }
@@ -542,11 +542,11 @@ func (w *world) next(args, []string) {
 // memory prints what of the catalogue is in memory.
 func (w *world) memory(args, []string) {
 	s := w.s()
-	c := &s.catalogue
+	c := &s.Names.catalogue
 	w.printf("%d of %d lanes and %d of %d queues are in memory", c.loaded.Len(), c.lanes.Len(), c.current.Len(), c.queues.Len()-1)
-	for _, l := range s.lanes.All() {
+	for _, l := range s.Names.lanes.All() {
 		if l != nil {
-			u := s.ready.Usage(&l.tasks)
+			u := s.Names.ready.Usage(&l.tasks)
 			w.printf("  queue %s%s%s: window of %d, complete %t", l.queue.Name, maybe(" tenant ", l.Tenant), maybe(" priority ", l.Priority), u.Held, u.Complete)
 		}
 	}
@@ -567,8 +567,8 @@ func (w *world) outcomeOf(a args, _ []string) {
 // first prints what a claim would get, as far as memory shows.
 func (w *world) first(a args, _ []string) {
 	f, ok := FirstTask{}, false
-	if q := w.s().Queues[a.named["queue"]]; q != nil {
-		f, ok = w.s().First(q)
+	if q := w.s().Names.Queues[a.named["queue"]]; q != nil {
+		f, ok = w.s().Names.First(q)
 	}
 	if !ok {
 		w.printf("nothing")
@@ -595,8 +595,8 @@ func (w *world) totals(a args, _ []string) {
 	}
 	s.instant = w.instant
 	s.SetClock()
-	of := s.TotalsOf([]string{a.word(0)}, nil)
-	days, v := s.DaysOf(a.word(0), nil)
+	of := s.Names.TotalsOf([]string{a.word(0)}, nil)
+	days, v := s.Names.DaysOf(a.word(0), nil)
 	require.NoError(w.t, s.Broken)
 	require.Equal(w.t, Decided, v)
 	w.printf("queue %s:%s", a.word(0), text(&of[0].Totals))
@@ -610,7 +610,7 @@ func (w *world) sweep(args, []string) {
 	sw := s.Effects.Sweep
 	require.NotNil(w.t, sw, "no sweep is under way")
 	s.Effects.Sweep = nil
-	s.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
+	s.Names.Swept(sw, sw.Names.Read(s.Store.DB(), func() bool { return false }))
 }
 
 // note lets a lease have what its handler says.
@@ -621,7 +621,7 @@ func (w *world) note(a args, _ []string) {
 			n.Metadata = map[string]string{k: v}
 		}
 	}
-	w.verdict("note", a, Decided, w.beginAt(a).Note(w.lease(a), n))
+	w.verdict("note", a, Decided, w.beginAt(a).Leases.Note(w.lease(a), n))
 }
 
 // history prints what is known of the attempts of a task, and what its handlers have said.
@@ -631,7 +631,7 @@ func (w *world) history(a args, _ []string) {
 	id := w.id(a.word(0))
 	view := store.NewSnapshot(s.Store.DB())
 	view.Leases = make(map[keys.ID]store.Lease)
-	if l, ok := s.LeaseOf(id); ok {
+	if l, ok := s.Leases.LeaseOf(id); ok {
 		view.Leases[id] = l
 	}
 	t, err := view.Get(id)

@@ -36,9 +36,9 @@ import (
 // suspects is the memory of the suspects of a shard. Their records say that they are.
 type suspects struct {
 	*round
-	*names
-	*leases
-	*ties
+	names  *names
+	leases *leases
+	ties   *ties
 
 	queues   []*Queue // some may wait there
 	unread   []*Queue // perhaps there, too: findSuspects looks
@@ -93,7 +93,7 @@ func (su *suspects) shareSuspects(t suspectTable) {
 	for process, n := range su.atWork {
 		t.SetAtWork(process, n)
 	}
-	for process, c := range su.crashes {
+	for process, c := range su.leases.crashes {
 		t.Crashed(process, c.Suspects, c.Partial, c.until-min(su.Now, c.until))
 	}
 }
@@ -152,7 +152,7 @@ func (su *suspects) AtWork() *crash {
 			}
 		}
 	}
-	for _, q := range su.Queues {
+	for _, q := range su.names.Queues {
 		c.Others = c.Others || q.Counts.Ready > 0
 	}
 	su.last, su.clearing = c, true
@@ -186,9 +186,9 @@ func (su *suspects) crashOf(ls *lease) (c *crash, ok bool) {
 		return nil, true
 	}
 	of, process := su, ls.record.process
-	e := su.crashes[process]
+	e := su.leases.crashes[process]
 	if e == nil || e.until < su.Now {
-		maps.DeleteFunc(su.crashes, func(_ uint64, old *processCrash) bool { return old.until < su.Now })
+		maps.DeleteFunc(su.leases.crashes, func(_ uint64, old *processCrash) bool { return old.until < su.Now })
 		e = &processCrash{until: su.Now + 2*ls.duration}
 		if e.Suspects, e.Partial = of.atWork[process], process == 0; of.table != nil && process != 0 {
 			var left uint64
@@ -197,11 +197,11 @@ func (su *suspects) crashOf(ls *lease) (c *crash, ok bool) {
 			}
 			e.until = su.Now + left
 		}
-		if su.crashes == nil {
-			su.crashes = make(map[uint64]*processCrash)
+		if su.leases.crashes == nil {
+			su.leases.crashes = make(map[uint64]*processCrash)
 		}
-		su.crashes[process] = e
-		su.writeLeaseClock()
+		su.leases.crashes[process] = e
+		su.leases.writeLeaseClock()
 		su.Effects.Suspects.Anew = true
 		if of.clearing = e.Suspects > 0; of.clearing {
 			of.unread = append(of.unread, of.queues...)
@@ -245,7 +245,7 @@ func (su *suspects) isClearing() bool {
 
 // crash takes back a task from a process that has died.
 func (s *State) crash(ls *lease, c *crash) {
-	rec, err := s.finishAttempt(ls, attemptEnd{how: EventExpired, cause: causeCrash})
+	rec, err := s.Leases.finishAttempt(ls, attemptEnd{how: EventExpired, cause: causeCrash})
 	if err != nil {
 		s.Broken = err
 		return
@@ -258,7 +258,7 @@ func (s *State) crash(ls *lease, c *crash) {
 		rec.Crashes++
 	}
 	s.Effects.Suspects.Crashed++
-	s.emit(EventExpired, ls.lane, ls.id, rec.Attempts, causeCrash)
+	s.Names.emit(EventExpired, ls.lane, ls.id, rec.Attempts, causeCrash)
 	// what does not count as an attempt ends no task, though the process before has allowed more
 	if cost == costAttempt && s.config.exhausted(&rec) || s.config.crashedTooOften(&rec) {
 		rec.Suspect = false
@@ -266,7 +266,7 @@ func (s *State) crash(ls *lease, c *crash) {
 		return
 	}
 	if s.giveBack(ls, &rec); !suspected {
-		s.noteBeside(ls.id)
+		s.Suspects.noteBeside(ls.id)
 	}
 }
 
@@ -276,7 +276,7 @@ const causeCrash = "the process died"
 // hold makes a suspect wait that would be ready otherwise. It keeps the turn of its group.
 func (su *suspects) hold(l *Lane, id keys.ID, leases uint32, rec []byte) {
 	part := keys.SuspectPartOf(id, leases)
-	su.block(l, keys.SuspectScope(l.queue.Name, part), id, rec)
+	su.ties.block(l, keys.SuspectScope(l.queue.Name, part), id, rec)
 	l.queue.heldIn = su.begun
 	su.noteSuspects(l.queue, part)
 }
@@ -299,7 +299,7 @@ func (su *suspects) noteSuspects(q *Queue, part int) {
 func (su *suspects) findSuspects() {
 	c := su
 	for ; len(c.unread) > 0 && su.Broken == nil && !su.Spent(); c.unread = c.unread[1:] {
-		if q := c.unread[0]; su.Queues[q.Name] == q {
+		if q := c.unread[0]; su.names.Queues[q.Name] == q {
 			su.Broken = su.findSuspectsOf(q)
 		}
 		c.unread[0] = nil
@@ -336,7 +336,7 @@ func (su *suspects) findSuspectsOf(q *Queue) error {
 
 // wakeSuspects makes the next group start or clear suspects of a queue. REQUIRES: some may wait.
 func (su *suspects) wakeSuspects(q *Queue) {
-	su.wake(q, keys.SuspectScope(q.Name, bits.TrailingZeros16(q.Suspects)), keys.ID{}, keys.WakeUp)
+	su.ties.wake(q, keys.SuspectScope(q.Name, bits.TrailingZeros16(q.Suspects)), keys.ID{}, keys.WakeUp)
 }
 
 // forgetSuspects notes that none wait any more.
@@ -397,7 +397,7 @@ func (su *suspects) startSuspectsOf(q *Queue, part int) (done bool, err error) {
 		room = math.MaxInt
 	}
 	more, cut := false, false
-	err = su.waiting(q, keys.SuspectScope(q.Name, part), func(n int, at *located) bool {
+	err = su.ties.waiting(q, keys.SuspectScope(q.Name, part), func(n int, at *located) bool {
 		if more = n >= room; more {
 			return false
 		}
@@ -410,8 +410,8 @@ func (su *suspects) startSuspectsOf(q *Queue, part int) (done bool, err error) {
 			q.starting--
 			su.start(at.id, suspectStart{queue: q})
 		}
-		su.unblock(at)
-		su.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
+		su.names.unblock(at)
+		su.names.place(at.lane, keys.SinceOf(keys.ID(at.id)), at.id, at.rec.Encode())
 		return true
 	})
 	if cut {
@@ -451,7 +451,7 @@ func (su *suspects) beginSuspect(ls *lease) bool {
 
 // clearSuspect removes the suspicion from the record of a leased task.
 func (s *State) clearSuspect(ls *lease) error {
-	rec, err := s.recordOf(ls)
+	rec, err := s.Leases.recordOf(ls)
 	if err != nil {
 		return err
 	}

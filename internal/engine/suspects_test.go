@@ -59,7 +59,7 @@ func TestCrashOverLeaderChange(t *testing.T) {
 	claim := func(process uint64, durations ...uint64) {
 		for i, queue := range []string{"a", "b"} {
 			r.begin(r.drivenShard)
-			l, _ := r.Next(r.Queues[queue], 0)
+			l, _ := r.Next(r.Names.Queues[queue], 0)
 			_, err := r.Grant(l, durations[i], Holder{Local: true, Handled: true, Process: process}, nil)
 			require.NoError(t, err)
 			r.end()
@@ -70,7 +70,7 @@ func TestCrashOverLeaderChange(t *testing.T) {
 	r.settle()
 	for _, queue := range []string{"a", "b"} {
 		r.begin(r.drivenShard)
-		require.True(t, r.Start(r.Queues[queue], func() bool { return true }))
+		require.True(t, r.Suspects.Start(r.Names.Queues[queue], func() bool { return true }))
 		r.settle()
 	}
 	claim(2, 30_000, 35_000)
@@ -79,17 +79,17 @@ func TestCrashOverLeaderChange(t *testing.T) {
 	require.EqualValues(t, 1, r.countsOf("b").Leased)
 	r.reopen()
 	table := &oneMore{atWork: make(map[uint64]int)}
-	r.shareSuspects(table)
+	r.Suspects.shareSuspects(table)
 	require.Equal(t, map[uint64]int{1: 0, 2: 2}, table.crashed, "leases of both may be left")
-	r.suspects.table = nil
+	r.Suspects.table = nil
 	r.pass(10 * time.Second)
 	r.settle()
 	for _, queue := range []string{"a", "b"} {
 		require.EqualValues(t, 1, r.countsOf(queue).Blocked)
 		r.begin(r.drivenShard)
-		require.True(t, r.Start(r.Queues[queue], func() bool { return true }))
+		require.True(t, r.Suspects.Start(r.Names.Queues[queue], func() bool { return true }))
 		r.settle()
-		l, _ := r.Next(r.Queues[queue], 0)
+		l, _ := r.Next(r.Names.Queues[queue], 0)
 		require.NotNil(t, l)
 		grants, err := r.Grant(l, 1000, Holder{}, nil)
 		require.NoError(t, err)
@@ -104,26 +104,26 @@ func TestCrashOverLeaders(t *testing.T) {
 	r := newRuled(t, Config{Replicated: true})
 	table := &oneMore{atWork: make(map[uint64]int), partial: true, asking: true}
 	one := &lease{local: true, handled: true, suspect: true, worker: "w", record: &leaseRecord{process: 7}, duration: 1000}
-	r.countAtWork(one, 1)
-	r.shareSuspects(table)
+	r.Suspects.countAtWork(one, 1)
+	r.Suspects.shareSuspects(table)
 	require.Equal(t, map[uint64]int{7: 1}, table.atWork, "those that were loaded")
-	r.countAtWork(&lease{local: true, worker: "w", record: &leaseRecord{process: 7}}, 1)
-	r.countAtWork(&lease{local: true, worker: "w", record: &leaseRecord{process: 8}}, 1)
+	r.Suspects.countAtWork(&lease{local: true, worker: "w", record: &leaseRecord{process: 7}}, 1)
+	r.Suspects.countAtWork(&lease{local: true, worker: "w", record: &leaseRecord{process: 8}}, 1)
 	require.Equal(t, 2, table.atWork[7])
-	r.endSuspect(one)
+	r.Suspects.endSuspect(one)
 	require.Equal(t, 1, table.atWork[7])
-	_, ok := r.crashOf(one)
+	_, ok := r.Suspects.crashOf(one)
 	require.False(t, ok, "other leaders are asked")
-	require.Empty(t, r.crashes)
+	require.Empty(t, r.Leases.crashes)
 	table.asking = false
-	c, ok := r.crashOf(one)
+	c, ok := r.Suspects.crashOf(one)
 	require.True(t, ok)
 	require.Equal(t, &crash{Suspects: 2, Partial: true}, c)
-	require.Equal(t, r.Now+1000, r.crashes[7].until, "as long as for the other shards")
-	c, ok = r.crashOf(&lease{local: true, record: one.record, duration: 1000})
+	require.Equal(t, r.Now+1000, r.Leases.crashes[7].until, "as long as for the other shards")
+	c, ok = r.Suspects.crashOf(&lease{local: true, record: one.record, duration: 1000})
 	require.True(t, ok)
 	require.Nil(t, c, "it is not known that a handler has worked on the task")
-	c, _ = r.crashOf(&lease{local: true, handled: true, record: new(leaseRecord), duration: 1000})
+	c, _ = r.Suspects.crashOf(&lease{local: true, handled: true, record: new(leaseRecord), duration: 1000})
 	require.Equal(t, &crash{Partial: true}, c, "its process is not known")
 }
 
@@ -132,13 +132,13 @@ func TestCrashOverLeaders(t *testing.T) {
 func TestSuspectsLeaveMemory(t *testing.T) {
 	r := newRuled(t, Config{})
 	r.begin(r.drivenShard)
-	q := r.QueueNamed("a")
-	r.noteSuspects(q, 3)
-	r.Rest(q)
+	q := r.Names.QueueNamed("a")
+	r.Suspects.noteSuspects(q, 3)
+	r.Names.Rest(q)
 	r.end()
 	r.settle()
-	require.Empty(t, r.Queues)
-	require.Empty(t, r.suspects.queues)
+	require.Empty(t, r.Names.Queues)
+	require.Empty(t, r.Suspects.queues)
 }
 
 // TestCrashIsOver: when all leases of Run of the process that has died have been taken back.
@@ -147,17 +147,17 @@ func TestCrashIsOver(t *testing.T) {
 	r.produce(newTask(LaneKey{Queue: "a"}, record.Record{}), newTask(LaneKey{Queue: "a"}, record.Record{}))
 	for _, to := range []Holder{{}, {Local: true}} {
 		r.begin(r.drivenShard)
-		l, _ := r.Next(r.Queues["a"], 0)
+		l, _ := r.Next(r.Names.Queues["a"], 0)
 		_, err := r.Grant(l, 30_000, to, nil)
 		require.NoError(t, err)
 		r.end()
 	}
-	require.True(t, r.CrashIsOver(), "nobody has died")
+	require.True(t, r.Suspects.CrashIsOver(), "nobody has died")
 	r.killed = true
 	r.reopen()
-	require.False(t, r.CrashIsOver())
+	require.False(t, r.Suspects.CrashIsOver())
 	r.settle()
-	require.True(t, r.CrashIsOver())
+	require.True(t, r.Suspects.CrashIsOver())
 }
 
 // TestCrashOnFullDisk: tasks come back from a crash while the disk has no room to clear suspects:
@@ -170,7 +170,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 	claim := func(n int) {
 		for range n {
 			r.begin(r.drivenShard)
-			l, _ := r.Next(r.Queues["a"], 0)
+			l, _ := r.Next(r.Names.Queues["a"], 0)
 			_, err := r.Grant(l, 30_000, Holder{Local: true}, nil)
 			require.NoError(t, err)
 			r.end()
@@ -179,7 +179,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 	start := func() bool {
 		r.begin(r.drivenShard)
 		defer r.settle()
-		return r.Start(r.Queues["a"], func() bool { return true })
+		return r.Suspects.Start(r.Names.Queues["a"], func() bool { return true })
 	}
 	claim(3)
 	r.killed = true
@@ -219,7 +219,7 @@ func TestClearingBesideBlocked(t *testing.T) {
 	claim := func(queues ...string) {
 		for _, queue := range queues {
 			r.begin(r.drivenShard)
-			l, _ := r.Next(r.Queues[queue], 0)
+			l, _ := r.Next(r.Names.Queues[queue], 0)
 			_, err := r.Grant(l, 30_000, Holder{Local: true}, nil)
 			require.NoError(t, err)
 			r.end()
@@ -230,18 +230,18 @@ func TestClearingBesideBlocked(t *testing.T) {
 	r.reopen()
 	r.settle()
 	r.begin(r.drivenShard)
-	require.True(t, r.Start(r.Queues["a"], func() bool { return true }))
+	require.True(t, r.Suspects.Start(r.Names.Queues["a"], func() bool { return true }))
 	r.settle()
 	claim("a")
 	r.reopen()
 	r.slow = time.Millisecond
-	for n := 0; r.leases.all.Len() > 0; n++ {
+	for n := 0; r.Leases.all.Len() > 0; n++ {
 		require.Less(t, n, 10)
 		r.begin(r.drivenShard)
 		r.KeepUp(r.passed, 0)
 		r.end()
 	}
-	require.NotEmpty(t, r.rechecks)
+	require.NotEmpty(t, r.Names.rechecks)
 	r.settle()
 	require.EqualValues(t, 1, r.countsOf("a").Blocked, "%x was the only suspect at work", suspects[0])
 	require.EqualValues(t, 1, r.countsOf("z").Ready)
@@ -260,7 +260,7 @@ func TestClearingOfManyQueues(t *testing.T) {
 	}
 	r.settle()
 	claim := func(queue int, process uint64) {
-		l, _ := r.Next(r.Queues[fmt.Sprint("q", queue)], 0)
+		l, _ := r.Next(r.Names.Queues[fmt.Sprint("q", queue)], 0)
 		_, err := r.Grant(l, 30_000, Holder{Local: true, Handled: true, Process: process}, nil)
 		require.NoError(t, err)
 	}
@@ -281,7 +281,7 @@ func TestClearingOfManyQueues(t *testing.T) {
 	r.end()
 	expire()
 	r.begin(r.drivenShard)
-	require.True(t, r.Start(r.Queues["q7"], func() bool { return true }))
+	require.True(t, r.Suspects.Start(r.Names.Queues["q7"], func() bool { return true }))
 	r.settle()
 	r.begin(r.drivenShard)
 	claim(7, 2)
@@ -289,7 +289,7 @@ func TestClearingOfManyQueues(t *testing.T) {
 	expire()
 	r.settle()
 	blocked := 0
-	for _, q := range r.Queues {
+	for _, q := range r.Names.Queues {
 		blocked += int(q.Counts.Blocked)
 	}
 	require.Equal(t, 1, blocked, "the suspect that was at work")
@@ -306,7 +306,7 @@ func TestStaleSuspect(t *testing.T) {
 	claim := func() (grants []Grant) {
 		r.begin(r.drivenShard)
 		defer r.settle()
-		for l, _ := r.Next(r.Queues["a"], 0); l != nil; l, _ = r.Next(r.Queues["a"], 0) {
+		for l, _ := r.Next(r.Names.Queues["a"], 0); l != nil; l, _ = r.Next(r.Names.Queues["a"], 0) {
 			var err error
 			grants, err = r.Grant(l, 1e6, Holder{Local: true}, grants)
 			require.NoError(t, err)
@@ -316,7 +316,7 @@ func TestStaleSuspect(t *testing.T) {
 	start := func() bool {
 		r.begin(r.drivenShard)
 		defer r.settle()
-		return r.Start(r.Queues["a"], func() bool { return true })
+		return r.Suspects.Start(r.Names.Queues["a"], func() bool { return true })
 	}
 	require.Len(t, claim(), 3)
 	r.killed = true
@@ -327,12 +327,12 @@ func TestStaleSuspect(t *testing.T) {
 		r.Now += 60_000
 		r.settle()
 		require.False(t, start())
-		require.Equal(t, 1, r.Queues["a"].Stale)
+		require.Equal(t, 1, r.Names.Queues["a"].Stale)
 		if leased {
 			require.Len(t, claim(), 1)
-			require.Len(t, r.suspects.started, 1, "it has a place again")
+			require.Len(t, r.Suspects.started, 1, "it has a place again")
 		} else {
-			l, _ := r.Next(r.Queues["a"], 0)
+			l, _ := r.Next(r.Names.Queues["a"], 0)
 			pos, _, _ := l.tasks.First()
 			r.begin(r.drivenShard)
 			v, err := r.Alter(pos.ID, AlterCancel, 0)
@@ -340,7 +340,7 @@ func TestStaleSuspect(t *testing.T) {
 			require.Equal(t, Decided, v)
 			r.settle()
 		}
-		require.Zero(t, r.Queues["a"].Stale)
+		require.Zero(t, r.Names.Queues["a"].Stale)
 	}
 	require.True(t, start())
 }

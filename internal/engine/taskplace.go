@@ -79,30 +79,30 @@ func (s *State) withdraw(at *located) {
 	switch at.state {
 	case Ready:
 		pos := ready.Pos{Since: at.place.At, ID: at.id}
-		s.ready.Remove(&at.lane.tasks, pos, len(at.rec.Payload))
+		s.Names.ready.Remove(&at.lane.tasks, pos, len(at.rec.Payload))
 		s.Group.removeTask(at.lane.number, at.place.At, at.id, false)
 		q.Counts.Ready--
 		if at.rec.Limit != 0 {
-			s.passLimit(q, at.rec.Limit)
+			s.Ties.passLimit(q, at.rec.Limit)
 		}
 	case Scheduled:
 		s.Group.delete(at.place.AppendKey(nil, at.id))
 		q.Counts.Scheduled--
 	case Blocked:
 		s.Group.delete(at.place.AppendKey(nil, at.id))
-		s.cursors.forget(at.place.At)
+		s.Ties.cursors.forget(at.place.At)
 		q.Counts.Blocked--
 		if at.place.At == 0 {
-			s.pending.drop(&s.round, at.id)
+			s.Ties.pending.drop(&s.round, at.id)
 			// it may have been the last task that used the limit
-		} else if st := s.limits[at.place.At]; st != nil && st.leased == 0 {
-			s.passLimit(q, at.place.At)
+		} else if st := s.Ties.limits[at.place.At]; st != nil && st.leased == 0 {
+			s.Ties.passLimit(q, at.place.At)
 		}
 	case Dead:
-		s.unkeep(at)
+		s.Times.unkeep(at)
 	case Leased, Done, Canceled: // have no place to leave
 	}
-	s.touch(q)
+	s.Names.touch(q)
 	if at.indexed {
 		s.unindex(at.id)
 	}
@@ -134,5 +134,5 @@ func (tm *times) addScheduled(l *Lane, id keys.ID, due uint64, rec []byte) {
 	tm.Group.set(tm.scratch, tm.withLane(l, rec))
 	tm.setIndex(id, l, keys.Place{Range: keys.Scheduled, At: due}, rec)
 	l.queue.Counts.Scheduled++
-	tm.touch(l.queue)
+	tm.names.touch(l.queue)
 }

@@ -68,18 +68,18 @@ func (s *State) tellChildren(parent keys.ID, state TaskState) {
 		return left < 0 || s.Spent()
 	})
 	if all {
-		s.allTold(parent)
+		s.Ties.allTold(parent)
 		return
 	}
-	s.notices.ends.put(&s.round, parent, endedRange(state))
-	s.notices.count++
+	s.Ties.notices.ends.put(&s.round, parent, endedRange(state))
+	s.Ties.notices.count++
 }
 
 // tellFrom tells the children of a task, from a key of the range Dependent on, until enough returns
 // true. It returns the key of the first child that is not told; all: everybody is.
 func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough func() bool) (left []byte, all bool) {
 	upper := keys.GroupEnd(keys.AppendDependent(nil, parent, keys.ID{})[:1+keys.IDLen])
-	it, err := s.children.open(&s.round)
+	it, err := s.Ties.children.open(&s.round)
 	if err != nil {
 		s.Broken = err
 		return nil, true
@@ -116,9 +116,9 @@ func (s *State) tellFrom(from []byte, parent keys.ID, state TaskState, enough fu
 
 // tellMore tells the children that earlier groups have left.
 func (s *State) tellMore() {
-	defer s.children.close(&s.round)
-	t := &s.notices
-	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.nextToTell()) {
+	defer s.Ties.children.close(&s.round)
+	t := &s.Ties.notices
+	for s.Broken == nil && t.count > 0 && (t.parent != keys.ID{} || s.Ties.nextToTell()) {
 		end, ok := t.ends.get(&s.round, t.parent)
 		if !ok {
 			s.Broken = fmt.Errorf("%w: task %s has children to be told and has not ended", base.ErrCorrupt, keys.FormatID(t.parent))
@@ -129,7 +129,7 @@ func (s *State) tellMore() {
 			t.from = left
 			return
 		}
-		s.allTold(t.parent)
+		s.Ties.allTold(t.parent)
 		t.ends.drop(&s.round, t.parent)
 		t.count--
 		s.Group.change(t.parent)

@@ -19,24 +19,24 @@ type tenantTable interface {
 // the process. Without the first the shard has no turns any more; without the second it goes on.
 func (s *State) Share(t tenantTable, suspects suspectTable) {
 	if suspects != nil {
-		s.shareSuspects(suspects)
+		s.Suspects.shareSuspects(suspects)
 	}
 	if t == nil {
-		s.ready.Hold = nil
-		for _, l := range s.lanes.All() {
+		s.Names.ready.Hold = nil
+		for _, l := range s.Names.lanes.All() {
 			if l != nil {
-				s.ready.Weigh(&l.tasks, l.tasks.Weight)
+				s.Names.ready.Weigh(&l.tasks, l.tasks.Weight)
 			}
 		}
 		return
 	}
 	// lanes in rings are counted at their next turns
-	s.ready.Hold = func(of *ready.Lane) *atomic.Int32 {
-		l := s.laneOf(of)
+	s.Names.ready.Hold = func(of *ready.Lane) *atomic.Int32 {
+		l := s.Names.laneOf(of)
 		return t.Hold(l.queue, l.Tenant, l.Priority)
 	}
-	s.ready.Release = func(of *ready.Lane) {
-		l := s.laneOf(of)
+	s.Names.ready.Release = func(of *ready.Lane) {
+		l := s.Names.laneOf(of)
 		t.Drop(l.queue, l.Tenant, l.Priority)
 	}
 }

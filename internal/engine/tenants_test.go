@@ -40,13 +40,13 @@ func (s sharded) order(claims int) (tenants string) {
 
 // isDrained reports whether memory knows that a tenant has no ready task.
 func (s sharded) isDrained(tenant string) bool {
-	l := s.Queues["a"].lane(tenant, 0)
-	return l == nil || s.ready.Usage(&l.tasks).Complete && s.ready.Usage(&l.tasks).Held == 0
+	l := s.Names.Queues["a"].lane(tenant, 0)
+	return l == nil || s.Names.ready.Usage(&l.tasks).Complete && s.Names.ready.Usage(&l.tasks).Held == 0
 }
 
 // share is what a claim goes by to the shard: 1 is that of a tenant of weight 1 in one shard.
 func (s sharded) share() float64 {
-	f, ok := s.First(s.Queues["a"])
+	f, ok := s.Names.First(s.Names.Queues["a"])
 	require.True(s, ok)
 	return float64(f.Share) / ready.WholeShare
 }
@@ -165,7 +165,7 @@ func TestTurnsBesideSuspects(t *testing.T) {
 	s.produceFor("a", 0, 1, "Y")
 	for range 2 {
 		s.begin(s.drivenShard)
-		l, _ := s.Next(s.Queues["a"], 0)
+		l, _ := s.Next(s.Names.Queues["a"], 0)
 		_, err := s.Grant(l, 30_000, Holder{Local: true, Worker: "w"}, nil)
 		require.NoError(t, err)
 		s.end()
@@ -174,13 +174,13 @@ func TestTurnsBesideSuspects(t *testing.T) {
 	s.driver.crash()
 	s.settleAll()
 	s.in(1)
-	require.NotZero(t, s.Queues["a"].Suspects)
+	require.NotZero(t, s.Names.Queues["a"].Suspects)
 	require.Equal(t, "AA", s.order(2))
 	s.in(0).order(4) // counts the tenants, and ends turns
 	require.Equal(t, 4, strings.Count(s.order(6), "Y"), "Y has one shard, A has two")
 	for range 2 {
 		s.in(1).begin(s.drivenShard)
-		require.True(t, s.Start(s.Queues["a"], func() bool { return true }))
+		require.True(t, s.Suspects.Start(s.Names.Queues["a"], func() bool { return true }))
 		s.settleAll()
 	}
 	require.Equal(t, 1, strings.Count(s.in(1).order(4), "Y"))

@@ -7,9 +7,9 @@ import "codeq/internal/keys"
 // of these.
 type ties struct {
 	*round
-	*names
-	*mail
-	*leases
+	names  *names
+	mail   *mail
+	leases *leases
 
 	uniques   uniqueCache
 	nextFreed dueCursor // the first idempotency key to become free

@@ -8,7 +8,7 @@ const (
 	TrimLane  = 256 << 10
 )
 
-func (tm *times) trimIsDue() bool { return tm.ready.TrimAt(tm.Tight) <= tm.Uptime }
+func (tm *times) trimIsDue() bool { return tm.names.ready.TrimAt(tm.Tight) <= tm.Uptime }
 
 // trim deletes by range what is dead in the ranges Task and Scheduled, before all other keys.
 func (tm *times) trim() {
@@ -19,7 +19,7 @@ func (tm *times) trim() {
 	if first := tm.firstScheduled(); first != nothingDue {
 		end = keys.AppendScheduled(nil, first.at, first.name)
 	}
-	if tm.ready.Trim(tm.Group.Batch, end, tm.Spent) > 0 {
+	if tm.names.ready.Trim(tm.Group.Batch, end, tm.Spent) > 0 {
 		tm.Group.Ranged, tm.Group.Trimmed = true, true
 	}
 }

@@ -24,7 +24,7 @@ func (ti *ties) holder(hash [keys.UniqueLen]byte) (id keys.ID, taken bool) {
 // isHolderMoving is isMoving for the task that has an idempotency key; the group may have produced
 // it.
 func (ti *ties) isHolderMoving(hash [keys.UniqueLen]byte, id keys.ID) bool {
-	return ti.isMoving(id) || ti.uniques.hasChanged(hash) && ti.Group.find(id) == nil
+	return ti.leases.isMoving(id) || ti.uniques.hasChanged(hash) && ti.Group.find(id) == nil
 }
 
 // takeKey gives a free key to a task, for its time from now on.
@@ -95,18 +95,18 @@ func (ti *ties) freeKeys() {
 		if !ok || v.Until != at {
 			return false, fmt.Errorf("idempotency key %x should be free at %d, and has value %+v", hash, at, v)
 		}
-		if lives, err := ti.lives(v.ID); err != nil {
+		if lives, err := ti.leases.lives(v.ID); err != nil {
 			return false, err
 			// endKey compares with the clock of periods, which never goes back
 		} else if lives {
 			v.Until = 0
 			ti.uniques.put(ti.round, hash, v)
 			ti.periods.made = true
-			l, err := ti.laneNumbered(keys.LaneOf(v.ID))
+			l, err := ti.names.laneNumbered(keys.LaneOf(v.ID))
 			if err != nil {
 				return false, err
 			}
-			ti.touch(l.queue)
+			ti.names.touch(l.queue)
 		} else {
 			ti.uniques.drop(ti.round, hash)
 		}
@@ -138,8 +138,8 @@ func (le *leases) lives(id keys.ID) (bool, error) {
 
 // ReleaseKey frees an idempotency key; name is used in the error.
 func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, error) {
-	v, ok := s.uniques.get(&s.round, hash)
-	if ok && s.isHolderMoving(hash, v.ID) {
+	v, ok := s.Ties.uniques.get(&s.round, hash)
+	if ok && s.Ties.isHolderMoving(hash, v.ID) {
 		return Again, nil
 	}
 	if !ok {
@@ -157,6 +157,6 @@ func (s *State) ReleaseKey(hash [keys.UniqueLen]byte, name string) (Verdict, err
 		at.rec.Flags &^= record.HoldsKey
 		s.rewrite(at)
 	}
-	s.freeKey(hash, v)
+	s.Ties.freeKey(hash, v)
 	return Decided, nil
 }

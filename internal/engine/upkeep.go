@@ -45,22 +45,22 @@ type upkeepDone struct {
 // need: they come before the group writes its first key of their range.
 var upkeeps = [...]upkeep{
 	// first: what the group writes comes after its range deletions
-	{UpkeepTrim, RoomNone, false, (*State).trimIsDue, (*State).trim},
-	{UpkeepList, RoomNone, false, (*State).listKeysIsDue, (*State).listKeys}, // before what changes the caches
+	{UpkeepTrim, RoomNone, false, func(s *State) bool { return s.Times.trimIsDue() }, func(s *State) { s.Times.trim() }},
+	{UpkeepList, RoomNone, false, func(s *State) bool { return s.Ties.listKeysIsDue() }, func(s *State) { s.Ties.listKeys() }}, // before what changes the caches
 	// with freeKeys, before what may schedule a task, or end one that has a key
-	{UpkeepPromote, RoomLow, true, (*State).promoteIsDue, (*State).promoteDue},
-	{UpkeepFreeKeys, RoomNone, true, (*State).freeKeysIsDue, (*State).freeKeys},
-	{UpkeepForget, RoomNone, true, (*State).expireEndedIsDue, (*State).expireEnded},
-	{UpkeepWake, RoomLow, false, (*State).wakeIsDue, (*State).wakeBlocked},
-	{UpkeepTell, RoomLow, false, (*State).tellIsDue, (*State).tellMore},
+	{UpkeepPromote, RoomLow, true, func(s *State) bool { return s.Times.promoteIsDue() }, (*State).promoteDue},
+	{UpkeepFreeKeys, RoomNone, true, func(s *State) bool { return s.Ties.freeKeysIsDue() }, func(s *State) { s.Ties.freeKeys() }},
+	{UpkeepForget, RoomNone, true, func(s *State) bool { return s.Times.expireEndedIsDue() }, func(s *State) { s.Times.expireEnded() }},
+	{UpkeepWake, RoomLow, false, func(s *State) bool { return s.Ties.wakeIsDue() }, (*State).wakeBlocked},
+	{UpkeepTell, RoomLow, false, func(s *State) bool { return s.Ties.tellIsDue() }, (*State).tellMore},
 	{UpkeepRecheck, RoomLow, false, (*State).recheckIsDue, (*State).recheckLimits},
-	{UpkeepSend, RoomLow, false, (*State).sendIsDue, (*State).sendOut},
+	{UpkeepSend, RoomLow, false, func(s *State) bool { return s.Mail.sendIsDue() }, func(s *State) { s.Mail.sendOut() }},
 	{UpkeepReap, RoomScarce, true, (*State).keepLeasesIsDue, (*State).keepLeases},
-	{UpkeepTidy, RoomNone, false, (*State).passSuspectsIsDue, (*State).passSuspects},
-	{UpkeepTicks, Roomy, true, (*State).TicksAreDue, (*State).produceTicks},
-	{UpkeepTidy, RoomNone, false, (*State).forgetTakenIsDue, (*State).forgetTaken},
-	{UpkeepTidy, RoomNone, false, (*State).sweepLanesIsDue, (*State).sweepLanes},
-	{UpkeepTidy, RoomNone, false, (*State).keepTotalsIsDue, (*State).keepTotals},
+	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Suspects.passSuspectsIsDue() }, func(s *State) { s.Suspects.passSuspects() }},
+	{UpkeepTicks, Roomy, true, func(s *State) bool { return s.Times.TicksAreDue() }, (*State).produceTicks},
+	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Mail.forgetTakenIsDue() }, func(s *State) { s.Mail.forgetTaken() }},
+	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Names.sweepLanesIsDue() }, func(s *State) { s.Names.sweepLanes() }},
+	{UpkeepTidy, RoomNone, false, func(s *State) bool { return s.Names.keepTotalsIsDue() }, func(s *State) { s.Names.keepTotals() }},
 }
 
 // KeepUp does what is due, within a budget that begins at a time. Everything that is due at the
@@ -106,8 +106,8 @@ func (s *State) isDue(u *upkeep) bool {
 // into memory, or queues that may leave it; or whether a lease may have expired, once the owner has
 // decided what came before that.
 func (s *State) HasWork() bool {
-	return s.ready.WantsRefill() || s.upkeepIsDue() || s.hasDoubts() ||
-		s.leasesEnd(s.Now) && s.HasRoom(RoomScarce) && !s.config.Untimed
+	return s.Names.ready.WantsRefill() || s.upkeepIsDue() || s.Ties.hasDoubts() ||
+		s.Suspects.leasesEnd(s.Now) && s.HasRoom(RoomScarce) && !s.config.Untimed
 }
 
 // upkeepIsDue reports whether there is upkeep to do.
@@ -125,27 +125,27 @@ func (s *State) upkeepIsDue() bool {
 func (s *State) NextDue() (uptime, now, wall uint64) {
 	uptime, now, wall = Never, Never, Never
 	if s.HasRoom(RoomNone) {
-		uptime, wall = s.ready.TrimAt(s.Tight), s.wallOf(min(s.expiries.Next(), s.nextFreed.at))
+		uptime, wall = s.Names.ready.TrimAt(s.Tight), s.wallOf(min(s.Times.expiries.Next(), s.Ties.nextFreed.at))
 	}
 	if s.config.Untimed {
 		return uptime, Never, Never
 	}
-	if at, ok := s.leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
-		if !s.isClearing() {
+	if at, ok := s.Leases.wheel.Next(); ok && s.HasRoom(RoomScarce) {
+		if !s.Suspects.isClearing() {
 			now = uint64(at)
 		}
-		if s.config.Replicated && s.leases.all.Len() > 0 {
-			now = min(now, s.clock.stored+leaseClockEvery-s.clock.ahead)
+		if s.config.Replicated && s.Leases.all.Len() > 0 {
+			now = min(now, s.Leases.clock.stored+leaseClockEvery-s.Leases.clock.ahead)
 		}
 	}
 	if s.HasRoom(RoomNone) {
-		now = min(now, s.nextPass())
+		now = min(now, s.Suspects.nextPass())
 	}
 	if s.HasRoom(RoomLow) {
-		wall = min(wall, s.nextDue.at, s.wallOf(s.nextWait.at))
+		wall = min(wall, s.Times.nextDue.at, s.wallOf(s.Times.nextWait.at))
 	}
 	if s.HasRoom(Roomy) {
-		wall = min(wall, s.recurring.next())
+		wall = min(wall, s.Times.recurring.next())
 	}
 	return uptime, now, wall
 }

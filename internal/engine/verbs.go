@@ -34,7 +34,7 @@ type Produced struct {
 // Produce takes in tasks, all or none. A call that was decided before has the same outcome again.
 func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdict, error) {
 	if call.Seq != 0 {
-		if done, err := s.sessions.outcome(call); err != nil {
+		if done, err := s.Mail.sessions.outcome(call); err != nil {
 			return Decided, err
 		} else if done != nil {
 			out.IDs = append(out.IDs, done.IDs...)
@@ -42,15 +42,15 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 			return Decided, nil
 		}
 	}
-	if s.looksUp(tasks) && s.Spent() || !s.canAdmit(tasks) {
+	if s.looksUp(tasks) && s.Spent() || !s.Ties.canAdmit(tasks) {
 		return Again, nil
 	}
-	if err := s.hasLanes(len(tasks)); err != nil {
+	if err := s.Names.hasLanes(len(tasks)); err != nil {
 		return Decided, err
 	}
 	out.IDs, out.Duplicates = s.admitAll(tasks, out.IDs, out.Duplicates)
 	if call.Seq != 0 {
-		s.sessions.note(call, out.IDs, out.Duplicates)
+		s.Mail.sessions.note(call, out.IDs, out.Duplicates)
 	}
 	return Decided, nil
 }
@@ -58,20 +58,20 @@ func (s *State) Produce(tasks []NewTask, call *CallNumber, out *Produced) (Verdi
 // Complete finishes a task, and takes in its follow-ups. stillRuns: the handler goes on, or may do
 // so; when it has returned, Complete or Fail is called again.
 func (s *State) Complete(r Receipt, result []byte, next []NewTask, stillRuns bool) (Verdict, error) {
-	if s.isRewritten(r.ID) || s.looksUp(next) && s.Spent() || !s.canAdmit(next) {
+	if s.Leases.isRewritten(r.ID) || s.looksUp(next) && s.Spent() || !s.Ties.canAdmit(next) {
 		return Again, nil
 	}
-	ls := s.held(r)
+	ls := s.Leases.held(r)
 	if ls == nil {
 		if !stillRuns {
-			s.returned(r)
+			s.Ties.returned(r)
 		}
-		return Decided, s.leaseLost(r)
+		return Decided, s.Leases.leaseLost(r)
 	}
-	if !s.HasRoom(RoomScarce) && s.retention(ls.lane.queue, ls.retention) != 0 {
+	if !s.HasRoom(RoomScarce) && s.Times.retention(ls.lane.queue, ls.retention) != 0 {
 		return Full, nil
 	}
-	if err := s.hasLanes(len(next)); err != nil {
+	if err := s.Names.hasLanes(len(next)); err != nil {
 		return Decided, err
 	}
 	ls.goesOn = stillRuns && ls.handled
@@ -103,20 +103,20 @@ const StillRuns Failure = 1 << 6
 
 // Fail ends a lease without completing the task, which waits for wait ms; negative: by the backoff.
 func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict, error) {
-	if s.isRewritten(r.ID) {
+	if s.Leases.isRewritten(r.ID) {
 		return Again, nil
 	}
-	ls := s.held(r)
+	ls := s.Leases.held(r)
 	if ls == nil {
 		if how&StillRuns == 0 && how != FailOverdue {
-			s.returned(r)
+			s.Ties.returned(r)
 		}
-		return Decided, s.leaseLost(r)
+		return Decided, s.Leases.leaseLost(r)
 	}
 	goesOn := how&StillRuns != 0 && ls.handled
 	how &^= StillRuns
 	switch {
-	case how == FailOverdue && s.isMoving(r.ID):
+	case how == FailOverdue && s.Leases.isMoving(r.ID):
 		return Again, nil
 	case how == FailOverdue:
 		s.Broken = s.countOverdue(ls)
@@ -138,7 +138,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 	if how == FailDead {
 		end.how, end.counted = EventDeadLettered, true
 	}
-	rec, err := s.finishAttempt(ls, end)
+	rec, err := s.Leases.finishAttempt(ls, end)
 	if err != nil {
 		s.Broken = err
 		return Decided, nil
@@ -148,7 +148,7 @@ func (s *State) Fail(r Receipt, how Failure, wait int64, cause string) (Verdict,
 		return Decided, nil
 	}
 	rec.Attempts = ls.attempts - 1 // also if it is overdue
-	s.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
+	s.Names.emit(EventReleased, ls.lane, ls.id, rec.Attempts, "")
 	s.postpone(ls, &rec, uint64(wait))
 	return Decided, nil
 }

@@ -28,7 +28,7 @@ func (ti *ties) block(l *Lane, scope uint64, id keys.ID, rec []byte) {
 	ti.Group.set(ti.scratch, value)
 	ti.setIndex(id, l, keys.Place{Range: keys.Blocked, Group: q.Number, At: scope}, rec)
 	q.Counts.Blocked++
-	ti.touch(q)
+	ti.names.touch(q)
 }
 
 // wakeup says which tasks may go on: an entry of the range Wake.
@@ -108,28 +108,28 @@ func (l *wakeupList) queues() map[*Queue]bool {
 // wakeBlocked applies the wakeups. REQUIRES: the group is empty, except for tasks that became due.
 // Some of these may have begun to wait for a turn that a wakeup concerns; giveTurn checks for them.
 func (s *State) wakeBlocked() {
-	todo := s.wakeups
-	s.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}
-	defer s.blocked.close(&s.round)
+	todo := s.Ties.wakeups
+	s.Ties.wakeups = wakeupList{onDisk: todo.onDisk, from: todo.from, busy: true}
+	defer s.Ties.blocked.close(&s.round)
 	n := 0
 	for ; n < len(todo.order) && s.Broken == nil && !s.Spent(); n++ {
 		if n%wakeupsSorted == 0 { // their tasks are then read in one pass
 			slices.SortFunc(todo.order[n:min(n+wakeupsSorted, len(todo.order))], wakeup.compare)
 		}
 		m := todo.order[n]
-		if _, newer := s.wakeups.how[m]; !newer { // else it waits for the next group
+		if _, newer := s.Ties.wakeups.how[m]; !newer { // else it waits for the next group
 			s.Broken = s.applyWakeup(m, todo.how[m])
 		}
 	}
 	for _, m := range todo.order[n:] {
-		if _, newer := s.wakeups.how[m]; !newer {
-			s.wakeups.note(m, s.wakeupKey(m), todo.how[m])
+		if _, newer := s.Ties.wakeups.how[m]; !newer {
+			s.Ties.wakeups.note(m, s.Ties.wakeupKey(m), todo.how[m])
 		}
 	}
-	if s.wakeups.onDisk && n == len(todo.order) && s.Broken == nil {
+	if s.Ties.wakeups.onDisk && n == len(todo.order) && s.Broken == nil {
 		s.walkWakeups(todo.how)
 	}
-	s.wakeups.busy = false
+	s.Ties.wakeups.busy = false
 }
 
 func (ti *ties) wakeIsDue() bool { return ti.wakeups.onDisk || len(ti.wakeups.order) > 0 }
@@ -137,13 +137,13 @@ func (ti *ties) wakeIsDue() bool { return ti.wakeups.onDisk || len(ti.wakeups.or
 // walkWakeups applies the wakeups on disk, except for those that the group has applied or added.
 func (s *State) walkWakeups(applied map[wakeup]byte) {
 	lower, upper := keys.Range(keys.Wake)
-	if s.wakeups.from != nil {
-		lower = s.wakeups.from
+	if s.Ties.wakeups.from != nil {
+		lower = s.Ties.wakeups.from
 	}
-	s.wakeups.onDisk, s.wakeups.from = false, nil
+	s.Ties.wakeups.onDisk, s.Ties.wakeups.from = false, nil
 	s.Broken = s.walk(lower, upper, func(it *pebble.Iterator, _ int) (bool, error) {
 		if s.Spent() {
-			s.wakeups.onDisk, s.wakeups.from = true, bytes.Clone(it.Key())
+			s.Ties.wakeups.onDisk, s.Ties.wakeups.from = true, bytes.Clone(it.Key())
 			return false, nil
 		}
 		number, scope, id, err := keys.ParseGrouped(it.Key())
@@ -154,13 +154,13 @@ func (s *State) walkWakeups(applied map[wakeup]byte) {
 		if err != nil {
 			return false, err
 		}
-		q := s.numbers.At(int(number))
+		q := s.Names.numbers.At(int(number))
 		if len(v) != 1 || q == nil {
 			return false, fmt.Errorf("wakeup %x has value %x", it.Key(), v)
 		}
 		m := wakeup{q, scope, id}
 		_, done := applied[m]
-		_, newer := s.wakeups.how[m]
+		_, newer := s.Ties.wakeups.how[m]
 		if done || newer {
 			return true, nil
 		}
@@ -170,20 +170,20 @@ func (s *State) walkWakeups(applied map[wakeup]byte) {
 
 // applyWakeup does what a wakeup says, and removes it.
 func (s *State) applyWakeup(m wakeup, how byte) error {
-	if s.delaysWakeup(m) {
+	if s.Leases.delaysWakeup(m) {
 		return nil
 	}
-	s.Group.delete(s.wakeupKey(m))
-	s.Rest(m.queue)
+	s.Group.delete(s.Ties.wakeupKey(m))
+	s.Names.Rest(m.queue)
 	switch {
 	case m.scope == 0:
 		return s.wakeTask(m.queue, m.id, how)
 	case m.scope&keys.GroupScopeBit != 0:
 		return s.giveTurn(m.queue, m.scope)
 	case keys.IsSuspectScope(m.scope):
-		return s.startSuspects(m.queue)
+		return s.Suspects.startSuspects(m.queue)
 	default:
-		return s.fillLimit(m.queue, m.scope)
+		return s.Ties.fillLimit(m.queue, m.scope)
 	}
 }
 
@@ -192,7 +192,7 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 	if s.Group.hasChanged(id) {
 		return nil
 	}
-	at, err := s.blockedIn(q, 0, id)
+	at, err := s.Ties.blockedIn(q, 0, id)
 	if at == nil || err != nil { // nil: it was canceled in the meantime
 		return err
 	}
@@ -200,7 +200,7 @@ func (s *State) wakeTask(q *Queue, id keys.ID, how byte) error {
 		s.cancel(at)
 		return nil
 	}
-	s.unblock(at)
+	s.Names.unblock(at)
 	s.proceed(at.lane, id, &at.rec.Head, at.rec.Encode())
 	return nil
 }
@@ -212,7 +212,7 @@ func (ti *ties) blockedIn(q *Queue, scope uint64, id keys.ID) (*located, error) 
 	if value == nil || err != nil {
 		return nil, err
 	}
-	return ti.waiter(q, scope, waiter{id, value})
+	return ti.names.waiter(q, scope, waiter{id, value})
 }
 
 // unblock removes a task from its scope, to move it elsewhere.

@@ -30,11 +30,11 @@ func TestWakeupsBeyondMemory(t *testing.T) {
 	}
 	r.settle()
 	require.EqualValues(t, parents*TellAtOnce, r.countsOf("child").Blocked)
-	require.False(t, r.wakeups.onDisk)
+	require.False(t, r.Ties.wakeups.onDisk)
 	var cursors [][]byte
 	r.sealing = func(s *drivenShard) {
-		if s.wakeups.onDisk {
-			cursors = append(cursors, slices.Clone(s.wakeups.from))
+		if s.Ties.wakeups.onDisk {
+			cursors = append(cursors, slices.Clone(s.Ties.wakeups.from))
 		}
 	}
 	commits := r.commits
@@ -44,8 +44,8 @@ func TestWakeupsBeyondMemory(t *testing.T) {
 	require.Equal(t, commits, r.commits, "one group")
 	r.settle()
 	require.Zero(t, r.countsOf("child"))
-	require.False(t, r.wakeups.onDisk, "memory holds them all again")
-	require.Empty(t, r.wakeups.order)
+	require.False(t, r.Ties.wakeups.onDisk, "memory holds them all again")
+	require.Empty(t, r.Ties.wakeups.order)
 	require.NotEmpty(t, cursors)
 	require.True(t, slices.IsSortedFunc(cursors, bytes.Compare), "each group goes on where the one before ended")
 	require.Less(t, string(cursors[0]), string(cursors[len(cursors)-1]))
@@ -88,10 +88,10 @@ func TestFront(t *testing.T) {
 	complete(next("2"))
 	third := next("3")
 	r.in(func() (Verdict, error) {
-		return Decided, r.Extend(third.Receipt, uint64(2*time.Hour/time.Millisecond))
+		return Decided, r.Leases.Extend(third.Receipt, uint64(2*time.Hour/time.Millisecond))
 	})
 	r.settle()
-	cursor := cursorOf(&r.cursors, keys.GroupScope("a", "", "", "g"))
+	cursor := cursorOf(&r.Ties.cursors, keys.GroupScope("a", "", "", "g"))
 	require.Positive(t, bytes.Compare(cursor[:], third.Receipt.ID[:]), "behind those that have gone on")
 	r.pass(time.Hour)
 	r.settle()
@@ -108,17 +108,17 @@ func TestDoubtfulQueuesAreForgotten(t *testing.T) {
 	r := newRuled(t, Config{})
 	r.begin(r.drivenShard)
 	for _, name := range namesOf("unused", 4*doubtsAtOnce) {
-		q := r.QueueNamed(name)
+		q := r.Names.QueueNamed(name)
 		q.resting, q.hasWakeups = true, true
-		r.doubtful.Append(q)
+		r.Names.doubtful.Append(q)
 	}
 	groups := 0
-	for r.end(); r.hasDoubts(); r.end() {
+	for r.end(); r.Ties.hasDoubts(); r.end() {
 		groups++
 		r.begin(r.drivenShard)
 	}
 	require.LessOrEqual(t, groups, 8)
-	require.Empty(t, r.Queues)
+	require.Empty(t, r.Names.Queues)
 	r.settle()
 }
 

@@ -69,7 +69,7 @@ var rangeOf = [...]byte{
 // of the shard calls it.
 func AddLease(v *store.Snapshot, rules *engine.State, id keys.ID) {
 	v.Clock = rules.Clock()
-	if l, ok := rules.LeaseOf(id); ok {
+	if l, ok := rules.Leases.LeaseOf(id); ok {
 		v.Leases[id] = l
 	}
 }
@@ -200,7 +200,7 @@ func (l *Reader[T]) Visit(rules *engine.State, v *store.Snapshot) {
 func (l *Reader[T]) survey(rules *engine.State) {
 	name, number := l.Queue, uint32(0)
 	if name != "" {
-		n, counts, ok := rules.CountsOf(name)
+		n, counts, ok := rules.Names.CountsOf(name)
 		if !ok || countIn(&counts, l.State) == 0 {
 			l.begun = true
 			return
@@ -209,15 +209,15 @@ func (l *Reader[T]) survey(rules *engine.State) {
 	}
 	switch {
 	case l.State == engine.Ready:
-		l.lanes, l.left = rules.LanesBefore(name, l.left, surveyCap, l.lanes)
+		l.lanes, l.left = rules.Names.LanesBefore(name, l.left, surveyCap, l.lanes)
 	case l.State == engine.Leased:
-		l.found, l.left = rules.LeasedBefore(name, l.left, surveyCap, l.found)
+		l.found, l.left = rules.Leases.LeasedBefore(name, l.left, surveyCap, l.found)
 	case l.State == engine.Scheduled:
 	case name != "":
 		l.queues, l.left = append(l.queues, engine.QueueRef{Name: name, Number: number}), 0
 	default:
 		has := func(c *keys.Counts) bool { return countIn(c, l.State) > 0 }
-		l.queues, l.left = rules.QueuesBefore(has, l.left, surveyCap, l.queues)
+		l.queues, l.left = rules.Names.QueuesBefore(has, l.left, surveyCap, l.queues)
 	}
 }
 
@@ -247,7 +247,7 @@ func (l *Reader[T]) skipConsumed(rules *engine.State) {
 		sp := l.spans[i]
 		if len(sp.from) >= keys.LaneLen {
 			n := keys.LaneOfTask(sp.from)
-			pos, ok := rules.FirstReady(n)
+			pos, ok := rules.Names.FirstReady(n)
 			if !ok {
 				continue
 			}

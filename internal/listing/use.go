@@ -24,7 +24,7 @@ type Use struct {
 // wait.
 func UseOf(s *engine.State, queue string, claims int) Use {
 	u := Use{Claims: claims, now: s.Clock().Periods}
-	if q := s.Queues[queue]; q != nil {
+	if q := s.Names.Queues[queue]; q != nil {
 		u.Counts = q.Counts
 	}
 	return u

@@ -27,7 +27,7 @@ func TestInterestsEnd(t *testing.T) {
 				}
 				for shard := range inspect.Of(q).Shards() {
 					if inspect.Of(q).Leads(shard) {
-						require.NoError(t, inspect.Of(q).Owner(shard, func(o *inspect.Owner) error { all |= o.Rules.Interested; return nil }))
+						require.NoError(t, inspect.Of(q).Owner(shard, func(o *inspect.Owner) error { all |= o.Rules.Mail.Interested; return nil }))
 					}
 				}
 			}

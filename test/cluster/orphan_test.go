@@ -166,7 +166,7 @@ func orphansOf(t *testing.T, q *codeq.Queue, queue string) (n []int) {
 			continue
 		}
 		require.NoError(t, in.Owner(shard, func(o *inspect.Owner) error {
-			if q := o.Rules.Queues[queue]; q != nil && q.Orphans > 0 {
+			if q := o.Rules.Names.Queues[queue]; q != nil && q.Orphans > 0 {
 				n = append(n, q.Orphans)
 			}
 			return nil

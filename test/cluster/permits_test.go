@@ -67,7 +67,7 @@ func (c *limitedCluster) leases() (leases [3]int) {
 	for shard := range leases {
 		if n := c.leader(shard); n != nil {
 			if q, _ := n.queue(); q != nil && inspect.Of(q).Leads(shard) {
-				inspect.Of(q).Asleep(shard, func(o *inspect.Owner) { leases[shard] = int(o.Rules.QueueNamed("a").Counts.Leased) })
+				inspect.Of(q).Asleep(shard, func(o *inspect.Owner) { leases[shard] = int(o.Rules.Names.QueueNamed("a").Counts.Leased) })
 			}
 		}
 	}
@@ -673,7 +673,7 @@ func TestPermitsSettings(t *testing.T) {
 		for at := range 3 {
 			free := false
 			require.NoError(t, inspect.Of(c.queue(at)).Owner(at, func(o *inspect.Owner) error {
-				free = o.Claims.Of(o.Rules.QueueNamed("a")).Gateway() == nil
+				free = o.Claims.Of(o.Rules.Names.QueueNamed("a")).Gateway() == nil
 				return nil
 			}))
 			require.True(t, free, "without a limit nothing is needed")
@@ -826,5 +826,5 @@ func TestPermitsOverLoopback(t *testing.T) {
 
 // permitsIn is what a shard has of the permits of a queue.
 func permitsIn(o *inspect.Owner, queue string) *dispatch.PermitGate {
-	return o.Claims.Of(o.Rules.Queues[queue]).Gateway().(*dispatch.PermitGate)
+	return o.Claims.Of(o.Rules.Names.Queues[queue]).Gateway().(*dispatch.PermitGate)
 }

@@ -18,7 +18,7 @@ import (
 // settingsOf returns the stored settings of a queue.
 func (c *simCluster) settingsOf(queue string) (value []byte) {
 	require.NoError(c.t, inspect.Of(simQueue(c.leader(0))).Owner(0, func(o *inspect.Owner) error {
-		value = bytes.Clone(o.Rules.QueueNamed(queue).Value)
+		value = bytes.Clone(o.Rules.Names.QueueNamed(queue).Value)
 		return nil
 	}))
 	return value

@@ -137,7 +137,7 @@ func checkGates(q *codeq.Queue) error {
 	for shard := range Led(q) {
 		settings := make(map[string]engine.Configured)
 		if err := in.Owner(shard, func(o *inspect.Owner) error {
-			for name, qs := range o.Rules.Queues {
+			for name, qs := range o.Rules.Names.Queues {
 				leased[name] += int(qs.Counts.Leased) + qs.Orphans
 				if qs.Version != 0 {
 					settings[name] = qs.Configured
@@ -201,7 +201,7 @@ func RequireInShards(t *testing.T, q *codeq.Queue, queue string, version uint64,
 	t.Helper()
 	for shard := range Led(q) {
 		require.NoError(t, inspect.Of(q).Owner(shard, func(o *inspect.Owner) error {
-			c := o.Rules.QueueNamed(queue).Configured
+			c := o.Rules.Names.QueueNamed(queue).Configured
 			require.Equal(t, want, codeq.Settings(*c.Settings), "shard %d", shard)
 			require.Equal(t, version, c.Version, "shard %d", shard)
 			return nil
