@@ -386,63 +386,65 @@ func TestCheckpointErrors(t *testing.T) {
 func TestCheckpointPowerLoss(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
-	rng := testkit.Seeded(t)
-	disk := crashfs.New()
-	var images []*crashfs.Disk
-	var mu sync.Mutex
-	armed := false
-	hook := &testkit.HookFS{FS: disk, Before: func(string, string) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if armed {
-			images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rng}))
-		}
-		return nil
-	}}
-	opts := *queuetest.OnDisk(hook, &codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk})
-	q, err := codeq.Open("queue", &opts)
-	require.NoError(t, err)
-	var tasks []codeq.ID
-	for range 20 {
-		tasks = append(tasks, queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: make([]byte, 1000)})...)
-	}
-	armed = true
-	require.NoError(t, q.Checkpoint(t.Context(), "copy"))
-	mu.Lock()
-	armed = false
-	images = append(images, disk.CrashClone(vfs.CrashCloneCfg{RNG: rng})) // it had returned
-	mu.Unlock()
-	require.NoError(t, q.Close())
-	outcomes := make(map[string]int)
-	for i, img := range images {
-		opts := *queuetest.OnDisk(img, &codeq.Options{})
-		names, err := img.List("copy")
-		switch outcome := ""; {
-		case err != nil:
-			outcomes["not begun"]++
-		default:
-			c, err := codeq.Open("copy", &opts)
-			if outcome = "refused"; err == nil {
-				require.NoError(t, queuetest.CheckAll(c))
-				require.NoError(t, c.Close())
-				queuetest.RequireTasks(t, "copy", &opts, tasks)
-				outcome = "complete"
-			} else {
-				require.ErrorIs(t, err, codeq.ErrNotQueue, "image %d has %q", i, names)
+	synctest.Test(t, func(t *testing.T) {
+		rng := testkit.Seeded(t)
+		disk := crashfs.New()
+		var images []*crashfs.Disk
+		var mu sync.Mutex
+		armed := false
+		hook := &testkit.HookFS{FS: disk, Before: func(string, string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if armed {
+				images = append(images, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rng}))
 			}
-			outcomes[outcome]++
-			q, err := codeq.Open("queue", &opts)
-			require.NoError(t, err)
-			require.ErrorIs(t, q.Checkpoint(t.Context(), "copy"), fs.ErrExist)
-			require.NoError(t, q.Close())
+			return nil
+		}}
+		opts := *queuetest.OnDisk(hook, &codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		var tasks []codeq.ID
+		for range 20 {
+			tasks = append(tasks, queuetest.Produce(t, q, codeq.Task{Queue: "a", Payload: make([]byte, 1000)})...)
 		}
-		queuetest.RequireTasks(t, "queue", &opts, tasks)
-		if i == len(images)-1 {
-			require.Positive(t, outcomes["complete"], "what Checkpoint has returned is durable")
+		armed = true
+		require.NoError(t, q.Checkpoint(t.Context(), "copy"))
+		mu.Lock()
+		armed = false
+		images = append(images, disk.CrashClone(vfs.CrashCloneCfg{RNG: rng})) // it had returned
+		mu.Unlock()
+		require.NoError(t, q.Close())
+		outcomes := make(map[string]int)
+		for i, img := range images {
+			opts := *queuetest.OnDisk(img, &codeq.Options{})
+			names, err := img.List("copy")
+			switch outcome := ""; {
+			case err != nil:
+				outcomes["not begun"]++
+			default:
+				c, err := codeq.Open("copy", &opts)
+				if outcome = "refused"; err == nil {
+					require.NoError(t, queuetest.CheckAll(c))
+					require.NoError(t, c.Close())
+					queuetest.RequireTasks(t, "copy", &opts, tasks)
+					outcome = "complete"
+				} else {
+					require.ErrorIs(t, err, codeq.ErrNotQueue, "image %d has %q", i, names)
+				}
+				outcomes[outcome]++
+				q, err := codeq.Open("queue", &opts)
+				require.NoError(t, err)
+				require.ErrorIs(t, q.Checkpoint(t.Context(), "copy"), fs.ErrExist)
+				require.NoError(t, q.Close())
+			}
+			queuetest.RequireTasks(t, "queue", &opts, tasks)
+			if i == len(images)-1 {
+				require.Positive(t, outcomes["complete"], "what Checkpoint has returned is durable")
+			}
 		}
-	}
-	t.Log(outcomes)
-	require.Greater(t, outcomes["refused"], 10)
+		t.Log(outcomes)
+		require.Greater(t, outcomes["refused"], 10)
+	})
 }
 
 // TestCheckpointLeases: a copy has the leases of its moment. Tasks of Run are

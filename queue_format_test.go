@@ -17,6 +17,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -356,51 +357,53 @@ func finishGolden(t *testing.T, disk *crashfs.Disk) {
 func TestRaiseInterrupted(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
-	rng := testkit.Seeded(t)
-	for _, how := range []string{"closed", "killed"} {
-		golden, want := unpack(t, golden(how))
-		want = asInJSON(want)
-		formats := make(map[int]int)
-		step := func(stop int) int { return 1 + stop/3 } // the manifest comes first
-		if testkit.Sized(0, 1) > 0 {
-			step = func(int) int { return 1 }
-		}
-		for stop := 1; ; stop += step(stop) {
-			disk := golden.Clone()
-			n := 0
-			var image *crashfs.Disk
-			var mu sync.Mutex // shards are opened at the same time
-			q, err := codeq.Open("queue", goldenOptions(&testkit.HookFS{FS: disk, Before: func(string, string) error {
-				mu.Lock()
-				defer mu.Unlock()
-				if n++; n >= stop && image == nil {
-					image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100 * rng.IntN(2), RNG: rng})
-				}
-				return nil
-			}}))
-			require.NoError(t, err)
-			mu.Lock()
-			last := image == nil
-			mu.Unlock()
-			require.NoError(t, q.Close())
-			if last {
-				break
+	synctest.Test(t, func(t *testing.T) {
+		rng := testkit.Seeded(t)
+		for _, how := range []string{"closed", "killed"} {
+			golden, want := unpack(t, golden(how))
+			want = asInJSON(want)
+			formats := make(map[int]int)
+			step := func(stop int) int { return 1 + stop/3 } // the manifest comes first
+			if testkit.Sized(0, 1) > 0 {
+				step = func(int) int { return 1 }
 			}
-			m, err := manifest.Read(image, "queue")
-			require.NoError(t, err)
-			formats[m.Format]++
-			r := queuetest.VerifyImage(t, image, false)
-			require.True(t, r.OK(), "stopped at %d: %v", stop, r.Problems)
-			q, err = codeq.Open("queue", goldenOptions(image))
-			require.NoError(t, err)
-			got, err := queuetest.List(q)
-			require.NoError(t, errors.Join(err, queuetest.CheckAll(q), q.Close()))
-			require.Equal(t, want, asInJSON(got))
-			r = queuetest.VerifyImage(t, image, false)
-			require.True(t, r.OK(), "%v", r.Problems)
+			for stop := 1; ; stop += step(stop) {
+				disk := golden.Clone()
+				n := 0
+				var image *crashfs.Disk
+				var mu sync.Mutex // shards are opened at the same time
+				q, err := codeq.Open("queue", goldenOptions(&testkit.HookFS{FS: disk, Before: func(string, string) error {
+					mu.Lock()
+					defer mu.Unlock()
+					if n++; n >= stop && image == nil {
+						image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100 * rng.IntN(2), RNG: rng})
+					}
+					return nil
+				}}))
+				require.NoError(t, err)
+				mu.Lock()
+				last := image == nil
+				mu.Unlock()
+				require.NoError(t, q.Close())
+				if last {
+					break
+				}
+				m, err := manifest.Read(image, "queue")
+				require.NoError(t, err)
+				formats[m.Format]++
+				r := queuetest.VerifyImage(t, image, false)
+				require.True(t, r.OK(), "stopped at %d: %v", stop, r.Problems)
+				q, err = codeq.Open("queue", goldenOptions(image))
+				require.NoError(t, err)
+				got, err := queuetest.List(q)
+				require.NoError(t, errors.Join(err, queuetest.CheckAll(q), q.Close()))
+				require.Equal(t, want, asInJSON(got))
+				r = queuetest.VerifyImage(t, image, false)
+				require.True(t, r.OK(), "%v", r.Problems)
+			}
+			require.Len(t, formats, 1+manifest.Format-manifest.OldestFormat)
 		}
-		require.Len(t, formats, 1+manifest.Format-manifest.OldestFormat)
-	}
+	})
 }
 
 // TestRaiseByRepair: a repair writes the current format, and says so before.
