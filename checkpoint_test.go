@@ -221,53 +221,55 @@ func TestCheckpointShares(t *testing.T) {
 // call says so and leaves nothing behind, and the next call succeeds.
 func TestCheckpointCopyErrors(t *testing.T) {
 	t.Parallel()
-	steps, fail := 0, 0 // operations on the files that are written; the one that fails
-	var end func()      // in place of the failure
-	disk := crashfs.New()
-	hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
-		if !strings.HasSuffix(name, ".own") || op == "close" { // it has been synced
-			return nil
+	synctest.Test(t, func(t *testing.T) {
+		steps, fail := 0, 0 // operations on the files that are written; the one that fails
+		var end func()      // in place of the failure
+		disk := crashfs.New()
+		hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+			if !strings.HasSuffix(name, ".own") || op == "close" { // it has been synced
+				return nil
+			}
+			if steps++; steps != fail {
+				return nil
+			}
+			if end != nil {
+				end()
+				return nil
+			}
+			return fmt.Errorf("%w: %s %s", queuetest.ErrBroken, op, name)
+		}}
+		opts := *queuetest.OnDisk(hook, &codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		tasks := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
+		isRemoved := func(why error) {
+			_, err := disk.Stat("copy")
+			require.ErrorIs(t, err, fs.ErrNotExist, why)
 		}
-		if steps++; steps != fail {
-			return nil
+		whole := codeq.CheckpointOptions{Copy: true}
+		for fail = 1; ; fail++ {
+			steps = 0
+			err := q.Checkpoint(t.Context(), "copy", whole)
+			if steps < fail {
+				require.NoError(t, err)
+				break
+			}
+			require.ErrorIs(t, err, queuetest.ErrBroken, "operation %d", fail)
+			isRemoved(err)
 		}
-		if end != nil {
-			end()
-			return nil
-		}
-		return fmt.Errorf("%w: %s %s", queuetest.ErrBroken, op, name)
-	}}
-	opts := *queuetest.OnDisk(hook, &codeq.Options{Shards: 2, Durability: codeq.DurabilityDisk})
-	q, err := codeq.Open("queue", &opts)
-	require.NoError(t, err)
-	tasks := queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
-	isRemoved := func(why error) {
-		_, err := disk.Stat("copy")
-		require.ErrorIs(t, err, fs.ErrNotExist, why)
-	}
-	whole := codeq.CheckpointOptions{Copy: true}
-	for fail = 1; ; fail++ {
-		steps = 0
-		err := q.Checkpoint(t.Context(), "copy", whole)
-		if steps < fail {
-			require.NoError(t, err)
-			break
-		}
-		require.ErrorIs(t, err, queuetest.ErrBroken, "operation %d", fail)
-		isRemoved(err)
-	}
-	require.Greater(t, fail, 20)
-	queuetest.RequireTasks(t, "copy", queuetest.OnDisk(disk.CrashClone(vfs.CrashCloneCfg{}), &codeq.Options{}), tasks)
-	require.NoError(t, disk.RemoveAll("copy"))
+		require.Greater(t, fail, 20)
+		queuetest.RequireTasks(t, "copy", queuetest.OnDisk(disk.CrashClone(vfs.CrashCloneCfg{}), &codeq.Options{}), tasks)
+		require.NoError(t, disk.RemoveAll("copy"))
 
-	ctx, cancel := context.WithCancelCause(t.Context())
-	steps, fail, end = 0, 1, func() { cancel(errors.New("enough")) }
-	err = q.Checkpoint(ctx, "copy", whole)
-	require.ErrorContains(t, err, "enough")
-	require.ErrorIs(t, err, context.Canceled)
-	isRemoved(err)
-	require.NoError(t, q.Close())
-	queuetest.RequireTasks(t, "queue", &opts, tasks)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		steps, fail, end = 0, 1, func() { cancel(errors.New("enough")) }
+		err = q.Checkpoint(ctx, "copy", whole)
+		require.ErrorContains(t, err, "enough")
+		require.ErrorIs(t, err, context.Canceled)
+		isRemoved(err)
+		require.NoError(t, q.Close())
+		queuetest.RequireTasks(t, "queue", &opts, tasks)
+	})
 }
 
 // narrowFS is a file system that tells of so many free bytes below copy.
@@ -326,58 +328,60 @@ func TestCheckpointsAtOnce(t *testing.T) {
 // succeeds.
 func TestCheckpointErrors(t *testing.T) {
 	t.Parallel()
-	var mu sync.Mutex // guards what follows
-	n, fail := 0, 0   // operations; the one that fails
-	// By directory: a store is open. When it cannot be written is tested elsewhere.
-	open := make(map[string]bool)
-	disk := crashfs.New()
-	hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
-		mu.Lock()
-		defer mu.Unlock()
-		dir := path.Dir(name)
-		switch {
-		case !strings.HasPrefix(name, "copy"), op == "remove":
-			return nil
-		case op == "close":
-			if path.Ext(name) == ".log" { // the last file that is copied
-				open[dir] = true
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // guards what follows
+		n, fail := 0, 0   // operations; the one that fails
+		// By directory: a store is open. When it cannot be written is tested elsewhere.
+		open := make(map[string]bool)
+		disk := crashfs.New()
+		hook := &testkit.HookFS{FS: disk, Before: func(op, name string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			dir := path.Dir(name)
+			switch {
+			case !strings.HasPrefix(name, "copy"), op == "remove":
+				return nil
+			case op == "close":
+				if path.Ext(name) == ".log" { // the last file that is copied
+					open[dir] = true
+				}
+				return nil
+			case op == "open": // to be synced
+				open[dir] = false
+			case open[dir] || open[name]:
+				return nil
+			}
+			if n++; n == fail {
+				return fmt.Errorf("%w: %s %s", queuetest.ErrBroken, op, name)
 			}
 			return nil
-		case op == "open": // to be synced
-			open[dir] = false
-		case open[dir] || open[name]:
-			return nil
+		}}
+		opts := *queuetest.OnDisk(hook, &codeq.Options{Shards: 1, Durability: codeq.DurabilityDisk})
+		q, err := codeq.Open("queue", &opts)
+		require.NoError(t, err)
+		var tasks []codeq.ID
+		for fail = 1; ; fail++ {
+			tasks = append(tasks, queuetest.Produce(t, q, codeq.Task{Queue: "a"})...)
+			n = 0
+			clear(open)
+			err := q.Checkpoint(t.Context(), "copy")
+			if n < fail {
+				require.NoError(t, err)
+				break
+			}
+			require.ErrorContains(t, err, queuetest.ErrBroken.Error(), "operation %d", fail) // Pebble does not wrap it everywhere
+			_, statErr := disk.Stat("copy")
+			require.ErrorIs(t, statErr, fs.ErrNotExist, err)
 		}
-		if n++; n == fail {
-			return fmt.Errorf("%w: %s %s", queuetest.ErrBroken, op, name)
-		}
-		return nil
-	}}
-	opts := *queuetest.OnDisk(hook, &codeq.Options{Shards: 1, Durability: codeq.DurabilityDisk})
-	q, err := codeq.Open("queue", &opts)
-	require.NoError(t, err)
-	var tasks []codeq.ID
-	for fail = 1; ; fail++ {
-		tasks = append(tasks, queuetest.Produce(t, q, codeq.Task{Queue: "a"})...)
-		n = 0
-		clear(open)
-		err := q.Checkpoint(t.Context(), "copy")
-		if n < fail {
-			require.NoError(t, err)
-			break
-		}
-		require.ErrorContains(t, err, queuetest.ErrBroken.Error(), "operation %d", fail) // Pebble does not wrap it everywhere
-		_, statErr := disk.Stat("copy")
-		require.ErrorIs(t, statErr, fs.ErrNotExist, err)
-	}
-	require.Greater(t, fail, 20)
-	mu.Lock()
-	fail = 0
-	mu.Unlock()
-	require.NoError(t, queuetest.CheckAll(q))
-	require.NoError(t, q.Close())
-	queuetest.RequireTasks(t, "copy", &opts, tasks)
-	queuetest.RequireTasks(t, "queue", &opts, tasks)
+		require.Greater(t, fail, 20)
+		mu.Lock()
+		fail = 0
+		mu.Unlock()
+		require.NoError(t, queuetest.CheckAll(q))
+		require.NoError(t, q.Close())
+		queuetest.RequireTasks(t, "copy", &opts, tasks)
+		queuetest.RequireTasks(t, "queue", &opts, tasks)
+	})
 }
 
 // TestCheckpointPowerLoss: at whatever moment of a Checkpoint the power fails, the

@@ -350,45 +350,47 @@ func TestRepairAroundBlocks(t *testing.T) {
 func TestRepairInterrupted(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
-	disk, tasks := queuetest.VariedDisk(t)
-	simtest.AlterStore(t, disk, func(db *pebble.DB) {
-		key, _ := queuetest.First(t, db, keys.Counters, nil)
-		require.NoError(t, db.Delete(key, nil))
+	synctest.Test(t, func(t *testing.T) {
+		disk, tasks := queuetest.VariedDisk(t)
+		simtest.AlterStore(t, disk, func(db *pebble.DB) {
+			key, _ := queuetest.First(t, db, keys.Counters, nil)
+			require.NoError(t, db.Delete(key, nil))
+		})
+		rng := rand.New(rand.NewPCG(1, 1))
+		interrupted, finished := 0, 0
+		step := 8
+		if *corruptFor > 0 {
+			step = 1
+		}
+		for stop := 1; ; stop += step {
+			disk := disk.Clone()
+			n := 0
+			var image *crashfs.Disk
+			_, err := codeq.Verify("queue", queuetest.OnDisk(&testkit.HookFS{FS: disk, Before: func(string, string) error {
+				if n++; n >= stop && image == nil {
+					image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
+				}
+				return nil
+			}}, &codeq.VerifyOptions{Repair: true}))
+			require.NoError(t, err)
+			if image == nil {
+				break
+			}
+			interrupted++
+			if q, err := codeq.Open("queue", queuetest.VariedOptions(image)); err == nil {
+				if queuetest.CheckAll(q) == nil {
+					finished++
+				}
+				require.NoError(t, q.Close())
+			}
+			r := queuetest.VerifyImage(t, image, true)
+			require.True(t, r.OK(), "stopped at %d: %v", stop, r.Problems)
+			require.Equal(t, tasks, queuetest.TasksOf(t, image))
+		}
+		require.Greater(t, interrupted, 3)
+		require.Positive(t, finished)
+		require.Less(t, finished, interrupted)
 	})
-	rng := rand.New(rand.NewPCG(1, 1))
-	interrupted, finished := 0, 0
-	step := 8
-	if *corruptFor > 0 {
-		step = 1
-	}
-	for stop := 1; ; stop += step {
-		disk := disk.Clone()
-		n := 0
-		var image *crashfs.Disk
-		_, err := codeq.Verify("queue", queuetest.OnDisk(&testkit.HookFS{FS: disk, Before: func(string, string) error {
-			if n++; n >= stop && image == nil {
-				image = disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
-			}
-			return nil
-		}}, &codeq.VerifyOptions{Repair: true}))
-		require.NoError(t, err)
-		if image == nil {
-			break
-		}
-		interrupted++
-		if q, err := codeq.Open("queue", queuetest.VariedOptions(image)); err == nil {
-			if queuetest.CheckAll(q) == nil {
-				finished++
-			}
-			require.NoError(t, q.Close())
-		}
-		r := queuetest.VerifyImage(t, image, true)
-		require.True(t, r.OK(), "stopped at %d: %v", stop, r.Problems)
-		require.Equal(t, tasks, queuetest.TasksOf(t, image))
-	}
-	require.Greater(t, interrupted, 3)
-	require.Positive(t, finished)
-	require.Less(t, finished, interrupted)
 }
 
 // TestRepairOfMissingFiles removes files of each kind of a shard, with -long all of them, or cuts
@@ -398,64 +400,66 @@ func TestRepairInterrupted(t *testing.T) {
 func TestRepairOfMissingFiles(t *testing.T) {
 	testbase.SkipUnderRace(t)
 	t.Parallel()
-	disk := crashfs.New()
-	q := queuetest.VariedQueue(t, disk)
-	killed := disk.Clone()
-	tasks, err := queuetest.List(q)
-	require.NoError(t, errors.Join(err, q.Close()))
-	for how, image := range map[string]*crashfs.Disk{"closed": disk, "killed": killed} {
-		tried, repaired := make(map[string]int), make(map[string]int)
-		names, err := image.List("queue/shard-000")
-		require.NoError(t, err)
-		for _, name := range names {
-			file := path.Join("queue/shard-000", name)
-			kind := kindOf(file)
-			if tried[kind] >= testkit.Sized(3, math.MaxInt) {
-				continue
-			}
-			info, err := image.Stat(file)
+	synctest.Test(t, func(t *testing.T) {
+		disk := crashfs.New()
+		q := queuetest.VariedQueue(t, disk)
+		killed := disk.Clone()
+		tasks, err := queuetest.List(q)
+		require.NoError(t, errors.Join(err, q.Close()))
+		for how, image := range map[string]*crashfs.Disk{"closed": disk, "killed": killed} {
+			tried, repaired := make(map[string]int), make(map[string]int)
+			names, err := image.List("queue/shard-000")
 			require.NoError(t, err)
-			for _, left := range []int64{-1, 0, info.Size() / 2} {
-				what := fmt.Sprintf("%s, %s, %d bytes left", how, name, left)
-				if left > 0 && left >= info.Size() || left == 0 && info.Size() == 0 {
+			for _, name := range names {
+				file := path.Join("queue/shard-000", name)
+				kind := kindOf(file)
+				if tried[kind] >= testkit.Sized(3, math.MaxInt) {
 					continue
 				}
-				disk := image.Clone()
-				cut(t, disk, file, left)
-				tried[kind]++
-				opened := disk.Clone()
-				if q, err := codeq.Open("queue", queuetest.VariedOptions(opened)); err != nil {
-					require.ErrorIs(t, err, codeq.ErrCorrupt, what)
-				} else {
-					_, _ = queuetest.ReadAll(q)
-					_ = q.Close()
-				}
-				r := queuetest.VerifyImage(t, disk, false)
-				repairable := !slices.ContainsFunc(r.Problems, func(p codeq.Problem) bool { return !p.Repairable })
-				if r.OK() { // the end of a log, or what belongs to no store
-					continue
-				}
-				require.True(t, repairable, "%s: %v", what, r.Problems)
-				r = queuetest.VerifyImage(t, disk, true)
-				if !r.OK() { // see TestRepairOfFiles
-					require.Contains(t, fmt.Sprint(r.Problems), "has scope", what)
-					continue
-				}
-				repaired[kind]++
-				got := queuetest.TasksOf(t, disk)
-				if kind != ".sst" && kind != ".log" {
-					for id := range tasks {
-						require.NotNil(t, got[id], "%s: %s is lost", what, id)
+				info, err := image.Stat(file)
+				require.NoError(t, err)
+				for _, left := range []int64{-1, 0, info.Size() / 2} {
+					what := fmt.Sprintf("%s, %s, %d bytes left", how, name, left)
+					if left > 0 && left >= info.Size() || left == 0 && info.Size() == 0 {
+						continue
 					}
+					disk := image.Clone()
+					cut(t, disk, file, left)
+					tried[kind]++
+					opened := disk.Clone()
+					if q, err := codeq.Open("queue", queuetest.VariedOptions(opened)); err != nil {
+						require.ErrorIs(t, err, codeq.ErrCorrupt, what)
+					} else {
+						_, _ = queuetest.ReadAll(q)
+						_ = q.Close()
+					}
+					r := queuetest.VerifyImage(t, disk, false)
+					repairable := !slices.ContainsFunc(r.Problems, func(p codeq.Problem) bool { return !p.Repairable })
+					if r.OK() { // the end of a log, or what belongs to no store
+						continue
+					}
+					require.True(t, repairable, "%s: %v", what, r.Problems)
+					r = queuetest.VerifyImage(t, disk, true)
+					if !r.OK() { // see TestRepairOfFiles
+						require.Contains(t, fmt.Sprint(r.Problems), "has scope", what)
+						continue
+					}
+					repaired[kind]++
+					got := queuetest.TasksOf(t, disk)
+					if kind != ".sst" && kind != ".log" {
+						for id := range tasks {
+							require.NotNil(t, got[id], "%s: %s is lost", what, id)
+						}
+					}
+					finishAll(t, disk)
 				}
-				finishAll(t, disk)
+			}
+			t.Logf("%s: tried %v, repaired %v", how, tried, repaired)
+			for _, kind := range []string{".sst", "MANIFEST-", "OPTIONS-"} {
+				require.Positive(t, tried[kind], kind)
 			}
 		}
-		t.Logf("%s: tried %v, repaired %v", how, tried, repaired)
-		for _, kind := range []string{".sst", "MANIFEST-", "OPTIONS-"} {
-			require.Positive(t, tried[kind], kind)
-		}
-	}
+	})
 }
 
 // TestRepairOfLostKeys: when it is lost who had the idempotency keys, tasks that have not ended
