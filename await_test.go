@@ -229,30 +229,6 @@ func TestAwaitUnknown(t *testing.T) {
 	}
 }
 
-// TestAwaitEndsWithContext: who gives up is told why, before or while it waits,
-// and the others go on waiting.
-func TestAwaitEndsWithContext(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
-		other := await(context.Background(), q, id)
-		cause := errors.New("enough")
-		ctx, cancel := context.WithTimeoutCause(context.Background(), time.Minute, cause)
-		defer cancel()
-		c := await(ctx, q, id)
-		require.Empty(t, c)
-		got := <-c
-		require.ErrorIs(t, got.err, cause)
-		require.ErrorIs(t, got.err, context.DeadlineExceeded)
-		require.NotErrorIs(t, got.err, codeq.ErrUncertain)
-		require.Nil(t, got.Outcome)
-		_, err := q.Await(ctx, id)
-		require.ErrorIs(t, err, cause)
-		require.Empty(t, other)
-		require.NoError(t, q.Complete(context.Background(), queuetest.ClaimNow(t, q, "a").Receipt, nil))
-		require.Equal(t, codeq.Done, (<-other).State)
-	})
-}
-
 // TestAwaitOverRestart: who waits when the queue is closed gets ErrClosed, and
 // may wait again when it is open again.
 func TestAwaitOverRestart(t *testing.T) {

@@ -28,41 +28,6 @@ var bulks = []bulkVerb{
 	{"PurgeDead", (*codeq.Queue).PurgeDead, 0},
 }
 
-// TestRedriveKey: a redriven task takes its key again, unless another task has
-// it by now.
-func TestRedriveKey(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 2}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		task := queuetest.Keyed("k")
-		first := p.Store(task)
-		p.Kill("a")
-		second := p.Store(task)
-		p.Step()
-		var duplicate *codeq.DuplicateError
-		require.ErrorAs(t, p.RedriveDead(ctx, first), &duplicate)
-		require.Equal(t, codeq.DuplicateError{Key: "k", ID: second}, *duplicate)
-		n, err := p.RedriveAllDead(ctx, codeq.DeadFilter{})
-		require.NoError(t, err)
-		require.Zero(t, n)
-		p.Step()
-		require.Equal(t, codeq.Dead, p.StateOf(first))
-		p.Kill("a")
-		require.NoError(t, p.RedriveDead(ctx, first))
-		p.Step()
-		p.Taken(task, first)
-		require.ErrorIs(t, p.RedriveDead(ctx, second), codeq.ErrDuplicate)
-		p.Kill("a")
-		n, err = p.RedriveAllDead(ctx, codeq.DeadFilter{}) // of the two, one
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		p.Step()
-		require.Equal(t, codeq.Counts{Ready: 1, Dead: 1}, queuetest.CountsOf(t, p.Queue, "a"))
-		require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil))
-		require.Zero(t, p.Stored(keys.Unique))
-	})
-}
-
 // TestRedriveKeyFor: a task that is redriven while its key is still taken holds
 // it as long as it lives, and for the rest of For.
 func TestRedriveKeyFor(t *testing.T) {
@@ -143,25 +108,6 @@ func TestPurgeKey(t *testing.T) {
 		p.Pass(time.Millisecond)
 		p.Step()
 		require.Zero(t, p.Stored(keys.Unique))
-	})
-}
-
-// TestDeadLettersMatch: Match sees each dead letter once, with all that Get shows.
-func TestDeadLettersMatch(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 3}, func(t *testing.T, p *queuetest.Process) {
-		ids := p.StoreDead(20, codeq.Task{Queue: "a", Payload: []byte("x"), Headers: map[string]string{"h": "v"}})
-		p.Step()
-		seen := make(map[codeq.ID]bool)
-		n, err := p.RedriveAllDead(context.Background(), codeq.DeadFilter{Match: func(i *codeq.TaskInfo) bool {
-			require.False(t, seen[i.ID])
-			seen[i.ID] = true
-			require.Equal(t, queuetest.InfoOf(t, p.Queue, i.ID), i)
-			return i.ID == ids[3]
-		}})
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-		require.Len(t, seen, 20)
-		require.Equal(t, ids[3], p.Take("a").ID)
 	})
 }
 

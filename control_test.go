@@ -20,25 +20,6 @@ import (
 	"codeq/test/queuetest"
 )
 
-// TestCancelAwaited: who waits for a task learns of its cancel.
-func TestCancelAwaited(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 2}, func(t *testing.T, q *codeq.Queue) {
-		id := queuetest.Produce(t, q, codeq.Task{Queue: "a"})[0]
-		l := queuetest.ClaimNow(t, q, "a")
-		require.NoError(t, q.Retry(context.Background(), l.Receipt, codeq.RetryOptions{Err: errors.New("boom"), After: time.Hour}))
-		outcome := make(chan *codeq.Outcome, 1)
-		go func() {
-			o, err := q.Await(context.Background(), id)
-			require.NoError(t, err)
-			outcome <- o
-		}()
-		synctest.Wait()
-		require.Empty(t, outcome)
-		require.NoError(t, q.Cancel(context.Background(), id))
-		require.Equal(t, &codeq.Outcome{State: codeq.Canceled, LastError: "boom", Attempts: 1}, <-outcome)
-	})
-}
-
 // TestCancelLease: the worker of a canceled task learns of it by whatever it
 // does with its receipt, which has no effect.
 func TestCancelLease(t *testing.T) {

@@ -315,30 +315,6 @@ func TestCallerWaitsForRoom(t *testing.T) {
 	}
 }
 
-// TestCallerWithEndedContext: nothing is done for it, even if there is room.
-func TestCallerWithEndedContext(t *testing.T) {
-	reason := errors.New("too late")
-	synctest.Test(t, func(t *testing.T) {
-		q := queuetest.OpenForRun(t, codeq.Options{Shards: 3})
-		queuetest.Produce(t, q, codeq.Task{Queue: "a"}, codeq.Task{Queue: "a"})
-		l := queuetest.ClaimNow(t, q, "a")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(reason)
-		for range 20 { // no select is to choose by chance
-			for name, verb := range allVerbs(q, l.Receipt, nil) {
-				if name != "Run" {
-					err := verb(ctx)
-					require.ErrorIs(t, err, reason, name)
-					require.ErrorIs(t, err, context.Canceled, name)
-					require.NotErrorIs(t, err, codeq.ErrUncertain, name)
-				}
-			}
-		}
-		require.Equal(t, codeq.Counts{Leased: 1, Ready: 1}, queuetest.CountsOf(t, q, "a"))
-		require.Equal(t, codeq.Counts{}, queuetest.CountsOf(t, q, "b"))
-	})
-}
-
 // TestCallerLeavesDuringCommit: a caller whose ctx ends while its operation is
 // being committed does not know the outcome. A claim waits for it, or its task
 // would be leased by nobody.

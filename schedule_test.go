@@ -331,25 +331,6 @@ func TestScheduleRefusals(t *testing.T) {
 	})
 }
 
-func TestSchedulesOfClosedQueue(t *testing.T) {
-	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {
-		ctx := context.Background()
-		require.NoError(t, b.Q.Close())
-		require.ErrorIs(t, b.Q.SetSchedule(ctx, minutely("s")), codeq.ErrClosed)
-		require.ErrorIs(t, b.Q.DeleteSchedule(ctx, "s"), codeq.ErrClosed)
-		_, err := b.Q.Schedules(ctx)
-		require.ErrorIs(t, err, codeq.ErrClosed)
-		b.Open()
-		cause := fmt.Errorf("enough")
-		ended, end := context.WithCancelCause(ctx)
-		end(cause)
-		require.ErrorIs(t, b.Q.SetSchedule(ended, minutely("s")), cause)
-		require.ErrorIs(t, b.Q.DeleteSchedule(ended, "s"), cause)
-		_, err = b.Q.Schedules(ended)
-		require.ErrorIs(t, err, cause)
-	})
-}
-
 // TestUpcoming: the ticks that follow are those that Next says one after the other.
 func TestUpcoming(t *testing.T) {
 	queuetest.WithCronBench(t, codeq.Options{}, func(t *testing.T, b *queuetest.CronBench) {

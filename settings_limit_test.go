@@ -195,22 +195,6 @@ func TestConcurrencyLowered(t *testing.T) {
 	})
 }
 
-// TestConcurrencyBatch: a batch takes no more than there is room for.
-func TestConcurrencyBatch(t *testing.T) {
-	queuetest.Bubble(t, codeq.Options{Shards: 1}, func(t *testing.T, q *codeq.Queue) {
-		queuetest.Configure(t, q, "a", func(s *codeq.Settings) { s.Concurrency = 3 })
-		queuetest.Produce(t, q, named(codeq.Task{Queue: "a"}, "1", "2", "3", "4", "5")...)
-		batch, err := q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 5})
-		require.NoError(t, err)
-		require.Len(t, batch, 3)
-		queuetest.Complete(t, q, batch[1])
-		batch, err = q.ClaimBatch(t.Context(), codeq.ClaimRequest{Queues: []string{"a"}, Max: 5})
-		require.NoError(t, err)
-		require.Len(t, batch, 1)
-		queuetest.RequireSettled(t, q)
-	})
-}
-
 // TestConcurrencyRestart: leases from before a restart count against the limit.
 func TestConcurrencyRestart(t *testing.T) {
 	for _, shards := range []int{1, 3} {

@@ -140,20 +140,6 @@ func TestConfigureGivesUp(t *testing.T) {
 	})
 }
 
-// TestConfigureClosed: a closed queue keeps the settings it has.
-func TestConfigureClosed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		opts := *queuetest.OnDisk(crashfs.New(), &codeq.Options{})
-		q := queuetest.OpenForRun(t, opts)
-		require.NoError(t, q.Close())
-		require.ErrorIs(t, q.Configure(t.Context(), "a", func(s *codeq.Settings) { s.Concurrency = 1 }), codeq.ErrClosed)
-		_, err := q.Settings("a")
-		require.ErrorIs(t, err, codeq.ErrClosed)
-		q = queuetest.OpenForRun(t, opts)
-		require.Zero(t, settingsOf(t, q, "a"))
-	})
-}
-
 // TestSettingsReachAllShards: what the first shard has taken comes to be in force
 // everywhere, whatever happens to the caller.
 func TestSettingsReachAllShards(t *testing.T) {

@@ -2,7 +2,6 @@ package codeq_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -46,25 +45,6 @@ func TestNth(t *testing.T) {
 			f.FinishDiamond()
 		})
 	}
-}
-
-// TestNthTogetherWithIDs: siblings and tasks that exist already are parents of
-// one task, in whatever shards these are.
-func TestNthTogetherWithIDs(t *testing.T) {
-	queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-		var old []codeq.ID
-		for shard := range 3 {
-			old = append(old, f.ProduceAt(shard, codeq.Task{Queue: "old"}))
-		}
-		ids := f.Batch(codeq.Task{Queue: "new"}, codeq.Task{Queue: "join", After: append([]codeq.ID{codeq.Nth(0)}, old...)})
-		f.Complete("new")
-		f.Complete("old")
-		f.Complete("old")
-		f.RequireState(codeq.Blocked, ids[1])
-		f.Reopen()
-		f.Complete("old")
-		f.Complete("join")
-	})
 }
 
 // TestFanOutAndIn: a thousand tasks wait for one, and one waits for them all.
@@ -346,24 +326,6 @@ func TestFailedPart(t *testing.T) {
 	})
 }
 
-// TestNthOfTaskThatExisted: who waits for a task of the batch whose idempotency
-// key was taken waits for the task that has the key.
-func TestNthOfTaskThatExisted(t *testing.T) {
-	for _, replace := range []bool{false, true} {
-		queuetest.InFlow(t, codeq.Options{Shards: 3}, func(f *queuetest.FlowTest) {
-			first := codeq.Task{Queue: "first", Unique: codeq.Unique{Key: "k", Replace: replace}}
-			old := queuetest.Produce(f.T, f.Q, first)[0]
-			ids, err := f.Q.ProduceBatch(context.Background(), []codeq.Task{first, {Queue: "second", After: []codeq.ID{codeq.Nth(0)}}})
-			require.Equal(f, !replace, errors.Is(err, codeq.ErrDuplicate))
-			require.Equal(f, old, ids[0])
-			f.Check()
-			f.RequireState(codeq.Blocked, ids[1])
-			f.Complete("first")
-			f.Complete("second")
-		})
-	}
-}
-
 // TestFollowUpOfItself: a follow-up may wait for the task that is completed,
 // and for others.
 func TestFollowUpOfItself(t *testing.T) {
@@ -417,23 +379,6 @@ func TestParentResults(t *testing.T) {
 		require.NoError(f, <-ended)
 		require.Equal(f, "ZERO ONE TWO", *joined.Load())
 	})
-}
-
-// TestNthOfTwin: of two tasks of a batch with one idempotency key the first is
-// stored, and who waits for the second waits for it.
-func TestNthOfTwin(t *testing.T) {
-	for _, shards := range []int{1, 3} {
-		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
-			twin := codeq.Task{Queue: "twin", Unique: codeq.Unique{Key: "k"}}
-			ids, err := f.Q.ProduceBatch(context.Background(), []codeq.Task{twin, twin, {Queue: "child", After: []codeq.ID{codeq.Nth(1)}}})
-			require.ErrorIs(f, err, codeq.ErrDuplicate)
-			require.Equal(f, ids[0], ids[1])
-			f.Check()
-			f.RequireState(codeq.Blocked, ids[2])
-			f.Complete("twin")
-			f.Complete("child")
-		})
-	}
 }
 
 // TestFollowUpReplacesItself: a task whose idempotency key outlives it, and

@@ -118,21 +118,6 @@ func TestGroupLimitKey(t *testing.T) {
 	})
 }
 
-// TestGroupFollowUps: follow-ups of a completion come in the order of their list,
-// behind what waits.
-func TestGroupFollowUps(t *testing.T) {
-	forShards(t, func(t *testing.T, q *codeq.Queue) {
-		like := codeq.Task{Queue: "a", Group: "g"}
-		queuetest.Produce(t, q, named(like, "1", "2")...)
-		l := queuetest.ClaimNow(t, q, "a")
-		require.NoError(t, q.Complete(t.Context(), l.Receipt, nil, named(like, "3", "4")...))
-		queuetest.RequireSettled(t, q)
-		requireNext(t, q, "a", "2", "3", "4")
-		queuetest.RequireSettled(t, q)
-		queuetest.RequireNoGroups(t, q)
-	})
-}
-
 // TestGroupCrash: wherever a crash falls, also right after the end of the task
 // that has the turn, the rest of the group is worked on in its order.
 func TestGroupCrash(t *testing.T) {

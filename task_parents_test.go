@@ -168,25 +168,6 @@ func TestOnDead(t *testing.T) {
 	}
 }
 
-// TestCanceledChildIsForgotten: a parent ends in peace whose child was canceled
-// and is not kept.
-func TestCanceledChildIsForgotten(t *testing.T) {
-	for _, l := range flowLayouts {
-		queuetest.InFlow(t, codeq.Options{Shards: l.shards}, func(f *queuetest.FlowTest) {
-			parent := f.ProduceAt(0, codeq.Task{Queue: "parent"})
-			child := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
-			sibling := f.ProduceAt(l.child, codeq.Task{Queue: "child", After: []codeq.ID{parent}})
-			f.Check()
-			f.Cancel(child)
-			f.RequireGone(child)
-			f.Reopen()
-			f.Complete("parent")
-			f.RequireGone(child)
-			f.RequireState(codeq.Ready, sibling)
-		})
-	}
-}
-
 // TestAlterAsParentsEnd: a task is altered in the group in which the last of its parents
 // ends. It goes on in the next one, and nothing says any more that it waits.
 func TestAlterAsParentsEnd(t *testing.T) {
@@ -383,32 +364,6 @@ func TestOnMissing(t *testing.T) {
 				_, err = f.Q.Produce(ctx, codeq.Task{Queue: "child", OnMissing: codeq.RefuseOnMissing + 1})
 				require.ErrorIs(f, err, codeq.ErrInvalid)
 			})
-		})
-	}
-}
-
-// TestBlockedTaskIsChanged: a task keeps its parents when it gets another
-// priority or time.
-func TestBlockedTaskIsChanged(t *testing.T) {
-	ctx := context.Background()
-	for _, shards := range []int{1, 3} {
-		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
-			p1, p2 := f.ProduceAt(0, codeq.Task{Queue: "p1"}), f.ProduceAt(shards-1, codeq.Task{Queue: "p2"})
-			child := f.ProduceAt(0, codeq.Task{Queue: "child", After: []codeq.ID{p1, p2}})
-			rival := f.ProduceAt(0, codeq.Task{Queue: "child", Priority: 3})
-			require.NoError(f, f.Q.SetPriority(ctx, child, 7))
-			f.Check()
-			f.Complete("p1")
-			require.NoError(f, f.Q.SetRunAt(ctx, child, time.Now().Add(time.Hour)))
-			f.Check()
-			f.RequireState(codeq.Blocked, child)
-			f.Reopen()
-			f.Complete("p2")
-			f.RequireState(codeq.Scheduled, child)
-			require.NoError(f, f.Q.SetRunAt(ctx, child, time.Time{}))
-			f.Check()
-			require.Equal(f, child, f.Claim("child").ID)
-			require.Equal(f, rival, f.Claim("child").ID)
 		})
 	}
 }

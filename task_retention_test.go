@@ -111,34 +111,6 @@ func TestStatsOverExpiry(t *testing.T) {
 	}
 }
 
-// TestExpiryWhileClosed: what should have been forgotten while the queue was
-// closed is when it is opened, and nothing else.
-func TestExpiryWhileClosed(t *testing.T) {
-	t.Parallel()
-	for _, shards := range []int{1, 3} {
-		queuetest.InFlow(t, codeq.Options{Shards: shards}, func(f *queuetest.FlowTest) {
-			var ids []codeq.ID
-			for _, retention := range []time.Duration{time.Hour, 2 * time.Hour, codeq.Forever} {
-				for range 5 {
-					ids = append(ids, queuetest.Produce(f.T, f.Q, codeq.Task{Queue: "a", Retention: retention})...)
-					f.Complete("a")
-				}
-			}
-			require.NoError(f, f.Q.Close())
-			time.Sleep(90 * time.Minute)
-			f.Open()
-			f.Check()
-			f.RequireGone(ids[:5]...)
-			f.RequireState(codeq.Done, ids[5:]...)
-			require.Equal(f, codeq.Counts{Done: 10}, f.Counts("a"))
-			time.Sleep(time.Hour)
-			f.RequireGone(ids[5:10]...)
-			f.RequireState(codeq.Done, ids[10:]...)
-			require.Equal(f, codeq.Counts{Done: 5}, f.Counts("a"))
-		})
-	}
-}
-
 // TestBucketsAreNoNarrowerThanASecond: short retentions do not make more of them.
 func TestBucketsAreNoNarrowerThanASecond(t *testing.T) {
 	for r := int64(1); r < 20_000; r++ {

@@ -343,29 +343,6 @@ func TestReleaseKeyAtOnce(t *testing.T) {
 	}
 }
 
-// TestManyKeysBecomeFree: more at the same time than one group frees.
-func TestManyKeysBecomeFree(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1}, func(t *testing.T, p *queuetest.Process) {
-		n := engine.UpkeepBudget.Records + 10 // each is read, and its time and hash are deleted
-		var batch []codeq.Task
-		for i := range n {
-			batch = append(batch, queuetest.Keyed(strconv.Itoa(i)))
-			batch[i].Unique.For = time.Minute + time.Duration(i%3)*time.Millisecond
-		}
-		ids, err := p.ProduceBatch(context.Background(), batch)
-		require.NoError(t, err)
-		for _, id := range ids {
-			require.NoError(t, p.Cancel(context.Background(), id))
-		}
-		p.Step()
-		require.Equal(t, n, p.Stored(keys.Unique))
-		p.Pass(time.Minute + 2*time.Millisecond)
-		require.Zero(t, p.Stored(keys.Unique))
-		require.Zero(t, p.Stored(keys.Freed))
-	})
-}
-
 // TestUniqueClock: a clock that is set back keeps a key taken neither longer nor shorter, one that
 // is set forward frees it early; never while its task lives.
 func TestUniqueClock(t *testing.T) {

@@ -15,8 +15,6 @@ import (
 
 	"codeq"
 	"codeq/internal/keys"
-	"codeq/internal/record"
-	"codeq/internal/testkit"
 	"codeq/test/queuetest"
 )
 
@@ -97,57 +95,6 @@ func TestUniqueBatch(t *testing.T) {
 					require.Equal(t, ids[i], again[i])
 				}
 				require.Equal(t, codeq.Counts{Ready: 7}, queuetest.CountsOf(t, p.Queue, "a"))
-			})
-		})
-	}
-}
-
-// TestReplaceGoesBehind: what is replaced waits anew.
-func TestReplaceGoesBehind(t *testing.T) {
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 1, WindowTasks: 2}, func(t *testing.T, p *queuetest.Process) {
-		task := queuetest.Keyed("k")
-		task.Unique.Replace = true
-		first := p.Store(task)
-		var others []codeq.ID
-		for range 6 {
-			others = append(others, p.Store(codeq.Task{Queue: "a"}))
-			p.Pass(time.Millisecond)
-		}
-		require.Equal(t, first, p.Store(task))
-		p.Step()
-		for _, id := range others {
-			require.Equal(t, id, p.Take("a").ID)
-		}
-		require.Equal(t, first, p.Take("a").ID)
-	})
-}
-
-// TestUniqueFollowUps: follow-ups whose key is taken are left out, also by one
-// before them; the key of the task itself is free when it ends, unless For
-// goes on.
-func TestUniqueFollowUps(t *testing.T) {
-	t.Parallel()
-	for _, shards := range []int{1, 4} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
-			queuetest.ThroughSteps(t, codeq.Options{Shards: shards}, func(t *testing.T, p *queuetest.Process) {
-				ctx := context.Background()
-				stored := p.Store(codeq.Task{Queue: "b", Unique: codeq.Unique{Key: "stored"}})
-				task := queuetest.Keyed("k")
-				id := p.Store(task)
-				p.Step()
-				next := []codeq.Task{{Queue: "b", Unique: codeq.Unique{Key: "stored"}}, task, {Queue: "b"}}
-				for i := range 10 {
-					next = append(next, codeq.Task{Queue: "c", Unique: codeq.Unique{Key: fmt.Sprint(i % 5)}})
-				}
-				require.NoError(t, p.Complete(ctx, p.Take("a").Receipt, nil, next...))
-				p.Step()
-				require.Equal(t, codeq.Counts{Ready: 2}, queuetest.CountsOf(t, p.Queue, "b"))
-				require.Equal(t, codeq.Counts{Ready: 5}, queuetest.CountsOf(t, p.Queue, "c"))
-				require.Equal(t, codeq.Counts{Ready: 1}, queuetest.CountsOf(t, p.Queue, "a"))
-				p.Taken(codeq.Task{Queue: "b", Unique: codeq.Unique{Key: "stored"}}, stored)
-				l := p.Take("a")
-				require.NotEqual(t, id, l.ID)
-				p.Taken(task, l.ID)
 			})
 		})
 	}
@@ -484,57 +431,5 @@ func TestReplaceInBatch(t *testing.T) {
 			p.Step()
 		}
 		require.NoError(t, queuetest.CheckAll(p.Queue))
-	})
-}
-
-// TestUniqueBatchOfSeveralShards: each task goes to where its key lies. When a
-// shard fails, the batch may be produced again: nothing is stored twice.
-func TestUniqueBatchOfSeveralShards(t *testing.T) {
-	t.Parallel()
-	queuetest.ThroughSteps(t, codeq.Options{Shards: 4}, func(t *testing.T, p *queuetest.Process) {
-		ctx := context.Background()
-		const n = 64
-		var batch []codeq.Task
-		for i := range n {
-			batch = append(batch, queuetest.Keyed(fmt.Sprint(i)))
-			batch[i].Payload = strconv.AppendInt(nil, int64(i), 10)
-		}
-		home := func(i int) int {
-			ties := record.Ties{Unique: keys.UniqueHash("a", "", "", "", batch[i].Unique.Key)}
-			h, bound := ties.Home(4)
-			require.True(t, bound)
-			return h
-		}
-		queuetest.FailShard(t, p.Queue, 2)
-		ids, err := p.ProduceBatch(ctx, batch)
-		require.ErrorIs(t, err, testkit.ErrDisk)
-		require.NotErrorIs(t, err, codeq.ErrDuplicate)
-		count := 0
-		for i, id := range ids {
-			if id != (codeq.ID{}) {
-				count++
-				require.Equal(t, home(i), queuetest.ShardOf(id, 4))
-				require.NotEqual(t, 2, home(i))
-				require.Equal(t, strconv.Itoa(i), string(queuetest.InfoOf(t, p.Queue, id).Payload))
-			}
-		}
-		require.Positive(t, count, "the shards before the one that fails have stored theirs")
-		require.Less(t, count, n)
-		require.ErrorIs(t, p.Close(), codeq.ErrFailed)
-		p.Open()
-		p.Step()
-
-		again, err := p.ProduceBatch(ctx, batch)
-		require.Len(t, queuetest.Duplicates(t, err), count)
-		for i, id := range again {
-			require.Equal(t, home(i), queuetest.ShardOf(id, 4))
-			if ids[i] != (codeq.ID{}) {
-				require.Equal(t, ids[i], id)
-			}
-			require.Equal(t, strconv.Itoa(i), string(queuetest.InfoOf(t, p.Queue, id).Payload))
-		}
-		require.Equal(t, codeq.Counts{Ready: n}, queuetest.CountsOf(t, p.Queue, "a"))
-		p.Step()
-		require.Equal(t, codeq.Counts{Ready: n}, queuetest.CountsOf(t, p.Queue, "a"))
 	})
 }
