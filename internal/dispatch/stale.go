@@ -24,6 +24,9 @@ func (d *Dispatcher) Leave(c Departure) {
 // dropStale drops the tickets of a claim that has been taken for a queue of this shard, except the
 // ticket that took it.
 func (d *Dispatcher) dropStale(c *Claim, by *Queue) {
+	if len(c.Queues) == 1 {
+		return
+	}
 	spent := false
 	for _, name := range c.Queues {
 		q := d.known(name)
