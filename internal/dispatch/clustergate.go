@@ -399,8 +399,7 @@ func (a *PermitAllocator) allot() {
 		a.dismiss(d.Shard)
 	}
 	if wait > 0 {
-		d := a.permits.claims
-		d.throttle(a.queue, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+		a.permits.claims.throttleFor(a.queue, wait)
 	}
 }
 

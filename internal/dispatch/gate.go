@@ -90,7 +90,7 @@ func (d *Dispatcher) passes(q *Queue, ok bool, wait time.Duration) bool {
 		d.Publish(q.Queue)
 	}
 	if wait > 0 {
-		d.throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+		d.throttleFor(q, wait)
 	}
 	return ok
 }
@@ -244,6 +244,11 @@ func (d *Dispatcher) throttle(q *Queue, at uint64) {
 	}
 	q.opensAt = at
 	d.throttled.Push(q)
+}
+
+// throttleFor opens a queue after a time, or sooner.
+func (d *Dispatcher) throttleFor(q *Queue, wait time.Duration) {
+	d.throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
 }
 
 // NextOpening returns when opening has something to do; engine.Never: never.

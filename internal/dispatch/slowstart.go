@@ -467,7 +467,7 @@ func (d *Dispatcher) startSuspect(q *Queue) (started bool) {
 	return d.rules.Suspects.Start(q.Queue, func() bool {
 		ok, wait := d.slow.take(suspects{d, q.Name}, d.now())
 		if wait > 0 {
-			d.throttle(q, d.rules.Now+uint64((wait+time.Millisecond-1)/time.Millisecond))
+			d.throttleFor(q, wait)
 		}
 		return ok
 	})

@@ -320,7 +320,7 @@ func TestCompactionReads(t *testing.T) {
 			go func() { compacted <- db.Compact(t.Context(), []byte("0"), []byte("9"), false) }()
 			for err := error(nil); err == nil; {
 				select {
-				case err = <-l.Trouble():
+				case err = <-l.trouble:
 				case err = <-compacted:
 				}
 				require.ErrorIs(t, err, errBroken)

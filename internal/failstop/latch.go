@@ -48,7 +48,7 @@ type Latch struct {
 	warned  atomic.Int64 // when Background last logged, in seconds since 1970
 	failed  atomic.Int64 // when background work last failed, in ns since 1970
 
-	trouble chan error // capacity 1
+	trouble chan error // capacity 1: an error of background work, which Pebble retries
 
 	parkOnce sync.Once     // guards parked
 	parked   chan struct{} // closed when a goroutine of Pebble is parked; see park.go
@@ -227,10 +227,6 @@ func (l *Latch) proceed() {
 	default:
 	}
 }
-
-// Trouble receives errors of background work, which Pebble retries. One error is kept until it is
-// received.
-func (l *Latch) Trouble() <-chan error { return l.trouble }
 
 // guard puts the latch into the options o of a store in dir.
 func (l *Latch) guard(o *pebble.Options, dir string) {
