@@ -263,14 +263,15 @@ func (d *Dashboard) apiTask(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	t, err := d.q.Get(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	return shownTask{d.shown(r, t), !r.access.Has(Payloads)}, nil
+	return d.shownTask(r, t, err)
 }
 
 func (d *Dashboard) apiFind(ctx context.Context, r *request) (any, error) {
 	t, err := d.q.FindByKey(ctx, keyParam(r.params))
+	return d.shownTask(r, t, err)
+}
+
+func (d *Dashboard) shownTask(r *request, t *codeq.TaskInfo, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -308,8 +309,8 @@ func (d *Dashboard) apiProduce(w http.ResponseWriter, r *request) error {
 		return &refusal{http.StatusBadRequest, "invalid", "the request has no tasks"}
 	}
 	ids, err := d.q.ProduceBatch(r.Context(), body.Tasks)
-	duplicates := duplicatesOf(err)
-	if len(duplicates) > 0 && !errors.Is(err, codeq.ErrUncertain) && onlyDuplicates(err) {
+	duplicates, only := duplicatesOf(err)
+	if len(duplicates) > 0 && only && !errors.Is(err, codeq.ErrUncertain) {
 		err = nil
 	}
 	p := url.Values{"queue": {body.Tasks[0].Queue}, "tasks": {strconv.Itoa(len(body.Tasks))}}
@@ -323,26 +324,18 @@ func (d *Dashboard) apiProduce(w http.ResponseWriter, r *request) error {
 	}{ids, duplicates})
 }
 
-// duplicatesOf returns the duplicates that an error of ProduceBatch joins.
-func duplicatesOf(err error) (all []*codeq.DuplicateError) {
-	all = []*codeq.DuplicateError{}
+// duplicatesOf returns the duplicates that an error of ProduceBatch joins; only: it joins no other
+// error.
+func duplicatesOf(err error) (all []*codeq.DuplicateError, only bool) {
+	all, only = []*codeq.DuplicateError{}, true
 	each(err, func(err error) {
 		if dup, ok := errors.AsType[*codeq.DuplicateError](err); ok {
 			all = append(all, dup)
-		}
-	})
-	return all
-}
-
-// onlyDuplicates reports whether an error joins only duplicates.
-func onlyDuplicates(err error) bool {
-	only := true
-	each(err, func(err error) {
-		if _, ok := errors.AsType[*codeq.DuplicateError](err); !ok {
+		} else {
 			only = false
 		}
 	})
-	return only
+	return all, only
 }
 
 // each visits the errors that an error joins, at any depth.

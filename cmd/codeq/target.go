@@ -234,24 +234,21 @@ func (a *app) withView(ctx context.Context, c *cli.Command, f func(view, where) 
 
 // withSteerer calls f with a target opened for changes.
 func (a *app) withSteerer(ctx context.Context, c *cli.Command, f func(steerer) error) error {
-	t, err := a.target(c)
-	if err != nil {
-		return err
-	}
-	s, err := t.steer(ctx)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f(s), s.Close())
+	return a.with(ctx, c, (*target).steer, f)
 }
 
 // withServed calls f with a target that another process has open.
 func (a *app) withServed(ctx context.Context, c *cli.Command, f func(steerer) error) error {
+	return a.with(ctx, c, (*target).served, f)
+}
+
+// with calls f with a target opened by open.
+func (a *app) with(ctx context.Context, c *cli.Command, open func(*target, context.Context) (steerer, error), f func(steerer) error) error {
 	t, err := a.target(c)
 	if err != nil {
 		return err
 	}
-	s, err := t.served(ctx)
+	s, err := open(t, ctx)
 	if err != nil {
 		return err
 	}
