@@ -14,9 +14,8 @@ import (
 )
 
 // An owner has the lock of LOCK exclusively, by FS.Lock, and readers share it. It alone would not
-// exclude a second owner once LOCK is removed or replaced, since that one locks another file. So
-// whoever has it also looks whether somebody has the lock of a store, which an older version has as
-// well, and locks the directory itself as far as the system can.
+// exclude a second owner once LOCK is removed or replaced, since that one locks another file. So an
+// owner also looks for locks of the stores, and locks the directory itself as far as the system can.
 
 // locks are released the last one first.
 type locks []io.Closer

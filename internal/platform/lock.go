@@ -16,7 +16,7 @@ import (
 // A lock is the kernel's, and belongs to a file that was opened, not to a process: reading or
 // copying a locked file releases nothing, and a second lock of one process is refused like that of
 // another one, by whatever path. It is of one byte far behind the content, which stays readable
-// where locks are mandatory. The locks of older versions, of whole files, exclude it.
+// where locks are mandatory.
 //
 // It is released before its file is closed: a child process that is being started has a copy of the
 // descriptor until it runs its program.
@@ -215,8 +215,7 @@ func (h Holder) tell(f *os.File) {
 	}
 }
 
-// holderIn reads the holder of the lock from a file; zero: the file does not name it, as that of an
-// older version.
+// holderIn reads the holder of the lock from a file; zero: the file does not name it.
 func holderIn(f *os.File) (h Holder) {
 	b, _ := io.ReadAll(io.NewSectionReader(f, 0, 1<<10))
 	if json.Unmarshal(bytes.TrimSpace(b), &h) != nil {
@@ -227,14 +226,9 @@ func holderIn(f *os.File) (h Holder) {
 
 // heldBy returns why a file cannot be locked in a mode: others hold it.
 func heldBy(f *os.File, m mode) error {
-	h := &Held{Path: f.Name()}
-	var pid int
-	if h.Reads, pid = whoHolds(f, m); h.Reads {
-		return h // the file names an owner before them
+	if haveReaders(f, m) {
+		return &Held{Path: f.Name(), Reads: true} // the file names an owner before them
 	}
-	if h.Holder = holderIn(f); h.Holder.PID == 0 {
-		h.Holder.PID = max(pid, 0)
-	}
-	h.Here = h.Holder.Process == self.Process
-	return h
+	by := holderIn(f)
+	return &Held{Path: f.Name(), Holder: by, Here: by.Process == self.Process}
 }

@@ -1,4 +1,4 @@
-//go:build darwin || dragonfly || freebsd || illumos || netbsd || openbsd
+//go:build darwin || dragonfly || freebsd || netbsd || openbsd
 
 package platform
 
@@ -9,8 +9,7 @@ import (
 	"syscall"
 )
 
-// flock's locks are of whole files, and belong to the opened file. On these systems they exclude
-// the fcntl locks of older versions, and directories may have them.
+// flock's locks are of whole files, and belong to the opened file. Directories may have them.
 
 func lockFile(name string, m mode) (io.Closer, error) { return lockOpened(name, m) }
 
@@ -27,13 +26,13 @@ func setLock(f *os.File, m mode) error {
 	}
 }
 
-// whoHolds reports whether readers exclude a lock: then it could be shared.
-func whoHolds(f *os.File, m mode) (reads bool, pid int) {
+// haveReaders reports whether readers exclude a lock: then it could be shared.
+func haveReaders(f *os.File, m mode) bool {
 	if m == shared || setLock(f, shared) != nil {
-		return false, 0
+		return false
 	}
 	_ = setLock(f, unlocked) // closing the file does the same
-	return true, 0
+	return true
 }
 
 func lockDirectory(dir string, m mode) (io.Closer, error) {
@@ -43,8 +42,7 @@ func lockDirectory(dir string, m mode) (io.Closer, error) {
 	}
 	switch err := setLock(f, m); {
 	case errors.Is(err, ErrHeld):
-		reads, _ := whoHolds(f, m)
-		return nil, errors.Join(&Held{Path: dir, Reads: reads}, f.Close())
+		return nil, errors.Join(&Held{Path: dir, Reads: haveReaders(f, m)}, f.Close())
 	case err != nil:
 		return f, nil // it has no such locks
 	}

@@ -11,9 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Locks of open file descriptions are of the kind of fcntl's record locks, which older versions
-// use: they exclude each other.
-
 // byProcess is set once the kernel has refused such a lock as something that it does not know, as
 // some emulations of Linux do.
 var byProcess atomic.Bool
@@ -55,14 +52,10 @@ func fcntl(f *os.File, command int, l *unix.Flock_t) error {
 	}
 }
 
-// whoHolds reports whether readers exclude a lock, and the PID of who does if the kernel knows it:
-// that of an older version's lock.
-func whoHolds(f *os.File, m mode) (reads bool, pid int) {
+// haveReaders reports whether readers exclude a lock.
+func haveReaders(f *os.File, m mode) bool {
 	l := record(m, lockedByte, 1)
-	if fcntl(f, unix.F_OFD_GETLK, l) != nil {
-		return false, 0
-	}
-	return l.Type == unix.F_RDLCK, int(l.Pid)
+	return fcntl(f, unix.F_OFD_GETLK, l) == nil && l.Type == unix.F_RDLCK
 }
 
 // A directory cannot be opened for writing, which an exclusive lock demands. So owners and readers

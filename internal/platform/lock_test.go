@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -132,30 +131,9 @@ func TestLockTells(t *testing.T) {
 	require.NoError(t, owner.Close())
 }
 
-// TestLockOfOlderVersion: its lock and ours exclude each other.
-func TestLockOfOlderVersion(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("elsewhere locks of one process may not exclude each other")
-	}
-	name := filepath.Join(t.TempDir(), "LOCK")
-	owner := requireLock(t, name, FS.Lock)
-	_, err := vfs.Default.Lock(name)
-	require.Error(t, err)
-	require.NoError(t, owner.Close())
-
-	for _, lock := range []func(string) (io.Closer, error){FS.Lock, lockShared} {
-		older, err := vfs.Default.Lock(name) // each time: in its own process, reads release it
-		require.NoError(t, err)
-		held := requireHeld(t, name, lock)
-		require.Equal(t, os.Getpid(), held.Holder.PID, "the kernel tells")
-		require.NoError(t, older.Close())
-	}
-	require.NoError(t, requireLock(t, name, lockShared).Close())
-}
-
 // TestLockOfDirectory: it excludes others when the file that they lock was removed or replaced.
 func TestLockOfDirectory(t *testing.T) {
-	if runtime.GOOS == "windows" || runtime.GOOS == "solaris" {
+	if runtime.GOOS == "windows" {
 		t.Skip("no such locks")
 	}
 	dir := t.TempDir()

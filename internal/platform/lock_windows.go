@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// LockFileEx's locks belong to the opened file. Older versions open the file exclusively: they fail
-// while another process has it open, and make others fail.
+// LockFileEx's locks belong to the opened file.
 
 func lockFile(name string, m mode) (io.Closer, error) { return lockOpened(name, m) }
 
@@ -50,13 +49,13 @@ func setLock(f *os.File, m mode) error {
 	return err
 }
 
-// whoHolds reports whether readers exclude a lock: then it could be shared.
-func whoHolds(f *os.File, m mode) (reads bool, pid int) {
+// haveReaders reports whether readers exclude a lock: then it could be shared.
+func haveReaders(f *os.File, m mode) bool {
 	if m == shared || setLock(f, shared) != nil {
-		return false, 0
+		return false
 	}
 	_ = setLock(f, unlocked)
-	return true, 0
+	return true
 }
 
 // lockDirectory does nothing: a file that is open is neither removed nor renamed.

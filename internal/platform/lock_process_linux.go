@@ -1,5 +1,3 @@
-//go:build linux || (solaris && !illumos)
-
 package platform
 
 import (
@@ -13,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where a lock belongs to a process, the kernel releases it when the process closes any descriptor
-// of the file, and refuses no second one of the process. So a table decides within the process, by
-// device and inode, before the file is opened; and readers share one descriptor. A file that others
-// in the process open and close loses its lock nevertheless.
+// Where locks belong to processes only (see byProcess), the kernel releases it when the process
+// closes any descriptor of the file, and refuses no second one of the process. So a table decides
+// within the process, by device and inode, before the file is opened; and readers share one
+// descriptor. A file that others in the process open and close loses its lock nevertheless.
 
 // fileID is the same for all paths to a file.
 type fileID struct{ device, inode uint64 }
