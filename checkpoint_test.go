@@ -636,7 +636,7 @@ func TestCheckpointIsOneCut(t *testing.T) {
 func TestCheckpointOfFailedShard(t *testing.T) {
 	f := queuetest.NewFailingQueue(t, codeq.DurabilityProcess, crashfs.New())
 	err := inspect.Of(f.Queue).Owner(1, func(o *inspect.Owner) error {
-		o.Rules.Broken = queuetest.ErrBroken
+		o.Rules.Break(queuetest.ErrBroken)
 		return nil
 	})
 	require.ErrorIs(t, err, queuetest.ErrBroken)

@@ -119,7 +119,7 @@ func (s *shard) resolve() {
 	s.look()
 	s.note()
 	s.upkeep.Begin(s.upkeepMark())
-	s.rules.BeginGroup()
+	s.rules.Begin(s.start)
 	if s.rules.Refill() {
 		s.showAll()
 		s.endUpkeep(UpkeepRefill)
@@ -138,18 +138,18 @@ func (s *shard) resolve() {
 	s.answerAll()
 }
 
-// note sets the rules' inputs for the next group.
+// note completes what the rules need to know for the next group.
 func (s *shard) note() {
-	s.rules.Reap = s.reapable()
-	s.rules.Wanted = s.rules.Mail.Interested
+	s.start.Reap = s.reapable()
+	s.start.Wanted = s.rules.Mail.Interested
 	if s.node == nil {
-		s.rules.Wanted = s.hub.Wanted() | engine.WantCancels
+		s.start.Wanted = s.hub.Wanted() | engine.WantCancels
 	}
 	if s.opts.teller != nil {
-		s.rules.Wanted |= engine.WantCounts
+		s.start.Wanted |= engine.WantCounts
 	}
 	if !s.awaits.IsEmpty() {
-		s.rules.Wanted |= engine.WantOutcomes
+		s.start.Wanted |= engine.WantOutcomes
 	}
 }
 
@@ -223,7 +223,7 @@ func (s *shard) decideAll() {
 	if retry := s.undecided.deferred; len(retry) > 0 {
 		s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
 		s.undecided.deferred = s.undecided.again[:0]
-		s.rules.Judged = s.clock.Retry()
+		s.rules.Judge(s.clock.Retry())
 		n := 0
 		s.undecided.retrying = retry
 		for ; n < len(retry) && s.mayDecide(n); n++ {
@@ -242,7 +242,7 @@ func (s *shard) decideAll() {
 	}
 	if s.undecided.cursor < len(s.undecided.taken) {
 		s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
-		s.rules.Judged = s.clock.Taken()
+		s.rules.Judge(s.clock.Taken())
 		for n := 0; n < s.opts.GroupCap && s.undecided.cursor < len(s.undecided.taken) && s.mayDecide(n); n++ {
 			op := s.undecided.taken[s.undecided.cursor]
 			s.undecided.taken[s.undecided.cursor] = nil
@@ -328,7 +328,7 @@ func (s *shard) decideLarge(others bool) {
 	}
 	l.Remove()
 	s.rules.BeginBudget(engine.CallerBudget, s.upkeep.At)
-	s.rules.Judged = s.clock.Taken()
+	s.rules.Judge(s.clock.Taken())
 	s.decide(op)
 }
 

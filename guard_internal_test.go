@@ -149,7 +149,7 @@ func TestCrashOnFullDisk(t *testing.T) {
 		q, err := Open("q", inspect.With(&Options{Shards: 1}, inspect.Private{FS: crashfs.New()}))
 		require.NoError(t, err)
 		s := q.led()[0]
-		require.NoError(t, s.probe(func(s *shard) error { s.rules.Room = engine.RoomEmpty; return nil }))
+		require.NoError(t, s.probe(func(s *shard) error { s.start.Room = engine.RoomEmpty; return nil }))
 		require.NoError(t, s.inbox.Pass(&crashOp{testkit.Injected("of the test")}))
 		synctest.Wait()
 		_, err = q.Produce(t.Context(), Task{Queue: "a"})

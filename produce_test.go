@@ -518,7 +518,7 @@ func TestLargeAtTheEnd(t *testing.T) {
 			go func() {
 				_ = inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
 					if <-goOn; fails {
-						s.Rules.Broken = queuetest.ErrBroken
+						s.Rules.Break(queuetest.ErrBroken)
 					}
 					return nil
 				})

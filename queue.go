@@ -238,7 +238,7 @@ func (q *Queue) openAlone(i int) error {
 func (q *Queue) loadAlone(i int, gates *dispatch.Gates) (*shard, error) {
 	r := q.replicas[i]
 	s := newShard(i, q.opts, r.store, gates)
-	if err := s.load(); err != nil {
+	if err := s.load(0); err != nil {
 		q.replicas[i] = nil
 		_ = r.store.Close() // the error of load is the one that matters
 		return nil, err

@@ -180,8 +180,8 @@ func (r *replica) load(term uint64) (s *shard, err error) {
 		s.node, s.replica, s.epoch, s.space.Cluster = r.node, r, r.group.Applied(), r.group
 		s.upkeep.UpkeepTable = &r.upkeep
 		s.commit = &proposer{replica: r, term: term, effects: &s.rules.Effects}
-		s.rules.Leases.ClockAge = uint64(s.opts.private.Mono().Sub(*r.clockedAt.Load()) / time.Millisecond)
-		if err := s.load(); err != nil {
+		age := s.opts.private.Mono().Sub(*r.clockedAt.Load())
+		if err := s.load(uint64(age / time.Millisecond)); err != nil {
 			return err
 		}
 		r.group.Place(s.rules.Placement)

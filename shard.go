@@ -41,6 +41,7 @@ type shard struct {
 
 	// owned
 	rules   engine.State
+	start   engine.Start // of the next group
 	clock   owner.Clock
 	claims  *dispatch.Dispatcher
 	permits *dispatch.Permits // in a cluster
@@ -84,11 +85,12 @@ func (s *shard) join(peers []*shard) {
 	s.showAll()
 }
 
-// load builds the shard's memory from disk.
-func (s *shard) load() error {
+// load builds the shard's memory from disk. clockAge is as in engine.State.Load.
+func (s *shard) load(clockAge uint64) error {
 	s.tick()
 	s.look()
-	if err := s.rules.Load(); err != nil {
+	s.rules.Update(s.start)
+	if err := s.rules.Load(clockAge); err != nil {
 		return err
 	}
 	for _, r := range s.rules.Effects.Resting {
@@ -195,7 +197,6 @@ func (s *shard) due() bool {
 	if s.holdsBack() && s.space.Recheck <= s.rules.Uptime {
 		return true
 	}
-	s.rules.Reap = s.reapable()
 	return s.rules.HasWork() || s.ownUpkeepsDue() > 0
 }
 
@@ -345,13 +346,13 @@ func (s *shard) rescue(inHand []operation, taken *claimOp, cause error) {
 // tick reads the clocks. One reading serves a whole group.
 func (s *shard) tick() {
 	at := s.inbox.Now()
-	s.rules.Now = s.clock.Tick(at, !s.rules.HasRoom(engine.RoomScarce))
-	s.rules.Uptime = at
-	s.rules.Wall = wallMillis(s.opts)
-	if s.rules.Format = manifest.Format; s.node != nil {
-		s.rules.Format, s.rules.Ahead = s.replica.group.Format(), s.replica.group.LeaderAhead(s.rules.Wall)
+	to := &s.start
+	to.Now = s.clock.Tick(at, !s.rules.HasRoom(engine.RoomScarce))
+	to.Uptime, to.Wall, to.Reap = at, wallMillis(s.opts), s.reapable()
+	if to.Format = manifest.Format; s.node != nil {
+		to.Format, to.Ahead = s.replica.group.Format(), s.replica.group.LeaderAhead(to.Wall)
 	}
-	s.rules.SetClock()
+	s.rules.Update(*to)
 }
 
 // reapable returns the latest expiry of the leases that may be taken back.
@@ -377,13 +378,13 @@ type diskSpace struct {
 
 // look measures the free space if that is due.
 func (s *shard) look() {
-	d, before := &s.space, s.rules.Room
-	room, looked := d.Look(s.rules.Uptime, !s.hasSpace())
+	d, before := &s.space, s.start.Room
+	room, looked := d.Look(s.start.Uptime, !s.hasSpace())
 	if !looked {
 		return
 	}
-	s.rules.Room = room
-	if s.rules.Tight = d.IsTight(s.rules.Uptime); s.rules.Tight {
+	s.start.Room = room
+	if s.start.Tight = d.IsTight(s.start.Uptime); s.start.Tight {
 		s.rules.Store.Reclaim(d.Free())
 	}
 	if room != before {
@@ -395,7 +396,7 @@ func (s *shard) look() {
 		d.parked = d.parked[:0]
 	}
 	s.dropParked()
-	if !s.rules.HasRoom(engine.RoomLow) { // no message is sent or taken
+	if room > engine.RoomLow { // no message is sent or taken
 		s.takers.Dismiss(func(t *takenOp) { t.settle(d.Refusal(s.index)) })
 	}
 }

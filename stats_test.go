@@ -514,7 +514,7 @@ func TestProcessInfoOfFailedShard(t *testing.T) {
 	require.NoError(t, <-stuck)
 
 	require.ErrorIs(t, inspect.Of(q).Owner(0, func(s *inspect.Owner) error {
-		s.Rules.Broken = errors.New("a broken disk")
+		s.Rules.Break(errors.New("a broken disk"))
 		return nil
 	}), codeq.ErrUncertain)
 	got := info(t.Context())

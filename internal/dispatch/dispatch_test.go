@@ -44,7 +44,7 @@ func newDispatcher(t *testing.T) (*Dispatcher, *port) {
 		require.NoError(t, st.Close())
 		shared.Close()
 	})
-	require.NoError(t, rules.Load())
+	require.NoError(t, rules.Load(0))
 	p := new(port)
 	return New(rules, Config{Shards: 1, Port: p, Gates: NewGates()}), p
 }
@@ -159,14 +159,14 @@ func TestUnusedSetsGo(t *testing.T) {
 		require.True(t, d.Build(list))
 	}
 	upkeep := func(uptime uint64) {
-		d.rules.Uptime = uptime
+		d.rules.Update(engine.Start{Instant: engine.Instant{Uptime: uptime}})
 		require.LessOrEqual(t, d.NextDrop(), uptime)
 		for d.NextDrop() <= uptime {
 			d.rules.BeginBudget(engine.UpkeepBudget, time.Hour)
 			d.DropSetsOn()
 		}
 	}
-	d.rules.Uptime = setIdle / 2
+	d.rules.Update(engine.Start{Instant: engine.Instant{Uptime: setIdle / 2}})
 	require.True(t, d.Build(used))
 	upkeep(setIdle)
 	require.Nil(t, d.sets.byDigest[unused.Digest])
@@ -220,7 +220,7 @@ func TestDrawEndsWithVisit(t *testing.T) {
 
 // produceOne adds a task to a queue.
 func (d *Dispatcher) produceOne(t *testing.T, queue string) {
-	d.rules.BeginGroup()
+	d.rules.Begin(engine.Start{})
 	d.rules.BeginBudget(engine.CallerBudget, 0)
 	task := engine.NewTask{Key: engine.LaneKey{Queue: queue}}
 	task.Encode(&record.Record{}, nil)

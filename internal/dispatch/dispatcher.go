@@ -321,7 +321,7 @@ func (d *Dispatcher) giveOf(c *Claim, q *Queue, l *engine.Lane) bool {
 	for l != nil {
 		var err error
 		if c.Grants, err = d.rules.Grant(l, c.Duration, c.Holder, c.Grants); err != nil {
-			d.rules.Broken = err
+			d.rules.Break(err)
 			return false
 		}
 		if len(c.Grants) == c.Max {

@@ -174,7 +174,7 @@ func (q *Queue) Gateway() Gateway { return q.gate }
 // SetGateway sets the gateway of a queue; nil: none.
 func (d *Dispatcher) SetGateway(q *Queue, g Gateway) {
 	q.gate = g
-	q.Gated = g != nil
+	q.SetGated(g != nil)
 }
 
 // Limit applies the settings of a queue to its gate, if the process has all shards. known is false
@@ -188,7 +188,7 @@ func (d *Dispatcher) Limit(q *Queue, known bool) {
 		q.gate = g
 		g.join(q.atWork())
 	}
-	q.Gated = q.gate != nil
+	q.SetGated(q.gate != nil)
 }
 
 // dropGate leaves the gate of a queue that has lost its settings. The last shard that does so

@@ -272,13 +272,11 @@ func (d *Dispatcher) feedSet(s *set) {
 
 // FeedAll feeds the queues that may have got claimable tasks since its last call.
 func (d *Dispatcher) FeedAll() {
-	fed := d.rules.Effects.Fed
+	fed := d.rules.TakeFed()
 	for i, q := range fed {
 		fed[i] = nil
-		q.Fed = false
 		d.feed(d.Of(q))
 	}
-	d.rules.Effects.Fed = fed[:0]
 }
 
 // trySet is Try for a claim with a List.

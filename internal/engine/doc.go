@@ -5,8 +5,7 @@
 //
 // The owner goes through a group in this order:
 //
-//	SetClock     the instant, the Room and what is Wanted are set
-//	BeginGroup   then Refill
+//	Begin        with the instant, the Room and what is Wanted; then Refill
 //	KeepUp       what is due without being asked for
 //	verbs        each has a Verdict: Produce, Next and Grant, Complete, Fail, Alter ...
 //	Seal         Group.Batch is what is to be written; the owner commits it

@@ -33,7 +33,7 @@ type driver struct {
 	shards  []*drivenShard
 	wanted  KindSet
 	tenants countedTenants // nil: shards know nothing of each other's tenants
-	instant
+	Instant
 
 	clockAge  func(shard int) uint64           // State.ClockAge when a shard is loaded
 	forGood   func() bool                      // what was taken is durable; nil: always
@@ -89,10 +89,9 @@ func (d *driver) load() (resting []*recurring) {
 		c.Shard, c.Seed[1] = i, byte(i)
 		state := new(State)
 		state.Init(c, s.Store)
-		state.Room, state.Leases.ClockAge, state.Format = s.Room, d.clockAge(i), manifest.Format
+		state.Update(Start{Instant: d.Instant, Format: manifest.Format, Room: s.Room})
 		*s = drivenShard{State: state}
-		s.instant = d.instant
-		require.NoError(d.t, s.Load())
+		require.NoError(d.t, s.Load(d.clockAge(i)))
 		if d.tenants != nil {
 			s.Share(d.tenants, nil)
 		}
@@ -138,11 +137,10 @@ func (d *driver) crash() (resting []*recurring) {
 func (d *driver) begin(s *drivenShard) {
 	if !s.under {
 		s.under = true
-		s.instant = d.instant
-		s.Judged, s.Reap = d.Now, d.Now
-		s.SetClock()
-		s.Wanted = d.wanted | s.Mail.Interested
-		s.BeginGroup()
+		at := d.Instant
+		at.Reap = d.Now
+		s.Begin(Start{Instant: at, Format: s.Format, Room: s.Room, Tight: s.Tight, Wanted: d.wanted | s.Mail.Interested})
+		s.Judge(d.Now)
 		if s.Names.ready.WantsRefill() {
 			s.Refill()
 		}
@@ -192,7 +190,7 @@ func (d *driver) commit(s *drivenShard) {
 
 // keepUp does what is due in a shard, in as many groups as that takes.
 func (d *driver) keepUp(s *drivenShard) (groups int) {
-	for !s.under && (s.isDueAt(d.instant) || s.Names.ready.WantsRefill()) {
+	for !s.under && (s.isDueAt(d.Instant) || s.Names.ready.WantsRefill()) {
 		groups++
 		require.Less(d.t, groups, 1000, "upkeep does not end")
 		d.begin(s)
@@ -204,10 +202,9 @@ func (d *driver) keepUp(s *drivenShard) (groups int) {
 	return groups
 }
 
-func (s *drivenShard) isDueAt(at instant) bool {
-	s.instant = at
-	s.Reap = at.Now
-	s.SetClock()
+func (s *drivenShard) isDueAt(at Instant) bool {
+	at.Reap = at.Now
+	s.Update(Start{Instant: at, Format: s.Format, Room: s.Room, Tight: s.Tight, Wanted: s.Wanted})
 	return s.upkeepIsDue()
 }
 

@@ -18,10 +18,11 @@ import (
 )
 
 // Load builds the memory from disk. What it reads is bounded by the catalogue and the leases, not
-// by the backlog: windows are filled when a claim needs them. The instant, the Room and ClockAge
-// are set.
-// REQUIRES: convert.Reconcile was called, if the shards may be of different moments.
-func (s *State) Load() error {
+// by the backlog: windows are filled when a claim needs them. clockAge is for how long the store
+// has had its clock of leases, as far as is known, ms; in a cluster only.
+// REQUIRES: Update was called, and convert.Reconcile, if the shards may be of different moments.
+func (s *State) Load(clockAge uint64) error {
+	s.Leases.ClockAge = clockAge
 	s.Leases.leaseTable = newLeaseTable(s.Now)
 	s.Names.ready = ready.New(ready.Config{
 		Shards: s.config.Shards, WindowTasks: s.config.WindowTasks, WindowBytes: s.config.WindowBytes,
@@ -42,7 +43,7 @@ func (s *State) Load() error {
 		s.loadPeriodClock,
 		s.Names.loadSettings,
 		func() error {
-			s.SetClock()
+			s.tick(s.Uptime)
 			return s.Names.loadGrants()
 		},
 		s.Leases.loadLeaseClock,
@@ -67,7 +68,7 @@ func (s *State) Load() error {
 			return err
 		}
 	}
-	s.SetClock()
+	s.tick(s.Uptime)
 	s.resume()
 	return nil
 }

@@ -232,7 +232,7 @@ func newModel(t *rapid.T, shared *store.Caches) *model {
 		places: make(map[int]int), beside: make(map[int]int), until: make(map[int]uint64),
 	}
 	m.driver = driver{
-		t: t, shared: shared, seed: 1, instant: instant{Wall: storyStart - 20_000}, // soon a day begins
+		t: t, shared: shared, seed: 1, Instant: Instant{Wall: storyStart - 20_000}, // soon a day begins
 		tenants: make(countedTenants), sealing: func(*drivenShard) {}, sealed: m.hearClock, persisted: m.hear, kept: m.checkSteps, forgotten: func(*Queue) {},
 		clockAge: m.continueClock, forGood: func() bool { return m.rng.IntN(2) == 0 },
 	}
@@ -363,7 +363,7 @@ func (m *model) group(shard int) *drivenShard {
 	s := m.shards[shard]
 	if !s.under {
 		m.begin(s)
-		if s.isDueAt(m.instant) {
+		if s.isDueAt(m.Instant) {
 			steps := s.KeepUp(m.passed, 0)
 			m.checkSteps(s, steps)
 		}
@@ -412,7 +412,7 @@ func (m *model) deliver() {
 		busy = false
 		for _, n := range m.rng.Perm(len(m.shards)) {
 			s := m.shards[n]
-			if s.isDueAt(m.instant) || s.Names.ready.WantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
+			if s.isDueAt(m.Instant) || s.Names.ready.WantsRefill() || !s.Group.Batch.Empty() { // with what peers have told in load
 				m.group(n)
 			}
 			if sw := s.Effects.Sweep; sw != nil && m.rng.IntN(2) == 0 {

@@ -94,6 +94,9 @@ type Queue struct {
 	busy       bool // counted among the queues with unended tasks
 }
 
+// SetGated says whether the owner wants to know when leases of the queue end.
+func (q *Queue) SetGated(gated bool) { q.Gated = gated }
+
 func newQueue(name string) *Queue {
 	return &Queue{Name: name, Configured: unconfigured}
 }

@@ -30,7 +30,7 @@ func newRuled(t *testing.T, c Config) *ruled {
 	c.Backoff = func(int, float64) time.Duration { return 0 }
 	r := &ruled{T: t}
 	r.driver = driver{
-		t: t, shared: shared, config: c, tenants: make(countedTenants), instant: instant{Wall: storyStart},
+		t: t, shared: shared, config: c, tenants: make(countedTenants), Instant: Instant{Wall: storyStart},
 		sealing: func(*drivenShard) {}, persisted: func(*drivenShard) { r.commits++ }, kept: func(*drivenShard, []upkeepDone) {},
 		forgotten: func(*Queue) {}, clockAge: func(int) uint64 { return 0 },
 	}

@@ -51,7 +51,7 @@ func TestRemovedNodesAreRemembered(t *testing.T) {
 	defer shared.Close()
 	nothing := func(*drivenShard) {}
 	d := driver{
-		t: t, shared: shared, config: Config{Shards: 1, WindowTasks: 16, WindowBytes: 1 << 20}, instant: instant{Wall: storyStart},
+		t: t, shared: shared, config: Config{Shards: 1, WindowTasks: 16, WindowBytes: 1 << 20}, Instant: Instant{Wall: storyStart},
 		sealing: nothing, persisted: nothing, clockAge: func(int) uint64 { return 0 },
 	}
 	d.open()

@@ -155,8 +155,19 @@ func (e *Effects) Clear() {
 	e.Events, e.Endings, e.Canceled = e.Events[:0], e.Endings[:0], e.Canceled[:0]
 }
 
-// SetClock applies the instant, which the owner has just set.
-func (s *State) SetClock() { s.tick(s.Uptime) }
+// Update sets what the owner knows of the world. HasWork and NextDue answer by it, and Load begins
+// with it.
+func (s *State) Update(to Start) {
+	s.Instant, s.Format, s.Room, s.Tight, s.Wanted = to.Instant, to.Format, to.Room, to.Tight, to.Wanted
+	s.tick(s.Uptime)
+}
+
+// Begin begins a group. REQUIRES: the last one has persisted.
+func (s *State) Begin(start Start) {
+	s.Update(start)
+	s.begun++
+	s.Names.ready.Begin(s.Now, s.Uptime)
+}
 
 // agreed returns the wall clock on which the nodes of a cluster agree, ms; 0: it is not known.
 func (r *round) agreed() uint64 {
@@ -180,12 +191,6 @@ func (s *State) tick(uptime uint64) {
 	s.mint.tick(agreed, uptime)
 	s.periods.tick(agreed, uptime)
 	s.Names.totals.today = uint32(s.mint.time / dayMillis)
-}
-
-// BeginGroup begins a group. REQUIRES: the last one has persisted.
-func (s *State) BeginGroup() {
-	s.begun++
-	s.Names.ready.Begin(s.Now, s.Uptime)
 }
 
 // Refill reads the ready tasks into memory for which claims will ask next, as far as one pass goes.

@@ -210,7 +210,7 @@ func (w *world) open(a args) {
 	w.close()
 	*w = world{
 		driver: driver{
-			t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0), instant: instant{Wall: storyStart},
+			t: w.t, shared: w.shared, seed: w.seed, slow: a.span("slow", 0), Instant: Instant{Wall: storyStart},
 			sealing: w.nameNew, persisted: w.told, kept: w.keptUp, forgotten: func(q *Queue) { w.printf("queue %s leaves memory", q.Name) },
 			clockAge: func(int) uint64 { return w.known },
 			config: Config{

@@ -132,7 +132,7 @@ func (w *world) upkeep(args, []string) {
 
 func (w *world) mustRest(args, []string) {
 	s := w.s()
-	s.isDueAt(w.instant)
+	s.isDueAt(w.Instant)
 	require.True(w.t, !s.under && s.isAtRest(), "the shard is not at rest")
 	w.check(s)
 }
@@ -593,8 +593,7 @@ func (w *world) totals(a args, _ []string) {
 		}
 		return text
 	}
-	s.instant = w.instant
-	s.SetClock()
+	s.Update(Start{Instant: w.Instant, Format: s.Format, Room: s.Room, Tight: s.Tight, Wanted: s.Wanted})
 	of := s.Names.TotalsOf([]string{a.word(0)}, nil)
 	days, v := s.Names.DaysOf(a.word(0), nil)
 	require.NoError(w.t, s.Broken)

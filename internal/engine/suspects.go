@@ -56,7 +56,7 @@ type suspects struct {
 // or if the suspect is at work when its place passes.
 type suspectStart struct {
 	queue  *Queue
-	at     uint64 // when its place passes, as instant.Now; 0: it has passed
+	at     uint64 // when its place passes, as Instant.Now; 0: it has passed
 	atWork bool
 }
 
@@ -101,7 +101,7 @@ func (su *suspects) shareSuspects(t suspectTable) {
 // processCrash is the crash of a process of a cluster. Its leases end one after the other.
 type processCrash struct {
 	crash
-	until uint64 // no lease of the process ends later, as instant.Now
+	until uint64 // no lease of the process ends later, as Instant.Now
 }
 
 // suspectEffects are tasks that have come back from a crash, and places that are over.
@@ -554,7 +554,7 @@ func (su *suspects) passSuspects() {
 
 func (su *suspects) passSuspectsIsDue() bool { return su.nextPass() <= su.Now }
 
-// nextPass returns when passSuspects has something to do, as instant.Now; Never: never.
+// nextPass returns when passSuspects has something to do, as Instant.Now; Never: never.
 func (su *suspects) nextPass() uint64 {
 	if len(su.order) == 0 {
 		return Never

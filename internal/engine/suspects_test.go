@@ -266,7 +266,7 @@ func TestClearingOfManyQueues(t *testing.T) {
 	}
 	expire := func() {
 		r.pass(30_001 * time.Millisecond)
-		for most := 0; r.isDueAt(r.driver.instant); {
+		for most := 0; r.isDueAt(r.driver.Instant); {
 			r.begin(r.drivenShard)
 			r.KeepUp(r.passed, 0)
 			most = max(most, r.Group.Entries())

@@ -126,8 +126,8 @@ func (q *Queue) openShard(i int, c Config) error {
 	if err := st.Read(func() error { return q.identify(s, i) }); err != nil {
 		return err
 	}
-	s.rules.Wall, s.rules.Format = uint64(time.Now().UnixMilli()), q.dir.Format
-	return s.rules.Load()
+	s.rules.Update(engine.Start{Instant: engine.Instant{Wall: uint64(time.Now().UnixMilli())}, Format: q.dir.Format})
+	return s.rules.Load(0)
 }
 
 // storeDir returns the directory of a shard's latest store. If the process was killed while it
@@ -220,7 +220,7 @@ func (q *Queue) Decide(n int, b call.Body) error {
 		for {
 			v, err := b.Decide(&s.rules)
 			if err == nil {
-				err, s.rules.Broken = s.rules.Broken, nil // damage stays; the rest can be read
+				err = s.rules.Mend()
 			}
 			if v != engine.Again || err != nil {
 				return err
