@@ -1,5 +1,5 @@
 // Package faults_test has the tests of disks that fail, fill, lose power or rot under a queue of
-// one process, and of what is left when a queue is closed.
+// one process, the model of its callers, and tests of leaks after Close.
 package faults_test
 
 import (

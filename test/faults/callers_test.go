@@ -1,4 +1,4 @@
-package codeq_test
+package faults_test
 
 import (
 	"bytes"
