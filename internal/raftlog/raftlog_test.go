@@ -454,9 +454,7 @@ func TestBlockCacheIsSmall(t *testing.T) {
 // TestTruncationBoundsDisk appends 704 MB and keeps a tail of 50 MB. The directory must stop
 // growing: memtables and logs count for more than the tail.
 func TestTruncationBoundsDisk(t *testing.T) {
-	if testing.Short() {
-		t.Skip("writes 704 MB")
-	}
+	testkit.OnlyLong(t, "writes 704 MB")
 	const entryBytes, appended, keep, bound = 64 << 10, 704 << 20, 800, 480 << 20
 	dir := t.TempDir()
 	s, err := Open(dir, Options{FS: vfs.Default, Sync: SyncNone})

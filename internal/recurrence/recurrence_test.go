@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"codeq/internal/record"
+	"codeq/internal/testkit"
 )
 
 func zone(t require.TestingT, name string) *time.Location {
@@ -255,7 +256,7 @@ var allZones = sync.OnceValues(func() (all zonesOf, err error) {
 	return all, nil
 })
 
-// TestPeriods: in every zone, and every year to 9999, each period begins where the last one ends,
+// TestPeriods: in every fourth zone (-long: every one), and every year to 9999, each period begins where the last one ends,
 // goes on, and has one offset.
 func TestPeriods(t *testing.T) {
 	t.Parallel()
@@ -263,7 +264,7 @@ func TestPeriods(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, len(all.zones), 300)
 	for i, zone := range all.zones {
-		if testing.Short() && i%8 != 0 {
+		if i%testkit.Sized(4, 1) != 0 {
 			continue
 		}
 		for at := int64(0); at <= record.LastTime/1000; {
@@ -316,7 +317,7 @@ func TestNextInEveryZone(t *testing.T) {
 	all, err := allZones()
 	require.NoError(t, err)
 	for i, zone := range all.zones {
-		if testing.Short() && i%8 != 0 {
+		if i%testkit.Sized(4, 1) != 0 {
 			continue
 		}
 		at := func(year, day, hour, minute int) uint64 {
