@@ -85,6 +85,10 @@ func (l *leaders) Change(ctx context.Context, shard int, how cluster.Change, p c
 	return err
 }
 
+func (l *leaders) Applied(ctx context.Context, shard int) (uint64, error) {
+	return (*node)(l).appliedBy(ctx, shard)
+}
+
 func (l *leaders) Forget(ctx context.Context, shard int, name string) error {
 	_, err := (*node)(l).do(ctx, shard, &interestOp{completion: newCompletion(callInterest), node: name, gone: true})
 	return err

@@ -116,12 +116,15 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 	var behind error // the last error before the end of ctx
 	waits := n.newWait()
 	err := n.poll(ctx, func() (bool, error) {
-		err := n.c.Leaders.Change(ctx, shard, GiveVote, p)
+		err := n.countBehind(ctx, shard, p)
+		if err == nil {
+			err = n.c.Leaders.Change(ctx, shard, GiveVote, p)
+		}
 		if !errors.Is(err, ErrBehind) {
 			return true, err
 		}
-		if states, err := n.stateOf(ctx, p); err == nil && shard < len(states) && states[shard].Failed {
-			return true, fmt.Errorf("%w: node %s: its replica", base.ErrFailed, p.Node) // until it is opened again
+		if gone := n.c.Leaders.Change(ctx, shard, CheckMember, p); errors.Is(gone, base.ErrNotMember) {
+			return true, gone // the node was removed, and makes no more progress
 		}
 		if ctx.Err() != nil && behind != nil {
 			return false, nil // err may only report the end of ctx
@@ -134,6 +137,33 @@ func (n *Node) giveVote(ctx context.Context, shard int, p Peer) error {
 		return fmt.Errorf("%w: %w", err, behind)
 	}
 	return err
+}
+
+// closeBehind is how many entries a node may lack when a leader is asked to give it a vote.
+const closeBehind = MaxAppend * closeMessages
+
+// countBehind returns an error if a node lacks many entries, or all. The leader checks its log more
+// exactly, but may be asked by a node that was removed meanwhile: that one gets no answer here, and
+// so gives no vote.
+func (n *Node) countBehind(ctx context.Context, shard int, p Peer) error {
+	applied, err := n.c.Leaders.Applied(ctx, shard)
+	if err != nil {
+		return err
+	}
+	states, err := n.stateOf(ctx, p)
+	if err == nil && shard >= len(states) {
+		err = ErrMalformedCall
+	}
+	if err != nil {
+		return fmt.Errorf("%w: node %s: %s", ErrBehind, p.Node, err.Error())
+	}
+	if states[shard].Failed { // until the node is opened again
+		return fmt.Errorf("%w: node %s: its replica", base.ErrFailed, p.Node)
+	}
+	if has := states[shard].Applied; has+closeBehind <= applied || has == 0 && applied > 0 {
+		return fmt.Errorf("%w: node %s has applied %d of %d entries", ErrBehind, p.Node, has, applied)
+	}
+	return nil
 }
 
 // wait is a wait for a node, perhaps a long one, that the log mentions now and then.
@@ -201,14 +231,13 @@ func (g *Group) checkForgotten(node string, ids ...string) error {
 	return nil
 }
 
-// giveVote gives a vote to a node that was added and has caught up. It may have been removed since.
+// giveVote gives a vote to a node that was added and has caught up.
 func (g *Group) giveVote(ctx context.Context, d *decision) error {
-	if err := d.checkMember(); err != nil {
-		return err
-	}
 	id := d.ServerID()
-	at := slices.IndexFunc(d.members, func(m raft.Server) bool { return m.ID == id })
-	if err := g.checkCaughtUp(ctx, d.members[at]); err != nil {
+	if d.at < 0 || d.members[d.at].ID != id {
+		return fmt.Errorf("%w: node %s, which was added", base.ErrNotFound, d.Node)
+	}
+	if err := g.checkCaughtUp(ctx, d.members[d.at]); err != nil {
 		return err
 	}
 	return g.reconfigure(func() raft.Future {

@@ -154,6 +154,8 @@ type Config struct {
 type Leaders interface {
 	// Change changes the group of a shard, by Group.Change on the node that leads it.
 	Change(ctx context.Context, shard int, how Change, p Peer, former ...string) error
+	// Applied is the index of the last entry that the leader of a shard has applied.
+	Applied(ctx context.Context, shard int) (uint64, error)
 	// Forget deletes the data that a shard keeps for a node that was removed, and stores the
 	// removal. The name may be that of a directory (Peer.ServerID), which is then never taken back.
 	Forget(ctx context.Context, shard int, name string) error

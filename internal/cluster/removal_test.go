@@ -39,6 +39,8 @@ func (l *trioLeaders) Change(_ context.Context, shard int, how Change, p Peer, f
 	return errNotBegun
 }
 
+func (l *trioLeaders) Applied(context.Context, int) (uint64, error) { return 0, nil }
+
 func (l *trioLeaders) Forget(_ context.Context, shard int, name string) error {
 	if l.fails < 0 && !strings.Contains(name, idSeparator) {
 		return l.with

@@ -162,15 +162,14 @@ func (g *Group) goal() goal {
 }
 
 // goalToVote is the goal of a node that may have nothing: also all entries that the log no longer
-// has, and one entry at least, which shows that messages reach the node. The log may begin after
-// the last applied entry, as Raft has entries that are not applied.
+// has. The log may begin after the last applied entry, as Raft has entries that are not applied.
 func (g *Group) goalToVote() (o goal) {
 	o = g.goal()
 	var first uint64
 	if first, _, o.err = g.log.bounds(); first == 0 { // it is empty
 		first = o.all + 1
 	}
-	o.least = max(o.least, min(max(first-1, 1), o.all))
+	o.least = max(o.least, min(first-1, o.all))
 	return o
 }
 

@@ -114,10 +114,8 @@ func TestRecoverCluster(t *testing.T) {
 		ids = append(ids, id)
 	}
 	for shard := range inspect.Of(qs[0]).Shards() { // the node that is left has everything
-		var applied uint64 // by the leader, which is one of them
-		for _, q := range qs {
-			applied = max(applied, inspect.Of(q).Group(shard).Applied())
-		}
+		applied, err := inspect.Of(qs[0]).Leaders().Applied(ctx, shard)
+		require.NoError(t, err)
 		require.NoError(t, inspect.Of(qs[0]).Group(shard).AwaitApplied(ctx, applied))
 	}
 	dir := inspect.Of(qs[0]).Directory().Path

@@ -170,7 +170,7 @@ func TestNewcomerIsNotRemoved(t *testing.T) {
 		require.False(t, inspect.Of(q).Group(1).IsRemoved())
 		_, err := q.ClusterStatus(ctx)
 		require.NoError(t, err)
-		err = inspect.Of(q).Leaders().Change(ctx, 1, cluster.CheckMember, cluster.Peer{Node: joins.name})
+		_, err = inspect.Of(q).Leaders().Applied(ctx, 1)
 		require.ErrorIs(t, err, codeq.ErrNotLeader)
 		require.NotContains(t, err.Error(), "removed")
 
