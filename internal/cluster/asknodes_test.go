@@ -8,8 +8,8 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// TestAnswersPanicTwice: whoever waits for the answers of nodes, and panics with them and without
-// them, does not end the process.
+// TestAnswersPanicTwice: a callback that panics with the answers of nodes, and without them, does
+// not end the process.
 func TestAnswersPanicTwice(t *testing.T) {
 	n := loneGroup(crashfs.New(), nil).node
 	var calls [][][]byte

@@ -45,7 +45,7 @@ func (n *Node) standAlone() {
 }
 
 // A leader that removes itself, and loses the others before they have the entry of its removal, may
-// be the only node that can be elected: the others, which do not know of the removal, may need its
+// be the only node that can be elected: the others, which have not got the removal, may need its
 // vote, and it refuses them, as their logs are shorter. The algorithm allows such a node to stand
 // for election (Ongaro, "Consensus: Bridging Theory and Practice", 4.2.2); Raft's followers do not
 // stand. So such a node stands when it has refused a candidate. It has no vote of its own, leads

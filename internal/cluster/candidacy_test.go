@@ -33,7 +33,7 @@ func TestStandIn(t *testing.T) {
 	})
 }
 
-// TestStandInForNobody: a node that was removed, and hears of it, does not disturb the others when
+// TestStandInForNobody: a node that was removed, and knows that, does not disturb the others when
 // one of them, which is cut off from the leader, asks for its vote; not even when it is cut off
 // together with that one.
 func TestStandInForNobody(t *testing.T) {
@@ -65,8 +65,8 @@ func standInForNobody(t *testing.T, together bool) {
 	})
 }
 
-// TestLacksLeader: members of which a majority has answered lack a leader if none of them leads, or
-// follows who does.
+// TestLacksLeader: if a majority of the members has answered, and none of them leads or has contact
+// with a leader, there is none.
 func TestLacksLeader(t *testing.T) {
 	const lately = time.Second
 	silent, alone := ReplicaStatus{Voter: true, LastError: "it does not answer"}, ReplicaStatus{Voter: true, LastContact: time.Minute}

@@ -92,7 +92,7 @@ func (g *Group) changeInTurn(ctx context.Context, how Change, p Peer, former []s
 	return g.change(ctx, how, p, former)
 }
 
-// decision is the node of a change, and the members by which the change is decided.
+// decision is the node of a change, and the members that decide the change.
 type decision struct {
 	Peer
 	former  []string      // earlier IDs of its directory

@@ -11,8 +11,7 @@ import (
 	"codeq/internal/manifest"
 )
 
-// TestChangeOfWhatHasChanged: Raft refuses a change of other members than those with which it was
-// decided.
+// TestChangeOfWhatHasChanged: Raft refuses a change if the members have changed since the decision.
 func TestChangeOfWhatHasChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, _ := openTrio(t, 1)
@@ -45,8 +44,8 @@ func (m *asked) IsForgotten(name string) (bool, error) {
 	return m.lead.IsForgotten(name)
 }
 
-// TestChangeIsDecidedAgain: a change whose members have changed while it was decided is decided
-// again, with the new ones: one name is never added with two directories.
+// TestChangeIsDecidedAgain: if the members change during a decision, it is made again with the new
+// ones: one name is never added with two directories.
 func TestChangeIsDecidedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := new(asked)

@@ -114,7 +114,7 @@ func closeAll(t *testing.T, nodes []*Node) {
 // they have.
 func TestIdleMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		nodes, network := openTrio(t, 24) // of which each leads 8
+		nodes, network := openTrio(t, 24) // each node leads 8
 		time.Sleep(10 * time.Second)
 		before := network.Messages("a", "b")
 		const seconds = 20
@@ -132,7 +132,7 @@ func TestGroupsAnswerForThemselves(t *testing.T) {
 		nodes, network := openTrio(t, 6)
 		a, goOn := nodes[0], make(chan struct{})
 		require.True(t, a.Group(3).leads())
-		network.Isolate("a", trioNames) // for a moment, in which no heartbeat arrives
+		network.Isolate("a", trioNames) // no heartbeat arrives for a moment
 		time.Sleep(20 * time.Millisecond)
 		for _, n := range nodes[1:] {
 			n.Group(0).transport.handle = func(raft.RPC) { <-goOn }
@@ -155,8 +155,8 @@ func TestGroupsAnswerForThemselves(t *testing.T) {
 	})
 }
 
-// TestSilentNode: a node that accepts what it is sent, and says nothing, delays neither the
-// heartbeats to others nor their elections.
+// TestSilentNode: a node that accepts all messages, and answers none, delays neither the heartbeats
+// to others nor their elections.
 func TestSilentNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, network := openTrio(t, 6)
@@ -180,7 +180,7 @@ func TestSilentNode(t *testing.T) {
 	})
 }
 
-// quietConn is a connection of calls from which nothing comes while it is quiet.
+// quietConn is a connection of calls that brings nothing while it is quiet.
 type quietConn struct {
 	net.Conn
 	calls bool // its header says so
@@ -283,8 +283,8 @@ func TestIdleLeaderWhoseFollowersHaveAnother(t *testing.T) {
 }
 
 // TestCandidateForgetsItsLeader: a node that stands for election is asked to take over, and then
-// hears of the leader, which the others lose. It lacks an entry, so it cannot lead; it votes for
-// the one that can.
+// gets a heartbeat of the leader, which the others lose. It lacks an entry, so it cannot lead; it
+// votes for the one that can.
 func TestCandidateForgetsItsLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, network := openTrio(t, 1)

@@ -19,7 +19,7 @@ const testMinFree = 4 << 20
 
 var errBroken = errors.New("the disk is broken")
 
-// loneGroup is a group whose Raft is not there.
+// loneGroup is a group without Raft.
 func loneGroup(disk vfs.FS, m StateMachine) *Group {
 	n := &Node{log: slog.New(slog.DiscardHandler)}
 	n.c.Disk = failstop.NewWatch(time.Hour, n.log, partNames(1)...)
@@ -56,7 +56,7 @@ func (d *sizedDisk) GetDiskUsage(string) (vfs.DiskUsage, error) {
 	return vfs.DiskUsage{AvailBytes: uint64(d.left.Load())}, nil
 }
 
-// notes is a state machine that notes what is done with it.
+// notes is a state machine that notes its calls.
 type notes struct {
 	applied []Entry
 	err     error    // of Apply

@@ -29,9 +29,9 @@ func (p Peer) ServerID() raft.ServerID { return raft.ServerID(p.Node + idSeparat
 
 const idSeparator = "/"
 
-// Alias is an address in Raft of a node whose address another member has. Raft sends nothing there,
-// but a leader looks for the node until it has its own address, even if leaders change before: the
-// node may know none of the other members.
+// Alias is an address in Raft of a node while another member has its real address. Raft sends
+// nothing there, but a leader looks for the node until it has its own address, even if leaders
+// change before: the node may know none of the other members.
 func Alias(p Peer) raft.ServerAddress { return raft.ServerAddress(p.ID + aliasSeparator + p.Address) }
 
 // isAlias reports whether the address in Raft of a member is an alias.

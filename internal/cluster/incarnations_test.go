@@ -17,8 +17,8 @@ import (
 	"codeq/internal/testkit"
 )
 
-// TestMeeting: the incarnations of others that a node has met are on its disk; what is not there is
-// not relied on. It remembers no more of those that are no members than it may.
+// TestMeeting: the incarnations of others that a node has met are on its disk; those that are not
+// there do not count. It remembers no more of those that are no members than it may.
 func TestMeeting(t *testing.T) {
 	require.Equal(t, peer.MaxIncarnations, manifest.MaxIncarnations+1)
 	disk := crashfs.New()

@@ -182,7 +182,7 @@ type Node struct {
 	ready      atomic.Bool   // the node takes part in every group
 	silent     atomic.Bool   // the node no longer sends anything as a leader
 	opened     chan struct{} // closed when it is ready
-	founding   atomic.Bool   // a cluster whose groups may not have begun
+	founding   atomic.Bool   // the cluster is new: some groups may not have begun
 	membership membership
 	elders     elders
 	hints      hints

@@ -65,7 +65,7 @@ func TestEndAmidChange(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		t.Run(fmt.Sprint("fails ", fails), func(t *testing.T) {
 			t.Parallel()
-			for range 8 { // Raft drops by chance what is on its way
+			for range 8 { // Raft drops some of the messages under way
 				endAmidChange(t, fails)
 			}
 		})
@@ -138,7 +138,7 @@ func TestCloseAwaitsRaft(t *testing.T) {
 	})
 }
 
-// silence is a listener to which nobody connects.
+// silence is a listener without connections.
 type silence chan struct{}
 
 func (s silence) Accept() (net.Conn, error) { <-s; return nil, net.ErrClosed }
@@ -156,7 +156,7 @@ func (s silence) Close() error {
 // an outcome.
 func TestCloseAnswersAll(t *testing.T) {
 	t.Parallel()
-	for range 8 { // Raft drops by chance what is on its way
+	for range 8 { // Raft drops some of the messages under way
 		votes := filepath.Join(t.TempDir(), "votes")
 		synctest.Test(t, func(t *testing.T) {
 			disk := crashfs.New()

@@ -15,8 +15,8 @@ import (
 )
 
 // fakePipeline is one of the library to a node that takes some time for each message. As in the
-// library, two messages are under way at a time, and the next waits until somebody has taken the
-// answer of the first.
+// library, two messages are under way at a time, and the next waits until the answer of the first
+// was taken.
 type fakePipeline struct {
 	takes   time.Duration
 	answer  func(*raft.AppendEntriesResponse) // how the node answers
@@ -103,8 +103,8 @@ func listenTo(p *pipeline) {
 	}
 }
 
-// TestPipelineEndsWithItsLastAnswer: what is sent after an answer to which Raft does not listen any
-// more, or is under way then, does not wait for ever.
+// TestPipelineEndsWithItsLastAnswer: when Raft listens to no more answers, messages that follow, or
+// are under way, do not wait for ever.
 func TestPipelineEndsWithItsLastAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := newFakePipeline(time.Second)
@@ -121,7 +121,7 @@ func TestPipelineEndsWithItsLastAnswer(t *testing.T) {
 	})
 }
 
-// TestPipelineEndsWithItsTerm: what waits for an answer waits no longer than the term lasts.
+// TestPipelineEndsWithItsTerm: a message waits for its answer no longer than the term lasts.
 func TestPipelineEndsWithItsTerm(t *testing.T) {
 	disk := crashfs.New()
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
@@ -156,8 +156,8 @@ func (p slowPipeline) AppendEntries(*raft.AppendEntriesRequest, *raft.AppendEntr
 func (p slowPipeline) Consumer() <-chan raft.AppendFuture { return nil }
 func (p slowPipeline) Close() error                       { return nil }
 
-// TestCatchUpGivesWay: of what a node gets that is behind the pace is an eighth,
-// and a node that is not does not wait.
+// TestCatchUpGivesWay: a node that is behind gets messages at an eighth of the pace, and another
+// one does not wait.
 func TestCatchUpGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipeline(slowPipeline{takes: time.Millisecond}, loneGroup(crashfs.New(), nil), "b")
@@ -178,7 +178,7 @@ func TestCatchUpGivesWay(t *testing.T) {
 	})
 }
 
-// TestPipelineLetsRaftLook: after a second Raft goes on behind what has been sent.
+// TestPipelineLetsRaftLook: after a second Raft goes on behind the sent entries.
 func TestPipelineLetsRaftLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipeline(slowPipeline{takes: 400 * time.Millisecond}, loneGroup(crashfs.New(), nil), "b")
@@ -259,8 +259,8 @@ func messagesAreBounded(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-// TestReferences: the data of a large entry is there when it is applied, of the term that was
-// meant, and never missing in what is stored.
+// TestReferences: an entry that is applied has its data, also a large one, of the right term; and
+// no entry is stored without its data.
 func TestReferences(t *testing.T) {
 	log := loneLog(t, crashfs.New())
 	m := new(notes)
@@ -303,7 +303,7 @@ func TestNewest(t *testing.T) {
 }
 
 // TestRepeatedRequestWaits: a request that says nothing new waits for an entry, and is sent only if
-// the node misses heartbeats, or after a while. It is answered by nobody else.
+// the node misses heartbeats, or after a while. The pipeline never answers it in place of the node.
 func TestRepeatedRequestWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := loneLog(t, crashfs.New())

@@ -67,8 +67,8 @@ func TestDivergedEntryIsRefused(t *testing.T) {
 	}
 }
 
-// TestLogContinuesStore: what the log has after the store's last entry is applied only if it has
-// that entry, whatever was in the log when the node was opened.
+// TestLogContinuesStore: entries after the store's last one are applied only if the log has that
+// one, also those that were in the log when the node was opened.
 func TestLogContinuesStore(t *testing.T) {
 	for term, diverged := range map[uint64]bool{4: true, 5: false, 6: true} {
 		log := loneLog(t, crashfs.New())
@@ -122,8 +122,8 @@ func TestAppliedEntryIsNotReplaced(t *testing.T) {
 	}
 }
 
-// TestNodeThatHasDiverged: a node whose log has something else in the place of what its store has
-// opens, for the sake of its other shards, and says what is wrong.
+// TestNodeThatHasDiverged: if the log of a shard contradicts its store, the node opens for its
+// other shards, and reports the error.
 func TestNodeThatHasDiverged(t *testing.T) {
 	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 	require.NoError(t, disk.MkdirAll("dir", 0o700))

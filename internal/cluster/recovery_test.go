@@ -16,7 +16,7 @@ import (
 	"codeq/internal/raftlog"
 )
 
-// TestRecoverOfBrokenNode: a node whose log cannot be applied says why.
+// TestRecoverOfBrokenNode: if the log of a node cannot be applied, the error says why.
 func TestRecoverOfBrokenNode(t *testing.T) {
 	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
@@ -52,7 +52,7 @@ func logOf(t *testing.T, disk vfs.FS, entries ...*raft.Log) {
 }
 
 // TestRecover: a node goes on from what its store has, and from its log as far as that continues
-// the store. What comes then is beyond all that the node has stored, however often it is recovered.
+// the store. Later entries are beyond all that the node has stored, however often it is recovered.
 func TestRecover(t *testing.T) {
 	entry := func(index, term uint64) *raft.Log { return entryOf(index, term, term, fmt.Sprint(index)) }
 	for _, tc := range []struct {

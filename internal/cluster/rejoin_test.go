@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRejoinedIsCommitted: a node that is a voter by what is not committed is not taken back yet:
-// it may be dropped again.
+// TestRejoinedIsCommitted: a node is not taken back until its vote is committed: the change may be
+// dropped again.
 func TestRejoinedIsCommitted(t *testing.T) {
 	n, other := openFollower(t)
 	g := n.Group(0)

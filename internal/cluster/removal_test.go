@@ -13,11 +13,11 @@ import (
 	"codeq/internal/manifest"
 )
 
-// trioLeaders lets the groups of three nodes be changed where they are led.
+// trioLeaders changes the groups of three nodes where they are led.
 type trioLeaders struct {
 	nodes   []*Node
-	checked func() // called when the first group has said who is a member
-	fails   int    // the shard whose changes fail; -1: all, when they forget the node
+	checked func() // called when the first group has answered CheckMember
+	fails   int    // changes of this shard fail; -1: of all, when they forget the node
 	with    error
 }
 
@@ -99,8 +99,7 @@ func TestAdditionAmidRemoval(t *testing.T) {
 	})
 }
 
-// TestVoteOfRemovedNode: who waits for a node to catch up hears that it was removed, though it does
-// not answer.
+// TestVoteOfRemovedNode: the wait for a node that does not answer ends when the node was removed.
 func TestVoteOfRemovedNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, _ := openTrio(t, 1)

@@ -15,7 +15,7 @@ import (
 	"codeq/internal/manifest"
 )
 
-// forgetful is a state machine whose store says of one name that it was removed.
+// forgetful is a state machine: its store says that one name was removed.
 type forgetful struct {
 	notes
 	forgotten string
@@ -23,9 +23,9 @@ type forgetful struct {
 
 func (m *forgetful) IsForgotten(name string) (bool, error) { return name == m.forgotten, nil }
 
-// TestRemovalIsCertain: a node says of another one that it was removed if the store says so, and
-// the other is no member as of what the store has: not while the removal has not come so far, nor
-// before a node that was opened again has read so far who the members are.
+// TestRemovalIsCertain: a node answers that another one was removed if its store says so, and the
+// other one is no member as of the last entry in the store. It does not while the removal is under
+// way, nor, when it was opened again, before it has read the members up to that entry.
 func TestRemovalIsCertain(t *testing.T) {
 	disk, votes := crashfs.New(), filepath.Join(t.TempDir(), "votes")
 	require.NoError(t, disk.MkdirAll("dir", 0o700))

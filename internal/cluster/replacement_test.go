@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOneReplacement: a leader lets one replacement go on, which it may hear of late, until it ends
-// or is not confirmed any more.
+// TestOneReplacement: a leader permits one replacement until it ends, or is confirmed no more; its
+// first message may come late.
 func TestOneReplacement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lease = 10 * time.Second

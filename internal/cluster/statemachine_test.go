@@ -16,8 +16,8 @@ func entryOf(index, term, decided uint64, data string) *raft.Log {
 	return &raft.Log{Index: index, Term: term, Data: append(binary.BigEndian.AppendUint64(nil, decided), data...)}
 }
 
-// TestOutdatedEntry: what a leader has decided in one term has no effect in the log of another one,
-// and what has been applied has none again.
+// TestOutdatedEntry: a decision of one term has no effect in the log of another one, and an applied
+// entry has none again.
 func TestOutdatedEntry(t *testing.T) {
 	m := new(notes)
 	g := loneGroup(crashfs.New(), m)
@@ -77,7 +77,7 @@ func (l *lease) StepDown(reason error) {
 }
 
 // TestLeaderOfAnEarlierTermEnds: a leader has ended before an entry of a later term is applied, and
-// none begins whose term is over, or while the shard is handed over.
+// none begins when its term is over, or while the shard is handed over.
 func TestLeaderOfAnEarlierTermEnds(t *testing.T) {
 	m := new(notes)
 	g := loneGroup(crashfs.New(), m)

@@ -162,7 +162,7 @@ func TestOldAnswersExpire(t *testing.T) {
 	})
 }
 
-// oldVotes are those of a disk of which a write fails, once.
+// oldVotes are votes on a disk that fails one write.
 type oldVotes struct {
 	raft.StableStore
 	writes int // until then
@@ -182,9 +182,8 @@ func (v *oldVotes) SetUint64(key []byte, value uint64) error {
 	return v.StableStore.SetUint64(key, value)
 }
 
-// TestFailingVotes lets each write of a term and a vote fail: Raft hears of it
-// unless it would panic, nothing more is stored, and what was stored, in a file, is
-// no vote that was not given.
+// TestFailingVotes fails each write of a term and a vote: Raft gets the error unless it would
+// panic, nothing more is stored, and the file has only votes that were given.
 func TestFailingVotes(t *testing.T) {
 	for write := 1; write <= 3; write++ {
 		path := filepath.Join(t.TempDir(), "votes")
@@ -223,8 +222,8 @@ func TestFailingVotes(t *testing.T) {
 	}
 }
 
-// TestVotesDoNotGoBack: when Raft has gone back to an earlier term, what is stored stays, and there
-// is no second vote in a term, nor one in a term before the latest.
+// TestVotesDoNotGoBack: when Raft has gone back to an earlier term, the stored term stays, and
+// there is no second vote in a term, nor one in a term before the latest.
 func TestVotesDoNotGoBack(t *testing.T) {
 	file, err := raftlog.OpenStable(platform.FS, filepath.Join(t.TempDir(), "votes"))
 	require.NoError(t, err)
@@ -254,14 +253,14 @@ func TestVotesDoNotGoBack(t *testing.T) {
 	require.NoError(t, g.Failure())
 }
 
-// damagedLog cannot store, as its store reads what is damaged.
+// damagedLog cannot store, as its store reads a damaged block.
 type damagedLog struct{ LogStore }
 
 func (damagedLog) StoreLogs([]*raft.Log) error {
 	return fmt.Errorf("%w: %w", raftlog.ErrFailed, raftlog.ErrCorrupt)
 }
 
-// TestDamagedLog: the callers whose entries a damaged log has not stored hear of the damage.
+// TestDamagedLog: the damage of a log is the error of the entries that it has not stored.
 func TestDamagedLog(t *testing.T) {
 	log := loneLog(t, crashfs.New())
 	log.group.pendingProposals.enter() // Raft is not to be shut down: it is not there
@@ -273,8 +272,8 @@ func TestDamagedLog(t *testing.T) {
 	require.ErrorIs(t, log.group.Failure(), base.ErrCorrupt)
 }
 
-// TestDamageIsToldAtClose: damage in a table of the log that is found while the node is open, by
-// whoever reads it, is the error of the end of the node.
+// TestDamageIsToldAtClose: damage in a table of the log that any read finds while the node is open
+// is the error of Close.
 func TestDamageIsToldAtClose(t *testing.T) {
 	disk := crashfs.New()
 	open := func() *raftlog.Store {
@@ -355,7 +354,7 @@ func TestFoundersOnFullDisk(t *testing.T) {
 				g.node.logs, g.node.quit = logs, make(chan struct{})
 				log := &groupLog{LogStore: group, group: g}
 				require.True(t, logs.HasSpace())
-				synctest.Wait() // until Pebble has removed what it opened with
+				synctest.Wait() // until Pebble has removed the files that it opened
 				disk.FillNodes()
 				stored := make(chan error, 1)
 				go func() { stored <- log.StoreLogs(entriesFrom(1, 1)) }()

@@ -67,8 +67,8 @@ func TestLargeMessageTakesItsTime(t *testing.T) {
 	}
 }
 
-// TestSmallMessageHasItsDeadline: what is small, and what other deadlines are later, is as Raft
-// says.
+// TestSmallMessageHasItsDeadline: a small message has the deadline that Raft sets, and so have
+// later ones.
 func TestSmallMessageHasItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := simtest.NewNet(1, 0)

@@ -12,18 +12,18 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// TestGoalOfNewcomer: a node may vote that lacks little, and nothing that the log does not have.
-// One that has applied everything may, whatever the log has.
+// TestGoalOfNewcomer: a node may vote that lacks little, and nothing that the log does not have. A
+// node that has applied everything may vote with any log.
 func TestGoalOfNewcomer(t *testing.T) {
 	for _, c := range []struct {
 		first, entries, applied uint64 // of the leader
-		has, lacks              uint64 // what a newcomer may have applied, at least, and what not
+		has, lacks              uint64 // the least that a newcomer must have applied, and too little
 	}{
 		{first: 1, entries: 3, applied: 0, has: 0},                           // nothing to be applied
 		{first: 1, entries: 10, applied: 10, has: 0},                         // a new cluster
 		{first: 2, entries: 4, applied: 5, has: 1, lacks: 0},                 // of a queue by itself
 		{first: 11, entries: 10, applied: 20, has: 10, lacks: 9},             // a snapshot
-		{first: 11, entries: 10, applied: 7, has: 7, lacks: 6},               // of which the end is not applied
+		{first: 11, entries: 10, applied: 7, has: 7, lacks: 6},               // its end is not applied
 		{first: 0, entries: 0, applied: 7, has: 7, lacks: 6},                 // without a log
 		{first: 2, entries: 2000, applied: 2001, has: 2001 - 256, lacks: 99}, // four messages
 	} {
@@ -64,8 +64,8 @@ func TestFailedReplicaGetsNoVote(t *testing.T) {
 	})
 }
 
-// TestFarNodeCatchesUp: what is applied while a node answers, as on a long way, does not count
-// against it.
+// TestFarNodeCatchesUp: entries that are applied while a distant node answers do not count against
+// it.
 func TestFarNodeCatchesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answering atomic.Bool

@@ -196,8 +196,8 @@ func (t *transport) admit(rpc raft.RPC) bool {
 	return true
 }
 
-// admitCandidate prepares Raft for a request for its vote, of a node whose log has the given last
-// entry.
+// admitCandidate prepares Raft for the request of a candidate for its vote. term and index are
+// those of the last entry in the log of the candidate.
 func (t *transport) admitCandidate(h *raft.RPCHeader, term, index uint64) {
 	t.followAgain()
 	t.admitUnknownCandidate(h)

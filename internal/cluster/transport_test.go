@@ -18,7 +18,7 @@ import (
 	"codeq/internal/snapshot"
 )
 
-// TestFailedReplicaSendsNothing: what it has read of its log may not be what is there.
+// TestFailedReplicaSendsNothing: the entries that it has read of its log may be wrong.
 func TestFailedReplicaSendsNothing(t *testing.T) {
 	g := loneGroup(crashfs.New(), nil)
 	g.broken.Store(&errBroken)
@@ -53,7 +53,7 @@ func TestFollowerCommitsWhatIsProved(t *testing.T) {
 	require.True(t, send(8, 4).Success)
 }
 
-// openFollower opens a node of a cluster whose other member is not there.
+// openFollower opens a node of a cluster without its other member.
 func openFollower(t *testing.T) (n *Node, other Peer) {
 	disk, m := crashfs.New(), &notes{}
 	require.NoError(t, disk.MkdirAll("dir", 0o700))
@@ -67,7 +67,7 @@ func openFollower(t *testing.T) (n *Node, other Peer) {
 	return n, other
 }
 
-// sendEntries sends a node what follows the first entry, as the other member.
+// sendEntries sends a node the entries after the first one, as the other member.
 func sendEntries(t *testing.T, g *Group, from Peer, term, commit uint64, entries ...*raft.Log) *raft.AppendEntriesResponse {
 	return deliver(t, g, nil, &raft.AppendEntriesRequest{
 		RPCHeader: headerOf(from), Term: term, PrevLogEntry: 1, PrevLogTerm: 1, Entries: entries, LeaderCommitIndex: commit,
@@ -87,8 +87,8 @@ func deliver(t *testing.T, g *Group, body io.Reader, message any) any {
 	return a.Response
 }
 
-// TestLateSnapshot: a snapshot that comes from an earlier leader, or once more, drops nothing of
-// what has been acknowledged since.
+// TestLateSnapshot: a snapshot that comes from an earlier leader, or once more, drops no later
+// entry that was acknowledged.
 func TestLateSnapshot(t *testing.T) {
 	n, other := openFollower(t)
 	g := n.Group(0)
@@ -113,8 +113,9 @@ func TestLateSnapshot(t *testing.T) {
 	require.EqualValues(t, 4, last)
 }
 
-// TestEntriesBehindSnapshot: a node whose log begins behind its snapshot, with what an earlier
-// leader has decided, takes what another one has decided instead, if that follows the same entry.
+// TestEntriesBehindSnapshot: the log of a node begins behind its snapshot, with entries of an
+// earlier leader. The node takes the entries of another one in their place, if they follow the same
+// entry.
 func TestEntriesBehindSnapshot(t *testing.T) {
 	n, other := openFollower(t)
 	g := n.Group(0)
@@ -269,12 +270,12 @@ func TestVotesOutliveConnections(t *testing.T) {
 	require.Equal(t, 1, tries, "a node that cannot be dialed")
 }
 
-// noStream dials nobody.
+// noStream fails each dial.
 type noStream struct{ raft.StreamLayer }
 
 func (noStream) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) { return nil, errBroken }
 
-// dialer calls a function when a connection is to be dialed.
+// dialer calls a function before it dials.
 type dialer struct {
 	noStream
 	dialed func() error
@@ -285,7 +286,7 @@ func (dialer) Accept() (net.Conn, error)                                  { retu
 func (dialer) Addr() net.Addr                                             { return &net.TCPAddr{} }
 func (dialer) Close() error                                               { return nil }
 
-// TestOfferEndsWithTheTerm: the offer to lead may have been handled though nobody has said so. It
+// TestOfferEndsWithTheTerm: the offer to lead may have been handled although no answer has come. It
 // is not repeated when another term has begun.
 func TestOfferEndsWithTheTerm(t *testing.T) {
 	for _, stays := range []bool{true, false} {

@@ -22,7 +22,8 @@ type Bounds struct {
 	// Queued is the number of bytes of answers waiting to be written above which a connection is
 	// not read. If nothing can be written for a Timeout, the connection ends.
 	Queued int
-	// Idle is the time after which a connection ends that brings nothing and waits for no answer.
+	// Idle is the longest time of a connection without traffic and without a pending answer; then
+	// it ends.
 	Idle time.Duration
 }
 

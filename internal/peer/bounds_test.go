@@ -182,8 +182,8 @@ func TestIdleConnection(t *testing.T) {
 	})
 }
 
-// TestBoundOfConnections: who comes when there are as many as may be is told so, before it has said
-// anything; and is let in when another one has gone.
+// TestBoundOfConnections: one connection too many is refused, before it has sent anything; and is
+// accepted when another one has ended.
 func TestBoundOfConnections(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)

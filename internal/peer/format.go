@@ -10,7 +10,7 @@ import (
 // its build, and requires others to know the one that its cluster has risen to. Both sides of a
 // connection send both numbers, so that neither sends data that the other does not know.
 
-// Formats are what a node says of its build, and of its cluster.
+// Formats are the formats of a node's build, and of its cluster.
 type Formats struct {
 	Newest int // of its build
 	Least  int // required of the others: data from the node may be of this format

@@ -48,8 +48,8 @@ func TestFormatsAreTold(t *testing.T) {
 	})
 }
 
-// TestProgramsAreForgotten: a Node that serves programs, of which each has a new ID, keeps nothing
-// of those whose connections have ended.
+// TestProgramsAreForgotten: a Node serves programs, each with a new ID, and keeps nothing when
+// their connections have ended.
 func TestProgramsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -130,7 +130,7 @@ func TestRequire(t *testing.T) {
 		_, err = d.Group(0).Dial(at("a").RaftAddress(), time.Second)
 		require.ErrorContains(t, err, "format 6: short write")
 
-		// Introductions raise nobody.
+		// Introductions raise no format.
 		e := nw.formatted(t, "e", Formats{6, 5})
 		_, err = e.Introduce(t.Context(), at("a"), 1, nil)
 		require.NoError(t, err)

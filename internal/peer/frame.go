@@ -19,7 +19,7 @@ const (
 	frameRequest byte = 1 + iota // code is the kind of the call
 	frameReply                   // answers the request of that number
 	frameFail                    // answers too; code and body make a RemoteError
-	frameCancel                  // nobody waits for a reply any more
+	frameCancel                  // the caller has given up
 	framePing                    // is answered by framePong, number zero
 	framePong
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// script is a connection from which its content is read, and which ignores writes.
+// script is a connection with fixed content for its reader; it ignores writes.
 type script struct {
 	net.Conn
 	mu     sync.Mutex
@@ -55,7 +55,7 @@ func ended(t *testing.T, s *stream) {
 	require.True(t, s.conn.(*script).closed)
 }
 
-// FuzzServer: whatever a caller sends, requests arrive in the order of their numbers, each is
+// FuzzServer: for any bytes of a caller, requests arrive in the order of their numbers, each is
 // canceled at most once, and the connection ends.
 func FuzzServer(f *testing.F) {
 	f.Add(appendFrame(nil, frameRequest, 7, 1, []byte("body")))
@@ -96,7 +96,7 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// FuzzClient: whatever a called node answers, each pending call ends: with the reply, or an error
+// FuzzClient: for any answer of a called node, each pending call ends: with the reply, or an error
 // of this package.
 func FuzzClient(f *testing.F) {
 	f.Add(appendFrame(appendFrame(nil, frameReply, 0, 2, []byte("reply")), frameFail, 9, 1, []byte("text")))

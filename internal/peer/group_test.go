@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fsm sends what it applies to a channel.
+// fsm sends the applied entries to a channel.
 type fsm struct{ applied chan string }
 
 func (f fsm) Apply(l *raft.Log) any {
@@ -123,7 +123,7 @@ func TestCloseOfGroupEndsAccept(t *testing.T) {
 		require.NoError(t, g.Close())
 		require.ErrorIs(t, <-ended, net.ErrClosed)
 
-		// A connection that nobody accepts is closed.
+		// A connection without an Accept is closed.
 		dialed, err := a.Group(0).Dial(at("b").RaftAddress(), 0)
 		require.NoError(t, err)
 		defer dialed.Close()

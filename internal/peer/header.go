@@ -57,7 +57,7 @@ type header struct {
 // ofGroup reports whether a connection of this use belongs to a group.
 func ofGroup(use byte) bool { return use == useRaft || use == useFiles }
 
-// errHeader says that the dialer does not speak this protocol at all.
+// errHeader says that the dialer uses another protocol.
 var errHeader = errors.New("peer: not a header")
 
 func encodeHeader(h header) []byte {

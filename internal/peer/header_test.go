@@ -155,7 +155,7 @@ func TestOtherServerAnswers(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				_, _ = c.Write([]byte(banner)) // nobody may read all of it
+				_, _ = c.Write([]byte(banner)) // no reader may take all of it
 				_ = c.Close()
 			}()
 			_, err := nw.node(t, "a"+name, nil).Introduce(t.Context(), at(name), 1, nil)
@@ -211,8 +211,7 @@ func TestTargetAddress(t *testing.T) {
 	}
 }
 
-// A dialer that does not speak the protocol gets no answer, and one that sends nothing is not
-// waited for.
+// A dialer with another protocol gets no answer, and one that sends nothing is not waited for.
 func TestGarbageInsteadOfHeader(t *testing.T) {
 	for name, garbage := range map[string]string{
 		"another protocol":       "GET / HTTP/1.1\r\n\r\n",

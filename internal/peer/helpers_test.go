@@ -91,7 +91,8 @@ func (nw *network) dial(ctx context.Context, addr string) (net.Conn, error) {
 // testCluster is the cluster of all nodes.
 var testCluster = ID{'c'}
 
-// identityOf is that of the node with a name, whose directory has an ID that follows from it.
+// identityOf is the identity of the node with a name; the ID of its directory follows from the
+// name.
 func identityOf(name string) Identity {
 	id := ID{'i'}
 	copy(id[1:], name)

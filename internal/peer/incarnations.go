@@ -27,8 +27,8 @@ type Incarnations struct {
 	Birth uint64   // first incarnation of the process that has the directory open; 0: not sent
 }
 
-// said is what a node says of its incarnations. Its birth is the last one but one, and the first
-// one still stands for those before.
+// said returns the incarnations as a node sends them. Its birth is the last one but one, and the
+// first one still stands for those before.
 func (l Incarnations) said() []uint64 {
 	if l.Birth == 0 {
 		return l.All
@@ -77,8 +77,9 @@ func (n *Node) ownIncarnations() []uint64 {
 // try again.
 var ErrEarly = errors.New("peer: not known yet")
 
-// checkIncarnations lets this node know the incarnations of the other side of a connection. A node
-// that is introduced may be anybody, and a node without an incarnation says nothing.
+// checkIncarnations passes the incarnations of the other side of a connection to
+// Config.CheckIncarnations. A node that is introduced may be anybody, and a node without an
+// incarnation says nothing.
 func (n *Node) checkIncarnations(ctx context.Context, c *conn, use byte, other Identity, incarnations Incarnations) error {
 	if use == useIntroduction || len(incarnations.All) == 0 {
 		return nil
@@ -171,7 +172,7 @@ func (n *Node) Admitted(id ID) uint64 {
 }
 
 // precedes reports whether the other side of a connection is a process with a directory that began
-// before the admitted one. A build that does not send its first incarnation does not count.
+// before the admitted one. The other side of a connection without incarnations does not count.
 // REQUIRES: mu is held.
 func (n *Node) precedes(c *conn, id ID) bool {
 	return c.use != useIntroduction && c.other == id && c.incarnations.Birth != 0 && c.incarnations.Birth < n.admitted[id]

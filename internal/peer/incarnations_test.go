@@ -17,8 +17,8 @@ import (
 	"codeq/internal/base"
 )
 
-// living starts a Node that says incarnations, and notes with whom it meets. It refuses those who
-// say 666.
+// living starts a Node that sends incarnations, and notes the nodes that it meets. It refuses
+// incarnation 666.
 func (nw *network) living(t *testing.T, name string, incarnations ...uint64) (n *Node, met *[]string) {
 	met = new([]string)
 	n = New(Config{
@@ -42,8 +42,8 @@ func (nw *network) living(t *testing.T, name string, incarnations ...uint64) (n 
 }
 
 // TestIncarnationsAreSaid: both sides of each connection between members know the incarnations of
-// the other before the connection is used, whatever it is for; strangers and nodes without
-// incarnations are not.
+// the other before the connection is used, for any use; those of strangers, and of nodes without
+// any, are not checked.
 func TestIncarnationsAreSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -99,8 +99,9 @@ func TestGreetingGivesUp(t *testing.T) {
 	})
 }
 
-// TestOldCopyIsRefused: a node whose directory is an older copy gets no connection in either
-// direction, and is told why. What cannot be noted refuses nobody for good.
+// TestOldCopyIsRefused: a node with an older copy of its directory gets no connection in either
+// direction, and the reason. If an incarnation cannot be noted, the node is refused for the moment
+// only.
 func TestOldCopyIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nw := newNetwork()
@@ -145,7 +146,7 @@ func TestOldCopyIsRefused(t *testing.T) {
 	})
 }
 
-// TestBirthsAreSaid: the incarnation in which a process began is said between the others.
+// TestBirthsAreSaid: the first incarnation of a process is sent between the others.
 func TestBirthsAreSaid(t *testing.T) {
 	for _, l := range []Incarnations{{[]uint64{0, 5}, 5}, {[]uint64{5}, 5}, {[]uint64{7}, 5}, {[]uint64{5, 7}, 5}, {[]uint64{1, 2, 3, 9}, 2}} {
 		said := l.said()

@@ -25,8 +25,7 @@ const (
 	trafficLarge          // requests of largeBody and more
 )
 
-// largeBody is the size, in bytes, from which requests have a lane of their own: other ones pass
-// them.
+// largeBody is the least size, in bytes, of requests in a lane of their own: other ones pass them.
 const largeBody = 256 << 10
 
 // link is the state of a lane that was used. Guarded by Node.mu.

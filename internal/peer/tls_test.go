@@ -68,7 +68,8 @@ func TestMutualTLS(t *testing.T) {
 	requireNotSent(t, err)
 }
 
-// TestTLSBesideNone: a node that uses TLS, and one that does not, both say so, whoever dials.
+// TestTLSBesideNone: a node that uses TLS, and one that does not, both report that, in either
+// direction.
 func TestTLSBesideNone(t *testing.T) {
 	ca := testbase.NewAuthority(t)
 	secure, at := tlsNode(t, "secure", ca.Config(t, ca))
@@ -91,8 +92,8 @@ func TestTLSBesideNone(t *testing.T) {
 	require.True(t, ok, "%v", err)
 }
 
-// TestBadHandshakesAreCounted: connections that are not TLS, or of a stranger, or of nobody, are a
-// few lines in the log; one that says nothing does not keep Close waiting.
+// TestBadHandshakesAreCounted: connections that are not TLS, or of a stranger, or end at once, are
+// a few lines in the log; a silent one does not keep Close waiting.
 func TestBadHandshakesAreCounted(t *testing.T) {
 	ours, theirs := testbase.NewAuthority(t), testbase.NewAuthority(t)
 	nameless := ours.Config(t, ours)
@@ -129,8 +130,8 @@ func TestBadHandshakesAreCounted(t *testing.T) {
 	require.LessOrEqual(t, strings.Count(log.String(), "\n"), logFull+1+attempts/10) // a slow run takes several intervals
 }
 
-// TestTLSWithoutAnswer: what earlier builds do that use TLS, and are dialed without: they close the
-// connection, or send an alert.
+// TestTLSWithoutAnswer: programs that use TLS, and are dialed without, may close the connection, or
+// send an alert.
 func TestTLSWithoutAnswer(t *testing.T) {
 	for _, answer := range []string{"", "\x15\x03\x01\x00\x02\x02\x0a"} {
 		_, err := readAnswer(strings.NewReader(answer))

@@ -16,7 +16,7 @@ type Allocator struct {
 	limits    Limits
 	shards    []shardGrant
 	unknown   int       // shards that have not answered
-	last      time.Time // the rate has let a task pass, as far as shards have answered
+	last      time.Time // time of the last lease under the rate, as far as shards have answered
 	places    uint64    // number of places in the line assigned so far
 	tokens    tokenBucket
 	decisions []Decision // memory for the next Allot

@@ -40,7 +40,7 @@ type shard struct {
 	old     []*leader // earlier leaders that do not know that another one leads
 }
 
-// leader decides what a shard does. Only the last leader of the shard can commit and answer.
+// leader decides for a shard. Only the last leader of the shard can commit and answer.
 type leader struct {
 	w       *cluster
 	shard   *shard
@@ -267,7 +267,7 @@ func (l *leader) end() {
 	}
 }
 
-// commit stores what has been decided, and then sends answers and reports.
+// commit stores the decisions, and then sends answers and reports.
 func (l *leader) commit() {
 	s := l.shard
 	if l.isOver() && l.group {
@@ -405,7 +405,7 @@ func (l *leader) answered() {
 	l.serve()
 }
 
-// allot sends what the allocator decides.
+// allot sends the decisions of the allocator.
 func (w *cluster) allot() {
 	o := w.allocator
 	o.wake = 0

@@ -17,8 +17,8 @@
 //   - a shard accepts permits only in the answer to its last report. Each report makes the answers
 //     to earlier ones invalid;
 //   - the leader of a shard, and the node with the allocator, answer only after a majority has
-//     confirmed that they still lead. So a new allocator that has asked a shard knows of everything
-//     that earlier allocators have granted there: after its answer, the shard does not accept their
+//     confirmed that they still lead. So a new allocator that has asked a shard knows all
+//     grants of earlier allocators there: after its answer, the shard does not accept their
 //     grants any more, and earlier leaders of the shard do not lead any more.
 //
 // A new leader of a shard has as many permits as there are leases in its store; the allocator gets

@@ -37,7 +37,7 @@ func (h *Holder) Set(l Limits) {
 	h.open, h.sure = false, false
 }
 
-// Unused returns how many permits there are to begin leases with.
+// Unused returns the number of permits for new leases.
 func (h *Holder) Unused() int { return h.unused }
 
 // Enter uses a permit for a lease. REQUIRES: Unused() > 0.

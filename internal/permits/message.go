@@ -25,7 +25,7 @@ type Report struct {
 	Unused int
 	Spent  uint64 // in the epoch
 
-	// Idle is how long ago the rate has let the last task pass; only in an answer to a question.
+	// Idle is the time since the last lease under the rate; only in an answer to a question.
 	Idle time.Duration
 }
 
@@ -65,7 +65,7 @@ func readCount(r *wire.Reader) int {
 	return n
 }
 
-// AppendQuestion appends what a new allocator sends to a shard: a queue and its settings.
+// AppendQuestion appends the question of a new allocator to a shard: a queue and its settings.
 func AppendQuestion(dst []byte, queue string, settings []byte) []byte {
 	return wire.AppendBytes(wire.AppendBytes(dst, queue), settings)
 }
@@ -94,7 +94,7 @@ type Request struct {
 	Want int
 	Wait bool // the answer may wait until a permit can be granted: the last one was that there is none
 
-	// What the shard would lease first; 0: not known.
+	// The next lease of the shard; 0: not known.
 	Rank  uint64 // of its priority
 	Share uint64 // of the tenants that have tasks of this priority there
 }

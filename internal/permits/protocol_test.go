@@ -135,7 +135,7 @@ func (w *cluster) endFaults() {
 	}
 }
 
-// round gives all parts the time to do what is due.
+// round gives all parts the time for their due work.
 func (w *cluster) round() {
 	for _, s := range w.shards {
 		s.leader.serve()

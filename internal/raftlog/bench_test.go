@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// BenchmarkStoreLogs lets each group store entry after entry of 16 KiB and truncate its log now and
+// BenchmarkStoreLogs: each group stores entry after entry of 16 KiB and truncates its log now and
 // then, as snapshots do: Pebble in one store, bbolt in a file for each group. Without a sync, bbolt
 // has only one level: it writes pages with write(2).
 func BenchmarkStoreLogs(b *testing.B) {
@@ -90,9 +90,9 @@ func BenchmarkStoreLogs(b *testing.B) {
 	}
 }
 
-// BenchmarkTruncation lets groups append in turn while they keep a tail of their logs. It reports
-// the largest size of the directory relative to what is kept, and what was written to tables
-// relative to what was appended.
+// BenchmarkTruncation: groups append in turn, and keep a tail of their logs. It reports the largest
+// size of the directory relative to the kept entries, and the bytes written to tables relative to
+// the appended ones.
 func BenchmarkTruncation(b *testing.B) {
 	const (
 		entryBytes = 16 << 10

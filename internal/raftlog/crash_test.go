@@ -20,8 +20,8 @@ import (
 )
 
 // hookFS calls before ahead of each creation, write and sync of a log of Pebble; its error becomes
-// the error of the operation. It locks nothing, so that a store whose process has "died" need not
-// be closed.
+// the error of the operation. It locks nothing, so that a store need not be closed when its process
+// has "died".
 type hookFS struct {
 	vfs.FS
 	before func(op string) error
@@ -143,8 +143,8 @@ func TestCrash(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		sync    Sync
-		percent []int // of what is not synced that survives, one of these
-		keeps   bool  // what was acknowledged
+		percent []int // of the bytes without a sync that survive, one of these
+		keeps   bool  // the acknowledged entries
 	}{
 		{"disk, power loss", SyncDisk, []int{0, 30, 70, 100}, true},
 		{"process, kill", SyncProcess, []int{100}, true},
@@ -271,8 +271,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestSyncToDisk: while it is on, what was stored survives a power loss, with all that was stored
-// before, at any level.
+// TestSyncToDisk: while it is on, stored entries survive a power loss, with all entries before
+// them, at any level.
 func TestSyncToDisk(t *testing.T) {
 	for _, sync := range []Sync{SyncDisk, SyncProcess, SyncNone} {
 		disk := crashfs.New()

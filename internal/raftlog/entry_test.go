@@ -89,8 +89,8 @@ func withChecksum(t *testing.T, group uint32, index uint64, rest string) []byte 
 	return append([]byte{byte(sum), byte(sum >> 8), byte(sum >> 16), byte(sum >> 24)}, b...)
 }
 
-// FuzzDecode gives the decoder any bytes with a right checksum: it must not panic, and what it
-// accepts must decode to the same again from its encoding.
+// FuzzDecode gives the decoder any bytes with a right checksum: it must not panic, and an accepted
+// entry must decode to the same again from its encoding.
 func FuzzDecode(f *testing.F) {
 	for _, log := range []raft.Log{
 		{},

@@ -6,7 +6,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// largeData is the length of data from which a command is large: see GetHead.
+// largeData is the least length of data of a large command: see GetHead.
 const largeData = 4 << 10
 
 func isLarge(l *raft.Log) bool { return l.Type == raft.LogCommand && len(l.Data) >= largeData }

@@ -44,7 +44,7 @@ func entries(term, from, through uint64) (logs []*raft.Log) {
 	return logs
 }
 
-// mixed returns entries of which every second one is a large command.
+// mixed returns entries; every second one is a large command.
 func mixed(term, from, through uint64) []*raft.Log {
 	logs := entries(term, from, through)
 	for _, l := range logs {
@@ -55,7 +55,7 @@ func mixed(term, from, through uint64) []*raft.Log {
 	return logs
 }
 
-// requireHead checks what is told of an entry without its data, if it is large.
+// requireHead checks the head of an entry, which has no data if the entry is large.
 func requireHead(t testing.TB, g *Group, want *raft.Log) {
 	t.Helper()
 	var l raft.Log
@@ -394,8 +394,8 @@ func TestHeadsAreReadOnce(t *testing.T) {
 	requireHead(t, g, mixed(2, 6, 6)[0])
 }
 
-// TestRecentHoldsWhatFits: an entry is removed only for lack of room, and of the group that holds
-// most: groups at work share what an idle one had.
+// TestRecentHoldsWhatFits: an entry is removed only for lack of room, from the group that holds
+// most: busy groups share the room of an idle one.
 func TestRecentHoldsWhatFits(t *testing.T) {
 	entry := func(i int) []*raft.Log { return []*raft.Log{{Index: uint64(i), Data: make([]byte, 100)}} }
 	s := open(t, crashfs.New(), Options{CacheBytes: 6 * cost(entry(1)[0])})
@@ -428,7 +428,7 @@ func TestRecentHoldsWhatFits(t *testing.T) {
 	require.Equal(t, 2*cost(entry(1)[0]), s.recent.Load())
 }
 
-// TestBlockCacheIsSmall: what was read of the log does not stay in memory, beside memtables.
+// TestBlockCacheIsSmall: entries that were read do not stay in memory, beside memtables.
 func TestBlockCacheIsSmall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes 80 MB")

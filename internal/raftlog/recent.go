@@ -7,9 +7,8 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// recent holds the newest entries of a log, so that replication does not read from Pebble what was
-// just stored. Its entries share Data and Extensions with those that Raft stored: nobody changes
-// these.
+// recent holds the newest entries of a log, so that replication does not read new entries from
+// Pebble. Its entries share Data and Extensions with those that Raft stored, which do not change.
 //
 // Invariant: the indexes of the entries are consecutive. Group.mu guards all but bytes, which is
 // changed with Group.mu held.

@@ -139,8 +139,8 @@ func boltError(err error) error {
 	return err
 }
 
-// stableGroup is the part of a store whose keys begin with the group, 4 bytes big-endian. A value
-// that is missing is empty, or 0.
+// stableGroup is the part of a store for one group: its keys begin with the group, 4 bytes
+// big-endian. A value that is missing is empty, or 0.
 type stableGroup struct {
 	stable *stable
 	number uint32

@@ -13,7 +13,7 @@ import (
 // Checkpoint is the files of the newest snapshot, which do not change while the store goes on.
 type Checkpoint struct {
 	Meta     *raft.SnapshotMeta
-	Manifest []byte // the content with which Raft installs the snapshot on the receiver
+	Manifest []byte // the content of the snapshot that Raft installs on the receiver
 	Size     int64  // of the files together
 
 	store *Store

@@ -14,15 +14,15 @@ import (
 	"codeq/internal/crashfs"
 )
 
-// crasher is a file system that keeps what a power loss may leave before each operation that
+// crasher is a file system that takes an image, as of a power loss, before each operation that
 // changes it.
 type crasher struct {
 	mem *crashfs.Disk
-	fs  vfs.FS // what the subject uses
+	fs  vfs.FS // the file system of the subject
 
 	mu     sync.Mutex // the operations of Pebble's goroutines are among those counted
 	on     bool
-	acked  uint64 // index of the newest snapshot whose Close has returned
+	acked  uint64 // index of the newest snapshot after its Close has returned
 	next   uint64 // index of the snapshot that may be published
 	images []image
 }
@@ -76,7 +76,7 @@ func (c *crasher) snapshot(index uint64, f func()) {
 }
 
 // check opens every image and checks that metadata and state belong together, and that neither is
-// older than what was acknowledged.
+// older than the last acknowledgement.
 func (c *crasher) check(t *testing.T) {
 	t.Helper()
 	for _, i := range c.end() {

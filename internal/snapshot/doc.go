@@ -9,7 +9,7 @@
 //     after that.
 //   - Sending: [Store.Checkpoint] makes a checkpoint of the store, out of hard links. Its files
 //     travel on a connection of their own ([Transfer], [Store.Receive]), before Raft sends
-//     the snapshot, whose content is the manifest of the files. So Raft waits for no files, neither
+//     the snapshot: its content is the manifest of the files. So Raft waits for no files, neither
 //     where they are read nor where they are stored, and a connection that breaks is continued by
 //     the next one.
 //   - Receiving: the files go into a new directory, which is durable when all have arrived. The

@@ -82,7 +82,7 @@ func seal(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// FuzzManifest: what is accepted has no other encoding.
+// FuzzManifest: an accepted manifest has no other encoding.
 func FuzzManifest(f *testing.F) {
 	good := encode(30, file{"a", 10}, file{"b", 0}, file{"c", 20})
 	f.Add(good)

@@ -31,7 +31,7 @@ type member struct {
 }
 
 func (m *member) Apply(l *raft.Log) any {
-	m.shard.apply(m.t, l.Index) // it skips what it has
+	m.shard.apply(m.t, l.Index) // it skips entries that it has
 	return nil
 }
 
@@ -100,7 +100,7 @@ func (f fileTransport) InstallSnapshot(
 	return f.InmemTransport.InstallSnapshot(id, to, &message, resp, bytes.NewReader(c.Manifest))
 }
 
-// openGate lets everything through.
+// openGate admits everything.
 var openGate = Gate{
 	Admit: func(Offered) (bool, error) { return false, nil },
 	Room:  func(int64) error { return nil },

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// shard is a Pebble store without a log whose state is a function of its applied index: apply(n)
+// shard is a Pebble store without a log. Its state is a function of its applied index: apply(n)
 // puts it into state n.
 type shard struct {
 	mu sync.RWMutex // held for writing while db changes
@@ -69,8 +69,8 @@ func (s *shard) Checkpoint(dir string) error {
 	return s.db.Checkpoint(dir)
 }
 
-// step does what the entry with this index does: it writes a key once, removes earlier ones by
-// SINGLEDEL and by range, and overwrites one.
+// step applies the entry with this index: it writes a key once, removes earlier ones by SINGLEDEL
+// and by range, and overwrites one.
 func step(index uint64, set func(k, v string), singleDelete func(k string), deleteRange func(from, to string)) {
 	set(fmt.Sprintf("once/%06d", index), fmt.Sprint("v", index))
 	set(fmt.Sprintf("range/%06d", index), fmt.Sprint("v", index))
@@ -193,7 +193,7 @@ func (n *node) live() Live {
 	return n.shard
 }
 
-// swap swaps in what is installed, and opens the shard if it is not open.
+// swap swaps in the installed state, and opens the shard if it is not open.
 func (n *node) swap(t testing.TB) {
 	t.Helper()
 	n.mu.Lock()
@@ -258,7 +258,7 @@ func (n *node) checkpoint(t testing.TB) *Checkpoint {
 	return c
 }
 
-// receive takes what is not there yet of the files of a checkpoint.
+// receive takes the missing bytes of the files of a checkpoint.
 func (n *node) receive(t testing.TB, c *Checkpoint) error {
 	t.Helper()
 	a, err := n.store.receive(c.Manifest, time.Minute)

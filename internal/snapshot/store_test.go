@@ -116,8 +116,8 @@ func TestInstalledSurvivesARestart(t *testing.T) {
 	require.Equal(t, []string{recordName}, again.files(t))
 }
 
-// TestReceived: what is to take the place of the live store is found without changing anything,
-// until it has.
+// TestReceived: the state that will replace the live store is found, without a change, until it has
+// replaced it.
 func TestReceived(t *testing.T) {
 	received := func(fs vfs.FS) string {
 		t.Helper()
@@ -226,8 +226,7 @@ func TestRefusedInstallLeavesNothing(t *testing.T) {
 	}
 }
 
-// Raft installs nothing of which a part is missing, and a sink that is not closed publishes
-// nothing.
+// Raft installs nothing that lacks a part, and a sink that is not closed publishes nothing.
 func TestIncompleteFilesAreNotInstalled(t *testing.T) {
 	c := source(t, 100, 100).checkpoint(t)
 	to := openNode(t, crashfs.New())
@@ -289,7 +288,7 @@ func TestOlderSnapshotIsRefused(t *testing.T) {
 	require.Equal(t, uint64(60), n.newest(t).Index)
 	require.Equal(t, []string{recordName}, n.files(t))
 
-	// The leader repeats what it got no answer for.
+	// The leader repeats an install without an answer.
 	_, err = n.install(t, 100, c)
 	require.NoError(t, err)
 	_, err = n.install(t, 100, c)

@@ -21,7 +21,7 @@ import (
 	"codeq/internal/testbase"
 )
 
-// A transfer of these files takes several pieces, of which some are of two files.
+// A transfer of these files takes several pieces; some hold parts of two files.
 var someFiles = []file{{"000001.sst", 3*pieceBytes/2 + 1}, {"000002.sst", 0}, {"000003.sst", pieceBytes}, {"MANIFEST", 1}}
 
 const someBytes = 5*pieceBytes/2 + 2
@@ -178,7 +178,7 @@ func TestTransferIsResumed(t *testing.T) {
 	}
 }
 
-// TestFilesOfOneCheckpoint: what has arrived of a checkpoint is removed when another one comes.
+// TestFilesOfOneCheckpoint: the received bytes of a checkpoint are removed when another one comes.
 func TestFilesOfOneCheckpoint(t *testing.T) {
 	s := emptyStore(t)
 	_, received := send(someCheckpoint(t, 1), s, &link{breaks: 2 * pieceBytes}, openGate)
@@ -229,7 +229,7 @@ func TestTransferLastsWhileItMoves(t *testing.T) {
 		require.Error(t, sent)
 		require.Less(t, time.Since(begun), 40*time.Second)
 
-		here, there := net.Pipe() // nobody receives
+		here, there := net.Pipe() // there is no receiver
 		defer there.Close()
 		begun = time.Now()
 		err := c.Transfer(here, testTimeout).Offer(3)
@@ -238,7 +238,7 @@ func TestTransferLastsWhileItMoves(t *testing.T) {
 	})
 }
 
-// TestGate: what a node does not want is refused, with the reason, and not kept.
+// TestGate: files that a node does not want are refused, with the reason, and not kept.
 func TestGate(t *testing.T) {
 	full := errors.New("the disk is full")
 	c := someCheckpoint(t, 1)
@@ -280,8 +280,8 @@ func TestGate(t *testing.T) {
 	require.Empty(t, names(t, s))
 }
 
-// TestConnectionIsReplaced: of two connections with the same files the latest counts. What the
-// other one still brings is not stored, and it removes nothing.
+// TestConnectionIsReplaced: of two connections with the same files the latest counts. Later bytes
+// of the other one are not stored, and it removes nothing.
 func TestConnectionIsReplaced(t *testing.T) {
 	c, s := someCheckpoint(t, 1), emptyStore(t)
 	first, err := s.receive(c.Manifest, time.Minute)
@@ -301,7 +301,7 @@ func TestConnectionIsReplaced(t *testing.T) {
 	require.Empty(t, names(t, s))
 }
 
-// TestDiskFailsUnderTransfer: what could not be stored is removed.
+// TestDiskFailsUnderTransfer: files that could not be stored are removed.
 func TestDiskFailsUnderTransfer(t *testing.T) {
 	c, s := someCheckpoint(t, 1), emptyStore(t)
 	s.fs = failingFS{s.fs, "000003.sst"}
@@ -324,7 +324,7 @@ func (fs failingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, erro
 	return fs.FS.Create(name, c)
 }
 
-// FuzzReceive: whatever comes is refused, or stored, and takes no more memory than has come.
+// FuzzReceive: any bytes are refused, or stored, and take no more memory than their number.
 func FuzzReceive(f *testing.F) {
 	c := encode(3, file{"a", 3})
 	offer := append([]byte{byte(len(c)), 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0}, c...)
@@ -391,7 +391,7 @@ func (f failingFile) Sync() error {
 }
 
 // TestFilesOfADiskThatFailsAreNotContinued: when a disk hangs and then fails, the sender notices
-// that it hangs: it offers the files again before what has arrived is removed.
+// that it hangs: it offers the files again before the received bytes are removed.
 func TestFilesOfADiskThatFailsAreNotContinued(t *testing.T) {
 	fs := &failingSync{FS: crashfs.New()}
 	s, err := Open(fs, "raft", nil, slog.New(slog.DiscardHandler))
