@@ -8,8 +8,9 @@ import (
 	"codeq/internal/guard"
 )
 
-// Latest reports the latest value by an Errand: the first change at once, then at most one report in
-// each interval, until it is closed. Values between may be left out. It is safe for concurrent use.
+// Latest reports the latest value by an Errand: the first change at once, then at most one report
+// in each interval, until it is closed. Values between may be left out. It is safe for concurrent
+// use.
 type Latest[T any] struct {
 	every time.Duration
 	tell  func(*T)
